@@ -123,6 +123,18 @@ ERNIE = {**SIX, "num_hidden_layers": 4, "moe_num_experts": 6, "moe_k": 3,
          "moe_intermediate_size": 40, "moe_num_shared_experts": 2, "use_bias": False,
          "moe_layer_start_index": 1, "tie_word_embeddings": True}  # fmt: skip
 
+GRANITE = {"embedding_multiplier": 5.5, "residual_multiplier": 0.3, "logits_scaling": 3.0,
+           "attention_multiplier": 0.17}  # fmt: skip
+VISION_OF_QWEN = {
+    "text_config": {**WIDE, **rope(mrope_section=[4, 4, 4], mrope_interleaved=True)},
+    "vision_config": {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2,
+                      "out_hidden_size": 72, "patch_size": 4, "spatial_merge_size": 1,
+                      "temporal_patch_size": 1, "num_position_embeddings": 16,
+                      "deepstack_visual_indexes": [0]},
+    "image_token_id": 60, "video_token_id": 61, "vision_start_token_id": 62,
+    "vision_end_token_id": 63, "tie_word_embeddings": False,
+}  # fmt: skip
+
 # fmt: off
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-dynamic": ("llama", {**WIDE, **rope("dynamic", factor=3.0)}),
@@ -299,6 +311,65 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
          "norm_topk_prob": False, "n_shared_experts": 2, "first_k_dense_replace": 2,
          "tie_word_embeddings": True},
     ),
+    "seed_oss": ("seed_oss", WIDE),
+    "seed_oss-bias": ("seed_oss", {**WIDE, "attention_bias": False, "attention_out_bias": True,
+                                   "mlp_bias": True, "tie_word_embeddings": True}),
+    "ernie4_5": ("ernie4_5", WIDE),
+    "ernie4_5-bias": ("ernie4_5", {**WIDE, "use_bias": True, "tie_word_embeddings": True}),
+    "cwm": ("cwm", {**WIDE, "num_hidden_layers": 5, "sliding_window": 7,
+                    **rope("llama3", **LLAMA3)}),
+    "helium": ("helium", {**SIX, "head_dim": 12}),
+    "internlm3": ("internlm3", {**WIDE, "attention_bias": True, "mlp_bias": True}),
+    "internlm3-plain": ("internlm3", {**WIDE, "tie_word_embeddings": True}),
+    "qwen3_vl": ("qwen3_vl", VISION_OF_QWEN),
+    "cohere": ("cohere", {**SIX, "logit_scale": 0.3, "tie_word_embeddings": True}),
+    "cohere2": ("cohere2", {**WIDE, "num_hidden_layers": 4, "sliding_window": 7,
+                            "logit_scale": 0.3, "tie_word_embeddings": True}),
+    "nemotron": ("nemotron", {**SIX, "head_dim": 12, **rope(partial_rotary_factor=0.5)}),
+    "nemotron-bias": ("nemotron", {**SIX, "head_dim": 12, "attention_bias": True,
+                                   "mlp_bias": True, **rope(partial_rotary_factor=0.5)}),
+    "jais2": ("jais2", WIDE),
+    "arcee": ("arcee", WIDE),
+    "arcee-bias": ("arcee", {**WIDE, "mlp_bias": True, "attention_bias": True}),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {**SIX, **GRANITE, "layer_types": ["full_attention"] * 2, "num_local_experts": 0,
+         "shared_intermediate_size": 96, "position_embedding_type": "rope",
+         "tie_word_embeddings": True, "mamba_n_heads": 4, "mamba_d_head": 36},
+    ),
+    "granitemoehybrid-nope": (
+        "granitemoehybrid",
+        {**SIX, **GRANITE, "layer_types": ["full_attention"] * 2, "num_local_experts": 0,
+         "shared_intermediate_size": 96, "mamba_n_heads": 4, "mamba_d_head": 36},
+    ),
+    "granitemoeshared": (
+        "granitemoeshared", {**LOCAL, **GRANITE, "shared_intermediate_size": 56},
+    ),
+    "hyperclovax": ("hyperclovax", {**WIDE, **GRANITE, "logits_scaling": 0.5}),
+    "hyperclovax-plain": ("hyperclovax", {**WIDE, **GRANITE, "use_post_norm": False,
+                                          "tie_word_embeddings": True}),
+    "vaultgemma": (
+        "vaultgemma",
+        {**GEMMA, "num_hidden_layers": 4, "attn_logit_softcapping": 5.0,
+         "final_logit_softcapping": 60.0},
+    ),
+    "qwen3_vl_moe": (
+        "qwen3_vl_moe",
+        {**VISION_OF_QWEN, "text_config": {**VISION_OF_QWEN["text_config"], **MOE}},
+    ),
+    "dots1": ("dots1", {**GLM_MOE, "norm_topk_prob": True, "routed_scaling_factor": 2.0,
+                        "sliding_window": None, **rope()}),
+    "solar_open": ("solar_open", {**GLM_MOE, "first_k_dense_replace": 0, "n_shared_experts": 2,
+                                  "routed_scaling_factor": 1.5, **rope()}),
+    "minimax_m2": ("minimax_m2", {**LOCAL, "head_dim": 24, "num_local_experts": 6,
+                                  **rope(partial_rotary_factor=0.5)}),
+}
+# Keys that transformers saves under other names than the published checkpoints have.
+PUBLISHED = {
+    "internlm3": {"architectures": ["InternLM3ForCausalLM"], "qkv_bias": True, "bias": True,
+                  "attention_bias": None, "mlp_bias": None},
+    "internlm3-plain": {"architectures": ["InternLM3ForCausalLM"], "qkv_bias": False,
+                        "bias": False},
 }
 # Between the last score that is chosen and the next one, as a part of it where it is below 1.
 LEAST_MARGIN = 1e-4
@@ -317,7 +388,7 @@ def main(wanted: str = "") -> int:
         if wanted in name or name not in table:
             config, shapes, logits, chosen = golden(model_type, options)
             largest = float(np.abs(logits).max())
-            table[name] = [config, shapes, largest]
+            table[name] = [config | PUBLISHED.get(name, {}), shapes, largest]
             arrays[name] = made.planes_of(logits, largest)
             arrays |= {f"{name}/{what}": values for what, values in chosen.items()}
             sys.stdout.write(f"{name}: largest logit {largest:.3g}, {len(shapes)} tensors\n")

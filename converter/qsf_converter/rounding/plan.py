@@ -352,15 +352,19 @@ def _rules(
         return family.rules
     routed = next(i for i, kind in enumerate(facts.layer_kinds) if kind.n_experts)
 
-    def is_there(rules: tuple[TensorRule, ...]) -> bool:
+    def is_there(rules: tuple[TensorRule, ...], *, with_shapes: bool) -> bool:
         return all(
             name in by_name
+            and (not with_shapes or by_name[name].shape == rule.source_shape(facts.dims))
             for rule in rules
             if rule.flag is None
             for name in rule.names(routed, facts.dims)
         )
 
-    layout = next(filter(is_there, family.layouts), family.layouts[0])
+    # Two layouts may differ in shapes alone: experts as [out, in] or as [in, out].
+    layouts = [rules for rules in family.layouts if is_there(rules, with_shapes=False)]
+    fitting = (rules for rules in layouts if is_there(rules, with_shapes=True))
+    layout = next(fitting, (layouts or family.layouts)[0])
     return in_file_order((*family.rules, *layout))
 
 

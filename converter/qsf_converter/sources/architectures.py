@@ -14,14 +14,15 @@ from typing import Any, Final
 
 from qsf.errors import QsfConversionError
 from qsf.file.layout import check_header
-from qsf_converter.sources.families import experts, gemma, gpt, llama
+from qsf_converter.sources.families import cohere, experts, gemma, gpt, granite, grouped, llama
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.family import Facts, Family, read_family
 from qsf_converter.sources.metadata import shown
 
 FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family
-    for family in (*llama.FAMILIES, *gemma.FAMILIES, *gpt.FAMILIES, *experts.FAMILIES)
+    for module in (llama, cohere, granite, gemma, gpt, experts, grouped)
+    for family in module.FAMILIES
 }
 _NESTED: Final = {name: family for family in FAMILIES.values() for name in family.nested}
 

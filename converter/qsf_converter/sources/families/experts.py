@@ -12,18 +12,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn, GroupScore, QkNorm
+from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn, QkNorm
 from qsf.file.layout import MAX_CHOSEN, MAX_LAYER_EXPERTS, Activation
 from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, Config
 from qsf_converter.sources.families.family import Draft, Family
 from qsf_converter.sources.families.llama import (
     AT,
     ENDS,
-    GRANITE_DEFAULTS,
     MLP,
+    SENSES,
+    TEXT_PREFIXES,
     Rules,
     gated,
-    granite,
     out,
     pre_norms,
     qk_norms,
@@ -31,10 +31,10 @@ from qsf_converter.sources.families.llama import (
     window_but_every,
     window_of_all,
 )
-from qsf_converter.sources.families.rules import Place, T, TensorRule, Where, ends, layer
+from qsf_converter.sources.families.rules import Place, T, TensorRule, Where, layer
 from qsf_converter.sources.metadata import shown
 
-_SPARSE = f"{AT}block_sparse_moe."
+SPARSE = f"{AT}block_sparse_moe."
 _GATE_AND_UP = ("expert", "expert")
 
 # ---- rules ----
@@ -53,14 +53,15 @@ def _three(gate: str, up: str, down: str, **options: Any) -> Rules:
     )
 
 
-def _one_each(
+def one_each(
     at: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
 ) -> Rules:
+    """A tensor for each matrix of each expert."""
     at = f"{at}experts.{{expert}}."
     return _three(f"{at}{gate}.weight", f"{at}{up}.weight", f"{at}{down}.weight")
 
 
-def _in_one(gate_up: str, down: str) -> Rules:
+def in_one(gate_up: str, down: str) -> Rules:
     """Gate, then up, of all experts in one tensor, down in another."""
     options: dict[str, Any] = {"slices": "experts", "parts": _GATE_AND_UP}
     return (
@@ -70,19 +71,25 @@ def _in_one(gate_up: str, down: str) -> Rules:
     )
 
 
-def _of_gguf() -> Rules:
+def _in_one_transposed(gate_up: str, down: str) -> Rules:
+    return tuple(replace(rule, transposed=True) for rule in in_one(gate_up, down))
+
+
+def of_gguf() -> Rules:
+    """Each matrix of all experts in one tensor, as GGUF files have them."""
     at = f"{MLP}experts."
     names = (f"{at}{name}.weight" for name in ("gate_proj", "up_proj", "down_proj"))
     return _three(*names, slices="experts")
 
 
-def _router(name: str) -> TensorRule:
+def router(name: str) -> TensorRule:
+    """The matrix that scores the experts."""
     return layer(T.EXPERT_ROUTER, name, "experts", "hidden", where=Where.ROUTED)
 
 
-def _bias(name: str, **options: Any) -> TensorRule:
-    """The selection bias."""
-    return layer(T.SELECTION_BIAS, f"{MLP}{name}", "experts", where=Where.ROUTED, **options)
+def selection_bias(name: str, **options: Any) -> TensorRule:
+    """What is added to an expert's score while the experts are chosen."""
+    return layer(T.SELECTION_BIAS, name, "experts", where=Where.ROUTED, **options)
 
 
 def _shared_gate(**options: Any) -> TensorRule:
@@ -90,14 +97,15 @@ def _shared_gate(**options: Any) -> TensorRule:
     return layer(T.SHARED_GATE, name, "hidden", where=Where.ROUTED, **options)
 
 
-_LAYOUTS = (
-    _one_each(MLP),
-    _in_one(f"{MLP}experts.gate_up_proj", f"{MLP}experts.down_proj"),
-    _of_gguf(),
+LAYOUTS = (
+    one_each(MLP),
+    in_one(f"{MLP}experts.gate_up_proj", f"{MLP}experts.down_proj"),
+    of_gguf(),
 )
-_ROUTER = _router(f"{MLP}gate.weight")
-_DENSE = gated(where=Where.DENSE)
-_SHARED = gated(f"{MLP}shared_experts.", "shared", where=Where.ROUTED, flag="shared")
+_TRANSPOSED = _in_one_transposed(f"{MLP}experts.gate_up_proj", f"{MLP}experts.down_proj")
+ROUTER = router(f"{MLP}gate.weight")
+DENSE = gated(where=Where.DENSE)
+SHARED = gated(f"{MLP}shared_experts.", "shared", where=Where.ROUTED, flag="shared")
 
 
 def _of_gpt_oss(gate_up: str, down: str, **options: Any) -> Rules:
@@ -119,7 +127,7 @@ def _gpt_oss_of_gguf() -> Rules:
     at = f"{MLP}experts."
     return (
         layer(T.SINKS, f"{AT}self_attn.sinks.weight", "heads"),
-        *_of_gguf(),
+        *of_gguf(),
         _expert(T.FFN_GATE_BIAS, f"{at}gate_proj.bias", "expert", slices="experts"),
         _expert(T.FFN_UP_BIAS, f"{at}up_proj.bias", "expert", slices="experts"),
         _expert(T.FFN_DOWN_BIAS, f"{at}down_proj.bias", "hidden", slices="experts"),
@@ -129,7 +137,7 @@ def _gpt_oss_of_gguf() -> Rules:
 # ---- configurations ----
 
 
-def _routed(draft: Draft, layers: Collection[int], **routing: Any) -> None:
+def route(draft: Draft, layers: Collection[int], **routing: Any) -> None:
     """Give ``layers`` experts, and all layers the widths of their parts."""
     config, dense_dim = draft.config, draft.dims["ffn"]
     n_experts = config.count("num_experts", MAX_LAYER_EXPERTS)
@@ -159,28 +167,24 @@ def _routed(draft: Draft, layers: Collection[int], **routing: Any) -> None:
         )
 
 
-def _by_sum(config: Config) -> ExpertWeights:
+def by_sum(config: Config) -> ExpertWeights:
+    """Are the weights of the chosen experts divided by their sum?"""
     is_divided = config.boolean("norm_topk_prob")
     return ExpertWeights.BY_SUM if is_divided else ExpertWeights.AS_IS
 
 
-def _all_routed(draft: Draft, **routing: Any) -> None:
+def route_all(draft: Draft, **routing: Any) -> None:
     """Every layer has experts as wide as ``intermediate_size``, and nothing beside them."""
     draft.dims["expert"] = draft.dims["ffn"]
-    _routed(draft, range(draft.header.n_layers), **routing)
+    route(draft, range(draft.header.n_layers), **routing)
 
 
 def _olmoe(draft: Draft) -> None:
-    _all_routed(draft, expert_weights=_by_sum(draft.config))
+    route_all(draft, expert_weights=by_sum(draft.config))
 
 
 def _mixtral(draft: Draft) -> None:
-    _all_routed(draft, expert_weights=ExpertWeights.BY_SUM)
-
-
-def _granite_moe(draft: Draft) -> None:
-    granite(draft)
-    _all_routed(draft, expert_score=ExpertScore.LOGIT, expert_weights=ExpertWeights.SOFTMAX)
+    route_all(draft, expert_weights=ExpertWeights.BY_SUM)
 
 
 def _qwen_moe(draft: Draft) -> None:
@@ -194,7 +198,7 @@ def _qwen_moe(draft: Draft) -> None:
         raise config.error("decoder_sparse_step", f"= {step}: no layer has experts")
     draft.dims["expert"] = config.count("moe_intermediate_size", MAX_FFN_DIM)
     config.get("max_window_layers")  # without windows it says nothing
-    _routed(draft, layers, expert_weights=_by_sum(config))
+    route(draft, layers, expert_weights=by_sum(config))
 
 
 def _qwen2_moe(draft: Draft) -> None:
@@ -216,7 +220,7 @@ def _ernie(draft: Draft) -> None:
     if n_shared:
         n_shared = config.count("moe_num_shared_experts", MAX_LAYER_EXPERTS)
         draft.dims["shared"] = n_shared * draft.dims["expert"]
-    _routed(
+    route(
         draft,
         layers,
         expert_weights=ExpertWeights.BY_SUM,
@@ -231,54 +235,35 @@ def _layer_number(config: Config, name: str) -> int:
     return value
 
 
-def _glm4_moe(draft: Draft) -> None:
-    config, n_layers = draft.config, draft.header.n_layers
-    n_dense = config.get("first_k_dense_replace")
-    if type(n_dense) is not int or not 0 <= n_dense < n_layers:
-        raise config.error("first_k_dense_replace", f"= {shown(n_dense)}: no layer has experts")
-    draft.dims["expert"] = config.count("moe_intermediate_size", MAX_FFN_DIM)
-    n_shared = config.count("n_shared_experts", MAX_LAYER_EXPERTS)
-    draft.dims["shared"] = n_shared * draft.dims["expert"]
-    n_groups = config.count("n_group", MAX_LAYER_EXPERTS)
-    groups: dict[str, Any] = {}
-    kept = config.count("topk_group", n_groups)
-    if n_groups > 1:
-        groups = {"n_groups": n_groups, "n_groups_kept": kept}
-        groups["group_score"] = GroupScore.TWO_LARGEST
-    weights = _by_sum(config)
-    _routed(
-        draft,
-        range(n_dense, n_layers),
-        expert_score=ExpertScore.SIGMOID,
-        expert_weights=weights,
-        weights_epsilon=1e-20 if weights == ExpertWeights.BY_SUM else 0.0,
-        weights_factor=config.positive("routed_scaling_factor"),
-        **groups,
-    )
-    if "use_qk_norm" in draft.flags:
-        draft.set_all(qk_norm=QkNorm.PER_HEAD)
-
-
 def _gpt_oss(draft: Draft) -> None:
     if draft.header.activation != Activation.SILU:
         raise draft.config.error("hidden_act", "is not supported; supported: silu")
     draft.header = replace(draft.header, activation=Activation.SILU_CLAMPED)
     draft.set_all(activation=Activation.SILU_CLAMPED)
-    _all_routed(draft, expert_score=ExpertScore.LOGIT, expert_weights=ExpertWeights.SOFTMAX)
+    route_all(draft, expert_score=ExpertScore.LOGIT, expert_weights=ExpertWeights.SOFTMAX)
 
 
-_DEFAULTS: Mapping[str, Any] = {
+EXPERT_DEFAULTS: Mapping[str, Any] = {
     "norm_epsilon": 1e-6,
     "hidden_act": "silu",
     "tie_word_embeddings": False,
     "norm_topk_prob": False,
 }
-_RENAMES = {"norm_epsilon": "rms_norm_eps", "num_experts": "num_local_experts"}
+EXPERT_RENAMES = {"norm_epsilon": "rms_norm_eps", "num_experts": "num_local_experts"}
 _QWEN_DEFAULTS = {
-    **_DEFAULTS,
+    **EXPERT_DEFAULTS,
     "max_position_embeddings": 32768,
     "decoder_sparse_step": 1,
 }
+_QWEN3_MOE_RULES = (
+    *pre_norms(),
+    *qkv(bias="attention_bias"),
+    *qk_norms(),
+    *out(bias="attention_bias"),
+    *DENSE,
+    ROUTER,
+    *ENDS,
+)
 # Of Qwen's windows nothing but their absence is published.
 _NO_WINDOWS: Mapping[str, Any] = {"use_sliding_window": (None, False)}
 
@@ -292,13 +277,13 @@ FAMILIES = (
             *qkv(bias="attention_bias"),
             *qk_norms("q", "kv"),
             *out(bias="attention_bias"),
-            _ROUTER,
+            ROUTER,
             *ENDS,
         ),
-        layouts=_LAYOUTS,
-        renames=_RENAMES,
+        layouts=LAYOUTS,
+        renames=EXPERT_RENAMES,
         defaults={
-            **_DEFAULTS,
+            **EXPERT_DEFAULTS,
             "norm_epsilon": 1e-5,
             "max_position_embeddings": 4096,
             "num_experts": 64,
@@ -316,17 +301,17 @@ FAMILIES = (
             *pre_norms(),
             *qkv(bias="qkv_bias"),
             *out(),
-            *_DENSE,
-            _ROUTER,
+            *DENSE,
+            ROUTER,
             *gated(f"{MLP}shared_expert.", "shared", where=Where.ROUTED),
             *ENDS,
         ),
         # GGUF files have the gate as a vector.
         layouts=(
-            *((_shared_gate(slices="one"), *rules) for rules in _LAYOUTS[:2]),
-            (_shared_gate(), *_LAYOUTS[2]),
+            *((_shared_gate(slices="one"), *rules) for rules in LAYOUTS[:2]),
+            (_shared_gate(), *LAYOUTS[2]),
         ),
-        renames=_RENAMES,
+        renames=EXPERT_RENAMES,
         defaults={
             **_QWEN_DEFAULTS,
             "num_experts": 60,
@@ -343,17 +328,9 @@ FAMILIES = (
         name="Qwen3MoeForCausalLM",
         title="Qwen 3 MoE (30B-A3B, Coder)",
         model_type="qwen3_moe",
-        rules=(
-            *pre_norms(),
-            *qkv(bias="attention_bias"),
-            *qk_norms(),
-            *out(bias="attention_bias"),
-            *_DENSE,
-            _ROUTER,
-            *ENDS,
-        ),
-        layouts=_LAYOUTS,
-        renames=_RENAMES,
+        rules=_QWEN3_MOE_RULES,
+        layouts=LAYOUTS,
+        renames=EXPERT_RENAMES,
         defaults={
             **_QWEN_DEFAULTS,
             "num_experts": 128,
@@ -367,17 +344,42 @@ FAMILIES = (
         adjust=_qwen_moe,
     ),
     Family(
+        name="Qwen3VLMoeTextForCausalLM",
+        title="Qwen 3 VL MoE (30B-A3B), text",
+        model_type="qwen3_vl_moe_text",
+        nested=("Qwen3VLMoeForConditionalGeneration",),
+        prefixes=TEXT_PREFIXES,
+        left_out=SENSES,
+        rules=_QWEN3_MOE_RULES,
+        layouts=(*LAYOUTS[:2], _TRANSPOSED, LAYOUTS[2]),
+        renames=EXPERT_RENAMES,
+        defaults={
+            **_QWEN_DEFAULTS,
+            "max_position_embeddings": 128000,
+            "norm_topk_prob": True,
+            "head_dim": 128,
+            "rope_theta": 500000.0,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "num_key_value_heads": 16,
+        },
+        flags={"attention_bias": False},
+        kind={"qk_norm": QkNorm.PER_HEAD},
+        adjust=_qwen_moe,
+    ),
+    Family(
         name="MixtralForCausalLM",
         title="Mixtral",
         model_type="mixtral",
         rules=(*pre_norms(), *qkv(), *out(), *ENDS),
         layouts=(
-            (_router(f"{_SPARSE}gate.weight"), *_one_each(_SPARSE, "w1", "w3", "w2")),
-            *((_ROUTER, *rules) for rules in _LAYOUTS),
+            (router(f"{SPARSE}gate.weight"), *one_each(SPARSE, "w1", "w3", "w2")),
+            *((ROUTER, *rules) for rules in LAYOUTS),
         ),
-        renames=_RENAMES,
+        renames=EXPERT_RENAMES,
         defaults={
-            **_DEFAULTS,
+            **EXPERT_DEFAULTS,
             "norm_epsilon": 1e-5,
             "num_key_value_heads": 8,
             "max_position_embeddings": 131072,
@@ -390,37 +392,6 @@ FAMILIES = (
         adjust=_mixtral,
     ),
     Family(
-        name="GraniteMoeForCausalLM",
-        title="Granite 3 MoE",
-        model_type="granitemoe",
-        rules=(
-            *pre_norms(),
-            *qkv(bias="attention_bias"),
-            *out(bias="attention_bias"),
-            *ends("embed_tokens", "norm", scale="logits"),
-        ),
-        layouts=(
-            (
-                _router(f"{_SPARSE}router.layer.weight"),
-                *_in_one(f"{_SPARSE}input_linear.weight", f"{_SPARSE}output_linear.weight"),
-            ),
-            (
-                _router(f"{_SPARSE}router.weight"),
-                *_in_one(f"{_SPARSE}experts.gate_up_proj", f"{_SPARSE}experts.down_proj"),
-            ),
-            (_ROUTER, *_of_gguf()),
-        ),
-        renames=_RENAMES,
-        defaults={
-            **_DEFAULTS,
-            **GRANITE_DEFAULTS,
-            "num_experts": 8,
-            "num_experts_per_tok": 2,
-        },
-        flags={"attention_bias": False},
-        adjust=_granite_moe,
-    ),
-    Family(
         name="GptOssForCausalLM",
         title="gpt-oss",
         model_type="gpt_oss",
@@ -428,7 +399,7 @@ FAMILIES = (
             *pre_norms(),
             *qkv(bias="attention_bias"),
             *out(bias="attention_bias"),
-            _router(f"{MLP}router.weight"),
+            router(f"{MLP}router.weight"),
             layer(T.ROUTER_BIAS, f"{MLP}router.bias", "experts", where=Where.ROUTED),
             *ENDS,
         ),
@@ -437,9 +408,9 @@ FAMILIES = (
             _of_gpt_oss("gate_up_proj", "down_proj", transposed=True),
             _gpt_oss_of_gguf(),
         ),
-        renames=_RENAMES,
+        renames=EXPERT_RENAMES,
         defaults={
-            **_DEFAULTS,
+            **EXPERT_DEFAULTS,
             "norm_epsilon": 1e-5,
             "num_key_value_heads": 8,
             "head_dim": 64,
@@ -474,15 +445,25 @@ FAMILIES = (
         title="ERNIE 4.5 MoE",
         model_type="ernie4_5_moe",
         is_interleaved=True,
-        rules=(*pre_norms(), *qkv(), *out(), *_DENSE, _ROUTER, *_SHARED, *ENDS),
+        rules=(*pre_norms(), *qkv(), *out(), *DENSE, ROUTER, *SHARED, *ENDS),
         layouts=(
-            (_bias("moe_statics.e_score_correction_bias", slices="one"), *_LAYOUTS[0]),
-            (_bias("gate.moe_statics.e_score_correction_bias", slices="one"), *_LAYOUTS[1]),
-            (_bias("gate.selection.bias"), *_LAYOUTS[2]),
+            (
+                selection_bias(f"{MLP}moe_statics.e_score_correction_bias", slices="one"),
+                *LAYOUTS[0],
+            ),
+            (
+                selection_bias(f"{MLP}gate.moe_statics.e_score_correction_bias", slices="one"),
+                *LAYOUTS[1],
+            ),
+            (selection_bias(f"{MLP}gate.selection.bias"), *LAYOUTS[2]),
         ),
-        renames={**_RENAMES, "num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
+        renames={
+            **EXPERT_RENAMES,
+            "num_experts": "moe_num_experts",
+            "num_experts_per_tok": "moe_k",
+        },
         defaults={
-            **_DEFAULTS,
+            **EXPERT_DEFAULTS,
             "norm_epsilon": 1e-5,
             "tie_word_embeddings": True,
             "num_key_value_heads": 4,
@@ -505,46 +486,5 @@ FAMILIES = (
             "moe_use_aux_free": (True,),  # with a selection bias, which all have
         },
         adjust=_ernie,
-    ),
-    Family(
-        name="Glm4MoeForCausalLM",
-        title="GLM-4.5, 4.6",
-        model_type="glm4_moe",
-        has_partial_rope=True,
-        rules=(
-            *pre_norms(),
-            *qkv(bias="attention_bias"),
-            *(replace(rule, flag="use_qk_norm") for rule in qk_norms()),
-            *out(),
-            *_DENSE,
-            _ROUTER,
-            *_SHARED,
-            *ENDS,
-        ),
-        layouts=(
-            *((_bias("gate.e_score_correction_bias"), *rules) for rules in _LAYOUTS[:2]),
-            (_bias("gate.selection.bias"), *_LAYOUTS[2]),
-        ),
-        renames={**_RENAMES, "num_experts": "n_routed_experts"},
-        defaults={
-            **_DEFAULTS,
-            "norm_epsilon": 1e-5,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "partial_rotary_factor": 0.5,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 1408,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 1,
-            "routed_scaling_factor": 1.0,
-            "n_group": 1,
-            "topk_group": 1,
-            "norm_topk_prob": True,
-        },
-        flags={"attention_bias": False, "use_qk_norm": False},
-        # Layers behind the last one predict further tokens; their tensors are left out.
-        neutral={"num_nextn_predict_layers": (0, 1), "num_mtp_layers": (0, 1)},
-        adjust=_glm4_moe,
     ),
 )

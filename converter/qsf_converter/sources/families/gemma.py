@@ -87,6 +87,13 @@ _WINDOWED: Mapping[str, Any] = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
+_GEMMA2_DEFAULTS: Mapping[str, Any] = {
+    **_WINDOWED,
+    "max_position_embeddings": 8192,
+    "sliding_window_pattern": 2,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
 
 
 def _gemma1(draft: Draft) -> None:
@@ -118,13 +125,23 @@ FAMILIES = (
         model_type="gemma2",
         rules=(*_SANDWICH, *_ATTENTION, *gated(), *_ENDS),
         renames=_RENAMES,
-        defaults={
-            **_WINDOWED,
-            "max_position_embeddings": 8192,
-            "sliding_window_pattern": 2,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-        },
+        defaults=_GEMMA2_DEFAULTS,
+        windows=window_but_every,
+        **_COMMON,
+    ),
+    Family(
+        name="VaultGemmaForCausalLM",
+        title="VaultGemma",
+        model_type="vaultgemma",
+        rules=(
+            *norm(T.ATTN_NORM, f"{AT}input_layernorm", add=1.0),
+            *norm(T.FFN_NORM, f"{AT}pre_feedforward_layernorm", add=1.0),
+            *_ATTENTION,
+            *gated(),
+            *_ENDS,
+        ),
+        renames=_RENAMES,
+        defaults=_GEMMA2_DEFAULTS,
         windows=window_but_every,
         **_COMMON,
     ),

@@ -143,6 +143,11 @@ def window_but_every(config: Config, n_layers: int) -> tuple[int, list[str]]:
     return _windows(config, n_layers, usual)
 
 
+def _window_but_first_of_four(config: Config, n_layers: int) -> tuple[int, list[str]]:
+    """CWM: every fourth layer, the first one among them, sees everything."""
+    return _windows(config, n_layers, [SLIDING if i % 4 else FULL for i in range(n_layers)])
+
+
 def _windows(config: Config, n_layers: int, usual: list[str]) -> tuple[int, list[str]]:
     types = config.of_layers("layer_types", n_layers, (SLIDING, FULL))
     if config.get("sliding_window") is None:
@@ -153,33 +158,23 @@ def _windows(config: Config, n_layers: int, usual: list[str]) -> tuple[int, list
 # ---- what is special ----
 
 
-def granite(draft: Draft) -> None:
-    """Set the factors of Granite."""
-    config = draft.config
-    draft.arch = replace(draft.arch, embedding_factor=config.positive("embedding_multiplier"))
-    draft.set_all(
-        score_scale=config.positive("attention_multiplier"),
-        residual_factor=config.positive("residual_multiplier"),
-    )
-    draft.factors["logits"] = 1 / config.positive("logits_scaling")
-
-
 def _smollm3(draft: Draft) -> None:
     n_layers = draft.header.n_layers
     rotates = draft.config.of_layers("no_rope_layers", n_layers, (0, 1, True, False))
     interval = draft.config.count("no_rope_layer_interval", MAX_LAYERS)
     if rotates is None:
         rotates = [(i + 1) % interval != 0 for i in range(n_layers)]
-    _unrotated(draft, [i for i in range(n_layers) if not rotates[i]])
+    unrotated(draft, [i for i in range(n_layers) if not rotates[i]])
 
 
 def _exaone4(draft: Draft) -> None:
     if draft.config.get("sliding_window") is not None:
         types = draft.layer_types
-        _unrotated(draft, [i for i, type_ in enumerate(types) if type_ == FULL])
+        unrotated(draft, [i for i, type_ in enumerate(types) if type_ == FULL])
 
 
-def _unrotated(draft: Draft, layers: list[int]) -> None:
+def unrotated(draft: Draft, layers: list[int]) -> None:
+    """Layers without RoPE."""
     for i in layers:
         draft.layers[i] = replace(draft.layers[i], rope_set=ROPE_NONE)
 
@@ -191,6 +186,14 @@ def _rope_of_olmo3(config: Config, layer_type: str) -> Config:
     return parameters_of(config, layer_type)
 
 
+_LLAMA3_OF_CWM: Mapping[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 1000000.0,
+    "factor": 16.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+}
 _YARN_OF_MINISTRAL: Mapping[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 1000000.0,
@@ -204,27 +207,28 @@ _YARN_OF_MINISTRAL: Mapping[str, Any] = {
 }
 
 # Class defaults that most share; a table states those that differ.
-_DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Mapping[str, Any] = {
     "norm_epsilon": 1e-6,
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
-_RENAMES = {"norm_epsilon": "rms_norm_eps"}
-_BIASES = {"attention_bias": False, "mlp_bias": False}
+RENAMES = {"norm_epsilon": "rms_norm_eps"}
+BIASES = {"attention_bias": False, "mlp_bias": False}
+_QWEN3_RULES = (
+    *pre_norms(),
+    *qkv(bias="attention_bias"),
+    *qk_norms(),
+    *out(bias="attention_bias"),
+    *gated(),
+    *ENDS,
+)
 _QWEN_DEFAULTS = {
-    **_DEFAULTS,
+    **DEFAULTS,
     "max_position_embeddings": 32768,
     "sliding_window": 4096,
     "max_window_layers": 28,
 }
-GRANITE_DEFAULTS = {
-    "max_position_embeddings": 2048,
-    "embedding_multiplier": 1.0,
-    "attention_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "logits_scaling": 1.0,
-}
-_OLMO_DEFAULTS = {**_DEFAULTS, "norm_epsilon": 1e-5, "max_position_embeddings": 2048}
+_OLMO_DEFAULTS = {**DEFAULTS, "norm_epsilon": 1e-5, "max_position_embeddings": 2048}
 _OLMO_RULES = (
     *post_norms(),
     *qkv(bias="attention_bias"),
@@ -246,9 +250,9 @@ FAMILIES = (
         model_type="llama",
         architecture=Architecture.LLAMA,
         rules=LLAMA_RULES,
-        renames=_RENAMES,
-        defaults={**_DEFAULTS, "max_position_embeddings": 2048},
-        flags=_BIASES,
+        renames=RENAMES,
+        defaults={**DEFAULTS, "max_position_embeddings": 2048},
+        flags=BIASES,
     ),
     Family(
         name="MistralForCausalLM",
@@ -256,9 +260,9 @@ FAMILIES = (
         model_type="mistral",
         architecture=Architecture.MISTRAL,
         rules=LLAMA_RULES,
-        renames=_RENAMES,
+        renames=RENAMES,
         defaults={
-            **_DEFAULTS,
+            **DEFAULTS,
             "num_key_value_heads": 8,
             "max_position_embeddings": 131072,
             "sliding_window": 4096,
@@ -271,9 +275,9 @@ FAMILIES = (
         title="Ministral 3",
         model_type="ministral3",
         rules=LLAMA_RULES,
-        renames=_RENAMES,
+        renames=RENAMES,
         defaults={
-            **_DEFAULTS,
+            **DEFAULTS,
             "norm_epsilon": 1e-5,
             "num_key_value_heads": 8,
             "max_position_embeddings": 262144,
@@ -288,7 +292,7 @@ FAMILIES = (
         title="Qwen 2, 2.5",
         model_type="qwen2",
         rules=(*pre_norms(), *qkv(bias="always"), *out(), *gated(), *ENDS),
-        renames=_RENAMES,
+        renames=RENAMES,
         defaults=_QWEN_DEFAULTS,
         facts=frozenset({"always"}),
         windows=window_when_switched,
@@ -298,19 +302,31 @@ FAMILIES = (
         name="Qwen3ForCausalLM",
         title="Qwen 3",
         model_type="qwen3",
-        rules=(
-            *pre_norms(),
-            *qkv(bias="attention_bias"),
-            *qk_norms(),
-            *out(bias="attention_bias"),
-            *gated(),
-            *ENDS,
-        ),
-        renames=_RENAMES,
+        rules=_QWEN3_RULES,
+        renames=RENAMES,
         defaults={**_QWEN_DEFAULTS, "head_dim": 128},
         flags={"attention_bias": False},
         kind={"qk_norm": QkNorm.PER_HEAD},
         windows=window_when_switched,
+    ),
+    Family(
+        name="Qwen3VLTextForCausalLM",
+        title="Qwen 3 VL (2B to 32B), text",
+        model_type="qwen3_vl_text",
+        nested=("Qwen3VLForConditionalGeneration",),
+        prefixes=TEXT_PREFIXES,
+        left_out=SENSES,
+        rules=_QWEN3_RULES,
+        renames=RENAMES,
+        defaults={
+            **DEFAULTS,
+            "num_key_value_heads": 32,
+            "head_dim": 128,
+            "max_position_embeddings": 128000,
+            "rope_theta": 500000.0,
+        },
+        flags={"attention_bias": False},
+        kind={"qk_norm": QkNorm.PER_HEAD},
     ),
     Family(
         name="Phi3ForCausalLM",
@@ -325,9 +341,9 @@ FAMILIES = (
             *gated_fused(),
             *ENDS,
         ),
-        renames=_RENAMES,
+        renames=RENAMES,
         defaults={
-            **_DEFAULTS,
+            **DEFAULTS,
             "norm_epsilon": 1e-5,
             "max_position_embeddings": 4096,
             "sliding_window": None,
@@ -339,9 +355,9 @@ FAMILIES = (
         title="SmolLM3",
         model_type="smollm3",
         rules=LLAMA_RULES,
-        renames=_RENAMES,
+        renames=RENAMES,
         defaults={
-            **_DEFAULTS,
+            **DEFAULTS,
             "num_key_value_heads": 4,
             "max_position_embeddings": 32768,
             "tie_word_embeddings": True,
@@ -349,29 +365,16 @@ FAMILIES = (
             "no_rope_layer_interval": 4,
             "sliding_window": None,
         },
-        flags=_BIASES,
+        flags=BIASES,
         neutral={"use_sliding_window": (None, False)},
         adjust=_smollm3,
-    ),
-    Family(
-        name="GraniteForCausalLM",
-        title="Granite 3, 4 (dense)",
-        model_type="granite",
-        rules=(
-            *LLAMA_RULES[: -len(ENDS)],
-            *ends("embed_tokens", "norm", scale="logits"),
-        ),
-        renames=_RENAMES,
-        defaults={**_DEFAULTS, **GRANITE_DEFAULTS},
-        flags=_BIASES,
-        adjust=granite,
     ),
     Family(
         name="Olmo2ForCausalLM",
         title="OLMo 2",
         model_type="olmo2",
         rules=_OLMO_RULES,
-        renames=_RENAMES,
+        renames=RENAMES,
         defaults=_OLMO_DEFAULTS,
         flags={"attention_bias": False},
         kind={"qk_norm": QkNorm.WHOLE_WIDTH},
@@ -381,7 +384,7 @@ FAMILIES = (
         title="OLMo 3",
         model_type="olmo3",
         rules=_OLMO_RULES,
-        renames=_RENAMES,
+        renames=RENAMES,
         defaults={
             **_OLMO_DEFAULTS,
             "rope_theta": 500000.0,
@@ -398,9 +401,9 @@ FAMILIES = (
         title="EXAONE 4",
         model_type="exaone4",
         rules=(*post_norms(), *qkv(), *qk_norms(), *out(), *gated(), *ENDS),
-        renames=_RENAMES,
+        renames=RENAMES,
         defaults={
-            **_DEFAULTS,
+            **DEFAULTS,
             "norm_epsilon": 1e-5,
             "num_key_value_heads": 32,
             "max_position_embeddings": 2048,
@@ -410,6 +413,99 @@ FAMILIES = (
         kind={"qk_norm": QkNorm.PER_HEAD},
         windows=window_but_every,
         adjust=_exaone4,
+    ),
+    Family(
+        name="SeedOssForCausalLM",
+        title="Seed-OSS",
+        model_type="seed_oss",
+        rules=(
+            *pre_norms(),
+            *qkv(bias="attention_bias"),
+            *out(bias="attention_out_bias"),
+            *gated(bias="mlp_bias"),
+            *ENDS,
+        ),
+        renames=RENAMES,
+        defaults={
+            **DEFAULTS,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 524288,
+        },
+        flags={"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
+    ),
+    Family(
+        name="Ernie4_5ForCausalLM",
+        title="ERNIE 4.5",
+        model_type="ernie4_5",
+        is_interleaved=True,
+        rules=(
+            *pre_norms(),
+            *qkv(bias="use_bias"),
+            *out(bias="use_bias"),
+            *gated(bias="use_bias"),
+            *ENDS,
+        ),
+        renames=RENAMES,
+        defaults={
+            **DEFAULTS,
+            "norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rope_theta": 500000.0,
+        },
+        flags={"use_bias": False},
+    ),
+    Family(
+        name="CwmForCausalLM",
+        title="CWM",
+        model_type="cwm",
+        rules=LLAMA_RULES,
+        renames=RENAMES,
+        defaults={
+            **DEFAULTS,
+            "norm_epsilon": 1e-5,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rope_parameters": _LLAMA3_OF_CWM,
+            "sliding_window": 8192,
+        },
+        flags=BIASES,
+        windows=_window_but_first_of_four,
+    ),
+    Family(
+        name="HeliumForCausalLM",
+        title="Helium",
+        model_type="helium",
+        is_interleaved=True,
+        rules=LLAMA_RULES,
+        renames=RENAMES,
+        defaults={
+            **DEFAULTS,
+            "norm_epsilon": 1e-8,
+            "head_dim": 128,
+            "max_position_embeddings": 4096,
+            "rope_theta": 100000.0,
+        },
+        flags=BIASES,
+    ),
+    Family(
+        name="InternLM3ForCausalLM",
+        title="InternLM 3",
+        model_type="internlm3",
+        rules=(*pre_norms(), *qkv(bias="qkv_bias"), *out(bias="bias"), *gated(bias="bias"), *ENDS),
+        renames=RENAMES,
+        defaults={
+            **DEFAULTS,
+            "norm_epsilon": 1e-5,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "max_position_embeddings": 32768,
+        },
+        flags={"qkv_bias": False, "bias": False},
     ),
     *(
         Family(
@@ -427,9 +523,9 @@ FAMILIES = (
                 *gated_fused(),
                 *ENDS,
             ),
-            renames=_RENAMES,
+            renames=RENAMES,
             defaults={
-                **_DEFAULTS,
+                **DEFAULTS,
                 "norm_epsilon": 1.5625e-07,
                 "num_key_value_heads": 2,
                 "head_dim": 128,
@@ -463,9 +559,9 @@ FAMILIES = (
             *gated(),
             *ENDS,
         ),
-        renames=_RENAMES,
+        renames=RENAMES,
         defaults={
-            **_DEFAULTS,
+            **DEFAULTS,
             "norm_epsilon": 1e-5,
             "hidden_act": "relu2",
             "num_key_value_heads": 5,

@@ -1,0 +1,197 @@
+"""Mixtures whose router is a sigmoid with a selection bias: GLM-4.5 and its heirs, MiniMax-M2."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from qsf.file.kinds import ExpertScore, ExpertWeights, GroupScore, QkNorm
+from qsf.file.layout import MAX_LAYER_EXPERTS
+from qsf_converter.sources.families.config import MAX_FFN_DIM
+from qsf_converter.sources.families.experts import (
+    DENSE,
+    EXPERT_DEFAULTS,
+    EXPERT_RENAMES,
+    LAYOUTS,
+    ROUTER,
+    SHARED,
+    SPARSE,
+    by_sum,
+    one_each,
+    route,
+    route_all,
+    router,
+    selection_bias,
+)
+from qsf_converter.sources.families.family import Draft, Family
+from qsf_converter.sources.families.llama import ENDS, MLP, out, pre_norms, qk_norms, qkv
+from qsf_converter.sources.metadata import shown
+
+
+def _grouped(draft: Draft) -> None:
+    config, n_layers = draft.config, draft.header.n_layers
+    n_dense = config.get("first_k_dense_replace")
+    if type(n_dense) is not int or not 0 <= n_dense < n_layers:
+        raise config.error("first_k_dense_replace", f"= {shown(n_dense)}: no layer has experts")
+    draft.dims["expert"] = config.count("moe_intermediate_size", MAX_FFN_DIM)
+    n_shared = config.count("n_shared_experts", MAX_LAYER_EXPERTS)
+    draft.dims["shared"] = n_shared * draft.dims["expert"]
+    n_groups = config.count("n_group", MAX_LAYER_EXPERTS)
+    groups: dict[str, Any] = {}
+    kept = config.count("topk_group", n_groups)
+    if n_groups > 1:
+        groups = {"n_groups": n_groups, "n_groups_kept": kept}
+        groups["group_score"] = GroupScore.TWO_LARGEST
+    weights = by_sum(config)
+    route(
+        draft,
+        range(n_dense, n_layers),
+        expert_score=ExpertScore.SIGMOID,
+        expert_weights=weights,
+        weights_epsilon=1e-20 if weights == ExpertWeights.BY_SUM else 0.0,
+        weights_factor=config.positive("routed_scaling_factor"),
+        **groups,
+    )
+    if "use_qk_norm" in draft.flags:
+        draft.set_all(qk_norm=QkNorm.PER_HEAD)
+
+
+def _minimax(draft: Draft) -> None:
+    route_all(draft, expert_score=ExpertScore.SIGMOID, expert_weights=ExpertWeights.BY_SUM)
+
+
+_BIASES = ("gate.e_score_correction_bias", "gate.e_score_correction_bias", "gate.selection.bias")
+_LAYOUTS = tuple(
+    (selection_bias(f"{MLP}{name}"), *rules) for name, rules in zip(_BIASES, LAYOUTS, strict=True)
+)
+_RENAMES = {**EXPERT_RENAMES, "num_experts": "n_routed_experts"}
+_DEFAULTS: Mapping[str, Any] = {
+    **EXPERT_DEFAULTS,
+    "moe_intermediate_size": 1408,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 0,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+}
+_FFN = (*DENSE, ROUTER, *SHARED, *ENDS)
+
+FAMILIES = (
+    Family(
+        name="Glm4MoeForCausalLM",
+        title="GLM-4.5, 4.6",
+        model_type="glm4_moe",
+        has_partial_rope=True,
+        rules=(
+            *pre_norms(),
+            *qkv(bias="attention_bias"),
+            *(replace(rule, flag="use_qk_norm") for rule in qk_norms()),
+            *out(),
+            *_FFN,
+        ),
+        layouts=_LAYOUTS,
+        renames=_RENAMES,
+        defaults={
+            **_DEFAULTS,
+            "norm_epsilon": 1e-5,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "partial_rotary_factor": 0.5,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "first_k_dense_replace": 1,
+        },
+        flags={"attention_bias": False, "use_qk_norm": False},
+        # Layers behind the last one predict further tokens; their tensors are left out.
+        neutral={"num_nextn_predict_layers": (0, 1), "num_mtp_layers": (0, 1)},
+        adjust=_grouped,
+    ),
+    Family(
+        name="SolarOpenForCausalLM",
+        title="Solar Open",
+        model_type="solar_open",
+        rules=(*pre_norms(), *qkv(bias="attention_bias"), *out(bias="attention_bias"), *_FFN),
+        layouts=_LAYOUTS,
+        renames=_RENAMES,
+        defaults={
+            **_DEFAULTS,
+            "norm_epsilon": 1e-5,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rope_theta": 1000000.0,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1280,
+            "intermediate_size": 10240,
+        },
+        flags={"attention_bias": False},
+        neutral={"use_qk_norm": (None, False)},
+        adjust=_grouped,
+    ),
+    Family(
+        name="Dots1ForCausalLM",
+        title="dots.llm1",
+        model_type="dots1",
+        rules=(
+            *pre_norms(),
+            *qkv(bias="attention_bias"),
+            *qk_norms(),
+            *out(bias="attention_bias"),
+            *_FFN,
+        ),
+        layouts=_LAYOUTS,
+        renames=_RENAMES,
+        defaults={
+            **_DEFAULTS,
+            "max_position_embeddings": 2048,
+            "norm_topk_prob": False,
+            "sliding_window": 4096,
+        },
+        flags={"attention_bias": False},
+        kind={"qk_norm": QkNorm.PER_HEAD},
+        neutral={"max_window_layers": tuple(range(4097))},
+        adjust=_grouped,
+    ),
+    Family(
+        name="MiniMaxM2ForCausalLM",
+        title="MiniMax-M2",
+        model_type="minimax_m2",
+        has_partial_rope=True,
+        rules=(*pre_norms(), *qkv(), *qk_norms("q", "kv"), *out(), *ENDS),
+        layouts=(
+            (
+                router(f"{SPARSE}gate.weight"),
+                selection_bias(f"{SPARSE}e_score_correction_bias"),
+                *one_each(SPARSE, "w1", "w3", "w2"),
+            ),
+            (ROUTER, selection_bias(f"{MLP}e_score_correction_bias"), *LAYOUTS[1]),
+            (ROUTER, selection_bias(f"{MLP}gate.selection.bias"), *LAYOUTS[2]),
+        ),
+        renames=EXPERT_RENAMES,
+        defaults={
+            **EXPERT_DEFAULTS,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 196608,
+            "rope_theta": 5000000.0,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+        },
+        kind={"qk_norm": QkNorm.WHOLE_WIDTH},
+        neutral={
+            "use_qk_norm": (True,),
+            "qk_norm_type": ("per_layer",),
+            "scoring_func": ("sigmoid",),
+            "use_routing_bias": (True,),
+            # Its heads for further tokens are not converted.
+            "use_mtp": (True, False),
+            "num_mtp_modules": (0, 1, 2, 3),
+            "mtp_transformer_layers": (0, 1),
+        },
+        adjust=_minimax,
+    ),
+)
