@@ -11,8 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from qsf_converter.sources.architectures import FAMILIES
-from qsf_converter.sources.gguf_config import ALL_DIALECTS
+from qsf_converter.sources.gguf_config import families
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "use.md"
 BEGIN, END = "<!-- families: tools/make_family_table.py -->\n", "<!-- end of families -->\n"
@@ -21,12 +20,9 @@ BEGIN, END = "<!-- families: tools/make_family_table.py -->\n", "<!-- end of fam
 def table() -> str:
     """Return the rows, by the names that people know."""
     lines = ["| models | `architectures` in config.json | GGUF |", "|---|---|---|"]
-    for family in sorted(FAMILIES.values(), key=lambda family: family.title.lower()):
-        names = ", ".join(f"`{name}`" for name in (family.name, *family.nested))
-        dialects = [
-            f"`{name}`" for name, one in ALL_DIALECTS.items() if family.name in one.families
-        ]
-        lines.append(f"| {family.title} | {names} | {', '.join(dialects)} |")
+    for title, names, dialects in families():
+        cells = (", ".join(f"`{name}`" for name in cell) for cell in (names, dialects))
+        lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -125,7 +125,7 @@ ERNIE = {**SIX, "num_hidden_layers": 4, "moe_num_experts": 6, "moe_k": 3,
 
 GRANITE = {"embedding_multiplier": 5.5, "residual_multiplier": 0.3, "logits_scaling": 3.0,
            "attention_multiplier": 0.17}  # fmt: skip
-VISION_OF_QWEN = {
+VISION_OF_QWEN: dict[str, Any] = {
     "text_config": {**WIDE, **rope(mrope_section=[4, 4, 4], mrope_interleaved=True)},
     "vision_config": {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2,
                       "out_hidden_size": 72, "patch_size": 4, "spatial_merge_size": 1,
@@ -365,7 +365,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                   **rope(partial_rotary_factor=0.5)}),
 }
 # Keys that transformers saves under other names than the published checkpoints have.
-PUBLISHED = {
+PUBLISHED: dict[str, dict[str, Any]] = {
     "internlm3": {"architectures": ["InternLM3ForCausalLM"], "qkv_bias": True, "bias": True,
                   "attention_bias": None, "mlp_bias": None},
     "internlm3-plain": {"architectures": ["InternLM3ForCausalLM"], "qkv_bias": False,

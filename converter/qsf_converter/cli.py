@@ -34,6 +34,7 @@ from qsf_converter.request import (
 )
 from qsf_converter.rounding.compression import AUTO, COMPRESSIONS, DEFAULT_COMPRESSION
 from qsf_converter.rounding.plan import DEFAULT_QUANT_TYPE, QUANT_TYPES
+from qsf_converter.sources.gguf_config import families
 
 PROGRAM = "qsf-convert"
 
@@ -164,6 +165,24 @@ _TargetBpw = Annotated[
 _Version = Annotated[bool, typer_app.version_option(PROGRAM)]
 
 
+def _list_families(wanted: bool) -> None:
+    if wanted:
+        for title, names, dialects in families():
+            typer.echo(f"{title}: {', '.join([*names, *(f'GGUF {name}' for name in dialects)])}")
+        raise typer.Exit
+
+
+_Families = Annotated[
+    bool,
+    typer.Option(
+        "--families",
+        help="List the families of models that can be converted.",
+        callback=_list_families,
+        is_eager=True,
+    ),
+]
+
+
 @app.command(name=PROGRAM, epilog=_EPILOG)
 def convert_command(
     model_dir: _Model,
@@ -183,6 +202,7 @@ def convert_command(
     calibration_tokens: _CalibrationTokens = None,
     target_size: _TargetSize = None,
     target_bpw: _TargetBpw = None,
+    families_: _Families = False,
     version: _Version = False,
 ) -> None:
     """Convert a HuggingFace or GGUF model to one .qsf file with everything needed to run it."""

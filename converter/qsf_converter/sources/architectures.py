@@ -26,26 +26,29 @@ FAMILIES: Final[Mapping[str, Family]] = {
 }
 _NESTED: Final = {name: family for family in FAMILIES.values() for name in family.nested}
 
-# What other architectures compute that the engine does not, by a part of their names.
+# A part of an architecture's name -> what it computes that the engine does not, and the nearest
+# relative that runs.
 _MISSING: Final = (
-    (r"Qwen3Next|Qwen3_5|KimiLinear|OlmoHybrid", "layers with a gated delta rule"),
-    (r"DeepseekV[23]|Glm4MoeLite", "latent attention (MLA)"),
-    (r"Mamba|Jamba|FalconH1|NemotronH|Bamba|Zamba|Hybrid", "layers with recurrent states"),
-    (r"Lfm2", "layers with short convolutions"),
-    (r"Rwkv|RecurrentGemma|xLSTM", "recurrent layers"),
-    (r"MiniCPM3|Deepseek|Mistral4", "latent attention (MLA)"),
-    (r"Moe|MoE|Dbrx|Llama4|Jetmoe|Arctic", "a mixture of experts of another form"),
-    (r"Gemma3n|Gemma4", "embeddings of each layer and shared keys"),
-    (r"T5|Bart|Whisper|Marian|Pegasus", "an encoder with a decoder"),
-    (r"Bert|Roberta|Electra|Deberta", "an encoder without a decoder"),
-    (r"VL|Vision|Llava|Idefics|Omni|Audio|ForConditionalGeneration", "more than text"),
-)
+    (r"Qwen3Next|Qwen3_5|KimiLinear|OlmoHybrid", "layers with a gated delta rule", "Qwen 3"),
+    (r"DeepseekV[23]|Glm4MoeLite", "latent attention (MLA)", "GLM-4.5 or Qwen 3 MoE"),
+    (r"Mamba|Jamba|FalconH1|NemotronH|Bamba|Zamba|Hybrid", "layers with recurrent states",
+     "Granite 4 without Mamba"),
+    (r"Lfm2", "layers with short convolutions", "Qwen 3 (0.6B, 1.7B)"),
+    (r"Rwkv|RecurrentGemma|xLSTM", "recurrent layers", "Qwen 3"),
+    (r"MiniCPM3|Deepseek|Mistral4", "latent attention (MLA)", "Qwen 3"),
+    (r"Moe|MoE|Dbrx|Llama4|Jetmoe|Arctic", "a mixture of experts of another form", "Qwen 3 MoE"),
+    (r"Gemma3n|Gemma4", "embeddings of each layer and shared keys", "Gemma 3"),
+    (r"T5|Bart|Whisper|Marian|Pegasus", "an encoder with a decoder", "Qwen 3"),
+    (r"Bert|Roberta|Electra|Deberta", "an encoder without a decoder", "Qwen 3"),
+    (r"VL|Vision|Llava|Idefics|Omni|Audio|ForConditionalGeneration", "more than text",
+     "Qwen 3 VL, whose text part runs"),
+)  # fmt: skip
+_LIST: Final = "`qsf convert --families` lists what is"
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
     """Return the family a configuration belongs to; raises QsfConversionError if none does."""
     names = config.get("architectures")
-    supported = ", ".join(sorted(FAMILIES))
     if names and not (isinstance(names, list) and isinstance(names[0], str)):
         raise QsfConversionError(
             f"config.json: architectures = {shown(names)} is not a list of names"
@@ -56,17 +59,15 @@ def family_of(config: Mapping[str, Any]) -> Family:
             return FAMILIES[name]
         if name in _NESTED:
             return _of_text(_NESTED[name], config)
-        lacks = next((why for part, why in _MISSING if re.search(part, name)), None)
-        because = "" if lacks is None else f": {lacks}"
-        raise QsfConversionError(
-            f"architecture {name[:60]} is not supported{because}; supported: {supported}"
-        )
+        lacks = ((what, near) for part, what, near in _MISSING if re.search(part, name))
+        missing, nearest = next(lacks, ("", ""))
+        because = f": {missing}; the nearest family that runs is {nearest}" if missing else ""
+        raise QsfConversionError(f"architecture {name[:60]} is not supported{because}; {_LIST}")
     for family in FAMILIES.values():
         if family.model_type == config.get("model_type"):
             return family
     raise QsfConversionError(
-        f"config.json names no architecture (model_type {shown(config.get('model_type'))}); "
-        f"supported: {supported}"
+        f"config.json names no architecture (model_type {shown(config.get('model_type'))}); {_LIST}"
     )
 
 

@@ -19,12 +19,17 @@ from qsf.errors import QsfConversionError
 from qsf.file.layout import Positions
 from qsf_converter.sources.architectures import FAMILIES
 from qsf_converter.sources.families.family import Family
-from qsf_converter.sources.gguf_dialects import DIALECTS, Dialect, variant_of
+from qsf_converter.sources.gguf_dialects import DIALECTS, Dialect
 from qsf_converter.sources.gguf_experts import EXPERT_DIALECTS
+from qsf_converter.sources.gguf_layer_norm import LAYER_NORM_DIALECTS, variant_of
 
 Metadata = Mapping[str, Any]
 
-ALL_DIALECTS: Final[Mapping[str, Dialect]] = {**DIALECTS, **EXPERT_DIALECTS}
+ALL_DIALECTS: Final[Mapping[str, Dialect]] = {
+    **DIALECTS,
+    **LAYER_NORM_DIALECTS,
+    **EXPERT_DIALECTS,
+}
 
 # Tensors that belong to the configuration.
 ROPE_FACTORS: Final = "rope_freqs.weight"
@@ -75,13 +80,26 @@ _KNOWN = {
 }
 
 
+def families() -> list[tuple[str, list[str], list[str]]]:
+    """Return each family as people know it, with its names in config.json and in GGUF files."""
+    rows = [
+        (
+            family.title,
+            [family.name, *family.nested],
+            [name for name, dialect in ALL_DIALECTS.items() if family.name in dialect.families],
+        )
+        for family in FAMILIES.values()
+    ]
+    return sorted(rows, key=lambda row: row[0].lower())
+
+
 def dialect_of(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> Dialect:
     """Return the table of the file's architecture; raises QsfConversionError if none has it."""
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ALL_DIALECTS:
         raise QsfConversionError(
             f"architecture {shown(name)} of a GGUF file is not supported; "
-            f"supported: {', '.join(ALL_DIALECTS)}"
+            "`qsf convert --families` lists what is"
         )
     return variant_of(ALL_DIALECTS[name], shapes)
 

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from qsf.errors import QsfConversionError
-
 Fields = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -46,7 +44,8 @@ class Dialect:
         return self.family, *self.other_families
 
 
-def _layers(at: str, names: Mapping[str, str]) -> dict[str, str]:
+def layers_of(at: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of the tensors of a layer, with those of their biases."""
     return {
         f"blk.{{layer}}.{here}.{kind}": f"{at}.{{layer}}.{there}.{kind}"
         for here, there in names.items()
@@ -54,7 +53,8 @@ def _layers(at: str, names: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _ends(embedding: str, norm: str, head: str = "lm_head") -> dict[str, str]:
+def ends_of(embedding: str, norm: str, head: str = "lm_head") -> dict[str, str]:
+    """Return the names of embedding, final norm and head."""
     return {
         f"{here}.{kind}": f"{there}.{kind}"
         for here, there in (("token_embd", embedding), ("output_norm", norm), ("output", head))
@@ -83,30 +83,32 @@ _POST = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 QK = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-_ENDS = _ends("model.embed_tokens", "model.norm")
+_ENDS = ends_of("model.embed_tokens", "model.norm")
 
 
 def names(*tables: Mapping[str, str]) -> dict[str, str]:
     """Return the names of all tensors of a file whose layers have those of ``tables``."""
     joined = {here: there for table in tables for here, there in table.items()}
-    return {**_ENDS, **_layers("model.layers", joined)}
+    return {**_ENDS, **layers_of("model.layers", joined)}
 
 
-_LLAMA_NAMES = names(PRE, QKV, OUT, FFN)
-_CONFIG = {
+LLAMA_NAMES = names(PRE, QKV, OUT, FFN)
+CONFIG = {
     "num_hidden_layers": "block_count",
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
     "num_attention_heads": "attention.head_count",
     "max_position_embeddings": "context_length",
 }
-RMS_CONFIG = {**_CONFIG, "rms_norm_eps": "attention.layer_norm_rms_epsilon"}
+RMS_CONFIG = {**CONFIG, "rms_norm_eps": "attention.layer_norm_rms_epsilon"}
 OPTIONAL = {
     "num_key_value_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length",
     "rope_theta": "rope.freq_base",
 }
-_WINDOW = {"sliding_window": "attention.sliding_window"}
+WINDOW = {"sliding_window": "attention.sliding_window"}
+# Of the sections of RoPE that images have, and of what goes into deeper layers.
+VISION_KEYS = ("rope.dimension_sections", "n_deepstack_layers")
 PERMUTED = {
     "self_attn.q_proj": "num_attention_heads",
     "self_attn.k_proj": "num_key_value_heads",
@@ -117,13 +119,14 @@ def _llama(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> Mapping
     if fields.get("expert_count"):
         counts = {name: fields.get(key) for name, key in EXPERT_COUNTS.items()}
         return {"architectures": ["MixtralForCausalLM"], **counts}
-    more: dict[str, Any] = _biases(fields, shapes, config)
+    more: dict[str, Any] = biases(fields, shapes, config)
     if config.get("sliding_window"):
         more["architectures"] = ["MistralForCausalLM"]
     return more
 
 
-def _biases(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
+def biases(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
+    """Read whether attention and FFN have biases."""
     return {
         "attention_bias": any("attn_q.bias" in name for name in shapes),
         "mlp_bias": any("ffn_up.bias" in name for name in shapes),
@@ -132,11 +135,7 @@ def _biases(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict
 
 def attention_bias(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     """Read whether Q, K and V have biases."""
-    return {"attention_bias": _biases(fields, shapes, config)["attention_bias"]}
-
-
-def _granite(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    return _biases(fields, shapes, config)
+    return {"attention_bias": biases(fields, shapes, config)["attention_bias"]}
 
 
 def layer_types(fields: Fields, config: Mapping[str, Any], period: int) -> dict[str, Any]:
@@ -165,6 +164,18 @@ def _gemma(period: int, largest: int) -> Callable[..., dict[str, Any]]:
     return more
 
 
+def _seed_oss(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "attention_bias": any("attn_q.bias" in name for name in shapes),
+        "attention_out_bias": any("attn_output.bias" in name for name in shapes),
+        "mlp_bias": any("ffn_up.bias" in name for name in shapes),
+    }
+
+
+def _ernie4_5(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"use_bias": any("attn_q.bias" in name for name in shapes)}
+
+
 def _olmo(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     more = attention_bias(fields, shapes, config)
     if config.get("sliding_window"):
@@ -176,54 +187,19 @@ def _exaone4(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict
     return {"sliding_window": config.get("sliding_window"), **layer_types(fields, config, 4)}
 
 
-def _stablelm(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
-    if any("attn_q_norm" in name for name in shapes):
-        raise QsfConversionError(
-            "norms of single heads' queries are not supported in GGUF files; convert the "
-            "original model"
-        )
-    return {
-        "use_qkv_bias": any("attn_q.bias" in name for name in shapes),
-        "use_parallel_residual": not any("ffn_norm" in name for name in shapes),
-    }
-
-
-def _starcoder2(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
-    return {"use_bias": any("attn_q.bias" in name for name in shapes)}
-
-
-def _gpt_neox(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
-    return {"attention_bias": any("attn_qkv.bias" in name for name in shapes)}
-
-
-def _falcon(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    n_kv_heads = fields.get("attention.head_count_kv", config["num_attention_heads"])
-    has_two_norms = any("attn_norm_2" in name for name in shapes)
-    return {
-        "new_decoder_architecture": has_two_norms,
-        "multi_query": n_kv_heads == 1,
-        "num_kv_heads": n_kv_heads,
-        "bias": any("attn_qkv.bias" in name for name in shapes),
-    }
-
-
-def _mpt(fields: Fields, _shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
-    return {"attn_config": {"alibi_bias_max": fields.get("attention.max_alibi_bias", 8.0)}}
-
-
-_LLAMA = Dialect(
+LLAMA = Dialect(
     family="LlamaForCausalLM",
     config=RMS_CONFIG,
-    optional={**OPTIONAL, **_WINDOW},
+    optional={**OPTIONAL, **WINDOW},
     constants={"hidden_act": "silu"},
-    tensors={**_LLAMA_NAMES, **_layers("model.layers", EXPERTS)},
+    tensors={**LLAMA_NAMES, **layers_of("model.layers", EXPERTS)},
     permuted=PERMUTED,
     more=_llama,
     read_by_more=("expert_count",),
     other_families=("MistralForCausalLM", "MixtralForCausalLM"),
 )
 _QWEN2 = replace(
-    _LLAMA,
+    LLAMA,
     family="Qwen2ForCausalLM",
     optional=OPTIONAL,
     constants={"hidden_act": "silu", "use_sliding_window": False},
@@ -241,7 +217,7 @@ _GEMMA2 = Dialect(
     config=RMS_CONFIG,
     optional={
         **OPTIONAL,
-        **_WINDOW,
+        **WINDOW,
         "attn_logit_softcapping": "attn_logit_softcapping",
         "final_logit_softcapping": "final_logit_softcapping",
     },
@@ -265,35 +241,10 @@ _GLM4 = Dialect(
     ),
     more=attention_bias,
 )  # fmt: skip
-_LAYER_NORM = {**_CONFIG, "layer_norm_eps": "attention.layer_norm_epsilon"}
-_FALCON_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_qkv": "self_attention.query_key_value",
-    "attn_output": "self_attention.dense",
-    "ffn_up": "mlp.dense_h_to_4h",
-    "ffn_down": "mlp.dense_4h_to_h",
-}
-_FALCON = Dialect(
-    family="FalconForCausalLM",
-    config={
-        **{key: _CONFIG[key] for key in _CONFIG if key != "intermediate_size"},
-        "ffn_hidden_size": "feed_forward_length",
-        "layer_norm_epsilon": "attention.layer_norm_epsilon",
-    },
-    optional={"rope_theta": "rope.freq_base"},
-    constants={"activation": "gelu", "parallel_attn": True, "alibi": False},
-    tensors={
-        **_ends("transformer.word_embeddings", "transformer.ln_f"),
-        **_layers("transformer.h", _FALCON_LAYER),
-    },
-    is_ungrouped=True,
-    more=_falcon,
-)
-
 DIALECTS: Final[Mapping[str, Dialect]] = {
-    "llama": _LLAMA,
+    "llama": LLAMA,
     "mistral3": replace(
-        _LLAMA,
+        LLAMA,
         other_families=(),
         family="Ministral3ForCausalLM",
         optional=OPTIONAL,
@@ -307,8 +258,38 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         tensors=names(PRE, QKV, QK, OUT, FFN),
         more=attention_bias,
     ),
+    "qwen3vl": replace(
+        _QWEN2,
+        family="Qwen3VLTextForCausalLM",
+        constants={"hidden_act": "silu"},
+        tensors=names(PRE, QKV, QK, OUT, FFN),
+        read_by_more=VISION_KEYS,
+        more=attention_bias,
+    ),
+    "seed_oss": replace(
+        _QWEN2,
+        family="SeedOssForCausalLM",
+        constants={"hidden_act": "silu"},
+        tensors=names({**PRE, "post_attention_norm": PRE["ffn_norm"]}, QKV, OUT, FFN),
+        more=_seed_oss,
+    ),
+    "ernie4_5": replace(
+        _QWEN2,
+        family="Ernie4_5ForCausalLM",
+        constants={"hidden_act": "silu"},
+        more=_ernie4_5,
+    ),
+    "arcee": replace(
+        LLAMA,
+        other_families=(),
+        family="ArceeForCausalLM",
+        optional=OPTIONAL,
+        constants={"hidden_act": "relu2"},
+        more=biases,
+        read_by_more=(),
+    ),
     "phi3": replace(
-        _LLAMA,
+        LLAMA,
         other_families=(),
         family="Phi3ForCausalLM",
         tensors=names(PRE, {"attn_qkv": "self_attn.qkv_proj"}, OUT, _FUSED_FFN),
@@ -316,16 +297,16 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         more=None,
     ),
     "smollm3": replace(
-        _LLAMA,
+        LLAMA,
         other_families=(),
         family="SmolLM3ForCausalLM",
         optional=OPTIONAL,
         # llama.cpp knows of every fourth layer that it does not rotate.
         constants={"hidden_act": "silu", "no_rope_layer_interval": 4},
-        more=_biases,
+        more=biases,
     ),
     "granite": replace(
-        _LLAMA,
+        LLAMA,
         other_families=(),
         family="GraniteForCausalLM",
         optional={
@@ -335,14 +316,14 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
             "attention_multiplier": "attention.scale",
             "logits_scaling": "logit_scale",
         },
-        more=_granite,
+        more=biases,
     ),
     "gemma": Dialect(
         family="GemmaForCausalLM",
         config=RMS_CONFIG,
         optional=OPTIONAL,
         constants={"hidden_act": "gelu_pytorch_tanh", "dtype": "bfloat16"},
-        tensors=_LLAMA_NAMES,
+        tensors=LLAMA_NAMES,
         has_one_in_norms=True,
         more=attention_bias,
     ),
@@ -351,11 +332,11 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         _GEMMA2,
         family="Gemma3ForCausalLM",
         optional={**_GEMMA2.optional, "rope_local_base_freq": "rope.freq_base_swa"},
-        tensors={**_GEMMA2.tensors, **_layers("model.layers", QK)},
+        tensors={**_GEMMA2.tensors, **layers_of("model.layers", QK)},
         more=_gemma(6, 62),
     ),
     "olmo2": replace(
-        _LLAMA,
+        LLAMA,
         other_families=("Olmo3ForCausalLM",),
         family="Olmo2ForCausalLM",
         tensors=names(_POST, QKV, QK, OUT, FFN),
@@ -363,7 +344,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         more=_olmo,
     ),
     "exaone4": replace(
-        _LLAMA,
+        LLAMA,
         other_families=(),
         family="Exaone4ForCausalLM",
         tensors=names(_POST, QKV, QK, OUT, FFN),
@@ -373,7 +354,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     "chatglm": replace(_GLM4, family="GlmForCausalLM", tensors=names(PRE, QKV, OUT, _FUSED_FFN)),
     "glm4": _GLM4,
     "bitnet": replace(
-        _LLAMA,
+        LLAMA,
         other_families=(),
         family="BitNetForCausalLM",
         optional=OPTIONAL,
@@ -388,150 +369,4 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         permuted={},
         more=attention_bias,
     ),
-    "gpt2": Dialect(
-        family="GPT2LMHeadModel",
-        config={
-            "n_layer": "block_count",
-            "n_embd": "embedding_length",
-            "n_inner": "feed_forward_length",
-            "n_head": "attention.head_count",
-            "n_positions": "context_length",
-            "layer_norm_epsilon": "attention.layer_norm_epsilon",
-        },
-        constants={"activation_function": "gelu_new"},
-        tensors={
-            **_ends("transformer.wte", "transformer.ln_f"),
-            "position_embd.weight": "transformer.wpe.weight",
-            **_layers(
-                "transformer.h",
-                {
-                    "attn_norm": "ln_1",
-                    "attn_qkv": "attn.c_attn",
-                    "attn_output": "attn.c_proj",
-                    "ffn_norm": "ln_2",
-                    "ffn_up": "mlp.c_fc",
-                    "ffn_down": "mlp.c_proj",
-                },
-            ),
-        },
-    ),
-    "phi2": Dialect(
-        family="PhiForCausalLM",
-        config=_LAYER_NORM,
-        optional=OPTIONAL,
-        constants={"hidden_act": "gelu_new"},
-        tensors={
-            **_ends("model.embed_tokens", "model.final_layernorm"),
-            **_layers(
-                "model.layers",
-                {
-                    **QKV,
-                    "attn_norm": "input_layernorm",
-                    "attn_output": "self_attn.dense",
-                    "ffn_up": "mlp.fc1",
-                    "ffn_down": "mlp.fc2",
-                },
-            ),
-        },
-    ),
-    "stablelm": Dialect(
-        family="StableLmForCausalLM",
-        config=_LAYER_NORM,
-        optional=OPTIONAL,
-        constants={"hidden_act": "silu"},
-        tensors=_LLAMA_NAMES,
-        more=_stablelm,
-    ),
-    "starcoder2": Dialect(
-        family="Starcoder2ForCausalLM",
-        config={**_CONFIG, "norm_epsilon": "attention.layer_norm_epsilon"},
-        optional=OPTIONAL,
-        constants={"hidden_act": "gelu_pytorch_tanh"},
-        tensors=names(PRE, QKV, OUT, {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
-        more=_starcoder2,
-    ),
-    "gptneox": Dialect(
-        family="GPTNeoXForCausalLM",
-        config=_LAYER_NORM,
-        optional={
-            "rotary_emb_base": "rope.freq_base",
-            "use_parallel_residual": "use_parallel_residual",
-        },
-        constants={"hidden_act": "gelu"},
-        tensors={
-            **_ends("gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out"),
-            **_layers(
-                "gpt_neox.layers",
-                {
-                    "attn_norm": "input_layernorm",
-                    "attn_qkv": "attention.query_key_value",
-                    "attn_output": "attention.dense",
-                    "ffn_norm": "post_attention_layernorm",
-                    "ffn_up": "mlp.dense_h_to_4h",
-                    "ffn_down": "mlp.dense_4h_to_h",
-                },
-            ),
-        },
-        is_ungrouped=True,
-        more=_gpt_neox,
-    ),
-    "falcon": _FALCON,
-    "bloom": Dialect(
-        family="BloomForCausalLM",
-        config={
-            "n_layer": "block_count",
-            "n_embed": "embedding_length",
-            "n_head": "attention.head_count",
-            "seq_length": "context_length",
-            "layer_norm_epsilon": "attention.layer_norm_epsilon",
-        },
-        tensors={
-            **_ends("transformer.word_embeddings", "transformer.ln_f"),
-            "token_embd_norm.weight": "transformer.word_embeddings_layernorm.weight",
-            "token_embd_norm.bias": "transformer.word_embeddings_layernorm.bias",
-            **_layers("transformer.h", {**_FALCON_LAYER, "ffn_norm": "post_attention_layernorm"}),
-        },
-        is_ungrouped=True,
-    ),
-    "mpt": Dialect(
-        family="MptForCausalLM",
-        config={
-            "n_layers": "block_count",
-            "d_model": "embedding_length",
-            "n_heads": "attention.head_count",
-            "max_seq_len": "context_length",
-            "layer_norm_epsilon": "attention.layer_norm_epsilon",
-        },
-        tensors={
-            **_ends("transformer.wte", "transformer.norm_f"),
-            **_layers(
-                "transformer.blocks",
-                {
-                    "attn_norm": "norm_1",
-                    "attn_qkv": "attn.Wqkv",
-                    "attn_output": "attn.out_proj",
-                    "ffn_norm": "norm_2",
-                    "ffn_up": "ffn.up_proj",
-                    "ffn_down": "ffn.down_proj",
-                },
-            ),
-        },
-        more=_mpt,
-        read_by_more=("attention.max_alibi_bias",),
-    ),
 }
-
-_FALCON_TWO_NORMS: Final = replace(
-    _FALCON,
-    tensors={
-        **_FALCON.tensors,
-        **_layers("transformer.h", {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}),
-    },
-)
-
-
-def variant_of(dialect: Dialect, shapes: Shapes) -> Dialect:
-    """Return the dialect in which these tensors are meant: Falcon has one norm or two."""
-    if dialect is _FALCON and any("attn_norm_2" in name for name in shapes):
-        return _FALCON_TWO_NORMS
-    return dialect

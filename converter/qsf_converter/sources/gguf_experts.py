@@ -54,18 +54,39 @@ def _qwen2(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[st
     return more
 
 
+def _granite(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    more = attention_bias(fields, shapes, config)
+    if config.get("shared_intermediate_size"):
+        more["architectures"] = ["GraniteMoeSharedForCausalLM"]
+    return more
+
+
+def _sigmoid(fields: Fields, _shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
+    """Refuse another score of experts than the one that these architectures have."""
+    if fields.get("expert_gating_func", 2) != 2:
+        raise QsfConversionError(
+            f"its metadata's expert_gating_func = {fields['expert_gating_func']!r}: of this"
+            " architecture only 2, sigmoid, is supported"
+        )
+    return {}
+
+
+def _dots1(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **_sigmoid(fields, shapes, config),
+        **attention_bias(fields, shapes, config),
+        "sliding_window": None,
+    }
+
+
 def _glm4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     """Layers that predict further tokens are counted, and are behind the others."""
     n_more = fields.get("nextn_predict_layers", 0)
     n_layers = config["num_hidden_layers"]
     if type(n_more) is not int or type(n_layers) is not int or not 0 <= n_more < n_layers:
         raise QsfConversionError(f"its {n_layers!r} layers cannot have {n_more!r} more in them")
-    if fields.get("expert_gating_func", 2) != 2:
-        raise QsfConversionError(
-            f"its metadata's expert_gating_func = {fields['expert_gating_func']!r}: of this"
-            " architecture only 2, sigmoid, is supported"
-        )
     return {
+        **_sigmoid(fields, shapes, config),
         **attention_bias(fields, shapes, config),
         "num_hidden_layers": n_layers - n_more,
         "use_qk_norm": any("attn_q_norm" in name for name in shapes),
@@ -93,6 +114,33 @@ _QWEN3 = replace(
     more=_qwen3,
 )
 _GRANITE = gguf_dialects.DIALECTS["granite"]
+_SELECTION = {"exp_probs_b": "mlp.gate.selection"}
+_GROUPED = replace(
+    _OLMOE,
+    family="Glm4MoeForCausalLM",
+    config={**_OLMOE.config, **_WIDTH, "first_k_dense_replace": "leading_dense_block_count"},
+    optional={
+        **OPTIONAL,
+        "n_shared_experts": "expert_shared_count",
+        "routed_scaling_factor": "expert_weights_scale",
+        "norm_topk_prob": "expert_weights_norm",
+        "n_group": "expert_group_count",
+        "topk_group": "expert_group_used_count",
+    },
+    constants={"hidden_act": "silu"},
+    tensors=names(
+        {**PRE, "post_attention_norm": PRE["ffn_norm"]},
+        QKV,
+        QK,
+        OUT,
+        FFN,
+        EXPERTS,
+        _SHARED,
+        _SELECTION,
+    ),
+    read_by_more=("nextn_predict_layers", "expert_gating_func"),
+    more=_glm4,
+)
 
 EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
     "olmoe": _OLMOE,
@@ -116,15 +164,50 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
         ),
         more=_qwen2,
     ),
+    "qwen3vlmoe": replace(
+        _QWEN3,
+        family="Qwen3VLMoeTextForCausalLM",
+        read_by_more=gguf_dialects.VISION_KEYS,
+    ),
     "granitemoe": replace(
         _GRANITE,
         family="GraniteMoeForCausalLM",
         config=_OLMOE.config,
-        tensors=names(PRE, QKV, OUT, EXPERTS),
+        optional={
+            **_GRANITE.optional,
+            "shared_intermediate_size": "expert_shared_feed_forward_length",
+        },
+        tensors=names(
+            PRE,
+            QKV,
+            OUT,
+            EXPERTS,
+            {name: there.replace("shared_experts", "shared") for name, there in _SHARED.items()},
+        ),
         permuted=PERMUTED,
         read_by_more=(),
-        more=attention_bias,
+        more=_granite,
+        other_families=("GraniteMoeSharedForCausalLM",),
     ),
+    "minimax-m2": replace(
+        _OLMOE,
+        family="MiniMaxM2ForCausalLM",
+        constants={"hidden_act": "silu"},
+        tensors=names(PRE, QKV, QK, OUT, EXPERTS, _SELECTION),
+        read_by_more=("expert_gating_func", "expert_feed_forward_length"),
+        more=_sigmoid,
+    ),
+    "dots1": replace(
+        _OLMOE,
+        family="Dots1ForCausalLM",
+        config=_GROUPED.config,
+        optional=_GROUPED.optional,
+        constants={"hidden_act": "silu"},
+        tensors=names(PRE, QKV, QK, OUT, FFN, EXPERTS, _SHARED, _SELECTION),
+        read_by_more=("expert_gating_func",),
+        more=_dots1,
+    ),
+    "glm4moe": _GROUPED,
     "gpt-oss": replace(
         _OLMOE,
         family="GptOssForCausalLM",
@@ -160,31 +243,5 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
         # What it says of their width is another number for some models; their tensors say it.
         read_by_more=("expert_shared_feed_forward_length",),
         more=None,
-    ),
-    "glm4moe": replace(
-        _OLMOE,
-        family="Glm4MoeForCausalLM",
-        config={**_OLMOE.config, **_WIDTH, "first_k_dense_replace": "leading_dense_block_count"},
-        optional={
-            **OPTIONAL,
-            "n_shared_experts": "expert_shared_count",
-            "routed_scaling_factor": "expert_weights_scale",
-            "norm_topk_prob": "expert_weights_norm",
-            "n_group": "expert_group_count",
-            "topk_group": "expert_group_used_count",
-        },
-        constants={"hidden_act": "silu"},
-        tensors=names(
-            {**PRE, "post_attention_norm": PRE["ffn_norm"]},
-            QKV,
-            QK,
-            OUT,
-            FFN,
-            EXPERTS,
-            _SHARED,
-            {"exp_probs_b": "mlp.gate.selection"},
-        ),
-        read_by_more=("nextn_predict_layers", "expert_gating_func"),
-        more=_glm4,
     ),
 }

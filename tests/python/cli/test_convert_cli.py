@@ -247,7 +247,7 @@ def test_wrong_models_are_one_line(tmp_path: Path, here: Here) -> None:
     assert_one_error(here(folder, out), "config.json: not JSON")
     config.write_text(json.dumps({**hf_makers.LLAMA_CONFIG, "architectures": ["BertModel"]}))
     assert_one_error(
-        here(folder, out), "BertModel is not supported: an encoder without a decoder; supported: "
+        here(folder, out), "BertModel is not supported: an encoder without a decoder; the nearest"
     )
     config.write_text(json.dumps(hf_makers.LLAMA_CONFIG))
 

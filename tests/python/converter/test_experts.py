@@ -36,7 +36,7 @@ def fused(tensors: Tensors) -> Tensors:
         match = re.fullmatch(r"(.*)\.(mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight", name)
         if match:
             experts.setdefault((match[1], match[3]), {})[match[4]] = values
-        elif ".block_sparse_moe.gate." in name:
+        elif re.search(r"block_sparse_moe\.(gate\.|e_score)", name):
             out[name.replace("block_sparse_moe", "mlp")] = values
         elif "block_sparse_moe" in name:  # Granite has them in one, under other names
             for ours, theirs in (

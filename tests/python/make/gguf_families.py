@@ -22,8 +22,8 @@ from make.golden_families import Case
 
 Array = NDArray[np.float32]
 Keys = gguf.Keys
-PERMUTED = ("granite", "granitemoe", "mistral3", "smollm3", "llama")
-PLUS_ONE = ("gemma", "gemma2", "gemma3")
+PERMUTED = ("arcee", "granite", "granitemoe", "mistral3", "smollm3", "llama")
+PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi": "phi2", "phi3": "phi3",
     "smollm3": "smollm3", "granite": "granite", "gemma": "gemma", "gemma2": "gemma2",
@@ -32,7 +32,10 @@ ARCHITECTURES = {
     "gpt_neox": "gptneox", "falcon": "falcon", "bloom": "bloom", "mpt": "mpt", "bitnet": "bitnet",
     "starcoder2": "starcoder2", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "mixtral": "llama",
     "qwen3_moe": "qwen3moe", "granitemoe": "granitemoe", "ernie4_5_moe": "ernie4_5-moe",
-    "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss",
+    "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "seed_oss": "seed_oss", "ernie4_5": "ernie4_5",
+    "qwen3_vl_text": "qwen3vl", "qwen3_vl_moe_text": "qwen3vlmoe", "cohere": "command-r",
+    "cohere2": "cohere2", "nemotron": "nemotron", "jais2": "jais2", "arcee": "arcee",
+    "granitemoeshared": "granitemoe", "dots1": "dots1", "minimax_m2": "minimax-m2",
 }  # fmt: skip
 """model_type of a config.json -> architecture of llama.cpp."""
 _EXPERT_KEYS = {
@@ -40,6 +43,7 @@ _EXPERT_KEYS = {
     "num_experts_per_tok moe_k": Keys.LLM.EXPERT_USED_COUNT,
     "moe_intermediate_size": Keys.LLM.EXPERT_FEED_FORWARD_LENGTH,
     "shared_expert_intermediate_size": Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH,
+    "shared_intermediate_size": Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH,
     "n_shared_experts moe_num_shared_experts": Keys.LLM.EXPERT_SHARED_COUNT,
     "first_k_dense_replace moe_layer_start_index": Keys.LLM.LEADING_DENSE_BLOCK_COUNT,
     "moe_layer_interval": Keys.LLM.INTERLEAVE_MOE_LAYER_STEP,
@@ -112,6 +116,19 @@ def joined_experts(tensors: dict[str, Array]) -> dict[str, Array]:
             at = name.replace("block_sparse_moe.input_linear.weight", "mlp.experts")
             gate, up = np.split(values, 2, axis=1)
             joined |= {f"{at}.gate_proj.weight": list(gate), f"{at}.up_proj.weight": list(up)}
+        elif name.endswith("shared_mlp.input_linear.weight"):
+            at = name.replace("shared_mlp.input_linear.weight", "mlp.shared_experts")
+            gate, up = np.split(values, 2)
+            joined |= {f"{at}.gate_proj.weight": [gate], f"{at}.up_proj.weight": [up]}
+        elif name.endswith("shared_mlp.output_linear.weight"):
+            at = name.replace("shared_mlp.output_linear.weight", "mlp.shared_experts")
+            joined[f"{at}.down_proj.weight"] = [values]
+        elif name.endswith(".experts.gate_up_proj") and f"{name}_bias" not in tensors:
+            at = name.removesuffix(".gate_up_proj")
+            gate, up = np.split(values, 2, axis=1)
+            joined |= {f"{at}.gate_proj.weight": list(gate), f"{at}.up_proj.weight": list(up)}
+        elif name.endswith(".experts.down_proj") and f"{name}_bias" not in tensors:
+            joined[f"{name}.weight"] = list(values)
         elif match := re.fullmatch(r"(.*\.mlp\.experts)\.gate_up_proj(_bias)?", name):  # gpt-oss
             kind = "bias" if match[2] else "weight"
             rows = values if match[2] else values.swapaxes(1, 2)
@@ -198,7 +215,7 @@ def _sizes(config: dict[str, Any]) -> dict[str, Any]:
         said[Keys.LLM.EXPERT_GATING_FUNC] = 2
     if "rms_norm_eps" in config:
         said[Keys.Attention.LAYERNORM_RMS_EPS] = config["rms_norm_eps"]
-    for name in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"):
+    for name in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"):
         if name in config:
             said[Keys.Attention.LAYERNORM_EPS] = config[name]
     return {**said, **_rope(config, head_dim)}
@@ -247,6 +264,7 @@ def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
         ("residual_multiplier", Keys.LLM.RESIDUAL_SCALE),
         ("attention_multiplier", Keys.Attention.SCALE),
         ("logits_scaling", Keys.LLM.LOGIT_SCALE),
+        ("logit_scale", Keys.LLM.LOGIT_SCALE),
         ("attn_logit_softcapping", Keys.LLM.ATTN_LOGIT_SOFTCAPPING),
         ("final_logit_softcapping", Keys.LLM.FINAL_LOGIT_SOFTCAPPING),
     ):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,9 +26,11 @@ from qsf_converter.sources.families.llama import (
     DEFAULTS,
     ENDS,
     LLAMA_RULES,
+    MLP,
     RENAMES,
     Rules,
     fused,
+    gated,
     out,
     pre_norms,
     qkv,
@@ -39,10 +42,9 @@ from qsf_converter.sources.metadata import shown
 def _factors(draft: Draft) -> None:
     config = draft.config
     draft.arch = replace(draft.arch, embedding_factor=config.positive("embedding_multiplier"))
-    draft.set_all(
-        score_scale=config.positive("attention_multiplier"),
-        residual_factor=config.positive("residual_multiplier"),
-    )
+    draft.set_all(residual_factor=config.positive("residual_multiplier"))
+    if config.get("attention_multiplier") is not None:
+        draft.set_all(score_scale=config.positive("attention_multiplier"))
 
 
 def _granite(draft: Draft) -> None:
@@ -123,6 +125,7 @@ _MOE_LAYOUTS = (
     ),
     (ROUTER, *of_gguf()),
 )
+_SHARED: Mapping[str, Any] = {"where": Where.ROUTED, "flag": "shared"}
 _MOE_DEFAULTS = {**EXPERT_DEFAULTS, **_FACTORS, "num_experts": 8, "num_experts_per_tok": 2}
 
 FAMILIES = (
@@ -142,7 +145,7 @@ FAMILIES = (
         model_type="granitemoehybrid",
         rules=(*_ATTENTION, *_shared_ffn("ffn"), *_SCALED_ENDS),
         renames=RENAMES,
-        defaults={**DEFAULTS, **_FACTORS},
+        defaults={**DEFAULTS, **_FACTORS, "shared_intermediate_size": 1024},
         flags={"attention_bias": False},
         windows=_attention_only,
         neutral={"normalization_function": ("rmsnorm",)},
@@ -163,12 +166,11 @@ FAMILIES = (
         name="GraniteMoeSharedForCausalLM",
         title="Granite MoE with a shared expert",
         model_type="granitemoeshared",
-        rules=(
-            *_ATTENTION,
-            *_shared_ffn("shared", where=Where.ROUTED, flag="shared"),
-            *_SCALED_ENDS,
+        rules=(*_ATTENTION, *_SCALED_ENDS),
+        layouts=(
+            *((*rules, *_shared_ffn("shared", **_SHARED)) for rules in _MOE_LAYOUTS[:2]),
+            (*_MOE_LAYOUTS[2], *gated(f"{MLP}shared.", "shared", **_SHARED)),
         ),
-        layouts=_MOE_LAYOUTS,
         renames=EXPERT_RENAMES,
         defaults=_MOE_DEFAULTS,
         flags={"attention_bias": False},

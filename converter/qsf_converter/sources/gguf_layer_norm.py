@@ -1,0 +1,265 @@
+"""How llama.cpp stores families with LayerNorm, as tables. Sources as in `gguf_dialects`."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from qsf.errors import QsfConversionError
+from qsf_converter.sources.gguf_dialects import (
+    CONFIG,
+    FFN,
+    LLAMA_NAMES,
+    OPTIONAL,
+    OUT,
+    PRE,
+    QKV,
+    WINDOW,
+    Dialect,
+    Fields,
+    Shapes,
+    attention_bias,
+    biases,
+    ends_of,
+    layers_of,
+    names,
+)
+
+
+def _stablelm(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
+    if any("attn_q_norm" in name for name in shapes):
+        raise QsfConversionError(
+            "norms of single heads' queries are not supported in GGUF files; convert the "
+            "original model"
+        )
+    return {
+        "use_qkv_bias": any("attn_q.bias" in name for name in shapes),
+        "use_parallel_residual": not any("ffn_norm" in name for name in shapes),
+    }
+
+
+def _starcoder2(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"use_bias": any("attn_q.bias" in name for name in shapes)}
+
+
+def _gpt_neox(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"attention_bias": any("attn_qkv.bias" in name for name in shapes)}
+
+
+def _falcon(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    n_kv_heads = fields.get("attention.head_count_kv", config["num_attention_heads"])
+    has_two_norms = any("attn_norm_2" in name for name in shapes)
+    return {
+        "new_decoder_architecture": has_two_norms,
+        "multi_query": n_kv_heads == 1,
+        "num_kv_heads": n_kv_heads,
+        "bias": any("attn_qkv.bias" in name for name in shapes),
+    }
+
+
+def _mpt(fields: Fields, _shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"attn_config": {"alibi_bias_max": fields.get("attention.max_alibi_bias", 8.0)}}
+
+
+_LAYER_NORM = {**CONFIG, "layer_norm_eps": "attention.layer_norm_epsilon"}
+_FALCON_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+_FALCON = Dialect(
+    family="FalconForCausalLM",
+    config={
+        **{key: CONFIG[key] for key in CONFIG if key != "intermediate_size"},
+        "ffn_hidden_size": "feed_forward_length",
+        "layer_norm_epsilon": "attention.layer_norm_epsilon",
+    },
+    optional={"rope_theta": "rope.freq_base"},
+    constants={"activation": "gelu", "parallel_attn": True, "alibi": False},
+    tensors={
+        **ends_of("transformer.word_embeddings", "transformer.ln_f"),
+        **layers_of("transformer.h", _FALCON_LAYER),
+    },
+    is_ungrouped=True,
+    more=_falcon,
+)
+
+_COHERE = Dialect(
+    family="CohereForCausalLM",
+    config={**_LAYER_NORM, "logit_scale": "logit_scale"},
+    optional=OPTIONAL,
+    constants={"hidden_act": "silu"},
+    tensors=names({"attn_norm": "input_layernorm"}, QKV, OUT, FFN),
+    more=attention_bias,
+)
+_JAIS2 = Dialect(
+    family="Jais2ForCausalLM",
+    config=_LAYER_NORM,
+    optional=OPTIONAL,
+    constants={"hidden_act": "relu2"},
+    tensors=LLAMA_NAMES,
+    more=biases,
+)
+
+LAYER_NORM_DIALECTS: Final[Mapping[str, Dialect]] = {
+    "command-r": _COHERE,
+    # llama.cpp knows that every fourth layer has no window.
+    "cohere2": replace(_COHERE, family="Cohere2ForCausalLM", optional={**OPTIONAL, **WINDOW}),
+    "jais2": _JAIS2,
+    "nemotron": replace(
+        _JAIS2,
+        family="NemotronForCausalLM",
+        config={**CONFIG, "norm_eps": "attention.layer_norm_epsilon"},
+        has_one_in_norms=True,
+    ),
+    "gpt2": Dialect(
+        family="GPT2LMHeadModel",
+        config={
+            "n_layer": "block_count",
+            "n_embd": "embedding_length",
+            "n_inner": "feed_forward_length",
+            "n_head": "attention.head_count",
+            "n_positions": "context_length",
+            "layer_norm_epsilon": "attention.layer_norm_epsilon",
+        },
+        constants={"activation_function": "gelu_new"},
+        tensors={
+            **ends_of("transformer.wte", "transformer.ln_f"),
+            "position_embd.weight": "transformer.wpe.weight",
+            **layers_of(
+                "transformer.h",
+                {
+                    "attn_norm": "ln_1",
+                    "attn_qkv": "attn.c_attn",
+                    "attn_output": "attn.c_proj",
+                    "ffn_norm": "ln_2",
+                    "ffn_up": "mlp.c_fc",
+                    "ffn_down": "mlp.c_proj",
+                },
+            ),
+        },
+    ),
+    "phi2": Dialect(
+        family="PhiForCausalLM",
+        config=_LAYER_NORM,
+        optional=OPTIONAL,
+        constants={"hidden_act": "gelu_new"},
+        tensors={
+            **ends_of("model.embed_tokens", "model.final_layernorm"),
+            **layers_of(
+                "model.layers",
+                {
+                    **QKV,
+                    "attn_norm": "input_layernorm",
+                    "attn_output": "self_attn.dense",
+                    "ffn_up": "mlp.fc1",
+                    "ffn_down": "mlp.fc2",
+                },
+            ),
+        },
+    ),
+    "stablelm": Dialect(
+        family="StableLmForCausalLM",
+        config=_LAYER_NORM,
+        optional=OPTIONAL,
+        constants={"hidden_act": "silu"},
+        tensors=LLAMA_NAMES,
+        more=_stablelm,
+    ),
+    "starcoder2": Dialect(
+        family="Starcoder2ForCausalLM",
+        config={**CONFIG, "norm_epsilon": "attention.layer_norm_epsilon"},
+        optional=OPTIONAL,
+        constants={"hidden_act": "gelu_pytorch_tanh"},
+        tensors=names(PRE, QKV, OUT, {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
+        more=_starcoder2,
+    ),
+    "gptneox": Dialect(
+        family="GPTNeoXForCausalLM",
+        config=_LAYER_NORM,
+        optional={
+            "rotary_emb_base": "rope.freq_base",
+            "use_parallel_residual": "use_parallel_residual",
+        },
+        constants={"hidden_act": "gelu"},
+        tensors={
+            **ends_of("gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out"),
+            **layers_of(
+                "gpt_neox.layers",
+                {
+                    "attn_norm": "input_layernorm",
+                    "attn_qkv": "attention.query_key_value",
+                    "attn_output": "attention.dense",
+                    "ffn_norm": "post_attention_layernorm",
+                    "ffn_up": "mlp.dense_h_to_4h",
+                    "ffn_down": "mlp.dense_4h_to_h",
+                },
+            ),
+        },
+        is_ungrouped=True,
+        more=_gpt_neox,
+    ),
+    "falcon": _FALCON,
+    "bloom": Dialect(
+        family="BloomForCausalLM",
+        config={
+            "n_layer": "block_count",
+            "n_embed": "embedding_length",
+            "n_head": "attention.head_count",
+            "seq_length": "context_length",
+            "layer_norm_epsilon": "attention.layer_norm_epsilon",
+        },
+        tensors={
+            **ends_of("transformer.word_embeddings", "transformer.ln_f"),
+            "token_embd_norm.weight": "transformer.word_embeddings_layernorm.weight",
+            "token_embd_norm.bias": "transformer.word_embeddings_layernorm.bias",
+            **layers_of("transformer.h", {**_FALCON_LAYER, "ffn_norm": "post_attention_layernorm"}),
+        },
+        is_ungrouped=True,
+    ),
+    "mpt": Dialect(
+        family="MptForCausalLM",
+        config={
+            "n_layers": "block_count",
+            "d_model": "embedding_length",
+            "n_heads": "attention.head_count",
+            "max_seq_len": "context_length",
+            "layer_norm_epsilon": "attention.layer_norm_epsilon",
+        },
+        tensors={
+            **ends_of("transformer.wte", "transformer.norm_f"),
+            **layers_of(
+                "transformer.blocks",
+                {
+                    "attn_norm": "norm_1",
+                    "attn_qkv": "attn.Wqkv",
+                    "attn_output": "attn.out_proj",
+                    "ffn_norm": "norm_2",
+                    "ffn_up": "ffn.up_proj",
+                    "ffn_down": "ffn.down_proj",
+                },
+            ),
+        },
+        more=_mpt,
+        read_by_more=("attention.max_alibi_bias",),
+    ),
+}
+
+_FALCON_TWO_NORMS: Final = replace(
+    _FALCON,
+    tensors={
+        **_FALCON.tensors,
+        **layers_of("transformer.h", {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}),
+    },
+)
+
+
+def variant_of(dialect: Dialect, shapes: Shapes) -> Dialect:
+    """Return the dialect in which these tensors are meant: Falcon has one norm or two."""
+    if dialect is _FALCON and any("attn_norm_2" in name for name in shapes):
+        return _FALCON_TWO_NORMS
+    return dialect
