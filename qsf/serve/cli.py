@@ -52,7 +52,11 @@ def main(arguments: list[str] | None = None) -> int:
             return _fail(command.explain(error), EXIT_USAGE)
         read = Path(request.model) if isinstance(error, QsfFormatError) else None
         return _fail(command.explain(error, read))
+    except BrokenPipeError:  # the reader of --help or --plan has had enough
+        command.drop_output()
+        return 0
     except OSError as error:
+        command.drop_output()
         return _fail(command.explain_system(error))
 
 
@@ -241,19 +245,20 @@ async def _serve(model: Model, path: Path, request: Request, constraints: Constr
     loop = asyncio.get_running_loop()
 
     def on_signal(number: int) -> None:
-        if stopped.is_set():
+        # The system and the shell both say that the terminal is gone: that is no impatience.
+        if stopped.is_set() and number != signal.SIGHUP:
             command.leave_at_once(number)
         stopped.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
+    for number in command.STOPPING:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asks for
+            loop.add_signal_handler(number, on_signal, number)
     try:
         where = await server.start(options.host, options.port)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise QsfIOError(f"--host {options.host} --port {options.port}: {reason}") from None
-    sys.stderr.write(f"qsf-serve: {server.serving.name} at {where}\n")
-    sys.stderr.flush()
+    command.say_line(f"qsf-serve: {server.serving.name} at {where}")
     await stopped.wait()
     await server.stop(options.grace)
     return 0

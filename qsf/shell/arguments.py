@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from qsf.options import Flag, Keywords, Kind, Option, Switch, Texts, described
@@ -36,6 +37,12 @@ class Parser(argparse.ArgumentParser):
                 message = f"one MODEL is enough: what is {unknown!r}? Texts with spaces need quotes"
         # "argument -n/--max-tokens/--n-predict: ..." names the option in each of its ways.
         raise UsageError(re.sub(r"^argument (?:-\w/)?([\w-]+)[\w/-]*:", r"\1:", message))
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help. Raises OSError, which argparse forgets, where it cannot be written."""
+        stream = file or sys.stdout
+        stream.write(self.format_help())
+        stream.flush()
 
     def _suggestion(self, word: str) -> str:
         from difflib import get_close_matches

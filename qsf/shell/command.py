@@ -15,12 +15,13 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import TextIO
 
-    from typing_extensions import Self
+    from typing_extensions import Buffer, Self
 
     from qsf.errors import QsfError
 
@@ -28,7 +29,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
-_STOPPING = {  # the end of the terminal asks for the same as SIGTERM
+STOPPING: Final = {  # the end of the terminal asks for the same as SIGTERM
     signal.SIGINT: signal.SIGINT,
     signal.SIGTERM: signal.SIGTERM,
     signal.SIGHUP: signal.SIGTERM,
@@ -53,7 +54,7 @@ class StoppedError(BaseException):
 
 
 def _raise_stopped(number: int, _frame: object) -> None:
-    raise StoppedError(_STOPPING[signal.Signals(number)])
+    raise StoppedError(STOPPING[signal.Signals(number)])
 
 
 @contextlib.contextmanager
@@ -63,7 +64,7 @@ def stopped_by_signals() -> Iterator[None]:
     if threading.current_thread() is threading.main_thread():
         previous = {
             number: signal.signal(number, _raise_stopped)
-            for number in _STOPPING
+            for number in STOPPING
             if signal.getsignal(number) is not signal.SIG_IGN
         }
     try:
@@ -125,7 +126,7 @@ class Watcher:
             numbers = os.read(self._reader, 64)
             if not numbers:
                 return
-            for number, meaning in _STOPPING.items():
+            for number, meaning in STOPPING.items():
                 if number in numbers:
                     self._on_signal(meaning)
 
@@ -210,8 +211,13 @@ def typed(program: str) -> str:
 
 def say_error(program: str, text: str) -> None:
     """Print an error as the commands do: one line on standard error."""
+    say_line(f"{typed(program)}: error: {one_line(text)}")
+
+
+def say_line(line: str) -> None:
+    """Print a line on standard error, if there is anybody to take it: the terminal may be gone."""
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"{typed(program)}: error: {one_line(text)}\n")
+        sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
 
@@ -254,8 +260,45 @@ def explain_folder(path: Path) -> str:
     return f"{path} is a folder, not a .qsf file"
 
 
+class _WholeOutput(io.FileIO):
+    """A descriptor whose ``write`` writes all bytes, or raises OSError.
+
+    The system may take a part only: of a pipe that does not wait, or whose reader is slow when a
+    signal comes. Python's own text streams forget the rest where PYTHONUNBUFFERED is set.
+    """
+
+    def write(self, data: Buffer, /) -> int:
+        """Write all of ``data``, waiting for whoever reads; return its size."""
+        left = memoryview(data).cast("B")
+        n_bytes = len(left)
+        while left:
+            n_written = super().write(left)
+            if n_written is None:  # it does not wait, and is full
+                select.select([], [self], [])
+            else:
+                left = left[n_written:]
+        return n_bytes
+
+
+def _whole(stream: TextIO) -> TextIO:
+    """Return a standard stream that loses no byte silently and fails for no character."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream  # somebody's own
+    stream.reconfigure(errors="replace")
+    if stream not in (sys.__stdout__, sys.__stderr__) or isinstance(stream.buffer, _WholeOutput):
+        return stream
+    stream.flush()
+    return io.TextIOWrapper(
+        _WholeOutput(stream.fileno(), "w", closefd=False),
+        encoding=stream.encoding,
+        errors="replace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
 def prepare_streams() -> None:
-    """Open the standard streams that our parent closed; none fails for a character it lacks."""
+    """Open the standard streams that our parent closed, and let them write all or fail."""
     nowhere = Path(os.devnull)
     if sys.stdin is None:
         sys.stdin = nowhere.open(encoding="utf-8")
@@ -263,9 +306,7 @@ def prepare_streams() -> None:
         sys.stdout = nowhere.open("w", encoding="utf-8")
     if sys.stderr is None:
         sys.stderr = nowhere.open("w", encoding="utf-8")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    sys.stdout, sys.stderr = _whole(sys.stdout), _whole(sys.stderr)
 
 
 def read_at_most(file: IO[bytes], n_bytes: int) -> bytes:

@@ -155,7 +155,10 @@ def front() -> NoReturn:
 
 
 def _print(text: str) -> NoReturn:
+    from qsf.shell.command import prepare_streams
+
     try:
+        prepare_streams()
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError:

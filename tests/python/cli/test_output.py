@@ -1,0 +1,62 @@
+"""Standard output loses nothing: pipes that do not wait, slow readers, containers' settings."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+# More than a pipe holds, written by a command's own means; then one piece larger than a pipe.
+WRITER = """
+import sys
+from qsf.shell import command
+
+command.prepare_streams()
+for stream in (sys.stdout, sys.stderr):
+    for _ in range(900):
+        stream.write("x" * 99 + "\\n")
+        stream.flush()
+    stream.write("\\N{EURO SIGN}" * 50_000)
+    stream.flush()
+"""
+N_BYTES = 900 * 100 + 3 * 50_000
+
+
+@pytest.mark.parametrize("is_unbuffered", [False, True])
+@pytest.mark.parametrize("is_blocking", [False, True])
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_every_byte_arrives(name: str, *, is_blocking: bool, is_unbuffered: bool) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, is_blocking)
+    unbuffered = {"PYTHONUNBUFFERED": "1"} if is_unbuffered else {"PYTHONUNBUFFERED": ""}
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, name: writer}
+    environment = {**os.environ, **unbuffered, "PYTHONIOENCODING": "utf-8"}
+    with subprocess.Popen([sys.executable, "-c", WRITER], env=environment, **streams) as process:  # type: ignore[call-overload]
+        os.close(writer)
+        n_bytes = 0
+        while data := os.read(reader, 4096):
+            n_bytes += len(data)
+            time.sleep(0.0002)
+        assert process.wait(60) == 0
+    os.close(reader)
+    assert n_bytes == N_BYTES
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
+@pytest.mark.parametrize("is_unbuffered", [False, True])
+@pytest.mark.parametrize("words", [["--help"], ["list"], ["run", "--help"], ["serve", "--help"]])
+def test_output_that_cannot_be_written_is_a_failure(
+    words: list[str], *, is_unbuffered: bool
+) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1" if is_unbuffered else ""}
+    with open("/dev/full", "wb") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [sys.executable, "-m", "qsf", *words],
+            stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False,
+        )  # fmt: skip
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
