@@ -108,7 +108,10 @@ class Gate:
             "vary": "origin",
             "access-control-allow-origin": origin,
             "access-control-allow-methods": "GET, POST, OPTIONS",
-            "access-control-allow-headers": "authorization, content-type, x-api-key",
+            "access-control-allow-headers": (
+                "authorization, content-type, x-api-key, x-request-id"
+            ),
+            "access-control-expose-headers": "x-request-id",
             "access-control-max-age": "600",
         }
 

@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import json
 import re
+import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -36,6 +37,8 @@ REFUSAL = (
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _BAD_LINE = re.compile(rb"(?<!\r)\n|\r\n[ \t]")  # or a line that continues the one before
 _LENGTHS = re.compile(rb"\ncontent-length[ \t]*:", re.IGNORECASE)
+_ABSOLUTE = re.compile(r"https?://([^/?#]+)(.*)", re.IGNORECASE)  # RFC 9112, 3.2.2
+_REQUEST_ID = re.compile(r"[\w.:/=+-]{1,128}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +54,18 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The head of a request; names of headers are in small letters."""
+    """The head of a request; names of headers are in small letters.
+
+    Attributes:
+        request_id: of the client, else made here: the answer and the log have it.
+    """
 
     method: str
     path: str
     headers: dict[str, str]
     peer: str
     is_http_1_0: bool = False
+    request_id: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def get(self, name: str) -> str:
         """Return a header, "" where there is none."""
@@ -163,7 +171,7 @@ class Exchange:
     def _begin(self, status: int, headers: dict[str, str], n_bytes: int | None) -> None:
         self.status = status
         every = self.connection.extra_headers(self.head)
-        values = {**headers, **self.headers, **every}
+        values = {**headers, **self.headers, **every, "x-request-id": self.head.request_id}
         if n_bytes is not None:
             values["content-length"] = str(n_bytes)
         self.connection.write_head(status, values)
@@ -200,8 +208,12 @@ class Connection(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._exchange: Exchange | None = None
         self._is_closing = False
+        self._is_waiting = True
+        self._n_served = 0
+        self.idle_since = 0.0
         self._task: asyncio.Task[None] | None = None
         self.peer = ""
+        self.is_counted = False  # against the limit: until the last answer is sent
 
     # ---- what asyncio calls ----
 
@@ -217,6 +229,7 @@ class Connection(asyncio.Protocol):
             self._is_closing = True
             asyncio.get_running_loop().call_later(self._deadlines.linger, transport.abort)
             return
+        self.is_counted = True
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
     def data_received(self, data: bytes) -> None:
@@ -239,6 +252,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Note the end."""
+        self.is_counted = False
         self._is_eof = self._is_closing = True
         self._wake()
         if self._drained is not None and not self._drained.done():
@@ -271,7 +285,12 @@ class Connection(asyncio.Protocol):
     @property
     def is_idle(self) -> bool:
         """No request is being read or answered."""
-        return self._exchange is None and not self._incoming
+        return self._is_waiting and not self._incoming
+
+    @property
+    def is_spare(self) -> bool:
+        """Its client was answered, and may connect again for another request."""
+        return self.is_counted and self.is_idle and self._n_served > 0
 
     def extra_headers(self, head: Head | None) -> dict[str, str]:
         """Return headers that every answer has."""
@@ -314,6 +333,7 @@ class Connection(asyncio.Protocol):
         """End the connection after the request that is being answered, or now."""
         self._is_closing = True
         if self.is_idle:
+            self.is_counted = False
             self._transport.close()
 
     # ---- reading ----
@@ -335,12 +355,14 @@ class Connection(asyncio.Protocol):
     async def _read_head(self) -> Head:
         """Return the next head. Raises Problem, _GoneError, TimeoutError while nothing came."""
         loop = asyncio.get_running_loop()
+        self._is_waiting, self.idle_since = True, loop.time()
         while True:
             while self._incoming[:2] == b"\r\n":  # RFC 9112, 2.2
                 del self._incoming[:2]
             if self._incoming and not self._incoming.startswith(b"\r"):
                 break
             await self._more(self._deadlines.idle)
+        self._is_waiting = False
         ends_at = loop.time() + self._deadlines.head
         while (end := _HEAD_END.search(self._incoming)) is None:
             self._check_head_size(len(self._incoming))
@@ -402,9 +424,15 @@ class Connection(asyncio.Protocol):
         ):
             raise Problem(400, "bad_request", "Transfer-Encoding goes with HTTP/1.1 and alone")
         target = event.target.decode("latin-1")
-        path = unquote(target.split("?")[0])
-        is_http_1_0 = event.http_version < b"1.1"
-        return Head(event.method.decode("latin-1"), path, headers, self.peer, is_http_1_0)
+        absolute = _ABSOLUTE.fullmatch(target)
+        if absolute is not None:  # its host counts, whatever the header says
+            headers["host"], target = absolute[1], absolute[2]
+        path = unquote(target.split("?")[0]) or "/"
+        head = Head(
+            event.method.decode("latin-1"), path, headers, self.peer, event.http_version < b"1.1"
+        )
+        has_id = _REQUEST_ID.fullmatch(head.get("x-request-id"))
+        return replace(head, request_id=has_id[0]) if has_id else head
 
     async def _hold_large_body(self, exchange: Exchange) -> None:
         """Wait until a large body may be in memory: few may be at a time. Raises Problem."""
@@ -479,6 +507,7 @@ class Connection(asyncio.Protocol):
             raise
         finally:
             self._exchange = None
+            self.is_counted = False
             await self._linger()
 
     async def _serve_one(self) -> bool:
@@ -499,6 +528,7 @@ class Connection(asyncio.Protocol):
             self._exchange = None
             if exchange is not None:
                 exchange.drop_body()
+        self._n_served += 1
         if self._is_closing or self._h11.our_state is not h11.DONE:
             return False
         if self._h11.their_state is not h11.DONE:
@@ -522,7 +552,8 @@ class Connection(asyncio.Protocol):
         """Close; a client that is still sending gets the answer first, and not a reset."""
         if self._transport.is_closing():
             return
-        if self._is_eof or self._h11.our_state is h11.IDLE:
+        is_over = self._h11.their_state in (h11.DONE, h11.MUST_CLOSE) and not self._incoming
+        if self._is_eof or is_over or self._h11.our_state is h11.IDLE:
             self._transport.close()
             return
         n_bytes = 0

@@ -108,7 +108,7 @@ def read_chat(body: dict[str, Any], serving: Serving) -> Asked:
         raise invalid("top_logprobs", f"top_logprobs is {n_top}, and logprobs is not true")
     choosing = read_choosing(fields, serving, n_top=n_top, has_logprob=has_logprob)
     most = read_max_tokens(fields, "max_completion_tokens", "max_tokens")
-    prompt, begins_text = _read_turns(fields, serving, common["tools"])
+    prompt, begins_text = read_turns(fields, serving, common["tools"])
     n, stops = read_choices(fields, serving), read_stops(fields)
     return Asked(
         prompts=[prompt],
@@ -122,7 +122,7 @@ def read_chat(body: dict[str, Any], serving: Serving) -> Asked:
     )
 
 
-def _read_turns(fields: Fields, serving: Serving, tools: Tools | None) -> tuple[list[int], bool]:
+def read_turns(fields: Fields, serving: Serving, tools: Tools | None) -> tuple[list[int], bool]:
     """Return the prompt for the answer to ``messages``, and whether the answer begins a text."""
     values = fields.take("chat_template_kwargs", Keywords(), {})
     effort = fields.text("reasoning_effort")
@@ -142,10 +142,7 @@ def encode_messages(
     if template.is_plain:
         arguments = {}
     try:
-        turns = as_messages(messages)
-        for turn in turns:
-            if turn["role"] == "developer":
-                turn["role"] = "system"
+        turns = as_turns(messages)
         prefix = ""
         last = turns[-1]
         is_begun = last["role"] == "assistant" and len(turns) > 1 and not last.get("tool_calls")
@@ -160,6 +157,15 @@ def encode_messages(
     except QsfArgumentError as error:
         raise too_long(error, "messages") from None
     return prompt, not prefix and not template.is_plain
+
+
+def as_turns(messages: list[Any]) -> list[dict[str, Any]]:
+    """Return messages as chat templates know them. Raises QsfArgumentError."""
+    turns = as_messages(messages)
+    for turn in turns:
+        if turn["role"] == "developer":
+            turn["role"] = "system"
+    return turns
 
 
 def read_completion(body: dict[str, Any], serving: Serving) -> Asked:

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import threading
 import time
 from array import array
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -30,6 +28,7 @@ from qsf.serve.page import page_headers, read_page
 from qsf.serve.problems import Problem, problem_of
 from qsf.serve.scheduler import Scheduler
 from qsf.serve.slot_files import SlotFiles
+from qsf.shell import command
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,6 @@ class Server:
         self._prefix = prefix
         self._created = int(time.time())
         self._connections: set[Connection] = set()
-        self._addresses: Counter[str] = Counter()
         self._outbox: list[tuple[Call, int, Event]] = []
         self._outbox_lock = threading.Lock()
         # One thread for templates, tokens and JSON: the reserve of the memory plan is for one.
@@ -176,22 +174,26 @@ class Server:
         return connection
 
     def _is_welcome(self, connection: Connection) -> bool:
-        """Count a connection of an address; return whether there may be one more."""
-        peer = connection.peer
-        self._addresses[peer] += 1
-        n_connections, most = len(self._connections), self._bounds.max_connections
-        if n_connections > 2 * most:
+        """Return whether there may be one more connection; a spare one goes where it must."""
+        most = self._bounds.max_connections
+        if len(self._connections) > 2 * most:
             connection.abort()
-        if self._is_stopping or n_connections > most:
             return False
-        is_near = peer in ("", "127.0.0.1", "::1")  # a proxy may be there
-        return is_near or self._addresses[peer] <= self._bounds.max_of_address
+        counted = [other for other in self._connections if other.is_counted]
+        is_near = connection.peer in ("", "127.0.0.1", "::1")  # a proxy may be there
+        near = [other for other in counted if other.peer == connection.peer]
+        if not is_near and len(near) >= self._bounds.max_of_address:
+            counted, most = near, self._bounds.max_of_address
+        if not self._is_stopping and len(counted) >= most:
+            spare = [other for other in counted if other.is_spare]
+            if spare:
+                longest = min(spare, key=lambda other: other.idle_since)
+                longest.close_when_done()
+                counted.remove(longest)
+        return not self._is_stopping and len(counted) < most
 
     def _disconnected(self, connection: Connection) -> None:
         self._connections.discard(connection)
-        self._addresses[connection.peer] -= 1
-        if self._addresses[connection.peer] <= 0:
-            del self._addresses[connection.peer]
 
     # ---- from the engine's thread to the loop ----
 
@@ -274,8 +276,8 @@ class Server:
                 whose = owner[:8] or "-"
                 gone = " gone" if exchange.is_gone else ""
                 self._log(
-                    f"{whose} {head.method} {head.path} {exchange.status} {seconds:.3f} s "
-                    f"{note}{gone}".rstrip()
+                    f"{whose} {head.request_id} {head.method} {head.path} {exchange.status} "
+                    f"{seconds:.3f} s {note}{gone}".rstrip()
                 )
 
     async def _in_thread(self, call: Callable[[], Any]) -> Any:
@@ -360,5 +362,4 @@ def _note(choices: Sequence[Choice]) -> str:
 def log_line(text: str) -> None:
     """Print one line of the log on standard error."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S")
-    sys.stderr.write(f"{stamp} {json.dumps(text, ensure_ascii=True)[1:-1]}\n")
-    sys.stderr.flush()
+    command.say_line(f"{stamp} {json.dumps(text, ensure_ascii=True)[1:-1]}")

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError
 from qsf.options import Keywords
-from qsf.serve.asked import MAX_MESSAGES, Serving, read_messages, too_long
+from qsf.serve.asked import Serving, read_messages, too_long
 from qsf.serve.fields import Fields, shown
+from qsf.serve.openai import as_turns, read_turns
 from qsf.serve.problems import invalid
 from qsf.serve.tools import chat_turns, read_chat_tools
-from qsf.text.arguments import as_messages
+from qsf.text.tokenizer import max_text_bytes
 
 if TYPE_CHECKING:
     from qsf.serve.scheduler import Scheduler
@@ -103,7 +104,7 @@ def tokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     has_prefix = fields.flag("add_special", fields.flag("add_special_tokens", "prompt" in body))
     text = fields.text("content", fields.text("prompt"))
     if "messages" in fields:
-        tokens = _chat_tokens(fields, serving)
+        tokens, _ = read_turns(fields, serving, read_chat_tools(fields, serving))
     else:
         if text is None:
             raise invalid("content", "content is missing: a text, or messages")
@@ -126,21 +127,6 @@ def tokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     return {**answer, "count": len(tokens), "max_model_len": serving.ctx_tokens}
 
 
-def _chat_tokens(fields: Fields, serving: Serving) -> list[int]:
-    messages = fields.list("messages", MAX_MESSAGES)
-    arguments = fields.take("chat_template_kwargs", Keywords(), {})
-    try:
-        tools = _described_tools(fields, serving)
-        return serving.model.chat_tokens(as_messages(chat_turns(messages)), arguments, tools)
-    except QsfArgumentError as error:
-        raise too_long(error, "messages") from None
-
-
-def _described_tools(fields: Fields, serving: Serving) -> list[dict[str, Any]] | None:
-    tools = read_chat_tools(fields, serving)
-    return None if tools is None else tools.described
-
-
 def detokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     """Answer /detokenize: ``tokens`` to ``content``, which vLLM calls ``prompt``."""
     fields = Fields(body)
@@ -156,16 +142,19 @@ def detokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
 
 
 def apply_template(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
-    """Answer /apply-template: ``messages`` to the prompt that they become."""
+    """Answer /apply-template: ``messages`` to the prompt that they become, refused as in chats."""
     fields = Fields(body)
     messages = read_messages(fields)
+    template = serving.model.chat_template
     arguments = fields.take("chat_template_kwargs", Keywords(), {})
+    tools = read_chat_tools(fields, serving)
     try:
-        prompt = serving.model.chat_template.render(
-            as_messages(chat_turns(messages)),
-            tools=_described_tools(fields, serving),
-            template_args=arguments,
+        prompt = template.render(
+            as_turns(chat_turns(messages)),
+            tools=None if tools is None else tools.described,
+            template_args={} if template.is_plain else arguments,
             add_generation_prompt=fields.flag("add_generation_prompt", True),
+            max_bytes=max_text_bytes(serving.ctx_tokens),
         )
     except QsfArgumentError as error:
         raise too_long(error, "messages") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -156,14 +158,25 @@ def test_addresses_that_others_reach(host: str) -> None:
     assert not is_loopback(host)
 
 
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+def answer_of(sock: socket.socket, request: bytes) -> bytes:
+    """Send a request and return its answer: a head, and a body of one object."""
+    sock.sendall(request)
+    answer = b""
+    while not answer.endswith(b"}") and (more := sock.recv(4096)):
+        answer += more
+    return answer
+
+
 def test_connections_have_a_limit(tiny_llama_4bit: Path) -> None:
     with serving(tiny_llama_4bit, parallel=1, connections=3) as client:
         held = [client.connect() for _ in range(3)]
         for sock in held:
-            sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            assert sock.recv(4096).startswith(b"HTTP/1.1 200")
-        answer = client.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert answer.startswith(b"HTTP/1.1 503")
+            request = HEALTH + HEALTH[:9]  # and the beginning of another
+            assert answer_of(sock, request).startswith(b"HTTP/1.1 200")
+        assert client.send(HEALTH).startswith(b"HTTP/1.1 503")
         held.pop().close()
         for _ in range(500):
             try:
@@ -176,6 +189,44 @@ def test_connections_have_a_limit(tiny_llama_4bit: Path) -> None:
             pytest.fail("a connection that has ended still counts")
         for sock in held:
             sock.close()
+
+
+def test_the_connection_that_is_idle_longest_makes_room(tiny_llama_4bit: Path) -> None:
+    with serving(tiny_llama_4bit, parallel=1, connections=3) as client, ExitStack() as stack:
+        held = [stack.enter_context(client.connect()) for _ in range(3)]
+        for sock in (*held, held[0]):
+            assert answer_of(sock, HEALTH).startswith(b"HTTP/1.1 200")
+        assert client.get("/health").status == 200
+        assert held[1].recv(1) == b""
+        for sock in (held[0], held[2]):
+            assert answer_of(sock, HEALTH).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (HEALTH.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"), b"200"),
+        (b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n", b"404"),
+    ],
+    ids=["answered", "refused"],
+)
+def test_a_connection_that_had_its_answer_does_not_count(
+    tiny_llama_4bit: Path, request_: bytes, status: bytes
+) -> None:
+    with serving(tiny_llama_4bit, parallel=1, connections=4) as client, ExitStack() as stack:
+        for _ in range(7):  # their clients do not close them
+            sock = stack.enter_context(client.connect())
+            assert answer_of(sock, request_).startswith(b"HTTP/1.1 " + status)
+
+
+def test_the_host_of_an_absolute_target_is_checked(tiny_llama_4bit: Path) -> None:
+    with serving(tiny_llama_4bit, parallel=1) as client:
+        for host, status in ((b"localhost", b"200"), (b"example.org", b"403")):
+            answer = client.send(
+                b"GET http://" + host + b"/health HTTP/1.1\r\nhost: localhost\r\n"
+                b"connection: close\r\n\r\n"
+            )
+            assert answer.startswith(b"HTTP/1.1 " + status)
 
 
 def test_a_socket_of_unix(tiny_llama_4bit: Path, tmp_path: Path) -> None:

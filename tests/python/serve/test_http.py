@@ -151,6 +151,23 @@ CHUNKED = (
 )
 
 
+def test_an_absolute_target_is_a_path() -> None:
+    for target, path in ((b"/c?d", b"/c"), (b"", b"/"), (b"?d", b"/")):
+        answer = talk([GET.replace(b"/a", b"HTTP://x:80" + target)])
+        assert b"GET " + path + b" 0" in answer
+
+
+def test_each_answer_has_the_id_of_its_request() -> None:
+    own = GET.replace(b"\r\n\r\n", b"\r\nX-Request-Id: Ab-1.:/+=_\r\n\r\n")
+    bad = own.replace(b"Ab-1", b"a b")
+    refused = own.replace(b"/a", b"/refused")
+    answer = talk([own + bad + GET + refused])
+    ids = re.findall(rb"\r\nx-request-id: (.*)\r\n", answer)
+    assert ids[0] == ids[3] == b"Ab-1.:/+=_"
+    assert re.fullmatch(rb"[0-9a-f]{32}", ids[1])
+    assert ids[1] != ids[2]
+
+
 def test_requests_follow_each_other() -> None:
     answer = talk([GET + POST + CHUNKED + GET])
     assert statuses(answer) == [200] * 4

@@ -352,6 +352,32 @@ def test_tokens_and_templates(client: Client) -> None:
     assert (long.status, long.error["code"]) == (400, "context_length_exceeded")
 
 
+@pytest.mark.parametrize("which", ["client", "plain"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": "x " * 40_000}]},
+        {"messages": [{"role": "developer", "content": "short"}, *CHAT]},
+        {"messages": []},
+        {"messages": CHAT, "chat_template_kwargs": {"a": 1}},
+        {"messages": CHAT, "chat_template_kwargs": 1},
+        {"messages": CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"messages": [{"role": "user"}]},
+        {"messages": [1]},
+    ],
+)
+def test_what_tokenises_or_renders_a_chat_refuses_what_a_chat_does(
+    request: pytest.FixtureRequest, which: str, fields: dict[str, Any]
+) -> None:
+    client = request.getfixturevalue(which)
+    chat = client.post("/v1/chat/completions", max_tokens=1, **fields)
+    for path in ("/apply-template", "/tokenize"):
+        answer = client.post(path, **fields)
+        assert answer.status == chat.status
+        if chat.status != 200:
+            assert answer.error == chat.error
+
+
 def test_status_pages_have_no_text(client: Client) -> None:
     client.post("/v1/completions", prompt="zebra zebra", max_tokens=3)
     for path in ("/props", "/slots", "/metrics"):
@@ -481,6 +507,23 @@ def test_the_command_serves_and_ends(tiny_llama_4bit: Path) -> None:
         assert process.wait(30) == 0
     assert "POST /v1/completions 200" in rest
     assert START not in rest
+
+
+def test_the_end_of_the_terminal_keeps_sessions(tiny_llama_4bit: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "qsf", "serve", str(tiny_llama_4bit), "--port", "0"]
+    with started([*words, "--session-dir", str(tmp_path)]) as process:
+        assert process.stderr is not None
+        url = process.stderr.readline().split()[-1]
+        body = json.dumps({"prompt": f"{START} " * 9, "max_tokens": 4}).encode()
+        headers = {"content-type": "application/json", "x-request-id": "mine"}
+        request = urllib.request.Request(f"{url}/v1/completions", body, headers)
+        urllib.request.urlopen(request, timeout=60).close()
+        assert " mine POST /v1/completions 200" in process.stderr.readline()
+        process.stderr.close()  # as the terminal
+        for _ in range(2):  # one of the system, one of the shell
+            process.send_signal(signal.SIGHUP)
+        assert process.wait(30) == 0
+    assert len(list(tmp_path.glob("*.qsfs"))) == 1
 
 
 def test_a_port_in_use_and_a_plan(tiny_llama_4bit: Path, plain: Client) -> None:
