@@ -45,10 +45,8 @@
 #define RUN_NS 2000000
 #define COUNT_OF(array) (sizeof(array) / sizeof(array)[0])
 
-static const qsf_dtype dtypes[] = {QSF_DTYPE_4BIT,          QSF_DTYPE_4BIT_SYM, QSF_DTYPE_3BIT,
-                                   QSF_DTYPE_2BIT,          QSF_DTYPE_2BIT_SYM, QSF_DTYPE_TERNARY,
-                                   QSF_DTYPE_TERNARY_DENSE, QSF_DTYPE_8BIT,     QSF_DTYPE_MXFP4,
-                                   QSF_DTYPE_F16,           QSF_DTYPE_F32};
+#define ID(id, ...) (id),
+static const qsf_dtype dtypes[] = {QSF_CODED_TYPES(ID) QSF_FLOAT_TYPES(ID)};
 static const size_t token_counts[] = {1, 2, 4, 8, 16, 64, MAX_TOKENS};
 static const size_t table_counts[] = {1, 8, 64, MAX_TOKENS};
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "base/dtype.h"
+#include "types/dtype.h"
 #include "include/qsf.h"
 
 #define N_ROWS 256

@@ -18,21 +18,24 @@ from pathlib import Path
 MAY_INCLUDE: dict[str, frozenset[str]] = {
     "include": frozenset(),
     "base": frozenset(),
+    "types": frozenset(),
     "platform": frozenset({"base"}),
     "memory": frozenset({"base", "platform"}),
     "io": frozenset({"base", "platform"}),
     "machine": frozenset({"base", "platform", "memory"}),
     "checksum": frozenset({"base", "platform"}),
-    "format": frozenset({"base", "platform", "memory", "checksum"}),
-    "stream": frozenset({"base", "platform", "memory", "io", "checksum", "format"}),
-    "kernels": frozenset({"base", "platform"}),
-    "quantise": frozenset({"base", "platform", "kernels"}),
+    "format": frozenset({"base", "types", "platform", "memory", "checksum"}),
+    "stream": frozenset({"base", "types", "platform", "memory", "io", "checksum", "format"}),
+    "kernels": frozenset({"base", "types", "platform"}),
+    "quantise": frozenset({"base", "types", "platform", "kernels"}),
     "text": frozenset({"base", "platform", "memory"}),
     "guess": frozenset({"base", "memory"}),
-    "model": frozenset({"base", "platform", "memory", "checksum", "format", "stream", "kernels"}),
+    "model": frozenset(
+        {"base", "types", "platform", "memory", "checksum", "format", "stream", "kernels"}
+    ),
     "engine": frozenset(
-        {"base", "platform", "memory", "io", "machine", "checksum", "format", "stream", "kernels"}
-        | {"text", "guess", "model"}
+        {"base", "types", "platform", "memory", "io", "machine", "checksum", "format", "stream"}
+        | {"kernels", "text", "guess", "model"}
     ),
 }
 BANNED: dict[str, frozenset[str]] = {  # calls, and the rooms where they are allowed

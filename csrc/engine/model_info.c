@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/dtype.h"
+#include "types/dtype.h"
 #include "base/status.h"
 #include "engine/model.h"
 

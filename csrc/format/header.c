@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
-#include "base/dtype.h"
+#include "types/dtype.h"
 #include "base/status.h"
 #include "checksum/crc32.h"
 

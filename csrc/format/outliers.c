@@ -13,7 +13,7 @@
 
 #include "base/bytes.h"
 #include "base/checked.h"
-#include "base/dtype.h"
+#include "types/dtype.h"
 #include "base/status.h"
 
 #define F16_EXPONENT 0x7C00U       /* all ones: infinite or NaN */

@@ -14,7 +14,7 @@
 
 #include "base/bytes.h"
 #include "base/checked.h"
-#include "base/dtype.h"
+#include "types/dtype.h"
 #include "base/status.h"
 #include "format/outliers.h"
 

@@ -50,21 +50,13 @@ typedef struct code_layout {
     size_t code_step;
 } code_layout;
 
-QSF_FORCED_INLINE code_layout layout_of(qsf_dtype dtype)
+QSF_FORCED_INLINE code_layout layout_of(qsf_codes codes)
 {
-    if (dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM)
+    if (codes == QSF_CODES_4BIT)
         return (code_layout){8, 2, 1, 8};
-    if (dtype == QSF_DTYPE_TERNARY_DENSE)
+    if (codes == QSF_CODES_TRITS)
         return (code_layout){3, 5, 5, 1};
     return (code_layout){4, 4, 1, 4};
-}
-
-/* A literal after inlining, unlike qsf_dtype_has_min(). */
-QSF_FORCED_INLINE const unsigned char *codes_of(qsf_dtype dtype, const unsigned char *tile)
-{
-    const bool has_min =
-        dtype == QSF_DTYPE_2BIT || dtype == QSF_DTYPE_3BIT || dtype == QSF_DTYPE_4BIT;
-    return tile + QSF_TILE_CODES_OFF(has_min);
 }
 
 /* Decodes the five digits of each byte: code [5]. Bytes are in the high halves of 16-bit words,
@@ -96,17 +88,17 @@ QSF_FORCED_INLINE void load_trits(__m256i bytes, __m256i *code)
 }
 
 /* Loads the codes of plane p of half a tile: code [n_codes]. Literal is_odd: p % 2. */
-QSF_FORCED_INLINE void load_plane(qsf_dtype dtype, const unsigned char *half, size_t p, bool is_odd,
+QSF_FORCED_INLINE void load_plane(qsf_codes kind, const unsigned char *half, size_t p, bool is_odd,
                                   __m256i *code)
 {
     const __m256i bytes = load32(half + p * 64);
-    if (dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM) {
+    if (kind == QSF_CODES_4BIT) {
         const __m256i mask = _mm256_set1_epi8(15);
         code[0] = _mm256_and_si256(bytes, mask);
         code[1] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
         return;
     }
-    if (dtype == QSF_DTYPE_TERNARY_DENSE) {
+    if (kind == QSF_CODES_TRITS) {
         load_trits(bytes, code);
         return;
     }
@@ -115,7 +107,7 @@ QSF_FORCED_INLINE void load_plane(qsf_dtype dtype, const unsigned char *half, si
     code[1] = _mm256_and_si256(_mm256_srli_epi16(bytes, 2), mask);
     code[2] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
     code[3] = _mm256_and_si256(_mm256_srli_epi16(bytes, 6), mask);
-    if (dtype != QSF_DTYPE_3BIT)
+    if (kind != QSF_CODES_3BIT)
         return;
     /* Bit 4 * is_odd + k is the third bit of code k. */
     __m256i third = load32(half + 256 + p / 2 * 64);
@@ -128,11 +120,11 @@ QSF_FORCED_INLINE void load_plane(qsf_dtype dtype, const unsigned char *half, si
     code[3] = _mm256_or_si256(code[3], _mm256_and_si256(_mm256_srli_epi16(third, 1), fours));
 }
 
-/* Adds planes begin .. end - 1 of a sub-block of half an MXFP4 tile, values + 12; q of its columns
+/* Adds planes begin .. end - 1 of a sub-block of half a tile of E2M1, values + 12; q of its columns
  */
-QSF_FORCED_INLINE void add_mxfp4_planes(const unsigned char *half, size_t sub, size_t begin,
-                                        size_t end, const int8_t *q, size_t q_stride,
-                                        size_t n_tokens, __m256i *sum)
+QSF_FORCED_INLINE void add_e2m1_planes(const unsigned char *half, size_t sub, size_t begin,
+                                       size_t end, const int8_t *q, size_t q_stride,
+                                       size_t n_tokens, __m256i *sum)
 {
     const __m256i mask = _mm256_set1_epi8(15);
     const __m256i values = _mm256_broadcastsi128_si256(
@@ -167,18 +159,18 @@ QSF_FORCED_INLINE __m256i load_dense_end(const unsigned char *codes, size_t half
 }
 
 /* Adds the groups of planes begin .. begin + n_planes - 1 (begin even) of half a tile. */
-QSF_FORCED_INLINE void add_planes(qsf_dtype dtype, const unsigned char *half, size_t begin,
+QSF_FORCED_INLINE void add_planes(qsf_codes kind, const unsigned char *half, size_t begin,
                                   size_t n_planes, const int8_t *q, size_t q_stride,
                                   size_t n_tokens, __m256i *sum)
 {
-    const code_layout at = layout_of(dtype);
+    const code_layout at = layout_of(kind);
     for (size_t i = 0; i < n_planes / 2 * 2; i += 2) {
         __m256i code[5];
         const int8_t *const qp = q + 4 * (begin + i) * at.plane_step;
-        load_plane(dtype, half, begin + i, false, code);
+        load_plane(kind, half, begin + i, false, code);
         for (size_t k = 0; k < at.n_codes; k++)
             add_codes(code[k], qp + 4 * k * at.code_step, q_stride, n_tokens, sum);
-        load_plane(dtype, half, begin + i + 1, true, code);
+        load_plane(kind, half, begin + i + 1, true, code);
         for (size_t k = 0; k < at.n_codes; k++)
             add_codes(code[k], qp + 4 * (at.plane_step + k * at.code_step), q_stride, n_tokens,
                       sum);
@@ -186,27 +178,27 @@ QSF_FORCED_INLINE void add_planes(qsf_dtype dtype, const unsigned char *half, si
     if (n_planes % 2 == 0)
         return;
     __m256i code[5];
-    load_plane(dtype, half, begin + n_planes - 1, false, code);
+    load_plane(kind, half, begin + n_planes - 1, false, code);
     for (size_t k = 0; k < at.n_codes; k++)
         add_codes(code[k], q + 4 * ((begin + n_planes - 1) * at.plane_step + k * at.code_step),
                   q_stride, n_tokens, sum);
 }
 
 /* to [2, 16, 32]: the codes of each group of columns, of one half and then the other */
-QSF_FORCED_INLINE void unpack_tile(qsf_dtype dtype, const unsigned char *tile, unsigned char *to)
+QSF_FORCED_INLINE void unpack_tile(qsf_form form, const unsigned char *tile, unsigned char *to)
 {
-    const code_layout at = layout_of(dtype);
-    const unsigned char *const codes = codes_of(dtype, tile);
+    const code_layout at = layout_of(form.codes);
+    const unsigned char *const codes = tile + qsf_codes_off(form);
     for (size_t h = 0; h < 2; h++) {
         unsigned char *const to_half = to + h * QSF_TILE_GROUPS * 32;
         for (size_t p = 0; p < at.n_planes; p++) {
             __m256i code[5];
-            load_plane(dtype, codes + 32 * h, p, p % 2 == 1, code);
+            load_plane(form.codes, codes + 32 * h, p, p % 2 == 1, code);
             for (size_t k = 0; k < at.n_codes; k++)
                 _mm256_storeu_si256((void *)(to_half + 32 * (p * at.plane_step + k * at.code_step)),
                                     code[k]);
         }
-        if (dtype == QSF_DTYPE_TERNARY_DENSE)
+        if (form.codes == QSF_CODES_TRITS)
             _mm256_storeu_si256((void *)(to_half + 32 * 15), load_dense_end(codes, h));
     }
 }

@@ -98,31 +98,29 @@ QSF_FORCED_INLINE uint8x16_t unpack_trit(const unsigned char *codes, size_t quar
 }
 
 /* Groups g (a literal below 8) and g + 8 of a quarter */
-QSF_FORCED_INLINE code_pair unpack_pair(qsf_dtype dtype, const unsigned char *tile, size_t quarter,
+QSF_FORCED_INLINE code_pair unpack_pair(qsf_form form, const unsigned char *tile, size_t quarter,
                                         size_t g)
 {
-    const bool has_min =
-        dtype == QSF_DTYPE_2BIT || dtype == QSF_DTYPE_3BIT || dtype == QSF_DTYPE_4BIT;
-    const unsigned char *const codes = tile + QSF_TILE_CODES_OFF(has_min);
-    if (dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM)
+    const unsigned char *const codes = tile + qsf_codes_off(form);
+    if (form.codes == QSF_CODES_4BIT)
         return unpack_4bit(codes, quarter, g);
-    if (dtype == QSF_DTYPE_3BIT)
+    if (form.codes == QSF_CODES_3BIT)
         return unpack_3bit(codes, quarter, g);
-    if (dtype == QSF_DTYPE_TERNARY_DENSE)
+    if (form.codes == QSF_CODES_TRITS)
         return code_pair_of(unpack_trit(codes, quarter, g), unpack_trit(codes, quarter, g + 8));
     return unpack_2bit(codes, quarter, g);
 }
 
 /* Adds groups g and g + 8 of n_quarters quarters: acc [n_tokens, n_quarters], q [n_tokens,
  * q_stride]; g and the counts literals. */
-QSF_FORCED_INLINE void add_groups(qsf_dtype dtype, const unsigned char *tile, const int8_t *q,
+QSF_FORCED_INLINE void add_groups(qsf_form form, const unsigned char *tile, const int8_t *q,
                                   size_t q_stride, size_t n_tokens, size_t first_quarter,
                                   size_t n_quarters, size_t g, partial *acc)
 {
     code_pair codes[4];
     QSF_UNROLL
     for (size_t i = 0; i < n_quarters; i++)
-        codes[i] = unpack_pair(dtype, tile, first_quarter + i, g);
+        codes[i] = unpack_pair(form, tile, first_quarter + i, g);
     QSF_UNROLL
     for (size_t t = 0; t < n_tokens; t++) {
         QSF_UNROLL
@@ -140,7 +138,7 @@ QSF_FORCED_INLINE void add_groups(qsf_dtype dtype, const unsigned char *tile, co
 }
 
 /* Computes the rows of n_quarters quarters of a tile. */
-QSF_FORCED_INLINE void dot_quarters(qsf_dtype dtype, const unsigned char *tile, const int8_t *q,
+QSF_FORCED_INLINE void dot_quarters(qsf_form form, const unsigned char *tile, const int8_t *q,
                                     size_t q_stride, size_t n_tokens, size_t first_quarter,
                                     size_t n_quarters, dots *dot)
 {
@@ -150,7 +148,7 @@ QSF_FORCED_INLINE void dot_quarters(qsf_dtype dtype, const unsigned char *tile, 
         acc[i] = partial_zero();
     QSF_UNROLL
     for (size_t g = 0; g < 8; g++)
-        add_groups(dtype, tile, q, q_stride, n_tokens, first_quarter, n_quarters, g, acc);
+        add_groups(form, tile, q, q_stride, n_tokens, first_quarter, n_quarters, g, acc);
     QSF_UNROLL
     for (size_t t = 0; t < n_tokens; t++) {
         QSF_UNROLL
@@ -162,20 +160,20 @@ QSF_FORCED_INLINE void dot_quarters(qsf_dtype dtype, const unsigned char *tile, 
 /* dot [n_tokens] = exact sums of code * q, q [n_tokens, q_stride]. One or two tokens take the four
  * quarters together, so that there are enough independent sums; more tokens take one quarter after
  * the other, whose sums then fit the registers beside the codes. */
-QSF_FORCED_INLINE void dot_tile(qsf_dtype dtype, const unsigned char *tile, const int8_t *q,
+QSF_FORCED_INLINE void dot_tile(qsf_form form, const unsigned char *tile, const int8_t *q,
                                 size_t q_stride, size_t n_tokens, dots *dot)
 {
     const size_t n_quarters = n_tokens <= 2 ? 4 : 1;
     QSF_ROLLED
     for (size_t quarter = 0; quarter < 4; quarter += n_quarters)
-        dot_quarters(dtype, tile, q, q_stride, n_tokens, quarter, n_quarters, dot);
+        dot_quarters(form, tile, q, q_stride, n_tokens, quarter, n_quarters, dot);
 }
 
 /* As dot_quarters for 32 columns of MXFP4; codes become values by a table. At most 8 * 12 * 127 =
  * 12192 is added to a sum. */
-QSF_FORCED_INLINE void dot_sub_quarters(const unsigned char *tile, size_t sub, const int8_t *q,
-                                        size_t q_stride, size_t n_tokens, size_t first_quarter,
-                                        size_t n_quarters, dots *dot)
+QSF_FORCED_INLINE void dot_sub_quarters(qsf_form form, const unsigned char *tile, size_t sub,
+                                        const int8_t *q, size_t q_stride, size_t n_tokens,
+                                        size_t first_quarter, size_t n_quarters, dots *dot)
 {
     static const int8_t values[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     const int8x16_t table = vld1q_s8(values);
@@ -188,7 +186,7 @@ QSF_FORCED_INLINE void dot_sub_quarters(const unsigned char *tile, size_t sub, c
         int8x16_t value[4];
         QSF_UNROLL
         for (size_t i = 0; i < n_quarters; i++) {
-            const unsigned char *const codes = tile + QSF_TILE_CODES_OFF(false);
+            const unsigned char *const codes = tile + qsf_codes_off(form);
             const uint8x16_t bytes = vld1q_u8(codes + 64 * g + 16 * (first_quarter + i));
             value[i] = vqtbl1q_s8(table, sub == 0 ? vandq_u8(bytes, vdupq_n_u8(15))
                                                   : vshrq_n_u8(bytes, 4));
@@ -215,13 +213,13 @@ QSF_FORCED_INLINE void dot_sub_quarters(const unsigned char *tile, size_t sub, c
 #define QSF_MXFP4_ZERO 0
 
 /* As dot_tile for 32 columns of MXFP4 */
-QSF_FORCED_INLINE void dot_sub_block(const unsigned char *tile, size_t sub, const int8_t *q,
-                                     size_t q_stride, size_t n_tokens, dots *dot)
+QSF_FORCED_INLINE void dot_sub_block(qsf_form form, const unsigned char *tile, size_t sub,
+                                     const int8_t *q, size_t q_stride, size_t n_tokens, dots *dot)
 {
     const size_t n_quarters = n_tokens <= 2 ? 4 : 1;
     QSF_ROLLED
     for (size_t quarter = 0; quarter < 4; quarter += n_quarters)
-        dot_sub_quarters(tile, sub, q, q_stride, n_tokens, quarter, n_quarters, dot);
+        dot_sub_quarters(form, tile, sub, q, q_stride, n_tokens, quarter, n_quarters, dot);
 }
 
 QSF_FORCED_INLINE float32x4_t quarter_to_f32(int32x4_t sums, int32_t factor, int32x4_t start)

@@ -18,7 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/dtype.h"
+#include "types/dtype.h"
 #include "platform/cpu.h"
 
 #define QSF_KV_PAGE_TOKENS 32

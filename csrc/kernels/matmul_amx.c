@@ -21,10 +21,8 @@
 #define MOST_STEPS 4    /* stay in the first-level cache for all tokens, */
 #define MOST_TOKENS 256 /* so many: 64 KiB of sums, in the order of their use */
 #define LAG 2           /* steps from the beginning of a product to its float steps */
+#define VALUES_FROM 5   /* fewer rows of values are faster without AMX */
 #define RING 4          /* products whose dots are kept: a power of two above LAG */
-#define AMX_FROM 5      /* fewer tokens are faster without AMX, */
-#define AMX_FROM_4BIT 9 /* of these types more, too */
-#define AMX_FROM_MXFP4 32
 
 QSF_TARGET_BEGIN("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
@@ -35,6 +33,14 @@ QSF_TARGET_BEGIN("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnn
 #include "kernels/unpack_avx512.h"
 
 #include "kernels/values_avx512.h"
+
+/* Fewer tokens are faster without AMX. */
+QSF_FORCED_INLINE size_t amx_from(qsf_form form)
+{
+    if (form.scale_cols < QSF_BLOCK)
+        return 32;
+    return form.codes == QSF_CODES_4BIT && form.has_min ? 9 : 5;
+}
 
 /* The record that ldtilecfg reads. */
 typedef struct tile_config {
@@ -85,18 +91,18 @@ typedef struct chunk {
 
 /* A block is one product, of MXFP4 two: each sub-block has scales of its own. So step s of a tile
  * row is of block s / steps_of_block(). */
-QSF_FORCED_INLINE size_t steps_of_block(qsf_dtype dtype)
+QSF_FORCED_INLINE size_t steps_of_block(qsf_form form)
 {
-    return dtype == QSF_DTYPE_MXFP4 ? 2 : 1;
+    return form.scale_cols < QSF_BLOCK ? 2 : 1;
 }
 
-QSF_FORCED_INLINE size_t most_steps(qsf_dtype dtype)
+QSF_FORCED_INLINE size_t most_steps(qsf_form form)
 {
-    return dtype == QSF_DTYPE_8BIT ? MOST_STEPS / 2 : MOST_STEPS;
+    return form.codes == QSF_CODES_8BIT ? MOST_STEPS / 2 : MOST_STEPS;
 }
 
 /* Unpacks a tile of MXFP4 as two, each with zeros in place of the other sub-block. */
-QSF_FORCED_INLINE void unpack_sub_blocks(int_form form, const unsigned char *tile,
+QSF_FORCED_INLINE void unpack_sub_blocks(qsf_form form, const unsigned char *tile,
                                          unsigned char (*codes)[QSF_TILE_ROWS * QSF_BLOCK],
                                          lanes *scale)
 {
@@ -110,13 +116,12 @@ QSF_FORCED_INLINE void unpack_sub_blocks(int_form form, const unsigned char *til
 }
 
 /* Unpacks signed codes: the zero point is subtracted. tiles: the first tile of the chunk */
-QSF_FORCED_INLINE void unpack_chunk(int_form form, const unsigned char *tiles, chunk *c)
+QSF_FORCED_INLINE void unpack_chunk(qsf_form form, const unsigned char *tiles, chunk *c)
 {
     for (size_t r = 0; r < c->n_rows; r++)
         for (size_t b = 0; b < c->n_blocks; b++) {
-            const unsigned char *const tile =
-                tiles + r * c->row_bytes + b * qsf_dtype_tile_bytes(form.dtype);
-            if (form.dtype == QSF_DTYPE_MXFP4) {
+            const unsigned char *const tile = tiles + r * c->row_bytes + b * form.tile_bytes;
+            if (form.scale_cols < QSF_BLOCK) {
                 unpack_sub_blocks(form, tile, &c->codes[r][2 * b], &c->scale[r][2 * b]);
                 continue;
             }
@@ -131,9 +136,9 @@ QSF_FORCED_INLINE void unpack_chunk(int_form form, const unsigned char *tiles, c
 
 /* Prefetches the tile of the next chunk that is where r, b is in this one. What lies behind the end
  * has no effect. */
-QSF_FORCED_INLINE void prefetch_next(qsf_dtype dtype, const chunk *c, size_t r, size_t b)
+QSF_FORCED_INLINE void prefetch_next(qsf_form form, const chunk *c, size_t r, size_t b)
 {
-    const size_t tile_bytes = qsf_dtype_tile_bytes(dtype);
+    const size_t tile_bytes = form.tile_bytes;
     const uintptr_t tile = c->next + r * c->row_bytes + b * tile_bytes;
     for (size_t i = 0; i < tile_bytes; i += 64)
         __builtin_prefetch((const void *)(tile + i));
@@ -200,9 +205,9 @@ QSF_FORCED_INLINE group_acts whole_group(bool is_fine, chunk *c, group_acts from
 }
 
 /* Loads the activations of n tokens from t0 on into tiles, and their scales into the chunk. */
-QSF_FORCED_INLINE void load_group(int_form form, chunk *c, const qsf_acts *x, size_t t0, size_t n)
+QSF_FORCED_INLINE void load_group(qsf_form form, chunk *c, const qsf_acts *x, size_t t0, size_t n)
 {
-    const bool is_fine = form.dtype == QSF_DTYPE_8BIT;
+    const bool is_fine = form.codes == QSF_CODES_8BIT;
     const size_t first = t0 * x->n_blocks + c->b0;
     transpose(x->scale + first, x->n_blocks, c->n_blocks, n, c->x_scale);
     for (size_t b = 0; b < MOST_STEPS && is_fine; b++)
@@ -210,7 +215,7 @@ QSF_FORCED_INLINE void load_group(int_form form, chunk *c, const qsf_acts *x, si
     if (form.has_min)
         transpose(x->scaled_sum + first, x->n_blocks, c->n_blocks, n, c->scaled_sum);
     /* Both steps of a block get its scale: looking it up by the block is 5 % slower. */
-    for (size_t s = MOST_STEPS - 1; s > 0 && form.dtype == QSF_DTYPE_MXFP4; s--)
+    for (size_t s = MOST_STEPS - 1; s > 0 && form.scale_cols < QSF_BLOCK; s--)
         memcpy(c->x_scale[s], c->x_scale[s / 2], sizeof c->x_scale[s]);
     const group_acts at = {x->q + first * QSF_BLOCK, is_fine ? x->q_low + first * QSF_BLOCK : NULL,
                            x->n_blocks * QSF_BLOCK, QSF_BLOCK};
@@ -218,7 +223,7 @@ QSF_FORCED_INLINE void load_group(int_form form, chunk *c, const qsf_acts *x, si
     /* gcc does not know that tileloadd reads memory: the codes, and what was copied. */
     __asm__ volatile("" : : : "memory");
     _tile_loadd(4, a.q, a.stride);
-    if (form.dtype == QSF_DTYPE_MXFP4) {
+    if (form.scale_cols < QSF_BLOCK) {
         _tile_loadd(5, a.q, a.stride);
         if (c->n_blocks > 1) {
             _tile_loadd(6, a.q + a.step, a.stride);
@@ -240,9 +245,9 @@ QSF_FORCED_INLINE void load_group(int_form form, chunk *c, const qsf_acts *x, si
         _tile_loadd(7, a.q + 3 * a.step, a.stride);
 }
 
-QSF_FORCED_INLINE size_t ring_idx(qsf_dtype dtype, size_t r, size_t s)
+QSF_FORCED_INLINE size_t ring_idx(qsf_form form, size_t r, size_t s)
 {
-    return (r * most_steps(dtype) + s) % RING;
+    return (r * most_steps(form) + s) % RING;
 }
 
 /* Begins the product of the tokens in tile x with the codes in tile w, in tile d. */
@@ -254,9 +259,9 @@ QSF_FORCED_INLINE size_t ring_idx(qsf_dtype dtype, size_t r, size_t s)
 
 /* Begins the product of tile row r and step s, a literal: the names of tiles are. Of 8 bits, whose
  * two products would need more tiles, it is stored at once. */
-QSF_FORCED_INLINE void start_product(qsf_dtype dtype, chunk *c, size_t r, size_t s)
+QSF_FORCED_INLINE void start_product(qsf_form form, chunk *c, size_t r, size_t s)
 {
-    const size_t at = ring_idx(dtype, r, s);
+    const size_t at = ring_idx(form, r, s);
     if (s % 2 == 0)
         _tile_loadd(2, c->codes[r][s], 64);
     else
@@ -269,11 +274,11 @@ QSF_FORCED_INLINE void start_product(qsf_dtype dtype, chunk *c, size_t r, size_t
         MULTIPLY(0, 6, 2);
     else
         MULTIPLY(1, 7, 3);
-    if (dtype == QSF_DTYPE_8BIT && s == 0) {
+    if (form.codes == QSF_CODES_8BIT && s == 0) {
         _tile_stored(0, c->dots[at].at[0], 64);
         MULTIPLY(1, 6, 2);
         _tile_stored(1, c->low_dots[at].at[0], 64);
-    } else if (dtype == QSF_DTYPE_8BIT) {
+    } else if (form.codes == QSF_CODES_8BIT) {
         _tile_stored(1, c->dots[at].at[0], 64);
         MULTIPLY(0, 7, 3);
         _tile_stored(0, c->low_dots[at].at[0], 64);
@@ -282,40 +287,40 @@ QSF_FORCED_INLINE void start_product(qsf_dtype dtype, chunk *c, size_t r, size_t
 
 /* Stores the dots of a product one step after it began, when they are nearly ready: a store that
  * waits for them holds up what follows. */
-QSF_FORCED_INLINE void store_dots(qsf_dtype dtype, chunk *c, size_t r, size_t s)
+QSF_FORCED_INLINE void store_dots(qsf_form form, chunk *c, size_t r, size_t s)
 {
-    if (dtype == QSF_DTYPE_8BIT)
+    if (form.codes == QSF_CODES_8BIT)
         return;
     if (s % 2 == 0)
-        _tile_stored(0, c->dots[ring_idx(dtype, r, s)].at[0], 64);
+        _tile_stored(0, c->dots[ring_idx(form, r, s)].at[0], 64);
     else
-        _tile_stored(1, c->dots[ring_idx(dtype, r, s)].at[0], 64);
+        _tile_stored(1, c->dots[ring_idx(form, r, s)].at[0], 64);
 }
 
 /* Steps go through the tile rows of a chunk, and in each through its products. Does what is due
  * `ahead` steps before the float steps: LAG before, the product begins; 1 before, it is stored. */
-QSF_FORCED_INLINE void run_ahead(qsf_dtype dtype, chunk *c, size_t r, size_t s, size_t ahead)
+QSF_FORCED_INLINE void run_ahead(qsf_form form, chunk *c, size_t r, size_t s, size_t ahead)
 {
-    const size_t most = most_steps(dtype);
+    const size_t most = most_steps(form);
     const size_t ahead_r = r + (s + ahead) / most;
     const size_t ahead_s = (s + ahead) % most;
-    if (ahead_r >= c->n_rows || ahead_s / steps_of_block(dtype) >= c->n_blocks)
+    if (ahead_r >= c->n_rows || ahead_s / steps_of_block(form) >= c->n_blocks)
         return;
     if (ahead == LAG)
-        start_product(dtype, c, ahead_r, ahead_s);
+        start_product(form, c, ahead_r, ahead_s);
     else
-        store_dots(dtype, c, ahead_r, ahead_s);
+        store_dots(form, c, ahead_r, ahead_s);
 }
 
 /* Does the float steps of tile row r and step s for n_tokens, a literal. */
-QSF_FORCED_INLINE void add_dots(int_form form, const chunk *c, size_t r, size_t s, size_t n_tokens,
+QSF_FORCED_INLINE void add_dots(qsf_form form, const chunk *c, size_t r, size_t s, size_t n_tokens,
                                 lanes *acc)
 {
-    const size_t at = ring_idx(form.dtype, r, s);
+    const size_t at = ring_idx(form, r, s);
     const lanes scale = c->scale[r][s];
     for (size_t t = 0; t < n_tokens; t++) {
         __m512i dot = _mm512_load_si512(c->dots[at].at[t]);
-        if (form.dtype == QSF_DTYPE_8BIT)
+        if (form.codes == QSF_CODES_8BIT)
             dot = _mm512_add_epi32(_mm512_slli_epi32(dot, 8),
                                    _mm512_load_si512(c->low_dots[at].at[t]));
         const lanes factor = lanes_mul(scale, lanes_set(c->x_scale[s][t]));
@@ -348,13 +353,13 @@ QSF_FORCED_INLINE void prefetch_outputs(const group *g, size_t r, size_t s)
 
 /* Multiplies a chunk with the tokens that load_group has loaded, up to n_tokens (a literal). The
  * first chunk of its rows begins their sums, the last one stores them. */
-QSF_FORCED_INLINE void multiply_group(int_form form, chunk *c, const group *g, size_t n_tokens)
+QSF_FORCED_INLINE void multiply_group(qsf_form form, chunk *c, const group *g, size_t n_tokens)
 {
-    const size_t most = most_steps(form.dtype);
+    const size_t most = most_steps(form);
     for (size_t s = 0; s < LAG; s++)
-        if (s / steps_of_block(form.dtype) < c->n_blocks)
-            start_product(form.dtype, c, 0, s);
-    store_dots(form.dtype, c, 0, 0);
+        if (s / steps_of_block(form) < c->n_blocks)
+            start_product(form, c, 0, s);
+    store_dots(form, c, 0, 0);
     for (size_t r = 0; r < c->n_rows; r++) {
         lanes acc[GROUP_TOKENS];
 #pragma GCC unroll 16
@@ -362,14 +367,14 @@ QSF_FORCED_INLINE void multiply_group(int_form form, chunk *c, const group *g, s
             acc[t] = c->b0 == 0 ? lanes_set(0.0F) : g->sums[r][t];
 #pragma GCC unroll 4
         for (size_t s = 0; s < most; s++) {
-            const size_t b = s / steps_of_block(form.dtype);
-            run_ahead(form.dtype, c, r, s, LAG);
-            run_ahead(form.dtype, c, r, s, 1);
+            const size_t b = s / steps_of_block(form);
+            run_ahead(form, c, r, s, LAG);
+            run_ahead(form, c, r, s, 1);
             if (b >= c->n_blocks)
                 continue;
-            const bool is_first = s % steps_of_block(form.dtype) == 0; /* of its block */
+            const bool is_first = s % steps_of_block(form) == 0; /* of its block */
             if (is_first && c->next != 0)
-                prefetch_next(form.dtype, c, r, b);
+                prefetch_next(form, c, r, b);
             if (is_first && g->next != 0)
                 prefetch_acts(g->next, g->acts_stride, r, b);
             if (c->is_last && c->b0 != 0) /* few blocks: they are near */
@@ -386,7 +391,7 @@ QSF_FORCED_INLINE void multiply_group(int_form form, chunk *c, const group *g, s
 }
 
 /* Multiplies a chunk with tokens t0 .. end - 1. */
-QSF_FORCED_INLINE void multiply_chunk(int_form form, chunk *c, const qsf_acts *x, size_t t0,
+QSF_FORCED_INLINE void multiply_chunk(qsf_form form, chunk *c, const qsf_acts *x, size_t t0,
                                       size_t end, float *y, size_t y_stride)
 {
     for (size_t t = t0; t < end; t += GROUP_TOKENS) {
@@ -408,12 +413,12 @@ QSF_FORCED_INLINE void multiply_chunk(int_form form, chunk *c, const qsf_acts *x
 }
 
 /* Multiplies up to MOST_ROWS tile rows with tokens t0 .. end - 1, at most MOST_TOKENS. */
-QSF_FORCED_INLINE void multiply_rows(int_form form, chunk *c, const unsigned char *tiles,
+QSF_FORCED_INLINE void multiply_rows(qsf_form form, chunk *c, const unsigned char *tiles,
                                      const qsf_acts *x, size_t t0, size_t end, float *y,
                                      size_t y_stride)
 {
-    const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
-    const size_t most = most_steps(form.dtype) / steps_of_block(form.dtype);
+    const size_t tile_bytes = form.tile_bytes;
+    const size_t most = most_steps(form) / steps_of_block(form);
     for (c->b0 = 0; c->b0 < x->n_blocks; c->b0 += most) {
         const size_t blocks_left = x->n_blocks - c->b0;
         c->is_last = blocks_left <= most;
@@ -425,11 +430,11 @@ QSF_FORCED_INLINE void multiply_rows(int_form form, chunk *c, const unsigned cha
     }
 }
 
-QSF_FORCED_INLINE void matmul_amx(int_form form, const unsigned char *tiles, size_t n_tile_rows,
+QSF_FORCED_INLINE void matmul_amx(qsf_form form, const unsigned char *tiles, size_t n_tile_rows,
                                   const qsf_acts *x, float *y, size_t y_stride)
 {
     chunk c;
-    c.row_bytes = x->n_blocks * qsf_dtype_tile_bytes(form.dtype);
+    c.row_bytes = x->n_blocks * form.tile_bytes;
     configure_tiles();
     for (size_t t = 0; t < x->n_tokens; t += MOST_TOKENS) {
         const size_t end = x->n_tokens - t < MOST_TOKENS ? x->n_tokens : t + MOST_TOKENS;
@@ -474,7 +479,7 @@ QSF_FORCED_INLINE void dot_values(const qsf_value_tiles *tiles, const qsf_value_
 static void value_products_amx(const qsf_value_tiles *tiles, const qsf_value_weights *w,
                                qsf_span_range parts, size_t n_rows, float *values, size_t stride)
 {
-    if (n_rows < AMX_FROM) {
+    if (n_rows < VALUES_FROM) {
         qsf_value_products_avx512()(tiles, w, parts, n_rows, values, stride);
         return;
     }
@@ -495,45 +500,29 @@ static void value_products_amx(const qsf_value_tiles *tiles, const qsf_value_wei
 }
 
 /* The chunk, 100 KiB, is on the stack of its own function: not beside that of AVX-512. */
-#define BY_TOKENS(type, dtype, from)                                                 \
+#define BY_TOKENS(id, symbol, type, ...)                                             \
     static __attribute__((noinline)) void matmul_##type##_chunks(                    \
         const unsigned char *tiles, size_t n_tile_rows, const qsf_acts *x, float *y, \
         size_t y_stride)                                                             \
     {                                                                                \
-        matmul_amx(int_form_of(dtype), tiles, n_tile_rows, x, y, y_stride);          \
+        matmul_amx(qsf_form_of(id), tiles, n_tile_rows, x, y, y_stride);             \
     }                                                                                \
     static void matmul_##type##_amx(const unsigned char *tiles, size_t n_tile_rows,  \
                                     const qsf_acts *x, float *y, size_t y_stride)    \
     {                                                                                \
-        if (x->n_tokens < (from))                                                    \
-            qsf_matmul_avx512(dtype)(tiles, n_tile_rows, x, y, y_stride);            \
+        if (x->n_tokens < amx_from(qsf_form_of(id)))                                 \
+            qsf_matmul_avx512(id)(tiles, n_tile_rows, x, y, y_stride);               \
         else                                                                         \
             matmul_##type##_chunks(tiles, n_tile_rows, x, y, y_stride);              \
     }
-
-BY_TOKENS(2bit_sym, QSF_DTYPE_2BIT_SYM, AMX_FROM)
-BY_TOKENS(2bit, QSF_DTYPE_2BIT, AMX_FROM)
-BY_TOKENS(3bit, QSF_DTYPE_3BIT, AMX_FROM)
-BY_TOKENS(4bit, QSF_DTYPE_4BIT, AMX_FROM_4BIT)
-BY_TOKENS(4bit_sym, QSF_DTYPE_4BIT_SYM, AMX_FROM)
-BY_TOKENS(ternary, QSF_DTYPE_TERNARY, AMX_FROM)
-BY_TOKENS(ternary_dense, QSF_DTYPE_TERNARY_DENSE, AMX_FROM)
-BY_TOKENS(8bit, QSF_DTYPE_8BIT, AMX_FROM)
-BY_TOKENS(mxfp4, QSF_DTYPE_MXFP4, AMX_FROM_MXFP4)
+QSF_CODED_TYPES(BY_TOKENS)
 
 QSF_TARGET_END
 
 void qsf_kernels_fill_amx(qsf_kernels *k)
 {
-    k->matmul[QSF_DTYPE_2BIT_SYM] = matmul_2bit_sym_amx;
-    k->matmul[QSF_DTYPE_2BIT] = matmul_2bit_amx;
-    k->matmul[QSF_DTYPE_3BIT] = matmul_3bit_amx;
-    k->matmul[QSF_DTYPE_4BIT] = matmul_4bit_amx;
-    k->matmul[QSF_DTYPE_4BIT_SYM] = matmul_4bit_sym_amx;
-    k->matmul[QSF_DTYPE_TERNARY] = matmul_ternary_amx;
-    k->matmul[QSF_DTYPE_TERNARY_DENSE] = matmul_ternary_dense_amx;
-    k->matmul[QSF_DTYPE_8BIT] = matmul_8bit_amx;
-    k->matmul[QSF_DTYPE_MXFP4] = matmul_mxfp4_amx;
+#define FILL(id, symbol, type, ...) k->matmul[id] = matmul_##type##_amx;
+    QSF_CODED_TYPES(FILL)
     k->value_products = value_products_amx;
 }
 

@@ -49,9 +49,9 @@ QSF_FORCED_INLINE void add_codes(__m256i codes, const int8_t *q, size_t q_stride
 
 /* Returns how many groups of columns fit a 16-bit sum: g groups of codes up to c are at most g * 2
  * * c * 127 = 30480 for 8 groups of 4 bits, 28448 for 16 groups of 3 bits. */
-QSF_FORCED_INLINE size_t groups_per_sum(qsf_dtype dtype)
+QSF_FORCED_INLINE size_t groups_per_sum(qsf_codes codes)
 {
-    return dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM ? 8 : 16;
+    return codes == QSF_CODES_4BIT ? 8 : 16;
 }
 
 QSF_FORCED_INLINE void sums_begin(size_t n_tokens, __m256i *sum)
@@ -73,43 +73,43 @@ QSF_FORCED_INLINE void sums_end(const __m256i *sum, size_t n_tokens, size_t half
 
 /* dot [n_tokens] = exact sums of code * q, q [n_tokens, q_stride]. One half at a time, because the
  * sums of 8 tokens and half a tile fill the registers. */
-QSF_FORCED_INLINE void dot_tile(qsf_dtype dtype, const unsigned char *tile, const int8_t *q,
+QSF_FORCED_INLINE void dot_tile(qsf_form form, const unsigned char *tile, const int8_t *q,
                                 size_t q_stride, size_t n_tokens, dots *dot)
 {
-    const code_layout at = layout_of(dtype);
-    const unsigned char *const codes = codes_of(dtype, tile);
-    const size_t n_planes = at.n_planes * groups_per_sum(dtype) / QSF_TILE_GROUPS;
+    const code_layout at = layout_of(form.codes);
+    const unsigned char *const codes = tile + qsf_codes_off(form);
+    const size_t n_planes = at.n_planes * groups_per_sum(form.codes) / QSF_TILE_GROUPS;
     for (size_t h = 0; h < 2; h++)
         for (size_t p = 0; p < at.n_planes; p += n_planes) {
             __m256i sum[QSF_GROUP_TOKENS];
             sums_begin(n_tokens, sum);
-            add_planes(dtype, codes + 32 * h, p, n_planes, q, q_stride, n_tokens, sum);
-            if (dtype == QSF_DTYPE_TERNARY_DENSE)
+            add_planes(form.codes, codes + 32 * h, p, n_planes, q, q_stride, n_tokens, sum);
+            if (form.codes == QSF_CODES_TRITS)
                 add_codes(load_dense_end(codes, h), q + 60, q_stride, n_tokens, sum);
             sums_end(sum, n_tokens, h, p == 0, dot);
         }
 }
 
 /* As dot_tile for 32 columns of MXFP4. Four planes of values up to 24 fit a 16-bit sum: 24384. */
-QSF_FORCED_INLINE void dot_sub_block(const unsigned char *tile, size_t sub, const int8_t *q,
-                                     size_t q_stride, size_t n_tokens, dots *dot)
+QSF_FORCED_INLINE void dot_sub_block(qsf_form form, const unsigned char *tile, size_t sub,
+                                     const int8_t *q, size_t q_stride, size_t n_tokens, dots *dot)
 {
     for (size_t h = 0; h < 2; h++)
         for (size_t p = 0; p < 8; p += 4) {
             __m256i sum[QSF_GROUP_TOKENS];
             sums_begin(n_tokens, sum);
-            add_mxfp4_planes(codes_of(QSF_DTYPE_MXFP4, tile) + 32 * h, sub, p, p + 4, q, q_stride,
-                             n_tokens, sum);
+            add_e2m1_planes(tile + qsf_codes_off(form) + 32 * h, sub, p, p + 4, q, q_stride,
+                            n_tokens, sum);
             sums_end(sum, n_tokens, h, p == 0, dot);
         }
 }
 
 /* As dot_tile, for a tile that unpack_tile() has unpacked: one load of activations for both halves.
  */
-QSF_FORCED_INLINE void dot_unpacked(qsf_dtype dtype, const unsigned char *codes, const int8_t *q,
+QSF_FORCED_INLINE void dot_unpacked(qsf_codes kind, const unsigned char *codes, const int8_t *q,
                                     size_t q_stride, size_t n_tokens, dots *dot)
 {
-    const size_t n_groups = groups_per_sum(dtype);
+    const size_t n_groups = groups_per_sum(kind);
     const int8_t *row[QSF_PANEL_TOKENS];
     rows_of(q, q_stride, n_tokens, row);
 #pragma GCC unroll 2

@@ -13,7 +13,6 @@
 #include <string.h>
 
 #include "kernels/forced_inline.h"
-#include "kernels/int_form.h"
 #include "kernels/matmul_avx512.h"
 
 #define QSF_NAME(op) op##_avx512
@@ -152,17 +151,17 @@ QSF_FORCED_INLINE void dot_dense_in_place(const unsigned char *bytes, const toke
 }
 
 /* dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride] */
-QSF_FORCED_INLINE void dot_tile(qsf_dtype dtype, const unsigned char *tile, const int8_t *q,
+QSF_FORCED_INLINE void dot_tile(qsf_form form, const unsigned char *tile, const int8_t *q,
                                 size_t q_stride, size_t n_tokens, dots *dot)
 {
-    const planes layout = planes_of(dtype);
-    const unsigned char *const bytes = tile + QSF_TILE_CODES_OFF(int_form_of(dtype).has_min);
+    const planes layout = planes_of(form.codes);
+    const unsigned char *const bytes = tile + qsf_codes_off(form);
     const token_rows x = rows_of(q, q_stride, n_tokens);
-    if (layout.n_in_plane == 4 && dtype != QSF_DTYPE_3BIT && n_tokens <= IN_PLACE_TOKENS) {
+    if (form.codes == QSF_CODES_2BIT && n_tokens <= IN_PLACE_TOKENS) {
         dot_2bit_in_place(bytes, &x, n_tokens, dot);
         return;
     }
-    if (dtype == QSF_DTYPE_TERNARY_DENSE && n_tokens <= IN_PLACE_TOKENS) {
+    if (form.codes == QSF_CODES_TRITS && n_tokens <= IN_PLACE_TOKENS) {
         dot_dense_in_place(bytes, &x, n_tokens, dot);
         return;
     }
@@ -171,17 +170,17 @@ QSF_FORCED_INLINE void dot_tile(qsf_dtype dtype, const unsigned char *tile, cons
 #pragma GCC unroll 16
     for (size_t p = 0; p < layout.n_planes; p++) {
         __m512i codes[5];
-        unpack_plane(dtype, tile, p, codes);
+        unpack_plane(form.codes, bytes, p, codes);
 #pragma GCC unroll 8
         for (size_t k = 0; k < layout.n_in_plane; k++)
-            if (group_of(dtype, p, k) < QSF_TILE_GROUPS)
-                add_group(codes[k], &x, group_of(dtype, p, k), n_tokens, k % 2, dot);
+            if (group_of(form.codes, p, k) < QSF_TILE_GROUPS)
+                add_group(codes[k], &x, group_of(form.codes, p, k), n_tokens, k % 2, dot);
     }
 }
 
 /* As dot_tile for 32 columns of MXFP4, values + 12 */
-QSF_FORCED_INLINE void dot_sub_block(const unsigned char *tile, size_t sub, const int8_t *q,
-                                     size_t q_stride, size_t n_tokens, dots *dot)
+QSF_FORCED_INLINE void dot_sub_block(qsf_form form, const unsigned char *tile, size_t sub,
+                                     const int8_t *q, size_t q_stride, size_t n_tokens, dots *dot)
 {
     const token_rows x = rows_of(q, q_stride, n_tokens);
     for (size_t t = 0; t < n_tokens; t++)
@@ -189,7 +188,7 @@ QSF_FORCED_INLINE void dot_sub_block(const unsigned char *tile, size_t sub, cons
 #pragma GCC unroll 8
     for (size_t p = 0; p < 8; p++) {
         __m512i codes[5];
-        unpack_plane(QSF_DTYPE_MXFP4, tile, p, codes);
+        unpack_plane(form.codes, tile + qsf_codes_off(form), p, codes);
         add_group(codes[sub], &x, p, n_tokens, p % 2, dot);
     }
 }
@@ -231,25 +230,16 @@ QSF_FORCED_INLINE lanes dots_to_lanes(dots d, int32_t factor, int32_t start)
 
 #include "kernels/wide_avx512.h"
 
-#define BY_TOKENS(type, dtype)                                                      \
+#define BY_TOKENS(id, symbol, type, ...)                                            \
     static void matmul_##type##_any(const unsigned char *tiles, size_t n_tile_rows, \
                                     const qsf_acts *x, float *y, size_t y_stride)   \
     {                                                                               \
         if (x->n_tokens >= WIDE_FROM)                                               \
-            matmul_wide(int_form_of(dtype), tiles, n_tile_rows, x, y, y_stride);    \
+            matmul_wide(qsf_form_of(id), tiles, n_tile_rows, x, y, y_stride);       \
         else                                                                        \
             matmul_##type##_avx512(tiles, n_tile_rows, x, y, y_stride);             \
     }
-
-BY_TOKENS(2bit_sym, QSF_DTYPE_2BIT_SYM)
-BY_TOKENS(2bit, QSF_DTYPE_2BIT)
-BY_TOKENS(3bit, QSF_DTYPE_3BIT)
-BY_TOKENS(4bit, QSF_DTYPE_4BIT)
-BY_TOKENS(4bit_sym, QSF_DTYPE_4BIT_SYM)
-BY_TOKENS(ternary, QSF_DTYPE_TERNARY)
-BY_TOKENS(ternary_dense, QSF_DTYPE_TERNARY_DENSE)
-BY_TOKENS(8bit, QSF_DTYPE_8BIT)
-BY_TOKENS(mxfp4, QSF_DTYPE_MXFP4)
+QSF_CODED_TYPES(BY_TOKENS)
 
 /* dot [n_rows] += codes of a tile * q [WIDE, 64] */
 QSF_FORCED_INLINE void add_value_dots(const unsigned char *codes, const int8_t *q, size_t n_rows,
@@ -298,17 +288,8 @@ QSF_TARGET_END
 
 qsf_matmul_fn *qsf_matmul_avx512(qsf_dtype dtype)
 {
-    static qsf_matmul_fn *const by_dtype[QSF_DTYPE_COUNT] = {
-        [QSF_DTYPE_2BIT_SYM] = matmul_2bit_sym_any,
-        [QSF_DTYPE_2BIT] = matmul_2bit_any,
-        [QSF_DTYPE_3BIT] = matmul_3bit_any,
-        [QSF_DTYPE_4BIT] = matmul_4bit_any,
-        [QSF_DTYPE_4BIT_SYM] = matmul_4bit_sym_any,
-        [QSF_DTYPE_TERNARY] = matmul_ternary_any,
-        [QSF_DTYPE_TERNARY_DENSE] = matmul_ternary_dense_any,
-        [QSF_DTYPE_8BIT] = matmul_8bit_any,
-        [QSF_DTYPE_MXFP4] = matmul_mxfp4_any,
-    };
+#define ANY(id, symbol, type, ...) [id] = matmul_##type##_any,
+    static qsf_matmul_fn *const by_dtype[QSF_DTYPE_COUNT] = {QSF_CODED_TYPES(ANY)};
     return by_dtype[dtype];
 }
 

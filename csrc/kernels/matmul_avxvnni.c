@@ -56,29 +56,29 @@ QSF_FORCED_INLINE void sums_end(const __m256i *sum, size_t n_tokens, size_t half
 }
 
 /* dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride] */
-QSF_FORCED_INLINE void dot_tile(qsf_dtype dtype, const unsigned char *tile, const int8_t *q,
+QSF_FORCED_INLINE void dot_tile(qsf_form form, const unsigned char *tile, const int8_t *q,
                                 size_t q_stride, size_t n_tokens, dots *dot)
 {
-    const unsigned char *const codes = codes_of(dtype, tile);
+    const unsigned char *const codes = tile + qsf_codes_off(form);
     for (size_t h = 0; h < 2; h++) {
         __m256i sum[QSF_GROUP_TOKENS];
         sums_begin(n_tokens, sum);
-        add_planes(dtype, codes + 32 * h, 0, layout_of(dtype).n_planes, q, q_stride, n_tokens, sum);
-        if (dtype == QSF_DTYPE_TERNARY_DENSE)
+        add_planes(form.codes, codes + 32 * h, 0, layout_of(form.codes).n_planes, q, q_stride,
+                   n_tokens, sum);
+        if (form.codes == QSF_CODES_TRITS)
             add_codes(load_dense_end(codes, h), q + 60, q_stride, n_tokens, sum);
         sums_end(sum, n_tokens, h, dot);
     }
 }
 
 /* As dot_tile for 32 columns of MXFP4 */
-QSF_FORCED_INLINE void dot_sub_block(const unsigned char *tile, size_t sub, const int8_t *q,
-                                     size_t q_stride, size_t n_tokens, dots *dot)
+QSF_FORCED_INLINE void dot_sub_block(qsf_form form, const unsigned char *tile, size_t sub,
+                                     const int8_t *q, size_t q_stride, size_t n_tokens, dots *dot)
 {
     for (size_t h = 0; h < 2; h++) {
         __m256i sum[QSF_GROUP_TOKENS];
         sums_begin(n_tokens, sum);
-        add_mxfp4_planes(codes_of(QSF_DTYPE_MXFP4, tile) + 32 * h, sub, 0, 8, q, q_stride, n_tokens,
-                         sum);
+        add_e2m1_planes(tile + qsf_codes_off(form) + 32 * h, sub, 0, 8, q, q_stride, n_tokens, sum);
         sums_end(sum, n_tokens, h, dot);
     }
 }
@@ -93,12 +93,12 @@ QSF_FORCED_INLINE void panel_sums_begin(size_t n_tokens, __m256i *sum)
 
 /* As dot_tile, for a tile that unpack_tile() has unpacked: one load of activations for both halves.
  */
-QSF_FORCED_INLINE void dot_unpacked(qsf_dtype dtype, const unsigned char *codes, const int8_t *q,
+QSF_FORCED_INLINE void dot_unpacked(qsf_codes kind, const unsigned char *codes, const int8_t *q,
                                     size_t q_stride, size_t n_tokens, dots *dot)
 {
     const int8_t *row[QSF_PANEL_TOKENS];
     __m256i sum[2][QSF_PANEL_TOKENS];
-    (void)dtype;
+    (void)kind;
     rows_of(q, q_stride, n_tokens, row);
     panel_sums_begin(n_tokens, sum[0]);
     panel_sums_begin(n_tokens, sum[1]);

@@ -44,13 +44,13 @@ QSF_FORCED_INLINE void dot_fine(const unsigned char *bytes, const fine_acts *x, 
 }
 
 /* to [16 groups, 4 quarters, 4 x 4] */
-QSF_FORCED_INLINE void unpack_tile(qsf_dtype dtype, const unsigned char *tile, unsigned char *to)
+QSF_FORCED_INLINE void unpack_tile(qsf_form form, const unsigned char *tile, unsigned char *to)
 {
     QSF_UNROLL
     for (size_t g = 0; g < 8; g++) {
         QSF_UNROLL
         for (size_t quarter = 0; quarter < 4; quarter++) {
-            const code_pair codes = unpack_pair(dtype, tile, quarter, g);
+            const code_pair codes = unpack_pair(form, tile, quarter, g);
             vst1q_s8((int8_t *)to + 64 * g + 16 * quarter, codes.at[0]);
             vst1q_s8((int8_t *)to + 64 * (g + 8) + 16 * quarter, codes.at[1]);
         }
@@ -59,10 +59,10 @@ QSF_FORCED_INLINE void unpack_tile(qsf_dtype dtype, const unsigned char *tile, u
 }
 
 /* As dot_tile, of a tile that unpack_tile() has unpacked */
-QSF_FORCED_INLINE void dot_unpacked(qsf_dtype dtype, const unsigned char *codes, const int8_t *q,
+QSF_FORCED_INLINE void dot_unpacked(qsf_codes kind, const unsigned char *codes, const int8_t *q,
                                     size_t q_stride, size_t n_tokens, dots *dot)
 {
-    (void)dtype;
+    (void)kind;
     QSF_UNROLL
     for (size_t t = 0; t < n_tokens; t++) {
         QSF_UNROLL

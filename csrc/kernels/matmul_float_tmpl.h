@@ -9,7 +9,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 #include "kernels/half_scales.h"
-#include "kernels/int_form.h"
 
 /* Column `col` (16 rows) of a tile of halves or floats */
 QSF_FORCED_INLINE lanes load_column(const unsigned char *tile, size_t col, bool is_f16)
@@ -114,11 +113,11 @@ typedef struct decoder {
     bool has_min;
 } decoder;
 
-QSF_FORCED_INLINE decoder decoder_of(const unsigned char *tile, bool has_min, float zero)
+QSF_FORCED_INLINE decoder decoder_of(qsf_form form, const unsigned char *tile)
 {
-    decoder d = {lanes_load_f16(tile + QSF_TILE_SCALES_OFF), lanes_set(0.0F), lanes_set(zero),
-                 has_min};
-    if (has_min)
+    decoder d = {lanes_load_f16(tile + QSF_TILE_SCALES_OFF), lanes_set(0.0F),
+                 lanes_set((float)form.zero * form.unit), form.has_min};
+    if (form.has_min)
         d.min = lanes_load_f16(tile + QSF_TILE_MINS_OFF);
     return d;
 }
@@ -149,29 +148,6 @@ QSF_FORCED_INLINE void decode_2bit_codes(decoder d, const unsigned char *codes, 
             }
 }
 
-static inline void decode_2bit_sym(const unsigned char *tile, float *columns)
-{
-    decode_2bit_codes(decoder_of(tile, false, 1.5F), tile + QSF_TILE_CODES_OFF(false), false,
-                      columns);
-}
-
-static inline void decode_2bit(const unsigned char *tile, float *columns)
-{
-    decode_2bit_codes(decoder_of(tile, true, 0.0F), tile + QSF_TILE_CODES_OFF(true), false,
-                      columns);
-}
-
-static inline void decode_3bit(const unsigned char *tile, float *columns)
-{
-    decode_2bit_codes(decoder_of(tile, true, 0.0F), tile + QSF_TILE_CODES_OFF(true), true, columns);
-}
-
-static inline void decode_ternary(const unsigned char *tile, float *columns)
-{
-    decode_2bit_codes(decoder_of(tile, false, 1.0F), tile + QSF_TILE_CODES_OFF(false), false,
-                      columns);
-}
-
 QSF_FORCED_INLINE void decode_4bit_codes(decoder d, const unsigned char *codes, float *columns)
 {
     for (unsigned p = 0; p < 8; p++)
@@ -183,18 +159,8 @@ QSF_FORCED_INLINE void decode_4bit_codes(decoder d, const unsigned char *codes, 
         }
 }
 
-static inline void decode_4bit(const unsigned char *tile, float *columns)
-{
-    decode_4bit_codes(decoder_of(tile, true, 0.0F), tile + QSF_TILE_CODES_OFF(true), columns);
-}
-
-static inline void decode_4bit_sym(const unsigned char *tile, float *columns)
-{
-    decode_4bit_codes(decoder_of(tile, false, 8.0F), tile + QSF_TILE_CODES_OFF(false), columns);
-}
-
-/* Twice the value of a code of MXFP4: with m = 0 .. 7, the largest of m, 2m - 4 and 4m - 16 */
-QSF_FORCED_INLINE lanes mxfp4_value(lanes code)
+/* Twice the value of a code of E2M1: with m = 0 .. 7, the largest of m, 2m - 4 and 4m - 16 */
+QSF_FORCED_INLINE lanes e2m1_value(lanes code)
 {
     const lanes eight = lanes_set(8.0F);
     const lanes m = lanes_where_less(code, eight, code, lanes_sub(code, eight));
@@ -204,27 +170,24 @@ QSF_FORCED_INLINE lanes mxfp4_value(lanes code)
     return lanes_where_less(code, eight, value, lanes_sub(lanes_set(0.0F), value));
 }
 
-static inline void decode_mxfp4(const unsigned char *tile, float *columns)
+QSF_FORCED_INLINE void decode_e2m1_codes(const unsigned char *tile, const unsigned char *codes,
+                                         float *columns)
 {
-    const unsigned char *const codes = tile + QSF_TILE_CODES_OFF(false);
     for (unsigned sub = 0; sub < 2; sub++) {
         const lanes scale = load_half_scales(tile, sub);
         for (unsigned c = 0; c < QSF_SUB_BLOCK; c++) {
             const lanes code = lanes_load_codes(codes + c / 4 * 64, 8 * (c % 4) + 4 * sub, 15);
             lanes_store(columns + (sub * QSF_SUB_BLOCK + c) * QSF_TILE_ROWS,
-                        lanes_mul(mxfp4_value(code), scale));
+                        lanes_mul(e2m1_value(code), scale));
         }
     }
 }
 
-static inline void decode_8bit(const unsigned char *tile, float *columns)
+QSF_FORCED_INLINE void decode_8bit_codes(decoder d, const unsigned char *codes, float *columns)
 {
-    const decoder d = decoder_of(tile, false, 128.0F);
     for (unsigned g = 0; g < 16; g++)
         for (unsigned j = 0; j < 4; j++)
-            decode_column(d,
-                          lanes_load_codes(tile + QSF_TILE_CODES_OFF(false) + g * 64, 8 * j, 255),
-                          columns, 4 * g + j);
+            decode_column(d, lanes_load_codes(codes + g * 64, 8 * j, 255), columns, 4 * g + j);
 }
 
 /* *byte = *byte * 3 mod 256; returns the digit before the point. All exact. */
@@ -237,10 +200,8 @@ QSF_FORCED_INLINE lanes next_digit(lanes *byte)
     return digit;
 }
 
-static inline void decode_ternary_dense(const unsigned char *tile, float *columns)
+QSF_FORCED_INLINE void decode_trits(decoder d, const unsigned char *codes, float *columns)
 {
-    const decoder d = decoder_of(tile, false, 1.0F);
-    const unsigned char *const codes = tile + QSF_TILE_CODES_OFF(false);
     for (unsigned p = 0; p < 3; p++)
         for (unsigned j = 0; j < 4; j++) {
             lanes byte = lanes_load_codes(codes + p * 64, 8 * j, 255);
@@ -253,6 +214,24 @@ static inline void decode_ternary_dense(const unsigned char *tile, float *column
     lanes byte = lanes_load_codes(words, 0, 255);
     for (unsigned j = 0; j < 4; j++)
         decode_column(d, next_digit(&byte), columns, 60 + j);
+}
+
+QSF_FORCED_INLINE void decode_tile(qsf_form form, const unsigned char *tile, float *columns)
+{
+    const unsigned char *const codes = tile + qsf_codes_off(form);
+    if (form.codes == QSF_CODES_E2M1) {
+        decode_e2m1_codes(tile, codes, columns);
+        return;
+    }
+    const decoder d = decoder_of(form, tile);
+    if (form.codes == QSF_CODES_8BIT)
+        decode_8bit_codes(d, codes, columns);
+    else if (form.codes == QSF_CODES_4BIT)
+        decode_4bit_codes(d, codes, columns);
+    else if (form.codes == QSF_CODES_TRITS)
+        decode_trits(d, codes, columns);
+    else
+        decode_2bit_codes(d, codes, form.codes == QSF_CODES_3BIT, columns);
 }
 
 #define QSF_DECODED_ROWS 4 /* tile rows at a time; with one token, as many sums */
@@ -322,38 +301,26 @@ static void matmul_decoded(decode_fn *decode, size_t tile_bytes, const unsigned 
     }
 }
 
-#define DECODED_MATMUL(type, dtype)                                                           \
+#define DECODED_MATMUL(id, symbol, type, ...)                                                 \
+    static void decode_##type(const unsigned char *tile, float *columns)                      \
+    {                                                                                         \
+        decode_tile(qsf_form_of(id), tile, columns);                                          \
+    }                                                                                         \
     static void QSF_NAME(matmul_##type##_f32)(const unsigned char *tiles, size_t n_tile_rows, \
                                               const qsf_acts *x, float *y, size_t y_stride)   \
     {                                                                                         \
-        matmul_decoded(decode_##type, qsf_dtype_tile_bytes(dtype), tiles, n_tile_rows, x, y,  \
+        matmul_decoded(decode_##type, qsf_dtype_tile_bytes(id), tiles, n_tile_rows, x, y,     \
                        y_stride);                                                             \
     }
-
-DECODED_MATMUL(2bit_sym, QSF_DTYPE_2BIT_SYM)
-DECODED_MATMUL(2bit, QSF_DTYPE_2BIT)
-DECODED_MATMUL(3bit, QSF_DTYPE_3BIT)
-DECODED_MATMUL(4bit, QSF_DTYPE_4BIT)
-DECODED_MATMUL(4bit_sym, QSF_DTYPE_4BIT_SYM)
-DECODED_MATMUL(ternary, QSF_DTYPE_TERNARY)
-DECODED_MATMUL(ternary_dense, QSF_DTYPE_TERNARY_DENSE)
-DECODED_MATMUL(8bit, QSF_DTYPE_8BIT)
-DECODED_MATMUL(mxfp4, QSF_DTYPE_MXFP4)
+QSF_CODED_TYPES(DECODED_MATMUL)
 
 /* The fill function's part for the f32 form. */
 static void QSF_NAME(fill_matmul_float)(qsf_kernels *k)
 {
-    k->matmul[QSF_DTYPE_F16] = QSF_NAME(matmul_f16_f32);
-    k->matmul[QSF_DTYPE_F32] = QSF_NAME(matmul_f32_f32);
-    k->matmul_exact[QSF_DTYPE_2BIT_SYM] = QSF_NAME(matmul_2bit_sym_f32);
-    k->matmul_exact[QSF_DTYPE_2BIT] = QSF_NAME(matmul_2bit_f32);
-    k->matmul_exact[QSF_DTYPE_3BIT] = QSF_NAME(matmul_3bit_f32);
-    k->matmul_exact[QSF_DTYPE_4BIT] = QSF_NAME(matmul_4bit_f32);
-    k->matmul_exact[QSF_DTYPE_4BIT_SYM] = QSF_NAME(matmul_4bit_sym_f32);
-    k->matmul_exact[QSF_DTYPE_TERNARY] = QSF_NAME(matmul_ternary_f32);
-    k->matmul_exact[QSF_DTYPE_TERNARY_DENSE] = QSF_NAME(matmul_ternary_dense_f32);
-    k->matmul_exact[QSF_DTYPE_8BIT] = QSF_NAME(matmul_8bit_f32);
-    k->matmul_exact[QSF_DTYPE_MXFP4] = QSF_NAME(matmul_mxfp4_f32);
-    k->matmul_exact[QSF_DTYPE_F16] = QSF_NAME(matmul_f16_f32);
-    k->matmul_exact[QSF_DTYPE_F32] = QSF_NAME(matmul_f32_f32);
+#define FILL_EXACT(id, symbol, type, ...) k->matmul_exact[id] = QSF_NAME(matmul_##type##_f32);
+#define FILL_BOTH(id, symbol, type, ...) \
+    FILL_EXACT(id, symbol, type, )       \
+    k->matmul[id] = QSF_NAME(matmul_##type##_f32);
+    QSF_CODED_TYPES(FILL_EXACT)
+    QSF_FLOAT_TYPES(FILL_BOTH)
 }

@@ -53,14 +53,14 @@ QSF_FORCED_INLINE row_pairs row_pairs_of(int8x16_t even, int8x16_t odd)
 }
 
 /* to [8 columns of 64, 8 row pairs, 2 x 8] */
-QSF_FORCED_INLINE void unpack_tile(qsf_dtype dtype, const unsigned char *tile, unsigned char *to)
+QSF_FORCED_INLINE void unpack_tile(qsf_form form, const unsigned char *tile, unsigned char *to)
 {
     QSF_UNROLL
     for (size_t g = 0; g < 8; g += 2) {
         QSF_UNROLL
         for (size_t quarter = 0; quarter < 4; quarter++) {
-            const code_pair even = unpack_pair(dtype, tile, quarter, g);
-            const code_pair odd = unpack_pair(dtype, tile, quarter, g + 1);
+            const code_pair even = unpack_pair(form, tile, quarter, g);
+            const code_pair odd = unpack_pair(form, tile, quarter, g + 1);
             QSF_UNROLL
             for (size_t half = 0; half < 2; half++) {
                 const row_pairs rows = row_pairs_of(even.at[half], odd.at[half]);
@@ -98,12 +98,12 @@ QSF_FORCED_INLINE void store_quarter(const int32x4_t *sums, size_t n_tokens, siz
 
 /* As dot_tile, of a tile that unpack_tile() has unpacked. A last token without another is
  * multiplied twice. */
-QSF_FORCED_INLINE void dot_unpacked(qsf_dtype dtype, const unsigned char *codes, const int8_t *q,
+QSF_FORCED_INLINE void dot_unpacked(qsf_codes kind, const unsigned char *codes, const int8_t *q,
                                     size_t q_stride, size_t n_tokens, dots *dot)
 {
     const size_t n_pairs = (n_tokens + 1) / 2;
     int32x4_t acc[QSF_PANEL_TOKENS / 2][QSF_ROW_PAIRS];
-    (void)dtype;
+    (void)kind;
     QSF_UNROLL
     for (size_t i = 0; i < n_pairs; i++) {
         QSF_UNROLL

@@ -5,7 +5,7 @@
  * including file provides lanes_*.h, QSF_NAME(op) and
  *   QSF_GROUP_TOKENS   most tokens that share an unpacked tile: 8, 4 or 2
  *   dots               a type: the 16 row sums of a tile and a token, in any form
- *   dot_tile(dtype, tile, q, q_stride, n_tokens, dots *dot)
+ *   dot_tile(form, tile, q, q_stride, n_tokens, dots *dot)
  *                      dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride]
  *   fine_acts          a type: a block of 16-bit activations of some tokens
  *   load_fine(q, q_low, q_stride, n_tokens, fine_acts *x)
@@ -15,24 +15,23 @@
  *   QSF_FINE_TOKENS    most rows of values that share the codes of a tile, if not
  *                      QSF_GROUP_TOKENS: 8, 6, 4 or 2
  *   dots_add(a, b)     the sum of two dots
- *   dot_sub_block(tile, sub, q, q_stride, n_tokens, dots *dot)
+ *   dot_sub_block(form, tile, sub, q, q_stride, n_tokens, dots *dot)
  *                      as dot_tile for 32 columns of MXFP4, those of sub-block `sub`, a literal:
  *                      sums of (value + 12) * q, or of value * q with QSF_MXFP4_ZERO 0
  *   dots_to_lanes(dots, int32_t factor, int32_t start)
  *                      (float)(factor * sum + start) for each row
  *
- * dtype, n_tokens and factor are literals after inlining. If registers are few, also
+ * form and n_tokens are literals after inlining. If registers are few, also
  *   QSF_UNPACKED_TOKENS   from so many tokens on, tiles are unpacked to memory, once for all
  *   QSF_UNPACKED_BYTES    of a tile
  *   QSF_PANEL_TOKENS      most tokens that share an unpacked tile
  *   QSF_PANEL_PREFETCH    if defined, outputs and activations of the next tokens are prefetched
- *   unpack_tile(dtype, tile, to), dot_unpacked(dtype, codes, ...)
+ *   unpack_tile(form, tile, to), dot_unpacked(codes, bytes, ...)
  *                         as dot_tile; not for 8 bits and MXFP4
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
 #include "kernels/half_scales.h"
-#include "kernels/int_form.h"
 
 #ifndef QSF_FINE_ZERO
 #define QSF_FINE_ZERO 128
@@ -58,18 +57,17 @@
 #endif
 
 /* True for types that profit; narrower types compute more than they read. */
-static inline bool is_paired(qsf_dtype dtype)
+QSF_FORCED_INLINE bool is_paired(qsf_form form)
 {
-    return dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM || dtype == QSF_DTYPE_8BIT ||
-           dtype == QSF_DTYPE_MXFP4;
+    return qsf_code_bytes(form.codes) >= 512;
 }
 
 /* Does the float steps of one block, whose dots are dot [n_tokens]. */
-QSF_FORCED_INLINE void add_dots(int_form form, const unsigned char *tile, const dots *dot,
+QSF_FORCED_INLINE void add_dots(qsf_form form, const unsigned char *tile, const dots *dot,
                                 const qsf_acts *x, size_t block, size_t n_tokens, lanes *acc)
 {
     const size_t n_blocks = x->n_blocks;
-    const bool is_fine = form.dtype == QSF_DTYPE_8BIT;
+    const bool is_fine = form.codes == QSF_CODES_8BIT;
     lanes scale = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
     if (form.unit != 1.0F)
         scale = lanes_mul(scale, lanes_set(form.unit));
@@ -89,12 +87,12 @@ QSF_FORCED_INLINE void add_dots(int_form form, const unsigned char *tile, const 
 }
 
 /* As add_block for one sub-block of MXFP4 */
-QSF_FORCED_INLINE void add_sub_block(const unsigned char *tile, size_t sub, const qsf_acts *x,
-                                     size_t block, size_t n_tokens, lanes *acc)
+QSF_FORCED_INLINE void add_sub_block(qsf_form form, const unsigned char *tile, size_t sub,
+                                     const qsf_acts *x, size_t block, size_t n_tokens, lanes *acc)
 {
     const int8_t *const q = x->q + block * QSF_BLOCK + sub * QSF_SUB_BLOCK;
     dots dot[QSF_GROUP_TOKENS];
-    dot_sub_block(tile, sub, q, x->n_blocks * QSF_BLOCK, n_tokens, dot);
+    dot_sub_block(form, tile, sub, q, x->n_blocks * QSF_BLOCK, n_tokens, dot);
     const lanes scale = load_half_scales(tile, sub);
     for (size_t t = 0; t < n_tokens; t++) {
         const size_t i = block + t * x->n_blocks;
@@ -106,30 +104,30 @@ QSF_FORCED_INLINE void add_sub_block(const unsigned char *tile, size_t sub, cons
 
 /* Continues acc over one block: token t0 + t is at x->scale[i] and so on, i = block + t *
  * n_blocks. */
-QSF_FORCED_INLINE void add_block(int_form form, const unsigned char *tile, const qsf_acts *x,
+QSF_FORCED_INLINE void add_block(qsf_form form, const unsigned char *tile, const qsf_acts *x,
                                  size_t block, size_t n_tokens, lanes *acc)
 {
-    if (form.dtype == QSF_DTYPE_MXFP4) {
-        add_sub_block(tile, 0, x, block, n_tokens, acc);
-        add_sub_block(tile, 1, x, block, n_tokens, acc);
+    if (form.scale_cols < QSF_BLOCK) {
+        add_sub_block(form, tile, 0, x, block, n_tokens, acc);
+        add_sub_block(form, tile, 1, x, block, n_tokens, acc);
         return;
     }
     const size_t q_stride = x->n_blocks * QSF_BLOCK;
     const int8_t *const q = x->q + block * QSF_BLOCK;
     dots dot[QSF_GROUP_TOKENS];
-    if (form.dtype == QSF_DTYPE_8BIT) {
+    if (form.codes == QSF_CODES_8BIT) {
         fine_acts fine;
         load_fine(q, x->q_low + block * QSF_BLOCK, q_stride, n_tokens, &fine);
         dot_fine(tile + QSF_TILE_CODES_OFF(false), &fine, n_tokens, dot);
     } else {
-        dot_tile(form.dtype, tile, q, q_stride, n_tokens, dot);
+        dot_tile(form, tile, q, q_stride, n_tokens, dot);
     }
     add_dots(form, tile, dot, x, block, n_tokens, acc);
 }
 
 /* Multiplies one tile row with tokens t0 .. t0 + n_tokens - 1 (n_tokens a literal <=
  * QSF_GROUP_TOKENS); y: the tile row's first output of token t0 */
-QSF_FORCED_INLINE void int_group(int_form form, const unsigned char *tiles, size_t tile_bytes,
+QSF_FORCED_INLINE void int_group(qsf_form form, const unsigned char *tiles, size_t tile_bytes,
                                  const qsf_acts *x, size_t t0, size_t n_tokens, float *y,
                                  size_t y_stride)
 {
@@ -148,7 +146,7 @@ QSF_FORCED_INLINE void int_group(int_form form, const unsigned char *tiles, size
 
 /* As int_group for two tile rows together: two streams of reads are faster than one. Behind a tile
  * row comes the other, so what is prefetched at its end is the next two. */
-QSF_FORCED_INLINE void int_group_of_two(int_form form, const unsigned char *tiles,
+QSF_FORCED_INLINE void int_group_of_two(qsf_form form, const unsigned char *tiles,
                                         size_t tile_bytes, const qsf_acts *x, size_t t0,
                                         size_t n_tokens, float *y, size_t y_stride)
 {
@@ -175,10 +173,10 @@ QSF_FORCED_INLINE void int_group_of_two(int_form form, const unsigned char *tile
 }
 
 /* Multiplies pairs of tile rows with few tokens; returns the number of tile rows done. */
-QSF_FORCED_INLINE size_t int_pairs(int_form form, const unsigned char *tiles, size_t n_tile_rows,
+QSF_FORCED_INLINE size_t int_pairs(qsf_form form, const unsigned char *tiles, size_t n_tile_rows,
                                    const qsf_acts *x, float *y, size_t y_stride)
 {
-    const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
+    const size_t tile_bytes = form.tile_bytes;
     size_t i = 0;
     for (; i + 2 <= n_tile_rows; i += 2) {
         const unsigned char *const rows = tiles + i * x->n_blocks * tile_bytes;
@@ -206,7 +204,7 @@ QSF_FORCED_INLINE size_t int_pairs(int_form form, const unsigned char *tiles, si
 
 /* As int_group, for blocks b0 .. b0 + n_panel - 1, whose codes are unpacked; continues y unless b0
  * is 0. */
-QSF_FORCED_INLINE void panel_group(int_form form, const unsigned char *tiles, size_t tile_bytes,
+QSF_FORCED_INLINE void panel_group(qsf_form form, const unsigned char *tiles, size_t tile_bytes,
                                    const unsigned char *codes, size_t b0, size_t n_panel,
                                    const qsf_acts *x, size_t t0, size_t n_tokens, float *y,
                                    size_t y_stride)
@@ -226,7 +224,7 @@ QSF_FORCED_INLINE void panel_group(int_form form, const unsigned char *tiles, si
             __builtin_prefetch((const void *)(acts + t * x->n_blocks * QSF_BLOCK));
 #endif
         dots dot[QSF_PANEL_TOKENS];
-        dot_unpacked(form.dtype, codes + b * QSF_UNPACKED_BYTES, x->q + block * QSF_BLOCK,
+        dot_unpacked(form.codes, codes + b * QSF_UNPACKED_BYTES, x->q + block * QSF_BLOCK,
                      x->n_blocks * QSF_BLOCK, n_tokens, dot);
         add_dots(form, tiles + (b0 + b) * tile_bytes, dot, x, block, n_tokens, acc);
     }
@@ -235,7 +233,7 @@ QSF_FORCED_INLINE void panel_group(int_form form, const unsigned char *tiles, si
 }
 
 /* One tile row */
-QSF_FORCED_INLINE void int_row_by_panels(int_form form, const unsigned char *tiles,
+QSF_FORCED_INLINE void int_row_by_panels(qsf_form form, const unsigned char *tiles,
                                          size_t tile_bytes, const qsf_acts *x, float *y,
                                          size_t y_stride)
 {
@@ -244,7 +242,7 @@ QSF_FORCED_INLINE void int_row_by_panels(int_form form, const unsigned char *til
         const size_t n_left = x->n_blocks - b0;
         const size_t n = n_left < QSF_PANEL_BLOCKS ? n_left : QSF_PANEL_BLOCKS;
         for (size_t b = 0; b < n; b++)
-            unpack_tile(form.dtype, tiles + (b0 + b) * tile_bytes, codes + b * QSF_UNPACKED_BYTES);
+            unpack_tile(form, tiles + (b0 + b) * tile_bytes, codes + b * QSF_UNPACKED_BYTES);
         size_t t = 0;
         for (; t + QSF_PANEL_TOKENS <= x->n_tokens; t += QSF_PANEL_TOKENS)
             panel_group(form, tiles, tile_bytes, codes, b0, n, x, t, QSF_PANEL_TOKENS,
@@ -258,13 +256,13 @@ QSF_FORCED_INLINE void int_row_by_panels(int_form form, const unsigned char *til
 
 #endif
 
-QSF_FORCED_INLINE void matmul_int(int_form form, const unsigned char *tiles, size_t n_tile_rows,
+QSF_FORCED_INLINE void matmul_int(qsf_form form, const unsigned char *tiles, size_t n_tile_rows,
                                   const qsf_acts *x, float *y, size_t y_stride)
 {
-    const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
+    const size_t tile_bytes = form.tile_bytes;
 #ifdef QSF_UNPACKED_TOKENS
-    if (x->n_tokens >= QSF_UNPACKED_TOKENS && form.dtype != QSF_DTYPE_8BIT &&
-        form.dtype != QSF_DTYPE_MXFP4) {
+    if (x->n_tokens >= QSF_UNPACKED_TOKENS && form.codes != QSF_CODES_8BIT &&
+        form.scale_cols == QSF_BLOCK) {
         for (size_t i = 0; i < n_tile_rows; i++)
             int_row_by_panels(form, tiles + i * x->n_blocks * tile_bytes, tile_bytes, x,
                               y + i * QSF_TILE_ROWS, y_stride);
@@ -272,7 +270,7 @@ QSF_FORCED_INLINE void matmul_int(int_form form, const unsigned char *tiles, siz
     }
 #endif
     size_t i = 0;
-    if (is_paired(form.dtype) && x->n_tokens <= QSF_PAIRED_TOKENS)
+    if (is_paired(form) && x->n_tokens <= QSF_PAIRED_TOKENS)
         i = int_pairs(form, tiles, n_tile_rows, x, y, y_stride);
     for (; i < n_tile_rows; i++) {
         const unsigned char *const row = tiles + i * x->n_blocks * tile_bytes;
@@ -331,34 +329,18 @@ static void QSF_NAME(value_products)(const qsf_value_tiles *tiles, const qsf_val
         value_group(tiles, w, parts, r, 1, values + r * stride, stride);
 }
 
-#define INT_MATMUL(type, dtype)                                                         \
+#define INT_MATMUL(id, symbol, type, ...)                                               \
     static void QSF_NAME(matmul_##type)(const unsigned char *tiles, size_t n_tile_rows, \
                                         const qsf_acts *x, float *y, size_t y_stride)   \
     {                                                                                   \
-        matmul_int(int_form_of(dtype), tiles, n_tile_rows, x, y, y_stride);             \
+        matmul_int(qsf_form_of(id), tiles, n_tile_rows, x, y, y_stride);                \
     }
-
-INT_MATMUL(2bit_sym, QSF_DTYPE_2BIT_SYM)
-INT_MATMUL(2bit, QSF_DTYPE_2BIT)
-INT_MATMUL(3bit, QSF_DTYPE_3BIT)
-INT_MATMUL(4bit, QSF_DTYPE_4BIT)
-INT_MATMUL(4bit_sym, QSF_DTYPE_4BIT_SYM)
-INT_MATMUL(ternary, QSF_DTYPE_TERNARY)
-INT_MATMUL(ternary_dense, QSF_DTYPE_TERNARY_DENSE)
-INT_MATMUL(8bit, QSF_DTYPE_8BIT)
-INT_MATMUL(mxfp4, QSF_DTYPE_MXFP4)
+QSF_CODED_TYPES(INT_MATMUL)
 
 /* The fill function's part for the integer form. */
 static void QSF_NAME(fill_matmul_int)(qsf_kernels *k)
 {
-    k->matmul[QSF_DTYPE_2BIT_SYM] = QSF_NAME(matmul_2bit_sym);
-    k->matmul[QSF_DTYPE_2BIT] = QSF_NAME(matmul_2bit);
-    k->matmul[QSF_DTYPE_3BIT] = QSF_NAME(matmul_3bit);
-    k->matmul[QSF_DTYPE_4BIT] = QSF_NAME(matmul_4bit);
-    k->matmul[QSF_DTYPE_4BIT_SYM] = QSF_NAME(matmul_4bit_sym);
-    k->matmul[QSF_DTYPE_TERNARY] = QSF_NAME(matmul_ternary);
-    k->matmul[QSF_DTYPE_TERNARY_DENSE] = QSF_NAME(matmul_ternary_dense);
-    k->matmul[QSF_DTYPE_8BIT] = QSF_NAME(matmul_8bit);
-    k->matmul[QSF_DTYPE_MXFP4] = QSF_NAME(matmul_mxfp4);
+#define FILL_INT(id, symbol, type, ...) k->matmul[id] = QSF_NAME(matmul_##type);
+    QSF_CODED_TYPES(FILL_INT)
     k->value_products = QSF_NAME(value_products);
 }

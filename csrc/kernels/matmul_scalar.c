@@ -12,6 +12,8 @@
 #include "kernels/forced_inline.h"
 #include "kernels/vecops.h"
 
+#define TILE_VALUES ((size_t)QSF_TILE_ROWS * QSF_BLOCK)
+
 /* Bytes 0..63 of plane p of 64 bytes: row r, column c of a group of four columns. */
 static unsigned plane_byte(const unsigned char *codes, size_t p, size_t r, size_t c)
 {
@@ -52,55 +54,40 @@ static unsigned trit(const unsigned char *codes, size_t r, size_t c)
 }
 
 /* The code of row r, column c of a tile. */
-QSF_FORCED_INLINE int32_t code_of(qsf_dtype dtype, const unsigned char *tile, size_t r, size_t c)
+QSF_FORCED_INLINE int32_t code_of(qsf_form form, const unsigned char *tile, size_t r, size_t c)
 {
-    const unsigned char *const codes = tile + QSF_TILE_CODES_OFF(qsf_dtype_has_min(dtype));
-    switch (dtype) {
-    case QSF_DTYPE_2BIT_SYM:
-    case QSF_DTYPE_2BIT:
-    case QSF_DTYPE_TERNARY:
+    const unsigned char *const codes = tile + qsf_codes_off(form);
+    switch (form.codes) {
+    case QSF_CODES_2BIT:
         return (int32_t)low_bits(codes, r, c);
-    case QSF_DTYPE_3BIT:
+    case QSF_CODES_3BIT:
         return (int32_t)(low_bits(codes, r, c) | high_bit(codes, r, c) << 2);
-    case QSF_DTYPE_4BIT:
-    case QSF_DTYPE_4BIT_SYM:
-    case QSF_DTYPE_MXFP4:
+    case QSF_CODES_4BIT:
+    case QSF_CODES_E2M1:
         return (int32_t)nibble(codes, r, c);
-    case QSF_DTYPE_8BIT:
+    case QSF_CODES_8BIT:
         return (int32_t)plane_byte(codes, c / 4, r, c);
-    case QSF_DTYPE_TERNARY_DENSE:
+    case QSF_CODES_TRITS:
         return (int32_t)trit(codes, r, c);
-    case QSF_DTYPE_MIXED:
-    case QSF_DTYPE_F16:
-    case QSF_DTYPE_F32:
-    case QSF_DTYPE_COUNT:
+    case QSF_CODES_NONE:
         break;
     }
     assert(!"a type without codes");
     return 0;
 }
 
-/* Returns the value of a code of a symmetric type, as a multiple of unit_of() times the scale. */
-static int32_t value_of(qsf_dtype dtype, int32_t code)
+/* Returns the value of a code of a symmetric type, as a multiple of form.unit times the scale. */
+static int32_t value_of(qsf_form form, int32_t code)
 {
-    static const int8_t of_mxfp4[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    if (dtype == QSF_DTYPE_MXFP4)
-        return of_mxfp4[code];
-    if (dtype == QSF_DTYPE_2BIT_SYM)
-        return 2 * code - 3;
-    return code - (dtype == QSF_DTYPE_4BIT_SYM ? 8 : dtype == QSF_DTYPE_8BIT ? 128 : 1);
+    static const int8_t of_e2m1[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    return form.codes == QSF_CODES_E2M1 ? of_e2m1[code] : form.factor * code - form.zero;
 }
 
-static float unit_of(qsf_dtype dtype)
+/* As a multiple of the scale of column c's block, or of half that of E8M0. */
+static float scale_of(qsf_form form, const unsigned char *tile, size_t r, size_t c)
 {
-    return dtype == QSF_DTYPE_2BIT_SYM ? 0.5F : 1.0F;
-}
-
-/* As a multiple of the scale of column c's block, or of half that of MXFP4. */
-static float scale_of(qsf_dtype dtype, const unsigned char *tile, size_t r, size_t c)
-{
-    if (dtype == QSF_DTYPE_MXFP4)
-        return qsf_half_scale_from_e8m0(tile[c / QSF_SUB_BLOCK * QSF_TILE_ROWS + r]);
+    if (form.scales == QSF_SCALES_E8M0)
+        return qsf_half_scale_from_e8m0(tile[c / form.scale_cols * QSF_TILE_ROWS + r]);
     return qsf_half_to_float(qsf_load_u16(tile + QSF_TILE_SCALES_OFF + 2 * r));
 }
 
@@ -110,139 +97,113 @@ static float min_of(const unsigned char *tile, size_t r)
 }
 
 /* The weight of row r, column c of a tile of any type. */
-QSF_FORCED_INLINE float weight_of(qsf_dtype dtype, const unsigned char *tile, size_t r, size_t c)
+QSF_FORCED_INLINE float weight_of(qsf_form form, const unsigned char *tile, size_t r, size_t c)
 {
-    if (dtype == QSF_DTYPE_F16)
+    if (form.tile_bytes == 2 * TILE_VALUES)
         return qsf_half_to_float(qsf_load_u16(tile + 2 * (c * QSF_TILE_ROWS + r)));
-    if (dtype == QSF_DTYPE_F32)
+    if (form.tile_bytes == 4 * TILE_VALUES)
         return qsf_load_f32(tile + 4 * (c * QSF_TILE_ROWS + r));
-    const int32_t code = code_of(dtype, tile, r, c);
-    if (qsf_dtype_has_min(dtype))
-        return fmaf((float)code, scale_of(dtype, tile, r, c), min_of(tile, r));
-    return (float)value_of(dtype, code) * (unit_of(dtype) * scale_of(dtype, tile, r, c));
+    const int32_t code = code_of(form, tile, r, c);
+    if (form.has_min)
+        return fmaf((float)code, scale_of(form, tile, r, c), min_of(tile, r));
+    return (float)value_of(form, code) * (form.unit * scale_of(form, tile, r, c));
 }
 
-/* Columns first .. first + n_cols - 1 of one block of the integer form, row r of a tile, times
- * 8-bit activations. */
-QSF_FORCED_INLINE float add_block_i8(qsf_dtype dtype, const unsigned char *tile, size_t r,
-                                     const qsf_acts *x, size_t block, size_t first, size_t n_cols,
-                                     float acc)
+/* Columns first .. first + form.scale_cols - 1 of one block of the integer form, row r of a tile,
+ * times 8-bit activations. */
+QSF_FORCED_INLINE float add_block_i8(qsf_form form, const unsigned char *tile, size_t r,
+                                     const qsf_acts *x, size_t block, size_t first, float acc)
 {
-    const bool has_min = qsf_dtype_has_min(dtype);
     int32_t dot = 0;
-    for (size_t c = first; c < first + n_cols; c++) {
-        const int32_t code = code_of(dtype, tile, r, c);
-        dot += (has_min ? code : value_of(dtype, code)) * x->q[block * QSF_BLOCK + c];
+    for (size_t c = first; c < first + form.scale_cols; c++) {
+        const int32_t code = code_of(form, tile, r, c);
+        dot += (form.has_min ? code : value_of(form, code)) * x->q[block * QSF_BLOCK + c];
     }
-    const float w_scale = unit_of(dtype) * scale_of(dtype, tile, r, first);
+    const float w_scale = form.unit * scale_of(form, tile, r, first);
     acc = fmaf((float)dot, w_scale * x->scale[block], acc);
-    return has_min ? fmaf(min_of(tile, r), x->scaled_sum[block], acc) : acc;
+    return form.has_min ? fmaf(min_of(tile, r), x->scaled_sum[block], acc) : acc;
 }
 
 /* As add_block_i8, with 16-bit activations for 8-bit weights. */
-static float add_block_i16(const unsigned char *tile, size_t r, const qsf_acts *x, size_t block,
-                           float acc)
+QSF_FORCED_INLINE float add_block_i16(qsf_form form, const unsigned char *tile, size_t r,
+                                      const qsf_acts *x, size_t block, size_t first, float acc)
 {
     int32_t dot = 0;
-    for (size_t c = 0; c < QSF_BLOCK; c++) {
+    for (size_t c = first; c < first + form.scale_cols; c++) {
         const size_t i = block * QSF_BLOCK + c;
-        const int32_t value = value_of(QSF_DTYPE_8BIT, code_of(QSF_DTYPE_8BIT, tile, r, c));
-        dot += value * (256 * x->q[i] + x->q_low[i]);
+        dot += value_of(form, code_of(form, tile, r, c)) * (256 * x->q[i] + x->q_low[i]);
     }
-    return fmaf((float)dot, scale_of(QSF_DTYPE_8BIT, tile, r, 0) * (x->scale[block] * 0x1p-8F),
-                acc);
+    return fmaf((float)dot, scale_of(form, tile, r, first) * (x->scale[block] * 0x1p-8F), acc);
 }
 
 /* One output: the row of tiles at `tiles`, times token t. */
-QSF_FORCED_INLINE float dot_integer(qsf_dtype dtype, const unsigned char *tiles, size_t r,
+QSF_FORCED_INLINE float dot_integer(qsf_form form, const unsigned char *tiles, size_t r,
                                     const qsf_acts *x, size_t t)
 {
-    const size_t n_cols = dtype == QSF_DTYPE_MXFP4 ? QSF_SUB_BLOCK : QSF_BLOCK;
     float acc = 0.0F;
     for (size_t b = 0; b < x->n_blocks; b++) {
-        const unsigned char *const tile = tiles + b * qsf_dtype_tile_bytes(dtype);
+        const unsigned char *const tile = tiles + b * form.tile_bytes;
         const size_t block = t * x->n_blocks + b;
-        if (dtype == QSF_DTYPE_8BIT) {
-            acc = add_block_i16(tile, r, x, block, acc);
-            continue;
-        }
-        for (size_t c = 0; c < QSF_BLOCK; c += n_cols)
-            acc = add_block_i8(dtype, tile, r, x, block, c, n_cols, acc);
+        for (size_t c = 0; c < QSF_BLOCK; c += form.scale_cols)
+            acc = form.codes == QSF_CODES_8BIT ? add_block_i16(form, tile, r, x, block, c, acc)
+                                               : add_block_i8(form, tile, r, x, block, c, acc);
     }
     return acc;
 }
 
 /* One output of the f32 form. */
-QSF_FORCED_INLINE float dot_float(qsf_dtype dtype, const unsigned char *tiles, size_t r,
+QSF_FORCED_INLINE float dot_float(qsf_form form, const unsigned char *tiles, size_t r,
                                   const qsf_acts *x, size_t t)
 {
     const float *const xt = x->f32 + t * x->n_blocks * QSF_BLOCK;
     float acc = 0.0F;
     for (size_t c = 0; c < x->n_blocks * QSF_BLOCK; c++) {
-        const unsigned char *const tile = tiles + c / QSF_BLOCK * qsf_dtype_tile_bytes(dtype);
-        acc = fmaf(weight_of(dtype, tile, r, c % QSF_BLOCK), xt[c], acc);
+        const unsigned char *const tile = tiles + c / QSF_BLOCK * form.tile_bytes;
+        acc = fmaf(weight_of(form, tile, r, c % QSF_BLOCK), xt[c], acc);
     }
     return acc;
 }
 
-QSF_FORCED_INLINE void matmul(qsf_dtype dtype, bool is_integer_form, const unsigned char *tiles,
+QSF_FORCED_INLINE void matmul(qsf_form form, bool is_integer_form, const unsigned char *tiles,
                               size_t n_tile_rows, const qsf_acts *x, float *y, size_t y_stride)
 {
-    const size_t tile_row_bytes = x->n_blocks * qsf_dtype_tile_bytes(dtype);
+    const size_t tile_row_bytes = x->n_blocks * form.tile_bytes;
     for (size_t t = 0; t < x->n_tokens; t++)
         for (size_t row = 0; row < n_tile_rows * QSF_TILE_ROWS; row++) {
             const unsigned char *const tile_row = tiles + row / QSF_TILE_ROWS * tile_row_bytes;
             const size_t r = row % QSF_TILE_ROWS;
-            y[t * y_stride + row] = is_integer_form ? dot_integer(dtype, tile_row, r, x, t)
-                                                    : dot_float(dtype, tile_row, r, x, t);
+            y[t * y_stride + row] = is_integer_form ? dot_integer(form, tile_row, r, x, t)
+                                                    : dot_float(form, tile_row, r, x, t);
         }
 }
 
 /* The f32 product and the row decoder of one type. */
-#define FLOAT_FORMS(type, dtype)                                                           \
+#define FLOAT_FORMS(id, symbol, type, ...)                                                 \
     static void matmul_##type##_f32_scalar(const unsigned char *tiles, size_t n_tile_rows, \
                                            const qsf_acts *x, float *y, size_t y_stride)   \
     {                                                                                      \
-        matmul(dtype, false, tiles, n_tile_rows, x, y, y_stride);                          \
+        matmul(qsf_form_of(id), false, tiles, n_tile_rows, x, y, y_stride);                \
     }                                                                                      \
     static void dequant_row_##type##_scalar(const unsigned char *tiles, size_t n_blocks,   \
                                             size_t row_in_tile, float *out)                \
     {                                                                                      \
+        const qsf_form form = qsf_form_of(id);                                             \
         for (size_t c = 0; c < n_blocks * QSF_BLOCK; c++)                                  \
-            out[c] = weight_of(dtype, tiles + c / QSF_BLOCK * qsf_dtype_tile_bytes(dtype), \
-                               row_in_tile, c % QSF_BLOCK);                                \
-    }                                                                                      \
-    static void fill_##type##_float(qsf_kernels *k)                                        \
-    {                                                                                      \
-        k->matmul_exact[dtype] = matmul_##type##_f32_scalar;                               \
-        k->dequant_row[dtype] = dequant_row_##type##_scalar;                               \
+            out[c] = weight_of(form, tiles + c / QSF_BLOCK * form.tile_bytes, row_in_tile, \
+                               c % QSF_BLOCK);                                             \
     }
 
 /* Adds the integer product of one type to FLOAT_FORMS. */
-#define ALL_FORMS(type, dtype)                                                         \
-    FLOAT_FORMS(type, dtype)                                                           \
+#define ALL_FORMS(id, symbol, type, ...)                                               \
+    FLOAT_FORMS(id, symbol, type, )                                                    \
     static void matmul_##type##_scalar(const unsigned char *tiles, size_t n_tile_rows, \
                                        const qsf_acts *x, float *y, size_t y_stride)   \
     {                                                                                  \
-        matmul(dtype, true, tiles, n_tile_rows, x, y, y_stride);                       \
-    }                                                                                  \
-    static void fill_##type(qsf_kernels *k)                                            \
-    {                                                                                  \
-        fill_##type##_float(k);                                                        \
-        k->matmul[dtype] = matmul_##type##_scalar;                                     \
+        matmul(qsf_form_of(id), true, tiles, n_tile_rows, x, y, y_stride);             \
     }
 
-ALL_FORMS(2bit_sym, QSF_DTYPE_2BIT_SYM)
-ALL_FORMS(2bit, QSF_DTYPE_2BIT)
-ALL_FORMS(3bit, QSF_DTYPE_3BIT)
-ALL_FORMS(4bit, QSF_DTYPE_4BIT)
-ALL_FORMS(4bit_sym, QSF_DTYPE_4BIT_SYM)
-ALL_FORMS(ternary, QSF_DTYPE_TERNARY)
-ALL_FORMS(ternary_dense, QSF_DTYPE_TERNARY_DENSE)
-ALL_FORMS(8bit, QSF_DTYPE_8BIT)
-ALL_FORMS(mxfp4, QSF_DTYPE_MXFP4)
-FLOAT_FORMS(f16, QSF_DTYPE_F16)
-FLOAT_FORMS(f32, QSF_DTYPE_F32)
+QSF_CODED_TYPES(ALL_FORMS)
+QSF_FLOAT_TYPES(FLOAT_FORMS)
 
 /* As add_block_i16 over all positions of some blocks: one sum, one scale. */
 static void value_products_scalar(const qsf_value_tiles *tiles, const qsf_value_weights *w,
@@ -262,21 +223,18 @@ static void value_products_scalar(const qsf_value_tiles *tiles, const qsf_value_
         }
 }
 
+#define FILL_FLOAT(id, symbol, type, ...)             \
+    k->matmul_exact[id] = matmul_##type##_f32_scalar; \
+    k->matmul[id] = matmul_##type##_f32_scalar;       \
+    k->dequant_row[id] = dequant_row_##type##_scalar;
+#define FILL(id, symbol, type, ...) \
+    FILL_FLOAT(id, symbol, type, )  \
+    k->matmul[id] = matmul_##type##_scalar;
+
 void qsf_kernels_fill_scalar(qsf_kernels *k)
 {
-    fill_2bit_sym(k);
-    fill_2bit(k);
-    fill_3bit(k);
-    fill_4bit(k);
-    fill_4bit_sym(k);
-    fill_ternary(k);
-    fill_ternary_dense(k);
-    fill_8bit(k);
-    fill_mxfp4(k);
-    fill_f16_float(k);
-    fill_f32_float(k);
-    k->matmul[QSF_DTYPE_F16] = k->matmul_exact[QSF_DTYPE_F16];
-    k->matmul[QSF_DTYPE_F32] = k->matmul_exact[QSF_DTYPE_F32];
+    QSF_CODED_TYPES(FILL)
+    QSF_FLOAT_TYPES(FILL_FLOAT)
     k->value_products = value_products_scalar;
     qsf_vecops_fill_scalar(k);
 }

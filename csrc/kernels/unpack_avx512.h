@@ -6,8 +6,6 @@
 #ifndef QSF_KERNELS_UNPACK_AVX512_H
 #define QSF_KERNELS_UNPACK_AVX512_H
 
-#include "kernels/int_form.h"
-
 #define QSF_TILE_GROUPS 16 /* groups of 4 columns: one register of codes each */
 
 QSF_FORCED_INLINE __m512i load64(const unsigned char *p)
@@ -26,8 +24,8 @@ QSF_FORCED_INLINE void unpack_4bit(const unsigned char *bytes, size_t p, __m512i
     codes[1] = _mm512_and_si512(_mm512_srli_epi32(both, 4), nibbles);
 }
 
-/* As unpack_4bit, of MXFP4: values + 12 */
-QSF_FORCED_INLINE void unpack_mxfp4(const unsigned char *bytes, size_t p, __m512i *codes)
+/* As unpack_4bit, of E2M1: values + 12 */
+QSF_FORCED_INLINE void unpack_e2m1(const unsigned char *bytes, size_t p, __m512i *codes)
 {
     const __m512i values = _mm512_broadcast_i32x4(
         _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
@@ -108,52 +106,50 @@ typedef struct planes {
     size_t n_in_plane;
 } planes;
 
-QSF_FORCED_INLINE planes planes_of(qsf_dtype dtype)
+QSF_FORCED_INLINE planes planes_of(qsf_codes codes)
 {
-    if (dtype == QSF_DTYPE_8BIT)
+    if (codes == QSF_CODES_8BIT)
         return (planes){16, 1};
-    if (dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM || dtype == QSF_DTYPE_MXFP4)
+    if (codes == QSF_CODES_4BIT || codes == QSF_CODES_E2M1)
         return (planes){8, 2};
-    return dtype == QSF_DTYPE_TERNARY_DENSE ? (planes){4, 5} : (planes){4, 4};
+    return codes == QSF_CODES_TRITS ? (planes){4, 5} : (planes){4, 4};
 }
 
 /* Returns the k-th group of columns in plane p; 16 or more: none. */
-QSF_FORCED_INLINE size_t group_of(qsf_dtype dtype, size_t p, size_t k)
+QSF_FORCED_INLINE size_t group_of(qsf_codes codes, size_t p, size_t k)
 {
-    return dtype == QSF_DTYPE_TERNARY_DENSE ? 5 * p + k : planes_of(dtype).n_planes * k + p;
+    return codes == QSF_CODES_TRITS ? 5 * p + k : planes_of(codes).n_planes * k + p;
 }
 
-/* codes [5] = codes of the groups in plane p, 16 rows of 4 columns, a byte each */
-QSF_FORCED_INLINE void unpack_plane(qsf_dtype dtype, const unsigned char *tile, size_t p,
-                                    __m512i *codes)
+/* out [5] = codes of the groups in plane p, 16 rows of 4 columns, a byte each; of E2M1 values + 12.
+ * bytes: the codes of a tile */
+QSF_FORCED_INLINE void unpack_plane(qsf_codes codes, const unsigned char *bytes, size_t p,
+                                    __m512i *out)
 {
-    const bool has_min =
-        dtype == QSF_DTYPE_2BIT || dtype == QSF_DTYPE_3BIT || dtype == QSF_DTYPE_4BIT;
-    const unsigned char *const bytes = tile + QSF_TILE_CODES_OFF(has_min);
-    if (dtype == QSF_DTYPE_8BIT)
-        codes[0] = load64(bytes + p * 64);
-    else if (dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM)
-        unpack_4bit(bytes, p, codes);
-    else if (dtype == QSF_DTYPE_MXFP4)
-        unpack_mxfp4(bytes, p, codes);
-    else if (dtype == QSF_DTYPE_3BIT)
-        unpack_3bit(bytes, p, codes);
-    else if (dtype == QSF_DTYPE_TERNARY_DENSE)
-        unpack_dense(bytes, p, codes);
+    if (codes == QSF_CODES_8BIT)
+        out[0] = load64(bytes + p * 64);
+    else if (codes == QSF_CODES_4BIT)
+        unpack_4bit(bytes, p, out);
+    else if (codes == QSF_CODES_E2M1)
+        unpack_e2m1(bytes, p, out);
+    else if (codes == QSF_CODES_3BIT)
+        unpack_3bit(bytes, p, out);
+    else if (codes == QSF_CODES_TRITS)
+        unpack_dense(bytes, p, out);
     else
-        unpack_2bit(bytes, p, codes);
+        unpack_2bit(bytes, p, out);
 }
 
 /* codes [16 groups, 16 rows, 4]: factor * code - zero; a literal 0 costs nothing */
-QSF_FORCED_INLINE void unpack_scaled(int_form form, const unsigned char *tile, int32_t zero,
+QSF_FORCED_INLINE void unpack_scaled(qsf_form form, const unsigned char *tile, int32_t zero,
                                      unsigned char *codes)
 {
-    const planes layout = planes_of(form.dtype);
+    const planes layout = planes_of(form.codes);
     for (size_t p = 0; p < layout.n_planes; p++) {
         __m512i code[5];
-        unpack_plane(form.dtype, tile, p, code);
+        unpack_plane(form.codes, tile + qsf_codes_off(form), p, code);
         for (size_t k = 0; k < layout.n_in_plane; k++) {
-            const size_t g = group_of(form.dtype, p, k);
+            const size_t g = group_of(form.codes, p, k);
             if (form.factor == 2)
                 code[k] = _mm512_add_epi8(code[k], code[k]);
             if (zero != 0)

@@ -8,7 +8,6 @@
 #define QSF_KERNELS_WIDE_AVX512_H
 
 #include "kernels/half_scales.h"
-#include "kernels/int_form.h"
 
 #define WIDE_BLOCKS 32    /* whose activations are copied side by side; a multiple of 16 */
 #define WIDE_TILE_ROWS 32 /* that meet them, and stay in the second-level cache for all tokens */
@@ -37,16 +36,16 @@ typedef struct panel {
 
 /* True for the type whose codes take longer to unpack than to multiply: that is done once for all
  * tokens. */
-QSF_FORCED_INLINE bool is_unpacked_once(qsf_dtype dtype)
+QSF_FORCED_INLINE bool is_unpacked_once(qsf_codes codes)
 {
-    return dtype == QSF_DTYPE_TERNARY_DENSE;
+    return codes == QSF_CODES_TRITS;
 }
 
 /* Copies the scales and sums of up to 16 blocks, from block i of x on, to block b of token t. */
-QSF_FORCED_INLINE void panel_scales(int_form form, const qsf_acts *x, size_t i, size_t n_blocks,
+QSF_FORCED_INLINE void panel_scales(qsf_form form, const qsf_acts *x, size_t i, size_t n_blocks,
                                     size_t t, size_t b, panel *p)
 {
-    const bool is_fine = form.dtype == QSF_DTYPE_8BIT;
+    const bool is_fine = form.codes == QSF_CODES_8BIT;
     const __mmask16 some = (__mmask16)(n_blocks < 16 ? (1U << n_blocks) - 1 : 0xFFFFU);
     const __m512i zero = _mm512_set1_epi32(-form.zero);
     const lanes scale = _mm512_maskz_loadu_ps(some, x->scale + i);
@@ -56,7 +55,7 @@ QSF_FORCED_INLINE void panel_scales(int_form form, const qsf_acts *x, size_t i, 
         return;
     }
     __m512i sum = _mm512_maskz_loadu_epi32(some, (is_fine ? x->fine_sum : x->sum) + i);
-    if (form.dtype == QSF_DTYPE_MXFP4) {
+    if (form.scale_cols < QSF_BLOCK) {
         const __m512i first = _mm512_maskz_loadu_epi32(some, x->first_sum + i);
         const __m512i second = _mm512_sub_epi32(sum, first);
         _mm512_store_si512(&p->start[1][t][b], _mm512_mullo_epi32(second, zero));
@@ -66,7 +65,7 @@ QSF_FORCED_INLINE void panel_scales(int_form form, const qsf_acts *x, size_t i, 
 }
 
 /* Copies blocks b0 .. b0 + n_blocks - 1 of n tokens from t0 on; up to n_tokens the last again. */
-QSF_FORCED_INLINE void panel_fill(int_form form, const qsf_acts *x, size_t b0, size_t n_blocks,
+QSF_FORCED_INLINE void panel_fill(qsf_form form, const qsf_acts *x, size_t b0, size_t n_blocks,
                                   size_t t0, size_t n, size_t n_tokens, panel *p)
 {
     for (size_t t = 0; t < n_tokens; t++) {
@@ -74,7 +73,7 @@ QSF_FORCED_INLINE void panel_fill(int_form form, const qsf_acts *x, size_t b0, s
         for (size_t b = 0; b < n_blocks; b++) {
             const size_t at = (i + b) * QSF_BLOCK;
             _mm512_store_si512(p->q[b][t], _mm512_loadu_si512(x->q + at));
-            if (form.dtype == QSF_DTYPE_8BIT)
+            if (form.codes == QSF_CODES_8BIT)
                 _mm512_store_si512(p->q_low[b][t], _mm512_loadu_si512(x->q_low + at));
         }
         for (size_t b = 0; b < n_blocks; b += 16)
@@ -84,22 +83,23 @@ QSF_FORCED_INLINE void panel_fill(int_form form, const qsf_acts *x, size_t b0, s
 
 /* dot [n_tokens] += codes of a tile, or unpacked codes, * a block of activations q [WIDE, 64]. Of
  * MXFP4 only sub-block `sub`, a literal. */
-QSF_FORCED_INLINE void add_wide_dots(int_form form, const unsigned char *tile,
+QSF_FORCED_INLINE void add_wide_dots(qsf_form form, const unsigned char *tile,
                                      const unsigned char *unpacked, const int8_t *q, size_t sub,
                                      size_t n_tokens, __m512i *dot)
 {
-    const qsf_dtype dtype = is_unpacked_once(form.dtype) ? QSF_DTYPE_8BIT : form.dtype;
-    const planes layout = planes_of(dtype);
+    const qsf_codes kind = is_unpacked_once(form.codes) ? QSF_CODES_8BIT : form.codes;
+    const unsigned char *const bytes = tile + qsf_codes_off(form);
+    const planes layout = planes_of(kind);
 #pragma GCC unroll 16
     for (size_t p = 0; p < layout.n_planes; p++) {
         __m512i codes[5];
-        if (is_unpacked_once(form.dtype))
+        if (is_unpacked_once(form.codes))
             codes[0] = load64(unpacked + p * 64);
         else
-            unpack_plane(dtype, tile, p, codes);
+            unpack_plane(kind, bytes, p, codes);
         for (size_t k = 0; k < layout.n_in_plane; k++) {
-            const size_t g = group_of(dtype, p, k);
-            if (dtype == QSF_DTYPE_MXFP4 && k != sub)
+            const size_t g = group_of(kind, p, k);
+            if (form.scale_cols < QSF_BLOCK && k != sub)
                 continue;
             if (form.factor == 2)
                 codes[k] = _mm512_add_epi8(codes[k], codes[k]);
@@ -110,11 +110,11 @@ QSF_FORCED_INLINE void add_wide_dots(int_form form, const unsigned char *tile,
 }
 
 /* Continues acc [n_tokens] over block b of the panel, or over one sub-block of MXFP4. */
-QSF_FORCED_INLINE void wide_block(int_form form, const unsigned char *tile,
+QSF_FORCED_INLINE void wide_block(qsf_form form, const unsigned char *tile,
                                   const unsigned char *codes, const panel *p, size_t b, size_t sub,
                                   size_t n_tokens, lanes *acc)
 {
-    const bool is_fine = form.dtype == QSF_DTYPE_8BIT;
+    const bool is_fine = form.codes == QSF_CODES_8BIT;
     __m512i dot[WIDE];
     for (size_t t = 0; t < n_tokens; t++)
         dot[t] = form.has_min || is_fine ? _mm512_setzero_si512()
@@ -126,8 +126,8 @@ QSF_FORCED_INLINE void wide_block(int_form form, const unsigned char *tile,
                                       _mm512_set1_epi32(p->start[0][t][b]));
         add_wide_dots(form, tile, codes, p->q_low[b][0], sub, n_tokens, dot);
     }
-    lanes scale = form.dtype == QSF_DTYPE_MXFP4 ? load_half_scales(tile, sub)
-                                                : lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
+    lanes scale = form.scale_cols < QSF_BLOCK ? load_half_scales(tile, sub)
+                                              : lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
     if (form.unit != 1.0F)
         scale = lanes_mul(scale, lanes_set(form.unit));
     for (size_t t = 0; t < n_tokens; t++) {
@@ -153,9 +153,9 @@ typedef struct wide_rows {
 } wide_rows;
 
 /* Prefetches the tile of row r that comes AHEAD_TILES after that of block b. */
-QSF_FORCED_INLINE void wide_prefetch(qsf_dtype dtype, const wide_rows *w, size_t r, size_t b)
+QSF_FORCED_INLINE void wide_prefetch(qsf_form form, const wide_rows *w, size_t r, size_t b)
 {
-    const size_t tile_bytes = qsf_dtype_tile_bytes(dtype);
+    const size_t tile_bytes = form.tile_bytes;
     const size_t later = b + AHEAD_TILES;
     const uintptr_t ahead = later < w->n_blocks
                                 ? (uintptr_t)w->tiles + later * tile_bytes
@@ -166,11 +166,11 @@ QSF_FORCED_INLINE void wide_prefetch(qsf_dtype dtype, const wide_rows *w, size_t
 
 /* Multiplies them with a panel of n_tokens tokens, of which n are stored. y: the output of the
  * first. n_streams (most rows) and n_tokens are literals. */
-QSF_FORCED_INLINE void wide_group(int_form form, const wide_rows *w, const panel *p,
+QSF_FORCED_INLINE void wide_group(qsf_form form, const wide_rows *w, const panel *p,
                                   size_t n_streams, size_t n_tokens, size_t n, float *y,
                                   size_t y_stride)
 {
-    const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
+    const size_t tile_bytes = form.tile_bytes;
     const size_t n_rows = n_streams == 1 ? 1 : w->n_rows;
     lanes acc[WIDE_STREAMS][WIDE];
     for (size_t r = 0; r < n_rows; r++)
@@ -181,15 +181,15 @@ QSF_FORCED_INLINE void wide_group(int_form form, const wide_rows *w, const panel
         for (size_t r = 0; r < n_rows; r++) {
             const unsigned char *const tile = w->tiles + r * w->row_bytes + b * tile_bytes;
             const unsigned char *const codes =
-                is_unpacked_once(form.dtype) ? w->codes + (r * w->n_blocks + b) * UNPACKED_BYTES
+                is_unpacked_once(form.codes) ? w->codes + (r * w->n_blocks + b) * UNPACKED_BYTES
                                              : NULL;
             const panel *same = p;
             /* Otherwise gcc loads all scales of the block before the loop, and has too few
              * registers. */
             __asm__("" : "+r"(same));
-            wide_prefetch(form.dtype, w, r, b);
+            wide_prefetch(form, w, r, b);
             wide_block(form, tile, codes, same, b, 0, n_tokens, acc[r]);
-            if (form.dtype == QSF_DTYPE_MXFP4)
+            if (form.scale_cols < QSF_BLOCK)
                 wide_block(form, tile, codes, same, b, 1, n_tokens, acc[r]);
         }
     for (size_t r = 0; r < n_rows; r++)
@@ -209,11 +209,11 @@ typedef struct wide_tiles {
 
 /* Multiplies them with n tokens from t0 on, at most n_tokens, by way of the panel p. n_streams and
  * n_tokens are literals. */
-QSF_FORCED_INLINE void wide_tokens(int_form form, const wide_tiles *w, const qsf_acts *x, panel *p,
+QSF_FORCED_INLINE void wide_tokens(qsf_form form, const wide_tiles *w, const qsf_acts *x, panel *p,
                                    size_t t0, size_t n_streams, size_t n_tokens, size_t n, float *y,
                                    size_t y_stride)
 {
-    const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
+    const size_t tile_bytes = form.tile_bytes;
     const size_t row_bytes = x->n_blocks * tile_bytes;
     panel_fill(form, x, w->b0, w->n_blocks, t0, n, n_tokens, p);
     wide_rows rows = {.tiles = w->tiles,
@@ -230,14 +230,14 @@ QSF_FORCED_INLINE void wide_tokens(int_form form, const wide_tiles *w, const qsf
         wide_group(form, &rows, p, n_streams, n_tokens, n, y + t0 * y_stride + i * QSF_TILE_ROWS,
                    y_stride);
         rows.tiles = rows.next;
-        if (is_unpacked_once(form.dtype))
+        if (is_unpacked_once(form.codes))
             rows.codes += rows.n_rows * w->n_blocks * UNPACKED_BYTES;
     }
 }
 
 /* The first tokens read the tiles from memory; the others find them in the second-level cache,
  * where one stream is faster. */
-QSF_FORCED_INLINE void wide_part(int_form form, const wide_tiles *w, const qsf_acts *x, panel *p,
+QSF_FORCED_INLINE void wide_part(qsf_form form, const wide_tiles *w, const qsf_acts *x, panel *p,
                                  float *y, size_t y_stride)
 {
     const size_t n_first = x->n_tokens < WIDE ? x->n_tokens : WIDE;
@@ -256,13 +256,13 @@ QSF_FORCED_INLINE void wide_part(int_form form, const wide_tiles *w, const qsf_a
     }
 }
 
-QSF_FORCED_INLINE void matmul_wide(int_form form, const unsigned char *tiles, size_t n_tile_rows,
+QSF_FORCED_INLINE void matmul_wide(qsf_form form, const unsigned char *tiles, size_t n_tile_rows,
                                    const qsf_acts *x, float *y, size_t y_stride)
 {
-    const bool is_unpacked = is_unpacked_once(form.dtype);
+    const bool is_unpacked = is_unpacked_once(form.codes);
     const size_t most_rows = is_unpacked ? UNPACKED_TILE_ROWS : WIDE_TILE_ROWS;
     const size_t most_blocks = is_unpacked ? UNPACKED_BLOCKS : WIDE_BLOCKS;
-    const size_t tile_bytes = qsf_dtype_tile_bytes(form.dtype);
+    const size_t tile_bytes = form.tile_bytes;
     panel p; /* one for all who fill it: stacks are small */
     _Alignas(64) unsigned char codes[UNPACKED_TILE_ROWS * UNPACKED_BLOCKS * UNPACKED_BYTES];
     for (size_t i = 0; i < n_tile_rows; i += most_rows)

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #include "base/checked.h"
-#include "base/dtype.h"
+#include "types/dtype.h"
 #include "format/outliers.h"
 #include "format/records.h"
 

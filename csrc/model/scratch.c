@@ -3,7 +3,7 @@
 #include "model/scratch.h"
 
 #include "base/checked.h"
-#include "base/dtype.h"
+#include "types/dtype.h"
 #include "kernels/kernels.h"
 #include "model/seen.h"
 

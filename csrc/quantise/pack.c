@@ -103,23 +103,23 @@ static void put_halves(const float *values, size_t n_rows, unsigned char *out)
 void qsf_pack_tile(uint32_t dtype, const qsf_tile_floats *codes, const qsf_fit *fit, size_t n_rows,
                    size_t n_cols, unsigned char *tile)
 {
-    const bool has_min = qsf_dtype_has_min(dtype);
-    unsigned char *const out = tile + QSF_TILE_CODES_OFF(has_min);
+    const qsf_form form = qsf_form_of(dtype);
+    unsigned char *const out = tile + qsf_codes_off(form);
     code_words words;
     gather_words(codes, n_rows, n_cols, &words);
     put_halves(fit->scales, n_rows, tile + QSF_TILE_SCALES_OFF);
-    if (has_min)
+    if (form.has_min)
         put_halves(fit->mins, n_rows, tile + QSF_TILE_MINS_OFF);
-    if (dtype == QSF_DTYPE_8BIT) {
+    if (form.codes == QSF_CODES_8BIT) {
         for (size_t g = 0; g < N_GROUPS; g++)
             put_plane(words.at[g], out + QSF_BLOCK * g);
-    } else if (dtype == QSF_DTYPE_4BIT || dtype == QSF_DTYPE_4BIT_SYM) {
+    } else if (form.codes == QSF_CODES_4BIT) {
         put_bits(&words, 4, 0x0F0F0F0F, out);
-    } else if (dtype == QSF_DTYPE_TERNARY_DENSE) {
+    } else if (form.codes == QSF_CODES_TRITS) {
         put_dense(&words, out);
     } else {
         put_bits(&words, 2, 0x03030303, out);
-        if (dtype == QSF_DTYPE_3BIT)
+        if (form.codes == QSF_CODES_3BIT)
             put_third_bits(&words, out + QSF_BLOCK * 4);
     }
 }

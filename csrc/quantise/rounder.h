@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/dtype.h"
+#include "types/dtype.h"
 #include "platform/cpu.h"
 
 /* The codes of a type; integers as floats. */

@@ -11,8 +11,9 @@ static qsf_status check_rounding(const qsf_rounding *how, size_t n_cols)
 {
     if (qsf_dtype_tile_bytes(how->dtype) == 0)
         return QSF_FAIL(QSF_ERR_ARG, "type %u has no tiles", how->dtype);
-    if (how->dtype == QSF_DTYPE_MXFP4)
-        return QSF_FAIL(QSF_ERR_ARG, "nothing is rounded to mxfp4, it is only kept");
+    if (qsf_dtype_is_quantised(how->dtype) && qsf_code_range_of(how->dtype) == NULL)
+        return QSF_FAIL(QSF_ERR_ARG, "nothing is rounded to %s, it is only kept",
+                        qsf_dtype_name(how->dtype));
     if (how->rule > QSF_RULE_SCALE)
         return QSF_FAIL(QSF_ERR_ARG, "rule is %u; it must be 0 to %d", how->rule, QSF_RULE_SCALE);
     if (how->rule == QSF_RULE_SCALE) {

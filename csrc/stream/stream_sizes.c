@@ -1,7 +1,7 @@
 /* stream_sizes.c - how much memory a stream takes, for plans and for the stream itself. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/checked.h"
-#include "base/dtype.h"
+#include "types/dtype.h"
 #include "stream/codec.h"
 #include "stream/stream.h"
 

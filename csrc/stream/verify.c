@@ -11,7 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/checked.h"
-#include "base/dtype.h"
+#include "types/dtype.h"
 #include "base/status.h"
 #include "stream/codec.h"
 #include "checksum/crc32.h"

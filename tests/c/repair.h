@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
-#include "base/dtype.h"
+#include "types/dtype.h"
 #include "checksum/crc32.h"
 #include "format/layout.h"
 

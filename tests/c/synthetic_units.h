@@ -5,7 +5,7 @@
 
 #include <assert.h>
 
-#include "base/dtype.h"
+#include "types/dtype.h"
 #include "format/reader.h"
 
 #define SYNTHETIC_MAX_UNITS (4096 + 2)

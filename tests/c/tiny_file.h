@@ -19,7 +19,7 @@
 #include <zstd.h>
 
 #include "base/bytes.h"
-#include "base/dtype.h"
+#include "types/dtype.h"
 #include "format/layout.h"
 #include "repair.h"
 

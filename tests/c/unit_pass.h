@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/dtype.h"
+#include "types/dtype.h"
 #include "base/status.h"
 #include "checksum/crc32.h"
 #include "stream/stream.h"

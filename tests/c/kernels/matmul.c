@@ -5,10 +5,8 @@
 #include "base/half.h"
 #include "kernel_data.h"
 
-static const qsf_dtype dtypes[] = {QSF_DTYPE_2BIT_SYM,      QSF_DTYPE_2BIT,     QSF_DTYPE_3BIT,
-                                   QSF_DTYPE_4BIT,          QSF_DTYPE_4BIT_SYM, QSF_DTYPE_TERNARY,
-                                   QSF_DTYPE_TERNARY_DENSE, QSF_DTYPE_8BIT,     QSF_DTYPE_MXFP4,
-                                   QSF_DTYPE_F16,           QSF_DTYPE_F32};
+#define ID(id, ...) (id),
+static const qsf_dtype dtypes[] = {QSF_CODED_TYPES(ID) QSF_FLOAT_TYPES(ID)};
 
 static uint64_t n_compared;
 

@@ -1,0 +1,136 @@
+/* dtype.h - the types of weights: their ids, names, sizes and forms (docs/format.md, section 5).
+ *
+ * A matrix is stored as tiles of 16 rows x 64 columns. Only table.h knows the size of a tile.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_TYPES_DTYPE_H
+#define QSF_TYPES_DTYPE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "types/table.h"
+
+#define QSF_TILE_ROWS 16
+#define QSF_BLOCK 64     /* columns of a tile */
+#define QSF_SUB_BLOCK 32 /* weights that share one scale in MXFP4 */
+
+/* Offsets in a tile of type F16 scales: 16 scales, then 16 mins if the type has them. */
+#define QSF_TILE_SCALES_OFF 0
+#define QSF_TILE_MINS_OFF 32
+#define QSF_TILE_CODES_OFF(has_min) ((has_min) ? 64 : 32)
+
+#define QSF_DTYPE_OF(id, symbol, ...) QSF_DTYPE_##symbol = (id),
+typedef enum qsf_dtype {
+    QSF_CODED_TYPES(QSF_DTYPE_OF) QSF_FLOAT_TYPES(QSF_DTYPE_OF) QSF_DTYPE_MIXED =
+        5, /* of a file or a layer, never of a tensor */
+    QSF_DTYPE_COUNT = 12
+} qsf_dtype;
+#undef QSF_DTYPE_OF
+
+/* How the codes of a tile lie. */
+typedef enum qsf_codes {
+    QSF_CODES_NONE, /* values instead */
+    QSF_CODES_2BIT,
+    QSF_CODES_3BIT,
+    QSF_CODES_4BIT,
+    QSF_CODES_8BIT,
+    QSF_CODES_TRITS, /* five digits in base 3 a byte */
+    QSF_CODES_E2M1   /* floats of 4 bits, which lie as QSF_CODES_4BIT */
+} qsf_codes;
+
+typedef enum qsf_scales {
+    QSF_SCALES_NONE,
+    QSF_SCALES_F16,
+    QSF_SCALES_E8M0 /* powers of two, a byte each */
+} qsf_scales;
+
+/* What kernels need of a type. Literals after inlining, if the type is one. */
+typedef struct qsf_form {
+    const char *name;
+    size_t tile_bytes;
+    qsf_codes codes;
+    qsf_scales scales;
+    size_t scale_cols; /* columns that share a scale */
+    bool has_min;
+    int32_t zero;
+    int32_t factor;
+    float unit;
+} qsf_form;
+
+/* All zero for an id that no tensor may have; that includes QSF_DTYPE_MIXED, which has a name. */
+static inline qsf_form qsf_form_of(uint32_t dtype)
+{
+#define QSF_CODED_FORM(id, symbol, function, label, bytes, codes, scales, cols, min, zero, factor, \
+                       unit)                                                                       \
+    [id] = {label, bytes, QSF_CODES_##codes, QSF_SCALES_##scales, cols, min, zero, factor, unit},
+#define QSF_FLOAT_FORM(id, symbol, function, label, bytes) [id] = {label, bytes},
+    static const qsf_form forms[QSF_DTYPE_COUNT] = {
+        QSF_CODED_TYPES(QSF_CODED_FORM)
+            QSF_FLOAT_TYPES(QSF_FLOAT_FORM)[QSF_DTYPE_MIXED] = {.name = "mixed"}};
+#undef QSF_CODED_FORM
+#undef QSF_FLOAT_FORM
+    return forms[dtype < QSF_DTYPE_COUNT ? dtype : QSF_DTYPE_MIXED];
+}
+
+/* Never NULL; "unknown" for an id outside the table. */
+static inline const char *qsf_dtype_name(uint32_t dtype)
+{
+    return dtype < QSF_DTYPE_COUNT ? qsf_form_of(dtype).name : "unknown";
+}
+
+/* Bytes of one 16x64 tile; 0 if no tensor may have this id. */
+static inline size_t qsf_dtype_tile_bytes(uint32_t dtype)
+{
+    return qsf_form_of(dtype).tile_bytes;
+}
+
+/* True if activations are quantised to int8 before the product with weights of this type. */
+static inline bool qsf_dtype_is_quantised(uint32_t dtype)
+{
+    return qsf_form_of(dtype).codes != QSF_CODES_NONE;
+}
+
+/* True if a weight is code * scale + min; false if it is a multiple of its scale. */
+static inline bool qsf_dtype_has_min(uint32_t dtype)
+{
+    return qsf_form_of(dtype).has_min;
+}
+
+/* Bytes of one value of a vector: 2 for f16, 4 for f32, 0 for other types. */
+static inline size_t qsf_dtype_scalar_bytes(uint32_t dtype)
+{
+    return qsf_dtype_is_quantised(dtype)
+               ? 0
+               : qsf_dtype_tile_bytes(dtype) / ((size_t)QSF_TILE_ROWS * QSF_BLOCK);
+}
+
+/* Bytes of the codes of a tile. */
+static inline size_t qsf_code_bytes(qsf_codes codes)
+{
+    switch (codes) {
+    case QSF_CODES_2BIT:
+        return 256;
+    case QSF_CODES_3BIT:
+        return 384;
+    case QSF_CODES_4BIT:
+    case QSF_CODES_E2M1:
+        return 512;
+    case QSF_CODES_8BIT:
+        return 1024;
+    case QSF_CODES_TRITS:
+        return 208;
+    case QSF_CODES_NONE:
+        break;
+    }
+    return 0;
+}
+
+/* Where the codes of a tile begin: behind its scales and mins. */
+static inline size_t qsf_codes_off(qsf_form form)
+{
+    return form.tile_bytes - qsf_code_bytes(form.codes);
+}
+
+#endif

@@ -1,0 +1,35 @@
+/* table.h - one row for each type of weights: all that the rest of the library asks of it.
+ *
+ * Formats of tiles: docs/format.md, section 5. qsf/file/layout.py repeats ids, names and bytes,
+ * which tests/python/file/test_layout.py compares.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_TYPES_TABLE_H
+#define QSF_TYPES_TABLE_H
+
+/* clang-format off */
+
+/* Columns: id in files; name of the constant; name in functions; name that people use; bytes of a
+ * tile; arrangement of the codes (qsf_codes); form of the scales (qsf_scales); columns that share a
+ * scale; 1 if they share a min, too; then, without a min, the weight is
+ *   (factor * code - zero) * unit * scale
+ * where a code of E2M1 is looked up first, plus its zero. */
+#define QSF_CODED_TYPES(X)                                                                   \
+    X( 0, 2BIT_SYM,      2bit_sym,      "2bit-sym",       288, 2BIT,  F16,  64, 0,   3, 2, 0.5F) \
+    X( 1, 2BIT,          2bit,          "2bit",           320, 2BIT,  F16,  64, 1,   0, 1, 1.0F) \
+    X( 2, 3BIT,          3bit,          "3bit",           448, 3BIT,  F16,  64, 1,   0, 1, 1.0F) \
+    X( 3, 4BIT,          4bit,          "4bit",           576, 4BIT,  F16,  64, 1,   0, 1, 1.0F) \
+    X( 4, TERNARY,       ternary,       "ternary",        288, 2BIT,  F16,  64, 0,   1, 1, 1.0F) \
+    X( 6, 8BIT,          8bit,          "8bit",          1056, 8BIT,  F16,  64, 0, 128, 1, 1.0F) \
+    X( 9, TERNARY_DENSE, ternary_dense, "ternary-dense",  240, TRITS, F16,  64, 0,   1, 1, 1.0F) \
+    X(10, 4BIT_SYM,      4bit_sym,      "4bit-sym",       544, 4BIT,  F16,  64, 0,   8, 1, 1.0F) \
+    X(11, MXFP4,         mxfp4,         "mxfp4",          544, E2M1,  E8M0, 32, 0,  12, 1, 1.0F)
+
+/* Without codes. Columns: the first five of above */
+#define QSF_FLOAT_TYPES(X)        \
+    X( 7, F16, f16, "f16", 2048)  \
+    X( 8, F32, f32, "f32", 4096)
+
+/* clang-format on */
+
+#endif
