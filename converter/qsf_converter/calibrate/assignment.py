@@ -55,7 +55,7 @@ _MIXED: Final[Mapping[int, Dtype]] = {
 _MIXED_EMBEDDING: Final = Dtype.Q4
 
 # What an error in a matrix of a layer weighs, when nothing was measured: medians of what
-# `sensitivity` found in a small LLaMA (bench/LOG.md).
+# `sensitivity` found in a small LLaMA (bench/LOG-quantisation.md).
 _WEIGHTS: Final[Mapping[int, float]] = {
     TensorType.Q: 0.5,
     TensorType.K: 0.6,

@@ -7,7 +7,7 @@ beside the residual stream of the original goes one for every change so far, eac
 layer while its weights are in memory.
 
 Changes that are measured in one pass do not see each other. `assignment` adds their costs up;
-that this predicts which of two files is better is measured in bench/LOG.md, not assumed.
+that this predicts which of two files is better is measured, not assumed: bench/LOG-quantisation.md.
 """
 # SPDX-License-Identifier: Apache-2.0
 
