@@ -11,15 +11,16 @@ be: for the numbers of the combining classes, which are checked against it.
 from __future__ import annotations
 
 import argparse
+import itertools
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
+HEADER = Path(__file__).resolve().parents[1] / "csrc" / "text" / "unicode.h"
 BLOCK = 128  # as QSF_UNICODE_BLOCK
 N_POINTS = 0x110000
-N_COLUMNS = 100
 POINTS = [c for c in range(N_POINTS) if not 0xD800 <= c <= 0xDFFF]
 HANGUL = range(0xAC00, 0xAC00 + 11172)  # composed by arithmetic
 
@@ -37,14 +38,24 @@ KINDS = {
 WORD, NUMERIC = 1, 2
 
 HEAD = """\
-/* unicode_tables.c - kinds of characters and their (de)composition; written by
+/* unicode_tables.c - kinds of characters and their (de)composition, encoded; written by
  * tools/make_unicode_tables.py from the library tokenizers {version}.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "text/unicode.h"
 
 /* clang-format off */
+const char qsf_unicode_text[][QSF_UNICODE_ROW + 1] = {{
 """
+TAIL = """\
+};
+/* clang-format on */
+"""
+
+# How numbers are written; unicode.c reads them. A digit below N_LAST ends its number.
+DIGITS = [chr(c) for c in range(32, 127) if chr(c) not in '"?\\']
+N_LAST = 70
+N_ROW = 96  # as QSF_UNICODE_ROW
 
 
 def read_kinds() -> bytearray:
@@ -118,79 +129,116 @@ def read_compositions(decompositions: Iterable[tuple[int, bool, str]]) -> list[t
     return sorted(pairs)
 
 
-def write_items(items: Iterable[str]) -> list[str]:
-    """Return full lines of the items, with a comma after each."""
-    lines = [""]
-    for item in items:
-        if len(lines[-1]) + len(item) + 1 > N_COLUMNS:
-            lines.append("")
-        lines[-1] += item + ","
-    return lines
+def write_number(number: int) -> str:
+    """Return the digits of a number: its last one counts to N_LAST, those before to the rest."""
+    number, last = divmod(number, N_LAST)
+    text = DIGITS[last]
+    while number > 0:
+        number, digit = divmod(number, len(DIGITS) - N_LAST)
+        text = DIGITS[N_LAST + digit] + text
+    return text
 
 
-def write_numbers(numbers: Iterable[int]) -> list[str]:
-    """Return full lines of comma-separated numbers."""
-    return write_items(map(str, numbers))
+def fold(number: int) -> int:
+    """Return a number of any sign as one without: 0, -1, 1, -2 are 0, 1, 2, 3."""
+    return 2 * number if number >= 0 else -2 * number - 1
 
 
-def write_two_stages(name: str, plural: str, values: bytes) -> list[str]:
-    """Return an index of blocks and the blocks that differ."""
+def list_runs(values: Iterable[int]) -> Iterator[int]:
+    """Yield the length and the value of every run of equal values."""
+    for value, run in itertools.groupby(values):
+        yield len(list(run))
+        yield value
+
+
+def list_two_stages(values: bytes) -> Iterator[int]:
+    """Yield an index of blocks and the blocks that differ, both as runs."""
     blocks: dict[bytes, int] = {}
     index = [
         blocks.setdefault(bytes(values[i : i + BLOCK]), len(blocks))
         for i in range(0, N_POINTS, BLOCK)
     ]
     if len(blocks) > 256:
-        raise SystemExit(f"{len(blocks)} blocks of {plural} do not fit an index of bytes")
-    lines = [f"const uint8_t qsf_unicode_{name}_index[QSF_UNICODE_POINTS / QSF_UNICODE_BLOCK] = {{"]
-    lines += [*write_numbers(index), "};"]
-    lines.append(f"const uint8_t qsf_unicode_{plural}[][QSF_UNICODE_BLOCK] = {{")
-    for block in blocks:
-        lines += ["{", *write_numbers(block), "},"]
-    return [*lines, "};", ""]
+        raise SystemExit(f"{len(blocks)} blocks do not fit an index of bytes")
+    yield from list_runs(index)
+    yield from list_runs(b"".join(blocks))
 
 
-def write_compositions(
-    decompositions: list[tuple[int, bool, str]], compositions: list[tuple[int, ...]]
-) -> list[str]:
-    """Return the tables of normalize.c."""
-    pool: list[int] = []
-    firsts: dict[str, int] = {}
-    entries = []
-    for c, is_compatible, full in decompositions:
-        if full not in firsts:
-            firsts[full] = len(pool)
-            pool += map(ord, full)
-        entries.append(f"{{{c},{len(full)},{int(is_compatible)},{firsts[full]}}}")
-    if len(pool) >= 1 << 16:
-        raise SystemExit("the pool is too large for its index")
-    lines = ["const qsf_decomposition qsf_unicode_decompositions[] = {", *write_items(entries)]
-    lines += ["};", f"const size_t qsf_unicode_n_decompositions = {len(decompositions)};"]
-    lines += ["const uint32_t qsf_unicode_pool[] = {", *write_numbers(pool), "};"]
-    lines.append("const qsf_composition qsf_unicode_compositions[] = {")
-    lines += write_items(f"{{{a},{b},{c}}}" for a, b, c in compositions)
-    lines += ["};", f"const size_t qsf_unicode_n_compositions = {len(compositions)};"]
-    return lines
+def list_decompositions(decompositions: Iterable[tuple[int, bool, str]]) -> Iterator[int]:
+    """Yield each code point's distance to the one before, and its text or the entry that has it.
+
+    A character is written as the distance to the one at its place in the last new text, or to
+    the character before it if that text is shorter.
+    """
+    entries: dict[str, int] = {}
+    last_point, last_text = 0, "\0"
+    for entry, (c, is_compatible, full) in enumerate(decompositions):
+        yield c - last_point
+        last_point = c
+        if full in entries:
+            yield int(is_compatible)
+            yield entries[full]
+            continue
+        entries[full] = entry
+        yield 2 * len(full) + is_compatible
+        for k, char in enumerate(full):
+            yield fold(ord(char) - ord(last_text[k] if k < len(last_text) else full[k - 1]))
+        last_text = full
+
+
+def list_compositions(compositions: Iterable[tuple[int, ...]]) -> Iterator[int]:
+    """Yield the distances of each (first, second, both) to the one before."""
+    last = (0, 0, 0)
+    for first, second, both in compositions:
+        yield first - last[0]
+        yield fold(second - last[1])
+        yield fold(both - last[2])
+        last = first, second, both
+
+
+def check_sizes(
+    decompositions: Sequence[tuple[int, bool, str]], compositions: Sequence[tuple[int, ...]]
+) -> None:
+    """Compare the sizes of the decoded tables with those of unicode.h."""
+    header = HEADER.read_text(encoding="ascii")
+    sizes = {
+        "DECOMPOSITIONS": len(decompositions),
+        "POOL": sum(map(len, {full for _, _, full in decompositions})),
+        "COMPOSITIONS": len(compositions),
+    }
+    for name, size in sizes.items():
+        if f"#define QSF_UNICODE_{name} {size}\n" not in header:
+            raise SystemExit(f"csrc/text/unicode.h needs: #define QSF_UNICODE_{name} {size}")
+
+
+def write_rows(numbers: Iterable[int]) -> str:
+    """Return the text of the numbers as rows of C strings."""
+    text = "".join(map(write_number, numbers))
+    return "".join(f'"{text[i : i + N_ROW]}",\n' for i in range(0, len(text), N_ROW))
+
+
+def write_file() -> str:
+    """Return the C file."""
+    import tokenizers
+
+    decompositions = read_decompositions()
+    compositions = read_compositions(decompositions)
+    check_sizes(decompositions, compositions)
+    rows = write_rows(
+        itertools.chain(
+            *(list_two_stages(bytes(read())) for read in (read_kinds, read_words, read_classes)),
+            list_decompositions(decompositions),
+            list_compositions(compositions),
+        )
+    )
+    return HEAD.format(version=tokenizers.__version__) + rows + TAIL
 
 
 def main() -> None:
     """Write the file that the command line names."""
-    import tokenizers
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path)
-    path = parser.parse_args().output
-    tables: Mapping[tuple[str, str], Callable[[], bytearray]] = {
-        ("kind", "kinds"): read_kinds,
-        ("word", "words"): read_words,
-        ("class", "classes"): read_classes,
-    }
-    lines = [HEAD.format(version=tokenizers.__version__)]
-    for (name, plural), read in tables.items():
-        lines += write_two_stages(name, plural, bytes(read()))
-    decompositions = read_decompositions()
-    lines += write_compositions(decompositions, read_compositions(decompositions))
-    path.write_text("\n".join([*lines, "/* clang-format on */", ""]), encoding="ascii")
+    parser.parse_args().output.write_text(write_file(), encoding="ascii")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@
 #define N_HANGUL_T 28U
 #define N_HANGUL (N_HANGUL_L * N_HANGUL_V * N_HANGUL_T)
 
-#define MAX_DECOMPOSED 32 /* characters of one; 5 bits say how many */
 #define FEW_MARKS 16
 
 typedef struct composer {
@@ -40,7 +39,7 @@ static qsf_status put_bytes(composer *c, const unsigned char *p, size_t n_bytes)
 static const qsf_decomposition *find_decomposition(uint32_t c, bool is_compatible)
 {
     size_t low = 0;
-    size_t high = qsf_unicode_n_decompositions;
+    size_t high = QSF_UNICODE_DECOMPOSITIONS;
     while (low < high) {
         const size_t middle = (low + high) / 2;
         if (qsf_unicode_decompositions[middle].c < c)
@@ -50,13 +49,13 @@ static const qsf_decomposition *find_decomposition(uint32_t c, bool is_compatibl
     }
     /* The canonical one comes first, if there are two. */
     const qsf_decomposition *found = NULL;
-    for (; low < qsf_unicode_n_decompositions && qsf_unicode_decompositions[low].c == c; low++)
+    for (; low < QSF_UNICODE_DECOMPOSITIONS && qsf_unicode_decompositions[low].c == c; low++)
         if (is_compatible || !qsf_unicode_decompositions[low].is_compatible)
             found = &qsf_unicode_decompositions[low];
     return found;
 }
 
-/* out [MAX_DECOMPOSED]; returns how many. */
+/* out [QSF_UNICODE_MAX_DECOMPOSED]; returns how many. */
 static size_t decompose(uint32_t c, bool is_compatible, uint32_t *out)
 {
     if (c - HANGUL_FIRST < N_HANGUL) {
@@ -85,7 +84,7 @@ static uint32_t compose(uint32_t first, uint32_t second)
         second - HANGUL_T - 1 < N_HANGUL_T - 1)
         return first + (second - HANGUL_T);
     size_t low = 0;
-    size_t high = qsf_unicode_n_compositions;
+    size_t high = QSF_UNICODE_COMPOSITIONS;
     while (low < high) {
         const size_t middle = (low + high) / 2;
         const qsf_composition *const pair = &qsf_unicode_compositions[middle];
@@ -94,7 +93,7 @@ static uint32_t compose(uint32_t first, uint32_t second)
         else
             high = middle;
     }
-    if (low == qsf_unicode_n_compositions || qsf_unicode_compositions[low].first != first ||
+    if (low == QSF_UNICODE_COMPOSITIONS || qsf_unicode_compositions[low].first != first ||
         qsf_unicode_compositions[low].second != second)
         return 0;
     return qsf_unicode_compositions[low].c;
@@ -221,7 +220,7 @@ static qsf_status normalize_composed(composer *c, qsf_bytes in, qsf_bytes *out)
             at += n_stable;
             continue;
         }
-        uint32_t chars[MAX_DECOMPOSED];
+        uint32_t chars[QSF_UNICODE_MAX_DECOMPOSED];
         size_t n_bytes;
         const size_t n = decompose(qsf_utf8_load(in.p + at, &n_bytes), c->is_compatible, chars);
         for (size_t i = 0; i < n; i++)

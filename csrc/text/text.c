@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "text/decode.h"
 #include "text/encode.h"
+#include "text/unicode.h"
 #include "text/utf8.h"
 
 qsf_status qsf_text_reserve(uint64_t n_bytes, qsf_text **out)
@@ -31,6 +32,7 @@ qsf_status qsf_text_reserve(uint64_t n_bytes, qsf_text **out)
 
 qsf_status qsf_text_check(qsf_text *t)
 {
+    qsf_unicode_load();
     return qsf_vocabulary_init(&t->vocabulary, t->section, t->n_bytes);
 }
 

@@ -13,6 +13,16 @@
 
 #define QSF_UNICODE_BLOCK 128 /* code points of a block of the tables */
 #define QSF_UNICODE_POINTS 0x110000
+#define QSF_UNICODE_DECOMPOSITIONS 5738
+#define QSF_UNICODE_POOL 6619
+#define QSF_UNICODE_COMPOSITIONS 940
+#define QSF_UNICODE_MAX_DECOMPOSED 32 /* characters of one decomposition, at most */
+#define QSF_UNICODE_ROW 96            /* characters of a row of the encoded tables */
+
+/* The tables as unicode_tables.c has them, encoded, and their decoding. Before it every other table
+ * is zero. Any thread may call it; only the first call decodes. */
+extern const char qsf_unicode_text[][QSF_UNICODE_ROW + 1];
+void qsf_unicode_load(void);
 
 /* Bits of a code point. */
 enum {
@@ -27,41 +37,48 @@ enum {
     QSF_CHAR_LETTER = QSF_CHAR_UPPER | QSF_CHAR_LOWER | QSF_CHAR_OTHER
 };
 
-extern const uint8_t qsf_unicode_kind_index[QSF_UNICODE_POINTS / QSF_UNICODE_BLOCK];
-extern const uint8_t qsf_unicode_kinds[][QSF_UNICODE_BLOCK];
+/* The properties of a code point in two stages: a block, and its place in the block. */
+typedef struct qsf_unicode_property {
+    uint8_t index[QSF_UNICODE_POINTS / QSF_UNICODE_BLOCK];
+    uint8_t blocks[UINT8_MAX + 1][QSF_UNICODE_BLOCK];
+} qsf_unicode_property;
+
+extern qsf_unicode_property qsf_unicode_kinds;
 
 /* What makes a word at the edge of an added token; numbers as Digits splits them. */
 enum { QSF_CHAR_WORD = 1, QSF_CHAR_NUMERIC = 2 };
 
-extern const uint8_t qsf_unicode_word_index[QSF_UNICODE_POINTS / QSF_UNICODE_BLOCK];
-extern const uint8_t qsf_unicode_words[][QSF_UNICODE_BLOCK];
+extern qsf_unicode_property qsf_unicode_words;
+
+static inline unsigned qsf_unicode_look_up(const qsf_unicode_property *p, uint32_t c)
+{
+    return p->blocks[p->index[c / QSF_UNICODE_BLOCK]][c % QSF_UNICODE_BLOCK];
+}
 
 static inline unsigned qsf_unicode_kind(uint32_t c)
 {
-    return qsf_unicode_kinds[qsf_unicode_kind_index[c / QSF_UNICODE_BLOCK]][c % QSF_UNICODE_BLOCK];
+    return qsf_unicode_look_up(&qsf_unicode_kinds, c);
 }
 
 static inline unsigned qsf_unicode_word(uint32_t c)
 {
-    return qsf_unicode_words[qsf_unicode_word_index[c / QSF_UNICODE_BLOCK]][c % QSF_UNICODE_BLOCK];
+    return qsf_unicode_look_up(&qsf_unicode_words, c);
 }
 
 /* Canonical combining class; 0 for most. */
-extern const uint8_t qsf_unicode_class_index[QSF_UNICODE_POINTS / QSF_UNICODE_BLOCK];
-extern const uint8_t qsf_unicode_classes[][QSF_UNICODE_BLOCK];
+extern qsf_unicode_property qsf_unicode_classes;
 
 static inline unsigned qsf_unicode_class(uint32_t c)
 {
-    return qsf_unicode_classes[qsf_unicode_class_index[c / QSF_UNICODE_BLOCK]]
-                              [c % QSF_UNICODE_BLOCK];
+    return qsf_unicode_look_up(&qsf_unicode_classes, c);
 }
 
 /* Full decompositions, without Hangul: sorted by code point; `first` is a place in the pool. */
 typedef struct qsf_decomposition {
-    uint32_t c : 21;
-    uint32_t n : 5;
-    uint32_t is_compatible : 1; /* only in NFKC */
-    uint32_t first : 16;
+    uint32_t c;
+    uint16_t first;
+    uint8_t n;
+    bool is_compatible; /* only in NFKC */
 } qsf_decomposition;
 
 /* Two characters that NFC makes one: sorted by the first, then by the second. */
@@ -71,10 +88,8 @@ typedef struct qsf_composition {
     uint32_t c;
 } qsf_composition;
 
-extern const qsf_decomposition qsf_unicode_decompositions[];
-extern const size_t qsf_unicode_n_decompositions;
-extern const uint32_t qsf_unicode_pool[];
-extern const qsf_composition qsf_unicode_compositions[];
-extern const size_t qsf_unicode_n_compositions;
+extern qsf_decomposition qsf_unicode_decompositions[QSF_UNICODE_DECOMPOSITIONS];
+extern uint32_t qsf_unicode_pool[QSF_UNICODE_POOL];
+extern qsf_composition qsf_unicode_compositions[QSF_UNICODE_COMPOSITIONS];
 
 #endif

@@ -1,7 +1,9 @@
 /* check_text.c - vocabularies against the library's ids, and against damage. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "check.h"
+#include "checksum/crc32.h"
 #include "golden_text.h"
+#include "platform/thread.h"
 #include "text/normalize.h"
 #include "text/scan.h"
 #include "text/unicode.h"
@@ -178,8 +180,49 @@ static void check_utf8(void)
     }
 }
 
+/* Checksums of the tables as they were printed in full before they were encoded. */
+static void check_tables(void)
+{
+    qsf_unicode_load();
+    CHECK_EQ_U64(qsf_crc32(0, &qsf_unicode_kinds, sizeof qsf_unicode_kinds), 0xA923F49E);
+    CHECK_EQ_U64(qsf_crc32(0, &qsf_unicode_words, sizeof qsf_unicode_words), 0x8BF56BAD);
+    CHECK_EQ_U64(qsf_crc32(0, &qsf_unicode_classes, sizeof qsf_unicode_classes), 0xBCB7F311);
+    uint32_t sum = 0;
+    for (size_t i = 0; i < QSF_UNICODE_DECOMPOSITIONS; i++) {
+        const qsf_decomposition *const d = &qsf_unicode_decompositions[i];
+        const uint32_t head[3] = {d->c, d->n, d->is_compatible};
+        sum = qsf_crc32(sum, head, sizeof head);
+        sum = qsf_crc32(sum, &qsf_unicode_pool[d->first], d->n * sizeof(uint32_t));
+    }
+    CHECK_EQ_U64(sum, 0x2B5B60B3);
+    sum = qsf_crc32(0, qsf_unicode_compositions, sizeof qsf_unicode_compositions);
+    CHECK_EQ_U64(sum, 0x0E49E76A);
+}
+
+static void *look_up(void *is_right)
+{
+    qsf_unicode_load();
+    *(bool *)is_right = qsf_unicode_kind('7') == QSF_CHAR_NUMBER && qsf_unicode_class(0x301) == 230;
+    return NULL;
+}
+
+/* No thread returns before the tables are there, whichever decodes them. */
+static void check_loading(void)
+{
+    bool are_right[4] = {false};
+    qsf_thread threads[4];
+    for (size_t i = 0; i < 4; i++)
+        CHECK_STATUS(qsf_thread_start(&threads[i], 65536, look_up, &are_right[i]), QSF_OK);
+    for (size_t i = 0; i < 4; i++) {
+        qsf_thread_join(&threads[i]);
+        CHECK(are_right[i]);
+    }
+}
+
 int main(void)
 {
+    check_loading(); /* first: it decodes */
+    check_tables();
     check_golden();
     check_long();
     check_arguments();

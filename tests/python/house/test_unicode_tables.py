@@ -1,0 +1,81 @@
+"""tools/make_unicode_tables.py: its numbers, and that unicode_tables.c is what it writes."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import make_unicode_tables as tables  # noqa: E402
+
+FILE = ROOT / "csrc" / "text" / "unicode_tables.c"
+
+
+def require_version() -> None:
+    """Skip where another version of the library is installed than the file was made from."""
+    tokenizers = pytest.importorskip("tokenizers")
+    match = re.search(r"the library tokenizers ([0-9.]+[0-9])", FILE.read_text("ascii"))
+    assert match is not None
+    if tokenizers.__version__ != match[1]:
+        pytest.skip(f"tokenizers is {tokenizers.__version__}, the tables are of {match[1]}")
+
+
+def read_numbers(text: str) -> list[int]:
+    numbers, number = [], 0
+    for char in text:
+        digit = tables.DIGITS.index(char)
+        if digit < tables.N_LAST:
+            numbers.append(number * tables.N_LAST + digit)
+            number = 0
+        else:
+            number = number * (len(tables.DIGITS) - tables.N_LAST) + digit - tables.N_LAST
+    return numbers
+
+
+@given(st.lists(st.integers(0, 2**32 - 1)))
+def test_numbers_are_read_as_they_were_written(numbers: list[int]) -> None:
+    rows = tables.write_rows(numbers)
+    assert all(len(row) <= tables.N_ROW + 3 for row in rows.splitlines())
+    assert read_numbers("".join(re.findall(r'"(.*)",\n', rows))) == numbers
+
+
+def test_a_digit_needs_no_escape_in_c() -> None:
+    assert len(set(tables.DIGITS)) == 92
+    assert not set(tables.DIGITS) & set('"?\\')
+
+
+@given(st.integers(-(2**20), 2**20), st.integers(-(2**20), 2**20))
+def test_folded_numbers_differ(a: int, b: int) -> None:
+    assert tables.fold(a) >= 0
+    assert (tables.fold(a) == tables.fold(b)) == (a == b)
+
+
+@given(st.binary(min_size=1, max_size=40))
+def test_runs_give_their_bytes(values: bytes) -> None:
+    numbers = list(tables.list_runs(values))
+    runs = zip(numbers[::2], numbers[1::2], strict=True)
+    assert b"".join(bytes([value]) * n for n, value in runs) == values
+
+
+def test_the_file_has_the_library_s_compositions() -> None:
+    require_version()
+    decompositions = tables.read_decompositions()
+    compositions = tables.read_compositions(decompositions)
+    tables.check_sizes(decompositions, compositions)
+    text = "".join(re.findall(r'^"(.*)",$', FILE.read_text("ascii"), re.MULTILINE))
+    numbers = [*tables.list_decompositions(decompositions), *tables.list_compositions(compositions)]
+    assert text.endswith("".join(map(tables.write_number, numbers)))
+
+
+@pytest.mark.slow
+def test_the_file_is_what_the_tool_writes() -> None:
+    require_version()
+    assert FILE.read_text("ascii") == tables.write_file()
