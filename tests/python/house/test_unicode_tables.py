@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import make_unicode_tables as tables  # noqa: E402
+spec = importlib.util.spec_from_file_location("tables", ROOT / "tools" / "make_unicode_tables.py")
+assert spec is not None
+assert spec.loader is not None
+tables = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tables)
 
 FILE = ROOT / "csrc" / "text" / "unicode_tables.c"
 
