@@ -301,7 +301,7 @@ class Option:
         default: of the argument.
         help: what it does, as the start of a sentence; without the default.
         default_help: the default in words; "": the value itself.
-        commands: which take it: "run", "eval", "bench", "harness".
+        commands: which take it: "run", "eval", "bench".
         also: other names on command lines, of one letter or as other programs call it.
         is_main: is one of the few that the short help shows.
     """
@@ -386,7 +386,7 @@ class CheckedOptions:
         return {option.name: getattr(self, option.name) for option in described(type(self))}
 
 
-_EVERY = ("run", "eval", "bench", "harness")
+_EVERY = ("run", "eval", "bench")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -469,7 +469,7 @@ class ModelOptions(CheckedOptions):
         False,
         Flag(),
         "full-precision arithmetic: slow, for reference",
-        commands=("run", "eval", "harness"),
+        commands=("run", "eval"),
     )
     sessions: int = option_field(
         1,

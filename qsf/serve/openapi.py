@@ -249,6 +249,7 @@ _ANSWERS: Mapping[tuple[str, str], tuple[str, Schema | str]] = {
     ("GET", "/props"): ("defaults and the plan of memory", _OBJECT),
     ("GET", "/slots"): ("what each sequence does", _list(_OBJECT)),
     ("GET", "/metrics"): ("counters for Prometheus", "text/plain"),
+    ("GET", "/tokenizer_info"): ("texts of special tokens", _OBJECT),
     ("POST", "/tokenize"): ("text or messages to tokens", _ref("Tokens")),
     ("POST", "/detokenize"): ("tokens to text", _object("content", content=_TEXT)),
     ("POST", "/apply-template"): ("messages to a prompt", _object("prompt", prompt=_TEXT)),

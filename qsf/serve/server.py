@@ -115,6 +115,7 @@ class Server:
             ("GET", "/props"): get(partial(text_api.props, self.serving, self.scheduler)),
             ("GET", "/slots"): get(partial(text_api.slots, self.serving, self.scheduler)),
             ("GET", "/metrics"): Endpoint(self._answer_metrics),
+            ("GET", "/tokenizer_info"): get(partial(text_api.tokenizer_info, self.serving)),
             ("POST", "/tokenize"): text(text_api.tokenize),
             ("POST", "/detokenize"): text(text_api.detokenize),
             ("POST", "/apply-template"): text(text_api.apply_template),

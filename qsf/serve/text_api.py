@@ -127,6 +127,16 @@ def tokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     return {**answer, "count": len(tokens), "max_model_len": serving.ctx_tokens}
 
 
+def tokenizer_info(serving: Serving) -> dict[str, Any]:
+    """Answer /tokenizer_info, as vLLM does, so that a client needs no tokenizer of its own."""
+    info, tokenizer = serving.model.info, serving.model.tokenizer
+
+    def text_of(token: int | None) -> str | None:
+        return None if token is None else tokenizer.decode([token], skip_special=False)
+
+    return {"bos_token": text_of(info.bos_id), "eos_token": text_of(info.eos_id)}
+
+
 def detokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     """Answer /detokenize: ``tokens`` to ``content``, which vLLM calls ``prompt``."""
     fields = Fields(body)

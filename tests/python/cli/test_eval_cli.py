@@ -1,9 +1,8 @@
-"""``qsf-eval`` as a user types it, and the adapter for lm-evaluation-harness."""
+"""``qsf-eval`` as a user types it."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
-import abc
 import json
 import math
 import os
@@ -11,18 +10,15 @@ import re
 import signal
 import subprocess
 import sys
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from make.importances import rewrite
 from make.qsf_files import write_tiny
-from qsf.errors import QsfArgumentError, QsfError
-from qsf.evaluate import cli, lm_eval
+from qsf.evaluate import cli
 from qsf.evaluate.evaluation import evaluate
 from qsf.model import Model
 
@@ -346,141 +342,3 @@ def test_help_names_options_and_protocols(capfd: pytest.CaptureFixture[str]) -> 
     out = capfd.readouterr().out
     for word in ("--against", "--kv-type", "--stride", "--json FILE|-", "windows ", "sliding "):
         assert word in out
-
-
-# ---- lm-evaluation-harness ----
-
-
-class Instance:
-    """What the harness hands over."""
-
-    def __init__(self, *args: Any) -> None:
-        self.args = args
-
-
-@pytest.fixture
-def harness(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """As much of ``lm_eval`` as the adapter uses; the models that were registered."""
-    models: dict[str, Any] = {}
-
-    class LM(abc.ABC):
-        def __init__(self) -> None:
-            self.cache_hook = types.SimpleNamespace(add_partial=lambda *_: None)
-
-        @abc.abstractmethod
-        def loglikelihood(self, requests: Any) -> Any: ...
-
-        @abc.abstractmethod
-        def loglikelihood_rolling(self, requests: Any) -> Any: ...
-
-        @abc.abstractmethod
-        def generate_until(self, requests: Any) -> Any: ...
-
-    def register_model(name: str) -> Any:
-        return lambda cls: models.setdefault(name, cls)
-
-    contents: dict[str, dict[str, Any]] = {
-        "lm_eval": {},
-        "lm_eval.api": {},
-        "lm_eval.api.model": {"LM": LM},
-        "lm_eval.api.registry": {"register_model": register_model},
-    }
-    for name, content in contents.items():
-        module = types.ModuleType(name)
-        vars(module).update(content)
-        monkeypatch.setitem(sys.modules, name, module)
-    return models
-
-
-@pytest.fixture
-def adapter(harness: dict[str, Any], tiny_llama_8bit: Path) -> Iterator[Any]:
-    lm_eval.register()
-    made = harness["qsf"](str(tiny_llama_8bit), ram_budget=0, threads=1, max_length=64)
-    yield made
-    made.model.close()
-
-
-def log_softmax(rows: Any) -> Any:
-    rows = np.asarray(rows, np.float64)
-    return rows - np.logaddexp.reduce(rows, axis=1, keepdims=True)
-
-
-def test_loglikelihood_is_that_of_the_logits(adapter: Any) -> None:
-    model: Model = adapter.model
-    context, right, wrong = "Once upon a", " time", " spoon"
-    (good, is_greedy), (bad, is_greedy_too) = adapter.loglikelihood(
-        [Instance(context, right), Instance(context + " ", wrong[1:])]
-    )
-    assert (is_greedy, is_greedy_too) == (True, False)
-    for found, word in ((good, right), (bad, wrong)):
-        ids, n_context = model.tokenize(context + word), len(model.tokenize(context))
-        rows = log_softmax(model.logits(ids))
-        expected = sum(rows[i - 1, ids[i]] for i in range(n_context, len(ids)))
-        assert found == pytest.approx(expected, rel=1e-9)
-    ((alone, _),) = adapter.loglikelihood([Instance("", "Once upon")])
-    ids = model.tokenize("Once upon")
-    rows = log_softmax(model.logits(ids))
-    assert alone == pytest.approx(sum(rows[i - 1, ids[i]] for i in range(1, len(ids))), rel=1e-9)
-    assert adapter.loglikelihood([Instance("Once", "")]) == [(0.0, True)]
-    long = adapter.loglikelihood([Instance(TEXT * 3, " time")])[0][0]  # its end is what counts
-    assert math.isfinite(long)
-    with pytest.raises(QsfArgumentError, match="but the context holds 64"):
-        adapter.loglikelihood([Instance("Once", TEXT * 3)])
-
-
-def test_rolling_windows_score_each_token_once() -> None:
-    # The example in the harness's own description of loglikelihood_rolling.
-    windows = list(lm_eval.rolling_windows([99, *range(10)], 4))
-    assert [window.tokens[:-1].tolist() for window in windows] == [
-        *([99, 0, 1, 2], [3, 4, 5, 6], [5, 6, 7, 8])
-    ]
-    assert [window.scored.tolist() for window in windows] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-
-
-def test_rolling_loglikelihood_is_the_sum_over_the_text(adapter: Any) -> None:
-    model: Model = adapter.model
-    ids = model.tokenize(TEXT)
-    assert len(ids) - 1 <= 64
-    rows = log_softmax(model.logits(ids[:-1]))
-    expected = sum(rows[i, ids[i + 1]] for i in range(len(ids) - 1))
-    found, empty = adapter.loglikelihood_rolling([Instance(TEXT), Instance("")])
-    assert found == pytest.approx(expected, rel=1e-9)
-    assert empty == 0
-
-
-def test_generating_is_greedy_until_a_stop_string(adapter: Any) -> None:
-    options = {"until": ["girl named", "\n\n"], "max_gen_toks": 20}
-    (text,) = adapter.generate_until([Instance("Once upon a time", options)])
-    assert text == ", there was a little "
-    assert options == {"until": ["girl named", "\n\n"], "max_gen_toks": 20}
-    sampled = {"until": [], "max_gen_toks": 5, "do_sample": True, "temperature": 5.0}
-    assert adapter.generate_until([Instance("Once", sampled)])[0] != text
-    with pytest.raises(QsfArgumentError, match="num_beams"):
-        adapter.generate_until([Instance("Once", {"num_beams": 4})])
-    with pytest.raises(QsfArgumentError, match="64 new tokens leave no room"):
-        adapter.generate_until([Instance("Once", {"max_gen_toks": 64})])
-
-
-def test_the_adapter_refuses_what_it_cannot_do(harness: dict[str, Any], tmp_path: Path) -> None:
-    made = lm_eval.register()
-    assert made is harness["qsf"]
-    for options, said in (
-        ({}, "path=model.qsf"),
-        ({"path": "x", "batch_size": 8}, "a batch size of 8"),
-    ):
-        with pytest.raises(QsfArgumentError, match=said):
-            made(**options)
-
-
-def test_without_the_harness_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(QsfError, match=r"pip install 'qsf\[eval\]'"):
-        lm_eval.register()
-
-
-def test_bos_is_put_where_it_is_asked_for(adapter: Any, tiny_llama_8bit: Path) -> None:
-    bos = adapter.model.info.bos_id
-    assert adapter.tok_encode("Once")[0] == bos
-    made = type(adapter)(str(tiny_llama_8bit), ram_budget=0, add_bos_token=False)
-    assert made.tok_encode("Once") == adapter.tok_encode("Once")[1:]
-    made.model.close()

@@ -166,6 +166,17 @@ def test_echo_with_logprobs_is_what_the_evaluation_says(
     assert streamed == [choice["logprobs"]["token_logprobs"] for choice in choices]
 
 
+def test_the_tokenizer_of_a_client_may_be_the_servers(plain: Client, tiny_llama_8bit: Path) -> None:
+    """As lm-eval asks: the texts of special tokens are these tokens again."""
+    with Model(tiny_llama_8bit, ram_budget=None) as model:
+        wanted = {"bos_token": model.info.bos_id, "eos_token": model.info.eos_id}
+    told = plain.get("/tokenizer_info").json
+    assert set(told) == set(wanted)
+    for name, token in wanted.items():
+        fields = {"prompt": told[name], "add_special_tokens": False}
+        assert plain.post("/tokenize", fields).json["tokens"] == [token]
+
+
 def test_biases_and_penalties(client: Client) -> None:
     fields = {"prompt": START, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
