@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -38,22 +37,24 @@ def list_models(
     """List the models that `qsf run` and `qsf chat` have converted, the one used last first."""
     models = all_kept()
     if is_json:
-        print(json.dumps([_facts(kept) for kept in models], ensure_ascii=False, indent=2))
+        command.show_json([_facts(kept) for kept in models])
         return
     if not models:
-        print(f"no models yet in {store_folder()}: qsf run FOLDER, or qsf run org/name")
+        command.show_lines(
+            f"no models yet in {store_folder()}: qsf run FOLDER, or qsf run org/name"
+        )
         return
     width = max(len(kept.name) for kept in models)
-    print(f"{'model':<{width}}  {'type':<9} {'family':<8} {'MB':>9}  last used")
+    command.show_lines(f"{'model':<{width}}  {'type':<9} {'family':<8} {'MB':>9}  last used")
     for kept in models:
         facts = _facts(kept)
-        print(
+        command.show_lines(
             command.one_line(kept.name).ljust(width)
             + f"  {kept.quant_type:<9} {facts['family']:<8} {kept.n_bytes / _MB:>9,.1f}"
             f"  {_ago(kept.used_seconds)}"
         )
     total = sum(kept.n_bytes for kept in models) / _MB
-    print(f"{total:,.1f} MB in {store_folder()}")
+    command.show_lines(f"{total:,.1f} MB in {store_folder()}")
 
 
 def _facts(kept: Kept) -> dict[str, Any]:
@@ -105,4 +106,4 @@ def remove_models(
         chosen += [kept for kept in same if kept not in chosen]
     for kept in chosen:
         remove(kept)
-        print(f"removed {kept.full_name}, {kept.n_bytes / _MB:,.1f} MB")
+        command.show_lines(f"removed {kept.full_name}, {kept.n_bytes / _MB:,.1f} MB")

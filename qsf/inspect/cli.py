@@ -17,7 +17,7 @@ from qsf.errors import QsfArgumentError, QsfError
 from qsf.inspect import quality as quality_report
 from qsf.report.meta import read_meta
 from qsf.shell import command, typer_app
-from qsf.shell.output import clean
+from qsf.shell.command import clean
 
 if TYPE_CHECKING:
     from qsf.file.layout import Tensor, Unit

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -47,15 +46,17 @@ def list_sessions(
         raise QsfIOError(f"{folder}: {error.strerror}") from error
     found = [_facts(path) for path in paths]
     if is_json:
-        print(json.dumps(found, ensure_ascii=False, indent=2))
+        command.show_json(found)
         return
     if not found:
-        print(f"no session files in {folder}: qsf run --session FILE keeps one")
+        command.show_lines(f"no session files in {folder}: qsf run --session FILE keeps one")
         return
     width = max(len(facts["file"]) for facts in found)
-    print(f"{'file':<{width}}  {'tokens':>7} {'MB':>8}  {'written':<16}  last question")
+    command.show_lines(
+        f"{'file':<{width}}  {'tokens':>7} {'MB':>8}  {'written':<16}  last question"
+    )
     for facts in found:
-        print(
+        command.show_lines(
             f"{command.one_line(facts['file']):<{width}}  {facts['tokens']:>7} "
             f"{facts['bytes'] / _MB:>8.1f}  {facts['written']:<16}  {_question(facts)}"
         )
@@ -70,15 +71,16 @@ def show(files: _Files, is_json: _Json = False) -> None:
             file.check_blocks()
         shown.append(_facts(path))
     if is_json:
-        print(json.dumps(shown, ensure_ascii=False, indent=2))
+        command.show_json(shown)
         return
     for facts in shown:
-        print(
-            f"{facts['file']}: {facts['tokens']} tokens of {command.one_line(facts['model'])}, "
-            f"KV cache {facts['kv_type']}, {facts['bytes'] / _MB:.1f} MB, all checksums right"
+        line = (
+            f"{facts['file']}: {facts['tokens']} tokens of {facts['model']}, KV cache "
+            f"{facts['kv_type']}, {facts['bytes'] / _MB:.1f} MB, all checksums right"
         )
+        command.show_lines(command.one_line(line))
         for message in facts["messages"]:
-            print(f"{command.one_line(message['role'])}: {_clean(message['content'])}")
+            command.show_lines(f"{command.one_line(message['role'])}: {message['content']}")
 
 
 @app.command()
@@ -91,7 +93,7 @@ def rm(files: _Files) -> None:
     for path in files:
         n_bytes = path.stat().st_size
         path.unlink()
-        print(f"removed {command.one_line(str(path))}, {n_bytes / _MB:,.1f} MB")
+        command.show_lines(f"removed {command.one_line(str(path))}, {n_bytes / _MB:,.1f} MB")
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -117,8 +119,3 @@ def _question(facts: dict[str, Any]) -> str:
     asked = [m["content"] for m in facts["messages"] if m["role"] == "user"]
     text = command.one_line(str(asked[-1])) if asked else ""
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
-
-
-def _clean(content: object) -> str:
-    """Return a text without what could steer a terminal; line ends stay."""
-    return "\n".join(command.one_line(line) for line in str(content).split("\n"))

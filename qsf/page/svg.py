@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from qsf.shell.output import clean
+from qsf.shell.command import clean
 
 N_SHADES = 9
 N_CATEGORIES = 6

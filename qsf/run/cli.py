@@ -9,11 +9,11 @@ Exit codes: 0, 1 (it could not be done), 2 (wrong options), 130 (Ctrl-C), 143 (t
 from __future__ import annotations
 
 import sys
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
 from qsf.file.reader import is_qsf_file
@@ -52,6 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         command.drop_output()
         return _fail(command.explain_system(error))
+    except Exception as error:
+        return _fail(command.explain_unexpected(error))
 
 
 def _main(arguments: list[str]) -> int:
@@ -96,8 +98,6 @@ def _run(request: Request) -> int:
     from qsf.text.parts import require_tokenizer
 
     require_tokenizer(request.path)
-    if request.prompts is not None and request.prompts != "-":
-        Path(request.prompts).open("rb").close()  # now, and not when the model is open
     has_prompt = any((request.prompt is not None, request.prompt_file, request.prompts))
     is_chat = request.is_interactive or not (
         has_prompt or request.is_raw or request.is_json or not sys.stdin.isatty()
@@ -106,7 +106,7 @@ def _run(request: Request) -> int:
         raise UsageError(f"--{request.form[0]} is for --prompt and --prompts, not for a chat")
     prompt = None if is_chat or request.prompts is not None else _prompt(request)
     constraint = read_constraint(request)
-    with _open(request) as model:
+    with _lines(request) as lines, _open(request) as model:
         if request.is_verbose:
             from qsf.text.sampling import asked_sampling
 
@@ -120,7 +120,7 @@ def _run(request: Request) -> int:
         if request.prompts is not None:
             from qsf.run.many import answer_many
 
-            code = answer_many(model, request, constraint)
+            code = answer_many(model, request, lines, constraint)
         elif prompt is None:
             from qsf.run.chat import Chat
 
@@ -130,6 +130,13 @@ def _run(request: Request) -> int:
         if request.is_verbose:
             say_lines(report.timeline_lines(model))
         return code
+
+
+def _lines(request: Request) -> AbstractContextManager[IO[bytes]]:
+    """Open --prompts: before the model, which takes longer, and once, for it may be a pipe."""
+    if request.prompts in (None, "-"):
+        return nullcontext(sys.stdin.buffer)
+    return Path(str(request.prompts)).open("rb")
 
 
 def _streaming_lines(model: Model, request: Request) -> list[str]:

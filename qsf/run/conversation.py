@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from qsf.errors import QsfArgumentError, QsfError, QsfIOError
 from qsf.file.session_file import SessionFile, is_session_file
 from qsf.kv import parse_kv_policy
+from qsf.shell import command
 from qsf.text.arguments import as_messages
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def write_conversation(path: Path, session: Session) -> None:
 
 def read_messages(path: Path) -> list[dict[str, Any]]:
     """Return the messages of a file. Raises QsfIOError, or QsfArgumentError if it is no list."""
+    if path.exists() and not path.is_file():
+        raise QsfArgumentError(f"{path} is not a regular file, which a conversation is kept in")
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
@@ -76,7 +79,7 @@ def write_messages(path: Path, messages: Sequence[dict[str, Any]]) -> None:
     """Write the messages, whole or not at all. Raises QsfError."""
     from qsf.shell.output import write_text
 
-    text = json.dumps(list(messages), ensure_ascii=False, indent=2)
+    text = command.json_text(list(messages), 2)
     write_text(path, f"{text}\n", overwrite=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
+import operator
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, closing
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 _MOST_LINE_BYTES = 16 << 20
 
 
-def answer_many(model: Model, request: Request, constraint: Constraint | None) -> int:
+def answer_many(
+    model: Model, request: Request, file: IO[bytes], constraint: Constraint | None
+) -> int:
     """Answer every line of --prompts; the exit code is 1 where one could not be answered."""
-    lines = _Lines(request, is_raw=request.is_raw or model.chat_template.is_plain)
+    lines = _Lines(request, file, is_raw=request.is_raw or model.chat_template.is_plain)
     n_failed = n_answers = n_tokens = 0
     started = time.perf_counter()
     with ExitStack() as stack:
@@ -84,6 +86,11 @@ def read_done(path: Path) -> dict[int, str]:
     """
     if not path.exists():
         return {}
+    if not path.is_file():
+        raise QsfArgumentError(
+            f"--answers {path} is not a regular file, which it goes on with; without --answers "
+            "the answers go to standard output"
+        )
     done: dict[int, str] = {}
     n_whole = 0
     with path.open("rb+") as file:
@@ -94,7 +101,7 @@ def read_done(path: Path) -> dict[int, str]:
             n_whole += len(line)
             try:
                 record = json.loads(line)
-                done[int(record["index"])] = str(record["of"])
+                done[operator.index(record["index"])] = str(record["of"])
             except (ValueError, KeyError, TypeError) as error:
                 raise QsfArgumentError(
                     f"{path}, line {line_no}: no answer of qsf run --prompts; --answers goes on "
@@ -106,10 +113,11 @@ def read_done(path: Path) -> dict[int, str]:
 class _Lines:
     """The lines of --prompts, and what is known of those under way."""
 
-    def __init__(self, request: Request, *, is_raw: bool) -> None:
+    def __init__(self, request: Request, file: IO[bytes], *, is_raw: bool) -> None:
         self.done: dict[int, str] = {}
         self.seen: set[int] = set()
         self._path = request.prompts
+        self._file = file
         self._is_raw = is_raw
         self._options = repr(request.generation).encode()
         self._n_taken = 0
@@ -117,20 +125,18 @@ class _Lines:
 
     def prompts(self) -> Generator[Any, None, None]:
         """Yield the prompts that have no answer yet."""
-        source = sys.stdin.fileno() if self._path == "-" else str(self._path)
-        with open(source, "rb", closefd=self._path != "-") as file:
-            for index, line in enumerate(iter(lambda: file.readline(_MOST_LINE_BYTES), b"")):
-                if not line.strip():
-                    continue
-                digest = hashlib.blake2b(line.strip() + self._options, digest_size=8).hexdigest()
-                self.seen.add(index)
-                if index in self.done:
-                    self._check_same(index, digest)
-                    continue
-                name, prompt, error = self._parse(line)
-                self._running[self._n_taken] = (index, digest, name, error)
-                self._n_taken += 1
-                yield prompt
+        for index, line in enumerate(iter(lambda: self._file.readline(_MOST_LINE_BYTES), b"")):
+            if not line.strip():
+                continue
+            digest = hashlib.blake2b(line.strip() + self._options, digest_size=8).hexdigest()
+            self.seen.add(index)
+            if index in self.done:
+                self._check_same(index, digest)
+                continue
+            name, prompt, error = self._parse(line)
+            self._running[self._n_taken] = (index, digest, name, error)
+            self._n_taken += 1
+            yield prompt
 
     def _check_same(self, index: int, digest: str) -> None:
         if self.done[index] != digest:
@@ -146,6 +152,10 @@ class _Lines:
         except (ValueError, RecursionError) as error:
             return None, [], QsfArgumentError(f"the line is no JSON: {error}")
         name = record.get("id") if isinstance(record, dict) else None
+        try:
+            command.json_text(name)
+        except ValueError as error:  # 1e999 is read as infinity
+            return None, [], QsfArgumentError(f"id cannot be given back: {error}")
         try:
             return name, self._prompt_of(record), None
         except QsfArgumentError as error:

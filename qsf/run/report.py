@@ -6,7 +6,6 @@ Functions from records to lines of text; nothing here prints.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.kv import kv_type_name
 from qsf.run.expert_hits import hit_lines
+from qsf.shell import command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -285,7 +285,7 @@ def answer_record(model: Model, stats: GenerationStats, text: str) -> dict[str, 
 
 def json_line(record: dict[str, Any]) -> str:
     """Return a record as one line of JSON."""
-    return json.dumps(record, ensure_ascii=False) + "\n"
+    return command.json_text(record) + "\n"
 
 
 def _counted(n_tokens: int, rate: float) -> str:

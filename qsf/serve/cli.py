@@ -58,6 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         command.drop_output()
         return _fail(command.explain_system(error))
+    except Exception as error:
+        return _fail(command.explain_unexpected(error))
 
 
 def _fail(text: str, exit_code: int = EXIT_FAILED) -> int:

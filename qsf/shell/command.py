@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import select
 import signal
@@ -199,9 +200,37 @@ class Progress:
                 sys.stderr.flush()
 
 
+def clean(text: str) -> str:
+    """Return the text without what could steer a terminal or turn text around."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 def one_line(text: str) -> str:
     """Return the text on one line, without what could steer a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    return clean(" ".join(text.split()))
+
+
+def json_text(value: object, indent: int | None = None) -> str:
+    """Return JSON with its letters as they are, and escapes for what could steer a terminal.
+
+    Raises ValueError for NaN and infinity, which JSON lacks.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+
+
+def show_lines(text: str) -> None:
+    """Print lines on standard output, without what could steer a terminal."""
+    sys.stdout.write("".join(f"{clean(line)}\n" for line in text.split("\n")))
+
+
+def show_json(value: object) -> None:
+    """Print JSON for programs that people can read, too."""
+    sys.stdout.write(f"{json_text(value, 2)}\n")
 
 
 def typed(program: str) -> str:
@@ -251,6 +280,13 @@ def _option_names() -> set[str]:
 
     kinds = (ModelOptions, GenerationOptions)
     return {option.name for kind in kinds for option in described(kind) if option.commands}
+
+
+def explain_unexpected(error: Exception) -> str:
+    """Return what to say of an error that no code expects."""
+    if isinstance(error, MemoryError):
+        return "out of memory"
+    return f"internal error, please report it: {type(error).__name__}: {error}"
 
 
 def explain_folder(path: Path) -> str:

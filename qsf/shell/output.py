@@ -58,7 +58,7 @@ def write_text(out: Path, text: str, *, overwrite: bool) -> None:
     try:
         fd, temporary = create_partial(out)
         try:
-            with os.fdopen(fd, "w", encoding="utf-8", newline="\n") as file:
+            with os.fdopen(fd, "w", encoding="utf-8", errors="replace", newline="\n") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
@@ -67,10 +67,3 @@ def write_text(out: Path, text: str, *, overwrite: bool) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise QsfIOError(f"{out}: {error.strerror or error}") from error
-
-
-def clean(text: str) -> str:
-    """Return the text without what could steer a terminal or turn text around."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else "?" for c in text)

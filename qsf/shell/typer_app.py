@@ -99,7 +99,4 @@ def _explain(error: Exception, program: str) -> tuple[str, int]:
         return command.explain(error), command.EXIT_USAGE if is_usage else command.EXIT_FAILED
     if isinstance(error, OSError):
         return command.explain_system(error), command.EXIT_FAILED
-    if isinstance(error, MemoryError):
-        return "out of memory", command.EXIT_FAILED
-    text = f"internal error, please report it: {type(error).__name__}: {error}"
-    return text, command.EXIT_FAILED
+    return command.explain_unexpected(error), command.EXIT_FAILED

@@ -6,9 +6,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from array import array
+from dataclasses import replace
 from pathlib import Path
 
 from make.commands import Run, check_refused
+from qsf.file.session_file import SessionFile, write_session
 
 GREEDY = ("-n", 6, "--temperature", 0)
 
@@ -109,6 +112,15 @@ def test_sessions_are_listed_shown_and_removed(
     assert "all checksums right" in shown.stdout
     assert "user: Hi" in shown.stdout
     assert "\x1b" not in shown.stdout
+    with SessionFile(tmp_path / "talk.qsfs") as file:
+        head = replace(file.head, kv_type="k8\x1b[2J\n", model="\x9b31m", tokens=array("I"))
+    head = replace(head, has_logits=False, state_bytes=0)
+    write_session(tmp_path / "steer\x1b[2J", head, lambda *_: 0)
+    for words in (["list"], ["show", "steer\x1b[2J"], ["rm", "steer\x1b[2J"]):
+        for form in ([], ["--json"]) if words[0] != "rm" else ([],):
+            printed = sessions(tmp_path, *words, *form)
+            assert printed.returncode == 0
+            assert printed.stdout.replace("\n", "").isprintable()
     data = bytearray((tmp_path / "talk.qsfs").read_bytes())
     data[-1] ^= 1
     (tmp_path / "broken").write_bytes(data)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from pathlib import Path
@@ -107,6 +108,56 @@ def test_other_answers_are_refused(run: Run, tiny_llama_8bit: Path, asked: Path)
     answers.write_text("something else\n", "utf-8")
     check_refused(run(tiny_llama_8bit, *many, *ALWAYS), 1, "no answer of qsf run")
     assert answers.read_text("utf-8") == "something else\n"
+
+
+@pytest.mark.parametrize("index", ["1e999", "-1e999", "NaN", "1.5", '"\\ud800"', "null"])
+def test_an_index_that_is_no_number_is_refused(
+    here: Here, tiny_llama_8bit: Path, asked: Path, index: str
+) -> None:
+    answers = asked.with_name("answers.jsonl")
+    answers.write_text(f'{{"index": {index}, "of": "x"}}\n', "utf-8")
+    words = (tiny_llama_8bit, "--prompts", asked, "--answers", answers, "-q")
+    check_refused(here(*words, command=cli.main), 1, "line 1: no answer of qsf run")
+
+
+@pytest.mark.parametrize("to_file", [False, True])
+def test_an_id_comes_back_as_it_was(
+    here: Here, tiny_llama_8bit: Path, tmp_path: Path, *, to_file: bool
+) -> None:
+    path, answers = tmp_path / "asked.jsonl", tmp_path / "answers.jsonl"
+    ids = ["\ud800", "\x1b[31m\x9b1m", "\N{EURO SIGN}", [1, {"a": None}]]
+    lines = [json.dumps({"prompt": "She", "id": name}) for name in ids]
+    path.write_text("\n".join([*lines, '{"prompt": "She", "id": 1e999}', ""]), "utf-8")
+    words = [tiny_llama_8bit, "--prompts", path, "-n", 1, "-q"]
+    done = here(*words, *(["--answers", answers] if to_file else []), command=cli.main)
+    text = answers.read_text("utf-8") if to_file else done.stdout
+    assert [record.get("id") for record in records(text)] == [*ids, None]
+    assert "cannot be given back" in records(text)[-1]["error"]
+    assert text.replace("\n", "").isprintable()
+    assert "\N{EURO SIGN}" in text
+
+
+def test_prompts_may_come_through_a_pipe(
+    start: Start, tiny_llama_8bit: Path, asked: Path, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    process = start(tiny_llama_8bit, "--prompts", pipe, "-n", 1, "-q")
+    pipe.write_bytes(asked.read_bytes())  # one writer, which comes and goes once
+    said, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (0, b"")
+    assert len(records(said.decode())) == len(LINES)
+
+
+def test_answers_and_conversations_need_a_regular_file(
+    here: Here, tiny_chat_8bit: Path, asked: Path, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    words = (tiny_chat_8bit, "--prompts", asked, "-q", "--answers", pipe)
+    check_refused(here(*words, command=cli.main), 1, "not a regular file")
+    session = (tiny_chat_8bit, "-p", "a", "-q", "--session", pipe)
+    check_refused(here(*session, command=cli.main), 1, "not a regular file")
 
 
 WRONG_LINES = {

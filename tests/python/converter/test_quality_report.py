@@ -33,7 +33,7 @@ from qsf.report.html import FileFacts, page, read_file
 from qsf.report.meta import read_meta
 from qsf.report.record import Quality, Report
 from qsf.report.text import full_lines, quality_lines, summary_lines
-from qsf.shell.output import clean
+from qsf.shell.command import clean
 from qsf_converter import cli
 
 OLD_KEYS = (
