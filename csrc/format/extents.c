@@ -107,3 +107,15 @@ qsf_status qsf_extents_check_apart(const qsf_extent *extents, size_t n_extents)
     }
     return QSF_OK;
 }
+
+qsf_status qsf_extents_check_end(const qsf_extent *extents, size_t n_extents, uint64_t file_bytes)
+{
+    const qsf_extent *const last = &extents[n_extents - 1];
+    const uint64_t end = last->off + last->n_bytes; /* inside the file, as of every extent */
+    if (file_bytes - end > UINT32_MAX)
+        return QSF_FAIL(QSF_ERR_DAMAGED,
+                        "the file has %" PRIu64 " MB, but its last part ends at %" PRIu64
+                        " MB: truncated or extended",
+                        file_bytes >> 20, end >> 20);
+    return QSF_OK;
+}

@@ -167,7 +167,9 @@ qsf_status qsf_index_read(qsf_reader *r)
     qsf_extent *extents = NULL;
     size_t n_extents = 0;
     QSF_TRY(qsf_extents_create(r, &extents, &n_extents));
-    const qsf_status status = qsf_extents_check_apart(extents, n_extents);
+    qsf_status status = qsf_extents_check_apart(extents, n_extents);
+    if (status == QSF_OK)
+        status = qsf_extents_check_end(extents, n_extents, r->file.n_bytes);
     qsf_extents_destroy(r, extents, n_extents);
     return status;
 }

@@ -275,6 +275,13 @@ class Reader(OpenedFile):
                     f"{a.name} ({a.n_bytes} bytes at {a.off}) overlaps {b.name} ({b.n_bytes}"
                     f" bytes at {b.off})"
                 )
+        end = extents[-1].off + extents[-1].n_bytes
+        if self.file_bytes - end >= 1 << 32:  # all other sizes the header's low 32 bits tell
+            raise QsfFormatError(
+                f"the file has {self.file_bytes >> 20} MB, but its last part ends at"
+                f" {end >> 20} MB: truncated or extended",
+                is_damage=True,
+            )
         return tuple(extents)
 
     def _parse_tensors(self, data: bytes) -> tuple[Tensor, ...]:

@@ -6,6 +6,7 @@ The same reason: the same kind of error. Both open the file and check every byte
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 from pathlib import Path
@@ -51,6 +52,16 @@ def test_good_files(path: Path) -> None:
     for data in BASES:
         assert verdict(path, data) is None
         assert verdict(path, repair(data)) is None
+
+
+@pytest.mark.parametrize("n_times", [1, 3])
+def test_appended_multiples_of_4_gib_are_refused(path: Path, n_times: int) -> None:
+    """The header has only the low 32 bits of the size."""
+    path.write_bytes(PLAIN)
+    os.truncate(path, len(PLAIN) + (n_times << 32))  # sparse
+    assert agree(path) is QsfFormatError
+    for error in (python_verdict(path), c_verdict(path)):
+        assert "truncated or extended" in str(error)
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in Dtype if dtype != Dtype.MIXED])
