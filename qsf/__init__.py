@@ -12,10 +12,10 @@ Everything is imported when it is first used, so that ``import qsf`` costs nothi
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing takes milliseconds: see qsf/shell/entry.py
 if TYPE_CHECKING:
+    from typing import Any
+
     from qsf.errors import QsfArgumentError as QsfArgumentError
     from qsf.errors import QsfCancelledError as QsfCancelledError
     from qsf.errors import QsfConversionError as QsfConversionError
@@ -72,6 +72,8 @@ __all__ = sorted([*_HOME, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
     if name == "__version__":
         return import_module("qsf.native.binding").version()
     if name in _HOME:

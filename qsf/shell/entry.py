@@ -1,18 +1,20 @@
 """Where the commands start: ``qsf`` and the names with a dash.
 
-Nothing that takes time to import comes before signals are handled: a Ctrl-C in the first half
-second, which Python spends on imports, ends a command without a traceback, and nothing has been
-written by then.
+Nothing that takes time to import comes before signals are handled, here and in `qsf/__init__.py`: a
+Ctrl-C in the first half second, which Python spends on imports, ends a command without a traceback,
+and nothing has been written by then.
 """
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # built in; `signal` imports enum, which is slow
 import os
-import signal
 import sys
-from importlib import import_module
-from typing import NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def _leave(number: int, _frame: object) -> None:
@@ -21,9 +23,11 @@ def _leave(number: int, _frame: object) -> None:
 
 def start(module: str, function: str = "main") -> NoReturn:
     """Run a function of ``module``, a command, and exit with what it returns."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and shells ask for
-            signal.signal(number, _leave)
+    for number in (_signal.SIGINT, _signal.SIGTERM):
+        if _signal.getsignal(number) != _signal.SIG_IGN:  # as nohup and shells ask for
+            _signal.signal(number, _leave)
+    from importlib import import_module
+
     sys.exit(getattr(import_module(module), function)())
 
 

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+import qsf
 from qsf.shell import command
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals, pseudo-terminals")
@@ -130,6 +132,19 @@ def test_ctrl_c_while_python_imports_is_no_traceback(name: str) -> None:
         [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_nothing_is_imported_before_signals_are_handled() -> None:
+    code = (
+        "import importlib, os, sys\n"
+        "before = set(sys.modules)\n"
+        f"sys.path.insert(0, {str(Path(qsf.__file__).parents[1])!r})\n"
+        "from qsf.shell import entry\n"
+        "print(*sorted(set(sys.modules) - before))\n"
+    )
+    isolated = [sys.executable, "-I", "-S", "-c", code]  # site imports some of the same
+    done = subprocess.run(isolated, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["__future__", "qsf", "qsf.shell", "qsf.shell.entry"]
 
 
 def test_the_package_is_a_command_too() -> None:
