@@ -14,12 +14,30 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from qsf.native.binding import MemoryPlan
+
+
+MAX_QUOTED: Final = 80
+# Texts between quotes as `repr` writes them; an apostrophe within a word begins none.
+_QUOTED: Final = re.compile(r"""(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", re.DOTALL)
+
+
+def cut_quoted(text: str) -> str:
+    """Return the text of an error with no more than 80 characters of each value that it quotes."""
+
+    def cut(quoted: re.Match[str]) -> str:
+        value = quoted[0]
+        if len(value) - 2 <= MAX_QUOTED:
+            return value
+        return f"{value[: MAX_QUOTED - 2]}...{value[-1]}"
+
+    return _QUOTED.sub(cut, text)
 
 
 class QsfError(Exception):
@@ -43,7 +61,7 @@ class QsfError(Exception):
         is_damage: bool | None = None,
     ) -> None:
         """Say what is wrong, on one line."""
-        super().__init__(*args)
+        super().__init__(*(cut_quoted(arg) if isinstance(arg, str) else arg for arg in args))
         if argument is not None:
             self.argument = argument
         if path is not None:

@@ -240,7 +240,9 @@ def typed(program: str) -> str:
 
 def say_error(program: str, text: str) -> None:
     """Print an error as the commands do: one line on standard error."""
-    say_line(f"{typed(program)}: error: {one_line(text)}")
+    from qsf.errors import cut_quoted
+
+    say_line(f"{typed(program)}: error: {one_line(cut_quoted(text))}")
 
 
 def say_line(line: str) -> None:

@@ -16,6 +16,7 @@ import qsf
 from make.examples import examples
 from make.qsf_files import write_tiny
 from qsf.options import GenerationOptions, ModelOptions, described
+from qsf.run import cli
 from qsf.shell import command
 
 PROMPT = "Once upon a time"
@@ -258,3 +259,21 @@ def test_a_tokenizer_that_may_burst_the_budget_is_refused_before_it_is_read(tmp_
         qsf.Model(path)
     with pytest.raises(qsf.QsfFormatError):  # read, and not a tokenizer
         qsf.Model(path, ram_budget=251)
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+@pytest.mark.parametrize("n_chars", [80, 81, 10_000])
+def test_what_errors_quote_is_cut_at_80_characters(quote: str, n_chars: int) -> None:
+    value = "x" * n_chars
+    rest = "the file's name, " + "which isn't short, " * 9
+    error = qsf.QsfError(f"{rest}{quote}{value}{quote} is not 'a-' of {rest}'b'")
+    most = value if n_chars <= 80 else "x" * 77 + "..."
+    assert str(error) == f"{rest}{quote}{most}{quote} is not 'a-' of {rest}'b'"
+    assert str(error.located("/p")) == f"/p: {error}"
+
+
+def test_a_long_value_gives_a_short_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["x.qsf", "--kv-type", "k" * 9000]) == 2
+    error = capsys.readouterr().err
+    assert "k" * 77 + "...'" in error
+    assert len(error) < 400
