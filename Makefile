@@ -45,7 +45,7 @@ c_tests = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_MODULE=OF
 	$(call ctest,$(1)) $(3)
 ctest = $(CTEST) --test-dir build/$(1) -j $(JOBS) --timeout 600 --output-on-failure --no-tests=error
 
-.PHONY: help demo test test-c test-py check check-isa check-san check-arm check-old check-slow \
+.PHONY: help demo link test test-c test-py check check-isa check-san check-arm check-old check-slow \
 	lint format fuzz baseline bench wheel install clean
 .NOTPARALLEL:
 
@@ -68,7 +68,8 @@ build/install.stamp: $(INPUTS) build/system.stamp | $(PY)
 	@if ! $(PY) -c 'import scikit_build_core, cffi, cmake, ninja' 2>/dev/null; then \
 		$(PY) -m pip install -q "scikit-build-core>=0.11" "cffi>=1.16" "cmake>=3.21" ninja; fi
 	@[ -f build/c/build.ninja ] || rm -rf build/c # of another generator, in a clone that is older
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pip install -q --no-build-isolation \
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" tools/show_progress.sh build/c \
+		$(PY) -m pip install -q --no-build-isolation \
 		-C cmake.define.QSF_WERROR=$(WERROR) -e ".[test]"
 	@touch $@
 
@@ -80,11 +81,23 @@ build/lint.stamp: pyproject.toml build/install.stamp
 # ---- verbs ----
 
 build/tiny-llama.qsf: examples/tiny-llama/model.safetensors | build/install.stamp
-	$(VENV)/bin/qsf-convert examples/tiny-llama $@
+	$(VENV)/bin/qsf convert examples/tiny-llama $@
 
 demo: build/install.stamp build/tiny-llama.qsf ## convert the bundled model, stream a story from it
-	$(VENV)/bin/qsf-run build/tiny-llama.qsf --prompt "Once upon a time" \
+	$(VENV)/bin/qsf run build/tiny-llama.qsf --prompt "Once upon a time" \
 		--max-tokens 120 --temperature 0
+	@echo
+	@echo "This model of 2.8 million weights only tells stories. For a chat take one that was trained for it:"
+	@echo "  $(VENV)/bin/qsf chat FILE.gguf        a GGUF file or a HuggingFace folder"
+	@echo "  make link                       makes the command \`qsf\`, by a link in ~/.local/bin"
+
+link: build/install.stamp ## link the command qsf into ~/.local/bin
+	@mkdir -p ~/.local/bin
+	@if [ -e ~/.local/bin/qsf ] && [ ! -L ~/.local/bin/qsf ]; then \
+		echo "~/.local/bin/qsf is there and no link: remove it first" >&2; exit 1; fi
+	@ln -sfn "$(CURDIR)/$(VENV)/bin/qsf" ~/.local/bin/qsf
+	@case ":$$PATH:" in *":$$HOME/.local/bin:"*) echo "~/.local/bin/qsf: type qsf" ;; \
+		*) echo "~/.local/bin/qsf is there; add ~/.local/bin to PATH to type qsf" ;; esac
 
 test: test-c test-py ## the C tests and the quick Python tests
 

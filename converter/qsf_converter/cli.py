@@ -236,7 +236,8 @@ def convert_command(
     if not quiet:
         _print_summary(report, out, report_out, is_verbose=verbose)
         if not allow_no_tokenizer:
-            print(f'next: qsf-run {shlex.quote(str(out))} --prompt "Once upon a time"')
+            file = shlex.quote(str(out))
+            print(f'next: {command.runnable()} run {file} --prompt "Once upon a time"')
 
 
 def _convert(request: Request, model_dir: Path, out: Path, *, is_quiet: bool) -> Report:

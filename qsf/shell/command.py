@@ -10,6 +10,8 @@ import contextlib
 import io
 import json
 import os
+import shlex
+import shutil
 import select
 import signal
 import sys
@@ -238,6 +240,16 @@ def typed(program: str) -> str:
     return sys.argv[0] if sys.argv[0].startswith("qsf ") else program  # see entry.front
 
 
+def runnable() -> str:
+    """Return what starts ``qsf`` in the user's shell: the name, or the path where PATH lacks it."""
+    here = Path(sys.executable).with_name("qsf")
+    on_path = shutil.which("qsf")
+    if not here.exists() or (on_path is not None and os.path.samefile(on_path, here)):
+        return "qsf"
+    inside = here.is_relative_to(Path.cwd())
+    return shlex.quote(str(here.relative_to(Path.cwd()) if inside else here))
+
+
 def say_error(program: str, text: str) -> None:
     """Print an error as the commands do: one line on standard error."""
     from qsf.errors import cut_quoted
@@ -294,7 +306,7 @@ def explain_unexpected(error: Exception) -> str:
 def explain_folder(path: Path) -> str:
     """Return why ``path``, a folder, is not what was meant."""
     if (path / "config.json").exists():
-        return f"{path} is a HuggingFace model: convert it first: qsf-convert {path} model.qsf"
+        return f"{path} is a HuggingFace model: convert it: {runnable()} convert {path} model.qsf"
     return f"{path} is a folder, not a .qsf file"
 
 

@@ -243,7 +243,7 @@ def test_files_of_the_wrong_kind_are_refused(
     model = tiny_llama_8bit
     wrong: list[tuple[list[Path], dict[str, Any], type[Exception], str]] = [
         ([baseline_file], {}, QsfArgumentError, "is a GGUF file, not a .qsf file: convert it with"),
-        ([tiny_llama_dir], {}, QsfArgumentError, "convert it first: qsf-convert"),
+        ([tiny_llama_dir], {}, QsfArgumentError, "is a HuggingFace model: convert it: "),
         ([cut], {}, QsfFormatError, "has 5000 bytes, but its header"),
         ([tmp_path / "absent.qsf"], {}, QsfIOError, "No such file"),
         ([model], {"baseline_model": [model]}, QsfArgumentError, "files are called"),

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -99,7 +101,10 @@ def test_conversion_reports_what_it_did(tmp_path: Path) -> None:
     assert "bits a weight" in summary[0]
     assert ", peak memory " in summary[0]
     assert summary[1].startswith("least like its source: ")
-    assert summary[2:] == [f'next: qsf-run {out} --prompt "Once upon a time"']
+    (line,) = summary[2:]
+    words = shlex.split(line.removeprefix("next: "))
+    assert words[1:] == ["run", str(out), "--prompt", "Once upon a time"]
+    assert shutil.which(words[0]) is not None  # it works as it stands
     assert "100%" in done.stderr
     with Reader(out) as reader:
         reader.verify()

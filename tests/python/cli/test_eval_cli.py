@@ -274,7 +274,7 @@ def test_files_that_are_none(
 ) -> None:
     write_tiny(tmp_path / "mute.qsf", 1)
     for model, against, said in (
-        (tiny_llama_dir, None, "is a HuggingFace model: convert it first"),
+        (tiny_llama_dir, None, "is a HuggingFace model: convert it: "),
         (tmp_path / "mute.qsf", None, "mute.qsf has no tokenizer"),
         (story, None, "story.txt"),
         (tmp_path / "none.qsf", None, "none.qsf"),

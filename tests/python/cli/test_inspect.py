@@ -20,6 +20,7 @@ from qsf.file import reader
 from qsf.file.layout import Dtype
 from qsf.file.reader import Reader
 from qsf.inspect import cli
+from qsf.shell import command
 
 ROOT = Path(__file__).parents[3]
 META = {
@@ -222,7 +223,7 @@ def test_the_version_is_the_one_of_the_package() -> None:
 def test_a_model_that_is_not_converted_is_said(tiny_llama_dir: Path) -> None:
     done = run_process(tiny_llama_dir)
     assert done.returncode == 1
-    assert f"convert it first: qsf-convert {tiny_llama_dir} model.qsf" in done.stderr
+    assert f"convert it: {command.runnable()} convert {tiny_llama_dir} model.qsf" in done.stderr
 
 
 def test_damage_says_what_to_do(tiny: Path) -> None:
