@@ -10,8 +10,6 @@ import contextlib
 import io
 import json
 import os
-import shlex
-import shutil
 import select
 import signal
 import sys
@@ -242,9 +240,12 @@ def typed(program: str) -> str:
 
 def runnable() -> str:
     """Return what starts ``qsf`` in the user's shell: the name, or the path where PATH lacks it."""
+    import shlex
+    import shutil
+
     here = Path(sys.executable).with_name("qsf")
     on_path = shutil.which("qsf")
-    if not here.exists() or (on_path is not None and os.path.samefile(on_path, here)):
+    if not here.exists() or (on_path is not None and here.samefile(on_path)):
         return "qsf"
     inside = here.is_relative_to(Path.cwd())
     return shlex.quote(str(here.relative_to(Path.cwd()) if inside else here))
