@@ -86,7 +86,8 @@ class Model(Closing, Uncopyable):
         native = open_native(path, options, parts.reserve_bytes)
         info = native.info()
         memory = with_policy(info.plan, options)
-        info = replace(info, plan=replace(memory, text_bytes=parts.text_bytes))
+        memory = replace(memory, text_bytes=parts.text_bytes)
+        info = replace(info, plan=memory, architecture=parts.family)
         self._io_origin = io_origin(options, info)
         self._opened = OpenedModel(
             native=native,

@@ -45,13 +45,16 @@ def list_models(
         )
         return
     width = max(len(kept.name) for kept in models)
-    command.show_lines(f"{'model':<{width}}  {'type':<9} {'family':<8} {'MB':>9}  last used")
-    for kept in models:
-        facts = _facts(kept)
+    rows = [(kept, _facts(kept)) for kept in models]
+    family_width = max(6, *(len(facts["family"]) for _, facts in rows))
+    command.show_lines(
+        f"{'model':<{width}}  {'type':<9} {'family':<{family_width}} {'MB':>9}  last used"
+    )
+    for kept, facts in rows:
         command.show_lines(
             command.one_line(kept.name).ljust(width)
-            + f"  {kept.quant_type:<9} {facts['family']:<8} {kept.n_bytes / _MB:>9,.1f}"
-            f"  {_ago(kept.used_seconds)}"
+            + f"  {kept.quant_type:<9} {facts['family']:<{family_width}}"
+            f" {kept.n_bytes / _MB:>9,.1f}  {_ago(kept.used_seconds)}"
         )
     total = sum(kept.n_bytes for kept in models) / _MB
     command.show_lines(f"{total:,.1f} MB in {store_folder()}")
@@ -69,12 +72,12 @@ def _facts(kept: Kept) -> dict[str, Any]:
 
 
 def _family(kept: Kept) -> str:
-    from qsf.file.layout import Architecture
+    from qsf.file.family import family_of
     from qsf.file.reader import Reader
 
     try:
         with Reader(kept.path) as reader:
-            return Architecture(reader.header.architecture).name.lower()
+            return family_of(reader)
     except QsfError:
         return "damaged"
 

@@ -159,12 +159,13 @@ def _by_type(reader: Reader) -> list[dict[str, Any]]:
 
 
 def _header_fields(reader: Reader) -> dict[str, Any]:
-    from qsf.file.layout import Activation, Architecture, Norm, Positions, dtype_name
+    from qsf.file.family import family_of
+    from qsf.file.layout import Activation, Norm, Positions, dtype_name
 
     h = reader.header
     return {
         **asdict(h),
-        "architecture": Architecture(h.architecture).name.lower(),
+        "architecture": family_of(reader),
         "dtype": dtype_name(h.dtype),
         "activation": Activation(h.activation).name.lower(),
         "norm": Norm(h.norm).name.lower(),

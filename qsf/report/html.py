@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from qsf.errors import QsfError
+from qsf.file.family import family_of
 from qsf.file.layout import dtype_name
 from qsf.file.reader import Reader
 from qsf.page import html as parts
@@ -68,8 +69,6 @@ def write_page(model: Path, out: Path, *, overwrite: bool) -> None:
 
 def read_file(reader: Reader) -> tuple[FileFacts, Quality]:
     """Return what the page of an open file needs. Raises QsfError when it has no report."""
-    from qsf.file.layout import Architecture
-
     meta = read_meta(reader) or {}
     quality = Quality.from_meta(meta.get("quality"))
     if quality is None:
@@ -84,7 +83,7 @@ def read_file(reader: Reader) -> tuple[FileFacts, Quality]:
         name=reader.path.name,
         file_bytes=reader.file_bytes,
         n_layers=reader.header.n_layers,
-        architecture=Architecture(reader.header.architecture).name.lower(),
+        architecture=family_of(reader),
         dtype=dtype_name(reader.header.dtype),
         source=_short(source, "name"),
         provenance={name: value for name, value in named.items() if value},

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfMemoryError, QsfUnsupportedError
+from qsf.file.family import family_of
 from qsf.file.reader import Reader
 from qsf.file.stored_tokenizer import tokenizer_bytes, unpack_tokenizer
 from qsf.native.binding import describe_machine
@@ -34,6 +35,7 @@ class TextParts:
     template: ChatTemplate | QsfFormatError  # the error: it is broken, which only chat minds
     generation: Mapping[str, Any]
     text_bytes: int = 0  # resident memory that the tokenizer has taken
+    family: str = ""  # of the model, such as "qwen2"
 
     @property
     def reserve_bytes(self) -> int:
@@ -61,7 +63,7 @@ def read_text_parts(path: str | os.PathLike[str], *, budget_bytes: int | None = 
             _check_library_bytes(tokenizer_bytes(section), budget_bytes)
             tokenizer_json = unpack_tokenizer(section)
         chat = _json_object(reader.read_section("CHAT") if "CHAT" in reader.sections else b"{}")
-        bos_id = reader.header.bos_id
+        bos_id, family = reader.header.bos_id, family_of(reader)
     special = chat.get("special_tokens") or {}
     generation = chat.get("generation") or {}
     if not isinstance(special, dict) or not isinstance(generation, dict):
@@ -86,7 +88,7 @@ def read_text_parts(path: str | os.PathLike[str], *, budget_bytes: int | None = 
         )
     except QsfFormatError as error:
         template = error
-    return TextParts(tokenizer, template, generation, text_bytes)
+    return TextParts(tokenizer, template, generation, text_bytes, family)
 
 
 def _check_library_bytes(n_bytes: int, budget_bytes: int | None) -> None:
