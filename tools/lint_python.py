@@ -11,6 +11,7 @@ Usage: python tools/lint_python.py [PROJECT_ROOT]
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,9 @@ PACKAGES = {
 OTHER_FOLDERS = ("tools", "bench", "tests/python")  # only the length of files
 
 # Sets of rooms that the table uses.
-_BASE = frozenset({"qsf.errors", "qsf.closing", "qsf.kv", "qsf.native", "qsf.file", "qsf.text"})
+_BASE = frozenset(
+    {"qsf.errors", "qsf.closing", "qsf.kv", "qsf.native", "qsf.file", "qsf.text", "qsf.system"}
+)
 _MODEL = _BASE | {"qsf.options", "qsf.kept", "qsf.session", "qsf.passes", "qsf.batch", "qsf.model"}
 _CONVERTER = frozenset(
     {
@@ -59,9 +62,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.errors": frozenset(),
     "qsf.closing": frozenset(),
     "qsf.kv": frozenset({"qsf.errors"}),
-    "qsf.native": frozenset({"qsf.errors", "qsf.kv", "qsf.options"}),
-    "qsf.file": frozenset({"qsf.errors", "qsf.closing"}),
-    "qsf.text": frozenset({"qsf.errors", "qsf.file", "qsf.native", "qsf.options"}),
+    "qsf.system": frozenset(),
+    "qsf.native": frozenset({"qsf.errors", "qsf.kv", "qsf.options", "qsf.system"}),
+    "qsf.file": frozenset({"qsf.errors", "qsf.closing", "qsf.system"}),
+    "qsf.text": frozenset({"qsf.errors", "qsf.file", "qsf.native", "qsf.options", "qsf.system"}),
     "qsf.options": frozenset({"qsf.errors", "qsf.kv"}),
     "qsf.taking": frozenset({"qsf.options"}),
     "qsf.kept": _BASE | {"qsf.options"},
@@ -71,10 +75,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.model": (_MODEL - {"qsf.model"}) | {"qsf.taking", "qsf.find"},
     "qsf": frozenset(),
     "qsf.page": frozenset({"qsf.errors", "qsf.shell"}),
-    "qsf.shell": frozenset({"qsf.errors", "qsf.file", "qsf.options"}),
+    "qsf.shell": frozenset({"qsf.errors", "qsf.file", "qsf.options", "qsf.system"}),
     "qsf.__main__": frozenset({"qsf.shell"}),
     "qsf.report": frozenset({"qsf.errors", "qsf.file", "qsf.page", "qsf.shell"}),
-    "qsf.find": frozenset({"qsf.errors", "qsf.file", "qsf.shell"}),
+    "qsf.find": frozenset({"qsf.errors", "qsf.file", "qsf.shell", "qsf.system"}),
     "qsf.run": _MODEL | {"qsf.shell", "qsf.find"},
     "qsf.serve": _MODEL | {"qsf.shell", "qsf.find", "qsf.run"},
     "qsf.inspect": frozenset({"qsf.errors", "qsf.file", "qsf.shell", "qsf.report"}),
@@ -117,6 +121,20 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
         "qsf_converter.original.logits",
     ): "--against an original checkpoint, which only the converter can read",
 }
+
+# What Windows has not stands in one room. qsf_bench, which measures Linux, is free to name it.
+SYSTEM_ROOM = "qsf.system"
+SYSTEM_BOUND = ("qsf", "qsf_converter")  # the packages that are bound to the rule
+_SYSTEM_MODULES = frozenset({"fcntl", "resource", "termios", "tty", "pty", "pwd", "grp", "syslog"})
+_SYSTEM_NAMES = re.compile(
+    r"os\.(O_(CLOEXEC|NONBLOCK|NOFOLLOW|DIRECT|DIRECTORY|TMPFILE|SYNC)|p(read|write)v?|fork\w*|kill|"
+    r"killpg|get[eu]?uid|fch\w+|chown|posix_\w+|register_at_fork|mkfifo|sched_\w+|sysconf|statvfs|"
+    r"wait\w*|setsid|nice|uname)$|"
+    r"signal\.(SIG(HUP|KILL|BUS|URG|XCPU|XFSZ|USR1|USR2|PIPE|ALRM|CHLD|QUIT|TSTP)|pthread_\w+|alarm|"
+    r"setitimer|sigwait)$|.*\.add_signal_handler$"
+)
+_SYSTEM_KEYWORDS = frozenset({"start_new_session", "preexec_fn", "pass_fds", "dir_fd"})
+_SYSTEM_PATHS = ("/proc/", "/sys/", "/dev/")
 
 MAX_LINES = 600
 MAX_FUNCTION_LINES = 60  # without the docstring
@@ -220,6 +238,31 @@ def check_circles(modules: Mapping[str, Module]) -> Iterator[Violation]:
         yield "tools/lint_python.py", 1, f"a circle of rooms in MAY_IMPORT: {' -> '.join(circle)}"
 
 
+def check_system(module: Module) -> Iterator[Violation]:
+    """Find what Windows has not outside of the room for it."""
+    package = module.name.split(".", maxsplit=1)[0]
+    if package not in SYSTEM_BOUND or room_of(module.name) == SYSTEM_ROOM:
+        return
+    for node in ast.walk(module.tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name in _SYSTEM_MODULES]
+        elif isinstance(node, ast.ImportFrom) and node.module in _SYSTEM_MODULES:
+            names = [str(node.module)]
+        elif isinstance(node, ast.Attribute) and _SYSTEM_NAMES.match(ast.unparse(node)):
+            names = [ast.unparse(node)]
+        elif isinstance(node, ast.keyword) and node.arg in _SYSTEM_KEYWORDS:
+            names = [str(node.arg)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value] if node.value.startswith(_SYSTEM_PATHS) else []
+        for name in names:
+            yield (
+                module.path,
+                getattr(node, "lineno", 1),
+                f"{name} is only allowed in {SYSTEM_ROOM}",
+            )
+
+
 def find_circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     """Return one circle through each edge that closes one, found depth first."""
     circles: list[list[str]] = []
@@ -274,7 +317,7 @@ def check(root: Path) -> list[str]:
     modules = read_modules(root)
     violations = [*check_imports(modules), *check_circles(modules), *check_lengths(root)]
     for module in modules.values():
-        violations += check_functions(module)
+        violations += [*check_functions(module), *check_system(module)]
     return [f"{path}:{line}: {text}" for path, line, text in sorted(violations)]
 
 

@@ -23,6 +23,7 @@ from qsf.report.text import full_lines, summary_lines
 from qsf.shell import command, typer_app
 from qsf.shell.output import check_output
 from qsf.shell.progress import ProgressLine, duration_text
+from qsf.system import process
 from qsf_converter.calibrate.state import folder_of
 from qsf_converter.convert import convert_as
 from qsf_converter.request import (
@@ -301,17 +302,8 @@ def run(arguments: list[str]) -> int:
     return typer_app.run(app, arguments, program=PROGRAM, when_cut_off="nothing was written")
 
 
-def _peak_bytes() -> int | None:
-    """Peak resident memory of this process, where the system tells."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii")
-        return int(status.split("VmHWM:", 1)[1].split()[0]) * 1024
-    except (OSError, IndexError, ValueError):
-        return None
-
-
 def _print_summary(report: Report, out: Path, report_out: Path | None, *, is_verbose: bool) -> None:
-    peak_bytes = _peak_bytes()
+    peak_bytes = process.peak_bytes()
     memory = "" if peak_bytes is None else f", peak memory {peak_bytes / _MB:.0f} MB"
     size, *quality = summary_lines(report, str(out))
     print(f"{size} in {duration_text(report.elapsed_s)}{memory}")

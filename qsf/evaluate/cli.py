@@ -24,6 +24,7 @@ from qsf.kv import kv_type_name
 from qsf.options import ModelOptions
 from qsf.shell import command, typer_app
 from qsf.shell.progress import ProgressLine
+from qsf.system.signals import Watcher
 
 if TYPE_CHECKING:
     from qsf.evaluate.evaluation import Evaluation, LogitSource
@@ -304,7 +305,7 @@ def _measure(request: _Request, *, is_quiet: bool) -> tuple[Evaluation, str]:
         command.leave_at_once(number)  # nothing has been written
 
     try:
-        with command.Watcher(leave), _opened(request) as (model, reference):
+        with Watcher(leave), _opened(request) as (model, reference):
             plan = model.info.plan
             evaluation = evaluate(
                 _source(model, request.ctx_tokens),

@@ -9,15 +9,13 @@ from pathlib import Path
 
 from qsf.closing import Closing
 from qsf.errors import QsfError, QsfFormatError, QsfIOError
-
-# Without O_NONBLOCK a named pipe would wait for a writer.
-_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+from qsf.system.files import READ_FLAGS
 
 
 def begins_with(path: str | os.PathLike[str], magic: bytes) -> bool:
     """Return whether ``path`` is a regular file that begins with ``magic``."""
     try:
-        fd = os.open(path, _FLAGS)
+        fd = os.open(path, READ_FLAGS)
     except (OSError, ValueError):
         return False
     try:
@@ -47,7 +45,7 @@ class OpenedFile(Closing):
         self.path = Path(path)
         self._fd = -1
         try:
-            self._fd = os.open(self.path, _FLAGS)
+            self._fd = os.open(self.path, READ_FLAGS)
             info = os.fstat(self._fd)
             if not stat.S_ISREG(info.st_mode):
                 raise QsfIOError(f"{self.path}: not a regular file")

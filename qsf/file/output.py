@@ -13,6 +13,7 @@ from typing import Final
 from qsf.errors import QsfArgumentError, QsfIOError
 from qsf.file import layout as lay
 from qsf.file.partial import create_partial
+from qsf.system import files
 
 Data = bytes | bytearray | memoryview
 
@@ -89,7 +90,7 @@ class Output:
         view = memoryview(data).cast("B")
         with self._system_calls():
             while view:
-                n = os.pwrite(self._fd, view, off)
+                n = files.write_at(self._fd, view, off)
                 view = view[n:]
                 off += n
 
@@ -98,7 +99,7 @@ class Output:
         data = bytearray()
         with self._system_calls():
             while len(data) < n_bytes:
-                part = os.pread(self._fd, n_bytes - len(data), off + len(data))
+                part = files.read_at(self._fd, n_bytes - len(data), off + len(data))
                 if not part:
                     raise OSError(errno.EIO, "the temporary became shorter")
                 data += part
@@ -131,10 +132,5 @@ class Output:
 
     def _rename(self) -> None:
         self._temporary.replace(self.path)
-        if not self._is_synced:
-            return
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        if self._is_synced:
+            files.sync_folder(self.path.parent)

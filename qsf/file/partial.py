@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import os
 from pathlib import Path
 from typing import Final
+
+from qsf.system import files
+from qsf.system.process import is_alive
 
 # Temporaries of this process that may be there. Who creates one removes it, unless a signal raises
 # its exception after the system created the file and before the caller knows of it.
@@ -40,10 +42,10 @@ def create_partial(path: Path) -> tuple[int, Path]:
     _own.difference_update([own for own in list(_own) if not os.path.lexists(own)])
     _own.add(temporary)
     while True:
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        fd = files.create_new(temporary)
         # Who holds it already takes it for abandoned and is about to remove it.
         with contextlib.suppress(OSError):  # a file system without locks: nobody removes it
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            files.lock(fd)
         if os.fstat(fd).st_nlink > 0:
             return fd, temporary
         os.close(fd)  # it was removed before it was locked
@@ -66,22 +68,14 @@ def _is_at_work(pid: int) -> bool:
     The lock alone does not say so: between two files of one process, and right before a file gets
     its name, nothing is locked.
     """
-    if pid in (0, os.getpid()):
-        return False
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return True
+    return pid not in (0, os.getpid()) and is_alive(pid)
 
 
 def _remove_unless_locked(temporary: Path) -> None:
     with contextlib.suppress(OSError):
-        fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = files.open_no_link(temporary)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            files.try_lock(fd)
             temporary.unlink()
         finally:
             os.close(fd)

@@ -32,6 +32,7 @@ from qsf.file.layout import (
 )
 from qsf.file.opened import OpenedFile, begins_with
 from qsf.file.units import check_contents, parse_tensor
+from qsf.system import files
 
 READ_BYTES: Final = 1 << 20
 _NEEDED: Final = ("LAYR", "EMBD", "FINL", "ARCH", "TENS", "EBND")
@@ -352,7 +353,7 @@ class Reader(OpenedFile):
         parts: list[bytes] = []
         while n_bytes > 0:
             try:
-                part = os.pread(self._fd, min(n_bytes, 1 << 30), off)
+                part = files.read_at(self._fd, min(n_bytes, 1 << 30), off)
             except OSError as e:
                 raise QsfIOError(f"{self.path}: read at {off}: {e.strerror}") from e
             if not part:

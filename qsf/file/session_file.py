@@ -20,6 +20,7 @@ from typing import Any, Final
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfIOError, QsfUnsupportedError
 from qsf.file.opened import OpenedFile, begins_with
 from qsf.file.output import Output
+from qsf.system import files
 
 MAGIC: Final = b"QSFS"
 VERSION: Final = 1
@@ -119,7 +120,7 @@ class _SessionOutput(Output):
         is_named = False
         try:
             with self._system_calls():
-                os.fchmod(self._fd, 0o600)
+                files.make_private(self._fd)
             checksums = array("I")
             buffer = memoryview(bytearray(min(BLOCK_BYTES, head.state_bytes)))
             for offset in range(0, head.state_bytes, BLOCK_BYTES):
@@ -210,7 +211,7 @@ class SessionFile(OpenedFile):
     def _fill(self, at: int, view: memoryview) -> None:
         try:
             while view:
-                n = os.preadv(self._fd, [view], at)
+                n = files.read_into(self._fd, view, at)
                 if n == 0:
                     raise QsfFormatError("the file ends early", is_damage=True).located(self.path)
                 view, at = view[n:], at + n

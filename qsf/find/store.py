@@ -8,7 +8,6 @@ the source looked like. The time of that file is when the model was used last.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from qsf.errors import QsfIOError
 from qsf.file.gguf_parts import part_names
+from qsf.system import files
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +120,16 @@ def locked(path: Path, waiting: str = "") -> Iterator[None]:
     """Let one process at a time make or remove ``path``; say ``waiting`` where another does."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = files.open_lock(path.with_suffix(".lock"), 0o666)
     except OSError as error:
         raise QsfIOError(f"{path.parent}: {error.strerror}") from error
     try:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            files.try_lock(fd)
         except BlockingIOError:
             if waiting:
                 os.write(2, f"{waiting}\n".encode())
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            files.lock(fd)
         yield
     finally:
         os.close(fd)

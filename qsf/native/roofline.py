@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from qsf.errors import QsfIOError
+from qsf.system import files
 
 READ_BYTES = 1 << 20
 _HUGE_PAGE_BYTES = 2 << 20
@@ -194,7 +195,7 @@ def measure_disk(path: Path, progress: Progress) -> dict[str, float]:
     """
     rates: dict[str, float] = {}
     first = 0
-    direct_flag = getattr(os, "O_DIRECT", 0)  # not on every system
+    direct_flag = files.DIRECT_FLAG
     ways = [("direct", direct_flag, _DIRECT_READERS)] if direct_flag else []
     try:
         n_places = path.stat().st_size // READ_BYTES
@@ -220,9 +221,9 @@ def _read_file(
     """Open the file and read it as `_read` does, buffered from a cold cache."""
     fd = os.open(path, os.O_RDONLY | flag)
     try:
-        if not flag and hasattr(os, "posix_fadvise"):
+        if not flag:
             os.fsync(fd)  # the cache keeps what is not written yet
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            files.forget_cached(fd)
         return _read(fd, first, n_places, n_readers)
     finally:
         os.close(fd)
@@ -238,7 +239,7 @@ def _read(fd: int, first: int, n_places: int, n_readers: int) -> tuple[float, in
     def read(buffer: memoryview) -> tuple[int, int]:
         n_read = last_ns = 0
         while time.perf_counter_ns() < end_ns and (place := next(places, None)) is not None:
-            got = os.preadv(fd, [buffer], place % n_places * READ_BYTES)
+            got = files.read_into(fd, buffer, place % n_places * READ_BYTES)
             if got != READ_BYTES:
                 raise OSError(errno.EIO, f"{got} bytes came of {READ_BYTES}")
             n_read, last_ns = n_read + 1, time.perf_counter_ns()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from qsf.run import report
 from qsf.shell import command
+from qsf.system.signals import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -65,7 +66,7 @@ def generate(
     if sys.stderr.isatty() and not is_quiet:
         options = replace(options, on_reasoning=show_reasoning)
     try:
-        with command.Watcher(lambda _: model.cancel(), progress.tick):
+        with Watcher(lambda _: model.cancel(), progress.tick):
             for piece in start(**options.arguments()):
                 progress.end()
                 if has_reasoning:

@@ -23,6 +23,7 @@ from qsf.run.options import Request
 from qsf.shell import command
 from qsf.shell.arguments import valid_text
 from qsf.shell.command import StoppedError
+from qsf.system.signals import interruptible_wait
 from qsf.text.tokenizer import max_text_bytes
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Chat:
         """
         if self._is_terminal:
             try:
-                with _prefilled(given), command.interruptible_wait():
+                with _prefilled(given), interruptible_wait():
                     line = valid_text(input(prompt))
             except EOFError:
                 say("")

@@ -24,6 +24,7 @@ from qsf.run.options import Request, parse
 from qsf.shell import command
 from qsf.shell.arguments import UsageError, valid_text
 from qsf.shell.command import EXIT_FAILED, EXIT_USAGE, StoppedError
+from qsf.system.signals import Watcher
 from qsf.text.tokenizer import max_text_bytes
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def _open(request: Request) -> Model:
         command.leave_at_once(number)
 
     try:
-        with command.Watcher(leave, progress.tick):
+        with Watcher(leave, progress.tick):
             return _open_in_budget(request)
     finally:
         progress.end()
@@ -275,7 +276,7 @@ def _complete(model: Model, request: Request, prompt: str, constraint: Constrain
 def _print_plan(request: Request) -> int:
     from qsf.model import Model
 
-    with command.Watcher(command.leave_at_once):
+    with Watcher(command.leave_at_once):
         read_constraint(request)  # what it takes is in "process before opening"
         plan = Model.plan(request.path, **request.opening.arguments())
     for line in report.plan_lines(plan):

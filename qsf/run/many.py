@@ -17,6 +17,7 @@ from qsf.native.binding import describe_machine
 from qsf.run import report
 from qsf.run.answer import say, show
 from qsf.shell import command
+from qsf.system.signals import Watcher
 
 if TYPE_CHECKING:
     from qsf.batch import BatchAnswer
@@ -43,7 +44,7 @@ def answer_many(
                 say(f"{len(lines.done)} prompts are answered in {request.answers} already")
         progress = command.Progress("answering", is_wanted=not request.is_quiet)
         stack.callback(progress.end)
-        stack.enter_context(command.Watcher(lambda _: model.cancel(), progress.tick))
+        stack.enter_context(Watcher(lambda _: model.cancel(), progress.tick))
         prompts = stack.enter_context(closing(lines.prompts()))
         batch = model.start_batch(request.generation, constraint)
         answers = stack.enter_context(closing(batch.answers(model.session, prompts)))  # type: ignore[type-var]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from qsf.serve.options import Request, ServeOptions, parse
 from qsf.shell import command
 from qsf.shell.arguments import UsageError
 from qsf.shell.command import EXIT_FAILED, EXIT_USAGE
+from qsf.system import signals
 from qsf.text.chat import RENDER_BYTES
 
 if TYPE_CHECKING:
@@ -244,17 +244,14 @@ async def _serve(model: Model, path: Path, request: Request, constraints: Constr
     options = request.serving
     server = make_server(model, path, options, constraints, is_quiet=request.is_quiet)
     stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
 
     def on_signal(number: int) -> None:
         # The system and the shell both say that the terminal is gone: that is no impatience.
-        if stopped.is_set() and number != signal.SIGHUP:
+        if stopped.is_set() and number != signals.HANGUP:
             command.leave_at_once(number)
         stopped.set()
 
-    for number in command.STOPPING:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asks for
-            loop.add_signal_handler(number, on_signal, number)
+    signals.handle_stopping(asyncio.get_running_loop(), on_signal)
     try:
         where = await server.start(options.host, options.port)
     except OSError as error:

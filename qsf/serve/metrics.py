@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import os
-import resource
 from bisect import bisect_left
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from qsf.system import process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -141,12 +140,9 @@ class Metrics:
 
 def _process_lines() -> list[str]:
     """Return memory and open files of this process; nothing where the system does not tell."""
-    try:
-        memory = Path("/proc/self/statm").read_text("ascii")
-        n_files = len(os.listdir("/proc/self/fd")) - 1  # without the folder  # noqa: PTH208
-    except OSError:
+    n_bytes, n_files = process.resident_bytes(), process.open_file_count()
+    if n_bytes is None or n_files is None:
         return []
-    n_bytes = int(memory.split()[1]) * resource.getpagesize()
     return [
         "# TYPE process_resident_memory_bytes gauge",
         f"process_resident_memory_bytes {n_bytes}",

@@ -9,7 +9,6 @@ another. A file that is damaged is removed, and its tokens are evaluated again.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from array import array
@@ -22,6 +21,7 @@ from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError, Q
 from qsf.file.partial import remove_abandoned
 from qsf.file.session_file import SessionFile
 from qsf.serve.costs import Costs, value
+from qsf.system import files
 from qsf.text.arguments import count_common
 
 if TYPE_CHECKING:
@@ -85,11 +85,11 @@ class SlotFiles:
         self._n_named = 0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = files.open_lock(folder / "lock", 0o600)
         except OSError as error:
             raise QsfIOError(f"--session-dir {folder}: {error.strerror}") from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            files.try_lock(self._lock)
         except BlockingIOError as error:
             self.close()
             raise QsfArgumentError(

@@ -16,13 +16,15 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING
+
+from qsf.system.signals import STOPPING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from typing import TextIO
 
-    from typing_extensions import Buffer, Self
+    from typing_extensions import Buffer
 
     from qsf.errors import QsfError
 
@@ -30,14 +32,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
-STOPPING: Final = {  # the end of the terminal asks for the same as SIGTERM
-    signal.SIGINT: signal.SIGINT,
-    signal.SIGTERM: signal.SIGTERM,
-    signal.SIGHUP: signal.SIGTERM,
-}
-_TICK_SECONDS = 0.5
 _PATIENCE_SECONDS = 2.0
-_NUDGE_SECONDS = 0.05
 
 
 class StoppedError(BaseException):
@@ -73,89 +68,6 @@ def stopped_by_signals() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-class Watcher:
-    """Does things while the main thread is inside one long call.
-
-    Python runs signal handlers in the main thread, between two of its instructions: while
-    that thread is in the engine, for seconds with a large model, Ctrl-C would do nothing.
-    The system's own handler, however, writes the number of the signal into a pipe at once,
-    and the thread here reads it.
-
-    Args:
-        on_signal: called in that thread for SIGINT and SIGTERM, as soon as they arrive; SIGHUP
-            counts as SIGTERM. The main thread gets its StoppedError all the same, when it is back.
-        on_tick: called in that thread twice a second.
-    """
-
-    def __init__(
-        self, on_signal: Callable[[int], None], on_tick: Callable[[], None] | None = None
-    ) -> None:
-        """Do nothing yet; see ``__enter__``."""
-        self._on_signal = on_signal
-        self._on_tick = on_tick
-        self._thread: threading.Thread | None = None
-        self._reader = self._writer = self._previous = -1
-
-    def __enter__(self) -> Self:
-        """Start; in another than the main thread, which gets no signals, there is no need."""
-        if threading.current_thread() is threading.main_thread():
-            self._reader, self._writer = os.pipe()
-            os.set_blocking(self._writer, False)
-            self._thread = threading.Thread(target=self._watch, daemon=True)
-            self._thread.start()
-            self._previous = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        """Stop; ``on_signal`` is not called any more."""
-        if self._thread is not None:
-            signal.set_wakeup_fd(self._previous)
-            os.close(self._writer)
-            self._thread.join()
-            os.close(self._reader)
-
-    def _watch(self) -> None:
-        wait_seconds = None if self._on_tick is None else _TICK_SECONDS
-        while True:
-            ready, _, _ = select.select([self._reader], [], [], wait_seconds)
-            if not ready:
-                if self._on_tick is not None:
-                    self._on_tick()
-                continue
-            numbers = os.read(self._reader, 64)
-            if not numbers:
-                return
-            for number, meaning in STOPPING.items():
-                if number in numbers:
-                    self._on_signal(meaning)
-
-
-def _nudge_main_thread(_number: int) -> None:
-    time.sleep(_NUDGE_SECONDS)  # by now it has left the wait, or is in it for good
-    ident = threading.main_thread().ident
-    if ident is not None:
-        signal.pthread_kill(ident, signal.SIGURG)
-
-
-@contextlib.contextmanager
-def interruptible_wait() -> Iterator[None]:
-    """Let a signal end a wait for input also when it comes just before the wait begins.
-
-    The system's handler then only makes a note of it: the wait does not know, and lasts
-    until a key is pressed. So the signal is followed by another, of no meaning, which
-    interrupts the wait, and Python finds the note.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGURG, lambda *_: None)
-    try:
-        with Watcher(_nudge_main_thread):
-            yield
-    finally:
-        signal.signal(signal.SIGURG, previous)
 
 
 def leave_at_once(number: int) -> None:

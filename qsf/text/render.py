@@ -10,8 +10,6 @@ It lives for one template and is gone before the engine computes.
 from __future__ import annotations
 
 import marshal
-import signal
-import subprocess
 import sys
 import threading
 from importlib.util import find_spec
@@ -19,8 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
+from qsf.system import children
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Mapping
 
 _FREE_BYTES = 4 << 20
@@ -68,7 +68,7 @@ def render(source: str, values: Mapping[str, Any], *, max_bytes: int) -> str:
             "the limit",
             argument="prompt",
         )
-    if returncode == -signal.SIGKILL:
+    if children.how_ended(returncode) == children.KILLED:
         raise QsfMemoryError("the system ended the process that renders the chat template")
     reason = text if kind == b"E" else _reason_of_crash(returncode, is_full=kind == b"M")
     raise QsfFormatError(f"the file's chat template cannot be rendered: {reason}")
@@ -98,14 +98,8 @@ class _Child:
             with self._lock:
                 if self._is_stopped:
                     return
-                # A session of its own: the terminal's Ctrl-C is for us, and we end the process.
-                self._process = subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
+                # The terminal's Ctrl-C is for us, and we end the process.
+                self._process = children.start_apart(self._command)
             with self._process:
                 self.answer = self._process.communicate(self._request)[0]
             self.returncode = self._process.returncode
@@ -135,8 +129,9 @@ def _ask_child(request: bytes) -> tuple[int, bytes]:
         )
     program = Path(__file__).with_name("render_child.py")
     folder = Path(library.origin).parents[1]
-    # -I and -S: it imports from the standard library and the one folder, and runs no site hooks.
-    child = _Child([sys.executable, "-I", "-S", "-B", str(program), str(folder)], request)
+    # -I and -S: it imports from the standard library and two folders, and runs no site hooks.
+    folders = [str(Path(children.__file__).parent), str(folder)]
+    child = _Child([sys.executable, "-I", "-S", "-B", str(program), *folders], request)
     try:
         threading.Thread(target=child.run, name="qsf-render").start()
         child.is_over.wait()
@@ -152,10 +147,11 @@ def _ask_child(request: bytes) -> tuple[int, bytes]:
 
 
 def _reason_of_crash(returncode: int, *, is_full: bool) -> str:
-    if is_full or returncode == -signal.SIGABRT:  # how the library answers to a failed allocation
+    end = children.FULL if is_full else children.how_ended(returncode)
+    if end == children.FULL:
         return "it takes more memory than a template may"
-    if returncode in (-signal.SIGSEGV, -signal.SIGBUS):
+    if end == children.NESTED:
         return f"it is nested too deeply: its stack takes more than {_STACK_BYTES >> 20} MB"
-    if returncode == -signal.SIGXCPU:
+    if end == children.SLOW:
         return f"it takes more than {_CPU_SECONDS} seconds of processor time"
     return f"it ends the process that renders it ({returncode})"

@@ -3,7 +3,8 @@
 A template may loop, multiply strings or nest until the stack is full, and the library that renders
 it has no limit for bytes. So it runs here, where the system's limits hold and a crash harms nobody.
 ``qsf.text.render`` starts this file by its path, with no package around it: what is imported here
-takes memory that the budget has to leave. Its one argument is the folder of the package minijinja.
+takes memory that the budget has to leave. Its arguments are the folders of ``qsf.system.confine``
+and of the package minijinja.
 
 Standard input, by ``marshal``: the limits, a dict; then the template and the values by name.
 Standard output: ``!`` when the limits hold, then a letter and UTF-8 text: ``T`` the rendered text,
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import marshal
 import re
-import resource
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -53,37 +53,11 @@ def _plain_generation_tags(source: str) -> str:
     )
 
 
-def _limit(kind: int, most: int, slack: int = 0) -> None:
-    """Lower a limit of this process; the hard one is ``slack`` more."""
-    _, hard = resource.getrlimit(kind)
-    if hard != resource.RLIM_INFINITY:
-        most = min(most, hard)
-        slack = min(slack, hard - most)
-    resource.setrlimit(kind, (most, most + slack))
-
-
 def _describe(error: minijinja.TemplateError, fuel: int) -> str:
     where = f"line {error.line}: " if error.line else ""
     if error.kind == "OutOfFuel":
         return f"{where}it takes more than {fuel} steps"
     return f"{where}{error.detail or error.kind}"
-
-
-def _data_bytes() -> int:
-    """Return the private writable memory of this process, mapped; 0 where that is unknown."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 (pathlib is large)
-            return int(file.read().split()[5]) * resource.getpagesize()
-    except OSError:
-        return 0
-
-
-def _confine(free_bytes: int, n_seconds: int, stack_bytes: int) -> None:
-    """Let this process take no more than ``free_bytes`` on top of what it has."""
-    _limit(resource.RLIMIT_CORE, 1)  # of one byte neither a file nor a handler takes a dump
-    _limit(resource.RLIMIT_CPU, n_seconds, 1)
-    _limit(resource.RLIMIT_STACK, stack_bytes)
-    _limit(resource.RLIMIT_DATA, _data_bytes() + free_bytes)
 
 
 def _render(source: str, values: dict[str, Any], fuel: int) -> tuple[str, str]:
@@ -110,11 +84,12 @@ def _render(source: str, values: dict[str, Any], fuel: int) -> tuple[str, str]:
 
 def main() -> None:
     """Answer the one request of standard input."""
-    sys.path.append(sys.argv[1])
+    sys.path += sys.argv[1:3]
     import minijinja  # noqa: F401  (before the limits, so that they count the template only)
+    from confine import confine  # type: ignore[import-not-found]
 
     limits = marshal.load(sys.stdin.buffer)
-    _confine(limits["free_bytes"], limits["n_seconds"], limits["stack_bytes"])
+    confine(limits["free_bytes"], limits["n_seconds"], limits["stack_bytes"])
     sys.stdout.buffer.write(b"!")
     sys.stdout.buffer.flush()
     try:

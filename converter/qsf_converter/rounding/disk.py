@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from qsf.system import files
+
 _READ_BYTES = 1 << 20
 _N_READERS = 4
 _LEAST_BYTES = 64 << 20  # less says little; so much is written when there is nothing to read
@@ -48,11 +50,11 @@ def _something_to_read(folder: Path, sources: Sequence[Path]) -> Iterator[Path]:
             file.write(piece)
         file.flush()
         os.fsync(file.fileno())
-        yield Path(f"/proc/self/fd/{file.fileno()}")
+        yield files.path_of(file.fileno())
 
 
 def _measure(path: Path) -> float | None:
-    fd = _open(path)
+    fd = files.open_uncached(path)
     try:
         n_pieces = os.fstat(fd).st_size // _READ_BYTES
         n_read = min(n_pieces, _MOST_BYTES // _READ_BYTES)
@@ -61,11 +63,12 @@ def _measure(path: Path) -> float | None:
 
         def read(offs: Iterator[int]) -> int:
             done = 0
-            with mmap.mmap(-1, _READ_BYTES) as buffer:  # aligned, as direct reads want it
+            # A mapping is aligned, as direct reads want it.
+            with mmap.mmap(-1, _READ_BYTES) as mapping, memoryview(mapping) as buffer:
                 for off in offs:
                     if time.perf_counter() - started > _MOST_S:
                         break
-                    done += os.preadv(fd, [buffer], off)
+                    done += files.read_into(fd, buffer, off)
             return done
 
         # Each reader has places of its own: a generator cannot be shared by threads.
@@ -76,13 +79,3 @@ def _measure(path: Path) -> float | None:
     finally:
         os.close(fd)
     return done / elapsed_s if done else None
-
-
-def _open(path: Path) -> int:
-    """Open past the page cache; where that is not possible, without what it holds of the file."""
-    with contextlib.suppress(OSError):
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0))
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    return fd

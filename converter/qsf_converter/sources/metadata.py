@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from qsf.errors import QsfConversionError, QsfIOError
+from qsf.system.files import READ_FLAGS
 
 _MAX_JSON_BYTES = 64 << 20  # as much as the section TOKN may have
 _MAX_DIGITS = 20
@@ -63,8 +64,7 @@ def file_name(name: str) -> str:
 
 def open_regular(path: Path) -> io.FileIO:
     """Open a file to read it. Raises OSError, QsfConversionError for a pipe or a device."""
-    # Without O_NONBLOCK a named pipe would wait here for a writer.
-    file = io.FileIO(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    file = io.FileIO(path, "rb", opener=lambda name, _: os.open(name, READ_FLAGS))
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
     file.close()

@@ -15,6 +15,7 @@ import pytest
 
 import qsf
 from qsf.shell import command
+from qsf.system import signals
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals, pseudo-terminals")
 
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals, pseudo-term
 LONG_CALL = """
 import ctypes, os, signal, sys
 from qsf.shell import command
+from qsf.system import signals
 
 woken_reader, woken_writer = os.pipe()
 
@@ -39,7 +41,7 @@ def block():
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
-    with command.stopped_by_signals(), command.Watcher(on_signal):
+    with command.stopped_by_signals(), signals.Watcher(on_signal):
         block()
 except command.StoppedError as stopped:
     print(stopped.text)
@@ -71,9 +73,10 @@ def test_a_signal_is_seen_while_the_main_thread_is_in_a_long_call(
 WAIT_FOR_INPUT = """
 import os, signal, sys
 from qsf.shell import command
+from qsf.system import signals
 
 try:
-    with command.stopped_by_signals(), command.interruptible_wait():
+    with command.stopped_by_signals(), signals.interruptible_wait():
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         print("waiting", flush=True)
         os.read(0, 1)
@@ -107,7 +110,7 @@ def test_a_watcher_ends_and_leaves_no_thread_and_no_descriptor() -> None:
     before = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(before)
     for _ in range(20):
-        with command.Watcher(lambda _: None, lambda: None):
+        with signals.Watcher(lambda _: None, lambda: None):
             assert threading.active_count() == n_threads + 1
     assert threading.active_count() == n_threads
     after = signal.set_wakeup_fd(-1)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+tokenizers = pytest.importorskip("tokenizers")
 ROOT = Path(__file__).resolve().parents[3]
 spec = importlib.util.spec_from_file_location("tables", ROOT / "tools" / "make_unicode_tables.py")
 assert spec is not None
@@ -23,7 +24,6 @@ FILE = ROOT / "csrc" / "text" / "unicode_tables.c"
 
 def require_version() -> None:
     """Skip where another version of the library is installed than the file was made from."""
-    tokenizers = pytest.importorskip("tokenizers")
     match = re.search(r"the library tokenizers ([0-9.]+[0-9])", FILE.read_text("ascii"))
     assert match is not None
     if tokenizers.__version__ != match[1]:

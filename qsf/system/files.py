@@ -1,0 +1,88 @@
+"""Descriptors: how files are opened, locked, read and written at an offset."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+# Without O_NONBLOCK a named pipe would wait for a writer.
+READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+DIRECT_FLAG = getattr(os, "O_DIRECT", 0)  # 0: the system has no reads past the page cache
+
+
+def open_lock(path: Path, mode: int) -> int:
+    """Open a file that is there to be locked; create it with ``mode`` if it is missing."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+
+
+def create_new(path: Path) -> int:
+    """Create a file to read and write. Raises FileExistsError."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+def open_no_link(path: Path) -> int:
+    """Open a file to read it, unless it is a symbolic link (OSError)."""
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+
+def open_uncached(path: Path) -> int:
+    """Open past the page cache; where that is impossible, without what it holds of the file."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | DIRECT_FLAG)
+    except OSError:
+        pass
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    forget_cached(fd)
+    return fd
+
+
+def forget_cached(fd: int) -> None:
+    """Drop what the page cache holds of a file, where the system can."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def path_of(fd: int) -> Path:
+    """Return a path that opens the same file, also one without a name."""
+    return Path(f"/proc/self/fd/{fd}")
+
+
+def lock(fd: int) -> None:
+    """Wait for the lock of a file. Raises OSError on a file system without locks."""
+    fcntl.flock(fd, fcntl.LOCK_EX)
+
+
+def try_lock(fd: int) -> None:
+    """Lock a file. Raises BlockingIOError if another holds it, OSError as ``lock``."""
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def read_at(fd: int, n_bytes: int, off: int) -> bytes:
+    """Read at most ``n_bytes``; fewer may come."""
+    return os.pread(fd, n_bytes, off)
+
+
+def read_into(fd: int, buffer: memoryview, off: int) -> int:
+    """Fill ``buffer`` or a beginning of it; return how many bytes came."""
+    return os.preadv(fd, [buffer], off)
+
+
+def write_at(fd: int, data: memoryview, off: int) -> int:
+    """Write ``data`` or a beginning of it; return how many bytes were written."""
+    return os.pwrite(fd, data, off)
+
+
+def make_private(fd: int) -> None:
+    """Let only the user read and write a file."""
+    os.fchmod(fd, 0o600)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names of a folder are on the disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

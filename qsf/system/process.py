@@ -1,0 +1,44 @@
+"""This process and others: memory, open files, whether one lives."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process of that number lives; True too if it belongs to another user."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def resident_bytes() -> int | None:
+    """Return the resident memory of this process; None where the system does not tell."""
+    return _status_bytes("VmRSS:")
+
+
+def peak_bytes() -> int | None:
+    """Return the highest resident memory so far; None where the system does not tell."""
+    return _status_bytes("VmHWM:")
+
+
+def _status_bytes(field: str) -> int | None:
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        return int(status.split(field, 1)[1].split()[0]) * 1024
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def open_file_count() -> int | None:
+    """Return how many descriptors are open; None where the system does not tell."""
+    try:
+        return len(os.listdir("/proc/self/fd")) - 1  # without the folder  # noqa: PTH208
+    except OSError:
+        return None

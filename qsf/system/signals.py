@@ -1,0 +1,120 @@
+"""Signals that end a program, and how they reach it inside a long call or a wait."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterator
+
+    from typing_extensions import Self
+
+HANGUP: Final = signal.SIGHUP  # the end of the terminal, which asks for the same as SIGTERM
+STOPPING: Final = {
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGTERM: signal.SIGTERM,
+    HANGUP: signal.SIGTERM,
+}
+_TICK_SECONDS = 0.5
+_NUDGE_SECONDS = 0.05
+
+
+def handle_stopping(loop: asyncio.AbstractEventLoop, on_signal: Callable[[int], None]) -> None:
+    """Let the loop call ``on_signal`` for each of STOPPING; what our parent ignores stays ignored.
+
+    nohup, for one, asks for that.
+    """
+    for number in STOPPING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, on_signal, number)
+
+
+class Watcher:
+    """Does things while the main thread is inside one long call.
+
+    Python runs signal handlers in the main thread, between two of its instructions: while
+    that thread is in the engine, for seconds with a large model, Ctrl-C would do nothing.
+    The system's own handler, however, writes the number of the signal into a pipe at once,
+    and the thread here reads it.
+
+    Args:
+        on_signal: called in that thread for SIGINT and SIGTERM, as soon as they arrive; SIGHUP
+            counts as SIGTERM. The main thread gets its StoppedError all the same, when it is back.
+        on_tick: called in that thread twice a second.
+    """
+
+    def __init__(
+        self, on_signal: Callable[[int], None], on_tick: Callable[[], None] | None = None
+    ) -> None:
+        """Do nothing yet; see ``__enter__``."""
+        self._on_signal = on_signal
+        self._on_tick = on_tick
+        self._thread: threading.Thread | None = None
+        self._reader = self._writer = self._previous = -1
+
+    def __enter__(self) -> Self:
+        """Start; in another than the main thread, which gets no signals, there is no need."""
+        if threading.current_thread() is threading.main_thread():
+            self._reader, self._writer = os.pipe()
+            os.set_blocking(self._writer, False)
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
+            self._previous = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Stop; ``on_signal`` is not called any more."""
+        if self._thread is not None:
+            signal.set_wakeup_fd(self._previous)
+            os.close(self._writer)
+            self._thread.join()
+            os.close(self._reader)
+
+    def _watch(self) -> None:
+        wait_seconds = None if self._on_tick is None else _TICK_SECONDS
+        while True:
+            ready, _, _ = select.select([self._reader], [], [], wait_seconds)
+            if not ready:
+                if self._on_tick is not None:
+                    self._on_tick()
+                continue
+            numbers = os.read(self._reader, 64)
+            if not numbers:
+                return
+            for number, meaning in STOPPING.items():
+                if number in numbers:
+                    self._on_signal(meaning)
+
+
+def _nudge_main_thread(_number: int) -> None:
+    time.sleep(_NUDGE_SECONDS)  # by now it has left the wait, or is in it for good
+    ident = threading.main_thread().ident
+    if ident is not None:
+        signal.pthread_kill(ident, signal.SIGURG)
+
+
+@contextlib.contextmanager
+def interruptible_wait() -> Iterator[None]:
+    """Let a signal end a wait for input also when it comes just before the wait begins.
+
+    The system's handler then only makes a note of it: the wait does not know, and lasts
+    until a key is pressed. So the signal is followed by another, of no meaning, which
+    interrupts the wait, and Python finds the note.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGURG, lambda *_: None)
+    try:
+        with Watcher(_nudge_main_thread):
+            yield
+    finally:
+        signal.signal(signal.SIGURG, previous)
