@@ -435,7 +435,7 @@ class ModelOptions(CheckedOptions):
         None,
         Switch(),
         "rotate keys and values by a Hadamard matrix, which makes few bits enough",
-        "auto: with 4 bits or fewer, in heads of 16 to 256 dimensions",
+        "auto: with 8 bits or fewer, in heads of 16 to 256 dimensions",
     )
     io: str | None = option_field(
         None,

@@ -79,12 +79,12 @@ static void measure_sessions(const qsf_config *c, qsf_plan *plan)
     plan->kv_bytes = qsf_add_capped(plan->kv_pool_bytes, sessions_bytes);
 }
 
-/* Rotation helps with few bits; a very wide head averages its outliers without it. */
+/* Rotation spreads outliers over a block's codes; a very wide head averages them without it. */
 static bool is_rotated(const qsf_config *c, const qsf_options *opt, const qsf_choice *how)
 {
     if (opt->kv_rotation != QSF_KV_ROTATION_AUTO)
         return opt->kv_rotation == QSF_KV_ROTATION_ON;
-    return (how->kv_k_bits <= QSF_KV_4BIT || how->kv_v_bits <= QSF_KV_4BIT) &&
+    return (how->kv_k_bits <= QSF_KV_8BIT || how->kv_v_bits <= QSF_KV_8BIT) &&
            qsf_kvcache_can_rotate(c) && c->head_dim <= MAX_DEFAULT_ROTATION;
 }
 

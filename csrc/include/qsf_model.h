@@ -30,7 +30,7 @@ typedef enum qsf_kv_type {
 /* Rotating keys and values by a Hadamard matrix spreads outliers over the head; types of few bits
  * then lose less. Heads of 16, 32, .. 4096 dimensions can be rotated. */
 typedef enum qsf_kv_rotation {
-    QSF_KV_ROTATION_AUTO = 0, /* on for 4 bits or fewer and heads of 16 to 256 dimensions */
+    QSF_KV_ROTATION_AUTO = 0, /* on for 8 bits or fewer and heads of 16 to 256 dimensions */
     QSF_KV_ROTATION_OFF = 1,
     QSF_KV_ROTATION_ON = 2 /* QSF_ERR_ARG if the heads cannot be rotated */
 } qsf_kv_rotation;

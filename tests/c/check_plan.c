@@ -238,7 +238,7 @@ static void check_kv(void)
         return;
     qsf_options opt = options_of(1);
     CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
-    CHECK(plan.kv_k_bits == 8 && plan.kv_v_bits == 8 && plan.kv_is_rotated == 0);
+    CHECK(plan.kv_k_bits == 8 && plan.kv_v_bits == 8 && plan.kv_is_rotated == 1);
     CHECK_EQ(plan.chunk_tokens, 1);
     opt.kv_k_type = QSF_KV_2BIT;
     CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
@@ -250,7 +250,7 @@ static void check_kv(void)
         opt.kv_k_type = opt.kv_v_type = bits;
         CHECK_OK(make(&o, &opt, &plan, is_resident));
         CHECK(plan.kv_bytes > less_bytes);
-        CHECK_EQ(plan.kv_is_rotated, bits <= 4);
+        CHECK_EQ(plan.kv_is_rotated, bits <= 8);
         less_bytes = plan.kv_bytes;
     }
     opt.kv_rotation = QSF_KV_ROTATION_ON;

@@ -256,7 +256,13 @@ def _oriented(piece: Piece, raw: RawArray) -> NDArray[np.float32]:
     rows = to_float32(np.ascontiguousarray(raw.T) if target.rule.transposed else raw)
     if target.rule.add:
         rows = rows + np.float32(target.rule.add)
-    return rows if target.factor == 1 else rows * np.float32(target.factor)
+    if target.factor != 1:
+        rows = rows * np.float32(target.factor)
+    if target.exponents:
+        exponents = np.asarray(target.exponents)
+        of_rows = exponents if target.is_vector else exponents[piece.start : piece.stop, None]
+        rows = np.ldexp(rows, of_rows)
+    return rows
 
 
 def _quantise(piece: Piece, raw: RawArray) -> RoundedPiece:

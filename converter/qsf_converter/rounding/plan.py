@@ -126,7 +126,8 @@ class Share:
 class Target:
     """One tensor of the file: [n_rows, n_cols], made of some outputs of a source tensor.
 
-    Its values are those of the source plus the rule's ``add``, times ``factor``.
+    Its values are those of the source plus the rule's ``add``, times ``factor``, and times 2 to the
+    power of the output's entry in ``exponents``.
     """
 
     rule: TensorRule
@@ -138,6 +139,7 @@ class Target:
     dtype: Dtype
     is_vector: bool
     factor: float = 1.0
+    exponents: tuple[int, ...] = ()  # of the outputs; empty: all are 0
     joined: tuple[str, ...] = ()  # the vectors of further heads, which follow that of the first
     expert: int | None = None  # number of the expert in its layer
     slice_idx: int = 0  # of a source that holds this tensor of all experts

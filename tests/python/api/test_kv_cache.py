@@ -210,12 +210,12 @@ def test_rotation_is_good_for_outliers(tmp_path: Path) -> None:
 
 def test_options_and_what_the_plan_says(long_llama: Path) -> None:
     plan = qsf.Model.plan(long_llama, ram_budget=None)
-    assert (plan.kv_k_bits, plan.kv_v_bits, plan.kv_is_rotated) == (8, 8, False)
+    assert (plan.kv_k_bits, plan.kv_v_bits, plan.kv_is_rotated) == (8, 8, True)
     plan = qsf.Model.plan(long_llama, ram_budget=None, exact=True)
     assert (plan.kv_k_bits, plan.kv_v_bits, plan.kv_is_rotated) == (32, 32, False)
     plan = qsf.Model.plan(long_llama, ram_budget=None, kv_type="k8v16")
-    assert (plan.kv_k_bits, plan.kv_v_bits, plan.kv_is_rotated) == (8, 16, False)
-    plan = qsf.Model.plan(long_llama, ram_budget=None, kv_type="k8v16", kv_rotation=True)
+    assert (plan.kv_k_bits, plan.kv_v_bits, plan.kv_is_rotated) == (8, 16, True)
+    plan = qsf.Model.plan(long_llama, ram_budget=None, kv_type="f16", kv_rotation=True)
     assert plan.kv_is_rotated
     for rotation in (None, False):
         plan = qsf.Model.plan(long_llama, ram_budget=None, kv_type="k8v4", kv_rotation=rotation)
@@ -239,13 +239,15 @@ def test_what_cannot_be(long_llama: Path, tmp_path: Path) -> None:
         qsf.Model(tmp_path / "m.qsf", ram_budget=None, kv_rotation=True)
 
 
-@pytest.mark.parametrize("head_dim", [8, 80, 256])
-def test_the_default_has_8_bits(tmp_path: Path, head_dim: int) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "is_rotated"), [(8, False), (10, False), (16, True), (80, True), (256, True)]
+)
+def test_the_default_has_8_bits(tmp_path: Path, head_dim: int, is_rotated: bool) -> None:
     """Whatever the budget: the least plan has the same types as the largest."""
     convert(make_llama(tmp_path / "hf", head_dim=head_dim), tmp_path / "m.qsf")
     for ram_budget in (None, 1):
         plan = qsf.Model.plan(tmp_path / "m.qsf", ram_budget=ram_budget)
-        assert (plan.kv_k_bits, plan.kv_v_bits, plan.kv_is_rotated) == (8, 8, False)
+        assert (plan.kv_k_bits, plan.kv_v_bits, plan.kv_is_rotated) == (8, 8, is_rotated)
     assert not plan.is_enough
 
 

@@ -267,7 +267,7 @@ def test_a_line_that_is_too_long_does_not_end_the_conversation(
 def test_the_kv_cache_is_chosen_and_shown(run: Run, tiny_llama_8bit: Path) -> None:
     kept = "--verbose", "-n", 3, "-p", PROMPT
     default = run(tiny_llama_8bit, *kept).stderr
-    assert "KV cache  8bit\n" in default
+    assert "KV cache  8bit, rotated" in default
     assert "KV cache, 512 tokens, 8bit" in default
     chosen = run(tiny_llama_8bit, *kept, "--kv-type", "4bit", "--kv-rotation", "off").stderr
     assert "KV cache  4bit\n" in chosen

@@ -1,0 +1,165 @@
+"""Key channels of equal size: some keys are 100 times as large as others, and few bits lose these.
+
+A block of the KV cache has one scale for 64 channels of a key, so a channel that is always large,
+mostly because of its bias, takes the steps of all others. The scores q . k do not change if a
+channel of the keys is divided by a factor and the same channel of the queries is multiplied by it.
+Powers of two do so without any rounding. The two channels that RoPE rotates together need the same
+factor, and so do the query heads that share a KV head.
+
+The factors go into the weights of the Q and K norms if the model has such norms, else into the
+rows and biases of the matrices Q and K: the model computes the same, at no cost.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qsf.file.kinds import ROPE_NONE, LayerKind, QkNorm, plain_kind
+from qsf.file.layout import TensorType
+from qsf_converter.rounding.pieces import read_tensor
+from qsf_converter.rounding.plan import Plan, Target
+from qsf_converter.sources.checkpoint import Checkpoint
+from qsf_converter.sources.families.family import Facts
+
+T = TensorType
+
+_LEAST_EXPONENT: Final = 2
+# More would bring the scales of blocks, which are f16, near the smallest.
+_LARGEST_EXPONENT: Final = 8
+
+_KEYS: Final = (T.K, T.K_BIAS, T.K_NORM)
+_QUERIES: Final = (T.Q, T.Q_BIAS, T.Q_NORM)
+
+Exponents = NDArray[np.int64]
+
+
+def with_equal_keys(plan: Plan, checkpoint: Checkpoint) -> Plan:
+    """Return the plan with factors that make the key channels of each head alike in size.
+
+    Reads the K matrices. Ternary matrices are left alone: they may have one scale for all rows.
+    """
+    by_layer: dict[int, dict[TensorType, Target]] = {}
+    for target in plan.targets:
+        if target.rule.target is not None and target.expert is None:
+            by_layer.setdefault(target.unit_idx, {})[target.rule.target] = target
+    changed: dict[tuple[int, TensorType | None], tuple[int, ...]] = {}
+    for layer_idx, kind in enumerate(_kinds(plan.facts)):
+        targets = by_layer[layer_idx + 1]
+        if targets[T.Q].is_ternary or targets[T.K].is_ternary:
+            continue
+        keys = channel_sizes(_KEYS, targets, kind, checkpoint)
+        queries = channel_sizes(_QUERIES, targets, kind, checkpoint)
+        shared = np.square(queries).reshape(len(keys), -1, kind.head_dim).mean(axis=1)
+        exponents = equal_exponents(keys, np.sqrt(shared), channel_pairs(kind, plan.facts))
+        for tensor_type, of_rows in _of_tensors(exponents, kind).items():
+            changed[layer_idx + 1, tensor_type] = tuple(of_rows.tolist())
+    return dataclasses.replace(
+        plan,
+        targets=tuple(
+            dataclasses.replace(
+                target, exponents=changed.get((target.unit_idx, target.rule.target), ())
+            )
+            for target in plan.targets
+        ),
+    )
+
+
+def _kinds(facts: Facts) -> tuple[LayerKind, ...]:
+    plain = plain_kind(facts.header, facts.arch)
+    return facts.layer_kinds or (plain,) * facts.header.n_layers
+
+
+def channel_sizes(
+    names: tuple[TensorType, TensorType, TensorType],
+    targets: Mapping[TensorType, Target],
+    kind: LayerKind,
+    checkpoint: Checkpoint,
+) -> NDArray[np.float64]:
+    """Return about how large each channel of queries or keys is, [n_heads, head_dim].
+
+    ``names`` are matrix, bias and norm. The matrix' input is taken as noise of size 1 that the norm
+    in front of it has normalised. A norm with the same weights for all heads makes one head of all.
+    """
+    matrix, bias, norm = names
+    rows = read_tensor(targets[matrix], checkpoint)
+    vectors = {
+        tensor_type: read_tensor(targets[tensor_type], checkpoint)[0]
+        for tensor_type in (T.ATTN_NORM, T.ATTN_NORM_BIAS, bias, norm)
+        if tensor_type in targets
+    }
+    constants = vectors.get(bias, np.zeros(len(rows), np.float32))
+    if T.ATTN_NORM_BIAS in vectors:
+        constants = constants + rows @ vectors[T.ATTN_NORM_BIAS]
+    if T.ATTN_NORM in vectors:
+        rows = rows * vectors[T.ATTN_NORM]
+    squares = np.square(rows).sum(axis=1, dtype=np.float64) + np.square(constants)
+    squares = squares.reshape(-1, kind.head_dim)
+    if kind.qk_norm == QkNorm.NONE:
+        return np.asarray(np.sqrt(squares))
+    is_whole = kind.qk_norm == QkNorm.WHOLE_WIDTH
+    means = squares.mean() if is_whole else squares.mean(axis=1, keepdims=True)
+    normed = np.sqrt(squares / np.maximum(means, np.finfo(np.float64).tiny))
+    if kind.qk_norm == QkNorm.PER_HEAD:
+        normed = np.sqrt(np.square(normed).mean(axis=0, keepdims=True))
+    return np.asarray(np.abs(vectors[norm]).reshape(normed.shape) * normed)
+
+
+def channel_pairs(kind: LayerKind, facts: Facts) -> NDArray[np.intp]:
+    """Return for each channel of a head the channel that RoPE rotates it with, or itself."""
+    partners = np.arange(kind.head_dim)
+    if kind.rope_set == ROPE_NONE:
+        return partners
+    rope = next((rope for rope in facts.rope_sets if rope.number == kind.rope_set), None)
+    if rope is not None:
+        n_pairs, is_interleaved = len(rope.frequencies), rope.is_interleaved
+    else:
+        rope_dims = facts.arch.rope_dims
+        n_pairs = (kind.head_dim if rope_dims is None else rope_dims) // 2
+        is_interleaved = facts.arch.rope_interleaved
+    first = np.arange(n_pairs) * 2 if is_interleaved else np.arange(n_pairs)
+    second = first + (1 if is_interleaved else n_pairs)
+    partners[first], partners[second] = second, first
+    return partners
+
+
+def equal_exponents(
+    keys: NDArray[np.float64], queries: NDArray[np.float64], partners: NDArray[np.intp]
+) -> Exponents:
+    """Return e [n_heads, head_dim]: divide key channels by 2^e, and multiply those of queries.
+
+    Takes the sizes of key channels, and of query channels that meet them. Rotated codes have an
+    error as large as the root of sum (k / s)^2, times sum (q s)^2 in the scores, which is least
+    where s^2 is k / q. Channels near the median are left alone: their weights stay the source's to
+    the bit.
+    """
+    logs = [_of_pairs(sizes, partners) for sizes in (keys, queries)]
+    exponents = np.rint((logs[0] - logs[1]) / 2).astype(np.int64)
+    exponents[np.abs(exponents) < _LEAST_EXPONENT] = 0
+    return np.clip(exponents, -_LARGEST_EXPONENT, _LARGEST_EXPONENT)
+
+
+def _of_pairs(sizes: NDArray[np.float64], partners: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Return log2 of the sizes of pairs over the median of their head; 0 for pairs of size 0."""
+    squares = np.square(sizes)
+    pairs = np.sqrt(squares + squares[:, partners])
+    medians = np.median(pairs, axis=1, keepdims=True)
+    is_there = (pairs > 0) & (medians > 0) & np.isfinite(pairs)
+    ratios = np.divide(pairs, medians, out=np.ones_like(pairs), where=is_there)
+    return np.asarray(np.log2(ratios))
+
+
+def _of_tensors(exponents: Exponents, kind: LayerKind) -> dict[TensorType, Exponents]:
+    """Return the exponent of each output of the tensors that take the factors."""
+    is_per_head = kind.qk_norm == QkNorm.PER_HEAD  # all heads have the same weights
+    n_shared = 1 if is_per_head else kind.n_heads // kind.n_kv_heads
+    of_keys = -exponents.ravel()
+    of_queries = np.repeat(exponents, n_shared, axis=0).ravel()
+    if kind.qk_norm != QkNorm.NONE:
+        return {T.K_NORM: of_keys, T.Q_NORM: of_queries}
+    return {T.K: of_keys, T.K_BIAS: of_keys, T.Q: of_queries, T.Q_BIAS: of_queries}
