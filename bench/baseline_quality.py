@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 from qsf.evaluate.evaluation import Evaluation, LogitSource, evaluate
 from qsf.evaluate.windows import Window, cut_windows
-from qsf.file.layout import Dtype, TensorType
+from qsf.file.layout import Dtype, TensorType, layer_unit
 from qsf.model import Model
 from qsf.text.tokenizer import Tokenizer
 from qsf_bench.models.facts import read_facts
@@ -132,7 +132,7 @@ def mean_squares(
                 name = f"blk.{layer}.{GGUF_NAMES[kind]}.weight"
                 sums[name] = sums.get(name, 0) + squares
 
-        x = original.layer(original.weights(layer + 1), x, observe)
+        x = original.layer(original.weights(layer_unit(layer)), x, observe)
     return {name: (total / tokens.size).astype(np.float32) for name, total in sums.items()}
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from qsf.file.layout import Dtype, TensorType
+from qsf.file.layout import Dtype, TensorType, layer_unit
 from qsf_converter.original.layers import Original, Weights, linear
 from qsf_converter.rounding.plan import Policy, make_plan
 from qsf_converter.sources.source import open_source
@@ -91,7 +91,7 @@ def opened(path: Path) -> Iterator[Masked]:
         model = Masked(
             make_plan(source.family, source.facts, source.checkpoint, policy), source.checkpoint
         )
-        model.layers = [model.weights(i + 1) for i in range(model.header.n_layers)]
+        model.layers = [model.weights(layer_unit(i)) for i in range(model.header.n_layers)]
         yield model
 
 

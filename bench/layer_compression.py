@@ -48,7 +48,7 @@ def layer_blocks(path: Path) -> list[bytes]:
     step = COMPRESSED_BLOCK_BYTES
     blocks = []
     with Reader(path) as reader:
-        for unit in reader.units[1:-1]:
+        for unit in reader.layers:
             raw = reader.read_unit(unit.idx)
             blocks += [raw[at : at + step] for at in range(0, len(raw), step)]
     return blocks

@@ -1,7 +1,7 @@
-"""Write the small .qsf files of tests/golden, which the C tests run and which are kept for ever.
+"""Write the small .qsf files of tests/golden, which the C tests run, and which are kept.
 
 A later release must open these files and compute the same logits, so they are made anew only
-when a version of the format is added, under new names.
+when the version of the format changes and older files are refused.
 
 Usage: .venv/bin/python tools/make_golden_files.py
 """

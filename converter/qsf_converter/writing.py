@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from qsf.file.layout import OUTLIERS_OF, Dtype, Layout
+from qsf.file.layout import OUTLIERS_OF, Dtype, Layout, Role
 from qsf.file.writer import Writer
 from qsf.report.record import TensorReport
 from qsf_converter.calibrate.sensitivity import Sensitivity
@@ -57,7 +57,7 @@ class UnitWriter:
                     self._write_table(tensor)
                     continue
                 written = self._write_tensor(tensor)
-                if unit.unit.expert is None:
+                if unit.unit.id.role != Role.EXPERT:
                     reports.append(written.report())
                 else:
                     experts.setdefault(tensor.target.name, []).append(written)
@@ -68,14 +68,9 @@ class UnitWriter:
         return tuple(reports)
 
     def _begin(self, unit: PlannedUnit, importance: float) -> None:
-        if unit.expert is not None:
-            self._writer.begin_expert(
-                unit.unit_idx - 1, unit.expert, dtype=unit.dtype, importance=importance
-            )
-            return
-        if unit.place is Place.LAYER and self._sensitivity is not None:
-            importance = self._sensitivity.importance(unit.unit_idx - 1)
-        self._writer.begin_unit(unit.unit_idx, dtype=unit.dtype, importance=importance)
+        if unit.id.role == Role.LAYER and self._sensitivity is not None:
+            importance = self._sensitivity.importance(unit.id.layer)
+        self._writer.begin_unit(unit.id, dtype=unit.dtype, importance=importance)
 
     def _end(self, unit: PlannedUnit) -> None:
         if unit.place is Place.LAYER:

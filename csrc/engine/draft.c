@@ -129,11 +129,11 @@ void qsf_draft_find_experts(qsf_draft *d)
     uint32_t most_chosen = 0;
     plan->n_experts = qsf_experts_count(r);
     plan->expert_slot_bytes = qsf_experts_slot_bytes(r);
-    for (uint32_t i = 1; i + 1 < r->n_units; i++) {
-        const qsf_layer_kind *const k = &r->kinds[r->units[i].kind];
+    for (uint32_t i = 0; i < r->n_pass_layers; i++) {
+        const qsf_layer_kind *const k = qsf_reader_layer_kind(r, i);
         uint64_t layer_bytes = 0;
         for (uint32_t j = 0; j < k->n_experts; j++)
-            layer_bytes += r->units[r->units[i].first_expert + j].raw_bytes;
+            layer_bytes += r->units[qsf_reader_layer(r, i)->first_expert + j].raw_bytes;
         if (k->n_experts != 0)
             plan->expert_token_bytes += layer_bytes / k->n_experts * k->n_chosen;
         plan->model_bytes = qsf_add_capped(plan->model_bytes, layer_bytes);
@@ -180,19 +180,20 @@ static void add_units(qsf_draft *d)
             sizes.load_bytes + reader_stacks_bytes(d->in->options, d->how.io_depth);
         plan->stream_bytes += load_bytes > later_bytes ? load_bytes - later_bytes : 0;
     }
-    plan->embedding_rows = d->is_resident[0] ? 0 : d->how.n_embedding_rows;
+    plan->embedding_rows = d->is_resident[r->embedding_unit] ? 0 : d->how.n_embedding_rows;
     plan->embedding_bytes = qsf_add_capped(
         sizes.band_bytes, qsf_plan_embedding_bytes(d->in->config, plan->embedding_rows));
     plan->weights_bytes = 0;
     plan->streamed_bytes = 0;
     plan->n_units_resident = 0;
-    for (uint32_t i = 0; i < r->n_units; i++) {
-        const qsf_unit *const u = &r->units[i];
-        if (d->is_resident[i])
+    for (uint32_t i = 0; i < r->n_pass_units; i++) {
+        const uint32_t unit_idx = r->pass_units[i];
+        const qsf_unit *const u = &r->units[unit_idx];
+        if (d->is_resident[unit_idx])
             plan->weights_bytes = qsf_add_capped(plan->weights_bytes, u->raw_bytes);
-        else if (qsf_stream_passes_ring(r, i))
+        else if (qsf_stream_passes_ring(r, unit_idx))
             plan->streamed_bytes = qsf_add_capped(plan->streamed_bytes, u->stored_bytes);
-        plan->n_units_resident += d->is_resident[i];
+        plan->n_units_resident += d->is_resident[unit_idx];
     }
 }
 
@@ -248,8 +249,9 @@ void qsf_draft_find_tiers(qsf_draft *d)
 {
     const qsf_reader *const r = d->in->reader;
     d->n_tiers = 0;
-    for (uint32_t i = 0; i < r->n_units; i++) {
-        const size_t n_bytes = qsf_stream_unit_buffer_bytes(r, i);
+    for (uint32_t i = 0; i < r->n_pass_units; i++) {
+        const uint32_t unit_idx = r->pass_units[i];
+        const size_t n_bytes = qsf_stream_unit_buffer_bytes(r, unit_idx);
         uint32_t at = 0;
         while (at < d->n_tiers && d->tiers[at].buffer_bytes > n_bytes)
             at++;
@@ -260,26 +262,28 @@ void qsf_draft_find_tiers(qsf_draft *d)
             memmove(d->tiers + at + 1, d->tiers + at, (d->n_tiers - at - 1) * sizeof d->tiers[0]);
             d->tiers[at] = (qsf_tier){.buffer_bytes = n_bytes};
         }
-        d->tiers[at].raw_bytes = qsf_add_capped(d->tiers[at].raw_bytes, r->units[i].raw_bytes);
+        d->tiers[at].raw_bytes =
+            qsf_add_capped(d->tiers[at].raw_bytes, r->units[unit_idx].raw_bytes);
     }
 }
 
 static void keep_from(qsf_draft *d, size_t buffer_bytes)
 {
-    for (uint32_t i = 0; i < d->in->reader->n_units; i++)
+    for (uint32_t i = 0; i < d->in->reader->n_stream_units; i++)
         d->is_resident[i] = qsf_stream_unit_buffer_bytes(d->in->reader, i) >= buffer_bytes;
     qsf_draft_add_up(d);
 }
 
 void qsf_draft_weigh_table(qsf_draft *d)
 {
-    d->is_resident[0] = false;
+    bool *const is_resident = &d->is_resident[d->in->reader->embedding_unit];
+    *is_resident = false;
     qsf_draft_add_up(d);
     const uint64_t engine_bytes = d->plan->engine_bytes;
-    d->is_resident[0] = true;
+    *is_resident = true;
     qsf_draft_add_up(d);
     if (d->plan->engine_bytes > engine_bytes) {
-        d->is_resident[0] = false;
+        *is_resident = false;
         qsf_draft_add_up(d);
     }
 }
@@ -287,7 +291,7 @@ void qsf_draft_weigh_table(qsf_draft *d)
 void qsf_draft_choose_least(qsf_draft *d)
 {
     qsf_plan *const plan = d->plan;
-    memset(d->is_resident, 0, d->in->reader->n_units * sizeof *d->is_resident);
+    memset(d->is_resident, 0, d->in->reader->n_stream_units * sizeof *d->is_resident);
     qsf_draft_add_up(d);
     const uint64_t buffers_bytes = qsf_add_capped(
         qsf_add_capped(plan->stream_bytes, plan->stacks_bytes), plan->embedding_bytes);
@@ -309,6 +313,7 @@ void qsf_draft_choose_least(qsf_draft *d)
     if (tried_bytes != best_bytes)
         keep_from(d, best_bytes);
     /* A small table may be smaller than a band of it with a cache of rows. */
-    if (!d->is_resident[0] && d->in->reader->units[0].raw_bytes <= plan->embedding_bytes)
+    const uint32_t table = d->in->reader->embedding_unit;
+    if (!d->is_resident[table] && d->in->reader->units[table].raw_bytes <= plan->embedding_bytes)
         qsf_draft_weigh_table(d);
 }

@@ -55,7 +55,7 @@ typedef struct qsf_tier {
 typedef struct qsf_draft {
     const qsf_plan_input *in;
     qsf_plan *plan;
-    bool *is_resident; /* [n_units] */
+    bool *is_resident; /* [n_stream_units] */
     qsf_choice how;
     uint32_t n_tiers;
     qsf_tier tiers[QSF_DRAFT_TIERS]; /* the most demanding ones, largest first */

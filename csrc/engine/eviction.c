@@ -23,68 +23,83 @@ static bool is_worth_dropping(const qsf_residency *now, uint32_t unit_idx)
     return is_held(now, unit_idx) && now->stream->reader->units[unit_idx].raw_bytes > buffer_bytes;
 }
 
-/* Distance in layers to the nearest streamed one; the last layer is next to the first. */
-static uint32_t distance_to_streamed(const qsf_residency *now, uint32_t unit_idx)
+/* Distance from the i-th layer of the pass to the nearest streamed one; the last layer is next to
+ * the first. */
+static uint32_t distance_to_streamed(const qsf_residency *now, uint32_t i)
 {
-    const uint32_t n_layers = now->stream->reader->n_units - 2;
+    const qsf_reader *const r = now->stream->reader;
+    const uint32_t n_layers = r->n_pass_layers;
     uint32_t distance = 1;
     for (; distance < n_layers; distance++) {
-        const uint32_t after = (unit_idx - 1 + distance) % n_layers + 1;
-        const uint32_t before = (unit_idx - 1 + n_layers - distance) % n_layers + 1;
-        if (!is_held(now, after) || !is_held(now, before))
+        const uint32_t after = (i + distance) % n_layers;
+        const uint32_t before = (i + n_layers - distance) % n_layers;
+        if (!is_held(now, r->layer_units[after]) || !is_held(now, r->layer_units[before]))
             break;
     }
     return distance;
 }
 
-uint32_t qsf_eviction_choose(const qsf_residency *now)
+/* Returns the layer to drop: the farthest from streamed ones; QSF_UNIT_NONE if none is worth it. */
+static uint32_t farthest_layer(const qsf_residency *now)
 {
-    const uint32_t n_layers = now->stream->reader->n_units - 2;
-    const bool has_own_embedding = !qsf_stream_passes_ring(now->stream->reader, 0);
-    if (has_own_embedding && now->stream->ring != NULL && is_worth_dropping(now, 0))
-        return 0;
-    uint32_t best = UINT32_MAX;
+    const qsf_reader *const r = now->stream->reader;
+    uint32_t best = QSF_UNIT_NONE;
     uint32_t best_distance = 0;
-    for (uint32_t i = n_layers; i >= 1; i--) {
-        const uint32_t distance = is_worth_dropping(now, i) ? distance_to_streamed(now, i) : 0;
+    for (uint32_t i = r->n_pass_layers; i-- > 0;) {
+        if (!is_worth_dropping(now, r->layer_units[i]))
+            continue;
+        const uint32_t distance = distance_to_streamed(now, i);
         if (distance > best_distance) {
-            best = i;
+            best = r->layer_units[i];
             best_distance = distance;
         }
     }
-    if (best == UINT32_MAX && is_worth_dropping(now, n_layers + 1))
-        best = n_layers + 1;
-    if (best == UINT32_MAX && !has_own_embedding && is_worth_dropping(now, 0))
-        best = 0;
     return best;
+}
+
+uint32_t qsf_eviction_choose(const qsf_residency *now)
+{
+    const qsf_reader *const r = now->stream->reader;
+    const bool has_own_embedding = !qsf_stream_passes_ring(r, r->embedding_unit);
+    if (has_own_embedding && now->stream->ring != NULL && is_worth_dropping(now, r->embedding_unit))
+        return r->embedding_unit;
+    const uint32_t layer = farthest_layer(now);
+    if (layer != QSF_UNIT_NONE)
+        return layer;
+    if (is_worth_dropping(now, r->final_unit))
+        return r->final_unit;
+    return !has_own_embedding && is_worth_dropping(now, r->embedding_unit) ? r->embedding_unit
+                                                                           : QSF_UNIT_NONE;
 }
 
 uint32_t qsf_eviction_choose_return(const qsf_residency *now)
 {
-    const uint32_t n_layers = now->stream->reader->n_units - 2;
-    const bool has_own_embedding = !qsf_stream_passes_ring(now->stream->reader, 0);
+    const qsf_reader *const r = now->stream->reader;
+    const bool has_own_embedding = !qsf_stream_passes_ring(r, r->embedding_unit);
     if (now->stream->ring == NULL)
-        return UINT32_MAX;
-    if (!has_own_embedding && is_missing(now, 0))
-        return 0;
-    if (is_missing(now, n_layers + 1))
-        return n_layers + 1;
+        return QSF_UNIT_NONE;
+    if (!has_own_embedding && is_missing(now, r->embedding_unit))
+        return r->embedding_unit;
+    if (is_missing(now, r->final_unit))
+        return r->final_unit;
     uint32_t n_missing = 0;
     uint32_t n_streamed = 0;
-    uint32_t best = UINT32_MAX;
+    uint32_t best = QSF_UNIT_NONE;
     uint32_t best_distance = UINT32_MAX;
-    for (uint32_t i = 1; i <= n_layers; i++) {
-        n_streamed += !is_held(now, i);
-        if (!is_missing(now, i))
+    for (uint32_t i = 0; i < r->n_pass_layers; i++) {
+        const uint32_t unit_idx = r->layer_units[i];
+        n_streamed += !is_held(now, unit_idx);
+        if (!is_missing(now, unit_idx))
             continue;
         n_missing++;
         const uint32_t distance = distance_to_streamed(now, i);
         if (distance < best_distance) {
-            best = i;
+            best = unit_idx;
             best_distance = distance;
         }
     }
-    if (has_own_embedding && is_missing(now, 0) && (n_missing == 0 || n_streamed == 1))
-        return 0;
+    if (has_own_embedding && is_missing(now, r->embedding_unit) &&
+        (n_missing == 0 || n_streamed == 1))
+        return r->embedding_unit;
     return best;
 }

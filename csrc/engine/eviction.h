@@ -12,20 +12,21 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "include/qsf.h"
 #include "stream/stream.h"
 
 /* What is resident now, and what was at open. */
 typedef struct qsf_residency {
     const qsf_stream *stream;
-    const bool *is_planned; /* [n_units] */
+    const bool *is_planned; /* [n_stream_units] */
 } qsf_residency;
 
-/* Returns a resident unit that takes more memory than streaming it would; UINT32_MAX: none. */
+/* Returns a resident unit that takes more memory than streaming it would; QSF_UNIT_NONE: none. */
 uint32_t qsf_eviction_choose(const qsf_residency *now);
 
 /* Returns the unit to load next: the reverse order, but a separate embedding table returns while
- * another unit still keeps the ring. UINT32_MAX: no planned unit is missing, or there is no ring to
- * load it through. */
+ * another unit still keeps the ring. QSF_UNIT_NONE: no planned unit is missing, or there is no ring
+ * to load it through. */
 uint32_t qsf_eviction_choose_return(const qsf_residency *now);
 
 #endif

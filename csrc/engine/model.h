@@ -58,7 +58,7 @@ struct qsf_model {
     size_t kv_memory_bytes;
     qsf_layer *layers; /* [n_layers] */
     size_t layers_bytes;
-    bool *is_resident; /* [n_units] */
+    bool *is_resident; /* [n_stream_units] */
     size_t is_resident_bytes;
     bool has_lock;
     qsf_mutex choosing; /* taken for a choice; never waits for a pass */

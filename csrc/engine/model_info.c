@@ -25,7 +25,7 @@ static uint64_t count_weights(const qsf_tensor *tensors, uint32_t n_tensors)
 static uint64_t count_parameters(const qsf_reader *r)
 {
     uint64_t n = count_weights(r->tensors, r->n_tensors);
-    for (uint32_t i = r->n_units_file; i < qsf_reader_n_all_units(r); i++) {
+    for (uint32_t i = r->n_stream_units; i < r->n_units; i++) {
         const qsf_unit *const first = &r->units[r->units[i].template_idx];
         if (first != &r->units[i]) /* its tensors are in the table once, under the first expert */
             n += count_weights(r->tensors + first->first_tensor, first->n_tensors);
@@ -48,7 +48,7 @@ void qsf_model_info(const qsf_model *m, qsf_model_facts *out)
     out->io_method = m->io_setup.method;
     out->io_depth = m->io_setup.depth;
     out->io_is_probed = m->io_is_probed;
-    out->n_layers = m->reader.n_units_file - 2;
+    out->n_layers = h->n_layers;
     out->dim = h->dim;
     out->n_heads = h->n_heads;
     out->n_kv_heads = h->n_kv_heads;
@@ -67,21 +67,6 @@ void qsf_model_info(const qsf_model *m, qsf_model_facts *out)
     qsf_mutex_unlock(lock);
 }
 
-/* Moves the times of the units that run to the indices that these units have in the file. */
-static void spread_times(const qsf_reader *r, qsf_unit_time *out, size_t cap_units)
-{
-    size_t end = cap_units < r->n_units_file ? cap_units : r->n_units_file;
-    for (uint32_t i = r->n_units; i-- > 0;) { /* backwards, so that no entry is overwritten */
-        const size_t at = qsf_reader_file_idx(r, i);
-        if (at >= end)
-            continue;
-        out[at] = out[i];
-        while (end > at + 1)
-            out[--end] = (qsf_unit_time){.is_skipped = 1};
-        end = at;
-    }
-}
-
 size_t qsf_model_timeline(qsf_model *m, qsf_unit_time *out, size_t cap_units)
 {
     if (m == NULL || out == NULL)
@@ -89,8 +74,7 @@ size_t qsf_model_timeline(qsf_model *m, qsf_unit_time *out, size_t cap_units)
     qsf_mutex_lock(&m->lock);
     qsf_stream_timeline(&m->stream, out, cap_units);
     qsf_mutex_unlock(&m->lock);
-    spread_times(&m->reader, out, cap_units);
-    return m->reader.n_units_file;
+    return m->reader.n_stream_units;
 }
 
 size_t qsf_model_memory_events(qsf_model *m, qsf_memory_event *out, size_t cap_events)

@@ -34,10 +34,12 @@ static void update_plan(qsf_model *m, const qsf_ledger *before)
     plan->engine_bytes += m->ledger.held_bytes - before->held_bytes + more_stacks;
     plan->n_units_resident = 0;
     plan->streamed_bytes = 0;
-    for (uint32_t i = 0; i < m->reader.n_units; i++) {
-        plan->n_units_resident += qsf_stream_is_resident(&m->stream, i);
-        if (!qsf_stream_is_resident(&m->stream, i) && qsf_stream_passes_ring(&m->reader, i))
-            plan->streamed_bytes += m->reader.units[i].stored_bytes;
+    for (uint32_t i = 0; i < m->reader.n_pass_units; i++) {
+        const uint32_t unit_idx = m->reader.pass_units[i];
+        const bool is_resident = qsf_stream_is_resident(&m->stream, unit_idx);
+        plan->n_units_resident += is_resident;
+        if (!is_resident && qsf_stream_passes_ring(&m->reader, unit_idx))
+            plan->streamed_bytes += m->reader.units[unit_idx].stored_bytes;
     }
 }
 
@@ -71,7 +73,7 @@ qsf_memory_move qsf_model_give(qsf_model *m, uint64_t wanted_bytes)
         has_given = true;
     while (qsf_sub_floored(before.held_bytes, m->ledger.held_bytes) < wanted_bytes) {
         const uint32_t unit_idx = qsf_eviction_choose(&now);
-        if (unit_idx == UINT32_MAX)
+        if (unit_idx == QSF_UNIT_NONE)
             break;
         const bool is_large = m->reader.units[unit_idx].raw_bytes / 4 > RING_BYTES;
         (void)qsf_stream_drop(&m->stream, unit_idx, is_large ? RING_BYTES : 0);
@@ -141,7 +143,7 @@ qsf_memory_move qsf_model_take(qsf_model *m, uint64_t room_bytes)
         return ring_bytes <= room_bytes ? widen_ring(m) : (qsf_memory_move){0};
     const qsf_residency now = residency_of(m);
     const uint32_t unit_idx = qsf_eviction_choose_return(&now);
-    if (unit_idx == UINT32_MAX)
+    if (unit_idx == QSF_UNIT_NONE)
         return take_slots(m, room_bytes);
     if (m->reader.units[unit_idx].raw_bytes > room_bytes)
         return (qsf_memory_move){0};
@@ -164,7 +166,7 @@ uint64_t qsf_model_next_cost_bytes(const qsf_model *m)
         return ring_bytes;
     const qsf_residency now = residency_of(m);
     const uint32_t next = qsf_eviction_choose_return(&now);
-    if (next != UINT32_MAX)
+    if (next != QSF_UNIT_NONE)
         return m->reader.units[next].raw_bytes;
     return missing_slots(m) > 0 ? slot_cost_bytes(m) : 0;
 }

@@ -87,7 +87,7 @@ static qsf_status take_tables(qsf_model *m)
                : qsf_pool_init(t.pool, m->options.n_threads, m->options.pin_threads != 0, &m->pool);
 }
 
-/* Opens and checks the file. Acquires only small tables. */
+/* Opens and checks the file, and takes skipped layers out. Acquires only small tables. */
 static qsf_status read_directory(qsf_model *m, const char *path, const qsf_faults *faults)
 {
     qsf_isa isa;
@@ -95,11 +95,12 @@ static qsf_status read_directory(qsf_model *m, const char *path, const qsf_fault
     qsf_kernels_init(&m->kernels, isa);
     QSF_TRY(qsf_reader_open(&m->reader, &m->ledger, path,
                             faults != NULL ? faults->reads_until_fault : -1));
+    QSF_TRY(qsf_skip_layers(&m->reader, m->options.quality));
     void *memory;
-    m->layers_bytes = m->reader.header.n_layers * sizeof *m->layers;
+    m->layers_bytes = m->reader.n_pass_layers * sizeof *m->layers;
     QSF_TRY(acquire_memory(m, QSF_USE_TABLES, m->layers_bytes, &memory));
     m->layers = memory;
-    m->is_resident_bytes = m->reader.n_units * sizeof *m->is_resident;
+    m->is_resident_bytes = m->reader.n_stream_units * sizeof *m->is_resident;
     QSF_TRY(acquire_memory(m, QSF_USE_TABLES, m->is_resident_bytes, &memory));
     m->is_resident = memory;
     return QSF_OK;
@@ -156,9 +157,6 @@ static qsf_status prepare(qsf_model *m, const char *path, const qsf_faults *faul
     QSF_TRY(read_directory(m, path, faults));
     QSF_TRY(limit_windows(&m->options, &m->reader));
     QSF_TRY(qsf_config_init(&m->config, &m->reader, m->layers, &m->ends));
-    QSF_TRY(qsf_skip_layers(&m->reader, m->options.quality));
-    if (m->reader.n_units < m->reader.n_units_file) /* again, for the layers that are not skipped */
-        QSF_TRY(qsf_config_init(&m->config, &m->reader, m->layers, &m->ends));
     if (m->is_drafter && m->options.ctx_tokens > m->config.max_tokens)
         m->options.ctx_tokens = m->config.max_tokens;
     return make_plan(m, 0);
@@ -168,9 +166,11 @@ static qsf_status prepare(qsf_model *m, const char *path, const qsf_faults *faul
 static uint64_t io_read_bytes(const qsf_model *m)
 {
     uint64_t n_bytes = 0;
-    for (uint32_t i = 0; i < m->reader.n_units; i++)
-        n_bytes +=
-            m->plan.ring_bytes == 0 || !m->is_resident[i] ? m->reader.units[i].stored_bytes : 0;
+    for (uint32_t i = 0; i < m->reader.n_pass_units; i++) {
+        const uint32_t unit_idx = m->reader.pass_units[i];
+        if (m->plan.ring_bytes == 0 || !m->is_resident[unit_idx])
+            n_bytes += m->reader.units[unit_idx].stored_bytes;
+    }
     return qsf_add_capped(n_bytes, m->plan.expert_token_bytes);
 }
 

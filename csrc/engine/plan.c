@@ -266,10 +266,10 @@ static bool fits_without_streaming(qsf_draft *d)
 {
     const qsf_reader *const r = d->in->reader;
     const uint32_t n_rows = d->how.n_embedding_rows;
-    memset(d->is_resident, 1, r->n_units * sizeof *d->is_resident);
+    memset(d->is_resident, 1, r->n_stream_units * sizeof *d->is_resident);
     d->how.n_embedding_rows = 0;
     qsf_draft_add_up(d);
-    if (!qsf_stream_passes_ring(r, 0))
+    if (!qsf_stream_passes_ring(r, r->embedding_unit))
         qsf_draft_weigh_table(d);
     if (qsf_draft_fits(d->plan))
         return true;
@@ -299,7 +299,7 @@ static bool shorten_context(qsf_draft *d)
 /* Gives what is left to a cache of embedding rows. */
 static void add_rows(qsf_draft *d)
 {
-    if (d->is_resident[0])
+    if (d->is_resident[d->in->reader->embedding_unit])
         return;
     qsf_choice how = d->how;
     how.n_embedding_rows = most_embedding_rows(d->in->config, d->plan->ceiling_bytes);
@@ -361,10 +361,11 @@ static void choose_resident(qsf_draft *d)
     add_rows(d);
     add_slots(d);
     drop_drafts(d);
-    if (!d->is_resident[0]) {
-        d->is_resident[0] = true;
+    bool *const has_table = &d->is_resident[d->in->reader->embedding_unit];
+    if (!*has_table) {
+        *has_table = true;
         qsf_draft_add_up(d);
-        d->is_resident[0] = qsf_draft_fits(d->plan);
+        *has_table = qsf_draft_fits(d->plan);
         qsf_draft_add_up(d);
     }
 }
@@ -478,15 +479,16 @@ qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resi
                             : opt->budget_bytes,
         .process_bytes = in->process_bytes,
         .reserve_bytes = opt->reserve_bytes,
-        .n_units = in->reader->n_units,
+        .n_units = in->reader->n_pass_units,
         .n_threads = opt->n_threads,
         .logits_rows = opt->logits_rows != 0   ? opt->logits_rows
                        : opt->max_sessions > 1 ? opt->max_sessions
                                                : 0,
     };
     plan->ceiling_bytes = qsf_ceiling_bytes(&supply, plan->budget_bytes);
-    for (uint32_t i = 0; i < in->reader->n_units; i++)
-        plan->model_bytes = qsf_add_capped(plan->model_bytes, in->reader->units[i].raw_bytes);
+    for (uint32_t i = 0; i < in->reader->n_pass_units; i++)
+        plan->model_bytes = qsf_add_capped(plan->model_bytes,
+                                           in->reader->units[in->reader->pass_units[i]].raw_bytes);
     qsf_draft d = {.in = in, .plan = plan, .is_resident = is_resident};
     qsf_draft_find_experts(&d);
     qsf_draft_find_tiers(&d);

@@ -14,8 +14,8 @@
 
 #include "engine/draft.h"
 
-/* Fills *plan and is_resident [n_units]. QSF_ERR_NOMEM: *plan is the smallest possible plan.
- * QSF_ERR_ARG: the context is longer than the model allows. */
+/* Fills *plan and is_resident [n_stream_units of the reader]. QSF_ERR_NOMEM: *plan is the smallest
+ * possible plan. QSF_ERR_ARG: the context is longer than the model allows. */
 qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resident);
 
 #endif

@@ -28,9 +28,9 @@ static uint64_t keep(const qsf_reader *r, uint32_t unit_idx, uint64_t room_bytes
 /* Marks the units at the end of a pass: the final norm with the head, and a tied embedding. */
 static uint64_t keep_head(const qsf_reader *r, uint64_t room_bytes, bool *is_resident)
 {
-    uint64_t kept_bytes = keep(r, r->n_units - 1, room_bytes, is_resident);
-    if (qsf_stream_passes_ring(r, 0))
-        kept_bytes += keep(r, 0, room_bytes - kept_bytes, is_resident);
+    uint64_t kept_bytes = keep(r, r->final_unit, room_bytes, is_resident);
+    if (qsf_stream_passes_ring(r, r->embedding_unit))
+        kept_bytes += keep(r, r->embedding_unit, room_bytes - kept_bytes, is_resident);
     return kept_bytes;
 }
 
@@ -41,15 +41,16 @@ static uint64_t spread(const qsf_reader *r, uint64_t head_bytes, uint64_t room_b
                        bool *is_resident)
 {
     uint64_t total_bytes = head_bytes;
-    for (uint32_t i = 1; i < r->n_units - 1; i++)
-        total_bytes = qsf_add_capped(total_bytes, is_resident[i] ? 0 : r->units[i].raw_bytes);
+    for (uint32_t i = 0; i < r->n_pass_layers; i++)
+        if (!is_resident[r->layer_units[i]])
+            total_bytes = qsf_add_capped(total_bytes, qsf_reader_layer(r, i)->raw_bytes);
     uint64_t wanted_bytes = qsf_add_capped(head_bytes, room_bytes);
     wanted_bytes = wanted_bytes < total_bytes ? wanted_bytes : total_bytes;
     uint64_t passed_bytes = 0;
     uint64_t kept_bytes = 0;
-    for (uint32_t i = 1; i < r->n_units - 1; i++) {
-        const uint64_t n_bytes = r->units[i].raw_bytes;
-        if (is_resident[i])
+    for (uint32_t i = 0; i < r->n_pass_layers; i++) {
+        const uint64_t n_bytes = qsf_reader_layer(r, i)->raw_bytes;
+        if (is_resident[r->layer_units[i]])
             continue;
         passed_bytes = qsf_add_capped(passed_bytes, n_bytes);
         const uint64_t inexact_bytes = (n_bytes >> 16) + 1;
@@ -58,7 +59,7 @@ static uint64_t spread(const qsf_reader *r, uint64_t head_bytes, uint64_t room_b
         if (n_bytes > room_bytes - kept_bytes || qsf_add_capped(kept_bytes, n_bytes) > share_bytes)
             continue;
         kept_bytes += n_bytes;
-        is_resident[i] = !is_trial;
+        is_resident[r->layer_units[i]] = !is_trial;
     }
     return kept_bytes;
 }
@@ -70,8 +71,8 @@ uint64_t qsf_residence_add(const qsf_reader *r, uint64_t room_bytes, bool *is_re
      * 9. */
     const uint64_t layers_bytes = spread(r, head_bytes, room_bytes - head_bytes, true, is_resident);
     uint64_t kept_bytes = head_bytes + spread(r, head_bytes, layers_bytes, false, is_resident);
-    for (uint32_t i = 1; i < r->n_units - 1; i++)
-        kept_bytes += keep(r, i, room_bytes - kept_bytes, is_resident);
+    for (uint32_t i = 0; i < r->n_pass_layers; i++)
+        kept_bytes += keep(r, r->layer_units[i], room_bytes - kept_bytes, is_resident);
     return kept_bytes;
 }
 
@@ -81,12 +82,13 @@ uint64_t qsf_residence_longest_run_bytes(const qsf_reader *r, const bool *is_res
     uint64_t run_bytes = 0;
     bool is_streaming = false;
     /* Two passes, because a run may reach around the end of the pass. */
-    for (uint64_t step = 0; step < 2 * (uint64_t)r->n_units; step++) {
-        const uint32_t i = (uint32_t)((step + 1) % r->n_units); /* a tied unit 0 comes last */
-        if (!qsf_stream_passes_ring(r, i))
+    for (uint64_t step = 0; step < 2 * (uint64_t)r->n_pass_units; step++) {
+        /* A tied embedding is streamed as the head: last. */
+        const uint32_t unit_idx = r->pass_units[(step + 1) % r->n_pass_units];
+        if (!qsf_stream_passes_ring(r, unit_idx))
             continue;
-        if (is_resident[i]) {
-            run_bytes = qsf_add_capped(run_bytes, r->units[i].raw_bytes);
+        if (is_resident[unit_idx]) {
+            run_bytes = qsf_add_capped(run_bytes, r->units[unit_idx].raw_bytes);
             longest_bytes = run_bytes > longest_bytes ? run_bytes : longest_bytes;
         } else {
             run_bytes = 0;

@@ -22,7 +22,7 @@ static uint32_t count_asked(uint32_t n_layers, double quality)
 
 static float importance_of(const qsf_reader *r, uint32_t layer)
 {
-    return r->units[layer + 1].importance;
+    return qsf_reader_layer(r, layer)->importance;
 }
 
 static bool has_importances(const qsf_reader *r)
@@ -87,12 +87,12 @@ qsf_status qsf_skip_layers(qsf_reader *r, double quality)
 
 void qsf_skip_describe(const qsf_reader *r, double quality, qsf_plan *plan)
 {
-    plan->n_layers = r->n_units_file - 2;
-    plan->n_layers_skipped = plan->n_layers - r->header.n_layers;
+    plan->n_layers = r->header.n_layers;
+    plan->n_layers_skipped = r->header.n_layers - r->n_pass_layers;
     plan->n_skips_asked = count_asked(plan->n_layers, quality);
     memset(plan->skipped_layers, 0, sizeof plan->skipped_layers);
     uint32_t layer = 0;
-    for (uint32_t i = 1; i + 1 < r->n_units; i++, layer++) /* gaps between the remaining layers */
-        for (; layer + 1 < qsf_reader_file_idx(r, i); layer++)
+    for (uint32_t i = 0; i < r->n_pass_layers; i++, layer++) /* gaps between the remaining layers */
+        for (; layer < qsf_reader_layer(r, i)->layer; layer++)
             plan->skipped_layers[layer / 64] |= UINT64_C(1) << layer % 64;
 }

@@ -19,15 +19,12 @@ typedef struct tag_row {
     char tag[5];
     bool is_needed; /* every file must have it */
     bool is_table;  /* at most QSF_MAX_TABLE_BYTES */
-    bool is_unit;   /* aligned to QSF_UNIT_ALIGN */
 } tag_row;
 
 static const tag_row known_tags[] = {
-    {"LAYR", true, true, false},   {"EMBD", true, false, true},   {"FINL", true, false, true},
-    {"ARCH", true, true, false},   {"TENS", true, true, false},   {"EBND", true, true, false},
-    {"WPOS", false, false, false}, {"META", false, false, false}, {"TOKN", false, false, false},
-    {"CHAT", false, false, false}, {"TEXT", false, true, false},  {"KIND", false, true, false},
-    {"ROPE", false, true, false},  {"EXPT", false, true, false},
+    {"UNIT", true, true},   {"ARCH", true, true},   {"TENS", true, true},   {"EBND", true, true},
+    {"KIND", false, true},  {"ROPE", false, true},  {"TEXT", false, true},  {"WPOS", false, false},
+    {"META", false, false}, {"TOKN", false, false}, {"CHAT", false, false},
 };
 
 #define N_KNOWN_TAGS (sizeof known_tags / sizeof known_tags[0])
@@ -65,9 +62,6 @@ static qsf_status check_entry(const qsf_reader *r, const qsf_section *s, uint32_
     if (row != NULL && row->is_table && s->n_bytes > QSF_MAX_TABLE_BYTES)
         return QSF_FAIL(QSF_ERR_FORMAT, "section %s has %" PRIu64 " bytes, allowed: up to %u", tag,
                         s->n_bytes, QSF_MAX_TABLE_BYTES);
-    if (row != NULL && row->is_unit && s->off % QSF_UNIT_ALIGN != 0)
-        return QSF_FAIL(QSF_ERR_FORMAT, "section %s is at %" PRIu64 ", allowed: multiples of %d",
-                        tag, s->off, QSF_UNIT_ALIGN);
     for (const qsf_section *earlier = r->sections; earlier < s; earlier++)
         if (memcmp(earlier->tag, s->tag, 4) == 0)
             return QSF_FAIL(QSF_ERR_FORMAT, "section %s occurs twice in the directory", tag);
@@ -89,7 +83,6 @@ static qsf_status check_sections(const qsf_reader *r, const qsf_header_links *li
         const qsf_section *section;
         uint64_t n_bytes;
     } sizes[] = {
-        {qsf_reader_section(r, "LAYR"), (uint64_t)h->n_layers * QSF_LAYER_ENTRY_BYTES},
         {qsf_reader_section(r, "EBND"), (uint64_t)r->n_bands * 4},
         {is_learned ? wpos : NULL, (uint64_t)h->max_tokens * h->dim * 2},
     };
@@ -98,23 +91,15 @@ static qsf_status check_sections(const qsf_reader *r, const qsf_header_links *li
             return QSF_FAIL(QSF_ERR_FORMAT,
                             "section %s has %" PRIu64 " bytes, the header makes it %" PRIu64,
                             sizes[i].section->tag, sizes[i].section->n_bytes, sizes[i].n_bytes);
-    const struct {
-        const char *tag;
-        uint64_t off;
-    } offsets[] = {{"LAYR", links->layr_off}, {"EMBD", links->embd_off}, {"FINL", links->finl_off}};
-    for (size_t i = 0; i < sizeof offsets / sizeof offsets[0]; i++) {
-        const qsf_section *const s = qsf_reader_section(r, offsets[i].tag);
-        if (s->off != offsets[i].off)
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "section %s is at %" PRIu64 ", the header says %" PRIu64, s->tag,
-                            s->off, offsets[i].off);
-    }
-    const uint32_t layr_crc32 = qsf_reader_section(r, "LAYR")->crc32;
-    if (layr_crc32 != links->layr_crc32)
+    const qsf_section *const unit = qsf_reader_section(r, "UNIT");
+    if (unit->off != links->unit_index_off)
+        return QSF_FAIL(QSF_ERR_FORMAT, "section UNIT is at %" PRIu64 ", the header says %" PRIu64,
+                        unit->off, links->unit_index_off);
+    if (unit->crc32 != links->unit_index_crc32)
         return QSF_FAIL(QSF_ERR_DAMAGED,
-                        "section LAYR: checksum is %08" PRIx32 " in the directory, %08" PRIx32
+                        "section UNIT: checksum is %08" PRIx32 " in the directory, %08" PRIx32
                         " in the header",
-                        layr_crc32, links->layr_crc32);
+                        unit->crc32, links->unit_index_crc32);
     return QSF_OK;
 }
 

@@ -18,37 +18,42 @@ static void insert(qsf_extent *extents, size_t *n, const qsf_extent *e)
     (*n)++;
 }
 
-static uint32_t section_unit(const qsf_reader *r, const qsf_section *s)
+static qsf_extent unit_extent(const qsf_reader *r, uint32_t unit_idx)
 {
-    if (s == qsf_reader_section(r, "EMBD"))
-        return 0;
-    return s == qsf_reader_section(r, "FINL") ? r->n_units - 1 : UINT32_MAX;
+    static const char names[QSF_UNIT_ROLE_COUNT][12] = {
+        [QSF_UNIT_EMBEDDING] = "embedding",
+        [QSF_UNIT_LAYER] = "layer",
+        [QSF_UNIT_FINAL] = "final unit",
+        [QSF_UNIT_EXPERT] = "expert",
+    };
+    const qsf_unit *const u = &r->units[unit_idx];
+    qsf_extent e = {.off = u->off,
+                    .n_bytes = u->stored_bytes,
+                    .crc32 = u->crc32,
+                    .is_checked = true,
+                    .unit_idx = unit_idx};
+    memcpy(e.name, names[u->role], sizeof e.name);
+    return e;
 }
 
 /* Puts the experts, which ascend, among extents [n] from the back; there is room for them. */
 static void merge_experts(const qsf_reader *r, qsf_extent *extents, size_t n)
 {
     for (uint32_t left = r->n_experts; left > 0;) {
-        const uint32_t unit_idx = r->n_units_file + left - 1;
-        const qsf_unit *const u = &r->units[unit_idx];
+        const qsf_extent e = unit_extent(r, qsf_reader_expert_unit(r, left - 1));
         qsf_extent *const at = &extents[n + left - 1];
-        if (n > 0 && extents[n - 1].off > u->off) {
+        if (n > 0 && extents[n - 1].off > e.off) {
             *at = extents[--n];
             continue;
         }
-        *at = (qsf_extent){.off = u->off,
-                           .n_bytes = u->stored_bytes,
-                           .crc32 = u->crc32,
-                           .is_checked = true,
-                           .unit_idx = unit_idx,
-                           .name = "expert"};
+        *at = e;
         left--;
     }
 }
 
 qsf_status qsf_extents_create(const qsf_reader *r, qsf_extent **out, size_t *n_extents)
 {
-    const size_t cap = 2 + (size_t)r->n_sections + r->header.n_layers + r->n_experts;
+    const size_t cap = 2 + (size_t)r->n_sections + r->n_units;
     qsf_extent *const extents =
         qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, cap * sizeof *extents);
     *out = NULL;
@@ -69,19 +74,13 @@ qsf_status qsf_extents_create(const qsf_reader *r, qsf_extent **out, size_t *n_e
                         .n_bytes = s->n_bytes,
                         .crc32 = s->crc32,
                         .is_checked = true,
-                        .unit_idx = section_unit(r, s)};
+                        .unit_idx = UINT32_MAX};
         qsf_section_name(s->tag, e.name);
         insert(extents, &n, &e);
     }
-    for (uint32_t i = 0; i < r->header.n_layers; i++) {
-        const qsf_unit *const u = &r->units[i + 1];
-        insert(extents, &n,
-               &(qsf_extent){.off = u->off,
-                             .n_bytes = u->stored_bytes,
-                             .crc32 = u->crc32,
-                             .is_checked = true,
-                             .unit_idx = i + 1,
-                             .name = "layer"});
+    for (uint32_t i = 0; i < r->n_stream_units; i++) {
+        const qsf_extent e = unit_extent(r, i);
+        insert(extents, &n, &e);
     }
     merge_experts(r, extents, n);
     *out = extents;

@@ -15,11 +15,11 @@ typedef struct qsf_extent {
     uint32_t crc32;    /* unused for the header and the directory */
     bool is_checked;   /* crc32 must match */
     uint32_t unit_idx; /* UINT32_MAX: not a unit */
-    char name[12];     /* "header", "directory" or the tag */
+    char name[12];     /* "header", "directory", the tag, or what a unit is */
 } qsf_extent;
 
 /* Acquires an array from the reader's ledger and fills it with header, directory, sections,
- * layers and experts, sorted by offset. */
+ * and units, sorted by offset. */
 qsf_status qsf_extents_create(const qsf_reader *r, qsf_extent **out, size_t *n_extents);
 void qsf_extents_destroy(const qsf_reader *r, qsf_extent *extents, size_t n_extents);
 

@@ -38,9 +38,13 @@ static qsf_status check_identity(const unsigned char *bytes, uint64_t file_bytes
                         "not a QSF file: it begins with %02x %02x %02x %02x, not with \"QSF1\"",
                         bytes[0], bytes[1], bytes[2], bytes[3]);
     const uint32_t version = qsf_load_u32(bytes + 4);
-    if (version != 1)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "file version %" PRIu32 ", this build reads version 1",
-                        version);
+    if (version != QSF_FILE_VERSION)
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
+                        "file version %" PRIu32 ", this build reads version %d: %s", version,
+                        QSF_FILE_VERSION,
+                        version < QSF_FILE_VERSION
+                            ? "`qsf convert MODEL FILE` makes it again from the original model"
+                            : "`pip install --upgrade qsf` gets a newer one");
     const uint32_t header_bytes = qsf_load_u32(bytes + 8);
     if (header_bytes != QSF_HEADER_BYTES)
         return QSF_FAIL(QSF_ERR_FORMAT, "header: size is %" PRIu32 ", allowed: %d", header_bytes,
@@ -139,13 +143,13 @@ qsf_status qsf_header_parse(const unsigned char *bytes, uint64_t file_bytes, qsf
     if (h->n_kv_heads == 0)
         h->n_kv_heads = h->n_heads;
     *links = (qsf_header_links){
-        .layr_off = qsf_load_u64(bytes + 56),
-        .embd_off = qsf_load_u64(bytes + 64),
-        .finl_off = qsf_load_u64(bytes + 72),
+        .unit_index_off = qsf_load_u64(bytes + 56),
+        .embedding_off = qsf_load_u64(bytes + 64),
+        .final_off = qsf_load_u64(bytes + 72),
         .directory_off = qsf_load_u64(bytes + 100),
         .n_sections = qsf_load_u32(bytes + 108),
         .directory_crc32 = qsf_load_u32(bytes + 112),
-        .layr_crc32 = qsf_load_u32(bytes + 120),
+        .unit_index_crc32 = qsf_load_u32(bytes + 120),
     };
     QSF_TRY(check_dimensions(h));
     QSF_TRY(check_kinds(h));

@@ -9,13 +9,13 @@
 
 /* Offsets of other parts of the file, as the header states them; not checked here. */
 typedef struct qsf_header_links {
-    uint64_t layr_off;
-    uint64_t embd_off;
-    uint64_t finl_off;
+    uint64_t unit_index_off;
+    uint64_t embedding_off;
+    uint64_t final_off;
     uint64_t directory_off;
     uint32_t n_sections;
     uint32_t directory_crc32;
-    uint32_t layr_crc32;
+    uint32_t unit_index_crc32;
 } qsf_header_links;
 
 /* Parses and checks bytes [QSF_HEADER_BYTES]. file_bytes: size of the file. QSF_ERR_FORMAT,

@@ -1,5 +1,4 @@
-/* index.c - reads and checks the layer index and the index of experts: docs/format.md, section 3.
- */
+/* index.c - reads and checks the section UNIT: docs/format.md, section 3. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "format/index.h"
 
@@ -12,158 +11,193 @@
 #include "base/status.h"
 #include "format/extents.h"
 
-/* What one of the indices lists. */
-typedef struct listed {
-    const char *tag;
-    const char *prefix;  /* of error texts */
-    uint32_t first_unit; /* in r->units */
-    uint32_t n;
-} listed;
-
-/* Checks an entry by itself; all but the last field of an entry has the same meaning in both. */
-static qsf_status check_unit(const qsf_reader *r, const listed *l, uint32_t i, const qsf_unit *u)
+/* Checks an entry by itself. */
+static qsf_status check_unit(const qsf_reader *r, uint32_t i, const qsf_unit *u)
 {
     if (u->off % QSF_UNIT_ALIGN != 0 ||
         !qsf_extent_inside(u->off, u->stored_bytes, r->file.n_bytes))
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s %" PRIu32 ": %" PRIu64 " bytes at %" PRIu64
+                        "unit %" PRIu32 ": %" PRIu64 " bytes at %" PRIu64
                         ", allowed: at a multiple of %d, inside the file of %" PRIu64 " bytes",
-                        l->prefix, i, u->stored_bytes, u->off, QSF_UNIT_ALIGN, r->file.n_bytes);
+                        i, u->stored_bytes, u->off, QSF_UNIT_ALIGN, r->file.n_bytes);
     if (u->stored_bytes == 0 || u->raw_bytes == 0)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s %" PRIu32 ": %" PRIu64 " bytes stored, %" PRIu64
+                        "unit %" PRIu32 ": %" PRIu64 " bytes stored, %" PRIu64
                         " raw, allowed: 1 or more",
-                        l->prefix, i, u->stored_bytes, u->raw_bytes);
+                        i, u->stored_bytes, u->raw_bytes);
     if (u->dtype >= QSF_DTYPE_COUNT)
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s %" PRIu32 ": quantisation type is %d, allowed: 0 .. %d",
-                        l->prefix, i, u->dtype, QSF_DTYPE_COUNT - 1);
-    if (u->compression >= QSF_COMPRESSION_COUNT)
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s %" PRIu32 ": compression is %d, allowed: 0 .. %d",
-                        l->prefix, i, u->compression, QSF_COMPRESSION_COUNT - 1);
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "unit %" PRIu32 ": quantisation type is %d, allowed: 0 .. %d", i, u->dtype,
+                        QSF_DTYPE_COUNT - 1);
+    const int most_compression =
+        u->role == QSF_UNIT_LAYER ? QSF_COMPRESSION_COUNT - 1 : QSF_COMPRESSION_NONE;
+    if (u->compression > most_compression)
+        return QSF_FAIL(QSF_ERR_FORMAT, "unit %" PRIu32 ": compression is %d, allowed: 0 .. %d", i,
+                        u->compression, most_compression);
     if (u->compression == QSF_COMPRESSION_NONE && u->stored_bytes != u->raw_bytes)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s %" PRIu32 ": %" PRIu64 " bytes stored, %" PRIu64
+                        "unit %" PRIu32 ": %" PRIu64 " bytes stored, %" PRIu64
                         " raw, allowed: the same without compression",
-                        l->prefix, i, u->stored_bytes, u->raw_bytes);
+                        i, u->stored_bytes, u->raw_bytes);
     if (!isfinite(u->importance) || u->importance < 0.0F)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s %" PRIu32 ": importance is %g, allowed: finite, 0 or more", l->prefix,
-                        i, (double)u->importance);
+                        "unit %" PRIu32 ": importance is %g, allowed: finite, 0 or more", i,
+                        (double)u->importance);
     return QSF_OK;
 }
 
-/* Checks what only entries of experts must fulfil; `first` is the last field: the number of the
- * first expert with the same tensors. */
-static qsf_status check_expert(const qsf_reader *r, uint32_t i, const qsf_unit *u, uint32_t first)
+static uint64_t rank_of(const qsf_unit *u)
 {
-    const qsf_unit *const experts = r->units + r->n_units_file;
-    if (u->compression != QSF_COMPRESSION_NONE)
-        return QSF_FAIL(QSF_ERR_FORMAT, "expert %" PRIu32 ": compression is %d, allowed: 0", i,
-                        u->compression);
-    if (i > 0 && u->off < experts[i - 1].off + experts[i - 1].stored_bytes)
+    return (uint64_t)u->role << 32 | (uint64_t)u->layer << 16 | u->expert;
+}
+
+/* Checks what the unit is, and that it comes behind the one before it in that order. */
+static qsf_status check_role(const qsf_reader *r, uint32_t i, const qsf_unit *u)
+{
+    const bool is_of_layer = u->role == QSF_UNIT_LAYER || u->role == QSF_UNIT_EXPERT;
+    if (u->role >= QSF_UNIT_ROLE_COUNT)
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
+                        "unit %" PRIu32 " has role %d, this build knows 0 .. %d", i, u->role,
+                        QSF_UNIT_ROLE_COUNT - 1);
+    if (u->layer >= (is_of_layer ? r->header.n_layers : 1) ||
+        (u->expert != 0 && u->role != QSF_UNIT_EXPERT))
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "expert %" PRIu32 " is at %" PRIu64 ", allowed: behind expert %" PRIu32, i,
-                        u->off, i - 1);
-    if (first > i || (first < i && experts[first].template_idx != r->n_units_file + first))
+                        "unit %" PRIu32
+                        " of role %d is of layer %d, expert %d; the file has %" PRIu32 " layers",
+                        i, u->role, u->layer, u->expert, r->header.n_layers);
+    if (i > 0 && rank_of(u) <= rank_of(u - 1))
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "expert %" PRIu32 " has the tensors of expert %" PRIu32
-                        ", allowed: itself, or an earlier one with tensors of its own",
-                        i, first);
-    if (u->raw_bytes != experts[first].raw_bytes || u->dtype != experts[first].dtype ||
-        u->n_tensors != experts[first].n_tensors)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "expert %" PRIu32 " has %" PRIu32 " tensors, %" PRIu64
-                        " bytes, type %d; expert %" PRIu32 ", whose tensors it has: %" PRIu32
-                        ", %" PRIu64 ", %d",
-                        i, u->n_tensors, u->raw_bytes, u->dtype, first, experts[first].n_tensors,
-                        experts[first].raw_bytes, experts[first].dtype);
+                        "unit %" PRIu32
+                        " (role %d, layer %d, expert %d) comes after role %d, layer %d, expert %d, "
+                        "allowed: ascending",
+                        i, u->role, u->layer, u->expert, u[-1].role, u[-1].layer, u[-1].expert);
     return QSF_OK;
 }
 
-/* bytes [l->n * QSF_LAYER_ENTRY_BYTES] */
-static qsf_status parse_index(qsf_reader *r, const listed *l, const unsigned char *bytes)
+/* Checks whose tensors a unit has. */
+static qsf_status check_template(const qsf_reader *r, uint32_t i, const qsf_unit *u)
 {
-    const bool is_expert = l->first_unit == r->n_units_file;
-    for (uint32_t i = 0; i < l->n; i++) {
-        const unsigned char *const entry = bytes + (size_t)i * QSF_LAYER_ENTRY_BYTES;
-        qsf_unit *const u = &r->units[l->first_unit + i];
-        const uint32_t last_field = qsf_load_u32(entry + 28);
-        u->off = qsf_load_u64(entry);
-        u->stored_bytes = qsf_load_u32(entry + 8);
-        u->raw_bytes = qsf_load_u32(entry + 12);
-        u->dtype = entry[16];
-        u->compression = entry[17];
-        u->n_tensors = qsf_load_u16(entry + 18);
-        u->crc32 = qsf_load_u32(entry + 20);
-        u->importance = qsf_load_f32(entry + 24);
-        QSF_TRY(check_unit(r, l, i, u));
-        if (is_expert) {
-            u->template_idx = r->n_units_file + last_field;
-            QSF_TRY(check_expert(r, i, u, last_field));
-        } else if (last_field != 0) {
-            return QSF_FAIL(QSF_ERR_FORMAT, "%s %" PRIu32 ": reserved is %08" PRIx32 ", allowed: 0",
-                            l->prefix, i, last_field);
-        }
-    }
-    return QSF_OK;
-}
-
-static qsf_status read_index(qsf_reader *r, const listed *l)
-{
-    const qsf_section *const s = qsf_reader_section(r, l->tag);
-    const size_t n_bytes = (size_t)s->n_bytes;
-    unsigned char *const bytes = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
-    if (bytes == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for section %s: %zu KB", l->tag, n_bytes >> 10);
-    qsf_status status = qsf_reader_read_section(r, s, bytes);
-    if (status == QSF_OK)
-        status = parse_index(r, l, bytes);
-    qsf_ledger_release(r->ledger, QSF_USE_TABLES, bytes, n_bytes);
-    return status;
-}
-
-/* Fills a unit that is a section: not compressed, of the file's quantisation type. */
-static void fill_unit(const qsf_reader *r, const char *tag, qsf_unit *u)
-{
-    const qsf_section *const s = qsf_reader_section(r, tag);
-    u->off = s->off;
-    u->stored_bytes = s->n_bytes;
-    u->raw_bytes = s->n_bytes;
-    u->crc32 = s->crc32;
-    u->dtype = r->header.dtype;
-    u->importance = 1.0F;
-}
-
-/* Sets r->n_experts to the number of entries of EXPT, 0 without the section. */
-static qsf_status count_experts(qsf_reader *r)
-{
-    const qsf_section *const s = qsf_reader_section(r, "EXPT");
-    if (s == NULL)
+    const uint32_t first = u->template_idx;
+    if (first == i)
         return QSF_OK;
-    const uint64_t n = s->n_bytes / QSF_LAYER_ENTRY_BYTES;
-    if (s->n_bytes % QSF_LAYER_ENTRY_BYTES != 0 || n > QSF_MAX_EXPERTS)
+    if (first > i || u->role != QSF_UNIT_EXPERT || r->units[first].role != QSF_UNIT_EXPERT ||
+        r->units[first].template_idx != first)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "section EXPT has %" PRIu64 " bytes, allowed: multiples of %d, up to %u",
-                        s->n_bytes, QSF_LAYER_ENTRY_BYTES, QSF_MAX_EXPERTS * QSF_LAYER_ENTRY_BYTES);
-    r->n_experts = (uint32_t)n;
+                        "unit %" PRIu32 " has the tensors of unit %" PRIu32
+                        ", allowed: itself; of an expert also an earlier one with tensors of its "
+                        "own",
+                        i, first);
+    const qsf_unit *const t = &r->units[first];
+    if (u->raw_bytes != t->raw_bytes || u->dtype != t->dtype || u->n_tensors != t->n_tensors)
+        return QSF_FAIL(
+            QSF_ERR_FORMAT,
+            "unit %" PRIu32 " has %" PRIu32 " tensors, %" PRIu64 " bytes, type %d; unit %" PRIu32
+            ", whose tensors it has: %" PRIu32 ", %" PRIu64 ", %d",
+            i, u->n_tensors, u->raw_bytes, u->dtype, first, t->n_tensors, t->raw_bytes, t->dtype);
     return QSF_OK;
 }
 
-qsf_status qsf_index_read(qsf_reader *r)
+/* A prompt reads the experts of a layer as one run. */
+static qsf_status check_ascent(uint32_t i, const qsf_unit *u)
 {
-    r->n_units = r->header.n_layers + 2;
-    r->n_units_file = r->n_units;
-    QSF_TRY(count_experts(r));
-    const size_t n_bytes = qsf_reader_n_all_units(r) * sizeof *r->units;
-    r->units = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
-    if (r->units == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for the list of units: %zu KB", n_bytes >> 10);
-    QSF_TRY(read_index(r, &(listed){"LAYR", "layer index: layer", 1, r->header.n_layers}));
-    if (r->n_experts > 0)
-        QSF_TRY(read_index(r, &(listed){"EXPT", "expert", r->n_units_file, r->n_experts}));
-    fill_unit(r, "EMBD", &r->units[0]);
-    fill_unit(r, "FINL", &r->units[r->n_units - 1]);
+    if (i == 0 || u->role != QSF_UNIT_EXPERT || u[-1].role != QSF_UNIT_EXPERT ||
+        u->off >= u[-1].off + u[-1].stored_bytes)
+        return QSF_OK;
+    return QSF_FAIL(QSF_ERR_FORMAT,
+                    "unit %" PRIu32 " is at %" PRIu64 ", allowed: behind expert unit %" PRIu32, i,
+                    u->off, i - 1);
+}
 
+/* entry [QSF_UNIT_ENTRY_BYTES] */
+static qsf_status parse_unit(qsf_reader *r, uint32_t i, const unsigned char *entry)
+{
+    qsf_unit *const u = &r->units[i];
+    *u = (qsf_unit){
+        .off = qsf_load_u64(entry),
+        .stored_bytes = qsf_load_u64(entry + 8),
+        .raw_bytes = qsf_load_u64(entry + 16),
+        .crc32 = qsf_load_u32(entry + 24),
+        .importance = qsf_load_f32(entry + 28),
+        .role = entry[32],
+        .dtype = entry[33],
+        .compression = entry[34],
+        .layer = qsf_load_u16(entry + 36),
+        .expert = qsf_load_u16(entry + 38),
+        .n_tensors = qsf_load_u32(entry + 40),
+        .template_idx = qsf_load_u32(entry + 44),
+    };
+    if (entry[35] != 0)
+        return QSF_FAIL(QSF_ERR_FORMAT, "unit %" PRIu32 ": reserved is %02x, allowed: 0", i,
+                        entry[35]);
+    QSF_TRY(check_role(r, i, u));
+    QSF_TRY(check_unit(r, i, u));
+    QSF_TRY(check_template(r, i, u));
+    return check_ascent(i, u);
+}
+
+/* Finds the embedding, the layers and the final unit, one each, before the experts: roles ascend.
+ */
+static qsf_status find_roles(qsf_reader *r, const qsf_header_links *links)
+{
+    uint32_t n_of[QSF_UNIT_ROLE_COUNT] = {0};
+    uint32_t first_of[QSF_UNIT_ROLE_COUNT] = {0};
+    for (uint32_t i = 0; i < r->n_units; i++)
+        if (n_of[r->units[i].role]++ == 0)
+            first_of[r->units[i].role] = i;
+    if (n_of[QSF_UNIT_EMBEDDING] != 1 || n_of[QSF_UNIT_FINAL] != 1 ||
+        n_of[QSF_UNIT_LAYER] != r->header.n_layers)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "section UNIT has %" PRIu32 " embeddings, %" PRIu32 " layers, %" PRIu32
+                        " final units, allowed: 1, %" PRIu32 ", 1",
+                        n_of[QSF_UNIT_EMBEDDING], n_of[QSF_UNIT_LAYER], n_of[QSF_UNIT_FINAL],
+                        r->header.n_layers);
+    r->n_experts = n_of[QSF_UNIT_EXPERT];
+    if (r->n_experts > QSF_MAX_EXPERTS)
+        return QSF_FAIL(QSF_ERR_FORMAT, "section UNIT has %" PRIu32 " experts, allowed: up to %u",
+                        r->n_experts, QSF_MAX_EXPERTS);
+    r->n_stream_units = r->n_units - r->n_experts;
+    r->embedding_unit = first_of[QSF_UNIT_EMBEDDING];
+    r->final_unit = first_of[QSF_UNIT_FINAL];
+    const struct {
+        const char *name;
+        uint64_t off;
+        uint64_t header_off;
+    } ends[] = {{"embedding", r->units[r->embedding_unit].off, links->embedding_off},
+                {"final unit", r->units[r->final_unit].off, links->final_off}};
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
+        if (ends[i].off != ends[i].header_off)
+            return QSF_FAIL(QSF_ERR_FORMAT, "the %s is at %" PRIu64 ", the header says %" PRIu64,
+                            ends[i].name, ends[i].off, ends[i].header_off);
+    return QSF_OK;
+}
+
+/* Lists the units of a pass: roles are numbered in its order. */
+static qsf_status list_pass(qsf_reader *r)
+{
+    const size_t n_bytes = r->n_stream_units * sizeof *r->pass_units;
+    r->pass_units = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
+    if (r->pass_units == NULL)
+        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for the units of a pass: %zu KB", n_bytes >> 10);
+    for (uint32_t i = 0; i < r->n_stream_units; i++) {
+        if (r->units[i].role == QSF_UNIT_LAYER && r->n_pass_layers++ == 0)
+            r->layer_units = &r->pass_units[i];
+        r->pass_units[i] = i;
+    }
+    r->n_pass_units = r->n_stream_units;
+    return QSF_OK;
+}
+
+static qsf_status parse_index(qsf_reader *r, const unsigned char *bytes,
+                              const qsf_header_links *links)
+{
+    for (uint32_t i = 0; i < r->n_units; i++)
+        QSF_TRY(parse_unit(r, i, bytes + (size_t)i * QSF_UNIT_ENTRY_BYTES));
+    QSF_TRY(find_roles(r, links));
+    return list_pass(r);
+}
+
+static qsf_status check_apart(qsf_reader *r)
+{
     qsf_extent *extents = NULL;
     size_t n_extents = 0;
     QSF_TRY(qsf_extents_create(r, &extents, &n_extents));
@@ -174,16 +208,47 @@ qsf_status qsf_index_read(qsf_reader *r)
     return status;
 }
 
+qsf_status qsf_index_read(qsf_reader *r, const qsf_header_links *links)
+{
+    const qsf_section *const s = qsf_reader_section(r, "UNIT");
+    const size_t n_bytes = (size_t)s->n_bytes; /* at most QSF_MAX_TABLE_BYTES */
+    if (n_bytes % QSF_UNIT_ENTRY_BYTES != 0)
+        return QSF_FAIL(QSF_ERR_FORMAT, "section UNIT has %zu bytes, allowed: multiples of %d",
+                        n_bytes, QSF_UNIT_ENTRY_BYTES);
+    r->n_units = (uint32_t)(n_bytes / QSF_UNIT_ENTRY_BYTES);
+    r->units = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, r->n_units * sizeof *r->units);
+    unsigned char *const bytes = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
+    qsf_status status = QSF_OK;
+    if (r->units == NULL || bytes == NULL)
+        status = QSF_FAIL(QSF_ERR_NOMEM, "no memory for the list of units: %zu KB",
+                          (r->n_units * sizeof *r->units + n_bytes) >> 10);
+    if (status == QSF_OK)
+        status = qsf_reader_read_section(r, s, bytes);
+    if (status == QSF_OK)
+        status = parse_index(r, bytes, links);
+    qsf_ledger_release(r->ledger, QSF_USE_TABLES, bytes, n_bytes);
+    QSF_TRY(status);
+    return check_apart(r);
+}
+
 qsf_status qsf_index_link_experts(qsf_reader *r)
 {
-    uint64_t n = 0; /* at most 4096 layers of 1024 experts */
-    for (uint32_t i = 1; i + 1 < r->n_units_file; i++) {
-        r->units[i].first_expert = r->n_units_file + (uint32_t)n;
-        n += r->kinds[r->units[i].kind].n_experts;
+    uint32_t at = r->n_stream_units;
+    for (uint32_t i = 0; i < r->n_pass_layers; i++) {
+        qsf_unit *const u = &r->units[r->layer_units[i]];
+        const uint32_t n_experts = r->kinds[u->kind].n_experts;
+        u->first_expert = at;
+        for (uint32_t expert = 0; expert < n_experts; expert++, at++)
+            if (at == r->n_units || r->units[at].layer != u->layer || r->units[at].expert != expert)
+                return QSF_FAIL(QSF_ERR_FORMAT,
+                                "layer %d has %" PRIu32
+                                " experts, but section UNIT no expert %" PRIu32 " of it",
+                                u->layer, n_experts, expert);
     }
-    if (n != r->n_experts)
+    if (at != r->n_units)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "section EXPT has %" PRIu32 " experts, the layers have %" PRIu64,
-                        r->n_experts, n);
+                        "section UNIT has expert %d of layer %d, the layer has %" PRIu32,
+                        r->units[at].expert, r->units[at].layer,
+                        r->kinds[r->units[r->layer_units[r->units[at].layer]].kind].n_experts);
     return QSF_OK;
 }

@@ -166,7 +166,7 @@ static qsf_status parse_layers(qsf_reader *r, size_t *head_bytes)
             return QSF_FAIL(QSF_ERR_FORMAT,
                             "KIND: layer %" PRIu32 " is of kind %d, there are %" PRIu32, i, kind,
                             r->n_kinds);
-        r->units[i + 1].kind = kind;
+        r->units[r->layer_units[i]].kind = kind;
     }
     for (size_t i = LAYERS_OFF + n_layers; i < *head_bytes; i++)
         if (t->bytes[i] != 0)

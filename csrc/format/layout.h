@@ -5,9 +5,10 @@
 
 #include <stdint.h>
 
+#define QSF_FILE_VERSION 2
 #define QSF_HEADER_BYTES 128
 #define QSF_DIRECTORY_ENTRY_BYTES 32
-#define QSF_LAYER_ENTRY_BYTES 32 /* of a layer or an expert */
+#define QSF_UNIT_ENTRY_BYTES 48
 #define QSF_TENSOR_ENTRY_BYTES 32
 #define QSF_TENSOR_HEADER_BYTES 64
 #define QSF_UNIT_ALIGN 4096 /* O_DIRECT alignment */
@@ -26,7 +27,7 @@
 #define QSF_MAX_SECTIONS 256U
 #define QSF_MAX_OUTLIERS (1U << 24) /* sparse outliers of a matrix */
 #define QSF_LEAST_WEIGHTS_PER_OUTLIER 100U
-#define QSF_MAX_TABLE_BYTES (64U << 20) /* ARCH, ROPE, KIND, TENS, EBND, LAYR */
+#define QSF_MAX_TABLE_BYTES (64U << 20) /* ARCH, ROPE, KIND, TENS, EBND, UNIT */
 #define QSF_MAX_LAYER_KINDS 64U
 #define QSF_MAX_EXPERTS 65536U      /* of a file */
 #define QSF_MAX_LAYER_EXPERTS 1024U /* of a layer */
@@ -34,6 +35,15 @@
 #define QSF_MAX_ROPE_SETS 64U
 #define QSF_MAX_ROPE_PAIRS 2048U
 #define QSF_ROPE_NONE 255U /* instead of the number of a RoPE set */
+
+/* What a unit is in the model. In a file units ascend by role, layer and expert. */
+typedef enum qsf_unit_role {
+    QSF_UNIT_EMBEDDING = 0,
+    QSF_UNIT_LAYER = 1,
+    QSF_UNIT_FINAL = 2, /* final norm and output head */
+    QSF_UNIT_EXPERT = 3,
+    QSF_UNIT_ROLE_COUNT = 4
+} qsf_unit_role;
 
 typedef enum qsf_architecture {
     QSF_ARCHITECTURE_GPT2 = 0,

@@ -53,13 +53,14 @@ static qsf_status read_all(qsf_reader *r)
     QSF_TRY(qsf_file_read_at(&r->file, 0, bytes, sizeof bytes));
     QSF_TRY(qsf_header_parse(bytes, r->file.n_bytes, &r->header, &links));
     QSF_TRY(qsf_directory_read(r, &links));
-    QSF_TRY(qsf_index_read(r));
+    QSF_TRY(qsf_index_read(r, &links));
     QSF_TRY(read_arch(r));
     QSF_TRY(qsf_rope_read(r));
     QSF_TRY(qsf_kinds_read(r));
     QSF_TRY(qsf_index_link_experts(r));
     QSF_TRY(qsf_tensor_table_read(r));
-    if (r->kind_table.bytes == NULL && qsf_reader_tensor(r, 1, QSF_TENSOR_FFN_GATE) == NULL)
+    if (r->kind_table.bytes == NULL &&
+        qsf_reader_tensor(r, r->layer_units[0], QSF_TENSOR_FFN_GATE) == NULL)
         r->kinds[0].ffn = QSF_FFN_PLAIN;
     return read_bands(r);
 }
@@ -89,7 +90,8 @@ void qsf_reader_close(qsf_reader *r)
     qsf_ledger *const l = r->ledger;
     qsf_ledger_release(l, QSF_USE_TABLES, r->band_crc32, r->n_bands * sizeof *r->band_crc32);
     qsf_ledger_release(l, QSF_USE_TABLES, r->tensors, r->n_tensors * sizeof *r->tensors);
-    qsf_ledger_release(l, QSF_USE_TABLES, r->units, qsf_reader_n_all_units(r) * sizeof *r->units);
+    qsf_ledger_release(l, QSF_USE_TABLES, r->pass_units, r->n_stream_units * sizeof *r->pass_units);
+    qsf_ledger_release(l, QSF_USE_TABLES, r->units, r->n_units * sizeof *r->units);
     qsf_ledger_release(l, QSF_USE_TABLES, r->kinds, r->n_kinds * sizeof *r->kinds);
     qsf_ledger_release(l, QSF_USE_TABLES, r->rope_sets, r->n_rope_sets * sizeof *r->rope_sets);
     qsf_ledger_release(l, QSF_USE_TABLES, r->kind_table.bytes, r->kind_table.n_bytes);
@@ -102,20 +104,13 @@ void qsf_reader_close(qsf_reader *r)
 
 void qsf_reader_leave_out(qsf_reader *r, const bool *is_left_out)
 {
-    uint32_t n_kept = 1; /* the embedding */
-    for (uint32_t i = 1; i < r->n_units; i++) {
-        const bool is_layer = i + 1 < r->n_units;
-        const qsf_unit u = r->units[i];
-        const bool stays = !is_layer || !is_left_out[i - 1];
-        for (uint32_t k = 0; k < u.n_tensors; k++)
-            r->tensors[u.first_tensor + k].unit_idx = stays ? n_kept : UINT32_MAX;
-        if (!stays)
-            continue;
-        r->units[n_kept] = u;
-        r->units[n_kept].n_left_out = u.n_left_out + i - n_kept;
-        n_kept++;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < r->n_pass_units; i++) {
+        const qsf_unit *const u = &r->units[r->pass_units[i]];
+        if (u->role != QSF_UNIT_LAYER || !is_left_out[u->layer])
+            r->pass_units[n++] = r->pass_units[i];
     }
-    assert(n_kept > 2);
-    r->n_units = n_kept;
-    r->header.n_layers = n_kept - 2;
+    r->n_pass_layers -= r->n_pass_units - n;
+    r->n_pass_units = n;
+    assert(r->n_pass_layers > 0);
 }

@@ -15,10 +15,8 @@ qsf_status qsf_reader_open(qsf_reader *r, qsf_ledger *ledger, const char *path,
 /* Accepts a reader that is zeroed, closed or half-open. */
 void qsf_reader_close(qsf_reader *r);
 
-/* Removes layers from the records, as if the file did not have them, and renumbers the units after
- * them. Later users of the reader do not see or read them. r->tensors keeps its order, but unit
- * numbers that the caller has stored become invalid. Do not verify such a reader.
- * is_left_out [n_layers]: at least one layer must stay. */
+/* Removes layers from the pass: pass_units and layer_units. The other records stay, and units keep
+ * their numbers. is_left_out [n_layers of the header]: at least one layer must stay. */
 void qsf_reader_leave_out(qsf_reader *r, const bool *is_left_out);
 
 #endif

@@ -52,8 +52,7 @@ qsf_status qsf_reader_keep_section(qsf_reader *r, const char *tag, qsf_table *ou
 
 const qsf_tensor *qsf_reader_tensor(const qsf_reader *r, uint32_t unit_idx, uint32_t type)
 {
-    const bool is_expert = unit_idx >= r->n_units_file && unit_idx < qsf_reader_n_all_units(r);
-    if (unit_idx >= r->n_units && !is_expert)
+    if (unit_idx >= r->n_units)
         return NULL;
     const qsf_unit *const u = &r->units[unit_idx];
     for (uint32_t i = 0; i < u->n_tensors; i++) {

@@ -129,15 +129,17 @@ typedef struct qsf_unit {
     uint64_t stored_bytes;
     uint64_t raw_bytes;
     uint32_t crc32;        /* of the stored bytes */
+    uint8_t role;          /* qsf_unit_role */
     uint8_t compression;   /* qsf_compression */
-    uint8_t dtype;         /* of a layer: from the index; else the file's; may be mixed */
+    uint8_t dtype;         /* may be mixed */
     uint8_t kind;          /* of a layer: in qsf_reader.kinds */
+    uint16_t layer;        /* of a layer or an expert, as the file numbers layers; else 0 */
+    uint16_t expert;       /* of an expert, within its layer; else 0 */
     uint32_t first_tensor; /* in qsf_reader.tensors */
     uint32_t n_tensors;
     float importance;
-    uint32_t n_left_out;   /* units of the file before it that qsf_reader_leave_out took away */
-    uint32_t template_idx; /* of an expert: the first unit with the same tensors; it has them in the
-                              tensor table */
+    uint32_t template_idx; /* the unit whose tensors this one has: itself, or of an expert the first
+                              with the same tensors; it has them in the tensor table */
     uint32_t first_expert; /* of a layer: the unit of its expert 0; there are as many as its kind
                               says */
 } qsf_unit;
@@ -146,21 +148,27 @@ typedef struct qsf_reader {
     qsf_file file;
     qsf_header header;
     qsf_arch arch;
-    uint32_t n_units;      /* layers + 2: embedding first, final last */
-    uint32_t n_units_file; /* the same, including those left out */
-    uint32_t n_experts;    /* of all layers: units n_units_file and up */
+    uint32_t n_units;        /* of the file; the experts are the last of them */
+    uint32_t n_stream_units; /* the units before the experts */
+    uint32_t n_experts;      /* of all layers */
+    uint32_t embedding_unit;
+    uint32_t final_unit;
+    uint32_t n_pass_units; /* units that a pass runs, without experts: qsf_reader_leave_out */
+    uint32_t n_pass_layers;
     uint32_t n_tensors;
     uint32_t n_sections;
     uint32_t n_bands; /* of 16 embedding rows */
     uint32_t n_kinds;
-    uint32_t n_rope_sets;    /* of the section ROPE; 0: header and ARCH say what RoPE there is */
-    uint64_t directory_off;  /* in the file */
-    qsf_unit *units;         /* [n_units_file + n_experts]; of the first, n_units are used */
-    qsf_tensor *tensors;     /* [n_tensors], sorted by unit and offset */
-    qsf_section *sections;   /* [n_sections] */
-    uint32_t *band_crc32;    /* [n_bands] */
-    qsf_layer_kind *kinds;   /* [n_kinds], at least one */
-    qsf_rope_set *rope_sets; /* [n_rope_sets], by number and least context */
+    uint32_t n_rope_sets;   /* of the section ROPE; 0: header and ARCH say what RoPE there is */
+    uint64_t directory_off; /* in the file */
+    qsf_unit *units;        /* [n_units], by role, layer and expert */
+    uint32_t *pass_units;   /* [n_pass_units] embedding, layers, final: the order of a pass */
+    const uint32_t *layer_units; /* [n_pass_layers] the layers in pass_units */
+    qsf_tensor *tensors;         /* [n_tensors], sorted by unit and offset */
+    qsf_section *sections;       /* [n_sections] */
+    uint32_t *band_crc32;        /* [n_bands] */
+    qsf_layer_kind *kinds;       /* [n_kinds], at least one */
+    qsf_rope_set *rope_sets;     /* [n_rope_sets], by number and least context */
     qsf_table kind_table;
     qsf_table rope_table;
     uint64_t tables_bytes; /* size of the arrays */
@@ -170,16 +178,26 @@ typedef struct qsf_reader {
 /* A section's tag for error texts: '?' replaces bytes that are not printable ASCII. */
 void qsf_section_name(const char tag[4], char name[5]);
 
-/* The number of a unit in the file, for error texts. */
-static inline uint32_t qsf_reader_file_idx(const qsf_reader *r, uint32_t unit_idx)
+/* The unit of an expert by its place among the experts of all layers, and back. */
+static inline uint32_t qsf_reader_expert_unit(const qsf_reader *r, uint32_t place)
 {
-    return unit_idx + r->units[unit_idx].n_left_out;
+    return r->n_stream_units + place;
 }
 
-/* Units of the file: those of the pass and the experts. */
-static inline uint32_t qsf_reader_n_all_units(const qsf_reader *r)
+static inline uint32_t qsf_reader_expert_place(const qsf_reader *r, uint32_t unit_idx)
 {
-    return r->n_units_file + r->n_experts;
+    return unit_idx - r->n_stream_units;
+}
+
+/* The i-th layer that a pass runs, and what it computes. */
+static inline const qsf_unit *qsf_reader_layer(const qsf_reader *r, uint32_t i)
+{
+    return &r->units[r->layer_units[i]];
+}
+
+static inline const qsf_layer_kind *qsf_reader_layer_kind(const qsf_reader *r, uint32_t i)
+{
+    return &r->kinds[qsf_reader_layer(r, i)->kind];
 }
 
 /* NULL when the file has no such section. `tag` has four bytes. */
@@ -192,8 +210,8 @@ qsf_status qsf_reader_read_section(qsf_reader *r, const qsf_section *s, void *ds
  * have it. */
 qsf_status qsf_reader_keep_section(qsf_reader *r, const char *tag, qsf_table *out);
 
-/* The tensor of this type (index 0) in a unit of the pass or an expert; NULL when absent. Tensors
- * of an expert are those of its template. */
+/* The tensor of this type (index 0) in a unit; NULL when absent. Tensors of an expert are those of
+ * its template. */
 const qsf_tensor *qsf_reader_tensor(const qsf_reader *r, uint32_t unit_idx, uint32_t type);
 
 #endif

@@ -103,11 +103,11 @@ static qsf_status parse_tensor(const qsf_reader *r, const unsigned char *entry, 
     t->index = qsf_load_u16(entry + 18);
     t->n_entries = qsf_load_u32(entry + 20);
     t->data_off = qsf_load_u64(entry + 24);
-    if (t->unit_idx >= qsf_reader_n_all_units(r))
+    if (t->unit_idx >= r->n_units)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "tensor table: entry %" PRIu32 " is of unit %" PRIu32
                         ", allowed: 0 .. %" PRIu32,
-                        entry_idx, t->unit_idx, qsf_reader_n_all_units(r) - 1);
+                        entry_idx, t->unit_idx, r->n_units - 1);
     if (!is_known(t->type))
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
                         "tensor table: entry %" PRIu32 " has tensor type %" PRIu32
@@ -159,13 +159,11 @@ static qsf_status place_unit(qsf_reader *r, seen_set *seen, uint32_t unit_idx, u
                         "tensor table: the %" PRIu32 " tensors of unit %" PRIu32 " take %" PRIu64
                         " bytes, the unit has %" PRIu64,
                         n_tensors, unit_idx, off, u->raw_bytes);
-    const bool is_section = unit_idx == 0 || unit_idx + 1 == r->n_units;
-    if (!is_section && n_tensors != u->n_tensors)
+    if (n_tensors != u->n_tensors)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "tensor table: unit %" PRIu32 " has %" PRIu32
                         " tensors, its index says %" PRIu32,
                         unit_idx, n_tensors, u->n_tensors);
-    u->n_tensors = n_tensors;
     clear_seen(seen, r->tensors + u->first_tensor, n_tensors);
     return QSF_OK;
 }
@@ -189,15 +187,17 @@ static qsf_status check_is(const qsf_tensor *t, uint32_t type, uint8_t layout, u
 static qsf_status check_contents(const qsf_reader *r)
 {
     const qsf_header *const h = &r->header;
-    const qsf_unit *const embd = &r->units[0];
-    const qsf_unit *const finl = &r->units[r->n_units - 1];
+    const qsf_unit *const embd = &r->units[r->embedding_unit];
+    const qsf_unit *const finl = &r->units[r->final_unit];
     if (embd->n_tensors != 1)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "tensor table: the embedding unit has %" PRIu32 " tensors, allowed: 1",
                         embd->n_tensors);
-    QSF_TRY(check_is(&r->tensors[0], QSF_TENSOR_EMBEDDING, QSF_LAYOUT_TILES, h->n_vocab, h->dim));
-    for (uint32_t i = 1; i < r->n_tensors; i++)
-        if (r->tensors[i].unit_idx + 1 != r->n_units &&
+    QSF_TRY(check_is(&r->tensors[embd->first_tensor], QSF_TENSOR_EMBEDDING, QSF_LAYOUT_TILES,
+                     h->n_vocab, h->dim));
+    for (uint32_t i = 0; i < r->n_tensors; i++)
+        if (r->tensors[i].unit_idx != r->embedding_unit &&
+            r->tensors[i].unit_idx != r->final_unit &&
             ((r->tensors[i].type >= QSF_TENSOR_EMBEDDING &&
               r->tensors[i].type <= QSF_TENSOR_FINAL_NORM_BIAS) ||
              r->tensors[i].type == QSF_TENSOR_HEAD_BIAS))
@@ -238,9 +238,9 @@ static qsf_status parse_table(qsf_reader *r, const unsigned char *bytes)
     seen_set seen = {0};
     uint32_t at = 0;
     qsf_status status = QSF_OK;
-    for (uint32_t u = 0; status == QSF_OK && u < qsf_reader_n_all_units(r); u++) {
-        const uint32_t template_idx = r->units[u].template_idx; /* 0: not an expert */
-        if (template_idx == 0 || template_idx == u)
+    for (uint32_t u = 0; status == QSF_OK && u < r->n_units; u++) {
+        const uint32_t template_idx = r->units[u].template_idx;
+        if (template_idx == u)
             status = place_unit(r, &seen, u, &at);
         else
             r->units[u].first_tensor = r->units[template_idx].first_tensor;

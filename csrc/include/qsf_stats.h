@@ -101,7 +101,9 @@ typedef struct qsf_unit_time {
     uint64_t wait_ns;    /* time that computing waited for the unit */
     uint64_t compute_ns; /* the rest of the time from the unit's beginning to its end */
     uint32_t is_resident;
-    uint32_t is_skipped; /* 1: the layer is skipped, and the other fields are 0 */
+    uint32_t is_skipped; /* 1: the layer is skipped, and the fields above are 0 */
+    uint32_t role;       /* 0 embedding, 1 layer, 2 final norm and head */
+    uint32_t layer;      /* of a layer, from 0; else 0 */
 } qsf_unit_time;
 
 /* Fills out [cap_units], one entry for each unit of the file: embedding, layers (skipped ones

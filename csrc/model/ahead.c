@@ -50,11 +50,11 @@ static qsf_status find_likely(qsf_ops *o, const qsf_layer *next, uint32_t n, uin
 /* A guess costs its bytes where the disk is what everything waits for. So only the likeliest are
  * guessed, which are nearly always right, and only if most experts of this layer had to be read: of
  * those that memory lacks although most are there, half of the guesses are wrong (bench/LOG.md). */
-static bool can_guess(const qsf_ops *o, const qsf_layer *next, uint32_t layer_idx)
+static bool can_guess(const qsf_ops *o, const qsf_layer *next)
 {
     return o->n_tokens == 1 && !next->kind->is_parallel &&
            2 * o->experts->n_missing > o->experts->n_wanted &&
-           qsf_stream_resident(o->stream, layer_idx + 2) != NULL;
+           qsf_stream_resident(o->stream, next->unit_idx) != NULL;
 }
 
 qsf_status qsf_ahead_guess(qsf_ops *o, uint32_t layer_idx)
@@ -62,21 +62,20 @@ qsf_status qsf_ahead_guess(qsf_ops *o, uint32_t layer_idx)
     if (layer_idx + 1 == o->config->n_layers || o->config->layers[layer_idx + 1].router == NULL)
         return QSF_OK;
     const qsf_layer *const next = &o->config->layers[layer_idx + 1];
-    const uint32_t first_unit = o->experts->reader->units[layer_idx + 2].first_expert;
     uint32_t *const likely = o->scratch->routed.likely;
     uint32_t n = 0;
     if (o->n_tokens * next->kind->n_chosen >= 2 * next->kind->n_experts) { /* hardly one is not */
         for (; n < next->kind->n_experts; n++)
             likely[n] = n;
-    } else if (can_guess(o, next, layer_idx)) {
+    } else if (can_guess(o, next)) {
         n = (uint32_t)qsf_ceil_div(next->kind->n_chosen * LIKELY_EIGHTHS, 8);
-        o->apart = qsf_stream_resident(o->stream, layer_idx + 2);
+        o->apart = qsf_stream_resident(o->stream, next->unit_idx);
         const qsf_status status = find_likely(o, next, n, likely);
         o->apart = NULL;
         QSF_TRY(status);
     }
     for (uint32_t i = 0; i < n; i++)
-        likely[i] += first_unit;
+        likely[i] += next->first_expert;
     qsf_experts_guess(o->experts, likely, n);
     return QSF_OK;
 }

@@ -100,7 +100,7 @@ static void raise_outliers_bytes(qsf_config *c, const qsf_layer *l)
 /* Matches the tensors of layer `idx` against those that its kind has. */
 static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
 {
-    const qsf_layer_kind *const k = &r->kinds[r->units[idx + 1].kind];
+    const qsf_layer_kind *const k = qsf_reader_layer_kind(r, idx);
     const uint32_t dim = r->header.dim;
     const uint32_t q = qsf_q_dim(k);
     const uint32_t kv = qsf_kv_dim(k);
@@ -157,7 +157,9 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
         LAYER_VECTOR(QSF_TENSOR_POST_FFN_NORM, post_ffn_norm, any_ffn, dim),
     };
     l->kind = k;
-    return match_unit(r, idx + 1, rules, sizeof rules / sizeof rules[0], l);
+    l->unit_idx = r->layer_units[idx];
+    l->first_expert = qsf_reader_layer(r, idx)->first_expert;
+    return match_unit(r, l->unit_idx, rules, sizeof rules / sizeof rules[0], l);
 }
 
 #define EXPERT_VECTOR(type, field, n)                                                \
@@ -169,11 +171,10 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
         type, #field, offsetof(qsf_expert, field), QSF_LAYOUT_TILES, ALWAYS, rows, cols \
     }
 
-/* Matches the tensors of the experts of layer `idx`; those of a template are matched once. */
-static qsf_status match_experts(const qsf_reader *r, uint32_t idx)
+/* Matches the tensors of the experts of a layer; those of a template are matched once. */
+static qsf_status match_experts(const qsf_reader *r, const qsf_layer *l)
 {
-    const qsf_unit *const u = &r->units[idx + 1];
-    const qsf_layer_kind *const k = &r->kinds[u->kind];
+    const qsf_layer_kind *const k = l->kind;
     const uint32_t dim = r->header.dim;
     const tensor_rule rules[] = {
         EXPERT_VECTOR(QSF_TENSOR_FFN_GATE_BIAS, gate_bias, k->expert_dim),
@@ -184,7 +185,7 @@ static qsf_status match_experts(const qsf_reader *r, uint32_t idx)
         EXPERT_MATRIX(QSF_TENSOR_FFN_DOWN, down, dim, k->expert_dim),
     };
     uint32_t last_template = 0;
-    for (uint32_t i = u->first_expert; i < u->first_expert + k->n_experts; i++) {
+    for (uint32_t i = l->first_expert; i < l->first_expert + k->n_experts; i++) {
         qsf_expert e;
         if (r->units[i].template_idx == last_template)
             continue;
@@ -207,29 +208,30 @@ void qsf_expert_find(const qsf_reader *r, uint32_t unit_idx, qsf_expert *out)
 }
 
 /* Attention and FFN must have a norm somewhere, and a bias of a norm its norm. */
-static qsf_status check_norms(const qsf_layer *l, uint32_t idx)
+static qsf_status check_norms(const qsf_layer *l)
 {
     const bool has_attn_norm = l->attn_norm != NULL || l->post_attn_norm != NULL;
     const bool has_ffn_norm = l->ffn_norm != NULL || l->post_ffn_norm != NULL ||
                               l->kind->is_parallel ||
                               (l->kind->ffn == QSF_FFN_NONE && l->kind->n_experts == 0);
     if (!has_attn_norm || !has_ffn_norm)
-        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has no %s", idx + 1,
+        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has no %s", l->unit_idx,
                         has_attn_norm ? "ffn_norm" : "attn_norm");
     if ((l->input_norm == NULL && l->input_norm_bias != NULL) ||
         (l->attn_norm == NULL && l->attn_norm_bias != NULL) ||
         (l->ffn_norm == NULL && l->ffn_norm_bias != NULL))
-        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has the bias of a norm but not the norm", idx + 1);
+        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has the bias of a norm but not the norm",
+                        l->unit_idx);
     return QSF_OK;
 }
 
 /* The router is exact: few bits would change the choice of experts. */
-static qsf_status check_router(const qsf_layer *l, uint32_t idx)
+static qsf_status check_router(const qsf_layer *l)
 {
     const qsf_tensor *const t = l->router;
     if (t != NULL && t->dtype != QSF_DTYPE_F16 && t->dtype != QSF_DTYPE_F32)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED, "unit %u: the router has type %s, expected f16 or f32",
-                        idx + 1, qsf_dtype_name(t->dtype));
+                        l->unit_idx, qsf_dtype_name(t->dtype));
     return QSF_OK;
 }
 
@@ -282,8 +284,8 @@ static qsf_status match_ends(const qsf_config *c, const qsf_reader *r, qsf_ends 
         {QSF_TENSOR_HEAD, "head", offsetof(qsf_ends, head), QSF_LAYOUT_TILES,
          c->has_tied_head ? NEVER : ALWAYS, c->n_vocab, c->dim},
     };
-    QSF_TRY(match_unit(r, 0, embedding, 1, ends));
-    QSF_TRY(match_unit(r, r->n_units - 1, final, sizeof final / sizeof final[0], ends));
+    QSF_TRY(match_unit(r, r->embedding_unit, embedding, 1, ends));
+    QSF_TRY(match_unit(r, r->final_unit, final, sizeof final / sizeof final[0], ends));
     if (c->has_tied_head)
         ends->head = ends->embedding;
     return QSF_OK;
@@ -322,7 +324,7 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
     const qsf_header *const h = &r->header;
     QSF_TRY(check_positions(r));
     *c = (qsf_config){
-        .n_layers = h->n_layers,
+        .n_layers = r->n_pass_layers,
         .layers = layers,
         .dim = h->dim,
         .n_vocab = h->n_vocab,
@@ -338,9 +340,9 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
     count_ropes(c, r);
     for (uint32_t i = 0; i < c->n_layers; i++) {
         QSF_TRY(match_layer(r, i, &layers[i]));
-        QSF_TRY(match_experts(r, i));
-        QSF_TRY(check_router(&layers[i], i));
-        QSF_TRY(check_norms(&layers[i], i));
+        QSF_TRY(match_experts(r, &layers[i]));
+        QSF_TRY(check_router(&layers[i]));
+        QSF_TRY(check_norms(&layers[i]));
         add_layer(c, &layers[i]);
     }
     QSF_TRY(match_ends(c, r, ends));

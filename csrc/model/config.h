@@ -19,6 +19,8 @@
 /* What a layer computes, and its tensors in the order of the pass; optional ones may be NULL. */
 typedef struct qsf_layer {
     const qsf_layer_kind *kind;
+    uint32_t unit_idx;
+    uint32_t first_expert;             /* the unit of expert 0, layers with experts */
     const qsf_tensor *input_norm;      /* [dim], optional: normalises the residual itself */
     const qsf_tensor *input_norm_bias; /* [dim], optional */
     const qsf_tensor *attn_norm;       /* [dim]; optional if there is a post_attn_norm */
@@ -124,9 +126,9 @@ static inline size_t qsf_stride(uint32_t dim)
     return qsf_round_up(dim, QSF_BLOCK);
 }
 
-/* Fills *c, *ends and layers [n_layers of the header]. QSF_ERR_UNSUPPORTED: this build does not run
- * the architecture or an option of it. QSF_ERR_FORMAT: a tensor is missing, misplaced or has the
- * wrong shape. */
+/* Fills *c, *ends and layers [n_pass_layers of the reader]. QSF_ERR_UNSUPPORTED: this build does
+ * not run the architecture or an option of it. QSF_ERR_FORMAT: a tensor is missing, misplaced or
+ * has the wrong shape. */
 qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers, qsf_ends *ends);
 
 /* Fills *out with the tensors of an expert, whose shapes qsf_config_init has checked. */

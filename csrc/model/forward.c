@@ -304,7 +304,7 @@ static qsf_status run_layer(qsf_forward *f, const qsf_chunk *chunk, uint32_t lay
     const qsf_layer *const l = &o->config->layers[layer_idx];
     epilogue_job job = {o, chunk, layer_idx, NULL, NULL, NULL};
     o->kind = l->kind;
-    QSF_TRY(begin_unit(o, layer_idx + 1));
+    QSF_TRY(begin_unit(o, l->unit_idx));
     QSF_TRY(begin_layer(o, l));
     QSF_TRY(run_attention(o, l, &job));
     if (l->kind->ffn != QSF_FFN_NONE || l->kind->n_experts != 0)
@@ -349,12 +349,12 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk)
     qsf_linear head = {f->ends->head, NULL, chunk->logits, c->n_vocab, 1, NULL, &job, {0}};
     if (c->logit_cap != 0.0F)
         head.epilogue = head_epilogue;
-    QSF_TRY(begin_unit(o, c->n_layers + 1));
+    QSF_TRY(begin_unit(o, f->ends->final_norm->unit_idx));
     qsf_acts in;
     QSF_TRY(norm(o, s->x, f->ends->final_norm, f->ends->final_norm_bias, &in));
     if (c->has_tied_head) {
         QSF_TRY(end_unit(o, QSF_PHASE_NORM));
-        QSF_TRY(begin_unit(o, 0));
+        QSF_TRY(begin_unit(o, f->ends->embedding->unit_idx));
     } else {
         qsf_ops_lap(o, QSF_PHASE_NORM);
         QSF_TRY(qsf_ops_load_vector(o, f->ends->head_bias, s->head_bias, &head.bias));
@@ -391,7 +391,7 @@ qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk)
 {
     f->ops.stopwatch = chunk->stopwatch;
     if (chunk->stopwatch != NULL)
-        chunk->stopwatch->unit_idx = 0; /* the embedding */
+        chunk->stopwatch->unit_idx = f->ends->embedding->unit_idx;
     begin_pass(f, chunk);
     qsf_experts_begin_pass(f->ops.experts, chunk->n_tokens, chunk->cancel, chunk->stopwatch);
     const qsf_status status = run_units(f, chunk);

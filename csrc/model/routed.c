@@ -46,7 +46,7 @@ static void sort_choices(const qsf_ops *o)
 static void request(const qsf_ops *o, uint32_t layer_idx)
 {
     const qsf_routed_scratch *const s = &o->scratch->routed;
-    const uint32_t first_unit = o->experts->reader->units[layer_idx + 1].first_expert;
+    const uint32_t first_unit = o->config->layers[layer_idx].first_expert;
     uint32_t n = 0;
     for (uint32_t i = 0; i < o->kind->n_experts; i++) {
         if (s->first[i + 1] == s->first[i])
@@ -308,7 +308,7 @@ static qsf_status run_experts(qsf_ops *o, const float *x)
     QSF_TRY(qsf_ahead_guess(o, o->experts->layer_idx));
     wave w = {.ops = o,
               .x = x,
-              .first_unit = o->experts->reader->units[o->experts->layer_idx + 1].first_expert,
+              .first_unit = o->config->layers[o->experts->layer_idx].first_expert,
               .n_left = o->experts->n_wanted,
               .keeps = n_choices <= QSF_EXPERT_ROWS};
     while (w.n_left > 0) {

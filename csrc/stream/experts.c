@@ -19,17 +19,17 @@
 
 /* ---- sizes ---- */
 
-static uint32_t layer_experts(const qsf_reader *r, uint32_t unit_idx)
+static uint32_t layer_experts(const qsf_reader *r, uint32_t layer_idx)
 {
-    return r->kinds[r->units[unit_idx].kind].n_experts;
+    return qsf_reader_layer_kind(r, layer_idx)->n_experts;
 }
 
 size_t qsf_experts_slot_bytes(const qsf_reader *r)
 {
     uint64_t most_bytes = 0;
-    for (uint32_t i = 1; i + 1 < r->n_units; i++)
+    for (uint32_t i = 0; i < r->n_pass_layers; i++)
         for (uint32_t j = 0; j < layer_experts(r, i); j++) {
-            const uint64_t n_bytes = r->units[r->units[i].first_expert + j].raw_bytes;
+            const uint64_t n_bytes = r->units[qsf_reader_layer(r, i)->first_expert + j].raw_bytes;
             most_bytes = n_bytes > most_bytes ? n_bytes : most_bytes;
         }
     return qsf_round_up((size_t)most_bytes, QSF_IO_ALIGN);
@@ -38,7 +38,7 @@ size_t qsf_experts_slot_bytes(const qsf_reader *r)
 uint32_t qsf_experts_count(const qsf_reader *r)
 {
     uint32_t n = 0;
-    for (uint32_t i = 1; i + 1 < r->n_units; i++)
+    for (uint32_t i = 0; i < r->n_pass_layers; i++)
         n += layer_experts(r, i);
     return n;
 }
@@ -103,11 +103,11 @@ static qsf_status load_all(qsf_experts *e)
     static const uint32_t no_uses[QSF_MAX_LAYER_EXPERTS];
     uint32_t units[QSF_MAX_LAYER_EXPERTS];
     qsf_status status = QSF_OK;
-    for (uint32_t i = 1; status == QSF_OK && i + 1 < e->reader->n_units; i++) {
+    for (uint32_t i = 0; status == QSF_OK && i < e->reader->n_pass_layers; i++) {
         const uint32_t n = layer_experts(e->reader, i);
         for (uint32_t j = 0; j < n; j++)
-            units[j] = e->reader->units[i].first_expert + j;
-        qsf_experts_request(e, i - 1, units, no_uses, n);
+            units[j] = qsf_reader_layer(e->reader, i)->first_expert + j;
+        qsf_experts_request(e, i, units, no_uses, n);
         for (uint32_t j = 0; status == QSF_OK && j < n; j++) {
             const unsigned char *bytes;
             status = qsf_experts_take(e, j, &bytes);
@@ -177,9 +177,9 @@ void qsf_experts_destroy(qsf_experts *e)
 /* Layers until an expert is needed, counted from the layer that requests; its own is the last. */
 static uint32_t distance_of(const qsf_experts *e, uint32_t expert)
 {
-    const uint32_t first = e->reader->units[e->layer_idx + 1].first_expert;
+    const uint32_t first = qsf_reader_layer(e->reader, e->layer_idx)->first_expert;
     const uint32_t here =
-        first - e->reader->n_units_file + layer_experts(e->reader, e->layer_idx + 1);
+        qsf_reader_expert_place(e->reader, first) + layer_experts(e->reader, e->layer_idx);
     const uint32_t n = e->reader->n_experts;
     return (expert + n - here % n) % n; /* in experts instead of layers: the order is the same */
 }
@@ -245,7 +245,7 @@ static void place_wanted(qsf_experts *e)
     const uint64_t before = e->end_job;
     qsf_mutex_lock(&e->lock);
     for (; e->n_placed < e->n_wanted; e->n_placed++) {
-        const uint32_t expert = e->wanted[e->n_placed] - e->reader->n_units_file;
+        const uint32_t expert = qsf_reader_expert_place(e->reader, e->wanted[e->n_placed]);
         if (e->is_released[e->n_placed])
             continue; /* a guess that was there early */
         if (e->slot_of[expert] != NONE) {
@@ -262,7 +262,7 @@ static void place_wanted(qsf_experts *e)
         e->slots[place].is_wanted = true;
     }
     for (; e->n_placed == e->n_wanted && e->n_guesses > 0; e->n_guesses--, e->guesses++) {
-        const uint32_t expert = e->guesses[0] - e->reader->n_units_file;
+        const uint32_t expert = qsf_reader_expert_place(e->reader, e->guesses[0]);
         if (e->slot_of[expert] != NONE)
             continue;
         const uint32_t place = find_transit(e);
@@ -300,7 +300,7 @@ static void make_way(qsf_experts *e)
 {
     uint32_t last = NONE;
     for (uint32_t i = 0; i < e->n_wanted && e->n_placed < e->n_wanted; i++) {
-        const uint32_t place = e->slot_of[e->wanted[i] - e->reader->n_units_file];
+        const uint32_t place = e->slot_of[qsf_reader_expert_place(e->reader, e->wanted[i])];
         if (place == NONE || e->slots[place].stays)
             continue;
         if (i < e->n_placed)
@@ -340,7 +340,7 @@ void qsf_experts_request(qsf_experts *e, uint32_t layer_idx, const uint32_t *wan
     e->totals.n_uses += n_wanted;
     qsf_mutex_lock(&e->lock);
     for (uint32_t i = 0; i < n_wanted; i++) {
-        const uint32_t expert = wanted[i] - e->reader->n_units_file;
+        const uint32_t expert = qsf_reader_expert_place(e->reader, wanted[i]);
         e->is_released[i] = false;
         qsf_expert_policy_use(&e->policy, expert, uses[i]);
         if (e->slot_of[expert] == NONE)
@@ -405,7 +405,7 @@ static qsf_status wait_for(qsf_experts *e, const qsf_expert_slot *s)
 bool qsf_experts_is_ready(qsf_experts *e, uint32_t i)
 {
     assert(i < e->n_wanted);
-    const uint32_t place = e->slot_of[e->wanted[i] - e->reader->n_units_file];
+    const uint32_t place = e->slot_of[qsf_reader_expert_place(e->reader, e->wanted[i])];
     qsf_mutex_lock(&e->lock);
     const bool is_ready = place != NONE && e->slots[place].state == QSF_SLOT_READY;
     qsf_mutex_unlock(&e->lock);
@@ -417,7 +417,7 @@ uint32_t qsf_experts_next(const qsf_experts *e)
     uint32_t next = e->n_placed; /* if none has a place, the one that gets the next */
     uint64_t next_job = UINT64_MAX;
     for (uint32_t i = 0; i < e->n_wanted; i++) {
-        const uint32_t place = e->slot_of[e->wanted[i] - e->reader->n_units_file];
+        const uint32_t place = e->slot_of[qsf_reader_expert_place(e->reader, e->wanted[i])];
         if (place == NONE || !e->slots[place].is_wanted || e->slots[place].job >= next_job)
             continue;
         next = i;
@@ -429,7 +429,7 @@ uint32_t qsf_experts_next(const qsf_experts *e)
 qsf_status qsf_experts_take(qsf_experts *e, uint32_t i, const unsigned char **out)
 {
     assert(i < e->n_wanted);
-    const uint32_t expert = e->wanted[i] - e->reader->n_units_file;
+    const uint32_t expert = qsf_reader_expert_place(e->reader, e->wanted[i]);
     place_wanted(e);
     while (e->slot_of[expert] == NONE)
         wait_for_place(e);
@@ -441,7 +441,7 @@ qsf_status qsf_experts_take(qsf_experts *e, uint32_t i, const unsigned char **ou
 
 void qsf_experts_release(qsf_experts *e, uint32_t i)
 {
-    const uint32_t place = e->slot_of[e->wanted[i] - e->reader->n_units_file];
+    const uint32_t place = e->slot_of[qsf_reader_expert_place(e->reader, e->wanted[i])];
     assert(place != NONE);
     e->slots[place].is_wanted = false;
     e->is_released[i] = true;

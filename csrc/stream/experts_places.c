@@ -82,8 +82,8 @@ static uint32_t find_worst(const qsf_experts *e)
 static uint32_t most_read(const qsf_reader *r, uint32_t n_tokens)
 {
     uint32_t most = 0;
-    for (uint32_t i = 1; i + 1 < r->n_units; i++) {
-        const qsf_layer_kind *const k = &r->kinds[r->units[i].kind];
+    for (uint32_t i = 0; i < r->n_pass_layers; i++) {
+        const qsf_layer_kind *const k = qsf_reader_layer_kind(r, i);
         if (n_tokens * k->n_chosen >= 2 * k->n_experts && k->n_experts > most)
             most = k->n_experts;
     }

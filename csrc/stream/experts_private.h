@@ -11,7 +11,7 @@
 
 static inline const qsf_unit *qsf_experts_unit(const qsf_experts *e, uint32_t expert)
 {
-    return &e->reader->units[e->reader->n_units_file + expert];
+    return &e->reader->units[qsf_reader_expert_unit(e->reader, expert)];
 }
 
 #define QSF_EXPERTS_NONE UINT32_MAX

@@ -23,7 +23,7 @@ static void record(const qsf_experts *e, qsf_trace_kind kind, uint32_t thread_id
                                    .end_ns = end_ns,
                                    .n_bytes = n_bytes,
                                    .kind = (uint32_t)kind,
-                                   .unit_idx = qsf_reader_file_idx(e->reader, e->layer_idx + 1),
+                                   .unit_idx = e->reader->layer_units[e->layer_idx],
                                    .thread_idx = thread_idx,
                                });
 }
@@ -43,7 +43,8 @@ static void fail_place(qsf_experts *e, qsf_expert_slot *s, qsf_status status, co
         return; /* a guess that is right is read again */
     e->failure_status = status;
     snprintf(e->failure, sizeof e->failure, "unit %" PRIu32 " (an expert of layer %" PRIu32 "): %s",
-             e->reader->n_units_file + s->expert, e->layer_idx, why);
+             qsf_reader_expert_unit(e->reader, s->expert), qsf_experts_unit(e, s->expert)->layer,
+             why);
 }
 
 /* Takes the next piece of the jobs. Caller holds the lock. */

@@ -56,7 +56,7 @@ static void lay_out(layout *l, qsf_arena *a, size_t ring_bytes, size_t range_byt
         ring_bytes / choose_slot_bytes(ring_bytes, range_bytes, QSF_IO_MAX_DEPTH);
     l->ring = qsf_arena_push(a, 1, sizeof *l->ring);
     l->pieces = qsf_arena_push(a, most_slots, sizeof *l->pieces);
-    l->order = qsf_arena_push(a, r->n_units, sizeof *l->order);
+    l->order = qsf_arena_push(a, r->n_stream_units, sizeof *l->order);
     l->is_taken = qsf_arena_push(a, most_slots, sizeof *l->is_taken);
     l->seam = qsf_arena_push(a, range_bytes + QSF_DATA_ALIGN, 1);
     l->bytes = qsf_arena_push(a, ring_bytes + QSF_IO_ALIGN, 1);
@@ -149,7 +149,7 @@ static void restart(qsf_ring *ring, uint32_t next_order, uint64_t next_pass)
 
 void qsf_ring_set_order(qsf_ring *ring, const uint32_t *units, uint32_t n_units, uint32_t n_always)
 {
-    assert(n_units <= ring->reader->n_units && n_always <= n_units);
+    assert(n_units <= ring->reader->n_stream_units && n_always <= n_units);
     qsf_mutex_lock(&ring->lock);
     ring->is_paused = true; /* readers use the order */
     ring->unit_idx = NONE;
@@ -352,8 +352,7 @@ qsf_status qsf_ring_end_unit(qsf_ring *ring, uint64_t *wait_ns, uint64_t *read_n
         status = QSF_FAIL(QSF_ERR_DAMAGED,
                           "unit %" PRIu32 " (%" PRIu64 " bytes at %" PRIu64
                           "): checksum is %08" PRIx32 ", stored is %08" PRIx32,
-                          qsf_reader_file_idx(ring->reader, unit_idx), u->stored_bytes, u->off,
-                          crc32, u->crc32);
+                          unit_idx, u->stored_bytes, u->off, crc32, u->crc32);
     }
     *read_ns = ring->unit_last_ns - ring->unit_first_ns;
     qsf_mutex_unlock(&ring->lock);

@@ -57,7 +57,7 @@ struct qsf_ring {
     uint32_t n_reading;   /* pieces that a reader reads or verifies */
     uint32_t n_under_way; /* those with a read in flight */
     /* the cursor of reading */
-    uint32_t *order; /* [n_units] */
+    uint32_t *order; /* [n_stream_units] */
     uint32_t n_order;
     uint32_t n_always;
     uint32_t next_order;

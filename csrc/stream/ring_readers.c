@@ -69,8 +69,8 @@ static void end_piece(qsf_ring *ring, qsf_piece *p, qsf_status status)
     p->state = status == QSF_OK ? PIECE_READY : PIECE_FAILED;
     if (status != QSF_OK && ring->failure_status == QSF_OK) {
         ring->failure_status = status;
-        snprintf(ring->failure, sizeof ring->failure, "unit %" PRIu32 ": %s",
-                 qsf_reader_file_idx(ring->reader, p->unit_idx), qsf_error_detail());
+        snprintf(ring->failure, sizeof ring->failure, "unit %" PRIu32 ": %s", p->unit_idx,
+                 qsf_error_detail());
     }
     ring->n_reading--;
     qsf_condition_wake_all(&ring->has_data);
@@ -112,7 +112,7 @@ static void record(const qsf_ring *ring, const qsf_piece *p, qsf_trace_kind kind
                                       .end_ns = end_ns,
                                       .n_bytes = p->data_bytes,
                                       .kind = (uint32_t)kind,
-                                      .unit_idx = qsf_reader_file_idx(ring->reader, p->unit_idx),
+                                      .unit_idx = p->unit_idx,
                                       .thread_idx = thread_idx,
                                   });
 }

@@ -98,16 +98,16 @@ static qsf_status take_buffers(qsf_stream *s, const qsf_stream_sizes *sizes, siz
 /* Gives the ring the order of streamed units: layers, then the units that make the logits. */
 static void set_order(qsf_stream *s)
 {
-    const uint32_t n_units = s->reader->n_units;
+    const qsf_reader *const r = s->reader;
     uint32_t n = 0;
-    for (uint32_t i = 1; i + 1 < n_units; i++)
-        if (s->resident[i] == NULL)
-            s->order[n++] = i;
+    for (uint32_t i = 0; i < r->n_pass_layers; i++)
+        if (s->resident[r->layer_units[i]] == NULL)
+            s->order[n++] = r->layer_units[i];
     const uint32_t n_always = n;
-    if (s->resident[n_units - 1] == NULL)
-        s->order[n++] = n_units - 1;
-    if (s->resident[0] == NULL && qsf_stream_passes_ring(s->reader, 0))
-        s->order[n++] = 0;
+    if (s->resident[r->final_unit] == NULL)
+        s->order[n++] = r->final_unit;
+    if (s->resident[r->embedding_unit] == NULL && qsf_stream_passes_ring(r, r->embedding_unit))
+        s->order[n++] = r->embedding_unit;
     if (n == 0)
         release_buffers(s);
     else if (s->ring != NULL)
@@ -188,10 +188,11 @@ static qsf_status fill(qsf_stream *s, const qsf_stream_options *options)
     s->sizes.band_bytes = sizes.band_bytes;
     uint32_t n_load = 0;
     uint64_t load_bytes = 0;
-    for (uint32_t i = 0; i < r->n_units; i++) {
-        if (options->is_resident[i]) {
-            s->order[n_load++] = i;
-            load_bytes += r->units[i].raw_bytes;
+    for (uint32_t i = 0; i < r->n_pass_units; i++) {
+        const uint32_t unit_idx = r->pass_units[i];
+        if (options->is_resident[unit_idx]) {
+            s->order[n_load++] = unit_idx;
+            load_bytes += r->units[unit_idx].raw_bytes;
         }
     }
     const bool is_streaming = sizes.ring_bytes != 0;
@@ -227,13 +228,14 @@ qsf_status qsf_stream_init(qsf_stream *s, qsf_reader *r, qsf_ledger *ledger,
                         "internal error: a ring of %zu bytes, these units need %zu or more, a "
                         "multiple of %d",
                         options->ring_bytes, sizes.ring_bytes, QSF_IO_ALIGN);
-    qsf_status status = acquire(s, QSF_USE_TABLES, r->n_units * sizeof *s->resident, &s->resident);
+    qsf_status status =
+        acquire(s, QSF_USE_TABLES, r->n_stream_units * sizeof *s->resident, &s->resident);
     if (status == QSF_OK)
-        status = acquire(s, QSF_USE_TABLES, r->n_units * sizeof *s->times, &s->times);
+        status = acquire(s, QSF_USE_TABLES, r->n_stream_units * sizeof *s->times, &s->times);
     if (status == QSF_OK)
-        status = acquire(s, QSF_USE_TABLES, r->n_units * sizeof *s->order, &s->order);
+        status = acquire(s, QSF_USE_TABLES, r->n_stream_units * sizeof *s->order, &s->order);
     if (status == QSF_OK)
-        status = acquire(s, QSF_USE_TABLES, r->n_units * sizeof *s->mask, &s->mask);
+        status = acquire(s, QSF_USE_TABLES, r->n_stream_units * sizeof *s->mask, &s->mask);
     if (status == QSF_OK)
         status = fill(s, options);
     if (status != QSF_OK)
@@ -245,7 +247,7 @@ void qsf_stream_destroy(qsf_stream *s)
 {
     if (s->ledger == NULL)
         return;
-    const uint32_t n_units = s->reader->n_units;
+    const uint32_t n_units = s->reader->n_stream_units;
     release_buffers(s); /* first: its readers may be busy */
     for (uint32_t i = 0; s->resident != NULL && i < n_units; i++)
         qsf_ledger_release(s->ledger, QSF_USE_WEIGHTS, s->resident[i],
@@ -277,7 +279,7 @@ void qsf_stream_end_pass(qsf_stream *s)
 
 bool qsf_stream_is_resident(const qsf_stream *s, uint32_t unit_idx)
 {
-    assert(unit_idx < s->reader->n_units);
+    assert(unit_idx < s->reader->n_stream_units);
     return s->resident[unit_idx] != NULL;
 }
 
@@ -288,13 +290,13 @@ const unsigned char *qsf_stream_resident(const qsf_stream *s, uint32_t unit_idx)
 
 qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx)
 {
-    if (s->unit_idx != NONE || unit_idx >= s->reader->n_units)
+    if (s->unit_idx != NONE || unit_idx >= s->reader->n_stream_units)
         return QSF_FAIL(QSF_ERR_ARG,
                         "internal error: unit %" PRIu32 " of %" PRIu32
                         " begins before unit %" PRIu32 " ends",
-                        unit_idx, s->reader->n_units, s->unit_idx);
+                        unit_idx, s->reader->n_stream_units, s->unit_idx);
     if (s->stopwatch != NULL)
-        s->stopwatch->unit_idx = qsf_reader_file_idx(s->reader, unit_idx);
+        s->stopwatch->unit_idx = unit_idx;
     s->begin_ns = s->stopwatch != NULL ? s->stopwatch->last_ns : qsf_clock_ns();
     s->unit_wait_ns = 0;
     if (s->resident[unit_idx] == NULL) {
@@ -314,7 +316,7 @@ qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx)
 
 size_t qsf_stream_range_bytes(const qsf_stream *s, uint32_t unit_idx, uint64_t off)
 {
-    assert(unit_idx < s->reader->n_units);
+    assert(unit_idx < s->reader->n_stream_units);
     if (s->resident[unit_idx] != NULL)
         return SIZE_MAX;
     if (is_compressed(s, unit_idx))
@@ -439,14 +441,15 @@ void qsf_stream_abandon(qsf_stream *s)
 qsf_status qsf_stream_embedding_band(qsf_stream *s, uint32_t band_idx, const unsigned char **out)
 {
     const qsf_reader *const r = s->reader;
-    const qsf_tensor *const t = &r->tensors[0]; /* [vocab, dim] */
+    const qsf_tensor *const t = qsf_reader_tensor(r, r->embedding_unit, QSF_TENSOR_EMBEDDING);
+    const unsigned char *const resident = s->resident[r->embedding_unit];
     if (band_idx >= r->n_bands)
         return QSF_FAIL(QSF_ERR_ARG, "internal error: embedding band %" PRIu32 " of %" PRIu32,
                         band_idx, r->n_bands);
     const size_t row_bytes = (size_t)(t->data_bytes / r->n_bands);
     const uint64_t raw_off = t->data_off + (uint64_t)band_idx * row_bytes;
-    if (s->resident[0] != NULL) {
-        *out = s->resident[0] + raw_off;
+    if (resident != NULL) {
+        *out = resident + raw_off;
         return QSF_OK;
     }
     *out = s->band;
@@ -454,7 +457,8 @@ qsf_status qsf_stream_embedding_band(qsf_stream *s, uint32_t band_idx, const uns
         return QSF_OK;
     s->band_idx = NONE;
     const uint64_t start_ns = qsf_clock_ns();
-    QSF_TRY(qsf_file_read_at(&s->reader->file, r->units[0].off + raw_off, s->band, row_bytes));
+    QSF_TRY(qsf_file_read_at(&s->reader->file, r->units[r->embedding_unit].off + raw_off, s->band,
+                             row_bytes));
     qsf_stopwatch_set_aside(s->stopwatch, QSF_PHASE_WAIT, start_ns, qsf_clock_ns(), row_bytes);
     s->band_bytes_read += row_bytes;
     const uint32_t crc32 = qsf_crc32(0, s->band, row_bytes);
@@ -472,7 +476,7 @@ qsf_status qsf_stream_embedding_band(qsf_stream *s, uint32_t band_idx, const uns
 /* The sizes for the resident units without unit_idx (NONE: all of them). */
 static void sizes_without(const qsf_stream *s, uint32_t unit_idx, qsf_stream_sizes *out)
 {
-    for (uint32_t i = 0; i < s->reader->n_units; i++)
+    for (uint32_t i = 0; i < s->reader->n_stream_units; i++)
         s->mask[i] = s->resident[i] != NULL && i != unit_idx;
     qsf_stream_least(s->reader, s->mask, out);
 }
@@ -552,7 +556,7 @@ qsf_status qsf_stream_keep(qsf_stream *s, uint32_t unit_idx)
         qsf_ledger_release(s->ledger, QSF_USE_WEIGHTS, s->resident[unit_idx],
                            (size_t)s->reader->units[unit_idx].raw_bytes);
         s->resident[unit_idx] = NULL;
-    } else if (unit_idx == 0) {
+    } else if (unit_idx == s->reader->embedding_unit) {
         qsf_ledger_release(s->ledger, QSF_USE_EMBEDDING, s->band, s->sizes.band_bytes);
         s->band = NULL;
         s->band_idx = NONE;
@@ -579,8 +583,15 @@ void qsf_stream_report(const qsf_stream *s, qsf_stats *out)
 
 void qsf_stream_timeline(const qsf_stream *s, qsf_unit_time *out, size_t cap_units)
 {
-    for (size_t i = 0; i < cap_units && i < s->reader->n_units; i++) {
+    const qsf_reader *const r = s->reader;
+    const uint32_t *next = r->pass_units;
+    for (size_t i = 0; i < cap_units && i < r->n_stream_units; i++) {
+        const bool runs = next < r->pass_units + r->n_pass_units && *next == i;
         out[i] = s->times[i];
         out[i].is_resident = s->resident[i] != NULL;
+        out[i].is_skipped = !runs;
+        out[i].role = r->units[i].role;
+        out[i].layer = r->units[i].layer;
+        next += runs;
     }
 }

@@ -38,7 +38,7 @@ typedef struct qsf_stream_sizes {
 } qsf_stream_sizes;
 
 typedef struct qsf_stream_options {
-    const bool *is_resident; /* [n_units] */
+    const bool *is_resident; /* [n_stream_units] */
     size_t ring_bytes;       /* at least qsf_stream_sizes.ring_bytes */
     qsf_io *io;              /* borrowed, open */
     qsf_trace *trace;        /* borrowed, or NULL; records reads */
@@ -52,10 +52,10 @@ typedef struct qsf_stream {
     qsf_io_setup setup;       /* how the ring reads */
     qsf_trace *trace;         /* borrowed, or NULL */
     qsf_stopwatch *stopwatch; /* borrowed, of the pass; or NULL */
-    unsigned char **resident; /* [n_units]; NULL: streamed */
-    qsf_unit_time *times;     /* [n_units] */
-    uint32_t *order;          /* [n_units] the streamed units in the order of the pass */
-    bool *mask;               /* [n_units] scratch */
+    unsigned char **resident; /* [n_stream_units]; NULL: streamed */
+    qsf_unit_time *times;     /* [n_stream_units] */
+    uint32_t *order;          /* [n_stream_units] the streamed units in the order of the pass */
+    bool *mask;               /* [n_stream_units] scratch */
     qsf_ring *ring;           /* NULL if nothing is streamed */
     size_t ring_bytes;
     qsf_stream_sizes sizes;       /* of the buffers held now */

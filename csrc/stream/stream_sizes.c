@@ -62,23 +62,25 @@ static void add_loaded(const qsf_unit *u, qsf_stream_sizes *sizes)
 
 bool qsf_stream_passes_ring(const qsf_reader *r, uint32_t unit_idx)
 {
-    return unit_idx != 0 || r->arch.tied_head;
+    return unit_idx != r->embedding_unit || r->arch.tied_head;
 }
 
 void qsf_stream_load_sizes(const qsf_reader *r, const bool *is_resident, qsf_stream_sizes *out)
 {
     *out = (qsf_stream_sizes){0};
-    for (uint32_t i = 0; i < r->n_units; i++)
-        if (is_resident[i])
-            add_loaded(&r->units[i], out);
+    for (uint32_t i = 0; i < r->n_pass_units; i++)
+        if (is_resident[r->pass_units[i]])
+            add_loaded(&r->units[r->pass_units[i]], out);
 }
 
 void qsf_stream_least(const qsf_reader *r, const bool *is_resident, qsf_stream_sizes *out)
 {
     *out = (qsf_stream_sizes){0};
-    for (uint32_t i = 0; i < r->n_units; i++)
-        if (!is_resident[i] && qsf_stream_passes_ring(r, i))
-            add_streamed(r, &r->units[i], out);
+    for (uint32_t i = 0; i < r->n_pass_units; i++) {
+        const uint32_t unit_idx = r->pass_units[i];
+        if (!is_resident[unit_idx] && qsf_stream_passes_ring(r, unit_idx))
+            add_streamed(r, &r->units[unit_idx], out);
+    }
     qsf_stream_sizes load;
     qsf_stream_load_sizes(r, is_resident, &load);
     if (out->ring_bytes != 0) { /* resident units load through the ring of the streamed ones */
@@ -88,8 +90,10 @@ void qsf_stream_least(const qsf_reader *r, const bool *is_resident, qsf_stream_s
     } else {
         out->load_bytes = qsf_stream_buffer_bytes(r, &load, load.ring_bytes);
     }
-    if (!is_resident[0])
-        out->band_bytes = qsf_round_up(tensor_range_bytes(&r->tensors[0]), QSF_DATA_ALIGN);
+    if (!is_resident[r->embedding_unit])
+        out->band_bytes = qsf_round_up(
+            tensor_range_bytes(qsf_reader_tensor(r, r->embedding_unit, QSF_TENSOR_EMBEDDING)),
+            QSF_DATA_ALIGN);
 }
 
 size_t qsf_stream_buffer_bytes(const qsf_reader *r, const qsf_stream_sizes *sizes,
@@ -112,6 +116,6 @@ size_t qsf_stream_unit_buffer_bytes(const qsf_reader *r, uint32_t unit_idx)
 
 size_t qsf_stream_table_bytes(const qsf_reader *r)
 {
-    return r->n_units *
+    return r->n_stream_units *
            (sizeof(unsigned char *) + sizeof(qsf_unit_time) + sizeof(uint32_t) + sizeof(bool));
 }

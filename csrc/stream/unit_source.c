@@ -15,7 +15,7 @@
 
 void qsf_unit_source_begin(qsf_unit_source *s, uint32_t unit_idx)
 {
-    assert(unit_idx < qsf_reader_n_all_units(s->reader));
+    assert(unit_idx < s->reader->n_units);
     s->unit_idx = unit_idx;
     s->stored_done_bytes = 0;
     s->raw_done_bytes = 0;
@@ -72,8 +72,7 @@ static qsf_status next_block(qsf_unit_source *s, unsigned char *dst, size_t cap_
     if (stored_left_bytes < BLOCK_HEAD_BYTES)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "unit %" PRIu32 ": %" PRIu64 " stored bytes left for %" PRIu64 " raw ones",
-                        qsf_reader_file_idx(s->reader, s->unit_idx), stored_left_bytes,
-                        raw_left_bytes);
+                        s->unit_idx, stored_left_bytes, raw_left_bytes);
     const unsigned char *bytes;
     QSF_TRY(take(s, BLOCK_HEAD_BYTES, &bytes));
     const uint32_t stored_bytes = qsf_load_u32(bytes);
@@ -81,12 +80,12 @@ static qsf_status next_block(qsf_unit_source *s, unsigned char *dst, size_t cap_
     if (raw_bytes < 1 || raw_bytes > QSF_COMPRESSED_BLOCK_BYTES || raw_bytes > raw_left_bytes ||
         stored_bytes < 1 || stored_bytes > raw_bytes ||
         stored_bytes > stored_left_bytes - BLOCK_HEAD_BYTES)
-        return QSF_FAIL(
-            QSF_ERR_FORMAT,
-            "unit %" PRIu32 ": a block of %" PRIu32 " stored and %" PRIu32
-            " raw bytes, allowed: raw 1 .. %u, stored 1 .. raw; left are %" PRIu64 " and %" PRIu64,
-            qsf_reader_file_idx(s->reader, s->unit_idx), stored_bytes, raw_bytes,
-            QSF_COMPRESSED_BLOCK_BYTES, stored_left_bytes - BLOCK_HEAD_BYTES, raw_left_bytes);
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "unit %" PRIu32 ": a block of %" PRIu32 " stored and %" PRIu32
+                        " raw bytes, allowed: raw 1 .. %u, stored 1 .. raw; left are %" PRIu64
+                        " and %" PRIu64,
+                        s->unit_idx, stored_bytes, raw_bytes, QSF_COMPRESSED_BLOCK_BYTES,
+                        stored_left_bytes - BLOCK_HEAD_BYTES, raw_left_bytes);
     assert(raw_bytes <= cap_bytes);
     (void)cap_bytes;
     QSF_TRY(take(s, stored_bytes, &bytes));
@@ -114,7 +113,6 @@ qsf_status qsf_unit_source_finish(const qsf_unit_source *s)
     if (s->stored_done_bytes != stored_bytes)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "unit %" PRIu32 ": %" PRIu64 " stored bytes are left after its last block",
-                        qsf_reader_file_idx(s->reader, s->unit_idx),
-                        stored_bytes - s->stored_done_bytes);
+                        s->unit_idx, stored_bytes - s->stored_done_bytes);
     return QSF_OK;
 }

@@ -1,106 +1,153 @@
-"""The layer index and the index of experts (docs/format.md, section 3)."""
+"""The section UNIT: what the units of a file are and where (docs/format.md, section 3)."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
-from typing import Final
 
-from qsf.errors import QsfFormatError
+from qsf.errors import QsfFormatError, QsfUnsupportedError
 from qsf.file import layout as lay
 from qsf.file.kinds import LayerKind
-from qsf.file.layout import Compression, Dtype, Unit
-
-Counted = tuple[list[Unit], list[int]]  # units, and how many tensors each has
-
-_LAYER: Final = "layer index: layer"
+from qsf.file.layout import Compression, Dtype, Role, Unit, UnitId
 
 
-def _parse_entry(
-    name: str, entry: tuple[int, ...], unit_idx: int, file_bytes: int
-) -> tuple[Unit, int, int]:
-    """Return the unit, its number of tensors, and the last field, which each index checks."""
-    off, stored, raw, dtype, compression, n_tensors, crc32, importance, last = entry
-    if off % lay.UNIT_ALIGN != 0 or off > file_bytes or stored > file_bytes - off:
+def _parse_id(i: int, role: int, layer: int, expert: int, n_layers: int) -> UnitId:
+    if role > max(Role):
+        raise QsfUnsupportedError(f"unit {i} has role {role}, this release knows 0 .. {max(Role)}")
+    n_allowed = n_layers if role in (Role.LAYER, Role.EXPERT) else 1
+    if layer >= n_allowed or (expert and role != Role.EXPERT):
         raise QsfFormatError(
-            f"{name}: {stored} bytes at {off}, allowed: at a multiple of {lay.UNIT_ALIGN}, inside"
-            f" the file of {file_bytes} bytes"
+            f"unit {i} of role {role} is of layer {layer}, expert {expert}; the file has"
+            f" {n_layers} layers"
         )
-    if stored == 0 or raw == 0:
-        raise QsfFormatError(f"{name}: {stored} bytes stored, {raw} raw, allowed: 1 or more")
-    if dtype > max(Dtype):
-        raise QsfFormatError(f"{name}: quantisation type is {dtype}, allowed: 0 .. {max(Dtype)}")
-    if compression > max(Compression):
+    return UnitId(Role(role), layer, expert)
+
+
+def _check_unit(unit: Unit, file_bytes: int) -> None:
+    name = f"unit {unit.idx}"
+    if (
+        unit.off % lay.UNIT_ALIGN != 0
+        or unit.off > file_bytes
+        or unit.stored_bytes > file_bytes - unit.off
+    ):
         raise QsfFormatError(
-            f"{name}: compression is {compression}, allowed: 0 .. {max(Compression)}"
+            f"{name}: {unit.stored_bytes} bytes at {unit.off}, allowed: at a multiple of"
+            f" {lay.UNIT_ALIGN}, inside the file of {file_bytes} bytes"
         )
-    if compression == Compression.NONE and stored != raw:
+    if unit.stored_bytes == 0 or unit.raw_bytes == 0:
         raise QsfFormatError(
-            f"{name}: {stored} bytes stored, {raw} raw, allowed: the same without compression"
+            f"{name}: {unit.stored_bytes} bytes stored, {unit.raw_bytes} raw, allowed: 1 or more"
         )
-    if not math.isfinite(importance) or importance < 0:
-        raise QsfFormatError(f"{name}: importance is {importance:g}, allowed: finite, 0 or more")
-    unit = Unit(unit_idx, off, stored, raw, crc32, dtype, compression, importance, ())
-    return unit, n_tensors, last
-
-
-def parse_layers(data: bytes, file_bytes: int) -> Counted:
-    """Return the layers of the section LAYR; QsfFormatError where it breaks a rule."""
-    units, counts = [], []
-    for i, entry in enumerate(lay.LAYER_ENTRY.iter_unpack(data)):
-        unit, n_tensors, reserved = _parse_entry(f"{_LAYER} {i}", entry, i + 1, file_bytes)
-        if reserved:
-            raise QsfFormatError(f"{_LAYER} {i}: reserved is {reserved:08x}, allowed: 0")
-        units.append(unit)
-        counts.append(n_tensors)
-    return units, counts
-
-
-def parse_experts(data: bytes, first_unit: int, file_bytes: int) -> Counted:
-    """Return the experts of the section EXPT; QsfFormatError where it breaks a rule."""
-    n_experts = len(data) // lay.ENTRY_BYTES
-    if len(data) % lay.ENTRY_BYTES != 0 or n_experts > lay.MAX_EXPERTS:
+    if unit.dtype > max(Dtype):
         raise QsfFormatError(
-            f"section EXPT has {len(data)} bytes, allowed: multiples of {lay.ENTRY_BYTES}, up to"
-            f" {lay.MAX_EXPERTS * lay.ENTRY_BYTES}"
+            f"{name}: quantisation type is {unit.dtype}, allowed: 0 .. {max(Dtype)}"
+        )
+    most = max(Compression) if unit.id.role == Role.LAYER else Compression.NONE
+    if unit.compression > most:
+        raise QsfFormatError(f"{name}: compression is {unit.compression}, allowed: 0 .. {most}")
+    if unit.compression == Compression.NONE and unit.stored_bytes != unit.raw_bytes:
+        raise QsfFormatError(
+            f"{name}: {unit.stored_bytes} bytes stored, {unit.raw_bytes} raw, allowed: the same"
+            " without compression"
+        )
+    if not math.isfinite(unit.importance) or unit.importance < 0:
+        raise QsfFormatError(
+            f"{name}: importance is {unit.importance:g}, allowed: finite, 0 or more"
+        )
+
+
+def _check_template(units: Sequence[Unit], unit: Unit, counts: Sequence[int]) -> None:
+    first = unit.template_idx
+    if first == unit.idx:
+        return
+    if (
+        first > unit.idx
+        or unit.id.role != Role.EXPERT
+        or units[first].id.role != Role.EXPERT
+        or units[first].template_idx != first
+    ):
+        raise QsfFormatError(
+            f"unit {unit.idx} has the tensors of unit {first}, allowed: itself; of an expert also"
+            " an earlier one with tensors of its own"
+        )
+    mine = (unit.raw_bytes, unit.dtype, counts[unit.idx])
+    model = (units[first].raw_bytes, units[first].dtype, counts[first])
+    if mine != model:
+        raise QsfFormatError(
+            f"unit {unit.idx} has (bytes, type, tensors) {mine}; unit {first}, whose tensors it"
+            f" has: {model}"
+        )
+
+
+def _check_ascent(last: Unit, unit: Unit) -> None:
+    """Refuse an expert before the end of the one before it: a prompt reads them as one run."""
+    if unit.off < last.off + last.stored_bytes:
+        raise QsfFormatError(
+            f"unit {unit.idx} is at {unit.off}, allowed: behind expert unit {last.idx}"
+        )
+
+
+def parse_units(data: bytes, n_layers: int, file_bytes: int) -> tuple[list[Unit], list[int]]:
+    """Return the units of the section UNIT, and how many tensors each has.
+
+    Raises:
+        QsfFormatError: it breaks a rule of section 3.
+        QsfUnsupportedError: a unit of a role that this release does not know.
+    """
+    if len(data) % lay.UNIT_ENTRY.size != 0:
+        raise QsfFormatError(
+            f"section UNIT has {len(data)} bytes, allowed: multiples of {lay.UNIT_ENTRY.size}"
         )
     units: list[Unit] = []
     counts: list[int] = []
-    for i, entry in enumerate(lay.LAYER_ENTRY.iter_unpack(data)):
-        name = f"expert {i}"
-        unit, n_tensors, first = _parse_entry(name, entry, first_unit + i, file_bytes)
-        if unit.compression != Compression.NONE:
-            raise QsfFormatError(f"{name}: compression is {unit.compression}, allowed: 0")
-        if units and unit.off < units[-1].off + units[-1].stored_bytes:
-            raise QsfFormatError(f"{name} is at {unit.off}, allowed: behind expert {i - 1}")
-        if first > i or (first < i and units[first].template_idx != first_unit + first):
+    for i, entry in enumerate(lay.UNIT_ENTRY.iter_unpack(data)):
+        off, stored, raw, crc32, importance, role, dtype, compression, reserved, *rest = entry
+        layer, expert, n_tensors, template_idx = rest
+        if reserved:
+            raise QsfFormatError(f"unit {i}: reserved is {reserved:02x}, allowed: 0")
+        unit_id = _parse_id(i, role, layer, expert, n_layers)
+        if units and unit_id <= units[-1].id:
             raise QsfFormatError(
-                f"{name} has the tensors of expert {first}, allowed: itself, or an earlier one"
-                " with tensors of its own"
+                f"unit {i} ({unit_id.name}) comes after {units[-1].id.name}, allowed: ascending"
             )
-        units.append(
-            Unit(unit.idx, unit.off, unit.stored_bytes, unit.raw_bytes, unit.crc32, unit.dtype,
-                 unit.compression, unit.importance, (), first_unit + first)
-        )  # fmt: skip
+        unit = Unit(
+            i, unit_id, off, stored, raw, crc32, dtype, compression, importance, (), template_idx
+        )
+        _check_unit(unit, file_bytes)
         counts.append(n_tensors)
-        model = units[first]
-        mine = (unit.raw_bytes, unit.dtype, n_tensors)
-        if mine != (model.raw_bytes, model.dtype, counts[first]):
-            raise QsfFormatError(
-                f"{name} has (bytes, type, tensors) {mine}; expert {first}, whose tensors it has:"
-                f" {(model.raw_bytes, model.dtype, counts[first])}"
-            )
+        _check_template(units, unit, counts)
+        if units and unit_id.role == units[-1].id.role == Role.EXPERT:
+            _check_ascent(units[-1], unit)
+        units.append(unit)
+    _check_roles(units, n_layers)
     return units, counts
 
 
-def first_experts(kinds: Sequence[LayerKind]) -> tuple[int, ...]:
-    """Return the number of each layer's first expert, and behind it that of all experts."""
-    return tuple(itertools.accumulate((kind.n_experts for kind in kinds), initial=0))
+def _check_roles(units: Sequence[Unit], n_layers: int) -> None:
+    n = Counter(unit.id.role for unit in units)
+    real = (n[Role.EMBEDDING], n[Role.LAYER], n[Role.FINAL])
+    if real != (1, n_layers, 1):
+        raise QsfFormatError(
+            f"section UNIT has (embeddings, layers, final units) {real}, allowed:"
+            f" {(1, n_layers, 1)}"
+        )
+    if n[Role.EXPERT] > lay.MAX_EXPERTS:
+        raise QsfFormatError(
+            f"section UNIT has {n[Role.EXPERT]} experts, allowed: up to {lay.MAX_EXPERTS}"
+        )
 
 
-def check_number(first: Sequence[int], n_experts: int) -> None:
-    """Raise QsfFormatError if the layers do not have the experts of the section EXPT."""
-    if first[-1] != n_experts:
-        raise QsfFormatError(f"section EXPT has {n_experts} experts, the layers have {first[-1]}")
+def check_experts(units: Sequence[Unit], kinds: Sequence[LayerKind]) -> None:
+    """Raise QsfFormatError if the layers do not have the experts that their kinds say."""
+    wanted = [
+        lay.layer_unit(layer).of_expert(expert)
+        for layer, kind in enumerate(kinds)
+        for expert in range(kind.n_experts)
+    ]
+    real = [unit.id for unit in units if unit.id.role == Role.EXPERT]
+    if real != wanted:
+        missing = sorted(set(wanted) - set(real)) or sorted(set(real) - set(wanted))
+        where = "section UNIT" if set(wanted) - set(real) else "the kind of the layer"
+        raise QsfFormatError(f"{where} has no {missing[0].name}")

@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 from qsf.errors import QsfError, QsfFormatError, QsfUnsupportedError
 
 MAGIC: Final = b"QSF1"
-VERSION: Final = 1
+VERSION: Final = 2
 HEADER_BYTES: Final = 128
-ENTRY_BYTES: Final = 32  # of the directory, the layer index and the tensor table
+ENTRY_BYTES: Final = 32  # of the directory and the tensor table
 TENSOR_HEADER_BYTES: Final = 64
 UNIT_ALIGN: Final = 4096
 DATA_ALIGN: Final = 64
@@ -48,10 +48,55 @@ FIRST_OPTIONAL_KEY: Final = 0x8000
 F32_MAX: Final = 3.4028234663852886e38
 
 DIRECTORY_ENTRY: Final = struct.Struct("<4sIQQII")
-LAYER_ENTRY: Final = struct.Struct("<QIIBBHIfI")
+UNIT_ENTRY: Final = struct.Struct("<QQQIfBBBBHHII")
 TENSOR_ENTRY: Final = struct.Struct("<IIIIBBHIQ")
 TENSOR_HEADER: Final = struct.Struct("<IIIBBHI44s")
 BLOCK_HEADER: Final = struct.Struct("<II")
+
+
+class Role(IntEnum):
+    """What a unit is in the model."""
+
+    EMBEDDING = 0
+    LAYER = 1
+    FINAL = 2  # final norm and output head
+    EXPERT = 3
+
+
+class UnitId(NamedTuple):
+    """A unit by its role; a file has its units in ascending order of their ids."""
+
+    role: Role
+    layer: int = 0  # of a layer or an expert
+    expert: int = 0  # of an expert: its number in the layer
+
+    @property
+    def name(self) -> str:
+        """What errors and reports call it, such as ``layer 3`` or ``layer 3, expert 7``."""
+        return {
+            Role.EMBEDDING: "embedding",
+            Role.LAYER: f"layer {self.layer}",
+            Role.FINAL: "final unit",
+            Role.EXPERT: f"layer {self.layer}, expert {self.expert}",
+        }[self.role]
+
+    def of_expert(self, expert: int) -> UnitId:
+        """Return the id of an expert of this layer."""
+        return UnitId(Role.EXPERT, self.layer, expert)
+
+
+EMBEDDING_UNIT: Final = UnitId(Role.EMBEDDING)
+FINAL_UNIT: Final = UnitId(Role.FINAL)
+
+
+def layer_unit(layer: int) -> UnitId:
+    """Return the id of a layer."""
+    return UnitId(Role.LAYER, layer)
+
+
+def pass_units(n_layers: int) -> list[UnitId]:
+    """Return the units of a pass in its order: all but experts."""
+    return [EMBEDDING_UNIT, *map(layer_unit, range(n_layers)), FINAL_UNIT]
 
 
 class Architecture(IntEnum):
@@ -341,7 +386,8 @@ class Tensor:
 class Unit:
     """What is read as a whole: the embedding, a layer, the final unit or an expert."""
 
-    idx: int
+    idx: int  # in the file
+    id: UnitId
     off: int  # in the file
     stored_bytes: int
     raw_bytes: int
@@ -350,7 +396,7 @@ class Unit:
     compression: int
     importance: float
     tensors: tuple[Tensor, ...]  # of an expert: those of its template
-    template_idx: int = 0  # of an expert: the first one with the same tensors
+    template_idx: int  # the unit that has them in the tensor table: itself, or an earlier expert
 
 
 class Stored(NamedTuple):
@@ -427,19 +473,26 @@ def pack_tokens(header: Header) -> bytes:
 
 
 def pack_header(
-    header: Header, links: dict[str, int], directory_off: int, directory: bytes, layr_crc32: int
+    header: Header,
+    links: tuple[int, int, int],
+    directory_off: int,
+    directory: bytes,
+    unit_index_crc32: int,
 ) -> bytes:
-    """Return the file's first 128 bytes; it ends with the directory. links: offsets by tag."""
+    """Return the file's first 128 bytes; it ends with the directory.
+
+    links: offsets of the section UNIT, the embedding and the final unit.
+    """
     n_bytes = directory_off + len(directory)
     first = (
         pack_model(header)
-        + struct.pack("<QQQ", links["LAYR"], links["EMBD"], links["FINL"])
+        + struct.pack("<QQQ", *links)
         + pack_tokens(header)
         + struct.pack("<I", n_bytes & 0xFFFFFFFF)
     )
     second = struct.pack(
         "<QIIHBBI", directory_off, len(directory) // ENTRY_BYTES, zlib.crc32(directory), BLOCK,
-        TILE_ROWS, 0, layr_crc32,
+        TILE_ROWS, 0, unit_index_crc32,
     )  # fmt: skip
     crcs = [struct.pack("<I", zlib.crc32(part)) for part in (first, second)]
     return first + crcs[0] + second + crcs[1]

@@ -10,7 +10,7 @@ import itertools
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,13 +18,14 @@ from qsf.errors import QsfArgumentError, QsfFormatError, QsfIOError, QsfUnsuppor
 from qsf.file import layout as lay
 from qsf.file.arch import parse_arch
 from qsf.file.blocks import unpack_block
-from qsf.file.index import check_number, first_experts, parse_experts, parse_layers
+from qsf.file.index import check_experts, parse_units
 from qsf.file.kinds import LayerKind, RopeSet, parse_kinds, parse_rope, plain_kind
 from qsf.file.layout import (
     Arch,
     Compression,
     Header,
     Positions,
+    Role,
     Section,
     Tensor,
     TensorType,
@@ -35,10 +36,9 @@ from qsf.file.units import check_contents, parse_tensor
 from qsf.system import files
 
 READ_BYTES: Final = 1 << 20
-_NEEDED: Final = ("LAYR", "EMBD", "FINL", "ARCH", "TENS", "EBND")
-_TABLES: Final = ("LAYR", "ARCH", "TENS", "EBND", "TEXT", "KIND", "ROPE", "EXPT")
-_UNITS: Final = ("EMBD", "FINL")
-_KNOWN_OPTIONAL: Final = ("WPOS", "KIND", "ROPE", "EXPT", "META", "TOKN", "CHAT", "TEXT")
+_NEEDED: Final = ("UNIT", "ARCH", "TENS", "EBND")
+_TABLES: Final = (*_NEEDED, "TEXT", "KIND", "ROPE")
+_KNOWN_OPTIONAL: Final = ("WPOS", "KIND", "ROPE", "META", "TOKN", "CHAT", "TEXT")
 _KNOWN: Final = frozenset((*_NEEDED, *_KNOWN_OPTIONAL))
 _LINKS: Final = struct.Struct("<QQQ")  # bytes 56 .. 79
 _TAIL: Final = struct.Struct("<QIIHBBII")  # bytes 100 .. 127
@@ -73,9 +73,9 @@ class Reader(OpenedFile):
         layer_kinds: what each layer computes.
         rope_sets: of the section ``ROPE``; empty: one set, from header and ``arch``.
         sections: by tag, in the order of the directory.
-        units: embedding first, the final unit last.
-        experts: units too, numbered after the final one; layers ascending, experts ascending.
-        first_experts: number in ``experts`` of each layer's first, and behind it that of all.
+        units: all of them, in ascending order of their ids: embedding, layers, final, experts.
+        layers, experts: the units of that role.
+        embedding, final: the unit of that role.
         tensors: sorted by unit and offset.
     """
 
@@ -85,8 +85,6 @@ class Reader(OpenedFile):
     rope_sets: tuple[RopeSet, ...]
     sections: dict[str, Section]
     units: tuple[Unit, ...]
-    experts: tuple[Unit, ...]
-    first_experts: tuple[int, ...]
     tensors: tuple[Tensor, ...]
 
     # ---- opening ----
@@ -96,13 +94,11 @@ class Reader(OpenedFile):
         data = self._read_start()
         self.header = lay.parse_model(data)
         self._read_directory(data)
-        layers, counts = parse_layers(self.read_section("LAYR"), self.file_bytes)
-        embd, finl = (self._section_unit(tag) for tag in _UNITS)
-        self.units = (embd, *layers, finl)
-        data = self.read_section("EXPT") if "EXPT" in self.sections else b""
-        experts, expert_counts = parse_experts(data, len(self.units), self.file_bytes)
-        self.experts = tuple(experts)
-        self._tensor_counts = [None, *counts, None, *expert_counts]
+        units, self._tensor_counts = parse_units(
+            self.read_section("UNIT"), self.header.n_layers, self.file_bytes
+        )
+        self._set_units(units)
+        self._check_ends(_LINKS.unpack_from(data, 56))
         self.extents = self._check_apart()
         self.arch = parse_arch(self.read_section("ARCH"), self.header)
         self.rope_sets = parse_rope(self.read_section("ROPE")) if "ROPE" in self.sections else ()
@@ -110,13 +106,12 @@ class Reader(OpenedFile):
             data = self.read_section("KIND")
             self.layer_kinds = parse_kinds(data, self.header, self.arch, self.rope_sets)
         kinds = self.layer_kinds if "KIND" in self.sections else ()
-        self.first_experts = first_experts(kinds)
-        check_number(self.first_experts, len(self.experts))
+        check_experts(self.units, kinds)
         self.tensors = self._parse_tensors(self.read_section("TENS"))
         self._place_tensors()
-        check_contents(self.units, self.experts, self.header, is_tied=self.arch.tied_head)
+        check_contents(self.units, self.header, is_tied=self.arch.tied_head)
         if "KIND" not in self.sections:
-            is_gated = self.tensor(1, TensorType.FFN_GATE) is not None
+            is_gated = self.tensor(self.layers[0].idx, TensorType.FFN_GATE) is not None
             kind = plain_kind(self.header, self.arch, is_gated=is_gated)
             self.layer_kinds = (kind,) * self.header.n_layers
         bands = self.read_section("EBND")
@@ -135,9 +130,11 @@ class Reader(OpenedFile):
             )
         version, header_bytes = struct.unpack_from("<II", data, 4)
         if version != lay.VERSION:
+            remedy = "`pip install --upgrade qsf` gets a newer one"
+            if version < lay.VERSION:
+                remedy = "`qsf convert MODEL FILE` makes it again from the original model"
             raise QsfUnsupportedError(
-                f"file version {version}, this release reads version {lay.VERSION}: "
-                "`pip install --upgrade qsf` gets a newer one"
+                f"file version {version}, this release reads version {lay.VERSION}: {remedy}"
             )
         if header_bytes != lay.HEADER_BYTES:
             raise QsfFormatError(f"header: size is {header_bytes}, allowed: {lay.HEADER_BYTES}")
@@ -163,7 +160,7 @@ class Reader(OpenedFile):
         return off <= self.file_bytes and n_bytes <= self.file_bytes - off
 
     def _read_directory(self, data: bytes) -> None:
-        off, n_sections, crc32, block, rows, flags, layr_crc32, _ = _TAIL.unpack_from(data, 100)
+        off, n_sections, crc32, block, rows, flags, unit_crc32, _ = _TAIL.unpack_from(data, 100)
         if off % 8 != 0:
             raise QsfFormatError(f"header: directory offset is {off}, allowed: multiples of 8")
         for name, value, least, most in (
@@ -190,7 +187,7 @@ class Reader(OpenedFile):
         self.sections = {}
         for raw_tag, flags, *rest in lay.DIRECTORY_ENTRY.iter_unpack(entries):
             self._add_section(raw_tag.decode("latin-1"), flags, *rest)
-        self._check_sections(_LINKS.unpack_from(data, 56), layr_crc32)
+        self._check_sections(_LINKS.unpack_from(data, 56)[0], unit_crc32)
 
     def _add_section(
         self, tag: str, flags: int, off: int, n_bytes: int, crc32: int, reserved: int
@@ -216,19 +213,17 @@ class Reader(OpenedFile):
             raise QsfFormatError(
                 f"{name} has {n_bytes} bytes, allowed: up to {lay.MAX_TABLE_BYTES}"
             )
-        if tag in _UNITS and off % lay.UNIT_ALIGN != 0:
-            raise QsfFormatError(f"{name} is at {off}, allowed: multiples of {lay.UNIT_ALIGN}")
         if tag in self.sections:
             raise QsfFormatError(f"{name} occurs twice in the directory")
         self.sections[tag] = Section(tag, off, n_bytes, crc32, bool(flags))
 
-    def _check_sections(self, links: tuple[int, ...], layr_crc32: int) -> None:
+    def _check_sections(self, unit_off: int, unit_crc32: int) -> None:
         """Are the sections that a file must have there, with the sizes the header makes them?"""
         h = self.header
         for tag in _NEEDED:
             if tag not in self.sections:
                 raise QsfFormatError(f"the file has no section {tag}")
-        sizes = {"LAYR": h.n_layers * lay.ENTRY_BYTES, "EBND": -(-h.n_vocab // lay.TILE_ROWS) * 4}
+        sizes = {"EBND": -(-h.n_vocab // lay.TILE_ROWS) * 4}
         if h.positions == Positions.LEARNED:
             if "WPOS" not in self.sections:
                 raise QsfFormatError("the positions are learned, but there is no section WPOS")
@@ -239,36 +234,38 @@ class Reader(OpenedFile):
                     f"section {tag} has {self.sections[tag].n_bytes} bytes, the header makes it"
                     f" {n_bytes}"
                 )
-        for tag, off in zip(("LAYR", "EMBD", "FINL"), links, strict=True):
-            if self.sections[tag].off != off:
-                raise QsfFormatError(
-                    f"section {tag} is at {self.sections[tag].off}, the header says {off}"
-                )
-        if self.sections["LAYR"].crc32 != layr_crc32:
+        index = self.sections["UNIT"]
+        if index.off != unit_off:
+            raise QsfFormatError(f"section UNIT is at {index.off}, the header says {unit_off}")
+        if index.crc32 != unit_crc32:
             raise QsfFormatError(
-                f"section LAYR: checksum is {self.sections['LAYR'].crc32:08x} in the directory,"
-                f" {layr_crc32:08x} in the header",
+                f"section UNIT: checksum is {index.crc32:08x} in the directory, {unit_crc32:08x}"
+                " in the header",
                 is_damage=True,
             )
 
-    def _section_unit(self, tag: str) -> Unit:
-        """Return a section that is a unit: never compressed, of the file's quantisation type."""
-        s = self.sections[tag]
-        idx = 0 if tag == "EMBD" else self.header.n_layers + 1
-        n = s.n_bytes
-        return Unit(idx, s.off, n, n, s.crc32, self.header.dtype, Compression.NONE, 1.0, ())
+    def _set_units(self, units: Sequence[Unit]) -> None:
+        self.units = tuple(units)
+        of_role: dict[Role, list[Unit]] = {role: [] for role in Role}
+        for u in units:
+            of_role[u.id.role].append(u)
+        self.layers, self.experts = tuple(of_role[Role.LAYER]), tuple(of_role[Role.EXPERT])
+        (self.embedding,), (self.final,) = of_role[Role.EMBEDDING], of_role[Role.FINAL]
+        self._by_id = {u.id: u for u in units}
+
+    def _check_ends(self, links: tuple[int, ...]) -> None:
+        for unit, off in zip((self.embedding, self.final), links[1:], strict=True):
+            if unit.off != off:
+                raise QsfFormatError(f"the {unit.id.name} is at {unit.off}, the header says {off}")
 
     def _check_apart(self) -> tuple[Extent, ...]:
         """Return every extent of the file in order of offset; none overlaps another."""
         extents = [Extent(0, lay.HEADER_BYTES, "header", None, None), self._directory]
-        unit_idxs = {"EMBD": 0, "FINL": self.header.n_layers + 1}
         for s in self.sections.values():
             name = f"section {_printable(s.tag)}"
-            extents.append(Extent(s.off, s.n_bytes, name, s.crc32, unit_idxs.get(s.tag)))
-        for u in self.units[1:-1]:
-            extents.append(Extent(u.off, u.stored_bytes, f"layer {u.idx - 1}", u.crc32, u.idx))
-        for i, u in enumerate(self.experts):
-            extents.append(Extent(u.off, u.stored_bytes, f"expert {i}", u.crc32, u.idx))
+            extents.append(Extent(s.off, s.n_bytes, name, s.crc32, None))
+        for u in self.units:
+            extents.append(Extent(u.off, u.stored_bytes, u.id.name, u.crc32, u.idx))
         extents.sort(key=lambda e: e.off)
         for a, b in itertools.pairwise(extents):
             if b.off - a.off < a.n_bytes:
@@ -292,15 +289,15 @@ class Reader(OpenedFile):
                 f"section TENS has {len(data)} bytes, allowed: multiples of {lay.ENTRY_BYTES}"
             )
         entries = enumerate(lay.TENSOR_ENTRY.iter_unpack(data))
-        n_units = len(self.units) + len(self.experts)
+        n_units = len(self.units)
         return tuple(parse_tensor(i, entry, n_units) for i, entry in entries)
 
     def _place_tensors(self) -> None:
         """Give every unit its tensors, which must fill it exactly."""
         at = 0
         units: list[Unit] = []
-        for u in (*self.units, *self.experts):
-            if u.template_idx not in (0, u.idx):
+        for u in self.units:
+            if u.template_idx != u.idx:
                 units.append(replace(u, tensors=units[u.template_idx].tensors))
                 continue
             first = at
@@ -329,8 +326,7 @@ class Reader(OpenedFile):
                 f"tensor table: entry {at} is of unit {self.tensors[at].unit_idx}, allowed:"
                 " sorted by unit"
             )
-        n_pass = len(self.units)
-        self.units, self.experts = tuple(units[:n_pass]), tuple(units[n_pass:])
+        self._set_units(units)
 
     def _check_filled(self, u: Unit, n_tensors: int, off: int) -> None:
         if off != u.raw_bytes:
@@ -338,7 +334,7 @@ class Reader(OpenedFile):
                 f"tensor table: the {n_tensors} tensors of unit {u.idx} take {off} bytes, the"
                 f" unit has {u.raw_bytes}"
             )
-        if self._tensor_counts[u.idx] not in (None, n_tensors):
+        if self._tensor_counts[u.idx] != n_tensors:
             raise QsfFormatError(
                 f"tensor table: unit {u.idx} has {n_tensors} tensors, its index says"
                 f" {self._tensor_counts[u.idx]}"
@@ -418,18 +414,16 @@ class Reader(OpenedFile):
         self._verified_units.add(unit_idx)
 
     def unit(self, unit_idx: int) -> Unit:
-        """Return a unit or an expert; QsfArgumentError when the file has no such one."""
-        n_pass, n_all = len(self.units), len(self.units) + len(self.experts)
-        if not 0 <= unit_idx < n_all:
-            raise QsfArgumentError(f"unit {unit_idx}, the file has 0 .. {n_all - 1}")
-        return self.units[unit_idx] if unit_idx < n_pass else self.experts[unit_idx - n_pass]
+        """Return a unit; QsfArgumentError when the file has no such one."""
+        if not 0 <= unit_idx < len(self.units):
+            raise QsfArgumentError(f"unit {unit_idx}, the file has 0 .. {len(self.units) - 1}")
+        return self.units[unit_idx]
 
     def experts_of(self, layer_idx: int) -> tuple[Unit, ...]:
         """Return the experts of a layer, none if it has no routed part."""
-        if not self.experts:
-            return ()
-        first, end = self.first_experts[layer_idx : layer_idx + 2]
-        return self.experts[first:end]
+        n_experts = self.layer_kinds[layer_idx].n_experts
+        layer = lay.layer_unit(layer_idx)
+        return tuple(self._by_id[layer.of_expert(expert)] for expert in range(n_experts))
 
     def read_unit(self, unit_idx: int) -> bytes:
         """Return the raw bytes of a unit whose checksum is right; errors as raw_chunks."""

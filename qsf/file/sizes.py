@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from qsf.file.layout import Layout, Tensor
+from qsf.file.layout import Layout, Role, Tensor
 from qsf.file.reader import Reader
 
 
@@ -51,10 +51,10 @@ def size_of(reader: Reader) -> ModelSize:
         if tensor.layout == Layout.OUTLIERS:
             continue
         n_weights += n_values * n_all
-        is_layer = tensor.unit_idx not in (0, header.n_layers + 1)
+        is_layer = reader.unit(tensor.unit_idx).id.role in (Role.LAYER, Role.EXPERT)
         if tensor.layout == Layout.TILES and is_layer:
             token_madds += n_values * n_met
-    embedding = reader.units[0].tensors[0]
+    embedding = reader.embedding.tensors[0]
     tables = [] if reader.arch.tied_head else [(header.n_vocab, embedding.data_bytes)]
     if "WPOS" in reader.sections:
         tables.append((header.max_tokens, reader.sections["WPOS"].n_bytes))
@@ -72,7 +72,7 @@ def size_of(reader: Reader) -> ModelSize:
 
 def _tensors_of(reader: Reader) -> Iterator[tuple[Tensor, int, int]]:
     """Yield tensors, how many of each there are, and how many a token meets: of experts a part."""
-    for unit in reader.units:
+    for unit in (reader.embedding, *reader.layers, reader.final):
         yield from ((tensor, 1, 1) for tensor in unit.tensors)
     for i, kind in enumerate(reader.layer_kinds):
         experts = reader.experts_of(i)

@@ -9,7 +9,16 @@ from typing import Final
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
 from qsf.file import layout as lay
 from qsf.file.kinds import LayerKind, QkNorm
-from qsf.file.layout import OUTLIERS_OF, Header, Layout, Tensor, TensorType, Unit
+from qsf.file.layout import (
+    OUTLIERS_OF,
+    Header,
+    Layout,
+    Role,
+    Tensor,
+    TensorType,
+    Unit,
+    UnitId,
+)
 
 _T = TensorType
 _LAYER_ORDER: Final = (  # every vector and outlier table before the matrix that needs it
@@ -86,10 +95,12 @@ def expert_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
     }
 
 
-def unit_shapes(h: Header, kinds: Sequence[LayerKind], unit_idx: int) -> dict[int, tuple[int, int]]:
-    """Return [rows, cols] of the tensors that a unit of the pass may have; kinds: of the layers."""
-    if 1 <= unit_idx <= h.n_layers:
-        return layer_shapes(h, kinds[unit_idx - 1])
+def unit_shapes(h: Header, kinds: Sequence[LayerKind], unit: UnitId) -> dict[int, tuple[int, int]]:
+    """Return [rows, cols] of the tensors that a unit may have; kinds: of the layers."""
+    if unit.role == Role.LAYER:
+        return layer_shapes(h, kinds[unit.layer])
+    if unit.role == Role.EXPERT:
+        return expert_shapes(h, kinds[unit.layer])
     return {
         _T.EMBEDDING: (h.n_vocab, h.dim),
         _T.FINAL_NORM: (1, h.dim),
@@ -99,15 +110,14 @@ def unit_shapes(h: Header, kinds: Sequence[LayerKind], unit_idx: int) -> dict[in
     }
 
 
-def unit_order(unit_idx: int, n_layers: int, *, is_tied: bool) -> tuple[TensorType, ...]:
+def unit_order(role: Role, *, is_tied: bool) -> tuple[TensorType, ...]:
     """Return the types that a unit may have, in their order."""
-    if unit_idx == 0:
-        return (_T.EMBEDDING,)
-    if unit_idx <= n_layers:
-        return _LAYER_ORDER
-    if unit_idx > n_layers + 1:
-        return _EXPERT_ORDER
-    return _FINAL_ORDER[: 2 if is_tied else 4]
+    return {
+        Role.EMBEDDING: (_T.EMBEDDING,),
+        Role.LAYER: _LAYER_ORDER,
+        Role.FINAL: _FINAL_ORDER[: 2 if is_tied else 4],
+        Role.EXPERT: _EXPERT_ORDER,
+    }[role]
 
 
 def check_order(
@@ -150,29 +160,31 @@ def parse_tensor(entry_idx: int, entry: tuple[int, ...], n_units: int) -> Tensor
     )
 
 
-def pack_tensor(t: Tensor) -> bytes:
+def pack_tensor(t: Tensor, unit_idx: int) -> bytes:
     """Return the entry of the tensor table."""
     return lay.TENSOR_ENTRY.pack(
-        t.unit_idx, t.type, t.n_rows, t.n_cols, t.dtype, t.layout, t.index, t.n_entries, t.data_off
+        unit_idx, t.type, t.n_rows, t.n_cols, t.dtype, t.layout, t.index, t.n_entries, t.data_off
     )
 
 
-def check_contents(
-    units: Sequence[Unit], experts: Sequence[Unit], h: Header, *, is_tied: bool
-) -> None:
-    """Check the fixed contents of the first and last unit; the others have none of theirs.
+def check_contents(units: Sequence[Unit], h: Header, *, is_tied: bool) -> None:
+    """Check the contents of the embedding and the final unit, which no other unit may have.
 
     Raises:
         QsfFormatError: a tensor is missing, too many or of another shape.
     """
-    embd, finl = units[0].tensors, units[-1].tensors
-    if len(embd) != 1:
+    embd, finl = (
+        next(u for u in units if u.id.role == role) for role in (Role.EMBEDDING, Role.FINAL)
+    )
+    if len(embd.tensors) != 1:
         raise QsfFormatError(
-            f"tensor table: the embedding unit has {len(embd)} tensors, allowed: 1"
+            f"tensor table: the embedding unit has {len(embd.tensors)} tensors, allowed: 1"
         )
-    shapes = unit_shapes(h, (), 0)
-    _check_is(embd[0], _T.EMBEDDING, shapes)
-    for u in (*units[1:-1], *(e for e in experts if e.template_idx == e.idx)):
+    shapes = unit_shapes(h, (), embd.id)
+    _check_is(embd.tensors[0], _T.EMBEDDING, shapes)
+    for u in units:
+        if u is embd or u is finl or u.template_idx != u.idx:
+            continue
         for t in u.tensors:
             if t.type in _TYPES_OF_ENDS:
                 raise QsfFormatError(
@@ -180,17 +192,17 @@ def check_contents(
                     " but 25 .. 28 and 66"
                 )
     wanted = [_T.FINAL_NORM]
-    for kind in unit_order(len(units) - 1, len(units) - 2, is_tied=is_tied)[1:]:
+    for kind in unit_order(Role.FINAL, is_tied=is_tied)[1:]:
         is_optional = kind in (_T.FINAL_NORM_BIAS, _T.HEAD_BIAS)
-        is_next = len(finl) > len(wanted) and finl[len(wanted)].type == kind
+        is_next = len(finl.tensors) > len(wanted) and finl.tensors[len(wanted)].type == kind
         if is_next or not is_optional:
             wanted.append(kind)
-    for t, kind in zip(finl, wanted, strict=False):
+    for t, kind in zip(finl.tensors, wanted, strict=False):
         _check_is(t, kind, shapes)
-    if len(finl) != len(wanted):
+    if len(finl.tensors) != len(wanted):
         tied = "tied" if is_tied else "not tied"
         raise QsfFormatError(
-            f"tensor table: the final unit has {len(finl)} tensors, allowed: {len(wanted)}"
+            f"tensor table: the final unit has {len(finl.tensors)} tensors, allowed: {len(wanted)}"
             f" (the head is {tied})"
         )
 

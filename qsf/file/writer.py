@@ -1,7 +1,7 @@
 """Writes a .qsf file under a temporary name and puts it in place when it is complete.
 
-    header (zeros at first) | units and experts, ascending, each at a multiple of 4096 | sections |
-    layer index, EXPT, ARCH, TENS, EBND | directory
+    header (zeros at first) | units, each at a multiple of 4096 | sections |
+    UNIT, KIND, ROPE, ARCH, TENS, EBND | directory
 
 The last step writes the real header. Nothing is kept in memory but the tables.
 """
@@ -9,14 +9,14 @@ The last step writes the real header. Nothing is kept in memory but the tables.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import math
 import os
 import struct
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
 
@@ -24,7 +24,6 @@ from qsf.errors import QsfArgumentError
 from qsf.file import layout as lay
 from qsf.file.blocks import load_codec, pack_blocks
 from qsf.file.crc32 import crc32_of_zeros
-from qsf.file.index import first_experts
 from qsf.file.kinds import LayerKind, RopeSet, pack_tables, plain_kind
 from qsf.file.layout import (
     Arch,
@@ -33,15 +32,16 @@ from qsf.file.layout import (
     Header,
     Layout,
     Positions,
+    Role,
     Stored,
     Tensor,
     TensorType,
+    UnitId,
 )
 from qsf.file.output import Data, Output
 from qsf.file.units import (
     EXPERT_TYPES,
     check_order,
-    expert_shapes,
     pack_tensor,
     unit_order,
     unit_shapes,
@@ -49,10 +49,9 @@ from qsf.file.units import (
 
 LEAST_SAVING: Final = 0.03  # what compression must save to be worth its decoding
 _COPY_BYTES: Final = 1 << 20
+_NO_INDEX: Final = -1  # of a unit whose place in the file is not known yet
 _MAX_THREADS: Final = 4
-_RESERVED_TAGS: Final = [
-    "LAYR", "EMBD", "FINL", "ARCH", "TENS", "EBND", "KIND", "ROPE", "EXPT",
-]  # fmt: skip
+_RESERVED_TAGS: Final = ["UNIT", "ARCH", "TENS", "EBND", "KIND", "ROPE"]
 _KNOWN_FLAGS: Final = {"WPOS": lay.SECTION_REQUIRED} | dict.fromkeys(
     ("META", "TOKN", "CHAT", "TEXT"), 0
 )
@@ -60,13 +59,15 @@ _KNOWN_FLAGS: Final = {"WPOS": lay.SECTION_REQUIRED} | dict.fromkeys(
 
 @dataclass(slots=True)
 class _OpenUnit:
-    idx: int
+    id: UnitId
     off: int
     dtype: int
     compression: int
     importance: float
     crc32: int = 0
     raw_bytes: int = 0
+    stored_bytes: int = 0
+    template: UnitId | None = None  # the earlier expert with the same tensors
     tensors: list[Tensor] = field(default_factory=list)
 
 
@@ -84,10 +85,10 @@ class _Entry:
 class Writer(Output):
     """Writes one .qsf file, front to back; a context manager.
 
-    Units are written in ascending order, 0 (embedding) to ``n_layers + 1`` (final); experts, in
-    ascending order too, and sections before, between or after them. Leaving the context completes
-    the file and renames it to its path; leaving it with an exception removes the temporary and
-    keeps what was there.
+    Units are written in ascending order: embedding, layers, final unit; experts, in ascending order
+    too, and sections before, between or after them. Leaving the context completes the file and
+    renames it to its path; leaving it with an exception removes the temporary and keeps what was
+    there.
 
     Every method raises QsfArgumentError for what no reader would accept and QsfIOError, with
     the path and the bytes written, for what the system refused.
@@ -129,14 +130,12 @@ class Writer(Output):
         self._is_tied = arch.tied_head
         self._n_threads = n_threads or min(_MAX_THREADS, os.cpu_count() or 1)
         self._entries: list[_Entry] = []
-        self._layers: list[bytes] = []
-        self._experts: list[bytes] = []
-        self._first_experts = first_experts(self._kinds)
-        self._templates: dict[tuple[object, ...], int] = {}  # what an expert has: its number
-        self._tensors: list[Tensor] = []
-        self._expert_tensors: list[Tensor] = []  # of the templates
+        self._units: list[_OpenUnit] = []  # those that have ended
+        ids = self._list_ids()
+        self._next_experts = deque(i for i in ids if i.role == Role.EXPERT)
+        self._next_units = deque(i for i in ids if i.role != Role.EXPERT)  # the others
+        self._templates: dict[tuple[object, ...], UnitId] = {}  # by what an expert has
         self._bands: list[int] = []
-        self._n_units = 0
         self._unit: _OpenUnit | None = None
         self._tensor: Tensor | None = None
         self._tensor_done_bytes = 0
@@ -162,9 +161,18 @@ class Writer(Output):
 
     # ---- units ----
 
+    def _list_ids(self) -> list[UnitId]:
+        """Return the units that the file shall have."""
+        experts = [
+            lay.layer_unit(layer).of_expert(expert)
+            for layer, kind in enumerate(self._kinds)
+            for expert in range(kind.n_experts)
+        ]
+        return [*lay.pass_units(self.header.n_layers), *experts]
+
     def begin_unit(
         self,
-        unit_idx: int,
+        unit: UnitId,
         *,
         dtype: int,
         compression: int = Compression.NONE,
@@ -173,70 +181,38 @@ class Writer(Output):
         """Begin the next unit.
 
         Args:
-            unit_idx: 0 embedding, 1 .. n_layers the layers, n_layers + 1 the final unit.
-            dtype: the layer's quantisation type, ``Dtype.MIXED`` when its tensors differ.
+            unit: which one: its role, and the layer and expert of that role.
+            dtype: the unit's quantisation type, ``Dtype.MIXED`` when its tensors differ.
             compression: of a layer; stored plainly all the same when it saves less than 3 %.
-            importance: how much the layer matters, finite and >= 0.
+            importance: how much the layer matters, or the share of the calibration's tokens that
+                chose the expert; finite and >= 0.
         """
-        if unit_idx != self._n_units or unit_idx > self.header.n_layers + 1:
-            raise QsfArgumentError(
-                f"unit {unit_idx} after {self._n_units} units, allowed: ascending, 0 .. "
-                f"{self.header.n_layers + 1}"
-            )
-        self._begin(unit_idx, dtype, compression, importance)
-
-    def begin_expert(
-        self, layer_idx: int, expert_idx: int, *, dtype: int, importance: float = 1.0
-    ) -> None:
-        """Begin the next expert: one unit, layers ascending, experts of a layer ascending.
-
-        Args:
-            layer_idx: 0 .. n_layers - 1, of a kind that has experts.
-            expert_idx: 0 .. experts of the layer - 1.
-            dtype: its quantisation type, ``Dtype.MIXED`` when its tensors differ.
-            importance: share of the calibration's tokens that chose it, finite and >= 0.
-        """
-        if not (0 <= layer_idx < self.header.n_layers) or not (
-            0 <= expert_idx < self._kinds[layer_idx].n_experts
-        ):
-            raise QsfArgumentError(f"layer {layer_idx} has no expert {expert_idx}")
-        number = self._first_experts[layer_idx] + expert_idx
-        if number != len(self._experts):
-            raise QsfArgumentError(
-                f"layer {layer_idx}, expert {expert_idx} after {len(self._experts)} experts,"
-                " allowed: ascending"
-            )
-        self._begin(self.header.n_layers + 2 + number, dtype, Compression.NONE, importance)
-
-    def _begin(self, unit_idx: int, dtype: int, compression: int, importance: float) -> None:
         self._require_open()
         if self._unit is not None:
-            raise QsfArgumentError(f"unit {self._unit.idx} has not ended")
+            raise QsfArgumentError(f"{self._unit.id.name} has not ended")
+        left = self._left(unit.role)
+        if not left or unit != left[0]:
+            expected = f"{left[0].name} does" if left else "none is left"
+            raise QsfArgumentError(f"{unit.name} does not come next: {expected}")
         if dtype not in tuple(Dtype):
             raise QsfArgumentError(f"quantisation type {dtype}, allowed: 0 .. {max(Dtype)}")
-        self._check_compression(unit_idx, compression)
+        self._check_compression(unit, compression)
         if not 0.0 <= importance <= lay.F32_MAX:
             raise QsfArgumentError(f"importance {importance:g}, allowed: finite, 0 or more")
         self._align(lay.UNIT_ALIGN)
-        self._unit = _OpenUnit(unit_idx, self._at, dtype, compression, importance)
+        self._unit = _OpenUnit(unit, self._at, dtype, compression, importance)
 
-    def _check_compression(self, unit_idx: int, compression: int) -> None:
+    def _left(self, role: Role) -> deque[UnitId]:
+        """Return the units of the role's sequence that are not written."""
+        return self._next_experts if role == Role.EXPERT else self._next_units
+
+    def _check_compression(self, unit: UnitId, compression: int) -> None:
         if compression not in tuple(Compression):
             raise QsfArgumentError(f"compression {compression}, allowed: 0 .. {max(Compression)}")
         if compression != Compression.NONE:
-            if not self._is_layer(unit_idx):
+            if unit.role != Role.LAYER:
                 raise QsfArgumentError("only layers can be compressed")
             load_codec(compression)
-
-    def _is_layer(self, unit_idx: int) -> bool:
-        return 1 <= unit_idx <= self.header.n_layers
-
-    def _shapes(self, unit_idx: int) -> dict[int, tuple[int, int]]:
-        number = unit_idx - self.header.n_layers - 2
-        if number < 0:
-            return unit_shapes(self.header, self._kinds, unit_idx)
-        layer_idx = bisect.bisect_right(self._first_experts, number) - 1
-        return expert_shapes(self.header, self._kinds[layer_idx])
 
     def _put_raw(self, unit: _OpenUnit, data: Data) -> None:
         self._append(data)
@@ -267,28 +243,23 @@ class Writer(Output):
         unit = self._open_unit()
         if self._tensor is not None:
             raise QsfArgumentError(f"tensor type {self._tensor.type} has not ended")
-        name = f"unit {unit.idx}, tensor type {type} [{n_rows}, {n_cols}]"
+        name = f"{unit.id.name}, tensor type {type} [{n_rows}, {n_cols}]"
         fault = lay.tensor_fault(type, n_rows, n_cols, dtype, layout, n_entries)
         if fault is not None:
             raise QsfArgumentError(f"{name}: {fault}")
-        shape = self._shapes(unit.idx).get(type)
+        shape = unit_shapes(self.header, self._kinds, unit.id).get(type)
         if shape is not None and index == 0 and shape != (n_rows, n_cols):
             raise QsfArgumentError(f"{name}: the header makes it [{shape[0]}, {shape[1]}]")
         if not 0 <= index <= 0xFFFF or (index and type not in EXPERT_TYPES):
             raise QsfArgumentError(f"{name}: index {index}, allowed: 0, or an expert's number")
         if type in (TensorType.EMBEDDING, TensorType.HEAD) and layout != Layout.TILES:
             raise QsfArgumentError(f"{name}: allowed: layout tiles")
-        kinds = unit_order(unit.idx, self.header.n_layers, is_tied=self._is_tied)
+        kinds = unit_order(unit.id.role, is_tied=self._is_tied)
         check_order(kinds, [(t.type, t.index) for t in unit.tensors], type, index, name)
         n_bytes = lay.tensor_bytes(n_rows, n_cols, dtype, layout, n_entries)
-        if (
-            0 < unit.idx != self.header.n_layers + 1
-            and unit.raw_bytes + n_bytes > 0xFFFFFFFF - 2 * lay.DATA_ALIGN
-        ):
-            raise QsfArgumentError(f"{name}: the unit would reach 4 GiB")
         fields = (type, n_rows, n_cols, dtype, layout, index)
         self._put_raw(unit, lay.TENSOR_HEADER.pack(*fields, n_entries, b""))
-        self._tensor = Tensor(unit.idx, *fields, unit.raw_bytes, n_bytes, n_entries)
+        self._tensor = Tensor(_NO_INDEX, *fields, unit.raw_bytes, n_bytes, n_entries)
         self._tensor_done_bytes = 0
         self._band_crc32 = 0
 
@@ -306,7 +277,7 @@ class Writer(Output):
         left = tensor.data_bytes - self._tensor_done_bytes
         if len(view) > left:
             raise QsfArgumentError(
-                f"unit {unit.idx}, tensor type {tensor.type}: {len(view)} bytes, only {left} of"
+                f"{unit.id.name}, tensor type {tensor.type}: {len(view)} bytes, only {left} of"
                 f" its {tensor.data_bytes} are left"
             )
         self._put_raw(unit, view)
@@ -323,7 +294,7 @@ class Writer(Output):
         left = tensor.data_bytes - self._tensor_done_bytes
         if not 0 <= n_bytes <= left:
             raise QsfArgumentError(
-                f"unit {unit.idx}, tensor type {tensor.type}: {n_bytes} zeros, allowed: 0 .. {left}"
+                f"{unit.id.name}, tensor type {tensor.type}: {n_bytes} zeros, allowed: 0 .. {left}"
             )
         self._truncate(self._at + n_bytes)
         unit.crc32 = crc32_of_zeros(n_bytes, unit.crc32)
@@ -354,7 +325,7 @@ class Writer(Output):
         tensor = self._open_tensor()
         if self._tensor_done_bytes != tensor.data_bytes:
             raise QsfArgumentError(
-                f"unit {unit.idx}, tensor type {tensor.type}: {self._tensor_done_bytes} bytes"
+                f"{unit.id.name}, tensor type {tensor.type}: {self._tensor_done_bytes} bytes"
                 f" written, it has {tensor.data_bytes}"
             )
         self._put_raw(unit, bytes(-tensor.data_bytes % lay.DATA_ALIGN))
@@ -378,7 +349,7 @@ class Writer(Output):
         if self._tensor is not None:
             raise QsfArgumentError(f"tensor type {self._tensor.type} has not ended")
         if not unit.tensors:
-            raise QsfArgumentError(f"unit {unit.idx} has no tensor")
+            raise QsfArgumentError(f"{unit.id.name} has no tensor")
         return unit
 
     def end_unit(self, *, compression: int | None = None) -> Stored:
@@ -389,52 +360,29 @@ class Writer(Output):
         """
         unit = self._complete_unit()
         if compression is not None:
-            self._check_compression(unit.idx, compression)
+            self._check_compression(unit.id, compression)
             unit.compression = compression
-        compression = Compression.NONE
-        stored_bytes = unit.raw_bytes
-        if self._is_layer(unit.idx):
-            if unit.compression != Compression.NONE:
-                compression, stored_bytes = self._compress(unit)
-            entry = lay.LAYER_ENTRY.pack(
-                unit.off, stored_bytes, unit.raw_bytes, unit.dtype, compression,
-                len(unit.tensors), unit.crc32, unit.importance, 0,
-            )  # fmt: skip
-            self._layers.append(entry)
-        elif unit.idx > self.header.n_layers + 1:
-            self._end_expert(unit)
-            return Stored(compression, stored_bytes, unit.raw_bytes)
-        else:
-            self._check_fixed(unit)
-            tag = "EMBD" if unit.idx == 0 else "FINL"
-            self._entries.append(
-                _Entry(tag, lay.SECTION_REQUIRED, unit.off, stored_bytes, unit.crc32)
-            )
-        self._tensors += unit.tensors
-        self._n_units += 1
+        unit.stored_bytes = unit.raw_bytes
+        if unit.compression != Compression.NONE:
+            unit.compression, unit.stored_bytes = self._compress(unit)
+        self._check_fixed(unit)
+        if unit.id.role == Role.EXPERT:
+            key = (unit.dtype, *unit.tensors)
+            template = self._templates.setdefault(key, unit.id)
+            unit.template = template if template != unit.id else None
+        self._units.append(unit)
+        self._left(unit.id.role).popleft()
         self._unit = None
-        return Stored(Compression(compression), stored_bytes, unit.raw_bytes)
-
-    def _end_expert(self, unit: _OpenUnit) -> None:
-        """Note the expert, and its tensors if no earlier one has the same."""
-        number = len(self._experts)
-        key = (unit.dtype, *(replace(t, unit_idx=0) for t in unit.tensors))
-        template = self._templates.setdefault(key, number)
-        entry = lay.LAYER_ENTRY.pack(
-            unit.off, unit.raw_bytes, unit.raw_bytes, unit.dtype, Compression.NONE,
-            len(unit.tensors), unit.crc32, unit.importance, template,
-        )  # fmt: skip
-        self._experts.append(entry)
-        if template == number:
-            self._expert_tensors += unit.tensors
-        self._unit = None
+        return Stored(Compression(unit.compression), unit.stored_bytes, unit.raw_bytes)
 
     def _check_fixed(self, unit: _OpenUnit) -> None:
         """Has the final unit its norm, and its head unless that is tied?"""
+        if unit.id.role != Role.FINAL:
+            return
         types = [t.type for t in unit.tensors]
-        if unit.idx > 0 and types[0] != TensorType.FINAL_NORM:
+        if types[0] != TensorType.FINAL_NORM:
             raise QsfArgumentError("the final unit has no final norm")
-        if unit.idx > 0 and not self._is_tied and types[-1] != TensorType.HEAD:
+        if not self._is_tied and types[-1] != TensorType.HEAD:
             raise QsfArgumentError("the final unit has no output head, and it is not tied")
 
     def _compress(self, unit: _OpenUnit) -> tuple[Compression, int]:
@@ -477,7 +425,7 @@ class Writer(Output):
         """
         self._require_open()
         if self._unit is not None:
-            raise QsfArgumentError(f"section {tag}: unit {self._unit.idx} has not ended")
+            raise QsfArgumentError(f"section {tag}: {self._unit.id.name} has not ended")
         if len(tag) != 4 or not all(" " <= c <= "~" for c in tag):
             raise QsfArgumentError(f"section {tag!r}: allowed: four printable ASCII characters")
         if tag in _RESERVED_TAGS:
@@ -528,19 +476,23 @@ class Writer(Output):
     def _put_tables(self) -> None:
         h = self.header
         if self._unit is not None:
-            raise QsfArgumentError(f"unit {self._unit.idx} has not ended")
-        if self._n_units != h.n_layers + 2:
-            raise QsfArgumentError(f"{self._n_units} units written, the model has {h.n_layers + 2}")
-        if len(self._experts) != self._first_experts[-1]:
+            raise QsfArgumentError(f"{self._unit.id.name} has not ended")
+        missing = (*self._next_units, *self._next_experts)
+        if missing:
             raise QsfArgumentError(
-                f"{len(self._experts)} experts written, the layers have {self._first_experts[-1]}"
+                f"{missing[0].name} is missing: {len(self._units)} of"
+                f" {len(self._units) + len(missing)} units are written"
             )
         if h.positions == Positions.LEARNED and all(e.tag != "WPOS" for e in self._entries):
             raise QsfArgumentError("the positions are learned, but there is no section WPOS")
-        tensors = b"".join(pack_tensor(t) for t in (*self._tensors, *self._expert_tensors))
-        layr = self._put_section("LAYR", lay.SECTION_REQUIRED, b"".join(self._layers))
-        if self._experts:
-            self._put_section("EXPT", lay.SECTION_REQUIRED, b"".join(self._experts))
+        units = sorted(self._units, key=lambda unit: unit.id)
+        index = self._put_section("UNIT", lay.SECTION_REQUIRED, _pack_units(units))
+        tensors = b"".join(
+            pack_tensor(t, i)
+            for i, unit in enumerate(units)
+            if unit.template is None
+            for t in unit.tensors
+        )
         for tag, data in self._tables.items():
             self._put_section(tag, lay.SECTION_REQUIRED, data)
         self._put_section("TENS", lay.SECTION_REQUIRED, tensors)
@@ -553,5 +505,19 @@ class Writer(Output):
             for e in self._entries
         )
         self._append(directory)
-        links = {e.tag: e.off for e in self._entries}
-        self._put_at(0, lay.pack_header(h, links, directory_off, directory, layr.crc32))
+        offs = {unit.id: unit.off for unit in units}
+        links = (index.off, offs[lay.EMBEDDING_UNIT], offs[lay.FINAL_UNIT])
+        self._put_at(0, lay.pack_header(h, links, directory_off, directory, index.crc32))
+
+
+def _pack_units(units: Sequence[_OpenUnit]) -> bytes:
+    """Return the section UNIT of units in the order of their ids."""
+    places = {unit.id: i for i, unit in enumerate(units)}
+    return b"".join(
+        lay.UNIT_ENTRY.pack(
+            unit.off, unit.stored_bytes, unit.raw_bytes, unit.crc32, unit.importance,
+            unit.id.role, unit.dtype, unit.compression, 0, unit.id.layer, unit.id.expert,
+            len(unit.tensors), places[unit.template or unit.id],
+        )
+        for unit in units
+    )  # fmt: skip

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from qsf.errors import QsfIOError
 from qsf.file.gguf_parts import part_names
+from qsf.file.layout import VERSION
 from qsf.system import files
 
 
@@ -54,8 +55,8 @@ def place_of(name: str, quant_type: str) -> Path:
 
 
 def fingerprint_of(source: Path) -> str:
-    """Return a text that changes when the files of a source do."""
-    digest = hashlib.sha256()
+    """Return a text that changes when the files of a source do, or the version of .qsf files."""
+    digest = hashlib.sha256(f"{VERSION}\n".encode())
     paths = [source.with_name(name) for name in part_names(source.name)]
     if source.is_dir():
         paths = sorted(source.iterdir())

@@ -132,7 +132,7 @@ def _parameters(tensors: tuple[Tensor, ...]) -> int:
 
 def _all_tensors(reader: Reader) -> tuple[Tensor, ...]:
     """Return the tensors of all units; experts share those of their template."""
-    return tuple(t for u in (*reader.units, *reader.experts) for t in u.tensors)
+    return tuple(t for u in reader.units for t in u.tensors)
 
 
 def _bits_per_weight(tensors: tuple[Tensor, ...]) -> float:
@@ -197,6 +197,9 @@ def describe(reader: Reader) -> dict[str, Any]:
         "units": [
             {
                 "idx": u.idx,
+                "role": u.id.role.name.lower(),
+                "layer": u.id.layer,
+                "expert": u.id.expert,
                 "off": u.off,
                 "stored_bytes": u.stored_bytes,
                 "raw_bytes": u.raw_bytes,
@@ -206,7 +209,7 @@ def describe(reader: Reader) -> dict[str, Any]:
                 "importance": u.importance,
                 "tensors": len(u.tensors),
             }
-            for u in (*reader.units, *reader.experts)
+            for u in reader.units
         ],
         "tensors": [
             {
@@ -314,16 +317,15 @@ def _matrix_types(unit: Unit) -> str:
 def _report_units(reader: Reader) -> Iterator[str]:
     from qsf.file.layout import Compression
 
-    is_measured = len({u.importance for u in reader.units[1:-1]}) > 1  # by calibration
+    is_measured = len({u.importance for u in reader.layers}) > 1  # by calibration
     yield ""
     yield (
         f"{'unit':<10} {'stored bytes':>15} {'raw bytes':>15} {'type':<14} {'compression':<12}"
         f" {'tensors':>7}{' importance' if is_measured else ''}"
     )
-    for u in reader.units:
-        name = {0: "embedding", len(reader.units) - 1: "final"}.get(u.idx, f"layer {u.idx - 1}")
+    for u in (reader.embedding, *reader.layers, reader.final):
         yield (
-            f"{name:<10} {u.stored_bytes:>15,} {u.raw_bytes:>15,} {_matrix_types(u):<14}"
+            f"{u.id.name:<10} {u.stored_bytes:>15,} {u.raw_bytes:>15,} {_matrix_types(u):<14}"
             f" {Compression(u.compression).name.lower():<12} {len(u.tensors):>7}"
             + (f" {u.importance:>10.4g}" if is_measured else "")
         )

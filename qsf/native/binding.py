@@ -336,13 +336,10 @@ class NativeModel:
 
     def timeline(self) -> list[UnitTime]:
         """Return what each unit has taken since the model was opened."""
-        facts = ffi.new("qsf_model_facts *")
-        lib.qsf_model_info(self._live_handle(), facts)
-        n_units = facts.n_layers + 2
+        n_units = lib.qsf_model_timeline(self._live_handle(), ffi.new("qsf_unit_time *"), 0)
         out = ffi.new("qsf_unit_time[]", n_units)
         lib.qsf_model_timeline(self._live_handle(), out, n_units)
-        names = ["embedding", *(f"layer {i}" for i in range(facts.n_layers)), "final"]
-        return [unit_time(name, time) for name, time in zip(names, out, strict=True)]
+        return [unit_time(time) for time in out]
 
     def memory_events(self) -> list[MemoryEvent]:
         """Return the latest events of memory given back or taken again, oldest first."""

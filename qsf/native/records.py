@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from qsf.native._qsf import ffi, lib
 
@@ -54,11 +54,14 @@ class UnitTime:
     compute_ns: int
 
 
-def unit_time(name: str, struct: Any) -> UnitTime:
+_UNIT_NAMES: Final = ("embedding", "layer {}", "final")  # by role
+
+
+def unit_time(struct: Any) -> UnitTime:
     """Return a ``qsf_unit_time`` as a record."""
     numbers = {field: getattr(struct, field) for field in UnitTime.__slots__[3:]}
     return UnitTime(
-        name=name,
+        name=_UNIT_NAMES[struct.role].format(struct.layer),
         is_resident=struct.is_resident != 0,
         is_skipped=struct.is_skipped != 0,
         **numbers,

@@ -197,7 +197,7 @@ static void check_cancel(void)
     const unsigned char *bytes;
     uint32_t units[3];
     for (uint32_t i = 0; i < 3; i++)
-        units[i] = m->reader.n_units_file + i;
+        units[i] = m->reader.n_stream_units + i;
     m->reader.file.fault_kind = QSF_FAULT_SLOW;
     m->reader.file.reads_until_fault = 0;
     qsf_experts_begin_pass(&m->experts, 1, &cancel, NULL);
@@ -220,7 +220,7 @@ static void check_cancel(void)
 static void take_all(qsf_experts *e, const qsf_experts *all, const uint32_t *units, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
-        const uint32_t expert = units[i] - e->reader->n_units_file;
+        const uint32_t expert = units[i] - e->reader->n_stream_units;
         const unsigned char *bytes;
         if (CHECK_OK(qsf_experts_take(e, i, &bytes)))
             CHECK(memcmp(bytes, all->slots[all->slot_of[expert]].raw,
@@ -243,7 +243,7 @@ static void check_guesses(void)
         if (m == NULL)
             return;
         qsf_experts *const e = &m->experts;
-        const uint32_t first = m->reader.n_units_file;
+        const uint32_t first = m->reader.n_stream_units;
         for (uint32_t i = 0; i < 20; i++) {
             const uint32_t here[] = {first + i % 3, first + 3 + i % 2};
             uint32_t next[N_WANTED];
@@ -285,9 +285,9 @@ static void check_lending(void)
         return;
     qsf_experts *const e = &m->experts;
     for (uint32_t i = 0; i < FIRST; i++)
-        here[i] = m->reader.n_units_file + i;
+        here[i] = m->reader.n_stream_units + i;
     for (uint32_t i = 0; i < N_NEXT; i++)
-        next[i] = m->reader.n_units_file + FIRST + i;
+        next[i] = m->reader.n_stream_units + FIRST + i;
     CHECK_EQ(m->plan.expert_transit_slots, N_TRANSIT);
     for (uint32_t i = 0; i < 2; i++) { /* experts of the first layer are used most */
         qsf_experts_begin_pass(e, 1, NULL, NULL);
@@ -484,7 +484,7 @@ static void check_replay(void)
             const uint64_t n_hits = e->totals.n_hits;
             uint32_t units[N_CHOSEN];
             for (uint32_t j = 0; j < N_CHOSEN; j++)
-                units[j] = m->reader.n_units_file + row[j];
+                units[j] = m->reader.n_stream_units + row[j];
             qsf_experts_begin_pass(e, 1, NULL, NULL);
             for (uint32_t layer = 0; layer < 2; layer++) {
                 qsf_experts_request(e, layer + 1, units + layer * FIRST_LAYER_CHOICES, uses,

@@ -452,7 +452,7 @@ static void check_damage(const char *path)
     if (m == NULL)
         return;
     uint32_t n_streamed = 0;
-    for (uint32_t unit = 0; unit < m->reader.n_units; unit++) {
+    for (uint32_t unit = 0; unit < m->reader.n_stream_units; unit++) {
         qsf_model *const whole = open_streamed(path);
         if (whole == NULL)
             break;

@@ -33,29 +33,27 @@ static bool build(void)
 {
     tiny_file *const f = &file;
     const tiny_options options = {{QSF_COMPRESSION_NONE, QSF_COMPRESSION_LZ4}, false, false};
-    unsigned char layr[TINY_LAYERS * QSF_LAYER_ENTRY_BYTES] = {0};
     const unsigned char ebnd[(TINY_VOCAB + 15) / 16 * 4] = {0};
     memset(f, 0, sizeof *f);
     f->n_bytes = TINY_TABLES_OFF + 10 * QSF_DIRECTORY_ENTRY_BYTES;
     tiny_add_arch(f, &options);
     tiny_add_section(f, "EBND", 8, ebnd, sizeof ebnd);
     tiny_add_tensor(f, 0, QSF_TENSOR_EMBEDDING, TINY_VOCAB, TINY_DIM, QSF_DTYPE_8BIT, 1);
-    tiny_add_unit_section(f, "EMBD");
+    tiny_end_unit(f, QSF_UNIT_EMBEDDING, 0);
     tiny_add_outliers(f, 1, QSF_TENSOR_Q_OUTLIERS, n_rows_of[0], N_COLS, 101);
     tiny_add_outliers(f, 1, QSF_TENSOR_K_OUTLIERS, n_rows_of[1], N_COLS, 173);
     for (uint32_t i = 0; i < 3; i++)
         tiny_add_tame(f, 1, QSF_TENSOR_Q + i, n_rows_of[i], N_COLS, QSF_DTYPE_F16, 1);
-    tiny_add_layer(f, layr, options.compression[0], 5);
+    tiny_end_unit(f, QSF_UNIT_LAYER, options.compression[0]);
     tiny_add_outliers(f, 2, QSF_TENSOR_FFN_GATE_OUTLIERS, 72, N_COLS, 111);
     tiny_add_outliers(f, 2, QSF_TENSOR_FFN_UP_OUTLIERS, 72, N_COLS, 1600); /* one a tile row */
     tiny_add_tame(f, 2, QSF_TENSOR_FFN_GATE, 72, N_COLS, QSF_DTYPE_F16, 1);
     tiny_add_tame(f, 2, QSF_TENSOR_FFN_UP, 72, N_COLS, QSF_DTYPE_F16, 1);
-    tiny_add_layer(f, layr + QSF_LAYER_ENTRY_BYTES, options.compression[1], 4);
+    tiny_end_unit(f, QSF_UNIT_LAYER, options.compression[1]);
     tiny_add_tensor(f, 3, QSF_TENSOR_FINAL_NORM, 1, TINY_DIM, QSF_DTYPE_F32, 0);
     tiny_add_tensor(f, 3, QSF_TENSOR_HEAD, TINY_VOCAB, TINY_DIM, QSF_DTYPE_4BIT, 1);
-    tiny_add_unit_section(f, "FINL");
-    tiny_add_section(f, "TENS", 8, f->tens, (size_t)f->n_tensors * QSF_TENSOR_ENTRY_BYTES);
-    tiny_add_section(f, "LAYR", 8, layr, sizeof layr);
+    tiny_end_unit(f, QSF_UNIT_FINAL, 0);
+    tiny_add_tables(f);
     tiny_fill_header(f, &options);
     repair_checksums(f->bytes, f->n_bytes);
     return CHECK(tiny_write(path, f->bytes, f->n_bytes));

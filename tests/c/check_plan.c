@@ -72,7 +72,7 @@ static void check_sums(const opened *o, const qsf_plan *p, const bool *is_reside
 {
     uint64_t weights_bytes = 0;
     uint32_t n_resident = 0;
-    for (uint32_t i = 0; i < o->reader.n_units; i++) {
+    for (uint32_t i = 0; i < o->reader.n_stream_units; i++) {
         weights_bytes += is_resident[i] ? o->reader.units[i].raw_bytes : 0;
         n_resident += is_resident[i];
     }
@@ -155,8 +155,8 @@ static void check_least_is_least(const tiny_model *model)
                 .io_depth = 1},
     };
     uint64_t least_bytes = UINT64_MAX;
-    for (uint32_t set = 0; set < 1U << o.reader.n_units; set++) {
-        for (uint32_t i = 0; i < o.reader.n_units; i++)
+    for (uint32_t set = 0; set < 1U << o.reader.n_stream_units; set++) {
+        for (uint32_t i = 0; i < o.reader.n_stream_units; i++)
             is_resident[i] = (set >> i & 1) != 0;
         qsf_draft_add_up(&d);
         least_bytes = other.engine_bytes < least_bytes ? other.engine_bytes : least_bytes;

@@ -111,7 +111,7 @@ static void check_sums(const qsf_plan *p, const qsf_options *opt)
     uint64_t weights_bytes = 0;
     uint64_t streamed_bytes = 0;
     uint32_t n_resident = 0;
-    for (uint32_t i = 0; i < r->n_units; i++) {
+    for (uint32_t i = 0; i < r->n_stream_units; i++) {
         weights_bytes += is_resident[i] ? r->units[i].raw_bytes : 0;
         n_resident += is_resident[i];
         if (!is_resident[i] && (i != 0 || r->arch.tied_head))
@@ -143,7 +143,7 @@ static void check_no_waste(const qsf_plan *p)
 {
     uint64_t left_bytes = p->ceiling_bytes - needed_bytes(p);
     left_bytes += p->ring_bytes > 16 * MIB ? p->ring_bytes - 16 * MIB : 0;
-    for (uint32_t i = 1; p->streamed_bytes != 0 && i < units.reader.n_units; i++)
+    for (uint32_t i = 1; p->streamed_bytes != 0 && i < units.reader.n_stream_units; i++)
         CHECK(is_resident[i] || units.units[i].raw_bytes > left_bytes);
 }
 
@@ -355,7 +355,7 @@ static void check_any_sizes(void)
     for (uint32_t n = 0; n < 12; n++) {
         make_model(2 + draw() % 30, MIB, n % 3 == 0);
         uint64_t total_bytes = 0;
-        for (uint32_t i = 1; i < units.reader.n_units - 1; i++) {
+        for (uint32_t i = 1; i < units.reader.n_stream_units - 1; i++) {
             qsf_unit *const u = &units.units[i];
             u->raw_bytes = u->stored_bytes = 64 * (1 + draw() % (n % 2 == 0 ? 4000 : 400000));
             if (n >= 6 && draw() % 3 == 0) {

@@ -11,7 +11,7 @@
 
 #define CEILING_BYTES (UINT64_C(64) << 20)
 #define BUFFER_BYTES (64U << 10)
-#define MAX_EDITS 8
+#define MAX_EDITS 10
 
 static const char path[] = "check_reader.qsf";
 static const tiny_options plain = {{0, 0}, false, false};
@@ -133,15 +133,13 @@ static void mark_places(place *places)
     mark(places, directory_off, file.n_sections * 32, PLACE_TABLE);
     for (uint32_t i = 0; i < file.n_sections; i++) {
         const unsigned char *const entry = file.bytes + directory_off + (size_t)i * 32;
-        const bool is_read_later = memcmp(entry, "EMBD", 4) == 0 || memcmp(entry, "FINL", 4) == 0 ||
-                                   memcmp(entry, "META", 4) == 0;
+        const bool is_read_later = memcmp(entry, "META", 4) == 0;
         mark(places, qsf_load_u64(entry + 8), qsf_load_u64(entry + 16),
              is_read_later ? PLACE_WEIGHTS : PLACE_TABLE);
     }
-    const uint64_t layr_off = qsf_load_u64(repair_find(file.bytes, file.n_bytes, "LAYR") + 8);
-    for (uint32_t i = 0; i < TINY_LAYERS; i++) {
-        const unsigned char *const entry = file.bytes + layr_off + (size_t)i * 32;
-        mark(places, qsf_load_u64(entry), qsf_load_u32(entry + 8), PLACE_WEIGHTS);
+    for (uint32_t i = 0; i < file.n_units; i++) {
+        const unsigned char *const entry = repair_unit(file.bytes, file.n_bytes, i);
+        mark(places, qsf_load_u64(entry), qsf_load_u64(entry + 8), PLACE_WEIGHTS);
     }
 }
 
@@ -222,7 +220,7 @@ static void check_truncations(size_t stride)
 
 /* One number of the file changed; checksums are repaired afterwards. */
 typedef struct edit {
-    const char *where; /* "head", "dir:TAG" (its entry), or a tag (its contents) */
+    const char *where; /* "head", "dir:TAG" (its entry), a tag or "unit:N" (its contents) */
     uint32_t off;
     uint32_t n_bytes; /* of the number; 0: no edit */
     uint64_t value;
@@ -241,7 +239,7 @@ typedef struct rule {
     const char *text; /* part of the error */
 } rule;
 
-#define LAYER(idx, off) (uint32_t)((idx)*32 + (off))  /* in LAYR */
+#define UNIT(idx, off) (uint32_t)((idx)*48 + (off))   /* in UNIT */
 #define TENSOR(idx, off) (uint32_t)((idx)*32 + (off)) /* in TENS */
 #define TAG(a, b, c, d) \
     ((uint64_t)(a) | (uint64_t)(b) << 8 | (uint64_t)(c) << 16 | (uint64_t)(d) << 24)
@@ -255,6 +253,8 @@ static void apply(const edit *e)
         return;
     if (strncmp(e->where, "dir:", 4) == 0)
         base = repair_find(file.bytes, file.n_bytes, e->where + 4);
+    else if (strncmp(e->where, "unit:", 5) == 0)
+        base += qsf_load_u64(repair_unit(file.bytes, file.n_bytes, (uint32_t)(e->where[5] - '0')));
     else if (strcmp(e->where, "head") != 0)
         base += qsf_load_u64(repair_find(file.bytes, file.n_bytes, e->where) + 8);
     for (uint32_t i = 0; i < e->n_bytes; i++)
@@ -283,7 +283,7 @@ static void check_rules(const tiny_options *o, const rule *rules, size_t n_rules
     }
 }
 
-/* Two places hold the checksum of LAYR; repaired files never differ there. */
+/* Two places hold the checksum of UNIT; repaired files never differ there. */
 static void check_index_checksum(void)
 {
     bool is_open = false;

@@ -30,12 +30,12 @@ static uint64_t larger(uint64_t a, uint64_t b)
 static uint64_t longest_run(const qsf_reader *r)
 {
     uint64_t longest_bytes = 0;
-    for (uint32_t start = 0; start < r->n_units; start++) {
+    for (uint32_t start = 0; start < r->n_stream_units; start++) {
         if (is_resident[start] || (start == 0 && !r->arch.tied_head))
             continue;
         uint64_t run_bytes = 0;
-        for (uint32_t k = 1; k < r->n_units; k++) {
-            const uint32_t i = (start + k) % r->n_units;
+        for (uint32_t k = 1; k < r->n_stream_units; k++) {
+            const uint32_t i = (start + k) % r->n_stream_units;
             if (i == 0 && !r->arch.tied_head)
                 continue;
             if (!is_resident[i])
@@ -50,7 +50,7 @@ static uint64_t longest_run(const qsf_reader *r)
 static uint32_t count_layers(const qsf_reader *r)
 {
     uint32_t n = 0;
-    for (uint32_t i = 1; i < r->n_units - 1; i++)
+    for (uint32_t i = 1; i < r->n_stream_units - 1; i++)
         n += is_resident[i];
     return n;
 }
@@ -99,7 +99,7 @@ static void check_any_sizes(uint32_t n_layers, uint64_t scale)
     synthetic_make(&units, n_layers, 1, draw() % 2 == 0);
     const qsf_reader *const r = &units.reader;
     uint64_t total_bytes = 0;
-    for (uint32_t i = 0; i < r->n_units; i++) {
+    for (uint32_t i = 0; i < r->n_stream_units; i++) {
         units.units[i].raw_bytes = 64 + draw() % 1000 * scale;
         total_bytes += units.units[i].raw_bytes;
         before[i] = draw() % 8 == 0;
@@ -109,7 +109,7 @@ static void check_any_sizes(uint32_t n_layers, uint64_t scale)
     const uint64_t kept_bytes = qsf_residence_add(r, room_bytes, is_resident);
     CHECK(kept_bytes <= room_bytes);
     uint64_t sum = 0;
-    for (uint32_t i = 0; i < r->n_units; i++) {
+    for (uint32_t i = 0; i < r->n_stream_units; i++) {
         CHECK(is_resident[i] || !before[i]);
         sum += is_resident[i] && !before[i] ? r->units[i].raw_bytes : 0;
         if (i == 0 && !r->arch.tied_head)

@@ -72,7 +72,8 @@ static const uint32_t order[] = {1, 2, 3, 4, 0, 6, 5}; /* not that of the file *
 
 static qsf_status open_ring(opened *o, qsf_io_setup setup, size_t range_bytes, size_t extra_bytes)
 {
-    *o = (opened){.range_bytes = range_bytes, .reader = {.units = units, .n_units = N_UNITS}};
+    *o =
+        (opened){.range_bytes = range_bytes, .reader = {.units = units, .n_stream_units = N_UNITS}};
     qsf_ledger_init(&o->ledger, CEILING_BYTES);
     QSF_TRY(qsf_file_open(&o->reader.file, path));
     qsf_status status = qsf_io_open(&o->io, &o->reader.file, setup.method);
@@ -310,7 +311,7 @@ static void check_no_queue(qsf_io_setup setup)
     if (setup.method != QSF_IO_URING || !CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0))
         return;
     const struct rlimit none = {.rlim_cur = 0, .rlim_max = before.rlim_max};
-    o = (opened){.range_bytes = 64, .reader = {.units = units, .n_units = N_UNITS}};
+    o = (opened){.range_bytes = 64, .reader = {.units = units, .n_stream_units = N_UNITS}};
     qsf_ledger_init(&o.ledger, CEILING_BYTES);
     if (!CHECK_OK(qsf_file_open(&o.reader.file, path)) ||
         !CHECK_OK(qsf_io_open(&o.io, &o.reader.file, setup.method)))
@@ -330,7 +331,7 @@ static void check_no_queue(qsf_io_setup setup)
 /* Nothing is leaked when memory or threads cannot be had. */
 static void check_create(qsf_io_setup setup)
 {
-    opened o = {.reader = {.units = units, .n_units = N_UNITS}};
+    opened o = {.reader = {.units = units, .n_stream_units = N_UNITS}};
     const size_t ring_bytes = qsf_ring_least_bytes(5000);
     qsf_ledger_init(&o.ledger, qsf_ring_bytes(ring_bytes, 5000, &o.reader));
     if (!CHECK_OK(qsf_file_open(&o.reader.file, path)) ||

@@ -34,10 +34,15 @@ static unsigned char *section(const char *tag)
     return file.bytes + qsf_load_u64(repair_find(file.bytes, file.n_bytes, tag) + 8);
 }
 
+static unsigned char *layer_entry(uint32_t layer)
+{
+    return repair_unit(file.bytes, file.n_bytes, layer + 1); /* behind the embedding */
+}
+
 static void set_importances(const float *values, uint32_t n_layers)
 {
     for (uint32_t i = 0; i < n_layers; i++)
-        qsf_store_f32(section("LAYR") + (size_t)i * QSF_LAYER_ENTRY_BYTES + 24, values[i]);
+        qsf_store_f32(layer_entry(i) + 28, values[i]);
 }
 
 static bool write_to(const char *to)
@@ -54,18 +59,20 @@ static void set_section_bytes(const char *tag, uint64_t n_bytes)
 /* Takes layers out of both indexes; their weights stay behind, unknown to anyone. */
 static void cut(const bool *is_cut, uint32_t n_layers)
 {
-    unsigned char *const layr = section("LAYR");
+    unsigned char *const units = section("UNIT");
     unsigned char *const tens = section("TENS");
     uint32_t new_idx[TINY_LAYERS + 2] = {0};
-    uint32_t n_kept = 0;
-    for (uint32_t i = 0; i < n_layers; i++) {
-        if (is_cut[i])
+    uint32_t n_kept = 1; /* the embedding */
+    for (uint32_t i = 1; i < n_layers + 2; i++) {
+        if (i <= n_layers && is_cut[i - 1])
             continue;
-        memmove(layr + (size_t)n_kept * QSF_LAYER_ENTRY_BYTES,
-                layr + (size_t)i * QSF_LAYER_ENTRY_BYTES, QSF_LAYER_ENTRY_BYTES);
-        new_idx[i + 1] = ++n_kept;
+        unsigned char *const entry = units + (size_t)n_kept * QSF_UNIT_ENTRY_BYTES;
+        memmove(entry, units + (size_t)i * QSF_UNIT_ENTRY_BYTES, QSF_UNIT_ENTRY_BYTES);
+        if (i <= n_layers)
+            qsf_store_u16(entry + 36, (uint16_t)(n_kept - 1));
+        qsf_store_u32(entry + 44, n_kept);
+        new_idx[i] = n_kept++;
     }
-    new_idx[n_layers + 1] = n_kept + 1;
     uint32_t n_tensors = 0;
     for (uint32_t i = 0; i < file.n_tensors; i++) {
         unsigned char *const entry = tens + (size_t)i * QSF_TENSOR_ENTRY_BYTES;
@@ -75,9 +82,9 @@ static void cut(const bool *is_cut, uint32_t n_layers)
         qsf_store_u32(entry, new_idx[unit_idx]);
         memmove(tens + (size_t)n_tensors++ * QSF_TENSOR_ENTRY_BYTES, entry, QSF_TENSOR_ENTRY_BYTES);
     }
-    set_section_bytes("LAYR", (uint64_t)n_kept * QSF_LAYER_ENTRY_BYTES);
+    set_section_bytes("UNIT", (uint64_t)n_kept * QSF_UNIT_ENTRY_BYTES);
     set_section_bytes("TENS", (uint64_t)n_tensors * QSF_TENSOR_ENTRY_BYTES);
-    qsf_store_u32(file.bytes + 16, n_kept);
+    qsf_store_u32(file.bytes + 16, n_kept - 2);
 }
 
 static qsf_options options_of(double quality, uint64_t budget_bytes, uint32_t n_threads)
@@ -188,8 +195,9 @@ static void check_closing(void)
     if (!CHECK_OK(qsf_reader_open(&r, &ledger, path, -1)))
         return;
     CHECK_OK(qsf_skip_layers(&r, 0.7));
-    CHECK_EQ(r.n_units, TINY_LAYERS + 2 - 3);
-    CHECK_EQ(r.n_units_file, TINY_LAYERS + 2);
+    CHECK_EQ(r.n_pass_units, TINY_LAYERS + 2 - 3);
+    CHECK_EQ(r.n_pass_layers, TINY_LAYERS - 3);
+    CHECK_EQ(r.n_units, TINY_LAYERS + 2);
     qsf_reader_close(&r);
     CHECK_EQ_U64(ledger.held_bytes, 0);
 }
@@ -334,8 +342,7 @@ static void check_same(const tiny_model *shape, double quality)
 
 static void flip_byte_of_layer(uint32_t layer)
 {
-    const unsigned char *const entry = section("LAYR") + (size_t)layer * QSF_LAYER_ENTRY_BYTES;
-    file.bytes[qsf_load_u64(entry) + 5000] ^= 1;
+    file.bytes[qsf_load_u64(layer_entry(layer)) + 5000] ^= 1;
 }
 
 /* Nobody reads a skipped layer: damage there goes unseen, and elsewhere is named as in the file. */

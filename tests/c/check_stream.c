@@ -66,7 +66,7 @@ static uint32_t digest_of_file(bool is_tied)
         return 0;
     uint32_t crc = 0;
     const qsf_reader *const r = &o.reader;
-    for (uint32_t u = 0; u < r->n_units; u++) {
+    for (uint32_t u = 0; u < r->n_stream_units; u++) {
         uint32_t of_unit = 0;
         for (uint32_t i = 0; i < r->units[u].n_tensors; i++) {
             const qsf_tensor *const t = &r->tensors[r->units[u].first_tensor + i];
@@ -131,7 +131,7 @@ static void check_sizes(void)
             const uint64_t buffer_bytes = qsf_stream_buffer_bytes(r, &sizes, sizes.ring_bytes);
             uint64_t planned = r->tables_bytes + sizes.band_bytes + buffer_bytes;
             planned += qsf_stream_table_bytes(r);
-            for (uint32_t i = 0; i < r->n_units; i++)
+            for (uint32_t i = 0; i < r->n_stream_units; i++)
                 planned += is_resident[i] ? r->units[i].raw_bytes : 0;
             CHECK_EQ_U64(o.ledger.held_bytes, planned);
             CHECK((o.pass.stream.ring != NULL) == streams);
@@ -173,10 +173,9 @@ static void check_damage(void)
 {
     for (uint8_t c = 0; c < QSF_COMPRESSION_COUNT; c++) {
         build(c, c, false);
-        const unsigned char *const layr = repair_find(file.bytes, file.n_bytes, "LAYR");
-        const unsigned char *const entry = file.bytes + qsf_load_u64(layr + 8);
+        const unsigned char *const entry = repair_unit(file.bytes, file.n_bytes, 1);
         const uint64_t off = qsf_load_u64(entry);
-        const uint32_t n_bytes = qsf_load_u32(entry + 8);
+        const uint32_t n_bytes = (uint32_t)qsf_load_u64(entry + 8);
         for (uint32_t at = 0; at < n_bytes; at += 7) {
             file.bytes[off + at] ^= 0x10;
             CHECK(tiny_write(path, file.bytes, file.n_bytes));
@@ -245,8 +244,8 @@ static void put_byte(size_t at, unsigned char byte)
 static void check_bands(void)
 {
     build(QSF_COMPRESSION_NONE, QSF_COMPRESSION_NONE, true);
-    const unsigned char *const embd = repair_find(file.bytes, file.n_bytes, "EMBD");
-    const size_t first = (size_t)qsf_load_u64(embd + 8) + 64;
+    const unsigned char *const embd = repair_unit(file.bytes, file.n_bytes, 0);
+    const size_t first = (size_t)qsf_load_u64(embd) + 64;
     file.bytes[first + 1056 + 500] ^= 1;
     CHECK(tiny_write(path, file.bytes, file.n_bytes));
     opened o;

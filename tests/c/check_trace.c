@@ -156,7 +156,7 @@ static void check_reads(const qsf_model *m, const qsf_trace_event *from, size_t 
         if (!CHECK(e->thread_idx >= 1 && e->thread_idx <= depth))
             continue;
         CHECK(e->end_ns >= e->begin_ns && e->end_ns >= end_ns[e->thread_idx]);
-        CHECK(e->unit_idx < m->reader.n_units && e->n_bytes > 0);
+        CHECK(e->unit_idx < m->reader.n_stream_units && e->n_bytes > 0);
         end_ns[e->thread_idx] = e->end_ns;
         n_reads += e->kind == QSF_TRACE_READ;
         n_checks += e->kind == QSF_TRACE_CHECKSUM;

@@ -47,6 +47,9 @@ typedef struct tiny_file {
     uint32_t n_sections;
     unsigned char tens[20 * TINY_LAYERS * QSF_TENSOR_ENTRY_BYTES];
     uint32_t n_tensors;
+    unsigned char index[(TINY_LAYERS + 2) * QSF_UNIT_ENTRY_BYTES]; /* the section UNIT */
+    uint32_t n_units;
+    uint32_t n_indexed;                 /* tensors of the units so far */
     unsigned char unit[TINY_CAP_BYTES]; /* raw bytes of the unit that is being built */
     size_t unit_bytes;
     uint32_t noise; /* state of the arbitrary weights */
@@ -157,11 +160,11 @@ static inline size_t tiny_add_blocks(tiny_file *f, uint8_t compression)
     return f->n_bytes - start;
 }
 
-/* Appends f->unit as a layer and fills its entry of the index. */
-static inline void tiny_add_layer(tiny_file *f, unsigned char *entry, uint8_t compression,
-                                  uint32_t n_tensors)
+/* Appends f->unit, whose tensors are those added since the last one, and its entry of UNIT. */
+static inline void tiny_end_unit(tiny_file *f, qsf_unit_role role, uint8_t compression)
 {
     f->n_bytes = tiny_align(f->n_bytes, QSF_UNIT_ALIGN);
+    unsigned char *const entry = f->index + (size_t)f->n_units * QSF_UNIT_ENTRY_BYTES;
     qsf_store_u64(entry, f->n_bytes);
     size_t n_stored = f->unit_bytes;
     if (compression == QSF_COMPRESSION_NONE) {
@@ -170,22 +173,26 @@ static inline void tiny_add_layer(tiny_file *f, unsigned char *entry, uint8_t co
     } else {
         n_stored = tiny_add_blocks(f, compression);
     }
-    qsf_store_u32(entry + 8, (uint32_t)n_stored);
-    qsf_store_u32(entry + 12, (uint32_t)f->unit_bytes);
-    entry[16] = QSF_DTYPE_MIXED;
-    entry[17] = compression;
-    qsf_store_u16(entry + 18, (uint16_t)n_tensors);
-    qsf_store_f32(entry + 24, 0.5F);
+    qsf_store_u64(entry + 8, n_stored);
+    qsf_store_u64(entry + 16, f->unit_bytes);
+    qsf_store_f32(entry + 28, 0.5F);
+    entry[32] = (unsigned char)role;
+    entry[33] = role == QSF_UNIT_LAYER ? QSF_DTYPE_MIXED : QSF_DTYPE_8BIT;
+    entry[34] = compression;
+    if (role == QSF_UNIT_LAYER)
+        qsf_store_u16(entry + 36, (uint16_t)(f->n_units - 1)); /* behind the embedding */
+    qsf_store_u32(entry + 40, f->n_tensors - f->n_indexed);
+    qsf_store_u32(entry + 44, f->n_units);
+    f->n_indexed = f->n_tensors;
+    f->n_units++;
     memset(f->unit, 0, sizeof f->unit);
     f->unit_bytes = 0;
 }
 
-/* Appends f->unit as the section `tag`. */
-static inline void tiny_add_unit_section(tiny_file *f, const char *tag)
+static inline void tiny_add_tables(tiny_file *f)
 {
-    tiny_add_section(f, tag, QSF_UNIT_ALIGN, f->unit, f->unit_bytes);
-    memset(f->unit, 0, sizeof f->unit);
-    f->unit_bytes = 0;
+    tiny_add_section(f, "TENS", 8, f->tens, (size_t)f->n_tensors * QSF_TENSOR_ENTRY_BYTES);
+    tiny_add_section(f, "UNIT", 8, f->index, (size_t)f->n_units * QSF_UNIT_ENTRY_BYTES);
 }
 
 static inline void tiny_add_arch(tiny_file *f, const tiny_options *o)
@@ -215,7 +222,7 @@ static inline void tiny_fill_header(tiny_file *f, const tiny_options *o)
 {
     unsigned char *const h = f->bytes;
     memcpy(h, "QSF1", 4);
-    const uint32_t numbers[11] = {1,
+    const uint32_t numbers[11] = {QSF_FILE_VERSION,
                                   QSF_HEADER_BYTES,
                                   QSF_ARCHITECTURE_LLAMA,
                                   TINY_LAYERS,
@@ -233,11 +240,11 @@ static inline void tiny_fill_header(tiny_file *f, const tiny_options *o)
     h[50] = QSF_NORM_RMS;
     h[51] = o->is_learned ? QSF_POSITIONS_LEARNED : QSF_POSITIONS_ROPE;
     qsf_store_f32(h + 52, o->is_learned ? 0.0F : 10000.0F);
-    const char *const tags[3] = {"LAYR", "EMBD", "FINL"};
     qsf_store_u64(h + 100, TINY_TABLES_OFF);
     qsf_store_u32(h + 108, f->n_sections);
-    for (size_t i = 0; i < 3; i++)
-        qsf_store_u64(h + 56 + 8 * i, qsf_load_u64(repair_find(h, f->n_bytes, tags[i]) + 8));
+    qsf_store_u64(h + 56, qsf_load_u64(repair_find(h, f->n_bytes, "UNIT") + 8));
+    qsf_store_u64(h + 64, qsf_load_u64(f->index));
+    qsf_store_u64(h + 72, qsf_load_u64(f->index + (f->n_units - 1) * QSF_UNIT_ENTRY_BYTES));
     qsf_store_u32(h + 80, 1);
     qsf_store_u32(h + 84, 2);
     qsf_store_u32(h + 88, 0xFFFFFFFF);
@@ -248,7 +255,6 @@ static inline void tiny_fill_header(tiny_file *f, const tiny_options *o)
 static inline void tiny_build(tiny_file *f, const tiny_options *o)
 {
     memset(f, 0, sizeof *f);
-    unsigned char layr[TINY_LAYERS * QSF_LAYER_ENTRY_BYTES] = {0};
     f->n_bytes = TINY_TABLES_OFF + 10 * QSF_DIRECTORY_ENTRY_BYTES;
     tiny_add_arch(f, o);
     tiny_add_section(f, "META", 8, "{\"source\": \"none\"}", 18);
@@ -259,24 +265,23 @@ static inline void tiny_build(tiny_file *f, const tiny_options *o)
         tiny_add_section(f, "WPOS", 64, wpos, sizeof wpos);
 
     tiny_add_tensor(f, 0, QSF_TENSOR_EMBEDDING, TINY_VOCAB, TINY_DIM, QSF_DTYPE_8BIT, 1);
-    tiny_add_unit_section(f, "EMBD");
+    tiny_end_unit(f, QSF_UNIT_EMBEDDING, 0);
     tiny_add_tensor(f, 1, QSF_TENSOR_ATTN_NORM, 1, TINY_DIM, QSF_DTYPE_F32, 0);
     tiny_add_tensor(f, 1, QSF_TENSOR_Q, 20, TINY_DIM, QSF_DTYPE_8BIT, 1);
     tiny_add_tensor(f, 1, QSF_TENSOR_K, 16, 100, QSF_DTYPE_4BIT, 1);
-    tiny_add_layer(f, layr, o->compression[0], 3);
+    tiny_end_unit(f, QSF_UNIT_LAYER, o->compression[0]);
     tiny_add_tensor(f, 2, QSF_TENSOR_FFN_NORM, 1, 33, QSF_DTYPE_F16, 0);
     tiny_add_tensor(f, 2, QSF_TENSOR_FFN_UP, 10, 64, QSF_DTYPE_8BIT, 1);
     tiny_add_tensor(f, 2, QSF_TENSOR_FFN_DOWN, 1, 1, QSF_DTYPE_F16, 1);
     tiny_add_tensor(f, 2, QSF_TENSOR_FFN_GATE, 40, 1, QSF_DTYPE_4BIT, 1);
-    tiny_add_layer(f, layr + QSF_LAYER_ENTRY_BYTES, o->compression[1], 4);
+    tiny_end_unit(f, QSF_UNIT_LAYER, o->compression[1]);
     const uint32_t final_idx = TINY_LAYERS + 1;
     tiny_add_tensor(f, final_idx, QSF_TENSOR_FINAL_NORM, 1, TINY_DIM, QSF_DTYPE_F32, 0);
     tiny_add_tensor(f, final_idx, QSF_TENSOR_FINAL_NORM_BIAS, 1, TINY_DIM, QSF_DTYPE_F16, 0);
     if (!o->is_tied)
         tiny_add_tensor(f, final_idx, QSF_TENSOR_HEAD, TINY_VOCAB, TINY_DIM, QSF_DTYPE_4BIT, 1);
-    tiny_add_unit_section(f, "FINL");
-    tiny_add_section(f, "TENS", 8, f->tens, (size_t)f->n_tensors * QSF_TENSOR_ENTRY_BYTES);
-    tiny_add_section(f, "LAYR", 8, layr, sizeof layr);
+    tiny_end_unit(f, QSF_UNIT_FINAL, 0);
+    tiny_add_tables(f);
     assert(f->n_bytes <= TINY_CAP_BYTES && f->n_sections <= 10);
     qsf_store_u64(f->bytes + 100, TINY_TABLES_OFF);
     qsf_store_u32(f->bytes + 108, f->n_sections);

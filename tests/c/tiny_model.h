@@ -61,10 +61,8 @@ static inline void tiny_add_tame(tiny_file *f, uint32_t unit_idx, uint32_t type,
     tiny_tame(f->unit + data_off, n_bytes, dtype, layout);
 }
 
-/* Returns how many tensors it has. */
-static inline uint32_t tiny_build_layer(tiny_file *f, const tiny_model *m, uint32_t unit_idx)
+static inline void tiny_build_layer(tiny_file *f, const tiny_model *m, uint32_t unit_idx)
 {
-    const uint32_t before = f->n_tensors;
     const uint32_t dim = TINY_MODEL_DIM;
     const uint32_t q_dim = TINY_MODEL_HEADS * TINY_MODEL_HEAD_DIM;
     const uint32_t kv_dim =
@@ -119,7 +117,6 @@ static inline uint32_t tiny_build_layer(tiny_file *f, const tiny_model *m, uint3
                       is_vector ? (n_plain % 2 == 0 ? QSF_DTYPE_F32 : QSF_DTYPE_F16) : m->dtype,
                       is_vector ? QSF_LAYOUT_VECTOR : QSF_LAYOUT_TILES);
     }
-    return f->n_tensors - before;
 }
 
 static inline void tiny_model_arch(tiny_file *f, const tiny_model *m)
@@ -160,7 +157,6 @@ static inline void tiny_model_build(tiny_file *f, const tiny_model *m)
 {
     assert(m->n_layers >= 1 && m->n_layers <= TINY_LAYERS);
     memset(f, 0, sizeof *f);
-    unsigned char layr[TINY_LAYERS * QSF_LAYER_ENTRY_BYTES] = {0};
     f->n_bytes = TINY_TABLES_OFF + 10 * QSF_DIRECTORY_ENTRY_BYTES;
     tiny_model_arch(f, m);
     const unsigned char ebnd[(TINY_MODEL_VOCAB + 15) / 16 * 4] = {0};
@@ -169,10 +165,10 @@ static inline void tiny_model_build(tiny_file *f, const tiny_model *m)
     if (m->is_gpt2)
         tiny_add_section(f, "WPOS", 64, wpos, sizeof wpos);
     tiny_add_tame(f, 0, QSF_TENSOR_EMBEDDING, TINY_MODEL_VOCAB, TINY_MODEL_DIM, QSF_DTYPE_8BIT, 1);
-    tiny_add_unit_section(f, "EMBD");
+    tiny_end_unit(f, QSF_UNIT_EMBEDDING, 0);
     for (uint32_t i = 0; i < m->n_layers; i++) {
-        const uint32_t n_tensors = tiny_build_layer(f, m, i + 1);
-        tiny_add_layer(f, layr + i * QSF_LAYER_ENTRY_BYTES, m->compression, n_tensors);
+        tiny_build_layer(f, m, i + 1);
+        tiny_end_unit(f, QSF_UNIT_LAYER, m->compression);
     }
     const uint32_t final_idx = m->n_layers + 1;
     tiny_add_tame(f, final_idx, QSF_TENSOR_FINAL_NORM, 1, TINY_MODEL_DIM, QSF_DTYPE_F32, 0);
@@ -181,9 +177,8 @@ static inline void tiny_model_build(tiny_file *f, const tiny_model *m)
                       0);
     if (!m->is_tied)
         tiny_add_tame(f, final_idx, QSF_TENSOR_HEAD, TINY_MODEL_VOCAB, TINY_MODEL_DIM, m->dtype, 1);
-    tiny_add_unit_section(f, "FINL");
-    tiny_add_section(f, "TENS", 8, f->tens, (size_t)f->n_tensors * QSF_TENSOR_ENTRY_BYTES);
-    tiny_add_section(f, "LAYR", 8, layr, m->n_layers * (size_t)QSF_LAYER_ENTRY_BYTES);
+    tiny_end_unit(f, QSF_UNIT_FINAL, 0);
+    tiny_add_tables(f);
     assert(f->n_bytes <= TINY_CAP_BYTES && f->n_sections <= 10);
     qsf_store_u64(f->bytes + 100, TINY_TABLES_OFF);
     qsf_store_u32(f->bytes + 108, f->n_sections);

@@ -75,7 +75,7 @@ static inline qsf_status pass_all(qsf_stream *s, size_t max_rows, uint32_t *dige
 {
     uint32_t crc = 0;
     qsf_stream_begin_pass(s, true, NULL, NULL);
-    for (uint32_t u = 0; u < s->reader->n_units; u++) {
+    for (uint32_t u = 0; u < s->reader->n_stream_units; u++) {
         uint32_t of_unit = 0;
         QSF_TRY(pass_unit(s, u, max_rows, &of_unit));
         crc = qsf_crc32(crc, &of_unit, sizeof of_unit);

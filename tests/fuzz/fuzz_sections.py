@@ -74,7 +74,7 @@ def main(n_seconds: float, kept: Path, seed: int, tags: list[str]) -> int:
         convert(ROOT / "tests" / "models" / "tiny-gpt2", gpt2, quant_type="8bit")
         convert(ROOT / "tests" / "models" / "tiny-moe", moe, quant_type="4bit")
         yarn = convert_yarn(Path(folder))
-        bases = {"WPOS": gpt2, "EXPT": moe, "KIND": moe, "ROPE": yarn}
+        bases = {"WPOS": gpt2, "UNIT": moe, "KIND": moe, "ROPE": yarn}
         for tag in tags:
             base = bases.get(tag, llama)
             for i, n in enumerate(try_section(tag, base, n_seconds, seed, kept)):

@@ -103,8 +103,7 @@ static bool write_reader_seeds(const char *folder)
     ok = write_seed(folder, "cut_in_tables", 300) && ok;
     ok = write_seed(folder, "cut_in_layer", 9000) && ok;
     tiny_build(&file, &whole[1].options);
-    const unsigned char *const layr = repair_find(file.bytes, file.n_bytes, "LAYR");
-    const uint64_t layer_off = qsf_load_u64(file.bytes + qsf_load_u64(layr + 8));
+    const uint64_t layer_off = qsf_load_u64(repair_unit(file.bytes, file.n_bytes, 1));
     memset(file.bytes + layer_off + 20, 0xEE, 16);
     ok = write_seed(folder, "broken_lz4", file.n_bytes) && ok;
     tiny_build(&file, &whole[2].options);

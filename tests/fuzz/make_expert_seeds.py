@@ -23,14 +23,14 @@ from qsf.file.reader import Reader  # noqa: E402
 # One of each rule of the readers; tests/python/file/test_readers_agree.py has them all.
 READER_SEEDS = {
     "experts_more_than_chosen": "kind: chosen 5 of 4",
-    "experts_missing": "EXPT: one is missing",
-    "experts_half_an_entry": "EXPT: half an entry",
-    "experts_wrap": "EXPT: wraps",
-    "experts_overlap": "EXPT: the same place",
-    "experts_descend": "EXPT: descends",
-    "experts_of_no_bytes": "EXPT: raw 0",
-    "experts_later_template": "EXPT: a later template",
-    "experts_no_template": "EXPT: template behind all",
+    "experts_missing": "UNIT: one is missing",
+    "experts_half_an_entry": "UNIT: half an entry",
+    "experts_wrap": "UNIT: wraps",
+    "experts_overlap": "UNIT: the same place",
+    "experts_descend": "UNIT: descends",
+    "experts_of_no_bytes": "UNIT: raw 0",
+    "experts_later_template": "UNIT: a later template",
+    "experts_no_template": "UNIT: template behind all",
     "experts_tensor_behind": "TENS: behind the experts",
     "experts_tensor_shape": "TENS: shape of an expert",
 }

@@ -35,10 +35,15 @@ from numpy.typing import NDArray
 
 from qsf.file.layout import (
     BLOCK,
+    EMBEDDING_UNIT,
+    FINAL_UNIT,
     TILE_ROWS,
     Compression,
     Dtype,
     Layout,
+    Role,
+    UnitId,
+    layer_unit,
     tensor_bytes,
 )
 from qsf.file.stored_tokenizer import pack_tokenizer
@@ -132,13 +137,20 @@ def embed_type_of(quant_type: str, embed_type: str | None = None) -> Dtype:
     return parse_quant_type(embed_type or default, option="type of embeddings")
 
 
-def _units(shape: Shape, quant_type: Dtype, embed_type: Dtype) -> list[tuple[Dtype, list[Entry]]]:
+def _units(
+    shape: Shape, quant_type: Dtype, embed_type: Dtype
+) -> list[tuple[UnitId, Dtype, list[Entry]]]:
     """The units in the order of the file: the experts of a layer follow it."""
     embedding: list[Entry] = [(T.EMBEDDING, shape.n_vocab, shape.dim)]
     expert_type = Dtype.MXFP4 if shape.family == "gpt_oss" else quant_type
-    experts = [(expert_type, expert_entries(shape))] * shape.n_experts
-    layers = [(quant_type, layer_entries(shape)), *experts] * shape.n_layers
-    return [(embed_type, embedding), *layers, (embed_type, final_entries(shape))]
+    units = [(EMBEDDING_UNIT, embed_type, embedding)]
+    for layer in map(layer_unit, range(shape.n_layers)):
+        units.append((layer, quant_type, layer_entries(shape)))
+        units += [
+            (layer.of_expert(expert), expert_type, expert_entries(shape))
+            for expert in range(shape.n_experts)
+        ]
+    return [*units, (FINAL_UNIT, embed_type, final_entries(shape))]
 
 
 def _dtype_of(entry: Entry, dtype: Dtype) -> Dtype:
@@ -161,7 +173,7 @@ def _size(shape: Shape, quant_type: Dtype, embed_type: Dtype) -> tuple[int, int]
     """Return the number of weights, and the bytes of all tensors."""
     n_positions = shape.max_tokens * shape.dim if shape.family == "gpt2" else 0
     n_values, n_bytes = n_positions, 2 * n_positions
-    for unit_dtype, entries in _units(shape, quant_type, embed_type):
+    for _, unit_dtype, entries in _units(shape, quant_type, embed_type):
         n_values += sum(max(1, n_rows) * n_cols for _, n_rows, n_cols in entries)
         n_bytes += sum(_data_bytes(entry, unit_dtype) for entry in entries)
     return n_values, n_bytes
@@ -214,20 +226,14 @@ def write_model(
         progress=told,
         needed_bytes=total_bytes,
     ) as writer:
-        unit_of_layer = 1 + shape.n_experts
-        for place, (dtype, entries) in enumerate(_units(shape, quant_type, embed_type)):
-            layer, expert = divmod(place - 1, unit_of_layer)
-            is_layer = 0 <= layer < shape.n_layers
-            is_real = not is_layer or n_real_layers is None or layer < n_real_layers
-            if is_layer and expert:
-                writer.begin_expert(layer, expert - 1, dtype=dtype)
-            else:
-                writer.begin_unit(
-                    0 if place == 0 else layer + 1,
-                    dtype=dtype,
-                    compression=compression if is_layer else Compression.NONE,
-                )
-            if place == 0 and shape.n_experts:
+        for unit, dtype, entries in _units(shape, quant_type, embed_type):
+            is_layer = unit.role == Role.LAYER
+            is_end = unit.role in (Role.EMBEDDING, Role.FINAL)
+            is_real = is_end or n_real_layers is None or unit.layer < n_real_layers
+            writer.begin_unit(
+                unit, dtype=dtype, compression=compression if is_layer else Compression.NONE
+            )
+            if unit.role == Role.EMBEDDING and shape.n_experts:
                 _write_routing_rows(writer, weights, dtype, entries[0])
             else:
                 _write_unit(writer, weights if is_real else None, dtype, entries)

@@ -239,7 +239,7 @@ def _does_the_work_of(reader: Reader, shape: Shape) -> bool:
         == [_work(kind, header) for kind in reader.layer_kinds]
         and all(
             {T(tensor.type) for tensor in unit.tensors} - set(OUTLIERS_OF.values()) == entries
-            for unit in reader.units[1:-1]
+            for unit in reader.layers
         )
     )
 

@@ -25,13 +25,15 @@ from qsf.file.layout import (
     DATA_ALIGN,
     DIRECTORY_ENTRY,
     HEADER_BYTES,
-    LAYER_ENTRY,
     TENSOR_ENTRY,
     TENSOR_HEADER_BYTES,
     TILE_ROWS,
     UNIT_ALIGN,
+    UNIT_ENTRY,
     Dtype,
+    Role,
     TensorType,
+    layer_unit,
     padded,
 )
 from qsf_converter.rounding.plan import Plan, Policy, Target, common_dtype
@@ -96,14 +98,14 @@ def mixed_policy(targets: Sequence[Target]) -> Policy:
     are the types of experts; what all tokens read is small beside them and gets 4-bit.
     """
     by_name = {}
-    is_mixture = any(target.expert is not None for target in targets)
+    is_mixture = any(target.unit.role == Role.EXPERT for target in targets)
     for target in targets:
         if target.has_choice:
             in_layer = target.is_of_layer
             kind = target.rule.target
             assert kind is not None  # only learned positions have no type
             dtype = _MIXED.get(kind, Dtype.Q4) if in_layer else _MIXED_EMBEDDING
-            is_for_all = is_mixture and target.expert is None
+            is_for_all = is_mixture and target.unit.role != Role.EXPERT
             by_name[target.name] = Dtype.Q4 if is_for_all else dtype
     return policy_of(targets, by_name)
 
@@ -158,9 +160,8 @@ def file_bytes(
     the sparse outlier tables, by the ``Target.name`` of the matrix. Upper bounds of them give an
     upper bound of the file.
     """
-    header = plan.facts.header
     at = HEADER_BYTES
-    positions_bytes = n_tensors = n_bands = n_experts = 0
+    positions_bytes = n_tensors = n_bands = n_units = 0
     templates = set[tuple[tuple[object, ...], ...]]()  # what experts have, which is listed once
     for unit in plan.units:
         if unit.place is Place.POSITIONS:
@@ -174,25 +175,24 @@ def file_bytes(
                 n_tensors += 1
             if target.rule.place is Place.EMBEDDING:
                 n_bands = -(-target.n_rows // TILE_ROWS)
-        n_experts += unit.expert is not None
+        n_units += 1
+        is_expert = unit.id.role == Role.EXPERT
         facts = tuple((t.rule.target, t.dtype, t.n_rows, t.n_cols) for t in unit.targets)
-        if unit.expert is None or facts not in templates:
+        if not is_expert or facts not in templates:
             n_tensors += len(unit.targets)
-        if unit.expert is not None:
+        if is_expert:
             templates.add(facts)
     sizes = [
         *([positions_bytes] if positions_bytes else []),
         *section_bytes.values(),
-        header.n_layers * LAYER_ENTRY.size,
-        *([n_experts * LAYER_ENTRY.size] if n_experts else []),
+        n_units * UNIT_ENTRY.size,
         *map(len, plan.facts.tables().values()),
         n_tensors * TENSOR_ENTRY.size,
         n_bands * 4,
     ]
     for n_bytes in sizes:
         at = padded(at, DATA_ALIGN) + n_bytes
-    n_sections = len(sizes) + 2  # and the units of embedding and head
-    return padded(at, DATA_ALIGN) + n_sections * DIRECTORY_ENTRY.size
+    return padded(at, DATA_ALIGN) + len(sizes) * DIRECTORY_ENTRY.size
 
 
 def bytes_at(plan: Plan, bits_per_weight: float) -> int:
@@ -305,7 +305,8 @@ def _weight(target: Target, plan: Plan) -> float:
         n_tables = 1 if plan.facts.arch.tied_head else 2
         return _TABLES * plan.facts.header.n_layers / n_tables
     assert target.rule.target is not None  # only learned positions have no type
-    return _WEIGHTS.get(target.rule.target, 1.0) * (_FIRST_LAYER if target.unit_idx == 1 else 1.0)
+    by_layer = _FIRST_LAYER if target.unit == layer_unit(0) else 1.0
+    return _WEIGHTS.get(target.rule.target, 1.0) * by_layer
 
 
 # ---- the knapsack ----

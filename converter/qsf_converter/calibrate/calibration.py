@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf.file.layout import Dtype, TensorType
+from qsf.file.layout import Dtype, Role, TensorType
 from qsf_converter.calibrate import transforms
 from qsf_converter.calibrate.compensation import InputSums, Rounded, Rounding
 from qsf_converter.calibrate.experts import RoutedPart, round_plainly
@@ -117,7 +117,7 @@ class Calibration:
         self._n_threads = n_threads or os.cpu_count() or 1
         self._state = state
         self._advance = progress or (lambda _n_bytes: None)
-        self._is_mixture = any(target.expert is not None for target in plan.targets)
+        self._is_mixture = any(target.unit.role == Role.EXPERT for target in plan.targets)
         self._embedding: list[RoundedPiece] = []  # kept for a tied head
         self.divergence: Divergence | None = None
 
@@ -130,20 +130,20 @@ class Calibration:
         streams = yield from self._embed()
         n_saved = 0 if self._state is None else self._state.n_layers
         for unit in self._plan.layers:
-            if self._original.targets(unit.unit_idx, 0):
+            if self._original.targets(unit.id.of_expert(0)):
                 yield from self._routed_layer(unit, streams)
                 continue
-            if unit.unit_idx <= n_saved:
+            if unit.id.layer < n_saved:
                 assert self._state is not None
                 self._read_through(unit)
-                yield RoundedUnit(unit, self._state.tensors(unit.unit_idx, unit.targets))
-                if unit.unit_idx == n_saved:
+                yield RoundedUnit(unit, self._state.tensors(unit.id.layer, unit.targets))
+                if unit.id.layer + 1 == n_saved:  # the last one
                     streams = Streams(*self._state.streams())
                 self._advance(sum(t.source_bytes for t in unit.targets))
                 continue
             tensors = self._layer(unit, streams).tensors
             if self._state is not None and not self._is_mixture:
-                self._state.save(unit.unit_idx, tensors, (streams.exact, streams.rounded))
+                self._state.save(unit.id.layer, tensors, (streams.exact, streams.rounded))
             yield RoundedUnit(unit, tensors)
         unit = self._plan.units[-1]
         yield RoundedUnit(unit, self._final(unit, streams))
@@ -192,7 +192,7 @@ class Calibration:
         original = self._original
         targets = {t.rule.target: t for t in unit.targets if t.rule.target is not None}
         dtypes = {kind: target.dtype for kind, target in targets.items()}
-        plain = original.weights(unit.unit_idx)
+        plain = original.weights(unit.id)
         energies = self._energies(plain, streams.exact)
         exact, actions = transforms.choose(plain, dtypes, energies, original.header)
         del plain, energies
@@ -252,13 +252,13 @@ class Calibration:
         both = (streams.exact.reshape(-1, dim), streams.rounded.reshape(-1, dim))
 
         def targets(expert: int) -> dict[TensorType, Target]:
-            own = self._original.targets(unit.unit_idx, expert)
+            own = self._original.targets(unit.id.of_expert(expert))
             return {t.rule.target: t for t in own if t.rule.target is not None}
 
         for expert in part.round_into(targets, self._round_expert, self._n_threads, both):
             of_expert = targets(expert.number)
             planned = PlannedUnit(
-                Place.EXPERT, unit.unit_idx, expert.number, tuple(of_expert.values())
+                Place.EXPERT, unit.id.of_expert(expert.number), tuple(of_expert.values())
             )
             tensors = [
                 RoundedTensor(target, (_vector(target, expert.weights[kind]),))
@@ -289,7 +289,7 @@ class Calibration:
     def _final(self, unit: PlannedUnit, streams: Streams) -> Iterator[RoundedTensor]:
         """Yield norm and head; then compare the predictions on the held-out samples."""
         original, dim = self._original, self._plan.facts.header.dim
-        vectors = original.vectors(unit.unit_idx)
+        vectors = original.vectors(unit.id)
         exact = original.final_norm(vectors, streams.exact)
         rounded = original.final_norm(vectors, streams.rounded)
         head = self._embedding

@@ -21,7 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfArgumentError, QsfConversionError
-from qsf.file.layout import Dtype, TensorType, dtype_name
+from qsf.file.layout import (
+    FINAL_UNIT,
+    Dtype,
+    Role,
+    TensorType,
+    UnitId,
+    dtype_name,
+    layer_unit,
+    pass_units,
+)
 from qsf_converter.original.layers import Original, Weights
 from qsf_converter.rounding.plan import Target
 from qsf_converter.rounding.quantisers import UnrepresentableError, quantise_rows
@@ -39,7 +48,7 @@ _HEAD: Final = "HEAD"
 # Rounds a matrix [n_rows, n_cols] to a type; what the file would give back, in the same shape.
 Rounder = Callable[[Dtype, Float32Array], Float32Array]
 Progress = Callable[[int, int], None]
-_Job = tuple[int, str, Dtype]  # a stream that a rounded matrix gets: its unit, name and type
+_Job = tuple[UnitId, str, Dtype]  # a stream that a rounded matrix gets: its unit, name and type
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +233,9 @@ class _Measurement:
         """Count the passes: those of the original, and of each stream from where it starts."""
         n_layers = self.original.header.n_layers
         self.n_all = n_layers + n_layers * (n_layers - 1) // 2 + n_layers  # base, skipped ones
-        for unit_idx, _, _ in self.jobs:
-            self.n_all += 1 + n_layers + (0 if unit_idx == 0 else 1 - unit_idx)
+        for unit, _, _ in self.jobs:
+            n_before = {Role.EMBEDDING: 0, Role.FINAL: n_layers}.get(unit.role, unit.layer)
+            self.n_all += 1 + n_layers - n_before
 
     def _advance(self) -> None:
         self.n_done += 1
@@ -234,8 +244,8 @@ class _Measurement:
 
     def _start_embeddings(self, x: Float32Array) -> None:
         """Start a stream for each type of the embedding; a tied head is rounded with it."""
-        for unit_idx, name, dtype in self.jobs:
-            if unit_idx != 0:
+        for unit, name, dtype in self.jobs:
+            if unit.role != Role.EMBEDDING:
                 continue
             changed = x.copy()
             factor = np.float32(self.original.arch.embedding_factor)
@@ -252,7 +262,7 @@ class _Measurement:
     def _pass_layer(self, layer: int, x: Float32Array) -> Float32Array:
         """Take all streams through a layer, start those that begin here, return the original's."""
         original = self.original
-        weights = original.weights(layer + 1)
+        weights = original.weights(layer_unit(layer))
         inputs: dict[TensorType, list[Float32Array]] = {}
 
         def observe(kinds: tuple[TensorType, ...], values: Float32Array) -> None:
@@ -263,10 +273,10 @@ class _Measurement:
         self._advance()
         self.cosines.append(_mean_cosine(x, out))
         self._pass_streams(weights)
-        for target in original.targets(layer + 1):
+        for target in original.targets(layer_unit(layer)):
             if target.name in self.candidates:
                 self._start_matrix(target, weights, x, inputs)
-        for target in original.targets(layer + 1, 0):
+        for target in original.targets(layer_unit(layer).of_expert(0)):
             if target.name in self.candidates:
                 self._start_experts(target, weights, x)
         self.streams.append(_Stream(str(layer), None, x))
@@ -337,8 +347,8 @@ class _Measurement:
         self.errors[target.name] = by_type
 
     def _start_heads(self, x: Float32Array) -> None:
-        for unit_idx, name, dtype in self.jobs:
-            if unit_idx > self.original.header.n_layers:
+        for unit, name, dtype in self.jobs:
+            if unit.role == Role.FINAL:
                 self.streams.append(_Stream(name, dtype, x, dtype))
 
     def _round(self, name: str, dtype: Dtype, rows: Float32Array) -> Float32Array:
@@ -358,7 +368,7 @@ class _Measurement:
         exp z + log sum exp y, p being the softmax of z; the sums go over the ranges.
         """
         original = self.original
-        weights = original.weights(original.header.n_layers + 1)
+        weights = original.weights(FINAL_UNIT)
         weights.pop(TensorType.HEAD, None)
         base = original.final_norm(weights, x)
         for stream in self.streams:
@@ -466,8 +476,11 @@ def _check(
 
 def _matrices(original: Original) -> list[Target]:
     """All matrices; of the experts of a layer those of the first, for all of them."""
-    units = range(original.header.n_layers + 2)
-    targets = [t for unit in units for t in (*original.targets(unit), *original.targets(unit, 0))]
+    targets: list[Target] = []
+    for unit in pass_units(original.header.n_layers):
+        targets += original.targets(unit)
+        if unit.role == Role.LAYER:
+            targets += original.targets(unit.of_expert(0))
     return [target for target in targets if target.has_choice]
 
 
@@ -482,7 +495,7 @@ def _jobs(
         types = _types(candidates.get(target.name, ()))
         if target.is_of_layer:
             types = _measured_types(types, measured)
-        jobs += [(target.unit_idx, target.name, dtype) for dtype in types]
+        jobs += [(target.unit, target.name, dtype) for dtype in types]
     return jobs
 
 

@@ -39,7 +39,7 @@ _OUR_NAMES: Final = re.compile(
 )
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 # Bumped when the same model, text and options would no longer give the same file.
-_STATE_VERSION: Final = 1
+_STATE_VERSION: Final = 2
 
 
 def folder_of(out: Path) -> Path:
@@ -107,13 +107,12 @@ class CalibrationState:
             return None
 
     def _count(self) -> int:
-        """The last layer with streams and all layers up to it; 0 if there is none."""
-        n = 0
-        while self._is_whole(self._layer(n + 1)):
-            n += 1
-        while n > 0 and not self._is_whole(self._streams(n)):
-            n -= 1
-        return n
+        """The layers up to the last one with streams that is saved with all before it."""
+        n_done = n = 0
+        while self._is_whole(self._layer(n)):
+            n_with_streams = n + 1 if self._is_whole(self._streams(n)) else n_done
+            n_done, n = n_with_streams, n + 1
+        return n_done
 
     def _is_whole(self, path: Path) -> bool:
         try:
@@ -123,11 +122,11 @@ class CalibrationState:
         except OSError:
             return False
 
-    def _layer(self, unit_idx: int) -> Path:
-        return self._folder / f"layer-{unit_idx:04}.npz"
+    def _layer(self, layer: int) -> Path:
+        return self._folder / f"layer-{layer:04}.npz"
 
-    def _streams(self, unit_idx: int) -> Path:
-        return self._folder / f"streams-{unit_idx:04}.npz"
+    def _streams(self, layer: int) -> Path:
+        return self._folder / f"streams-{layer:04}.npz"
 
     def _load(self, path: Path) -> dict[str, Any]:
         """Read a file that was whole. Raises QsfIOError."""
@@ -141,12 +140,12 @@ class CalibrationState:
 
     def streams(self) -> tuple[Float32Array, Float32Array]:
         """Return the residual streams behind the last layer that is done."""
-        arrays = self._load(self._streams(self.n_layers))
+        arrays = self._load(self._streams(self.n_layers - 1))
         return arrays["exact"], arrays["rounded"]
 
-    def tensors(self, unit_idx: int, targets: Sequence[Target]) -> Iterator[RoundedTensor]:
+    def tensors(self, layer: int, targets: Sequence[Target]) -> Iterator[RoundedTensor]:
         """Yield the tensors of a layer as they were saved."""
-        arrays = self._load(self._layer(unit_idx))
+        arrays = self._load(self._layer(layer))
         facts = json.loads(arrays["facts"].tobytes())
         for i, target in enumerate(targets):
             outliers = None
@@ -163,7 +162,7 @@ class CalibrationState:
 
     def save(
         self,
-        unit_idx: int,
+        layer: int,
         tensors: Sequence[RoundedTensor],
         streams: tuple[Float32Array, Float32Array],
     ) -> None:
@@ -189,13 +188,13 @@ class CalibrationState:
                 arrays[f"values{i}"] = piece.outliers.values
         arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
         self._put(
-            self._streams(unit_idx),
+            self._streams(layer),
             lambda file: np.savez(file, exact=streams[0], rounded=streams[1]),
         )
-        self._put(self._layer(unit_idx), lambda file: np.savez(file, **arrays))
+        self._put(self._layer(layer), lambda file: np.savez(file, **arrays))
         with contextlib.suppress(OSError):
-            self._streams(unit_idx - 1).unlink()
-        self.n_layers = unit_idx
+            self._streams(layer - 1).unlink()
+        self.n_layers = layer + 1
 
     def _put(self, path: Path, write: Callable[[IO[bytes]], object]) -> None:
         """Write a file with ``write``, and the digest of its content in front of it."""

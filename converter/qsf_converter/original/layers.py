@@ -19,7 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.file.kinds import ROPE_NONE, Ffn, LayerKind, QkNorm, plain_kind
-from qsf.file.layout import Activation, Arch, Header, Norm, Positions, RopeScaling, TensorType
+from qsf.file.layout import (
+    EMBEDDING_UNIT,
+    FINAL_UNIT,
+    Activation,
+    Arch,
+    Header,
+    Norm,
+    Positions,
+    RopeScaling,
+    TensorType,
+    UnitId,
+)
 from qsf_converter.original.routing import route
 from qsf_converter.rounding.pieces import Piece, read_rows, read_tensor
 from qsf_converter.rounding.plan import Plan, Target
@@ -86,15 +97,10 @@ class Original:
         self.header: Header = plan.facts.header
         self.arch: Arch = plan.facts.arch
         self._checkpoint = checkpoint
-        self._by_unit: dict[int, list[Target]] = {}
-        self._experts: dict[tuple[int, int], list[Target]] = {}  # by unit and expert
-        self._kept_experts: dict[tuple[int, int], Weights] = {}  # of one layer
+        self._by_unit: dict[UnitId, list[Target]] = {}
+        self._kept_experts: dict[UnitId, Weights] = {}  # of one layer
         for target in plan.targets:
-            if target.expert is None:
-                self._by_unit.setdefault(target.unit_idx, []).append(target)
-            else:
-                place = (target.unit_idx, target.expert)
-                self._experts.setdefault(place, []).append(target)
+            self._by_unit.setdefault(target.unit, []).append(target)
         facts = plan.facts
         is_gated = any(target.rule.target == T.FFN_GATE for target in plan.targets)
         plain = plain_kind(self.header, self.arch, is_gated=is_gated)
@@ -102,38 +108,31 @@ class Original:
         self._rope_sets = facts.rope_sets
         self._frequencies = _rope_frequencies(self.header, self.arch)
 
-    def targets(self, unit_idx: int, expert: int | None = None) -> list[Target]:
-        """The tensors of a unit: 0 embedding, 1 .. n_layers, n_layers + 1 final.
+    def targets(self, unit: UnitId) -> list[Target]:
+        """The tensors of a unit; empty if the model has no such unit."""
+        return self._by_unit.get(unit, [])
 
-        With ``expert`` those of an expert of a layer; empty if the layer has no such expert.
-        """
-        if expert is not None:
-            return self._experts.get((unit_idx, expert), [])
-        return self._by_unit[unit_idx]
-
-    def weights(self, unit_idx: int) -> Weights:
+    def weights(self, unit: UnitId) -> Weights:
         """Read all tensors of a unit as f32: matrices [n_rows, n_cols], vectors [n].
 
         Experts of a layer are read when they are asked for, and kept if all of them are small.
         """
-        layer = min(max(unit_idx - 1, 0), self.header.n_layers - 1)
 
         def expert(number: int) -> Weights:
-            return self._expert(unit_idx, number)
+            return self._expert(unit.of_expert(number))
 
-        return self._read(self._by_unit[unit_idx], Weights({}, self._kinds[layer], expert))
+        return self._read(self._by_unit[unit], Weights({}, self._kinds[unit.layer], expert))
 
-    def _expert(self, unit_idx: int, number: int) -> Weights:
-        place = (unit_idx, number)
-        if place in self._kept_experts:
-            return self._kept_experts[place]
-        targets, kind = self._experts[place], self._kinds[unit_idx - 1]
+    def _expert(self, unit: UnitId) -> Weights:
+        if unit in self._kept_experts:
+            return self._kept_experts[unit]
+        targets, kind = self._by_unit[unit], self._kinds[unit.layer]
         weights = self._read(targets, Weights({}, kind))
         self._kept_experts = {
-            at: kept for at, kept in self._kept_experts.items() if at[0] == unit_idx
+            of: kept for of, kept in self._kept_experts.items() if of.layer == unit.layer
         }
         if kind.n_experts * sum(values.nbytes for values in weights.values()) <= _EXPERTS_BYTES:
-            self._kept_experts[place] = weights
+            self._kept_experts[unit] = weights
         return weights
 
     def _read(self, targets: list[Target], weights: Weights) -> Weights:
@@ -144,11 +143,11 @@ class Original:
             weights[target.rule.target] = values[0] if target.is_vector else values
         return weights
 
-    def vectors(self, unit_idx: int) -> dict[TensorType, Float32Array]:
+    def vectors(self, unit: UnitId) -> dict[TensorType, Float32Array]:
         """Read the norms and biases of a unit, [n] each."""
         return {
             target.rule.target: read_tensor(target, self._checkpoint)[0]
-            for target in self._by_unit[unit_idx]
+            for target in self._by_unit[unit]
             if target.is_vector and target.rule.target is not None
         }
 
@@ -162,7 +161,7 @@ class Original:
             here = (tokens >= start) & (tokens < start + len(rows))
             x[here] = rows[tokens[here] - start]
         x *= np.float32(self.arch.embedding_factor)
-        for target in self._by_unit[0]:
+        for target in self._by_unit[EMBEDDING_UNIT]:
             if target.rule.place is Place.POSITIONS:
                 x += read_tensor(target, self._checkpoint)[: tokens.shape[1]]
         return x
@@ -218,20 +217,20 @@ class Original:
 
     def embedding_rows(self) -> Iterator[tuple[int, Float32Array]]:
         """Yield the rows of the embedding as (first row, [n_rows, dim])."""
-        for target in self._by_unit[0]:
+        for target in self._by_unit[EMBEDDING_UNIT]:
             if target.rule.place is Place.EMBEDDING:
                 yield from _row_ranges(target, self._checkpoint)
 
     def head_rows(self) -> Iterator[tuple[int, Float32Array]]:
         """Yield the rows of the head as (first row, [n_rows, dim])."""
         place = Place.EMBEDDING if self.arch.tied_head else Place.FINAL
-        for target in self._by_unit[0] + self._by_unit[self.header.n_layers + 1]:
+        for target in self._by_unit[EMBEDDING_UNIT] + self._by_unit[FINAL_UNIT]:
             if target.is_matrix and target.rule.place is place:
                 yield from _row_ranges(target, self._checkpoint)
 
     def logits(self, x: Float32Array) -> Float32Array:
         """Return logits [n_tokens, n_vocab] of the residual stream [n_tokens, dim]."""
-        vectors = self.vectors(self.header.n_layers + 1)
+        vectors = self.vectors(FINAL_UNIT)
         x = self.final_norm(vectors, x)
         out = np.empty((len(x), self.header.n_vocab), np.float32)
         for start, rows in self.head_rows():

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from qsf.evaluate.windows import Window
-from qsf.file.layout import Dtype
+from qsf.file.layout import FINAL_UNIT, Dtype, UnitId, layer_unit
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter.original.layers import Original, Weights
 from qsf_converter.rounding.plan import Policy, make_plan
@@ -52,13 +52,13 @@ class OriginalLogits:
         header = original.header
         n_weights = sum(
             target.n_rows * target.n_cols
-            for unit_idx in range(1, header.n_layers + 2)
-            for target in original.targets(unit_idx)
+            for unit in (*map(layer_unit, range(header.n_layers)), FINAL_UNIT)
+            for target in original.targets(unit)
         )
         if original.arch.tied_head:
             n_weights += header.n_vocab * header.dim
         self._has_room = 4 * n_weights <= memory_bytes
-        self._kept: dict[int, Weights] = {}
+        self._kept: dict[UnitId, Weights] = {}
         self._kept_head: list[tuple[int, Float32Array]] = []
 
     @property
@@ -104,24 +104,24 @@ class OriginalLogits:
         original, n_layers = self._original, self._original.header.n_layers
         tokens = np.stack([window.tokens[:-1] for window in windows])
         x = original.embed(tokens)
-        for unit_idx in range(1, n_layers + 1):
-            weights = self._weights(unit_idx)
+        for layer in range(n_layers):
+            weights = self._weights(layer_unit(layer))
             # Experts are read once for all windows, and the others need no copy of all of them.
             step = len(x) if weights.kind.n_experts else 1
             for i in range(0, len(x), step):
                 x[i : i + step] = original.layer(weights, x[i : i + step])
                 advance(step * tokens.shape[1] / n_layers)
-        final = self._weights(n_layers + 1)
+        final = self._weights(FINAL_UNIT)
         for i in range(len(x)):
             x[i] = original.final_norm(final, x[i])
         return x
 
-    def _weights(self, unit_idx: int) -> Weights:
-        if unit_idx in self._kept:
-            return self._kept[unit_idx]
-        weights = self._original.weights(unit_idx)
+    def _weights(self, unit: UnitId) -> Weights:
+        if unit in self._kept:
+            return self._kept[unit]
+        weights = self._original.weights(unit)
         if self._has_room:
-            self._kept[unit_idx] = weights
+            self._kept[unit] = weights
         return weights
 
     def _head_rows(self) -> Iterator[tuple[int, Float32Array]]:
@@ -135,7 +135,7 @@ class OriginalLogits:
     def _head(self, states: Float32Array) -> Float32Array:
         """Return logits [n_rows, n_vocab] of ``states`` [n_rows, dim]."""
         original = self._original
-        final = self._weights(original.header.n_layers + 1)
+        final = self._weights(FINAL_UNIT)
         out = np.empty((len(states), self.n_vocab), np.float32)
         for start, rows in self._head_rows():
             part = original.finish_logits(final, states @ rows.T, start)

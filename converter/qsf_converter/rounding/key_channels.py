@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.file.kinds import ROPE_NONE, LayerKind, QkNorm, plain_kind
-from qsf.file.layout import TensorType
+from qsf.file.layout import TensorType, UnitId, layer_unit
 from qsf_converter.rounding.pieces import read_tensor
 from qsf_converter.rounding.plan import Plan, Target
 from qsf_converter.sources.checkpoint import Checkpoint
@@ -44,13 +44,14 @@ def with_equal_keys(plan: Plan, checkpoint: Checkpoint) -> Plan:
 
     Reads the K matrices. Ternary matrices are left alone: they may have one scale for all rows.
     """
-    by_layer: dict[int, dict[TensorType, Target]] = {}
+    by_unit: dict[UnitId, dict[TensorType, Target]] = {}
     for target in plan.targets:
-        if target.rule.target is not None and target.expert is None:
-            by_layer.setdefault(target.unit_idx, {})[target.rule.target] = target
-    changed: dict[tuple[int, TensorType | None], tuple[int, ...]] = {}
+        if target.rule.target is not None:
+            by_unit.setdefault(target.unit, {})[target.rule.target] = target
+    changed: dict[tuple[UnitId, TensorType | None], tuple[int, ...]] = {}
     for layer_idx, kind in enumerate(_kinds(plan.facts)):
-        targets = by_layer[layer_idx + 1]
+        unit = layer_unit(layer_idx)
+        targets = by_unit[unit]
         if targets[T.Q].is_ternary or targets[T.K].is_ternary:
             continue
         keys = channel_sizes(_KEYS, targets, kind, checkpoint)
@@ -58,12 +59,12 @@ def with_equal_keys(plan: Plan, checkpoint: Checkpoint) -> Plan:
         shared = np.square(queries).reshape(len(keys), -1, kind.head_dim).mean(axis=1)
         exponents = equal_exponents(keys, np.sqrt(shared), channel_pairs(kind, plan.facts))
         for tensor_type, of_rows in _of_tensors(exponents, kind).items():
-            changed[layer_idx + 1, tensor_type] = tuple(of_rows.tolist())
+            changed[unit, tensor_type] = tuple(of_rows.tolist())
     return dataclasses.replace(
         plan,
         targets=tuple(
             dataclasses.replace(
-                target, exponents=changed.get((target.unit_idx, target.rule.target), ())
+                target, exponents=changed.get((target.unit, target.rule.target), ())
             )
             for target in plan.targets
         ),

@@ -16,7 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfArgumentError, QsfConversionError
-from qsf.file.layout import Dtype, TensorType, dtype_name
+from qsf.file.layout import (
+    EMBEDDING_UNIT,
+    FINAL_UNIT,
+    Dtype,
+    Role,
+    TensorType,
+    UnitId,
+    dtype_name,
+    layer_unit,
+)
 from qsf.file.type_names import our_type
 from qsf_converter.rounding.tiles import tile_bytes
 from qsf_converter.sources.checkpoint import MXFP4, Checkpoint, SourceTensor
@@ -132,7 +141,7 @@ class Target:
 
     rule: TensorRule
     source: SourceTensor
-    unit_idx: int
+    unit: UnitId  # of learned positions: that of the embedding
     n_rows: int
     n_cols: int
     share: Share
@@ -141,7 +150,6 @@ class Target:
     factor: float = 1.0
     exponents: tuple[int, ...] = ()  # of the outputs; empty: all are 0
     joined: tuple[str, ...] = ()  # the vectors of further heads, which follow that of the first
-    expert: int | None = None  # number of the expert in its layer
     slice_idx: int = 0  # of a source that holds this tensor of all experts
     outliers: OutlierPlan | None = None
     tensor_scale: float | None = None  # of rule absmean: one scale for the whole matrix
@@ -151,12 +159,12 @@ class Target:
         """What reports call it: ``3.FFN_DOWN``, ``EMBEDDING``, of all experts alike
         ``3.EXPERTS.FFN_DOWN``.
         """
-        return target_name(self.rule, self.unit_idx)
+        return target_name(self.rule, self.unit)
 
     @property
     def is_of_layer(self) -> bool:
         """Does it belong to a layer, or to an expert of one?"""
-        return self.rule.place in (Place.LAYER, Place.EXPERT)
+        return self.unit.role in (Role.LAYER, Role.EXPERT)
 
     @property
     def has_choice(self) -> bool:
@@ -205,8 +213,7 @@ class PlannedUnit:
     """The tensors that lie together in the file: those of a unit, or the learned positions."""
 
     place: Place
-    unit_idx: int  # of an expert that of its layer
-    expert: int | None
+    id: UnitId
     targets: tuple[Target, ...]
 
     @property
@@ -242,7 +249,7 @@ class Plan:
     @property
     def units(self) -> tuple[PlannedUnit, ...]:
         """The learned positions, if the model has any, then all units in file order."""
-        groups = itertools.groupby(self.targets, key=lambda t: (t.rule.place, t.unit_idx, t.expert))
+        groups = itertools.groupby(self.targets, key=lambda t: (t.rule.place, t.unit))
         return tuple(PlannedUnit(*key, tuple(targets)) for key, targets in groups)
 
     @property
@@ -269,12 +276,12 @@ def common_dtype(dtypes: Iterable[Dtype]) -> Dtype:
     return distinct.pop() if len(distinct) == 1 else Dtype.MIXED
 
 
-def target_name(rule: TensorRule, unit_idx: int) -> str:
+def target_name(rule: TensorRule, unit: UnitId) -> str:
     """What reports call a tensor: ``3.FFN_DOWN`` in layer 3, ``EMBEDDING``, ``WPOS``."""
     kind = "WPOS" if rule.target is None else TensorType(rule.target).name
-    if rule.place is Place.EXPERT:
-        return f"{unit_idx - 1}.EXPERTS.{kind}"
-    return f"{unit_idx - 1}.{kind}" if rule.place is Place.LAYER else kind
+    if unit.role == Role.EXPERT:
+        return f"{unit.layer}.EXPERTS.{kind}"
+    return f"{unit.layer}.{kind}" if unit.role == Role.LAYER else kind
 
 
 def parse_quant_type(name: str, *, option: str = "quant type") -> Dtype:
@@ -307,16 +314,16 @@ def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Poli
     used: set[str] = set()
     targets = []
     rules = _rules(family, facts, by_name)
-    for unit_idx, expert, rule in rules_in_order(rules, facts):
+    for unit, rule in rules_in_order(rules, facts):
         if rule.flag is not None and rule.flag not in flags:
             continue
-        names = rule.names(max(0, unit_idx - 1), facts.dims, expert or 0)
+        names = rule.names(unit.layer, facts.dims, unit.expert)
         for name in names:
             if name not in by_name:
                 raise QsfConversionError(f"the checkpoint has no tensor {family.prefixes[0]}{name}")
         used.update(names)
         sources = [by_name[name] for name in names]
-        targets.append(_target(rule, sources, unit_idx, expert, facts, policy))
+        targets.append(_target(rule, sources, unit, facts, policy))
     unused = set(by_name) - used - ({head} if facts.arch.tied_head else set())
     warnings += _unused_warnings(family, unused)
     return Plan(facts, family, tuple(targets), tuple(warnings))
@@ -372,31 +379,28 @@ def _rules(
 
 def rules_in_order(
     rules: Sequence[TensorRule], facts: Facts
-) -> Iterator[tuple[int, int | None, TensorRule]]:
-    """Yield (unit, expert, rule): positions first, then the units in file order.
-
-    The experts of a layer follow it and have the number of its unit.
-    """
+) -> Iterator[tuple[UnitId, TensorRule]]:
+    """Yield (unit, rule): positions first, then the units; the experts of a layer follow it."""
     n_layers = facts.header.n_layers
     of_place = {place: [rule for rule in rules if rule.place is place] for place in Place}
-    yield from ((0, None, rule) for rule in of_place[Place.POSITIONS])
-    yield from ((0, None, rule) for rule in of_place[Place.EMBEDDING])
+    yield from ((EMBEDDING_UNIT, rule) for rule in of_place[Place.POSITIONS])
+    yield from ((EMBEDDING_UNIT, rule) for rule in of_place[Place.EMBEDDING])
     for layer_idx in range(n_layers):
+        layer = layer_unit(layer_idx)
         n_experts = facts.layer_kinds[layer_idx].n_experts if facts.layer_kinds else 0
         others = Where.DENSE if n_experts else Where.ROUTED
         for rule in of_place[Place.LAYER]:
             if rule.where is not others and (layer_idx == 0 or "{layer}" in rule.source):
-                yield layer_idx + 1, None, rule
+                yield layer, rule
         for expert in range(n_experts):
-            yield from ((layer_idx + 1, expert, rule) for rule in of_place[Place.EXPERT])
-    yield from ((n_layers + 1, None, rule) for rule in of_place[Place.FINAL])
+            yield from ((layer.of_expert(expert), rule) for rule in of_place[Place.EXPERT])
+    yield from ((FINAL_UNIT, rule) for rule in of_place[Place.FINAL])
 
 
 def _target(
     rule: TensorRule,
     sources: list[SourceTensor],
-    unit_idx: int,
-    expert: int | None,
+    unit: UnitId,
     facts: Facts,
     policy: Policy,
 ) -> Target:
@@ -422,16 +426,15 @@ def _target(
     return Target(
         rule=rule,
         source=source,
-        unit_idx=unit_idx,
+        unit=unit,
         n_rows=1 if is_vector else n_outputs,
         n_cols=n_outputs if is_vector else n_inputs,
         share=_share(rule, dims),
-        dtype=policy.of_source(source, rule, target_name(rule, unit_idx)),
+        dtype=policy.of_source(source, rule, target_name(rule, unit)),
         is_vector=is_vector,
         factor=1.0 if rule.scale is None else facts.factors[rule.scale],
         joined=tuple(one.name for one in sources[1:]),
-        expert=expert,
-        slice_idx=0 if rule.slices is None else expert or 0,
+        slice_idx=0 if rule.slices is None else unit.expert,
     )
 
 

@@ -249,7 +249,7 @@ def places(path: Path) -> dict[str, tuple[int, str]]:
             "header, second part": (101, "header"),
             "directory": (directory_off + 40, "directory"),
         }
-        for tag in ("LAYR", "ARCH", "TENS", "EBND", "TEXT", "CHAT"):
+        for tag in ("UNIT", "ARCH", "TENS", "EBND", "TEXT", "CHAT"):
             out[tag] = (sections[tag].off + sections[tag].n_bytes // 2, tag)
         for idx, name in ((1, "layer 0"), (3, "layer 2"), (6, "layer 5"), (7, "final")):
             unit = units[idx]

@@ -50,7 +50,7 @@ def test_compressed_models_compute_the_same(tmp_path: Path, compression: Compres
             path, shape, Dtype.TERNARY, Dtype.Q8, compression=used, n_real_layers=1
         )
         with Reader(path) as reader:
-            assert reader.units[2].compression == used  # the one without weights
+            assert reader.layers[1].compression == used  # the one without weights
         binding.verify_file(path)
         with qsf.Model(path, ram_budget=None) as model:
             logits.append(model.logits([3, 260, 7]).tobytes())
@@ -65,8 +65,8 @@ def test_a_sparse_model_is_whole_and_takes_little_of_the_disk(
     path = tmp_path / "m.qsf"
     random_qsf.write_model(path, shape, Dtype.Q8, Dtype.Q8, n_real_layers=n_real_layers)
     with Reader(path) as reader:
-        layer_bytes = reader.units[1].stored_bytes
-        for unit in reader.units[1:-1]:
+        layer_bytes = reader.layers[0].stored_bytes
+        for unit in reader.layers:
             matrices = [t for t in unit.tensors if t.layout == Layout.TILES]
             is_real = unit.idx <= n_real_layers
             assert all(any(reader.read_tensor(t)) == is_real for t in matrices)

@@ -58,7 +58,7 @@ def run_process(*args: str | Path) -> subprocess.CompletedProcess[str]:
 def test_report_names_everything(tiny: Path) -> None:
     out = run(tiny)
     for text in (
-        *("llama", "LAYR", "TOKN", "embedding", "layer 1", "final", "tokenizer: yes"),
+        *("llama", "UNIT", "TOKN", "embedding", "layer 1", "final unit", "tokenizer: yes"),
         *("chat template: no", "qsf 1.0", "Apache-2.0", "bits per weight", "4bit"),
     ):
         assert text in out
@@ -70,7 +70,8 @@ def test_units_are_shown_with_the_type_of_their_matrices(tmp_path: Path) -> None
     path = tmp_path / "sym.qsf"
     write_tiny(path, 1, header=tiny_header(dtype=Dtype.Q2_SYM), dtype=Dtype.Q2_SYM)
     units = run(path).split("\nunit ")[1].split("\n\n")[0].splitlines()[1:]
-    assert [line.split("  ")[0] for line in units] == ["embedding", "layer 0", "layer 1", "final"]
+    names = [line.split("  ")[0] for line in units]
+    assert names == ["embedding", "layer 0", "layer 1", "final unit"]
     types = [next(t for t in ("8bit", "2bit-sym") if f" {t} " in line) for line in units]
     assert types == ["8bit", "2bit-sym", "2bit-sym", "8bit"]
 
@@ -85,9 +86,10 @@ def test_experts_are_shown_short_and_counted_whole(tmp_path: Path) -> None:
     ]
     said = json.loads(run(path, "--json"))
     with Reader(path) as r:
-        assert [u["crc32"] for u in said["units"]] == [u.crc32 for u in (*r.units, *r.experts)]
+        assert [u["crc32"] for u in said["units"]] == [u.crc32 for u in r.units]
         of_experts = (4 * 6 + 3 * 12) * 8 * 3 + 7 * 8  # gate, up, down; a bias
-        of_pass = sum(t.n_rows * t.n_cols for u in r.units for t in u.tensors)
+        others = (r.embedding, *r.layers, r.final)
+        of_pass = sum(t.n_rows * t.n_cols for u in others for t in u.tensors)
         assert said["parameters"] == of_pass + of_experts
         for expert in r.experts:
             for t in expert.tensors:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from make import tiny_checkpoints
 from make.examples import examples
 from qsf.errors import QsfConversionError
-from qsf.file.layout import Dtype, Layout, TensorType
+from qsf.file.layout import Dtype, Layout, TensorType, layer_unit, pass_units
 from qsf.file.reader import Reader
 from qsf.file.writer import Writer
 from qsf_converter import convert
@@ -53,7 +53,7 @@ def matrix(idx: int, n_rows: int, n_cols: int) -> Target:
     rule = TensorRule(Place.LAYER, TensorType.FFN_UP, "x", ("dim", "dim"))
     source = SourceTensor("x", (n_rows, n_cols), "F16", 2 * n_rows * n_cols)
     share = Share(0, n_rows, n_rows, n_rows)
-    return Target(rule, source, idx + 1, n_rows, n_cols, share, Dtype.Q4, is_vector=False)
+    return Target(rule, source, layer_unit(idx), n_rows, n_cols, share, Dtype.Q4, is_vector=False)
 
 
 def data_bytes(target: Target, dtype: Dtype) -> int:
@@ -220,7 +220,7 @@ def write(
             if unit.unit.place is Place.POSITIONS:
                 positions = b"".join(p.data for t in unit.tensors for p in t.pieces)
                 continue
-            writer.begin_unit(unit.unit.unit_idx, dtype=Dtype.MIXED)
+            writer.begin_unit(unit.unit.id, dtype=Dtype.MIXED)
             for tensor in unit.tensors:
                 target = tensor.target
                 assert target.rule.target is not None
@@ -303,7 +303,7 @@ def test_the_size_of_a_whole_conversion_is_predicted(
             for t in reader.tensors:
                 if t.layout == Layout.OUTLIERS:
                     kind = TensorType(t.type).name.removesuffix("_OUTLIERS")
-                    tables[f"{t.unit_idx - 1}.{kind}"] = t.data_bytes
+                    tables[f"{reader.units[t.unit_idx].id.layer}.{kind}"] = t.data_bytes
         assert ("gpt2" in str(folder)) == bool(tables)
         with open_source(folder) as source:
             plan = plan_of(source, Policy(Dtype.Q3, Dtype.Q4))
@@ -326,7 +326,7 @@ def test_files_are_never_larger_than_asked(source: Source, tmp_path: Path, seed:
         assert found.cost <= last_cost
         last_cost = found.cost
         # As good as the best choice that would fit with whatever padding between units.
-        n_units = plan.facts.header.n_layers + 2
+        n_units = len(pass_units(plan.facts.header.n_layers))
         n_data = sum(data_bytes(t, t.dtype) for t in fitted.targets if t.is_matrix)
         others = file_bytes(fitted, SECTIONS) - n_data + n_units * 4096
         with contextlib.suppress(QsfConversionError):

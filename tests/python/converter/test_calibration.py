@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from make import calibrated_models
 from oracle import reference
 from qsf.errors import QsfConversionError
-from qsf.file.layout import Dtype
+from qsf.file.layout import EMBEDDING_UNIT, Dtype
 from qsf.file.reader import Reader
 from qsf_converter.calibrate import calibration as calibration_module
 from qsf_converter.calibrate.calibration import FEEDBACK, Calibration
@@ -88,7 +88,7 @@ def test_all_tensors_come_in_the_order_of_the_file(name: str, made: Callable[[st
                 assert target in unit.unit.targets
                 names.append(target.name)
                 n_bytes[target.name] = 0
-                is_fitted = target.is_matrix and target.unit_idx > 0
+                is_fitted = target.is_matrix and target.unit != EMBEDDING_UNIT
                 assert (tensor.action or "").endswith(FEEDBACK) == is_fitted
                 for rounded in tensor.pieces:
                     n_bytes[target.name] += len(rounded.data)
@@ -252,7 +252,7 @@ def test_meta_holds_what_was_measured(made: Callable[[str], Path], tmp_path: Pat
     report = convert(folder, out, quant_type="3bit", calibration=text, calibration_tokens=512)
     with Reader(out) as reader:
         quality = json.loads(reader.read_section("META"))["quality"]
-        entries = reader.units[1:-1]
+        entries = reader.layers
     assert quality == report.quality.meta()
     assert quality["calibration"] == {
         "text": "text.txt",

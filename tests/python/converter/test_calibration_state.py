@@ -56,9 +56,9 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, n_layers: int) -> None:
     """Interrupt a run as soon as so many layers are saved."""
     save = CalibrationState.save
 
-    def saved(self: CalibrationState, unit_idx: int, *rest: Any) -> None:
-        save(self, unit_idx, *rest)
-        if unit_idx == n_layers:
+    def saved(self: CalibrationState, *args: Any) -> None:
+        save(self, *args)
+        if self.n_layers == n_layers:
             raise Interruption
 
     monkeypatch.setattr(CalibrationState, "save", saved)
@@ -79,9 +79,9 @@ def layers_rounded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     save = CalibrationState.save
 
-    def noted(self: CalibrationState, unit_idx: int, *rest: Any) -> None:
-        found.append(unit_idx)
-        save(self, unit_idx, *rest)
+    def noted(self: CalibrationState, layer: int, *rest: Any) -> None:
+        found.append(layer)
+        save(self, layer, *rest)
 
     monkeypatch.setattr(CalibrationState, "save", noted)
     return found
@@ -100,9 +100,9 @@ def test_what_is_done_is_not_done_again(
     names = sorted(path.name for path in state.iterdir())
     assert names == [
         "key",
-        *(f"layer-{n:04}.npz" for n in range(1, n_layers + 1)),
+        *(f"layer-{n:04}.npz" for n in range(n_layers)),
         "sensitivity.json",
-        f"streams-{n_layers:04}.npz",
+        f"streams-{n_layers - 1:04}.npz",
     ]
     rounded = layers_rounded(monkeypatch)
     done: list[tuple[int, int]] = []
@@ -114,7 +114,7 @@ def test_what_is_done_is_not_done_again(
 
     found = run(model, out, progress=lambda *now: done.append(now), phase=phase)
     assert found == wanted
-    assert rounded == list(range(n_layers + 1, N_LAYERS + 1))
+    assert rounded == list(range(n_layers, N_LAYERS))
     assert phases == []
     assert done == sorted(done)
     assert done[-1][0] == done[-1][1]
@@ -188,7 +188,7 @@ def half_done(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("damage", list(DAMAGES))
 @pytest.mark.parametrize(
-    "name", ["key", "layer-0001.npz", "layer-0002.npz", "streams-0002.npz", "sensitivity.json"]
+    "name", ["key", "layer-0000.npz", "layer-0001.npz", "streams-0001.npz", "sensitivity.json"]
 )
 def test_what_is_damaged_is_not_believed(
     damage: str, name: str, model: Path, half_done: Path, wanted: bytes, tmp_path: Path
@@ -261,7 +261,7 @@ def test_other_options_are_another_calibration(
     shutil.copytree(half_done, folder_of(out))
     rounded = layers_rounded(monkeypatch)
     found = run(model, out, **options)
-    assert rounded == list(range(1, N_LAYERS + 1))
+    assert rounded == list(range(N_LAYERS))
     assert found == run(model, tmp_path / "plain.qsf", **options)
 
 
@@ -275,7 +275,7 @@ def test_another_text_or_model_is_another_calibration(
     shutil.copytree(half_done, folder_of(out))
     rounded = layers_rounded(monkeypatch)
     run(copy / "m", out)
-    assert rounded == list(range(1, N_LAYERS + 1))
+    assert rounded == list(range(N_LAYERS))
 
 
 def test_threads_and_compression_are_not(
@@ -285,7 +285,7 @@ def test_threads_and_compression_are_not(
     shutil.copytree(half_done, folder_of(out))
     rounded = layers_rounded(monkeypatch)
     assert run(model, out, n_threads=1) == wanted
-    assert rounded == [3]
+    assert rounded == [2]
 
 
 def test_a_folder_of_somebody_else_is_left_alone(model: Path, tmp_path: Path) -> None:
@@ -340,13 +340,13 @@ def test_a_full_disk_ends_the_run_and_the_next_goes_on(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(np, "savez", full)
-        with pytest.raises(QsfIOError, match=rf"{kind}-0002.npz: No space left"):
+        with pytest.raises(QsfIOError, match=rf"{kind}-0001.npz: No space left"):
             run(model, out)
     assert not [path for path in folder_of(out).iterdir() if path.suffix == ".partial"]
     with pytest.MonkeyPatch.context() as patch:
         rounded = layers_rounded(patch)
         assert run(model, out) == wanted
-    assert rounded == [2, 3]
+    assert rounded == [1, 2]
     assert nothing_but(out)
 
 

@@ -20,7 +20,20 @@ from qsf.errors import QsfArgumentError
 from qsf.file import layout, writer
 from qsf.file.blocks import pack_block, pack_blocks, unpack_block
 from qsf.file.crc32 import crc32_of_zeros
-from qsf.file.layout import Arch, Compression, Dtype, Layout, Stored, TensorType, tensor_bytes
+from qsf.file.layout import (
+    EMBEDDING_UNIT,
+    FINAL_UNIT,
+    Arch,
+    Compression,
+    Dtype,
+    Layout,
+    Role,
+    Stored,
+    TensorType,
+    layer_unit,
+    pass_units,
+    tensor_bytes,
+)
 from qsf.file.reader import Reader
 from qsf.file.writer import Writer
 from qsf.native import binding
@@ -33,7 +46,7 @@ T = TensorType
 
 def write_embedding(w: Writer) -> None:
     h = w.header
-    w.begin_unit(0, dtype=Dtype.Q8)
+    w.begin_unit(EMBEDDING_UNIT, dtype=Dtype.Q8)
     write_tensors(w, random.Random(1), [(T.EMBEDDING, h.n_vocab, h.dim, Dtype.Q8, Layout.TILES)])
     w.end_unit()
 
@@ -45,12 +58,12 @@ def write_layer(
     header = tiny_header(n_layers=1)
     with Writer(path, header, Arch(tied_head=True), n_threads=n_threads) as w:
         write_embedding(w)
-        w.begin_unit(1, dtype=Dtype.F32, compression=compression)
+        w.begin_unit(layer_unit(0), dtype=Dtype.F32, compression=compression)
         w.begin_tensor(T.FFN_UP, 1, len(data) // 4, Dtype.F32, Layout.VECTOR, index=1)
         w.write(data)
         w.end_tensor()
         stored = w.end_unit()
-        w.begin_unit(2, dtype=Dtype.F32)
+        w.begin_unit(FINAL_UNIT, dtype=Dtype.F32)
         final = (T.FINAL_NORM, 1, header.dim, Dtype.F32, Layout.VECTOR)
         write_tensors(w, random.Random(2), [final])
         w.end_unit()
@@ -60,7 +73,7 @@ def write_layer(
 def block_sizes(path: Path) -> list[tuple[int, int]]:
     """Return (stored, raw) of the blocks of the first layer, as they lie in the file."""
     with Reader(path) as r:
-        unit = r.units[1]
+        unit = r.layers[0]
     stored = path.read_bytes()[unit.off :][: unit.stored_bytes]
     sizes = []
     at = 0
@@ -105,9 +118,9 @@ def test_layers_of_any_content_and_cut_are_read_by_both(
         m.undo()
         assert stored.stored_bytes <= stored.raw_bytes
         with Reader(path) as r:
-            assert r.units[1].compression == stored.compression
-            assert r.units[1].stored_bytes == stored.stored_bytes
-            assert r.read_tensor(r.units[1].tensors[0]) == data
+            assert r.layers[0].compression == stored.compression
+            assert r.layers[0].stored_bytes == stored.stored_bytes
+            assert r.read_tensor(r.layers[0].tensors[0]) == data
             r.verify()
         binding.verify_file(path)
         if stored.compression:
@@ -137,7 +150,7 @@ def test_layers_at_the_edges_of_a_block(
     assert stored.raw_bytes == raw_bytes
     assert [raw for _, raw in block_sizes(path)] == expected
     with Reader(path) as r:
-        assert r.read_tensor(r.units[1].tensors[0]) == data
+        assert r.read_tensor(r.layers[0].tensors[0]) == data
     binding.verify_file(path)
 
 
@@ -259,7 +272,7 @@ def test_threads_do_not_change_the_file(tmp_path: Path) -> None:
 
 def open_layer(w: Writer, data: bytes) -> None:
     write_embedding(w)
-    w.begin_unit(1, dtype=Dtype.F32)
+    w.begin_unit(layer_unit(0), dtype=Dtype.F32)
     w.begin_tensor(T.FFN_UP, 1, len(data) // 4, Dtype.F32, Layout.VECTOR, index=1)
     w.write(data)
     w.end_tensor()
@@ -285,7 +298,7 @@ def test_a_sample_and_a_late_decision_are_checked(tmp_path: Path) -> None:
     w = Writer(tmp_path / "m.qsf", tiny_header(n_layers=1), Arch())
     with pytest.raises(QsfArgumentError, match="no unit has begun"):
         w.sample(1)
-    w.begin_unit(0, dtype=Dtype.Q8)
+    w.begin_unit(EMBEDDING_UNIT, dtype=Dtype.Q8)
     with pytest.raises(QsfArgumentError, match="has no tensor"):
         w.sample(1)
     w.begin_tensor(T.EMBEDDING, 20, 8, Dtype.Q8, Layout.TILES)
@@ -321,19 +334,20 @@ def test_holes_read_as_zeros(tmp_path: Path, compression: Compression) -> None:
     write_tiny(plain, header=header, compression=compression, is_dull=True)
     holes = tmp_path / "holes.qsf"
     with Writer(holes, header, Arch()) as w:
-        for unit_idx in range(header.n_layers + 2):
-            is_layer = 1 <= unit_idx <= header.n_layers
+        for unit in pass_units(header.n_layers):
+            is_layer = unit.role == Role.LAYER
             w.begin_unit(
-                unit_idx,
+                unit,
                 dtype=Dtype.Q4,
                 compression=compression if is_layer else Compression.NONE,
                 importance=0.5,
             )
             tensors = layer_tensors(header, Dtype.Q4)
             if not is_layer:
-                kind, n_rows = (T.EMBEDDING, 20) if unit_idx == 0 else (T.HEAD, 20)
+                is_final = unit.role == Role.FINAL
+                kind, n_rows = (T.HEAD, 20) if is_final else (T.EMBEDDING, 20)
                 tensors = [(kind, n_rows, 256, Dtype.Q8, Layout.TILES)]
-                if unit_idx:
+                if is_final:
                     tensors.insert(0, (T.FINAL_NORM, 1, 256, Dtype.F32, Layout.VECTOR))
             for tensor in tensors:
                 n_bytes = tensor_bytes(*tensor[1:])
@@ -354,7 +368,7 @@ def test_holes_read_as_zeros(tmp_path: Path, compression: Compression) -> None:
 def test_more_zeros_than_the_tensor_has_are_refused(tmp_path: Path) -> None:
     w = Writer(tmp_path / "m.qsf", tiny_header(n_layers=1), Arch())
     write_embedding(w)
-    w.begin_unit(1, dtype=Dtype.F32)
+    w.begin_unit(layer_unit(0), dtype=Dtype.F32)
     w.begin_tensor(T.FFN_UP, 1, 8, Dtype.F32, Layout.VECTOR, index=1)
     w.write_zeros(30)
     for n_bytes in (3, -1):

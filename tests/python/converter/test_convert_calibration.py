@@ -47,9 +47,9 @@ import os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from qsf_converter.calibrate.state import CalibrationState
 save = CalibrationState.save
-def saved(self, unit_idx, *rest):
-    save(self, unit_idx, *rest)
-    if unit_idx == {n_layers}:
+def saved(self, *args):
+    save(self, *args)
+    if self.n_layers == {n_layers}:
         os.kill(os.getpid(), signal.{signal_name})
 CalibrationState.save = saved
 from qsf_converter.cli import main
@@ -135,7 +135,7 @@ def test_inspect_prints_what_was_measured(
     assert done.returncode == 0, done.stderr
     with Reader(out) as reader:
         quality = json.loads(reader.read_section("META"))["quality"]
-        entries = reader.units[1:-1]
+        entries = reader.layers
     assert "KL mean" in done.stdout
     assert f"{quality['evaluation']['kl_mean']:.4g}" in done.stdout
     assert re.search(r"2\.FFN_DOWN .* feedback", done.stdout)
@@ -159,7 +159,7 @@ def test_the_least_important_layers_can_be_skipped(
     assert done.stdout.strip()
     # One is the less important of the two that may be skipped.
     with Reader(out) as reader:
-        importance = {n - 1: reader.units[n].importance for n in (3, 4)}
+        importance = {n: reader.layers[n].importance for n in (2, 3)}
     least = min(importance, key=lambda layer: importance[layer])
     done = run(out, "--quality", 0.8, "--plan", command=RUN)
     assert f"layers skipped: 1 of 6, {least}\n" in done.stdout

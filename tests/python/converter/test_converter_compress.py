@@ -72,9 +72,9 @@ def test_logits_are_those_of_the_model_without_compression(
         path = tmp_path / f"{compress}.qsf"
         convert(pruned[model], path, quant_type=quant_type, compress=compress)
         with Reader(path) as reader:
-            used = {unit.compression for unit in reader.units[1:-1]}
+            used = {unit.compression for unit in reader.layers}
             assert used == {CODECS.get(compress, NONE)}
-            assert {reader.units[0].compression, reader.units[-1].compression} == {NONE}
+            assert {reader.embedding.compression, reader.final.compression} == {NONE}
             reader.verify()
         binding.verify_file(path)
         with qsf.Model(path, ram_budget=None) as loaded:
@@ -107,7 +107,7 @@ def test_a_trained_model_is_stored_as_it_is_where_nothing_is_saved(
 def test_what_compression_saved_is_said(tmp_path: Path, pruned: dict[str, Path]) -> None:
     report = convert(pruned["tiny-llama"], tmp_path / "m.qsf", compress="zstd", quant_type="8bit")
     with Reader(tmp_path / "m.qsf") as reader:
-        layers = reader.units[1:-1]
+        layers = reader.layers
         meta = json.loads(reader.read_section("META"))["compression"]
     share = sum(unit.stored_bytes for unit in layers) / sum(unit.raw_bytes for unit in layers)
     assert 0.4 < share < 0.6
@@ -231,7 +231,7 @@ def test_auto_decides_for_every_layer_and_says_why(
         files.append((tmp_path / "m.qsf").read_bytes())
     assert files[0] == files[1]
     with Reader(tmp_path / "m.qsf") as reader:
-        used = [unit.compression for unit in reader.units[1:-1]]
+        used = [unit.compression for unit in reader.layers]
         meta = json.loads(reader.read_section("META"))["compression"]
         reader.verify()
     assert used == [ZSTD, LZ4, NONE, LZ4HC, ZSTD, ZSTD]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from make import calibrated_models, golden_families, tiny_checkpoints
 from oracle import reference
-from qsf.file.layout import TensorType
+from qsf.file.layout import TensorType, layer_unit, pass_units
 from qsf_converter.original import layers as original_module
 from qsf_converter.original.layers import Observer, Original
 from qsf_converter.sources.families.rules import INPUT_GROUPS
@@ -73,7 +73,7 @@ def test_every_value_is_the_references(name: str, tmp_path: Path) -> None:
         for layer in range(original.header.n_layers):
             seen: Seen = []
             before = x.copy()
-            weights = original.weights(layer + 1)
+            weights = original.weights(layer_unit(layer))
             x = original.layer(weights, before, observer(seen))
             assert_near(x, wanted(f"layer.{layer}.residual_ffn"))
             groups = [tuple(k for k in group if k in weights) for group in INPUT_GROUPS]
@@ -88,7 +88,7 @@ def test_every_value_is_the_references(name: str, tmp_path: Path) -> None:
 def test_a_layer_leaves_what_it_is_given(tmp_path: Path) -> None:
     with calibrated_models.original(MODELS["llama-biases"](tmp_path / "m")) as original:
         x = original.embed(some_samples())
-        weights = original.weights(1)
+        weights = original.weights(layer_unit(0))
         kept = {kind: values.copy() for kind, values in weights.items()}
         before = x.copy()
         original.layer(weights, x)
@@ -102,16 +102,16 @@ def test_every_family_gives_the_logits_of_transformers(name: str, tmp_path: Path
     case = golden_families.cases()[name]
     with calibrated_models.original(case.write(tmp_path / "m")) as original:
         x = original.embed(np.array([case.tokens]))
-        for unit_idx in range(1, original.header.n_layers + 1):
-            x = original.layer(original.weights(unit_idx), x)
+        for layer in range(original.header.n_layers):
+            x = original.layer(original.weights(layer_unit(layer)), x)
         logits = original.logits(x[0])
     assert np.abs(logits - case.logits).max() < 1e-5 * np.abs(case.logits).max()
 
 
 def test_vectors_are_those_of_the_weights(tmp_path: Path) -> None:
     with calibrated_models.original(MODELS["gpt2-untied"](tmp_path / "m")) as original:
-        for unit_idx in range(1, original.header.n_layers + 2):
-            vectors, weights = original.vectors(unit_idx), original.weights(unit_idx)
+        for unit in pass_units(original.header.n_layers)[1:]:
+            vectors, weights = original.vectors(unit), original.weights(unit)
             assert set(vectors) == {kind for kind, w in weights.items() if w.ndim == 1}
             for kind, values in vectors.items():
                 np.testing.assert_array_equal(values, weights[kind])
@@ -134,7 +134,7 @@ def test_only_one_unit_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.Mon
         original.embed(some_samples())
         assert set(names) == {"model.embed_tokens.weight"}
         names.clear()
-        original.weights(2)
+        original.weights(layer_unit(1))
         assert len(names) == 9
         assert {name.split(".")[2] for name in names} == {"1"}
 

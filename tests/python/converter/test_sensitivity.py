@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from make import tiny_checkpoints
 from oracle import reference
 from qsf.errors import QsfArgumentError, QsfConversionError
-from qsf.file.layout import Dtype, TensorType
+from qsf.file.layout import EMBEDDING_UNIT, FINAL_UNIT, Dtype, TensorType, layer_unit, pass_units
 from qsf_converter.calibrate import sensitivity
 from qsf_converter.calibrate.sensitivity import measure, measure_layers, round_matrix
 from qsf_converter.original import layers as original_module
@@ -54,7 +54,7 @@ def some_samples(n_samples: int = 2, n_tokens: int = 24) -> NDArray[np.int32]:
 def all_candidates(
     model: Original, types: tuple[Dtype, ...] = TYPES
 ) -> dict[str, tuple[Dtype, ...]]:
-    units = range(model.header.n_layers + 2)
+    units = pass_units(model.header.n_layers)
     return {t.name: types for unit in units for t in model.targets(unit) if t.is_matrix}
 
 
@@ -66,22 +66,23 @@ def predict(
 ) -> NDArray[np.float64]:
     """Log-probabilities of the model with one matrix rounded, or one layer skipped."""
     n_layers = model.header.n_layers
-    units = [model.weights(unit) for unit in range(n_layers + 2)]
+    units = {unit: model.weights(unit) for unit in pass_units(n_layers)}
     if changed is not None:
         name, dtype = changed
-        for unit, weights in enumerate(units):
+        for unit, weights in units.items():
             for target in model.targets(unit):
                 if target.name == name:
                     kind = TensorType(target.rule.target or 0)
                     weights[kind] = round_matrix(dtype, weights[kind])
-    table = units[0][TensorType.EMBEDDING]
+    table = units[EMBEDDING_UNIT][TensorType.EMBEDDING]
     # The positions, if there are any, are what the embedding adds to the rows of the table.
-    x = table[samples] + (model.embed(samples) - model.weights(0)[TensorType.EMBEDDING][samples])
+    exact = model.weights(EMBEDDING_UNIT)[TensorType.EMBEDDING]
+    x = table[samples] + (model.embed(samples) - exact[samples])
     for layer in range(n_layers):
         if layer != skipped:
-            x = model.layer(units[layer + 1], x)
-    head = table if model.arch.tied_head else units[-1][TensorType.HEAD]
-    logits = (model.final_norm(units[-1], x) @ head.T).astype(np.float64)
+            x = model.layer(units[layer_unit(layer)], x)
+    head = table if model.arch.tied_head else units[FINAL_UNIT][TensorType.HEAD]
+    logits = (model.final_norm(units[FINAL_UNIT], x) @ head.T).astype(np.float64)
     logits -= logits.max(axis=-1, keepdims=True)
     values: NDArray[np.float64] = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     return values
@@ -111,7 +112,7 @@ def test_every_layer_matters_as_much_as_skipping_it_changes(model: Original) -> 
     base = predict(model, samples)
     x = model.embed(samples)
     for layer, found in enumerate(layers):
-        out = model.layer(model.weights(layer + 1), x)
+        out = model.layer(model.weights(layer_unit(layer)), x)
         norms = np.linalg.norm(x, axis=-1) * np.linalg.norm(out, axis=-1)
         assert found.layer == layer
         assert found.cosine == pytest.approx(np.mean(np.sum(x * out, axis=-1) / norms), rel=1e-4)
@@ -146,7 +147,7 @@ def test_output_errors_are_those_of_the_matrix_on_its_inputs(llama: Original) ->
     samples = some_samples()
     found = measure(llama, samples, {"0.Q": TYPES}, measured=TYPES)
     seen = []
-    weights = llama.weights(1)
+    weights = llama.weights(layer_unit(0))
     llama.layer(
         weights,
         llama.embed(samples),

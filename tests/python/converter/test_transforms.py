@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from make import calibrated_models, golden_families, tiny_checkpoints
-from qsf.file.layout import Dtype, TensorType
+from qsf.file.layout import Dtype, TensorType, layer_unit
 from qsf_converter.calibrate import transforms
 from qsf_converter.calibrate.transforms import ROTATED, SCALED, choose, rotate_heads, scale_inputs
 from qsf_converter.original.layers import Original, Weights
@@ -72,7 +72,7 @@ UNSCALED = {
 @pytest.mark.parametrize("name", [*MODELS, *FAMILIES])
 def test_scaled_inputs_leave_the_layer_as_it_is(name: str, tmp_path: Path) -> None:
     with calibrated_models.original({**MODELS, **FAMILIES}[name](tmp_path / "m")) as original:
-        weights, x = original.weights(1), stream(original)
+        weights, x = original.weights(layer_unit(0)), stream(original)
         before = original.layer(weights, x)
         rng = np.random.default_rng(0)
         for kinds in energies_of(original, weights, x):
@@ -96,7 +96,7 @@ def test_scaled_inputs_leave_the_layer_as_it_is(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", list(MODELS))
 def test_turned_heads_leave_the_layer_as_it_is(name: str, tmp_path: Path) -> None:
     with calibrated_models.original(MODELS[name](tmp_path / "m")) as original:
-        weights, x = original.weights(1), stream(original)
+        weights, x = original.weights(layer_unit(0)), stream(original)
         turned = rotate_heads(weights, original.header)
         assert turned is not None
         for kind in (T.V, T.ATTN_OUT):
@@ -114,7 +114,7 @@ def test_turned_heads_leave_the_layer_as_it_is(name: str, tmp_path: Path) -> Non
 def test_heads_of_other_sizes_are_not_turned(head_dim: int, tmp_path: Path) -> None:
     folder = tiny_checkpoints.make_llama(tmp_path / "m", head_dim=head_dim)
     with calibrated_models.original(folder) as original:
-        assert rotate_heads(original.weights(1), original.header) is None
+        assert rotate_heads(original.weights(layer_unit(0)), original.header) is None
 
 
 @pytest.mark.parametrize("n", [1, 2, 64])
@@ -157,7 +157,7 @@ def test_inputs_that_stand_out_are_scaled(n_kv_heads: int, tmp_path: Path) -> No
         tmp_path / "m", n_kv_heads=n_kv_heads, head_dim=24, dim=128, ffn_dim=128
     )
     with calibrated_models.original(folder) as original:
-        weights, x = original.weights(1), stream(original)
+        weights, x = original.weights(layer_unit(0)), stream(original)
         for norm in (T.ATTN_NORM, T.FFN_NORM):
             weights[norm] = weights[norm].copy()
             weights[norm][[3, 40, 77]] *= 30
@@ -176,7 +176,7 @@ def test_inputs_that_stand_out_are_scaled(n_kv_heads: int, tmp_path: Path) -> No
 def test_heads_with_outlying_values_are_turned(tmp_path: Path) -> None:
     folder = tiny_checkpoints.make_llama(tmp_path / "m", n_kv_heads=4, head_dim=16, dim=128)
     with calibrated_models.original(folder) as original:
-        weights, x = original.weights(1), stream(original)
+        weights, x = original.weights(layer_unit(0)), stream(original)
         # In every head one column stands out, of weights whose inputs are alike.
         out = weights[T.ATTN_OUT].copy()
         out[:, 5::16] *= 12
@@ -192,7 +192,7 @@ def test_heads_with_outlying_values_are_turned(tmp_path: Path) -> None:
 def test_what_gains_nothing_is_left_as_it_is(tmp_path: Path) -> None:
     folder = tiny_checkpoints.make_llama(tmp_path / "m")
     with calibrated_models.original(folder) as original:
-        weights = original.weights(1)
+        weights = original.weights(layer_unit(0))
         header = original.header
         # Inputs that are all alike: no column is worth more than another.
         alike: dict[tuple[TensorType, ...], NDArray[np.float64]] = {
@@ -213,7 +213,7 @@ def test_what_gains_nothing_is_left_as_it_is(tmp_path: Path) -> None:
 
 def test_inputs_that_are_always_zero_are_not_scaled(tmp_path: Path) -> None:
     with calibrated_models.original(tiny_checkpoints.make_llama(tmp_path / "m")) as original:
-        weights, x = original.weights(1), stream(original)
+        weights, x = original.weights(layer_unit(0)), stream(original)
         weights[T.ATTN_NORM] = weights[T.ATTN_NORM] * 0
         changed, actions = chosen(original, weights, x)
         assert not set(OF_QKV) & set(actions)
@@ -239,7 +239,7 @@ def test_changes_are_judged_by_the_inputs_that_they_make(
             return error(weights, group, dtypes, energies)
 
         monkeypatch.setattr(transforms, "_error", checked)
-        chosen(original, original.weights(1), x, Dtype.Q4_SYM)
+        chosen(original, original.weights(layer_unit(0)), x, Dtype.Q4_SYM)
         assert len(judged) >= 3 * 3
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from make import calibrated_models
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
-from qsf.file.layout import Dtype, TensorType
+from qsf.file.layout import Dtype, Role, TensorType
 from qsf.file.reader import Reader
 from qsf_converter import meta
 from qsf_converter.calibrate.assignment import mixed_policy
@@ -49,7 +49,8 @@ def types_of(file: Path) -> dict[str, Dtype]:
     with Reader(file) as reader:
         for t in reader.tensors:
             if t.dtype != Dtype.F32:
-                layer = f"{t.unit_idx - 1}." if 1 <= t.unit_idx <= reader.header.n_layers else ""
+                unit = reader.units[t.unit_idx].id
+                layer = f"{unit.layer}." if unit.role == Role.LAYER else ""
                 found[layer + TensorType(t.type).name] = Dtype(t.dtype)
     return found
 
@@ -109,7 +110,7 @@ def test_mixed_alone_is_the_table(embed_type: str | None, model: Path, tmp_path:
     assert found == wanted
     with Reader(tmp_path / "out.qsf") as reader:
         assert reader.header.dtype == Dtype.MIXED
-        assert {unit.dtype for unit in reader.units[1:-1]} == {Dtype.MIXED}
+        assert {unit.dtype for unit in reader.layers} == {Dtype.MIXED}
 
 
 def test_mixed_with_a_text_is_no_larger_than_the_table(model: Path, tmp_path: Path) -> None:

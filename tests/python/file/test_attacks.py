@@ -28,6 +28,7 @@ from make.attacks import (
     PLAIN,
     SMALL,
     TIED,
+    UNIT_BYTES,
     ZSTD,
     Change,
     arch,
@@ -130,7 +131,7 @@ def test_wrong_size_of_learned_positions(tmp_path: Path) -> None:
         refuse(tmp_path, repair(data), QsfFormatError)
 
 
-@pytest.mark.parametrize("tag", [b"LAYR", b"ARCH", b"TENS", b"EBND"])
+@pytest.mark.parametrize("tag", [b"UNIT", b"ARCH", b"TENS", b"EBND"])
 def test_a_table_beyond_its_limit_is_not_read(tmp_path: Path, tag: bytes) -> None:
     """The file has the bytes, so only the limit of 64 MiB stands against reading them."""
     path = tmp_path / "m.qsf"
@@ -166,11 +167,11 @@ def test_attacks_on_compressed_layers(
 def with_layer(data: bytes, stored: bytes, raw_bytes: int) -> bytes:
     """Return the file with its first layer replaced by one block at the end of the file."""
     d = bytearray(data)
-    layr = section_at(d, b"LAYR")
-    old, n_bytes = struct.unpack_from("<QI", d, layr)
+    entry = section_at(d, b"UNIT") + UNIT_BYTES
+    old, n_bytes = struct.unpack_from("<QQ", d, entry)
     d[old : old + n_bytes] = bytes(n_bytes)
     d += bytes(-len(d) % 4096)
-    struct.pack_into("<QI", d, layr, len(d), 8 + len(stored))
+    struct.pack_into("<QQ", d, entry, len(d), 8 + len(stored))
     return repair(d + struct.pack("<II", len(stored), raw_bytes) + stored)
 
 
@@ -281,6 +282,6 @@ def test_only_qsf_errors_come_out(
 def test_noise_is_refused(noise: bytes, is_long: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.qsf"
-        path.write_bytes(repair(b"QSF1\1\0\0\0\x80\0\0\0" + noise + bytes(400 * is_long)))
+        path.write_bytes(repair(b"QSF1\2\0\0\0\x80\0\0\0" + noise + bytes(400 * is_long)))
         with pytest.raises(QsfFormatError):
             Reader(path)

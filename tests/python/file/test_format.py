@@ -25,6 +25,8 @@ from make.failing_calls import ERRORS, FailingCalls
 from make.qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
 from qsf.errors import QsfArgumentError, QsfIOError, QsfUnsupportedError
 from qsf.file.layout import (
+    EMBEDDING_UNIT,
+    FINAL_UNIT,
     Arch,
     Compression,
     Dtype,
@@ -32,6 +34,7 @@ from qsf.file.layout import (
     Layout,
     Positions,
     TensorType,
+    layer_unit,
     tensor_bytes,
 )
 from qsf.file.partial import remove_abandoned
@@ -120,18 +123,19 @@ def test_what_is_written_is_read(
         with Reader(path) as r:
             assert r.header == header
             assert r.arch == arch
-            assert {(t.unit_idx, t.type) for t in r.tensors} == set(written)
+            assert {(r.units[t.unit_idx].id, t.type) for t in r.tensors} == set(written)
             for t in r.tensors:
-                assert r.read_tensor(t) == written[t.unit_idx, t.type]
+                data = written[r.units[t.unit_idx].id, t.type]
+                assert r.read_tensor(t) == data
                 unit = r.read_unit(t.unit_idx)
-                assert unit[t.data_off : t.data_off + t.data_bytes] == written[t.unit_idx, t.type]
+                assert unit[t.data_off : t.data_off + t.data_bytes] == data
             for u in r.units:
                 assert u.off % 4096 == 0
                 assert u.tensors[-1].data_off + u.tensors[-1].data_bytes <= u.raw_bytes
             for tag, data in sections.items():
                 assert r.read_section(tag) == data
             if compression and is_dull:
-                assert all(u.compression == compression for u in r.units[1:-1])
+                assert all(u.compression == compression for u in r.layers)
             seen: list[tuple[int, int]] = []
             r.verify(lambda done, total: seen.append((done, total)))
         size = path.stat().st_size
@@ -170,10 +174,10 @@ def test_a_layer_of_many_blocks(tmp_path: Path, compression: Compression) -> Non
     noisy = (T.FFN_GATE, T.FFN_UP)  # together more than two blocks
     data = {}
     with Writer(path, header, Arch(tied_head=True)) as w:
-        w.begin_unit(0, dtype=Dtype.Q8)
+        w.begin_unit(EMBEDDING_UNIT, dtype=Dtype.Q8)
         write_tensors(w, rng, [(T.EMBEDDING, header.n_vocab, header.dim, Dtype.Q8, Layout.TILES)])
         w.end_unit()
-        w.begin_unit(1, dtype=Dtype.Q8, compression=compression)
+        w.begin_unit(layer_unit(0), dtype=Dtype.Q8, compression=compression)
         for kind, n_rows, n_cols, dtype, layout in layer_tensors(header, Dtype.Q8):
             n_bytes = tensor_bytes(n_rows, n_cols, dtype, layout)
             data[kind] = rng.randbytes(n_bytes) if kind in noisy else bytes(n_bytes)
@@ -181,15 +185,15 @@ def test_a_layer_of_many_blocks(tmp_path: Path, compression: Compression) -> Non
             w.write(data[kind])
             w.end_tensor()
         w.end_unit()
-        w.begin_unit(2, dtype=Dtype.F32)
+        w.begin_unit(FINAL_UNIT, dtype=Dtype.F32)
         write_tensors(w, rng, [(T.FINAL_NORM, 1, header.dim, Dtype.F32, Layout.VECTOR)])
         w.end_unit()
     with Reader(path) as r:
-        assert r.units[1].raw_bytes > 3 << 20
-        assert r.units[1].compression == compression
-        assert all(r.read_tensor(t) == data[t.type] for t in r.units[1].tensors)
+        assert r.layers[0].raw_bytes > 3 << 20
+        assert r.layers[0].compression == compression
+        assert all(r.read_tensor(t) == data[t.type] for t in r.layers[0].tensors)
         r.verify()
-        raw = path.read_bytes()[r.units[1].off :][: r.units[1].stored_bytes]
+        raw = path.read_bytes()[r.layers[0].off :][: r.layers[0].stored_bytes]
     at, sizes = 0, []
     while at < len(raw):
         sizes.append(struct.unpack_from("<II", raw, at))
@@ -270,7 +274,7 @@ def test_an_exception_leaves_nothing_behind(tmp_path: Path, error: type[BaseExce
 
     def stop_midway() -> None:
         with Writer(path, tiny_header(), Arch()) as w:
-            w.begin_unit(0, dtype=Dtype.Q8)
+            w.begin_unit(EMBEDDING_UNIT, dtype=Dtype.Q8)
             w.begin_tensor(T.EMBEDDING, 20, 8, Dtype.Q8, Layout.TILES)
             w.write(bytes(100))
             assert len(list(tmp_path.iterdir())) == 2
@@ -427,8 +431,11 @@ def test_a_wrong_architecture_is_refused(tmp_path: Path, changes: dict[str, Any]
     assert list(tmp_path.iterdir()) == []
 
 
+LAYER = layer_unit(0)
+
+
 def embedding(w: Writer) -> None:
-    w.begin_unit(0, dtype=Dtype.Q8)
+    w.begin_unit(EMBEDDING_UNIT, dtype=Dtype.Q8)
     w.begin_tensor(T.EMBEDDING, 20, 8, Dtype.Q8, Layout.TILES)
     w.write(bytes(2112))
     w.end_tensor()
@@ -443,16 +450,16 @@ def vector(w: Writer, kind: int, n_cols: int = 8) -> None:
 
 def layer_1(w: Writer) -> None:
     embedding(w)
-    w.begin_unit(1, dtype=Dtype.Q4)
+    w.begin_unit(LAYER, dtype=Dtype.Q4)
 
 
 def final(w: Writer) -> None:
-    for i in (1, 2):
-        embedding(w) if i == 1 else None
-        w.begin_unit(i, dtype=Dtype.Q4)
+    embedding(w)
+    for i in (0, 1):
+        w.begin_unit(layer_unit(i), dtype=Dtype.Q4)
         vector(w, T.ATTN_NORM)
         w.end_unit()
-    w.begin_unit(3, dtype=Dtype.Q8)
+    w.begin_unit(FINAL_UNIT, dtype=Dtype.Q8)
 
 
 TILES, VECTOR = Layout.TILES, Layout.VECTOR
@@ -460,15 +467,15 @@ MISTAKES: list[tuple[str, Callable[[Writer], object]]] = [
     ("no unit", lambda w: w.begin_tensor(T.Q, 8, 8, Dtype.Q4, TILES)),
     ("no unit", lambda w: w.write(b"")),
     ("no unit", lambda w: w.end_unit()),
-    ("ascending", lambda w: w.begin_unit(1, dtype=Dtype.Q4)),
-    ("has not ended", lambda w: [w.begin_unit(0, dtype=Dtype.Q8) for _ in range(2)]),
-    ("no tensor", lambda w: [w.begin_unit(0, dtype=Dtype.Q8), w.end_unit()]),
-    ("quantisation type 12", lambda w: w.begin_unit(0, dtype=12)),
-    ("only layers", lambda w: w.begin_unit(0, dtype=6, compression=Compression.LZ4)),
-    ("compression 4", lambda w: [embedding(w), w.begin_unit(1, dtype=3, compression=4)]),
-    ("importance", lambda w: [embedding(w), w.begin_unit(1, dtype=3, importance=-1.0)]),
-    ("importance", lambda w: [embedding(w), w.begin_unit(1, dtype=3, importance=float("nan"))]),
-    ("ascending", lambda w: [embedding(w), w.begin_unit(0, dtype=3)]),
+    ("come next", lambda w: w.begin_unit(LAYER, dtype=Dtype.Q4)),
+    ("has not ended", lambda w: [w.begin_unit(EMBEDDING_UNIT, dtype=Dtype.Q8) for _ in range(2)]),
+    ("no tensor", lambda w: [w.begin_unit(EMBEDDING_UNIT, dtype=Dtype.Q8), w.end_unit()]),
+    ("quantisation type 12", lambda w: w.begin_unit(EMBEDDING_UNIT, dtype=12)),
+    ("only layers", lambda w: w.begin_unit(EMBEDDING_UNIT, dtype=6, compression=Compression.LZ4)),
+    ("compression 4", lambda w: [embedding(w), w.begin_unit(LAYER, dtype=3, compression=4)]),
+    ("importance", lambda w: [embedding(w), w.begin_unit(LAYER, dtype=3, importance=-1.0)]),
+    ("importance", lambda w: [embedding(w), w.begin_unit(LAYER, dtype=3, importance=float("nan"))]),
+    ("come next", lambda w: [embedding(w), w.begin_unit(EMBEDDING_UNIT, dtype=3)]),
     ("header makes it", lambda w: [layer_1(w), w.begin_tensor(T.Q, 9, 8, 3, TILES)]),
     ("allowed: 1", lambda w: [layer_1(w), w.begin_tensor(T.ATTN_NORM, 8, 1, 8, VECTOR)]),
     ("f16, f32", lambda w: [layer_1(w), w.begin_tensor(T.ATTN_NORM, 1, 8, 3, VECTOR)]),
@@ -491,7 +498,7 @@ MISTAKES: list[tuple[str, Callable[[Writer], object]]] = [
     ("no final norm", lambda w: [final(w), w.begin_tensor(T.HEAD, 20, 8, 6, TILES),
         w.write(bytes(2112)), w.end_tensor(), w.end_unit()]),
     ("no output head", lambda w: [final(w), vector(w, T.FINAL_NORM), w.end_unit()]),
-    ("units written", lambda w: [embedding(w), w.finish()]),
+    ("units are written", lambda w: [embedding(w), w.finish()]),
     ("has not ended", lambda w: [layer_1(w), w.finish()]),
     ("has not ended", lambda w: [layer_1(w), w.add_section("META", b"{}")]),
     ("four printable", lambda w: w.add_section("META1", b"{}")),
@@ -561,7 +568,7 @@ def test_experts_repeat_their_types(tmp_path: Path) -> None:
                 w.write(bytes(576))
                 w.end_tensor()
         w.end_unit()
-        w.begin_unit(2, dtype=Dtype.F32)
+        w.begin_unit(FINAL_UNIT, dtype=Dtype.F32)
         vector(w, T.FINAL_NORM)
         w.end_unit()
     with Reader(tmp_path / "m.qsf") as r:

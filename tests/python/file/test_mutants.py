@@ -43,7 +43,7 @@ def test_mutants_give_typed_errors(
     tiny_moe_dir: Path,
 ) -> None:
     base = tiny_gpt2_8bit if tag == "WPOS" else tiny_llama_4bit
-    if tag == "EXPT":
+    if tag == "UNIT":
         convert(tiny_moe_dir, base := tmp_path / "experts.qsf", quant_type="4bit")
     elif tag in ("KIND", "ROPE"):
         base = of_kinds(base, tmp_path / "kinds.qsf")

@@ -23,6 +23,7 @@ from make.attacks import (
     PLAIN,
     SMALL,
     TIED,
+    UNIT_BYTES,
     Change,
     entry,
     entry_at,
@@ -193,15 +194,17 @@ def places(data: bytes) -> list[range]:
     """Return where rules look: header, directory, the tables, the beginnings of the units."""
     first, n_sections = struct.unpack_from("<QI", data, 100)
     out = [range(128), range(first, first + 32 * n_sections)]
-    tables = (b"LAYR", b"ARCH", b"TENS", b"EBND")
-    kinds = {KINDS: (b"KIND", b"ROPE"), EXPERTS: (b"KIND", b"EXPT")}.get(data, ())
+    tables = (b"UNIT", b"ARCH", b"TENS", b"EBND")
+    kinds = {KINDS: (b"KIND", b"ROPE"), EXPERTS: (b"KIND", b"UNIT")}.get(data, ())
     for tag in (*tables, *kinds, *kinds):
         off, n_bytes = struct.unpack_from("<QQ", data, entry_at(data, tag) + 8)
         out.append(range(off, off + n_bytes))
-    for tag in (b"EMBD", b"FINL"):
-        off = section_at(data, tag)
+    units = section_at(data, b"UNIT")
+    first, last = 0, struct.unpack_from("<I", data, 16)[0] + 1  # embedding and final unit
+    for i in (first, last):
+        (off,) = struct.unpack_from("<Q", data, units + UNIT_BYTES * i)
         out.append(range(off, off + 80))
-    off, n_bytes = struct.unpack_from("<QI", data, section_at(data, b"LAYR"))
+    off, n_bytes = struct.unpack_from("<QQ", data, units + UNIT_BYTES)
     out.append(range(off, off + n_bytes))
     return out
 

@@ -17,6 +17,9 @@ from qsf.file.reader import Reader
 NONE, LZ4, ZSTD = Compression.NONE, Compression.LZ4, Compression.ZSTD
 
 
+UNIT_BYTES = 48  # of an entry of UNIT
+
+
 def build(
     *,
     n_layers: int = 2,
@@ -108,7 +111,7 @@ def grow(d: bytearray, tag: bytes, data: bytes) -> None:
     old, n_bytes = struct.unpack_from("<QQ", d, at + 8)
     d[old : old + n_bytes] = bytes(n_bytes)
     struct.pack_into("<QQ", d, at + 8, len(d), len(data))
-    if tag == b"LAYR":
+    if tag == b"UNIT":
         struct.pack_into("<Q", d, 56, len(d))
     d += data
 
@@ -136,23 +139,39 @@ def tensor(i: int, fmt: str, at: int, value: object) -> Change:
 
 
 def layer(i: int, fmt: str, at: int, value: object) -> Change:
-    """Return a change of the i-th entry of the layer index."""
-    return inside(b"LAYR", fmt, 32 * i + at, value)
+    """Return a change of the entry of the i-th layer in the index of units."""
+    return inside(b"UNIT", fmt, UNIT_BYTES * (i + 1) + at, value)
+
+
+def unit_at(data: bytes | bytearray, i: int) -> int:
+    """Return where the bytes of a unit are."""
+    return int(struct.unpack_from("<Q", data, section_at(data, b"UNIT") + UNIT_BYTES * i)[0])
+
+
+def units_with_an_expert(d: bytearray) -> bytes:
+    """Return the index of a file with two layers, and an expert that is the final unit again."""
+    at = section_at(d, b"UNIT")
+    index = bytes(d[at : at + 4 * UNIT_BYTES])
+    expert = bytearray(index[-UNIT_BYTES:])
+    struct.pack_into("<QQQ", expert, 0, unit_at(d, 3) + 4096, 64, 64)
+    struct.pack_into("<B", expert, 32, 3)
+    struct.pack_into("<II", expert, 40, 1, 4)
+    d += bytes(8192)
+    return index + expert
 
 
 def block(fmt: str, at: int, *values: object) -> Change:
     """Return a change of the first layer's first block."""
 
     def change(d: bytearray) -> None:
-        off = struct.unpack_from("<Q", d, section_at(d, b"LAYR"))[0]
-        struct.pack_into("<" + fmt, d, off + at, *values)
+        struct.pack_into("<" + fmt, d, unit_at(d, 1) + at, *values)
 
     return change
 
 
-def unit(tag: bytes, at: int, byte: int) -> Change:
-    """Return a change of one byte of the embedding or the final unit."""
-    return inside(tag, "B", at, byte)
+def unit(i: int, at: int, byte: int) -> Change:
+    """Return a change of one byte of a unit."""
+    return lambda d: struct.pack_into("<B", d, unit_at(d, i) + at, byte)
 
 
 def drop(tag: bytes) -> Change:
@@ -172,7 +191,8 @@ INF, NAN = float("inf"), float("nan")
 
 HEADER_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("magic", F, put("4s", 0, b"QSF2")),
-    ("version 2", U, put("I", 4, 2)),
+    ("version 1", U, put("I", 4, 1)),
+    ("version 3", U, put("I", 4, 3)),
     ("version 0", U, put("I", 4, 0)),
     ("header size", F, put("I", 8, 64)),
     ("architecture", U, put("I", 12, 5)),
@@ -224,7 +244,7 @@ HEADER_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
 
 DIRECTORY_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     *((f"no {t.decode()}", F, drop(t))
-      for t in (b"LAYR", b"EMBD", b"FINL", b"ARCH", b"TENS", b"EBND")),
+      for t in (b"UNIT", b"ARCH", b"TENS", b"EBND")),
     ("unknown required", U, entry(b"NEWS", "I", 4, 1)),
     ("unknown tag of any bytes, required", U, lambda d: struct.pack_into(
         "<4sI", d, entry_at(d, b"NEWS"), b"\xff\0\x1b\n", 1)),
@@ -239,13 +259,15 @@ DIRECTORY_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("overlap with directory", F, lambda d: struct.pack_into(
         "<Q", d, entry_at(d, b"META") + 8, struct.unpack_from("<Q", d, 100)[0])),
     ("overlap with layer", F, lambda d: struct.pack_into("<Q", d, entry_at(d, b"META") + 8,
-        struct.unpack_from("<Q", d, section_at(d, b"LAYR"))[0] + 64)),
+        unit_at(d, 1) + 64)),
     ("overlap with section", F, lambda d: struct.pack_into(
         "<Q", d, entry_at(d, b"META") + 8, section_at(d, b"TENS"))),
-    ("embedding unaligned", F, lambda d: (entry(b"EMBD", "Q", 8, 4160)(d), put("Q", 64, 4160)(d))),
-    ("embedding too short", F, entry(b"EMBD", "Q", 16, 2112)),
-    ("embedding too long", F, entry(b"EMBD", "Q", 16, 2240)),
-    ("index size", F, entry(b"LAYR", "Q", 16, 32)),
+    ("embedding unaligned", F, lambda d: (layer(-1, "Q", 0, 4160)(d), put("Q", 64, 4160)(d))),
+    ("embedding too short", F, lambda d: [layer(-1, "Q", at, 2112)(d) for at in (8, 16)]),
+    ("embedding too long", F, lambda d: [layer(-1, "Q", at, 2240)(d) for at in (8, 16)]),
+    ("embedding compressed", F, layer(-1, "B", 34, 1)),
+    ("index size", F, entry(b"UNIT", "Q", 16, 32)),
+    ("index of two units", F, entry(b"UNIT", "Q", 16, 2 * UNIT_BYTES)),
     ("EBND size", F, entry(b"EBND", "Q", 16, 4)),
     ("TENS size", F, entry(b"TENS", "Q", 16, 33)),
     ("TENS shorter", F, entry(b"TENS", "Q", 16, 32)),
@@ -256,21 +278,27 @@ LAYER_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("unaligned", F, layer(0, "Q", 0, 8256)),
     ("outside", F, layer(0, "Q", 0, 1 << 40)),
     ("wraps", F, layer(0, "Q", 0, (1 << 64) - 4096)),
-    ("same place", F, lambda d: layer(1, "Q", 0, struct.unpack_from(
-        "<Q", d, section_at(d, b"LAYR"))[0])(d)),
-    ("stored 0", F, layer(0, "I", 8, 0)),
-    ("raw 0", F, layer(0, "I", 12, 0)),
-    ("stored is not raw", F, layer(0, "I", 12, 4800)),
-    ("stored huge", F, layer(0, "I", 8, 0xFFFFFFFF)),
-    ("dtype", F, layer(0, "B", 16, 12)),
-    ("compression", F, layer(0, "B", 17, 4)),
-    ("compressed bytes are not blocks", F, layer(0, "B", 17, 1)),
-    ("count", F, layer(0, "H", 18, 8)),
-    ("count 0", F, layer(0, "H", 18, 0)),
-    ("importance nan", F, layer(0, "f", 24, NAN)),
-    ("importance inf", F, layer(0, "f", 24, INF)),
-    ("importance negative", F, layer(0, "f", 24, -1.0)),
-    ("reserved", F, layer(0, "I", 28, 1)),
+    ("same place", F, lambda d: layer(1, "Q", 0, unit_at(d, 1))(d)),
+    ("stored 0", F, layer(0, "Q", 8, 0)),
+    ("raw 0", F, layer(0, "Q", 16, 0)),
+    ("stored is not raw", F, layer(0, "Q", 16, 4800)),
+    ("stored huge", F, layer(0, "Q", 8, 0xFFFFFFFF)),
+    ("dtype", F, layer(0, "B", 33, 12)),
+    ("compression", F, layer(0, "B", 34, 4)),
+    ("compressed bytes are not blocks", F, layer(0, "B", 34, 1)),
+    ("count", F, layer(0, "I", 40, 8)),
+    ("count 0", F, layer(0, "I", 40, 0)),
+    ("importance nan", F, layer(0, "f", 28, NAN)),
+    ("importance inf", F, layer(0, "f", 28, INF)),
+    ("importance negative", F, layer(0, "f", 28, -1.0)),
+    ("reserved", F, layer(0, "B", 35, 1)),
+    ("a template of a layer", F, layer(1, "I", 44, 1)),
+    ("a role that nobody knows", U, layer(0, "B", 32, 4)),
+    ("two embeddings", F, layer(0, "B", 32, 0)),
+    ("no final unit", F, layer(2, "B", 32, 3)),
+    ("layer of the file's number", F, layer(0, "H", 36, 2)),
+    ("layers descend", F, layer(1, "H", 36, 0)),
+    ("an expert number of a layer", F, layer(1, "H", 38, 1)),
 ]  # fmt: skip
 
 
@@ -282,11 +310,7 @@ TENSOR_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("free type before the router bias", U, tensor(1, "I", 4, 43)),
     ("free type behind the shared gate", U, tensor(1, "I", 4, 47)),
     ("last free type", U, tensor(1, "I", 4, 65)),
-    (
-        "experts that no layer has",
-        F,
-        lambda d: struct.pack_into("<4sI", d, entry_at(d, b"NEWS"), b"EXPT", 1),
-    ),
+    ("experts that no layer has", F, lambda d: grow(d, b"UNIT", units_with_an_expert(d))),
     ("type behind the last", U, tensor(1, "I", 4, 69)),
     ("head bias in a layer", F, tensor(1, "I", 4, 66)),
     ("an outlier table in tiles", F, tensor(2, "I", 4, 29)),
@@ -357,16 +381,16 @@ ARCH_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
 
 
 UNIT_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
-    ("header type", F, unit(b"EMBD", 0, 26)),
-    ("header rows", F, unit(b"EMBD", 4, 21)),
-    ("header dtype", F, unit(b"EMBD", 12, 3)),
-    ("header dtype of the file, which is another", F, unit(b"EMBD", 12, 0xFF)),
-    ("header layout", F, unit(b"EMBD", 13, 0)),
-    ("header index", F, unit(b"FINL", 14, 1)),
-    ("header reserved", F, unit(b"EMBD", 63, 1)),
+    ("header type", F, unit(0, 0, 26)),
+    ("header rows", F, unit(0, 4, 21)),
+    ("header dtype", F, unit(0, 12, 3)),
+    ("header dtype of the file, which is another", F, unit(0, 12, 0xFF)),
+    ("header layout", F, unit(0, 13, 0)),
+    ("header index", F, unit(3, 14, 1)),
+    ("header reserved", F, unit(0, 63, 1)),
     ("layer header", F, first_layer(8, 9)),
     ("vector padding", F, first_layer(96, 1)),
-    ("band", F, unit(b"EMBD", 64 + 1500, 7)),
+    ("band", F, unit(0, 64 + 1500, 7)),
     ("band checksum", F, inside(b"EBND", "I", 4, 1)),
     ("padding between extents", F, lambda d: struct.pack_into("<B", d, 4000, 1)),
 ]
@@ -385,6 +409,6 @@ ATTACKS = [
 PACKED_ATTACKS: list[Change] = [
     block("I", 0, 0), block("I", 0, 0xFFFFFFFF), block("I", 4, 0), block("I", 4, 0xFFFFFFFF),
     block("I", 4, 4735), block("I", 4, 4737), block("II", 0, 10, 10), block("12s", 8, b"\xff"),
-    layer(0, "I", 8, 7), layer(0, "I", 8, 60), layer(0, "I", 8, 200), layer(0, "I", 12, 4800),
-    layer(0, "I", 12, 4672), layer(0, "I", 12, 0xFFFFFFFF), layer(0, "B", 17, 0),
+    layer(0, "Q", 8, 7), layer(0, "Q", 8, 60), layer(0, "Q", 8, 200), layer(0, "Q", 16, 4800),
+    layer(0, "Q", 16, 4672), layer(0, "Q", 16, 0xFFFFFFFF), layer(0, "B", 34, 0),
 ]  # fmt: skip

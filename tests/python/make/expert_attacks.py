@@ -1,12 +1,24 @@
-"""A small file with experts, and changes of KIND, EXPT and TENS that each must be refused."""
+"""A small file with experts, and changes of KIND, UNIT and TENS that each must be refused."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
-import struct
 from dataclasses import replace
 
-from make.attacks import NAN, Change, F, build, drop, entry, f32, grow, inside, section_at, u32
+from make.attacks import (
+    NAN,
+    UNIT_BYTES,
+    Change,
+    F,
+    build,
+    entry,
+    f32,
+    grow,
+    inside,
+    section_at,
+    u32,
+    unit_at,
+)
 from make.kind_attacks import PLAIN_KIND, kind
 from qsf.errors import QsfError
 from qsf.file.kinds import ExpertScore, ExpertWeights
@@ -23,8 +35,8 @@ FIRST_TENSOR = 21  # in TENS; experts 0, 2, 4 and 6 have four each there
 
 
 def expert(i: int, fmt: str, at: int, value: object) -> Change:
-    """Return a change of the i-th entry of EXPT."""
-    return inside(b"EXPT", fmt, 32 * i + at, value)
+    """Return a change of the entry of the i-th expert in UNIT."""
+    return inside(b"UNIT", fmt, UNIT_BYTES * (FIRST_UNIT + i) + at, value)
 
 
 def tensor(i: int, fmt: str, at: int, value: object) -> Change:
@@ -33,11 +45,13 @@ def tensor(i: int, fmt: str, at: int, value: object) -> Change:
 
 
 def entries(first: int, end: int) -> Change:
-    """Return a change that leaves only some entries of EXPT."""
+    """Return a change that leaves only some of the experts in UNIT."""
 
     def change(d: bytearray) -> None:
-        at = section_at(d, b"EXPT")
-        grow(d, b"EXPT", bytes(d[at + 32 * first : at + 32 * end]))
+        at = section_at(d, b"UNIT")
+        index = bytes(d[at : at + UNIT_BYTES * FIRST_UNIT])
+        at += len(index)
+        grow(d, b"UNIT", index + bytes(d[at + UNIT_BYTES * first : at + UNIT_BYTES * end]))
 
     return change
 
@@ -46,8 +60,7 @@ def off_of(i: int, other: int, behind: int) -> Change:
     """Return a change that moves an expert to another one, or to so many bytes behind it."""
 
     def change(d: bytearray) -> None:
-        (off,) = struct.unpack_from("<Q", d, section_at(d, b"EXPT") + 32 * other)
-        expert(i, "Q", 0, off + behind)(d)
+        expert(i, "Q", 0, unit_at(d, FIRST_UNIT + other) + behind)(d)
 
     return change
 
@@ -62,8 +75,8 @@ CHOSEN = u32(81, 2) + u32(82, 6)
 EXPERT_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("kind: experts 0", F, kind(u32(80, 0))),
     ("kind: 1025 experts", F, kind(u32(80, 1025) + CHOSEN)),
-    ("kind: fewer experts than EXPT has", F, kind(b"")),
-    ("kind: more experts than EXPT has", F, kind(u32(80, 4) + CHOSEN)),
+    ("kind: fewer experts than UNIT has", F, kind(b"")),
+    ("kind: more experts than UNIT has", F, kind(u32(80, 4) + CHOSEN)),
     ("kind: none chosen", F, routed(u32(82, 6))),
     ("kind: chosen 0", F, routed(u32(81, 0), u32(82, 6))),
     ("kind: chosen 5 of 4", F, routed(u32(81, 5), u32(82, 6))),
@@ -84,35 +97,40 @@ EXPERT_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("kind: chosen beyond the kept groups", F,
      routed(u32(81, 3), u32(82, 6), u32(87, 2), u32(88, 1))),
     *((f"kind: key {k} without experts", F, kind(u32(k, 2))) for k in (81, 82, 83, 84, 87)),
-    ("no EXPT", F, drop(b"EXPT")),
-    ("EXPT: half an entry", F, entry(b"EXPT", "Q", 16, 32 * N_EXPERTS - 16)),
-    ("EXPT: one is missing", F, entries(0, N_EXPERTS - 1)),
-    ("EXPT: the first is missing", F, entries(1, N_EXPERTS)),
-    ("EXPT: 65537 entries", F, lambda d: grow(d, b"EXPT", bytes(32 * 65537))),
-    ("EXPT: unaligned", F, off_of(1, 1, 64)),
-    ("EXPT: outside", F, expert(6, "Q", 0, 1 << 40)),
-    ("EXPT: wraps", F, expert(6, "Q", 0, (1 << 64) - 4096)),
-    ("EXPT: the same place", F, off_of(1, 0, 0)),
-    ("EXPT: descends", F, off_of(2, 1, -4096)),
-    ("EXPT: in the layer", F, off_of(0, 0, -4096)),
-    ("EXPT: in the header", F, expert(0, "Q", 0, 0)),
-    ("EXPT: stored 0", F, expert(0, "I", 8, 0)),
-    ("EXPT: raw 0", F, expert(0, "I", 12, 0)),
-    ("EXPT: stored is not raw", F, expert(0, "I", 12, 64)),
-    ("EXPT: quantisation type", F, expert(0, "B", 16, 12)),
-    ("EXPT: another type than its template", F, expert(1, "B", 16, 6)),
-    ("EXPT: compression", F, expert(0, "B", 17, 1)),
-    ("EXPT: compression 4", F, expert(0, "B", 17, 4)),
-    ("EXPT: tensors", F, expert(0, "H", 18, 3)),
-    ("EXPT: other tensors than its template", F, expert(1, "H", 18, 3)),
-    ("EXPT: importance nan", F, expert(0, "f", 24, NAN)),
-    ("EXPT: importance negative", F, expert(0, "f", 24, -1.0)),
-    ("EXPT: a later template", F, expert(0, "I", 28, 2)),
-    ("EXPT: a template of no entries", F, expert(3, "I", 28, 1)),
-    ("EXPT: a template of another size", F, expert(3, "I", 28, 2)),
-    ("EXPT: a template of its own without entries", F, expert(1, "I", 28, 1)),
-    ("EXPT: entries without a template", F, expert(4, "I", 28, 0)),
-    ("EXPT: template behind all", F, expert(0, "I", 28, 0xFFFFFFFF)),
+    ("UNIT: no experts", F, entries(0, 0)),
+    ("UNIT: half an entry", F, entry(b"UNIT", "Q", 16, UNIT_BYTES * (FIRST_UNIT + N_EXPERTS) - 24)),
+    ("UNIT: one is missing", F, entries(0, N_EXPERTS - 1)),
+    ("UNIT: the first is missing", F, entries(1, N_EXPERTS)),
+    ("UNIT: 65537 entries", F, lambda d: grow(d, b"UNIT", bytes(UNIT_BYTES * 65537))),
+    ("UNIT: of a layer that is none", F, expert(6, "H", 36, 2)),
+    ("UNIT: of the layer before", F, expert(4, "H", 36, 0)),
+    ("UNIT: an expert number of another", F, expert(5, "H", 38, 2)),
+    ("UNIT: an expert number is left out", F, expert(6, "H", 38, 3)),
+    ("UNIT: template of a layer", F, expert(0, "I", 44, 1)),
+    ("UNIT: unaligned", F, off_of(1, 1, 64)),
+    ("UNIT: outside", F, expert(6, "Q", 0, 1 << 40)),
+    ("UNIT: wraps", F, expert(6, "Q", 0, (1 << 64) - 4096)),
+    ("UNIT: the same place", F, off_of(1, 0, 0)),
+    ("UNIT: descends", F, off_of(2, 1, -4096)),
+    ("UNIT: in the layer", F, off_of(0, 0, -4096)),
+    ("UNIT: in the header", F, expert(0, "Q", 0, 0)),
+    ("UNIT: stored 0", F, expert(0, "Q", 8, 0)),
+    ("UNIT: raw 0", F, expert(0, "Q", 16, 0)),
+    ("UNIT: stored is not raw", F, expert(0, "Q", 16, 64)),
+    ("UNIT: quantisation type", F, expert(0, "B", 33, 12)),
+    ("UNIT: another type than its template", F, expert(1, "B", 33, 6)),
+    ("UNIT: compression", F, expert(0, "B", 34, 1)),
+    ("UNIT: compression 4", F, expert(0, "B", 34, 4)),
+    ("UNIT: tensors", F, expert(0, "I", 40, 3)),
+    ("UNIT: other tensors than its template", F, expert(1, "I", 40, 3)),
+    ("UNIT: importance nan", F, expert(0, "f", 28, NAN)),
+    ("UNIT: importance negative", F, expert(0, "f", 28, -1.0)),
+    ("UNIT: a later template", F, expert(0, "I", 44, FIRST_UNIT + 2)),
+    ("UNIT: a template of no entries", F, expert(3, "I", 44, FIRST_UNIT + 1)),
+    ("UNIT: a template of another size", F, expert(3, "I", 44, FIRST_UNIT + 2)),
+    ("UNIT: a template of its own without entries", F, expert(1, "I", 44, FIRST_UNIT + 1)),
+    ("UNIT: entries without a template", F, expert(4, "I", 44, FIRST_UNIT)),
+    ("UNIT: template behind all", F, expert(0, "I", 44, 0xFFFFFFFF)),
     ("TENS: of an expert that has a template", F, tensor(0, "I", 0, FIRST_UNIT + 1)),
     ("TENS: behind the experts", F, tensor(15, "I", 0, FIRST_UNIT + N_EXPERTS)),
     ("TENS: final norm in an expert", F, tensor(0, "I", 4, 27)),

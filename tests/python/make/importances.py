@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from qsf.file.layout import Compression
+from qsf.file.layout import EMBEDDING_UNIT, FINAL_UNIT, Compression, Role, layer_unit
 from qsf.file.reader import Reader
 from qsf.file.writer import Writer
 
@@ -24,21 +24,23 @@ def rewrite(
     """Copy ``source`` to ``out``; ``importances`` [n_layers], layers of ``without`` left out."""
     with Reader(source) as reader:
         n_layers = reader.header.n_layers
-        kept = [0, *(i + 1 for i in range(n_layers) if i not in without), n_layers + 1]
-        header = replace(reader.header, n_layers=len(kept) - 2)
+        kept = [layer for layer in range(n_layers) if layer not in without]
+        header = replace(reader.header, n_layers=len(kept))
+        units = [(EMBEDDING_UNIT, reader.embedding)]
+        units += [(layer_unit(i), reader.layers[layer]) for i, layer in enumerate(kept)]
+        units += [(FINAL_UNIT, reader.final)]
         with Writer(out, header, reader.arch) as writer:
-            for new_idx, unit_idx in enumerate(kept):
-                unit = reader.unit(unit_idx)
+            for new_id, unit in units:
                 importance = unit.importance
-                if importances is not None and 1 <= unit_idx <= n_layers:
-                    importance = importances[unit_idx - 1]
+                if importances is not None and unit.id.role == Role.LAYER:
+                    importance = importances[unit.id.layer]
                 writer.begin_unit(
-                    new_idx,
+                    new_id,
                     dtype=unit.dtype,
                     compression=Compression(unit.compression),
                     importance=importance,
                 )
-                for tensor in (t for t in reader.tensors if t.unit_idx == unit_idx):
+                for tensor in unit.tensors:
                     writer.begin_tensor(
                         tensor.type,
                         tensor.n_rows,

@@ -25,6 +25,8 @@ from qsf.file.kinds import (
     RopeSet,
 )
 from qsf.file.layout import (
+    EMBEDDING_UNIT,
+    FINAL_UNIT,
     Activation,
     Arch,
     Architecture,
@@ -33,7 +35,10 @@ from qsf.file.layout import (
     Layout,
     Norm,
     Positions,
+    Role,
     TensorType,
+    UnitId,
+    layer_unit,
 )
 from qsf.file.units import expert_shapes, unit_order, unit_shapes
 from qsf.file.writer import Writer
@@ -160,33 +165,34 @@ def write_model(
         rope_theta=10000.0, bos_id=1, eos_id=2, pad_id=None,
     )  # fmt: skip
     with Writer(path, header, arch, layer_kinds=kinds, rope_sets=rope_sets) as w:
-        for unit_idx in range(len(layers) + 2):
-            order = unit_order(unit_idx, len(layers), is_tied=arch.tied_head)
-            is_layer = 1 <= unit_idx <= len(layers)
-            types = layers[unit_idx - 1].types() if is_layer else set(order)
+        ids = [EMBEDDING_UNIT, *map(layer_unit, range(len(layers))), FINAL_UNIT]
+        for n, unit in enumerate(ids, 1):
+            order = unit_order(unit.role, is_tied=arch.tied_head)
+            is_layer = unit.role == Role.LAYER
+            types = layers[unit.layer].types() if is_layer else set(order)
             if not is_layer and norm == Norm.RMS:
                 types -= {T.FINAL_NORM_BIAS}
-            w.begin_unit(unit_idx, dtype=dtype, importance=0.1 * (unit_idx + 1))
-            shapes = unit_shapes(header, kinds, unit_idx)
+            w.begin_unit(unit, dtype=dtype, importance=0.1 * n)
+            shapes = unit_shapes(header, kinds, unit)
             for type in order:
                 if type not in types:
                     continue
                 _write_tensor(w, rng, type, shapes[type], dtype)
             w.end_unit()
             if is_layer:
-                _write_experts(w, rng, layers[unit_idx - 1], unit_idx - 1, dtype)
+                _write_experts(w, rng, layers[unit.layer], unit, dtype)
     return path
 
 
 def _write_experts(
-    w: Writer, rng: np.random.Generator, layer: Layer, layer_idx: int, dtype: Dtype
+    w: Writer, rng: np.random.Generator, layer: Layer, unit: UnitId, dtype: Dtype
 ) -> None:
     """Write the experts of a layer; every third has 8 bits, so that there are two templates."""
     for i in range(layer.kind.n_experts):
         of_expert = Dtype.Q8 if i % 3 == 2 and dtype is Dtype.Q4 else dtype
         shapes = expert_shapes(w.header, layer.kind)
-        w.begin_expert(layer_idx, i, dtype=of_expert, importance=i / 10)
-        for type in unit_order(w.header.n_layers + 2, w.header.n_layers, is_tied=False):
+        w.begin_unit(unit.of_expert(i), dtype=of_expert, importance=i / 10)
+        for type in unit_order(Role.EXPERT, is_tied=False):
             if type not in EXPERT_BIASES or type in layer.of_experts:
                 _write_tensor(w, rng, type, shapes[type], of_expert)
         w.end_unit()

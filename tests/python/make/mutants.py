@@ -138,13 +138,10 @@ def _tokenizer(rng: random.Random, data: bytes) -> bytes:
 # How a stranger changes each section. tools/lint_c.py compares the tags with docs/format.md and
 # with the readers in C and Python: a section without a case here fails the lint.
 SECTIONS: dict[str, Callable[[random.Random, bytes], bytes]] = {
-    "LAYR": _bytes,
-    "EMBD": _bytes,
-    "FINL": _bytes,
+    "UNIT": _bytes,
     "ARCH": _bytes,
     "KIND": _bytes,
     "ROPE": _bytes,
-    "EXPT": _bytes,
     "TENS": _bytes,
     "EBND": _bytes,
     "WPOS": _bytes,

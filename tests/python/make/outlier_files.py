@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from qsf.file.kinds import LayerKind, RopeSet
-from qsf.file.layout import OUTLIERS_OF, Compression, Dtype, Layout, Tensor
+from qsf.file.layout import OUTLIERS_OF, Compression, Dtype, Layout, Role, Tensor
 from qsf.file.reader import Reader
 from qsf.file.units import unit_order
 from qsf.file.writer import Writer
@@ -73,9 +73,9 @@ def add_outliers(
         ) as w,
     ):  # fmt: skip
         for u in r.units:
-            is_layer = 0 < u.idx <= r.header.n_layers
+            is_layer = u.id.role == Role.LAYER
             packing = u.compression if compression is None or not is_layer else compression
-            w.begin_unit(u.idx, dtype=u.dtype, compression=packing, importance=u.importance)
+            w.begin_unit(u.id, dtype=u.dtype, compression=packing, importance=u.importance)
             tensors = [
                 (_fields(t, t.type, t.dtype, t.layout), 0, r.read_tensor(t)) for t in u.tensors
             ]
@@ -86,7 +86,7 @@ def add_outliers(
                     kind = OUTLIERS_OF[t.type]
                     tensors.append((_fields(t, kind, Dtype.F16, Layout.OUTLIERS), n, data))
                     chosen[u.idx, t.type] = entries
-            order = unit_order(u.idx, r.header.n_layers, is_tied=r.arch.tied_head)
+            order = unit_order(u.id.role, is_tied=r.arch.tied_head)
             for fields, n, data in sorted(tensors, key=lambda t: order.index(t[0][0])):
                 w.begin_tensor(*fields, n)
                 w.write(data)

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from qsf.file.kinds import LayerKind, RopeSet
 from qsf.file.layout import (
+    EMBEDDING_UNIT,
+    FINAL_UNIT,
+    UNIT_ENTRY,
     Activation,
     Arch,
     Architecture,
@@ -21,6 +24,8 @@ from qsf.file.layout import (
     Norm,
     Positions,
     TensorType,
+    UnitId,
+    layer_unit,
     tensor_bytes,
 )
 from qsf.file.writer import Writer
@@ -104,32 +109,36 @@ def write_tiny(
     sections: dict[str, bytes] | None = None,
     layer_kinds: Sequence[LayerKind] = (),
     rope_sets: Sequence[RopeSet] = (),
-) -> dict[tuple[int, int], bytes]:
+) -> dict[tuple[UnitId, int], bytes]:
     """Write a small valid file; return every tensor's bytes by (unit, type)."""
     rng = random.Random(seed)
     h = tiny_header() if header is None else header
     a = Arch() if arch is None else arch
-    written: dict[tuple[int, int], bytes] = {}
+    written: dict[tuple[UnitId, int], bytes] = {}
 
-    def unit(idx: int, tensors: list[tuple[int, int, int, int, int]], packing: int) -> None:
-        w.begin_unit(idx, dtype=dtype, compression=packing, importance=0.5)
+    def unit(id: UnitId, tensors: list[tuple[int, int, int, int, int]], packing: int) -> None:
+        w.begin_unit(id, dtype=dtype, compression=packing, importance=0.5)
         for (kind, _), data in write_tensors(w, rng, tensors, is_dull=is_dull).items():
-            written[idx, kind] = data
+            written[id, kind] = data
         w.end_unit()
 
     with Writer(path, h, a, layer_kinds=layer_kinds, rope_sets=rope_sets) as w:
-        unit(0, [(T.EMBEDDING, h.n_vocab, h.dim, Dtype.Q8, Layout.TILES)], Compression.NONE)
+        unit(
+            EMBEDDING_UNIT,
+            [(T.EMBEDDING, h.n_vocab, h.dim, Dtype.Q8, Layout.TILES)],
+            Compression.NONE,
+        )
         for i in range(h.n_layers):
-            unit(i + 1, layer_tensors(h, dtype), compression)
+            unit(layer_unit(i), layer_tensors(h, dtype), compression)
             for e in range(layer_kinds[i].n_experts if layer_kinds else 0):
                 of_expert = dtype if e % 3 < 2 else Dtype.Q8  # several templates in a layer
-                w.begin_expert(i, e, dtype=of_expert, importance=0.1 * e)
+                w.begin_unit(layer_unit(i).of_expert(e), dtype=of_expert, importance=0.1 * e)
                 write_tensors(w, rng, expert_tensors(h, layer_kinds[i], of_expert))
                 w.end_unit()
         final = [(int(T.FINAL_NORM), 1, h.dim, int(Dtype.F32), int(Layout.VECTOR))]
         if not a.tied_head:
             final.append((T.HEAD, h.n_vocab, h.dim, Dtype.Q8, Layout.TILES))
-        unit(h.n_layers + 1, final, Compression.NONE)
+        unit(FINAL_UNIT, final, Compression.NONE)
         if h.positions == Positions.LEARNED:
             w.add_section("WPOS", rng.randbytes(h.max_tokens * h.dim * 2))
         for tag, data in (sections or {}).items():
@@ -152,14 +161,14 @@ def repair(data: bytes | bytearray) -> bytes:
     if directory_off + 32 * n_sections <= len(d):
         entries = range(directory_off, directory_off + 32 * n_sections, 32)
         for at in entries:
-            if bytes(d[at : at + 4]) in (b"LAYR", b"EXPT"):
-                _repair_layers(d, *struct.unpack_from("<QQ", d, at + 8))
+            if bytes(d[at : at + 4]) == b"UNIT":
+                _repair_units(d, *struct.unpack_from("<QQ", d, at + 8))
         for at in entries:
             off, n_bytes = struct.unpack_from("<QQ", d, at + 8)
             if off + n_bytes <= len(d):
                 crc32 = zlib.crc32(d[off : off + n_bytes])
                 struct.pack_into("<I", d, at + 24, crc32)
-                if d[at : at + 4] == b"LAYR":
+                if d[at : at + 4] == b"UNIT":
                     struct.pack_into("<I", d, 120, crc32)
         crc32 = zlib.crc32(d[directory_off : directory_off + 32 * n_sections])
         struct.pack_into("<I", d, 112, crc32)
@@ -168,11 +177,11 @@ def repair(data: bytes | bytearray) -> bytes:
     return bytes(d)
 
 
-def _repair_layers(d: bytearray, off: int, n_bytes: int) -> None:
+def _repair_units(d: bytearray, off: int, n_bytes: int) -> None:
     if off + n_bytes > len(d):
         return
-    for at in range(off, off + n_bytes - 31, 32):
-        layer_off, stored_bytes = struct.unpack_from("<QI", d, at)
-        if layer_off + stored_bytes <= len(d):
-            crc32 = zlib.crc32(d[layer_off : layer_off + stored_bytes])
-            struct.pack_into("<I", d, at + 20, crc32)
+    for at in range(off, off + n_bytes - UNIT_ENTRY.size + 1, UNIT_ENTRY.size):
+        unit_off, stored_bytes = struct.unpack_from("<QQ", d, at)
+        if unit_off + stored_bytes <= len(d):
+            crc32 = zlib.crc32(d[unit_off : unit_off + stored_bytes])
+            struct.pack_into("<I", d, at + 24, crc32)

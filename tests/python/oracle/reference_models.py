@@ -338,14 +338,15 @@ def load_qsf(path: Path, context: int = 0) -> Model:
 
 def _tensors_of(reader: Reader) -> Iterator[tuple[str, Unit, Tensor]]:
     """All tensors, with what their names begin with and the unit that holds their data."""
-    n_layers = reader.header.n_layers
+    from qsf.file.layout import Role
+
     for unit in reader.units:
-        at = f"layer.{unit.idx - 1}." if 1 <= unit.idx <= n_layers else ""
+        layer = f"layer.{unit.id.layer}."
+        at = {
+            Role.LAYER: layer,
+            Role.EXPERT: f"{layer}expert.{unit.id.expert}.",
+        }.get(unit.id.role, "")
         yield from ((at, unit, tensor) for tensor in unit.tensors)
-    for layer in range(n_layers):
-        for expert, unit in enumerate(reader.experts_of(layer)):
-            at = f"layer.{layer}.expert.{expert}."
-            yield from ((at, unit, tensor) for tensor in unit.tensors)
 
 
 def _routing_of(kind: LayerKind) -> Routing | None:
