@@ -72,6 +72,20 @@ def _check_unicode(value: object) -> None:
             stack += part.values()
 
 
+class Probe(dict[str, Any]):
+    """An object of a request that also keeps what its reader takes: for /openapi.json.
+
+    Attributes:
+        taken: by name the kind of a field, its JSON type, what was taken of an object, or None
+            where the reader looks at the value itself.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        """Take the values."""
+        super().__init__(values)
+        self.taken: dict[str, Kind | type | Probe | None] = {}
+
+
 class Fields:
     """The fields of one object of a request. A field that is null is absent."""
 
@@ -79,6 +93,7 @@ class Fields:
         """Take the object; ``place`` is what errors put before the names, such as "stream."."""
         self._values = {name: value for name, value in values.items() if value is not None}
         self._place = place
+        self._probe = values if isinstance(values, Probe) else Probe({})
         self._taken: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
@@ -91,12 +106,16 @@ class Fields:
 
     def raw(self, name: str) -> Any:
         """Return a field as it is; None: absent."""
+        return self._get(name, None)
+
+    def _get(self, name: str, kind: Kind | type | None) -> Any:
         self._taken.add(name)
+        self._probe.taken.setdefault(name, kind)
         return self._values.get(name)
 
     def take(self, name: str, kind: Kind, default: Any = None) -> Any:
         """Return a field that is of ``kind``. Raises Problem with the value and the range."""
-        value = self.raw(name)
+        value = self._get(name, kind)
         if value is None:
             return default
         if not kind.is_valid(value):
@@ -106,7 +125,7 @@ class Fields:
         return value
 
     def _of(self, name: str, kind: type, default: Any) -> Any:
-        value = self.raw(name)
+        value = self._get(name, kind)
         if value is None:
             return default
         if not isinstance(value, kind):
@@ -135,7 +154,9 @@ class Fields:
 
     def object(self, name: str) -> Fields:
         """Return a field that is an object; absent: an empty one."""
-        return Fields(self._of(name, dict, {}), f"{self.name(name)}.")
+        inner = Fields(self._of(name, dict, {}), f"{self.name(name)}.")
+        self._probe.taken[name] = inner._probe
+        return inner
 
     def mapping(self, name: str, most: int) -> dict[str, Any]:
         """Return a field that is an object, as it is."""
@@ -155,7 +176,8 @@ class Fields:
         What is false, empty or 0 asks for nothing.
         """
         for name, why in names.items():
-            if self.raw(name):
+            self._taken.add(name)
+            if self._values.get(name):
                 name = self.name(name)
                 raise invalid(name, f"{name} is not supported: {why}", "unsupported_parameter")
 

@@ -43,13 +43,15 @@ def read_form(fields: Fields, formats: Fields, name: str) -> AnswerForm | None:
         raise invalid(name, f"{name}.type must be text, json_object or json_schema, not {kind!r}")
     outputs = fields.object("structured_outputs")
     for one in KINDS:
-        if one in outputs:
-            asked.append(AnswerForm(one, outputs.raw(one), outputs.name(one)))
+        value = outputs.raw(one)
+        if value is not None:
+            asked.append(AnswerForm(one, value, outputs.name(one)))
     outputs_rest: Sequence[str] = outputs.rest()
     if outputs_rest:
         raise invalid(outputs_rest[0], f"{outputs_rest[0]} is not known", "unsupported_parameter")
-    if "grammar" in fields:
-        asked.append(AnswerForm("grammar", fields.raw("grammar"), "grammar"))
+    grammar = fields.raw("grammar")
+    if grammar is not None:
+        asked.append(AnswerForm("grammar", grammar, "grammar"))
     if len(asked) > 1:
         names = " and ".join(form.place for form in asked)
         raise invalid(asked[0].place, f"{names} are both given: an answer has one form")

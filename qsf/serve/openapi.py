@@ -1,27 +1,21 @@
 """The description of the API at ``/openapi.json``: OpenAPI 3.1.
 
-Limits of numbers come from the tables that requests are checked by. What follows from the model
+What a request may have is what its reader takes: it is run once and asked (`Probe`). What a reader
+looks at by itself, such as messages, and what answers have stands here. What follows from the model
 (which token ids there are, how many fit) a schema cannot say: such requests get a 400.
 """
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
-from qsf.options import Kind, Number, Texts, Whole
-from qsf.serve.asked import (
-    BIAS,
-    MAX_BIASES,
-    MAX_MESSAGES,
-    MAX_STOPS,
-    MAX_TOP,
-    MOST_CHOICES,
-    PENALTY,
-    SAMPLING,
-    SEED,
-)
+from qsf.options import Keywords, Kind, Number, Texts, Whole
+from qsf.serve import anthropic, openai, responses, text_api
+from qsf.serve.asked import BIAS, MAX_BIASES, MAX_MESSAGES, MAX_STOPS, Serving
+from qsf.serve.fields import Probe
 from qsf.serve.openai import MAX_PROMPTS
 from qsf.serve.tools import MAX_TOOLS
 
@@ -31,10 +25,19 @@ _TEXT: Schema = {"type": "string"}
 _FLAG: Schema = {"type": "boolean"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _OBJECT: Schema = {"type": "object"}
-_POSITIVE = Whole(1)
+_TYPES: Mapping[type, Schema] = {bool: _FLAG, str: _TEXT, dict: _OBJECT, list: {"type": "array"}}
 
 
-def _schema(kind: Kind) -> Schema:
+def _schema(kind: Kind | type | Probe | None) -> Schema:
+    """Return the schema of what a reader takes; of None anything."""
+    if kind is None:
+        return {}
+    if isinstance(kind, Probe):
+        return _object(**{name: _schema(inner) for name, inner in kind.taken.items()})
+    if isinstance(kind, type):
+        return _TYPES[kind]
+    if isinstance(kind, Keywords):
+        return _OBJECT
     if isinstance(kind, Whole):
         return {"type": "integer", "minimum": kind.least, "maximum": kind.most}
     if isinstance(kind, Number):
@@ -68,36 +71,6 @@ def _ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-_BIASES: Schema = {
-    "type": "object",
-    "maxProperties": MAX_BIASES,
-    "propertyNames": {"pattern": "^[0-9]{1,9}$"},
-    "additionalProperties": _schema(BIAS),
-}
-_SAMPLING: Mapping[str, Schema] = {
-    **{name: _schema(SAMPLING[name]) for name in ("temperature", "top_k", "min_p")},
-    "repetition_penalty": _schema(SAMPLING["repetition_penalty"]),
-    "top_p": _schema(Number(0, 1)),
-    "seed": _schema(SEED),
-    "presence_penalty": _schema(PENALTY),
-    "frequency_penalty": _schema(PENALTY),
-    "logit_bias": _BIASES,
-    "model": _TEXT,
-    "stream": _FLAG,
-}
-_COMPLETIONS: Mapping[str, Schema] = {
-    **_SAMPLING,
-    "n": _schema(MOST_CHOICES),
-    "stop": _schema(Texts()),
-    "stream_options": _object(include_usage=_FLAG),
-    "ignore_eos": _FLAG,
-    "cache_salt": _TEXT,
-    "return_progress": _FLAG,
-    "sse_ping": _FLAG,
-    "response_format": _object(type=_words("text", "json_object", "json_schema")),
-    "structured_outputs": _OBJECT,
-    "grammar": _TEXT,
-}
 _PART: Schema = {"anyOf": [_TEXT, {**_OBJECT, "properties": {"text": _TEXT}, "required": ["text"]}]}
 _MESSAGE = _object(
     "role content",
@@ -108,12 +81,88 @@ _MESSAGE = _object(
 )
 _IDS = _list({"type": "integer", "minimum": 0})
 _MESSAGES = _list(_ref("Message"), MAX_MESSAGES, 1)
-_TOOLS: Mapping[str, Schema] = {
+_OBJECTS = _list(_OBJECT, MAX_MESSAGES, 1)
+_ANSWER_FORM = _object(type=_words("text", "json_object", "json_schema"))
+
+# By path: the reader, the fields without which there is no request, and of the fields that are
+# looked at beside `Fields` what they may be.
+_SHAPES: Mapping[str, Schema] = {
+    "logit_bias": {
+        "type": "object",
+        "maxProperties": MAX_BIASES,
+        "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+        "additionalProperties": _schema(BIAS),
+    },
+    "grammar": _TEXT,
+    "messages": _MESSAGES,
+    "modalities": _list(_words("text")),
+    "response_format": _ANSWER_FORM,
+    "text": _object(format=_ANSWER_FORM),
     "tools": _list(_ref("Tool"), MAX_TOOLS),
     "tool_choice": {"anyOf": [_TEXT, _OBJECT]},
-    "parallel_tool_calls": _FLAG,
+    "tokens": _IDS,
+    "truncation": _words("disabled"),
 }
-_TEMPLATE: Mapping[str, Schema] = {"chat_template_kwargs": _OBJECT, "tools": _TOOLS["tools"]}
+_OTHER_TOOLS = {"tools": _list(_OBJECT, MAX_TOOLS)}
+_ANTHROPIC: Mapping[str, Schema] = {
+    "messages": _OBJECTS,
+    "system": {"anyOf": [_TEXT, _list(_PART)]},
+    "stop_sequences": _list({"type": "string", "minLength": 1}, MAX_STOPS),
+    "thinking": _object(type=_words("disabled")),
+    "tool_choice": _object(type=_TEXT, name=_TEXT, disable_parallel_tool_use=_FLAG),
+    **_OTHER_TOOLS,
+}
+_PROMPT = {"anyOf": [_TEXT, _IDS, _list(_TEXT, MAX_PROMPTS), _list(_IDS, MAX_PROMPTS)]}
+_COMPLETION: Mapping[str, Schema] = {
+    "prompt": _PROMPT,
+    "suffix": {"type": "string", "maxLength": 0},
+    "tools": _list(_OBJECT, 0),
+}
+_INPUT = {"anyOf": [_TEXT, _OBJECTS]}
+_Reader = Callable[[dict[str, Any], Serving], object]
+_REQUESTS: Mapping[str, tuple[_Reader, str, Mapping[str, Schema]]] = {
+    "/v1/chat/completions": (openai.read_chat, "messages", {}),
+    "/chat/completions": (openai.read_chat, "messages", {}),
+    "/v1/completions": (openai.read_completion, "prompt", _COMPLETION),
+    "/completions": (openai.read_completion, "prompt", _COMPLETION),
+    "/v1/responses": (responses.read, "input", {"input": _INPUT, **_OTHER_TOOLS}),
+    "/v1/messages": (anthropic.read, "messages max_tokens", _ANTHROPIC),
+    "/v1/messages/count_tokens": (anthropic.count_tokens, "messages", _ANTHROPIC),
+    "/tokenize": (text_api.tokenize, "", {"prompt": _TEXT}),
+    "/detokenize": (text_api.detokenize, "tokens", {}),
+    "/apply-template": (text_api.apply_template, "messages", {}),
+}
+# What each field has that a request must have, and what stands for the model that readers ask.
+_EXAMPLES: Mapping[str, Any] = {
+    "messages": [{"role": "user", "content": "a"}],
+    "prompt": "a",
+    "input": "a",
+    "max_tokens": 1,
+    "tokens": [0],
+    "content": "a",
+}
+_MOST = 1 << 31
+_MODEL: Any = SimpleNamespace(
+    info=SimpleNamespace(n_vocab=_MOST, plan=SimpleNamespace(ctx_tokens=_MOST)),
+    chat_template=SimpleNamespace(is_plain=True, render=lambda *_, **__: ""),
+    tokenizer=SimpleNamespace(encode=lambda *_, **__: [0], decode=lambda *_: ""),
+    chat_tokens=lambda *_: [0],
+    sampling_params=lambda **_: None,
+)
+
+
+def _request(path: str) -> Schema:
+    """Return the schema of the body that the reader of a path takes."""
+    read, required, shapes = _REQUESTS[path]
+    known = {**_SHAPES, **shapes}
+    properties: dict[str, Schema] = {}
+    for names in [required.split()] if required else (["content"], ["messages"]):
+        body = Probe({name: _EXAMPLES[name] for name in names})
+        read(body, Serving(_MODEL, "", "", 1))
+        properties |= {name: known.get(name) or _schema(kind) for name, kind in body.taken.items()}
+    return _object(required, **properties)
+
+
 _CALLED = _object("name", name=_TEXT, arguments={"anyOf": [_TEXT, _OBJECT]})
 _CHOICE = _object(
     "index finish_reason",
@@ -129,7 +178,7 @@ _USAGE = _object(
     completion_tokens=_COUNT,
     total_tokens=_COUNT,
 )
-_MODEL = _object(
+_ENTRY = _object(
     "id object created owned_by meta",
     id=_TEXT,
     object=_TEXT,
@@ -156,7 +205,7 @@ SCHEMAS: Mapping[str, Schema] = {
             strict=_FLAG,
         ),
     ),
-    "Model": _MODEL,
+    "Model": _ENTRY,
     "Completion": _object(
         "id object created model choices usage timings",
         id=_TEXT,
@@ -170,72 +219,6 @@ SCHEMAS: Mapping[str, Schema] = {
     "Tokens": _object(
         "tokens count max_model_len", tokens=_list({}), count=_COUNT, max_model_len=_COUNT
     ),
-}
-
-_REQUESTS: Mapping[str, Schema] = {
-    "/v1/chat/completions": _object(
-        "messages",
-        messages=_MESSAGES,
-        max_tokens=_schema(_POSITIVE),
-        max_completion_tokens=_schema(_POSITIVE),
-        logprobs=_FLAG,
-        top_logprobs=_schema(Whole(0, MAX_TOP)),
-        reasoning_effort=_TEXT,
-        chat_template_kwargs=_OBJECT,
-        **_TOOLS,
-        **_COMPLETIONS,
-    ),
-    "/v1/completions": _object(
-        "prompt",
-        prompt={"anyOf": [_TEXT, _IDS, _list(_TEXT, MAX_PROMPTS), _list(_IDS, MAX_PROMPTS)]},
-        max_tokens=_schema(_POSITIVE),
-        logprobs=_schema(Whole(0, MAX_TOP)),
-        echo=_FLAG,
-        best_of=_schema(MOST_CHOICES),
-        **_COMPLETIONS,
-    ),
-    "/v1/responses": _object(
-        "input",
-        input={"anyOf": [_TEXT, _list(_OBJECT, MAX_MESSAGES, 1)]},
-        instructions=_TEXT,
-        max_output_tokens=_schema(_POSITIVE),
-        text=_object(format=_object(type=_words("text", "json_object", "json_schema"))),
-        tools=_list(_OBJECT, MAX_TOOLS),
-        tool_choice={"anyOf": [_TEXT, _OBJECT]},
-        parallel_tool_calls=_FLAG,
-        **_SAMPLING,
-    ),
-    "/v1/messages": _object(
-        "messages max_tokens",
-        messages=_list(_OBJECT, MAX_MESSAGES, 1),
-        max_tokens=_schema(_POSITIVE),
-        system={"anyOf": [_TEXT, _list(_PART)]},
-        stop_sequences=_list({"type": "string", "minLength": 1}, MAX_STOPS),
-        tools=_list(_OBJECT, MAX_TOOLS),
-        tool_choice=_object(type=_TEXT, name=_TEXT, disable_parallel_tool_use=_FLAG),
-        **_SAMPLING,
-    ),
-    "/v1/messages/count_tokens": _object(
-        "messages", messages=_list(_OBJECT, MAX_MESSAGES, 1), model=_TEXT
-    ),
-    "/tokenize": _object(
-        content=_TEXT,
-        prompt=_TEXT,
-        messages=_list(_ref("Message"), MAX_MESSAGES),
-        add_special=_FLAG,
-        with_pieces=_FLAG,
-        parse_special=_FLAG,
-        **_TEMPLATE,
-    ),
-    "/detokenize": _object("tokens", tokens=_IDS),
-    "/apply-template": _object(
-        "messages", messages=_MESSAGES, add_generation_prompt=_FLAG, **_TEMPLATE
-    ),
-}
-_REQUESTS = {
-    **_REQUESTS,
-    "/chat/completions": _REQUESTS["/v1/chat/completions"],
-    "/completions": _REQUESTS["/v1/completions"],
 }
 
 # Of each path and method: what it does, and what it answers. A text is the type of what is no JSON.
@@ -272,7 +255,7 @@ def describe(version: str, model: str) -> Schema:
     paths: dict[str, Schema] = {}
     for (method, path), (summary, answer) in _ANSWERS.items():
         content = {answer: {"schema": _TEXT}} if isinstance(answer, str) else _json(answer)
-        request = _REQUESTS.get(path)
+        request = _request(path) if path in _REQUESTS else None
         if request is not None and "stream" in request["properties"]:
             content["text/event-stream"] = {"schema": {}}
         error = {"description": "what is wrong", "content": _json(_ref("Error"))}

@@ -45,6 +45,21 @@ def test_limits_are_those_of_the_checks() -> None:
     assert fields["logprobs"]["anyOf"][0] == {"type": "integer", "minimum": 0, "maximum": 20}
 
 
+def test_all_that_readers_take_is_described() -> None:
+    paths = describe("1", "m")["paths"]
+
+    def fields(path: str) -> set[str]:
+        body = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        return set(body["properties"])
+
+    assert fields("/v1/chat/completions") >= {"n", "stop", "grammar", "logit_bias", "tool_choice"}
+    assert fields("/v1/completions") >= {"echo", "best_of", "suffix", "ignore_eos"}
+    assert fields("/v1/responses") >= {"input", "instructions", "reasoning", "text", "tools"}
+    assert fields("/v1/messages") >= {"system", "stop_sequences", "thinking", "top_k"}
+    assert fields("/tokenize") >= {"content", "prompt", "messages", "add_special_tokens"}
+    assert fields("/apply-template") >= {"add_generation_prompt", "chat_template_kwargs"}
+
+
 @pytest.mark.slow
 def test_schemathesis_finds_nothing(tiny_chat_8bit: Path, tmp_path: Path) -> None:
     pytest.importorskip("schemathesis")
