@@ -79,8 +79,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.__main__": frozenset({"qsf.shell"}),
     "qsf.report": frozenset({"qsf.errors", "qsf.file", "qsf.page", "qsf.shell"}),
     "qsf.find": frozenset({"qsf.errors", "qsf.file", "qsf.shell", "qsf.system"}),
-    "qsf.run": _MODEL | {"qsf.shell", "qsf.find"},
-    "qsf.serve": _MODEL | {"qsf.shell", "qsf.find", "qsf.run"},
+    "qsf.serve": _MODEL | {"qsf.shell", "qsf.find"},
     "qsf.inspect": frozenset({"qsf.errors", "qsf.file", "qsf.shell", "qsf.report"}),
     "qsf.evaluate": _MODEL | {"qsf.shell"},
     "qsf_converter.sources": _BASE | {"qsf_converter.text"},
@@ -97,7 +96,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"qsf.report", "qsf.shell", "qsf_converter.meta", "qsf_converter.writing"},
     "qsf_converter": frozenset({"qsf.report", "qsf_converter.request", "qsf_converter.convert"}),
     "qsf_converter.cli": _BASE | _CONVERTER | {"qsf.report", "qsf.shell", "qsf_converter.convert"},
-    "qsf.plan": _MODEL | {"qsf.shell", "qsf.find"},
+    "qsf.cli": _MODEL
+    | {"qsf.shell", "qsf.find", "qsf.serve", "qsf.inspect", "qsf.evaluate", "qsf.report"},
     "qsf.bench": frozenset({"qsf.shell"}),  # only the name of `qsf_bench`
     # A program on top of both packages, which makes the models that it measures.
     "qsf_bench.models": _BENCH_BASE,
@@ -117,7 +117,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("qsf.shell.entry", "qsf_converter.cli"): "the entry point of qsf-convert",
     ("qsf", "qsf_converter.convert"): "qsf.convert, which is loaded when somebody names it",
     (
-        "qsf.evaluate.cli",
+        "qsf.cli.evaluate",
         "qsf_converter.original.logits",
     ): "--against an original checkpoint, which only the converter can read",
 }

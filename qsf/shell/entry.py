@@ -44,7 +44,7 @@ def _one_blas_thread() -> None:
 
 def run() -> NoReturn:
     """Start ``qsf-run``."""
-    start("qsf.run.cli")
+    start("qsf.cli.run.main")
 
 
 def convert() -> NoReturn:
@@ -55,13 +55,13 @@ def convert() -> NoReturn:
 
 def inspect() -> NoReturn:
     """Start ``qsf-inspect``."""
-    start("qsf.inspect.cli")
+    start("qsf.cli.inspect")
 
 
 def evaluate() -> NoReturn:
     """Start ``qsf-eval``."""
     _one_blas_thread()
-    start("qsf.evaluate.cli")
+    start("qsf.cli.evaluate")
 
 
 def bench() -> NoReturn:
@@ -72,7 +72,7 @@ def bench() -> NoReturn:
 
 def serve() -> NoReturn:
     """Start ``qsf-serve``."""
-    start("qsf.serve.cli")
+    start("qsf.cli.serve")
 
 
 def chat() -> NoReturn:
@@ -83,22 +83,22 @@ def chat() -> NoReturn:
 
 def plan() -> NoReturn:
     """Start ``qsf plan``."""
-    start("qsf.plan.cli")
+    start("qsf.cli.plan")
 
 
 def show_models() -> NoReturn:
     """Start ``qsf list``."""
-    start("qsf.find.cli")
+    start("qsf.cli.models")
 
 
 def remove_models() -> NoReturn:
     """Start ``qsf rm``."""
-    start("qsf.find.cli", "remove_main")
+    start("qsf.cli.models", "remove_main")
 
 
 def sessions() -> NoReturn:
     """Start ``qsf sessions``."""
-    start("qsf.inspect.sessions")
+    start("qsf.cli.sessions")
 
 
 def complete() -> NoReturn:

@@ -16,10 +16,10 @@ import pytest
 
 import qsf
 from make.tiny_checkpoints import make_llama
+from qsf.cli.run import report
+from qsf.cli.run.main import main
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfIOError
 from qsf.native import binding, records
-from qsf.run import report
-from qsf.run.cli import main
 from qsf_converter import convert
 
 PROMPT = "Once upon a time"

@@ -26,12 +26,12 @@ asyncio cffi click concurrent ctypes difflib email ftplib http huggingface_hub j
 minijinja multiprocessing numpy packaging pdb pickle pkg_resources pycparser pydantic pydoc readline
 requests rich safetensors setuptools socket ssl subprocess tempfile tokenizers torch tqdm
 transformers typer typing_extensions unittest uuid xml yaml zstandard qsf_converter
-qsf.inspect.cli qsf.shell.typer_app importlib.metadata
+qsf.cli.inspect qsf.shell.typer_app importlib.metadata
 """
 
 RUN = """
 import sys
-from qsf.run import cli
+from qsf.cli.run import main as cli
 code = cli.main(sys.argv[2:])
 status = open("/proc/self/status").read()
 print("peak", int(status.split("VmHWM:")[1].split()[0]) * 1024)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import qsf
 from make.examples import examples
 from make.qsf_files import write_tiny
+from qsf.cli.run import main as cli
 from qsf.options import GenerationOptions, ModelOptions, described
-from qsf.run import cli
 from qsf.shell import command
 
 PROMPT = "Once upon a time"
@@ -233,9 +233,9 @@ def test_a_changed_byte_is_damage_and_a_strange_file_is_not(
 def test_a_file_without_tokenizer_is_refused_before_its_weights_are_read(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qsf.evaluate import cli as evaluate
+    from qsf.cli import evaluate
+    from qsf.cli.run import main as run
     from qsf.native import binding
-    from qsf.run import cli as run
 
     def refuse(*_: object) -> None:
         raise AssertionError("the file was opened")

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 
 HANG_SECONDS = 60
 N_TOKENS = 48
-COMMAND = [sys.executable, "-m", "qsf.run.cli"]
+COMMAND = [sys.executable, "-m", "qsf.cli.run.main"]
 OPTIONS = ["--kv-type", "8bit", "--max-seq-len", "512", "-p", "Once upon a time", "--seed", "7"]
 OPTIONS += ["--temperature", "1", "-n", str(N_TOKENS)]
 

@@ -24,8 +24,8 @@ from safetensors.numpy import save_file
 
 from make import hf_makers
 from make.commands import Here
+from qsf.cli import inspect as inspect_cli
 from qsf.file.reader import Reader
-from qsf.inspect import cli as inspect_cli
 from qsf.model import Model
 from qsf_converter.rounding.plan import QUANT_TYPES
 
@@ -147,11 +147,11 @@ def test_from_checkpoint_to_text(tmp_path: Path, project_root: Path) -> None:
     """The three commands one after another, as a person would type them."""
     out = tmp_path / "m.qsf"
     bits = bits_of(run(project_root / "examples" / "tiny-llama", out, "--quant-type", "3bit"))
-    inspect = [sys.executable, "-m", "qsf.inspect.cli"]
+    inspect = [sys.executable, "-m", "qsf.cli.inspect"]
     done = run(out, "--json", command=inspect)
     assert done.returncode == 0, done.stderr
     check_types(json.loads(done.stdout), run(out, command=inspect).stdout, "3bit", bits)
-    again = [sys.executable, "-m", "qsf.run.cli", out, "-p", "Once upon a time", "-n", "8"]
+    again = [sys.executable, "-m", "qsf.cli.run.main", out, "-p", "Once upon a time", "-n", "8"]
     texts = {run("--temperature", "0", command=[*map(str, again)]).stdout for _ in range(2)}
     assert len(texts) == 1
     assert len(texts.pop().split()) >= 3

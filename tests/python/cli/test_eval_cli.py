@@ -18,7 +18,7 @@ import pytest
 
 from make.importances import rewrite
 from make.qsf_files import write_tiny
-from qsf.evaluate import cli
+from qsf.cli import evaluate as cli
 from qsf.evaluate.evaluation import evaluate
 from qsf.model import Model
 
@@ -305,7 +305,7 @@ def test_the_whole_process_stays_in_its_budget(tiny_llama_f16: Path, tmp_path: P
     """With a text whose encoding takes what the models leave."""
     (tmp_path / "text.txt").write_text(TEXT * 500, "utf-8")  # 91 KB
     code = (
-        "import sys; from pathlib import Path; from qsf.evaluate import cli\n"
+        "import sys; from pathlib import Path; from qsf.cli import evaluate as cli\n"
         "code = cli.run(sys.argv[1:])\n"
         "status = Path('/proc/self/status').read_text()\n"
         "print(code, int(status.split('VmHWM:')[1].split()[0]) // 1024, file=sys.stderr)"

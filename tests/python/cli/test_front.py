@@ -15,12 +15,12 @@ import pytest
 from make.calibrated_models import small_llama
 from make.commands import PROMPT, Here, Run, check_refused
 from qsf import Model
+from qsf.cli.run import main as cli
+from qsf.cli.run.config import read_defaults
 from qsf.errors import QsfArgumentError
 from qsf.native import binding
 from qsf.native.opening import budget_mb
 from qsf.options import ModelOptions
-from qsf.run import cli
-from qsf.run.config import read_defaults
 from qsf.shell import completion
 from qsf.shell.entry import VERBS
 from qsf_converter import convert
@@ -83,10 +83,10 @@ def test_the_run_path_imports_no_other_command(tiny_llama_8bit: Path) -> None:
     words = [sys.executable, "-c", code, "run", str(tiny_llama_8bit), "-p", "x", "-n", "1"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     loaded = done.stdout.splitlines()[-1].split()
-    assert "qsf.run.cli" in loaded
+    assert "qsf.cli.run.main" in loaded
     for name in loaded:
         assert name.split(".")[0] == "qsf", name
-        assert not name.startswith(("qsf.find", "qsf.bench", "qsf.run.chat", "qsf.shell.typer"))
+        assert not name.startswith(("qsf.find", "qsf.bench", "qsf.cli.run.chat", "qsf.shell.typer"))
 
 
 @pytest.fixture(scope="module")
@@ -377,7 +377,7 @@ def test_json_has_the_text_its_ids_and_why_it_ended(run: Run, tiny_llama_8bit: P
 def test_chat_takes_at_most_4_mb_more_than_a_run(run: Run, tiny_chat_8bit: Path) -> None:
     """Measured on pipes and with the editor of lines that a terminal loads."""
     code = (
-        "import sys, readline; from qsf.run import cli; code = cli.main(sys.argv[1:])\n"
+        "import sys, readline; from qsf.cli.run import main as cli; code = cli.main(sys.argv[1:])\n"
         "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]); sys.exit(code)"
     )
     if not os.path.exists("/proc/self/status"):  # noqa: PTH110

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from make.expert_attacks import EXPERTS
 from make.kind_models import MIXED, SETS, write_model
 from make.qsf_files import tiny_header, write_tiny
+from qsf.cli import inspect as cli
 from qsf.errors import QsfFormatError, QsfIOError
 from qsf.file import reader
 from qsf.file.layout import Dtype
 from qsf.file.reader import Reader
-from qsf.inspect import cli
 from qsf.shell import command
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +45,7 @@ def run(*args: str | Path) -> str:
 
 def run_process(*args: str | Path) -> subprocess.CompletedProcess[str]:
     """Run main() in a process of its own, so that exit codes and stderr are the real ones."""
-    code = "from qsf.inspect.cli import main; main()"
+    code = "from qsf.cli.inspect import main; main()"
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, args)],
         capture_output=True,
@@ -183,7 +183,7 @@ def test_help_shows_examples_and_loads_no_reader() -> None:
     assert done.returncode == 0
     assert "  qsf-inspect model.qsf --verify\n" in done.stdout
     code = (
-        "import sys, qsf.inspect.cli;"
+        "import sys, qsf.cli.inspect;"
         "sys.exit(any(m in sys.modules for m in ('numpy', 'qsf.format', 'lz4', 'zstandard')))"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
@@ -242,7 +242,7 @@ def test_damage_says_what_to_do(tiny: Path) -> None:
 def test_a_full_disk_is_one_line(tiny: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-c", "from qsf.inspect.cli import main; main()", str(tiny)],
+            [sys.executable, "-c", "from qsf.cli.inspect import main; main()", str(tiny)],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

@@ -12,11 +12,11 @@ import pytest
 
 import qsf
 from make.commands import Run, check_refused
-from qsf.evaluate import cli as eval_cli
+from qsf.cli import evaluate as eval_cli
+from qsf.cli.serve_options import parse as parse_serving
 from qsf.evaluate.shortened import ShortenedLogits
 from qsf.evaluate.windows import cut_windows
 from qsf.kv import KvPolicy
-from qsf.serve.options import parse as parse_serving
 from qsf.shell.arguments import UsageError
 
 PROMPT = "Once upon a time"

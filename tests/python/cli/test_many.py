@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from make.commands import Here, Run, Start, check_refused
-from qsf.run import cli
+from qsf.cli.run import main as cli
 
 MAN = {"prompt": "The old man", "id": "man"}
 LINES: list[Any] = ["Once upon a time", MAN, "She", {"prompt": "A"}]

@@ -11,9 +11,9 @@ import pytest
 
 from make.commands import PROMPT, Run
 from oracle import reference
-from qsf.evaluate import cli as eval_cli
+from qsf.cli import evaluate as eval_cli
+from qsf.cli.inspect import describe, report_lines
 from qsf.file.reader import Reader
-from qsf.inspect.cli import describe, report_lines
 from qsf.model import Model
 
 STORY = (

@@ -16,8 +16,8 @@ import tokenizers
 
 from make.commands import COMMAND, PROMPT, Here, Run, Start, check_refused
 from make.qsf_files import tiny_header, write_tiny
-from qsf.run import cli
-from qsf.run import options as run_options
+from qsf.cli.run import main as cli
+from qsf.cli.run import options as run_options
 from qsf.session import Session
 from qsf.shell.arguments import UsageError
 from qsf.shell.command import StoppedError

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from qsf.cli.run import report
+from qsf.cli.run.expert_hits import usual_hits
 from qsf.native.binding import MemoryEvent, MemoryPlan, SessionStats, UnitTime, phase_names
 from qsf.native.opening import does_not_fit
-from qsf.run import report
-from qsf.run.expert_hits import usual_hits
 
 MB = 2**20
 MS = 1_000_000

@@ -15,8 +15,8 @@ import pytest
 
 from make import calibrated_models
 from make.commands import Here
+from qsf.cli import inspect as inspect_cli
 from qsf.file.reader import Reader
-from qsf.inspect import cli as inspect_cli
 from qsf_converter import cli
 from qsf_converter.calibrate.calibration_text import read_calibration_text
 from qsf_converter.calibrate.texts import bundled_text
@@ -26,7 +26,7 @@ from qsf_converter.sources.source import open_source
 
 ELSEWHERE = Path(tempfile.gettempdir())
 CONVERT = [sys.executable, "-m", "qsf_converter.cli"]
-RUN = [sys.executable, "-m", "qsf.run.cli"]
+RUN = [sys.executable, "-m", "qsf.cli.run.main"]
 MB = 2**20
 
 

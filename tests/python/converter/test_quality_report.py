@@ -21,9 +21,9 @@ from make.examples import examples
 from make.page_parser import PageParser
 from make.qsf_files import write_tiny
 from make.quality_reports import full_quality
+from qsf.cli import inspect as inspect_cli
 from qsf.errors import QsfError
 from qsf.file.reader import Reader
-from qsf.inspect import cli as inspect_cli
 from qsf.inspect import quality as inspect_quality
 from qsf.page.style import STYLE
 from qsf.page.svg import N_SHADES, scale_ends, shades

@@ -132,7 +132,7 @@ def test_the_command_converts_a_gguf_file(tmp_path: Path, tiny_llama_dir: Path, 
     np.testing.assert_array_equal(
         reference.forward(reference.load_qsf(out), tokens).logits, expected
     )
-    text = [sys.executable, "-m", "qsf.run.cli", str(out), "-p", "Once upon", "-n", "4"]
+    text = [sys.executable, "-m", "qsf.cli.run.main", str(out), "-p", "Once upon", "-n", "4"]
     done = subprocess.run(text, capture_output=True, text=True, check=False, cwd="/")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split()) >= 2

@@ -39,8 +39,8 @@ LEFT_OUT = {
 # In this process, where that changes nothing. `run` and `chat` count the memory of theirs.
 IN_PROCESS = {
     "convert": "qsf_converter.cli",
-    "inspect": "qsf.inspect.cli",
-    "eval": "qsf.evaluate.cli",
+    "inspect": "qsf.cli.inspect",
+    "eval": "qsf.cli.evaluate",
 }
 
 

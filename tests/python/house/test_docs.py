@@ -16,13 +16,13 @@ ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md")])
 MODULES = {
     "qsf-convert": "qsf_converter.cli",
-    "qsf-run": "qsf.run.cli",
-    "qsf-inspect": "qsf.inspect.cli",
-    "qsf-eval": "qsf.evaluate.cli",
-    "qsf-serve": "qsf.serve.cli",
+    "qsf-run": "qsf.cli.run.main",
+    "qsf-inspect": "qsf.cli.inspect",
+    "qsf-eval": "qsf.cli.evaluate",
+    "qsf-serve": "qsf.cli.serve",
     "qsf.bench": "qsf_bench.cli",
-    "qsf-plan": "qsf.plan.cli",
-    "qsf-list": "qsf.find.cli",
+    "qsf-plan": "qsf.cli.plan",
+    "qsf-list": "qsf.cli.models",
     "qsf-completion": "qsf.shell.completion",
 }
 # A verb of `qsf` is the program with a dash.

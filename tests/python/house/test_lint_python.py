@@ -42,7 +42,7 @@ def lint(root: Path, files: dict[str, str]) -> list[str]:
             "qsf/model.py": "from qsf.file import a\n",
         },
         {
-            "qsf/evaluate/cli.py": "def f():\n    import qsf_converter.original.logits\n",
+            "qsf/cli/evaluate.py": "def f():\n    import qsf_converter.original.logits\n",
             f"{CONVERTER}/original/logits.py": "",
         },
         {"qsf/file/a.py": "TEXT = 'qsf_converter.cli is a module'\n", f"{CONVERTER}/cli.py": ""},
@@ -69,12 +69,12 @@ def test_lint_accepts(files: dict[str, str], tmp_path: Path) -> None:
             "qsf/file/a.py:2: qsf.file may not import qsf.model",
         ),
         (
-            {"qsf/run/a.py": "import qsf_converter.cli\n", f"{CONVERTER}/cli.py": ""},
-            "qsf/run/a.py:1: qsf.run may not import qsf_converter.cli",
+            {"qsf/cli/run/a.py": "import qsf_converter.cli\n", f"{CONVERTER}/cli.py": ""},
+            "qsf/cli/run/a.py:1: qsf.cli may not import qsf_converter.cli",
         ),
         (
-            {"qsf/run/a.py": "load('qsf_converter.cli')\n", f"{CONVERTER}/cli.py": ""},
-            "qsf/run/a.py:1: qsf.run may not import qsf_converter.cli",
+            {"qsf/cli/run/a.py": "load('qsf_converter.cli')\n", f"{CONVERTER}/cli.py": ""},
+            "qsf/cli/run/a.py:1: qsf.cli may not import qsf_converter.cli",
         ),
         (
             {"qsf/file/a.py": "import qsf.file.b\n", "qsf/file/b.py": "import qsf.file.a\n"},

@@ -13,7 +13,7 @@ import pytest
 PROMPT = "Once upon a time"
 
 
-COMMAND = [sys.executable, "-m", "qsf.run.cli"]
+COMMAND = [sys.executable, "-m", "qsf.cli.run.main"]
 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

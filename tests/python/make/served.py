@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from qsf import Model
+from qsf.cli.serve import make_server, read_constraints
+from qsf.cli.serve_options import ServeOptions
 from qsf.errors import QsfIOError
-from qsf.serve.cli import make_server, read_constraints
-from qsf.serve.options import ServeOptions
 from qsf.serve.server import Server
 
 

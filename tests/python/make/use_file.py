@@ -37,7 +37,7 @@ def _read(path: Path) -> None:
 
 
 def _inspect(path: Path) -> None:
-    from qsf.inspect.cli import describe, report_lines
+    from qsf.cli.inspect import describe, report_lines
 
     with Reader(path) as reader:
         read_meta(reader)

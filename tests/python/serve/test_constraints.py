@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from make.served import Client, serving
+from qsf.cli.serve import read_constraints
+from qsf.cli.serve_options import ServeOptions
 from qsf.errors import QsfError
-from qsf.serve.cli import read_constraints
 from qsf.serve.job import Job
-from qsf.serve.options import ServeOptions
 from qsf.text.constraints import Constraint
 
 pytest.importorskip("llguidance")

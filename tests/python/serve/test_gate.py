@@ -256,7 +256,7 @@ def peak_mb(process_id: int | str) -> float:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_serving_takes_15_mb_more_than_running(tiny_llama_4bit: Path) -> None:
     code = (
-        "import sys; from qsf.run import cli; cli.main(sys.argv[1:]);"
+        "import sys; from qsf.cli.run import main as cli; cli.main(sys.argv[1:]);"
         "print(open('/proc/self/status').read())"
     )
     words = [sys.executable, "-c", code, str(tiny_llama_4bit), "-p", START, "-n", "50"]

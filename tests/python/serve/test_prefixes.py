@@ -16,12 +16,12 @@ from make.fake_engine import Told
 from make.kind_models import MIXED, VOCAB, write_model
 from make.served import Client, serving
 from qsf import errors
+from qsf.cli.serve_options import ServeOptions
+from qsf.cli.serve_prefix import read_prefix
 from qsf.file.layout import Dtype
 from qsf.serve.engine import ModelEngine
 from qsf.serve.job import Choosing
 from qsf.serve.metrics import Metrics
-from qsf.serve.options import ServeOptions
-from qsf.serve.prefix import read_prefix
 from qsf.serve.scheduler import Limits, Scheduler
 from qsf.serve.slot_files import SlotFiles
 

@@ -22,12 +22,12 @@ import qsf
 from make.fake_engine import FakeEngine, Told, next_token
 from make.kind_models import VOCAB
 from make.served import serving
+from qsf.cli.serve_options import ServeOptions
 from qsf.errors import QsfArgumentError
 from qsf.serve.costs import Costs
 from qsf.serve.engine import ModelEngine
 from qsf.serve.job import Choosing
 from qsf.serve.metrics import Metrics
-from qsf.serve.options import ServeOptions
 from qsf.serve.scheduler import Limits, Scheduler
 from qsf.serve.slot_files import SlotFiles
 

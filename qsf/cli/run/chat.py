@@ -13,13 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qsf.cli.run import report
+from qsf.cli.run.answer import generate, say, say_lines, show
+from qsf.cli.run.conversation import (
+    read_conversation,
+    system_lines,
+    with_system,
+    write_conversation,
+)
+from qsf.cli.run.options import Request
 from qsf.errors import QsfArgumentError, QsfError
 from qsf.kv import parse_kv_policy
 from qsf.options import GenerationOptions, described
-from qsf.run import report
-from qsf.run.answer import generate, say, say_lines, show
-from qsf.run.conversation import read_conversation, system_lines, with_system, write_conversation
-from qsf.run.options import Request
 from qsf.shell import command
 from qsf.shell.arguments import valid_text
 from qsf.shell.command import StoppedError

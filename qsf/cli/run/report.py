@@ -11,8 +11,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from qsf.cli.run.expert_hits import hit_lines
 from qsf.kv import kv_type_name
-from qsf.run.expert_hits import hit_lines
 from qsf.shell import command
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qsf.cli.serve_options import Request, ServeOptions, parse
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError, QsfMemoryError
 from qsf.file.reader import is_qsf_file
-from qsf.serve.options import Request, ServeOptions, parse
 from qsf.shell import command
 from qsf.shell.arguments import UsageError
 from qsf.shell.command import EXIT_FAILED, EXIT_USAGE
@@ -139,8 +139,8 @@ def _find(request: Request) -> Path | int:
 
 
 def _print_plan(plan: MemoryPlan) -> int:
+    from qsf.cli.run.report import plan_lines
     from qsf.native.opening import does_not_fit
-    from qsf.run.report import plan_lines
 
     for line in plan_lines(plan):
         print(line)
@@ -174,11 +174,11 @@ def make_server(
     is_quiet: bool = False,
 ) -> Server:
     """Return a server for an open model, which is not started."""
+    from qsf.cli.serve_prefix import read_prefix
     from qsf.serve.asked import Serving
     from qsf.serve.engine import ModelEngine
     from qsf.serve.gate import Gate, is_loopback, read_keys
     from qsf.serve.metrics import Metrics
-    from qsf.serve.prefix import read_prefix
     from qsf.serve.scheduler import Limits, Scheduler
     from qsf.serve.server import Bounds, Server, log_line
     from qsf.serve.slot_files import SlotFiles

@@ -12,17 +12,17 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from qsf.cli.run import report
+from qsf.cli.run.answer import say, show
 from qsf.errors import QsfArgumentError, QsfError
 from qsf.native.binding import describe_machine
-from qsf.run import report
-from qsf.run.answer import say, show
 from qsf.shell import command
 from qsf.system.signals import Watcher
 
 if TYPE_CHECKING:
     from qsf.batch import BatchAnswer
+    from qsf.cli.run.options import Request
     from qsf.model import Model
-    from qsf.run.options import Request
     from qsf.text.constraints import Constraint
 
 _MOST_LINE_BYTES = 16 << 20

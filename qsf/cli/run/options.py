@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from qsf.cli.run.config import read_defaults
+from qsf.cli.run.form import RESERVE_MB
 from qsf.options import GenerationOptions, ModelOptions, Whole
-from qsf.run.config import read_defaults
-from qsf.run.form import RESERVE_MB
 from qsf.shell.arguments import (
     Group,
     Parser,

@@ -70,7 +70,7 @@ def plan_command(
 _PLAN = """
 import json, sys
 from dataclasses import asdict
-import qsf.run.cli
+import qsf.cli.run.main
 from qsf.model import Model
 path, threads, *budgets = json.loads(sys.argv[1])
 plans = [Model.plan(path, ram_budget=budget, threads=threads) for budget in budgets]

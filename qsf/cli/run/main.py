@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from qsf.cli.run import report
+from qsf.cli.run.answer import generate, say_lines, show
+from qsf.cli.run.form import answer_in_form, read_constraint
+from qsf.cli.run.options import Request, parse
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
 from qsf.file.reader import is_qsf_file
-from qsf.run import report
-from qsf.run.answer import generate, say_lines, show
-from qsf.run.form import answer_in_form, read_constraint
-from qsf.run.options import Request, parse
 from qsf.shell import command
 from qsf.shell.arguments import UsageError, valid_text
 from qsf.shell.command import EXIT_FAILED, EXIT_USAGE, StoppedError
@@ -119,11 +119,11 @@ def _run(request: Request) -> int:
             say_lines(_streaming_lines(model, request))
         _begin_conversation(model, request)
         if request.prompts is not None:
-            from qsf.run.many import answer_many
+            from qsf.cli.run.many import answer_many
 
             code = answer_many(model, request, lines, constraint)
         elif prompt is None:
-            from qsf.run.chat import Chat
+            from qsf.cli.run.chat import Chat
 
             code = Chat(model, request).run()
         else:
@@ -184,7 +184,7 @@ def _begin_conversation(model: Model, request: Request) -> None:
     if model.chat_template.is_plain:
         name = "--system" if request.history is None else "--session"
         raise QsfArgumentError(f"{name} needs a chat template, and the file has none")
-    from qsf.run.conversation import read_conversation, system_lines, with_system
+    from qsf.cli.run.conversation import read_conversation, system_lines, with_system
 
     messages = model.session.messages
     if request.history is not None and request.history.exists():
@@ -254,7 +254,7 @@ def _complete(model: Model, request: Request, prompt: str, constraint: Constrain
             show("\n")
         raise
     if request.history is not None:
-        from qsf.run.conversation import write_conversation
+        from qsf.cli.run.conversation import write_conversation
 
         write_conversation(request.history, model.session)
     stats = model.stats

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from qsf.run import report
+from qsf.cli.run import report
 from qsf.shell import command
 from qsf.system.signals import Watcher
 

@@ -12,9 +12,9 @@ from qsf.errors import QsfArgumentError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from qsf.cli.run.options import Request
     from qsf.model import Model
     from qsf.options import GenerationOptions
-    from qsf.run.options import Request
     from qsf.text.constraints import Constraint
 
 # Of the budget, for the grammar and what follows it.

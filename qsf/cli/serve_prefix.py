@@ -7,8 +7,8 @@ from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qsf.cli.run.conversation import read_messages
 from qsf.errors import QsfArgumentError, QsfIOError
-from qsf.run.conversation import read_messages
 from qsf.text.arguments import as_tokens, count_common
 
 if TYPE_CHECKING:
