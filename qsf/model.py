@@ -14,7 +14,7 @@ from qsf.native.opening import io_origin, open_native, plan_native, text_budget_
 from qsf.options import GenerationOptions, ModelOptions
 from qsf.passes import choose_items, run_items
 from qsf.session import Session, Uncopyable, create_session
-from qsf.taking import taking
+from qsf.taking import call_with, taking
 from qsf.text.arguments import as_messages, as_tokens
 from qsf.text.channels import ends_with_channels
 from qsf.text.opened import OpenedModel
@@ -127,7 +127,14 @@ class Model(Closing, Uncopyable):
             raise QsfConversionError(
                 f"{os.fspath(name)}: no .qsf file could be made of it; stderr has the reason"
             ) from error
-        return cls(path, **options.arguments())
+        return cls.opened(path, options)
+
+    @classmethod
+    def opened(cls, path: str | os.PathLike[str], options: ModelOptions) -> Self:
+        """Open the file with options that are a value already; raises what ``Model(...)`` does."""
+        model = cls.__new__(cls)
+        call_with(model.__init__, path, options)  # type: ignore[misc]
+        return model
 
     @classmethod
     @taking(ModelOptions)
@@ -361,7 +368,7 @@ class Model(Closing, Uncopyable):
             prompt: text, or token ids, which are used as they are.
             {options}
         """
-        return self._session.generate(prompt, **options.arguments())
+        return call_with(self._session.generate, prompt, options)
 
     @taking(GenerationOptions)
     def agenerate(self, prompt: str | Sequence[int], options: Any) -> AsyncIterator[str]:
@@ -371,7 +378,7 @@ class Model(Closing, Uncopyable):
             prompt: text, or token ids, which are used as they are.
             {options}
         """
-        return self._session.agenerate(prompt, **options.arguments())
+        return call_with(self._session.agenerate, prompt, options)
 
     @taking(GenerationOptions)
     def chat(self, messages: str | Sequence[Mapping[str, Any]], options: Any) -> Iterator[str]:
@@ -391,7 +398,7 @@ class Model(Closing, Uncopyable):
             QsfFormatError: the template is broken.
         """
         prompt = self.chat_tokens(messages, options.template_args)
-        return self.generate(prompt, **self._answering(options))
+        return call_with(self._session.generate, prompt, self._answering(options))
 
     @taking(GenerationOptions)
     def achat(
@@ -404,11 +411,11 @@ class Model(Closing, Uncopyable):
             {options}
         """
         prompt = self.chat_tokens(messages, options.template_args)
-        return self.agenerate(prompt, **self._answering(options))
+        return call_with(self._session.agenerate, prompt, self._answering(options))
 
-    def _answering(self, options: GenerationOptions) -> dict[str, Any]:
+    def _answering(self, options: GenerationOptions) -> GenerationOptions:
         begins_text = options.begins_text or not self.chat_template.is_plain
-        return {**options.arguments(), "begins_text": begins_text, "template_args": None}
+        return replace(options, begins_text=begins_text, template_args=None)
 
 
 def checked_path(path: object) -> str | os.PathLike[str]:

@@ -381,10 +381,6 @@ class CheckedOptions:
         for option in described(type(self)):
             option.check(getattr(self, option.name))
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the values by name, as arguments of ``Model`` and the like."""
-        return {option.name: getattr(self, option.name) for option in described(type(self))}
-
 
 _EVERY = ("run", "eval", "bench")
 

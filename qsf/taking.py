@@ -55,6 +55,15 @@ def taking(
     return decorate
 
 
+def call_with(
+    method: Callable[Concatenate[_First, ...], _Result], first: _First, options: object
+) -> _Result:
+    """Call a bound method of `taking` with its options as the value that was checked already."""
+    bound: Any = method
+    result: _Result = bound.__func__.__wrapped__(bound.__self__, first, options)
+    return result
+
+
 def _with_options(text: str, options: Any) -> str:
     """Return a docstring with the options where it says ``{options}``."""
     lines = [f"{o.name}: {o.help_text}." for o in described(options)]

@@ -97,7 +97,15 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf_converter": frozenset({"qsf.report", "qsf_converter.request", "qsf_converter.convert"}),
     "qsf_converter.cli": _BASE | _CONVERTER | {"qsf.report", "qsf.shell", "qsf_converter.convert"},
     "qsf.cli": _MODEL
-    | {"qsf.shell", "qsf.find", "qsf.serve", "qsf.inspect", "qsf.evaluate", "qsf.report"},
+    | {
+        "qsf.shell",
+        "qsf.find",
+        "qsf.serve",
+        "qsf.inspect",
+        "qsf.evaluate",
+        "qsf.report",
+        "qsf.taking",
+    },
     "qsf.bench": frozenset({"qsf.shell"}),  # only the name of `qsf_bench`
     # A program on top of both packages, which makes the models that it measures.
     "qsf_bench.models": _BENCH_BASE,

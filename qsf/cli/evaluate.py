@@ -25,6 +25,7 @@ from qsf.options import ModelOptions
 from qsf.shell import command, typer_app
 from qsf.shell.progress import ProgressLine
 from qsf.system.signals import Watcher
+from qsf.taking import call_with
 
 if TYPE_CHECKING:
     from qsf.evaluate.evaluation import Evaluation, LogitSource
@@ -389,7 +390,7 @@ def _half_budget(request: _Request, budget_mb: int | str | None) -> int | None:
         return None
     if isinstance(budget_mb, str):
         opening = replace(request.opening, quality=1.0, kv_policy="none")
-        plan = Model.plan(str(request.against), **opening.arguments())
+        plan = call_with(Model.plan, str(request.against), opening)
         budget_mb = (plan.budget_bytes or plan.ceiling_bytes) // _MB
     process_mb = binding.describe_machine().resident_bytes // _MB
     return max(1, process_mb + (budget_mb - process_mb) // 2)
@@ -407,7 +408,7 @@ def _open(request: _Request, path: Path, budget_mb: Any, *, is_judged: bool = Fa
     elif opening.kv_policy.startswith("recompute"):
         opening = replace(opening, max_seq_len=request.ctx_tokens // 2)
     try:
-        return Model(path, **opening.arguments())
+        return Model.opened(path, opening)
     except QsfMemoryError as error:
         if error.plan is None:
             raise

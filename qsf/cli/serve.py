@@ -20,6 +20,7 @@ from qsf.shell import command
 from qsf.shell.arguments import UsageError
 from qsf.shell.command import EXIT_FAILED, EXIT_USAGE
 from qsf.system import signals
+from qsf.taking import call_with
 from qsf.text.chat import RENDER_BYTES
 
 if TYPE_CHECKING:
@@ -93,9 +94,9 @@ def _run(request: Request) -> int:
         reserve_mb=reserve_mb(request.serving, has_grammars=not isinstance(constraints, str)),
     )
     if request.is_plan:
-        return _print_plan(Model.plan(path, **opening.arguments()))
+        return _print_plan(call_with(Model.plan, path, opening))
     try:
-        model = Model(path, **opening.arguments())
+        model = Model.opened(path, opening)
     except QsfMemoryError as error:
         if error.plan is None:
             raise

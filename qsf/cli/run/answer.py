@@ -38,11 +38,11 @@ def show(piece: str) -> None:
 def generate(
     model: Model,
     options: GenerationOptions,
-    start: Callable[..., Iterator[str]],
+    start: Callable[[GenerationOptions], Iterator[str]],
     *,
     is_quiet: bool,
 ) -> Generator[str, None, None]:
-    """Yield the pieces of text of ``start(**options)``; a signal stops the engine at once.
+    """Yield the pieces of text of ``start(options)``; a signal stops the engine at once.
 
     Reasoning is shown on a terminal, on standard error. To be closed.
     """
@@ -67,7 +67,7 @@ def generate(
         options = replace(options, on_reasoning=show_reasoning)
     try:
         with Watcher(lambda _: model.cancel(), progress.tick):
-            for piece in start(**options.arguments()):
+            for piece in start(options):
                 progress.end()
                 if has_reasoning:
                     say("\n")

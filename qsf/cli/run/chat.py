@@ -29,6 +29,7 @@ from qsf.shell import command
 from qsf.shell.arguments import valid_text
 from qsf.shell.command import StoppedError
 from qsf.system.signals import interruptible_wait
+from qsf.taking import call_with
 from qsf.text.tokenizer import max_text_bytes
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class Chat:
         return n_turns
 
     def _say_answer(self, line: str, options: GenerationOptions) -> None:
-        chat = partial(self._model.session.chat, line)
+        chat = partial(call_with, self._model.session.chat, line)
         try:
             pieces = generate(self._model, options, chat, is_quiet=self._request.is_quiet)
             with closing(pieces):

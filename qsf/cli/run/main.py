@@ -25,6 +25,7 @@ from qsf.shell import command
 from qsf.shell.arguments import UsageError, valid_text
 from qsf.shell.command import EXIT_FAILED, EXIT_USAGE, StoppedError
 from qsf.system.signals import Watcher
+from qsf.taking import call_with
 from qsf.text.tokenizer import max_text_bytes
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def _open_in_budget(request: Request) -> Model:
     from qsf.model import Model
 
     try:
-        return Model(request.path, **request.opening.arguments())
+        return Model.opened(request.path, request.opening)
     except QsfMemoryError as error:
         if error.plan is None:
             raise
@@ -226,15 +227,15 @@ def _start_of(
     """Return what generates, given options: an answer by the template, or a continuation."""
     is_answer = not request.is_raw and not model.chat_template.is_plain
     if is_answer and constraint is None:
-        return partial(model.session.chat, prompt)
+        return partial(call_with, model.session.chat, prompt)
     if is_answer and constraint is not None:
-        return lambda **_: answer_in_form(model, request.generation, constraint, prompt)
+        return lambda _: answer_in_form(model, request.generation, constraint, prompt)
     tokens = model.tokenizer.encode(
         prompt, parse_special=request.has_special, max_tokens=model.info.plan.ctx_tokens
     )
     if constraint is not None:
-        return lambda **_: answer_in_form(model, request.generation, constraint, tokens)
-    return partial(model.generate, tokens)
+        return lambda _: answer_in_form(model, request.generation, constraint, tokens)
+    return partial(call_with, model.generate, tokens)
 
 
 def _complete(model: Model, request: Request, prompt: str, constraint: Constraint | None) -> int:
@@ -278,7 +279,7 @@ def _print_plan(request: Request) -> int:
 
     with Watcher(command.leave_at_once):
         read_constraint(request)  # what it takes is in "process before opening"
-        plan = Model.plan(request.path, **request.opening.arguments())
+        plan = call_with(Model.plan, request.path, request.opening)
     for line in report.plan_lines(plan):
         print(line)
     sys.stdout.flush()
