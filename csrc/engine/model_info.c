@@ -34,7 +34,7 @@ static uint64_t count_parameters(const qsf_reader *r)
     return positions != NULL ? n + positions->n_bytes / 2 : n;
 }
 
-void qsf_model_info(const qsf_model *m, qsf_model_facts *out)
+void qsf_model_info(qsf_model *m, qsf_model_facts *out)
 {
     if (m == NULL || out == NULL)
         return;
@@ -61,10 +61,9 @@ void qsf_model_info(const qsf_model *m, qsf_model_facts *out)
     out->pad_id = h->pad_id;
     out->n_parameters = count_parameters(&m->reader);
     out->file_bytes = m->reader.file.n_bytes;
-    qsf_mutex *const lock = (qsf_mutex *)&m->lock; /* memory pressure may change the plan */
-    qsf_mutex_lock(lock);
+    qsf_mutex_lock(&m->lock); /* memory pressure may change the plan */
     out->plan = m->plan;
-    qsf_mutex_unlock(lock);
+    qsf_mutex_unlock(&m->lock);
 }
 
 size_t qsf_model_timeline(qsf_model *m, qsf_unit_time *out, size_t cap_units)

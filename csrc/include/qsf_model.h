@@ -200,7 +200,7 @@ typedef struct qsf_model_facts {
 } qsf_model_facts;
 
 /* Fills *out. If m is NULL, *out does not change. */
-QSF_API void qsf_model_info(const qsf_model *m, qsf_model_facts *out);
+QSF_API void qsf_model_info(qsf_model *m, qsf_model_facts *out);
 
 /* Returns the size of the section `tag` ("META", "TOKN", "CHAT") as it is stored, 0 if the file has
  * none. TOKN may be compressed: docs/format.md, section 2. */

@@ -310,7 +310,7 @@ static bool logits_of(qsf_session *s, float *logits)
 }
 
 /* The sums of the plan are the ledger's. */
-static void check_books(const qsf_model *m)
+static void check_books(qsf_model *m)
 {
     qsf_model_facts facts;
     qsf_model_info(m, &facts);
