@@ -74,9 +74,9 @@ QSF_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,vpclmulqdq,pclmul,avx2")
 
 static inline __m512i fold512(__m512i sum, __m512i by, __m512i next)
 {
-    const int xor_of_three = 0x96;
+    /* 0x96: the exclusive or of all three; clang wants a literal. */
     return _mm512_ternarylogic_epi64(next, _mm512_clmulepi64_epi128(sum, by, 0x00),
-                                     _mm512_clmulepi64_epi128(sum, by, 0x11), xor_of_three);
+                                     _mm512_clmulepi64_epi128(sum, by, 0x11), 0x96);
 }
 
 /* Both constants in each of the four lanes. */

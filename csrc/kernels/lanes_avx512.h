@@ -25,12 +25,6 @@ static inline lanes lanes_load(const float *p)
     return _mm512_loadu_ps(p);
 }
 
-/* 16 integers, as floats */
-static inline lanes lanes_load_i32(const int32_t *p)
-{
-    return _mm512_cvtepi32_ps(_mm512_loadu_si512((const void *)p));
-}
-
 static inline lanes lanes_load_part(const float *p, size_t n)
 {
     return _mm512_maskz_loadu_ps(lanes_mask(n), p);

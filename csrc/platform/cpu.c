@@ -42,25 +42,6 @@ bool qsf_isa_has(qsf_isa isa)
 }
 #endif
 
-#if !QSF_ARCH_X86
-bool qsf_cpu_has_clmul(void)
-{
-    return false;
-}
-
-bool qsf_cpu_has_clmul512(void)
-{
-    return false;
-}
-#endif
-
-#if !QSF_ARCH_ARM
-bool qsf_cpu_has_crc32(void)
-{
-    return false;
-}
-#endif
-
 qsf_isa qsf_isa_detect(void)
 {
     int level = QSF_ISA_COUNT - 1;

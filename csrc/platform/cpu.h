@@ -76,9 +76,13 @@ qsf_isa qsf_isa_limit(void);
 
 /* Extensions that only the checksum uses and no level includes: 128-bit carry-less products (with
  * SSE4.1), 512-bit ones (with all of avx512), the CRC32 instructions of ARM. */
+#if QSF_ARCH_X86
 bool qsf_cpu_has_clmul(void);
 bool qsf_cpu_has_clmul512(void);
+#endif
+#if QSF_ARCH_ARM
 bool qsf_cpu_has_crc32(void);
+#endif
 
 /* Returns the number of physical cores that this process may use; 0 if the system does not report
  * it. Writes one processor of each of the first `cap` cores to cpus. */
