@@ -133,7 +133,9 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
 # What Windows has not stands in one room. qsf_bench, which measures Linux, is free to name it.
 SYSTEM_ROOM = "qsf.system"
 SYSTEM_BOUND = ("qsf", "qsf_converter")  # the packages that are bound to the rule
-_SYSTEM_MODULES = frozenset({"fcntl", "resource", "termios", "tty", "pty", "pwd", "grp", "syslog"})
+_SYSTEM_MODULES = frozenset(
+    {"fcntl", "resource", "select", "termios", "tty", "pty", "pwd", "grp", "syslog"}
+)
 _SYSTEM_NAMES = re.compile(
     r"os\.(O_(CLOEXEC|NONBLOCK|NOFOLLOW|DIRECT|DIRECTORY|TMPFILE|SYNC)|p(read|write)v?|fork\w*|kill|"
     r"killpg|get[eu]?uid|fch\w+|chown|posix_\w+|register_at_fork|mkfifo|sched_\w+|sysconf|statvfs|"

@@ -10,7 +10,6 @@ import contextlib
 import io
 import json
 import os
-import select
 import signal
 import sys
 import threading
@@ -18,6 +17,7 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from qsf.system.files import wait_writable
 from qsf.system.signals import STOPPING
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class _WholeOutput(io.FileIO):
         while left:
             n_written = super().write(left)
             if n_written is None:  # it does not wait, and is full
-                select.select([], [self], [])
+                wait_writable(self.fileno())
             else:
                 left = left[n_written:]
         return n_bytes

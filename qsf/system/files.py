@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 from pathlib import Path
 
 # Without O_NONBLOCK a named pipe would wait for a writer.
@@ -72,6 +73,11 @@ def read_into(fd: int, buffer: memoryview, off: int) -> int:
 def write_at(fd: int, data: memoryview, off: int) -> int:
     """Write ``data`` or a beginning of it; return how many bytes were written."""
     return os.pwrite(fd, data, off)
+
+
+def wait_writable(fd: int) -> None:
+    """Wait until a descriptor that does not block takes bytes again."""
+    select.select([], [fd], [])
 
 
 def make_private(fd: int) -> None:
