@@ -17,11 +17,15 @@ static qsf_status score_next(qsf_ops *o, const qsf_layer *next, const float **se
     const qsf_scratch *const s = o->scratch;
     qsf_norm_weights norm;
     const uint32_t n = next->kind->n_experts;
-    qsf_linear router = {next->router, NULL, s->routed.scores, n, 1, NULL, NULL, {0}};
-    QSF_TRY(qsf_ops_load_vector(o, next->ffn_norm, s->vectors[2], &norm.weight));
-    QSF_TRY(qsf_ops_load_vector(o, next->ffn_norm_bias, s->vectors[3], &norm.bias));
-    QSF_TRY(qsf_ops_load_vector(o, next->router_bias, s->routed.biases[0], &router.bias));
-    QSF_TRY(qsf_ops_load_vector(o, next->selection_bias, s->routed.biases[1], selection_bias));
+    qsf_linear router = {
+        next->tensors[QSF_LAYER_ROUTER], NULL, s->routed.scores, n, 1, NULL, NULL, {0}};
+    QSF_TRY(qsf_ops_load_vector(o, next->tensors[QSF_LAYER_FFN_NORM], s->vectors[2], &norm.weight));
+    QSF_TRY(
+        qsf_ops_load_vector(o, next->tensors[QSF_LAYER_FFN_NORM_BIAS], s->vectors[3], &norm.bias));
+    QSF_TRY(qsf_ops_load_vector(o, next->tensors[QSF_LAYER_ROUTER_BIAS], s->routed.biases[0],
+                                &router.bias));
+    QSF_TRY(qsf_ops_load_vector(o, next->tensors[QSF_LAYER_SELECTION_BIAS], s->routed.biases[1],
+                                selection_bias));
     const qsf_acts x = qsf_ops_prepare(o, s->x, o->config->dim, &norm, s->routed.rows);
     return qsf_linear_run(o, &router, 1, &x);
 }
@@ -59,7 +63,8 @@ static bool can_guess(const qsf_ops *o, const qsf_layer *next)
 
 qsf_status qsf_ahead_guess(qsf_ops *o, uint32_t layer_idx)
 {
-    if (layer_idx + 1 == o->config->n_layers || o->config->layers[layer_idx + 1].router == NULL)
+    if (layer_idx + 1 == o->config->n_layers ||
+        o->config->layers[layer_idx + 1].tensors[QSF_LAYER_ROUTER] == NULL)
         return QSF_OK;
     const qsf_layer *const next = &o->config->layers[layer_idx + 1];
     uint32_t *const likely = o->scratch->routed.likely;

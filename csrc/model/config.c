@@ -2,18 +2,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/config.h"
 
-#include <string.h>
-
 #include "base/checked.h"
 #include "base/status.h"
 
 typedef enum presence { NEVER, OPTIONAL, ALWAYS } presence;
 
-/* A tensor that a unit may have: the place of its pointer and its shape. */
+/* A tensor that a unit may have */
 typedef struct tensor_rule {
     qsf_tensor_type type;
     const char *name;
-    size_t pointer_off; /* of the `const qsf_tensor *` in the record */
     qsf_layout layout;
     presence presence;
     uint32_t n_rows;
@@ -35,17 +32,17 @@ static qsf_status check_tensor(const tensor_rule *rule, const qsf_tensor *t)
     return QSF_OK;
 }
 
-/* Sets the pointers of `record` to the unit's tensors, by n_rules rules in the order of the pass.
+/* found[i] = the unit's tensor of rule i of n_rules, which are in the order of the pass, or NULL.
  * The file must have the tensors in that order, and no others. */
 static qsf_status match_unit(const qsf_reader *r, uint32_t unit_idx, const tensor_rule *rules,
-                             size_t n_rules, void *record)
+                             size_t n_rules, const qsf_tensor **found)
 {
     uint32_t n_matched = 0;
     uint64_t last_off = 0;
     for (size_t i = 0; i < n_rules; i++) {
         const tensor_rule *const rule = &rules[i];
         const qsf_tensor *const t = qsf_reader_tensor(r, unit_idx, (uint32_t)rule->type);
-        memcpy((unsigned char *)record + rule->pointer_off, &t, sizeof t);
+        found[i] = t;
         if (t == NULL) {
             if (rule->presence == ALWAYS)
                 return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has no %s", unit_idx, rule->name);
@@ -65,111 +62,190 @@ static qsf_status match_unit(const qsf_reader *r, uint32_t unit_idx, const tenso
     return QSF_OK;
 }
 
-#define LAYER_VECTOR(type, field, presence, n)                                      \
-    {                                                                               \
-        type, #field, offsetof(qsf_layer, field), QSF_LAYOUT_VECTOR, presence, 1, n \
+/* ---- layers ---- */
+
+/* Extents of tensors that depend on the layer */
+typedef enum extent {
+    OF_ONE,
+    OF_DIM,
+    OF_Q,
+    OF_KV,
+    OF_HEADS,
+    OF_Q_NORM,
+    OF_K_NORM,
+    OF_FFN,
+    OF_EXPERTS,
+    N_EXTENTS
+} extent;
+
+/* Layers that have a tensor: all of them or those of a kind (IN, WITH), or only some of them (IF)
+ */
+typedef enum condition {
+    IN_ALL,
+    IF_ANY,
+    WITH_QK_NORM,
+    WITH_ROUTER,
+    IF_ROUTED,
+    IF_SHARED, /* the dense part beside experts */
+    IF_ANY_FFN,
+    WITH_FFN,
+    IF_FFN,
+    WITH_GATE,
+    IF_GATE,
+    N_CONDITIONS
+} condition;
+
+/* A tensor that a layer may have */
+typedef struct layer_row {
+    qsf_tensor_type type;
+    qsf_layer_tensor tensor; /* of a side product: its matrix */
+    const char *name;
+    qsf_layout layout;
+    condition when;
+    extent rows;
+    extent cols;
+} layer_row;
+
+#define VECTOR(type, tensor, name, condition, n)                                             \
+    {                                                                                        \
+        QSF_TENSOR_##type, QSF_LAYER_##tensor, name, QSF_LAYOUT_VECTOR, condition, OF_ONE, n \
     }
-#define LAYER_MATRIX(type, field, presence, rows, cols)                                  \
-    {                                                                                    \
-        type, #field, offsetof(qsf_layer, field), QSF_LAYOUT_TILES, presence, rows, cols \
+#define MATRIX(type, tensor, name, condition, rows, cols)                                    \
+    {                                                                                        \
+        QSF_TENSOR_##type, QSF_LAYER_##tensor, name, QSF_LAYOUT_TILES, condition, rows, cols \
     }
-#define LAYER_OUTLIERS(type, field, presence, rows, cols)                                   \
-    {                                                                                       \
-        type, #field, offsetof(qsf_layer, field), QSF_LAYOUT_OUTLIERS, presence, rows, cols \
+#define SIDE(type, matrix, name, condition, rows, cols)                                         \
+    {                                                                                           \
+        QSF_TENSOR_##type, QSF_LAYER_##matrix, name, QSF_LAYOUT_OUTLIERS, condition, rows, cols \
     }
 
-static size_t table_bytes(const qsf_tensor *t)
+/* In the order of the pass */
+static const layer_row layer_rows[] = {
+    VECTOR(INPUT_NORM, INPUT_NORM, "input_norm", IF_ANY, OF_DIM),
+    VECTOR(INPUT_NORM_BIAS, INPUT_NORM_BIAS, "input_norm_bias", IF_ANY, OF_DIM),
+    VECTOR(ATTN_NORM, ATTN_NORM, "attn_norm", IF_ANY, OF_DIM),
+    VECTOR(ATTN_NORM_BIAS, ATTN_NORM_BIAS, "attn_norm_bias", IF_ANY, OF_DIM),
+    VECTOR(Q_BIAS, Q_BIAS, "q_bias", IF_ANY, OF_Q),
+    VECTOR(K_BIAS, K_BIAS, "k_bias", IF_ANY, OF_KV),
+    VECTOR(V_BIAS, V_BIAS, "v_bias", IF_ANY, OF_KV),
+    VECTOR(Q_NORM, Q_NORM, "q_norm", WITH_QK_NORM, OF_Q_NORM),
+    VECTOR(K_NORM, K_NORM, "k_norm", WITH_QK_NORM, OF_K_NORM),
+    VECTOR(SINKS, SINKS, "sinks", IF_ANY, OF_HEADS),
+    SIDE(Q_OUTLIERS, Q, "q_outliers", IF_ANY, OF_Q, OF_DIM),
+    SIDE(K_OUTLIERS, K, "k_outliers", IF_ANY, OF_KV, OF_DIM),
+    SIDE(V_OUTLIERS, V, "v_outliers", IF_ANY, OF_KV, OF_DIM),
+    MATRIX(Q, Q, "q", IN_ALL, OF_Q, OF_DIM),
+    MATRIX(K, K, "k", IN_ALL, OF_KV, OF_DIM),
+    MATRIX(V, V, "v", IN_ALL, OF_KV, OF_DIM),
+    VECTOR(ATTN_SUB_NORM, ATTN_SUB_NORM, "attn_sub_norm", IF_ANY, OF_Q),
+    VECTOR(ATTN_OUT_BIAS, ATTN_OUT_BIAS, "attn_out_bias", IF_ANY, OF_DIM),
+    SIDE(ATTN_OUT_OUTLIERS, ATTN_OUT, "attn_out_outliers", IF_ANY, OF_DIM, OF_Q),
+    MATRIX(ATTN_OUT, ATTN_OUT, "attn_out", IN_ALL, OF_DIM, OF_Q),
+    VECTOR(POST_ATTN_NORM, POST_ATTN_NORM, "post_attn_norm", IF_ANY, OF_DIM),
+    VECTOR(FFN_NORM, FFN_NORM, "ffn_norm", IF_ANY_FFN, OF_DIM),
+    VECTOR(FFN_NORM_BIAS, FFN_NORM_BIAS, "ffn_norm_bias", IF_ANY_FFN, OF_DIM),
+    VECTOR(ROUTER_BIAS, ROUTER_BIAS, "router_bias", IF_ROUTED, OF_EXPERTS),
+    VECTOR(SELECTION_BIAS, SELECTION_BIAS, "selection_bias", IF_ROUTED, OF_EXPERTS),
+    MATRIX(EXPERT_ROUTER, ROUTER, "router", WITH_ROUTER, OF_EXPERTS, OF_DIM),
+    VECTOR(SHARED_GATE, SHARED_GATE, "shared_gate", IF_SHARED, OF_DIM),
+    VECTOR(FFN_GATE_BIAS, GATE_BIAS, "gate_bias", IF_GATE, OF_FFN),
+    VECTOR(FFN_UP_BIAS, UP_BIAS, "up_bias", IF_FFN, OF_FFN),
+    SIDE(FFN_GATE_OUTLIERS, GATE, "gate_outliers", IF_GATE, OF_FFN, OF_DIM),
+    SIDE(FFN_UP_OUTLIERS, UP, "up_outliers", IF_FFN, OF_FFN, OF_DIM),
+    MATRIX(FFN_GATE, GATE, "gate", WITH_GATE, OF_FFN, OF_DIM),
+    MATRIX(FFN_UP, UP, "up", WITH_FFN, OF_FFN, OF_DIM),
+    VECTOR(FFN_SUB_NORM, FFN_SUB_NORM, "ffn_sub_norm", IF_FFN, OF_FFN),
+    VECTOR(FFN_DOWN_BIAS, DOWN_BIAS, "down_bias", IF_FFN, OF_DIM),
+    SIDE(FFN_DOWN_OUTLIERS, DOWN, "down_outliers", IF_FFN, OF_DIM, OF_FFN),
+    MATRIX(FFN_DOWN, DOWN, "down", WITH_FFN, OF_DIM, OF_FFN),
+    VECTOR(POST_FFN_NORM, POST_FFN_NORM, "post_ffn_norm", IF_ANY_FFN, OF_DIM),
+};
+
+#define N_LAYER_ROWS (sizeof layer_rows / sizeof layer_rows[0])
+
+static size_t sides_bytes(const qsf_sides *sides)
 {
-    return t != NULL ? qsf_round_up((size_t)t->data_bytes, QSF_DATA_ALIGN) : 0;
+    size_t n_bytes = 0;
+    for (uint32_t i = 0; i < sides->n; i++)
+        n_bytes += qsf_round_up((size_t)sides->tensors[i]->data_bytes, QSF_DATA_ALIGN);
+    return n_bytes;
 }
 
-/* Matrices that run together need their sparse outliers in memory together. */
-static void raise_outliers_bytes(qsf_config *c, const qsf_layer *l)
+/* Matrices that run together need their side products in memory together. */
+static void raise_sides_bytes(qsf_config *c, const qsf_layer *l)
 {
     const size_t wanted_bytes[] = {
-        table_bytes(l->q_outliers) + table_bytes(l->k_outliers) + table_bytes(l->v_outliers),
-        table_bytes(l->attn_out_outliers),
-        table_bytes(l->gate_outliers) + table_bytes(l->up_outliers),
-        table_bytes(l->down_outliers),
+        sides_bytes(&l->sides[QSF_LAYER_Q]) + sides_bytes(&l->sides[QSF_LAYER_K]) +
+            sides_bytes(&l->sides[QSF_LAYER_V]),
+        sides_bytes(&l->sides[QSF_LAYER_ATTN_OUT]),
+        sides_bytes(&l->sides[QSF_LAYER_GATE]) + sides_bytes(&l->sides[QSF_LAYER_UP]),
+        sides_bytes(&l->sides[QSF_LAYER_DOWN]),
     };
     for (size_t i = 0; i < sizeof wanted_bytes / sizeof wanted_bytes[0]; i++)
-        if (wanted_bytes[i] > c->outliers_bytes)
-            c->outliers_bytes = wanted_bytes[i];
+        if (wanted_bytes[i] > c->sides_bytes)
+            c->sides_bytes = wanted_bytes[i];
+}
+
+static presence presence_in(const qsf_layer_kind *k, condition when)
+{
+    const bool is_routed = k->n_experts != 0;
+    const bool has_ffn = k->ffn != QSF_FFN_NONE;
+    const bool is_gated = k->ffn == QSF_FFN_GATED;
+    const presence presences[N_CONDITIONS] = {
+        [IN_ALL] = ALWAYS,
+        [IF_ANY] = OPTIONAL,
+        [WITH_QK_NORM] = k->qk_norm != QSF_QK_NORM_NONE ? ALWAYS : NEVER,
+        [WITH_ROUTER] = is_routed ? ALWAYS : NEVER,
+        [IF_ROUTED] = is_routed ? OPTIONAL : NEVER,
+        [IF_SHARED] = is_routed && has_ffn ? OPTIONAL : NEVER,
+        [IF_ANY_FFN] = is_routed || has_ffn ? OPTIONAL : NEVER,
+        [WITH_FFN] = has_ffn ? ALWAYS : NEVER,
+        [IF_FFN] = has_ffn ? OPTIONAL : NEVER,
+        [WITH_GATE] = is_gated ? ALWAYS : NEVER,
+        [IF_GATE] = is_gated ? OPTIONAL : NEVER,
+    };
+    return presences[when];
 }
 
 /* Matches the tensors of layer `idx` against those that its kind has. */
 static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
 {
     const qsf_layer_kind *const k = qsf_reader_layer_kind(r, idx);
-    const uint32_t dim = r->header.dim;
-    const uint32_t q = qsf_q_dim(k);
-    const uint32_t kv = qsf_kv_dim(k);
-    const uint32_t ffn = k->ffn_dim;
     const bool is_per_head = k->qk_norm == QSF_QK_NORM_PER_HEAD;
-    const presence qk_norm = k->qk_norm != QSF_QK_NORM_NONE ? ALWAYS : NEVER;
-    const bool is_routed = k->n_experts != 0;
-    const presence router = is_routed ? ALWAYS : NEVER;
-    const presence by_router = is_routed ? OPTIONAL : NEVER;
-    const presence any_ffn = is_routed || k->ffn != QSF_FFN_NONE ? OPTIONAL : NEVER;
-    const presence shared = is_routed && k->ffn != QSF_FFN_NONE ? OPTIONAL : NEVER;
-    const presence up = k->ffn != QSF_FFN_NONE ? ALWAYS : NEVER;
-    const presence by_up = k->ffn != QSF_FFN_NONE ? OPTIONAL : NEVER;
-    const presence gate = k->ffn == QSF_FFN_GATED ? ALWAYS : NEVER;
-    const presence by_gate = k->ffn == QSF_FFN_GATED ? OPTIONAL : NEVER;
-    const tensor_rule rules[] = {
-        LAYER_VECTOR(QSF_TENSOR_INPUT_NORM, input_norm, OPTIONAL, dim),
-        LAYER_VECTOR(QSF_TENSOR_INPUT_NORM_BIAS, input_norm_bias, OPTIONAL, dim),
-        LAYER_VECTOR(QSF_TENSOR_ATTN_NORM, attn_norm, OPTIONAL, dim),
-        LAYER_VECTOR(QSF_TENSOR_ATTN_NORM_BIAS, attn_norm_bias, OPTIONAL, dim),
-        LAYER_VECTOR(QSF_TENSOR_Q_BIAS, q_bias, OPTIONAL, q),
-        LAYER_VECTOR(QSF_TENSOR_K_BIAS, k_bias, OPTIONAL, kv),
-        LAYER_VECTOR(QSF_TENSOR_V_BIAS, v_bias, OPTIONAL, kv),
-        LAYER_VECTOR(QSF_TENSOR_Q_NORM, q_norm, qk_norm, is_per_head ? k->head_dim : q),
-        LAYER_VECTOR(QSF_TENSOR_K_NORM, k_norm, qk_norm, is_per_head ? k->head_dim : kv),
-        LAYER_VECTOR(QSF_TENSOR_SINKS, sinks, OPTIONAL, k->n_heads),
-        LAYER_OUTLIERS(QSF_TENSOR_Q_OUTLIERS, q_outliers, OPTIONAL, q, dim),
-        LAYER_OUTLIERS(QSF_TENSOR_K_OUTLIERS, k_outliers, OPTIONAL, kv, dim),
-        LAYER_OUTLIERS(QSF_TENSOR_V_OUTLIERS, v_outliers, OPTIONAL, kv, dim),
-        LAYER_MATRIX(QSF_TENSOR_Q, q, ALWAYS, q, dim),
-        LAYER_MATRIX(QSF_TENSOR_K, k, ALWAYS, kv, dim),
-        LAYER_MATRIX(QSF_TENSOR_V, v, ALWAYS, kv, dim),
-        LAYER_VECTOR(QSF_TENSOR_ATTN_SUB_NORM, attn_sub_norm, OPTIONAL, q),
-        LAYER_VECTOR(QSF_TENSOR_ATTN_OUT_BIAS, attn_out_bias, OPTIONAL, dim),
-        LAYER_OUTLIERS(QSF_TENSOR_ATTN_OUT_OUTLIERS, attn_out_outliers, OPTIONAL, dim, q),
-        LAYER_MATRIX(QSF_TENSOR_ATTN_OUT, attn_out, ALWAYS, dim, q),
-        LAYER_VECTOR(QSF_TENSOR_POST_ATTN_NORM, post_attn_norm, OPTIONAL, dim),
-        LAYER_VECTOR(QSF_TENSOR_FFN_NORM, ffn_norm, any_ffn, dim),
-        LAYER_VECTOR(QSF_TENSOR_FFN_NORM_BIAS, ffn_norm_bias, any_ffn, dim),
-        LAYER_VECTOR(QSF_TENSOR_ROUTER_BIAS, router_bias, by_router, k->n_experts),
-        LAYER_VECTOR(QSF_TENSOR_SELECTION_BIAS, selection_bias, by_router, k->n_experts),
-        LAYER_MATRIX(QSF_TENSOR_EXPERT_ROUTER, router, router, k->n_experts, dim),
-        LAYER_VECTOR(QSF_TENSOR_SHARED_GATE, shared_gate, shared, dim),
-        LAYER_VECTOR(QSF_TENSOR_FFN_GATE_BIAS, gate_bias, by_gate, ffn),
-        LAYER_VECTOR(QSF_TENSOR_FFN_UP_BIAS, up_bias, by_up, ffn),
-        LAYER_OUTLIERS(QSF_TENSOR_FFN_GATE_OUTLIERS, gate_outliers, by_gate, ffn, dim),
-        LAYER_OUTLIERS(QSF_TENSOR_FFN_UP_OUTLIERS, up_outliers, by_up, ffn, dim),
-        LAYER_MATRIX(QSF_TENSOR_FFN_GATE, gate, gate, ffn, dim),
-        LAYER_MATRIX(QSF_TENSOR_FFN_UP, up, up, ffn, dim),
-        LAYER_VECTOR(QSF_TENSOR_FFN_SUB_NORM, ffn_sub_norm, by_up, ffn),
-        LAYER_VECTOR(QSF_TENSOR_FFN_DOWN_BIAS, down_bias, by_up, dim),
-        LAYER_OUTLIERS(QSF_TENSOR_FFN_DOWN_OUTLIERS, down_outliers, by_up, dim, ffn),
-        LAYER_MATRIX(QSF_TENSOR_FFN_DOWN, down, up, dim, ffn),
-        LAYER_VECTOR(QSF_TENSOR_POST_FFN_NORM, post_ffn_norm, any_ffn, dim),
+    const uint32_t extents[N_EXTENTS] = {
+        [OF_ONE] = 1,
+        [OF_DIM] = r->header.dim,
+        [OF_Q] = qsf_q_dim(k),
+        [OF_KV] = qsf_kv_dim(k),
+        [OF_HEADS] = k->n_heads,
+        [OF_Q_NORM] = is_per_head ? k->head_dim : qsf_q_dim(k),
+        [OF_K_NORM] = is_per_head ? k->head_dim : qsf_kv_dim(k),
+        [OF_FFN] = k->ffn_dim,
+        [OF_EXPERTS] = k->n_experts,
     };
-    l->kind = k;
-    l->unit_idx = r->layer_units[idx];
-    l->first_expert = qsf_reader_layer(r, idx)->first_expert;
-    return match_unit(r, l->unit_idx, rules, sizeof rules / sizeof rules[0], l);
+    tensor_rule rules[N_LAYER_ROWS];
+    const qsf_tensor *found[N_LAYER_ROWS];
+    for (size_t i = 0; i < N_LAYER_ROWS; i++) {
+        const layer_row *const row = &layer_rows[i];
+        rules[i] = (tensor_rule){row->type,          row->name,
+                                 row->layout,        presence_in(k, row->when),
+                                 extents[row->rows], extents[row->cols]};
+    }
+    *l = (qsf_layer){.kind = k,
+                     .unit_idx = r->layer_units[idx],
+                     .first_expert = qsf_reader_layer(r, idx)->first_expert};
+    QSF_TRY(match_unit(r, l->unit_idx, rules, N_LAYER_ROWS, found));
+    for (size_t i = 0; i < N_LAYER_ROWS; i++) {
+        qsf_sides *const sides = &l->sides[layer_rows[i].tensor];
+        if (layer_rows[i].layout != QSF_LAYOUT_OUTLIERS)
+            l->tensors[layer_rows[i].tensor] = found[i];
+        else if (found[i] != NULL)
+            sides->tensors[sides->n++] = found[i];
+    }
+    return QSF_OK;
 }
 
-#define EXPERT_VECTOR(type, field, n)                                                \
-    {                                                                                \
-        type, #field, offsetof(qsf_expert, field), QSF_LAYOUT_VECTOR, OPTIONAL, 1, n \
-    }
-#define EXPERT_MATRIX(type, field, rows, cols)                                          \
-    {                                                                                   \
-        type, #field, offsetof(qsf_expert, field), QSF_LAYOUT_TILES, ALWAYS, rows, cols \
-    }
+/* ---- experts and the other units ---- */
 
 /* Matches the tensors of the experts of a layer; those of a template are matched once. */
 static qsf_status match_experts(const qsf_reader *r, const qsf_layer *l)
@@ -177,20 +253,20 @@ static qsf_status match_experts(const qsf_reader *r, const qsf_layer *l)
     const qsf_layer_kind *const k = l->kind;
     const uint32_t dim = r->header.dim;
     const tensor_rule rules[] = {
-        EXPERT_VECTOR(QSF_TENSOR_FFN_GATE_BIAS, gate_bias, k->expert_dim),
-        EXPERT_VECTOR(QSF_TENSOR_FFN_UP_BIAS, up_bias, k->expert_dim),
-        EXPERT_MATRIX(QSF_TENSOR_FFN_GATE, gate, k->expert_dim, dim),
-        EXPERT_MATRIX(QSF_TENSOR_FFN_UP, up, k->expert_dim, dim),
-        EXPERT_VECTOR(QSF_TENSOR_FFN_DOWN_BIAS, down_bias, dim),
-        EXPERT_MATRIX(QSF_TENSOR_FFN_DOWN, down, dim, k->expert_dim),
+        {QSF_TENSOR_FFN_GATE_BIAS, "gate_bias", QSF_LAYOUT_VECTOR, OPTIONAL, 1, k->expert_dim},
+        {QSF_TENSOR_FFN_UP_BIAS, "up_bias", QSF_LAYOUT_VECTOR, OPTIONAL, 1, k->expert_dim},
+        {QSF_TENSOR_FFN_GATE, "gate", QSF_LAYOUT_TILES, ALWAYS, k->expert_dim, dim},
+        {QSF_TENSOR_FFN_UP, "up", QSF_LAYOUT_TILES, ALWAYS, k->expert_dim, dim},
+        {QSF_TENSOR_FFN_DOWN_BIAS, "down_bias", QSF_LAYOUT_VECTOR, OPTIONAL, 1, dim},
+        {QSF_TENSOR_FFN_DOWN, "down", QSF_LAYOUT_TILES, ALWAYS, dim, k->expert_dim},
     };
+    const qsf_tensor *found[sizeof rules / sizeof rules[0]];
     uint32_t last_template = 0;
     for (uint32_t i = l->first_expert; i < l->first_expert + k->n_experts; i++) {
-        qsf_expert e;
         if (r->units[i].template_idx == last_template)
             continue;
         last_template = r->units[i].template_idx;
-        QSF_TRY(match_unit(r, i, rules, sizeof rules / sizeof rules[0], &e));
+        QSF_TRY(match_unit(r, i, rules, sizeof rules / sizeof rules[0], found));
     }
     return QSF_OK;
 }
@@ -210,16 +286,18 @@ void qsf_expert_find(const qsf_reader *r, uint32_t unit_idx, qsf_expert *out)
 /* Attention and FFN must have a norm somewhere, and a bias of a norm its norm. */
 static qsf_status check_norms(const qsf_layer *l)
 {
-    const bool has_attn_norm = l->attn_norm != NULL || l->post_attn_norm != NULL;
-    const bool has_ffn_norm = l->ffn_norm != NULL || l->post_ffn_norm != NULL ||
-                              l->kind->is_parallel ||
+    const bool has_attn_norm =
+        l->tensors[QSF_LAYER_ATTN_NORM] != NULL || l->tensors[QSF_LAYER_POST_ATTN_NORM] != NULL;
+    const bool has_ffn_norm = l->tensors[QSF_LAYER_FFN_NORM] != NULL ||
+                              l->tensors[QSF_LAYER_POST_FFN_NORM] != NULL || l->kind->is_parallel ||
                               (l->kind->ffn == QSF_FFN_NONE && l->kind->n_experts == 0);
     if (!has_attn_norm || !has_ffn_norm)
         return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has no %s", l->unit_idx,
                         has_attn_norm ? "ffn_norm" : "attn_norm");
-    if ((l->input_norm == NULL && l->input_norm_bias != NULL) ||
-        (l->attn_norm == NULL && l->attn_norm_bias != NULL) ||
-        (l->ffn_norm == NULL && l->ffn_norm_bias != NULL))
+    if ((l->tensors[QSF_LAYER_INPUT_NORM] == NULL &&
+         l->tensors[QSF_LAYER_INPUT_NORM_BIAS] != NULL) ||
+        (l->tensors[QSF_LAYER_ATTN_NORM] == NULL && l->tensors[QSF_LAYER_ATTN_NORM_BIAS] != NULL) ||
+        (l->tensors[QSF_LAYER_FFN_NORM] == NULL && l->tensors[QSF_LAYER_FFN_NORM_BIAS] != NULL))
         return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has the bias of a norm but not the norm",
                         l->unit_idx);
     return QSF_OK;
@@ -228,7 +306,7 @@ static qsf_status check_norms(const qsf_layer *l)
 /* The router is exact: few bits would change the choice of experts. */
 static qsf_status check_router(const qsf_layer *l)
 {
-    const qsf_tensor *const t = l->router;
+    const qsf_tensor *const t = l->tensors[QSF_LAYER_ROUTER];
     if (t != NULL && t->dtype != QSF_DTYPE_F16 && t->dtype != QSF_DTYPE_F32)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED, "unit %u: the router has type %s, expected f16 or f32",
                         l->unit_idx, qsf_dtype_name(t->dtype));
@@ -237,7 +315,8 @@ static qsf_status check_router(const qsf_layer *l)
 
 bool qsf_layer_keeps_input(const qsf_layer *l)
 {
-    return l->kind->is_parallel && (l->ffn_norm != NULL || l->attn_norm == NULL);
+    return l->kind->is_parallel &&
+           (l->tensors[QSF_LAYER_FFN_NORM] != NULL || l->tensors[QSF_LAYER_ATTN_NORM] == NULL);
 }
 
 static void raise_to(uint32_t *most, uint32_t n)
@@ -257,35 +336,38 @@ static void add_layer(qsf_config *c, const qsf_layer *l)
     raise_to(&c->ffn_dim, k->ffn_dim);
     if (k->n_kv_heads < c->least_kv_heads)
         c->least_kv_heads = k->n_kv_heads;
-    if (l->q_norm != NULL)
-        raise_to(&c->qk_norm_cols, l->q_norm->n_cols); /* not below the K norm's */
+    if (l->tensors[QSF_LAYER_Q_NORM] != NULL)
+        raise_to(&c->qk_norm_cols,
+                 l->tensors[QSF_LAYER_Q_NORM]->n_cols); /* not below the K norm's */
     if (k->n_experts != 0)
         raise_to(&c->ffn_dim, k->expert_dim);
     raise_to(&c->n_experts, k->n_experts);
     raise_to(&c->n_chosen, k->n_chosen);
-    c->has_gate |= l->gate != NULL || k->n_experts != 0;
+    c->has_gate |= l->tensors[QSF_LAYER_GATE] != NULL || k->n_experts != 0;
     c->keeps_input |= qsf_layer_keeps_input(l);
-    raise_outliers_bytes(c, l);
+    raise_sides_bytes(c, l);
 }
 
 static qsf_status match_ends(const qsf_config *c, const qsf_reader *r, qsf_ends *ends)
 {
+    const presence head = c->has_tied_head ? NEVER : ALWAYS;
+    const presence head_bias = c->has_tied_head ? NEVER : OPTIONAL;
     const tensor_rule embedding[] = {
-        {QSF_TENSOR_EMBEDDING, "embedding", offsetof(qsf_ends, embedding), QSF_LAYOUT_TILES, ALWAYS,
-         c->n_vocab, c->dim},
+        {QSF_TENSOR_EMBEDDING, "embedding", QSF_LAYOUT_TILES, ALWAYS, c->n_vocab, c->dim},
     };
     const tensor_rule final[] = {
-        {QSF_TENSOR_FINAL_NORM, "final_norm", offsetof(qsf_ends, final_norm), QSF_LAYOUT_VECTOR,
-         ALWAYS, 1, c->dim},
-        {QSF_TENSOR_FINAL_NORM_BIAS, "final_norm_bias", offsetof(qsf_ends, final_norm_bias),
-         QSF_LAYOUT_VECTOR, OPTIONAL, 1, c->dim},
-        {QSF_TENSOR_HEAD_BIAS, "head_bias", offsetof(qsf_ends, head_bias), QSF_LAYOUT_VECTOR,
-         c->has_tied_head ? NEVER : OPTIONAL, 1, c->n_vocab},
-        {QSF_TENSOR_HEAD, "head", offsetof(qsf_ends, head), QSF_LAYOUT_TILES,
-         c->has_tied_head ? NEVER : ALWAYS, c->n_vocab, c->dim},
+        {QSF_TENSOR_FINAL_NORM, "final_norm", QSF_LAYOUT_VECTOR, ALWAYS, 1, c->dim},
+        {QSF_TENSOR_FINAL_NORM_BIAS, "final_norm_bias", QSF_LAYOUT_VECTOR, OPTIONAL, 1, c->dim},
+        {QSF_TENSOR_HEAD_BIAS, "head_bias", QSF_LAYOUT_VECTOR, head_bias, 1, c->n_vocab},
+        {QSF_TENSOR_HEAD, "head", QSF_LAYOUT_TILES, head, c->n_vocab, c->dim},
     };
-    QSF_TRY(match_unit(r, r->embedding_unit, embedding, 1, ends));
-    QSF_TRY(match_unit(r, r->final_unit, final, sizeof final / sizeof final[0], ends));
+    const qsf_tensor *found[sizeof final / sizeof final[0]];
+    QSF_TRY(match_unit(r, r->embedding_unit, embedding, 1, &ends->embedding));
+    QSF_TRY(match_unit(r, r->final_unit, final, sizeof final / sizeof final[0], found));
+    ends->final_norm = found[0];
+    ends->final_norm_bias = found[1];
+    ends->head_bias = found[2];
+    ends->head = found[3];
     if (c->has_tied_head)
         ends->head = ends->embedding;
     return QSF_OK;

@@ -16,49 +16,60 @@
 #include "format/outliers.h"
 #include "format/records.h"
 
-/* What a layer computes, and its tensors in the order of the pass; optional ones may be NULL. */
+/* The tensors of a layer. Optional ones may be NULL; config.c has the row of each: its type in the
+ * file, its shape, and the layers that have it. */
+typedef enum qsf_layer_tensor {
+    QSF_LAYER_Q,                               /* [q_dim, dim] */
+    QSF_LAYER_K,                               /* [kv_dim, dim] */
+    QSF_LAYER_V,                               /* [kv_dim, dim] */
+    QSF_LAYER_ATTN_OUT,                        /* [dim, q_dim] */
+    QSF_LAYER_GATE,                            /* [ffn_dim, dim], gated FFNs */
+    QSF_LAYER_UP,                              /* [ffn_dim, dim] */
+    QSF_LAYER_DOWN,                            /* [dim, ffn_dim] */
+    QSF_LAYER_ROUTER,                          /* [n_experts, dim], layers with experts */
+    QSF_LAYER_MATRICES,                        /* how many are matrices; vectors follow */
+    QSF_LAYER_INPUT_NORM = QSF_LAYER_MATRICES, /* [dim], optional: normalises the residual itself */
+    QSF_LAYER_INPUT_NORM_BIAS,                 /* [dim], optional */
+    QSF_LAYER_ATTN_NORM,                       /* [dim]; optional if there is a post_attn_norm */
+    QSF_LAYER_ATTN_NORM_BIAS,                  /* [dim], optional */
+    QSF_LAYER_Q_BIAS,                          /* [q_dim], optional */
+    QSF_LAYER_K_BIAS,                          /* [kv_dim], optional */
+    QSF_LAYER_V_BIAS,                          /* [kv_dim], optional */
+    QSF_LAYER_Q_NORM,                          /* [head_dim] or [q_dim], as the kind says */
+    QSF_LAYER_K_NORM,                          /* [head_dim] or [kv_dim] */
+    QSF_LAYER_SINKS,                           /* [n_heads], optional */
+    QSF_LAYER_ATTN_SUB_NORM,                   /* [q_dim], optional */
+    QSF_LAYER_ATTN_OUT_BIAS,                   /* [dim], optional */
+    QSF_LAYER_POST_ATTN_NORM,                  /* [dim], optional */
+    QSF_LAYER_FFN_NORM,       /* [dim]; optional if there is a post_ffn_norm, or parallel */
+    QSF_LAYER_FFN_NORM_BIAS,  /* [dim], optional */
+    QSF_LAYER_ROUTER_BIAS,    /* [n_experts], optional */
+    QSF_LAYER_SELECTION_BIAS, /* [n_experts], optional */
+    QSF_LAYER_SHARED_GATE,    /* [dim], optional, of the dense part beside experts */
+    QSF_LAYER_GATE_BIAS,      /* [ffn_dim], optional */
+    QSF_LAYER_UP_BIAS,        /* [ffn_dim], optional */
+    QSF_LAYER_FFN_SUB_NORM,   /* [ffn_dim], optional */
+    QSF_LAYER_DOWN_BIAS,      /* [dim], optional */
+    QSF_LAYER_POST_FFN_NORM,  /* [dim], optional */
+    QSF_LAYER_TENSORS
+} qsf_layer_tensor;
+
+/* Side products of a matrix: what is computed beside its product and added to it. Today sparse
+ * outliers. */
+#define QSF_MOST_SIDES 1
+
+typedef struct qsf_sides {
+    const qsf_tensor *tensors[QSF_MOST_SIDES]; /* [n] */
+    uint32_t n;
+} qsf_sides;
+
+/* What a layer computes, and its tensors. */
 typedef struct qsf_layer {
     const qsf_layer_kind *kind;
     uint32_t unit_idx;
-    uint32_t first_expert;             /* the unit of expert 0, layers with experts */
-    const qsf_tensor *input_norm;      /* [dim], optional: normalises the residual itself */
-    const qsf_tensor *input_norm_bias; /* [dim], optional */
-    const qsf_tensor *attn_norm;       /* [dim]; optional if there is a post_attn_norm */
-    const qsf_tensor *attn_norm_bias;  /* [dim], optional */
-    const qsf_tensor *q_bias;          /* [q_dim], optional */
-    const qsf_tensor *k_bias;          /* [kv_dim], optional */
-    const qsf_tensor *v_bias;          /* [kv_dim], optional */
-    const qsf_tensor *q_norm;          /* [head_dim] or [q_dim], as the kind says */
-    const qsf_tensor *k_norm;          /* [head_dim] or [kv_dim] */
-    const qsf_tensor *sinks;           /* [n_heads], optional */
-    const qsf_tensor *q_outliers;      /* sparse outliers of q, optional; likewise the others */
-    const qsf_tensor *k_outliers;
-    const qsf_tensor *v_outliers;
-    const qsf_tensor *q;             /* [q_dim, dim] */
-    const qsf_tensor *k;             /* [kv_dim, dim] */
-    const qsf_tensor *v;             /* [kv_dim, dim] */
-    const qsf_tensor *attn_sub_norm; /* [q_dim], optional */
-    const qsf_tensor *attn_out_bias; /* [dim], optional */
-    const qsf_tensor *attn_out_outliers;
-    const qsf_tensor *attn_out;       /* [dim, q_dim] */
-    const qsf_tensor *post_attn_norm; /* [dim], optional */
-    const qsf_tensor *ffn_norm;       /* [dim]; optional if there is a post_ffn_norm, or parallel */
-    const qsf_tensor *ffn_norm_bias;  /* [dim], optional */
-    const qsf_tensor *router_bias;    /* [n_experts], optional */
-    const qsf_tensor *selection_bias; /* [n_experts], optional */
-    const qsf_tensor *router;         /* [n_experts, dim], layers with experts */
-    const qsf_tensor *shared_gate;    /* [dim], optional, of the dense part beside experts */
-    const qsf_tensor *gate_bias;      /* [ffn_dim], optional */
-    const qsf_tensor *up_bias;        /* [ffn_dim], optional */
-    const qsf_tensor *gate_outliers;
-    const qsf_tensor *up_outliers;
-    const qsf_tensor *gate;         /* [ffn_dim, dim], gated FFNs */
-    const qsf_tensor *up;           /* [ffn_dim, dim] */
-    const qsf_tensor *ffn_sub_norm; /* [ffn_dim], optional */
-    const qsf_tensor *down_bias;    /* [dim], optional */
-    const qsf_tensor *down_outliers;
-    const qsf_tensor *down;          /* [dim, ffn_dim] */
-    const qsf_tensor *post_ffn_norm; /* [dim], optional */
+    uint32_t first_expert; /* the unit of expert 0, layers with experts */
+    const qsf_tensor *tensors[QSF_LAYER_TENSORS];
+    qsf_sides sides[QSF_LAYER_MATRICES];
 } qsf_layer;
 
 /* The tensors of an expert in the order of the pass. */
@@ -97,8 +108,8 @@ typedef struct qsf_config {
     bool has_head_bias;
     float norm_epsilon;
     float embedding_factor;
-    float logit_cap;       /* 0: none */
-    size_t outliers_bytes; /* most bytes of sparse outliers that are in use together */
+    float logit_cap;    /* 0: none */
+    size_t sides_bytes; /* most bytes of side products that are in use together */
 } qsf_config;
 
 /* The tensors outside the layers. */

@@ -129,6 +129,7 @@ static void up_epilogue(const void *arg, size_t begin, size_t end)
 static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, epilogue_job *job)
 {
     const qsf_scratch *const s = o->scratch;
+    const qsf_tensor *const *const t = layer->tensors;
     const qsf_layer_kind *const kind = o->kind;
     const bool is_whole = kind->qk_norm == QSF_QK_NORM_WHOLE_WIDTH;
     const size_t q_stride = qsf_stride(qsf_q_dim(kind));
@@ -137,21 +138,21 @@ static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, epilogue_job
     size_t n_used = 0;
     qsf_acts in;
     qsf_linear qkv[] = {
-        {layer->q, NULL, s->q, q_stride, head_dim, is_whole ? NULL : q_epilogue, job, {0}},
-        {layer->k, NULL, s->k, kv_stride, head_dim, is_whole ? NULL : k_epilogue, job, {0}},
-        {layer->v, NULL, s->v, kv_stride, head_dim, v_epilogue, job, {0}},
+        {t[QSF_LAYER_Q], NULL, s->q, q_stride, head_dim, is_whole ? NULL : q_epilogue, job, {0}},
+        {t[QSF_LAYER_K], NULL, s->k, kv_stride, head_dim, is_whole ? NULL : k_epilogue, job, {0}},
+        {t[QSF_LAYER_V], NULL, s->v, kv_stride, head_dim, v_epilogue, job, {0}},
     };
-    QSF_TRY(norm(o, s->x, layer->attn_norm, layer->attn_norm_bias, &in));
+    QSF_TRY(norm(o, s->x, t[QSF_LAYER_ATTN_NORM], t[QSF_LAYER_ATTN_NORM_BIAS], &in));
     qsf_ops_lap(o, QSF_PHASE_NORM);
-    QSF_TRY(load(o, layer->q_bias, 0, &qkv[0].bias));
-    QSF_TRY(load(o, layer->k_bias, 1, &qkv[1].bias));
-    QSF_TRY(load(o, layer->v_bias, 2, &qkv[2].bias));
-    QSF_TRY(qsf_ops_load_vector(o, layer->q_norm, s->qk_norms[0], &job->q_norm));
-    QSF_TRY(qsf_ops_load_vector(o, layer->k_norm, s->qk_norms[1], &job->k_norm));
-    QSF_TRY(load(o, layer->sinks, 3, &job->sinks));
-    QSF_TRY(qsf_ops_load_outliers(o, layer->q_outliers, &n_used, &qkv[0].outliers));
-    QSF_TRY(qsf_ops_load_outliers(o, layer->k_outliers, &n_used, &qkv[1].outliers));
-    QSF_TRY(qsf_ops_load_outliers(o, layer->v_outliers, &n_used, &qkv[2].outliers));
+    QSF_TRY(load(o, t[QSF_LAYER_Q_BIAS], 0, &qkv[0].bias));
+    QSF_TRY(load(o, t[QSF_LAYER_K_BIAS], 1, &qkv[1].bias));
+    QSF_TRY(load(o, t[QSF_LAYER_V_BIAS], 2, &qkv[2].bias));
+    QSF_TRY(qsf_ops_load_vector(o, t[QSF_LAYER_Q_NORM], s->qk_norms[0], &job->q_norm));
+    QSF_TRY(qsf_ops_load_vector(o, t[QSF_LAYER_K_NORM], s->qk_norms[1], &job->k_norm));
+    QSF_TRY(load(o, t[QSF_LAYER_SINKS], 3, &job->sinks));
+    QSF_TRY(qsf_ops_load_sides(o, &layer->sides[QSF_LAYER_Q], &n_used, &qkv[0].sides));
+    QSF_TRY(qsf_ops_load_sides(o, &layer->sides[QSF_LAYER_K], &n_used, &qkv[1].sides));
+    QSF_TRY(qsf_ops_load_sides(o, &layer->sides[QSF_LAYER_V], &n_used, &qkv[2].sides));
     QSF_TRY(qsf_linear_run(o, qkv, sizeof qkv / sizeof qkv[0], &in));
     if (is_whole)
         qsf_heads_finish_whole(o, job->chunk, job->layer_idx, job->q_norm, job->k_norm);
@@ -162,7 +163,7 @@ static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, epilogue_job
 typedef struct branch_end {
     const qsf_tensor *w;
     const qsf_tensor *bias;
-    const qsf_tensor *outliers;
+    const qsf_sides *sides;
     const qsf_tensor *post_norm;
     bool is_kept; /* stays in y, because more is added to it */
 } branch_end;
@@ -179,7 +180,7 @@ static qsf_status add_product(qsf_ops *o, const branch_end *end, const qsf_acts 
     if (is_normed || end->is_kept)
         out.epilogue = NULL;
     QSF_TRY(load(o, end->bias, 0, &out.bias));
-    QSF_TRY(qsf_ops_load_outliers(o, end->outliers, &n_used, &out.outliers));
+    QSF_TRY(qsf_ops_load_sides(o, end->sides, &n_used, &out.sides));
     QSF_TRY(qsf_linear_run(o, &out, 1, in));
     if (!is_normed || end->is_kept)
         return QSF_OK;
@@ -191,14 +192,16 @@ static qsf_status add_product(qsf_ops *o, const branch_end *end, const qsf_acts 
 /* x += attention(norm(x)) */
 static qsf_status run_attention(qsf_ops *o, const qsf_layer *l, epilogue_job *job)
 {
-    const branch_end end = {l->attn_out, l->attn_out_bias, l->attn_out_outliers, l->post_attn_norm,
+    const branch_end end = {l->tensors[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_ATTN_OUT_BIAS],
+                            &l->sides[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_POST_ATTN_NORM],
                             false};
     qsf_acts attended;
     QSF_TRY(project_heads(o, l, job));
     qsf_ops_lap(o, QSF_PHASE_QKV);
     QSF_TRY(qsf_attention_run(o, job->chunk, job->layer_idx, job->sinks));
     qsf_ops_lap(o, QSF_PHASE_ATTENTION);
-    QSF_TRY(sub_norm(o, o->scratch->attended, qsf_q_dim(o->kind), l->attn_sub_norm, &attended));
+    QSF_TRY(sub_norm(o, o->scratch->attended, qsf_q_dim(o->kind),
+                     l->tensors[QSF_LAYER_ATTN_SUB_NORM], &attended));
     QSF_TRY(add_product(o, &end, &attended, job));
     qsf_ops_lap(o, QSF_PHASE_ATTN_OUT);
     return QSF_OK;
@@ -210,9 +213,11 @@ static qsf_status prepare_ffn(qsf_ops *o, const qsf_layer *l, qsf_acts *out)
     const qsf_scratch *const s = o->scratch;
     const qsf_norm_weights none = {0};
     if (!o->kind->is_parallel)
-        return norm(o, s->x, l->ffn_norm, l->ffn_norm_bias, out);
+        return norm(o, s->x, l->tensors[QSF_LAYER_FFN_NORM], l->tensors[QSF_LAYER_FFN_NORM_BIAS],
+                    out);
     if (qsf_layer_keeps_input(l))
-        return norm(o, s->input, l->ffn_norm, l->ffn_norm_bias, out);
+        return norm(o, s->input, l->tensors[QSF_LAYER_FFN_NORM],
+                    l->tensors[QSF_LAYER_FFN_NORM_BIAS], out);
     *out = qsf_ops_prepare(o, s->normed, o->config->dim, &none, s->normed); /* as attention did */
     return QSF_OK;
 }
@@ -223,24 +228,25 @@ static qsf_status run_dense(qsf_ops *o, const qsf_layer *l, const qsf_acts *in,
 {
     const qsf_scratch *const s = o->scratch;
     const size_t stride = qsf_stride(o->kind->ffn_dim);
-    const branch_end end = {l->down, l->down_bias, l->down_outliers, l->post_ffn_norm,
+    const branch_end end = {l->tensors[QSF_LAYER_DOWN], l->tensors[QSF_LAYER_DOWN_BIAS],
+                            &l->sides[QSF_LAYER_DOWN], l->tensors[QSF_LAYER_POST_FFN_NORM],
                             o->kind->n_experts != 0};
     size_t n_used = 0;
     qsf_acts activated;
-    qsf_linear gate = {l->gate, NULL, s->gate, stride, 1, NULL, NULL, {0}};
-    qsf_linear up = {l->up, NULL, s->up, stride, 1, up_epilogue, job, {0}};
-    QSF_TRY(load(o, l->gate_bias, 1, &gate.bias));
-    QSF_TRY(load(o, l->up_bias, 0, &up.bias));
-    QSF_TRY(qsf_ops_load_outliers(o, l->gate_outliers, &n_used, &gate.outliers));
-    QSF_TRY(qsf_ops_load_outliers(o, l->up_outliers, &n_used, &up.outliers));
-    if (l->gate != NULL) {
+    qsf_linear gate = {l->tensors[QSF_LAYER_GATE], NULL, s->gate, stride, 1, NULL, NULL, {0}};
+    qsf_linear up = {l->tensors[QSF_LAYER_UP], NULL, s->up, stride, 1, up_epilogue, job, {0}};
+    QSF_TRY(load(o, l->tensors[QSF_LAYER_GATE_BIAS], 1, &gate.bias));
+    QSF_TRY(load(o, l->tensors[QSF_LAYER_UP_BIAS], 0, &up.bias));
+    QSF_TRY(qsf_ops_load_sides(o, &l->sides[QSF_LAYER_GATE], &n_used, &gate.sides));
+    QSF_TRY(qsf_ops_load_sides(o, &l->sides[QSF_LAYER_UP], &n_used, &up.sides));
+    if (l->tensors[QSF_LAYER_GATE] != NULL) {
         QSF_TRY(qsf_linear_run_pair(o, &gate, &up, in));
     } else {
         up.y = s->gate;
         QSF_TRY(qsf_linear_run(o, &up, 1, in));
     }
     qsf_ops_lap(o, QSF_PHASE_GATE_UP);
-    QSF_TRY(sub_norm(o, s->gate, o->kind->ffn_dim, l->ffn_sub_norm, &activated));
+    QSF_TRY(sub_norm(o, s->gate, o->kind->ffn_dim, l->tensors[QSF_LAYER_FFN_SUB_NORM], &activated));
     return add_product(o, &end, &activated, job);
 }
 
@@ -254,11 +260,11 @@ static qsf_status run_ffn(qsf_ops *o, const qsf_layer *l, const epilogue_job *jo
     qsf_ops_lap(o, QSF_PHASE_NORM);
     if (is_routed)
         QSF_TRY(qsf_routed_choose(o, l, job->layer_idx, &in));
-    if (l->up != NULL)
+    if (l->tensors[QSF_LAYER_UP] != NULL)
         QSF_TRY(run_dense(o, l, &in, job));
     if (!is_routed)
         return QSF_OK;
-    QSF_TRY(load_norm(o, l->post_ffn_norm, NULL, &weights));
+    QSF_TRY(load_norm(o, l->tensors[QSF_LAYER_POST_FFN_NORM], NULL, &weights));
     QSF_TRY(qsf_routed_add(o, l, in.f32));
     if (weights.weight != NULL)
         qsf_ops_add_normed(o, &weights);
@@ -289,8 +295,9 @@ static qsf_status begin_layer(qsf_ops *o, const qsf_layer *l)
 {
     const qsf_scratch *const s = o->scratch;
     qsf_norm_weights weights;
-    if (l->input_norm != NULL) {
-        QSF_TRY(load_norm(o, l->input_norm, l->input_norm_bias, &weights));
+    if (l->tensors[QSF_LAYER_INPUT_NORM] != NULL) {
+        QSF_TRY(load_norm(o, l->tensors[QSF_LAYER_INPUT_NORM],
+                          l->tensors[QSF_LAYER_INPUT_NORM_BIAS], &weights));
         qsf_ops_norm(o, s->x, &weights, s->x);
     }
     if (qsf_layer_keeps_input(l))

@@ -19,7 +19,7 @@
  * may call it at the same time for different rows. */
 typedef void qsf_epilogue_fn(const void *arg, size_t begin, size_t end);
 
-/* y [n_tokens, y_stride] = x @ w^T, plus the sparse outliers if any (+ bias [n_rows] unless NULL);
+/* y [n_tokens, y_stride] = x @ w^T, plus its side products (+ bias [n_rows] unless NULL);
  * then the epilogue, unless NULL */
 typedef struct qsf_linear {
     const qsf_tensor *w; /* [n_rows, n_cols] of the current unit */
@@ -29,7 +29,7 @@ typedef struct qsf_linear {
     size_t group_rows; /* the epilogue gets whole groups of so many rows; divides n_rows */
     qsf_epilogue_fn *epilogue;
     const void *epilogue_arg;
-    qsf_outliers outliers;
+    qsf_loaded_sides sides;
 } qsf_linear;
 
 /* Runs up to QSF_LINEAR_MAX matrices of the current unit on x, in the order of the file.
@@ -43,7 +43,7 @@ qsf_status qsf_linear_run(qsf_ops *o, const qsf_linear *linears, size_t n_linear
 qsf_status qsf_linear_run_pair(qsf_ops *o, const qsf_linear *first, const qsf_linear *second,
                                const qsf_acts *x);
 
-/* A matrix of a unit that is in memory as a whole, on rows of its own. It has no outliers. */
+/* A matrix of a unit that is in memory as a whole, on rows of its own. It has no side products. */
 typedef struct qsf_linear_apart {
     qsf_linear linear;
     const unsigned char *unit;

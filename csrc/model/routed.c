@@ -62,17 +62,20 @@ qsf_status qsf_routed_choose(qsf_ops *o, const qsf_layer *l, uint32_t layer_idx,
     const qsf_scratch *const s = o->scratch;
     const uint32_t n_experts = o->kind->n_experts;
     choose_job job = {.ops = o};
-    qsf_linear router = {l->router, NULL, s->routed.scores, n_experts, 1, NULL, NULL, {0}};
-    QSF_TRY(qsf_ops_load_vector(o, l->router_bias, s->routed.biases[0], &router.bias));
-    QSF_TRY(qsf_ops_load_vector(o, l->selection_bias, s->routed.biases[1], &job.selection_bias));
+    qsf_linear router = {
+        l->tensors[QSF_LAYER_ROUTER], NULL, s->routed.scores, n_experts, 1, NULL, NULL, {0}};
+    QSF_TRY(qsf_ops_load_vector(o, l->tensors[QSF_LAYER_ROUTER_BIAS], s->routed.biases[0],
+                                &router.bias));
+    QSF_TRY(qsf_ops_load_vector(o, l->tensors[QSF_LAYER_SELECTION_BIAS], s->routed.biases[1],
+                                &job.selection_bias));
     QSF_TRY(qsf_linear_run(o, &router, 1, x));
     qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(n_experts * 16), choose_rows, &job);
     sort_choices(o);
     request(o, layer_idx);
-    if (l->shared_gate == NULL)
+    if (l->tensors[QSF_LAYER_SHARED_GATE] == NULL)
         return QSF_OK;
     const float *gate;
-    QSF_TRY(qsf_ops_load_vector(o, l->shared_gate, s->vectors[2], &gate));
+    QSF_TRY(qsf_ops_load_vector(o, l->tensors[QSF_LAYER_SHARED_GATE], s->vectors[2], &gate));
     for (uint32_t t = 0; t < o->n_tokens; t++)
         s->routed.gates[t] =
             qsf_routing_gate(o->kernels, gate, x->f32 + t * s->dim_stride, o->config->dim);
@@ -325,9 +328,9 @@ qsf_status qsf_routed_add(qsf_ops *o, const qsf_layer *l, const float *x)
     const qsf_scratch *const s = o->scratch;
     const qsf_layer_kind *const kind = o->kind;
     const uint32_t n_tokens = o->n_tokens;
-    if (l->up == NULL)
+    if (l->tensors[QSF_LAYER_UP] == NULL)
         memset(s->y, 0, n_tokens * s->dim_stride * sizeof *s->y);
-    for (uint32_t t = 0; l->shared_gate != NULL && t < n_tokens; t++)
+    for (uint32_t t = 0; l->tensors[QSF_LAYER_SHARED_GATE] != NULL && t < n_tokens; t++)
         o->kernels->scale(s->y + t * s->dim_stride, s->routed.gates[t], o->config->dim);
     const qsf_status status = run_experts(o, x);
     o->kind = kind;

@@ -127,7 +127,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
     for (size_t i = 0; i < sizeof s->qk_norms / sizeof s->qk_norms[0]; i++)
         s->qk_norms[i] = qsf_arena_push(a, c->qk_norm_cols, sizeof *s->qk_norms[i]);
     s->head_bias = qsf_arena_push(a, c->has_head_bias ? c->n_vocab : 0, sizeof *s->head_bias);
-    s->outliers = qsf_arena_push(a, c->outliers_bytes, 1);
+    s->sides = qsf_arena_push(a, c->sides_bytes, 1);
     layout_routed(&s->routed, a, c, n, s->dim_stride);
     s->act_q = qsf_arena_push(a, n_wide * widest, sizeof *s->act_q);
     s->act_q_low = qsf_arena_push(a, n_wide * widest, sizeof *s->act_q_low);

@@ -80,13 +80,12 @@ typedef struct qsf_scratch {
     float *rope_sin;     /* the same */
     qsf_kv_form kv_form; /* the same in all sessions */
     qsf_attend_scratch attend;
-    float *tails[3];    /* [wide, 16] last tile rows that the output has no room for, one for each
-                           matrix that runs at the same time */
-    float *vectors[4];  /* [widest vector] norm weight, norm bias, and two more vectors */
-    float *qk_norms[2]; /* [qk_norm_cols] weights of Q norm and K norm */
-    float *head_bias;   /* [n_vocab], if the head has one */
-    unsigned char
-        *outliers; /* [config's outliers_bytes] sparse outliers that are in use together */
+    float *tails[3];      /* [wide, 16] last tile rows that the output has no room for, one for each
+                             matrix that runs at the same time */
+    float *vectors[4];    /* [widest vector] norm weight, norm bias, and two more vectors */
+    float *qk_norms[2];   /* [qk_norm_cols] weights of Q norm and K norm */
+    float *head_bias;     /* [n_vocab], if the head has one */
+    unsigned char *sides; /* [config's sides_bytes] side products that are in use together */
     qsf_routed_scratch routed;
     int8_t *act_q;          /* [wide, widest input] */
     int8_t *act_q_low;      /* [wide, widest input] */
