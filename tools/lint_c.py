@@ -30,12 +30,13 @@ MAY_INCLUDE: dict[str, frozenset[str]] = {
     "quantise": frozenset({"base", "types", "platform", "kernels"}),
     "text": frozenset({"base", "platform", "memory"}),
     "guess": frozenset({"base", "memory"}),
+    "cache": frozenset({"base", "types", "platform", "memory", "checksum", "format", "kernels"}),
     "model": frozenset(
-        {"base", "types", "platform", "memory", "checksum", "format", "stream", "kernels"}
+        {"base", "types", "platform", "memory", "checksum", "format", "stream", "kernels", "cache"}
     ),
     "engine": frozenset(
         {"base", "types", "platform", "memory", "io", "machine", "checksum", "format", "stream"}
-        | {"kernels", "text", "guess", "model"}
+        | {"kernels", "text", "guess", "cache", "model"}
     ),
 }
 BANNED: dict[str, frozenset[str]] = {  # calls, and the rooms where they are allowed

@@ -12,8 +12,8 @@
 #include <stdint.h>
 
 #include "format/records.h"
-#include "model/config.h"
-#include "model/kvcache.h"
+#include "format/config.h"
+#include "cache/kv/kvcache.h"
 #include "model/scratch.h"
 
 /* What the plan depends on. Planning only looks sizes up and allocates nothing. */

@@ -12,7 +12,7 @@
 #include "guess/thrift.h"
 #include "memory/arena.h"
 #include "model/chunk.h"
-#include "model/kvcache.h"
+#include "cache/kv/kvcache.h"
 
 /* A guess of the next token, and its kind (thrift.h) */
 typedef struct qsf_guess {

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "model/config.h"
+#include "format/config.h"
 
 /* The frequencies that layers with one number of a set use, for the context of the model. */
 typedef struct qsf_rope {

@@ -11,7 +11,7 @@
 /* attended = softmax(score(q . k)) . v for every token and head of the chunk, whether a prompt, one
  * token, or tokens of many sequences. The layer's kind says how q . k becomes a score. sinks
  * [n_heads], or NULL: a score of each head that has no value. Errors are of the files of cold pages
- * (kvcold.h). */
+ * (cache/kv/kvcold.h). */
 qsf_status qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
                              const float *sinks);
 

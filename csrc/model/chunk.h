@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #include "base/cancel.h"
-#include "model/kvcache.h"
+#include "cache/kv/kvcache.h"
 #include "platform/stopwatch.h"
 
 /* Rows first_row .. first_row + n_tokens - 1 of a chunk: consecutive positions of a sequence.

@@ -18,7 +18,7 @@
 #include "stream/stream.h"
 #include "kernels/kernels.h"
 #include "memory/arena.h"
-#include "model/config.h"
+#include "format/config.h"
 
 typedef struct qsf_embedding {
     uint32_t n_rows;      /* places; 0: no cache */

@@ -16,7 +16,7 @@
 #include "stream/experts.h"
 #include "stream/stream.h"
 #include "kernels/kernels.h"
-#include "model/config.h"
+#include "format/config.h"
 #include "model/angles.h"
 #include "model/scratch.h"
 #include "platform/pool.h"

@@ -13,8 +13,8 @@
 #include <stdint.h>
 
 #include "memory/arena.h"
-#include "model/config.h"
-#include "model/kvcache.h"
+#include "format/config.h"
+#include "cache/kv/kvcache.h"
 
 /* Most query rows of a row group, which share a pass over the pages: query heads of one KV head,
  * times tokens. */

@@ -11,7 +11,7 @@
 #include "check.h"
 #include "kernels/kernel_data.h"
 #include "memory/arena.h"
-#include "model/kvcache.h"
+#include "cache/kv/kvcache.h"
 
 #define N_SESSIONS 4
 #define N_LAYERS 3

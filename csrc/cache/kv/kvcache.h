@@ -17,15 +17,15 @@
  * are rotated back.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_KVCACHE_H
-#define QSF_MODEL_KVCACHE_H
+#ifndef QSF_CACHE_KVCACHE_H
+#define QSF_CACHE_KVCACHE_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "model/kvcold.h"
-#include "model/kvpool.h"
+#include "cache/kv/kvcold.h"
+#include "cache/kv/kvpool.h"
 
 typedef struct qsf_kvcache {
     qsf_kv_pool *pool;

@@ -1,6 +1,6 @@
 /* kvpool.c - lays out the pages, hands out blocks of them. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/kvpool.h"
+#include "cache/kv/kvpool.h"
 
 #include <string.h>
 

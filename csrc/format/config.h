@@ -4,8 +4,8 @@
  * shapes again. Models that this build cannot run are refused here.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_CONFIG_H
-#define QSF_MODEL_CONFIG_H
+#ifndef QSF_FORMAT_CONFIG_H
+#define QSF_FORMAT_CONFIG_H
 
 #include <stdbool.h>
 #include <stddef.h>

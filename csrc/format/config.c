@@ -1,6 +1,6 @@
 /* config.c - checks a file's directory against what the forward pass can run. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/config.h"
+#include "format/config.h"
 
 #include "base/checked.h"
 #include "base/status.h"

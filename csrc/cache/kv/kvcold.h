@@ -4,14 +4,14 @@
  * once. Checksums stay in memory: 4 bytes a page.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_KVCOLD_H
-#define QSF_MODEL_KVCOLD_H
+#ifndef QSF_CACHE_KVCOLD_H
+#define QSF_CACHE_KVCOLD_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "model/kvpool.h"
+#include "cache/kv/kvpool.h"
 #include "platform/file.h"
 
 typedef struct qsf_kv_cold {

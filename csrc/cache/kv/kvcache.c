@@ -1,6 +1,6 @@
 /* kvcache.c - the blocks of one session, and what is in them. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/kvcache.h"
+#include "cache/kv/kvcache.h"
 
 #include <string.h>
 

@@ -11,8 +11,8 @@
  * other. Untouched pages cost no memory.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_KVPOOL_H
-#define QSF_MODEL_KVPOOL_H
+#ifndef QSF_CACHE_KVPOOL_H
+#define QSF_CACHE_KVPOOL_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -21,7 +21,7 @@
 #include "include/qsf.h"
 #include "kernels/kernels.h"
 #include "memory/arena.h"
-#include "model/config.h"
+#include "format/config.h"
 
 /* Of the windows of more kinds the layers keep all of the context. */
 #define QSF_KV_MOST_GROUPS 8
