@@ -318,7 +318,7 @@ static uint32_t find_draft(const qsf_session *s, uint32_t token)
 static bool owns_next(const qsf_session *s)
 {
     qsf_mutex_lock(&s->model->kv_lock);
-    const bool is_own = qsf_kvcache_owns(&s->buffers.kv, s->n_tokens);
+    const bool is_own = qsf_sequence_owns(&s->buffers.sequence, s->n_tokens);
     qsf_mutex_unlock(&s->model->kv_lock);
     return is_own;
 }
@@ -340,7 +340,7 @@ qsf_status qsf_drafting_take(qsf_session *s, uint32_t token)
     const uint32_t draft_idx = find_draft(s, token);
     const uint32_t place = s->first_draft + draft_idx;
     if (place != s->n_tokens) { /* of a branch: onto a draft that was not taken */
-        qsf_kvcache_copy(&s->buffers.kv, place, s->n_tokens);
+        qsf_sequence_move(&s->buffers.sequence, place, s->n_tokens);
         s->buffers.tokens[s->n_tokens] = token;
     }
     memcpy(s->buffers.logits, s->draft_logits + draft_idx * n_vocab, n_vocab * sizeof(float));

@@ -47,7 +47,7 @@ static bool watch_memory(void *arg)
     return has_moved;
 }
 
-/* Takes the KV blocks that the parts will write. */
+/* Takes the memory that the parts will write. */
 static qsf_status reserve(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts)
 {
     qsf_status status = QSF_OK;
@@ -56,7 +56,8 @@ static qsf_status reserve(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts)
         qsf_session *const s = parts[i].session;
         s->n_ahead = 0;
         s->has_likeliest = false;
-        status = qsf_kvcache_reserve(&s->buffers.kv, s->n_tokens, s->n_tokens + parts[i].n_tokens);
+        status = qsf_sequence_reserve(&s->buffers.sequence, s->n_tokens,
+                                      s->n_tokens + parts[i].n_tokens);
     }
     qsf_mutex_unlock(&m->kv_lock);
     for (uint32_t i = 0; i < n_parts; i++)
@@ -77,7 +78,7 @@ static uint32_t make_segments(const qsf_pass_part *p, uint32_t first_row, qsf_se
     qsf_session *const s = p->session;
     const uint32_t n_own = p->n_tokens - p->n_drafts;
     uint32_t n = 0;
-    segments[n++] = (qsf_segment){&s->buffers.kv, first_row, n_own, s->n_tokens, 0, 0, NULL};
+    segments[n++] = (qsf_segment){&s->buffers.sequence, first_row, n_own, s->n_tokens, 0, 0, NULL};
     for (uint32_t i = 1; i <= p->n_drafts; i++) {
         const uint32_t parent_row = first_row + n_own - 1 + parent_of(p, i);
         const uint32_t row = first_row + n_own - 1 + i;
@@ -91,7 +92,7 @@ static uint32_t make_segments(const qsf_pass_part *p, uint32_t first_row, qsf_se
             trunk--;
         const uint32_t position = trunk->first_position + (parent_row - trunk->first_row) + 1;
         const uint32_t n_behind = s->n_tokens + (row - first_row) - position;
-        segments[n++] = (qsf_segment){&s->buffers.kv, row, 1, position, 0, n_behind, trunk};
+        segments[n++] = (qsf_segment){&s->buffers.sequence, row, 1, position, 0, n_behind, trunk};
     }
     return n;
 }

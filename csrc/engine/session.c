@@ -10,7 +10,7 @@
 void qsf_session_trim(qsf_session *s, uint32_t n_tokens)
 {
     qsf_mutex_lock(&s->model->kv_lock);
-    qsf_kvcache_trim(&s->buffers.kv, n_tokens);
+    qsf_sequence_trim(&s->buffers.sequence, n_tokens);
     s->n_incoming_bytes = 0; /* its pages may be gone */
     qsf_mutex_unlock(&s->model->kv_lock);
 }
@@ -20,8 +20,9 @@ static void release_session(qsf_session *s)
     qsf_model *const m = s->model;
     qsf_session_destroy(s->drafter);
     if (s->memory != NULL) {
-        qsf_session_trim(s, 0);
-        qsf_file_close(&s->buffers.kv.cold.file);
+        qsf_mutex_lock(&m->kv_lock);
+        qsf_sequence_close(&s->buffers.sequence);
+        qsf_mutex_unlock(&m->kv_lock);
     }
     qsf_ledger_release(&m->ledger, QSF_USE_KV, s->memory, s->memory_bytes);
     qsf_ledger_release(&m->ledger, QSF_USE_TABLES, s, sizeof *s);
@@ -55,9 +56,7 @@ static qsf_status begin_locked(qsf_model *m, qsf_session **out)
     atomic_init(&s->cancelled, false);
     /* A greedy choice, until there is one. */
     s->last_choice.how = (qsf_sampling){.repetition_penalty = 1.0f, .top_p = 1.0f};
-    qsf_status status = QSF_OK;
-    if (m->kv_pool.n_cold_records != 0)
-        status = qsf_kv_cold_open(&s->buffers.kv.cold, m->options.kv_folder);
+    qsf_status status = qsf_sequence_open_cold(&s->buffers.sequence, m->options.kv_folder);
     if (status == QSF_OK && m->drafter != NULL)
         status = qsf_session_create(m->drafter, &s->drafter);
     if (status != QSF_OK) {
@@ -102,7 +101,7 @@ qsf_status qsf_session_rewind(qsf_session *s, size_t n_tokens)
     if (n_tokens > s->n_tokens)
         return QSF_FAIL(QSF_ERR_ARG, "cannot rewind to %zu tokens: only %u are held", n_tokens,
                         s->n_tokens);
-    if (!qsf_kvcache_holds(&s->buffers.kv, &s->model->config, (uint32_t)n_tokens))
+    if (qsf_sequence_nearest(&s->buffers.sequence, (uint32_t)n_tokens) != n_tokens)
         return QSF_FAIL(QSF_ERR_ARG,
                         "cannot rewind %u tokens to %zu: layers with a window hold only the last "
                         "ones; synchronise to the tokens, which evaluates them again",
@@ -155,9 +154,9 @@ void qsf_session_stats(const qsf_session *s, qsf_stats *out)
         .step_ns = s->step_ns,
         .n_allocations = m->ledger.n_acquired + (m->drafter ? m->drafter->ledger.n_acquired : 0),
         .allocated_bytes = m->ledger.held_bytes + (m->drafter ? m->drafter->ledger.held_bytes : 0),
-        .kv_used_bytes = qsf_kvcache_used_bytes(&s->buffers.kv, s->n_tokens),
-        .kv_read_bytes = s->buffers.kv.cold.read_bytes,
-        .kv_written_bytes = s->buffers.kv.cold.written_bytes,
+        .kv_used_bytes = qsf_sequence_used_bytes(&s->buffers.sequence, s->n_tokens),
+        .kv_read_bytes = s->buffers.sequence.kv.cold.read_bytes,
+        .kv_written_bytes = s->buffers.sequence.kv.cold.written_bytes,
         .n_loops = counts.n_runs,
         .n_parallel_regions = counts.n_shared_runs,
         .parallel_ns = counts.shared_ns,

@@ -18,7 +18,7 @@ qsf_kv_sizes qsf_plan_kv_sizes(const qsf_plan *plan)
 void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *c,
                         const qsf_plan *plan, qsf_kv_pool *pool, uint32_t home)
 {
-    qsf_kvcache_layout(&b->kv, a, pool, home);
+    qsf_sequence_layout(&b->sequence, a, pool, home);
     b->tokens = qsf_arena_push(a, plan->ctx_tokens, sizeof *b->tokens);
     b->logits = qsf_arena_push(a, c->n_vocab, sizeof *b->logits);
     b->offered = qsf_arena_push(a, plan->draft_rows, sizeof *b->offered);

@@ -12,7 +12,7 @@
 #include "guess/thrift.h"
 #include "memory/arena.h"
 #include "model/chunk.h"
-#include "cache/kv/kvcache.h"
+#include "cache/sequence.h"
 
 /* A guess of the next token, and its kind (thrift.h) */
 typedef struct qsf_guess {
@@ -24,7 +24,7 @@ typedef struct qsf_guess {
 #define QSF_MODEL_GUESSES 4U
 
 typedef struct qsf_session_buffers {
-    qsf_kvcache kv;
+    qsf_sequence sequence;
     uint32_t *tokens;     /* [ctx_tokens] */
     float *logits;        /* [n_vocab] after the last token */
     uint32_t *offered;    /* [draft_rows] */
@@ -41,7 +41,7 @@ typedef struct qsf_session_buffers {
 qsf_kv_sizes qsf_plan_kv_sizes(const qsf_plan *plan);
 
 /* Call once on a measuring arena and once on the real one, whose memory is zeroed. `home`: of
- * qsf_kvcache_layout(). */
+ * qsf_sequence_layout(). */
 void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *c,
                         const qsf_plan *plan, qsf_kv_pool *pool, uint32_t home);
 

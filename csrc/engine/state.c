@@ -74,8 +74,7 @@ static size_t logits_bytes(const qsf_session *s, const qsf_state *state)
 
 static uint64_t state_bytes(const qsf_session *s, const qsf_state *state)
 {
-    return logits_bytes(s, state) +
-           qsf_kvcache_image_bytes(&s->buffers.kv, &s->model->config, state->n_tokens);
+    return logits_bytes(s, state) + qsf_sequence_image_bytes(&s->buffers.sequence, state->n_tokens);
 }
 
 qsf_status qsf_session_describe_state(const qsf_session *s, qsf_state *out)
@@ -83,7 +82,7 @@ qsf_status qsf_session_describe_state(const qsf_session *s, qsf_state *out)
     QSF_REQUIRE(s);
     QSF_REQUIRE(out);
     *out = (qsf_state){0};
-    if (!qsf_kvcache_holds(&s->buffers.kv, &s->model->config, s->n_tokens))
+    if (qsf_sequence_nearest(&s->buffers.sequence, s->n_tokens) != s->n_tokens)
         return QSF_OK;
     out->n_tokens = s->n_tokens;
     out->has_logits = s->has_logits;
@@ -116,14 +115,14 @@ qsf_status qsf_session_read_state(const qsf_session *s, uint64_t offset, void *d
     qsf_state state;
     QSF_TRY(qsf_session_describe_state(s, &state));
     QSF_TRY(check_range(&state, offset, n_bytes));
-    qsf_kvcache *const cache = (qsf_kvcache *)&s->buffers.kv; /* reading its file is counted */
+    /* Reading its file is counted. */
+    qsf_sequence *const sequence = (qsf_sequence *)&s->buffers.sequence;
     const size_t n = count_logits(s, &state, offset, n_bytes);
     if (n > 0)
         memcpy(dst, (const unsigned char *)s->buffers.logits + offset, n);
     if (n < n_bytes)
-        QSF_TRY(qsf_kvcache_read_image(cache, &s->model->config, state.n_tokens,
-                                       offset + n - logits_bytes(s, &state),
-                                       (unsigned char *)dst + n, n_bytes - n));
+        QSF_TRY(qsf_sequence_save(sequence, state.n_tokens, offset + n - logits_bytes(s, &state),
+                                  (unsigned char *)dst + n, n_bytes - n));
     *crc32 = qsf_crc32(0, dst, n_bytes);
     return QSF_OK;
 }
@@ -143,10 +142,10 @@ static qsf_status begin_state(qsf_session *s, const qsf_state *state)
     s->incoming = *state;
     s->n_incoming_bytes = 0;
     qsf_mutex_lock(&s->model->kv_lock);
-    qsf_kvcache_trim(&s->buffers.kv, 0);
-    const qsf_status status = qsf_kvcache_reserve(&s->buffers.kv, 0, state->n_tokens);
+    qsf_sequence_trim(&s->buffers.sequence, 0);
+    const qsf_status status = qsf_sequence_reserve(&s->buffers.sequence, 0, state->n_tokens);
     if (status != QSF_OK)
-        qsf_kvcache_trim(&s->buffers.kv, 0);
+        qsf_sequence_trim(&s->buffers.sequence, 0);
     qsf_mutex_unlock(&s->model->kv_lock);
     return status;
 }
@@ -174,9 +173,9 @@ qsf_status qsf_session_write_state(qsf_session *s, const qsf_state *state, uint6
     if (n > 0)
         memcpy((unsigned char *)s->buffers.logits + offset, src, n);
     if (n < n_bytes)
-        QSF_TRY(qsf_kvcache_write_image(&s->buffers.kv, &s->model->config, state->n_tokens,
-                                        offset + n - logits_bytes(s, state),
-                                        (const unsigned char *)src + n, n_bytes - n));
+        QSF_TRY(qsf_sequence_load(&s->buffers.sequence, state->n_tokens,
+                                  offset + n - logits_bytes(s, state),
+                                  (const unsigned char *)src + n, n_bytes - n));
     s->n_incoming_bytes = offset + n_bytes;
     return QSF_OK;
 }
@@ -192,7 +191,7 @@ qsf_status qsf_session_adopt_state(qsf_session *s, const uint32_t *tokens)
                         (unsigned long long)s->n_incoming_bytes);
     QSF_TRY(qsf_pass_check_tokens(s->model, tokens, state->n_tokens));
     memcpy(s->buffers.tokens, tokens, state->n_tokens * sizeof *tokens);
-    qsf_kvcache_adopt(&s->buffers.kv, state->n_tokens);
+    qsf_sequence_adopt(&s->buffers.sequence, state->n_tokens);
     s->n_tokens = state->n_tokens;
     s->has_logits = state->has_logits != 0;
     s->n_incoming_bytes = 0;
@@ -210,16 +209,17 @@ qsf_status qsf_session_copy(qsf_session *to, const qsf_session *from, size_t n_t
                         from->n_tokens);
     const qsf_config *const c = &to->model->config;
     const uint32_t n = (uint32_t)n_tokens;
-    if (!qsf_kvcache_holds(&from->buffers.kv, c, n))
+    if (qsf_sequence_nearest(&from->buffers.sequence, n) != n)
         return QSF_FAIL(QSF_ERR_ARG,
                         "cannot copy %zu of %u tokens: layers with a window hold only the last "
                         "ones",
                         n_tokens, from->n_tokens);
     qsf_mutex_lock(&to->model->kv_lock);
-    qsf_kvcache *const cache = (qsf_kvcache *)&from->buffers.kv; /* its holders are counted */
-    const qsf_status status = qsf_kvcache_share(&to->buffers.kv, cache, c, n);
+    /* Who shares it is counted. */
+    qsf_sequence *const sequence = (qsf_sequence *)&from->buffers.sequence;
+    const qsf_status status = qsf_sequence_share(&to->buffers.sequence, sequence, n);
     if (status != QSF_OK)
-        qsf_kvcache_trim(&to->buffers.kv, 0);
+        qsf_sequence_trim(&to->buffers.sequence, 0);
     qsf_mutex_unlock(&to->model->kv_lock);
     if (status != QSF_OK) {
         to->n_tokens = to->n_ahead = 0;

@@ -61,8 +61,8 @@ static qsf_status advance(qsf_session *s, const uint32_t *tokens, size_t n_token
         n_kept = n_wanted < n_kept ? (uint32_t)n_wanted : n_kept;
     else if (n_kept == n_tokens && !(s->has_logits && s->n_tokens == n_kept))
         n_kept--;
-    if (!qsf_kvcache_holds(&s->buffers.kv, &m->config, n_kept))
-        n_kept = 0; /* the windows before that position are gone: everything again */
+    /* Where the windows before that position are gone, everything is evaluated again. */
+    n_kept = qsf_sequence_nearest(&s->buffers.sequence, n_kept);
     if (n_kept < s->n_tokens)
         s->has_logits = false;
     s->n_ahead = 0;

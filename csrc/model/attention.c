@@ -299,7 +299,7 @@ static void run_items(qsf_attention_job *job)
 static qsf_status attend_by_parts(const qsf_ops *o, qsf_attention_job *job)
 {
     const qsf_segment *const segments = job->chunk->segments;
-    qsf_kvcache *const kv = segments[0].kv;
+    qsf_kvcache *const kv = &segments[0].sequence->kv;
     const qsf_kv_layer *const l = &kv->pool->layers[job->layer];
     const size_t n_cold = qsf_kvcache_cold_pages(kv, job->layer);
     const size_t first_page =
@@ -337,7 +337,7 @@ static qsf_status attend_cold(const qsf_ops *o, const qsf_attention_job *all)
         chunk.segments = whole->segments + i;
         chunk.n_segments = 1; /* and its branches */
         while (i + chunk.n_segments < whole->n_segments &&
-               chunk.segments[chunk.n_segments].kv == chunk.segments[0].kv)
+               chunk.segments[chunk.n_segments].sequence == chunk.segments[0].sequence)
             chunk.n_segments++;
         QSF_TRY(attend_by_parts(o, &job));
     }
@@ -353,7 +353,7 @@ qsf_status qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
     for (uint32_t i = 0; i < chunk->n_segments; i++) {
         const size_t n = qsf_seen_spans(kind, &chunk->segments[i]).n;
         most_spans = n > most_spans ? n : most_spans;
-        n_cold += qsf_kvcache_cold_pages(chunk->segments[i].kv, layer);
+        n_cold += qsf_kvcache_cold_pages(&chunk->segments[i].sequence->kv, layer);
     }
     choose_items(&job, most_spans);
     if (n_cold > 0) {

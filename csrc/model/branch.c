@@ -25,14 +25,15 @@ static size_t find_row(const qsf_branch_span *b, size_t position, const void **k
     const size_t place = position + g->n_behind;
     const size_t page = place / QSF_KV_PAGE_TOKENS;
     const size_t i = page % QSF_KV_SPAN_PAGES;
-    qsf_kvcache_find_pages(g->kv, b->layer, b->kv_head, page - i, i, i + 1, k_pages, v_pages);
+    qsf_kvcache_find_pages(&g->sequence->kv, b->layer, b->kv_head, page - i, i, i + 1, k_pages,
+                           v_pages);
     return place;
 }
 
 void qsf_branch_score(const qsf_ops *o, const qsf_branch_span *b, const qsf_acts *x,
                       size_t end_slot, float *scores)
 {
-    const qsf_kv_pool *const pool = b->branch->kv->pool;
+    const qsf_kv_pool *const pool = b->branch->sequence->kv.pool;
     const size_t tile_bytes =
         pool->layers[b->layer].k_page_bytes / (QSF_KV_PAGE_TOKENS / QSF_TILE_ROWS);
     const void *k_pages[QSF_KV_SPAN_PAGES];
@@ -53,7 +54,7 @@ void qsf_branch_score(const qsf_ops *o, const qsf_branch_span *b, const qsf_acts
 void qsf_branch_values(const qsf_branch_span *b, size_t block, size_t end_slot,
                        const unsigned char **blocks, qsf_branch_copies *copies)
 {
-    const qsf_dtype type = b->branch->kv->pool->form.v_type;
+    const qsf_dtype type = b->branch->sequence->kv.pool->form.v_type;
     const size_t block_bytes = qsf_kv_value_block_bytes(type);
     const void *k_pages[QSF_KV_SPAN_PAGES];
     const void *v_pages[QSF_KV_SPAN_PAGES];

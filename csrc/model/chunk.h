@@ -11,16 +11,17 @@
 #include <stdint.h>
 
 #include "base/cancel.h"
-#include "cache/kv/kvcache.h"
+#include "cache/sequence.h"
 #include "platform/stopwatch.h"
 
 /* Rows first_row .. first_row + n_tokens - 1 of a chunk: consecutive positions of a sequence.
  *
  * A branch is another end of a sequence: what follows its trunk, an earlier segment, up to position
- * first_position - 1, instead of the trunk's rows from there on. Both have the same cache, so a
+ * first_position - 1, instead of the trunk's rows from there on. Both have the same sequence, so a
  * branch's rows are stored n_behind positions behind their own, where no other row is. */
 typedef struct qsf_segment {
-    qsf_kvcache *kv; /* of this segment and its branches alone; receives first_position and up */
+    qsf_sequence *sequence; /* of this segment and its branches alone; receives first_position and
+                               up */
     uint32_t first_row;
     uint32_t n_tokens;
     uint32_t first_position;

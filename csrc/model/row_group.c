@@ -130,7 +130,7 @@ static void weigh_scores(const qsf_ops *o, const qsf_row_group *group, size_t be
 static size_t find_cold_pages(const qsf_attention_job *job, const qsf_row_group *group, size_t page,
                               size_t first, size_t end, const void **k_pages, const void **v_pages)
 {
-    const qsf_kv_layer *const l = &group->segment->kv->pool->layers[job->layer];
+    const qsf_kv_layer *const l = &group->segment->sequence->kv.pool->layers[job->layer];
     const unsigned char *const records =
         job->ops->scratch->attend.transit + group->kv_head * (l->k_page_bytes + l->v_page_bytes);
     for (; first < end && page + first < job->end_cold; first++) {
@@ -145,7 +145,7 @@ static size_t find_cold_pages(const qsf_attention_job *job, const qsf_row_group 
 static void find_pages(const qsf_attention_job *job, const qsf_row_group *group, size_t page,
                        size_t first, size_t end, const void **k_pages, const void **v_pages)
 {
-    const qsf_kvcache *const kv = group->segment->kv;
+    const qsf_kvcache *const kv = &group->segment->sequence->kv;
     const qsf_seen *const seen = &group->all;
     const size_t pinned_end = qsf_ceil_div(seen->pinned, QSF_KV_PAGE_TOKENS);
     const size_t window = seen->first / QSF_KV_PAGE_TOKENS;
@@ -217,7 +217,7 @@ static void branch_values(const weighed_span *s, size_t block, const unsigned ch
 {
     const qsf_kernels *const k = s->job->ops->kernels;
     const qsf_segment *const trunk = s->group->segment;
-    const qsf_dtype type = trunk->kv->pool->form.v_type;
+    const qsf_dtype type = trunk->sequence->kv.pool->form.v_type;
     qsf_branch_copies copies;
     /* No branch begins before its trunk, so earlier slots are the same for all. */
     const size_t first = trunk->first_position > s->begin ? trunk->first_position - s->begin : 0;
@@ -247,7 +247,7 @@ static void span_values(const weighed_span *s, size_t block, const void *const *
                         float *values, size_t stride)
 {
     const qsf_kernels *const k = s->job->ops->kernels;
-    const qsf_dtype type = s->group->segment->kv->pool->form.v_type;
+    const qsf_dtype type = s->group->segment->sequence->kv.pool->form.v_type;
     const size_t block_off = block * qsf_kv_value_block_bytes(type);
     const bool has_branches = has_branch_rows(s->group, s->begin);
     const unsigned char *blocks[QSF_KV_SPAN_PAGES];
@@ -268,7 +268,7 @@ void qsf_row_group_attend_span(const qsf_attention_job *job, const qsf_row_group
 {
     const qsf_ops *const o = job->ops;
     const qsf_kernels *const k = o->kernels;
-    const qsf_kvcache *const kv = group->segment->kv;
+    const qsf_kvcache *const kv = &group->segment->sequence->kv;
     const qsf_attend_scratch *const s = &o->scratch->attend;
     const size_t begin = span * QSF_KV_SPAN_TOKENS;
     float *const scores = s->scores + worker_idx * QSF_ATTEND_ROWS * QSF_KV_SPAN_TOKENS;

@@ -33,7 +33,7 @@ typedef struct rig {
     qsf_kernels kernels;
     qsf_scratch scratch;
     qsf_kv_pool kv_pool;
-    qsf_kvcache caches[MAX_SEQUENCES];
+    qsf_sequence sequences[MAX_SEQUENCES];
     qsf_pool *pool;
     qsf_ops ops;
     uint32_t resident_tokens; /* 0: all */
@@ -60,9 +60,9 @@ static void shuffle_blocks(rig *g)
     for (uint32_t i = g->resident_tokens == 0 ? group->n_blocks : 0; i-- > 1;) {
         const uint32_t j = random_u32() % (i + 1);
         uint32_t *const a =
-            &g->caches[i / group->n_places].blocks[group->first_place + i % group->n_places];
+            &g->sequences[i / group->n_places].kv.blocks[group->first_place + i % group->n_places];
         uint32_t *const b =
-            &g->caches[j / group->n_places].blocks[group->first_place + j % group->n_places];
+            &g->sequences[j / group->n_places].kv.blocks[group->first_place + j % group->n_places];
         const uint32_t block = *a;
         *a = *b;
         *b = block;
@@ -103,18 +103,18 @@ static void rig_make(rig *g, const shape *s, qsf_kv_form form, qsf_isa isa, uint
     qsf_arena_init_measuring(&a);
     qsf_kv_pool_layout(&g->kv_pool, &a, &g->config, &sizes, &form);
     for (uint32_t i = 0; i < MAX_SEQUENCES; i++)
-        qsf_kvcache_layout(&g->caches[i], &a, &g->kv_pool, i);
+        qsf_kvcache_layout(&g->sequences[i].kv, &a, &g->kv_pool, i);
     const size_t n_bytes = a.used_bytes;
     qsf_arena_init(&a, g->blocks[2] = zeroed(n_bytes), n_bytes);
     qsf_kv_pool_layout(&g->kv_pool, &a, &g->config, &sizes, &form);
     const qsf_kv_layer *const l = &g->kv_pool.layers[0];
     const size_t n_pages = (size_t)l->n_kv_heads * g->kv_pool.groups[l->group_idx].n_blocks;
     for (uint32_t i = 0; i < MAX_SEQUENCES; i++) {
-        qsf_kvcache_layout(&g->caches[i], &a, &g->kv_pool, i);
+        qsf_kvcache_layout(&g->sequences[i].kv, &a, &g->kv_pool, i);
         if (resident_tokens == 0)
-            CHECK_OK(qsf_kvcache_reserve(&g->caches[i], 0, CTX_TOKENS));
+            CHECK_OK(qsf_kvcache_reserve(&g->sequences[i].kv, 0, CTX_TOKENS));
         else
-            CHECK_OK(qsf_kv_cold_open(&g->caches[i].cold, "."));
+            CHECK_OK(qsf_kv_cold_open(&g->sequences[i].kv.cold, "."));
     }
     CHECK(!a.failed);
     qsf_arena_init_measuring(&a);
@@ -136,7 +136,7 @@ static void rig_make(rig *g, const shape *s, qsf_kv_form form, qsf_isa isa, uint
 static void rig_free(rig *g)
 {
     for (size_t i = 0; i < MAX_SEQUENCES; i++)
-        qsf_file_close(&g->caches[i].cold.file);
+        qsf_file_close(&g->sequences[i].kv.cold.file);
     qsf_pool_destroy(g->pool);
     for (size_t i = 0; i < COUNT_OF(g->blocks); i++)
         free(g->blocks[i]);
@@ -156,11 +156,11 @@ static void run_chunk(rig *g, qsf_segment *segments, const uint32_t *sequences, 
     const qsf_scratch *const s = &g->scratch;
     qsf_chunk chunk = {.segments = segments, .n_segments = n_segments};
     for (uint32_t i = 0; i < n_segments; i++) {
-        segments[i].kv = &g->caches[sequences[i]];
+        segments[i].sequence = &g->sequences[sequences[i]];
         segments[i].first_row = chunk.n_tokens;
         if (g->resident_tokens != 0)
-            CHECK_OK(qsf_kvcache_reserve(segments[i].kv, segments[i].first_position,
-                                         segments[i].first_position + segments[i].n_tokens));
+            CHECK_OK(qsf_sequence_reserve(segments[i].sequence, segments[i].first_position,
+                                          segments[i].first_position + segments[i].n_tokens));
         for (uint32_t t = 0; t < segments[i].n_tokens; t++) {
             const uint32_t row = chunk.n_tokens + t;
             const uint32_t position = segments[i].first_position + t;
@@ -228,7 +228,7 @@ static void check_formula(const rig *g, uint32_t n_tokens, const float *attended
         }
         g->kernels.rope_split(q, angles[0], angles[1], n_pairs);
         const uint32_t kv_head = h / (c->n_heads / g->kind.n_kv_heads);
-        const qsf_kvcache *const kv = &g->caches[0];
+        const qsf_kvcache *const kv = &g->sequences[0].kv;
         const uint32_t window = g->kind.window_tokens;
         const uint32_t first = window != 0 && n_tokens > window ? n_tokens - window : 0;
         const uint32_t pinned = g->kind.pinned_tokens;
@@ -346,7 +346,7 @@ static void check_shape(const shape *s, qsf_kv_form form)
         run_sequence(&g, 0, n_tokens, splits[i].chunk_tokens, have);
         check_bits(want, have, n, qsf_isa_name(isa), s, form);
         if (splits[i].resident_tokens != 0)
-            CHECK((g.caches[0].cold.read_bytes > 0) == (s->window_tokens != 20));
+            CHECK((g.sequences[0].kv.cold.read_bytes > 0) == (s->window_tokens != 20));
         rig_free(&g);
     }
     check_batch(s, form, 2, 0);

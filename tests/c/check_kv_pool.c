@@ -189,7 +189,7 @@ static void grow(rig *g, uint32_t session)
 static void go_back(rig *g, uint32_t session)
 {
     const uint32_t n = g->n_held[session] - random_u32() % (1 + g->n_held[session]);
-    if (!qsf_kvcache_holds(&g->caches[session], &g->config, n))
+    if (!qsf_kvcache_holds(&g->caches[session], n))
         return;
     qsf_kvcache_trim(&g->caches[session], n);
     g->n_held[session] = n;
@@ -199,9 +199,9 @@ static void share(rig *g, uint32_t session)
 {
     const uint32_t from = (session + 1 + random_u32() % (N_SESSIONS - 1)) % N_SESSIONS;
     const uint32_t n = g->n_held[from] - random_u32() % 3 % (1 + g->n_held[from]);
-    if (!qsf_kvcache_holds(&g->caches[from], &g->config, n))
+    if (!qsf_kvcache_holds(&g->caches[from], n))
         return;
-    CHECK_OK(qsf_kvcache_share(&g->caches[session], &g->caches[from], &g->config, n));
+    CHECK_OK(qsf_kvcache_share(&g->caches[session], &g->caches[from], n));
     memcpy(g->stored[session], g->stored[from], n * sizeof(float));
     g->n_held[session] = n;
 }
@@ -272,9 +272,9 @@ static void check_zeroed(void)
     CHECK_STATUS(qsf_kvcache_reserve(&g.caches[1], 0, 1), QSF_ERR_NOMEM);
     qsf_kvcache_trim(&g.caches[0], 0);
     CHECK_OK(qsf_kvcache_reserve(&g.caches[1], 0, 1));
-    const size_t n_bytes = (size_t)qsf_kvcache_image_bytes(&g.caches[1], &g.config, 1);
+    const size_t n_bytes = (size_t)qsf_kvcache_image_bytes(&g.caches[1], 1);
     unsigned char *const image = exact_alloc(n_bytes);
-    CHECK_OK(qsf_kvcache_read_image(&g.caches[1], &g.config, 1, 0, image, n_bytes));
+    CHECK_OK(qsf_kvcache_read_image(&g.caches[1], 1, 0, image, n_bytes));
     for (size_t i = 0; i < n_bytes; i++)
         if (!CHECK_EQ(image[i], 0))
             break;
@@ -313,7 +313,7 @@ static void check_faults(void)
     CHECK_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
     CHECK_STATUS(qsf_kvcache_reserve(kv, 200, 240), QSF_ERR_IO);
     CHECK(strstr(qsf_error_detail(), "keys and values in .:") != NULL);
-    CHECK_STATUS(qsf_kvcache_share(&g.caches[1], kv, &g.config, 200), QSF_ERR_IO);
+    CHECK_STATUS(qsf_kvcache_share(&g.caches[1], kv, 200), QSF_ERR_IO);
     qsf_kvcache_trim(&g.caches[1], 0);
     CHECK_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
     check_stored(&g, 0);

@@ -174,17 +174,18 @@ static void check_kv(const rig *g, uint32_t n)
     for (uint32_t layer = 0; layer < pool->n_layers; layer++) {
         const qsf_kv_layer *const l = &pool->layers[layer];
         const uint32_t window = g->m->config.layers[layer].kind->window_tokens;
-        const uint32_t n_cold = qsf_kvcache_cold_pages(&g->tree->buffers.kv, layer) >
-                                        qsf_kvcache_cold_pages(&g->plain->buffers.kv, layer)
-                                    ? qsf_kvcache_cold_pages(&g->tree->buffers.kv, layer)
-                                    : qsf_kvcache_cold_pages(&g->plain->buffers.kv, layer);
+        const uint32_t n_cold =
+            qsf_kvcache_cold_pages(&g->tree->buffers.sequence.kv, layer) >
+                    qsf_kvcache_cold_pages(&g->plain->buffers.sequence.kv, layer)
+                ? qsf_kvcache_cold_pages(&g->tree->buffers.sequence.kv, layer)
+                : qsf_kvcache_cold_pages(&g->plain->buffers.sequence.kv, layer);
         for (uint32_t p = window != 0 && n > window ? n - window : 32 * n_cold; p < n; p++) {
             unsigned char slots[2][2][2 * 4096] = {{{0}}};
             for (uint32_t i = 0; i < 2; i++) {
                 const qsf_session *const s = i == 0 ? g->tree : g->plain;
                 const void *k;
                 const void *v;
-                qsf_kvcache_find_pages(&s->buffers.kv, layer, 0, p / 32, 0, 1, &k, &v);
+                qsf_kvcache_find_pages(&s->buffers.sequence.kv, layer, 0, p / 32, 0, 1, &k, &v);
                 qsf_kv_copy_slot(pool->form.k_type, true, l->head_dim / 64 + 1, p % 32, k, 0,
                                  slots[i][0]);
                 qsf_kv_copy_slot(pool->form.v_type, false, l->head_dim / 64 + 1, p % 32, v, 0,
@@ -254,7 +255,7 @@ static void check_setup(const setup *s)
                 check_walk(&g);
         }
     }
-    CHECK_EQ(g.tree->buffers.kv.cold.read_bytes > 0, s->resident_tokens != 0);
+    CHECK_EQ(g.tree->buffers.sequence.kv.cold.read_bytes > 0, s->resident_tokens != 0);
     rig_free(&g);
 }
 

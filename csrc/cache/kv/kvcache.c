@@ -169,11 +169,11 @@ static const qsf_kv_group *group_of(const qsf_kvcache *kv, uint32_t layer)
     return &kv->pool->groups[kv->pool->layers[layer].group_idx];
 }
 
-bool qsf_kvcache_holds(const qsf_kvcache *kv, const qsf_config *c, uint32_t position)
+bool qsf_kvcache_holds(const qsf_kvcache *kv, uint32_t position)
 {
     const uint32_t end_page = end_page_of(kv->n_stored);
-    for (uint32_t i = 0; i < c->n_layers; i++) {
-        const qsf_layer_kind *const kind = c->layers[i].kind;
+    for (uint32_t i = 0; i < kv->pool->n_layers; i++) {
+        const qsf_layer_kind *const kind = kv->pool->layers[i].kind;
         const qsf_kv_group *const g = group_of(kv, i);
         const uint32_t seen_page = page_of(first_seen(kind, position));
         const uint32_t first_page = seen_page > g->n_pinned ? seen_page : g->n_pinned;
@@ -306,9 +306,9 @@ static uint32_t page_at(const qsf_seen_pages *s, uint32_t i)
 }
 
 /* Returns the pages of a layer that are in the image of a position. */
-static qsf_seen_pages find_range(const qsf_config *c, uint32_t layer, uint32_t position)
+static qsf_seen_pages find_range(const qsf_kv_layer *l, uint32_t position)
 {
-    const qsf_layer_kind *const k = c->layers[layer].kind;
+    const qsf_layer_kind *const k = l->kind;
     const uint32_t first = first_seen(k, position);
     qsf_seen_pages s = {qsf_kv_pinned_pages(k), page_of(first), end_page_of(position)};
     if (first == position)
@@ -318,25 +318,25 @@ static qsf_seen_pages find_range(const qsf_config *c, uint32_t layer, uint32_t p
     return s;
 }
 
-static qsf_image_part find_part(const qsf_kvcache *kv, const qsf_config *c, uint32_t position,
-                                uint32_t layer, uint32_t part)
+static qsf_image_part find_part(const qsf_kvcache *kv, uint32_t position, uint32_t layer,
+                                uint32_t part)
 {
     const qsf_kv_layer *const l = &kv->pool->layers[layer];
     return (qsf_image_part){
         .layer = l,
         .kv_head = part / 2,
         .is_key = part % 2 == 0,
-        .pages = find_range(c, layer, position),
+        .pages = find_range(l, position),
         .page_bytes = part % 2 == 0 ? l->k_page_bytes : l->v_page_bytes,
     };
 }
 
-uint64_t qsf_kvcache_image_bytes(const qsf_kvcache *kv, const qsf_config *c, uint32_t position)
+uint64_t qsf_kvcache_image_bytes(const qsf_kvcache *kv, uint32_t position)
 {
     uint64_t n_bytes = 0;
-    for (uint32_t i = 0; i < c->n_layers; i++) {
+    for (uint32_t i = 0; i < kv->pool->n_layers; i++) {
         const qsf_kv_layer *const l = &kv->pool->layers[i];
-        const qsf_seen_pages pages = find_range(c, i, position);
+        const qsf_seen_pages pages = find_range(l, position);
         n_bytes +=
             (uint64_t)count_pages(&pages) * (l->k_page_bytes + l->v_page_bytes) * l->n_kv_heads;
     }
@@ -384,14 +384,13 @@ static qsf_status move_part(qsf_kvcache *kv, const qsf_image_part *p, uint64_t p
     return QSF_OK;
 }
 
-static qsf_status move_image(qsf_kvcache *kv, const qsf_config *c, uint32_t position,
-                             uint64_t offset, unsigned char *dst, const unsigned char *src,
-                             size_t n_bytes)
+static qsf_status move_image(qsf_kvcache *kv, uint32_t position, uint64_t offset,
+                             unsigned char *dst, const unsigned char *src, size_t n_bytes)
 {
     uint64_t at = 0;
-    for (uint32_t i = 0; i < c->n_layers && at < offset + n_bytes; i++) {
+    for (uint32_t i = 0; i < kv->pool->n_layers && at < offset + n_bytes; i++) {
         for (uint32_t part = 0; part < 2 * kv->pool->layers[i].n_kv_heads; part++) {
-            const qsf_image_part p = find_part(kv, c, position, i, part);
+            const qsf_image_part p = find_part(kv, position, i, part);
             const uint64_t part_bytes = (uint64_t)count_pages(&p.pages) * p.page_bytes;
             if (at < offset + n_bytes && offset < at + part_bytes)
                 QSF_TRY(move_part(kv, &p, at, offset, dst, src, n_bytes));
@@ -401,28 +400,28 @@ static qsf_status move_image(qsf_kvcache *kv, const qsf_config *c, uint32_t posi
     return QSF_OK;
 }
 
-qsf_status qsf_kvcache_read_image(qsf_kvcache *kv, const qsf_config *c, uint32_t position,
-                                  uint64_t offset, void *dst, size_t n_bytes)
+qsf_status qsf_kvcache_read_image(qsf_kvcache *kv, uint32_t position, uint64_t offset, void *dst,
+                                  size_t n_bytes)
 {
-    return move_image(kv, c, position, offset, dst, NULL, n_bytes);
+    return move_image(kv, position, offset, dst, NULL, n_bytes);
 }
 
-qsf_status qsf_kvcache_write_image(qsf_kvcache *kv, const qsf_config *c, uint32_t position,
-                                   uint64_t offset, const void *src, size_t n_bytes)
+qsf_status qsf_kvcache_write_image(qsf_kvcache *kv, uint32_t position, uint64_t offset,
+                                   const void *src, size_t n_bytes)
 {
-    return move_image(kv, c, position, offset, NULL, src, n_bytes);
+    return move_image(kv, position, offset, NULL, src, n_bytes);
 }
 
 /* Holds the other cache's blocks of one group. Layers of a group may have different windows. */
-static void share_group(qsf_kvcache *kv, const qsf_kvcache *from, const qsf_config *c,
-                        uint32_t group_idx, uint32_t position)
+static void share_group(qsf_kvcache *kv, const qsf_kvcache *from, uint32_t group_idx,
+                        uint32_t position)
 {
     const qsf_kv_group *const g = &kv->pool->groups[group_idx];
     uint32_t *const to_blocks = kv->blocks + g->first_place;
     const uint32_t *const from_blocks = from->blocks + g->first_place;
     qsf_seen_pages all = {0, UINT32_MAX, 0};
-    for (uint32_t i = 0; i < c->n_layers; i++) {
-        const qsf_seen_pages s = find_range(c, i, position);
+    for (uint32_t i = 0; i < kv->pool->n_layers; i++) {
+        const qsf_seen_pages s = find_range(&kv->pool->layers[i], position);
         if (kv->pool->layers[i].group_idx != group_idx || count_pages(&s) == 0)
             continue;
         all.pinned = s.pinned > all.pinned ? s.pinned : all.pinned;
@@ -447,13 +446,13 @@ static void share_group(qsf_kvcache *kv, const qsf_kvcache *from, const qsf_conf
 }
 
 /* Copies what the image of a position has of a record from one cache's file to the other's. */
-static qsf_status copy_record(qsf_kvcache *kv, qsf_kvcache *from, const qsf_config *c,
-                              uint32_t position, uint32_t record)
+static qsf_status copy_record(qsf_kvcache *kv, qsf_kvcache *from, uint32_t position,
+                              uint32_t record)
 {
     unsigned char bytes[4096];
     for (uint32_t i = 0; i < kv->pool->n_layers; i++) {
         const qsf_kv_layer *const l = &kv->pool->layers[i];
-        if (l->group_idx != 0 || record < find_range(c, i, position).first)
+        if (l->group_idx != 0 || record < find_range(l, position).first)
             continue;
         for (uint32_t part = 0; part < 2 * l->n_kv_heads; part++) {
             const qsf_kv_cold_page p = {l, record, part / 2, part % 2 == 0};
@@ -468,16 +467,15 @@ static qsf_status copy_record(qsf_kvcache *kv, qsf_kvcache *from, const qsf_conf
     return QSF_OK;
 }
 
-qsf_status qsf_kvcache_share(qsf_kvcache *kv, qsf_kvcache *from, const qsf_config *c,
-                             uint32_t position)
+qsf_status qsf_kvcache_share(qsf_kvcache *kv, qsf_kvcache *from, uint32_t position)
 {
     for (uint32_t i = 0; i < kv->pool->n_groups; i++)
-        share_group(kv, from, c, i, position);
+        share_group(kv, from, i, position);
     qsf_kvcache_adopt(kv, position);
     for (kv->cold.n_records = 0;
          kv->cold.n_records < from->cold.n_records && kv->cold.n_records < end_page_of(position);
          kv->cold.n_records++)
-        QSF_TRY(copy_record(kv, from, c, position, kv->cold.n_records));
+        QSF_TRY(copy_record(kv, from, position, kv->cold.n_records));
     return QSF_OK;
 }
 

@@ -52,7 +52,7 @@ qsf_status qsf_kvcache_reserve(qsf_kvcache *kv, uint32_t begin, uint32_t end);
 void qsf_kvcache_trim(qsf_kvcache *kv, uint32_t n_tokens);
 
 /* True if the pages still hold all positions that a token at `position` sees. */
-bool qsf_kvcache_holds(const qsf_kvcache *kv, const qsf_config *c, uint32_t position);
+bool qsf_kvcache_holds(const qsf_kvcache *kv, uint32_t position);
 
 /* Write the addresses of pages first .. end - 1 of the span whose first page is `page`, a multiple
  * of 8, to entries first .. end - 1 of k_pages and v_pages [8]. None of them may be cold. */
@@ -79,20 +79,19 @@ void qsf_kvcache_copy(qsf_kvcache *kv, uint32_t from, uint32_t to);
  * pages of K, then those of V, from the first that the position sees to that of the position before
  * it. It does not depend on the context or the chunk. Meaningful if the cache holds the position.
  */
-uint64_t qsf_kvcache_image_bytes(const qsf_kvcache *kv, const qsf_config *c, uint32_t position);
+uint64_t qsf_kvcache_image_bytes(const qsf_kvcache *kv, uint32_t position);
 
 /* Copy n_bytes of the image from `offset` on, which must be inside it. Before writing, reserve from
  * position 0 on. Writing into a cache makes it hold nothing, until it adopts the position. */
-qsf_status qsf_kvcache_read_image(qsf_kvcache *kv, const qsf_config *c, uint32_t position,
-                                  uint64_t offset, void *dst, size_t n_bytes);
-qsf_status qsf_kvcache_write_image(qsf_kvcache *kv, const qsf_config *c, uint32_t position,
-                                   uint64_t offset, const void *src, size_t n_bytes);
+qsf_status qsf_kvcache_read_image(qsf_kvcache *kv, uint32_t position, uint64_t offset, void *dst,
+                                  size_t n_bytes);
+qsf_status qsf_kvcache_write_image(qsf_kvcache *kv, uint32_t position, uint64_t offset,
+                                   const void *src, size_t n_bytes);
 
 /* Holds the blocks of another cache of the same pool that the image of the position is in, instead
  * of its own, with a copy of its cold pages, and adopts the position. After an error trim it to 0
  * tokens. */
-qsf_status qsf_kvcache_share(qsf_kvcache *kv, qsf_kvcache *from, const qsf_config *c,
-                             uint32_t position);
+qsf_status qsf_kvcache_share(qsf_kvcache *kv, qsf_kvcache *from, uint32_t position);
 
 /* Notes that the whole image of `position` was written. */
 void qsf_kvcache_adopt(qsf_kvcache *kv, uint32_t position);

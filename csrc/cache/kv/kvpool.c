@@ -62,6 +62,7 @@ static qsf_kv_layer describe_layer(qsf_kv_pool *pool, const qsf_layer_kind *k,
                                    const qsf_kv_sizes *sizes)
 {
     return (qsf_kv_layer){
+        .kind = k,
         .n_kv_heads = k->n_kv_heads,
         .head_dim = k->head_dim,
         .group_idx = find_group(pool, count_kept(k, sizes), qsf_kv_pinned_pages(k)),

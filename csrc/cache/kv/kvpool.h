@@ -56,6 +56,7 @@ static inline uint32_t qsf_kv_pinned_pages(const qsf_layer_kind *k)
 
 /* Where the pages of a layer are */
 typedef struct qsf_kv_layer {
+    const qsf_layer_kind *kind;
     uint32_t n_kv_heads;
     uint32_t head_dim;
     uint32_t group_idx;
