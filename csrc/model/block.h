@@ -1,0 +1,43 @@
+/* block.h - what mixers and FFNs share: the norms before them, and the product behind them that
+ * goes back to the residual.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_MODEL_BLOCK_H
+#define QSF_MODEL_BLOCK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "model/ops.h"
+
+/* Loads an optional vector of the current unit into vectors[i] of the scratch; *out becomes NULL if
+ * t is. */
+qsf_status qsf_block_load(qsf_ops *o, const qsf_tensor *t, size_t i, const float **out);
+
+/* Loads the weights of a norm of the current unit into vectors 0 and 1; *out has no weight if there
+ * is no such norm. */
+qsf_status qsf_block_load_norm(qsf_ops *o, const qsf_tensor *weight, const qsf_tensor *bias,
+                               qsf_norm_weights *out);
+
+/* *out = norm(x), or x without a norm, as matmul input */
+qsf_status qsf_block_norm(qsf_ops *o, float *x, const qsf_tensor *weight, const qsf_tensor *bias,
+                          qsf_acts *out);
+
+/* *out = x [n_tokens, dim], normalised in place by a sub-norm if there is one, as matmul input */
+qsf_status qsf_block_sub_norm(qsf_ops *o, float *x, uint32_t dim, const qsf_tensor *weight,
+                              qsf_acts *out);
+
+/* A product that goes back to the residual */
+typedef struct qsf_block_end {
+    const qsf_tensor *w;
+    const qsf_tensor *bias;
+    const qsf_sides *sides;
+    const qsf_tensor *post_norm;
+    bool is_kept; /* stays in y, because more is added to it */
+} qsf_block_end;
+
+/* x += factor * (w @ in (+ bias)), normalised before it is added if there is a post norm */
+qsf_status qsf_block_add_product(qsf_ops *o, const qsf_block_end *end, const qsf_acts *in);
+
+#endif

@@ -1,0 +1,81 @@
+/* ffn.c - the dense part, and the order of it and the routed part (routed.h). */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/ffn.h"
+
+#include "base/status.h"
+#include "model/block.h"
+#include "model/linear.h"
+#include "model/routed.h"
+
+static void up_epilogue(const void *arg, size_t begin, size_t end)
+{
+    const qsf_ops *const o = arg;
+    qsf_ops_activate(o, 0, o->n_tokens, begin, end);
+}
+
+/* *out = what the FFN reads, as matmul input */
+static qsf_status prepare_ffn(qsf_ops *o, const qsf_layer *l, qsf_acts *out)
+{
+    const qsf_scratch *const s = o->scratch;
+    const qsf_norm_weights none = {0};
+    if (!o->kind->is_parallel)
+        return qsf_block_norm(o, s->x, l->tensors[QSF_LAYER_FFN_NORM],
+                              l->tensors[QSF_LAYER_FFN_NORM_BIAS], out);
+    if (qsf_layer_keeps_input(l))
+        return qsf_block_norm(o, s->input, l->tensors[QSF_LAYER_FFN_NORM],
+                              l->tensors[QSF_LAYER_FFN_NORM_BIAS], out);
+    *out = qsf_ops_prepare(o, s->normed, o->config->dim, &none, s->normed); /* as attention did */
+    return QSF_OK;
+}
+
+/* x += ffn(in), or y = ffn(in) if experts are added to it */
+static qsf_status run_dense(qsf_ops *o, const qsf_layer *l, const qsf_acts *in)
+{
+    const qsf_scratch *const s = o->scratch;
+    const size_t stride = qsf_stride(o->kind->ffn_dim);
+    const qsf_block_end end = {l->tensors[QSF_LAYER_DOWN], l->tensors[QSF_LAYER_DOWN_BIAS],
+                               &l->sides[QSF_LAYER_DOWN], l->tensors[QSF_LAYER_POST_FFN_NORM],
+                               o->kind->n_experts != 0};
+    size_t n_used = 0;
+    qsf_acts activated;
+    qsf_linear gate = {l->tensors[QSF_LAYER_GATE], NULL, s->gate, stride, 1, NULL, NULL, {0}};
+    qsf_linear up = {l->tensors[QSF_LAYER_UP], NULL, s->up, stride, 1, up_epilogue, o, {0}};
+    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_GATE_BIAS], 1, &gate.bias));
+    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_UP_BIAS], 0, &up.bias));
+    QSF_TRY(qsf_ops_load_sides(o, &l->sides[QSF_LAYER_GATE], &n_used, &gate.sides));
+    QSF_TRY(qsf_ops_load_sides(o, &l->sides[QSF_LAYER_UP], &n_used, &up.sides));
+    if (l->tensors[QSF_LAYER_GATE] != NULL) {
+        QSF_TRY(qsf_linear_run_pair(o, &gate, &up, in));
+    } else {
+        up.y = s->gate;
+        QSF_TRY(qsf_linear_run(o, &up, 1, in));
+    }
+    qsf_ops_lap(o, QSF_PHASE_GATE_UP);
+    QSF_TRY(qsf_block_sub_norm(o, s->gate, o->kind->ffn_dim, l->tensors[QSF_LAYER_FFN_SUB_NORM],
+                               &activated));
+    return qsf_block_add_product(o, &end, &activated);
+}
+
+qsf_status qsf_ffn_run(qsf_ops *o, const qsf_layer *l, uint32_t layer_idx)
+{
+    const bool is_routed = o->kind->n_experts != 0;
+    if (!is_routed && o->kind->ffn == QSF_FFN_NONE)
+        return QSF_OK;
+    qsf_norm_weights weights;
+    qsf_acts in;
+    QSF_TRY(prepare_ffn(o, l, &in));
+    qsf_ops_lap(o, QSF_PHASE_NORM);
+    if (is_routed)
+        QSF_TRY(qsf_routed_choose(o, l, layer_idx, &in));
+    if (l->tensors[QSF_LAYER_UP] != NULL)
+        QSF_TRY(run_dense(o, l, &in));
+    if (!is_routed)
+        return QSF_OK;
+    QSF_TRY(qsf_block_load_norm(o, l->tensors[QSF_LAYER_POST_FFN_NORM], NULL, &weights));
+    QSF_TRY(qsf_routed_add(o, l, in.f32));
+    if (weights.weight != NULL)
+        qsf_ops_add_normed(o, &weights);
+    else
+        qsf_ops_add_residual(o, 0, o->config->dim);
+    return QSF_OK;
+}

@@ -1,0 +1,97 @@
+/* mix_attention.c - projections, attention to the KV cache, and the product behind it. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/mixers/mix_attention.h"
+
+#include "base/status.h"
+#include "model/attention.h"
+#include "model/block.h"
+#include "model/heads.h"
+#include "model/linear.h"
+
+/* The argument of the epilogues */
+typedef struct attention_job {
+    const qsf_ops *ops;
+    const qsf_chunk *chunk;
+    uint32_t layer_idx;
+    const float *q_norm; /* weights, or NULL */
+    const float *k_norm;
+    const float *sinks;
+} attention_job;
+
+static void q_epilogue(const void *arg, size_t begin, size_t end)
+{
+    const attention_job *const job = arg;
+    const size_t head_dim = job->ops->kind->head_dim;
+    for (size_t h = begin / head_dim; h < end / head_dim; h++)
+        qsf_heads_finish_q(job->ops, job->q_norm, (uint32_t)h, 0, job->ops->n_tokens);
+}
+
+static void k_epilogue(const void *arg, size_t begin, size_t end)
+{
+    const attention_job *const job = arg;
+    const size_t head_dim = job->ops->kind->head_dim;
+    for (size_t h = begin / head_dim; h < end / head_dim; h++)
+        qsf_heads_store_k(job->ops, job->chunk, job->layer_idx, job->k_norm, (uint32_t)h, 0,
+                          job->ops->n_tokens);
+}
+
+static void v_epilogue(const void *arg, size_t begin, size_t end)
+{
+    const attention_job *const job = arg;
+    const size_t head_dim = job->ops->kind->head_dim;
+    for (size_t h = begin / head_dim; h < end / head_dim; h++)
+        qsf_heads_store_v(job->ops, job->chunk, job->layer_idx, (uint32_t)h);
+}
+
+/* Computes q, k and v of norm(x), finished; k and v go to the cache. */
+static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, attention_job *job)
+{
+    const qsf_scratch *const s = o->scratch;
+    const qsf_tensor *const *const t = layer->tensors;
+    const qsf_layer_kind *const kind = o->kind;
+    const bool is_whole = kind->qk_norm == QSF_QK_NORM_WHOLE_WIDTH;
+    const size_t q_stride = qsf_stride(qsf_q_dim(kind));
+    const size_t kv_stride = qsf_stride(qsf_kv_dim(kind));
+    const size_t head_dim = kind->head_dim;
+    size_t n_used = 0;
+    qsf_acts in;
+    qsf_linear qkv[] = {
+        {t[QSF_LAYER_Q], NULL, s->q, q_stride, head_dim, is_whole ? NULL : q_epilogue, job, {0}},
+        {t[QSF_LAYER_K], NULL, s->k, kv_stride, head_dim, is_whole ? NULL : k_epilogue, job, {0}},
+        {t[QSF_LAYER_V], NULL, s->v, kv_stride, head_dim, v_epilogue, job, {0}},
+    };
+    QSF_TRY(qsf_block_norm(o, s->x, t[QSF_LAYER_ATTN_NORM], t[QSF_LAYER_ATTN_NORM_BIAS], &in));
+    qsf_ops_lap(o, QSF_PHASE_NORM);
+    QSF_TRY(qsf_block_load(o, t[QSF_LAYER_Q_BIAS], 0, &qkv[0].bias));
+    QSF_TRY(qsf_block_load(o, t[QSF_LAYER_K_BIAS], 1, &qkv[1].bias));
+    QSF_TRY(qsf_block_load(o, t[QSF_LAYER_V_BIAS], 2, &qkv[2].bias));
+    QSF_TRY(qsf_ops_load_vector(o, t[QSF_LAYER_Q_NORM], s->qk_norms[0], &job->q_norm));
+    QSF_TRY(qsf_ops_load_vector(o, t[QSF_LAYER_K_NORM], s->qk_norms[1], &job->k_norm));
+    QSF_TRY(qsf_block_load(o, t[QSF_LAYER_SINKS], 3, &job->sinks));
+    QSF_TRY(qsf_ops_load_sides(o, &layer->sides[QSF_LAYER_Q], &n_used, &qkv[0].sides));
+    QSF_TRY(qsf_ops_load_sides(o, &layer->sides[QSF_LAYER_K], &n_used, &qkv[1].sides));
+    QSF_TRY(qsf_ops_load_sides(o, &layer->sides[QSF_LAYER_V], &n_used, &qkv[2].sides));
+    QSF_TRY(qsf_linear_run(o, qkv, sizeof qkv / sizeof qkv[0], &in));
+    if (is_whole)
+        qsf_heads_finish_whole(o, job->chunk, job->layer_idx, job->q_norm, job->k_norm);
+    return QSF_OK;
+}
+
+qsf_status qsf_mix_attention(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
+                             uint32_t layer_idx)
+{
+    attention_job job = {o, chunk, layer_idx, NULL, NULL, NULL};
+    const qsf_block_end end = {l->tensors[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_ATTN_OUT_BIAS],
+                               &l->sides[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_POST_ATTN_NORM],
+                               false};
+    qsf_acts attended;
+    QSF_TRY(project_heads(o, l, &job));
+    qsf_ops_lap(o, QSF_PHASE_QKV);
+    QSF_TRY(qsf_attention_run(o, chunk, layer_idx, job.sinks));
+    qsf_ops_lap(o, QSF_PHASE_ATTENTION);
+    QSF_TRY(qsf_block_sub_norm(o, o->scratch->attended, qsf_q_dim(o->kind),
+                               l->tensors[QSF_LAYER_ATTN_SUB_NORM], &attended));
+    QSF_TRY(qsf_block_add_product(o, &end, &attended));
+    qsf_ops_lap(o, QSF_PHASE_ATTN_OUT);
+    return QSF_OK;
+}
