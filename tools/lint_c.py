@@ -29,14 +29,17 @@ MAY_INCLUDE: dict[str, frozenset[str]] = {
     "kernels": frozenset({"base", "types", "platform"}),
     "quantise": frozenset({"base", "types", "platform", "kernels"}),
     "text": frozenset({"base", "platform", "memory"}),
-    "guess": frozenset({"base", "memory"}),
+    "speculate": frozenset({"base", "memory"}),
     "cache": frozenset({"base", "types", "platform", "memory", "checksum", "format", "kernels"}),
     "model": frozenset(
         {"base", "types", "platform", "memory", "checksum", "format", "stream", "kernels", "cache"}
     ),
+    "plan": frozenset(
+        {"base", "types", "platform", "memory", "io", "format", "stream", "cache", "model"}
+    ),
     "engine": frozenset(
         {"base", "types", "platform", "memory", "io", "machine", "checksum", "format", "stream"}
-        | {"kernels", "text", "guess", "cache", "model"}
+        | {"kernels", "text", "speculate", "cache", "model", "plan"}
     ),
 }
 BANNED: dict[str, frozenset[str]] = {  # calls, and the rooms where they are allowed

@@ -14,7 +14,7 @@
 #include "engine/drafter.h"
 #include "engine/model.h"
 #include "engine/session.h"
-#include "guess/matches.h"
+#include "speculate/matches.h"
 #include "platform/clock.h"
 
 #define N_GUESSES (1 + 2 * QSF_FOLLOWERS + QSF_MODEL_GUESSES)

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "engine/pressure.h"
+#include "plan/pressure.h"
 #include "engine/session_buffers.h"
 #include "machine/sysmem.h"
 #include "memory/ledger.h"

@@ -3,7 +3,7 @@
 #include "engine/model_memory.h"
 
 #include "base/checked.h"
-#include "engine/eviction.h"
+#include "plan/eviction.h"
 #include "engine/model.h"
 
 #define RING_BYTES ((size_t)4 << 20)

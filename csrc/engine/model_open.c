@@ -11,7 +11,7 @@
 #include "engine/drafter_tokens.h"
 #include "engine/model.h"
 #include "engine/options.h"
-#include "engine/plan.h"
+#include "plan/plan.h"
 #include "engine/pressure_watch.h"
 #include "engine/session.h"
 #include "engine/skip.h"
@@ -122,6 +122,7 @@ static qsf_status make_plan(qsf_model *m, uint64_t drafter_bytes)
                        sizeof(qsf_session) * m->options.max_sessions,
         .drafter_bytes = drafter_bytes,
         .has_pool = m->is_drafter,
+        .measure_sessions = qsf_session_measure,
     };
     if (!m->is_drafter) { /* which is in memory as a whole, or not at all */
         input.process_bytes = m->memory.resident_bytes;

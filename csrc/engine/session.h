@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #include "engine/session_buffers.h"
-#include "guess/thrift.h"
+#include "speculate/thrift.h"
 #include "include/qsf.h"
 #include "platform/stopwatch.h"
 

@@ -2,6 +2,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/session_buffers.h"
 
+#include "base/checked.h"
+#include "model/scratch.h"
+
 qsf_kv_sizes qsf_plan_kv_sizes(const qsf_plan *plan)
 {
     return (qsf_kv_sizes){
@@ -47,4 +50,57 @@ void qsf_shared_layout(qsf_shared_buffers *b, qsf_arena *a, const qsf_config *c,
     qsf_sampler_layout(&b->sampler, a, c->n_vocab);
     if (plan->draft_rows > 0)
         qsf_followers_layout(&b->followers, a);
+}
+
+static qsf_dtype dtype_of_bits(uint32_t bits)
+{
+    return bits == QSF_KV_2BIT   ? QSF_DTYPE_2BIT
+           : bits == QSF_KV_4BIT ? QSF_DTYPE_4BIT
+           : bits == QSF_KV_8BIT ? QSF_DTYPE_8BIT
+           : bits == QSF_KV_F16  ? QSF_DTYPE_F16
+                                 : QSF_DTYPE_F32;
+}
+
+qsf_kv_form qsf_plan_kv_form(const qsf_plan *plan)
+{
+    return (qsf_kv_form){
+        .k_type = dtype_of_bits(plan->kv_k_bits),
+        .v_type = dtype_of_bits(plan->kv_v_bits),
+        .is_rotated = plan->kv_is_rotated != 0,
+    };
+}
+
+qsf_scratch_sizes qsf_plan_scratch_sizes(const qsf_plan *plan)
+{
+    return (qsf_scratch_sizes){plan->chunk_tokens, plan->n_threads};
+}
+
+void qsf_session_measure(const qsf_config *c, qsf_plan *plan)
+{
+    const qsf_kv_form kv_form = qsf_plan_kv_form(plan);
+    const qsf_kv_sizes sizes = qsf_plan_kv_sizes(plan);
+    qsf_arena pages;
+    qsf_arena session;
+    qsf_arena measuring;
+    qsf_kv_pool pool;
+    qsf_session_buffers buffers;
+    qsf_scratch scratch;
+    qsf_shared_buffers shared;
+    qsf_arena_init_measuring(&pages);
+    qsf_kv_pool_layout(&pool, &pages, c, &sizes, &kv_form);
+    qsf_arena_init_measuring(&session);
+    qsf_session_layout(&buffers, &session, c, plan, &pool, 0);
+    qsf_arena_init_measuring(&measuring);
+    const qsf_scratch_sizes scratch_sizes = qsf_plan_scratch_sizes(plan);
+    qsf_scratch_layout(&scratch, &measuring, c, &pool, &scratch_sizes);
+    qsf_shared_layout(&shared, &measuring, c, plan);
+    plan->kv_pool_bytes = pages.failed ? UINT64_MAX : pages.used_bytes;
+    plan->kv_cold_token_bytes = pool.cold_token_bytes;
+    if (pool.n_cold_records == 0)
+        plan->kv_resident_tokens = plan->ctx_tokens;
+    plan->session_bytes = session.failed ? UINT64_MAX : session.used_bytes;
+    plan->scratch_bytes = measuring.failed ? UINT64_MAX : measuring.used_bytes;
+    uint64_t sessions_bytes = UINT64_MAX;
+    (void)qsf_mul_u64(plan->session_bytes, plan->max_sessions, &sessions_bytes);
+    plan->kv_bytes = qsf_add_capped(plan->kv_pool_bytes, sessions_bytes);
 }

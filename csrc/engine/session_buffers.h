@@ -8,11 +8,12 @@
 #include <stdint.h>
 
 #include "engine/sample.h"
-#include "guess/followers.h"
-#include "guess/thrift.h"
+#include "speculate/followers.h"
+#include "speculate/thrift.h"
 #include "memory/arena.h"
 #include "model/chunk.h"
 #include "cache/sequence.h"
+#include "model/scratch.h"
 
 /* A guess of the next token, and its kind (thrift.h) */
 typedef struct qsf_guess {
@@ -37,8 +38,16 @@ typedef struct qsf_session_buffers {
     qsf_guess *model_guesses;
 } qsf_session_buffers;
 
-/* Returns what the plan's pool holds. */
+/* Return what the plan's pool holds, and in which form. */
 qsf_kv_sizes qsf_plan_kv_sizes(const qsf_plan *plan);
+qsf_kv_form qsf_plan_kv_form(const qsf_plan *plan);
+
+/* Returns what the plan's scratch is for. */
+qsf_scratch_sizes qsf_plan_scratch_sizes(const qsf_plan *plan);
+
+/* measure_sessions of qsf_plan_input: the pool of KV pages, one session, the scratch of a chunk and
+ * what sessions share. */
+void qsf_session_measure(const qsf_config *c, qsf_plan *plan);
 
 /* Call once on a measuring arena and once on the real one, whose memory is zeroed. `home`: of
  * qsf_sequence_layout(). */

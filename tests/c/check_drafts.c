@@ -13,9 +13,9 @@
 #include "engine/model.h"
 #include "engine/model_open.h"
 #include "engine/session.h"
-#include "guess/followers.h"
-#include "guess/matches.h"
-#include "guess/thrift.h"
+#include "speculate/followers.h"
+#include "speculate/matches.h"
+#include "speculate/thrift.h"
 #include "least_budget.h"
 #include "tiny_model.h"
 

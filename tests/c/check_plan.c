@@ -7,8 +7,9 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "engine/draft.h"
-#include "engine/plan.h"
+#include "plan/candidate.h"
+#include "engine/session_buffers.h"
+#include "plan/plan.h"
 #include "format/reader.h"
 #include "stream/stream.h"
 #include "platform/pool.h"
@@ -57,6 +58,7 @@ static qsf_status make(const opened *o, const qsf_options *opt, qsf_plan *plan, 
         .reader = &o->reader,
         .config = &o->config,
         .options = opt,
+        .measure_sessions = qsf_session_measure,
         .process_bytes = PROCESS_BYTES,
         .fixed_bytes = FIXED_BYTES,
     };
@@ -141,10 +143,13 @@ static void check_least_is_least(const tiny_model *model)
     qsf_options opt = options_of(1);
     opt.chunk_tokens = 1;
     CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
-    const qsf_plan_input in = {
-        .reader = &o.reader, .config = &o.config, .options = &opt, .fixed_bytes = FIXED_BYTES};
+    const qsf_plan_input in = {.reader = &o.reader,
+                               .config = &o.config,
+                               .options = &opt,
+                               .fixed_bytes = FIXED_BYTES,
+                               .measure_sessions = qsf_session_measure};
     qsf_plan other = plan;
-    qsf_draft d = {
+    qsf_candidate d = {
         .in = &in,
         .plan = &other,
         .is_resident = is_resident,
@@ -158,7 +163,7 @@ static void check_least_is_least(const tiny_model *model)
     for (uint32_t set = 0; set < 1U << o.reader.n_stream_units; set++) {
         for (uint32_t i = 0; i < o.reader.n_stream_units; i++)
             is_resident[i] = (set >> i & 1) != 0;
-        qsf_draft_add_up(&d);
+        qsf_candidate_add_up(&d);
         least_bytes = other.engine_bytes < least_bytes ? other.engine_bytes : least_bytes;
     }
     CHECK_EQ_U64(plan.engine_bytes, least_bytes);

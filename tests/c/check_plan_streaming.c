@@ -5,8 +5,9 @@
 #include <string.h>
 
 #include "check.h"
-#include "engine/plan.h"
-#include "engine/residence.h"
+#include "engine/session_buffers.h"
+#include "plan/plan.h"
+#include "plan/residence.h"
 #include "stream/stream.h"
 #include "platform/pool.h"
 #include "synthetic_units.h"
@@ -72,6 +73,7 @@ static qsf_status make_beside(const qsf_options *opt, uint64_t available_bytes,
         .reader = &units.reader,
         .config = &config,
         .options = opt,
+        .measure_sessions = qsf_session_measure,
         .process_bytes = PROCESS_BYTES,
         .available_bytes = available_bytes,
         .limit_bytes = limit_bytes,

@@ -12,8 +12,8 @@
  * one around the end of the pass, with the head and the choice of the token.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_ENGINE_RESIDENCE_H
-#define QSF_ENGINE_RESIDENCE_H
+#ifndef QSF_PLAN_RESIDENCE_H
+#define QSF_PLAN_RESIDENCE_H
 
 #include <stdbool.h>
 #include <stdint.h>

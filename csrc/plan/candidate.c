@@ -1,16 +1,15 @@
-/* draft.c - computes the sizes of a plan. */
+/* candidate.c - computes the sizes of a plan. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine/draft.h"
+#include "plan/candidate.h"
 
 #include <string.h>
 
 #include "base/checked.h"
-#include "engine/session_buffers.h"
+#include "cache/kv/kvcache.h"
 #include "stream/experts.h"
 #include "stream/stream.h"
 #include "memory/arena.h"
 #include "model/embedding.h"
-#include "model/scratch.h"
 #include "io/io.h"
 #include "platform/pool.h"
 
@@ -24,61 +23,6 @@
 /* Stands for a sum or product that does not fit 64 bits. */
 #define TOO_MANY_BYTES UINT64_MAX
 
-static qsf_dtype dtype_of_bits(uint32_t bits)
-{
-    return bits == QSF_KV_2BIT   ? QSF_DTYPE_2BIT
-           : bits == QSF_KV_4BIT ? QSF_DTYPE_4BIT
-           : bits == QSF_KV_8BIT ? QSF_DTYPE_8BIT
-           : bits == QSF_KV_F16  ? QSF_DTYPE_F16
-                                 : QSF_DTYPE_F32;
-}
-
-qsf_kv_form qsf_plan_kv_form(const qsf_plan *plan)
-{
-    return (qsf_kv_form){
-        .k_type = dtype_of_bits(plan->kv_k_bits),
-        .v_type = dtype_of_bits(plan->kv_v_bits),
-        .is_rotated = plan->kv_is_rotated != 0,
-    };
-}
-
-qsf_scratch_sizes qsf_plan_scratch_sizes(const qsf_plan *plan)
-{
-    return (qsf_scratch_sizes){plan->chunk_tokens, plan->n_threads};
-}
-
-/* Bytes of the pool of KV pages, of one session, of a chunk's scratch and of what sessions share,
- * by measuring. */
-static void measure_sessions(const qsf_config *c, qsf_plan *plan)
-{
-    const qsf_kv_form kv_form = qsf_plan_kv_form(plan);
-    const qsf_kv_sizes sizes = qsf_plan_kv_sizes(plan);
-    qsf_arena pages;
-    qsf_arena session;
-    qsf_arena measuring;
-    qsf_kv_pool pool;
-    qsf_session_buffers buffers;
-    qsf_scratch scratch;
-    qsf_shared_buffers shared;
-    qsf_arena_init_measuring(&pages);
-    qsf_kv_pool_layout(&pool, &pages, c, &sizes, &kv_form);
-    qsf_arena_init_measuring(&session);
-    qsf_session_layout(&buffers, &session, c, plan, &pool, 0);
-    qsf_arena_init_measuring(&measuring);
-    const qsf_scratch_sizes scratch_sizes = qsf_plan_scratch_sizes(plan);
-    qsf_scratch_layout(&scratch, &measuring, c, &pool, &scratch_sizes);
-    qsf_shared_layout(&shared, &measuring, c, plan);
-    plan->kv_pool_bytes = pages.failed ? TOO_MANY_BYTES : pages.used_bytes;
-    plan->kv_cold_token_bytes = pool.cold_token_bytes;
-    if (pool.n_cold_records == 0)
-        plan->kv_resident_tokens = plan->ctx_tokens;
-    plan->session_bytes = session.failed ? TOO_MANY_BYTES : session.used_bytes;
-    plan->scratch_bytes = measuring.failed ? TOO_MANY_BYTES : measuring.used_bytes;
-    uint64_t sessions_bytes = TOO_MANY_BYTES;
-    (void)qsf_mul_u64(plan->session_bytes, plan->max_sessions, &sessions_bytes);
-    plan->kv_bytes = qsf_add_capped(plan->kv_pool_bytes, sessions_bytes);
-}
-
 /* Rotation spreads outliers over a block's codes; a very wide head averages them without it. */
 static bool is_rotated(const qsf_config *c, const qsf_options *opt, const qsf_choice *how)
 {
@@ -88,7 +32,7 @@ static bool is_rotated(const qsf_config *c, const qsf_options *opt, const qsf_ch
            qsf_kvcache_can_rotate(c) && c->head_dim <= MAX_DEFAULT_ROTATION;
 }
 
-static uint64_t pool_stacks_bytes(const qsf_draft *d)
+static uint64_t pool_stacks_bytes(const qsf_candidate *d)
 {
     return d->in->has_pool ? 0 : (uint64_t)(d->plan->n_threads - 1) * QSF_POOL_STACK_BYTES;
 }
@@ -110,19 +54,19 @@ uint64_t qsf_plan_embedding_bytes(const qsf_config *c, uint32_t n_rows)
 }
 
 /* Bytes of a slot and of its entries in the tables. */
-static uint64_t expert_place_bytes(const qsf_draft *d)
+static uint64_t expert_place_bytes(const qsf_candidate *d)
 {
     return qsf_experts_place_bytes((size_t)d->plan->expert_slot_bytes) +
            qsf_experts_table_bytes(d->in->reader, 1) - qsf_experts_table_bytes(d->in->reader, 0);
 }
 
-uint32_t qsf_draft_count_slots(const qsf_draft *d, uint64_t n_bytes)
+uint32_t qsf_candidate_count_slots(const qsf_candidate *d, uint64_t n_bytes)
 {
     const uint64_t n_fitting = n_bytes / expert_place_bytes(d);
     return n_fitting < d->plan->n_experts ? (uint32_t)n_fitting : d->plan->n_experts;
 }
 
-void qsf_draft_find_experts(qsf_draft *d)
+void qsf_candidate_find_experts(qsf_candidate *d)
 {
     const qsf_reader *const r = d->in->reader;
     qsf_plan *const plan = d->plan;
@@ -147,7 +91,7 @@ void qsf_draft_find_experts(qsf_draft *d)
 }
 
 /* Sizes of the slots of experts. */
-static void add_experts(qsf_draft *d)
+static void add_experts(qsf_candidate *d)
 {
     qsf_plan *const plan = d->plan;
     plan->expert_slots = plan->n_experts == 0 ? 0 : d->how.n_expert_slots;
@@ -160,7 +104,7 @@ static void add_experts(qsf_draft *d)
 }
 
 /* Sizes that depend on which units are resident. */
-static void add_units(qsf_draft *d)
+static void add_units(qsf_candidate *d)
 {
     const qsf_reader *const r = d->in->reader;
     qsf_plan *const plan = d->plan;
@@ -197,7 +141,7 @@ static void add_units(qsf_draft *d)
     }
 }
 
-void qsf_draft_add_up(qsf_draft *d)
+void qsf_candidate_add_up(qsf_candidate *d)
 {
     const qsf_config *const c = d->in->config;
     qsf_plan *const plan = d->plan;
@@ -215,7 +159,7 @@ void qsf_draft_add_up(qsf_draft *d)
     plan->max_sessions = d->in->options->max_sessions;
     plan->kv_contexts =
         n_contexts != 0 && n_contexts < plan->max_sessions ? n_contexts : plan->max_sessions;
-    measure_sessions(c, plan);
+    d->in->measure_sessions(c, plan);
     add_units(d);
     add_experts(d);
     const uint64_t parts[] = {plan->tables_bytes, plan->kv_bytes,        plan->scratch_bytes,
@@ -226,26 +170,26 @@ void qsf_draft_add_up(qsf_draft *d)
         plan->engine_bytes = qsf_add_capped(plan->engine_bytes, parts[i]);
 }
 
-uint64_t qsf_draft_needed_bytes(const qsf_plan *plan)
+uint64_t qsf_candidate_needed_bytes(const qsf_plan *plan)
 {
     return qsf_add_capped(qsf_add_capped(plan->process_bytes, plan->reserve_bytes),
                           plan->engine_bytes);
 }
 
-bool qsf_draft_fits(const qsf_plan *plan)
+bool qsf_candidate_fits(const qsf_plan *plan)
 {
-    const uint64_t n_bytes = qsf_draft_needed_bytes(plan);
+    const uint64_t n_bytes = qsf_candidate_needed_bytes(plan);
     return n_bytes != TOO_MANY_BYTES &&
            (plan->ceiling_bytes == 0 || n_bytes <= plan->ceiling_bytes);
 }
 
-uint64_t qsf_draft_room_bytes(const qsf_plan *plan)
+uint64_t qsf_candidate_room_bytes(const qsf_plan *plan)
 {
     return (plan->ceiling_bytes == 0 ? TOO_MANY_BYTES : plan->ceiling_bytes) -
-           qsf_draft_needed_bytes(plan);
+           qsf_candidate_needed_bytes(plan);
 }
 
-void qsf_draft_find_tiers(qsf_draft *d)
+void qsf_candidate_find_tiers(qsf_candidate *d)
 {
     const qsf_reader *const r = d->in->reader;
     d->n_tiers = 0;
@@ -255,10 +199,10 @@ void qsf_draft_find_tiers(qsf_draft *d)
         uint32_t at = 0;
         while (at < d->n_tiers && d->tiers[at].buffer_bytes > n_bytes)
             at++;
-        if (n_bytes == 0 || at == QSF_DRAFT_TIERS)
+        if (n_bytes == 0 || at == QSF_CANDIDATE_TIERS)
             continue;
         if (at == d->n_tiers || d->tiers[at].buffer_bytes != n_bytes) {
-            d->n_tiers += d->n_tiers < QSF_DRAFT_TIERS;
+            d->n_tiers += d->n_tiers < QSF_CANDIDATE_TIERS;
             memmove(d->tiers + at + 1, d->tiers + at, (d->n_tiers - at - 1) * sizeof d->tiers[0]);
             d->tiers[at] = (qsf_tier){.buffer_bytes = n_bytes};
         }
@@ -267,32 +211,32 @@ void qsf_draft_find_tiers(qsf_draft *d)
     }
 }
 
-static void keep_from(qsf_draft *d, size_t buffer_bytes)
+static void keep_from(qsf_candidate *d, size_t buffer_bytes)
 {
     for (uint32_t i = 0; i < d->in->reader->n_stream_units; i++)
         d->is_resident[i] = qsf_stream_unit_buffer_bytes(d->in->reader, i) >= buffer_bytes;
-    qsf_draft_add_up(d);
+    qsf_candidate_add_up(d);
 }
 
-void qsf_draft_weigh_table(qsf_draft *d)
+void qsf_candidate_weigh_table(qsf_candidate *d)
 {
     bool *const is_resident = &d->is_resident[d->in->reader->embedding_unit];
     *is_resident = false;
-    qsf_draft_add_up(d);
+    qsf_candidate_add_up(d);
     const uint64_t engine_bytes = d->plan->engine_bytes;
     *is_resident = true;
-    qsf_draft_add_up(d);
+    qsf_candidate_add_up(d);
     if (d->plan->engine_bytes > engine_bytes) {
         *is_resident = false;
-        qsf_draft_add_up(d);
+        qsf_candidate_add_up(d);
     }
 }
 
-void qsf_draft_choose_least(qsf_draft *d)
+void qsf_candidate_choose_least(qsf_candidate *d)
 {
     qsf_plan *const plan = d->plan;
     memset(d->is_resident, 0, d->in->reader->n_stream_units * sizeof *d->is_resident);
-    qsf_draft_add_up(d);
+    qsf_candidate_add_up(d);
     const uint64_t buffers_bytes = qsf_add_capped(
         qsf_add_capped(plan->stream_bytes, plan->stacks_bytes), plan->embedding_bytes);
     uint64_t least_bytes = plan->engine_bytes;
@@ -315,5 +259,5 @@ void qsf_draft_choose_least(qsf_draft *d)
     /* A small table may be smaller than a band of it with a cache of rows. */
     const uint32_t table = d->in->reader->embedding_unit;
     if (!d->is_resident[table] && d->in->reader->units[table].raw_bytes <= plan->embedding_bytes)
-        qsf_draft_weigh_table(d);
+        qsf_candidate_weigh_table(d);
 }

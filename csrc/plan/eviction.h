@@ -6,8 +6,8 @@
  * several layers, is last.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_ENGINE_EVICTION_H
-#define QSF_ENGINE_EVICTION_H
+#ifndef QSF_PLAN_EVICTION_H
+#define QSF_PLAN_EVICTION_H
 
 #include <stdbool.h>
 #include <stdint.h>

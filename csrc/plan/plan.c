@@ -1,6 +1,6 @@
 /* plan.c - the arithmetic of plan.h. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine/plan.h"
+#include "plan/plan.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -8,9 +8,10 @@
 
 #include "base/checked.h"
 #include "base/status.h"
-#include "engine/ceiling.h"
-#include "engine/draft.h"
-#include "engine/residence.h"
+#include "plan/ceiling.h"
+#include "plan/candidate.h"
+#include "plan/residence.h"
+#include "cache/kv/kvcache.h"
 #include "io/io.h"
 #include "stream/stream.h"
 
@@ -167,20 +168,20 @@ static qsf_status first_choice(const qsf_plan_input *in, uint64_t ceiling_bytes,
 }
 
 /* Changes the choice to `how` if the plan then needs at most most_bytes. */
-static bool try_choice(qsf_draft *d, const qsf_choice *how, uint64_t most_bytes)
+static bool try_choice(qsf_candidate *d, const qsf_choice *how, uint64_t most_bytes)
 {
     const qsf_choice before = d->how;
     d->how = *how;
-    qsf_draft_add_up(d);
-    if (qsf_draft_fits(d->plan) && qsf_draft_needed_bytes(d->plan) <= most_bytes)
+    qsf_candidate_add_up(d);
+    if (qsf_candidate_fits(d->plan) && qsf_candidate_needed_bytes(d->plan) <= most_bytes)
         return true;
     d->how = before;
-    qsf_draft_add_up(d);
+    qsf_candidate_add_up(d);
     return false;
 }
 
 /* Doubles the chunk while the plan needs at most most_bytes. */
-static void grow_chunk(qsf_draft *d, uint64_t most_bytes)
+static void grow_chunk(qsf_candidate *d, uint64_t most_bytes)
 {
     const uint32_t most_tokens =
         d->plan->n_experts == 0 ? LARGE_CHUNK_TOKENS : EXPERTS_CHUNK_TOKENS;
@@ -197,21 +198,22 @@ static void grow_chunk(qsf_draft *d, uint64_t most_bytes)
 
 static uint64_t with_an_eighth(const qsf_plan *plan)
 {
-    return qsf_draft_needed_bytes(plan) + qsf_draft_room_bytes(plan) / PART_FOR_MORE;
+    return qsf_candidate_needed_bytes(plan) + qsf_candidate_room_bytes(plan) / PART_FOR_MORE;
 }
 
 /* Experts want all memory that is left, so that a chunk may take only a part of it. */
-static uint64_t most_for_chunk(const qsf_draft *d)
+static uint64_t most_for_chunk(const qsf_candidate *d)
 {
     return d->plan->n_experts == 0 ? TOO_MANY_BYTES : with_an_eighth(d->plan);
 }
 
 /* Drafts that are right save whole passes, so they may take half of the rest. */
-static void grow_drafts(qsf_draft *d)
+static void grow_drafts(qsf_candidate *d)
 {
     qsf_choice how = d->how;
     how.draft_rows = d->in->options->draft_rows;
-    const uint64_t most_bytes = qsf_draft_needed_bytes(d->plan) + qsf_draft_room_bytes(d->plan) / 2;
+    const uint64_t most_bytes =
+        qsf_candidate_needed_bytes(d->plan) + qsf_candidate_room_bytes(d->plan) / 2;
     while (how.draft_rows > d->how.draft_rows && !try_choice(d, &how, most_bytes))
         how.draft_rows /= 2;
 }
@@ -220,7 +222,7 @@ static void grow_drafts(qsf_draft *d)
  * of these buffers may take an eighth of it. A chunk twice as large halves the passes of a prompt
  * over the disk, and each pass reads all streamed units; the eighth costs each token at most an
  * eighth of the time that resident units save. */
-static void grow(qsf_draft *d)
+static void grow(qsf_candidate *d)
 {
     grow_drafts(d);
     qsf_choice how = d->how;
@@ -240,11 +242,11 @@ static void grow(qsf_draft *d)
 
 /* Memory that is too small for another unit makes the ring larger, as far as that helps (and after
  * that, the chunk). */
-static void widen_ring(qsf_draft *d)
+static void widen_ring(qsf_candidate *d)
 {
     const qsf_plan *const plan = d->plan;
     const uint64_t run_bytes = qsf_residence_longest_run_bytes(d->in->reader, d->is_resident);
-    const uint64_t room = qsf_draft_room_bytes(plan);
+    const uint64_t room = qsf_candidate_room_bytes(plan);
     uint64_t ring_bytes = run_bytes / RING_PART_OF_RUN;
     if (ring_bytes > MAX_RING_BYTES)
         ring_bytes = MAX_RING_BYTES;
@@ -262,23 +264,23 @@ static void widen_ring(qsf_draft *d)
 
 /* True if nothing has to be streamed but a separate embedding table, of which each token reads one
  * row, past a cache that is added later. */
-static bool fits_without_streaming(qsf_draft *d)
+static bool fits_without_streaming(qsf_candidate *d)
 {
     const qsf_reader *const r = d->in->reader;
     const uint32_t n_rows = d->how.n_embedding_rows;
     memset(d->is_resident, 1, r->n_stream_units * sizeof *d->is_resident);
     d->how.n_embedding_rows = 0;
-    qsf_draft_add_up(d);
+    qsf_candidate_add_up(d);
     if (!qsf_stream_passes_ring(r, r->embedding_unit))
-        qsf_draft_weigh_table(d);
-    if (qsf_draft_fits(d->plan))
+        qsf_candidate_weigh_table(d);
+    if (qsf_candidate_fits(d->plan))
         return true;
     d->how.n_embedding_rows = n_rows;
     return false;
 }
 
 /* The same, with fewer drafts if that is what it takes. */
-static bool fits_with_fewer_drafts(qsf_draft *d)
+static bool fits_with_fewer_drafts(qsf_candidate *d)
 {
     const uint32_t draft_rows = d->how.draft_rows;
     bool does_fit = fits_without_streaming(d);
@@ -290,14 +292,14 @@ static bool fits_with_fewer_drafts(qsf_draft *d)
 
 /* If weights are streamed, a long context costs speed, and few conversations need it: the KV cache
  * may take an eighth of the ceiling, or the bytes of PATIENT_CTX_TOKENS. */
-static bool shorten_context(qsf_draft *d)
+static bool shorten_context(qsf_candidate *d)
 {
     const uint64_t most_bytes = d->plan->ceiling_bytes / PART_FOR_KV;
     return d->plan->kv_bytes > most_bytes && shorten(d->in->options, PATIENT_CTX_TOKENS, &d->how);
 }
 
 /* Gives what is left to a cache of embedding rows. */
-static void add_rows(qsf_draft *d)
+static void add_rows(qsf_candidate *d)
 {
     if (d->is_resident[d->in->reader->embedding_unit])
         return;
@@ -305,43 +307,44 @@ static void add_rows(qsf_draft *d)
     how.n_embedding_rows = most_embedding_rows(d->in->config, d->plan->ceiling_bytes);
     while (how.n_embedding_rows > d->how.n_embedding_rows && !try_choice(d, &how, TOO_MANY_BYTES))
         how.n_embedding_rows /= 2;
-    qsf_draft_weigh_table(d);
+    qsf_candidate_weigh_table(d);
 }
 
 /* Gives what is left to slots of experts; those that were given already are room, too. */
-static void add_slots(qsf_draft *d)
+static void add_slots(qsf_candidate *d)
 {
     qsf_plan *const plan = d->plan;
     if (plan->n_experts == 0)
         return;
     d->how.n_expert_slots = 0;
-    qsf_draft_add_up(d);
-    d->how.n_expert_slots = qsf_draft_count_slots(d, qsf_draft_room_bytes(plan));
-    qsf_draft_add_up(d);
-    assert(qsf_draft_fits(plan));
+    qsf_candidate_add_up(d);
+    d->how.n_expert_slots = qsf_candidate_count_slots(d, qsf_candidate_room_bytes(plan));
+    qsf_candidate_add_up(d);
+    assert(qsf_candidate_fits(plan));
 }
 
 /* Tokens of a pass need other experts, so that each draft that is wrong is read for nothing. */
-static void drop_drafts(qsf_draft *d)
+static void drop_drafts(qsf_candidate *d)
 {
     if (d->how.draft_rows == 0 ||
         4 * (uint64_t)d->plan->expert_slots >= 3 * (uint64_t)d->plan->n_experts)
         return;
     d->how.draft_rows = 0;
-    qsf_draft_add_up(d);
+    qsf_candidate_add_up(d);
     add_slots(d);
 }
 
 /* Chooses layers and the head: those that stay in memory beside what is left of the buffers. */
-static void choose_streamed(qsf_draft *d)
+static void choose_streamed(qsf_candidate *d)
 {
-    qsf_draft_choose_least(d);
+    qsf_candidate_choose_least(d);
     grow(d);
     for (uint32_t i = 0; i < MAX_ROUNDS; i++) {
-        if (qsf_residence_add(d->in->reader, qsf_draft_room_bytes(d->plan), d->is_resident) == 0)
+        if (qsf_residence_add(d->in->reader, qsf_candidate_room_bytes(d->plan), d->is_resident) ==
+            0)
             break;
-        qsf_draft_add_up(d);
-        assert(qsf_draft_fits(d->plan));
+        qsf_candidate_add_up(d);
+        assert(qsf_candidate_fits(d->plan));
     }
     if (d->plan->n_experts == 0)
         widen_ring(d);
@@ -350,7 +353,7 @@ static void choose_streamed(qsf_draft *d)
 /* Each pass reads every streamed unit, but only a few rows of a separate embedding table, so that
  * its cache comes after the chunk, and the whole table after the experts: with more budget none of
  * these becomes smaller. */
-static void choose_resident(qsf_draft *d)
+static void choose_resident(qsf_candidate *d)
 {
     bool is_streaming = !fits_with_fewer_drafts(d);
     while (is_streaming && shorten_context(d))
@@ -364,33 +367,33 @@ static void choose_resident(qsf_draft *d)
     bool *const has_table = &d->is_resident[d->in->reader->embedding_unit];
     if (!*has_table) {
         *has_table = true;
-        qsf_draft_add_up(d);
-        *has_table = qsf_draft_fits(d->plan);
-        qsf_draft_add_up(d);
+        qsf_candidate_add_up(d);
+        *has_table = qsf_candidate_fits(d->plan);
+        qsf_candidate_add_up(d);
     }
 }
 
 /* Makes the smallest plan for these options. */
-static qsf_status plan_least(qsf_draft *d)
+static qsf_status plan_least(qsf_candidate *d)
 {
     QSF_TRY(first_choice(d->in, d->plan->ceiling_bytes, &d->how));
     while (shrink(d->in->options, &d->how)) {
     }
-    qsf_draft_choose_least(d);
+    qsf_candidate_choose_least(d);
     return QSF_OK;
 }
 
 /* Returns the bytes that the smallest plan needs with other options. */
-static uint64_t least_with(const qsf_draft *d, const qsf_options *opt)
+static uint64_t least_with(const qsf_candidate *d, const qsf_options *opt)
 {
     qsf_plan_input in = *d->in;
     qsf_plan plan = *d->plan;
-    qsf_draft other = *d;
+    qsf_candidate other = *d;
     in.options = opt;
     plan.n_threads = opt->n_threads;
     other.in = &in;
     other.plan = &plan;
-    return plan_least(&other) == QSF_OK ? qsf_draft_needed_bytes(&plan) : TOO_MANY_BYTES;
+    return plan_least(&other) == QSF_OK ? qsf_candidate_needed_bytes(&plan) : TOO_MANY_BYTES;
 }
 
 /* Rounds up, so that a budget of this size works. */
@@ -400,7 +403,7 @@ static unsigned long long whole_mb(uint64_t n_bytes)
 }
 
 /* Writes which single option saves the most memory; empty if none does. */
-static void describe_relief(const qsf_draft *d, char *text, size_t text_bytes)
+static void describe_relief(const qsf_candidate *d, char *text, size_t text_bytes)
 {
     const qsf_options *const opt = d->in->options;
     qsf_options shorter = *opt; /* each differs from opt in one field */
@@ -439,7 +442,7 @@ static void describe_relief(const qsf_draft *d, char *text, size_t text_bytes)
 }
 
 /* Reports that the smallest plan does not fit. */
-static qsf_status refuse(const qsf_draft *d, const qsf_supply *supply)
+static qsf_status refuse(const qsf_candidate *d, const qsf_supply *supply)
 {
     const qsf_plan *const plan = d->plan;
     char relief[128];
@@ -489,15 +492,15 @@ qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resi
     for (uint32_t i = 0; i < in->reader->n_pass_units; i++)
         plan->model_bytes = qsf_add_capped(plan->model_bytes,
                                            in->reader->units[in->reader->pass_units[i]].raw_bytes);
-    qsf_draft d = {.in = in, .plan = plan, .is_resident = is_resident};
-    qsf_draft_find_experts(&d);
-    qsf_draft_find_tiers(&d);
+    qsf_candidate d = {.in = in, .plan = plan, .is_resident = is_resident};
+    qsf_candidate_find_experts(&d);
+    qsf_candidate_find_tiers(&d);
     QSF_TRY(plan_least(&d));
-    plan->min_budget_bytes = qsf_draft_needed_bytes(plan);
-    if (!qsf_draft_fits(plan))
+    plan->min_budget_bytes = qsf_candidate_needed_bytes(plan);
+    if (!qsf_candidate_fits(plan))
         return refuse(&d, &supply);
     QSF_TRY(first_choice(in, plan->ceiling_bytes, &d.how));
-    for (qsf_draft_choose_least(&d); !qsf_draft_fits(plan); qsf_draft_choose_least(&d))
+    for (qsf_candidate_choose_least(&d); !qsf_candidate_fits(plan); qsf_candidate_choose_least(&d))
         (void)shrink(opt, &d.how);
     choose_resident(&d);
     return QSF_OK;

@@ -10,8 +10,8 @@
  *                  keep running and the system does not swap
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_ENGINE_CEILING_H
-#define QSF_ENGINE_CEILING_H
+#ifndef QSF_PLAN_CEILING_H
+#define QSF_PLAN_CEILING_H
 
 #include <stdint.h>
 

@@ -1,8 +1,8 @@
 /* thrift.h - how many drafts a pass should have: what passes cost, and how often guesses are
  * right, both as measured. No text depends on it. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_GUESS_THRIFT_H
-#define QSF_GUESS_THRIFT_H
+#ifndef QSF_SPECULATE_THRIFT_H
+#define QSF_SPECULATE_THRIFT_H
 
 #include <stdbool.h>
 #include <stdint.h>

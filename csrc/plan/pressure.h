@@ -5,8 +5,8 @@
  * it between units, at most every quarter of a second, and acts.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_ENGINE_PRESSURE_H
-#define QSF_ENGINE_PRESSURE_H
+#ifndef QSF_PLAN_PRESSURE_H
+#define QSF_PLAN_PRESSURE_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,18 +1,18 @@
 /* plan.h - decides, before anything is allocated, where the memory of a model goes.
  *
  * The layout functions that later lay out the real allocations compute the sizes, so the plan and
- * the allocations agree (draft.h). If memory is short (ceiling.h), the plan gives up, in this
+ * the allocations agree (candidate.h). If memory is short (ceiling.h), the plan gives up, in this
  * order: resident units (residence.h); parts of the prompt chunk, the context and the ring in
  * turns; 4 bits in the KV cache, for 2. It never changes what the caller has set. If that is not
  * enough, the error names a budget that would work. docs/memory.md has the reasons.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_ENGINE_PLAN_H
-#define QSF_ENGINE_PLAN_H
+#ifndef QSF_PLAN_PLAN_H
+#define QSF_PLAN_PLAN_H
 
 #include <stdbool.h>
 
-#include "engine/draft.h"
+#include "plan/candidate.h"
 
 /* Fills *plan and is_resident [n_stream_units of the reader]. QSF_ERR_NOMEM: *plan is the smallest
  * possible plan. QSF_ERR_ARG: the context is longer than the model allows. */

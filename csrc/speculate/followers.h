@@ -2,8 +2,8 @@
  * tokens, the same one, or any, when it last evaluated them ("token recycling"). Rows of wrong
  * drafts teach it too. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_GUESS_FOLLOWERS_H
-#define QSF_GUESS_FOLLOWERS_H
+#ifndef QSF_SPECULATE_FOLLOWERS_H
+#define QSF_SPECULATE_FOLLOWERS_H
 
 #include <stdint.h>
 

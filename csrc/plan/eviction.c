@@ -1,6 +1,6 @@
 /* eviction.c - chooses the unit to evict or to load again. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine/eviction.h"
+#include "plan/eviction.h"
 
 static bool is_held(const qsf_residency *now, uint32_t unit_idx)
 {

@@ -1,7 +1,7 @@
 /* matches.h - guesses the next token from an earlier place in the text that reads alike. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_GUESS_MATCHES_H
-#define QSF_GUESS_MATCHES_H
+#ifndef QSF_SPECULATE_MATCHES_H
+#define QSF_SPECULATE_MATCHES_H
 
 #include <stdint.h>
 

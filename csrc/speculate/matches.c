@@ -1,6 +1,6 @@
 /* matches.c - looks through the text itself: 1 us for 4096 tokens, and no index to keep. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "guess/matches.h"
+#include "speculate/matches.h"
 
 #include <stdbool.h>
 

@@ -1,6 +1,6 @@
 /* thrift.c - running means and a rule. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "guess/thrift.h"
+#include "speculate/thrift.h"
 
 #include <math.h>
 

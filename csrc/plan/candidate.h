@@ -1,11 +1,11 @@
-/* draft.h - an unfinished plan: a choice of sizes and resident units, and the memory they need.
+/* candidate.h - an unfinished plan: a choice of sizes and resident units, and the memory they need.
  *
  * The layout functions that later lay out the real allocations compute the sizes, on a measuring
  * arena. A sum that does not fit 64 bits becomes UINT64_MAX, which is above every ceiling.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_ENGINE_DRAFT_H
-#define QSF_ENGINE_DRAFT_H
+#ifndef QSF_PLAN_CANDIDATE_H
+#define QSF_PLAN_CANDIDATE_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,8 +13,7 @@
 
 #include "format/records.h"
 #include "format/config.h"
-#include "cache/kv/kvcache.h"
-#include "model/scratch.h"
+#include "include/qsf.h"
 
 /* What the plan depends on. Planning only looks sizes up and allocates nothing. */
 typedef struct qsf_plan_input {
@@ -28,10 +27,13 @@ typedef struct qsf_plan_input {
     uint64_t fixed_bytes;       /* tables that any plan needs */
     uint64_t drafter_bytes;     /* of a draft model that is held; 0: none */
     bool has_pool;              /* threads are another model's */
+    /* Fills the sizes of sessions, of the scratch and of what sessions share, by the functions that
+     * lay them out; UINT64_MAX for a size that does not fit 64 bits. */
+    void (*measure_sessions)(const qsf_config *c, qsf_plan *plan);
 } qsf_plan_input;
 
 /* Tiers for which the plan compares streaming the units with keeping them. */
-#define QSF_DRAFT_TIERS 16
+#define QSF_CANDIDATE_TIERS 16
 
 typedef struct qsf_choice {
     uint32_t ctx_tokens;
@@ -52,49 +54,43 @@ typedef struct qsf_tier {
     uint64_t raw_bytes;
 } qsf_tier;
 
-typedef struct qsf_draft {
+typedef struct qsf_candidate {
     const qsf_plan_input *in;
     qsf_plan *plan;
     bool *is_resident; /* [n_stream_units] */
     qsf_choice how;
     uint32_t n_tiers;
-    qsf_tier tiers[QSF_DRAFT_TIERS]; /* the most demanding ones, largest first */
-} qsf_draft;
+    qsf_tier tiers[QSF_CANDIDATE_TIERS]; /* the most demanding ones, largest first */
+} qsf_candidate;
 
 /* Finds the tiers. Call it before the other functions. */
-void qsf_draft_find_tiers(qsf_draft *d);
+void qsf_candidate_find_tiers(qsf_candidate *d);
 
 /* Fills what the plan says of the model's experts. Call it once, before the others. */
-void qsf_draft_find_experts(qsf_draft *d);
+void qsf_candidate_find_experts(qsf_candidate *d);
 
 /* Returns how many slots of experts n_bytes hold, at most one for each expert. */
-uint32_t qsf_draft_count_slots(const qsf_draft *d, uint64_t n_bytes);
+uint32_t qsf_candidate_count_slots(const qsf_candidate *d, uint64_t n_bytes);
 
-/* Computes the plan for the draft's choice and resident units; engine_bytes is the total. */
-void qsf_draft_add_up(qsf_draft *d);
+/* Computes the plan for the candidate's choice and resident units; engine_bytes is the total. */
+void qsf_candidate_add_up(qsf_candidate *d);
 
 /* Keeps the embedding table if that takes no more memory than reading its rows from the disk, and
  * computes the plan. */
-void qsf_draft_weigh_table(qsf_draft *d);
+void qsf_candidate_weigh_table(qsf_candidate *d);
 
 /* Chooses the resident units that need the least memory, and computes the plan. Usually no unit is
  * resident. But the buffers for the most demanding units may be larger than these units: buffers
  * for a compressed unit hold a whole chunk of 1 MiB, and a small model is smaller than a ring. */
-void qsf_draft_choose_least(qsf_draft *d);
+void qsf_candidate_choose_least(qsf_candidate *d);
 
 /* Returns the sum of the process, the caller's reserve and the engine. */
-uint64_t qsf_draft_needed_bytes(const qsf_plan *plan);
-bool qsf_draft_fits(const qsf_plan *plan);
+uint64_t qsf_candidate_needed_bytes(const qsf_plan *plan);
+bool qsf_candidate_fits(const qsf_plan *plan);
 /* Returns the bytes that a plan that fits leaves free. */
-uint64_t qsf_draft_room_bytes(const qsf_plan *plan);
+uint64_t qsf_candidate_room_bytes(const qsf_plan *plan);
 
 /* Returns the bytes of a cache of n_rows embedding rows. */
 uint64_t qsf_plan_embedding_bytes(const qsf_config *c, uint32_t n_rows);
-
-/* Returns what the plan's scratch is for. */
-qsf_scratch_sizes qsf_plan_scratch_sizes(const qsf_plan *plan);
-
-/* Returns the form in which the plan stores keys and values. */
-qsf_kv_form qsf_plan_kv_form(const qsf_plan *plan);
 
 #endif

@@ -1,6 +1,6 @@
 /* ceiling.c - the arithmetic of ceiling.h. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine/ceiling.h"
+#include "plan/ceiling.h"
 
 #include <stdbool.h>
 

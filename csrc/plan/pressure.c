@@ -8,7 +8,7 @@
  * by a shortage, the wait doubles each time.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine/pressure.h"
+#include "plan/pressure.h"
 
 #define SECOND_NS UINT64_C(1000000000)
 #define PAUSE_NS (SECOND_NS / 4)

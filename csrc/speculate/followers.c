@@ -1,6 +1,6 @@
 /* followers.c - a table of 512 KB, whatever the vocabulary. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "guess/followers.h"
+#include "speculate/followers.h"
 
 #include <string.h>
 
