@@ -46,7 +46,7 @@ c_tests = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_MODULE=OF
 ctest = $(CTEST) --test-dir build/$(1) -j $(JOBS) --timeout 600 --output-on-failure --no-tests=error
 
 .PHONY: help demo link test test-c test-py check check-isa check-san check-arm check-old check-slow \
-	lint format fuzz baseline bench wheel install clean
+	check-real lint format fuzz baseline bench wheel install clean
 .NOTPARALLEL:
 
 help: ## show this list
@@ -116,6 +116,14 @@ check-slow: build/install.stamp ## the slow Python tests, all random examples; i
 	@$(PY) -m pytest -m "slow and not golden" $(PYTEST_ARGS)
 	@QSF_EXAMPLES=all $(PY) -m pytest -m "hypothesis and not slow and not golden" $(QUICK_ARGS) \
 		$(PYTEST_ARGS)
+
+# What skips, and why, is said: -rs. A pip that finds no llama.cpp is no failure, its tests skip.
+check-real: build/install.stamp ## real models: MODELS=FOLDER with GGUF files; TABLE=docs/quality.md writes the table there
+	@test -n "$(wildcard $(MODELS)/*.gguf)" || { echo "check-real: MODELS must name a folder with GGUF" \
+		"files, not '$(MODELS)'; tools/fetch_real.sh FOLDER fetches two" >&2; exit 1; }
+	@$(PY) -c 'import xllamacpp' 2>/dev/null || $(PY) -m pip install -q xllamacpp || true
+	@QSF_REAL_MODELS="$(abspath $(MODELS))" QSF_REAL_TABLE="$(TABLE)" \
+		$(PY) -m pytest -rsx -m real tests/python/real $(PYTEST_ARGS)
 
 check: lint check-isa check-san check-slow test ## everything that this machine can run
 
