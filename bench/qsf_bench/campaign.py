@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from qsf.errors import QsfArgumentError, QsfError, QsfUnsupportedError
+from qsf.file.layout import pass_units
 from qsf.native import roofline
 from qsf.native.roofline import Limits
 from qsf.shell.command import StoppedError, explain_folder
@@ -392,7 +393,10 @@ class _Campaign:
             self.miss(QSF, facts.path.name, "trace", why)
             return
         self.trace = chrome_trace(
-            answer.trace, answer.trace_kinds, n_layers=facts.n_layers, name=facts.path.name
+            answer.trace,
+            answer.trace_kinds,
+            unit_names=[unit.name for unit in pass_units(facts.n_layers)],
+            name=facts.path.name,
         )
 
 

@@ -17,13 +17,13 @@ _AROUND = {"pass": "pass", "sample": "python", "python": "python"}  # of no unit
 
 
 def chrome_trace(
-    rows: Sequence[Sequence[int]], kinds: Sequence[str], *, n_layers: int, name: str
+    rows: Sequence[Sequence[int]], kinds: Sequence[str], *, unit_names: Sequence[str], name: str
 ) -> dict[str, Any]:
     """Return the trace of ``rows``: (begin_ns, end_ns, kind, unit, thread, n_bytes, n_tokens).
 
-    ``kinds`` names the kinds. Unit 0 is the embedding, 1 .. ``n_layers`` are the layers, the next
-    is what follows them, any other none. Thread 0 computes, the others read; one that has several
-    reads under way gets a line for each. Times count from the first event.
+    ``kinds`` names the kinds. A unit is a place in ``unit_names``; any other number is none.
+    Thread 0 computes, the others read; one that has several reads under way gets a line for each.
+    Times count from the first event.
     """
     origin_ns = min((row[0] for row in rows), default=0)
     # A pass begins with its first phase: what contains the other comes first.
@@ -32,7 +32,7 @@ def chrome_trace(
     lines = sorted(set(placed))
     events = _names(name, lines)
     events += [
-        _event(row, kinds, n_layers, origin_ns) | {"tid": lines.index(line)}
+        _event(row, kinds, unit_names, origin_ns) | {"tid": lines.index(line)}
         for row, line in zip(ordered, placed, strict=True)
     ]
     return {"displayTimeUnit": "ms", "traceEvents": events}
@@ -83,13 +83,13 @@ def _metadata(name: str, tid: int, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def _event(
-    row: Sequence[int], kinds: Sequence[str], n_layers: int, origin_ns: int
+    row: Sequence[int], kinds: Sequence[str], names: Sequence[str], origin_ns: int
 ) -> dict[str, Any]:
     begin_ns, end_ns, kind_idx, unit_idx, _, n_bytes, n_tokens = row
     kind = kinds[kind_idx]
     args: dict[str, Any] = {}
-    if kind not in _AROUND and 0 <= unit_idx <= n_layers + 1:
-        args["unit"] = _unit(unit_idx, n_layers)
+    if kind not in _AROUND and 0 <= unit_idx < len(names):
+        args["unit"] = names[unit_idx]
     if n_tokens:
         args["tokens"] = n_tokens
     if n_bytes:
@@ -105,9 +105,3 @@ def _event(
         "pid": _PID,
         "args": args,
     }
-
-
-def _unit(unit_idx: int, n_layers: int) -> str:
-    if unit_idx == 0:
-        return "embedding"
-    return f"layer {unit_idx - 1}" if unit_idx <= n_layers else "final"

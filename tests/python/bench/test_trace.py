@@ -11,7 +11,7 @@ import pytest
 from qsf_bench.show.trace import chrome_trace
 
 KINDS = ["embedding", "norm", "qkv", "wait", "pass", "read", "checksum", "sample", "python"]
-N_LAYERS = 2
+UNITS = ("embedding", "layer 0", "layer 1", "final unit")
 ORIGIN_NS = 1_700_000_000_123_456_789  # a clock of today: floats must not lose its nanoseconds
 
 
@@ -45,7 +45,7 @@ def a_run() -> list[list[int]]:
 
 
 def trace_of(rows: list[list[int]]) -> dict[str, Any]:
-    return chrome_trace(rows, KINDS, n_layers=N_LAYERS, name="tiny")
+    return chrome_trace(rows, KINDS, unit_names=UNITS, name="tiny")
 
 
 def of_kind(trace: dict[str, Any], ph: str) -> list[dict[str, Any]]:
@@ -94,7 +94,7 @@ def test_arguments_say_unit_tokens_and_rate() -> None:
     args = {(e["name"], e["tid"]): e["args"] for e in events if e["ts"] < 100}
     assert args["embedding", 0] == {"unit": "embedding", "tokens": 1}
     assert args["qkv", 0] == {"unit": "layer 0", "tokens": 1}
-    assert args["norm", 0] == {"unit": "final", "tokens": 1}
+    assert args["norm", 0] == {"unit": "final unit", "tokens": 1}
     assert args["read", 1] == {"unit": "layer 0", "bytes": 8000, "GB/s": 2.0}
     assert args["pass", 0] == {"tokens": 1}  # the engine says unit 0 of a pass
     assert args["sample", 0] == args["python", 0] == {}
