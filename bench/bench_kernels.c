@@ -66,15 +66,15 @@ typedef struct bench {
     options opt;
     unsigned char *tiles; /* [n_bytes], of any type */
     size_t n_bytes;
-    float *f32;         /* [512, 2048] */
-    int8_t *q;          /* [512, 2048] */
-    int8_t *q_low;      /* [512, 2048] */
-    float *scale;       /* [512, 32] */
-    int32_t *sum;       /* [512, 32] */
-    int32_t *first_sum; /* [512, 32] */
-    float *scaled_sum;  /* [512, 32] */
-    int32_t *fine_sum;  /* [512, 32] */
-    float *y;           /* [n_threads, 512, 5632] */
+    float *f32;           /* [512, 2048] */
+    int8_t *q;            /* [512, 2048] */
+    int8_t *q_low;        /* [512, 2048] */
+    float *scale;         /* [512, 32] */
+    int32_t *sum;         /* [512, 32] */
+    qsf_part_sums *parts; /* [512, 32] */
+    float *scaled_sum;    /* [512, 32] */
+    int32_t *fine_sum;    /* [512, 32] */
+    float *y;             /* [n_threads, 512, 5632] */
     void *pool_block;
     qsf_pool *pool;
     qsf_roofline_read_fn *read;
@@ -140,13 +140,13 @@ static void bench_init(bench *b)
     b->q_low = need(malloc(n_x));
     b->scale = need(malloc(n_x_blocks * sizeof *b->scale));
     b->sum = need(malloc(n_x_blocks * sizeof *b->sum));
-    b->first_sum = need(malloc(n_x_blocks * sizeof *b->first_sum));
+    b->parts = need(malloc(n_x_blocks * sizeof *b->parts));
     b->scaled_sum = need(malloc(n_x_blocks * sizeof *b->scaled_sum));
     b->fine_sum = need(malloc(n_x_blocks * sizeof *b->fine_sum));
     qsf_kernels k;
     qsf_kernels_init(&k, QSF_ISA_SCALAR);
-    const qsf_act_row out = {b->q,         b->q_low,      b->scale,   b->sum,
-                             b->first_sum, b->scaled_sum, b->fine_sum};
+    const qsf_act_row out = {b->q,     b->q_low,      b->scale,   b->sum,
+                             b->parts, b->scaled_sum, b->fine_sum};
     k.quantise(b->f32, n_x_blocks, &out);
     b->y = need(calloc(b->opt.n_threads * MAX_TOKENS * N_ROWS, sizeof *b->y));
     b->pool_block = need(calloc(1, qsf_pool_bytes((uint32_t)b->opt.n_threads)));
@@ -167,7 +167,7 @@ static void bench_destroy(bench *b)
     free(b->q_low);
     free(b->scale);
     free(b->sum);
-    free(b->first_sum);
+    free(b->parts);
     free(b->scaled_sum);
     free(b->fine_sum);
     free(b->y);
@@ -328,7 +328,7 @@ static result measure_tokens(const bench *b, const qsf_kernels *k, qsf_isa isa, 
     work w = {.b = b,
               .matmul = k->matmul[dtype],
               .madds = qsf_dtype_is_quantised(dtype) ? qsf_roofline_madds(isa) : NULL,
-              .x = {n_tokens, N_BLOCKS, b->f32, b->q, b->q_low, b->scale, b->sum, b->first_sum,
+              .x = {n_tokens, N_BLOCKS, b->f32, b->q, b->q_low, b->scale, b->sum, b->parts,
                     b->scaled_sum, b->fine_sum},
               .stripe_bytes = STRIPE_TILES * qsf_dtype_tile_bytes(dtype)};
     return measure(&w);

@@ -34,7 +34,7 @@ from qsf_converter.request import (
     Request,
 )
 from qsf_converter.rounding.compression import AUTO, COMPRESSIONS, DEFAULT_COMPRESSION
-from qsf_converter.rounding.plan import DEFAULT_QUANT_TYPE, QUANT_TYPES
+from qsf_converter.rounding.plan import DEFAULT_QUANT_TYPE, KEEP, QUANT_TYPES
 from qsf_converter.sources.gguf_config import families
 
 PROGRAM = "qsf-convert"
@@ -76,17 +76,18 @@ _Out = Annotated[Path, typer.Argument(help="File to write.", metavar="OUT")]
 _QuantType = Annotated[
     str | None,
     typer.Option(
-        help=f"Type of the layers' matrices: {', '.join(QUANT_TYPES)}, or mixed, which chooses "
-        "one for each matrix.",
+        help=f"Type of the layers' matrices: {', '.join(QUANT_TYPES)}; mixed, which chooses "
+        "one for each matrix; or keep, which stores the blocks of a quantised GGUF file as they "
+        "are.",
         show_default=f"{DEFAULT_QUANT_TYPE}; {MIXED} with a target size; ternary for such weights; "
-        "of a quantised GGUF file not below its own type",
+        f"{KEEP} for a quantised GGUF file",
     ),
 ]
 _EmbedType = Annotated[
     str | None,
     typer.Option(
         help="Type of the embeddings and the output head: one of the same.",
-        show_default="8bit, f16 with --quant-type f16, chosen with mixed",
+        show_default="8bit, f16 with --quant-type f16, chosen with mixed, kept with keep",
     ),
 ]
 _TernaryRule = Annotated[

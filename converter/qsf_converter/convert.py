@@ -17,8 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from qsf.errors import QsfIOError
-from qsf.file.layout import Dtype
+from qsf.errors import QsfArgumentError, QsfIOError
+from qsf.file.layout import KEPT as ALL_KEPT
+from qsf.file.layout import Dtype, dtype_name
 from qsf.file.partial import remove_abandoned
 from qsf.file.stored_tokenizer import pack_tokenizer
 from qsf.file.writer import Writer
@@ -37,10 +38,12 @@ from qsf_converter.request import (
 )
 from qsf_converter.rounding.compression import AUTO, DEFAULT_COMPRESSION, Chooser
 from qsf_converter.rounding.disk import read_bytes_per_s
+from qsf_converter.rounding.gguf_tiles import KEPT
 from qsf_converter.rounding.key_channels import with_equal_keys
 from qsf_converter.rounding.outlier_tables import with_outlier_plans
 from qsf_converter.rounding.pieces import rounded_units, with_router_types, with_tensor_scales
-from qsf_converter.rounding.plan import Plan, make_plan
+from qsf_converter.rounding.plan import KEEP, Plan, make_plan
+from qsf_converter.sources.checkpoint_files import READABLE as PLAIN
 from qsf_converter.sources.source import Source, open_source
 from qsf_converter.text.tokenizer import tables_of
 from qsf_converter.writing import UnitWriter
@@ -139,6 +142,7 @@ def convert_as(
         warnings += plan.warnings
         if request is not asked:
             warnings.append(f"its weights are ternary: {request.quant_type}, which keeps them")
+        warnings += _about_quantised(plan)
         if any(target.dtype == Dtype.MXFP4 for target in plan.targets):
             warnings.append("its experts are stored as MXFP4, which is kept")
         if source.tokenizer is None:
@@ -162,12 +166,40 @@ def convert_as(
 
 
 def _with_type(request: Request, source: Source) -> tuple[Request, list[str]]:
-    """Return the request with a type not below the source's, unless the user chose one."""
+    """Return the request with the source's own types or none below, unless the user chose one.
+
+    Raises QsfArgumentError where the source has nothing to keep.
+    """
     least = source.least_type
+    if request.layer_type == KEEP and not source.keeps:
+        raise QsfArgumentError(
+            f"quant type keep is for GGUF files of {', '.join(KEPT)}; {source.path.name} has no "
+            "such matrix: give a type"
+        )
+    is_free = request.quant_type is None and not request.has_target
+    if source.keeps and (request.layer_type == KEEP or (is_free and request.calibration is None)):
+        unkept = request.unkept_type if source.unkept_type is None else source.unkept_type.name
+        return dataclasses.replace(request, quant_type=KEEP, unkept_type=unkept), []
     if request.quant_type is not None or request.has_target or least is None:
         return request, []
     warning = f"converted to {least.name}, as its matrices have {least.bits:.2f} bits a weight"
     return dataclasses.replace(request, quant_type=least.name), [warning]
+
+
+def _about_quantised(plan: Plan) -> list[str]:
+    """Return what to say of matrices that the source has rounded already."""
+    matrices = [t for t in plan.targets if t.is_matrix and t.source.dtype not in PLAIN]
+    kept = sorted({dtype_name(t.dtype) for t in matrices if t.dtype in KEPT.values()})
+    again = sorted({t.source.dtype for t in matrices if t.dtype not in ALL_KEPT})
+    lines = [f"its matrices are kept as they are: {', '.join(kept)}"] if kept else []
+    if not again:
+        return lines
+    best = "--quant-type keep loses nothing" if set(again) <= set(KEPT) else "8bit adds the least"
+    return [
+        *lines,
+        f"its matrices are rounded already ({', '.join(again)}), and are rounded again, which "
+        f"adds the errors that the report shows; {best}, the original checkpoint is better",
+    ]
 
 
 @dataclass(frozen=True, slots=True)

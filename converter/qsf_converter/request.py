@@ -14,6 +14,7 @@ from qsf_converter.rounding.compression import AUTO, DEFAULT_COMPRESSION, parse_
 from qsf_converter.rounding.plan import (
     DEFAULT_EMBED_TYPE,
     DEFAULT_QUANT_TYPE,
+    KEEP,
     QUANT_TYPES,
     TERNARY_TYPES,
     Policy,
@@ -33,11 +34,13 @@ class Request:
     """The options of a conversion.
 
     Attributes:
-        quant_type: of the matrices of the layers; ``mixed`` chooses one for each matrix. Default:
-            ``mixed`` with a target size, ``ternary`` if the source's weights are, else 4bit; of a
-            quantised GGUF file 8bit where its matrices have more bits than 4bit.
+        quant_type: of the matrices of the layers; ``mixed`` chooses one for each matrix, ``keep``
+            stores the blocks of a quantised GGUF file as they are. Default: ``mixed`` with a
+            target size, ``ternary`` if the source's weights are, ``keep`` if they are blocks that
+            can be kept, else 4bit.
         embed_type: of the embeddings and the head; default: 8bit, f16 if ``quant_type`` is f16,
-            chosen with ``mixed``.
+            chosen with ``mixed``, kept with ``keep``.
+        unkept_type: with ``keep``, of matrices that cannot be kept.
         calibration: a file of text or JSONL to round by, or ``bundled`` for our own text. Finished
             layers are kept in the folder OUT.calibration until the file is complete: after an
             interruption the same call continues from there and makes the same file.
@@ -56,6 +59,7 @@ class Request:
 
     quant_type: str | None = None
     embed_type: str | None = None
+    unkept_type: str = DEFAULT_EMBED_TYPE
     calibration: str | None = None
     calibration_tokens: int = DEFAULT_CALIBRATION_TOKENS
     target_bytes: int | None = None
@@ -127,8 +131,13 @@ class Request:
             )
 
     def _check_types(self) -> None:
+        if self.layer_type == KEEP and self.calibration is not None:
+            raise QsfArgumentError(
+                "quant type keep rounds nothing, so there is nothing to calibrate: give a type"
+            )
         if self.layer_type != MIXED:
-            parse_quant_type(self.layer_type)
+            if self.layer_type != KEEP:
+                parse_quant_type(self.layer_type)
             if self.has_target:
                 raise QsfArgumentError(
                     "a target size chooses the types itself: it needs quant type mixed, not "
@@ -182,6 +191,10 @@ class Request:
     def first_policy(self) -> Policy:
         """Return the types that hold before anything is measured."""
         embed_type = self.embed_type
+        if self.layer_type == KEEP:
+            rest = parse_quant_type(self.unkept_type)
+            embeddings = parse_quant_type(embed_type, option="embed type") if embed_type else rest
+            return Policy(rest, embeddings, keeps_layers=True, keeps_embeddings=not embed_type)
         if embed_type is None:
             embed_type = "f16" if self.layer_type == "f16" else DEFAULT_EMBED_TYPE
         embeddings = parse_quant_type(embed_type, option="embed type")

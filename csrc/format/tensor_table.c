@@ -76,6 +76,9 @@ static bool measure(const qsf_tensor *t, uint64_t *data_bytes)
         *data_bytes = (uint64_t)t->n_cols * qsf_dtype_scalar_bytes(t->dtype);
         return t->n_rows == 1 && *data_bytes != 0;
     }
+    const size_t head_cols = QSF_BLOCK * qsf_tiles_per_head(qsf_form_of(t->dtype));
+    if (head_cols > QSF_BLOCK && t->n_cols % head_cols != 0)
+        return false;
     /* At most 2^20 x 2^18 tiles of 4096 bytes: no overflow. */
     const uint64_t n_tiles =
         (uint64_t)qsf_ceil_div(t->n_rows, QSF_TILE_ROWS) * qsf_ceil_div(t->n_cols, QSF_BLOCK);

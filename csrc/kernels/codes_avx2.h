@@ -120,22 +120,35 @@ QSF_FORCED_INLINE void load_plane(qsf_codes kind, const unsigned char *half, siz
     code[3] = _mm256_or_si256(code[3], _mm256_and_si256(_mm256_srli_epi16(third, 1), fours));
 }
 
-/* Adds planes begin .. end - 1 of a sub-block of half a tile of E2M1, values + 12; q of its columns
- */
-QSF_FORCED_INLINE void add_e2m1_planes(const unsigned char *half, size_t sub, size_t begin,
+/* Group g, a literal, of half a tile of a type with parts; of E2M1 values + 12 */
+QSF_FORCED_INLINE __m256i load_group(qsf_codes kind, const unsigned char *half, size_t g)
+{
+    const __m256i both = load32(half + g % 8 * 64);
+    const __m256i nibbles =
+        _mm256_and_si256(g < 8 ? both : _mm256_srli_epi16(both, 4), _mm256_set1_epi8(15));
+    if (kind == QSF_CODES_E2M1)
+        return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_setr_epi8(
+                                       12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0)),
+                                   nibbles);
+    if (kind == QSF_CODES_4BIT)
+        return nibbles;
+    const size_t n_planes = kind == QSF_CODES_5BIT ? 2 : 4;
+    const int shift = (int)(kind == QSF_CODES_5BIT ? g / 2 : g / 4 * 2); /* of the higher bits */
+    const __m256i high = load32(half + 512 + g % n_planes * 64);
+    const __m256i placed =
+        shift < 4 ? _mm256_slli_epi16(high, 4 - shift) : _mm256_srli_epi16(high, shift - 4);
+    return _mm256_or_si256(
+        nibbles, _mm256_and_si256(placed, _mm256_set1_epi8(kind == QSF_CODES_5BIT ? 0x10 : 0x30)));
+}
+
+/* Adds groups begin .. end - 1 of half a tile of a type with parts; q of the block */
+QSF_FORCED_INLINE void add_part_groups(qsf_form form, const unsigned char *half, size_t begin,
                                        size_t end, const int8_t *q, size_t q_stride,
                                        size_t n_tokens, __m256i *sum)
 {
-    const __m256i mask = _mm256_set1_epi8(15);
-    const __m256i values = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-    for (size_t p = begin; p < end; p++) {
-        __m256i bytes = load32(half + p * 64);
-        if (sub == 1)
-            bytes = _mm256_srli_epi16(bytes, 4);
-        const __m256i value = _mm256_shuffle_epi8(values, _mm256_and_si256(bytes, mask));
-        add_codes(value, q + 4 * p, q_stride, n_tokens, sum);
-    }
+#pragma GCC unroll 8
+    for (size_t g = begin; g < end; g++)
+        add_codes(load_group(form.codes, half, g), q + 4 * g, q_stride, n_tokens, sum);
 }
 
 /* Loads the last four columns of half a dense ternary tile, one byte per row. */

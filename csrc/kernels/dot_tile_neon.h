@@ -169,28 +169,42 @@ QSF_FORCED_INLINE void dot_tile(qsf_form form, const unsigned char *tile, const 
         dot_quarters(form, tile, q, q_stride, n_tokens, quarter, n_quarters, dot);
 }
 
-/* As dot_quarters for 32 columns of MXFP4; codes become values by a table. At most 8 * 12 * 127 =
- * 12192 is added to a sum. */
-QSF_FORCED_INLINE void dot_sub_quarters(qsf_form form, const unsigned char *tile, size_t sub,
-                                        const int8_t *q, size_t q_stride, size_t n_tokens,
-                                        size_t first_quarter, size_t n_quarters, dots *dot)
+/* Group g, a literal, of a quarter of a tile of a type with parts; of E2M1 values */
+QSF_FORCED_INLINE int8x16_t unpack_group(qsf_codes kind, const unsigned char *codes, size_t quarter,
+                                         size_t g)
 {
     static const int8_t values[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    const int8x16_t table = vld1q_s8(values);
+    const uint8x16_t bytes = vld1q_u8(codes + 64 * (g % 8) + 16 * quarter);
+    const uint8x16_t nibbles = g < 8 ? vandq_u8(bytes, vdupq_n_u8(15)) : vshrq_n_u8(bytes, 4);
+    if (kind == QSF_CODES_E2M1)
+        return vqtbl1q_s8(vld1q_s8(values), nibbles);
+    if (kind == QSF_CODES_4BIT)
+        return vreinterpretq_s8_u8(nibbles);
+    const size_t n_planes = kind == QSF_CODES_5BIT ? 2 : 4;
+    const size_t shift = kind == QSF_CODES_5BIT ? g / 2 : g / 4 * 2; /* of the higher bits */
+    const uint8x16_t high = vld1q_u8(codes + 512 + g % n_planes * 64 + 16 * quarter);
+    const uint8x16_t placed = vshlq_u8(high, vdupq_n_s8((int8_t)(4 - (int)shift)));
+    const uint8x16_t mask = vdupq_n_u8(kind == QSF_CODES_5BIT ? 0x10 : 0x30);
+    return vreinterpretq_s8_u8(vorrq_u8(nibbles, vandq_u8(placed, mask)));
+}
+
+/* As dot_quarters for a part of a tile. At most 8 * 31 * 127 = 31496 or 4 * 63 * 127 = 32004 is
+ * added to a sum. */
+QSF_FORCED_INLINE void dot_part_quarters(qsf_form form, const unsigned char *codes, size_t part,
+                                         const int8_t *q, size_t q_stride, size_t n_tokens,
+                                         size_t first_quarter, size_t n_quarters, dots *dot)
+{
+    const size_t n = form.scale_cols / 4;
     partial acc[8];
     QSF_UNROLL
     for (size_t i = 0; i < n_tokens * n_quarters; i++)
         acc[i] = partial_zero();
     QSF_UNROLL
-    for (size_t g = 0; g < 8; g++) {
+    for (size_t g = part * n; g < (part + 1) * n; g++) {
         int8x16_t value[4];
         QSF_UNROLL
-        for (size_t i = 0; i < n_quarters; i++) {
-            const unsigned char *const codes = tile + qsf_codes_off(form);
-            const uint8x16_t bytes = vld1q_u8(codes + 64 * g + 16 * (first_quarter + i));
-            value[i] = vqtbl1q_s8(table, sub == 0 ? vandq_u8(bytes, vdupq_n_u8(15))
-                                                  : vshrq_n_u8(bytes, 4));
-        }
+        for (size_t i = 0; i < n_quarters; i++)
+            value[i] = unpack_group(form.codes, codes, first_quarter + i, g);
         QSF_UNROLL
         for (size_t t = 0; t < n_tokens; t++) {
             const int8x16_t q16 = vld1q_s8(q + t * q_stride + g / 4 * 16);
@@ -210,16 +224,15 @@ QSF_FORCED_INLINE void dot_sub_quarters(qsf_form form, const unsigned char *tile
     }
 }
 
-#define QSF_MXFP4_ZERO 0
+#define QSF_E2M1_ZERO 0
 
-/* As dot_tile for 32 columns of MXFP4 */
-QSF_FORCED_INLINE void dot_sub_block(qsf_form form, const unsigned char *tile, size_t sub,
-                                     const int8_t *q, size_t q_stride, size_t n_tokens, dots *dot)
+QSF_FORCED_INLINE void dot_part(qsf_form form, const unsigned char *codes, size_t part,
+                                const int8_t *q, size_t q_stride, size_t n_tokens, dots *dot)
 {
     const size_t n_quarters = n_tokens <= 2 ? 4 : 1;
     QSF_ROLLED
     for (size_t quarter = 0; quarter < 4; quarter += n_quarters)
-        dot_sub_quarters(form, tile, sub, q, q_stride, n_tokens, quarter, n_quarters, dot);
+        dot_part_quarters(form, codes, part, q, q_stride, n_tokens, quarter, n_quarters, dot);
 }
 
 QSF_FORCED_INLINE float32x4_t quarter_to_f32(int32x4_t sums, int32_t factor, int32x4_t start)

@@ -61,16 +61,17 @@ QSF_FORCED_INLINE void add_group_fine(const unsigned char *codes, const int8_t *
     }
 }
 
-QSF_FORCED_INLINE void dot_quarters_fine(const unsigned char *bytes, const int8_t *q,
-                                         const int8_t *q_low, size_t q_stride, size_t n_tokens,
-                                         size_t first_quarter, size_t n_quarters, dots *dot)
+QSF_FORCED_INLINE void dot_quarters_fine(const unsigned char *bytes, size_t first, size_t n,
+                                         const int8_t *q, const int8_t *q_low, size_t q_stride,
+                                         size_t n_tokens, size_t first_quarter, size_t n_quarters,
+                                         dots *dot)
 {
     partial acc[16];
     QSF_UNROLL
     for (size_t i = 0; i < n_tokens * n_quarters * 2; i++)
         acc[i] = partial_zero();
     QSF_ROLLED
-    for (size_t k = 0; k < 4; k++) {
+    for (size_t k = first / 4; k < (first + n) / 4; k++) {
         const unsigned char *const codes = bytes + 256 * k + 16 * first_quarter;
         const int8_t *const qk = q + 16 * k;
         const int8_t *const qk_low = q_low + 16 * k;
@@ -89,14 +90,16 @@ QSF_FORCED_INLINE void dot_quarters_fine(const unsigned char *bytes, const int8_
     }
 }
 
-/* dot [n_tokens]: exact sums of (code - 128) * (256 q + q_low) of the codes of an 8-bit tile */
-QSF_FORCED_INLINE void sdot_fine(const unsigned char *bytes, const int8_t *q, const int8_t *q_low,
-                                 size_t q_stride, size_t n_tokens, dots *dot)
+/* dot [n_tokens]: exact sums of (code - 128) * (256 q + q_low) of groups first .. first + n - 1 of
+ * an 8-bit tile, multiples of 4 */
+QSF_FORCED_INLINE void sdot_fine(const unsigned char *bytes, size_t first, size_t n,
+                                 const int8_t *q, const int8_t *q_low, size_t q_stride,
+                                 size_t n_tokens, dots *dot)
 {
     const size_t n_quarters = n_tokens <= 2 ? 4 : n_tokens <= 4 ? 2 : 1;
     QSF_ROLLED
     for (size_t quarter = 0; quarter < 4; quarter += n_quarters)
-        dot_quarters_fine(bytes, q, q_low, q_stride, n_tokens, quarter, n_quarters, dot);
+        dot_quarters_fine(bytes, first, n, q, q_low, q_stride, n_tokens, quarter, n_quarters, dot);
 }
 
 #endif

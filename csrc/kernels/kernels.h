@@ -23,19 +23,25 @@
 
 #define QSF_KV_PAGE_TOKENS 32
 
+/* Sums of parts of a block of activations, for types whose scales are of fewer than 64 columns. */
+typedef struct qsf_part_sums {
+    int16_t quarter[4]; /* of q, by 16 columns */
+    int32_t first_fine; /* of 256 * q + q_low, of the first 32 columns */
+} qsf_part_sums;
+
 /* The activations of n_tokens tokens, in both forms. Columns are padded with zeros to n_blocks *
  * 64. */
 typedef struct qsf_acts {
     size_t n_tokens;
     size_t n_blocks;
-    const float *f32;         /* [n_tokens, n_blocks * 64]; NULL: only the integer form is used */
-    const int8_t *q;          /* [n_tokens, n_blocks * 64], -127..127 */
-    const int8_t *q_low;      /* [n_tokens, n_blocks * 64]: x is near scale * (q + q_low / 256) */
-    const float *scale;       /* [n_tokens, n_blocks] */
-    const int32_t *sum;       /* [n_tokens, n_blocks], sum of the block's q */
-    const int32_t *first_sum; /* [n_tokens, n_blocks], of its first 32 */
-    const float *scaled_sum;  /* [n_tokens, n_blocks], scale * (float)sum */
-    const int32_t *fine_sum;  /* [n_tokens, n_blocks], sum of the block's 256 * q + q_low */
+    const float *f32;           /* [n_tokens, n_blocks * 64]; NULL: only the integer form is used */
+    const int8_t *q;            /* [n_tokens, n_blocks * 64], -127..127 */
+    const int8_t *q_low;        /* [n_tokens, n_blocks * 64]: x is near scale * (q + q_low / 256) */
+    const float *scale;         /* [n_tokens, n_blocks] */
+    const int32_t *sum;         /* [n_tokens, n_blocks], sum of the block's q */
+    const qsf_part_sums *parts; /* [n_tokens, n_blocks] */
+    const float *scaled_sum;    /* [n_tokens, n_blocks], scale * (float)sum */
+    const int32_t *fine_sum;    /* [n_tokens, n_blocks], sum of the block's 256 * q + q_low */
 } qsf_acts;
 
 /* Destination of the integers of one token's activations; as in qsf_acts, without n_tokens. */
@@ -44,7 +50,7 @@ typedef struct qsf_act_row {
     int8_t *q_low;
     float *scale;
     int32_t *sum;
-    int32_t *first_sum;
+    qsf_part_sums *parts;
     float *scaled_sum;
     int32_t *fine_sum;
 } qsf_act_row;
@@ -62,11 +68,11 @@ typedef struct qsf_act_row {
  *   (2 code - 3) / 2, 4-bit code - 8, ternary and dense ternary code - 1:
  *     dot = exact integer sum of value * q, of 2 * value * q for 2 bits
  *     acc = fmaf((float)dot, w_scale * x_scale, acc), for 2 bits with w_scale / 2
- *   MXFP4, with 8-bit activations; value: that of the code, times 2; the first 32 columns, then the
- *   others:
- *     dot = exact integer sum of value * q
- *     acc = fmaf((float)dot, w_scale / 2 * x_scale, acc)
- *   8-bit, with 16-bit activations (their rounding would otherwise exceed the weights'):
+ *   whose scale is of 32 or 16 columns, the same for each of these parts of a block, ascending.
+ *   With a min: acc = fmaf(w_min, x_scale * (float)(sum of the part's q), acc). Of MXFP4 the value
+ * is that of the code, times 2, and the scale is halved. Scales of integers: w_scale = d * integer,
+ *   w_min = -d_min * integer, both exact.
+ *   8-bit codes, with 16-bit activations (their rounding would otherwise exceed the weights'):
  *     dot = exact integer sum of (code - 128) * (256 * q + q_low), below 2^28
  *     acc = fmaf((float)dot, w_scale * (x_scale * 2^-8), acc)
  * f32 form (f16 and f32 weights, and every type when exact), columns c ascending:

@@ -57,6 +57,14 @@ static inline lanes lanes_load_f16(const unsigned char *p)
                    _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p + 16)))};
 }
 
+/* 16 bytes */
+static inline lanes lanes_load_u8(const unsigned char *p)
+{
+    return (lanes){
+        _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p))),
+        _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)(p + 8))))};
+}
+
 static inline void lanes_store_f16(unsigned char *p, lanes v)
 {
     _mm_storeu_si128((void *)p, _mm256_cvtps_ph(v.lo, _MM_FROUND_TO_NEAREST_INT));

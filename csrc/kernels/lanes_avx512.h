@@ -45,6 +45,11 @@ static inline lanes lanes_load_f16(const unsigned char *p)
     return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
 }
 
+static inline lanes lanes_load_u8(const unsigned char *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p)));
+}
+
 static inline void lanes_store_f16(unsigned char *p, lanes v)
 {
     _mm256_storeu_si256((void *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));

@@ -78,6 +78,15 @@ static inline lanes lanes_load_f16(const unsigned char *p)
                    vcvt_f32_f16(vget_low_f16(hi)), vcvt_high_f32_f16(hi)};
 }
 
+static inline lanes lanes_load_u8(const unsigned char *p)
+{
+    const uint8x16_t bytes = vld1q_u8(p);
+    const uint16x8_t lo = vmovl_u8(vget_low_u8(bytes));
+    const uint16x8_t hi = vmovl_high_u8(bytes);
+    return (lanes){vcvtq_f32_u32(vmovl_u16(vget_low_u16(lo))), vcvtq_f32_u32(vmovl_high_u16(lo)),
+                   vcvtq_f32_u32(vmovl_u16(vget_low_u16(hi))), vcvtq_f32_u32(vmovl_high_u16(hi))};
+}
+
 static inline void lanes_store_f16(unsigned char *p, lanes v)
 {
     const float16x8_t lo = vcvt_high_f16_f32(vcvt_f16_f32(v.a), v.b);

@@ -28,16 +28,22 @@ QSF_TARGET_BEGIN("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnn
 
 #include "kernels/lanes_avx512.h"
 
-#include "kernels/half_scales.h"
+#include "kernels/part_scales.h"
 
 #include "kernels/unpack_avx512.h"
 
 #include "kernels/values_avx512.h"
 
+/* Types with parts would multiply each part with tiles of its own, half or more of them zeros. */
+QSF_FORCED_INLINE bool has_amx(qsf_form form)
+{
+    return form.scale_cols == QSF_BLOCK || form.codes == QSF_CODES_E2M1;
+}
+
 /* Fewer tokens are faster without AMX. */
 QSF_FORCED_INLINE size_t amx_from(qsf_form form)
 {
-    if (form.scale_cols < QSF_BLOCK)
+    if (form.codes == QSF_CODES_E2M1)
         return 32;
     return form.codes == QSF_CODES_4BIT && form.has_min ? 9 : 5;
 }
@@ -510,7 +516,7 @@ static void value_products_amx(const qsf_value_tiles *tiles, const qsf_value_wei
     static void matmul_##type##_amx(const unsigned char *tiles, size_t n_tile_rows,  \
                                     const qsf_acts *x, float *y, size_t y_stride)    \
     {                                                                                \
-        if (x->n_tokens < amx_from(qsf_form_of(id)))                                 \
+        if (!has_amx(qsf_form_of(id)) || x->n_tokens < amx_from(qsf_form_of(id)))    \
             qsf_matmul_avx512(id)(tiles, n_tile_rows, x, y, y_stride);               \
         else                                                                         \
             matmul_##type##_chunks(tiles, n_tile_rows, x, y, y_stride);              \

@@ -90,17 +90,25 @@ QSF_FORCED_INLINE void dot_tile(qsf_form form, const unsigned char *tile, const 
         }
 }
 
-/* As dot_tile for 32 columns of MXFP4. Four planes of values up to 24 fit a 16-bit sum: 24384. */
-QSF_FORCED_INLINE void dot_sub_block(qsf_form form, const unsigned char *tile, size_t sub,
-                                     const int8_t *q, size_t q_stride, size_t n_tokens, dots *dot)
+/* Groups of a part that fit a 16-bit sum: 8 * 2 * 15 * 127 = 30480, 4 of 5 bits 31496, 2 of 6 bits
+ * 32004, 4 of values of E2M1 up to 24 24384. */
+QSF_FORCED_INLINE size_t part_groups_per_sum(qsf_codes codes)
 {
+    return codes == QSF_CODES_4BIT ? 8 : codes == QSF_CODES_6BIT ? 2 : 4;
+}
+
+QSF_FORCED_INLINE void dot_part(qsf_form form, const unsigned char *codes, size_t part,
+                                const int8_t *q, size_t q_stride, size_t n_tokens, dots *dot)
+{
+    const size_t n = form.scale_cols / 4;
+    const size_t n_groups = part_groups_per_sum(form.codes);
     for (size_t h = 0; h < 2; h++)
-        for (size_t p = 0; p < 8; p += 4) {
+#pragma GCC unroll 2
+        for (size_t g = part * n; g < (part + 1) * n; g += n_groups) {
             __m256i sum[QSF_GROUP_TOKENS];
             sums_begin(n_tokens, sum);
-            add_e2m1_planes(tile + qsf_codes_off(form) + 32 * h, sub, p, p + 4, q, q_stride,
-                            n_tokens, sum);
-            sums_end(sum, n_tokens, h, p == 0, dot);
+            add_part_groups(form, codes + 32 * h, g, g + n_groups, q, q_stride, n_tokens, sum);
+            sums_end(sum, n_tokens, h, g == part * n, dot);
         }
 }
 
@@ -163,14 +171,14 @@ QSF_FORCED_INLINE void load_fine(const int8_t *q, const int8_t *q_low, size_t q_
 
 /* dot [n_tokens] = exact sums of code * x of the codes of an 8-bit tile. They are widened to 16
  * bits in place, as columns 0, 2 and 1, 3. */
-QSF_FORCED_INLINE void dot_fine(const unsigned char *bytes, const fine_acts *x, size_t n_tokens,
-                                dots *dot)
+QSF_FORCED_INLINE void dot_fine(const unsigned char *bytes, size_t first, size_t n,
+                                const fine_acts *x, size_t n_tokens, dots *dot)
 {
     const __m256i low_bytes = _mm256_set1_epi16(255);
     for (size_t h = 0; h < 2; h++) {
         __m256i sum[QSF_GROUP_TOKENS];
         sums_begin(n_tokens, sum);
-        for (size_t g = 0; g < QSF_TILE_GROUPS; g++) {
+        for (size_t g = first; g < first + n; g++) {
             const __m256i codes = load32(bytes + g * 64 + h * 32);
             const __m256i even = _mm256_and_si256(codes, low_bytes);
             const __m256i odd = _mm256_srli_epi16(codes, 8);

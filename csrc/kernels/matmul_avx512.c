@@ -178,33 +178,30 @@ QSF_FORCED_INLINE void dot_tile(qsf_form form, const unsigned char *tile, const 
     }
 }
 
-/* As dot_tile for 32 columns of MXFP4, values + 12 */
-QSF_FORCED_INLINE void dot_sub_block(qsf_form form, const unsigned char *tile, size_t sub,
-                                     const int8_t *q, size_t q_stride, size_t n_tokens, dots *dot)
+QSF_FORCED_INLINE void dot_part(qsf_form form, const unsigned char *codes, size_t part,
+                                const int8_t *q, size_t q_stride, size_t n_tokens, dots *dot)
 {
+    const size_t n = form.scale_cols / 4;
     const token_rows x = rows_of(q, q_stride, n_tokens);
     for (size_t t = 0; t < n_tokens; t++)
         dot[t].part[0] = dot[t].part[1] = _mm512_setzero_si512();
 #pragma GCC unroll 8
-    for (size_t p = 0; p < 8; p++) {
-        __m512i codes[5];
-        unpack_plane(form.codes, tile + qsf_codes_off(form), p, codes);
-        add_group(codes[sub], &x, p, n_tokens, p % 2, dot);
-    }
+    for (size_t g = part * n; g < (part + 1) * n; g++)
+        add_group(unpack_group(form.codes, codes, g), &x, g, n_tokens, g % 2, dot);
 }
 
 #include "kernels/fine_acts.h"
 
 /* dot [n_tokens]: exact sums of code * x of the codes of an 8-bit tile */
-QSF_FORCED_INLINE void dot_fine(const unsigned char *bytes, const fine_acts *x, size_t n_tokens,
-                                dots *dot)
+QSF_FORCED_INLINE void dot_fine(const unsigned char *bytes, size_t first, size_t n,
+                                const fine_acts *x, size_t n_tokens, dots *dot)
 {
     const token_rows high = rows_of(x->q, x->q_stride, n_tokens);
     const token_rows low = rows_of(x->q_low, x->q_stride, n_tokens);
     for (size_t t = 0; t < n_tokens; t++)
         dot[t].part[0] = dot[t].part[1] = _mm512_setzero_si512();
 #pragma GCC unroll 16
-    for (size_t g = 0; g < 16; g++) {
+    for (size_t g = first; g < first + n; g++) {
         const __m512i codes = load64(bytes + g * 64);
         add_group(codes, &high, g, n_tokens, 0, dot);
         add_group(codes, &low, g, n_tokens, 1, dot);

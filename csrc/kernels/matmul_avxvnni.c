@@ -71,14 +71,14 @@ QSF_FORCED_INLINE void dot_tile(qsf_form form, const unsigned char *tile, const 
     }
 }
 
-/* As dot_tile for 32 columns of MXFP4 */
-QSF_FORCED_INLINE void dot_sub_block(qsf_form form, const unsigned char *tile, size_t sub,
-                                     const int8_t *q, size_t q_stride, size_t n_tokens, dots *dot)
+QSF_FORCED_INLINE void dot_part(qsf_form form, const unsigned char *codes, size_t part,
+                                const int8_t *q, size_t q_stride, size_t n_tokens, dots *dot)
 {
+    const size_t n = form.scale_cols / 4;
     for (size_t h = 0; h < 2; h++) {
         __m256i sum[QSF_GROUP_TOKENS];
         sums_begin(n_tokens, sum);
-        add_e2m1_planes(tile + qsf_codes_off(form) + 32 * h, sub, 0, 8, q, q_stride, n_tokens, sum);
+        add_part_groups(form, codes + 32 * h, part * n, (part + 1) * n, q, q_stride, n_tokens, sum);
         sums_end(sum, n_tokens, h, dot);
     }
 }
@@ -117,12 +117,13 @@ QSF_FORCED_INLINE void dot_unpacked(qsf_codes kind, const unsigned char *codes, 
 }
 
 /* sum [n_halves, n_tokens]: codes of halves of an 8-bit tile * one plane of the activations */
-QSF_FORCED_INLINE void dot_plane(const unsigned char *codes, size_t n_halves, const int8_t *q,
-                                 size_t q_stride, size_t n_tokens, __m256i (*sum)[QSF_GROUP_TOKENS])
+QSF_FORCED_INLINE void dot_plane(const unsigned char *codes, size_t first, size_t n,
+                                 size_t n_halves, const int8_t *q, size_t q_stride, size_t n_tokens,
+                                 __m256i (*sum)[QSF_GROUP_TOKENS])
 {
     for (size_t h = 0; h < n_halves; h++)
         sums_begin(n_tokens, sum[h]);
-    for (size_t g = 0; g < QSF_TILE_GROUPS; g++) {
+    for (size_t g = first; g < first + n; g++) {
         __m256i code[2];
         for (size_t h = 0; h < n_halves; h++)
             code[h] = load32(codes + g * 64 + h * 32);
@@ -138,15 +139,17 @@ QSF_FORCED_INLINE void dot_plane(const unsigned char *codes, size_t n_halves, co
 
 /* dot [n_tokens]: exact sums of code * x of the codes of an 8-bit tile. Sums of more tokens than
  * QSF_FINE_TOKENS fit the registers for one half only. */
-QSF_FORCED_INLINE void dot_fine(const unsigned char *codes, const fine_acts *x, size_t n_tokens,
-                                dots *dot)
+QSF_FORCED_INLINE void dot_fine(const unsigned char *codes, size_t first_group, size_t n_groups,
+                                const fine_acts *x, size_t n_tokens, dots *dot)
 {
     const size_t n_halves = n_tokens <= QSF_FINE_TOKENS ? 2 : 1;
     for (size_t first = 0; first < 2; first += n_halves) {
         __m256i high[2][QSF_GROUP_TOKENS];
         __m256i low[2][QSF_GROUP_TOKENS];
-        dot_plane(codes + 32 * first, n_halves, x->q, x->q_stride, n_tokens, high);
-        dot_plane(codes + 32 * first, n_halves, x->q_low, x->q_stride, n_tokens, low);
+        dot_plane(codes + 32 * first, first_group, n_groups, n_halves, x->q, x->q_stride, n_tokens,
+                  high);
+        dot_plane(codes + 32 * first, first_group, n_groups, n_halves, x->q_low, x->q_stride,
+                  n_tokens, low);
         for (size_t h = 0; h < n_halves; h++)
             for (size_t t = 0; t < n_tokens; t++)
                 dot[t].half[first + h] =

@@ -37,10 +37,10 @@ QSF_TARGET_BEGIN("arch=armv8.2-a+dotprod")
 
 #include "kernels/fine_acts.h"
 
-QSF_FORCED_INLINE void dot_fine(const unsigned char *bytes, const fine_acts *x, size_t n_tokens,
-                                dots *dot)
+QSF_FORCED_INLINE void dot_fine(const unsigned char *bytes, size_t first, size_t n,
+                                const fine_acts *x, size_t n_tokens, dots *dot)
 {
-    sdot_fine(bytes, x->q, x->q_low, x->q_stride, n_tokens, dot);
+    sdot_fine(bytes, first, n, x->q, x->q_low, x->q_stride, n_tokens, dot);
 }
 
 /* to [16 groups, 4 quarters, 4 x 4] */

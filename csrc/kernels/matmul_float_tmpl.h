@@ -8,7 +8,7 @@
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
-#include "kernels/half_scales.h"
+#include "kernels/part_scales.h"
 
 /* Column `col` (16 rows) of a tile of halves or floats */
 QSF_FORCED_INLINE lanes load_column(const unsigned char *tile, size_t col, bool is_f16)
@@ -170,16 +170,39 @@ QSF_FORCED_INLINE lanes e2m1_value(lanes code)
     return lanes_where_less(code, eight, value, lanes_sub(lanes_set(0.0F), value));
 }
 
-QSF_FORCED_INLINE void decode_e2m1_codes(const unsigned char *tile, const unsigned char *codes,
-                                         float *columns)
+/* Column c of the codes of a type with parts, of E2M1 the values */
+QSF_FORCED_INLINE lanes part_code(qsf_codes kind, const unsigned char *codes, unsigned c)
 {
-    for (unsigned sub = 0; sub < 2; sub++) {
-        const lanes scale = load_half_scales(tile, sub);
-        for (unsigned c = 0; c < QSF_SUB_BLOCK; c++) {
-            const lanes code = lanes_load_codes(codes + c / 4 * 64, 8 * (c % 4) + 4 * sub, 15);
-            lanes_store(columns + (sub * QSF_SUB_BLOCK + c) * QSF_TILE_ROWS,
-                        lanes_mul(e2m1_value(code), scale));
-        }
+    const unsigned g = c / 4;
+    const unsigned at = 8 * (c % 4);
+    if (kind == QSF_CODES_8BIT)
+        return lanes_load_codes(codes + g * 64, at, 255);
+    const lanes low = lanes_load_codes(codes + g % 8 * 64, at + (g < 8 ? 0 : 4), 15);
+    if (kind == QSF_CODES_E2M1)
+        return e2m1_value(low);
+    if (kind == QSF_CODES_4BIT)
+        return low;
+    const lanes high = kind == QSF_CODES_5BIT
+                           ? lanes_load_codes(codes + 512 + g % 2 * 64, at + g / 2, 1)
+                           : lanes_load_codes(codes + 512 + g % 4 * 64, at + g / 4 * 2, 3);
+    return lanes_fma(high, lanes_set(16.0F), low); /* exact */
+}
+
+/* Tile `idx` of a head */
+QSF_FORCED_INLINE void decode_parts(qsf_form form, const unsigned char *head, size_t idx,
+                                    float *columns)
+{
+    const unsigned char *const codes =
+        head + qsf_codes_off(form) + idx * qsf_code_bytes(form.codes);
+    const size_t n_parts = QSF_BLOCK / form.scale_cols;
+    part_scales scales;
+    load_part_scales(form, head, &scales);
+    for (unsigned c = 0; c < QSF_BLOCK; c++) {
+        const size_t part = idx * n_parts + c / form.scale_cols;
+        const decoder d = {scales.scale[part], form.has_min ? scales.min[part] : lanes_set(0.0F),
+                           lanes_set(form.codes == QSF_CODES_E2M1 ? 0.0F : (float)form.zero),
+                           form.has_min};
+        decode_column(d, part_code(form.codes, codes, c), columns, c);
     }
 }
 
@@ -216,13 +239,17 @@ QSF_FORCED_INLINE void decode_trits(decoder d, const unsigned char *codes, float
         decode_column(d, next_digit(&byte), columns, 60 + j);
 }
 
-QSF_FORCED_INLINE void decode_tile(qsf_form form, const unsigned char *tile, float *columns)
+/* row: the tiles of a tile row */
+QSF_FORCED_INLINE void decode_tile(qsf_form form, const unsigned char *row, size_t b,
+                                   float *columns)
 {
-    const unsigned char *const codes = tile + qsf_codes_off(form);
-    if (form.codes == QSF_CODES_E2M1) {
-        decode_e2m1_codes(tile, codes, columns);
+    const size_t idx = b % qsf_tiles_per_head(form);
+    const unsigned char *const tile = row + (b - idx) * form.tile_bytes;
+    if (form.scale_cols < QSF_BLOCK) {
+        decode_parts(form, tile, idx, columns);
         return;
     }
+    const unsigned char *const codes = tile + qsf_codes_off(form);
     const decoder d = decoder_of(form, tile);
     if (form.codes == QSF_CODES_8BIT)
         decode_8bit_codes(d, codes, columns);
@@ -277,7 +304,7 @@ QSF_FORCED_INLINE void add_decoded(const float *columns, size_t n_rows, const fl
     }
 }
 
-typedef void decode_fn(const unsigned char *tile, float *columns);
+typedef void decode_fn(const unsigned char *row, size_t b, float *columns);
 
 /* Not inlined: one copy serves all types, at the cost of a call of `decode` per tile. */
 static void matmul_decoded(decode_fn *decode, size_t tile_bytes, const unsigned char *tiles,
@@ -294,7 +321,7 @@ static void matmul_decoded(decode_fn *decode, size_t tile_bytes, const unsigned 
         for (size_t b = 0; b < x->n_blocks; b++) {
             float columns[QSF_DECODED_ROWS * QSF_BLOCK * QSF_TILE_ROWS];
             for (size_t r = 0; r < n_rows; r++)
-                decode(tiles + ((i + r) * x->n_blocks + b) * tile_bytes,
+                decode(tiles + (i + r) * x->n_blocks * tile_bytes, b,
                        columns + r * QSF_BLOCK * QSF_TILE_ROWS);
             add_decoded(columns, n_rows, x->f32 + b * QSF_BLOCK, x->n_tokens, n_cols, yi, y_stride);
         }
@@ -302,9 +329,9 @@ static void matmul_decoded(decode_fn *decode, size_t tile_bytes, const unsigned 
 }
 
 #define DECODED_MATMUL(id, symbol, type, ...)                                                 \
-    static void decode_##type(const unsigned char *tile, float *columns)                      \
+    static void decode_##type(const unsigned char *row, size_t b, float *columns)             \
     {                                                                                         \
-        decode_tile(qsf_form_of(id), tile, columns);                                          \
+        decode_tile(qsf_form_of(id), row, b, columns);                                        \
     }                                                                                         \
     static void QSF_NAME(matmul_##type##_f32)(const unsigned char *tiles, size_t n_tile_rows, \
                                               const qsf_acts *x, float *y, size_t y_stride)   \

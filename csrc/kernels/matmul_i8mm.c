@@ -140,9 +140,9 @@ QSF_FORCED_INLINE void dot_unpacked(qsf_codes kind, const unsigned char *codes, 
 }
 
 /* Computes n_quarters quarters of an 8-bit tile: x [2 planes, 8 columns of 64, n_pairs] */
-QSF_FORCED_INLINE void smmla_quarters_fine(const unsigned char *bytes, const int8x16_t *x,
-                                           size_t n_pairs, size_t first_quarter, size_t n_quarters,
-                                           dots *dot)
+QSF_FORCED_INLINE void smmla_quarters_fine(const unsigned char *bytes, size_t first, size_t n,
+                                           const int8x16_t *x, size_t n_pairs, size_t first_quarter,
+                                           size_t n_quarters, dots *dot)
 {
     int32x4_t acc[2][8]; /* [2 planes, n_pairs, n_quarters, 2] */
     QSF_UNROLL
@@ -151,7 +151,7 @@ QSF_FORCED_INLINE void smmla_quarters_fine(const unsigned char *bytes, const int
         acc[1][i] = vdupq_n_s32(0);
     }
     QSF_ROLLED
-    for (size_t s = 0; s < 8; s++) {
+    for (size_t s = first / 2; s < (first + n) / 2; s++) {
         const unsigned char *const codes = bytes + 128 * s + 16 * first_quarter;
         QSF_UNROLL
         for (size_t k = 0; k < n_quarters; k++) {
@@ -211,17 +211,17 @@ QSF_FORCED_INLINE void load_fine(const int8_t *q, const int8_t *q_low, size_t q_
 }
 
 /* dot [n_tokens]: exact sums of (code - 128) * x of the codes of an 8-bit tile */
-QSF_FORCED_INLINE void dot_fine(const unsigned char *bytes, const fine_acts *x, size_t n_tokens,
-                                dots *dot)
+QSF_FORCED_INLINE void dot_fine(const unsigned char *bytes, size_t first, size_t n,
+                                const fine_acts *x, size_t n_tokens, dots *dot)
 {
     const size_t n_quarters = n_tokens <= 2 ? 4 : n_tokens <= 4 ? 2 : 1;
     if (n_tokens == 1) {
-        sdot_fine(bytes, x->q, x->q_low, 0, 1, dot);
+        sdot_fine(bytes, first, n, x->q, x->q_low, 0, 1, dot);
         return;
     }
     QSF_ROLLED
     for (size_t quarter = 0; quarter < 4; quarter += n_quarters)
-        smmla_quarters_fine(bytes, x->pairs, n_tokens / 2, quarter, n_quarters, dot);
+        smmla_quarters_fine(bytes, first, n, x->pairs, n_tokens / 2, quarter, n_quarters, dot);
 }
 
 #include "kernels/matmul_int_tmpl.h"

@@ -9,17 +9,18 @@
  *                      dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride]
  *   fine_acts          a type: a block of 16-bit activations of some tokens
  *   load_fine(q, q_low, q_stride, n_tokens, fine_acts *x)
- *   dot_fine(codes, x, n_tokens, dots *dot)
- *                      exact sums of code * (256 * q + q_low) of the codes of an 8-bit tile, or of
+ *   dot_fine(codes, first, n, x, n_tokens, dots *dot)
+ *                      exact sums of code * (256 * q + q_low) of groups first .. first + n - 1 of
+ *                      4 columns, literals, of an 8-bit tile, or of
  *                      (code - 128 + QSF_FINE_ZERO) * ... where that is defined
  *   QSF_FINE_TOKENS    most rows of values that share the codes of a tile, if not
  *                      QSF_GROUP_TOKENS: 8, 6, 4 or 2
  *   dots_add(a, b)     the sum of two dots
- *   dot_sub_block(form, tile, sub, q, q_stride, n_tokens, dots *dot)
- *                      as dot_tile for 32 columns of MXFP4, those of sub-block `sub`, a literal:
- *                      sums of (value + 12) * q, or of value * q with QSF_MXFP4_ZERO 0
- *   dots_to_lanes(dots, int32_t factor, int32_t start)
- *                      (float)(factor * sum + start) for each row
+ *   dot_part(form, codes, part, q, q_stride, n_tokens, dots *dot)
+ *                      as dot_tile for part `part`, a literal, of a tile's codes: form.scale_cols
+ *                      columns of a type that has fewer than 64; q of the block. Sums of E2M1 are
+ * of (value + QSF_E2M1_ZERO) * q dots_to_lanes(dots, int32_t factor, int32_t start) (float)(factor
+ * * sum + start) for each row
  *
  * form and n_tokens are literals after inlining. If registers are few, also
  *   QSF_UNPACKED_TOKENS   from so many tokens on, tiles are unpacked to memory, once for all
@@ -27,11 +28,11 @@
  *   QSF_PANEL_TOKENS      most tokens that share an unpacked tile
  *   QSF_PANEL_PREFETCH    if defined, outputs and activations of the next tokens are prefetched
  *   unpack_tile(form, tile, to), dot_unpacked(codes, bytes, ...)
- *                         as dot_tile; not for 8 bits and MXFP4
+ *                         as dot_tile; not for 8 bits and types with parts
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
-#include "kernels/half_scales.h"
+#include "kernels/part_scales.h"
 
 #ifndef QSF_FINE_ZERO
 #define QSF_FINE_ZERO 128
@@ -41,8 +42,8 @@
 #define QSF_FINE_TOKENS QSF_GROUP_TOKENS
 #endif
 
-#ifndef QSF_MXFP4_ZERO
-#define QSF_MXFP4_ZERO 12
+#ifndef QSF_E2M1_ZERO
+#define QSF_E2M1_ZERO 12
 #endif
 
 /* How far ahead tiles are prefetched: processors do not prefetch beyond a page of 4 KiB, and a tile
@@ -86,30 +87,70 @@ QSF_FORCED_INLINE void add_dots(qsf_form form, const unsigned char *tile, const 
         acc[t] = lanes_fma(min, lanes_set(x->scaled_sum[block + t * n_blocks]), acc[t]);
 }
 
-/* As add_block for one sub-block of MXFP4 */
-QSF_FORCED_INLINE void add_sub_block(qsf_form form, const unsigned char *tile, size_t sub,
-                                     const qsf_acts *x, size_t block, size_t n_tokens, lanes *acc)
+/* Zero point of the sums of dot_part() and dot_fine() */
+QSF_FORCED_INLINE int32_t part_zero(qsf_form form)
 {
-    const int8_t *const q = x->q + block * QSF_BLOCK + sub * QSF_SUB_BLOCK;
-    dots dot[QSF_GROUP_TOKENS];
-    dot_sub_block(form, tile, sub, q, x->n_blocks * QSF_BLOCK, n_tokens, dot);
-    const lanes scale = load_half_scales(tile, sub);
+    return form.codes == QSF_CODES_E2M1   ? QSF_E2M1_ZERO
+           : form.codes == QSF_CODES_8BIT ? QSF_FINE_ZERO
+                                          : form.zero;
+}
+
+/* Does the float steps of part `part` of a block, whose dots are dot [n_tokens]. */
+QSF_FORCED_INLINE void add_part_dots(qsf_form form, lanes scale, lanes min, const dots *dot,
+                                     const qsf_acts *x, size_t block, size_t part, size_t n_tokens,
+                                     lanes *acc)
+{
+    const bool is_fine = form.codes == QSF_CODES_8BIT;
+    const int32_t zero = part_zero(form);
     for (size_t t = 0; t < n_tokens; t++) {
         const size_t i = block + t * x->n_blocks;
-        const int32_t sum = sub == 0 ? x->first_sum[i] : x->sum[i] - x->first_sum[i];
-        const lanes dot_t = dots_to_lanes(dot[t], 1, QSF_MXFP4_ZERO == 0 ? 0 : -12 * sum);
-        acc[t] = lanes_fma(dot_t, lanes_mul(scale, lanes_set(x->scale[i])), acc[t]);
+        const float x_scale = is_fine ? x->scale[i] * 0x1p-8F : x->scale[i];
+        const int32_t sum = zero != 0 || form.has_min
+                                ? part_sum(form, &x->parts[i], is_fine ? x->fine_sum[i] : 0, part)
+                                : 0;
+        const lanes dot_t = dots_to_lanes(dot[t], 1, -zero * sum);
+        acc[t] = lanes_fma(dot_t, lanes_mul(scale, lanes_set(x_scale)), acc[t]);
+        if (form.has_min)
+            acc[t] = lanes_fma(min, lanes_set(x_scale * (float)sum), acc[t]);
     }
 }
 
-/* Continues acc over one block: token t0 + t is at x->scale[i] and so on, i = block + t *
- * n_blocks. */
+/* As add_block for the tiles of a head, of a type whose scales are of fewer than 64 columns */
+QSF_FORCED_INLINE void add_head(qsf_form form, const unsigned char *head, const qsf_acts *x,
+                                size_t block, size_t n_tokens, lanes *acc)
+{
+    const size_t q_stride = x->n_blocks * QSF_BLOCK;
+    const size_t n_parts = QSF_BLOCK / form.scale_cols;
+    part_scales scales;
+    load_part_scales(form, head, &scales);
+#pragma GCC unroll 1
+    for (size_t b = 0; b < qsf_tiles_per_head(form); b++) {
+        const unsigned char *const codes =
+            head + qsf_codes_off(form) + b * qsf_code_bytes(form.codes);
+        const int8_t *const q = x->q + (block + b) * QSF_BLOCK;
+        fine_acts fine;
+        if (form.codes == QSF_CODES_8BIT)
+            load_fine(q, x->q_low + (block + b) * QSF_BLOCK, q_stride, n_tokens, &fine);
+#pragma GCC unroll 4
+        for (size_t part = 0; part < n_parts; part++) {
+            dots dot[QSF_GROUP_TOKENS];
+            if (form.codes == QSF_CODES_8BIT)
+                dot_fine(codes, part * 8, 8, &fine, n_tokens, dot);
+            else
+                dot_part(form, codes, part, q, q_stride, n_tokens, dot);
+            add_part_dots(form, scales.scale[b * n_parts + part], scales.min[b * n_parts + part],
+                          dot, x, block + b, part, n_tokens, acc);
+        }
+    }
+}
+
+/* Continues acc over one block, or over those of a head: token t0 + t is at x->scale[i] and so on,
+ * i = block + t * n_blocks. */
 QSF_FORCED_INLINE void add_block(qsf_form form, const unsigned char *tile, const qsf_acts *x,
                                  size_t block, size_t n_tokens, lanes *acc)
 {
     if (form.scale_cols < QSF_BLOCK) {
-        add_sub_block(form, tile, 0, x, block, n_tokens, acc);
-        add_sub_block(form, tile, 1, x, block, n_tokens, acc);
+        add_head(form, tile, x, block, n_tokens, acc);
         return;
     }
     const size_t q_stride = x->n_blocks * QSF_BLOCK;
@@ -118,7 +159,7 @@ QSF_FORCED_INLINE void add_block(qsf_form form, const unsigned char *tile, const
     if (form.codes == QSF_CODES_8BIT) {
         fine_acts fine;
         load_fine(q, x->q_low + block * QSF_BLOCK, q_stride, n_tokens, &fine);
-        dot_fine(tile + QSF_TILE_CODES_OFF(false), &fine, n_tokens, dot);
+        dot_fine(tile + QSF_TILE_CODES_OFF(false), 0, 16, &fine, n_tokens, dot);
     } else {
         dot_tile(form, tile, q, q_stride, n_tokens, dot);
     }
@@ -134,9 +175,10 @@ QSF_FORCED_INLINE void int_group(qsf_form form, const unsigned char *tiles, size
     lanes acc[QSF_GROUP_TOKENS];
     for (size_t t = 0; t < n_tokens; t++)
         acc[t] = lanes_set(0.0F);
-    for (size_t b = 0; b < x->n_blocks; b++) {
+    const size_t n_together = qsf_tiles_per_head(form);
+    for (size_t b = 0; b < x->n_blocks; b += n_together) {
         const unsigned char *const tile = tiles + b * tile_bytes;
-        for (size_t i = 0; i < tile_bytes; i += 64)
+        for (size_t i = 0; i < n_together * tile_bytes; i += 64)
             __builtin_prefetch((const void *)((uintptr_t)tile + QSF_AHEAD_BYTES + i));
         add_block(form, tile, x, t0 * x->n_blocks + b, n_tokens, acc);
     }
@@ -150,19 +192,20 @@ QSF_FORCED_INLINE void int_group_of_two(qsf_form form, const unsigned char *tile
                                         size_t tile_bytes, const qsf_acts *x, size_t t0,
                                         size_t n_tokens, float *y, size_t y_stride)
 {
+    const size_t n_together = qsf_tiles_per_head(form);
     const size_t n_ahead = (QSF_AHEAD_BYTES + tile_bytes - 1) / tile_bytes;
     const size_t row_bytes = x->n_blocks * tile_bytes;
     lanes acc[2][QSF_GROUP_TOKENS];
     for (size_t r = 0; r < 2; r++)
         for (size_t t = 0; t < n_tokens; t++)
             acc[r][t] = lanes_set(0.0F);
-    for (size_t b = 0; b < x->n_blocks; b++) {
+    for (size_t b = 0; b < x->n_blocks; b += n_together) {
         const size_t later = b + n_ahead;
         const uintptr_t ahead =
             (uintptr_t)tiles + later * tile_bytes + (later < x->n_blocks ? 0 : row_bytes);
         for (size_t r = 0; r < 2; r++) {
             const unsigned char *const tile = tiles + r * row_bytes + b * tile_bytes;
-            for (size_t i = 0; i < tile_bytes; i += 64)
+            for (size_t i = 0; i < n_together * tile_bytes; i += 64)
                 __builtin_prefetch((const void *)(ahead + r * row_bytes + i));
             add_block(form, tile, x, t0 * x->n_blocks + b, n_tokens, acc[r]);
         }
@@ -301,10 +344,10 @@ QSF_FORCED_INLINE void value_group(const qsf_value_tiles *tiles, const qsf_value
         load_fine(w->q[b][r0], w->q_low[b][r0], QSF_BLOCK, n_rows, &fine[b]);
     for (size_t g = 0; g < QSF_BLOCK / QSF_TILE_ROWS; g++) {
         dots sum[QSF_GROUP_TOKENS];
-        dot_fine(tiles->codes[g][parts.begin], &fine[parts.begin], n_rows, sum);
+        dot_fine(tiles->codes[g][parts.begin], 0, 16, &fine[parts.begin], n_rows, sum);
         for (size_t b = parts.begin + 1; b < parts.end; b++) {
             dots dot[QSF_GROUP_TOKENS];
-            dot_fine(tiles->codes[g][b], &fine[b], n_rows, dot);
+            dot_fine(tiles->codes[g][b], 0, 16, &fine[b], n_rows, dot);
             for (size_t r = 0; r < n_rows; r++)
                 sum[r] = dots_add(sum[r], dot[r]);
         }

@@ -67,14 +67,15 @@ QSF_FORCED_INLINE int32x4_t partial_rows(partial sums)
 
 /* Computes the row sums of one quarter of an 8-bit tile: fine [n_tokens, 64] are 16-bit
  * activations. Two groups together are 8 columns of each row, widened to 16 bits. */
-QSF_FORCED_INLINE void dot_quarter_fine(const unsigned char *bytes, size_t quarter,
-                                        const int16_t *fine, size_t n_tokens, dots *dot)
+QSF_FORCED_INLINE void dot_quarter_fine(const unsigned char *bytes, size_t first, size_t n,
+                                        size_t quarter, const int16_t *fine, size_t n_tokens,
+                                        dots *dot)
 {
     int32x4_t acc[4 * QSF_GROUP_TOKENS];
     QSF_UNROLL
     for (size_t i = 0; i < 4 * n_tokens; i++)
         acc[i] = vdupq_n_s32(0);
-    for (size_t g = 0; g < 16; g += 2) {
+    for (size_t g = first; g < first + n; g += 2) {
         const unsigned char *const codes = bytes + g * 64 + quarter * 16;
         const uint32x4_t even = vreinterpretq_u32_u8(vld1q_u8(codes));
         const uint32x4_t odd = vreinterpretq_u32_u8(vld1q_u8(codes + 64));
@@ -116,11 +117,11 @@ QSF_FORCED_INLINE void load_fine(const int8_t *q, const int8_t *q_low, size_t q_
 }
 
 /* dot [n_tokens]: exact sums of code * x of the codes of an 8-bit tile */
-QSF_FORCED_INLINE void dot_fine(const unsigned char *bytes, const fine_acts *x, size_t n_tokens,
-                                dots *dot)
+QSF_FORCED_INLINE void dot_fine(const unsigned char *bytes, size_t first, size_t n,
+                                const fine_acts *x, size_t n_tokens, dots *dot)
 {
     for (size_t quarter = 0; quarter < 4; quarter++)
-        dot_quarter_fine(bytes, quarter, x->fine, n_tokens, dot);
+        dot_quarter_fine(bytes, first, n, quarter, x->fine, n_tokens, dot);
 }
 
 #include "kernels/matmul_int_tmpl.h"

@@ -53,22 +53,47 @@ static unsigned trit(const unsigned char *codes, size_t r, size_t c)
     return (byte * power & 255) * 3 >> 8;
 }
 
-/* The code of row r, column c of a tile. */
-QSF_FORCED_INLINE int32_t code_of(qsf_form form, const unsigned char *tile, size_t r, size_t c)
+/* Where row r, column c of a tile row lies: in a tile or, of types whose tiles have their scales in
+ * common, in those of a head. */
+typedef struct place {
+    const unsigned char *head;
+    const unsigned char *codes; /* of the tile */
+    size_t r;
+    size_t c;    /* in the tile */
+    size_t part; /* which of the scales in the head */
+} place;
+
+QSF_FORCED_INLINE place place_of(qsf_form form, const unsigned char *tiles, size_t r, size_t c)
 {
-    const unsigned char *const codes = tile + qsf_codes_off(form);
+    const size_t head_cols = qsf_tiles_per_head(form) * QSF_BLOCK;
+    const unsigned char *const head = tiles + c / QSF_BLOCK / qsf_tiles_per_head(form) *
+                                                  qsf_tiles_per_head(form) * form.tile_bytes;
+    const size_t tile = c % head_cols / QSF_BLOCK;
+    return (place){head, head + qsf_codes_off(form) + tile * qsf_code_bytes(form.codes), r,
+                   c % QSF_BLOCK, form.scale_cols > 0 ? c % head_cols / form.scale_cols : 0};
+}
+
+QSF_FORCED_INLINE int32_t code_of(qsf_form form, place at)
+{
+    const unsigned char *const codes = at.codes;
+    const size_t g = at.c / 4;
     switch (form.codes) {
     case QSF_CODES_2BIT:
-        return (int32_t)low_bits(codes, r, c);
+        return (int32_t)low_bits(codes, at.r, at.c);
     case QSF_CODES_3BIT:
-        return (int32_t)(low_bits(codes, r, c) | high_bit(codes, r, c) << 2);
+        return (int32_t)(low_bits(codes, at.r, at.c) | high_bit(codes, at.r, at.c) << 2);
     case QSF_CODES_4BIT:
     case QSF_CODES_E2M1:
-        return (int32_t)nibble(codes, r, c);
+        return (int32_t)nibble(codes, at.r, at.c);
+    case QSF_CODES_5BIT:
+        return (int32_t)(nibble(codes, at.r, at.c) |
+                         (plane_byte(codes + 512, g % 2, at.r, at.c) >> g / 2 & 1) << 4);
+    case QSF_CODES_6BIT:
+        return (int32_t)(nibble(codes, at.r, at.c) | low_bits(codes + 512, at.r, at.c) << 4);
     case QSF_CODES_8BIT:
-        return (int32_t)plane_byte(codes, c / 4, r, c);
+        return (int32_t)plane_byte(codes, g, at.r, at.c);
     case QSF_CODES_TRITS:
-        return (int32_t)trit(codes, r, c);
+        return (int32_t)trit(codes, at.r, at.c);
     case QSF_CODES_NONE:
         break;
     }
@@ -83,57 +108,77 @@ static int32_t value_of(qsf_form form, int32_t code)
     return form.codes == QSF_CODES_E2M1 ? of_e2m1[code] : form.factor * code - form.zero;
 }
 
-/* As a multiple of the scale of column c's block, or of half that of E8M0. */
-static float scale_of(qsf_form form, const unsigned char *tile, size_t r, size_t c)
+static float half_at(const unsigned char *halves, size_t i)
 {
-    if (form.scales == QSF_SCALES_E8M0)
-        return qsf_half_scale_from_e8m0(tile[c / form.scale_cols * QSF_TILE_ROWS + r]);
-    return qsf_half_to_float(qsf_load_u16(tile + QSF_TILE_SCALES_OFF + 2 * r));
+    return qsf_half_to_float(qsf_load_u16(halves + 2 * i));
 }
 
-static float min_of(const unsigned char *tile, size_t r)
+/* Integer `part` of 0 .. 7 of row r in 12 planes of 16 rows: planes 0 .. 3 begin with `first`. */
+static float integer_6bit(const unsigned char *planes, size_t first, size_t part, size_t r)
 {
-    return qsf_half_to_float(qsf_load_u16(tile + QSF_TILE_MINS_OFF + 2 * r));
+    const unsigned whole = planes[16 * (first + part % 4) + r];
+    const unsigned low = planes[16 * (8 + part % 4) + r] >> first & 15;
+    return (float)(part < 4 ? whole & 63 : low | whole >> 6 << 4);
 }
 
-/* The weight of row r, column c of a tile of any type. */
-QSF_FORCED_INLINE float weight_of(qsf_form form, const unsigned char *tile, size_t r, size_t c)
+/* Of E8M0 half the scale. */
+static float scale_of(qsf_form form, place at)
 {
+    switch (form.scales) {
+    case QSF_SCALES_E8M0:
+        return qsf_half_scale_from_e8m0(at.head[at.part * QSF_TILE_ROWS + at.r]);
+    case QSF_SCALES_6BIT:
+        return half_at(at.head, at.r) * integer_6bit(at.head + 64, 0, at.part, at.r);
+    case QSF_SCALES_8BIT:
+        return half_at(at.head, at.r) * (float)(at.head[32 + at.part * QSF_TILE_ROWS + at.r] - 128);
+    case QSF_SCALES_F16:
+    case QSF_SCALES_NONE:
+        break;
+    }
+    return half_at(at.head, at.part * QSF_TILE_ROWS + at.r);
+}
+
+static float min_of(qsf_form form, place at)
+{
+    if (form.scales == QSF_SCALES_6BIT)
+        return -half_at(at.head + 32, at.r) * integer_6bit(at.head + 64, 4, at.part, at.r);
+    const size_t n_parts = QSF_BLOCK / form.scale_cols;
+    return half_at(at.head, (n_parts + at.part) * QSF_TILE_ROWS + at.r);
+}
+
+/* The weight of row r, column c of a tile row of any type. */
+QSF_FORCED_INLINE float weight_of(qsf_form form, const unsigned char *tiles, size_t r, size_t c)
+{
+    const place at = place_of(form, tiles, r, c);
     if (form.tile_bytes == 2 * TILE_VALUES)
-        return qsf_half_to_float(qsf_load_u16(tile + 2 * (c * QSF_TILE_ROWS + r)));
+        return half_at(at.head, at.c * QSF_TILE_ROWS + r);
     if (form.tile_bytes == 4 * TILE_VALUES)
-        return qsf_load_f32(tile + 4 * (c * QSF_TILE_ROWS + r));
-    const int32_t code = code_of(form, tile, r, c);
+        return qsf_load_f32(at.head + 4 * (at.c * QSF_TILE_ROWS + r));
+    const int32_t code = code_of(form, at);
     if (form.has_min)
-        return fmaf((float)code, scale_of(form, tile, r, c), min_of(tile, r));
-    return (float)value_of(form, code) * (form.unit * scale_of(form, tile, r, c));
+        return fmaf((float)code, scale_of(form, at), min_of(form, at));
+    return (float)value_of(form, code) * (form.unit * scale_of(form, at));
 }
 
-/* Columns first .. first + form.scale_cols - 1 of one block of the integer form, row r of a tile,
- * times 8-bit activations. */
-QSF_FORCED_INLINE float add_block_i8(qsf_form form, const unsigned char *tile, size_t r,
-                                     const qsf_acts *x, size_t block, size_t first, float acc)
+/* Columns c .. c + form.scale_cols - 1 of the integer form, row r of a tile row, token t */
+QSF_FORCED_INLINE float add_part(qsf_form form, const unsigned char *tiles, size_t r,
+                                 const qsf_acts *x, size_t t, size_t c, float acc)
 {
+    const bool is_fine = form.codes == QSF_CODES_8BIT;
+    const place at = place_of(form, tiles, r, c);
+    const size_t block = t * x->n_blocks + c / QSF_BLOCK;
     int32_t dot = 0;
-    for (size_t c = first; c < first + form.scale_cols; c++) {
-        const int32_t code = code_of(form, tile, r, c);
-        dot += (form.has_min ? code : value_of(form, code)) * x->q[block * QSF_BLOCK + c];
+    int32_t sum = 0;
+    for (size_t i = 0; i < form.scale_cols; i++) {
+        const int32_t code = code_of(form, place_of(form, tiles, r, c + i));
+        const size_t col = t * x->n_blocks * QSF_BLOCK + c + i;
+        const int32_t q = is_fine ? 256 * x->q[col] + x->q_low[col] : x->q[col];
+        dot += (form.has_min ? code : value_of(form, code)) * q;
+        sum += q;
     }
-    const float w_scale = form.unit * scale_of(form, tile, r, first);
-    acc = fmaf((float)dot, w_scale * x->scale[block], acc);
-    return form.has_min ? fmaf(min_of(tile, r), x->scaled_sum[block], acc) : acc;
-}
-
-/* As add_block_i8, with 16-bit activations for 8-bit weights. */
-QSF_FORCED_INLINE float add_block_i16(qsf_form form, const unsigned char *tile, size_t r,
-                                      const qsf_acts *x, size_t block, size_t first, float acc)
-{
-    int32_t dot = 0;
-    for (size_t c = first; c < first + form.scale_cols; c++) {
-        const size_t i = block * QSF_BLOCK + c;
-        dot += value_of(form, code_of(form, tile, r, c)) * (256 * x->q[i] + x->q_low[i]);
-    }
-    return fmaf((float)dot, scale_of(form, tile, r, first) * (x->scale[block] * 0x1p-8F), acc);
+    const float x_scale = is_fine ? x->scale[block] * 0x1p-8F : x->scale[block];
+    acc = fmaf((float)dot, form.unit * scale_of(form, at) * x_scale, acc);
+    return form.has_min ? fmaf(min_of(form, at), x_scale * (float)sum, acc) : acc;
 }
 
 /* One output: the row of tiles at `tiles`, times token t. */
@@ -141,13 +186,8 @@ QSF_FORCED_INLINE float dot_integer(qsf_form form, const unsigned char *tiles, s
                                     const qsf_acts *x, size_t t)
 {
     float acc = 0.0F;
-    for (size_t b = 0; b < x->n_blocks; b++) {
-        const unsigned char *const tile = tiles + b * form.tile_bytes;
-        const size_t block = t * x->n_blocks + b;
-        for (size_t c = 0; c < QSF_BLOCK; c += form.scale_cols)
-            acc = form.codes == QSF_CODES_8BIT ? add_block_i16(form, tile, r, x, block, c, acc)
-                                               : add_block_i8(form, tile, r, x, block, c, acc);
-    }
+    for (size_t c = 0; c < x->n_blocks * QSF_BLOCK; c += form.scale_cols)
+        acc = add_part(form, tiles, r, x, t, c, acc);
     return acc;
 }
 
@@ -157,10 +197,8 @@ QSF_FORCED_INLINE float dot_float(qsf_form form, const unsigned char *tiles, siz
 {
     const float *const xt = x->f32 + t * x->n_blocks * QSF_BLOCK;
     float acc = 0.0F;
-    for (size_t c = 0; c < x->n_blocks * QSF_BLOCK; c++) {
-        const unsigned char *const tile = tiles + c / QSF_BLOCK * form.tile_bytes;
-        acc = fmaf(weight_of(form, tile, r, c % QSF_BLOCK), xt[c], acc);
-    }
+    for (size_t c = 0; c < x->n_blocks * QSF_BLOCK; c++)
+        acc = fmaf(weight_of(form, tiles, r, c), xt[c], acc);
     return acc;
 }
 
@@ -187,10 +225,8 @@ QSF_FORCED_INLINE void matmul(qsf_form form, bool is_integer_form, const unsigne
     static void dequant_row_##type##_scalar(const unsigned char *tiles, size_t n_blocks,   \
                                             size_t row_in_tile, float *out)                \
     {                                                                                      \
-        const qsf_form form = qsf_form_of(id);                                             \
         for (size_t c = 0; c < n_blocks * QSF_BLOCK; c++)                                  \
-            out[c] = weight_of(form, tiles + c / QSF_BLOCK * form.tile_bytes, row_in_tile, \
-                               c % QSF_BLOCK);                                             \
+            out[c] = weight_of(qsf_form_of(id), tiles, row_in_tile, c);                    \
     }
 
 /* Adds the integer product of one type to FLOAT_FORMS. */

@@ -74,6 +74,7 @@ QSF_FORCED_INLINE bool quantise_four(const float *x, size_t b, const qsf_act_row
     for (size_t i = 0; i < BLOCKS_AT_ONCE; i++)
         round_block(x + i * QSF_BLOCK, _mm512_permutexvar_ps(_mm512_set1_epi32((int)i), factors),
                     out->q + (b + i) * QSF_BLOCK, out->q_low + (b + i) * QSF_BLOCK, &v[i], &low[i]);
+    int32_t fine[BLOCKS_AT_ONCE];
     __m128i first;
     __m128i second;
     __m128i first_low;
@@ -84,7 +85,15 @@ QSF_FORCED_INLINE bool quantise_four(const float *x, size_t b, const qsf_act_row
     const __m128 scale = _mm_div_ps(amax, _mm_set1_ps(127.0F));
     _mm_storeu_ps(out->scale + b, scale);
     _mm_storeu_si128((void *)(out->sum + b), sum);
-    _mm_storeu_si128((void *)(out->first_sum + b), first);
+    const __m128i first_fine = _mm_add_epi32(_mm_slli_epi32(first, 8), first_low);
+    _mm_storeu_si128((void *)fine, first_fine);
+    for (size_t i = 0; i < BLOCKS_AT_ONCE; i++) {
+        const __m512i by2 = _mm512_add_epi32(v[i], _mm512_shuffle_epi32(v[i], _MM_PERM_BADC));
+        const __m512i by4 = _mm512_add_epi32(by2, _mm512_shuffle_epi32(by2, _MM_PERM_CDAB));
+        const __m256i quarters = _mm512_cvtepi32_epi16(_mm512_permutexvar_epi32(places, by4));
+        _mm_storel_epi64((void *)out->parts[b + i].quarter, _mm256_castsi256_si128(quarters));
+        out->parts[b + i].first_fine = fine[i];
+    }
     _mm_storeu_ps(out->scaled_sum + b, _mm_mul_ps(scale, _mm_cvtepi32_ps(sum)));
     _mm_storeu_si128((void *)(out->fine_sum + b),
                      _mm_add_epi32(_mm_slli_epi32(sum, 8), _mm_add_epi32(first_low, second_low)));

@@ -24,14 +24,39 @@ QSF_FORCED_INLINE void unpack_4bit(const unsigned char *bytes, size_t p, __m512i
     codes[1] = _mm512_and_si512(_mm512_srli_epi32(both, 4), nibbles);
 }
 
-/* As unpack_4bit, of E2M1: values + 12 */
-QSF_FORCED_INLINE void unpack_e2m1(const unsigned char *bytes, size_t p, __m512i *codes)
+QSF_FORCED_INLINE __m512i e2m1_values(__m512i codes)
 {
     const __m512i values = _mm512_broadcast_i32x4(
         _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    return _mm512_shuffle_epi8(values, codes);
+}
+
+/* As unpack_4bit, of E2M1: values + 12 */
+QSF_FORCED_INLINE void unpack_e2m1(const unsigned char *bytes, size_t p, __m512i *codes)
+{
     unpack_4bit(bytes, p, codes);
-    codes[0] = _mm512_shuffle_epi8(values, codes[0]);
-    codes[1] = _mm512_shuffle_epi8(values, codes[1]);
+    codes[0] = e2m1_values(codes[0]);
+    codes[1] = e2m1_values(codes[1]);
+}
+
+/* Group g, a literal, of types with parts; of E2M1 values + 12 */
+QSF_FORCED_INLINE __m512i unpack_group(qsf_codes codes, const unsigned char *bytes, size_t g)
+{
+    const __m512i both = load64(bytes + g % 8 * 64);
+    const __m512i nibbles =
+        _mm512_and_si512(g < 8 ? both : _mm512_srli_epi32(both, 4), _mm512_set1_epi8(15));
+    if (codes == QSF_CODES_E2M1)
+        return e2m1_values(nibbles);
+    if (codes == QSF_CODES_4BIT)
+        return nibbles;
+    const size_t n_planes = codes == QSF_CODES_5BIT ? 2 : 4;
+    const size_t shift = codes == QSF_CODES_5BIT ? g / 2 : g / 4 * 2; /* of the higher bits */
+    const __m512i high = load64(bytes + 512 + g % n_planes * 64);
+    const __m512i placed = shift < 4 ? _mm512_slli_epi32(high, (unsigned)(4 - shift))
+                                     : _mm512_srli_epi32(high, (unsigned)(shift - 4));
+    /* nibbles | (placed & mask) */
+    return _mm512_ternarylogic_epi32(nibbles, placed,
+                                     _mm512_set1_epi8(codes == QSF_CODES_5BIT ? 0x10 : 0x30), 0xF8);
 }
 
 /* Groups p, p + 4, p + 8, p + 12 */

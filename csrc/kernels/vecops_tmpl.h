@@ -238,6 +238,16 @@ static void QSF_NAME(rope_interleaved)(float *x, const float *cos, const float *
     }
 }
 
+static inline qsf_part_sums part_sums_of(const int8_t *q, const int8_t *q_low)
+{
+    qsf_part_sums sums = {{0}, 0};
+    for (size_t i = 0; i < QSF_BLOCK; i++)
+        sums.quarter[i / 16] = (int16_t)(sums.quarter[i / 16] + q[i]);
+    for (size_t i = 0; i < 32; i++)
+        sums.first_fine += 256 * q[i] + q_low[i];
+    return sums;
+}
+
 /* Block b of a row: x [64] */
 static inline void quantise_block(const float *x, size_t b, const qsf_act_row *out)
 {
@@ -249,7 +259,6 @@ static inline void quantise_block(const float *x, size_t b, const qsf_act_row *o
     const float amax = lanes_top_magnitude(magnitude);
 
     /* Of integers whose sum is below 2^24: exact in any order. */
-    lanes first_sums = lanes_set(0.0F);
     lanes sums = lanes_set(0.0F);
     lanes low_sums = lanes_set(0.0F);
     if (amax >= QSF_QUANTISE_MIN && amax <= FLT_MAX) {
@@ -257,8 +266,6 @@ static inline void quantise_block(const float *x, size_t b, const qsf_act_row *o
         for (size_t i = 0; i < QSF_BLOCK; i += QSF_LANES) {
             lanes_store_i8_pair(q + i, q_low + i, lanes_mul(lanes_load(x + i), factor), &sums,
                                 &low_sums);
-            if (i + QSF_LANES == QSF_BLOCK / 2)
-                first_sums = sums;
         }
     } else {
         memset(q, 0, QSF_BLOCK);
@@ -267,7 +274,7 @@ static inline void quantise_block(const float *x, size_t b, const qsf_act_row *o
     const float sum = lanes_sum(sums);
     out->scale[b] = amax / 127.0F;
     out->sum[b] = (int32_t)sum;
-    out->first_sum[b] = (int32_t)lanes_sum(first_sums);
+    out->parts[b] = part_sums_of(q, q_low);
     out->scaled_sum[b] = out->scale[b] * sum;
     out->fine_sum[b] = 256 * (int32_t)sum + (int32_t)lanes_sum(low_sums);
 }

@@ -7,7 +7,7 @@
 #ifndef QSF_KERNELS_WIDE_AVX512_H
 #define QSF_KERNELS_WIDE_AVX512_H
 
-#include "kernels/half_scales.h"
+#include "kernels/part_scales.h"
 
 #define WIDE_BLOCKS 32    /* whose activations are copied side by side; a multiple of 16 */
 #define WIDE_TILE_ROWS 32 /* that meet them, and stay in the second-level cache for all tokens */
@@ -30,8 +30,9 @@ typedef struct panel {
     _Alignas(64) int8_t q[WIDE_BLOCKS][WIDE][QSF_BLOCK];
     int8_t q_low[WIDE_BLOCKS][WIDE][QSF_BLOCK]; /* of 8 bits */
     float scale[WIDE][WIDE_BLOCKS];
-    float scaled_sum[WIDE][WIDE_BLOCKS]; /* with a min */
-    int32_t start[2][WIDE][WIDE_BLOCKS]; /* -zero point * sum: without; of MXFP4 by sub-blocks */
+    float scaled_sum[WIDE][WIDE_BLOCKS];  /* with a min */
+    int32_t start[4][WIDE][WIDE_BLOCKS];  /* -zero point * sum: without; by parts */
+    float part_sum[2][WIDE][WIDE_BLOCKS]; /* of parts with a min: scaled */
 } panel;
 
 /* True for the type whose codes take longer to unpack than to multiply: that is done once for all
@@ -54,14 +55,23 @@ QSF_FORCED_INLINE void panel_scales(qsf_form form, const qsf_acts *x, size_t i, 
         lanes_store(&p->scaled_sum[t][b], _mm512_maskz_loadu_ps(some, x->scaled_sum + i));
         return;
     }
-    __m512i sum = _mm512_maskz_loadu_epi32(some, (is_fine ? x->fine_sum : x->sum) + i);
-    if (form.scale_cols < QSF_BLOCK) {
-        const __m512i first = _mm512_maskz_loadu_epi32(some, x->first_sum + i);
-        const __m512i second = _mm512_sub_epi32(sum, first);
-        _mm512_store_si512(&p->start[1][t][b], _mm512_mullo_epi32(second, zero));
-        sum = first;
-    }
+    const __m512i sum = _mm512_maskz_loadu_epi32(some, (is_fine ? x->fine_sum : x->sum) + i);
     _mm512_store_si512(&p->start[0][t][b], _mm512_mullo_epi32(sum, zero));
+}
+
+/* The same of block i for a type with parts */
+QSF_FORCED_INLINE void panel_parts(qsf_form form, const qsf_acts *x, size_t i, size_t t, size_t b,
+                                   panel *p)
+{
+    const bool is_fine = form.codes == QSF_CODES_8BIT;
+    p->scale[t][b] = is_fine ? x->scale[i] * 0x1p-8F : x->scale[i];
+    for (size_t part = 0; part < QSF_BLOCK / form.scale_cols; part++) {
+        const int32_t sum = part_sum(form, &x->parts[i], is_fine ? x->fine_sum[i] : 0, part);
+        if (form.has_min)
+            p->part_sum[part][t][b] = x->scale[i] * (float)sum;
+        else
+            p->start[part][t][b] = -form.zero * sum;
+    }
 }
 
 /* Copies blocks b0 .. b0 + n_blocks - 1 of n tokens from t0 on; up to n_tokens the last again. */
@@ -76,15 +86,68 @@ QSF_FORCED_INLINE void panel_fill(qsf_form form, const qsf_acts *x, size_t b0, s
             if (form.codes == QSF_CODES_8BIT)
                 _mm512_store_si512(p->q_low[b][t], _mm512_loadu_si512(x->q_low + at));
         }
-        for (size_t b = 0; b < n_blocks; b += 16)
+        for (size_t b = 0; b < n_blocks && form.scale_cols < QSF_BLOCK; b++)
+            panel_parts(form, x, i + b, t, b, p);
+        for (size_t b = 0; b < n_blocks && form.scale_cols == QSF_BLOCK; b += 16)
             panel_scales(form, x, i + b, n_blocks - b, t, b, p);
     }
 }
 
-/* dot [n_tokens] += codes of a tile, or unpacked codes, * a block of activations q [WIDE, 64]. Of
- * MXFP4 only sub-block `sub`, a literal. */
+/* dot [n_tokens] += codes of a part of a tile * a block of activations q [WIDE, 64] */
+QSF_FORCED_INLINE void add_wide_part(qsf_form form, const unsigned char *codes, const int8_t *q,
+                                     size_t part, size_t n_tokens, __m512i *dot)
+{
+    const size_t n = form.scale_cols / 4;
+#pragma GCC unroll 8
+    for (size_t g = part * n; g < (part + 1) * n; g++) {
+        const __m512i group = form.codes == QSF_CODES_8BIT ? load64(codes + g * 64)
+                                                           : unpack_group(form.codes, codes, g);
+        for (size_t t = 0; t < n_tokens; t++)
+            dot[t] = add_four(dot[t], group, q, t * QSF_BLOCK + 4 * g);
+    }
+}
+
+/* Continues acc [n_tokens] over the blocks of a head, from block b of the panel on. */
+QSF_FORCED_INLINE void wide_head(qsf_form form, const unsigned char *head, const panel *p,
+                                 size_t b0, size_t n_tokens, lanes *acc)
+{
+    const bool is_fine = form.codes == QSF_CODES_8BIT;
+    const size_t n_parts = QSF_BLOCK / form.scale_cols;
+    part_scales scales;
+    load_part_scales(form, head, &scales);
+#pragma GCC unroll 1
+    for (size_t i = 0; i < qsf_tiles_per_head(form); i++) {
+        const size_t b = b0 + i;
+        const unsigned char *const codes =
+            head + qsf_codes_off(form) + i * qsf_code_bytes(form.codes);
+#pragma GCC unroll 4
+        for (size_t part = 0; part < n_parts; part++) {
+            __m512i dot[WIDE];
+            for (size_t t = 0; t < n_tokens; t++)
+                dot[t] = form.has_min || is_fine ? _mm512_setzero_si512()
+                                                 : _mm512_set1_epi32(p->start[part][t][b]);
+            add_wide_part(form, codes, p->q[b][0], part, n_tokens, dot);
+            if (is_fine) {
+                for (size_t t = 0; t < n_tokens; t++)
+                    dot[t] = _mm512_add_epi32(_mm512_slli_epi32(dot[t], 8),
+                                              _mm512_set1_epi32(p->start[part][t][b]));
+                add_wide_part(form, codes, p->q_low[b][0], part, n_tokens, dot);
+            }
+            const lanes scale = scales.scale[i * n_parts + part];
+            for (size_t t = 0; t < n_tokens; t++) {
+                const lanes factor = lanes_mul(scale, lanes_set(p->scale[t][b]));
+                acc[t] = lanes_fma(_mm512_cvtepi32_ps(dot[t]), factor, acc[t]);
+            }
+            for (size_t t = 0; t < n_tokens && form.has_min; t++)
+                acc[t] = lanes_fma(scales.min[i * n_parts + part],
+                                   lanes_set(p->part_sum[part][t][b]), acc[t]);
+        }
+    }
+}
+
+/* dot [n_tokens] += codes of a tile, or unpacked codes, * a block of activations q [WIDE, 64] */
 QSF_FORCED_INLINE void add_wide_dots(qsf_form form, const unsigned char *tile,
-                                     const unsigned char *unpacked, const int8_t *q, size_t sub,
+                                     const unsigned char *unpacked, const int8_t *q,
                                      size_t n_tokens, __m512i *dot)
 {
     const qsf_codes kind = is_unpacked_once(form.codes) ? QSF_CODES_8BIT : form.codes;
@@ -99,8 +162,6 @@ QSF_FORCED_INLINE void add_wide_dots(qsf_form form, const unsigned char *tile,
             unpack_plane(kind, bytes, p, codes);
         for (size_t k = 0; k < layout.n_in_plane; k++) {
             const size_t g = group_of(kind, p, k);
-            if (form.scale_cols < QSF_BLOCK && k != sub)
-                continue;
             if (form.factor == 2)
                 codes[k] = _mm512_add_epi8(codes[k], codes[k]);
             for (size_t t = 0; t < n_tokens; t++)
@@ -109,25 +170,24 @@ QSF_FORCED_INLINE void add_wide_dots(qsf_form form, const unsigned char *tile,
     }
 }
 
-/* Continues acc [n_tokens] over block b of the panel, or over one sub-block of MXFP4. */
+/* Continues acc [n_tokens] over block b of the panel. */
 QSF_FORCED_INLINE void wide_block(qsf_form form, const unsigned char *tile,
-                                  const unsigned char *codes, const panel *p, size_t b, size_t sub,
+                                  const unsigned char *codes, const panel *p, size_t b,
                                   size_t n_tokens, lanes *acc)
 {
     const bool is_fine = form.codes == QSF_CODES_8BIT;
     __m512i dot[WIDE];
     for (size_t t = 0; t < n_tokens; t++)
-        dot[t] = form.has_min || is_fine ? _mm512_setzero_si512()
-                                         : _mm512_set1_epi32(p->start[sub][t][b]);
-    add_wide_dots(form, tile, codes, p->q[b][0], sub, n_tokens, dot);
+        dot[t] =
+            form.has_min || is_fine ? _mm512_setzero_si512() : _mm512_set1_epi32(p->start[0][t][b]);
+    add_wide_dots(form, tile, codes, p->q[b][0], n_tokens, dot);
     if (is_fine) {
         for (size_t t = 0; t < n_tokens; t++)
             dot[t] = _mm512_add_epi32(_mm512_slli_epi32(dot[t], 8),
                                       _mm512_set1_epi32(p->start[0][t][b]));
-        add_wide_dots(form, tile, codes, p->q_low[b][0], sub, n_tokens, dot);
+        add_wide_dots(form, tile, codes, p->q_low[b][0], n_tokens, dot);
     }
-    lanes scale = form.scale_cols < QSF_BLOCK ? load_half_scales(tile, sub)
-                                              : lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
+    lanes scale = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
     if (form.unit != 1.0F)
         scale = lanes_mul(scale, lanes_set(form.unit));
     for (size_t t = 0; t < n_tokens; t++) {
@@ -160,7 +220,7 @@ QSF_FORCED_INLINE void wide_prefetch(qsf_form form, const wide_rows *w, size_t r
     const uintptr_t ahead = later < w->n_blocks
                                 ? (uintptr_t)w->tiles + later * tile_bytes
                                 : (uintptr_t)w->next + (later - w->n_blocks) * tile_bytes;
-    for (size_t i = 0; i < tile_bytes; i += 64)
+    for (size_t i = 0; i < qsf_tiles_per_head(form) * tile_bytes; i += 64)
         __builtin_prefetch((const void *)(ahead + r * w->row_bytes + i));
 }
 
@@ -177,20 +237,22 @@ QSF_FORCED_INLINE void wide_group(qsf_form form, const wide_rows *w, const panel
         for (size_t t = 0; t < n_tokens; t++)
             acc[r][t] = w->is_first || t >= n ? lanes_set(0.0F)
                                               : lanes_load(y + r * QSF_TILE_ROWS + t * y_stride);
-    for (size_t b = 0; b < w->n_blocks; b++)
+    for (size_t b = 0; b < w->n_blocks; b += qsf_tiles_per_head(form))
         for (size_t r = 0; r < n_rows; r++) {
             const unsigned char *const tile = w->tiles + r * w->row_bytes + b * tile_bytes;
-            const unsigned char *const codes =
-                is_unpacked_once(form.codes) ? w->codes + (r * w->n_blocks + b) * UNPACKED_BYTES
-                                             : NULL;
             const panel *same = p;
             /* Otherwise gcc loads all scales of the block before the loop, and has too few
              * registers. */
             __asm__("" : "+r"(same));
             wide_prefetch(form, w, r, b);
-            wide_block(form, tile, codes, same, b, 0, n_tokens, acc[r]);
-            if (form.scale_cols < QSF_BLOCK)
-                wide_block(form, tile, codes, same, b, 1, n_tokens, acc[r]);
+            if (form.scale_cols < QSF_BLOCK) {
+                wide_head(form, tile, same, b, n_tokens, acc[r]);
+                continue;
+            }
+            const unsigned char *const codes =
+                is_unpacked_once(form.codes) ? w->codes + (r * w->n_blocks + b) * UNPACKED_BYTES
+                                             : NULL;
+            wide_block(form, tile, codes, same, b, n_tokens, acc[r]);
         }
     for (size_t r = 0; r < n_rows; r++)
         for (size_t t = 0; t < n_tokens; t++)

@@ -111,7 +111,7 @@ static void quantise_row(const qsf_ops *o, const float *x, size_t t, size_t stri
         .q_low = s->act_q_low + t * stride,
         .scale = s->act_scale + t * n_blocks,
         .sum = s->act_sum + t * n_blocks,
-        .first_sum = s->act_first_sum + t * n_blocks,
+        .parts = s->act_parts + t * n_blocks,
         .scaled_sum = s->act_scaled_sum + t * n_blocks,
         .fine_sum = s->act_fine_sum + t * n_blocks,
     };
@@ -182,7 +182,7 @@ static qsf_acts acts_of(const qsf_ops *o, const float *f32, size_t stride)
         .q_low = s->act_q_low,
         .scale = s->act_scale,
         .sum = s->act_sum,
-        .first_sum = s->act_first_sum,
+        .parts = s->act_parts,
         .scaled_sum = s->act_scaled_sum,
         .fine_sum = s->act_fine_sum,
     };
@@ -301,7 +301,7 @@ qsf_acts qsf_acts_rows(const qsf_acts *x, size_t first, size_t n)
     rows.scale += block;
     rows.sum += block;
     rows.scaled_sum += block;
-    rows.first_sum += block;
+    rows.parts += block;
     rows.fine_sum += block;
     return rows;
 }

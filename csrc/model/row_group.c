@@ -43,7 +43,7 @@ qsf_acts qsf_row_group_gather(const qsf_ops *o, const qsf_row_group *group, size
         .q_low = s->act_q_low + value_off,
         .scale = s->act_scale + block_off,
         .sum = s->act_sum + block_off,
-        .first_sum = s->act_first_sum + block_off,
+        .parts = s->act_parts + block_off,
         .scaled_sum = s->act_scaled_sum + block_off,
         .fine_sum = s->act_fine_sum + block_off,
     };
@@ -57,7 +57,7 @@ qsf_acts qsf_row_group_gather(const qsf_ops *o, const qsf_row_group *group, size
         .q_low = rows.q_low,
         .scale = rows.scale,
         .sum = rows.sum,
-        .first_sum = rows.first_sum,
+        .parts = rows.parts,
         .scaled_sum = rows.scaled_sum,
         .fine_sum = rows.fine_sum,
     };

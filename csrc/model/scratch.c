@@ -49,7 +49,7 @@ static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_conf
     s->act_q_low = qsf_arena_push(a, n_values, sizeof *s->act_q_low);
     s->act_scale = qsf_arena_push(a, n_blocks, sizeof *s->act_scale);
     s->act_sum = qsf_arena_push(a, n_blocks, sizeof *s->act_sum);
-    s->act_first_sum = qsf_arena_push(a, n_blocks, sizeof *s->act_first_sum);
+    s->act_parts = qsf_arena_push(a, n_blocks, sizeof *s->act_parts);
     s->act_scaled_sum = qsf_arena_push(a, n_blocks, sizeof *s->act_scaled_sum);
     s->act_fine_sum = qsf_arena_push(a, n_blocks, sizeof *s->act_fine_sum);
     s->scores = qsf_arena_push(a, n_rows * QSF_KV_SPAN_TOKENS, sizeof *s->scores);
@@ -133,7 +133,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
     s->act_q_low = qsf_arena_push(a, n_wide * widest, sizeof *s->act_q_low);
     s->act_scale = qsf_arena_push(a, n_wide * n_blocks, sizeof *s->act_scale);
     s->act_sum = qsf_arena_push(a, n_wide * n_blocks, sizeof *s->act_sum);
-    s->act_first_sum = qsf_arena_push(a, n_wide * n_blocks, sizeof *s->act_first_sum);
+    s->act_parts = qsf_arena_push(a, n_wide * n_blocks, sizeof *s->act_parts);
     s->act_scaled_sum = qsf_arena_push(a, n_wide * n_blocks, sizeof *s->act_scaled_sum);
     s->act_fine_sum = qsf_arena_push(a, n_wide * n_blocks, sizeof *s->act_fine_sum);
 }

@@ -13,8 +13,7 @@
 #include "types/table.h"
 
 #define QSF_TILE_ROWS 16
-#define QSF_BLOCK 64     /* columns of a tile */
-#define QSF_SUB_BLOCK 32 /* weights that share one scale in MXFP4 */
+#define QSF_BLOCK 64 /* columns of a tile */
 
 /* Offsets in a tile of type F16 scales: 16 scales, then 16 mins if the type has them. */
 #define QSF_TILE_SCALES_OFF 0
@@ -25,7 +24,7 @@
 typedef enum qsf_dtype {
     QSF_CODED_TYPES(QSF_DTYPE_OF) QSF_FLOAT_TYPES(QSF_DTYPE_OF) QSF_DTYPE_MIXED =
         5, /* of a file or a layer, never of a tensor */
-    QSF_DTYPE_COUNT = 12
+    QSF_DTYPE_COUNT = 20
 } qsf_dtype;
 #undef QSF_DTYPE_OF
 
@@ -35,6 +34,8 @@ typedef enum qsf_codes {
     QSF_CODES_2BIT,
     QSF_CODES_3BIT,
     QSF_CODES_4BIT,
+    QSF_CODES_5BIT, /* four bits as QSF_CODES_4BIT, then the highest ones */
+    QSF_CODES_6BIT, /* the same, with two bits as QSF_CODES_2BIT */
     QSF_CODES_8BIT,
     QSF_CODES_TRITS, /* five digits in base 3 a byte */
     QSF_CODES_E2M1   /* floats of 4 bits, which lie as QSF_CODES_4BIT */
@@ -43,7 +44,9 @@ typedef enum qsf_codes {
 typedef enum qsf_scales {
     QSF_SCALES_NONE,
     QSF_SCALES_F16,
-    QSF_SCALES_E8M0 /* powers of two, a byte each */
+    QSF_SCALES_E8M0, /* powers of two, a byte each */
+    QSF_SCALES_6BIT, /* integers times an f16 for 256 columns; mins the same */
+    QSF_SCALES_8BIT  /* integers + 128, times an f16 for 256 columns */
 } qsf_scales;
 
 /* What kernels need of a type. Literals after inlining, if the type is one. */
@@ -117,6 +120,10 @@ static inline size_t qsf_code_bytes(qsf_codes codes)
     case QSF_CODES_4BIT:
     case QSF_CODES_E2M1:
         return 512;
+    case QSF_CODES_5BIT:
+        return 640;
+    case QSF_CODES_6BIT:
+        return 768;
     case QSF_CODES_8BIT:
         return 1024;
     case QSF_CODES_TRITS:
@@ -127,10 +134,17 @@ static inline size_t qsf_code_bytes(qsf_codes codes)
     return 0;
 }
 
-/* Where the codes of a tile begin: behind its scales and mins. */
+/* Tiles that have their scales in common, before the codes of them all: a row has a multiple of so
+ * many. */
+static inline size_t qsf_tiles_per_head(qsf_form form)
+{
+    return form.scales == QSF_SCALES_6BIT || form.scales == QSF_SCALES_8BIT ? 4 : 1;
+}
+
+/* Where the codes of a tile, or of the tiles of a head, begin: behind the scales and mins. */
 static inline size_t qsf_codes_off(qsf_form form)
 {
-    return form.tile_bytes - qsf_code_bytes(form.codes);
+    return qsf_tiles_per_head(form) * (form.tile_bytes - qsf_code_bytes(form.codes));
 }
 
 #endif

@@ -23,7 +23,15 @@
     X( 6, 8BIT,          8bit,          "8bit",          1056, 8BIT,  F16,  64, 0, 128, 1, 1.0F) \
     X( 9, TERNARY_DENSE, ternary_dense, "ternary-dense",  240, TRITS, F16,  64, 0,   1, 1, 1.0F) \
     X(10, 4BIT_SYM,      4bit_sym,      "4bit-sym",       544, 4BIT,  F16,  64, 0,   8, 1, 1.0F) \
-    X(11, MXFP4,         mxfp4,         "mxfp4",          544, E2M1,  E8M0, 32, 0,  12, 1, 1.0F)
+    X(11, MXFP4,         mxfp4,         "mxfp4",          544, E2M1,  E8M0, 32, 0,  12, 1, 1.0F) \
+    X(12, Q4_0,          q4_0,          "q4_0",           576, 4BIT,  F16,  32, 0,   8, 1, 1.0F) \
+    X(13, Q4_1,          q4_1,          "q4_1",           640, 4BIT,  F16,  32, 1,   0, 1, 1.0F) \
+    X(14, Q5_0,          q5_0,          "q5_0",           704, 5BIT,  F16,  32, 0,  16, 1, 1.0F) \
+    X(15, Q5_1,          q5_1,          "q5_1",           768, 5BIT,  F16,  32, 1,   0, 1, 1.0F) \
+    X(16, Q8_0,          q8_0,          "q8_0",          1088, 8BIT,  F16,  32, 0, 128, 1, 1.0F) \
+    X(17, Q4_K,          q4_k,          "q4_k",           576, 4BIT,  6BIT, 32, 1,   0, 1, 1.0F) \
+    X(18, Q5_K,          q5_k,          "q5_k",           704, 5BIT,  6BIT, 32, 1,   0, 1, 1.0F) \
+    X(19, Q6_K,          q6_k,          "q6_k",           840, 6BIT,  8BIT, 16, 0,  32, 1, 1.0F)
 
 /* Without codes. Columns: the first five of above */
 #define QSF_FLOAT_TYPES(X)        \

@@ -150,6 +150,14 @@ class Dtype(IntEnum):
     TERNARY_DENSE = 9
     Q4_SYM = 10
     MXFP4 = 11
+    Q4_0 = 12
+    Q4_1 = 13
+    Q5_0 = 14
+    Q5_1 = 15
+    Q8_0 = 16
+    Q4_K = 17
+    Q5_K = 18
+    Q6_K = 19
 
 
 class Layout(IntEnum):
@@ -252,7 +260,21 @@ _DTYPES: Final[dict[int, tuple[str, int, int]]] = {  # name, bytes of a tile, by
     Dtype.TERNARY_DENSE: ("ternary-dense", 240, 0),
     Dtype.Q4_SYM: ("4bit-sym", 544, 0),
     Dtype.MXFP4: ("mxfp4", 544, 0),
+    Dtype.Q4_0: ("q4_0", 576, 0),
+    Dtype.Q4_1: ("q4_1", 640, 0),
+    Dtype.Q5_0: ("q5_0", 704, 0),
+    Dtype.Q5_1: ("q5_1", 768, 0),
+    Dtype.Q8_0: ("q8_0", 1088, 0),
+    Dtype.Q4_K: ("q4_k", 576, 0),
+    Dtype.Q5_K: ("q5_k", 704, 0),
+    Dtype.Q6_K: ("q6_k", 840, 0),
 }
+
+
+# Types whose tiles have their scales in common: so many columns must be whole.
+HEAD_COLS: Final = {Dtype.Q4_K: 256, Dtype.Q5_K: 256, Dtype.Q6_K: 256}
+KEPT: Final = (Dtype.MXFP4, *(Dtype(i) for i in range(Dtype.Q4_0, Dtype.Q6_K + 1)))
+"""Types that nothing is rounded to: weights that have them already keep them."""
 
 
 def dtype_name(dtype: int) -> str:
@@ -296,7 +318,11 @@ def tensor_fault(
             return f"a vector of type {dtype} ({dtype_name(dtype)}), allowed: f16, f32"
     elif layout == Layout.TILES:
         if dtype not in _DTYPES or dtype == Dtype.MIXED:
-            return f"tiles of type {dtype} ({dtype_name(dtype)}), allowed: 0 .. 4, 6 .. 11"
+            name = dtype_name(dtype)
+            return f"tiles of type {dtype} ({name}), allowed: 0 .. 4, 6 .. {max(Dtype)}"
+        head_cols = HEAD_COLS.get(Dtype(dtype), 1)
+        if n_cols % head_cols:
+            return f"{n_cols} columns of {dtype_name(dtype)}, allowed: multiples of {head_cols}"
     else:
         return f"layout {layout}, allowed: 0, 1, 2"
     return None

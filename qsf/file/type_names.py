@@ -6,11 +6,9 @@ from __future__ import annotations
 import re
 
 from qsf.errors import QsfArgumentError
-from qsf.file.layout import Dtype, dtype_name
+from qsf.file.layout import KEPT, Dtype, dtype_name
 
-TYPE_NAMES = (
-    *(dtype_name(kind) for kind in Dtype if kind not in (Dtype.MIXED, Dtype.F32, Dtype.MXFP4)),
-)
+TYPE_NAMES = (*(dtype_name(kind) for kind in Dtype if kind not in (Dtype.MIXED, Dtype.F32, *KEPT)),)
 
 
 def our_type(name: str) -> str:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from qsf.file.kinds import ROPE_NONE, LayerKind, QkNorm, plain_kind
 from qsf.file.layout import TensorType, UnitId, layer_unit
-from qsf_converter.rounding.pieces import read_tensor
+from qsf_converter.rounding.pieces import exact_shifts_of, read_tensor
 from qsf_converter.rounding.plan import Plan, Target
 from qsf_converter.sources.checkpoint import Checkpoint
 from qsf_converter.sources.families.family import Facts
@@ -57,7 +57,10 @@ def with_equal_keys(plan: Plan, checkpoint: Checkpoint) -> Plan:
         keys = channel_sizes(_KEYS, targets, kind, checkpoint)
         queries = channel_sizes(_QUERIES, targets, kind, checkpoint)
         shared = np.square(queries).reshape(len(keys), -1, kind.head_dim).mean(axis=1)
-        exponents = equal_exponents(keys, np.sqrt(shared), channel_pairs(kind, plan.facts))
+        partners = channel_pairs(kind, plan.facts)
+        exponents = equal_exponents(keys, np.sqrt(shared), partners)
+        if kind.qk_norm == QkNorm.NONE:
+            exponents = _within_kept(exponents, targets, partners, checkpoint)
         for tensor_type, of_rows in _of_tensors(exponents, kind).items():
             changed[unit, tensor_type] = tuple(of_rows.tolist())
     return dataclasses.replace(
@@ -143,6 +146,27 @@ def equal_exponents(
     exponents = np.rint((logs[0] - logs[1]) / 2).astype(np.int64)
     exponents[np.abs(exponents) < _LEAST_EXPONENT] = 0
     return np.clip(exponents, -_LARGEST_EXPONENT, _LARGEST_EXPONENT)
+
+
+def _within_kept(
+    exponents: Exponents,
+    targets: Mapping[TensorType, Target],
+    partners: NDArray[np.intp],
+    checkpoint: Checkpoint,
+) -> Exponents:
+    """Return the exponents, nearer to 0 where f16 scales that are kept would be rounded."""
+    least, most = np.full_like(exponents, -99), np.full_like(exponents, 99)
+    for tensor_type in (T.K, T.Q):
+        shifts = exact_shifts_of(targets[tensor_type], checkpoint)
+        if shifts is None:
+            continue
+        shape = (len(exponents), -1, exponents.shape[1])  # query heads share a KV head
+        halvings, doublings = (rows.reshape(shape).min(axis=1) for rows in shifts)
+        if tensor_type == T.Q:
+            halvings, doublings = doublings, halvings
+        most = np.minimum(most, np.minimum(halvings, halvings[:, partners]))
+        least = np.maximum(least, -np.minimum(doublings, doublings[:, partners]))
+    return np.clip(exponents, least, most)
 
 
 def _of_pairs(sizes: NDArray[np.float64], partners: NDArray[np.intp]) -> NDArray[np.float64]:

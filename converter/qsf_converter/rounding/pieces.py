@@ -21,7 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf.file.layout import Dtype, TensorType
+from qsf.file.layout import KEPT, Dtype, TensorType
+from qsf_converter.rounding.gguf_tiles import KEPT as KEPT_OF_GGUF
+from qsf_converter.rounding.gguf_tiles import exact_shifts, gguf_tiles
 from qsf_converter.rounding.outliers import Entries, round_apart, table_mask
 from qsf_converter.rounding.plan import OutlierPlan, Plan, PlannedUnit, Target
 from qsf_converter.rounding.quantisers import (
@@ -208,7 +210,9 @@ def _read_raw(piece: Piece, checkpoint: Checkpoint) -> RawArray:
     n_rows = source.n_rows // target.n_slices
     slice_row = n_rows * target.slice_idx
     if not target.rule.transposed:
-        rows = checkpoint.read_rows(source.name, slice_row + first, slice_row + last)
+        is_kept = target.dtype in KEPT_OF_GGUF.values()
+        read = checkpoint.read_stored if is_kept else checkpoint.read_rows
+        rows = read(source.name, slice_row + first, slice_row + last)
         return rows[places] if share.is_grouped else rows
     slab_rows = max(1, _SLAB_BYTES // max(1, source.row_bytes))
     columns: NDArray[np.generic] | None = None
@@ -233,9 +237,18 @@ def read_rows(piece: Piece, checkpoint: Checkpoint) -> NDArray[np.float32]:
 
 
 def kept_tensor(target: Target, checkpoint: Checkpoint) -> RoundedPiece:
-    """Return a whole tensor of MXFP4 as it will lie in the file; see `read_rows`."""
+    """Return a whole tensor of a type of `KEPT` as it will lie in the file; see `read_rows`."""
     piece = Piece.whole(target)
-    return keep_mxfp4(piece, _read_raw(piece, checkpoint))
+    return _keep(piece, _read_raw(piece, checkpoint))
+
+
+def exact_shifts_of(
+    target: Target, checkpoint: Checkpoint
+) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """See `exact_shifts`; None for a type whose rows are rounded, or hold any power of two."""
+    if target.dtype not in KEPT_OF_GGUF.values():
+        return None
+    return exact_shifts(target.dtype, _read_raw(Piece.whole(target), checkpoint))
 
 
 def _check_finite(piece: Piece, rows: NDArray[np.float32]) -> None:
@@ -268,8 +281,8 @@ def _oriented(piece: Piece, raw: RawArray) -> NDArray[np.float32]:
 def _quantise(piece: Piece, raw: RawArray) -> RoundedPiece:
     """Round what ``_read_raw`` returned; runs on a worker."""
     target = piece.target
-    if target.dtype == Dtype.MXFP4:
-        return keep_mxfp4(piece, raw)
+    if target.dtype in KEPT:
+        return _keep(piece, raw)
     rows = _oriented(piece, raw)
     del raw
     try:
@@ -290,8 +303,19 @@ def _quantise(piece: Piece, raw: RawArray) -> RoundedPiece:
         raise _refusal(piece, error) from error
 
 
-def keep_mxfp4(piece: Piece, raw: RawArray) -> RoundedPiece:
-    """Make tiles of MXFP4 blocks as they are stored."""
+def _keep(piece: Piece, raw: RawArray) -> RoundedPiece:
+    """Make tiles of blocks as they are stored."""
+    if piece.target.dtype != Dtype.MXFP4:
+        of_rows = piece.target.exponents[piece.start : piece.stop]
+        tiles, scales = gguf_tiles(piece.target.dtype, raw, of_rows)
+        if not np.isfinite(scales).all():
+            row = int(np.argwhere(~np.isfinite(scales))[0][1])
+            name = piece.target.source.name
+            raise QsfConversionError(
+                f"tensor {name}: a scale of row {piece.start + row} is infinite or no number"
+            )
+        n_values = piece.n_rows * piece.target.n_cols
+        return RoundedPiece(piece, tiles, ErrorSums(n_values=n_values))
     if raw["scale"].max(initial=0) >= MXFP4_OVERFLOWING:
         _check_finite(piece, to_float32(raw))
     return RoundedPiece(piece, mxfp4_tiles(raw), ErrorSums(n_values=raw.size * MXFP4_COLS))

@@ -19,6 +19,7 @@ from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.file.layout import (
     EMBEDDING_UNIT,
     FINAL_UNIT,
+    KEPT,
     Dtype,
     Role,
     TensorType,
@@ -27,6 +28,7 @@ from qsf.file.layout import (
     layer_unit,
 )
 from qsf.file.type_names import our_type
+from qsf_converter.rounding.gguf_tiles import KEPT as KEPT_OF_GGUF
 from qsf_converter.rounding.tiles import tile_bytes
 from qsf_converter.sources.checkpoint import MXFP4, Checkpoint, SourceTensor
 from qsf_converter.sources.families.family import Facts, Family
@@ -48,6 +50,7 @@ QUANT_TYPES: Mapping[str, Dtype] = {
 }
 TERNARY_TYPES = (Dtype.TERNARY, Dtype.TERNARY_DENSE)
 _BELOW_MXFP4 = (*TERNARY_TYPES, Dtype.Q2, Dtype.Q2_SYM, Dtype.Q3)
+KEEP = "keep"
 DEFAULT_QUANT_TYPE = "4bit"
 DEFAULT_EMBED_TYPE = "8bit"
 
@@ -61,9 +64,18 @@ class Policy:
     layers: Dtype
     embeddings: Dtype
     by_name: Mapping[str, Dtype] = field(default_factory=dict)  # ``Target.name`` -> type
+    keeps_layers: bool = False  # quantised matrices of a GGUF file keep their types
+    keeps_embeddings: bool = False
 
     def of_source(self, source: SourceTensor, rule: TensorRule, name: str) -> Dtype:
-        """As ``dtype_of``; what is stored as MXFP4 keeps it, unless fewer bits are asked for."""
+        """As ``dtype_of``, but for matrices that keep their type.
+
+        Those of MXFP4 do so unless fewer bits are asked for.
+        """
+        is_of_layer = rule.place in (Place.LAYER, Place.EXPERT)
+        keeps = self.keeps_layers if is_of_layer else self.keeps_embeddings
+        if keeps and source.dtype in KEPT_OF_GGUF and _is_as_stored(rule):
+            return KEPT_OF_GGUF[source.dtype]
         if source.dtype == MXFP4 and self.layers not in _BELOW_MXFP4:
             return Dtype.MXFP4
         return self.dtype_of(rule, name)
@@ -76,6 +88,13 @@ class Policy:
             return Dtype.F32
         is_of_layer = rule.place in (Place.LAYER, Place.EXPERT)
         return self.by_name.get(name, self.layers if is_of_layer else self.embeddings)
+
+
+def _is_as_stored(rule: TensorRule) -> bool:
+    """Is it a matrix whose values and rows are those of the source?"""
+    is_changed = rule.transposed or rule.scale is not None or rule.add
+    is_matrix = len(rule.shape) > 1 and rule.place is not Place.POSITIONS
+    return is_matrix and not is_changed and rule.target != TensorType.EXPERT_ROUTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +187,8 @@ class Target:
 
     @property
     def has_choice(self) -> bool:
-        """Is it a matrix whose type is chosen? A router and MXFP4 keep what they have."""
-        return self.has_unit_type and self.dtype != Dtype.MXFP4
+        """Is it a matrix whose type is chosen? Routers and types of `KEPT` keep what they have."""
+        return self.has_unit_type and self.dtype not in KEPT
 
     @property
     def has_unit_type(self) -> bool:
@@ -291,7 +310,7 @@ def parse_quant_type(name: str, *, option: str = "quant type") -> Dtype:
     try:
         nearest = our_type(name)
     except QsfArgumentError:
-        known = ", ".join(QUANT_TYPES)
+        known = ", ".join((*QUANT_TYPES, KEEP))
         raise QsfArgumentError(f"{option} {name} is unknown; available: {known}") from None
     raise QsfArgumentError(f"{name} is llama.cpp's; use {option} {nearest}")
 

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from qsf.file.layout import Dtype
+from qsf.file.layout import Dtype, Layout, tensor_bytes
 from qsf_converter.sources.checkpoint import MXFP4_COLS, MXFP4_VALUES, RawArray
 
 Float32Array = NDArray[np.float32]
@@ -32,7 +32,17 @@ def _plane(n: int) -> tuple[str, tuple[int, int]]:
     return "<u4", (n, TILE_ROWS)
 
 
-# The bytes of one tile.
+def _head(*fields: tuple[str, str, tuple[int, ...]]) -> np.dtype[np.void]:
+    """The type of four tiles that have their scales in common; fields: of each."""
+    tile = np.dtype([("codes", *_plane(8)), *fields])
+    return np.dtype([*_HEAD, ("tiles", tile, (4,))])
+
+
+_PARTS = ("<f2", (2, TILE_ROWS))  # of 32 columns each
+_FIFTHS = ("fifths", *_plane(2))
+_HEAD = (("d", *_HALVES), ("d_min", *_HALVES), ("integers", "u1", (12, TILE_ROWS)))
+
+# The bytes of one tile, or of four.
 TILE_DTYPES: Final[dict[int, np.dtype[np.void]]] = {
     Dtype.Q2_SYM: np.dtype([("scales", *_HALVES), ("codes", *_plane(4))]),
     Dtype.Q2: np.dtype([("scales", *_HALVES), ("mins", *_HALVES), ("codes", *_plane(4))]),
@@ -47,6 +57,20 @@ TILE_DTYPES: Final[dict[int, np.dtype[np.void]]] = {
         [("scales", *_HALVES), ("codes", *_plane(3)), ("last", "u1", (TILE_ROWS,))]
     ),
     Dtype.Q8: np.dtype([("scales", *_HALVES), ("codes", *_plane(16))]),
+    Dtype.Q4_0: np.dtype([("scales", *_PARTS), ("codes", *_plane(8))]),
+    Dtype.Q4_1: np.dtype([("scales", *_PARTS), ("mins", *_PARTS), ("codes", *_plane(8))]),
+    Dtype.Q5_0: np.dtype([("scales", *_PARTS), ("codes", *_plane(8)), _FIFTHS]),
+    Dtype.Q5_1: np.dtype([("scales", *_PARTS), ("mins", *_PARTS), ("codes", *_plane(8)), _FIFTHS]),
+    Dtype.Q8_0: np.dtype([("scales", *_PARTS), ("codes", *_plane(16))]),
+    Dtype.Q4_K: _head(),
+    Dtype.Q5_K: _head(_FIFTHS),
+    Dtype.Q6_K: np.dtype(
+        [
+            ("d", *_HALVES),
+            ("integers", "u1", (16, TILE_ROWS)),
+            ("tiles", [("codes", *_plane(8)), ("highs", *_plane(4))], (4,)),
+        ]
+    ),
     Dtype.F16: np.dtype([("values", "<f2", (BLOCK, TILE_ROWS))]),
     Dtype.F32: np.dtype([("values", "<f4", (BLOCK, TILE_ROWS))]),
 }
@@ -63,7 +87,7 @@ CENTRES: Final[dict[int, float]] = {
 
 def tile_bytes(dtype: int, n_rows: int, n_cols: int) -> int:
     """Bytes of a matrix in tiles."""
-    return -(-n_rows // TILE_ROWS) * -(-n_cols // BLOCK) * TILE_DTYPES[dtype].itemsize
+    return tensor_bytes(n_rows, n_cols, dtype, Layout.TILES)
 
 
 def dequantise_tiles(dtype: int, data: bytes, n_rows: int, n_cols: int) -> Float32Array:

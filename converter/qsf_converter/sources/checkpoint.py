@@ -68,6 +68,12 @@ class Checkpoint(Protocol):
         QsfConversionError when the type is none of these, F32, F16 or BF16.
         """
 
+    def read_stored(self, name: str, start: int, stop: int) -> RawArray:
+        """Read rows [start, stop) as the bytes that store them: [stop - start, row_bytes].
+
+        Raises QsfIOError when the system refuses.
+        """
+
     def digest(self) -> str:
         """SHA-256 over name, type, shape and bytes of all tensors that were read completely.
 
@@ -95,6 +101,10 @@ class WrappedCheckpoint:
     def paths(self) -> tuple[Path, ...]:
         """The files that hold the weights."""
         return self._stored.paths
+
+    def read_stored(self, name: str, start: int, stop: int) -> RawArray:
+        """Read rows as bytes; see ``Checkpoint.read_stored``."""
+        return self._stored.read_stored(name, start, stop)
 
     def digest(self) -> str:
         """SHA-256 of the tensors as they are stored; see ``Checkpoint.digest``."""

@@ -89,16 +89,25 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
     def read_rows(self, name: str, start: int, stop: int) -> RawArray:
         """Read rows [start, stop); see ``Checkpoint.read_rows``."""
         located = self._located[name]
-        tensor = located.tensor
         self._check_readable(located)
+        return self._values(located, self._hashed_rows(located, start, stop), stop - start)
+
+    def read_stored(self, name: str, start: int, stop: int) -> RawArray:
+        """Read rows [start, stop) as bytes; see ``Checkpoint.read_stored``."""
+        stored = self._hashed_rows(self._located[name], start, stop)
+        return np.frombuffer(stored, np.uint8).reshape(stop - start, -1)
+
+    def _hashed_rows(self, located: LocatedT, start: int, stop: int) -> bytearray:
+        """Return the bytes of rows [start, stop), and count them for the digest."""
+        tensor = located.tensor
         if not 0 <= start <= stop <= tensor.n_rows:
-            raise IndexError(f"rows [{start}, {stop}) of {name}, which has {tensor.n_rows}")
+            raise IndexError(f"rows [{start}, {stop}) of {tensor.name}, which has {tensor.n_rows}")
         stored = self._stored_rows(located, start, stop)
         begin = start * tensor.row_bytes
         if begin <= located.n_hashed < begin + len(stored):  # a sample may have been read before
             located.sha256.update(memoryview(stored)[located.n_hashed - begin :])
             located.n_hashed = begin + len(stored)
-        return self._values(located, stored, stop - start)
+        return stored
 
     def digest(self) -> str:
         """SHA-256 of all tensors read completely; see ``Checkpoint.digest``."""

@@ -1,7 +1,7 @@
 """The weights of a GGUF file, under the names and in the order of HuggingFace's checkpoints.
 
 F32, F16, BF16 and MXFP4 are handed over as they are stored; other quantised types become f32
-through the ``gguf`` package, a range of rows at a time.
+through the ``gguf`` package, a range of rows at a time, or are read as bytes (``read_stored``).
 
 llama.cpp's converter reorders the rows of LLaMA's Q and K so that the two halves of each head,
 which RoPE turns together, lie interleaved; here they are put back. Rows are whole blocks in every
@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
+from qsf_converter.rounding.gguf_tiles import KEPT
 from qsf_converter.sources.checkpoint import (
     MXFP4,
     MXFP4_BLOCK,
@@ -70,8 +71,9 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
 
     One that is split is named by its first part. ``head`` is what the file says of itself,
     ``config`` the same as config.json would say it, ``family`` what its tensors are,
-    ``least_type`` the type not below theirs (None: they are not quantised), and ``warnings`` what
-    of it was left out.
+    ``least_type`` the type not below theirs (None: they are not quantised), ``keeps`` whether some
+    can be kept as they are, ``unkept_type`` the type not below those of the others, and
+    ``warnings`` what of it was left out.
 
     Raises QsfConversionError when the file is damaged or holds a model that cannot be converted,
     QsfIOError when the system refuses to read.
@@ -81,6 +83,8 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
     config: dict[str, Any]
     family: Family
     least_type: LeastType | None
+    keeps: bool
+    unkept_type: LeastType | None
     warnings: tuple[str, ...]
 
     def _open(self, place: Path) -> None:
@@ -100,8 +104,10 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
         }
         self.config, self.warnings = config_of(self.head.metadata, shapes, factors)
         self.family = family_of(self.config, dialect)
-        self.least_type = _least_type(tensors.values())
-        self.warnings += _rounded_twice(tensors.values())
+        matrices = [tensor for tensor in tensors.values() if len(tensor.shape) > 1]
+        self.least_type = _least_type(matrices)
+        self.keeps = any(tensor.type in KEPT for tensor in matrices)
+        self.unkept_type = _least_type([t for t in matrices if t.type not in KEPT])
         for tensor in tensors.values():
             name = name_there(dialect, tensor.name)
             if name in self._located:
@@ -198,9 +204,7 @@ def _least_type(tensors: Iterable[GgufTensor]) -> LeastType | None:
 
     Types of 5 bits and more become 8bit, also Q8_0, whose 8.5 bits hold numbers of 8 bits.
     """
-    matrices = [
-        t for t in tensors if t.name.startswith("blk.") and len(t.shape) > 1 and t.type != MXFP4
-    ]
+    matrices = [t for t in tensors if t.name.startswith("blk.") and t.type != MXFP4]
     types = {t.type for t in matrices}
     if types <= set(READABLE):
         return None
@@ -208,19 +212,6 @@ def _least_type(tensors: Iterable[GgufTensor]) -> LeastType | None:
     if types <= {"TQ1_0", "TQ2_0"}:
         return LeastType("ternary", bits)
     return LeastType("4bit" if bits <= _BITS_OF_4BIT else "8bit", bits)
-
-
-def _rounded_twice(tensors: Iterable[GgufTensor]) -> tuple[str, ...]:
-    """Return what to say of matrices that are quantised already."""
-    types = sorted(
-        {t.type for t in tensors if t.type not in (*READABLE, MXFP4) and len(t.shape) > 1}
-    )
-    if not types:
-        return ()
-    return (
-        f"its matrices are rounded already ({', '.join(types)}), and are rounded again: the "
-        "original checkpoint gives a better file; 8bit adds the least to what is lost",
-    )
 
 
 def _dequantiser(tensor: SourceTensor) -> tuple[Any, Any]:

@@ -46,6 +46,8 @@ class Source:
     chat: bytes  # the CHAT section
     origin: Origin  # for the META section
     least_type: LeastType | None = None  # of a source that is quantised
+    keeps: bool = False  # can matrices be stored as they are?
+    unkept_type: LeastType | None = None  # of its other matrices
     is_ternary: bool = False  # are the matrices of the layers ternary already?
 
     @property
@@ -204,6 +206,8 @@ def _open_gguf(path: Path) -> Iterator[Source]:
                 tokenizer=tokenizer,
                 chat=chat,
                 least_type=checkpoint.least_type,
+                keeps=checkpoint.keeps,
+                unkept_type=checkpoint.unkept_type,
                 origin=Origin(
                     name=_text(said, "general.name") or metadata.file_name(path.stem),
                     config_sha256=checkpoint.head.metadata_sha256,

@@ -4,6 +4,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/half.h"
 #include "kernel_data.h"
+#include "tile_weights.h"
 
 #define ID(id, ...) (id),
 static const qsf_dtype dtypes[] = {QSF_CODED_TYPES(ID) QSF_FLOAT_TYPES(ID)};
@@ -23,7 +24,7 @@ typedef struct problem {
     int8_t *q_low;        /* [n_tokens, n_blocks * 64] */
     float *scale;         /* [n_tokens, n_blocks] */
     int32_t *sum;         /* [n_tokens, n_blocks] */
-    int32_t *first_sum;   /* [n_tokens, n_blocks] */
+    qsf_part_sums *parts; /* [n_tokens, n_blocks] */
     float *scaled_sum;    /* [n_tokens, n_blocks] */
     int32_t *fine_sum;    /* [n_tokens, n_blocks] */
     qsf_acts acts;        /* of these only what the form may read, the others NULL */
@@ -89,26 +90,34 @@ static unsigned char random_code(fill how)
     return (unsigned char)(random_u32() & 0xFF);
 }
 
-static void fill_tile(unsigned char *tile, qsf_dtype dtype, fill how)
+/* Tiles that have their scales in common. */
+static void fill_head(unsigned char *head, qsf_dtype dtype, fill how)
 {
-    const size_t n_bytes = qsf_dtype_tile_bytes(dtype);
-    const size_t n_halves = dtype == QSF_DTYPE_F16 ? 1024 : qsf_dtype_has_min(dtype) ? 32 : 16;
+    const qsf_form form = qsf_form_of(dtype);
+    const size_t n_bytes = qsf_tiles_per_head(form) * form.tile_bytes;
+    size_t n_halves = qsf_codes_off(form) / 2;
     if (dtype == QSF_DTYPE_F32) {
         float values[1024];
         fill_floats(values, 1024, how);
-        memcpy(tile, values, sizeof values);
+        memcpy(head, values, sizeof values);
         return;
     }
-    for (size_t i = 0; i < n_halves && dtype == QSF_DTYPE_MXFP4; i++) {
-        tile[2 * i] = random_exponent(how);
-        tile[2 * i + 1] = random_exponent(how);
+    if (dtype == QSF_DTYPE_F16)
+        n_halves = 1024;
+    else if (form.scales == QSF_SCALES_6BIT)
+        n_halves = 32;
+    else if (form.scales == QSF_SCALES_8BIT)
+        n_halves = 16;
+    for (size_t i = 0; i < n_halves && form.scales == QSF_SCALES_E8M0; i++) {
+        head[2 * i] = random_exponent(how);
+        head[2 * i + 1] = random_exponent(how);
     }
-    for (size_t i = 0; i < n_halves && dtype != QSF_DTYPE_MXFP4; i++) {
+    for (size_t i = 0; i < n_halves && form.scales != QSF_SCALES_E8M0; i++) {
         const uint16_t h = random_half(how, (random_u32() & 1) != 0);
-        memcpy(tile + 2 * i, &h, 2);
+        memcpy(head + 2 * i, &h, 2);
     }
     for (size_t i = 2 * n_halves; i < n_bytes; i++)
-        tile[i] = random_code(how);
+        head[i] = random_code(how);
 }
 
 static int8_t random_q(fill how)
@@ -141,13 +150,15 @@ static void fill_acts(problem *p)
     fill_floats(p->scale, n_blocks, p->how);
     for (size_t b = 0; b < n_blocks; b++) {
         p->sum[b] = 0;
-        p->first_sum[b] = 0;
+        p->parts[b] = (qsf_part_sums){{0}, 0};
         p->fine_sum[b] = 0;
         for (size_t i = b * QSF_BLOCK; i < (b + 1) * QSF_BLOCK; i++) {
             p->q[i] = random_q(p->how);
             p->q_low[i] = random_q_low(p->how, p->q[i]);
             p->sum[b] += p->q[i];
-            p->first_sum[b] += i % QSF_BLOCK < QSF_SUB_BLOCK ? p->q[i] : 0;
+            int16_t *const quarter = &p->parts[b].quarter[i % QSF_BLOCK / 16];
+            *quarter = (int16_t)(*quarter + p->q[i]);
+            p->parts[b].first_fine += i % QSF_BLOCK < 32 ? 256 * p->q[i] + p->q_low[i] : 0;
             p->fine_sum[b] += 256 * p->q[i] + p->q_low[i];
         }
         p->scaled_sum[b] = p->scale[b] * (float)p->sum[b];
@@ -157,6 +168,8 @@ static void fill_acts(problem *p)
 static problem problem_make(qsf_dtype dtype, bool exact, fill how, size_t n_tokens, size_t n_blocks,
                             size_t n_tile_rows)
 {
+    const size_t n_together = qsf_tiles_per_head(qsf_form_of(dtype));
+    n_blocks = (n_blocks + n_together - 1) / n_together * n_together;
     problem p = {.dtype = dtype,
                  .exact = exact,
                  .how = how,
@@ -167,14 +180,14 @@ static problem problem_make(qsf_dtype dtype, bool exact, fill how, size_t n_toke
     const size_t tile_bytes = qsf_dtype_tile_bytes(dtype);
     random_restart(((n_tokens * 64 + n_blocks) * 64 + n_tile_rows) * 64 + (size_t)how);
     p.tiles = exact_alloc(n_tile_rows * n_blocks * tile_bytes);
-    for (size_t i = 0; i < n_tile_rows * n_blocks; i++)
-        fill_tile(p.tiles + i * tile_bytes, dtype, how);
+    for (size_t i = 0; i < n_tile_rows * n_blocks; i += n_together)
+        fill_head(p.tiles + i * tile_bytes, dtype, how);
     p.f32 = exact_floats(n_all * QSF_BLOCK);
     p.q = exact_alloc(n_all * QSF_BLOCK);
     p.q_low = exact_alloc(n_all * QSF_BLOCK);
     p.scale = exact_floats(n_all);
     p.sum = exact_alloc(n_all * sizeof *p.sum);
-    p.first_sum = exact_alloc(n_all * sizeof *p.first_sum);
+    p.parts = exact_alloc(n_all * sizeof *p.parts);
     p.scaled_sum = exact_floats(n_all);
     p.fine_sum = exact_alloc(n_all * sizeof *p.fine_sum);
     fill_acts(&p);
@@ -185,15 +198,20 @@ static problem problem_make(qsf_dtype dtype, bool exact, fill how, size_t n_toke
         p.acts.q = p.q;
         p.acts.scale = p.scale;
     }
-    if (p.acts.q != NULL && dtype == QSF_DTYPE_8BIT) {
+    const qsf_form form = qsf_form_of(dtype);
+    const bool has_parts = form.scale_cols < QSF_BLOCK;
+    if (p.acts.q == NULL)
+        return p;
+    if (form.codes == QSF_CODES_8BIT) {
         p.acts.q_low = p.q_low;
         p.acts.fine_sum = p.fine_sum;
-    } else if (p.acts.q != NULL && qsf_dtype_has_min(dtype)) {
+    } else if (form.has_min && !has_parts) {
         p.acts.scaled_sum = p.scaled_sum;
-    } else if (p.acts.q != NULL) {
+    } else if (!has_parts) {
         p.acts.sum = p.sum;
-        p.acts.first_sum = dtype == QSF_DTYPE_MXFP4 ? p.first_sum : NULL;
     }
+    if (has_parts)
+        p.acts.parts = p.parts;
     return p;
 }
 
@@ -205,7 +223,7 @@ static void problem_free(problem *p)
     free(p->q_low);
     free(p->scale);
     free(p->sum);
-    free(p->first_sum);
+    free(p->parts);
     free(p->scaled_sum);
     free(p->fine_sum);
 }
@@ -235,96 +253,6 @@ static void check_levels(const problem *p)
     free(want.block);
 }
 
-/* The weight of row r, column c, with its two parts, read as section 5 of the format says:
- * the value is code * scale + min, code already without its zero point. */
-typedef struct weight {
-    double code;
-    double scale;
-    double min;
-} weight;
-
-static double half_at(const unsigned char *tile, size_t idx)
-{
-    return (double)qsf_half_to_float((uint16_t)(tile[2 * idx] | tile[2 * idx + 1] << 8));
-}
-
-static weight with_min(const unsigned char *tile, size_t r, double code)
-{
-    return (weight){code, half_at(tile, r), half_at(tile, 16 + r)};
-}
-
-static weight without_min(const unsigned char *tile, size_t r, double code)
-{
-    return (weight){code, half_at(tile, r), 0.0};
-}
-
-/* 4^b: what a byte is divided by to bring its b-th pair of bits to the end */
-static unsigned two_bits(size_t b)
-{
-    return 1U << 2 * b;
-}
-
-/* byte / 256 as a fraction in base 3: digit k after the point. Multiplying by 3 brings the
- * next digit before the point, where it is cut off. */
-static unsigned trit_of(unsigned byte, size_t k)
-{
-    unsigned digit = 0;
-    for (size_t i = 0; i <= k; i++) {
-        digit = byte * 3 / 256;
-        byte = byte * 3 % 256;
-    }
-    return digit;
-}
-
-static weight weight_at(const unsigned char *tile, qsf_dtype dtype, size_t r, size_t c)
-{
-    const size_t g = c / 4; /* group of columns */
-    const size_t at = r * 4 + c % 4;
-    switch (dtype) {
-    case QSF_DTYPE_2BIT_SYM:
-        return without_min(tile, r, tile[32 + g % 4 * 64 + at] / two_bits(g / 4) % 4 - 1.5);
-    case QSF_DTYPE_2BIT:
-        return with_min(tile, r, tile[64 + g % 4 * 64 + at] / two_bits(g / 4) % 4);
-    case QSF_DTYPE_3BIT: {
-        const unsigned low = tile[64 + g % 4 * 64 + at] / two_bits(g / 4) % 4;
-        const unsigned high = tile[320 + g % 4 / 2 * 64 + at] >> (g % 2 * 4 + g / 4);
-        return with_min(tile, r, low + high % 2 * 4);
-    }
-    case QSF_DTYPE_4BIT:
-        return with_min(tile, r, tile[64 + g % 8 * 64 + at] / (g < 8 ? 1 : 16) % 16);
-    case QSF_DTYPE_4BIT_SYM:
-        return without_min(tile, r, tile[32 + g % 8 * 64 + at] / (g < 8 ? 1 : 16) % 16 - 8.0);
-    case QSF_DTYPE_TERNARY:
-        return without_min(tile, r, tile[32 + g % 4 * 64 + at] / two_bits(g / 4) % 4 - 1.0);
-    case QSF_DTYPE_TERNARY_DENSE: {
-        const unsigned byte = g < 15 ? tile[32 + g / 5 * 64 + at] : tile[224 + r];
-        return without_min(tile, r, trit_of(byte, g < 15 ? g % 5 : c % 4) - 1.0);
-    }
-    case QSF_DTYPE_MXFP4: {
-        /* The table of the OCP's specification of microscaling formats, version 1.0: E2M1. */
-        static const double values[] = {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0};
-        const unsigned code = tile[32 + g % 8 * 64 + at] / (g < 8 ? 1 : 16) % 16;
-        const double scale = ldexp(1.0, (int)tile[c / 32 * 16 + r] - 127);
-        /* There is no -0. */
-        return (weight){code < 8 ? values[code] : 0.0 - values[code - 8], scale, 0.0};
-    }
-    case QSF_DTYPE_8BIT:
-        return without_min(tile, r, (double)tile[32 + g * 64 + at] - 128.0);
-    case QSF_DTYPE_F16:
-        return (weight){1.0, half_at(tile, c * 16 + r), 0.0};
-    case QSF_DTYPE_F32: {
-        float value;
-        memcpy(&value, tile + 4 * (c * 16 + r), sizeof value);
-        return (weight){1.0, (double)value, 0.0};
-    }
-    case QSF_DTYPE_MIXED:
-    case QSF_DTYPE_COUNT:
-        break;
-    }
-    CHECK(!"a type that no tensor has");
-    return (weight){0};
-}
-
 /* The exact output of row `row`, token t, and how far the float one may be off. With u = half
  * of FLT_EPSILON, each fmaf loses at most u of a partial sum, and no partial sum exceeds the
  * sum of the absolute terms. Integer form: at most two terms and two fmafs a block, each term
@@ -338,28 +266,30 @@ static double exact_output(const problem *p, size_t row, size_t t, double *toler
     double sum = 0.0;
     double sum_abs = 0.0;
     for (size_t b = 0; b < p->n_blocks; b++) {
-        const unsigned char *const tile = p->tiles + (row / 16 * p->n_blocks + b) * tile_bytes;
+        const size_t in_head = b % qsf_tiles_per_head(qsf_form_of(p->dtype));
+        const unsigned char *const tile =
+            p->tiles + (row / 16 * p->n_blocks + b - in_head) * tile_bytes;
         const size_t block = t * p->n_blocks + b;
-        double by_code = 0.0;
-        double by_first = 0.0; /* the part of the first 32 columns */
+        const size_t part_cols = integer_form ? qsf_form_of(p->dtype).scale_cols : 1;
+        double by_code = 0.0; /* of a part */
         double by_min = 0.0;
         for (size_t c = 0; c < QSF_BLOCK; c++) {
-            const weight w = weight_at(tile, p->dtype, row % 16, c);
+            const weight w = weight_at(tile, p->dtype, row % 16, in_head * QSF_BLOCK + c);
             const size_t i = block * QSF_BLOCK + c;
             const double q =
                 (double)p->q[i] + (p->acts.q_low != NULL ? (double)p->q_low[i] / 256.0 : 0.0);
             const double x = integer_form ? q * (double)p->scale[block] : (double)p->f32[i];
             by_code += w.code * w.scale * x;
             by_min += w.min * x;
-            by_first = c + 1 == QSF_SUB_BLOCK ? by_code : by_first;
-            if (!integer_form)
-                sum_abs += fabs((w.code * w.scale + w.min) * x);
+            if ((c + 1) % part_cols != 0)
+                continue;
+            sum += by_code + by_min;
+            sum_abs += integer_form ? fabs(by_code) + fabs(by_min) : fabs(by_code + by_min);
+            by_code = by_min = 0.0;
         }
-        sum += by_code + by_min;
-        if (integer_form)
-            sum_abs += fabs(by_first) + fabs(by_code - by_first) + fabs(by_min);
     }
-    const size_t n_roundings = p->n_blocks * (integer_form ? 2 : QSF_BLOCK) + 3;
+    const size_t n_parts = integer_form ? QSF_BLOCK / qsf_form_of(p->dtype).scale_cols : QSF_BLOCK;
+    const size_t n_roundings = p->n_blocks * n_parts * (integer_form ? 2 : 1) + 3;
     *tolerance = sum_abs * (double)n_roundings * (FLT_EPSILON / 2);
     return sum;
 }
@@ -432,12 +362,15 @@ static void check_sizes(qsf_dtype dtype, bool exact, size_t stride)
 static void check_row(const qsf_kernels *k, qsf_dtype dtype, fill how, size_t n_blocks)
 {
     problem p = problem_make(dtype, true, how, 1, n_blocks, 1);
+    n_blocks = p.n_blocks;
     for (size_t row = 0; row < QSF_TILE_ROWS; row++) {
         const output want = output_make(n_blocks * QSF_BLOCK * sizeof(float));
         const output have = output_make(n_blocks * QSF_BLOCK * sizeof(float));
         for (size_t c = 0; c < n_blocks * QSF_BLOCK; c++) {
-            const unsigned char *const tile = p.tiles + c / QSF_BLOCK * qsf_dtype_tile_bytes(dtype);
-            const weight w = weight_at(tile, dtype, row, c % QSF_BLOCK);
+            const size_t in_head = c % (qsf_tiles_per_head(qsf_form_of(dtype)) * QSF_BLOCK);
+            const unsigned char *const head =
+                p.tiles + (c - in_head) / QSF_BLOCK * qsf_dtype_tile_bytes(dtype);
+            const weight w = weight_at(head, dtype, row, in_head);
             const double product = w.code * w.scale;
             ((float *)want.at)[c] = (float)(qsf_dtype_has_min(dtype) ? product + w.min : product);
         }

@@ -11,20 +11,22 @@ typedef struct quantised {
     output q_low;
     output scale;
     output sum;
-    output first_sum;
+    output parts;
     output scaled_sum;
     output fine_sum;
 } quantised;
 
 static quantised run_quantise(const qsf_kernels *k, const float *x, size_t n_blocks)
 {
-    const quantised z = {
-        output_make(n_blocks * QSF_BLOCK),       output_make(n_blocks * QSF_BLOCK),
-        output_make(n_blocks * sizeof(float)),   output_make(n_blocks * sizeof(int32_t)),
-        output_make(n_blocks * sizeof(int32_t)), output_make(n_blocks * sizeof(float)),
-        output_make(n_blocks * sizeof(int32_t))};
-    const qsf_act_row row = {z.q.at,         z.q_low.at,      z.scale.at,   z.sum.at,
-                             z.first_sum.at, z.scaled_sum.at, z.fine_sum.at};
+    const quantised z = {output_make(n_blocks * QSF_BLOCK),
+                         output_make(n_blocks * QSF_BLOCK),
+                         output_make(n_blocks * sizeof(float)),
+                         output_make(n_blocks * sizeof(int32_t)),
+                         output_make(n_blocks * sizeof(qsf_part_sums)),
+                         output_make(n_blocks * sizeof(float)),
+                         output_make(n_blocks * sizeof(int32_t))};
+    const qsf_act_row row = {z.q.at,     z.q_low.at,      z.scale.at,   z.sum.at,
+                             z.parts.at, z.scaled_sum.at, z.fine_sum.at};
     k->quantise(x, n_blocks, &row);
     return z;
 }
@@ -35,7 +37,7 @@ static void quantised_free(quantised *z)
     free(z->q_low.block);
     free(z->scale.block);
     free(z->sum.block);
-    free(z->first_sum.block);
+    free(z->parts.block);
     free(z->scaled_sum.block);
     free(z->fine_sum.block);
 }
@@ -52,7 +54,7 @@ static void check_quantised_block(const float *x, const quantised *z, size_t b)
         amax = isnan(x[i]) || isnan(amax) ? NAN : fmaxf(amax, fabsf(x[i]));
     const bool is_zero = !(amax >= 0x1p-112F) || isinf(amax);
     int32_t total = 0;
-    int32_t first_total = 0;
+    qsf_part_sums parts = {{0}, 0};
     int32_t fine_total = 0;
     bool all_right = true;
     for (size_t i = 0; i < QSF_BLOCK; i++) {
@@ -61,12 +63,13 @@ static void check_quantised_block(const float *x, const quantised *z, size_t b)
         all_right = all_right && (double)fine == nearbyint(scaled);
         all_right = all_right && (double)q[i] == floor((double)fine / 256.0 + 0.5);
         total += q[i];
-        first_total += i < QSF_SUB_BLOCK ? q[i] : 0;
+        parts.quarter[i / 16] = (int16_t)(parts.quarter[i / 16] + q[i]);
+        parts.first_fine += i < 32 ? fine : 0;
         fine_total += fine;
     }
     CHECK(all_right);
     CHECK(((const int32_t *)z->sum.at)[b] == total);
-    CHECK(((const int32_t *)z->first_sum.at)[b] == first_total);
+    CHECK(memcmp((const qsf_part_sums *)z->parts.at + b, &parts, sizeof parts) == 0);
     CHECK(((const int32_t *)z->fine_sum.at)[b] == fine_total);
     CHECK(isnan(amax) ? isnan(scale) : scale == amax / 127.0F);
     CHECK(isnan(amax) || isinf(amax) ? isnan(scaled_sum) : scaled_sum == scale * (float)total);
@@ -90,10 +93,10 @@ static void check_rows(size_t n_blocks, fill how)
         CHECK_BYTES(want.q.at, have.q.at, want.q.n_bytes);
         CHECK_BYTES(want.q_low.at, have.q_low.at, want.q_low.n_bytes);
         CHECK_BYTES(want.sum.at, have.sum.at, want.sum.n_bytes);
-        CHECK_BYTES(want.first_sum.at, have.first_sum.at, want.first_sum.n_bytes);
+        CHECK_BYTES(want.parts.at, have.parts.at, want.parts.n_bytes);
         CHECK_BYTES(want.fine_sum.at, have.fine_sum.at, want.fine_sum.n_bytes);
         CHECK(output_guards_intact(&have.q) && output_guards_intact(&have.q_low));
-        CHECK(output_guards_intact(&have.first_sum));
+        CHECK(output_guards_intact(&have.parts));
         CHECK(output_guards_intact(&have.sum) && output_guards_intact(&have.fine_sum));
         check_outputs(&want.scale, &have.scale, levels[i].isa_name, "quantise: scale");
         check_outputs(&want.scaled_sum, &have.scaled_sum, levels[i].isa_name,
@@ -119,8 +122,9 @@ static void run_blocks(const qsf_kernels *k, const void *args)
     enum { N = 16 };
     static int8_t planes[2][N * QSF_BLOCK];
     static float scales[2][N];
-    static int32_t sums[3][N];
-    const qsf_act_row row = {planes[0], planes[1], scales[0], sums[0], sums[1], scales[1], sums[2]};
+    static int32_t sums[2][N];
+    static qsf_part_sums parts[N];
+    const qsf_act_row row = {planes[0], planes[1], scales[0], sums[0], parts, scales[1], sums[1]};
     k->quantise(args, N, &row);
 }
 

@@ -211,9 +211,9 @@ def test_a_quantised_file_is_converted(tmp_path: Path, kind: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "quant_type", "bits"),
     [
-        (Type.Q8_0, "8bit", "8.50"),
-        (Type.Q4_1, "8bit", "5.00"),
-        (Type.Q4_0, "4bit", "4.50"),
+        (Type.Q8_0, "q8_0", ""),
+        (Type.Q4_1, "q4_1", ""),
+        (Type.Q4_0, "q4_0", ""),
         (Type.TQ2_0, "ternary", "2.06"),
         (Type.F16, "4bit", ""),
     ],

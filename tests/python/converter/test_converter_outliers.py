@@ -13,7 +13,7 @@ from make.examples import examples
 from make.outlier_files import naive_table
 from oracle.reference_tiles import decode_outliers, decode_tiles
 from qsf.errors import QsfArgumentError
-from qsf.file.layout import Dtype, dtype_name
+from qsf.file.layout import KEPT, Dtype, dtype_name
 from qsf_converter.rounding.outliers import (
     FAR_SIGMAS,
     Gain,
@@ -29,7 +29,7 @@ from qsf_converter.rounding.outliers import (
 from qsf_converter.rounding.quantisers import quantise_rows
 
 Rows = NDArray[np.float32]
-TYPES = [dtype for dtype in Dtype if dtype not in (Dtype.MIXED, Dtype.MXFP4)]
+TYPES = [dtype for dtype in Dtype if dtype not in (Dtype.MIXED, *KEPT)]
 
 
 def gaussian(shape: tuple[int, int], seed: int = 0) -> Rows:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from make.examples import examples
 from oracle.reference_tiles import TILE_BYTES, decode_tiles
 from qsf.errors import QsfArgumentError, QsfConversionError
-from qsf.file.layout import Dtype, dtype_name
+from qsf.file.layout import KEPT, Dtype, dtype_name
 from qsf_converter.rounding.quantisers import (
     ErrorSums,
     UnrepresentableError,
@@ -19,7 +19,7 @@ from qsf_converter.rounding.quantisers import (
     quantise_rows,
 )
 
-QUANTISED = [d for d in Dtype if d not in (Dtype.MIXED, Dtype.MXFP4, Dtype.F16, Dtype.F32)]
+QUANTISED = [d for d in Dtype if d not in (Dtype.MIXED, *KEPT, Dtype.F16, Dtype.F32)]
 LEVELS = {  # what codes stand for, in scales
     Dtype.Q2: np.arange(4), Dtype.Q3: np.arange(8), Dtype.Q4: np.arange(16),
     Dtype.Q4_SYM: np.arange(-8, 8), Dtype.Q8: np.arange(-127, 128),

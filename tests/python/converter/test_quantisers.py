@@ -15,7 +15,7 @@ from make.examples import examples
 from oracle.naive_tiles import WITH_MIN, naive_tiles
 from oracle.reference_tiles import decode_tiles
 from qsf.errors import QsfArgumentError
-from qsf.file.layout import Dtype, dtype_name
+from qsf.file.layout import KEPT, Dtype, dtype_name
 from qsf.native import quantise as native
 from qsf_converter.rounding.quantisers import (
     ErrorSums,
@@ -26,7 +26,7 @@ from qsf_converter.rounding.quantisers import (
 )
 from qsf_converter.rounding.tiles import TILE_DTYPES, dequantise_tiles
 
-ALL_TYPES = [dtype for dtype in Dtype if dtype not in (Dtype.MIXED, Dtype.MXFP4)]
+ALL_TYPES = [dtype for dtype in Dtype if dtype not in (Dtype.MIXED, *KEPT)]
 QUANTISED = [dtype for dtype in ALL_TYPES if dtype not in (Dtype.F16, Dtype.F32)]
 SPANNING = [Dtype.Q2, Dtype.Q3, Dtype.Q4, Dtype.Q4_SYM, Dtype.Q8]
 EXACT = [Dtype.Q2_SYM, Dtype.TERNARY, Dtype.TERNARY_DENSE]  # the search finds the best of all

@@ -27,6 +27,7 @@ from qsf.errors import QsfArgumentError, QsfIOError, QsfUnsupportedError
 from qsf.file.layout import (
     EMBEDDING_UNIT,
     FINAL_UNIT,
+    HEAD_COLS,
     Arch,
     Compression,
     Dtype,
@@ -42,7 +43,7 @@ from qsf.file.reader import Reader
 from qsf.file.writer import Writer
 
 T = TensorType
-TILE_DTYPES = [d for d in Dtype if d != Dtype.MIXED]
+TILE_DTYPES = [d for d in Dtype if d != Dtype.MIXED and d not in HEAD_COLS]
 MULTIPLE = st.sampled_from([1, 2, 3])
 F32 = st.floats(2**-40, 2**40, width=32)
 

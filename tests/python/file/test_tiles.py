@@ -14,12 +14,12 @@ from make.examples import examples
 from oracle.golden_tiles import GOLDEN
 from oracle.naive_tiles import WITH_MIN, naive_tiles, pack
 from oracle.reference_tiles import TILE_BYTES, decode_tiles
-from qsf.file.layout import Dtype, Layout, dtype_name, tensor_bytes
+from qsf.file.layout import KEPT, Dtype, Layout, dtype_name, tensor_bytes
 from qsf_converter.rounding.quantisers import Rule, quantise_rows
 from qsf_converter.rounding.tiles import TILE_DTYPES, dequantise_tiles, tile_bytes
 
 # Those that weights are rounded to; for MXFP4 see test_mxfp4.py.
-ALL_TYPES = [dtype for dtype in Dtype if dtype not in (Dtype.MIXED, Dtype.MXFP4)]
+ALL_TYPES = [dtype for dtype in Dtype if dtype not in (Dtype.MIXED, *KEPT)]
 QUANTISED = [dtype for dtype in ALL_TYPES if dtype not in (Dtype.F16, Dtype.F32)]
 EDGE_ROWS = [1, 15, 16, 17, 33]
 EDGE_COLS = [1, 3, 63, 64, 65, 130]

@@ -27,6 +27,14 @@ TILE_BYTES = {
     "8bit": 1056,
     "f16": 2048,
     "f32": 4096,
+    "q4_0": 576,
+    "q4_1": 640,
+    "q5_0": 704,
+    "q5_1": 768,
+    "q8_0": 1088,
+    "q4_k": 576,
+    "q5_k": 704,
+    "q6_k": 840,
 }
 """Bytes of a tile of 16 rows and 64 columns (docs/format.md, section 5)."""
 
@@ -42,6 +50,8 @@ def decode_tiles(kind: str, data: bytes, n_rows: int, n_cols: int) -> Array:
     converter. Each value is rounded to f32 as often as the engine rounds it.
     """
     n_bands, n_blocks = -(-n_rows // 16), -(-n_cols // BLOCK_COLS)
+    if kind in PARTS:
+        return _decode_parts(kind, data, n_bands, n_blocks)[:n_rows, :n_cols]
     tiles = np.frombuffer(data, np.uint8).reshape(n_bands * n_blocks, TILE_BYTES[kind])
     r, c = np.arange(16)[:, None], np.arange(BLOCK_COLS)[None, :]
     if kind in ("f16", "f32"):
@@ -65,6 +75,68 @@ def decode_tiles(kind: str, data: bytes, n_rows: int, n_cols: int) -> Array:
     matrix = values.reshape(n_bands, n_blocks, 16, BLOCK_COLS).transpose(0, 2, 1, 3)
     out: Array = matrix.reshape(n_bands * 16, n_blocks * BLOCK_COLS)[:n_rows, :n_cols]
     return out
+
+
+# Types whose scales are of fewer than 64 columns: columns of a scale, bits of a code, zero (None:
+# there is a min), columns whose tiles have their scales in common.
+PARTS: dict[str, tuple[int, int, int | None, int]] = {
+    "q4_0": (32, 4, 8, 64),
+    "q4_1": (32, 4, None, 64),
+    "q5_0": (32, 5, 16, 64),
+    "q5_1": (32, 5, None, 64),
+    "q8_0": (32, 8, 128, 64),
+    "q4_k": (32, 4, None, 256),
+    "q5_k": (32, 5, None, 256),
+    "q6_k": (16, 6, 32, 256),
+}
+
+
+def _decode_parts(kind: str, data: bytes, n_bands: int, n_blocks: int) -> Array:
+    """The f32 values of a matrix of a type in `PARTS`, padded to whole tiles."""
+    part_cols, bits, zero, head_cols = PARTS[kind]
+    n_tiles = head_cols // BLOCK_COLS
+    heads = np.frombuffer(data, np.uint8).reshape(-1, n_tiles * TILE_BYTES[kind])
+    code_bytes = 128 * bits
+    head_bytes = heads.shape[1] - n_tiles * code_bytes
+    r, c = np.arange(16)[:, None], np.arange(head_cols)[None, :]
+    part = c // part_cols
+    tiles = heads[:, head_bytes:].reshape(-1, code_bytes)
+    codes = _part_codes(bits, tiles, r, np.arange(BLOCK_COLS)[None, :])
+    codes = codes.reshape(len(heads), n_tiles, 16, BLOCK_COLS).transpose(0, 2, 1, 3)
+    codes = codes.reshape(len(heads), 16, head_cols).astype(np.float64)
+    halves = np.ascontiguousarray(heads[:, : head_bytes // 2 * 2]).view("<f2").astype(np.float64)
+    if kind in ("q4_k", "q5_k"):
+        scales = halves[:, r] * _six_bits(heads[:, 64:], 0, part, r)
+        mins = -halves[:, 16 + r] * _six_bits(heads[:, 64:], 1, part, r)
+    elif kind == "q6_k":
+        scales = halves[:, r] * (heads[:, 32 + part * 16 + r].astype(np.float64) - 128)
+    else:
+        scales = halves[:, part * 16 + r]
+        mins = halves[:, 32 + part * 16 + r] if zero is None else scales
+    values = (codes * scales + mins if zero is None else (codes - zero) * scales).astype(np.float32)
+    matrix = values.reshape(n_bands, -1, 16, head_cols).transpose(0, 2, 1, 3)
+    out: Array = matrix.reshape(n_bands * 16, n_blocks * BLOCK_COLS)
+    return out
+
+
+def _six_bits(packed: Array, of_min: int, part: Array, r: Array) -> Array:
+    """The integers of 6 bits, [n, 16, columns], of scales or of mins."""
+    whole = packed[:, of_min * 64 + part % 4 * 16 + r].astype(np.int64)
+    low = packed[:, 128 + part % 4 * 16 + r].astype(np.int64) >> (4 * of_min) & 15
+    return np.where(part < 4, whole & 63, low | whole >> 6 << 4)
+
+
+def _part_codes(bits: int, codes: NDArray[np.uint8], r: Array, c: Array) -> NDArray[np.int64]:
+    g, j = c // 4, c % 4
+    if bits == 8:
+        return codes[:, g * 64 + r * 4 + j].astype(np.int64)
+    low = codes[:, g % 8 * 64 + r * 4 + j].astype(np.int64) >> (g // 8 * 4) & 15
+    if bits == 5:
+        return low + 16 * (codes[:, 512 + g % 2 * 64 + r * 4 + j].astype(np.int64) >> g // 2 & 1)
+    if bits == 6:
+        high = codes[:, 512 + g % 4 * 64 + r * 4 + j].astype(np.int64) >> (2 * (g // 4)) & 3
+        return low + 16 * high
+    return low
 
 
 def _codes(kind: str, codes: NDArray[np.uint8], r: Array, c: Array) -> NDArray[np.int64]:
