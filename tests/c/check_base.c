@@ -228,7 +228,9 @@ static void check_dtypes(void)
         {"2bit-sym", 0, 2, 1, true}, {"2bit", 1, 2, 2, true},    {"3bit", 2, 3, 2, true},
         {"4bit", 3, 4, 2, true},     {"ternary", 4, 2, 1, true}, {"8bit", 6, 8, 1, true},
         {"f16", 7, 16, 0, false},    {"f32", 8, 32, 0, false},   {"4bit-sym", 10, 4, 1, true},
-        {"mxfp4", 11, 4, 1, true},
+        {"mxfp4", 11, 4, 1, true},   {"q4_0", 12, 4, 2, true},   {"q4_1", 13, 4, 4, true},
+        {"q5_0", 14, 5, 2, true},    {"q5_1", 15, 5, 4, true},   {"q8_0", 16, 8, 2, true},
+        {"q4_k", 17, 4, 2, true},    {"q5_k", 18, 5, 2, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const uint32_t dtype = cases[i].dtype;
@@ -242,6 +244,9 @@ static void check_dtypes(void)
     CHECK_STR(qsf_dtype_name(QSF_DTYPE_TERNARY_DENSE), "ternary-dense");
     CHECK_EQ(qsf_dtype_tile_bytes(QSF_DTYPE_TERNARY_DENSE), 16 * (2 + 13));
     CHECK(qsf_dtype_is_quantised(QSF_DTYPE_TERNARY_DENSE));
+    /* 16 scales of a byte and an f16 for 256 columns */
+    CHECK_STR(qsf_dtype_name(QSF_DTYPE_Q6_K), "q6_k");
+    CHECK_EQ(4 * qsf_dtype_tile_bytes(QSF_DTYPE_Q6_K), 16 * (2 + 16 + 256 * 6 / 8));
     CHECK_STR(qsf_dtype_name(QSF_DTYPE_MIXED), "mixed");
     CHECK_EQ(qsf_dtype_tile_bytes(QSF_DTYPE_MIXED), 0);
 
@@ -249,7 +254,7 @@ static void check_dtypes(void)
         const size_t want = dtype == QSF_DTYPE_F16 ? 2 : dtype == QSF_DTYPE_F32 ? 4 : 0;
         CHECK_EQ(qsf_dtype_scalar_bytes(dtype), want);
     }
-    static const uint32_t unknown[] = {QSF_DTYPE_COUNT, 13, 1000, UINT32_MAX};
+    static const uint32_t unknown[] = {QSF_DTYPE_COUNT, QSF_DTYPE_COUNT + 1, 1000, UINT32_MAX};
     for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
         CHECK_STR(qsf_dtype_name(unknown[i]), "unknown");
         CHECK_EQ(qsf_dtype_tile_bytes(unknown[i]), 0);

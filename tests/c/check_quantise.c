@@ -137,10 +137,11 @@ static double weighted_loss(const float *stored, size_t n_rows, size_t n_cols)
     return loss;
 }
 
-/* Nothing is rounded to MXFP4: files have what was stored so before. */
+/* Nothing is rounded to MXFP4 and the types of GGUF: files have what was stored so before. */
 static bool is_rounded_to(uint32_t dtype)
 {
-    return qsf_dtype_tile_bytes(dtype) != 0 && dtype != QSF_DTYPE_MXFP4;
+    return qsf_dtype_tile_bytes(dtype) != 0 &&
+           (!qsf_dtype_is_quantised(dtype) || qsf_code_range_of(dtype) != NULL);
 }
 
 static void check_types(void)

@@ -147,7 +147,9 @@ def _rounded_pieces(
                 in_flight_bytes -= n_bytes
                 del future
             in_flight_bytes += piece.float_bytes
-            future = pool.submit(_quantise, piece, _read_raw(piece, checkpoint))
+            raw = _read_raw(piece, checkpoint, is_kept=_is_kept(piece.target))
+            future = pool.submit(_quantise, piece, raw)
+            del raw
             under_way.append((piece.float_bytes, future))
         while under_way:
             _, future = under_way.popleft()
@@ -196,8 +198,11 @@ def with_router_types(plan: Plan, checkpoint: Checkpoint) -> Plan:
     return dataclasses.replace(plan, targets=tuple(targets))
 
 
-def _read_raw(piece: Piece, checkpoint: Checkpoint) -> RawArray:
-    """Read a piece as it is stored: [n_rows, n_cols], or [n_cols, n_rows] of a transposed one."""
+def _read_raw(piece: Piece, checkpoint: Checkpoint, *, is_kept: bool = False) -> RawArray:
+    """Read a piece as it is stored: [n_rows, n_cols], or [n_cols, n_rows] of a transposed one.
+
+    ``is_kept``: blocks of a GGUF file, as bytes.
+    """
     target = piece.target
     source, share = target.source, target.share
     if target.is_vector:
@@ -210,7 +215,6 @@ def _read_raw(piece: Piece, checkpoint: Checkpoint) -> RawArray:
     n_rows = source.n_rows // target.n_slices
     slice_row = n_rows * target.slice_idx
     if not target.rule.transposed:
-        is_kept = target.dtype in KEPT_OF_GGUF.values()
         read = checkpoint.read_stored if is_kept else checkpoint.read_rows
         rows = read(source.name, slice_row + first, slice_row + last)
         return rows[places] if share.is_grouped else rows
@@ -239,16 +243,22 @@ def read_rows(piece: Piece, checkpoint: Checkpoint) -> NDArray[np.float32]:
 def kept_tensor(target: Target, checkpoint: Checkpoint) -> RoundedPiece:
     """Return a whole tensor of a type of `KEPT` as it will lie in the file; see `read_rows`."""
     piece = Piece.whole(target)
-    return _keep(piece, _read_raw(piece, checkpoint))
+    return _keep(piece, _read_raw(piece, checkpoint, is_kept=_is_kept(target)))
 
 
 def exact_shifts_of(
     target: Target, checkpoint: Checkpoint
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
     """See `exact_shifts`; None for a type whose rows are rounded, or hold any power of two."""
-    if target.dtype not in KEPT_OF_GGUF.values():
+    if not _is_kept(target):
         return None
-    return exact_shifts(target.dtype, _read_raw(Piece.whole(target), checkpoint))
+    raw = _read_raw(Piece.whole(target), checkpoint, is_kept=True)
+    return exact_shifts(target.dtype, raw)
+
+
+def _is_kept(target: Target) -> bool:
+    """Is it stored as the blocks that a GGUF file has?"""
+    return target.dtype in KEPT_OF_GGUF.values()
 
 
 def _check_finite(piece: Piece, rows: NDArray[np.float32]) -> None:
