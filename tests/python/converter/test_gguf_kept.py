@@ -84,7 +84,8 @@ def assert_kept(source_path: Path, path: Path) -> set[str]:
         kept = [target for target in plan.targets if target.dtype in KEPT.values()]
         for target in kept:
             assert target.rule.target is not None
-            tensor = reader.tensor(target.unit_idx, target.rule.target)
+            unit = next(unit for unit in reader.units if unit.id == target.unit)
+            tensor = reader.tensor(unit.idx, target.rule.target)
             assert tensor is not None
             assert tensor.dtype == target.dtype
             data = reader.read_tensor(tensor)
