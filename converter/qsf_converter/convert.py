@@ -38,11 +38,11 @@ from qsf_converter.request import (
 )
 from qsf_converter.rounding.compression import AUTO, DEFAULT_COMPRESSION, Chooser
 from qsf_converter.rounding.disk import read_bytes_per_s
-from qsf_converter.rounding.gguf_tiles import KEPT
 from qsf_converter.rounding.key_channels import with_equal_keys
 from qsf_converter.rounding.outlier_tables import with_outlier_plans
 from qsf_converter.rounding.pieces import rounded_units, with_router_types, with_tensor_scales
 from qsf_converter.rounding.plan import KEEP, Plan, make_plan
+from qsf_converter.sources.checkpoint import KEPT
 from qsf_converter.sources.checkpoint_files import READABLE as PLAIN
 from qsf_converter.sources.source import Source, open_source
 from qsf_converter.text.tokenizer import tables_of

@@ -40,7 +40,6 @@ class Request:
             can be kept, else 4bit.
         embed_type: of the embeddings and the head; default: 8bit, f16 if ``quant_type`` is f16,
             chosen with ``mixed``, kept with ``keep``.
-        unkept_type: with ``keep``, of matrices that cannot be kept.
         calibration: a file of text or JSONL to round by, or ``bundled`` for our own text. Finished
             layers are kept in the folder OUT.calibration until the file is complete: after an
             interruption the same call continues from there and makes the same file.
@@ -55,11 +54,11 @@ class Request:
         needs_tokenizer: refuse a model without a usable tokenizer.
         overwrite: replace the output if it exists.
         n_threads: threads that round; default: one per core.
+        unkept_type: with ``keep``, of matrices that cannot be kept.
     """
 
     quant_type: str | None = None
     embed_type: str | None = None
-    unkept_type: str = DEFAULT_EMBED_TYPE
     calibration: str | None = None
     calibration_tokens: int = DEFAULT_CALIBRATION_TOKENS
     target_bytes: int | None = None
@@ -70,6 +69,7 @@ class Request:
     needs_tokenizer: bool = False
     overwrite: bool = False
     n_threads: int | None = None
+    unkept_type: str = DEFAULT_EMBED_TYPE
 
     @property
     def layer_type(self) -> str:

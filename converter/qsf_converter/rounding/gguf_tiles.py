@@ -15,18 +15,6 @@ from numpy.typing import NDArray
 from qsf.file.layout import Dtype
 from qsf_converter.rounding.tiles import BLOCK, TILE_DTYPES, TILE_ROWS, CodeArray, TileArray
 
-# The types of GGUF that are kept, by the names that it gives them.
-KEPT: Final[Mapping[str, Dtype]] = {
-    "Q4_0": Dtype.Q4_0,
-    "Q4_1": Dtype.Q4_1,
-    "Q5_0": Dtype.Q5_0,
-    "Q5_1": Dtype.Q5_1,
-    "Q8_0": Dtype.Q8_0,
-    "Q4_K": Dtype.Q4_K,
-    "Q5_K": Dtype.Q5_K,
-    "Q6_K": Dtype.Q6_K,
-}
-
 _SMALL: Final = 32  # columns of a block of the types without K
 _LARGE: Final = 256
 _ANY_SHIFT: Final = 99  # of zeros

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
 from qsf.file.layout import KEPT, Dtype, TensorType
-from qsf_converter.rounding.gguf_tiles import KEPT as KEPT_OF_GGUF
 from qsf_converter.rounding.gguf_tiles import exact_shifts, gguf_tiles
 from qsf_converter.rounding.outliers import Entries, round_apart, table_mask
 from qsf_converter.rounding.plan import OutlierPlan, Plan, PlannedUnit, Target
@@ -34,6 +33,7 @@ from qsf_converter.rounding.quantisers import (
     quantise_rows,
 )
 from qsf_converter.rounding.tiles import TILE_ROWS, mxfp4_tiles
+from qsf_converter.sources.checkpoint import KEPT as KEPT_OF_GGUF
 from qsf_converter.sources.checkpoint import (
     MXFP4_COLS,
     MXFP4_OVERFLOWING,

@@ -28,8 +28,8 @@ from qsf.file.layout import (
     layer_unit,
 )
 from qsf.file.type_names import our_type
-from qsf_converter.rounding.gguf_tiles import KEPT as KEPT_OF_GGUF
 from qsf_converter.rounding.tiles import tile_bytes
+from qsf_converter.sources.checkpoint import KEPT as KEPT_OF_GGUF
 from qsf_converter.sources.checkpoint import MXFP4, Checkpoint, SourceTensor
 from qsf_converter.sources.families.family import Facts, Family
 from qsf_converter.sources.families.rules import Place, TensorRule, Where, in_file_order

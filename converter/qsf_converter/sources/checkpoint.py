@@ -16,6 +16,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from qsf.file.layout import Dtype
+
 Float32Array = NDArray[np.float32]
 RawArray = NDArray[Any]
 
@@ -26,6 +28,18 @@ MXFP4_BLOCK: Final = np.dtype([("scale", "u1"), ("codes", "u1", (MXFP4_COLS // 2
 _MAGNITUDES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 MXFP4_VALUES: Final = np.array((*_MAGNITUDES, *(0.0 - v for v in _MAGNITUDES)), np.float32)
 MXFP4_OVERFLOWING: Final = 253  # from this scale on values may be infinite in f32; 255 is NaN
+
+# The types of GGUF that are kept, by the names that it gives them.
+KEPT: Final[Mapping[str, Dtype]] = {
+    "Q4_0": Dtype.Q4_0,
+    "Q4_1": Dtype.Q4_1,
+    "Q5_0": Dtype.Q5_0,
+    "Q5_1": Dtype.Q5_1,
+    "Q8_0": Dtype.Q8_0,
+    "Q4_K": Dtype.Q4_K,
+    "Q5_K": Dtype.Q5_K,
+    "Q6_K": Dtype.Q6_K,
+}
 
 
 @dataclass(frozen=True, slots=True)

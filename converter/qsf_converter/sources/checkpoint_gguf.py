@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf_converter.rounding.gguf_tiles import KEPT
 from qsf_converter.sources.checkpoint import (
+    KEPT,
     MXFP4,
     MXFP4_BLOCK,
     MXFP4_COLS,

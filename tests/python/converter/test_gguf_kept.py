@@ -21,10 +21,10 @@ from qsf.file.layout import Dtype, Layout, dtype_name, tensor_bytes
 from qsf.file.reader import Reader
 from qsf_converter import convert
 from qsf_converter.request import Request
-from qsf_converter.rounding.gguf_tiles import KEPT, exact_shifts, gguf_tiles
+from qsf_converter.rounding.gguf_tiles import exact_shifts, gguf_tiles
 from qsf_converter.rounding.key_channels import with_equal_keys
 from qsf_converter.rounding.plan import make_plan
-from qsf_converter.sources.checkpoint import to_float32
+from qsf_converter.sources.checkpoint import KEPT, to_float32
 from qsf_converter.sources.source import open_source
 
 ROWS_AT_ONCE = 4096
@@ -53,7 +53,7 @@ def test_tiles_have_the_values_of_the_blocks(
     rows = random_rows(kind, n_rows, n_blocks, seed)
     tiles, _ = gguf_tiles(KEPT[kind], rows)
     want = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
-    assert len(tiles) == tensor_bytes(*want.shape, KEPT[kind], Layout.TILES)
+    assert len(tiles) == tensor_bytes(n_rows, want.shape[1], KEPT[kind], Layout.TILES)
     have = decode_tiles(dtype_name(KEPT[kind]), tiles, *want.shape)
     np.testing.assert_array_equal(have.view(np.uint32), want.view(np.uint32))
 

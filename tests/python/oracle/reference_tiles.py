@@ -126,17 +126,18 @@ def _six_bits(packed: Array, of_min: int, part: Array, r: Array) -> Array:
     return np.where(part < 4, whole & 63, low | whole >> 6 << 4)
 
 
-def _part_codes(bits: int, codes: NDArray[np.uint8], r: Array, c: Array) -> NDArray[np.int64]:
+def _part_codes(bits: int, codes: NDArray[np.uint8], r: Array, c: Array) -> Array:
     g, j = c // 4, c % 4
+    wide = codes.astype(np.int64)
     if bits == 8:
-        return codes[:, g * 64 + r * 4 + j].astype(np.int64)
-    low = codes[:, g % 8 * 64 + r * 4 + j].astype(np.int64) >> (g // 8 * 4) & 15
+        out: Array = wide[:, g * 64 + r * 4 + j]
+        return out
+    out = wide[:, g % 8 * 64 + r * 4 + j] >> (g // 8 * 4) & 15
     if bits == 5:
-        return low + 16 * (codes[:, 512 + g % 2 * 64 + r * 4 + j].astype(np.int64) >> g // 2 & 1)
+        out = out + 16 * (wide[:, 512 + g % 2 * 64 + r * 4 + j] >> g // 2 & 1)
     if bits == 6:
-        high = codes[:, 512 + g % 4 * 64 + r * 4 + j].astype(np.int64) >> (2 * (g // 4)) & 3
-        return low + 16 * high
-    return low
+        out = out + 16 * (wide[:, 512 + g % 4 * 64 + r * 4 + j] >> (2 * (g // 4)) & 3)
+    return out
 
 
 def _codes(kind: str, codes: NDArray[np.uint8], r: Array, c: Array) -> NDArray[np.int64]:
