@@ -108,7 +108,10 @@ class ServeOptions(CheckedOptions):
         (), Texts(), "name by which others may call this server; may be given several times", "none"
     )
     cors_origin: str | Sequence[str] = _serve(
-        (), Texts(), "origin whose pages may use this server; may be given several times", "none"
+        (),
+        Texts(),
+        "origin whose pages may use this server, * for all; may be given several times",
+        "none",
     )
     alias: str | None = _serve(
         None, _Name(), "name of the model for clients", "the name of the file"

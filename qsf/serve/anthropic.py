@@ -130,7 +130,7 @@ def read(body: dict[str, Any], serving: Serving) -> Asked:
     return Asked(
         prompts=[prompt],
         choosing=choosing,
-        max_tokens=fit([prompt], most, serving, "messages"),
+        **fit([prompt], most, serving, "messages"),
         stops=stops,
         begins_text=begins_text,
         is_stream=is_stream,

@@ -28,10 +28,12 @@ MAX_BIASES = 1024
 MAX_MESSAGES = 256
 MAX_TOP = 20
 SAMPLING = {o.name: o.kind for o in described(GenerationOptions)}
-_NAMES = ("temperature", "top_k", "min_p", "repetition_penalty")
+_NAMES = ("temperature", "min_p", "repetition_penalty")
 PENALTY = Number(-2, 2)
 BIAS = Number(-100, 100)
 MOST_CHOICES = Whole(1, 128)
+NO_LIMIT = -1  # as a number of tokens; as top_k: off
+TOP_K = Whole(NO_LIMIT)
 SEED = Whole(-(2**63), 2**64 - 1)
 
 
@@ -65,6 +67,7 @@ class Asked:
     choosing: Choosing
     max_tokens: int
     stops: Sequence[str]
+    is_cut: bool = False  # max_tokens: to what fits into the context
     n: int = 1
     begins_text: bool = False
     ignores_end: bool = False
@@ -83,6 +86,8 @@ class Asked:
 def read_choosing(fields: Fields, serving: Serving, *, n_top: int, has_logprob: bool) -> Choosing:
     """Return how tokens are chosen."""
     asked: dict[str, Any] = {name: fields.take(name, SAMPLING[name]) for name in _NAMES}
+    top_k = fields.take("top_k", TOP_K)
+    asked["top_k"] = 0 if top_k == NO_LIMIT else top_k
     top_p = fields.take("top_p", Number(0, 1))
     if top_p == 0:  # OpenAI's least: only the first
         asked["top_k"] = 1
@@ -169,21 +174,38 @@ def finish(fields: Sequence[Fields], serving: Serving) -> Sequence[str]:
     return names
 
 
-def fit(prompts: list[list[int]], max_tokens: int | None, serving: Serving, name: str) -> int:
-    """Return how many tokens an answer may have. Raises Problem where it cannot fit the context."""
+def take_most(fields: Fields, name: str) -> int | None:
+    """Return a field that is the most tokens of an answer: from 1, or NO_LIMIT."""
+    if fields.raw(name) == NO_LIMIT:
+        return NO_LIMIT
+    value: int | None = fields.take(name, Whole(1))
+    return value
+
+
+def fit(
+    prompts: list[list[int]], wanted: int | None, serving: Serving, name: str
+) -> dict[str, Any]:
+    """Return how many tokens an answer may have, as fields of ``Asked``.
+
+    ``wanted``: None or NO_LIMIT are all that fit. More than fits is cut to what does, unless the
+    server is strict. Raises Problem where nothing fits.
+    """
     ctx_tokens = serving.ctx_tokens
     n_prompt = max(map(len, prompts))
     if min(map(len, prompts)) == 0:
         raise invalid(name, f"{name} is empty: there is no token to begin with")
     n_free = ctx_tokens - n_prompt
-    if n_free < (max_tokens or 1):
-        answer = f" and max_tokens is {max_tokens}" if max_tokens else ""
+    if wanted == NO_LIMIT:
+        wanted = None
+    is_cut = n_free < (wanted or 1)
+    if n_free < 1 or (is_cut and serving.is_strict):
+        answer = f" and max_tokens is {wanted}" if wanted else ""
         raise invalid(
             name,
             f"{name} has {n_prompt} tokens{answer}, but the context holds {ctx_tokens}",
             "context_length_exceeded",
         )
-    return max_tokens or n_free
+    return {"max_tokens": min(wanted or n_free, n_free), "is_cut": is_cut}
 
 
 def encode_text(text: str, serving: Serving, name: str) -> list[int]:

@@ -133,6 +133,8 @@ async def answer_call(
     jobs = make(lambda index, event: post(call, index, event))
     choices = [Choice(job) for job in jobs]
     scheduler.submit(jobs)
+    if asked.is_cut:
+        exchange.headers["x-qsf-max-tokens"] = str(asked.max_tokens)
     if asked.ignored:
         names = ("".join(c if "!" <= c <= "~" else "?" for c in name) for name in asked.ignored)
         exchange.headers["x-qsf-ignored"] = ", ".join(names)[:1000].rstrip()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,6 +60,12 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+_ANY = "*"
+_WANTED_HEADERS = "access-control-request-headers"
+_HEADERS = ("authorization", "content-type", "x-api-key", "x-request-id")
+_OF_CLIENTS = re.compile(r"(x-stainless|anthropic|openai)-[a-z0-9-]{1,48}")  # official libraries
+
+
 @dataclass(frozen=True, slots=True)
 class Gate:
     """The rules about who may ask.
@@ -67,7 +74,7 @@ class Gate:
         keys: digests of the keys; empty: no key is needed.
         hosts: names that requests may give as the host, beside those of this machine; empty for
             a server that others reach with keys: any name.
-        origins: of web pages that may use the server.
+        origins: of web pages that may use the server; "*" is all of them.
         has_any_host: names of hosts are not checked.
     """
 
@@ -86,7 +93,7 @@ class Gate:
                 f"the host {name[:100]!r} is not one of this server: --allowed-host names more",
             )
         origin = head.get("origin")
-        if origin and not self.is_own(head) and origin not in self.origins:
+        if origin and not self.is_own(head) and not self._may_read(origin):
             raise Problem(
                 403,
                 "forbidden_origin",
@@ -102,18 +109,21 @@ class Gate:
     def cors_headers(self, head: Head) -> dict[str, str]:
         """Return the headers that let a page of another origin read the answer."""
         origin = head.get("origin")
-        if origin not in self.origins:
+        if not origin or not self._may_read(origin):
             return {"vary": "origin"} if self.origins else {}
+        wanted = [name.strip().lower() for name in head.get(_WANTED_HEADERS).split(",")]
+        allowed = dict.fromkeys([*_HEADERS, *filter(_OF_CLIENTS.fullmatch, wanted[:64])])
         return {
             "vary": "origin",
             "access-control-allow-origin": origin,
             "access-control-allow-methods": "GET, POST, OPTIONS",
-            "access-control-allow-headers": (
-                "authorization, content-type, x-api-key, x-request-id"
-            ),
-            "access-control-expose-headers": "x-request-id",
+            "access-control-allow-headers": ", ".join(allowed),
+            "access-control-expose-headers": "x-request-id, x-qsf-ignored, x-qsf-max-tokens",
             "access-control-max-age": "600",
         }
+
+    def _may_read(self, origin: str) -> bool:
+        return origin in self.origins or _ANY in self.origins
 
     def owner_of(self, head: Head) -> str:
         """Return a digest of the key that came with the request. Raises Problem without a good one.

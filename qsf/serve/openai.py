@@ -24,6 +24,7 @@ from qsf.serve.asked import (
     read_messages,
     read_model,
     read_stops,
+    take_most,
     too_long,
 )
 from qsf.serve.calls import Choice, Sent
@@ -88,7 +89,7 @@ def read_common(fields: Fields, serving: Serving, asked: dict[str, Any]) -> Fiel
 
 def read_max_tokens(fields: Fields, *names: str) -> int | None:
     """Return the most tokens of the answer, which may be called by several names."""
-    values = {name: fields.take(name, Whole(1)) for name in names}
+    values = {name: take_most(fields, name) for name in names}
     given = {name: value for name, value in values.items() if value is not None}
     if len(set(given.values())) > 1:
         text = " and ".join(f"{name} is {value}" for name, value in given.items())
@@ -113,7 +114,7 @@ def read_chat(body: dict[str, Any], serving: Serving) -> Asked:
     return Asked(
         prompts=[prompt],
         choosing=choosing,
-        max_tokens=fit([prompt], most, serving, "messages"),
+        **fit([prompt], most, serving, "messages"),
         stops=stops,
         n=n,
         begins_text=begins_text,
@@ -194,7 +195,7 @@ def read_completion(body: dict[str, Any], serving: Serving) -> Asked:
     return Asked(
         prompts=prompts,
         choosing=choosing,
-        max_tokens=fit(prompts, most or 16, serving, "prompt"),
+        **fit(prompts, 16 if most is None else most, serving, "prompt"),
         stops=read_stops(fields),
         n=n,
         wants_scores=has_echo and n_top is not None,

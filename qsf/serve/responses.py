@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from qsf.options import Whole
 from qsf.serve.asked import (
     MAX_MESSAGES,
     Asked,
@@ -17,6 +16,7 @@ from qsf.serve.asked import (
     fit,
     read_choosing,
     read_model,
+    take_most,
 )
 from qsf.serve.call_reader import CallPart
 from qsf.serve.calls import Choice, Sent
@@ -69,14 +69,14 @@ def read(body: dict[str, Any], serving: Serving) -> Asked:
     text.ignore("verbosity")
     effort = fields.object("reasoning").text("effort")
     is_stream = fields.flag("stream")
-    most = fields.take("max_output_tokens", Whole(1))
+    most = take_most(fields, "max_output_tokens")
     choosing = read_choosing(fields, serving, n_top=0, has_logprob=False)
     arguments = {} if effort is None else {"reasoning_effort": effort}
     prompt, begins_text = encode_messages(_read_turns(fields), arguments, serving, tools)
     return Asked(
         prompts=[prompt],
         choosing=choosing,
-        max_tokens=fit([prompt], most, serving, "input"),
+        **fit([prompt], most, serving, "input"),
         stops=[],
         begins_text=begins_text,
         is_stream=is_stream,

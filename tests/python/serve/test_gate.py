@@ -133,6 +133,25 @@ def test_origins_of_pages(locked: Client) -> None:
     assert answer.status == 403
 
 
+def test_official_libraries_may_send_their_headers_from_pages(tiny_llama_4bit: Path) -> None:
+    wanted = "authorization,x-stainless-os,anthropic-version,OpenAI-Organization,cookie,x-evil"
+    with serving(tiny_llama_4bit, parallel=1, cors_origin="*") as client:
+        answer = client.ask(
+            "OPTIONS",
+            "/v1/messages",
+            origin="https://any.example",
+            access_control_request_headers=wanted,
+        )
+        assert answer.headers["access-control-allow-origin"] == "https://any.example"
+        allowed = answer.headers["access-control-allow-headers"].split(", ")
+        assert {"x-stainless-os", "anthropic-version", "openai-organization"} <= set(allowed)
+        assert not {"cookie", "x-evil"} & set(allowed)
+        fields = {"prompt": START, "max_tokens": 1}
+        answer = client.ask("POST", "/v1/completions", fields, origin="https://any.example")
+        assert answer.status == 200
+        assert "x-qsf-max-tokens" in answer.headers["access-control-expose-headers"]
+
+
 def test_files_of_keys(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     with pytest.raises(QsfIOError, match="No such file"):
