@@ -192,7 +192,7 @@ class Batch:
             return error
         free = [slot for slot in self._slots if slot.run is None]
         slot = max(free, key=lambda slot: slot.n_common(run.tokens))
-        decoder = answer_decoder(self._opened.tokenizer, begins_text=begins_text)
+        decoder = answer_decoder(self._opened.tokenizer, begins_text=begins_text, prompt=run.tokens)
         slot.begin(index, run, decoder, self._constraint)
         slot.share(self._slots)
         return None

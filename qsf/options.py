@@ -573,8 +573,9 @@ class GenerationOptions(CheckedOptions):
     on_reasoning: Callable[[str], None] | None = option_field(  # noqa: RUF009
         None,
         Call(),
-        "called with pieces of what the model says in other channels than the final one (gpt-oss), "
-        "which are not part of the answer; it may use the model",
+        "called with pieces of the model's thoughts (between <think> and </think>, or in other "
+        "channels of gpt-oss than the final one), which are not part of the answer; it may use the "
+        "model",
         commands=(),
     )
     top_logprobs: int = option_field(

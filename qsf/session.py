@@ -395,7 +395,7 @@ class Session(Closing, Uncopyable):
         tokens = as_tokens(prompt, "prompt")
         self.check_tokens(tokens, "prompt")
         matcher = StopMatcher([options.stop] if isinstance(options.stop, str) else options.stop)
-        decoder = answer_decoder(opened.tokenizer, begins_text=options.begins_text)
+        decoder = answer_decoder(opened.tokenizer, begins_text=options.begins_text, prompt=tokens)
         run = Generation(tokens, options, params, seed)
         return run, self._pieces(run, matcher, decoder)
 

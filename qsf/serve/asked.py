@@ -238,9 +238,13 @@ def make_jobs(
     for index in range(len(asked.prompts) * asked.n):
         how = asked.choosing
         seed = (how.seed + index % asked.n) % 2**64
-        functions = () if asked.tools is None else asked.tools.names
+        prompt = asked.prompts[index // asked.n]
         decoder = answer_decoder(
-            model.tokenizer, begins_text=asked.begins_text, functions=functions
+            model.tokenizer,
+            begins_text=asked.begins_text,
+            functions=() if asked.tools is None else asked.tools.names,
+            # A constraint is for the whole of an answer, which then has no thoughts.
+            prompt=prompt if asked.constraint is None else (),
         )
         constraint: Any = None if asked.constraint is None else asked.constraint.copy()
         reader = None
@@ -251,7 +255,7 @@ def make_jobs(
                 constraint = ArgumentsConstraint(asked.tools.strict, reader)
         jobs.append(
             Job(
-                prompt=array("I", asked.prompts[index // asked.n]),
+                prompt=array("I", prompt),
                 choosing=replace(how, seed=seed),
                 max_tokens=asked.max_tokens,
                 decoder=decoder,

@@ -95,6 +95,9 @@ class _WithMarkers(IncrementalDecoder):
     def flush(self) -> str:
         return self._decoder.flush()
 
+    def take_reasoning(self) -> str:
+        return self._decoder.take_reasoning()
+
 
 class ArgumentsConstraint:
     """Lets an answer be what it likes, but arguments of strict functions what they must be."""

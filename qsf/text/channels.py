@@ -6,10 +6,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from qsf.text.thinking import thinking_decoder
 from qsf.text.tokenizer import IncrementalDecoder
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from qsf.text.tokenizer import Tokenizer
 
@@ -42,16 +43,24 @@ def final_header(tokenizer: Tokenizer) -> list[int]:
 
 
 def answer_decoder(
-    tokenizer: Tokenizer, *, begins_text: bool, functions: Collection[str] = ()
+    tokenizer: Tokenizer,
+    *,
+    begins_text: bool,
+    functions: Collection[str] = (),
+    prompt: Sequence[int] = (),
 ) -> IncrementalDecoder:
     """Return a decoder of what is generated: an answer if it begins a text, else a continuation.
 
-    Calls of ``functions``, by names, are text in one form: ``CALL_BEGIN``, the name,
-    ``CALL_MIDDLE``, the arguments.
+    ``prompt`` are the tokens before it, which may have begun to think. Calls of ``functions``, by
+    names, are text in one form: ``CALL_BEGIN``, the name, ``CALL_MIDDLE``, the arguments.
     """
     decoder = tokenizer.incremental(at_start=begins_text)
-    markers = channel_markers(tokenizer) if begins_text else {}
-    return _ChannelDecoder(decoder, markers, functions) if markers else decoder
+    if not begins_text:
+        return decoder
+    markers = channel_markers(tokenizer)
+    if markers:
+        return _ChannelDecoder(decoder, markers, functions)
+    return thinking_decoder(tokenizer, decoder, prompt)
 
 
 class _ChannelDecoder(IncrementalDecoder):
