@@ -34,6 +34,22 @@ BIAS = Number(-100, 100)
 MOST_CHOICES = Whole(1, 128)
 NO_LIMIT = -1  # as a number of tokens; as top_k: off
 TOP_K = Whole(NO_LIMIT)
+
+
+class MostTokens(Whole):
+    """The most tokens of an answer: at least 1, or -1 for all that fit."""
+
+    def __init__(self) -> None:
+        """Take the range."""
+        super().__init__(1)
+        self.rule += f", or {NO_LIMIT} for all that fit"
+
+    def is_valid(self, value: Any) -> bool:
+        """Return whether it is in range, or no limit."""
+        return super().is_valid(value) or value == NO_LIMIT
+
+
+MOST_TOKENS = MostTokens()
 SEED = Whole(-(2**63), 2**64 - 1)
 
 
@@ -172,14 +188,6 @@ def finish(fields: Sequence[Fields], serving: Serving) -> Sequence[str]:
             "unsupported_parameter",
         )
     return names
-
-
-def take_most(fields: Fields, name: str) -> int | None:
-    """Return a field that is the most tokens of an answer: from 1, or NO_LIMIT."""
-    if fields.raw(name) == NO_LIMIT:
-        return NO_LIMIT
-    value: int | None = fields.take(name, Whole(1))
-    return value
 
 
 def fit(

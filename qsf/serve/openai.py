@@ -14,6 +14,7 @@ from qsf.options import Keywords, Whole
 from qsf.serve.asked import (
     MAX_TOP,
     MOST_CHOICES,
+    MOST_TOKENS,
     Asked,
     Serving,
     encode_text,
@@ -24,7 +25,6 @@ from qsf.serve.asked import (
     read_messages,
     read_model,
     read_stops,
-    take_most,
     too_long,
 )
 from qsf.serve.calls import Choice, Sent
@@ -89,7 +89,7 @@ def read_common(fields: Fields, serving: Serving, asked: dict[str, Any]) -> Fiel
 
 def read_max_tokens(fields: Fields, *names: str) -> int | None:
     """Return the most tokens of the answer, which may be called by several names."""
-    values = {name: take_most(fields, name) for name in names}
+    values = {name: fields.take(name, MOST_TOKENS) for name in names}
     given = {name: value for name, value in values.items() if value is not None}
     if len(set(given.values())) > 1:
         text = " and ".join(f"{name} is {value}" for name, value in given.items())

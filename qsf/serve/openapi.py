@@ -14,7 +14,15 @@ from typing import Any
 
 from qsf.options import Keywords, Kind, Number, Texts, Whole
 from qsf.serve import anthropic, openai, responses, text_api
-from qsf.serve.asked import BIAS, MAX_BIASES, MAX_MESSAGES, MAX_STOPS, Serving
+from qsf.serve.asked import (
+    BIAS,
+    MAX_BIASES,
+    MAX_MESSAGES,
+    MAX_STOPS,
+    NO_LIMIT,
+    MostTokens,
+    Serving,
+)
 from qsf.serve.fields import Probe
 from qsf.serve.openai import MAX_PROMPTS
 from qsf.serve.tools import MAX_TOOLS
@@ -38,6 +46,8 @@ def _schema(kind: Kind | type | Probe | None) -> Schema:
         return _TYPES[kind]
     if isinstance(kind, Keywords):
         return _OBJECT
+    if isinstance(kind, MostTokens):
+        return {"anyOf": [_schema(Whole(kind.least, kind.most)), {"const": NO_LIMIT}]}
     if isinstance(kind, Whole):
         return {"type": "integer", "minimum": kind.least, "maximum": kind.most}
     if isinstance(kind, Number):

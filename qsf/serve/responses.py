@@ -10,13 +10,13 @@ from typing import Any
 
 from qsf.serve.asked import (
     MAX_MESSAGES,
+    MOST_TOKENS,
     Asked,
     Serving,
     finish,
     fit,
     read_choosing,
     read_model,
-    take_most,
 )
 from qsf.serve.call_reader import CallPart
 from qsf.serve.calls import Choice, Sent
@@ -69,7 +69,7 @@ def read(body: dict[str, Any], serving: Serving) -> Asked:
     text.ignore("verbosity")
     effort = fields.object("reasoning").text("effort")
     is_stream = fields.flag("stream")
-    most = take_most(fields, "max_output_tokens")
+    most = fields.take("max_output_tokens", MOST_TOKENS)
     choosing = read_choosing(fields, serving, n_top=0, has_logprob=False)
     arguments = {} if effort is None else {"reasoning_effort": effort}
     prompt, begins_text = encode_messages(_read_turns(fields), arguments, serving, tools)
