@@ -293,34 +293,6 @@ def test_prompts_are_checked(plain: Client, prompt: object, said: str) -> None:
     assert said in answer.error["message"]
 
 
-def test_more_tokens_than_the_context_has_are_cut_and_said(
-    plain: Client, tiny_llama_8bit: Path
-) -> None:
-    fields = {"prompt": list(range(500)), "ignore_eos": True}
-    for most, n_tokens in ((5000, 12), (-1, 12), (12, 12), (3, 3)):
-        answer = plain.post("/v1/completions", {**fields, "max_tokens": most})
-        assert answer.json["usage"]["completion_tokens"] == n_tokens
-        assert answer.json["choices"][0]["finish_reason"] == "length"
-        assert answer.headers.get("x-qsf-max-tokens") == ("12" if most == 5000 else None)
-    with serving(tiny_llama_8bit, parallel=1, strict=True) as strict:
-        answer = strict.post("/v1/completions", {**fields, "max_tokens": 13})
-        assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
-        assert (
-            "500 tokens and max_tokens is 13, but the context holds 512"
-            in (answer.error["message"])
-        )
-
-
-def test_a_top_k_of_minus_one_is_off(client: Client) -> None:
-    texts = {
-        client.post(
-            "/v1/completions", prompt=START, max_tokens=20, seed=3, temperature=2.0, top_k=top_k
-        ).json["choices"][0]["text"]
-        for top_k in (-1, 0)
-    }
-    assert len(texts) == 1
-
-
 def test_what_is_unknown_is_named_and_refused_by_a_strict_server(
     client: Client, tiny_llama_8bit: Path
 ) -> None:
