@@ -142,11 +142,10 @@ def test_a_gguf_file_keeps_its_bits(
     path = gguf_files.write(
         folder, tmp_path / "m-Q4_1.gguf", kind=gguf_files.Type.Q4_1, tokenizer=True
     )
-    types = {f"{path}": "8bit", f"{path}:Q4_1": "8bit", f"{path}:Q4_K_M": "4bit"}
-    for name in types:
+    for name in (f"{path}", f"{path}:Q4_1", f"{path}:Q4_K_M"):
         find_model(name)
-    assert "converted to 8bit, as its matrices have 5.00 bits a weight" in capfd.readouterr().err
-    assert {kept.full_name for kept in store.all_kept()} == {f"{path}:8bit", f"{path}:4bit"}
+    assert "its matrices are kept as they are: q4_1" in capfd.readouterr().err
+    assert {kept.full_name for kept in store.all_kept()} == {f"{path}:q4_1", f"{path}:4bit"}
 
 
 def test_two_processes_convert_one_model_once(
