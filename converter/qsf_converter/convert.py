@@ -31,6 +31,7 @@ from qsf_converter.calibrate.calibration_text import CalibrationText, read_calib
 from qsf_converter.calibrate.sensitivity import Sensitivity
 from qsf_converter.calibrate.state import CalibrationState, folder_of, state_key
 from qsf_converter.calibrate.type_choice import Phase, choose_types
+from qsf_converter.kv_cost import KvCost, measure_kv_cost
 from qsf_converter.request import (
     DEFAULT_CALIBRATION_TOKENS,
     DEFAULT_TERNARY_RULE,
@@ -131,7 +132,9 @@ def convert_as(
         plan, sensitivity = conversion.plan(phase or _no_phase)
         chooser = _chooser(request, out, source)
         try:
-            quality = conversion.write(plan, sensitivity, chooser, progress)
+            quality, kv_cost = conversion.write(
+                plan, sensitivity, chooser, progress, phase or _no_phase
+            )
             file_bytes = out.stat().st_size
         except QsfIOError:
             raise
@@ -143,6 +146,7 @@ def convert_as(
         if request is not asked:
             warnings.append(f"its weights are ternary: {request.quant_type}, which keeps them")
         warnings += _about_quantised(plan)
+        warnings += [] if kv_cost is None else kv_cost.warnings()
         if any(target.dtype == Dtype.MXFP4 for target in plan.targets):
             warnings.append("its experts are stored as MXFP4, which is kept")
         if source.tokenizer is None:
@@ -245,8 +249,9 @@ class _Conversion:
         sensitivity: Sensitivity | None,
         chooser: Chooser,
         progress: Progress | None,
-    ) -> Quality:
-        """Write the file; return its quality report."""
+        phase: Phase,
+    ) -> tuple[Quality, KvCost | None]:
+        """Write the file; return its quality report, and what the KV cache costs it."""
         source = self.source
         is_packing = self.request.compress != DEFAULT_COMPRESSION
         # A layer is compressed behind itself.
@@ -269,9 +274,21 @@ class _Conversion:
             if source.tokenizer is not None:
                 writer.add_section("TOKN", pack_tokenizer(source.tokenizer))
             writer.add_section("CHAT", source.chat)
-            section = meta.meta_bytes(source, self.request, plan, quality, chooser)
+            kv_cost = None
+            if source.tokenizer is not None:
+                with writer.completed() as path:
+                    kv_cost = self._measure_kv_cost(path, plan, phase)
+            if kv_cost is not None:
+                writer.set_kv_bits(*kv_cost.bits)
+            section = meta.meta_bytes(source, self.request, plan, quality, chooser, kv_cost)
             writer.add_section("META", section)
-        return quality
+        return quality, kv_cost
+
+    def _measure_kv_cost(self, path: Path, plan: Plan, phase: Phase) -> KvCost | None:
+        n_read = sum(t.n_rows * t.n_cols for t in plan.targets)
+        return measure_kv_cost(
+            path, n_read, self.request.n_threads, phase("measuring the KV cache")
+        )
 
     def _write_units(
         self,

@@ -29,6 +29,7 @@ from qsf_converter.calibrate.calibration import FEEDBACK
 from qsf_converter.calibrate.calibration_text import CalibrationText
 from qsf_converter.calibrate.sensitivity import Sensitivity
 from qsf_converter.calibrate.transforms import ROTATED, SCALED
+from qsf_converter.kv_cost import KvCost
 from qsf_converter.original.divergence import Divergence
 from qsf_converter.request import Request
 from qsf_converter.rounding.compression import Chooser
@@ -46,11 +47,16 @@ _LONGEST_TYPE: Final = dtype_name(Dtype.TERNARY_DENSE)
 _LONGEST_ACTION: Final = f"{ROTATED}, {SCALED}, {FEEDBACK}"
 _LONGEST_NUMBER: Final = -1.2345e-100  # of numbers printed with five digits
 _LARGEST_COUNT: Final = 1 << 48
-_COMPRESSION_BYTES: Final = 2048
+_COMPRESSION_BYTES: Final = 2048  # and of what the KV cache costs
 
 
 def meta_bytes(
-    source: Source, request: Request, plan: Plan, quality: Quality, chooser: Chooser
+    source: Source,
+    request: Request,
+    plan: Plan,
+    quality: Quality,
+    chooser: Chooser,
+    kv_cost: KvCost | None,
 ) -> bytes:
     """Return the META section of a file whose tensors are all written."""
     return metadata.meta_bytes(
@@ -60,6 +66,7 @@ def meta_bytes(
         options=_options(request, plan.layer_dtype, plan.embedding_dtype),
         quality=quality.meta(),
         compression=chooser.meta(),
+        kv_cache=None if kv_cost is None else kv_cost.meta(),
     )
 
 

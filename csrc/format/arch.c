@@ -31,7 +31,19 @@ static const qsf_key keys[] = {
     U32(10, "sliding window", window_tokens, 0, UINT32_MAX),
     F32(11, "embedding factor", embedding_factor),
     F32(12, "logit cap", logit_cap),
+    U32(0x8000, "bits of keys", kv_k_bits, 2, 32),
+    U32(0x8001, "bits of values", kv_v_bits, 2, 32),
 };
+
+static qsf_status check_kv_bits(const char *name, uint32_t bits)
+{
+    if ((bits & (bits - 1)) != 0)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "ARCH: bits of %s in the KV cache are %" PRIu32
+                        ", allowed: 2, 4, 8, 16, 32",
+                        name, bits);
+    return QSF_OK;
+}
 
 qsf_status qsf_arch_parse(unsigned char *bytes, size_t n_bytes, const qsf_header *h, qsf_arch *out)
 {
@@ -46,6 +58,8 @@ qsf_status qsf_arch_parse(unsigned char *bytes, size_t n_bytes, const qsf_header
         .embedding_factor = 1.0F,
     };
     QSF_TRY(qsf_keyvalues_parse("ARCH", bytes, n_bytes, keys, sizeof keys / sizeof keys[0], out));
+    QSF_TRY(check_kv_bits("keys", out->kv_k_bits));
+    QSF_TRY(check_kv_bits("values", out->kv_v_bits));
     if (out->rope_dims == ABSENT)
         out->rope_dims = h->head_dim;
     else if (out->rope_dims % 2 != 0 || out->rope_dims > h->head_dim)

@@ -61,7 +61,9 @@ typedef struct qsf_arch {
     uint32_t tied_head;        /* 0 or 1 */
     uint32_t window_tokens;    /* 0: none */
     float embedding_factor;
-    float logit_cap; /* 0: none */
+    float logit_cap;    /* 0: none */
+    uint32_t kv_k_bits; /* of keys by default, 2, 4, 8, 16 or 32; 0: not said; likewise the next */
+    uint32_t kv_v_bits;
 } qsf_arch;
 
 /* What a layer computes: docs/format.md, section 7. Defaults are filled in. */

@@ -19,7 +19,7 @@ extern "C" {
 
 /* Type of the numbers in the KV cache. Types of 2, 4 and 8 bits have a scale for 64 numbers. */
 typedef enum qsf_kv_type {
-    QSF_KV_DEFAULT = 0, /* 8 bits; f32 if exact is 1 */
+    QSF_KV_DEFAULT = 0, /* what the file says, else 8 bits; f32 if exact is 1 */
     QSF_KV_2BIT = 2,
     QSF_KV_4BIT = 4,
     QSF_KV_8BIT = 8,

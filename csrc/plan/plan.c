@@ -136,6 +136,14 @@ static uint32_t most_embedding_rows(const qsf_config *c, uint64_t ceiling_bytes)
                                                              : (uint32_t)n_rows;
 }
 
+/* Returns the option, or the file's bits, which its conversion has measured; 8 if it says none. */
+static uint32_t kv_bits(const qsf_options *opt, uint32_t of_option, uint32_t of_file)
+{
+    if (of_option != QSF_KV_DEFAULT)
+        return of_option;
+    return opt->exact != 0 ? QSF_KV_F32 : of_file != 0 ? of_file : QSF_KV_8BIT;
+}
+
 static qsf_status first_choice(const qsf_plan_input *in, uint64_t ceiling_bytes, qsf_choice *how)
 {
     const qsf_options *const opt = in->options;
@@ -148,9 +156,8 @@ static qsf_status first_choice(const qsf_plan_input *in, uint64_t ceiling_bytes,
         return QSF_FAIL(QSF_ERR_ARG,
                         "heads of %u dimensions cannot be rotated: kv_rotation needs 16 to 4096",
                         in->config->head_dim);
-    const uint32_t kv_bits = opt->exact != 0 ? QSF_KV_F32 : QSF_KV_8BIT;
-    how->kv_k_bits = opt->kv_k_type != QSF_KV_DEFAULT ? opt->kv_k_type : kv_bits;
-    how->kv_v_bits = opt->kv_v_type != QSF_KV_DEFAULT ? opt->kv_v_type : kv_bits;
+    how->kv_k_bits = kv_bits(opt, opt->kv_k_type, in->reader->arch.kv_k_bits);
+    how->kv_v_bits = kv_bits(opt, opt->kv_v_type, in->reader->arch.kv_v_bits);
     how->ctx_tokens = opt->ctx_tokens;
     if (how->ctx_tokens == 0)
         how->ctx_tokens = max_tokens < DEFAULT_CTX_TOKENS ? max_tokens : DEFAULT_CTX_TOKENS;

@@ -23,12 +23,23 @@ _KEYS: Final = (
     Key(10, "window_tokens", U32),
     Key(11, "embedding_factor", F32),
     Key(12, "logit_cap", F32),
+    Key(0x8000, "kv_key_bits", U32, least=2, most=32),
+    Key(0x8001, "kv_value_bits", U32, least=2, most=32),
 )
-_NEW: Final = ("embedding_factor", "logit_cap")  # written only where they are not the default
+_NEW: Final = (
+    "embedding_factor",
+    "logit_cap",
+    "kv_key_bits",
+    "kv_value_bits",
+)  # written only where they are not the default
 
 
 def _check(values: dict[str, Any], header: Header, error: type[QsfError]) -> None:
     """Raise ``error`` for values that are wrong together."""
+    for name in ("kv_key_bits", "kv_value_bits"):
+        bits = values.get(name, 2)
+        if bits & (bits - 1):
+            raise error(f"ARCH: {name} is {bits}, allowed: 2, 4, 8, 16, 32")
     dims = values.get("rope_dims")
     if dims is not None and (dims % 2 != 0 or dims > header.head_dim):
         raise error(

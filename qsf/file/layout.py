@@ -376,6 +376,8 @@ class Arch:
     window_tokens: int = 0
     embedding_factor: float = 1.0
     logit_cap: float = 0.0  # 0: none
+    kv_key_bits: int = 0  # of the KV cache by default, 2, 4, 8, 16 or 32; 0: not said
+    kv_value_bits: int = 0
 
 
 DEFAULT_ARCH: Final = Arch()

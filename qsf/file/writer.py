@@ -15,13 +15,15 @@ import os
 import struct
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 from qsf.errors import QsfArgumentError
 from qsf.file import layout as lay
+from qsf.file.arch import pack_arch
 from qsf.file.blocks import load_codec, pack_blocks
 from qsf.file.crc32 import crc32_of_zeros
 from qsf.file.kinds import LayerKind, RopeSet, pack_tables, plain_kind
@@ -125,6 +127,7 @@ class Writer(Output):
                 f"architecture {header.architecture}, allowed: 0 .. {max(lay.Architecture)}"
             )
         lay.check_header(header, QsfArgumentError)
+        self._arch = arch
         self._tables = pack_tables(header, arch, layer_kinds, rope_sets, QsfArgumentError)
         self._kinds = layer_kinds or (plain_kind(header, arch),) * header.n_layers
         self._is_tied = arch.tied_head
@@ -457,6 +460,27 @@ class Writer(Output):
         self._append(data)
         self._entries.append(entry)
         return entry
+
+    @contextlib.contextmanager
+    def completed(self) -> Iterator[Path]:
+        """Yield the path of the temporary, complete but for what is written later.
+
+        So the model can be measured, and the result be written: what comes next takes the place of
+        the tables.
+        """
+        self._require_open()
+        entries, at = list(self._entries), self._at
+        self._put_tables()
+        try:
+            yield self._temporary
+        finally:
+            self._entries = entries
+            self._truncate(at)
+
+    def set_kv_bits(self, key_bits: int, value_bits: int) -> None:
+        """Say in ``ARCH`` how many bits keys and values have by default."""
+        self._arch = replace(self._arch, kv_key_bits=key_bits, kv_value_bits=value_bits)
+        self._tables["ARCH"] = pack_arch(self._arch, self.header, QsfArgumentError)
 
     def finish(self) -> None:
         """Write the tables and the header, sync, and rename to the path.

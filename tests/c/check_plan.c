@@ -245,6 +245,9 @@ static void check_kv(void)
     CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
     CHECK(plan.kv_k_bits == 8 && plan.kv_v_bits == 8 && plan.kv_is_rotated == 1);
     CHECK_EQ(plan.chunk_tokens, 1);
+    o.reader.arch.kv_k_bits = 16; /* what a file says holds where no option does */
+    CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
+    CHECK(plan.kv_k_bits == 16 && plan.kv_v_bits == 8 && plan.kv_is_rotated == 1);
     opt.kv_k_type = QSF_KV_2BIT;
     CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);
     CHECK(plan.kv_k_bits == 2 && plan.kv_v_bits == 8 && plan.kv_is_rotated == 1);

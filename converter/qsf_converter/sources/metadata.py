@@ -161,8 +161,9 @@ def meta_bytes(
     options: dict[str, str],
     quality: dict[str, Any],
     compression: dict[str, Any] | None = None,
+    kv_cache: dict[str, Any] | None = None,
 ) -> bytes:
-    """Return the META section; without ``compression`` it has no such key.
+    """Return the META section; ``compression`` and ``kv_cache`` may be missing.
 
     ``weights_sha256`` is the digest of the tensors as they were read: see
     ``Checkpoint.digest``. It costs no second read and does not depend on the sharding.
@@ -180,6 +181,8 @@ def meta_bytes(
     }
     if compression is not None:
         meta["compression"] = compression
+    if kv_cache is not None:
+        meta["kv_cache"] = kv_cache
     return json.dumps(meta, ensure_ascii=False).encode()
 
 

@@ -222,8 +222,8 @@ def test_an_lz4_block_has_exactly_the_announced_size(tmp_path: Path) -> None:
 ACCEPTED: list[tuple[str, Change]] = [
     ("kv heads as attention heads", put("I", 28, 0)),
     ("no tokens", put("III", 80, *([0xFFFFFFFF] * 3))),
-    ("optional key", arch(u32(9, 0) + f32s(0x8000, 2, 1.0, 2.0) + u32(0xFFFF, 7))),
-    ("empty array", arch(u32(9, 0) + f32s(0x8000, 0))),
+    ("optional key", arch(u32(9, 0) + f32s(0x9000, 2, 1.0, 2.0) + u32(0xFFFF, 7))),
+    ("empty array", arch(u32(9, 0) + f32s(0x9000, 0))),
     ("low factor first", arch(f32(4, 8.0) + f32(5, 9.0))),
     ("tag of any bytes", entry(b"NEWS", "4s", 0, b"\xff\0\x1b\n")),
     ("known section without its flag", entry(b"TENS", "I", 4, 0)),

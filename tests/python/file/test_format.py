@@ -89,6 +89,7 @@ def arches(draw: st.DrawFn) -> Arch:
         rope_interleaved=draw(st.booleans()),
         tied_head=draw(st.booleans()),
         window_tokens=draw(st.integers(0, 2**32 - 1)),
+        **{f"kv_{of}_bits": draw(st.sampled_from([0, 2, 4, 8, 16, 32])) for of in ("key", "value")},
     )
 
 
@@ -423,6 +424,7 @@ def test_a_wrong_header_is_refused(tmp_path: Path, changes: dict[str, object]) -
         {"rope_scaling": 3}, {"rope_factor": -1.0}, {"rope_factor": float("inf")},
         {"rope_low_freq_factor": 4.0}, {"rope_original_tokens": 0}, {"rope_dims": 3},
         {"rope_dims": 6}, {"window_tokens": -1}, {"window_tokens": 1 << 32},
+        {"kv_key_bits": 3}, {"kv_key_bits": 64}, {"kv_value_bits": 1},
     ],
 )  # fmt: skip
 def test_a_wrong_architecture_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:

@@ -359,7 +359,7 @@ ARCH_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("twice", F, arch(u32(9, 0) + u32(9, 0))),
     ("reserved", F, arch(struct.pack("<HBBI", 9, 1, 1, 0))),
     ("type 0", F, arch(struct.pack("<HBBI", 9, 0, 0, 0))),
-    ("type 4", F, arch(struct.pack("<HBBI", 0x8000, 4, 0, 0))),
+    ("type 4", F, arch(struct.pack("<HBBI", 0x9000, 4, 0, 0))),
     ("wrong type", F, arch(f32(9, 0.0))),
     ("wrong type for a float", F, arch(u32(1, 1))),
     ("epsilon 0", F, arch(f32(1, 0.0))),
@@ -374,10 +374,10 @@ ARCH_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("pairing", F, arch(u32(8, 2))),
     ("tied 2", F, arch(u32(9, 2))),
     ("tied with a head", F, arch(u32(9, 1))),
-    ("array of an unknown key, nan", F, arch(f32s(0x8000, 1, NAN))),
-    ("array too long", F, arch(f32s(0x8000, 65537, *([0.0] * 65537)))),
-    ("array outside", F, arch(f32s(0x8000, 3, 0.0))),
-    ("array without count", F, arch(struct.pack("<HBBH", 0x8000, 3, 0, 1))),
+    ("array of an unknown key, nan", F, arch(f32s(0x9000, 1, NAN))),
+    ("array too long", F, arch(f32s(0x9000, 65537, *([0.0] * 65537)))),
+    ("array outside", F, arch(f32s(0x9000, 3, 0.0))),
+    ("array without count", F, arch(struct.pack("<HBBH", 0x9000, 3, 0, 1))),
 ]
 
 

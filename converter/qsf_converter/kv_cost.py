@@ -1,0 +1,90 @@
+"""What the KV cache costs a model: measured at its conversion, with its own weights.
+
+The default type of a file's KV cache follows from that. 4-bit values alone cost small models more
+than half a percent (docs/quality.md), so there are two candidates: 8 bits, and f16 if these cost
+too much.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from qsf.errors import QsfError
+from qsf.evaluate.evaluation import Evaluation, evaluate, perplexity_change
+from qsf.kv import parse_kv_type
+from qsf.model import Model
+from qsf_converter.calibrate.texts import bundled_text
+
+_REFERENCE: Final = "f16"
+_CANDIDATE: Final = "8bit"
+_MOST_CHANGE_PERCENT: Final = 0.5  # of perplexity, two standard errors counted in
+_CTX_TOKENS: Final = 512
+_MOST_TOKENS: Final = 2048
+_LEAST_TOKENS: Final = 1024  # of fewer the standard error is too large
+# About a minute of two cores. By weights, not by the clock: a file must not depend on the machine.
+_MOST_WORK: Final = 4e12  # tokens x weights
+
+
+@dataclass(frozen=True, slots=True)
+class KvCost:
+    """How much larger the perplexity is than with an f16 cache, of ``tokens`` scored tokens.
+
+    ``type`` is the file's default, ``measured`` the type that was measured.
+    """
+
+    type: str
+    measured: str
+    tokens: int
+    change_percent: float
+    change_error: float
+
+    @property
+    def bits(self) -> tuple[int, int]:
+        """Bits of keys and of values."""
+        return parse_kv_type(self.type)
+
+    def warnings(self) -> list[str]:
+        """Return what the user shall know."""
+        if self.type == self.measured:
+            return []
+        return [
+            f"an {self.measured} KV cache costs {self.change_percent:+.2f} % +- "
+            f"{self.change_error:.2f} of perplexity: the default is {self.type}"
+        ]
+
+    def meta(self) -> dict[str, Any]:
+        """Return what META records."""
+        return {**dataclasses.asdict(self), "text": "bundled"}
+
+
+def measure_kv_cost(
+    path: Path, n_weights: int, n_threads: int | None, progress: Callable[[int, int], None]
+) -> KvCost | None:
+    """Measure the model of a complete file; None if it is too large, or cannot be evaluated."""
+    n_tokens = min(_MOST_TOKENS, int(_MOST_WORK / n_weights) // _CTX_TOKENS * _CTX_TOKENS)
+    if n_tokens < _LEAST_TOKENS:
+        return None
+
+    def found(kv_type: str, place: int) -> Evaluation:
+        def advance(done: float, total: float) -> None:
+            progress(int(place * total + done), int(2 * total))
+
+        with Model(path, ram_budget="auto", kv_type=kv_type, threads=n_threads) as model:
+            ctx_tokens = min(_CTX_TOKENS, model.info.max_tokens)
+            return evaluate(
+                model, bundled_text(), ctx_tokens=ctx_tokens, max_tokens=n_tokens, progress=advance
+            )
+
+    try:
+        reference = found(_REFERENCE, 0)
+        change, error = perplexity_change(found(_CANDIDATE, 1).token_nll, reference.token_nll)
+    except QsfError:
+        return None
+    is_cheap = change + 2 * error <= _MOST_CHANGE_PERCENT
+    kv_type = _CANDIDATE if is_cheap else _REFERENCE
+    return KvCost(kv_type, _CANDIDATE, reference.tokens, change, error)

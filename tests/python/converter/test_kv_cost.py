@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The default type of the KV cache: measured by the conversion, and stored in the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qsf
+from make.large_keys import with_large_keys
+from make.tiny_checkpoints import make_llama
+from qsf.cli import inspect as inspect_cli
+from qsf.file.reader import Reader
+from qsf_converter import convert
+from qsf_converter.kv_cost import measure_kv_cost
+
+
+def recorded(path: Path) -> tuple[tuple[int, int], dict[str, Any] | None]:
+    """Return the bits in ARCH and the record in META."""
+    with Reader(path) as reader:
+        reader.verify()
+        bits = reader.arch.kv_key_bits, reader.arch.kv_value_bits
+        return bits, json.loads(reader.read_section("META")).get("kv_cache")
+
+
+def planned(path: Path, ram_budget: int | None = None, **options: Any) -> tuple[int, int]:
+    plan = qsf.Model.plan(path, ram_budget=ram_budget, **options)
+    return plan.kv_k_bits, plan.kv_v_bits
+
+
+def test_the_cost_is_measured_and_stored(
+    tmp_path: Path, tiny_llama_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "m.qsf"
+    phases: dict[str, list[tuple[int, int]]] = {}
+    report = convert(
+        tiny_llama_dir,
+        out,
+        quant_type="4bit",
+        phase=lambda name: lambda done, total: phases.setdefault(name, []).append((done, total)),
+    )
+    bits, record = recorded(out)
+    assert bits == (8, 8)
+    assert record is not None
+    assert (record["type"], record["measured"], record["tokens"]) == ("8bit", "8bit", 2044)
+    assert abs(record["change_percent"]) + 2 * record["change_error"] < 0.5
+    assert record["change_error"] > 0
+    steps = phases["measuring the KV cache"]
+    assert steps == sorted(steps)
+    assert steps[-1][0] == steps[-1][1]
+    assert not any("KV cache" in warning for warning in report.warnings)
+    assert planned(out) == planned(out, 1) == (8, 8)
+    assert inspect_cli.run([str(out)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "kv_cache type 8bit" in shown
+    assert "kv_cache change_percent" in shown
+
+
+def test_a_model_that_needs_more_bits_gets_them(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    hf = with_large_keys(tiny_llama_dir, tmp_path / "hf", size=5000, n_pairs=4)
+    out = tmp_path / "m.qsf"
+    report = convert(hf, out, quant_type="8bit")
+    bits, record = recorded(out)
+    assert bits == (16, 16)
+    assert record is not None
+    assert (record["type"], record["measured"]) == ("f16", "8bit")
+    assert record["change_percent"] + 2 * record["change_error"] > 0.5
+    assert any("8bit KV cache costs" in warning for warning in report.warnings)
+    assert planned(out) == planned(out, 1) == (16, 16)
+    assert planned(out, kv_type="k8v4") == (8, 4)
+    assert planned(out, exact=True) == (32, 32)
+
+
+def test_without_a_measurement_it_has_8_bits(tmp_path: Path, tiny_llama_8bit: Path) -> None:
+    """Without a tokenizer there is no text; a large model would take too long."""
+    out = tmp_path / "m.qsf"
+    convert(make_llama(tmp_path / "hf"), out)
+    assert recorded(out) == ((0, 0), None)
+    assert planned(out) == (8, 8)
+    assert measure_kv_cost(tiny_llama_8bit, 10**10, 1, lambda _done, _total: None) is None
