@@ -53,7 +53,7 @@ def save_session(
 def load_session(session: Session, path: str | os.PathLike[str]) -> SessionHead:
     """Make the session hold what a file has: see ``Session.load``."""
     opened = session._opened
-    with SessionFile(path) as file:
+    with SessionFile(path, memory_bytes=opened.input_bytes) as file:
         head = file.head
         messages = as_messages(head.messages)
         _check_goes_on(opened, file)

@@ -151,6 +151,11 @@ class Model(Closing, Uncopyable):
         return replace(plan, text_bytes=parts.text_bytes)
 
     @property
+    def input_bytes(self) -> int:
+        """Most memory that reading somebody else's JSON may take: half of the plan's reserve."""
+        return self._opened.input_bytes
+
+    @property
     def session(self) -> Session:
         """The model's own session, which ``generate`` and ``logits`` use."""
         return self._session

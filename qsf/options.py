@@ -9,7 +9,6 @@ Only small modules are imported here: ``qsf-run`` counts its own memory in the b
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import re
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError
+from qsf.foreign_json import JsonError, read_json
 from qsf.kv import KV_POLICIES, KV_TYPES, parse_kv_policy, parse_kv_type
 
 if TYPE_CHECKING:
@@ -270,8 +270,8 @@ class Keywords(Kind):
         name, equals, value = text.partition("=")
         is_object = text.startswith("{")
         try:
-            keywords = json.loads(text if is_object else value)
-        except (ValueError, RecursionError) as error:
+            keywords = read_json(text if is_object else value)
+        except JsonError as error:
             if is_object:
                 raise ValueError(f"{text!r} is not a JSON object: {error}") from None
             keywords = value

@@ -1,9 +1,9 @@
 """Checks the rules of the Python sources that neither ruff nor mypy checks.
 
 Which room (package) of qsf/ and converter/ may import which, no circles between rooms nor between
-modules, and the length of files and functions. An import inside a function counts like one at the
-top; an import for type checkers only does not. Prints one line per violation; exits with 1 if
-there is any.
+modules, who parses JSON, and the length of files and functions. An import inside a function counts
+like one at the top; an import for type checkers only does not. Prints one line per violation;
+exits with 1 if there is any.
 
 Usage: python tools/lint_python.py [PROJECT_ROOT]
 """
@@ -63,6 +63,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.closing": frozenset(),
     "qsf.kv": frozenset({"qsf.errors"}),
     "qsf.system": frozenset(),
+    "qsf.foreign_json": frozenset({"qsf.system"}),
     "qsf.native": frozenset({"qsf.errors", "qsf.kv", "qsf.options", "qsf.system"}),
     "qsf.file": frozenset({"qsf.errors", "qsf.closing", "qsf.system"}),
     "qsf.text": frozenset({"qsf.errors", "qsf.file", "qsf.native", "qsf.options", "qsf.system"}),
@@ -147,6 +148,13 @@ _SYSTEM_NAMES = re.compile(
 )
 _SYSTEM_KEYWORDS = frozenset({"start_new_session", "preexec_fn", "pass_fds", "dir_fd"})
 _SYSTEM_PATHS = ("/proc/", "/sys/", "/dev/")
+# What every room may import.
+EVERYWHERE = frozenset({"qsf.foreign_json"})
+
+# The functions that parse JSON; what somebody else wrote is measured before. The package of
+# benchmarks reads what its own processes have written.
+JSON_PARSERS = ("load", "loads", "JSONDecoder")
+MAY_PARSE_JSON = ("qsf.foreign_json", "qsf_bench")
 
 MAX_LINES = 600
 MAX_FUNCTION_LINES = 60  # without the docstring
@@ -234,7 +242,7 @@ def check_imports(modules: Mapping[str, Module]) -> Iterator[Violation]:
         for imported in imports_of(module, modules):
             if (module.name, imported.module) in LATE_IMPORTS:
                 continue
-            if room_of(imported.module) not in MAY_IMPORT[room] | {room}:
+            if room_of(imported.module) not in MAY_IMPORT[room] | EVERYWHERE | {room}:
                 yield module.path, imported.line, f"{room} may not import {imported.module}"
 
 
@@ -315,6 +323,19 @@ def check_functions(module: Module) -> Iterator[Violation]:
             )
 
 
+def check_json(module: Module) -> Iterator[Violation]:
+    """Find JSON that is parsed without a limit of memory."""
+    if module.name.startswith(MAY_PARSE_JSON):
+        return
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute):
+            is_parser = ast.unparse(node.value) == "json" and node.attr in JSON_PARSERS
+        else:
+            is_parser = isinstance(node, ast.ImportFrom) and (node.module or "").startswith("json")
+        if is_parser:
+            yield module.path, getattr(node, "lineno", 1), "JSON is parsed by qsf.foreign_json only"
+
+
 def check_lengths(root: Path) -> Iterator[Violation]:
     """Find files that are too long."""
     for folder in (*PACKAGES.values(), *OTHER_FOLDERS):
@@ -329,7 +350,11 @@ def check(root: Path) -> list[str]:
     modules = read_modules(root)
     violations = [*check_imports(modules), *check_circles(modules), *check_lengths(root)]
     for module in modules.values():
-        violations += [*check_functions(module), *check_system(module)]
+        violations += [
+            *check_functions(module),
+            *check_system(module),
+            *check_json(module),
+        ]
     return [f"{path}:{line}: {text}" for path, line, text in sorted(violations)]
 
 

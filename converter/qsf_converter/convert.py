@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from qsf.file.layout import Dtype, dtype_name
 from qsf.file.partial import remove_abandoned
 from qsf.file.stored_tokenizer import pack_tokenizer
 from qsf.file.writer import Writer
+from qsf.foreign_json import read_json
 from qsf.report.record import Quality, Report
 from qsf.shell.output import check_not_a_source, check_output, check_space
 from qsf_converter import meta
@@ -345,7 +345,7 @@ def _text_tables(source: Source) -> tuple[bytes | None, str | None]:
     """The section TEXT, or why there is none; nothing where there is no tokenizer at all."""
     if source.tokenizer is None:
         return None, None
-    special = json.loads(source.chat).get("special_tokens") or {}
+    special = read_json(source.chat).get("special_tokens") or {}
     add_bos = special.get("add_bos_token")
     return tables_of(
         source.tokenizer,

@@ -98,6 +98,21 @@ QSF_API uint32_t qsf_token_find(const qsf_text *t, const char *name, size_t n_by
 /* Fills ids [cap_ids] with the special tokens in ascending order. Returns their number. */
 QSF_API size_t qsf_text_special(const qsf_text *t, uint32_t *ids, size_t cap_ids);
 
+/* What a text in JSON has, for a bound on the memory that its values would take. */
+typedef struct qsf_json_size {
+    uint64_t depth;        /* of the deepest object or list; 0: there is none */
+    uint64_t n_containers; /* objects and lists */
+    uint64_t n_members;    /* colons */
+    uint64_t n_commas;
+    uint64_t n_strings;
+    uint32_t char_bytes;         /* 1, 2 or 4: bytes of the widest character in UCS-1, -2 or -4 */
+    uint32_t has_lone_surrogate; /* 1: an escape is half a character */
+} qsf_json_size;
+
+/* Counts what the first value of `text` [n_bytes] has, in one pass and without memory. It need not
+ * be JSON, nor UTF-8: whatever a parser makes of its beginning has no more than what is counted. */
+QSF_API void qsf_json_measure(const void *text, size_t n_bytes, qsf_json_size *out);
+
 /* ---- cdef end ---- */
 
 #ifdef __cplusplus

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from qsf.errors import QsfArgumentError, QsfError
+from qsf.foreign_json import JsonError, read_json
 from qsf.inspect import quality as quality_report
 from qsf.report.meta import read_meta
 from qsf.shell import command, typer_app
@@ -273,8 +274,8 @@ def _has_template(reader: Reader) -> bool:
     if "CHAT" not in reader.sections:
         return False
     try:
-        chat = json.loads(reader.read_section("CHAT"))
-    except ValueError:
+        chat = read_json(reader.read_section("CHAT"))
+    except JsonError:
         return False
     return isinstance(chat, dict) and bool(chat.get("chat_template"))
 

@@ -20,6 +20,7 @@ from qsf.errors import QsfError
 from qsf.file.layout import dtype_name
 from qsf.file.reader import Reader
 from qsf.file.sizes import ModelSize, size_of
+from qsf.foreign_json import read_json
 from qsf.kv import kv_position_bytes
 from qsf.native.roofline import Limits, bound_of, measure_disk, measure_memory
 from qsf.shell import command, typer_app
@@ -85,7 +86,7 @@ def _plans(path: Path, threads: int | None) -> list[tuple[str, MemoryPlan]]:
     done = subprocess.run([sys.executable, "-c", _PLAN, asked], stdout=subprocess.PIPE, check=False)
     if done.returncode != 0:
         raise QsfError(f"{path}: the process that plans ended with {done.returncode}")
-    plans = [MemoryPlan(**facts) for facts in json.loads(done.stdout)]
+    plans = [MemoryPlan(**facts) for facts in read_json(done.stdout)]
     return [(name, plan) for (name, _), plan in zip(_BUDGETS, plans, strict=True)]
 
 

@@ -109,8 +109,8 @@ def _run(request: Request) -> int:
 def reserve_mb(options: ServeOptions, *, has_grammars: bool) -> int:
     """Return how much of the budget the server itself may take, beside what is imported.
 
-    Measured: a body takes up to 5 times its size while it is read, and two large ones may be in
-    memory; a connection takes up to 16 KB, and a small body as much. The process that renders a
+    The values of a body take up to 8 times its size, one body at a time, and two large ones may be
+    in memory; a connection takes up to 16 KB, and a small body as much. The process that renders a
     chat template runs beside all that.
     """
     return (

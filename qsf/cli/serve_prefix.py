@@ -42,7 +42,7 @@ def read_prefix(path: Path, model: Model) -> array[int]:
 
 def _message_tokens(path: Path, model: Model) -> array[int]:
     """Return what the prompts of two conversations that begin with the messages have in common."""
-    messages = read_messages(path)
+    messages = read_messages(path, model.input_bytes)
     role = "assistant" if messages and messages[-1]["role"] == "user" else "user"
     a, b = (
         model.chat_template.encode(

@@ -20,6 +20,7 @@ from typing import Any, Final
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfIOError, QsfUnsupportedError
 from qsf.file.opened import OpenedFile, begins_with
 from qsf.file.output import Output
+from qsf.foreign_json import MEMORY_BYTES, JsonError, read_json
 from qsf.system import files
 
 MAGIC: Final = b"QSFS"
@@ -190,6 +191,11 @@ class SessionFile(OpenedFile):
 
     head: SessionHead
 
+    def __init__(self, path: str | os.PathLike[str], *, memory_bytes: int = MEMORY_BYTES) -> None:
+        """Open and check the file; what it says of the state may take ``memory_bytes``."""
+        self._memory_bytes = memory_bytes
+        super().__init__(path)
+
     def read_blocks(self, take: Callable[[int, memoryview, int], None]) -> None:
         """Call ``take(offset, block, crc32)`` for each block of the state, in order."""
         buffer = memoryview(bytearray(min(BLOCK_BYTES, self.head.state_bytes)))
@@ -268,24 +274,37 @@ class SessionFile(OpenedFile):
         )
 
     def _read_rest(self, key: bytes, n_note: int, n_tokens: int, n_blocks: int, crc32: int) -> None:
-        data = self._read_at(_HEADER.size, self._at - _HEADER.size)
-        ends = n_note, n_note + 4 * n_tokens, n_note + 4 * (n_tokens + n_blocks)
-        if zlib.crc32(data[: ends[2]]) != crc32 or any(data[ends[2] :]):
+        sizes = n_note, 4 * n_tokens, 4 * n_blocks
+        needed_bytes = 2 * sum(sizes)  # as it is in the file, and as numbers
+        if needed_bytes > self._memory_bytes:
+            raise QsfFormatError(
+                f"its messages, tokens and checksums may take {needed_bytes / 2**20:.1f} MB of "
+                f"memory, allowed: up to {self._memory_bytes / 2**20:.1f}"
+            )
+        pieces = []
+        at = _HEADER.size
+        sum_of_pieces = 0
+        for n_bytes in sizes:
+            pieces.append(self._read_at(at, n_bytes))
+            sum_of_pieces = zlib.crc32(pieces[-1], sum_of_pieces)
+            at += n_bytes
+        if sum_of_pieces != crc32 or any(self._read_at(at, self._at - at)):
             raise _damage("what comes before the state")
-        self._note = _parse_note(data[: ends[0]])
-        self._tokens = _numbers(data[ends[0] : ends[1]])
-        self._checksums = _numbers(data[ends[1] : ends[2]])
+        note, tokens, checksums = pieces
+        self._note = _parse_note(note, self._memory_bytes - needed_bytes)
+        self._tokens = _numbers(tokens)
+        self._checksums = _numbers(checksums)
 
 
 def _damage(what: str) -> QsfFormatError:
     return QsfFormatError(f"{what} is damaged: its checksum is wrong", is_damage=True)
 
 
-def _parse_note(data: bytes) -> dict[str, Any]:
+def _parse_note(data: bytes, memory_bytes: int) -> dict[str, Any]:
     try:
-        note = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise QsfFormatError(f"the note is not JSON: {error}") from error
+        note = read_json(data, memory_bytes=memory_bytes)
+    except JsonError as error:
+        raise QsfFormatError(f"the note cannot be read: {error}") from error
     if not isinstance(note, dict) or set(note) != _NOTE_NAMES:
         raise QsfFormatError(f"the note must have {', '.join(sorted(_NOTE_NAMES))}")
     for name in _NOTE_NAMES - {"messages"}:

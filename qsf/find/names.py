@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -12,10 +11,12 @@ from pathlib import Path
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
 from qsf.file.gguf_parts import name_without_part, part_names
 from qsf.file.type_names import TYPE_NAMES, our_type
+from qsf.foreign_json import read_json_file
 
 DEFAULT_TYPE = "4bit"
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?([^/]+/[^/?#]+)")
+_MAX_JSON_BYTES = 16 << 20
 _LFS = b"version https://git-lfs"
 
 
@@ -161,7 +162,7 @@ def _check_pointers(folder: Path) -> None:
 
 def _base_model(path: Path) -> str:
     try:
-        name = json.loads(path.read_text("utf-8")).get("base_model_name_or_path")
+        name = read_json_file(path, max_bytes=_MAX_JSON_BYTES).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
         return ""
     return f" {name[:200]}" if isinstance(name, str) and name else ""
@@ -216,7 +217,8 @@ def wanted_weights(folder: Path, names: list[str]) -> set[str]:
     for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
         if index in names:
             try:
-                return set(json.loads((folder / index).read_text("utf-8"))["weight_map"].values())
+                facts = read_json_file(folder / index, max_bytes=_MAX_JSON_BYTES)
+                return set(facts["weight_map"].values())
             except (OSError, ValueError, KeyError, AttributeError):
                 return set()
     return {name for name in names if name in ("model.safetensors", "pytorch_model.bin")}

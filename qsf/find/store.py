@@ -19,6 +19,7 @@ from pathlib import Path
 from qsf.errors import QsfIOError
 from qsf.file.gguf_parts import part_names
 from qsf.file.layout import VERSION
+from qsf.foreign_json import read_json_file
 from qsf.system import files
 
 
@@ -67,11 +68,14 @@ def fingerprint_of(source: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+_MAX_NOTE_BYTES = 64 << 10
+
+
 def read_kept(path: Path) -> Kept | None:
     """Return what is known of a converted model; None: it is not there, or not whole."""
     note = path.with_suffix(".json")
     try:
-        facts = json.loads(note.read_text("utf-8"))
+        facts = read_json_file(note, max_bytes=_MAX_NOTE_BYTES)
         used, n_bytes = note.stat().st_mtime, path.stat().st_size
         name, quant_type, fingerprint = (facts[key] for key in ("name", "type", "fingerprint"))
     except (OSError, ValueError, KeyError, TypeError):

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from typing import Any
 
+from qsf.foreign_json import JsonError
 from qsf.options import Whole
 from qsf.serve.asked import (
     Asked,
@@ -19,6 +19,7 @@ from qsf.serve.asked import (
     read_model,
     read_stops,
 )
+from qsf.serve.call_formats import read_output
 from qsf.serve.call_reader import CallPart
 from qsf.serve.calls import Choice, Sent
 from qsf.serve.fields import Fields, shown
@@ -248,8 +249,8 @@ def _tool_use(call: CallPart, value: Any) -> dict[str, Any]:
 def _input(call: CallPart) -> Any:
     """Return the arguments; {} where ``max_tokens`` has cut them: they are no JSON."""
     try:
-        return json.loads(call.arguments)
-    except (ValueError, RecursionError):
+        return read_output(call.arguments)
+    except JsonError:
         return {}
 
 

@@ -9,11 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from qsf.foreign_json import JsonError, read_json
 from qsf.text.channels import CALL_BEGIN, CALL_MARKERS, CALL_MIDDLE
 from qsf.text.constraints import lark_json
 
 if TYPE_CHECKING:
     from qsf.text.tokenizer import Tokenizer
+
+_OUTPUT_BYTES = 4 << 20  # most memory of the values that the model wrote
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,23 +199,28 @@ def _value(lark: _Lark, schema: Any, shared: Mapping[str, Any], end: str) -> str
 # ---- what was written ----
 
 
+def read_output(text: str) -> Any:
+    """Return the value of JSON that the model wrote. Raises JsonError."""
+    return read_json(text, memory_bytes=_OUTPUT_BYTES)
+
+
 def read_whole(form: Format, body: str, schemas: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the calls (name, arguments in JSON) in what stands between begin and end; []: none."""
     try:
         if form.arguments != "json":
             return [_read_elements(form, body, schemas)]
-        value = json.loads(body)
+        value = read_output(body)
         entries = value if isinstance(value, list) else [value]
         calls = [(entry["name"], _arguments_text(entry)) for entry in entries]
         return calls if all(name in schemas for name, _ in calls) else []
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return []
 
 
 def _arguments_text(entry: Mapping[str, Any]) -> str:
     names = [name for name in ("arguments", "parameters") if name in entry]
     value: Any = entry[names[0]] if names else {}
-    value = json.loads(value) if isinstance(value, str) else value
+    value = read_output(value) if isinstance(value, str) else value
     if not isinstance(value, dict):
         raise ValueError("arguments are an object")
     return json.dumps(value, ensure_ascii=False)
@@ -246,6 +254,6 @@ def _read_value(text: str, schema: Any) -> Any:
     if facts.get("type") == "string" or text in facts.get("enum", ()):
         return text
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return read_output(text)
+    except JsonError:
         return text

@@ -3,73 +3,50 @@
 
 from __future__ import annotations
 
-import json
 import reprlib
-from typing import TYPE_CHECKING, Any, NoReturn
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
+from qsf.foreign_json import JsonError, needed_bytes, read_json
 from qsf.options import Kind
 from qsf.serve.problems import Problem, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MAX_DEPTH = 64
 _NAMES = {bool: "true or false", str: "a text", list: "a list", dict: "an object"}
 
 
-def read_json(data: bytes) -> dict[str, Any]:
-    """Return the object that the body of a request is. Raises Problem."""
+# Memory that JSON inside the texts of the body may still take, in the thread that reads it.
+_left_bytes: ContextVar[int] = ContextVar("left_bytes", default=1 << 20)
 
-    def refuse(name: str) -> NoReturn:
-        raise ValueError(f"{name} is not JSON")
 
+def read_body(data: bytes, memory_bytes: int) -> dict[str, Any]:
+    """Return the object that the body of a request is.
+
+    ``memory_bytes`` is for the body and for all that ``read_inner`` finds in it. Raises Problem.
+    """
     try:
-        value = json.loads(data.decode(), parse_constant=refuse)
-        is_too_deep = _depth_is_above(value, MAX_DEPTH)
-        _check_unicode(value)
-    except RecursionError:
-        is_too_deep = True
-    except ValueError as error:
-        raise Problem(400, "invalid_json", f"the body is not JSON: {error}") from None
-    if is_too_deep:
-        raise Problem(400, "invalid_json", f"the body is nested more than {MAX_DEPTH} deep")
+        value = read_json(data, memory_bytes=memory_bytes)
+    except JsonError as error:
+        raise Problem(400, "invalid_json", f"the body cannot be read: {error}") from None
+    _left_bytes.set(memory_bytes - needed_bytes(data))
     if not isinstance(value, dict):
         raise Problem(400, "invalid_json", f"the body must be an object, not {shown(value)}")
+    return value
+
+
+def read_inner(text: str) -> Any:
+    """Return the value of JSON in a text of the body. Raises JsonError."""
+    left_bytes = _left_bytes.get()
+    value = read_json(text, memory_bytes=left_bytes)
+    _left_bytes.set(left_bytes - needed_bytes(text.encode()))
     return value
 
 
 def shown(value: object) -> str:
     """Return a value as an error shows it: short."""
     return reprlib.repr(value)
-
-
-def _depth_is_above(value: object, most: int) -> bool:
-    layer = [value]
-    for _ in range(most):
-        layer = [
-            inner
-            for outer in layer
-            if isinstance(outer, list | dict)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, list | dict)
-        ]
-        if not layer:
-            return False
-    return True
-
-
-def _check_unicode(value: object) -> None:
-    """Raise ValueError (UnicodeEncodeError) for lone surrogates, which are not Unicode."""
-    stack = [value]
-    while stack:
-        part = stack.pop()
-        if isinstance(part, str):
-            part.encode()
-        elif isinstance(part, list):
-            stack += part
-        elif isinstance(part, dict):
-            stack += part.keys()
-            stack += part.values()
 
 
 class Probe(dict[str, Any]):

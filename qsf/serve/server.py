@@ -19,7 +19,7 @@ from qsf.native.binding import version
 from qsf.serve import anthropic, openai, responses, text_api
 from qsf.serve.asked import Asked, Serving, make_jobs
 from qsf.serve.calls import Call, Choice, Form, answer_call
-from qsf.serve.fields import read_json
+from qsf.serve.fields import read_body
 from qsf.serve.gate import Gate
 from qsf.serve.http import Connection, Deadlines, Exchange, Head, to_json
 from qsf.serve.job import Event
@@ -29,6 +29,10 @@ from qsf.serve.problems import Problem, problem_of
 from qsf.serve.scheduler import Scheduler
 from qsf.serve.slot_files import SlotFiles
 from qsf.shell import command
+
+# Memory for each byte of a body: text with characters outside the basic plane takes 8. A body is
+# read at a time.
+_BODY_MEMORY = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,11 +285,14 @@ class Server:
                     f"{seconds:.3f} s {note}{gone}".rstrip()
                 )
 
+    def _body_of(self, exchange: Exchange) -> dict[str, Any]:
+        return read_body(exchange.body, _BODY_MEMORY * self.max_body_bytes)
+
     async def _in_thread(self, call: Callable[[], Any]) -> Any:
         return await self._loop.run_in_executor(self._texts, call)
 
     async def _complete(self, read: Any, make_form: Any, exchange: Exchange, owner: str) -> str:
-        asked: Asked = await self._in_thread(lambda: read(read_json(exchange.body), self.serving))
+        asked: Asked = await self._in_thread(lambda: read(self._body_of(exchange), self.serving))
         exchange.drop_body()
         form: Form = make_form(asked, self.serving)
         make = partial(
@@ -314,7 +321,7 @@ class Server:
         _owner: str,
     ) -> None:
         def work() -> bytes:
-            return to_json(make(read_json(exchange.body), self.serving))
+            return to_json(make(self._body_of(exchange), self.serving))
 
         await exchange.send(200, await self._in_thread(work), "application/json")
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _MOST_TOKENS = 1 << 18
 _OFF_SECONDS = 60.0  # nothing is written for so long after the disk has refused
 _SUFFIX = ".qsfs"
+# Most memory to read the head of a file: the tokens of the longest context, without a conversation.
+_HEAD_BYTES = 4 << 20
 
 
 class FileEngine(Protocol):
@@ -126,7 +128,7 @@ class SlotFiles:
             number = path.name[len(self._prefix) : -len(_SUFFIX)]
             self._n_named = max(self._n_named, int(number) if number.isdecimal() else 0)
             try:
-                with SessionFile(path) as file:
+                with SessionFile(path, memory_bytes=_HEAD_BYTES) as file:
                     head, info = file.head, path.stat()
             except QsfError as error:
                 self._say(f"not taken: {error}")

@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfError
+from qsf.foreign_json import JsonError
 from qsf.serve.call_formats import FORMATS, Format, calls_grammar, find_format, marker_tokens
 from qsf.serve.call_reader import CallReader
-from qsf.serve.fields import Fields, shown
+from qsf.serve.fields import Fields, read_inner, shown
 from qsf.serve.forms import AnswerForm, constrain, need_constraints
 from qsf.serve.problems import invalid
 from qsf.text.channels import CALL_MARKERS
@@ -230,7 +230,7 @@ def tools_constraint(
             place, f"{place} and tools are both given: beside calls only JSON is possible"
         )
     if isinstance(answer, str):
-        answer = json.loads(answer)
+        answer = read_inner(answer)
     chosen = [tool for tool in tools.tools if tools.choice in ("auto", "required", tool.name)]
     try:
         grammar = calls_grammar(
@@ -367,9 +367,9 @@ def call_turn(call_id: Any, name: str, arguments: Any, place: str = "messages") 
     """Return a call as chat templates know it: its arguments are an object."""
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            text = f"{place}: the arguments of {shown(name)} are no JSON: {shown(arguments)}"
+            arguments = read_inner(arguments or "{}")
+        except JsonError as error:
+            text = f"{place}: the arguments of {shown(name)}: {error}"
             raise invalid(place, text) from None
     if not isinstance(arguments, dict | None):
         text = f"{place}: the arguments of {shown(name)} must be an object, not {shown(arguments)}"

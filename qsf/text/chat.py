@@ -15,6 +15,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfFormatError
+from qsf.foreign_json import JsonError, read_json
 from qsf.options import Keywords, check_value
 from qsf.text.tokenizer import max_text_bytes, protect_special
 
@@ -196,7 +197,11 @@ def _json_values(values: dict[str, Any], max_bytes: int) -> dict[str, Any]:
             f"the conversation is too long: {n_bytes} bytes, and {max_bytes} is the limit",
             argument="prompt",
         )
-    copy: dict[str, Any] = json.loads(text)
+    try:
+        # The values are there once, and the text is short: what the copy takes is bounded by both.
+        copy: dict[str, Any] = read_json(text, memory_bytes=1 << 40, has_nan=True)
+    except JsonError as error:
+        raise QsfArgumentError(f"a message, or an argument of the template, is {error}") from error
     return copy
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfError
 from qsf.file.reader import Reader
+from qsf.foreign_json import read_json
 from qsf.text.channels import ends_with_channels
 from qsf.text.endless import is_endless_grammar, is_endless_schema
 from qsf.text.parts import read_text_parts
@@ -191,7 +192,7 @@ class Constraints:
 
     def _json_grammar(self, schema: Any) -> str:
         if isinstance(schema, str):
-            schema = json.loads(schema)
+            schema = read_json(schema)
         _check_schema(schema)
         grammar: str = self._library.LLMatcher.grammar_from_json_schema(
             schema, overrides=_JSON_FORM

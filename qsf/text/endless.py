@@ -7,11 +7,12 @@ are. What is not understood here counts as finite: llguidance judges it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
+
+from qsf.foreign_json import read_json_at
 
 # The name of a rule, a fact, or ("all" or "any", the parts of which so many must be finite).
 _Part = bool | str | tuple[str, list[Any]]
@@ -117,7 +118,7 @@ def _alternatives(text: str, tokens: Iterator[re.Match[str]]) -> _Part:
         if kind == "optional":
             choices[-1][-1:] = []
         elif kind == "schema":
-            value, resume = json.JSONDecoder().raw_decode(text, token.end())
+            value, resume = read_json_at(text, token.end())
             choices[-1].append(not (isinstance(value, dict) and is_endless_schema(value)))
         elif word in ("(", "["):
             inner = _alternatives(text, tokens)

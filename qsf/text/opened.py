@@ -51,6 +51,11 @@ class OpenedModel:
             self.native.close()
 
     @property
+    def input_bytes(self) -> int:
+        """Most memory that reading somebody else's JSON may take: half of the plan's reserve."""
+        return self.info.plan.reserve_bytes // 2
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises QsfArgumentError where the file has none."""
         if self.tokenizer_or_none is None:

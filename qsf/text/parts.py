@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from qsf.errors import QsfArgumentError, QsfFormatError, QsfMemoryError, QsfUnsu
 from qsf.file.family import family_of
 from qsf.file.reader import Reader
 from qsf.file.stored_tokenizer import tokenizer_bytes, unpack_tokenizer
+from qsf.foreign_json import JsonError, read_json
 from qsf.native.binding import describe_machine
 from qsf.text.chat import RENDER_BYTES, ChatTemplate
 from qsf.text.engine_tokenizer import EngineTokenizer
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 _MB = 1 << 20
+# Most memory that CHAT takes while it is parsed: that of the least reserve, which is free then.
+_CHAT_BYTES = 8 << 20
 # What the library takes for each byte of a tokenizer.json: about 10 for a real one, at most 25 for
 # one that was made to take much.
 _LIBRARY_BYTES_PER_BYTE = 25
@@ -124,9 +126,9 @@ def require_tokenizer(path: str | os.PathLike[str]) -> None:
 
 def _json_object(data: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(data.decode())
-    except (ValueError, RecursionError) as error:
-        raise QsfFormatError(f"the section CHAT is not JSON: {error}") from error
+        value = read_json(data, memory_bytes=_CHAT_BYTES)
+    except JsonError as error:
+        raise QsfFormatError(f"the section CHAT cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise QsfFormatError("the section CHAT is not a JSON object")
     return value

@@ -15,6 +15,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
+from qsf.foreign_json import read_json
 from qsf.text.untrusted import check_tokenizer, library_errors
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Tokenizer:
         decoder = backend.decoder
         if decoder is None:
             raise QsfUnsupportedError("the tokenizer says nothing about how to decode")
-        self._rules = _PieceRules(json.loads(decoder.__getstate__()))
+        self._rules = _PieceRules(read_json(decoder.__getstate__()))
         self._backend = backend
         self._lock = threading.Lock()
         self._special_ids = frozenset(

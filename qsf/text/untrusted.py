@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfFormatError, QsfUnsupportedError
+from qsf.foreign_json import JsonError, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -192,8 +192,8 @@ def _parts(data: bytes) -> dict[str, Any]:
 
 def _loads(data: bytes) -> Any:
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
+        return read_json(data)
+    except JsonError as error:
         raise QsfFormatError(f"the tokenizer cannot be read: {error}") from error
 
 

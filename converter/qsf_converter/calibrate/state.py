@@ -23,6 +23,7 @@ import numpy as np
 
 from qsf.errors import QsfIOError
 from qsf.file.layout import Dtype
+from qsf.foreign_json import read_json
 from qsf_converter.calibrate.calibration_text import CalibrationText
 from qsf_converter.calibrate.sensitivity import LayerImportance, Sensitivity
 from qsf_converter.request import Request
@@ -146,7 +147,7 @@ class CalibrationState:
     def tensors(self, layer: int, targets: Sequence[Target]) -> Iterator[RoundedTensor]:
         """Yield the tensors of a layer as they were saved."""
         arrays = self._load(self._layer(layer))
-        facts = json.loads(arrays["facts"].tobytes())
+        facts = read_json(arrays["facts"].tobytes(), has_nan=True)
         for i, target in enumerate(targets):
             outliers = None
             if f"rows{i}" in arrays:
@@ -221,11 +222,11 @@ class CalibrationState:
         """Return the saved measurement, or measure now and save it. Raises QsfIOError."""
         path = self._folder / "sensitivity.json"
         if self._is_whole(path):
-            return _sensitivity_of(json.loads(path.read_bytes()[_DIGEST_BYTES:]))
+            return _sensitivity_of(read_json(path.read_bytes()[_DIGEST_BYTES:], has_nan=True))
         text = json.dumps(dataclasses.asdict(measure()))
         self._put(path, lambda file: file.write(text.encode()))
         # Read back, so that a later call gets the same numbers.
-        return _sensitivity_of(json.loads(text))
+        return _sensitivity_of(read_json(text, has_nan=True))
 
     def remove(self) -> None:
         """Delete the folder: the file is made."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError, QsfIOError
+from qsf.foreign_json import JsonError, read_json
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter.sources.metadata import read_bytes
 from qsf_converter.text.tokenizer import open_tokenizer
@@ -27,6 +27,9 @@ _PIECE_CHARS: Final = 16384
 # Of a text that is far longer than the samples need, only some pieces are encoded. Few
 # vocabularies have more characters per token, in any language.
 _CHARS_PER_TOKEN: Final = 16
+
+
+_MEMORY_BYTES = 512 << 20  # 64 MB of text with characters outside the basic plane
 
 
 def read_texts(path: Path) -> list[str]:
@@ -140,9 +143,9 @@ def cut_samples(
 
 def _parse(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise QsfConversionError(f"{where}: not JSON: {error}") from error
+        return read_json(text, memory_bytes=_MEMORY_BYTES)
+    except JsonError as error:
+        raise QsfConversionError(f"{where}: {error}") from error
 
 
 def _text_of(value: Any, where: str) -> str:

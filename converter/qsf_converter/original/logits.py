@@ -9,7 +9,6 @@ them fit in that amount too.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,7 @@ import numpy as np
 
 from qsf.evaluate.windows import Window
 from qsf.file.layout import FINAL_UNIT, Dtype, UnitId, layer_unit
+from qsf.foreign_json import read_json
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter.original.layers import Original, Weights
 from qsf_converter.rounding.plan import Policy, make_plan
@@ -163,5 +163,5 @@ def open_original(
 def _tokenizer_of(source: Source) -> Tokenizer | None:
     if source.tokenizer is None:
         return None
-    add_bos = json.loads(source.chat)["special_tokens"].get("add_bos_token")
+    add_bos = read_json(source.chat)["special_tokens"].get("add_bos_token")
     return open_tokenizer(source.tokenizer, bos_id=source.facts.header.bos_id, add_bos=add_bos)

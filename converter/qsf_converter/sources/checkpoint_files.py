@@ -18,8 +18,9 @@ import numpy as np
 
 from qsf.closing import Closing
 from qsf.errors import QsfConversionError, QsfIOError
+from qsf.foreign_json import read_json
 from qsf_converter.sources.checkpoint import RawArray, SourceTensor
-from qsf_converter.sources.metadata import open_regular, read_bytes
+from qsf_converter.sources.metadata import INDEX_MEMORY_BYTES, open_regular, read_bytes
 
 # The types that are converted as they are stored; those who unpack bytes may ask for these too.
 READABLE: Mapping[str, np.dtype[Any]] = {
@@ -228,8 +229,9 @@ def is_count(value: Any) -> bool:
 def _read_index(index: Path) -> dict[str, str]:
     """Return ``weight_map`` of a shard index: tensor name -> file name."""
     try:
-        weight_map = json.loads(read_bytes(index) or b"")["weight_map"]
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        index_json = read_bytes(index) or b""
+        weight_map = read_json(index_json, memory_bytes=INDEX_MEMORY_BYTES)["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
         raise QsfConversionError(f"{index}: not a shard index: {error!r}") from error
     if not isinstance(weight_map, dict) or not weight_map:
         raise QsfConversionError(f"{index}: weight_map is not an object with entries")

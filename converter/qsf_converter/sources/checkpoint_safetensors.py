@@ -9,14 +9,15 @@ Every number in the header is checked against the file before a tensor is read.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 from qsf.errors import QsfConversionError
+from qsf.foreign_json import JsonError, read_json
 from qsf_converter.sources.checkpoint import SourceTensor
 from qsf_converter.sources.checkpoint_files import FileCheckpoint, Located, is_count
+from qsf_converter.sources.metadata import INDEX_MEMORY_BYTES
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -98,8 +99,8 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _parse_header(path: Path, header: bytes, n_data_bytes: int) -> list[tuple[SourceTensor, int]]:
     """Check a header against the number of bytes behind it; return tensors and their offsets."""
     try:
-        parsed = json.loads(header, object_pairs_hook=_unique_keys)
-    except (ValueError, RecursionError) as error:
+        parsed = read_json(header, memory_bytes=INDEX_MEMORY_BYTES, object_pairs_hook=_unique_keys)
+    except JsonError as error:
         raise QsfConversionError(f"{path}: damaged safetensors header: {error}") from error
     if not isinstance(parsed, dict):
         raise QsfConversionError(f"{path}: damaged safetensors header: not an object")

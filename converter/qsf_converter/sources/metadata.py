@@ -22,9 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from qsf.errors import QsfConversionError, QsfIOError
+from qsf.foreign_json import MEMORY_BYTES, JsonError, read_json
 from qsf.system.files import READ_FLAGS
+from qsf_converter.text.tables import TOKENIZER_MEMORY_BYTES
 
 _MAX_JSON_BYTES = 64 << 20  # as much as the section TOKN may have
+# Most memory of a parsed list of tensors: of 100,000, many times those of a known shard.
+INDEX_MEMORY_BYTES = 256 << 20
 _MAX_DIGITS = 20
 _SHOWN_CHARS = 60
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -91,23 +95,20 @@ def read_bytes(path: Path) -> bytes | None:
         raise QsfIOError(f"{path}: {error.strerror}") from error
 
 
-def read_json_object(path: Path) -> dict[str, Any] | None:
+def read_json_object(path: Path, memory_bytes: int = MEMORY_BYTES) -> dict[str, Any] | None:
     """Return a JSON object, or None when there is no such file.
 
-    Raises QsfConversionError when the file is not a JSON object, QsfIOError when the system
+    Raises QsfConversionError when the file is not a JSON object or takes more than
+    ``memory_bytes``, QsfIOError when the system
     refuses to read it.
     """
     data = read_bytes(path)
     if data is None:
         return None
     try:
-        parsed = json.loads(data, parse_int=_parse_int)
-        if b"\\u" in data:
-            json.dumps(parsed, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise QsfConversionError(f"{path}: not Unicode: it has a lone surrogate") from error
-    except (ValueError, RecursionError) as error:
-        raise QsfConversionError(f"{path}: not JSON: {error}") from error
+        parsed = read_json(data, memory_bytes=memory_bytes, has_nan=True, parse_int=_parse_int)
+    except JsonError as error:
+        raise QsfConversionError(f"{path}: {error}") from error
     if not isinstance(parsed, dict):
         raise QsfConversionError(f"{path}: a JSON object is expected, not {type(parsed).__name__}")
     return parsed
@@ -123,7 +124,7 @@ def _parse_int(digits: str) -> int:
 def tokenizer_bytes(model_dir: Path) -> bytes | None:
     """Return ``tokenizer.json`` verbatim, after checking that it is a JSON object."""
     path = model_dir / "tokenizer.json"
-    if read_json_object(path) is None:
+    if read_json_object(path, TOKENIZER_MEMORY_BYTES) is None:
         return None
     return read_bytes(path)
 

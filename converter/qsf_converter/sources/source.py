@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qsf.errors import QsfConversionError, QsfIOError
+from qsf.foreign_json import read_json
 from qsf_converter.sources import checkpoint_safetensors, checkpoint_torch, gguf_config, metadata
 from qsf_converter.sources.architectures import family_of, read_facts
 from qsf_converter.sources.checkpoint import Checkpoint
@@ -99,7 +99,7 @@ def _open_directory(path: Path) -> Iterator[Source]:
     generation, left_out = usable_generation(metadata.generation_config(path))
     chat, more = usable_chat(metadata.chat_bytes(path, config, generation))
     left_out += more
-    ids = metadata.token_ids(json.loads(chat)["generation"])
+    ids = metadata.token_ids(read_json(chat)["generation"])
     values = {**config, **ids, **metadata.token_ids(config)}
     if bitnet is not None:
         del values["quantization_config"]

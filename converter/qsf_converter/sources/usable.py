@@ -13,6 +13,7 @@ from typing import Any
 
 from qsf.errors import QsfError, QsfFormatError
 from qsf.file.layout import Header
+from qsf.foreign_json import read_json
 from qsf.text.chat import template_fault
 from qsf.text.sampling import end_ids, resolve_sampling
 from qsf_converter.sources.metadata import TOKEN_IDS, shown
@@ -47,7 +48,7 @@ def usable_generation(generation: Mapping[str, Any]) -> tuple[dict[str, Any], tu
 
 def usable_chat(data: bytes) -> tuple[bytes, tuple[str, ...]]:
     """Return the CHAT section without what cannot be used, and a warning for each such thing."""
-    chat = json.loads(data)
+    chat = read_json(data, has_nan=True)
     chat["generation"], left_out = usable_generation(chat["generation"])
     fault = template_fault(chat["chat_template"], chat["special_tokens"])
     if fault is not None:
@@ -61,7 +62,7 @@ def usable_tokenizer(
     data: bytes, header: Header, chat: bytes
 ) -> tuple[bytes | None, tuple[str, ...]]:
     """Return tokenizer.json, or None and a warning that says why it cannot be used."""
-    add_bos = json.loads(chat)["special_tokens"].get("add_bos_token")
+    add_bos = read_json(chat)["special_tokens"].get("add_bos_token")
     try:
         tokenizer = open_tokenizer(
             data,

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from qsf.foreign_json import read_json
 from qsf_converter.text.steps import (
     CUT_MARKS,
     MARK,
@@ -26,6 +26,9 @@ from qsf_converter.text.steps import (
     refuse,
     splitting_of,
 )
+
+# Most memory of a parsed tokenizer.json: one of 262,000 tokens and 580,000 merges takes 400 MB.
+TOKENIZER_MEMORY_BYTES: Final = 768 << 20
 
 _VERSION: Final = 1
 _NONE: Final = 0xFFFFFFFF
@@ -55,7 +58,11 @@ def text_section(
     """
     try:
         return _compile(
-            json.loads(tokenizer_json, parse_float=library_float), bos_id, add_bos
+            read_json(
+                tokenizer_json, memory_bytes=TOKENIZER_MEMORY_BYTES, parse_float=library_float
+            ),
+            bos_id,
+            add_bos,
         ), None
     except NotCoveredError as error:
         return None, str(error)
@@ -65,7 +72,6 @@ def text_section(
         LookupError,
         TypeError,
         AttributeError,
-        RecursionError,
     ) as error:
         return None, f"a tokenizer.json of an unknown form ({error!r})"
 

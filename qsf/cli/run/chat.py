@@ -290,7 +290,9 @@ class Chat:
     def _load(self, name: str) -> None:
         if not name:
             raise QsfArgumentError("/load FILE: the file is missing")
-        reason = read_conversation(Path(name).expanduser(), self._model.session)
+        reason = read_conversation(
+            Path(name).expanduser(), self._model.session, self._model.input_bytes
+        )
         if reason:
             say(f"({reason}: the conversation is evaluated again)")
         say(f"({len(self._messages)} messages from {name})")

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfError, QsfIOError
 from qsf.file.session_file import SessionFile, is_session_file
+from qsf.foreign_json import JsonError, read_json
 from qsf.kv import parse_kv_policy
 from qsf.shell import command
 from qsf.text.arguments import as_messages
@@ -19,22 +19,25 @@ if TYPE_CHECKING:
     from qsf.model import Model
     from qsf.session import Session
 
-_MAX_BYTES = 4 << 20
 _TURN_TOKENS = 16  # what a template puts around a message
 
 
-def read_conversation(path: Path, session: Session) -> str:
+def read_conversation(path: Path, session: Session, memory_bytes: int) -> str:
     """Give the session what a file has; return why its KV cache was not taken, "" if it was.
+
+    Reading may take ``memory_bytes``.
 
     Raises QsfError if there is nothing to take.
     """
     if not is_session_file(path):
-        session.messages[:] = read_messages(path)
+        session.messages[:] = read_messages(path, memory_bytes)
         return ""
     try:
         session.load(path)
     except QsfError as error:
-        with SessionFile(path) as file:  # raises where the messages cannot be had either
+        with SessionFile(
+            path, memory_bytes=memory_bytes
+        ) as file:  # raises where the messages cannot be had either
             session.messages[:] = as_messages(file.head.messages)
         return str(error)
     return ""
@@ -52,26 +55,31 @@ def write_conversation(path: Path, session: Session) -> None:
         session.save(path)
 
 
-def read_messages(path: Path) -> list[dict[str, Any]]:
-    """Return the messages of a file. Raises QsfIOError, or QsfArgumentError if it is no list."""
+def read_messages(path: Path, memory_bytes: int) -> list[dict[str, Any]]:
+    """Return the messages of a file, by means of at most ``memory_bytes``.
+
+    Raises QsfIOError, or QsfArgumentError if it is no list of messages or takes more.
+    """
     if path.exists() and not path.is_file():
         raise QsfArgumentError(f"{path} is not a regular file, which a conversation is kept in")
+    most_bytes = memory_bytes // 4  # text and the file take as much three times
     try:
         with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
+            data = file.read(most_bytes + 1)
     except OSError as error:
         raise QsfIOError(f"{path}: {error.strerror}") from error
-    if len(data) > _MAX_BYTES:
-        raise QsfArgumentError(f"{path}: a conversation has at most {_MAX_BYTES} bytes")
+    if len(data) > most_bytes:
+        raise QsfArgumentError(
+            f"{path}: a conversation has at most {most_bytes / 2**20:.1f} MB in this context"
+        )
     try:
-        messages = json.loads(data)
+        messages = read_json(data, memory_bytes=memory_bytes - len(data))
         if not isinstance(messages, list):
             raise QsfArgumentError("it is not a list")
         return as_messages(messages)
-    except (ValueError, RecursionError) as error:
-        kind = error if isinstance(error, QsfError) else f"not JSON: {error}"
+    except (JsonError, QsfArgumentError) as error:
         raise QsfArgumentError(
-            f"{path} is not a conversation, a JSON list of messages with role and content: {kind}"
+            f"{path} is not a conversation, a JSON list of messages with role and content: {error}"
         ) from error
 
 

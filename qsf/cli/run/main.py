@@ -189,7 +189,7 @@ def _begin_conversation(model: Model, request: Request) -> None:
 
     messages = model.session.messages
     if request.history is not None and request.history.exists():
-        reason = read_conversation(request.history, model.session)
+        reason = read_conversation(request.history, model.session, model.input_bytes)
         if reason and not request.is_quiet:
             say_lines([f"note: {reason}", "note: so the conversation is evaluated again"])
     messages[:] = with_system(messages, request.system)

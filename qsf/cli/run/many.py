@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import operator
 import time
 from collections.abc import Generator
@@ -15,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from qsf.cli.run import report
 from qsf.cli.run.answer import say, show
 from qsf.errors import QsfArgumentError, QsfError
+from qsf.foreign_json import JsonError, read_json
 from qsf.native.binding import describe_machine
 from qsf.shell import command
 from qsf.system.signals import Watcher
@@ -25,20 +25,19 @@ if TYPE_CHECKING:
     from qsf.model import Model
     from qsf.text.constraints import Constraint
 
-_MOST_LINE_BYTES = 16 << 20
-
 
 def answer_many(
     model: Model, request: Request, file: IO[bytes], constraint: Constraint | None
 ) -> int:
     """Answer every line of --prompts; the exit code is 1 where one could not be answered."""
-    lines = _Lines(request, file, is_raw=request.is_raw or model.chat_template.is_plain)
+    is_raw = request.is_raw or model.chat_template.is_plain
+    lines = _Lines(request, file, model.input_bytes, is_raw=is_raw)
     n_failed = n_answers = n_tokens = 0
     started = time.perf_counter()
     with ExitStack() as stack:
         out = None
         if request.answers is not None:
-            lines.done = read_done(request.answers)
+            lines.done = read_done(request.answers, model.input_bytes)
             out = stack.enter_context(request.answers.open("a", encoding="utf-8"))
             if lines.done and not request.is_quiet:
                 say(f"{len(lines.done)} prompts are answered in {request.answers} already")
@@ -77,10 +76,11 @@ def _write(record: dict[str, Any], out: IO[str] | None) -> bool:
     return "error" in record
 
 
-def read_done(path: Path) -> dict[int, str]:
+def read_done(path: Path, memory_bytes: int) -> dict[int, str]:
     """Return the digests of the lines that are answered, by their index.
 
-    A last line that was cut off by an interruption is removed from the file.
+    A last line that was cut off by an interruption is removed from the file. No line may take more
+    than ``memory_bytes``.
 
     Raises:
         QsfArgumentError: the file has something else in it.
@@ -95,13 +95,14 @@ def read_done(path: Path) -> dict[int, str]:
     done: dict[int, str] = {}
     n_whole = 0
     with path.open("rb+") as file:
-        for line_no, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
+        lines = iter(lambda: file.readline(memory_bytes), b"")
+        for line_no, line in enumerate(lines, 1):
+            if len(line) < memory_bytes and not line.endswith(b"\n"):
                 file.truncate(n_whole)
                 break
             n_whole += len(line)
             try:
-                record = json.loads(line)
+                record = read_json(line, memory_bytes=memory_bytes)
                 done[operator.index(record["index"])] = str(record["of"])
             except (ValueError, KeyError, TypeError) as error:
                 raise QsfArgumentError(
@@ -114,19 +115,23 @@ def read_done(path: Path) -> dict[int, str]:
 class _Lines:
     """The lines of --prompts, and what is known of those under way."""
 
-    def __init__(self, request: Request, file: IO[bytes], *, is_raw: bool) -> None:
+    def __init__(
+        self, request: Request, file: IO[bytes], memory_bytes: int, *, is_raw: bool
+    ) -> None:
         self.done: dict[int, str] = {}
         self.seen: set[int] = set()
         self._path = request.prompts
         self._file = file
+        self._most_line_bytes = memory_bytes // 4  # text and its line take as much three times
         self._is_raw = is_raw
+        self._memory_bytes = memory_bytes
         self._options = repr(request.generation).encode()
         self._n_taken = 0
         self._running: dict[int, tuple[int, str, Any, QsfError | None]] = {}
 
     def prompts(self) -> Generator[Any, None, None]:
         """Yield the prompts that have no answer yet."""
-        for index, line in enumerate(iter(lambda: self._file.readline(_MOST_LINE_BYTES), b"")):
+        for index, line in enumerate(self._lines()):
             if not line.strip():
                 continue
             digest = hashlib.blake2b(line.strip() + self._options, digest_size=8).hexdigest()
@@ -139,6 +144,15 @@ class _Lines:
             self._n_taken += 1
             yield prompt
 
+    def _lines(self) -> Generator[bytes, None, None]:
+        """Yield the lines; of one that is too long the beginning."""
+        most = self._most_line_bytes + 1
+        while line := self._file.readline(most):
+            rest = line
+            while len(rest) == most and not rest.endswith(b"\n"):
+                rest = self._file.readline(most)
+            yield line
+
     def _check_same(self, index: int, digest: str) -> None:
         if self.done[index] != digest:
             raise QsfArgumentError(
@@ -149,9 +163,12 @@ class _Lines:
     def _parse(self, line: bytes) -> tuple[Any, Any, QsfError | None]:
         """Return a line's id, its prompt, and what is wrong with it: it has no prompt then."""
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            return None, [], QsfArgumentError(f"the line is no JSON: {error}")
+            if len(line) > self._most_line_bytes:
+                raise JsonError(f"more than {self._most_line_bytes / 2**20:.1f} MB")
+            room = self._memory_bytes - len(line)
+            record = read_json(line, memory_bytes=room, has_surrogates=True)
+        except JsonError as error:
+            return None, [], QsfArgumentError(f"the line cannot be read: {error}")
         name = record.get("id") if isinstance(record, dict) else None
         try:
             command.json_text(name)

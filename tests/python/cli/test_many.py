@@ -161,8 +161,8 @@ def test_answers_and_conversations_need_a_regular_file(
 
 
 WRONG_LINES = {
-    "{": "no JSON",
-    "[" * 100_000: "no JSON",
+    "{": "not JSON",
+    "[" * 100_000: "nested 100000 deep",
     "3": "must be a text, or an object",
     '{"prompt": "a", "messages": []}': "must be a text, or an object",
     '{"prompt": 3}': "prompt must be a text",

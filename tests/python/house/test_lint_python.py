@@ -49,6 +49,7 @@ def lint(root: Path, files: dict[str, str]) -> list[str]:
         {"qsf/system/a.py": "import fcntl\nimport os\nos.O_CLOEXEC\nopen('/proc/self/io')\n"},
         {"bench/qsf_bench/run/a.py": "import resource\n"},
         {"qsf/file/a.py": "import os, signal\nos.O_RDONLY, signal.SIGINT, os.getpid()\n"},
+        {"qsf/foreign_json.py": "import json\njson.loads('1')\n"},
         {"qsf/file/a.py": DOCSTRING},
         {"qsf/file/a.py": "#\n" * 600},
     ],
@@ -60,6 +61,8 @@ def test_lint_accepts(files: dict[str, str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
+        ({"qsf/file/a.py": "import json\njson.loads('1')\n"}, "qsf/file/a.py:2: JSON is parsed"),
+        ({f"{CONVERTER}/convert.py": "from json import load\n"}, "convert.py:1: JSON is parsed"),
         (
             {"qsf/file/a.py": "from qsf.model import Model\n", "qsf/model.py": ""},
             "qsf/file/a.py:1: qsf.file may not import qsf.model",

@@ -1,0 +1,143 @@
+"""The one reader of JSON that somebody else wrote: it is measured before anything is parsed.
+
+Objects of Python take up to 100 times the bytes of their JSON, so a limit of bytes is none of
+memory. The engine counts what the text has; what that can take at most is compared with what the
+caller has to give, and only then are objects made.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from typing import TYPE_CHECKING, Any
+
+from qsf.system.files import READ_FLAGS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+MAX_DEPTH = 64
+# For commands without a memory budget.
+MEMORY_BYTES = 64 << 20
+
+# The most that CPython takes for each, measured with tracemalloc (tests/python/house): a key has
+# room in a dict that grows and in the parser's own table of keys.
+_BYTES_PER_CONTAINER = 100
+_BYTES_PER_MEMBER = 240
+_BYTES_PER_VALUE = 40
+_BYTES_PER_STRING = 64
+_MB = 1 << 20
+
+
+class JsonError(ValueError):
+    """The text is not JSON, or has more than its reader may take; one line says what."""
+
+
+def read_json(
+    text: bytes | str,
+    *,
+    memory_bytes: int = MEMORY_BYTES,
+    has_nan: bool = False,
+    has_surrogates: bool = False,
+    parse_constant: Callable[[str], Any] | None = None,
+    parse_float: Callable[[str], Any] | None = None,
+    parse_int: Callable[[str], Any] | None = None,
+    object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
+) -> Any:
+    """Return the value that ``text`` is, in UTF-8.
+
+    Of a key that occurs twice the last value counts, unless ``object_pairs_hook`` refuses.
+
+    Args:
+        text: the whole text.
+        memory_bytes: most memory that parsing may take, its result included.
+        has_surrogates: lone surrogates are left to what the text is for.
+        has_nan: NaN, Infinity and -Infinity, which JSON does not have, are numbers.
+        parse_constant: called with such a name instead; see ``json.loads`` for it and the others.
+        parse_float: called with the digits of numbers that are not whole.
+        parse_int: called with those of whole numbers.
+        object_pairs_hook: called with the keys and values of each object.
+
+    Raises:
+        JsonError: it is not JSON, takes more memory, is nested more than 64 deep or has a lone
+            surrogate.
+    """
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    _check(data, memory_bytes, has_surrogates=has_surrogates)
+    if not has_nan and parse_constant is None:
+        parse_constant = _refuse_constant
+    try:
+        return json.loads(
+            data.decode(),
+            parse_constant=parse_constant,
+            parse_float=parse_float,
+            parse_int=parse_int,
+            object_pairs_hook=object_pairs_hook,
+        )
+    except ValueError as error:  # with the whole text in it
+        raise JsonError(f"not JSON: {error}") from None
+
+
+def read_json_at(text: str, at: int, *, memory_bytes: int = MEMORY_BYTES) -> tuple[Any, int]:
+    """Return the value that begins at ``at``, and where it ends; other text may follow.
+
+    Raises:
+        JsonError: there is none, or the rest of the text takes more memory than it may.
+    """
+    _check(text[at:].encode("utf-8", "surrogatepass"), memory_bytes)
+    try:
+        return json.JSONDecoder(parse_constant=_refuse_constant).raw_decode(text, at)
+    except ValueError as error:
+        raise JsonError(f"not JSON: {error}") from None
+
+
+def read_json_file(path: Path, *, max_bytes: int, memory_bytes: int = MEMORY_BYTES) -> Any:
+    """Return the value of a regular file of at most ``max_bytes``. Raises JsonError, OSError."""
+    with os.fdopen(os.open(path, READ_FLAGS), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise JsonError("not a regular file")
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise JsonError(f"more than {max_bytes / _MB:.1f} MB")
+    return read_json(data, memory_bytes=memory_bytes)
+
+
+def _check(data: bytes, memory_bytes: int, *, has_surrogates: bool = False) -> None:
+    size = _measure(data)
+    if size.depth > MAX_DEPTH:
+        raise JsonError(f"nested {size.depth} deep, allowed: up to {MAX_DEPTH}")
+    if size.has_lone_surrogate and not has_surrogates:
+        raise JsonError("not Unicode: it has a lone surrogate")
+    most_bytes = needed_bytes(data, size)
+    if most_bytes > memory_bytes:
+        raise JsonError(
+            f"its {len(data) / _MB:.2f} MB may take {most_bytes / _MB:.1f} MB of memory, allowed:"
+            f" up to {memory_bytes / _MB:.1f}"
+        )
+
+
+def _measure(data: bytes) -> Any:
+    from qsf.native._qsf import ffi, lib
+
+    size = ffi.new("qsf_json_size *")
+    lib.qsf_json_measure(ffi.from_buffer(data), len(data), size)
+    return size
+
+
+def needed_bytes(data: bytes, size: Any = None) -> int:
+    """Return the most memory that parsing takes, but for some KB of the parser itself."""
+    size = size or _measure(data)
+    return int(
+        2 * size.char_bytes * len(data)  # the text decoded, and its strings
+        + _BYTES_PER_CONTAINER * size.n_containers
+        + _BYTES_PER_MEMBER * size.n_members
+        + _BYTES_PER_VALUE * size.n_commas
+        + _BYTES_PER_STRING * size.n_strings
+    )
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number")

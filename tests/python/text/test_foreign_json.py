@@ -1,0 +1,163 @@
+"""The reader of foreign JSON: what it counts, what it refuses, and that its bound is one."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import os
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from make.examples import examples
+from qsf.foreign_json import (
+    MAX_DEPTH,
+    JsonError,
+    needed_bytes,
+    read_json,
+    read_json_at,
+    read_json_file,
+)
+
+MB = 1 << 20
+_TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+_VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | _TEXTS,
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(_TEXTS, inner, max_size=6),
+    max_leaves=40,
+)
+# What takes most memory for its bytes, one of each kind of cost; {} is a number.
+DENSE = (
+    "{{}}", "[]", "[[]]", "[1]", "[{}]", '{{"":{{}}}}', '{{"k{}":{}}}', '{{"k{}":[{{}}]}}',
+    '{{"a":1,"b":2,"c":3,"d":4,"e":5,"f":{}}}', "{}", "{}.5", "-1e-{}", "null", '"{}"', '"é{}"',
+    '"€"', '"😀"', '"\\u4e00"', '"a\\n\\n"', '"\\ud83d\\ude00"', "[" * 60 + "]" * 60,
+    '{{"":' * 60 + "1" + "}}" * 60,
+)  # fmt: skip
+
+
+def peak_of(text: str) -> int:
+    """Return the most memory that parsing takes, and its result."""
+    data = text.encode()
+    tracemalloc.start()
+    value = read_json(data, memory_bytes=1 << 40)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert value is not None
+    return peak
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(_VALUES, st.booleans(), st.sampled_from([None, 1]))
+def test_values_are_those_of_the_standard_library(
+    value: Any, is_ascii: bool, indent: int | None
+) -> None:
+    text = json.dumps(value, ensure_ascii=is_ascii, indent=indent)
+    assert read_json(text) == read_json(text.encode()) == json.loads(text) == value
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(st.sampled_from(DENSE), st.integers(300, 12_000))
+def test_parsing_never_takes_more_than_what_is_counted(form: str, n: int) -> None:
+    text = "[" + ",".join(form.format(i, i) for i in range(n * 10 // len(form) + 1)) + "]"
+    assert peak_of(text) <= needed_bytes(text.encode()) + 4096
+
+
+@settings(max_examples=examples(15), deadline=None)
+@given(st.integers(10, 20_000), st.sampled_from(["x{:x}", "€{:x}", "😀{}"]))
+def test_tables_of_keys_are_counted_when_they_grow(n: int, form: str) -> None:
+    text = "{" + ",".join(f'"{form.format(i)}":{i}' for i in range(n)) + "}"
+    assert peak_of(text) <= needed_bytes(text.encode()) + 4096
+
+
+@settings(max_examples=examples(10), deadline=None)
+@given(st.sampled_from(["x", "é", "€", "😀", "\\n", "\\u00e9", "\\u4e00", "a\\n", "x\\u4e00"]))
+def test_one_long_text_is_counted(part: str) -> None:
+    text = '"' + part * 50_000 + '"'
+    assert peak_of(text) <= needed_bytes(text.encode()) + 4096
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.binary(max_size=200) | st.text(st.sampled_from('"\\u{}[]:,dD8cC0aeé😀')).map(str.encode))
+def test_any_bytes_are_a_value_or_one_error(data: bytes) -> None:
+    try:
+        read_json(data)
+    except JsonError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+    else:
+        json.loads(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"[" * 65 + b"]" * 65, "nested 65 deep, allowed: up to 64"),
+        (b"[" * 1_000_000, "nested 1000000 deep"),
+        (b'"\\ud800"', "lone surrogate"),
+        (b'"\\uDC00\\ud83d"', "lone surrogate"),
+        (b'"\\ud83d\\u0041"', "lone surrogate"),
+        (b'{"\\udead": 1}', "lone surrogate"),
+        (b"NaN", "NaN is not a number"),
+        (b"[-Infinity]", "-Infinity is not a number"),
+        (b"1" * 5000, "not JSON"),
+        (b"\xff\xfe1\x00", "not JSON"),
+        (b"", "not JSON"),
+        (b'{"a":1}x', "not JSON"),
+    ],
+)
+def test_what_no_reader_takes_is_refused_with_its_reason(text: bytes, reason: str) -> None:
+    with pytest.raises(JsonError, match=reason) as caught:
+        read_json(text)
+    assert not hasattr(caught.value, "doc")  # the text itself would stay in memory
+    assert caught.value.__cause__ is None
+
+
+def test_brackets_and_escapes_in_texts_are_text() -> None:
+    text = json.dumps(["[" * 1000, '"{' * 100, "\\", "\\\\ud800", "😀"])
+    assert read_json(text) == json.loads(text)
+    assert read_json('"' + "[" * 1000 + '"') == "[" * 1000
+    assert read_json("[" * MAX_DEPTH + "]" * MAX_DEPTH)
+
+
+def test_memory_is_refused_before_it_is_taken() -> None:
+    data = b"[" + b"{}," * (1 << 20) + b"{}]"
+    tracemalloc.start()
+    with pytest.raises(JsonError, match=r"its 3.00 MB may take 1\d\d.\d MB .* up to 8.0$"):
+        read_json(data, memory_bytes=8 * MB)
+    assert tracemalloc.get_traced_memory()[1] < 64 << 10
+    tracemalloc.stop()
+
+
+def test_numbers_that_json_lacks_are_taken_where_a_reader_wants_them() -> None:
+    assert read_json("[Infinity]", has_nan=True) == [float("inf")]
+    assert read_json("[NaN, 1.5]", parse_constant=lambda name: name) == ["NaN", 1.5]
+
+
+def test_of_a_key_that_occurs_twice_the_last_value_counts() -> None:
+    assert read_json('{"a": 1, "a": 2}') == {"a": 2}
+
+
+def test_a_file_is_regular_and_not_too_long(tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    path.write_text('{"a": [1]}')
+    assert read_json_file(path, max_bytes=10) == {"a": [1]}
+    with pytest.raises(JsonError, match=r"more than 0\.0 MB"):
+        read_json_file(path, max_bytes=9)
+    os.mkfifo(tmp_path / "pipe")
+    for other in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(JsonError, match="not a regular file"):
+            read_json_file(other, max_bytes=10)
+
+
+def test_a_value_inside_a_text_ends_where_it_ends() -> None:
+    text = "a: %json " + '{"a": [1]}' + " | [" + "[" * 99 + '"'
+    assert read_json_at(text, 9) == ({"a": [1]}, 19)
+    with pytest.raises(JsonError, match="not JSON"):
+        read_json_at(text, 3)
