@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.closing import Closing
 from qsf.errors import QsfArgumentError, QsfConversionError
-from qsf.native.opening import io_origin, open_native, plan_native, text_budget_bytes, with_policy
+from qsf.native.opening import io_origin, open_native, plan_native, with_policy
 from qsf.options import GenerationOptions, ModelOptions
 from qsf.passes import choose_items, run_items
 from qsf.session import Session, Uncopyable, create_session
@@ -82,7 +82,7 @@ class Model(Closing, Uncopyable):
                 has no layer importance or no more than four layers; ``argument`` is its name.
         """
         self._path = checked_path(path)
-        parts = read_text_parts(path, budget_bytes=text_budget_bytes(options))
+        parts = read_text_parts(path)
         native = open_native(path, options, parts.reserve_bytes)
         info = native.info()
         memory = with_policy(info.plan, options)
@@ -145,7 +145,7 @@ class Model(Closing, Uncopyable):
         ``min_budget_bytes`` is the least that is enough. The arguments are those of ``Model``.
         """
         path = checked_path(path)
-        parts = read_text_parts(path, budget_bytes=text_budget_bytes(options))
+        parts = read_text_parts(path)
         plan = plan_native(path, options, parts.reserve_bytes)
         # The plan counts the parts in process_bytes, so they live until here.
         return replace(plan, text_bytes=parts.text_bytes)

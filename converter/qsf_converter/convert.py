@@ -151,13 +151,6 @@ def convert_as(
             warnings.append("its experts are stored as MXFP4, which is kept")
         if source.tokenizer is None:
             warnings.append("without a tokenizer the file can only be run on token ids")
-        _, reason = _text_tables(source)
-        if reason is not None:
-            warnings.append(
-                f"the engine's own tokenizer does not cover this one ({reason}): the file needs "
-                "the library tokenizers (pip install 'qsf[tokenizers]'), which takes up to 120 MB "
-                "of the memory budget"
-            )
     return Report(
         quality=quality,
         warnings=(*warnings, *chooser.warnings),

@@ -224,7 +224,7 @@ def describe(reader: Reader) -> dict[str, Any]:
         "tensors_by_type": _by_type(reader),
         "parameters": _parameters(tensors),
         "bits_per_weight": _bits_per_weight(tensors),
-        "has_tokenizer": "TOKN" in reader.sections or "TEXT" in reader.sections,
+        "has_tokenizer": "TEXT" in reader.sections,
         "tokenizer": _tokenizer(reader),
         "has_chat_template": _has_template(reader),
         "meta": read_meta(reader),
@@ -264,9 +264,7 @@ def report_lines(reader: Reader, *, with_tensors: bool) -> Iterator[str]:
 
 def _tokenizer(reader: Reader) -> str | None:
     """What encodes and decodes text."""
-    if "TEXT" in reader.sections:
-        return "engine"
-    return "library tokenizers" if "TOKN" in reader.sections else None
+    return "engine" if "TEXT" in reader.sections else None
 
 
 def _has_template(reader: Reader) -> bool:

@@ -7,12 +7,10 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfArgumentError, QsfFormatError, QsfMemoryError, QsfUnsupportedError
+from qsf.errors import QsfArgumentError, QsfFormatError
 from qsf.file.family import family_of
 from qsf.file.reader import Reader
-from qsf.file.stored_tokenizer import tokenizer_bytes, unpack_tokenizer
 from qsf.foreign_json import JsonError, read_json
-from qsf.native.binding import describe_machine
 from qsf.text.chat import RENDER_BYTES, ChatTemplate
 from qsf.text.engine_tokenizer import EngineTokenizer
 from qsf.text.tokenizer import Tokenizer
@@ -21,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-_MB = 1 << 20
+# Most memory that CHAT takes while it is parsed: that of the least reserve, which is free then.
+_CHAT_BYTES = 8 << 20
 # Most memory that CHAT takes while it is parsed: that of the least reserve, which is free then.
 _CHAT_BYTES = 8 << 20
 # What the library takes for each byte of a tokenizer.json: about 10 for a real one, at most 25 for
@@ -46,41 +45,26 @@ class TextParts:
         return RENDER_BYTES if has_template else 0
 
 
-def read_text_parts(path: str | os.PathLike[str], *, budget_bytes: int | None = None) -> TextParts:
-    """Read the sections TEXT and CHAT, and TOKN where there is no TEXT that we know.
+def read_text_parts(path: str | os.PathLike[str]) -> TextParts:
+    """Read the sections TEXT and CHAT.
 
     This happens before the engine is opened, because the engine measures the process at
-    that moment and gives the model what the budget leaves: the tokenizer, some megabytes in
-    the engine and over 100 in the library, must already be there.
+    that moment and gives the model what the budget leaves: the tokenizer, some megabytes,
+    must already be there.
 
     Raises:
-        QsfMemoryError: the library may take more than ``budget_bytes`` for this tokenizer.
+        QsfUnsupportedError: TEXT is of a newer version.
         QsfFormatError: a section is not of its form.
     """
     with Reader(path) as reader:
         tokenizer = _engine_tokenizer(path, reader)
-        tokenizer_json = None
-        if tokenizer is None and "TOKN" in reader.sections:
-            section = reader.read_section("TOKN")
-            _check_library_bytes(tokenizer_bytes(section), budget_bytes)
-            tokenizer_json = unpack_tokenizer(section)
         chat = _json_object(reader.read_section("CHAT") if "CHAT" in reader.sections else b"{}")
-        bos_id, family = reader.header.bos_id, family_of(reader)
+        family = family_of(reader)
     special = chat.get("special_tokens") or {}
     generation = chat.get("generation") or {}
     if not isinstance(special, dict) or not isinstance(generation, dict):
         raise QsfFormatError("the section CHAT is not of the form that it should have")
-    if tokenizer_json is not None:
-        add_bos = special.get("add_bos_token")
-        before_bytes = describe_machine().resident_bytes
-        tokenizer = Tokenizer(
-            tokenizer_json, bos_id=bos_id, add_bos=add_bos if isinstance(add_bos, bool) else None
-        )
-        text_bytes = max(0, describe_machine().resident_bytes - before_bytes)
-    elif tokenizer is not None:
-        text_bytes = tokenizer.n_bytes or 0
-    else:
-        text_bytes = 0
+    text_bytes = 0 if tokenizer is None else tokenizer.n_bytes or 0
     template: ChatTemplate | QsfFormatError
     try:
         named = chat.get("chat_templates")
@@ -93,35 +77,23 @@ def read_text_parts(path: str | os.PathLike[str], *, budget_bytes: int | None = 
     return TextParts(tokenizer, template, generation, text_bytes, family)
 
 
-def _check_library_bytes(n_bytes: int, budget_bytes: int | None) -> None:
-    needed_bytes = _LIBRARY_BYTES_PER_BYTE * n_bytes
-    if budget_bytes is not None and needed_bytes > budget_bytes:
-        raise QsfMemoryError(
-            f"the file's tokenizer needs the library tokenizers, which may take "
-            f"{needed_bytes / _MB:.0f} MB for its {n_bytes / _MB:.1f} MB, and the budget is "
-            f"{budget_bytes / _MB:.0f} MB: set it to {-(-needed_bytes // _MB)} MB or more"
-        )
-
-
 def _engine_tokenizer(path: str | os.PathLike[str], reader: Reader) -> Tokenizer | None:
     if "TEXT" not in reader.sections:
         return None
-    try:
-        return EngineTokenizer(path, bos_id=reader.header.bos_id)
-    except QsfUnsupportedError:
-        if "TOKN" in reader.sections:  # of a newer version: the library will do
-            return None
-        raise
+    return EngineTokenizer(path, bos_id=reader.header.bos_id)
 
 
 def require_tokenizer(path: str | os.PathLike[str]) -> None:
     """Refuse a file without tokenizer, by its directory alone. Raises QsfArgumentError."""
     with Reader(path) as reader:
-        if not {"TOKN", "TEXT"} & set(reader.sections):
-            raise QsfArgumentError(
-                f"{os.fspath(path)} has no tokenizer, so there is no text: convert the model with "
-                "its tokenizer.json"
-            )
+        if "TEXT" in reader.sections:
+            return
+        has_other = "TOKN" in reader.sections
+    reason = "only a tokenizer.json (TOKN), of a kind or release that the engine lacks"
+    raise QsfArgumentError(
+        f"{os.fspath(path)} has {reason if has_other else 'no tokenizer'}, so there is no text: "
+        "convert the model again with its tokenizer.json"
+    )
 
 
 def _json_object(data: bytes) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import functools
 
+from qsf.errors import QsfUnsupportedError
 from qsf.text.engine_tokenizer import EngineTokenizer
 from qsf.text.tokenizer import Tokenizer
-from qsf.text.untrusted import check_tokenizer
 from qsf_converter.text.tables import text_section
 
 
@@ -22,14 +22,12 @@ def tables_of(
 def open_tokenizer(
     tokenizer_json: bytes, *, bos_id: int | None, add_bos: bool | None = None
 ) -> Tokenizer:
-    """Return the engine's tokenizer, or the library's where the engine does not have its kind.
+    """Return the engine's tokenizer.
 
     Raises:
-        QsfFormatError: the bytes are not a tokenizer.
-        QsfUnsupportedError: they are, but neither of the two can decode it.
+        QsfUnsupportedError: the bytes are no tokenizer, or one of a kind that the engine lacks.
     """
-    check_tokenizer(tokenizer_json)  # its limits, before anything of it becomes Python objects
-    section, _ = tables_of(tokenizer_json, bos_id, add_bos)
-    if section is not None:
-        return EngineTokenizer(section, bos_id=bos_id)
-    return Tokenizer(tokenizer_json, bos_id=bos_id, add_bos=add_bos)
+    section, reason = tables_of(tokenizer_json, bos_id, add_bos)
+    if section is None:
+        raise QsfUnsupportedError(f"the engine does not have this kind of tokenizer: {reason}")
+    return EngineTokenizer(section, bos_id=bos_id)

@@ -19,6 +19,7 @@ from make.qsf_files import write_tiny
 from qsf.cli.run import main as cli
 from qsf.options import GenerationOptions, ModelOptions, described
 from qsf.shell import command
+from qsf.text.parts import require_tokenizer
 
 PROMPT = "Once upon a time"
 
@@ -252,14 +253,13 @@ def test_a_file_without_tokenizer_is_refused_before_its_weights_are_read(
     assert "has no tokenizer" in capfd.readouterr().err
 
 
-def test_a_tokenizer_that_may_burst_the_budget_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    """The library takes up to 25 bytes for each of a tokenizer.json; there is no section TEXT."""
+def test_a_tokenizer_json_without_tables_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "m.qsf"
     write_tiny(path, sections={"TOKN": b"{" + b" " * (10 << 20) + b"}"})
-    with pytest.raises(qsf.QsfMemoryError, match="set it to 251 MB or more"):
-        qsf.Model(path)
-    with pytest.raises(qsf.QsfFormatError):  # read, and not a tokenizer
-        qsf.Model(path, ram_budget=251)
+    with pytest.raises(qsf.QsfArgumentError, match=r"only a tokenizer.json \(TOKN\), of a kind"):
+        require_tokenizer(path)
+    with qsf.Model(path, ram_budget="auto") as model, pytest.raises(qsf.QsfArgumentError):
+        _ = model.tokenizer
 
 
 @pytest.mark.parametrize("quote", ["'", '"'])

@@ -21,6 +21,7 @@ from qsf.cli.run import options as run_options
 from qsf.session import Session
 from qsf.shell.arguments import UsageError
 from qsf.shell.command import StoppedError
+from qsf_converter.text.tables import text_section
 
 KNOWN = ", there was a little girl named Lily."
 
@@ -33,9 +34,11 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("endless") / "endless.qsf"
     letters = {chr(ord("a") + i): i for i in range(20)}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=letters, merges=[]))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
     header = tiny_header(max_tokens=1 << 17, bos_id=None, eos_id=None)
-    sections = {"TOKN": backend.to_str().encode()}
+    tables, _ = text_section(backend.to_str().encode(), bos_id=None, add_bos=None)
+    sections = {"TEXT": tables or b""}
     write_tiny(path, header=header, is_dull=True, sections=sections)
     return path
 

@@ -202,7 +202,7 @@ def test_sentence_pieces_are_merged_by_score() -> None:
         ),
         (
             {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["x y"]},
-            "the tokenizer cannot be read",
+            "a merge of words that are not in the vocabulary",
         ),
     ],
 )  # fmt: skip

@@ -197,7 +197,7 @@ def test_a_template_that_refuses_a_message_stays(clean: Path, tmp_path: Path) ->
     ("content", "reason"),
     [
         (None, "there is no tokenizer.json"),
-        (b"{}", "the tokenizer cannot be read"),
+        (b"{}", "a tokenizer.json of an unknown form"),
         (b'{"model": "\\ud800"}', "lone surrogate"),
         (tokenizer_json(n_first=50), "it makes the token"),
     ],

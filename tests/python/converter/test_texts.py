@@ -62,7 +62,7 @@ def test_files(tmp_path: Path, name: str, content: str | bytes, expected: list[s
         ("a.jsonl", "\n\n", "no text in its 2 bytes"),
         ("a.txt", b"ok\nno \xff\n", "line 2 is not UTF-8 (byte 0xff at offset 6)"),
         ("a.jsonl", '"x"\n\n{"text": }\n', "line 3: not JSON"),
-        ("a.jsonl", "[" * 100_000, "line 1: not JSON"),
+        ("a.jsonl", "[" * 100_000, "line 1: nested 100000 deep"),
         ("a.jsonl", '"x"\n7\n', "line 2: a string or an object is expected, not int"),
         ("a.jsonl", '{"text": 7, "b": 1}\n', 'line 1: no string called "text", "content" or '
             '"prompt"; its keys are "text", "b"'),
