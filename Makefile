@@ -45,12 +45,12 @@ c_tests = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_MODULE=OF
 	$(call ctest,$(1)) $(3)
 ctest = $(CTEST) --test-dir build/$(1) -j $(JOBS) --timeout 600 --output-on-failure --no-tests=error
 
-.PHONY: help demo link test test-c test-py check check-isa check-san check-arm check-old check-slow \
+.PHONY: help demo link test test-c test-py check check-isa check-hostile check-san check-arm check-old check-slow \
 	check-real lint format fuzz baseline bench wheel install clean
 .NOTPARALLEL:
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 # ---- the environment ----
 
@@ -187,6 +187,9 @@ fuzz: build/install.stamp ## each fuzz target and section for FUZZ_SECONDS (need
 	@QSF_FUZZ_EXAMPLES=$$((10 * $(FUZZ_SECONDS))) $(PY) -m pytest -p no:cacheprovider \
 		-k "any_template or any_tokenizer" tests/python/text
 	@$(PY) tests/fuzz/fuzz_sections.py $(FUZZ_SECONDS) build/fuzz/sections
+
+check-hostile: build/install.stamp ## JSON that takes many times its bytes: VmHWM of each command against its budget
+	@$(PY) tests/fuzz/check_hostile.py
 
 baseline: build/install.stamp ## llama.cpp for python -m qsf.bench, built for this processor
 	@tools/bootstrap.sh baseline
