@@ -12,13 +12,13 @@ static uint32_t unit_at(const unsigned char *p, const unsigned char *end)
     if (end - p < 4)
         return UINT32_MAX;
     for (int i = 0; i < 4; i++) {
-        const unsigned char c = p[i];
-        const uint32_t digit = c >= '0' && c <= '9'                     ? c - '0'
-                               : (c | 0x20) >= 'a' && (c | 0x20) <= 'f' ? (c | 0x20u) - 'a' + 10u
-                                                                        : UINT32_MAX;
-        if (digit == UINT32_MAX)
+        const uint32_t c = p[i], small = c | 0x20;
+        if (c >= '0' && c <= '9')
+            unit = unit << 4 | (c - '0');
+        else if (small >= 'a' && small <= 'f')
+            unit = unit << 4 | (small - 'a' + 10);
+        else
             return UINT32_MAX;
-        unit = unit << 4 | digit;
     }
     return unit;
 }
