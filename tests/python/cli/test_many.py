@@ -110,6 +110,10 @@ def test_other_answers_are_refused(run: Run, tiny_llama_8bit: Path, asked: Path)
     assert answers.read_text("utf-8") == "something else\n"
 
 
+# A command in the process of the tests, which is larger than the usual budget.
+_HERE = ("--ram-budget", "auto")
+
+
 @pytest.mark.parametrize("index", ["1e999", "-1e999", "NaN", "1.5", '"\\ud800"', "null"])
 def test_an_index_that_is_no_number_is_refused(
     here: Here, tiny_llama_8bit: Path, asked: Path, index: str
@@ -117,7 +121,7 @@ def test_an_index_that_is_no_number_is_refused(
     answers = asked.with_name("answers.jsonl")
     answers.write_text(f'{{"index": {index}, "of": "x"}}\n', "utf-8")
     words = (tiny_llama_8bit, "--prompts", asked, "--answers", answers, "-q")
-    check_refused(here(*words, command=cli.main), 1, "line 1: no answer of qsf run")
+    check_refused(here(*words, *_HERE, command=cli.main), 1, "line 1: no answer of qsf run")
 
 
 @pytest.mark.parametrize("to_file", [False, True])
@@ -129,7 +133,7 @@ def test_an_id_comes_back_as_it_was(
     lines = [json.dumps({"prompt": "She", "id": name}) for name in ids]
     path.write_text("\n".join([*lines, '{"prompt": "She", "id": 1e999}', ""]), "utf-8")
     words = [tiny_llama_8bit, "--prompts", path, "-n", 1, "-q"]
-    done = here(*words, *(["--answers", answers] if to_file else []), command=cli.main)
+    done = here(*words, *_HERE, *(["--answers", answers] if to_file else []), command=cli.main)
     text = answers.read_text("utf-8") if to_file else done.stdout
     assert [record.get("id") for record in records(text)] == [*ids, None]
     assert "cannot be given back" in records(text)[-1]["error"]
@@ -155,9 +159,9 @@ def test_answers_and_conversations_need_a_regular_file(
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     words = (tiny_chat_8bit, "--prompts", asked, "-q", "--answers", pipe)
-    check_refused(here(*words, command=cli.main), 1, "not a regular file")
+    check_refused(here(*words, *_HERE, command=cli.main), 1, "not a regular file")
     session = (tiny_chat_8bit, "-p", "a", "-q", "--session", pipe)
-    check_refused(here(*session, command=cli.main), 1, "not a regular file")
+    check_refused(here(*session, *_HERE, command=cli.main), 1, "not a regular file")
 
 
 WRONG_LINES = {
