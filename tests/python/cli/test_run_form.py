@@ -111,7 +111,9 @@ def test_wrong_forms_are_refused(tmp_path: Path, tiny_chat_8bit: Path) -> None:
     assert "error: --json-schema cannot be enforced" in said
     assert "uniqueItems" in said
     schema.write_text("{")
-    assert "error: --json-schema: not JSON: Expecting" in run(*asked, "--json-schema", str(schema), code=1)
+    assert "error: --json-schema: not JSON: Expecting" in run(
+        *asked, "--json-schema", str(schema), code=1
+    )
     assert "absent" in run(*asked, "--json-schema", str(tmp_path / "absent"), code=1)
     both = ("--regex", "a", "--grammar", "b")
     assert "--grammar and --regex exclude each other" in run(*asked, *both, code=2)
