@@ -21,7 +21,7 @@ from qsf.file.reader import Reader
 N_TOKENS = 16  # of an answer
 N_EQUAL = 18  # of 20 answers, at least
 ROOT = Path(__file__).resolve().parents[3]
-_LLAMA = Path(__file__).with_name("llama_cpp.py")
+_LLAMA = Path(__file__).with_name("ask_llama.py")
 
 
 @dataclass
@@ -64,7 +64,7 @@ class RealModel:
         return self._answers[key]
 
     def llama(self) -> Any:
-        """Return what llama.cpp makes of ``TEXTS`` and ``QUESTIONS``: see llama_cpp.py."""
+        """Return what llama.cpp makes of ``TEXTS`` and ``QUESTIONS``: see ask_llama.py."""
         pytest.importorskip("xllamacpp", reason="llama.cpp is not installed (pip: xllamacpp)")
         if self._llama is None:
             request = {"texts": TEXTS, "chats": QUESTIONS, "n_predict": N_TOKENS}

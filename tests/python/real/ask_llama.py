@@ -1,6 +1,6 @@
 """What llama.cpp says to the same prompts: a process that reads a request and writes the answers.
 
-Usage: python llama_cpp.py MODEL.gguf < {"texts": [...], "chats": [...], "n_predict": N}
+Usage: python ask_llama.py MODEL.gguf < {"texts": [...], "chats": [...], "n_predict": N}
 """
 # SPDX-License-Identifier: Apache-2.0
 
