@@ -31,8 +31,8 @@ static const qsf_key keys[] = {
     U32(10, "sliding window", window_tokens, 0, UINT32_MAX),
     F32(11, "embedding factor", embedding_factor),
     F32(12, "logit cap", logit_cap),
-    U32(0x8000, "bits of keys", kv_k_bits, 2, 32),
-    U32(0x8001, "bits of values", kv_v_bits, 2, 32),
+    U32(0x8010, "bits of keys", kv_k_bits, 2, 32),
+    U32(0x8011, "bits of values", kv_v_bits, 2, 32),
 };
 
 static qsf_status check_kv_bits(const char *name, uint32_t bits)

@@ -23,8 +23,8 @@ _KEYS: Final = (
     Key(10, "window_tokens", U32),
     Key(11, "embedding_factor", F32),
     Key(12, "logit_cap", F32),
-    Key(0x8000, "kv_key_bits", U32, least=2, most=32),
-    Key(0x8001, "kv_value_bits", U32, least=2, most=32),
+    Key(0x8010, "kv_key_bits", U32, least=2, most=32),
+    Key(0x8011, "kv_value_bits", U32, least=2, most=32),
 )
 _NEW: Final = (
     "embedding_factor",

@@ -128,3 +128,12 @@ def test_the_examples_in_python_work(
 def test_the_table_of_families_is_that_of_the_converter() -> None:
     tool = ROOT / "tools" / "make_family_table.py"
     assert subprocess.run([sys.executable, tool, "--check"], check=False).returncode == 0
+
+
+def test_lines_of_documents_can_be_reviewed() -> None:
+    """At most 119 columns; rows of tables and pictures cannot be broken."""
+    for path in ROOT.glob("**/*.md"):
+        if path.relative_to(ROOT).parts[0] in (".venv", "build") or ".git" in path.parts:
+            continue
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+            assert len(line) < 120 or line.startswith(("|", "![")), f"{path}:{number}"
