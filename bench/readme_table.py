@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ MARKED = re.compile(
     re.DOTALL,
 )
 NOTHING = "-"
+COLUMNS = 115  # of the lines of the document
 
 
 class TableError(Exception):
@@ -227,7 +229,7 @@ def origins(rows: Sequence[Found]) -> str:
             *(f"commit {known[key]}" for key in ("commit",) if known.get(key)),
             *(str(known[key])[:10] for key in ("date",) if known.get(key)),
         ]
-        lines.append(", ".join(words) + ".\n")
+        lines.append(textwrap.fill(", ".join(words) + ".", COLUMNS) + "\n")
     return "".join(dict.fromkeys(lines))
 
 
