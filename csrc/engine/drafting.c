@@ -217,8 +217,12 @@ static bool find_likeliest(qsf_model *m, const float *logits, qsf_follower *out)
     const uint32_t n = n_vocab < QSF_FOLLOWERS ? n_vocab : QSF_FOLLOWERS;
     uint32_t tokens[1 + QSF_FOLLOWERS] = {0};
     float logprobs[1 + QSF_FOLLOWERS];
-    if (qsf_sampler_logprobs(&m->shared.sampler, &m->kernels, logits, tokens, logprobs,
-                             (size_t)n + 1) != QSF_OK)
+    /* Another session may choose meanwhile: choices do not wait for passes. */
+    qsf_mutex_lock(&m->choosing);
+    const qsf_status status = qsf_sampler_logprobs(&m->shared.sampler, &m->kernels, logits, tokens,
+                                                   logprobs, (size_t)n + 1);
+    qsf_mutex_unlock(&m->choosing);
+    if (status != QSF_OK)
         return false;
     for (uint32_t i = 0; i < QSF_FOLLOWERS; i++) {
         const uint32_t rank = i < n ? i + 1 : n;

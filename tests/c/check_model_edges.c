@@ -16,6 +16,7 @@
 #include "tiny_model.h"
 
 #define N_TOKENS TINY_MODEL_TOKENS
+#define N_SYNCED (N_TOKENS / 4) /* the others are steps of their own */
 
 static char path[64];
 static tiny_file file;
@@ -362,10 +363,15 @@ static uint32_t user_token(const user *u, size_t i)
     return (u->first_token + token_at(i)) % TINY_MODEL_VOCAB;
 }
 
-/* Evaluates its tokens in chunks and steps, in spite of being cancelled. */
+/* Evaluates its tokens in chunks and steps, in spite of being cancelled, and chooses after steps:
+ * a choice does not wait for the pass of another thread. */
 static void *use_model(void *arg)
 {
     user *const u = arg;
+    qsf_sampling how;
+    uint64_t random_state = 1;
+    uint32_t choice = 0;
+    qsf_sampling_default(&how);
     uint32_t tokens[N_TOKENS];
     qsf_session *s = NULL;
     for (size_t i = 0; i < N_TOKENS; i++)
@@ -374,17 +380,19 @@ static void *use_model(void *arg)
     if (u->status != QSF_OK)
         return NULL;
     atomic_store(&u->session, s);
-    for (size_t n_done = 0; u->status == QSF_OK && n_done < N_TOKENS - 5;) {
-        u->status = qsf_session_sync(s, tokens, N_TOKENS - 5, &n_done);
+    for (size_t n_done = 0; u->status == QSF_OK && n_done < N_SYNCED;) {
+        u->status = qsf_session_sync(s, tokens, N_SYNCED, &n_done);
         if (u->status == QSF_ERR_CANCELLED) {
             u->status = QSF_OK;
             u->n_cancelled++;
         }
     }
-    for (size_t i = N_TOKENS - 5; u->status == QSF_OK && i < N_TOKENS;) {
+    for (size_t i = N_SYNCED; u->status == QSF_OK && i < N_TOKENS;) {
         const qsf_status status = qsf_session_step(s, tokens[i]);
         i += status == QSF_OK;
         u->status = status == QSF_ERR_CANCELLED ? QSF_OK : status;
+        if (status == QSF_OK)
+            u->status = qsf_session_sample(s, &how, NULL, 0, &random_state, &choice);
     }
     if (u->status == QSF_OK)
         u->status = qsf_session_logits(s, u->logits, TINY_MODEL_VOCAB);
@@ -419,9 +427,11 @@ static void check_threads(void)
     tiny_model_build(&file, &llama);
     qsf_options opt = options_of(2, 3);
     opt.max_sessions = 2;
+    opt.draft_rows = 4;
     qsf_model *const m = open_with(&opt);
     if (m == NULL)
         return;
+    CHECK_EQ(m->plan.draft_rows, 4);
     for (uint32_t i = 0; i < 2; i++) {
         alone[i].first_token = together[i].first_token = i;
         run_users(m, &alone[i], 1, 0);
