@@ -187,6 +187,7 @@ fuzz: build/install.stamp ## each fuzz target and section for FUZZ_SECONDS (need
 	@QSF_FUZZ_EXAMPLES=$$((10 * $(FUZZ_SECONDS))) $(PY) -m pytest -p no:cacheprovider \
 		-k "any_template or any_tokenizer" tests/python/text
 	@$(PY) tests/fuzz/fuzz_sections.py $(FUZZ_SECONDS) build/fuzz/sections
+	@$(PY) tests/fuzz/check_hostile.py $$((3 * $(FUZZ_SECONDS))) "$$RANDOM"
 
 check-hostile: build/install.stamp ## JSON that takes many times its bytes: VmHWM of each command against its budget
 	@$(PY) tests/fuzz/check_hostile.py

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from qsf.errors import QsfError
+from qsf.errors import QsfError, QsfFormatError, QsfIOError
 from qsf.evaluate.evaluation import Evaluation, evaluate, perplexity_change
 from qsf.kv import parse_kv_type
 from qsf.model import Model
@@ -26,6 +26,9 @@ _MOST_CHANGE_PERCENT: Final = 0.5  # of perplexity, two standard errors counted 
 _CTX_TOKENS: Final = 512
 _MOST_TOKENS: Final = 2048
 _LEAST_TOKENS: Final = 1024  # of fewer the standard error is too large
+# Of the whole process, so that a conversion of a large model does not need its size in memory.
+_BUDGET_MB: Final = 180
+_MARGIN_MB: Final = 96  # above the least that the model can do with; evaluating takes some
 # About a minute of two cores. By weights, not by the clock: a file must not depend on the machine.
 _MOST_WORK: Final = 4e12  # tokens x weights
 
@@ -65,7 +68,11 @@ class KvCost:
 def measure_kv_cost(
     path: Path, n_weights: int, n_threads: int | None, progress: Callable[[int, int], None]
 ) -> KvCost | None:
-    """Measure the model of a complete file; None if it is too large, or cannot be evaluated."""
+    """Measure the model of a complete file; None if it is too large, or cannot be evaluated.
+
+    Raises:
+        QsfIOError, QsfFormatError: the file that was written cannot be read.
+    """
     n_tokens = min(_MOST_TOKENS, int(_MOST_WORK / n_weights) // _CTX_TOKENS * _CTX_TOKENS)
     if n_tokens < _LEAST_TOKENS:
         return None
@@ -74,16 +81,20 @@ def measure_kv_cost(
         def advance(done: float, total: float) -> None:
             progress(int(place * total + done), int(2 * total))
 
-        with Model(path, ram_budget="auto", kv_type=kv_type, threads=n_threads) as model:
+        with Model(path, ram_budget=budget_mb, kv_type=kv_type, threads=n_threads) as model:
             ctx_tokens = min(_CTX_TOKENS, model.info.max_tokens)
             return evaluate(
                 model, bundled_text(), ctx_tokens=ctx_tokens, max_tokens=n_tokens, progress=advance
             )
 
     try:
+        least = Model.plan(path, ram_budget=1, kv_type=_REFERENCE).min_budget_bytes
+        budget_mb = max(_BUDGET_MB, (least >> 20) + _MARGIN_MB)
         reference = found(_REFERENCE, 0)
         change, error = perplexity_change(found(_CANDIDATE, 1).token_nll, reference.token_nll)
-    except QsfError:
+    except (QsfIOError, QsfFormatError):
+        raise
+    except QsfError:  # a text that its tokenizer cannot encode, a context that is too short
         return None
     is_cheap = change + 2 * error <= _MOST_CHANGE_PERCENT
     kv_type = _CANDIDATE if is_cheap else _REFERENCE

@@ -1,9 +1,10 @@
 """Gives commands JSON that takes many times its bytes, and compares VmHWM with the budget.
 
 Prints one line for each case; the exit code is 1 where a process took more than its budget, or did
-not refuse its input by one line.
+not refuse its input by one line. With RUNS, so many random documents follow, which commands may
+also take, but not more memory.
 
-Usage: python tests/fuzz/check_hostile.py
+Usage: python tests/fuzz/check_hostile.py [RUNS [SEED]]
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import random
 import re
 import shutil
 import socket
@@ -50,7 +52,20 @@ def peak_mb(pid: int) -> float:
     return 0.0 if found is None else int(found[1]) / 1024
 
 
-def run(name: str, budget_mb: int, words: Sequence[object]) -> bool:
+def random_json(rng: random.Random, n_bytes: int, begin: bytes, end: bytes) -> bytes:
+    """Return about so many bytes of JSON: a list of one or two kinds of values, or nearly JSON."""
+    letters = '"\u20ac\U0001f600"'.encode()
+    values = (
+        b"{}", b"[]", b"0", b"1e5", b"-7", b"null", b'""', b'"a"', b'"\\u20ac"', b'{"a":0}',
+        b"[[]]", b'{"a":{},"b":[]}', letters, b'"' + b"x" * 300 + b'"', b"[" * 70,
+        b'"\\ud83d\\ude00"', b'{"":""}', b"\xff",
+    )  # fmt: skip
+    chosen = b",".join(rng.choices(values, k=rng.randint(1, 2)))
+    body = (chosen + b",") * max(1, (n_bytes - len(begin) - len(end)) // (len(chosen) + 1))
+    return begin + body[:-1] + end[: rng.choice((len(end), len(end), rng.randint(0, len(end))))]
+
+
+def run(name: str, budget_mb: int, words: Sequence[object], *, may_succeed: bool = False) -> bool:
     """Run a command that is to refuse its input; return whether it did, within the budget."""
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
@@ -65,6 +80,8 @@ def run(name: str, budget_mb: int, words: Sequence[object]) -> bool:
         errors.seek(0)
         lines = errors.read().decode("utf-8", "replace").strip().splitlines() or [""]
     is_fine = peak <= budget_mb and process.returncode in (1, 2) and "error" in lines[-1]
+    if may_succeed and process.returncode == 0:
+        is_fine = peak <= budget_mb
     said = lines[-1][-100:]
     print(f"{name:26} {peak:6.1f} of {budget_mb} MB {'' if is_fine else 'WRONG'} {said}")
     return is_fine
@@ -123,6 +140,33 @@ def run_cases(folder: Path, model: Path) -> Iterator[bool]:
     at = entry_at(only_json, b"TEXT")
     only_json[at : at + 4] = b"text"
     yield run("TOKN without TEXT", 200, ["qsf-run", written("t.qsf", repair(only_json)), *ask, 200])
+
+
+def random_cases(folder: Path, model: Path, source: Path, n_runs: int, seed: int) -> Iterator[bool]:
+    """Yield whether a random document kept the budget of the command that read it."""
+    rng = random.Random(seed)
+    ask = ["qsf-run", model, "-n", 2, "-q", "--ram-budget", 60]
+    for number in range(n_runs):
+        n_bytes = int(10 ** rng.uniform(1, 7))
+        path = folder / "random.json"
+        kind = rng.choice(("prompts", "answers", "conversation", "config", "weights", "tokens"))
+        path.write_bytes(random_json(rng, n_bytes, b'{"messages":[', b"]}"))
+        words: list[object] = [*ask, "-p", "Hi", "--session", path]
+        limit_mb = 60
+        if kind in ("prompts", "answers"):
+            path.write_bytes(random_json(rng, n_bytes, b'{"index":0,"of":"x","a":[', b"]}\n"))
+            one = folder / "one.jsonl"
+            files = [path] if kind == "prompts" else [one, "--answers", path]
+            words = [*ask, "--prompts", *files]
+        elif kind in ("config", "weights", "tokens"):
+            copy = Path(shutil.copytree(source, folder / "random", dirs_exist_ok=True))
+            name = {"config": "config.json", "tokens": "tokenizer.json"}.get(kind)
+            data = random_json(rng, n_bytes, b'{"a":[', b"]}")
+            head = b"" if name else struct.pack("<Q", len(data))
+            (copy / (name or "model.safetensors")).write_bytes(head + data)
+            words, limit_mb = ["qsf-convert", copy, folder / "out.qsf", "-q", "--force"], CONVERT_MB
+        yield run(f"{number} {kind}, {n_bytes} bytes", limit_mb, words, may_succeed=True)
+        shutil.rmtree(folder / "random", ignore_errors=True)
 
 
 def convert_cases(folder: Path, source: Path) -> Iterator[bool]:
@@ -186,6 +230,8 @@ def main() -> int:
         model = folder / "model.qsf"
         subprocess.run([BIN / "qsf-convert", source, model, "-q"], check=True)
         results = [*run_cases(folder, model), *convert_cases(folder, source), *serve_cases(model)]
+        n_runs, seed = (*map(int, sys.argv[1:]), 0, 0)[:2]
+        results += random_cases(folder, model, source, n_runs, seed)
     print(f"{len(results)} cases, {results.count(False)} of them broke a promise")
     return 0 if all(results) else 1
 

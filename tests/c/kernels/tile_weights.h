@@ -61,7 +61,7 @@ static unsigned nibble_at(const unsigned char *codes, size_t r, size_t c)
 
 static unsigned fifth_at(const unsigned char *codes, size_t r, size_t c)
 {
-    return codes[512 + c / 4 % 2 * 64 + r * 4 + c % 4] >> c / 8 & 1U;
+    return (unsigned)codes[512 + c / 4 % 2 * 64 + r * 4 + c % 4] >> c / 8 & 1U;
 }
 
 static unsigned fifth_and_sixth_at(const unsigned char *codes, size_t r, size_t c)

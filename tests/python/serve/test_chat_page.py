@@ -80,7 +80,7 @@ def test_a_conversation(
         set_field(browser, name, value)
     browser.show(client.url, size, scheme)
     browser.wait_for("contextTokens === 512")
-    assert browser.run("document.title") == "tiny-chat-8bit - QSF"
+    assert browser.run("document.title") == "tiny-chat - QSF"
     assert browser.run("document.activeElement.id") == "text"
     colour = {"light": "rgb(250, 249, 246)", "dark": "rgb(19, 21, 24)"}[scheme]
     assert browser.run("getComputedStyle(document.body).backgroundColor") == colour
