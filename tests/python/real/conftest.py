@@ -28,8 +28,13 @@ _MODELS: list[RealModel] = []
 
 # What does not hold yet, by model and test. A test that passes again is an error: its line goes.
 _MISSING = {
-    ("smollm2", "test_answers_are_those_of_llama_cpp"): "17 of 20 answers, as the weights of a "
-    "GGUF file are rounded again, here from Q4_1 to 8bit; with f16 weights and KV 18",
+    (
+        "smollm2",
+        "test_answers_are_those_with_f16_keys_and_values",
+    ): "16 of 20 answers: of 135 million "
+    "weights many choices are near ties; the perplexity is that of f16",
+    ("smollm2", "test_answers_are_those_of_llama_cpp"): "16 of 20 answers, with the weights of the "
+    "GGUF file as they are: near ties again",
 }
 
 
