@@ -70,12 +70,12 @@ build/install.stamp: $(INPUTS) build/system.stamp | $(PY)
 	@[ -f build/c/build.ninja ] || rm -rf build/c # of another generator, in a clone that is older
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" tools/show_progress.sh build/c \
 		$(PY) -m pip install -q --no-build-isolation \
-		-C cmake.define.QSF_WERROR=$(WERROR) -e ".[test]"
+		--config-settings=cmake.define.QSF_WERROR=$(WERROR) -e ".[test]"
 	@touch $@
 
 build/lint.stamp: pyproject.toml build/install.stamp
 	@$(PY) -m pip install -q --no-build-isolation \
-		-C cmake.define.QSF_WERROR=$(WERROR) -e ".[lint]"
+		--config-settings=cmake.define.QSF_WERROR=$(WERROR) -e ".[lint]"
 	@touch $@
 
 # ---- verbs ----
