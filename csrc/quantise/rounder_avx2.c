@@ -19,7 +19,7 @@
 
 QSF_TARGET_BEGIN("avx2,fma,f16c")
 
-#include "kernels/lanes_avx2.h"
+#include "kernels/avx2/lanes_avx2.h"
 
 #include "quantise/fit_tmpl.h"
 

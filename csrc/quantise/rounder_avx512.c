@@ -19,7 +19,7 @@
 
 QSF_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
-#include "kernels/lanes_avx512.h"
+#include "kernels/avx512/lanes_avx512.h"
 
 #include "quantise/fit_tmpl.h"
 

@@ -17,7 +17,7 @@
 #define QSF_CATCH_UP_COLS 3
 #define QSF_CATCH_UP_TILES 2
 
-#include "kernels/lanes_neon.h"
+#include "kernels/neon/lanes_neon.h"
 
 #include "quantise/fit_tmpl.h"
 

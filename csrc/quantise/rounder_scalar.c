@@ -14,7 +14,7 @@
 #define QSF_CATCH_UP_COLS 2
 #define QSF_CATCH_UP_TILES 1
 
-#include "kernels/lanes_scalar.h"
+#include "kernels/scalar/lanes_scalar.h"
 
 #include "quantise/fit_tmpl.h"
 

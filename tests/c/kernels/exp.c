@@ -7,7 +7,7 @@
 #include "base/half.h"
 #include "kernel_data.h"
 
-#include "kernels/lanes_scalar.h"
+#include "kernels/scalar/lanes_scalar.h"
 
 #include "kernels/exp_tmpl.h"
 

@@ -31,9 +31,9 @@ QSF_TARGET_BEGIN("dotprod")
 QSF_TARGET_BEGIN("arch=armv8.2-a+dotprod")
 #endif
 
-#include "kernels/lanes_neon.h"
+#include "kernels/neon/lanes_neon.h"
 
-#include "kernels/dot_tile_sdot.h"
+#include "kernels/neon/dot_tile_sdot.h"
 
 #include "kernels/fine_acts.h"
 

@@ -11,7 +11,7 @@
 
 #define QSF_NAME(op) op##_scalar
 
-#include "kernels/lanes_scalar.h"
+#include "kernels/scalar/lanes_scalar.h"
 
 #include "kernels/exp_tmpl.h"
 

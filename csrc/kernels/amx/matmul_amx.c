@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "kernels/forced_inline.h"
-#include "kernels/matmul_avx512.h"
+#include "kernels/avx512/matmul_avx512.h"
 
 #define GROUP_TOKENS 16 /* whose dots one product gives */
 #define MOST_ROWS 4     /* tile rows of a chunk, and products of each: 16 KiB of codes, which */
@@ -26,13 +26,13 @@
 
 QSF_TARGET_BEGIN("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
-#include "kernels/lanes_avx512.h"
+#include "kernels/avx512/lanes_avx512.h"
 
 #include "kernels/part_scales.h"
 
-#include "kernels/unpack_avx512.h"
+#include "kernels/avx512/unpack_avx512.h"
 
-#include "kernels/values_avx512.h"
+#include "kernels/avx512/values_avx512.h"
 
 /* Types with parts would multiply each part with tiles of its own, half or more of them zeros. */
 QSF_FORCED_INLINE bool has_amx(qsf_form form)

@@ -18,13 +18,13 @@
 
 QSF_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
-#include "kernels/lanes_avx512.h"
+#include "kernels/avx512/lanes_avx512.h"
 
 #include "kernels/exp_tmpl.h"
 
 #include "kernels/vecops_tmpl.h"
 
-#include "kernels/quantise_avx512.h"
+#include "kernels/avx512/quantise_avx512.h"
 
 #include "kernels/attend_tmpl.h"
 

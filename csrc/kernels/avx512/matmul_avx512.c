@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "kernels/forced_inline.h"
-#include "kernels/matmul_avx512.h"
+#include "kernels/avx512/matmul_avx512.h"
 
 #define QSF_NAME(op) op##_avx512
 #define QSF_FLOAT_SUMS 8   /* in 8 of 32 registers */
@@ -24,11 +24,11 @@
 
 QSF_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
-#include "kernels/lanes_avx512.h"
+#include "kernels/avx512/lanes_avx512.h"
 
-#include "kernels/unpack_avx512.h"
+#include "kernels/avx512/unpack_avx512.h"
 
-#include "kernels/values_avx512.h"
+#include "kernels/avx512/values_avx512.h"
 
 #include "kernels/matmul_float_tmpl.h"
 
@@ -225,7 +225,7 @@ QSF_FORCED_INLINE lanes dots_to_lanes(dots d, int32_t factor, int32_t start)
 
 #include "kernels/matmul_int_tmpl.h"
 
-#include "kernels/wide_avx512.h"
+#include "kernels/avx512/wide_avx512.h"
 
 #define BY_TOKENS(id, symbol, type, ...)                                            \
     static void matmul_##type##_any(const unsigned char *tiles, size_t n_tile_rows, \

@@ -23,7 +23,7 @@
 
 QSF_TARGET_BEGIN("avx2,fma,f16c")
 
-#include "kernels/lanes_avx2.h"
+#include "kernels/avx2/lanes_avx2.h"
 
 #include "kernels/matmul_float_tmpl.h"
 
@@ -35,7 +35,7 @@ typedef struct dots {
 QSF_FORCED_INLINE void add_codes(__m256i codes, const int8_t *q, size_t q_stride, size_t n_tokens,
                                  __m256i *sum);
 
-#include "kernels/codes_avx2.h"
+#include "kernels/avx2/codes_avx2.h"
 
 /* sum [n_tokens]: 16-bit sums of two columns */
 QSF_FORCED_INLINE void add_codes(__m256i codes, const int8_t *q, size_t q_stride, size_t n_tokens,

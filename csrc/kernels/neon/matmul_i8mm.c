@@ -32,9 +32,9 @@ QSF_TARGET_BEGIN("dotprod,i8mm")
 QSF_TARGET_BEGIN("arch=armv8.2-a+dotprod+i8mm")
 #endif
 
-#include "kernels/lanes_neon.h"
+#include "kernels/neon/lanes_neon.h"
 
-#include "kernels/dot_tile_sdot.h"
+#include "kernels/neon/dot_tile_sdot.h"
 
 #define QSF_ROW_PAIRS (QSF_TILE_ROWS / 2)
 

@@ -21,7 +21,7 @@
 #define QSF_GROUP_TOKENS 2
 #define QSF_FINE_ZERO 128
 
-#include "kernels/lanes_neon.h"
+#include "kernels/neon/lanes_neon.h"
 
 #include "kernels/matmul_float_tmpl.h"
 
@@ -63,7 +63,7 @@ QSF_FORCED_INLINE int32x4_t partial_rows(partial sums)
     return vpaddq_s32(vpaddlq_s16(sums.rows01), vpaddlq_s16(sums.rows23));
 }
 
-#include "kernels/dot_tile_neon.h"
+#include "kernels/neon/dot_tile_neon.h"
 
 /* Computes the row sums of one quarter of an 8-bit tile: fine [n_tokens, 64] are 16-bit
  * activations. Two groups together are 8 columns of each row, widened to 16 bits. */

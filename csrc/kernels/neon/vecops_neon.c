@@ -1,23 +1,21 @@
-/* vecops_avx2.c - vector operations and attention, compiled for AVX2. */
+/* vecops_neon.c - vector operations and attention, compiled for NEON. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/vecops.h"
 
-#if QSF_ARCH_X86
+#if QSF_ARCH_ARM
 
 #include <float.h>
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
-#include <immintrin.h>
+#include <arm_neon.h>
 
 #include "kernels/forced_inline.h"
 
-#define QSF_NAME(op) op##_avx2
+#define QSF_NAME(op) op##_neon
 
-QSF_TARGET_BEGIN("avx2,fma,f16c")
-
-#include "kernels/lanes_avx2.h"
+#include "kernels/neon/lanes_neon.h"
 
 #include "kernels/exp_tmpl.h"
 
@@ -27,12 +25,10 @@ QSF_TARGET_BEGIN("avx2,fma,f16c")
 
 #include "kernels/sample_tmpl.h"
 
-QSF_TARGET_END
-
-void qsf_vecops_fill_avx2(qsf_kernels *k)
+void qsf_vecops_fill_neon(qsf_kernels *k)
 {
-    fill_avx2(k);
-    fill_sample_avx2(k);
+    fill_neon(k);
+    fill_sample_neon(k);
 }
 
 #endif

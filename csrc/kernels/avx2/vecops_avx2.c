@@ -1,21 +1,23 @@
-/* vecops_neon.c - vector operations and attention, compiled for NEON. */
+/* vecops_avx2.c - vector operations and attention, compiled for AVX2. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/vecops.h"
 
-#if QSF_ARCH_ARM
+#if QSF_ARCH_X86
 
 #include <float.h>
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
-#include <arm_neon.h>
+#include <immintrin.h>
 
 #include "kernels/forced_inline.h"
 
-#define QSF_NAME(op) op##_neon
+#define QSF_NAME(op) op##_avx2
 
-#include "kernels/lanes_neon.h"
+QSF_TARGET_BEGIN("avx2,fma,f16c")
+
+#include "kernels/avx2/lanes_avx2.h"
 
 #include "kernels/exp_tmpl.h"
 
@@ -25,10 +27,12 @@
 
 #include "kernels/sample_tmpl.h"
 
-void qsf_vecops_fill_neon(qsf_kernels *k)
+QSF_TARGET_END
+
+void qsf_vecops_fill_avx2(qsf_kernels *k)
 {
-    fill_neon(k);
-    fill_sample_neon(k);
+    fill_avx2(k);
+    fill_sample_avx2(k);
 }
 
 #endif

@@ -34,7 +34,7 @@ QSF_FORCED_INLINE int32x4_t partial_rows(partial sums)
     return sums;
 }
 
-#include "kernels/dot_tile_neon.h"
+#include "kernels/neon/dot_tile_neon.h"
 
 /* Adds group g = 4 k + lane (lane a literal) of n_quarters quarters of an 8-bit tile, less its zero
  * point 128, times q and q_low [n_tokens, q_stride] (from column 16 k on), to acc [n_tokens,
