@@ -203,7 +203,7 @@ def check_sections(root: Path) -> list[str]:
     places = {
         "docs/format.md": r"^\| `([A-Z]{4})` \|",
         "csrc/format/directory.c": r'\{"([A-Z]{4})", ',
-        "qsf/file/reader.py": r'"([A-Z]{4})"',  # of the lines below
+        "tests/python/oracle/file/reader.py": r'"([A-Z]{4})"',  # of the lines below
         "tests/python/make/mutants.py": r'^    "([A-Z]{4})": ',
     }
     tags = {}

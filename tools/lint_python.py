@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.system": frozenset(),
     "qsf.foreign_json": frozenset({"qsf.system"}),
     "qsf.native": frozenset({"qsf.errors", "qsf.kv", "qsf.options", "qsf.system"}),
-    "qsf.file": frozenset({"qsf.errors", "qsf.closing", "qsf.system"}),
+    "qsf.file": frozenset({"qsf.errors", "qsf.closing", "qsf.native", "qsf.system"}),
     "qsf.text": frozenset({"qsf.errors", "qsf.file", "qsf.native", "qsf.options", "qsf.system"}),
     "qsf.options": frozenset({"qsf.errors", "qsf.kv"}),
     "qsf.taking": frozenset({"qsf.options"}),

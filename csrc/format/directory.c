@@ -37,18 +37,17 @@ static const tag_row *find_tag(const char *tag)
     return NULL;
 }
 
-static qsf_status check_entry(const qsf_reader *r, const qsf_section *s, uint32_t flags,
-                              uint32_t reserved)
+static qsf_status check_entry(const qsf_reader *r, const qsf_section *s, uint32_t reserved)
 {
     char tag[5];
     qsf_section_name(s->tag, tag);
-    if ((flags & ~QSF_SECTION_REQUIRED) != 0 || reserved != 0)
+    if ((s->flags & ~QSF_SECTION_REQUIRED) != 0 || reserved != 0)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "section %s: flags %08" PRIx32 " and reserved %08" PRIx32
                         ", allowed: flags 0 or 1, reserved 0",
-                        tag, flags, reserved);
+                        tag, s->flags, reserved);
     const tag_row *const row = find_tag(s->tag);
-    if (row == NULL && (flags & QSF_SECTION_REQUIRED) != 0)
+    if (row == NULL && (s->flags & QSF_SECTION_REQUIRED) != 0)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
                         "section %s is required to read the file, and this build does not know it",
                         tag);
@@ -132,7 +131,8 @@ qsf_status qsf_directory_read(qsf_reader *r, const qsf_header_links *links)
         s->off = qsf_load_u64(entry + 8);
         s->n_bytes = qsf_load_u64(entry + 16);
         s->crc32 = qsf_load_u32(entry + 24);
-        QSF_TRY(check_entry(r, s, qsf_load_u32(entry + 4), qsf_load_u32(entry + 28)));
+        s->flags = qsf_load_u32(entry + 4);
+        QSF_TRY(check_entry(r, s, qsf_load_u32(entry + 28)));
     }
     r->n_bands = (uint32_t)qsf_ceil_div(r->header.n_vocab, QSF_TILE_ROWS);
     return check_sections(r, links);

@@ -16,6 +16,8 @@
 #include "memory/ledger.h"
 #include "platform/file.h"
 
+/* ---- cdef begin ---- (cffi reads this part too: stream/contents.h) */
+
 typedef struct qsf_header {
     uint32_t architecture;
     uint32_t n_layers;
@@ -111,6 +113,7 @@ typedef struct qsf_section {
     uint64_t off;
     uint64_t n_bytes;
     uint32_t crc32;
+    uint32_t flags; /* QSF_SECTION_REQUIRED */
 } qsf_section;
 
 typedef struct qsf_tensor {
@@ -145,6 +148,8 @@ typedef struct qsf_unit {
     uint32_t first_expert; /* of a layer: the unit of its expert 0; there are as many as its kind
                               says */
 } qsf_unit;
+
+/* ---- cdef end ---- */
 
 typedef struct qsf_reader {
     qsf_file file;

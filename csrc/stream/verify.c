@@ -21,7 +21,6 @@
 #include "stream/unit_source.h"
 
 #define LEAST_BUFFER_BYTES (64U << 10)
-#define VERIFY_BUFFER_BYTES ((size_t)1 << 20)
 #define DTYPE_OF_LAYER 0xFF
 
 /* The position in the tensors of one unit while its raw bytes come in pieces of any size. */
@@ -268,6 +267,18 @@ static qsf_status verify_extent(qsf_reader *r, const qsf_extent *e, unsigned cha
     return verify_unit(r, e->unit_idx, buffer, buffer_bytes / 2);
 }
 
+qsf_status qsf_reader_verify_part(qsf_reader *r, const qsf_extent *extents, size_t n_extents,
+                                  size_t i, void *buffer, size_t buffer_bytes)
+{
+    const qsf_extent *const e = &extents[i];
+    const uint64_t end = i == 0 ? 0 : e[-1].off + e[-1].n_bytes;
+    QSF_TRY(verify_zero(r, end, e->off, buffer, buffer_bytes));
+    QSF_TRY(verify_extent(r, e, buffer, buffer_bytes));
+    if (i + 1 < n_extents)
+        return QSF_OK;
+    return verify_zero(r, e->off + e->n_bytes, r->file.n_bytes, buffer, buffer_bytes);
+}
+
 qsf_status qsf_reader_verify(qsf_reader *r, void *buffer, size_t buffer_bytes)
 {
     if (buffer_bytes < LEAST_BUFFER_BYTES)
@@ -277,15 +288,8 @@ qsf_status qsf_reader_verify(qsf_reader *r, void *buffer, size_t buffer_bytes)
     size_t n_extents = 0;
     QSF_TRY(qsf_extents_create(r, &extents, &n_extents));
     qsf_status status = QSF_OK;
-    uint64_t end = 0; /* of the verified bytes */
-    for (size_t i = 0; status == QSF_OK && i < n_extents; i++) {
-        status = verify_zero(r, end, extents[i].off, buffer, buffer_bytes);
-        if (status == QSF_OK)
-            status = verify_extent(r, &extents[i], buffer, buffer_bytes);
-        end = extents[i].off + extents[i].n_bytes;
-    }
-    if (status == QSF_OK)
-        status = verify_zero(r, end, r->file.n_bytes, buffer, buffer_bytes);
+    for (size_t i = 0; status == QSF_OK && i < n_extents; i++)
+        status = qsf_reader_verify_part(r, extents, n_extents, i, buffer, buffer_bytes);
     qsf_extents_destroy(r, extents, n_extents);
     return status;
 }
@@ -297,12 +301,12 @@ qsf_status qsf_file_verify(const char *path)
     qsf_ledger_init(&ledger, UINT64_MAX);
     qsf_reader reader;
     QSF_TRY(qsf_reader_open(&reader, &ledger, path, -1));
-    void *const buffer = qsf_ledger_acquire(&ledger, QSF_USE_STREAM, VERIFY_BUFFER_BYTES);
+    void *const buffer = qsf_ledger_acquire(&ledger, QSF_USE_STREAM, QSF_VERIFY_BUFFER_BYTES);
     const qsf_status status = buffer != NULL
-                                  ? qsf_reader_verify(&reader, buffer, VERIFY_BUFFER_BYTES)
+                                  ? qsf_reader_verify(&reader, buffer, QSF_VERIFY_BUFFER_BYTES)
                                   : QSF_FAIL(QSF_ERR_NOMEM, "no memory for a read buffer of %zu MB",
-                                             VERIFY_BUFFER_BYTES >> 20);
-    qsf_ledger_release(&ledger, QSF_USE_STREAM, buffer, VERIFY_BUFFER_BYTES);
+                                             QSF_VERIFY_BUFFER_BYTES >> 20);
+    qsf_ledger_release(&ledger, QSF_USE_STREAM, buffer, QSF_VERIFY_BUFFER_BYTES);
     qsf_reader_close(&reader);
     return status;
 }

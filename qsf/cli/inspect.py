@@ -117,7 +117,7 @@ def _verify(reader: Reader, as_json: bool) -> None:
     finally:
         if is_shown:
             typer.echo(f"\r{'':62}\r", err=True, nl=False)
-    n_bytes, n_extents = reader.file_bytes, len(reader.extents)
+    n_bytes, n_extents = reader.file_bytes, reader.n_extents
     if as_json:
         typer.echo(json.dumps({"ok": True, "bytes": n_bytes, "extents": n_extents}))
     else:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from qsf.cli.serve_options import Request, ServeOptions, parse
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError, QsfMemoryError
-from qsf.file.reader import is_qsf_file
+from qsf.file.opened import is_qsf_file
 from qsf.shell import command
 from qsf.shell.arguments import UsageError
 from qsf.shell.command import EXIT_FAILED, EXIT_USAGE

@@ -8,7 +8,7 @@ Writing and reading, in short::
         w.write(tiles)
         ...
 
-    with Reader(path) as r:  # qsf.file.reader
-        data = r.read_tensor(r.tensor(1, TensorType.Q))
+    with Reader(path) as r:  # qsf.file.reader: the engine's
+        print(r.header.n_layers, r.tensor(1, TensorType.Q))
 """
 # SPDX-License-Identifier: Apache-2.0

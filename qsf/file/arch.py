@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Final
 
-from qsf.errors import QsfError, QsfFormatError
-from qsf.file.keyvalues import F32, U32, Key, Value, as_stored, pack_values, parse_values
+from qsf.errors import QsfError
+from qsf.file.keyvalues import F32, U32, Key, Value, as_stored, pack_values
 from qsf.file.layout import DEFAULT_ARCH, Arch, Header, RopeScaling
 
-_KEYS: Final = (
+ARCH_KEYS: Final = (
     Key(1, "norm_epsilon", F32),
     Key(2, "rope_scaling", U32, most=max(RopeScaling)),
     Key(3, "rope_factor", F32),
@@ -34,7 +33,7 @@ _NEW: Final = (
 )  # written only where they are not the default
 
 
-def _check(values: dict[str, Any], header: Header, error: type[QsfError]) -> None:
+def check_arch(values: dict[str, Any], header: Header, error: type[QsfError]) -> None:
     """Raise ``error`` for values that are wrong together."""
     for name in ("kv_key_bits", "kv_value_bits"):
         bits = values.get(name, 2)
@@ -55,26 +54,11 @@ def _check(values: dict[str, Any], header: Header, error: type[QsfError]) -> Non
 def pack_arch(arch: Arch, header: Header, error: type[QsfError]) -> bytes:
     """Return the ``ARCH`` section, or raise ``error`` for a value that no reader accepts."""
     values: dict[str, Value] = {}
-    for key in _KEYS:
+    for key in ARCH_KEYS:
         value = getattr(arch, key.name)
         if value is None or (key.name in _NEW and value == getattr(DEFAULT_ARCH, key.name)):
             continue
         values[key.name] = as_stored(float(value) if key.type == F32 else int(value))
-    data = pack_values("ARCH", _KEYS, values, error)
-    _check(values, header, error)
+    data = pack_values("ARCH", ARCH_KEYS, values, error)
+    check_arch(values, header, error)
     return data
-
-
-def parse_arch(data: bytes, header: Header) -> Arch:
-    """Return the checked ``ARCH`` section with its defaults filled in.
-
-    Raises:
-        QsfFormatError: an entry is malformed or a value outside its limits.
-        QsfUnsupportedError: a key below 0x8000 that this release does not know.
-    """
-    values: dict[str, Any] = dict(parse_values("ARCH", _KEYS, data))
-    _check(values, header, QsfFormatError)
-    for name in ("rope_interleaved", "tied_head"):
-        if name in values:
-            values[name] = bool(values[name])
-    return replace(DEFAULT_ARCH, **{"rope_dims": header.head_dim, **values})

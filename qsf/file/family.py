@@ -21,7 +21,9 @@ def family_of(reader: Reader) -> str:
     """Return the family, from META where qsf-convert wrote it, else from the header."""
     if "META" in reader.sections:
         section = reader.sections["META"]
-        match = _NAME.match(reader.read_at(section.off, min(section.n_bytes, _HEAD_BYTES)))
+        with reader.path.open("rb") as file:
+            file.seek(section.off)
+            match = _NAME.match(file.read(min(section.n_bytes, _HEAD_BYTES)))
         name = _ENDING.sub("", match[1].decode()) if match else ""
         if name:
             return name.lower()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, Final
 
-from qsf.errors import QsfError, QsfFormatError
+from qsf.errors import QsfError
 from qsf.file.arch import pack_arch
 from qsf.file.keyvalues import (
     F32,
@@ -20,7 +20,6 @@ from qsf.file.keyvalues import (
     Value,
     as_stored,
     pack_values,
-    parse_values,
 )
 from qsf.file.layout import (
     F32_MAX,
@@ -137,7 +136,7 @@ def plain_kind(header: Header, arch: Arch, *, is_gated: bool = True) -> LayerKin
     )
 
 
-def _keys(header: Header) -> tuple[Key, ...]:
+def kind_keys(header: Header) -> tuple[Key, ...]:
     """Return the keys of KIND; the header has the largest numbers of all kinds."""
     n_kv_heads = header.n_kv_heads or header.n_heads
     return (
@@ -170,7 +169,7 @@ def _keys(header: Header) -> tuple[Key, ...]:
     )
 
 
-def _rotary_dims(header: Header, arch: Arch, sets: Sequence[RopeSet]) -> dict[int, int]:
+def rotary_dims_of(header: Header, arch: Arch, sets: Sequence[RopeSet]) -> dict[int, int]:
     """Return the rotary dimensions by the number of the RoPE set."""
     if sets:
         return {s.number: 2 * len(s.frequencies) for s in sets}
@@ -259,7 +258,7 @@ def pack_kinds(
     """
     if len(layers) != header.n_layers:
         raise error(f"KIND: {len(layers)} kinds of layers, the header has {header.n_layers} layers")
-    keys = _keys(header)
+    keys = kind_keys(header)
     plain = plain_kind(header, arch)
     kinds = list(dict.fromkeys(layers))
     if len(kinds) > MAX_LAYER_KINDS:
@@ -277,7 +276,7 @@ def pack_kinds(
         check_kind(
             f"KIND: kind {i}",
             _stored_kind(kind, keys),
-            _rotary_dims(header, arch, sets),
+            rotary_dims_of(header, arch, sets),
             error,
         )
         out += struct.pack("<I", len(data)) + data
@@ -285,56 +284,10 @@ def pack_kinds(
     return None if is_plain and kinds[0].ffn != Ffn.NONE else bytes(out)
 
 
-def parse_kinds(
-    data: bytes, header: Header, arch: Arch, sets: Sequence[RopeSet]
-) -> tuple[LayerKind, ...]:
-    """Return the kind of each layer from the section KIND; layers share the records.
-
-    Raises:
-        QsfFormatError: the section breaks a rule.
-        QsfUnsupportedError: a key below 0x8000 that this release does not know.
-    """
-    head_bytes = padded(4 + header.n_layers, 4)
-    if len(data) < head_bytes:
-        raise QsfFormatError(f"KIND: {len(data)} bytes, its head alone has {head_bytes}")
-    n_kinds, reserved = struct.unpack_from("<HH", data)
-    if not 1 <= n_kinds <= MAX_LAYER_KINDS or reserved != 0:
-        raise QsfFormatError(
-            f"KIND: {n_kinds} kinds, reserved {reserved}, allowed: 1 .. {MAX_LAYER_KINDS},"
-            " reserved 0"
-        )
-    of_layer = data[4 : 4 + header.n_layers]
-    for i, kind_idx in enumerate(of_layer):
-        if kind_idx >= n_kinds:
-            raise QsfFormatError(f"KIND: layer {i} is of kind {kind_idx}, there are {n_kinds}")
-    if any(data[4 + header.n_layers : head_bytes]):
-        raise QsfFormatError("KIND: the padding behind the layers is not zero")
-    rotary_dims = _rotary_dims(header, arch, sets)
-    keys = _keys(header)
-    plain = plain_kind(header, arch)
-    kinds = []
-    at = head_bytes
-    for i in range(n_kinds):
-        name = f"KIND: kind {i}"
-        n_bytes = struct.unpack_from("<I", data, at)[0] if len(data) - at >= 4 else len(data)
-        if n_bytes > len(data) - at - 4:
-            raise QsfFormatError(f"{name} has more bytes than are left, {len(data) - at}")
-        values: dict[str, Any] = dict(parse_values(name, keys, data[at + 4 : at + 4 + n_bytes]))
-        if "is_parallel" in values:
-            values["is_parallel"] = bool(values["is_parallel"])
-        kind = replace(plain, **values)
-        check_kind(name, kind, rotary_dims, QsfFormatError)
-        kinds.append(kind)
-        at += 4 + n_bytes
-    if at != len(data):
-        raise QsfFormatError(f"KIND: {len(data) - at} bytes behind the last kind")
-    return tuple(kinds[i] for i in of_layer)
+SET_HEAD: Final = struct.Struct("<BBHIf")
 
 
-_SET_HEAD: Final = struct.Struct("<BBHIf")
-
-
-def _check_set(name: str, s: RopeSet, last: RopeSet | None, error: type[QsfError]) -> None:
+def check_set(name: str, s: RopeSet, last: RopeSet | None, error: type[QsfError]) -> None:
     """Raise ``error`` for a set that breaks a rule, or may not come behind ``last``."""
     first_number = 0 if last is None else last.number + 1
     is_next = last is not None and s.number == last.number
@@ -366,44 +319,13 @@ def pack_rope(sets: Sequence[RopeSet], error: type[QsfError]) -> bytes:
     out = bytearray(struct.pack("<HH", len(sets), 0))
     last = None
     for i, s in enumerate(sets):
-        _check_set(f"ROPE: set {i}", s, last, error)
-        out += _SET_HEAD.pack(
+        check_set(f"ROPE: set {i}", s, last, error)
+        out += SET_HEAD.pack(
             s.number, s.is_interleaved, len(s.frequencies), s.least_context, s.factor
         )
         out += struct.pack(f"<{len(s.frequencies)}f", *s.frequencies)
         last = s
     return bytes(out)
-
-
-def parse_rope(data: bytes) -> tuple[RopeSet, ...]:
-    """Return the sets of the section ROPE; QsfFormatError where it breaks a rule."""
-    if len(data) < 4:
-        raise QsfFormatError(f"ROPE: {len(data)} bytes, its head alone has 4")
-    n_sets, reserved = struct.unpack_from("<HH", data)
-    if not 1 <= n_sets <= MAX_ROPE_SETS or reserved != 0:
-        raise QsfFormatError(
-            f"ROPE: {n_sets} sets, reserved {reserved}, allowed: 1 .. {MAX_ROPE_SETS}, reserved 0"
-        )
-    sets: list[RopeSet] = []
-    at = 4
-    for i in range(n_sets):
-        name = f"ROPE: set {i}"
-        if len(data) - at < _SET_HEAD.size:
-            raise QsfFormatError(f"{name}: {len(data) - at} bytes left, a set begins with 12")
-        number, pairing, n_pairs, least_context, factor = _SET_HEAD.unpack_from(data, at)
-        at += _SET_HEAD.size
-        if pairing > 1:
-            raise QsfFormatError(f"{name}: pairing is {pairing}, allowed: 0, 1")
-        if 4 * n_pairs > len(data) - at:
-            raise QsfFormatError(f"{name}: {n_pairs} pairs, {len(data) - at} bytes are left")
-        frequencies = struct.unpack_from(f"<{n_pairs}f", data, at)
-        at += 4 * n_pairs
-        s = RopeSet(number, frequencies, bool(pairing), least_context, factor)
-        _check_set(name, s, sets[-1] if sets else None, QsfFormatError)
-        sets.append(s)
-    if at != len(data):
-        raise QsfFormatError(f"ROPE: {len(data) - at} bytes behind the last set")
-    return tuple(sets)
 
 
 def pack_tables(

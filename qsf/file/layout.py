@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from qsf.errors import QsfError, QsfFormatError, QsfUnsupportedError
+from qsf.errors import QsfError
 
 MAGIC: Final = b"QSF1"
 VERSION: Final = 2
@@ -480,14 +480,14 @@ def check_header(header: Header, error: type[QsfError]) -> None:
             )
 
 
-_MODEL: Final = struct.Struct("<4sIII8I4Bf")  # bytes 0 .. 55
-_TOKENS: Final = struct.Struct("<III")  # bytes 80 .. 91
+MODEL: Final = struct.Struct("<4sIII8I4Bf")  # bytes 0 .. 55
+TOKENS: Final = struct.Struct("<III")  # bytes 80 .. 91
 
 
 def pack_model(header: Header) -> bytes:
     """Return bytes 0 .. 55 of the file."""
     h = header
-    return _MODEL.pack(
+    return MODEL.pack(
         MAGIC, VERSION, HEADER_BYTES, h.architecture, h.n_layers, h.dim, h.n_heads, h.n_kv_heads,
         h.n_vocab, h.max_tokens, h.ffn_dim, h.head_dim, h.dtype, h.activation, h.norm,
         h.positions, h.rope_theta,
@@ -497,7 +497,7 @@ def pack_model(header: Header) -> bytes:
 def pack_tokens(header: Header) -> bytes:
     """Return bytes 80 .. 91 of the file."""
     ids = (header.bos_id, header.eos_id, header.pad_id)
-    return _TOKENS.pack(*(TOKEN_NONE if i is None else i for i in ids))
+    return TOKENS.pack(*(TOKEN_NONE if i is None else i for i in ids))
 
 
 def pack_header(
@@ -524,21 +524,3 @@ def pack_header(
     )  # fmt: skip
     crcs = [struct.pack("<I", zlib.crc32(part)) for part in (first, second)]
     return first + crcs[0] + second + crcs[1]
-
-
-def parse_model(data: bytes) -> Header:
-    """Return the checked header of 128 bytes whose checksums are right.
-
-    Raises:
-        QsfFormatError: a field is outside its limits.
-        QsfUnsupportedError: an architecture this release does not know.
-    """
-    f = _MODEL.unpack_from(data)[3:]
-    ids = [None if i == TOKEN_NONE else i for i in _TOKENS.unpack_from(data, 80)]
-    if f[0] > max(Architecture):
-        raise QsfUnsupportedError(
-            f"architecture {f[0]}, this release reads 0 .. {max(Architecture)}"
-        )
-    header = Header(f[0], f[1], f[2], f[3], f[4] or f[3], *f[5:], *ids)
-    check_header(header, QsfFormatError)
-    return header

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from qsf.closing import Closing
 from qsf.errors import QsfError, QsfFormatError, QsfIOError
+from qsf.file.layout import MAGIC
 from qsf.system.files import READ_FLAGS
 
 
@@ -24,6 +25,11 @@ def begins_with(path: str | os.PathLike[str], magic: bytes) -> bool:
         return False
     finally:
         os.close(fd)
+
+
+def is_qsf_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether ``path`` is a regular file that begins as a .qsf file does."""
+    return begins_with(path, MAGIC)
 
 
 class OpenedFile(Closing):

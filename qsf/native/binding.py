@@ -65,7 +65,8 @@ def _text(chars: Any) -> str:
     return str(ffi.string(chars).decode("utf-8", "replace"))
 
 
-def _id(token: int) -> int | None:
+def optional_id(token: int) -> int | None:
+    """Return a token's id; None where there is none."""
     return None if token == lib.QSF_TOKEN_NONE else token
 
 
@@ -172,7 +173,7 @@ class Options:
         paths = _PATHS[out] = []
         for name in _OPTION_PATHS:
             if (path := getattr(self, name)) is not None:
-                paths.append(ffi.new("char[]", _path(path)))
+                paths.append(ffi.new("char[]", path_bytes(path)))
                 setattr(out, name, paths[-1])
         return out
 
@@ -186,7 +187,7 @@ _PATHS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # what structs 
 def plan_model(path: str | os.PathLike[str], options: Options) -> MemoryPlan:
     """Return what opening would take, also where that does not fit the budget."""
     out = ffi.new("qsf_plan *")
-    status = lib.qsf_model_plan(_path(path), options.as_struct(), out)
+    status = lib.qsf_model_plan(path_bytes(path), options.as_struct(), out)
     if status == lib.QSF_ERR_NOMEM and out.min_budget_bytes:
         return memory_plan(out, is_enough=False)
     check_status(status)
@@ -195,10 +196,11 @@ def plan_model(path: str | os.PathLike[str], options: Options) -> MemoryPlan:
 
 def verify_file(path: str | os.PathLike[str]) -> None:
     """Check every stored byte of the file."""
-    check_status(lib.qsf_file_verify(_path(path)))
+    check_status(lib.qsf_file_verify(path_bytes(path)))
 
 
-def _path(path: str | os.PathLike[str]) -> bytes:
+def path_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Return a path as the engine takes it. Raises QsfArgumentError for one with a zero byte."""
     raw = os.fsencode(path)
     if b"\0" in raw:
         raise errors.QsfArgumentError(f"a path cannot contain a zero byte: {path!r}")
@@ -273,7 +275,7 @@ class NativeModel:
     def __init__(self, path: str | os.PathLike[str], options: Options) -> None:
         """Open the file at ``path``; raises ``QsfError``."""
         out = ffi.new("qsf_model **")
-        check_status(lib.qsf_model_open(_path(path), options.as_struct(), out))
+        check_status(lib.qsf_model_open(path_bytes(path), options.as_struct(), out))
         self.owner = _Owner(lib.qsf_model_close, "model")
         self._handle: Any = ffi.gc(out[0], self.owner)
         self.n_vocab = self.info().n_vocab
@@ -315,9 +317,9 @@ class NativeModel:
             ffn_dim=out.ffn_dim,
             n_vocab=out.n_vocab,
             max_tokens=out.max_tokens,
-            bos_id=_id(out.bos_id),
-            eos_id=_id(out.eos_id),
-            pad_id=_id(out.pad_id),
+            bos_id=optional_id(out.bos_id),
+            eos_id=optional_id(out.eos_id),
+            pad_id=optional_id(out.pad_id),
             n_parameters=out.n_parameters,
             file_bytes=out.file_bytes,
             plan=memory_plan(out.plan, is_enough=True),

@@ -1,7 +1,8 @@
 """Writes the C source of ``qsf.native._qsf``, the extension module that contains the C engine.
 
-The declarations come from the marked parts of the headers that csrc/include/qsf.h includes, so
-there is one copy of the API. The C compiler checks them against the header when it builds.
+The declarations come from the marked parts of the headers that csrc/include/qsf.h includes, and of
+those with the records of a file, so there is one copy of them. The C compiler checks them against
+the headers when it builds.
 
 Usage: python build_ffi.py OUT.c
 """
@@ -14,7 +15,9 @@ from pathlib import Path
 
 from cffi import FFI
 
-HEADER = Path(__file__).resolve().parents[2] / "csrc" / "include" / "qsf.h"
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+HEADER = CSRC / "include" / "qsf.h"
+INTERNAL = ("format/records.h", "stream/contents.h")
 
 
 def marked_part(header: Path) -> str:
@@ -24,17 +27,19 @@ def marked_part(header: Path) -> str:
     return marked.split("*/", 1)[1].replace("QSF_API ", "")
 
 
-def public_declarations() -> str:
-    """Return the marked parts of all headers that qsf.h includes, in its order."""
+def declarations() -> str:
+    """Return the marked parts of all headers that qsf.h includes, in its order, and the others."""
     names = re.findall(r'^#include "(\w+\.h)"', HEADER.read_text(encoding="ascii"), re.MULTILINE)
-    return "".join(marked_part(HEADER.with_name(name)) for name in names)
+    headers = [HEADER.with_name(name) for name in names] + [CSRC / name for name in INTERNAL]
+    return "".join(marked_part(header) for header in headers)
 
 
 def build(out: Path) -> None:
     """Write the generated C source to ``out``."""
     ffi = FFI()
-    ffi.cdef(public_declarations())
-    ffi.set_source("qsf.native._qsf", '#include "qsf.h"', py_limited_api=True)
+    ffi.cdef(declarations())
+    includes = '#include "qsf.h"\n#include "stream/contents.h"'
+    ffi.set_source("qsf.native._qsf", includes, py_limited_api=True)
     ffi.emit_c_code(str(out))
 
 

@@ -20,7 +20,7 @@ from qsf.cli.run.answer import generate, say_lines, show
 from qsf.cli.run.form import answer_in_form, read_constraint
 from qsf.cli.run.options import Request, parse
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
-from qsf.file.reader import is_qsf_file
+from qsf.file.opened import is_qsf_file
 from qsf.shell import command
 from qsf.shell.arguments import UsageError, valid_text
 from qsf.shell.command import EXIT_FAILED, EXIT_USAGE, StoppedError

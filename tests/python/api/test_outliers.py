@@ -22,14 +22,14 @@ from make.examples import examples
 from make.outlier_files import Entry, add_outliers, naive_table, random_entries
 from make.qsf_files import repair, tiny_header, write_tiny
 from make.tiny_checkpoints import make_gpt2, make_llama
+from oracle.file.outliers import unpack_outliers
+from oracle.file.reader import Reader
 from oracle.near import assert_near, count_near, tokens_for
 from oracle.readers import agree, verdict
 from oracle.reference import forward, load_qsf
 from oracle.reference_tiles import decode_outliers
 from qsf.errors import QsfFormatError, QsfUnsupportedError
 from qsf.file.layout import OUTLIERS_OF, Compression, Dtype, Tensor, TensorType
-from qsf.file.outliers import unpack_outliers
-from qsf.file.reader import Reader
 from qsf.native import binding
 from qsf_converter import convert
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import qsf
+from oracle.file.reader import Reader
 from oracle.reference_models import load_qsf
 from qsf.file.layout import Compression, Dtype, Layout
-from qsf.file.reader import Reader
 from qsf.native import binding
 from qsf_bench.models import random_qsf
 from qsf_bench.models.shapes import Shape

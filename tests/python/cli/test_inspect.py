@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from make.expert_attacks import EXPERTS
 from make.kind_models import MIXED, SETS, write_model
 from make.qsf_files import tiny_header, write_tiny
+from oracle.file.reader import Reader
 from qsf.cli import inspect as cli
 from qsf.errors import QsfFormatError, QsfIOError
 from qsf.file import reader
 from qsf.file.layout import Dtype
-from qsf.file.reader import Reader
 from qsf.shell import command
 
 ROOT = Path(__file__).parents[3]

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from make import golden_families, hf_makers, torch_files
 from oracle import reference
+from oracle.file.reader import Reader
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.file.layout import Dtype
-from qsf.file.reader import Reader
 from qsf_converter import convert
 from qsf_converter.sources.source import open_source
 

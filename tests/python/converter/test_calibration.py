@@ -15,9 +15,9 @@ from safetensors.numpy import load_file, save_file
 
 from make import calibrated_models
 from oracle import reference
+from oracle.file.reader import Reader
 from qsf.errors import QsfConversionError
 from qsf.file.layout import EMBEDDING_UNIT, Dtype
-from qsf.file.reader import Reader
 from qsf_converter.calibrate import calibration as calibration_module
 from qsf_converter.calibrate.calibration import FEEDBACK, Calibration
 from qsf_converter.calibrate.calibration_text import CalibrationText, read_calibration_text

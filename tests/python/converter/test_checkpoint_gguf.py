@@ -18,9 +18,9 @@ import pytest
 from make import gguf_files, hf_makers, tiny_checkpoints
 from make.fresh import write_fresh
 from make.gguf_files import Type
+from oracle.file.reader import Reader
 from qsf.errors import QsfConversionError, QsfIOError
 from qsf.file.layout import dtype_name
-from qsf.file.reader import Reader
 from qsf_converter import convert
 from qsf_converter.sources.checkpoint import to_float32
 from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from make.examples import examples
 from make.qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
+from oracle.file.reader import Reader
 from qsf.errors import QsfArgumentError
 from qsf.file import layout, writer
 from qsf.file.blocks import pack_block, pack_blocks, unpack_block
@@ -34,7 +35,6 @@ from qsf.file.layout import (
     pass_units,
     tensor_bytes,
 )
-from qsf.file.reader import Reader
 from qsf.file.writer import Writer
 from qsf.native import binding
 

@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from make import hf_makers
+from oracle.file.reader import Reader
 from qsf.file.layout import KEPT, Activation, Dtype, Layout, TensorType
-from qsf.file.reader import Reader
 from qsf_converter import convert
 from qsf_converter import convert as convert_function
 from qsf_converter.rounding.plan import QUANT_TYPES

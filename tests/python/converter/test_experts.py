@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from make import golden_families, tiny_checkpoints
 from make.golden_families import Case
 from oracle import reference
+from oracle.file.reader import Reader
 from oracle.reference_experts import Routing, choose
 from qsf.errors import QsfConversionError
 from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn
 from qsf.file.layout import Dtype, TensorType
-from qsf.file.reader import Reader
 from qsf_converter import convert
 from qsf_converter.sources.architectures import family_of, read_facts
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from make import golden_families, hf_makers
+from oracle.file.reader import Reader
 from qsf.errors import QsfConversionError
-from qsf.file.reader import Reader
 from qsf_converter import convert
 from qsf_converter.sources.architectures import FAMILIES, family_of, read_facts
 from qsf_converter.sources.families.positions import alibi_slopes, mpt_slopes

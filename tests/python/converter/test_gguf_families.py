@@ -11,7 +11,7 @@ import pytest
 
 from make import gguf_families, golden_families
 from make.golden_families import Case
-from qsf.file.reader import Reader
+from oracle.file.reader import Reader
 from qsf_converter import convert
 from qsf_converter.sources.architectures import FAMILIES
 from qsf_converter.sources.gguf_config import ALL_DIALECTS

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from make import gguf_files, tiny_checkpoints
 from oracle import reference
+from oracle.file.reader import Reader
 from oracle.reference_tiles import decode_tiles
 from qsf import Model
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.file.layout import Dtype, Layout, dtype_name, tensor_bytes
-from qsf.file.reader import Reader
 from qsf_converter import convert
 from qsf_converter.request import Request
 from qsf_converter.rounding.gguf_tiles import exact_shifts, gguf_tiles

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from make import gguf_files, tiny_checkpoints
+from oracle.file.reader import Reader
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.file.gguf_parts import name_without_part, part_names
-from qsf.file.reader import Reader
 from qsf.find import store
 from qsf.find.download import wanted_files
 from qsf.find.names import gguf_of, meaning_of

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from make import gguf_files
-from qsf.file.reader import Reader
+from oracle.file.reader import Reader
 from qsf.file.stored_tokenizer import unpack_tokenizer
 from qsf.text.chat import ChatTemplate
 from qsf.text.tokenizer import Tokenizer

@@ -16,8 +16,8 @@ import pytest
 from make import gguf_files, hf_makers, tiny_checkpoints, torch_files
 from make.commands import Here
 from oracle import reference
+from oracle.file.reader import Reader
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
-from qsf.file.reader import Reader
 from qsf_converter import convert
 from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint

@@ -47,9 +47,9 @@ from make.attacks import (
 from make.examples import examples
 from make.fresh import write_fresh
 from make.qsf_files import repair
+from oracle.file.reader import Reader
 from qsf.errors import QsfError, QsfFormatError
 from qsf.file.layout import Compression
-from qsf.file.reader import Reader
 
 # ---- damage ----
 

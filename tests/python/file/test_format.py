@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from make.examples import examples
 from make.failing_calls import ERRORS, FailingCalls
 from make.qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
+from oracle.file.reader import Reader
 from qsf.errors import QsfArgumentError, QsfIOError, QsfUnsupportedError
 from qsf.file.layout import (
     EMBEDDING_UNIT,
@@ -39,7 +40,6 @@ from qsf.file.layout import (
     tensor_bytes,
 )
 from qsf.file.partial import remove_abandoned
-from qsf.file.reader import Reader
 from qsf.file.writer import Writer
 
 T = TensorType

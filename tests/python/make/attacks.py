@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from make.qsf_files import tiny_header, write_tiny
+from oracle.file.reader import Reader
 from qsf.errors import QsfError, QsfFormatError, QsfUnsupportedError
 from qsf.file.kinds import LayerKind, RopeSet
 from qsf.file.layout import Arch, Compression, Positions
-from qsf.file.reader import Reader
 
 NONE, LZ4, ZSTD = Compression.NONE, Compression.LZ4, Compression.ZSTD
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from make.fresh import write_fresh
+from oracle.file.reader import Reader
 from qsf.errors import QsfError
-from qsf.file.reader import Reader
 from qsf.native import binding
 
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from oracle.file.reader import Reader
     from qsf.file.kinds import LayerKind, RopeSet
     from qsf.file.layout import Tensor, Unit
-    from qsf.file.reader import Reader
 
 Array = NDArray[Any]
 
@@ -274,8 +274,8 @@ def load_qsf(path: Path, context: int = 0) -> Model:
 
     `context` is that of the session, which picks among RoPE sets; 0: the model's own.
     """
+    from oracle.file.reader import Reader
     from qsf.file import layout
-    from qsf.file.reader import Reader
 
     weights: dict[str, Array] = {}
     integer: dict[str, int] = {}

@@ -11,13 +11,13 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from oracle.file.outliers import outliers_fault
 from qsf.errors import QsfFormatError
 from qsf.file import layout as lay
 from qsf.file.layout import Layout, Tensor, TensorType, Unit
-from qsf.file.outliers import outliers_fault
 
 if TYPE_CHECKING:
-    from qsf.file.reader import Extent, Reader
+    from oracle.file.reader import Extent, Reader
 
 Progress = Callable[[int, int], None]
 _PIECE_BYTES: Final = 1 << 20

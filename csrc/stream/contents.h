@@ -1,0 +1,42 @@
+/* contents.h - an open file for the tools of the Python package: its records, its sections, and a
+ * check of every byte. Not in the public API, which opens models.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_STREAM_CONTENTS_H
+#define QSF_STREAM_CONTENTS_H
+
+#include "format/records.h"
+
+/* ---- cdef begin ---- (cffi reads this part too) */
+
+/* The records of an open file, as in qsf_reader; valid until it is closed. */
+typedef struct qsf_contents {
+    uint64_t file_bytes;
+    const qsf_header *header;
+    const qsf_arch *arch;
+    const qsf_layer_kind *kinds; /* [n_kinds] */
+    const qsf_rope_set *rope_sets;
+    const qsf_section *sections;
+    const qsf_unit *units;
+    const qsf_tensor *tensors;
+    uint32_t n_kinds;
+    uint32_t n_rope_sets;
+    uint32_t n_sections;
+    uint32_t n_units;
+    uint32_t n_tensors;
+    uint32_t n_extents; /* header, directory, sections and units */
+} qsf_contents;
+
+/* Opens a file and checks its records. The caller closes *out, which is NULL after an error. */
+qsf_status qsf_contents_open(const char *path, qsf_contents **out);
+void qsf_contents_close(qsf_contents *c);
+
+/* Reads section i into dst [its n_bytes] and verifies its checksum. */
+qsf_status qsf_contents_read(qsf_contents *c, uint32_t i, void *dst);
+
+/* Checks extent i in file order, and the padding around it. Sets *end to where it ends. */
+qsf_status qsf_contents_verify(qsf_contents *c, uint32_t i, uint64_t *end);
+
+/* ---- cdef end ---- */
+
+#endif
