@@ -300,6 +300,7 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run ``qsf-convert`` and return its exit code."""
+    process.unmap_freed_arrays()
     return typer_app.run(app, arguments, program=PROGRAM, when_cut_off="nothing was written")
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from qsf.errors import QsfError, QsfFormatError, QsfIOError
-from qsf.evaluate.evaluation import Evaluation, evaluate, perplexity_change
+from qsf.evaluate.evaluation import Evaluation, evaluate, perplexity_change, working_bytes
+from qsf.file.reader import Reader
 from qsf.kv import parse_kv_type
 from qsf.model import Model
 from qsf_converter.calibrate.texts import bundled_text
@@ -28,7 +29,7 @@ _MOST_TOKENS: Final = 2048
 _LEAST_TOKENS: Final = 1024  # of fewer the standard error is too large
 # Of the whole process, so that a conversion of a large model does not need its size in memory.
 _BUDGET_MB: Final = 180
-_MARGIN_MB: Final = 96  # above the least that the model can do with; evaluating takes some
+_MARGIN_MB: Final = 32  # above the least that the model can do with, so that fewer layers stream
 # About a minute of two cores. By weights, not by the clock: a file must not depend on the machine.
 _MOST_WORK: Final = 4e12  # tokens x weights
 
@@ -81,14 +82,21 @@ def measure_kv_cost(
         def advance(done: float, total: float) -> None:
             progress(int(place * total + done), int(2 * total))
 
-        with Model(path, ram_budget=budget_mb, kv_type=kv_type, threads=n_threads) as model:
+        with Model(
+            path, ram_budget=budget_mb, kv_type=kv_type, threads=n_threads, reserve_mb=reserve_mb
+        ) as model:
             ctx_tokens = min(_CTX_TOKENS, model.info.max_tokens)
             return evaluate(
                 model, bundled_text(), ctx_tokens=ctx_tokens, max_tokens=n_tokens, progress=advance
             )
 
     try:
-        least = Model.plan(path, ram_budget=1, kv_type=_REFERENCE).min_budget_bytes
+        with Reader(path) as reader:
+            n_vocab = reader.header.n_vocab
+        reserve_mb = -(-working_bytes(n_vocab, 1, bundled_text(), n_tokens) >> 20)
+        least = Model.plan(
+            path, ram_budget=1, kv_type=_REFERENCE, reserve_mb=reserve_mb
+        ).min_budget_bytes
         budget_mb = max(_BUDGET_MB, (least >> 20) + _MARGIN_MB)
         reference = found(_REFERENCE, 0)
         change, error = perplexity_change(found(_CANDIDATE, 1).token_nll, reference.token_nll)

@@ -3,8 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 from pathlib import Path
+from typing import Final
+
+_M_MMAP_THRESHOLD: Final = -3  # of glibc's malloc.h
+_UNMAPPED_BYTES: Final = 4 << 20
 
 
 def is_alive(pid: int) -> bool:
@@ -26,6 +32,16 @@ def resident_bytes() -> int | None:
 def peak_bytes() -> int | None:
     """Return the highest resident memory so far; None where the system does not tell."""
     return _status_bytes("VmHWM:")
+
+
+def unmap_freed_arrays() -> None:
+    """Give arrays of 4 MB and more back to the system as soon as they are freed.
+
+    glibc raises its own threshold to the size of whatever was freed, and then each thread's heap
+    keeps up to twice as much: 85 MB after a conversion. Other C libraries are left as they are.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _UNMAPPED_BYTES)
 
 
 def _status_bytes(field: str) -> int | None:
