@@ -11,7 +11,7 @@
             `baseline` finds llama.cpp
 `judge/`    from times to `results`: the `machine`, `bounds` of a test, `rows` and ratios,
             `compare` with an earlier result; the machine's limits are `qsf.native.roofline`'s
-`show/`     `report`: its parts, which `table` shows on a terminal or as HTML; `trace` for Chrome
+`show/`     `report`: its parts, which `table` shows on a terminal or as HTML
 ==========  =====================================================================================
 
 Packages import downwards only: the modules here, then show, judge, run, models. Nothing else

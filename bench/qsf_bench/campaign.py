@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from qsf.errors import QsfArgumentError, QsfError, QsfUnsupportedError
-from qsf.file.layout import pass_units
 from qsf.native import roofline
 from qsf.native.roofline import Limits
 from qsf.shell.command import StoppedError, explain_folder
@@ -27,11 +26,8 @@ from qsf_bench.run.llama_bench import KV_TYPES as BASELINE_KV_TYPES
 from qsf_bench.run.memory_group import memory_group
 from qsf_bench.run.rounds import TaskRuns, run_rounds
 from qsf_bench.run.tasks import LLAMA, QSF, Task
-from qsf_bench.show.trace import chrome_trace
 
 _PROCESS_MB = 48  # Python, KV cache, buffers
-_TRACED_TOKENS = 8
-_TRACED_EVENTS = 1 << 18
 # From so many bytes a token on, a streamed prompt is warmed up by one token instead of all.
 _SLOW_BYTES = 512 << 20
 
@@ -53,13 +49,11 @@ class Watcher(Protocol):
 class Outputs:
     """What a run gives.
 
-    ``trace``: Chrome's trace events, if they were wanted and could be had.
     ``is_incomplete``: something that was asked for is missing, and the results say what.
     ``stopped``: the exception of a signal that ended the rounds before their time.
     """
 
     results: Results
-    trace: dict[str, Any] | None
     is_incomplete: bool
     stopped: StoppedError | None = None
 
@@ -72,7 +66,7 @@ class _Pair:
     gguf: FileFacts | None
 
 
-def run(request: Request, watcher: Watcher, *, wants_trace: bool = False) -> Outputs:
+def run(request: Request, watcher: Watcher) -> Outputs:
     """Do what is requested.
 
     Raises:
@@ -80,7 +74,7 @@ def run(request: Request, watcher: Watcher, *, wants_trace: bool = False) -> Out
         QsfError: there is nothing to measure, or nothing could be measured.
         StoppedError: by a signal before there were any figures; after that, see `Outputs.stopped`.
     """
-    return _Campaign(request, watcher).run(wants_trace=wants_trace)
+    return _Campaign(request, watcher).run()
 
 
 class _Campaign:
@@ -95,9 +89,8 @@ class _Campaign:
         self.failures: list[Failure] = []
         self.notes: list[str] = []
         self.runs: list[TaskRuns] = []
-        self.trace: dict[str, Any] | None = None
 
-    def run(self, *, wants_trace: bool) -> Outputs:
+    def run(self) -> Outputs:
         """See `run`."""
         self.check()
         self.llama = self.find_llama()
@@ -111,8 +104,6 @@ class _Campaign:
         try:
             self.run_rounds()
             bounds = self.measure_limits_again(bounds)
-            if wants_trace:
-                self.record_trace()
         except StoppedError as error:
             if not any(task_runs.has_figures for task_runs in self.runs):
                 raise
@@ -120,7 +111,7 @@ class _Campaign:
             is_after = all(len(r.outcomes) == self.request.options.rounds for r in self.runs)
             what = "what comes after the rounds was done" if is_after else "all rounds were done"
             self.notes.append(f"{error.text} before {what}")
-        return self.outputs(machine_facts, bounds, stopped, wants_trace=wants_trace)
+        return self.outputs(machine_facts, bounds, stopped)
 
     def miss(self, engine: str, file: str, what: str, why: str, *, how: str = "") -> None:
         """Note that something that was asked for is missing; all else goes on.
@@ -135,8 +126,6 @@ class _Campaign:
         machine_facts: dict[str, object],
         bounds: Limits,
         stopped: StoppedError | None,
-        *,
-        wants_trace: bool,
     ) -> Outputs:
         """Make results of what has been gathered."""
         analysis = rows.analyse(
@@ -158,8 +147,7 @@ class _Campaign:
             notes=list(dict.fromkeys(map(_without_folders, notes))),
             settings=self.settings(),
         )
-        is_incomplete = bool(results.failures) or (wants_trace and self.trace is None)
-        return Outputs(results, self.trace, is_incomplete, stopped)
+        return Outputs(results, bool(results.failures), stopped)
 
     def settings(self) -> dict[str, object]:
         """Return the settings of all rows."""
@@ -373,30 +361,6 @@ class _Campaign:
             self.llama.python if is_llama and self.llama else sys.executable,
             is_cold=is_bound,
             n_weights=facts.n_weights,
-        )
-
-    # ---- beside the rounds ----
-
-    def record_trace(self) -> None:
-        """Record a few tokens, generated if possible, of the first file in the last setting."""
-        facts, test = self.pairs[0].qsf, self.request.tests[-1]
-        if test.kind == "tg":
-            test = replace(test, n_tokens=min(test.n_tokens, _TRACED_TOKENS))
-        self.watcher.begin("tracing")
-        task = self.task(self.request.settings[-1], facts)
-        try:
-            outcome = self.run_task(replace(task, tests=(test,), trace_events=_TRACED_EVENTS))
-            why, answer = outcome.why, outcome.answer
-        except QsfError as error:
-            why, answer = str(error), None
-        if why or answer is None:
-            self.miss(QSF, facts.path.name, "trace", why)
-            return
-        self.trace = chrome_trace(
-            answer.trace,
-            answer.trace_kinds,
-            unit_names=[unit.name for unit in pass_units(facts.n_layers)],
-            name=facts.path.name,
         )
 
 

@@ -9,7 +9,6 @@ terminated.
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -52,7 +51,7 @@ def bench_command(options: Options) -> int:
     old = results.read(options.compare) if options.compare is not None else None
     steps = Steps(enabled=not options.quiet, program=PROGRAM)
     try:
-        outputs = campaign.run(request, steps, wants_trace=options.trace is not None)
+        outputs = campaign.run(request, steps)
     finally:
         steps.close()
     comparison = compare.compare(old, outputs.results) if old is not None else None
@@ -89,9 +88,9 @@ def print_report(measured: results.Results, comparison: compare.Comparison | Non
 
 def check_outputs(options: Options) -> None:
     """Refuse before the work what would fail, or destroy something, after it."""
-    paths = [path for path in (options.json, options.html, options.trace) if path is not None]
+    paths = [path for path in (options.json, options.html) if path is not None]
     if len({path.resolve() for path in paths}) < len(paths):
-        raise QsfArgumentError("--json, --html and --trace need names of their own")
+        raise QsfArgumentError("--json and --html need names of their own")
     sources = [options.compare, *options.models, *options.baseline_model]
     taken = {path.resolve() for path in sources if path is not None}
     for path in paths:
@@ -109,8 +108,4 @@ def write_outputs(
     if options.html is not None:
         text = table.as_page(table.report(outputs.results, comparison))
         write_text(options.html, text, overwrite=options.force)
-    traced = outputs.trace
-    if options.trace is not None and traced is not None:
-        write_text(options.trace, json.dumps(traced) + "\n", overwrite=options.force)
-    written = [options.json, options.html, options.trace if traced is not None else None]
-    return [path for path in written if path is not None]
+    return [path for path in (options.json, options.html) if path is not None]

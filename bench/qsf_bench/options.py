@@ -190,9 +190,6 @@ class Options:
     )
     json: Path | None = _option("FILE", "Write the results as JSON.", Path)
     html: Path | None = _option("FILE", "Write the report as one web page.", Path)
-    trace: Path | None = _option(
-        "FILE", "Write the timeline of a few tokens as Chrome trace events.", Path
-    )
     compare: Path | None = _option(
         "OLD.json", "Results of an earlier run: report what became slower or faster.", Path
     )
@@ -275,7 +272,6 @@ Examples:
   python -m qsf.bench --json new.json --compare old.json
   python -m qsf.bench model.qsf --baseline-model model-Q4_K_M.gguf
   python -m qsf.bench --baseline ik=ik_llama.cpp/build/bin/llama-bench
-  python -m qsf.bench model.qsf --baseline none --trace trace.json
 
 Shapes: {_lines(shapes.SHAPES)}
 Types: {_lines(QUANT_TYPES)}

@@ -46,11 +46,6 @@ static qsf_status choose_locked(qsf_model *m, qsf_session *s, const float *logit
         if (logits == s->buffers.logits)
             note_choice(s, how, change, *random_state);
     }
-    qsf_trace_record(&m->trace, &(qsf_trace_event){.begin_ns = start_ns,
-                                                   .end_ns = end_ns,
-                                                   .kind = QSF_TRACE_SAMPLE,
-                                                   .unit_idx = QSF_UNIT_NONE,
-                                                   .n_tokens = 1});
     return QSF_OK;
 }
 

@@ -132,7 +132,7 @@ static qsf_status run_items(qsf_model *m, qsf_pass_item *items, uint32_t n_items
 {
     qsf_stopwatch w;
     QSF_TRY(check_items(m, items, n_items, report));
-    qsf_stopwatch_start(&w, &m->trace, qsf_clock_ns());
+    qsf_stopwatch_start(&w, qsf_clock_ns());
     if (!take_items(m, items, n_items))
         return run_parts(m, items, n_items, &w, report);
     qsf_status status = QSF_ERR_CANCELLED;

@@ -27,8 +27,6 @@ void qsf_model_release(qsf_model *m)
         qsf_mutex_destroy(&m->choosing);
     if (m->has_kv_lock)
         qsf_mutex_destroy(&m->kv_lock);
-    if (m->has_trace)
-        qsf_trace_destroy(&m->trace);
     qsf_ledger ledger = m->ledger; /* m, which holds the ledger, is released last */
     qsf_ledger_release(&ledger, QSF_USE_HANDLE, m, sizeof *m);
 }
@@ -37,7 +35,6 @@ void qsf_model_close(qsf_model *m)
 {
     if (m == NULL)
         return;
-    qsf_trace_set(&m->trace, NULL, 0); /* sessions may live on, the caller's array may not */
     qsf_mutex_lock(&m->lock);
     m->is_closed = true;
     const bool is_last = m->n_sessions == 0;

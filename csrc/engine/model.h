@@ -15,7 +15,6 @@
 #include "memory/ledger.h"
 #include "model/forward.h"
 #include "platform/thread.h"
-#include "platform/trace.h"
 #include "stream/stream.h"
 
 struct qsf_model {
@@ -65,8 +64,6 @@ struct qsf_model {
     bool has_choosing;
     qsf_mutex kv_lock; /* of the pool's blocks; not of their pages */
     bool has_kv_lock;
-    bool has_trace;
-    qsf_trace trace; /* under its own lock */
 };
 
 /* Releases all memory of a model, also of one that is partly open. qsf_model_close calls it only if

@@ -116,19 +116,3 @@ qsf_status qsf_model_section(qsf_model *m, const char *tag, void *dst, uint64_t 
     qsf_mutex_unlock(&m->lock);
     return status;
 }
-
-qsf_status qsf_model_trace(qsf_model *m, qsf_trace_event *events, size_t cap_events)
-{
-    QSF_REQUIRE(m);
-    if (events != NULL && cap_events == 0)
-        return QSF_FAIL(QSF_ERR_ARG, "cap_events is 0; it must be at least 1");
-    qsf_trace_set(&m->trace, events, cap_events);
-    return QSF_OK;
-}
-
-size_t qsf_model_trace_count(qsf_model *m, uint64_t *n_dropped)
-{
-    if (n_dropped != NULL)
-        *n_dropped = 0;
-    return m == NULL ? 0 : qsf_trace_count(&m->trace, n_dropped);
-}

@@ -245,14 +245,12 @@ static qsf_status take_memory(qsf_model *m)
         .ring_bytes = (size_t)plan->ring_bytes,
         .io = &m->io,
         .setup = m->io_setup,
-        .trace = &m->trace,
     };
     QSF_TRY(qsf_stream_init(&m->stream, &m->reader, &m->ledger, &streaming));
     const qsf_experts_options caching = {
         .n_slots = plan->expert_slots,
         .n_transit = plan->expert_transit_slots,
         .io = &m->io,
-        .trace = &m->trace,
     };
     QSF_TRY(qsf_experts_init(&m->experts, &m->reader, &m->ledger, &caching));
     QSF_TRY(take_embedding_cache(m));
@@ -320,8 +318,6 @@ static qsf_status create_empty(const qsf_options *opt, const qsf_faults *faults,
     m->has_choosing = true;
     QSF_TRY(qsf_mutex_init(&m->kv_lock));
     m->has_kv_lock = true;
-    QSF_TRY(qsf_trace_init(&m->trace));
-    m->has_trace = true;
     return QSF_OK;
 }
 

@@ -23,7 +23,6 @@ qsf_status qsf_pass_check_tokens(const qsf_model *m, const uint32_t *tokens, siz
 
 void qsf_pass_count_phases(qsf_session *s, qsf_stopwatch *w, uint64_t n, uint64_t n_all)
 {
-    w->unit_idx = QSF_UNIT_NONE;
     qsf_stopwatch_lap(w, QSF_PHASE_OTHER);
     for (uint32_t i = 0; i < QSF_N_PHASES; i++)
         s->phase_ns[i] += w->phase_ns[i] * n / n_all;
@@ -121,26 +120,6 @@ static void gather(const qsf_shared_buffers *b, const qsf_pass_part *parts, uint
     chunk->n_logits_rows = n_rows;
 }
 
-/* Runs the chunk and traces it. */
-static qsf_status run_chunk(qsf_model *m, const qsf_chunk *chunk)
-{
-    qsf_stopwatch *const w = chunk->stopwatch;
-    qsf_stopwatch_lap(w, QSF_PHASE_OTHER);
-    const uint64_t begin_ns = w->last_ns;
-    const qsf_status status = qsf_forward_run(&m->forward, chunk);
-    if (qsf_trace_is_on(&m->trace)) {
-        qsf_stopwatch_lap(w, QSF_PHASE_OTHER); /* a failed pass ends within a lap */
-        qsf_trace_record(&m->trace, &(qsf_trace_event){
-                                        .begin_ns = begin_ns,
-                                        .end_ns = w->last_ns,
-                                        .kind = QSF_TRACE_PASS,
-                                        .unit_idx = QSF_UNIT_NONE,
-                                        .n_tokens = chunk->n_tokens,
-                                    });
-    }
-    return status;
-}
-
 /* Appends the tokens of a part to its session; rows [n_rows, n_vocab] are its logits. */
 static void append(const qsf_model *m, const qsf_pass_part *p, const float *rows)
 {
@@ -203,7 +182,6 @@ qsf_status qsf_pass_run(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, qs
     QSF_TRY(reserve(m, parts, n_parts));
     gather(b, parts, n_parts, &chunk);
     m->shared.logits_pass += chunk.logits == b->logits;
-    w->n_tokens = chunk.n_tokens;
-    const qsf_status status = run_chunk(m, &chunk);
+    const qsf_status status = qsf_forward_run(&m->forward, &chunk);
     return hand_out(m, parts, n_parts, chunk.logits, status);
 }

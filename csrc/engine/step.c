@@ -29,7 +29,7 @@ qsf_status qsf_session_step(qsf_session *s, uint32_t token)
     QSF_REQUIRE(s);
     qsf_model *const m = s->model;
     const uint64_t start_ns = qsf_clock_ns();
-    qsf_stopwatch_start(&s->stopwatch, &m->trace, start_ns);
+    qsf_stopwatch_start(&s->stopwatch, start_ns);
     QSF_TRY(qsf_pass_check_tokens(m, &token, 1));
     if (s->n_tokens == m->plan.ctx_tokens)
         return QSF_FAIL(QSF_ERR_ARG, "the context of %u tokens is full", s->n_tokens);

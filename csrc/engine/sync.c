@@ -51,7 +51,7 @@ static qsf_status advance(qsf_session *s, const uint32_t *tokens, size_t n_token
 {
     qsf_model *const m = s->model;
     const uint64_t start_ns = qsf_clock_ns();
-    qsf_stopwatch_start(&s->stopwatch, &m->trace, start_ns);
+    qsf_stopwatch_start(&s->stopwatch, start_ns);
     QSF_TRY(qsf_pass_check_tokens(m, tokens, n_tokens));
     /* Scoring evaluates from its first row on. Otherwise all held tokens may be kept; the last one
      * only if its logits are available. */

@@ -11,8 +11,7 @@
  *     releases it, accepts NULL and cannot fail.
  *   - Handles may be closed in any order. A model stays alive until its last session is
  *     destroyed.
- *   - The engine uses a pointer argument only until the call returns. The one exception is
- *     the memory of a trace, see qsf_model_trace().
+ *   - The engine uses a pointer argument only until the call returns.
  *   - Sizes are in bytes unless the name says tokens, rows, floats or layers.
  *   - Several threads may share a qsf_model; their sessions take turns. Only one thread at
  *     a time may use a qsf_session, except for qsf_session_cancel().

@@ -18,8 +18,6 @@ extern "C" {
  * before after the same tokens; a draft model; the caller. */
 #define QSF_N_GUESSERS 4
 
-#define QSF_UNIT_NONE 0xFFFFFFFF /* "no unit of the file" in qsf_trace_event */
-
 /* Parts of a call of sync, score or step. Each nanosecond of the calling thread belongs to exactly
  * one of them. */
 typedef enum qsf_phase {
@@ -121,45 +119,6 @@ typedef struct qsf_memory_event {
 
 /* Fills out [cap_events] with the latest events, oldest first. Returns the number of events. */
 QSF_API size_t qsf_model_memory_events(qsf_model *m, qsf_memory_event *out, size_t cap_events);
-
-/* ---- tracing ---- */
-
-/* The kind of an event is a qsf_phase or one of these values. */
-typedef enum qsf_trace_kind {
-    QSF_TRACE_PASS = 11,     /* a whole forward pass, from the start of this session's turn */
-    QSF_TRACE_READ = 12,     /* one read; a reading thread may have several in flight */
-    QSF_TRACE_CHECKSUM = 13, /* verifying the bytes that were read */
-    QSF_TRACE_SAMPLE = 14    /* choosing a token */
-} qsf_trace_kind;
-
-/* Returns the name of a kind, such as "qkv" or "read", or "unknown": a static string, never
- * NULL. */
-QSF_API const char *qsf_trace_kind_name(uint32_t kind);
-
-/* Times are of the clock CLOCK_MONOTONIC. */
-typedef struct qsf_trace_event {
-    uint64_t begin_ns;
-    uint64_t end_ns;
-    uint64_t n_bytes;    /* bytes read, verified, waited for or decompressed; else 0 */
-    uint32_t kind;       /* a qsf_phase or a qsf_trace_kind */
-    uint32_t unit_idx;   /* as in qsf_model_timeline(), or QSF_UNIT_NONE */
-    uint32_t thread_idx; /* 0: the calling thread; from 1 on: reading threads */
-    uint32_t n_tokens;   /* tokens in the chunk; 0 for reading threads */
-} qsf_trace_event;
-
-/* Starts a trace: the engine writes the events of the model and its sessions to
- * events [cap_events], in the order in which each thread ends them. When the array is full,
- * further events are dropped. An event of waiting or decompressing lies inside an event of another
- * phase. Events of phases lie inside a pass, except QSF_PHASE_OTHER before and after it. Waits
- * of less than one microsecond are left out.
- * The engine uses the array until the next call of this function or until qsf_model_close(); after
- * that no thread touches it. The next call starts a new trace, or ends tracing if events is NULL.
- * QSF_ERR_ARG: cap_events is 0. */
-QSF_API qsf_status qsf_model_trace(qsf_model *m, qsf_trace_event *events, size_t cap_events);
-
-/* Returns the number of events written by the current trace, or by the last one if tracing has
- * ended. *n_dropped, unless n_dropped is NULL, becomes the number of dropped events. */
-QSF_API size_t qsf_model_trace_count(qsf_model *m, uint64_t *n_dropped);
 
 /* ---- cdef end ---- */
 

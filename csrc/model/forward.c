@@ -166,8 +166,6 @@ static qsf_status run_units(qsf_forward *f, const qsf_chunk *chunk)
 qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk)
 {
     f->ops.stopwatch = chunk->stopwatch;
-    if (chunk->stopwatch != NULL)
-        chunk->stopwatch->unit_idx = f->ends->embedding->unit_idx;
     begin_pass(f, chunk);
     qsf_experts_begin_pass(f->ops.experts, chunk->n_tokens, chunk->cancel, chunk->stopwatch);
     const qsf_status status = run_units(f, chunk);

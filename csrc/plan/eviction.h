@@ -15,6 +15,8 @@
 #include "include/qsf.h"
 #include "stream/stream.h"
 
+#define QSF_UNIT_NONE UINT32_MAX /* no unit of the file */
+
 /* What is resident now, and what was at open. */
 typedef struct qsf_residency {
     const qsf_stream *stream;

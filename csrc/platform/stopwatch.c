@@ -1,12 +1,10 @@
-/* stopwatch.c - adds up laps and records them as events. */
+/* stopwatch.c - adds up laps. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/stopwatch.h"
 
 #include <stddef.h>
 
 #include "platform/clock.h"
-
-#define LEAST_EVENT_NS 1000 /* a shorter wait is no event: the data was ready */
 
 _Static_assert((int)QSF_PHASE_OTHER + 1 == QSF_N_PHASES, "QSF_N_PHASES counts the phases");
 
@@ -28,24 +26,9 @@ const char *qsf_phase_name(uint32_t phase)
     return phase < QSF_N_PHASES ? names[phase] : "unknown";
 }
 
-static void record(const qsf_stopwatch *w, qsf_phase phase, uint64_t begin_ns, uint64_t end_ns,
-                   uint64_t n_bytes)
+void qsf_stopwatch_start(qsf_stopwatch *w, uint64_t now_ns)
 {
-    if (!qsf_trace_is_on(w->trace))
-        return;
-    qsf_trace_record(w->trace, &(qsf_trace_event){
-                                   .begin_ns = begin_ns,
-                                   .end_ns = end_ns,
-                                   .n_bytes = n_bytes,
-                                   .kind = (uint32_t)phase,
-                                   .unit_idx = w->unit_idx,
-                                   .n_tokens = w->n_tokens,
-                               });
-}
-
-void qsf_stopwatch_start(qsf_stopwatch *w, qsf_trace *trace, uint64_t now_ns)
-{
-    *w = (qsf_stopwatch){.last_ns = now_ns, .trace = trace, .unit_idx = QSF_UNIT_NONE};
+    *w = (qsf_stopwatch){.last_ns = now_ns};
 }
 
 void qsf_stopwatch_lap(qsf_stopwatch *w, qsf_phase phase)
@@ -62,17 +45,13 @@ void qsf_stopwatch_lap_at(qsf_stopwatch *w, qsf_phase phase, uint64_t now_ns)
     const uint64_t aside_ns = w->aside_ns < lap_ns ? w->aside_ns : lap_ns;
     w->phase_ns[phase] += lap_ns - aside_ns;
     w->aside_ns -= aside_ns;
-    record(w, phase, w->last_ns, now_ns, 0);
     w->last_ns = now_ns;
 }
 
-void qsf_stopwatch_set_aside(qsf_stopwatch *w, qsf_phase phase, uint64_t begin_ns, uint64_t end_ns,
-                             uint64_t n_bytes)
+void qsf_stopwatch_set_aside(qsf_stopwatch *w, qsf_phase phase, uint64_t begin_ns, uint64_t end_ns)
 {
     if (w == NULL)
         return;
     w->phase_ns[phase] += end_ns - begin_ns;
     w->aside_ns += end_ns - begin_ns;
-    if (end_ns - begin_ns >= LEAST_EVENT_NS)
-        record(w, phase, begin_ns, end_ns, n_bytes);
 }

@@ -12,19 +12,15 @@
 #include <stdint.h>
 
 #include "include/qsf.h"
-#include "platform/trace.h"
 
 typedef struct qsf_stopwatch {
     uint64_t phase_ns[QSF_N_PHASES]; /* since start */
     uint64_t last_ns;                /* end of the latest lap */
     uint64_t aside_ns;               /* set aside since then */
-    qsf_trace *trace;                /* borrowed, or NULL */
-    uint32_t unit_idx;               /* for events: the current unit of the file, or NONE */
-    uint32_t n_tokens;               /* for events: tokens of the chunk */
 } qsf_stopwatch;
 
 /* Sets all phases to 0 and begins a lap at now_ns. */
-void qsf_stopwatch_start(qsf_stopwatch *w, qsf_trace *trace, uint64_t now_ns);
+void qsf_stopwatch_start(qsf_stopwatch *w, uint64_t now_ns);
 
 /* Ends a lap: adds the time since the latest lap to `phase`. */
 void qsf_stopwatch_lap(qsf_stopwatch *w, qsf_phase phase);
@@ -34,7 +30,6 @@ void qsf_stopwatch_lap(qsf_stopwatch *w, qsf_phase phase);
 void qsf_stopwatch_lap_at(qsf_stopwatch *w, qsf_phase phase, uint64_t now_ns);
 
 /* Counts begin_ns .. end_ns, inside the current lap, for `phase` instead of the lap's phase. */
-void qsf_stopwatch_set_aside(qsf_stopwatch *w, qsf_phase phase, uint64_t begin_ns, uint64_t end_ns,
-                             uint64_t n_bytes);
+void qsf_stopwatch_set_aside(qsf_stopwatch *w, qsf_phase phase, uint64_t begin_ns, uint64_t end_ns);
 
 #endif

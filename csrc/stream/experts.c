@@ -125,7 +125,6 @@ qsf_status qsf_experts_init(qsf_experts *e, const qsf_reader *r, qsf_ledger *led
         .reader = r,
         .ledger = ledger,
         .io = options->io,
-        .trace = options->trace,
         .slot_bytes = qsf_experts_slot_bytes(r),
         .piece_bytes = PIECE_BYTES,
         .n_slots = options->n_slots,
@@ -396,8 +395,7 @@ static qsf_status wait_for(qsf_experts *e, const qsf_expert_slot *s)
     if (begin_ns != 0) {
         const uint64_t end_ns = qsf_clock_ns();
         e->totals.wait_ns += end_ns - begin_ns;
-        qsf_stopwatch_set_aside(e->stopwatch, QSF_PHASE_WAIT, begin_ns, end_ns,
-                                qsf_experts_unit(e, s->expert)->stored_bytes);
+        qsf_stopwatch_set_aside(e->stopwatch, QSF_PHASE_WAIT, begin_ns, end_ns);
     }
     return status;
 }

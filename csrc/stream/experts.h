@@ -19,7 +19,6 @@
 #include "io/io.h"
 #include "platform/stopwatch.h"
 #include "platform/thread.h"
-#include "platform/trace.h"
 #include "stream/expert_policy.h"
 
 #define QSF_EXPERT_READERS 4 /* they also compute checksums */
@@ -42,7 +41,6 @@ typedef struct qsf_experts_options {
     uint32_t n_slots;
     uint32_t n_transit; /* 2 or more */
     qsf_io *io;         /* borrowed, open */
-    qsf_trace *trace;   /* borrowed, or NULL */
 } qsf_experts_options;
 
 /* Since init. */
@@ -60,7 +58,6 @@ typedef struct qsf_experts {
     const qsf_reader *reader; /* borrowed */
     qsf_ledger *ledger;       /* borrowed */
     qsf_io *io;               /* borrowed */
-    qsf_trace *trace;         /* borrowed, or NULL */
     size_t slot_bytes;
     size_t piece_bytes;     /* of a read, a multiple of QSF_IO_ALIGN */
     uint32_t n_slots;       /* of the plan */
@@ -92,7 +89,6 @@ typedef struct qsf_experts {
     uint64_t next_off; /* in the expert of next_job */
     uint64_t end_job;
     uint32_t n_reading; /* pieces */
-    uint32_t n_begun;   /* threads */
     bool is_stopping;
     qsf_status failure_status;
     char failure[256];

@@ -12,22 +12,6 @@
 /* Reads in flight of a thread, where the system allows more than one. */
 #define QUEUE_DEPTH 2
 
-/* Caller holds the lock. */
-static void record(const qsf_experts *e, qsf_trace_kind kind, uint32_t thread_idx,
-                   uint64_t begin_ns, uint64_t end_ns, uint64_t n_bytes)
-{
-    if (!qsf_trace_is_on(e->trace))
-        return;
-    qsf_trace_record(e->trace, &(qsf_trace_event){
-                                   .begin_ns = begin_ns,
-                                   .end_ns = end_ns,
-                                   .n_bytes = n_bytes,
-                                   .kind = (uint32_t)kind,
-                                   .unit_idx = e->reader->layer_units[e->layer_idx],
-                                   .thread_idx = thread_idx,
-                               });
-}
-
 /* A part of an expert that is being read. */
 typedef struct piece {
     uint32_t place;
@@ -124,7 +108,7 @@ static void start_pieces(qsf_experts *e, qsf_io_queue *queue, piece *under_way)
 }
 
 /* Waits for a read and computes its checksum. Caller holds the lock; it is released meanwhile. */
-static void finish_piece(qsf_experts *e, qsf_io_queue *queue, piece *under_way, uint32_t thread_idx)
+static void finish_piece(qsf_experts *e, qsf_io_queue *queue, piece *under_way)
 {
     qsf_io_read done;
     qsf_mutex_unlock(&e->lock);
@@ -134,8 +118,6 @@ static void finish_piece(qsf_experts *e, qsf_io_queue *queue, piece *under_way, 
     const uint32_t crc32 = status == QSF_OK ? qsf_crc32(0, done.dst, p->n_bytes) : 0;
     const uint64_t end_ns = qsf_clock_ns();
     qsf_mutex_lock(&e->lock);
-    record(e, QSF_TRACE_READ, thread_idx, p->begin_ns, read_ns, p->n_bytes);
-    record(e, QSF_TRACE_CHECKSUM, thread_idx, read_ns, end_ns, p->n_bytes);
     e->totals.checksum_ns += end_ns - read_ns;
     end_piece(e, p, status, crc32);
     p->n_bytes = 0;
@@ -148,12 +130,11 @@ void *qsf_experts_read(void *arg)
     qsf_io_queue queue;
     const qsf_status status = qsf_io_queue_open(&queue, e->io, QUEUE_DEPTH);
     qsf_mutex_lock(&e->lock);
-    const uint32_t thread_idx = 1 + QSF_IO_MAX_DEPTH + e->n_begun++;
     while (!e->is_stopping) {
         if (status == QSF_OK)
             start_pieces(e, &queue, under_way);
         if (status == QSF_OK && queue.n_started > 0) {
-            finish_piece(e, &queue, under_way, thread_idx);
+            finish_piece(e, &queue, under_way);
         } else if (e->next_job == e->end_job) {
             qsf_condition_wait(&e->has_job, &e->lock);
         } else if (status != QSF_OK) { /* the system has no queue for this thread */
@@ -162,7 +143,7 @@ void *qsf_experts_read(void *arg)
         }
     }
     while (status == QSF_OK && queue.n_started > 0)
-        finish_piece(e, &queue, under_way, thread_idx);
+        finish_piece(e, &queue, under_way);
     qsf_mutex_unlock(&e->lock);
     if (status == QSF_OK)
         qsf_io_queue_close(&queue);

@@ -74,8 +74,7 @@ size_t qsf_ring_bytes(size_t ring_bytes, size_t range_bytes, const qsf_reader *r
 /* ---- life ---- */
 
 qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qsf_io *io,
-                           const qsf_io_setup *setup, size_t ring_bytes, size_t range_bytes,
-                           qsf_trace *trace)
+                           const qsf_io_setup *setup, size_t ring_bytes, size_t range_bytes)
 {
     assert(ring_bytes % QSF_IO_ALIGN == 0 && ring_bytes >= qsf_ring_least_bytes(range_bytes));
     *out = NULL;
@@ -95,7 +94,6 @@ qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qs
         .reader = r,
         .ledger = ledger,
         .io = io,
-        .trace = trace,
         .block = block,
         .block_bytes = block_bytes,
         .bytes = l.bytes + -(uintptr_t)l.bytes % QSF_IO_ALIGN,
@@ -298,7 +296,7 @@ static qsf_status move_timed(qsf_ring *ring, uint64_t off, uint64_t end_off, uin
     const qsf_status status = move_to(ring, off, end_off);
     const uint64_t end_ns = qsf_clock_ns();
     *wait_ns += end_ns - start_ns;
-    qsf_stopwatch_set_aside(ring->stopwatch, QSF_PHASE_WAIT, start_ns, end_ns, end_off - off);
+    qsf_stopwatch_set_aside(ring->stopwatch, QSF_PHASE_WAIT, start_ns, end_ns);
     if (status != QSF_OK) {
         ring->unit_idx = NONE;
         ring->is_paused = true;

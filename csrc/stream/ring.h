@@ -40,11 +40,10 @@ size_t qsf_ring_least_bytes(size_t range_bytes);
 /* Bytes that qsf_ring_create acquires from the ledger. */
 size_t qsf_ring_bytes(size_t ring_bytes, size_t range_bytes, const qsf_reader *r);
 
-/* Starts the readers. They record reads and checksums in `trace` (borrowed, or NULL). ring_bytes is
- * a multiple of 4096, at least qsf_ring_least_bytes(range_bytes). On failure nothing is held. */
+/* Starts the readers. ring_bytes is a multiple of 4096, at least qsf_ring_least_bytes(range_bytes).
+ * On failure nothing is held. */
 qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qsf_io *io,
-                           const qsf_io_setup *setup, size_t ring_bytes, size_t range_bytes,
-                           qsf_trace *trace);
+                           const qsf_io_setup *setup, size_t ring_bytes, size_t range_bytes);
 void qsf_ring_destroy(qsf_ring *ring); /* accepts NULL */
 
 /* Sets the streamed units [n_units] in the order of use and drops all bytes read ahead. Every pass

@@ -32,7 +32,6 @@ struct qsf_ring {
     qsf_reader *reader; /* borrowed */
     qsf_ledger *ledger; /* borrowed */
     qsf_io *io;         /* borrowed */
-    qsf_trace *trace;   /* borrowed, or NULL */
     void *block;        /* all memory of the ring, this record included */
     size_t block_bytes;
     unsigned char *bytes; /* [n_slots][slot_bytes], aligned to 4096 */
@@ -42,7 +41,6 @@ struct qsf_ring {
     unsigned char *seam; /* [range_bytes + 64] */
     uint32_t queue_depth;
     uint32_t n_threads;
-    uint32_t n_begun; /* threads that run, under lock; numbers them */
     qsf_thread threads[QSF_IO_MAX_DEPTH];
 
     qsf_mutex lock;

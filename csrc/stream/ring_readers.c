@@ -102,25 +102,9 @@ static void start_reads(qsf_ring *ring, qsf_io_queue *queue)
     }
 }
 
-static void record(const qsf_ring *ring, const qsf_piece *p, qsf_trace_kind kind,
-                   uint32_t thread_idx, uint64_t begin_ns, uint64_t end_ns)
-{
-    if (!qsf_trace_is_on(ring->trace))
-        return;
-    qsf_trace_record(ring->trace, &(qsf_trace_event){
-                                      .begin_ns = begin_ns,
-                                      .end_ns = end_ns,
-                                      .n_bytes = p->data_bytes,
-                                      .kind = (uint32_t)kind,
-                                      .unit_idx = p->unit_idx,
-                                      .thread_idx = thread_idx,
-                                  });
-}
-
 /* Waits for a read, and takes all that have ended with it. Returns how many of them are to be
  * verified, in `taken`. Caller holds the lock; it is released meanwhile. */
-static uint32_t take_reads(qsf_ring *ring, qsf_io_queue *queue, uint32_t thread_idx,
-                           qsf_piece *taken[QSF_IO_MAX_DEPTH])
+static uint32_t take_reads(qsf_ring *ring, qsf_io_queue *queue, qsf_piece *taken[QSF_IO_MAX_DEPTH])
 {
     uint32_t n_taken = 0;
     do {
@@ -130,7 +114,6 @@ static uint32_t take_reads(qsf_ring *ring, qsf_io_queue *queue, uint32_t thread_
         qsf_mutex_lock(&ring->lock);
         qsf_piece *const p = &ring->pieces[read.tag % ring->n_slots];
         end_read(ring, p);
-        record(ring, p, QSF_TRACE_READ, thread_idx, p->start_ns, p->end_ns);
         if (status == QSF_OK)
             taken[n_taken++] = p;
         else
@@ -140,13 +123,12 @@ static uint32_t take_reads(qsf_ring *ring, qsf_io_queue *queue, uint32_t thread_
 }
 
 /* Computes the checksum of a piece. Caller holds the lock; it is released meanwhile. */
-static void check_piece(qsf_ring *ring, qsf_piece *p, uint32_t thread_idx)
+static void check_piece(qsf_ring *ring, qsf_piece *p)
 {
     qsf_mutex_unlock(&ring->lock);
     const uint64_t start_ns = qsf_clock_ns();
     const uint32_t crc32 = qsf_crc32(0, p->bytes, p->data_bytes);
     const uint64_t end_ns = qsf_clock_ns();
-    record(ring, p, QSF_TRACE_CHECKSUM, thread_idx, start_ns, end_ns);
     qsf_mutex_lock(&ring->lock);
     p->crc32 = crc32;
     ring->counts.checksum_ns += end_ns - start_ns;
@@ -155,7 +137,7 @@ static void check_piece(qsf_ring *ring, qsf_piece *p, uint32_t thread_idx)
 
 /* Reads until the ring stops. A disk answers several reads at once: the next ones are asked for
  * before the checksums of those, so that it does not wait for them. Caller holds the lock. */
-static void read_pieces(qsf_ring *ring, qsf_io_queue *queue, uint32_t thread_idx)
+static void read_pieces(qsf_ring *ring, qsf_io_queue *queue)
 {
     qsf_piece *taken[QSF_IO_MAX_DEPTH];
     uint32_t n_taken = 0;
@@ -163,11 +145,11 @@ static void read_pieces(qsf_ring *ring, qsf_io_queue *queue, uint32_t thread_idx
         if (!ring->is_stopping)
             start_reads(ring, queue);
         for (uint32_t i = 0; i < n_taken; i++)
-            check_piece(ring, taken[i], thread_idx);
+            check_piece(ring, taken[i]);
         if (queue->n_started == 0 && ring->is_stopping)
             return;
         if (queue->n_started > 0)
-            n_taken = take_reads(ring, queue, thread_idx, taken);
+            n_taken = take_reads(ring, queue, taken);
         else if (n_taken > 0)
             n_taken = 0; /* the ring may have room by now */
         else
@@ -189,7 +171,7 @@ static void *run_reader(void *arg)
         qsf_mutex_unlock(&ring->lock);
         return NULL;
     }
-    read_pieces(ring, &queue, ++ring->n_begun);
+    read_pieces(ring, &queue);
     qsf_mutex_unlock(&ring->lock);
     qsf_io_queue_close(&queue);
     return NULL;

@@ -78,7 +78,7 @@ static qsf_status take_buffers(qsf_stream *s, const qsf_stream_sizes *sizes, siz
         status = acquire(s, QSF_USE_STREAM, sizes->codec_bytes, &s->codec);
     if (status == QSF_OK)
         status = qsf_ring_create(&s->ring, s->reader, s->ledger, s->io, &s->setup, ring_bytes,
-                                 sizes->range_bytes, s->trace);
+                                 sizes->range_bytes);
     if (status != QSF_OK) {
         release_buffers(s);
         return status;
@@ -217,7 +217,6 @@ qsf_status qsf_stream_init(qsf_stream *s, qsf_reader *r, qsf_ledger *ledger,
         .ledger = ledger,
         .io = options->io,
         .setup = options->setup,
-        .trace = options->trace,
         .band_idx = NONE,
         .unit_idx = NONE,
     };
@@ -295,8 +294,6 @@ qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx)
                         "internal error: unit %" PRIu32 " of %" PRIu32
                         " begins before unit %" PRIu32 " ends",
                         unit_idx, s->reader->n_stream_units, s->unit_idx);
-    if (s->stopwatch != NULL)
-        s->stopwatch->unit_idx = unit_idx;
     s->begin_ns = s->stopwatch != NULL ? s->stopwatch->last_ns : qsf_clock_ns();
     s->unit_wait_ns = 0;
     if (s->resident[unit_idx] == NULL) {
@@ -459,7 +456,7 @@ qsf_status qsf_stream_embedding_band(qsf_stream *s, uint32_t band_idx, const uns
     const uint64_t start_ns = qsf_clock_ns();
     QSF_TRY(qsf_file_read_at(&s->reader->file, r->units[r->embedding_unit].off + raw_off, s->band,
                              row_bytes));
-    qsf_stopwatch_set_aside(s->stopwatch, QSF_PHASE_WAIT, start_ns, qsf_clock_ns(), row_bytes);
+    qsf_stopwatch_set_aside(s->stopwatch, QSF_PHASE_WAIT, start_ns, qsf_clock_ns());
     s->band_bytes_read += row_bytes;
     const uint32_t crc32 = qsf_crc32(0, s->band, row_bytes);
     if (crc32 != r->band_crc32[band_idx])

@@ -41,7 +41,6 @@ typedef struct qsf_stream_options {
     const bool *is_resident; /* [n_stream_units] */
     size_t ring_bytes;       /* at least qsf_stream_sizes.ring_bytes */
     qsf_io *io;              /* borrowed, open */
-    qsf_trace *trace;        /* borrowed, or NULL; records reads */
     qsf_io_setup setup;
 } qsf_stream_options;
 
@@ -50,7 +49,6 @@ typedef struct qsf_stream {
     qsf_ledger *ledger;       /* borrowed */
     qsf_io *io;               /* borrowed */
     qsf_io_setup setup;       /* how the ring reads */
-    qsf_trace *trace;         /* borrowed, or NULL */
     qsf_stopwatch *stopwatch; /* borrowed, of the pass; or NULL */
     unsigned char **resident; /* [n_stream_units]; NULL: streamed */
     qsf_unit_time *times;     /* [n_stream_units] */

@@ -59,7 +59,7 @@ static qsf_status decode(qsf_unit_source *s, const unsigned char *block, size_t 
                                                stored_bytes, dst, raw_bytes);
     const uint64_t end_ns = qsf_clock_ns();
     s->decompress_ns += end_ns - start_ns;
-    qsf_stopwatch_set_aside(s->stopwatch, QSF_PHASE_DECOMPRESS, start_ns, end_ns, raw_bytes);
+    qsf_stopwatch_set_aside(s->stopwatch, QSF_PHASE_DECOMPRESS, start_ns, end_ns);
     return status;
 }
 

@@ -17,11 +17,9 @@ from qsf.native.records import MemoryEvent as MemoryEvent
 from qsf.native.records import MemoryPlan as MemoryPlan
 from qsf.native.records import Roofline as Roofline
 from qsf.native.records import SessionStats as SessionStats
-from qsf.native.records import TraceEvent as TraceEvent
 from qsf.native.records import UnitTime as UnitTime
-from qsf.native.records import memory_event, memory_plan, session_stats, trace_event, unit_time
+from qsf.native.records import memory_event, memory_plan, session_stats, unit_time
 from qsf.native.records import phase_names as phase_names
-from qsf.native.records import trace_kind_name as trace_kind_name
 
 if TYPE_CHECKING:
     from array import array
@@ -241,14 +239,13 @@ class _Owner:
     waits for one there, closing included, would wait for ever.
 
     The handle holds its owner, so the owner outlives the handle however the collector orders
-    things, and with it the memory that a trace is written to.
+    things.
     """
 
     def __init__(self, close: Any, kind: str) -> None:
         self._close = close
         self._kind = kind
         self._pid = os.getpid()
-        self.events: Any = None  # qsf_trace_event[]
 
     @property
     def is_elsewhere(self) -> bool:
@@ -266,7 +263,6 @@ class _Owner:
     def __call__(self, handle: Any) -> None:
         if not self.is_elsewhere:
             self._close(handle)
-        self.events = None
 
 
 class NativeModel:
@@ -348,41 +344,6 @@ class NativeModel:
         out = ffi.new("qsf_memory_event[]", _MAX_EVENTS)
         n_events = lib.qsf_model_memory_events(self._live_handle(), out, _MAX_EVENTS)
         return [memory_event(event) for event in out[0:n_events]]
-
-    def start_trace(self, n_events: int) -> None:
-        """Record what the engine's threads do from now on, up to ``n_events`` of 40 bytes each.
-
-        A trace that is running is dropped.
-
-        Raises:
-            QsfArgumentError: ``n_events`` is below 1, or there is not so much memory.
-        """
-        try:
-            events = ffi.new("qsf_trace_event[]", n_events)
-        except (OverflowError, ValueError, MemoryError) as error:
-            raise errors.QsfArgumentError(f"a trace of {n_events} events: {error}") from error
-        check_status(lib.qsf_model_trace(self._live_handle(), events, n_events))
-        self.owner.events = events  # the one before is freed: nobody writes to it any more
-
-    def stop_trace(self) -> list[TraceEvent]:
-        """End the trace and return its events, in the order in which they ended.
-
-        They are as many as there was room for; ``n_trace_dropped`` says how many more there were.
-        """
-        handle, events = self._live_handle(), self.owner.events
-        check_status(lib.qsf_model_trace(handle, ffi.NULL, 0))
-        self.owner.events = None
-        if events is None:
-            return []
-        n_events = lib.qsf_model_trace_count(handle, ffi.NULL)
-        return [trace_event(events[i]) for i in range(n_events)]
-
-    @property
-    def n_trace_dropped(self) -> int:
-        """Events for which the present trace, or the latest, had no room."""
-        n_dropped = ffi.new("uint64_t *")
-        lib.qsf_model_trace_count(self._live_handle(), n_dropped)
-        return int(n_dropped[0])
 
     def create_session(self) -> NativeSession:
         """Return a new session, which has its own tokens and cache."""

@@ -18,11 +18,6 @@ def phase_names() -> tuple[str, ...]:
     return tuple(_text(lib.qsf_phase_name(i)) for i in range(lib.QSF_N_PHASES))
 
 
-def trace_kind_name(kind: int) -> str:
-    """Return the name of ``TraceEvent.kind``: of a phase, or pass, read, checksum, sample."""
-    return _text(lib.qsf_trace_kind_name(kind))
-
-
 def _text(chars: Any) -> str:
     return str(ffi.string(chars).decode("ascii"))
 
@@ -258,40 +253,3 @@ class Roofline:
 
     read_gb_per_s: float
     gmadds_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class TraceEvent:
-    """Something that a thread of the engine did; fields as ``qsf_trace_event`` in qsf.h.
-
-    Attributes:
-        begin_ns: when it began, as ``time.monotonic_ns()`` counts.
-        end_ns: when it ended.
-        n_bytes: read, checked, waited for or decompressed; else 0.
-        kind: what it was; ``trace_kind_name()`` has its name.
-        unit_idx: place in ``NativeModel.timeline()``; 2**32 - 1: none, of passes and samples.
-        thread_idx: 0: whoever called; from 1 on: the threads that read. One of these may have
-            several reads under way at the same time.
-        n_tokens: of the chunk that was computed; 0 in threads that read.
-    """
-
-    begin_ns: int
-    end_ns: int
-    n_bytes: int
-    kind: int
-    unit_idx: int
-    thread_idx: int
-    n_tokens: int
-
-
-def trace_event(struct: Any) -> TraceEvent:
-    """Return a ``qsf_trace_event`` as a record."""
-    return TraceEvent(
-        begin_ns=struct.begin_ns,
-        end_ns=struct.end_ns,
-        n_bytes=struct.n_bytes,
-        kind=struct.kind,
-        unit_idx=struct.unit_idx,
-        thread_idx=struct.thread_idx,
-        n_tokens=struct.n_tokens,
-    )

@@ -78,9 +78,8 @@ static qsf_status open_ring(opened *o, qsf_io_setup setup, size_t range_bytes, s
     QSF_TRY(qsf_file_open(&o->reader.file, path));
     qsf_status status = qsf_io_open(&o->io, &o->reader.file, setup.method);
     if (status == QSF_OK)
-        status =
-            qsf_ring_create(&o->ring, &o->reader, &o->ledger, &o->io, &setup,
-                            qsf_ring_least_bytes(range_bytes) + extra_bytes, range_bytes, NULL);
+        status = qsf_ring_create(&o->ring, &o->reader, &o->ledger, &o->io, &setup,
+                                 qsf_ring_least_bytes(range_bytes) + extra_bytes, range_bytes);
     if (status != QSF_OK) {
         qsf_io_close(&o->io);
         qsf_file_close(&o->reader.file);
@@ -318,7 +317,7 @@ static void check_no_queue(qsf_io_setup setup)
         return;
     CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
     const bool is_made = CHECK_OK(qsf_ring_create(&o.ring, &o.reader, &o.ledger, &o.io, &setup,
-                                                  qsf_ring_least_bytes(64), 64, NULL));
+                                                  qsf_ring_least_bytes(64), 64));
     for (int i = 0; i < 3 && is_made; i++) {
         qsf_ring_set_order(o.ring, order, N_UNITS, N_ALWAYS);
         CHECK_STATUS(pass(&o, true, NULL), QSF_ERR_UNSUPPORTED);
@@ -337,13 +336,12 @@ static void check_create(qsf_io_setup setup)
     if (!CHECK_OK(qsf_file_open(&o.reader.file, path)) ||
         !CHECK_OK(qsf_io_open(&o.io, &o.reader.file, setup.method)))
         return;
-    CHECK_OK(qsf_ring_create(&o.ring, &o.reader, &o.ledger, &o.io, &setup, ring_bytes, 5000, NULL));
+    CHECK_OK(qsf_ring_create(&o.ring, &o.reader, &o.ledger, &o.io, &setup, ring_bytes, 5000));
     CHECK_EQ_U64(o.ledger.held_bytes, o.ledger.ceiling_bytes);
     qsf_ring_destroy(o.ring);
     o.ledger.ceiling_bytes--;
-    CHECK_STATUS(
-        qsf_ring_create(&o.ring, &o.reader, &o.ledger, &o.io, &setup, ring_bytes, 5000, NULL),
-        QSF_ERR_NOMEM);
+    CHECK_STATUS(qsf_ring_create(&o.ring, &o.reader, &o.ledger, &o.io, &setup, ring_bytes, 5000),
+                 QSF_ERR_NOMEM);
     CHECK(o.ring == NULL);
     qsf_ring_destroy(o.ring);
     CHECK_EQ_U64(o.ledger.held_bytes, 0);

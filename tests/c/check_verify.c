@@ -144,7 +144,7 @@ static qsf_status run_tree(rig *g)
     else
         CHECK_OK(qsf_session_rewind(s, 0));
     qsf_stopwatch w;
-    qsf_stopwatch_start(&w, &g->m->trace, 0);
+    qsf_stopwatch_start(&w, 0);
     return qsf_pass_run(g->m, &part, 1, &w);
 }
 

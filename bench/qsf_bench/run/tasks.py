@@ -85,7 +85,6 @@ class Task:
     kv_type: str | None = None  # as --kv-type; None: the engine's default
     io: str | None = None  # as --io of qsf-run; None: auto
     is_slow: bool = False
-    trace_events: int = 0  # at most so many of the last test; 0: no trace
     program: str = ""  # the llama-bench to run; "": our own worker
 
     @property
@@ -155,8 +154,6 @@ class Answer:
     tests: list[TestRun]
     plan: dict[str, Any] = field(default_factory=dict)  # QSF's memory plan of the last test
     io: str = ""  # QSF: how weights are read, such as "direct x4"
-    trace: list[list[int]] = field(default_factory=list)  # see worker_qsf
-    trace_kinds: list[str] = field(default_factory=list)  # names of the kinds in it
     failure: str = ""  # why tests are missing
 
     def as_json(self) -> dict[str, Any]:

@@ -6,13 +6,6 @@ because anything may write to stdout.
 
 Memory is measured, so nothing is imported here that ``qsf-run`` would not import too.
 
-With ``trace_events`` the last test is traced. A row of ``Answer.trace`` is
-
-    [begin_ns, end_ns, kind, unit, thread, n_bytes, n_tokens]
-
-of one monotonic clock; ``kind`` is an index of ``Answer.trace_kinds``. The rows of the engine come
-first, as it gives them. After them, and as the last kind, comes ``python``: what passed between
-calls of the engine, on the thread that computes (0), with -1 in place of a unit.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -38,8 +31,6 @@ from qsf_bench.run.tasks import ANSWER_VARIABLE, Answer, Task, Test, TestRun, pa
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-NO_UNIT = -1
-_COMPUTING_THREAD = 0
 _NO_TOKENS = array("I")
 
 
@@ -63,12 +54,10 @@ class Loop:
     independent of what the engine says of its own time.
     """
 
-    def __init__(self, *, keeps_gaps: bool = False) -> None:
+    def __init__(self) -> None:
         """Begin now."""
         self.wall_ns = 0
         self.python_ns = 0
-        self.gaps: list[tuple[int, int]] = []  # begin and end, if they are kept
-        self._keeps_gaps = keeps_gaps
         self._began_ns = self._left_ns = time.perf_counter_ns()
 
     def call(self, engine: Callable[..., Any], *arguments: object) -> Any:
@@ -85,8 +74,6 @@ class Loop:
     def _add_gap(self) -> int:
         now_ns = time.perf_counter_ns()
         self.python_ns += now_ns - self._left_ns
-        if self._keeps_gaps:
-            self.gaps.append((self._left_ns, now_ns))
         return now_ns
 
 
@@ -118,8 +105,8 @@ class Opened:
         self.session.close()
         self.model.close()
 
-    def run(self, test: Test, *, is_slow: bool, trace_events: int) -> tuple[TestRun, list[Any]]:
-        """Warm up and time one test; also returns the trace's rows."""
+    def run(self, test: Test, *, is_slow: bool) -> TestRun:
+        """Warm up and time one test."""
         n_vocab = self.info.n_vocab
         before = tokens_of(test.depth, n_vocab, is_even=test.is_even)
         tokens = tokens_of(test.n_tokens, n_vocab, is_even=test.is_even)
@@ -127,10 +114,8 @@ class Opened:
         if before:
             self._hold(before)
         self._warm_up(test, before, tokens, is_slow=is_slow)
-        if trace_events:
-            self.model.start_trace(trace_events)
         stats, n_disk_bytes = self.session.stats(), disk_bytes()
-        loop = Loop(keeps_gaps=trace_events > 0)
+        loop = Loop()
         if test.kind == "pp":
             n_passes = self._hold(before + tokens, loop)
         else:
@@ -139,7 +124,7 @@ class Opened:
         run = test_run(test, loop, stats, self.session.stats(), n_passes)
         if n_disk_bytes is not None:
             run = replace(run, disk_bytes=(disk_bytes() or 0) - n_disk_bytes)
-        return run, trace_rows(self.model, loop) if trace_events else []
+        return run
 
     def _warm_up(
         self, test: Test, before: array[int], tokens: array[int], *, is_slow: bool
@@ -197,22 +182,6 @@ def test_run(
     )
 
 
-def trace_rows(model: binding.NativeModel, loop: Loop) -> list[Any]:
-    """Return the names of kinds and the rows: see above."""
-    events = model.stop_trace()
-    n_kinds = max((event.kind for event in events), default=-1) + 1
-    kinds = [binding.trace_kind_name(kind) for kind in range(n_kinds)]
-    rows = [
-        [e.begin_ns, e.end_ns, e.kind, e.unit_idx, e.thread_idx, e.n_bytes, e.n_tokens]
-        for e in events
-    ]
-    rows += [
-        [begin_ns, end_ns, n_kinds, NO_UNIT, _COMPUTING_THREAD, 0, 0]
-        for begin_ns, end_ns in loop.gaps
-    ]
-    return [[*kinds, "python"], rows]
-
-
 def disk_bytes() -> int | None:
     """Return what the kernel has read from disks for this process; None: it does not say."""
     try:
@@ -235,18 +204,12 @@ def measure(task: Task) -> Answer:
     )
     opened: Opened | None = None
     try:
-        for i, test in enumerate(task.tests):
+        for test in task.tests:
             if opened is None or opened.ctx_tokens != test.ctx_tokens:
                 if opened is not None:
                     opened.close()
                 opened = Opened(task, test.ctx_tokens)
-            is_last = i == len(task.tests) - 1
-            run, trace = opened.run(
-                test, is_slow=task.is_slow, trace_events=task.trace_events if is_last else 0
-            )
-            answer = with_run(answer, opened, run)
-            if trace:
-                answer = replace(answer, trace_kinds=trace[0], trace=trace[1])
+            answer = with_run(answer, opened, opened.run(test, is_slow=task.is_slow))
     except QsfMemoryError as error:
         why = str(error) if error.plan is None else does_not_fit(error.plan, is_command=True)
         answer = replace(answer, failure=why)

@@ -1,2 +1,2 @@
-"""Results for people: the terminal's tables, the web page, the trace."""
+"""Results for people: the terminal's tables and the web page."""
 # SPDX-License-Identifier: Apache-2.0

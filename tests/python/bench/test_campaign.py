@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,8 +37,6 @@ def answered(task: Task, *, why: str = "", note: str = "") -> Outcome:
         load_seconds=0.5,
         peak_rss_bytes=1 << 20,
         tests=[TestRun(test.name, test.depth, test.n_tokens, 10**8) for test in task.tests],
-        trace=[[0, 5, 0, 1, 0, 0, 1]] if task.trace_events else [],
-        trace_kinds=["pass"] if task.trace_events else [],
     )
     return Outcome(task, answer, why, 2 << 20, None, note)
 
@@ -77,11 +74,11 @@ class Machine:
     def warn(self, text: str) -> None:
         self.said.append(f"warning: {text}")
 
-    def run(self, *models: Path, wants_trace: bool = False, **options: Any) -> Outputs:
+    def run(self, *models: Path, **options: Any) -> Outputs:
         usual: dict[str, Any] = {"threads": "1", "prompt": "8", "gen": "4", "rounds": 2}
         given = usual | options
         request = request_of(*models, **given)
-        return campaign.run(request, self, wants_trace=wants_trace)
+        return campaign.run(request, self)
 
     @property
     def files(self) -> list[str]:
@@ -310,30 +307,9 @@ def stop_at(machine: Machine, number: int) -> None:
 
 def test_an_interruption_keeps_what_was_measured(machine: Machine, tiny_llama_8bit: Path) -> None:
     stop_at(machine, 2)
-    found = machine.run(tiny_llama_8bit, baseline="none", rounds=5, wants_trace=True)
+    found = machine.run(tiny_llama_8bit, baseline="none", rounds=5)
     assert isinstance(found.stopped, StoppedError)
     assert [len(row.tok_per_s.values) for row in found.results.rows] == [2, 2]
     assert found.results.notes[0] == "interrupted before all rounds were done"
     assert {"note 1", "note 2"} <= set(found.results.notes)
     assert len(machine.ran) == 3
-
-
-# ---- beside the rounds ----
-
-
-def test_the_trace_is_of_a_few_tokens(
-    machine: Machine, tiny_llama_4bit: Path, tiny_llama_8bit: Path
-) -> None:
-    options: Any = {"threads": "1,2", "gen": "40", "baseline": "none", "rounds": 1}
-    found = machine.run(tiny_llama_4bit, tiny_llama_8bit, wants_trace=True, **options)
-    task = machine.ran[-1][0]
-    assert (task.path, task.n_threads) == (str(tiny_llama_4bit), 2)
-    assert [test.name for test in task.tests] == ["tg8"]
-    assert task.trace_events > 0
-    assert found.trace is not None
-    assert "pass" in [event["name"] for event in found.trace["traceEvents"]]
-    assert tiny_llama_4bit.name in json.dumps(found.trace)
-    assert not found.is_incomplete
-    assert all(task.trace_events == 0 for task, _, _ in machine.ran[:-1])
-    machine.run(tiny_llama_8bit, gen="0", baseline="none", wants_trace=True)
-    assert [test.name for test in machine.ran[-1][0].tests] == ["pp8"]

@@ -48,8 +48,8 @@ def check_refused(done: subprocess.CompletedProcess[str], code: int, said: str) 
 
 
 def test_a_run_as_a_user_types_it(cache: Path, tmp_path: Path) -> None:
-    outputs = [tmp_path / name for name in ("a.json", "a.html", "a.trace")]
-    given = zip(("--json", "--html", "--trace"), outputs, strict=True)
+    outputs = [tmp_path / name for name in ("a.json", "a.html")]
+    given = zip(("--json", "--html"), outputs, strict=True)
     options = [word for pair in given for word in pair]
     done = bench(*ONE, "--baseline", "none", "--cache", cache, *options)
     assert done.returncode == 0
@@ -76,9 +76,7 @@ def test_a_run_as_a_user_types_it(cache: Path, tmp_path: Path) -> None:
     assert results.read(outputs[0]).rows[0].test == "pp8"
 
     assert outputs[1].read_text().startswith("<!doctype html>")
-    events = json.loads(outputs[2].read_text())["traceEvents"]
-    assert {"pass", "head", "sample"} <= {event["name"] for event in events}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "a.json", "a.trace"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "a.json"]
 
 
 @pytest.mark.slow
@@ -120,12 +118,12 @@ def test_the_examples_of_the_help_are_understood(
     said = capsys.readouterr().out
     lines = said.split("Examples:")[1].split("Shapes:")[0].splitlines()
     examples = [line.split()[3:] for line in lines if line.strip()]
-    assert len(examples) == 8
+    assert len(examples) == 7
     asked: list[Request] = []
 
     def note(request: Request, *_: Any, **__: Any) -> Outputs:
         asked.append(request)
-        return Outputs(full_results(), None, False)
+        return Outputs(full_results(), False)
 
     monkeypatch.setattr(campaign, "run", note)
     monkeypatch.setattr(cli, "print_report", lambda *_: None)
@@ -145,7 +143,7 @@ class Ran:
     """A run whose results are known."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        self.found = Outputs(full_results(), None, False)
+        self.found = Outputs(full_results(), False)
         self.n_runs = 0
         self._folder = folder
         monkeypatch.setattr(campaign, "run", self._run)
@@ -206,11 +204,10 @@ def test_an_interruption_of_the_report_does_not_lose_the_results(
     assert results.read(tmp_path / "a.json").rows
 
 
-@pytest.mark.parametrize("option", ["--json", "--html", "--trace"])
+@pytest.mark.parametrize("option", ["--json", "--html"])
 def test_an_output_that_exists_is_refused_before_the_work(
     ran: Ran, tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ran.found = replace(ran.found, trace={"traceEvents": []})
     out = tmp_path / "out"
     out.write_text("precious")
     assert ran(option, out) == 2

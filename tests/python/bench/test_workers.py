@@ -101,13 +101,6 @@ class FakeModel:
     def close(self) -> None:
         self.calls.append("close model")
 
-    def start_trace(self, n_events: int) -> None:
-        self.calls.append(("trace", n_events))
-
-    def stop_trace(self) -> list[Any]:
-        event = {"begin_ns": 1, "end_ns": 2, "n_bytes": 3, "kind": 1, "unit_idx": 5}
-        return [SimpleNamespace(**event, thread_idx=6, n_tokens=7)]
-
 
 @pytest.fixture
 def models(monkeypatch: pytest.MonkeyPatch) -> list[FakeModel]:
@@ -126,7 +119,6 @@ def models(monkeypatch: pytest.MonkeyPatch) -> list[FakeModel]:
     monkeypatch.setattr(worker_qsf, "open_native", open_fake)
     monkeypatch.setattr(binding, "NativeSampler", sampler)
     monkeypatch.setattr(binding, "phase_names", lambda: ("embed", "mlp"))
-    monkeypatch.setattr(binding, "trace_kind_name", lambda i: f"kind {i}")
     return opened
 
 
@@ -209,16 +201,6 @@ def test_a_real_model_is_measured(tiny_llama_4bit: Path, tmp_path: Path) -> None
     assert answer.peak_rss_bytes > 1 << 20
     assert answer.load_seconds > 0
     assert answer.failure == ""
-
-
-def test_a_real_model_is_traced(tiny_llama_4bit: Path) -> None:
-    task = qsf_task(tasks.Test("tg", 3), path=str(tiny_llama_4bit), trace_events=10000)
-    answer = worker_qsf.measure(task)
-    kinds = [answer.trace_kinds[row[2]] for row in answer.trace]
-    assert kinds.count("pass") == kinds.count("sample") == 3
-    assert kinds.count("python") == 7  # around six calls
-    begin_ns, end_ns = min(row[0] for row in answer.trace), max(row[1] for row in answer.trace)
-    assert end_ns - begin_ns <= answer.tests[0].wall_ns  # one clock: events lie inside the loop
 
 
 def test_the_measured_process_imports_little() -> None:
