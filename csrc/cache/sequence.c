@@ -33,16 +33,6 @@ void qsf_sequence_trim(qsf_sequence *q, uint32_t n_tokens)
     qsf_kvcache_trim(&q->kv, n_tokens);
 }
 
-bool qsf_sequence_owns(const qsf_sequence *q, uint32_t position)
-{
-    return qsf_kvcache_owns(&q->kv, position);
-}
-
-void qsf_sequence_move(qsf_sequence *q, uint32_t from, uint32_t to)
-{
-    qsf_kvcache_copy(&q->kv, from, to);
-}
-
 qsf_status qsf_sequence_share(qsf_sequence *q, qsf_sequence *from, uint32_t position)
 {
     return qsf_kvcache_share(&q->kv, &from->kv, position);

@@ -43,13 +43,6 @@ qsf_status qsf_sequence_reserve(qsf_sequence *q, uint32_t begin, uint32_t end);
 /* Gives back memory that no position below n_tokens, a nearest position, needs. */
 void qsf_sequence_trim(qsf_sequence *q, uint32_t n_tokens);
 
-/* True if no other sequence would see a change of this position, which is stored. */
-bool qsf_sequence_owns(const qsf_sequence *q, uint32_t position);
-
-/* Makes what is stored of the token at `from`, a branch, that of the token at `to`. The sequence
- * owns both. */
-void qsf_sequence_move(qsf_sequence *q, uint32_t from, uint32_t to);
-
 /* Holds what another sequence of the same model does up to a nearest position of that. After an
  * error trim it to 0. */
 qsf_status qsf_sequence_share(qsf_sequence *q, qsf_sequence *from, uint32_t position);

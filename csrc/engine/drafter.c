@@ -19,10 +19,9 @@ static bool follow(const qsf_session *s, uint32_t n_tokens)
 }
 
 /* Chooses what follows the first n_tokens, n_draws choices later than the session's next one, by
- * the draft model's logits: tokens [1 + QSF_MODEL_GUESSES] becomes what it chose, then the
- * likeliest. Masks and biases are not known here. */
-static bool choose(const qsf_session *s, uint32_t n_tokens, uint32_t n_draws, uint32_t *tokens,
-                   float *logprobs)
+ * the draft model's logits. Masks and biases are not known here. */
+static bool choose(const qsf_session *s, uint32_t n_tokens, uint32_t n_draws, uint32_t *token,
+                   float *logprob)
 {
     const qsf_last_choice *const c = &s->last_choice;
     const uint32_t n_new = n_tokens > c->n_tokens ? n_tokens - c->n_tokens : 0;
@@ -35,29 +34,25 @@ static bool choose(const qsf_session *s, uint32_t n_tokens, uint32_t n_draws, ui
         .n_recent = n_recent,
         .n_counted = n_counted,
         .random_state = qsf_random_after(c->random_state, n_draws),
-        .logprob_tokens = tokens,
-        .logprobs = logprobs,
-        .n_logprobs = 1 + QSF_MODEL_GUESSES,
+        .logprob_tokens = token,
+        .logprobs = logprob,
+        .n_logprobs = 1,
     };
     return qsf_model_choose(s->drafter->model, &item, 1) == QSF_OK;
 }
 
-uint32_t qsf_drafter_guess(qsf_session *s, uint32_t n_tokens, qsf_thrift_chain *chain,
-                           qsf_guess *out)
+bool qsf_drafter_guess(qsf_session *s, uint32_t n_tokens, qsf_thrift_chain *chain, qsf_guess *out)
 {
     const uint64_t start_ns = qsf_clock_ns();
     const uint64_t n_before = s->drafter->prompt_tokens;
-    uint32_t tokens[1 + QSF_MODEL_GUESSES];
-    float logprobs[1 + QSF_MODEL_GUESSES];
+    float logprob;
     const bool has_guess =
-        follow(s, n_tokens) && choose(s, n_tokens, chain->n_drafts, tokens, logprobs);
+        follow(s, n_tokens) && choose(s, n_tokens, chain->n_drafts, &out->token, &logprob);
     const uint64_t n_evaluated = s->drafter->prompt_tokens - n_before;
-    uint32_t n = 0;
     qsf_thrift_spend(&s->model->shared.costs, chain, qsf_clock_ns() - start_ns,
                      (uint32_t)n_evaluated);
-    for (uint32_t i = 0; has_guess && i <= QSF_MODEL_GUESSES && n < QSF_MODEL_GUESSES; i++)
-        if ((i == 0 || tokens[i] != tokens[0]) && tokens[i] < s->model->config.n_vocab)
-            out[n++] =
-                (qsf_guess){tokens[i], qsf_thrift_kind_of_model(exp((double)logprobs[i]), i == 0)};
-    return n;
+    if (!has_guess || out->token >= s->model->config.n_vocab)
+        return false;
+    out->kind = qsf_thrift_kind_of_model(exp((double)logprob));
+    return true;
 }

@@ -8,11 +8,9 @@
 
 #include "engine/session.h"
 
-/* Guesses what follows the first n_tokens of the session's buffer, what it would choose first, and
- * returns how many guesses it wrote to out [QSF_MODEL_GUESSES]. 0: the text is too long for the
- * draft model, has tokens that it does not know, or the session was cancelled. Notes what it took.
- */
-uint32_t qsf_drafter_guess(qsf_session *s, uint32_t n_tokens, qsf_thrift_chain *chain,
-                           qsf_guess *out);
+/* Guesses what follows the first n_tokens of the session's buffer. False: the text is too long for
+ * the draft model, has tokens that it does not know, or the session was cancelled. Notes what it
+ * took. */
+bool qsf_drafter_guess(qsf_session *s, uint32_t n_tokens, qsf_thrift_chain *chain, qsf_guess *out);
 
 #endif

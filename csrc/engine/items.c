@@ -84,7 +84,7 @@ static bool take_items(qsf_model *m, qsf_pass_item *items, uint32_t n_items)
         m->shared.parts[i] = part_of(item);
     }
     for (uint32_t i = 0; is_ahead && i < n_items; i++) {
-        items[i].status = qsf_drafting_take(items[i].session, items[i].tokens[0]);
+        items[i].status = qsf_drafting_take(items[i].session);
         items[i].session->step_tokens += items[i].status == QSF_OK;
     }
     return is_ahead;

@@ -64,49 +64,17 @@ static qsf_status reserve(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts)
     return status;
 }
 
-/* Returns what draft i of a part, counted from 1, follows. */
-static uint32_t parent_of(const qsf_pass_part *p, uint32_t i)
-{
-    return p->session->buffers.draft_parents[i - 1];
-}
-
-/* Makes segments of a part, the first row of which is first_row of the chunk: drafts that follow
- * the one before them are of its segment, others begin a branch. Returns how many. */
-static uint32_t make_segments(const qsf_pass_part *p, uint32_t first_row, qsf_segment *segments)
-{
-    qsf_session *const s = p->session;
-    const uint32_t n_own = p->n_tokens - p->n_drafts;
-    uint32_t n = 0;
-    segments[n++] = (qsf_segment){&s->buffers.sequence, first_row, n_own, s->n_tokens, 0, 0, NULL};
-    for (uint32_t i = 1; i <= p->n_drafts; i++) {
-        const uint32_t parent_row = first_row + n_own - 1 + parent_of(p, i);
-        const uint32_t row = first_row + n_own - 1 + i;
-        segments[0].n_branch_rows += n > 1 || parent_row + 1 != row;
-        if (parent_row + 1 == row) {
-            segments[n - 1].n_tokens++;
-            continue;
-        }
-        const qsf_segment *trunk = &segments[n - 1];
-        while (trunk->first_row > parent_row)
-            trunk--;
-        const uint32_t position = trunk->first_position + (parent_row - trunk->first_row) + 1;
-        const uint32_t n_behind = s->n_tokens + (row - first_row) - position;
-        segments[n++] = (qsf_segment){&s->buffers.sequence, row, 1, position, 0, n_behind, trunk};
-    }
-    return n;
-}
-
-/* Makes segments of the parts. */
+/* Makes a segment of each part. */
 static void gather(const qsf_shared_buffers *b, const qsf_pass_part *parts, uint32_t n_parts,
                    qsf_chunk *chunk)
 {
     uint32_t n_tokens = 0;
     uint32_t n_rows = 0;
-    chunk->n_segments = 0;
+    chunk->n_segments = n_parts;
     for (uint32_t i = 0; i < n_parts; i++) {
         const qsf_pass_part *const p = &parts[i];
         qsf_session *const s = p->session;
-        chunk->n_segments += make_segments(p, n_tokens, b->segments + chunk->n_segments);
+        b->segments[i] = (qsf_segment){&s->buffers.sequence, n_tokens, p->n_tokens, s->n_tokens};
         b->cancelled[i] = &s->cancelled;
         s->n_incoming_bytes = 0; /* pages are overwritten */
         memcpy(b->tokens + n_tokens, p->tokens, p->n_tokens * sizeof *p->tokens);
@@ -128,7 +96,6 @@ static void append(const qsf_model *m, const qsf_pass_part *p, const float *rows
     memmove(s->buffers.tokens + s->n_tokens, p->tokens, p->n_tokens * sizeof *p->tokens);
     s->n_tokens += p->n_tokens - p->n_drafts;
     s->n_ahead = s->n_drafts = p->n_drafts;
-    s->first_draft = s->n_tokens;
     s->draft_pass = m->shared.logits_pass;
     s->has_logits = p->n_rows > 0;
     if (p->n_rows == 0)

@@ -30,10 +30,9 @@ struct qsf_session {
     qsf_session_buffers buffers;
     uint32_t n_tokens; /* evaluated */
     bool has_logits;
-    uint32_t n_drafts;    /* of the latest step's pass */
-    uint32_t first_draft; /* the position behind the pass's token, where the first of them lies */
-    uint32_t n_ahead; /* the last of them, behind the one that was taken last: those that follow it
-                         are evaluated and not yet asked for */
+    uint32_t n_drafts; /* of the latest step's pass */
+    uint32_t n_ahead;  /* the last of them, behind the one that was taken last: those that follow it
+                          are evaluated and not yet asked for */
     const float *draft_logits;   /* [n_drafts, n_vocab] of the latest step's pass, */
     uint64_t draft_pass;         /* as long as the model's logits_pass is this one */
     bool has_likeliest;          /* of the latest pass: what it found likeliest teaches still */

@@ -26,12 +26,9 @@ void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *
     b->logits = qsf_arena_push(a, c->n_vocab, sizeof *b->logits);
     b->offered = qsf_arena_push(a, plan->draft_rows, sizeof *b->offered);
     b->draft_kinds = qsf_arena_push(a, plan->draft_rows, sizeof *b->draft_kinds);
-    b->draft_parents = qsf_arena_push(a, plan->draft_rows, sizeof *b->draft_parents);
     if (plan->draft_rows > 0) {
-        b->likeliest = qsf_arena_push(a, (plan->draft_rows + 1) * (uint64_t)QSF_FOLLOWERS,
-                                      sizeof *b->likeliest);
-        b->model_guesses = qsf_arena_push(a, (plan->draft_rows + 1) * (uint64_t)QSF_MODEL_GUESSES,
-                                          sizeof *b->model_guesses);
+        b->likeliest = qsf_arena_push(a, plan->draft_rows + 1, sizeof *b->likeliest);
+        b->model_guesses = qsf_arena_push(a, plan->draft_rows + 1, sizeof *b->model_guesses);
     }
 }
 
@@ -41,8 +38,7 @@ void qsf_shared_layout(qsf_shared_buffers *b, qsf_arena *a, const qsf_config *c,
     const uint64_t n_rows = plan->draft_rows > 0 && plan->logits_rows == 0 ? 1 : plan->logits_rows;
     const uint64_t n_logits = (n_rows + plan->draft_rows) * c->n_vocab;
     b->parts = qsf_arena_push(a, plan->max_sessions, sizeof *b->parts);
-    b->segments =
-        qsf_arena_push(a, (uint64_t)plan->max_sessions + plan->draft_rows, sizeof *b->segments);
+    b->segments = qsf_arena_push(a, plan->max_sessions, sizeof *b->segments);
     b->cancelled = qsf_arena_push(a, plan->max_sessions, sizeof *b->cancelled);
     b->tokens = qsf_arena_push(a, plan->chunk_tokens, sizeof *b->tokens);
     b->logits_rows = qsf_arena_push(a, plan->chunk_tokens, sizeof *b->logits_rows);

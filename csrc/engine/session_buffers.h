@@ -21,20 +21,15 @@ typedef struct qsf_guess {
     uint32_t kind;
 } qsf_guess;
 
-/* Most guesses of one token by a draft model. */
-#define QSF_MODEL_GUESSES 4U
-
 typedef struct qsf_session_buffers {
     qsf_sequence sequence;
-    uint32_t *tokens;     /* [ctx_tokens] */
-    float *logits;        /* [n_vocab] after the last token */
-    uint32_t *offered;    /* [draft_rows] */
-    uint8_t *draft_kinds; /* [draft_rows] of the drafts of the latest pass */
-    uint8_t
-        *draft_parents; /* [draft_rows] what they follow: 0 the pass's token, i the i-th draft */
-    qsf_follower *likeliest; /* [1 + draft_rows, QSF_FOLLOWERS] after each of its tokens */
-    /* [1 + draft_rows, QSF_MODEL_GUESSES] what the draft model guessed after the pass's token and
-     * the drafts of the chain; QSF_KIND_CALLER: nothing */
+    uint32_t *tokens;        /* [ctx_tokens] */
+    float *logits;           /* [n_vocab] after the last token */
+    uint32_t *offered;       /* [draft_rows] */
+    uint8_t *draft_kinds;    /* [draft_rows] of the drafts of the latest pass */
+    qsf_follower *likeliest; /* [1 + draft_rows] after each of its tokens */
+    /* [1 + draft_rows] what the draft model guessed after the pass's token and after each draft;
+     * QSF_KIND_CALLER: nothing */
     qsf_guess *model_guesses;
 } qsf_session_buffers;
 
@@ -63,14 +58,13 @@ typedef struct qsf_pass_part {
     float *rows;     /* [n_rows, n_vocab] receives them; NULL: they stay in the shared ones */
     qsf_status status;
     bool may_draft;    /* the pass may also evaluate guesses of what follows: see drafting.h */
-    uint32_t n_drafts; /* the last of the tokens, which do not become the session's yet; in the
-                          order of the session's draft_parents */
+    uint32_t n_drafts; /* the last of the tokens, which do not become the session's yet */
 } qsf_pass_part;
 
 /* What one pass at a time uses, and one choice. */
 typedef struct qsf_shared_buffers {
     qsf_pass_part *parts;          /* [max_sessions] */
-    qsf_segment *segments;         /* [max_sessions + draft_rows] */
+    qsf_segment *segments;         /* [max_sessions] */
     const atomic_bool **cancelled; /* [max_sessions] */
     uint32_t *tokens;              /* [chunk_tokens] */
     uint32_t *logits_rows;         /* [chunk_tokens] */

@@ -198,11 +198,6 @@ size_t qsf_kv_value_block_bytes(qsf_dtype dtype);
  * min 0 and codes 0. Padding is stored as codes 0, or zeros. Other slots do not change. */
 typedef void qsf_kv_store_fn(const float *x, size_t head_dim, size_t slot, void *page);
 
-/* Copies slot `from` of page src to slot `to` of page dst, both K pages or both V pages of n_blocks
- * blocks. Other slots do not change. */
-void qsf_kv_copy_slot(qsf_dtype dtype, bool is_key, size_t n_blocks, size_t from, const void *src,
-                      size_t to, void *dst);
-
 /* Rotates x [n] in place, n up to 4096, by blocks: the largest power of two that n holds, then the
  * largest that the rest holds, down to 16 (80 = 64 + 16). Fewer than 16 values at the end stay as
  * they are. A block of m values is transformed by Walsh and Hadamard, orthonormally: for h = 1, 2,

@@ -17,18 +17,10 @@
 #include "base/status.h"
 #include "model/row_group.h"
 
-/* Returns the tokens of a segment and of its branches. */
-static size_t count_tokens(const qsf_segment *g)
-{
-    return (size_t)g->n_tokens + g->n_branch_rows;
-}
-
-/* Returns the row groups of a KV head of segment g; those of a branch are its trunk's. */
+/* Returns the row groups of a KV head of segment g. */
 static size_t row_groups_of(const qsf_attention_job *job, const qsf_segment *g)
 {
-    return g->trunk == NULL
-               ? qsf_ceil_div(count_tokens(g) * qsf_heads_per_kv(job->ops->kind), job->group_rows)
-               : 0;
+    return qsf_ceil_div((size_t)g->n_tokens * qsf_heads_per_kv(job->ops->kind), job->group_rows);
 }
 
 /* Returns the items of a row group of segment g. */
@@ -53,7 +45,7 @@ static qsf_row_group row_group_of(const qsf_attention_job *job, const qsf_segmen
     const size_t n_groups = row_groups_of(job, g);
     *first = item % n_parts * job->item_spans;
     const size_t first_row = item / n_parts % n_groups * job->group_rows;
-    const size_t left = count_tokens(g) * qsf_heads_per_kv(kind) - first_row;
+    const size_t left = (size_t)g->n_tokens * qsf_heads_per_kv(kind) - first_row;
     const uint32_t *const positions = job->ops->scratch->positions + g->first_row;
     qsf_row_group group = {
         .segment = g,
@@ -226,7 +218,7 @@ static void merge_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
     (void)worker_idx;
     for (uint32_t i = 0; i < job->chunk->n_segments; i++) {
         const qsf_segment *const g = &job->chunk->segments[i];
-        const size_t end_row = (g->first_row + count_tokens(g)) * o->kind->n_heads;
+        const size_t end_row = (g->first_row + (size_t)g->n_tokens) * o->kind->n_heads;
         const qsf_spans all = qsf_seen_spans(o->kind, g);
         for (; begin < end && begin < end_row; begin++) {
             const qsf_seen seen =
@@ -333,12 +325,9 @@ static qsf_status attend_cold(const qsf_ops *o, const qsf_attention_job *all)
     qsf_chunk chunk = *whole;
     qsf_attention_job job = *all;
     job.chunk = &chunk;
-    for (uint32_t i = 0; i < whole->n_segments; i += chunk.n_segments) {
+    for (uint32_t i = 0; i < whole->n_segments; i++) {
         chunk.segments = whole->segments + i;
-        chunk.n_segments = 1; /* and its branches */
-        while (i + chunk.n_segments < whole->n_segments &&
-               chunk.segments[chunk.n_segments].sequence == chunk.segments[0].sequence)
-            chunk.n_segments++;
+        chunk.n_segments = 1;
         QSF_TRY(attend_by_parts(o, &job));
     }
     return QSF_OK;

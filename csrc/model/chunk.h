@@ -14,21 +14,12 @@
 #include "cache/sequence.h"
 #include "platform/stopwatch.h"
 
-/* Rows first_row .. first_row + n_tokens - 1 of a chunk: consecutive positions of a sequence.
- *
- * A branch is another end of a sequence: what follows its trunk, an earlier segment, up to position
- * first_position - 1, instead of the trunk's rows from there on. Both have the same sequence, so a
- * branch's rows are stored n_behind positions behind their own, where no other row is. */
+/* Rows first_row .. first_row + n_tokens - 1 of a chunk: consecutive positions of a sequence. */
 typedef struct qsf_segment {
-    qsf_sequence *sequence; /* of this segment and its branches alone; receives first_position and
-                               up */
+    qsf_sequence *sequence; /* of this segment alone; receives first_position and up */
     uint32_t first_row;
     uint32_t n_tokens;
     uint32_t first_position;
-    uint32_t n_branch_rows; /* of its branches, whose segments and rows follow its own; 0 of a
-                               branch */
-    uint32_t n_behind;      /* 0: not a branch */
-    const struct qsf_segment *trunk; /* of a branch; else NULL */
 } qsf_segment;
 
 typedef struct qsf_chunk {

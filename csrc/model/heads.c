@@ -74,8 +74,7 @@ void qsf_heads_store_k(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
             qsf_ops_norm_row(o, k, &norm, kind->head_dim, k);
         rotate_row(o, k, t, true);
         const qsf_segment *const g = segment_of(chunk, t);
-        qsf_kvcache_store_k(&g->sequence->kv, o->kernels, layer, kv_head,
-                            s->positions[t] + g->n_behind, k);
+        qsf_kvcache_store_k(&g->sequence->kv, o->kernels, layer, kv_head, s->positions[t], k);
     }
 }
 
@@ -87,8 +86,7 @@ void qsf_heads_store_v(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
         float *const v = s->v + t * qsf_stride(qsf_kv_dim(kind)) + (size_t)kv_head * kind->head_dim;
         rotate_row(o, v, t, false);
         const qsf_segment *const g = segment_of(chunk, t);
-        qsf_kvcache_store_v(&g->sequence->kv, o->kernels, layer, kv_head,
-                            s->positions[t] + g->n_behind, v);
+        qsf_kvcache_store_v(&g->sequence->kv, o->kernels, layer, kv_head, s->positions[t], v);
     }
 }
 

@@ -7,7 +7,6 @@
 
 #include "base/checked.h"
 #include "kernels/values.h"
-#include "model/branch.h"
 
 size_t qsf_row_group_chunk_row(const qsf_layer_kind *k, const qsf_row_group *group, size_t r)
 {
@@ -161,86 +160,14 @@ static void find_pages(const qsf_attention_job *job, const qsf_row_group *group,
     qsf_kvcache_find_pages(kv, job->layer, group->kv_head, page, back, end, k_pages, v_pages);
 }
 
-/* True if a branch has rows of its own in the span. */
-static bool has_branch_rows(const qsf_row_group *group, size_t begin)
-{
-    const qsf_segment *const g = group->segment;
-    return g->n_branch_rows != 0 && begin + QSF_KV_SPAN_TOKENS > g->first_position;
-}
-
-/* Finds the rows of the branch behind *branch, or of the first one if that is NULL: rows *first ..
- * *end - 1 of the group, from the given *end on. False: there are none. */
-static bool find_branch_rows(const qsf_attention_job *job, const qsf_row_group *group,
-                             size_t *first, size_t *end, const qsf_segment **branch)
-{
-    const size_t n_heads = qsf_heads_per_kv(job->ops->kind);
-    const qsf_segment *g = *branch != NULL ? *branch : group->segment;
-    const size_t row = group->segment->first_row * n_heads + group->first_row; /* of the chunk */
-    const size_t n_trunk = (size_t)group->segment->n_tokens * n_heads;
-    *first = n_trunk > group->first_row + *end ? n_trunk - group->first_row : *end;
-    if (*first >= group->n_rows)
-        return false;
-    while (row + *first >= ((size_t)g->first_row + g->n_tokens) * n_heads)
-        g++;
-    const size_t n = ((size_t)g->first_row + g->n_tokens) * n_heads - row;
-    *end = n < group->n_rows ? n : group->n_rows;
-    *branch = g;
-    return true;
-}
-
-/* Computes scores of the group's branches with their own rows. */
-static void score_branches(const qsf_attention_job *job, const qsf_row_group *group,
-                           const qsf_acts *x, size_t begin, const qsf_span_range *ranges,
-                           float *scores)
-{
-    qsf_branch_span b = {NULL, job->layer, group->kv_head, begin};
-    for (size_t first, end = 0; find_branch_rows(job, group, &first, &end, &b.branch);) {
-        const qsf_acts rows = qsf_acts_rows(x, first, end - first);
-        qsf_branch_score(job->ops, &b, &rows, ranges[end - 1].end,
-                         scores + first * QSF_KV_SPAN_TOKENS);
-    }
-}
-
 /* A span whose scores have become exponentials */
 typedef struct weighed_span {
     const qsf_attention_job *job;
     const qsf_row_group *group;
-    size_t begin;                 /* first position */
     const float *e;               /* [n_rows, 256] */
     const qsf_span_range *ranges; /* [n_rows] */
     qsf_span_range all;           /* their union */
 } weighed_span;
-
-/* Computes a block of the values of the group's branches; tiles: of the block without them. */
-static void branch_values(const weighed_span *s, size_t block, const unsigned char *const *blocks,
-                          qsf_value_tiles *tiles, float *values, size_t stride)
-{
-    const qsf_kernels *const k = s->job->ops->kernels;
-    const qsf_segment *const trunk = s->group->segment;
-    const qsf_dtype type = trunk->sequence->kv.pool->form.v_type;
-    qsf_branch_copies copies;
-    /* No branch begins before its trunk, so earlier slots are the same for all. */
-    const size_t first = trunk->first_position > s->begin ? trunk->first_position - s->begin : 0;
-    const qsf_span_range own = {(uint32_t)first, s->all.end};
-    qsf_branch_span b = {NULL, s->job->layer, s->group->kv_head, s->begin};
-    for (size_t r, end = 0; find_branch_rows(s->job, s->group, &r, &end, &b.branch);) {
-        const unsigned char *with_own[QSF_KV_SPAN_PAGES];
-        memcpy(with_own, blocks, sizeof with_own);
-        qsf_branch_values(&b, block, s->ranges[end - 1].end, with_own, &copies);
-        qsf_span_values_prepare(k, type, with_own, own, tiles);
-        qsf_span_values(k, type, with_own, tiles, s->all, s->e + r * QSF_KV_SPAN_TOKENS,
-                        s->ranges + r, end - r, values + r * stride, stride);
-    }
-}
-
-/* Returns the number of rows before those of the group's branches. */
-static size_t count_trunk_rows(const qsf_attention_job *job, const qsf_row_group *group)
-{
-    const qsf_segment *branch = NULL;
-    size_t r;
-    size_t end = 0;
-    return find_branch_rows(job, group, &r, &end, &branch) ? r : group->n_rows;
-}
 
 /* Computes a block of the values of all rows. */
 static void span_values(const weighed_span *s, size_t block, const void *const *v_pages,
@@ -249,17 +176,13 @@ static void span_values(const weighed_span *s, size_t block, const void *const *
     const qsf_kernels *const k = s->job->ops->kernels;
     const qsf_dtype type = s->group->segment->sequence->kv.pool->form.v_type;
     const size_t block_off = block * qsf_kv_value_block_bytes(type);
-    const bool has_branches = has_branch_rows(s->group, s->begin);
     const unsigned char *blocks[QSF_KV_SPAN_PAGES];
     qsf_value_tiles tiles;
     for (size_t i = 0; i < QSF_KV_SPAN_PAGES; i++)
         blocks[i] = v_pages[i] == NULL ? NULL : (const unsigned char *)v_pages[i] + block_off;
     qsf_span_values_prepare(k, type, blocks, s->all, &tiles);
-    qsf_span_values(k, type, blocks, &tiles, s->all, s->e, s->ranges,
-                    has_branches ? count_trunk_rows(s->job, s->group) : s->group->n_rows, values,
+    qsf_span_values(k, type, blocks, &tiles, s->all, s->e, s->ranges, s->group->n_rows, values,
                     stride);
-    if (has_branches)
-        branch_values(s, block, blocks, &tiles, values, stride);
 }
 
 void qsf_row_group_attend_span(const qsf_attention_job *job, const qsf_row_group *group,
@@ -291,12 +214,10 @@ void qsf_row_group_attend_span(const qsf_attention_job *job, const qsf_row_group
     prefetch_pages(v_pages, first_page, end_page, layer->v_page_bytes);
     score_pages(k->matmul[kv->pool->form.k_type], layer->k_page_bytes, k_pages, first_page,
                 end_page, x, scores);
-    if (has_branch_rows(group, begin))
-        score_branches(job, group, x, begin, ranges, scores);
     weigh_scores(o, group, begin, ranges, scores, sums);
     const size_t stride = x->n_blocks * QSF_BLOCK;
     float *const values = s->span_values + worker_idx * QSF_ATTEND_ROWS * stride;
-    const weighed_span weighed = {job, group, begin, scores, ranges, all};
+    const weighed_span weighed = {job, group, scores, ranges, all};
     for (size_t b = 0; b < x->n_blocks; b++)
         span_values(&weighed, b, v_pages, values + b * QSF_BLOCK, stride);
 }

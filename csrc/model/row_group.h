@@ -24,10 +24,10 @@ typedef struct qsf_attention_job {
     size_t end_cold;
 } qsf_attention_job;
 
-/* Up to QSF_ATTEND_ROWS query rows of one KV head, and of one segment with its branches: row i is
- * query head i % heads_per_kv of token i / heads_per_kv. */
+/* Up to QSF_ATTEND_ROWS query rows of one KV head, and of one segment: row i is query head i %
+ * heads_per_kv of token i / heads_per_kv. */
 typedef struct qsf_row_group {
-    const qsf_segment *segment; /* no branch */
+    const qsf_segment *segment;
     uint32_t kv_head;
     size_t first_row; /* numbered so */
     size_t n_rows;

@@ -36,12 +36,7 @@ static size_t end_span(qsf_seen seen)
 qsf_spans qsf_seen_spans(const qsf_layer_kind *k, const qsf_segment *g)
 {
     const qsf_seen seen = qsf_seen_at(k, g->first_position);
-    size_t last = 0;
-    const qsf_segment *s = g;
-    for (size_t n = 0; n < (size_t)g->n_tokens + g->n_branch_rows; n += s->n_tokens, s++) {
-        const size_t end = (size_t)s->first_position + s->n_tokens;
-        last = end > last + 1 ? end - 1 : last;
-    }
+    const size_t last = (size_t)g->first_position + g->n_tokens - 1;
     const size_t first = seen.first / QSF_KV_SPAN_TOKENS;
     const size_t n_pinned = qsf_ceil_div(seen.pinned, QSF_KV_SPAN_TOKENS);
     qsf_spans all = {n_pinned < first ? n_pinned : first, first, 0};

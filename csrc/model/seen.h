@@ -29,7 +29,7 @@ typedef struct qsf_spans {
     size_t n;
 } qsf_spans;
 
-/* Returns the spans that the tokens of a segment and of its branches see. */
+/* Returns the spans that the tokens of a segment see. */
 qsf_spans qsf_seen_spans(const qsf_layer_kind *k, const qsf_segment *g);
 
 /* Returns the most spans that tokens of a segment of chunk_tokens see. */

@@ -1,10 +1,10 @@
-/* followers.c - a table of 512 KB, whatever the vocabulary. */
+/* followers.c - a table of 256 KB, whatever the vocabulary. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "speculate/followers.h"
 
 #include <string.h>
 
-#define N_ENTRIES_LOG2 14
+#define N_ENTRIES_LOG2 15
 
 static uint64_t hash_of(const uint32_t *tokens, uint32_t n_tokens, uint32_t n_before)
 {
@@ -43,13 +43,13 @@ qsf_follower qsf_follower_of(uint32_t token, double probability)
 }
 
 void qsf_followers_learn(qsf_followers *f, const uint32_t *tokens, uint32_t n_tokens,
-                         const qsf_follower *likeliest)
+                         qsf_follower likeliest)
 {
     for (uint32_t n_before = 1; n_before <= 2 && n_before <= n_tokens; n_before++) {
         const uint64_t hash = hash_of(tokens, n_tokens, n_before);
         qsf_follower_entry *const e = entry_of(f, hash);
         e->tag = tag_of(hash);
-        memcpy(e->followers, likeliest, sizeof e->followers);
+        e->follower = likeliest;
     }
 }
 
@@ -60,5 +60,5 @@ const qsf_follower *qsf_followers_find(const qsf_followers *f, const uint32_t *t
         return NULL;
     const uint64_t hash = hash_of(tokens, n_tokens, n_before);
     const qsf_follower_entry *const e = entry_of(f, hash);
-    return e->tag == tag_of(hash) ? e->followers : NULL;
+    return e->tag == tag_of(hash) ? &e->follower : NULL;
 }

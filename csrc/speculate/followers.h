@@ -9,9 +9,6 @@
 
 #include "memory/arena.h"
 
-/* Most followers of the same tokens. */
-#define QSF_FOLLOWERS 7U
-
 /* How likely the model found a follower: 0.8 and more, 0.5, then half of the one before. */
 #define QSF_FOLLOWER_CLASSES 7U
 
@@ -22,7 +19,7 @@ typedef struct qsf_follower {
 
 typedef struct qsf_follower_entry {
     uint32_t tag; /* of the tokens before, from 1 on; 0: empty */
-    qsf_follower followers[QSF_FOLLOWERS];
+    qsf_follower follower;
 } qsf_follower_entry;
 
 typedef struct qsf_followers {
@@ -33,12 +30,12 @@ void qsf_followers_layout(qsf_followers *f, qsf_arena *a);
 
 qsf_follower qsf_follower_of(uint32_t token, double probability);
 
-/* Notes that these were the likeliest after tokens [n_tokens]. */
+/* Notes that this was the likeliest after tokens [n_tokens]. */
 void qsf_followers_learn(qsf_followers *f, const uint32_t *tokens, uint32_t n_tokens,
-                         const qsf_follower *likeliest);
+                         qsf_follower likeliest);
 
-/* Returns the followers [QSF_FOLLOWERS] of the last n_before, 1 or 2, of tokens [n_tokens], the
- * likeliest first; NULL if there are none. */
+/* Returns the follower of the last n_before, 1 or 2, of tokens [n_tokens]; NULL if there is none.
+ */
 const qsf_follower *qsf_followers_find(const qsf_followers *f, const uint32_t *tokens,
                                        uint32_t n_tokens, uint32_t n_before);
 

@@ -19,7 +19,6 @@
 #define LEAST_GAIN 1.02
 /* A draft that is less likely to be reached is not worth looking for. */
 #define LEAST_PATH 0.02
-#define LEAST_BRANCH 0.01
 /* Of the time of passes, for trying the draft model. */
 #define CREDIT_SHARE 0.01
 /* A pass that waits for the disk for a larger share of its time takes no less with fewer rows. */
@@ -33,7 +32,6 @@ static const float first_chances[QSF_N_KINDS] = {
     0.5F,  0.35F, 0.25F, 0.12F, 0.06F, 0.03F, 0.01F, /* followers of one token, by probability */
     0.7F,  0.5F,  0.3F,  0.15F, 0.08F, 0.04F, 0.02F, /* of two */
     0.2F,  0.35F, 0.5F,  0.6F,  0.7F,  0.8F,  0.88F, 0.95F, /* by probability */
-    0.4F,  0.25F, 0.15F, 0.08F, 0.04F, 0.01F, /* the same by halves, what comes after */
 };
 
 /* What passes of 1, 2, 4 .. rows cost where they only compute (docs/benchmarks.md). */
@@ -47,14 +45,8 @@ uint32_t qsf_thrift_kind_of_match(uint32_t n_tokens)
     return kind;
 }
 
-uint32_t qsf_thrift_kind_of_model(double probability, bool is_first)
+uint32_t qsf_thrift_kind_of_model(double probability)
 {
-    if (!is_first) {
-        uint32_t kind = QSF_KIND_ELSE;
-        for (; probability < 0.5 && kind < QSF_N_KINDS - 1; probability *= 2.0)
-            kind++;
-        return kind;
-    }
     const uint32_t eighth = probability > 0.0 ? (uint32_t)(fmin(probability, 1.0) * 8.0) : 0;
     return QSF_KIND_MODEL + (eighth < 8 ? eighth : 7);
 }
@@ -86,7 +78,7 @@ static void count(float *n_hits, float *n_tries, float most_tries, bool is_right
 void qsf_thrift_count(qsf_chances *t, uint32_t kind, bool is_right)
 {
     count(&t->n_hits[kind], &t->n_tries[kind], MOST_TRIES, is_right);
-    if (kind >= QSF_KIND_MODEL && kind < QSF_KIND_ELSE)
+    if (kind >= QSF_KIND_MODEL)
         count(&t->n_model_hits, &t->n_model_tries, MOST_MODEL_TRIES, is_right);
 }
 
@@ -152,9 +144,8 @@ void qsf_thrift_learn(qsf_costs *t, uint32_t n_rows, uint32_t n_drafts, uint64_t
 void qsf_thrift_begin(qsf_thrift_chain *c, uint32_t n_rows, uint32_t n_most)
 {
     c->next = NULL;
-    c->n_drafts = c->n_branches = 0;
+    c->n_drafts = c->n_chosen = 0;
     c->n_most = n_most;
-    c->chosen = (qsf_thrift_taken){0, 0};
     c->n_rows = n_rows;
     c->n_tokens = n_rows;
     c->model_ns = 0.0;
@@ -174,19 +165,6 @@ bool qsf_thrift_append(qsf_thrift_chain *c, double chance)
     c->paths[c->n_drafts++] = path;
     c->n_tokens += path;
     return true;
-}
-
-void qsf_thrift_branch_off(qsf_thrift_chain *c, double chance, uint32_t token, uint32_t kind)
-{
-    const double path = last_path(c) * chance;
-    const bool is_full = c->n_branches == c->n_most;
-    if (path < LEAST_BRANCH || c->n_most == 0 ||
-        (is_full && path <= c->branches[c->n_most - 1].path))
-        return;
-    uint32_t i = is_full ? c->n_most - 1 : c->n_branches++;
-    for (; i > 0 && c->branches[i - 1].path < path; i--)
-        c->branches[i] = c->branches[i - 1];
-    c->branches[i] = (qsf_thrift_branch){path, token, (uint8_t)kind, (uint8_t)c->n_drafts};
 }
 
 /* The chance that the draft model's next guess is right, whatever its probability. */
@@ -217,27 +195,19 @@ void qsf_thrift_spend(qsf_costs *t, qsf_thrift_chain *c, uint64_t ns, uint32_t n
         move(&t->model_ns, (double)ns, NEW_SHARE);
 }
 
-/* Takes the likeliest of the drafts and branches that were not taken, after what it follows, and
+/* Takes the likeliest of the drafts that were not taken, after those before it in its chain, and
  * returns its path; 0: there is none. */
 static double take_likeliest(qsf_thrift_chain *first)
 {
-    uint32_t *best = NULL;
+    qsf_thrift_chain *best = NULL;
     double path = 0.0;
-    for (qsf_thrift_chain *c = first; c != NULL; c = c->next) {
-        qsf_thrift_taken *const t = &c->taken;
-        if (t->n_drafts + t->n_branches == c->n_most)
-            continue;
-        if (t->n_drafts < c->n_drafts && c->paths[t->n_drafts] > path) {
-            path = c->paths[t->n_drafts];
-            best = &t->n_drafts;
+    for (qsf_thrift_chain *c = first; c != NULL; c = c->next)
+        if (c->n_taken < c->n_drafts && c->n_taken < c->n_most && c->paths[c->n_taken] > path) {
+            path = c->paths[c->n_taken];
+            best = c;
         }
-        if (t->n_branches < c->n_branches && c->branches[t->n_branches].path > path) {
-            path = c->branches[t->n_branches].path;
-            best = &t->n_branches;
-        }
-    }
     if (best != NULL)
-        (*best)++;
+        best->n_taken++;
     return path;
 }
 
@@ -245,7 +215,7 @@ void qsf_thrift_choose(const qsf_costs *t, qsf_thrift_chain *first, uint32_t n_m
 {
     double model_ns = 0.0;
     for (qsf_thrift_chain *c = first; c != NULL; c = c->next) {
-        c->taken = c->chosen = (qsf_thrift_taken){0, 0};
+        c->n_taken = c->n_chosen = 0;
         model_ns += c->model_ns;
     }
     if (first == NULL || t->pass_ns[0] == 0.0)
@@ -262,6 +232,6 @@ void qsf_thrift_choose(const qsf_costs *t, qsf_thrift_chain *first, uint32_t n_m
             continue;
         best = rate;
         for (qsf_thrift_chain *c = first; c != NULL; c = c->next)
-            c->chosen = c->taken;
+            c->n_chosen = c->n_taken;
     }
 }

@@ -18,13 +18,12 @@ typedef enum qsf_guesser {
 } qsf_guesser;
 
 /* Guesses of one kind, which are right equally often: a match of about this length, one token
- * before or two, a draft model's probability of what it guesses first, or else. */
+ * before or two, or a draft model's probability. */
 #define QSF_KIND_MATCH 0U    /* 6 kinds */
 #define QSF_KIND_FOLLOWER 6U /* 7 kinds of one token before, 7 of two */
 #define QSF_KIND_MODEL 20U   /* 8 kinds */
-#define QSF_KIND_ELSE 28U    /* 6 kinds */
-#define QSF_N_KINDS 34U
-#define QSF_KIND_CALLER 34U /* of which nothing is learned */
+#define QSF_N_KINDS 28U
+#define QSF_KIND_CALLER 28U /* of which nothing is learned */
 
 #define QSF_THRIFT_SIZES 8U /* passes of 1, 2, 4 .. 128 rows */
 
@@ -32,7 +31,7 @@ typedef enum qsf_guesser {
 typedef struct qsf_chances {
     float n_hits[QSF_N_KINDS];
     float n_tries[QSF_N_KINDS];
-    float n_model_hits; /* of all kinds of what a draft model guesses first */
+    float n_model_hits; /* of all kinds of a draft model's guesses */
     float n_model_tries;
 } qsf_chances;
 
@@ -45,38 +44,21 @@ typedef struct qsf_costs {
     double credit_ns;  /* time that the draft model may take although it promises no gain */
 } qsf_costs;
 
-/* Another guess of what follows a draft of a chain, or the token before the chain. */
-typedef struct qsf_thrift_branch {
-    double path; /* the chance that it and all before it are right */
-    uint32_t token;
-    uint8_t kind;
-    uint8_t parent; /* drafts of the chain before it */
-} qsf_thrift_branch;
-
-/* The first of a chain's drafts, and of its branches */
-typedef struct qsf_thrift_taken {
-    uint32_t n_drafts;
-    uint32_t n_branches;
-} qsf_thrift_taken;
-
 /* Drafts of one session that are being chosen, one after the other. */
 typedef struct qsf_thrift_chain {
     struct qsf_thrift_chain *next;    /* of another session in the same pass, or NULL */
     double paths[QSF_MAX_DRAFT_ROWS]; /* the chance that a draft and all before it are right */
-    qsf_thrift_branch branches[QSF_MAX_DRAFT_ROWS]; /* the likeliest first */
     uint32_t n_drafts;
-    uint32_t n_branches;
-    uint32_t n_most;        /* of both that there is room for */
-    qsf_thrift_taken taken; /* while they are being chosen */
-    qsf_thrift_taken chosen;
-    uint32_t n_rows; /* of the pass without drafts, of all sessions */
-    double n_tokens; /* that the pass yields with these drafts alone, on average */
-    double model_ns; /* that the draft model has taken for them */
+    uint32_t n_most;   /* that there is room for */
+    uint32_t n_taken;  /* while they are being chosen: the first of them */
+    uint32_t n_chosen; /* the first of them that are worth their time */
+    uint32_t n_rows;   /* of the pass without drafts, of all sessions */
+    double n_tokens;   /* that the pass yields with these drafts alone, on average */
+    double model_ns;   /* that the draft model has taken for them */
 } qsf_thrift_chain;
 
 uint32_t qsf_thrift_kind_of_match(uint32_t n_tokens);
-/* is_first: the draft model guesses nothing else that is likelier to be chosen. */
-uint32_t qsf_thrift_kind_of_model(double probability, bool is_first);
+uint32_t qsf_thrift_kind_of_model(double probability);
 qsf_guesser qsf_thrift_guesser_of(uint32_t kind);
 
 /* The chance that a guess of this kind is right. */
@@ -94,10 +76,6 @@ double qsf_thrift_cost_ns(const qsf_costs *t, uint32_t n_rows);
 /* Begins the drafts of a session, at most n_most, in a pass that has n_rows without any. */
 void qsf_thrift_begin(qsf_thrift_chain *c, uint32_t n_rows, uint32_t n_most);
 
-/* Adds a branch where the next draft will be appended, which is right with this chance if all
- * before it are. */
-void qsf_thrift_branch_off(qsf_thrift_chain *c, double chance, uint32_t token, uint32_t kind);
-
 /* Appends a draft that is right with this chance if all before it are; false if it is not worth
  * looking for more. */
 bool qsf_thrift_append(qsf_thrift_chain *c, double chance);
@@ -112,8 +90,8 @@ bool qsf_thrift_wants_model(const qsf_costs *t, const qsf_chances *chances,
  * next. */
 void qsf_thrift_spend(qsf_costs *t, qsf_thrift_chain *c, uint64_t ns, uint32_t n_tokens);
 
-/* Sets `chosen` of all chains of a pass: of their drafts and branches the likeliest, at most
- * n_most, and none that is not worth its time. */
+/* Sets n_chosen of all chains of a pass: the likeliest of their drafts, at most n_most, and none
+ * that is not worth its time. */
 void qsf_thrift_choose(const qsf_costs *t, qsf_thrift_chain *first, uint32_t n_most);
 
 #endif

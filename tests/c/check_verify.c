@@ -1,7 +1,7 @@
-/* check_verify.c - trees of drafts in a pass: the logits of every node, what is kept of a path and
- * all that follows it are those of plain steps, for any tree, KV type, window, number of threads,
- * streamed or resident, with older pages in a file or without. The instruction set is that of the
- * run. */
+/* check_verify.c - drafts in a pass: the logits after each, those after the ones that are taken and
+ * all that follows are those of plain steps, for any number of drafts, KV type, window, number of
+ * threads, streamed or resident, with older pages in a file or without. The instruction set is that
+ * of the run. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #define TINY_CAP_BYTES (16 << 20) /* a model larger than the buffers of streaming */
 #define TINY_MODEL_DIM 256
@@ -31,7 +31,7 @@ static uint32_t random_below(uint32_t n)
     return (uint32_t)(qsf_random_uniform(&random_state) * n);
 }
 
-/* How the model is opened, and the tree that is tried. */
+/* How the model is opened. */
 typedef struct setup {
     uint32_t kv_k_type;
     uint32_t kv_v_type;
@@ -44,12 +44,11 @@ typedef struct setup {
 
 typedef struct rig {
     qsf_model *m;
-    qsf_session *tree;
+    qsf_session *drafted;
     qsf_session *plain;
-    uint32_t n_held; /* tokens before the tree, the first of them not a draft */
+    uint32_t n_held; /* tokens before the drafts */
     uint32_t n_drafts;
     uint32_t tokens[TINY_MODEL_TOKENS]; /* held, then drafts */
-    uint32_t depths[1 + MOST_DRAFTS];
 } rig;
 
 static bool rig_make(rig *g, const setup *s)
@@ -86,13 +85,13 @@ static bool rig_make(rig *g, const setup *s)
         opt.budget_bytes += 1 << 14;
     }
     CHECK_EQ(g->m->plan.streamed_bytes > 0, s->is_streamed);
-    return CHECK_OK(qsf_session_create(g->m, &g->tree)) &&
+    return CHECK_OK(qsf_session_create(g->m, &g->drafted)) &&
            CHECK_OK(qsf_session_create(g->m, &g->plain));
 }
 
 static void rig_free(rig *g)
 {
-    qsf_session_destroy(g->tree);
+    qsf_session_destroy(g->drafted);
     qsf_session_destroy(g->plain);
     qsf_model_close(g->m);
 }
@@ -105,33 +104,18 @@ static void sync_to(qsf_session *s, const uint32_t *tokens, uint32_t n_tokens)
             return;
 }
 
-/* What draft i, counted from 1, follows. */
-static uint32_t parent_of(const rig *g, uint32_t i)
+static void choose_tokens(rig *g, uint32_t n_held, uint32_t n_drafts)
 {
-    return g->tree->buffers.draft_parents[i - 1];
-}
-
-/* Chooses tokens and a tree. A chain first, as the engine has it, or not. */
-static void choose_tree(rig *g, uint32_t n_held, uint32_t n_drafts)
-{
-    const uint32_t n_chain = random_below(n_drafts + 1);
     g->n_held = n_held;
     g->n_drafts = n_drafts;
     for (uint32_t i = 0; i < n_held + n_drafts; i++)
         g->tokens[i] = i < n_held ? i * i % TINY_MODEL_VOCAB : random_below(TINY_MODEL_VOCAB);
-    g->depths[0] = 0;
-    for (uint32_t i = 1; i <= n_drafts; i++) {
-        const bool is_branch = i > n_chain && random_below(3) == 0;
-        const uint32_t parent = is_branch ? random_below(i) : i - 1;
-        g->depths[i] = g->depths[parent] + 1;
-        g->tree->buffers.draft_parents[i - 1] = (uint8_t)parent;
-    }
 }
 
-/* Evaluates the last held token and the tree behind those before it. */
-static qsf_status run_tree(rig *g)
+/* Evaluates the last held token and the drafts behind those before it. */
+static qsf_status run_drafts(rig *g)
 {
-    qsf_session *const s = g->tree;
+    qsf_session *const s = g->drafted;
     qsf_pass_part part = {
         .session = s,
         .tokens = g->tokens + g->n_held - 1,
@@ -148,93 +132,54 @@ static qsf_status run_tree(rig *g)
     return qsf_pass_run(g->m, &part, 1, &w);
 }
 
-/* The logits of every node are those of its path, evaluated plainly. */
-static void check_nodes(rig *g)
+/* The logits after every draft are those of plain steps. */
+static void check_rows(rig *g)
 {
-    uint32_t tokens[TINY_MODEL_TOKENS];
     float want[TINY_MODEL_VOCAB];
     float *const have = malloc((1 + MOST_DRAFTS) * sizeof want);
-    memcpy(have, g->tree->draft_logits - TINY_MODEL_VOCAB, (1 + g->n_drafts) * sizeof want);
-    memcpy(tokens, g->tokens, g->n_held * sizeof *tokens);
+    memcpy(have, g->drafted->draft_logits - TINY_MODEL_VOCAB, (1 + g->n_drafts) * sizeof want);
     for (uint32_t i = 0; i <= g->n_drafts; i++) {
-        uint32_t n = g->n_held + g->depths[i];
-        for (uint32_t at = i; at > 0; at = parent_of(g, at))
-            tokens[--n] = g->tokens[g->n_held + at - 1];
-        sync_to(g->plain, tokens, g->n_held + g->depths[i]);
+        sync_to(g->plain, g->tokens, g->n_held + i);
         CHECK_OK(qsf_session_logits(g->plain, want, TINY_MODEL_VOCAB));
         CHECK_BYTES(have + i * (size_t)TINY_MODEL_VOCAB, want, sizeof want);
     }
     free(have);
 }
 
-/* What the caches hold in memory of the tokens before `n` that a token at n sees is the same. */
-static void check_kv(const rig *g, uint32_t n)
+/* After the same tokens both sessions have the same logits: what the caches hold is the same. */
+static void check_next(rig *g, const uint32_t *tokens, uint32_t n)
 {
-    const qsf_kv_pool *const pool = &g->m->kv_pool;
-    for (uint32_t layer = 0; layer < pool->n_layers; layer++) {
-        const qsf_kv_layer *const l = &pool->layers[layer];
-        const uint32_t window = g->m->config.layers[layer].kind->window_tokens;
-        const uint32_t n_cold =
-            qsf_kvcache_cold_pages(&g->tree->buffers.sequence.kv, layer) >
-                    qsf_kvcache_cold_pages(&g->plain->buffers.sequence.kv, layer)
-                ? qsf_kvcache_cold_pages(&g->tree->buffers.sequence.kv, layer)
-                : qsf_kvcache_cold_pages(&g->plain->buffers.sequence.kv, layer);
-        for (uint32_t p = window != 0 && n > window ? n - window : 32 * n_cold; p < n; p++) {
-            unsigned char slots[2][2][2 * 4096] = {{{0}}};
-            for (uint32_t i = 0; i < 2; i++) {
-                const qsf_session *const s = i == 0 ? g->tree : g->plain;
-                const void *k;
-                const void *v;
-                qsf_kvcache_find_pages(&s->buffers.sequence.kv, layer, 0, p / 32, 0, 1, &k, &v);
-                qsf_kv_copy_slot(pool->form.k_type, true, l->head_dim / 64 + 1, p % 32, k, 0,
-                                 slots[i][0]);
-                qsf_kv_copy_slot(pool->form.v_type, false, l->head_dim / 64 + 1, p % 32, v, 0,
-                                 slots[i][1]);
-            }
-            CHECK_BYTES(slots[0], slots[1], sizeof slots[0]);
-        }
-    }
+    float have[TINY_MODEL_VOCAB];
+    float want[TINY_MODEL_VOCAB];
+    sync_to(g->drafted, tokens, n);
+    sync_to(g->plain, tokens, n);
+    CHECK_OK(qsf_session_logits(g->drafted, have, TINY_MODEL_VOCAB));
+    CHECK_OK(qsf_session_logits(g->plain, want, TINY_MODEL_VOCAB));
+    CHECK_BYTES(have, want, sizeof want);
 }
 
-/* Walks from the root to a leaf, or to a token that no draft is; then a plain step. */
+/* Takes some of the drafts, or all; then a plain step. */
 static void check_walk(rig *g)
 {
-    qsf_session *const s = g->tree;
+    qsf_session *const s = g->drafted;
     uint32_t tokens[TINY_MODEL_TOKENS];
-    uint32_t node = 0;
     uint32_t n = g->n_held;
-    memcpy(tokens, g->tokens, n * sizeof *tokens);
+    memcpy(tokens, g->tokens, (n + g->n_drafts) * sizeof *tokens);
     for (;;) {
-        uint32_t children[MOST_DRAFTS];
-        uint32_t n_children = 0;
-        bool is_child[TINY_MODEL_VOCAB] = {false};
-        for (uint32_t i = node + 1; i <= g->n_drafts; i++)
-            if (parent_of(g, i) == node && !is_child[g->tokens[g->n_held + i - 1]]) {
-                is_child[g->tokens[g->n_held + i - 1]] = true;
-                children[n_children++] = i;
-            }
+        const bool has_draft = n < g->n_held + g->n_drafts;
         for (uint32_t token = 0; token < TINY_MODEL_VOCAB; token++)
-            CHECK_EQ(qsf_drafting_has(s, token), is_child[token]);
-        if (n_children == 0 || random_below(8) == 0)
+            CHECK_EQ(qsf_drafting_has(s, token), has_draft && token == tokens[n]);
+        if (!has_draft || random_below(8) == 0)
             break;
-        node = children[random_below(n_children)];
-        tokens[n] = g->tokens[g->n_held + node - 1];
-        CHECK_OK(qsf_drafting_take(s, tokens[n++]));
+        n++;
+        CHECK_OK(qsf_drafting_take(s));
         CHECK_EQ(s->n_tokens, n);
         CHECK_BYTES(s->buffers.tokens, tokens, n * sizeof *tokens);
     }
-    sync_to(g->plain, tokens, n);
-    check_kv(g, n);
-    float have[TINY_MODEL_VOCAB];
-    float want[TINY_MODEL_VOCAB];
     if (n == TINY_MODEL_TOKENS)
         return;
     tokens[n] = random_below(TINY_MODEL_VOCAB);
-    sync_to(s, tokens, n + 1);
-    sync_to(g->plain, tokens, n + 1);
-    CHECK_OK(qsf_session_logits(s, have, TINY_MODEL_VOCAB));
-    CHECK_OK(qsf_session_logits(g->plain, want, TINY_MODEL_VOCAB));
-    CHECK_BYTES(have, want, sizeof want);
+    check_next(g, tokens, n + 1);
 }
 
 static void check_setup(const setup *s)
@@ -245,70 +190,48 @@ static void check_setup(const setup *s)
         return;
     for (size_t i = 0; i < (s->is_streamed ? 2 : sizeof held / sizeof *held); i++) {
         const uint32_t n_drafts = i == 2 ? MOST_DRAFTS : 1 + random_below(40);
-        for (uint32_t wants_nodes = 0; wants_nodes < 2; wants_nodes++) {
-            choose_tree(&g, held[i], n_drafts);
-            if (!CHECK_OK(run_tree(&g)))
+        for (uint32_t wants_rows = 0; wants_rows < 2; wants_rows++) {
+            choose_tokens(&g, held[i], n_drafts);
+            if (!CHECK_OK(run_drafts(&g)))
                 continue;
-            if (wants_nodes == 1)
-                check_nodes(&g);
+            if (wants_rows == 1)
+                check_rows(&g);
             else
                 check_walk(&g);
         }
     }
-    CHECK_EQ(g.tree->buffers.sequence.kv.cold.read_bytes > 0, s->resident_tokens != 0);
+    CHECK_EQ(g.drafted->buffers.sequence.kv.cold.read_bytes > 0, s->resident_tokens != 0);
     rig_free(&g);
 }
 
-/* A session whose tail somebody else has copied takes no branch's tokens over into it. */
-static void check_shared_tail(void)
-{
-    rig g;
-    if (!rig_make(&g, &(setup){QSF_KV_8BIT, QSF_KV_4BIT, 1, 0, false, false, 0}))
-        return;
-    choose_tree(&g, 10, 2);
-    g.tokens[10] = 1;
-    g.tokens[11] = 2;
-    g.tree->buffers.draft_parents[1] = 0;
-    CHECK_OK(run_tree(&g));
-    CHECK(qsf_drafting_has(g.tree, 1) && qsf_drafting_has(g.tree, 2));
-    CHECK_OK(qsf_session_copy(g.plain, g.tree, 10));
-    CHECK(qsf_drafting_has(g.tree, 1) && !qsf_drafting_has(g.tree, 2));
-    CHECK_OK(qsf_session_rewind(g.plain, 0));
-    CHECK(qsf_drafting_has(g.tree, 2));
-    CHECK_OK(qsf_drafting_take(g.tree, 2));
-    rig_free(&g);
-}
-
-/* Reads that fail in a pass of a tree, and a cancelled one, leave the session as before it. */
+/* Reads that fail in a pass with drafts, and a cancelled one, leave the session as before it. */
 static void check_failures(void)
 {
     rig g;
     if (!rig_make(&g, &(setup){QSF_KV_8BIT, QSF_KV_4BIT, 2, 0, false, true, 0}))
         return;
-    choose_tree(&g, 5, 8);
+    choose_tokens(&g, 5, 8);
     int64_t n = 0;
     for (; n < 1000; n++) {
-        sync_to(g.tree, g.tokens, 4);
+        sync_to(g.drafted, g.tokens, 4);
         g.m->reader.file.fault_kind = n % 2 == 0 ? QSF_FAULT_FAIL : QSF_FAULT_CORRUPT;
         g.m->reader.file.reads_until_fault = n;
-        const qsf_status status = run_tree(&g);
+        const qsf_status status = run_drafts(&g);
         g.m->reader.file.reads_until_fault = -1;
         if (status == QSF_OK)
             break;
-        CHECK_EQ(g.tree->n_tokens, 4);
-        CHECK_EQ(g.tree->n_ahead, 0);
-        sync_to(g.plain, g.tokens, 4);
-        check_kv(&g, 4);
+        CHECK_EQ(g.drafted->n_tokens, 4);
+        CHECK_EQ(g.drafted->n_ahead, 0);
     }
     CHECK(n > 0 && n < 1000);
     size_t n_done = 0; /* the fault may have met what is read ahead */
     (void)qsf_session_sync(g.plain, g.tokens, 3, &n_done);
     check_walk(&g);
-    sync_to(g.tree, g.tokens, 4);
-    qsf_session_cancel(g.tree);
-    CHECK_STATUS(run_tree(&g), QSF_ERR_CANCELLED);
-    CHECK_EQ(g.tree->n_tokens, 4);
-    CHECK_OK(run_tree(&g));
+    sync_to(g.drafted, g.tokens, 4);
+    qsf_session_cancel(g.drafted);
+    CHECK_STATUS(run_drafts(&g), QSF_ERR_CANCELLED);
+    CHECK_EQ(g.drafted->n_tokens, 4);
+    CHECK_OK(run_drafts(&g));
     check_walk(&g);
     rig_free(&g);
 }
@@ -329,7 +252,6 @@ int main(int argc, char **argv)
     snprintf(path, sizeof path, "/tmp/check_verify_%ld.qsf", (long)getpid());
     for (size_t i = 0; i < sizeof setups / sizeof *setups; i++)
         check_setup(&setups[i]);
-    check_shared_tail();
     check_failures();
     unlink(path);
     return check_report("check_verify");

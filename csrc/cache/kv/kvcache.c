@@ -233,36 +233,6 @@ void qsf_kvcache_store_v(qsf_kvcache *kv, const qsf_kernels *k, uint32_t layer, 
         qsf_kv_pool_v_page(kv->pool, l, kv_head, block_of(kv, l, page_of(position))));
 }
 
-bool qsf_kvcache_owns(const qsf_kvcache *kv, uint32_t position)
-{
-    for (uint32_t i = 0; i < kv->pool->n_groups; i++) {
-        const qsf_kv_group *const g = &kv->pool->groups[i];
-        const uint32_t block = kv->blocks[g->first_place + qsf_kv_place(g, page_of(position))];
-        if (block == QSF_KV_NO_BLOCK || g->n_holders[block] != 1)
-            return false;
-    }
-    return true;
-}
-
-void qsf_kvcache_copy(qsf_kvcache *kv, uint32_t from, uint32_t to)
-{
-    const qsf_kv_pool *const pool = kv->pool;
-    for (uint32_t i = 0; i < pool->n_layers; i++) {
-        const qsf_kv_layer *const l = &pool->layers[i];
-        const size_t n_blocks = qsf_ceil_div(l->head_dim, QSF_BLOCK);
-        const uint32_t src = block_of(kv, l, page_of(from));
-        const uint32_t dst = block_of(kv, l, page_of(to));
-        for (uint32_t head = 0; head < l->n_kv_heads; head++) {
-            qsf_kv_copy_slot(pool->form.k_type, true, n_blocks, from % QSF_KV_PAGE_TOKENS,
-                             qsf_kv_pool_k_page(pool, l, head, src), to % QSF_KV_PAGE_TOKENS,
-                             qsf_kv_pool_k_page(pool, l, head, dst));
-            qsf_kv_copy_slot(pool->form.v_type, false, n_blocks, from % QSF_KV_PAGE_TOKENS,
-                             qsf_kv_pool_v_page(pool, l, head, src), to % QSF_KV_PAGE_TOKENS,
-                             qsf_kv_pool_v_page(pool, l, head, dst));
-        }
-    }
-}
-
 uint64_t qsf_kvcache_used_bytes(const qsf_kvcache *kv, uint32_t n_tokens)
 {
     const uint32_t n_pages = end_page_of(n_tokens);

@@ -69,12 +69,6 @@ void qsf_kvcache_store_k(qsf_kvcache *kv, const qsf_kernels *k, uint32_t layer, 
 void qsf_kvcache_store_v(qsf_kvcache *kv, const qsf_kernels *k, uint32_t layer, uint32_t kv_head,
                          uint32_t position, const float *value);
 
-/* True if no other session has the blocks of this position, which is in the cache. */
-bool qsf_kvcache_owns(const qsf_kvcache *kv, uint32_t position);
-
-/* Copies what is stored at one position to another, in all layers. The cache owns both. */
-void qsf_kvcache_copy(qsf_kvcache *kv, uint32_t from, uint32_t to);
-
 /* The image of a cache at a position is what continuing there needs: of each layer and KV head the
  * pages of K, then those of V, from the first that the position sees to that of the position before
  * it. It does not depend on the context or the chunk. Meaningful if the cache holds the position.
