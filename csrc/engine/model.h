@@ -41,7 +41,7 @@ struct qsf_model {
     qsf_scratch scratch;
     qsf_shared_buffers shared; /* its sampler: under `choosing` */
     qsf_pressure pressure;
-    qsf_kv_pool kv_pool;      /* its blocks: under kv_lock, which is taken last */
+    qsf_sequence_pools pools; /* what is taken of them: under kv_lock, which is taken last */
     uint64_t full_ring_bytes; /* ring_bytes of the plan at open */
     uint32_t n_sessions;
     uint32_t n_created; /* sessions so far */
@@ -62,7 +62,7 @@ struct qsf_model {
     bool has_lock;
     qsf_mutex choosing; /* taken for a choice; never waits for a pass */
     bool has_choosing;
-    qsf_mutex kv_lock; /* of the pool's blocks; not of their pages */
+    qsf_mutex kv_lock; /* of the pools' blocks and slots; not of their contents */
     bool has_kv_lock;
 };
 

@@ -140,7 +140,7 @@ static qsf_status limit_windows(const qsf_options *opt, qsf_reader *r)
     bool is_limited = opt->kv_window_tokens == 0;
     for (uint32_t i = 0; opt->kv_window_tokens != 0 && i < r->n_kinds; i++) {
         qsf_layer_kind *const k = &r->kinds[i];
-        if (k->window_tokens != 0)
+        if (k->window_tokens != 0 || k->mixer != QSF_MIXER_ATTENTION)
             continue;
         k->window_tokens = opt->kv_window_tokens;
         k->pinned_tokens = opt->kv_pinned_tokens;
@@ -222,15 +222,14 @@ static qsf_status take_embedding_cache(qsf_model *m)
     return QSF_OK;
 }
 
-static qsf_status take_kv_pool(qsf_model *m)
+static qsf_status take_pools(qsf_model *m)
 {
-    const qsf_kv_form form = qsf_plan_kv_form(&m->plan);
-    const qsf_kv_sizes sizes = qsf_plan_kv_sizes(&m->plan);
+    const qsf_sequence_form form = qsf_plan_sequence_form(&m->plan);
     m->kv_memory_bytes = (size_t)m->plan.kv_pool_bytes;
     QSF_TRY(acquire_memory(m, QSF_USE_KV, m->kv_memory_bytes, &m->kv_memory));
     qsf_arena arena;
     qsf_arena_init(&arena, m->kv_memory, m->kv_memory_bytes);
-    qsf_kv_pool_layout(&m->kv_pool, &arena, &m->config, &sizes, &form);
+    qsf_sequence_pools_layout(&m->pools, &arena, &m->config, &form);
     return QSF_OK;
 }
 
@@ -258,9 +257,9 @@ static qsf_status take_memory(qsf_model *m)
     QSF_TRY(acquire_memory(m, QSF_USE_SCRATCH, m->scratch_memory_bytes, &m->scratch_memory));
     qsf_arena arena;
     qsf_arena_init(&arena, m->scratch_memory, m->scratch_memory_bytes);
-    QSF_TRY(take_kv_pool(m));
+    QSF_TRY(take_pools(m));
     const qsf_scratch_sizes sizes = qsf_plan_scratch_sizes(plan);
-    qsf_scratch_layout(&m->scratch, &arena, &m->config, &m->kv_pool, &sizes);
+    qsf_scratch_layout(&m->scratch, &arena, &m->config, &m->pools.kv, &sizes);
     qsf_shared_layout(&m->shared, &arena, &m->config, plan);
     m->forward.ops = (qsf_ops){
         .config = &m->config,

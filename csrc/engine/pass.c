@@ -55,9 +55,12 @@ static qsf_status reserve(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts)
         qsf_session *const s = parts[i].session;
         s->n_ahead = 0;
         s->has_likeliest = false;
-        status = qsf_sequence_reserve(&s->buffers.sequence, s->n_tokens,
-                                      s->n_tokens + parts[i].n_tokens);
+        status =
+            qsf_sequence_begin(&s->buffers.sequence, s->n_tokens,
+                               s->n_tokens + parts[i].n_tokens, parts[i].n_drafts);
     }
+    for (uint32_t i = 0; i < n_parts && status != QSF_OK; i++)
+        qsf_sequence_abandon(&parts[i].session->buffers.sequence);
     qsf_mutex_unlock(&m->kv_lock);
     for (uint32_t i = 0; i < n_parts; i++)
         parts[i].status = status;
@@ -88,6 +91,14 @@ static void gather(const qsf_shared_buffers *b, const qsf_pass_part *parts, uint
     chunk->n_logits_rows = n_rows;
 }
 
+/* Ends a session's part of a pass. */
+static void end_part(qsf_model *m, qsf_session *s, bool does_count)
+{
+    qsf_mutex_lock(&m->kv_lock);
+    (does_count ? qsf_sequence_commit : qsf_sequence_abandon)(&s->buffers.sequence);
+    qsf_mutex_unlock(&m->kv_lock);
+}
+
 /* Appends the tokens of a part to its session; rows [n_rows, n_vocab] are its logits. */
 static void append(const qsf_model *m, const qsf_pass_part *p, const float *rows)
 {
@@ -109,7 +120,7 @@ static void append(const qsf_model *m, const qsf_pass_part *p, const float *rows
 }
 
 /* After a pass: gives each part its status, and its session what it has evaluated. */
-static qsf_status hand_out(const qsf_model *m, qsf_pass_part *parts, uint32_t n_parts,
+static qsf_status hand_out(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts,
                            const float *rows, qsf_status status)
 {
     const bool is_over = status == QSF_OK || status == QSF_ERR_CANCELLED;
@@ -120,6 +131,7 @@ static qsf_status hand_out(const qsf_model *m, qsf_pass_part *parts, uint32_t n_
             p->session->has_logits = false; /* they were overwritten */
         const bool is_cancelled = is_over && atomic_exchange(&p->session->cancelled, false);
         p->status = is_cancelled ? QSF_ERR_CANCELLED : status;
+        end_part(m, p->session, p->status == QSF_OK);
         if (p->status == QSF_OK) {
             append(m, p, rows);
             n_appended++;
@@ -132,23 +144,68 @@ static qsf_status hand_out(const qsf_model *m, qsf_pass_part *parts, uint32_t n_
                : status;
 }
 
-qsf_status qsf_pass_run(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, qsf_stopwatch *w)
+/* Runs the parts, for whom memory is reserved. *logits: where the logits of their rows are. */
+static qsf_status run_parts(qsf_model *m, const qsf_pass_part *parts, uint32_t n_parts,
+                            const qsf_cancel *cancel, qsf_stopwatch *w, const float **logits)
 {
     const qsf_shared_buffers *const b = &m->shared;
-    const qsf_cancel cancel = {b->cancelled, n_parts};
     watching watched = {m, w};
     qsf_chunk chunk = {
         .tokens = b->tokens,
         .segments = b->segments,
         .logits_rows = b->logits_rows,
-        .cancel = &cancel,
+        .cancel = cancel,
         .stopwatch = w,
         .before_layer = watch_memory,
         .before_layer_arg = &watched,
     };
-    QSF_TRY(reserve(m, parts, n_parts));
     gather(b, parts, n_parts, &chunk);
+    *logits = chunk.logits;
     m->shared.logits_pass += chunk.logits == b->logits;
-    const qsf_status status = qsf_forward_run(&m->forward, &chunk);
-    return hand_out(m, parts, n_parts, chunk.logits, status);
+    return qsf_forward_run(&m->forward, &chunk);
+}
+
+/* Evaluates again the tokens that a session holds behind the nearest position of its sequence,
+ * which went back. */
+static qsf_status catch_up(qsf_model *m, qsf_session *s, const qsf_cancel *cancel, qsf_stopwatch *w)
+{
+    const uint32_t n_tokens = s->n_tokens;
+    const uint32_t n_most = m->plan.chunk_tokens;
+    qsf_status status = QSF_OK;
+    for (;;) {
+        s->n_tokens = qsf_sequence_nearest(&s->buffers.sequence, n_tokens);
+        const uint32_t n_left = n_tokens - s->n_tokens;
+        if (n_left == 0 || status != QSF_OK)
+            break;
+        qsf_pass_part part = {.session = s,
+                              .tokens = s->buffers.tokens + s->n_tokens,
+                              .n_tokens = n_left < n_most ? n_left : n_most};
+        const float *logits;
+        status = reserve(m, &part, 1);
+        if (status != QSF_OK)
+            continue;
+        status = run_parts(m, &part, 1, cancel, w, &logits);
+        end_part(m, s, status == QSF_OK);
+        s->n_again += status == QSF_OK ? part.n_tokens : 0;
+    }
+    s->n_tokens = n_tokens;
+    return status;
+}
+
+qsf_status qsf_pass_run(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, qsf_stopwatch *w)
+{
+    const qsf_cancel cancel = {m->shared.cancelled, n_parts};
+    qsf_status status = QSF_OK;
+    const float *logits;
+    /* A session that is cancelled must not stop the others. */
+    for (uint32_t i = 0; i < n_parts && status == QSF_OK; i++)
+        status = catch_up(m, parts[i].session, n_parts == 1 ? &cancel : NULL, w);
+    for (uint32_t i = 0; i < n_parts && status != QSF_OK; i++)
+        parts[i].status = status;
+    if (status == QSF_ERR_CANCELLED)
+        atomic_store(&parts[0].session->cancelled, false);
+    QSF_TRY(status);
+    QSF_TRY(reserve(m, parts, n_parts));
+    status = run_parts(m, parts, n_parts, &cancel, w, &logits);
+    return hand_out(m, parts, n_parts, logits, status);
 }

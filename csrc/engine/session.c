@@ -51,7 +51,7 @@ static qsf_status begin_locked(qsf_model *m, qsf_session **out)
     }
     qsf_arena arena;
     qsf_arena_init(&arena, s->memory, s->memory_bytes);
-    qsf_session_layout(&s->buffers, &arena, &m->config, &m->plan, &m->kv_pool,
+    qsf_session_layout(&s->buffers, &arena, &m->config, &m->plan, &m->pools,
                        m->n_created++ % m->plan.max_sessions);
     atomic_init(&s->cancelled, false);
     /* A greedy choice, until there is one. */
@@ -101,7 +101,7 @@ qsf_status qsf_session_rewind(qsf_session *s, size_t n_tokens)
     if (n_tokens > s->n_tokens)
         return QSF_FAIL(QSF_ERR_ARG, "cannot rewind to %zu tokens: only %u are held", n_tokens,
                         s->n_tokens);
-    if (qsf_sequence_nearest(&s->buffers.sequence, (uint32_t)n_tokens) != n_tokens)
+    if (!qsf_sequence_can_return(&s->buffers.sequence, (uint32_t)n_tokens))
         return QSF_FAIL(QSF_ERR_ARG,
                         "cannot rewind %u tokens to %zu: layers with a window hold only the last "
                         "ones; synchronise to the tokens, which evaluates them again",
@@ -170,9 +170,10 @@ void qsf_session_stats(const qsf_session *s, qsf_stats *out)
         .n_samples = s->n_samples,
         .n_step_passes = s->n_step_passes,
         .n_step_rows = s->n_step_rows,
+        .n_again = s->n_again,
     };
     qsf_mutex_lock(&m->kv_lock);
-    out->kv_free_tokens = (uint64_t)m->kv_pool.groups[0].n_free * QSF_KV_PAGE_TOKENS;
+    out->kv_free_tokens = (uint64_t)m->pools.kv.groups[0].n_free * QSF_KV_PAGE_TOKENS;
     qsf_mutex_unlock(&m->kv_lock);
     memcpy(out->n_drafted, s->n_drafted, sizeof out->n_drafted);
     memcpy(out->n_accepted, s->n_accepted, sizeof out->n_accepted);

@@ -3,9 +3,10 @@
 #include "engine/session_buffers.h"
 
 #include "base/checked.h"
+#include "model/mixers/mixers.h"
 #include "model/scratch.h"
 
-qsf_kv_sizes qsf_plan_kv_sizes(const qsf_plan *plan)
+static qsf_kv_sizes kv_sizes_of(const qsf_plan *plan)
 {
     return (qsf_kv_sizes){
         .ctx_tokens = plan->ctx_tokens,
@@ -19,9 +20,9 @@ qsf_kv_sizes qsf_plan_kv_sizes(const qsf_plan *plan)
 }
 
 void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *c,
-                        const qsf_plan *plan, qsf_kv_pool *pool, uint32_t home)
+                        const qsf_plan *plan, qsf_sequence_pools *pools, uint32_t home)
 {
-    qsf_sequence_layout(&b->sequence, a, pool, home);
+    qsf_sequence_layout(&b->sequence, a, pools, home);
     b->tokens = qsf_arena_push(a, plan->ctx_tokens, sizeof *b->tokens);
     b->logits = qsf_arena_push(a, c->n_vocab, sizeof *b->logits);
     b->offered = qsf_arena_push(a, plan->draft_rows, sizeof *b->offered);
@@ -57,12 +58,22 @@ static qsf_dtype dtype_of_bits(uint32_t bits)
                                  : QSF_DTYPE_F32;
 }
 
-qsf_kv_form qsf_plan_kv_form(const qsf_plan *plan)
+static qsf_kv_form kv_form_of(const qsf_plan *plan)
 {
     return (qsf_kv_form){
         .k_type = dtype_of_bits(plan->kv_k_bits),
         .v_type = dtype_of_bits(plan->kv_v_bits),
         .is_rotated = plan->kv_is_rotated != 0,
+    };
+}
+
+qsf_sequence_form qsf_plan_sequence_form(const qsf_plan *plan)
+{
+    return (qsf_sequence_form){
+        .sizes = kv_sizes_of(plan),
+        .kv = kv_form_of(plan),
+        .n_drafts = plan->draft_rows,
+        .describe = qsf_mixers_describe_state,
     };
 }
 
@@ -73,26 +84,26 @@ qsf_scratch_sizes qsf_plan_scratch_sizes(const qsf_plan *plan)
 
 void qsf_session_measure(const qsf_config *c, qsf_plan *plan)
 {
-    const qsf_kv_form kv_form = qsf_plan_kv_form(plan);
-    const qsf_kv_sizes sizes = qsf_plan_kv_sizes(plan);
+    const qsf_sequence_form form = qsf_plan_sequence_form(plan);
     qsf_arena pages;
     qsf_arena session;
     qsf_arena measuring;
-    qsf_kv_pool pool;
+    qsf_sequence_pools pools;
     qsf_session_buffers buffers;
     qsf_scratch scratch;
     qsf_shared_buffers shared;
     qsf_arena_init_measuring(&pages);
-    qsf_kv_pool_layout(&pool, &pages, c, &sizes, &kv_form);
+    qsf_sequence_pools_layout(&pools, &pages, c, &form);
     qsf_arena_init_measuring(&session);
-    qsf_session_layout(&buffers, &session, c, plan, &pool, 0);
+    qsf_session_layout(&buffers, &session, c, plan, &pools, 0);
     qsf_arena_init_measuring(&measuring);
     const qsf_scratch_sizes scratch_sizes = qsf_plan_scratch_sizes(plan);
-    qsf_scratch_layout(&scratch, &measuring, c, &pool, &scratch_sizes);
+    qsf_scratch_layout(&scratch, &measuring, c, &pools.kv, &scratch_sizes);
     qsf_shared_layout(&shared, &measuring, c, plan);
     plan->kv_pool_bytes = pages.failed ? UINT64_MAX : pages.used_bytes;
-    plan->kv_cold_token_bytes = pool.cold_token_bytes;
-    if (pool.n_cold_records == 0)
+    plan->state_bytes = qsf_state_pool_bytes(&pools.states);
+    plan->kv_cold_token_bytes = pools.kv.cold_token_bytes;
+    if (pools.kv.n_cold_records == 0)
         plan->kv_resident_tokens = plan->ctx_tokens;
     plan->session_bytes = session.failed ? UINT64_MAX : session.used_bytes;
     plan->scratch_bytes = measuring.failed ? UINT64_MAX : measuring.used_bytes;

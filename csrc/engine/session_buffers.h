@@ -33,9 +33,8 @@ typedef struct qsf_session_buffers {
     qsf_guess *model_guesses;
 } qsf_session_buffers;
 
-/* Return what the plan's pool holds, and in which form. */
-qsf_kv_sizes qsf_plan_kv_sizes(const qsf_plan *plan);
-qsf_kv_form qsf_plan_kv_form(const qsf_plan *plan);
+/* Returns what the plan's pools hold, and in which form. */
+qsf_sequence_form qsf_plan_sequence_form(const qsf_plan *plan);
 
 /* Returns what the plan's scratch is for. */
 qsf_scratch_sizes qsf_plan_scratch_sizes(const qsf_plan *plan);
@@ -47,7 +46,7 @@ void qsf_session_measure(const qsf_config *c, qsf_plan *plan);
 /* Call once on a measuring arena and once on the real one, whose memory is zeroed. `home`: of
  * qsf_sequence_layout(). */
 void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *c,
-                        const qsf_plan *plan, qsf_kv_pool *pool, uint32_t home);
+                        const qsf_plan *plan, qsf_sequence_pools *pools, uint32_t home);
 
 /* What one session does in a pass. */
 typedef struct qsf_pass_part {

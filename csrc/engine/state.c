@@ -82,10 +82,10 @@ qsf_status qsf_session_describe_state(const qsf_session *s, qsf_state *out)
     QSF_REQUIRE(s);
     QSF_REQUIRE(out);
     *out = (qsf_state){0};
-    if (qsf_sequence_nearest(&s->buffers.sequence, s->n_tokens) != s->n_tokens)
+    out->n_tokens = qsf_sequence_nearest(&s->buffers.sequence, s->n_tokens);
+    if (out->n_tokens == 0)
         return QSF_OK;
-    out->n_tokens = s->n_tokens;
-    out->has_logits = s->has_logits;
+    out->has_logits = s->has_logits && out->n_tokens == s->n_tokens;
     out->n_bytes = state_bytes(s, out);
     return QSF_OK;
 }
@@ -120,9 +120,14 @@ qsf_status qsf_session_read_state(const qsf_session *s, uint64_t offset, void *d
     const size_t n = count_logits(s, &state, offset, n_bytes);
     if (n > 0)
         memcpy(dst, (const unsigned char *)s->buffers.logits + offset, n);
-    if (n < n_bytes)
-        QSF_TRY(qsf_sequence_save(sequence, state.n_tokens, offset + n - logits_bytes(s, &state),
-                                  (unsigned char *)dst + n, n_bytes - n));
+    if (n < n_bytes) {
+        qsf_mutex_lock(&s->model->kv_lock); /* drafts that were taken become part of the state */
+        const qsf_status status =
+            qsf_sequence_save(sequence, state.n_tokens, offset + n - logits_bytes(s, &state),
+                              (unsigned char *)dst + n, n_bytes - n);
+        qsf_mutex_unlock(&s->model->kv_lock);
+        QSF_TRY(status);
+    }
     *crc32 = qsf_crc32(0, dst, n_bytes);
     return QSF_OK;
 }
@@ -142,8 +147,7 @@ static qsf_status begin_state(qsf_session *s, const qsf_state *state)
     s->incoming = *state;
     s->n_incoming_bytes = 0;
     qsf_mutex_lock(&s->model->kv_lock);
-    qsf_sequence_trim(&s->buffers.sequence, 0);
-    const qsf_status status = qsf_sequence_reserve(&s->buffers.sequence, 0, state->n_tokens);
+    const qsf_status status = qsf_sequence_begin_load(&s->buffers.sequence, state->n_tokens);
     if (status != QSF_OK)
         qsf_sequence_trim(&s->buffers.sequence, 0);
     qsf_mutex_unlock(&s->model->kv_lock);
@@ -209,7 +213,7 @@ qsf_status qsf_session_copy(qsf_session *to, const qsf_session *from, size_t n_t
                         from->n_tokens);
     const qsf_config *const c = &to->model->config;
     const uint32_t n = (uint32_t)n_tokens;
-    if (qsf_sequence_nearest(&from->buffers.sequence, n) != n)
+    if (!qsf_sequence_can_return(&from->buffers.sequence, n))
         return QSF_FAIL(QSF_ERR_ARG,
                         "cannot copy %zu of %u tokens: layers with a window hold only the last "
                         "ones",
@@ -217,7 +221,8 @@ qsf_status qsf_session_copy(qsf_session *to, const qsf_session *from, size_t n_t
     qsf_mutex_lock(&to->model->kv_lock);
     /* Who shares it is counted. */
     qsf_sequence *const sequence = (qsf_sequence *)&from->buffers.sequence;
-    const qsf_status status = qsf_sequence_share(&to->buffers.sequence, sequence, n);
+    const uint32_t nearest = qsf_sequence_nearest(sequence, n); /* the next pass evaluates the rest */
+    const qsf_status status = qsf_sequence_share(&to->buffers.sequence, sequence, nearest);
     if (status != QSF_OK)
         qsf_sequence_trim(&to->buffers.sequence, 0);
     qsf_mutex_unlock(&to->model->kv_lock);

@@ -61,7 +61,9 @@ static qsf_status advance(qsf_session *s, const uint32_t *tokens, size_t n_token
         n_kept = n_wanted < n_kept ? (uint32_t)n_wanted : n_kept;
     else if (n_kept == n_tokens && !(s->has_logits && s->n_tokens == n_kept))
         n_kept--;
-    /* Where the windows before that position are gone, everything is evaluated again. */
+    /* Where the windows before that position are gone, everything is evaluated again; states go
+     * back to their snapshot. */
+    const uint32_t n_same = n_kept;
     n_kept = qsf_sequence_nearest(&s->buffers.sequence, n_kept);
     if (n_kept < s->n_tokens)
         s->has_logits = false;
@@ -80,6 +82,7 @@ static qsf_status advance(qsf_session *s, const uint32_t *tokens, size_t n_token
     else
         QSF_TRY(evaluate(s, tokens + n_kept, n, is_last ? 1 : 0, s->buffers.logits));
     *n_done = s->n_tokens;
+    s->n_again += n_same - n_kept < n ? n_same - n_kept : n;
     s->prompt_tokens += n;
     qsf_pass_count_phases(s, &s->stopwatch, 1, 1);
     s->prompt_ns += qsf_clock_ns() - start_ns;

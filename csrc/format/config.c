@@ -73,6 +73,7 @@ typedef enum extent {
     OF_HEADS,
     OF_Q_NORM,
     OF_K_NORM,
+    OF_CONV,
     OF_FFN,
     OF_EXPERTS,
     N_EXTENTS
@@ -83,7 +84,10 @@ typedef enum extent {
 typedef enum condition {
     IN_ALL,
     IF_ANY,
+    IF_ATTENTION,
     WITH_QK_NORM,
+    WITH_CONV,
+    IF_CONV,
     WITH_ROUTER,
     IF_ROUTED,
     IF_SHARED, /* the dense part beside experts */
@@ -130,14 +134,16 @@ static const layer_row layer_rows[] = {
     VECTOR(V_BIAS, V_BIAS, "v_bias", IF_ANY, OF_KV),
     VECTOR(Q_NORM, Q_NORM, "q_norm", WITH_QK_NORM, OF_Q_NORM),
     VECTOR(K_NORM, K_NORM, "k_norm", WITH_QK_NORM, OF_K_NORM),
-    VECTOR(SINKS, SINKS, "sinks", IF_ANY, OF_HEADS),
+    VECTOR(SINKS, SINKS, "sinks", IF_ATTENTION, OF_HEADS),
     SIDE(Q_OUTLIERS, Q, "q_outliers", IF_ANY, OF_Q, OF_DIM),
     SIDE(K_OUTLIERS, K, "k_outliers", IF_ANY, OF_KV, OF_DIM),
     SIDE(V_OUTLIERS, V, "v_outliers", IF_ANY, OF_KV, OF_DIM),
     MATRIX(Q, Q, "q", IN_ALL, OF_Q, OF_DIM),
     MATRIX(K, K, "k", IN_ALL, OF_KV, OF_DIM),
     MATRIX(V, V, "v", IN_ALL, OF_KV, OF_DIM),
-    VECTOR(ATTN_SUB_NORM, ATTN_SUB_NORM, "attn_sub_norm", IF_ANY, OF_Q),
+    VECTOR(CONV, CONV, "conv", WITH_CONV, OF_CONV),
+    VECTOR(CONV_BIAS, CONV_BIAS, "conv_bias", IF_CONV, OF_DIM),
+    VECTOR(ATTN_SUB_NORM, ATTN_SUB_NORM, "attn_sub_norm", IF_ATTENTION, OF_Q),
     VECTOR(ATTN_OUT_BIAS, ATTN_OUT_BIAS, "attn_out_bias", IF_ANY, OF_DIM),
     SIDE(ATTN_OUT_OUTLIERS, ATTN_OUT, "attn_out_outliers", IF_ANY, OF_DIM, OF_Q),
     MATRIX(ATTN_OUT, ATTN_OUT, "attn_out", IN_ALL, OF_DIM, OF_Q),
@@ -188,12 +194,16 @@ static void raise_sides_bytes(qsf_config *c, const qsf_layer *l)
 
 static presence presence_in(const qsf_layer_kind *k, condition when)
 {
+    const bool is_conv = k->mixer == QSF_MIXER_SHORT_CONV;
     const bool is_routed = k->n_experts != 0;
     const bool has_ffn = k->ffn != QSF_FFN_NONE;
     const bool is_gated = k->ffn == QSF_FFN_GATED;
     const presence presences[N_CONDITIONS] = {
         [IN_ALL] = ALWAYS,
         [IF_ANY] = OPTIONAL,
+        [IF_ATTENTION] = k->mixer == QSF_MIXER_ATTENTION ? OPTIONAL : NEVER,
+        [WITH_CONV] = is_conv ? ALWAYS : NEVER,
+        [IF_CONV] = is_conv ? OPTIONAL : NEVER,
         [WITH_QK_NORM] = k->qk_norm != QSF_QK_NORM_NONE ? ALWAYS : NEVER,
         [WITH_ROUTER] = is_routed ? ALWAYS : NEVER,
         [IF_ROUTED] = is_routed ? OPTIONAL : NEVER,
@@ -212,11 +222,13 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
 {
     const qsf_layer_kind *const k = qsf_reader_layer_kind(r, idx);
     const bool is_per_head = k->qk_norm == QSF_QK_NORM_PER_HEAD;
+    const qsf_mixer_dims dims = qsf_mixer_dims_of(k, r->header.dim);
     const uint32_t extents[N_EXTENTS] = {
         [OF_ONE] = 1,
         [OF_DIM] = r->header.dim,
-        [OF_Q] = qsf_q_dim(k),
-        [OF_KV] = qsf_kv_dim(k),
+        [OF_Q] = dims.q,
+        [OF_KV] = dims.kv,
+        [OF_CONV] = k->n_taps * r->header.dim,
         [OF_HEADS] = k->n_heads,
         [OF_Q_NORM] = is_per_head ? k->head_dim : qsf_q_dim(k),
         [OF_K_NORM] = is_per_head ? k->head_dim : qsf_kv_dim(k),
@@ -329,10 +341,12 @@ static void raise_to(uint32_t *most, uint32_t n)
 static void add_layer(qsf_config *c, const qsf_layer *l)
 {
     const qsf_layer_kind *const k = l->kind;
+    const qsf_mixer_dims dims = qsf_mixer_dims_of(k, c->dim);
     raise_to(&c->n_heads, k->n_heads);
     raise_to(&c->head_dim, k->head_dim);
-    raise_to(&c->q_dim, qsf_q_dim(k));
-    raise_to(&c->kv_dim, qsf_kv_dim(k));
+    raise_to(&c->q_dim, dims.q);
+    raise_to(&c->kv_dim, dims.kv);
+    raise_to(&c->conv_cols, k->n_taps * c->dim);
     raise_to(&c->ffn_dim, k->ffn_dim);
     if (k->n_kv_heads < c->least_kv_heads)
         c->least_kv_heads = k->n_kv_heads;

@@ -19,9 +19,9 @@
 /* The tensors of a layer. Optional ones may be NULL; config.c has the row of each: its type in the
  * file, its shape, and the layers that have it. */
 typedef enum qsf_layer_tensor {
-    QSF_LAYER_Q,                               /* [q_dim, dim] */
-    QSF_LAYER_K,                               /* [kv_dim, dim] */
-    QSF_LAYER_V,                               /* [kv_dim, dim] */
+    QSF_LAYER_Q,                               /* [q_dim, dim]; C of a convolution */
+    QSF_LAYER_K,                               /* [kv_dim, dim]; B of a convolution */
+    QSF_LAYER_V,                               /* [kv_dim, dim]; x of a convolution */
     QSF_LAYER_ATTN_OUT,                        /* [dim, q_dim] */
     QSF_LAYER_GATE,                            /* [ffn_dim, dim], gated FFNs */
     QSF_LAYER_UP,                              /* [ffn_dim, dim] */
@@ -38,6 +38,8 @@ typedef enum qsf_layer_tensor {
     QSF_LAYER_Q_NORM,                          /* [head_dim] or [q_dim], as the kind says */
     QSF_LAYER_K_NORM,                          /* [head_dim] or [kv_dim] */
     QSF_LAYER_SINKS,                           /* [n_heads], optional */
+    QSF_LAYER_CONV,                            /* [n_taps * dim], short convolutions */
+    QSF_LAYER_CONV_BIAS,                       /* [dim], optional */
     QSF_LAYER_ATTN_SUB_NORM,                   /* [q_dim], optional */
     QSF_LAYER_ATTN_OUT_BIAS,                   /* [dim], optional */
     QSF_LAYER_POST_ATTN_NORM,                  /* [dim], optional */
@@ -95,6 +97,7 @@ typedef struct qsf_config {
     uint32_t ffn_dim;        /* or expert_dim */
     uint32_t least_kv_heads; /* of all layers */
     uint32_t qk_norm_cols;   /* of the widest Q or K norm; 0: none */
+    uint32_t conv_cols;      /* of the widest weights of a convolution; 0: none */
     uint32_t n_ropes;        /* RoPE sets, for one context each */
     uint32_t n_rope_pairs;   /* of all of them */
     uint32_t n_own_pairs;    /* of the one that header and ARCH make */
@@ -121,6 +124,8 @@ typedef struct qsf_ends {
     const qsf_tensor *head;            /* [n_vocab, dim]; the embedding when tied */
 } qsf_ends;
 
+/* Of layers with attention. Layers with other mixers have matrices of their own rows in the places of
+ * Q, K and V: config.c. */
 static inline uint32_t qsf_q_dim(const qsf_layer_kind *k)
 {
     return k->n_heads * k->head_dim; /* <= 2^24: limits of layout.h */
@@ -129,6 +134,18 @@ static inline uint32_t qsf_q_dim(const qsf_layer_kind *k)
 static inline uint32_t qsf_kv_dim(const qsf_layer_kind *k)
 {
     return k->n_kv_heads * k->head_dim;
+}
+
+/* Rows of the matrices in the places of Q, and of K and V */
+typedef struct qsf_mixer_dims {
+    uint32_t q;
+    uint32_t kv;
+} qsf_mixer_dims;
+
+static inline qsf_mixer_dims qsf_mixer_dims_of(const qsf_layer_kind *k, uint32_t dim)
+{
+    return k->mixer == QSF_MIXER_ATTENTION ? (qsf_mixer_dims){qsf_q_dim(k), qsf_kv_dim(k)}
+                                           : (qsf_mixer_dims){dim, dim};
 }
 
 /* Returns the columns of a row of a matrix's input, padded. */

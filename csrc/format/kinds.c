@@ -26,6 +26,7 @@ static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned ch
                              size_t n_bytes, qsf_layer_kind *out)
 {
     const qsf_key keys[] = {
+        U32(1, "mixer", mixer, 0, QSF_MIXER_COUNT - 1),
         U32(16, "parallel", is_parallel, 0, 1),
         U32(32, "heads", n_heads, 1, h->n_heads),
         U32(33, "KV heads", n_kv_heads, 1, h->n_kv_heads),
@@ -51,6 +52,7 @@ static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned ch
         U32(87, "groups of experts", n_groups, 1, QSF_MAX_LAYER_EXPERTS),
         U32(88, "groups kept", n_groups_kept, 1, QSF_MAX_LAYER_EXPERTS),
         U32(89, "score of groups", group_score, 0, QSF_GROUP_SCORE_COUNT - 1),
+        U32(116, "taps", n_taps, 2, QSF_MAX_TAPS),
         F32(128, "residual factor", residual_factor),
     };
     return qsf_keyvalues_parse(where, bytes, n_bytes, keys, sizeof keys / sizeof keys[0], out);
@@ -121,10 +123,34 @@ static qsf_status check_experts(const char *where, const qsf_layer_kind *k)
     return QSF_OK;
 }
 
+/* Checks that a kind has the fields of its mixer, and no others. */
+static qsf_status check_mixer(const qsf_reader *r, const char *where, const qsf_layer_kind *k)
+{
+    const bool is_attention = k->mixer == QSF_MIXER_ATTENTION;
+    const bool is_plain = k->n_heads == r->header.n_heads &&
+                          k->n_kv_heads == r->header.n_kv_heads &&
+                          k->head_dim == r->header.head_dim && k->window_tokens == 0 &&
+                          k->rope_set == QSF_ROPE_NONE && k->score_scale == 0.0F &&
+                          k->score_cap == 0.0F && k->temperature_beta == 0.0F &&
+                          k->alibi_slopes.n == 0 && k->qk_norm == QSF_QK_NORM_NONE;
+    if (!is_attention && !is_plain)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "%s: mixer %" PRIu32 " (key 1) with attention's keys 32 .. 48, allowed: "
+                        "a window (36) of 0, RoPE set (37) 255",
+                        where, k->mixer);
+    if ((k->mixer == QSF_MIXER_SHORT_CONV) != (k->n_taps != 0))
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "%s: mixer %" PRIu32 " (key 1) has %" PRIu32
+                        " taps (key 116), allowed: 2 .. %u for a short convolution (1), else none",
+                        where, k->mixer, k->n_taps, QSF_MAX_TAPS);
+    return QSF_OK;
+}
+
 /* Checks the fields that depend on each other. */
 static qsf_status check_kind(const qsf_reader *r, const char *where, const qsf_layer_kind *k)
 {
     uint32_t rotary_dims = 0;
+    QSF_TRY(check_mixer(r, where, k));
     if (k->n_heads % k->n_kv_heads != 0)
         return QSF_FAIL(QSF_ERR_FORMAT, "%s: %" PRIu32 " KV heads do not divide %" PRIu32 " heads",
                         where, k->n_kv_heads, k->n_heads);

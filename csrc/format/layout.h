@@ -87,6 +87,15 @@ typedef enum qsf_layout {
     QSF_LAYOUT_OUTLIERS = 2
 } qsf_layout;
 
+/* What lets a token see those before it. */
+typedef enum qsf_mixer_kind {
+    QSF_MIXER_ATTENTION = 0,
+    QSF_MIXER_SHORT_CONV = 1, /* out(c * conv(b * x)) */
+    QSF_MIXER_COUNT = 2
+} qsf_mixer_kind;
+
+#define QSF_MAX_TAPS 16U /* of a short convolution */
+
 typedef enum qsf_rope_scaling {
     QSF_ROPE_SCALING_NONE = 0,
     QSF_ROPE_SCALING_LINEAR = 1,
@@ -168,10 +177,12 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_FFN_UP_OUTLIERS = 34,
     QSF_TENSOR_FFN_DOWN_OUTLIERS = 35,
     QSF_TENSOR_SINKS = 36,
-    QSF_TENSOR_FIRST_FREE = 37, /* .. 43 and 47 .. 65: kept for other mixers */
+    QSF_TENSOR_FIRST_FREE = 37, /* .. 43, 47 .. 49 and 52 .. 65: kept for other mixers */
     QSF_TENSOR_ROUTER_BIAS = 44,
     QSF_TENSOR_SELECTION_BIAS = 45,
     QSF_TENSOR_SHARED_GATE = 46,
+    QSF_TENSOR_CONV = 50, /* [taps * channels], the oldest tap first */
+    QSF_TENSOR_CONV_BIAS = 51,
     QSF_TENSOR_HEAD_BIAS = 66,
     QSF_TENSOR_INPUT_NORM = 67,
     QSF_TENSOR_INPUT_NORM_BIAS = 68,

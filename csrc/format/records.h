@@ -70,6 +70,7 @@ typedef struct qsf_arch {
 
 /* What a layer computes: docs/format.md, section 7. Defaults are filled in. */
 typedef struct qsf_layer_kind {
+    uint32_t mixer;       /* qsf_mixer_kind; the next fields, up to qk_norm, are of attention */
     uint32_t is_parallel; /* 0 or 1 */
     uint32_t n_heads;
     uint32_t n_kv_heads;
@@ -83,6 +84,7 @@ typedef struct qsf_layer_kind {
     uint32_t temperature_step; /* 0: none */
     qsf_floats alibi_slopes;   /* [n_heads], or none */
     uint32_t qk_norm;          /* qsf_qk_norm */
+    uint32_t n_taps;           /* of a short convolution; else 0 */
     uint32_t ffn;              /* qsf_ffn */
     uint32_t ffn_dim;
     uint32_t activation; /* qsf_activation */

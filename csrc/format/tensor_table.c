@@ -90,6 +90,7 @@ static bool is_known(uint32_t type)
 {
     return type < QSF_TENSOR_FIRST_FREE ||
            (type >= QSF_TENSOR_ROUTER_BIAS && type <= QSF_TENSOR_SHARED_GATE) ||
+           type == QSF_TENSOR_CONV || type == QSF_TENSOR_CONV_BIAS ||
            (type >= QSF_TENSOR_HEAD_BIAS && type < QSF_TENSOR_TYPE_COUNT);
 }
 
@@ -114,9 +115,8 @@ static qsf_status parse_tensor(const qsf_reader *r, const unsigned char *entry, 
     if (!is_known(t->type))
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
                         "tensor table: entry %" PRIu32 " has tensor type %" PRIu32
-                        ", this build knows 0 .. %d, %d .. %d and %d .. %d",
-                        entry_idx, t->type, QSF_TENSOR_FIRST_FREE - 1, QSF_TENSOR_ROUTER_BIAS,
-                        QSF_TENSOR_SHARED_GATE, QSF_TENSOR_HEAD_BIAS, QSF_TENSOR_TYPE_COUNT - 1);
+                        ", which this build does not know",
+                        entry_idx, t->type);
     if (t->n_entries != 0 && t->layout != QSF_LAYOUT_OUTLIERS)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "tensor table: reserved of entry %" PRIu32 " is %08" PRIx32 ", allowed: 0",

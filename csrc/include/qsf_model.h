@@ -121,8 +121,10 @@ typedef struct qsf_plan {
     uint64_t embedding_bytes; /* one band and the cache of rows, if the embedding table is not
                                * resident */
     uint64_t experts_bytes;   /* slots of experts, if the model has any */
-    uint64_t kv_bytes;        /* KV pages of all sessions, their tokens and logits */
-    uint64_t kv_pool_bytes;   /* part of kv_bytes: the pages */
+    uint64_t kv_bytes;        /* KV pages and states of all sessions, their tokens and logits */
+    uint64_t kv_pool_bytes;   /* part of kv_bytes: the pages and states */
+    uint64_t state_bytes;     /* part of kv_pool_bytes: recurrent states and their snapshots; 0: no
+                               * layer has one */
     uint64_t kv_cold_token_bytes; /* of keys and values that a token at the end of the context reads
                                    * from a file; 0: all are in memory */
     uint64_t session_bytes;       /* of one session, beside pages; part of kv_bytes for each */

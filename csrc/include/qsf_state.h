@@ -33,7 +33,8 @@ typedef struct qsf_state {
 } qsf_state;
 
 /* Describes the state of what the session holds. A session that cannot go on where it is, because a
- * layer with a window has given up what the next token sees, is described as empty. */
+ * layer with a window has given up what the next token sees, is described as empty; one whose
+ * recurrent states are behind, after a rewind, as what it held at its last snapshot. */
 QSF_API qsf_status qsf_session_describe_state(const qsf_session *s, qsf_state *out);
 
 /* Copies n_bytes of the state from `offset` on to dst; *crc32 becomes their checksum (IEEE 802.3).

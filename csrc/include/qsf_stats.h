@@ -51,9 +51,12 @@ typedef struct qsf_stats {
     uint64_t decompress_ns;   /* time for decompressing */
     uint64_t n_allocations;   /* calls of the allocator since open */
     uint64_t allocated_bytes; /* bytes that the engine holds now */
-    uint64_t kv_used_bytes;   /* of the KV pages of this session's tokens, shared ones included */
+    uint64_t kv_used_bytes;   /* of the KV pages of this session's tokens, and of its states;
+                               * shared ones included */
     uint64_t kv_read_bytes;   /* of this session's keys and values, from its file since it began */
     uint64_t kv_written_bytes;
+    uint64_t n_again; /* tokens of this session that were evaluated again, because it went back, and
+                       * recurrent states cannot be cut */
     uint64_t kv_free_tokens; /* positions of the model's KV pool that no session has */
     /* of the model since open: loops over rows or tokens, how many of them ran on several threads,
      * and the time in those, with waiting for the slowest thread */

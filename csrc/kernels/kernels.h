@@ -141,6 +141,13 @@ typedef void qsf_scale_fn(float *x, float factor, size_t n);
 /* x[i] becomes -limit if it is below, limit if it is above; NaN stays. limit >= 0 */
 typedef void qsf_clamp_fn(float *x, float limit, size_t n);
 
+/* A row of a short convolution, n channels: b[i] = b[i] * x[i] and
+ *   c[i] = c[i] * (sum (+ bias[i] unless NULL)), where sum goes from +0 over the taps t ascending:
+ *   sum = fmaf(w[t * w_stride + i], rows[t][i], sum). The last of rows [n_taps] is b. */
+typedef void qsf_short_conv_fn(const float *const *rows, const float *w, size_t w_stride,
+                               size_t n_taps, const float *bias, const float *x, float *b, float *c,
+                               size_t n);
+
 /* x[i] = cap * tanh(x[i] * factor): of scores and of logits. tanh: exp_tmpl.h. */
 typedef void qsf_cap_fn(float *x, float factor, float cap, size_t n);
 
@@ -326,6 +333,7 @@ typedef struct qsf_kernels {
     qsf_scale_fn *scale;
     qsf_clamp_fn *clamp;
     qsf_cap_fn *cap;
+    qsf_short_conv_fn *short_conv;
     qsf_kv_store_fn *k_store[QSF_DTYPE_COUNT]; /* NULL if pages do not have the type */
     qsf_kv_store_fn *v_store[QSF_DTYPE_COUNT];
     qsf_add_values_fn *add_values[QSF_DTYPE_COUNT];   /* of f32 and f16 */

@@ -285,6 +285,23 @@ static void QSF_NAME(quantise)(const float *x, size_t n_blocks, const qsf_act_ro
         quantise_block(x + b * QSF_BLOCK, b, out);
 }
 
+static void QSF_NAME(short_conv)(const float *const *rows, const float *w, size_t w_stride,
+                                 size_t n_taps, const float *bias, const float *x, float *b,
+                                 float *c, size_t n)
+{
+    for (size_t i = 0; i < n; i += QSF_LANES) {
+        const size_t m = lanes_left(n, i);
+        lanes_store_part(b + i, lanes_mul(lanes_load_part(b + i, m), lanes_load_part(x + i, m)), m);
+        lanes sum = lanes_set(0.0F);
+        for (size_t t = 0; t < n_taps; t++)
+            sum = lanes_fma(lanes_load_part(w + t * w_stride + i, m),
+                            lanes_load_part(rows[t] + i, m), sum);
+        if (bias != NULL)
+            sum = lanes_add(sum, lanes_load_part(bias + i, m));
+        lanes_store_part(c + i, lanes_mul(lanes_load_part(c + i, m), sum), m);
+    }
+}
+
 #define OUTLIERS_AT_ONCE 64
 
 /* Decodes the deltas of n entries, finite, to f32. The product by 2^112 is exact: it moves the

@@ -11,7 +11,7 @@
 #include "model/block.h"
 #include "model/ffn.h"
 #include "model/linear.h"
-#include "model/mixers/mix_attention.h"
+#include "model/mixers/mixers.h"
 
 /* Writes the position of each row in its sequence. */
 static void number_rows(const qsf_chunk *chunk, uint32_t *positions)
@@ -83,7 +83,7 @@ static qsf_status run_layer(qsf_forward *f, const qsf_chunk *chunk, uint32_t lay
     o->kind = l->kind;
     QSF_TRY(begin_unit(o, l->unit_idx));
     QSF_TRY(begin_layer(o, l));
-    QSF_TRY(qsf_mix_attention(o, l, chunk, layer_idx));
+    QSF_TRY(qsf_mixers[l->kind->mixer].run(o, l, chunk, layer_idx));
     QSF_TRY(qsf_ffn_run(o, l, layer_idx));
     return end_unit(o, QSF_PHASE_DOWN);
 }

@@ -84,6 +84,7 @@ typedef struct qsf_scratch {
                              matrix that runs at the same time */
     float *vectors[4];    /* [widest vector] norm weight, norm bias, and two more vectors */
     float *qk_norms[2];   /* [qk_norm_cols] weights of Q norm and K norm */
+    float *conv;          /* [conv_cols] weights of a convolution, then [dim] zeros */
     float *head_bias;     /* [n_vocab], if the head has one */
     unsigned char *sides; /* [config's sides_bytes] side products that are in use together */
     qsf_routed_scratch routed;

@@ -159,7 +159,7 @@ static void run_chunk(rig *g, qsf_segment *segments, const uint32_t *sequences, 
         segments[i].sequence = &g->sequences[sequences[i]];
         segments[i].first_row = chunk.n_tokens;
         if (g->resident_tokens != 0)
-            CHECK_OK(qsf_sequence_reserve(segments[i].sequence, segments[i].first_position,
+            CHECK_OK(qsf_kvcache_reserve(&segments[i].sequence->kv, segments[i].first_position,
                                           segments[i].first_position + segments[i].n_tokens));
         for (uint32_t t = 0; t < segments[i].n_tokens; t++) {
             const uint32_t row = chunk.n_tokens + t;

@@ -21,8 +21,8 @@ void qsf_kvcache_layout(qsf_kvcache *kv, qsf_arena *a, qsf_kv_pool *pool, uint32
 bool qsf_kvcache_can_rotate(const qsf_config *c)
 {
     for (uint32_t i = 0; i < c->n_layers; i++) {
-        const uint32_t head_dim = c->layers[i].kind->head_dim;
-        if (head_dim < 16 || head_dim > 4096)
+        const qsf_layer_kind *const k = c->layers[i].kind;
+        if (k->mixer == QSF_MIXER_ATTENTION && (k->head_dim < 16 || k->head_dim > 4096))
             return false;
     }
     return true;
@@ -178,7 +178,7 @@ bool qsf_kvcache_holds(const qsf_kvcache *kv, uint32_t position)
         const uint32_t seen_page = page_of(first_seen(kind, position));
         const uint32_t first_page = seen_page > g->n_pinned ? seen_page : g->n_pinned;
         const bool is_ring = g != &kv->pool->groups[0] || kv->pool->n_cold_records == 0;
-        if (first_seen(kind, position) < position &&
+        if (kind->mixer == QSF_MIXER_ATTENTION && first_seen(kind, position) < position &&
             ((is_ring && first_page + (g->n_places - g->n_pinned) < end_page) ||
              first_page < page_of(first_seen(kind, kv->n_adopted))))
             return false;

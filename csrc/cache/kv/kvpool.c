@@ -61,6 +61,8 @@ size_t qsf_kv_page_bytes(uint32_t head_dim, qsf_dtype type)
 static qsf_kv_layer describe_layer(qsf_kv_pool *pool, const qsf_layer_kind *k,
                                    const qsf_kv_sizes *sizes)
 {
+    if (k->mixer != QSF_MIXER_ATTENTION)
+        return (qsf_kv_layer){.kind = k};
     return (qsf_kv_layer){
         .kind = k,
         .n_kv_heads = k->n_kv_heads,

@@ -1,8 +1,4 @@
-/* mix_attention.h - the mixer that attends to the tokens before.
- *
- * A layer is a mixer, which lets a token see those before it, and an FFN (ffn.h). A mixer reads the
- * residual, adds to it, and keeps what later tokens need in its cache of each segment's sequence.
- */
+/* mix_attention.h - the mixer that attends to the tokens before. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MODEL_MIX_ATTENTION_H
 #define QSF_MODEL_MIX_ATTENTION_H
@@ -12,8 +8,7 @@
 #include "model/chunk.h"
 #include "model/ops.h"
 
-/* x += attention(norm(x)) for the rows of the chunk, in the stream's unit. Errors of the stream,
- * and of the files of cold pages. */
+/* Of the table in mixers.h */
 qsf_status qsf_mix_attention(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
                              uint32_t layer_idx);
 

@@ -1,0 +1,87 @@
+/* statepool.h - memory for recurrent states: slots of one size that all sessions share.
+ *
+ * A slot holds the state of every layer that has one at one position of a sequence. A state cannot
+ * be cut to fewer tokens, so a sequence keeps snapshots: slots that no later pass writes into.
+ * Sequences with the same beginning hold the same slots. A sequence never has more than its part of
+ * the pool, so taking a slot cannot fail.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_CACHE_STATEPOOL_H
+#define QSF_CACHE_STATEPOOL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "format/config.h"
+#include "memory/arena.h"
+
+#define QSF_STATE_NO_SLOT UINT32_MAX /* instead of the state of position 0: zeros */
+
+/* Snapshots are taken at positions that are multiples of this: the first of a KV page. */
+#define QSF_STATE_STEP 32
+
+/* The image of a sequence has the states of so many of its latest snapshots. */
+#define QSF_STATE_IMAGE_SNAPSHOTS 2
+
+typedef struct qsf_state_layer qsf_state_layer;
+
+/* to [state_floats] = the state `from` after n_rows logged rows; from may be NULL (zeros), or `to`
+ */
+typedef void qsf_state_replay_fn(const qsf_state_layer *l, const float *from, const float *rows,
+                                 size_t n_rows, float *to);
+
+/* What a layer's mixer keeps: a state, and for each draft a row that a later replay needs. */
+struct qsf_state_layer {
+    size_t state_floats; /* 0: the layer has none */
+    size_t row_floats;
+    qsf_state_replay_fn *replay;
+    size_t state_off; /* floats, in a slot */
+    size_t row_off;   /* floats of the rows of the layers before it */
+};
+
+/* Fills the first three fields for a layer of the model. */
+typedef void qsf_state_describe_fn(const qsf_config *c, uint32_t layer, qsf_state_layer *out);
+
+typedef struct qsf_state_sizes {
+    uint32_t ctx_tokens; /* of a session */
+    uint32_t n_sessions;
+    uint32_t n_drafts;        /* most of a pass */
+    uint64_t snapshots_bytes; /* of a session, for more snapshots than two */
+} qsf_state_sizes;
+
+typedef struct qsf_state_pool {
+    uint32_t n_layers;
+    qsf_state_layer *layers; /* [n_layers] */
+    size_t slot_floats;      /* 0: no layer has a state */
+    size_t row_floats;       /* of all layers */
+    uint32_t n_drafts;
+    uint32_t n_snapshots; /* most of a sequence */
+    uint32_t n_places;    /* positions of a context at which a snapshot may be */
+    uint32_t n_slots;
+    uint32_t *n_holders; /* [n_slots] */
+    float *slots;        /* [n_slots, slot_floats] */
+} qsf_state_pool;
+
+/* Call once on a measuring arena and once on the real one. All slots are free then. */
+void qsf_state_pool_layout(qsf_state_pool *pool, qsf_arena *a, const qsf_config *c,
+                           qsf_state_describe_fn *describe, const qsf_state_sizes *sizes);
+
+/* Returns the bytes of all slots. */
+uint64_t qsf_state_pool_bytes(const qsf_state_pool *pool);
+
+/* Takes a free slot for one holder; its contents are undefined. */
+uint32_t qsf_state_pool_take(qsf_state_pool *pool);
+
+/* Count a holder more, or less; accept QSF_STATE_NO_SLOT. hold returns the slot. */
+uint32_t qsf_state_pool_hold(qsf_state_pool *pool, uint32_t slot);
+void qsf_state_pool_drop(qsf_state_pool *pool, uint32_t slot);
+
+/* Returns the state of a layer in a slot; NULL for QSF_STATE_NO_SLOT. */
+static inline float *qsf_state_pool_at(const qsf_state_pool *pool, uint32_t slot, uint32_t layer)
+{
+    return slot == QSF_STATE_NO_SLOT
+               ? NULL
+               : pool->slots + slot * pool->slot_floats + pool->layers[layer].state_off;
+}
+
+#endif

@@ -1,0 +1,18 @@
+/* mixers.c - the table of mixers. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/mixers/mixers.h"
+
+#include "model/mixers/mix_attention.h"
+#include "model/mixers/mix_conv.h"
+
+const qsf_mixer qsf_mixers[QSF_MIXER_COUNT] = {
+    [QSF_MIXER_ATTENTION] = {qsf_mix_attention, NULL},
+    [QSF_MIXER_SHORT_CONV] = {qsf_mix_conv, qsf_mix_conv_describe},
+};
+
+void qsf_mixers_describe_state(const qsf_config *c, uint32_t layer, qsf_state_layer *out)
+{
+    const qsf_mixer *const m = &qsf_mixers[c->layers[layer].kind->mixer];
+    if (m->describe_state != NULL)
+        m->describe_state(c, layer, out);
+}

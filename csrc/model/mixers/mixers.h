@@ -1,0 +1,30 @@
+/* mixers.h - the table of mixers: how a layer lets a token see those before it.
+ *
+ * A layer is a mixer and an FFN (ffn.h). A mixer reads the residual, adds to it, and keeps what
+ * later tokens need in a cache of each segment's sequence: keys and values, or a recurrent state.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_MODEL_MIXERS_H
+#define QSF_MODEL_MIXERS_H
+
+#include <stdint.h>
+
+#include "model/chunk.h"
+#include "model/ops.h"
+
+/* x += mixer(norm(x)) for the rows of the chunk, in the stream's unit. Errors of the stream, and of
+ * the files of cold pages. */
+typedef qsf_status qsf_mixer_run_fn(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
+                                    uint32_t layer_idx);
+
+typedef struct qsf_mixer {
+    qsf_mixer_run_fn *run;
+    qsf_state_describe_fn *describe_state; /* NULL: there is none */
+} qsf_mixer;
+
+extern const qsf_mixer qsf_mixers[QSF_MIXER_COUNT]; /* by qsf_mixer_kind */
+
+/* Describes the state of a layer by its mixer. */
+void qsf_mixers_describe_state(const qsf_config *c, uint32_t layer, qsf_state_layer *out);
+
+#endif
