@@ -32,6 +32,8 @@ def save_session(
     opened = session._opened
     with session._turn():
         state = native.describe_state(session._native)
+        if state.n_tokens < session._native.position() and _catch_up(session):
+            state = native.describe_state(session._native)
         head = SessionHead(
             key=native.state_key(opened.native),
             tokens=session._sequence[: state.n_tokens],
@@ -48,6 +50,18 @@ def save_session(
             lambda offset, block: native.read_state(session._native, offset, block),
             is_synced=is_synced,
         )
+
+
+def _catch_up(session: Session) -> bool:
+    """Evaluate again what recurrent states lack after a rewind; False: a window has gone on."""
+    tokens = session._sequence[: session._native.position()]
+    try:
+        session._native.rewind(len(tokens))
+    except QsfArgumentError:
+        return False
+    while session._sync(tokens) < len(tokens):
+        pass
+    return True
 
 
 def load_session(session: Session, path: str | os.PathLike[str]) -> SessionHead:

@@ -184,6 +184,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**SIX, "embedding_multiplier": 0.7, "residual_multiplier": 0.22, "logits_scaling": 0.6,
          "attention_multiplier": 0.3, "attention_bias": True, "mlp_bias": False},
     ),
+    "lfm2": (
+        "lfm2",
+        {**SIX, "num_hidden_layers": 5, "conv_L_cache": 3, "block_multiple_of": 16,
+         "layer_types": ["conv", "conv", F, "conv", F]},
+    ),
+    "lfm2-bias": (
+        "lfm2",
+        {**SIX, "num_hidden_layers": 4, "conv_L_cache": 5, "conv_bias": True,
+         "block_auto_adjust_ff_dim": False, "tie_word_embeddings": True,
+         "layer_types": [F, "conv", "conv", "conv"]},
+    ),
     "gemma": ("gemma", {**WIDE, "hidden_activation": "gelu_pytorch_tanh",
                         "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}),
     "gemma2": (

@@ -37,6 +37,14 @@ from qsf.file.layout import (
 )
 
 ROPE_NONE: Final = 255  # instead of the number of a RoPE set
+MAX_TAPS: Final = 16  # of a short convolution
+
+
+class Mixer(IntEnum):
+    """What lets a token see those before it."""
+
+    ATTENTION = 0
+    SHORT_CONV = 1  # out(c * conv(b * x)), with B, C, x in the places of K, Q, V
 
 
 class QkNorm(IntEnum):
@@ -109,6 +117,19 @@ class LayerKind:
     n_groups: int = 1
     n_groups_kept: int = 1
     group_score: int = GroupScore.LARGEST
+    mixer: int = Mixer.ATTENTION  # of another, the fields up to qk_norm are as in `plain_kind`
+    n_taps: int = 0  # of a short convolution
+
+    @property
+    def has_attention(self) -> bool:
+        """Does it attend to keys and values?"""
+        return self.mixer == Mixer.ATTENTION
+
+    def mixer_dims(self, dim: int) -> tuple[int, int]:
+        """Return the rows of the matrices in the places of Q, and of K and V."""
+        if not self.has_attention:
+            return dim, dim
+        return self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +161,7 @@ def kind_keys(header: Header) -> tuple[Key, ...]:
     """Return the keys of KIND; the header has the largest numbers of all kinds."""
     n_kv_heads = header.n_kv_heads or header.n_heads
     return (
+        Key(1, "mixer", U32, most=max(Mixer)),
         Key(16, "is_parallel", U32, most=1),
         Key(32, "n_heads", U32, least=1, most=header.n_heads),
         Key(33, "n_kv_heads", U32, least=1, most=n_kv_heads),
@@ -165,6 +187,7 @@ def kind_keys(header: Header) -> tuple[Key, ...]:
         Key(87, "n_groups", U32, least=1, most=MAX_LAYER_EXPERTS),
         Key(88, "n_groups_kept", U32, least=1, most=MAX_LAYER_EXPERTS),
         Key(89, "group_score", U32, most=max(GroupScore)),
+        Key(116, "n_taps", U32, least=2, most=MAX_TAPS),
         Key(128, "residual_factor", F32),
     )
 
@@ -178,10 +201,38 @@ def rotary_dims_of(header: Header, arch: Arch, sets: Sequence[RopeSet]) -> dict[
     return {0: header.head_dim if arch.rope_dims is None else arch.rope_dims}
 
 
+_ATTENTION_FIELDS: Final = (
+    "score_scale", "score_cap", "temperature_beta", "alibi_slopes", "qk_norm",
+)  # fmt: skip
+
+
+def _check_mixer(name: str, k: LayerKind, header: Header, error: type[QsfError]) -> None:
+    """Raise ``error`` unless a kind has the fields of its mixer, and no others."""
+    heads = (header.n_heads, header.n_kv_heads or header.n_heads, header.head_dim, 0, ROPE_NONE)
+    is_plain = heads == (k.n_heads, k.n_kv_heads, k.head_dim, k.window_tokens, k.rope_set) and all(
+        getattr(k, f) == LayerKind.__dataclass_fields__[f].default for f in _ATTENTION_FIELDS
+    )
+    if not k.has_attention and not is_plain:
+        raise error(
+            f"{name}: mixer {int(k.mixer)} (key 1) with attention's keys 32 .. 48, allowed:"
+            " a window (36) of 0, RoPE set (37) 255"
+        )
+    if (k.mixer == Mixer.SHORT_CONV) != (k.n_taps != 0):
+        raise error(
+            f"{name}: mixer {int(k.mixer)} (key 1) has {k.n_taps} taps (key 116), allowed:"
+            f" 2 .. {MAX_TAPS} for a short convolution (1), else none"
+        )
+
+
 def check_kind(
-    name: str, kind: LayerKind, rotary_dims: dict[int, int], error: type[QsfError]
+    name: str,
+    kind: LayerKind,
+    header: Header,
+    rotary_dims: dict[int, int],
+    error: type[QsfError],
 ) -> None:
     """Raise ``error`` for fields of a kind that are wrong together."""
+    _check_mixer(name, kind, header, error)
     if kind.n_heads % kind.n_kv_heads != 0:
         raise error(f"{name}: {kind.n_kv_heads} KV heads do not divide {kind.n_heads} heads")
     if kind.rope_set != ROPE_NONE:
@@ -276,6 +327,7 @@ def pack_kinds(
         check_kind(
             f"KIND: kind {i}",
             _stored_kind(kind, keys),
+            header,
             rotary_dims_of(header, arch, sets),
             error,
         )

@@ -228,13 +228,15 @@ class TensorType(IntEnum):
     ROUTER_BIAS = 44
     SELECTION_BIAS = 45
     SHARED_GATE = 46
+    CONV = 50  # [taps * channels], the oldest tap first
+    CONV_BIAS = 51
     HEAD_BIAS = 66
     INPUT_NORM = 67
     INPUT_NORM_BIAS = 68
 
 
 # Kept for other mixers; a reader refuses them as unsupported.
-FREE_TENSOR_TYPES: Final = (*range(37, 44), *range(47, 66))
+FREE_TENSOR_TYPES: Final = (*range(37, 44), *range(47, 50), *range(52, 66))
 
 OUTLIERS_OF: Final[dict[int, TensorType]] = {  # matrix -> its outlier table
     TensorType.Q: TensorType.Q_OUTLIERS,

@@ -22,8 +22,8 @@ _T = TensorType
 _LAYER_ORDER: Final = (  # every vector and outlier table before the matrix that needs it
     _T.INPUT_NORM, _T.INPUT_NORM_BIAS,
     _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.Q_BIAS, _T.K_BIAS, _T.V_BIAS, _T.Q_NORM, _T.K_NORM,
-    _T.SINKS, _T.Q_OUTLIERS, _T.K_OUTLIERS, _T.V_OUTLIERS, _T.Q, _T.K, _T.V, _T.ATTN_SUB_NORM,
-    _T.ATTN_OUT_BIAS, _T.ATTN_OUT_OUTLIERS, _T.ATTN_OUT, _T.POST_ATTN_NORM,
+    _T.SINKS, _T.Q_OUTLIERS, _T.K_OUTLIERS, _T.V_OUTLIERS, _T.Q, _T.K, _T.V, _T.CONV, _T.CONV_BIAS,
+    _T.ATTN_SUB_NORM,    _T.ATTN_OUT_BIAS, _T.ATTN_OUT_OUTLIERS, _T.ATTN_OUT, _T.POST_ATTN_NORM,
     _T.FFN_NORM, _T.FFN_NORM_BIAS, _T.ROUTER_BIAS, _T.SELECTION_BIAS, _T.EXPERT_ROUTER,
     _T.SHARED_GATE, _T.FFN_GATE_BIAS, _T.FFN_UP_BIAS,
     _T.FFN_GATE_OUTLIERS, _T.FFN_UP_OUTLIERS, _T.FFN_GATE, _T.FFN_UP, _T.FFN_SUB_NORM,
@@ -41,8 +41,7 @@ EXPERT_TYPES: Final = (
 
 def layer_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
     """Return [rows, cols] of the tensors that a layer of this kind may have."""
-    q = kind.n_heads * kind.head_dim
-    kv = kind.n_kv_heads * kind.head_dim
+    q, kv = kind.mixer_dims(h.dim)
     per_head = kind.qk_norm == QkNorm.PER_HEAD
     hidden = (
         _T.INPUT_NORM, _T.INPUT_NORM_BIAS, _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.FFN_NORM,
@@ -66,6 +65,8 @@ def layer_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
         _T.Q_NORM: (1, kind.head_dim if per_head else q),
         _T.K_NORM: (1, kind.head_dim if per_head else kv),
         _T.SINKS: (1, kind.n_heads),
+        _T.CONV: (1, kind.n_taps * h.dim),
+        _T.CONV_BIAS: (1, h.dim),
         _T.ATTN_SUB_NORM: (1, q),
         _T.FFN_SUB_NORM: (1, kind.ffn_dim),
         _T.FFN_GATE_BIAS: (1, kind.ffn_dim),

@@ -15,6 +15,7 @@ from qsf.file.kinds import (
     Ffn,
     GroupScore,
     LayerKind,
+    Mixer,
     QkNorm,
 )
 from qsf.file.layout import Activation
@@ -26,6 +27,7 @@ _NAMES_OF: Final = {
     "activation": Activation,
     "ffn": Ffn,
     "qk_norm": QkNorm,
+    "mixer": Mixer,
     "expert_score": ExpertScore,
     "expert_weights": ExpertWeights,
     "group_score": GroupScore,
@@ -55,9 +57,12 @@ def kind_lines(reader: Reader) -> Iterator[str]:
         window = f"window {kind.window_tokens}" if kind.window_tokens else "no window"
         rope = "no rotation" if kind.rope_set == ROPE_NONE else f"RoPE set {kind.rope_set}"
         names = _names(kind)
-        heads = f"{kind.n_heads} heads of {kind.head_dim}, {kind.n_kv_heads} for keys and values"
         ffn = f"FFN {names['ffn']} {kind.ffn_dim} {names['activation']}"
-        yield f"    {heads}, {window}, {rope}, {ffn}"
+        if kind.has_attention:
+            heads = f"{kind.n_heads} heads of {kind.head_dim}"
+            yield f"    {heads}, {kind.n_kv_heads} for keys and values, {window}, {rope}, {ffn}"
+        else:
+            yield f"    {ffn}"
         others = [
             f"{field.name} {_shown(names.get(field.name, getattr(kind, field.name)))}"
             for field in fields(LayerKind)

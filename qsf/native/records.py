@@ -121,6 +121,7 @@ class MemoryPlan:
     experts_bytes: int
     kv_bytes: int
     kv_pool_bytes: int
+    state_bytes: int
     kv_cold_token_bytes: int
     session_bytes: int
     scratch_bytes: int
@@ -210,6 +211,7 @@ class SessionStats:
     kv_used_bytes: int
     kv_read_bytes: int
     kv_written_bytes: int
+    n_again: int
     kv_free_tokens: int
     n_loops: int
     n_parallel_regions: int

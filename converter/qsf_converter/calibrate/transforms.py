@@ -55,6 +55,8 @@ def choose(
             continue
         action = ""
         best_error = _error(chosen, group, dtypes, np.diag(inputs))
+        if group == (T.ATTN_OUT,) and not weights.kind.has_attention:
+            continue  # rows of another mixer are no heads
         turned = rotate_heads(chosen, header) if group == (T.ATTN_OUT,) else None
         if turned is not None:
             rotated = _rotated(inputs, header.head_dim)

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from qsf.file.kinds import ROPE_NONE, Ffn, LayerKind, QkNorm, plain_kind
+from qsf.file.kinds import ROPE_NONE, Ffn, LayerKind, Mixer, QkNorm, plain_kind
 from qsf.file.layout import (
     EMBEDDING_UNIT,
     FINAL_UNIT,
@@ -248,8 +248,10 @@ class Original:
         return self._normalise(w, T.ATTN_NORM, x)
 
     def heads(self, w: Weights, y: Float32Array) -> Float32Array:
-        """Return what the attention's output matrix reads, [n_tokens, n_heads * head_dim]."""
+        """Return what the mixer's output matrix reads, [n_tokens, n_heads * head_dim]."""
         kind, n_tokens = w.kind, len(y)
+        if kind.mixer == Mixer.SHORT_CONV:
+            return short_conv(w, linear(w, T.K, y) * linear(w, T.V, y)) * linear(w, T.Q, y)
         n_shared = kind.n_heads // kind.n_kv_heads
         # [heads, tokens, head_dim]
         q, k = (self._turned(w, matrix, norm, y) for matrix, norm in _QK)
@@ -404,6 +406,16 @@ def for_each(n: int, act: Callable[[int], None], *, n_threads: int | None = None
     with ThreadPoolExecutor(n_threads, thread_name_prefix="compute") as pool:
         for _ in pool.map(act, range(n)):
             pass
+
+
+def short_conv(w: Weights, x: Float32Array) -> Float32Array:
+    """Return the causal convolution of each channel of x [n_tokens, dim]."""
+    taps = w[T.CONV].reshape(w.kind.n_taps, -1)
+    padded = np.concatenate([np.zeros((len(taps) - 1, x.shape[1]), np.float32), x])
+    y = np.zeros_like(x)
+    for t, tap in enumerate(taps):
+        y += tap * padded[t : t + len(x)]
+    return y + w[T.CONV_BIAS] if T.CONV_BIAS in w else y
 
 
 def linear(w: Weights, kind: TensorType, x: Float32Array) -> Float32Array:

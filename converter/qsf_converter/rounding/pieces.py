@@ -205,6 +205,9 @@ def _read_raw(piece: Piece, checkpoint: Checkpoint, *, is_kept: bool = False) ->
     """
     target = piece.target
     source, share = target.source, target.share
+    if target.rule.is_flat:
+        rows = checkpoint.read_rows(source.name, 0, source.n_rows)
+        return np.ascontiguousarray(rows.T if target.rule.transposed else rows).reshape(1, -1)
     if target.is_vector:
         places = share.places(0, target.n_cols) + share.span(0, target.n_cols)[0]
         names, row = (source.name, *target.joined), target.slice_idx
@@ -276,7 +279,8 @@ def read_tensor(target: Target, checkpoint: Checkpoint) -> NDArray[np.float32]:
 def _oriented(piece: Piece, raw: RawArray) -> NDArray[np.float32]:
     """Return what was read as f32, in the orientation and with the values of the file."""
     target = piece.target
-    rows = to_float32(np.ascontiguousarray(raw.T) if target.rule.transposed else raw)
+    is_turned = target.rule.transposed and not target.rule.is_flat
+    rows = to_float32(np.ascontiguousarray(raw.T) if is_turned else raw)
     if target.rule.add:
         rows = rows + np.float32(target.rule.add)
     if target.factor != 1:

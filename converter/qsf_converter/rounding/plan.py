@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -32,7 +33,7 @@ from qsf_converter.rounding.tiles import tile_bytes
 from qsf_converter.sources.checkpoint import KEPT as KEPT_OF_GGUF
 from qsf_converter.sources.checkpoint import MXFP4, Checkpoint, SourceTensor
 from qsf_converter.sources.families.family import Facts, Family
-from qsf_converter.sources.families.rules import Place, TensorRule, Where, in_file_order
+from qsf_converter.sources.families.rules import Place, TensorRule, in_file_order
 
 QUANT_TYPES: Mapping[str, Dtype] = {
     dtype_name(dtype): dtype
@@ -84,7 +85,7 @@ class Policy:
         """Vectors are f32, position rows and routers f16; the head counts as an embedding."""
         if rule.place is Place.POSITIONS or rule.target == TensorType.EXPERT_ROUTER:
             return Dtype.F16
-        if len(rule.shape) == 1:
+        if rule.is_vector:
             return Dtype.F32
         is_of_layer = rule.place in (Place.LAYER, Place.EXPERT)
         return self.by_name.get(name, self.layers if is_of_layer else self.embeddings)
@@ -93,7 +94,7 @@ class Policy:
 def _is_as_stored(rule: TensorRule) -> bool:
     """Is it a matrix whose values and rows are those of the source?"""
     is_changed = rule.transposed or rule.scale is not None or rule.add
-    is_matrix = len(rule.shape) > 1 and rule.place is not Place.POSITIONS
+    is_matrix = not rule.is_vector and rule.place is not Place.POSITIONS
     return is_matrix and not is_changed and rule.target != TensorType.EXPERT_ROUTER
 
 
@@ -406,12 +407,11 @@ def rules_in_order(
     yield from ((EMBEDDING_UNIT, rule) for rule in of_place[Place.EMBEDDING])
     for layer_idx in range(n_layers):
         layer = layer_unit(layer_idx)
-        n_experts = facts.layer_kinds[layer_idx].n_experts if facts.layer_kinds else 0
-        others = Where.DENSE if n_experts else Where.ROUTED
+        kind = facts.layer_kinds[layer_idx] if facts.layer_kinds else None
         for rule in of_place[Place.LAYER]:
-            if rule.where is not others and (layer_idx == 0 or "{layer}" in rule.source):
+            if rule.where.holds(kind) and (layer_idx == 0 or "{layer}" in rule.source):
                 yield layer, rule
-        for expert in range(n_experts):
+        for expert in range(kind.n_experts if kind is not None else 0):
             yield from ((layer.of_expert(expert), rule) for rule in of_place[Place.EXPERT])
     yield from ((FINAL_UNIT, rule) for rule in of_place[Place.FINAL])
 
@@ -426,7 +426,9 @@ def _target(
     dims, source = facts.dims, sources[0]
     expected = rule.source_shape(dims)
     for one in sources:
-        if one.shape != expected:
+        # Convolutions have an axis of 1 between channels and taps.
+        shape = tuple(n for n in one.shape if n != 1) if rule.is_flat else one.shape
+        if shape != expected:
             raise QsfConversionError(
                 f"tensor {one.name} has shape {list(one.shape)}, "
                 f"config.json asks for {list(expected)}"
@@ -435,8 +437,8 @@ def _target(
             raise QsfConversionError(
                 f"tensor {one.name} is {one.dtype}, {source.name} of the same layer {source.dtype}"
             )
-    is_vector = len(rule.shape) == 1
-    n_outputs = dims[rule.shape[0]]
+    is_vector = rule.is_vector
+    n_outputs = math.prod(dims[dim] for dim in (rule.shape if is_vector else rule.shape[:1]))
     n_inputs = 0 if is_vector else dims[rule.shape[1]]
     if rule.place is Place.POSITIONS and n_outputs * n_inputs * 2 > _MAX_POSITIONS_BYTES:
         raise QsfConversionError(
@@ -458,6 +460,9 @@ def _target(
 
 
 def _share(rule: TensorRule, dims: Mapping[str, int]) -> Share:
+    if rule.is_flat:
+        n = math.prod(dims[dim] for dim in rule.shape)
+        return Share(first=0, n=n, stride=n, n_outputs=n)
     sizes = [dims[part] for part in rule.parts or rule.shape[:1]]
     n_groups = 1 if rule.groups is None else dims[rule.groups]
     return Share(

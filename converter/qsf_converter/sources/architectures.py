@@ -14,14 +14,23 @@ from typing import Any, Final
 
 from qsf.errors import QsfConversionError
 from qsf.file.layout import check_header
-from qsf_converter.sources.families import cohere, experts, gemma, gpt, granite, grouped, llama
+from qsf_converter.sources.families import (
+    cohere,
+    experts,
+    gemma,
+    gpt,
+    granite,
+    grouped,
+    lfm2,
+    llama,
+)
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.family import Facts, Family, read_family
 from qsf_converter.sources.metadata import shown
 
 FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family
-    for module in (llama, cohere, granite, gemma, gpt, experts, grouped)
+    for module in (llama, cohere, granite, gemma, gpt, experts, grouped, lfm2)
     for family in module.FAMILIES
 }
 _NESTED: Final = {name: family for family in FAMILIES.values() for name in family.nested}
@@ -33,7 +42,7 @@ _MISSING: Final = (
     (r"DeepseekV[23]|Glm4MoeLite", "latent attention (MLA)", "GLM-4.5 or Qwen 3 MoE"),
     (r"Mamba|Jamba|FalconH1|NemotronH|Bamba|Zamba|Hybrid", "layers with recurrent states",
      "Granite 4 without Mamba"),
-    (r"Lfm2", "layers with short convolutions", "Qwen 3 (0.6B, 1.7B)"),
+    (r"Lfm", "layers of another form beside short convolutions", "LFM2"),
     (r"Rwkv|RecurrentGemma|xLSTM", "recurrent layers", "Qwen 3"),
     (r"MiniCPM3|Deepseek|Mistral4", "latent attention (MLA)", "Qwen 3"),
     (r"Moe|MoE|Dbrx|Llama4|Jetmoe|Arctic", "a mixture of experts of another form", "Qwen 3 MoE"),

@@ -173,7 +173,7 @@ def family_of(config: Mapping[str, Any], dialect: Dialect) -> Family:
     rules = tuple(
         dataclasses.replace(
             rule,
-            transposed=False,
+            transposed=rule.is_flat,
             add=0.0 if dialect.has_one_in_norms else rule.add,
             groups=None if dialect.is_ungrouped else rule.groups,
         )
@@ -187,6 +187,8 @@ def _plain(key: str, value: Any) -> Any:
     if isinstance(value, np.ndarray):
         values = value.tolist()
         if key.endswith(".sliding_window_pattern"):
+            return values
+        if key == "lfm2.attention.head_count_kv":  # none in layers without attention
             return values
         if not values or any(one != values[0] for one in values):
             raise QsfConversionError(

@@ -187,6 +187,19 @@ def _exaone4(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict
     return {"sliding_window": config.get("sliding_window"), **layer_types(fields, config, 4)}
 
 
+def _lfm2(_fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Layers without KV heads are short convolutions; the FFN's width is the final one."""
+    of_layers = config.get("num_key_value_heads")
+    if not isinstance(of_layers, list):
+        of_layers = [of_layers] * config["num_hidden_layers"]
+    return {
+        "num_key_value_heads": max(of_layers, default=0),
+        "layer_types": ["full_attention" if n else "conv" for n in of_layers],
+        "block_auto_adjust_ff_dim": False,
+        "conv_bias": any("shortconv.in_proj.bias" in name for name in shapes),
+    }
+
+
 LLAMA = Dialect(
     family="LlamaForCausalLM",
     config=RMS_CONFIG,
@@ -317,6 +330,29 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
             "logits_scaling": "logit_scale",
         },
         more=biases,
+    ),
+    "lfm2": Dialect(
+        family="Lfm2ForCausalLM",
+        config={
+            **CONFIG,
+            "norm_eps": "attention.layer_norm_rms_epsilon",
+            "conv_L_cache": "shortconv.l_cache",
+        },
+        optional=OPTIONAL,
+        constants={"hidden_act": "silu"},
+        tensors={
+            **names(
+                {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"},
+                QKV,
+                {"attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm"},
+                {"attn_output": "self_attn.out_proj"},
+                {"ffn_gate": "feed_forward.w1", "ffn_up": "feed_forward.w3"},
+                {"ffn_down": "feed_forward.w2"},
+                {f"shortconv.{part}": f"conv.{part}" for part in ("in_proj", "conv", "out_proj")},
+            ),
+            "token_embd_norm.weight": "model.embedding_norm.weight",  # the final norm
+        },
+        more=_lfm2,
     ),
     "gemma": Dialect(
         family="GemmaForCausalLM",

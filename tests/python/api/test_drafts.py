@@ -46,6 +46,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "layer-norms": ("layer-norms", {}),
     "experts": ("experts", {}),
     "streamed": ("streamed", {"ctx_tokens": 128}),
+    "recurrent": ("recurrent", {"chunk_tokens": 40}),
+    "recurrent-small": ("recurrent", {"chunk_tokens": 8, "n_threads": 3, "draft_rows": 5}),
+    "recurrent-short": ("recurrent", {"chunk_tokens": 8, "ctx_tokens": 100}),
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ import qsf
 from make.failing_calls import ERRORS, FailingCalls
 from make.kind_models import MIXED, ROUTED, VOCAB, write_model
 from make.mutants import session_mutant
+from make.recurrent_models import write_recurrent
 from qsf import errors
 from qsf.file.layout import Dtype
 from qsf.file.session_file import BLOCK_BYTES, SessionFile, SessionHead, write_session
@@ -61,6 +62,8 @@ def next_logits(session: qsf.Session, tokens: list[int]) -> np.ndarray[Any, Any]
 
 def written(folder: Path, name: str) -> Path:
     path = folder / f"{name}.qsf"
+    if name == "recurrent":
+        return write_recurrent(folder)
     if name == "mixed":
         write_model(path, MIXED, dtype=Dtype.Q4)
     else:
@@ -69,7 +72,7 @@ def written(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "8bit", "k8v4", "4bit", "2bit", "exact"])
-@pytest.mark.parametrize("name", ["mixed", "routed"])
+@pytest.mark.parametrize("name", ["mixed", "routed", "recurrent"])
 def test_what_is_loaded_goes_on_with_the_same_bits(tmp_path: Path, name: str, kv_type: str) -> None:
     """Windows, experts, other threads and a context for which rings have other sizes."""
     path, file = written(tmp_path, name), tmp_path / "kept"

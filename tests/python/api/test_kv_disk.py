@@ -12,6 +12,7 @@ import pytest
 
 import qsf
 from make.kind_models import MIXED, ROUTED, VOCAB, write_model
+from make.recurrent_models import write_recurrent
 from make.streamed_models import least_options
 from qsf import errors
 from qsf.file.layout import Dtype
@@ -40,7 +41,9 @@ def _on_a_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, tiny_llama_8bit: P
 
 def written(folder: Path, name: str) -> Path:
     path = folder / f"{name}.qsf"
-    if not path.exists():
+    if name == "recurrent" and not path.exists():
+        write_recurrent(folder).rename(path)
+    elif not path.exists():
         write_model(path, MIXED if name == "mixed" else ROUTED, dtype=Dtype.Q4, seed=5)
     return path
 
@@ -49,7 +52,7 @@ def written(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "k8v4", "2bit"])
-@pytest.mark.parametrize("name", ["mixed", "routed"])
+@pytest.mark.parametrize("name", ["mixed", "routed", "recurrent"])
 def test_the_bits_are_those_of_memory(folder: Path, name: str, kv_type: str) -> None:
     path = written(folder, name)
     how: dict[str, Any] = {"ram_budget": None, "kv_type": kv_type, "draft": "off"}

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 import qsf
 from make.kind_models import LAYER_NORMS, MIXED, write_model
+from make.recurrent_models import write_recurrent
 from make.streamed_models import make_streamed_gpt2
 from make.tiny_checkpoints import make_llama, make_mistral
 from qsf.errors import QsfArgumentError
@@ -45,6 +46,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "layer-norms": write_model(folder / "norms.qsf", LAYER_NORMS, norm=Norm.LAYER, seed=1),
         "streamed": make_streamed_gpt2(folder),
         "experts": Path(__file__).parents[2] / "golden" / "tiny-experts-4bit.qsf",
+        "recurrent": write_recurrent(folder),
     }
 
 
@@ -61,6 +63,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "layer-norms": ("layer-norms", {"chunk_tokens": 24}),
     "experts": ("experts", {"chunk_tokens": 16}),
     "streamed": ("streamed", {"chunk_tokens": 32, "ctx_tokens": 128}),
+    "recurrent": ("recurrent", {"n_threads": 3}),
+    "recurrent-window": ("recurrent", {"chunk_tokens": 16, "kv_window_tokens": 40}),
 }  # fmt: skip
 
 

@@ -38,6 +38,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "window": ("mistral", {"chunk_tokens": 16}),
     "experts": ("experts", {"chunk_tokens": 32}),
     "streamed": ("streamed", {"ctx_tokens": 128}),
+    "recurrent": ("recurrent", {"chunk_tokens": 32}),
 }
 
 

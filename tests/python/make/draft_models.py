@@ -7,6 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from make.recurrent_models import write_recurrent
 from make.streamed_models import make_streamed_gpt2
 from make.tiny_checkpoints import make_llama, make_mistral
 from qsf.errors import QsfMemoryError
@@ -23,6 +24,7 @@ def make_draft_models(folder: Path) -> dict[str, Path]:
         "llama": folder / "llama.qsf",
         "mistral": folder / "mistral.qsf",
         "streamed": make_streamed_gpt2(folder),
+        "recurrent": write_recurrent(folder),
         "experts": Path(__file__).parents[2] / "golden" / "tiny-experts-4bit.qsf",
     }
 

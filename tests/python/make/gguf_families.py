@@ -35,7 +35,7 @@ ARCHITECTURES = {
     "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "seed_oss": "seed_oss", "ernie4_5": "ernie4_5",
     "qwen3_vl_text": "qwen3vl", "qwen3_vl_moe_text": "qwen3vlmoe", "cohere": "command-r",
     "cohere2": "cohere2", "nemotron": "nemotron", "jais2": "jais2", "arcee": "arcee",
-    "granitemoeshared": "granitemoe", "dots1": "dots1", "minimax_m2": "minimax-m2",
+    "granitemoeshared": "granitemoe", "lfm2": "lfm2", "dots1": "dots1", "minimax_m2": "minimax-m2",
 }  # fmt: skip
 """model_type of a config.json -> architecture of llama.cpp."""
 _EXPERT_KEYS = {
@@ -216,7 +216,7 @@ def _sizes(config: dict[str, Any]) -> dict[str, Any]:
     if "rms_norm_eps" in config:
         said[Keys.Attention.LAYERNORM_RMS_EPS] = config["rms_norm_eps"]
     for name in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"):
-        if name in config:
+        if name in config and config["model_type"] != "lfm2":
             said[Keys.Attention.LAYERNORM_EPS] = config[name]
     return {**said, **_rope(config, head_dim)}
 
@@ -275,6 +275,16 @@ def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
         if "layer_types" in config and arch != "gpt-oss":  # llama.cpp knows that they alternate
             windows = [kind == "sliding_attention" for kind in config["layer_types"]]
             said[Keys.Attention.SLIDING_WINDOW_PATTERN] = windows
+    if arch == "lfm2":  # the FFN's width as it is used
+        is_attention = [kind == "full_attention" for kind in config["layer_types"]]
+        of_layers = [config["num_key_value_heads"] * is_one for is_one in is_attention]
+        said[Keys.Attention.HEAD_COUNT_KV] = of_layers
+        said[Keys.Attention.LAYERNORM_RMS_EPS] = config["norm_eps"]
+        said[Keys.ShortConv.L_CACHE] = config["conv_L_cache"]
+        if config["block_auto_adjust_ff_dim"]:
+            multiple = config["block_multiple_of"]
+            n = int(2 * config["intermediate_size"] / 3)
+            said[Keys.LLM.FEED_FORWARD_LENGTH] = -(-n // multiple) * multiple
     if arch == "gptneox":
         said[Keys.LLM.USE_PARALLEL_RESIDUAL] = config["use_parallel_residual"]
     if arch == "falcon":

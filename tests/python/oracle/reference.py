@@ -145,7 +145,19 @@ class _Pass:
             x = x * factors.astype(self.dtype)[:, None, None]
         return x
 
+    def convolution(self, x: Array, n_taps: int, at: str) -> Array:
+        """LFM2: out(c * conv(b * x)), the oldest tap first; c, b, x in the places of Q, K, V."""
+        c, b, inner = (self.linear(x, f"{at}.{part}") for part in "qkv")
+        past = np.concatenate([np.zeros((n_taps - 1, x.shape[1]), self.dtype), b * inner])
+        taps = self.weight(f"{at}.conv").reshape(n_taps, -1)
+        y = np.stack([(taps * past[t : t + n_taps]).sum(axis=0) for t in range(len(x))])
+        if f"{at}.conv_bias" in self.model.weights:
+            y = y + self.weight(f"{at}.conv_bias")
+        return self.keep(f"{at}.attn_out", self.linear(c * y, f"{at}.attn_out"))
+
     def attention(self, x: Array, layer: Layer, at: str) -> Array:
+        if layer.n_taps:
+            return self.convolution(x, layer.n_taps, at)
         n_tokens = len(x)
         q, k = self.heads(x, layer, at, "q"), self.heads(x, layer, at, "k")
         v = self.linear(x, f"{at}.v").reshape(n_tokens, layer.n_kv_heads, layer.head_dim)

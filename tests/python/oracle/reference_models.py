@@ -47,6 +47,7 @@ class Layer:
     residual_factor: float = 1.0
     routing: Routing | None = None  # of layers with experts
     pinned_tokens: int = 0  # first positions, seen beside the window
+    n_taps: int = 0  # of a short convolution, which is there instead of attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,5 +401,6 @@ def _layer_of(
         is_parallel=kind.is_parallel,
         residual_factor=kind.residual_factor,
         routing=_routing_of(kind),
+        n_taps=kind.n_taps,
         **rope,
     )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from qsf.file.kinds import LayerKind, Mixer
 from qsf.file.layout import TensorType
 
 T = TensorType
@@ -37,6 +38,20 @@ class Where(enum.Enum):
     EVERYWHERE = enum.auto()
     DENSE = enum.auto()  # those without experts
     ROUTED = enum.auto()
+    ATTENTION = enum.auto()
+    SHORT_CONV = enum.auto()
+
+    def holds(self, kind: LayerKind | None) -> bool:
+        """Is a layer of this kind one of them? None: a plain layer."""
+        n_experts = 0 if kind is None else kind.n_experts
+        mixer = Mixer.ATTENTION if kind is None else kind.mixer
+        return {
+            Where.EVERYWHERE: True,
+            Where.DENSE: n_experts == 0,
+            Where.ROUTED: n_experts != 0,
+            Where.ATTENTION: mixer == Mixer.ATTENTION,
+            Where.SHORT_CONV: mixer == Mixer.SHORT_CONV,
+        }[self]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +67,7 @@ class TensorRule:
     those of the next). With {head} in ``source`` each of the groups is a vector of its own.
     ``flag``, if given, is a fact of the configuration without which the tensor does not exist. The
     values are ``add`` plus what is stored, times the factor of the configuration that ``scale``
-    names.
+    names. A matrix that ``is_flat`` becomes a vector, one row behind the other.
     """
 
     place: Place
@@ -68,6 +83,12 @@ class TensorRule:
     where: Where = Where.EVERYWHERE
     add: float = 0.0
     scale: str | None = None
+    is_flat: bool = False
+
+    @property
+    def is_vector(self) -> bool:
+        """Does the file have it without tiles?"""
+        return len(self.shape) == 1 or self.is_flat
 
     def names(self, layer_idx: int, dims: Mapping[str, int], expert: int = 0) -> list[str]:
         """The names of the source tensors: one, or one for each head."""
@@ -146,7 +167,7 @@ def ends(
 # docs/format.md, section 4: every small vector before the matrix that needs it.
 _ORDER: Final = (
     T.EMBEDDING, T.INPUT_NORM, T.INPUT_NORM_BIAS, T.ATTN_NORM, T.ATTN_NORM_BIAS,
-    T.Q_BIAS, T.K_BIAS, T.V_BIAS, T.Q_NORM, T.K_NORM, T.SINKS, T.Q, T.K, T.V,
+    T.Q_BIAS, T.K_BIAS, T.V_BIAS, T.Q_NORM, T.K_NORM, T.SINKS, T.Q, T.K, T.V, T.CONV, T.CONV_BIAS,
     T.ATTN_SUB_NORM, T.ATTN_OUT_BIAS, T.ATTN_OUT, T.POST_ATTN_NORM,
     T.FFN_NORM, T.FFN_NORM_BIAS, T.ROUTER_BIAS, T.SELECTION_BIAS, T.EXPERT_ROUTER, T.SHARED_GATE,
     T.FFN_GATE_BIAS, T.FFN_UP_BIAS, T.FFN_GATE, T.FFN_UP,

@@ -163,7 +163,7 @@ def parse_kinds(
         if "is_parallel" in values:
             values["is_parallel"] = bool(values["is_parallel"])
         kind = replace(plain, **values)
-        check_kind(name, kind, rotary_dims, QsfFormatError)
+        check_kind(name, kind, header, rotary_dims, QsfFormatError)
         kinds.append(kind)
         at += 4 + n_bytes
     if at != len(data):

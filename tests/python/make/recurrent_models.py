@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model with recurrent states for tests of what sessions do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from make.golden_families import cases, weights_of, write_checkpoint
+from make.kind_models import VOCAB
+from qsf_converter import convert
+
+
+def write_recurrent(folder: Path, *, case: str = "lfm2", quant_type: str = "4bit") -> Path:
+    """Write a golden case with a context that holds several snapshots, and VOCAB tokens."""
+    golden = cases()[case]
+    config = {**golden.config, "max_position_embeddings": 512, "vocab_size": VOCAB}
+    n_before = golden.config["vocab_size"]
+    tensors = {
+        name: weights_of(name, tuple(VOCAB if n == n_before else n for n in shape))
+        for name, shape in golden.shapes.items()
+    }
+    source = write_checkpoint(folder / f"{case}-source", config, tensors)
+    path = folder / f"{case}.qsf"
+    convert(source, path, quant_type=quant_type)
+    return path
