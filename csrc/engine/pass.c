@@ -55,9 +55,8 @@ static qsf_status reserve(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts)
         qsf_session *const s = parts[i].session;
         s->n_ahead = 0;
         s->has_likeliest = false;
-        status =
-            qsf_sequence_begin(&s->buffers.sequence, s->n_tokens,
-                               s->n_tokens + parts[i].n_tokens, parts[i].n_drafts);
+        status = qsf_sequence_begin(&s->buffers.sequence, s->n_tokens,
+                                    s->n_tokens + parts[i].n_tokens, parts[i].n_drafts);
     }
     for (uint32_t i = 0; i < n_parts && status != QSF_OK; i++)
         qsf_sequence_abandon(&parts[i].session->buffers.sequence);
@@ -120,8 +119,8 @@ static void append(const qsf_model *m, const qsf_pass_part *p, const float *rows
 }
 
 /* After a pass: gives each part its status, and its session what it has evaluated. */
-static qsf_status hand_out(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts,
-                           const float *rows, qsf_status status)
+static qsf_status hand_out(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, const float *rows,
+                           qsf_status status)
 {
     const bool is_over = status == QSF_OK || status == QSF_ERR_CANCELLED;
     uint32_t n_appended = 0;

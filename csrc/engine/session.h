@@ -51,7 +51,7 @@ struct qsf_session {
     uint64_t step_ns;
     qsf_stopwatch stopwatch;         /* of the running call, or of the latest */
     uint64_t phase_ns[QSF_N_PHASES]; /* of the calls that succeeded */
-    uint64_t n_again; /* tokens evaluated again because states cannot be cut */
+    uint64_t n_again;                /* tokens evaluated again because states cannot be cut */
     uint64_t n_step_passes;
     uint64_t n_step_rows;
     uint64_t n_drafted[QSF_N_GUESSERS];

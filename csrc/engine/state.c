@@ -221,7 +221,8 @@ qsf_status qsf_session_copy(qsf_session *to, const qsf_session *from, size_t n_t
     qsf_mutex_lock(&to->model->kv_lock);
     /* Who shares it is counted. */
     qsf_sequence *const sequence = (qsf_sequence *)&from->buffers.sequence;
-    const uint32_t nearest = qsf_sequence_nearest(sequence, n); /* the next pass evaluates the rest */
+    const uint32_t nearest =
+        qsf_sequence_nearest(sequence, n); /* the next pass evaluates the rest */
     const qsf_status status = qsf_sequence_share(&to->buffers.sequence, sequence, nearest);
     if (status != QSF_OK)
         qsf_sequence_trim(&to->buffers.sequence, 0);

@@ -127,12 +127,11 @@ static qsf_status check_experts(const char *where, const qsf_layer_kind *k)
 static qsf_status check_mixer(const qsf_reader *r, const char *where, const qsf_layer_kind *k)
 {
     const bool is_attention = k->mixer == QSF_MIXER_ATTENTION;
-    const bool is_plain = k->n_heads == r->header.n_heads &&
-                          k->n_kv_heads == r->header.n_kv_heads &&
-                          k->head_dim == r->header.head_dim && k->window_tokens == 0 &&
-                          k->rope_set == QSF_ROPE_NONE && k->score_scale == 0.0F &&
-                          k->score_cap == 0.0F && k->temperature_beta == 0.0F &&
-                          k->alibi_slopes.n == 0 && k->qk_norm == QSF_QK_NORM_NONE;
+    const bool is_plain =
+        k->n_heads == r->header.n_heads && k->n_kv_heads == r->header.n_kv_heads &&
+        k->head_dim == r->header.head_dim && k->window_tokens == 0 &&
+        k->rope_set == QSF_ROPE_NONE && k->score_scale == 0.0F && k->score_cap == 0.0F &&
+        k->temperature_beta == 0.0F && k->alibi_slopes.n == 0 && k->qk_norm == QSF_QK_NORM_NONE;
     if (!is_attention && !is_plain)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "%s: mixer %" PRIu32 " (key 1) with attention's keys 32 .. 48, allowed: "

@@ -126,8 +126,8 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
         s->vectors[i] = qsf_arena_push(a, larger(widest, kv_stride), sizeof *s->vectors[i]);
     for (size_t i = 0; i < sizeof s->qk_norms / sizeof s->qk_norms[0]; i++)
         s->qk_norms[i] = qsf_arena_push(a, c->qk_norm_cols, sizeof *s->qk_norms[i]);
-    s->conv = qsf_arena_push(a, c->conv_cols != 0 ? c->conv_cols + (size_t)c->dim : 0,
-                             sizeof *s->conv);
+    s->conv =
+        qsf_arena_push(a, c->conv_cols != 0 ? c->conv_cols + (size_t)c->dim : 0, sizeof *s->conv);
     s->head_bias = qsf_arena_push(a, c->has_head_bias ? c->n_vocab : 0, sizeof *s->head_bias);
     s->sides = qsf_arena_push(a, c->sides_bytes, 1);
     layout_routed(&s->routed, a, c, n, s->dim_stride);

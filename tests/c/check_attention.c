@@ -160,7 +160,7 @@ static void run_chunk(rig *g, qsf_segment *segments, const uint32_t *sequences, 
         segments[i].first_row = chunk.n_tokens;
         if (g->resident_tokens != 0)
             CHECK_OK(qsf_kvcache_reserve(&segments[i].sequence->kv, segments[i].first_position,
-                                          segments[i].first_position + segments[i].n_tokens));
+                                         segments[i].first_position + segments[i].n_tokens));
         for (uint32_t t = 0; t < segments[i].n_tokens; t++) {
             const uint32_t row = chunk.n_tokens + t;
             const uint32_t position = segments[i].first_position + t;

@@ -132,8 +132,7 @@ static void restore(qsf_statecache *s, uint32_t position)
     if (covers(s, position))
         advance(s, position);
     else
-        go_to(s,
-              position == 0 ? NO_SLOT : qsf_state_pool_hold(s->pool, *snapshot_at(s, position)),
+        go_to(s, position == 0 ? NO_SLOT : qsf_state_pool_hold(s->pool, *snapshot_at(s, position)),
               position);
 }
 

@@ -18,7 +18,7 @@ static void replay(const qsf_state_layer *l, const float *from, const float *row
     const size_t row_bytes = l->row_floats * sizeof *to;
     for (size_t i = 0; i < n_kept; i++) {
         const size_t at = i + n_rows; /* in the state and then the log */
-        const float *const row = at >= n_kept ? rows + (at - n_kept) * l->row_floats
+        const float *const row = at >= n_kept   ? rows + (at - n_kept) * l->row_floats
                                  : from != NULL ? from + at * l->row_floats
                                                 : NULL;
         if (row != NULL)
@@ -57,11 +57,11 @@ static const float *row_at(const conv_job *job, const qsf_segment *g, int64_t po
     const float *const state = qsf_statecache_before(&g->sequence->states, job->layer_idx);
     const int64_t n_back = g->first_position - position; /* 1 .. n_taps - 1 */
     const size_t n_kept = job->ops->kind->n_taps - 1;
-    return state == NULL ? job->zeros
-                         : state + (n_kept - (size_t)n_back) * job->ops->config->dim;
+    return state == NULL ? job->zeros : state + (n_kept - (size_t)n_back) * job->ops->config->dim;
 }
 
-/* Keeps channels begin .. end - 1 of the states behind a segment's own tokens, and of its drafts. */
+/* Keeps channels begin .. end - 1 of the states behind a segment's own tokens, and of its drafts.
+ */
 static void keep(const conv_job *job, const qsf_segment *g, size_t begin, size_t end)
 {
     const qsf_statecache *const states = &g->sequence->states;
@@ -95,13 +95,12 @@ static void convolve(void *arg, size_t begin, size_t end, size_t worker_idx)
         for (uint32_t t = 0; t < g->n_tokens; t++) {
             const size_t at = (g->first_row + t) * job->stride + begin;
             for (size_t tap = 0; tap < n_taps; tap++)
-                rows[tap] = row_at(job, g, (int64_t)g->first_position + t -
-                                               (int64_t)(n_taps - 1 - tap)) +
-                            begin;
-            job->ops->kernels->short_conv(
-                rows, job->w + begin, job->ops->config->dim, n_taps,
-                job->bias != NULL ? job->bias + begin : NULL, s->v + at, s->k + at, s->q + at,
-                end - begin);
+                rows[tap] =
+                    row_at(job, g, (int64_t)g->first_position + t - (int64_t)(n_taps - 1 - tap)) +
+                    begin;
+            job->ops->kernels->short_conv(rows, job->w + begin, job->ops->config->dim, n_taps,
+                                          job->bias != NULL ? job->bias + begin : NULL, s->v + at,
+                                          s->k + at, s->q + at, end - begin);
         }
     }
     for (uint32_t i = 0; i < job->chunk->n_segments; i++)
@@ -138,7 +137,8 @@ qsf_status qsf_mix_conv(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk, 
     const qsf_block_end end = {l->tensors[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_ATTN_OUT_BIAS],
                                &l->sides[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_POST_ATTN_NORM],
                                false};
-    conv_job job = {o, chunk, layer_idx, qsf_stride(dim), NULL, NULL, s->conv + o->config->conv_cols};
+    conv_job job = {
+        o, chunk, layer_idx, qsf_stride(dim), NULL, NULL, s->conv + o->config->conv_cols};
     qsf_acts mixed;
     QSF_TRY(project(o, l, job.stride));
     QSF_TRY(qsf_ops_load_vector(o, l->tensors[QSF_LAYER_CONV], s->conv, &job.w));

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from qsf.file.kinds import MAX_TAPS, ROPE_NONE, Mixer, QkNorm
 from qsf_converter.sources.families.config import MAX_FFN_DIM, Config
@@ -14,8 +15,8 @@ from qsf_converter.sources.families.rules import T, Where, ends, layer, linear, 
 
 CONV: Final = "conv"
 _AT_CONV = f"{AT}conv."
-_ATTENTION = {"where": Where.ATTENTION}
-_CONVOLUTION = {"where": Where.SHORT_CONV, "bias_flag": "conv_bias"}
+_ATTENTION: Mapping[str, Any] = {"where": Where.ATTENTION}
+_CONVOLUTION: Mapping[str, Any] = {"where": Where.SHORT_CONV, "bias_flag": "conv_bias"}
 _PARTS = {T.K: T.K_BIAS, T.Q: T.Q_BIAS, T.V: T.V_BIAS}  # B, C, x
 _RULES = (
     *norm(T.ATTN_NORM, f"{AT}operator_norm"),
