@@ -1,7 +1,7 @@
 /* sequence.h - what a sequence holds between its passes: a cache for each kind of state.
  *
  * A cache holds what some layers need of the tokens before: attention its keys and values (kv/),
- * recurrent mixers their states (state/). Sessions, drafts, branches, forks, prefixes and saved
+ * recurrent mixers their states (state/). Sessions, drafts, forks, prefixes and saved
  * states know caches by these functions alone; each calls every cache of the sequence. A cache that
  * can go on only at some positions, because its state cannot be cut, says so by `nearest`: tokens
  * behind that position are evaluated again.
