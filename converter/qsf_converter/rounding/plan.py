@@ -56,6 +56,7 @@ DEFAULT_QUANT_TYPE = "4bit"
 DEFAULT_EMBED_TYPE = "8bit"
 
 _MAX_POSITIONS_BYTES = 256 << 20  # the one tensor that is held whole
+_COMPARED_BYTES = 1 << 20  # of a tensor at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,20 +318,25 @@ def parse_quant_type(name: str, *, option: str = "quant type") -> Dtype:
 
 
 def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Policy) -> Plan:
-    """Match rules with tensors; check every name and shape before any weight is read.
+    """Match rules with tensors; check every name and shape before any weight is rounded.
 
-    Raises QsfConversionError when a tensor is missing or has another shape than it should.
+    A head that repeats the embedding is stored once. Raises QsfConversionError when a tensor is
+    missing or has another shape than it should.
     """
     by_name, left_out = _named(family, checkpoint)
     warnings = [*facts.warnings, *left_out]
     flags = set(facts.flags)
     head = next(rule.source for rule in family.rules if rule.target == TensorType.HEAD)
     if not facts.arch.tied_head:
-        if head in by_name:
-            flags.add("separate_head")
-        else:
-            facts = dataclasses.replace(facts, arch=dataclasses.replace(facts.arch, tied_head=True))
+        embedding = next(r.source for r in family.rules if r.target == TensorType.EMBEDDING)
+        if head not in by_name:
             warnings.append(f"no {head}: the embeddings are used as the head")
+        elif _is_repeated(checkpoint, by_name[head], by_name.get(embedding)):
+            warnings.append(f"{head} has the bytes of the embeddings, and is stored once with them")
+        else:
+            flags.add("separate_head")
+        if "separate_head" not in flags:
+            facts = dataclasses.replace(facts, arch=dataclasses.replace(facts.arch, tied_head=True))
     used: set[str] = set()
     targets = []
     rules = _rules(family, facts, by_name)
@@ -347,6 +353,20 @@ def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Poli
     unused = set(by_name) - used - ({head} if facts.arch.tied_head else set())
     warnings += _unused_warnings(family, unused)
     return Plan(facts, family, tuple(targets), tuple(warnings))
+
+
+def _is_repeated(checkpoint: Checkpoint, matrix: SourceTensor, other: SourceTensor | None) -> bool:
+    """Are two tensors the same, byte by byte? Reads until they differ."""
+    if other is None or (matrix.dtype, matrix.shape) != (other.dtype, other.shape):
+        return False
+    step = max(1, _COMPARED_BYTES // max(1, matrix.row_bytes))
+    return all(
+        np.array_equal(
+            checkpoint.read_stored(matrix.name, start, min(start + step, matrix.n_rows)),
+            checkpoint.read_stored(other.name, start, min(start + step, matrix.n_rows)),
+        )
+        for start in range(0, matrix.n_rows, step)
+    )
 
 
 def _named(family: Family, checkpoint: Checkpoint) -> tuple[dict[str, SourceTensor], list[str]]:

@@ -266,6 +266,20 @@ def test_tied_heads(tmp_path: Path) -> None:
             assert reader.tensor(3, T.HEAD) is None
 
 
+@pytest.mark.parametrize("row", [None, 0, 49])
+def test_a_head_that_repeats_the_embeddings_is_stored_once(tmp_path: Path, row: int | None) -> None:
+    folder, weights = hf_makers.llama(tmp_path / "m")
+    head = weights["model.embed_tokens.weight"].copy()
+    if row is not None:
+        head[row, -1] += 1
+    save_file({**weights, "lm_head.weight": head}, folder / "model.safetensors")
+    report = convert(folder, tmp_path / "out.qsf", embed_type="f16")
+    assert any("stored once" in line for line in report.warnings) is (row is None)
+    with Reader(tmp_path / "out.qsf") as reader:
+        assert bool(reader.arch.tied_head) is (row is None)
+        assert (reader.tensor(3, T.HEAD) is None) is (row is None)
+
+
 def test_gpt2_with_its_own_head(tmp_path: Path) -> None:
     folder, weights = hf_makers.gpt2(tmp_path / "m", tie_word_embeddings=False)
     head = np.arange(40 * 48, dtype=np.float16).reshape(40, 48) / 100
