@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 from pathlib import Path
 from typing import Final
@@ -41,6 +40,8 @@ def unmap_freed_arrays() -> None:
     keeps up to twice as much: 85 MB after a conversion. Other C libraries are left as they are.
     """
     with contextlib.suppress(OSError, AttributeError):
+        import ctypes  # late: 1 MB that no other command needs
+
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _UNMAPPED_BYTES)
 
 
