@@ -39,6 +39,8 @@ def unmap_freed_arrays() -> None:
     glibc raises its own threshold to the size of whatever was freed, and then each thread's heap
     keeps up to twice as much: 85 MB after a conversion. Other C libraries are left as they are.
     """
+    import ctypes  # a megabyte that other commands do without
+
     with contextlib.suppress(OSError, AttributeError):
         import ctypes  # late: 1 MB that no other command needs
 
