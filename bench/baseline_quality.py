@@ -38,13 +38,13 @@ from qsf.evaluate.evaluation import Evaluation, LogitSource, evaluate
 from qsf.evaluate.windows import Window, cut_windows
 from qsf.file.layout import Dtype, TensorType, layer_unit
 from qsf.model import Model
-from qsf.text.tokenizer import Tokenizer
 from qsf_bench.models.facts import read_facts
 from qsf_converter.calibrate.texts import cut_samples, read_texts
 from qsf_converter.original.layers import Original
 from qsf_converter.original.logits import OriginalLogits
 from qsf_converter.rounding.plan import Policy, make_plan
 from qsf_converter.sources.source import Source, open_source
+from qsf_converter.text.tokenizer import open_tokenizer
 
 TYPES = (
     *("Q8_0", "Q5_K_M", "Q4_K_M", "Q4_K_S", "IQ4_XS", "Q4_0"),
@@ -107,7 +107,7 @@ def text_windows(source: Source, text: Path, args: argparse.Namespace) -> Tokens
     bos_id = source.facts.header.bos_id
     if source.tokenizer is None or bos_id is None:
         raise SystemExit(f"{args.model_dir}: a tokenizer.json and a BOS token are needed")
-    tokenizer = Tokenizer(source.tokenizer, bos_id=bos_id)
+    tokenizer = open_tokenizer(source.tokenizer, bos_id=bos_id)
     part = text.read_bytes()[: args.bytes].decode("utf-8", "ignore")
     ids = tokenizer.encode(part, add_prefix=False, parse_special=False)
     windows = cut_windows(ids, "windows", args.ctx - 1)[: args.windows]

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 
 from make.text_families import families, random_text  # noqa: E402
-from qsf.text.engine_tokenizer import EngineTokenizer  # noqa: E402
+from qsf.text.tokenizer import Tokenizer  # noqa: E402
 from qsf_converter.text.tables import text_section  # noqa: E402
 
 N_BATCH = 1000
@@ -35,7 +35,7 @@ class Pair:
     """The two tokenizers of one vocabulary, and how many texts they agreed on."""
 
     name: str
-    ours: EngineTokenizer
+    ours: Tokenizer
     library: tokenizers.Tokenizer
     rewritten: frozenset[int]  # added tokens that newer libraries decode in their normalised form
     n_encoded: int = 0
@@ -70,7 +70,7 @@ def open_pair(name: str, tokenizer_json: bytes) -> Pair:
     library = tokenizers.Tokenizer.from_buffer(tokenizer_json)
     added = library.get_added_tokens_decoder().items()
     rewritten = frozenset(token_id for token_id, token in added if token.normalized)
-    return Pair(name, EngineTokenizer(section), library, rewritten)
+    return Pair(name, Tokenizer(section), library, rewritten)
 
 
 def some_texts(rng: random.Random, count: int) -> list[str]:

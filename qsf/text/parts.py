@@ -12,7 +12,6 @@ from qsf.file.family import family_of
 from qsf.file.reader import Reader
 from qsf.foreign_json import JsonError, read_json
 from qsf.text.chat import RENDER_BYTES, ChatTemplate
-from qsf.text.engine_tokenizer import EngineTokenizer
 from qsf.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -21,11 +20,6 @@ if TYPE_CHECKING:
 
 # Most memory that CHAT takes while it is parsed: that of the least reserve, which is free then.
 _CHAT_BYTES = 8 << 20
-# Most memory that CHAT takes while it is parsed: that of the least reserve, which is free then.
-_CHAT_BYTES = 8 << 20
-# What the library takes for each byte of a tokenizer.json: about 10 for a real one, at most 25 for
-# one that was made to take much.
-_LIBRARY_BYTES_PER_BYTE = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +51,15 @@ def read_text_parts(path: str | os.PathLike[str]) -> TextParts:
         QsfFormatError: a section is not of its form.
     """
     with Reader(path) as reader:
-        tokenizer = _engine_tokenizer(path, reader)
+        has_text = "TEXT" in reader.sections
+        tokenizer = Tokenizer(path, bos_id=reader.header.bos_id) if has_text else None
         chat = _json_object(reader.read_section("CHAT") if "CHAT" in reader.sections else b"{}")
         family = family_of(reader)
     special = chat.get("special_tokens") or {}
     generation = chat.get("generation") or {}
     if not isinstance(special, dict) or not isinstance(generation, dict):
         raise QsfFormatError("the section CHAT is not of the form that it should have")
-    text_bytes = 0 if tokenizer is None else tokenizer.n_bytes or 0
+    text_bytes = 0 if tokenizer is None else tokenizer.n_bytes
     template: ChatTemplate | QsfFormatError
     try:
         named = chat.get("chat_templates")
@@ -75,12 +70,6 @@ def read_text_parts(path: str | os.PathLike[str]) -> TextParts:
     except QsfFormatError as error:
         template = error
     return TextParts(tokenizer, template, generation, text_bytes, family)
-
-
-def _engine_tokenizer(path: str | os.PathLike[str], reader: Reader) -> Tokenizer | None:
-    if "TEXT" not in reader.sections:
-        return None
-    return EngineTokenizer(path, bos_id=reader.header.bos_id)
 
 
 def require_tokenizer(path: str | os.PathLike[str]) -> None:

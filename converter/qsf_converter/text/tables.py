@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.foreign_json import read_json
+from qsf.text.tokenizer import byte_of_char
 from qsf_converter.text.steps import (
     CUT_MARKS,
     MARK,
@@ -185,15 +186,6 @@ def _texts_of(
         if name in words.ids and (byte_of is None or mapped is not None):
             keys[texts[idx]] = idx
     return len(names), kinds, texts, keys
-
-
-def byte_of_char() -> dict[str, int]:
-    """Return the byte that each character of a byte-level vocabulary stands for."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    table = {chr(byte): byte for byte in printable}
-    table.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
-    return table
 
 
 def _as_bytes(name: str, byte_of: Mapping[str, int]) -> bytes | None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 
 from qsf.errors import QsfUnsupportedError
-from qsf.text.engine_tokenizer import EngineTokenizer
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter.text.tables import text_section
 
@@ -30,4 +29,4 @@ def open_tokenizer(
     section, reason = tables_of(tokenizer_json, bos_id, add_bos)
     if section is None:
         raise QsfUnsupportedError(f"the engine does not have this kind of tokenizer: {reason}")
-    return EngineTokenizer(section, bos_id=bos_id)
+    return Tokenizer(section, bos_id=bos_id)

@@ -18,6 +18,7 @@ from qsf.text.tokenizer import Tokenizer
 from qsf_converter import convert
 from qsf_converter.sources.gguf_tokenizer import chat_of, tokenizer_of
 from qsf_converter.sources.source import open_source
+from qsf_converter.text.tokenizer import open_tokenizer
 
 TEXTS = [
     "Once upon a time, there was a little girl.",
@@ -44,7 +45,7 @@ def rebuilt(said: dict[str, Any]) -> Tokenizer:
     data, reason = tokenizer_of(as_metadata(said))
     assert reason is None
     assert data is not None
-    return Tokenizer(data, bos_id=said.get("tokenizer.ggml.bos_token_id"))
+    return open_tokenizer(data, bos_id=said.get("tokenizer.ggml.bos_token_id"))
 
 
 def assert_same(found: Tokenizer, expected: Tokenizer, texts: list[str] = TEXTS) -> None:
@@ -78,7 +79,7 @@ def test_a_byte_level_vocabulary_comes_back(
         bos = expected.header.bos_id
         assert found.header == expected.header
         tokenizers = [
-            Tokenizer(unpack_tokenizer(f.read_section("TOKN")), bos_id=bos)
+            open_tokenizer(unpack_tokenizer(f.read_section("TOKN")), bos_id=bos)
             for f in (found, expected)
         ]
         chats = [json.loads(f.read_section("CHAT")) for f in (found, expected)]
@@ -234,7 +235,7 @@ def test_named_chat_templates() -> None:
 def test_llama_2_comes_back_from_its_words_and_scores(shared_dir: Path) -> None:
     folder = shared_dir / "tokenizers" / "llama2"
     data = (folder / "tokenizer.json").read_bytes()
-    expected = Tokenizer(data, bos_id=1, add_bos=True)
+    expected = open_tokenizer(data, bos_id=1, add_bos=True)
     said = gguf_files.sentence_piece_vocabulary(folder)
     found = rebuilt(said)
     rebuilt_data, _ = tokenizer_of(as_metadata(said))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
 from qsf.errors import QsfConversionError, QsfIOError
-from qsf.text.tokenizer import Tokenizer
 from qsf_converter.calibrate import texts
 from qsf_converter.calibrate.texts import bundled_text, cut_samples, read_texts
 
@@ -24,7 +24,9 @@ def tokenizer_json(tiny_llama_dir: Path) -> bytes:
 
 
 def ids_of(tokenizer_json: bytes, text: str) -> list[int]:
-    return Tokenizer(tokenizer_json).encode(text, add_prefix=False, parse_special=False)
+    library = tokenizers.Tokenizer.from_buffer(tokenizer_json)
+    library.encode_special_tokens = True
+    return list(library.encode(text, add_special_tokens=False).ids)
 
 
 def written(folder: Path, name: str, content: str | bytes) -> Path:

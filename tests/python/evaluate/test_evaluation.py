@@ -21,6 +21,7 @@ from qsf.evaluate.windows import PROTOCOLS, Window, cut_windows
 from qsf.model import Model
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter.original.logits import open_original
+from qsf_converter.text.tokenizer import open_tokenizer
 
 Array = NDArray[np.float64]
 
@@ -404,7 +405,7 @@ def test_models_that_cannot_be_compared_are_refused(q4: Model, tiny_llama_dir: P
         evaluate(q4, TEXT, against=Table(np.zeros((4, 4))))
     data = json.loads((tiny_llama_dir / "tokenizer.json").read_text("utf-8"))
     data["model"]["merges"] = data["model"]["merges"][:1000]
-    other = Table(np.zeros((2048, 2048)), Tokenizer(json.dumps(data).encode(), bos_id=0))
+    other = Table(np.zeros((2048, 2048)), open_tokenizer(json.dumps(data).encode(), bos_id=0))
     with pytest.raises(QsfArgumentError, match=r"the tokenizers differ .* first that differs is"):
         evaluate(q4, TEXT, ctx_tokens=CTX, against=other)
 

@@ -13,6 +13,7 @@ from qsf import Model
 from qsf.native import binding
 from qsf.text.channels import CALL_BEGIN, CALL_MIDDLE, answer_decoder
 from qsf.text.tokenizer import Tokenizer
+from qsf_converter.text.tokenizer import open_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,7 @@ def test_a_continuation_has_no_channels(model: Model) -> None:
 
 
 def test_models_without_channels_are_decoded_as_ever(tiny_llama_dir: Path) -> None:
-    tokenizer = Tokenizer((tiny_llama_dir / "tokenizer.json").read_bytes(), bos_id=0)
+    tokenizer = open_tokenizer((tiny_llama_dir / "tokenizer.json").read_bytes(), bos_id=0)
     assert read(tokenizer, "Once upon a time")[0] == tokenizer.decode(
         said(tokenizer, "Once upon a time")
     )

@@ -11,6 +11,7 @@ import pytest
 from qsf.errors import QsfArgumentError, QsfFormatError
 from qsf.text.chat import ChatTemplate
 from qsf.text.tokenizer import Tokenizer
+from qsf_converter.text.tokenizer import open_tokenizer
 
 USER = {"role": "user", "content": "Hi"}
 ASSISTANT = {"role": "assistant", "content": "Hello"}
@@ -69,7 +70,7 @@ HARMONY = """{%- macro head() -%}
 
 @pytest.fixture(scope="session")
 def tokenizer(tiny_llama_dir: Path) -> Tokenizer:
-    return Tokenizer((tiny_llama_dir / "tokenizer.json").read_bytes(), bos_id=0, add_bos=True)
+    return open_tokenizer((tiny_llama_dir / "tokenizer.json").read_bytes(), bos_id=0, add_bos=True)
 
 
 def test_blocks_are_trimmed_as_transformers_trims_them() -> None:
