@@ -217,10 +217,10 @@ qsf_status qsf_drafting_run(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts
     add_drafts(m, parts, n_parts, n_rows);
     const uint64_t start_ns = qsf_clock_ns();
     QSF_TRY(qsf_pass_run(m, parts, n_parts, w));
-    learn_costs(m, parts, n_parts, w, start_ns);
     for (uint32_t i = 0; i < n_parts; i++)
         if (parts[i].may_draft && parts[i].status == QSF_OK)
             note_drafts(&parts[i]);
+    learn_costs(m, parts, n_parts, w, start_ns);
     return QSF_OK;
 }
 

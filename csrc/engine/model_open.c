@@ -27,7 +27,7 @@ _Static_assert(SIZE_MAX >= UINT64_MAX, "the engine needs a 64-bit system");
 /* As many tokens as drafts can be taken back in layers with windows. */
 #define DRAFTER_CHUNK_TOKENS 128
 /* Tokens of a pass with a draft model's guesses, compared with other guesses, at least. */
-#define LEAST_SPEEDUP 1.5
+#define LEAST_SPEEDUP 2.25
 
 /* Tables that every plan needs, in one allocation for the life of the model. */
 typedef struct tables {
@@ -122,6 +122,7 @@ static qsf_status make_plan(qsf_model *m, uint64_t drafter_bytes)
                        sizeof(qsf_session) * m->options.max_sessions,
         .drafter_bytes = drafter_bytes,
         .has_pool = m->is_drafter,
+        .has_table_on_disk = m->has_table_on_disk,
         .measure_sessions = qsf_session_measure,
     };
     if (!m->is_drafter) { /* which is in memory as a whole, or not at all */
@@ -358,19 +359,31 @@ static double read_bytes(const qsf_plan *plan)
     return (double)plan->streamed_bytes + (double)plan->expert_token_bytes * missing;
 }
 
-/* Plans again with the draft model. It is not held if the plan without it has a longer context, or
- * if layers in the same memory save as much: each pass reads more with it, and there are 1.5 times
- * fewer of them. If it takes m bytes and nothing is rounded, it is held where a pass reads 3 m. */
+/* Plans again with the draft model, and judges that plan by the one without. It is not held if the
+ * plan without it has a longer context, or if layers in the same memory save as much: each pass
+ * reads more with it, and there are 2.25 times fewer of them (docs/benchmarks.md, "Drafts"). A
+ * model of m bytes is held where a pass without it reads 0.8 m or more. */
+static qsf_drafter_state plan_both(qsf_model *m, const qsf_plan *without)
+{
+    const qsf_status status = make_plan(m, m->drafter->plan.engine_bytes);
+    if (status != QSF_OK || m->plan.draft_rows == 0 || m->plan.ctx_tokens < without->ctx_tokens)
+        return QSF_DRAFTER_NO_ROOM;
+    return read_bytes(&m->plan) > read_bytes(without) * LEAST_SPEEDUP ? QSF_DRAFTER_NOT_WORTH
+                                                                      : QSF_DRAFTER_HELD;
+}
+
+/* Holds the draft model as a whole if nothing is streamed then; else without a separate embedding
+ * table, of which a guess reads one row; else not at all. */
 static qsf_status choose_drafter(qsf_model *m)
 {
     const qsf_plan without = m->plan;
+    qsf_drafter_state state = plan_both(m, &without);
+    if (state != QSF_DRAFTER_HELD || read_bytes(&m->plan) > 0.0) {
+        m->drafter->has_table_on_disk = true;
+        QSF_TRY(make_plan(m->drafter, 0));
+        state = plan_both(m, &without);
+    }
     const uint64_t n_bytes = m->drafter->plan.engine_bytes;
-    const qsf_status status = make_plan(m, n_bytes);
-    qsf_drafter_state state = QSF_DRAFTER_HELD;
-    if (status != QSF_OK || m->plan.draft_rows == 0 || m->plan.ctx_tokens < without.ctx_tokens)
-        state = QSF_DRAFTER_NO_ROOM;
-    else if (read_bytes(&m->plan) > read_bytes(&without) * LEAST_SPEEDUP)
-        state = QSF_DRAFTER_NOT_WORTH;
     if (state != QSF_DRAFTER_HELD) {
         qsf_model_release(m->drafter);
         m->drafter = NULL;

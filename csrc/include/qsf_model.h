@@ -103,7 +103,7 @@ typedef enum qsf_drafter_state {
     QSF_DRAFTER_NONE = 0, /* it was NULL */
     QSF_DRAFTER_HELD = 1,
     QSF_DRAFTER_NO_ROOM = 2,  /* it does not fit beside the model, its context and its drafts */
-    QSF_DRAFTER_NOT_WORTH = 3 /* a pass would read more than 1.5 times as much from the file */
+    QSF_DRAFTER_NOT_WORTH = 3 /* a pass would read more than 2.25 times as much from the file */
 } qsf_drafter_state;
 
 /* The memory plan, made before any memory is taken. engine_bytes is the sum of the fields from

@@ -27,6 +27,8 @@ typedef struct qsf_plan_input {
     uint64_t fixed_bytes;       /* tables that any plan needs */
     uint64_t drafter_bytes;     /* of a draft model that is held; 0: none */
     bool has_pool;              /* threads are another model's */
+    bool has_table_on_disk;     /* rows of a separate embedding table are read from the file, even
+                                   if there is room for the table */
     /* Fills the sizes of sessions, of the scratch and of what sessions share, by the functions that
      * lay them out; UINT64_MAX for a size that does not fit 64 bits. */
     void (*measure_sessions)(const qsf_config *c, qsf_plan *plan);

@@ -372,7 +372,7 @@ static void choose_resident(qsf_candidate *d)
     add_slots(d);
     drop_drafts(d);
     bool *const has_table = &d->is_resident[d->in->reader->embedding_unit];
-    if (!*has_table) {
+    if (!*has_table && !d->in->has_table_on_disk) {
         *has_table = true;
         qsf_candidate_add_up(d);
         *has_table = qsf_candidate_fits(d->plan);

@@ -10,19 +10,25 @@
 #define MOST_TRIES 96.0F
 /* The same of all guesses of a draft model: so many that the first opinion hardly counts. */
 #define MOST_MODEL_TRIES 512.0F
-/* Of a new measurement, and of what is reckoned where none was made for long. */
+/* The same in hits, of all guesses from the text together. */
+#define PRIOR_TEXT_HITS 2.0F
+#define MOST_TEXT_HITS 64.0F
+/* Weights of a new measurement: of the machine's speed by a pass without drafts and by one with
+ * drafts, and of what drafts cost beside that. The last is a mean over many passes, so that chance
+ * does not decide. */
 #define NEW_SHARE 0.2
-#define RECKONED_SHARE 0.02
+#define SPEED_SHARE 0.05
+#define EXCESS_SHARE 0.15
+/* Each pass forgets so much of the cost of drafts, so that expensive ones are tried again. */
+#define FORGOTTEN_SHARE 0.004
 /* One slow pass says little of the next. */
 #define MOST_RATIO 3.0
 /* A pass with drafts must promise so much more than one without. */
-#define LEAST_GAIN 1.02
+#define LEAST_GAIN 1.03
 /* A draft that is less likely to be reached is not worth looking for. */
 #define LEAST_PATH 0.02
 /* Of the time of passes, for trying the draft model. */
 #define CREDIT_SHARE 0.01
-/* A pass that waits for the disk for a larger share of its time takes no less with fewer rows. */
-#define LEAST_WAIT 0.05
 /* How often a draft model is right, until it is known. */
 #define FIRST_MODEL_CHANCE 0.6
 
@@ -59,16 +65,24 @@ qsf_guesser qsf_thrift_guesser_of(uint32_t kind)
                                     : QSF_GUESSER_CALLER;
 }
 
+/* How often guesses from the text are right, beside the first opinion of them. */
+static float luck_of(const qsf_chances *t)
+{
+    const float luck = (t->n_text_hits + PRIOR_TEXT_HITS) / (t->n_text_expected + PRIOR_TEXT_HITS);
+    return luck < 1.0F ? luck : 1.0F;
+}
+
 double qsf_thrift_chance(const qsf_chances *t, uint32_t kind)
 {
-    const float n_hits = t->n_hits[kind] + PRIOR_TRIES * first_chances[kind];
+    const float luck = kind < QSF_KIND_MODEL ? luck_of(t) : 1.0F;
+    const float n_hits = t->n_hits[kind] + PRIOR_TRIES * first_chances[kind] * luck;
     return (double)(n_hits / (t->n_tries[kind] + PRIOR_TRIES));
 }
 
-static void count(float *n_hits, float *n_tries, float most_tries, bool is_right)
+static void count(float *n_hits, float *n_tries, float most_tries, bool is_right, float more)
 {
     *n_hits += is_right ? 1.0F : 0.0F;
-    *n_tries += 1.0F;
+    *n_tries += more;
     if (*n_tries < most_tries)
         return;
     *n_hits /= 2.0F;
@@ -77,9 +91,11 @@ static void count(float *n_hits, float *n_tries, float most_tries, bool is_right
 
 void qsf_thrift_count(qsf_chances *t, uint32_t kind, bool is_right)
 {
-    count(&t->n_hits[kind], &t->n_tries[kind], MOST_TRIES, is_right);
+    count(&t->n_hits[kind], &t->n_tries[kind], MOST_TRIES, is_right, 1.0F);
     if (kind >= QSF_KIND_MODEL)
-        count(&t->n_model_hits, &t->n_model_tries, MOST_MODEL_TRIES, is_right);
+        count(&t->n_model_hits, &t->n_model_tries, MOST_MODEL_TRIES, is_right, 1.0F);
+    if (kind < QSF_KIND_MODEL)
+        count(&t->n_text_hits, &t->n_text_expected, MOST_TEXT_HITS, is_right, first_chances[kind]);
 }
 
 static void move(double *mean, double value, double share)
@@ -105,40 +121,60 @@ static double at_rows(const double *table, uint32_t n_rows)
     return table[size] + (table[size + 1] - table[size]) * share;
 }
 
+/* What a pass is expected to take. More rows hide nothing of their computing behind the disk,
+ * because readers and checksums need the cores, too. */
+static double reckoned_ns(const qsf_costs *t, double compute_share)
+{
+    return t->least_ns + t->compute_ns * (compute_share - 1.0);
+}
+
 double qsf_thrift_cost_ns(const qsf_costs *t, uint32_t n_rows)
 {
-    return at_rows(t->pass_ns, n_rows);
+    double table[QSF_THRIFT_SIZES];
+    for (uint32_t i = 0; i < QSF_THRIFT_SIZES; i++)
+        table[i] = reckoned_ns(t, compute_shares[i]) * (1.0 + t->excess[i]);
+    return at_rows(table, n_rows);
+}
+
+/* A pass without drafts tells how fast the machine is now. */
+static void learn_speed(qsf_costs *t, uint32_t n_rows, double ns, double wait_ns)
+{
+    const double share = at_rows(compute_shares, n_rows);
+    const double row_ns = (ns - fmin(wait_ns, ns)) / share;
+    const double least_ns = ns - row_ns * (share - 1.0);
+    const double most_ns = t->least_ns * MOST_RATIO;
+    const double scale = t->least_ns > 0.0 && least_ns > most_ns ? most_ns / least_ns : 1.0;
+    move(&t->compute_ns, row_ns * scale, NEW_SHARE);
+    move(&t->least_ns, least_ns * scale, NEW_SHARE);
+}
+
+/* Part of what a pass with drafts takes beside what is expected is the machine's speed, part what
+ * drafts cost on it. */
+static void learn_excess(qsf_costs *t, uint32_t n_rows, uint32_t n_drafts, double ns)
+{
+    uint32_t size;
+    const double share = place_of(n_rows, &size);
+    const double change = fmin(ns / qsf_thrift_cost_ns(t, n_rows), MOST_RATIO) - 1.0;
+    for (uint32_t i = size; i < size + 2; i++)
+        if (UINT32_C(1) << i > n_rows - n_drafts) /* drafts say nothing of the pass without them */
+            t->excess[i] += (1.0 + t->excess[i]) * change * EXCESS_SHARE *
+                            fmin(1.0, 2.0 * (i == size ? 1.0 - share : share));
+    t->least_ns *= 1.0 + change * SPEED_SHARE;
+    t->compute_ns *= 1.0 + change * SPEED_SHARE;
 }
 
 void qsf_thrift_learn(qsf_costs *t, uint32_t n_rows, uint32_t n_drafts, uint64_t ns,
                       uint64_t wait_ns)
 {
-    uint32_t size;
-    const double share = place_of(n_rows, &size);
     t->credit_ns += (double)ns * CREDIT_SHARE;
-    if (share > 1.0)
+    if (n_rows > UINT32_C(1) << (QSF_THRIFT_SIZES - 1))
         return;
-    if (n_drafts == 0) {
-        const double busy_ns = (double)(ns - (wait_ns < ns ? wait_ns : ns));
-        const double row_ns = busy_ns / at_rows(compute_shares, n_rows);
-        move(&t->compute_ns, row_ns, NEW_SHARE);
-        move(&t->least_ns, (double)wait_ns > LEAST_WAIT * (double)ns ? (double)ns : row_ns,
-             NEW_SHARE);
-    } else if (t->least_ns == 0.0) {
-        return;
-    }
-    const double before_ns = qsf_thrift_cost_ns(t, n_rows);
-    const double ratio = before_ns > 0.0 ? fmin((double)ns / before_ns, MOST_RATIO) : 1.0;
-    const double change = (ratio - 1.0) * NEW_SHARE;
-    for (uint32_t i = 0; i < QSF_THRIFT_SIZES; i++) {
-        const double part = i == size ? 1.0 - share : i == size + 1 ? share : 0.0;
-        const bool is_base = n_drafts > 0 && UINT32_C(1) << i <= n_rows - n_drafts;
-        if (part > 0.0 && before_ns > 0.0) /* drafts say nothing of the pass without them */
-            t->pass_ns[i] *= is_base ? 1.0 : 1.0 + change * part;
-        else
-            move(&t->pass_ns[i], fmax(t->least_ns, t->compute_ns * compute_shares[i]),
-                 RECKONED_SHARE);
-    }
+    for (uint32_t i = 0; i < QSF_THRIFT_SIZES; i++)
+        t->excess[i] -= t->excess[i] * FORGOTTEN_SHARE;
+    if (n_drafts == 0)
+        learn_speed(t, n_rows, (double)ns, (double)wait_ns);
+    else if (t->least_ns > 0.0)
+        learn_excess(t, n_rows, n_drafts, (double)ns);
 }
 
 void qsf_thrift_begin(qsf_thrift_chain *c, uint32_t n_rows, uint32_t n_most)
@@ -177,7 +213,7 @@ static double model_chance(const qsf_chances *t)
 bool qsf_thrift_wants_model(const qsf_costs *t, const qsf_chances *chances,
                             const qsf_thrift_chain *c, double best_chance)
 {
-    if (t->pass_ns[0] == 0.0)
+    if (t->least_ns == 0.0)
         return false;
     const uint32_t n_rows = c->n_rows + c->n_drafts;
     const double pass_ns = qsf_thrift_cost_ns(t, n_rows);
@@ -190,7 +226,7 @@ bool qsf_thrift_wants_model(const qsf_costs *t, const qsf_chances *chances,
 void qsf_thrift_spend(qsf_costs *t, qsf_thrift_chain *c, uint64_t ns, uint32_t n_tokens)
 {
     c->model_ns += (double)ns;
-    t->credit_ns = fmax(t->credit_ns - (double)ns, -t->pass_ns[0]);
+    t->credit_ns = fmax(t->credit_ns - (double)ns, -t->least_ns);
     if (n_tokens <= 2) /* no prompt */
         move(&t->model_ns, (double)ns, NEW_SHARE);
 }
@@ -218,7 +254,7 @@ void qsf_thrift_choose(const qsf_costs *t, qsf_thrift_chain *first, uint32_t n_m
         c->n_taken = c->n_chosen = 0;
         model_ns += c->model_ns;
     }
-    if (first == NULL || t->pass_ns[0] == 0.0)
+    if (first == NULL || t->least_ns == 0.0)
         return;
     double n_tokens = first->n_rows;
     double best = LEAST_GAIN * n_tokens / (model_ns + qsf_thrift_cost_ns(t, first->n_rows));

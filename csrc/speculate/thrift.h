@@ -31,17 +31,19 @@ typedef enum qsf_guesser {
 typedef struct qsf_chances {
     float n_hits[QSF_N_KINDS];
     float n_tries[QSF_N_KINDS];
+    float n_text_hits; /* of all kinds of guesses from the text, and those that were expected */
+    float n_text_expected;
     float n_model_hits; /* of all kinds of a draft model's guesses */
     float n_model_tries;
 } qsf_chances;
 
 /* What passes of a model take; all zero at first. */
 typedef struct qsf_costs {
-    double pass_ns[QSF_THRIFT_SIZES];
-    double least_ns;   /* of a pass, however few rows it has */
-    double compute_ns; /* of a pass of one row, without waiting for the disk */
-    double model_ns;   /* of a step of the draft model */
-    double credit_ns;  /* time that the draft model may take although it promises no gain */
+    double least_ns;                 /* of a pass of one row */
+    double compute_ns;               /* of it, without waiting for the disk */
+    double excess[QSF_THRIFT_SIZES]; /* share by which passes with drafts take more than expected */
+    double model_ns;                 /* of a step of the draft model */
+    double credit_ns; /* time that the draft model may take although it promises no gain */
 } qsf_costs;
 
 /* Drafts of one session that are being chosen, one after the other. */

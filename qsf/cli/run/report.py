@@ -124,7 +124,7 @@ def drafter_lines(plan: MemoryPlan) -> list[str]:
     if plan.drafter_state in (DRAFTER_NONE, DRAFTER_HELD):
         return []
     why = (
-        "a pass over the weights would read more than 1.5 times as much; layers in memory save more"
+        "a pass would read more than 2.25 times as much from the file; layers in memory save more"
         if plan.drafter_state == DRAFTER_NOT_WORTH
         else "there is no room for them beside the model, its context and its drafts"
     )
