@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import time
+from array import array
 from collections.abc import Generator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -39,8 +40,9 @@ def answer_many(
         if request.answers is not None:
             lines.done = read_done(request.answers, model.input_bytes)
             out = stack.enter_context(request.answers.open("a", encoding="utf-8"))
-            if lines.done and not request.is_quiet:
-                say(f"{len(lines.done)} prompts are answered in {request.answers} already")
+            n_done = sum(digest != 0 for digest in lines.done)
+            if n_done and not request.is_quiet:
+                say(f"{n_done} prompts are answered in {request.answers} already")
         progress = command.Progress("answering", is_wanted=not request.is_quiet)
         stack.callback(progress.end)
         stack.enter_context(Watcher(lambda _: model.cancel(), progress.tick))
@@ -51,7 +53,8 @@ def answer_many(
             n_failed += _write(lines.record(model, answer), out)
             n_tokens += 0 if answer.stats is None else answer.stats.generated_tokens
             progress.update(f"answered {n_answers} prompts")
-    for index in sorted(set(lines.done) - lines.seen):
+    index = next((index for index, digest in enumerate(lines.done) if digest), None)
+    if index is not None:
         raise QsfArgumentError(
             f"{request.answers} has an answer to line {index + 1}, which {request.prompts} lacks"
         )
@@ -76,23 +79,24 @@ def _write(record: dict[str, Any], out: IO[str] | None) -> bool:
     return "error" in record
 
 
-def read_done(path: Path, memory_bytes: int) -> dict[int, str]:
-    """Return the digests of the lines that are answered, by their index.
+def read_done(path: Path, memory_bytes: int) -> array[int]:
+    """Return the digests of the lines that are answered, by their index; 0 for other lines.
 
     A last line that was cut off by an interruption is removed from the file. No line may take more
-    than ``memory_bytes``.
+    than ``memory_bytes``, nor all digests more than half of that.
 
     Raises:
-        QsfArgumentError: the file has something else in it.
+        QsfArgumentError: the file has something else in it, or an index beyond that limit.
     """
+    done = array("Q")
     if not path.exists():
-        return {}
+        return done
     if not path.is_file():
         raise QsfArgumentError(
             f"--answers {path} is not a regular file, which it goes on with; without --answers "
             "the answers go to standard output"
         )
-    done: dict[int, str] = {}
+    most_lines = memory_bytes // 2 // done.itemsize
     n_whole = 0
     with path.open("rb+") as file:
         lines = iter(lambda: file.readline(memory_bytes), b"")
@@ -103,12 +107,22 @@ def read_done(path: Path, memory_bytes: int) -> dict[int, str]:
             n_whole += len(line)
             try:
                 record = read_json(line, memory_bytes=memory_bytes)
-                done[operator.index(record["index"])] = str(record["of"])
-            except (ValueError, KeyError, TypeError) as error:
+                index, digest = operator.index(record["index"]), array("Q", [int(record["of"], 16)])
+                if index < 0:
+                    raise ValueError(index)
+            except (ValueError, KeyError, TypeError, OverflowError) as error:
                 raise QsfArgumentError(
                     f"{path}, line {line_no}: no answer of qsf run --prompts; --answers goes on "
                     "with a file of its own, or begins one"
                 ) from error
+            if index >= most_lines:
+                raise QsfArgumentError(
+                    f"{path}, line {line_no}, answers a line beyond {most_lines}, for which the "
+                    "memory budget has no room: raise --ram-budget, or split the prompts"
+                )
+            if index >= len(done):
+                done.frombytes(bytes(done.itemsize * (index + 1 - len(done))))
+            done[index] = digest[0]
     return done
 
 
@@ -118,8 +132,7 @@ class _Lines:
     def __init__(
         self, request: Request, file: IO[bytes], memory_bytes: int, *, is_raw: bool
     ) -> None:
-        self.done: dict[int, str] = {}
-        self.seen: set[int] = set()
+        self.done = array("Q")  # see `read_done`; 0 again where --prompts has the line
         self._path = request.prompts
         self._file = file
         self._most_line_bytes = memory_bytes // 4  # text and its line take as much three times
@@ -135,9 +148,9 @@ class _Lines:
             if not line.strip():
                 continue
             digest = hashlib.blake2b(line.strip() + self._options, digest_size=8).hexdigest()
-            self.seen.add(index)
-            if index in self.done:
+            if index < len(self.done) and self.done[index]:
                 self._check_same(index, digest)
+                self.done[index] = 0
                 continue
             name, prompt, error = self._parse(line)
             self._running[self._n_taken] = (index, digest, name, error)
@@ -154,7 +167,7 @@ class _Lines:
             yield line
 
     def _check_same(self, index: int, digest: str) -> None:
-        if self.done[index] != digest:
+        if self.done[index] != int(digest, 16):
             raise QsfArgumentError(
                 f"line {index + 1} of {self._path}, or an option, is not what --answers has the "
                 "answer to: give a new file"

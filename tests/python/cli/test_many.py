@@ -119,9 +119,19 @@ def test_an_index_that_is_no_number_is_refused(
     here: Here, tiny_llama_8bit: Path, asked: Path, index: str
 ) -> None:
     answers = asked.with_name("answers.jsonl")
-    answers.write_text(f'{{"index": {index}, "of": "x"}}\n', "utf-8")
+    answers.write_text(f'{{"index": {index}, "of": "ff"}}\n', "utf-8")
     words = (tiny_llama_8bit, "--prompts", asked, "--answers", answers, "-q")
     check_refused(here(*words, *_HERE, command=cli.main), 1, "line 1: no answer of qsf run")
+
+
+def test_answers_take_memory_of_the_budget_only(
+    here: Here, tiny_llama_8bit: Path, asked: Path
+) -> None:
+    """The digests are indexed by line: a line far away would take more than the file has bytes."""
+    answers = asked.with_name("answers.jsonl")
+    answers.write_text('{"index": 1000000000, "of": "ff"}\n', "utf-8")
+    words = (tiny_llama_8bit, "--prompts", asked, "--answers", answers, "-q")
+    check_refused(here(*words, *_HERE, command=cli.main), 1, "answers a line beyond")
 
 
 @pytest.mark.parametrize("to_file", [False, True])
