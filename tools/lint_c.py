@@ -1,7 +1,7 @@
 """Checks the rules of the C sources that no compiler checks.
 
-Which room of csrc/ may include which, that no modules include each other in a circle, which
-calls are allowed where, and the form of every file. Prints one line per violation; exits
+Which room of csrc/ may include which, that no modules include or call each other in a circle,
+which calls are allowed where, and the form of every file. Prints one line per violation; exits
 with 1 if there is any.
 
 Usage: python tools/lint_c.py [PROJECT_ROOT]
@@ -71,9 +71,12 @@ MAX_FUNCTION_LINES = 80
 
 SPDX = "/* SPDX-License-Identifier: Apache-2.0 */"
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
+DEFINITION = re.compile(r"^(?!static\b|typedef\b)\w[\w \t*]*?\b(\w+)\([^;{}]*\)\s*\{", re.MULTILINE)
+CALL = re.compile(r"\b(\w+)\(")
 NOT_CODE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 Violation = tuple[int, str]  # line number from 1, what is wrong
-Includes = dict[str, dict[str, tuple[Path, int]]]  # module to the modules it includes, and where
+# Module to the modules that it includes, or whose functions it calls, and where.
+Arrows = dict[str, dict[str, tuple[Path, int]]]
 
 
 def blank(match: re.Match[str]) -> str:
@@ -167,7 +170,7 @@ def module_of(path: Path) -> str:
     return path.with_suffix("").as_posix().removesuffix("_private")
 
 
-def note_includes(name: Path, text: str, includes: Includes) -> None:
+def note_includes(name: Path, text: str, includes: Arrows) -> None:
     """Add to `includes` what the file csrc/`name` includes."""
     module = module_of(name)
     for line_idx, line in enumerate(text.splitlines(), 1):
@@ -180,21 +183,38 @@ def note_includes(name: Path, text: str, includes: Includes) -> None:
             includes.setdefault(module, {}).setdefault(other, (name, line_idx))
 
 
-def check_circles(includes: Includes) -> Iterator[str]:
-    """Find modules that include each other in a circle, each circle once."""
+def calls_of(codes: dict[Path, str]) -> Arrows:
+    """Return the calls between the modules of a room.
+
+    `codes` are the sources under csrc/, without comments and literals.
+    """
+    owners = {name: path for path, code in codes.items() for name in DEFINITION.findall(code)}
+    calls: Arrows = {}
+    for path, code in codes.items():
+        module = module_of(path)
+        for call in CALL.finditer(code):
+            owner = owners.get(call[1], path)
+            if owner.parts[0] == path.parts[0] and module_of(owner) != module:
+                line = code.count("\n", 0, call.start()) + 1
+                calls.setdefault(module, {}).setdefault(module_of(owner), (path, line))
+    return calls
+
+
+def check_circles(arrows: Arrows, kind: str) -> Iterator[str]:
+    """Find modules whose arrows form a circle, each circle once."""
     done: set[str] = set()
 
     def visit(module: str, way: list[str]) -> Iterator[str]:
         if module in way:
             circle = way[way.index(module) :]
-            name, line = includes[circle[-1]][module]
-            yield f"csrc/{name}:{line}: a circle of includes: {' -> '.join([*circle, module])}"
+            name, line = arrows[circle[-1]][module]
+            yield f"csrc/{name}:{line}: a circle of {kind}: {' -> '.join([*circle, module])}"
         elif module not in done:
-            for other in sorted(includes.get(module, {})):
+            for other in sorted(arrows.get(module, {})):
                 yield from visit(other, [*way, module])
             done.add(module)
 
-    for module in sorted(includes):
+    for module in sorted(arrows):
         yield from visit(module, [])
 
 
@@ -227,7 +247,8 @@ def check(root: Path) -> list[str]:
     """Return the violations under the project folder `root`, one line of text each."""
     found: list[str] = []
     seen: dict[str, Path] = {}
-    includes: Includes = {}
+    includes: Arrows = {}
+    codes: dict[Path, str] = {}
     for folder in ("csrc", "tests/c", "tests/fuzz", "bench", "examples"):
         for path in sorted((root / folder).rglob("*.[ch]")):
             text = path.read_text(encoding="utf-8", errors="replace")
@@ -238,11 +259,14 @@ def check(root: Path) -> list[str]:
                 violations += check_room(name.parts[1], text, code)
                 violations += check_system(name.as_posix(), text, code)
                 note_includes(name.relative_to("csrc"), text, includes)
+                if path.suffix == ".c":
+                    codes[name.relative_to("csrc")] = code
                 if path.name in seen:
                     violations.append((1, f"the name is taken by {seen[path.name]}"))
                 seen.setdefault(path.name, name)
             found += [f"{name}:{line}: {what}" for line, what in sorted(violations)]
-    found += check_circles(includes)
+    found += check_circles(includes, "includes")
+    found += check_circles(calls_of(codes), "calls")
     return found + check_sections(root)
 
 

@@ -196,10 +196,15 @@ def room_of(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
-def imports_of(module: Module, modules: Iterable[str]) -> Iterator[Import]:
-    """Yield the modules of the packages that a module imports anywhere."""
+def imports_of(
+    module: Module, modules: Iterable[str], *, with_types: bool = False
+) -> Iterator[Import]:
+    """Yield the modules of the packages that a module imports anywhere.
+
+    With ``with_types``, also those that only type checkers import.
+    """
     known = set(modules)
-    for node in _nodes(module.tree):
+    for node in ast.walk(module.tree) if with_types else _nodes(module.tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -247,9 +252,10 @@ def check_imports(modules: Mapping[str, Module]) -> Iterator[Violation]:
 
 
 def check_circles(modules: Mapping[str, Module]) -> Iterator[Violation]:
-    """Find circles between modules, and between the rooms of the table."""
+    """Find circles between modules, those of types too, and between the rooms of the table."""
     graph = {
-        name: {imported.module for imported in imports_of(module, modules)} - {name}
+        name: {imported.module for imported in imports_of(module, modules, with_types=True)}
+        - {name}
         for name, module in modules.items()
     }
     for circle in find_circles(graph):

@@ -1,11 +1,18 @@
-/* crc32_tables.c - the constants of crc32.c, computed by the preprocessor.
+/* crc32_tables.c - the checksum by tables, which the preprocessor computes.
  *
  * Table k holds the checksum of byte i followed by k zero bytes. It is the sum of the values of the
  * byte's bits, and these are powers: bit 7 of table k gives x^(32 + 8k), bit 0 x^(39 + 8k), modulo
- * the polynomial. Power k of the second table is x^(2^k).
+ * the polynomial. Power k of the second table is x^(2^k). The tables process 16 bytes at a time
+ * ("slicing by 16"): table k gives the effect of a byte that k other bytes follow, so the lookups
+ * are independent.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "checksum/crc32_tables.h"
+
+#include "base/bytes.h"
+#include "checksum/crc32_ways.h"
+
+#define N_TABLES 16
 
 /* clang-format off */
 #define BIT(i, bit, value) (((i) >> (bit) & 1) != 0 ? 0x##value##U : 0U)
@@ -25,7 +32,7 @@
     SIXTY_FOUR(0, __VA_ARGS__), SIXTY_FOUR(64, __VA_ARGS__), \
     SIXTY_FOUR(128, __VA_ARGS__), SIXTY_FOUR(192, __VA_ARGS__)}
 
-const uint32_t qsf_crc32_tables[QSF_CRC32_TABLES][256] = {
+static const uint32_t tables[N_TABLES][256] = {
     TABLE(EDB88320, 76DC4190, 3B6E20C8, 1DB71064, 0EDB8832, 076DC419, EE0E612C, 77073096),
     TABLE(3B83984B, F0794F05, 958424A2, 4AC21251, C8D98A08, 646CC504, 32366282, 191B3141),
     TABLE(E1351B80, 709A8DC0, 384D46E0, 1C26A370, 0E1351B8, 0709A8DC, 0384D46E, 01C26A37),
@@ -51,3 +58,38 @@ const uint32_t qsf_crc32_powers[QSF_CRC32_POWERS] = {
     0x83852D0F, 0x30362F1A, 0x7B5A9CC3, 0x31FEC169, 0x9FEC022A, 0x6C8DEDC4, 0x15D6874D, 0x5FDE7A4E,
     0xBAD90E37, 0x2E4E5EEF, 0x4EABA214, 0xA8A472C0, 0x429A969E, 0x148D302A, 0xC40BA6D0, 0xC4E22C3C,
 };
+
+/* The effect of the four bytes of `word`; `first` is the table of its last byte. */
+static inline uint32_t slice(uint32_t word, unsigned first)
+{
+    return tables[first + 3][word & 0xFF] ^ tables[first + 2][word >> 8 & 0xFF] ^
+           tables[first + 1][word >> 16 & 0xFF] ^ tables[first][word >> 24];
+}
+
+uint32_t qsf_crc32_by_tables(uint32_t state, const unsigned char *p, size_t n_bytes)
+{
+    for (; n_bytes >= 16; n_bytes -= 16, p += 16)
+        state = slice(qsf_load_u32(p) ^ state, 12) ^ slice(qsf_load_u32(p + 4), 8) ^
+                slice(qsf_load_u32(p + 8), 4) ^ slice(qsf_load_u32(p + 12), 0);
+    for (; n_bytes > 0; n_bytes--, p++)
+        state = state >> 8 ^ tables[0][(state ^ *p) & 0xFF];
+    return state;
+}
+
+/* The plain product has x^0 in bit 62; moved to bit 63, its upper half is what is left of it
+ * and its lower half has to pass through the register, which is four zero bytes. */
+uint32_t qsf_crc32_multiply(uint32_t a, uint32_t b)
+{
+    uint64_t multiples[16]; /* of b, by polynomials of four bits */
+    multiples[0] = 0;
+    multiples[1] = b;
+    for (unsigned i = 2; i < 16; i += 2) {
+        multiples[i] = multiples[i / 2] << 1;
+        multiples[i + 1] = multiples[i] ^ b;
+    }
+    uint64_t product = 0;
+    for (unsigned done = 0; done < 32; done += 4, a <<= 4)
+        product = product << 4 ^ multiples[a >> 28];
+    product <<= 1;
+    return (uint32_t)(product >> 32) ^ slice((uint32_t)(product & UINT32_MAX), 0);
+}

@@ -19,33 +19,15 @@
 
 /* ---- sizes ---- */
 
-static uint32_t layer_experts(const qsf_reader *r, uint32_t layer_idx)
-{
-    return qsf_reader_layer_kind(r, layer_idx)->n_experts;
-}
-
 size_t qsf_experts_slot_bytes(const qsf_reader *r)
 {
     uint64_t most_bytes = 0;
     for (uint32_t i = 0; i < r->n_pass_layers; i++)
-        for (uint32_t j = 0; j < layer_experts(r, i); j++) {
+        for (uint32_t j = 0; j < qsf_experts_of_layer(r, i); j++) {
             const uint64_t n_bytes = r->units[qsf_reader_layer(r, i)->first_expert + j].raw_bytes;
             most_bytes = n_bytes > most_bytes ? n_bytes : most_bytes;
         }
     return qsf_round_up((size_t)most_bytes, QSF_IO_ALIGN);
-}
-
-uint32_t qsf_experts_count(const qsf_reader *r)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < r->n_pass_layers; i++)
-        n += layer_experts(r, i);
-    return n;
-}
-
-size_t qsf_experts_place_bytes(size_t slot_bytes)
-{
-    return slot_bytes + QSF_IO_ALIGN;
 }
 
 size_t qsf_experts_table_bytes(const qsf_reader *r, uint32_t n_places)
@@ -104,7 +86,7 @@ static qsf_status load_all(qsf_experts *e)
     uint32_t units[QSF_MAX_LAYER_EXPERTS];
     qsf_status status = QSF_OK;
     for (uint32_t i = 0; status == QSF_OK && i < e->reader->n_pass_layers; i++) {
-        const uint32_t n = layer_experts(e->reader, i);
+        const uint32_t n = qsf_experts_of_layer(e->reader, i);
         for (uint32_t j = 0; j < n; j++)
             units[j] = qsf_reader_layer(e->reader, i)->first_expert + j;
         qsf_experts_request(e, i, units, no_uses, n);
@@ -178,7 +160,7 @@ static uint32_t distance_of(const qsf_experts *e, uint32_t expert)
 {
     const uint32_t first = qsf_reader_layer(e->reader, e->layer_idx)->first_expert;
     const uint32_t here =
-        qsf_reader_expert_place(e->reader, first) + layer_experts(e->reader, e->layer_idx);
+        qsf_reader_expert_place(e->reader, first) + qsf_experts_of_layer(e->reader, e->layer_idx);
     const uint32_t n = e->reader->n_experts;
     return (expert + n - here % n) % n; /* in experts instead of layers: the order is the same */
 }

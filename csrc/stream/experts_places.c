@@ -6,6 +6,19 @@
 #include "base/status.h"
 #include "stream/experts_private.h"
 
+uint32_t qsf_experts_count(const qsf_reader *r)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < r->n_pass_layers; i++)
+        n += qsf_experts_of_layer(r, i);
+    return n;
+}
+
+size_t qsf_experts_place_bytes(size_t slot_bytes)
+{
+    return slot_bytes + QSF_IO_ALIGN;
+}
+
 static void use_memory(qsf_expert_slot *s, void *memory)
 {
     s->memory = memory;

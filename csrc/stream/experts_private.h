@@ -14,6 +14,11 @@ static inline const qsf_unit *qsf_experts_unit(const qsf_experts *e, uint32_t ex
     return &e->reader->units[qsf_reader_expert_unit(e->reader, expert)];
 }
 
+static inline uint32_t qsf_experts_of_layer(const qsf_reader *r, uint32_t layer_idx)
+{
+    return qsf_reader_layer_kind(r, layer_idx)->n_experts;
+}
+
 #define QSF_EXPERTS_NONE UINT32_MAX
 
 /* Acquires memory for all places, as far as there is some. */

@@ -123,6 +123,14 @@ def test_lint_finds_a_circle_inside_a_room(tmp_path: Path) -> None:
     assert "format/one -> format/two -> format/one" in found[0]
 
 
+def test_lint_finds_calls_both_ways_inside_a_room(tmp_path: Path) -> None:
+    assert lint(tmp_path, "csrc/io/one.c", "int one(void)\n{\n    return two();\n}\n") == []
+    assert lint(tmp_path, "csrc/base/three.c", "int three(void)\n{\n    return one();\n}\n") == []
+    found = lint(tmp_path, "csrc/io/two.c", "int two(void)\n{\n    return one() + three();\n}\n")
+    assert len(found) == 1
+    assert found[0].startswith("csrc/io/two.c:5: a circle of calls: io/one -> io/two -> io/one")
+
+
 def test_lint_finds_a_circle_of_public_headers(tmp_path: Path) -> None:
     assert lint(tmp_path, "csrc/include/one.h", '#include "two.h"\n') == []
     found = lint(tmp_path, "csrc/include/two.h", '#include "one.h"\n')
