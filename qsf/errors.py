@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from qsf.native.binding import MemoryPlan
+    from qsf.native.records import MemoryPlan
 
 
 MAX_QUOTED: Final = 80

@@ -97,8 +97,8 @@ def resident_tokens(text: str) -> int | None:
 
     The others' keys and values lie in a file: nothing is forgotten, and the bits are the same.
     """
-    found = re.fullmatch(r"disk(?::([0-9]{1,9}))?", text)
-    return None if found is None else int(found[1] or 0)
+    match = re.fullmatch(r"disk(?::([0-9]{1,9}))?", text)
+    return None if match is None else int(match[1] or 0)
 
 
 def parse_kv_policy(text: str) -> KvPolicy | None:
@@ -110,12 +110,12 @@ def parse_kv_policy(text: str) -> KvPolicy | None:
     """
     if text == "none" or resident_tokens(text) is not None:
         return None
-    found = re.fullmatch(r"(recompute|window:([0-9]{1,10}))(?::([0-9]{1,10}))?", text)
-    if found is None:
+    match = re.fullmatch(r"(recompute|window:([0-9]{1,10}))(?::([0-9]{1,10}))?", text)
+    if match is None:
         raise ValueError(f"{text!r} is not a policy for the KV cache: {KV_POLICIES}")
-    window_tokens = int(found[2] or 0)
-    pinned_tokens = _PINNED_TOKENS if found[3] is None else int(found[3])
-    if found[2] is not None and window_tokens < KV_BLOCK_TOKENS:
+    window_tokens = int(match[2] or 0)
+    pinned_tokens = _PINNED_TOKENS if match[3] is None else int(match[3])
+    if match[2] is not None and window_tokens < KV_BLOCK_TOKENS:
         raise ValueError(f"{text!r} is too small: a window has at least {KV_BLOCK_TOKENS}")
     if max(window_tokens, pinned_tokens) > _MOST_TOKENS:
         raise ValueError(f"{text!r} is too much: at most {_MOST_TOKENS} tokens")

@@ -220,9 +220,9 @@ class Model(Closing, Uncopyable):
         """The tokens that end a text."""
         return self._opened.end_ids
 
-    def sampling_params(self, **asked: float | None) -> SamplingParams:
+    def sampling_params(self, **params: float | None) -> SamplingParams:
         """Return how ``generate`` would choose tokens with these options; None: not given."""
-        return resolve_sampling(self._opened.generation, **asked)
+        return resolve_sampling(self._opened.generation, **params)
 
     @property
     def stats(self) -> GenerationStats | None:

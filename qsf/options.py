@@ -24,7 +24,7 @@ from qsf.kv import KV_POLICIES, KV_TYPES, parse_kv_policy, parse_kv_type
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from qsf.text.generation import ChosenToken
+    from qsf.text.chosen_token import ChosenToken
 
 MAX_U32 = 2**32 - 1
 

@@ -27,7 +27,8 @@ from qsf.options import GenerationOptions, Whole, check_value
 from qsf.taking import taking
 from qsf.text.arguments import as_messages, as_tokens, check_rows
 from qsf.text.channels import answer_decoder
-from qsf.text.generation import ChosenToken, Generation
+from qsf.text.chosen_token import ChosenToken
+from qsf.text.generation import Generation
 from qsf.text.opened import OpenedModel
 from qsf.text.sampling import StopMatcher, asked_sampling, resolve_sampling
 

@@ -125,7 +125,7 @@ def convert_as(
         request, warnings = _with_type(request, source)
         if request.needs_tokenizer:
             source.require_tokenizer()
-        asked = request
+        original_request = request
         if source.is_ternary:
             request = request.for_ternary_source()
         conversion = _Conversion.of(source, request, out)
@@ -143,7 +143,7 @@ def convert_as(
         if conversion.state is not None:
             conversion.state.remove()
         warnings += plan.warnings
-        if request is not asked:
+        if request is not original_request:
             warnings.append(f"its weights are ternary: {request.quant_type}, which keeps them")
         warnings += _about_quantised(plan)
         warnings += [] if kv_cost is None else kv_cost.warnings()

@@ -78,7 +78,7 @@ def measure_kv_cost(
     if n_tokens < _LEAST_TOKENS:
         return None
 
-    def found(kv_type: str, place: int) -> Evaluation:
+    def evaluate_with(kv_type: str, place: int) -> Evaluation:
         def advance(done: float, total: float) -> None:
             progress(int(place * total + done), int(2 * total))
 
@@ -98,8 +98,10 @@ def measure_kv_cost(
             path, ram_budget=1, kv_type=_REFERENCE, reserve_mb=reserve_mb
         ).min_budget_bytes
         budget_mb = max(_BUDGET_MB, (least >> 20) + _MARGIN_MB)
-        reference = found(_REFERENCE, 0)
-        change, error = perplexity_change(found(_CANDIDATE, 1).token_nll, reference.token_nll)
+        reference = evaluate_with(_REFERENCE, 0)
+        change, error = perplexity_change(
+            evaluate_with(_CANDIDATE, 1).token_nll, reference.token_nll
+        )
     except (QsfIOError, QsfFormatError):
         raise
     except QsfError:  # a text that its tokenizer cannot encode, a context that is too short

@@ -252,16 +252,16 @@ def _check_paths(model: Path, against: Path | None, json_out: str | None) -> Non
         raise QsfError(f"--json {json_out}: no file can be written there")
 
 
-def _ctx_tokens(model: Path, asked: int | None) -> int:
+def _ctx_tokens(model: Path, ctx_tokens: int | None) -> int:
     """Return the context to open the model with."""
     from qsf.evaluate.evaluation import default_ctx_tokens
     from qsf.file.reader import Reader
 
     with Reader(model) as reader:
         limit = reader.header.max_tokens
-    if asked is not None and asked > limit:
-        raise QsfArgumentError(f"--ctx {asked} is longer than the model's context of {limit}")
-    return default_ctx_tokens(limit) if asked is None else asked
+    if ctx_tokens is not None and ctx_tokens > limit:
+        raise QsfArgumentError(f"--ctx {ctx_tokens} is longer than the model's context of {limit}")
+    return default_ctx_tokens(limit) if ctx_tokens is None else ctx_tokens
 
 
 def _read_text(path: Path, budget_mb: Any) -> str:
@@ -338,9 +338,9 @@ def _measure_run_cache(request: _Request, evaluation: Evaluation, *, is_quiet: b
     from qsf.evaluate.evaluation import perplexity_change
 
     opening = replace(request.opening, kv_type=None)
-    found, kv_type = _measure(replace(request, against=None, opening=opening), is_quiet=is_quiet)
-    change = perplexity_change(found.token_nll, evaluation.token_nll)
-    return _RunCache(kv_type, found.perplexity, *change)
+    cached, kv_type = _measure(replace(request, against=None, opening=opening), is_quiet=is_quiet)
+    change = perplexity_change(cached.token_nll, evaluation.token_nll)
+    return _RunCache(kv_type, cached.perplexity, *change)
 
 
 @contextlib.contextmanager
@@ -517,12 +517,12 @@ def protocol_text(evaluation: Evaluation) -> str:
     e = evaluation
     if e.protocol == "sliding":
         return f"sliding: windows of {e.ctx_tokens} tokens, every {e.stride_tokens}, what is new"
-    what = {
+    scored = {
         "windows": "all but the first",
         "llama.cpp": "the second half, behind BOS",
         "repeated": "48 of the last 64, which stood before",
     }[e.protocol]
-    return f"{e.protocol}: windows of {e.ctx_tokens} tokens, {what} of each"
+    return f"{e.protocol}: windows of {e.ctx_tokens} tokens, {scored} of each"
 
 
 if __name__ == "__main__":

@@ -82,8 +82,10 @@ print(json.dumps([asdict(plan) for plan in plans]))
 def _plans(path: Path, threads: int | None) -> list[tuple[str, MemoryPlan]]:
     from qsf.native.binding import MemoryPlan
 
-    asked = json.dumps([str(path.resolve()), threads, *(budget for _, budget in _BUDGETS)])
-    done = subprocess.run([sys.executable, "-c", _PLAN, asked], stdout=subprocess.PIPE, check=False)
+    request = json.dumps([str(path.resolve()), threads, *(budget for _, budget in _BUDGETS)])
+    done = subprocess.run(
+        [sys.executable, "-c", _PLAN, request], stdout=subprocess.PIPE, check=False
+    )
     if done.returncode != 0:
         raise QsfError(f"{path}: the process that plans ended with {done.returncode}")
     plans = [MemoryPlan(**facts) for facts in read_json(done.stdout)]

@@ -44,18 +44,18 @@ def list_sessions(
         paths.sort(key=lambda path: -path.stat().st_mtime)
     except OSError as error:
         raise QsfIOError(f"{folder}: {error.strerror}") from error
-    found = [_facts(path) for path in paths]
+    sessions = [_facts(path) for path in paths]
     if is_json:
-        command.show_json(found)
+        command.show_json(sessions)
         return
-    if not found:
+    if not sessions:
         command.show_lines(f"no session files in {folder}: qsf run --session FILE keeps one")
         return
-    width = max(len(facts["file"]) for facts in found)
+    width = max(len(facts["file"]) for facts in sessions)
     command.show_lines(
         f"{'file':<{width}}  {'tokens':>7} {'MB':>8}  {'written':<16}  last question"
     )
-    for facts in found:
+    for facts in sessions:
         command.show_lines(
             f"{command.one_line(facts['file']):<{width}}  {facts['tokens']:>7} "
             f"{facts['bytes'] / _MB:>8.1f}  {facts['written']:<16}  {_question(facts)}"
@@ -116,6 +116,6 @@ def _facts(path: Path) -> dict[str, Any]:
 def _question(facts: dict[str, Any]) -> str:
     if "error" in facts:
         return "damaged"
-    asked = [m["content"] for m in facts["messages"] if m["role"] == "user"]
-    text = command.one_line(str(asked[-1])) if asked else ""
+    user_texts = [m["content"] for m in facts["messages"] if m["role"] == "user"]
+    text = command.one_line(str(user_texts[-1])) if user_texts else ""
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"

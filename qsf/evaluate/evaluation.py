@@ -256,18 +256,18 @@ def as_source(model: Model | LogitSource) -> LogitSource:
     return ModelLogits(model) if isinstance(model, Model) else model
 
 
-def judged_kv_type(asked: str | None, *, is_exact: bool) -> str:
+def judged_kv_type(kv_type: str | None, *, is_exact: bool) -> str:
     """Return the type of the KV cache: unless one is asked for, the best that can be had.
 
     So the weights alone are judged. Raises QsfArgumentError for one that exact arithmetic lacks.
     """
     best = "f32" if is_exact else "f16"
-    if is_exact and asked not in (None, best):
+    if is_exact and kv_type not in (None, best):
         raise QsfArgumentError(
-            f"kv_type {asked} cannot be had with exact arithmetic, which keeps f32",
+            f"kv_type {kv_type} cannot be had with exact arithmetic, which keeps f32",
             argument="kv_type",
         )
-    return asked or best
+    return kv_type or best
 
 
 def default_ctx_tokens(max_tokens: int) -> int:

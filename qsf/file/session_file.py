@@ -296,8 +296,8 @@ class SessionFile(OpenedFile):
         self._checksums = _numbers(checksums)
 
 
-def _damage(what: str) -> QsfFormatError:
-    return QsfFormatError(f"{what} is damaged: its checksum is wrong", is_damage=True)
+def _damage(part: str) -> QsfFormatError:
+    return QsfFormatError(f"{part} is damaged: its checksum is wrong", is_damage=True)
 
 
 def _parse_note(data: bytes, memory_bytes: int) -> dict[str, Any]:

@@ -39,13 +39,13 @@ class Named:
     @property
     def quant_type(self) -> str:
         """The type to convert to, by our name; "": the converter's choice for this GGUF file."""
-        asked = self.asked_type
+        type_name = self.asked_type
         is_file = self.path is not None and self.path.is_file()
-        if is_file and self.path is not None and asked.lower() not in TYPE_NAMES:
+        if is_file and self.path is not None and type_name.lower() not in TYPE_NAMES:
             # llama.cpp's name of a type then says which file is meant.
-            asked = "" if asked.upper() in self.path.name.upper() else asked
-            return our_type(asked) if asked else ""
-        return our_type(asked) if asked else DEFAULT_TYPE
+            type_name = "" if type_name.upper() in self.path.name.upper() else type_name
+            return our_type(type_name) if type_name else ""
+        return our_type(type_name) if type_name else DEFAULT_TYPE
 
 
 def meaning_of(model: str) -> Named:
@@ -193,8 +193,8 @@ def snapshot_of(folder: Path) -> Path:
             return main
     except (OSError, ValueError):
         pass
-    found = sorted(snapshots.iterdir(), key=lambda path: path.stat().st_mtime)
-    return found[-1] if found else folder
+    by_age = sorted(snapshots.iterdir(), key=lambda path: path.stat().st_mtime)
+    return by_age[-1] if by_age else folder
 
 
 def cached_source(named: Named) -> Path | None:

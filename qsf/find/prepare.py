@@ -47,9 +47,9 @@ def find_model(model: str, *, is_quiet: bool = False, is_yes: bool = False) -> P
             return kept
         if source is None:
             source = _download(named, is_quiet=is_quiet, is_yes=is_yes)
-    found = Named(source, repo=named.repo, asked_type=named.asked_type)
+    resolved = Named(source, repo=named.repo, asked_type=named.asked_type)
     name = named.repo or str(source.resolve())
-    return _converted(source, name, found.quant_type, is_quiet=is_quiet)
+    return _converted(source, name, resolved.quant_type, is_quiet=is_quiet)
 
 
 def _kept_of(named: Named) -> Path | None:

@@ -71,15 +71,15 @@ class Text:
 
     def decode(self, ids: Iterable[int], *, skip_special: bool) -> str:
         """Return the text of all ids, as ``qsf_detokenize``; other threads run meanwhile."""
-        known = array("I", (token_id for token_id in ids if 0 <= token_id < self.facts.n_ids))
+        valid_ids = array("I", (token_id for token_id in ids if 0 <= token_id < self.facts.n_ids))
         flags = lib.QSF_DETOKENIZE_START | (0 if skip_special else lib.QSF_DETOKENIZE_SPECIAL)
         count = ffi.new("size_t *")
-        n_room = 16 * len(known) + 64
+        n_room = 16 * len(valid_ids) + 64
         while True:
             out = _uninitialised("char[]", n_room)
-            pointer = ffi.from_buffer("uint32_t[]", known)
+            pointer = ffi.from_buffer("uint32_t[]", valid_ids)
             status = lib.qsf_detokenize(
-                self._handle, pointer, len(known), flags, out, n_room, count
+                self._handle, pointer, len(valid_ids), flags, out, n_room, count
             )
             check_status(status)
             if count[0] <= n_room:

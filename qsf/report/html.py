@@ -188,16 +188,16 @@ def _evaluation_figures(e: Evaluation) -> list[tuple[str, str, str]]:
 def _measured(quality: Quality) -> str:
     e = quality.evaluation
     if e is None:
-        said = "Perplexity and KL divergence against the original were not measured."
+        note = "Perplexity and KL divergence against the original were not measured."
     else:
         protocol = f", protocol {e.protocol}" if e.protocol else ""
-        said = (
+        note = (
             f"Measured on {e.text or 'a text'}: {_count(e.tokens, 'token')} with a context of "
             f"{e.ctx_tokens:,}{protocol}."
         )
     if quality.n_unreadable:
-        said += f" {quality.n_unreadable} entries of the report could not be read."
-    return f'<p class="note">{text(said)}</p>'
+        note += f" {quality.n_unreadable} entries of the report could not be read."
+    return f'<p class="note">{text(note)}</p>'
 
 
 # ---- sizes ----
@@ -205,14 +205,14 @@ def _measured(quality: Quality) -> str:
 
 def _sizes(facts: FileFacts, quality: Quality) -> str:
     types = quality.by_type()
-    total = sum(one.n_bytes for one in types)
+    total = sum(entry.n_bytes for entry in types)
     shown = list(types[: N_CATEGORIES - 1]) if len(types) > N_CATEGORIES else list(types)
-    named = [(one.type, one.n_bytes, one.bits_per_weight) for one in shown]
+    named = [(entry.type, entry.n_bytes, entry.bits_per_weight) for entry in shown]
     category = {name: idx for idx, (name, _, _) in enumerate(named)}
     if len(shown) < len(types):
         rest = types[len(shown) :]
-        rest_bytes = sum(one.n_bytes for one in rest)
-        bits = rest_bytes * 8 / sum(one.n_weights for one in rest)
+        rest_bytes = sum(entry.n_bytes for entry in rest)
+        bits = rest_bytes * 8 / sum(entry.n_weights for entry in rest)
         named.append(("others", rest_bytes, bits))
     pieces = [
         (n_bytes / total, idx, f"{name}: {_size(n_bytes)}, {_share(n_bytes / total)}")
@@ -342,11 +342,15 @@ def _importance(layers: Sequence[LayerReport]) -> str:
     ordered = sorted(layers, key=lambda layer: layer.layer)[:_MAX_COLUMNS]
     values = [layer.importance for layer in ordered]
     n_marked = max(1, round(0.3 * len(ordered)))
-    marked = {one.layer for one in sorted(ordered, key=lambda one: one.importance)[:n_marked]}
+    marked = {
+        layer.layer for layer in sorted(ordered, key=lambda layer: layer.importance)[:n_marked]
+    }
     scale = " The axis is logarithmic." if is_log_scale(values) else ""
     titles = [_layer_title(layer) for layer in ordered]
     label = "importance by layer"
-    chart = columns_chart(label, [one.layer for one in ordered], values, titles, frozenset(marked))
+    chart = columns_chart(
+        label, [layer.layer for layer in ordered], values, titles, frozenset(marked)
+    )
     return parts.section(
         "Layer importance",
         f"What the model loses without a layer, measured on the calibration text.{scale} "
@@ -356,12 +360,12 @@ def _importance(layers: Sequence[LayerReport]) -> str:
     )
 
 
-def _layer_title(one: LayerReport) -> str:
-    title = f"layer {one.layer}: importance {one.importance:.4g}"
-    if one.cosine is not None:
-        title += f", cosine of input and output {one.cosine:.4g}"
-    if one.kl_skipped is not None:
-        title += f", KL when skipped {one.kl_skipped:.4g}"
+def _layer_title(layer: LayerReport) -> str:
+    title = f"layer {layer.layer}: importance {layer.importance:.4g}"
+    if layer.cosine is not None:
+        title += f", cosine of input and output {layer.cosine:.4g}"
+    if layer.kl_skipped is not None:
+        title += f", KL when skipped {layer.kl_skipped:.4g}"
     return title
 
 
@@ -369,12 +373,12 @@ def _layer_table(layers: Sequence[LayerReport]) -> str:
     heads = ("Layer", "Importance", "Cosine", "KL skipped")
     rows = [
         (
-            str(one.layer),
-            f"{one.importance:.4g}",
-            "" if one.cosine is None else f"{one.cosine:.4g}",
-            "" if one.kl_skipped is None else f"{one.kl_skipped:.4g}",
+            str(layer.layer),
+            f"{layer.importance:.4g}",
+            "" if layer.cosine is None else f"{layer.cosine:.4g}",
+            "" if layer.kl_skipped is None else f"{layer.kl_skipped:.4g}",
         )
-        for one in layers
+        for layer in layers
     ]
     return parts.scroll("layers", parts.table(heads, rows, {0}), kind="table tall")
 

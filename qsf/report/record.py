@@ -213,7 +213,7 @@ class Quality:
             )
             for name, group in groups.items()
         ]
-        return tuple(sorted(sums, key=lambda one: (-one.n_bytes, one.type)))
+        return tuple(sorted(sums, key=lambda entry: (-entry.n_bytes, entry.type)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,23 +9,23 @@ from typing import Any
 
 from qsf.foreign_json import JsonError
 from qsf.options import Whole
-from qsf.serve.asked import (
-    Asked,
-    Serving,
-    finish,
+from qsf.serve.call_formats import read_output
+from qsf.serve.call_reader import CallPart
+from qsf.serve.calls import Choice, Sent
+from qsf.serve.completion_request import (
+    CompletionRequest,
     fit,
+    ignored_fields,
     read_choosing,
     read_messages,
     read_model,
     read_stops,
 )
-from qsf.serve.call_formats import read_output
-from qsf.serve.call_reader import CallPart
-from qsf.serve.calls import Choice, Sent
 from qsf.serve.fields import Fields, shown
 from qsf.serve.job import Event
 from qsf.serve.openai import encode_messages
 from qsf.serve.problems import Problem, invalid
+from qsf.serve.serving import Serving
 from qsf.serve.timings import usage
 from qsf.serve.tools import (
     MAX_TOOLS,
@@ -115,7 +115,7 @@ def _refuse(fields: Fields) -> None:
     fields.ignore("metadata", "service_tier", "inference_geo", "cache_control", "speed")
 
 
-def read(body: dict[str, Any], serving: Serving) -> Asked:
+def read(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     """Return what a request to /v1/messages asks for. Raises Problem."""
     fields = Fields(body)
     read_model(fields, serving)
@@ -128,7 +128,7 @@ def read(body: dict[str, Any], serving: Serving) -> Asked:
     stops = read_stops(fields, "stop_sequences")
     tools = _read_tools(fields, serving)
     prompt, begins_text = encode_messages(_read_turns(fields), {}, serving, tools)
-    return Asked(
+    return CompletionRequest(
         prompts=[prompt],
         choosing=choosing,
         **fit([prompt], most, serving, "messages"),
@@ -137,7 +137,7 @@ def read(body: dict[str, Any], serving: Serving) -> Asked:
         is_stream=is_stream,
         tools=tools,
         constraint=tools_constraint(tools, None, serving),
-        ignored=finish([fields], serving),
+        ignored=ignored_fields([fields], serving),
     )
 
 
@@ -153,7 +153,7 @@ def count_tokens(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
 class MessagesForm:
     """Answers of /v1/messages."""
 
-    def __init__(self, asked: Asked, serving: Serving) -> None:
+    def __init__(self, request: CompletionRequest, serving: Serving) -> None:
         """Begin an answer."""
         self.name = f"msg_{os.urandom(12).hex()}"
         self._serving = serving

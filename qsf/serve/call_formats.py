@@ -115,12 +115,12 @@ class _Lark:
     def text(self, text: str) -> str:
         """Return what matches a text: special tokens by their ids."""
         parts = self._cut.split(text) if self._cut else [text]
-        found = [
+        arguments = [
             f"<[{self._token_of[part]}]>" if part in self._token_of else json.dumps(part)
             for part in parts
             if part
         ]
-        return " ".join(found)
+        return " ".join(arguments)
 
     def rule(self, body: str, attribute: str = "") -> str:
         """Add a rule; return its name."""
@@ -240,13 +240,13 @@ _ELEMENTS = {
 
 def _read_elements(form: Format, body: str, schemas: Mapping[str, Any]) -> tuple[str, str]:
     call, element = _ELEMENTS[form.arguments]
-    found = call.fullmatch(body)
-    if found is None or found[1] not in schemas:
+    match = call.fullmatch(body)
+    if match is None or match[1] not in schemas:
         raise ValueError("no call")
-    properties = schemas[found[1]].get("properties", {})
-    pairs: Iterable[tuple[str, str]] = element.findall(found[2])
+    properties = schemas[match[1]].get("properties", {})
+    pairs: Iterable[tuple[str, str]] = element.findall(match[2])
     values = {key: _read_value(text, properties.get(key, {})) for key, text in pairs}
-    return found[1], json.dumps(values, ensure_ascii=False)
+    return match[1], json.dumps(values, ensure_ascii=False)
 
 
 def _read_value(text: str, schema: Any) -> Any:

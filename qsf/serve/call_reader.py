@@ -183,11 +183,11 @@ class CallReader:
 
     def _in_head(self) -> bool:
         form = self._form
-        found = self._head.match(self._rest) if form.arguments == "json" else None
-        if found is not None and found["name"] in self._schemas:
-            self._begin(found["name"])
-            self.open_name, self.open_arguments = found["name"], ""
-            self._rest = self._rest[found.end() :]
+        match = self._head.match(self._rest) if form.arguments == "json" else None
+        if match is not None and match["name"] in self._schemas:
+            self._begin(match["name"])
+            self.open_name, self.open_arguments = match["name"], ""
+            self._rest = self._rest[match.end() :]
             self._braces = _Braces(0)
             self._state = self._in_arguments
             return True

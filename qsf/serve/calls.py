@@ -14,7 +14,7 @@ from qsf.serve.job import Chosen, Event, Job
 from qsf.serve.problems import Problem
 
 if TYPE_CHECKING:
-    from qsf.serve.asked import Asked
+    from qsf.serve.completion_request import CompletionRequest
     from qsf.serve.http import Exchange
     from qsf.serve.scheduler import Scheduler
 
@@ -114,7 +114,7 @@ class Call:
 async def answer_call(
     exchange: Exchange,
     scheduler: Scheduler,
-    asked: Asked,
+    request: CompletionRequest,
     form: Form,
     make: Callable[[Callable[[int, Event], None]], Sequence[Job]],
     post: Callable[[Call, int, Event], None],
@@ -124,7 +124,7 @@ async def answer_call(
     Args:
         exchange: the request.
         scheduler: that runs the jobs.
-        asked: what the request asks for.
+        request: what the request asks for.
         form: of the answer.
         make: makes the jobs, given what takes their events.
         post: sends an event from the engine's thread to this call.
@@ -133,17 +133,17 @@ async def answer_call(
     jobs = make(lambda index, event: post(call, index, event))
     choices = [Choice(job) for job in jobs]
     scheduler.submit(jobs)
-    if asked.is_cut:
-        exchange.headers["x-qsf-max-tokens"] = str(asked.max_tokens)
-    if asked.ignored:
-        names = ("".join(c if "!" <= c <= "~" else "?" for c in name) for name in asked.ignored)
+    if request.is_cut:
+        exchange.headers["x-qsf-max-tokens"] = str(request.max_tokens)
+    if request.ignored:
+        names = ("".join(c if "!" <= c <= "~" else "?" for c in name) for name in request.ignored)
         exchange.headers["x-qsf-ignored"] = ", ".join(names)[:1000].rstrip()
     exchange.on_gone = call.mark_gone
     if exchange.is_gone:
         call.mark_gone()
     try:
-        if asked.is_stream:
-            await _stream(exchange, call, asked, form, choices)
+        if request.is_stream:
+            await _stream(exchange, call, request, form, choices)
         else:
             async for item in call.events(len(jobs), 3600.0):
                 _take(choices, item)
@@ -178,14 +178,18 @@ def _take(choices: Sequence[Choice], item: tuple[int, Event] | None) -> None:
 
 
 async def _stream(
-    exchange: Exchange, call: Call, asked: Asked, form: Form, choices: Sequence[Choice]
+    exchange: Exchange,
+    call: Call,
+    request: CompletionRequest,
+    form: Form,
+    choices: Sequence[Choice],
 ) -> None:
     await exchange.begin_stream()
     try:
         await _send(exchange, form.begin(choices))
         async for item in call.events(len(choices), PING_SECONDS):
             if item is None:
-                if asked.has_pings:
+                if request.has_pings:
                     await exchange.send_comment("ping")
                 continue
             _take(choices, item)

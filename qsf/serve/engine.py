@@ -83,12 +83,12 @@ class ModelEngine:
             )
             for i, token in enumerate(tokens)
         ]
-        found = []
-        for one in self._model.choose(choices):
-            if isinstance(one, QsfError):
-                raise one
-            found.append(Chosen(one.token, one.logprob or 0.0, one.top))
-        return found
+        scores = []
+        for choice in self._model.choose(choices):
+            if isinstance(choice, QsfError):
+                raise choice
+            scores.append(Chosen(choice.token, choice.logprob or 0.0, choice.top))
+        return scores
 
     def is_ahead(self, slot: int, token: int) -> bool:
         """Return whether the latest pass evaluated this token too, as the slot's next one."""
@@ -108,8 +108,10 @@ class ModelEngine:
             return [errors[slot] if slot in errors else next(others) for slot, _ in jobs]
         chosen = self._model.choose(choices) if choices else []
         return [
-            one if isinstance(one, QsfError) else Chosen(one.token, one.logprob or 0.0, one.top)
-            for one in chosen
+            choice
+            if isinstance(choice, QsfError)
+            else Chosen(choice.token, choice.logprob or 0.0, choice.top)
+            for choice in chosen
         ]
 
     def _choice(self, slot: int, job: Job) -> passes.Choice:

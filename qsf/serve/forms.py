@@ -31,31 +31,31 @@ def read_form(fields: Fields, formats: Fields, name: str) -> AnswerForm | None:
         formats: OpenAI's object with the type of the answer.
         name: of this object.
     """
-    asked: list[AnswerForm] = []
+    forms: list[AnswerForm] = []
     kind = formats.text("type", "text")
     if kind == "json_object":
-        asked.append(AnswerForm("json", {"type": "object"}, name))
+        forms.append(AnswerForm("json", {"type": "object"}, name))
     elif kind == "json_schema":
         place = formats.object("json_schema") if "json_schema" in formats else formats
         place.ignore("name", "description", "strict")
-        asked.append(AnswerForm("json", place.raw("schema"), place.name("schema")))
+        forms.append(AnswerForm("json", place.raw("schema"), place.name("schema")))
     elif kind != "text":
         raise invalid(name, f"{name}.type must be text, json_object or json_schema, not {kind!r}")
     outputs = fields.object("structured_outputs")
-    for one in KINDS:
-        value = outputs.raw(one)
+    for kind in KINDS:
+        value = outputs.raw(kind)
         if value is not None:
-            asked.append(AnswerForm(one, value, outputs.name(one)))
+            forms.append(AnswerForm(kind, value, outputs.name(kind)))
     outputs_rest: Sequence[str] = outputs.rest()
     if outputs_rest:
         raise invalid(outputs_rest[0], f"{outputs_rest[0]} is not known", "unsupported_parameter")
     grammar = fields.raw("grammar")
     if grammar is not None:
-        asked.append(AnswerForm("grammar", grammar, "grammar"))
-    if len(asked) > 1:
-        names = " and ".join(form.place for form in asked)
-        raise invalid(asked[0].place, f"{names} are both given: an answer has one form")
-    return asked[0] if asked else None
+        forms.append(AnswerForm("grammar", grammar, "grammar"))
+    if len(forms) > 1:
+        names = " and ".join(form.place for form in forms)
+        raise invalid(forms[0].place, f"{names} are both given: an answer has one form")
+    return forms[0] if forms else None
 
 
 def constrain(constraints: Constraints | str, form: AnswerForm) -> Constraint:

@@ -380,11 +380,11 @@ class Connection(asyncio.Protocol):
 
     def _check_head_size(self, n_bytes: int) -> None:
         line_end = self._incoming.find(b"\n")
-        found, most, name = n_bytes, MAX_HEAD_BYTES, "head"
+        n_read, most, name = n_bytes, MAX_HEAD_BYTES, "head"
         if line_end < 0 and n_bytes > MAX_LINE_BYTES:
-            found, most, name = n_bytes, MAX_LINE_BYTES, "request line"
-        if found > most:
-            text = f"the {name} has {found} bytes or more, and {most} is the limit"
+            n_read, most, name = n_bytes, MAX_LINE_BYTES, "request line"
+        if n_read > most:
+            text = f"the {name} has {n_read} bytes or more, and {most} is the limit"
             raise Problem(431, "headers_too_large", text)
 
     def _parse_head(self, raw: bytes) -> Head:

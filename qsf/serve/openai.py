@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError
 from qsf.options import Keywords, Whole
-from qsf.serve.asked import (
+from qsf.serve.calls import Choice, Sent
+from qsf.serve.completion_request import (
     MAX_TOP,
     MOST_CHOICES,
     MOST_TOKENS,
-    Asked,
-    Serving,
+    CompletionRequest,
     encode_text,
-    finish,
     fit,
+    ignored_fields,
     read_choices,
     read_choosing,
     read_messages,
@@ -27,11 +27,11 @@ from qsf.serve.asked import (
     read_stops,
     too_long,
 )
-from qsf.serve.calls import Choice, Sent
 from qsf.serve.fields import Fields, shown
 from qsf.serve.forms import read_form
 from qsf.serve.job import Chosen, Event
 from qsf.serve.problems import Problem, invalid
+from qsf.serve.serving import Serving
 from qsf.serve.timings import timings, usage
 from qsf.serve.tools import Tools, chat_turns, read_chat_tools, tools_constraint
 from qsf.text.arguments import as_messages
@@ -65,25 +65,25 @@ _REFUSED = {
 }
 
 
-def read_common(fields: Fields, serving: Serving, asked: dict[str, Any]) -> Fields:
+def read_common(fields: Fields, serving: Serving, request: dict[str, Any]) -> Fields:
     """Take the fields that all requests have; return those of ``stream_options``."""
-    asked["is_stream"] = fields.flag("stream")
+    request["is_stream"] = fields.flag("stream")
     options = fields.object("stream_options")
-    asked["has_usage"] = options.flag("include_usage")
+    request["has_usage"] = options.flag("include_usage")
     options.ignore("include_obfuscation")
-    asked["has_progress"] = fields.flag("return_progress")
-    asked["has_pings"] = fields.flag("sse_ping", True)
-    asked["ignores_end"] = fields.flag("ignore_eos")
+    request["has_progress"] = fields.flag("return_progress")
+    request["has_pings"] = fields.flag("sse_ping", True)
+    request["ignores_end"] = fields.flag("ignore_eos")
     salt = fields.text("cache_salt")
-    asked["salt"] = "" if salt is None else f"salt {salt}"
+    request["salt"] = "" if salt is None else f"salt {salt}"
     fields.ignore(*_NO_EFFECT)
     fields.refuse(_REFUSED)
     modalities = fields.list("modalities", 8)
-    if any(one != "text" for one in modalities):
+    if any(modality != "text" for modality in modalities):
         raise invalid("modalities", f"modalities {shown(modalities)}: answers are text")
-    tools = asked["tools"] = read_chat_tools(fields, serving)
+    tools = request["tools"] = read_chat_tools(fields, serving)
     form = read_form(fields, fields.object("response_format"), "response_format")
-    asked["constraint"] = tools_constraint(tools, form, serving)
+    request["constraint"] = tools_constraint(tools, form, serving)
     return options
 
 
@@ -97,7 +97,7 @@ def read_max_tokens(fields: Fields, *names: str) -> int | None:
     return next(iter(given.values()), None)
 
 
-def read_chat(body: dict[str, Any], serving: Serving) -> Asked:
+def read_chat(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     """Return what a request to /v1/chat/completions asks for. Raises Problem."""
     fields = Fields(body)
     read_model(fields, serving)
@@ -111,14 +111,14 @@ def read_chat(body: dict[str, Any], serving: Serving) -> Asked:
     most = read_max_tokens(fields, "max_completion_tokens", "max_tokens")
     prompt, begins_text = read_turns(fields, serving, common["tools"])
     n, stops = read_choices(fields, serving), read_stops(fields)
-    return Asked(
+    return CompletionRequest(
         prompts=[prompt],
         choosing=choosing,
         **fit([prompt], most, serving, "messages"),
         stops=stops,
         n=n,
         begins_text=begins_text,
-        ignored=finish([fields, options], serving),
+        ignored=ignored_fields([fields, options], serving),
         **common,
     )
 
@@ -169,7 +169,7 @@ def as_turns(messages: list[Any]) -> list[dict[str, Any]]:
     return turns
 
 
-def read_completion(body: dict[str, Any], serving: Serving) -> Asked:
+def read_completion(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     """Return what a request to /v1/completions asks for. Raises Problem."""
     fields = Fields(body)
     read_model(fields, serving)
@@ -192,14 +192,14 @@ def read_completion(body: dict[str, Any], serving: Serving) -> Asked:
     prompts = _read_prompts(fields, serving)
     most = read_max_tokens(fields, "max_tokens")
     choosing = read_choosing(fields, serving, n_top=n_top or 0, has_logprob=n_top is not None)
-    return Asked(
+    return CompletionRequest(
         prompts=prompts,
         choosing=choosing,
         **fit(prompts, 16 if most is None else most, serving, "prompt"),
         stops=read_stops(fields),
         n=n,
         wants_scores=has_echo and n_top is not None,
-        ignored=finish([fields, options], serving),
+        ignored=ignored_fields([fields, options], serving),
         extra={"has_echo": has_echo},
         **common,
     )
@@ -215,12 +215,12 @@ def _read_prompts(fields: Fields, serving: Serving) -> list[list[int]]:
         raise invalid(
             "prompt", f"prompt has {len(several)} entries, and {MAX_PROMPTS} is the limit"
         )
-    return [_read_prompt(one, serving) for one in several]
+    return [_read_prompt(prompt, serving) for prompt in several]
 
 
 def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and all(
-        isinstance(one, int) and not isinstance(one, bool) for one in value
+        isinstance(token, int) and not isinstance(token, bool) for token in value
     )
 
 
@@ -232,7 +232,7 @@ def _read_prompt(value: Any, serving: Serving) -> list[int]:
             "prompt", f"prompt must be a text, token ids, or a list of either, not {shown(value)}"
         )
     n_vocab = serving.model.info.n_vocab
-    wrong = next((one for one in value if not 0 <= one < n_vocab), None)
+    wrong = next((token for token in value if not 0 <= token < n_vocab), None)
     if wrong is not None:
         raise invalid("prompt", f"prompt has the token id {wrong}, and ids are below {n_vocab}")
     return list(value)
@@ -248,8 +248,8 @@ class _OpenAiForm:
     object = ""
     prefix = ""
 
-    def __init__(self, asked: Asked, serving: Serving) -> None:
-        self.asked = asked
+    def __init__(self, request: CompletionRequest, serving: Serving) -> None:
+        self.request = request
         self.serving = serving
         self._base = {
             "id": f"{self.prefix}-{os.urandom(12).hex()}",
@@ -265,16 +265,16 @@ class _OpenAiForm:
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> Sent:
         value = {**self._base, "object": self.stream_object, "choices": choices, **more}
-        if self.asked.has_usage:
+        if self.request.has_usage:
             value.setdefault("usage", None)
         return "", value
 
     def finish(self, choices: Sequence[Choice]) -> list[Sent]:
         """Return the usage, if it is wanted, and the end."""
         events = []
-        if self.asked.has_usage:
+        if self.request.has_usage:
             events.append(
-                self._chunk([], usage=usage(choices, self.asked.n), timings=timings(choices))
+                self._chunk([], usage=usage(choices, self.request.n), timings=timings(choices))
             )
         return [*events, ("", "[DONE]")]
 
@@ -288,7 +288,7 @@ class _OpenAiForm:
             **self._base,
             "object": self.object,
             "choices": [self._whole_choice(i, choice) for i, choice in enumerate(choices)],
-            "usage": usage(choices, self.asked.n),
+            "usage": usage(choices, self.request.n),
             "timings": timings(choices),
         }
 
@@ -339,7 +339,7 @@ class ChatForm(_OpenAiForm):
         return self._chunk([choice])
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        has_logprob = self.asked.choosing.has_logprob
+        has_logprob = self.request.choosing.has_logprob
         message: dict[str, Any] = {
             "role": "assistant",
             "content": choice.text,
@@ -362,7 +362,9 @@ class ChatForm(_OpenAiForm):
         entries = [
             {
                 **token_entry(chosen.token, chosen.logprob, tokenizer),
-                "top_logprobs": [token_entry(*one, tokenizer) for one in chosen.top],
+                "top_logprobs": [
+                    token_entry(*alternative, tokenizer) for alternative in chosen.top
+                ],
             }
             for chosen in tokens
         ]
@@ -390,20 +392,20 @@ class TextForm(_OpenAiForm):
     object = "text_completion"
     prefix = "cmpl"
 
-    def __init__(self, asked: Asked, serving: Serving) -> None:
+    def __init__(self, request: CompletionRequest, serving: Serving) -> None:
         """Begin an answer."""
-        super().__init__(asked, serving)
+        super().__init__(request, serving)
         self._begun: set[int] = set()  # choices whose prompt was sent with its log-probabilities
 
     def begin(self, choices: Sequence[Choice]) -> list[Sent]:
         """Return the prompts, if they are wanted."""
-        if not self.asked.extra["has_echo"] or self.asked.wants_scores:
+        if not self.request.extra["has_echo"] or self.request.wants_scores:
             return []
         return [self._text(i, self._echo(i)) for i in range(len(choices))]
 
     def _begin_scored(self, index: int, choice: Choice) -> list[Sent]:
         """Return the prompt with its log-probabilities, once."""
-        if not self.asked.wants_scores or index in self._begun:
+        if not self.request.wants_scores or index in self._begun:
             return []
         self._begun.add(index)
         entry = {
@@ -427,7 +429,7 @@ class TextForm(_OpenAiForm):
         return [*sent, self._text(index, "", reason=_REASONS[choice.reason])]
 
     def _echo(self, index: int) -> str:
-        prompt = self.asked.prompts[index // self.asked.n]
+        prompt = self.request.prompts[index // self.request.n]
         return self.serving.model.tokenizer.decode(prompt)
 
     def _text(
@@ -438,7 +440,7 @@ class TextForm(_OpenAiForm):
         return self._chunk([choice])
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        echo = self._echo(index) if self.asked.extra["has_echo"] else ""
+        echo = self._echo(index) if self.request.extra["has_echo"] else ""
         return {
             "index": index,
             "text": echo + choice.text,

@@ -1,6 +1,6 @@
 """The description of the API at ``/openapi.json``: OpenAPI 3.1.
 
-What a request may have is what its reader takes: it is run once and asked (`Probe`). What a reader
+What a request may have is what its reader takes: it runs once on a `Probe`. What a reader
 looks at by itself, such as messages, and what answers have stands here. What follows from the model
 (which token ids there are, how many fit) a schema cannot say: such requests get a 400.
 """
@@ -14,17 +14,17 @@ from typing import Any
 
 from qsf.options import Keywords, Kind, Number, Texts, Whole
 from qsf.serve import anthropic, openai, responses, text_api
-from qsf.serve.asked import (
+from qsf.serve.completion_request import (
     BIAS,
     MAX_BIASES,
     MAX_MESSAGES,
     MAX_STOPS,
     NO_LIMIT,
     MostTokens,
-    Serving,
 )
 from qsf.serve.fields import Probe
 from qsf.serve.openai import MAX_PROMPTS
+from qsf.serve.serving import Serving
 from qsf.serve.tools import MAX_TOOLS
 
 Schema = dict[str, Any]
@@ -70,11 +70,11 @@ def _words(*words: str) -> Schema:
 def _object(required: str = "", /, **properties: Schema) -> Schema:
     """Return the schema of an object; fields that are not required may be null."""
     needed = required.split()
-    found = {
+    properties = {
         name: schema if name in needed else {"anyOf": [schema, {"type": "null"}]}
         for name, schema in properties.items()
     }
-    return {"type": "object", "properties": found, "required": needed}
+    return {"type": "object", "properties": properties, "required": needed}
 
 
 def _ref(name: str) -> Schema:
@@ -164,12 +164,14 @@ _MODEL: Any = SimpleNamespace(
 def _request(path: str) -> Schema:
     """Return the schema of the body that the reader of a path takes."""
     read, required, shapes = _REQUESTS[path]
-    known = {**_SHAPES, **shapes}
+    schemas = {**_SHAPES, **shapes}
     properties: dict[str, Schema] = {}
     for names in [required.split()] if required else (["content"], ["messages"]):
         body = Probe({name: _EXAMPLES[name] for name in names})
         read(body, Serving(_MODEL, "", "", 1))
-        properties |= {name: known.get(name) or _schema(kind) for name, kind in body.taken.items()}
+        properties |= {
+            name: schemas.get(name) or _schema(kind) for name, kind in body.taken.items()
+        }
     return _object(required, **properties)
 
 

@@ -8,23 +8,23 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from qsf.serve.asked import (
+from qsf.serve.call_reader import CallPart
+from qsf.serve.calls import Choice, Sent
+from qsf.serve.completion_request import (
     MAX_MESSAGES,
     MOST_TOKENS,
-    Asked,
-    Serving,
-    finish,
+    CompletionRequest,
     fit,
+    ignored_fields,
     read_choosing,
     read_model,
 )
-from qsf.serve.call_reader import CallPart
-from qsf.serve.calls import Choice, Sent
 from qsf.serve.fields import Fields, shown
 from qsf.serve.forms import read_form
 from qsf.serve.job import Event
 from qsf.serve.openai import encode_messages
 from qsf.serve.problems import Problem, invalid
+from qsf.serve.serving import Serving
 from qsf.serve.timings import usage
 from qsf.serve.tools import (
     MAX_TOOLS,
@@ -55,7 +55,7 @@ _NO_EFFECT = (
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
-def read(body: dict[str, Any], serving: Serving) -> Asked:
+def read(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     """Return what a request to /v1/responses asks for. Raises Problem."""
     fields = Fields(body)
     read_model(fields, serving)
@@ -73,7 +73,7 @@ def read(body: dict[str, Any], serving: Serving) -> Asked:
     choosing = read_choosing(fields, serving, n_top=0, has_logprob=False)
     arguments = {} if effort is None else {"reasoning_effort": effort}
     prompt, begins_text = encode_messages(_read_turns(fields), arguments, serving, tools)
-    return Asked(
+    return CompletionRequest(
         prompts=[prompt],
         choosing=choosing,
         **fit([prompt], most, serving, "input"),
@@ -82,7 +82,7 @@ def read(body: dict[str, Any], serving: Serving) -> Asked:
         is_stream=is_stream,
         tools=tools,
         constraint=tools_constraint(tools, form, serving),
-        ignored=finish([fields, text], serving),
+        ignored=ignored_fields([fields, text], serving),
         extra={"instructions": fields.text("instructions")},
     )
 
@@ -145,27 +145,27 @@ def _texts(parts: list[Any]) -> list[Any]:
 class ResponsesForm:
     """Answers of /v1/responses: a message, calls of functions, or both."""
 
-    def __init__(self, asked: Asked, serving: Serving) -> None:
+    def __init__(self, request: CompletionRequest, serving: Serving) -> None:
         """Begin an answer."""
         self.name = f"resp_{os.urandom(12).hex()}"
         self._item_id = f"msg_{os.urandom(12).hex()}"
         self._created = int(time.time())
-        self._asked = asked
+        self._request = request
         self._serving = serving
         self._n_events = 0
         self._message_at: int | None = None  # its place in the output, among the calls
 
     def _response(self, choices: Sequence[Choice], status: str, **more: Any) -> dict[str, Any]:
-        params = self._asked.choosing.params
-        tools = self._asked.tools
+        params = self._request.choosing.params
+        tools = self._request.tools
         return {
             "id": self.name,
             "object": "response",
             "created_at": self._created,
             "status": status,
             "model": self._serving.name,
-            "instructions": self._asked.extra["instructions"],
-            "max_output_tokens": self._asked.max_tokens,
+            "instructions": self._request.extra["instructions"],
+            "max_output_tokens": self._request.max_tokens,
             "temperature": params.temperature,
             "top_p": params.top_p,
             "text": {"format": {"type": "text"}},

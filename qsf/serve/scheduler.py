@@ -27,8 +27,9 @@ from qsf.serve.job import Event, Job, State
 from qsf.serve.metrics import Metrics
 from qsf.serve.pace import Pace
 from qsf.serve.problems import Problem, problem_of
+from qsf.serve.slot import Slot
 from qsf.serve.slot_files import SlotFiles
-from qsf.serve.slots import Engine, PassItem, Slot, Slots
+from qsf.serve.slots import Engine, PassItem, Slots
 
 _MAX_RETRY_SECONDS = 60
 

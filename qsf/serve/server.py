@@ -17,8 +17,8 @@ from typing import Any
 from qsf.errors import QsfError
 from qsf.native.binding import version
 from qsf.serve import anthropic, openai, responses, text_api
-from qsf.serve.asked import Asked, Serving, make_jobs
 from qsf.serve.calls import Call, Choice, Form, answer_call
+from qsf.serve.completion_request import CompletionRequest, make_jobs
 from qsf.serve.fields import read_body
 from qsf.serve.gate import Gate
 from qsf.serve.http import Connection, Deadlines, Exchange, Head, to_json
@@ -27,6 +27,7 @@ from qsf.serve.metrics import Metrics
 from qsf.serve.page import page_headers, read_page
 from qsf.serve.problems import Problem, problem_of
 from qsf.serve.scheduler import Scheduler
+from qsf.serve.serving import Serving
 from qsf.serve.slot_files import SlotFiles
 from qsf.shell import command
 
@@ -292,26 +293,28 @@ class Server:
         return await self._loop.run_in_executor(self._texts, call)
 
     async def _complete(self, read: Any, make_form: Any, exchange: Exchange, owner: str) -> str:
-        asked: Asked = await self._in_thread(lambda: read(self._body_of(exchange), self.serving))
+        request: CompletionRequest = await self._in_thread(
+            lambda: read(self._body_of(exchange), self.serving)
+        )
         exchange.drop_body()
-        form: Form = make_form(asked, self.serving)
+        form: Form = make_form(request, self.serving)
         make = partial(
             make_jobs,
-            asked,
+            request,
             self.serving,
             owner=owner,
             name=form.name,
-            max_seconds=self._max_seconds(asked, exchange),
+            max_seconds=self._max_seconds(request, exchange),
         )
-        choices = await answer_call(exchange, self.scheduler, asked, form, make, self._post)
+        choices = await answer_call(exchange, self.scheduler, request, form, make, self._post)
         return _note(choices)
 
-    def _max_seconds(self, asked: Asked, exchange: Exchange) -> float | None:
+    def _max_seconds(self, request: CompletionRequest, exchange: Exchange) -> float | None:
         """Return how long the request may take: a client that reads no longer says so."""
         most = self.serving.max_seconds
-        told = exchange.head.get("x-stainless-read-timeout")
-        if not asked.is_stream and told.isdigit() and int(told) > 0:
-            return min(most or int(told), int(told))
+        timeout = exchange.head.get("x-stainless-read-timeout")
+        if not request.is_stream and timeout.isdigit() and int(timeout) > 0:
+            return min(most or int(timeout), int(timeout))
         return most
 
     async def _answer_text(

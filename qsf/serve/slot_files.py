@@ -25,7 +25,7 @@ from qsf.system import files
 from qsf.text.arguments import count_common
 
 if TYPE_CHECKING:
-    from qsf.serve.slots import Slot
+    from qsf.serve.slot import Slot
 
 # The tokens of all files are in memory, 1 MB, and are compared with each prompt.
 _MOST_TOKENS = 1 << 18

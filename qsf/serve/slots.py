@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from qsf.errors import QsfError, QsfMemoryError
@@ -18,6 +18,7 @@ from qsf.kv import KV_BLOCK_TOKENS
 from qsf.serve.costs import Costs, value
 from qsf.serve.job import Chosen, Job, State
 from qsf.serve.metrics import Metrics
+from qsf.serve.slot import Slot
 from qsf.serve.slot_files import SlotFiles
 from qsf.text.arguments import count_common
 
@@ -79,32 +80,6 @@ class Engine(Protocol):
 
     def cancel(self, slot: int) -> None:
         """End what is evaluated for the slot; from any thread."""
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """A sequence in the engine: of a job, or left over from one.
-
-    Attributes:
-        leader: the slot, with its job, that evaluates the first tokens of this slot's job, and how
-            many; until then the job waits. None: it does not.
-        is_pinned: it holds what all may share, and never anything else.
-    """
-
-    index: int
-    job: Job | None = None
-    held: array[int] = field(default_factory=lambda: array("I"))
-    salt: str = ""
-    used: float = 0.0
-    leader: tuple[Slot, Job, int] | None = None
-    is_pinned: bool = False
-
-    def is_waiting(self) -> bool:
-        """Return whether another slot is still evaluating the beginning of this one's job."""
-        if self.leader is None:
-            return False
-        slot, job, n_tokens = self.leader
-        return slot.job is job and job.state is State.PROMPT and len(slot.held) < n_tokens
 
 
 class Slots:

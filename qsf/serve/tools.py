@@ -19,7 +19,7 @@ from qsf.text.channels import CALL_MARKERS
 from qsf.text.tokenizer import IncrementalDecoder
 
 if TYPE_CHECKING:
-    from qsf.serve.asked import Serving
+    from qsf.serve.serving import Serving
     from qsf.text.constraints import Constraint
 
 MAX_TOOLS = 128
@@ -78,8 +78,8 @@ class Tools:
 
     def decoder(self, decoder: IncrementalDecoder) -> IncrementalDecoder:
         """Return a decoder that tells special tokens of calls, but those of channels."""
-        told = {t: name for t, name in self.markers.items() if name not in CALL_MARKERS}
-        return _WithMarkers(decoder, told) if told else decoder
+        markers = {t: name for t, name in self.markers.items() if name not in CALL_MARKERS}
+        return _WithMarkers(decoder, markers) if markers else decoder
 
 
 class _WithMarkers(IncrementalDecoder):
@@ -156,11 +156,11 @@ def read_tools(
         )
     form = find_format(template)
     if form is None:
-        known = ", ".join(dict.fromkeys(one.name for one in FORMATS))
+        names = ", ".join(dict.fromkeys(format.name for format in FORMATS))
         raise invalid(
             place,
             f"{place} is not supported: the model's chat template asks for calls of a form that is "
-            f"not known here (known: {known})",
+            f"not known here (known: {names})",
             "unsupported_parameter",
         )
     return Tools(
@@ -218,7 +218,7 @@ def tools_constraint(
     """Return the form that an answer must have; None: any.
 
     A call that must be made has no other form; where calls may be made, an answer that is none has
-    the one that is asked for.
+    the requested one.
     """
     if tools is None or (tools.choice == "auto" and form is None):
         return None if form is None else constrain(serving.constraints, form)
@@ -310,7 +310,9 @@ def _read_allowed(value: Any, tools: Sequence[Tool]) -> tuple[Sequence[Tool], st
     mode = value.get("mode")
     if mode not in ("auto", "required"):
         raise invalid("tool_choice", f"{place}: mode must be auto or required, not {shown(mode)}")
-    names = [_function_name(one) if isinstance(one, dict) else one for one in value["tools"]]
+    names = [
+        _function_name(entry) if isinstance(entry, dict) else entry for entry in value["tools"]
+    ]
     for name in names:
         if not any(tool.name == name for tool in tools):
             raise invalid("tool_choice", f"{place} has {shown(name)}, and tools has no such one")

@@ -53,11 +53,11 @@ class Parser(argparse.ArgumentParser):
         return f": did you mean {likely[0]}?" if likely else ""
 
 
-def model_parser(prog: str, what: str, description: str, epilog: str) -> Parser:
+def model_parser(prog: str, model_help: str, description: str, epilog: str) -> Parser:
     """Return a parser of a command with options and MODEL; ``what`` says its other names."""
     parser = Parser(
         prog=prog,
-        usage=f"{prog} [options] MODEL     ({what})",
+        usage=f"{prog} [options] MODEL     ({model_help})",
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -106,7 +106,7 @@ def _fish(options: dict[str, list[str]]) -> str:
     ]
     lines += [
         f"complete -c qsf -n '__fish_seen_subcommand_from {verb}' -l {option.removeprefix('--')}"
-        for verb, known in options.items()
-        for option in known
+        for verb, flags in options.items()
+        for option in flags
     ]
     return "\n".join(lines) + "\n"

@@ -111,12 +111,12 @@ class Steps:
         self._program = command.typed(program)
         self._bar = _Bar("", enabled=False)
 
-    def begin(self, what: str) -> None:
+    def begin(self, step: str) -> None:
         """Begin a step, and end the one before."""
         self._bar.close()
         if self._enabled and not sys.stderr.isatty():
-            _print(what)
-        self._bar = _Bar(what, enabled=self._enabled)
+            _print(step)
+        self._bar = _Bar(step, enabled=self._enabled)
         self._bar.update(0.0)
 
     def update(self, fraction: float, text: str = "") -> None:

@@ -24,8 +24,10 @@ _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 
 def channel_markers(tokenizer: Tokenizer) -> dict[int, str]:
     """Return the special tokens around channels, with their texts; {}: the model has none."""
-    found = {tokenizer.token_id(name): name for name in _MARKERS}
-    return {token: name for token, name in found.items() if token is not None and None not in found}
+    markers = {tokenizer.token_id(name): name for name in _MARKERS}
+    return {
+        token: name for token, name in markers.items() if token is not None and None not in markers
+    }
 
 
 def ends_with_channels(end_ids: frozenset[int], tokenizer: Tokenizer | None) -> frozenset[int]:
@@ -114,9 +116,9 @@ class _ChannelDecoder(IncrementalDecoder):
         return text
 
     def _begin_message(self) -> str:
-        found = _RECIPIENT.search(f"{self._role} {self._channel}")
-        self._is_call = found is not None and found[1] in self._functions
-        return CALL_BEGIN + found[1] + CALL_MIDDLE if found and self._is_call else ""
+        match = _RECIPIENT.search(f"{self._role} {self._channel}")
+        self._is_call = match is not None and match[1] in self._functions
+        return CALL_BEGIN + match[1] + CALL_MIDDLE if match and self._is_call else ""
 
     def _sort(self, text: str) -> str:
         if self._marker == "<|channel|>":

@@ -37,7 +37,11 @@ def _template_source(template: object) -> str | None:
     if template is None or isinstance(template, str):
         return template or None
     if isinstance(template, list):
-        named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+        named = {
+            entry.get("name"): entry.get("template")
+            for entry in template
+            if isinstance(entry, dict)
+        }
         template = named
     if isinstance(template, dict) and isinstance(template.get("default"), str):
         return str(template["default"])
@@ -177,7 +181,7 @@ def _protected(content: Any, names: Sequence[str]) -> Any:
     if isinstance(content, list):
         return [_protected(part, names) for part in content]
     if isinstance(content, dict):
-        return {_protected(key, names): _protected(one, names) for key, one in content.items()}
+        return {_protected(key, names): _protected(value, names) for key, value in content.items()}
     return content
 
 

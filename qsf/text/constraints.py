@@ -215,7 +215,7 @@ def lark_json(schema: Any) -> str:
 def _check_schema(schema: Any) -> None:
     if not isinstance(schema, dict):
         raise ValueError(f"must be a JSON schema, not {reprlib.repr(schema)}")
-    n_properties = sum(len(one) for one in _properties(schema))
+    n_properties = sum(len(properties) for properties in _properties(schema))
     if n_properties > _MAX_PROPERTIES:
         raise ValueError(f"{n_properties} properties, and {_MAX_PROPERTIES} is the limit")
     if "x-guidance" in schema:
@@ -225,7 +225,7 @@ def _check_schema(schema: Any) -> None:
 
 
 def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) and one for one in value)
+    return isinstance(value, list) and all(isinstance(text, str) and text for text in value)
 
 
 def _properties(value: Any) -> Iterable[Mapping[str, Any]]:

@@ -69,8 +69,8 @@ def _names(part: _Part) -> Iterator[str]:
     if isinstance(part, str):
         yield part
     elif isinstance(part, tuple):
-        for one in part[1]:
-            yield from _names(one)
+        for inner in part[1]:
+            yield from _names(inner)
 
 
 def _schema_part(schema: Any) -> _Part:
@@ -81,7 +81,7 @@ def _schema_part(schema: Any) -> _Part:
         needed.append(schema["$ref"])
     for key, kind in (("allOf", "all"), ("anyOf", "any"), ("oneOf", "any")):
         if isinstance(schema.get(key), list):
-            needed.append((kind, [_schema_part(one) for one in schema[key]]))
+            needed.append((kind, [_schema_part(branch) for branch in schema[key]]))
     if schema.get("type") == "object" and isinstance(schema.get("required"), list):
         properties = schema.get("properties")
         if isinstance(properties, dict):

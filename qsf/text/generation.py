@@ -15,24 +15,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ChosenToken:
-    """One token that was chosen, as ``on_token`` is told.
-
-    Log-probabilities are natural logarithms, by the model alone: before penalty, temperature and
-    limits of sampling.
-
-    Attributes:
-        id: of the token.
-        logprob: its log-probability.
-        top: (id, log-probability) of the ``top_logprobs`` most probable tokens, best first.
-    """
-
-    id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class GenerationStats:
     """What one generation took.
 

@@ -60,26 +60,26 @@ def asked_sampling(options: GenerationOptions) -> dict[str, float | None]:
 
 
 def resolve_sampling(
-    generation: Mapping[str, Any] | None = None, **asked: float | None
+    generation: Mapping[str, Any] | None = None, **chosen: float | None
 ) -> SamplingParams:
     """Return what is asked for, then what the file recommends, then the defaults.
 
     Args:
         generation: the ``generation`` object of the file's CHAT section (the checkpoint's
             ``generation_config.json``). ``do_sample: false`` recommends temperature 0.
-        asked: fields of ``SamplingParams``; None is as good as absent.
+        chosen: fields of ``SamplingParams``; None is as good as absent.
 
     Raises:
         QsfArgumentError: a value asked for is outside its range.
         QsfFormatError: one that the file recommends, and nobody overrides, is.
     """
-    asked = {name: value for name, value in asked.items() if value is not None}
-    unknown = sorted(set(asked) - set(_NAMES))
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    unknown = sorted(set(chosen) - set(_NAMES))
     if unknown:
         raise QsfArgumentError(
             f"no such sampling parameter: {', '.join(unknown)}", argument=unknown[0]
         )
-    SamplingParams(**asked)  # type: ignore[arg-type]  # names the argument at fault
+    SamplingParams(**chosen)  # type: ignore[arg-type]  # names the argument at fault
     recommended = {
         name: generation[name]
         for name in _NAMES
@@ -88,7 +88,7 @@ def resolve_sampling(
     if generation is not None and generation.get("do_sample") is False:
         recommended["temperature"] = 0.0
     try:
-        return SamplingParams(**{**recommended, **asked})
+        return SamplingParams(**{**recommended, **chosen})
     except QsfArgumentError as error:
         raise QsfFormatError(
             f"the file's generation defaults: {error}", argument=error.argument
@@ -144,13 +144,13 @@ class StopMatcher:
         if self.is_stopped:
             return ""
         text = self._held + piece
-        found = [
+        hits = [
             (start + len(stop), start, stop)
             for stop in self._stops
             if (start := text.find(stop)) >= 0
         ]
-        if found:
-            _, start, self.stopped_by = min(found)
+        if hits:
+            _, start, self.stopped_by = min(hits)
             self._held = ""
             return text[:start]
         n_held = max((n_overlap(text, stop) for stop in self._stops), default=0)

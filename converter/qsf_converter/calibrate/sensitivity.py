@@ -466,9 +466,9 @@ def _check(
             f"calibration samples of {samples.shape[1]} tokens, the model takes at most"
             f" {original.header.max_tokens}"
         )
-    known = {target.name for target in _matrices(original)}
+    names = {target.name for target in _matrices(original)}
     for name, types in candidates.items():
-        if name not in known:
+        if name not in names:
             raise QsfArgumentError(f"the model has no matrix {name} to measure")
         if not types or any(dtype not in TILE_DTYPES for dtype in types):
             raise QsfArgumentError(f"the types of {name} are {list(types)}, not of matrices")

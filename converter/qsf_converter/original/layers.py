@@ -319,22 +319,22 @@ class Original:
         observe: Observer | None,
         inputs: Float32Array | None,
     ) -> Float32Array:
-        def told(kinds: tuple[TensorType, ...], y: Float32Array) -> Float32Array:
+        def observed(kinds: tuple[TensorType, ...], y: Float32Array) -> Float32Array:
             if observe is not None:
                 observe(tuple(kind for kind in kinds if kind in w), y)
             return y
 
         of_qkv, of_out, of_gate, of_down = INPUT_GROUPS
         x = self.layer_input(w, x)
-        heads = told(of_out, self.heads(w, told(of_qkv, self.attention_input(w, x))))
+        heads = observed(of_out, self.heads(w, observed(of_qkv, self.attention_input(w, x))))
         behind = x + self.attention_output(w, heads)
         y = self.ffn_input(w, x, behind)
         if inputs is not None:
             inputs[:] = y
         if T.FFN_UP not in w:
             return behind
-        told(of_gate, y)
-        hidden = told(of_down, self.ffn_hidden(w, y))
+        observed(of_gate, y)
+        hidden = observed(of_down, self.ffn_hidden(w, y))
         return np.asarray(behind + self.ffn_output(w, hidden))
 
     def _turned(
@@ -363,10 +363,10 @@ class Original:
         """Return cos and sin [n_tokens, pairs], and whether pairs are interleaved."""
         frequencies, is_interleaved = self._frequencies, self.arch.rope_interleaved
         factor = 1.0
-        for one in self._rope_sets:  # the last one of its number that begins at this context
-            if one.number == kind.rope_set and one.least_context <= n_tokens:
-                frequencies, is_interleaved = np.array(one.frequencies), one.is_interleaved
-                factor = one.factor
+        for entry in self._rope_sets:  # the last entry of its number that begins at this context
+            if entry.number == kind.rope_set and entry.least_context <= n_tokens:
+                frequencies, is_interleaved = np.array(entry.frequencies), entry.is_interleaved
+                factor = entry.factor
         angles = np.arange(n_tokens)[:, None] * frequencies
         cos, sin = (np.asarray(f(angles) * factor, np.float32) for f in (np.cos, np.sin))
         return cos, sin, is_interleaved

@@ -114,13 +114,13 @@ def parse_compression(name: str) -> Compression | None:
 class Chooser:
     """Chooses the compression of each layer, and records the result."""
 
-    def __init__(self, asked: str, disk_bytes_per_s: float | None, *, is_given: bool) -> None:
+    def __init__(self, compression: str, disk_bytes_per_s: float | None, *, is_given: bool) -> None:
         """Take the requested compression; auto compresses nothing without the disk's speed.
 
         ``is_given``: the speed was given by the user, not measured.
         """
-        self.asked = asked
-        self._fixed = parse_compression(asked)
+        self.compression = compression
+        self._fixed = parse_compression(compression)
         self._disk_bytes_per_s = disk_bytes_per_s
         self._is_given = is_given
         self._layers: list[dict[str, Any]] = []
@@ -173,11 +173,11 @@ class Chooser:
             for stored in self._stored
         ]
         if self._fixed is not None or self._disk_bytes_per_s is None:
-            return {"asked": self.asked, "layers": layers}
+            return {"asked": self.compression, "layers": layers}
         for layer, sampled in zip(layers, self._layers, strict=True):
             layer["sampled"] = sampled
         return {
-            "asked": self.asked,
+            "asked": self.compression,
             "disk_mb_per_s": _rounded(self._disk_bytes_per_s / _MB),
             "disk_speed_from": "--disk-speed" if self._is_given else "measured",
             "layers": layers,

@@ -312,8 +312,8 @@ def parse_quant_type(name: str, *, option: str = "quant type") -> Dtype:
     try:
         nearest = our_type(name)
     except QsfArgumentError:
-        known = ", ".join((*QUANT_TYPES, KEEP))
-        raise QsfArgumentError(f"{option} {name} is unknown; available: {known}") from None
+        types = ", ".join((*QUANT_TYPES, KEEP))
+        raise QsfArgumentError(f"{option} {name} is unknown; available: {types}") from None
     raise QsfArgumentError(f"{name} is llama.cpp's; use {option} {nearest}")
 
 
@@ -389,8 +389,8 @@ def _named(family: Family, checkpoint: Checkpoint) -> tuple[dict[str, SourceTens
         by_name[name] = tensor
     if not left_out:
         return by_name, []
-    found = ", ".join(f"{n} tensors of {sense}" for sense, n in sorted(left_out.items()))
-    return by_name, [f"only the text part is converted; left out: {found}"]
+    counts = ", ".join(f"{n} tensors of {sense}" for sense, n in sorted(left_out.items()))
+    return by_name, [f"only the text part is converted; left out: {counts}"]
 
 
 def _rules(
@@ -445,17 +445,18 @@ def _target(
 ) -> Target:
     dims, source = facts.dims, sources[0]
     expected = rule.source_shape(dims)
-    for one in sources:
+    for part in sources:
         # Convolutions have an axis of 1 between channels and taps.
-        shape = tuple(n for n in one.shape if n != 1) if rule.is_flat else one.shape
+        shape = tuple(n for n in part.shape if n != 1) if rule.is_flat else part.shape
         if shape != expected:
             raise QsfConversionError(
-                f"tensor {one.name} has shape {list(one.shape)}, "
+                f"tensor {part.name} has shape {list(part.shape)}, "
                 f"config.json asks for {list(expected)}"
             )
-        if one.dtype != source.dtype:
+        if part.dtype != source.dtype:
             raise QsfConversionError(
-                f"tensor {one.name} is {one.dtype}, {source.name} of the same layer {source.dtype}"
+                f"tensor {part.name} is {part.dtype}, "
+                f"{source.name} of the same layer {source.dtype}"
             )
     is_vector = rule.is_vector
     n_outputs = math.prod(dims[dim] for dim in (rule.shape if is_vector else rule.shape[:1]))
@@ -474,7 +475,7 @@ def _target(
         dtype=policy.of_source(source, rule, target_name(rule, unit)),
         is_vector=is_vector,
         factor=1.0 if rule.scale is None else facts.factors[rule.scale],
-        joined=tuple(one.name for one in sources[1:]),
+        joined=tuple(part.name for part in sources[1:]),
         slice_idx=0 if rule.slices is None else unit.expert,
     )
 

@@ -68,7 +68,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
             return FAMILIES[name]
         if name in _NESTED:
             return _of_text(_NESTED[name], config)
-        lacks = ((what, near) for part, what, near in _MISSING if re.search(part, name))
+        lacks = ((feature, near) for part, feature, near in _MISSING if re.search(part, name))
         missing, nearest = next(lacks, ("", ""))
         because = f": {missing}; the nearest family that runs is {nearest}" if missing else ""
         raise QsfConversionError(f"architecture {name[:60]} is not supported{because}; {_LIST}")

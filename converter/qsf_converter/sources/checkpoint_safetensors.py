@@ -111,9 +111,9 @@ def _parse_header(path: Path, header: bytes, n_data_bytes: int) -> list[tuple[So
     end = 0
     for tensor, begin in entries:
         if begin != end:
-            what = "overlaps the tensor before it" if begin < end else "leaves a gap before it"
+            fault = "overlaps the tensor before it" if begin < end else "leaves a gap before it"
             raise QsfConversionError(
-                f"{path}: tensor {tensor.name} at byte {begin} {what}, which ends at {end}"
+                f"{path}: tensor {tensor.name} at byte {begin} {fault}, which ends at {end}"
             )
         end = begin + tensor.n_bytes
     if end != n_data_bytes:

@@ -122,10 +122,10 @@ def config_of(
         for key, value in metadata.items()
         if key.startswith(f"{name}.")
     }
-    said = {**dialect.config, **dialect.optional}
-    _check_neutral(name, fields, {*said.values(), *dialect.read_by_more})
+    keys = {**dialect.config, **dialect.optional}
+    _check_neutral(name, fields, {*keys.values(), *dialect.read_by_more})
     config: dict[str, Any] = {}
-    for field, key in said.items():
+    for field, key in keys.items():
         if key in fields:
             config[field] = fields[key] or None if field == "sliding_window" else fields[key]
         elif field in dialect.config:
@@ -146,8 +146,8 @@ def config_of(
         **config,
         **_token_ids(metadata),
     }
-    known = {*_KNOWN, *_NEUTRAL, *said.values(), *dialect.read_by_more}
-    unknown = sorted(key[:80] for key in fields if key not in known)
+    understood = {*_KNOWN, *_NEUTRAL, *keys.values(), *dialect.read_by_more}
+    unknown = sorted(key[:80] for key in fields if key not in understood)
     warnings = [f"{name}.{key} of the metadata is not understood and left out" for key in unknown]
     return config, tuple(warnings[:8])
 
@@ -190,7 +190,7 @@ def _plain(key: str, value: Any) -> Any:
             return values
         if key == "lfm2.attention.head_count_kv":  # none in layers without attention
             return values
-        if not values or any(one != values[0] for one in values):
+        if not values or any(item != values[0] for item in values):
             raise QsfConversionError(
                 f"its metadata's {key} differs between layers, which is not supported"
             )

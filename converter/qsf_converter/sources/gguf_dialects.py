@@ -142,11 +142,11 @@ def layer_types(fields: Fields, config: Mapping[str, Any], period: int) -> dict[
     """The windows: one bool for each layer, or every n-th without (absent: ``period``)."""
     if not config.get("sliding_window"):
         return {}
-    said = fields.get("attention.sliding_window_pattern", period)
-    if isinstance(said, list):
-        kinds = ["sliding_attention" if one else "full_attention" for one in said]
+    pattern = fields.get("attention.sliding_window_pattern", period)
+    if isinstance(pattern, list):
+        kinds = ["sliding_attention" if is_window else "full_attention" for is_window in pattern]
         return {"layer_types": kinds}
-    return {"sliding_window_pattern": said}
+    return {"sliding_window_pattern": pattern}
 
 
 def _gemma(period: int, largest: int) -> Callable[..., dict[str, Any]]:

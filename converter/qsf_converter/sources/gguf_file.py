@@ -152,9 +152,9 @@ class _Reader:
         version = self._number(4, "the version")
         if version not in _VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "big"), "little")
-            what = "big-endian" if swapped in _VERSIONS else f"GGUF version {version}"
+            variant = "big-endian" if swapped in _VERSIONS else f"GGUF version {version}"
             raise QsfConversionError(
-                f"{self._path}: {what} is not supported (little-endian version 2 and 3 are); "
+                f"{self._path}: {variant} is not supported (little-endian version 2 and 3 are); "
                 "convert the original model again"
             )
         n_tensors = self._number(8, "the number of tensors")
@@ -176,49 +176,49 @@ class _Reader:
 
     # ---- values ----
 
-    def _take(self, n_bytes: int, what: str) -> bytes:
+    def _take(self, n_bytes: int, part: str) -> bytes:
         if self._at + n_bytes > self._end:
-            raise self._short(n_bytes, what)
+            raise self._short(n_bytes, part)
         data = self._file.read(n_bytes)
         if len(data) != n_bytes:
-            raise self._short(n_bytes, what)
+            raise self._short(n_bytes, part)
         self._at += n_bytes
         self._sha256.update(data)
         return data
 
-    def _number(self, n_bytes: int, what: str) -> int:
-        return int.from_bytes(self._take(n_bytes, what), "little")
+    def _number(self, n_bytes: int, part: str) -> int:
+        return int.from_bytes(self._take(n_bytes, part), "little")
 
-    def _text(self, what: str, max_bytes: int = _MAX_HEAD_BYTES) -> str:
-        n_bytes = self._number(8, what)
+    def _text(self, part: str, max_bytes: int = _MAX_HEAD_BYTES) -> str:
+        n_bytes = self._number(8, part)
         if n_bytes > max_bytes:
-            raise self._damaged(f"{what} of {n_bytes} bytes at byte {self._at}")
+            raise self._damaged(f"{part} of {n_bytes} bytes at byte {self._at}")
         # Some files hold words that are no whole characters.
-        return self._take(n_bytes, what).decode("utf-8", "replace")
+        return self._take(n_bytes, part).decode("utf-8", "replace")
 
     def _value(self, key: str) -> Any:
         kind = self._number(4, f"the type of {key!r}")
-        what = f"the value of {key[:200]!r}"
+        part = f"the value of {key[:200]!r}"
         if kind == _STRING:
-            return self._text(what)
+            return self._text(part)
         if kind == _ARRAY:
-            return self._array(key, what)
-        return self._scalars(kind, 1, key, what)[0].item()
+            return self._array(key, part)
+        return self._scalars(kind, 1, key, part)[0].item()
 
-    def _array(self, key: str, what: str) -> Any:
-        kind = self._number(4, what)
-        count = self._number(8, what)
+    def _array(self, key: str, part: str) -> Any:
+        kind = self._number(4, part)
+        count = self._number(8, part)
         if kind == _STRING:
             self._check_count(count, 8, f"texts in {key[:200]!r}")
-            return [self._text(what) for _ in range(count)]
-        return self._scalars(kind, count, key, what)
+            return [self._text(part) for _ in range(count)]
+        return self._scalars(kind, count, key, part)
 
-    def _scalars(self, kind: int, count: int, key: str, what: str) -> np.ndarray[Any, Any]:
+    def _scalars(self, kind: int, count: int, key: str, part: str) -> np.ndarray[Any, Any]:
         dtype = _SCALARS.get(kind)
         if dtype is None:
             raise self._damaged(f"key {key[:200]!r} has a value of type {kind}, which is unknown")
         self._check_count(count, dtype.itemsize, f"numbers in {key[:200]!r}")
-        data = self._take(count * dtype.itemsize, what)
+        data = self._take(count * dtype.itemsize, part)
         if dtype.kind == "b":
             return np.asarray(np.frombuffer(data, np.uint8) != 0)
         return np.frombuffer(data, dtype)
@@ -234,13 +234,13 @@ class _Reader:
     def _tensor_entry(self) -> GgufTensor:
         """Read one entry. Its offset is relative to the start of the data."""
         name = self._text("a tensor's name", _MAX_NAME_BYTES)
-        what = f"the entry of tensor {name[:200]!r}"
-        n_dims = self._number(4, what)
+        part = f"the entry of tensor {name[:200]!r}"
+        n_dims = self._number(4, part)
         if not 1 <= n_dims <= _MAX_DIMS:
             raise self._damaged(f"tensor {name[:200]!r} has {n_dims} dimensions")
-        shape = tuple(self._number(8, what) for _ in range(n_dims))[::-1]
-        type_number = self._number(4, what)
-        offset = self._number(8, what)
+        shape = tuple(self._number(8, part) for _ in range(n_dims))[::-1]
+        type_number = self._number(4, part)
+        offset = self._number(8, part)
         if type_number not in TYPES:
             raise QsfConversionError(
                 f"{self._path}: tensor {name[:200]!r} has type {type_number}, which is unknown; "
@@ -292,22 +292,22 @@ class _Reader:
 
     # ---- refusals ----
 
-    def _check_count(self, count: int, least_bytes: int, what: str) -> None:
+    def _check_count(self, count: int, least_bytes: int, part: str) -> None:
         if count * least_bytes > self._end - self._at:
             raise self._damaged(
-                f"{count} {what} do not fit in the {self._end - self._at} bytes behind {self._at}"
+                f"{count} {part} do not fit in the {self._end - self._at} bytes behind {self._at}"
             )
 
-    def _short(self, n_bytes: int, what: str) -> QsfConversionError:
+    def _short(self, n_bytes: int, part: str) -> QsfConversionError:
         if self._end < self._n_file_bytes:
-            return self._damaged(f"{what} ends behind {_MAX_HEAD_BYTES} bytes of metadata")
+            return self._damaged(f"{part} ends behind {_MAX_HEAD_BYTES} bytes of metadata")
         return QsfConversionError(
-            f"{self._path}: truncated: {what}, {n_bytes} bytes at {self._at}, "
+            f"{self._path}: truncated: {part}, {n_bytes} bytes at {self._at}, "
             f"ends behind the file's {self._n_file_bytes} bytes"
         )
 
-    def _damaged(self, what: str) -> QsfConversionError:
-        return QsfConversionError(f"{self._path}: damaged GGUF file: {what}")
+    def _damaged(self, part: str) -> QsfConversionError:
+        return QsfConversionError(f"{self._path}: damaged GGUF file: {part}")
 
 
 def _aligned(value: int, alignment: int) -> int:

@@ -158,9 +158,9 @@ def _open_weights(path: Path, *, reads_bytes: bool) -> SafetensorsCheckpoint | T
             return checkpoint
     wanted = ", ".join(name for _, names in formats for name in names)
     others = sorted(
-        found.name
+        file.name
         for pattern in ("*.safetensors", "*.bin", "*.pth", "*.pt", "*.gguf")
-        for found in path.glob(pattern)
+        for file in path.glob(pattern)
     )
     there = f"; there are {', '.join(others[:4])}" if others else ""
     raise QsfConversionError(f"{path}: no weights: none of {wanted}{there}{_gguf_hint(path)}")
@@ -176,8 +176,8 @@ def _no_tokenizer(path: Path) -> str:
 
 
 def _gguf_hint(path: Path) -> str:
-    found = sorted(found.name for found in path.glob("*.gguf"))
-    return f"; to convert {found[0]}, name the file itself" if found else ""
+    files = sorted(file.name for file in path.glob("*.gguf"))
+    return f"; to convert {files[0]}, name the file itself" if files else ""
 
 
 @contextlib.contextmanager
@@ -187,13 +187,13 @@ def _open_gguf(path: Path) -> Iterator[Source]:
             f"{path}: a model directory or a GGUF file is expected, not a file of another kind"
         )
     with GgufCheckpoint(path) as checkpoint:
-        said = checkpoint.head.metadata
+        fields = checkpoint.head.metadata
         try:
             facts = read_facts(checkpoint.family, checkpoint.config)
         except QsfConversionError as error:
             raise QsfConversionError(f"{path}: its metadata, as {error}") from error
-        tokenizer, reason = tokenizer_of(said)
-        chat, left_out = usable_chat(chat_of(said, metadata.token_ids(checkpoint.config)))
+        tokenizer, reason = tokenizer_of(fields)
+        chat, left_out = usable_chat(chat_of(fields, metadata.token_ids(checkpoint.config)))
         reasons = (reason,) if reason else ()
         warnings = (*facts.warnings, *checkpoint.warnings, *left_out, *reasons)
         yield _with_usable_tokenizer(
@@ -209,9 +209,9 @@ def _open_gguf(path: Path) -> Iterator[Source]:
                 keeps=checkpoint.keeps,
                 unkept_type=checkpoint.unkept_type,
                 origin=Origin(
-                    name=_text(said, "general.name") or metadata.file_name(path.stem),
+                    name=_text(fields, "general.name") or metadata.file_name(path.stem),
                     config_sha256=checkpoint.head.metadata_sha256,
-                    licence=_text(said, "general.license"),
+                    licence=_text(fields, "general.license"),
                 ),
             )
         )
@@ -225,6 +225,6 @@ def _is_gguf(path: Path) -> bool:
         raise QsfIOError(f"{path}: {error.strerror}") from error
 
 
-def _text(said: gguf_config.Metadata, key: str) -> str | None:
-    value = said.get(key)
+def _text(fields: gguf_config.Metadata, key: str) -> str | None:
+    value = fields.get(key)
     return value[:_MAX_NAME_CHARS] if isinstance(value, str) and value else None

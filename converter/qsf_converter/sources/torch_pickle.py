@@ -286,18 +286,18 @@ class _Machine:
 
     def storage(self) -> None:
         """Take the persistent id of a storage: ("storage", type, key, device, n_items)."""
-        said = self._pop()
+        reference = self._pop()
         if (
-            not isinstance(said, tuple)
-            or len(said) != 5
-            or said[0] != "storage"
-            or not isinstance(said[1], StorageType)
-            or not isinstance(said[2], str)
-            or not is_count(said[4])
+            not isinstance(reference, tuple)
+            or len(reference) != 5
+            or reference[0] != "storage"
+            or not isinstance(reference[1], StorageType)
+            or not isinstance(reference[2], str)
+            or not is_count(reference[4])
         ):
             raise _RefusedError("its pickle describes a storage in an unknown way")
-        dtype, item_bytes = STORAGE_DTYPES[said[1].name]
-        self.push(Storage(said[2], dtype, item_bytes, said[4]))
+        dtype, item_bytes = STORAGE_DTYPES[reference[1].name]
+        self.push(Storage(reference[2], dtype, item_bytes, reference[4]))
 
     def skip_frame(self) -> None:
         self._take(8)

@@ -178,5 +178,5 @@ def _read_at(path: Path, file: io.FileIO, offset: int, n_bytes: int, end: int) -
     return data
 
 
-def _damaged(path: Path, what: str) -> QsfConversionError:
-    return QsfConversionError(f"{path}: damaged zip file: {what}")
+def _damaged(path: Path, fault: str) -> QsfConversionError:
+    return QsfConversionError(f"{path}: damaged zip file: {fault}")

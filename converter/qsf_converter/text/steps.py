@@ -71,10 +71,10 @@ class Step(NamedTuple):
     b: str = ""
 
 
-def refuse(what: str, value: object = None) -> NotCoveredError:
+def refuse(feature: str, value: object = None) -> NotCoveredError:
     """Return the error that names what is not covered."""
     text = "" if value is None else " " + json.dumps(value, ensure_ascii=False)[:200]
-    return NotCoveredError(f"{what}{text}")
+    return NotCoveredError(f"{feature}{text}")
 
 
 def flatten(part: Mapping[str, Any] | None, name: str) -> Iterable[Mapping[str, Any]]:

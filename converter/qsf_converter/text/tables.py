@@ -286,19 +286,19 @@ def _added_tokens(
 ) -> list[dict[str, Any]]:
     """Return the added tokens; the ids are those that the library gives them."""
     added: list[dict[str, Any]] = []
-    known: dict[str, int] = {}
+    added_ids: dict[str, int] = {}
     for row in rows:
         content = row["content"]
         if not content:
             continue
-        if content in known or len(content.encode()) > _MAX_STRING_BYTES:
+        if content in added_ids or len(content.encode()) > _MAX_STRING_BYTES:
             raise refuse("an added token that occurs twice or is too long:", content)
         given = ids.get(content)
         if given is None:
-            given = max(len(ids), max(known.values(), default=-1) + 1)
+            given = max(len(ids), max(added_ids.values(), default=-1) + 1)
         if given != row["id"]:
             raise refuse(f"the added token {content!r} with id {row['id']} instead of {given}")
-        known[content] = given
+        added_ids[content] = given
         added.append({**row, "id": given, "special": bool(row.get("special"))})
     if len({token["id"] for token in added}) != len(added):
         raise refuse("two added tokens of one id")

@@ -94,13 +94,13 @@ class Chat:
         """Read and answer one message; return whether there may be more."""
         try:
             line = self._read_message()
-            asked = "" if line is None else line.strip()
-            if line is None or asked in ("/exit", "/bye", "/quit"):
+            typed = "" if line is None else line.strip()
+            if line is None or typed in ("/exit", "/bye", "/quit"):
                 return False
-            name, _, rest = asked.partition(" ")
-            if re.fullmatch("/[a-z]+", name) and "\n" not in asked:
+            name, _, rest = typed.partition(" ")
+            if re.fullmatch("/[a-z]+", name) and "\n" not in typed:
                 self._obey(name, rest.strip())
-            elif asked:
+            elif typed:
                 self._answer(line, self._options)
         except StoppedError as stopped:
             if stopped.exit_code != command.EXIT_INTERRUPTED or not self._is_terminal:
@@ -298,16 +298,16 @@ class Chat:
         say(f"({len(self._messages)} messages from {name})")
 
     def _set(self, rest: str) -> None:
-        known = {o.flag.removeprefix("--"): o for o in described(GenerationOptions, "run")}
+        options = {o.flag.removeprefix("--"): o for o in described(GenerationOptions, "run")}
         name, _, text = rest.partition(" ")
         if not name:
-            for shown, each in known.items():
+            for shown, each in options.items():
                 value = getattr(self._options, each.name)
                 say(f"{shown:20} {each.default_text if value in (None, ()) else value}")
             return
-        option = known.get(name.removeprefix("--").replace("_", "-"))
+        option = options.get(name.removeprefix("--").replace("_", "-"))
         if option is None:
-            raise QsfArgumentError(f"there is no option {name}: {', '.join(known)}")
+            raise QsfArgumentError(f"there is no option {name}: {', '.join(options)}")
         try:
             value = option.kind.parse(text.strip()) if text.strip() else option.default
         except ValueError as error:

@@ -102,10 +102,10 @@ def with_system(messages: Sequence[dict[str, Any]], text: str | None) -> list[di
 def system_lines(model: Model) -> list[str]:
     """Return what to say where the KV policy does not keep all that the system says."""
     policy = parse_kv_policy(model.info.plan.kv_policy)
-    said = [m["content"] for m in model.session.messages if m["role"] == "system"]
-    if policy is None or not said or not isinstance(said[0], str):
+    system_texts = [m["content"] for m in model.session.messages if m["role"] == "system"]
+    if policy is None or not system_texts or not isinstance(system_texts[0], str):
         return []
-    n_tokens = len(model.tokenizer.encode(said[0])) + _TURN_TOKENS
+    n_tokens = len(model.tokenizer.encode(system_texts[0])) + _TURN_TOKENS
     if n_tokens <= policy.pinned_tokens:
         return []
     kind = policy.name.split(":")[0] + (f":{policy.window_tokens}" if policy.window_tokens else "")

@@ -12,7 +12,6 @@ from qsf.errors import QsfArgumentError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from qsf.cli.run.options import Request
     from qsf.model import Model
     from qsf.options import GenerationOptions
     from qsf.text.constraints import Constraint
@@ -22,16 +21,18 @@ RESERVE_MB = 8
 _MAX_BYTES = 64 << 10
 
 
-def read_constraint(request: Request) -> Constraint | None:
-    """Return the form that the command line asks for; None: any.
+def read_constraint(path: Path, form: tuple[str, str] | None) -> Constraint | None:
+    """Return the form of answers of the model at ``path``; None: any.
+
+    ``form`` is an option and its value, such as ("regex", "[a-z]+").
 
     It takes some megabytes for the vocabulary, so it comes before the model is opened.
     """
-    if request.form is None:
+    if form is None:
         return None
     from qsf.text.constraints import Constraints
 
-    option, value = request.form
+    option, value = form
     if option != "regex":
         with Path(value).open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
@@ -42,7 +43,7 @@ def read_constraint(request: Request) -> Constraint | None:
         except UnicodeDecodeError as error:
             raise QsfArgumentError(f"{value} is not UTF-8: {error}") from None
     kind = "json" if option == "json-schema" else option
-    return Constraints(request.path).make(kind, value, f"--{option}")
+    return Constraints(path).make(kind, value, f"--{option}")
 
 
 def answer_in_form(

@@ -107,7 +107,7 @@ def _run(request: Request) -> int:
     if is_chat and request.form is not None:
         raise UsageError(f"--{request.form[0]} is for --prompt and --prompts, not for a chat")
     prompt = None if is_chat or request.prompts is not None else _prompt(request)
-    constraint = read_constraint(request)
+    constraint = read_constraint(request.path, request.form)
     with _lines(request) as lines, _open(request) as model:
         if request.is_verbose:
             from qsf.text.sampling import asked_sampling
@@ -278,7 +278,7 @@ def _print_plan(request: Request) -> int:
     from qsf.model import Model
 
     with Watcher(command.leave_at_once):
-        read_constraint(request)  # what it takes is in "process before opening"
+        read_constraint(request.path, request.form)  # what it takes is in "process before opening"
         plan = call_with(Model.plan, request.path, request.opening)
     for line in report.plan_lines(plan):
         print(line)

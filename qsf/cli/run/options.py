@@ -212,8 +212,8 @@ def _add_prompt_options(group: Group) -> None:
         help="chat, as on a terminal without a prompt: /help there shows what can be typed",
     )
     _add_many_options(group)
-    for name, (metavar, what) in _FORMS.items():
-        text = f"answers follow {what} (needs the Python package llguidance)"
+    for name, (metavar, language) in _FORMS.items():
+        text = f"answers follow {language} (needs the Python package llguidance)"
         group.add(f"--{name}", metavar=metavar, help=text)
     group.add("--system", metavar="TEXT", is_main=True, help="how the model is to answer")
     group.add(
@@ -286,8 +286,8 @@ def parse(arguments: list[str]) -> Request:
 
 def _forms(options: argparse.Namespace) -> list[tuple[str, str]]:
     """Return the options that say what answers must look like, with their values."""
-    found = [(name, getattr(options, name.replace("-", "_"))) for name in _FORMS]
-    return [(name, value) for name, value in found if value is not None]
+    forms = [(name, getattr(options, name.replace("-", "_"))) for name in _FORMS]
+    return [(name, value) for name, value in forms if value is not None]
 
 
 def _sessions(options: argparse.Namespace) -> int:

@@ -62,8 +62,8 @@ class Config(Mapping[str, Any]):
         """The value of a key, by the family's name before the general one, or else its default."""
         keys = (self._renames.get(name, name), name)
         self._read.update(keys)
-        found = next((key for key in keys if key in self._values), None)
-        return self._defaults[name] if found is None else self._values[found]
+        key = next((key for key in keys if key in self._values), None)
+        return self._defaults[name] if key is None else self._values[key]
 
     def __iter__(self) -> Iterator[str]:
         """The names in the file."""
@@ -118,7 +118,7 @@ class Config(Mapping[str, Any]):
         value = self.get(name)
         if not isinstance(value, list) or len(value) != n:
             raise self.error(name, f"= {shown(value)} is not a list of {n} numbers")
-        return [Config({name: one}, where=self._where).positive(name) for one in value]
+        return [Config({name: item}, where=self._where).positive(name) for item in value]
 
     def activation(self, name: str) -> Activation:
         """An activation by the name that transformers has for it."""
@@ -138,10 +138,10 @@ class Config(Mapping[str, Any]):
             return None
         if not isinstance(value, list) or len(value) < n_layers:
             raise self.error(name, f"= {shown(value)} is not a list for {n_layers} layers")
-        for one in value[:n_layers]:
-            if one not in allowed:
+        for item in value[:n_layers]:
+            if item not in allowed:
                 raise self.error(
-                    name, f"has {shown(one)}, supported: {', '.join(map(str, allowed))}"
+                    name, f"has {shown(item)}, supported: {', '.join(map(str, allowed))}"
                 )
         return value[:n_layers]
 

@@ -256,9 +256,9 @@ def _facts_of(draft: Draft) -> Facts:
             arch = dataclasses.replace(arch, **first.arch)
         else:
             sets = tuple(
-                one
+                slot
                 for number, (_, own) in enumerate(distinct)
-                for one in (dataclasses.replace(s, number=number) for s in own)
+                for slot in (dataclasses.replace(s, number=number) for s in own)
             )
         layers = [
             layer

@@ -75,19 +75,19 @@ def parameters_of(
     old, modern = config.get("rope_scaling"), None
     if config.has("rope_parameters") or not old:
         modern = config.get("rope_parameters")  # of the class too
-    name, found = ("rope_parameters", modern) if modern else ("rope_scaling", old or {})
-    if not isinstance(found, dict):
+    name, scaling = ("rope_parameters", modern) if modern else ("rope_scaling", old or {})
+    if not isinstance(scaling, dict):
         raise config.error(name, "is not an object")
-    if any(isinstance(value, dict) for value in found.values()):
-        found = found.get(layer_type)
-        if not isinstance(found, dict):
+    if any(isinstance(value, dict) for value in scaling.values()):
+        scaling = scaling.get(layer_type)
+        if not isinstance(scaling, dict):
             raise config.error(f"{name}.{layer_type}", "is missing, or is not an object")
     stated: dict[str, Any] = {}
     if config.get(theta) is not None:
         stated["rope_theta"] = config.positive(theta)
     if config.get("partial_rotary_factor") is not None:
         stated["partial_rotary_factor"] = config.positive("partial_rotary_factor")
-    stated |= {key: value for key, value in found.items() if value is not None}
+    stated |= {key: value for key, value in scaling.items() if value is not None}
     # Phi-3 keeps the original length outside, where it comes first.
     if config.get(_ORIGINAL) is not None:
         stated[_ORIGINAL] = config.count(_ORIGINAL, MAX_TOKENS)
@@ -118,7 +118,7 @@ def rope_of(
     if n_dims != head_dim and not may_be_partial:
         raise scaling.error("partial_rotary_factor", "is not supported for this architecture")
     place = _Place(scaling, theta, n_dims, head_dim, max_tokens)
-    arch, found = _SCALINGS[kind](place)
+    arch, variants = _SCALINGS[kind](place)
     if arch is not None:
         if n_dims != head_dim:
             arch["rope_dims"] = n_dims
@@ -132,7 +132,7 @@ def rope_of(
             least_context=least,
             factor=float(np.float32(factor)),
         )
-        for least, frequencies, factor in found
+        for least, frequencies, factor in variants
     )
     temperature = None
     if scaling.get("llama_4_scaling_beta"):
@@ -241,10 +241,10 @@ def _longrope(place: _Place) -> tuple[dict[str, Any] | None, _Found]:
         factor = scaling.positive("attention_factor")
     else:
         factor = 1.0 if ratio <= 1 else math.sqrt(1 + math.log(ratio) / math.log(original))
-    found: _Found = [(0, place.plain / short, factor)]
+    variants: _Found = [(0, place.plain / short, factor)]
     if original < place.max_tokens:
-        found.append((original + 1, place.plain / long, factor))
-    return None, found
+        variants.append((original + 1, place.plain / long, factor))
+    return None, variants
 
 
 _SCALINGS: Final = {

@@ -19,9 +19,9 @@ from qsf.text.channels import answer_decoder
 from qsf.text.sampling import StopMatcher
 
 if TYPE_CHECKING:
-    from qsf.model import Model
+    from qsf.serve.serving import Serving
     from qsf.serve.tools import Tools
-    from qsf.text.constraints import Constraint, Constraints
+    from qsf.text.constraints import Constraint
 
 MAX_STOPS = 16
 MAX_BIASES = 1024
@@ -53,27 +53,8 @@ MOST_TOKENS = MostTokens()
 SEED = Whole(-(2**63), 2**64 - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """The model, and what the options of the server say about every request."""
-
-    model: Model
-    name: str
-    fingerprint: str
-    most_choices: int
-    constraints: Constraints | str = ""  # the text: why there are none
-    max_seconds: float | None = None
-    is_strict: bool = False
-    is_strict_model: bool = False
-
-    @property
-    def ctx_tokens(self) -> int:
-        """The most tokens of a sequence, prompt and answer together."""
-        return self.model.info.plan.ctx_tokens
-
-
 @dataclass(slots=True, kw_only=True)
-class Asked:
+class CompletionRequest:
     """A request, checked: its prompts as tokens, and how they are to be continued.
 
     ``n`` choices are made for each prompt.
@@ -101,19 +82,19 @@ class Asked:
 
 def read_choosing(fields: Fields, serving: Serving, *, n_top: int, has_logprob: bool) -> Choosing:
     """Return how tokens are chosen."""
-    asked: dict[str, Any] = {name: fields.take(name, SAMPLING[name]) for name in _NAMES}
+    params: dict[str, Any] = {name: fields.take(name, SAMPLING[name]) for name in _NAMES}
     top_k = fields.take("top_k", TOP_K)
-    asked["top_k"] = 0 if top_k == NO_LIMIT else top_k
+    params["top_k"] = 0 if top_k == NO_LIMIT else top_k
     top_p = fields.take("top_p", Number(0, 1))
     if top_p == 0:  # OpenAI's least: only the first
-        asked["top_k"] = 1
+        params["top_k"] = 1
     else:
-        asked["top_p"] = top_p
+        params["top_p"] = top_p
     seed = fields.take("seed", SEED)
     if seed is None:
         seed = int.from_bytes(os.urandom(4), "little")
     return Choosing(
-        params=serving.model.sampling_params(**asked),
+        params=serving.model.sampling_params(**params),
         seed=seed % 2**64,
         presence_penalty=fields.take("presence_penalty", PENALTY, 0.0),
         frequency_penalty=fields.take("frequency_penalty", PENALTY, 0.0),
@@ -178,7 +159,7 @@ def read_model(fields: Fields, serving: Serving) -> None:
         )
 
 
-def finish(fields: Sequence[Fields], serving: Serving) -> Sequence[str]:
+def ignored_fields(fields: Sequence[Fields], serving: Serving) -> Sequence[str]:
     """Return the fields that have no effect. A strict server raises Problem."""
     names = [name for part in fields for name in part.rest()]
     if names and serving.is_strict:
@@ -193,7 +174,7 @@ def finish(fields: Sequence[Fields], serving: Serving) -> Sequence[str]:
 def fit(
     prompts: list[list[int]], wanted: int | None, serving: Serving, name: str
 ) -> dict[str, Any]:
-    """Return how many tokens an answer may have, as fields of ``Asked``.
+    """Return how many tokens an answer may have, as fields of ``CompletionRequest``.
 
     ``wanted``: None or NO_LIMIT are all that fit. More than fits is cut to what does, unless the
     server is strict. Raises Problem where nothing fits.
@@ -231,7 +212,7 @@ def too_long(error: QsfArgumentError, name: str) -> Problem:
 
 
 def make_jobs(
-    asked: Asked,
+    request: CompletionRequest,
     serving: Serving,
     sink: Callable[[int, Event], None],
     *,
@@ -241,43 +222,43 @@ def make_jobs(
 ) -> list[Job]:
     """Return the jobs: the choices of the first prompt, of the second, and so on."""
     model = serving.model
-    end_ids = frozenset() if asked.ignores_end else model.end_ids
+    end_ids = frozenset() if request.ignores_end else model.end_ids
     jobs = []
-    for index in range(len(asked.prompts) * asked.n):
-        how = asked.choosing
-        seed = (how.seed + index % asked.n) % 2**64
-        prompt = asked.prompts[index // asked.n]
+    for index in range(len(request.prompts) * request.n):
+        how = request.choosing
+        seed = (how.seed + index % request.n) % 2**64
+        prompt = request.prompts[index // request.n]
         decoder = answer_decoder(
             model.tokenizer,
-            begins_text=asked.begins_text,
-            functions=() if asked.tools is None else asked.tools.names,
+            begins_text=request.begins_text,
+            functions=() if request.tools is None else request.tools.names,
             # A constraint is for the whole of an answer, which then has no thoughts.
-            prompt=prompt if asked.constraint is None else (),
+            prompt=prompt if request.constraint is None else (),
         )
-        constraint: Any = None if asked.constraint is None else asked.constraint.copy()
+        constraint: Any = None if request.constraint is None else request.constraint.copy()
         reader = None
-        if asked.tools is not None:
-            decoder = asked.tools.decoder(decoder)
-            reader = asked.tools.reader()
-            if asked.tools.strict and constraint is None:
-                constraint = ArgumentsConstraint(asked.tools.strict, reader)
+        if request.tools is not None:
+            decoder = request.tools.decoder(decoder)
+            reader = request.tools.reader()
+            if request.tools.strict and constraint is None:
+                constraint = ArgumentsConstraint(request.tools.strict, reader)
         jobs.append(
             Job(
                 prompt=array("I", prompt),
                 choosing=replace(how, seed=seed),
-                max_tokens=asked.max_tokens,
+                max_tokens=request.max_tokens,
                 decoder=decoder,
-                matcher=StopMatcher(asked.stops),
+                matcher=StopMatcher(request.stops),
                 end_ids=end_ids,
                 sink=lambda _job, event, index=index: sink(index, event),  # type: ignore[misc]
                 owner=owner,
-                salt=f"{owner} {asked.salt}".strip(),
+                salt=f"{owner} {request.salt}".strip(),
                 name=name,
                 max_seconds=max_seconds,
-                wants_progress=asked.has_progress,
+                wants_progress=request.has_progress,
                 constraint=constraint,
                 reader=reader,
-                wants_scores=asked.wants_scores,
+                wants_scores=request.wants_scores,
             )
         )
     return jobs

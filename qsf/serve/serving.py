@@ -1,0 +1,30 @@
+"""What every request of a server has in common."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from qsf.model import Model
+    from qsf.text.constraints import Constraints
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The model, and what the options of the server say about every request."""
+
+    model: Model
+    name: str
+    fingerprint: str
+    most_choices: int
+    constraints: Constraints | str = ""  # the text: why there are none
+    max_seconds: float | None = None
+    is_strict: bool = False
+    is_strict_model: bool = False
+
+    @property
+    def ctx_tokens(self) -> int:
+        """The most tokens of a sequence, prompt and answer together."""
+        return self.model.info.plan.ctx_tokens

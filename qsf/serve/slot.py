@@ -1,0 +1,35 @@
+"""A sequence of the server's engine, and the job that it belongs to."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from qsf.serve.job import Job, State
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A sequence in the engine: of a job, or left over from one.
+
+    Attributes:
+        leader: the slot, with its job, that evaluates the first tokens of this slot's job, and how
+            many; until then the job waits. None: it does not.
+        is_pinned: it holds what all may share, and never anything else.
+    """
+
+    index: int
+    job: Job | None = None
+    held: array[int] = field(default_factory=lambda: array("I"))
+    salt: str = ""
+    used: float = 0.0
+    leader: tuple[Slot, Job, int] | None = None
+    is_pinned: bool = False
+
+    def is_waiting(self) -> bool:
+        """Return whether another slot is still evaluating the beginning of this one's job."""
+        if self.leader is None:
+            return False
+        slot, job, n_tokens = self.leader
+        return slot.job is job and job.state is State.PROMPT and len(slot.held) < n_tokens
