@@ -10,7 +10,7 @@ import contextlib
 import os
 from array import array
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qsf.errors import QsfArgumentError, QsfError, QsfMemoryError
 from qsf.file.session_file import SessionFile, SessionHead, write_session
@@ -21,8 +21,21 @@ from qsf.text.arguments import as_messages
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from qsf.session import Session
+    from qsf.native.binding import NativeSession
     from qsf.text.opened import OpenedModel
+
+
+class Session(Protocol):
+    """What `qsf.session.Session` has for this module."""
+
+    messages: list[dict[str, Any]]
+    _opened: OpenedModel
+    _native: NativeSession
+    _sequence: array[int]
+    _holder: Any
+
+    def _turn(self) -> contextlib.AbstractContextManager[object]:
+        """Take the session for one use."""
 
 
 def save_session(
