@@ -41,7 +41,7 @@ class Session(Protocol):
 def save_session(
     session: Session, path: str | os.PathLike[str], owner: str = "", *, is_synced: bool = True
 ) -> None:
-    """Write what the session holds: see ``Session.save``, and ``write_session``."""
+    """Write the state of the session: see ``Session.save``, and ``write_session``."""
     opened = session._opened
     with session._turn():
         state = native.describe_state(session._native)

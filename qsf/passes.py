@@ -171,7 +171,7 @@ def _is_late(native: NativeItem, session: Session) -> bool:
 
 
 def _append(session: Session, tokens: array[int]) -> None:
-    """Note what the engine's session holds now."""
+    """Record the tokens that the engine's session holds now."""
     n_before = session._native.position() - len(tokens)
     if session._holder is not session:  # the list may be a generation's
         session._sequence = session._sequence[:n_before]

@@ -335,7 +335,7 @@ def _no_phase(_name: str) -> Progress:
 
 
 def _text_tables(source: Source) -> tuple[bytes | None, str | None]:
-    """The section TEXT, or why there is none; nothing where there is no tokenizer at all."""
+    """The section TEXT, or why it is missing; empty without any tokenizer."""
     if source.tokenizer is None:
         return None, None
     special = read_json(source.chat).get("special_tokens") or {}

@@ -1,4 +1,4 @@
-/* sequence.h - what a sequence holds between its passes: a cache for each kind of state.
+/* sequence.h - the state of a sequence between passes: a cache for each kind of state.
  *
  * A cache holds what some layers need of the tokens before: attention its keys and values (kv/),
  * recurrent mixers their states (state/). Sessions, drafts, forks, prefixes and saved

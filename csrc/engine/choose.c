@@ -5,11 +5,11 @@
 #include "engine/session.h"
 #include "platform/clock.h"
 
-static qsf_status check_ids(const qsf_model *m, const char *what, const uint32_t *ids, size_t n)
+static qsf_status check_ids(const qsf_model *m, const char *list, const uint32_t *ids, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         if (ids[i] >= m->config.n_vocab)
-            return QSF_FAIL(QSF_ERR_ARG, "%s token %u is outside the vocabulary of %u", what,
+            return QSF_FAIL(QSF_ERR_ARG, "%s token %u is outside the vocabulary of %u", list,
                             ids[i], m->config.n_vocab);
     return QSF_OK;
 }

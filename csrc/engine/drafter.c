@@ -41,7 +41,8 @@ static bool choose(const qsf_session *s, uint32_t n_tokens, uint32_t n_draws, ui
     return qsf_model_choose(s->drafter->model, &item, 1) == QSF_OK;
 }
 
-bool qsf_drafter_guess(qsf_session *s, uint32_t n_tokens, qsf_thrift_chain *chain, qsf_guess *out)
+bool qsf_drafter_guess(qsf_session *s, uint32_t n_tokens, qsf_speculation_chain *chain,
+                       qsf_guess *out)
 {
     const uint64_t start_ns = qsf_clock_ns();
     const uint64_t n_before = s->drafter->prompt_tokens;
@@ -49,10 +50,10 @@ bool qsf_drafter_guess(qsf_session *s, uint32_t n_tokens, qsf_thrift_chain *chai
     const bool has_guess =
         follow(s, n_tokens) && choose(s, n_tokens, chain->n_drafts, &out->token, &logprob);
     const uint64_t n_evaluated = s->drafter->prompt_tokens - n_before;
-    qsf_thrift_spend(&s->model->shared.costs, chain, qsf_clock_ns() - start_ns,
-                     (uint32_t)n_evaluated);
+    qsf_speculation_spend(&s->model->shared.costs, chain, qsf_clock_ns() - start_ns,
+                          (uint32_t)n_evaluated);
     if (!has_guess || out->token >= s->model->config.n_vocab)
         return false;
-    out->kind = qsf_thrift_kind_of_model(exp((double)logprob));
+    out->kind = qsf_speculation_kind_of_model(exp((double)logprob));
     return true;
 }

@@ -1,4 +1,4 @@
-/* drafter_tokens.h - a draft model must have the tokens of the model that it guesses for. */
+/* drafter_tokens.h - checks that a draft model and its target share a vocabulary. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_ENGINE_DRAFTER_TOKENS_H
 #define QSF_ENGINE_DRAFTER_TOKENS_H

@@ -17,18 +17,18 @@
 #include "speculate/matches.h"
 #include "platform/clock.h"
 
-#define N_GUESSES 4 /* a match, a follower of one token and of two, the draft model's */
+#define N_GUESSES 4 /* n-gram match, n-grams of one and two tokens, draft model */
 
 /* Lists what may follow tokens [n_tokens], of which `match` is the match. */
-static uint32_t list_guesses(const qsf_followers *followers, const uint32_t *tokens,
-                             uint32_t n_tokens, qsf_match match, qsf_guess *out)
+static uint32_t list_guesses(const qsf_ngrams *ngrams, const uint32_t *tokens, uint32_t n_tokens,
+                             qsf_match match, qsf_guess *out)
 {
     uint32_t n = 0;
     if (match.n_tokens > 0)
-        out[n++] = (qsf_guess){tokens[match.next], qsf_thrift_kind_of_match(match.n_tokens)};
+        out[n++] = (qsf_guess){tokens[match.next], qsf_speculation_kind_of_match(match.n_tokens)};
     for (uint32_t n_before = 1; n_before <= 2; n_before++) {
-        const qsf_follower *const f = qsf_followers_find(followers, tokens, n_tokens, n_before);
-        const uint32_t kind = QSF_KIND_FOLLOWER + (n_before - 1) * QSF_FOLLOWER_CLASSES;
+        const qsf_ngram_token *const f = qsf_ngrams_find(ngrams, tokens, n_tokens, n_before);
+        const uint32_t kind = QSF_KIND_NGRAM + (n_before - 1) * QSF_NGRAM_CLASSES;
         if (f != NULL)
             out[n++] = (qsf_guess){f->token, kind + f->class};
     }
@@ -41,16 +41,15 @@ static void count_guesses(qsf_session *s, uint32_t token)
     qsf_guess guesses[N_GUESSES];
     const uint32_t *const tokens = s->buffers.tokens;
     const qsf_match match = qsf_match_find(tokens, s->n_tokens);
-    const uint32_t n =
-        list_guesses(&s->model->shared.followers, tokens, s->n_tokens, match, guesses);
+    const uint32_t n = list_guesses(&s->model->shared.ngrams, tokens, s->n_tokens, match, guesses);
     for (uint32_t i = 0; i < n; i++)
-        qsf_thrift_count(&s->chances, guesses[i].kind, guesses[i].token == token);
+        qsf_speculation_count(&s->chances, guesses[i].kind, guesses[i].token == token);
     const uint32_t row = s->n_drafts - s->n_ahead;
     if (!s->has_likeliest || row >= s->n_model_guesses || row > s->chain.n_chosen)
         return;
     const qsf_guess *const g = &s->buffers.model_guesses[row];
     if (g->kind != QSF_KIND_CALLER)
-        qsf_thrift_count(&s->chances, g->kind, g->token == token);
+        qsf_speculation_count(&s->chances, g->kind, g->token == token);
 }
 
 /* Returns the guess that is right most often; *chance is 0 if there is none. */
@@ -59,8 +58,8 @@ static qsf_guess best_of(const qsf_chances *t, const qsf_guess *guesses, uint32_
     qsf_guess best = {0};
     *chance = 0.0;
     for (uint32_t i = 0; i < n; i++)
-        if (qsf_thrift_chance(t, guesses[i].kind) > *chance) {
-            *chance = qsf_thrift_chance(t, guesses[i].kind);
+        if (qsf_speculation_chance(t, guesses[i].kind) > *chance) {
+            *chance = qsf_speculation_chance(t, guesses[i].kind);
             best = guesses[i];
         }
     return best;
@@ -70,12 +69,12 @@ static qsf_guess best_of(const qsf_chances *t, const qsf_guess *guesses, uint32_
  * guesses that gave, 0 or 1. */
 static uint32_t ask_model(qsf_session *s, uint32_t n_tokens, double best_chance, qsf_guess *out)
 {
-    qsf_thrift_chain *const chain = &s->chain;
+    qsf_speculation_chain *const chain = &s->chain;
     qsf_guess *const noted = &s->buffers.model_guesses[chain->n_drafts];
     s->n_model_guesses = chain->n_drafts + 1;
     noted->kind = QSF_KIND_CALLER;
     if (s->drafter == NULL ||
-        !qsf_thrift_wants_model(&s->model->shared.costs, &s->chances, chain, best_chance) ||
+        !qsf_speculation_wants_model(&s->model->shared.costs, &s->chances, chain, best_chance) ||
         !qsf_drafter_guess(s, n_tokens, chain, out))
         return 0;
     *noted = *out;
@@ -86,18 +85,18 @@ static uint32_t ask_model(qsf_session *s, uint32_t n_tokens, double best_chance,
 static void guess_tokens(qsf_session *s, uint32_t n_tokens, uint32_t n_most)
 {
     uint32_t *const tokens = s->buffers.tokens;
-    qsf_thrift_chain *const chain = &s->chain;
+    qsf_speculation_chain *const chain = &s->chain;
     qsf_match match = qsf_match_find(tokens, n_tokens);
     while (chain->n_drafts < n_most) {
         qsf_guess guesses[N_GUESSES];
         double chance;
         const uint32_t end = n_tokens + chain->n_drafts;
-        uint32_t n = list_guesses(&s->model->shared.followers, tokens, end, match, guesses);
+        uint32_t n = list_guesses(&s->model->shared.ngrams, tokens, end, match, guesses);
         best_of(&s->chances, guesses, n, &chance);
         n += ask_model(s, end, chance, &guesses[n]);
         const qsf_guess best = best_of(&s->chances, guesses, n, &chance);
         s->buffers.draft_kinds[chain->n_drafts] = (uint8_t)best.kind;
-        if (!qsf_thrift_append(chain, chance))
+        if (!qsf_speculation_append(chain, chance))
             break;
         tokens[end] = best.token;
         match = qsf_match_extend(match, tokens, end + 1);
@@ -123,7 +122,7 @@ static uint32_t guess_part(const qsf_pass_part *p, uint32_t n_rows, uint32_t n_m
     const uint32_t n_left = room_for_drafts(&s->model->plan, end);
     n_most = n_most < n_left ? n_most : n_left;
     memcpy(s->buffers.tokens + s->n_tokens, p->tokens, p->n_tokens * sizeof *p->tokens);
-    qsf_thrift_begin(&s->chain, n_rows, n_most);
+    qsf_speculation_begin(&s->chain, n_rows, n_most);
     s->n_model_guesses = 0;
     const uint32_t n_offered = s->n_offered < n_most ? s->n_offered : n_most;
     if (s->n_offered == 0)
@@ -139,7 +138,7 @@ static void add_drafts(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, uin
 {
     const uint32_t n_chunk = m->plan.chunk_tokens - n_rows;
     uint32_t n_most = m->plan.draft_rows < n_chunk ? m->plan.draft_rows : n_chunk;
-    qsf_thrift_chain *first = NULL;
+    qsf_speculation_chain *first = NULL;
     for (uint32_t i = 0; i < n_parts; i++) {
         qsf_pass_part *const p = &parts[i];
         if (!p->may_draft)
@@ -149,7 +148,7 @@ static void add_drafts(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, uin
         p->session->chain.next = first;
         first = &p->session->chain;
     }
-    qsf_thrift_choose(&m->shared.costs, first, n_most);
+    qsf_speculation_choose(&m->shared.costs, first, n_most);
     for (uint32_t i = 0; i < n_parts; i++) {
         qsf_pass_part *const p = &parts[i];
         if (!p->may_draft)
@@ -163,7 +162,7 @@ static void add_drafts(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, uin
 }
 
 /* Finds the likeliest token by the logits of a row. False: a logit is not finite. */
-static bool find_likeliest(qsf_model *m, const float *logits, qsf_follower *out)
+static bool find_likeliest(qsf_model *m, const float *logits, qsf_ngram_token *out)
 {
     uint32_t tokens[2] = {0}; /* any, and the likeliest */
     float logprobs[2];
@@ -173,7 +172,7 @@ static bool find_likeliest(qsf_model *m, const float *logits, qsf_follower *out)
                                                    logprobs, sizeof tokens / sizeof *tokens);
     qsf_mutex_unlock(&m->choosing);
     if (status == QSF_OK)
-        *out = qsf_follower_of(tokens[1], exp((double)logprobs[1]));
+        *out = qsf_ngram_token_of(tokens[1], exp((double)logprobs[1]));
     return status == QSF_OK;
 }
 
@@ -182,13 +181,13 @@ static void note_drafts(const qsf_pass_part *p)
 {
     qsf_session *const s = p->session;
     const uint32_t n_vocab = s->model->config.n_vocab;
-    qsf_follower *const found = s->buffers.likeliest;
-    s->has_likeliest = find_likeliest(s->model, s->buffers.logits, found);
+    qsf_ngram_token *const likeliest = s->buffers.likeliest;
+    s->has_likeliest = find_likeliest(s->model, s->buffers.logits, likeliest);
     for (uint32_t i = 0; i < p->n_drafts; i++) {
         s->has_likeliest =
             s->has_likeliest &&
-            find_likeliest(s->model, s->draft_logits + i * (size_t)n_vocab, &found[1 + i]);
-        s->n_drafted[qsf_thrift_guesser_of(s->buffers.draft_kinds[i])]++;
+            find_likeliest(s->model, s->draft_logits + i * (size_t)n_vocab, &likeliest[1 + i]);
+        s->n_drafted[qsf_speculation_guesser_of(s->buffers.draft_kinds[i])]++;
     }
 }
 
@@ -203,8 +202,8 @@ static void learn_costs(qsf_model *m, const qsf_pass_part *parts, uint32_t n_par
             return;
         n_drafts += parts[i].n_drafts;
     }
-    qsf_thrift_learn(&m->shared.costs, n_parts + n_drafts, n_drafts, qsf_clock_ns() - start_ns,
-                     w->phase_ns[QSF_PHASE_WAIT]);
+    qsf_speculation_learn(&m->shared.costs, n_parts + n_drafts, n_drafts, qsf_clock_ns() - start_ns,
+                          w->phase_ns[QSF_PHASE_WAIT]);
 }
 
 qsf_status qsf_drafting_run(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, qsf_stopwatch *w)
@@ -233,11 +232,11 @@ void qsf_drafting_learn(qsf_session *s, uint32_t token)
     count_guesses(s, token);
     if (!s->has_likeliest)
         return;
-    qsf_followers_learn(&s->model->shared.followers, b->tokens, s->n_tokens, b->likeliest[first]);
+    qsf_ngrams_learn(&s->model->shared.ngrams, b->tokens, s->n_tokens, b->likeliest[first]);
     s->has_likeliest = qsf_drafting_has(s, token);
     for (uint32_t i = 1; !s->has_likeliest && i <= s->n_ahead; i++) /* the rows that are dropped */
-        qsf_followers_learn(&s->model->shared.followers, b->tokens, s->n_tokens + i,
-                            b->likeliest[first + i]);
+        qsf_ngrams_learn(&s->model->shared.ngrams, b->tokens, s->n_tokens + i,
+                         b->likeliest[first + i]);
 }
 
 bool qsf_drafting_has(const qsf_session *s, uint32_t token)
@@ -255,7 +254,7 @@ qsf_status qsf_drafting_take(qsf_session *s)
     const uint32_t draft_idx = s->n_drafts - s->n_ahead;
     memcpy(s->buffers.logits, s->draft_logits + draft_idx * n_vocab, n_vocab * sizeof(float));
     s->has_logits = true;
-    s->n_accepted[qsf_thrift_guesser_of(s->buffers.draft_kinds[draft_idx])]++;
+    s->n_accepted[qsf_speculation_guesser_of(s->buffers.draft_kinds[draft_idx])]++;
     s->n_tokens++;
     s->n_ahead--;
     return QSF_OK;

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #include "engine/session_buffers.h"
-#include "speculate/thrift.h"
+#include "speculate/speculation_budget.h"
 #include "include/qsf.h"
 #include "platform/stopwatch.h"
 
@@ -41,7 +41,7 @@ struct qsf_session {
     qsf_session *drafter;        /* of the draft model, or NULL */
     qsf_last_choice last_choice; /* the draft model chooses likewise */
     qsf_chances chances;
-    qsf_thrift_chain chain;
+    qsf_speculation_chain chain;
     qsf_state incoming;        /* the state that is being written */
     uint64_t n_incoming_bytes; /* of it so far; 0: none, or it was in vain */
     atomic_bool cancelled;     /* set by any thread */

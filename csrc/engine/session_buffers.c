@@ -46,7 +46,7 @@ void qsf_shared_layout(qsf_shared_buffers *b, qsf_arena *a, const qsf_config *c,
     b->logits = qsf_arena_push(a, n_logits, sizeof *b->logits);
     qsf_sampler_layout(&b->sampler, a, c->n_vocab);
     if (plan->draft_rows > 0)
-        qsf_followers_layout(&b->followers, a);
+        qsf_ngrams_layout(&b->ngrams, a);
 }
 
 static qsf_dtype dtype_of_bits(uint32_t bits)

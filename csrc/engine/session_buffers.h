@@ -8,14 +8,14 @@
 #include <stdint.h>
 
 #include "engine/sample.h"
-#include "speculate/followers.h"
-#include "speculate/thrift.h"
+#include "speculate/ngrams.h"
+#include "speculate/speculation_budget.h"
 #include "memory/arena.h"
 #include "model/chunk.h"
 #include "cache/sequence.h"
 #include "model/scratch.h"
 
-/* A guess of the next token, and its kind (thrift.h) */
+/* A guess of the next token, and its kind (speculation_budget.h) */
 typedef struct qsf_guess {
     uint32_t token;
     uint32_t kind;
@@ -23,11 +23,11 @@ typedef struct qsf_guess {
 
 typedef struct qsf_session_buffers {
     qsf_sequence sequence;
-    uint32_t *tokens;        /* [ctx_tokens] */
-    float *logits;           /* [n_vocab] after the last token */
-    uint32_t *offered;       /* [draft_rows] */
-    uint8_t *draft_kinds;    /* [draft_rows] of the drafts of the latest pass */
-    qsf_follower *likeliest; /* [1 + draft_rows] after each of its tokens */
+    uint32_t *tokens;           /* [ctx_tokens] */
+    float *logits;              /* [n_vocab] after the last token */
+    uint32_t *offered;          /* [draft_rows] */
+    uint8_t *draft_kinds;       /* [draft_rows] of the drafts of the latest pass */
+    qsf_ngram_token *likeliest; /* [1 + draft_rows] after each of its tokens */
     /* [1 + draft_rows] what the draft model guessed after the pass's token and after each draft;
      * QSF_KIND_CALLER: nothing */
     qsf_guess *model_guesses;
@@ -71,7 +71,7 @@ typedef struct qsf_shared_buffers {
     uint64_t logits_pass;          /* the pass with this number */
     qsf_sampler sampler;
     qsf_costs costs;
-    qsf_followers followers; /* empty if the plan has no draft_rows */
+    qsf_ngrams ngrams; /* empty if the plan has no draft_rows */
 } qsf_shared_buffers;
 
 /* As qsf_session_layout(). */

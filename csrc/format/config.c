@@ -32,17 +32,17 @@ static qsf_status check_tensor(const tensor_rule *rule, const qsf_tensor *t)
     return QSF_OK;
 }
 
-/* found[i] = the unit's tensor of rule i of n_rules, which are in the order of the pass, or NULL.
+/* tensors[i] = the unit's tensor of rule i of n_rules, which are in the order of the pass, or NULL.
  * The file must have the tensors in that order, and no others. */
 static qsf_status match_unit(const qsf_reader *r, uint32_t unit_idx, const tensor_rule *rules,
-                             size_t n_rules, const qsf_tensor **found)
+                             size_t n_rules, const qsf_tensor **tensors)
 {
     uint32_t n_matched = 0;
     uint64_t last_off = 0;
     for (size_t i = 0; i < n_rules; i++) {
         const tensor_rule *const rule = &rules[i];
         const qsf_tensor *const t = qsf_reader_tensor(r, unit_idx, (uint32_t)rule->type);
-        found[i] = t;
+        tensors[i] = t;
         if (t == NULL) {
             if (rule->presence == ALWAYS)
                 return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has no %s", unit_idx, rule->name);
@@ -236,7 +236,7 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
         [OF_EXPERTS] = k->n_experts,
     };
     tensor_rule rules[N_LAYER_ROWS];
-    const qsf_tensor *found[N_LAYER_ROWS];
+    const qsf_tensor *tensors[N_LAYER_ROWS];
     for (size_t i = 0; i < N_LAYER_ROWS; i++) {
         const layer_row *const row = &layer_rows[i];
         rules[i] = (tensor_rule){row->type,          row->name,
@@ -246,13 +246,13 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
     *l = (qsf_layer){.kind = k,
                      .unit_idx = r->layer_units[idx],
                      .first_expert = qsf_reader_layer(r, idx)->first_expert};
-    QSF_TRY(match_unit(r, l->unit_idx, rules, N_LAYER_ROWS, found));
+    QSF_TRY(match_unit(r, l->unit_idx, rules, N_LAYER_ROWS, tensors));
     for (size_t i = 0; i < N_LAYER_ROWS; i++) {
         qsf_sides *const sides = &l->sides[layer_rows[i].tensor];
         if (layer_rows[i].layout != QSF_LAYOUT_OUTLIERS)
-            l->tensors[layer_rows[i].tensor] = found[i];
-        else if (found[i] != NULL)
-            sides->tensors[sides->n++] = found[i];
+            l->tensors[layer_rows[i].tensor] = tensors[i];
+        else if (tensors[i] != NULL)
+            sides->tensors[sides->n++] = tensors[i];
     }
     return QSF_OK;
 }
@@ -272,13 +272,13 @@ static qsf_status match_experts(const qsf_reader *r, const qsf_layer *l)
         {QSF_TENSOR_FFN_DOWN_BIAS, "down_bias", QSF_LAYOUT_VECTOR, OPTIONAL, 1, dim},
         {QSF_TENSOR_FFN_DOWN, "down", QSF_LAYOUT_TILES, ALWAYS, dim, k->expert_dim},
     };
-    const qsf_tensor *found[sizeof rules / sizeof rules[0]];
+    const qsf_tensor *tensors[sizeof rules / sizeof rules[0]];
     uint32_t last_template = 0;
     for (uint32_t i = l->first_expert; i < l->first_expert + k->n_experts; i++) {
         if (r->units[i].template_idx == last_template)
             continue;
         last_template = r->units[i].template_idx;
-        QSF_TRY(match_unit(r, i, rules, sizeof rules / sizeof rules[0], found));
+        QSF_TRY(match_unit(r, i, rules, sizeof rules / sizeof rules[0], tensors));
     }
     return QSF_OK;
 }
@@ -375,13 +375,13 @@ static qsf_status match_ends(const qsf_config *c, const qsf_reader *r, qsf_ends 
         {QSF_TENSOR_HEAD_BIAS, "head_bias", QSF_LAYOUT_VECTOR, head_bias, 1, c->n_vocab},
         {QSF_TENSOR_HEAD, "head", QSF_LAYOUT_TILES, head, c->n_vocab, c->dim},
     };
-    const qsf_tensor *found[sizeof final / sizeof final[0]];
+    const qsf_tensor *tensors[sizeof final / sizeof final[0]];
     QSF_TRY(match_unit(r, r->embedding_unit, embedding, 1, &ends->embedding));
-    QSF_TRY(match_unit(r, r->final_unit, final, sizeof final / sizeof final[0], found));
-    ends->final_norm = found[0];
-    ends->final_norm_bias = found[1];
-    ends->head_bias = found[2];
-    ends->head = found[3];
+    QSF_TRY(match_unit(r, r->final_unit, final, sizeof final / sizeof final[0], tensors));
+    ends->final_norm = tensors[0];
+    ends->final_norm_bias = tensors[1];
+    ends->head_bias = tensors[2];
+    ends->head = tensors[3];
     if (c->has_tied_head)
         ends->head = ends->embedding;
     return QSF_OK;

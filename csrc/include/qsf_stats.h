@@ -14,8 +14,8 @@ extern "C" {
 
 #define QSF_N_PHASES 11 /* number of values of qsf_phase */
 
-/* Who guesses tokens: an earlier place in the text that reads alike; what the model found likeliest
- * before after the same tokens; a draft model; the caller. */
+/* Sources of drafts: 0 n-gram match in the context, 1 n-gram table of earlier top predictions,
+ * 2 draft model, 3 the caller. */
 #define QSF_N_GUESSERS 4
 
 /* Parts of a call of sync, score or step. Each nanosecond of the calling thread belongs to exactly

@@ -31,7 +31,7 @@ static inline lanes lanes_exp(lanes x)
  * 1 - 2 / (e^2|x| + 1) with the sign of x, which would lose digits near 0. */
 static inline lanes lanes_tanh(lanes x)
 {
-    const lanes one = lanes_set(1.0F);
+    const lanes ones = lanes_set(1.0F);
     const lanes z = lanes_mul(x, x);
     lanes p = lanes_set(-0x1.75e1cep-8F);
     p = lanes_fma(p, z, lanes_set(0x1.52269cp-6F));
@@ -41,7 +41,7 @@ static inline lanes lanes_tanh(lanes x)
     const lanes near = lanes_fma(lanes_mul(x, z), p, x);
     const lanes magnitude = lanes_abs(x);
     const lanes e = lanes_exp(lanes_add(magnitude, magnitude));
-    const lanes far = lanes_sub(one, lanes_div(lanes_set(2.0F), lanes_add(e, one)));
+    const lanes far = lanes_sub(ones, lanes_div(lanes_set(2.0F), lanes_add(e, ones)));
     const lanes minus_far = lanes_mul(far, lanes_set(-1.0F));
     const lanes signed_far = lanes_where_less(x, lanes_set(0.0F), minus_far, far);
     return lanes_where_less(magnitude, lanes_set(0.625F), near, signed_far);

@@ -186,8 +186,8 @@ QSF_FORCED_INLINE void int_group(qsf_form form, const unsigned char *tiles, size
         lanes_store(y + t * y_stride, acc[t]);
 }
 
-/* As int_group for two tile rows together: two streams of reads are faster than one. Behind a tile
- * row comes the other, so what is prefetched at its end is the next two. */
+/* Like int_group, for two tile rows at once: two streams of reads are faster than one. The second
+ * tile row follows the first in memory, so its end prefetches the next two. */
 QSF_FORCED_INLINE void int_group_of_two(qsf_form form, const unsigned char *tiles,
                                         size_t tile_bytes, const qsf_acts *x, size_t t0,
                                         size_t n_tokens, float *y, size_t y_stride)

@@ -42,7 +42,7 @@ static void QSF_NAME(weigh)(const float *x, size_t n, float max, float factor, f
                             float *e, float *sums)
 {
     const lanes zero = lanes_set(0.0F);
-    const lanes one = lanes_set(1.0F);
+    const lanes ones = lanes_set(1.0F);
     const lanes maxes = lanes_set(max);
     const lanes factors = lanes_set(factor);
     const lanes leasts = lanes_set(least);
@@ -53,7 +53,7 @@ static void QSF_NAME(weigh)(const float *x, size_t n, float max, float factor, f
             const size_t m = lanes_left(end, i);
             const lanes v = lanes_load_part(x + i, m);
             const lanes below = lanes_exp(lanes_mul(lanes_sub(v, maxes), factors));
-            const lanes all = lanes_where_less(v, maxes, below, one);
+            const lanes all = lanes_where_less(v, maxes, below, ones);
             const lanes kept = lanes_where_less(all, leasts, zero, all);
             lanes_store_part(e + i, kept, m);
             sum = lanes_add(sum, lanes_between(0, m, kept, zero));

@@ -37,9 +37,9 @@ static inline lanes lanes_gelu_tanh(lanes x)
  * error of at most 1.5e-7. So the result is x (1 - erfc|z| / 2) for x > 0, else x erfc|z| / 2. */
 static inline lanes lanes_gelu_erf(lanes x)
 {
-    const lanes one = lanes_set(1.0F);
+    const lanes ones = lanes_set(1.0F);
     const lanes z = lanes_mul(lanes_abs(x), lanes_set(0.70710678118654752F));
-    const lanes t = lanes_div(one, lanes_fma(lanes_set(0.3275911F), z, one));
+    const lanes t = lanes_div(ones, lanes_fma(lanes_set(0.3275911F), z, ones));
     lanes p = lanes_set(1.061405429F);
     p = lanes_fma(p, t, lanes_set(-1.453152027F));
     p = lanes_fma(p, t, lanes_set(1.421413741F));
@@ -47,7 +47,8 @@ static inline lanes lanes_gelu_erf(lanes x)
     p = lanes_fma(p, t, lanes_set(0.254829592F));
     const lanes gauss = lanes_exp(lanes_mul(lanes_mul(z, lanes_set(-1.0F)), z));
     const lanes half_erfc = lanes_mul(lanes_mul(lanes_mul(lanes_set(0.5F), p), t), gauss);
-    const lanes factor = lanes_where_less(lanes_set(0.0F), x, lanes_sub(one, half_erfc), half_erfc);
+    const lanes factor =
+        lanes_where_less(lanes_set(0.0F), x, lanes_sub(ones, half_erfc), half_erfc);
     return lanes_mul(x, factor);
 }
 

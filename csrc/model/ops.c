@@ -28,9 +28,9 @@ size_t qsf_ops_piece(size_t work_per_item)
 /* True if f32 vectors can be read in place: on every machine that has kernels. */
 static bool is_little_endian(void)
 {
-    const uint32_t one = 1;
+    const uint32_t probe = 1;
     unsigned char first;
-    memcpy(&first, &one, 1);
+    memcpy(&first, &probe, 1);
     return first == 1;
 }
 

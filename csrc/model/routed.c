@@ -131,8 +131,8 @@ static qsf_status load_biases(qsf_ops *o, member *m)
     return status;
 }
 
-/* Adds choices of expert i that have not run, as many as there are rows for: all, unless it is the
- * only member. */
+/* Adds the pending rows of expert i to the wave: all of them, except that a wave of a single expert
+ * may take only some. */
 static qsf_status add_member(wave *w, uint32_t i)
 {
     const qsf_ops *const o = w->ops;

@@ -317,7 +317,7 @@ static void add_rows(qsf_candidate *d)
     qsf_candidate_weigh_table(d);
 }
 
-/* Gives what is left to slots of experts; those that were given already are room, too. */
+/* Gives the remaining memory to expert slots, together with that of slots planned already. */
 static void add_slots(qsf_candidate *d)
 {
     qsf_plan *const plan = d->plan;

@@ -1,4 +1,4 @@
-/* matches.h - guesses the next token from an earlier place in the text that reads alike. */
+/* matches.h - guesses the next token by the longest n-gram match in the context. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_SPECULATE_MATCHES_H
 #define QSF_SPECULATE_MATCHES_H

@@ -9,11 +9,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What a token leaves of the counts. */
+/* Each token multiplies all counts by this. */
 #define QSF_EXPERT_DECAY 0.97F
 
 typedef struct qsf_expert_policy {
-    float *counts; /* [n] in units that grow instead of counts that fade */
+    float *counts; /* [n] multiples of a growing unit: the counts need not all be multiplied */
     uint32_t n;
     float unit; /* what a use adds now */
 } qsf_expert_policy;

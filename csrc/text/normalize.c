@@ -48,11 +48,11 @@ static const qsf_decomposition *find_decomposition(uint32_t c, bool is_compatibl
             high = middle;
     }
     /* The canonical one comes first, if there are two. */
-    const qsf_decomposition *found = NULL;
+    const qsf_decomposition *entry = NULL;
     for (; low < QSF_UNICODE_DECOMPOSITIONS && qsf_unicode_decompositions[low].c == c; low++)
         if (is_compatible || !qsf_unicode_decompositions[low].is_compatible)
-            found = &qsf_unicode_decompositions[low];
-    return found;
+            entry = &qsf_unicode_decompositions[low];
+    return entry;
 }
 
 /* out [QSF_UNICODE_MAX_DECOMPOSED]; returns how many. */

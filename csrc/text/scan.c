@@ -51,9 +51,9 @@ static at skip_most(at p, at end, unsigned kinds, int most)
     return p;
 }
 
-static at or_null(at found, at begin)
+static at or_null(at stop, at begin)
 {
-    return found == begin ? NULL : found;
+    return stop == begin ? NULL : stop;
 }
 
 /* 's|'t|'re|'ve|'m|'ll|'d */
@@ -78,8 +78,8 @@ static at any_contraction(at p, at end)
         return p + 3;
     const unsigned char lower[3] = {'\'', (unsigned char)(p[1] < 0x80 ? p[1] | 0x20 : 0),
                                     (unsigned char)(end - p >= 3 && p[2] < 0x80 ? p[2] | 0x20 : 0)};
-    const at found = contraction(lower, lower + (end - p >= 3 ? 3 : 2));
-    return found == NULL ? NULL : p + (found - lower);
+    const at stop = contraction(lower, lower + (end - p >= 3 ? 3 : 2));
+    return stop == NULL ? NULL : p + (stop - lower);
 }
 
 /* [^\r\n\p{L}\p{N}]?[letters]+ with `not_first` for the kinds that may not come first. */
@@ -88,9 +88,9 @@ static at word(at p, at end, unsigned letters, unsigned not_first)
     at next;
     const unsigned kind = look(p, end, &next);
     if ((kind & not_first) == 0 && !is_line_end(p, end)) {
-        const at found = skip(next, end, letters);
-        if (found != next)
-            return found;
+        const at stop = skip(next, end, letters);
+        if (stop != next)
+            return stop;
     }
     return or_null(skip(p, end, letters), p);
 }
@@ -123,31 +123,30 @@ static at spaces(at p, at end, bool has_lines, bool has_last)
 static at after_space(at p, at end, unsigned kinds, bool is_others)
 {
     const at begin = *p == ' ' ? p + 1 : p;
-    const at found = is_others ? skip_others(begin, end, kinds) : skip(begin, end, kinds);
-    return found != begin ? found : NULL;
+    const at stop = is_others ? skip_others(begin, end, kinds) : skip(begin, end, kinds);
+    return stop != begin ? stop : NULL;
 }
 
 /* ` ?[^\s\p{L}\p{N}]+` and then any of \r, \n and, where has_slash, / */
 static at symbols(at p, at end, unsigned kinds, bool is_others, bool has_slash)
 {
-    at found = after_space(p, end, kinds, is_others);
-    while (found != NULL &&
-           (is_line_end(found, end) || (has_slash && found != end && *found == '/')))
-        found++;
-    return found;
+    at stop = after_space(p, end, kinds, is_others);
+    while (stop != NULL && (is_line_end(stop, end) || (has_slash && stop != end && *stop == '/')))
+        stop++;
+    return stop;
 }
 
 /* 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ */
 static at scan_gpt2_tail(at p, at end, bool has_last)
 {
-    at found = contraction(p, end);
-    if (found == NULL)
-        found = after_space(p, end, QSF_CHAR_LETTER, false);
-    if (found == NULL)
-        found = after_space(p, end, QSF_CHAR_NUMBER, false);
-    if (found == NULL)
-        found = after_space(p, end, QSF_CHAR_SPACE | QSF_CHAR_LETTER | QSF_CHAR_NUMBER, true);
-    return found != NULL ? found : spaces(p, end, false, has_last);
+    at stop = contraction(p, end);
+    if (stop == NULL)
+        stop = after_space(p, end, QSF_CHAR_LETTER, false);
+    if (stop == NULL)
+        stop = after_space(p, end, QSF_CHAR_NUMBER, false);
+    if (stop == NULL)
+        stop = after_space(p, end, QSF_CHAR_SPACE | QSF_CHAR_LETTER | QSF_CHAR_NUMBER, true);
+    return stop != NULL ? stop : spaces(p, end, false, has_last);
 }
 
 static at scan_gpt2(at p, at end)
@@ -165,14 +164,14 @@ static at scan_llama_cpp(at p, at end)
  * \s*[\r\n]+|\s+(?!\S)|\s+ ; L is \p{L} or [\p{L}\p{M}], and so many numbers */
 static inline at scan_like_cl100k(at p, at end, unsigned letters, int n_numbers)
 {
-    at found = any_contraction(p, end);
-    if (found == NULL)
-        found = word(p, end, letters, QSF_CHAR_LETTER | QSF_CHAR_NUMBER);
-    if (found == NULL)
-        found = or_null(skip_most(p, end, QSF_CHAR_NUMBER, n_numbers), p);
-    if (found == NULL)
-        found = symbols(p, end, QSF_CHAR_SPACE | letters | QSF_CHAR_NUMBER, true, false);
-    return found != NULL ? found : spaces(p, end, true, true);
+    at stop = any_contraction(p, end);
+    if (stop == NULL)
+        stop = word(p, end, letters, QSF_CHAR_LETTER | QSF_CHAR_NUMBER);
+    if (stop == NULL)
+        stop = or_null(skip_most(p, end, QSF_CHAR_NUMBER, n_numbers), p);
+    if (stop == NULL)
+        stop = symbols(p, end, QSF_CHAR_SPACE | letters | QSF_CHAR_NUMBER, true, false);
+    return stop != NULL ? stop : spaces(p, end, true, true);
 }
 
 static at scan_cl100k(at p, at end)
@@ -202,15 +201,15 @@ static at any_then_lower(at p, at end)
     for (unsigned kind; ((kind = look(p, end, &next)) & UPPERS) != 0; p = next)
         if ((kind & LOWERS) != 0)
             last_both = next;
-    const at found = skip(p, end, LOWERS);
-    return found != p ? found : last_both;
+    const at stop = skip(p, end, LOWERS);
+    return stop != p ? stop : last_both;
 }
 
 /* [UPPERS]+[LOWERS]* */
 static at upper_then_any(at p, at end)
 {
-    const at found = skip(p, end, UPPERS);
-    return found == p ? NULL : skip(found, end, LOWERS);
+    const at stop = skip(p, end, UPPERS);
+    return stop == p ? NULL : skip(stop, end, LOWERS);
 }
 
 /* [^\r\n\p{L}\p{N}]? and then one of the two above, if need be without the first. */
@@ -219,9 +218,9 @@ static at cased_word(at p, at end, qsf_scanner *rest)
     at next;
     const unsigned kind = look(p, end, &next);
     if ((kind & (QSF_CHAR_LETTER | QSF_CHAR_NUMBER)) == 0 && !is_line_end(p, end)) {
-        const at found = rest(next, end);
-        if (found != NULL)
-            return found;
+        const at stop = rest(next, end);
+        if (stop != NULL)
+            return stop;
     }
     return rest(p, end);
 }
@@ -230,17 +229,17 @@ static at cased_word(at p, at end, qsf_scanner *rest)
  *  ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+ ; C is (?i:'s|'t|'re|'ve|'m|'ll|'d) */
 static inline at scan_like_o200k(at p, at end, bool has_contractions, int n_numbers)
 {
-    at found = cased_word(p, end, any_then_lower);
-    if (found == NULL)
-        found = cased_word(p, end, upper_then_any);
-    if (found != NULL) {
-        const at longer = has_contractions ? any_contraction(found, end) : NULL;
-        return longer != NULL ? longer : found;
+    at stop = cased_word(p, end, any_then_lower);
+    if (stop == NULL)
+        stop = cased_word(p, end, upper_then_any);
+    if (stop != NULL) {
+        const at longer = has_contractions ? any_contraction(stop, end) : NULL;
+        return longer != NULL ? longer : stop;
     }
-    found = or_null(skip_most(p, end, QSF_CHAR_NUMBER, n_numbers), p);
-    if (found == NULL)
-        found = symbols(p, end, QSF_CHAR_SPACE | QSF_CHAR_LETTER | QSF_CHAR_NUMBER, true, true);
-    return found != NULL ? found : spaces(p, end, true, true);
+    stop = or_null(skip_most(p, end, QSF_CHAR_NUMBER, n_numbers), p);
+    if (stop == NULL)
+        stop = symbols(p, end, QSF_CHAR_SPACE | QSF_CHAR_LETTER | QSF_CHAR_NUMBER, true, true);
+    return stop != NULL ? stop : spaces(p, end, true, true);
 }
 
 static at scan_o200k(at p, at end)
@@ -274,11 +273,11 @@ static at scan_deepseek3(at p, at end)
             p++;
         return p;
     }
-    at found = word(p, end, QSF_CHAR_LETTER | QSF_CHAR_MARK,
-                    QSF_CHAR_LETTER | QSF_CHAR_PUNCT | QSF_CHAR_SYMBOL);
-    if (found == NULL)
-        found = symbols(p, end, QSF_CHAR_PUNCT | QSF_CHAR_SYMBOL, false, false);
-    return found != NULL ? found : spaces(p, end, true, true);
+    at stop = word(p, end, QSF_CHAR_LETTER | QSF_CHAR_MARK,
+                   QSF_CHAR_LETTER | QSF_CHAR_PUNCT | QSF_CHAR_SYMBOL);
+    if (stop == NULL)
+        stop = symbols(p, end, QSF_CHAR_PUNCT | QSF_CHAR_SYMBOL, false, false);
+    return stop != NULL ? stop : spaces(p, end, true, true);
 }
 
 /* \p{N}{1,3} */

@@ -129,15 +129,16 @@ uint32_t qsf_token_find(const qsf_text *t, const char *name, size_t n_bytes, uin
         return QSF_TOKEN_NONE;
     const qsf_vocabulary *const v = &t->vocabulary;
     const qsf_bytes wanted = {(const unsigned char *)name, n_bytes};
-    uint32_t found = is_added != 0 ? QSF_TOKEN_NONE : qsf_vocabulary_find(v, wanted);
-    /* Added tokens have the highest ids, where they are not of the model's vocabulary. */
-    for (uint32_t id = v->n_ids; found == QSF_TOKEN_NONE && id-- > 0;) {
+    uint32_t match = is_added != 0 ? QSF_TOKEN_NONE : qsf_vocabulary_find(v, wanted);
+    /* Added tokens outside the vocabulary of the model have the highest ids: search from the end.
+     */
+    for (uint32_t id = v->n_ids; match == QSF_TOKEN_NONE && id-- > 0;) {
         const qsf_bytes text = qsf_vocabulary_text(v, id);
         if ((v->kinds[id] & QSF_TOKEN_PRESENT) != 0 && text.n == n_bytes &&
             memcmp(text.p, name, n_bytes) == 0)
-            found = id;
+            match = id;
     }
-    return found;
+    return match;
 }
 
 size_t qsf_text_special(const qsf_text *t, uint32_t *ids, size_t cap_ids)

@@ -36,25 +36,25 @@ static const unsigned char *take(cursor *c, uint64_t n, uint64_t element_bytes)
     return c->section + begin;
 }
 
-static qsf_status check_most(const char *what, uint32_t value, uint32_t most)
+static qsf_status check_most(const char *field, uint32_t value, uint32_t most)
 {
     if (value > most)
         return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: %s is %" PRIu32 ", allowed: up to %" PRIu32,
-                        what, value, most);
+                        field, value, most);
     return QSF_OK;
 }
 
-static qsf_status check_slots(const char *what, uint32_t n_slots)
+static qsf_status check_slots(const char *field, uint32_t n_slots)
 {
     if (n_slots == 0 || (n_slots & (n_slots - 1)) != 0)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "section TEXT: %s has %" PRIu32 " slots, allowed: powers of two", what,
+                        "section TEXT: %s has %" PRIu32 " slots, allowed: powers of two", field,
                         n_slots);
     return QSF_OK;
 }
 
 /* Each of the n numbers is below `limit`, or none where that is allowed. */
-static qsf_status check_numbers(const char *what, const unsigned char *numbers, size_t n,
+static qsf_status check_numbers(const char *field, const unsigned char *numbers, size_t n,
                                 uint32_t limit, bool may_be_none)
 {
     for (size_t i = 0; i < n; i++) {
@@ -62,7 +62,7 @@ static qsf_status check_numbers(const char *what, const unsigned char *numbers, 
         if (value >= limit && !(may_be_none && value == QSF_TOKEN_NONE))
             return QSF_FAIL(QSF_ERR_FORMAT,
                             "section TEXT: %s %zu is %" PRIu32 ", allowed: below %" PRIu32 "%s",
-                            what, i, value, limit, may_be_none ? " or none" : "");
+                            field, i, value, limit, may_be_none ? " or none" : "");
     }
     return QSF_OK;
 }
@@ -118,9 +118,9 @@ static qsf_status check_added(qsf_vocabulary *v, uint32_t n_pool_bytes)
                             "section TEXT: added token %" PRIu32 " is token %" PRIu32
                             " with flags %" PRIu32 " and %" PRIu32 " bytes at %" PRIu32,
                             i, qsf_load_u32(p), flags, n_bytes, off);
-        const qsf_added one = qsf_vocabulary_added(v, i);
+        const qsf_added added = qsf_vocabulary_added(v, i);
         if (i != 0 && i != v->n_added_raw &&
-            compare_bytes(qsf_vocabulary_added(v, i - 1).content, one.content) >= 0)
+            compare_bytes(qsf_vocabulary_added(v, i - 1).content, added.content) >= 0)
             return QSF_FAIL(QSF_ERR_FORMAT,
                             "section TEXT: added token %" PRIu32 " is not behind the one before",
                             i);

@@ -152,7 +152,7 @@ def _print_plan(plan: MemoryPlan) -> int:
 def read_constraints(
     path: Path, options: ServeOptions, budget_bytes: int | None = None
 ) -> Constraints | str:
-    """Return what makes constraints, or why there is nothing that does."""
+    """Return the maker of constraints, or the reason why constraints are off."""
     if options.constraints is False:
         return "the server was started with --constraints off"
     from qsf.text.constraints import Constraints

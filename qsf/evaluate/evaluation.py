@@ -257,9 +257,10 @@ def as_source(model: Model | LogitSource) -> LogitSource:
 
 
 def judged_kv_type(kv_type: str | None, *, is_exact: bool) -> str:
-    """Return the type of the KV cache: unless one is asked for, the best that can be had.
+    """Return the type of the KV cache: the given one, or else the most exact.
 
-    So the weights alone are judged. Raises QsfArgumentError for one that exact arithmetic lacks.
+    The most exact type leaves only errors of the weights. Raises QsfArgumentError if exact
+    arithmetic lacks the given type.
     """
     best = "f32" if is_exact else "f16"
     if is_exact and kv_type not in (None, best):

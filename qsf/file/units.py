@@ -92,7 +92,7 @@ def expert_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
 
 
 def unit_shapes(h: Header, kinds: Sequence[LayerKind], unit: UnitId) -> dict[int, tuple[int, int]]:
-    """Return [rows, cols] of the tensors that a unit may have; kinds: of the layers."""
+    """Return [rows, cols] of each tensor of a unit; ``kinds`` are those of the layers."""
     if unit.role == Role.LAYER:
         return layer_shapes(h, kinds[unit.layer])
     if unit.role == Role.EXPERT:

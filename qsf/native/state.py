@@ -33,7 +33,7 @@ def state_key(model: NativeModel) -> bytes:
 
 
 def describe_state(session: NativeSession) -> State:
-    """Return the state of what the session holds; empty if it cannot go on where it is."""
+    """Return the description of the session's state; empty if the session cannot be continued."""
     out = ffi.new("qsf_state *")
     check_status(lib.qsf_session_describe_state(session._live_handle(), out))
     return State(out.n_tokens, out.has_logits != 0, out.n_bytes)
@@ -50,10 +50,10 @@ def read_state(session: NativeSession, offset: int, into: memoryview) -> int:
 def write_state(
     session: NativeSession, state: State, offset: int, data: memoryview, crc32: int
 ) -> None:
-    """Take a piece of a state that replaces what the session holds.
+    """Restore one chunk of a saved state, which replaces the state of the session.
 
     Raises:
-        QsfFormatError: it does not have the checksum; the session holds nothing.
+        QsfFormatError: checksum mismatch; the session is then empty.
         QsfArgumentError: such a state does not fit the model or its context.
     """
     struct = _struct(state)

@@ -1,4 +1,4 @@
-"""META of a file as it is: texts and numbers of whoever wrote it, none of them trusted."""
+"""The section META of a file: its texts and numbers are not trusted."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class _Braces:
 class CallReader:
     """Takes the text of an answer piece by piece; gives the text outside calls, and the calls.
 
-    What looks like a call, but is none of a known function, is text.
+    A call of an unknown function is text.
     """
 
     def __init__(self, form: Format, schemas: Mapping[str, Any], *, is_parallel: bool) -> None:

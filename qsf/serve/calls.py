@@ -1,4 +1,4 @@
-"""One request: its jobs, what they have said so far, and the answer in the form of an API."""
+"""One request: its jobs, their text so far, and the answer in the dialect of an API."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Call:
         self._wake()
 
     def mark_gone(self) -> None:
-        """Note that the client has gone."""
+        """Record that the client has disconnected."""
         self._is_gone = True
         self._wake()
 

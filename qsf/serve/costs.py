@@ -21,7 +21,7 @@ class Costs:
         self._read_sums = [0.0, 0.0]  # bytes, seconds
 
     def learn_evaluating(self, first: int, n_tokens: int, seconds: float) -> None:
-        """Take how long a pass over tokens from position ``first`` on took."""
+        """Record the duration of a prompt pass that starts at position ``first``."""
         a, b = float(n_tokens), n_tokens * (first + n_tokens / 2)
         new = (a * a, a * b, b * b, a * seconds, b * seconds)
         self._sums = [_KEPT_SHARE * s + x for s, x in zip(self._sums, new, strict=True)]
@@ -37,7 +37,7 @@ class Costs:
         self._c1 = self._c0 * _SLOPE
 
     def learn_reading(self, n_bytes: int, seconds: float) -> None:
-        """Take how long a file took."""
+        """Record the duration of reading a session file."""
         sums = zip(self._read_sums, (n_bytes, seconds), strict=True)
         self._read_sums = [_KEPT_SHARE * s + x for s, x in sums]
 

@@ -151,7 +151,7 @@ class ModelEngine:
         copy_held(self._sessions[slot], self._sessions[source], n_tokens)
 
     def save(self, slot: int, path: Path, owner: str) -> None:
-        """Write what the slot holds to a session file. Raises QsfError.
+        """Write the state of the slot to a session file. Raises QsfError.
 
         Streams wait meanwhile, but not for the disk: what a power cut damages is evaluated again.
         """

@@ -112,7 +112,7 @@ class Exchange:
             self.holds = None
 
     def mark_gone(self) -> None:
-        """Note that the client is not there any more."""
+        """Record that the client has disconnected."""
         if not self.is_gone:
             self.is_gone = True
             if self.on_gone is not None:

@@ -95,7 +95,7 @@ class Job:
         prompt: its tokens, at least one.
         end_ids: tokens that end the text.
         owner: whose it is: jobs of one owner wait in a line of their own.
-        salt: who may share what the engine holds of the prompt.
+        salt: only jobs of the same salt share prefixes.
         sink: is told each event, by the thread of the engine.
         constraint: which tokens may be chosen; None: any.
         wants_scores: how probable each token of the prompt was is wanted too.

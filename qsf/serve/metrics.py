@@ -139,7 +139,7 @@ class Metrics:
 
 
 def _process_lines() -> list[str]:
-    """Return memory and open files of this process; nothing where the system does not tell."""
+    """Return memory and open files of this process; empty if the system has no such counts."""
     n_bytes, n_files = process.resident_bytes(), process.open_file_count()
     if n_bytes is None or n_files is None:
         return []

@@ -1,6 +1,6 @@
 """The description of the API at ``/openapi.json``: OpenAPI 3.1.
 
-What a request may have is what its reader takes: it runs once on a `Probe`. What a reader
+The fields of a request are those that its reader takes from a `Probe`. What a reader
 looks at by itself, such as messages, and what answers have stands here. What follows from the model
 (which token ids there are, how many fit) a schema cannot say: such requests get a 400.
 """
@@ -37,7 +37,7 @@ _TYPES: Mapping[type, Schema] = {bool: _FLAG, str: _TEXT, dict: _OBJECT, list: {
 
 
 def _schema(kind: Kind | type | Probe | None) -> Schema:
-    """Return the schema of what a reader takes; of None anything."""
+    """Return the schema of the values of a reader; None accepts any value."""
     if kind is None:
         return {}
     if isinstance(kind, Probe):

@@ -18,7 +18,7 @@ class Pace:
     """
 
     def __init__(self, pass_seconds: float) -> None:
-        """Take how long a pass should last at most while somebody decodes."""
+        """Set the longest duration of a pass while some job decodes."""
         self._wanted_seconds = pass_seconds
         self._base_seconds = 0.0  # of a pass without rows of prompts
         self._row_seconds = 0.0  # that a row of a prompt adds
@@ -32,7 +32,7 @@ class Pace:
         return max(_LEAST_ROWS, int((most_seconds - self._base_seconds) / self._row_seconds))
 
     def learn(self, n_decoded: int, n_prompt: int, seconds: float) -> None:
-        """Take what a pass took."""
+        """Record the duration of a pass."""
         if seconds <= 0.0 or n_decoded + n_prompt == 0:
             return
         self.tokens_per_second = _mean(self.tokens_per_second, (n_decoded + n_prompt) / seconds)

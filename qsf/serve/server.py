@@ -310,7 +310,7 @@ class Server:
         return _note(choices)
 
     def _max_seconds(self, request: CompletionRequest, exchange: Exchange) -> float | None:
-        """Return how long the request may take: a client that reads no longer says so."""
+        """Return the time limit, shortened by the client's x-stainless-read-timeout."""
         most = self.serving.max_seconds
         timeout = exchange.head.get("x-stainless-read-timeout")
         if not request.is_stream and timeout.isdigit() and int(timeout) > 0:

@@ -1,8 +1,8 @@
-"""``--session-dir``: what slots held goes to files, and comes back when a prompt begins like it.
+"""``--session-dir``: evicted slots go to session files, which later prompts reuse as prefixes.
 
-Each is a session file of a name that begins with what its bits depend on, so that those of another
-model are never touched. Their owners go along, so that what one client asked is never of use to
-another. A file that is damaged is removed, and its tokens are evaluated again.
+The name of a file begins with the state key, so that files of another model are never touched. A
+file records its owner, so that no client reuses the prompts of another. A file that is damaged is
+removed, and its tokens are evaluated again.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -42,10 +42,10 @@ class FileEngine(Protocol):
         """Return what the bits of states depend on."""
 
     def state_bytes(self, slot: int) -> int:
-        """Return the size of what the slot holds; 0: it cannot be kept."""
+        """Return the size of the slot's state in bytes; 0: it cannot be saved."""
 
     def save(self, slot: int, path: Path, owner: str) -> None:
-        """Write what the slot holds to a session file. Raises QsfError."""
+        """Write the state of the slot to a session file. Raises QsfError."""
 
     def load(self, slot: int, path: Path) -> tuple[array[int], str]:
         """Make the slot hold what a file has; return its tokens and owner. Raises QsfError."""
@@ -141,7 +141,7 @@ class SlotFiles:
         self._make_room(0, 0, ())
 
     def measure(self, slot: Slot) -> None:
-        """Learn how long reading takes, from a file of what the slot holds."""
+        """Measure the duration of reading with a session file of the slot."""
         if self.save(slot):
             kept = next(kept for kept in self.all if kept.tokens[: len(slot.held)] == slot.held)
             if len(kept.tokens) == len(slot.held) and self.load(kept, slot):
@@ -179,7 +179,7 @@ class SlotFiles:
         return True
 
     def save(self, slot: Slot) -> bool:
-        """Write what a slot holds, if it is not there; return whether it is there now."""
+        """Write the state of a slot unless a file has it; return whether a file has it now."""
         kept, n_tokens = self.find(slot.held, slot.salt, len(slot.held))
         if kept is not None and n_tokens == len(slot.held):
             kept.used = max(kept.used, slot.used)

@@ -1,8 +1,8 @@
-"""The slots of the engine: what they hold is kept, shared with who begins alike, and given up.
+"""Slots: prefix reuse between requests, and eviction.
 
-Whose beginning another job is just evaluating waits until that one holds it, and takes it from
-there: equal prompts that come together are evaluated once. Beginnings are found by comparing the
-tokens of the few sequences that there are; docs/server.md has what that takes.
+A job whose prefix another job is evaluating waits and shares the result: equal prompts that arrive
+together are evaluated once. Prefixes are searched by comparing tokens with those of all slots;
+docs/server.md has the cost.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -221,13 +221,13 @@ class Slots:
         return before - self._files.read_seconds
 
     def _write(self, slot: Slot, n_elsewhere: int) -> None:
-        """Write what a slot will lose, if there is enough that only it holds."""
+        """Write a slot to a session file if it holds enough tokens that no other slot holds."""
         n_lost = len(slot.held) - n_elsewhere
         if self._files is None or n_lost < _LEAST_TOKENS or not self._files.save(slot):
             self._metrics.count("kv_dropped_tokens_total", n_lost)
 
     def give_up(self, slot: Slot) -> None:
-        """Forget what a slot holds, or let a file have it."""
+        """Evict a slot; a session file keeps its tokens if there is a folder for them."""
         self._write(slot, self._n_elsewhere(slot))
         self.keep(slot, 0)
 
@@ -239,7 +239,7 @@ class Slots:
                 self._write(slot, self._files.find(slot.held, slot.salt, n_tokens)[1])
 
     def _find_leader(self, slot: Slot, job: Job, n_most: int) -> tuple[Slot, Job, int] | None:
-        """Return who of those that came before evaluates more of the prompt than the slot holds."""
+        """Return an earlier slot that is evaluating a longer prefix of this prompt."""
         best = None
         n_best = len(slot.held) + _LEAST_TOKENS - 1
         for other, lead in self.taken:
@@ -269,7 +269,7 @@ class Slots:
         return n_held
 
     def make_room(self) -> bool:
-        """Give up what is worth least of what no job has; return whether there was anything."""
+        """Evict the idle slot of least value; return whether there was an idle slot."""
         kept = [slot for slot in self.all if slot.job is None and slot.held and not slot.is_pinned]
         if kept:
             self.give_up(min(kept, key=lambda slot: self._worth(slot, is_by_token=True)))

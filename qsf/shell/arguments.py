@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are UsageErrors, with a guess at what was meant."""
 
     def __init__(self, **values: Any) -> None:
-        """Take what argparse takes."""
+        """Pass all arguments to argparse."""
         super().__init__(**values)
         self.flags: list[str] = []
 

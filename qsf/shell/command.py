@@ -46,7 +46,7 @@ class StoppedError(BaseException):
         super().__init__()
         self.text = "interrupted" if number == signal.SIGINT else "terminated"
         self.exit_code = 128 + number
-        self.outcome = ""  # what became of the work, for who knows it better than the command
+        self.outcome = ""  # replaces the default outcome text of the command
 
 
 def _raise_stopped(number: int, _frame: object) -> None:
@@ -231,7 +231,7 @@ class _WholeOutput(io.FileIO):
     """
 
     def write(self, data: Buffer, /) -> int:
-        """Write all of ``data``, waiting for whoever reads; return its size."""
+        """Write all of ``data``, waiting for the reader; return its size."""
         left = memoryview(data).cast("B")
         n_bytes = len(left)
         while left:

@@ -20,9 +20,9 @@ _LAST_TOKENS = 4
 def thinking_decoder(
     tokenizer: Tokenizer, decoder: IncrementalDecoder, prompt: Sequence[int]
 ) -> IncrementalDecoder:
-    """Return a decoder that tells thoughts from the answer; ``decoder`` where there are no marks.
+    """Return a decoder that separates thoughts from the answer; ``decoder`` without such marks.
 
-    ``prompt`` are the tokens before the answer, which may have begun to think.
+    ``prompt`` are the tokens before the answer; thinking may begin in them.
     """
     begin, end = tokenizer.token_id(_BEGIN), tokenizer.token_id(_END)
     if begin is None or end is None:

@@ -13,9 +13,9 @@
 #include "engine/model.h"
 #include "engine/model_open.h"
 #include "engine/session.h"
-#include "speculate/followers.h"
+#include "speculate/ngrams.h"
 #include "speculate/matches.h"
-#include "speculate/thrift.h"
+#include "speculate/speculation_budget.h"
 #include "least_budget.h"
 #include "tiny_model.h"
 
@@ -150,137 +150,137 @@ static void check_matches(void)
     CHECK_EQ(m.next, 99);
 }
 
-static void check_followers(void)
+static void check_ngrams(void)
 {
-    static qsf_follower_entry entries[1 << 15];
-    static const double chances[QSF_FOLLOWER_CLASSES] = {0.8, 0.79, 0.49, 0.24, 0.1, 0.04, 0.0};
-    for (uint32_t i = 0; i < QSF_FOLLOWER_CLASSES; i++) {
-        CHECK_EQ(qsf_follower_of(70 + i, chances[i]).token, 70 + i);
-        CHECK_EQ(qsf_follower_of(70 + i, chances[i]).class, i);
+    static qsf_ngram_entry entries[1 << 15];
+    static const double chances[QSF_NGRAM_CLASSES] = {0.8, 0.79, 0.49, 0.24, 0.1, 0.04, 0.0};
+    for (uint32_t i = 0; i < QSF_NGRAM_CLASSES; i++) {
+        CHECK_EQ(qsf_ngram_token_of(70 + i, chances[i]).token, 70 + i);
+        CHECK_EQ(qsf_ngram_token_of(70 + i, chances[i]).class, i);
     }
-    qsf_followers f = {entries};
-    CHECK(qsf_followers_find(&f, tokens, 2, 2) == NULL);
-    CHECK(qsf_followers_find(&f, tokens, 0, 1) == NULL);
-    qsf_followers_learn(&f, tokens, 2, qsf_follower_of(70, 0.9));
-    qsf_followers_learn(&f, tokens + 4, 1, qsf_follower_of(71, 0.6));
-    const qsf_follower *const found[] = {
-        qsf_followers_find(&f, tokens, 2, 2),
-        qsf_followers_find(&f, tokens + 1, 1, 1),
-        qsf_followers_find(&f, tokens + 3, 2, 1),
+    qsf_ngrams f = {entries};
+    CHECK(qsf_ngrams_find(&f, tokens, 2, 2) == NULL);
+    CHECK(qsf_ngrams_find(&f, tokens, 0, 1) == NULL);
+    qsf_ngrams_learn(&f, tokens, 2, qsf_ngram_token_of(70, 0.9));
+    qsf_ngrams_learn(&f, tokens + 4, 1, qsf_ngram_token_of(71, 0.6));
+    const qsf_ngram_token *const found[] = {
+        qsf_ngrams_find(&f, tokens, 2, 2),
+        qsf_ngrams_find(&f, tokens + 1, 1, 1),
+        qsf_ngrams_find(&f, tokens + 3, 2, 1),
     };
     for (size_t i = 0; i < sizeof found / sizeof found[0]; i++)
         if (CHECK(found[i] != NULL)) {
             CHECK_EQ(found[i]->token, i == 2 ? 71 : 70);
             CHECK_EQ(found[i]->class, i == 2 ? 1 : 0);
         }
-    CHECK(qsf_followers_find(&f, tokens + 1, 1, 2) == NULL);
-    CHECK(qsf_followers_find(&f, tokens + 3, 2, 2) == NULL);
+    CHECK(qsf_ngrams_find(&f, tokens + 1, 1, 2) == NULL);
+    CHECK(qsf_ngrams_find(&f, tokens + 3, 2, 2) == NULL);
 }
 
 /* How many of n_drafts are chosen, each right with this chance. */
 static uint32_t chosen(const qsf_costs *t, uint32_t n_drafts, double chance)
 {
-    qsf_thrift_chain c;
-    qsf_thrift_begin(&c, 1, QSF_MAX_DRAFT_ROWS);
+    qsf_speculation_chain c;
+    qsf_speculation_begin(&c, 1, QSF_MAX_DRAFT_ROWS);
     for (uint32_t i = 0; i < n_drafts; i++)
-        (void)qsf_thrift_append(&c, chance);
-    qsf_thrift_choose(t, &c, n_drafts);
+        (void)qsf_speculation_append(&c, chance);
+    qsf_speculation_choose(t, &c, n_drafts);
     return c.n_chosen;
 }
 
 /* Guesses that are never right are not drafted; those that are always right are, as far as the
  * passes are cheap. */
-static void check_thrift(void)
+static void check_budget(void)
 {
     qsf_costs t = {0};
     qsf_chances chances = {0};
     CHECK_EQ(chosen(&t, 8, 1.0), 0); /* nothing was measured */
     for (int i = 0; i < 50; i++)
-        qsf_thrift_learn(&t, 1, 0, 1000, 900); /* behind a disk */
+        qsf_speculation_learn(&t, 1, 0, 1000, 900); /* behind a disk */
     CHECK_EQ(chosen(&t, 8, 1.0), 8);
     CHECK_EQ(chosen(&t, 1, 0.01), 0);
     for (int i = 0; i < 50; i++)
-        qsf_thrift_learn(&t, 4, 3, 5000, 0); /* passes of four cost more than four */
+        qsf_speculation_learn(&t, 4, 3, 5000, 0); /* passes of four cost more than four */
     CHECK(chosen(&t, 3, 1.0) < 3);
     for (int i = 0; i < 1500; i++)
-        qsf_thrift_learn(&t, 1, 0, 1000, 900); /* what was measured long ago is forgotten */
+        qsf_speculation_learn(&t, 1, 0, 1000, 900); /* what was measured long ago is forgotten */
     CHECK_EQ(chosen(&t, 3, 1.0), 3);
-    const uint32_t kind = qsf_thrift_kind_of_match(40);
-    CHECK_EQ(kind, qsf_thrift_kind_of_match(17));
-    CHECK_EQ(qsf_thrift_kind_of_match(1), QSF_KIND_MATCH);
-    CHECK(qsf_thrift_chance(&chances, kind) > 0.9);
+    const uint32_t kind = qsf_speculation_kind_of_match(40);
+    CHECK_EQ(kind, qsf_speculation_kind_of_match(17));
+    CHECK_EQ(qsf_speculation_kind_of_match(1), QSF_KIND_MATCH);
+    CHECK(qsf_speculation_chance(&chances, kind) > 0.9);
     for (int i = 0; i < 200; i++)
-        qsf_thrift_count(&chances, kind, false);
-    CHECK(qsf_thrift_chance(&chances, kind) < 0.1);
+        qsf_speculation_count(&chances, kind, false);
+    CHECK(qsf_speculation_chance(&chances, kind) < 0.1);
     for (int i = 0; i < 500; i++)
-        qsf_thrift_count(&chances, kind, true);
-    CHECK(qsf_thrift_chance(&chances, kind) > 0.9);
+        qsf_speculation_count(&chances, kind, true);
+    CHECK(qsf_speculation_chance(&chances, kind) > 0.9);
 }
 
 /* Of two sessions the one whose guesses are likelier has more of the drafts, and with more sessions
  * in a pass each draft must gain more. */
-static void check_thrift_of_many(void)
+static void check_budget_of_many(void)
 {
     qsf_costs t = {0};
-    qsf_thrift_chain chains[2];
+    qsf_speculation_chain chains[2];
     for (uint32_t i = 0; i < 2; i++) {
-        qsf_thrift_begin(&chains[i], 2, QSF_MAX_DRAFT_ROWS);
+        qsf_speculation_begin(&chains[i], 2, QSF_MAX_DRAFT_ROWS);
         for (uint32_t j = 0; j < 6; j++)
-            (void)qsf_thrift_append(&chains[i], i == 0 ? 0.9 : 0.4);
+            (void)qsf_speculation_append(&chains[i], i == 0 ? 0.9 : 0.4);
     }
     chains[0].next = &chains[1];
-    qsf_thrift_choose(&t, chains, 12); /* nothing was measured */
+    qsf_speculation_choose(&t, chains, 12); /* nothing was measured */
     CHECK_EQ(chains[0].n_chosen + chains[1].n_chosen, 0);
     for (int i = 0; i < 50; i++)
-        qsf_thrift_learn(&t, 2, 0, 1000, 900); /* behind a disk, never with one row */
-    CHECK(qsf_thrift_cost_ns(&t, 1) > 900.0);
-    qsf_thrift_choose(&t, chains, 4); /* 0.9, 0.81, 0.73, 0.66 before 0.4 */
+        qsf_speculation_learn(&t, 2, 0, 1000, 900); /* behind a disk, never with one row */
+    CHECK(qsf_speculation_cost_ns(&t, 1) > 900.0);
+    qsf_speculation_choose(&t, chains, 4); /* 0.9, 0.81, 0.73, 0.66 before 0.4 */
     CHECK_EQ(chains[0].n_chosen, 4);
     CHECK_EQ(chains[1].n_chosen, 0);
-    qsf_thrift_choose(&t, chains, 8); /* 0.59, 0.53, 0.4, 0.16 */
+    qsf_speculation_choose(&t, chains, 8); /* 0.59, 0.53, 0.4, 0.16 */
     CHECK_EQ(chains[0].n_chosen, 6);
     CHECK_EQ(chains[1].n_chosen, 2);
     for (int i = 0; i < 50; i++) {
-        qsf_thrift_learn(&t, 2, 0, 1000, 900);
-        qsf_thrift_learn(&t, 3, 1, 1500, 0); /* each row takes as much as the others */
+        qsf_speculation_learn(&t, 2, 0, 1000, 900);
+        qsf_speculation_learn(&t, 3, 1, 1500, 0); /* each row takes as much as the others */
     }
-    qsf_thrift_choose(&t, chains, 1);
+    qsf_speculation_choose(&t, chains, 1);
     CHECK_EQ(chains[0].n_chosen + chains[1].n_chosen, 0);
 }
 
 /* A draft model that is right takes steps as long as they save more than they take; one that is
  * wrong takes a hundredth of the time. */
-static void check_thrift_of_models(void)
+static void check_budget_of_models(void)
 {
     qsf_costs t = {0};
     qsf_chances chances = {0};
-    qsf_thrift_chain c;
-    qsf_thrift_begin(&c, 1, QSF_MAX_DRAFT_ROWS);
-    CHECK(!qsf_thrift_wants_model(&t, &chances, &c, 0.0)); /* no pass was measured */
-    qsf_thrift_learn(&t, 1, 0, 1000000, 900000);
-    CHECK(qsf_thrift_wants_model(&t, &chances, &c, 0.0));
-    CHECK(!qsf_thrift_wants_model(&t, &chances, &c, 0.9) || t.credit_ns > 0.0);
-    CHECK_EQ(qsf_thrift_guesser_of(qsf_thrift_kind_of_model(1.0)), QSF_GUESSER_MODEL);
-    CHECK_EQ(qsf_thrift_kind_of_model(1.0), QSF_KIND_MODEL + 7);
-    CHECK_EQ(qsf_thrift_kind_of_model(0.0), QSF_KIND_MODEL);
+    qsf_speculation_chain c;
+    qsf_speculation_begin(&c, 1, QSF_MAX_DRAFT_ROWS);
+    CHECK(!qsf_speculation_wants_model(&t, &chances, &c, 0.0)); /* no pass was measured */
+    qsf_speculation_learn(&t, 1, 0, 1000000, 900000);
+    CHECK(qsf_speculation_wants_model(&t, &chances, &c, 0.0));
+    CHECK(!qsf_speculation_wants_model(&t, &chances, &c, 0.9) || t.credit_ns > 0.0);
+    CHECK_EQ(qsf_speculation_guesser_of(qsf_speculation_kind_of_model(1.0)), QSF_GUESSER_MODEL);
+    CHECK_EQ(qsf_speculation_kind_of_model(1.0), QSF_KIND_MODEL + 7);
+    CHECK_EQ(qsf_speculation_kind_of_model(0.0), QSF_KIND_MODEL);
     uint32_t n_steps = 0;
-    for (; n_steps < 20 && qsf_thrift_wants_model(&t, &chances, &c, 0.0); n_steps++) {
-        qsf_thrift_spend(&t, &c, 50000, 1);
-        CHECK(qsf_thrift_append(&c, 0.9));
+    for (; n_steps < 20 && qsf_speculation_wants_model(&t, &chances, &c, 0.0); n_steps++) {
+        qsf_speculation_spend(&t, &c, 50000, 1);
+        CHECK(qsf_speculation_append(&c, 0.9));
     }
     CHECK(n_steps > 3 && n_steps < 20);
-    qsf_thrift_begin(&c, 1, QSF_MAX_DRAFT_ROWS);
+    qsf_speculation_begin(&c, 1, QSF_MAX_DRAFT_ROWS);
     t.credit_ns = 0.0;
-    CHECK(qsf_thrift_wants_model(&t, &chances, &c, 0.0));
+    CHECK(qsf_speculation_wants_model(&t, &chances, &c, 0.0));
     for (int i = 0; i < 600; i++)
-        qsf_thrift_count(&chances, QSF_KIND_MODEL + 3, false);
+        qsf_speculation_count(&chances, QSF_KIND_MODEL + 3, false);
     double model_ns = 0.0;
     for (int i = 0; i < 1000; i++) {
-        qsf_thrift_begin(&c, 1, QSF_MAX_DRAFT_ROWS);
-        if (qsf_thrift_wants_model(&t, &chances, &c, 0.0))
-            qsf_thrift_spend(&t, &c, 50000, 1);
+        qsf_speculation_begin(&c, 1, QSF_MAX_DRAFT_ROWS);
+        if (qsf_speculation_wants_model(&t, &chances, &c, 0.0))
+            qsf_speculation_spend(&t, &c, 50000, 1);
         model_ns += c.model_ns;
-        qsf_thrift_learn(&t, 1, 0, 1000000, 900000);
+        qsf_speculation_learn(&t, 1, 0, 1000000, 900000);
     }
     CHECK(model_ns > 0.0 && model_ns <= 0.011 * 1000 * 1e6);
 }
@@ -425,15 +425,15 @@ int main(void)
     check_drafter(draft_path, false, &hot);
     check_drafter(path, true, &greedy);
     check_drafter(path, true, &hot);
-    check_thrift_of_models();
-    check_thrift_of_many();
+    check_budget_of_models();
+    check_budget_of_many();
     check_failures(QSF_FAULT_FAIL, NULL);
     check_failures(QSF_FAULT_SHORT, NULL);
     check_failures(QSF_FAULT_CORRUPT, NULL);
     check_failures(QSF_FAULT_FAIL, draft_path);
     check_matches();
-    check_followers();
-    check_thrift();
+    check_ngrams();
+    check_budget();
     unlink(path);
     unlink(draft_path);
     return check_report("check_drafts");

@@ -144,7 +144,7 @@ def _start(
 
 @contextlib.contextmanager
 def _signals_later() -> Iterator[None]:
-    """Let what Ctrl-C does wait until the end: nobody would know of a process half started."""
+    """Delay the handling of signals to the end: a half-started process would be lost."""
     arrived: list[int] = []
     previous = {}
     if threading.current_thread() is threading.main_thread():
@@ -223,9 +223,9 @@ def forget_file(path: str | os.PathLike[str]) -> None:
 
 
 def drop_caches(path: str) -> str:
-    """Let the system forget the file, and all else that it has read if it may.
+    """Drop the page cache: of the file, and of all other files if permitted.
 
-    Returns why it may not, or nothing. Raises WorkerError: the file cannot be read.
+    Returns why it is not permitted, or "". Raises WorkerError: the file cannot be read.
     """
     forget_file(path)
     try:

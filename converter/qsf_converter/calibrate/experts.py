@@ -67,7 +67,7 @@ class RoutedPart:
         n_threads: int,
         streams: tuple[Float32Array, Float32Array],
     ) -> Iterator[RoundedExpert]:
-        """Yield the experts, each when it is rounded and added to both streams [n_tokens, dim]."""
+        """Yield each expert after it is rounded and added to both streams [n_tokens, dim]."""
         assert self._exact.expert is not None
         for number in range(self._exact.kind.n_experts):
             weights = self._exact.expert(number)

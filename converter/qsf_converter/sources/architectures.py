@@ -109,7 +109,7 @@ def read_facts(family: Family, values: Mapping[str, Any]) -> Facts:
 
 
 def _check_unread(family: Family, config: Config) -> None:
-    """Refuse what no table reads, unless it says nothing or is known to change no logits."""
+    """Refuse keys that no table reads, unless they are empty or change no logits."""
     neutral = {**_NEUTRAL_VALUES, **family.neutral}
     for name, value in config.unread():
         if value is None or value in neutral.get(name, ()):

@@ -217,7 +217,7 @@ def _check_neutral(name: str, fields: Mapping[str, Any], read: set[str]) -> None
 def _head_fields(
     name: str, fields: Mapping[str, Any], config: Mapping[str, Any], dialect: Dialect
 ) -> dict[str, Any]:
-    """Return the size of a head, where it can be stated, and of its value; and the KV heads."""
+    """Return the head size and the number of KV heads, if the family states them."""
     more: dict[str, Any] = {}
     if "head_dim" not in dialect.optional:
         return more

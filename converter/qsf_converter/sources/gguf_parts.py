@@ -58,7 +58,7 @@ def read_parts(
 
 
 def _count(head: GgufHead, key: str, default: int = -1) -> int:
-    """Return a number of the metadata; -1 for what is none."""
+    """Return a number of the metadata; -1 if the value is not a number."""
     value = head.metadata.get(key, default)
     return value if isinstance(value, int) else -1
 

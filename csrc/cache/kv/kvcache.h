@@ -82,9 +82,9 @@ qsf_status qsf_kvcache_read_image(qsf_kvcache *kv, uint32_t position, uint64_t o
 qsf_status qsf_kvcache_write_image(qsf_kvcache *kv, uint32_t position, uint64_t offset,
                                    const void *src, size_t n_bytes);
 
-/* Holds the blocks of another cache of the same pool that the image of the position is in, instead
- * of its own, with a copy of its cold pages, and adopts the position. After an error trim it to 0
- * tokens. */
+/* Replaces the blocks of this cache by those of `from` up to the position, which both share (same
+ * pool), copies the cold pages of `from`, and sets this cache to the position. After an error trim
+ * this cache to 0 tokens. */
 qsf_status qsf_kvcache_share(qsf_kvcache *kv, qsf_kvcache *from, uint32_t position);
 
 /* Notes that the whole image of `position` was written. */

@@ -140,8 +140,7 @@ QSF_FORCED_INLINE void unpack_chunk(qsf_form form, const unsigned char *tiles, c
         }
 }
 
-/* Prefetches the tile of the next chunk that is where r, b is in this one. What lies behind the end
- * has no effect. */
+/* Prefetches tile (r, b) of the next chunk. Past the end of the weights it has no effect. */
 QSF_FORCED_INLINE void prefetch_next(qsf_form form, const chunk *c, size_t r, size_t b)
 {
     const size_t tile_bytes = form.tile_bytes;

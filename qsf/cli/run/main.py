@@ -85,7 +85,7 @@ def _fail(text: str, exit_code: int = EXIT_FAILED) -> int:
 
 
 def _found(request: Request) -> Path | int:
-    """Return the .qsf file of what is none itself, or the exit code of what could not make it."""
+    """Return the converted .qsf file of a model, or the exit code of the failed conversion."""
     from qsf.find.prepare import ChildFailedError, find_model
 
     try:

@@ -69,7 +69,7 @@ def facts_lines(model: Model, params: SamplingParams) -> list[str]:
 
 
 def skip_lines(plan: MemoryPlan) -> list[str]:
-    """Return which layers are skipped, and whether more were asked for; nothing where all run."""
+    """Return the skipped layers, and whether more were requested; empty if all layers run."""
     if plan.n_skips_asked == 0:
         return []
     n_skipped, n_asked = plan.n_layers_skipped, plan.n_skips_asked
@@ -118,7 +118,7 @@ def _drafts_text(plan: MemoryPlan) -> str:
 
 
 def drafter_lines(plan: MemoryPlan) -> list[str]:
-    """Return why the draft model is not held; nothing where it is, or none was asked for."""
+    """Return why the draft model is not loaded; empty if it is, or if none was requested."""
     from qsf.native.records import DRAFTER_HELD, DRAFTER_NONE, DRAFTER_NOT_WORTH
 
     if plan.drafter_state in (DRAFTER_NONE, DRAFTER_HELD):
@@ -259,7 +259,7 @@ def ending_lines(model: Model, stats: GenerationStats) -> list[str]:
 
 
 def speed_line(stats: GenerationStats) -> str:
-    """Return what an answer took, in few words."""
+    """Return the duration and the speed of an answer in a few words."""
     parts = [_counted(stats.generated_tokens, stats.step_rate)]
     if stats.generated_tokens:
         parts.append(f"first after {stats.first_token_seconds:.1f} s")
@@ -321,7 +321,7 @@ def stats_lines(model: Model, stats: GenerationStats, *, is_verbose: bool) -> li
 
 
 def cold_lines(stats: SessionStats) -> list[str]:
-    """Return what keys and values in a file have cost; nothing where all were in memory."""
+    """Return the cost of cold pages of the KV cache; empty if all pages were in memory."""
     if not stats.kv_written_bytes:
         return []
     n_tokens = stats.prompt_tokens + stats.step_tokens
@@ -332,7 +332,7 @@ def cold_lines(stats: SessionStats) -> list[str]:
 
 
 def draft_lines(stats: SessionStats) -> list[str]:
-    """Return what guesses of tokens have gained; nothing where there were none."""
+    """Return the gain of drafts; empty if there were none."""
     from qsf.native.records import GUESSERS
 
     if not any(stats.n_drafted):
@@ -350,7 +350,7 @@ def draft_lines(stats: SessionStats) -> list[str]:
 
 
 def phase_lines(stats: SessionStats) -> list[str]:
-    """Return which parts of the work the time went to, largest first; nothing where none did.
+    """Return the parts of the time, largest first; empty if nothing was timed.
 
     Choosing tokens is not evaluating them: it comes on top, and last.
     """

@@ -97,7 +97,7 @@ class Config(Mapping[str, Any]):
         return value
 
     def positive(self, name: str, default: float | None = None) -> float:
-        """A finite number above 0; None counts as a value that is none."""
+        """A finite number above 0; None is refused like a wrong value."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             problem = "is missing" if value is None else f"= {shown(value)} is not a number"

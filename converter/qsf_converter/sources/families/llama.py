@@ -110,7 +110,7 @@ LLAMA_RULES = (
 
 
 def window_of_all(config: Config, n_layers: int) -> tuple[int, list[str]]:
-    """A window on every layer unless there is none, or ``layer_types`` has none."""
+    """A window on every layer, unless the file or ``layer_types`` has no window."""
     window_tokens, types = _windows(config, n_layers, [SLIDING] * n_layers)
     if len(set(types)) > 1:
         raise config.error("layer_types", "with different attention is not supported")

@@ -1,12 +1,12 @@
-/* check_thrift.c - drafts lose no time: never where it was measured that they lose, and on average
- * less than 2 % where passes are noisy and the text is hard to guess. Time is simulated.
+/* check_speculation_budget.c - drafts lose no time: never where it was measured that they lose, and
+ * on average less than 2 % where passes are noisy and the text is hard to guess. Time is simulated.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 
 #include "check.h"
 #include "engine/sample.h"
-#include "speculate/thrift.h"
+#include "speculate/speculation_budget.h"
 
 #define N_TOKENS 400
 #define N_SEEDS 12
@@ -37,13 +37,13 @@ static double cost_of(const machine *m, uint32_t n_rows)
 
 /* Appends guesses of random kinds to the chain, until no more are worth looking for, and writes
  * their kinds. */
-static uint32_t guess(qsf_thrift_chain *c, const qsf_chances *chances, uint64_t *random,
+static uint32_t guess(qsf_speculation_chain *c, const qsf_chances *chances, uint64_t *random,
                       uint32_t *kinds)
 {
     uint32_t n = 0;
     while (n < QSF_MAX_DRAFT_ROWS) {
         kinds[n] = (uint32_t)(qsf_random_uniform(random) * QSF_KIND_MODEL);
-        if (!qsf_thrift_append(c, qsf_thrift_chance(chances, kinds[n++])))
+        if (!qsf_speculation_append(c, qsf_speculation_chance(chances, kinds[n++])))
             break;
     }
     return n;
@@ -59,21 +59,22 @@ static double gain_of(const machine *m, double ease, double noise, uint64_t rand
     double time = 0.0;
     uint32_t n_tokens = 0;
     while (n_tokens < N_TOKENS) {
-        qsf_thrift_chain c;
+        qsf_speculation_chain c;
         uint32_t kinds[QSF_MAX_DRAFT_ROWS];
-        qsf_thrift_begin(&c, 1, QSF_MAX_DRAFT_ROWS);
+        qsf_speculation_begin(&c, 1, QSF_MAX_DRAFT_ROWS);
         const uint32_t n_guesses = guess(&c, &chances, &random, kinds);
-        qsf_thrift_choose(&costs, &c, QSF_MAX_DRAFT_ROWS);
+        qsf_speculation_choose(&costs, &c, QSF_MAX_DRAFT_ROWS);
         const uint32_t n_drafts = c.n_chosen;
         const double cost = cost_of(m, 1 + n_drafts);
         const double ns = PASS_NS * cost * exp(noise * 4.0 * (qsf_random_uniform(&random) - 0.5));
         time += cost;
         n_tokens++;
-        qsf_thrift_learn(&costs, 1 + n_drafts, n_drafts, (uint64_t)ns, (uint64_t)(ns * m->wait));
+        qsf_speculation_learn(&costs, 1 + n_drafts, n_drafts, (uint64_t)ns,
+                              (uint64_t)(ns * m->wait));
         for (uint32_t i = 0; i < n_guesses; i++) {
-            const double chance = fmin(0.95, ease * qsf_thrift_chance(&none, kinds[i]));
+            const double chance = fmin(0.95, ease * qsf_speculation_chance(&none, kinds[i]));
             const bool is_right = qsf_random_uniform(&random) < chance;
-            qsf_thrift_count(&chances, kinds[i], is_right);
+            qsf_speculation_count(&chances, kinds[i], is_right);
             if (!is_right || i >= n_drafts)
                 break;
             n_tokens++;
@@ -104,13 +105,13 @@ static void check_measured_loss(void)
         for (double chance = 0.05; chance < 1.0; chance += 0.05) {
             qsf_costs costs = {0};
             for (int i = 0; i < 60; i++) {
-                qsf_thrift_learn(&costs, 1, 0, (uint64_t)PASS_NS, 0);
-                qsf_thrift_learn(&costs, 2, 1, (uint64_t)(PASS_NS * cost), 0);
+                qsf_speculation_learn(&costs, 1, 0, (uint64_t)PASS_NS, 0);
+                qsf_speculation_learn(&costs, 2, 1, (uint64_t)(PASS_NS * cost), 0);
             }
-            qsf_thrift_chain c;
-            qsf_thrift_begin(&c, 1, 1);
-            CHECK(qsf_thrift_append(&c, chance));
-            qsf_thrift_choose(&costs, &c, 1);
+            qsf_speculation_chain c;
+            qsf_speculation_begin(&c, 1, 1);
+            CHECK(qsf_speculation_append(&c, chance));
+            qsf_speculation_choose(&costs, &c, 1);
             CHECK(c.n_chosen == 0 || 1.0 + chance > cost);
             CHECK(c.n_chosen == 1 || 1.0 + chance < cost * 1.06);
         }
@@ -120,5 +121,5 @@ int main(void)
 {
     check_gains();
     check_measured_loss();
-    return check_report("check_thrift");
+    return check_report("check_budget");
 }

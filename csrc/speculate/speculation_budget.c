@@ -1,6 +1,6 @@
-/* thrift.c - running means and a rule. */
+/* speculation_budget.c - running means and a rule. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "speculate/thrift.h"
+#include "speculate/speculation_budget.h"
 
 #include <math.h>
 
@@ -35,34 +35,35 @@
 /* How often guesses are right in ordinary text, until it is known of this one. */
 static const float first_chances[QSF_N_KINDS] = {
     0.15F, 0.3F,  0.5F,  0.7F,  0.85F, 0.95F,        /* by length of the match */
-    0.5F,  0.35F, 0.25F, 0.12F, 0.06F, 0.03F, 0.01F, /* followers of one token, by probability */
+    0.5F,  0.35F, 0.25F, 0.12F, 0.06F, 0.03F, 0.01F, /* n-grams of one token, by probability */
     0.7F,  0.5F,  0.3F,  0.15F, 0.08F, 0.04F, 0.02F, /* of two */
     0.2F,  0.35F, 0.5F,  0.6F,  0.7F,  0.8F,  0.88F, 0.95F, /* by probability */
 };
 
 /* What passes of 1, 2, 4 .. rows cost where they only compute (docs/benchmarks.md). */
-static const double compute_shares[QSF_THRIFT_SIZES] = {1, 1.1, 1.31, 1.96, 2.67, 4.2, 5.2, 10};
+static const double compute_shares[QSF_SPECULATION_SIZES] = {1,    1.1, 1.31, 1.96,
+                                                             2.67, 4.2, 5.2,  10};
 
-uint32_t qsf_thrift_kind_of_match(uint32_t n_tokens)
+uint32_t qsf_speculation_kind_of_match(uint32_t n_tokens)
 {
     uint32_t kind = QSF_KIND_MATCH;
-    for (uint32_t most = 1; n_tokens > most && kind < QSF_KIND_FOLLOWER - 1; most *= 2)
+    for (uint32_t most = 1; n_tokens > most && kind < QSF_KIND_NGRAM - 1; most *= 2)
         kind++;
     return kind;
 }
 
-uint32_t qsf_thrift_kind_of_model(double probability)
+uint32_t qsf_speculation_kind_of_model(double probability)
 {
     const uint32_t eighth = probability > 0.0 ? (uint32_t)(fmin(probability, 1.0) * 8.0) : 0;
     return QSF_KIND_MODEL + (eighth < 8 ? eighth : 7);
 }
 
-qsf_guesser qsf_thrift_guesser_of(uint32_t kind)
+qsf_guesser qsf_speculation_guesser_of(uint32_t kind)
 {
-    return kind < QSF_KIND_FOLLOWER ? QSF_GUESSER_MATCH
-           : kind < QSF_KIND_MODEL  ? QSF_GUESSER_FOLLOWER
-           : kind < QSF_N_KINDS     ? QSF_GUESSER_MODEL
-                                    : QSF_GUESSER_CALLER;
+    return kind < QSF_KIND_NGRAM   ? QSF_GUESSER_MATCH
+           : kind < QSF_KIND_MODEL ? QSF_GUESSER_NGRAM
+           : kind < QSF_N_KINDS    ? QSF_GUESSER_MODEL
+                                   : QSF_GUESSER_CALLER;
 }
 
 /* How often guesses from the text are right, beside the first opinion of them. */
@@ -72,7 +73,7 @@ static float luck_of(const qsf_chances *t)
     return luck < 1.0F ? luck : 1.0F;
 }
 
-double qsf_thrift_chance(const qsf_chances *t, uint32_t kind)
+double qsf_speculation_chance(const qsf_chances *t, uint32_t kind)
 {
     const float luck = kind < QSF_KIND_MODEL ? luck_of(t) : 1.0F;
     const float n_hits = t->n_hits[kind] + PRIOR_TRIES * first_chances[kind] * luck;
@@ -89,7 +90,7 @@ static void count(float *n_hits, float *n_tries, float most_tries, bool is_right
     *n_tries /= 2.0F;
 }
 
-void qsf_thrift_count(qsf_chances *t, uint32_t kind, bool is_right)
+void qsf_speculation_count(qsf_chances *t, uint32_t kind, bool is_right)
 {
     count(&t->n_hits[kind], &t->n_tries[kind], MOST_TRIES, is_right, 1.0F);
     if (kind >= QSF_KIND_MODEL)
@@ -107,7 +108,7 @@ static void move(double *mean, double value, double share)
 static double place_of(uint32_t n_rows, uint32_t *size)
 {
     *size = 0;
-    while (*size + 2 < QSF_THRIFT_SIZES && UINT32_C(2) << *size < n_rows)
+    while (*size + 2 < QSF_SPECULATION_SIZES && UINT32_C(2) << *size < n_rows)
         (*size)++;
     const double n_least = (double)(UINT32_C(1) << *size);
     return ((double)n_rows - n_least) / n_least;
@@ -128,10 +129,10 @@ static double reckoned_ns(const qsf_costs *t, double compute_share)
     return t->least_ns + t->compute_ns * (compute_share - 1.0);
 }
 
-double qsf_thrift_cost_ns(const qsf_costs *t, uint32_t n_rows)
+double qsf_speculation_cost_ns(const qsf_costs *t, uint32_t n_rows)
 {
-    double table[QSF_THRIFT_SIZES];
-    for (uint32_t i = 0; i < QSF_THRIFT_SIZES; i++)
+    double table[QSF_SPECULATION_SIZES];
+    for (uint32_t i = 0; i < QSF_SPECULATION_SIZES; i++)
         table[i] = reckoned_ns(t, compute_shares[i]) * (1.0 + t->excess[i]);
     return at_rows(table, n_rows);
 }
@@ -154,7 +155,7 @@ static void learn_excess(qsf_costs *t, uint32_t n_rows, uint32_t n_drafts, doubl
 {
     uint32_t size;
     const double share = place_of(n_rows, &size);
-    const double change = fmin(ns / qsf_thrift_cost_ns(t, n_rows), MOST_RATIO) - 1.0;
+    const double change = fmin(ns / qsf_speculation_cost_ns(t, n_rows), MOST_RATIO) - 1.0;
     for (uint32_t i = size; i < size + 2; i++)
         if (UINT32_C(1) << i > n_rows - n_drafts) /* drafts say nothing of the pass without them */
             t->excess[i] += (1.0 + t->excess[i]) * change * EXCESS_SHARE *
@@ -163,13 +164,13 @@ static void learn_excess(qsf_costs *t, uint32_t n_rows, uint32_t n_drafts, doubl
     t->compute_ns *= 1.0 + change * SPEED_SHARE;
 }
 
-void qsf_thrift_learn(qsf_costs *t, uint32_t n_rows, uint32_t n_drafts, uint64_t ns,
-                      uint64_t wait_ns)
+void qsf_speculation_learn(qsf_costs *t, uint32_t n_rows, uint32_t n_drafts, uint64_t ns,
+                           uint64_t wait_ns)
 {
     t->credit_ns += (double)ns * CREDIT_SHARE;
-    if (n_rows > UINT32_C(1) << (QSF_THRIFT_SIZES - 1))
+    if (n_rows > UINT32_C(1) << (QSF_SPECULATION_SIZES - 1))
         return;
-    for (uint32_t i = 0; i < QSF_THRIFT_SIZES; i++)
+    for (uint32_t i = 0; i < QSF_SPECULATION_SIZES; i++)
         t->excess[i] -= t->excess[i] * FORGOTTEN_SHARE;
     if (n_drafts == 0)
         learn_speed(t, n_rows, (double)ns, (double)wait_ns);
@@ -177,7 +178,7 @@ void qsf_thrift_learn(qsf_costs *t, uint32_t n_rows, uint32_t n_drafts, uint64_t
         learn_excess(t, n_rows, n_drafts, (double)ns);
 }
 
-void qsf_thrift_begin(qsf_thrift_chain *c, uint32_t n_rows, uint32_t n_most)
+void qsf_speculation_begin(qsf_speculation_chain *c, uint32_t n_rows, uint32_t n_most)
 {
     c->next = NULL;
     c->n_drafts = c->n_chosen = 0;
@@ -188,12 +189,12 @@ void qsf_thrift_begin(qsf_thrift_chain *c, uint32_t n_rows, uint32_t n_most)
 }
 
 /* The chance that all drafts are right. */
-static double last_path(const qsf_thrift_chain *c)
+static double last_path(const qsf_speculation_chain *c)
 {
     return c->n_drafts > 0 ? c->paths[c->n_drafts - 1] : 1.0;
 }
 
-bool qsf_thrift_append(qsf_thrift_chain *c, double chance)
+bool qsf_speculation_append(qsf_speculation_chain *c, double chance)
 {
     const double path = last_path(c) * chance;
     if (path < LEAST_PATH)
@@ -210,20 +211,20 @@ static double model_chance(const qsf_chances *t)
     return n_hits / (double)(t->n_model_tries + PRIOR_TRIES);
 }
 
-bool qsf_thrift_wants_model(const qsf_costs *t, const qsf_chances *chances,
-                            const qsf_thrift_chain *c, double best_chance)
+bool qsf_speculation_wants_model(const qsf_costs *t, const qsf_chances *chances,
+                                 const qsf_speculation_chain *c, double best_chance)
 {
     if (t->least_ns == 0.0)
         return false;
     const uint32_t n_rows = c->n_rows + c->n_drafts;
-    const double pass_ns = qsf_thrift_cost_ns(t, n_rows);
-    const double row_ns = fmax(0.0, qsf_thrift_cost_ns(t, n_rows + 1) - pass_ns);
+    const double pass_ns = qsf_speculation_cost_ns(t, n_rows);
+    const double row_ns = fmax(0.0, qsf_speculation_cost_ns(t, n_rows + 1) - pass_ns);
     const double token_ns = (pass_ns + c->model_ns) / c->n_tokens;
     const double gain_ns = last_path(c) * (model_chance(chances) - best_chance) * token_ns;
     return gain_ns > t->model_ns + row_ns || (c->n_drafts == 0 && t->credit_ns > 0.0);
 }
 
-void qsf_thrift_spend(qsf_costs *t, qsf_thrift_chain *c, uint64_t ns, uint32_t n_tokens)
+void qsf_speculation_spend(qsf_costs *t, qsf_speculation_chain *c, uint64_t ns, uint32_t n_tokens)
 {
     c->model_ns += (double)ns;
     t->credit_ns = fmax(t->credit_ns - (double)ns, -t->least_ns);
@@ -233,11 +234,11 @@ void qsf_thrift_spend(qsf_costs *t, qsf_thrift_chain *c, uint64_t ns, uint32_t n
 
 /* Takes the likeliest of the drafts that were not taken, after those before it in its chain, and
  * returns its path; 0: there is none. */
-static double take_likeliest(qsf_thrift_chain *first)
+static double take_likeliest(qsf_speculation_chain *first)
 {
-    qsf_thrift_chain *best = NULL;
+    qsf_speculation_chain *best = NULL;
     double path = 0.0;
-    for (qsf_thrift_chain *c = first; c != NULL; c = c->next)
+    for (qsf_speculation_chain *c = first; c != NULL; c = c->next)
         if (c->n_taken < c->n_drafts && c->n_taken < c->n_most && c->paths[c->n_taken] > path) {
             path = c->paths[c->n_taken];
             best = c;
@@ -247,27 +248,27 @@ static double take_likeliest(qsf_thrift_chain *first)
     return path;
 }
 
-void qsf_thrift_choose(const qsf_costs *t, qsf_thrift_chain *first, uint32_t n_most)
+void qsf_speculation_choose(const qsf_costs *t, qsf_speculation_chain *first, uint32_t n_most)
 {
     double model_ns = 0.0;
-    for (qsf_thrift_chain *c = first; c != NULL; c = c->next) {
+    for (qsf_speculation_chain *c = first; c != NULL; c = c->next) {
         c->n_taken = c->n_chosen = 0;
         model_ns += c->model_ns;
     }
     if (first == NULL || t->least_ns == 0.0)
         return;
     double n_tokens = first->n_rows;
-    double best = LEAST_GAIN * n_tokens / (model_ns + qsf_thrift_cost_ns(t, first->n_rows));
+    double best = LEAST_GAIN * n_tokens / (model_ns + qsf_speculation_cost_ns(t, first->n_rows));
     for (uint32_t n = 1; n <= n_most; n++) {
         const double path = take_likeliest(first);
         if (path == 0.0)
             return;
         n_tokens += path;
-        const double rate = n_tokens / (model_ns + qsf_thrift_cost_ns(t, first->n_rows + n));
+        const double rate = n_tokens / (model_ns + qsf_speculation_cost_ns(t, first->n_rows + n));
         if (rate <= best)
             continue;
         best = rate;
-        for (qsf_thrift_chain *c = first; c != NULL; c = c->next)
+        for (qsf_speculation_chain *c = first; c != NULL; c = c->next)
             c->n_chosen = c->n_taken;
     }
 }

@@ -1,6 +1,6 @@
-/* followers.c - a table of 256 KB, whatever the vocabulary. */
+/* ngrams.c - a table of 256 KB, whatever the vocabulary. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "speculate/followers.h"
+#include "speculate/ngrams.h"
 
 #include <string.h>
 
@@ -15,7 +15,7 @@ static uint64_t hash_of(const uint32_t *tokens, uint32_t n_tokens, uint32_t n_be
     return z * UINT64_C(0xBF58476D1CE4E5B9);
 }
 
-static qsf_follower_entry *entry_of(const qsf_followers *f, uint64_t hash)
+static qsf_ngram_entry *entry_of(const qsf_ngrams *f, uint64_t hash)
 {
     return &f->entries[hash >> (64 - N_ENTRIES_LOG2)];
 }
@@ -25,7 +25,7 @@ static uint32_t tag_of(uint64_t hash)
     return (uint32_t)hash | 1U;
 }
 
-void qsf_followers_layout(qsf_followers *f, qsf_arena *a)
+void qsf_ngrams_layout(qsf_ngrams *f, qsf_arena *a)
 {
     f->entries = qsf_arena_push(a, (size_t)1 << N_ENTRIES_LOG2, sizeof *f->entries);
     /* A page that is read before it is written is faulted twice, the second time with an interrupt
@@ -34,31 +34,31 @@ void qsf_followers_layout(qsf_followers *f, qsf_arena *a)
         memset(f->entries, 0, sizeof *f->entries << N_ENTRIES_LOG2);
 }
 
-qsf_follower qsf_follower_of(uint32_t token, double probability)
+qsf_ngram_token qsf_ngram_token_of(uint32_t token, double probability)
 {
-    qsf_follower f = {.token = token & 0xFFFFFF, .class = probability < 0.8};
-    for (; probability < 0.5 && f.class < QSF_FOLLOWER_CLASSES - 1; probability *= 2.0)
+    qsf_ngram_token f = {.token = token & 0xFFFFFF, .class = probability < 0.8};
+    for (; probability < 0.5 && f.class < QSF_NGRAM_CLASSES - 1; probability *= 2.0)
         f.class ++;
     return f;
 }
 
-void qsf_followers_learn(qsf_followers *f, const uint32_t *tokens, uint32_t n_tokens,
-                         qsf_follower likeliest)
+void qsf_ngrams_learn(qsf_ngrams *f, const uint32_t *tokens, uint32_t n_tokens,
+                      qsf_ngram_token likeliest)
 {
     for (uint32_t n_before = 1; n_before <= 2 && n_before <= n_tokens; n_before++) {
         const uint64_t hash = hash_of(tokens, n_tokens, n_before);
-        qsf_follower_entry *const e = entry_of(f, hash);
+        qsf_ngram_entry *const e = entry_of(f, hash);
         e->tag = tag_of(hash);
-        e->follower = likeliest;
+        e->next = likeliest;
     }
 }
 
-const qsf_follower *qsf_followers_find(const qsf_followers *f, const uint32_t *tokens,
+const qsf_ngram_token *qsf_ngrams_find(const qsf_ngrams *f, const uint32_t *tokens,
                                        uint32_t n_tokens, uint32_t n_before)
 {
     if (n_tokens < n_before)
         return NULL;
     const uint64_t hash = hash_of(tokens, n_tokens, n_before);
-    const qsf_follower_entry *const e = entry_of(f, hash);
-    return e->tag == tag_of(hash) ? &e->follower : NULL;
+    const qsf_ngram_entry *const e = entry_of(f, hash);
+    return e->tag == tag_of(hash) ? &e->next : NULL;
 }
