@@ -257,7 +257,7 @@ class Keywords(Kind):
     )
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether the names can be names in a template; the values are checked there."""
+        """Return whether all names are valid in a template; the template checks the values."""
         return isinstance(value, Mapping) and all(
             isinstance(name, str)
             and name.isidentifier()

@@ -6,7 +6,7 @@
 `campaign`  a run, from its request to its results
 `models/`   files to measure: `shapes` of well-known models, `random_qsf` and `random_gguf` write
             random weights, `cache` keeps them, `facts` are the bytes and multiply-adds of a token
-`run/`      measured processes: `tasks` and answers, `worker_qsf`, `worker_llama` and `llama_bench`
+`run/`      measured processes: `tasks` and answers, `worker_qsf`, `worker_llama`
             do them, `launch` starts them, `memory_group` limits them, `rounds` has them take turns,
             `baseline` finds llama.cpp
 `judge/`    from times to `results`: the `machine`, `bounds` of a test, `rows` and ratios,

@@ -22,10 +22,9 @@ from qsf_bench.models.facts import FileFacts, baseline_type, check_same_work, re
 from qsf_bench.request import Request, Setting
 from qsf_bench.run.baseline import HOW, Baseline, BaselineMissingError, find_baseline
 from qsf_bench.run.launch import Outcome, run_task
-from qsf_bench.run.llama_bench import KV_TYPES as BASELINE_KV_TYPES
 from qsf_bench.run.memory_group import memory_group
 from qsf_bench.run.rounds import TaskRuns, run_rounds
-from qsf_bench.run.tasks import LLAMA, QSF, Task
+from qsf_bench.run.tasks import LLAMA, LLAMA_KV_TYPES, QSF, Task
 
 _PROCESS_MB = 48  # Python, KV cache, buffers
 # From so many bytes a token on, a streamed prompt is warmed up by one token instead of all.
@@ -98,7 +97,7 @@ class _Campaign:
         files = [facts for pair in self.pairs for facts in (pair.qsf, pair.gguf) if facts]
         self.facts = {str(facts.path): facts for facts in files}
         baselines = [self.llama.words] if self.llama else []
-        machine_facts = machine.describe([*baselines, *self.request.programs])
+        machine_facts = machine.describe(baselines)
         bounds = self.measure_limits()
         stopped = None
         try:
@@ -164,7 +163,7 @@ class _Campaign:
     # ---- files ----
 
     def check(self) -> None:
-        """Refuse what cannot be met before anything is made or measured, which takes minutes."""
+        """Refuse impossible requests before minutes of making files and measuring."""
         request = self.request
         for path in request.options.models:
             self.check_context(path.name, _read_model(path).max_tokens)
@@ -172,9 +171,6 @@ class _Campaign:
             _read_gguf(path)
         for name in request.shapes:
             self.check_context(name, shapes.find_shape(name).max_tokens)
-        for name, program in request.programs.items():
-            if not program.is_file():
-                raise QsfArgumentError(f"--baseline {name}={program}: no such program")
         for cap_mb in dict.fromkeys(setting.cap_mb for setting in request.settings):
             if cap_mb is not None:
                 with memory_group(cap_mb << 20):
@@ -207,7 +203,7 @@ class _Campaign:
                 return None
             why, advice = error.why, str(error)
         else:
-            if request.options.kv_type is None or request.options.kv_type in BASELINE_KV_TYPES:
+            if request.options.kv_type is None or request.options.kv_type in LLAMA_KV_TYPES:
                 return llama
             why = advice = f"it has no KV cache of {request.options.kv_type}"
         self.watcher.warn(f"llama.cpp is left out: {advice}")
@@ -217,7 +213,7 @@ class _Campaign:
     @property
     def has_baseline(self) -> bool:
         """Whether anything is measured beside QSF."""
-        return self.llama is not None or bool(self.request.programs)
+        return self.llama is not None
 
     def make_pairs(self) -> list[_Pair]:
         """Return the files, which are made if need be."""
@@ -305,23 +301,18 @@ class _Campaign:
 
     def tasks(self) -> list[Task]:
         """Return the tasks of a round; a file that is the baselines' for two is run once."""
-        engines = [(LLAMA, "")] if self.llama else []
-        engines += [(name, str(path)) for name, path in self.request.programs.items()]
         return [
-            self.task(setting, facts, engine, program)
+            self.task(setting, facts)
             for setting in self.request.settings
             for facts in self.facts.values()
-            for engine, program in ([(QSF, "")] if facts.engine == QSF else engines)
-            if engine == QSF or setting.has_baseline
+            if facts.engine == QSF or setting.has_baseline
         ]
 
-    def task(
-        self, setting: Setting, facts: FileFacts, engine: str = QSF, program: str = ""
-    ) -> Task:
+    def task(self, setting: Setting, facts: FileFacts) -> Task:
         """Return what one process does."""
-        is_qsf = engine == QSF
+        is_qsf = facts.engine == QSF
         return Task(
-            engine=engine,
+            engine=facts.engine,
             path=str(facts.path),
             n_threads=setting.n_threads,
             tests=self.request.tests,
@@ -330,7 +321,6 @@ class _Campaign:
             kv_type=self.request.options.kv_type,
             io=self.request.options.io if is_qsf and self.request.options.io != "auto" else None,
             is_slow=_is_streamed(setting, facts) and facts.token_bytes > _SLOW_BYTES,
-            program=program,
         )
 
     def run_rounds(self) -> None:
@@ -360,7 +350,6 @@ class _Campaign:
             task,
             self.llama.python if is_llama and self.llama else sys.executable,
             is_cold=is_bound,
-            n_weights=facts.n_weights,
         )
 
 

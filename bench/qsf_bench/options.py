@@ -163,9 +163,8 @@ class Options:
         default=DEFAULT_ROUNDS,
     )
     baseline: tuple[str, ...] = _option(
-        "llama.cpp|none|NAME=PATH",
-        "What to measure beside QSF: llama-cpp-python, nothing, or a llama-bench program under a "
-        "name of yours. Can be repeated.",
+        "llama.cpp|none",
+        "What to measure beside QSF: llama-cpp-python, or nothing.",
         shown="llama.cpp where it is installed",
         default=(),
     )
@@ -271,7 +270,6 @@ Examples:
   python -m qsf.bench --quant 4bit --ram-budget none,400,200 --html page.html
   python -m qsf.bench --json new.json --compare old.json
   python -m qsf.bench model.qsf --baseline-model model-Q4_K_M.gguf
-  python -m qsf.bench --baseline ik=ik_llama.cpp/build/bin/llama-bench
 
 Shapes: {_lines(shapes.SHAPES)}
 Types: {_lines(QUANT_TYPES)}

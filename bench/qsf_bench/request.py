@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 from qsf.errors import QsfArgumentError
 from qsf_bench.models.shapes import find_shape
 from qsf_bench.options import DEFAULT_ROUTING, DEFAULT_SHAPE, DEFAULT_TYPES, Options
-from qsf_bench.run.llama_bench import KV_TYPES as BASELINE_KV_TYPES
-from qsf_bench.run.tasks import LLAMA, QSF, Test, setting_words
+from qsf_bench.run.tasks import LLAMA, LLAMA_KV_TYPES, Test, setting_words
 
 NO_BASELINE = "none"
 
@@ -50,7 +47,6 @@ class Request:
     settings: tuple[Setting, ...]
     tests: tuple[Test, ...]
     llama: bool | None  # llama-cpp-python: must be there, must not be used, None: if installed
-    programs: dict[str, Path]  # llama-bench programs by the user's names
 
 
 def make_request(options: Options, *, n_cores: int) -> Request:
@@ -59,10 +55,10 @@ def make_request(options: Options, *, n_cores: int) -> Request:
     Raises:
         QsfArgumentError: an option cannot be honoured beside another.
     """
-    llama, programs = _baselines(options)
-    _refuse_conflicts(options, llama, programs)
+    llama = _wants_llama(options)
+    _refuse_conflicts(options, llama)
     memory = _memory(options)
-    if (llama or programs) and not any(Setting(1, *limits).has_baseline for limits in memory):
+    if llama and not any(Setting(1, *limits).has_baseline for limits in memory):
         budgets = ",".join(map(str, options.ram_budget or ()))
         raise QsfArgumentError(
             f"llama.cpp cannot run beside --ram-budget {budgets}, for it has no budget: "
@@ -77,7 +73,6 @@ def make_request(options: Options, *, n_cores: int) -> Request:
         settings=tuple(Setting(n, budget, cap) for budget, cap in memory for n in threads),
         tests=_tests(options, is_capped=is_capped),
         llama=llama,
-        programs=programs,
     )
 
 
@@ -110,44 +105,31 @@ def _tests(options: Options, *, is_capped: bool) -> tuple[Test, ...]:
 # ---- baselines ----
 
 
-def _baselines(options: Options) -> tuple[bool | None, dict[str, Path]]:
-    """Return whether llama-cpp-python is wanted, and the llama-bench programs by name."""
-    llama: bool | None = None
-    programs: dict[str, Path] = {}
-    for value in options.baseline:
-        name, is_program, path = value.partition("=")
-        if value in (LLAMA, NO_BASELINE):
-            if llama not in (None, value == LLAMA):
-                raise QsfArgumentError(f"--baseline {LLAMA} and --baseline {NO_BASELINE} exclude "
-                                       "each other")  # fmt: skip
-            llama = value == LLAMA
-        elif not is_program:
+def _wants_llama(options: Options) -> bool | None:
+    """Return whether llama-cpp-python must be measured; None: if it is installed."""
+    named = dict.fromkeys(options.baseline)
+    for name in named:
+        if name not in (LLAMA, NO_BASELINE):
             raise QsfArgumentError(
-                f"--baseline {value} is unknown; available: {LLAMA}, {NO_BASELINE}, or NAME=PATH "
-                "of a llama-bench"
+                f"--baseline {name} is unknown; available: {LLAMA}, {NO_BASELINE}"
             )
-        elif not re.fullmatch(r"[\w.+-]{1,32}", name) or name in (LLAMA, QSF, NO_BASELINE):
-            raise QsfArgumentError(
-                f"--baseline {value}: the name must be 1 to 32 letters, digits or .+-_, and not "
-                f"{LLAMA}, {QSF} or {NO_BASELINE}"
-            )
-        elif name in programs:
-            raise QsfArgumentError(f"--baseline {name} is given twice: each needs its own name")
-        else:
-            programs[name] = Path(path)
-    if llama is None and (options.baseline_python or options.baseline_model) and not programs:
-        llama = True
-    return llama, programs
+    if len(named) > 1:
+        raise QsfArgumentError(
+            f"--baseline {LLAMA} and --baseline {NO_BASELINE} exclude each other"
+        )
+    if not named:
+        return True if options.baseline_python or options.baseline_model else None
+    return LLAMA in named
 
 
-def _refuse_conflicts(options: Options, llama: bool | None, programs: dict[str, Path]) -> None:
+def _refuse_conflicts(options: Options, llama: bool | None) -> None:
     """Refuse what cannot be honoured together."""
     models, gguf = options.models, options.baseline_model
     if models and (options.shape is not None or options.quant is not None):
         name = "--shape" if options.shape is not None else "--quant"
         raise QsfArgumentError(f"{name} is for random weights: leave it out beside MODEL")
     if options.routing != (DEFAULT_ROUTING,):
-        _refuse_routing(options, programs)
+        _refuse_routing(options)
     for name, n_times in Counter(path.name for path in [*models, *dict.fromkeys(gguf)]).items():
         if n_times > 1:
             raise QsfArgumentError(
@@ -156,28 +138,24 @@ def _refuse_conflicts(options: Options, llama: bool | None, programs: dict[str, 
             )
     if llama is False and options.baseline_python is not None:
         raise QsfArgumentError("--baseline-python is of no use with --baseline none")
-    if llama is False and gguf and not programs:
+    if llama is False and gguf:
         raise QsfArgumentError("--baseline-model is of no use with --baseline none")
     if gguf and len(gguf) != len(models):
         raise QsfArgumentError(
             f"there are {len(models)} MODELs and {len(gguf)} --baseline-model: each MODEL needs "
             "its own, in the same order"
         )
-    if options.kv_type not in (None, *BASELINE_KV_TYPES) and (llama or programs):
+    if options.kv_type not in (None, *LLAMA_KV_TYPES) and llama:
         raise QsfArgumentError(
             f"--kv-type {options.kv_type} is QSF's alone: llama.cpp has "
-            f"{', '.join(BASELINE_KV_TYPES)}, or leave it out with --baseline {NO_BASELINE}"
+            f"{', '.join(LLAMA_KV_TYPES)}, or leave it out with --baseline {NO_BASELINE}"
         )
 
 
-def _refuse_routing(options: Options, programs: dict[str, Path]) -> None:
+def _refuse_routing(options: Options) -> None:
     name = f"--routing {','.join(options.routing)}"
     if options.models:
         raise QsfArgumentError(f"{name} is for random weights: leave it out beside MODEL")
     for shape in options.shape or (DEFAULT_SHAPE,):
         if not find_shape(shape).n_experts:
             raise QsfArgumentError(f"{name} is for shapes with experts, and {shape} has none")
-    if programs:
-        raise QsfArgumentError(
-            f"{name} is not for {next(iter(programs))}, which chooses tokens itself"
-        )

@@ -60,7 +60,7 @@ typedef struct qsf_pass_part {
     uint32_t n_drafts; /* the last of the tokens, which do not become the session's yet */
 } qsf_pass_part;
 
-/* What one pass at a time uses, and one choice. */
+/* Buffers of a model that one pass uses at a time, and one choice of a token. */
 typedef struct qsf_shared_buffers {
     qsf_pass_part *parts;          /* [max_sessions] */
     qsf_segment *segments;         /* [max_sessions] */

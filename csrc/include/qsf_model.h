@@ -127,7 +127,7 @@ typedef struct qsf_plan {
                                * layer has one */
     uint64_t kv_cold_token_bytes; /* of keys and values that a token at the end of the context reads
                                    * from a file; 0: all are in memory */
-    uint64_t session_bytes;       /* of one session, beside pages; part of kv_bytes for each */
+    uint64_t session_bytes;       /* one session without its pages; kv_bytes has it per session */
     uint64_t scratch_bytes;    /* activations of one prompt chunk, logits of a pass and of drafts,
                                 * sampling */
     uint64_t drafter_bytes;    /* the draft model with its own KV cache and buffers, or 0 */

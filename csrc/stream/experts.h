@@ -146,7 +146,7 @@ void qsf_experts_end(qsf_experts *e);
 /* Ends the request, if any, and forgets all guesses; afterwards nothing is being read. */
 void qsf_experts_end_pass(qsf_experts *e);
 
-/* Adds the reading part of the statistics to what is there. */
+/* Adds the statistics of reading to `*out`. */
 void qsf_experts_report(qsf_experts *e, qsf_stats *out);
 
 /* For memory pressure, between requests. give_slot gives back the slot whose expert is used least,

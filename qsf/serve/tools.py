@@ -100,7 +100,7 @@ class _WithMarkers(IncrementalDecoder):
 
 
 class ArgumentsConstraint:
-    """Lets an answer be what it likes, but arguments of strict functions what they must be."""
+    """Constrains only the arguments of calls of strict functions."""
 
     def __init__(self, strict: Mapping[str, Constraint], reader: CallReader) -> None:
         """Follow what ``reader`` reads."""

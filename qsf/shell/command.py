@@ -226,8 +226,8 @@ def explain_folder(path: Path) -> str:
 class _WholeOutput(io.FileIO):
     """A descriptor whose ``write`` writes all bytes, or raises OSError.
 
-    The system may take a part only: of a pipe that does not wait, or whose reader is slow when a
-    signal comes. Python's own text streams forget the rest where PYTHONUNBUFFERED is set.
+    The system may accept only a part: if the pipe does not block, or if a signal arrives while the
+    reader is slow. Python's text streams lose the rest if PYTHONUNBUFFERED is set.
     """
 
     def write(self, data: Buffer, /) -> int:

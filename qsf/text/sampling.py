@@ -165,7 +165,7 @@ class StopMatcher:
 
 
 def n_overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of ``text`` that ``stop`` begins with."""
+    """Return the length of the longest suffix of ``text`` that is a prefix of ``stop``."""
     for n in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:n]):
             return n

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from qsf_bench.run import llama_bench
 from qsf_bench.run.memory_group import memory_group
 from qsf_bench.run.tasks import (
     ANSWER_VARIABLE,
@@ -242,17 +241,15 @@ def run_task(
     python: str,
     *,
     is_cold: bool = False,
-    n_weights: int = 0,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> Outcome:
     """Run one task.
 
     Args:
-        task: what to run; with a ``program`` that llama-bench, else our worker.
+        task: what to run.
         python: the interpreter of the worker.
         is_cold: drop the file from the page cache first. In a memory group smaller than the file
             this is needed: the group is not charged for pages that others have read.
-        n_weights: of the task's file; only for a llama-bench.
         timeout_seconds: after which the process is ended.
 
     Raises:
@@ -265,7 +262,7 @@ def run_task(
         try:
             refused = drop_caches(task.path) if is_cold else ""
             ended = run_command(
-                llama_bench.command_of(task) if task.program else command,
+                command,
                 limit_mb=task.cap_mb,
                 timeout_seconds=timeout_seconds,
                 environment={ANSWER_VARIABLE: str(answer_path)},
@@ -275,10 +272,7 @@ def run_task(
         late = f"did not end within {timeout_seconds:g} s"
         why = late if ended.is_late else signal_text(ended)
         try:
-            if not task.program:
-                answer = read_answer(answer_path, task, ended)
-            elif not ended.exit_code:
-                answer = llama_bench.answer_of(ended.output, task, n_weights=n_weights)
+            answer = read_answer(answer_path, task, ended)
         except WorkerError as error:
             why = why or str(error)
     if answer is not None:

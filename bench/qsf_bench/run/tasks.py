@@ -13,6 +13,7 @@ from qsf.errors import QsfError
 
 QSF = "qsf"
 LLAMA = "llama.cpp"
+LLAMA_KV_TYPES = ("f16", "8bit", "4bit")  # as in `worker_llama`
 """Names of engines; a llama-bench that the user names is an engine of that name."""
 
 ANSWER_VARIABLE = "QSF_BENCH_ANSWER"
@@ -76,7 +77,7 @@ class Task:
     streamed models whose passes take seconds, a prompt is warmed up by a single token.
     """
 
-    engine: str  # `QSF`, `LLAMA` or the name of a llama-bench
+    engine: str  # `QSF` or `LLAMA`
     path: str
     n_threads: int
     tests: tuple[Test, ...]
@@ -85,7 +86,6 @@ class Task:
     kv_type: str | None = None  # as --kv-type; None: the engine's default
     io: str | None = None  # as --io of qsf-run; None: auto
     is_slow: bool = False
-    program: str = ""  # the llama-bench to run; "": our own worker
 
     @property
     def setting(self) -> str:

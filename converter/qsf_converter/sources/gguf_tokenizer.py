@@ -2,7 +2,7 @@
 
 Two kinds are rebuilt: byte-level BPE (model "gpt2" in GGUF: words, merges and the name of a
 splitting rule) and SentencePiece's BPE (model "llama": words with scores, of which the merges
-follow). Any other kind is left out, which is said.
+follow). Any other kind is left out with a warning.
 
 Sources: src/llama-vocab.cpp of llama.cpp for the splitting rules and defaults;
 convert_slow_tokenizer.py of transformers for merges from scores.

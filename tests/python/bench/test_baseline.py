@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llama.cpp for qsf.bench: how it is found and built, and llama-bench programs of the user."""
+"""llama.cpp for qsf.bench: how it is found and built."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from qsf_bench.run import baseline
-from qsf_bench.run.launch import run_task
-from qsf_bench.run.tasks import Task, Test
 
 # ---- building ----
 
@@ -104,91 +100,3 @@ def test_it_is_found_with_its_compiler_and_instruction_sets(
     (package / "__init__.py").write_text("raise ImportError(\"No module named 'llama_cpp'\")")
     with pytest.raises(baseline.BaselineMissingError, match=r"has no llama-cpp-python: `make base"):
         baseline.find_baseline()
-
-
-# ---- llama-bench ----
-
-TESTS = (Test("pp", 512), Test("tg", 16), Test("pp", 512, 64), Test("tg", 16, 64))
-
-
-def task(program: Path | str, **changes: Any) -> Task:
-    known: dict[str, Any] = {"engine": "ik", "path": "m.gguf", "n_threads": 2, "tests": TESTS}
-    return Task(**(known | changes), program=str(program))
-
-
-def record(n_prompt: int, n_gen: int, n_depth: int, **changes: Any) -> dict[str, Any]:
-    known = {
-        "build_commit": "abc123",
-        "build_number": 42,
-        "backends": "CPU",
-        "model_filename": "/x/m.gguf",
-        "model_n_params": 1000,
-        "n_prompt": n_prompt,
-        "n_gen": n_gen,
-        "n_depth": n_depth,
-        "avg_ns": 10**9 + n_prompt + n_gen + n_depth,
-        "samples_ns": [10**9],
-    }
-    return known | changes
-
-
-ALL = [record(n, g, d) for d in (0, 64) for n, g in ((512, 0), (0, 16))]
-
-
-def llama_bench_in(folder: Path, records: Any) -> Path:
-    """Write a script that stands for a llama-bench; returns its path."""
-    (folder / "answer.json").write_text(
-        records if isinstance(records, str) else json.dumps(records)
-    )
-    path = folder / "llama-bench"
-    path.write_text(
-        f'#!/bin/sh\nprintf "%s\\n" "$@" > {folder}/arguments\n'
-        f"echo loading; cat {folder}/answer.json; echo done\n"
-    )
-    path.chmod(0o755)
-    return path
-
-
-def run(folder: Path, records: Any, *, n_weights: int = 1000, **changes: Any) -> Any:
-    given = task(llama_bench_in(folder, records), **changes)
-    return run_task(given, sys.executable, n_weights=n_weights)
-
-
-def test_a_llama_bench_answers_by_its_json(tmp_path: Path) -> None:
-    outcome = run(tmp_path, ALL)
-    assert outcome.why == ""
-    assert [(t.name, t.depth, t.wall_ns - 10**9) for t in outcome.answer.tests] == [
-        *(("pp512", 0, 512), ("tg16", 0, 16), ("pp512", 64, 576), ("tg16", 64, 80))
-    ]
-    assert outcome.answer.version == "ik abc123 (42)"
-    arguments = (tmp_path / "arguments").read_text().split()
-    assert arguments == [
-        "-m",
-        "m.gguf",
-        "-t",
-        "2",
-        "-r",
-        "1",
-        "-o",
-        "json",
-        "-p",
-        "512",
-        "-n",
-        "16",
-        "-d",
-        "0,64",
-    ]
-
-
-def test_another_model_is_refused_with_both_numbers(tmp_path: Path) -> None:
-    outcome = run(tmp_path, ALL, n_weights=1_100_048_384)
-    assert outcome.answer is None
-    assert "measured a model of 1,000 weights (m.gguf), but m.gguf has 1,100,048,384" in outcome.why
-
-
-def test_a_llama_bench_that_fails_or_is_none_is_a_failure(tmp_path: Path) -> None:
-    path = tmp_path / "llama-bench"
-    path.write_text("#!/bin/sh\necho no such model >&2\nexit 1\n")
-    path.chmod(0o755)
-    assert run_task(task(path), sys.executable).why == "ended with 1: no such model"
-    assert "cannot be started" in run_task(task(tmp_path / "absent"), sys.executable).why

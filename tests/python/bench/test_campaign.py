@@ -52,7 +52,7 @@ class Machine:
     )
     answer: Callable[[Task], Outcome] = answered
 
-    def run_task(self, task: Task, python: str, *, is_cold: bool, n_weights: int) -> Outcome:
+    def run_task(self, task: Task, python: str, *, is_cold: bool) -> Outcome:
         self.ran.append((task, python, is_cold))
         return self.answer(task)
 

@@ -118,7 +118,7 @@ def test_the_examples_of_the_help_are_understood(
     said = capsys.readouterr().out
     lines = said.split("Examples:")[1].split("Shapes:")[0].splitlines()
     examples = [line.split()[3:] for line in lines if line.strip()]
-    assert len(examples) == 7
+    assert len(examples) == 6
     asked: list[Request] = []
 
     def note(request: Request, *_: Any, **__: Any) -> Outputs:

@@ -81,20 +81,11 @@ def test_mixtures_can_be_routed_in_two_ways() -> None:
         ({"rounds": 0}, "--rounds: '0' is not a whole number of at least 1"),
         ({"baseline": "vllm"}, "--baseline vllm is unknown; available: llama.cpp, none"),
         ({"baseline": "llama.cpp none"}, "exclude each other"),
-        ({"baseline": "ik=a ik=b"}, "--baseline ik is given twice"),
-        ({"baseline": "=a"}, "the name must be 1 to 32 letters"),
-        ({"baseline": "qsf=a"}, "and not llama.cpp, qsf or none"),
-        ({"baseline": "ik=a", "ram_budget": "200"}, "llama.cpp cannot run beside --ram-budget"),
-        ({"baseline": "ik=a", "kv_type": "2bit"}, "--kv-type 2bit is QSF's alone"),
         ({"kv_type": "k9"}, "--kv-type"),
         ({"io": "fast"}, "--io: fast is unknown; available: auto, buffered"),
         ({"baseline_model": [Path("a.gguf")]}, "0 MODELs and 1 --baseline-model"),
         ({"routing": "odd"}, "--routing: odd is unknown; available: local, even"),
         ({"routing": "even"}, "--routing even is for shapes with experts, and tinyllama-1.1b has"),
-        (
-            {"routing": "even", "shape": "olmoe-1b-7b", "baseline": "ik=a"},
-            "--routing even is not for ik, which chooses tokens itself",
-        ),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
@@ -134,14 +125,6 @@ def test_options_that_exclude_each_other(options: dict[str, Any], said: str) -> 
     with pytest.raises(QsfArgumentError) as error:
         request(*MODEL, **options)
     assert said in str(error.value)
-
-
-def test_llama_bench_programs_have_names_and_stand_beside_llama_cpp() -> None:
-    found = request(baseline="ik=/a/llama-bench old=/b/llama-bench")
-    assert found.programs == {"ik": Path("/a/llama-bench"), "old": Path("/b/llama-bench")}
-    assert found.llama is None
-    assert request(baseline="none ik=/a").llama is False
-    assert request(*MODEL, baseline="none ik=/a", baseline_model=[Path("a.gguf")]).programs
 
 
 def test_a_task_survives_its_json() -> None:
