@@ -37,6 +37,9 @@ class Session(Protocol):
     def _turn(self) -> contextlib.AbstractContextManager[object]:
         """Take the session for one use."""
 
+    def _sync(self, tokens: array[int]) -> int:
+        """Evaluate at most one chunk towards holding ``tokens``; return how many are held."""
+
 
 def save_session(
     session: Session, path: str | os.PathLike[str], owner: str = "", *, is_synced: bool = True
