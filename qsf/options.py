@@ -90,7 +90,11 @@ class Length(Whole):
         return MAX_U32 if text == "-1" else super().parse(text)
 
 
-_SIZE_MB = {"": 1, "M": 1, "MB": 1, "MIB": 1, "G": 1024, "GB": 1024, "GIB": 1024}
+_SIZE_MB = {
+    **dict.fromkeys(("", "M", "MB", "MIB"), 1),
+    **dict.fromkeys(("G", "GB", "GIB"), 1024),
+    **dict.fromkeys(("T", "TB", "TIB"), 1024**2),
+}
 _MAX_BUDGET_MB = MAX_U32
 
 

@@ -145,7 +145,7 @@ def front() -> NoReturn:
         VERBS[name][0]()
     if name in ("", "-h", "--help", "help"):
         _print(_help() if name else _FIRST_STEPS)
-    if name == "--version":
+    if name in ("--version", "version"):
         from qsf.shell.command import version_line
 
         _print(version_line("qsf") + "\n")

@@ -24,7 +24,7 @@ from qsf.shell.arguments import (
 
 _EPILOG = """\
 examples:
-  qsf run model.qsf --prompt "Who are you?"
+  qsf run model.qsf "Who are you?"
   qsf run model.qsf --prompt "Once upon a time" --raw --temperature 0 --max-tokens 50
   qsf chat model.qsf --ram-budget 400MB
   echo "Once upon a time" | qsf run model.qsf > story.txt
@@ -58,6 +58,7 @@ _DEFAULT_PARALLEL = 4
 # What other programs call something that has another name here, or that is not needed.
 _HABITS = {
     "--ctx": "--max-seq-len",
+    "--num-ctx": "--max-seq-len",
     "--num-predict": "--max-tokens",
     "-sys": "--system",
     "--system-prompt": "--system",
@@ -121,7 +122,7 @@ class Request:
 def _parser(*, shows_all: bool = True) -> Parser:
     parser = model_parser(
         "qsf run",
-        "the same as qsf-run; qsf chat MODEL chats",
+        "or MODEL PROMPT; the same as qsf-run; qsf chat MODEL chats",
         "Generate text with a model inside a memory budget. On a terminal, without a prompt, chat "
         "with it.",
         _EPILOG + (_MORE_EPILOG if shows_all else "\n--help-all shows all options.\n"),
@@ -253,7 +254,12 @@ def parse(arguments: list[str]) -> Request:
             )
     parser = _parser()
     parser.set_defaults(**read_defaults())
-    options = parser.parse_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
+    if len(rest) == 1 and not rest[0].startswith("-") and options.prompt is None:
+        options.prompt, rest = rest[0], []
+    if rest:
+        rest.sort(key=lambda word: not word.startswith("-"))
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     _check(options)
     model = options.model or options.named_model
     form = next(iter(_forms(options)), None)

@@ -207,7 +207,7 @@ def test_wrong_options_are_one_line_and_code_2(here: Here, arguments: list[str],
         (["--seed", str(2**64)], "--seed"),
         (["--stop", ""], "--stop: the text is empty"),
         (["--threads", "1000"], "--threads: 1000 is too much: at most 256"),
-        (["--ram-budget", "200TB"], "'200TB' is not a size: MB as a number (300), a size (300MB"),
+        (["--ram-budget", "200XB"], "'200XB' is not a size: MB as a number (300), a size (300MB"),
         (["--ram-budget", "101%"], "--ram-budget: 101% is not from 1% to 100%"),
         (["--ram-budget", "0.5MB"], "--ram-budget: 0.5MB is less than 1 MB"),
         (["--ram-budget", "99999999999"], "--ram-budget: 99999999999 is too much"),
@@ -217,12 +217,26 @@ def test_wrong_options_are_one_line_and_code_2(here: Here, arguments: list[str],
         (["--max-token=4"], "did you mean --max-tokens?"),
         (["--xyzzy"], "there is no --xyzzy (see"),
         (["a", "time"], "Texts with spaces need quotes"),
+        (["a second prompt"], "Texts with spaces need quotes"),
+        (["a", "--xyzzy"], "there is no --xyzzy (see"),
+        (["--num-ctx", "9"], "--max-seq-len is its name here"),
     ],
 )
 def test_values_out_of_range_are_one_line(
     here: Here, tiny_llama_8bit: Path, arguments: list[str], said: str
 ) -> None:
     check_refused(here(tiny_llama_8bit, "-p", PROMPT, *arguments, command=cli.main), 2, said)
+
+
+@pytest.mark.parametrize("options", [[], ["--temperature", "0"]])
+def test_the_prompt_may_follow_the_model(
+    here: Here, tiny_llama_8bit: Path, options: list[str]
+) -> None:
+    common = ("--max-tokens", "5", "--seed", "1", "-q", "--ram-budget", "auto", *options)
+    named = here(tiny_llama_8bit, "-p", PROMPT, *common, command=cli.main)
+    for arguments in ((PROMPT, *common), (*common, PROMPT)):
+        done = here(tiny_llama_8bit, *arguments, command=cli.main)
+        assert (done.returncode, done.stdout) == (0, named.stdout), done.stderr
 
 
 def test_files_that_are_not_models_are_one_line(
