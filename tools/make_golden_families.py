@@ -195,6 +195,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
          "block_auto_adjust_ff_dim": False, "tie_word_embeddings": True,
          "layer_types": [F, "conv", "conv", "conv"]},
     ),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {**SIX, "num_hidden_layers": 4, "num_experts": 6, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 40, "num_dense_layers": 1, "routed_scaling_factor": 1.5,
+         "tie_word_embeddings": True, "layer_types": ["conv", "conv", F, "conv"]},
+    ),
+    "lfm2_moe-plain": (
+        "lfm2_moe",
+        {**SIX, "tie_word_embeddings": True, "num_hidden_layers": 3, "num_experts": 5,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 40, "num_dense_layers": 0,
+         "norm_topk_prob": False,
+         "use_expert_bias": False, "conv_bias": True, "layer_types": [F, "conv", "conv"]},
+    ),
     "gemma": ("gemma", {**WIDE, "hidden_activation": "gelu_pytorch_tanh",
                         "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}),
     "gemma2": (

@@ -188,7 +188,10 @@ def _plain(key: str, value: Any) -> Any:
         values = value.tolist()
         if key.endswith(".sliding_window_pattern"):
             return values
-        if key == "lfm2.attention.head_count_kv":  # none in layers without attention
+        if key in (
+            "lfm2.attention.head_count_kv",
+            "lfm2moe.attention.head_count_kv",
+        ):  # none in layers without attention
             return values
         if not values or any(item != values[0] for item in values):
             raise QsfConversionError(

@@ -187,7 +187,7 @@ def _exaone4(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict
     return {"sliding_window": config.get("sliding_window"), **layer_types(fields, config, 4)}
 
 
-def _lfm2(_fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+def lfm2(_fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     """Layers without KV heads are short convolutions; the FFN's width is the final one."""
     of_layers = config.get("num_key_value_heads")
     if not isinstance(of_layers, list):
@@ -352,7 +352,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
             ),
             "token_embd_norm.weight": "model.embedding_norm.weight",  # the final norm
         },
-        more=_lfm2,
+        more=lfm2,
     ),
     "gemma": Dialect(
         family="GemmaForCausalLM",

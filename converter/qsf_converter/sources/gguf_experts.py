@@ -28,6 +28,8 @@ from qsf_converter.sources.gguf_dialects import (
     Shapes,
     attention_bias,
     layer_types,
+    layers_of,
+    lfm2,
     names,
 )
 
@@ -69,6 +71,13 @@ def _sigmoid(fields: Fields, _shapes: Shapes, _config: Mapping[str, Any]) -> dic
             " architecture only 2, sigmoid, is supported"
         )
     return {}
+
+
+def _lfm2_moe(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    said = lfm2(fields, shapes, config)
+    del said["block_auto_adjust_ff_dim"]
+    has_bias = any("exp_probs_b" in name for name in shapes)
+    return {**_sigmoid(fields, shapes, config), **said, "use_expert_bias": has_bias}
 
 
 def _dots1(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,6 +123,7 @@ _QWEN3 = replace(
     more=_qwen3,
 )
 _GRANITE = gguf_dialects.DIALECTS["granite"]
+_LFM2 = gguf_dialects.DIALECTS["lfm2"]
 _SELECTION = {"exp_probs_b": "mlp.gate.selection"}
 _GROUPED = replace(
     _OLMOE,
@@ -208,6 +218,36 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
         more=_dots1,
     ),
     "glm4moe": _GROUPED,
+    "lfm2moe": replace(
+        _LFM2,
+        family="Lfm2MoeForCausalLM",
+        config={
+            **_LFM2.config,
+            **EXPERT_COUNTS,
+            **_WIDTH,
+            "num_dense_layers": "leading_dense_block_count",
+        },
+        optional={
+            **_LFM2.optional,
+            "routed_scaling_factor": "expert_weights_scale",
+            "norm_topk_prob": "expert_weights_norm",
+        },
+        tensors={
+            **_LFM2.tensors,
+            **layers_of(
+                "model.layers",
+                {
+                    **{
+                        here: there.replace("mlp.", "feed_forward.")
+                        for here, there in EXPERTS.items()
+                    },
+                    "exp_probs_b": "feed_forward.expert_bias",
+                },
+            ),
+        },
+        more=_lfm2_moe,
+        read_by_more=("expert_gating_func",),
+    ),
     "gpt-oss": replace(
         _OLMOE,
         family="GptOssForCausalLM",

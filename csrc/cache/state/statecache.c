@@ -109,20 +109,39 @@ static uint32_t replay_to(const qsf_statecache *s, uint32_t position)
     return slot;
 }
 
-/* Makes the state be at a position that is covered; rows of later drafts stay. */
-static void advance(qsf_statecache *s, uint32_t position)
+/* Makes the state at its position a snapshot, if it may be one and is none. */
+static void keep_snapshot(qsf_statecache *s)
+{
+    if (s->position % STEP != 0 || *snapshot_at(s, s->position) != NO_SLOT)
+        return;
+    while (s->n_snapshots == s->pool->n_snapshots)
+        thin_out(s, s->position + 1);
+    *snapshot_at(s, s->position) = qsf_state_pool_hold(s->pool, s->slot);
+    s->n_snapshots++;
+}
+
+/* Replays rows of the log up to a position that is covered; those behind it stay. */
+static void replay_log(qsf_statecache *s, uint32_t position)
 {
     const qsf_state_pool *const pool = s->pool;
     const uint32_t n = position - s->position;
     const uint32_t n_left = s->n_logged - n;
-    if (n == 0)
-        return;
     go_to(s, replay_to(s, position), position);
     s->n_logged = n_left;
     for (uint32_t i = 0; i < pool->n_layers; i++) {
         const size_t n_floats = pool->layers[i].row_floats;
         float *const rows = s->log + pool->layers[i].row_off * pool->n_drafts;
         memmove(rows, rows + n * n_floats, n_left * n_floats * sizeof *rows);
+    }
+}
+
+/* Makes the state be at a position that is covered, with the snapshots on the way. */
+static void advance(qsf_statecache *s, uint32_t position)
+{
+    while (s->position < position) {
+        const uint32_t next = (s->position / STEP + 1) * STEP;
+        replay_log(s, next < position ? next : position);
+        keep_snapshot(s);
     }
 }
 
@@ -197,21 +216,21 @@ void qsf_statecache_trim(qsf_statecache *s, uint32_t n_tokens)
         s->n_logged = n_tokens - s->position;
 }
 
-void qsf_statecache_share(qsf_statecache *s, const qsf_statecache *from, uint32_t position)
+void qsf_statecache_share(qsf_statecache *s, qsf_statecache *from, uint32_t position)
 {
     qsf_statecache_trim(s, 0);
     if (s->pool->slot_floats == 0)
         return;
+    if (covers(from, position))
+        advance(from, position);
     for (uint32_t i = 0; i < position / STEP; i++) {
         s->snapshots[i] = qsf_state_pool_hold(s->pool, from->snapshots[i]);
         s->n_snapshots += s->snapshots[i] != NO_SLOT;
     }
-    if (!covers(from, position))
-        restore(s, position);
-    else if (position == from->position)
+    if (from->position == position)
         go_to(s, qsf_state_pool_hold(s->pool, from->slot), position);
     else
-        go_to(s, replay_to(from, position), position);
+        restore(s, position);
 }
 
 /* ---- images ---- */

@@ -51,7 +51,7 @@ void qsf_statecache_abandon(qsf_statecache *s);
 void qsf_statecache_trim(qsf_statecache *s, uint32_t n_tokens);
 
 /* Holds the states of another sequence of the same pool up to a nearest position of that. */
-void qsf_statecache_share(qsf_statecache *s, const qsf_statecache *from, uint32_t position);
+void qsf_statecache_share(qsf_statecache *s, qsf_statecache *from, uint32_t position);
 
 /* The image at a nearest position: which snapshots it has, the state, then the latest multiples of
  * 32 before the position, of which those without a snapshot are zeros. */

@@ -35,7 +35,8 @@ ARCHITECTURES = {
     "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "seed_oss": "seed_oss", "ernie4_5": "ernie4_5",
     "qwen3_vl_text": "qwen3vl", "qwen3_vl_moe_text": "qwen3vlmoe", "cohere": "command-r",
     "cohere2": "cohere2", "nemotron": "nemotron", "jais2": "jais2", "arcee": "arcee",
-    "granitemoeshared": "granitemoe", "lfm2": "lfm2", "dots1": "dots1", "minimax_m2": "minimax-m2",
+    "granitemoeshared": "granitemoe", "lfm2": "lfm2",
+    "lfm2_moe": "lfm2moe", "dots1": "dots1", "minimax_m2": "minimax-m2",
 }  # fmt: skip
 """model_type of a config.json -> architecture of llama.cpp."""
 _EXPERT_KEYS = {
@@ -96,6 +97,7 @@ def converted_tensors(case: Case, tensors: dict[str, Array]) -> Iterator[tuple[s
         # As the converter renames them; some are known in another way only.
         known = known.replace("e_score_correction_bias", "e_score_correction.bias")
         known = known.replace(".sinks", ".sinks.weight")
+        known = known.replace(".expert_bias", ".expert_bias.bias")
         there = names.get_name(known, try_suffixes=(".weight", ".bias"))
         assert there is not None, name
         values = _converted(config, arch, name, stored).squeeze()
@@ -107,7 +109,9 @@ def joined_experts(tensors: dict[str, Array]) -> dict[str, Array]:
     """Return the tensors with each matrix of all experts of a layer as one."""
     joined: dict[str, list[Array]] = {}
     for name, values in tensors.items():
-        match = re.fullmatch(r"(.*\.(?:mlp|block_sparse_moe)\.experts)\.\d+\.(\w+)\.weight", name)
+        match = re.fullmatch(
+            r"(.*\.(?:mlp|block_sparse_moe|feed_forward)\.experts)\.\d+\.(\w+)\.weight", name
+        )
         if match:  # in the order of their numbers
             matrix = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}.get(match[2], match[2])
             at = match[1].replace("block_sparse_moe", "mlp")
@@ -216,7 +220,7 @@ def _sizes(config: dict[str, Any]) -> dict[str, Any]:
     if "rms_norm_eps" in config:
         said[Keys.Attention.LAYERNORM_RMS_EPS] = config["rms_norm_eps"]
     for name in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"):
-        if name in config and config["model_type"] != "lfm2":
+        if name in config and config["model_type"][:4] != "lfm2":
             said[Keys.Attention.LAYERNORM_EPS] = config[name]
     return {**said, **_rope(config, head_dim)}
 
@@ -275,13 +279,15 @@ def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
         if "layer_types" in config and arch != "gpt-oss":  # llama.cpp knows that they alternate
             windows = [kind == "sliding_attention" for kind in config["layer_types"]]
             said[Keys.Attention.SLIDING_WINDOW_PATTERN] = windows
-    if arch == "lfm2":  # the FFN's width as it is used
+    if arch in ("lfm2", "lfm2moe"):
         is_attention = [kind == "full_attention" for kind in config["layer_types"]]
         of_layers = [config["num_key_value_heads"] * is_one for is_one in is_attention]
         said[Keys.Attention.HEAD_COUNT_KV] = of_layers
         said[Keys.Attention.LAYERNORM_RMS_EPS] = config["norm_eps"]
         said[Keys.ShortConv.L_CACHE] = config["conv_L_cache"]
-        if config["block_auto_adjust_ff_dim"]:
+        said["{arch}.expert_gating_func"] = 2 if arch == "lfm2moe" else None
+        said[Keys.LLM.LEADING_DENSE_BLOCK_COUNT] = config.get("num_dense_layers")
+        if config.get("block_auto_adjust_ff_dim"):  # the width as it is used
             multiple = config["block_multiple_of"]
             n = int(2 * config["intermediate_size"] / 3)
             said[Keys.LLM.FEED_FORWARD_LENGTH] = -(-n // multiple) * multiple

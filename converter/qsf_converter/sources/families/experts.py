@@ -75,9 +75,9 @@ def _in_one_transposed(gate_up: str, down: str) -> Rules:
     return tuple(replace(rule, transposed=True) for rule in in_one(gate_up, down))
 
 
-def of_gguf() -> Rules:
+def of_gguf(at: str = MLP) -> Rules:
     """Each matrix of all experts in one tensor, as GGUF files have them."""
-    at = f"{MLP}experts."
+    at = f"{at}experts."
     names = (f"{at}{name}.weight" for name in ("gate_proj", "up_proj", "down_proj"))
     return _three(*names, slices="experts")
 

@@ -7,14 +7,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from qsf.file.kinds import MAX_TAPS, ROPE_NONE, Mixer, QkNorm
+from qsf.file.kinds import MAX_TAPS, ROPE_NONE, ExpertScore, Mixer, QkNorm
 from qsf_converter.sources.families.config import MAX_FFN_DIM, Config
+from qsf_converter.sources.families.experts import (
+    by_sum,
+    of_gguf,
+    one_each,
+    route,
+    router,
+    selection_bias,
+)
 from qsf_converter.sources.families.family import FULL, Draft, Family
 from qsf_converter.sources.families.llama import AT, ATTN, DEFAULTS, fused
-from qsf_converter.sources.families.rules import T, Where, ends, layer, linear, norm
+from qsf_converter.sources.families.rules import T, TensorRule, Where, ends, layer, linear, norm
+from qsf_converter.sources.metadata import shown
 
 CONV: Final = "conv"
-_AT_CONV = f"{AT}conv."
+_AT_CONV, _FFN = f"{AT}conv.", f"{AT}feed_forward."
 _ATTENTION: Mapping[str, Any] = {"where": Where.ATTENTION}
 _CONVOLUTION: Mapping[str, Any] = {"where": Where.SHORT_CONV, "bias_flag": "conv_bias"}
 _PARTS = {T.K: T.K_BIAS, T.Q: T.Q_BIAS, T.V: T.V_BIAS}  # B, C, x
@@ -33,9 +42,9 @@ _RULES = (
     layer(T.CONV_BIAS, f"{_AT_CONV}conv.bias", "hidden", flag="conv_bias", where=Where.SHORT_CONV),
     *linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, f"{_AT_CONV}out_proj", "hidden", "hidden",
             **_CONVOLUTION),
-    *linear(T.FFN_GATE, None, f"{AT}feed_forward.w1", "ffn", "hidden"),
-    *linear(T.FFN_UP, None, f"{AT}feed_forward.w3", "ffn", "hidden"),
-    *linear(T.FFN_DOWN, None, f"{AT}feed_forward.w2", "hidden", "ffn"),
+    *linear(T.FFN_GATE, None, f"{_FFN}w1", "ffn", "hidden", where=Where.DENSE),
+    *linear(T.FFN_UP, None, f"{_FFN}w3", "ffn", "hidden", where=Where.DENSE),
+    *linear(T.FFN_DOWN, None, f"{_FFN}w2", "hidden", "ffn", where=Where.DENSE),
     *ends("embed_tokens", "embedding_norm"),
 )  # fmt: skip
 
@@ -68,7 +77,8 @@ def _ffn_dim(config: Config) -> int:
     return n
 
 
-def _lfm2(draft: Draft) -> None:
+def _mixers(draft: Draft) -> None:
+    """Make the layers that say so short convolutions."""
     config, dim = draft.config, draft.header.dim
     for name, value in (("block_dim", dim), ("conv_dim", dim), ("conv_dim_out", dim),
                         ("num_heads", draft.header.n_heads)):  # fmt: skip
@@ -77,10 +87,7 @@ def _lfm2(draft: Draft) -> None:
     n_taps = config.count("conv_L_cache", MAX_TAPS)
     if n_taps < 2:
         raise config.error("conv_L_cache", f"= {n_taps} is not supported: 2 to {MAX_TAPS} are")
-    ffn_dim = _ffn_dim(config)
-    draft.header = replace(draft.header, ffn_dim=ffn_dim)
-    draft.dims.update(taps=n_taps, ffn=ffn_dim)
-    draft.set_all(ffn_dim=ffn_dim)
+    draft.dims["taps"] = n_taps
     draft.layers = [
         replace(kind, mixer=Mixer.SHORT_CONV, n_taps=n_taps, rope_set=ROPE_NONE,
                 qk_norm=QkNorm.NONE) if type_ == CONV else kind
@@ -88,25 +95,59 @@ def _lfm2(draft: Draft) -> None:
     ]  # fmt: skip
 
 
+def _lfm2(draft: Draft) -> None:
+    _mixers(draft)
+    ffn_dim = _ffn_dim(draft.config)
+    draft.header = replace(draft.header, ffn_dim=ffn_dim)
+    draft.dims["ffn"] = ffn_dim
+    draft.set_all(ffn_dim=ffn_dim)
+
+
+def _lfm2_moe(draft: Draft) -> None:
+    config, n_layers = draft.config, draft.header.n_layers
+    _mixers(draft)
+    n_dense = config.get("num_dense_layers")
+    if type(n_dense) is not int or not 0 <= n_dense < n_layers:
+        raise config.error("num_dense_layers", f"= {shown(n_dense)}: no layer has experts")
+    draft.dims["expert"] = config.count("moe_intermediate_size", MAX_FFN_DIM)
+    is_divided = config.boolean("norm_topk_prob")
+    route(
+        draft,
+        range(n_dense, n_layers),
+        expert_score=ExpertScore.SIGMOID,
+        expert_weights=by_sum(config),
+        weights_epsilon=1e-6 if is_divided else 0.0,
+        weights_factor=config.positive("routed_scaling_factor"),
+    )
+
+
+def _selection(name: str) -> tuple[TensorRule, ...]:
+    return selection_bias(f"{_FFN}{name}", flag="use_expert_bias"), router(f"{_FFN}gate.weight")
+
+
+_RENAMES = {
+    "norm_epsilon": "norm_eps",
+    "intermediate_size": "block_ff_dim",
+    "tie_word_embeddings": "tie_embedding",
+}
+_DEFAULTS = {
+    **DEFAULTS,
+    "norm_epsilon": 1e-5,
+    "rope_theta": 1000000.0,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128000,
+    "tie_word_embeddings": True,
+    "conv_L_cache": 3,
+}
 FAMILIES = (
     Family(
         name="Lfm2ForCausalLM",
         title="LFM2",
         model_type="lfm2",
         rules=_RULES,
-        renames={
-            "norm_epsilon": "norm_eps",
-            "intermediate_size": "block_ff_dim",
-            "tie_word_embeddings": "tie_embedding",
-        },
+        renames=_RENAMES,
         defaults={
-            **DEFAULTS,
-            "norm_epsilon": 1e-5,
-            "rope_theta": 1000000.0,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 128000,
-            "tie_word_embeddings": True,
-            "conv_L_cache": 3,
+            **_DEFAULTS,
             "block_multiple_of": 256,
             "block_ffn_dim_multiplier": 1.0,
             "block_auto_adjust_ff_dim": True,
@@ -124,5 +165,29 @@ FAMILIES = (
             "block_use_xavier_init": (True, False),
             "conv_use_xavier_init": (True, False),
         },
+    ),
+    Family(
+        name="Lfm2MoeForCausalLM",
+        title="LFM2 MoE",
+        model_type="lfm2_moe",
+        rules=_RULES,
+        layouts=(
+            (*_selection("expert_bias"), *one_each(_FFN, "w1", "w3", "w2")),
+            (*_selection("expert_bias.bias"), *of_gguf(_FFN)),
+        ),
+        renames=_RENAMES,
+        defaults={
+            **_DEFAULTS,
+            "moe_intermediate_size": 1792,
+            "num_dense_layers": 2,
+            "num_experts": 32,
+            "num_experts_per_tok": 4,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.0,
+        },
+        flags={"conv_bias": False, "use_expert_bias": True},
+        kind={"qk_norm": QkNorm.PER_HEAD},
+        windows=_layer_types,
+        adjust=_lfm2_moe,
     ),
 )
