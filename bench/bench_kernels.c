@@ -71,7 +71,7 @@ typedef struct bench {
     int8_t *q_low;        /* [512, 2048] */
     float *scale;         /* [512, 32] */
     int32_t *sum;         /* [512, 32] */
-    qsf_part_sums *parts; /* [512, 32] */
+    qsf_act_parts *parts; /* [512, 32] */
     float *scaled_sum;    /* [512, 32] */
     int32_t *fine_sum;    /* [512, 32] */
     float *y;             /* [n_threads, 512, 5632] */
@@ -147,7 +147,7 @@ static void bench_init(bench *b)
     qsf_kernels_init(&k, QSF_ISA_SCALAR);
     const qsf_act_row out = {b->q,     b->q_low,      b->scale,   b->sum,
                              b->parts, b->scaled_sum, b->fine_sum};
-    k.quantise(b->f32, n_x_blocks, &out);
+    k.quantise(b->f32, n_x_blocks, false, &out);
     b->y = need(calloc(b->opt.n_threads * MAX_TOKENS * N_ROWS, sizeof *b->y));
     b->pool_block = need(calloc(1, qsf_pool_bytes((uint32_t)b->opt.n_threads)));
     if (qsf_pool_init(b->pool_block, (uint32_t)b->opt.n_threads, false, &b->pool) != QSF_OK) {

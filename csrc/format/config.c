@@ -415,6 +415,19 @@ static void count_ropes(qsf_config *c, const qsf_reader *r)
     }
 }
 
+/* The embedding of an untied head is looked up, not multiplied. */
+static bool has_only_parts(const qsf_reader *r, const qsf_ends *ends)
+{
+    for (uint32_t i = 0; i < r->n_tensors; i++) {
+        const qsf_tensor *const t = &r->tensors[i];
+        if (t->layout == QSF_LAYOUT_TILES && qsf_dtype_is_quantised(t->dtype) &&
+            qsf_form_of(t->dtype).scale_cols == QSF_BLOCK &&
+            (t != ends->embedding || t == ends->head))
+            return false;
+    }
+    return true;
+}
+
 qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers, qsf_ends *ends)
 {
     const qsf_header *const h = &r->header;
@@ -443,5 +456,6 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
     }
     QSF_TRY(match_ends(c, r, ends));
     c->has_head_bias = ends->head_bias != NULL;
+    c->has_only_parts = has_only_parts(r, ends);
     return QSF_OK;
 }

@@ -109,6 +109,7 @@ typedef struct qsf_config {
     bool has_learned_positions;
     bool has_tied_head;
     bool has_head_bias;
+    bool has_only_parts; /* every quantised matrix has scales of fewer than 64 columns */
     float norm_epsilon;
     float embedding_factor;
     float logit_cap;    /* 0: none */

@@ -23,11 +23,12 @@
 
 #define QSF_KV_PAGE_TOKENS 32
 
-/* Sums of parts of a block of activations, for types whose scales are of fewer than 64 columns. */
-typedef struct qsf_part_sums {
-    int16_t quarter[4]; /* of q, by 16 columns */
-    int32_t first_fine; /* of 256 * q + q_low, of the first 32 columns */
-} qsf_part_sums;
+/* Parts of a block of activations, for types whose scales are of fewer than 64 columns. */
+typedef struct qsf_act_parts {
+    float scale[2];     /* of each 32 columns */
+    int16_t quarter[4]; /* sums of q, by 16 columns */
+    int32_t first_fine; /* sum of 256 * q + q_low of the first 32 columns */
+} qsf_act_parts;
 
 /* The activations of n_tokens tokens, in both forms. Columns are padded with zeros to n_blocks *
  * 64. */
@@ -37,9 +38,9 @@ typedef struct qsf_acts {
     const float *f32;           /* [n_tokens, n_blocks * 64]; NULL: only the integer form is used */
     const int8_t *q;            /* [n_tokens, n_blocks * 64], -127..127 */
     const int8_t *q_low;        /* [n_tokens, n_blocks * 64]: x is near scale * (q + q_low / 256) */
-    const float *scale;         /* [n_tokens, n_blocks] */
+    const float *scale;         /* [n_tokens, n_blocks]; parts have their own */
     const int32_t *sum;         /* [n_tokens, n_blocks], sum of the block's q */
-    const qsf_part_sums *parts; /* [n_tokens, n_blocks] */
+    const qsf_act_parts *parts; /* [n_tokens, n_blocks] */
     const float *scaled_sum;    /* [n_tokens, n_blocks], scale * (float)sum */
     const int32_t *fine_sum;    /* [n_tokens, n_blocks], sum of the block's 256 * q + q_low */
 } qsf_acts;
@@ -50,7 +51,7 @@ typedef struct qsf_act_row {
     int8_t *q_low;
     float *scale;
     int32_t *sum;
-    qsf_part_sums *parts;
+    qsf_act_parts *parts;
     float *scaled_sum;
     int32_t *fine_sum;
 } qsf_act_row;
@@ -68,7 +69,8 @@ typedef struct qsf_act_row {
  *   (2 code - 3) / 2, 4-bit code - 8, ternary and dense ternary code - 1:
  *     dot = exact integer sum of value * q, of 2 * value * q for 2 bits
  *     acc = fmaf((float)dot, w_scale * x_scale, acc), for 2 bits with w_scale / 2
- *   whose scale is of 32 or 16 columns, the same for each of these parts of a block, ascending.
+ *   whose scale is of 32 or 16 columns, the same for each of these parts of a block, ascending;
+ *   x_scale is that of the part's 32 columns.
  *   With a min: acc = fmaf(w_min, x_scale * (float)(sum of the part's q), acc). Of MXFP4 the value
  * is that of the code, times 2, and the scale is halved. Scales of integers: w_scale = d * integer,
  *   w_min = -d_min * integer, both exact.
@@ -98,7 +100,10 @@ typedef void qsf_add_outliers_fn(const unsigned char *entries, size_t n_entries,
 typedef void qsf_dequant_row_fn(const unsigned char *tiles, size_t n_blocks, size_t row_in_tile,
                                 float *out);
 
-/* x [n_blocks * 64] to integers, per block: amax = largest |x|; scale = amax / 127;
+/* x [n_blocks * 64] to integers, per block, or by_halves per 32 columns: a large value then makes
+ * only 31 others coarse. For weights whose own scales are of so few columns; the scale of a block
+ * is then that of its first half. Both scales of parts are that of the block if it has one.
+ * amax = largest |x|; scale = amax / 127;
  * fine = rint(x * (32512 / amax)), ties to even, 32512 = 127 * 256; q = fine / 256 rounded
  * to nearest (halves up), q_low = fine - 256 * q. All zero when amax is below 2^-112
  * (32512 / amax would overflow) or not finite. A NaN in the block makes amax NaN, and so the
@@ -106,7 +111,8 @@ typedef void qsf_dequant_row_fn(const unsigned char *tiles, size_t n_blocks, siz
  * a zero. */
 #define QSF_QUANTISE_MIN 0x1p-112F
 
-typedef void qsf_quantise_fn(const float *x, size_t n_blocks, const qsf_act_row *out);
+typedef void qsf_quantise_fn(const float *x, size_t n_blocks, bool by_halves,
+                             const qsf_act_row *out);
 
 /* out[i] = x[i] * (1 / sqrt(mean + eps)) * w[i]: rounded after each multiplication;
  * mean = 16-lane sum of fmaf(x, x, lane) / n. out may be x. */

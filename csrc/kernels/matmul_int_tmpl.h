@@ -104,7 +104,7 @@ QSF_FORCED_INLINE void add_part_dots(qsf_form form, lanes scale, lanes min, cons
     const int32_t zero = part_zero(form);
     for (size_t t = 0; t < n_tokens; t++) {
         const size_t i = block + t * x->n_blocks;
-        const float x_scale = is_fine ? x->scale[i] * 0x1p-8F : x->scale[i];
+        const float x_scale = part_act_scale(form, &x->parts[i], part);
         const int32_t sum = zero != 0 || form.has_min
                                 ? part_sum(form, &x->parts[i], is_fine ? x->fine_sum[i] : 0, part)
                                 : 0;

@@ -74,9 +74,16 @@ QSF_FORCED_INLINE void load_part_scales(qsf_form form, const unsigned char *head
     }
 }
 
+/* The scale of the integers of part `part`: of 256 * q + q_low for 8-bit codes */
+QSF_FORCED_INLINE float part_act_scale(qsf_form form, const qsf_act_parts *parts, size_t part)
+{
+    const float scale = parts->scale[part * form.scale_cols / 32];
+    return form.codes == QSF_CODES_8BIT ? scale * 0x1p-8F : scale;
+}
+
 /* The sum of q of part `part` of a block; of 256 * q + q_low for 8-bit codes, whose parts have 32
  * columns. fine_sum: of the block */
-QSF_FORCED_INLINE int32_t part_sum(qsf_form form, const qsf_part_sums *sums, int32_t fine_sum,
+QSF_FORCED_INLINE int32_t part_sum(qsf_form form, const qsf_act_parts *sums, int32_t fine_sum,
                                    size_t part)
 {
     if (form.codes == QSF_CODES_8BIT)

@@ -239,51 +239,62 @@ static void QSF_NAME(rope_interleaved)(float *x, const float *cos, const float *
     }
 }
 
-static inline qsf_part_sums part_sums_of(const int8_t *q, const int8_t *q_low)
+static inline void sum_parts(const int8_t *q, const int8_t *q_low, qsf_act_parts *parts)
 {
-    qsf_part_sums sums = {{0}, 0};
+    memset(parts->quarter, 0, sizeof parts->quarter);
     for (size_t i = 0; i < QSF_BLOCK; i++)
-        sums.quarter[i / 16] = (int16_t)(sums.quarter[i / 16] + q[i]);
+        parts->quarter[i / 16] = (int16_t)(parts->quarter[i / 16] + q[i]);
+    parts->first_fine = 0;
     for (size_t i = 0; i < 32; i++)
-        sums.first_fine += 256 * q[i] + q_low[i];
-    return sums;
+        parts->first_fine += 256 * q[i] + q_low[i];
+}
+
+/* x [n], one scale: returns it. Adds q and q_low to the sums, integers below 2^24 and so exact in
+ * any order. */
+static inline float round_range(const float *x, size_t n, int8_t *q, int8_t *q_low, lanes *sums,
+                                lanes *low_sums)
+{
+    lanes magnitude = lanes_set(0.0F);
+    for (size_t i = 0; i < n; i += QSF_LANES)
+        magnitude = lanes_larger_magnitude(magnitude, lanes_abs(lanes_load(x + i)));
+    const float amax = lanes_top_magnitude(magnitude);
+    if (amax >= QSF_QUANTISE_MIN && amax <= FLT_MAX) {
+        const lanes factor = lanes_set(32512.0F / amax);
+        for (size_t i = 0; i < n; i += QSF_LANES)
+            lanes_store_i8_pair(q + i, q_low + i, lanes_mul(lanes_load(x + i), factor), sums,
+                                low_sums);
+    } else {
+        memset(q, 0, n);
+        memset(q_low, 0, n);
+    }
+    return amax / 127.0F;
 }
 
 /* Block b of a row: x [64] */
-static inline void quantise_block(const float *x, size_t b, const qsf_act_row *out)
+static inline void quantise_block(const float *x, size_t b, bool by_halves, const qsf_act_row *out)
 {
     int8_t *const q = out->q + b * QSF_BLOCK;
     int8_t *const q_low = out->q_low + b * QSF_BLOCK;
-    lanes magnitude = lanes_set(0.0F);
-    for (size_t i = 0; i < QSF_BLOCK; i += QSF_LANES)
-        magnitude = lanes_larger_magnitude(magnitude, lanes_abs(lanes_load(x + i)));
-    const float amax = lanes_top_magnitude(magnitude);
-
-    /* Of integers whose sum is below 2^24: exact in any order. */
+    qsf_act_parts *const parts = &out->parts[b];
+    const size_t n = by_halves ? QSF_BLOCK / 2 : QSF_BLOCK;
     lanes sums = lanes_set(0.0F);
     lanes low_sums = lanes_set(0.0F);
-    if (amax >= QSF_QUANTISE_MIN && amax <= FLT_MAX) {
-        const lanes factor = lanes_set(32512.0F / amax);
-        for (size_t i = 0; i < QSF_BLOCK; i += QSF_LANES) {
-            lanes_store_i8_pair(q + i, q_low + i, lanes_mul(lanes_load(x + i), factor), &sums,
-                                &low_sums);
-        }
-    } else {
-        memset(q, 0, QSF_BLOCK);
-        memset(q_low, 0, QSF_BLOCK);
-    }
+    parts->scale[0] = round_range(x, n, q, q_low, &sums, &low_sums);
+    parts->scale[1] =
+        by_halves ? round_range(x + n, n, q + n, q_low + n, &sums, &low_sums) : parts->scale[0];
+    sum_parts(q, q_low, parts);
     const float sum = lanes_sum(sums);
-    out->scale[b] = amax / 127.0F;
+    out->scale[b] = parts->scale[0];
     out->sum[b] = (int32_t)sum;
-    out->parts[b] = part_sums_of(q, q_low);
     out->scaled_sum[b] = out->scale[b] * sum;
     out->fine_sum[b] = 256 * (int32_t)sum + (int32_t)lanes_sum(low_sums);
 }
 
-static void QSF_NAME(quantise)(const float *x, size_t n_blocks, const qsf_act_row *out)
+static void QSF_NAME(quantise)(const float *x, size_t n_blocks, bool by_halves,
+                               const qsf_act_row *out)
 {
     for (size_t b = 0; b < n_blocks; b++)
-        quantise_block(x + b * QSF_BLOCK, b, out);
+        quantise_block(x + b * QSF_BLOCK, b, by_halves, out);
 }
 
 static void QSF_NAME(short_conv)(const float *const *rows, const float *w, size_t w_stride,

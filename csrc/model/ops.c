@@ -115,7 +115,7 @@ static void quantise_row(const qsf_ops *o, const float *x, size_t t, size_t stri
         .scaled_sum = s->act_scaled_sum + t * n_blocks,
         .fine_sum = s->act_fine_sum + t * n_blocks,
     };
-    o->kernels->quantise(x, n_blocks, &out);
+    o->kernels->quantise(x, n_blocks, o->config->has_only_parts, &out);
 }
 
 void qsf_ops_norm_row(const qsf_ops *o, const float *x, const qsf_norm_weights *norm, size_t n,

@@ -47,7 +47,7 @@ qsf_acts qsf_row_group_gather(const qsf_ops *o, const qsf_row_group *group, size
         .fine_sum = s->act_fine_sum + block_off,
     };
     if (qsf_dtype_is_quantised(o->scratch->kv_form.k_type)) /* rows and blocks are contiguous */
-        o->kernels->quantise(s->q + value_off, group->n_rows * n_blocks, &rows);
+        o->kernels->quantise(s->q + value_off, group->n_rows * n_blocks, false, &rows);
     return (qsf_acts){
         .n_tokens = group->n_rows,
         .n_blocks = n_blocks,

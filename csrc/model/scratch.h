@@ -30,7 +30,7 @@ typedef struct qsf_attend_scratch {
     int8_t *act_q_low;           /* [threads, 64, head_stride] */
     float *act_scale;            /* [threads, 64, head_stride / 64] */
     int32_t *act_sum;            /* [threads, 64, head_stride / 64] */
-    qsf_part_sums *act_parts;    /* [threads, 64, head_stride / 64] */
+    qsf_act_parts *act_parts;    /* [threads, 64, head_stride / 64] */
     float *act_scaled_sum;       /* [threads, 64, head_stride / 64] */
     int32_t *act_fine_sum;       /* [threads, 64, head_stride / 64] */
     float *scores;               /* [threads, 64, 256] */
@@ -92,7 +92,7 @@ typedef struct qsf_scratch {
     int8_t *act_q_low;        /* [wide, widest input] */
     float *act_scale;         /* [wide, widest input / 64] */
     int32_t *act_sum;         /* [wide, widest input / 64] */
-    qsf_part_sums *act_parts; /* [wide, widest input / 64] */
+    qsf_act_parts *act_parts; /* [wide, widest input / 64] */
     float *act_scaled_sum;    /* [wide, widest input / 64] */
     int32_t *act_fine_sum;    /* [wide, widest input / 64] */
 } qsf_scratch;

@@ -156,13 +156,15 @@ static inline void lanes_store_i8_pair(int8_t *q, int8_t *q_low, lanes v, lanes 
 
 /* fine [4] = x [64] * factor, rounded; q and q_low [64] are split from them, and returned as well
  */
-static inline void round_and_split(const float *x, __m512 factor, __m512i *fine, int8_t *q,
-                                   int8_t *q_low, __m512i *high, __m512i *low)
+static inline void round_and_split(const float *x, __m512 factor, __m512 second_factor,
+                                   __m512i *fine, int8_t *q, int8_t *q_low, __m512i *high,
+                                   __m512i *low)
 {
     /* Packing takes 16 bytes of each operand in turn. */
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     for (size_t i = 0; i < 4; i++)
-        fine[i] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 16 * i), factor));
+        fine[i] = _mm512_cvtps_epi32(
+            _mm512_mul_ps(_mm512_loadu_ps(x + 16 * i), i < 2 ? factor : second_factor));
     /* Up to 32512 + 128: 16 bits hold it. */
     const __m512i half = _mm512_set1_epi16(128);
     const __m512i a = _mm512_add_epi16(_mm512_packs_epi32(fine[0], fine[1]), half);
@@ -185,7 +187,7 @@ static inline void lanes_store_fine(int8_t *q, int8_t *q_low, const float *x, la
     __m512i fine[4];
     __m512i high;
     __m512i low;
-    round_and_split(x, factor, fine, q, q_low, &high, &low);
+    round_and_split(x, factor, factor, fine, q, q_low, &high, &low);
     const __m512i sums =
         _mm512_add_epi32(_mm512_add_epi32(fine[0], fine[1]), _mm512_add_epi32(fine[2], fine[3]));
     *sum = _mm512_add_ps(*sum, _mm512_cvtepi32_ps(sums));

@@ -29,7 +29,8 @@
 typedef struct panel {
     _Alignas(64) int8_t q[WIDE_BLOCKS][WIDE][QSF_BLOCK];
     int8_t q_low[WIDE_BLOCKS][WIDE][QSF_BLOCK]; /* of 8 bits */
-    float scale[WIDE][WIDE_BLOCKS];
+    float scale[WIDE][WIDE_BLOCKS];             /* of parts: of the first half of a block */
+    float second_scale[WIDE][WIDE_BLOCKS];
     float scaled_sum[WIDE][WIDE_BLOCKS];  /* with a min */
     int32_t start[4][WIDE][WIDE_BLOCKS];  /* -zero point * sum: without; by parts */
     float part_sum[2][WIDE][WIDE_BLOCKS]; /* of parts with a min: scaled */
@@ -64,11 +65,13 @@ QSF_FORCED_INLINE void panel_parts(qsf_form form, const qsf_acts *x, size_t i, s
                                    panel *p)
 {
     const bool is_fine = form.codes == QSF_CODES_8BIT;
-    p->scale[t][b] = is_fine ? x->scale[i] * 0x1p-8F : x->scale[i];
-    for (size_t part = 0; part < QSF_BLOCK / form.scale_cols; part++) {
+    const size_t n_parts = QSF_BLOCK / form.scale_cols;
+    p->scale[t][b] = part_act_scale(form, &x->parts[i], 0);
+    p->second_scale[t][b] = part_act_scale(form, &x->parts[i], n_parts - 1);
+    for (size_t part = 0; part < n_parts; part++) {
         const int32_t sum = part_sum(form, &x->parts[i], is_fine ? x->fine_sum[i] : 0, part);
         if (form.has_min)
-            p->part_sum[part][t][b] = x->scale[i] * (float)sum;
+            p->part_sum[part][t][b] = part_act_scale(form, &x->parts[i], part) * (float)sum;
         else
             p->start[part][t][b] = -form.zero * sum;
     }
@@ -134,8 +137,10 @@ QSF_FORCED_INLINE void wide_head(qsf_form form, const unsigned char *head, const
                 add_wide_part(form, codes, p->q_low[b][0], part, n_tokens, dot);
             }
             const lanes scale = scales.scale[i * n_parts + part];
+            const float(*const x_scale)[WIDE_BLOCKS] =
+                part < n_parts / 2 ? p->scale : p->second_scale;
             for (size_t t = 0; t < n_tokens; t++) {
-                const lanes factor = lanes_mul(scale, lanes_set(p->scale[t][b]));
+                const lanes factor = lanes_mul(scale, lanes_set(x_scale[t][b]));
                 acc[t] = lanes_fma(_mm512_cvtepi32_ps(dot[t]), factor, acc[t]);
             }
             for (size_t t = 0; t < n_tokens && form.has_min; t++)

@@ -176,7 +176,9 @@ QSF_FORCED_INLINE float add_part(qsf_form form, const unsigned char *tiles, size
         dot += (form.has_min ? code : value_of(form, code)) * q;
         sum += q;
     }
-    const float x_scale = is_fine ? x->scale[block] * 0x1p-8F : x->scale[block];
+    const float scale =
+        form.scale_cols < QSF_BLOCK ? x->parts[block].scale[c % QSF_BLOCK / 32] : x->scale[block];
+    const float x_scale = is_fine ? scale * 0x1p-8F : scale;
     acc = fmaf((float)dot, form.unit * scale_of(form, at) * x_scale, acc);
     return form.has_min ? fmaf(min_of(form, at), x_scale * (float)sum, acc) : acc;
 }

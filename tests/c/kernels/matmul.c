@@ -24,7 +24,7 @@ typedef struct problem {
     int8_t *q_low;        /* [n_tokens, n_blocks * 64] */
     float *scale;         /* [n_tokens, n_blocks] */
     int32_t *sum;         /* [n_tokens, n_blocks] */
-    qsf_part_sums *parts; /* [n_tokens, n_blocks] */
+    qsf_act_parts *parts; /* [n_tokens, n_blocks] */
     float *scaled_sum;    /* [n_tokens, n_blocks] */
     int32_t *fine_sum;    /* [n_tokens, n_blocks] */
     qsf_acts acts;        /* of these only what the form may read, the others NULL */
@@ -150,7 +150,7 @@ static void fill_acts(problem *p)
     fill_floats(p->scale, n_blocks, p->how);
     for (size_t b = 0; b < n_blocks; b++) {
         p->sum[b] = 0;
-        p->parts[b] = (qsf_part_sums){{0}, 0};
+        p->parts[b] = (qsf_act_parts){.scale = {p->scale[b], p->scale[(b + 1) % n_blocks]}};
         p->fine_sum[b] = 0;
         for (size_t i = b * QSF_BLOCK; i < (b + 1) * QSF_BLOCK; i++) {
             p->q[i] = random_q(p->how);
@@ -210,8 +210,10 @@ static problem problem_make(qsf_dtype dtype, bool exact, fill how, size_t n_toke
     } else if (!has_parts) {
         p.acts.sum = p.sum;
     }
-    if (has_parts)
+    if (has_parts) {
         p.acts.parts = p.parts;
+        p.acts.scale = NULL;
+    }
     return p;
 }
 
@@ -278,7 +280,9 @@ static double exact_output(const problem *p, size_t row, size_t t, double *toler
             const size_t i = block * QSF_BLOCK + c;
             const double q =
                 (double)p->q[i] + (p->acts.q_low != NULL ? (double)p->q_low[i] / 256.0 : 0.0);
-            const double x = integer_form ? q * (double)p->scale[block] : (double)p->f32[i];
+            const float x_scale =
+                part_cols < QSF_BLOCK ? p->parts[block].scale[c / 32] : p->scale[block];
+            const double x = integer_form ? q * (double)x_scale : (double)p->f32[i];
             by_code += w.code * w.scale * x;
             by_min += w.min * x;
             if ((c + 1) % part_cols != 0)
