@@ -2,7 +2,7 @@
 
 The default type of a file's KV cache follows from that. 4-bit values alone cost small models more
 than half a percent (docs/quality.md), so there are two candidates: 8 bits, and f16 if these cost
-too much.
+too much: of perplexity, or of the tokens that greedy decoding would choose.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -24,6 +24,9 @@ from qsf_converter.calibrate.texts import bundled_text
 _REFERENCE: Final = "f16"
 _CANDIDATE: Final = "8bit"
 _MOST_CHANGE_PERCENT: Final = 0.5  # of perplexity, two standard errors counted in
+# Of positions where both caches find the same token likeliest. Of 20 greedy answers of 16 tokens,
+# SmolLM2-135M (97.1 %) keeps 16 with 8 bits, Qwen2.5-Coder-0.5B (98.2 %) keeps 19.
+_LEAST_AGREEMENT: Final = 0.975
 _CTX_TOKENS: Final = 512
 _MOST_TOKENS: Final = 2048
 _LEAST_TOKENS: Final = 1024  # of fewer the standard error is too large
@@ -38,7 +41,8 @@ _MOST_WORK: Final = 4e12  # tokens x weights
 class KvCost:
     """How much larger the perplexity is than with an f16 cache, of ``tokens`` scored tokens.
 
-    ``type`` is the file's default, ``measured`` the type that was measured.
+    ``type`` is the file's default, ``measured`` the type that was measured. ``agreement`` is the
+    share (0 to 1) of positions where both find the same token likeliest.
     """
 
     type: str
@@ -46,6 +50,7 @@ class KvCost:
     tokens: int
     change_percent: float
     change_error: float
+    agreement: float
 
     @property
     def bits(self) -> tuple[int, int]:
@@ -57,8 +62,9 @@ class KvCost:
         if self.type == self.measured:
             return []
         return [
-            f"an {self.measured} KV cache costs {self.change_percent:+.2f} % +- "
-            f"{self.change_error:.2f} of perplexity: the default is {self.type}"
+            f"an {self.measured} KV cache changes perplexity by {self.change_percent:+.2f} % +- "
+            f"{self.change_error:.2f} and the likeliest token at {100 * (1 - self.agreement):.1f} "
+            f"% of positions: the default is {self.type}"
         ]
 
     def meta(self) -> dict[str, Any]:
@@ -99,13 +105,13 @@ def measure_kv_cost(
         ).min_budget_bytes
         budget_mb = max(_BUDGET_MB, (least >> 20) + _MARGIN_MB)
         reference = evaluate_with(_REFERENCE, 0)
-        change, error = perplexity_change(
-            evaluate_with(_CANDIDATE, 1).token_nll, reference.token_nll
-        )
+        candidate = evaluate_with(_CANDIDATE, 1)
     except (QsfIOError, QsfFormatError):
         raise
     except QsfError:  # a text that its tokenizer cannot encode, a context that is too short
         return None
-    is_cheap = change + 2 * error <= _MOST_CHANGE_PERCENT
+    change, error = perplexity_change(candidate.token_nll, reference.token_nll)
+    agreement = float((candidate.top_tokens == reference.top_tokens).mean())
+    is_cheap = change + 2 * error <= _MOST_CHANGE_PERCENT and agreement >= _LEAST_AGREEMENT
     kv_type = _CANDIDATE if is_cheap else _REFERENCE
-    return KvCost(kv_type, _CANDIDATE, reference.tokens, change, error)
+    return KvCost(kv_type, _CANDIDATE, reference.tokens, change, error, agreement)

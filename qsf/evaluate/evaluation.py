@@ -154,6 +154,7 @@ class Evaluation:
         seconds: for everything, the reference included.
         tokens_per_second: tokens that the model evaluated, per second of its own time.
         token_nll: [tokens] negative log-likelihood of each scored token in nats.
+        top_tokens: [tokens] the likeliest token at each scored position.
         places: the comparison by position, ascending; empty without a reference.
     """
 
@@ -181,6 +182,7 @@ class Evaluation:
     seconds: float
     tokens_per_second: float
     token_nll: Floats = field(repr=False, compare=False)
+    top_tokens: Tokens = field(repr=False, compare=False)
     places: tuple[Place, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -188,7 +190,7 @@ class Evaluation:
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in asdict(self).items()
-            if name != "token_nll"
+            if name not in ("token_nll", "top_tokens")
         }
 
 
@@ -379,6 +381,7 @@ class _Scores:
     """What is kept of each scored position: arrays [n_rows] of the blocks so far."""
 
     nll: list[Floats] = field(default_factory=list)  # nats
+    top: list[Tokens] = field(default_factory=list)
     reference_nll: list[Floats] = field(default_factory=list)
     kl: list[Floats] = field(default_factory=list)
     is_same_top: list[NDArray[np.bool_]] = field(default_factory=list)
@@ -444,11 +447,12 @@ def _score_block(
         ours = log_probabilities(rows[part], "the model")
         each = np.arange(len(ours))
         scores.nll.append(-ours[each, targets[part]])
+        scores.top.append(rows[part].argmax(axis=1))
         if reference_rows is None:
             continue
         theirs = log_probabilities(reference_rows[part], "what it is compared with")
         scores.reference_nll.append(-theirs[each, targets[part]])
-        scores.is_same_top.append(rows[part].argmax(axis=1) == reference_rows[part].argmax(axis=1))
+        scores.is_same_top.append(scores.top[-1] == reference_rows[part].argmax(axis=1))
         np.subtract(theirs, ours, out=ours)
         np.exp(theirs, out=theirs)
         # Never below 0 but for rounding.
@@ -513,6 +517,7 @@ def _summary(
         seconds=seconds,
         tokens_per_second=tokens_per_second,
         token_nll=nll,
+        top_tokens=np.concatenate(scores.top),
         places=_places(scores, nll, windows),
     )
 

@@ -191,6 +191,10 @@ def test_activations_are_rounded_per_block() -> None:
     assert codes[0, 1, :3].tolist() == [-127, 32, 0]
     np.testing.assert_array_equal(scales, np.array([[1, 4 / 127], [0, 0]], np.float32))
     assert not codes[1].any()
+    halves, scales = reference.quantise_activations(x, 8, 32)
+    assert halves.shape == (2, 3, 32)
+    assert halves[0, 0, :4].tolist() == [127, 1, -1, 0]
+    np.testing.assert_array_equal(scales[0], np.array([1, 0, 4 / 127], np.float32))
 
 
 def test_integer_activations_change_only_quantised_matrices(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def test_the_cost_is_measured_and_stored(
     assert (record["type"], record["measured"], record["tokens"]) == ("8bit", "8bit", 2044)
     assert abs(record["change_percent"]) + 2 * record["change_error"] < 0.5
     assert record["change_error"] > 0
+    assert 0.975 <= record["agreement"] <= 1
     steps = phases["measuring the KV cache"]
     assert steps == sorted(steps)
     assert steps[-1][0] == steps[-1][1]
@@ -68,7 +69,7 @@ def test_a_model_that_needs_more_bits_gets_them(tmp_path: Path, tiny_llama_dir: 
     assert record is not None
     assert (record["type"], record["measured"]) == ("f16", "8bit")
     assert record["change_percent"] + 2 * record["change_error"] > 0.5
-    assert any("8bit KV cache costs" in warning for warning in report.warnings)
+    assert any("8bit KV cache changes" in warning for warning in report.warnings)
     assert planned(out) == planned(out, 1) == (16, 16)
     assert planned(out, kv_type="k8v4") == (8, 4)
     assert planned(out, exact=True) == (32, 32)

@@ -102,7 +102,7 @@ class _Pass:
         if name in self.model.outliers:
             far = x @ np.asarray(self.model.outliers[name], self.dtype).T
         if self.activations == "integer" and name in self.model.integer:
-            codes, scales = quantise_activations(x, self.model.integer[name])
+            codes, scales = quantise_activations(x, self.model.integer[name], self.model.scale_cols)
             x = (codes * scales[:, :, None].astype(self.dtype)).reshape(len(x), -1)[:, : x.shape[1]]
         y = x @ self.weight(name).T + far
         if f"{name}_bias" in self.model.weights:

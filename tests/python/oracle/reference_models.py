@@ -97,14 +97,15 @@ class Model:
 
     Matrices are [outputs, inputs]. `integer` names the matrices that a file stores quantised, with
     the bits of the integer activations that the engine multiplies them with: 16 for 8-bit
-    weights, else 8. `outliers` has what the outlier table of a matrix adds to it:
-    that part meets the activations before they are rounded.
+    weights, else 8, with a scale for `scale_cols` columns. `outliers` has what the outlier table
+    of a matrix adds to it: that part meets the activations before they are rounded.
     """
 
     config: Config
     weights: Mapping[str, Array]
     integer: Mapping[str, int] = field(default_factory=dict)
     outliers: Mapping[str, Array] = field(default_factory=dict)
+    scale_cols: int = 64
 
 
 def rope_frequencies(config: Config) -> NDArray[np.float32]:
@@ -280,6 +281,7 @@ def load_qsf(path: Path, context: int = 0) -> Model:
 
     weights: dict[str, Array] = {}
     integer: dict[str, int] = {}
+    multiplied: dict[str, layout.Dtype] = {}
     outliers: dict[str, Array] = {}
     with Reader(path) as reader:
         header, arch = reader.header, reader.arch
@@ -298,7 +300,8 @@ def load_qsf(path: Path, context: int = 0) -> Model:
             kind = layout.dtype_name(dtype)
             weights[name] = decode_tiles(kind, data, tensor.n_rows, tensor.n_cols)
             if dtype not in floats:
-                integer[name] = 16 if dtype == layout.Dtype.Q8 else 8
+                multiplied[name] = dtype
+                integer[name] = 16 if dtype in (layout.Dtype.Q8, layout.Dtype.Q8_0) else 8
         learned = header.positions == layout.Positions.LEARNED
         if learned:
             table = np.frombuffer(reader.read_section("WPOS"), "<f2").astype(np.float32)
@@ -334,7 +337,11 @@ def load_qsf(path: Path, context: int = 0) -> Model:
         plain = config.layer(0).frequencies
         layers = tuple(_layer_of(kind, sets, plain, config) for kind in kinds)
         config = dataclasses.replace(config, layers=layers)
-    return Model(config, weights, integer, outliers)
+    if "head" in weights:  # the embedding is only looked up
+        multiplied.pop("embedding", None)
+    # From MXFP4 on, scales of weights are of 32 columns or fewer.
+    has_only_parts = all(dtype >= layout.Dtype.MXFP4 for dtype in multiplied.values())
+    return Model(config, weights, integer, outliers, 32 if has_only_parts else 64)
 
 
 def _tensors_of(reader: Reader) -> Iterator[tuple[str, Unit, Tensor]]:

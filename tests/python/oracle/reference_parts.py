@@ -14,20 +14,22 @@ from oracle.reference_models import Config, Layer, rope_frequencies
 Array = NDArray[Any]
 
 BLOCK_COLS = 64
-"""Columns that share one activation scale (design decision D3)."""
+"""Columns that share one activation scale, unless `Model.scale_cols` says 32."""
 
 
-def quantise_activations(x: Array, bits: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+def quantise_activations(
+    x: Array, bits: int, scale_cols: int = BLOCK_COLS
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Round rows to integers of 8 or 16 bits as the engine does before an integer product.
 
-    `x` is [n_rows, n_cols]; returned are integers [n_rows, n_blocks, 64], padded with zeros, and
-    the f32 scales [n_rows, n_blocks]. The 8-bit ones are the high parts of the 16-bit ones.
+    `x` is [n_rows, n_cols]; returned are integers [n_rows, n, scale_cols], padded with zeros, and
+    the f32 scales [n_rows, n]. The 8-bit ones are the high parts of the 16-bit ones.
     """
     n_rows, n_cols = x.shape
-    n_blocks = -(-n_cols // BLOCK_COLS)
-    padded = np.zeros((n_rows, n_blocks * BLOCK_COLS), np.float32)
+    n_scales = -(-n_cols // scale_cols)
+    padded = np.zeros((n_rows, n_scales * scale_cols), np.float32)
     padded[:, :n_cols] = x
-    blocks = padded.reshape(n_rows, n_blocks, BLOCK_COLS)
+    blocks = padded.reshape(n_rows, n_scales, scale_cols)
     largest = np.abs(blocks).max(axis=2)
     inverse = np.divide(
         np.float32(127 * 256), largest, out=np.zeros_like(largest), where=largest > 0
