@@ -111,7 +111,7 @@ class _Slot:
 
     def n_common(self, tokens: array[int]) -> int:
         """Return how many leading tokens the session holds, but never all: logits are needed."""
-        return count_common(as_tokens(self.session.tokens), tokens[:-1])
+        return self.session.count_common(tokens[:-1])
 
 
 class Batch:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,14 +30,9 @@ class Session(Protocol):
     messages: list[dict[str, Any]]
     _opened: OpenedModel
     _native: NativeSession
-    _sequence: array[int]
-    _holder: Any
 
     def _turn(self) -> contextlib.AbstractContextManager[object]:
         """Take the session for one use."""
-
-    def _sync(self, tokens: array[int]) -> int:
-        """Evaluate at most one chunk towards holding ``tokens``; return how many are held."""
 
 
 def save_session(
@@ -52,7 +46,7 @@ def save_session(
             state = native.describe_state(session._native)
         head = SessionHead(
             key=native.state_key(opened.native),
-            tokens=session._sequence[: state.n_tokens],
+            tokens=session._native.tokens()[: state.n_tokens],
             has_logits=state.has_logits,
             state_bytes=state.n_bytes,
             messages=session.messages,
@@ -70,12 +64,12 @@ def save_session(
 
 def _catch_up(session: Session) -> bool:
     """Evaluate again what recurrent states lack after a rewind; False: a window has gone on."""
-    tokens = session._sequence[: session._native.position()]
+    tokens = session._native.tokens()
     try:
         session._native.rewind(len(tokens))
     except QsfArgumentError:
         return False
-    while session._sync(tokens) < len(tokens):
+    while session._native.sync_chunk(tokens) < len(tokens):
         pass
     return True
 
@@ -93,8 +87,6 @@ def load_session(session: Session, path: str | os.PathLike[str]) -> SessionHead:
             native.write_state(session._native, state, offset, block, crc32)
 
         with session._turn():
-            session._holder = None
-            session._sequence = array("I")
             session._native.rewind(0)
             try:
                 file.read_blocks(take)
@@ -104,7 +96,6 @@ def load_session(session: Session, path: str | os.PathLike[str]) -> SessionHead:
                 raise error.located(path) if error.path is None else error from None
             if state.n_bytes:
                 native.adopt_state(session._native, head.tokens)
-            session._sequence = head.tokens
     session.messages[:] = messages
     return head
 
@@ -142,8 +133,6 @@ def copy_held(to: Session, source: Session, n_tokens: int | None = None) -> None
     with _both_turns(to, source):
         n_copied = source._native.position() if n_tokens is None else n_tokens
         native.copy_tokens(to._native, source._native, n_copied)
-        to._holder = None
-        to._sequence = source._sequence[:n_copied]
 
 
 @contextlib.contextmanager

@@ -135,8 +135,6 @@ def run_items(opened: OpenedModel, items: Sequence[PassItem]) -> PassReport:
             )
         for native, item in zip(natives, items, strict=True):
             item.is_cancelled = native.is_cancelled
-            if not native.is_cancelled:
-                _append(item.session, native.tokens)
     return report
 
 
@@ -168,16 +166,6 @@ def _native_item(opened: OpenedModel, item: PassItem) -> NativeItem:
 
 def _is_late(native: NativeItem, session: Session) -> bool:
     return native.is_cancelled and not session.is_pass_cancelled
-
-
-def _append(session: Session, tokens: array[int]) -> None:
-    """Record the tokens that the engine's session holds now."""
-    n_before = session._native.position() - len(tokens)
-    if session._holder is not session:  # the list may be a generation's
-        session._sequence = session._sequence[:n_before]
-        session._holder = session
-    del session._sequence[n_before:]
-    session._sequence.extend(tokens)
 
 
 @contextlib.contextmanager

@@ -107,8 +107,6 @@ class Session(Closing, Uncopyable):
         self._opened = opened
         self._native = native
         self._lock = threading.RLock()  # the engine's session is used by one thread at a time
-        self._holder: object = None  # whose tokens the engine's session holds
-        self._sequence = array("I")  # begins with the tokens that it holds
         self._cancel_lock = threading.RLock()  # cancel() may meet close()
         self._running: list[Generation] = []
         self.is_pass_cancelled: bool | None = None  # None: no pass evaluates it
@@ -139,7 +137,12 @@ class Session(Closing, Uncopyable):
     def tokens(self) -> list[int]:
         """The tokens that are evaluated and held."""
         with self._turn():
-            return self._sequence[: self._native.position()].tolist()
+            return self._native.tokens().tolist()
+
+    def count_common(self, tokens: array[int]) -> int:
+        """Return how many of the tokens are held, from the first on."""
+        with self._turn():
+            return self._native.count_common(tokens)
 
     def rewind(self, n_tokens: int) -> None:
         """Forget all but the first ``n_tokens`` of ``tokens``; costs nothing.
@@ -156,7 +159,6 @@ class Session(Closing, Uncopyable):
                 raise QsfArgumentError(
                     f"n_tokens is {n_tokens}, but only {n_held} are held", argument="n_tokens"
                 )
-            self._holder = None
             self._native.rewind(n_tokens)
 
     def fork(self) -> Session:
@@ -253,12 +255,10 @@ class Session(Closing, Uncopyable):
         out = out[:n_rows]
         n_done = 0
         with self._turn():
-            self._holder = None
             while n_done < len(ids):
                 # A late cancel() was meant for a ``generate`` that had just ended.
                 with contextlib.suppress(QsfCancelledError):
                     n_done = self._native.score_chunk(ids, out, n_done, first_row)
-                self._sequence = ids
         return out
 
     def cancel(self) -> None:
@@ -441,18 +441,6 @@ class Session(Closing, Uncopyable):
             )
         return self._lock
 
-    def _sync(self, tokens: array[int]) -> int:
-        """Evaluate at most one chunk towards holding ``tokens``; return how many are held."""
-        try:
-            n_done = self._native.sync_chunk(tokens)
-        except QsfArgumentError:
-            raise  # nothing has changed
-        except QsfError:
-            self._sequence = tokens
-            raise
-        self._sequence = tokens
-        return n_done
-
     # ---- one generation ----
 
     def _pieces(
@@ -480,7 +468,6 @@ class Session(Closing, Uncopyable):
     def _chosen(self, run: Generation) -> Iterator[int]:
         """Yield chosen tokens, without the one that ends the text."""
         try:
-            self._evaluate_prompt(run)
             while run.n_generated < run.options.max_tokens:
                 token = self._next_token(run)
                 if token is None:
@@ -491,20 +478,17 @@ class Session(Closing, Uncopyable):
             run.stop_reason = "cancelled"
 
     def _evaluate_prompt(self, run: Generation) -> None:
-        run.start_seconds = time.perf_counter()
-        with self._turn():
-            n_before = self._native.stats().prompt_tokens
-            self._hold(run)
-            run.n_evaluated = self._native.stats().prompt_tokens - n_before
+        n_before = self._native.stats().prompt_tokens
+        self._hold(run)
+        run.n_evaluated = self._native.stats().prompt_tokens - n_before
         run.prompt_seconds = time.perf_counter() - run.start_seconds
 
     def _hold(self, run: Generation) -> None:
         """Make the session hold the run's tokens."""
-        self._holder = None
         n_done = 0
         while n_done < len(run.tokens):
             try:
-                n_done = self._sync(run.tokens)
+                n_done = self._native.sync_chunk(run.tokens)
             except QsfCancelledError:
                 if run.is_cancelled:
                     raise
@@ -513,31 +497,28 @@ class Session(Closing, Uncopyable):
             # as far as before without a call, so that each call means at least one more chunk.
             if run.options.progress is not None and run.n_reported < n_done and not run.n_generated:
                 run.n_reported = n_done
-                if self._report(run, n_done):
-                    n_done = 0
-        self._holder = run
+                self._lock.release()
+                try:
+                    run.options.progress(n_done, run.n_prompt)
+                finally:
+                    self._lock.acquire()
+                if run.is_cancelled:
+                    raise QsfCancelledError("cancelled between two chunks")
+                n_common = self._native.count_common(run.tokens[:n_done])
+                n_done = min(n_common, len(run.tokens) - 1)  # it may have moved the logits
 
-    def _report(self, run: Generation, n_done: int) -> bool:
-        """Call ``progress`` between two turns; return whether others changed the session."""
-        self._holder = mark = object()
-        try:
-            self._lock.release()
-            if run.options.progress is not None:
-                run.options.progress(n_done, run.n_prompt)
-        finally:
-            self._lock.acquire()
-        return self._holder is not mark
-
-    def _step(self, run: Generation) -> None:
-        """Evaluate the last of the run's tokens, where the session holds all others."""
-        self._holder = None
+    def _step(self, run: Generation) -> bool:
+        """Evaluate the last of the run's tokens; return False unless all others were held."""
+        n_others = len(run.tokens) - 1
+        if not self._native.count_common(run.tokens) == self._native.position() == n_others:
+            return False  # another call has used the session in between
         try:
             self._native.step(run.tokens[-1])
         except QsfCancelledError:
             if run.is_cancelled:
                 raise
-            return  # as above; _hold does it
-        self._holder = run
+            return False  # as above
+        return True
 
     def _next_token(self, run: Generation) -> int | None:
         """Evaluate the token chosen last, choose the next; None: the text has ended."""
@@ -545,16 +526,16 @@ class Session(Closing, Uncopyable):
         with self._turn():
             if run.is_cancelled:
                 raise QsfCancelledError("cancelled between two tokens")
-            if run.is_behind:
-                if not self._shorten(run):
-                    run.stop_reason = "context"
-                    return None
-                if self._holder is run:
-                    self._step(run)
-                run.is_behind = False
+            if not run.n_generated:
+                run.start_seconds = started
+                self._evaluate_prompt(run)
+            elif not self._shorten(run):
+                run.stop_reason = "context"
+                return None
+            else:
+                if not self._step(run):
+                    self._hold(run)
                 run.n_steps += 1
-            if self._holder is not run:  # another call has used the session in between
-                self._hold(run)
             token = run.sampler.choose(self._native, run.tokens)
             chosen = self._chosen_token(run, token)
         now = time.perf_counter()
@@ -569,7 +550,6 @@ class Session(Closing, Uncopyable):
             run.stop_reason = "end"
             return None
         run.append(token)
-        run.is_behind = True
         return token
 
     def _shorten(self, run: Generation) -> bool:
@@ -582,7 +562,6 @@ class Session(Closing, Uncopyable):
             return False
         run.tokens = policy.shortened(run.tokens, plan.ctx_tokens)
         run.n_shortened += 1
-        self._holder = None  # who evaluates the tokens anew
         return True
 
     def _chosen_token(self, run: Generation, token: int) -> ChosenToken | None:

@@ -95,6 +95,21 @@ size_t qsf_session_position(const qsf_session *s)
     return s == NULL ? 0 : s->n_tokens;
 }
 
+void qsf_session_tokens(const qsf_session *s, uint32_t *out, size_t n_tokens)
+{
+    if (s != NULL && n_tokens > 0)
+        memcpy(out, s->buffers.tokens,
+               (n_tokens < s->n_tokens ? n_tokens : s->n_tokens) * sizeof *out);
+}
+
+size_t qsf_session_common(const qsf_session *s, const uint32_t *tokens, size_t n_tokens)
+{
+    size_t n = 0;
+    while (s != NULL && n < s->n_tokens && n < n_tokens && s->buffers.tokens[n] == tokens[n])
+        n++;
+    return n;
+}
+
 qsf_status qsf_session_rewind(qsf_session *s, size_t n_tokens)
 {
     QSF_REQUIRE(s);

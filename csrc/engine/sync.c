@@ -35,15 +35,6 @@ static qsf_status score_chunk(qsf_session *s, const uint32_t *tokens, uint32_t n
     return evaluate(s, tokens, n_tokens, n_rows, n_rows > 0 ? rows : NULL);
 }
 
-/* Returns how many leading tokens the session already holds. */
-static uint32_t common_prefix(const qsf_session *s, const uint32_t *tokens, size_t n_tokens)
-{
-    uint32_t n = 0;
-    while (n < s->n_tokens && n < n_tokens && s->buffers.tokens[n] == tokens[n])
-        n++;
-    return n;
-}
-
 /* Brings the session closer to tokens [n_tokens] by one chunk. scores [n_tokens - first_row,
  * n_vocab], or NULL: only the last token needs logits. */
 static qsf_status advance(qsf_session *s, const uint32_t *tokens, size_t n_tokens, size_t first_row,
@@ -55,7 +46,7 @@ static qsf_status advance(qsf_session *s, const uint32_t *tokens, size_t n_token
     QSF_TRY(qsf_pass_check_tokens(m, tokens, n_tokens));
     /* Scoring evaluates from its first row on. Otherwise all held tokens may be kept; the last one
      * only if its logits are available. */
-    uint32_t n_kept = common_prefix(s, tokens, n_tokens);
+    uint32_t n_kept = (uint32_t)qsf_session_common(s, tokens, n_tokens);
     const size_t n_wanted = *n_done < first_row ? first_row : *n_done; /* keep these if held */
     if (scores != NULL)
         n_kept = n_wanted < n_kept ? (uint32_t)n_wanted : n_kept;

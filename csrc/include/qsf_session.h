@@ -51,6 +51,12 @@ QSF_API qsf_status qsf_session_draft(qsf_session *s, const uint32_t *tokens, siz
 /* Returns the number of tokens that the session holds. */
 QSF_API size_t qsf_session_position(const qsf_session *s);
 
+/* Copies the first min(n_tokens, position) tokens that the session holds to out [n_tokens]. */
+QSF_API void qsf_session_tokens(const qsf_session *s, uint32_t *out, size_t n_tokens);
+
+/* Returns how many of tokens [n_tokens] the session holds from its beginning on. */
+QSF_API size_t qsf_session_common(const qsf_session *s, const uint32_t *tokens, size_t n_tokens);
+
 /* Drops all tokens after the first n_tokens. There are no logits until the next step or sync.
  * QSF_ERR_ARG, also if a layer with a window no longer holds what token n_tokens would see: such a
  * layer keeps its window, and a chunk. qsf_session_sync then evaluates from the start. */

@@ -7,6 +7,7 @@ Its records of plans and measurements are in ``records.py``, but belong to this 
 from __future__ import annotations
 
 import os
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -22,7 +23,6 @@ from qsf.native.records import memory_event, memory_plan, session_stats, unit_ti
 from qsf.native.records import phase_names as phase_names
 
 if TYPE_CHECKING:
-    from array import array
     from collections.abc import Mapping
 
     import numpy as np
@@ -422,6 +422,17 @@ class NativeSession:
     def position(self) -> int:
         """Return how many tokens the session holds."""
         return int(lib.qsf_session_position(self._live_handle()))
+
+    def tokens(self) -> array[int]:
+        """Return the tokens that the session holds."""
+        out = array("I", bytes(4 * self.position()))
+        lib.qsf_session_tokens(self._live_handle(), _tokens(out), len(out))
+        return out
+
+    def count_common(self, tokens: array[int]) -> int:
+        """Return how many of ``tokens`` the session holds from its beginning on."""
+        n_common = lib.qsf_session_common(self._live_handle(), _tokens(tokens), len(tokens))
+        return int(n_common)
 
     def rewind(self, n_tokens: int) -> None:
         """Forget all but the first ``n_tokens``."""

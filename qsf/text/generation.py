@@ -74,7 +74,6 @@ class Generation:
         self.seed = seed
         self.is_cancelled = False
         self.sampler = binding.NativeSampler(**asdict(params), seed=seed)
-        self.is_behind = False  # the last of tokens is not evaluated yet
         self.stop_reason = "abandoned"
         self.n_reported = 0  # prompt tokens that ``progress`` was told of
         self.n_evaluated = 0

@@ -303,6 +303,12 @@ static void check_cancel_and_rewind(const char *path, const float *want)
     CHECK_OK(qsf_session_step(s, tokens[0]));
     CHECK_OK(qsf_session_rewind(s, 20));
     CHECK_EQ(qsf_session_position(s), 20);
+    CHECK_EQ(qsf_session_common(s, tokens, N_TOKENS), 20);
+    CHECK_EQ(qsf_session_common(s, tokens, 19), 19);
+    CHECK_EQ(qsf_session_common(s, tokens + 1, N_TOKENS - 1), tokens[0] == tokens[1]);
+    uint32_t held[N_TOKENS] = {0};
+    qsf_session_tokens(s, held, N_TOKENS);
+    CHECK(memcmp(held, tokens, 20 * sizeof *held) == 0 && held[20] == 0);
     CHECK_STATUS(qsf_session_logits(s, got, MAX_VOCAB), QSF_ERR_ARG);
     CHECK_STATUS(qsf_session_rewind(s, 21), QSF_ERR_ARG);
     CHECK_OK(qsf_session_step(s, (tokens[20] + 1) % m->config.n_vocab));
