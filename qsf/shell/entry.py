@@ -1,8 +1,10 @@
 """Where the commands start: ``qsf`` and the names with a dash.
 
 Nothing that takes time to import comes before signals are handled, here and in `qsf/__init__.py`: a
-Ctrl-C in the first half second, which Python spends on imports, ends a command without a traceback,
-and nothing has been written by then.
+Ctrl-C during the imports that follow ends a command without a traceback, and nothing has been
+written by then. Python's own start comes before (site, .pth files, `re` in the scripts that pip
+writes), and a Ctrl-C there shows its KeyboardInterrupt: only a launcher that embeds Python could
+change that.
 """
 # SPDX-License-Identifier: Apache-2.0
 
