@@ -9,16 +9,17 @@ a session gets has the same bits as if it were alone.
 from __future__ import annotations
 
 import contextlib
-from array import array
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from qsf.errors import QsfArgumentError
 from qsf.native.binding import NativeSampler
-from qsf.native.passing import WANTS, NativeChoice, NativeItem, run_pass
+from qsf.native.passing import WANTS, choose, run_pass
+from qsf.native.passing import Choice as Choice
 from qsf.native.passing import Chosen as Chosen
+from qsf.native.passing import PassItem as PassItem
 from qsf.native.passing import PassReport as PassReport
-from qsf.native.passing import choose as choose_native
+from qsf.native.passing import Wants as Wants
 from qsf.text.arguments import as_tokens
 
 if TYPE_CHECKING:
@@ -28,29 +29,6 @@ if TYPE_CHECKING:
     from qsf.session import Session
     from qsf.text.opened import OpenedModel
     from qsf.text.sampling import SamplingParams
-
-
-@dataclass(slots=True)
-class PassItem:
-    """What a pass does for one session.
-
-    Attributes:
-        session: of the model; each at most once in a pass.
-        tokens: what follows the tokens that the session holds: a piece of a prompt, or the token
-            that was chosen.
-        wants: logits of no token, of the last one (``choose`` takes them), or of all; "ahead": of
-            the last one, and the pass may evaluate guesses of what follows: ``is_ahead``.
-        logits: for "all" the pass puts them here, f32 [n_tokens, n_vocab]: into a buffer of the
-            caller's that is this large or larger, else into a new array of numpy.
-        is_cancelled: set by the pass: ``session.cancel()`` was called meanwhile, and the session
-            holds what it held before.
-    """
-
-    session: Session
-    tokens: Sequence[int]
-    wants: Literal["none", "last", "all", "ahead"] = "last"
-    logits: Any = None
-    is_cancelled: bool = False
 
 
 class Sampler(NativeSampler):
@@ -89,42 +67,15 @@ class Sampler(NativeSampler):
             raise QsfArgumentError(f"a sampler cannot have these values: {error}") from error
 
 
-@dataclass(slots=True)
-class Choice:
-    """One choice of ``Model.choose``.
-
-    Attributes:
-        session: whose logits, those of the last token of its latest pass.
-        sampler: how; None chooses nothing, for the log-probability of ``token``.
-        recent: the tokens that the repetition penalty applies to, usually all so far.
-        n_counted: so many of them, the last ones, count for frequency and presence penalty:
-            usually those of the answer.
-        mask: which tokens are allowed, as bits: bit i % 32 of the 32-bit word i / 32, little end
-            first; any object with a buffer. None: all.
-        top_logprobs: None: no log-probabilities; 0: that of the token; more: also those of the
-            most probable ones.
-        logits: f32 [n_vocab], chosen from instead of the session's: a row of a pass, any buffer.
-        token: see ``sampler``.
-    """
-
-    session: Session
-    sampler: NativeSampler | None
-    recent: array[int]
-    n_counted: int = 0
-    mask: Any = None
-    top_logprobs: int | None = None
-    logits: Any = None
-    token: int = 0
-
-
 def run_items(opened: OpenedModel, items: Sequence[PassItem]) -> PassReport:
     """Evaluate all items together: see ``Model.run_pass``."""
-    natives = [_native_item(opened, item) for item in items]
+    for item in items:
+        _check_item(opened, item)
     with _turns([item.session for item in items]):
-        report = run_pass(opened.native, natives)
-        late = [i for i, item in enumerate(items) if _is_late(natives[i], item.session)]
+        report = _run_pass(opened, items)
+        late = [i for i in items if i.is_cancelled and not i.session.is_pass_cancelled]
         if late:  # cancelled after the pass before had ended: not meant
-            again = run_pass(opened.native, [natives[i] for i in late])
+            again = _run_pass(opened, late)
             report = PassReport(
                 report.ns + again.ns,
                 report.wait_ns + again.wait_ns,
@@ -133,8 +84,6 @@ def run_items(opened: OpenedModel, items: Sequence[PassItem]) -> PassReport:
                 report.n_rows,
                 report.n_drafts + again.n_drafts,
             )
-        for native, item in zip(natives, items, strict=True):
-            item.is_cancelled = native.is_cancelled
     return report
 
 
@@ -147,25 +96,23 @@ def is_ahead(session: Session, token: int) -> bool:
     return session._native.is_ahead(token)
 
 
-def _native_item(opened: OpenedModel, item: PassItem) -> NativeItem:
-    tokens = as_tokens(item.tokens)
+def _run_pass(opened: OpenedModel, items: Sequence[PassItem]) -> PassReport:
+    return run_pass(opened.native, [item.session._native for item in items], items)
+
+
+def _check_item(opened: OpenedModel, item: PassItem) -> None:
+    item.tokens = as_tokens(item.tokens)
     if item.wants not in WANTS:
         raise QsfArgumentError(f"wants must be one of {', '.join(WANTS)}, not {item.wants!r}")
-    n_values = len(tokens) * opened.info.n_vocab
+    n_values = len(item.tokens) * opened.info.n_vocab
     if item.wants == "all" and item.logits is None:
         import numpy
 
-        item.logits = numpy.empty((len(tokens), opened.info.n_vocab), dtype=numpy.float32)
+        item.logits = numpy.empty((len(item.tokens), opened.info.n_vocab), dtype=numpy.float32)
     elif item.wants == "all" and memoryview(item.logits).nbytes < 4 * n_values:
         raise QsfArgumentError(
             f"logits has {memoryview(item.logits).nbytes} bytes, and {4 * n_values} are needed"
         )
-    logits = item.logits if item.wants == "all" else None
-    return NativeItem(item.session._native, tokens, item.wants, logits)
-
-
-def _is_late(native: NativeItem, session: Session) -> bool:
-    return native.is_cancelled and not session.is_pass_cancelled
 
 
 @contextlib.contextmanager
@@ -191,18 +138,6 @@ def _cancellable(session: Session) -> Iterator[None]:
 
 def choose_items(opened: OpenedModel, choices: Sequence[Choice]) -> list[Chosen | QsfError]:
     """Choose a token for each: see ``Model.choose``."""
-    natives = [
-        NativeChoice(
-            session=choice.session._native,
-            sampler=choice.sampler,
-            recent=choice.recent,
-            n_counted=choice.n_counted,
-            mask=choice.mask,
-            n_logprobs=0 if choice.top_logprobs is None else 1 + choice.top_logprobs,
-            logits=choice.logits,
-            token=choice.token,
-        )
-        for choice in choices
-    ]
     with _turns([choice.session for choice in choices]):
-        return choose_native(opened.native, natives)
+        sessions = [choice.session._native for choice in choices]
+        return choose(opened.native, sessions, choices)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from qsf import errors
 from qsf.native._qsf import ffi, lib
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from qsf.native.binding import NativeModel, NativeSampler, NativeSession
 
-WANTS = {
+Wants = Literal["none", "last", "all", "ahead"]
+WANTS: dict[Wants, int] = {
     "none": lib.QSF_WANTS_NONE,
     "last": lib.QSF_WANTS_LAST,
     "all": lib.QSF_WANTS_ALL,
@@ -26,13 +27,25 @@ WANTS = {
 
 
 @dataclass(slots=True)
-class NativeItem:
-    """What a pass does for one session; fields as ``qsf_pass_item`` in qsf_pass.h."""
+class PassItem:
+    """What a pass does for one session.
 
-    session: NativeSession
-    tokens: array[int]
-    wants: str = "last"
-    logits: Any = None  # a buffer of f32; None: none
+    Attributes:
+        session: a Session of the model; each at most once in a pass.
+        tokens: what follows the tokens that the session holds: a piece of a prompt, or the token
+            that was chosen.
+        wants: logits of no token, of the last one (``choose`` takes them), or of all; "ahead": of
+            the last one, and the pass may evaluate guesses of what follows: ``is_ahead``.
+        logits: for "all" the pass puts them here, f32 [n_tokens, n_vocab]: into a buffer of the
+            caller's that is this large or larger, else into a new array of numpy.
+        is_cancelled: set by the pass: ``session.cancel()`` was called meanwhile, and the session
+            holds what it held before.
+    """
+
+    session: Any
+    tokens: Sequence[int]
+    wants: Wants = "last"
+    logits: Any = None
     is_cancelled: bool = False
 
 
@@ -57,21 +70,25 @@ class PassReport:
     n_drafts: int
 
 
-def run_pass(model: NativeModel, items: Sequence[NativeItem]) -> PassReport:
-    """Evaluate all items in one pass; sets ``is_cancelled`` of each.
+def run_pass(
+    model: NativeModel, sessions: Sequence[NativeSession], items: Sequence[PassItem]
+) -> PassReport:
+    """Evaluate all items in one pass, the tokens of each an array; sets ``is_cancelled`` of each.
+
+    sessions: the engine's, of each item.
 
     Raises:
         QsfError: the pass failed, and no session holds other tokens than before.
     """
     structs = ffi.new("qsf_pass_item[]", len(items))
     keep: list[Any] = []  # owners of the memory that the structs point to
-    for struct, item in zip(structs, items, strict=True):
-        struct.session = item.session._live_handle()
+    for struct, session, item in zip(structs, sessions, items, strict=True):
+        struct.session = session._live_handle()
         keep.append(ffi.from_buffer("uint32_t[]", item.tokens))
         struct.tokens = keep[-1]
         struct.n_tokens = len(item.tokens)
         struct.wants = WANTS[item.wants]
-        if item.logits is not None:
+        if item.wants == "all":
             keep.append(ffi.from_buffer("float[]", item.logits, require_writable=True))
             struct.logits = keep[-1]
     report = ffi.new("qsf_pass_report *")
@@ -98,27 +115,39 @@ class Chosen(NamedTuple):
 
 
 @dataclass(slots=True)
-class NativeChoice:
-    """One choice; fields as ``qsf_choose_item`` in qsf_pass.h.
+class Choice:
+    """One choice of ``Model.choose``.
 
     Attributes:
-        n_logprobs: 0: none; 1: of the chosen token; more: then of the most probable ones.
-        token: where ``sampler`` is None, nothing is chosen: the token whose log-probability is
-            asked for.
+        session: the Session whose logits, those of the last token of its latest pass.
+        sampler: how; None chooses nothing, for the log-probability of ``token``.
+        recent: the tokens that the repetition penalty applies to, usually all so far.
+        n_counted: so many of them, the last ones, count for frequency and presence penalty:
+            usually those of the answer.
+        mask: which tokens are allowed, as bits: bit i % 32 of the 32-bit word i / 32, little end
+            first; any object with a buffer. None: all.
+        top_logprobs: None: no log-probabilities; 0: that of the token; more: also those of the
+            most probable ones.
+        logits: f32 [n_vocab], chosen from instead of the session's: a row of a pass, any buffer.
+        token: see ``sampler``.
     """
 
-    session: NativeSession | None
+    session: Any
     sampler: NativeSampler | None
     recent: array[int]
     n_counted: int = 0
     mask: Any = None
-    n_logprobs: int = 0
-    logits: Any = None  # a buffer of f32; None: none
+    top_logprobs: int | None = None
+    logits: Any = None
     token: int = 0
 
 
-def choose(model: NativeModel, choices: Sequence[NativeChoice]) -> list[Chosen | errors.QsfError]:
+def choose(
+    model: NativeModel, sessions: Sequence[NativeSession], choices: Sequence[Choice]
+) -> list[Chosen | errors.QsfError]:
     """Choose a token for each.
+
+    sessions: the engine's, of each choice.
 
     Returns:
         For each what was chosen, or why nothing could be: NaN among its logits, a mask that
@@ -129,7 +158,8 @@ def choose(model: NativeModel, choices: Sequence[NativeChoice]) -> list[Chosen |
     """
     structs = ffi.new("qsf_choose_item[]", len(choices))
     keep: list[Any] = []
-    for struct, choice in zip(structs, choices, strict=True):
+    for struct, session, choice in zip(structs, sessions, choices, strict=True):
+        struct.session = session._live_handle()
         # All that a struct points to must live until the call has ended, and its results are read.
         keep.extend(_fill(struct, choice, model))
         struct.status = 1  # of no item that was tried
@@ -139,7 +169,7 @@ def choose(model: NativeModel, choices: Sequence[NativeChoice]) -> list[Chosen |
     return [_result(*pair) for pair in zip(structs, choices, strict=True)]
 
 
-def _fill(struct: Any, choice: NativeChoice, model: NativeModel) -> list[Any]:
+def _fill(struct: Any, choice: Choice, model: NativeModel) -> list[Any]:
     """Fill a ``qsf_choose_item``; return the memory that it points to."""
     keep: list[Any] = []
 
@@ -147,8 +177,6 @@ def _fill(struct: Any, choice: NativeChoice, model: NativeModel) -> list[Any]:
         keep.append(ffi.from_buffer(kind, values))
         return keep[-1]
 
-    if choice.session is not None:
-        struct.session = choice.session._live_handle()
     if choice.logits is not None:
         n_values = memoryview(choice.logits).nbytes // 4
         if n_values != model.n_vocab:
@@ -169,21 +197,21 @@ def _fill(struct: Any, choice: NativeChoice, model: NativeModel) -> list[Any]:
             )
     if choice.sampler is not None:
         choice.sampler.fill(struct)
-    if choice.n_logprobs:
-        struct.n_logprobs = choice.n_logprobs
-        keep.append(ffi.new("uint32_t[]", choice.n_logprobs))
+    if choice.top_logprobs is not None:
+        struct.n_logprobs = 1 + choice.top_logprobs
+        keep.append(ffi.new("uint32_t[]", struct.n_logprobs))
         struct.logprob_tokens = keep[-1]
-        keep.append(ffi.new("float[]", choice.n_logprobs))
+        keep.append(ffi.new("float[]", struct.n_logprobs))
         struct.logprobs = keep[-1]
     return keep
 
 
-def _result(struct: Any, choice: NativeChoice) -> Chosen | errors.QsfError:
+def _result(struct: Any, choice: Choice) -> Chosen | errors.QsfError:
     if choice.sampler is not None:
         choice.sampler.take_state(struct)
     if struct.status != lib.QSF_OK:
         return error_of(struct.status)
-    n = choice.n_logprobs
+    n = struct.n_logprobs
     if n == 0:
         return Chosen(struct.token)
     pairs = list(zip(struct.logprob_tokens[0:n], struct.logprobs[0:n], strict=True))

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from qsf.passes import Chosen
 from qsf.serve.call_reader import CallPart
-from qsf.serve.job import Chosen, Event, Job
+from qsf.serve.job import Event, Job
 from qsf.serve.problems import Problem
 
 if TYPE_CHECKING:

@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qsf import passes
 from qsf.errors import QsfArgumentError, QsfCancelledError, QsfError
 from qsf.kept import copy_held, load_session, save_session
 from qsf.native import state as native
-from qsf.serve.job import Chosen, Job
+from qsf.passes import Choice, Chosen, PassItem, Sampler, is_ahead
+from qsf.serve.job import Job
 
 if TYPE_CHECKING:
     from qsf.model import Model
-    from qsf.serve.slots import PassItem
     from qsf.session import Session
 
 
@@ -34,7 +33,6 @@ class ModelEngine:
         None: as many as the KV pool has contexts.
         """
         plan = model.info.plan
-        self.n_slots = plan.max_sessions
         self.n_running = n_running or plan.kv_contexts
         self.ctx_tokens = plan.ctx_tokens
         self.chunk_tokens = plan.chunk_tokens
@@ -43,27 +41,25 @@ class ModelEngine:
         self.n_drafts = 0
         self._rows: memoryview | None = None  # [score_rows, n_vocab] of the last pass
         self._model = model
-        self._sessions: list[Session] = [model.session]
-        self._sessions += [model.create_session() for _ in range(1, self.n_slots)]
+        self.sessions: list[Session] = [model.session]
+        self.sessions += [model.create_session() for _ in range(1, plan.max_sessions)]
 
     def evaluate(self, items: Sequence[PassItem]) -> list[QsfError | None]:
         """Evaluate all items in one pass; return what went wrong with each. Raises QsfError."""
-        natives = [self._item(item) for item in items]
-        self.n_drafts = self._model.run_pass(natives).n_drafts
+        for item in items:
+            if item.wants == "all":
+                item.logits = self._score_rows()
+        self.n_drafts = self._model.run_pass(items).n_drafts
         return [
-            QsfCancelledError("cancelled in a pass") if native.is_cancelled else None
-            for native in natives
+            QsfCancelledError("cancelled in a pass") if item.is_cancelled else None
+            for item in items
         ]
 
-    def _item(self, item: PassItem) -> passes.PassItem:
-        session = self._sessions[item.slot]
-        if not item.wants_scores:
-            wants = "ahead" if item.wants_logits else "none"
-            return passes.PassItem(session, item.tokens, wants)  # type: ignore[arg-type]
+    def _score_rows(self) -> memoryview:
         if self._rows is None:
             n_values = self.score_rows * self._model.info.n_vocab
             self._rows = memoryview(bytearray(4 * n_values))
-        return passes.PassItem(session, item.tokens, "all", self._rows)
+        return self._rows
 
     def scores(self, slot: int, tokens: Sequence[int], n_top: int) -> list[Chosen]:
         """Return how probable each of ``tokens`` was: one for each row of the last pass.
@@ -73,8 +69,8 @@ class ModelEngine:
         assert self._rows is not None
         n_bytes = 4 * self._model.info.n_vocab
         choices = [
-            passes.Choice(
-                self._sessions[slot],
+            Choice(
+                self.sessions[slot],
                 None,
                 array("I"),
                 top_logprobs=n_top,
@@ -84,15 +80,15 @@ class ModelEngine:
             for i, token in enumerate(tokens)
         ]
         scores = []
-        for choice in self._model.choose(choices):
-            if isinstance(choice, QsfError):
-                raise choice
-            scores.append(Chosen(choice.token, choice.logprob or 0.0, choice.top))
+        for chosen in self._model.choose(choices):
+            if isinstance(chosen, QsfError):
+                raise chosen
+            scores.append(chosen)
         return scores
 
     def is_ahead(self, slot: int, token: int) -> bool:
         """Return whether the latest pass evaluated this token too, as the slot's next one."""
-        return passes.is_ahead(self._sessions[slot], token)
+        return is_ahead(self.sessions[slot], token)
 
     def choose(self, jobs: Sequence[tuple[int, Job]]) -> list[Chosen | QsfError]:
         """Choose the next token for each of (slot, job)."""
@@ -106,26 +102,20 @@ class ModelEngine:
         if errors:
             others = iter(self.choose([pair for pair in jobs if pair[0] not in errors]))
             return [errors[slot] if slot in errors else next(others) for slot, _ in jobs]
-        chosen = self._model.choose(choices) if choices else []
-        return [
-            choice
-            if isinstance(choice, QsfError)
-            else Chosen(choice.token, choice.logprob or 0.0, choice.top)
-            for choice in chosen
-        ]
+        return self._model.choose(choices) if choices else []
 
-    def _choice(self, slot: int, job: Job) -> passes.Choice:
+    def _choice(self, slot: int, job: Job) -> Choice:
         how = job.choosing
         if job.generator is None:
-            job.generator = passes.Sampler(
+            job.generator = Sampler(
                 how.params,
                 how.seed,
                 frequency_penalty=how.frequency_penalty,
                 presence_penalty=how.presence_penalty,
                 logit_bias=how.logit_bias,
             )
-        return passes.Choice(
-            self._sessions[slot],
+        return Choice(
+            self.sessions[slot],
             job.generator,
             job.tokens,
             n_counted=job.n_generated,
@@ -135,11 +125,11 @@ class ModelEngine:
 
     def n_held(self, slot: int) -> int:
         """Return how many tokens the slot holds."""
-        return len(self._sessions[slot].tokens)
+        return len(self.sessions[slot].tokens)
 
     def keep(self, slot: int, n_tokens: int) -> int:
         """Forget all but the first tokens of the slot; return how many it holds then."""
-        session = self._sessions[slot]
+        session = self.sessions[slot]
         try:
             session.rewind(n_tokens)
         except QsfArgumentError:  # a window of attention has gone on: from the start
@@ -148,18 +138,18 @@ class ModelEngine:
 
     def copy(self, slot: int, source: int, n_tokens: int) -> None:
         """Make the slot hold the first tokens that another holds, by sharing its KV memory."""
-        copy_held(self._sessions[slot], self._sessions[source], n_tokens)
+        copy_held(self.sessions[slot], self.sessions[source], n_tokens)
 
     def save(self, slot: int, path: Path, owner: str) -> None:
         """Write the state of the slot to a session file. Raises QsfError.
 
         Streams wait meanwhile, but not for the disk: what a power cut damages is evaluated again.
         """
-        save_session(self._sessions[slot], path, owner, is_synced=False)
+        save_session(self.sessions[slot], path, owner, is_synced=False)
 
     def load(self, slot: int, path: Path) -> tuple[array[int], str]:
         """Make the slot hold what a file has; return its tokens and owner. Raises QsfError."""
-        head = load_session(self._sessions[slot], path)
+        head = load_session(self.sessions[slot], path)
         return array("I", head.tokens), head.owner
 
     def state_key(self) -> bytes:
@@ -168,8 +158,8 @@ class ModelEngine:
 
     def state_bytes(self, slot: int) -> int:
         """Return the size of what a session file would have of the slot; 0: it has nothing."""
-        return native.describe_state(self._sessions[slot]._native).n_bytes
+        return native.describe_state(self.sessions[slot]._native).n_bytes
 
     def cancel(self, slot: int) -> None:
         """End what is evaluated for the slot; from any thread."""
-        self._sessions[slot].cancel()
+        self.sessions[slot].cancel()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from qsf.passes import Chosen
 from qsf.text.sampling import SamplingParams, StopMatcher
 
 if TYPE_CHECKING:
@@ -47,15 +48,6 @@ class Choosing:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     n_top: int = 0
     has_logprob: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A token that was chosen, with what was asked for beside it."""
-
-    token: int
-    logprob: float = 0.0
-    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(slots=True)

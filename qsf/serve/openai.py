@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError
 from qsf.options import Keywords, Whole
+from qsf.passes import Chosen
 from qsf.serve.calls import Choice, Sent
 from qsf.serve.completion_request import (
     MAX_TOP,
@@ -29,7 +30,7 @@ from qsf.serve.completion_request import (
 )
 from qsf.serve.fields import Fields, shown
 from qsf.serve.forms import read_form
-from qsf.serve.job import Chosen, Event
+from qsf.serve.job import Event
 from qsf.serve.problems import Problem, invalid
 from qsf.serve.serving import Serving
 from qsf.serve.timings import timings, usage
@@ -361,7 +362,7 @@ class ChatForm(_OpenAiForm):
         tokenizer = self.serving.model.tokenizer
         entries = [
             {
-                **token_entry(chosen.token, chosen.logprob, tokenizer),
+                **token_entry(chosen.token, chosen.logprob or 0.0, tokenizer),
                 "top_logprobs": [
                     token_entry(*alternative, tokenizer) for alternative in chosen.top
                 ],

@@ -23,13 +23,14 @@ from qsf.errors import (
     QsfIOError,
     QsfMemoryError,
 )
+from qsf.passes import PassItem, Wants
 from qsf.serve.job import Event, Job, State
 from qsf.serve.metrics import Metrics
 from qsf.serve.pace import Pace
 from qsf.serve.problems import Problem, problem_of
 from qsf.serve.slot import Slot
 from qsf.serve.slot_files import SlotFiles
-from qsf.serve.slots import Engine, PassItem, Slots
+from qsf.serve.slots import Engine, Slots
 
 _MAX_RETRY_SECONDS = 60
 
@@ -192,9 +193,10 @@ class Scheduler:
                 self._prepare(slot)
         while (admitted := self._admit()) is not None:
             self._prepare(admitted)
-        rows = self._ahead_rows() or self._choose_rows()
+        ahead = self._ahead_rows()
+        rows = ahead or self._choose_rows()
         if rows:
-            self._pass(rows)
+            self._pass(rows, is_ahead=bool(ahead))
         return bool(self._waiting or self._left or self._slots.taken)
 
     def _end_jobs(self) -> None:
@@ -287,8 +289,7 @@ class Scheduler:
         for slot, job in self._slots.taken:
             token = job.tokens[job.n_held : job.n_held + 1]
             if job.state is State.DECODING and self._engine.is_ahead(slot.index, token[0]):
-                item = PassItem(slot.index, token, wants_logits=True, is_ahead=True)
-                rows.append((slot, item))
+                rows.append((slot, self._item(slot, token, "ahead")))
         return rows
 
     def _choose_rows(self) -> list[tuple[Slot, PassItem]]:
@@ -304,8 +305,8 @@ class Scheduler:
             n_forced = min(n_all - n_held - 1, n_free)
             n_free -= n_forced
             tokens = running.tokens[n_held : n_held + 1 + n_forced]
-            is_whole = n_held + len(tokens) == n_all
-            rows.append((slot, PassItem(slot.index, tokens, is_whole)))
+            wants: Wants = "ahead" if n_held + len(tokens) == n_all else "none"
+            rows.append((slot, self._item(slot, tokens, wants)))
         if rows:
             n_free = min(n_free, self._pace.prompt_rows(len(rows)))
         prompts.sort(key=lambda slot: slot.job.arrived if slot.job is not None else 0.0)
@@ -324,10 +325,14 @@ class Scheduler:
                 continue
             n_free -= n_rows
             tokens = job.tokens[job.n_held : job.n_held + n_rows]
-            rows.append((slot, PassItem(slot.index, tokens, n_rows == n_left, job.is_scoring)))
+            wants = "all" if job.is_scoring else "ahead" if n_rows == n_left else "none"
+            rows.append((slot, self._item(slot, tokens, wants)))
         return rows
 
-    def _pass(self, rows: list[tuple[Slot, PassItem]]) -> None:
+    def _item(self, slot: Slot, tokens: array[int], wants: Wants) -> PassItem:
+        return PassItem(self._engine.sessions[slot.index], tokens, wants)
+
+    def _pass(self, rows: list[tuple[Slot, PassItem]], *, is_ahead: bool) -> None:
         started = self._clock()
         errors = self._evaluate(rows)
         if not rows:  # all were set aside
@@ -343,7 +348,7 @@ class Scheduler:
                 is_prompt = job.state is State.PROMPT
                 n_prompt += len(item.tokens) - (not is_prompt)
                 n_decoded += not is_prompt
-                if item.wants_scores and not self._score(slot, job):
+                if item.wants == "all" and not self._score(slot, job):
                     continue
                 if job.n_held == len(job.tokens):
                     ready.append(slot)
@@ -354,7 +359,7 @@ class Scheduler:
             # A cancellation may have been meant for the job that had the slot before.
             if not isinstance(error, QsfCancelledError):
                 self._fail(slot, error)
-        if rows[0][1].is_ahead:
+        if is_ahead:
             self._metrics.count_accepted(n_decoded)
         else:
             seconds = self._clock() - started

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from qsf.errors import QsfError, QsfMemoryError
 from qsf.kv import KV_BLOCK_TOKENS
+from qsf.passes import Chosen, PassItem
 from qsf.serve.costs import Costs, value
-from qsf.serve.job import Chosen, Job, State
+from qsf.serve.job import Job, State
 from qsf.serve.metrics import Metrics
 from qsf.serve.slot import Slot
 from qsf.serve.slot_files import SlotFiles
@@ -28,27 +28,19 @@ _MEASURED_TOKENS = 64
 _PINNED_SALT = "prefix"  # of no job
 
 
-@dataclass(slots=True)
-class PassItem:
-    """Tokens of one slot in a pass, after those that the slot holds."""
-
-    slot: int
-    tokens: array[int]
-    wants_logits: bool
-    wants_scores: bool = False  # logits of all its tokens; of one item in a pass
-    is_ahead: bool = False  # evaluated already, as all of this pass
-
-
 class Engine(Protocol):
     """What evaluates: slots, each with a sequence of tokens and its KV cache."""
 
-    n_slots: int
     n_running: int  # slots that may have a job: so many contexts have room beside each other
     ctx_tokens: int
     chunk_tokens: int  # the most of one pass
     logits_rows: int  # tokens with logits in one pass, where more than one item wants some
     score_rows: int  # the most tokens of an item that wants scores
     n_drafts: int  # guesses in the latest pass, beside its items
+
+    @property
+    def sessions(self) -> Sequence[object]:
+        """The session of each slot, which items of passes name."""
 
     def evaluate(self, items: Sequence[PassItem]) -> list[QsfError | None]:
         """Evaluate all items in one pass; return what went wrong with each.
@@ -94,7 +86,7 @@ class Slots:
         self._clock = clock
         self._files = files
         self.costs = Costs() if files is None else files.costs
-        self.all = [Slot(index) for index in range(engine.n_slots)]
+        self.all = [Slot(index) for index in range(len(engine.sessions))]
 
     @property
     def taken(self) -> list[tuple[Slot, Job]]:
@@ -129,7 +121,8 @@ class Slots:
             first = len(slot.held)
             piece = tokens[first : first + self._engine.chunk_tokens]
             started = self._clock()
-            for error in self._engine.evaluate([PassItem(slot.index, piece, False)]):
+            item = PassItem(self._engine.sessions[slot.index], piece, "none")
+            for error in self._engine.evaluate([item]):
                 if error is not None:
                     raise error
             self.costs.learn_evaluating(first, len(piece), self._clock() - started)

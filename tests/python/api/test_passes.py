@@ -23,8 +23,8 @@ from make.tiny_checkpoints import make_llama, make_mistral
 from qsf.errors import QsfArgumentError
 from qsf.file.layout import Norm
 from qsf.native import binding
-from qsf.native.passing import NativeItem, run_pass
-from qsf.passes import Choice, Chosen, PassItem, Sampler
+from qsf.native.passing import run_pass
+from qsf.passes import Choice, Chosen, PassItem, Sampler, Wants
 from qsf_converter import convert
 
 N_SESSIONS = 5
@@ -104,9 +104,9 @@ class Mixture:
             self.sessions[i].rewind(0)
         del self.tokens[i][n_tokens:]
 
-    def items(self) -> list[tuple[int, NativeItem]]:
+    def items(self) -> list[tuple[int, PassItem]]:
         left, rows_left = self.plan.chunk_tokens, self.plan.logits_rows
-        items: list[tuple[int, NativeItem]] = []
+        items: list[tuple[int, PassItem]] = []
         for i in self.rng.sample(range(N_SESSIONS), self.rng.randint(1, N_SESSIONS)):
             if len(self.tokens[i]) >= self.most - 2 or self.rng.random() < 0.1:
                 self.rewind(i)
@@ -114,13 +114,13 @@ class Mixture:
             if room < 1:
                 continue
             n = 1 if self.rng.random() < 0.5 else self.rng.randint(1, room)
-            wants = self.rng.choice(["none", "last", "last", "all"])
+            wants: Wants = self.rng.choice(["none", "last", "last", "all"])
             n_rows = {"none": 0, "last": 1, "all": n}[wants]
             if n_rows > rows_left:
                 wants, n_rows = "none", 0
             rows_left -= n_rows
             logits = np.empty((n, self.model.n_vocab), np.float32) if wants == "all" else None
-            items.append((i, NativeItem(self.sessions[i], self.draw(n), wants, logits)))
+            items.append((i, PassItem(self.sessions[i], self.draw(n), wants, logits)))
             left -= n
         return items
 
@@ -131,7 +131,8 @@ class Mixture:
             self.sessions[i].cancel()
         if not items:
             return
-        report = run_pass(self.model, [item for _, item in items])
+        natives = [item.session for _, item in items]
+        report = run_pass(self.model, natives, [item for _, item in items])
         assert report.n_tokens == sum(len(item.tokens) for _, item in items)
         for i, item in items:
             assert item.is_cancelled == (i in asked)
@@ -142,7 +143,7 @@ class Mixture:
                 self.note(i, item)
             assert self.sessions[i].position() == len(self.tokens[i])
 
-    def note(self, i: int, item: NativeItem) -> None:
+    def note(self, i: int, item: PassItem) -> None:
         n_before = len(self.tokens[i]) - len(item.tokens)
         if item.logits is not None:
             for row, logits in enumerate(item.logits):
@@ -301,8 +302,9 @@ def test_a_wrong_item_evaluates_nothing(
     with pytest.raises(QsfArgumentError, match=match):
         model.run_pass([PassItem(sessions[0], [1, 2]), PassItem(**wrong)])
     assert sessions[0].tokens == sessions[1].tokens == []
+    items = [PassItem(sessions[0], array("I", [1]))] * 2
     with pytest.raises(QsfArgumentError, match="same session"):
-        run_pass(model._opened.native, [NativeItem(sessions[0]._native, array("I", [1]))] * 2)
+        run_pass(model._opened.native, [sessions[0]._native] * 2, items)
 
 
 def test_a_cancelled_session_stays_as_it_was(model: qsf.Model, sessions: list[qsf.Session]) -> None:

@@ -17,8 +17,8 @@ from make.draft_models import make_draft_models, open_streamed
 from qsf import batch as batch_module
 from qsf.errors import QsfArgumentError
 from qsf.native import binding
-from qsf.native.passing import NativeItem, PassReport, run_pass
-from qsf.passes import PassItem, run_items
+from qsf.native.passing import PassReport, run_pass
+from qsf.passes import PassItem, Wants, run_items
 
 N_SESSIONS = 4
 N_DRAFTS = 12
@@ -84,14 +84,16 @@ class Mixture:
 
     def act(self) -> None:
         left = self.chunk_tokens
-        chosen: list[tuple[int, array[int], str]] = []
+        chosen: list[tuple[int, array[int], Wants]] = []
         for i in self.rng.sample(range(N_SESSIONS), self.rng.randint(1, N_SESSIONS)):
             room = self.most - self.pairs[i][0].position()
             if room < 1 or self.rng.random() < 0.03:
                 self.rewind(i)
                 continue
             n = 1 if self.rng.random() < 0.85 else min(room, self.rng.randint(1, 5))
-            wants = self.rng.choice(["none", "last"]) if self.rng.random() < 0.1 else "ahead"
+            wants: Wants = "ahead"
+            if self.rng.random() < 0.1:
+                wants = self.rng.choice(["none", "last"])
             if n <= left:
                 chosen.append((i, self.next_tokens(i, n), wants))
                 left -= n
@@ -106,7 +108,7 @@ class Mixture:
         wrong = [self.rng.randrange(self.n_vocab) for _ in range(n - len(right))]
         self.pairs[i][1].draft(array("I", right + wrong))
 
-    def run(self, chosen: list[tuple[int, array[int], str]]) -> None:
+    def run(self, chosen: list[tuple[int, array[int], Wants]]) -> None:
         """Evaluate: what is ahead first, as the scheduler does, or all together."""
         if not chosen:
             return
@@ -114,18 +116,17 @@ class Mixture:
         for i in cancelled:
             for session in self.pairs[i]:
                 session.cancel()
-        run_pass(
-            self.models[0],
-            [NativeItem(self.pairs[i][0], t, "none" if w == "none" else "last")
-             for i, t, w in chosen],
-        )  # fmt: skip
+        sessions = [self.pairs[i][0] for i, _, _ in chosen]
+        items = [PassItem(None, t, "none" if w == "none" else "last") for _, t, w in chosen]
+        run_pass(self.models[0], sessions, items)
         is_first = self.rng.random() < 0.8
         ahead = [one for one in chosen if self.is_ahead(one)] if is_first else []
         for part in (ahead, [one for one in chosen if one not in ahead]):
             if part:
-                items = [NativeItem(self.pairs[i][1], t, w) for i, t, w in part]
+                sessions = [self.pairs[i][1] for i, _, _ in part]
+                items = [PassItem(None, t, w) for _, t, w in part]
                 takes_no_pass = all(map(self.is_ahead, part))
-                report = run_pass(self.models[1], items)
+                report = run_pass(self.models[1], sessions, items)
                 self.n_passes += report.ns > 0
                 self.n_drafts += report.n_drafts
                 assert (report.ns == 0) == takes_no_pass
@@ -133,7 +134,7 @@ class Mixture:
         for i, tokens, wants in chosen:
             self.compare(i, tokens, wants, i in cancelled)
 
-    def is_ahead(self, one: tuple[int, array[int], str]) -> bool:
+    def is_ahead(self, one: tuple[int, array[int], Wants]) -> bool:
         i, tokens, wants = one
         return len(tokens) == 1 and wants == "ahead" and self.pairs[i][1].is_ahead(tokens[0])
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from qsf.errors import QsfCancelledError, QsfError, QsfIOError, QsfMemoryError
 from qsf.file.session_file import SessionFile, SessionHead, write_session
-from qsf.serve.job import Choosing, Chosen, Event, Job
-from qsf.serve.slots import PassItem
+from qsf.passes import Chosen, PassItem
+from qsf.serve.job import Choosing, Event, Job
 from qsf.text.sampling import SamplingParams, StopMatcher
 from qsf.text.tokenizer import IncrementalDecoder
 
@@ -39,7 +39,8 @@ class FakeEngine:
         self.is_disk_full = False
         self.n_loaded = 0
         self.n_running, self.ctx_tokens, self.chunk_tokens = n_slots, ctx_tokens, chunk_tokens
-        self.n_slots = n_slots = n_slots + n_kept
+        n_slots += n_kept
+        self.sessions = range(n_slots)
         self.n_full = 0
         self.logits_rows, self.score_rows = n_slots + 1, 5
         self.tokens = [array("I") for _ in range(n_slots)]
@@ -57,7 +58,7 @@ class FakeEngine:
     def evaluate(self, items: Sequence[PassItem]) -> list[QsfError | None]:
         self.before_pass()
         assert 0 < sum(len(item.tokens) for item in items) <= self.chunk_tokens
-        assert len({item.slot for item in items}) == len(items)
+        assert len({item.session for item in items}) == len(items)
         assert all(item.tokens for item in items)
         self.passes.append(list(items))
         if self.failures:
@@ -68,30 +69,32 @@ class FakeEngine:
             self.n_full += 1
             raise QsfMemoryError("the pool is full")
         self.n_drafts = 0
-        if any(item.is_ahead for item in items):
-            assert all(item.is_ahead and len(item.tokens) == 1 for item in items)
-        else:
+        is_ahead = all(
+            item.wants == "ahead"
+            and len(item.tokens) == 1
+            and self.is_ahead(item.session, item.tokens[0])
+            for item in items
+        )
+        if not is_ahead:
             self.ahead = [[] for _ in self.ahead]
-        return [self._evaluate(item) for item in items]
+        return [self._evaluate(item, is_ahead) for item in items]
 
     def is_ahead(self, slot: int, token: int) -> bool:
         return self.ahead[slot][:1] == [token]
 
-    def _evaluate(self, item: PassItem) -> QsfError | None:
-        self.has_logits[item.slot] = False
-        if item.is_ahead:
-            assert self.is_ahead(item.slot, item.tokens[0])
-        if item.slot in self.cancelled:
-            self.cancelled.discard(item.slot)
+    def _evaluate(self, item: PassItem, is_ahead: bool) -> QsfError | None:
+        self.has_logits[item.session] = False
+        if item.session in self.cancelled:
+            self.cancelled.discard(item.session)
             return QsfCancelledError("cancelled")
-        self.tokens[item.slot].extend(item.tokens)
-        assert len(self.tokens[item.slot]) <= self.ctx_tokens
-        self.has_logits[item.slot] = item.wants_logits
-        if item.is_ahead:
-            self.ahead[item.slot].pop(0)
+        self.tokens[item.session].extend(item.tokens)
+        assert len(self.tokens[item.session]) <= self.ctx_tokens
+        self.has_logits[item.session] = item.wants != "none"
+        if is_ahead:
+            self.ahead[item.session].pop(0)
             self.n_accepted += 1
-        elif item.wants_logits:
-            self._guess(self.tokens[item.slot][:], self.ahead[item.slot])
+        elif item.wants != "none":
+            self._guess(self.tokens[item.session][:], self.ahead[item.session])
         return None
 
     def _guess(self, tokens: array[int], ahead: list[int]) -> None:

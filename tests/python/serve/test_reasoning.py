@@ -12,7 +12,8 @@ import pytest
 
 from make.harmony import ANSWER, CALL, TEXT, THOUGHTS, make_harmony, said
 from make.served import Client, serving
-from qsf.serve.job import Chosen, Job
+from qsf.passes import Chosen
+from qsf.serve.job import Job
 from qsf.serve.openai import encode_messages
 
 CHAT: Any = [{"role": "user", "content": "Who are you?"}]

@@ -96,7 +96,7 @@ def test_prompts_go_in_pieces_beside_those_who_decode() -> None:
     setup.scheduler.step()
     setup.submit(second, third)
     setup.scheduler.step()
-    rows = {item.slot: len(item.tokens) for item in setup.engine.passes[-1]}
+    rows = {item.session: len(item.tokens) for item in setup.engine.passes[-1]}
     assert rows == {0: 1, 1: 8, 2: 7}  # of 15 rows beside the one that decodes, the older has half
     n_before = first.job.n_generated
     for _ in range(3):

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from make.served import Client, serving
+from qsf.passes import Chosen
 from qsf.serve.call_formats import FORMATS, Format, calls_grammar
 from qsf.serve.call_reader import CallReader
-from qsf.serve.job import Chosen
 
 WEATHER: Any = {
     "type": "object",
