@@ -146,7 +146,6 @@ def convert_as(
         if request is not original_request:
             warnings.append(f"its weights are ternary: {request.quant_type}, which keeps them")
         warnings += _about_quantised(plan)
-        warnings += [] if kv_cost is None else kv_cost.warnings()
         if any(target.dtype == Dtype.MXFP4 for target in plan.targets):
             warnings.append("its experts are stored as MXFP4, which is kept")
         if source.tokenizer is None:
@@ -159,6 +158,7 @@ def convert_as(
         file_bytes=file_bytes,
         elapsed_s=time.monotonic() - started,
         compression=chooser.summary(),
+        kv_cache=None if kv_cost is None else kv_cost.summary(),
     )
 
 

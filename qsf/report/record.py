@@ -227,6 +227,7 @@ class Report:
     file_bytes: int
     elapsed_s: float
     compression: str | None = None  # one line: what the layers got, if something was asked for
+    kv_cache: str | None = None  # its default type and what that costs, if that was measured
 
     @property
     def tensors(self) -> tuple[TensorReport, ...]:

@@ -100,8 +100,9 @@ def test_conversion_reports_what_it_did(tmp_path: Path) -> None:
     assert summary[0].startswith(f"{out}: ")
     assert "bits a weight" in summary[0]
     assert ", peak memory " in summary[0]
-    assert summary[1].startswith("least like its source: ")
-    (line,) = summary[2:]
+    assert summary[1].startswith("KV cache ")
+    assert summary[2].startswith("least like its source: ")
+    (line,) = summary[3:]
     words = shlex.split(line.removeprefix("next: "))
     assert words[1:] == ["run", str(out), "--prompt", "Once upon a time"]
     # It works as it stands where the command was typed.
@@ -203,7 +204,7 @@ def test_compression_is_reported(tmp_path: Path, project_root: Path, here: Here)
     ]:
         done = here(source, tmp_path / "m.qsf", "--force", *arguments)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines()[1] == expected
+        assert done.stdout.splitlines()[2] == expected
         assert "warning" not in done.stderr
 
 

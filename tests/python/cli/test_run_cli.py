@@ -393,10 +393,10 @@ def test_terminating_ends_cleanly_with_143(endless: Path, start: Start) -> None:
 def test_a_signal_while_the_session_is_taken_is_no_error(
     tiny_llama_8bit: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def stopped(_session: Session, _tokens: object) -> int:
+    def stopped(_session: Session, _run: object) -> None:
         raise StoppedError(signal.SIGTERM)
 
-    monkeypatch.setattr(Session, "_sync", stopped)
+    monkeypatch.setattr(Session, "_hold", stopped)
     code = cli.main([str(tiny_llama_8bit), "-p", "abc", "-n", "2", "--ram-budget", "0"])
     assert code == 143
     assert "error" not in capfd.readouterr().err

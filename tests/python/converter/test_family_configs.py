@@ -81,7 +81,7 @@ def test_a_key_that_is_left_out_has_a_default_or_is_missed_by_name(name: str) ->
     sizes = {"hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size"}
     needed = {family.renames.get(size, size) for size in sizes - family.defaults.keys()}
     if not {"ffn_multiple", "intermediate_size"} & family.defaults.keys():
-        needed.add("intermediate_size")
+        needed.add(family.renames.get("intermediate_size", "intermediate_size"))
     if family.name == "Dots1ForCausalLM":  # its class has no default for these
         needed |= {"n_routed_experts", "num_experts_per_tok"}
     for key in text:
