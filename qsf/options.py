@@ -500,6 +500,7 @@ class GenerationOptions(CheckedOptions):
         256,
         Length(),
         "at most so many tokens; -1: until the model ends or the context is full",
+        "-1 for answers by a chat template in qsf run and qsf chat, else 256",
         also=("-n", "--n-predict"),
         is_main=True,
     )

@@ -21,6 +21,7 @@ from qsf.cli.run.form import answer_in_form, read_constraint
 from qsf.cli.run.options import Request, parse
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
 from qsf.file.opened import is_qsf_file
+from qsf.options import MAX_U32
 from qsf.shell import command
 from qsf.shell.arguments import UsageError, valid_text
 from qsf.shell.command import EXIT_FAILED, EXIT_USAGE, StoppedError
@@ -109,6 +110,8 @@ def _run(request: Request) -> int:
     prompt = None if is_chat or request.prompts is not None else _prompt(request)
     constraint = read_constraint(request.path, request.form)
     with _lines(request) as lines, _open(request) as model:
+        if not (request.has_length or request.is_raw or model.chat_template.is_plain):
+            request = replace(request, generation=replace(request.generation, max_tokens=MAX_U32))
         if request.is_verbose:
             from qsf.text.sampling import asked_sampling
 

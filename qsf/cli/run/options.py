@@ -29,6 +29,13 @@ examples:
   qsf chat model.qsf --ram-budget 400MB
   echo "Once upon a time" | qsf run model.qsf > story.txt
 """
+_CHAT_EPILOG = """\
+examples:
+  qsf chat model.qsf
+  qsf chat Qwen/Qwen3-4B --ram-budget 1GB
+  qsf chat model.qsf --session talk.qsfs       (goes on with it tomorrow)
+  qsf chat model.qsf --system "Answer in one sentence."
+"""
 _MORE_EPILOG = """\
   qsf run model.qsf --ram-budget 100 --plan
   qsf run model.qsf --prompt "Once upon a time" --kv-type k8v4
@@ -83,8 +90,10 @@ _HABITS = {
 class _Help(argparse.Action):
     """Prints the short help, or with ``const`` all of it, and exits."""
 
-    def __call__(self, *_: Any) -> NoReturn:
-        _parser(shows_all=bool(self.const)).print_help()
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> NoReturn:
+        _parser(shows_all=bool(self.const), is_chat=namespace.interactive).print_help()
         sys.exit(0)
 
 
@@ -105,6 +114,7 @@ class Request:
     system: str | None
     history: Path | None
     generation: GenerationOptions
+    has_length: bool  # --max-tokens was given, or is among the user's defaults
     opening: ModelOptions
     is_interactive: bool
     is_raw: bool
@@ -119,15 +129,24 @@ class Request:
 
 # argparse and not typer, as in the tools for which memory does not matter: typer brings
 # pydantic, and with it 22 MiB of a budget that counts the whole process (argparse: 2 MiB).
-def _parser(*, shows_all: bool = True) -> Parser:
-    parser = model_parser(
-        "qsf run",
-        "or MODEL PROMPT; the same as qsf-run; qsf chat MODEL chats",
-        "Generate text with a model inside a memory budget. On a terminal, without a prompt, chat "
-        "with it.",
-        _EPILOG + (_MORE_EPILOG if shows_all else "\n--help-all shows all options.\n"),
-    )
-    _add_prompt_options(Group(parser, "prompt", shows_all=shows_all))
+def _parser(*, shows_all: bool = True, is_chat: bool = False) -> Parser:
+    if is_chat:
+        parser = model_parser(
+            "qsf chat",
+            "the same as qsf run --interactive",
+            "Talk to a model inside a memory budget. /help in the chat shows what can be typed.",
+            _CHAT_EPILOG + ("" if shows_all else "\n--help-all shows all options.\n"),
+        )
+        _add_conversation_options(Group(parser, "conversation", shows_all=shows_all), is_chat=True)
+    else:
+        parser = model_parser(
+            "qsf run",
+            "or MODEL PROMPT; the same as qsf-run; qsf chat MODEL chats",
+            "Generate text with a model inside a memory budget. On a terminal, without a prompt, "
+            "chat with it.",
+            _EPILOG + (_MORE_EPILOG if shows_all else "\n--help-all shows all options.\n"),
+        )
+        _add_prompt_options(Group(parser, "prompt", shows_all=shows_all))
     Group(parser, "choice of tokens", shows_all=shows_all).add_options(GenerationOptions)
     group = Group(parser, "memory and speed", shows_all=shows_all)
     group.add_options(ModelOptions)
@@ -216,16 +235,7 @@ def _add_prompt_options(group: Group) -> None:
     for name, (metavar, language) in _FORMS.items():
         text = f"answers follow {language} (needs the Python package llguidance)"
         group.add(f"--{name}", metavar=metavar, help=text)
-    group.add("--system", metavar="TEXT", is_main=True, help="how the model is to answer")
-    group.add(
-        "--session",
-        "--history",
-        dest="history",
-        metavar="FILE",
-        help="a conversation that is continued, and written back with the answer: with its KV "
-        "cache, so that nothing is evaluated again, or if it is called FILE.json as a JSON list of "
-        "messages with role and content; it need not exist",
-    )
+    _add_conversation_options(group, is_chat=False)
     group.add(
         "--raw", action="store_true", is_main=True, help="continue the prompt: no chat template"
     )
@@ -234,6 +244,20 @@ def _add_prompt_options(group: Group) -> None:
         action="store_true",
         help="take text in the prompt that reads like a special token as ordinary text, as "
         "is always done where a chat template makes the prompt",
+    )
+
+
+def _add_conversation_options(group: Group, *, is_chat: bool) -> None:
+    group.add("--system", metavar="TEXT", is_main=True, help="how the model is to answer")
+    group.add(
+        "--session",
+        "--history",
+        dest="history",
+        metavar="FILE",
+        is_main=is_chat,
+        help="a conversation that is continued, and written back with the answer: with its KV "
+        "cache, so that nothing is evaluated again, or if it is called FILE.json as a JSON list of "
+        "messages with role and content; it need not exist",
     )
 
 
@@ -253,7 +277,8 @@ def parse(arguments: list[str]) -> Request:
                 "--ram-budget"
             )
     parser = _parser()
-    parser.set_defaults(**read_defaults())
+    usual_length = parser.get_default("max_tokens")
+    parser.set_defaults(**{"max_tokens": None} | read_defaults())
     options, rest = parser.parse_known_args(arguments)
     if len(rest) == 1 and not rest[0].startswith("-") and options.prompt is None:
         options.prompt, rest = rest[0], []
@@ -261,6 +286,9 @@ def parse(arguments: list[str]) -> Request:
         rest.sort(key=lambda word: not word.startswith("-"))
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     _check(options)
+    has_length = options.max_tokens is not None
+    if not has_length:
+        options.max_tokens = usual_length
     model = options.model or options.named_model
     form = next(iter(_forms(options)), None)
     opening = replace(taken(ModelOptions, options), sessions=_sessions(options))
@@ -277,6 +305,7 @@ def parse(arguments: list[str]) -> Request:
         system=None if options.system is None else valid_text(options.system),
         history=None if options.history is None else Path(options.history),
         generation=taken(GenerationOptions, options),
+        has_length=has_length,
         opening=opening,
         is_interactive=options.interactive,
         is_raw=options.raw,

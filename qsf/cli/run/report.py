@@ -305,6 +305,8 @@ def stats_lines(model: Model, stats: GenerationStats, *, is_verbose: bool) -> li
         parts.append(f"first token {stats.first_token_seconds:.3f} s")
     if stats.stop_reason == "length" and stats.generated_tokens:
         parts.append("cut by --max-tokens")
+    if stats.stop_reason == "context":
+        parts.append("cut: the context is full (--max-seq-len)")
     if stats.n_shortened:
         parts.append(f"context full {stats.n_shortened} times, its middle forgotten")
     parts.append(f"peak RSS {mb(stats.peak_bytes)} MB")

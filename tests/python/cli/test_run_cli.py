@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -484,3 +485,19 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(endless: Path, star
 def test_the_parser_does_not_guess_abbreviations() -> None:
     with pytest.raises(UsageError):
         run_options.parse(["m.qsf", "--temper", "1"])
+
+
+def test_an_answer_ends_where_the_model_ends_it(run: Run, tiny_chat_8bit: Path) -> None:
+    words = (tiny_chat_8bit, "Hi", "--temperature", 2, "--top-k", 0, "--top-p", 1, "--seed", 1)
+    answer = json.loads(run(*words, "--json").stdout)
+    assert answer["stop_reason"] in ("end", "context")
+    assert answer["generated_tokens"] > 256
+    raw = json.loads(run(*words, "--json", "--raw").stdout)
+    assert (raw["stop_reason"], raw["generated_tokens"]) == ("length", 256)
+
+
+def test_chat_has_its_own_help(run: Run) -> None:
+    shown = run("--interactive", "--help").stdout
+    assert shown.startswith("usage: qsf chat ")
+    assert "--session" in shown
+    assert "--prompts" not in shown
