@@ -23,6 +23,7 @@ from qsf.file.partial import remove_abandoned
 from qsf.file.stored_tokenizer import pack_tokenizer
 from qsf.file.writer import Writer
 from qsf.foreign_json import read_json
+from qsf.report.meta import kv_cache_line
 from qsf.report.record import Quality, Report
 from qsf.shell.output import check_not_a_source, check_output, check_space
 from qsf_converter import meta
@@ -158,7 +159,7 @@ def convert_as(
         file_bytes=file_bytes,
         elapsed_s=time.monotonic() - started,
         compression=chooser.summary(),
-        kv_cache=None if kv_cost is None else kv_cost.summary(),
+        kv_cache=None if kv_cost is None else kv_cache_line({"kv_cache": kv_cost.meta()}),
     )
 
 

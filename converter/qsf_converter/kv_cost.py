@@ -57,14 +57,6 @@ class KvCost:
         """Bits of keys and of values."""
         return parse_kv_type(self.type)
 
-    def summary(self) -> str:
-        """Return the default and why, on one line."""
-        return (
-            f"KV cache {self.type}: {self.measured} changes perplexity by "
-            f"{self.change_percent:+.2f} % +- {self.change_error:.2f} and the likeliest token at "
-            f"{100 * (1 - self.agreement):.1f} % of positions"
-        )
-
     def meta(self) -> dict[str, Any]:
         """Return what META records."""
         return {**dataclasses.asdict(self), "text": "bundled"}

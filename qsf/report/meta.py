@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from qsf.foreign_json import JsonError, read_json
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from qsf.file.reader import Reader
 
 
@@ -26,6 +28,22 @@ def read_meta(reader: Reader) -> dict[str, Any] | None:
     except JsonError:
         return None
     return meta if isinstance(meta, dict) else None
+
+
+def kv_cache_line(meta: Mapping[str, Any] | None) -> str | None:
+    """Return the default type of the KV cache and what that was measured to cost.
+
+    None where nothing was measured, or where the record is not what it should be.
+    """
+    record: Any = (meta or {}).get("kv_cache")
+    try:
+        return (
+            f"KV cache {record['type']!s:.9}: {record['measured']!s:.9} changes perplexity by "
+            f"{record['change_percent']:+.2f} % +- {record['change_error']:.2f} and the likeliest "
+            f"token at {100 * (1 - record['agreement']):.1f} % of positions"
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _finite(digits: str) -> float | None:

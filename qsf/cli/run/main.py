@@ -283,12 +283,24 @@ def _print_plan(request: Request) -> int:
     with Watcher(command.leave_at_once):
         read_constraint(request.path, request.form)  # what it takes is in "process before opening"
         plan = call_with(Model.plan, request.path, request.opening)
-    for line in report.plan_lines(plan):
+    for line in (*report.plan_lines(plan), *_kv_cache_lines(request)):
         print(line)
     sys.stdout.flush()
     if plan.is_enough:
         return 0
     return _fail(_does_not_fit(plan))
+
+
+def _kv_cache_lines(request: Request) -> list[str]:
+    """Return what the file says of its KV cache, where the user chose none."""
+    from qsf.file.reader import Reader
+    from qsf.report.meta import kv_cache_line, read_meta
+
+    if request.opening.kv_type is not None:
+        return []
+    with Reader(request.path) as reader:
+        line = kv_cache_line(read_meta(reader))
+    return [] if line is None else [line]
 
 
 def _does_not_fit(plan: MemoryPlan) -> str:

@@ -12,8 +12,11 @@ import pytest
 import qsf
 from make.large_keys import with_large_keys
 from make.tiny_checkpoints import make_llama
+from qsf.cli import evaluate as eval_cli
 from qsf.cli import inspect as inspect_cli
+from qsf.cli.run import main as run_cli
 from qsf.file.reader import Reader
+from qsf.report.meta import kv_cache_line
 from qsf_converter import convert
 from qsf_converter.kv_cost import measure_kv_cost
 
@@ -58,6 +61,31 @@ def test_the_cost_is_measured_and_stored(
     shown = " ".join(capsys.readouterr().out.split())
     assert "kv_cache type 8bit" in shown
     assert "kv_cache change_percent" in shown
+    assert report.kv_cache is not None
+    assert run_cli.main([str(out), "--plan", "--ram-budget", "auto"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == report.kv_cache
+    assert run_cli.main([str(out), "--plan", "--ram-budget", "auto", "--kv-type", "f16"]) == 0
+    assert "KV cache 8bit" not in capsys.readouterr().out
+    text = tmp_path / "text"
+    text.write_text("once upon a time there was a girl " * 20, "utf-8")
+    assert eval_cli.run([str(out), "--text", str(text), "--ctx", "64"]) == 0
+    assert report.kv_cache in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "change", [{"agreement": None}, {"change_percent": "a lot"}, {"type": ...}]
+)
+def test_a_strangers_record_of_the_cost_is_no_error(change: dict[str, Any]) -> None:
+    record = {"type": "f16", "measured": "8bit", "change_percent": 1.0, "change_error": 0.1}
+    whole = {**record, "agreement": 0.9}
+    assert kv_cache_line({"kv_cache": whole}) == (
+        "KV cache f16: 8bit changes perplexity by +1.00 % +- 0.10 and the likeliest token at "
+        "10.0 % of positions"
+    )
+    wrong = {name: value for name, value in {**whole, **change}.items() if value is not ...}
+    assert kv_cache_line({"kv_cache": wrong}) is None
+    assert kv_cache_line({"kv_cache": 3}) is None
+    assert kv_cache_line(None) is None
 
 
 def test_a_model_that_needs_more_bits_gets_them(tmp_path: Path, tiny_llama_dir: Path) -> None:
