@@ -69,7 +69,9 @@ app = typer_app.create_app()
 _Model = Annotated[
     Path,
     typer.Argument(
-        help="Directory with config.json and weights, or a .gguf file.", metavar="MODEL"
+        help="Directory with config.json and weights, a .gguf file, or a name such as "
+        "Qwen/Qwen3-4B.",
+        metavar="MODEL",
     ),
 ]
 _Out = Annotated[Path, typer.Argument(help="File to write.", metavar="OUT")]
@@ -121,6 +123,7 @@ _ReportOut = Annotated[
 _Force = Annotated[
     bool, typer.Option("--force", help="Replace OUT, and the report, if they exist.")
 ]
+_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Download a model without asking.")]
 _AllowNoTokenizer = Annotated[
     bool,
     typer.Option(
@@ -200,6 +203,7 @@ def convert_command(
     threads: _Threads = None,
     verbose: _Verbose = False,
     quiet: _Quiet = False,
+    yes: _Yes = False,
     calibration: _CalibrationText = None,
     calibration_tokens: _CalibrationTokens = None,
     target_size: _TargetSize = None,
@@ -214,6 +218,8 @@ def convert_command(
         raise QsfArgumentError("--calibration-tokens is only for --calibration")
     if target_size is not None and not math.isfinite(target_size):
         raise QsfArgumentError(f"--target-size is {target_size}, not a number of MB")
+    if not model_dir.exists():
+        model_dir = _found(str(model_dir), is_quiet=quiet, is_yes=yes)
     if report_out is not None:
         _check_report(report_out, out, model_dir, is_forced=force)
     request = Request(
@@ -240,6 +246,16 @@ def convert_command(
         if not allow_no_tokenizer:
             file = shlex.quote(str(out))
             print(f'next: {command.runnable()} run {file} --prompt "Once upon a time"')
+
+
+def _found(model: str, *, is_quiet: bool, is_yes: bool) -> Path:
+    """Return where the model of this name is, downloaded if need be."""
+    from qsf.find.prepare import ChildFailedError, find_source
+
+    try:
+        return find_source(model, is_quiet=is_quiet, is_yes=is_yes)
+    except ChildFailedError as failed:
+        raise typer.Exit(failed.exit_code) from None
 
 
 def _convert(request: Request, model_dir: Path, out: Path, *, is_quiet: bool) -> Report:

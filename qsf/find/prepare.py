@@ -52,6 +52,16 @@ def find_model(model: str, *, is_quiet: bool = False, is_yes: bool = False) -> P
     return _converted(source, name, resolved.quant_type, is_quiet=is_quiet)
 
 
+def find_source(model: str, *, is_quiet: bool = False, is_yes: bool = False) -> Path:
+    """Return the folder or file of the original model; it may have to be downloaded first.
+
+    Raises: as ``find_model``.
+    """
+    named = meaning_of(model)
+    source = named.path or cached_source(named)
+    return source or _download(named, is_quiet=is_quiet, is_yes=is_yes)
+
+
 def _kept_of(named: Named) -> Path | None:
     same = [kept for kept in store.all_kept() if kept.name == named.repo]
     if named.asked_type:

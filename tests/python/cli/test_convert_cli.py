@@ -222,7 +222,7 @@ def test_compression_is_reported(tmp_path: Path, project_root: Path, here: Here)
         (("m", "out.qsf", "--compress", "auto", "--disk-speed", "0"), "--disk-speed", 2),
         (("m", "out.qsf", "--disk-speed", "5"), "--disk-speed is only for --compress auto", 2),
         (("m", "out.qsf", "--quant-type", "4bit", "--target-size", "3"), "chooses the types", 2),
-        (("gone", "out.qsf"), "gone: no such directory", 1),
+        (("gone", "out.qsf"), "gone: there is no such file or folder", 1),
         (("m/config.json", "out.qsf"), "not a file", 1),
         (("empty", "out.qsf"), "no config.json", 1),
         (("m", "gone/out.qsf"), "gone: no such directory", 1),

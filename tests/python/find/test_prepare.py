@@ -215,6 +215,8 @@ def test_a_model_of_the_hub_is_downloaded_if_the_user_says_so(hub: FakeHub, tmp_
     assert done.stdout.startswith(", there was a")
     assert {name for name, _ in hub.fetched} >= {"model.safetensors", "config.json"}
     hub.close()  # no network: the cache has it
+    converted = qsf("convert", REPO, tmp_path / "m.qsf", "-q")
+    assert (converted.returncode, converted.stdout, converted.stderr) == (0, "", "")
     shutil.rmtree(tmp_path / "cache")
     again = qsf("run", REPO, "-p", "Once upon a time", "-n", 4, "--temp", 0)
     assert again.stdout == done.stdout
