@@ -98,7 +98,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"qsf.report", "qsf.shell", "qsf_converter.kv_cost", "qsf_converter.meta"}
     | {"qsf_converter.writing"},
     "qsf_converter": frozenset({"qsf.report", "qsf_converter.request", "qsf_converter.convert"}),
-    "qsf_converter.cli": _BASE | _CONVERTER | {"qsf.report", "qsf.shell", "qsf_converter.convert"},
+    "qsf_converter.cli": _BASE
+    | _CONVERTER
+    | {"qsf.report", "qsf.shell", "qsf.find", "qsf_converter.convert"},
     "qsf.cli": _MODEL
     | {
         "qsf.shell",

@@ -172,7 +172,7 @@ def test_what_the_command_cannot_convert_is_one_line(tmp_path: Path, here: Here)
         assert (done.returncode, done.stdout) == (1, "")
         assert len(done.stderr.splitlines()) == 1
         assert message in done.stderr
-    assert "or a .gguf file" in " ".join(here("--help").stdout.split())
+    assert ", a .gguf file, or a name" in " ".join(here("--help").stdout.split())
 
 
 @pytest.mark.slow
