@@ -248,11 +248,12 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
                      .first_expert = qsf_reader_layer(r, idx)->first_expert};
     QSF_TRY(match_unit(r, l->unit_idx, rules, N_LAYER_ROWS, tensors));
     for (size_t i = 0; i < N_LAYER_ROWS; i++) {
-        qsf_sides *const sides = &l->sides[layer_rows[i].tensor];
-        if (layer_rows[i].layout != QSF_LAYOUT_OUTLIERS)
+        if (layer_rows[i].layout != QSF_LAYOUT_OUTLIERS) {
             l->tensors[layer_rows[i].tensor] = tensors[i];
-        else if (tensors[i] != NULL)
+        } else if (tensors[i] != NULL) {
+            qsf_sides *const sides = &l->sides[layer_rows[i].tensor];
             sides->tensors[sides->n++] = tensors[i];
+        }
     }
     return QSF_OK;
 }
