@@ -91,7 +91,7 @@ class _Slot:
                 self.session.rewind(n_common)
         except QsfArgumentError:  # a window of attention has gone on: from the start
             self.session.rewind(0)
-        self.n_held = len(self.session.tokens)
+        self.n_held = self.session.n_tokens
         run.n_evaluated = len(run.tokens) - self.n_held
         self.leader = None
         n_best = self.n_held + KV_BLOCK_TOKENS - 1  # fewer are evaluated rather than waited for

@@ -139,6 +139,12 @@ class Session(Closing, Uncopyable):
         with self._turn():
             return self._native.tokens().tolist()
 
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens are held."""
+        with self._turn():
+            return self._native.position()
+
     def count_common(self, tokens: array[int]) -> int:
         """Return how many of the tokens are held, from the first on."""
         with self._turn():

@@ -125,7 +125,7 @@ class ModelEngine:
 
     def n_held(self, slot: int) -> int:
         """Return how many tokens the slot holds."""
-        return len(self.sessions[slot].tokens)
+        return self.sessions[slot].n_tokens
 
     def keep(self, slot: int, n_tokens: int) -> int:
         """Forget all but the first tokens of the slot; return how many it holds then."""
@@ -134,7 +134,7 @@ class ModelEngine:
             session.rewind(n_tokens)
         except QsfArgumentError:  # a window of attention has gone on: from the start
             session.rewind(0)
-        return len(session.tokens)
+        return session.n_tokens
 
     def copy(self, slot: int, source: int, n_tokens: int) -> None:
         """Make the slot hold the first tokens that another holds, by sharing its KV memory."""

@@ -315,7 +315,7 @@ class Chat:
         self._options = replace(self._options, **{option.name: value})
 
     def _say_context(self, _: str) -> None:
-        n_held = len(self._model.session.tokens)
+        n_held = self._model.session.n_tokens
         n_all = self._model.info.plan.ctx_tokens
         say(f"({n_held} of {n_all} tokens, {100 * n_held / n_all:.0f} %, in "
             f"{len(self._messages)} messages)")  # fmt: skip
