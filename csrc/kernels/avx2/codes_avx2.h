@@ -3,7 +3,7 @@
  * Included inside a target region, after <immintrin.h>, by files that provide
  *   add_codes(codes, q, q_stride, n_tokens, sum)
  *       adds codes * q to sum [n_tokens], q [n_tokens, q_stride] of those four columns
- * Half a tile is rows 0..7 or 8..15: bytes 0..31 or 32..63 of each 64.
+ * Half of a tile is rows 0..7 or 8..15: bytes 0..31 or 32..63 of each 64.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_KERNELS_CODES_AVX2_H
@@ -15,6 +15,14 @@
     __asm__(instruction " %1, %0, %0" : "+x"(sum) : "x"(addend))
 
 #define QSF_TILE_GROUPS (QSF_BLOCK / 4) /* groups of four columns */
+
+/* Rows 0..7 and 8..15 */
+typedef struct dots {
+    __m256i half[2];
+} dots;
+
+QSF_FORCED_INLINE void add_codes(__m256i codes, const int8_t *q, size_t q_stride, size_t n_tokens,
+                                 __m256i *sum);
 
 QSF_FORCED_INLINE __m256i load32(const unsigned char *p)
 {

@@ -27,14 +27,6 @@ QSF_TARGET_BEGIN("avx2,fma,f16c")
 
 #include "kernels/matmul_float_tmpl.h"
 
-/* Rows 0..7 and 8..15 */
-typedef struct dots {
-    __m256i half[2];
-} dots;
-
-QSF_FORCED_INLINE void add_codes(__m256i codes, const int8_t *q, size_t q_stride, size_t n_tokens,
-                                 __m256i *sum);
-
 #include "kernels/avx2/codes_avx2.h"
 
 /* sum [n_tokens]: 16-bit sums of two columns */
