@@ -27,24 +27,19 @@ TILE_ROWS: Final = 16
 COMPRESSED_BLOCK_BYTES: Final = 1 << 20
 SECTION_REQUIRED: Final = 1
 TOKEN_NONE: Final = 0xFFFFFFFF
-LAYER_DTYPE: Final = 0xFF  # in a tensor's header: the layer's type
 MAX_SECTIONS: Final = 256
-MAX_TABLE_BYTES: Final = 64 << 20
 # Read as a whole, by Python; parsed they take up to 25 times as much.
 MAX_TEXT_BYTES: Final = {"TOKN": 64 << 20, "CHAT": 1 << 20, "META": 16 << 20}
 MAX_LAYERS: Final = 4096
 MAX_VOCAB: Final = 1 << 24
 MAX_EXTENT_ROWS: Final = 1 << 24  # rows or columns of a tensor
-MAX_ARRAY_VALUES: Final = 65536
 MAX_LAYER_KINDS: Final = 64
-MAX_EXPERTS: Final = 65536  # of a file
 MAX_LAYER_EXPERTS: Final = 1024
 MAX_CHOSEN: Final = 64  # experts of a token in a layer
 MAX_ROPE_SETS: Final = 64
 MAX_ROPE_PAIRS: Final = 2048
 MAX_OUTLIERS: Final = 1 << 24  # of one outlier table
 LEAST_WEIGHTS_PER_OUTLIER: Final = 100
-FIRST_OPTIONAL_KEY: Final = 0x8000
 F32_MAX: Final = 3.4028234663852886e38
 
 DIRECTORY_ENTRY: Final = struct.Struct("<4sIQQII")
@@ -234,9 +229,6 @@ class TensorType(IntEnum):
     INPUT_NORM = 67
     INPUT_NORM_BIAS = 68
 
-
-# Kept for other mixers; a reader refuses them as unsupported.
-FREE_TENSOR_TYPES: Final = (*range(37, 44), *range(47, 50), *range(52, 66))
 
 OUTLIERS_OF: Final[dict[int, TensorType]] = {  # matrix -> its outlier table
     TensorType.Q: TensorType.Q_OUTLIERS,

@@ -50,11 +50,6 @@ class Format:
         """An answer has one call at most: Harmony's ends with it."""
         return self.begin == CALL_BEGIN
 
-    @property
-    def is_list(self) -> bool:
-        """Calls are the entries of one JSON list."""
-        return self.first.endswith("[")
-
 
 _OBJECT = {"before": '{"name": "', "middle": '", "arguments": ', "after": "}"}
 _LIST = {**_OBJECT, "between": ", ", "last": "]"}

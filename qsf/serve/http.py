@@ -64,7 +64,6 @@ class Head:
     path: str
     headers: dict[str, str]
     peer: str
-    is_http_1_0: bool = False
     request_id: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def get(self, name: str) -> str:
@@ -428,9 +427,7 @@ class Connection(asyncio.Protocol):
         if absolute is not None:  # its host counts, whatever the header says
             headers["host"], target = absolute[1], absolute[2]
         path = unquote(target.split("?")[0]) or "/"
-        head = Head(
-            event.method.decode("latin-1"), path, headers, self.peer, event.http_version < b"1.1"
-        )
+        head = Head(event.method.decode("latin-1"), path, headers, self.peer)
         has_id = _REQUEST_ID.fullmatch(head.get("x-request-id"))
         return replace(head, request_id=has_id[0]) if has_id else head
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oracle.file.stored_tokenizer import unpack_tokenizer
 from qsf import errors
 from qsf.errors import QsfFormatError
-from qsf.file.stored_tokenizer import unpack_tokenizer
 from qsf.native import binding
 from qsf.native._qsf import lib
 

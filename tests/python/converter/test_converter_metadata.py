@@ -12,9 +12,9 @@ from safetensors.numpy import save_file
 
 from make import hf_makers
 from make.tiny_checkpoints import LLAMA3_SCALING
+from oracle.file.stored_tokenizer import unpack_tokenizer
 from qsf.file.layout import Activation
 from qsf.file.reader import Reader
-from qsf.file.stored_tokenizer import unpack_tokenizer
 from qsf_converter import convert
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from make import gguf_files
 from oracle.file.reader import Reader
-from qsf.file.stored_tokenizer import unpack_tokenizer
+from oracle.file.stored_tokenizer import unpack_tokenizer
 from qsf.text.chat import ChatTemplate
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter import convert

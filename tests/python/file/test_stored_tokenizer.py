@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oracle.file.stored_tokenizer import unpack_tokenizer
 from qsf.errors import QsfFormatError
-from qsf.file.stored_tokenizer import pack_tokenizer, unpack_tokenizer
+from qsf.file.stored_tokenizer import pack_tokenizer
 
 JSON = b'{"model": {"vocab": {' + b", ".join(b'"t%d": %d' % (i, i) for i in range(2000)) + b"}}}"
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from make.examples import examples
 from make.mutants import SECTIONS
+from oracle.file.stored_tokenizer import unpack_tokenizer
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
-from qsf.file.stored_tokenizer import unpack_tokenizer
 from qsf.text.parts import read_text_parts
 from qsf.text.tokenizer import Tokenizer, max_text_bytes, protect_special
 from qsf_converter import convert

@@ -12,6 +12,8 @@ from qsf.file import layout as lay
 from qsf.file.kinds import LayerKind
 from qsf.file.layout import Compression, Dtype, Role, Unit, UnitId
 
+_MAX_EXPERTS = 65536  # of a file
+
 
 def _parse_id(i: int, role: int, layer: int, expert: int, n_layers: int) -> UnitId:
     if role > max(Role):
@@ -133,9 +135,9 @@ def _check_roles(units: Sequence[Unit], n_layers: int) -> None:
             f"section UNIT has (embeddings, layers, final units) {real}, allowed:"
             f" {(1, n_layers, 1)}"
         )
-    if n[Role.EXPERT] > lay.MAX_EXPERTS:
+    if n[Role.EXPERT] > _MAX_EXPERTS:
         raise QsfFormatError(
-            f"section UNIT has {n[Role.EXPERT]} experts, allowed: up to {lay.MAX_EXPERTS}"
+            f"section UNIT has {n[Role.EXPERT]} experts, allowed: up to {_MAX_EXPERTS}"
         )
 
 

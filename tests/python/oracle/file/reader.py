@@ -36,6 +36,7 @@ from qsf.file.opened import OpenedFile
 from qsf.system import files
 
 READ_BYTES: Final = 1 << 20
+_MAX_TABLE_BYTES: Final = 64 << 20
 _NEEDED: Final = ("UNIT", "ARCH", "TENS", "EBND")
 _TABLES: Final = (*_NEEDED, "TEXT", "KIND", "ROPE")
 _KNOWN_OPTIONAL: Final = ("WPOS", "KIND", "ROPE", "META", "TOKN", "CHAT", "TEXT")
@@ -204,10 +205,8 @@ class Reader(OpenedFile):
                 f"{name}: {n_bytes} bytes at {off} are not inside the file of"
                 f" {self.file_bytes} bytes"
             )
-        if tag in _TABLES and n_bytes > lay.MAX_TABLE_BYTES:
-            raise QsfFormatError(
-                f"{name} has {n_bytes} bytes, allowed: up to {lay.MAX_TABLE_BYTES}"
-            )
+        if tag in _TABLES and n_bytes > _MAX_TABLE_BYTES:
+            raise QsfFormatError(f"{name} has {n_bytes} bytes, allowed: up to {_MAX_TABLE_BYTES}")
         if tag in self.sections:
             raise QsfFormatError(f"{name} occurs twice in the directory")
         self.sections[tag] = Section(tag, off, n_bytes, crc32, bool(flags))

@@ -24,14 +24,15 @@ from qsf.file.kinds import (
 )
 from qsf.file.layout import (
     DEFAULT_ARCH,
-    FIRST_OPTIONAL_KEY,
-    MAX_ARRAY_VALUES,
     MAX_LAYER_KINDS,
     MAX_ROPE_SETS,
     Arch,
     Header,
     padded,
 )
+
+_FIRST_OPTIONAL_KEY = 0x8000
+_MAX_ARRAY_VALUES = 65536
 
 
 def _value_end(section: str, data: bytes, at: int, key: int, kind: int) -> int:
@@ -42,9 +43,9 @@ def _value_end(section: str, data: bytes, at: int, key: int, kind: int) -> int:
     n_bytes = 4
     if kind == F32_ARRAY and n_left >= 4:
         (count,) = struct.unpack_from("<I", data, at)
-        if count > MAX_ARRAY_VALUES:
+        if count > _MAX_ARRAY_VALUES:
             raise QsfFormatError(
-                f"{section}: key {key} has {count} values, allowed: 0 .. {MAX_ARRAY_VALUES}"
+                f"{section}: key {key} has {count} values, allowed: 0 .. {_MAX_ARRAY_VALUES}"
             )
         n_bytes += 4 * count
     if n_bytes > n_left:
@@ -94,7 +95,7 @@ def parse_values(section: str, keys: Iterable[Key], data: bytes) -> dict[str, Va
         last_key = number
         key = known.get(number)
         # Before its value: a newer key may have a type that this release cannot measure.
-        if key is None and number < FIRST_OPTIONAL_KEY:
+        if key is None and number < _FIRST_OPTIONAL_KEY:
             raise QsfUnsupportedError(f"{section}: this release does not know key {number}")
         at += 4
         end = _value_end(section, data, at, number, kind)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from oracle.file.reader import Extent, Reader
 
 Progress = Callable[[int, int], None]
+_LAYER_DTYPE: Final = 0xFF  # in a tensor's header: the layer's type
 _PIECE_BYTES: Final = 1 << 20
 
 
@@ -137,7 +138,7 @@ class UnitCheck:
         t = self._tensor
         *fields, reserved = lay.TENSOR_HEADER.unpack(self._head)
         kind, n_rows, n_cols, dtype, layout, index, n_entries = fields
-        if dtype == lay.LAYER_DTYPE:
+        if dtype == _LAYER_DTYPE:
             dtype = self._unit.dtype
         name = f"header at {t.data_off - lay.TENSOR_HEADER_BYTES}"
         real = (kind, n_rows, n_cols, dtype, layout, index, n_entries)
