@@ -219,7 +219,7 @@ def convert_command(
     if target_size is not None and not math.isfinite(target_size):
         raise QsfArgumentError(f"--target-size is {target_size}, not a number of MB")
     if not model_dir.exists():
-        model_dir = _found(str(model_dir), is_quiet=quiet, is_yes=yes)
+        model_dir = _locate(str(model_dir), is_quiet=quiet, is_yes=yes)
     if report_out is not None:
         _check_report(report_out, out, model_dir, is_forced=force)
     request = Request(
@@ -248,7 +248,7 @@ def convert_command(
             print(f'next: {command.runnable()} run {file} --prompt "Once upon a time"')
 
 
-def _found(model: str, *, is_quiet: bool, is_yes: bool) -> Path:
+def _locate(model: str, *, is_quiet: bool, is_yes: bool) -> Path:
     """Return where the model of this name is, downloaded if need be."""
     from qsf.find.prepare import ChildFailedError, find_source
 

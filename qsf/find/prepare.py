@@ -38,15 +38,13 @@ def find_model(model: str, *, is_quiet: bool = False, is_yes: bool = False) -> P
     named = meaning_of(model)
     if named.is_qsf and named.path is not None:
         return named.path
-    source = named.path
+    source = named.path or cached_source(named)
     if source is None:
-        source = cached_source(named)
-        kept = _kept_of(named) if source is None else None
+        kept = _kept_of(named)
         if kept is not None:  # the source is gone, or on another machine
             store.mark_used(kept)
             return kept
-        if source is None:
-            source = _download(named, is_quiet=is_quiet, is_yes=is_yes)
+        source = _download(named, is_quiet=is_quiet, is_yes=is_yes)
     resolved = Named(source, repo=named.repo, asked_type=named.asked_type)
     name = named.repo or str(source.resolve())
     return _converted(source, name, resolved.quant_type, is_quiet=is_quiet)
