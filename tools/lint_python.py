@@ -78,7 +78,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.page": frozenset({"qsf.errors", "qsf.shell"}),
     "qsf.shell": frozenset({"qsf.errors", "qsf.file", "qsf.options", "qsf.system"}),
     "qsf.__main__": frozenset({"qsf.shell"}),
-    "qsf.report": frozenset({"qsf.errors", "qsf.file", "qsf.page", "qsf.shell"}),
+    "qsf.report": frozenset({"qsf.errors", "qsf.file", "qsf.kv", "qsf.page", "qsf.shell"}),
     "qsf.find": frozenset({"qsf.errors", "qsf.file", "qsf.shell", "qsf.system"}),
     "qsf.serve": _MODEL | {"qsf.shell", "qsf.find"},
     "qsf.inspect": frozenset({"qsf.errors", "qsf.file", "qsf.shell", "qsf.report"}),

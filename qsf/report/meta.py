@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from qsf.foreign_json import JsonError, read_json
+from qsf.kv import parse_kv_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,12 +38,14 @@ def kv_cache_line(meta: Mapping[str, Any] | None) -> str | None:
     """
     record: Any = (meta or {}).get("kv_cache")
     try:
+        for name in ("type", "measured"):
+            parse_kv_type(record[name])
         return (
-            f"KV cache {record['type']!s:.9}: {record['measured']!s:.9} changes perplexity by "
+            f"KV cache {record['type']}: {record['measured']} changes perplexity by "
             f"{record['change_percent']:+.2f} % +- {record['change_error']:.2f} and the likeliest "
             f"token at {100 * (1 - record['agreement']):.1f} % of positions"
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 

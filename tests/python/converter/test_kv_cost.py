@@ -73,7 +73,15 @@ def test_the_cost_is_measured_and_stored(
 
 
 @pytest.mark.parametrize(
-    "change", [{"agreement": None}, {"change_percent": "a lot"}, {"type": ...}]
+    "change",
+    [
+        {"agreement": None},
+        {"change_percent": "a lot"},
+        {"change_error": 10**400},
+        {"type": ...},
+        {"type": "\x1b[2J"},
+        {"measured": ["8bit"]},
+    ],
 )
 def test_a_strangers_record_of_the_cost_is_no_error(change: dict[str, Any]) -> None:
     record = {"type": "f16", "measured": "8bit", "change_percent": 1.0, "change_error": 0.1}
