@@ -14,7 +14,8 @@
 /* True if the token is evaluated already, as the session's next. */
 bool qsf_drafting_has(const qsf_session *s, uint32_t token);
 
-/* Makes the token that is ahead the session's. QSF_ERR_CANCELLED. */
+/* Appends the next draft, which qsf_drafting_has() has confirmed, to the session's tokens.
+ * QSF_ERR_CANCELLED. */
 qsf_status qsf_drafting_take(qsf_session *s);
 
 /* Learns from the token that is the session's next: before it is taken or evaluated. What the
