@@ -56,8 +56,11 @@ _BENCH = frozenset(
         "qsf_bench.campaign",
     }
 )
-# A room is a package inside qsf or qsf_converter, or a module directly in one of the two. It may
-# import itself and the rooms named here; nothing else.
+_SERVE = frozenset(
+    f"qsf.serve.{name}" for name in ("serving", "http", "tools", "scheduling", "api")
+)
+# A room is a package inside qsf, qsf.serve or qsf_converter, or a module directly in one of them.
+# It may import itself and the rooms named here; nothing else.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.errors": frozenset(),
     "qsf.closing": frozenset(),
@@ -80,7 +83,13 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.__main__": frozenset({"qsf.shell"}),
     "qsf.report": frozenset({"qsf.errors", "qsf.file", "qsf.kv", "qsf.page", "qsf.shell"}),
     "qsf.find": frozenset({"qsf.errors", "qsf.file", "qsf.shell", "qsf.system"}),
-    "qsf.serve": _MODEL | {"qsf.shell", "qsf.find"},
+    "qsf.serve": frozenset(),
+    "qsf.serve.serving": frozenset(),
+    "qsf.serve.http": _BASE | {"qsf.options"},
+    "qsf.serve.tools": _BASE | {"qsf.serve.http"},
+    "qsf.serve.scheduling": _MODEL | {"qsf.serve.http"},
+    "qsf.serve.api": _MODEL | {room for room in _SERVE if room != "qsf.serve.api"},
+    "qsf.serve.server": _MODEL | _SERVE | {"qsf.shell"},
     "qsf.inspect": frozenset({"qsf.errors", "qsf.file", "qsf.shell", "qsf.report"}),
     "qsf.evaluate": _MODEL | {"qsf.shell"},
     "qsf_converter.sources": _BASE | {"qsf_converter.text"},
@@ -102,10 +111,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | _CONVERTER
     | {"qsf.report", "qsf.shell", "qsf.find", "qsf_converter.convert"},
     "qsf.cli": _MODEL
+    | _SERVE
     | {
         "qsf.shell",
         "qsf.find",
-        "qsf.serve",
+        "qsf.serve.server",
         "qsf.inspect",
         "qsf.evaluate",
         "qsf.report",
@@ -194,8 +204,8 @@ def read_modules(root: Path) -> dict[str, Module]:
 
 
 def room_of(module: str) -> str:
-    """Return the room of a module: the first two parts of its name."""
-    return ".".join(module.split(".")[:2])
+    """Return the room of a module: the first parts of its name, two or inside qsf.serve three."""
+    return ".".join(module.split(".")[: 3 if module.startswith("qsf.serve.") else 2])
 
 
 def imports_of(

@@ -176,13 +176,13 @@ def make_server(
 ) -> Server:
     """Return a server for an open model, which is not started."""
     from qsf.cli.serve_prefix import read_prefix
-    from qsf.serve.engine import ModelEngine
-    from qsf.serve.gate import Gate, is_loopback, read_keys
-    from qsf.serve.metrics import Metrics
-    from qsf.serve.scheduler import Limits, Scheduler
+    from qsf.serve.http.gate import Gate, is_loopback, read_keys
+    from qsf.serve.scheduling.engine import ModelEngine
+    from qsf.serve.scheduling.metrics import Metrics
+    from qsf.serve.scheduling.scheduler import Limits, Scheduler
+    from qsf.serve.scheduling.slot_files import SlotFiles
     from qsf.serve.server import Bounds, Server, log_line
     from qsf.serve.serving import Serving
-    from qsf.serve.slot_files import SlotFiles
 
     engine = ModelEngine(model, options.parallel)
     keys = () if options.api_key_file is None else read_keys(Path(options.api_key_file))

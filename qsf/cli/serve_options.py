@@ -19,7 +19,7 @@ from qsf.options import (
     Whole,
     option_field,
 )
-from qsf.serve.gate import is_loopback
+from qsf.serve.http.gate import is_loopback
 from qsf.shell.arguments import Group, Parser, UsageError, model_parser, taken
 
 _EPILOG = """\

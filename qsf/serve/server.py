@@ -16,19 +16,19 @@ from typing import Any
 
 from qsf.errors import QsfError
 from qsf.native.binding import version
-from qsf.serve import anthropic, openai, responses, text_api
-from qsf.serve.calls import Call, Choice, Form, answer_call
-from qsf.serve.completion_request import CompletionRequest, make_jobs
-from qsf.serve.fields import read_body
-from qsf.serve.gate import Gate
-from qsf.serve.http import Connection, Deadlines, Exchange, Head, to_json
-from qsf.serve.job import Event
-from qsf.serve.metrics import Metrics
-from qsf.serve.page import page_headers, read_page
-from qsf.serve.problems import Problem, problem_of
-from qsf.serve.scheduler import Scheduler
+from qsf.serve.api import anthropic, openai, responses, text_api
+from qsf.serve.api.answering import Call, Choice, Form, answer_call
+from qsf.serve.api.completion_request import CompletionRequest, make_jobs
+from qsf.serve.http.connection import Connection, Deadlines, Exchange, Head, to_json
+from qsf.serve.http.fields import read_body
+from qsf.serve.http.gate import Gate
+from qsf.serve.http.page import page_headers, read_page
+from qsf.serve.http.problems import Problem, problem_of
+from qsf.serve.scheduling.job import Event
+from qsf.serve.scheduling.metrics import Metrics
+from qsf.serve.scheduling.scheduler import Scheduler
+from qsf.serve.scheduling.slot_files import SlotFiles
 from qsf.serve.serving import Serving
-from qsf.serve.slot_files import SlotFiles
 from qsf.shell import command
 
 # Memory for each byte of a body: text with characters outside the basic plane takes 8. A body is
@@ -347,7 +347,7 @@ class Server:
         await exchange.send(200, b"", "text/plain")
 
     def _describe(self) -> dict[str, Any]:
-        from qsf.serve.openapi import describe  # few ask for it
+        from qsf.serve.api.openapi import describe  # few ask for it
 
         return describe(version(), self.serving.name)
 

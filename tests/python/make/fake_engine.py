@@ -11,7 +11,7 @@ from pathlib import Path
 from qsf.errors import QsfCancelledError, QsfError, QsfIOError, QsfMemoryError
 from qsf.file.session_file import SessionFile, SessionHead, write_session
 from qsf.passes import Chosen, PassItem
-from qsf.serve.job import Choosing, Event, Job
+from qsf.serve.scheduling.job import Choosing, Event, Job
 from qsf.text.sampling import SamplingParams, StopMatcher
 from qsf.text.tokenizer import IncrementalDecoder
 

@@ -16,7 +16,7 @@ from make.served import Client, serving
 from qsf.cli.serve import read_constraints
 from qsf.cli.serve_options import ServeOptions
 from qsf.errors import QsfError
-from qsf.serve.job import Job
+from qsf.serve.scheduling.job import Job
 from qsf.text.constraints import Constraint
 
 pytest.importorskip("llguidance")

@@ -21,7 +21,7 @@ import pytest
 
 from make.served import Client, serving, started
 from qsf.errors import QsfArgumentError, QsfIOError
-from qsf.serve.gate import is_loopback, read_keys
+from qsf.serve.http.gate import is_loopback, read_keys
 
 START = "Once upon a time"
 

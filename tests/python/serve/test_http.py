@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from qsf.serve.http import Connection, Deadlines, Exchange, Head
-from qsf.serve.problems import Problem
+from qsf.serve.http.connection import Connection, Deadlines, Exchange, Head
+from qsf.serve.http.problems import Problem
 
 QUICK = Deadlines(head=0.05, body=0.05, idle=0.05, unread=0.05, linger=0.02)
 

@@ -13,7 +13,7 @@ import pytest
 
 from make.served import serving
 from qsf import Model
-from qsf.serve.openapi import describe
+from qsf.serve.api.openapi import describe
 
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,"

@@ -19,11 +19,11 @@ from qsf import errors
 from qsf.cli.serve_options import ServeOptions
 from qsf.cli.serve_prefix import read_prefix
 from qsf.file.layout import Dtype
-from qsf.serve.engine import ModelEngine
-from qsf.serve.job import Choosing
-from qsf.serve.metrics import Metrics
-from qsf.serve.scheduler import Limits, Scheduler
-from qsf.serve.slot_files import SlotFiles
+from qsf.serve.scheduling.engine import ModelEngine
+from qsf.serve.scheduling.job import Choosing
+from qsf.serve.scheduling.metrics import Metrics
+from qsf.serve.scheduling.scheduler import Limits, Scheduler
+from qsf.serve.scheduling.slot_files import SlotFiles
 
 TOKENS = np.random.default_rng(5).integers(0, VOCAB, 150).tolist()
 

@@ -13,8 +13,8 @@ import pytest
 from make.harmony import ANSWER, CALL, TEXT, THOUGHTS, make_harmony, said
 from make.served import Client, serving
 from qsf.passes import Chosen
-from qsf.serve.job import Job
-from qsf.serve.openai import encode_messages
+from qsf.serve.api.openai import encode_messages
+from qsf.serve.scheduling.job import Job
 
 CHAT: Any = [{"role": "user", "content": "Who are you?"}]
 CITY: Any = {

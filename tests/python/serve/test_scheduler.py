@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from make.fake_engine import END, FakeEngine, Told, alone, next_token
 from qsf.errors import QsfFormatError, QsfIOError, QsfMemoryError, QsfNumericError
-from qsf.serve.metrics import Metrics
-from qsf.serve.pace import Pace
-from qsf.serve.problems import Problem
-from qsf.serve.scheduler import Limits, Scheduler
+from qsf.serve.http.problems import Problem
+from qsf.serve.scheduling.metrics import Metrics
+from qsf.serve.scheduling.pace import Pace
+from qsf.serve.scheduling.scheduler import Limits, Scheduler
 
 
 class Clock:

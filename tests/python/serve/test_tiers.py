@@ -24,12 +24,12 @@ from make.kind_models import VOCAB
 from make.served import serving
 from qsf.cli.serve_options import ServeOptions
 from qsf.errors import QsfArgumentError
-from qsf.serve.costs import Costs
-from qsf.serve.engine import ModelEngine
-from qsf.serve.job import Choosing
-from qsf.serve.metrics import Metrics
-from qsf.serve.scheduler import Limits, Scheduler
-from qsf.serve.slot_files import SlotFiles
+from qsf.serve.scheduling.costs import Costs
+from qsf.serve.scheduling.engine import ModelEngine
+from qsf.serve.scheduling.job import Choosing
+from qsf.serve.scheduling.metrics import Metrics
+from qsf.serve.scheduling.scheduler import Limits, Scheduler
+from qsf.serve.scheduling.slot_files import SlotFiles
 
 
 class Clock:

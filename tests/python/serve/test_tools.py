@@ -12,8 +12,8 @@ import pytest
 
 from make.served import Client, serving
 from qsf.passes import Chosen
-from qsf.serve.call_formats import FORMATS, Format, calls_grammar
-from qsf.serve.call_reader import CallReader
+from qsf.serve.tools.call_formats import FORMATS, Format, calls_grammar
+from qsf.serve.tools.call_reader import CallReader
 
 WEATHER: Any = {
     "type": "object",
@@ -280,7 +280,7 @@ def read_as(client: Client, form: Format, tools: Any, text: str) -> Any:
 
 
 def test_markers_may_be_special_tokens(client: Client) -> None:
-    from qsf.serve.tools import Tools
+    from qsf.serve.tools.request import Tools
 
     constraints = client.server.serving.constraints
     assert not isinstance(constraints, str)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from qsf.serve.job import Job, State
+from qsf.serve.scheduling.job import Job, State
 
 
 @dataclass(slots=True, eq=False)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qsf.errors import QsfArgumentError
-from qsf.serve.problems import Problem, invalid
+from qsf.serve.http.problems import Problem, invalid
 from qsf.text.constraints import KINDS
 
 if TYPE_CHECKING:
-    from qsf.serve.fields import Fields
+    from qsf.serve.http.fields import Fields
     from qsf.text.constraints import Constraint, Constraints
 
 

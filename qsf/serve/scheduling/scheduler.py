@@ -24,13 +24,13 @@ from qsf.errors import (
     QsfMemoryError,
 )
 from qsf.passes import PassItem, Wants
-from qsf.serve.job import Event, Job, State
-from qsf.serve.metrics import Metrics
-from qsf.serve.pace import Pace
-from qsf.serve.problems import Problem, problem_of
-from qsf.serve.slot import Slot
-from qsf.serve.slot_files import SlotFiles
-from qsf.serve.slots import Engine, Slots
+from qsf.serve.http.problems import Problem, problem_of
+from qsf.serve.scheduling.job import Event, Job, State
+from qsf.serve.scheduling.metrics import Metrics
+from qsf.serve.scheduling.pace import Pace
+from qsf.serve.scheduling.slot import Slot
+from qsf.serve.scheduling.slot_files import SlotFiles
+from qsf.serve.scheduling.slots import Engine, Slots
 
 _MAX_RETRY_SECONDS = 60
 

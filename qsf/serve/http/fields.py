@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.foreign_json import JsonError, needed_bytes, read_json
 from qsf.options import Kind
-from qsf.serve.problems import Problem, invalid
+from qsf.serve.http.problems import Problem, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

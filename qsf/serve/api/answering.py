@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qsf.passes import Chosen
-from qsf.serve.call_reader import CallPart
-from qsf.serve.job import Event, Job
-from qsf.serve.problems import Problem
+from qsf.serve.http.problems import Problem
+from qsf.serve.scheduling.job import Event, Job
+from qsf.serve.tools.call_reader import CallPart
 
 if TYPE_CHECKING:
-    from qsf.serve.completion_request import CompletionRequest
-    from qsf.serve.http import Exchange
-    from qsf.serve.scheduler import Scheduler
+    from qsf.serve.api.completion_request import CompletionRequest
+    from qsf.serve.http.connection import Exchange
+    from qsf.serve.scheduling.scheduler import Scheduler
 
 PING_SECONDS = 15.0
 

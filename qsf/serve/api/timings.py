@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qsf.serve.calls import Choice
+    from qsf.serve.api.answering import Choice
 
 
 def usage(choices: Sequence[Choice], n: int) -> dict[str, Any]:

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError
 from qsf.options import GenerationOptions, Number, Texts, Whole, described
-from qsf.serve.fields import Fields, shown
-from qsf.serve.job import Choosing, Event, Job
-from qsf.serve.problems import Problem, invalid
-from qsf.serve.tools import ArgumentsConstraint
+from qsf.serve.http.fields import Fields, shown
+from qsf.serve.http.problems import Problem, invalid
+from qsf.serve.scheduling.job import Choosing, Event, Job
+from qsf.serve.tools.request import ArgumentsConstraint
 from qsf.text.channels import answer_decoder
 from qsf.text.sampling import StopMatcher
 
 if TYPE_CHECKING:
     from qsf.serve.serving import Serving
-    from qsf.serve.tools import Tools
+    from qsf.serve.tools.request import Tools
     from qsf.text.constraints import Constraint
 
 MAX_STOPS = 16

@@ -13,9 +13,9 @@ from qsf.passes import Chosen
 from qsf.text.sampling import SamplingParams, StopMatcher
 
 if TYPE_CHECKING:
-    from qsf.serve.call_reader import CallPart, CallReader
-    from qsf.serve.problems import Problem
-    from qsf.serve.tools import ArgumentsConstraint
+    from qsf.serve.http.problems import Problem
+    from qsf.serve.tools.call_reader import CallPart, CallReader
+    from qsf.serve.tools.request import ArgumentsConstraint
     from qsf.text.constraints import Constraint
     from qsf.text.tokenizer import IncrementalDecoder
 

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 import h11
 
-from qsf.serve.problems import Problem
+from qsf.serve.http.problems import Problem
 
 MAX_HEAD_BYTES = 16 << 10
 MAX_LINE_BYTES = 8 << 10

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError
 from qsf.options import Keywords
-from qsf.serve.completion_request import read_messages, too_long
-from qsf.serve.fields import Fields, shown
-from qsf.serve.openai import as_turns, read_turns
-from qsf.serve.problems import invalid
+from qsf.serve.api.completion_request import read_messages, too_long
+from qsf.serve.api.openai import as_turns, read_turns
+from qsf.serve.http.fields import Fields, shown
+from qsf.serve.http.problems import invalid
 from qsf.serve.serving import Serving
-from qsf.serve.tools import chat_turns, read_chat_tools
+from qsf.serve.tools.request import chat_turns, read_chat_tools
 from qsf.text.tokenizer import max_text_bytes
 
 if TYPE_CHECKING:
-    from qsf.serve.scheduler import Scheduler
+    from qsf.serve.scheduling.scheduler import Scheduler
 
 _MAX_IDS = 1 << 16
 

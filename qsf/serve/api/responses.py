@@ -8,9 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from qsf.serve.call_reader import CallPart
-from qsf.serve.calls import Choice, Sent
-from qsf.serve.completion_request import (
+from qsf.serve.api.answering import Choice, Sent
+from qsf.serve.api.completion_request import (
     MAX_MESSAGES,
     MOST_TOKENS,
     CompletionRequest,
@@ -19,14 +18,15 @@ from qsf.serve.completion_request import (
     read_choosing,
     read_model,
 )
-from qsf.serve.fields import Fields, shown
-from qsf.serve.forms import read_form
-from qsf.serve.job import Event
-from qsf.serve.openai import encode_messages
-from qsf.serve.problems import Problem, invalid
+from qsf.serve.api.openai import encode_messages
+from qsf.serve.api.timings import usage
+from qsf.serve.http.fields import Fields, shown
+from qsf.serve.http.problems import Problem, invalid
+from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving
-from qsf.serve.timings import usage
-from qsf.serve.tools import (
+from qsf.serve.tools.call_reader import CallPart
+from qsf.serve.tools.forms import read_form
+from qsf.serve.tools.request import (
     MAX_TOOLS,
     Tool,
     Tools,

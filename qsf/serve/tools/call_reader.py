@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qsf.serve.call_formats import Format, read_whole
+from qsf.serve.tools.call_formats import Format, read_whole
 from qsf.text.channels import CALL_MIDDLE
 from qsf.text.sampling import n_overlap
 

@@ -15,11 +15,11 @@ from typing import Protocol
 from qsf.errors import QsfError, QsfMemoryError
 from qsf.kv import KV_BLOCK_TOKENS
 from qsf.passes import Chosen, PassItem
-from qsf.serve.costs import Costs, value
-from qsf.serve.job import Job, State
-from qsf.serve.metrics import Metrics
-from qsf.serve.slot import Slot
-from qsf.serve.slot_files import SlotFiles
+from qsf.serve.scheduling.costs import Costs, value
+from qsf.serve.scheduling.job import Job, State
+from qsf.serve.scheduling.metrics import Metrics
+from qsf.serve.scheduling.slot import Slot
+from qsf.serve.scheduling.slot_files import SlotFiles
 from qsf.text.arguments import count_common
 
 # Fewer tokens are evaluated rather than waited for: a block of the KV pool.

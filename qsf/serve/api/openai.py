@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from qsf.errors import QsfArgumentError
 from qsf.options import Keywords, Whole
 from qsf.passes import Chosen
-from qsf.serve.calls import Choice, Sent
-from qsf.serve.completion_request import (
+from qsf.serve.api.answering import Choice, Sent
+from qsf.serve.api.completion_request import (
     MAX_TOP,
     MOST_CHOICES,
     MOST_TOKENS,
@@ -28,18 +28,18 @@ from qsf.serve.completion_request import (
     read_stops,
     too_long,
 )
-from qsf.serve.fields import Fields, shown
-from qsf.serve.forms import read_form
-from qsf.serve.job import Event
-from qsf.serve.problems import Problem, invalid
+from qsf.serve.api.timings import timings, usage
+from qsf.serve.http.fields import Fields, shown
+from qsf.serve.http.problems import Problem, invalid
+from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving
-from qsf.serve.timings import timings, usage
-from qsf.serve.tools import Tools, chat_turns, read_chat_tools, tools_constraint
+from qsf.serve.tools.forms import read_form
+from qsf.serve.tools.request import Tools, chat_turns, read_chat_tools, tools_constraint
 from qsf.text.arguments import as_messages
 from qsf.text.channels import final_header
 
 if TYPE_CHECKING:
-    from qsf.serve.call_reader import CallPart
+    from qsf.serve.tools.call_reader import CallPart
     from qsf.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 64

@@ -12,7 +12,7 @@ from qsf.errors import QsfArgumentError, QsfCancelledError, QsfError
 from qsf.kept import copy_held, load_session, save_session
 from qsf.native import state as native
 from qsf.passes import Choice, Chosen, PassItem, Sampler, is_ahead
-from qsf.serve.job import Job
+from qsf.serve.scheduling.job import Job
 
 if TYPE_CHECKING:
     from qsf.model import Model

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfError
 from qsf.foreign_json import JsonError
-from qsf.serve.call_formats import FORMATS, Format, calls_grammar, find_format, marker_tokens
-from qsf.serve.call_reader import CallReader
-from qsf.serve.fields import Fields, read_inner, shown
-from qsf.serve.forms import AnswerForm, constrain, need_constraints
-from qsf.serve.problems import invalid
+from qsf.serve.http.fields import Fields, read_inner, shown
+from qsf.serve.http.problems import invalid
+from qsf.serve.tools.call_formats import FORMATS, Format, calls_grammar, find_format, marker_tokens
+from qsf.serve.tools.call_reader import CallReader
+from qsf.serve.tools.forms import AnswerForm, constrain, need_constraints
 from qsf.text.channels import CALL_MARKERS
 from qsf.text.tokenizer import IncrementalDecoder
 

@@ -9,10 +9,8 @@ from typing import Any
 
 from qsf.foreign_json import JsonError
 from qsf.options import Whole
-from qsf.serve.call_formats import read_output
-from qsf.serve.call_reader import CallPart
-from qsf.serve.calls import Choice, Sent
-from qsf.serve.completion_request import (
+from qsf.serve.api.answering import Choice, Sent
+from qsf.serve.api.completion_request import (
     CompletionRequest,
     fit,
     ignored_fields,
@@ -21,13 +19,15 @@ from qsf.serve.completion_request import (
     read_model,
     read_stops,
 )
-from qsf.serve.fields import Fields, shown
-from qsf.serve.job import Event
-from qsf.serve.openai import encode_messages
-from qsf.serve.problems import Problem, invalid
+from qsf.serve.api.openai import encode_messages
+from qsf.serve.api.timings import usage
+from qsf.serve.http.fields import Fields, shown
+from qsf.serve.http.problems import Problem, invalid
+from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving
-from qsf.serve.timings import usage
-from qsf.serve.tools import (
+from qsf.serve.tools.call_formats import read_output
+from qsf.serve.tools.call_reader import CallPart
+from qsf.serve.tools.request import (
     MAX_TOOLS,
     Tools,
     call_turn,

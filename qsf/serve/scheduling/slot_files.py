@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Protocol
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError, QsfMemoryError
 from qsf.file.partial import remove_abandoned
 from qsf.file.session_file import SessionFile
-from qsf.serve.costs import Costs, value
+from qsf.serve.scheduling.costs import Costs, value
 from qsf.system import files
 from qsf.text.arguments import count_common
 
 if TYPE_CHECKING:
-    from qsf.serve.slot import Slot
+    from qsf.serve.scheduling.slot import Slot
 
 # The tokens of all files are in memory, 1 MB, and are compared with each prompt.
 _MOST_TOKENS = 1 << 18

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from qsf.options import Keywords, Kind, Number, Texts, Whole
-from qsf.serve import anthropic, openai, responses, text_api
-from qsf.serve.completion_request import (
+from qsf.serve.api import anthropic, openai, responses, text_api
+from qsf.serve.api.completion_request import (
     BIAS,
     MAX_BIASES,
     MAX_MESSAGES,
@@ -22,10 +22,10 @@ from qsf.serve.completion_request import (
     NO_LIMIT,
     MostTokens,
 )
-from qsf.serve.fields import Probe
-from qsf.serve.openai import MAX_PROMPTS
+from qsf.serve.api.openai import MAX_PROMPTS
+from qsf.serve.http.fields import Probe
 from qsf.serve.serving import Serving
-from qsf.serve.tools import MAX_TOOLS
+from qsf.serve.tools.request import MAX_TOOLS
 
 Schema = dict[str, Any]
 

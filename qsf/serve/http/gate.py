@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qsf.errors import QsfArgumentError, QsfIOError
-from qsf.serve.problems import Problem
+from qsf.serve.http.problems import Problem
 
 if TYPE_CHECKING:
-    from qsf.serve.http import Head
+    from qsf.serve.http.connection import Head
 
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1")
 _MAX_KEYS = 1000

@@ -11,7 +11,7 @@ from qsf.system import process
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from qsf.serve.job import Event, Job
+    from qsf.serve.scheduling.job import Event, Job
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
