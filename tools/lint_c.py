@@ -48,6 +48,7 @@ BANNED: dict[str, frozenset[str]] = {  # calls, and the rooms where they are all
     "exit|abort|_Exit|quick_exit": frozenset(),
     "strcpy|strcat|sprintf|vsprintf|gets|strtok|atoi|alloca": frozenset(),
     "fopen|fread": frozenset(),
+    "(?:__builtin_)?fmaf?": frozenset({"base"}),  # see base/fused.h
     "mkstemp|fdopen|fileno|popen|realpath": frozenset({"platform"}),
 }
 # Only these folders name an operating system: its headers, its macros, its files. The others

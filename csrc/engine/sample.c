@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/fused.h"
 #include "base/status.h"
 
 /* With top-p but no top-k the number of candidates is unknown: start with FIRST_CANDIDATES, then
@@ -74,10 +75,10 @@ static double exp_of_negative(double x)
     if (!(x > -700.0))
         return 0.0;
     const double n = rint(x * 1.4426950408889634);
-    const double r = fma(-n, 1.9082149292705877e-10, fma(-n, 6.93147180369123816490e-1, x));
+    const double r = qsf_fma(-n, 1.9082149292705877e-10, qsf_fma(-n, 6.93147180369123816490e-1, x));
     double sum = 1.0;
     for (int i = 13; i >= 1; i--)
-        sum = fma(sum, r / (double)i, 1.0);
+        sum = qsf_fma(sum, r / (double)i, 1.0);
     return ldexp(sum, (int)n);
 }
 
@@ -95,8 +96,8 @@ static double log_of(double x)
     const double t2 = t * t;
     double sum = 0.0;
     for (int i = 21; i >= 1; i -= 2)
-        sum = fma(sum, t2, 1.0 / (double)i);
-    return fma((double)n, 0.6931471805599453, 2.0 * t * sum);
+        sum = qsf_fma(sum, t2, 1.0 / (double)i);
+    return qsf_fma((double)n, 0.6931471805599453, 2.0 * t * sum);
 }
 
 /* True if a has the higher score, or the same score and the lower id. */

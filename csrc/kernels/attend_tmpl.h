@@ -306,7 +306,7 @@ static void QSF_NAME(span_merge)(qsf_span_sums *sums, float *values, const qsf_s
     const float a = exp_of(sums->max - max);
     const float b = exp_of(next_sums->max - max);
     sums->max = max;
-    sums->total = fmaf(next_sums->total, b, sums->total * a);
+    sums->total = lane_fma(next_sums->total, b, sums->total * a);
     for (size_t d = 0; d < n; d += QSF_LANES) {
         const lanes before = lanes_mul(lanes_load(values + d), lanes_set(a));
         lanes_store(values + d, lanes_fma(lanes_load(next_values + d), lanes_set(b), before));
@@ -317,7 +317,7 @@ static void QSF_NAME(span_sink)(qsf_span_sums *sums, float *values, float sink, 
 {
     const float max = sums->max > sink ? sums->max : sink;
     const float b = exp_of(sums->max - max);
-    sums->total = fmaf(sums->total, b, exp_of(sink - max));
+    sums->total = lane_fma(sums->total, b, exp_of(sink - max));
     sums->max = max;
     for (size_t d = 0; d < n; d += QSF_LANES)
         lanes_store(values + d, lanes_mul(lanes_load(values + d), lanes_set(b)));

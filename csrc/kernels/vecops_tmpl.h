@@ -1,7 +1,8 @@
 /* vecops_tmpl.h - norms, rope, activation functions, int8 quantisation, over lanes; outliers.
  *
- * The including file provides the lane operations (lanes_*.h), lanes_exp (exp_tmpl.h) and
- * QSF_NAME(op), which adds the instruction set to a name. Contracts in kernels.h.
+ * The including file provides the lane operations (lanes_*.h), lanes_exp (exp_tmpl.h), lane_fma,
+ * which is lanes_fma for one float, and QSF_NAME(op), which adds the instruction set to a name.
+ * Contracts in kernels.h.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
@@ -234,8 +235,8 @@ static void QSF_NAME(rope_interleaved)(float *x, const float *cos, const float *
     for (size_t i = 0; i < n_pairs; i++) {
         const float a = x[2 * i];
         const float b = x[2 * i + 1];
-        x[2 * i] = fmaf(a, cos[i], -(b * sin[i]));
-        x[2 * i + 1] = fmaf(b, cos[i], a * sin[i]);
+        x[2 * i] = lane_fma(a, cos[i], -(b * sin[i]));
+        x[2 * i + 1] = lane_fma(b, cos[i], a * sin[i]);
     }
 }
 
@@ -349,7 +350,7 @@ QSF_FORCED_INLINE void add_outliers_of(size_t n_tokens, const unsigned char *ent
             const size_t r = (end - 1) % QSF_TILE_ROWS;
             const float *const xc = x + (end - 1) / QSF_TILE_ROWS;
             for (size_t t = 0; t < n_tokens; t++)
-                acc[r][t] = fmaf(deltas[i], xc[t * x_stride], acc[r][t]);
+                acc[r][t] = lane_fma(deltas[i], xc[t * x_stride], acc[r][t]);
         }
     }
     for (size_t r = 0; r < n_rows; r++)

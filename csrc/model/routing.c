@@ -6,6 +6,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "base/fused.h"
+
 #define LANES 16
 #define STRIPS (QSF_MAX_LAYER_EXPERTS / QSF_STRIP)
 
@@ -125,7 +127,7 @@ float qsf_routing_gate(const qsf_kernels *k, const float *w, const float *x, uin
 {
     float lanes[LANES] = {0.0F};
     for (uint32_t i = 0; i < n; i++)
-        lanes[i % LANES] = fmaf(w[i], x[i], lanes[i % LANES]);
+        lanes[i % LANES] = qsf_fmaf(w[i], x[i], lanes[i % LANES]);
     for (uint32_t step = LANES / 2; step > 0; step /= 2)
         for (uint32_t i = 0; i < step; i++)
             lanes[i] += lanes[i + step];

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
+#include "base/fused.h"
 #include "base/half.h"
 #include "kernels/forced_inline.h"
 

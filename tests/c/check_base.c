@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/checked.h"
+#include "base/fused.h"
 #include "types/dtype.h"
 #include "base/half.h"
 #include "base/status.h"
@@ -317,6 +318,47 @@ static void check_failures(void)
     CHECK_STR(qsf_status_name((qsf_status)-9), "unknown status");
 }
 
+/* A float whose exponent is near one of those where sums of products become subnormal, tie or
+ * overflow. */
+static float hostile_float(uint64_t *state)
+{
+    static const uint32_t exponents[] = {0, 1, 2, 23, 24, 51, 52, 64, 75, 102, 127, 150, 200, 254};
+    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    const uint32_t high = (uint32_t)(*state >> 32);
+    const uint32_t few_bits = high % 3 == 0 ? 0x7FFFFF : high % 3 == 1 ? 0x400003 : 0x7;
+    return float_of((high & 0x80000000) | exponents[(high >> 8) % 14] << 23 |
+                    ((uint32_t)(*state >> 13) & few_bits));
+}
+
+/* Each pair is a sum just below or above a tie; who rounds twice sees the tie itself. */
+static void check_fused(void)
+{
+    const float below = 0x1.fffffcp-76F;
+    const float above = 0x1.000002p-75F;
+    CHECK(qsf_fmaf(above, below, 0x400001p-149F) == 0x400001p-149F);
+    CHECK(qsf_fmaf_in_double(above, below, 0x400001p-149F) == 0x400001p-149F);
+    CHECK(qsf_fmaf_in_double(above, above, 0x400000p-149F) == 0x400001p-149F);
+    CHECK(qsf_fmaf_in_double(above, -below, -0x400001p-149F) == -0x400001p-149F);
+    CHECK(isinf(qsf_fmaf_in_double(FLT_MAX, FLT_MAX, -FLT_MAX)));
+    CHECK(isinf(qsf_fmaf_in_double(INFINITY, -1.0F, FLT_MAX)));
+    CHECK(isnan(qsf_fmaf_in_double(INFINITY, 0.0F, 1.0F)));
+    CHECK(signbit(qsf_fmaf_in_double(-1.0F, 0.0F, -0.0F)) != 0);
+    CHECK(qsf_fma(0x1.0000000000001p-537, 0x1.ffffffffffffep-539, 0x8000000000001p-1074) ==
+          0x8000000000001p-1074);
+    CHECK(qsf_fma(0x1.0000000000001p0, 0x1.ffffffffffffep-1, -1.0) == -0x1p-104);
+    uint64_t state = 1;
+    for (int i = 0; i < 1000000; i++) {
+        const float a = hostile_float(&state);
+        const float b = hostile_float(&state);
+        const float c = hostile_float(&state);
+        const float have = qsf_fmaf_in_double(a, b, c);
+        const float want = qsf_fmaf(a, b, c);
+        if (!CHECK(bits_of(have) == bits_of(want)) && check_is_printed())
+            printf("    %a * %a + %a gave %a, not %a\n", (double)a, (double)b, (double)c,
+                   (double)have, (double)want);
+    }
+}
+
 int main(void)
 {
     check_half_to_float();
@@ -327,6 +369,7 @@ int main(void)
     check_arithmetic();
     check_byte_order();
     check_dtypes();
+    check_fused();
     check_failures();
     return check_report("check_base");
 }

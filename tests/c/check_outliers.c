@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "base/fused.h"
 #include "base/half.h"
 #include "check.h"
 #include "format/reader.h"

@@ -11,9 +11,11 @@
 
 #include <immintrin.h>
 
+#include "base/fused.h"
 #include "kernels/forced_inline.h"
 
 #define QSF_NAME(op) op##_avx2
+#define lane_fma qsf_fmaf_by_instruction
 
 QSF_TARGET_BEGIN("avx2,fma,f16c")
 

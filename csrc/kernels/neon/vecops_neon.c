@@ -11,9 +11,11 @@
 
 #include <arm_neon.h>
 
+#include "base/fused.h"
 #include "kernels/forced_inline.h"
 
 #define QSF_NAME(op) op##_neon
+#define lane_fma qsf_fmaf_by_instruction
 
 #include "kernels/neon/lanes_neon.h"
 

@@ -97,7 +97,7 @@ static inline lanes lanes_div(lanes a, lanes b)
 static inline lanes lanes_fma(lanes a, lanes b, lanes c)
 {
     for (size_t l = 0; l < QSF_LANES; l++)
-        a.at[l] = fmaf(a.at[l], b.at[l], c.at[l]);
+        a.at[l] = qsf_fmaf(a.at[l], b.at[l], c.at[l]);
     return a;
 }
 

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 
 #include "base/bytes.h"
+#include "base/fused.h"
 #include "base/half.h"
 #include "kernels/forced_inline.h"
 #include "kernels/vecops.h"
@@ -156,7 +157,7 @@ QSF_FORCED_INLINE float weight_of(qsf_form form, const unsigned char *tiles, siz
         return qsf_load_f32(at.head + 4 * (at.c * QSF_TILE_ROWS + r));
     const int32_t code = code_of(form, at);
     if (form.has_min)
-        return fmaf((float)code, scale_of(form, at), min_of(form, at));
+        return qsf_fmaf((float)code, scale_of(form, at), min_of(form, at));
     return (float)value_of(form, code) * (form.unit * scale_of(form, at));
 }
 
@@ -179,8 +180,8 @@ QSF_FORCED_INLINE float add_part(qsf_form form, const unsigned char *tiles, size
     const float scale =
         form.scale_cols < QSF_BLOCK ? x->parts[block].scale[c % QSF_BLOCK / 32] : x->scale[block];
     const float x_scale = is_fine ? scale * 0x1p-8F : scale;
-    acc = fmaf((float)dot, form.unit * scale_of(form, at) * x_scale, acc);
-    return form.has_min ? fmaf(min_of(form, at), x_scale * (float)sum, acc) : acc;
+    acc = qsf_fmaf((float)dot, form.unit * scale_of(form, at) * x_scale, acc);
+    return form.has_min ? qsf_fmaf(min_of(form, at), x_scale * (float)sum, acc) : acc;
 }
 
 /* One output: the row of tiles at `tiles`, times token t. */
@@ -200,7 +201,7 @@ QSF_FORCED_INLINE float dot_float(qsf_form form, const unsigned char *tiles, siz
     const float *const xt = x->f32 + t * x->n_blocks * QSF_BLOCK;
     float acc = 0.0F;
     for (size_t c = 0; c < x->n_blocks * QSF_BLOCK; c++)
-        acc = fmaf(weight_of(form, tiles, r, c), xt[c], acc);
+        acc = qsf_fmaf(weight_of(form, tiles, r, c), xt[c], acc);
     return acc;
 }
 
@@ -257,7 +258,7 @@ static void value_products_scalar(const qsf_value_tiles *tiles, const qsf_value_
                 dot += (code - 128) *
                        (256 * w->q[p / QSF_BLOCK][r][c] + w->q_low[p / QSF_BLOCK][r][c]);
             }
-            values[r * stride + d] = fmaf((float)dot, w->factor[r], w->start[r]);
+            values[r * stride + d] = qsf_fmaf((float)dot, w->factor[r], w->start[r]);
         }
 }
 

@@ -7,9 +7,11 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "base/fused.h"
 #include "kernels/forced_inline.h"
 
 #define QSF_NAME(op) op##_scalar
+#define lane_fma qsf_fmaf
 
 #include "kernels/scalar/lanes_scalar.h"
 

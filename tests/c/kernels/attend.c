@@ -85,7 +85,7 @@ static float value_at(qsf_dtype type, const unsigned char *block, size_t slot, s
     const float code = (float)value_code(codes, bits, i);
     if (type == QSF_DTYPE_8BIT)
         return (code - 128.0F) * half_at(block, slot);
-    return fmaf(code, half_at(block, slot), half_at(block, PAGE + slot));
+    return qsf_fmaf(code, half_at(block, slot), half_at(block, PAGE + slot));
 }
 
 static void read_value(qsf_dtype type, const void *page, size_t head_dim, size_t slot, float *out)

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fused.h"
 #include "check.h"
 #include "kernels/kernels.h"
 
