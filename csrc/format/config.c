@@ -366,14 +366,13 @@ static void add_layer(qsf_config *c, const qsf_layer *l)
 static qsf_status match_ends(const qsf_config *c, const qsf_reader *r, qsf_ends *ends)
 {
     const presence head = c->has_tied_head ? NEVER : ALWAYS;
-    const presence head_bias = c->has_tied_head ? NEVER : OPTIONAL;
     const tensor_rule embedding[] = {
         {QSF_TENSOR_EMBEDDING, "embedding", QSF_LAYOUT_TILES, ALWAYS, c->n_vocab, c->dim},
     };
     const tensor_rule final[] = {
         {QSF_TENSOR_FINAL_NORM, "final_norm", QSF_LAYOUT_VECTOR, ALWAYS, 1, c->dim},
         {QSF_TENSOR_FINAL_NORM_BIAS, "final_norm_bias", QSF_LAYOUT_VECTOR, OPTIONAL, 1, c->dim},
-        {QSF_TENSOR_HEAD_BIAS, "head_bias", QSF_LAYOUT_VECTOR, head_bias, 1, c->n_vocab},
+        {QSF_TENSOR_HEAD_BIAS, "head_bias", QSF_LAYOUT_VECTOR, OPTIONAL, 1, c->n_vocab},
         {QSF_TENSOR_HEAD, "head", QSF_LAYOUT_TILES, head, c->n_vocab, c->dim},
     };
     const qsf_tensor *tensors[sizeof final / sizeof final[0]];

@@ -217,7 +217,7 @@ static qsf_status check_contents(const qsf_reader *r)
     QSF_TRY(check_is(&t[0], QSF_TENSOR_FINAL_NORM, QSF_LAYOUT_VECTOR, 1, h->dim));
     if (i < finl->n_tensors && t[i].type == QSF_TENSOR_FINAL_NORM_BIAS)
         QSF_TRY(check_is(&t[i++], QSF_TENSOR_FINAL_NORM_BIAS, QSF_LAYOUT_VECTOR, 1, h->dim));
-    if (i < finl->n_tensors && !r->arch.tied_head && t[i].type == QSF_TENSOR_HEAD_BIAS)
+    if (i < finl->n_tensors && t[i].type == QSF_TENSOR_HEAD_BIAS)
         QSF_TRY(check_is(&t[i++], QSF_TENSOR_HEAD_BIAS, QSF_LAYOUT_VECTOR, 1, h->n_vocab));
     if (i < finl->n_tensors && !r->arch.tied_head)
         QSF_TRY(check_is(&t[i++], QSF_TENSOR_HEAD, QSF_LAYOUT_TILES, h->n_vocab, h->dim));

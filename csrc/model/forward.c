@@ -128,12 +128,12 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk)
     QSF_TRY(begin_unit(o, f->ends->final_norm->unit_idx));
     qsf_acts in;
     QSF_TRY(qsf_block_norm(o, s->x, f->ends->final_norm, f->ends->final_norm_bias, &in));
+    QSF_TRY(qsf_ops_load_vector(o, f->ends->head_bias, s->head_bias, &head.bias));
     if (c->has_tied_head) {
         QSF_TRY(end_unit(o, QSF_PHASE_NORM));
         QSF_TRY(begin_unit(o, f->ends->embedding->unit_idx));
     } else {
         qsf_ops_lap(o, QSF_PHASE_NORM);
-        QSF_TRY(qsf_ops_load_vector(o, f->ends->head_bias, s->head_bias, &head.bias));
     }
     QSF_TRY(qsf_linear_run(o, &head, 1, &in));
     return end_unit(o, QSF_PHASE_HEAD);

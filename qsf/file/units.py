@@ -111,7 +111,7 @@ def unit_order(role: Role, *, is_tied: bool) -> tuple[TensorType, ...]:
     return {
         Role.EMBEDDING: (_T.EMBEDDING,),
         Role.LAYER: _LAYER_ORDER,
-        Role.FINAL: _FINAL_ORDER[: 2 if is_tied else 4],
+        Role.FINAL: _FINAL_ORDER[:-1] if is_tied else _FINAL_ORDER,
         Role.EXPERT: _EXPERT_ORDER,
     }[role]
 

@@ -42,3 +42,21 @@ def test_every_family_has_a_case() -> None:
     tried = {c.get("text_config", c)["model_type"] for c in configs}
     older = {"llama", "mistral", "gpt2"}  # tests/golden has texts of these
     assert {family.model_type for family in FAMILIES.values()} <= tried | older
+
+
+def test_a_tied_head_may_have_a_bias(tmp_path: Path) -> None:
+    case = golden_families.cases()["phi"]
+    tensors = {name: values for name, values in case.tensors().items() if "lm_head" not in name}
+    bias = np.random.default_rng(1).standard_normal(case.logits.shape[1:]).astype(np.float16)
+    logits: list[NDArray[np.float32]] = []
+    for values in (np.zeros_like(bias), bias):
+        folder = golden_families.write_checkpoint(
+            tmp_path / "m",
+            {**case.config, "tie_word_embeddings": True},
+            {**tensors, "lm_head.bias": values.astype(np.float32)},
+        )
+        path = tmp_path / f"{len(logits)}.qsf"
+        convert(folder, path, quant_type="f16", embed_type="f16")
+        with qsf.Model(path, exact=True, ram_budget=None) as model:
+            logits.append(model.logits(case.tokens))
+    np.testing.assert_allclose(logits[1] - logits[0], np.tile(bias, (len(logits[0]), 1)), atol=1e-5)
