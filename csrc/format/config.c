@@ -92,7 +92,7 @@ typedef enum condition {
     IF_ROUTED,
     IF_SHARED, /* the dense part beside experts */
     IF_ANY_FFN,
-    WITH_FFN,
+    WITH_FFN, /* from here on of the dense FFN, or of an expert's */
     IF_FFN,
     WITH_GATE,
     IF_GATE,
@@ -110,18 +110,16 @@ typedef struct layer_row {
     extent cols;
 } layer_row;
 
-#define VECTOR(type, tensor, name, condition, n)                                             \
-    {                                                                                        \
-        QSF_TENSOR_##type, QSF_LAYER_##tensor, name, QSF_LAYOUT_VECTOR, condition, OF_ONE, n \
-    }
-#define MATRIX(type, tensor, name, condition, rows, cols)                                    \
-    {                                                                                        \
-        QSF_TENSOR_##type, QSF_LAYER_##tensor, name, QSF_LAYOUT_TILES, condition, rows, cols \
-    }
-#define SIDE(type, matrix, name, condition, rows, cols)                                         \
+#define ROW(type, tensor, name, layout, condition, rows, cols)                                  \
     {                                                                                           \
-        QSF_TENSOR_##type, QSF_LAYER_##matrix, name, QSF_LAYOUT_OUTLIERS, condition, rows, cols \
+        QSF_TENSOR_##type, QSF_LAYER_##tensor, name, QSF_LAYOUT_##layout, condition, rows, cols \
     }
+#define VECTOR(type, tensor, name, condition, n) \
+    ROW(type, tensor, name, VECTOR, condition, OF_ONE, n)
+#define MATRIX(type, tensor, name, condition, rows, cols) \
+    ROW(type, tensor, name, TILES, condition, rows, cols)
+#define SIDE(type, matrix, name, condition, rows, cols) \
+    ROW(type, matrix, name, OUTLIERS, condition, rows, cols)
 
 /* In the order of the pass */
 static const layer_row layer_rows[] = {
@@ -217,6 +215,13 @@ static presence presence_in(const qsf_layer_kind *k, condition when)
     return presences[when];
 }
 
+static tensor_rule rule_of(const layer_row *row, presence presence,
+                           const uint32_t extents[N_EXTENTS])
+{
+    return (tensor_rule){row->type, row->name,          row->layout,
+                         presence,  extents[row->rows], extents[row->cols]};
+}
+
 /* Matches the tensors of layer `idx` against those that its kind has. */
 static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
 {
@@ -237,12 +242,8 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
     };
     tensor_rule rules[N_LAYER_ROWS];
     const qsf_tensor *tensors[N_LAYER_ROWS];
-    for (size_t i = 0; i < N_LAYER_ROWS; i++) {
-        const layer_row *const row = &layer_rows[i];
-        rules[i] = (tensor_rule){row->type,          row->name,
-                                 row->layout,        presence_in(k, row->when),
-                                 extents[row->rows], extents[row->cols]};
-    }
+    for (size_t i = 0; i < N_LAYER_ROWS; i++)
+        rules[i] = rule_of(&layer_rows[i], presence_in(k, layer_rows[i].when), extents);
     *l = (qsf_layer){.kind = k,
                      .unit_idx = r->layer_units[idx],
                      .first_expert = qsf_reader_layer(r, idx)->first_expert};
@@ -260,40 +261,44 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
 
 /* ---- experts and the other units ---- */
 
+/* An expert is a gated FFN without outliers and norms. */
+static bool is_of_experts(const layer_row *row)
+{
+    return row->when >= WITH_FFN && row->layout != QSF_LAYOUT_OUTLIERS &&
+           row->tensor != QSF_LAYER_FFN_SUB_NORM;
+}
+
 /* Matches the tensors of the experts of a layer; those of a template are matched once. */
 static qsf_status match_experts(const qsf_reader *r, const qsf_layer *l)
 {
     const qsf_layer_kind *const k = l->kind;
-    const uint32_t dim = r->header.dim;
-    const tensor_rule rules[] = {
-        {QSF_TENSOR_FFN_GATE_BIAS, "gate_bias", QSF_LAYOUT_VECTOR, OPTIONAL, 1, k->expert_dim},
-        {QSF_TENSOR_FFN_UP_BIAS, "up_bias", QSF_LAYOUT_VECTOR, OPTIONAL, 1, k->expert_dim},
-        {QSF_TENSOR_FFN_GATE, "gate", QSF_LAYOUT_TILES, ALWAYS, k->expert_dim, dim},
-        {QSF_TENSOR_FFN_UP, "up", QSF_LAYOUT_TILES, ALWAYS, k->expert_dim, dim},
-        {QSF_TENSOR_FFN_DOWN_BIAS, "down_bias", QSF_LAYOUT_VECTOR, OPTIONAL, 1, dim},
-        {QSF_TENSOR_FFN_DOWN, "down", QSF_LAYOUT_TILES, ALWAYS, dim, k->expert_dim},
-    };
-    const qsf_tensor *tensors[sizeof rules / sizeof rules[0]];
+    const qsf_layer_kind expert = {.ffn = QSF_FFN_GATED};
+    const uint32_t extents[N_EXTENTS] = {
+        [OF_ONE] = 1, [OF_DIM] = r->header.dim, [OF_FFN] = k->expert_dim};
+    tensor_rule rules[N_LAYER_ROWS];
+    const qsf_tensor *tensors[N_LAYER_ROWS];
+    size_t n_rules = 0;
+    for (size_t i = 0; i < N_LAYER_ROWS; i++)
+        if (is_of_experts(&layer_rows[i]))
+            rules[n_rules++] =
+                rule_of(&layer_rows[i], presence_in(&expert, layer_rows[i].when), extents);
     uint32_t last_template = 0;
     for (uint32_t i = l->first_expert; i < l->first_expert + k->n_experts; i++) {
         if (r->units[i].template_idx == last_template)
             continue;
         last_template = r->units[i].template_idx;
-        QSF_TRY(match_unit(r, i, rules, sizeof rules / sizeof rules[0], tensors));
+        QSF_TRY(match_unit(r, i, rules, n_rules, tensors));
     }
     return QSF_OK;
 }
 
-void qsf_expert_find(const qsf_reader *r, uint32_t unit_idx, qsf_expert *out)
+void qsf_expert_find(const qsf_reader *r, uint32_t unit_idx,
+                     const qsf_tensor *tensors[QSF_LAYER_TENSORS])
 {
-    *out = (qsf_expert){
-        .gate_bias = qsf_reader_tensor(r, unit_idx, QSF_TENSOR_FFN_GATE_BIAS),
-        .up_bias = qsf_reader_tensor(r, unit_idx, QSF_TENSOR_FFN_UP_BIAS),
-        .gate = qsf_reader_tensor(r, unit_idx, QSF_TENSOR_FFN_GATE),
-        .up = qsf_reader_tensor(r, unit_idx, QSF_TENSOR_FFN_UP),
-        .down_bias = qsf_reader_tensor(r, unit_idx, QSF_TENSOR_FFN_DOWN_BIAS),
-        .down = qsf_reader_tensor(r, unit_idx, QSF_TENSOR_FFN_DOWN),
-    };
+    for (size_t i = 0; i < N_LAYER_ROWS; i++)
+        if (is_of_experts(&layer_rows[i]))
+            tensors[layer_rows[i].tensor] =
+                qsf_reader_tensor(r, unit_idx, (uint32_t)layer_rows[i].type);
 }
 
 /* Attention and FFN must have a norm somewhere, and a bias of a norm its norm. */

@@ -74,16 +74,6 @@ typedef struct qsf_layer {
     qsf_sides sides[QSF_LAYER_MATRICES];
 } qsf_layer;
 
-/* The tensors of an expert in the order of the pass. */
-typedef struct qsf_expert {
-    const qsf_tensor *gate_bias; /* [expert_dim], optional */
-    const qsf_tensor *up_bias;   /* [expert_dim], optional */
-    const qsf_tensor *gate;      /* [expert_dim, dim] */
-    const qsf_tensor *up;        /* [expert_dim, dim] */
-    const qsf_tensor *down_bias; /* [dim], optional */
-    const qsf_tensor *down;      /* [dim, expert_dim] */
-} qsf_expert;
-
 typedef struct qsf_config {
     uint32_t n_layers;
     const qsf_layer *layers; /* [n_layers] */
@@ -160,8 +150,10 @@ static inline size_t qsf_stride(uint32_t dim)
  * has the wrong shape. */
 qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers, qsf_ends *ends);
 
-/* Fills *out with the tensors of an expert, whose shapes qsf_config_init has checked. */
-void qsf_expert_find(const qsf_reader *r, uint32_t unit_idx, qsf_expert *out);
+/* Fills `tensors` at the places of gate, up, down and their biases, which are what an expert has;
+ * qsf_config_init has checked their shapes, with expert_dim in the place of ffn_dim. */
+void qsf_expert_find(const qsf_reader *r, uint32_t unit_idx,
+                     const qsf_tensor *tensors[QSF_LAYER_TENSORS]);
 
 /* True if the FFN of a layer reads the layer's input, which attention has changed by then. */
 bool qsf_layer_keeps_input(const qsf_layer *l);

@@ -89,7 +89,7 @@ typedef struct member {
     const struct wave *wave;
     uint32_t i; /* in `units` */
     const unsigned char *unit;
-    qsf_expert expert;
+    const qsf_tensor *tensors[QSF_LAYER_TENSORS]; /* of the FFN */
     uint32_t first_choice;
     uint32_t first_row; /* of the wave */
     uint32_t n;
@@ -113,20 +113,21 @@ static bool is_copied(const qsf_tensor *t)
 }
 
 /* Biases that are not f32 are copied to the space for those of one expert. */
-static bool is_last(const qsf_expert *e)
+static bool is_last(const member *m)
 {
-    return is_copied(e->gate_bias) || is_copied(e->up_bias) || is_copied(e->down_bias);
+    return is_copied(m->tensors[QSF_LAYER_GATE_BIAS]) || is_copied(m->tensors[QSF_LAYER_UP_BIAS]) ||
+           is_copied(m->tensors[QSF_LAYER_DOWN_BIAS]);
 }
 
 static qsf_status load_biases(qsf_ops *o, member *m)
 {
     float *const *const space = o->scratch->vectors;
     o->apart = m->unit;
-    qsf_status status = qsf_ops_load_vector(o, m->expert.gate_bias, space[1], &m->biases[0]);
-    if (status == QSF_OK)
-        status = qsf_ops_load_vector(o, m->expert.up_bias, space[2], &m->biases[1]);
-    if (status == QSF_OK)
-        status = qsf_ops_load_vector(o, m->expert.down_bias, space[3], &m->biases[2]);
+    static const qsf_layer_tensor biases[] = {QSF_LAYER_GATE_BIAS, QSF_LAYER_UP_BIAS,
+                                              QSF_LAYER_DOWN_BIAS};
+    qsf_status status = QSF_OK;
+    for (size_t i = 0; status == QSF_OK && i < 3; i++)
+        status = qsf_ops_load_vector(o, m->tensors[biases[i]], space[i + 1], &m->biases[i]);
     o->apart = NULL;
     return status;
 }
@@ -146,7 +147,7 @@ static qsf_status add_member(wave *w, uint32_t i)
     s->uses[i] -= m->n;
     w->n_rows += m->n;
     w->n_left -= s->uses[i] == 0;
-    qsf_expert_find(o->experts->reader, s->units[i], &m->expert);
+    qsf_expert_find(o->experts->reader, s->units[i], m->tensors);
     QSF_TRY(qsf_experts_take(o->experts, i, &m->unit));
     return load_biases(w->ops, m);
 }
@@ -160,8 +161,8 @@ static qsf_status collect(wave *w)
     for (uint32_t i = 0; i < experts->n_wanted; i++) {
         if (uses[i] == 0)
             continue;
-        if (w->n == WAVE_EXPERTS || (w->n > 0 && (w->n_rows + uses[i] > QSF_EXPERT_ROWS ||
-                                                  is_last(&w->members[w->n - 1].expert))))
+        if (w->n == WAVE_EXPERTS ||
+            (w->n > 0 && (w->n_rows + uses[i] > QSF_EXPERT_ROWS || is_last(&w->members[w->n - 1]))))
             break;
         if (qsf_experts_is_ready(experts, i))
             QSF_TRY(add_member(w, i));
@@ -194,12 +195,12 @@ static void run_gate_up(wave *w, const qsf_acts *x)
         const size_t tail_off = m->first_row * QSF_TILE_ROWS;
         const qsf_acts rows = x->n_tokens == w->n_rows ? qsf_acts_rows(x, m->first_row, m->n) : *x;
         products[2 * i] = (qsf_linear_apart){
-            {m->expert.gate, m->biases[0], s->gate + off, stride, 1, NULL, NULL, {0}},
+            {m->tensors[QSF_LAYER_GATE], m->biases[0], s->gate + off, stride, 1, NULL, NULL, {0}},
             m->unit,
             rows,
             s->tails[0] + tail_off};
         products[2 * i + 1] = (qsf_linear_apart){
-            {m->expert.up, m->biases[1], s->up + off, stride, 1, activate, m, {0}},
+            {m->tensors[QSF_LAYER_UP], m->biases[1], s->up + off, stride, 1, activate, m, {0}},
             m->unit,
             rows,
             s->tails[1] + tail_off};
@@ -216,11 +217,11 @@ static void run_down(wave *w, const qsf_acts *activated)
         const member *const m = &w->members[i];
         float *const y =
             s->routed.outputs + (w->keeps ? m->first_choice : m->first_row) * s->dim_stride;
-        products[i] =
-            (qsf_linear_apart){{m->expert.down, m->biases[2], y, s->dim_stride, 1, NULL, NULL, {0}},
-                               m->unit,
-                               qsf_acts_rows(activated, m->first_row, m->n),
-                               s->tails[2] + m->first_row * QSF_TILE_ROWS};
+        products[i] = (qsf_linear_apart){
+            {m->tensors[QSF_LAYER_DOWN], m->biases[2], y, s->dim_stride, 1, NULL, NULL, {0}},
+            m->unit,
+            qsf_acts_rows(activated, m->first_row, m->n),
+            s->tails[2] + m->first_row * QSF_TILE_ROWS};
     }
     qsf_linear_run_apart(w->ops, products, w->n, false);
 }
@@ -239,7 +240,8 @@ static qsf_acts gather(const wave *w)
     uint32_t tokens[QSF_EXPERT_ROWS];
     for (uint32_t i = 0; i < w->n; i++) {
         const member *const m = &w->members[i];
-        is_read_as_f32 |= is_float(m->expert.gate) || is_float(m->expert.up);
+        is_read_as_f32 |=
+            is_float(m->tensors[QSF_LAYER_GATE]) || is_float(m->tensors[QSF_LAYER_UP]);
         for (uint32_t j = 0; j < m->n; j++)
             tokens[m->first_row + j] = s->choices[m->first_choice + j] / o->kind->n_chosen;
     }
