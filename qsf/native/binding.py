@@ -192,11 +192,6 @@ def plan_model(path: str | os.PathLike[str], options: Options) -> MemoryPlan:
     return memory_plan(out, is_enough=True)
 
 
-def verify_file(path: str | os.PathLike[str]) -> None:
-    """Check every stored byte of the file."""
-    check_status(lib.qsf_file_verify(path_bytes(path)))
-
-
 def path_bytes(path: str | os.PathLike[str]) -> bytes:
     """Return a path as the engine takes it. Raises QsfArgumentError for one with a zero byte."""
     raw = os.fsencode(path)

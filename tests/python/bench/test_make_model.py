@@ -10,9 +10,9 @@ import pytest
 
 import qsf
 from oracle.file.reader import Reader
+from oracle.readers import verify_file
 from oracle.reference_models import load_qsf
 from qsf.file.layout import Compression, Dtype, Layout
-from qsf.native import binding
 from qsf_bench.models import random_qsf
 from qsf_bench.models.shapes import Shape
 from qsf_converter.rounding.plan import QUANT_TYPES
@@ -33,7 +33,7 @@ def test_models_of_every_type_run(tmp_path: Path, family: str, quant_type: Dtype
     random_qsf.write_model(path, shape, quant_type, Dtype.Q8)
     with Reader(path) as reader:
         reader.verify()
-    binding.verify_file(path)
+    verify_file(path)
     with qsf.Model(path, ram_budget=None) as model:
         logits = model.logits([3, 260, 7])
     assert np.isfinite(logits).all()
@@ -51,7 +51,7 @@ def test_compressed_models_compute_the_same(tmp_path: Path, compression: Compres
         )
         with Reader(path) as reader:
             assert reader.layers[1].compression == used  # the one without weights
-        binding.verify_file(path)
+        verify_file(path)
         with qsf.Model(path, ram_budget=None) as model:
             logits.append(model.logits([3, 260, 7]).tobytes())
     assert logits[0] == logits[1]
@@ -71,7 +71,7 @@ def test_a_sparse_model_is_whole_and_takes_little_of_the_disk(
             is_real = unit.idx <= n_real_layers
             assert all(any(reader.read_tensor(t)) == is_real for t in matrices)
         reader.verify()
-    binding.verify_file(path)
+    verify_file(path)
     file = path.stat()
     assert file.st_blocks * 512 < file.st_size - (5 - n_real_layers) * layer_bytes
     with qsf.Model(path, ram_budget=None) as model:

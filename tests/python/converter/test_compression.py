@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from make.examples import examples
 from make.qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
 from oracle.file.reader import Reader
+from oracle.readers import verify_file
 from qsf.errors import QsfArgumentError
 from qsf.file import layout, writer
 from qsf.file.blocks import pack_block, pack_blocks, unpack_block
@@ -36,7 +37,6 @@ from qsf.file.layout import (
     tensor_bytes,
 )
 from qsf.file.writer import Writer
-from qsf.native import binding
 
 MIB = 1 << 20
 CODECS = [Compression.LZ4, Compression.LZ4HC, Compression.ZSTD]
@@ -122,7 +122,7 @@ def test_layers_of_any_content_and_cut_are_read_by_both(
             assert r.layers[0].stored_bytes == stored.stored_bytes
             assert r.read_tensor(r.layers[0].tensors[0]) == data
             r.verify()
-        binding.verify_file(path)
+        verify_file(path)
         if stored.compression:
             raw_sizes = [raw for _, raw in block_sizes(path)]
             assert raw_sizes[:-1] == [block_bytes] * (len(raw_sizes) - 1)
@@ -151,7 +151,7 @@ def test_layers_at_the_edges_of_a_block(
     assert [raw for _, raw in block_sizes(path)] == expected
     with Reader(path) as r:
         assert r.read_tensor(r.layers[0].tensors[0]) == data
-    binding.verify_file(path)
+    verify_file(path)
 
 
 @pytest.mark.parametrize("compression", CODECS)
@@ -164,7 +164,7 @@ def test_a_last_block_of_few_bytes(
     write_layer(path, bytes(4096 - 64), compression)
     monkeypatch.undo()
     assert block_sizes(path)[-1][1] == last
-    binding.verify_file(path)
+    verify_file(path)
     with Reader(path) as r:
         r.verify()
 
@@ -360,7 +360,7 @@ def test_holes_read_as_zeros(tmp_path: Path, compression: Compression) -> None:
                 w.end_tensor()
             w.end_unit()
     assert holes.read_bytes() == plain.read_bytes()
-    binding.verify_file(holes)
+    verify_file(holes)
     if not compression:
         assert holes.stat().st_blocks < plain.stat().st_blocks
 

@@ -29,7 +29,6 @@ from qsf.errors import QsfArgumentError, QsfIOError, QsfUnsupportedError
 from qsf.file import blocks, writer
 from qsf.file.layout import Compression, Stored
 from qsf.file.reader import Reader
-from qsf.native import binding
 from qsf_converter import convert
 from qsf_converter.rounding import compression as compression_module
 from qsf_converter.rounding import disk
@@ -76,7 +75,6 @@ def test_logits_are_those_of_the_model_without_compression(
             assert used == {CODECS.get(compress, NONE)}
             assert {reader.embedding.compression, reader.final.compression} == {NONE}
             reader.verify()
-        binding.verify_file(path)
         with qsf.Model(path, ram_budget=None) as loaded:
             values = loaded.logits(tokens)
         assert np.isfinite(values).all()

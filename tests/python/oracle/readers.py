@@ -8,7 +8,7 @@ from pathlib import Path
 from make.fresh import write_fresh
 from oracle.file.reader import Reader
 from qsf.errors import QsfError
-from qsf.native import binding
+from qsf.file import reader as engine
 
 
 def python_verdict(path: Path) -> QsfError | None:
@@ -21,10 +21,16 @@ def python_verdict(path: Path) -> QsfError | None:
     return None
 
 
+def verify_file(path: Path) -> None:
+    """Check every byte with the C reader. Raises QsfError."""
+    with engine.Reader(path) as r:
+        r.verify()
+
+
 def c_verdict(path: Path) -> QsfError | None:
     """Return what the C reader has against the file; None: nothing."""
     try:
-        binding.verify_file(path)
+        verify_file(path)
     except QsfError as e:
         return e
     return None
