@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -35,6 +36,7 @@ from qsf_converter.request import (
 )
 from qsf_converter.rounding.compression import AUTO, COMPRESSIONS, DEFAULT_COMPRESSION
 from qsf_converter.rounding.plan import DEFAULT_QUANT_TYPE, KEEP, QUANT_TYPES
+from qsf_converter.rounding.tiles import bits_per_weight
 from qsf_converter.sources.gguf_config import families
 
 PROGRAM = "qsf-convert"
@@ -42,7 +44,7 @@ PROGRAM = "qsf-convert"
 _MB = 2**20  # as qsf-run and system monitors count
 
 # Typer joins the lines of a paragraph; a line with only \b keeps them apart.
-_EPILOG = """\b
+_EPILOG = f"""\b
 Examples:
   qsf-convert examples/tiny-llama tiny.qsf
   qsf-convert examples/tiny-llama tiny.qsf --quant-type 8bit --force
@@ -53,9 +55,16 @@ Examples:
   qsf-convert examples/tiny-llama tiny.qsf --target-size 1.5 --calibration my.txt
 
 \b
-Bits a weight: 8bit 8.25, 4bit 4.5, 4bit-sym 4.25, 3bit 3.5, 2bit 2.5,
-2bit-sym 2.25, ternary 2.25, ternary-dense 1.875. The ternary types are for
-models trained so. Other models lose much below 4 bits, less if calibrated.
+{
+    textwrap.fill(
+        "Bits a weight: "
+        + ", ".join(f"{name} {bits_per_weight(t):g}" for name, t in QUANT_TYPES.items())
+        + ". The ternary types are for models trained so. Other models lose much below 4 bits, "
+        "less if calibrated.",
+        78,
+        break_on_hyphens=False,
+    )
+}
 
 \b
 Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.

@@ -34,7 +34,7 @@ from qsf_converter.original.divergence import Divergence
 from qsf_converter.request import Request
 from qsf_converter.rounding.compression import Chooser
 from qsf_converter.rounding.outliers import TABLE_ACTION
-from qsf_converter.rounding.plan import Plan, Target
+from qsf_converter.rounding.plan import QUANT_TYPES, Plan, Target
 from qsf_converter.rounding.quantisers import ErrorSums
 from qsf_converter.sources import metadata
 from qsf_converter.sources.source import Source
@@ -43,7 +43,7 @@ LOSSLESS: Final = "lossless ternary"
 _PROTOCOL: Final = "windows"  # META's name of: samples without overlap
 
 # The longest values that META can have, for an upper bound of its size.
-_LONGEST_TYPE: Final = dtype_name(Dtype.TERNARY_DENSE)
+_LONGEST_TYPE: Final = max(QUANT_TYPES, key=len)
 _LONGEST_ACTION: Final = f"{ROTATED}, {SCALED}, {FEEDBACK}"
 _LONGEST_NUMBER: Final = -1.2345e-100  # of numbers printed with five digits
 _LARGEST_COUNT: Final = 1 << 48
@@ -90,7 +90,7 @@ def section_bytes(
         source.origin,
         architecture=source.family.name,
         weights_sha256="0" * 64,
-        options=_options(request, Dtype.TERNARY_DENSE, Dtype.TERNARY_DENSE),
+        options=_options(request, *(QUANT_TYPES[_LONGEST_TYPE],) * 2),
         quality=quality.meta(),
     )
     sizes = {} if source.tokenizer is None else {"TOKN": len(pack_tokenizer(source.tokenizer))}

@@ -32,7 +32,7 @@ from qsf_converter.rounding.outliers import (
 from qsf_converter.rounding.pieces import Piece, RoundedTensor, RoundedUnit, read_rows
 from qsf_converter.rounding.plan import OutlierPlan, Plan, Target
 from qsf_converter.rounding.quantisers import UnrepresentableError
-from qsf_converter.rounding.tiles import TILE_ROWS
+from qsf_converter.rounding.tiles import TILE_ROWS, bits_per_weight
 from qsf_converter.sources.checkpoint import Checkpoint, Float32Array
 from qsf_converter.sources.families.rules import INPUT_GROUPS, Place
 
@@ -73,7 +73,7 @@ def _with_outlier_plan(target: Target, checkpoint: Checkpoint, *, may_add_bytes:
         with contextlib.suppress(UnrepresentableError):  # rounding will refuse it too
             action = choose_action(stats, target.dtype, gain(target.dtype, rows, mask))
         if action == TABLE_ACTION and stats.far_fraction > _MOST_SAMPLED:
-            action = "more bits" if target.dtype not in (Dtype.Q4, Dtype.Q4_SYM) else "clamp"
+            action = "more bits" if bits_per_weight(target.dtype) < 4 else "clamp"
     has_table = action == TABLE_ACTION
     outliers = OutlierPlan(stats.mean, stats.sigma, stats.near_fraction, action, has_table)
     dtype = Dtype.Q4 if action == "more bits" else target.dtype

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfArgumentError
-from qsf.file.layout import LEAST_WEIGHTS_PER_OUTLIER, MAX_OUTLIERS, Dtype
+from qsf.file.layout import KEPT, LEAST_WEIGHTS_PER_OUTLIER, MAX_OUTLIERS
 from qsf.file.outliers import MAX_STEP, PackedOutliers
 from qsf_converter.rounding.quantisers import quantise_rows
-from qsf_converter.rounding.tiles import BLOCK, TILE_ROWS, Float32Array
+from qsf_converter.rounding.tiles import BLOCK, TILE_ROWS, Float32Array, bits_per_weight
 
 Action = Literal["none", "clamp", "outlier table", "more bits"]  # as META records them
 TABLE_ACTION: Final = "outlier table"  # older files: "side table"
@@ -45,10 +45,7 @@ LEAST_GAIN_BITS: Final = 0.02
 """A table must save as much error as this many bits a weight: 2.7 % of the squared error."""
 _F16_ROUNDING: Final = 2.0**-22
 """The most squared error, relative to the variance, of weights whose scales alone are rounded."""
-_COARSE: Final = frozenset(  # types whose error outliers can change by much
-    (Dtype.Q2, Dtype.Q2_SYM, Dtype.Q3, Dtype.Q4, Dtype.Q4_SYM, Dtype.TERNARY, Dtype.TERNARY_DENSE)
-)
-_BELOW_4_BITS: Final = _COARSE - {Dtype.Q4, Dtype.Q4_SYM}
+_COARSE_BITS: Final = 4.5  # and below: types whose error outliers can change by much
 
 
 @dataclass(slots=True)
@@ -197,12 +194,12 @@ def choose_action(stats: OutlierStats, dtype: int, measured: Gain) -> Action:
     here: the fit of a block decides whether its range includes a weight or clamps it; ``clamp``
     records that there were outliers.
     """
-    if not stats.n_far or dtype not in _COARSE:
+    if not stats.n_far or dtype in KEPT or bits_per_weight(dtype) > _COARSE_BITS:
         return "none"
     if measured.squared_error <= _F16_ROUNDING * stats.n * stats.sigma**2:
         return "clamp"  # ternary already, with many zeros: the type keeps the weights
     if stats.far_fraction > MOST_FRACTION:
-        return "more bits" if dtype in _BELOW_4_BITS else "clamp"
+        return "more bits" if bits_per_weight(dtype) < 4 else "clamp"
     cost_bits = ENTRY_BITS * stats.far_fraction
     is_worth_it = measured.bits > max(2 * cost_bits, LEAST_GAIN_BITS)
     return TABLE_ACTION if is_worth_it else "clamp"

@@ -29,7 +29,7 @@ from qsf.file.layout import (
     layer_unit,
 )
 from qsf.file.type_names import our_type
-from qsf_converter.rounding.tiles import tile_bytes
+from qsf_converter.rounding.tiles import bits_per_weight, tile_bytes
 from qsf_converter.sources.checkpoint import KEPT as KEPT_OF_GGUF
 from qsf_converter.sources.checkpoint import MXFP4, Checkpoint, SourceTensor
 from qsf_converter.sources.families.family import Facts, Family
@@ -50,7 +50,6 @@ QUANT_TYPES: Mapping[str, Dtype] = {
     )
 }
 TERNARY_TYPES = (Dtype.TERNARY, Dtype.TERNARY_DENSE)
-_BELOW_MXFP4 = (*TERNARY_TYPES, Dtype.Q2, Dtype.Q2_SYM, Dtype.Q3)
 KEEP = "keep"
 DEFAULT_QUANT_TYPE = "4bit"
 DEFAULT_EMBED_TYPE = "8bit"
@@ -78,7 +77,7 @@ class Policy:
         keeps = self.keeps_layers if is_of_layer else self.keeps_embeddings
         if keeps and source.dtype in KEPT_OF_GGUF and _is_as_stored(rule):
             return KEPT_OF_GGUF[source.dtype]
-        if source.dtype == MXFP4 and self.layers not in _BELOW_MXFP4:
+        if source.dtype == MXFP4 and not 0 < bits_per_weight(self.layers) < 4:  # mixed has none
             return Dtype.MXFP4
         return self.dtype_of(rule, name)
 

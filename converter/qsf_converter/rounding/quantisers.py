@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfNumericError
 from qsf.file.layout import Dtype
 from qsf.native import quantise as native
-from qsf_converter.rounding.tiles import TILE_ROWS, Float32Array, tile_bytes
+from qsf_converter.rounding.tiles import CENTRES, TILE_ROWS, Float32Array, tile_bytes
 
 Rule = Literal["search", "nearest", "absmean"]
 
@@ -209,7 +209,7 @@ def feedback_rows(
     )
     if sums.bad_row is not None:
         band = rows[sums.bad_row : sums.bad_row + TILE_ROWS]
-        if np.abs(band).max() <= _LIMITS[dtype]:  # false when one is NaN
+        if np.abs(band).max() <= _limit(dtype):  # false when one is NaN
             raise QsfConversionError(
                 f"error feedback grew out of bounds in rows {sums.bad_row} to "
                 f"{sums.bad_row + len(band) - 1}: use more damping"
@@ -240,19 +240,10 @@ def _unrepresentable(dtype: int, rows: Float32Array, first_row: int) -> Unrepres
         row, col = (int(idx) for idx in bad[0])
     else:
         row, col = (int(idx) for idx in np.unravel_index(np.abs(band).argmax(), band.shape))
-    return UnrepresentableError(first_row + row, col, float(band[row, col]), _LIMITS[dtype])
+    return UnrepresentableError(first_row + row, col, float(band[row, col]), _limit(dtype))
 
 
-# What every value may be without a scale or a min that an f16 does not hold.
-_LIMITS: Final[dict[int, float]] = {
-    Dtype.Q2_SYM: F16_MAX * 1.5,
-    Dtype.Q2: F16_MAX,
-    Dtype.Q3: F16_MAX,
-    Dtype.Q4: F16_MAX,
-    Dtype.Q4_SYM: F16_MAX * 8,
-    Dtype.TERNARY: F16_MAX,
-    Dtype.TERNARY_DENSE: F16_MAX,
-    Dtype.Q8: F16_MAX * 127,
-    Dtype.F16: F16_MAX,
-    Dtype.F32: math.inf,
-}
+def _limit(dtype: int) -> float:
+    """Return what every value may be without a scale or a min that an f16 does not hold."""
+    # A scale is the largest value by the largest code; 8bit does not use code 0, which is -128.
+    return math.inf if dtype == Dtype.F32 else F16_MAX * min(CENTRES.get(dtype, 1), 127)

@@ -90,6 +90,11 @@ def tile_bytes(dtype: int, n_rows: int, n_cols: int) -> int:
     return tensor_bytes(n_rows, n_cols, dtype, Layout.TILES)
 
 
+def bits_per_weight(dtype: int) -> float:
+    """Bits that a weight of whole tiles takes, with its share of scales."""
+    return 8 * tile_bytes(dtype, TILE_ROWS, BLOCK) / (TILE_ROWS * BLOCK)
+
+
 def dequantise_tiles(dtype: int, data: bytes, n_rows: int, n_cols: int) -> Float32Array:
     """Return the f32 values [n_rows, n_cols] of tiles."""
     n_tile_rows, n_blocks = -(-n_rows // TILE_ROWS), -(-n_cols // BLOCK)
