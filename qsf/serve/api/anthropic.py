@@ -38,6 +38,7 @@ from qsf.serve.tools.request import (
 )
 
 _REASONS = {"end": "end_turn", "stop": "stop_sequence", "length": "max_tokens", "calls": "tool_use"}
+_THINKING = ("enabled", "adaptive", "disabled")
 _REFUSED = {
     "mcp_servers": "clients call the tools",
     "container": "there are no containers",
@@ -66,10 +67,15 @@ def _read_turns(fields: Fields) -> list[dict[str, Any]]:
 def _blocks(message: dict[str, Any], content: list[Any]) -> list[dict[str, Any]]:
     """Return the turns of a message in blocks: results of calls are turns of their own."""
     calls, results, texts = [], [], []
+    thoughts = ""
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_use" and isinstance(block.get("name"), str):
             calls.append(call_turn(block.get("id"), block["name"], block.get("input")))
+        elif kind == "thinking" and isinstance(block.get("thinking"), str):
+            thoughts += block["thinking"]
+        elif kind == "redacted_thinking":
+            continue  # nobody but its maker can read it
         elif kind == "tool_result":
             inner = block.get("content")
             inner = "" if inner is None else inner
@@ -78,8 +84,12 @@ def _blocks(message: dict[str, Any], content: list[Any]) -> list[dict[str, Any]]
             )
         else:
             texts.append(block)
+    if thoughts:
+        message = {**message, "reasoning_content": thoughts}
     if calls:
         return [{**message, "content": texts or "", "tool_calls": calls}]
+    if thoughts:
+        return [{**message, "content": texts or ""}]
     return [*results, {**message, "content": texts}] if texts or not results else results
 
 
@@ -103,23 +113,33 @@ def _read_tools(fields: Fields, serving: Serving) -> Tools | None:
     )
 
 
-def _refuse(fields: Fields) -> None:
+def _read_thinking(fields: Fields) -> tuple[bool, dict[str, Any]]:
+    """Return whether the answer shows its thoughts, and the arguments of the chat template.
+
+    Many templates know ``enable_thinking``; models that always think do so unseen.
+    """
+    thinking = fields.object("thinking")
+    kind = thinking.text("type", "disabled")
+    if kind not in _THINKING:
+        kinds = ", ".join(_THINKING)
+        raise invalid("thinking.type", f"thinking.type must be one of {kinds}, not {shown(kind)}")
+    thinking.ignore("budget_tokens", "display")
+    arguments = {} if kind == "adaptive" else {"enable_thinking": kind == "enabled"}
+    return kind != "disabled", arguments
+
+
+def _read_prompt(
+    fields: Fields, serving: Serving, tools: Tools | None, arguments: dict[str, Any]
+) -> tuple[list[int], bool]:
     fields.refuse(_REFUSED)
-    thinking = fields.object("thinking").text("type", "disabled")
-    if thinking != "disabled":
-        raise invalid(
-            "thinking",
-            f"thinking {shown(thinking)} is not supported: answers are text",
-            "unsupported_parameter",
-        )
     fields.ignore("metadata", "service_tier", "inference_geo", "cache_control", "speed")
+    return encode_messages(_read_turns(fields), arguments, serving, tools)
 
 
 def read(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     """Return what a request to /v1/messages asks for. Raises Problem."""
     fields = Fields(body)
     read_model(fields, serving)
-    _refuse(fields)
     most = fields.take("max_tokens", Whole(1))
     if most is None:
         raise invalid("max_tokens", "max_tokens is missing")
@@ -127,7 +147,8 @@ def read(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     choosing = read_choosing(fields, serving, n_top=0, has_logprob=False)
     stops = read_stops(fields, "stop_sequences")
     tools = _read_tools(fields, serving)
-    prompt, begins_text = encode_messages(_read_turns(fields), {}, serving, tools)
+    has_thoughts, arguments = _read_thinking(fields)
+    prompt, begins_text = _read_prompt(fields, serving, tools, arguments)
     return CompletionRequest(
         prompts=[prompt],
         choosing=choosing,
@@ -138,6 +159,7 @@ def read(body: dict[str, Any], serving: Serving) -> CompletionRequest:
         tools=tools,
         constraint=tools_constraint(tools, None, serving),
         ignored=ignored_fields([fields], serving),
+        extra={"has_thoughts": has_thoughts},
     )
 
 
@@ -145,9 +167,9 @@ def count_tokens(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     """Answer /v1/messages/count_tokens."""
     fields = Fields(body)
     read_model(fields, serving)
-    _refuse(fields)
     tools = _read_tools(fields, serving)
-    return {"input_tokens": len(encode_messages(_read_turns(fields), {}, serving, tools)[0])}
+    _, arguments = _read_thinking(fields)
+    return {"input_tokens": len(_read_prompt(fields, serving, tools, arguments)[0])}
 
 
 class MessagesForm:
@@ -157,6 +179,7 @@ class MessagesForm:
         """Begin an answer."""
         self.name = f"msg_{os.urandom(12).hex()}"
         self._serving = serving
+        self._has_thoughts = bool(request.extra["has_thoughts"])
         self._n_blocks = 0  # begun
         self._open = ""  # the kind of the last one, which has not ended
 
@@ -204,8 +227,12 @@ class MessagesForm:
         return _event("content_block_delta", index=self._n_blocks - 1, delta=delta)
 
     def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
-        """Return a piece of text, or of calls."""
+        """Return a piece of thoughts, of text, or of calls."""
         sent: list[Sent] = []
+        if event.reasoning and self._has_thoughts:
+            if self._open != "thinking":
+                sent += self._begin_block(_thoughts(""))
+            sent.append(self._delta("thinking_delta", thinking=event.reasoning))
         if event.text:
             if self._open != "text":
                 sent += self._begin_block({"type": "text", "text": ""})
@@ -236,10 +263,16 @@ class MessagesForm:
     def whole(self, choices: Sequence[Choice]) -> object:
         """Return the answer in one piece."""
         choice = choices[0]
-        blocks = [_tool_use(call, _input(call)) for call in choice.calls]
-        if choice.text or not blocks:
-            blocks.insert(0, {"type": "text", "text": choice.text})
+        thoughts = choice.reasoning if self._has_thoughts else ""
+        blocks = [_thoughts(thoughts)] if thoughts else []
+        if choice.text or not (thoughts or choice.calls):
+            blocks.append({"type": "text", "text": choice.text})
+        blocks += [_tool_use(call, _input(call)) for call in choice.calls]
         return self._message(choices, blocks)
+
+
+def _thoughts(text: str) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": text, "signature": ""}
 
 
 def _tool_use(call: CallPart, value: Any) -> dict[str, Any]:

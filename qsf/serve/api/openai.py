@@ -167,6 +167,9 @@ def as_turns(messages: list[Any]) -> list[dict[str, Any]]:
     for turn in turns:
         if turn["role"] == "developer":
             turn["role"] = "system"
+        thoughts = turn.get("reasoning_content")
+        if isinstance(thoughts, str) and turn.get("tool_calls") and not turn["content"]:
+            turn.setdefault("thinking", thoughts)  # gpt-oss's word for it
     return turns
 
 

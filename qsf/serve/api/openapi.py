@@ -118,7 +118,7 @@ _ANTHROPIC: Mapping[str, Schema] = {
     "messages": _OBJECTS,
     "system": {"anyOf": [_TEXT, _list(_PART)]},
     "stop_sequences": _list({"type": "string", "minLength": 1}, MAX_STOPS),
-    "thinking": _object(type=_words("disabled")),
+    "thinking": _object(type=_words("enabled", "adaptive", "disabled")),
     "tool_choice": _object(type=_TEXT, name=_TEXT, disable_parallel_tool_use=_FLAG),
     **_OTHER_TOOLS,
 }

@@ -43,7 +43,6 @@ _REFUSED = {
     "background": _STATELESS,
     "store": _STATELESS,
     "prompt": "there are no stored prompts",
-    "include": "there is nothing more to include",
     "top_logprobs": "log-probabilities are told by /v1/chat/completions",
     "max_tool_calls": "clients call the tools",
     "context_management": "the whole context is kept",
@@ -52,6 +51,8 @@ _NO_EFFECT = (
     *("metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("service_tier", "stream_options"),
 )
+_ENCRYPTED = "reasoning.encrypted_content"
+_TEXTS = {"rs": "reasoning_text", "msg": "output_text"}  # by the prefixes of the items' ids
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
@@ -61,13 +62,19 @@ def read(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     read_model(fields, serving)
     fields.refuse(_REFUSED)
     fields.ignore(*_NO_EFFECT)
+    for part in fields.list("include", MAX_MESSAGES):
+        if part != _ENCRYPTED:  # reasoning is sent as it is
+            why = f"include {shown(part)} is not supported: there is nothing more to include"
+            raise invalid("include", why, "unsupported_parameter")
     if fields.text("truncation", "disabled") != "disabled":
         raise invalid("truncation", "truncation must be disabled: nothing is cut")
     tools = _read_tools(fields, serving)
     text = fields.object("text")
     form = read_form(fields, text.object("format"), "text.format")
     text.ignore("verbosity")
-    effort = fields.object("reasoning").text("effort")
+    reasoning = fields.object("reasoning")
+    effort = reasoning.text("effort")
+    reasoning.ignore("summary", "generate_summary")
     is_stream = fields.flag("stream")
     most = fields.take("max_output_tokens", MOST_TOKENS)
     choosing = read_choosing(fields, serving, n_top=0, has_logprob=False)
@@ -109,14 +116,27 @@ def _read_turns(fields: Fields) -> list[dict[str, Any]]:
     items = fields.list("input", MAX_MESSAGES)
     if not items:
         raise invalid("input", "input must be a text, or a list of at least one message")
+    thoughts = ""
     for item in items:
+        if isinstance(item, dict) and item.get("type") == "reasoning":
+            thoughts += _read_thoughts(item)
+            continue
         turn = _read_item(item)
+        if thoughts and turn["role"] == "assistant":
+            turn["reasoning_content"] = thoughts
+        thoughts = ""
         calls = turn.get("tool_calls")
         if calls and turns and turns[-1]["role"] == "assistant":  # one turn of the model's
             turns[-1] = {**turns[-1], "tool_calls": [*turns[-1].get("tool_calls", ()), *calls]}
         else:
             turns.append(turn)
     return turns
+
+
+def _read_thoughts(item: dict[str, Any]) -> str:
+    parts = item.get("content")
+    texts = [part.get("text") for part in parts or () if isinstance(part, dict)]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def _read_item(item: Any) -> dict[str, Any]:
@@ -143,17 +163,17 @@ def _texts(parts: list[Any]) -> list[Any]:
 
 
 class ResponsesForm:
-    """Answers of /v1/responses: a message, calls of functions, or both."""
+    """Answers of /v1/responses: reasoning, a message, calls of functions."""
 
     def __init__(self, request: CompletionRequest, serving: Serving) -> None:
         """Begin an answer."""
         self.name = f"resp_{os.urandom(12).hex()}"
-        self._item_id = f"msg_{os.urandom(12).hex()}"
+        self._ids = {kind: f"{kind}_{os.urandom(12).hex()}" for kind in ("rs", "msg")}
         self._created = int(time.time())
         self._request = request
         self._serving = serving
         self._n_events = 0
-        self._message_at: int | None = None  # its place in the output, among the calls
+        self._places: list[str | int] = []  # of the output: "rs", "msg", the numbers of calls
 
     def _response(self, choices: Sequence[Choice], status: str, **more: Any) -> dict[str, Any]:
         params = self._request.choosing.params
@@ -179,14 +199,22 @@ class ResponsesForm:
             **more,
         }
 
-    def _item(self, status: str, content: list[Any]) -> dict[str, Any]:
-        return {
-            "id": self._item_id,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
+    def _item(self, kind: str, status: str, *content: Any) -> dict[str, Any]:
+        more = (
+            {"type": "reasoning", "summary": []}
+            if kind == "rs"
+            else {"type": "message", "role": "assistant"}
+        )
+        return {"id": self._ids[kind], **more, "status": status, "content": list(content)}
+
+    def _items(self, choice: Choice, status: str) -> dict[str | int, dict[str, Any]]:
+        """Return what the output is made of, by its places."""
+        items: dict[str | int, dict[str, Any]] = {}
+        if choice.reasoning:
+            items["rs"] = self._item("rs", status, _part("rs", choice.reasoning))
+        if choice.text or not (choice.calls or choice.reasoning):
+            items["msg"] = self._item("msg", status, _part("msg", choice.text))
+        return {**items, **{i: _call_item(call, status) for i, call in enumerate(choice.calls)}}
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Return the answer in one piece."""
@@ -194,14 +222,14 @@ class ResponsesForm:
         is_cut = choice.reason == "length"
         status = "incomplete" if is_cut else "completed"
         counts = usage(choices, 1)
-        output = [_call_item(call, status) for call in choice.calls]
-        if choice.text or not output:
-            output.insert(self._message_at or 0, self._item(status, [_part(choice.text)]))
+        items = self._items(choice, status)
+        for place in items:
+            self._place(place)
         return self._response(
             choices,
             status,
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
-            output=output,
+            output=[items[place] for place in self._places],
             usage={
                 "input_tokens": counts["prompt_tokens"],
                 "input_tokens_details": {
@@ -218,9 +246,15 @@ class ResponsesForm:
         self._n_events += 1
         return kind, {"type": kind, "sequence_number": self._n_events - 1, **more}
 
-    def _text_event(self, kind: str, **more: Any) -> Sent:
-        at = self._message_at
-        place = {"item_id": self._item_id, "output_index": at, "content_index": 0}
+    def _place(self, of: str | int) -> int:
+        """Return the index in the output of what is begun with this, if it is new."""
+        if of not in self._places:
+            self._places.append(of)
+        return self._places.index(of)
+
+    def _text_event(self, of: str, kind: str, **more: Any) -> Sent:
+        at = self._place(of)
+        place = {"item_id": self._ids[of], "output_index": at, "content_index": 0}
         return self._event(kind, **place, **more)
 
     def begin(self, choices: Sequence[Choice]) -> list[Sent]:
@@ -231,30 +265,31 @@ class ResponsesForm:
             self._event("response.in_progress", response=response),
         ]
 
-    def _call_at(self, index: int) -> int:
-        return index + (self._message_at is not None and self._message_at <= index)
-
-    def _begin_message(self, n_calls: int) -> list[Sent]:
-        if self._message_at is not None:
+    def _begin(self, of: str) -> list[Sent]:
+        if of in self._places:
             return []
-        self._message_at = n_calls
-        item = self._item("in_progress", [])
+        place = self._place(of)
+        item = self._item(of, "in_progress")
         return [
-            self._event("response.output_item.added", output_index=n_calls, item=item),
-            self._text_event("response.content_part.added", part=_part("")),
+            self._event("response.output_item.added", output_index=place, item=item),
+            self._text_event(of, "response.content_part.added", part=_part(of, "")),
         ]
 
+    def _more_text(self, of: str, text: str) -> list[Sent]:
+        sent = self._begin(of)
+        more: dict[str, Any] = {} if of == "rs" else {"logprobs": []}
+        sent.append(self._text_event(of, f"response.{_TEXTS[of]}.delta", delta=text, **more))
+        return sent
+
     def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
-        """Return a piece of text, or of calls."""
+        """Return a piece of reasoning, of text, or of calls."""
         sent: list[Sent] = []
+        if event.reasoning:
+            sent += self._more_text("rs", event.reasoning)
         if event.text:
-            n_new = sum(bool(part.name) for part in event.calls)
-            sent += self._begin_message(len(choice.calls) - n_new)
-            sent.append(
-                self._text_event("response.output_text.delta", delta=event.text, logprobs=[])
-            )
+            sent += self._more_text("msg", event.text)
         for part in event.calls:
-            place = self._call_at(part.index)
+            place = self._place(part.index)
             item = _call_item(choice.calls[part.index], "in_progress")
             if part.name:
                 empty = {**item, "arguments": ""}
@@ -273,24 +308,24 @@ class ResponsesForm:
         return sent
 
     def end(self, index: int, choice: Choice) -> list[Sent]:
-        """Return the whole text and the whole calls, which ends them."""
+        """Return the whole texts and the whole calls, which ends them."""
+        sent: list[Sent] = []
         status = "incomplete" if choice.reason == "length" else "completed"
-        part = _part(choice.text)
-        sent = [] if choice.calls else self._begin_message(0)
-        if self._message_at is not None:
-            item = self._item(status, [part])
-            sent += [
-                self._text_event("response.output_text.done", text=choice.text, logprobs=[]),
-                self._text_event("response.content_part.done", part=part),
-                self._event("response.output_item.done", output_index=self._message_at, item=item),
-            ]
-        for i, call in enumerate(choice.calls):
-            place = self._call_at(i)
-            item = _call_item(call, status)
-            facts = {"item_id": item["id"], "output_index": place, "name": call.name}
-            done = "response.function_call_arguments.done"
-            sent.append(self._event(done, arguments=call.arguments, **facts))
-            sent.append(self._event("response.output_item.done", output_index=place, item=item))
+        for of, item in self._items(choice, status).items():
+            if isinstance(of, str):
+                sent += self._begin(of)
+                (part,) = item["content"]
+                more: dict[str, Any] = {} if of == "rs" else {"logprobs": []}
+                done = f"response.{_TEXTS[of]}.done"
+                sent.append(self._text_event(of, done, text=part["text"], **more))
+                sent.append(self._text_event(of, "response.content_part.done", part=part))
+            else:
+                facts = {name: item[name] for name in ("arguments", "name")}
+                done = "response.function_call_arguments.done"
+                at = self._place(of)
+                sent.append(self._event(done, item_id=item["id"], output_index=at, **facts))
+            done = "response.output_item.done"
+            sent.append(self._event(done, output_index=self._place(of), item=item))
         return sent
 
     def finish(self, choices: Sequence[Choice]) -> list[Sent]:
@@ -303,8 +338,9 @@ class ResponsesForm:
         return [self._event("error", code=problem.code, message=str(problem), param=problem.param)]
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(of: str, text: str) -> dict[str, Any]:
+    more: dict[str, Any] = {} if of == "rs" else {"annotations": [], "logprobs": []}
+    return {"type": _TEXTS[of], "text": text, **more}
 
 
 def _call_item(call: CallPart, status: str) -> dict[str, Any]:

@@ -346,9 +346,6 @@ def _chat_turn(message: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in message.items() if name != "tool_calls"}
     turn = {**message, "tool_calls": [_chat_call(call) for call in calls]}
     turn["content"] = message.get("content") or ""
-    thoughts = message.get("reasoning_content")
-    if isinstance(thoughts, str) and not turn["content"]:
-        turn.setdefault("thinking", thoughts)  # gpt-oss's word for it
     return turn
 
 

@@ -66,11 +66,64 @@ def test_a_stop_string_is_one_of_the_answer(client: Client) -> None:
     assert answer.json["choices"][0]["message"]["content"] == "I am a dog"
 
 
-def test_other_forms_have_the_answer_alone(client: Client) -> None:
+def test_responses_begin_with_a_reasoning_item(client: Client) -> None:
     response = client.post("/v1/responses", input="Who are you?").json
-    assert [part["text"] for part in response["output"][0]["content"]] == [ANSWER]
+    parts = [(item["type"], item["content"][0]["text"]) for item in response["output"]]
+    assert parts == [("reasoning", THOUGHTS + "{}"), ("message", ANSWER)]
+    events = client.post("/v1/responses", input="Who are you?", stream=True).events
+    texts = {"reasoning_text": THOUGHTS + "{}", "output_text": ANSWER}
+    for place, (kind, text) in enumerate(texts.items()):
+        of_kind = [event for event in events if event["type"].startswith(f"response.{kind}.")]
+        assert {event["output_index"] for event in of_kind} == {place}
+        assert "".join(event.get("delta", "") for event in of_kind) == text
+        assert of_kind[-1]["text"] == text
+    last = events[-1]["response"]["output"]
+    assert [item["type"] for item in last] == ["reasoning", "message"]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == last
+
+
+def test_messages_have_thinking_blocks_where_they_are_wanted(client: Client) -> None:
     message = client.post("/v1/messages", messages=CHAT, max_tokens=100).json
-    assert [part["text"] for part in message["content"]] == [ANSWER]
+    assert [block["type"] for block in message["content"]] == ["text"]
+    for kind in ("enabled", "adaptive"):
+        fields = {"messages": CHAT, "max_tokens": 100, "thinking": {"type": kind}}
+        message = client.post("/v1/messages", **fields).json
+        first, second = message["content"]
+        assert (first["thinking"], second["text"]) == (THOUGHTS + "{}", ANSWER)
+        events = client.post("/v1/messages", **fields, stream=True).events
+        deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+        assert "".join(delta.get("thinking", "") for delta in deltas) == THOUGHTS + "{}"
+        assert "".join(delta.get("text", "") for delta in deltas) == ANSWER
+        begun = [event for event in events if event["type"] == "content_block_start"]
+        assert [event["content_block"]["type"] for event in begun] == ["thinking", "text"]
+    answer = client.post("/v1/messages", messages=CHAT, max_tokens=9, thinking={"type": "deep"})
+    assert "thinking.type" in answer.json["error"]["message"]
+
+
+def test_thoughts_come_back_in_the_forms_of_all_apis(client: Client) -> None:
+    """A call stands behind its thoughts in the template: all three forms make one prompt."""
+    call = {"name": "weather", "arguments": '{"city": "Ulm"}'}
+    calls = [{"id": "a", "type": "function", "function": call}]
+    counts = []
+    for thoughts in (THOUGHTS, ""):
+        turn: Any = {"role": "assistant", "reasoning_content": thoughts, "tool_calls": calls}
+        counts.append(len(client.post("/tokenize", messages=[*CHAT, turn]).json["tokens"]))
+        used = {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Ulm"}}
+        blocks = [{"type": "thinking", "thinking": thoughts, "signature": ""}, used]
+        turn = {"role": "assistant", "content": blocks}
+        answer = client.post("/v1/messages/count_tokens", messages=[*CHAT, turn]).json
+        assert answer["input_tokens"] == counts[-1]
+        part = {"type": "reasoning_text", "text": thoughts}
+        items = [
+            *({"role": "user", "content": "Who are you?"},),
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [part]},
+            {"type": "function_call", "call_id": "a", **call},
+            {"type": "function_call_output", "call_id": "a", "output": "3 C"},
+        ]
+        response = client.post("/v1/responses", input=items, max_output_tokens=1).json
+        counts[-1] = response["usage"]["input_tokens"]
+    assert counts[0] > counts[1]
 
 
 # ---- calls of functions ----
