@@ -89,6 +89,11 @@ class ChatTemplate:
         return self._source is None
 
     @property
+    def source(self) -> str:
+        """The template as Jinja; "": there is none."""
+        return self._source or ""
+
+    @property
     def tool_source(self) -> str:
         """The template where there are tools; "": there is none."""
         return self._tool_source or ""

@@ -1,10 +1,16 @@
-"""Answers with thoughts between <think> and </think>: Qwen 3, DeepSeek R1, GLM-4.5, SmolLM3."""
+"""Answers with thoughts between marks: Qwen 3, DeepSeek, GLM, SmolLM3, Magistral, Granite and more.
+
+Marks that are tokens of the vocabulary hold anywhere in an answer. Marks that a model writes as
+ordinary text count only where the answer begins, so that an answer may speak of them.
+"""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
+from qsf.errors import QsfArgumentError
 from qsf.text.tokenizer import IncrementalDecoder
 
 if TYPE_CHECKING:
@@ -12,23 +18,62 @@ if TYPE_CHECKING:
 
     from qsf.text.tokenizer import Tokenizer
 
-_BEGIN, _END = "<think>", "</think>"
+_MARKS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),  # Magistral
+    ("<seed:think>", "</seed:think>"),
+    ("<thought>", "</thought>"),  # EXAONE Deep
+    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
+    ("Here is my thought process:", "Here is my response:"),  # Granite 3.2
+)
 # Templates that let an answer begin with thoughts end with the mark, and perhaps with a line break.
 _LAST_TOKENS = 4
+_LAST_TEXT_TOKENS = 16  # the same of a mark that is text
+
+_SWITCHES = (
+    ("enable_thinking", re.compile(r"(?<![.\w])enable_thinking\b")),
+    # DeepSeek V3.1 and Granite; `message.thinking` is something else.
+    ("thinking", re.compile(r"\b(?:if|not|and|or|set) +(?:not +)?thinking\b(?!\.)")),
+)
+
+
+def thinking_args(template: str, *, is_on: bool) -> dict[str, Any]:
+    """Return what lets a chat template, as Jinja, ask for thoughts or for none.
+
+    Raises QsfArgumentError where the template has no switch for it.
+    """
+    for name, pattern in _SWITCHES:
+        if pattern.search(template):
+            return {name: is_on}
+    always = "<|channel|>" in template or any(
+        mark in template for marks in _MARKS for mark in marks
+    )
+    if always and is_on:
+        return {}
+    if not always:
+        raise QsfArgumentError("the model's chat template knows no thinking: leave it out")
+    least = (
+        "--template-arg reasoning_effort=low asks for less"
+        if "reasoning_effort" in template
+        else "--hide-thinking does not show it"
+    )
+    raise QsfArgumentError(f"the model always thinks, its chat template has no switch: {least}")
 
 
 def thinking_decoder(
     tokenizer: Tokenizer, decoder: IncrementalDecoder, prompt: Sequence[int]
 ) -> IncrementalDecoder:
-    """Return a decoder that separates thoughts from the answer; ``decoder`` without such marks.
+    """Return a decoder that separates thoughts from the answer.
 
     ``prompt`` are the tokens before the answer; thinking may begin in them.
     """
-    begin, end = tokenizer.token_id(_BEGIN), tokenizer.token_id(_END)
-    if begin is None or end is None:
-        return decoder
-    last = list(prompt[-_LAST_TOKENS:])
-    return _ThinkingDecoder(decoder, begin, end, is_open=begin in last and end not in last)
+    for marks in _MARKS:
+        begin, end = map(tokenizer.token_id, marks)
+        if begin is not None and end is not None:
+            last = list(prompt[-_LAST_TOKENS:])
+            return _ThinkingDecoder(decoder, begin, end, is_open=begin in last and end not in last)
+    text = tokenizer.decode(prompt[-_LAST_TEXT_TOKENS:]).rstrip()
+    return _WrittenThinkingDecoder(decoder, text)
 
 
 class _ThinkingDecoder(IncrementalDecoder):
@@ -67,3 +112,69 @@ class _ThinkingDecoder(IncrementalDecoder):
             return text
         self._reasoning += text
         return ""
+
+
+class _WrittenThinkingDecoder(IncrementalDecoder):
+    """The same for marks that are ordinary text: thoughts at the beginning of an answer."""
+
+    def __init__(self, decoder: IncrementalDecoder, prompt: str) -> None:
+        """``prompt`` is the end of the text before the answer."""
+        self._decoder = decoder
+        self._end = next((end for begin, end in _MARKS if prompt.endswith(begin)), "")
+        self._is_undecided = not self._end
+        self._at_edge = bool(self._end)
+        self._held = ""  # what may be the beginning of a mark
+        self._reasoning = ""
+
+    def push(self, token_id: int) -> str:
+        """Return the text of the answer that is complete with this token."""
+        return self._sort(self._decoder.push(token_id), is_last=False)
+
+    def flush(self) -> str:
+        """Return what is left of the answer."""
+        return self._sort(self._decoder.flush(), is_last=True)
+
+    def take_reasoning(self) -> str:
+        """Return the thoughts since the last call."""
+        text, self._reasoning = self._reasoning, ""
+        return text
+
+    def _sort(self, text: str, *, is_last: bool) -> str:
+        if not (self._is_undecided or self._end or self._at_edge):
+            return text
+        text, self._held = self._held + text, ""
+        if self._is_undecided:
+            start = text.lstrip()
+            self._end = next((end for begin, end in _MARKS if start.startswith(begin)), "")
+            if not self._end and not is_last and any(b.startswith(start) for b, _ in _MARKS):
+                self._held = text
+                return ""
+            self._is_undecided = False
+            if not self._end:
+                return text
+            begin = next(begin for begin, end in _MARKS if end == self._end)
+            text = start.removeprefix(begin)
+            self._at_edge = True
+        if self._end:
+            thoughts, mark, text = text.partition(self._end)
+            n_free = len(thoughts)
+            if not mark and not is_last:
+                n_free -= _common_edge(thoughts, self._end)
+            self._held = thoughts[n_free:]
+            self._reasoning += self._trimmed(thoughts[:n_free])
+            if not mark:
+                return ""
+            self._end = ""
+            self._at_edge = True
+        return self._trimmed(text)
+
+    def _trimmed(self, text: str) -> str:
+        if self._at_edge:
+            text = text.lstrip("\n")
+            self._at_edge = not text
+        return text
+
+
+def _common_edge(text: str, mark: str) -> int:
+    """Return how many characters at the end of ``text`` may begin ``mark``."""
+    return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from qsf.cli.run import report
 from qsf.shell import command
+from qsf.shell.prose import can_move, dim, prose_on
 from qsf.system.signals import Watcher
 
 if TYPE_CHECKING:
@@ -35,43 +36,90 @@ def show(piece: str) -> None:
     sys.stdout.flush()
 
 
+class Shown:
+    """Prints an answer on standard output: on a terminal wrapped at words, with its Markdown."""
+
+    def __init__(self, *, is_as_written: bool, has_markdown: bool) -> None:
+        """``is_as_written``: change nothing, not on a terminal either."""
+        is_formatted = not is_as_written and can_move(sys.stdout)
+        self._prose = prose_on(sys.stdout, has_markdown=has_markdown) if is_formatted else None
+
+    def push(self, piece: str) -> None:
+        """Print the next piece."""
+        show(piece if self._prose is None else self._prose.push(piece))
+
+    def end(self) -> None:
+        """Print what was held back, and end the line."""
+        show(f"{'' if self._prose is None else self._prose.end()}\n")
+
+
+class _Thoughts:
+    """What a model thinks, on standard error: in a quieter colour, or only that it does."""
+
+    def __init__(self, *, is_hidden: bool) -> None:
+        self._progress = command.Progress("thinking", is_wanted=is_hidden)
+        self._prose = None if is_hidden else prose_on(sys.stderr, is_dim=True)
+        self._began: float | None = None
+
+    def push(self, piece: str) -> None:
+        if self._began is None:
+            self._began = time.monotonic()
+        if self._prose is not None:
+            sys.stderr.write(self._prose.push(piece))
+            sys.stderr.flush()
+
+    def tick(self) -> None:
+        if self._began is not None:
+            self._progress.tick()
+
+    def end(self) -> None:
+        if self._began is None:
+            return
+        self._progress.end()
+        if self._prose is not None:
+            say(f"{self._prose.end()}\n")
+        else:
+            say(dim(f"(thought for {time.monotonic() - self._began:.1f} s)"))
+        self._began = None
+
+
 def generate(
     model: Model,
     options: GenerationOptions,
     start: Callable[[GenerationOptions], Iterator[str]],
     *,
     is_quiet: bool,
+    hides_thoughts: bool = False,
 ) -> Generator[str, None, None]:
     """Yield the pieces of text of ``start(options)``; a signal stops the engine at once.
 
     Reasoning is shown on a terminal, on standard error. To be closed.
     """
     progress = command.Progress("reading the prompt", is_wanted=not is_quiet)
+    thoughts = _Thoughts(is_hidden=hides_thoughts)
 
     def show_progress(n_done: int, n_all: int) -> None:
         progress.update(f"reading the prompt: {n_done} of {n_all} tokens")
         if n_done == n_all:
             progress.end()
 
-    has_reasoning = False
-
     def show_reasoning(piece: str) -> None:
-        nonlocal has_reasoning
         progress.end()
-        has_reasoning = True
-        sys.stderr.write(report.dim(piece))
-        sys.stderr.flush()
+        thoughts.push(piece)
+
+    def tick() -> None:
+        progress.tick()
+        thoughts.tick()
 
     options = replace(options, progress=show_progress)
     if sys.stderr.isatty() and not is_quiet:
         options = replace(options, on_reasoning=show_reasoning)
     try:
-        with Watcher(lambda _: model.cancel(), progress.tick):
+        with Watcher(lambda _: model.cancel(), tick):
             for piece in start(options):
                 progress.end()
-                if has_reasoning:
-                    say("\n")
-                    has_reasoning = False
+                thoughts.end()
                 yield piece
     finally:
         progress.end()
+        thoughts.end()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sys
 from contextlib import closing
@@ -14,26 +13,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qsf.cli.run import report
-from qsf.cli.run.answer import generate, say, say_lines, show
+from qsf.cli.run.answer import Shown, generate, say, say_lines
 from qsf.cli.run.conversation import (
     read_conversation,
+    resumed_lines,
     system_lines,
     with_system,
+    with_thinking,
     write_conversation,
 )
 from qsf.cli.run.options import Request
 from qsf.errors import QsfArgumentError, QsfError
 from qsf.kv import parse_kv_policy
-from qsf.options import GenerationOptions, described
+from qsf.options import GenerationOptions, Option, described
 from qsf.shell import command
 from qsf.shell.arguments import valid_text
 from qsf.shell.command import StoppedError
+from qsf.shell.line_editing import file_names, line_editing, prefilled
+from qsf.shell.prose import dim
+from qsf.system.keys import unseen_keys
 from qsf.system.signals import interruptible_wait
 from qsf.taking import call_with
 from qsf.text.tokenizer import max_text_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from qsf.model import Model
 
@@ -45,11 +49,22 @@ _HELP = """\
 /save FILE       keep the conversation, with what was evaluated, or as FILE.json only its
                  messages; /load FILE goes on with one
 /set NAME VALUE  an option, such as temperature 0.2; without VALUE: as it was; alone: all
+/think on|off    let the model think before it answers, or not; show or hide: its thoughts
 /context         how full the context is
 /help            this; /exit or Ctrl-D ends, Ctrl-C stops an answer
 \"\"\" begins and ends a message of several lines."""
 _QUOTES = '"""'
-_MAX_HISTORY = 1000
+_THINKING = {
+    "on": "the model thinks from now on",
+    "off": "the model answers at once from now on",
+    "show": "thoughts are shown from now on",
+    "hide": "thoughts are not shown from now on",
+}
+
+
+def _settings() -> dict[str, Option]:
+    """Return what /set changes, by name."""
+    return {o.flag.removeprefix("--"): o for o in described(GenerationOptions, "run")}
 
 
 class Chat:
@@ -62,6 +77,7 @@ class Chat:
         self._options = request.generation
         self._messages = model.session.messages
         self._max_bytes = max_text_bytes(model.info.plan.ctx_tokens)
+        self._hides_thoughts = request.hides_thoughts
         self._is_terminal = sys.stdin.isatty()
         self._commands: dict[str, Callable[[str], object]] = {
             "/system": self._set_system,
@@ -72,6 +88,7 @@ class Chat:
             "/save": self._save,
             "/load": self._load,
             "/set": self._set,
+            "/think": self._think,
             "/context": self._say_context,
             "/help": lambda _: say(_HELP),
         }
@@ -85,7 +102,9 @@ class Chat:
             )
         if self._is_terminal and not self._request.is_quiet:
             say_lines(report.greeting_lines(self._model, self._request.path.name))
-        with _line_editing() if self._is_terminal else contextlib.nullcontext():
+            if self._request.history is not None:
+                say_lines(resumed_lines(self._model, self._request.history))
+        with line_editing(self._completed) if self._is_terminal else contextlib.nullcontext():
             while self._turn():
                 pass
         return 0
@@ -107,6 +126,17 @@ class Chat:
                 raise
             say("\n(Ctrl-D or /exit ends)")
         return True
+
+    def _completed(self, before: str, word: str) -> list[str]:
+        """Return what Tab may make of ``word``, behind ``before`` on the line."""
+        name = before.strip()
+        if not before:
+            names = [*self._commands, "/exit"] if word.startswith("/") else []
+        elif name in ("/save", "/load"):
+            return file_names(word)
+        else:
+            names = {"/set": list(_settings()), "/think": list(_THINKING)}.get(name, [])
+        return [f"{each} " for each in names if each.startswith(word)]
 
     # ---- reading ----
 
@@ -134,7 +164,7 @@ class Chat:
         """
         if self._is_terminal:
             try:
-                with _prefilled(given), interruptible_wait():
+                with prefilled(given), interruptible_wait():
                     line = valid_text(input(prompt))
             except EOFError:
                 say("")
@@ -191,18 +221,23 @@ class Chat:
 
     def _say_answer(self, line: str, options: GenerationOptions) -> None:
         chat = partial(call_with, self._model.session.chat, line)
+        is_plain = self._model.chat_template.is_plain
+        shown = Shown(is_as_written=self._request.is_as_written, has_markdown=not is_plain)
         try:
-            pieces = generate(self._model, options, chat, is_quiet=self._request.is_quiet)
-            with closing(pieces):
+            pieces = generate(
+                self._model, options, chat,
+                is_quiet=self._request.is_quiet, hides_thoughts=self._hides_thoughts,
+            )  # fmt: skip
+            with unseen_keys(), closing(pieces):
                 for piece in pieces:
-                    show(piece)
+                    shown.push(piece)
         except StoppedError as stopped:
-            show("\n")
+            shown.end()
             if stopped.exit_code != command.EXIT_INTERRUPTED:
                 raise
             say("(stopped)")
         else:
-            show("\n")
+            shown.end()
         stats = self._model.stats
         if stats is None:
             return
@@ -213,7 +248,7 @@ class Chat:
         if self._request.is_verbose:
             say_lines(report.stats_lines(self._model, stats, is_verbose=True))
         elif self._is_terminal and not self._request.is_quiet:
-            say(report.dim(report.speed_line(stats)))
+            say(dim(report.speed_line(stats)))
 
     # ---- commands ----
 
@@ -290,15 +325,23 @@ class Chat:
     def _load(self, name: str) -> None:
         if not name:
             raise QsfArgumentError("/load FILE: the file is missing")
-        reason = read_conversation(
-            Path(name).expanduser(), self._model.session, self._model.input_bytes
-        )
+        path = Path(name).expanduser()
+        reason = read_conversation(path, self._model.session, self._model.input_bytes)
         if reason:
             say(f"({reason}: the conversation is evaluated again)")
-        say(f"({len(self._messages)} messages from {name})")
+        say_lines(resumed_lines(self._model, path, is_held=not reason))
+
+    def _think(self, how: str) -> None:
+        if how not in _THINKING:
+            raise QsfArgumentError(f"/think takes one of {', '.join(_THINKING)}")
+        if how in ("show", "hide"):
+            self._hides_thoughts = how == "hide"
+        else:
+            self._options = with_thinking(self._model, self._options, is_on=how == "on")
+        say(f"({_THINKING[how]})")
 
     def _set(self, rest: str) -> None:
-        options = {o.flag.removeprefix("--"): o for o in described(GenerationOptions, "run")}
+        options = _settings()
         name, _, text = rest.partition(" ")
         if not name:
             for shown, each in options.items():
@@ -319,44 +362,3 @@ class Chat:
         n_all = self._model.info.plan.ctx_tokens
         say(f"({n_held} of {n_all} tokens, {100 * n_held / n_all:.0f} %, in "
             f"{len(self._messages)} messages)")  # fmt: skip
-
-
-# ---- the terminal ----
-
-
-@contextlib.contextmanager
-def _line_editing() -> Iterator[None]:
-    """Let input() edit lines, take pasted lines as one message, and remember over runs."""
-    import readline
-
-    with contextlib.suppress(Exception):  # libedit has no such setting
-        readline.parse_and_bind("set enable-bracketed-paste on")
-    folder = Path(os.environ.get("XDG_STATE_HOME", ""))
-    if not folder.is_absolute():
-        folder = Path("~/.local/state").expanduser()
-    path = folder / "qsf" / "history"
-    with contextlib.suppress(OSError):
-        readline.read_history_file(path)
-    readline.set_history_length(_MAX_HISTORY)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.touch(mode=0o600)
-            readline.write_history_file(path)
-
-
-@contextlib.contextmanager
-def _prefilled(text: str) -> Iterator[None]:
-    """Let input() begin with ``text``, which can be edited."""
-    if not text:
-        yield
-        return
-    import readline
-
-    readline.set_startup_hook(lambda: readline.insert_text(text))
-    try:
-        yield
-    finally:
-        readline.set_startup_hook(None)

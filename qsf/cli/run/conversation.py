@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfError, QsfIOError
@@ -10,15 +11,19 @@ from qsf.file.session_file import SessionFile, is_session_file
 from qsf.foreign_json import JsonError, read_json
 from qsf.kv import parse_kv_policy
 from qsf.shell import command
+from qsf.shell.prose import dim
 from qsf.text.arguments import as_messages
+from qsf.text.thinking import thinking_args
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from qsf.model import Model
+    from qsf.options import GenerationOptions
     from qsf.session import Session
 
+_SHOWN_CHARS = 200  # of a message that is repeated
 _TURN_TOKENS = 16  # what a template puts around a message
 
 
@@ -97,6 +102,45 @@ def with_system(messages: Sequence[dict[str, Any]], text: str | None) -> list[di
         return list(messages)
     rest = [message for message in messages if message["role"] != "system"]
     return [{"role": "system", "content": text}, *rest] if text else rest
+
+
+def with_thinking(
+    model: Model, options: GenerationOptions, *, is_on: bool | None
+) -> GenerationOptions:
+    """Return options by which the chat template lets the model think or not; None: as it is.
+
+    Raises QsfArgumentError where the template has no switch for it.
+    """
+    if is_on is None:
+        return options
+    args = thinking_args(model.chat_template.source, is_on=is_on)
+    return replace(options, template_args={**(options.template_args or {}), **args})
+
+
+def resumed_lines(model: Model, path: Path, *, is_held: bool = True) -> list[str]:
+    """Return how much of a conversation was restored, and what was said last.
+
+    ``is_held``: the KV cache of a session file was taken.
+    """
+    session = model.session
+    if not session.messages:
+        return []
+    n_tokens = session.n_tokens if is_held and is_session_file(path) else 0
+    cost = (
+        f"{n_tokens} of {model.info.plan.ctx_tokens} tokens, which are not evaluated again"
+        if n_tokens
+        else "the next answer reads them again"
+    )
+    n = len(session.messages)
+    lines = [f"({n} message{'' if n == 1 else 's'} from {path}: {cost})"]
+    last = [m for m in session.messages if m["role"] in ("user", "assistant")][-2:]
+    for message in last:
+        if isinstance(message["content"], str):
+            text = command.one_line(message["content"])
+            mark = "> " if message["role"] == "user" else "  "
+            cut = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS].rstrip()} ..."
+            lines.append(dim(f"{mark}{cut}"))
+    return lines
 
 
 def system_lines(model: Model) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from qsf.cli.run import report
-from qsf.cli.run.answer import generate, say_lines, show
+from qsf.cli.run.answer import Shown, generate, say_lines, show
 from qsf.cli.run.form import answer_in_form, read_constraint
 from qsf.cli.run.options import Request, parse
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
@@ -25,6 +25,7 @@ from qsf.options import MAX_U32
 from qsf.shell import command
 from qsf.shell.arguments import UsageError, valid_text
 from qsf.shell.command import EXIT_FAILED, EXIT_USAGE, StoppedError
+from qsf.system.keys import unseen_keys
 from qsf.system.signals import Watcher
 from qsf.taking import call_with
 from qsf.text.tokenizer import max_text_bytes
@@ -122,6 +123,11 @@ def _run(request: Request) -> int:
             say_lines(report.drafter_lines(model.info.plan))
             say_lines(_streaming_lines(model, request))
         _begin_conversation(model, request)
+        if request.thinks is not None:
+            from qsf.cli.run.conversation import with_thinking
+
+            generation = with_thinking(model, request.generation, is_on=request.thinks)
+            request = replace(request, generation=generation)
         if request.prompts is not None:
             from qsf.cli.run.many import answer_many
 
@@ -243,19 +249,27 @@ def _start_of(
 
 def _complete(model: Model, request: Request, prompt: str, constraint: Constraint | None) -> int:
     start = _start_of(model, request, prompt, constraint)
-    shown: list[str] = []
+    texts: list[str] = []
+    is_continuation = request.is_raw or model.chat_template.is_plain
+    shown = Shown(
+        is_as_written=request.is_as_written or request.is_raw or constraint is not None,
+        has_markdown=not is_continuation,
+    )
     try:
-        pieces = generate(model, request.generation, start, is_quiet=request.is_quiet)
-        with closing(pieces):
+        pieces = generate(
+            model, request.generation, start,
+            is_quiet=request.is_quiet, hides_thoughts=request.hides_thoughts,
+        )  # fmt: skip
+        with unseen_keys(), closing(pieces):
             for piece in pieces:
-                shown.append(piece)
+                texts.append(piece)
                 if not request.is_json:
-                    show(piece)
+                    shown.push(piece)
                 elif request.is_stream:
                     show(report.json_line({"piece": piece}))
     except (QsfError, StoppedError):
-        if shown and not request.is_json:
-            show("\n")
+        if texts and not request.is_json:
+            shown.end()
         raise
     if request.history is not None:
         from qsf.cli.run.conversation import write_conversation
@@ -265,9 +279,9 @@ def _complete(model: Model, request: Request, prompt: str, constraint: Constrain
     if stats is None:
         return 0
     if request.is_json:
-        show(report.json_line(report.answer_record(model, stats, "".join(shown))))
+        show(report.json_line(report.answer_record(model, stats, "".join(texts))))
         return 0
-    show("\n")
+    shown.end()
     if not request.is_quiet:
         say_lines(report.ending_lines(model, stats))
         say_lines(report.stats_lines(model, stats, is_verbose=request.is_verbose))

@@ -125,6 +125,9 @@ class Request:
     is_stream: bool
     is_yes: bool
     has_special: bool
+    thinks: bool | None  # None: as the chat template has it
+    hides_thoughts: bool
+    is_as_written: bool
 
 
 # argparse and not typer, as in the tools for which memory does not matter: typer brings
@@ -163,6 +166,12 @@ def _add_output_options(group: Group) -> None:
         is_main=True,
         help="say what the file is, what runs, where the memory goes, and at the end where the "
         "time went: reading, waiting for it, computing",
+    )
+    group.add(
+        "--plain",
+        action="store_true",
+        help="on a terminal, too, print what the model writes: lines are not wrapped at words, "
+        "Markdown is not shown by styles",
     )
     group.add("-q", "--quiet", action="store_true", help="no progress, no statistics at the end")
     group.add(
@@ -259,6 +268,13 @@ def _add_conversation_options(group: Group, *, is_chat: bool) -> None:
         "cache, so that nothing is evaluated again, or if it is called FILE.json as a JSON list of "
         "messages with role and content; it need not exist",
     )
+    for flag, thinks, text in (
+        ("--think", True, "let the model think before it answers"),
+        ("--no-think", False, "let the model answer without thinking"),
+    ):
+        help_text = f"{text}, where its chat template has a switch for it"
+        group.add(flag, dest="thinks", action="store_const", const=thinks, help=help_text)
+    group.add("--hide-thinking", action="store_true", help="show only that the model thinks")
 
 
 def parse(arguments: list[str]) -> Request:
@@ -316,6 +332,9 @@ def parse(arguments: list[str]) -> Request:
         is_stream=options.stream,
         is_yes=options.yes,
         has_special=not options.no_special,
+        thinks=options.thinks,
+        hides_thoughts=options.hide_thinking,
+        is_as_written=options.plain,
     )
 
 

@@ -6,8 +6,6 @@ Functions from records to lines of text; nothing here prints.
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -227,16 +225,6 @@ def greeting_lines(model: Model, name: str) -> list[str]:
         f"{info.quant_type}, {memory}, context {info.plan.ctx_tokens} tokens. /help says what "
         "can be typed."
     ]
-
-
-def dim(text: str) -> str:
-    """Return the text in a quieter colour, where standard error shows colours."""
-    has_colours = (
-        sys.stderr.isatty()
-        and not os.environ.get("NO_COLOR")
-        and os.environ.get("TERM", "dumb") != "dumb"
-    )
-    return f"\x1b[2m{text}\x1b[0m" if has_colours else text
 
 
 # ---- afterwards ----

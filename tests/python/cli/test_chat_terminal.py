@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def test_a_chat_with_every_command(
         (f"/save {saved}", "(5 messages are in "),
         ("/undo", "(the last question and its answer are forgotten)"),
         ("/reset", "(the conversation is forgotten)"),
-        (f"/load {saved}", "(5 messages from "),
+        (f"/load {saved}", "the next answer reads them again)"),
         ("/load absent.json", "(absent.json: No such file or directory)"),
     ):
         chat.ask(line + "\n", answer)
@@ -105,6 +106,58 @@ def test_the_last_question_can_be_edited(
     piped = run(tiny_chat_8bit, "-i", *GREEDY, stdin="Hello\n/edit\n")
     assert piped.returncode == 0
     assert "(/edit needs a terminal: /undo, and ask again)" in piped.stderr
+
+
+def test_tab_completes_commands_settings_and_files(
+    on_terminal: OnTerminal, tiny_chat_8bit: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "talk.json").write_text("[]", "utf-8")
+    chat = on_terminal("chat", tiny_chat_8bit, *GREEDY)
+    chat.ask("/sys\tBe brief.\n", "(the model is told so from now on)")
+    chat.ask("/set tempera\t0.5\n", "\n")
+    chat.ask(f"/load {tmp_path}/fol\tta\t\n", "/folder/talk.json")
+    chat.ask("/thi\th\t\n", "(thoughts are not shown from now on)")
+    chat.ask("/set\n", "temperature          0.5")
+    chat.ask("a\tb\n", "5 tokens, ")  # in a message Tab does nothing
+    chat.ask("/exi\t\n", "\n")
+    assert chat.wait() == 0
+    assert "> ab" in chat.text.replace("\a", "")
+
+
+def test_keys_pressed_during_an_answer_wait_for_the_next_line(
+    on_terminal: OnTerminal, tiny_chat_8bit: Path
+) -> None:
+    chat = on_terminal("chat", tiny_chat_8bit, "--temperature", 0, "--plain", "-n", 400)
+    chat.read_until("> ")
+    chat.type("Once upon a time\n")
+    chat.read_until("time\r\n")
+    chat.read_until(" ")  # the answer has begun
+    chat.type("/context")
+    chat.read_until(" tokens, ")
+    answer = chat.text.split("time\r\n", 1)[1]
+    assert "/context" not in answer
+    chat.read_until("> /context")
+    chat.type("\n")
+    chat.read_until("tokens, ")
+    chat.ask("\x04", "\n")
+    assert chat.wait() == 0
+
+
+def test_a_continued_conversation_says_what_it_has(
+    on_terminal: OnTerminal, tiny_chat_8bit: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "talk.qsfs"
+    for _ in range(2):
+        chat = on_terminal("chat", tiny_chat_8bit, *GREEDY, "--session", path)
+        chat.ask("Once upon a time\n", "5 tokens, ")
+        chat.ask("\x04", "\n")
+        assert chat.wait() == 0
+    assert f"(2 messages from {path}: " in chat.text
+    assert " of 512 tokens, which are not evaluated again)" in chat.text
+    resumed = chat.text.split("not evaluated again)", 1)[1].splitlines()
+    assert "> Once upon a time" in resumed[1]
+    assert re.search(r"  \w", resumed[2])  # the answer
 
 
 @pytest.mark.parametrize(("environment", "is_dim"), [({}, True), ({"NO_COLOR": "1"}, False)])

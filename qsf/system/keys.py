@@ -1,0 +1,32 @@
+"""Keys pressed on the terminal while nobody reads them."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def unseen_keys() -> Iterator[None]:
+    """Show nothing of what is typed; it waits for the next line that is read."""
+    import termios
+
+    try:
+        fd = sys.stdin.fileno()
+        before = termios.tcgetattr(fd)
+    except (OSError, ValueError, termios.error):  # no terminal
+        yield
+        return
+    quiet = [*before]
+    quiet[3] = before[3] & ~termios.ECHO
+    try:
+        termios.tcsetattr(fd, termios.TCSANOW, quiet)
+        yield
+    finally:
+        with contextlib.suppress(termios.error):  # the terminal may be gone
+            termios.tcsetattr(fd, termios.TCSANOW, before)
