@@ -47,10 +47,10 @@
 #endif
 
 /* How far ahead tiles are prefetched: processors do not prefetch beyond a page of 4 KiB, and a tile
- * is computed quickly. Prefetching behind the end has no effect. */
-#ifndef QSF_AHEAD_BYTES
-#define QSF_AHEAD_BYTES 2048
-#endif
+ * is computed quickly. Four tiles that have a head in common (2304 bytes or more) are computed
+ * before the other tile row's, so they need more. Prefetching behind the end has no effect. */
+#define AHEAD_BYTES 2048
+#define HEAD_AHEAD_BYTES 4608
 
 /* At most so many tokens use two tile rows at a time. */
 #ifndef QSF_PAIRED_TOKENS
@@ -115,9 +115,16 @@ QSF_FORCED_INLINE void add_part_dots(qsf_form form, lanes scale, lanes min, cons
     }
 }
 
-/* As add_block for the tiles of a head, of a type whose scales are of fewer than 64 columns */
-QSF_FORCED_INLINE void add_head(qsf_form form, const unsigned char *head, const qsf_acts *x,
-                                size_t block, size_t n_tokens, lanes *acc)
+QSF_FORCED_INLINE void prefetch_tile(qsf_form form, uintptr_t at)
+{
+    for (size_t i = 0; i < form.tile_bytes; i += 64)
+        __builtin_prefetch((const void *)(at + i));
+}
+
+/* As add_block for the tiles of a head, of a type whose scales are of fewer than 64 columns. Each
+ * tile prefetches one: all at once would fill the queue of misses, and reads would wait. */
+QSF_FORCED_INLINE void add_head(qsf_form form, const unsigned char *head, uintptr_t ahead,
+                                const qsf_acts *x, size_t block, size_t n_tokens, lanes *acc)
 {
     const size_t q_stride = x->n_blocks * QSF_BLOCK;
     const size_t n_parts = QSF_BLOCK / form.scale_cols;
@@ -125,6 +132,7 @@ QSF_FORCED_INLINE void add_head(qsf_form form, const unsigned char *head, const 
     load_part_scales(form, head, &scales);
 #pragma GCC unroll 1
     for (size_t b = 0; b < qsf_tiles_per_head(form); b++) {
+        prefetch_tile(form, ahead + b * form.tile_bytes);
         const unsigned char *const codes =
             head + qsf_codes_off(form) + b * qsf_code_bytes(form.codes);
         const int8_t *const q = x->q + (block + b) * QSF_BLOCK;
@@ -145,14 +153,15 @@ QSF_FORCED_INLINE void add_head(qsf_form form, const unsigned char *head, const 
 }
 
 /* Continues acc over one block, or over those of a head: token t0 + t is at x->scale[i] and so on,
- * i = block + t * n_blocks. */
-QSF_FORCED_INLINE void add_block(qsf_form form, const unsigned char *tile, const qsf_acts *x,
-                                 size_t block, size_t n_tokens, lanes *acc)
+ * i = block + t * n_blocks. Prefetches as many bytes from `ahead` on. */
+QSF_FORCED_INLINE void add_block(qsf_form form, const unsigned char *tile, uintptr_t ahead,
+                                 const qsf_acts *x, size_t block, size_t n_tokens, lanes *acc)
 {
     if (form.scale_cols < QSF_BLOCK) {
-        add_head(form, tile, x, block, n_tokens, acc);
+        add_head(form, tile, ahead, x, block, n_tokens, acc);
         return;
     }
+    prefetch_tile(form, ahead);
     const size_t q_stride = x->n_blocks * QSF_BLOCK;
     const int8_t *const q = x->q + block * QSF_BLOCK;
     dots dot[QSF_GROUP_TOKENS];
@@ -166,51 +175,31 @@ QSF_FORCED_INLINE void add_block(qsf_form form, const unsigned char *tile, const
     add_dots(form, tile, dot, x, block, n_tokens, acc);
 }
 
-/* Multiplies one tile row with tokens t0 .. t0 + n_tokens - 1 (n_tokens a literal <=
- * QSF_GROUP_TOKENS); y: the tile row's first output of token t0 */
-QSF_FORCED_INLINE void int_group(qsf_form form, const unsigned char *tiles, size_t tile_bytes,
+/* Multiplies n_rows tile rows, 1 or 2, with tokens t0 .. t0 + n_tokens - 1 (literals, n_tokens <=
+ * QSF_GROUP_TOKENS); y: their first output of token t0. Two streams of reads are faster than one.
+ * The second tile row follows the first in memory, so its end prefetches the next two. */
+QSF_FORCED_INLINE void int_group(qsf_form form, const unsigned char *tiles, size_t n_rows,
                                  const qsf_acts *x, size_t t0, size_t n_tokens, float *y,
                                  size_t y_stride)
 {
-    lanes acc[QSF_GROUP_TOKENS];
-    for (size_t t = 0; t < n_tokens; t++)
-        acc[t] = lanes_set(0.0F);
     const size_t n_together = qsf_tiles_per_head(form);
-    for (size_t b = 0; b < x->n_blocks; b += n_together) {
-        const unsigned char *const tile = tiles + b * tile_bytes;
-        for (size_t i = 0; i < n_together * tile_bytes; i += 64)
-            __builtin_prefetch((const void *)((uintptr_t)tile + QSF_AHEAD_BYTES + i));
-        add_block(form, tile, x, t0 * x->n_blocks + b, n_tokens, acc);
-    }
-    for (size_t t = 0; t < n_tokens; t++)
-        lanes_store(y + t * y_stride, acc[t]);
-}
-
-/* Like int_group, for two tile rows at once: two streams of reads are faster than one. The second
- * tile row follows the first in memory, so its end prefetches the next two. */
-QSF_FORCED_INLINE void int_group_of_two(qsf_form form, const unsigned char *tiles,
-                                        size_t tile_bytes, const qsf_acts *x, size_t t0,
-                                        size_t n_tokens, float *y, size_t y_stride)
-{
-    const size_t n_together = qsf_tiles_per_head(form);
-    const size_t n_ahead = (QSF_AHEAD_BYTES + tile_bytes - 1) / tile_bytes;
-    const size_t row_bytes = x->n_blocks * tile_bytes;
+    const size_t ahead_bytes = n_together > 1 ? HEAD_AHEAD_BYTES : AHEAD_BYTES;
+    const size_t n_ahead = (ahead_bytes + form.tile_bytes - 1) / form.tile_bytes;
+    const size_t row_bytes = x->n_blocks * form.tile_bytes;
     lanes acc[2][QSF_GROUP_TOKENS];
-    for (size_t r = 0; r < 2; r++)
+    for (size_t r = 0; r < n_rows; r++)
         for (size_t t = 0; t < n_tokens; t++)
             acc[r][t] = lanes_set(0.0F);
     for (size_t b = 0; b < x->n_blocks; b += n_together) {
-        const size_t later = b + n_ahead;
+        const unsigned char *const tile = tiles + b * form.tile_bytes;
+        const bool is_end = b + n_ahead >= x->n_blocks;
         const uintptr_t ahead =
-            (uintptr_t)tiles + later * tile_bytes + (later < x->n_blocks ? 0 : row_bytes);
-        for (size_t r = 0; r < 2; r++) {
-            const unsigned char *const tile = tiles + r * row_bytes + b * tile_bytes;
-            for (size_t i = 0; i < n_together * tile_bytes; i += 64)
-                __builtin_prefetch((const void *)(ahead + r * row_bytes + i));
-            add_block(form, tile, x, t0 * x->n_blocks + b, n_tokens, acc[r]);
-        }
+            (uintptr_t)tile + n_ahead * form.tile_bytes + (is_end ? (n_rows - 1) * row_bytes : 0);
+        for (size_t r = 0; r < n_rows; r++)
+            add_block(form, tile + r * row_bytes, ahead + r * row_bytes, x, t0 * x->n_blocks + b,
+                      n_tokens, acc[r]);
     }
-    for (size_t r = 0; r < 2; r++)
+    for (size_t r = 0; r < n_rows; r++)
         for (size_t t = 0; t < n_tokens; t++)
             lanes_store(y + t * y_stride + r * QSF_TILE_ROWS, acc[r][t]);
 }
@@ -227,16 +216,16 @@ QSF_FORCED_INLINE size_t int_pairs(qsf_form form, const unsigned char *tiles, si
         size_t t = 0;
 #if QSF_PAIRED_TOKENS >= 4
         for (; t + 4 <= x->n_tokens; t += 4)
-            int_group_of_two(form, rows, tile_bytes, x, t, 4, yi + t * y_stride, y_stride);
+            int_group(form, rows, 2, x, t, 4, yi + t * y_stride, y_stride);
         if (t + 3 == x->n_tokens) {
-            int_group_of_two(form, rows, tile_bytes, x, t, 3, yi + t * y_stride, y_stride);
+            int_group(form, rows, 2, x, t, 3, yi + t * y_stride, y_stride);
             t += 3;
         }
         for (; t + 2 <= x->n_tokens; t += 2)
-            int_group_of_two(form, rows, tile_bytes, x, t, 2, yi + t * y_stride, y_stride);
+            int_group(form, rows, 2, x, t, 2, yi + t * y_stride, y_stride);
 #endif
         for (; t < x->n_tokens; t++)
-            int_group_of_two(form, rows, tile_bytes, x, t, 1, yi + t * y_stride, y_stride);
+            int_group(form, rows, 2, x, t, 1, yi + t * y_stride, y_stride);
     }
     return i;
 }
@@ -321,16 +310,16 @@ QSF_FORCED_INLINE void matmul_int(qsf_form form, const unsigned char *tiles, siz
         size_t t = 0;
 #if QSF_GROUP_TOKENS >= 8
         for (; t + 8 <= x->n_tokens; t += 8)
-            int_group(form, row, tile_bytes, x, t, 8, yi + t * y_stride, y_stride);
+            int_group(form, row, 1, x, t, 8, yi + t * y_stride, y_stride);
 #endif
 #if QSF_GROUP_TOKENS >= 4
         for (; t + 4 <= x->n_tokens; t += 4)
-            int_group(form, row, tile_bytes, x, t, 4, yi + t * y_stride, y_stride);
+            int_group(form, row, 1, x, t, 4, yi + t * y_stride, y_stride);
 #endif
         for (; t + 2 <= x->n_tokens; t += 2)
-            int_group(form, row, tile_bytes, x, t, 2, yi + t * y_stride, y_stride);
+            int_group(form, row, 1, x, t, 2, yi + t * y_stride, y_stride);
         for (; t < x->n_tokens; t++)
-            int_group(form, row, tile_bytes, x, t, 1, yi + t * y_stride, y_stride);
+            int_group(form, row, 1, x, t, 1, yi + t * y_stride, y_stride);
     }
 }
 
