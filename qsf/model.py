@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from qsf.native import binding
     from qsf.passes import Choice, Chosen, PassItem, PassReport
     from qsf.text.chat import ChatTemplate
-    from qsf.text.constraints import Constraint
     from qsf.text.generation import GenerationStats
     from qsf.text.sampling import SamplingParams
     from qsf.text.tokenizer import Tokenizer
@@ -354,16 +353,14 @@ class Model(Closing, Uncopyable):
         """
         return self.start_batch(options).answers(self._session, prompts)
 
-    def start_batch(
-        self, options: GenerationOptions, constraint: Constraint | None = None
-    ) -> Batch:
-        """Return what answers many prompts with these options, all in the form of ``constraint``.
+    def start_batch(self, options: GenerationOptions) -> Batch:
+        """Return what answers many prompts with these options.
 
         Raises QsfArgumentError where an option is for a single prompt.
         """
         from qsf.batch import Batch  # few need it
 
-        return Batch(self._opened, options, constraint)
+        return Batch(self._opened, options)
 
     @taking(GenerationOptions)
     def generate(self, prompt: str | Sequence[int], options: Any) -> Iterator[str]:

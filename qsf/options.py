@@ -24,7 +24,7 @@ from qsf.kv import KV_POLICIES, KV_TYPES, parse_kv_policy, parse_kv_type
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from qsf.text.chosen_token import ChosenToken
+    from qsf.text.tokens import ChosenToken, TokenConstraint
 
 MAX_U32 = 2**32 - 1
 
@@ -364,7 +364,8 @@ def option_field(
 ) -> Any:
     """Return the field of a ``CheckedOptions``; the arguments are those of ``Option``."""
     facts = (kind, default, help, default_help, commands, also, is_main)
-    return dataclasses.field(default=default, metadata={"option": facts})
+    is_shown = not isinstance(kind, Call)  # in texts that other processes compare
+    return dataclasses.field(default=default, repr=is_shown, metadata={"option": facts})
 
 
 def described(options: type, command: str = "") -> tuple[Option, ...]:
@@ -553,6 +554,12 @@ class GenerationOptions(CheckedOptions):
         "tools; a JSON object gives several",
         "nothing",
         also=("--template-arg", "--chat-template-kwargs"),
+    )
+    constraint: Callable[[], TokenConstraint] | None = option_field(  # noqa: RUF009
+        None,
+        Call(),
+        "called for each answer, returns what says which tokens may come next",
+        commands=(),
     )
     begins_text: bool = option_field(
         False,

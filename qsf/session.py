@@ -21,16 +21,14 @@ from qsf.errors import (
     QsfStateError,
 )
 from qsf.kept import copy_held, load_session, save_session
-from qsf.kv import parse_kv_policy
 from qsf.native import binding
+from qsf.native.passing import Choice, Chosen, choose
 from qsf.options import GenerationOptions, Whole, check_value
 from qsf.taking import taking
 from qsf.text.arguments import as_messages, as_tokens, check_rows
-from qsf.text.channels import answer_decoder
-from qsf.text.chosen_token import ChosenToken
 from qsf.text.generation import Generation
 from qsf.text.opened import OpenedModel
-from qsf.text.sampling import StopMatcher, asked_sampling, resolve_sampling
+from qsf.text.tokens import ChosenToken
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from qsf.text.generation import GenerationStats
-    from qsf.text.tokenizer import IncrementalDecoder
 
 
 class Uncopyable:
@@ -393,18 +390,12 @@ class Session(Closing, Uncopyable):
                 argument="template_args",
             )
         opened = self._opened
-        params = resolve_sampling(opened.generation, **asked_sampling(options))
-        seed = options.seed
-        if seed is None:
-            seed = int.from_bytes(os.urandom(4), "little")
         if isinstance(prompt, str):
             prompt = opened.tokenizer.encode(prompt, max_tokens=opened.info.plan.ctx_tokens)
         tokens = as_tokens(prompt, "prompt")
         self.check_tokens(tokens, "prompt")
-        matcher = StopMatcher([options.stop] if isinstance(options.stop, str) else options.stop)
-        decoder = answer_decoder(opened.tokenizer, begins_text=options.begins_text, prompt=tokens)
-        run = Generation(tokens, options, params, seed)
-        return run, self._pieces(run, matcher, decoder)
+        run = Generation(opened, options, tokens)
+        return run, self._pieces(run)
 
     def check_tokens(self, tokens: array[int], name: str) -> None:
         """Raise QsfArgumentError for none, for more than the context, or ids that are no tokens."""
@@ -449,44 +440,37 @@ class Session(Closing, Uncopyable):
 
     # ---- one generation ----
 
-    def _pieces(
-        self, run: Generation, matcher: StopMatcher, decoder: IncrementalDecoder
-    ) -> Iterator[str]:
+    def _pieces(self, run: Generation) -> Iterator[str]:
         self._running.append(run)
         try:
-            for token in self._chosen(run):
-                piece = matcher.push(decoder.push(token))
-                reasoning = decoder.take_reasoning()
+            text = run.take_forced()
+            while True:
+                reasoning = run.decoder.take_reasoning()
                 if reasoning and run.options.on_reasoning is not None:
                     run.options.on_reasoning(reasoning)
-                if piece:
-                    yield piece
-                if matcher.is_stopped:
-                    run.stop_reason = "stop"
+                if text:
+                    yield text
+                if run.reason:
                     return
-            rest = matcher.push(decoder.flush()) + matcher.flush()
-            if rest:
-                yield rest
+                text = self._next_text(run)
         finally:
             self._running.remove(run)
             self._stats = run.stats()
 
-    def _chosen(self, run: Generation) -> Iterator[int]:
-        """Yield chosen tokens, without the one that ends the text."""
+    def _next_text(self, run: Generation) -> str:
+        """Take the next token, and those that must follow; return the text that can be shown."""
+        if run.max_tokens == 0:
+            return run.end("length")
         try:
-            while run.n_generated < run.options.max_tokens:
-                token = self._next_token(run)
-                if token is None:
-                    return
-                yield token
-            run.stop_reason = "length"
+            token = self._next_token(run)
         except QsfCancelledError:
-            run.stop_reason = "cancelled"
+            return run.end("cancelled")
+        return run.take(token) + run.take_forced()
 
     def _evaluate_prompt(self, run: Generation) -> None:
         n_before = self._native.stats().prompt_tokens
         self._hold(run)
-        run.n_evaluated = self._native.stats().prompt_tokens - n_before
+        run.n_evaluated = min(self._native.stats().prompt_tokens - n_before, run.n_prompt)
         run.prompt_seconds = time.perf_counter() - run.start_seconds
 
     def _hold(self, run: Generation) -> None:
@@ -501,11 +485,11 @@ class Session(Closing, Uncopyable):
                 # It was meant for a run that had just ended: the engine remembers it.
             # A callback that uses the session makes it forget this prompt. It is evaluated again
             # as far as before without a call, so that each call means at least one more chunk.
-            if run.options.progress is not None and run.n_reported < n_done and not run.n_generated:
+            if run.options.progress is not None and run.n_reported < n_done and not run.n_chosen:
                 run.n_reported = n_done
                 self._lock.release()
                 try:
-                    run.options.progress(n_done, run.n_prompt)
+                    run.options.progress(min(n_done, run.n_prompt), run.n_prompt)
                 finally:
                     self._lock.acquire()
                 if run.is_cancelled:
@@ -526,53 +510,37 @@ class Session(Closing, Uncopyable):
             return False  # as above
         return True
 
-    def _next_token(self, run: Generation) -> int | None:
-        """Evaluate the token chosen last, choose the next; None: the text has ended."""
+    def _next_token(self, run: Generation) -> int:
+        """Evaluate the tokens that were taken last, choose the next."""
         started = time.perf_counter()
         with self._turn():
             if run.is_cancelled:
                 raise QsfCancelledError("cancelled between two tokens")
-            if not run.n_generated:
+            if not run.n_chosen:
                 run.start_seconds = started
                 self._evaluate_prompt(run)
-            elif not self._shorten(run):
-                run.stop_reason = "context"
-                return None
             else:
+                run.shorten()
                 if not self._step(run):
                     self._hold(run)
-                run.n_steps += 1
-            token = run.sampler.choose(self._native, run.tokens)
-            chosen = self._chosen_token(run, token)
+            chosen = self._choose(run)
         now = time.perf_counter()
-        run.n_generated += 1
-        if run.n_generated == 1:
+        run.n_chosen += 1
+        if run.n_chosen == 1:
             run.first_token_seconds = now - run.start_seconds
         else:
             run.step_seconds += now - started
-        if chosen is not None and run.options.on_token is not None:
-            run.options.on_token(chosen)
-        if token in self._opened.end_ids:
-            run.stop_reason = "end"
-            return None
-        run.append(token)
-        return token
+        if run.options.on_token is not None:
+            run.options.on_token(ChosenToken(chosen.token, chosen.logprob or 0.0, chosen.top))
+        return chosen.token
 
-    def _shorten(self, run: Generation) -> bool:
-        """Forget the middle of a text that fills the context; return False if no policy says so."""
-        plan = self._opened.info.plan
-        if len(run.tokens) <= plan.ctx_tokens:
-            return True
-        policy = parse_kv_policy(plan.kv_policy)
-        if policy is None:
-            return False
-        run.tokens = policy.shortened(run.tokens, plan.ctx_tokens)
-        run.n_shortened += 1
-        return True
-
-    def _chosen_token(self, run: Generation, token: int) -> ChosenToken | None:
-        if run.options.on_token is None:
-            return None
-        n_top = min(run.options.top_logprobs, self._opened.info.n_vocab)
-        (_, logprob), *top = self._native.logprobs(token, n_top)
-        return ChosenToken(token, logprob, tuple(top))
+    def _choose(self, run: Generation) -> Chosen:
+        n_top = None
+        if run.options.on_token is not None:
+            n_top = min(run.options.top_logprobs, self._opened.info.n_vocab)
+        mask = None if run.constraint is None else run.constraint.mask()
+        choice = Choice(self, run.sampler, run.tokens, mask=mask, top_logprobs=n_top)
+        (chosen,) = choose(self._opened.native, [self._native], [choice])
+        if isinstance(chosen, QsfError):
+            raise chosen
+        return chosen

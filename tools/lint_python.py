@@ -69,13 +69,15 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.foreign_json": frozenset({"qsf.system"}),
     "qsf.native": frozenset({"qsf.errors", "qsf.kv", "qsf.options", "qsf.system"}),
     "qsf.file": frozenset({"qsf.errors", "qsf.closing", "qsf.native", "qsf.system"}),
-    "qsf.text": frozenset({"qsf.errors", "qsf.file", "qsf.native", "qsf.options", "qsf.system"}),
+    "qsf.text": frozenset(
+        {"qsf.errors", "qsf.file", "qsf.kv", "qsf.native", "qsf.options", "qsf.system"}
+    ),
     "qsf.options": frozenset({"qsf.errors", "qsf.kv"}),
     "qsf.taking": frozenset({"qsf.options"}),
     "qsf.kept": _BASE | {"qsf.options"},
     "qsf.session": _BASE | {"qsf.options", "qsf.taking", "qsf.kept"},
     "qsf.passes": _BASE | {"qsf.session"},
-    "qsf.batch": _BASE | {"qsf.options", "qsf.kept", "qsf.session", "qsf.passes"},
+    "qsf.batch": _BASE | {"qsf.options", "qsf.session", "qsf.serve.scheduling"},
     "qsf.model": (_MODEL - {"qsf.model"}) | {"qsf.taking", "qsf.find"},
     "qsf": frozenset(),
     "qsf.page": frozenset({"qsf.errors", "qsf.shell"}),
@@ -87,7 +89,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.serve.serving": frozenset(),
     "qsf.serve.http": _BASE | {"qsf.options"},
     "qsf.serve.tools": _BASE | {"qsf.serve.http"},
-    "qsf.serve.scheduling": _MODEL | {"qsf.serve.http"},
+    "qsf.serve.scheduling": _BASE
+    | {"qsf.options", "qsf.kept", "qsf.session", "qsf.passes", "qsf.serve.http"},
     "qsf.serve.api": _MODEL | {room for room in _SERVE if room != "qsf.serve.api"},
     "qsf.serve.server": _MODEL | _SERVE | {"qsf.shell"},
     "qsf.inspect": frozenset({"qsf.errors", "qsf.file", "qsf.shell", "qsf.report"}),

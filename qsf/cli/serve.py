@@ -184,7 +184,8 @@ def make_server(
     from qsf.serve.server import Bounds, Server, log_line
     from qsf.serve.serving import Serving
 
-    engine = ModelEngine(model, options.parallel)
+    more = (model.create_session() for _ in range(1, model.info.plan.max_sessions))
+    engine = ModelEngine(model._opened, [model.session, *more], options.parallel)
     keys = () if options.api_key_file is None else read_keys(Path(options.api_key_file))
     hosts = _texts(options.allowed_host)
     gate = Gate(

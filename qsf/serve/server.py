@@ -356,7 +356,7 @@ class Server:
 
 
 def _share_used(scheduler: Scheduler, ctx_tokens: int) -> float:
-    used = sum(len(slot.held) for slot in scheduler.slots if slot.job is not None)
+    used = sum(slot.n_held for slot in scheduler.slots if slot.job is not None)
     return used / (ctx_tokens * scheduler.n_running_most)
 
 

@@ -1,17 +1,24 @@
-"""The state and the statistics of one generation."""
+"""One answer: its tokens, the text that they become, why it ends, and its statistics."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+import os
 from array import array
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from qsf.kv import parse_kv_policy
 from qsf.native import binding
+from qsf.options import MAX_U32
+from qsf.text.channels import answer_decoder
+from qsf.text.sampling import StopMatcher, asked_sampling, resolve_sampling
 
 if TYPE_CHECKING:
     from qsf.options import GenerationOptions
-    from qsf.text.sampling import SamplingParams
+    from qsf.text.opened import OpenedModel
+    from qsf.text.tokenizer import IncrementalDecoder
+    from qsf.text.tokens import TokenConstraint
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,35 +66,155 @@ class GenerationStats:
         return self.step_tokens / self.step_seconds if self.step_seconds else 0.0
 
 
-class Generation:
-    """The state of one ``generate``."""
+@dataclass(eq=False, kw_only=True)
+class Answer:
+    """A prompt and the answer to it, token by token.
 
-    def __init__(
-        self, tokens: array[int], options: GenerationOptions, params: SamplingParams, seed: int
-    ) -> None:
-        """Begin with the tokens of the prompt; those that are chosen are added to them."""
-        self.tokens = tokens
-        self.n_prompt = len(tokens)
-        self.answer = array("I")
-        self.n_shortened = 0
+    Attributes:
+        prompt: its tokens, at least one.
+        end_ids: tokens that end the text.
+        constraint: which tokens may be chosen; None: any.
+        ctx_tokens: the longest sequence that can be evaluated.
+        takes_forced: tokens that must come next are taken without being chosen.
+        tokens: of the prompt, then those taken.
+        n_generated: tokens taken, an end token included.
+        n_forced: of these, those that were not chosen.
+        reason: why the answer has ended, as ``GenerationStats.stop_reason``; "": it goes on.
+    """
+
+    prompt: array[int]
+    max_tokens: int
+    decoder: IncrementalDecoder
+    matcher: StopMatcher
+    end_ids: frozenset[int]
+    constraint: TokenConstraint | None = None
+    ctx_tokens: int = MAX_U32
+    takes_forced: bool = True
+    tokens: array[int] = field(default_factory=lambda: array("I"))
+    n_generated: int = 0
+    n_forced: int = 0
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        """Begin with the prompt."""
+        self.tokens = array("I", self.prompt)
+
+    @property
+    def n_prompt(self) -> int:
+        """How many tokens the prompt has."""
+        return len(self.prompt)
+
+    @property
+    def is_full(self) -> bool:
+        """The text has all that it may have."""
+        return False
+
+    def take(self, token: int) -> str:
+        """Add a token; return the text that can be shown now, and set ``reason`` at the end."""
+        self.n_generated += 1
+        if token in self.end_ids:
+            return self.end("end")
+        self.tokens.append(token)
+        text = self.read(self.matcher.push(self.decoder.push(token)))
+        is_over = self.matcher.is_stopped or self.is_full
+        if is_over or (self.constraint is not None and self.constraint.take(token)):
+            return text + self.end("end")
+        if self.n_generated >= self.max_tokens:
+            return text + self.end("length")
+        if len(self.tokens) > self.ctx_tokens:
+            return text + self.end("context")
+        return text
+
+    def take_forced(self) -> str:
+        """Add the tokens that must come next; return the text that can be shown now.
+
+        They are evaluated together in one pass.
+        """
+        text = ""
+        while not self.reason and self.takes_forced and self.constraint is not None:
+            token = self.constraint.forced()
+            if token is None:
+                break
+            self.n_forced += 1
+            text += self.take(token)
+        return text
+
+    def end(self, reason: str) -> str:
+        """End the answer; return the rest of its text."""
+        rest = ""
+        if not self.matcher.is_stopped:
+            rest = self.matcher.push(self.decoder.flush()) + self.matcher.flush()
+        self.reason = "stop" if self.matcher.is_stopped else reason
+        return self.read(rest)
+
+    def read(self, text: str) -> str:
+        """Return what of new text can be shown."""
+        return text
+
+
+def answer_values(
+    opened: OpenedModel, options: GenerationOptions, tokens: array[int]
+) -> dict[str, Any]:
+    """Return the arguments of an ``Answer`` to a prompt of these tokens."""
+    constraint = options.constraint
+    return {
+        "prompt": tokens,
+        "max_tokens": options.max_tokens,
+        "decoder": answer_decoder(
+            opened.tokenizer,
+            begins_text=options.begins_text,
+            # A constraint is for the whole of an answer, which then has no thoughts.
+            prompt=tokens if constraint is None else (),
+        ),
+        "matcher": StopMatcher([options.stop] if isinstance(options.stop, str) else options.stop),
+        "end_ids": opened.end_ids,
+        "constraint": None if constraint is None else constraint(),
+        "ctx_tokens": opened.info.plan.ctx_tokens,
+        "takes_forced": options.on_token is None,
+    }
+
+
+def seed_of(options: GenerationOptions) -> int:
+    """Return the seed that is asked for, or a new one."""
+    return int.from_bytes(os.urandom(4), "little") if options.seed is None else options.seed
+
+
+class Generation(Answer):
+    """An answer of ``Session.generate``, and what it has taken so far."""
+
+    def __init__(self, opened: OpenedModel, options: GenerationOptions, tokens: array[int]) -> None:
+        """Begin with a prompt. Raises QsfArgumentError, QsfFormatError."""
+        super().__init__(**answer_values(opened, options, tokens))
+        params = resolve_sampling(opened.generation, **asked_sampling(options))
         self.options = options
-        self.seed = seed
+        self.seed = seed_of(options)
+        self.sampler = binding.NativeSampler(**asdict(params), seed=self.seed)
+        self._policy = parse_kv_policy(opened.info.plan.kv_policy)
+        self._plan_tokens = self.ctx_tokens
+        if self._policy is not None:
+            self.ctx_tokens = MAX_U32
+        self.answer = array("I")  # of ``tokens``, of which a KV policy may forget some
+        self.n_shortened = 0
         self.is_cancelled = False
-        self.sampler = binding.NativeSampler(**asdict(params), seed=seed)
-        self.stop_reason = "abandoned"
         self.n_reported = 0  # prompt tokens that ``progress`` was told of
         self.n_evaluated = 0
-        self.n_generated = 0
-        self.n_steps = 0
+        self.n_chosen = 0
         self.start_seconds = 0.0
         self.prompt_seconds = 0.0
         self.step_seconds = 0.0
         self.first_token_seconds = 0.0
 
-    def append(self, token: int) -> None:
-        """Add a token that was chosen."""
-        self.tokens.append(token)
-        self.answer.append(token)
+    def take(self, token: int) -> str:
+        """Add a token: see ``Answer.take``."""
+        if token not in self.end_ids:
+            self.answer.append(token)
+        return super().take(token)
+
+    def shorten(self) -> None:
+        """Forget the middle of a text that fills the context, as the KV policy says."""
+        if self._policy is not None and len(self.tokens) > self._plan_tokens:
+            self.tokens = self._policy.shortened(self.tokens, self._plan_tokens)
+            self.n_shortened += 1
 
     def stats(self) -> GenerationStats:
         """Return what has happened so far."""
@@ -96,10 +223,10 @@ class Generation:
             evaluated_tokens=self.n_evaluated,
             prompt_seconds=self.prompt_seconds,
             generated_tokens=self.n_generated,
-            step_tokens=self.n_steps,
+            step_tokens=max(self.n_chosen - 1, 0),
             step_seconds=self.step_seconds,
             first_token_seconds=self.first_token_seconds,
-            stop_reason=self.stop_reason,
+            stop_reason=self.reason or "abandoned",
             seed=self.seed,
             peak_bytes=binding.describe_machine().peak_bytes,
             token_ids=tuple(self.answer),

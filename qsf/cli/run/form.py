@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qsf.errors import QsfArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable
 
-    from qsf.model import Model
-    from qsf.options import GenerationOptions
     from qsf.text.constraints import Constraint
 
 # Of the budget, for the grammar and what follows it.
@@ -21,8 +18,8 @@ RESERVE_MB = 8
 _MAX_BYTES = 64 << 10
 
 
-def read_constraint(path: Path, form: tuple[str, str] | None) -> Constraint | None:
-    """Return the form of answers of the model at ``path``; None: any.
+def read_constraint(path: Path, form: tuple[str, str] | None) -> Callable[[], Constraint] | None:
+    """Return what makes the constraint of an answer of the model at ``path``; None: any form.
 
     ``form`` is an option and its value, such as ("regex", "[a-z]+").
 
@@ -43,20 +40,4 @@ def read_constraint(path: Path, form: tuple[str, str] | None) -> Constraint | No
         except UnicodeDecodeError as error:
             raise QsfArgumentError(f"{value} is not UTF-8: {error}") from None
     kind = "json" if option == "json-schema" else option
-    return Constraints(path).make(kind, value, f"--{option}")
-
-
-def answer_in_form(
-    model: Model, options: GenerationOptions, constraint: Constraint, prompt: str | Sequence[int]
-) -> Iterator[str]:
-    """Yield the pieces of an answer: to the user of a conversation, or what continues token ids."""
-    batch = model.start_batch(replace(options, progress=None), constraint)
-    if not isinstance(prompt, str):
-        yield from batch.pieces(model.session, prompt)
-        return
-    turns: list[dict[str, Any]] = [*model.session.messages, {"role": "user", "content": prompt}]
-    pieces = []
-    for piece in batch.pieces(model.session, turns):
-        pieces.append(piece)
-        yield piece
-    model.session.messages[:] = [*turns, {"role": "assistant", "content": "".join(pieces)}]
+    return Constraints(path).make(kind, value, f"--{option}").copy

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING
 
 from qsf.cli.run import report
 from qsf.cli.run.answer import Shown, generate, say_lines, show
-from qsf.cli.run.form import answer_in_form, read_constraint
+from qsf.cli.run.form import read_constraint
 from qsf.cli.run.options import Request, parse
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
 from qsf.file.opened import is_qsf_file
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from qsf.model import Model
     from qsf.native.binding import MemoryPlan
-    from qsf.text.constraints import Constraint
 
 # Without --max-seq-len a context has no more tokens (csrc/engine/plan.c).
 _DEFAULT_CTX_TOKENS = 4096
@@ -110,6 +109,7 @@ def _run(request: Request) -> int:
         raise UsageError(f"--{request.form[0]} is for --prompt and --prompts, not for a chat")
     prompt = None if is_chat or request.prompts is not None else _prompt(request)
     constraint = read_constraint(request.path, request.form)
+    request = replace(request, generation=replace(request.generation, constraint=constraint))
     with _lines(request) as lines, _open(request) as model:
         if not (request.has_length or request.is_raw or model.chat_template.is_plain):
             request = replace(request, generation=replace(request.generation, max_tokens=MAX_U32))
@@ -131,13 +131,13 @@ def _run(request: Request) -> int:
         if request.prompts is not None:
             from qsf.cli.run.many import answer_many
 
-            code = answer_many(model, request, lines, constraint)
+            code = answer_many(model, request, lines)
         elif prompt is None:
             from qsf.cli.run.chat import Chat
 
             code = Chat(model, request).run()
         else:
-            code = _complete(model, request, prompt, constraint)
+            code = _complete(model, request, prompt)
         if request.is_verbose:
             say_lines(report.timeline_lines(model))
         return code
@@ -230,29 +230,22 @@ def _prompt(request: Request) -> str:
     return text
 
 
-def _start_of(
-    model: Model, request: Request, prompt: str, constraint: Constraint | None
-) -> Callable[..., Iterator[str]]:
+def _start_of(model: Model, request: Request, prompt: str) -> Callable[..., Iterator[str]]:
     """Return what generates, given options: an answer by the template, or a continuation."""
-    is_answer = not request.is_raw and not model.chat_template.is_plain
-    if is_answer and constraint is None:
+    if not request.is_raw and not model.chat_template.is_plain:
         return partial(call_with, model.session.chat, prompt)
-    if is_answer and constraint is not None:
-        return lambda _: answer_in_form(model, request.generation, constraint, prompt)
     tokens = model.tokenizer.encode(
         prompt, parse_special=request.has_special, max_tokens=model.info.plan.ctx_tokens
     )
-    if constraint is not None:
-        return lambda _: answer_in_form(model, request.generation, constraint, tokens)
     return partial(call_with, model.generate, tokens)
 
 
-def _complete(model: Model, request: Request, prompt: str, constraint: Constraint | None) -> int:
-    start = _start_of(model, request, prompt, constraint)
+def _complete(model: Model, request: Request, prompt: str) -> int:
+    start = _start_of(model, request, prompt)
     texts: list[str] = []
     is_continuation = request.is_raw or model.chat_template.is_plain
     shown = Shown(
-        is_as_written=request.is_as_written or request.is_raw or constraint is not None,
+        is_as_written=request.is_as_written or request.is_raw or request.form is not None,
         has_markdown=not is_continuation,
     )
     try:

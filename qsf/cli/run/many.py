@@ -24,12 +24,9 @@ if TYPE_CHECKING:
     from qsf.batch import BatchAnswer
     from qsf.cli.run.options import Request
     from qsf.model import Model
-    from qsf.text.constraints import Constraint
 
 
-def answer_many(
-    model: Model, request: Request, file: IO[bytes], constraint: Constraint | None
-) -> int:
+def answer_many(model: Model, request: Request, file: IO[bytes]) -> int:
     """Answer every line of --prompts; the exit code is 1 where one could not be answered."""
     is_raw = request.is_raw or model.chat_template.is_plain
     lines = _Lines(request, file, model.input_bytes, is_raw=is_raw)
@@ -47,7 +44,7 @@ def answer_many(
         stack.callback(progress.end)
         stack.enter_context(Watcher(lambda _: model.cancel(), progress.tick))
         prompts = stack.enter_context(closing(lines.prompts()))
-        batch = model.start_batch(request.generation, constraint)
+        batch = model.start_batch(request.generation)
         answers = stack.enter_context(closing(batch.answers(model.session, prompts)))  # type: ignore[type-var]
         for n_answers, answer in enumerate(answers, 1):
             n_failed += _write(lines.record(model, answer), out)

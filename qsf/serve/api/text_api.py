@@ -81,7 +81,7 @@ def slots(serving: Serving, scheduler: Scheduler) -> list[dict[str, Any]]:
         entry: dict[str, Any] = {
             "id": slot.index,
             "n_ctx": serving.ctx_tokens,
-            "n_held": len(slot.held),
+            "n_held": slot.n_held,
             "is_processing": job is not None,
         }
         if job is not None:

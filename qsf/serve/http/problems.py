@@ -86,9 +86,12 @@ def invalid(param: str, message: str, code: str = "invalid_value") -> Problem:
 
 
 def problem_of(error: QsfError) -> Problem:
-    """Return what a failure of the engine, or of the text, means to a client."""
+    """Return what a failure of the engine, or of the text, means to a client: its cause."""
     if isinstance(error, QsfArgumentError):
-        return Problem(400, "invalid_value", str(error), param=error.argument)
-    if isinstance(error, QsfCancelledError):
-        return Problem(500, "cancelled", str(error))
-    return Problem(500, "engine_error", str(error), is_final=True)
+        problem = Problem(400, "invalid_value", str(error), param=error.argument)
+    elif isinstance(error, QsfCancelledError):
+        problem = Problem(500, "cancelled", str(error))
+    else:
+        problem = Problem(500, "engine_error", str(error), is_final=True)
+    problem.__cause__ = error
+    return problem

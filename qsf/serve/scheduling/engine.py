@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from qsf.errors import QsfArgumentError, QsfCancelledError, QsfError
 from qsf.kept import copy_held, load_session, save_session
 from qsf.native import state as native
-from qsf.passes import Choice, Chosen, PassItem, Sampler, is_ahead
+from qsf.passes import Choice, Chosen, PassItem, Sampler, choose_items, is_ahead, run_items
 from qsf.serve.scheduling.job import Job
 
 if TYPE_CHECKING:
-    from qsf.model import Model
     from qsf.session import Session
+    from qsf.text.opened import OpenedModel
 
 
 # Logits of a prompt whose tokens are scored: so much beside the plan, and so many rows in a pass.
@@ -27,29 +27,32 @@ _MAX_SCORE_ROWS = 64
 class ModelEngine:
     """The sessions of a model, one for each slot."""
 
-    def __init__(self, model: Model, n_running: int | None = None) -> None:
-        """Take all sessions that the model was opened for; ``n_running`` may have jobs.
+    def __init__(
+        self, opened: OpenedModel, sessions: Sequence[Session], n_running: int | None = None
+    ) -> None:
+        """Take sessions of an open model; ``n_running`` of them may have jobs.
 
         None: as many as the KV pool has contexts.
         """
-        plan = model.info.plan
+        info, plan = opened.info, opened.info.plan
         self.n_running = n_running or plan.kv_contexts
         self.ctx_tokens = plan.ctx_tokens
         self.chunk_tokens = plan.chunk_tokens
         self.logits_rows = plan.logits_rows
-        self.score_rows = max(1, min(_MAX_SCORE_ROWS, _SCORE_BYTES // (4 * model.info.n_vocab)))
+        self.score_rows = max(1, min(_MAX_SCORE_ROWS, _SCORE_BYTES // (4 * info.n_vocab)))
         self.n_drafts = 0
+        self.is_cancelled = False  # a session was cancelled in a pass
         self._rows: memoryview | None = None  # [score_rows, n_vocab] of the last pass
-        self._model = model
-        self.sessions: list[Session] = [model.session]
-        self.sessions += [model.create_session() for _ in range(1, plan.max_sessions)]
+        self._opened = opened
+        self.sessions = sessions
 
     def evaluate(self, items: Sequence[PassItem]) -> list[QsfError | None]:
         """Evaluate all items in one pass; return what went wrong with each. Raises QsfError."""
         for item in items:
             if item.wants == "all":
                 item.logits = self._score_rows()
-        self.n_drafts = self._model.run_pass(items).n_drafts
+        self.n_drafts = run_items(self._opened, items).n_drafts
+        self.is_cancelled = any(item.is_cancelled for item in items)
         return [
             QsfCancelledError("cancelled in a pass") if item.is_cancelled else None
             for item in items
@@ -57,7 +60,7 @@ class ModelEngine:
 
     def _score_rows(self) -> memoryview:
         if self._rows is None:
-            n_values = self.score_rows * self._model.info.n_vocab
+            n_values = self.score_rows * self._opened.info.n_vocab
             self._rows = memoryview(bytearray(4 * n_values))
         return self._rows
 
@@ -67,7 +70,7 @@ class ModelEngine:
         Raises QsfError.
         """
         assert self._rows is not None
-        n_bytes = 4 * self._model.info.n_vocab
+        n_bytes = 4 * self._opened.info.n_vocab
         choices = [
             Choice(
                 self.sessions[slot],
@@ -80,7 +83,7 @@ class ModelEngine:
             for i, token in enumerate(tokens)
         ]
         scores = []
-        for chosen in self._model.choose(choices):
+        for chosen in choose_items(self._opened, choices):
             if isinstance(chosen, QsfError):
                 raise chosen
             scores.append(chosen)
@@ -102,7 +105,7 @@ class ModelEngine:
         if errors:
             others = iter(self.choose([pair for pair in jobs if pair[0] not in errors]))
             return [errors[slot] if slot in errors else next(others) for slot, _ in jobs]
-        return self._model.choose(choices) if choices else []
+        return choose_items(self._opened, choices) if choices else []
 
     def _choice(self, slot: int, job: Job) -> Choice:
         how = job.choosing
@@ -127,14 +130,21 @@ class ModelEngine:
         """Return how many tokens the slot holds."""
         return self.sessions[slot].n_tokens
 
-    def keep(self, slot: int, n_tokens: int) -> int:
-        """Forget all but the first tokens of the slot; return how many it holds then."""
+    def tokens(self, slot: int) -> array[int]:
+        """Return the tokens that the slot holds."""
+        return array("I", self.sessions[slot].tokens)
+
+    def count_common(self, slot: int, tokens: array[int]) -> int:
+        """Return how many of the tokens the slot holds, from the first on."""
+        return self.sessions[slot].count_common(tokens)
+
+    def keep(self, slot: int, n_tokens: int) -> None:
+        """Forget all but the first tokens of the slot, or all. Raises QsfError."""
         session = self.sessions[slot]
         try:
             session.rewind(n_tokens)
         except QsfArgumentError:  # a window of attention has gone on: from the start
             session.rewind(0)
-        return session.n_tokens
 
     def copy(self, slot: int, source: int, n_tokens: int) -> None:
         """Make the slot hold the first tokens that another holds, by sharing its KV memory."""
@@ -147,14 +157,14 @@ class ModelEngine:
         """
         save_session(self.sessions[slot], path, owner, is_synced=False)
 
-    def load(self, slot: int, path: Path) -> tuple[array[int], str]:
-        """Make the slot hold what a file has; return its tokens and owner. Raises QsfError."""
+    def load(self, slot: int, path: Path) -> tuple[int, str]:
+        """Make the slot hold what a file has: so many tokens, of its owner. Raises QsfError."""
         head = load_session(self.sessions[slot], path)
-        return array("I", head.tokens), head.owner
+        return len(head.tokens), head.owner
 
     def state_key(self) -> bytes:
         """Return what the bits of states depend on."""
-        return native.state_key(self._model._opened.native)
+        return native.state_key(self._opened.native)
 
     def state_bytes(self, slot: int) -> int:
         """Return the size of what a session file would have of the slot; 0: it has nothing."""

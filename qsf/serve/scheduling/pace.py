@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import math
+
+from qsf.options import MAX_U32
+
 _WEIGHT = 0.2  # of the newest measurement
 _LEAST_ROWS = 8  # progress, however slow the machine is
 _FIRST_ROWS = 32  # before anything was measured
@@ -18,7 +22,7 @@ class Pace:
     """
 
     def __init__(self, pass_seconds: float) -> None:
-        """Set the longest duration of a pass while some job decodes."""
+        """Set the longest duration of a pass while some job decodes; infinity: any."""
         self._wanted_seconds = pass_seconds
         self._base_seconds = 0.0  # of a pass without rows of prompts
         self._row_seconds = 0.0  # that a row of a prompt adds
@@ -26,6 +30,8 @@ class Pace:
 
     def prompt_rows(self, n_decoding: int) -> int:
         """Return how many rows of prompts the next pass may have beside ``n_decoding`` others."""
+        if self._wanted_seconds == math.inf:
+            return MAX_U32
         if self._row_seconds <= 0.0 or n_decoding == 0:
             return _FIRST_ROWS
         most_seconds = max(self._wanted_seconds, (1 + _STREAMED_SHARE) * self._base_seconds)

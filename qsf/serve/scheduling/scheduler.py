@@ -297,10 +297,11 @@ class Scheduler:
         rows: list[tuple[Slot, PassItem]] = []
         jobs = [(slot, job) for slot, job in self._slots.taken if slot.leader is None]
         prompts = [slot for slot, job in jobs if job.state is State.PROMPT]
-        n_free = self._engine.chunk_tokens - (len(jobs) - len(prompts))
-        for slot, running in jobs:
-            if running.state is State.PROMPT:
-                continue
+        decoding = [(slot, job) for slot, job in jobs if job.state is State.DECODING]
+        decoding.sort(key=lambda pair: pair[1].last)  # in turns, where not all have room
+        del decoding[self._engine.chunk_tokens :]
+        n_free = self._engine.chunk_tokens - len(decoding)
+        for slot, running in decoding:
             n_held, n_all = running.n_held, len(running.tokens)
             n_forced = min(n_all - n_held - 1, n_free)
             n_free -= n_forced
@@ -343,8 +344,8 @@ class Scheduler:
             job = slot.job
             assert job is not None
             if error is None:
-                slot.held.extend(item.tokens)
-                job.n_held = len(slot.held)
+                slot.n_held += len(item.tokens)
+                job.n_held = slot.n_held
                 is_prompt = job.state is State.PROMPT
                 n_prompt += len(item.tokens) - (not is_prompt)
                 n_decoded += not is_prompt
@@ -366,7 +367,7 @@ class Scheduler:
             self._pace.learn(n_decoded, n_prompt, seconds)
             slot, item = rows[0]
             if len(rows) == 1 and n_prompt == len(item.tokens):  # nothing but a prompt
-                first = len(slot.held) - n_prompt
+                first = slot.n_held - n_prompt
                 self._slots.costs.learn_evaluating(first, n_prompt, seconds)
             self._metrics.count_pass(n_decoded + n_prompt, self._engine.n_drafts, seconds)
         self._choose_tokens(ready)
@@ -457,7 +458,7 @@ class Scheduler:
             job.first = job.first or now
             job.last = now
             try:
-                event = job.take(chosen)
+                event = job.advance(chosen)
             except QsfError as error:  # of its grammar
                 self._fail(slot, error)
                 continue
@@ -479,12 +480,12 @@ class Scheduler:
         assert job is not None
         n_before = job.n_forced
         try:
-            events = job.take_forced()
+            event = job.advance_forced()
         except QsfError as error:  # of its grammar
             self._fail(slot, error)
             return
         self._metrics.count_forced(job.n_forced - n_before)
-        for event in events:
+        if event is not None:
             self._tell(slot, job, event)
 
     def _fail(self, slot: Slot, error: QsfError) -> None:

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from qsf.serve.scheduling.job import Job, State
 
@@ -14,6 +13,7 @@ class Slot:
     """A sequence in the engine: of a job, or left over from one.
 
     Attributes:
+        n_held: how many tokens it holds; the engine has them.
         leader: the slot, with its job, that evaluates the first tokens of this slot's job, and how
             many; until then the job waits. None: it does not.
         is_pinned: it holds what all may share, and never anything else.
@@ -21,7 +21,7 @@ class Slot:
 
     index: int
     job: Job | None = None
-    held: array[int] = field(default_factory=lambda: array("I"))
+    n_held: int = 0
     salt: str = ""
     used: float = 0.0
     leader: tuple[Slot, Job, int] | None = None
@@ -32,4 +32,4 @@ class Slot:
         if self.leader is None:
             return False
         slot, job, n_tokens = self.leader
-        return slot.job is job and job.state is State.PROMPT and len(slot.held) < n_tokens
+        return slot.job is job and job.state is State.PROMPT and slot.n_held < n_tokens

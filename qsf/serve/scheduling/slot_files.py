@@ -47,8 +47,11 @@ class FileEngine(Protocol):
     def save(self, slot: int, path: Path, owner: str) -> None:
         """Write the state of the slot to a session file. Raises QsfError."""
 
-    def load(self, slot: int, path: Path) -> tuple[array[int], str]:
-        """Make the slot hold what a file has; return its tokens and owner. Raises QsfError."""
+    def tokens(self, slot: int) -> array[int]:
+        """Return the tokens that the slot holds."""
+
+    def load(self, slot: int, path: Path) -> tuple[int, str]:
+        """Make the slot hold what a file has: so many tokens, of its owner. Raises QsfError."""
 
 
 @dataclass(slots=True, eq=False)
@@ -143,8 +146,8 @@ class SlotFiles:
     def measure(self, slot: Slot) -> None:
         """Measure the duration of reading with a session file of the slot."""
         if self.save(slot):
-            kept = next(kept for kept in self.all if kept.tokens[: len(slot.held)] == slot.held)
-            if len(kept.tokens) == len(slot.held) and self.load(kept, slot):
+            kept, _ = self.find(self._engine.tokens(slot.index), slot.salt, slot.n_held)
+            if kept is not None and len(kept.tokens) == slot.n_held and self.load(kept, slot):
                 self._remove(kept)
 
     def find(self, tokens: array[int], salt: str, n_most: int) -> tuple[Kept | None, int]:
@@ -161,9 +164,9 @@ class SlotFiles:
     def load(self, kept: Kept, slot: Slot) -> bool:
         """Give a slot what a file has; return whether it has it. Raises QsfMemoryError."""
         started = time.perf_counter()
-        slot.held = array("I")
+        slot.n_held = 0
         try:
-            slot.held, slot.salt = self._engine.load(slot.index, kept.path)
+            slot.n_held, slot.salt = self._engine.load(slot.index, kept.path)
         except QsfMemoryError:
             raise
         except QsfError as error:
@@ -180,20 +183,21 @@ class SlotFiles:
 
     def save(self, slot: Slot) -> bool:
         """Write the state of a slot unless a file has it; return whether a file has it now."""
-        kept, n_tokens = self.find(slot.held, slot.salt, len(slot.held))
-        if kept is not None and n_tokens == len(slot.held):
+        tokens = self._engine.tokens(slot.index)
+        kept, n_tokens = self.find(tokens, slot.salt, len(tokens))
+        if kept is not None and n_tokens == len(tokens):
             kept.used = max(kept.used, slot.used)
             return True
-        n_bytes = self._engine.state_bytes(slot.index) + 8 * len(slot.held) + 8192
+        n_bytes = self._engine.state_bytes(slot.index) + 8 * len(tokens) + 8192
         is_off = self._clock() < self._off_until
-        if n_bytes > self._limit_bytes or len(slot.held) > _MOST_TOKENS or is_off:
+        if n_bytes > self._limit_bytes or len(tokens) > _MOST_TOKENS or is_off:
             return False
         replaced = [
             kept
             for kept in self.all
-            if kept.salt == slot.salt and kept.tokens == slot.held[: len(kept.tokens)]
+            if kept.salt == slot.salt and kept.tokens == tokens[: len(kept.tokens)]
         ]
-        self._make_room(n_bytes, len(slot.held), replaced)
+        self._make_room(n_bytes, len(tokens), replaced)
         self._n_named += 1
         path = self._folder / f"{self._prefix}{self._n_named}{_SUFFIX}"
         started = time.perf_counter()
@@ -205,7 +209,7 @@ class SlotFiles:
             self._fail(f"not kept: {error}")
             return False
         self.write_seconds += time.perf_counter() - started
-        self.all.append(Kept(path, slot.held[:], slot.salt, n_bytes, slot.used))
+        self.all.append(Kept(path, tokens, slot.salt, n_bytes, slot.used))
         for kept in replaced:
             self._remove(kept)
         return True

@@ -8,6 +8,7 @@ docs/server.md has the cost.
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -61,8 +62,14 @@ class Engine(Protocol):
     def n_held(self, slot: int) -> int:
         """Return how many tokens the slot holds."""
 
-    def keep(self, slot: int, n_tokens: int) -> int:
-        """Forget all but the first tokens of the slot; return how many it holds then."""
+    def tokens(self, slot: int) -> array[int]:
+        """Return the tokens that the slot holds."""
+
+    def count_common(self, slot: int, tokens: array[int]) -> int:
+        """Return how many of the tokens the slot holds, from the first on."""
+
+    def keep(self, slot: int, n_tokens: int) -> None:
+        """Forget all but the first tokens of the slot, or all. Raises QsfError."""
 
     def copy(self, slot: int, source: int, n_tokens: int) -> None:
         """Make the slot hold the first tokens that another holds. Raises QsfError: it cannot."""
@@ -80,13 +87,13 @@ class Slots:
     def __init__(
         self, engine: Engine, metrics: Metrics, clock: Callable[[], float], files: SlotFiles | None
     ) -> None:
-        """Begin with slots that hold nothing; ``files`` takes what they must give up."""
+        """Begin with what the engine holds; ``files`` takes what slots must give up."""
         self._engine = engine
         self._metrics = metrics
         self._clock = clock
         self._files = files
         self.costs = Costs() if files is None else files.costs
-        self.all = [Slot(index) for index in range(len(engine.sessions))]
+        self.all = [Slot(i, n_held=engine.n_held(i)) for i in range(len(engine.sessions))]
 
     @property
     def taken(self) -> list[tuple[Slot, Job]]:
@@ -110,15 +117,14 @@ class Slots:
             kept, n_kept = self._files.find(tokens, _PINNED_SALT, len(tokens))
             if kept is not None and n_kept == len(tokens):
                 self._files.load(kept, slot)
-                self.keep(slot, min(n_kept, len(slot.held)))
+                self.keep(slot, min(n_kept, slot.n_held))
         self._evaluate(slot, tokens)
         slot.salt = _PINNED_SALT
         slot.is_pinned = True
 
     def _evaluate(self, slot: Slot, tokens: array[int]) -> None:
         """Make the slot hold the tokens, of which it holds the first."""
-        while len(slot.held) < len(tokens):
-            first = len(slot.held)
+        while (first := slot.n_held) < len(tokens):
             piece = tokens[first : first + self._engine.chunk_tokens]
             started = self._clock()
             item = PassItem(self._engine.sessions[slot.index], piece, "none")
@@ -126,7 +132,7 @@ class Slots:
                 if error is not None:
                     raise error
             self.costs.learn_evaluating(first, len(piece), self._clock() - started)
-            slot.held.extend(piece)
+            slot.n_held += len(piece)
 
     def choose(self, job: Job) -> Slot:
         """Return the free slot that the job goes on from, or else the one worth least.
@@ -134,9 +140,9 @@ class Slots:
         What a slot holds beyond the prompt stays for others: its beginning is copied.
         """
         free = [slot for slot in self.all if slot.job is None and not slot.is_pinned]
-        goes_on = [slot for slot in free if slot.held and _n_held_of(slot, job) == len(slot.held)]
+        goes_on = [slot for slot in free if slot.n_held == self._n_held_of(slot, job) > 0]
         if goes_on:
-            return max(goes_on, key=lambda slot: len(slot.held))
+            return max(goes_on, key=lambda slot: slot.n_held)
         return min(free, key=lambda slot: self._worth(slot, is_by_token=False))
 
     def _worth(self, slot: Slot, *, is_by_token: bool) -> tuple[float, float]:
@@ -144,10 +150,10 @@ class Slots:
 
         By token where memory is wanted, of which a long sequence frees more than a short one.
         """
-        n_tokens, n_elsewhere = len(slot.held), self._n_elsewhere(slot)
+        n_tokens, n_elsewhere = slot.n_held, self._n_elsewhere(slot)
         seconds = self.costs.evaluating(n_elsewhere, n_tokens)
         if self._files is not None and seconds:
-            n_read = self._files.find(slot.held, slot.salt, n_tokens)[1]
+            n_read = self._files.find(self._engine.tokens(slot.index), slot.salt, n_tokens)[1]
             read_seconds = self.costs.reading(self._engine.state_bytes(slot.index))
             seconds = min(seconds, read_seconds * (1 if n_read == n_tokens else 2))  # 2: written
         n_freed = n_tokens - n_elsewhere if is_by_token else 1
@@ -155,12 +161,19 @@ class Slots:
 
     def _n_elsewhere(self, slot: Slot) -> int:
         """Return how many leading tokens of the slot another one holds too."""
+        tokens = self._engine.tokens(slot.index)
         others = (
             other
             for other in self.all
             if other is not slot and (other.salt == slot.salt or other.is_pinned)
         )
-        return max((count_common(other.held, slot.held) for other in others), default=0)
+        counts = (self._engine.count_common(other.index, tokens) for other in others)
+        return max(counts, default=0)
+
+    def _n_held_of(self, slot: Slot, job: Job) -> int:
+        """Return how many of the job's tokens the slot holds, for a job that may know."""
+        is_shared = slot.n_held and (slot.salt == job.salt or slot.is_pinned)
+        return self._engine.count_common(slot.index, job.tokens) if is_shared else 0
 
     def prepare(self, slot: Slot) -> bool:
         """Keep, share or read what is held of the job's tokens; one at least is left to evaluate.
@@ -171,16 +184,16 @@ class Slots:
         job = slot.job
         assert job is not None
         n_most = 0 if job.is_scoring else len(job.tokens) - 1
-        if _n_held_of(slot, job) < len(slot.held):
+        if self._n_held_of(slot, job) < slot.n_held:
             self._write(slot, self._n_elsewhere(slot))
         saved_seconds = self._read(slot, job, n_most)
-        n_common = min(_n_held_of(slot, job), n_most)
-        source = max(self.all, key=lambda other: _n_held_of(other, job))
-        n_shared = min(_n_held_of(source, job), n_most)
+        n_common = min(self._n_held_of(slot, job), n_most)
+        source = max(self.all, key=lambda other: self._n_held_of(other, job))
+        n_shared = min(self._n_held_of(source, job), n_most)
         if n_shared <= n_common or not self._copy(slot, source, n_shared):
             self.keep(slot, n_common)
         slot.salt = job.salt
-        job.n_held = len(slot.held)
+        job.n_held = slot.n_held
         slot.leader = self._find_leader(slot, job, n_most)
         if slot.leader is None:
             saved_seconds += self.costs.evaluating(0, job.n_held)
@@ -196,7 +209,7 @@ class Slots:
             return 0.0
         before = self._files.read_seconds
         while True:
-            n_held = max(_n_held_of(other, job) for other in self.all)
+            n_held = max(self._n_held_of(other, job) for other in self.all)
             kept, n_kept = self._files.find(job.tokens, job.salt, n_most)
             n_gained = n_kept - n_held
             if kept is None or n_gained < max(_LEAST_TOKENS, len(kept.tokens) // 8):
@@ -215,7 +228,7 @@ class Slots:
 
     def _write(self, slot: Slot, n_elsewhere: int) -> None:
         """Write a slot to a session file if it holds enough tokens that no other slot holds."""
-        n_lost = len(slot.held) - n_elsewhere
+        n_lost = slot.n_held - n_elsewhere
         if self._files is None or n_lost < _LEAST_TOKENS or not self._files.save(slot):
             self._metrics.count("kv_dropped_tokens_total", n_lost)
 
@@ -227,19 +240,19 @@ class Slots:
     def write_all(self) -> None:
         """Write what slots hold; those worth most are written last, and so stay."""
         for slot in sorted(self.all, key=lambda slot: self._worth(slot, is_by_token=True)):
-            if self._files is not None and slot.held:
-                n_tokens = len(slot.held)
-                self._write(slot, self._files.find(slot.held, slot.salt, n_tokens)[1])
+            if self._files is not None and slot.n_held:
+                tokens = self._engine.tokens(slot.index)
+                self._write(slot, self._files.find(tokens, slot.salt, slot.n_held)[1])
 
     def _find_leader(self, slot: Slot, job: Job, n_most: int) -> tuple[Slot, Job, int] | None:
         """Return an earlier slot that is evaluating a longer prefix of this prompt."""
         best = None
-        n_best = len(slot.held) + _LEAST_TOKENS - 1
+        n_best = slot.n_held + _LEAST_TOKENS - 1
         for other, lead in self.taken:
             if lead.state is not State.PROMPT or lead.salt != job.salt or lead.turn >= job.turn:
                 continue
             n_tokens = min(count_common(lead.tokens, job.tokens), n_most)
-            if n_tokens > max(n_best, len(other.held)):
+            if n_tokens > max(n_best, other.n_held):
                 best, n_best = (other, lead, n_tokens), n_tokens
         return best
 
@@ -249,21 +262,21 @@ class Slots:
             self._engine.copy(slot.index, source.index, n_tokens)
         except QsfError:  # a window of attention has gone on there
             return False
-        slot.held = source.held[:n_tokens]
+        slot.n_held = n_tokens
         return True
 
     def keep(self, slot: Slot, n_tokens: int) -> int:
         """Forget all but the first tokens of a slot; return how many it holds then."""
-        try:
-            n_held = self._engine.keep(slot.index, n_tokens)
-        except QsfError:
-            n_held = 0  # the engine's next answer says what is wrong
-        del slot.held[n_held:]
-        return n_held
+        with contextlib.suppress(QsfError):  # the engine's next answer says what is wrong
+            self._engine.keep(slot.index, n_tokens)
+        slot.n_held = self._engine.n_held(slot.index)
+        return slot.n_held
 
     def make_room(self) -> bool:
         """Evict the idle slot of least value; return whether there was an idle slot."""
-        kept = [slot for slot in self.all if slot.job is None and slot.held and not slot.is_pinned]
+        kept = [
+            slot for slot in self.all if slot.job is None and slot.n_held and not slot.is_pinned
+        ]
         if kept:
             self.give_up(min(kept, key=lambda slot: self._worth(slot, is_by_token=True)))
         return bool(kept)
@@ -275,7 +288,7 @@ class Slots:
 
     def gauges(self) -> dict[str, float]:
         """Return what is where, and what files took."""
-        tokens: dict[str, float] = {"kv_tokens_in_memory": sum(len(slot.held) for slot in self.all)}
+        tokens: dict[str, float] = {"kv_tokens_in_memory": sum(slot.n_held for slot in self.all)}
         if (files := self._files) is None:
             return tokens
         return {
@@ -286,9 +299,3 @@ class Slots:
             "session_files_write_seconds": files.write_seconds,
             "session_files_failures": files.n_failures,
         }
-
-
-def _n_held_of(slot: Slot, job: Job) -> int:
-    """Return how many of the job's tokens the slot holds, for a job that may know."""
-    is_shared = slot.salt == job.salt or slot.is_pinned
-    return count_common(slot.held, job.tokens) if is_shared else 0

@@ -14,11 +14,11 @@ import pytest
 
 import qsf
 from make.draft_models import make_draft_models, open_streamed
-from qsf import batch as batch_module
 from qsf.errors import QsfArgumentError
 from qsf.native import binding
 from qsf.native.passing import PassReport, run_pass
 from qsf.passes import PassItem, Wants, run_items
+from qsf.serve.scheduling import engine as engine_module
 
 N_SESSIONS = 4
 N_DRAFTS = 12
@@ -184,7 +184,7 @@ def guessing(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, ...], list[int]
             item.session._native.draft(array("I", drafts))
         return run_items(opened, items)
 
-    monkeypatch.setattr(batch_module, "run_items", run)
+    monkeypatch.setattr(engine_module, "run_items", run)
     return texts
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from qsf import Model
-from qsf.options import GenerationOptions
 from qsf.text.constraints import Constraints
+from qsf.text.generation import Generation
 
 pytest.importorskip("llguidance")
 
@@ -87,12 +87,12 @@ def test_forced_tokens_do_not_change_the_text(
         texts = []
         for is_forcing in (True, False):
             for seed in range(5):
-                options = GenerationOptions(temperature=1.5, seed=seed)
-                batch = model.start_batch(options, constraint)
                 if not is_forcing:
-                    monkeypatch.setattr(batch, "_take_forced", lambda _slot: False)
-                pieces = list(batch.pieces(model.session, [{"role": "user", "content": "Hm"}]))
-                n_passes.append(len(pieces))
+                    monkeypatch.setattr(Generation, "take_forced", lambda _: "")
+                n_before = model.timeline[1].n_passes
+                options: dict[str, Any] = {"temperature": 1.5, "seed": seed}
+                pieces = list(model.chat("Hm", constraint=constraint.copy, **options))
+                n_passes.append(model.timeline[1].n_passes - n_before)
                 texts.append("".join(pieces))
                 stats = model.stats
                 assert stats is not None

@@ -12,6 +12,7 @@ from qsf.errors import QsfCancelledError, QsfError, QsfIOError, QsfMemoryError
 from qsf.file.session_file import SessionFile, SessionHead, write_session
 from qsf.passes import Chosen, PassItem
 from qsf.serve.scheduling.job import Choosing, Event, Job
+from qsf.text.arguments import count_common
 from qsf.text.sampling import SamplingParams, StopMatcher
 from qsf.text.tokenizer import IncrementalDecoder
 
@@ -43,7 +44,7 @@ class FakeEngine:
         self.sessions = range(n_slots)
         self.n_full = 0
         self.logits_rows, self.score_rows = n_slots + 1, 5
-        self.tokens = [array("I") for _ in range(n_slots)]
+        self.held = [array("I") for _ in range(n_slots)]
         self.has_logits = [False] * n_slots
         self.cancelled: set[int] = set()
         self.failures: list[QsfError] = []
@@ -63,7 +64,7 @@ class FakeEngine:
         self.passes.append(list(items))
         if self.failures:
             raise self.failures.pop(0)
-        n_held = sum(len(tokens) for tokens in self.tokens)
+        n_held = sum(len(tokens) for tokens in self.held)
         n_new = sum(len(item.tokens) for item in items)
         if n_held + n_new > self.n_pool:
             self.n_full += 1
@@ -87,14 +88,14 @@ class FakeEngine:
         if item.session in self.cancelled:
             self.cancelled.discard(item.session)
             return QsfCancelledError("cancelled")
-        self.tokens[item.session].extend(item.tokens)
-        assert len(self.tokens[item.session]) <= self.ctx_tokens
+        self.held[item.session].extend(item.tokens)
+        assert len(self.held[item.session]) <= self.ctx_tokens
         self.has_logits[item.session] = item.wants != "none"
         if is_ahead:
             self.ahead[item.session].pop(0)
             self.n_accepted += 1
         elif item.wants != "none":
-            self._guess(self.tokens[item.session][:], self.ahead[item.session])
+            self._guess(self.held[item.session][:], self.ahead[item.session])
         return None
 
     def _guess(self, tokens: array[int], ahead: list[int]) -> None:
@@ -108,29 +109,34 @@ class FakeEngine:
 
     def _choose(self, slot: int, job: Job) -> Chosen:
         assert self.has_logits[slot]
-        assert self.tokens[slot] == job.tokens
+        assert self.held[slot] == job.tokens
         return Chosen(next_token(job.tokens, job.choosing.seed), -1.0)
 
     def scores(self, slot: int, tokens: Sequence[int], n_top: int) -> list[Chosen]:
         return [Chosen(token, -float(token)) for token in tokens]
 
     def n_held(self, slot: int) -> int:
-        return len(self.tokens[slot])
+        return len(self.held[slot])
 
-    def keep(self, slot: int, n_tokens: int) -> int:
-        assert n_tokens <= len(self.tokens[slot])
+    def count_common(self, slot: int, tokens: array[int]) -> int:
+        return count_common(self.held[slot], tokens)
+
+    def tokens(self, slot: int) -> array[int]:
+        return self.held[slot][:]
+
+    def keep(self, slot: int, n_tokens: int) -> None:
+        assert n_tokens <= len(self.held[slot])
         self.ahead[slot] = []
-        del self.tokens[slot][n_tokens:]
+        del self.held[slot][n_tokens:]
         self.has_logits[slot] = False
-        return n_tokens
 
     def copy(self, slot: int, source: int, n_tokens: int) -> None:
         assert slot != source
-        assert n_tokens <= len(self.tokens[source])
+        assert n_tokens <= len(self.held[source])
         if self.is_windowed:
             raise QsfError("the window has gone on")
         self.ahead[slot] = []
-        self.tokens[slot] = self.tokens[source][:n_tokens]
+        self.held[slot] = self.held[source][:n_tokens]
         self.has_logits[slot] = False
         self.n_copied += n_tokens
 
@@ -138,12 +144,12 @@ class FakeEngine:
         return bytes(32)
 
     def state_bytes(self, slot: int) -> int:
-        return 4 * len(self.tokens[slot])
+        return 4 * len(self.held[slot])
 
     def save(self, slot: int, path: Path, owner: str) -> None:
         if self.is_disk_full:
             raise QsfIOError("no space left")
-        tokens = self.tokens[slot]
+        tokens = self.held[slot]
         head = SessionHead(
             key=bytes(32), tokens=tokens, has_logits=False, state_bytes=4 * len(tokens), owner=owner
         )
@@ -154,16 +160,16 @@ class FakeEngine:
 
         write_session(path, head, read_block, is_synced=False)
 
-    def load(self, slot: int, path: Path) -> tuple[array[int], str]:
+    def load(self, slot: int, path: Path) -> tuple[int, str]:
         self.keep(slot, 0)
         with SessionFile(path) as file:
             file.check_blocks()
-            n_held = sum(len(tokens) for tokens in self.tokens)
+            n_held = sum(len(tokens) for tokens in self.held)
             if n_held + len(file.head.tokens) > self.n_pool:
                 raise QsfMemoryError("the pool is full")
-            self.tokens[slot] = file.head.tokens[:]
+            self.held[slot] = file.head.tokens[:]
             self.n_loaded += 1
-            return file.head.tokens, file.head.owner
+            return len(file.head.tokens), file.head.owner
 
     def cancel(self, slot: int) -> None:
         self.cancelled.add(slot)

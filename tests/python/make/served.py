@@ -21,7 +21,13 @@ from qsf import Model
 from qsf.cli.serve import make_server, read_constraints
 from qsf.cli.serve_options import ServeOptions
 from qsf.errors import QsfIOError
+from qsf.serve.scheduling.engine import ModelEngine
 from qsf.serve.server import Server
+
+
+def engine_of(model: Model, n_running: int | None = None) -> ModelEngine:
+    more = (model.create_session() for _ in range(1, model.info.plan.max_sessions))
+    return ModelEngine(model._opened, [model.session, *more], n_running)
 
 
 @dataclass

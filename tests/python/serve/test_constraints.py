@@ -161,7 +161,7 @@ def test_forced_tokens_ride_in_the_next_pass(
             for is_forcing in (True, False):
                 with monkeypatch.context() as patch:
                     if not is_forcing:
-                        patch.setattr(Job, "take_forced", lambda _: [])
+                        patch.setattr(Job, "take_forced", lambda _: "")
                     n_before = counters["passes_total"]
                     asked = {**fields, "structured_outputs": form, "cache_salt": str(is_forcing)}
                     answer = client.post("/v1/chat/completions", asked).json

@@ -14,12 +14,11 @@ import pytest
 import qsf
 from make.fake_engine import Told
 from make.kind_models import MIXED, VOCAB, write_model
-from make.served import Client, serving
+from make.served import Client, engine_of, serving
 from qsf import errors
 from qsf.cli.serve_options import ServeOptions
 from qsf.cli.serve_prefix import read_prefix
 from qsf.file.layout import Dtype
-from qsf.serve.scheduling.engine import ModelEngine
 from qsf.serve.scheduling.job import Choosing
 from qsf.serve.scheduling.metrics import Metrics
 from qsf.serve.scheduling.scheduler import Limits, Scheduler
@@ -53,7 +52,7 @@ def test_the_text_is_that_of_a_prompt_alone(
     with qsf.Model(path, ram_budget=None, sessions=3, max_seq_len=200) as model:
         alone = [by_argmax(model, prompt) for prompt in prompts]
     with qsf.Model(path, ram_budget=None, sessions=3, max_seq_len=200) as model:
-        scheduler = Scheduler(ModelEngine(model), Limits(), Metrics(), time.monotonic)
+        scheduler = Scheduler(engine_of(model), Limits(), Metrics(), time.monotonic)
         told = []
         for prompt in prompts:  # each while those before are written
             told.append(Told(prompt, max_tokens=6))
@@ -77,7 +76,7 @@ def test_what_is_kept_gives_way_to_who_is_answered(tiny_llama_8bit: Path) -> Non
     ) as model:
         alone = [by_argmax(model, prompt) for prompt in prompts]
         model.session.rewind(0)
-        scheduler = Scheduler(ModelEngine(model), Limits(), Metrics(), time.monotonic)
+        scheduler = Scheduler(engine_of(model), Limits(), Metrics(), time.monotonic)
         told = [Told(prompt, max_tokens=6) for prompt in prompts]
         for one in told:
             one.job.end_ids = frozenset()
@@ -85,7 +84,7 @@ def test_what_is_kept_gives_way_to_who_is_answered(tiny_llama_8bit: Path) -> Non
             scheduler.submit([one.job])
         while scheduler.step():
             assert len(scheduler.running) <= 1
-        assert sum(len(slot.held) > 0 for slot in scheduler.slots) == 1
+        assert sum(slot.n_held > 0 for slot in scheduler.slots) == 1
     assert [one.job.tokens[one.job.n_prompt :].tolist() for one in told] == alone
 
 
@@ -144,7 +143,7 @@ def test_a_pinned_prefix_is_shared_by_all_and_stays(
     with serving(tiny_chat_8bit, parallel=1) as client:
         alone = [ask(client, i) for i in range(4)]
     with serving(tiny_chat_8bit, parallel=1, prefix=str(path)) as client:
-        n_prefix = len(client.server.scheduler.slots[-1].held)
+        n_prefix = client.server.scheduler.slots[-1].n_held
         shared = [ask(client, i) for i in range(4)]
     assert [text for text, _ in shared] == [text for text, _ in alone]
     assert [n for _, n in alone] == [0] * 4

@@ -21,11 +21,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 import qsf
 from make.fake_engine import FakeEngine, Told, next_token
 from make.kind_models import VOCAB
-from make.served import serving
+from make.served import engine_of, serving
 from qsf.cli.serve_options import ServeOptions
 from qsf.errors import QsfArgumentError
 from qsf.serve.scheduling.costs import Costs
-from qsf.serve.scheduling.engine import ModelEngine
 from qsf.serve.scheduling.job import Choosing
 from qsf.serve.scheduling.metrics import Metrics
 from qsf.serve.scheduling.scheduler import Limits, Scheduler
@@ -187,7 +186,7 @@ def test_a_full_pool_sets_the_youngest_aside(tmp_path: Path, has_folder: bool) -
             break
         if told[0].n_ends == 0:  # the oldest is never set aside
             assert told[0].job in scheduler.running
-        assert sum(len(tokens) for tokens in engine.tokens) <= 130
+        assert sum(len(tokens) for tokens in engine.held) <= 130
     assert [one.text for one in told] == [text(i, 36, 12) for i in range(6)]
     assert metrics.counters["kv_swaps_total"] >= 2
     assert metrics.counters["requests_total"] == sum(metrics.ends.values()) == 6
@@ -266,7 +265,7 @@ class AnyTier(RuleBasedStateMachine):
         assert self.tiers.files.n_bytes <= self.tiers.files._limit_bytes
         assert {kept.path for kept in self.tiers.files.all} == set(Path(self.folder).glob("*.qsfs"))
         for slot in self.tiers.scheduler.slots:
-            assert slot.held == self.tiers.engine.tokens[slot.index]
+            assert slot.n_held == len(self.tiers.engine.held[slot.index])
         for told, first, n in self.asked:
             whole = text(first, n)
             assert whole.startswith(told.text)
@@ -349,7 +348,7 @@ def test_bits_after_swaps_and_restarts(
     n_swaps = n_cached = 0.0
     for _ in range(2):
         with qsf.Model(tiny_llama_8bit, sessions=4, kv_contexts=1, **options) as model:
-            engine = ModelEngine(model, 3)
+            engine = engine_of(model, 3)
             files = SlotFiles(tmp_path, engine, 64 << 20, pytest.fail)
             scheduler = Scheduler(engine, Limits(), metrics := Metrics(), files=files)
             scheduler.prepare()

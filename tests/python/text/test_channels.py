@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from make.harmony import ANSWER, CALL, N_WORDS, TEXT, THOUGHTS, make_harmony, said
-from qsf import Model
-from qsf.native import binding
+from qsf import Model, Session
+from qsf.passes import Chosen
 from qsf.text.channels import CALL_BEGIN, CALL_MIDDLE, answer_decoder
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter.text.tokenizer import open_tokenizer
@@ -108,7 +108,7 @@ def test_what_ends_an_answer_and_what_ends_a_message(model: Model) -> None:
 
 def test_a_chat_keeps_the_answer_alone(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     script = said(model.tokenizer)
-    monkeypatch.setattr(binding.NativeSampler, "choose", lambda *_: script.pop(0))
+    monkeypatch.setattr(Session, "_choose", lambda *_: Chosen(script.pop(0)))
     thoughts: list[str] = []
     pieces = model.session.chat("Who are you?", on_reasoning=thoughts.append)
     assert "".join(pieces) == ANSWER
