@@ -28,7 +28,8 @@ from qsf.file.layout import (
     to_f32,
 )
 from qsf.native._qsf import ffi, lib
-from qsf.native.binding import check_status, optional_id, path_bytes
+from qsf.native.binding import check_status, path_bytes
+from qsf.native.records import optional_id
 
 _Record = TypeVar("_Record", Header, Arch, LayerKind, RopeSet, Tensor)
 # Fields of records that are called otherwise in C, or lie in another type there.

@@ -19,7 +19,7 @@ from qsf.native.records import MemoryPlan as MemoryPlan
 from qsf.native.records import Roofline as Roofline
 from qsf.native.records import SessionStats as SessionStats
 from qsf.native.records import UnitTime as UnitTime
-from qsf.native.records import memory_event, memory_plan, session_stats, unit_time
+from qsf.native.records import memory_plan, record, text_of, unit_time
 from qsf.native.records import phase_names as phase_names
 
 if TYPE_CHECKING:
@@ -59,18 +59,9 @@ def check_status(status: int) -> None:
         raise error_of(status)
 
 
-def _text(chars: Any) -> str:
-    return str(ffi.string(chars).decode("utf-8", "replace"))
-
-
-def optional_id(token: int) -> int | None:
-    """Return a token's id; None where there is none."""
-    return None if token == lib.QSF_TOKEN_NONE else token
-
-
 def version() -> str:
     """Return the version of the C library."""
-    return _text(lib.qsf_version())
+    return text_of(lib.qsf_version())
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +81,7 @@ def describe_machine() -> Machine:
     """Return what the engine would run with; the two last fields describe this process now."""
     out = ffi.new("qsf_machine *")
     check_status(lib.qsf_machine_describe(out))
-    return Machine(
-        isa_name=_text(out.isa_name),
-        isa_available=tuple(_text(out.isa_available).split()),
-        n_cores=out.n_cores,
-        memory_bytes=out.memory_bytes,
-        available_bytes=out.available_bytes,
-        resident_bytes=out.resident_bytes,
-        peak_bytes=out.peak_bytes,
-    )
+    return record(Machine, out, isa_available=tuple(text_of(out.isa_available).split()))
 
 
 def measure_roofline(n_threads: int, n_bytes: int, n_ms: int) -> Roofline:
@@ -292,29 +275,7 @@ class NativeModel:
         """Return the facts about the model and the plan it was opened with."""
         out = ffi.new("qsf_model_facts *")
         lib.qsf_model_info(self._live_handle(), out)
-        return ModelInfo(
-            architecture=_text(out.architecture),
-            quant_type=_text(out.quant_type),
-            isa_name=_text(out.isa_name),
-            io_name=_text(out.io_name),
-            io_method=out.io_method,
-            io_depth=out.io_depth,
-            io_is_probed=out.io_is_probed != 0,
-            n_layers=out.n_layers,
-            dim=out.dim,
-            n_heads=out.n_heads,
-            n_kv_heads=out.n_kv_heads,
-            head_dim=out.head_dim,
-            ffn_dim=out.ffn_dim,
-            n_vocab=out.n_vocab,
-            max_tokens=out.max_tokens,
-            bos_id=optional_id(out.bos_id),
-            eos_id=optional_id(out.eos_id),
-            pad_id=optional_id(out.pad_id),
-            n_parameters=out.n_parameters,
-            file_bytes=out.file_bytes,
-            plan=memory_plan(out.plan, is_enough=True),
-        )
+        return record(ModelInfo, out, plan=memory_plan(out.plan, is_enough=True))
 
     def section(self, tag: str) -> bytes | None:
         """Return the bytes of the section ``tag``; None: the file has none."""
@@ -338,7 +299,7 @@ class NativeModel:
         """Return the latest events of memory given back or taken again, oldest first."""
         out = ffi.new("qsf_memory_event[]", _MAX_EVENTS)
         n_events = lib.qsf_model_memory_events(self._live_handle(), out, _MAX_EVENTS)
-        return [memory_event(event) for event in out[0:n_events]]
+        return [record(MemoryEvent, event) for event in out[0:n_events]]
 
     def create_session(self) -> NativeSession:
         """Return a new session, which has its own tokens and cache."""
@@ -454,7 +415,7 @@ class NativeSession:
         """Return what the session has done so far."""
         out = ffi.new("qsf_stats *")
         lib.qsf_session_stats(self._live_handle(), out)
-        return session_stats(out)
+        return record(SessionStats, out)
 
 
 class NativeSampler:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from qsf import errors
 from qsf.native._qsf import ffi, lib
 from qsf.native.binding import check_status, error_of
+from qsf.native.records import record
 
 if TYPE_CHECKING:
     from array import array
@@ -97,7 +98,7 @@ def run_pass(
         check_status(status)
     for struct, item in zip(structs, items, strict=True):
         item.is_cancelled = struct.status == lib.QSF_ERR_CANCELLED
-    return PassReport(*(int(getattr(report, name)) for name in PassReport.__slots__))
+    return record(PassReport, report)
 
 
 class Chosen(NamedTuple):

@@ -3,10 +3,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from qsf.native._qsf import ffi, lib
+
+_Record = TypeVar("_Record")
+
+
+def text_of(chars: Any) -> str:
+    """Return a C string."""
+    return str(ffi.string(chars).decode())
+
+
+def optional_id(token: int) -> int | None:
+    """Return a token's id; None where there is none."""
+    return None if token == lib.QSF_TOKEN_NONE else token
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "bool": bool,
+    "str": text_of,
+    "int | None": optional_id,
+    "tuple[int, ...]": tuple,
+}
+
+
+def record(kind: type[_Record], struct: Any, **more: Any) -> _Record:
+    """Return a struct as a record, a dataclass: ``more`` is what it reads otherwise.
+
+    A field that the struct lacks has the default of the record.
+    """
+    annotations = kind.__annotations__
+    for name in annotations.keys() - more.keys():
+        if hasattr(struct, name):
+            value = getattr(struct, name)
+            reader = _READERS.get(annotations[name])
+            more[name] = value if reader is None else reader(value)
+    return kind(**more)
 
 
 def phase_names() -> tuple[str, ...]:
@@ -15,11 +50,7 @@ def phase_names() -> tuple[str, ...]:
     "embedding", "norm", "qkv", "attention", "attn_out", "gate_up", "down", "head", "wait",
     "decompress", "other": see ``qsf_phase`` in qsf.h.
     """
-    return tuple(_text(lib.qsf_phase_name(i)) for i in range(lib.QSF_N_PHASES))
-
-
-def _text(chars: Any) -> str:
-    return str(ffi.string(chars).decode("ascii"))
+    return tuple(text_of(lib.qsf_phase_name(i)) for i in range(lib.QSF_N_PHASES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +85,7 @@ _UNIT_NAMES: Final = ("embedding", "layer {}", "final")  # by role
 
 def unit_time(struct: Any) -> UnitTime:
     """Return a ``qsf_unit_time`` as a record."""
-    numbers = {field: getattr(struct, field) for field in UnitTime.__slots__[3:]}
-    return UnitTime(
-        name=_UNIT_NAMES[struct.role].format(struct.layer),
-        is_resident=struct.is_resident != 0,
-        is_skipped=struct.is_skipped != 0,
-        **numbers,
-    )
+    return record(UnitTime, struct, name=_UNIT_NAMES[struct.role].format(struct.layer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +105,6 @@ class MemoryEvent:
     available_bytes: int
     is_given_back: bool
     n_units_resident: int
-
-
-def memory_event(struct: Any) -> MemoryEvent:
-    """Return a ``qsf_memory_event`` as a record."""
-    return MemoryEvent(
-        seconds=struct.seconds,
-        bytes=struct.bytes,
-        available_bytes=struct.available_bytes,
-        is_given_back=struct.is_given_back != 0,
-        n_units_resident=struct.n_units_resident,
-    )
 
 
 DRAFTER_NONE: int = lib.QSF_DRAFTER_NONE
@@ -163,23 +177,11 @@ class MemoryPlan:
     kv_policy: str = "none"
 
 
-_PLAN_FIELDS = tuple(
-    name
-    for name in MemoryPlan.__slots__
-    if name not in ("is_enough", "kv_is_rotated", "skipped_layers", "text_bytes", "kv_policy")
-)
-
-
 def memory_plan(struct: Any, *, is_enough: bool) -> MemoryPlan:
     """Return a ``qsf_plan`` as a record."""
-    numbers = {name: getattr(struct, name) for name in _PLAN_FIELDS}
     words = struct.skipped_layers
-    return MemoryPlan(
-        **numbers,
-        kv_is_rotated=struct.kv_is_rotated != 0,
-        skipped_layers=tuple(i for i in range(struct.n_layers) if words[i // 64] >> (i % 64) & 1),
-        is_enough=is_enough,
-    )
+    skipped = tuple(i for i in range(struct.n_layers) if words[i // 64] >> (i % 64) & 1)
+    return record(MemoryPlan, struct, skipped_layers=skipped, is_enough=is_enough)
 
 
 GUESSERS = ("the text", "what followed before", "the draft model", "the caller")
@@ -234,14 +236,6 @@ class SessionStats:
     n_step_rows: int
     n_drafted: tuple[int, ...]
     n_accepted: tuple[int, ...]
-
-
-def session_stats(struct: Any) -> SessionStats:
-    """Return a ``qsf_stats`` as a record."""
-    values = {name: getattr(struct, name) for name in SessionStats.__slots__}
-    for name in ("phase_ns", "n_drafted", "n_accepted"):
-        values[name] = tuple(values[name])
-    return SessionStats(**values)
 
 
 @dataclass(frozen=True, slots=True)

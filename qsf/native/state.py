@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from qsf import errors
 from qsf.native._qsf import ffi, lib
 from qsf.native.binding import check_status
+from qsf.native.records import record
 
 if TYPE_CHECKING:
     from array import array
@@ -36,7 +37,7 @@ def describe_state(session: NativeSession) -> State:
     """Return the description of the session's state; empty if the session cannot be continued."""
     out = ffi.new("qsf_state *")
     check_status(lib.qsf_session_describe_state(session._live_handle(), out))
-    return State(out.n_tokens, out.has_logits != 0, out.n_bytes)
+    return record(State, out)
 
 
 def read_state(session: NativeSession, offset: int, into: memoryview) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from qsf.native._qsf import ffi, lib
 from qsf.native.binding import check_status
+from qsf.native.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,13 +45,7 @@ class Text:
         self._handle = ffi.gc(out[0], lib.qsf_text_close)
         facts = ffi.new("qsf_text_facts *")
         lib.qsf_text_info(self._handle, facts)
-        self.facts = TextFacts(
-            model=ffi.string(facts.model).decode(),
-            n_tokens=facts.n_tokens,
-            n_ids=facts.n_ids,
-            n_bytes=facts.n_bytes,
-            room_bytes=facts.room_bytes,
-        )
+        self.facts = record(TextFacts, facts)
 
     def encode(self, text: bytes, *, parse_special: bool, add_prefix: bool) -> list[int]:
         """Return the ids of UTF-8, as ``qsf_tokenize``; other threads run meanwhile."""
