@@ -54,6 +54,15 @@ help: ## show this list
 
 # ---- the environment ----
 
+# A Ctrl-C while Python itself starts waits for qsf.shell.entry: pip's scripts start with SIGINT
+# blocked, where `env` can do that, and unless the path has what `env -S` would not take literally.
+install_qsf = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" tools/show_progress.sh build/c \
+	$(PY) -m pip install -q --no-build-isolation \
+		--config-settings=cmake.define.QSF_WERROR=$(WERROR) -e ".[$(1)]"; \
+	if env --block-signal=INT true 2>/dev/null; then \
+		sed -i '1s,^\#!\(/[A-Za-z0-9_./-]*\)$$,\#!/usr/bin/env -S --block-signal=INT \1,' \
+			$(VENV)/bin/qsf $(VENV)/bin/qsf-*; fi
+
 build/system.stamp: tools/bootstrap.sh
 	@mkdir -p build
 	@tools/bootstrap.sh
@@ -68,14 +77,11 @@ build/install.stamp: $(INPUTS) build/system.stamp | $(PY)
 	@if ! $(PY) -c 'import scikit_build_core, cffi, cmake, ninja' 2>/dev/null; then \
 		$(PY) -m pip install -q "scikit-build-core>=0.11" "cffi>=1.16" "cmake>=3.21" ninja; fi
 	@[ -f build/c/build.ninja ] || rm -rf build/c # of another generator, in a clone that is older
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" tools/show_progress.sh build/c \
-		$(PY) -m pip install -q --no-build-isolation \
-		--config-settings=cmake.define.QSF_WERROR=$(WERROR) -e ".[test]"
+	@$(call install_qsf,test)
 	@touch $@
 
 build/lint.stamp: pyproject.toml build/install.stamp
-	@$(PY) -m pip install -q --no-build-isolation \
-		--config-settings=cmake.define.QSF_WERROR=$(WERROR) -e ".[lint]"
+	@$(call install_qsf,lint)
 	@touch $@
 
 # ---- verbs ----

@@ -3,8 +3,8 @@
 Nothing that takes time to import comes before signals are handled, here and in `qsf/__init__.py`: a
 Ctrl-C during the imports that follow ends a command without a traceback, and nothing has been
 written by then. Python's own start comes before (site, .pth files, `re` in the scripts that pip
-writes): a Ctrl-C there, 4 to 12 ms after the start on an idle machine, shows its KeyboardInterrupt.
-A script of our own would spare `re`; the rest takes a launcher that embeds Python.
+writes). The scripts of `make demo` start with SIGINT blocked, so that a Ctrl-C there waits until
+here; those that pip alone installs are not, and show the KeyboardInterrupt of their first 12 ms.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -23,11 +23,16 @@ def _leave(number: int, _frame: object) -> None:
     os._exit(128 + number)
 
 
-def start(module: str, function: str = "main") -> NoReturn:
-    """Run a function of ``module``, a command, and exit with what it returns."""
+def _leave_on_signals() -> None:
     for number in (_signal.SIGINT, _signal.SIGTERM):
         if _signal.getsignal(number) != _signal.SIG_IGN:  # as nohup and shells ask for
             _signal.signal(number, _leave)
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {_signal.SIGINT})  # as our scripts block it
+
+
+def start(module: str, function: str = "main") -> NoReturn:
+    """Run a function of ``module``, a command, and exit with what it returns."""
+    _leave_on_signals()
     from importlib import import_module
 
     sys.exit(getattr(import_module(module), function)())
@@ -161,6 +166,7 @@ def front() -> NoReturn:
 
 
 def _print(text: str) -> NoReturn:
+    _leave_on_signals()
     from qsf.shell.command import prepare_streams
 
     try:

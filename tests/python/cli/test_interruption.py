@@ -137,6 +137,22 @@ def test_ctrl_c_while_python_imports_is_no_traceback(name: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
+@pytest.mark.parametrize("words", [["run", "none.qsf"], ["--help"]])
+def test_ctrl_c_before_the_first_line_of_ours_ends_a_command(words: list[str]) -> None:
+    """It is pending when Python starts: the scripts of make demo block it until then."""
+
+    def press() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        os.kill(os.getpid(), signal.SIGINT)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "qsf", *words],
+        capture_output=True, timeout=60, check=False, preexec_fn=press,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def test_nothing_is_imported_before_signals_are_handled() -> None:
     code = (
         "import importlib, os, sys\n"
