@@ -34,7 +34,10 @@ DEFAULT_CTX_TOKENS: Final = 2048
 _BLOCK_BYTES: Final = 128 << 20  # of logits at once
 _BLOCK_ROWS: Final = 256  # as many as the engine evaluates at once
 _COMPARED_BYTES: Final = 4 << 20  # of float64 at once, so that it stays in the cache
-_ENCODING_FACTOR: Final = 200  # memory that encoding takes, in sizes of the text: measured
+# Measured, for each byte of a text: encoding it takes at most 22 while the engine looks for tokens,
+# and 56 for their ids where each byte is a token.
+_ENCODING_BYTES: Final = 24
+_IDS_BYTES: Final = 64
 _PLACES: Final = 16  # of a window, which have figures of their own
 _SPARE_BYTES: Final = 8 << 20  # scores, tokens, windows, libraries loaded late
 
@@ -301,7 +304,7 @@ def encode_text(tokenizer: Tokenizer, text: str, max_tokens: int | None) -> list
     """Return the tokens of a text, at most ``max_tokens`` of them.
 
     BOS comes first where the tokenizer adds it; what reads like a special token is ordinary text.
-    Of a long text only as much is encoded as is needed: encoding takes some 200 times its memory.
+    Of a long text only as much is encoded as is needed, for what encoding takes.
     """
     n_chars = len(text) if max_tokens is None else 8 * max_tokens
     while True:
@@ -394,10 +397,15 @@ def block_rows(n_vocab: int) -> int:
 
 def working_bytes(n_vocab: int, n_sources: int, text: str, max_tokens: int | None) -> int:
     """Return what ``evaluate`` takes at most on top of its models, .qsf files, of a text."""
-    n_chars = len(text) if max_tokens is None else min(len(text), 16 * max_tokens)
+    # What encode_text reads: 16 letters a token, or up to 128 where tokens are that long and few.
+    most = len(text) if max_tokens is None else 128 * max_tokens
+    usual = len(text) if max_tokens is None else 16 * max_tokens
+    encoding_bytes = max(
+        _ENCODING_BYTES * len(text[:most].encode()), _IDS_BYTES * len(text[:usual].encode())
+    )
     logits_bytes = 4 * n_vocab * block_rows(n_vocab) * n_sources
     compared_bytes = 4 * max(_COMPARED_BYTES, 8 * n_vocab)
-    return logits_bytes + compared_bytes + _ENCODING_FACTOR * n_chars + _SPARE_BYTES
+    return logits_bytes + compared_bytes + encoding_bytes + _SPARE_BYTES
 
 
 def _score(

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -380,6 +382,39 @@ class LongTokens:
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         assert not parse_special
         return [len(text[i : i + 16]) for i in range(0, len(text), 16)]
+
+
+# Prints how much more memory the process has had for the ids of a text.
+ENCODE = """
+import sys
+import numpy as np
+from qsf.evaluate.evaluation import encode_text
+from qsf.text.tokenizer import Tokenizer
+
+def kb(name):
+    return int(open("/proc/self/status").read().split(name + ":")[1].split()[0])
+
+tokenizer, text = Tokenizer(sys.argv[1]), eval(sys.argv[2])
+encode_text(tokenizer, "Hi", None)
+before_kb = kb("VmRSS")
+np.asarray(encode_text(tokenizer, text, eval(sys.argv[3])), np.int64)
+print(max(0, kb("VmHWM") - before_kb) << 10)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.parametrize(
+    ("form", "max_tokens"),
+    [("'x' * 2_000_000", None), ("chr(0x2ebe0) * 500_000", None), ("'x y' * 500_000", 90_000)],
+)
+def test_encoding_takes_what_is_counted(
+    tiny_llama_4bit: Path, form: str, max_tokens: int | None
+) -> None:
+    words = [sys.executable, "-c", ENCODE, str(tiny_llama_4bit), form, str(max_tokens)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    text = eval(form)
+    most = evaluation.working_bytes(1, 0, text, max_tokens) - evaluation.working_bytes(1, 0, "", 0)
+    assert len(text) < int(done.stdout) <= most
 
 
 def test_the_beginning_of_a_text(q4: Model) -> None:
