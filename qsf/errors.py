@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+import reprlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -26,6 +27,16 @@ if TYPE_CHECKING:
 MAX_QUOTED: Final = 80
 # Texts between quotes as `repr` writes them; an apostrophe within a word begins none.
 _QUOTED: Final = re.compile(r"""(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", re.DOTALL)
+
+
+_REPR: Final = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = MAX_QUOTED
+
+
+def shown(value: object) -> str:
+    """Return a value of somebody else as an error shows it: at most 80 characters, on one line."""
+    text = _REPR.repr(value)
+    return text if len(text) <= MAX_QUOTED else f"{text[: MAX_QUOTED - 3]}..."
 
 
 def cut_quoted(text: str) -> str:

@@ -12,12 +12,11 @@ import dataclasses
 import math
 import os
 import re
-import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfArgumentError
+from qsf.errors import QsfArgumentError, shown
 from qsf.foreign_json import JsonError, read_json
 from qsf.kv import KV_POLICIES, KV_TYPES, parse_kv_policy, parse_kv_type
 
@@ -348,8 +347,7 @@ class Option:
 def check_value(name: str, value: object, kind: Kind) -> None:
     """Raise QsfArgumentError unless the argument ``name`` may have ``value``."""
     if not kind.is_valid(value):
-        shown = reprlib.repr(value)
-        raise QsfArgumentError(f"{name} must be {kind.rule}, not {shown}", argument=name)
+        raise QsfArgumentError(f"{name} must be {kind.rule}, not {shown(value)}", argument=name)
 
 
 def option_field(

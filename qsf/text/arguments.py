@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfArgumentError
+from qsf.errors import QsfArgumentError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +72,7 @@ def as_messages(messages: object) -> list[dict[str, Any]]:
     if not isinstance(messages, list | tuple):
         raise QsfArgumentError(
             "messages must be a text, a mapping with role and content, or a list of such "
-            f"mappings, not {messages!r:.200}",
+            f"mappings, not {shown(messages)}",
             argument="messages",
         )
     for message in messages:
@@ -82,7 +82,7 @@ def as_messages(messages: object) -> list[dict[str, Any]]:
             or "content" not in message
         ):
             raise QsfArgumentError(
-                f"each of messages must be a mapping with role and content, not {message!r:.200}",
+                f"each of messages must be a mapping with role and content, not {shown(message)}",
                 argument="messages",
             )
     return [{**message, "content": _content(message["content"])} for message in messages]
@@ -98,13 +98,13 @@ def _content(content: object) -> str | None:
             if not isinstance(text, str):
                 kind = part.get("type") if isinstance(part, Mapping) else part
                 raise QsfArgumentError(
-                    f"a message has a part that is no text: {kind!r:.200}; images and sounds "
+                    f"a message has a part that is no text: {shown(kind)}; images and sounds "
                     "cannot be read",
                     argument="messages",
                 )
         return "\n".join(text for text in texts if isinstance(text, str))
     raise QsfArgumentError(
         f"the content of a message must be a text or a list of parts with text, not "
-        f"{content!r:.200}",
+        f"{shown(content)}",
         argument="messages",
     )

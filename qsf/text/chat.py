@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfArgumentError, QsfFormatError
+from qsf.errors import QsfArgumentError, QsfFormatError, shown
 from qsf.foreign_json import JsonError, read_json
 from qsf.options import Keywords, check_value
 from qsf.text.tokenizer import max_text_bytes, protect_special
@@ -126,7 +126,9 @@ class ChatTemplate:
         """
         for message in messages:
             if not isinstance(message.get("role"), str) or "content" not in message:
-                raise QsfArgumentError(f"a message needs a role and a content: {dict(message)!r}")
+                raise QsfArgumentError(
+                    f"a message needs a role and a content: {shown(dict(message))}"
+                )
         values: dict[str, Any] = {"tools": tools, "documents": None, **(template_args or {})}
         check_value("template_args", values, Keywords())
         if self._source is None and (tools is not None or template_args):

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import reprlib
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfArgumentError, QsfError
+from qsf.errors import QsfArgumentError, QsfError, shown
 from qsf.file.reader import Reader
 from qsf.foreign_json import read_json
 from qsf.text.channels import ends_with_channels
@@ -181,9 +180,9 @@ class Constraints:
             return str(self._library.LLMatcher.grammar_from_lark(grammar))
         if kind == "choice":
             if not _is_texts(value) or not 1 <= len(value) <= _MAX_CHOICES:
-                raise ValueError(f"must be 1 to {_MAX_CHOICES} texts, not {reprlib.repr(value)}")
+                raise ValueError(f"must be 1 to {_MAX_CHOICES} texts, not {shown(value)}")
         elif not isinstance(value, str) or not value:
-            raise ValueError(f"must be a text, not {reprlib.repr(value)}")
+            raise ValueError(f"must be a text, not {shown(value)}")
         elif "\0" in value:
             raise ValueError("has a zero byte")
         elif kind == "lark":  # "grammar" guesses the notation, from what a schema may contain
@@ -214,7 +213,7 @@ def lark_json(schema: Any) -> str:
 
 def _check_schema(schema: Any) -> None:
     if not isinstance(schema, dict):
-        raise ValueError(f"must be a JSON schema, not {reprlib.repr(schema)}")
+        raise ValueError(f"must be a JSON schema, not {shown(schema)}")
     n_properties = sum(len(properties) for properties in _properties(schema))
     if n_properties > _MAX_PROPERTIES:
         raise ValueError(f"{n_properties} properties, and {_MAX_PROPERTIES} is the limit")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfArgumentError, QsfFormatError
+from qsf.errors import QsfArgumentError, QsfFormatError, shown
 from qsf.options import GenerationOptions, described
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def end_ids(eos_id: int | None, generation: Mapping[str, Any] | None = None) -> 
     ids = named if isinstance(named, list) else [] if named is None else [named]
     for token_id in ids:
         if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
-            raise QsfFormatError(f"the file's generation defaults: eos_token_id is {named!r}")
+            raise QsfFormatError(f"the file's generation defaults: eos_token_id is {shown(named)}")
     return frozenset(ids if eos_id is None else [*ids, eos_id])
 
 

@@ -1,8 +1,9 @@
 """Gives commands JSON that takes many times its bytes, and compares VmHWM with the budget.
 
-Prints one line for each case; the exit code is 1 where a process took more than its budget, or did
-not refuse its input by one line. With RUNS, so many random documents follow, which commands may
-also take, but not more memory.
+Each command runs in a memory control group whose limit is its budget, where this user can make
+one, and its VmHWM is compared with the budget everywhere. Prints one line for each case; the exit
+code is 1 where a process took more, was killed, or did not refuse its input by one line. Then RUNS
+(200) random documents follow, a reader after the other, which commands may also take.
 
 Usage: python tests/fuzz/check_hostile.py [RUNS [SEED]]
 """
@@ -10,6 +11,7 @@ Usage: python tests/fuzz/check_hostile.py [RUNS [SEED]]
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import random
@@ -24,15 +26,28 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 
 from make.attacks import entry_at, grow  # noqa: E402
 from make.qsf_files import repair  # noqa: E402
+from qsf.file.reader import Reader  # noqa: E402
+from qsf_bench.run.memory_group import CapError, memory_group  # noqa: E402
 
 BIN = Path(sys.executable).parent
 MB = 1 << 20
+PROMPT = b'{"id":"a","prompt":"Hi"}'
+NOTE = (
+    b'{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Ho"}],'
+    b'"model":"","kv_type":"","owner":""}'
+)
+BODY = (
+    b'{"messages":[{"role":"user","content":[{"type":"text","text":"Hi"}]}],"max_tokens":2,'
+    b'"stop":["a"],"chat_template_kwargs":{"a":1},"logit_bias":{"5":1},"tools":[{"type":"function",'
+    b'"function":{"name":"f","description":"x","parameters":{"type":"object","properties":{}}}}]}'
+)
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 CONVERT_MB = 200  # the converter has no budget: what imports and these cases may take
 
@@ -65,16 +80,56 @@ def random_json(rng: random.Random, n_bytes: int, begin: bytes, end: bytes) -> b
     return begin + body[:-1] + end[: rng.choice((len(end), len(end), rng.randint(0, len(end))))]
 
 
-def run(name: str, budget_mb: int, words: Sequence[object], *, may_succeed: bool = False) -> bool:
-    """Run a command that is to refuse its input; return whether it did, within the budget."""
-    with tempfile.TemporaryFile() as errors:
+def planted(rng: random.Random, good: bytes, inner: bytes) -> bytes:
+    """Return a document with ``inner`` in place of one of its values."""
+    document = node = json.loads(good)
+    while True:
+        key = rng.choice(list(node) if isinstance(node, dict) else range(len(node)))
+        if not isinstance(node[key], (dict, list)) or not node[key] or rng.random() < 0.3:
+            break
+        node = node[key]
+    node[key] = "HERE"
+    return json.dumps(document).encode().replace(b'"HERE"', inner, 1)
+
+
+def mutant(rng: random.Random, good: bytes, n_bytes: int) -> bytes:
+    """Return a document that no command has seen, or a good one with random values or damage."""
+    kind = rng.randrange(4)
+    if kind == 0:
+        return random_json(rng, n_bytes, b'{"a":[', b"]}")
+    if kind < 3:
+        return planted(rng, good, random_json(rng, n_bytes, b"[", b"]"))
+    damaged = bytearray(good)
+    for _ in range(rng.randint(1, 4)):
+        damaged[rng.randrange(len(good))] = rng.choice(b'{}[]",:\\e9-\0\xff')
+    return bytes(damaged)
+
+
+@contextlib.contextmanager
+def started(
+    words: Sequence[object], limit_mb: int, errors: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command in a memory control group of that limit, where one can be made."""
+    command = [str(BIN / str(words[0])), *map(str, words[1:])]
+    with memory_group(limit_mb * MB) if HAS_GROUPS else contextlib.nullcontext() as group:
         process = subprocess.Popen(
-            [str(BIN / str(words[0])), *map(str, words[1:])],
+            group.enter_and_run(command) if group else command,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
         )  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def run(name: str, budget_mb: int, words: Sequence[object], *, may_succeed: bool = False) -> bool:
+    """Run a command that is to refuse its input; return whether it did, within the budget."""
+    with tempfile.TemporaryFile() as errors, started(words, budget_mb, errors) as process:
         time.sleep(0.05)  # until then it may be a copy of this process
         peak = 0.0
-        while process.poll() is None:
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
             peak = max(peak, peak_mb(process.pid))
             time.sleep(0.002)
         errors.seek(0)
@@ -103,6 +158,14 @@ def session_with(data: bytes, note: bytes, n_tokens: int) -> bytes:
     return bytes(header) + rest.ljust(n_before - 128, b"\0") + state
 
 
+def kept_session(folder: Path, model: Path) -> bytes:
+    """Return a good session file."""
+    path = folder / "kept.qsfs"
+    words = [str(BIN / "qsf-run"), str(model), "-p", "Hi", "-n", "2", "-q", "--session", str(path)]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    return path.read_bytes()
+
+
 def run_cases(folder: Path, model: Path) -> Iterator[bool]:
     """Yield whether each reader of qsf run kept its budget."""
 
@@ -119,12 +182,7 @@ def run_cases(folder: Path, model: Path) -> Iterator[bool]:
     yield run("--answers, 12 MB", 100, [*many, one, "--answers", written("a", dense(12 * MB))])
     conversation = written("c.json", dense(4 * MB))
     yield run("conversation, 4 MB", 60, ["qsf-run", model, *ask, 60, "--session", conversation])
-    kept = folder / "kept.qsfs"
-    subprocess.run(
-        [BIN / "qsf-run", model, "-p", "Hi", "-n", "2", "-q", "--session", kept],
-        check=True, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    data = kept.read_bytes()
+    data = kept_session(folder, model)
     end = b'],"model":"","kv_type":"","owner":""}'
     for name, note, n_tokens in (
         ("session, note of 4 MB", dense(4 * MB, b'{"messages":[', end), 0),
@@ -145,28 +203,64 @@ def run_cases(folder: Path, model: Path) -> Iterator[bool]:
 def random_cases(folder: Path, model: Path, source: Path, n_runs: int, seed: int) -> Iterator[bool]:
     """Yield whether a random document kept the budget of the command that read it."""
     rng = random.Random(seed)
-    ask = ["qsf-run", model, "-n", 2, "-q", "--ram-budget", 60]
-    for number in range(n_runs):
-        n_bytes = int(10 ** rng.uniform(1, 7))
-        path = folder / "random.json"
-        kind = rng.choice(("prompts", "answers", "conversation", "config", "weights", "tokens"))
-        path.write_bytes(random_json(rng, n_bytes, b'{"messages":[', b"]}"))
-        words: list[object] = [*ask, "-p", "Hi", "--session", path]
-        limit_mb = 60
-        if kind in ("prompts", "answers"):
-            path.write_bytes(random_json(rng, n_bytes, b'{"index":0,"of":"x","a":[', b"]}\n"))
-            one = folder / "one.jsonl"
-            files = [path] if kind == "prompts" else [one, "--answers", path]
-            words = [*ask, "--prompts", *files]
-        elif kind in ("config", "weights", "tokens"):
-            copy = Path(shutil.copytree(source, folder / "random", dirs_exist_ok=True))
-            name = {"config": "config.json", "tokens": "tokenizer.json"}.get(kind)
-            data = random_json(rng, n_bytes, b'{"a":[', b"]}")
-            head = b"" if name else struct.pack("<Q", len(data))
-            (copy / (name or "model.safetensors")).write_bytes(head + data)
-            words, limit_mb = ["qsf-convert", copy, folder / "out.qsf", "-q", "--force"], CONVERT_MB
-        yield run(f"{number} {kind}, {n_bytes} bytes", limit_mb, words, may_succeed=True)
-        shutil.rmtree(folder / "random", ignore_errors=True)
+    kept = kept_session(folder, model)
+    answers = folder / "answers.jsonl"
+    (folder / "one.jsonl").write_bytes(PROMPT)
+    many = ["qsf-run", model, "-n", 2, "-q", "--ram-budget", 60, "--prompts", folder / "one.jsonl"]
+    subprocess.run([BIN / "qsf-run", *map(str, many[1:]), "--answers", answers], check=True)
+    with Reader(model) as reader:
+        sections = {tag: reader.read_section(tag) for tag in ("CHAT", "META")}
+    weights = (source / "model.safetensors").read_bytes()
+    names = json.loads(weights[8 : 8 + struct.unpack_from("<Q", weights)[0]])
+    weight_map = {name: "shard.safetensors" for name in names if name != "__metadata__"}
+    good = {
+        "prompts": PROMPT, "answers": answers.read_bytes(), "note": NOTE, "body": BODY,
+        "conversation": json.dumps(json.loads(NOTE)["messages"]).encode(), **sections,
+        "TOKN": (source / "tokenizer.json").read_bytes(),
+        **{path.name: path.read_bytes() for path in source.glob("*.json")},
+        "model.safetensors": b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
+        "model.safetensors.index.json": json.dumps({"weight_map": weight_map}).encode(),
+    }  # fmt: skip
+    with served(model) as (server, port):
+        for number in range(n_runs):
+            kind = list(good)[number % len(good)]
+            data = mutant(rng, good[kind], int(10 ** rng.uniform(1, 7)))
+            name = f"{number} {kind}, {len(data)} bytes"
+            if kind == "body":
+                yield ask(name, server, port, data)
+            else:
+                budget_mb, words = command_for(kind, data, folder, model, source, kept)
+                yield run(name, budget_mb, words, may_succeed=True)
+
+
+def command_for(
+    kind: str, data: bytes, folder: Path, model: Path, source: Path, kept: bytes
+) -> tuple[int, list[object]]:
+    """Return the budget in MB and the words of a command that reads this document."""
+    path = folder / "random"
+    words: list[object] = ["qsf-run", model, "-n", 2, "-q", "--ram-budget", 60]
+    if kind in ("prompts", "answers"):
+        path.write_bytes(data + b"\n")
+        files = [path] if kind == "prompts" else [folder / "one.jsonl", "--answers", path]
+        return 60, [*words, "--prompts", *files]
+    if kind in ("conversation", "note"):
+        path = folder / ("random.json" if kind == "conversation" else "random.qsfs")
+        path.write_bytes(data if kind == "conversation" else session_with(kept, data, 0))
+        return 60, [*words, "-p", "Hi", "--session", path]
+    if kind in ("CHAT", "META", "TOKN"):
+        changed = bytearray(model.read_bytes())
+        grow(changed, kind.encode(), data)
+        path.write_bytes(repair(changed))
+        show = ["qsf-inspect", path, "--quality"]  # without a budget: 64 MB, and Python
+        return (60, ["qsf-run", path, *words[2:], "-p", "Hi"]) if kind != "META" else (120, show)
+    copy = folder / "random.source"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(source, copy)
+    if kind == "model.safetensors.index.json":
+        (copy / "model.safetensors").rename(copy / "shard.safetensors")
+    head = struct.pack("<Q", len(data)) if kind == "model.safetensors" else b""
+    (copy / kind).write_bytes(head + data)
+    return CONVERT_MB, ["qsf-convert", copy, folder / "out.qsf", "-q", "--force"]
 
 
 def convert_cases(folder: Path, source: Path) -> Iterator[bool]:
@@ -181,13 +275,39 @@ def convert_cases(folder: Path, source: Path) -> Iterator[bool]:
         yield run(name, CONVERT_MB, ["qsf-convert", copy, folder / "out.qsf", "-q"])
 
 
-def serve_cases(model: Path) -> Iterator[bool]:
-    """Yield whether qsf serve refused each body within its budget, and lived on."""
+@contextlib.contextmanager
+def served(model: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Run qsf serve with 70 MB; yield its process and port when it answers."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = [BIN / "qsf-serve", model, "--port", str(port), "--ram-budget", "70"]
-    server = subprocess.Popen([*words, "--constraints", "off"], stderr=subprocess.DEVNULL)
+    words = ["qsf-serve", model, "--port", port, "--ram-budget", 70, "--constraints", "off"]
+    with started(words, 70, subprocess.DEVNULL) as server:
+        for _ in range(300):
+            time.sleep(0.1)
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+        yield server, port
+
+
+def ask(name: str, server: Any, port: int, body: bytes, *statuses: int) -> bool:
+    """Return whether qsf serve answered within its budget and by one of the statuses."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    kind = {"content-type": "application/json"}
+    try:
+        connection.request("POST", "/v1/chat/completions", body, kind)
+        status = connection.getresponse().status
+    except OSError:  # a body beyond the limit is not read to its end
+        status = 413 if len(body) > MB else 0
+    peak = peak_mb(server.pid)
+    is_fine = status in (statuses or (200, 400, 413)) and 0 < peak <= 70
+    print(f"{name:26} {peak:6.1f} of 70 MB {'' if is_fine else 'WRONG'} {status}")
+    return is_fine
+
+
+def serve_cases(model: Path) -> Iterator[bool]:
+    """Yield whether qsf serve refused each body within its budget, and lived on."""
     inner = dense(MB // 3, b'{"a":[', b"]}").decode()
     function = {"name": "f", "arguments": inner}
     called = {"role": "assistant", "content": None,
@@ -195,28 +315,27 @@ def serve_cases(model: Path) -> Iterator[bool]:
     user = {"role": "user", "content": "Hi"}
     long = {"role": "user", "content": "x" * 900_000 + "\U0001f600"}
     begin = b'{"messages":[],"chat_template_kwargs":{"a":['
-    try:
-        for _ in range(300):
-            time.sleep(0.1)
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
+    with served(model) as (server, port):
         for name, body in (
             ("chat_template_kwargs", dense(MB - 9, begin, b"]}}")),
             ("a long text", json.dumps({"messages": [long]}, ensure_ascii=False).encode()),
             ("arguments of a call", json.dumps({"messages": [user, called]}).encode()),
         ):
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-            kind = {"content-type": "application/json"}
-            connection.request("POST", "/v1/chat/completions", body, kind)
-            status = connection.getresponse().status
-            peak = peak_mb(server.pid)
-            is_fine = status == 400 and 0 < peak <= 70
-            print(f"serve, {name:19} {peak:6.1f} of 70 MB {'' if is_fine else 'WRONG'} {status}")
-            yield is_fine
-    finally:
-        server.terminate()
-        server.wait()
+            yield ask(f"body, {name}", server, port, body, 400)
+
+
+def groups_can_be_made() -> bool:
+    """Return whether this user can make a memory control group, and say so."""
+    try:
+        with memory_group(32 * MB) as group:
+            print(f"in control groups of version {group.version} whose limit is the budget")
+    except CapError as error:
+        print(f"without control groups, VmHWM is compared alone: {error}")
+        return False
+    return True
+
+
+HAS_GROUPS = groups_can_be_made()
 
 
 def main() -> int:
@@ -230,7 +349,7 @@ def main() -> int:
         model = folder / "model.qsf"
         subprocess.run([BIN / "qsf-convert", source, model, "-q"], check=True)
         results = [*run_cases(folder, model), *convert_cases(folder, source), *serve_cases(model)]
-        n_runs, seed = (*map(int, sys.argv[1:]), 0, 0)[:2]
+        n_runs, seed = (int(word) for word in (*sys.argv[1:], *("200", "0")[len(sys.argv) - 1 :]))
         results += random_cases(folder, model, source, n_runs, seed)
     print(f"{len(results)} cases, {results.count(False)} of them broke a promise")
     return 0 if all(results) else 1

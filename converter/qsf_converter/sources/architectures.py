@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from qsf.errors import QsfConversionError
+from qsf.errors import QsfConversionError, shown
 from qsf.file.layout import check_header
 from qsf_converter.sources.families import (
     cohere,
@@ -26,7 +26,6 @@ from qsf_converter.sources.families import (
 )
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.family import Facts, Family, read_family
-from qsf_converter.sources.metadata import shown
 
 FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family

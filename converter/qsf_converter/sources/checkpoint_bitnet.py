@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from qsf.errors import QsfConversionError
+from qsf.errors import QsfConversionError, shown
 from qsf_converter.sources.checkpoint import (
     Checkpoint,
     Float32Array,
@@ -25,7 +25,6 @@ from qsf_converter.sources.checkpoint import (
     to_float32,
 )
 from qsf_converter.sources.families.config import Config
-from qsf_converter.sources.metadata import shown
 
 _BYTES: Final = "U8"  # the type of a packed matrix
 _PACKED_ROWS: Final = 4  # in a row of bytes

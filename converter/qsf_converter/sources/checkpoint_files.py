@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from qsf.closing import Closing
-from qsf.errors import QsfConversionError, QsfIOError
+from qsf.errors import QsfConversionError, QsfIOError, shown
 from qsf.foreign_json import read_json
 from qsf_converter.sources.checkpoint import RawArray, SourceTensor
 from qsf_converter.sources.metadata import INDEX_MEMORY_BYTES, open_regular, read_bytes
@@ -237,5 +237,7 @@ def _read_index(index: Path) -> dict[str, str]:
         raise QsfConversionError(f"{index}: weight_map is not an object with entries")
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".", ".."):
-            raise QsfConversionError(f"{index}: {name}: {shard!r} is not a plain file name")
+            raise QsfConversionError(
+                f"{index}: {shown(name)}: {shown(shard)} is not a plain file name"
+            )
     return weight_map

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qsf.errors import QsfConversionError
+from qsf.errors import QsfConversionError, shown
 from qsf_converter.sources.checkpoint import (
     KEPT,
     MXFP4,
@@ -38,7 +38,6 @@ from qsf_converter.sources.gguf_config import (
     dialect_of,
     family_of,
     name_there,
-    shown,
 )
 from qsf_converter.sources.gguf_dialects import Dialect
 from qsf_converter.sources.gguf_file import GgufHead, GgufTensor

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from qsf.errors import QsfConversionError
+from qsf.errors import QsfConversionError, shown
 from qsf.file.layout import Positions
 from qsf_converter.sources.architectures import FAMILIES
 from qsf_converter.sources.families.family import Family
@@ -150,12 +150,6 @@ def config_of(
     unknown = sorted(key[:80] for key in fields if key not in understood)
     warnings = [f"{name}.{key} of the metadata is not understood and left out" for key in unknown]
     return config, tuple(warnings[:8])
-
-
-def shown(value: Any) -> str:
-    """Return a value of the file as an error message shows it, on one line."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def name_there(dialect: Dialect, name: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from qsf.errors import QsfConversionError
+from qsf.errors import QsfConversionError, shown
 from qsf_converter.sources import gguf_dialects
 from qsf_converter.sources.gguf_dialects import (
     EXPERT_COUNTS,
@@ -67,7 +67,7 @@ def _sigmoid(fields: Fields, _shapes: Shapes, _config: Mapping[str, Any]) -> dic
     """Refuse another score of experts than the one that these architectures have."""
     if fields.get("expert_gating_func", 2) != 2:
         raise QsfConversionError(
-            f"its metadata's expert_gating_func = {fields['expert_gating_func']!r}: of this"
+            f"its metadata's expert_gating_func = {shown(fields['expert_gating_func'])}: of this"
             " architecture only 2, sigmoid, is supported"
         )
     return {}
@@ -93,7 +93,9 @@ def _glm4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str
     n_more = fields.get("nextn_predict_layers", 0)
     n_layers = config["num_hidden_layers"]
     if type(n_more) is not int or type(n_layers) is not int or not 0 <= n_more < n_layers:
-        raise QsfConversionError(f"its {n_layers!r} layers cannot have {n_more!r} more in them")
+        raise QsfConversionError(
+            f"its {shown(n_layers)} layers cannot have {shown(n_more)} more in them"
+        )
     return {
         **_sigmoid(fields, shapes, config),
         **attention_bias(fields, shapes, config),

@@ -30,7 +30,6 @@ _MAX_JSON_BYTES = 64 << 20  # as much as the section TOKN may have
 # Most memory of a parsed list of tensors: of 100,000, many times those of a known shard.
 INDEX_MEMORY_BYTES = 256 << 20
 _MAX_DIGITS = 20
-_SHOWN_CHARS = 60
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 _LICENCE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "COPYING")
@@ -43,12 +42,6 @@ class Origin:
     name: str
     config_sha256: str  # of config.json, or of the metadata of a GGUF file
     licence: str | None
-
-
-def shown(value: object) -> str:
-    """Return ``value`` as text for an error or a warning: short, on one line."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
 
 
 def origin_of(model_dir: Path) -> Origin:

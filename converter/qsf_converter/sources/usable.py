@@ -11,12 +11,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from qsf.errors import QsfError, QsfFormatError
+from qsf.errors import QsfError, QsfFormatError, shown
 from qsf.file.layout import Header
 from qsf.foreign_json import read_json
 from qsf.text.chat import template_fault
 from qsf.text.sampling import end_ids, resolve_sampling
-from qsf_converter.sources.metadata import TOKEN_IDS, shown
+from qsf_converter.sources.metadata import TOKEN_IDS
 from qsf_converter.text.tokenizer import open_tokenizer
 
 _REASON_CHARS = 300

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from qsf.cli.run import report
 from qsf.cli.run.answer import say, show
-from qsf.errors import QsfArgumentError, QsfError
+from qsf.errors import QsfArgumentError, QsfError, shown
 from qsf.foreign_json import JsonError, read_json
 from qsf.native.binding import describe_machine
 from qsf.shell import command
@@ -200,7 +200,7 @@ class _Lines:
         for name in record:
             if name not in ("id", "prompt", "messages"):
                 raise QsfArgumentError(
-                    f"the line has {name!r:.100}; id, prompt and messages are known"
+                    f"the line has {shown(name)}; id, prompt and messages are known"
                 )
         if "prompt" in record:
             if not isinstance(record["prompt"], str):

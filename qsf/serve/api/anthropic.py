@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from qsf.errors import shown
 from qsf.foreign_json import JsonError
 from qsf.options import Whole
 from qsf.serve.api.answering import Choice, Sent
@@ -21,7 +22,7 @@ from qsf.serve.api.completion_request import (
 )
 from qsf.serve.api.openai import encode_messages
 from qsf.serve.api.timings import usage
-from qsf.serve.http.fields import Fields, shown
+from qsf.serve.http.fields import Fields
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfArgumentError
+from qsf.errors import QsfArgumentError, shown
 from qsf.options import GenerationOptions, Number, Texts, Whole, described
-from qsf.serve.http.fields import Fields, shown
+from qsf.serve.http.fields import Fields
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Choosing, Event, Job
 from qsf.serve.tools.request import ArgumentsConstraint

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfArgumentError
+from qsf.errors import QsfArgumentError, shown
 from qsf.options import Keywords, Whole
 from qsf.passes import Chosen
 from qsf.serve.api.answering import Choice, Sent
@@ -29,7 +29,7 @@ from qsf.serve.api.completion_request import (
     too_long,
 )
 from qsf.serve.api.timings import timings, usage
-from qsf.serve.http.fields import Fields, shown
+from qsf.serve.http.fields import Fields
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving

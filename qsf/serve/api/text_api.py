@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfArgumentError
+from qsf.errors import QsfArgumentError, shown
 from qsf.options import Keywords
 from qsf.serve.api.completion_request import read_messages, too_long
 from qsf.serve.api.openai import as_turns, read_turns
-from qsf.serve.http.fields import Fields, shown
+from qsf.serve.http.fields import Fields
 from qsf.serve.http.problems import invalid
 from qsf.serve.serving import Serving
 from qsf.serve.tools.request import chat_turns, read_chat_tools

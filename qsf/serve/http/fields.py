@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import reprlib
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from qsf.errors import shown
 from qsf.foreign_json import JsonError, needed_bytes, read_json
 from qsf.options import Kind
 from qsf.serve.http.problems import Problem, invalid
@@ -42,11 +42,6 @@ def read_inner(text: str) -> Any:
     value = read_json(text, memory_bytes=left_bytes)
     _left_bytes.set(left_bytes - needed_bytes(text.encode()))
     return value
-
-
-def shown(value: object) -> str:
-    """Return a value as an error shows it: short."""
-    return reprlib.repr(value)
 
 
 class Probe(dict[str, Any]):

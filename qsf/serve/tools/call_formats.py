@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from qsf.errors import shown
 from qsf.foreign_json import JsonError, read_json
 from qsf.text.channels import CALL_BEGIN, CALL_MARKERS, CALL_MIDDLE
 from qsf.text.constraints import lark_json
@@ -177,7 +178,7 @@ def _arguments(lark: _Lark, form: Format, schema: Mapping[str, Any]) -> str:
 def _value(lark: _Lark, schema: Any, shared: Mapping[str, Any], end: str) -> str:
     """Return the rule of a value that is no JSON where it is a text, with the text that ends it."""
     if not isinstance(schema, dict):
-        raise ValueError(f"a property must have a schema, not {schema!r}")
+        raise ValueError(f"a property must have a schema, not {shown(schema)}")
     texts = [schema["const"]] if "const" in schema else schema.get("enum", ())
     if texts and all(isinstance(text, str) for text in texts):
         return f"{lark.rule(' | '.join(map(lark.text, texts)))} {lark.text(end)}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qsf.errors import QsfArgumentError
+from qsf.errors import QsfArgumentError, shown
 from qsf.serve.http.problems import Problem, invalid
 from qsf.text.constraints import KINDS
 
@@ -40,7 +40,9 @@ def read_form(fields: Fields, formats: Fields, name: str) -> AnswerForm | None:
         place.ignore("name", "description", "strict")
         forms.append(AnswerForm("json", place.raw("schema"), place.name("schema")))
     elif kind != "text":
-        raise invalid(name, f"{name}.type must be text, json_object or json_schema, not {kind!r}")
+        raise invalid(
+            name, f"{name}.type must be text, json_object or json_schema, not {shown(kind)}"
+        )
     outputs = fields.object("structured_outputs")
     for kind in KINDS:
         value = outputs.raw(kind)

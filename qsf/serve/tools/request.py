@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfArgumentError, QsfError
+from qsf.errors import QsfArgumentError, QsfError, shown
 from qsf.foreign_json import JsonError
-from qsf.serve.http.fields import Fields, read_inner, shown
+from qsf.serve.http.fields import Fields, read_inner
 from qsf.serve.http.problems import invalid
 from qsf.serve.tools.call_formats import FORMATS, Format, calls_grammar, find_format, marker_tokens
 from qsf.serve.tools.call_reader import CallReader

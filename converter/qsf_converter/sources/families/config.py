@@ -7,9 +7,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from qsf.errors import QsfConversionError
+from qsf.errors import QsfConversionError, shown
 from qsf.file.layout import Activation
-from qsf_converter.sources.metadata import shown
 
 MAX_LAYERS: Final = 4096
 MAX_DIM: Final = 1 << 20

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from qsf.errors import shown
 from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn, QkNorm
 from qsf.file.layout import MAX_CHOSEN, MAX_LAYER_EXPERTS, Activation
 from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, Config
@@ -32,7 +33,6 @@ from qsf_converter.sources.families.llama import (
     window_of_all,
 )
 from qsf_converter.sources.families.rules import Place, T, TensorRule, Where, layer
-from qsf_converter.sources.metadata import shown
 
 SPARSE = f"{AT}block_sparse_moe."
 _GATE_AND_UP = ("expert", "expert")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from qsf.errors import shown
 from qsf.file.kinds import ROPE_NONE, ExpertScore, ExpertWeights
 from qsf_converter.sources.families.config import MAX_FFN_DIM, Config
 from qsf_converter.sources.families.experts import (
@@ -36,7 +37,6 @@ from qsf_converter.sources.families.llama import (
     qkv,
 )
 from qsf_converter.sources.families.rules import T, Where, ends, linear, norm
-from qsf_converter.sources.metadata import shown
 
 
 def _factors(draft: Draft) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from qsf.errors import shown
 from qsf.file.kinds import ExpertScore, ExpertWeights, GroupScore, QkNorm
 from qsf.file.layout import MAX_LAYER_EXPERTS
 from qsf_converter.sources.families.config import MAX_FFN_DIM
@@ -27,7 +28,6 @@ from qsf_converter.sources.families.experts import (
 )
 from qsf_converter.sources.families.family import Draft, Family
 from qsf_converter.sources.families.llama import ENDS, MLP, out, pre_norms, qk_norms, qkv
-from qsf_converter.sources.metadata import shown
 
 
 def _grouped(draft: Draft) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from qsf.errors import shown
 from qsf.file.kinds import MAX_TAPS, ROPE_NONE, ExpertScore, Mixer, QkNorm
 from qsf_converter.sources.families.config import MAX_FFN_DIM, Config
 from qsf_converter.sources.families.experts import (
@@ -20,7 +21,6 @@ from qsf_converter.sources.families.experts import (
 from qsf_converter.sources.families.family import FULL, Draft, Family
 from qsf_converter.sources.families.llama import AT, ATTN, DEFAULTS, fused
 from qsf_converter.sources.families.rules import T, TensorRule, Where, ends, layer, linear, norm
-from qsf_converter.sources.metadata import shown
 
 CONV: Final = "conv"
 _AT_CONV, _FFN = f"{AT}conv.", f"{AT}feed_forward."

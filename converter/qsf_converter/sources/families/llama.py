@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from qsf.errors import shown
 from qsf.file.kinds import ROPE_NONE, QkNorm
 from qsf.file.layout import Architecture
 from qsf_converter.sources.families.config import MAX_LAYERS, MAX_TOKENS, Config
 from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family, no_windows
 from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import T, TensorRule, ends, linear, norm
-from qsf_converter.sources.metadata import shown
 
 Rules = tuple[TensorRule, ...]
 

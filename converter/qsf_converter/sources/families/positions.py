@@ -15,11 +15,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from qsf.errors import QsfConversionError
+from qsf.errors import QsfConversionError, shown
 from qsf.file.kinds import RopeSet
 from qsf.file.layout import RopeScaling
 from qsf_converter.sources.families.config import MAX_TOKENS, Config
-from qsf_converter.sources.metadata import shown
 
 _ORIGINAL: Final = "original_max_position_embeddings"
 KINDS: Final = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
