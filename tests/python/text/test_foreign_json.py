@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from make.examples import examples
+from qsf.errors import QsfError, shown
 from qsf.foreign_json import (
     MAX_DEPTH,
     JsonError,
@@ -22,6 +23,7 @@ from qsf.foreign_json import (
     read_json_at,
     read_json_file,
 )
+from qsf.text.arguments import as_messages
 
 MB = 1 << 20
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -161,3 +163,19 @@ def test_a_value_inside_a_text_ends_where_it_ends() -> None:
     assert read_json_at(text, 9) == ({"a": [1]}, 19)
     with pytest.raises(JsonError, match="not JSON"):
         read_json_at(text, 3)
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(_VALUES, st.integers(1, 200))
+def test_an_error_shows_at_most_80_characters_of_a_value(value: Any, n: int) -> None:
+    for one in (value, [value] * n, {"a": str(value) * n}, "x'\"\n" * n):
+        assert len(shown(one)) <= 80
+        assert "\n" not in shown(one)
+        assert len(str(QsfError(f"not {str(one)!r}"))) <= 90
+
+
+def test_a_message_of_somebody_else_is_shown_short() -> None:
+    for messages in ([{"role": [[[]]] * 300, "content": ""}], {"a": [0] * 999}):
+        with pytest.raises(QsfError) as caught:
+            as_messages(messages)
+        assert len(str(caught.value)) < 200
