@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from make import tiny_checkpoints
 from oracle import reference
@@ -57,7 +58,7 @@ def test_f16_files_give_the_logits_of_the_checkpoint(
 
 def make_ternary(source: Path, folder: Path) -> Path:
     """A checkpoint whose layers hold -s, 0 and s, with an s of its own for each matrix."""
-    tensors = reference.read_safetensors(source / "model.safetensors")
+    tensors = load_file(source / "model.safetensors")
     for name, values in tensors.items():
         if values.ndim == 2 and ".layers." in name:
             scale = np.float32(np.float16(np.abs(values).mean()))

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
 from make import tiny_checkpoints
-from oracle import reference
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.file.layout import EMBEDDING_UNIT, FINAL_UNIT, Dtype, TensorType, layer_unit, pass_units
 from qsf_converter.calibrate import sensitivity
@@ -221,7 +221,7 @@ def test_what_the_model_does_not_have_is_refused(llama: Original) -> None:
 
 def spoil(folder: Path, name: str, value: float) -> Path:
     """Give one weight of a checkpoint another value."""
-    tensors = reference.read_safetensors(folder / "model.safetensors")
+    tensors = load_file(folder / "model.safetensors")
     tensors[name].flat[5] = value
     data = tiny_checkpoints.safetensors_bytes(tensors, "fp32")
     (folder / "model.safetensors").write_bytes(data)

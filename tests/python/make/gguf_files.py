@@ -16,8 +16,7 @@ from typing import Any
 import gguf
 import numpy as np
 from numpy.typing import NDArray
-
-from oracle import reference
+from safetensors.numpy import load_file
 
 Type: Any = gguf.GGMLQuantizationType
 
@@ -86,7 +85,7 @@ def add_tensors(writer: Any, folder: Path, config: dict[str, Any], arch: str, ki
     n_layers = config["n_layer" if is_gpt2 else "num_hidden_layers"]
     model = gguf.MODEL_ARCH.GPT2 if is_gpt2 else gguf.MODEL_ARCH.LLAMA
     names = gguf.get_tensor_name_map(model, n_layers)
-    for name, stored in reference.read_safetensors(folder / "model.safetensors").items():
+    for name, stored in load_file(folder / "model.safetensors").items():
         if name.endswith((".attn.bias", ".attn.masked_bias")):
             continue
         values = np.asarray(stored, np.float32)

@@ -3,7 +3,7 @@
 
 Written for reading, not for speed, and sharing no line with the engine. `forward` returns
 the logits and the values inside every layer, so that a test can name the first difference
-(`first_difference`). Weights come from a HuggingFace directory, from a `.qsf` file, or from
+(`first_difference`). Weights come from a checkpoint, from a `.qsf` file, or from
 any dictionary with the names of `docs/format.md`, section 4, in lower case: `embedding`,
 `positions`, `layer.0.attn_norm`, `layer.0.q`, ..., `final_norm`, `head`.
 """
@@ -23,7 +23,6 @@ from oracle.reference_models import (
     Model,
     load_huggingface,
     load_qsf,
-    read_safetensors,
     rope_frequencies,
 )
 from oracle.reference_parts import (
@@ -57,7 +56,6 @@ __all__ = [
     "load_qsf",
     "quantise_activations",
     "quantise_kv",
-    "read_safetensors",
     "rope_frequencies",
     "rotate",
 ]

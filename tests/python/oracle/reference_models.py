@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,12 +15,11 @@ from oracle.reference_experts import Routing
 from oracle.reference_tiles import decode_outliers, decode_tiles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from oracle.file.reader import Reader
     from qsf.file.kinds import LayerKind, RopeSet
-    from qsf.file.layout import Tensor, Unit
+    from qsf.file.layout import Arch, Header, UnitId
 
 Array = NDArray[Any]
 
@@ -127,148 +125,26 @@ def rope_frequencies(config: Config) -> NDArray[np.float32]:
     return frequencies.astype(np.float32)
 
 
-def read_safetensors(path: Path) -> dict[str, Array]:
-    """All tensors of one file as f32, by name."""
-    data = path.read_bytes()
-    header_bytes = int.from_bytes(data[:8], "little")
-    header: dict[str, Any] = json.loads(data[8 : 8 + header_bytes])
-    out: dict[str, Array] = {}
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        start, end = (8 + header_bytes + offset for offset in entry["data_offsets"])
-        raw = data[start:end]
-        if entry["dtype"] == "BF16":
-            values: Array = (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
-        else:
-            values = np.frombuffer(raw, {"F16": "<f2", "F32": "<f4"}[entry["dtype"]])
-        out[name] = values.astype(np.float32).reshape(entry["shape"])
-    return out
-
-
-_LLAMA_NAMES = {
-    "input_layernorm.weight": "attn_norm",
-    "self_attn.q_proj.weight": "q",
-    "self_attn.q_proj.bias": "q_bias",
-    "self_attn.k_proj.weight": "k",
-    "self_attn.k_proj.bias": "k_bias",
-    "self_attn.v_proj.weight": "v",
-    "self_attn.v_proj.bias": "v_bias",
-    "self_attn.o_proj.weight": "attn_out",
-    "self_attn.o_proj.bias": "attn_out_bias",
-    "post_attention_layernorm.weight": "ffn_norm",
-    "mlp.gate_proj.weight": "ffn_gate",
-    "mlp.gate_proj.bias": "ffn_gate_bias",
-    "mlp.up_proj.weight": "ffn_up",
-    "mlp.up_proj.bias": "ffn_up_bias",
-    "mlp.down_proj.weight": "ffn_down",
-    "mlp.down_proj.bias": "ffn_down_bias",
-}
-
-_GPT2_NAMES = {
-    "ln_1.weight": "attn_norm",
-    "ln_1.bias": "attn_norm_bias",
-    "attn.c_proj.weight": "attn_out",
-    "attn.c_proj.bias": "attn_out_bias",
-    "ln_2.weight": "ffn_norm",
-    "ln_2.bias": "ffn_norm_bias",
-    "mlp.c_fc.weight": "ffn_up",
-    "mlp.c_fc.bias": "ffn_up_bias",
-    "mlp.c_proj.weight": "ffn_down",
-    "mlp.c_proj.bias": "ffn_down_bias",
-}
-
-_ACTIVATIONS: dict[str, Any] = {
-    "silu": "silu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu": "gelu_erf",
-    "relu": "relu",
-    "relu2": "relu_squared",
-}
-
-
-def _llama(config: Mapping[str, Any], source: Mapping[str, Array]) -> Model:
-    n_heads = config["num_attention_heads"]
-    rope: dict[str, Any] = {"rope_theta": config.get("rope_theta", 10000.0)}
-    rope |= config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    weights: dict[str, Array] = {
-        "embedding": source["model.embed_tokens.weight"],
-        "final_norm": source["model.norm.weight"],
-    }
-    if not config.get("tie_word_embeddings", False):
-        weights["head"] = source["lm_head.weight"]
-    for layer in range(config["num_hidden_layers"]):
-        for theirs, ours in _LLAMA_NAMES.items():
-            name = f"model.layers.{layer}.{theirs}"
-            if name in source:
-                weights[f"layer.{layer}.{ours}"] = source[name]
-    parsed = Config(
-        n_layers=config["num_hidden_layers"],
-        dim=config["hidden_size"],
-        n_heads=n_heads,
-        n_kv_heads=config.get("num_key_value_heads") or n_heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // n_heads,
-        norm="rms",
-        activation=_ACTIVATIONS[config.get("hidden_act", "silu")],
-        positions="rope",
-        norm_epsilon=config.get("rms_norm_eps", 1e-6),
-        rope_theta=rope["rope_theta"],
-        rope_scaling="none" if kind == "default" else kind,
-        rope_factor=rope.get("factor", 1.0),
-        rope_low_freq_factor=rope.get("low_freq_factor", 1.0),
-        rope_high_freq_factor=rope.get("high_freq_factor", 4.0),
-        rope_original_tokens=rope.get("original_max_position_embeddings", 8192),
-        window_tokens=config.get("sliding_window") or 0,
-    )
-    return Model(parsed, weights)
-
-
-def _gpt2(config: Mapping[str, Any], source: Mapping[str, Array]) -> Model:
-    weights: dict[str, Array] = {
-        "embedding": source["transformer.wte.weight"],
-        "positions": source["transformer.wpe.weight"],
-        "final_norm": source["transformer.ln_f.weight"],
-        "final_norm_bias": source["transformer.ln_f.bias"],
-    }
-    if not config.get("tie_word_embeddings", True):
-        weights["head"] = source["lm_head.weight"]
-    for layer in range(config["n_layer"]):
-        at, ours_at = f"transformer.h.{layer}", f"layer.{layer}"
-        for theirs, ours in _GPT2_NAMES.items():
-            # These matrices are stored [inputs, outputs]; vectors are their own transpose.
-            weights[f"{ours_at}.{ours}"] = source[f"{at}.{theirs}"].T
-        for suffix, stored in (("", "weight"), ("_bias", "bias")):
-            fused = source[f"{at}.attn.c_attn.{stored}"].T
-            for name, part in zip("qkv", np.split(fused, 3), strict=True):
-                weights[f"{ours_at}.{name}{suffix}"] = part
-    parsed = Config(
-        n_layers=config["n_layer"],
-        dim=config["n_embd"],
-        n_heads=config["n_head"],
-        n_kv_heads=config["n_head"],
-        head_dim=config["n_embd"] // config["n_head"],
-        norm="layer",
-        activation=_ACTIVATIONS[config.get("activation_function", "gelu_new")],
-        positions="learned",
-        norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
-    )
-    return Model(parsed, weights)
-
-
 def load_huggingface(folder: Path) -> Model:
-    """Read a LLaMA, Mistral or GPT-2 checkpoint, single or sharded."""
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-    else:
-        shards = ["model.safetensors"]
-    source: dict[str, Array] = {}
-    for shard in shards:
-        source |= read_safetensors(folder / shard)
-    return _gpt2(config, source) if config["model_type"] == "gpt2" else _llama(config, source)
+    """Read a checkpoint with the tables of the converter, and nothing that computes."""
+    from qsf.file.layout import Dtype, TensorType
+    from qsf_converter.rounding.pieces import read_tensor
+    from qsf_converter.rounding.plan import Policy, make_plan
+    from qsf_converter.sources.source import open_source
+
+    weights: dict[str, Array] = {}
+    with open_source(folder) as source:
+        facts = source.facts
+        policy = Policy(Dtype.F16, Dtype.F16)  # of the plan only names and shapes are used
+        plan = make_plan(source.family, facts, source.checkpoint, policy)
+        for target in plan.targets:
+            kind = target.rule.target
+            name = "positions" if kind is None else TensorType(kind).name.lower()
+            values = read_tensor(target, source.checkpoint)
+            weights[_place_of(target.unit) + name] = values[0] if target.is_vector else values
+    kinds = facts.layer_kinds if "KIND" in facts.tables() else ()
+    sets = {s.number: s for s in facts.rope_sets}
+    return Model(_config_of(facts.header, facts.arch, kinds, sets), weights)
 
 
 def load_qsf(path: Path, context: int = 0) -> Model:
@@ -285,8 +161,8 @@ def load_qsf(path: Path, context: int = 0) -> Model:
     outliers: dict[str, Array] = {}
     with Reader(path) as reader:
         header, arch = reader.header, reader.arch
-        for at, unit, tensor in _tensors_of(reader):
-            name = at + layout.TensorType(tensor.type).name.lower()
+        for unit, tensor in [(of, tensor) for of in reader.units for tensor in of.tensors]:
+            name = _place_of(unit.id) + layout.TensorType(tensor.type).name.lower()
             data = reader.read_tensor(tensor, unit.idx)
             dtype = layout.Dtype(tensor.dtype)
             floats = {layout.Dtype.F16: "<f2", layout.Dtype.F32: "<f4"}
@@ -311,6 +187,20 @@ def load_qsf(path: Path, context: int = 0) -> Model:
         # The last one of a number that begins at this context at most.
         fits = (s for s in reader.rope_sets if s.least_context <= (context or header.max_tokens))
         sets = {s.number: s for s in fits}
+    config = _config_of(header, arch, kinds if has_kinds else (), sets)
+    if "head" in weights:  # the embedding is only looked up
+        multiplied.pop("embedding", None)
+    # From MXFP4 on, scales of weights are of 32 columns or fewer.
+    has_only_parts = all(dtype >= layout.Dtype.MXFP4 for dtype in multiplied.values())
+    return Model(config, weights, integer, outliers, 32 if has_only_parts else 64)
+
+
+def _config_of(
+    header: Header, arch: Arch, kinds: Sequence[LayerKind], sets: Mapping[int, RopeSet]
+) -> Config:
+    """What a header says; with ``kinds`` each layer says it of itself."""
+    from qsf.file import layout
+
     config = Config(
         n_layers=header.n_layers,
         dim=header.dim,
@@ -333,28 +223,18 @@ def load_qsf(path: Path, context: int = 0) -> Model:
         embedding_factor=arch.embedding_factor,
         logit_cap=arch.logit_cap,
     )
-    if has_kinds:
-        plain = config.layer(0).frequencies
-        layers = tuple(_layer_of(kind, sets, plain, config) for kind in kinds)
-        config = dataclasses.replace(config, layers=layers)
-    if "head" in weights:  # the embedding is only looked up
-        multiplied.pop("embedding", None)
-    # From MXFP4 on, scales of weights are of 32 columns or fewer.
-    has_only_parts = all(dtype >= layout.Dtype.MXFP4 for dtype in multiplied.values())
-    return Model(config, weights, integer, outliers, 32 if has_only_parts else 64)
+    plain = config.layer(0).frequencies
+    layers = tuple(_layer_of(kind, sets, plain, config) for kind in kinds)
+    return dataclasses.replace(config, layers=layers)
 
 
-def _tensors_of(reader: Reader) -> Iterator[tuple[str, Unit, Tensor]]:
-    """All tensors, with what their names begin with and the unit that holds their data."""
+def _place_of(unit: UnitId) -> str:
+    """What the names of a unit's tensors begin with."""
     from qsf.file.layout import Role
 
-    for unit in reader.units:
-        layer = f"layer.{unit.id.layer}."
-        at = {
-            Role.LAYER: layer,
-            Role.EXPERT: f"{layer}expert.{unit.id.expert}.",
-        }.get(unit.id.role, "")
-        yield from ((at, unit, tensor) for tensor in unit.tensors)
+    layer = f"layer.{unit.layer}."
+    places = {Role.LAYER: layer, Role.EXPERT: f"{layer}expert.{unit.expert}."}
+    return places.get(unit.role, "")
 
 
 def _routing_of(kind: LayerKind) -> Routing | None:
