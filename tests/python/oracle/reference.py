@@ -256,6 +256,8 @@ class _Pass:
         x = self.keep("final_norm", self.normalise(x, "final_norm"))
         head = "head" if "head" in self.model.weights else "embedding"
         logits = self.linear(x, head)
+        if head == "embedding" and "head_bias" in self.model.weights:
+            logits = logits + self.weight("head_bias")
         if config.logit_cap:
             cap = self.dtype(config.logit_cap)
             logits = cap * np.tanh(logits / cap)
