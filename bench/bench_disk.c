@@ -237,7 +237,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "bench_disk: the file is smaller than a read, or no memory\n");
         return 1;
     }
-    memset(buffer, 1, o.into_bytes); /* else the first reads meet pages that are not there */
+    memset(buffer, 1, o.into_bytes); /* else the first reads would fault pages in */
     qsf_io ios[QSF_IO_MMAP + 1] = {0};
     qsf_io_setup setups[MAX_SETUPS];
     const size_t n_setups = list_setups(&o, &file, ios, setups);

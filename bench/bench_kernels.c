@@ -40,8 +40,8 @@
 #define N_ROWS (11 * STRIPE_ROWS) /* of a matrix: outputs of two tokens are 22 KB apart */
 #define MAX_TOKENS 512
 #define MAX_RUNS 99
-/* About how long a run takes, also of multiply-adds alone: less than a turn of the scheduler, and
- * the same for both, since the shorter one meets a busy neighbour less often. */
+/* Duration of a run, also of multiply-adds alone: less than a time slice of the scheduler, and the
+ * same for both, since the shorter one meets a busy neighbour less often. */
 #define RUN_NS 2000000
 #define COUNT_OF(array) (sizeof(array) / sizeof(array)[0])
 
@@ -80,7 +80,7 @@ typedef struct bench {
     qsf_roofline_read_fn *read;
 } bench;
 
-/* What is measured: `matmul` on some stripes, beside reading them. */
+/* The measured work: `matmul` on some stripes, and plain reads of the same stripes. */
 typedef struct work {
     const bench *b;
     qsf_matmul_fn *matmul;
@@ -357,7 +357,7 @@ static void bench_isa(const bench *b, qsf_isa isa)
     for (size_t d = 0; d < COUNT_OF(dtypes); d++) {
         if (b->opt.type != NULL && strcmp(b->opt.type, qsf_dtype_name(dtypes[d])) != 0)
             continue;
-        /* What has no kernel of its own here is scalar, and would take minutes. */
+        /* Types without a kernel of this level run the scalar one, which would take minutes. */
         const bool is_scalar = k.matmul[dtypes[d]] == scalar.matmul[dtypes[d]];
         if (b->opt.table && qsf_dtype_is_quantised(dtypes[d]) && !is_scalar)
             print_parts(b, &k, isa, dtypes[d]);

@@ -1,4 +1,4 @@
-"""What baseline_quality.py asks of llama.cpp: a GGUF of a model, its quantisations, their logits.
+"""llama.cpp's part of baseline_quality.py: writes a GGUF, quantises it, computes its logits.
 
 Runs in a Python of its own, with
     CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python llama-cpp-python gguf

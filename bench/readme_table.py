@@ -168,7 +168,7 @@ def in_memory(all_results: Sequence[Results]) -> str:
 
 
 def budgets(all_results: Sequence[Results]) -> str:
-    """Return what each budget costs, and none."""
+    """Return the speeds under each budget, and without one."""
     shown = uncapped(all_results)
     if all(found.row.budget_mb is None for found in shown):
         raise TableError("no row of QSF with a budget")

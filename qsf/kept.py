@@ -75,7 +75,7 @@ def _catch_up(session: Session) -> bool:
 
 
 def load_session(session: Session, path: str | os.PathLike[str]) -> SessionHead:
-    """Make the session hold what a file has: see ``Session.load``."""
+    """Restore the session from a file: see ``Session.load``."""
     opened = session._opened
     with SessionFile(path, memory_bytes=opened.input_bytes) as file:
         head = file.head

@@ -82,7 +82,7 @@ def some_texts(rng: random.Random, count: int) -> list[str]:
 
 
 def main() -> int:
-    """Compare until enough texts are done; print how many they were."""
+    """Compare ``n`` texts and print their number."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--texts", type=int, default=1_000_000, help="how many in all")
     parser.add_argument("--seed", type=int, default=1)

@@ -137,8 +137,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf_bench": frozenset(),
 }
 
-# The ways from qsf to qsf_converter, which nothing that runs a model imports: an import inside a
-# function, or a name in a string. (importing module, imported module) -> why.
+# The imports of qsf_converter that qsf may have: in a function, or as a name in a string, so that
+# running a model imports none of it. (importing module, imported module) -> why.
 LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("qsf.shell.entry", "qsf_converter.cli"): "the entry point of qsf-convert",
     ("qsf", "qsf_converter.convert"): "qsf.convert, which is loaded when somebody names it",
@@ -148,7 +148,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ): "--against an original checkpoint, which only the converter can read",
 }
 
-# What Windows has not stands in one room. qsf_bench, which measures Linux, is free to name it.
+# Only this room may use what Windows lacks. qsf_bench measures Linux and may use it, too.
 SYSTEM_ROOM = "qsf.system"
 SYSTEM_BOUND = ("qsf", "qsf_converter")  # the packages that are bound to the rule
 _SYSTEM_MODULES = frozenset(
@@ -166,7 +166,7 @@ _SYSTEM_PATHS = ("/proc/", "/sys/", "/dev/")
 # What every room may import.
 EVERYWHERE = frozenset({"qsf.foreign_json"})
 
-# The functions that parse JSON; what somebody else wrote is measured before. The package of
+# The functions that parse JSON; the size of foreign JSON is checked before. The package of
 # benchmarks reads what its own processes have written.
 JSON_PARSERS = ("load", "loads", "JSONDecoder")
 MAY_PARSE_JSON = ("qsf.foreign_json", "qsf_bench")

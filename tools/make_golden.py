@@ -127,7 +127,7 @@ def byte_planes(logits: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def greedy(model: Any, prompt: list[int], eos_id: int) -> list[int]:
-    """The likeliest continuation, evaluated afresh for every token so that no cache takes part."""
+    """The greedy continuation, evaluated without a cache for every token."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + N_NEW_TOKENS:
         tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))

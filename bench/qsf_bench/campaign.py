@@ -46,7 +46,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a run gives.
+    """The outputs of a run.
 
     ``is_incomplete``: something that was asked for is missing, and the results say what.
     ``stopped``: the exception of a signal that ended the rounds before their time.
@@ -113,7 +113,7 @@ class _Campaign:
         return self.outputs(machine_facts, bounds, stopped)
 
     def miss(self, engine: str, file: str, what: str, why: str, *, how: str = "") -> None:
-        """Note that something that was asked for is missing; all else goes on.
+        """Record that a requested part is missing; the rest of the run continues.
 
         ``how``, the way to get it, is for the user alone, not for the results.
         """
@@ -233,7 +233,7 @@ class _Campaign:
         return pairs
 
     def gguf_of_model(self, facts: FileFacts, path: Path | None) -> FileFacts | None:
-        """Return the baselines' file beside a model of the user."""
+        """Return the baseline's file for a model of the user."""
         if not self.has_baseline:
             return None
         if path is None:
@@ -360,7 +360,7 @@ def _is_streamed(setting: Setting, facts: FileFacts) -> bool:
 
 
 def _without_folders(text: str) -> str:
-    """Return the text with files by their names: results are published, folders are not."""
+    """Return the text with names of files instead of paths, for publication."""
     return re.sub(r"(?<![^\s'\"(=])/[^\s'\":;,()]*/(?=[^/\s])", "", text)
 
 

@@ -31,7 +31,7 @@ EXIT_SLOWER = 3
 
 _HELP_COLUMNS = 80
 
-# What the options that bench has in common with the other commands are: ranges, words, help.
+# The options that bench shares with the other commands, with their ranges and help.
 MODEL_OPTIONS = {option.name: option for option in described(ModelOptions, "bench")}
 
 

@@ -1,4 +1,4 @@
-"""What a run of ``python -m qsf.bench`` is to do: its options together, with their defaults."""
+"""The request of a run of ``python -m qsf.bench``: options, checked against each other."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ class _Progress:
         self._line: ProgressLine | None = None
 
     def begin(self, name: str) -> Callable[[int, int], None]:
-        """Say what begins; return what shows its progress."""
+        """Announce a step; return the line that shows its progress."""
         self.close()
         if self._enabled:
             print(f"{name} ...", file=sys.stderr, flush=True)

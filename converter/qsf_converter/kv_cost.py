@@ -1,4 +1,4 @@
-"""What the KV cache costs a model: measured at its conversion, with its own weights.
+"""The quality that a KV cache of few bits costs a model, measured during its conversion.
 
 The default type of a file's KV cache follows from that. 4-bit values alone cost small models more
 than half a percent (docs/quality.md), so there are two candidates: 8 bits, and f16 if these cost
@@ -24,13 +24,14 @@ from qsf_converter.calibrate.texts import bundled_text
 _REFERENCE: Final = "f16"
 _CANDIDATE: Final = "8bit"
 _MOST_CHANGE_PERCENT: Final = 0.5  # of perplexity, two standard errors counted in
-# Of positions where both caches find the same token likeliest. Of 20 greedy answers of 16 tokens,
+# Least share of positions at which both caches predict the same token. Of 20 greedy answers of
+# 16 tokens,
 # SmolLM2-135M (97.1 %) kept 16 with 8 bits, Qwen2.5-Coder-0.5B (98.2 %) keeps 20.
 _LEAST_AGREEMENT: Final = 0.975
 _CTX_TOKENS: Final = 512
 _MOST_TOKENS: Final = 2048
 _LEAST_TOKENS: Final = 1024  # of fewer the standard error is too large
-# Of the whole process, so that a conversion of a large model does not need its size in memory.
+# Memory of the whole process: a large model must not need its own size in memory.
 _BUDGET_MB: Final = 180
 _MARGIN_MB: Final = 32  # above the least that the model can do with, so that fewer layers stream
 # About a minute of two cores. By weights, not by the clock: a file must not depend on the machine.
@@ -39,7 +40,7 @@ _MOST_WORK: Final = 4e12  # tokens x weights
 
 @dataclass(frozen=True, slots=True)
 class KvCost:
-    """How much larger the perplexity is than with an f16 cache, of ``tokens`` scored tokens.
+    """The increase of perplexity over an f16 cache, for ``tokens`` scored tokens.
 
     ``type`` is the file's default, ``measured`` the type that was measured. ``agreement`` is the
     share (0 to 1) of positions where both find the same token likeliest.

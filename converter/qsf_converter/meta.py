@@ -1,4 +1,4 @@
-"""What a conversion records of itself in META: the report of every tensor, the options, the source.
+"""The record of a conversion in META: the report of every tensor, the options, the source.
 
 The size of META is needed before anything is rounded, to choose types for a target size:
 `section_bytes` gives an upper bound.
@@ -170,7 +170,7 @@ def report_of_experts(experts: Sequence[WrittenTensor]) -> TensorReport:
 
 
 def _action(target: Target, errors: ErrorSums, action: str | None) -> str:
-    """What was done to a tensor, in the words of the report."""
+    """The report's words for the changes of a tensor."""
     action = action or (EXACT if errors.max_error == 0 else ROUNDED)
     if action == EXACT and target.is_ternary:
         action = LOSSLESS

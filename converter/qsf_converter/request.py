@@ -1,4 +1,4 @@
-"""What a user asks the converter for: one frozen record, checked as a whole before any work."""
+"""The request of a conversion: one frozen record, checked as a whole before any work."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-/* asan.h - marks bytes that nobody may touch; does nothing without AddressSanitizer. */
+/* asan.h - marks bytes that no code may access; does nothing without AddressSanitizer. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_BASE_ASAN_H
 #define QSF_BASE_ASAN_H

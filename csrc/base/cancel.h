@@ -13,7 +13,7 @@ typedef struct qsf_cancel {
     size_t n;
 } qsf_cancel;
 
-/* True if every flag is set: nobody wants the result any more. NULL is never set. */
+/* True if every flag is set: all requests are cancelled. NULL counts as not set. */
 static inline bool qsf_cancel_is_set(const qsf_cancel *cancel)
 {
     if (cancel == NULL)

@@ -52,7 +52,7 @@ qsf_status qsf_sequence_open_cold(qsf_sequence *q, const char *folder);
 /* Gives everything back. */
 void qsf_sequence_close(qsf_sequence *q);
 
-/* Returns the last position up to `position` that a pass can go on at; 0 always is one. */
+/* Returns the last position <= `position` from which a pass can continue; 0 is always possible. */
 uint32_t qsf_sequence_nearest(const qsf_sequence *q, uint32_t position);
 
 /* True if a pass can go on at `position`, or behind positions that are evaluated again. False: what

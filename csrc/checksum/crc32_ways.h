@@ -29,7 +29,7 @@ const char *qsf_crc32_way_name(qsf_crc32_way way);
 /* NULL if the processor or this build lacks it. */
 qsf_crc32_fn *qsf_crc32_way_fn(qsf_crc32_way way);
 
-/* The fastest way of this processor that QSF_ISA, as it is now, allows. */
+/* The fastest implementation for this processor that the current QSF_ISA allows. */
 qsf_crc32_way qsf_crc32_choose(void);
 
 /* a * b modulo the polynomial; bit 31 is the coefficient of x^0. */

@@ -32,7 +32,7 @@ static inline __m128i load(const unsigned char *p)
     return _mm_loadu_si128((const void *)p);
 }
 
-/* `next` with `sum`, which stands before it, folded onto it. */
+/* `next` after folding `sum`, which precedes it, into it. */
 static inline __m128i fold(__m128i sum, __m128i by, __m128i next)
 {
     return _mm_xor_si128(next, _mm_xor_si128(_mm_clmulepi64_si128(sum, by, 0x00),

@@ -31,7 +31,7 @@ static void note_choice(qsf_session *s, const qsf_sampling *how, const qsf_adjus
                                        (uint32_t)change->n_counted};
 }
 
-/* Chooses under the lock of choosing, and counts it for the session unless s is NULL. */
+/* Chooses while holding the sampler's lock, and adds the time to s unless it is NULL. */
 static qsf_status choose_locked(qsf_model *m, qsf_session *s, const float *logits,
                                 const qsf_sampling *how, const qsf_adjustment *change,
                                 uint64_t *random_state, uint32_t *token)

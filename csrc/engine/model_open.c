@@ -24,7 +24,7 @@
 /* Sizes that the plan holds in 64 bits are converted to size_t. */
 _Static_assert(SIZE_MAX >= UINT64_MAX, "the engine needs a 64-bit system");
 
-/* As many tokens as drafts can be taken back in layers with windows. */
+/* Largest chunk: layers with windows can roll back this many tokens. */
 #define DRAFTER_CHUNK_TOKENS 128
 /* Tokens of a pass with a draft model's guesses, compared with other guesses, at least. */
 #define LEAST_SPEEDUP 2.25
@@ -321,7 +321,7 @@ static qsf_status create_empty(const qsf_options *opt, const qsf_faults *faults,
     return QSF_OK;
 }
 
-/* Faults that tests inject go on from one model to the other. */
+/* Injected faults of tests count across both models. */
 static void hand_faults(qsf_model *to, const qsf_model *from)
 {
     to->ledger.grants_until_fault = from->ledger.grants_until_fault;

@@ -22,7 +22,7 @@
 /* The increment of splitmix64 */
 #define RANDOM_STEP UINT64_C(0x9E3779B97F4A7C15)
 
-/* Most that a bias or a penalty may add, so that infinities never meet in a sum. */
+/* Bound of a bias or penalty, so that no sum adds opposite infinities. */
 #define MOST_SHIFT 1e6f
 
 /* What all steps of a choice read. */
@@ -320,7 +320,8 @@ static void replace_least(float *least, size_t n, size_t at, float top)
  * collected in a min-heap. */
 static float find_floor(const choosing *c, size_t n_wanted)
 {
-    float *const least = c->s->odds; /* [n_wanted] free until weights are needed, as what follows */
+    float *const least =
+        c->s->odds; /* [n_wanted] scratch, like the fields below, until weights are needed */
     size_t n;
     const float *const tops = fold_tops(c, n_wanted, least + n_wanted, &n);
     if (n_wanted > n || n_wanted > c->s->n_vocab)

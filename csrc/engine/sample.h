@@ -25,7 +25,7 @@ typedef struct qsf_sampler {
     uint8_t *is_seen; /* [n_vocab] marks, all zero between calls */
 } qsf_sampler;
 
-/* What changes the logits of one choice. */
+/* Changes of the logits for one choice. */
 typedef struct qsf_adjustment {
     const uint32_t *recent; /* [n_recent] ids below n_vocab, see qsf_choose_item */
     size_t n_recent;

@@ -65,7 +65,7 @@ typedef struct qsf_sides {
     uint32_t n;
 } qsf_sides;
 
-/* What a layer computes, and its tensors. */
+/* The computation of a layer, and its tensors. */
 typedef struct qsf_layer {
     const qsf_layer_kind *kind;
     uint32_t unit_idx;
@@ -115,8 +115,8 @@ typedef struct qsf_ends {
     const qsf_tensor *head;            /* [n_vocab, dim]; the embedding when tied */
 } qsf_ends;
 
-/* Of layers with attention. Layers with other mixers have matrices of their own rows in the places
- * of Q, K and V: config.c. */
+/* Sizes of layers with attention. Layers with other mixers have matrices of their own rows in the
+ * places of Q, K and V: config.c. */
 static inline uint32_t qsf_q_dim(const qsf_layer_kind *k)
 {
     return k->n_heads * k->head_dim; /* <= 2^24: limits of layout.h */

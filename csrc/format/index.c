@@ -51,7 +51,7 @@ static uint64_t rank_of(const qsf_unit *u)
     return (uint64_t)u->role << 32 | (uint64_t)u->layer << 16 | u->expert;
 }
 
-/* Checks what the unit is, and that it comes behind the one before it in that order. */
+/* Checks role, layer and expert of the unit, and that units ascend by them. */
 static qsf_status check_role(const qsf_reader *r, uint32_t i, const qsf_unit *u)
 {
     const bool is_of_layer = u->role == QSF_UNIT_LAYER || u->role == QSF_UNIT_EXPERT;

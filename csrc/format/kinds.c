@@ -10,7 +10,7 @@
 #include "base/status.h"
 #include "format/keyvalues.h"
 
-#define LAYERS_OFF 4 /* of the kinds of the layers in the section */
+#define LAYERS_OFF 4 /* offset of the layers' kinds in the section */
 
 #define U32(number, name, field, least, most)                                     \
     {                                                                             \

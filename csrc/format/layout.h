@@ -36,7 +36,7 @@
 #define QSF_MAX_ROPE_PAIRS 2048U
 #define QSF_ROPE_NONE 255U /* instead of the number of a RoPE set */
 
-/* What a unit is in the model. In a file units ascend by role, layer and expert. */
+/* The role of a unit in the model. In a file units ascend by role, layer and expert. */
 typedef enum qsf_unit_role {
     QSF_UNIT_EMBEDDING = 0,
     QSF_UNIT_LAYER = 1,
@@ -87,7 +87,7 @@ typedef enum qsf_layout {
     QSF_LAYOUT_OUTLIERS = 2
 } qsf_layout;
 
-/* What lets a token see those before it. */
+/* How a token gets information from earlier tokens. */
 typedef enum qsf_mixer_kind {
     QSF_MIXER_ATTENTION = 0,
     QSF_MIXER_SHORT_CONV = 1, /* out(c * conv(b * x)) */

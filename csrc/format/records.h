@@ -68,7 +68,7 @@ typedef struct qsf_arch {
     uint32_t kv_v_bits;
 } qsf_arch;
 
-/* What a layer computes: docs/format.md, section 7. Defaults are filled in. */
+/* The computation of a layer: docs/format.md, section 7. Defaults are filled in. */
 typedef struct qsf_layer_kind {
     uint32_t mixer;       /* qsf_mixer_kind; the next fields, up to qk_norm, are of attention */
     uint32_t is_parallel; /* 0 or 1 */

@@ -98,7 +98,7 @@ typedef struct qsf_options {
 
 QSF_API void qsf_options_default(qsf_options *out);
 
-/* What became of qsf_options.draft_path. */
+/* The outcome of qsf_options.draft_path. */
 typedef enum qsf_drafter_state {
     QSF_DRAFTER_NONE = 0, /* it was NULL */
     QSF_DRAFTER_HELD = 1,

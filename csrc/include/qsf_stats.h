@@ -63,7 +63,7 @@ typedef struct qsf_stats {
     uint64_t n_loops;
     uint64_t n_parallel_regions;
     uint64_t parallel_ns;
-    /* rows of an embedding table that is not resident: requested, and found in the cache */
+    /* rows of an embedding that is not resident: requested, and cached */
     uint64_t n_embedding_rows;
     uint64_t n_embedding_hits;
     /* experts that layers used, those that were in memory, those that were to be read ahead of the

@@ -98,7 +98,7 @@ QSF_API uint32_t qsf_token_find(const qsf_text *t, const char *name, size_t n_by
 /* Fills ids [cap_ids] with the special tokens in ascending order. Returns their number. */
 QSF_API size_t qsf_text_special(const qsf_text *t, uint32_t *ids, size_t cap_ids);
 
-/* What a text in JSON has, for a bound on the memory that its values would take. */
+/* Counts of a JSON text, which bound the memory of its values. */
 typedef struct qsf_json_size {
     uint64_t depth;        /* of the deepest object or list; 0: there is none */
     uint64_t n_containers; /* objects and lists */

@@ -244,7 +244,7 @@ QSF_FORCED_INLINE void panel_group(qsf_form form, const unsigned char *tiles, si
     lanes acc[QSF_PANEL_TOKENS];
     for (size_t t = 0; t < n_tokens; t++)
         acc[t] = b0 == 0 ? lanes_set(0.0F) : lanes_load(y + t * y_stride);
-#ifdef QSF_PANEL_PREFETCH /* what lies behind the end has no effect */
+#ifdef QSF_PANEL_PREFETCH /* bytes past the end have no effect */
     for (size_t t = n_tokens; t < 2 * n_tokens; t++)
         __builtin_prefetch((const void *)((uintptr_t)y + t * y_stride * sizeof *y), 1);
 #endif

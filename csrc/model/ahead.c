@@ -51,9 +51,10 @@ static qsf_status find_likely(qsf_ops *o, const qsf_layer *next, uint32_t n, uin
     return QSF_OK;
 }
 
-/* A guess costs its bytes where the disk is what everything waits for. So only the likeliest are
- * guessed, which are nearly always right, and only if most experts of this layer had to be read: of
- * those that memory lacks although most are there, half of the guesses are wrong (bench/LOG.md). */
+/* Where the disk is the bottleneck, a wrong guess costs the time of its bytes. So only the
+ * likeliest are guessed, which are nearly always right, and only if most experts of this layer had
+ * to be read: of those that memory lacks although most are there, half of the guesses are wrong
+ * (bench/LOG.md). */
 static bool can_guess(const qsf_ops *o, const qsf_layer *next)
 {
     return o->n_tokens == 1 && !next->kind->is_parallel &&

@@ -238,7 +238,7 @@ static void merge_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
     }
 }
 
-/* So that fast threads find more items while slow ones work. */
+/* Items per thread: more than 1, so that fast threads can take more. */
 #define ITEMS_PER_THREAD 4
 
 /* Smaller row groups decode the pages too often. */

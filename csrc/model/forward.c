@@ -61,7 +61,7 @@ static qsf_status end_unit(qsf_ops *o, qsf_phase phase)
     return QSF_OK;
 }
 
-/* What comes before attention: the norm of the residual itself, and a copy for the FFN. */
+/* The steps before attention: the norm of the residual, and a copy for a parallel FFN. */
 static qsf_status begin_layer(qsf_ops *o, const qsf_layer *l)
 {
     const qsf_scratch *const s = o->scratch;

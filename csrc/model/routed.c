@@ -38,7 +38,8 @@ static void sort_choices(const qsf_ops *o)
         s->first[i + 1] += s->first[i];
     for (uint32_t i = 0; i < n; i++)
         s->choices[s->first[s->chosen[i]]++] = i;
-    for (uint32_t i = k->n_experts; i > 0; i--) /* each now begins where its next one did */
+    /* Each entry is the next expert's first choice now: shifts them. */
+    for (uint32_t i = k->n_experts; i > 0; i--)
         s->first[i] = s->first[i - 1];
     s->first[0] = 0;
 }
@@ -248,7 +249,7 @@ static qsf_acts gather(const wave *w)
     return qsf_ops_gather(o, w->x, tokens, is_read_as_f32 ? s->rows : NULL);
 }
 
-/* Choices [first, first + n), whose outputs are there */
+/* Choices [first, first + n), whose outputs are computed */
 typedef struct add_job {
     const qsf_ops *ops;
     uint32_t first;

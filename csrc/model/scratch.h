@@ -54,7 +54,7 @@ typedef struct qsf_routed_scratch {
     float *weights;    /* [chunk, n_chosen] */
     uint16_t *chosen;  /* [chunk, n_chosen] */
     uint32_t *choices; /* [chunk * n_chosen] places in `chosen`, by expert */
-    uint32_t *first;   /* [n_experts + 1] of each expert in choices */
+    uint32_t *first;   /* [n_experts + 1]: the first entry of each expert in choices */
     uint32_t *units;   /* [n_experts] that some token chose */
     uint32_t *uses;    /* [n_experts] tokens that chose them */
     uint32_t *likely;  /* [n_experts] units that the next layer may want */

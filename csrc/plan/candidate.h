@@ -15,7 +15,7 @@
 #include "format/config.h"
 #include "include/qsf.h"
 
-/* What the plan depends on. Planning only looks sizes up and allocates nothing. */
+/* The inputs of the plan. Planning only looks sizes up and allocates nothing. */
 typedef struct qsf_plan_input {
     const qsf_reader *reader;
     const qsf_config *config;

@@ -17,7 +17,7 @@
 
 #define QSF_UNIT_NONE UINT32_MAX /* no unit of the file */
 
-/* What is resident now, and what was at open. */
+/* The units that are resident now, and those that were at open. */
 typedef struct qsf_residency {
     const qsf_stream *stream;
     const bool *is_planned; /* [n_stream_units] */

@@ -28,7 +28,7 @@
 /* A chunk reads nearly all experts, so that each twice as large halves what a prompt reads. */
 #define EXPERTS_CHUNK_TOKENS 1024
 
-/* What the disk reads at 1 to 2 GB/s in 8 to 16 ms: the time to choose a token, or to compute a
+/* Bytes that a disk of 1 to 2 GB/s reads in 8 to 16 ms: the time to choose a token, or to compute a
  * large resident layer or the head. */
 #define RING_TARGET_BYTES (16 * MIB)
 #define LEAST_RING_RUNG_BYTES (2 * MIB)
@@ -51,12 +51,12 @@
 /* Stands for a sum or product that does not fit 64 bits. */
 #define TOO_MANY_BYTES UINT64_MAX
 
-/* What is reduced when memory is short, in this order, and down to which floor. Half the ring goes
- * first: it only hides pauses of the computation, a few milliseconds a token. A chunk of 16 tokens
- * still shares a pass over the weights, so it goes before the context. A ring below a few MB makes
- * reads small and lets disk and processor wait for each other, so it goes late, with the steps that
- * cost little time and save little memory. No rung costs text quality: the types of keys and values
- * follow from the model and from what the caller asks, never from the budget. */
+/* The parts that are reduced when memory is short, in this order, each with its floor. Half the
+ * ring goes first: it only hides pauses of the computation, a few milliseconds a token. A chunk of
+ * 16 tokens still shares a pass over the weights, so it goes before the context. A ring below a few
+ * MB makes reads small and lets disk and processor wait for each other, so it goes late, with the
+ * steps that cost little time and save little memory. No rung costs text quality: the types of keys
+ * and values follow from the model and from what the caller asks, never from the budget. */
 static const struct rung {
     enum { RUNG_RING, RUNG_CHUNK, RUNG_DRAFTS, RUNG_CTX, RUNG_ROWS, RUNG_DEPTH } kind;
     uint32_t floor; /* tokens, bytes or reads */

@@ -1,4 +1,4 @@
-/* pressure.c - decides when memory is given back and taken again.
+/* pressure.c - decides when the model releases memory and when it acquires memory again.
  *
  *     available    0 ......... low ......... 2 low ......... 4 low + a unit ........
  *                  | give back  | as it is                    | take, if calm for 5 s

@@ -67,8 +67,7 @@ static uint64_t spread(const qsf_reader *r, uint64_t head_bytes, uint64_t room_b
 uint64_t qsf_residence_add(const qsf_reader *r, uint64_t room_bytes, bool *is_resident)
 {
     const uint64_t head_bytes = keep_head(r, room_bytes, is_resident);
-    /* With room for 9.7 layers, 9 are resident; they are spread most evenly if the room is exactly
-     * 9. */
+    /* Rounds the room down to whole layers: 9 of 9.7 layers are spread most evenly as 9. */
     const uint64_t layers_bytes = spread(r, head_bytes, room_bytes - head_bytes, true, is_resident);
     uint64_t kept_bytes = head_bytes + spread(r, head_bytes, layers_bytes, false, is_resident);
     for (uint32_t i = 0; i < r->n_pass_layers; i++)

@@ -59,7 +59,7 @@ struct qsf_pool {
     qsf_condition job_ready;  /* workers wait for a generation they have not seen */
     qsf_condition gate_empty; /* the caller waits for the last one inside */
 
-    /* The job: written by the caller while the gate is closed and nobody is inside. */
+    /* The job: written by the caller while the gate is closed and no worker is inside. */
     qsf_pool_fn *fn;
     void *arg;
     size_t least_items; /* smallest piece */

@@ -27,7 +27,7 @@
 #define LEAST_GAIN 1.03
 /* A draft that is less likely to be reached is not worth looking for. */
 #define LEAST_PATH 0.02
-/* Of the time of passes, for trying the draft model. */
+/* Share of the time of passes that goes into trials of the draft model. */
 #define CREDIT_SHARE 0.01
 /* How often a draft model is right, until it is known. */
 #define FIRST_MODEL_CHANCE 0.6
@@ -40,7 +40,7 @@ static const float first_chances[QSF_N_KINDS] = {
     0.2F,  0.35F, 0.5F,  0.6F,  0.7F,  0.8F,  0.88F, 0.95F, /* by probability */
 };
 
-/* What passes of 1, 2, 4 .. rows cost where they only compute (docs/benchmarks.md). */
+/* Relative costs of passes of 1, 2, 4 .. rows that only compute (docs/benchmarks.md). */
 static const double compute_shares[QSF_SPECULATION_SIZES] = {1,    1.1, 1.31, 1.96,
                                                              2.67, 4.2, 5.2,  10};
 
@@ -122,7 +122,7 @@ static double at_rows(const double *table, uint32_t n_rows)
     return table[size] + (table[size + 1] - table[size]) * share;
 }
 
-/* What a pass is expected to take. More rows hide nothing of their computing behind the disk,
+/* Expected duration of a pass. More rows hide nothing of their computing behind the disk,
  * because readers and checksums need the cores, too. */
 static double reckoned_ns(const qsf_costs *t, double compute_share)
 {

@@ -9,7 +9,7 @@
 
 #include "include/qsf.h"
 
-/* Who guessed; QSF_N_GUESSERS of them. */
+/* The source of a draft; there are QSF_N_GUESSERS. */
 typedef enum qsf_guesser {
     QSF_GUESSER_MATCH = 0, /* n-gram match in the context */
     QSF_GUESSER_NGRAM = 1, /* n-gram table of earlier top predictions */
@@ -37,7 +37,7 @@ typedef struct qsf_chances {
     float n_model_tries;
 } qsf_chances;
 
-/* What passes of a model take; all zero at first. */
+/* Durations of passes of a model; zero at first. */
 typedef struct qsf_costs {
     double least_ns;                      /* of a pass of one row */
     double compute_ns;                    /* of it, without waiting for the disk */
@@ -73,7 +73,7 @@ void qsf_speculation_count(qsf_chances *t, uint32_t kind, bool is_right);
 void qsf_speculation_learn(qsf_costs *t, uint32_t n_rows, uint32_t n_drafts, uint64_t ns,
                            uint64_t wait_ns);
 
-/* What a pass of n_rows takes; 0 before the first one was measured. */
+/* Duration of a pass of n_rows; 0 before the first measurement. */
 double qsf_speculation_cost_ns(const qsf_costs *t, uint32_t n_rows);
 
 /* Begins the drafts of a session, at most n_most, in a pass that has n_rows without any. */

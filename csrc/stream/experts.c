@@ -12,7 +12,7 @@
 #include "platform/clock.h"
 
 #define NONE QSF_EXPERTS_NONE
-/* An expert is read in pieces, so that it is there early, and one is checked while the next
+/* An expert is read in pieces: several reads run at once, and a piece is checked while the next
  * arrive. Larger pieces, and whole experts, were slower (bench/LOG.md). */
 #define PIECE_BYTES ((size_t)1 << 20)
 #define CANCEL_POLL_NS (UINT64_C(20) * 1000 * 1000)

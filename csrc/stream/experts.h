@@ -125,7 +125,7 @@ void qsf_experts_request(qsf_experts *e, uint32_t layer_idx, const uint32_t *wan
 /* True if wanted[i], which is not released yet, is in memory. */
 bool qsf_experts_is_ready(qsf_experts *e, uint32_t i);
 
-/* Of the wanted that are not released, returns the one whose read was queued first. */
+/* Returns the wanted expert that is not released and whose read was queued first. */
 uint32_t qsf_experts_next(const qsf_experts *e);
 
 /* *out = raw bytes of wanted[i], verified, valid until it is released or the request ends. Waits

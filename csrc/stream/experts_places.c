@@ -1,4 +1,4 @@
-/* experts_places.c - the memory that experts are read into: slots, and what becomes of them. */
+/* experts_places.c - the memory that experts are read into: slots and transit slots. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <inttypes.h>
 
@@ -91,7 +91,7 @@ static uint32_t find_worst(const qsf_experts *e)
 
 /* ---- chunks of prompts ---- */
 
-/* Slots of a layer that a chunk of so many tokens reads as a whole, in the layer that has most. */
+/* Slots for a whole layer, the one with most experts, if a chunk of n_tokens reads all of them. */
 static uint32_t most_read(const qsf_reader *r, uint32_t n_tokens)
 {
     uint32_t most = 0;

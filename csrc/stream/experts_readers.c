@@ -48,7 +48,8 @@ static piece take_piece(qsf_experts *e)
     return p;
 }
 
-/* A piece is there or has failed; the last one of an expert judges it. Caller holds the lock. */
+/* Records that a piece was read or failed; the last piece decides about its expert. Caller holds
+ * the lock. */
 static void end_piece(qsf_experts *e, const piece *p, qsf_status status, uint32_t crc32)
 {
     qsf_expert_slot *const s = &e->slots[p->place];

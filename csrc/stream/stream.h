@@ -88,7 +88,8 @@ bool qsf_stream_passes_ring(const qsf_reader *r, uint32_t unit_idx);
 size_t qsf_stream_buffer_bytes(const qsf_reader *r, const qsf_stream_sizes *sizes,
                                size_t ring_bytes);
 
-/* The least value of the above if only this unit is streamed; 0 for an embedding that never is. */
+/* The least value of the above if only this unit is streamed; 0 for an embedding that is never
+ * streamed. */
 size_t qsf_stream_unit_buffer_bytes(const qsf_reader *r, uint32_t unit_idx);
 
 /* Bytes of the stream's tables, which are not part of the buffers. */

@@ -16,11 +16,12 @@ static inline size_t qsf_decode_room(size_t n_token_bytes)
 size_t qsf_decode_token(const qsf_vocabulary *v, uint32_t id, bool is_first_token,
                         unsigned char *out, size_t cap);
 
-/* What is complete after a token; out [qsf_decode_room(its bytes)]. Returns how many bytes. */
+/* Writes the characters that a token completes to out [qsf_decode_room(its bytes)]. Returns bytes.
+ */
 size_t qsf_decode_push(const qsf_vocabulary *v, qsf_text_decoder *d, uint32_t id,
                        unsigned char *out);
 
-/* What is left: U+FFFD or nothing; out [3]. */
+/* Ends the text: writes U+FFFD for an incomplete character, or nothing; out [3]. */
 size_t qsf_decode_flush(qsf_text_decoder *d, unsigned char *out);
 
 #endif

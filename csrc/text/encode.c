@@ -42,7 +42,7 @@ static qsf_status split_on(const encoder *e, uint32_t step_idx, const unsigned c
     return split(e, step_idx + 1, (qsf_bytes){begin, (size_t)(end - begin)}, is_first);
 }
 
-/* Matches are pieces, and so is what lies between two of them. */
+/* Matches, and the text between two matches, are pieces. */
 static qsf_status split_matches(const encoder *e, uint32_t step_idx, qsf_bytes piece, bool is_first)
 {
     qsf_scanner *const scan = qsf_scanner_of(e->v->steps[step_idx].kind);

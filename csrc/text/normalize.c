@@ -23,7 +23,7 @@ typedef struct composer {
     qsf_work *w;
     int block; /* of the result */
     bool is_compatible;
-    uint32_t first_unstable; /* all characters below are as they are if no mark follows */
+    uint32_t first_unstable; /* characters below are normal already unless a mark follows */
     size_t n_out;
     size_t n_run; /* a starter and the marks behind it, or marks alone at the beginning */
 } composer;
@@ -183,7 +183,7 @@ static qsf_status add_char(composer *c, uint32_t ch)
     return QSF_OK;
 }
 
-/* Starters that do not decompose to anything else in the end, and join no starter before them. */
+/* Starters that decomposition leaves alone and that do not compose with an earlier starter. */
 static bool is_stable(const composer *c, uint32_t ch)
 {
     return ch < c->first_unstable || (ch >= 0x3400 && ch < 0xA000);

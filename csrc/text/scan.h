@@ -12,7 +12,7 @@
 /* Where the match that begins at p ends; NULL where none does. p < end, valid UTF-8. */
 typedef const unsigned char *qsf_scanner(const unsigned char *p, const unsigned char *end);
 
-/* NULL for steps that are no expression. */
+/* NULL for steps without a regular expression. */
 qsf_scanner *qsf_scanner_of(qsf_step_kind kind);
 
 #endif

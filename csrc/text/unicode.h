@@ -45,7 +45,8 @@ typedef struct qsf_unicode_property {
 
 extern qsf_unicode_property qsf_unicode_kinds;
 
-/* What makes a word at the edge of an added token; numbers as Digits splits them. */
+/* Characters of words, for added tokens that match whole words only; numbers as Digits splits them.
+ */
 enum { QSF_CHAR_WORD = 1, QSF_CHAR_NUMERIC = 2 };
 
 extern qsf_unicode_property qsf_unicode_words;

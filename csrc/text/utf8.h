@@ -59,7 +59,7 @@ static inline size_t qsf_utf8_store(unsigned char *out, uint32_t c)
     return 4;
 }
 
-/* What begins at bytes that may be anything. */
+/* Decodes a character from bytes that may be invalid. */
 typedef enum qsf_utf8_kind {
     QSF_UTF8_CHAR,   /* a character of *n_used bytes */
     QSF_UTF8_BROKEN, /* *n_used bytes that no continuation could make a character */

@@ -100,7 +100,8 @@ static int compare_bytes(qsf_bytes a, qsf_bytes b)
     return order != 0 ? order : (a.n > b.n) - (a.n < b.n);
 }
 
-/* Added tokens: those of the text as it is, then the others; sorted in both, none twice. */
+/* Added tokens: first those that match before normalisation; both parts sorted, without duplicates.
+ */
 static qsf_status check_added(qsf_vocabulary *v, uint32_t n_pool_bytes)
 {
     QSF_TRY(check_most("the number of added tokens", v->n_added_raw, v->n_added));

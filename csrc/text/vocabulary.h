@@ -56,7 +56,7 @@ enum { /* of an added token */
        QSF_ADDED_ALL_FLAGS = 31
 };
 
-/* What is done to a text between the added tokens, in this order; below QSF_STEP_SPLIT it is
+/* Steps on the text between added tokens, in this order; below QSF_STEP_SPLIT it is
  * normalised, from there on it is split into pieces. */
 typedef enum qsf_step_kind {
     QSF_STEP_NFC = 1,
@@ -119,7 +119,7 @@ typedef struct qsf_vocabulary {
     uint32_t n_merges;
     uint32_t n_merge_slots;
     uint32_t n_added;
-    uint32_t n_added_raw; /* those before it are looked for in the text as it is */
+    uint32_t n_added_raw; /* those before it are searched in the text before normalisation */
     uint32_t n_prefix;
     uint32_t n_steps;
     uint32_t n_nodes;

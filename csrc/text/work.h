@@ -9,7 +9,7 @@
 #include "memory/ledger.h"
 #include "text/vocabulary.h"
 
-/* What one call may take at most; docs/memory.md has what texts need. */
+/* The most memory that one call may take; docs/memory.md has what texts need. */
 #define QSF_TEXT_WORK_BYTES (UINT64_C(64) << 20)
 
 enum {

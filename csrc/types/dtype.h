@@ -49,7 +49,7 @@ typedef enum qsf_scales {
     QSF_SCALES_8BIT  /* integers + 128, times an f16 for 256 columns */
 } qsf_scales;
 
-/* What kernels need of a type. Literals after inlining, if the type is one. */
+/* The properties of a type that kernels use. Literals after inlining, if the type is a literal. */
 typedef struct qsf_form {
     const char *name;
     size_t tile_bytes;

@@ -41,7 +41,7 @@ MAX_TAPS: Final = 16  # of a short convolution
 
 
 class Mixer(IntEnum):
-    """What lets a token see those before it."""
+    """How a token gets information from earlier tokens."""
 
     ATTENTION = 0
     SHORT_CONV = 1  # out(c * conv(b * x)), with B, C, x in the places of K, Q, V

@@ -422,7 +422,7 @@ class Unit:
 
 
 class Stored(NamedTuple):
-    """How a unit that was written lies in the file."""
+    """The place and form of a written unit in the file."""
 
     compression: Compression
     stored_bytes: int

@@ -86,7 +86,7 @@ def read_kept(path: Path) -> Kept | None:
 
 
 def write_note(path: Path, name: str, quant_type: str, fingerprint: str) -> None:
-    """Say beside a converted model what it was made of."""
+    """Record the source of a converted model in a file beside it."""
     from qsf.shell.output import write_text
 
     facts = {"name": name, "type": quant_type, "fingerprint": fingerprint}

@@ -462,7 +462,7 @@ class NativeSampler:
         item.biased, item.biases, item.n_biased = self._biased, self._biases, self._n_biased
 
     def take_state(self, item: Any) -> None:
-        """Go on from where the choice of ``item`` has left the random generator."""
+        """Continue with the state of the random generator after the choice of ``item``."""
         self._random_state[0] = item.random_state
 
 

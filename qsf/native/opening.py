@@ -141,7 +141,7 @@ def open_native(
 
 
 def io_origin(options: ModelOptions, info: binding.ModelInfo) -> str:
-    """Return who chose the way of reading, for people to read."""
+    """Return whose choice the way of reading is: the user's or the probe's."""
     if options.io not in (None, "auto"):
         return "as asked"
     return "found by a probe" if info.io_is_probed else "chosen"

@@ -398,7 +398,7 @@ def _calibration(quality: Quality) -> str:
 
 
 def _table(tensors: Sequence[TensorReport]) -> str:
-    """All tensors in file order; what was measured of none of them has no column."""
+    """All tensors in file order; columns without any value are left out."""
     columns: list[tuple[str, Callable[[TensorReport], str]]] = [
         ("Tensor", lambda t: t.name),
         ("Type", lambda t: t.type),

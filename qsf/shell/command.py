@@ -90,7 +90,7 @@ class Progress:
         self._lock = threading.Lock()
 
     def update(self, text: str) -> None:
-        """Say from now on that ``text`` is going on."""
+        """Show ``text`` as the current step."""
         self._text = text
 
     def tick(self) -> None:

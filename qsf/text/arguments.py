@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def as_tokens(ids: Sequence[int], name: str = "tokens") -> array[int]:
-    """Return token ids as an array. Raises QsfArgumentError for what cannot be token ids."""
+    """Return token ids as an array. Raises QsfArgumentError for values that are not token ids."""
     if isinstance(ids, bytes | bytearray | str):
         kind = "text: tokenize" if isinstance(ids, str) else "bytes: decode"
         raise QsfArgumentError(

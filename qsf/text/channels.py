@@ -134,7 +134,7 @@ class _ChannelDecoder(IncrementalDecoder):
         return ""
 
     def _sort_first(self, text: str) -> str:
-        """Hold text before the first marker as long as it may say whom the message is for."""
+        """Hold back text before the first marker while it may name the recipient."""
         self._role += text
         if not self._has_text and self._role.lstrip()[:3] == "to="[: len(self._role.lstrip())]:
             return ""

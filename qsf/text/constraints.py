@@ -61,7 +61,7 @@ class _Vocabulary:
 
 
 class Constraint:
-    """What an answer may still be. Used by one thread at a time."""
+    """The state of a constraint while an answer is generated. Used by one thread at a time."""
 
     def __init__(self, matcher: Any, tokenizer: Any) -> None:
         """Take a matcher and a tokenizer of llguidance."""

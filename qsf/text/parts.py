@@ -34,7 +34,7 @@ class TextParts:
 
     @property
     def reserve_bytes(self) -> int:
-        """The least to be reserved: for the process that renders a chat template."""
+        """Least reserve: the memory of the process that renders a chat template."""
         has_template = isinstance(self.template, ChatTemplate) and not self.template.is_plain
         return RENDER_BYTES if has_template else 0
 

@@ -1,4 +1,4 @@
-"""What a test needs of the machine: bytes of keys and values, and of weights from the disk."""
+"""The bytes that a test reads: keys and values from memory, weights from the disk."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations

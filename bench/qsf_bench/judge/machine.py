@@ -1,4 +1,4 @@
-"""What the machine is, and which QSF ran on it: the ``machine`` of a result.
+"""Describes the machine and the build of QSF: the ``machine`` of a result.
 
 Nothing here names a folder, a user or a host: results are committed and published.
 """
@@ -60,7 +60,7 @@ def cpu_name(cpuinfo: str) -> str:
 
 
 def command_line(argv: Sequence[str]) -> str:
-    """Return what was asked for, with files by their names: folders are nobody's business."""
+    """Return the command line with names of files instead of paths, for publication."""
     words = [re.sub(r"[^=,]*/(?=[^/=,])", "", word.rstrip("/")) for word in argv[1:]]
     return " ".join(["python -m qsf.bench", *words])
 

@@ -42,9 +42,9 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Where the time of a token went, in milliseconds a token, medians over rounds.
+    """The time of a token by phase: milliseconds, medians over rounds.
 
-    ``parts`` follow each other and sum to ``wall_ms``, within 3 % or a note says so; ``beside`` is
+    ``parts`` do not overlap and sum to ``wall_ms``, within 3 % or a note says so; ``beside`` is
     the work of other threads at the same time.
     """
 
@@ -87,7 +87,7 @@ class Row:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What makes two rows of two results the same thing."""
+        """The fields that identify a row: rows of two results with equal keys are compared."""
         cap_mb = self.cap.limit_mb if self.cap else None
         return (
             *(self.engine, self.shape, self.type, self.threads, self.test, self.depth),

@@ -140,7 +140,7 @@ def _worst(caps: Sequence[Cap]) -> Cap | None:
 
 
 def _breakdown(runs: Sequence[TestRun]) -> Breakdown | None:
-    """Return milliseconds a token; a part that a round does not name took no time in it."""
+    """Return milliseconds a token; parts that a round lacks count as 0."""
     if not any(run.parts for run in runs):
         return None
 

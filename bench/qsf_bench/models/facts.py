@@ -1,4 +1,4 @@
-"""What a token costs by the file alone: weights, bytes, multiply-adds; .qsf and GGUF by one rule.
+"""The cost of a token as the file states it: bytes and multiply-adds, of .qsf and GGUF files.
 
 Nothing here opens a model or reads a weight: the heads of the files say it all.
 """
@@ -41,7 +41,7 @@ _DIMENSIONS: Final = {
 }
 
 
-# What llama.cpp calls most of a file being (llama_ftype).
+# llama.cpp's names of the mixtures (llama_ftype).
 _FILE_TYPE_NAMES: Final = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
     11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
@@ -147,7 +147,7 @@ def _gguf_facts(path: Path) -> FileFacts:
 
 
 def _used(head: GgufHead, tensor: GgufTensor, amount: int) -> int:
-    """Return the part of ``amount`` of a layer's matrix that a token meets: of experts in use."""
+    """Return the share of ``amount`` that a token uses: of experts, only the chosen ones."""
     if len(tensor.shape) < 3:
         return amount
     arch = head.metadata["general.architecture"]
@@ -234,7 +234,7 @@ def check_same_work(a: FileFacts, b: FileFacts) -> None:
 
 
 def baseline_type(quant_type: str, shape: Shape, bits_per_weight: float) -> str:
-    """Return the type of llama.cpp that a .qsf file of that type and shape is held against.
+    """Return the type of llama.cpp that a .qsf file of this type and shape is compared with.
 
     That of `BASELINE_TYPES`, unless its file would not pass for the same work: then, and for
     "mixed", the one whose file is nearest in bits per weight.

@@ -28,7 +28,7 @@ from qsf_converter.sources.gguf_file import TYPES
 
 GENERATOR: Final = 2  # counted up when the same arguments give another file
 
-# What most matrices are, and the number that llama.cpp has for the mixture.
+# Mixture -> the type of most matrices, and the number of the mixture in llama.cpp.
 FILE_TYPES: Final[Mapping[str, tuple[str, int]]] = {
     "F16": ("F16", 1),
     "Q4_0": ("Q4_0", 2),
@@ -40,7 +40,7 @@ FILE_TYPES: Final[Mapping[str, tuple[str, int]]] = {
     "TQ2_0": ("TQ2_0", 37),
 }
 
-# What stands beside each of QSF's types; for "mixed" see `facts.baseline_type`.
+# QSF's type -> the mixture that it is compared with; for "mixed" see `facts.baseline_type`.
 BASELINE_TYPES: Final[Mapping[str, str]] = {
     "2bit": "Q2_K",
     "2bit-sym": "Q2_K",
@@ -56,7 +56,7 @@ BASELINE_TYPES: Final[Mapping[str, str]] = {
 _ALIGNMENT: Final = 32
 _BLOCKS: Final = {name: (n_values, n_bytes) for name, n_values, n_bytes in TYPES.values()}
 
-# What llama-quantize takes where rows are no whole blocks; F16 where those do not fit either.
+# The types that llama-quantize falls back to if rows are not whole blocks; after them F16.
 _FALLBACKS: Final = {
     **dict.fromkeys(("TQ1_0", "TQ2_0", "Q2_K", "Q3_K"), "Q4_0"),
     "Q4_K": "Q5_0",
@@ -197,7 +197,7 @@ def _gets_more_bits(layer: int, n_layers: int) -> bool:
 def _layer_type(mixture: str, kind: str, layer: int, shape: Shape) -> str:
     """Return what llama-quantize makes of one matrix of a layer, without importance matrix."""
     mixed = _mixed_type(mixture, kind, layer, shape)
-    # What llama.cpp takes for LLaMA 70B: so many heads share a V that its bits cost little.
+    # llama.cpp gives V of LLaMA 70B more bits, because eight heads share it.
     is_70b = shape.family == "llama" and shape.n_layers == 80 and shape.n_heads > shape.n_kv_heads
     return "Q5_K" if is_70b and kind == "attn_v" and mixed in ("Q3_K", "Q4_K") else mixed
 
@@ -305,7 +305,7 @@ def _library() -> tuple[Any, Any]:
 
 
 def _add_heads(writer: Any, type_numbers: Any, shape: Shape, mixture: str) -> None:
-    """Write everything that stands before the weights."""
+    """Write metadata and tensor infos, which precede the weights."""
     for key, value in _metadata(shape, mixture).items():
         if key == "general.architecture":
             continue  # the writer has it already

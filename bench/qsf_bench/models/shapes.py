@@ -113,7 +113,7 @@ def name_of(shape: Shape) -> str:
     )
 
 
-# What the configurations of published models say beside their sizes.
+# Values of published configurations that are not sizes.
 _MORE: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3": {"rope_theta": 1000000.0},
     "qwen3_moe": {"rope_theta": 1000000.0, "norm_topk_prob": True},

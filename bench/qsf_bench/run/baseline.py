@@ -41,7 +41,7 @@ class BaselineMissingError(QsfError):
     """
 
     def __init__(self, why: str, how: str) -> None:
-        """Say what is missing, and what to do."""
+        """Join the reason and the advice."""
         super().__init__(f"{why}{how}")
         self.why = why
 

@@ -59,7 +59,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a task.
+    """The result of a task.
 
     Where ``why`` is not empty, the process failed, and ``answer`` has the tests before that, if
     any.

@@ -60,7 +60,7 @@ def group_folders(mountinfo: str, own_groups: str) -> list[tuple[int, Path]]:
         top = Path(places[4])
         own = own_folder(own_groups, "memory" if is_v1 else "", visible_from=places[3], top=top)
         if is_v1:
-            # Beside all other groups, and if that is not allowed inside of our own.
+            # Places for the group: beside all others, or, if that is refused, inside of our own.
             folders += [(1, folder) for folder in dict.fromkeys((top, own))]
         else:
             # A group of version 2 that has processes has no groups with limits: beside our own.

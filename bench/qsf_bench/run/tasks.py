@@ -71,7 +71,7 @@ def setting_words(n_threads: int, budget_mb: int | None, cap_mb: int | None) -> 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one process does: it opens a file and runs tests on it, each after a warm-up.
+    """The task of one process: it opens a file and runs tests, each after a warm-up.
 
     The warm-up of ``pp`` is the same prompt, of ``tg`` one token. If ``is_slow``, which is for
     streamed models whose passes take seconds, a prompt is warmed up by a single token.

@@ -1,4 +1,4 @@
-"""What a report says, part by part: tables of words and sentences, for a terminal and for a page.
+"""The parts of a report: tables of words and sentences, for a terminal and for a page.
 
 Tables fit 80 columns: what all rows share goes into the title, and what belongs to a file, not
 to a test, has a table of its own.
@@ -24,8 +24,8 @@ _LEAST_SHARE = 0.0005  # of a token: parts below it show as zeros
 class Part:
     """A table and sentences under a title; a part without either is left out.
 
-    ``headings`` are the columns' names, each with whether figures are below. Parts of one
-    ``anchor`` follow each other.
+    ``headings`` are pairs: the name of a column, and true if its cells are numbers. Parts of one
+    ``anchor`` are neighbours.
     """
 
     anchor: str

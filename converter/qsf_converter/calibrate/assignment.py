@@ -44,7 +44,7 @@ from qsf_converter.sources.families.rules import Place
 LAYER_CANDIDATES: Final = (Dtype.Q2_SYM, Dtype.Q2, Dtype.Q3, Dtype.Q4_SYM, Dtype.Q4, Dtype.Q8)
 EMBEDDING_CANDIDATES: Final = (Dtype.Q3, Dtype.Q4_SYM, Dtype.Q4, Dtype.Q8, Dtype.F16)
 
-# Of a layer, when nothing was measured; the others get _MIXED_FALLBACK.
+# Matrices of a layer that get more bits when nothing was measured; the rest: _MIXED_FALLBACK.
 _MIXED: Final[Mapping[int, Dtype]] = {
     TensorType.Q: Dtype.Q2,
     TensorType.K: Dtype.Q2,
@@ -56,7 +56,7 @@ _MIXED: Final[Mapping[int, Dtype]] = {
 }
 _MIXED_EMBEDDING: Final = Dtype.Q4
 
-# What an error in a matrix of a layer weighs, when nothing was measured: medians of what
+# Weights of errors by matrix when nothing was measured: medians of what
 # `sensitivity` found in a small LLaMA (bench/LOG-quantisation.md).
 _WEIGHTS: Final[Mapping[int, float]] = {
     TensorType.Q: 0.5,
@@ -314,7 +314,7 @@ def _weight(target: Target, plan: Plan) -> float:
 
 @dataclass(slots=True)
 class _Item:
-    """What is open for one matrix: options by ascending bytes and descending cost."""
+    """The options of one matrix, by ascending bytes and descending cost."""
 
     name: str
     dtypes: list[Dtype]
@@ -385,7 +385,7 @@ def _steps(item: _Item) -> list[tuple[float, int, int]]:
 
 
 def _price(items: Sequence[_Item], budget_bytes: int) -> float:
-    """What a byte is worth where the budget ends: Lagrange's multiplier; 0 if all fits."""
+    """The cost that one more byte would save: Lagrange's multiplier; 0 if all options fit."""
     left = budget_bytes - sum(int(item.n_bytes[0]) for item in items)
     steps = [
         (gain, int(item.n_bytes[to] - item.n_bytes[at]))
@@ -438,7 +438,7 @@ class _Search:
     def __init__(
         self, items: Sequence[_Item], price: float, budget_bytes: int, chosen: Sequence[int]
     ) -> None:
-        """Take a choice to start from, which fits."""
+        """Start from a choice that fits."""
         self.items = items
         self.budget_bytes = budget_bytes
         self.chosen = list(chosen)

@@ -103,7 +103,7 @@ class Calibration:
         state: CalibrationState | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        """Take token ids [n_samples, n_tokens]: samples to fit to, and held-out ones.
+        """Store token ids [n_samples, n_tokens]: samples to fit to, and held-out samples.
 
         ``state`` saves finished layers, so that a later call can continue; those of mixtures of
         experts, whose layers are not held in memory, are not saved. ``progress`` is called
@@ -375,7 +375,7 @@ class Calibration:
         self, group: Group, exact: Weights, stored: Weights, streams: Streams, heads: _Heads
     ) -> InputSums:
         post = {T.ATTN_OUT: T.POST_ATTN_NORM, T.FFN_DOWN: T.POST_FFN_NORM}.get(group[0])
-        # What a norm stands behind does not simply add to the stream.
+        # The output of a matrix that a norm follows is not simply added to the stream.
         is_adding = post is not None and post not in exact
         sums: InputSums | None = None
         for start in range(0, self._n_fitted, _SAMPLES_AT_ONCE):
@@ -423,7 +423,7 @@ class Calibration:
     def _pass(
         self, group: Group, exact: Weights, stored: Weights, streams: Streams, heads: _Heads
     ) -> None:
-        """Take both streams of all samples through a group of matrices."""
+        """Run both residual streams of all samples through a group of matrices."""
         original = self._original
 
         def advance(

@@ -31,7 +31,7 @@ class CalibrationText:
 
     @property
     def evaluation_name(self) -> str:
-        """What the report calls the held-out samples."""
+        """The name of the held-out samples in the report."""
         return f"{self.name}, held out"
 
     def meta(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class RoutedPart:
         inputs: tuple[Float32Array, Float32Array],
         n_fitted: int,
     ) -> None:
-        """Take the layer's weights, inputs of the FFN, and how many of the tokens are fitted."""
+        """Store the weights of the layer, the FFN's inputs, and the number of tokens to fit to."""
         self._original = original
         self._exact, self._stored = exact, stored
         self._z, self._y = inputs

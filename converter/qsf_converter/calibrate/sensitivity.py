@@ -37,7 +37,7 @@ from qsf_converter.rounding.quantisers import UnrepresentableError, quantise_row
 from qsf_converter.rounding.tiles import TILE_DTYPES, dequantise_tiles
 from qsf_converter.sources.checkpoint import Float32Array
 
-# What is measured in a layer; the other types follow from their output errors, see `measure`.
+# The types that are measured; costs of others are estimated from output errors, see `measure`.
 MEASURED: Final = (Dtype.Q2, Dtype.Q3)
 DEFAULT_MEMORY_BYTES: Final = 1 << 30  # for all residual streams together
 MOST_TOKENS: Final = 2048
@@ -45,7 +45,7 @@ _FEW_TOKENS: Final = 512
 
 _HEAD: Final = "HEAD"
 
-# Rounds a matrix [n_rows, n_cols] to a type; what the file would give back, in the same shape.
+# Rounds a matrix [n_rows, n_cols] to a type and returns the rounded values, in the same shape.
 Rounder = Callable[[Dtype, Float32Array], Float32Array]
 Progress = Callable[[int, int], None]
 _Job = tuple[UnitId, str, Dtype]  # a stream that a rounded matrix gets: its unit, name and type
@@ -53,7 +53,7 @@ _Job = tuple[UnitId, str, Dtype]  # a stream that a rounded matrix gets: its uni
 
 @dataclass(frozen=True, slots=True)
 class LayerImportance:
-    """What a layer does to the residual stream and to the predictions."""
+    """The effect of a layer on the residual stream and on the predictions."""
 
     layer: int  # the first is 0
     cosine: float  # of its input and output, mean over tokens (ShortGPT, arXiv:2403.03853)
@@ -62,7 +62,7 @@ class LayerImportance:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """What ``measure`` found.
+    """The result of ``measure``.
 
     ``kl`` has, by ``Target.name`` and type, the nats a token that rounding this matrix alone
     costs. ``output_error`` has the squared error of the matrix' output relative to the output's
@@ -77,7 +77,7 @@ class Sensitivity:
     n_tokens: int  # that predictions were compared at
 
     def importance(self, layer: int) -> float:
-        """What the layer index says of a layer: ``kl_skipped``, finite and >= 0.
+        """The value of a layer in the layer index: ``kl_skipped``, finite and >= 0.
 
         Unlike the cosine, which is nearly the same for most layers and says nothing of what
         later layers make of the change, it is the very loss that skipping the layer causes.
@@ -103,7 +103,7 @@ class Sensitivity:
 
 
 def round_matrix(dtype: Dtype, rows: Float32Array) -> Float32Array:
-    """Return what a file would give back for ``rows`` [n_rows, n_cols].
+    """Return ``rows`` [n_rows, n_cols] as a file would store them.
 
     Raises UnrepresentableError for a value that the type cannot hold.
     """
@@ -179,7 +179,7 @@ def measure(
 def measure_layers(
     original: Original, samples: NDArray[np.integer], *, progress: Progress | None = None
 ) -> tuple[LayerImportance, ...]:
-    """Measure only what the layers matter: one stream for each of them.
+    """Measure only the importance of layers, with one stream for each layer.
 
     Arguments and errors are those of ``measure``.
     """
@@ -214,7 +214,7 @@ class _Measurement:
     n_all: int = 0
 
     def run(self) -> Sensitivity:
-        """Take all streams through all layers, then compare what they predict."""
+        """Run all streams through all layers, then compare their predictions."""
         original = self.original
         self.jobs = _jobs(original, self.candidates, self.measured)
         self._count()
@@ -260,7 +260,7 @@ class _Measurement:
             self.streams.append(_Stream(name, dtype, changed, head))
 
     def _pass_layer(self, layer: int, x: Float32Array) -> Float32Array:
-        """Take all streams through a layer, start those that begin here, return the original's."""
+        """Run all streams through a layer and add those that start here; returns the original."""
         original = self.original
         weights = original.weights(layer_unit(layer))
         inputs: dict[TensorType, list[Float32Array]] = {}
@@ -283,7 +283,7 @@ class _Measurement:
         return out
 
     def _pass_streams(self, weights: Weights) -> None:
-        """Take the streams through a layer; experts, which are read once, meet all together."""
+        """Run the streams through a layer; each expert is read once and serves all streams."""
         if weights.kind.n_experts and self.streams:
             joined = np.concatenate([stream.x for stream in self.streams])
             passed = np.split(self.original.layer(weights, joined), len(self.streams))

@@ -130,7 +130,7 @@ class CalibrationState:
         return self._folder / f"streams-{layer:04}.npz"
 
     def _load(self, path: Path) -> dict[str, Any]:
-        """Read a file that was whole. Raises QsfIOError."""
+        """Read a complete file. Raises QsfIOError."""
         try:
             with path.open("rb") as file:
                 file.seek(_DIGEST_BYTES)
@@ -140,7 +140,7 @@ class CalibrationState:
             raise QsfIOError(f"{path}: {error.strerror or error}") from error
 
     def streams(self) -> tuple[Float32Array, Float32Array]:
-        """Return the residual streams behind the last layer that is done."""
+        """Return the residual streams after the last finished layer."""
         arrays = self._load(self._streams(self.n_layers - 1))
         return arrays["exact"], arrays["rounded"]
 

@@ -24,7 +24,7 @@ _TEXT_KEYS: Final = ("text", "content", "prompt")
 _BUNDLED: Final = Path(__file__).with_name("calibration_text.txt")
 # Encoding takes some 200 times the memory of its text, so texts are encoded in pieces.
 _PIECE_CHARS: Final = 16384
-# Of a text that is far longer than the samples need, only some pieces are encoded. Few
+# Only some pieces of a text are encoded if it is far longer than the samples need. Few
 # vocabularies have more characters per token, in any language.
 _CHARS_PER_TOKEN: Final = 16
 

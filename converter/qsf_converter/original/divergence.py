@@ -20,7 +20,7 @@ class Divergence:
     """An original and a changed model on samples of tokens: all but the first are predicted."""
 
     def __init__(self, tokens: NDArray[np.integer]) -> None:
-        """Take the token ids [n_samples, n_tokens]."""
+        """Store the token ids [n_samples, n_tokens]."""
         self._next = tokens[:, 1:]
         shape = self._next.shape
         self._largest = np.full((2, *shape), -np.inf)
@@ -63,7 +63,7 @@ class Divergence:
 
     @property
     def perplexities(self) -> tuple[float, float]:
-        """Of the original and of the changed model."""
+        """Perplexities of the original and of the changed model."""
         losses = np.log(self._sums) + self._largest - self._chosen
         original, changed = np.exp(losses.mean(axis=(1, 2)))
         return float(original), float(changed)

@@ -93,7 +93,7 @@ class Original:
     """A checkpoint as a function, layer by layer; samples of tokens are independent texts."""
 
     def __init__(self, plan: Plan, checkpoint: Checkpoint) -> None:
-        """Take the plan of ``make_plan``; reads no weights yet."""
+        """Store the plan of ``make_plan``; weights are read later."""
         self.header: Header = plan.facts.header
         self.arch: Arch = plan.facts.arch
         self._checkpoint = checkpoint
@@ -374,7 +374,7 @@ class Original:
     def _normalise(
         self, w: Mapping[TensorType, Float32Array], kind: TensorType, x: Float32Array
     ) -> Float32Array:
-        """Normalise the last axis of ``x``; as it is where there is no such norm."""
+        """Normalise the last axis of ``x``; returns ``x`` if the model has no such norm."""
         if kind not in w:
             return x
         y = self._normalised(x) * w[kind]
@@ -476,7 +476,7 @@ def _rope_frequencies(header: Header, arch: Arch) -> NDArray[np.float64]:
 
 
 def _gated(kind: int, up: Float32Array) -> Float32Array:
-    """What the activation of the gate is multiplied with."""
+    """The factor of the activated gate."""
     return np.clip(up, -7, 7) + 1 if kind == Activation.SILU_CLAMPED else up
 
 

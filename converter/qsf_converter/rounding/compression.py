@@ -33,7 +33,7 @@ _MB = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a compression made of some blocks."""
+    """The result of compressing some blocks."""
 
     compression: Compression
     stored_bytes: int
@@ -115,7 +115,7 @@ class Chooser:
     """Chooses the compression of each layer, and records the result."""
 
     def __init__(self, compression: str, disk_bytes_per_s: float | None, *, is_given: bool) -> None:
-        """Take the requested compression; auto compresses nothing without the disk's speed.
+        """Store the requested compression; auto needs the speed of the disk to compress anything.
 
         ``is_given``: the speed was given by the user, not measured.
         """

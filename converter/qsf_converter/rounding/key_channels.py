@@ -30,7 +30,7 @@ from qsf_converter.sources.families.family import Facts
 T = TensorType
 
 _LEAST_EXPONENT: Final = 2
-# More would bring the scales of blocks, which are f16, near the smallest.
+# Larger shifts would bring the f16 scales of blocks near the smallest f16.
 _LARGEST_EXPONENT: Final = 8
 
 _KEYS: Final = (T.K, T.K_BIAS, T.K_NORM)

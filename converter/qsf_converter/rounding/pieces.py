@@ -252,7 +252,7 @@ def kept_tensor(target: Target, checkpoint: Checkpoint) -> RoundedPiece:
 def exact_shifts_of(
     target: Target, checkpoint: Checkpoint
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """See `exact_shifts`; None for a type whose rows are rounded, or hold any power of two."""
+    """See `exact_shifts`; None for types that round rows or hold any power of two."""
     if not _is_kept(target):
         return None
     raw = _read_raw(Piece.whole(target), checkpoint, is_kept=True)
@@ -277,7 +277,7 @@ def read_tensor(target: Target, checkpoint: Checkpoint) -> NDArray[np.float32]:
 
 
 def _oriented(piece: Piece, raw: RawArray) -> NDArray[np.float32]:
-    """Return what was read as f32, in the orientation and with the values of the file."""
+    """Return the rows as f32, in the orientation and with the values of the file."""
     target = piece.target
     is_turned = target.rule.transposed and not target.rule.is_flat
     rows = to_float32(np.ascontiguousarray(raw.T) if is_turned else raw)

@@ -1,4 +1,4 @@
-"""What becomes of every tensor, decided before the first weight is read.
+"""Plans every tensor before the first weight is read.
 
 Rules of an architecture meet the names and shapes of a checkpoint here, and each tensor gets the
 type that it is stored in.
@@ -100,7 +100,7 @@ def _is_as_stored(rule: TensorRule) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OutlierPlan:
-    """What a sample says of the outliers of a matrix, and what is done about them."""
+    """The outliers of a matrix, estimated from a sample, and the action against them."""
 
     mean: float
     sigma: float
@@ -176,7 +176,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """What reports call it: ``3.FFN_DOWN``, ``EMBEDDING``, of all experts alike
+        """The name in reports: ``3.FFN_DOWN``, ``EMBEDDING``, of all experts alike
         ``3.EXPERTS.FFN_DOWN``.
         """
         return target_name(self.rule, self.unit)
@@ -297,7 +297,7 @@ def common_dtype(dtypes: Iterable[Dtype]) -> Dtype:
 
 
 def target_name(rule: TensorRule, unit: UnitId) -> str:
-    """What reports call a tensor: ``3.FFN_DOWN`` in layer 3, ``EMBEDDING``, ``WPOS``."""
+    """The name of a tensor in reports: ``3.FFN_DOWN`` in layer 3, ``EMBEDDING``, ``WPOS``."""
     kind = "WPOS" if rule.target is None else TensorType(rule.target).name
     if unit.role == Role.EXPERT:
         return f"{unit.layer}.EXPERTS.{kind}"

@@ -63,7 +63,7 @@ class UnrepresentableError(ValueError):
     """
 
     def __init__(self, row: int, col: int, value: float, limit: float) -> None:
-        """Say why ``value`` at [row, col] does not fit a type that ends at ``limit``."""
+        """Describe ``value`` at [row, col], which exceeds the ``limit`` of the type."""
         self.row = row
         self.col = col
         self.value = value
@@ -77,7 +77,7 @@ class UnrepresentableError(ValueError):
 
 @dataclass(slots=True)
 class ErrorSums:
-    """What quantisation did to a tensor, summed over its parts with ``add``."""
+    """The error of quantising a tensor, summed over its parts with ``add``."""
 
     n_values: int = 0
     squared_error: float = 0.0

@@ -39,7 +39,7 @@ _CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class BitNet:
-    """What config.json says of BitNet's weights."""
+    """The fields of config.json that describe BitNet's weights."""
 
     is_ternary: bool  # false: they are master weights, which the model rounds when it computes
     divides_by_scale: bool  # or else multiplies

@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model, in the words of HuggingFace's config.json.
+"""Translates the metadata of a GGUF file into HuggingFace's config.json.
 
 `gguf_dialects` has the tables. Whatever would change the computation and is not in a table is
 refused.
@@ -245,7 +245,7 @@ def _rope_fields(
     tensors: Mapping[str, Any],
     dialect: Dialect,
 ) -> dict[str, Any]:
-    """How RoPE is scaled, and which part of a head it turns."""
+    """The scaling of RoPE, and the share of a head that it rotates."""
     head_dim = config.get("head_dim")
     if head_dim is None:
         head_dim = config["hidden_size"] // max(1, config["num_attention_heads"])

@@ -107,7 +107,7 @@ OPTIONAL = {
     "rope_theta": "rope.freq_base",
 }
 WINDOW = {"sliding_window": "attention.sliding_window"}
-# Of the sections of RoPE that images have, and of what goes into deeper layers.
+# Keys for images: the sections of RoPE, and the inputs of deeper layers.
 VISION_KEYS = ("rope.dimension_sections", "n_deepstack_layers")
 PERMUTED = {
     "self_attn.q_proj": "num_attention_heads",

@@ -64,7 +64,7 @@ def _granite(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[
 
 
 def _sigmoid(fields: Fields, _shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
-    """Refuse another score of experts than the one that these architectures have."""
+    """Refuse a score of experts that these architectures do not have."""
     if fields.get("expert_gating_func", 2) != 2:
         raise QsfConversionError(
             f"its metadata's expert_gating_func = {shown(fields['expert_gating_func'])}: of this"
@@ -282,7 +282,7 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
         optional={**OPTIONAL, "moe_num_shared_experts": "expert_shared_count"},
         constants={"hidden_act": "silu"},
         tensors=names(PRE, QKV, OUT, FFN, EXPERTS, _SHARED, {"exp_probs_b": "mlp.gate.selection"}),
-        # What it says of their width is another number for some models; their tensors say it.
+        # The width in the metadata is wrong for some models; the shapes of the tensors are right.
         read_by_more=("expert_shared_feed_forward_length",),
         more=None,
     ),

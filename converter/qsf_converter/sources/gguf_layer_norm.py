@@ -259,7 +259,7 @@ _FALCON_TWO_NORMS: Final = replace(
 
 
 def variant_of(dialect: Dialect, shapes: Shapes) -> Dialect:
-    """Return the dialect in which these tensors are meant: Falcon has one norm or two."""
+    """Return the dialect that fits the tensors: Falcon has one norm a layer, or two."""
     if dialect is _FALCON and any("attn_norm_2" in name for name in shapes):
         return _FALCON_TWO_NORMS
     return dialect

@@ -231,7 +231,7 @@ def _sentence_piece(
             left, right = ids.get(word[:at]), ids.get(word[at:])
             if left is not None and right is not None:
                 merges.append((-scores[idx], left, right))
-    # Of two ways to the same word the first ones in the vocabulary: as transformers has it.
+    # If two merges make the same word, the first in the vocabulary wins, as in transformers.
     merges.sort()
     has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": _WORD}

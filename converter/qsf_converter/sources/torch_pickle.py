@@ -1,4 +1,4 @@
-"""What torch.save says about tensors, read out of its pickle without executing anything.
+"""Reads descriptions of tensors from the pickle of torch.save without executing anything.
 
 A pickle is a program for a small stack machine that may import and call whatever it likes.
 Here is another machine: it knows the instructions that torch.save uses, and of imports and calls
@@ -24,7 +24,7 @@ from typing import Any, Final
 from qsf.errors import QsfConversionError
 from qsf_converter.sources.checkpoint_files import is_count
 
-# Of 1000 tensors torch.save makes about 30 000 instructions and 200 kB.
+# For 1000 tensors torch.save writes about 30 000 instructions and 200 kB.
 MAX_PICKLE_BYTES = 16 << 20
 _MAX_INSTRUCTIONS = 2_000_000
 
@@ -285,7 +285,7 @@ class _Machine:
             raise _RefusedError(f"its pickle sets attributes of a {_kind(self._top())}")
 
     def storage(self) -> None:
-        """Take the persistent id of a storage: ("storage", type, key, device, n_items)."""
+        """Read the persistent id of a storage: ("storage", type, key, device, n_items)."""
         reference = self._pop()
         if (
             not isinstance(reference, tuple)
@@ -349,7 +349,7 @@ def _kind(value: Any) -> str:
 
 
 _STOP = ord(".")
-# By the letter that pickletools gives them.
+# Handlers by the name of the opcode in pickletools.
 _INSTRUCTIONS: Mapping[int, Callable[[_Machine], None]] = {
     0x80: _Machine.check_protocol,
     0x95: _Machine.skip_frame,

@@ -72,7 +72,7 @@ class Step(NamedTuple):
 
 
 def refuse(feature: str, value: object = None) -> NotCoveredError:
-    """Return the error that names what is not covered."""
+    """Return the error that names an unsupported step."""
     text = "" if value is None else " " + json.dumps(value, ensure_ascii=False)[:200]
     return NotCoveredError(f"{feature}{text}")
 

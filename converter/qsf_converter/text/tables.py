@@ -103,7 +103,7 @@ def library_float(text: str) -> float:
 
 @dataclass
 class _Vocabulary:
-    """What the model part says, before it becomes tables."""
+    """The model part of tokenizer.json, before it becomes tables."""
 
     model: int
     flags: int

@@ -335,8 +335,8 @@ static qsf_status move_page(qsf_kvcache *kv, const qsf_image_part *p, uint32_t i
     return QSF_OK;
 }
 
-/* Copies a part's bytes between the cache and a buffer, where [offset, offset + n_bytes) of the
- * image meets the part, which begins at part_offset. */
+/* Copies bytes between the cache and a buffer: the overlap of [offset, offset + n_bytes) of the
+ * image with the part that begins at part_offset. */
 static qsf_status move_part(qsf_kvcache *kv, const qsf_image_part *p, uint64_t part_offset,
                             uint64_t offset, unsigned char *dst, const unsigned char *src,
                             size_t n_bytes)
@@ -415,7 +415,8 @@ static void share_group(qsf_kvcache *kv, const qsf_kvcache *from, uint32_t group
     }
 }
 
-/* Copies what the image of a position has of a record from one cache's file to the other's. */
+/* Copies the part of a record that belongs to the image of a position, from one cache's file to the
+ * other's. */
 static qsf_status copy_record(qsf_kvcache *kv, qsf_kvcache *from, uint32_t position,
                               uint32_t record)
 {

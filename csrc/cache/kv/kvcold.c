@@ -8,7 +8,7 @@
 #include "base/status.h"
 #include "checksum/crc32.h"
 
-/* Of one read; in a memory control group pages on their way from the disk are locked. */
+/* Size of one read: a memory control group locks pages while they are read. */
 #define READ_BYTES ((size_t)1 << 18)
 #define STEP_BYTES 4096
 

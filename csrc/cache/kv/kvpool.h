@@ -23,7 +23,7 @@
 #include "memory/arena.h"
 #include "format/config.h"
 
-/* Of the windows of more kinds the layers keep all of the context. */
+/* Layers with more kinds of windows than this keep the whole context. */
 #define QSF_KV_MOST_GROUPS 8
 
 #define QSF_KV_NO_BLOCK UINT32_MAX
@@ -82,8 +82,8 @@ typedef struct qsf_kv_group {
     uint32_t *n_holders; /* [n_blocks] tables that have the block */
 } qsf_kv_group;
 
-/* Not thread-safe: whoever takes, shares or gives back blocks has the only turn. Reading and
- * writing pages needs no turn. */
+/* Not thread-safe: only one thread at a time may take, share or release blocks. Pages may be read
+ * and written meanwhile. */
 typedef struct qsf_kv_pool {
     qsf_kv_form form;
     uint32_t n_layers;

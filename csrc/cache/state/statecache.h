@@ -31,7 +31,8 @@ typedef struct qsf_statecache {
     uint32_t next_slot; /* of the state at */
     uint32_t next_position;
     uint32_t n_next_logged;
-    uint32_t loaded[4]; /* head of the image that is loaded: bit i of the first word: snapshot i */
+    uint32_t loaded[4]; /* head of the image that is being loaded; bit i of the first word: it has
+                           snapshot i */
 } qsf_statecache;
 
 #define QSF_STATE_NOWHERE UINT32_MAX
@@ -39,7 +40,7 @@ typedef struct qsf_statecache {
 /* Call once on a measuring arena and once on the real one. It is at position 0 then. */
 void qsf_statecache_layout(qsf_statecache *s, qsf_arena *a, qsf_state_pool *pool);
 
-/* Returns the last position up to `position` that a pass can go on at. */
+/* Returns the last position <= `position` from which a pass can continue. */
 uint32_t qsf_statecache_nearest(const qsf_statecache *s, uint32_t position);
 
 /* Begins a pass at a nearest position: over tokens up to own_end - 1, then n_drafts. */

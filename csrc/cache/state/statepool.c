@@ -7,7 +7,7 @@
 
 #include "base/checked.h"
 
-/* Of a sequence: the state it goes on from, and the one that a pass writes */
+/* States of a sequence: the one that a pass reads, and the one that it writes */
 #define LIVE_SLOTS 2U
 #define LEAST_SNAPSHOTS 2U
 

@@ -30,7 +30,7 @@ typedef struct qsf_state_layer qsf_state_layer;
 typedef void qsf_state_replay_fn(const qsf_state_layer *l, const float *from, const float *rows,
                                  size_t n_rows, float *to);
 
-/* What a layer's mixer keeps: a state, and for each draft a row that a later replay needs. */
+/* Memory of a layer's mixer: a state, and a row for each draft, from which a replay starts. */
 struct qsf_state_layer {
     size_t state_floats; /* 0: the layer has none */
     size_t row_floats;

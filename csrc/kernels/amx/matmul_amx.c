@@ -75,8 +75,7 @@ typedef struct product_dots {
     _Alignas(64) int32_t at[GROUP_TOKENS][QSF_TILE_ROWS];
 } product_dots;
 
-/* Some blocks of some tile rows, unpacked, a tile for each product; and the scales of the 16 tokens
- * that meet them. */
+/* Some blocks of some tile rows, unpacked, a tile for each product; and the scales of 16 tokens. */
 typedef struct chunk {
     _Alignas(64) unsigned char codes[MOST_ROWS][MOST_STEPS][QSF_TILE_ROWS * QSF_BLOCK];
     product_dots dots[RING];
@@ -194,7 +193,7 @@ typedef struct group_acts {
     size_t step;
 } group_acts;
 
-/* Those of n tokens at `from`; fewer than 16 are copied, so that nothing is read behind them. */
+/* Loads n tokens at `from`; fewer than 16 are copied first, so that no load passes the end. */
 QSF_FORCED_INLINE group_acts whole_group(bool is_fine, chunk *c, group_acts from, size_t n)
 {
     if (n == GROUP_TOKENS)

@@ -128,7 +128,7 @@ QSF_FORCED_INLINE void load_plane(qsf_codes kind, const unsigned char *half, siz
     code[3] = _mm256_or_si256(code[3], _mm256_and_si256(_mm256_srli_epi16(third, 1), fours));
 }
 
-/* Group g, a literal, of half a tile of a type with parts; of E2M1 values + 12 */
+/* Codes of group g (a literal) of half a tile of a type with parts; for E2M1 the values + 12 */
 QSF_FORCED_INLINE __m256i load_group(qsf_codes kind, const unsigned char *half, size_t g)
 {
     const __m256i both = load32(half + g % 8 * 64);

@@ -160,7 +160,7 @@ static inline void round_and_split(const float *x, __m512 factor, __m512 second_
                                    __m512i *fine, int8_t *q, int8_t *q_low, __m512i *high,
                                    __m512i *low)
 {
-    /* Packing takes 16 bytes of each operand in turn. */
+    /* Packing interleaves 16-byte lanes of both operands. */
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     for (size_t i = 0; i < 4; i++)
         fine[i] = _mm512_cvtps_epi32(

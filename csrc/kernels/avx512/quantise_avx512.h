@@ -74,7 +74,7 @@ QSF_FORCED_INLINE bool are_usual(__m128 amax)
             _mm_cmp_ps_mask(amax, _mm_set1_ps(FLT_MAX), _CMP_LE_OQ)) == 0xF;
 }
 
-/* Blocks [b, b + 4). False, and nothing is stored, if one of them needs more care. */
+/* Blocks [b, b + 4). Returns false and stores nothing if a block needs the slow path. */
 QSF_FORCED_INLINE bool quantise_four(const float *x, size_t b, bool by_halves,
                                      const qsf_act_row *out)
 {

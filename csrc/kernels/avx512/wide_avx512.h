@@ -206,7 +206,7 @@ QSF_FORCED_INLINE void wide_block(qsf_form form, const unsigned char *tile,
         acc[t] = lanes_fma(min, lanes_set(p->scaled_sum[t][b]), acc[t]);
 }
 
-/* Tiles of up to WIDE_STREAMS tile rows, and where reading goes on after them. */
+/* Tiles of up to WIDE_STREAMS tile rows, and the addresses to prefetch after them. */
 typedef struct wide_rows {
     const unsigned char *tiles; /* from one row to the next row_bytes */
     const unsigned char *codes; /* [n_rows, n_blocks, 16, 64], unpacked, or NULL */

@@ -78,7 +78,7 @@ typedef struct token_pair {
     int8x16_t at[2];
 } token_pair;
 
-/* Of columns 0 .. 7 and 8 .. 15 of two tokens */
+/* Sums of columns 0 .. 7 and 8 .. 15 of two tokens */
 QSF_FORCED_INLINE token_pair load_tokens(const int8_t *first, const int8_t *second)
 {
     const int64x2_t a = vreinterpretq_s64_s8(vld1q_s8(first));

@@ -22,7 +22,7 @@ _left_bytes: ContextVar[int] = ContextVar("left_bytes", default=1 << 20)
 
 
 def read_body(data: bytes, memory_bytes: int) -> dict[str, Any]:
-    """Return the object that the body of a request is.
+    """Parse the body of a request, which is one JSON object.
 
     ``memory_bytes`` is for the body and for all that ``read_inner`` finds in it. Raises Problem.
     """

@@ -419,7 +419,7 @@ class Scheduler:
         return []
 
     def _set_aside(self, slot: Slot) -> None:
-        """Let the job wait at the head of the line, and go on later from what a file keeps."""
+        """Put the job at the head of the queue; its slot is saved to a file and restored later."""
         job = slot.job
         assert job is not None
         self._release(slot)

@@ -51,7 +51,7 @@ class Engine(Protocol):
         """
 
     def is_ahead(self, slot: int, token: int) -> bool:
-        """Return whether the latest pass evaluated this token too, as the slot's next one."""
+        """Return whether the latest pass already evaluated this token after the slot's others."""
 
     def choose(self, jobs: Sequence[tuple[int, Job]]) -> list[Chosen | QsfError]:
         """Choose the next token for each of (slot, job), from the logits of the last pass."""

@@ -49,7 +49,7 @@ class _Braces:
         self._is_text = self._is_escaped = False
 
     def end(self, text: str) -> int | None:
-        """Return the index behind the value's end; None: it goes on."""
+        """Return the index after the end of the value; None: ``text`` ends inside of it."""
         for i, letter in enumerate(text):
             if self._is_escaped:
                 self._is_escaped = False

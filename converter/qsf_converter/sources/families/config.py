@@ -1,4 +1,4 @@
-"""Reads config.json: every value is checked when it is read, and what nobody reads is noticed."""
+"""Reads config.json: every value is checked when it is read, and unread keys are reported."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Config(Mapping[str, Any]):
         return len(self._values)
 
     def unread(self) -> Iterator[tuple[str, Any]]:
-        """Yield the keys of the file that nobody asked for, with their values."""
+        """Yield the keys of the file that no method has read, with their values."""
         yield from ((key, value) for key, value in self._values.items() if key not in self._read)
 
     def has(self, name: str) -> bool:

@@ -88,7 +88,7 @@ def router(name: str) -> TensorRule:
 
 
 def selection_bias(name: str, **options: Any) -> TensorRule:
-    """What is added to an expert's score while the experts are chosen."""
+    """The bias that is added to scores for the choice of experts, not to their weights."""
     return layer(T.SELECTION_BIAS, name, "experts", where=Where.ROUTED, **options)
 
 
@@ -264,7 +264,7 @@ _QWEN3_MOE_RULES = (
     ROUTER,
     *ENDS,
 )
-# Of Qwen's windows nothing but their absence is published.
+# No published Qwen mixture has windows.
 _NO_WINDOWS: Mapping[str, Any] = {"use_sliding_window": (None, False)}
 
 FAMILIES = (

@@ -21,7 +21,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a configuration says: everything but the weights. ``header.dtype`` is provisional.
+    """The contents of a configuration: everything but the weights. ``header.dtype`` is provisional.
 
     ``layer_kinds`` and ``rope_sets`` are empty where header and ``arch`` say them. ``factors`` are
     what rules with ``scale`` multiply with.
@@ -127,7 +127,7 @@ class Family:
         return Config(values, self.renames, self.defaults)
 
 
-# Of a config.json with a text_config: these hold for the text too, and come before its own.
+# Keys outside of text_config that override those inside of it.
 _OUTER_KEYS = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "dtype",
                "torch_dtype", "quantization_config")  # fmt: skip
 
@@ -282,7 +282,7 @@ _RopeKey = tuple[float, tuple[RopeSet, ...]]
 
 
 def _key(rope: Rope) -> _RopeKey:
-    """What makes a RoPE another one in the file; the query temperature belongs to the layers."""
+    """The fields that identify a RoPE set; the query temperature is stored with the layers."""
     return rope.theta, rope.sets
 
 

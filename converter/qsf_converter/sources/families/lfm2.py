@@ -78,7 +78,7 @@ def _ffn_dim(config: Config) -> int:
 
 
 def _mixers(draft: Draft) -> None:
-    """Make the layers that say so short convolutions."""
+    """Turn the layers of type ``conv`` into short convolutions."""
     config, dim = draft.config, draft.header.dim
     for name, value in (("block_dim", dim), ("conv_dim", dim), ("conv_dim_out", dim),
                         ("num_heads", draft.header.n_heads)):  # fmt: skip

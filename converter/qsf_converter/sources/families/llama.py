@@ -20,7 +20,7 @@ Rules = tuple[TensorRule, ...]
 AT = "layers.{layer}."
 ATTN, MLP = f"{AT}self_attn.", f"{AT}mlp."
 
-# What is left out of a checkpoint that sees and hears.
+# Tensors for images and sound, which are not converted.
 SENSES = ("vision_tower.", "vision_model.", "visual.", "audio_tower.", "multi_modal_projector.",
           "mm_projector.", "embed_vision.", "embed_audio.")  # fmt: skip
 TEXT_PREFIXES = ("model.", "language_model.model.", "model.language_model.", "language_model.")

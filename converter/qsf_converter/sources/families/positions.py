@@ -40,7 +40,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What the frequencies depend on beside the scaling's own keys."""
+    """The inputs of the frequencies that are not keys of the scaling."""
 
     scaling: Config
     theta: float
