@@ -165,7 +165,7 @@ class Session(Closing, Uncopyable):
             self._native.rewind(n_tokens)
 
     def fork(self) -> Session:
-        """Return a new session that holds the same tokens and messages, to continue otherwise.
+        """Return a new session that holds the same tokens and messages and continues on its own.
 
         Both hold the same KV cache up to where they part, so nothing is evaluated again.
 

@@ -7,8 +7,8 @@
 
 #include "model/ops.h"
 
-/* For the layer whose experts are requested, once its dense part is done: uses the scores, biases
- * and rows of the routed scratch. */
+/* Call it after the dense part of the layer whose experts are requested. Overwrites the scores,
+ * biases and rows of the routed scratch. */
 qsf_status qsf_ahead_guess(qsf_ops *o, uint32_t layer_idx);
 
 #endif

@@ -11,8 +11,8 @@ static inline size_t qsf_decode_room(size_t n_token_bytes)
     return 3 * (n_token_bytes + 4);
 }
 
-/* Bytes of a token, as they are in a text; fills out [cap] as far as it goes and returns how many
- * there are. Without marks at all where is_first_token. */
+/* Writes the text of a token to out [cap], as much as fits, and returns its bytes. The first token
+ * of a text (is_first_token) loses the space that its mark stands for. */
 size_t qsf_decode_token(const qsf_vocabulary *v, uint32_t id, bool is_first_token,
                         unsigned char *out, size_t cap);
 

@@ -177,7 +177,7 @@ def does_not_fit(plan: binding.MemoryPlan, *, is_command: bool = False) -> str:
             f"machine or its control group leaves this process {_mb(plan.ceiling_bytes)}"
         )
         ways.append("memory must be freed, or the group's limit raised")
-    # The plan is the least one, so what it still takes more of than need be was asked for.
+    # The plan is the smallest possible: whatever is still large was requested by an option.
     if plan.kv_bytes >= _WORTH_BYTES:
         ways.append(f"{name('max_seq_len')} with a shorter context (it takes {_mb(plan.kv_bytes)})")
         if plan.max_sessions > 1 and not is_command:

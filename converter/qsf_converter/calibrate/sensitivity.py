@@ -133,8 +133,7 @@ def choose_effort(
     """
     for measured in (MEASURED, MEASURED[:1]):
         n_streams = len(_jobs(original, candidates, measured)) + original.header.n_layers
-        # Beside them the original's, and the ones that come out of a layer while those that
-        # went in are still there.
+        # 3 more: the original's stream, and the output of a layer beside its input.
         n_tokens = memory_bytes // ((n_streams + 3) * original.header.dim * 4)
         if n_tokens >= _FEW_TOKENS:
             break

@@ -93,7 +93,7 @@ class CallReader:
         self.open_arguments = ""
 
     def push(self, text: str) -> tuple[str, tuple[CallPart, ...]]:
-        """Take more text; return text and parts of calls that can be told now."""
+        """Read more text; return the text and the parts of calls that are complete."""
         self._rest += text
         while not self.is_full and self._state():
             pass

@@ -118,7 +118,7 @@ def window_of_all(config: Config, n_layers: int) -> tuple[int, list[str]]:
 
 
 def window_when_switched(config: Config, n_layers: int) -> tuple[int, list[str]]:
-    """Qwen: from a layer on, if ``use_sliding_window``."""
+    """Qwen: a window on the layers from ``max_window_layers`` on, if ``use_sliding_window``."""
     first = config.get("max_window_layers")
     if not config.boolean("use_sliding_window"):
         return no_windows(config, n_layers)
