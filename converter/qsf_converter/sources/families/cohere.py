@@ -8,14 +8,13 @@ from typing import Any
 
 from qsf.file.kinds import Ffn
 from qsf.file.layout import Norm
-from qsf_converter.sources.families.family import FULL, Draft, Family
+from qsf_converter.sources.families.family import FULL, Draft, Family, usual
 from qsf_converter.sources.families.llama import (
     AT,
     BIASES,
     DEFAULTS,
     ENDS,
     MLP,
-    RENAMES,
     Rules,
     gated,
     out,
@@ -64,13 +63,7 @@ _COHERE_RULES = (
 )
 _BIASED_ENDS = ends("embed_tokens", "norm", bias=True)
 _EPSILON = {"norm_epsilon": "layer_norm_eps"}
-_COHERE_DEFAULTS = {
-    **DEFAULTS,
-    "norm_epsilon": 1e-5,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 8192,
-    "logit_scale": 0.0625,
-}
+_COHERE_DEFAULTS = usual(DEFAULTS, context=8192, epsilon=1e-5, tied=True, logit_scale=0.0625)
 _RELU2 = {**DEFAULTS, "norm_epsilon": 1e-5, "hidden_act": "relu2"}
 
 FAMILIES = (
@@ -82,7 +75,7 @@ FAMILIES = (
         is_interleaved=True,
         rules=_COHERE_RULES,
         renames=_EPSILON,
-        defaults={**_COHERE_DEFAULTS, "rope_theta": 500000.0},
+        defaults=usual(_COHERE_DEFAULTS, theta=500000.0),
         flags={"attention_bias": False},
         neutral={"use_qk_norm": (None, False)},
         adjust=_cohere,
@@ -95,12 +88,7 @@ FAMILIES = (
         is_interleaved=True,
         rules=_COHERE_RULES,
         renames=_EPSILON,
-        defaults={
-            **_COHERE_DEFAULTS,
-            "head_dim": 128,
-            "sliding_window": 4096,
-            "sliding_window_pattern": 4,
-        },
+        defaults=usual(_COHERE_DEFAULTS, head=128, window=4096, sliding_window_pattern=4),
         flags={"attention_bias": False},
         windows=window_but_every,
         neutral={
@@ -126,7 +114,7 @@ FAMILIES = (
         has_partial_rope=True,
         rules=_plus_one((*_layer_norms(), *_ATTENTION, *_PLAIN, *_BIASED_ENDS)),
         renames={"norm_epsilon": "norm_eps"},
-        defaults={**_RELU2, "partial_rotary_factor": 0.5, "max_position_embeddings": 4096},
+        defaults=usual(_RELU2, context=4096, partial_rotary_factor=0.5),
         flags=BIASES,
         neutral={"normalization": ("layernorm1p",)},
     ),
@@ -138,7 +126,7 @@ FAMILIES = (
         ffn=Ffn.PLAIN,
         rules=(*_layer_norms(), *_ATTENTION, *_PLAIN, *_BIASED_ENDS),
         renames=_EPSILON,
-        defaults={**_RELU2, "max_position_embeddings": 8192},
+        defaults=usual(_RELU2, context=8192),
         flags={"attention_bias": True, "mlp_bias": True},
     ),
     Family(
@@ -147,8 +135,7 @@ FAMILIES = (
         model_type="arcee",
         ffn=Ffn.PLAIN,
         rules=(*pre_norms(), *_ATTENTION, *_PLAIN, *ENDS),
-        renames=RENAMES,
-        defaults={**_RELU2, "max_position_embeddings": 4096},
+        defaults=usual(_RELU2, context=4096),
         flags=BIASES,
     ),
 )

@@ -70,6 +70,27 @@ def no_windows(config: Config, n_layers: int) -> tuple[int, list[str]]:
     return 0, [FULL] * n_layers
 
 
+_NAMES = {
+    "context": "max_position_embeddings",
+    "kv_heads": "num_key_value_heads",
+    "head": "head_dim",
+    "theta": "rope_theta",
+    "epsilon": "norm_epsilon",
+    "window": "sliding_window",
+    "tied": "tie_word_embeddings",
+    "experts": "num_experts",
+    "chosen": "num_experts_per_tok",
+    "expert_dim": "moe_intermediate_size",
+}
+
+
+def usual(base: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    """Return ``Family.defaults``: those of ``base`` with changes, the usual ones by short names."""
+    return {**base, **{_NAMES.get(name, name): value for name, value in changes.items()}}
+
+
+RENAMES: Mapping[str, str] = {"norm_epsilon": "rms_norm_eps"}
+
 Windows = Callable[[Config, int], tuple[int, list[str]]]
 """Reads the window in tokens, and the type of each layer."""
 
@@ -101,7 +122,7 @@ class Family:
     ffn: Ffn = Ffn.GATED
     positions: Positions = Positions.ROPE
     is_interleaved: bool = False
-    renames: Mapping[str, str] = field(default_factory=dict)
+    renames: Mapping[str, str] = field(default_factory=lambda: RENAMES)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     flags: Mapping[str, bool] = field(default_factory=dict)
     facts: frozenset[str] = frozenset()  # flags that always hold

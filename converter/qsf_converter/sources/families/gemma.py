@@ -13,7 +13,7 @@ import numpy as np
 from qsf.file.kinds import QkNorm
 from qsf.file.layout import Activation
 from qsf_converter.sources.families.config import MAX_DIM, Config
-from qsf_converter.sources.families.family import SLIDING, Draft, Family
+from qsf_converter.sources.families.family import SLIDING, Draft, Family, usual
 from qsf_converter.sources.families.llama import (
     AT,
     SENSES,
@@ -87,13 +87,13 @@ _WINDOWED: Mapping[str, Any] = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
-_GEMMA2_DEFAULTS: Mapping[str, Any] = {
-    **_WINDOWED,
-    "max_position_embeddings": 8192,
-    "sliding_window_pattern": 2,
-    "attn_logit_softcapping": 50.0,
-    "final_logit_softcapping": 30.0,
-}
+_GEMMA2_DEFAULTS: Mapping[str, Any] = usual(
+    _WINDOWED,
+    context=8192,
+    sliding_window_pattern=2,
+    attn_logit_softcapping=50.0,
+    final_logit_softcapping=30.0,
+)
 
 
 def _gemma1(draft: Draft) -> None:
@@ -112,11 +112,7 @@ FAMILIES = (
         model_type="gemma",
         rules=(*pre_norms(add=1.0), *_ATTENTION, *gated(), *_ENDS),
         renames={"norm_epsilon": "rms_norm_eps"},
-        defaults={
-            **_DEFAULTS,
-            "num_key_value_heads": 16,
-            "max_position_embeddings": 8192,
-        },
+        defaults=usual(_DEFAULTS, context=8192, kv_heads=16),
         **{**_COMMON, "adjust": _gemma1},
     ),
     Family(
@@ -154,15 +150,15 @@ FAMILIES = (
         nested=("Gemma3ForConditionalGeneration",),
         left_out=SENSES,
         renames=_RENAMES,
-        defaults={
-            **_WINDOWED,
-            "vocab_size": 262208,
-            "num_attention_heads": 8,
-            "max_position_embeddings": 131072,
-            "sliding_window_pattern": 6,
-            "rope_theta": 1000000.0,
-            "rope_local_base_freq": 10000.0,
-        },
+        defaults=usual(
+            _WINDOWED,
+            context=131072,
+            vocab_size=262208,
+            num_attention_heads=8,
+            sliding_window_pattern=6,
+            theta=1000000.0,
+            rope_local_base_freq=10000.0,
+        ),
         kind={"qk_norm": QkNorm.PER_HEAD},
         windows=window_but_every,
         rope_parameters=_rope_of_gemma3,

@@ -11,7 +11,7 @@ from typing import Any
 from qsf.file.kinds import ROPE_NONE, Ffn, QkNorm
 from qsf.file.layout import Architecture, Norm, Positions, TensorType
 from qsf_converter.sources.families.config import Config
-from qsf_converter.sources.families.family import Draft, Family
+from qsf_converter.sources.families.family import Draft, Family, usual
 from qsf_converter.sources.families.llama import ATTN, gated, out, qkv, window_of_all
 from qsf_converter.sources.families.positions import alibi_slopes, mpt_slopes, parameters_of
 from qsf_converter.sources.families.rules import Place, T, TensorRule, ends, linear, norm
@@ -180,12 +180,7 @@ FAMILIES = (
             *ends("wte", "ln_f", bias=True),
         ),
         renames=_GPT2_RENAMES,
-        defaults={
-            **_DEFAULTS,
-            "hidden_act": "gelu_new",
-            "tie_word_embeddings": True,
-            "max_position_embeddings": None,
-        },
+        defaults=usual(_DEFAULTS, context=None, hidden_act="gelu_new", tied=True),
         facts=_ALWAYS,
         neutral={
             "scale_attn_weights": (None, True),
@@ -209,7 +204,7 @@ FAMILIES = (
             *ends("embed_tokens", "final_layernorm", bias=True, head_bias="always"),
         ),
         renames=_EPSILON,
-        defaults={**_DEFAULTS, "hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
+        defaults=usual(_DEFAULTS, hidden_act="gelu_new", partial_rotary_factor=0.5),
         facts=_ALWAYS,
         kind={"is_parallel": True},
         **_COMMON,
@@ -236,13 +231,13 @@ FAMILIES = (
             *ends("embed_tokens", "norm", bias=True),
         ),
         renames=_EPSILON,
-        defaults={
-            **_DEFAULTS,
-            "hidden_act": "silu",
-            "max_position_embeddings": 4096,
-            "partial_rotary_factor": 0.25,
-            "use_parallel_residual": False,
-        },
+        defaults=usual(
+            _DEFAULTS,
+            context=4096,
+            hidden_act="silu",
+            partial_rotary_factor=0.25,
+            use_parallel_residual=False,
+        ),
         flags={"use_qkv_bias": False, "qk_layernorm": False},
         adjust=_stablelm,
     ),
@@ -250,6 +245,7 @@ FAMILIES = (
         name="Starcoder2ForCausalLM",
         title="StarCoder 2",
         model_type="starcoder2",
+        renames={},
         rules=(
             *_norms(f"{_AT}input_layernorm", f"{_AT}post_attention_layernorm"),
             *qkv(bias="use_bias"),
@@ -257,14 +253,14 @@ FAMILIES = (
             *_plain(f"{_AT}mlp.c_fc", f"{_AT}mlp.c_proj", bias="use_bias"),
             *ends("embed_tokens", "norm", bias=True),
         ),
-        defaults={
-            **_DEFAULTS,
-            "hidden_act": "gelu_pytorch_tanh",
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 4096,
-            "tie_word_embeddings": True,
-            "sliding_window": None,
-        },
+        defaults=usual(
+            _DEFAULTS,
+            context=4096,
+            hidden_act="gelu_pytorch_tanh",
+            kv_heads=2,
+            tied=True,
+            window=None,
+        ),
         flags={"use_bias": True},
         windows=window_of_all,
         neutral={"mlp_type": ("default",)},
@@ -285,12 +281,9 @@ FAMILIES = (
             *ends("embed_in", "final_layer_norm", bias=True, head="embed_out"),
         ),
         renames=_EPSILON,
-        defaults={
-            **_DEFAULTS,
-            "use_parallel_residual": True,
-            "rotary_pct": 0.25,
-            "rotary_emb_base": 10000.0,
-        },
+        defaults=usual(
+            _DEFAULTS, use_parallel_residual=True, rotary_pct=0.25, rotary_emb_base=10000.0
+        ),
         facts=_ALWAYS,
         flags={"attention_bias": True},
         rope_parameters=_rope_of_neox,
@@ -315,7 +308,7 @@ FAMILIES = (
             *ends("wte", "ln_f", bias=True, head_bias="always"),
         ),
         renames=_GPT2_RENAMES,
-        defaults={**_DEFAULTS, "hidden_act": "gelu_new", "rotary_dim": 64},
+        defaults=usual(_DEFAULTS, hidden_act="gelu_new", rotary_dim=64),
         facts=_ALWAYS,
         kind={"is_parallel": True},
         rope_parameters=_rope_of_gptj,
@@ -346,14 +339,14 @@ FAMILIES = (
             "hidden_act": "activation",
             "intermediate_size": "ffn_hidden_size",
         },
-        defaults={
-            **_DEFAULTS,
-            "tie_word_embeddings": True,
-            "multi_query": True,
-            "parallel_attn": True,
-            "new_decoder_architecture": False,
-            "alibi": False,
-        },
+        defaults=usual(
+            _DEFAULTS,
+            tied=True,
+            multi_query=True,
+            parallel_attn=True,
+            new_decoder_architecture=False,
+            alibi=False,
+        ),
         flags={"bias": False},
         adjust=_falcon,
         neutral={"apply_residual_connection_post_layernorm": (None, False)},
@@ -381,11 +374,7 @@ FAMILIES = (
             "max_position_embeddings": "seq_length",
             "norm_epsilon": "layer_norm_epsilon",
         },
-        defaults={
-            **_DEFAULTS,
-            "hidden_act": "gelu_pytorch_tanh",
-            "tie_word_embeddings": True,
-        },
+        defaults=usual(_DEFAULTS, hidden_act="gelu_pytorch_tanh", tied=True),
         facts=_ALWAYS,
         adjust=_bloom,
         neutral={
@@ -422,7 +411,7 @@ FAMILIES = (
             "max_position_embeddings": "max_seq_len",
             "norm_epsilon": "layer_norm_epsilon",
         },
-        defaults={**_DEFAULTS, "tie_word_embeddings": True, "expansion_ratio": 4},
+        defaults=usual(_DEFAULTS, tied=True, expansion_ratio=4),
         adjust=_mpt,
         neutral={
             "no_bias": (None, True),

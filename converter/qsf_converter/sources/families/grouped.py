@@ -26,7 +26,7 @@ from qsf_converter.sources.families.experts import (
     router,
     selection_bias,
 )
-from qsf_converter.sources.families.family import Draft, Family
+from qsf_converter.sources.families.family import Draft, Family, usual
 from qsf_converter.sources.families.llama import ENDS, MLP, out, pre_norms, qk_norms, qkv
 
 
@@ -67,16 +67,16 @@ _LAYOUTS = tuple(
     (selection_bias(f"{MLP}{name}"), *rules) for name, rules in zip(_BIASES, LAYOUTS, strict=True)
 )
 _RENAMES = {**EXPERT_RENAMES, "num_experts": "n_routed_experts"}
-_DEFAULTS: Mapping[str, Any] = {
-    **EXPERT_DEFAULTS,
-    "moe_intermediate_size": 1408,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 0,
-    "routed_scaling_factor": 1.0,
-    "n_group": 1,
-    "topk_group": 1,
-    "norm_topk_prob": True,
-}
+_DEFAULTS: Mapping[str, Any] = usual(
+    EXPERT_DEFAULTS,
+    expert_dim=1408,
+    n_shared_experts=1,
+    first_k_dense_replace=0,
+    routed_scaling_factor=1.0,
+    n_group=1,
+    topk_group=1,
+    norm_topk_prob=True,
+)
 _FFN = (*DENSE, ROUTER, *SHARED, *ENDS)
 
 FAMILIES = (
@@ -94,16 +94,16 @@ FAMILIES = (
         ),
         layouts=_LAYOUTS,
         renames=_RENAMES,
-        defaults={
-            **_DEFAULTS,
-            "norm_epsilon": 1e-5,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "partial_rotary_factor": 0.5,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "first_k_dense_replace": 1,
-        },
+        defaults=usual(
+            _DEFAULTS,
+            context=131072,
+            epsilon=1e-5,
+            kv_heads=8,
+            partial_rotary_factor=0.5,
+            experts=128,
+            chosen=8,
+            first_k_dense_replace=1,
+        ),
         flags={"attention_bias": False, "use_qk_norm": False},
         # Layers behind the last one predict further tokens; their tensors are left out.
         neutral={"num_nextn_predict_layers": (0, 1), "num_mtp_layers": (0, 1)},
@@ -116,18 +116,18 @@ FAMILIES = (
         rules=(*pre_norms(), *qkv(bias="attention_bias"), *out(bias="attention_bias"), *_FFN),
         layouts=_LAYOUTS,
         renames=_RENAMES,
-        defaults={
-            **_DEFAULTS,
-            "norm_epsilon": 1e-5,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 131072,
-            "rope_theta": 1000000.0,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 1280,
-            "intermediate_size": 10240,
-        },
+        defaults=usual(
+            _DEFAULTS,
+            context=131072,
+            epsilon=1e-5,
+            kv_heads=8,
+            head=128,
+            theta=1000000.0,
+            experts=128,
+            chosen=8,
+            expert_dim=1280,
+            intermediate_size=10240,
+        ),
         flags={"attention_bias": False},
         neutral={"use_qk_norm": (None, False)},
         adjust=_grouped,
@@ -145,12 +145,7 @@ FAMILIES = (
         ),
         layouts=_LAYOUTS,
         renames=_RENAMES,
-        defaults={
-            **_DEFAULTS,
-            "max_position_embeddings": 2048,
-            "norm_topk_prob": False,
-            "sliding_window": 4096,
-        },
+        defaults=usual(_DEFAULTS, context=2048, norm_topk_prob=False, window=4096),
         flags={"attention_bias": False},
         kind={"qk_norm": QkNorm.PER_HEAD},
         neutral={"max_window_layers": tuple(range(4097))},
@@ -172,15 +167,15 @@ FAMILIES = (
             (ROUTER, selection_bias(f"{MLP}gate.selection.bias"), *LAYOUTS[2]),
         ),
         renames=EXPERT_RENAMES,
-        defaults={
-            **EXPERT_DEFAULTS,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 196608,
-            "rope_theta": 5000000.0,
-            "num_experts": 256,
-            "num_experts_per_tok": 8,
-        },
+        defaults=usual(
+            EXPERT_DEFAULTS,
+            context=196608,
+            kv_heads=8,
+            head=128,
+            theta=5000000.0,
+            experts=256,
+            chosen=8,
+        ),
         kind={"qk_norm": QkNorm.WHOLE_WIDTH},
         neutral={
             "use_qk_norm": (True,),

@@ -18,7 +18,7 @@ from qsf_converter.sources.families.experts import (
     router,
     selection_bias,
 )
-from qsf_converter.sources.families.family import FULL, Draft, Family
+from qsf_converter.sources.families.family import FULL, Draft, Family, usual
 from qsf_converter.sources.families.llama import AT, ATTN, DEFAULTS, fused
 from qsf_converter.sources.families.rules import T, TensorRule, Where, ends, layer, linear, norm
 
@@ -130,15 +130,9 @@ _RENAMES = {
     "intermediate_size": "block_ff_dim",
     "tie_word_embeddings": "tie_embedding",
 }
-_DEFAULTS = {
-    **DEFAULTS,
-    "norm_epsilon": 1e-5,
-    "rope_theta": 1000000.0,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 128000,
-    "tie_word_embeddings": True,
-    "conv_L_cache": 3,
-}
+_DEFAULTS = usual(
+    DEFAULTS, context=128000, epsilon=1e-5, theta=1000000.0, kv_heads=8, tied=True, conv_L_cache=3
+)
 FAMILIES = (
     Family(
         name="Lfm2ForCausalLM",
@@ -146,12 +140,12 @@ FAMILIES = (
         model_type="lfm2",
         rules=_RULES,
         renames=_RENAMES,
-        defaults={
-            **_DEFAULTS,
-            "block_multiple_of": 256,
-            "block_ffn_dim_multiplier": 1.0,
-            "block_auto_adjust_ff_dim": True,
-        },
+        defaults=usual(
+            _DEFAULTS,
+            block_multiple_of=256,
+            block_ffn_dim_multiplier=1.0,
+            block_auto_adjust_ff_dim=True,
+        ),
         flags={"conv_bias": False},
         kind={"qk_norm": QkNorm.PER_HEAD},
         windows=_layer_types,
@@ -176,15 +170,15 @@ FAMILIES = (
             (*_selection("expert_bias.bias"), *of_gguf(_FFN)),
         ),
         renames=_RENAMES,
-        defaults={
-            **_DEFAULTS,
-            "moe_intermediate_size": 1792,
-            "num_dense_layers": 2,
-            "num_experts": 32,
-            "num_experts_per_tok": 4,
-            "norm_topk_prob": True,
-            "routed_scaling_factor": 1.0,
-        },
+        defaults=usual(
+            _DEFAULTS,
+            expert_dim=1792,
+            num_dense_layers=2,
+            experts=32,
+            chosen=4,
+            norm_topk_prob=True,
+            routed_scaling_factor=1.0,
+        ),
         flags={"conv_bias": False, "use_expert_bias": True},
         kind={"qk_norm": QkNorm.PER_HEAD},
         windows=_layer_types,

@@ -11,7 +11,7 @@ from qsf.errors import shown
 from qsf.file.kinds import ROPE_NONE, QkNorm
 from qsf.file.layout import Architecture
 from qsf_converter.sources.families.config import MAX_LAYERS, MAX_TOKENS, Config
-from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family, no_windows
+from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family, no_windows, usual
 from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import T, TensorRule, ends, linear, norm
 
@@ -212,7 +212,6 @@ DEFAULTS: Mapping[str, Any] = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
-RENAMES = {"norm_epsilon": "rms_norm_eps"}
 BIASES = {"attention_bias": False, "mlp_bias": False}
 _QWEN3_RULES = (
     *pre_norms(),
@@ -222,13 +221,8 @@ _QWEN3_RULES = (
     *gated(),
     *ENDS,
 )
-_QWEN_DEFAULTS = {
-    **DEFAULTS,
-    "max_position_embeddings": 32768,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-}
-_OLMO_DEFAULTS = {**DEFAULTS, "norm_epsilon": 1e-5, "max_position_embeddings": 2048}
+_QWEN_DEFAULTS = usual(DEFAULTS, context=32768, window=4096, max_window_layers=28)
+_OLMO_DEFAULTS = usual(DEFAULTS, context=2048, epsilon=1e-5)
 _OLMO_RULES = (
     *post_norms(),
     *qkv(bias="attention_bias"),
@@ -250,8 +244,7 @@ FAMILIES = (
         model_type="llama",
         architecture=Architecture.LLAMA,
         rules=LLAMA_RULES,
-        renames=RENAMES,
-        defaults={**DEFAULTS, "max_position_embeddings": 2048},
+        defaults=usual(DEFAULTS, context=2048),
         flags=BIASES,
     ),
     Family(
@@ -260,13 +253,7 @@ FAMILIES = (
         model_type="mistral",
         architecture=Architecture.MISTRAL,
         rules=LLAMA_RULES,
-        renames=RENAMES,
-        defaults={
-            **DEFAULTS,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "sliding_window": 4096,
-        },
+        defaults=usual(DEFAULTS, context=131072, kv_heads=8, window=4096),
         windows=window_of_all,
         **_NESTED_MISTRAL,
     ),
@@ -275,15 +262,14 @@ FAMILIES = (
         title="Ministral 3",
         model_type="ministral3",
         rules=LLAMA_RULES,
-        renames=RENAMES,
-        defaults={
-            **DEFAULTS,
-            "norm_epsilon": 1e-5,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 262144,
-            "sliding_window": None,
-            "rope_parameters": _YARN_OF_MINISTRAL,
-        },
+        defaults=usual(
+            DEFAULTS,
+            context=262144,
+            epsilon=1e-5,
+            kv_heads=8,
+            window=None,
+            rope_parameters=_YARN_OF_MINISTRAL,
+        ),
         windows=window_of_all,
         **_NESTED_MISTRAL,
     ),
@@ -292,7 +278,6 @@ FAMILIES = (
         title="Qwen 2, 2.5",
         model_type="qwen2",
         rules=(*pre_norms(), *qkv(bias="always"), *out(), *gated(), *ENDS),
-        renames=RENAMES,
         defaults=_QWEN_DEFAULTS,
         facts=frozenset({"always"}),
         windows=window_when_switched,
@@ -303,8 +288,7 @@ FAMILIES = (
         title="Qwen 3",
         model_type="qwen3",
         rules=_QWEN3_RULES,
-        renames=RENAMES,
-        defaults={**_QWEN_DEFAULTS, "head_dim": 128},
+        defaults=usual(_QWEN_DEFAULTS, head=128),
         flags={"attention_bias": False},
         kind={"qk_norm": QkNorm.PER_HEAD},
         windows=window_when_switched,
@@ -317,14 +301,7 @@ FAMILIES = (
         prefixes=TEXT_PREFIXES,
         left_out=SENSES,
         rules=_QWEN3_RULES,
-        renames=RENAMES,
-        defaults={
-            **DEFAULTS,
-            "num_key_value_heads": 32,
-            "head_dim": 128,
-            "max_position_embeddings": 128000,
-            "rope_theta": 500000.0,
-        },
+        defaults=usual(DEFAULTS, context=128000, kv_heads=32, head=128, theta=500000.0),
         flags={"attention_bias": False},
         kind={"qk_norm": QkNorm.PER_HEAD},
     ),
@@ -341,13 +318,7 @@ FAMILIES = (
             *gated_fused(),
             *ENDS,
         ),
-        renames=RENAMES,
-        defaults={
-            **DEFAULTS,
-            "norm_epsilon": 1e-5,
-            "max_position_embeddings": 4096,
-            "sliding_window": None,
-        },
+        defaults=usual(DEFAULTS, context=4096, epsilon=1e-5, window=None),
         windows=window_of_all,
     ),
     Family(
@@ -355,16 +326,15 @@ FAMILIES = (
         title="SmolLM3",
         model_type="smollm3",
         rules=LLAMA_RULES,
-        renames=RENAMES,
-        defaults={
-            **DEFAULTS,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 32768,
-            "tie_word_embeddings": True,
-            "rope_theta": 2000000.0,
-            "no_rope_layer_interval": 4,
-            "sliding_window": None,
-        },
+        defaults=usual(
+            DEFAULTS,
+            context=32768,
+            kv_heads=4,
+            tied=True,
+            theta=2000000.0,
+            no_rope_layer_interval=4,
+            window=None,
+        ),
         flags=BIASES,
         neutral={"use_sliding_window": (None, False)},
         adjust=_smollm3,
@@ -374,7 +344,6 @@ FAMILIES = (
         title="OLMo 2",
         model_type="olmo2",
         rules=_OLMO_RULES,
-        renames=RENAMES,
         defaults=_OLMO_DEFAULTS,
         flags={"attention_bias": False},
         kind={"qk_norm": QkNorm.WHOLE_WIDTH},
@@ -384,13 +353,7 @@ FAMILIES = (
         title="OLMo 3",
         model_type="olmo3",
         rules=_OLMO_RULES,
-        renames=RENAMES,
-        defaults={
-            **_OLMO_DEFAULTS,
-            "rope_theta": 500000.0,
-            "sliding_window": 4096,
-            "sliding_window_pattern": 4,
-        },
+        defaults=usual(_OLMO_DEFAULTS, theta=500000.0, window=4096, sliding_window_pattern=4),
         flags={"attention_bias": False},
         kind={"qk_norm": QkNorm.WHOLE_WIDTH},
         windows=window_but_every,
@@ -401,15 +364,9 @@ FAMILIES = (
         title="EXAONE 4",
         model_type="exaone4",
         rules=(*post_norms(), *qkv(), *qk_norms(), *out(), *gated(), *ENDS),
-        renames=RENAMES,
-        defaults={
-            **DEFAULTS,
-            "norm_epsilon": 1e-5,
-            "num_key_value_heads": 32,
-            "max_position_embeddings": 2048,
-            "sliding_window": 4096,
-            "sliding_window_pattern": 4,
-        },
+        defaults=usual(
+            DEFAULTS, context=2048, epsilon=1e-5, kv_heads=32, window=4096, sliding_window_pattern=4
+        ),
         kind={"qk_norm": QkNorm.PER_HEAD},
         windows=window_but_every,
         adjust=_exaone4,
@@ -425,13 +382,7 @@ FAMILIES = (
             *gated(bias="mlp_bias"),
             *ENDS,
         ),
-        renames=RENAMES,
-        defaults={
-            **DEFAULTS,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 524288,
-        },
+        defaults=usual(DEFAULTS, context=524288, kv_heads=8, head=128),
         flags={"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
     ),
     Family(
@@ -446,16 +397,9 @@ FAMILIES = (
             *gated(bias="use_bias"),
             *ENDS,
         ),
-        renames=RENAMES,
-        defaults={
-            **DEFAULTS,
-            "norm_epsilon": 1e-5,
-            "tie_word_embeddings": True,
-            "num_key_value_heads": 2,
-            "head_dim": 128,
-            "max_position_embeddings": 131072,
-            "rope_theta": 500000.0,
-        },
+        defaults=usual(
+            DEFAULTS, context=131072, epsilon=1e-5, tied=True, kv_heads=2, head=128, theta=500000.0
+        ),
         flags={"use_bias": False},
     ),
     Family(
@@ -463,16 +407,15 @@ FAMILIES = (
         title="CWM",
         model_type="cwm",
         rules=LLAMA_RULES,
-        renames=RENAMES,
-        defaults={
-            **DEFAULTS,
-            "norm_epsilon": 1e-5,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 131072,
-            "rope_parameters": _LLAMA3_OF_CWM,
-            "sliding_window": 8192,
-        },
+        defaults=usual(
+            DEFAULTS,
+            context=131072,
+            epsilon=1e-5,
+            kv_heads=8,
+            head=128,
+            rope_parameters=_LLAMA3_OF_CWM,
+            window=8192,
+        ),
         flags=BIASES,
         windows=_window_but_first_of_four,
     ),
@@ -482,14 +425,7 @@ FAMILIES = (
         model_type="helium",
         is_interleaved=True,
         rules=LLAMA_RULES,
-        renames=RENAMES,
-        defaults={
-            **DEFAULTS,
-            "norm_epsilon": 1e-8,
-            "head_dim": 128,
-            "max_position_embeddings": 4096,
-            "rope_theta": 100000.0,
-        },
+        defaults=usual(DEFAULTS, context=4096, epsilon=1e-8, head=128, theta=100000.0),
         flags=BIASES,
     ),
     Family(
@@ -497,14 +433,7 @@ FAMILIES = (
         title="InternLM 3",
         model_type="internlm3",
         rules=(*pre_norms(), *qkv(bias="qkv_bias"), *out(bias="bias"), *gated(bias="bias"), *ENDS),
-        renames=RENAMES,
-        defaults={
-            **DEFAULTS,
-            "norm_epsilon": 1e-5,
-            "num_key_value_heads": 2,
-            "head_dim": 128,
-            "max_position_embeddings": 32768,
-        },
+        defaults=usual(DEFAULTS, context=32768, epsilon=1e-5, kv_heads=2, head=128),
         flags={"qkv_bias": False, "bias": False},
     ),
     *(
@@ -523,15 +452,14 @@ FAMILIES = (
                 *gated_fused(),
                 *ENDS,
             ),
-            renames=RENAMES,
-            defaults={
-                **DEFAULTS,
-                "norm_epsilon": 1.5625e-07,
-                "num_key_value_heads": 2,
-                "head_dim": 128,
-                "max_position_embeddings": 131072,
-                "partial_rotary_factor": 0.5,
-            },
+            defaults=usual(
+                DEFAULTS,
+                context=131072,
+                epsilon=1.5625e-07,
+                kv_heads=2,
+                head=128,
+                partial_rotary_factor=0.5,
+            ),
             flags={"attention_bias": True},
         )
         for name, title, more in (
@@ -559,15 +487,9 @@ FAMILIES = (
             *gated(),
             *ENDS,
         ),
-        renames=RENAMES,
-        defaults={
-            **DEFAULTS,
-            "norm_epsilon": 1e-5,
-            "hidden_act": "relu2",
-            "num_key_value_heads": 5,
-            "max_position_embeddings": 2048,
-            "rope_theta": 500000.0,
-        },
+        defaults=usual(
+            DEFAULTS, context=2048, epsilon=1e-5, hidden_act="relu2", kv_heads=5, theta=500000.0
+        ),
         flags={"attention_bias": False},
     ),
 )
