@@ -91,12 +91,6 @@ def test_a_run_with_nothing_put_aside(cache: Path, tmp_path: Path) -> None:
     assert [row.test for row in found.rows] == ["pp8", "tg4"]
 
 
-def test_the_command_starts_by_its_other_name() -> None:
-    command = [sys.executable, "-m", "qsf", "bench", "--version"]
-    said = subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
-    assert said.startswith("qsf bench ")
-
-
 def test_the_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["--help"]) == 0
     said = capsys.readouterr().out
@@ -259,9 +253,6 @@ def test_a_report_that_nobody_takes_is_written_all_the_same(
         assert ran("--json", out) == code
     assert results.read(out).rows
     assert ("No space left on device" in capsys.readouterr().err) == (code == 1)
-
-
-# ---- a machine that is short of something ----
 
 
 # ---- the baseline ----

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from make.bench_records import Noisy, results_of, small_results
+from make.bench_records import Noisy, results_of
 from qsf_bench.judge.compare import Change, Comparison, compare, judge
 from qsf_bench.judge.results import Ratio, Results, Row, spread_of
 
@@ -72,17 +72,6 @@ def test_error_rates_at_noise_of_three_percent(n_rounds: int, most: float, least
     assert n_seen / 1000 >= least
 
 
-# ---- rows ----
-
-
-def test_a_result_is_the_same_as_itself() -> None:
-    done = compare(small_results(), small_results())
-    assert done.changes
-    assert not done.notes
-    assert not done.is_regression
-    assert all(change.change == 0 for change in done.changes)
-
-
 # ---- the machine ----
 
 
@@ -115,13 +104,6 @@ def test_another_machine_is_noted_and_judged_by_the_baseline_alone() -> None:
     slow = beside_baseline(machine, slow=1.2)
     slow = replace(slow, machine=slow.machine | {"cpu": "Processor Y"})
     assert compare(beside_baseline(machine), slow).is_regression
-
-
-def test_other_kernels_are_noted() -> None:
-    machine = Noisy(random.Random(5))
-    old = results_of([machine.row(10)])
-    new = results_of([machine.row(10)], isa="sse4")
-    assert compare(old, new).notes == ["the kernels in use differ: avx2, then sse4"]
 
 
 # ---- what belongs together ----

@@ -68,9 +68,6 @@ def write_gguf(path: Path, shape: Shape, mixture: str) -> Path:
     return path
 
 
-# ---- shapes ----
-
-
 # ---- files of both formats ----
 
 
@@ -163,33 +160,6 @@ def test_the_gguf_holds_what_its_table_says(tmp_path: Path, family: str, mixture
         else:
             assert values.std() == pytest.approx(0.02, rel=0.25), tensor.name
             assert abs(values.mean()) < 0.004, tensor.name
-
-
-@pytest.mark.parametrize(
-    ("shape", "mixture", "types"),
-    [
-        (ODD, "Q4_K_M", {"token_embd": "Q8_0", "attn_q": "Q5_0", "ffn_down 1": "Q8_0"}),
-        (ODD, "Q3_K_M", {"token_embd": "Q8_0", "attn_q": "Q4_0", "ffn_down": "Q5_0"}),
-        (ODD, "TQ1_0", {"attn_q": "Q4_0"}),
-        (dataclasses.replace(ODD, dim=80), "Q4_0", {"attn_q": "F16", "attn_output": "Q4_0"}),
-        (LLAMA, "TQ2_0", {"token_embd": "Q4_K", "output": "Q6_K", "attn_q": "TQ2_0"}),
-        (LLAMA, "F16", {"token_embd": "F16", "output": "F16", "output_norm": "F32"}),
-        (SHAPES["tinyllama-1.1b"], "Q2_K", {"attn_q": "Q2_K", "attn_v": "Q4_K", "ffn_up": "Q2_K"}),
-        (SHAPES["llama2-7b"], "Q2_K", {"attn_v": "Q3_K", "ffn_down": "Q3_K"}),
-        (SHAPES["llama2-70b"], "Q2_K", {"attn_v": "Q5_K", "ffn_down": "Q3_K"}),
-        (SHAPES["llama2-70b"], "Q4_K_M", {"attn_v": "Q6_K", "attn_v 20": "Q5_K"}),
-        (SHAPES["llama2-7b"], "Q4_K_M", {"attn_v": "Q6_K", "attn_v 5": "Q4_K", "attn_v 6": "Q6_K"}),
-    ],
-)
-def test_some_types_by_the_quantisers_rules(
-    shape: Shape, mixture: str, types: dict[str, str]
-) -> None:
-    """Of layer 0 unless said; the next test compares all of them with the real quantiser."""
-    found = {t.name: t.type for t in random_gguf.tensors(shape, mixture)}
-    for words, kind in types.items():
-        name, _, layer = words.partition(" ")
-        in_layer = f"blk.{layer or 0}.{name}.weight"
-        assert found.get(in_layer) == kind or found.get(f"{name}.weight") == kind, words
 
 
 @pytest.mark.slow
