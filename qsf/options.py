@@ -369,7 +369,9 @@ def option_field(
 def described(options: type, command: str = "") -> tuple[Option, ...]:
     """Return the options that ``options`` has as fields; of a command only those that it takes."""
     all_of_them = (
-        Option(field.name, *field.metadata["option"]) for field in dataclasses.fields(options)
+        Option(field.name, *field.metadata["option"])
+        for field in dataclasses.fields(options)
+        if field.metadata
     )
     return tuple(o for o in all_of_them if not command or command in o.commands)
 

@@ -20,7 +20,7 @@ from qsf.options import (
     option_field,
 )
 from qsf.serve.http.gate import is_loopback
-from qsf.shell.arguments import Group, Parser, UsageError, model_parser, taken
+from qsf.shell.arguments import Group, Parser, Text, UsageError, model_parser, taken
 
 _EPILOG = """\
 examples:
@@ -43,21 +43,7 @@ exit codes: 0 ended by a signal, 1 failed, 2 wrong options
 _MOST_SESSIONS = 256
 
 
-class _Name(Kind):
-    """A text that is not empty."""
-
-    metavar = "NAME"
-    rule = "a text that is not empty"
-
-    def is_valid(self, value: Any) -> bool:
-        """Return whether it is one."""
-        return isinstance(value, str) and bool(value)
-
-    def parse(self, text: str) -> str:
-        """Return the text."""
-        if not text:
-            raise ValueError("the name is empty")
-        return text
+_NAME = Text("NAME", may_be_empty=False)
 
 
 def _serve(default: Any, kind: Kind, help: str, default_help: str = "", **more: Any) -> Any:
@@ -72,7 +58,7 @@ class ServeOptions(CheckedOptions):
 
     host: str = _serve(
         "127.0.0.1",
-        _Name(),
+        _NAME,
         "address to listen on; /PATH is a Unix socket. One that other machines reach needs "
         "--api-key-file",
     )
@@ -101,7 +87,7 @@ class ServeOptions(CheckedOptions):
         30.0, Number(0, 86400), "after SIGTERM, how many seconds requests that run may go on"
     )
     api_key_file: str | None = _serve(
-        None, _Name(), "file with keys, one on each line, that other users may not read", "no key"
+        None, _NAME, "file with keys, one on each line, that other users may not read", "no key"
     )
     no_auth: bool = _serve(False, Flag(), "let other machines in without a key")
     allowed_host: str | Sequence[str] = _serve(
@@ -113,9 +99,7 @@ class ServeOptions(CheckedOptions):
         "origin whose pages may use this server, * for all; may be given several times",
         "none",
     )
-    alias: str | None = _serve(
-        None, _Name(), "name of the model for clients", "the name of the file"
-    )
+    alias: str | None = _serve(None, _NAME, "name of the model for clients", "the name of the file")
     strict: bool = _serve(False, Flag(), "refuse fields that are not known, instead of naming them")
     strict_model: bool = _serve(False, Flag(), "refuse requests for a model of another name")
     constraints: bool | None = _serve(
@@ -127,7 +111,7 @@ class ServeOptions(CheckedOptions):
     max_body_mb: int = _serve(1, Whole(1, 64), "most MB of the body of a request")
     prefix: str | None = _serve(
         None,
-        _Name(),
+        _NAME,
         "file with the beginning of prompts, a text or FILE.json with messages: evaluated at the "
         "start, never forgotten, shared by all",
         "none",
@@ -141,7 +125,7 @@ class ServeOptions(CheckedOptions):
     )
     session_dir: str | None = _serve(
         None,
-        _Name(),
+        _NAME,
         "folder for what sequences hold when memory must give it up, and when the server stops",
         "nothing is kept",
     )

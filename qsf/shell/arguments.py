@@ -6,18 +6,50 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from qsf.options import Flag, Keywords, Kind, Option, Switch, Texts, described
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 _Options = TypeVar("_Options")
 
 
 class UsageError(Exception):
     """The command line is wrong."""
+
+
+class Text(Kind):
+    """A text from a command line, as it is."""
+
+    def __init__(self, metavar: str, *, may_be_empty: bool = True) -> None:
+        """Take its name in the help."""
+        self.metavar, self._may_be_empty = metavar, may_be_empty
+        self.rule = "a text" if may_be_empty else "a text that is not empty"
+
+    def is_valid(self, value: Any) -> bool:
+        """Return whether it is one."""
+        return isinstance(value, str) and (self._may_be_empty or bool(value))
+
+    def parse(self, text: str) -> Any:
+        """Return the text."""
+        if not self.is_valid(text):
+            raise ValueError(f"must be {self.rule}")
+        return text
+
+
+class FilePath(Text):
+    """The path of a file."""
+
+    def is_valid(self, value: Any) -> bool:
+        """Return whether it is one."""
+        return isinstance(value, Path)
+
+    def parse(self, text: str) -> Path:
+        """Return the path."""
+        return Path(text)
 
 
 class Parser(argparse.ArgumentParser):
@@ -100,10 +132,15 @@ class Group:
         self._parser.flags += [name for name in names if name.startswith("--")]
         self._group.add_argument(*names, help=shown, **values)
 
-    def add_options(self, options: type, command: str = "run") -> None:
-        """Add the options that ``options`` has as fields, those of ``command``."""
+    def add_options(
+        self, options: type, command: str = "run", *, main: Collection[str] = ()
+    ) -> None:
+        """Add the options that ``options`` has as fields, those of ``command``.
+
+        The short help has those called ``main`` too.
+        """
         for option in described(options, command):
-            self._add_option(option)
+            self._add_option(option, is_main=option.is_main or option.name in main)
 
     def add_plan(self) -> None:
         """Add what opens no model."""
@@ -114,12 +151,12 @@ class Group:
         self.add("-y", "--yes", action="store_true", help="download a model without asking")
         self.add("--version", action="store_true", help="print the version and exit")
 
-    def _add_option(self, option: Option) -> None:
+    def _add_option(self, option: Option, *, is_main: bool) -> None:
         """Add an option of qsf/options.py."""
         short = [name for name in option.also if not name.startswith("--")]
         names = [*short, option.flag, *(name for name in option.also if name not in short)]
         kind = option.kind
-        values: dict[str, Any] = {"help": option.help_text, "is_main": option.is_main}
+        values: dict[str, Any] = {"help": option.help_text, "is_main": is_main}
         if isinstance(kind, Flag) and kind.choices is None:
             self.add(*names, action="store_true", **values)
             return

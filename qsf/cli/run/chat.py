@@ -77,7 +77,7 @@ class Chat:
         self._options = request.generation
         self._messages = model.session.messages
         self._max_bytes = max_text_bytes(model.info.plan.ctx_tokens)
-        self._hides_thoughts = request.hides_thoughts
+        self._hides_thoughts = request.hide_thinking
         self._is_terminal = sys.stdin.isatty()
         self._commands: dict[str, Callable[[str], object]] = {
             "/system": self._set_system,
@@ -100,10 +100,10 @@ class Chat:
                 "This file has no chat template: your lines and the answers are joined as plain "
                 "text, which the model continues."
             )
-        if self._is_terminal and not self._request.is_quiet:
+        if self._is_terminal and not self._request.quiet:
             say_lines(report.greeting_lines(self._model, self._request.path.name))
-            if self._request.history is not None:
-                say_lines(resumed_lines(self._model, self._request.history))
+            if self._request.session is not None:
+                say_lines(resumed_lines(self._model, self._request.session))
         with line_editing(self._completed) if self._is_terminal else contextlib.nullcontext():
             while self._turn():
                 pass
@@ -203,8 +203,8 @@ class Chat:
         if n_forgotten:
             turns = "turn is" if n_forgotten == 1 else f"{n_forgotten} turns are"
             say(f"(the context was full: the oldest {turns} forgotten; /save keeps what is left)")
-        if self._request.history is not None:
-            write_conversation(self._request.history, self._model.session)
+        if self._request.session is not None:
+            write_conversation(self._request.session, self._model.session)
 
     def _forget_oldest(self) -> int:
         """Forget the oldest question and its answer, with a KV policy half of all; say how many.
@@ -222,11 +222,11 @@ class Chat:
     def _say_answer(self, line: str, options: GenerationOptions) -> None:
         chat = partial(call_with, self._model.session.chat, line)
         is_plain = self._model.chat_template.is_plain
-        shown = Shown(is_as_written=self._request.is_as_written, has_markdown=not is_plain)
+        shown = Shown(is_as_written=self._request.plain, has_markdown=not is_plain)
         try:
             pieces = generate(
                 self._model, options, chat,
-                is_quiet=self._request.is_quiet, hides_thoughts=self._hides_thoughts,
+                is_quiet=self._request.quiet, hides_thoughts=self._hides_thoughts,
             )  # fmt: skip
             with unseen_keys(), closing(pieces):
                 for piece in pieces:
@@ -245,9 +245,9 @@ class Chat:
             say(f"(cut after {stats.generated_tokens} tokens: /set max-tokens -1 lets it end)")
         if stats.stop_reason == "context":
             say("(cut: the context is full; the next message forgets the oldest turns)")
-        if self._request.is_verbose:
+        if self._request.verbose:
             say_lines(report.stats_lines(self._model, stats, is_verbose=True))
-        elif self._is_terminal and not self._request.is_quiet:
+        elif self._is_terminal and not self._request.quiet:
             say(dim(report.speed_line(stats)))
 
     # ---- commands ----

@@ -90,20 +90,20 @@ def _found(request: Request) -> Path | int:
     from qsf.find.prepare import ChildFailedError, find_model
 
     try:
-        return find_model(request.model, is_quiet=request.is_quiet, is_yes=request.is_yes)
+        return find_model(request.model, is_quiet=request.quiet, is_yes=request.yes)
     except ChildFailedError as failed:
         return failed.exit_code
 
 
 def _run(request: Request) -> int:
-    if request.is_plan:
+    if request.plan:
         return _print_plan(request)
     from qsf.text.parts import require_tokenizer
 
     require_tokenizer(request.path)
     has_prompt = any((request.prompt is not None, request.prompt_file, request.prompts))
-    is_chat = request.is_interactive or not (
-        has_prompt or request.is_raw or request.is_json or not sys.stdin.isatty()
+    is_chat = request.interactive or not (
+        has_prompt or request.raw or request.json or not sys.stdin.isatty()
     )
     if is_chat and request.form is not None:
         raise UsageError(f"--{request.form[0]} is for --prompt and --prompts, not for a chat")
@@ -111,14 +111,14 @@ def _run(request: Request) -> int:
     constraint = read_constraint(request.path, request.form)
     request = replace(request, generation=replace(request.generation, constraint=constraint))
     with _lines(request) as lines, _open(request) as model:
-        if not (request.has_length or request.is_raw or model.chat_template.is_plain):
+        if not (request.has_length or request.raw or model.chat_template.is_plain):
             request = replace(request, generation=replace(request.generation, max_tokens=MAX_U32))
-        if request.is_verbose:
+        if request.verbose:
             from qsf.text.sampling import asked_sampling
 
             sampling = model.sampling_params(**asked_sampling(request.generation))
             say_lines(report.facts_lines(model, sampling))
-        elif not request.is_quiet:
+        elif not request.quiet:
             say_lines(report.fewer_skips_lines(model.info.plan))
             say_lines(report.drafter_lines(model.info.plan))
             say_lines(_streaming_lines(model, request))
@@ -138,7 +138,7 @@ def _run(request: Request) -> int:
             code = Chat(model, request).run()
         else:
             code = _complete(model, request, prompt)
-        if request.is_verbose:
+        if request.verbose:
             say_lines(report.timeline_lines(model))
         return code
 
@@ -163,7 +163,7 @@ def _streaming_lines(model: Model, request: Request) -> list[str]:
 
 
 def _open(request: Request) -> Model:
-    progress = command.Progress(f"loading {request.path.name}", is_wanted=not request.is_quiet)
+    progress = command.Progress(f"loading {request.path.name}", is_wanted=not request.quiet)
 
     def leave(number: int) -> None:
         progress.end()
@@ -189,20 +189,21 @@ def _open_in_budget(request: Request) -> Model:
 
 def _begin_conversation(model: Model, request: Request) -> None:
     """Give the model's session what --session and --system say."""
-    if request.system is None and request.history is None:
+    if request.system is None and request.session is None:
         return
     if model.chat_template.is_plain:
-        name = "--system" if request.history is None else "--session"
+        name = "--system" if request.session is None else "--session"
         raise QsfArgumentError(f"{name} needs a chat template, and the file has none")
     from qsf.cli.run.conversation import read_conversation, system_lines, with_system
 
     messages = model.session.messages
-    if request.history is not None and request.history.exists():
-        reason = read_conversation(request.history, model.session, model.input_bytes)
-        if reason and not request.is_quiet:
+    if request.session is not None and request.session.exists():
+        reason = read_conversation(request.session, model.session, model.input_bytes)
+        if reason and not request.quiet:
             say_lines([f"note: {reason}", "note: so the conversation is evaluated again"])
-    messages[:] = with_system(messages, request.system)
-    if not request.is_quiet:
+    system = None if request.system is None else valid_text(request.system)
+    messages[:] = with_system(messages, system)
+    if not request.quiet:
         say_lines(system_lines(model))
 
 
@@ -232,10 +233,10 @@ def _prompt(request: Request) -> str:
 
 def _start_of(model: Model, request: Request, prompt: str) -> Callable[..., Iterator[str]]:
     """Return what generates, given options: an answer by the template, or a continuation."""
-    if not request.is_raw and not model.chat_template.is_plain:
+    if not request.raw and not model.chat_template.is_plain:
         return partial(call_with, model.session.chat, prompt)
     tokens = model.tokenizer.encode(
-        prompt, parse_special=request.has_special, max_tokens=model.info.plan.ctx_tokens
+        prompt, parse_special=not request.no_special, max_tokens=model.info.plan.ctx_tokens
     )
     return partial(call_with, model.generate, tokens)
 
@@ -243,41 +244,41 @@ def _start_of(model: Model, request: Request, prompt: str) -> Callable[..., Iter
 def _complete(model: Model, request: Request, prompt: str) -> int:
     start = _start_of(model, request, prompt)
     texts: list[str] = []
-    is_continuation = request.is_raw or model.chat_template.is_plain
+    is_continuation = request.raw or model.chat_template.is_plain
     shown = Shown(
-        is_as_written=request.is_as_written or request.is_raw or request.form is not None,
+        is_as_written=request.plain or request.raw or request.form is not None,
         has_markdown=not is_continuation,
     )
     try:
         pieces = generate(
             model, request.generation, start,
-            is_quiet=request.is_quiet, hides_thoughts=request.hides_thoughts,
+            is_quiet=request.quiet, hides_thoughts=request.hide_thinking,
         )  # fmt: skip
         with unseen_keys(), closing(pieces):
             for piece in pieces:
                 texts.append(piece)
-                if not request.is_json:
+                if not request.json:
                     shown.push(piece)
-                elif request.is_stream:
+                elif request.stream:
                     show(report.json_line({"piece": piece}))
     except (QsfError, StoppedError):
-        if texts and not request.is_json:
+        if texts and not request.json:
             shown.end()
         raise
-    if request.history is not None:
+    if request.session is not None:
         from qsf.cli.run.conversation import write_conversation
 
-        write_conversation(request.history, model.session)
+        write_conversation(request.session, model.session)
     stats = model.stats
     if stats is None:
         return 0
-    if request.is_json:
+    if request.json:
         show(report.json_line(report.answer_record(model, stats, "".join(texts))))
         return 0
     shown.end()
-    if not request.is_quiet:
+    if not request.quiet:
         say_lines(report.ending_lines(model, stats))
-        say_lines(report.stats_lines(model, stats, is_verbose=request.is_verbose))
+        say_lines(report.stats_lines(model, stats, is_verbose=request.verbose))
     return 0
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def answer_many(model: Model, request: Request, file: IO[bytes]) -> int:
     """Answer every line of --prompts; the exit code is 1 where one could not be answered."""
-    is_raw = request.is_raw or model.chat_template.is_plain
+    is_raw = request.raw or model.chat_template.is_plain
     lines = _Lines(request, file, model.input_bytes, is_raw=is_raw)
     n_failed = n_answers = n_tokens = 0
     started = time.perf_counter()
@@ -38,9 +38,9 @@ def answer_many(model: Model, request: Request, file: IO[bytes]) -> int:
             lines.done = read_done(request.answers, model.input_bytes)
             out = stack.enter_context(request.answers.open("a", encoding="utf-8"))
             n_done = sum(digest != 0 for digest in lines.done)
-            if n_done and not request.is_quiet:
+            if n_done and not request.quiet:
                 say(f"{n_done} prompts are answered in {request.answers} already")
-        progress = command.Progress("answering", is_wanted=not request.is_quiet)
+        progress = command.Progress("answering", is_wanted=not request.quiet)
         stack.callback(progress.end)
         stack.enter_context(Watcher(lambda _: model.cancel(), progress.tick))
         prompts = stack.enter_context(closing(lines.prompts()))
@@ -55,7 +55,7 @@ def answer_many(model: Model, request: Request, file: IO[bytes]) -> int:
         raise QsfArgumentError(
             f"{request.answers} has an answer to line {index + 1}, which {request.prompts} lacks"
         )
-    if not request.is_quiet:
+    if not request.quiet:
         rate = n_tokens / (time.perf_counter() - started)
         peak = f"peak RSS {describe_machine().peak_bytes / 2**20:.1f} MB"
         each = f"{n_tokens / max(1, batch.n_passes):.2f} tokens a pass"

@@ -5,22 +5,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from qsf.cli.run.config import read_defaults
 from qsf.cli.run.form import RESERVE_MB
-from qsf.options import GenerationOptions, ModelOptions, Whole
-from qsf.shell.arguments import (
-    Group,
-    Parser,
-    UsageError,
-    model_parser,
-    parser_of,
-    taken,
-    valid_text,
+from qsf.options import (
+    CheckedOptions,
+    Flag,
+    GenerationOptions,
+    Kind,
+    ModelOptions,
+    Whole,
+    option_field,
 )
+from qsf.shell.arguments import FilePath, Group, Parser, Text, UsageError, model_parser, taken
 
 _EPILOG = """\
 examples:
@@ -54,12 +54,7 @@ exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated
 """
 
 # Options that say what answers must look like.
-_FORMS = {
-    "json-schema": ("FILE", "a JSON schema"),
-    "grammar": ("FILE", "a grammar in llama.cpp's notation (GBNF), or Lark"),
-    "regex": ("TEXT", "a regular expression"),
-}
-_PARALLEL = Whole(1, 256)
+_FORMS = ("json_schema", "grammar", "regex")
 _DEFAULT_PARALLEL = 4
 
 # What other programs call something that has another name here, or that is not needed.
@@ -97,8 +92,118 @@ class _Help(argparse.Action):
         sys.exit(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+def _flag(help: str, *groups: str, **more: Any) -> Any:
+    return option_field(False, Flag(), help, commands=groups, **more)
+
+
+def _given(kind: Kind, help: str, *groups: str, default_help: str = "", **more: Any) -> Any:
+    return option_field(None, kind, help, default_help, commands=groups, **more)
+
+
+def _form(kind: Kind, language: str) -> Any:
+    return _given(kind, f"answers follow {language} (needs the Python package llguidance)", "run")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(CheckedOptions):
+    """What `qsf run` and `qsf chat` do; as ``commands`` the groups of the help that have it."""
+
+    prompt: str | None = _given(
+        Text("TEXT"),
+        "what to answer, by the file's chat template; without one, or with --raw, text to continue",
+        "run",
+        also=("-p",),
+        is_main=True,
+    )
+    prompt_file: str | None = _given(
+        Text("FILE"),
+        'read the prompt from a file; "-" is standard input, which is also read when it is not a '
+        "terminal and there is no other prompt. One line end at its end is not part of the prompt",
+        "run",
+        also=("-f",),
+        is_main=True,
+    )
+    interactive: bool = _flag(
+        "chat, as on a terminal without a prompt: /help there shows what can be typed",
+        "run",
+        also=("-i",),
+        is_main=True,
+    )
+    prompts: str | None = _given(
+        Text("FILE.jsonl"),
+        "answer many prompts, several in each pass over the weights: each line is a JSON text, or "
+        "an object with prompt or messages, and id if you like; one JSON object a line is printed "
+        'for each, as with --json, as soon as it is there. "-" is standard input',
+        "run",
+    )
+    parallel: int | None = _given(
+        Whole(1, 256),
+        "with --prompts or --plan: prompts under way at the same time; the budget holds a KV cache "
+        "for each, before weights",
+        "run",
+        default_help=str(_DEFAULT_PARALLEL),
+    )
+    answers: Path | None = _given(  # noqa: RUF009
+        FilePath("FILE.jsonl"),
+        "with --prompts: add the answers to this file; prompts that it answers already are left "
+        "out, so that the same command goes on after an interruption",
+        "run",
+    )
+    json_schema: str | None = _form(Text("FILE"), "a JSON schema")
+    grammar: str | None = _form(Text("FILE"), "a grammar in llama.cpp's notation (GBNF), or Lark")
+    regex: str | None = _form(Text("TEXT"), "a regular expression")
+    system: str | None = _given(
+        Text("TEXT"), "how the model is to answer", "run", "chat", is_main=True
+    )
+    session: Path | None = _given(  # noqa: RUF009
+        FilePath("FILE"),
+        "a conversation that is continued, and written back with the answer: with its KV cache, so "
+        "that nothing is evaluated again, or if it is called FILE.json as a JSON list of messages "
+        "with role and content; it need not exist",
+        "run",
+        "chat",
+        also=("--history",),
+    )
+    think: bool = _flag(
+        "let the model think before it answers, where its chat template has a switch for it",
+        "run",
+        "chat",
+    )
+    no_think: bool = _flag(
+        "let the model answer without thinking, where its chat template has a switch for it",
+        "run",
+        "chat",
+    )
+    hide_thinking: bool = _flag("show only that the model thinks", "run", "chat")
+    raw: bool = _flag("continue the prompt: no chat template", "run", is_main=True)
+    no_special: bool = _flag(
+        "take text in the prompt that reads like a special token as ordinary text, as is always "
+        "done where a chat template makes the prompt",
+        "run",
+    )
+    verbose: bool = _flag(
+        "say what the file is, what runs, where the memory goes, and at the end where the time "
+        "went: reading, waiting for it, computing",
+        "output",
+        also=("-v",),
+        is_main=True,
+    )
+    plain: bool = _flag(
+        "on a terminal, too, print what the model writes: lines are not wrapped at words, Markdown "
+        "is not shown by styles",
+        "output",
+    )
+    quiet: bool = _flag("no progress, no statistics at the end", "output", also=("-q",))
+    json: bool = _flag(
+        "print one JSON object: the text, its token ids, why it ended, statistics", "output"
+    )
+    stream: bool = _flag(
+        "with --json: one object a line for each piece of text, then the whole", "output"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request(RunOptions):
     """The command line, parsed.
 
     ``path`` is the model as it was named until it is found (``qsf.find``), then its .qsf file.
@@ -106,28 +211,21 @@ class Request:
 
     path: Path
     model: str
-    prompt: str | None
-    prompt_file: str | None
-    prompts: str | None
-    form: tuple[str, str] | None  # an option that says what answers must look like, its value
-    answers: Path | None
-    system: str | None
-    history: Path | None
     generation: GenerationOptions
     has_length: bool  # --max-tokens was given, or is among the user's defaults
     opening: ModelOptions
-    is_interactive: bool
-    is_raw: bool
-    is_plan: bool
-    is_verbose: bool
-    is_quiet: bool
-    is_json: bool
-    is_stream: bool
-    is_yes: bool
-    has_special: bool
-    thinks: bool | None  # None: as the chat template has it
-    hides_thoughts: bool
-    is_as_written: bool
+    plan: bool
+    yes: bool
+
+    @property
+    def form(self) -> tuple[str, str] | None:
+        """The option that says what answers must look like, with its value."""
+        return next(iter(_forms(self)), None)
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether the model is to think; None: as its chat template has it."""
+        return self.think if self.think or self.no_think else None
 
 
 # argparse and not typer, as in the tools for which memory does not matter: typer brings
@@ -140,7 +238,8 @@ def _parser(*, shows_all: bool = True, is_chat: bool = False) -> Parser:
             "Talk to a model inside a memory budget. /help in the chat shows what can be typed.",
             _CHAT_EPILOG + ("" if shows_all else "\n--help-all shows all options.\n"),
         )
-        _add_conversation_options(Group(parser, "conversation", shows_all=shows_all), is_chat=True)
+        group = Group(parser, "conversation", shows_all=shows_all)
+        group.add_options(RunOptions, "chat", main=("session",))
     else:
         parser = model_parser(
             "qsf run",
@@ -149,132 +248,21 @@ def _parser(*, shows_all: bool = True, is_chat: bool = False) -> Parser:
             "chat with it.",
             _EPILOG + (_MORE_EPILOG if shows_all else "\n--help-all shows all options.\n"),
         )
-        _add_prompt_options(Group(parser, "prompt", shows_all=shows_all))
+        group = Group(parser, "prompt", shows_all=shows_all)
+        group.add("-m", "--model", dest="named_model", metavar="MODEL", help="the same as MODEL")
+        group.add_options(RunOptions)
     Group(parser, "choice of tokens", shows_all=shows_all).add_options(GenerationOptions)
     group = Group(parser, "memory and speed", shows_all=shows_all)
     group.add_options(ModelOptions)
     group.add_plan()
-    _add_output_options(Group(parser, "output", shows_all=shows_all))
-    return parser
-
-
-def _add_output_options(group: Group) -> None:
-    group.add(
-        "-v",
-        "--verbose",
-        action="store_true",
-        is_main=True,
-        help="say what the file is, what runs, where the memory goes, and at the end where the "
-        "time went: reading, waiting for it, computing",
-    )
-    group.add(
-        "--plain",
-        action="store_true",
-        help="on a terminal, too, print what the model writes: lines are not wrapped at words, "
-        "Markdown is not shown by styles",
-    )
-    group.add("-q", "--quiet", action="store_true", help="no progress, no statistics at the end")
-    group.add(
-        "--json",
-        action="store_true",
-        help="print one JSON object: the text, its token ids, why it ended, statistics",
-    )
-    group.add(
-        "--stream",
-        action="store_true",
-        help="with --json: one object a line for each piece of text, then the whole",
-    )
+    group = Group(parser, "output", shows_all=shows_all)
+    group.add_options(RunOptions, "output")
     group.add_asking()
     group.add("-h", "--help", action=_Help, nargs=0, is_main=True, help="show the main options")
     group.add(
         "--help-all", action=_Help, nargs=0, const=True, is_main=True, help="show all options"
     )
-
-
-def _add_many_options(group: Group) -> None:
-    group.add(
-        "--prompts",
-        metavar="FILE.jsonl",
-        help="answer many prompts, several in each pass over the weights: each line is a JSON "
-        "text, or an object with prompt or messages, and id if you like; one JSON object a line "
-        'is printed for each, as with --json, as soon as it is there. "-" is standard input',
-    )
-    group.add(
-        "--parallel",
-        metavar="N",
-        type=parser_of(_PARALLEL),
-        help="with --prompts or --plan: prompts under way at the same time; the budget holds a KV "
-        "cache for each, before weights (default: 4)",
-    )
-    group.add(
-        "--answers",
-        metavar="FILE.jsonl",
-        help="with --prompts: add the answers to this file; prompts that it answers already are "
-        "left out, so that the same command goes on after an interruption",
-    )
-
-
-def _add_prompt_options(group: Group) -> None:
-    group.add("-m", "--model", dest="named_model", metavar="MODEL", help="the same as MODEL")
-    group.add(
-        "-p",
-        "--prompt",
-        metavar="TEXT",
-        is_main=True,
-        help="what to answer, by the file's chat template; without one, or with --raw, text to "
-        "continue",
-    )
-    group.add(
-        "-f",
-        "--prompt-file",
-        metavar="FILE",
-        is_main=True,
-        help='read the prompt from a file; "-" is standard input, which is also read when it '
-        "is not a terminal and there is no other prompt. One line end at its end is not part "
-        "of the prompt",
-    )
-    group.add(
-        "-i",
-        "--interactive",
-        action="store_true",
-        is_main=True,
-        help="chat, as on a terminal without a prompt: /help there shows what can be typed",
-    )
-    _add_many_options(group)
-    for name, (metavar, language) in _FORMS.items():
-        text = f"answers follow {language} (needs the Python package llguidance)"
-        group.add(f"--{name}", metavar=metavar, help=text)
-    _add_conversation_options(group, is_chat=False)
-    group.add(
-        "--raw", action="store_true", is_main=True, help="continue the prompt: no chat template"
-    )
-    group.add(
-        "--no-special",
-        action="store_true",
-        help="take text in the prompt that reads like a special token as ordinary text, as "
-        "is always done where a chat template makes the prompt",
-    )
-
-
-def _add_conversation_options(group: Group, *, is_chat: bool) -> None:
-    group.add("--system", metavar="TEXT", is_main=True, help="how the model is to answer")
-    group.add(
-        "--session",
-        "--history",
-        dest="history",
-        metavar="FILE",
-        is_main=is_chat,
-        help="a conversation that is continued, and written back with the answer: with its KV "
-        "cache, so that nothing is evaluated again, or if it is called FILE.json as a JSON list of "
-        "messages with role and content; it need not exist",
-    )
-    for flag, thinks, text in (
-        ("--think", True, "let the model think before it answers"),
-        ("--no-think", False, "let the model answer without thinking"),
-    ):
-        help_text = f"{text}, where its chat template has a switch for it"
-        group.add(flag, dest="thinks", action="store_const", const=thinks, help=help_text)
-    group.add("--hide-thinking", action="store_true", help="show only that the model thinks")
+    return parser
 
 
 def parse(arguments: list[str]) -> Request:
@@ -305,42 +293,27 @@ def parse(arguments: list[str]) -> Request:
     has_length = options.max_tokens is not None
     if not has_length:
         options.max_tokens = usual_length
+    options.quiet |= options.json
     model = options.model or options.named_model
-    form = next(iter(_forms(options)), None)
     opening = replace(taken(ModelOptions, options), sessions=_sessions(options))
-    if form is not None:
+    if _forms(options):
         opening = replace(opening, reserve_mb=RESERVE_MB)
+    given = taken(RunOptions, options, "")
     return Request(
+        **{field.name: getattr(given, field.name) for field in fields(RunOptions)},
         path=Path(model),
         model=model,
-        prompt=options.prompt,
-        prompt_file=options.prompt_file,
-        prompts=options.prompts,
-        form=form,
-        answers=None if options.answers is None else Path(options.answers),
-        system=None if options.system is None else valid_text(options.system),
-        history=None if options.history is None else Path(options.history),
         generation=taken(GenerationOptions, options),
         has_length=has_length,
         opening=opening,
-        is_interactive=options.interactive,
-        is_raw=options.raw,
-        is_plan=options.plan,
-        is_verbose=options.verbose,
-        is_quiet=options.quiet or options.json,
-        is_json=options.json,
-        is_stream=options.stream,
-        is_yes=options.yes,
-        has_special=not options.no_special,
-        thinks=options.thinks,
-        hides_thoughts=options.hide_thinking,
-        is_as_written=options.plain,
+        plan=options.plan,
+        yes=options.yes,
     )
 
 
-def _forms(options: argparse.Namespace) -> list[tuple[str, str]]:
+def _forms(options: Any) -> list[tuple[str, str]]:
     """Return the options that say what answers must look like, with their values."""
-    forms = [(name, getattr(options, name.replace("-", "_"))) for name in _FORMS]
+    forms = [(name.replace("_", "-"), getattr(options, name)) for name in _FORMS]
     return [(name, value) for name, value in forms if value is not None]
 
 
@@ -349,10 +322,6 @@ def _sessions(options: argparse.Namespace) -> int:
     if options.parallel is not None:
         return int(options.parallel)
     return 1 if options.prompts is None else _DEFAULT_PARALLEL
-
-
-def _flag(name: str) -> str:
-    return "--session" if name == "history" else f"--{name.replace('_', '-')}"
 
 
 def _check_many(options: argparse.Namespace) -> None:
@@ -368,12 +337,12 @@ def _check_many(options: argparse.Namespace) -> None:
         "prompt_file",
         "interactive",
         "system",
-        "history",
+        "session",
         "stream",
         "no_special",
     ):
         if getattr(options, name):
-            raise UsageError(f"--prompts has them all: leave {_flag(name)} out")
+            raise UsageError(f"--prompts has them all: leave --{name.replace('_', '-')} out")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -391,10 +360,12 @@ def _check(options: argparse.Namespace) -> None:
     _check_many(options)
     if len(forms := _forms(options)) > 1:
         raise UsageError(f"--{forms[0][0]} and --{forms[1][0]} exclude each other")
+    if options.think and options.no_think:
+        raise UsageError("--think and --no-think exclude each other")
     if options.stream and not options.json:
         raise UsageError("--stream is for --json: text is streamed anyway")
-    for name in ("interactive", "system", "history", "template_args"):
+    for name in ("interactive", "system", "session", "template_args"):
         if options.raw and getattr(options, name):
-            raise UsageError(f"--raw has no turns: leave {_flag(name)} out")
+            raise UsageError(f"--raw has no turns: leave --{name.replace('_', '-')} out")
     if options.json and (options.interactive or options.plan):
         raise UsageError("--json is for one answer, not for --interactive or --plan")
