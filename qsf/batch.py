@@ -30,7 +30,7 @@ from qsf.serve.scheduling.scheduler import Limits, Scheduler
 from qsf.session import create_session
 from qsf.text.arguments import as_messages, as_tokens
 from qsf.text.generation import GenerationStats, answer_values, seed_of
-from qsf.text.sampling import asked_sampling, resolve_sampling
+from qsf.text.sampling import resolve_sampling, sampling_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -79,7 +79,7 @@ class Batch:
             )
         self._opened = opened
         self._options = options
-        self._params = resolve_sampling(opened.generation, **asked_sampling(options))
+        self._params = resolve_sampling(opened.generation, **sampling_fields(options))
         self._metrics = Metrics()
         self._ended: list[BatchAnswer] = []
 

@@ -273,9 +273,9 @@ class Session(Closing, Uncopyable):
                 self.is_pass_cancelled = True
                 self._native.cancel()
 
-    def _cancel(self, asked: Iterable[Generation]) -> None:
+    def _cancel(self, chosen: Iterable[Generation]) -> None:
         with self._cancel_lock:
-            runs = [run for run in asked if run in self._running]
+            runs = [run for run in chosen if run in self._running]
             for run in runs:
                 run.is_cancelled = True
             if runs and not self._native.is_closed:
@@ -317,18 +317,18 @@ class Session(Closing, Uncopyable):
         return self._threaded(*self._chat(messages, options))
 
     def _chat(self, messages: Any, options: GenerationOptions) -> tuple[Generation, Iterator[str]]:
-        asked = [*self.messages, *as_messages(messages)]
+        messages = [*self.messages, *as_messages(messages)]
         template = self._opened.template
         n_ctx = self._opened.info.plan.ctx_tokens
         tokens = template.encode(
-            asked, self._opened.tokenizer, template_args=options.template_args, max_tokens=n_ctx
+            messages, self._opened.tokenizer, template_args=options.template_args, max_tokens=n_ctx
         )
         begins_text = options.begins_text or not template.is_plain
         options = replace(options, begins_text=begins_text, template_args=None)
         run, pieces = self._generate(tokens, options)
-        return run, self._answer(asked, pieces)
+        return run, self._answer(messages, pieces)
 
-    def _answer(self, asked: list[dict[str, Any]], pieces: Iterator[str]) -> Iterator[str]:
+    def _answer(self, messages: list[dict[str, Any]], pieces: Iterator[str]) -> Iterator[str]:
         answer: list[str] = []
         is_kept = True
         try:
@@ -342,7 +342,7 @@ class Session(Closing, Uncopyable):
             pieces.close()  # type: ignore[attr-defined]  # now, and not when it is collected
             if is_kept:
                 reply = {"role": "assistant", "content": "".join(answer)}
-                self.messages[:] = [*asked, reply]
+                self.messages[:] = [*messages, reply]
 
     @taking(GenerationOptions)
     def generate(self, prompt: str | Sequence[int], options: Any) -> Iterator[str]:

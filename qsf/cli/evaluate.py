@@ -412,15 +412,15 @@ def _open(request: _Request, path: Path, budget_mb: Any, *, is_judged: bool = Fa
     except QsfMemoryError as error:
         if error.plan is None:
             raise
-        asked_mb = request.opening.ram_budget
-        if not isinstance(asked_mb, int):
+        limit_mb = request.opening.ram_budget
+        if not isinstance(limit_mb, int):
             text = does_not_fit(error.plan, is_command=True).replace("--max-seq-len", "--ctx")
             raise QsfMemoryError(f"{path}: {text}") from None
         least_mb = -(-error.plan.min_budget_bytes // _MB)
         working_mb = _working_mb(request)
-        both = " for each of the two models" if budget_mb + working_mb < asked_mb else ""
+        both = " for each of the two models" if budget_mb + working_mb < limit_mb else ""
         raise QsfMemoryError(
-            f"{path} does not fit: of --ram-budget {asked_mb}, encoding the text and "
+            f"{path} does not fit: of --ram-budget {limit_mb}, encoding the text and "
             f"comparing take {working_mb} MB (less with --max-tokens), which leaves {budget_mb}"
             f"{both}, and {least_mb} are needed (less with --ctx)"
         ) from None

@@ -157,11 +157,11 @@ def read_constraints(
         return "the server was started with --constraints off"
     from qsf.text.constraints import Constraints
 
-    is_asked = options.constraints is True
+    is_required = options.constraints is True
     try:
-        return Constraints(path, None if is_asked or budget_bytes is None else budget_bytes // 3)
+        return Constraints(path, None if is_required or budget_bytes is None else budget_bytes // 3)
     except QsfArgumentError as error:
-        if is_asked:
+        if is_required:
             raise
         return str(error)
 

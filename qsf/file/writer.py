@@ -54,7 +54,7 @@ _COPY_BYTES: Final = 1 << 20
 _NO_INDEX: Final = -1  # of a unit whose place in the file is not known yet
 _MAX_THREADS: Final = 4
 _RESERVED_TAGS: Final = ["UNIT", "ARCH", "TENS", "EBND", "KIND", "ROPE"]
-_KNOWN_FLAGS: Final = {"WPOS": lay.SECTION_REQUIRED} | dict.fromkeys(
+_FLAGS_BY_TAG: Final = {"WPOS": lay.SECTION_REQUIRED} | dict.fromkeys(
     ("META", "TOKN", "CHAT", "TEXT"), 0
 )
 
@@ -436,7 +436,7 @@ class Writer(Output):
         most = lay.MAX_TEXT_BYTES.get(tag, len(data))
         if len(data) > most:
             raise QsfArgumentError(f"section {tag}: {len(data)} bytes, allowed: up to {most}")
-        flags = _KNOWN_FLAGS.get(tag, lay.SECTION_REQUIRED if required else 0)
+        flags = _FLAGS_BY_TAG.get(tag, lay.SECTION_REQUIRED if required else 0)
         h = self.header
         if tag == "WPOS" and h.positions == Positions.LEARNED:
             n_bytes = h.max_tokens * h.dim * 2

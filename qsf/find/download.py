@@ -23,10 +23,10 @@ _TEXTS = ("*.json", "*.jinja", "README.md", "LICENSE*")
 
 def main() -> int:
     """Download ``sys.argv[1]``, of the type in ``sys.argv[2]``; exit with 1 if that fails."""
-    repo, asked_type, *flags = sys.argv[1:]
+    repo, type_name, *flags = sys.argv[1:]
     try:
         with command.stopped_by_signals():
-            path = download(repo, asked_type, is_quiet="--quiet" in flags, is_yes="--yes" in flags)
+            path = download(repo, type_name, is_quiet="--quiet" in flags, is_yes="--yes" in flags)
             print(path, flush=True)  # noqa: T201
         code = 0
     except command.StoppedError as stopped:
@@ -40,7 +40,7 @@ def main() -> int:
     os._exit(code)  # threads of the download may still wait for the network
 
 
-def download(repo: str, asked_type: str, *, is_quiet: bool, is_yes: bool) -> Path:
+def download(repo: str, type_name: str, *, is_quiet: bool, is_yes: bool) -> Path:
     """Return where the model is in the hub's cache, after asking the user.
 
     Raises:
@@ -54,7 +54,7 @@ def download(repo: str, asked_type: str, *, is_quiet: bool, is_yes: bool) -> Pat
     try:
         info = HfApi().model_info(repo, files_metadata=True, timeout=20)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-        wanted = wanted_files(repo, sizes, asked_type)
+        wanted = wanted_files(repo, sizes, type_name)
         n_bytes = sum(sizes[name] for name in wanted)
         _ask(repo, n_bytes, is_yes=is_yes)
         folder = Path(snapshot_download(repo, revision=info.sha, allow_patterns=sorted(wanted)))
@@ -62,11 +62,11 @@ def download(repo: str, asked_type: str, *, is_quiet: bool, is_yes: bool) -> Pat
         raise
     except Exception as error:
         raise QsfIOError(_reason(repo, error)) from error
-    gguf = gguf_of(sorted(wanted), asked_type)
+    gguf = gguf_of(sorted(wanted), type_name)
     return folder / gguf if gguf is not None else folder
 
 
-def wanted_files(repo: str, sizes: dict[str, int], asked_type: str) -> set[str]:
+def wanted_files(repo: str, sizes: dict[str, int], type_name: str) -> set[str]:
     """Return the files of a model that a conversion reads."""
     from fnmatch import fnmatch
 
@@ -76,7 +76,7 @@ def wanted_files(repo: str, sizes: dict[str, int], asked_type: str) -> set[str]:
         weights = {name for name in names if fnmatch(name, pattern)}
         if weights and "config.json" in names:
             return texts | weights
-    gguf = gguf_of(names, asked_type)
+    gguf = gguf_of(names, type_name)
     if gguf is not None:
         missing = sorted(set(part_names(gguf)) - set(names))
         if missing:
@@ -84,7 +84,7 @@ def wanted_files(repo: str, sizes: dict[str, int], asked_type: str) -> set[str]:
         return set(part_names(gguf))
     others = sorted(name for name in names if name.endswith(".gguf"))
     if others:
-        raise QsfConversionError(f"{repo} has no {asked_type}: there are {', '.join(others[:8])}")
+        raise QsfConversionError(f"{repo} has no {type_name}: there are {', '.join(others[:8])}")
     raise QsfConversionError(
         f"{repo} has no weights that can be converted: neither safetensors with config.json, nor "
         "GGUF"

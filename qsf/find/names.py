@@ -27,19 +27,19 @@ class Named:
     Attributes:
         path: the .qsf file, the folder or the GGUF file; None: to be found on the hub.
         repo: ``org/name`` on the hub; "": it is a file or a folder.
-        asked_type: the type asked for, by our name or llama.cpp's; "": none.
+        type_name: the type asked for, by our name or llama.cpp's; "": none.
         is_qsf: ``path`` is to be opened as it is.
     """
 
     path: Path | None
     repo: str = ""
-    asked_type: str = ""
+    type_name: str = ""
     is_qsf: bool = False
 
     @property
     def quant_type(self) -> str:
         """The type to convert to, by our name; "": the converter's choice for this GGUF file."""
-        type_name = self.asked_type
+        type_name = self.type_name
         is_file = self.path is not None and self.path.is_file()
         if is_file and self.path is not None and type_name.lower() not in TYPE_NAMES:
             # llama.cpp's name of a type then says which file is meant.
@@ -57,24 +57,24 @@ def meaning_of(model: str) -> Named:
         raise QsfArgumentError(
             f"{model} is not on huggingface.co: download it, and name the file or the folder"
         )
-    text, asked_type = _split_type(model)
+    text, type_name = _split_type(model)
     if url is None and os.path.lexists(text):
-        return _existing(Path(text), asked_type)
+        return _existing(Path(text), type_name)
     folder, _, name = text.partition("/")
     is_file = Path(name).suffix in (".qsf", ".gguf", ".safetensors")
     is_repo = _REPO.fullmatch(text) is not None and not is_file and not Path(folder).is_dir()
     if not is_repo:
         raise QsfIOError(f"{text}: there is no such file or folder{_neighbours(Path(text))}")
-    if asked_type:
-        our_type(asked_type)
-    return Named(None, repo=text, asked_type=asked_type)
+    if type_name:
+        our_type(type_name)
+    return Named(None, repo=text, type_name=type_name)
 
 
 def _split_type(model: str) -> tuple[str, str]:
     if os.path.lexists(model):
         return model, ""
-    text, colon, asked_type = model.rpartition(":")
-    return (text, asked_type) if colon and "/" not in asked_type else (model, "")
+    text, colon, type_name = model.rpartition(":")
+    return (text, type_name) if colon and "/" not in type_name else (model, "")
 
 
 def _neighbours(path: Path) -> str:
@@ -87,10 +87,10 @@ def _neighbours(path: Path) -> str:
     return f": did you mean {path.parent / likely[0]}?" if likely else ""
 
 
-def _existing(path: Path, asked_type: str) -> Named:
+def _existing(path: Path, type_name: str) -> Named:
     try:
         if path.is_dir():
-            return Named(source_folder(path), asked_type=asked_type)
+            return Named(source_folder(path), type_name=type_name)
         if not path.is_file():  # a pipe would wait here for a writer
             return Named(path, is_qsf=True)
         with path.open("rb") as file:
@@ -104,7 +104,7 @@ def _existing(path: Path, asked_type: str) -> Named:
             f"{path} is a Git LFS pointer, not the model: `git lfs pull` in its folder gets it"
         )
     if start.startswith(b"GGUF"):
-        return Named(_first_part(path), asked_type=asked_type)
+        return Named(_first_part(path), type_name=type_name)
     if path.suffix in (".safetensors", ".bin", ".pth", ".pt"):
         raise QsfArgumentError(
             f"{path} is one file of a model: name its folder, {path.absolute().parent}"
@@ -204,7 +204,7 @@ def cached_source(named: Named) -> Path | None:
     if snapshot == folder or not snapshot.is_dir():
         return None
     names = [path.name for path in snapshot.iterdir() if path.exists()]
-    gguf = gguf_of(names, named.asked_type)
+    gguf = gguf_of(names, named.type_name)
     if gguf is not None and set(part_names(gguf)) <= set(names):
         return snapshot / gguf
     wanted = wanted_weights(snapshot, names)
@@ -224,16 +224,16 @@ def wanted_weights(folder: Path, names: list[str]) -> set[str]:
     return {name for name in names if name in ("model.safetensors", "pytorch_model.bin")}
 
 
-def gguf_of(names: list[str], asked_type: str) -> str | None:
+def gguf_of(names: list[str], type_name: str) -> str | None:
     """Return the GGUF file to take of a model's files: of the type asked for, else of 8 bits.
 
     Of one that is split it is the first part.
     """
     files = sorted(name for name in names if name.lower().endswith(".gguf") and "/" not in name)
     files = [name for name in files if name == part_names(name)[0]]
-    order = [asked_type.upper()] if asked_type else ["F16", "BF16", "Q8_0", "Q6_K", "Q4_K_M"]
+    order = [type_name.upper()] if type_name else ["F16", "BF16", "Q8_0", "Q6_K", "Q4_K_M"]
     for wanted in order:
         for name in files:
             if name_without_part(name).upper().removesuffix(".GGUF").endswith(wanted):
                 return name
-    return None if asked_type or not files else files[0]
+    return None if type_name or not files else files[0]

@@ -45,7 +45,7 @@ def find_model(model: str, *, is_quiet: bool = False, is_yes: bool = False) -> P
             store.mark_used(kept)
             return kept
         source = _download(named, is_quiet=is_quiet, is_yes=is_yes)
-    resolved = Named(source, repo=named.repo, asked_type=named.asked_type)
+    resolved = Named(source, repo=named.repo, type_name=named.type_name)
     name = named.repo or str(source.resolve())
     return _converted(source, name, resolved.quant_type, is_quiet=is_quiet)
 
@@ -62,7 +62,7 @@ def find_source(model: str, *, is_quiet: bool = False, is_yes: bool = False) -> 
 
 def _kept_of(named: Named) -> Path | None:
     same = [kept for kept in store.all_kept() if kept.name == named.repo]
-    if named.asked_type:
+    if named.type_name:
         same = [kept for kept in same if kept.quant_type == named.quant_type]
     return same[0].path if same else None
 
@@ -104,7 +104,7 @@ def _download(named: Named, *, is_quiet: bool, is_yes: bool) -> Path:
             f"{repo} is neither a file nor a folder, and not in the HuggingFace cache. To download "
             f"it: pip install 'qsf[hub]'. {elsewhere(repo)}"
         )
-    words = ["download", repo, named.asked_type]
+    words = ["download", repo, named.type_name]
     answer = _run_child([*words, *["--quiet"] * is_quiet, *["--yes"] * is_yes])
     path = Path(answer.strip())
     if not path.exists():

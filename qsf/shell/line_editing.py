@@ -22,12 +22,12 @@ def line_editing(complete: Callable[[str, str], Sequence[str]]) -> Iterator[None
     """
     import readline
 
-    found: list[str] = []
+    matches: list[str] = []
 
     def completer(word: str, state: int) -> str | None:
         if state == 0:
-            found[:] = complete(readline.get_line_buffer()[: readline.get_begidx()], word)
-        return found[state] if state < len(found) else None
+            matches[:] = complete(readline.get_line_buffer()[: readline.get_begidx()], word)
+        return matches[state] if state < len(matches) else None
 
     with contextlib.suppress(Exception):  # libedit has no such setting
         readline.parse_and_bind("set enable-bracketed-paste on")

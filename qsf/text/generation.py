@@ -12,7 +12,7 @@ from qsf.kv import parse_kv_policy
 from qsf.native import binding
 from qsf.options import MAX_U32
 from qsf.text.channels import answer_decoder
-from qsf.text.sampling import StopMatcher, asked_sampling, resolve_sampling
+from qsf.text.sampling import StopMatcher, resolve_sampling, sampling_fields
 
 if TYPE_CHECKING:
     from qsf.options import GenerationOptions
@@ -185,7 +185,7 @@ class Generation(Answer):
     def __init__(self, opened: OpenedModel, options: GenerationOptions, tokens: array[int]) -> None:
         """Begin with a prompt. Raises QsfArgumentError, QsfFormatError."""
         super().__init__(**answer_values(opened, options, tokens))
-        params = resolve_sampling(opened.generation, **asked_sampling(options))
+        params = resolve_sampling(opened.generation, **sampling_fields(options))
         self.options = options
         self.seed = seed_of(options)
         self.sampler = binding.NativeSampler(**asdict(params), seed=self.seed)

@@ -54,7 +54,7 @@ class SamplingParams:
             option.check(value)
 
 
-def asked_sampling(options: GenerationOptions) -> dict[str, float | None]:
+def sampling_fields(options: GenerationOptions) -> dict[str, float | None]:
     """Return the parameters of sampling among ``options``; None: not asked for."""
     return {name: getattr(options, name) for name in _NAMES}
 

@@ -66,7 +66,7 @@ def _main(arguments: list[str]) -> int:
             print(command.version_line("qsf-run"), flush=True)
             return 0
         request = parse(arguments)
-        path = request.path if is_qsf_file(request.path) else _found(request)
+        path = request.path if is_qsf_file(request.path) else _converted_file(request)
         if isinstance(path, int):
             return path
         request = replace(request, path=path)
@@ -85,7 +85,7 @@ def _fail(text: str, exit_code: int = EXIT_FAILED) -> int:
     return exit_code
 
 
-def _found(request: Request) -> Path | int:
+def _converted_file(request: Request) -> Path | int:
     """Return the converted .qsf file of a model, or the exit code of the failed conversion."""
     from qsf.find.prepare import ChildFailedError, find_model
 
@@ -114,9 +114,9 @@ def _run(request: Request) -> int:
         if not (request.has_length or request.raw or model.chat_template.is_plain):
             request = replace(request, generation=replace(request.generation, max_tokens=MAX_U32))
         if request.verbose:
-            from qsf.text.sampling import asked_sampling
+            from qsf.text.sampling import sampling_fields
 
-            sampling = model.sampling_params(**asked_sampling(request.generation))
+            sampling = model.sampling_params(**sampling_fields(request.generation))
             say_lines(report.facts_lines(model, sampling))
         elif not request.quiet:
             say_lines(report.fewer_skips_lines(model.info.plan))

@@ -70,10 +70,10 @@ def skip_lines(plan: MemoryPlan) -> list[str]:
     """Return the skipped layers, and whether more were requested; empty if all layers run."""
     if plan.n_skips_asked == 0:
         return []
-    n_skipped, n_asked = plan.n_layers_skipped, plan.n_skips_asked
+    n_skipped, n_wanted = plan.n_layers_skipped, plan.n_skips_asked
     line = f"layers skipped: {n_skipped} of {plan.n_layers}, {_ranges(plan.skipped_layers)}"
-    if n_asked > n_skipped:
-        line += f" ({n_asked} were asked for, but the first two and the last two always run)"
+    if n_wanted > n_skipped:
+        line += f" ({n_wanted} were asked for, but the first two and the last two always run)"
     return [line]
 
 

@@ -495,7 +495,7 @@ class Connection(asyncio.Protocol):
     async def _serve(self) -> None:
         try:
             while not self._is_closing:
-                if not await self._serve_one():
+                if not await self._serve_request():
                     break
         except (_GoneError, asyncio.TimeoutError):
             pass
@@ -507,7 +507,7 @@ class Connection(asyncio.Protocol):
             self.is_counted = False
             await self._linger()
 
-    async def _serve_one(self) -> bool:
+    async def _serve_request(self) -> bool:
         """Serve one request; return whether another may follow."""
         head: Head | None = None
         exchange: Exchange | None = None

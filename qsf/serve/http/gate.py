@@ -136,8 +136,8 @@ class Gate:
         key = given.strip() if kind.lower() == "bearer" else head.get("x-api-key")
         digest = hashlib.sha256(key.encode("latin-1", "replace")).digest()
         is_good = False
-        for known_digest in self.keys:
-            is_good |= hmac.compare_digest(known_digest, digest)
+        for key_digest in self.keys:
+            is_good |= hmac.compare_digest(key_digest, digest)
         if not is_good:
             raise Problem(401, "invalid_api_key", "an API key is needed: Authorization: Bearer KEY")
         return hashlib.sha256(b"owner" + digest).hexdigest()[:16]
