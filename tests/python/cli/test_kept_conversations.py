@@ -58,8 +58,8 @@ def test_a_chat_saves_and_loads(run: Run, tiny_chat_8bit: Path, tmp_path: Path) 
         tiny_chat_8bit, "-i", *GREEDY, stdin="Hi\n/save kept\n/reset\n/load kept\n/context\n"
     )
     assert first.stderr.count("(2 messages are in kept)") == 1
-    assert "(2 messages from kept)" in first.stderr
-    held = first.stderr.split("(2 messages from kept)")[1]
+    assert "(2 messages from kept: " in first.stderr
+    held = first.stderr.split("(2 messages from kept: ")[1]
     assert " tokens, " in held
     assert "(0 of" not in held
     (tmp_path / "kept").write_bytes((tmp_path / "kept").read_bytes()[:-1])
