@@ -231,6 +231,7 @@ static qsf_status take_pools(qsf_model *m)
     qsf_arena arena;
     qsf_arena_init(&arena, m->kv_memory, m->kv_memory_bytes);
     qsf_sequence_pools_layout(&m->pools, &arena, &m->config, &form);
+    m->pools.states.tools = (qsf_state_tools){&m->kernels, m->pool};
     return QSF_OK;
 }
 

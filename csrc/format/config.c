@@ -69,7 +69,11 @@ typedef enum extent {
     OF_ONE,
     OF_DIM,
     OF_Q,
-    OF_KV,
+    OF_K,
+    OF_V,
+    OF_MIXED, /* columns of the matrix behind the mixer */
+    OF_VALUE_HEADS,
+    OF_VALUE,
     OF_HEADS,
     OF_Q_NORM,
     OF_K_NORM,
@@ -87,7 +91,10 @@ typedef enum condition {
     IF_ATTENTION,
     WITH_QK_NORM,
     WITH_CONV,
-    IF_CONV,
+    IF_SHORT_CONV,
+    WITH_DELTA,
+    WITH_GATE_OF_MIXER,
+    IF_NOT_DELTA,
     WITH_ROUTER,
     IF_ROUTED,
     IF_SHARED, /* the dense part beside experts */
@@ -127,24 +134,30 @@ static const layer_row layer_rows[] = {
     VECTOR(INPUT_NORM_BIAS, INPUT_NORM_BIAS, "input_norm_bias", IF_ANY, OF_DIM),
     VECTOR(ATTN_NORM, ATTN_NORM, "attn_norm", IF_ANY, OF_DIM),
     VECTOR(ATTN_NORM_BIAS, ATTN_NORM_BIAS, "attn_norm_bias", IF_ANY, OF_DIM),
-    VECTOR(Q_BIAS, Q_BIAS, "q_bias", IF_ANY, OF_Q),
-    VECTOR(K_BIAS, K_BIAS, "k_bias", IF_ANY, OF_KV),
-    VECTOR(V_BIAS, V_BIAS, "v_bias", IF_ANY, OF_KV),
+    VECTOR(Q_BIAS, Q_BIAS, "q_bias", IF_NOT_DELTA, OF_Q),
+    VECTOR(K_BIAS, K_BIAS, "k_bias", IF_NOT_DELTA, OF_K),
+    VECTOR(V_BIAS, V_BIAS, "v_bias", IF_NOT_DELTA, OF_V),
     VECTOR(Q_NORM, Q_NORM, "q_norm", WITH_QK_NORM, OF_Q_NORM),
     VECTOR(K_NORM, K_NORM, "k_norm", WITH_QK_NORM, OF_K_NORM),
     VECTOR(SINKS, SINKS, "sinks", IF_ATTENTION, OF_HEADS),
+    VECTOR(DECAY_RATE, DECAY_RATE, "decay_rate", WITH_DELTA, OF_VALUE_HEADS),
+    VECTOR(DECAY_BIAS, DECAY_BIAS, "decay_bias", WITH_DELTA, OF_VALUE_HEADS),
+    VECTOR(MIX_NORM, MIX_NORM, "mix_norm", WITH_DELTA, OF_VALUE),
     SIDE(Q_OUTLIERS, Q, "q_outliers", IF_ANY, OF_Q, OF_DIM),
-    SIDE(K_OUTLIERS, K, "k_outliers", IF_ANY, OF_KV, OF_DIM),
-    SIDE(V_OUTLIERS, V, "v_outliers", IF_ANY, OF_KV, OF_DIM),
+    SIDE(K_OUTLIERS, K, "k_outliers", IF_ANY, OF_K, OF_DIM),
+    SIDE(V_OUTLIERS, V, "v_outliers", IF_ANY, OF_V, OF_DIM),
     MATRIX(Q, Q, "q", IN_ALL, OF_Q, OF_DIM),
-    MATRIX(K, K, "k", IN_ALL, OF_KV, OF_DIM),
-    MATRIX(V, V, "v", IN_ALL, OF_KV, OF_DIM),
+    MATRIX(K, K, "k", IN_ALL, OF_K, OF_DIM),
+    MATRIX(V, V, "v", IN_ALL, OF_V, OF_DIM),
+    MATRIX(MIX_GATE, MIX_GATE, "mix_gate", WITH_GATE_OF_MIXER, OF_MIXED, OF_DIM),
+    MATRIX(BETA, BETA, "beta", WITH_DELTA, OF_VALUE_HEADS, OF_DIM),
+    MATRIX(DECAY, DECAY, "decay", WITH_DELTA, OF_VALUE_HEADS, OF_DIM),
     VECTOR(CONV, CONV, "conv", WITH_CONV, OF_CONV),
-    VECTOR(CONV_BIAS, CONV_BIAS, "conv_bias", IF_CONV, OF_DIM),
-    VECTOR(ATTN_SUB_NORM, ATTN_SUB_NORM, "attn_sub_norm", IF_ATTENTION, OF_Q),
+    VECTOR(CONV_BIAS, CONV_BIAS, "conv_bias", IF_SHORT_CONV, OF_DIM),
+    VECTOR(ATTN_SUB_NORM, ATTN_SUB_NORM, "attn_sub_norm", IF_ATTENTION, OF_MIXED),
     VECTOR(ATTN_OUT_BIAS, ATTN_OUT_BIAS, "attn_out_bias", IF_ANY, OF_DIM),
-    SIDE(ATTN_OUT_OUTLIERS, ATTN_OUT, "attn_out_outliers", IF_ANY, OF_DIM, OF_Q),
-    MATRIX(ATTN_OUT, ATTN_OUT, "attn_out", IN_ALL, OF_DIM, OF_Q),
+    SIDE(ATTN_OUT_OUTLIERS, ATTN_OUT, "attn_out_outliers", IF_ANY, OF_DIM, OF_MIXED),
+    MATRIX(ATTN_OUT, ATTN_OUT, "attn_out", IN_ALL, OF_DIM, OF_MIXED),
     VECTOR(POST_ATTN_NORM, POST_ATTN_NORM, "post_attn_norm", IF_ANY, OF_DIM),
     VECTOR(FFN_NORM, FFN_NORM, "ffn_norm", IF_ANY_FFN, OF_DIM),
     VECTOR(FFN_NORM_BIAS, FFN_NORM_BIAS, "ffn_norm_bias", IF_ANY_FFN, OF_DIM),
@@ -192,7 +205,7 @@ static void raise_sides_bytes(qsf_config *c, const qsf_layer *l)
 
 static presence presence_in(const qsf_layer_kind *k, condition when)
 {
-    const bool is_conv = k->mixer == QSF_MIXER_SHORT_CONV;
+    const bool is_delta = k->mixer == QSF_MIXER_DELTA;
     const bool is_routed = k->n_experts != 0;
     const bool has_ffn = k->ffn != QSF_FFN_NONE;
     const bool is_gated = k->ffn == QSF_FFN_GATED;
@@ -200,8 +213,11 @@ static presence presence_in(const qsf_layer_kind *k, condition when)
         [IN_ALL] = ALWAYS,
         [IF_ANY] = OPTIONAL,
         [IF_ATTENTION] = k->mixer == QSF_MIXER_ATTENTION ? OPTIONAL : NEVER,
-        [WITH_CONV] = is_conv ? ALWAYS : NEVER,
-        [IF_CONV] = is_conv ? OPTIONAL : NEVER,
+        [WITH_CONV] = k->mixer != QSF_MIXER_ATTENTION ? ALWAYS : NEVER,
+        [IF_SHORT_CONV] = k->mixer == QSF_MIXER_SHORT_CONV ? OPTIONAL : NEVER,
+        [WITH_DELTA] = is_delta ? ALWAYS : NEVER,
+        [WITH_GATE_OF_MIXER] = is_delta || k->output_gate ? ALWAYS : NEVER,
+        [IF_NOT_DELTA] = is_delta ? NEVER : OPTIONAL,
         [WITH_QK_NORM] = k->qk_norm != QSF_QK_NORM_NONE ? ALWAYS : NEVER,
         [WITH_ROUTER] = is_routed ? ALWAYS : NEVER,
         [IF_ROUTED] = is_routed ? OPTIONAL : NEVER,
@@ -232,8 +248,12 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
         [OF_ONE] = 1,
         [OF_DIM] = r->header.dim,
         [OF_Q] = dims.q,
-        [OF_KV] = dims.kv,
-        [OF_CONV] = k->n_taps * r->header.dim,
+        [OF_K] = dims.k,
+        [OF_V] = dims.v,
+        [OF_MIXED] = dims.out,
+        [OF_VALUE_HEADS] = k->n_value_heads,
+        [OF_VALUE] = k->value_dim,
+        [OF_CONV] = k->n_taps * dims.channels,
         [OF_HEADS] = k->n_heads,
         [OF_Q_NORM] = is_per_head ? k->head_dim : qsf_q_dim(k),
         [OF_K_NORM] = is_per_head ? k->head_dim : qsf_kv_dim(k),
@@ -321,13 +341,13 @@ static qsf_status check_norms(const qsf_layer *l)
     return QSF_OK;
 }
 
-/* The router is exact: few bits would change the choice of experts. */
-static qsf_status check_router(const qsf_layer *l)
+/* Few bits would change the choice of experts, and what a state forgets. */
+static qsf_status check_exact(const qsf_layer *l, qsf_layer_tensor which, const char *name)
 {
-    const qsf_tensor *const t = l->tensors[QSF_LAYER_ROUTER];
+    const qsf_tensor *const t = l->tensors[which];
     if (t != NULL && t->dtype != QSF_DTYPE_F16 && t->dtype != QSF_DTYPE_F32)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "unit %u: the router has type %s, expected f16 or f32",
-                        l->unit_idx, qsf_dtype_name(t->dtype));
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "unit %u: %s has type %s, expected f16 or f32",
+                        l->unit_idx, name, qsf_dtype_name(t->dtype));
     return QSF_OK;
 }
 
@@ -350,9 +370,17 @@ static void add_layer(qsf_config *c, const qsf_layer *l)
     const qsf_mixer_dims dims = qsf_mixer_dims_of(k, c->dim);
     raise_to(&c->n_heads, k->n_heads);
     raise_to(&c->head_dim, k->head_dim);
-    raise_to(&c->q_dim, dims.q);
-    raise_to(&c->kv_dim, dims.kv);
-    raise_to(&c->conv_cols, k->n_taps * c->dim);
+    if (k->mixer == QSF_MIXER_DELTA) {
+        raise_to(&c->q_dim, dims.channels);
+    } else {
+        raise_to(&c->q_dim, dims.q);
+        raise_to(&c->kv_dim, dims.k);
+    }
+    if (l->tensors[QSF_LAYER_MIX_GATE] != NULL)
+        raise_to(&c->gate_dim, dims.out);
+    raise_to(&c->n_value_heads, k->n_value_heads);
+    raise_to(&c->conv_cols, k->n_taps * dims.channels);
+    raise_to(&c->conv_channels, dims.channels);
     raise_to(&c->ffn_dim, k->ffn_dim);
     if (k->n_kv_heads < c->least_kv_heads)
         c->least_kv_heads = k->n_kv_heads;
@@ -455,7 +483,9 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
     for (uint32_t i = 0; i < c->n_layers; i++) {
         QSF_TRY(match_layer(r, i, &layers[i]));
         QSF_TRY(match_experts(r, &layers[i]));
-        QSF_TRY(check_router(&layers[i]));
+        QSF_TRY(check_exact(&layers[i], QSF_LAYER_ROUTER, "the router"));
+        QSF_TRY(check_exact(&layers[i], QSF_LAYER_BETA, "beta"));
+        QSF_TRY(check_exact(&layers[i], QSF_LAYER_DECAY, "decay"));
         QSF_TRY(check_norms(&layers[i]));
         add_layer(c, &layers[i]);
     }

@@ -19,28 +19,34 @@
 /* The tensors of a layer. Optional ones may be NULL; config.c has the row of each: its type in the
  * file, its shape, and the layers that have it. */
 typedef enum qsf_layer_tensor {
-    QSF_LAYER_Q,                               /* [q_dim, dim]; C of a convolution */
-    QSF_LAYER_K,                               /* [kv_dim, dim]; B of a convolution */
-    QSF_LAYER_V,                               /* [kv_dim, dim]; x of a convolution */
-    QSF_LAYER_ATTN_OUT,                        /* [dim, q_dim] */
+    QSF_LAYER_Q,                               /* [q_rows, dim]; C of a short convolution */
+    QSF_LAYER_K,                               /* [k_rows, dim]; B of a short convolution */
+    QSF_LAYER_V,                               /* [v_rows, dim]; x of a short convolution */
+    QSF_LAYER_ATTN_OUT,                        /* [dim, out_cols] */
     QSF_LAYER_GATE,                            /* [ffn_dim, dim], gated FFNs */
     QSF_LAYER_UP,                              /* [ffn_dim, dim] */
     QSF_LAYER_DOWN,                            /* [dim, ffn_dim] */
     QSF_LAYER_ROUTER,                          /* [n_experts, dim], layers with experts */
+    QSF_LAYER_MIX_GATE,                        /* [out_cols, dim]: delta rule, gated attention */
+    QSF_LAYER_BETA,                            /* [value heads, dim]: delta rule */
+    QSF_LAYER_DECAY,                           /* [value heads, dim]: delta rule */
     QSF_LAYER_MATRICES,                        /* how many are matrices; vectors follow */
     QSF_LAYER_INPUT_NORM = QSF_LAYER_MATRICES, /* [dim], optional: normalises the residual itself */
     QSF_LAYER_INPUT_NORM_BIAS,                 /* [dim], optional */
     QSF_LAYER_ATTN_NORM,                       /* [dim]; optional if there is a post_attn_norm */
     QSF_LAYER_ATTN_NORM_BIAS,                  /* [dim], optional */
-    QSF_LAYER_Q_BIAS,                          /* [q_dim], optional */
-    QSF_LAYER_K_BIAS,                          /* [kv_dim], optional */
-    QSF_LAYER_V_BIAS,                          /* [kv_dim], optional */
+    QSF_LAYER_Q_BIAS,                          /* [q_rows], optional; not the delta rule */
+    QSF_LAYER_K_BIAS,                          /* [k_rows], optional; likewise */
+    QSF_LAYER_V_BIAS,                          /* [v_rows], optional; likewise */
     QSF_LAYER_Q_NORM,                          /* [head_dim] or [q_dim], as the kind says */
     QSF_LAYER_K_NORM,                          /* [head_dim] or [kv_dim] */
     QSF_LAYER_SINKS,                           /* [n_heads], optional */
-    QSF_LAYER_CONV,                            /* [n_taps * dim], short convolutions */
-    QSF_LAYER_CONV_BIAS,                       /* [dim], optional */
-    QSF_LAYER_ATTN_SUB_NORM,                   /* [q_dim], optional */
+    QSF_LAYER_DECAY_RATE,                      /* [value heads], delta rule; likewise the next */
+    QSF_LAYER_DECAY_BIAS,                      /* [value heads] */
+    QSF_LAYER_MIX_NORM,                        /* [value_dim] */
+    QSF_LAYER_CONV,                            /* [n_taps * channels] */
+    QSF_LAYER_CONV_BIAS,                       /* [dim], optional; short convolutions */
+    QSF_LAYER_ATTN_SUB_NORM,                   /* [out_cols], optional */
     QSF_LAYER_ATTN_OUT_BIAS,                   /* [dim], optional */
     QSF_LAYER_POST_ATTN_NORM,                  /* [dim], optional */
     QSF_LAYER_FFN_NORM,       /* [dim]; optional if there is a post_ffn_norm, or parallel */
@@ -80,14 +86,17 @@ typedef struct qsf_config {
     uint32_t dim;
     uint32_t n_vocab;
     uint32_t max_tokens; /* longest sequence that the model allows */
-    uint32_t n_heads;    /* the largest of all layers; likewise the next four */
+    uint32_t n_heads;    /* the largest of all layers; likewise the next six */
     uint32_t head_dim;
-    uint32_t q_dim;          /* heads * head_dim */
+    uint32_t q_dim;          /* heads * head_dim, or rows of Q, K and V of the delta rule */
     uint32_t kv_dim;         /* KV heads * head_dim */
+    uint32_t gate_dim;       /* rows of a gate; 0: none */
+    uint32_t n_value_heads;  /* of the delta rule; 0: none */
     uint32_t ffn_dim;        /* or expert_dim */
     uint32_t least_kv_heads; /* of all layers */
     uint32_t qk_norm_cols;   /* of the widest Q or K norm; 0: none */
     uint32_t conv_cols;      /* of the widest weights of a convolution; 0: none */
+    uint32_t conv_channels;  /* of the widest convolution; 0: none */
     uint32_t n_ropes;        /* RoPE sets, for one context each */
     uint32_t n_rope_pairs;   /* of all of them */
     uint32_t n_own_pairs;    /* of the one that header and ARCH make */
@@ -115,8 +124,7 @@ typedef struct qsf_ends {
     const qsf_tensor *head;            /* [n_vocab, dim]; the embedding when tied */
 } qsf_ends;
 
-/* Sizes of layers with attention. Layers with other mixers have matrices of their own rows in the
- * places of Q, K and V: config.c. */
+/* Sizes of layers with attention */
 static inline uint32_t qsf_q_dim(const qsf_layer_kind *k)
 {
     return k->n_heads * k->head_dim; /* <= 2^24: limits of layout.h */
@@ -127,16 +135,24 @@ static inline uint32_t qsf_kv_dim(const qsf_layer_kind *k)
     return k->n_kv_heads * k->head_dim;
 }
 
-/* Rows of the matrices in the places of Q, and of K and V */
+/* Extents of a mixer's tensors */
 typedef struct qsf_mixer_dims {
-    uint32_t q;
-    uint32_t kv;
+    uint32_t q; /* rows of the matrices in the places of Q, K and V */
+    uint32_t k;
+    uint32_t v;
+    uint32_t out;      /* columns of the matrix behind the mixer */
+    uint32_t channels; /* of a convolution */
 } qsf_mixer_dims;
 
 static inline qsf_mixer_dims qsf_mixer_dims_of(const qsf_layer_kind *k, uint32_t dim)
 {
-    return k->mixer == QSF_MIXER_ATTENTION ? (qsf_mixer_dims){qsf_q_dim(k), qsf_kv_dim(k)}
-                                           : (qsf_mixer_dims){dim, dim};
+    const uint32_t keys = k->n_key_heads * k->key_dim;
+    const uint32_t values = k->n_value_heads * k->value_dim;
+    return k->mixer == QSF_MIXER_ATTENTION
+               ? (qsf_mixer_dims){qsf_q_dim(k), qsf_kv_dim(k), qsf_kv_dim(k), qsf_q_dim(k), 0}
+           : k->mixer == QSF_MIXER_DELTA
+               ? (qsf_mixer_dims){keys, keys, values, values, 2 * keys + values}
+               : (qsf_mixer_dims){dim, dim, dim, dim, dim};
 }
 
 /* Returns the columns of a row of a matrix's input, padded. */

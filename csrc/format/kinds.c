@@ -9,6 +9,7 @@
 #include "base/bytes.h"
 #include "base/status.h"
 #include "format/keyvalues.h"
+#include "types/dtype.h"
 
 #define LAYERS_OFF 4 /* offset of the layers' kinds in the section */
 
@@ -39,6 +40,7 @@ static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned ch
         U32(41, "step of the query temperature", temperature_step, 1, UINT32_MAX),
         {43, QSF_VALUE_F32_ARRAY, "ALiBi slopes", offsetof(qsf_layer_kind, alibi_slopes), 0, 0},
         U32(48, "Q and K norm", qk_norm, 0, QSF_QK_NORM_COUNT - 1),
+        U32(56, "output gate", output_gate, 0, 1),
         U32(64, "form of the FFN", ffn, 0, QSF_FFN_COUNT - 1),
         U32(65, "FFN dimension", ffn_dim, 1, h->ffn_dim),
         U32(66, "activation", activation, 0, QSF_ACTIVATION_COUNT - 1),
@@ -52,7 +54,12 @@ static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned ch
         U32(87, "groups of experts", n_groups, 1, QSF_MAX_LAYER_EXPERTS),
         U32(88, "groups kept", n_groups_kept, 1, QSF_MAX_LAYER_EXPERTS),
         U32(89, "score of groups", group_score, 0, QSF_GROUP_SCORE_COUNT - 1),
+        U32(112, "key heads", n_key_heads, 1, QSF_MAX_HEADS),
+        U32(113, "value heads", n_value_heads, 1, QSF_MAX_HEADS),
+        U32(114, "key dimension", key_dim, 1, QSF_MAX_STATE_DIM),
+        U32(115, "value dimension", value_dim, 1, QSF_MAX_STATE_DIM),
         U32(116, "taps", n_taps, 2, QSF_MAX_TAPS),
+        U32(126, "order of value heads", has_tiled_heads, 0, 1),
         F32(128, "residual factor", residual_factor),
     };
     return qsf_keyvalues_parse(where, bytes, n_bytes, keys, sizeof keys / sizeof keys[0], out);
@@ -123,6 +130,33 @@ static qsf_status check_experts(const char *where, const qsf_layer_kind *k)
     return QSF_OK;
 }
 
+/* Checks the fields of the delta rule, which other mixers do not have. */
+static qsf_status check_delta(const char *where, const qsf_layer_kind *k)
+{
+    const bool is_delta = k->mixer == QSF_MIXER_DELTA;
+    const uint32_t *const fields[] = {&k->n_key_heads, &k->n_value_heads, &k->key_dim,
+                                      &k->value_dim};
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        if (is_delta != (*fields[i] != 0))
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "%s: mixer %" PRIu32 " (key 1) with a key %zu of %" PRIu32
+                            ", allowed: 1 or more for the delta rule (2), else none",
+                            where, k->mixer, 112 + i, *fields[i]);
+    if (!is_delta && k->has_tiled_heads != 0)
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s: mixer %" PRIu32 " (key 1) with key 126", where,
+                        k->mixer);
+    if (!is_delta)
+        return QSF_OK;
+    const uint32_t n_rows = 2 * k->n_key_heads * k->key_dim + k->n_value_heads * k->value_dim;
+    if (k->n_value_heads % k->n_key_heads != 0 || n_rows > QSF_MAX_MIXED_ROWS)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "%s: %" PRIu32 " value heads, %" PRIu32 " key heads, %" PRIu32
+                        " rows of q, k and v, allowed: a multiple of the key heads, at most %u "
+                        "rows",
+                        where, k->n_value_heads, k->n_key_heads, n_rows, QSF_MAX_MIXED_ROWS);
+    return QSF_OK;
+}
+
 /* Checks that a kind has the fields of its mixer, and no others. */
 static qsf_status check_mixer(const qsf_reader *r, const char *where, const qsf_layer_kind *k)
 {
@@ -131,18 +165,19 @@ static qsf_status check_mixer(const qsf_reader *r, const char *where, const qsf_
         k->n_heads == r->header.n_heads && k->n_kv_heads == r->header.n_kv_heads &&
         k->head_dim == r->header.head_dim && k->window_tokens == 0 &&
         k->rope_set == QSF_ROPE_NONE && k->score_scale == 0.0F && k->score_cap == 0.0F &&
-        k->temperature_beta == 0.0F && k->alibi_slopes.n == 0 && k->qk_norm == QSF_QK_NORM_NONE;
+        k->temperature_beta == 0.0F && k->alibi_slopes.n == 0 && k->qk_norm == QSF_QK_NORM_NONE &&
+        k->output_gate == 0;
     if (!is_attention && !is_plain)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: mixer %" PRIu32 " (key 1) with attention's keys 32 .. 48, allowed: "
+                        "%s: mixer %" PRIu32 " (key 1) with attention's keys 32 .. 56, allowed: "
                         "a window (36) of 0, RoPE set (37) 255",
                         where, k->mixer);
-    if ((k->mixer == QSF_MIXER_SHORT_CONV) != (k->n_taps != 0))
+    if (is_attention != (k->n_taps == 0))
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "%s: mixer %" PRIu32 " (key 1) has %" PRIu32
-                        " taps (key 116), allowed: 2 .. %u for a short convolution (1), else none",
+                        " taps (key 116), allowed: 2 .. %u for a convolution (1, 2), else none",
                         where, k->mixer, k->n_taps, QSF_MAX_TAPS);
-    return QSF_OK;
+    return check_delta(where, k);
 }
 
 /* Checks the fields that depend on each other. */

@@ -91,10 +91,12 @@ typedef enum qsf_layout {
 typedef enum qsf_mixer_kind {
     QSF_MIXER_ATTENTION = 0,
     QSF_MIXER_SHORT_CONV = 1, /* out(c * conv(b * x)) */
-    QSF_MIXER_COUNT = 2
+    QSF_MIXER_DELTA = 2,      /* the gated delta rule behind a convolution of q, k and v */
+    QSF_MIXER_COUNT = 3
 } qsf_mixer_kind;
 
-#define QSF_MAX_TAPS 16U /* of a short convolution */
+#define QSF_MAX_TAPS 16U              /* of a convolution */
+#define QSF_MAX_MIXED_ROWS (1U << 20) /* of q, k and v of the delta rule together */
 
 typedef enum qsf_rope_scaling {
     QSF_ROPE_SCALING_NONE = 0,
@@ -177,16 +179,22 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_FFN_UP_OUTLIERS = 34,
     QSF_TENSOR_FFN_DOWN_OUTLIERS = 35,
     QSF_TENSOR_SINKS = 36,
-    QSF_TENSOR_FIRST_FREE = 37, /* .. 43, 47 .. 49 and 52 .. 65: kept for other mixers */
+    QSF_TENSOR_MIX_GATE = 37,
+    QSF_TENSOR_FIRST_FREE = 38, /* .. 43, 47 .. 49, 54 and 57 .. 65: kept for other mixers */
     QSF_TENSOR_ROUTER_BIAS = 44,
     QSF_TENSOR_SELECTION_BIAS = 45,
     QSF_TENSOR_SHARED_GATE = 46,
     QSF_TENSOR_CONV = 50, /* [taps * channels], the oldest tap first */
     QSF_TENSOR_CONV_BIAS = 51,
+    QSF_TENSOR_DECAY_RATE = 52, /* e^A_log */
+    QSF_TENSOR_DECAY_BIAS = 53,
+    QSF_TENSOR_MIX_NORM = 55,
+    QSF_TENSOR_BETA = 56,
     QSF_TENSOR_HEAD_BIAS = 66,
     QSF_TENSOR_INPUT_NORM = 67,
     QSF_TENSOR_INPUT_NORM_BIAS = 68,
-    QSF_TENSOR_TYPE_COUNT = 69
+    QSF_TENSOR_DECAY = 69,
+    QSF_TENSOR_TYPE_COUNT = 70
 } qsf_tensor_type;
 
 #endif

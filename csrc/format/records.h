@@ -70,7 +70,7 @@ typedef struct qsf_arch {
 
 /* The computation of a layer: docs/format.md, section 7. Defaults are filled in. */
 typedef struct qsf_layer_kind {
-    uint32_t mixer;       /* qsf_mixer_kind; the next fields, up to qk_norm, are of attention */
+    uint32_t mixer;       /* qsf_mixer_kind; the next fields, up to output_gate, are of attention */
     uint32_t is_parallel; /* 0 or 1 */
     uint32_t n_heads;
     uint32_t n_kv_heads;
@@ -84,8 +84,14 @@ typedef struct qsf_layer_kind {
     uint32_t temperature_step; /* 0: none */
     qsf_floats alibi_slopes;   /* [n_heads], or none */
     uint32_t qk_norm;          /* qsf_qk_norm */
-    uint32_t n_taps;           /* of a short convolution; else 0 */
-    uint32_t ffn;              /* qsf_ffn */
+    uint32_t output_gate;      /* 0 or 1: attended * sigmoid(gate) */
+    uint32_t n_taps;           /* of a convolution; else 0 */
+    uint32_t n_key_heads;      /* of the delta rule; else 0; likewise the next three */
+    uint32_t n_value_heads;    /* a multiple of the key heads */
+    uint32_t key_dim;
+    uint32_t value_dim;
+    uint32_t has_tiled_heads; /* 0 or 1: value heads of a key head are n_key_heads apart */
+    uint32_t ffn;             /* qsf_ffn */
     uint32_t ffn_dim;
     uint32_t activation; /* qsf_activation */
     float residual_factor;

@@ -90,7 +90,8 @@ static bool is_known(uint32_t type)
 {
     return type < QSF_TENSOR_FIRST_FREE ||
            (type >= QSF_TENSOR_ROUTER_BIAS && type <= QSF_TENSOR_SHARED_GATE) ||
-           type == QSF_TENSOR_CONV || type == QSF_TENSOR_CONV_BIAS ||
+           (type >= QSF_TENSOR_CONV && type <= QSF_TENSOR_DECAY_BIAS) ||
+           type == QSF_TENSOR_MIX_NORM || type == QSF_TENSOR_BETA ||
            (type >= QSF_TENSOR_HEAD_BIAS && type < QSF_TENSOR_TYPE_COUNT);
 }
 

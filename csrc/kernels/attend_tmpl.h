@@ -384,7 +384,9 @@ static void QSF_NAME(fill)(qsf_kernels *k)
     k->add_scaled = QSF_NAME(add_scaled);
     k->scale = QSF_NAME(scale);
     k->clamp = QSF_NAME(clamp);
-    k->short_conv = QSF_NAME(short_conv);
+    k->mul = QSF_NAME(mul);
+    k->sigmoid_mul = QSF_NAME(sigmoid_mul);
+    QSF_NAME(fill_recur)(k);
     k->cap = QSF_NAME(cap);
     QSF_NAME(fill_kv)(k);
 }

@@ -147,15 +147,53 @@ typedef void qsf_scale_fn(float *x, float factor, size_t n);
 /* x[i] becomes -limit if it is below, limit if it is above; NaN stays. limit >= 0 */
 typedef void qsf_clamp_fn(float *x, float limit, size_t n);
 
-/* A row of a short convolution, n channels: b[i] = b[i] * x[i] and
- *   c[i] = c[i] * (sum (+ bias[i] unless NULL)), where sum goes from +0 over the taps t ascending:
- *   sum = fmaf(w[t * w_stride + i], rows[t][i], sum). The last of rows [n_taps] is b. */
-typedef void qsf_short_conv_fn(const float *const *rows, const float *w, size_t w_stride,
-                               size_t n_taps, const float *bias, const float *x, float *b, float *c,
-                               size_t n);
+/* x[i] *= y[i] */
+typedef void qsf_mul_fn(float *x, const float *y, size_t n);
 
 /* x[i] = cap * tanh(x[i] * factor): of scores and of logits. tanh: exp_tmpl.h. */
 typedef void qsf_cap_fn(float *x, float factor, float cap, size_t n);
+
+/* ---- recurrent mixers ---- */
+
+/* A row of a causal convolution by channels, n of them: out[i] = sum (+ bias[i] unless NULL), where
+ * sum goes from +0 over the taps t ascending: sum = fmaf(w[t * w_stride + i], rows[t][i], sum). */
+typedef void qsf_conv_fn(const float *const *rows, const float *w, size_t w_stride, size_t n_taps,
+                         const float *bias, float *out, size_t n);
+
+/* x[i] = x[i] * (1 / sqrt(s + eps)) * factor, rounded after each multiplication; s = 16-lane sum of
+ * fmaf(x, x, lane) */
+typedef void qsf_l2norm_fn(float *x, float eps, float factor, size_t n);
+
+/* beta[i] = 1 / (1 + exp(-beta[i])); decay[i] = exp(-(rate[i] * softplus(decay[i] + bias[i])));
+ * softplus: recur_tmpl.h. */
+typedef void qsf_delta_gates_fn(float *beta, float *decay, const float *rate, const float *bias,
+                                size_t n);
+
+/* The state of a head of the gated delta rule is [key_dim, value_dim], in blocks [key_dim, 32] of
+ * columns; columns behind value_dim are +0. For rows t ascending and each column j of a block:
+ *   r = 0; for i ascending: r = fmaf(decay * k[i], s[i][j], r)
+ *   d = (v[j] - r) * beta
+ *   s[i][j] = fmaf(k[i], d, decay * s[i][j])
+ *   o[j] = 0; for i ascending: o[j] = fmaf(q[i], s[i][j], o[j])
+ * v[j] becomes d. A replay makes s of k, of d in the place of v, and of decay alone. */
+#define QSF_STATE_COLS 32
+
+typedef struct qsf_delta_rows {
+    size_t n_rows; /* 1 or more; rows of q, k and v are `stride` floats apart */
+    size_t key_dim;
+    size_t n_cols;  /* 1 .. 32 of the block */
+    const float *q; /* [key_dim] */
+    const float *k; /* [key_dim] */
+    float *v;       /* [n_cols] */
+    size_t stride;
+    float *o; /* [n_cols] */
+    size_t o_stride;
+    const float *beta; /* one number a row, gate_stride floats apart */
+    const float *decay;
+    size_t gate_stride;
+} qsf_delta_rows;
+
+typedef void qsf_delta_fn(float *state, const qsf_delta_rows *x);
 
 /* ---- KV pages and attention ----
  *
@@ -339,7 +377,13 @@ typedef struct qsf_kernels {
     qsf_scale_fn *scale;
     qsf_clamp_fn *clamp;
     qsf_cap_fn *cap;
-    qsf_short_conv_fn *short_conv;
+    qsf_mul_fn *mul;
+    qsf_gated_fn *sigmoid_mul; /* gate[i] = up[i] / (1 + e^-gate[i]) */
+    qsf_conv_fn *conv;
+    qsf_l2norm_fn *l2norm;
+    qsf_delta_gates_fn *delta_gates;
+    qsf_delta_fn *delta_rule;
+    qsf_delta_fn *delta_replay;
     qsf_kv_store_fn *k_store[QSF_DTYPE_COUNT]; /* NULL if pages do not have the type */
     qsf_kv_store_fn *v_store[QSF_DTYPE_COUNT];
     qsf_add_values_fn *add_values[QSF_DTYPE_COUNT];   /* of f32 and f16 */

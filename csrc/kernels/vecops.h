@@ -1,8 +1,8 @@
 /* vecops.h - the vector operations and attention of each instruction set, for the fill functions.
  *
- * One body (exp_tmpl.h, vecops_tmpl.h, kv_tmpl.h, values_tmpl.h, attend_tmpl.h) is compiled per set
- * over the lane operations of lanes_*.h, so all sets are bit-identical by construction. Only
- * AVX-512 rounds activations by a body of its own (quantise_avx512.h).
+ * One body (exp_tmpl.h, vecops_tmpl.h, recur_tmpl.h, kv_tmpl.h, values_tmpl.h, attend_tmpl.h) is
+ * compiled per set over the lane operations of lanes_*.h, so all sets are bit-identical by
+ * construction. Only AVX-512 rounds activations by a body of its own (quantise_avx512.h).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_KERNELS_VECOPS_H

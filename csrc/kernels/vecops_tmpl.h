@@ -130,6 +130,24 @@ static void QSF_NAME(silu_clamped_mul)(float *gate, const float *up, size_t n)
     }
 }
 
+static void QSF_NAME(sigmoid_mul)(float *gate, const float *up, size_t n)
+{
+    for (size_t i = 0; i < n; i += QSF_LANES) {
+        const size_t m = lanes_left(n, i);
+        const lanes g = lanes_load_part(gate + i, m);
+        lanes_store_part(gate + i, times_logistic(lanes_load_part(up + i, m), g), m);
+    }
+}
+
+static void QSF_NAME(mul)(float *x, const float *y, size_t n)
+{
+    for (size_t i = 0; i < n; i += QSF_LANES) {
+        const size_t m = lanes_left(n, i);
+        const lanes product = lanes_mul(lanes_load_part(x + i, m), lanes_load_part(y + i, m));
+        lanes_store_part(x + i, product, m);
+    }
+}
+
 static void QSF_NAME(add)(float *x, const float *y, size_t n)
 {
     for (size_t i = 0; i < n; i += QSF_LANES) {
@@ -296,23 +314,6 @@ static void QSF_NAME(quantise)(const float *x, size_t n_blocks, bool by_halves,
 {
     for (size_t b = 0; b < n_blocks; b++)
         quantise_block(x + b * QSF_BLOCK, b, by_halves, out);
-}
-
-static void QSF_NAME(short_conv)(const float *const *rows, const float *w, size_t w_stride,
-                                 size_t n_taps, const float *bias, const float *x, float *b,
-                                 float *c, size_t n)
-{
-    for (size_t i = 0; i < n; i += QSF_LANES) {
-        const size_t m = lanes_left(n, i);
-        lanes_store_part(b + i, lanes_mul(lanes_load_part(b + i, m), lanes_load_part(x + i, m)), m);
-        lanes sum = lanes_set(0.0F);
-        for (size_t t = 0; t < n_taps; t++)
-            sum = lanes_fma(lanes_load_part(w + t * w_stride + i, m),
-                            lanes_load_part(rows[t] + i, m), sum);
-        if (bias != NULL)
-            sum = lanes_add(sum, lanes_load_part(bias + i, m));
-        lanes_store_part(c + i, lanes_mul(lanes_load_part(c + i, m), sum), m);
-    }
 }
 
 #define OUTLIERS_AT_ONCE 64

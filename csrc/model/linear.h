@@ -34,7 +34,7 @@ typedef struct qsf_linear {
 
 /* Runs up to QSF_LINEAR_MAX matrices of the current unit on x, in the order of the file.
  * QSF_ERR_FORMAT: sparse outliers are malformed. */
-#define QSF_LINEAR_MAX 3
+#define QSF_LINEAR_MAX 6
 qsf_status qsf_linear_run(qsf_ops *o, const qsf_linear *linears, size_t n_linears,
                           const qsf_acts *x);
 

@@ -103,6 +103,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
     const size_t q_stride = qsf_stride(c->q_dim);
     const size_t kv_stride = qsf_stride(c->kv_dim);
     const size_t ffn_stride = qsf_stride(c->ffn_dim);
+    const size_t gate_stride = qsf_stride(c->gate_dim);
     const size_t widest = larger(larger(s->dim_stride, q_stride), ffn_stride);
     const size_t n_blocks = widest / QSF_BLOCK;
 
@@ -113,6 +114,8 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
     s->k = qsf_arena_push(a, n * kv_stride, sizeof *s->k);
     s->v = qsf_arena_push(a, n * kv_stride, sizeof *s->v);
     s->attended = qsf_arena_push(a, n * q_stride, sizeof *s->attended);
+    s->mix_gate = qsf_arena_push(a, n * gate_stride, sizeof *s->mix_gate);
+    s->steps = qsf_arena_push(a, n * 2 * c->n_value_heads, sizeof *s->steps);
     s->gate = qsf_arena_push(a, n_wide * ffn_stride, sizeof *s->gate);
     s->up = c->has_gate ? qsf_arena_push(a, n_wide * ffn_stride, sizeof *s->up) : NULL;
     s->y = qsf_arena_push(a, n * s->dim_stride, sizeof *s->y);
@@ -126,8 +129,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
         s->vectors[i] = qsf_arena_push(a, larger(widest, kv_stride), sizeof *s->vectors[i]);
     for (size_t i = 0; i < sizeof s->qk_norms / sizeof s->qk_norms[0]; i++)
         s->qk_norms[i] = qsf_arena_push(a, c->qk_norm_cols, sizeof *s->qk_norms[i]);
-    s->conv =
-        qsf_arena_push(a, c->conv_cols != 0 ? c->conv_cols + (size_t)c->dim : 0, sizeof *s->conv);
+    s->conv = qsf_arena_push(a, (size_t)c->conv_cols + c->conv_channels, sizeof *s->conv);
     s->head_bias = qsf_arena_push(a, c->has_head_bias ? c->n_vocab : 0, sizeof *s->head_bias);
     s->sides = qsf_arena_push(a, c->sides_bytes, 1);
     layout_routed(&s->routed, a, c, n, s->dim_stride);

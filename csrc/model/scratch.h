@@ -72,6 +72,8 @@ typedef struct qsf_scratch {
     float *k;          /* [chunk, kv_stride] */
     float *v;          /* [chunk, kv_stride] */
     float *attended;   /* [chunk, q_stride] */
+    float *mix_gate;   /* [chunk, gate_stride] of what a mixer puts out */
+    float *steps;      /* [chunk, 2 value heads] beta, then decay, of the delta rule */
     float *gate;       /* [wide, ffn_stride] input of the down projection */
     float *up;         /* [wide, ffn_stride]; NULL if the FFN has no gate */
     float *y; /* [chunk, dim_stride] output of attention or the FFN, before the residual add */
@@ -80,11 +82,11 @@ typedef struct qsf_scratch {
     float *rope_sin;     /* the same */
     qsf_kv_form kv_form; /* the same in all sessions */
     qsf_attend_scratch attend;
-    float *tails[3];      /* [wide, 16] last tile rows that the output has no room for, one for each
+    float *tails[6];      /* [wide, 16] last tile rows that the output has no room for, one for each
                              matrix that runs at the same time */
     float *vectors[4];    /* [widest vector] norm weight, norm bias, and two more vectors */
     float *qk_norms[2];   /* [qk_norm_cols] weights of Q norm and K norm */
-    float *conv;          /* [conv_cols] weights of a convolution, then [dim] zeros */
+    float *conv;          /* [conv_cols] weights, then zeros: [conv_channels] */
     float *head_bias;     /* [n_vocab], if the head has one */
     unsigned char *sides; /* [config's sides_bytes] side products that are in use together */
     qsf_routed_scratch routed;

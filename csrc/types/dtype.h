@@ -14,6 +14,7 @@
 
 #define QSF_TILE_ROWS 16
 #define QSF_BLOCK 64 /* columns of a tile */
+#define QSF_MAX_STATE_DIM 256U /* of a key or a value of a recurrent state */
 
 /* Offsets in a tile of type F16 scales: 16 scales, then 16 mins if the type has them. */
 #define QSF_TILE_SCALES_OFF 0

@@ -299,15 +299,11 @@ def _report_sections(reader: Reader) -> Iterator[str]:
 def _matrix_types(unit: Unit) -> str:
     """Return the type of the unit's matrices, which for embedding and head is not the file's.
 
-    A router is exact whatever the type of the others.
+    Matrices of EXACT are not counted.
     """
-    from qsf.file.layout import Dtype, Layout, TensorType, dtype_name
+    from qsf.file.layout import EXACT, Dtype, Layout, dtype_name
 
-    dtypes = {
-        t.dtype
-        for t in unit.tensors
-        if t.layout == Layout.TILES and t.type != TensorType.EXPERT_ROUTER
-    }
+    dtypes = {t.dtype for t in unit.tensors if t.layout == Layout.TILES and t.type not in EXACT}
     if len(dtypes) > 1:
         return dtype_name(Dtype.MIXED)
     return dtype_name(dtypes.pop()) if dtypes else "-"

@@ -24,6 +24,7 @@ from qsf.file.keyvalues import (
 from qsf.file.layout import (
     F32_MAX,
     MAX_CHOSEN,
+    MAX_HEADS,
     MAX_LAYER_EXPERTS,
     MAX_LAYER_KINDS,
     MAX_ROPE_PAIRS,
@@ -37,7 +38,10 @@ from qsf.file.layout import (
 )
 
 ROPE_NONE: Final = 255  # instead of the number of a RoPE set
-MAX_TAPS: Final = 16  # of a short convolution
+MAX_TAPS: Final = 16  # of a convolution
+MAX_STATE_DIM: Final = 256  # of a key or a value of the delta rule
+STATE_COLS: Final = 32  # columns of a state that lie together in memory
+MAX_MIXED_ROWS: Final = 1 << 20  # of q, k and v of the delta rule together
 
 
 class Mixer(IntEnum):
@@ -45,6 +49,7 @@ class Mixer(IntEnum):
 
     ATTENTION = 0
     SHORT_CONV = 1  # out(c * conv(b * x)), with B, C, x in the places of K, Q, V
+    DELTA = 2  # the gated delta rule behind a convolution of q, k and v
 
 
 class QkNorm(IntEnum):
@@ -118,18 +123,38 @@ class LayerKind:
     n_groups_kept: int = 1
     group_score: int = GroupScore.LARGEST
     mixer: int = Mixer.ATTENTION  # of another, the fields up to qk_norm are as in `plain_kind`
-    n_taps: int = 0  # of a short convolution
+    output_gate: int = 0  # of attention; 1: attended * sigmoid(gate)
+    n_taps: int = 0  # of a convolution
+    n_key_heads: int = 0  # of the delta rule; likewise the next four
+    n_value_heads: int = 0  # a multiple of the key heads
+    key_dim: int = 0
+    value_dim: int = 0
+    has_tiled_heads: int = 0  # 1: the value heads of a key head are n_key_heads apart
 
     @property
     def has_attention(self) -> bool:
         """Does it attend to keys and values?"""
         return self.mixer == Mixer.ATTENTION
 
-    def mixer_dims(self, dim: int) -> tuple[int, int]:
-        """Return the rows of the matrices in the places of Q, and of K and V."""
-        if not self.has_attention:
-            return dim, dim
-        return self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+    def mixer_dims(self, dim: int) -> tuple[int, int, int, int]:
+        """Return the rows of the matrices in the places of Q, K, V, and the columns behind them."""
+        if self.mixer == Mixer.DELTA:
+            keys, values = self.n_key_heads * self.key_dim, self.n_value_heads * self.value_dim
+            return keys, keys, values, values
+        if self.mixer == Mixer.SHORT_CONV:
+            return dim, dim, dim, dim
+        q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        return q, kv, kv, q
+
+    def state_bytes(self, dim: int) -> int:
+        """Return the bytes of a recurrent state: what a convolution sees, and the delta rule's."""
+        columns = padded(self.value_dim, STATE_COLS)
+        rows = self.n_taps and (self.n_taps - 1) * self.channels(dim)
+        return 4 * (rows + self.n_value_heads * self.key_dim * columns)
+
+    def channels(self, dim: int) -> int:
+        """Return the channels of the convolution."""
+        return sum(self.mixer_dims(dim)[:3]) if self.mixer == Mixer.DELTA else dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +199,7 @@ def kind_keys(header: Header) -> tuple[Key, ...]:
         Key(41, "temperature_step", U32, least=1),
         Key(43, "alibi_slopes", F32_ARRAY),
         Key(48, "qk_norm", U32, most=max(QkNorm)),
+        Key(56, "output_gate", U32, most=1),
         Key(64, "ffn", U32, most=max(Ffn)),
         Key(65, "ffn_dim", U32, least=1, most=header.ffn_dim),
         Key(66, "activation", U32, most=max(Activation)),
@@ -187,7 +213,12 @@ def kind_keys(header: Header) -> tuple[Key, ...]:
         Key(87, "n_groups", U32, least=1, most=MAX_LAYER_EXPERTS),
         Key(88, "n_groups_kept", U32, least=1, most=MAX_LAYER_EXPERTS),
         Key(89, "group_score", U32, most=max(GroupScore)),
+        Key(112, "n_key_heads", U32, least=1, most=MAX_HEADS),
+        Key(113, "n_value_heads", U32, least=1, most=MAX_HEADS),
+        Key(114, "key_dim", U32, least=1, most=MAX_STATE_DIM),
+        Key(115, "value_dim", U32, least=1, most=MAX_STATE_DIM),
         Key(116, "n_taps", U32, least=2, most=MAX_TAPS),
+        Key(126, "has_tiled_heads", U32, most=1),
         Key(128, "residual_factor", F32),
     )
 
@@ -202,8 +233,9 @@ def rotary_dims_of(header: Header, arch: Arch, sets: Sequence[RopeSet]) -> dict[
 
 
 _ATTENTION_FIELDS: Final = (
-    "score_scale", "score_cap", "temperature_beta", "alibi_slopes", "qk_norm",
+    "score_scale", "score_cap", "temperature_beta", "alibi_slopes", "qk_norm", "output_gate",
 )  # fmt: skip
+_DELTA_FIELDS: Final = ("n_key_heads", "n_value_heads", "key_dim", "value_dim")  # keys 112 .. 115
 
 
 def _check_mixer(name: str, k: LayerKind, header: Header, error: type[QsfError]) -> None:
@@ -214,13 +246,35 @@ def _check_mixer(name: str, k: LayerKind, header: Header, error: type[QsfError])
     )
     if not k.has_attention and not is_plain:
         raise error(
-            f"{name}: mixer {int(k.mixer)} (key 1) with attention's keys 32 .. 48, allowed:"
+            f"{name}: mixer {int(k.mixer)} (key 1) with attention's keys 32 .. 56, allowed:"
             " a window (36) of 0, RoPE set (37) 255"
         )
-    if (k.mixer == Mixer.SHORT_CONV) != (k.n_taps != 0):
+    if k.has_attention != (k.n_taps == 0):
         raise error(
             f"{name}: mixer {int(k.mixer)} (key 1) has {k.n_taps} taps (key 116), allowed:"
-            f" 2 .. {MAX_TAPS} for a short convolution (1), else none"
+            f" 2 .. {MAX_TAPS} for a convolution (1, 2), else none"
+        )
+    _check_delta(name, k, error)
+
+
+def _check_delta(name: str, k: LayerKind, error: type[QsfError]) -> None:
+    """Raise ``error`` for wrong fields of the delta rule, which other mixers do not have."""
+    is_delta = k.mixer == Mixer.DELTA
+    for key, field in enumerate(_DELTA_FIELDS, 112):
+        if is_delta != (getattr(k, field) != 0):
+            raise error(
+                f"{name}: mixer {int(k.mixer)} (key 1) with a key {key} of {getattr(k, field)},"
+                " allowed: 1 or more for the delta rule (2), else none"
+            )
+    if not is_delta:
+        if k.has_tiled_heads:
+            raise error(f"{name}: mixer {int(k.mixer)} (key 1) with key 126")
+        return
+    n_rows = k.channels(0)
+    if k.n_value_heads % k.n_key_heads != 0 or n_rows > MAX_MIXED_ROWS:
+        raise error(
+            f"{name}: {k.n_value_heads} value heads, {k.n_key_heads} key heads, {n_rows} rows of"
+            f" q, k and v, allowed: a multiple of the key heads, at most {MAX_MIXED_ROWS} rows"
         )
 
 

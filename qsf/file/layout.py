@@ -31,6 +31,7 @@ MAX_SECTIONS: Final = 256
 # Read as a whole, by Python; parsed they take up to 25 times as much.
 MAX_TEXT_BYTES: Final = {"TOKN": 64 << 20, "CHAT": 1 << 20, "META": 16 << 20}
 MAX_LAYERS: Final = 4096
+MAX_HEADS: Final = 4096
 MAX_VOCAB: Final = 1 << 24
 MAX_EXTENT_ROWS: Final = 1 << 24  # rows or columns of a tensor
 MAX_LAYER_KINDS: Final = 64
@@ -220,14 +221,23 @@ class TensorType(IntEnum):
     FFN_UP_OUTLIERS = 34
     FFN_DOWN_OUTLIERS = 35
     SINKS = 36
+    MIX_GATE = 37
     ROUTER_BIAS = 44
     SELECTION_BIAS = 45
     SHARED_GATE = 46
     CONV = 50  # [taps * channels], the oldest tap first
     CONV_BIAS = 51
+    DECAY_RATE = 52
+    DECAY_BIAS = 53
+    MIX_NORM = 55
+    BETA = 56
     HEAD_BIAS = 66
     INPUT_NORM = 67
     INPUT_NORM_BIAS = 68
+    DECAY = 69
+
+
+EXACT: Final = (TensorType.EXPERT_ROUTER, TensorType.BETA, TensorType.DECAY)  # f16 or f32 alone
 
 
 OUTLIERS_OF: Final[dict[int, TensorType]] = {  # matrix -> its outlier table
@@ -432,8 +442,8 @@ class Stored(NamedTuple):
 _RANGES: Final = (
     ("n_layers", "number of layers", 1, MAX_LAYERS),
     ("dim", "hidden dimension", 1, 1 << 20),
-    ("n_heads", "number of attention heads", 1, 4096),
-    ("n_kv_heads", "number of KV heads", 0, 4096),
+    ("n_heads", "number of attention heads", 1, MAX_HEADS),
+    ("n_kv_heads", "number of KV heads", 0, MAX_HEADS),
     ("n_vocab", "vocabulary", 1, MAX_VOCAB),
     ("max_tokens", "maximum sequence length", 1, 1 << 24),
     ("ffn_dim", "FFN dimension", 1, 1 << 22),

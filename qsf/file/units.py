@@ -22,8 +22,10 @@ _T = TensorType
 _LAYER_ORDER: Final = (  # every vector and outlier table before the matrix that needs it
     _T.INPUT_NORM, _T.INPUT_NORM_BIAS,
     _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.Q_BIAS, _T.K_BIAS, _T.V_BIAS, _T.Q_NORM, _T.K_NORM,
-    _T.SINKS, _T.Q_OUTLIERS, _T.K_OUTLIERS, _T.V_OUTLIERS, _T.Q, _T.K, _T.V, _T.CONV, _T.CONV_BIAS,
-    _T.ATTN_SUB_NORM,    _T.ATTN_OUT_BIAS, _T.ATTN_OUT_OUTLIERS, _T.ATTN_OUT, _T.POST_ATTN_NORM,
+    _T.SINKS, _T.DECAY_RATE, _T.DECAY_BIAS, _T.MIX_NORM,
+    _T.Q_OUTLIERS, _T.K_OUTLIERS, _T.V_OUTLIERS, _T.Q, _T.K, _T.V, _T.MIX_GATE, _T.BETA, _T.DECAY,
+    _T.CONV, _T.CONV_BIAS, _T.ATTN_SUB_NORM, _T.ATTN_OUT_BIAS, _T.ATTN_OUT_OUTLIERS, _T.ATTN_OUT,
+    _T.POST_ATTN_NORM,
     _T.FFN_NORM, _T.FFN_NORM_BIAS, _T.ROUTER_BIAS, _T.SELECTION_BIAS, _T.EXPERT_ROUTER,
     _T.SHARED_GATE, _T.FFN_GATE_BIAS, _T.FFN_UP_BIAS,
     _T.FFN_GATE_OUTLIERS, _T.FFN_UP_OUTLIERS, _T.FFN_GATE, _T.FFN_UP, _T.FFN_SUB_NORM,
@@ -41,7 +43,7 @@ EXPERT_TYPES: Final = (
 
 def layer_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
     """Return [rows, cols] of the tensors that a layer of this kind may have."""
-    q, kv = kind.mixer_dims(h.dim)
+    q, k, v, mixed = kind.mixer_dims(h.dim)
     per_head = kind.qk_norm == QkNorm.PER_HEAD
     hidden = (
         _T.INPUT_NORM, _T.INPUT_NORM_BIAS, _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.FFN_NORM,
@@ -49,9 +51,9 @@ def layer_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
     )  # fmt: skip
     matrices: dict[int, tuple[int, int]] = {
         _T.Q: (q, h.dim),
-        _T.K: (kv, h.dim),
-        _T.V: (kv, h.dim),
-        _T.ATTN_OUT: (h.dim, q),
+        _T.K: (k, h.dim),
+        _T.V: (v, h.dim),
+        _T.ATTN_OUT: (h.dim, mixed),
         _T.FFN_GATE: (kind.ffn_dim, h.dim),
         _T.FFN_UP: (kind.ffn_dim, h.dim),
         _T.FFN_DOWN: (h.dim, kind.ffn_dim),
@@ -60,14 +62,20 @@ def layer_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
         **matrices,
         **{OUTLIERS_OF[matrix]: shape for matrix, shape in matrices.items()},
         _T.Q_BIAS: (1, q),
-        _T.K_BIAS: (1, kv),
-        _T.V_BIAS: (1, kv),
+        _T.K_BIAS: (1, k),
+        _T.V_BIAS: (1, v),
         _T.Q_NORM: (1, kind.head_dim if per_head else q),
-        _T.K_NORM: (1, kind.head_dim if per_head else kv),
+        _T.K_NORM: (1, kind.head_dim if per_head else k),
         _T.SINKS: (1, kind.n_heads),
-        _T.CONV: (1, kind.n_taps * h.dim),
+        _T.MIX_GATE: (mixed, h.dim),
+        _T.BETA: (kind.n_value_heads, h.dim),
+        _T.DECAY: (kind.n_value_heads, h.dim),
+        _T.DECAY_RATE: (1, kind.n_value_heads),
+        _T.DECAY_BIAS: (1, kind.n_value_heads),
+        _T.MIX_NORM: (1, kind.value_dim),
+        _T.CONV: (1, kind.n_taps * kind.channels(h.dim)),
         _T.CONV_BIAS: (1, h.dim),
-        _T.ATTN_SUB_NORM: (1, q),
+        _T.ATTN_SUB_NORM: (1, mixed),
         _T.FFN_SUB_NORM: (1, kind.ffn_dim),
         _T.FFN_GATE_BIAS: (1, kind.ffn_dim),
         _T.FFN_UP_BIAS: (1, kind.ffn_dim),

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from qsf.file.layout import (
     BLOCK,
     EMBEDDING_UNIT,
+    EXACT,
     FINAL_UNIT,
     TILE_ROWS,
     Compression,
@@ -154,8 +155,8 @@ def _units(
 
 
 def _dtype_of(entry: Entry, dtype: Dtype) -> Dtype:
-    """Routers are f16 in a unit of any type."""
-    return Dtype.F16 if entry[0] == T.EXPERT_ROUTER else dtype
+    """Matrices of EXACT are f16 in a unit of any type."""
+    return Dtype.F16 if entry[0] in EXACT else dtype
 
 
 def _meta(seed: int) -> bytes:

@@ -103,8 +103,9 @@ static uint32_t replay_to(const qsf_statecache *s, uint32_t position)
     for (uint32_t i = 0; i < pool->n_layers; i++) {
         const qsf_state_layer *const l = &pool->layers[i];
         if (l->state_floats != 0)
-            l->replay(l, qsf_state_pool_at(pool, s->slot, i), s->log + l->row_off * pool->n_drafts,
-                      position - s->position, qsf_state_pool_at(pool, slot, i));
+            l->replay(l, &pool->tools, qsf_state_pool_at(pool, s->slot, i),
+                      s->log + l->row_off * pool->n_drafts, position - s->position,
+                      qsf_state_pool_at(pool, slot, i));
     }
     return slot;
 }

@@ -13,7 +13,9 @@
 #include <stdint.h>
 
 #include "format/config.h"
+#include "kernels/kernels.h"
 #include "memory/arena.h"
+#include "platform/pool.h"
 
 #define QSF_STATE_NO_SLOT UINT32_MAX /* instead of the state of position 0: zeros */
 
@@ -25,21 +27,27 @@
 
 typedef struct qsf_state_layer qsf_state_layer;
 
-/* to [state_floats] = the state `from` after n_rows logged rows; from may be NULL (zeros), or `to`
- */
-typedef void qsf_state_replay_fn(const qsf_state_layer *l, const float *from, const float *rows,
-                                 size_t n_rows, float *to);
+/* What a replay computes with */
+typedef struct qsf_state_tools {
+    const qsf_kernels *kernels;
+    qsf_pool *pool;
+} qsf_state_tools;
+
+/* to [state_floats] = the state `from` after n_rows logged rows; from may be NULL (zeros) */
+typedef void qsf_state_replay_fn(const qsf_state_layer *l, const qsf_state_tools *tools,
+                                 const float *from, const float *rows, size_t n_rows, float *to);
 
 /* Memory of a layer's mixer: a state, and a row for each draft, from which a replay starts. */
 struct qsf_state_layer {
     size_t state_floats; /* 0: the layer has none */
     size_t row_floats;
     qsf_state_replay_fn *replay;
-    size_t state_off; /* floats, in a slot */
-    size_t row_off;   /* floats of the rows of the layers before it */
+    const qsf_layer_kind *kind; /* NULL where the replay needs none */
+    size_t state_off;           /* floats, in a slot */
+    size_t row_off;             /* floats of the rows of the layers before it */
 };
 
-/* Fills the first three fields for a layer of the model. */
+/* Fills the first fields, up to kind, for a layer of the model. */
 typedef void qsf_state_describe_fn(const qsf_config *c, uint32_t layer, qsf_state_layer *out);
 
 typedef struct qsf_state_sizes {
@@ -52,6 +60,7 @@ typedef struct qsf_state_sizes {
 typedef struct qsf_state_pool {
     uint32_t n_layers;
     qsf_state_layer *layers; /* [n_layers] */
+    qsf_state_tools tools;   /* whoever replays has them for itself */
     size_t slot_floats;      /* 0: no layer has a state */
     size_t row_floats;       /* of all layers */
     uint32_t n_drafts;

@@ -25,6 +25,8 @@ QSF_TARGET_BEGIN("avx2,fma,f16c")
 
 #include "kernels/vecops_tmpl.h"
 
+#include "kernels/recur_tmpl.h"
+
 #include "kernels/attend_tmpl.h"
 
 #include "kernels/sample_tmpl.h"

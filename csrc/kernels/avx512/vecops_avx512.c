@@ -28,6 +28,8 @@ QSF_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
 #include "kernels/avx512/quantise_avx512.h"
 
+#include "kernels/recur_tmpl.h"
+
 #include "kernels/attend_tmpl.h"
 
 #include "kernels/sample_tmpl.h"

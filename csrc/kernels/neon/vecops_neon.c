@@ -23,6 +23,8 @@
 
 #include "kernels/vecops_tmpl.h"
 
+#include "kernels/recur_tmpl.h"
+
 #include "kernels/attend_tmpl.h"
 
 #include "kernels/sample_tmpl.h"

@@ -59,7 +59,9 @@ static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, attention_jo
         {t[QSF_LAYER_Q], NULL, s->q, q_stride, head_dim, is_whole ? NULL : q_epilogue, job, {0}},
         {t[QSF_LAYER_K], NULL, s->k, kv_stride, head_dim, is_whole ? NULL : k_epilogue, job, {0}},
         {t[QSF_LAYER_V], NULL, s->v, kv_stride, head_dim, v_epilogue, job, {0}},
+        {t[QSF_LAYER_MIX_GATE], NULL, s->mix_gate, q_stride, 1, NULL, NULL, {0}},
     };
+    const size_t n_linears = sizeof qkv / sizeof qkv[0] - (kind->output_gate != 0 ? 0 : 1);
     QSF_TRY(qsf_block_norm(o, s->x, t[QSF_LAYER_ATTN_NORM], t[QSF_LAYER_ATTN_NORM_BIAS], &in));
     qsf_ops_lap(o, QSF_PHASE_NORM);
     QSF_TRY(qsf_block_load(o, t[QSF_LAYER_Q_BIAS], 0, &qkv[0].bias));
@@ -71,10 +73,20 @@ static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, attention_jo
     QSF_TRY(qsf_ops_load_sides(o, &layer->sides[QSF_LAYER_Q], &n_used, &qkv[0].sides));
     QSF_TRY(qsf_ops_load_sides(o, &layer->sides[QSF_LAYER_K], &n_used, &qkv[1].sides));
     QSF_TRY(qsf_ops_load_sides(o, &layer->sides[QSF_LAYER_V], &n_used, &qkv[2].sides));
-    QSF_TRY(qsf_linear_run(o, qkv, sizeof qkv / sizeof qkv[0], &in));
+    QSF_TRY(qsf_linear_run(o, qkv, n_linears, &in));
     if (is_whole)
         qsf_heads_finish_whole(o, job->chunk, job->layer_idx, job->q_norm, job->k_norm);
     return QSF_OK;
+}
+
+/* gate = attended * sigmoid(gate) */
+static void gate_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    const qsf_ops *const o = arg;
+    const uint32_t q_dim = qsf_q_dim(o->kind);
+    (void)worker_idx;
+    for (size_t i = begin * qsf_stride(q_dim); i < end * qsf_stride(q_dim); i += qsf_stride(q_dim))
+        o->kernels->sigmoid_mul(o->scratch->mix_gate + i, o->scratch->attended + i, q_dim);
 }
 
 qsf_status qsf_mix_attention(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
@@ -88,9 +100,13 @@ qsf_status qsf_mix_attention(qsf_ops *o, const qsf_layer *l, const qsf_chunk *ch
     QSF_TRY(project_heads(o, l, &job));
     qsf_ops_lap(o, QSF_PHASE_QKV);
     QSF_TRY(qsf_attention_run(o, chunk, layer_idx, job.sinks));
+    if (o->kind->output_gate != 0)
+        qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(8 * (size_t)qsf_q_dim(o->kind)), gate_rows,
+                     o);
     qsf_ops_lap(o, QSF_PHASE_ATTENTION);
-    QSF_TRY(qsf_block_sub_norm(o, o->scratch->attended, qsf_q_dim(o->kind),
-                               l->tensors[QSF_LAYER_ATTN_SUB_NORM], &attended));
+    float *const out = o->kind->output_gate != 0 ? o->scratch->mix_gate : o->scratch->attended;
+    QSF_TRY(qsf_block_sub_norm(o, out, qsf_q_dim(o->kind), l->tensors[QSF_LAYER_ATTN_SUB_NORM],
+                               &attended));
     QSF_TRY(qsf_block_add_product(o, &end, &attended));
     qsf_ops_lap(o, QSF_PHASE_ATTN_OUT);
     return QSF_OK;

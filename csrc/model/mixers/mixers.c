@@ -4,10 +4,12 @@
 
 #include "model/mixers/mix_attention.h"
 #include "model/mixers/mix_conv.h"
+#include "model/mixers/mix_delta.h"
 
 const qsf_mixer qsf_mixers[QSF_MIXER_COUNT] = {
     [QSF_MIXER_ATTENTION] = {qsf_mix_attention, NULL},
     [QSF_MIXER_SHORT_CONV] = {qsf_mix_conv, qsf_mix_conv_describe},
+    [QSF_MIXER_DELTA] = {qsf_mix_delta, qsf_mix_delta_describe},
 };
 
 void qsf_mixers_describe_state(const qsf_config *c, uint32_t layer, qsf_state_layer *out)

@@ -26,6 +26,7 @@ static const group groups[] = {
     {"exp", check_exp, NULL},
     {"kv_store", check_kv_store, bench_kv_store},
     {"quantise", check_quantise, bench_quantise},
+    {"recur", check_recur, bench_recur},
     {"vecops", check_vecops, bench_vecops},
 };
 

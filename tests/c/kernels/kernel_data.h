@@ -35,6 +35,7 @@ int check_kv_store(void);
 int check_matmul(void);
 int check_matmul_exact(void);
 int check_quantise(void);
+int check_recur(void);
 int check_vecops(void);
 
 /* Their speed, on the inputs that the checks make. */
@@ -45,6 +46,7 @@ void bench_kv_store(void);
 void bench_matmul(void);
 void bench_matmul_exact(void);
 void bench_quantise(void);
+void bench_recur(void);
 void bench_vecops(void);
 
 /* Prints one line: how long `run` takes with each level's kernels, per element. */

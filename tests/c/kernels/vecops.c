@@ -232,9 +232,9 @@ static void check_gated(const activation *a, size_t n, fill how)
     free(y);
 }
 
-typedef enum simple { ADD, ADD_SCALED, SCALE, CLAMP, CAP, SIMPLE_COUNT } simple;
+typedef enum simple { ADD, ADD_SCALED, MUL, SCALE, CLAMP, CAP, SIMPLE_COUNT } simple;
 
-static const char *const simple_names[] = {"add", "add_scaled", "scale", "clamp", "cap"};
+static const char *const simple_names[] = {"add", "add_scaled", "mul", "scale", "clamp", "cap"};
 
 #define FACTOR 0.2197F
 #define LIMIT 2.5F
@@ -248,6 +248,8 @@ static output run_simple(const qsf_kernels *k, simple which, const float *x, con
         k->add(out.at, y, n);
     else if (which == ADD_SCALED)
         k->add_scaled(out.at, y, FACTOR, n);
+    else if (which == MUL)
+        k->mul(out.at, y, n);
     else if (which == SCALE)
         k->scale(out.at, FACTOR, n);
     else if (which == CLAMP)
@@ -265,6 +267,8 @@ static void check_simple_value(simple which, size_t i, size_t n, double x, doubl
         check_close("add", i, n, have, (double)((float)x + (float)y), 0.0);
     else if (which == ADD_SCALED)
         check_close("add_scaled", i, n, have, (double)qsf_fmaf(FACTOR, (float)y, (float)x), 0.0);
+    else if (which == MUL)
+        check_close("mul", i, n, have, (double)((float)x * (float)y), 0.0);
     else if (which == SCALE)
         check_close("scale", i, n, have, (double)(FACTOR * (float)x), 0.0);
     else if (which == CLAMP)
@@ -303,51 +307,6 @@ static void check_fused_corner(const qsf_kernels *k)
     float x = 0x400001p-149F;
     k->add_scaled(&x, &y, 0x1.000002p-75F, 1);
     CHECK(x == 0x400001p-149F);
-}
-
-/* ---- short convolutions ---- */
-
-#define MOST_TAPS 16
-
-/* One channel by the contract of kernels.h */
-static float convolve_one(const float *const *rows, const float *w, size_t n, size_t n_taps,
-                          const float *bias, float c, size_t i)
-{
-    float sum = 0.0F;
-    for (size_t t = 0; t < n_taps; t++)
-        sum = qsf_fmaf(w[t * n + i], rows[t][i], sum);
-    return c * (bias != NULL ? sum + bias[i] : sum);
-}
-
-/* inputs: taps - 1 rows, x, b, c, the bias, weights of the taps; [n] each */
-static void check_short_conv(size_t n, size_t n_taps, bool has_bias, fill how)
-{
-    const size_t n_past = n_taps - 1;
-    float *const in = exact_floats((n_past + 4 + n_taps) * n);
-    fill_floats(in, (n_past + 4 + n_taps) * n, how);
-    const float *const x = in + n_past * n;
-    const float *const w = in + (n_past + 4) * n;
-    const float *const bias = has_bias ? in + (n_past + 3) * n : NULL;
-    const float *rows[MOST_TAPS];
-    for (size_t t = 0; t < n_past; t++)
-        rows[t] = in + t * n;
-    const output want = output_make(2 * n * sizeof(float));
-    float *const b = want.at;
-    for (size_t i = 0; i < n; i++)
-        b[i] = x[n + i] * x[i];
-    rows[n_past] = b;
-    for (size_t i = 0; i < n; i++)
-        b[n + i] = convolve_one(rows, w, n, n_taps, bias, x[2 * n + i], i);
-    for (size_t i = 0; i <= n_levels; i++) {
-        const qsf_kernels *const k = i < n_levels ? &levels[i] : &scalar;
-        output have = output_make(2 * n * sizeof(float));
-        memcpy(have.at, x + n, 2 * n * sizeof(float));
-        rows[n_past] = have.at;
-        k->short_conv(rows, w, n, n_taps, bias, x, have.at, (float *)have.at + n, n);
-        compare_and_free(&want, &have, k->isa_name, "short_conv", n, how);
-    }
-    free(want.block);
-    free(in);
 }
 
 /* ---- norms ---- */
@@ -508,8 +467,6 @@ int check_vecops(void)
             }
             for (simple which = ADD; which < SIMPLE_COUNT; which++)
                 check_simple(which, sizes[s], how);
-            for (size_t n_taps = 2; n_taps <= MOST_TAPS; n_taps += 7)
-                check_short_conv(sizes[s], n_taps, n_taps == 9, how);
             for (norm which = NORM_RMS; which < NORM_COUNT; which++)
                 check_norm(which, sizes[s], how);
             check_rope(false, sizes[s], how);

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 import qsf
-from make.kind_models import LAYER_NORMS, MIXED, ROUTED, VOCAB, write_model
+from make.kind_models import LAYER_NORMS, MIXED, RECURRENT, ROUTED, VOCAB, write_model
 from oracle import reference
 from oracle.reference_models import load_qsf
 from qsf import errors
@@ -36,13 +36,15 @@ def written(folder: Path, name: str, dtype: Dtype) -> Path:
         write_model(path, MIXED, dtype=dtype)
     elif not path.exists() and name == "routed":
         write_model(path, ROUTED, dtype=dtype, seed=5)
+    elif not path.exists() and name == "recurrent":
+        write_model(path, RECURRENT, dtype=dtype, seed=6)
     elif not path.exists():
         arch = Arch(tied_head=name == "tied")
         write_model(path, LAYER_NORMS, dtype=dtype, norm=Norm.LAYER, arch=arch, seed=3)
     return path
 
 
-NAMES = ("mixed", "layer-norms", "tied", "routed")
+NAMES = ("mixed", "layer-norms", "tied", "routed", "recurrent")
 MODELS = [(name, dtype) for name in NAMES for dtype in (Dtype.F16, Dtype.Q4)]
 
 
@@ -75,7 +77,8 @@ def test_logits_are_those_of_the_reference(folder: Path, name: str) -> None:
     want = reference.forward(load_qsf(path, 200), TOKENS).logits
     with qsf.Model(path, exact=True, kv_type="f32", max_seq_len=200, ram_budget=None) as model:
         got = model.logits(TOKENS)
-    assert np.abs(got - want).max() <= 3e-5 * np.abs(want).max()
+    bound = 2e-4 if name == "recurrent" else 3e-5  # what the delta rule puts out may be small
+    assert np.abs(got - want).max() <= bound * np.abs(want).max()
 
 
 def test_the_context_chooses_the_frequencies(folder: Path) -> None:

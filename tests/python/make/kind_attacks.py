@@ -13,6 +13,15 @@ from qsf.file.kinds import QkNorm, RopeSet, plain_kind
 from qsf.file.layout import Arch
 
 PLAIN_KIND = plain_kind(tiny_header(), Arch())
+DELTA = u32(1, 2) + u32(37, 255)
+
+
+def heads(n_key: int, n_value: int, key_dim: int, value_dim: int) -> bytes:
+    """Keys 112 to 115"""
+    values = (n_key, n_value, key_dim, value_dim)
+    return b"".join(u32(112 + i, value) for i, value in enumerate(values))
+
+
 SETS = (
     RopeSet(0, (1.0, 0.5)),
     RopeSet(0, (1.0, 0.25), least_context=9, factor=1.2),
@@ -70,7 +79,25 @@ KIND_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("kind: half a size", F, raw_kind(struct.pack("<HH4xH", 1, 0, 0))),
     ("kind: half a key", F, kind(u32(16, 0)[:-1])),
     ("kind: unknown key", U, kind(u32(2, 0))),
-    ("kind: mixer 2", F, kind(u32(1, 2))),
+    ("kind: mixer 3", F, kind(u32(1, 3))),
+    ("kind: output gate 2", F, kind(u32(56, 2))),
+    ("kind: delta rule without heads", F, kind(DELTA + u32(116, 4))),
+    ("kind: delta rule without taps", F, kind(DELTA + heads(1, 2, 8, 8))),
+    ("kind: delta rule with 3 heads for 2", F, kind(DELTA + heads(2, 3, 8, 8) + u32(116, 4))),
+    ("kind: delta rule with wide keys", F, kind(DELTA + heads(1, 2, 257, 8) + u32(116, 4))),
+    ("kind: delta rule with wide values", F, kind(DELTA + heads(1, 2, 8, 257) + u32(116, 4))),
+    (
+        "kind: delta rule with too many rows",
+        F,
+        kind(DELTA + heads(4096, 4096, 256, 256) + u32(116, 4)),
+    ),
+    (
+        "kind: delta rule with a gate of attention",
+        F,
+        kind(DELTA + u32(56, 1) + heads(1, 2, 8, 8) + u32(116, 4)),
+    ),
+    ("kind: heads of the delta rule with attention", F, kind(heads(1, 2, 8, 8))),
+    ("kind: order of value heads with attention", F, kind(u32(126, 1))),
     ("kind: a convolution without taps", F, kind(u32(1, 1) + u32(37, 255))),
     ("kind: taps of attention", F, kind(u32(116, 3))),
     ("kind: 1 tap", F, kind(u32(1, 1) + u32(37, 255) + u32(116, 1))),

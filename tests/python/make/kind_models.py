@@ -21,11 +21,13 @@ from qsf.file.kinds import (
     Ffn,
     GroupScore,
     LayerKind,
+    Mixer,
     QkNorm,
     RopeSet,
 )
 from qsf.file.layout import (
     EMBEDDING_UNIT,
+    EXACT,
     FINAL_UNIT,
     Activation,
     Arch,
@@ -84,6 +86,10 @@ class Layer:
         norms = (T.Q_NORM, T.K_NORM) if self.kind.qk_norm else ()
         routed = (T.FFN_NORM, T.EXPERT_ROUTER) if self.kind.n_experts else ()
         usual = {T.ATTN_NORM, *_MATRICES, *norms, *routed, *_FFN[Ffn(self.kind.ffn)]}
+        if self.kind.mixer == Mixer.DELTA:
+            usual |= {T.MIX_GATE, T.BETA, T.DECAY, T.DECAY_RATE, T.DECAY_BIAS, T.MIX_NORM, T.CONV}
+        elif self.kind.output_gate:
+            usual.add(T.MIX_GATE)
         return (usual | set(self.extra)) - set(self.without)
 
 
@@ -130,6 +136,16 @@ ROUTED: Final = (
           EXPERT_BIASES),
     Layer(kind(n_experts=4, n_chosen=1, expert_dim=64, is_parallel=True), (), (T.FFN_NORM,)),
 )  # fmt: skip
+DELTA: Final = kind(mixer=Mixer.DELTA, n_kv_heads=4, rope_set=ROPE_NONE, n_taps=4, n_key_heads=2,
+                    n_value_heads=6, key_dim=24, value_dim=40)  # fmt: skip
+RECURRENT: Final = (
+    Layer(DELTA),
+    Layer(replace(DELTA, n_taps=3, n_value_heads=4, value_dim=16, has_tiled_heads=1), POST_NORMS),
+    Layer(kind(qk_norm=QkNorm.PER_HEAD, output_gate=1)),
+    Layer(replace(DELTA, n_taps=2, n_key_heads=1, n_value_heads=2, key_dim=17, value_dim=33,
+                  ffn=Ffn.NONE, n_experts=6, n_chosen=2, expert_dim=40, residual_factor=0.5)),
+    Layer(kind(n_heads=3, n_kv_heads=1, window_tokens=9, output_gate=1), (T.SINKS,)),
+)  # fmt: skip
 
 
 def _values(
@@ -138,6 +154,8 @@ def _values(
     x: NDArray[np.float32] = rng.standard_normal(shape, dtype=np.float32)
     if type.name.endswith("NORM"):
         return np.asarray(np.float32(1.0) + np.float32(0.3) * x)
+    if type is T.DECAY_RATE:  # positive
+        return np.asarray(np.exp(x - np.float32(2.0)))
     if shape[0] == 1:
         return np.asarray(np.float32(0.2) * x)
     return np.asarray(x * np.float32(1.0 if type is T.EMBEDDING else 1.5 / np.sqrt(shape[1])))
@@ -203,7 +221,7 @@ def _write_tensor(
 ) -> None:
     rows = _values(rng, type, shape)
     is_vector = rows.shape[0] == 1
-    stored = Dtype.F32 if is_vector or type is T.EXPERT_ROUTER else dtype
+    stored = Dtype.F32 if is_vector or type in EXACT else dtype
     layout = Layout.VECTOR if is_vector else Layout.TILES
     w.begin_tensor(type, rows.shape[0], rows.shape[1], stored, layout)
     w.write(rows.tobytes() if is_vector else quantise_rows(stored, rows))

@@ -146,14 +146,52 @@ class _Pass:
     def convolution(self, x: Array, n_taps: int, at: str) -> Array:
         """LFM2: out(c * conv(b * x)), the oldest tap first; c, b, x in the places of Q, K, V."""
         c, b, inner = (self.linear(x, f"{at}.{part}") for part in "qkv")
-        past = np.concatenate([np.zeros((n_taps - 1, x.shape[1]), self.dtype), b * inner])
+        y = self.convolve(b * inner, n_taps, at)
+        return self.keep(f"{at}.attn_out", self.linear(c * y, f"{at}.attn_out"))
+
+    def convolve(self, x: Array, n_taps: int, at: str) -> Array:
+        past = np.concatenate([np.zeros((n_taps - 1, x.shape[1]), self.dtype), x])
         taps = self.weight(f"{at}.conv").reshape(n_taps, -1)
         y = np.stack([(taps * past[t : t + n_taps]).sum(axis=0) for t in range(len(x))])
         if f"{at}.conv_bias" in self.model.weights:
             y = y + self.weight(f"{at}.conv_bias")
-        return self.keep(f"{at}.attn_out", self.linear(c * y, f"{at}.attn_out"))
+        return np.asarray(y)
+
+    def delta(self, x: Array, layer: Layer, at: str) -> Array:
+        """The gated delta rule, token by token."""
+        assert layer.delta is not None
+        n_key, n_value, key_dim, value_dim = layer.delta
+        mixed = np.concatenate([self.linear(x, f"{at}.{part}") for part in "qkv"], axis=1)
+        mixed = activate(self.convolve(mixed, layer.n_taps, at), "silu")
+        parts = np.split(mixed, [n_key * key_dim, 2 * n_key * key_dim], axis=1)
+        q, k = (part.reshape(len(x), n_key, key_dim) for part in parts[:2])
+        q, k = (y / np.sqrt((y * y).sum(axis=-1, keepdims=True) + 1e-6) for y in (q, k))
+        q = q / np.sqrt(self.dtype(key_dim))
+        n_each = n_value // n_key
+        if layer.has_tiled_heads:
+            q, k = (np.tile(y, (1, n_each, 1)) for y in (q, k))
+        else:
+            q, k = (np.repeat(y, n_each, axis=1) for y in (q, k))
+        v = parts[2].reshape(len(x), n_value, value_dim)
+        beta = 1 / (1 + np.exp(-self.linear(x, f"{at}.beta")))
+        step = np.logaddexp(0, self.linear(x, f"{at}.decay"))  # which has a bias
+        decay = np.exp(-self.weight(f"{at}.decay_rate") * step)
+        out = np.empty_like(v)
+        for h in range(n_value):
+            state: Array = np.zeros((key_dim, value_dim), self.dtype)
+            for t in range(len(x)):
+                state = state * decay[t, h]
+                d = (v[t, h] - k[t, h] @ state) * beta[t, h]
+                state = state + np.outer(k[t, h], d)
+                out[t, h] = q[t, h] @ state
+        gate = activate(self.linear(x, f"{at}.mix_gate"), "silu")
+        y = self.normalise(out, f"{at}.mix_norm").reshape(len(x), -1) * gate
+        self.keep(f"{at}.heads", y)
+        return self.keep(f"{at}.attn_out", self.linear(y, f"{at}.attn_out"))
 
     def attention(self, x: Array, layer: Layer, at: str) -> Array:
+        if layer.delta is not None:
+            return self.delta(x, layer, at)
         if layer.n_taps:
             return self.convolution(x, layer.n_taps, at)
         n_tokens = len(x)
@@ -174,6 +212,8 @@ class _Pass:
         mixed = attend_layer(q, k, v, layer, sinks)
         if turned is not None:
             mixed = (mixed.reshape(q.shape) @ turned).reshape(n_tokens, -1)
+        if f"{at}.mix_gate" in self.model.weights:
+            mixed = mixed / (1 + np.exp(-self.linear(x, f"{at}.mix_gate")))
         self.keep(f"{at}.heads", mixed)
         mixed = self.normalise(mixed, f"{at}.attn_sub_norm")
         return self.keep(f"{at}.attn_out", self.linear(mixed, f"{at}.attn_out"))

@@ -45,7 +45,9 @@ class Layer:
     residual_factor: float = 1.0
     routing: Routing | None = None  # of layers with experts
     pinned_tokens: int = 0  # first positions, seen beside the window
-    n_taps: int = 0  # of a short convolution, which is there instead of attention
+    n_taps: int = 0  # of a convolution, which is there instead of attention
+    delta: tuple[int, int, int, int] | None = None  # heads of keys, of values, dims of both
+    has_tiled_heads: bool = False  # value heads of a key head are n_key_heads apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,5 +291,9 @@ def _layer_of(
         residual_factor=kind.residual_factor,
         routing=_routing_of(kind),
         n_taps=kind.n_taps,
+        delta=(kind.n_key_heads, kind.n_value_heads, kind.key_dim, kind.value_dim)
+        if kind.mixer == kinds.Mixer.DELTA
+        else None,
+        has_tiled_heads=bool(kind.has_tiled_heads),
         **rope,
     )

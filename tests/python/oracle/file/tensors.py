@@ -11,8 +11,6 @@ from qsf.file.layout import Header, Layout, Role, Tensor, TensorType, Unit
 from qsf.file.units import unit_order, unit_shapes
 
 _T = TensorType
-# Kept for other mixers.
-_FREE_TYPES = (*range(37, 44), *range(47, 50), *range(52, 66))
 _TYPES_OF_ENDS = (
     _T.EMBEDDING, _T.HEAD, _T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.HEAD_BIAS,
 )  # fmt: skip
@@ -29,10 +27,10 @@ def parse_tensor(entry_idx: int, entry: tuple[int, ...], n_units: int) -> Tensor
     name = f"tensor table: entry {entry_idx}"
     if unit_idx >= n_units:
         raise QsfFormatError(f"{name} is of unit {unit_idx}, allowed: 0 .. {n_units - 1}")
-    if kind > max(TensorType) or kind in _FREE_TYPES:
+    if kind not in set(TensorType):
         raise QsfUnsupportedError(
-            f"{name} has tensor type {kind}, this release knows 0 .. 35, 44 .. 46 and 66 .."
-            f" {max(TensorType)}"
+            f"{name} has tensor type {kind}, this release knows"
+            f" {', '.join(str(int(known)) for known in TensorType)}"
         )
     fault = lay.tensor_fault(kind, n_rows, n_cols, dtype, layout, n_entries)
     if fault is not None:

@@ -1,0 +1,320 @@
+/* recur.c - kernels of recurrent mixers: every level, and scalar, against the contract bit by bit;
+ * what has an exponential against the formula in double.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernel_data.h"
+
+#define MOST_TAPS 16
+#define EPSILON 1e-6F
+#define FACTOR 0.25F
+
+static const size_t sizes[] = {1, 2, 15, 16, 17, 33, 64, 65, 192};
+
+static uint64_t n_compared;
+
+/* The kernels from scalar on */
+static const qsf_kernels *level(size_t i)
+{
+    return i == 0 ? &scalar : &levels[i - 1];
+}
+
+static void compare(const output *want, const output *have, size_t i, const char *op, size_t n,
+                    fill how)
+{
+    char what[96];
+    snprintf(what, sizeof what, "%s, n %zu, fill %d", op, n, (int)how);
+    check_outputs(want, have, level(i)->isa_name, what);
+    free(have->block);
+    n_compared++;
+}
+
+/* inputs: rows of the taps, weights of the taps, the bias; [n] each */
+static void check_conv(size_t n, size_t n_taps, bool has_bias, fill how)
+{
+    float *const in = exact_floats((2 * n_taps + 1) * n);
+    const float *const w = in + n_taps * n;
+    const float *const bias = has_bias ? in + 2 * n_taps * n : NULL;
+    const float *rows[MOST_TAPS];
+    const output want = output_make(n * sizeof(float));
+    fill_floats(in, (2 * n_taps + 1) * n, how);
+    for (size_t t = 0; t < n_taps; t++)
+        rows[t] = in + t * n;
+    for (size_t i = 0; i < n; i++) { /* as in kernels.h */
+        float sum = 0.0F;
+        for (size_t t = 0; t < n_taps; t++)
+            sum = qsf_fmaf(w[t * n + i], rows[t][i], sum);
+        ((float *)want.at)[i] = has_bias ? sum + bias[i] : sum;
+    }
+    for (size_t i = 0; i <= n_levels; i++) {
+        const output have = output_make(n * sizeof(float));
+        level(i)->conv(rows, w, n, n_taps, bias, have.at, n);
+        compare(&want, &have, i, "conv", n, how);
+    }
+    free(want.block);
+    free(in);
+}
+
+static void check_l2norm(size_t n, fill how)
+{
+    float *const x = exact_floats(n);
+    output want = output_make(n * sizeof *x);
+    fill_floats(x, n, how);
+    memcpy(want.at, x, n * sizeof *x);
+    scalar.l2norm(want.at, EPSILON, FACTOR, n);
+    double squares = 0.0;
+    for (size_t i = 0; i < n; i++)
+        squares += (double)x[i] * (double)x[i];
+    for (size_t i = 0; i < n && how <= FILL_EXTREMES; i++) {
+        const double exact = (double)x[i] / sqrt(squares + (double)EPSILON) * (double)FACTOR;
+        CHECK(fabs((double)((float *)want.at)[i] - exact) <= 2e-6 * fabs(exact));
+    }
+    for (size_t i = 1; i <= n_levels; i++) {
+        const output have = output_make(n * sizeof *x);
+        memcpy(have.at, x, n * sizeof *x);
+        level(i)->l2norm(have.at, EPSILON, FACTOR, n);
+        compare(&want, &have, i, "l2norm", n, how);
+    }
+    free(want.block);
+    free(x);
+}
+
+static void check_sigmoid_mul(size_t n, fill how)
+{
+    float *const x = exact_floats(2 * n);
+    const output want = output_make(n * sizeof *x);
+    fill_floats(x, 2 * n, how);
+    memcpy(want.at, x, n * sizeof *x);
+    scalar.sigmoid_mul(want.at, x + n, n);
+    for (size_t i = 0; i < n && how <= FILL_EXTREMES; i++) {
+        const double exact = (double)x[n + i] / (1.0 + exp(-(double)x[i]));
+        CHECK(fabs((double)((float *)want.at)[i] - exact) <= 5e-7 * fabs(exact) + 1e-35);
+    }
+    for (size_t i = 1; i <= n_levels; i++) {
+        const output have = output_make(n * sizeof *x);
+        memcpy(have.at, x, n * sizeof *x);
+        level(i)->sigmoid_mul(have.at, x + n, n);
+        compare(&want, &have, i, "sigmoid_mul", n, how);
+    }
+    free(want.block);
+    free(x);
+}
+
+/* in: beta, decay, rate, bias; [n] each */
+static void check_gates(size_t n, fill how)
+{
+    float *const in = exact_floats(4 * n);
+    const output want = output_make(2 * n * sizeof *in);
+    float *const made = want.at;
+    fill_floats(in, 4 * n, how);
+    for (size_t i = 2 * n; i < 3 * n; i++)
+        in[i] = fabsf(in[i]);
+    memcpy(made, in, 2 * n * sizeof *in);
+    scalar.delta_gates(made, made + n, in + 2 * n, in + 3 * n, n);
+    for (size_t i = 0; i < n && how <= FILL_ZEROS; i++) {
+        const double step = log1p(exp((double)(in[n + i] + in[3 * n + i])));
+        const double decay = exp(-(double)in[2 * n + i] * step);
+        CHECK(fabs((double)made[i] - 1.0 / (1.0 + exp(-(double)in[i]))) <= 5e-7);
+        CHECK(fabs((double)made[n + i] - decay) <= 1e-6);
+    }
+    for (size_t i = 1; i <= n_levels; i++) {
+        const output have = output_make(2 * n * sizeof *in);
+        memcpy(have.at, in, 2 * n * sizeof *in);
+        level(i)->delta_gates(have.at, (float *)have.at + n, in + 2 * n, in + 3 * n, n);
+        compare(&want, &have, i, "delta_gates", n, how);
+    }
+    free(want.block);
+    free(in);
+}
+
+/* ---- the delta rule ---- */
+
+typedef struct rule_case {
+    size_t n_rows;
+    size_t key_dim;
+    size_t n_cols;
+} rule_case;
+
+static size_t state_floats(const rule_case *c)
+{
+    return c->key_dim * QSF_STATE_COLS;
+}
+
+/* Floats of a row of q, k, v */
+static size_t row_floats(const rule_case *c)
+{
+    return 2 * c->key_dim + c->n_cols;
+}
+
+/* What changes: the state, then the rows of q, k and v, then o */
+static size_t changing_floats(const rule_case *c)
+{
+    return state_floats(c) + c->n_rows * (row_floats(c) + c->n_cols);
+}
+
+/* in: what changes, then beta and decay of each row */
+static qsf_delta_rows rows_of(const rule_case *c, float *changing, const float *gates)
+{
+    float *const rows = changing + state_floats(c);
+    return (qsf_delta_rows){
+        .n_rows = c->n_rows,
+        .key_dim = c->key_dim,
+        .n_cols = c->n_cols,
+        .q = rows,
+        .k = rows + c->key_dim,
+        .v = rows + 2 * c->key_dim,
+        .stride = row_floats(c),
+        .o = rows + c->n_rows * row_floats(c),
+        .o_stride = c->n_cols,
+        .beta = gates,
+        .decay = gates + 1,
+        .gate_stride = 2,
+    };
+}
+
+/* By the contract of kernels.h: one column of one row */
+static void run_column(float *state, const qsf_delta_rows *x, size_t t, size_t j)
+{
+    const float *const k = x->k + t * x->stride;
+    const float *const q = x->q + t * x->stride;
+    float *const v = x->v + t * x->stride;
+    const float decay = x->decay[t * x->gate_stride];
+    float recall = 0.0F;
+    for (size_t i = 0; i < x->key_dim; i++)
+        recall = qsf_fmaf(decay * k[i], state[i * QSF_STATE_COLS + j], recall);
+    const float d = (v[j] - recall) * x->beta[t * x->gate_stride];
+    float out = 0.0F;
+    for (size_t i = 0; i < x->key_dim; i++) {
+        float *const s = &state[i * QSF_STATE_COLS + j];
+        *s = qsf_fmaf(k[i], d, decay * *s);
+        out = qsf_fmaf(q[i], *s, out);
+    }
+    v[j] = d;
+    x->o[t * x->o_stride + j] = out;
+}
+
+/* Runs the rule for rows [begin, end). */
+static void run_rows(const qsf_kernels *k, float *state, const qsf_delta_rows *all, size_t begin,
+                     size_t end)
+{
+    qsf_delta_rows x = *all;
+    x.n_rows = end - begin;
+    x.q += begin * x.stride;
+    x.k += begin * x.stride;
+    x.v += begin * x.stride;
+    x.o += begin * x.o_stride;
+    x.beta += begin * x.gate_stride;
+    x.decay += begin * x.gate_stride;
+    k->delta_rule(state, &x);
+}
+
+/* The log of a pass, replayed, gives the state of the pass. */
+static void check_replay(const rule_case *c, const qsf_kernels *k, const float *before,
+                         const float *after, const float *gates)
+{
+    float *const changed = exact_floats(changing_floats(c));
+    memcpy(changed, after, changing_floats(c) * sizeof *changed);
+    memcpy(changed, before, state_floats(c) * sizeof *changed);
+    const qsf_delta_rows x = rows_of(c, changed, gates);
+    k->delta_replay(changed, &x);
+    CHECK(first_difference(changed, after, state_floats(c)) == state_floats(c));
+    free(changed);
+}
+
+static void check_rule(const rule_case *c, fill how)
+{
+    const size_t n = changing_floats(c);
+    float *const in = exact_floats(n + 2 * c->n_rows);
+    const float *const gates = in + n;
+    fill_floats(in, n + 2 * c->n_rows, how);
+    for (size_t i = 0; i < 2 * c->n_rows && how <= FILL_EXTREMES; i++)
+        in[n + i] = random_u32() % 5 == 0 ? (float)(i / 2 % 2) : fabsf(random_unit());
+    const output want = output_make(n * sizeof *in);
+    memcpy(want.at, in, n * sizeof *in);
+    for (size_t i = 0; i < state_floats(c); i++) /* behind the columns there are zeros */
+        if (i % QSF_STATE_COLS >= c->n_cols)
+            in[i] = ((float *)want.at)[i] = 0.0F;
+    const qsf_delta_rows contract = rows_of(c, want.at, gates);
+    for (size_t t = 0; t < c->n_rows; t++)
+        for (size_t j = 0; j < c->n_cols; j++)
+            run_column(want.at, &contract, t, j);
+    for (size_t i = 0; i <= n_levels; i++) {
+        const size_t cut = random_u32() % c->n_rows;
+        const output have = output_make(n * sizeof *in);
+        memcpy(have.at, in, n * sizeof *in);
+        const qsf_delta_rows x = rows_of(c, have.at, gates);
+        if (cut > 0)
+            run_rows(level(i), have.at, &x, 0, cut);
+        run_rows(level(i), have.at, &x, cut, c->n_rows);
+        if (how <= FILL_EXTREMES) /* zeros stay zeros unless they meet an infinity */
+            check_replay(c, level(i), in, have.at, gates);
+        if (how > FILL_EXTREMES) /* a decay below 0 makes them -0 */
+            for (size_t at = 0; at < state_floats(c); at++)
+                if (at % QSF_STATE_COLS >= c->n_cols)
+                    ((float *)have.at)[at] = 0.0F;
+        compare(&want, &have, i, "delta_rule", c->key_dim, how);
+    }
+    free(want.block);
+    free(in);
+}
+
+int check_recur(void)
+{
+    static const rule_case cases[] = {{1, 1, 1},    {2, 16, 24},  {3, 17, 32}, {5, 24, 8},
+                                      {70, 20, 16}, {9, 128, 32}, {2, 256, 31}};
+    for (fill how = FILL_RANDOM; how < FILL_COUNT; how++) {
+        for (size_t s = 0; s < COUNT_OF(sizes); s++) {
+            for (size_t n_taps = 2; n_taps <= MOST_TAPS; n_taps += 7)
+                check_conv(sizes[s], n_taps, n_taps == 9, how);
+            check_l2norm(sizes[s], how);
+            check_sigmoid_mul(sizes[s], how);
+            check_gates(sizes[s], how);
+        }
+        for (size_t c = 0; c < COUNT_OF(cases); c++)
+            check_rule(&cases[c], how);
+    }
+    CHECK(n_compared > 100 * n_levels);
+    return check_report("recur");
+}
+
+/* ---- speed ---- */
+
+#define BENCH_DIM 128
+#define BENCH_ROWS 64
+
+static float bench_state[BENCH_DIM * BENCH_DIM];
+static float bench_rows[BENCH_ROWS * 4 * BENCH_DIM];
+static float bench_gates[2 * BENCH_ROWS];
+
+/* A head of 128 x 128 over 64 rows */
+static void run_bench_rule(const qsf_kernels *k, const void *args)
+{
+    (void)args;
+    for (size_t col = 0; col < BENCH_DIM; col += QSF_STATE_COLS) {
+        const qsf_delta_rows x = {
+            .n_rows = BENCH_ROWS,
+            .key_dim = BENCH_DIM,
+            .n_cols = QSF_STATE_COLS,
+            .q = bench_rows,
+            .k = bench_rows + BENCH_DIM,
+            .v = bench_rows + 2 * BENCH_DIM + col,
+            .stride = 4 * BENCH_DIM,
+            .o = bench_rows + 3 * BENCH_DIM + col,
+            .o_stride = 4 * BENCH_DIM,
+            .beta = bench_gates,
+            .decay = bench_gates + 1,
+            .gate_stride = 2,
+        };
+        k->delta_rule(bench_state + col * BENCH_DIM, &x);
+    }
+}
+
+void bench_recur(void)
+{
+    fill_floats(bench_rows, COUNT_OF(bench_rows), FILL_RANDOM);
+    for (size_t i = 0; i < BENCH_ROWS; i++)
+        scalar.l2norm(bench_rows + (4 * i + 1) * BENCH_DIM, EPSILON, 1.0F, BENCH_DIM);
+    for (size_t i = 0; i < COUNT_OF(bench_gates); i++)
+        bench_gates[i] = 0.5F;
+    /* 1000 elements: so the figures are nanoseconds a head and token */
+    bench_line("delta_rule, ns a head of 128 x 128", 1000.0 * BENCH_ROWS, run_bench_rule, NULL);
+}
