@@ -26,6 +26,9 @@ from qsf.native.roofline import Limits, bound_of, measure_disk, measure_memory
 from qsf.shell import command, typer_app
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qsf.file.kinds import LayerKind
     from qsf.file.layout import Header
     from qsf.native.binding import MemoryPlan
 
@@ -60,10 +63,10 @@ def plan_command(
     except ChildFailedError as failed:
         raise typer.Exit(failed.exit_code) from None
     with Reader(path) as reader:
-        header, size = reader.header, size_of(reader)
+        header, kinds, size = reader.header, reader.layer_kinds, size_of(reader)
     plans = _plans(path, threads)
     limits = _measure(path, plans, is_quiet=quiet)
-    for line in table_lines(path.name, header, size, limits, plans):
+    for line in table_lines(path.name, header, kinds, size, limits, plans):
         print(line)
 
 
@@ -114,6 +117,7 @@ def _read_bytes(plan: MemoryPlan) -> float:
 def table_lines(
     file_name: str,
     header: Header,
+    kinds: Sequence[LayerKind],
     size: ModelSize,
     limits: Limits,
     plans: list[tuple[str, MemoryPlan]],
@@ -130,15 +134,18 @@ def table_lines(
             least_mb = -(-plan.min_budget_bytes // _MB)
             lines.append(f"{name:>12} too small: {least_mb} MB would do")
             continue
-        position_bytes = kv_position_bytes(
-            *(header.n_layers, header.n_kv_heads, header.head_dim, plan.kv_k_bits, plan.kv_v_bits)
+        position_bytes = sum(
+            kv_position_bytes(1, kind.n_kv_heads, kind.head_dim, plan.kv_k_bits, plan.kv_v_bits)
+            for kind in kinds
+            if kind.has_attention
         )
+        state_bytes = 2 * sum(kind.state_bytes(header.dim) for kind in kinds)  # read and written
         bound = bound_of(
             size,
             limits,
             n_tokens=_N_TOKENS,
             threads=plan.n_threads,
-            kv_token_bytes=position_bytes * (_N_TOKENS + (_N_TOKENS + 1) / 2),
+            kv_token_bytes=position_bytes * (_N_TOKENS + (_N_TOKENS + 1) / 2) + state_bytes,
             streamed_bytes=_read_bytes(plan),
         )
         taken = (plan.process_bytes + plan.reserve_bytes + plan.engine_bytes) / _MB
