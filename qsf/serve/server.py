@@ -364,8 +364,9 @@ def _note(choices: Sequence[Choice]) -> str:
     """Return the counts for the log: no text."""
     job = choices[0].job
     n_answer = sum(choice.job.n_generated for choice in choices)
+    again = f" again {job.n_again}" if job.n_again else ""
     return (
-        f"prompt {job.n_prompt} cached {job.n_cached} answer {n_answer} "
+        f"prompt {job.n_prompt} cached {job.n_cached}{again} answer {n_answer} "
         f"{choices[0].reason or 'unfinished'}"
     )
 

@@ -138,6 +138,10 @@ class ModelEngine:
         """Return how many of the tokens the slot holds, from the first on."""
         return self.sessions[slot].count_common(tokens)
 
+    def n_again(self, slot: int) -> int:
+        """Return how many tokens the slot has ever evaluated again, because states are not cut."""
+        return self.sessions[slot].engine_stats.n_again
+
     def keep(self, slot: int, n_tokens: int) -> None:
         """Forget all but the first tokens of the slot, or all. Raises QsfError."""
         session = self.sessions[slot]

@@ -105,6 +105,7 @@ class Job(Answer):
     is_begun: bool = False  # its prompt was evaluated in part
     n_held: int = 0  # of tokens, that the engine has evaluated
     n_cached: int = 0  # of the prompt, that it had before
+    n_again: int = 0  # tokens that it evaluated again, because states cannot be cut
     generator: Any = None  # what the engine keeps between two choices
     scores: list[Chosen] = field(default_factory=list)  # of the prompt's tokens but the first
     unsent: list[Chosen] = field(default_factory=list)

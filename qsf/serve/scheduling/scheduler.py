@@ -260,6 +260,7 @@ class Scheduler:
                 self._waiting[owner] = line  # behind the other owners
             slot = self._slots.choose(job)
             slot.job = job
+            job.n_again -= self._engine.n_again(slot.index)
             job.state = State.PROMPT
             if not job.turn:
                 self._n_turns += 1
@@ -504,6 +505,8 @@ class Scheduler:
         """Take the slot from its job; what it holds may be of use to the next."""
         with self._changed:
             self._is_full = False
+            if slot.job is not None:
+                slot.job.n_again += self._engine.n_again(slot.index)
             slot.job = slot.leader = None
             slot.used = self._clock()
 

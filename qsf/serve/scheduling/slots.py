@@ -68,6 +68,9 @@ class Engine(Protocol):
     def count_common(self, slot: int, tokens: array[int]) -> int:
         """Return how many of the tokens the slot holds, from the first on."""
 
+    def n_again(self, slot: int) -> int:
+        """Return how many tokens the slot has ever evaluated again, because states are not cut."""
+
     def keep(self, slot: int, n_tokens: int) -> None:
         """Forget all but the first tokens of the slot, or all. Raises QsfError."""
 

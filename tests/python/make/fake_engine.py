@@ -54,6 +54,7 @@ class FakeEngine:
         self.ahead: list[list[int]] = [[] for _ in range(n_slots)]
         self.is_windowed = False
         self.n_copied = 0
+        self.again = [0] * n_slots
         self.before_pass: Callable[[], None] = lambda: None
 
     def evaluate(self, items: Sequence[PassItem]) -> list[QsfError | None]:
@@ -123,6 +124,9 @@ class FakeEngine:
 
     def tokens(self, slot: int) -> array[int]:
         return self.held[slot][:]
+
+    def n_again(self, slot: int) -> int:
+        return self.again[slot]
 
     def keep(self, slot: int, n_tokens: int) -> None:
         assert n_tokens <= len(self.held[slot])

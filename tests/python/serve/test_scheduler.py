@@ -379,6 +379,21 @@ def test_the_pace_follows_what_passes_took() -> None:
     assert slow.prompt_rows(1) == 8  # some progress, however slow
 
 
+def test_a_job_knows_how_many_tokens_were_evaluated_again() -> None:
+    setup = Setup(1)
+    for n_jobs in (1, 2):
+        told = Told(prompt(20, n_jobs), max_tokens=3)
+
+        def going_back() -> None:
+            setup.engine.again[0] += 2
+
+        setup.engine.before_pass = going_back
+        n_passes = len(setup.engine.passes)
+        setup.submit(told)
+        setup.run()
+        assert told.job.n_again == 2 * (len(setup.engine.passes) - n_passes) > 0
+
+
 def test_what_was_said_is_kept_as_long_as_there_is_room() -> None:
     """Two at a time, and two more are kept; the longest unused gives way."""
     setup = Setup(2, n_kept=2)
