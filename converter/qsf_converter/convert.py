@@ -42,7 +42,7 @@ from qsf_converter.rounding.compression import AUTO, DEFAULT_COMPRESSION, Choose
 from qsf_converter.rounding.disk import read_bytes_per_s
 from qsf_converter.rounding.key_channels import with_equal_keys
 from qsf_converter.rounding.outlier_tables import with_outlier_plans
-from qsf_converter.rounding.pieces import rounded_units, with_router_types, with_tensor_scales
+from qsf_converter.rounding.pieces import rounded_units, with_exact_types, with_tensor_scales
 from qsf_converter.rounding.plan import KEEP, Plan, make_plan
 from qsf_converter.sources.checkpoint import KEPT
 from qsf_converter.sources.checkpoint_files import READABLE as PLAIN
@@ -223,7 +223,7 @@ class _Conversion:
         """Return the type, scale and outlier plan of every tensor, and what was measured."""
         source, request, checkpoint = self.source, self.request, self.source.checkpoint
         plan = make_plan(source.family, source.facts, checkpoint, request.first_policy())
-        plan = with_router_types(plan, checkpoint)
+        plan = with_exact_types(plan, checkpoint)
         plan = with_equal_keys(plan, checkpoint)
         tables, _ = _text_tables(source)
         text_bytes = {} if tables is None else {"TEXT": len(tables)}

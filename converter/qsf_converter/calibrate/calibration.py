@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf.file.layout import Dtype, Role, TensorType
+from qsf.file.layout import EXACT, Dtype, Role, TensorType
 from qsf_converter.calibrate import transforms
 from qsf_converter.calibrate.compensation import InputSums, Rounded, Rounding
 from qsf_converter.calibrate.experts import RoutedPart, round_plainly
@@ -215,9 +215,8 @@ class Calibration:
             self._advance(
                 layer_bytes * (n + 1) // len(INPUT_GROUPS) - layer_bytes * n // len(INPUT_GROUPS)
             )
-        if T.EXPERT_ROUTER in targets:
-            router = targets[T.EXPERT_ROUTER]
-            rounded[T.EXPERT_ROUTER] = round_plainly(router, exact[T.EXPERT_ROUTER])
+        for kind in set(EXACT) & set(targets):
+            rounded[kind] = round_plainly(targets[kind], exact[kind])
         tensors = [
             RoundedTensor(target, (_vector(target, exact[kind]),))
             if target.is_vector

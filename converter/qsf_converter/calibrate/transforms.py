@@ -87,8 +87,10 @@ def scale_inputs(
     output are the same for all heads that share values.
     """
     out = weights.changed()
-    for kind in group:
-        out[kind] = weights[kind] * scales
+    readers = (*group, T.BETA, T.DECAY) if T.Q in group else group
+    for kind in readers:
+        if kind in weights:
+            out[kind] = weights[kind] * scales
     in_front = _norm_in_front(weights, group)
     if in_front is not None:
         _divide(out, in_front, scales)
@@ -119,10 +121,10 @@ def _norm_in_front(weights: Weights, group: tuple[TensorType, ...]) -> TensorTyp
 def rotate_heads(weights: Weights, header: Header) -> Weights | None:
     """Turn the values of each head, and turn them back in the attention's output matrix.
 
-    None when the head dimension is not a power of two, or a norm stands between the two.
+    None when the head dimension is not a power of two, or a norm or gate stands between the two.
     """
     n = header.head_dim
-    if n < 2 or n & (n - 1) or T.ATTN_SUB_NORM in weights:
+    if n < 2 or n & (n - 1) or T.ATTN_SUB_NORM in weights or T.MIX_GATE in weights:
         return None
     turn = _hadamard(n)
     out = weights.changed()

@@ -251,7 +251,9 @@ class Original:
         """Return what the mixer's output matrix reads, [n_tokens, n_heads * head_dim]."""
         kind, n_tokens = w.kind, len(y)
         if kind.mixer == Mixer.SHORT_CONV:
-            return short_conv(w, linear(w, T.K, y) * linear(w, T.V, y)) * linear(w, T.Q, y)
+            return convolve(w, linear(w, T.K, y) * linear(w, T.V, y)) * linear(w, T.Q, y)
+        if kind.mixer == Mixer.DELTA:
+            return delta_rule(w, y, self._normalised)
         n_shared = kind.n_heads // kind.n_kv_heads
         # [heads, tokens, head_dim]
         q, k = (self._turned(w, matrix, norm, y) for matrix, norm in _QK)
@@ -279,7 +281,10 @@ class Original:
                 total += np.exp(w[T.SINKS][head] - largest)
             scores /= total
             out[:, head] = scores @ v[head // n_shared]
-        return self._normalise(w, T.ATTN_SUB_NORM, out.reshape(n_tokens, -1))
+        mixed = out.reshape(n_tokens, -1)
+        if T.MIX_GATE in w:
+            mixed /= 1 + np.exp(-linear(w, T.MIX_GATE, y))
+        return self._normalise(w, T.ATTN_SUB_NORM, mixed)
 
     def attention_output(self, w: Weights, heads: Float32Array) -> Float32Array:
         """Return what attention adds to the stream, [n_tokens, dim]."""
@@ -408,8 +413,8 @@ def for_each(n: int, act: Callable[[int], None], *, n_threads: int | None = None
             pass
 
 
-def short_conv(w: Weights, x: Float32Array) -> Float32Array:
-    """Return the causal convolution of each channel of x [n_tokens, dim]."""
+def convolve(w: Weights, x: Float32Array) -> Float32Array:
+    """Return the causal convolution of each channel of x [n_tokens, n_channels]."""
     taps = w[T.CONV].reshape(w.kind.n_taps, -1)
     padded = np.concatenate([np.zeros((len(taps) - 1, x.shape[1]), np.float32), x])
     y = np.zeros_like(x)
@@ -418,11 +423,51 @@ def short_conv(w: Weights, x: Float32Array) -> Float32Array:
     return y + w[T.CONV_BIAS] if T.CONV_BIAS in w else y
 
 
+def delta_rule(
+    w: Weights, y: Float32Array, normalised: Callable[[Float32Array], Float32Array]
+) -> Float32Array:
+    """Return what the output matrix of the gated delta rule reads, [n_tokens, values].
+
+    Token by token: the state [value heads, key_dim, value_dim] is f64. ``normalised`` divides the
+    last axis by its root mean square.
+    """
+    k, n_tokens = w.kind, len(y)
+    mixed = convolve(w, np.concatenate([linear(w, part, y) for part in (T.Q, T.K, T.V)], axis=1))
+    mixed /= 1 + np.exp(-mixed)
+    n_keys = k.n_key_heads * k.key_dim
+    heads = np.arange(k.n_value_heads)
+    n_each = k.n_value_heads // k.n_key_heads
+    key_heads = heads % k.n_key_heads if k.has_tiled_heads else heads // n_each
+
+    def of_keys(first: int) -> NDArray[np.float64]:
+        rows = mixed[:, first : first + n_keys].reshape(n_tokens, -1, k.key_dim)[:, key_heads]
+        rows = rows.astype(np.float64)
+        return np.asarray(rows / np.sqrt((rows * rows).sum(axis=-1, keepdims=True) + 1e-6))
+
+    queries, keys = of_keys(0) / math.sqrt(k.key_dim), of_keys(n_keys)
+    values = mixed[:, 2 * n_keys :].reshape(n_tokens, -1, k.value_dim).astype(np.float64)
+    beta = 1 / (1 + np.exp(-linear(w, T.BETA, y).astype(np.float64)))
+    step = np.logaddexp(0, linear(w, T.DECAY, y).astype(np.float64) + w[T.DECAY_BIAS])
+    decay = np.exp(-w[T.DECAY_RATE] * step)
+    state = np.zeros((k.n_value_heads, k.key_dim, k.value_dim))
+    out = np.empty_like(values)
+    for t in range(n_tokens):
+        state *= decay[t][:, None, None]
+        recalled = np.einsum("hij,hi->hj", state, keys[t])
+        delta = (values[t] - recalled) * beta[t][:, None]
+        state += keys[t][:, :, None] * delta[:, None, :]
+        out[t] = np.einsum("hij,hi->hj", state, queries[t])
+    normed = normalised(out.astype(np.float32)) * w[T.MIX_NORM]
+    gate = linear(w, T.MIX_GATE, y)
+    return np.asarray(normed.reshape(n_tokens, -1) * (gate / (1 + np.exp(-gate))), np.float32)
+
+
 def linear(w: Weights, kind: TensorType, x: Float32Array) -> Float32Array:
     """Return x [n_tokens, n_inputs] times the matrix, plus its bias if there is one."""
     y: Float32Array = x @ w[kind].T
-    if BIASES[kind] in w:
-        y += w[BIASES[kind]]
+    bias = BIASES.get(kind)
+    if bias is not None and bias in w:
+        y += w[bias]
     return y
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf.file.layout import KEPT, Dtype, TensorType
+from qsf.file.layout import EXACT, KEPT, Dtype
 from qsf_converter.rounding.gguf_tiles import exact_shifts, gguf_tiles
 from qsf_converter.rounding.outliers import Entries, round_apart, table_mask
 from qsf_converter.rounding.plan import OutlierPlan, Plan, PlannedUnit, Target
@@ -181,14 +181,14 @@ def with_tensor_scales(plan: Plan, checkpoint: Checkpoint) -> Plan:
     return dataclasses.replace(plan, targets=tuple(targets))
 
 
-def with_router_types(plan: Plan, checkpoint: Checkpoint) -> Plan:
-    """Return the plan with a type for each router: f16 if that changes no choice, or else f32.
+def with_exact_types(plan: Plan, checkpoint: Checkpoint) -> Plan:
+    """Return the plan with a type for each matrix of EXACT: f16 if that is exact, or else f32.
 
-    A value may be lost in f16 if it is below 6e-8, as in checkpoints of bf16. Reads all routers.
+    A value may be lost in f16 if it is below 6e-8, as in checkpoints of bf16. Reads all of them.
     """
     targets = []
     for target in plan.targets:
-        if target.rule.target == TensorType.EXPERT_ROUTER:
+        if target.rule.target in EXACT:
             rows = read_tensor(target, checkpoint)
             with np.errstate(over="ignore"):
                 lost = np.abs(rows - rows.astype(np.float16).astype(np.float32)).max()
@@ -283,6 +283,8 @@ def _oriented(piece: Piece, raw: RawArray) -> NDArray[np.float32]:
     rows = to_float32(np.ascontiguousarray(raw.T) if is_turned else raw)
     if target.rule.add:
         rows = rows + np.float32(target.rule.add)
+    if target.rule.is_log:
+        rows = np.exp(rows.astype(np.float64)).astype(np.float32)
     if target.factor != 1:
         rows = rows * np.float32(target.factor)
     if target.exponents:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.file.layout import (
     EMBEDDING_UNIT,
+    EXACT,
     FINAL_UNIT,
     KEPT,
     Dtype,
@@ -82,8 +84,8 @@ class Policy:
         return self.dtype_of(rule, name)
 
     def dtype_of(self, rule: TensorRule, name: str) -> Dtype:
-        """Vectors are f32, position rows and routers f16; the head counts as an embedding."""
-        if rule.place is Place.POSITIONS or rule.target == TensorType.EXPERT_ROUTER:
+        """Vectors are f32, position rows and matrices of EXACT f16; the head is an embedding."""
+        if rule.place is Place.POSITIONS or rule.target in EXACT:
             return Dtype.F16
         if rule.is_vector:
             return Dtype.F32
@@ -95,7 +97,7 @@ def _is_as_stored(rule: TensorRule) -> bool:
     """Is it a matrix whose values and rows are those of the source?"""
     is_changed = rule.transposed or rule.scale is not None or rule.add
     is_matrix = not rule.is_vector and rule.place is not Place.POSITIONS
-    return is_matrix and not is_changed and rule.target != TensorType.EXPERT_ROUTER
+    return is_matrix and not is_changed and rule.target not in EXACT
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ class Target:
     @property
     def has_unit_type(self) -> bool:
         """Is it a matrix whose type counts as its unit's? That of a router does not."""
-        return self.is_matrix and self.rule.target != TensorType.EXPERT_ROUTER
+        return self.is_matrix and self.rule.target not in EXACT
 
     @property
     def is_matrix(self) -> bool:
@@ -350,7 +352,7 @@ def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Poli
         sources = [by_name[name] for name in names]
         targets.append(_target(rule, sources, unit, facts, policy))
     unused = set(by_name) - used - ({head} if facts.arch.tied_head else set())
-    warnings += _unused_warnings(family, unused)
+    warnings += _unused_warnings(family, unused, facts.header.n_layers)
     return Plan(facts, family, tuple(targets), tuple(warnings))
 
 
@@ -398,15 +400,24 @@ def _rules(
     """Return the family's rules, with those of the layout that this checkpoint has."""
     if not family.layouts:
         return family.rules
-    routed = next(i for i, kind in enumerate(facts.layer_kinds) if kind.n_experts)
+
+    def first_with(rule: TensorRule) -> int | None:
+        return next(
+            (
+                i
+                for i, kind in enumerate(facts.layer_kinds)
+                if (kind.n_experts if rule.place is Place.EXPERT else rule.where.holds(kind))
+            ),
+            None,
+        )
 
     def is_there(rules: tuple[TensorRule, ...], *, with_shapes: bool) -> bool:
         return all(
             name in by_name
             and (not with_shapes or by_name[name].shape == rule.source_shape(facts.dims))
             for rule in rules
-            if rule.flag is None
-            for name in rule.names(routed, facts.dims)
+            if rule.flag is None and (layer := first_with(rule)) is not None
+            for name in rule.names(layer, facts.dims)
         )
 
     # Two layouts may differ in shapes alone: experts as [out, in] or as [in, out].
@@ -493,10 +504,24 @@ def _share(rule: TensorRule, dims: Mapping[str, int]) -> Share:
     )
 
 
-def _unused_warnings(family: Family, unused: set[str]) -> list[str]:
+def _unused_warnings(family: Family, unused: set[str], n_layers: int) -> list[str]:
     """Name the tensors that nothing needs, apart from those known to hold no weights."""
-    unknown = sorted(name for name in unused if not name.endswith(family.ignored_suffixes))
-    if not unknown:
-        return []
-    more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
-    return [f"{len(unknown)} tensors are not used: {', '.join(unknown[:8])}{more}"]
+    unused = {name for name in unused if not name.endswith(family.ignored_suffixes)}
+    ahead = {name for name in unused if _predicts_ahead(name, n_layers)}
+    lines = []
+    if ahead:
+        lines.append(
+            f"{len(ahead)} tensors of multi-token prediction are left out: nothing runs them yet,"
+            " and no answer depends on them"
+        )
+    unknown = sorted(unused - ahead)
+    if unknown:
+        more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
+        lines.append(f"{len(unknown)} tensors are not used: {', '.join(unknown[:8])}{more}")
+    return lines
+
+
+def _predicts_ahead(name: str, n_layers: int) -> bool:
+    """Is it a tensor of a layer behind the last, which predicts more tokens than the next?"""
+    number = re.match(r"(?:model\.)?(?:layers|blk)\.(\d{1,6})\.", name)
+    return name.startswith("mtp.") or (number is not None and int(number[1]) >= n_layers)

@@ -16,6 +16,7 @@ from qsf.errors import QsfConversionError, shown
 from qsf.file.layout import check_header
 from qsf_converter.sources.families import (
     cohere,
+    delta,
     experts,
     gemma,
     gpt,
@@ -29,7 +30,7 @@ from qsf_converter.sources.families.family import Facts, Family, read_family
 
 FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family
-    for module in (llama, cohere, granite, gemma, gpt, experts, grouped, lfm2)
+    for module in (llama, cohere, granite, gemma, gpt, experts, grouped, lfm2, delta)
     for family in module.FAMILIES
 }
 _NESTED: Final = {name: family for family in FAMILIES.values() for name in family.nested}
@@ -37,7 +38,7 @@ _NESTED: Final = {name: family for family in FAMILIES.values() for name in famil
 # A part of an architecture's name -> what it computes that the engine does not, and the nearest
 # relative that runs.
 _MISSING: Final = (
-    (r"Qwen3Next|Qwen3_5|KimiLinear|OlmoHybrid", "layers with a gated delta rule", "Qwen 3"),
+    (r"KimiLinear|OlmoHybrid|Bailing.*Linear", "a gated delta rule of another form", "Qwen 3.5"),
     (r"DeepseekV[23]|Glm4MoeLite", "latent attention (MLA)", "GLM-4.5 or Qwen 3 MoE"),
     (r"Mamba|Jamba|FalconH1|NemotronH|Bamba|Zamba|Hybrid", "layers with recurrent states",
      "Granite 4 without Mamba"),

@@ -19,6 +19,7 @@ from qsf.errors import QsfConversionError, shown
 from qsf.file.layout import Positions
 from qsf_converter.sources.architectures import FAMILIES
 from qsf_converter.sources.families.family import Family
+from qsf_converter.sources.gguf_delta import DELTA_DIALECTS
 from qsf_converter.sources.gguf_dialects import DIALECTS, Dialect
 from qsf_converter.sources.gguf_experts import EXPERT_DIALECTS
 from qsf_converter.sources.gguf_layer_norm import LAYER_NORM_DIALECTS, variant_of
@@ -29,6 +30,7 @@ ALL_DIALECTS: Final[Mapping[str, Dialect]] = {
     **DIALECTS,
     **LAYER_NORM_DIALECTS,
     **EXPERT_DIALECTS,
+    **DELTA_DIALECTS,
 }
 
 # Tensors that belong to the configuration.

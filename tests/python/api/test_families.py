@@ -18,6 +18,9 @@ from qsf_converter import convert
 from qsf_converter.sources.architectures import FAMILIES
 
 BOUND = 3e-5  # of the largest logit
+# What the delta rule puts out is divided by its size, which is small where a query meets nothing:
+# transformers itself is that far from the same in f64.
+DELTA_BOUND, DELTA_MEDIAN = 2e-4, 5e-6  # of all logits; of the rows' largest differences
 CONTEXT = golden_families.N_TOKENS
 
 
@@ -26,15 +29,24 @@ def difference(logits: NDArray[Any], case: Case) -> float:
     return float(np.abs(logits - case.logits).max() / np.abs(case.logits).max())
 
 
+def is_delta(case: Case) -> bool:
+    return "linear_attn" in " ".join(case.shapes)
+
+
 @pytest.mark.parametrize("name", golden_families.cases())
 def test_engine_and_reference_agree_with_transformers(name: str, tmp_path: Path) -> None:
     case = golden_families.cases()[name]
     path = tmp_path / "model.qsf"
     convert(case.write(tmp_path / "m"), path, quant_type="f16", embed_type="f16")
     ours = reference.forward(reference.load_qsf(path, CONTEXT), case.tokens, dtype=np.float64)
-    assert difference(ours.logits, case) < 1e-5
+    assert difference(ours.logits, case) < (DELTA_BOUND if is_delta(case) else 1e-5)
     with qsf.Model(path, exact=True, kv_type="f32", max_seq_len=CONTEXT, ram_budget=None) as model:
-        assert difference(model.logits(case.tokens), case) < BOUND
+        logits = model.logits(case.tokens)
+    assert difference(logits, case) < (DELTA_BOUND if is_delta(case) else BOUND)
+    if is_delta(case):
+        of_rows = np.abs(logits - ours.logits).max(axis=1) / np.abs(case.logits).max()
+        assert of_rows.max() < DELTA_BOUND
+        assert np.median(of_rows) < DELTA_MEDIAN
 
 
 def test_every_family_has_a_case() -> None:

@@ -47,6 +47,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "streamed": make_streamed_gpt2(folder),
         "experts": Path(__file__).parents[2] / "golden" / "tiny-experts-4bit.qsf",
         "recurrent": write_recurrent(folder),
+        "delta": write_recurrent(folder, case="qwen3_5-three"),
     }
 
 
@@ -64,6 +65,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "experts": ("experts", {"chunk_tokens": 16}),
     "streamed": ("streamed", {"chunk_tokens": 32, "ctx_tokens": 128}),
     "recurrent": ("recurrent", {"n_threads": 3}),
+    "delta": ("delta", {"chunk_tokens": 16, "n_threads": 3}),
     "recurrent-window": ("recurrent", {"chunk_tokens": 16, "kv_window_tokens": 40}),
 }  # fmt: skip
 

@@ -24,14 +24,16 @@ CTX_TOKENS = 200
 MOST_AGAIN = 40  # tokens that may be evaluated again when a session goes back
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_recurrent(tmp_path_factory.mktemp("recurrent"))
+@pytest.fixture(scope="module", params=["lfm2", "qwen3_5"])
+def path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    return write_recurrent(tmp_path_factory.mktemp("recurrent"), case=request.param)
 
 
 def opened(path: Path, **options: Any) -> qsf.Model:
     how: dict[str, Any] = {
-        "ram_budget": None, "sessions": N_SESSIONS, "max_seq_len": CTX_TOKENS, **options
+        "ram_budget": None, "sessions": N_SESSIONS, "max_seq_len": CTX_TOKENS,
+        "kv_type": "f32",  # as much memory as takes a snapshot at every multiple of 32
+        **options,
     }  # fmt: skip
     return qsf.Model(path, **how)
 
@@ -71,6 +73,17 @@ def test_a_rewind_evaluates_from_the_last_snapshot(model: qsf.Model, n_tokens: i
         assert again(session) == n_tokens % 32
 
 
+def test_with_few_snapshots_more_is_evaluated_again(tmp_path: Path) -> None:
+    path = write_recurrent(tmp_path, case="qwen3_5")
+    with opened(path, kv_type="4bit") as model, model.create_session() as session:
+        hold(session, tokens_of(150))
+        session.rewind(40)
+        have = hold(session, [*tokens_of(40), 7])
+        assert MOST_AGAIN >= again(session) > 40 % 32
+        session.rewind(0)
+        assert np.array_equal(hold(session, [*tokens_of(40), 7]), have)
+
+
 def test_a_fork_shares_states_and_goes_its_own_way(model: qsf.Model) -> None:
     with model.create_session() as session, model.create_session() as fresh:
         hold(session, tokens_of(90))
@@ -108,7 +121,9 @@ def hold_alone(path: Path, tokens: list[int]) -> Any:
 # ---- the same bits ----
 
 
-@pytest.mark.parametrize("case", ["lfm2", "lfm2-bias"])
+@pytest.mark.parametrize(
+    "case", ["lfm2", "lfm2-bias", "qwen3_5-three", "qwen3_5_moe", "qwen3_next-dense"]
+)
 def test_bits_do_not_depend_on_how_a_prompt_is_cut(tmp_path: Path, case: str) -> None:
     path = write_recurrent(tmp_path, case=case)
     tokens = tokens_of(150)
@@ -222,8 +237,9 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("draft_rows", [3, 12])
-def test_any_order_of_operations(path: Path, tmp_path: Path, draft_rows: int) -> None:
+@pytest.mark.parametrize(("case", "draft_rows"), [("lfm2", 3), ("qwen3_5", 12)])
+def test_any_order_of_operations(tmp_path: Path, case: str, draft_rows: int) -> None:
+    path = write_recurrent(tmp_path, case=case)
     how: dict[str, Any] = {"draft_rows": draft_rows}
     with opened(path, **how) as model, opened(path, draft="off") as alone:
         members = {"model": model, "alone": alone, "known": {}, "folder": tmp_path}

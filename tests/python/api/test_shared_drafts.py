@@ -39,6 +39,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "experts": ("experts", {"chunk_tokens": 32}),
     "streamed": ("streamed", {"ctx_tokens": 128}),
     "recurrent": ("recurrent", {"chunk_tokens": 32}),
+    "delta": ("delta", {"chunk_tokens": 32}),
 }
 
 

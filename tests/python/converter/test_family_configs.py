@@ -136,7 +136,7 @@ def test_sharded_and_split_checkpoints_give_the_same_file(tmp_path: Path) -> Non
     ("name", "lacks"),
     [
         ("Llama4ForCausalLM", "a mixture of experts of another form"),
-        ("Qwen3NextForCausalLM", "layers with a gated delta rule"),
+        ("KimiLinearForCausalLM", "a gated delta rule of another form"),
         ("Lfm3ForCausalLM", "layers of another form beside short convolutions"),
         ("DeepseekV3ForCausalLM", r"latent attention \(MLA\)"),
         ("MiniCPM3ForCausalLM", r"latent attention \(MLA\)"),

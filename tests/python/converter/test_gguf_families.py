@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from make import gguf_families, golden_families
+import qsf
+from make import gguf_families, gguf_files, golden_families
 from make.golden_families import Case
 from oracle.file.reader import Reader
 from qsf_converter import convert
@@ -30,14 +32,19 @@ NOT_SAID = (
     "stablelm-heads", "olmoe-sum", "qwen2_moe-sum", "qwen3_moe-sparse",
     # llama.cpp has no architecture for these, or writes them as one that is tried.
     "cwm", "helium", "internlm3", "internlm3-plain", "hyperclovax", "hyperclovax-plain",
+    "qwen3_next-dense",  # of which GGUF files never have any
     "vaultgemma", "solar_open", "granitemoehybrid", "granitemoehybrid-nope",
 )  # fmt: skip
+
+
+# Their GGUF files have the value heads of a key head apart, and are run so.
+TILED = ("qwen3_5", "qwen3_5-three", "qwen3_5_moe")
 
 
 def cases() -> dict[str, Case]:
     found = {}
     for name, case in golden_families.cases().items():
-        if name not in NOT_SAID:
+        if name not in (*NOT_SAID, *TILED):
             case = _text_part(case)
             changes = ASSUMED.get(case.config["model_type"], {})
             found[name] = replace(case, config={**case.config, **changes})
@@ -80,6 +87,49 @@ def test_both_sources_give_one_file(name: str, tmp_path: Path) -> None:
         assert found.sections.keys() == expected.sections.keys()
 
 
+@pytest.mark.parametrize("name", TILED)
+def test_value_heads_that_are_apart_compute_the_same(name: str, tmp_path: Path) -> None:
+    case = golden_families.cases()[name]
+    source = gguf_families.write_case(case, tmp_path / "m.gguf")
+    report = convert(source, tmp_path / "m.qsf", quant_type="f16", embed_type="f16")
+    assert not [text for text in report.warnings if "tokenizer" not in text]
+    with qsf.Model(tmp_path / "m.qsf", exact=True, kv_type="f32", ram_budget=None) as model:
+        off = np.abs(model.logits(case.tokens) - case.logits).max(axis=1)
+    assert off.max() < 2e-4 * np.abs(case.logits).max()
+    assert np.median(off) < 5e-6 * np.abs(case.logits).max()
+
+
+def test_layers_that_predict_ahead_are_left_out_and_named(tmp_path: Path) -> None:
+    case = golden_families.cases()["qwen3_5"]
+    ahead = {f"mtp.{name}": (72, 144) for name in ("fc.weight", "layers.0.mlp.up_proj.weight")}
+    source = replace(case, shapes={**case.shapes, **ahead}).write(tmp_path / "m")
+    report = convert(source, tmp_path / "ahead.qsf", quant_type="4bit")
+    assert [text for text in report.warnings if "2 tensors of multi-token prediction" in text]
+    convert(case.write(tmp_path / "m2"), tmp_path / "plain.qsf", quant_type="4bit")
+    with Reader(tmp_path / "ahead.qsf") as one, Reader(tmp_path / "plain.qsf") as other:
+        assert [one.read_unit(i) for i in range(len(one.units))] == [
+            other.read_unit(i) for i in range(len(other.units))
+        ]
+
+
+def test_layers_of_gguf_that_predict_ahead_are_left_out(tmp_path: Path) -> None:
+    case = golden_families.cases()["qwen3_5"]
+    n_layers = case.config["num_hidden_layers"]
+    writer = gguf_families.begin(case, tmp_path / "m.gguf", n_ahead=1)
+    for name, values in gguf_families.converted_tensors(case, case.tensors()):
+        writer.add_tensor(name, values)
+    writer.add_tensor(f"blk.{n_layers}.nextn.eh_proj.weight", np.zeros((72, 144), np.float16))
+    gguf_files.close(writer)
+    report = convert(tmp_path / "m.gguf", tmp_path / "m.qsf", quant_type="4bit")
+    assert [text for text in report.warnings if "1 tensors of multi-token prediction" in text]
+    with Reader(tmp_path / "m.qsf") as reader:
+        assert reader.header.n_layers == n_layers
+
+
 def test_every_dialect_is_tried() -> None:
-    tried = {gguf_families.ARCHITECTURES[case.config["model_type"]] for case in cases().values()}
+    known = [golden_families.cases()[name] for name in TILED]
+    tried = {
+        gguf_families.ARCHITECTURES[case.config["model_type"]]
+        for case in (*cases().values(), *known)
+    }
     assert tried | {"gpt2"} == ALL_DIALECTS.keys()

@@ -25,6 +25,7 @@ def make_draft_models(folder: Path) -> dict[str, Path]:
         "mistral": folder / "mistral.qsf",
         "streamed": make_streamed_gpt2(folder),
         "recurrent": write_recurrent(folder),
+        "delta": write_recurrent(folder, case="qwen3_5-three"),
         "experts": Path(__file__).parents[2] / "golden" / "tiny-experts-4bit.qsf",
     }
 

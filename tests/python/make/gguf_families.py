@@ -23,7 +23,8 @@ from make.golden_families import Case
 Array = NDArray[np.float32]
 Keys = gguf.Keys
 PERMUTED = ("arcee", "granite", "granitemoe", "mistral3", "smollm3", "llama")
-PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
+DELTA = ("qwen35", "qwen35moe", "qwen3next")
+PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron", *DELTA)
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi": "phi2", "phi3": "phi3",
     "smollm3": "smollm3", "granite": "granite", "gemma": "gemma", "gemma2": "gemma2",
@@ -36,6 +37,7 @@ ARCHITECTURES = {
     "qwen3_vl_text": "qwen3vl", "qwen3_vl_moe_text": "qwen3vlmoe", "cohere": "command-r",
     "cohere2": "cohere2", "nemotron": "nemotron", "jais2": "jais2", "arcee": "arcee",
     "granitemoeshared": "granitemoe", "lfm2": "lfm2",
+    "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
     "lfm2_moe": "lfm2moe", "dots1": "dots1", "minimax_m2": "minimax-m2",
 }  # fmt: skip
 """model_type of a config.json -> architecture of llama.cpp."""
@@ -72,12 +74,19 @@ def write_case(case: Case, path: Path, *, is_without_text: bool = False) -> Path
     return path
 
 
-def begin(case: Case, path: Path) -> Any:
-    """Return a writer of the file that has the metadata of `case`."""
+def begin(case: Case, path: Path, *, n_ahead: int = 0) -> Any:
+    """Return a writer of the file that has the metadata of `case`.
+
+    n_ahead: layers behind the last that predict further tokens.
+    """
     config = case.config
     arch = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, arch)
-    for key, value in {**_sizes(config), **_more(config, arch)}.items():
+    said = {**_sizes(config), **_more(config, arch)}
+    if n_ahead:
+        said[Keys.LLM.BLOCK_COUNT] += n_ahead
+        said[Keys.LLM.NEXTN_PREDICT_LAYERS] = n_ahead
+    for key, value in said.items():
         add(writer, key.format(arch=arch), value)
     return writer
 
@@ -88,6 +97,8 @@ def converted_tensors(case: Case, tensors: dict[str, Array]) -> Iterator[tuple[s
     arch = ARCHITECTURES[config["model_type"]]
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(kind, _first(config, *N_LAYERS))
+    if arch in DELTA:
+        tensors = _delta_tensors(config, arch, tensors)
     for name, stored in joined_experts(tensors).items():
         # The package's table has BitNet's names of before transformers.
         known = name.replace("ffn_sub_norm", "ffn_layernorm")
@@ -101,7 +112,8 @@ def converted_tensors(case: Case, tensors: dict[str, Array]) -> Iterator[tuple[s
         there = names.get_name(known, try_suffixes=(".weight", ".bias"))
         assert there is not None, name
         values = _converted(config, arch, name, stored).squeeze()
-        is_f32 = values.ndim == 1 or there.endswith(("ffn_gate_inp.weight", ".bias"))
+        exact = ("ffn_gate_inp.weight", ".bias", "ssm_conv1d.weight")
+        is_f32 = values.ndim == 1 or there.endswith(exact)
         yield there, values.astype(np.float32 if is_f32 else np.float16)
 
 
@@ -152,7 +164,7 @@ def joined_experts(tensors: dict[str, Array]) -> dict[str, Array]:
 
 
 def _converted(config: dict[str, Any], arch: str, name: str, values: Array) -> Array:
-    if arch in PLUS_ONE and name.endswith("norm.weight"):
+    if arch in PLUS_ONE and name.endswith("norm.weight") and "linear_attn" not in name:
         return values + 1
     if arch in PERMUTED:
         if ".q_proj." in name:
@@ -173,6 +185,45 @@ def _converted(config: dict[str, Any], arch: str, name: str, values: Array) -> A
         joined = [part.reshape(-1, parts.shape[-1]) for part in ends]
         return np.concatenate(joined).reshape(values.shape)
     return values
+
+
+def _delta_tensors(
+    config: dict[str, Any], arch: str, tensors: dict[str, Array]
+) -> dict[str, Array]:
+    """Split what key heads share, make -e^A_log, and tile the value heads of Qwen 3.5."""
+    n_key, n_value = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    keys, value = n_key * config["linear_key_head_dim"], config["linear_value_head_dim"]
+    made: dict[str, Array] = {}
+
+    def tiled(values: Array, width: int, first: int = 0) -> Array:
+        """Tile rows from ``first`` on, ``width`` for each head."""
+        heads = values[first:].reshape(n_key, n_value // n_key, width, *values.shape[1:])
+        return np.concatenate([values[:first], heads.swapaxes(0, 1).reshape(values[first:].shape)])
+
+    for name, values in tensors.items():
+        part = name.rpartition("linear_attn.")[2].removesuffix(".weight")
+        if "linear_attn." not in name:
+            made[name] = values
+        elif part == "in_proj_qkvz":
+            each = value * n_value // n_key
+            by_key = values.reshape(n_key, -1, values.shape[1])
+            ends = np.cumsum([keys // n_key, keys // n_key, each])
+            parts = [rows.reshape(-1, values.shape[1]) for rows in np.split(by_key, ends, axis=1)]
+            made[name.replace("qkvz", "qkv")] = np.concatenate(parts[:3])
+            made[name.replace("qkvz", "z")] = parts[3]
+        else:
+            if part == "A_log":
+                values = -np.exp(values.astype(np.float64)).astype(np.float32)
+            if arch != "qwen3next" and part in ("in_proj_qkv", "conv1d"):
+                values = tiled(values, value, 2 * keys)
+            elif arch != "qwen3next" and part == "in_proj_z":
+                values = tiled(values, value)
+            elif arch != "qwen3next" and part == "out_proj":
+                values = tiled(np.ascontiguousarray(values.T), value).T
+            elif arch != "qwen3next" and part in ("in_proj_a", "in_proj_b", "A_log", "dt_bias"):
+                values = tiled(values, 1)
+            made[name.replace(".dt_bias", ".dt_proj.bias")] = values
+    return made
 
 
 def _interleaved(values: Array, n_heads: int) -> Array:
@@ -291,6 +342,15 @@ def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
             multiple = config["block_multiple_of"]
             n = int(2 * config["intermediate_size"] / 3)
             said[Keys.LLM.FEED_FORWARD_LENGTH] = -(-n // multiple) * multiple
+    if arch in DELTA:
+        n_value = config["linear_num_value_heads"]
+        said |= {
+            Keys.SSM.CONV_KERNEL: config["linear_conv_kernel_dim"],
+            Keys.SSM.STATE_SIZE: config["linear_key_head_dim"],
+            Keys.SSM.GROUP_COUNT: config["linear_num_key_heads"],
+            Keys.SSM.TIME_STEP_RANK: n_value,
+            Keys.SSM.INNER_SIZE: n_value * config["linear_value_head_dim"],
+        }
     if arch == "gptneox":
         said[Keys.LLM.USE_PARALLEL_RESIDUAL] = config["use_parallel_residual"]
     if arch == "falcon":

@@ -93,6 +93,8 @@ def weights_of(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     values = _uniform(zlib.crc32(name.encode()), math.prod(shape)).reshape(shape)
     if name.endswith("bias"):
         values *= 0.4
+    elif name.endswith("A_log"):  # states that remember one token, and a hundred
+        values = 2 * values - 2
     elif len(shape) == 1:
         values = 1 + 0.5 * values
     elif any(part in name for part in _TABLES):

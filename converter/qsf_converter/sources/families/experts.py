@@ -93,6 +93,7 @@ def selection_bias(name: str, **options: Any) -> TensorRule:
 
 
 def _shared_gate(**options: Any) -> TensorRule:
+    """What the dense part beside the experts is multiplied with, by the sigmoid of a product."""
     name = f"{MLP}shared_expert_gate.weight"
     return layer(T.SHARED_GATE, name, "hidden", where=Where.ROUTED, **options)
 
@@ -106,6 +107,7 @@ _TRANSPOSED = _in_one_transposed(f"{MLP}experts.gate_up_proj", f"{MLP}experts.do
 ROUTER = router(f"{MLP}gate.weight")
 DENSE = gated(where=Where.DENSE)
 SHARED = gated(f"{MLP}shared_experts.", "shared", where=Where.ROUTED, flag="shared")
+SHARED_EXPERT = gated(f"{MLP}shared_expert.", "shared", where=Where.ROUTED)
 
 
 def _of_gpt_oss(gate_up: str, down: str, **options: Any) -> Rules:
@@ -131,6 +133,14 @@ def _gpt_oss_of_gguf() -> Rules:
         _expert(T.FFN_GATE_BIAS, f"{at}gate_proj.bias", "expert", slices="experts"),
         _expert(T.FFN_UP_BIAS, f"{at}up_proj.bias", "expert", slices="experts"),
         _expert(T.FFN_DOWN_BIAS, f"{at}down_proj.bias", "hidden", slices="experts"),
+    )
+
+
+def with_shared_gate(of_checkpoint: Rules = (), of_gguf: Rules = ()) -> tuple[Rules, ...]:
+    """The layouts with the gate of the shared expert, a vector in GGUF files, and more rules."""
+    return (
+        *((_shared_gate(slices="one"), *of_checkpoint, *rules) for rules in LAYOUTS[:2]),
+        (_shared_gate(), *of_gguf, *LAYOUTS[2]),
     )
 
 
@@ -201,7 +211,8 @@ def _qwen_moe(draft: Draft) -> None:
     route(draft, layers, expert_weights=by_sum(config))
 
 
-def _qwen2_moe(draft: Draft) -> None:
+def qwen2_moe(draft: Draft) -> None:
+    """Experts beside a shared one, in the layers that ``decoder_sparse_step`` says."""
     draft.dims["shared"] = draft.config.count("shared_expert_intermediate_size", MAX_FFN_DIM)
     _qwen_moe(draft)
 
@@ -250,7 +261,7 @@ EXPERT_DEFAULTS: Mapping[str, Any] = {
     "norm_topk_prob": False,
 }
 EXPERT_RENAMES = {"norm_epsilon": "rms_norm_eps", "num_experts": "num_local_experts"}
-_QWEN_DEFAULTS = usual(EXPERT_DEFAULTS, context=32768, decoder_sparse_step=1)
+QWEN_DEFAULTS = usual(EXPERT_DEFAULTS, context=32768, decoder_sparse_step=1)
 _QWEN3_MOE_RULES = (
     *pre_norms(),
     *qkv(bias="attention_bias"),
@@ -293,17 +304,13 @@ FAMILIES = (
             *out(),
             *DENSE,
             ROUTER,
-            *gated(f"{MLP}shared_expert.", "shared", where=Where.ROUTED),
+            *SHARED_EXPERT,
             *ENDS,
         ),
-        # GGUF files have the gate as a vector.
-        layouts=(
-            *((_shared_gate(slices="one"), *rules) for rules in LAYOUTS[:2]),
-            (_shared_gate(), *LAYOUTS[2]),
-        ),
+        layouts=with_shared_gate(),
         renames=EXPERT_RENAMES,
         defaults=usual(
-            _QWEN_DEFAULTS,
+            QWEN_DEFAULTS,
             experts=60,
             chosen=4,
             expert_dim=1408,
@@ -312,7 +319,7 @@ FAMILIES = (
         ),
         flags={"qkv_bias": True},
         neutral=_NO_WINDOWS,
-        adjust=_qwen2_moe,
+        adjust=qwen2_moe,
     ),
     Family(
         name="Qwen3MoeForCausalLM",
@@ -321,7 +328,7 @@ FAMILIES = (
         rules=_QWEN3_MOE_RULES,
         layouts=LAYOUTS,
         renames=EXPERT_RENAMES,
-        defaults=usual(_QWEN_DEFAULTS, experts=128, chosen=8, expert_dim=768, kv_heads=4),
+        defaults=usual(QWEN_DEFAULTS, experts=128, chosen=8, expert_dim=768, kv_heads=4),
         flags={"attention_bias": False},
         kind={"qk_norm": QkNorm.PER_HEAD},
         neutral={**_NO_WINDOWS, "use_qk_norm": (True,)},
@@ -338,7 +345,7 @@ FAMILIES = (
         layouts=(*LAYOUTS[:2], _TRANSPOSED, LAYOUTS[2]),
         renames=EXPERT_RENAMES,
         defaults=usual(
-            _QWEN_DEFAULTS,
+            QWEN_DEFAULTS,
             context=128000,
             norm_topk_prob=True,
             head=128,

@@ -15,7 +15,7 @@ T = TensorType
 
 # The matrices of a layer by the input that they share, in the order of the forward pass.
 INPUT_GROUPS: Final = (
-    (T.Q, T.K, T.V),
+    (T.Q, T.K, T.V, T.MIX_GATE),
     (T.ATTN_OUT,),
     (T.FFN_GATE, T.FFN_UP),
     (T.FFN_DOWN,),
@@ -40,6 +40,7 @@ class Where(enum.Enum):
     ROUTED = enum.auto()
     ATTENTION = enum.auto()
     SHORT_CONV = enum.auto()
+    DELTA = enum.auto()
 
     def holds(self, kind: LayerKind | None) -> bool:
         """Is a layer of this kind one of them? None: a plain layer."""
@@ -51,6 +52,7 @@ class Where(enum.Enum):
             Where.ROUTED: n_experts != 0,
             Where.ATTENTION: mixer == Mixer.ATTENTION,
             Where.SHORT_CONV: mixer == Mixer.SHORT_CONV,
+            Where.DELTA: mixer == Mixer.DELTA,
         }[self]
 
 
@@ -67,7 +69,8 @@ class TensorRule:
     those of the next). With {head} in ``source`` each of the groups is a vector of its own.
     ``flag``, if given, is a fact of the configuration without which the tensor does not exist. The
     values are ``add`` plus what is stored, times the factor of the configuration that ``scale``
-    names. A matrix that ``is_flat`` becomes a vector, one row behind the other.
+    names; of a logarithm (``is_log``) they are e to its power. A matrix that ``is_flat`` becomes a
+    vector, one row behind the other.
     """
 
     place: Place
@@ -84,6 +87,7 @@ class TensorRule:
     add: float = 0.0
     scale: str | None = None
     is_flat: bool = False
+    is_log: bool = False
 
     @property
     def is_vector(self) -> bool:
@@ -167,7 +171,8 @@ def ends(
 # docs/format.md, section 4: every small vector before the matrix that needs it.
 _ORDER: Final = (
     T.EMBEDDING, T.INPUT_NORM, T.INPUT_NORM_BIAS, T.ATTN_NORM, T.ATTN_NORM_BIAS,
-    T.Q_BIAS, T.K_BIAS, T.V_BIAS, T.Q_NORM, T.K_NORM, T.SINKS, T.Q, T.K, T.V, T.CONV, T.CONV_BIAS,
+    T.Q_BIAS, T.K_BIAS, T.V_BIAS, T.Q_NORM, T.K_NORM, T.SINKS, T.DECAY_RATE, T.DECAY_BIAS,
+    T.MIX_NORM, T.Q, T.K, T.V, T.MIX_GATE, T.BETA, T.DECAY, T.CONV, T.CONV_BIAS,
     T.ATTN_SUB_NORM, T.ATTN_OUT_BIAS, T.ATTN_OUT, T.POST_ATTN_NORM,
     T.FFN_NORM, T.FFN_NORM_BIAS, T.ROUTER_BIAS, T.SELECTION_BIAS, T.EXPERT_ROUTER, T.SHARED_GATE,
     T.FFN_GATE_BIAS, T.FFN_UP_BIAS, T.FFN_GATE, T.FFN_UP,

@@ -1,0 +1,238 @@
+"""Families with the gated delta rule in most layers, and gated attention in the others."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from qsf.file.kinds import MAX_STATE_DIM, MAX_TAPS, ROPE_NONE, ExpertWeights, Mixer, QkNorm
+from qsf.file.layout import MAX_HEADS
+from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, Config
+from qsf_converter.sources.families.experts import (
+    DENSE,
+    QWEN_DEFAULTS,
+    ROUTER,
+    SHARED_EXPERT,
+    qwen2_moe,
+    route,
+    with_shared_gate,
+)
+from qsf_converter.sources.families.family import FULL, Draft, Family
+from qsf_converter.sources.families.llama import (
+    AT,
+    ATTN,
+    RENAMES,
+    SENSES,
+    TEXT_PREFIXES,
+    fused,
+    gated,
+    pre_norms,
+    qk_norms,
+)
+from qsf_converter.sources.families.rules import T, Where, ends, layer, linear, norm
+
+LINEAR: Final = "linear_attention"
+_LIN = f"{AT}linear_attn."
+_DELTA: dict[str, Any] = {"where": Where.DELTA}
+_ATTENTION: dict[str, Any] = {"where": Where.ATTENTION}
+_Q_AND_GATE: dict[str, Any] = {"parts": ("q", "q"), "groups": "heads", **_ATTENTION}
+_QKV: Final = ("keys", "keys", "values")
+
+# ---- rules ----
+
+_RULES: Final = (
+    *pre_norms(add=1.0),
+    *linear(T.Q, None, f"{ATTN}q_proj", "q", "hidden", part=0, **_Q_AND_GATE),
+    *linear(T.MIX_GATE, None, f"{ATTN}q_proj", "q", "hidden", part=1, **_Q_AND_GATE),
+    *linear(T.K, None, f"{ATTN}k_proj", "kv", "hidden", **_ATTENTION),
+    *linear(T.V, None, f"{ATTN}v_proj", "kv", "hidden", **_ATTENTION),
+    *qk_norms(add=1.0, **_ATTENTION),
+    *linear(T.ATTN_OUT, None, f"{ATTN}o_proj", "hidden", "q", **_ATTENTION),
+    *norm(T.MIX_NORM, f"{_LIN}norm", "value", **_DELTA),
+    layer(T.DECAY_BIAS, f"{_LIN}dt_bias", "value heads", **_DELTA),
+    layer(T.CONV, f"{_LIN}conv1d.weight", "taps", "channels", is_flat=True, transposed=True,
+          **_DELTA),
+    *linear(T.ATTN_OUT, None, f"{_LIN}out_proj", "hidden", "values", **_DELTA),
+    *ends("embed_tokens", "norm", add=1.0),
+)  # fmt: skip
+_PARTS: Final = (
+    *fused(dict.fromkeys((T.Q, T.K, T.V)), f"{_LIN}in_proj_qkv", _QKV, **_DELTA),
+    *linear(T.MIX_GATE, None, f"{_LIN}in_proj_z", "values", "hidden", **_DELTA),
+)
+_STEPS: Final = (
+    *linear(T.BETA, None, f"{_LIN}in_proj_b", "value heads", "hidden", **_DELTA),
+    *linear(T.DECAY, None, f"{_LIN}in_proj_a", "value heads", "hidden", **_DELTA),
+)
+_BY_KEY_HEAD: dict[str, Any] = {"groups": "key heads", **_DELTA}
+_PARTS_BY_KEY_HEAD: Final = fused(
+    dict.fromkeys((T.Q, T.K, T.V, T.MIX_GATE)),
+    f"{_LIN}in_proj_qkvz",
+    (*_QKV, "values"),
+    **_BY_KEY_HEAD,
+)
+_STEPS_BY_KEY_HEAD: Final = fused(
+    dict.fromkeys((T.BETA, T.DECAY)), f"{_LIN}in_proj_ba", ("value heads",) * 2, **_BY_KEY_HEAD
+)
+_LOG_RATE: Final = layer(T.DECAY_RATE, f"{_LIN}A_log", "value heads", is_log=True, **_DELTA)
+# GGUF files have -e^A_log.
+_MINUS_RATE: Final = layer(
+    T.DECAY_RATE, f"{_LIN}minus_rate", "value heads", scale="minus", **_DELTA
+)
+_SPLIT: Final = (*_PARTS, *_STEPS, _LOG_RATE)
+_FUSED: Final = (*_PARTS_BY_KEY_HEAD, *_STEPS_BY_KEY_HEAD, _LOG_RATE)
+
+
+# ---- configurations ----
+
+
+def _layer_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
+    """Attention in every n-th layer, unless each layer's type is stated."""
+    types = config.of_layers("layer_types", n_layers, (FULL, LINEAR))
+    interval = config.count("full_attention_interval", MAX_LAYERS)
+    if types is None:
+        types = [LINEAR if (i + 1) % interval else FULL for i in range(n_layers)]
+    return 0, types
+
+
+def _mixers(draft: Draft) -> None:
+    """Make the layers that say so those of the delta rule."""
+    config = draft.config
+    heads = {name: config.count(f"linear_num_{name}_heads", MAX_HEADS) for name in ("key", "value")}
+    dims = {
+        name: config.count(f"linear_{name}_head_dim", MAX_STATE_DIM) for name in ("key", "value")
+    }
+    if heads["value"] % heads["key"]:
+        raise config.error(
+            "linear_num_value_heads",
+            f"= {heads['value']} is not a multiple of {heads['key']} key heads",
+        )
+    n_taps = config.count("linear_conv_kernel_dim", MAX_TAPS)
+    if n_taps < 2:
+        raise config.error("linear_conv_kernel_dim", f"= {n_taps}: 2 to {MAX_TAPS} are supported")
+    keys, values = (heads[name] * dims[name] for name in ("key", "value"))
+    is_tiled = config.boolean("has_tiled_heads", False) and heads["key"] != heads["value"]
+    draft.dims |= {
+        "taps": n_taps,
+        "keys": keys,
+        "values": values,
+        "channels": 2 * keys + values,
+        "value": dims["value"],
+        "key heads": heads["key"],
+        "value heads": heads["value"],
+    }
+    draft.factors["minus"] = -1.0
+    delta: dict[str, Any] = {
+        "mixer": Mixer.DELTA,
+        "n_taps": n_taps,
+        "n_key_heads": heads["key"],
+        "n_value_heads": heads["value"],
+        "key_dim": dims["key"],
+        "value_dim": dims["value"],
+        "has_tiled_heads": int(is_tiled),
+        "rope_set": ROPE_NONE,
+        "qk_norm": QkNorm.NONE,
+        "output_gate": 0,
+    }
+    draft.layers = [
+        replace(kind, **delta) if type_ == LINEAR else kind
+        for kind, type_ in zip(draft.layers, draft.layer_types, strict=True)
+    ]
+
+
+def _moe(draft: Draft) -> None:
+    """Experts in every layer, weighed by their sum."""
+    config = draft.config
+    _mixers(draft)
+    draft.dims["shared"] = config.count("shared_expert_intermediate_size", MAX_FFN_DIM)
+    draft.dims["expert"] = config.count("moe_intermediate_size", MAX_FFN_DIM)
+    route(draft, range(draft.header.n_layers), expert_weights=ExpertWeights.BY_SUM)
+
+
+def _next(draft: Draft) -> None:
+    _mixers(draft)
+    qwen2_moe(draft)
+
+
+_DEFAULTS: Final = {
+    **QWEN_DEFAULTS,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_MOE_DEFAULTS: Final = {
+    **_DEFAULTS,
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+_COMMON: Final[dict[str, Any]] = {
+    "left_out": SENSES,
+    "has_partial_rope": True,
+    "kind": {"qk_norm": QkNorm.PER_HEAD, "output_gate": 1},
+    "windows": _layer_types,
+    "neutral": {
+        "attention_bias": (False,),
+        "attn_output_gate": (True,),
+        "mamba_ssm_dtype": ("float32",),
+        **{key: range(17) for key in ("mtp_num_hidden_layers", "num_nextn_predict_layers")},
+        "mtp_use_dedicated_embeddings": (True, False),
+        "use_sliding_window": (None, False),
+        "norm_topk_prob": (True,),
+    },
+}
+FAMILIES = (
+    Family(
+        name="Qwen3_5ForCausalLM",
+        title="Qwen 3.5, 3.6, 3.8 (0.8B to 27B), text",
+        model_type="qwen3_5_text",
+        nested=("Qwen3_5ForConditionalGeneration",),
+        prefixes=TEXT_PREFIXES,
+        rules=(*_RULES, *gated()),
+        layouts=(_SPLIT, (*_PARTS, *_STEPS, _MINUS_RATE)),
+        renames=RENAMES,
+        defaults={**_DEFAULTS, "num_key_value_heads": 4},
+        adjust=_mixers,
+        **_COMMON,
+    ),
+    Family(
+        name="Qwen3_5MoeForCausalLM",
+        title="Qwen 3.5, 3.6 MoE (35B-A3B, 122B-A10B), text",
+        model_type="qwen3_5_moe_text",
+        nested=("Qwen3_5MoeForConditionalGeneration",),
+        prefixes=TEXT_PREFIXES,
+        rules=(*_RULES, ROUTER, *SHARED_EXPERT),
+        layouts=with_shared_gate(_SPLIT, (*_PARTS, *_STEPS, _MINUS_RATE)),
+        renames=RENAMES,
+        defaults={
+            **_MOE_DEFAULTS,
+            "intermediate_size": 512,  # of no layer
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+        },
+        adjust=_moe,
+        **_COMMON,
+    ),
+    Family(
+        name="Qwen3NextForCausalLM",
+        title="Qwen3-Next (80B-A3B), Qwen3-Coder-Next",
+        model_type="qwen3_next",
+        rules=(*_RULES, *DENSE, ROUTER, *SHARED_EXPERT),
+        layouts=with_shared_gate(_FUSED, (*_PARTS, *_STEPS_BY_KEY_HEAD, _MINUS_RATE)),
+        renames=RENAMES,
+        defaults={
+            **_MOE_DEFAULTS,
+            "intermediate_size": 5632,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "norm_topk_prob": True,
+        },
+        adjust=_next,
+        **_COMMON,
+    ),
+)
