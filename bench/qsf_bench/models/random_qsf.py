@@ -146,7 +146,7 @@ def _units(
     expert_type = Dtype.MXFP4 if shape.family == "gpt_oss" else quant_type
     units = [(EMBEDDING_UNIT, embed_type, embedding)]
     for layer in map(layer_unit, range(shape.n_layers)):
-        units.append((layer, quant_type, layer_entries(shape)))
+        units.append((layer, quant_type, layer_entries(shape, layer.layer)))
         units += [
             (layer.of_expert(expert), expert_type, expert_entries(shape))
             for expert in range(shape.n_experts)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from qsf.file.layout import OUTLIERS_OF, Arch, Architecture, Header, TensorType
 from qsf.file.reader import Reader
 from qsf_converter.sources.architectures import FAMILIES, read_facts
 from qsf_converter.sources.families.family import Facts, Family
-from qsf_converter.sources.families.rules import Place, Where, in_file_order
+from qsf_converter.sources.families.rules import Place, in_file_order
 
 T = TensorType
 Entry = tuple[TensorType, int, int]  # a matrix [n_rows, n_cols], or a vector: n_rows is 0
@@ -29,6 +30,7 @@ class Shape:
     ``is_tied`` None what the family has: the head of GPT-2 is its embedding. ``window_tokens`` is
     that of the layers of the family that have windows. In a mixture of experts all layers have
     ``n_experts``, of which a token meets ``n_chosen``, and ``ffn_dim`` is that of one.
+    ``n_value_heads`` are those of the delta rule, where the family has it.
     """
 
     n_layers: int
@@ -44,6 +46,7 @@ class Shape:
     window_tokens: int = 0
     n_experts: int = 0
     n_chosen: int = 0
+    n_value_heads: int = 0
 
     def __post_init__(self) -> None:
         """Fill in what follows from the rest, so that equal shapes compare equal."""
@@ -55,6 +58,9 @@ class Shape:
 
 _QWEN3: Final = functools.partial(
     Shape, n_vocab=151936, max_tokens=40960, family="qwen3", head_dim=128
+)
+_QWEN3_5: Final = functools.partial(
+    Shape, n_vocab=248320, max_tokens=262144, family="qwen3_5_text", head_dim=256
 )
 _GEMMA3: Final = functools.partial(Shape, family="gemma3_text", head_dim=256, is_tied=True)
 SHAPES: Final[Mapping[str, Shape]] = {
@@ -82,6 +88,13 @@ SHAPES: Final[Mapping[str, Shape]] = {
         16, 2048, 1024, 16, 16, 50304, 4096, family="olmoe", n_experts=64, n_chosen=8
     ),
     "qwen3-30b-a3b": _QWEN3(48, 2048, 768, 32, 4, family="qwen3_moe", n_experts=128, n_chosen=8),
+    "qwen3.5-0.8b": _QWEN3_5(24, 1024, 3584, 8, 2, is_tied=True, n_value_heads=16),
+    "qwen3.5-9b": _QWEN3_5(32, 4096, 12288, 16, 4, n_value_heads=32),
+    "qwen3.8-27b": _QWEN3_5(64, 5120, 17408, 24, 4, n_value_heads=48),
+    "qwen3.6-35b-a3b": _QWEN3_5(
+        40, 2048, 512, 16, 2, family="qwen3_5_moe_text", n_value_heads=32, n_experts=256,
+        n_chosen=8,
+    ),
     "gpt-oss-20b": Shape(
         24, 2880, 2880, 64, 8, 201088, 131072, family="gpt_oss", head_dim=64, window_tokens=128,
         n_experts=32, n_chosen=4,
@@ -107,6 +120,8 @@ def name_of(shape: Shape) -> str:
         tied += f"-window{shape.window_tokens}"
     if shape.n_experts:
         tied += f"-experts{shape.n_experts}.{shape.n_chosen}"
+    if shape.n_value_heads:
+        tied += f"-value{shape.n_value_heads}"
     return (
         f"{shape.family}-{shape.n_layers}x{shape.dim}-ffn{shape.ffn_dim}-heads{shape.n_heads}"
         f".{shape.n_kv_heads}.{shape.head_dim}-vocab{shape.n_vocab}-ctx{shape.max_tokens}{tied}"
@@ -149,6 +164,8 @@ def config_of(shape: Shape) -> dict[str, Any]:
         config |= {"num_experts": shape.n_experts, "num_experts_per_tok": shape.n_chosen}
     if "moe_intermediate_size" in family.defaults:
         config["moe_intermediate_size"] = shape.ffn_dim
+    if shape.n_value_heads:
+        config["linear_num_value_heads"] = shape.n_value_heads
     return {family.renames.get(name, name): value for name, value in config.items()}
 
 
@@ -161,9 +178,9 @@ def facts_of(shape: Shape) -> Facts:
     return read_facts(family_of(shape), config_of(shape))
 
 
-def layer_entries(shape: Shape) -> list[Entry]:
+def layer_entries(shape: Shape, layer: int) -> list[Entry]:
     """Return the tensors of a layer in the order of a .qsf file."""
-    return _entries(shape, Place.LAYER)
+    return _entries(shape, Place.LAYER, layer)
 
 
 def expert_entries(shape: Shape) -> list[Entry]:
@@ -176,22 +193,22 @@ def final_entries(shape: Shape) -> list[Entry]:
     return _entries(shape, Place.FINAL)
 
 
-def _entries(shape: Shape, place: Place) -> list[Entry]:
+def _entries(shape: Shape, place: Place, layer: int = 0) -> list[Entry]:
     facts, family = facts_of(shape), family_of(shape)
     flags = facts.flags if shape.is_tied else facts.flags | {"separate_head"}
-    others = Where.DENSE if shape.n_experts else Where.ROUTED
+    kind = facts.layer_kinds[layer] if facts.layer_kinds else None
     return [
-        (rule.target, *_size(tuple(facts.dims[dim] for dim in rule.shape)))
+        (rule.target, *_size(tuple(facts.dims[dim] for dim in rule.shape), rule.is_vector))
         for rule in in_file_order((*family.rules, *(family.layouts or ((),))[0]))
         if rule.place is place
         and rule.target is not None
         and rule.flag in (None, *flags)
-        and rule.where is not others
+        and (place is not Place.LAYER or rule.where.holds(kind))
     ]
 
 
-def _size(dims: tuple[int, ...]) -> tuple[int, int]:
-    return (0, dims[0]) if len(dims) == 1 else (dims[0], dims[1])
+def _size(dims: tuple[int, ...], is_vector: bool) -> tuple[int, int]:
+    return (0, math.prod(dims)) if is_vector else (dims[0], dims[1])
 
 
 # ---- of a file ----
@@ -215,6 +232,7 @@ def shape_of_file(path: Path) -> Shape:
                 header.n_layers, header.dim, header.ffn_dim, header.n_heads, header.n_kv_heads,
                 header.n_vocab, header.max_tokens, family, header.head_dim, reader.arch.tied_head,
                 window_tokens, kinds[0].n_experts, kinds[0].n_chosen,
+                max(kind.n_value_heads for kind in kinds),
             )  # fmt: skip
             if _does_the_work_of(reader, shape):
                 return shape
@@ -232,14 +250,14 @@ def _does_the_work_of(reader: Reader, shape: Shape) -> bool:
     except QsfConversionError:
         return False
     plain = (plain_kind(facts.header, facts.arch),) * header.n_layers
-    entries = {kind for kind, _, _ in layer_entries(shape)}
     return (
         _parts(facts.header, facts.arch) == _parts(header, arch)
         and [_work(kind, header) for kind in facts.layer_kinds or plain]
         == [_work(kind, header) for kind in reader.layer_kinds]
         and all(
-            {T(tensor.type) for tensor in unit.tensors} - set(OUTLIERS_OF.values()) == entries
-            for unit in reader.layers
+            {T(tensor.type) for tensor in unit.tensors} - set(OUTLIERS_OF.values())
+            == {kind for kind, _, _ in layer_entries(shape, i)}
+            for i, unit in enumerate(reader.layers)
         )
     )
 
