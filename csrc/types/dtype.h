@@ -13,7 +13,7 @@
 #include "types/table.h"
 
 #define QSF_TILE_ROWS 16
-#define QSF_BLOCK 64 /* columns of a tile */
+#define QSF_BLOCK 64           /* columns of a tile */
 #define QSF_MAX_STATE_DIM 256U /* of a key or a value of a recurrent state */
 
 /* Offsets in a tile of type F16 scales: 16 scales, then 16 mins if the type has them. */

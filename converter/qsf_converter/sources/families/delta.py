@@ -22,7 +22,6 @@ from qsf_converter.sources.families.family import FULL, Draft, Family
 from qsf_converter.sources.families.llama import (
     AT,
     ATTN,
-    RENAMES,
     SENSES,
     TEXT_PREFIXES,
     fused,
@@ -195,7 +194,6 @@ FAMILIES = (
         prefixes=TEXT_PREFIXES,
         rules=(*_RULES, *gated()),
         layouts=(_SPLIT, (*_PARTS, *_STEPS, _MINUS_RATE)),
-        renames=RENAMES,
         defaults={**_DEFAULTS, "num_key_value_heads": 4},
         adjust=_mixers,
         **_COMMON,
@@ -208,7 +206,6 @@ FAMILIES = (
         prefixes=TEXT_PREFIXES,
         rules=(*_RULES, ROUTER, *SHARED_EXPERT),
         layouts=with_shared_gate(_SPLIT, (*_PARTS, *_STEPS, _MINUS_RATE)),
-        renames=RENAMES,
         defaults={
             **_MOE_DEFAULTS,
             "intermediate_size": 512,  # of no layer
@@ -224,7 +221,6 @@ FAMILIES = (
         model_type="qwen3_next",
         rules=(*_RULES, *DENSE, ROUTER, *SHARED_EXPERT),
         layouts=with_shared_gate(_FUSED, (*_PARTS, *_STEPS_BY_KEY_HEAD, _MINUS_RATE)),
-        renames=RENAMES,
         defaults={
             **_MOE_DEFAULTS,
             "intermediate_size": 5632,
