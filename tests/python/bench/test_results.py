@@ -29,18 +29,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "results.json"
 
 
-def full_results() -> Results:
-    """Return results in which every record occurs."""
-    return small_results()
-
-
 def known_of(results: Results) -> dict[str, Any]:
     known: dict[str, Any] = json.loads(json.dumps(results.as_json()))
     return known
 
 
 def test_what_is_written_is_read(path: Path) -> None:
-    results = full_results()
+    results = small_results()
     assert results.rows[0].breakdown is not None
     assert any(row.cap is not None for row in results.rows)
     assert results.failures
@@ -125,7 +120,7 @@ def places(known: Any, way: str = "") -> list[str]:
     return found
 
 
-FULL = full_results()
+FULL = small_results()
 KNOWN = known_of(FULL)
 PLACES = [place for place in places(KNOWN) if not place.startswith(("machine/", "settings/"))]
 
