@@ -7,10 +7,9 @@ comments, of which the first says what it is made of:
     <!-- end -->
 
 Tables are ``in-memory``, QSF beside llama.cpp where the model fits, ``budgets``, QSF alone by
---ram-budget, and ``capped``, both in a memory cgroup. Without files all its tables are
-written anew; with files, all tables that these make are printed.
+--ram-budget, and ``capped``, both in a memory cgroup.
 
-Usage: .venv/bin/python bench/readme_table.py [--check] [--readme README.md] [RESULT.json ...]
+Usage: .venv/bin/python bench/readme_table.py [--check] [--readme README.md]
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -260,21 +259,12 @@ def rewritten(text: str, root: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write, check or print; 1: README.md is not what the results say."""
+    """Write or check; 1: the document is not what the results say."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("results", metavar="RESULT.json", type=Path, nargs="*")
     parser.add_argument("--readme", metavar="FILE", type=Path, default=DOCUMENT)
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
     args = parser.parse_args(arguments)
     try:
-        if args.results:
-            all_results = [read(path) for path in args.results]
-            for name, table in TABLES.items():
-                try:
-                    print(f"{name}:\n\n{table(all_results)}")
-                except TableError as error:
-                    print(f"{name}: {error}\n")
-            return 0
         text = args.readme.read_text("utf-8")
         new = rewritten(text, ROOT if args.readme == DOCUMENT else args.readme.parent)
     except (QsfError, TableError, OSError) as error:
