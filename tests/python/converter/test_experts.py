@@ -100,7 +100,8 @@ def test_every_token_goes_where_transformers_sends_it(name: str, tmp_path: Path)
     )
     np.testing.assert_array_equal(experts, case.experts)
     assert case.weights is not None
-    np.testing.assert_allclose(weights, case.weights, atol=5e-6)
+    atol = 1e-4 if "linear_attn" in " ".join(case.shapes) else 5e-6  # see test_families.py
+    np.testing.assert_allclose(weights, case.weights, atol=atol)
 
 
 def test_of_equal_scores_the_lower_number_is_chosen() -> None:
@@ -213,6 +214,23 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"n_experts": 64, "n_chosen": 6, "expert_dim": 1536, "ffn_dim": 3072,
          "expert_score": ExpertScore.SOFTMAX},
+    ),
+    "Qwen3-Next-80B-A3B": (
+        {
+            "architectures": ["Qwen3NextForCausalLM"], "attention_bias": False,
+            "decoder_sparse_step": 1, "full_attention_interval": 4, "head_dim": 256,
+            "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 5120,
+            "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+            "max_position_embeddings": 262144, "mlp_only_layers": [], "moe_intermediate_size": 512,
+            "norm_topk_prob": True, "num_attention_heads": 16, "num_experts": 512,
+            "num_experts_per_tok": 10, "num_hidden_layers": 48, "num_key_value_heads": 2,
+            "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-6, "rope_scaling": None,
+            "rope_theta": 10000000, "shared_expert_intermediate_size": 512,
+            "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 151936,
+        },
+        {"n_experts": 512, "n_chosen": 10, "expert_dim": 512, "ffn_dim": 512,
+         "expert_weights": ExpertWeights.BY_SUM, "n_value_heads": 0, "output_gate": 1},
     ),
     "GLM-4.5-Air": (
         {
