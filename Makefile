@@ -95,6 +95,7 @@ demo: build/install.stamp build/tiny-llama.qsf ## convert the bundled model, str
 	@echo
 	@echo "This model of 2.8 million weights only tells stories. For a chat take one that was trained for it:"
 	@echo "  $(VENV)/bin/qsf chat FILE.gguf        a GGUF file or a HuggingFace folder"
+	@echo "  $(VENV)/bin/qsf list --available      models to download, for the memory that is free"
 	@echo "  make link                       makes the command \`qsf\`, by a link in ~/.local/bin"
 
 link: build/install.stamp ## link the command qsf into ~/.local/bin

@@ -1,16 +1,18 @@
-"""``qsf list`` and ``qsf rm``: the models that ``run`` and ``chat`` have converted."""
+"""``qsf list``, ``rm``, ``pull`` and ``show``: models that are converted and kept, by name."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from qsf.errors import QsfArgumentError, QsfError
+from qsf.find.catalogue import SUGGESTED, suggested
 from qsf.find.store import Kept, all_kept, remove, store_folder
 from qsf.shell import command, typer_app
 
@@ -18,6 +20,7 @@ _MB = 2**20
 
 list_app = typer_app.create_app()
 remove_app = typer_app.create_app()
+pull_app = typer_app.create_app()
 
 
 def main() -> int:
@@ -30,18 +33,88 @@ def remove_main() -> int:
     return typer_app.run(remove_app, sys.argv[1:], program="qsf rm")
 
 
+def pull_main() -> int:
+    """Run ``qsf pull`` and return its exit code."""
+    return typer_app.run(pull_app, sys.argv[1:], program="qsf pull")
+
+
+def show_main() -> int:
+    """Run ``qsf show``, which is ``qsf inspect`` of a model by its name; return its exit code."""
+    from qsf.cli import inspect
+
+    words = sys.argv[1:]
+    at = next((i for i, word in enumerate(words) if not word.startswith("-")), None)
+    if at is None:
+        return inspect.run(words)
+    try:
+        words[at] = str(kept_file(words[at]))
+    except QsfError as error:
+        command.say_error("qsf show", str(error))
+        return command.EXIT_FAILED
+    return inspect.run(words)
+
+
+def kept_file(model: str) -> Path:
+    """Return the .qsf file of a model that is converted already. Raises QsfError for none."""
+    from qsf.find.names import meaning_of
+
+    named = meaning_of(model)
+    if named.is_qsf and named.path is not None:
+        return named.path
+    name = named.repo or str(Path(str(named.path)).resolve())
+    kept = next((kept for kept in all_kept() if kept.name == name), None)
+    if kept is None:
+        raise QsfArgumentError(f"{model} is not converted yet: {command.runnable()} pull {model}")
+    return kept.path
+
+
+@pull_app.command()
+def pull_model(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A short name (`qsf list --available`), org/name on the hub, a HuggingFace folder "
+            "or a GGUF file; with :TYPE another type than 4bit.",
+            metavar="MODEL",
+            show_default=False,
+        ),
+    ],
+    is_quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
+) -> int:
+    """Download a model and convert it, so that `qsf run` and `qsf chat` begin at once.
+
+    An interrupted download goes on where it was.
+    """
+    from qsf.find.prepare import ChildFailedError, find_model
+
+    try:
+        path = find_model(model, is_quiet=is_quiet, is_yes=True)
+    except ChildFailedError as failed:
+        return failed.exit_code
+    if not is_quiet:
+        size = path.stat().st_size / _MB
+        command.show_lines(f"{model} is ready, {size:,.1f} MB: {command.runnable()} chat {model}")
+    return 0
+
+
 @list_app.command()
 def list_models(
     is_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
+    is_available: Annotated[
+        bool, typer.Option("--available", help="List models to begin with, by their short names.")
+    ] = False,
 ) -> None:
     """List the models that `qsf run` and `qsf chat` have converted, the one used last first."""
+    if is_available:
+        _list_available(is_json=is_json)
+        return
     models = all_kept()
     if is_json:
         command.show_json([_facts(kept) for kept in models])
         return
     if not models:
         command.show_lines(
-            f"no models yet in {store_folder()}: qsf run FOLDER, or qsf run org/name"
+            f"no models yet in {store_folder()}: qsf list --available names some to begin with"
         )
         return
     width = max(len(kept.name) for kept in models)
@@ -58,6 +131,33 @@ def list_models(
         )
     total = sum(kept.n_bytes for kept in models) / _MB
     command.show_lines(f"{total:,.1f} MB in {store_folder()}")
+
+
+def _list_available(*, is_json: bool) -> None:
+    from qsf.native.binding import describe_machine
+
+    machine = describe_machine()
+    free_mb = min(machine.memory_bytes, machine.available_bytes) // _MB
+    if is_json:
+        command.show_json([asdict(model) for model in SUGGESTED])
+        return
+    # Half of what is free leaves room for longer contexts, and for other programs.
+    start = [model.name for model in SUGGESTED if model.memory_mb <= free_mb // 2]
+    start = start[-3:] or [SUGGESTED[0].name]
+    command.show_lines(f"{free_mb:,} MB of memory are free: start with {', '.join(start)}")
+    command.show_lines(
+        f"{'name':<19}{'download':>11}{'file':>10}{'in memory':>11}{'at least':>10}  "
+        f"{'licence':<28} good for"
+    )
+    for model in SUGGESTED:
+        command.show_lines(
+            f"{model.name:<19}{model.download_mb:>8,} MB{model.file_mb:>7,} MB"
+            f"{model.memory_mb:>8,} MB{model.least_mb:>7,} MB  {model.licence:<28} {model.good_for}"
+        )
+    command.show_lines(
+        "For 4 bits a weight and 4096 tokens. In less memory than the whole model takes, weights "
+        f"are read again\nfor each token. {command.runnable()} chat {start[-1]}"
+    )
 
 
 def _facts(kept: Kept) -> dict[str, Any]:
@@ -101,8 +201,10 @@ def remove_models(
     models = all_kept()
     chosen: list[Kept] = []
     for name in names:
+        short = suggested(name)
         path, colon, quant_type = name.partition(":")
         names_here = {name, f"{Path(path).resolve()}{colon}{quant_type}"}
+        names_here |= {short.repo} if short is not None else set()
         same = [k for k in models if names_here & {k.name, k.full_name, k.path.name, str(k.path)}]
         if not same:
             raise QsfArgumentError(f"there is no converted model {name}: `qsf list` has the names")

@@ -99,9 +99,7 @@ def _ask(repo: str, n_bytes: int, *, is_yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise QsfIOError(f"{text} with --yes")
-    sys.stderr.write(f"{text}? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    if not command.read_answer(f"{text}?", default=False):
         raise QsfIOError(f"{repo} was not downloaded")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
 from qsf.file.gguf_parts import name_without_part, part_names
 from qsf.file.type_names import TYPE_NAMES, our_type
+from qsf.find.catalogue import likely_name, suggested
 from qsf.foreign_json import read_json_file
 
 DEFAULT_TYPE = "4bit"
@@ -58,13 +59,17 @@ def meaning_of(model: str) -> Named:
             f"{model} is not on huggingface.co: download it, and name the file or the folder"
         )
     text, type_name = _split_type(model)
-    if url is None and os.path.lexists(text):
+    short = None if os.path.lexists(text) else suggested(model) or suggested(text)
+    if short is not None:
+        type_name = "" if suggested(model) else type_name
+        text = short.repo
+    elif url is None and os.path.lexists(text):
         return _existing(Path(text), type_name)
     folder, _, name = text.partition("/")
     is_file = Path(name).suffix in (".qsf", ".gguf", ".safetensors")
     is_repo = _REPO.fullmatch(text) is not None and not is_file and not Path(folder).is_dir()
     if not is_repo:
-        raise QsfIOError(f"{text}: there is no such file or folder{_neighbours(Path(text))}")
+        raise QsfIOError(f"{model}: there is no such file or folder{_neighbours(Path(model))}")
     if type_name:
         our_type(type_name)
     return Named(None, repo=text, type_name=type_name)
@@ -84,7 +89,10 @@ def _neighbours(path: Path) -> str:
         likely = get_close_matches(path.name, os.listdir(path.parent), 1)  # noqa: PTH208
     except OSError:
         return ""
-    return f": did you mean {path.parent / likely[0]}?" if likely else ""
+    if likely:
+        return f": did you mean {path.parent / likely[0]}?"
+    name = likely_name(str(path))
+    return f": did you mean {name}? (qsf list --available has all short names)" if name else ""
 
 
 def _existing(path: Path, type_name: str) -> Named:

@@ -100,7 +100,7 @@ def model_parser(prog: str, model_help: str, description: str, epilog: str) -> P
         "model",
         metavar="MODEL",
         nargs="?",
-        help="a .qsf file, a HuggingFace folder, a GGUF file, or a name such as Qwen/Qwen3-4B",
+        help="a .qsf file, a HuggingFace folder, a GGUF file, or a name: qwen3:4b, org/name",
     )
     return parser
 

@@ -177,6 +177,14 @@ def say_line(line: str) -> None:
         sys.stderr.flush()
 
 
+def read_answer(question: str, *, default: bool) -> bool:
+    """Ask on the terminal; return whether the answer is yes, ``default`` where it is empty."""
+    sys.stderr.write(f"{question} [{'Y/n' if default else 'y/N'}] ")
+    sys.stderr.flush()
+    answer = sys.stdin.readline().strip().lower()
+    return answer in ("y", "yes") if answer else default
+
+
 def explain_system(error: OSError) -> str:
     """Return what the system refused, and where."""
     return f"{error.filename or 'output'}: {error.strerror or error}"

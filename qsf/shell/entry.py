@@ -103,6 +103,16 @@ def remove_models() -> NoReturn:
     start("qsf.cli.models", "remove_main")
 
 
+def pull() -> NoReturn:
+    """Start ``qsf pull``."""
+    start("qsf.cli.models", "pull_main")
+
+
+def show() -> NoReturn:
+    """Start ``qsf show``."""
+    start("qsf.cli.models", "show_main")
+
+
 def sessions() -> NoReturn:
     """Start ``qsf sessions``."""
     start("qsf.cli.sessions")
@@ -124,6 +134,8 @@ VERBS = {
     "eval": (evaluate, "measure how well a model predicts a text"),
     "bench": (bench, "measure how fast a model is, beside llama.cpp"),
     "plan": (plan, "say how fast a model would be in which budget"),
+    "pull": (pull, "download a model and convert it, for `run` and `chat` to begin at once"),
+    "show": (show, "say what is in a model that was converted, by its name"),
     "list": (show_models, "list the models that `run` and `chat` have converted"),
     "rm": (remove_models, "remove some of them"),
     "sessions": (sessions, "list, show and remove conversations that were kept"),
@@ -134,10 +146,10 @@ VERBS = {
 _FIRST_STEPS = """QSF runs language models in much less memory than they have weights.
 
   qsf chat path/to/model           talk to a model: a .qsf file, a HuggingFace folder, a GGUF
-                                   file, or a name such as Qwen/Qwen3-4B
+                                   file, or a name such as qwen3:4b
   qsf run MODEL -p "Who are you?"  one answer
   qsf convert FOLDER model.qsf     convert a model yourself, and choose how small it becomes
-  qsf list                         what was converted so far
+  qsf list --available             models to begin with, and what they take
 
 qsf --help names all commands, and qsf COMMAND --help says more about one.
 """

@@ -110,6 +110,10 @@ def _run(request: Request) -> int:
     prompt = None if is_chat or request.prompts is not None else _prompt(request)
     constraint = read_constraint(request.path, request.form)
     request = replace(request, generation=replace(request.generation, constraint=constraint))
+    if not request.has_budget and not request.quiet and sys.stdin.isatty():
+        from qsf.cli.run.first_run import ask_for_memory
+
+        request = ask_for_memory(request)
     with _lines(request) as lines, _open(request) as model:
         if not (request.has_length or request.raw or model.chat_template.is_plain):
             request = replace(request, generation=replace(request.generation, max_tokens=MAX_U32))

@@ -213,6 +213,7 @@ class Request(RunOptions):
     model: str
     generation: GenerationOptions
     has_length: bool  # --max-tokens was given, or is among the user's defaults
+    has_budget: bool  # so is --ram-budget
     opening: ModelOptions
     plan: bool
     yes: bool
@@ -281,8 +282,8 @@ def parse(arguments: list[str]) -> Request:
                 "--ram-budget"
             )
     parser = _parser()
-    usual_length = parser.get_default("max_tokens")
-    parser.set_defaults(**{"max_tokens": None} | read_defaults())
+    usual = {name: parser.get_default(name) for name in ("max_tokens", "ram_budget")}
+    parser.set_defaults(**dict.fromkeys(usual, ...) | read_defaults())
     options, rest = parser.parse_known_args(arguments)
     if len(rest) == 1 and not rest[0].startswith("-") and options.prompt is None:
         options.prompt, rest = rest[0], []
@@ -290,9 +291,10 @@ def parse(arguments: list[str]) -> Request:
         rest.sort(key=lambda word: not word.startswith("-"))
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     _check(options)
-    has_length = options.max_tokens is not None
-    if not has_length:
-        options.max_tokens = usual_length
+    is_given = {name: getattr(options, name) is not ... for name in usual}
+    for name, value in usual.items():
+        if not is_given[name]:
+            setattr(options, name, value)
     options.quiet |= options.json
     model = options.model or options.named_model
     opening = replace(taken(ModelOptions, options), sessions=_sessions(options))
@@ -304,7 +306,8 @@ def parse(arguments: list[str]) -> Request:
         path=Path(model),
         model=model,
         generation=taken(GenerationOptions, options),
-        has_length=has_length,
+        has_length=is_given["max_tokens"],
+        has_budget=is_given["ram_budget"],
         opening=opening,
         plan=options.plan,
         yes=options.yes,

@@ -20,8 +20,14 @@ from qsf.errors import QsfArgumentError, QsfConversionError, QsfError, QsfIOErro
 from qsf.file.opened import is_qsf_file
 from qsf.file.type_names import our_type
 from qsf.find import prepare, store
+from qsf.find.catalogue import SUGGESTED
 from qsf.find.names import gguf_of, meaning_of
 from qsf.find.prepare import ChildFailedError, find_model
+from qsf.native.opening import plan_native
+from qsf.options import ModelOptions
+from qsf_bench.models.random_qsf import embed_type_of, write_model
+from qsf_bench.models.shapes import Shape
+from qsf_converter.rounding.plan import parse_quant_type
 
 
 @pytest.fixture
@@ -90,6 +96,40 @@ def test_what_cannot_be_a_model_says_what_to_do(tmp_path: Path) -> None:
 def test_names_of_the_hub(model: str, repo: str, quant_type: str) -> None:
     named = meaning_of(model)
     assert (named.repo, named.quant_type, named.path) == (repo, quant_type, None)
+
+
+def test_short_names_and_what_they_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for model, repo, quant_type in (
+        ("qwen3:4b", "Qwen/Qwen3-4B", "4bit"),
+        ("Qwen3:4B:8bit", "Qwen/Qwen3-4B", "8bit"),
+    ):
+        named = meaning_of(model)
+        assert (named.repo, named.quant_type, named.path) == (repo, quant_type, None)
+    with pytest.raises(QsfIOError, match=r"qwen3: .*: did you mean qwen3:0\.6b\?"):
+        meaning_of("qwen3")
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "qwen3:4b", "GGUF")  # a file of that name comes first
+    assert meaning_of("qwen3:4b").path == Path("qwen3:4b")
+    assert [m.memory_mb for m in SUGGESTED] == sorted(m.memory_mb for m in SUGGESTED)
+    for suggested in SUGGESTED:
+        assert suggested.least_mb <= 200 < 2 * suggested.memory_mb < 2 * suggested.download_mb
+    listed = json.loads(qsf("list", "--available", "--json").stdout)
+    assert [row["name"] for row in listed] == [model.name for model in SUGGESTED]
+    shown = qsf("list", "--available").stdout
+    assert " MB of memory are free: start with " in shown
+    assert "Llama 3.2 Community License" in shown
+
+
+def test_the_figures_of_a_suggested_model_are_those_of_its_plan(tmp_path: Path) -> None:
+    smallest = SUGGESTED[0]
+    shape = Shape(30, 576, 1536, 9, 3, n_vocab=49152, max_tokens=8192, is_tied=True)
+    path = tmp_path / "smollm2.qsf"
+    write_model(path, shape, parse_quant_type("4bit"), embed_type_of("4bit"), n_real_layers=0)
+    assert round(path.stat().st_size / 2**20) == smallest.file_mb
+    plan = plan_native(path, ModelOptions(ram_budget=None, max_seq_len=4096))
+    # Without this process: a run takes 30 to 40 MB, and 20 for the tokenizer of a large vocabulary.
+    engine_mb = (plan.engine_bytes + plan.reserve_bytes) / 2**20
+    assert smallest.memory_mb - 60 <= engine_mb <= smallest.memory_mb - 50
 
 
 def test_types_of_llama_cpp_have_ours_beside_them() -> None:
@@ -203,6 +243,28 @@ def test_a_model_with_only_tokenizer_model_says_how_to_make_the_other(
 
 
 # ---- the hub ----
+
+
+def test_a_model_is_pulled_shown_and_removed(hub: FakeHub) -> None:
+    absent = qsf("show", REPO)
+    assert absent.returncode == 1
+    assert f"{REPO} is not converted yet: " in absent.stderr
+    assert f"qsf pull {REPO}" in absent.stderr
+    pulled = qsf("pull", REPO)
+    assert pulled.returncode == 0, pulled.stderr
+    assert pulled.stdout.startswith(f"{REPO} is ready, ")
+    assert f"qsf chat {REPO}" in pulled.stdout
+    assert "model.safetensors" in {name for name, _ in hub.fetched}
+    hub.fetched.clear()
+    assert qsf("pull", REPO, "-q").stdout == ""
+    assert hub.fetched == []
+    shown = qsf("show", REPO)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    (kept,) = store.all_kept()
+    assert shown.stdout == qsf("inspect", kept.path).stdout
+    failed = qsf("pull", "some-org/absent")
+    assert failed.returncode == 1
+    assert "some-org/absent is not on the hub" in failed.stderr
 
 
 def test_a_model_of_the_hub_is_downloaded_if_the_user_says_so(hub: FakeHub, tmp_path: Path) -> None:
