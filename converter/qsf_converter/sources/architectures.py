@@ -68,16 +68,23 @@ def family_of(config: Mapping[str, Any]) -> Family:
             return FAMILIES[name]
         if name in _NESTED:
             return _of_text(_NESTED[name], config)
-        lacks = ((feature, near) for part, feature, near in _MISSING if re.search(part, name))
-        missing, nearest = next(lacks, ("", ""))
-        because = f": {missing}; the nearest family that runs is {nearest}" if missing else ""
-        raise QsfConversionError(f"architecture {name[:60]} is not supported{because}; {_LIST}")
+        raise QsfConversionError(
+            f"architecture {name[:60]} is not supported{what_it_lacks(name)}; {_LIST}"
+        )
     for family in FAMILIES.values():
         if family.model_type == config.get("model_type"):
             return family
     raise QsfConversionError(
         f"config.json names no architecture (model_type {shown(config.get('model_type'))}); {_LIST}"
     )
+
+
+def what_it_lacks(name: str, flags: int = 0) -> str:
+    """Say what the engine lacks for that architecture, and which relative runs; "" if unknown."""
+    for part, feature, nearest in _MISSING:
+        if re.search(part, name, flags):
+            return f": {feature}; the nearest family that runs is {nearest}"
+    return ""
 
 
 def _of_text(usual: Family, config: Mapping[str, Any]) -> Family:

@@ -17,7 +17,7 @@ import numpy as np
 
 from qsf.errors import QsfConversionError, shown
 from qsf.file.layout import Positions
-from qsf_converter.sources.architectures import FAMILIES
+from qsf_converter.sources.architectures import FAMILIES, what_it_lacks
 from qsf_converter.sources.families.family import Family
 from qsf_converter.sources.gguf_delta import DELTA_DIALECTS
 from qsf_converter.sources.gguf_dialects import DIALECTS, Dialect
@@ -99,9 +99,10 @@ def dialect_of(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> Dia
     """Return the table of the file's architecture; raises QsfConversionError if none has it."""
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ALL_DIALECTS:
+        plain = re.sub("[-_]", "", str(name))[:60]  # nemotron_h is NemotronH
         raise QsfConversionError(
-            f"architecture {shown(name)} of a GGUF file is not supported; "
-            "`qsf convert --families` lists what is"
+            f"architecture {shown(name)} of a GGUF file is not supported"
+            f"{what_it_lacks(plain, re.IGNORECASE)}; `qsf convert --families` lists what is"
         )
     return variant_of(ALL_DIALECTS[name], shapes)
 
