@@ -13,7 +13,7 @@ every=10
 while kill -0 "$command" 2>/dev/null; do
     sleep 1
     if [ $((SECONDS % every)) = 0 ]; then
-        n=$(find "$folder" -name '*.o' 2>/dev/null | wc -l)
+        n=$( (find "$folder" -name '*.o' 2>/dev/null || true) | wc -l) # it is not there at first
         if [ -t 2 ]; then
             printf '\r  %d s, %d C files compiled ' "$SECONDS" "$n" >&2
         else
