@@ -231,11 +231,11 @@ static presence presence_in(const qsf_layer_kind *k, condition when)
     return presences[when];
 }
 
-static tensor_rule rule_of(const layer_row *row, presence presence,
+static tensor_rule rule_of(const layer_row *row, presence presence_of_row,
                            const uint32_t extents[N_EXTENTS])
 {
-    return (tensor_rule){row->type, row->name,          row->layout,
-                         presence,  extents[row->rows], extents[row->cols]};
+    return (tensor_rule){row->type,       row->name,          row->layout,
+                         presence_of_row, extents[row->rows], extents[row->cols]};
 }
 
 /* Matches the tensors of layer `idx` against those that its kind has. */
