@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qsf.report.html import read_file, write_page
+from qsf.report.html import read_quality, write_page
 from qsf.report.text import full_lines
 from qsf.shell.output import check_not_a_source, check_output
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 def quality_lines(reader: Reader) -> Iterator[str]:
     """Yield the whole report for people. Raises QsfError when the file holds none."""
-    facts, quality = read_file(reader)
-    bits = facts.file_bytes * 8 / quality.n_weights
-    yield f"{reader.path}: {facts.file_bytes:,} bytes, {bits:.2f} bits a weight"
+    quality = read_quality(reader)
+    bits = reader.file_bytes * 8 / quality.n_weights
+    yield f"{reader.path}: {reader.file_bytes:,} bytes, {bits:.2f} bits a weight"
     yield from full_lines(quality)
 
 
 def describe_quality(reader: Reader) -> dict[str, Any]:
     """Return what ``--quality --json`` prints. Raises QsfError when the file holds no report."""
-    facts, quality = read_file(reader)
+    quality = read_quality(reader)
     return {
         "path": str(reader.path),
-        "file_bytes": facts.file_bytes,
-        "bits_per_weight": facts.file_bytes * 8 / quality.n_weights,
+        "file_bytes": reader.file_bytes,
+        "bits_per_weight": reader.file_bytes * 8 / quality.n_weights,
         "tensors_by_type": [
             {
                 "type": total.type,

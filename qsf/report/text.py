@@ -28,7 +28,7 @@ def summary_lines(report: Report, name: str) -> Iterator[str]:
         yield f"{_perplexity(evaluation)}{kl}"
     else:
         yield from (
-            f"least like its source: {t.name}, {t.type}, error {_percent(t.error)}"
+            f"least like its source: {t.name}, {t.type}, error {percent_text(t.error)}"
             for t in report.quality.worst(1)
         )
 
@@ -39,7 +39,7 @@ def quality_lines(quality: Quality) -> Iterator[str]:
     yield "least like their source:"
     for t in quality.worst(_N_WORST):
         yield (
-            f"  {t.name:<16} {t.type:<8} cosine {t.cosine:.6f}  error {_percent(t.error):>7}  "
+            f"  {t.name:<16} {t.type:<8} cosine {t.cosine:.6f}  error {percent_text(t.error):>7}  "
             f"mse {t.mse:.3g}  max error {t.max_error:.3g}"
         )
     actions = quality.actions()
@@ -62,7 +62,11 @@ def evaluation_lines(e: Evaluation) -> Iterator[str]:
     parts = [
         *([] if e.kl_mean is None else [f"KL mean {e.kl_mean:.4g}"]),
         *([] if e.kl_p99 is None else [f"KL 99 % {e.kl_p99:.4g}"]),
-        *([] if e.top1_agreement is None else [f"same first choice {_percent(e.top1_agreement)}"]),
+        *(
+            []
+            if e.top1_agreement is None
+            else [f"same first choice {percent_text(e.top1_agreement)}"]
+        ),
     ]
     if parts:
         yield ", ".join(parts)
@@ -125,17 +129,18 @@ def _tensor_lines(tensors: Sequence[TensorReport]) -> Iterator[str]:
         more += f" {_share(t.output_error, 11)}" * has_output
         yield (
             f"{t.name:<20} {t.type:<14} {t.n_rows:>8} {t.n_cols:>8} {t.bits_per_weight:>6.2f} "
-            f"{t.cosine:>9.6f} {_percent(t.error):>8} {t.mse:>9.3g} {t.max_error:>9.3g}{more}"
+            f"{t.cosine:>9.6f} {percent_text(t.error):>8} {t.mse:>9.3g} {t.max_error:>9.3g}{more}"
             f"  {t.action}"
         )
 
 
-def _percent(fraction: float) -> str:
+def percent_text(fraction: float) -> str:
+    """Return a fraction in per cent with three digits."""
     return "0 %" if fraction == 0 else f"{100 * fraction:.3g} %"
 
 
 def _share(value: float | None, width: int) -> str:
-    return f"{'-' if value is None else _percent(value):>{width}}"
+    return f"{'-' if value is None else percent_text(value):>{width}}"
 
 
 def _optional(value: float | None, width: int) -> str:
