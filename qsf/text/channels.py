@@ -61,7 +61,7 @@ def answer_decoder(
         return decoder
     markers = channel_markers(tokenizer)
     if markers:
-        return _ChannelDecoder(decoder, markers, functions)
+        return _ChannelDecoder(decoder, tokenizer, markers, functions)
     return thinking_decoder(tokenizer, decoder, prompt)
 
 
@@ -76,10 +76,12 @@ class _ChannelDecoder(IncrementalDecoder):
     def __init__(
         self,
         decoder: IncrementalDecoder,
+        tokenizer: Tokenizer,
         markers: Mapping[int, str],
         functions: Collection[str],
     ) -> None:
         self._decoder = decoder
+        self._tokenizer = tokenizer
         self._markers = markers
         self._functions = functions
         self._marker = ""  # the last one; "": none has come yet
@@ -115,6 +117,17 @@ class _ChannelDecoder(IncrementalDecoder):
         text, self._reasoning = self._reasoning, ""
         return text
 
+    @property
+    def is_thinking(self) -> bool:
+        """It is in a channel whose text is not shown."""
+        is_shown = self._is_call or self._channel.split()[:1] in ([], ["final"])
+        return self._marker == "<|message|>" and not is_shown
+
+    def end_of_thoughts(self) -> list[int]:
+        """Return the tokens that end this message and begin the final one."""
+        text = "<|end|><|start|>assistant<|channel|>final<|message|>"
+        return self._tokenizer.encode(text, add_prefix=False)
+
     def _begin_message(self) -> str:
         match = _RECIPIENT.search(f"{self._role} {self._channel}")
         self._is_call = match is not None and match[1] in self._functions
@@ -124,7 +137,7 @@ class _ChannelDecoder(IncrementalDecoder):
         if self._marker == "<|channel|>":
             self._channel += text
         elif self._marker == "<|message|>":
-            if self._is_call or self._channel.split()[:1] in ([], ["final"]):
+            if not self.is_thinking:
                 return text
             self._reasoning += text
         elif self._marker == "<|start|>":

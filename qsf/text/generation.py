@@ -79,6 +79,7 @@ class Answer:
         tokens: of the prompt, then those taken.
         n_generated: tokens taken, an end token included.
         n_forced: of these, those that were not chosen.
+        n_thought: of them, those of thoughts, the marks around them included.
         reason: why the answer has ended, as ``GenerationStats.stop_reason``; "": it goes on.
     """
 
@@ -93,6 +94,7 @@ class Answer:
     tokens: array[int] = field(default_factory=lambda: array("I"))
     n_generated: int = 0
     n_forced: int = 0
+    n_thought: int = 0
     reason: str = ""
 
     def __post_init__(self) -> None:
@@ -115,7 +117,9 @@ class Answer:
         if token in self.end_ids:
             return self.end("end")
         self.tokens.append(token)
+        was_thinking = self.decoder.is_thinking
         text = self.read(self.matcher.push(self.decoder.push(token)))
+        self.n_thought += was_thinking or self.decoder.is_thinking
         is_over = self.matcher.is_stopped or self.is_full
         if is_over or (self.constraint is not None and self.constraint.take(token)):
             return text + self.end("end")

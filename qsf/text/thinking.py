@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qsf.text.tokenizer import Tokenizer
+    from qsf.text.tokens import TokenConstraint
 
 _MARKS = (
     ("<think>", "</think>"),
@@ -73,7 +74,55 @@ def thinking_decoder(
             last = list(prompt[-_LAST_TOKENS:])
             return _ThinkingDecoder(decoder, begin, end, is_open=begin in last and end not in last)
     text = tokenizer.decode(prompt[-_LAST_TEXT_TOKENS:]).rstrip()
-    return _WrittenThinkingDecoder(decoder, text)
+    return _WrittenThinkingDecoder(decoder, tokenizer, text)
+
+
+class ThoughtsLimit:
+    """A ``TokenConstraint`` that ends the thoughts of an answer when they have ``most`` tokens.
+
+    The tokens of the end mark are then those that must come next; the answer goes on behind it.
+    """
+
+    def __init__(
+        self,
+        decoder: IncrementalDecoder,
+        most: int,
+        n_vocab: int,
+        inner: TokenConstraint | None = None,
+    ) -> None:
+        """Follow a decoder, which is given each token first; ``inner`` limits the rest."""
+        self._decoder = decoder
+        self._most = most
+        self._n_vocab = n_vocab
+        self._inner = inner
+        self._ends: list[int] = []  # what must come next
+        self._look()
+
+    def _look(self) -> None:
+        if self._decoder.is_thinking and self._most <= 0 and not self._ends:
+            self._ends = self._decoder.end_of_thoughts()
+
+    def forced(self) -> int | None:
+        """Return the token that must come next; None: there is a choice. Raises QsfError."""
+        if self._ends:
+            return self._ends[0]
+        return None if self._inner is None else self._inner.forced()
+
+    def mask(self) -> bytes | None:
+        """Return which tokens may come next, a bit each; None: all. Raises QsfError."""
+        if not self._ends:
+            return None if self._inner is None else self._inner.mask()
+        mask = bytearray((self._n_vocab + 31) // 32 * 4)
+        mask[self._ends[0] // 8] = 1 << self._ends[0] % 8
+        return bytes(mask)
+
+    def take(self, token: int) -> bool:
+        """Take the token that was chosen; return whether nothing may follow. Raises QsfError."""
+        self._most -= self._decoder.is_thinking
+        if self._ends:
+            self._ends.pop(0)
+        self._look()
+        return self._inner is not None and self._inner.take(token)
 
 
 class _ThinkingDecoder(IncrementalDecoder):
@@ -85,6 +134,16 @@ class _ThinkingDecoder(IncrementalDecoder):
         self._is_open = is_open
         self._at_edge = is_open  # behind a mark: line breaks there belong to neither text
         self._reasoning = ""
+        self._end = end
+
+    @property
+    def is_thinking(self) -> bool:
+        """What comes next stands between the marks."""
+        return self._is_open
+
+    def end_of_thoughts(self) -> list[int]:
+        """Return the mark that ends them."""
+        return [self._end]
 
     def push(self, token_id: int) -> str:
         """Return the text of the answer that is complete with this token."""
@@ -117,14 +176,24 @@ class _ThinkingDecoder(IncrementalDecoder):
 class _WrittenThinkingDecoder(IncrementalDecoder):
     """The same for marks that are ordinary text: thoughts at the beginning of an answer."""
 
-    def __init__(self, decoder: IncrementalDecoder, prompt: str) -> None:
+    def __init__(self, decoder: IncrementalDecoder, tokenizer: Tokenizer, prompt: str) -> None:
         """``prompt`` is the end of the text before the answer."""
         self._decoder = decoder
+        self._tokenizer = tokenizer
         self._end = next((end for begin, end in _MARKS if prompt.endswith(begin)), "")
         self._is_undecided = not self._end
         self._at_edge = bool(self._end)
         self._held = ""  # what may be the beginning of a mark
         self._reasoning = ""
+
+    @property
+    def is_thinking(self) -> bool:
+        """The mark that ends the thoughts has not come."""
+        return bool(self._end)
+
+    def end_of_thoughts(self) -> list[int]:
+        """Return the tokens of the mark that ends them, on a line of its own."""
+        return self._tokenizer.encode(f"\n{self._end}", add_prefix=False, parse_special=False)
 
     def push(self, token_id: int) -> str:
         """Return the text of the answer that is complete with this token."""

@@ -200,6 +200,15 @@ class IncrementalDecoder:
         """Return what was said since the last call that is not part of the answer."""
         return ""
 
+    @property
+    def is_thinking(self) -> bool:
+        """What comes next is, as far as it is known, not part of the answer."""
+        return False
+
+    def end_of_thoughts(self) -> list[int]:
+        """Return the tokens that end the thoughts, while it ``is_thinking``."""
+        return []
+
 
 def protect_special(text: str, names: Sequence[str], seam: str) -> str:
     """Return ``text`` with ``seam`` inside every name of a special token.

@@ -114,8 +114,8 @@ def _read_tools(fields: Fields, serving: Serving) -> Tools | None:
     )
 
 
-def _read_thinking(fields: Fields) -> tuple[bool, dict[str, Any]]:
-    """Return whether the answer shows its thoughts, and the arguments of the chat template.
+def _read_thinking(fields: Fields) -> tuple[bool, dict[str, Any], int | None]:
+    """Return whether thoughts are shown, the arguments of the chat template, the most thoughts.
 
     Many templates know ``enable_thinking``; models that always think do so unseen.
     """
@@ -124,9 +124,10 @@ def _read_thinking(fields: Fields) -> tuple[bool, dict[str, Any]]:
     if kind not in _THINKING:
         kinds = ", ".join(_THINKING)
         raise invalid("thinking.type", f"thinking.type must be one of {kinds}, not {shown(kind)}")
-    thinking.ignore("budget_tokens", "display")
+    thinking.ignore("display")
+    budget = thinking.take("budget_tokens", Whole(0))
     arguments = {} if kind == "adaptive" else {"enable_thinking": kind == "enabled"}
-    return kind != "disabled", arguments
+    return kind != "disabled", arguments, budget
 
 
 def _read_prompt(
@@ -148,12 +149,13 @@ def read(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     choosing = read_choosing(fields, serving, n_top=0, has_logprob=False)
     stops = read_stops(fields, "stop_sequences")
     tools = _read_tools(fields, serving)
-    has_thoughts, arguments = _read_thinking(fields)
+    has_thoughts, arguments, max_thoughts = _read_thinking(fields)
     prompt, begins_text = _read_prompt(fields, serving, tools, arguments)
     return CompletionRequest(
         prompts=[prompt],
         choosing=choosing,
         **fit([prompt], most, serving, "messages"),
+        max_thoughts=max_thoughts,
         stops=stops,
         begins_text=begins_text,
         is_stream=is_stream,
@@ -169,7 +171,7 @@ def count_tokens(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     fields = Fields(body)
     read_model(fields, serving)
     tools = _read_tools(fields, serving)
-    _, arguments = _read_thinking(fields)
+    _, arguments, _ = _read_thinking(fields)
     return {"input_tokens": len(_read_prompt(fields, serving, tools, arguments)[0])}
 
 
@@ -198,7 +200,7 @@ class MessagesForm:
         }
 
     @staticmethod
-    def _usage(choices: Sequence[Choice]) -> dict[str, int]:
+    def _usage(choices: Sequence[Choice]) -> dict[str, Any]:
         counts = usage(choices, 1)
         n_cached = counts["prompt_tokens_details"]["cached_tokens"]
         return {
@@ -206,6 +208,9 @@ class MessagesForm:
             "cache_read_input_tokens": n_cached,
             "cache_creation_input_tokens": 0,
             "output_tokens": counts["completion_tokens"],
+            "output_tokens_details": {
+                "thinking_tokens": counts["completion_tokens_details"]["reasoning_tokens"]
+            },
         }
 
     def begin(self, choices: Sequence[Choice]) -> list[Sent]:

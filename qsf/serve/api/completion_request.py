@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, shown
-from qsf.options import GenerationOptions, Number, Texts, Whole, described
+from qsf.options import GenerationOptions, Kind, Number, Texts, Whole, described
 from qsf.serve.http.fields import Fields
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Choosing, Event, Job
 from qsf.serve.tools.request import ArgumentsConstraint
 from qsf.text.channels import answer_decoder
 from qsf.text.sampling import StopMatcher
+from qsf.text.thinking import ThoughtsLimit
 
 if TYPE_CHECKING:
     from qsf.serve.serving import Serving
@@ -51,6 +52,8 @@ class MostTokens(Whole):
 
 MOST_TOKENS = MostTokens()
 SEED = Whole(-(2**63), 2**64 - 1)
+# Of the answer's tokens, by the effort: as OpenRouter has them.
+_SHARES = {"none": 0.0, "minimal": 0.1, "low": 0.2, "medium": 0.5, "high": 0.8, "xhigh": 0.95}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,6 +67,7 @@ class CompletionRequest:
     choosing: Choosing
     max_tokens: int
     stops: Sequence[str]
+    max_thoughts: int | None = None  # tokens, after which the thoughts are ended
     is_cut: bool = False  # max_tokens: to what fits into the context
     n: int = 1
     begins_text: bool = False
@@ -119,6 +123,53 @@ def _read_biases(fields: Fields, serving: Serving) -> Mapping[int, float]:
             )
         biases[int(key)] = float(value)
     return biases
+
+
+@dataclass(frozen=True, slots=True)
+class Thoughts:
+    """What a request says about thinking.
+
+    Attributes:
+        arguments: of the chat template.
+        budget: the most tokens of thoughts; None: not said.
+        share: the most that they may have of the answer's tokens.
+    """
+
+    arguments: dict[str, Any]
+    budget: int | None
+    share: float
+
+    def most(self, max_tokens: int) -> int | None:
+        """Return the most tokens of thoughts in an answer of ``max_tokens``; None: any."""
+        if self.budget is not None:
+            return None if self.budget == NO_LIMIT else self.budget
+        return None if self.share == 1 else int(self.share * max_tokens)
+
+
+def read_thoughts(fields: Fields, serving: Serving, effort_name: str, *budgets: str) -> Thoughts:
+    """Return how much thinking is wanted: an effort, and a budget, which has several names.
+
+    A chat template that knows no effort gets none: then thoughts get a share of the answer.
+    """
+    effort = fields.text(effort_name)
+    budget = read_same(fields, Whole(NO_LIMIT), *budgets)
+    if effort is None:
+        return Thoughts({}, budget, 1)
+    knows_it = "reasoning_effort" in serving.model.chat_template.source
+    arguments: dict[str, Any] = {"reasoning_effort": effort}
+    if effort == "none":
+        arguments["enable_thinking"] = False
+    return Thoughts(arguments, budget, 1 if knows_it else _SHARES.get(effort, 1))
+
+
+def read_same(fields: Fields, kind: Kind, *names: str) -> Any:
+    """Return a value that may be called by several names."""
+    values = {name: fields.take(name, kind) for name in names}
+    given = {name: value for name, value in values.items() if value is not None}
+    if len(set(given.values())) > 1:
+        text = " and ".join(f"{name} is {value}" for name, value in given.items())
+        raise invalid(names[0], f"{text}: they mean the same")
+    return next(iter(given.values()), None)
 
 
 def read_stops(fields: Fields, name: str = "stop") -> list[str]:
@@ -242,6 +293,9 @@ def make_jobs(
             reader = request.tools.reader()
             if request.tools.strict and constraint is None:
                 constraint = ArgumentsConstraint(request.tools.strict, reader)
+        if request.max_thoughts is not None and request.constraint is None:
+            n_vocab = model.info.n_vocab
+            constraint = ThoughtsLimit(decoder, request.max_thoughts, n_vocab, constraint)
         jobs.append(
             Job(
                 prompt=array("I", prompt),

@@ -18,6 +18,7 @@ from qsf.serve.api.completion_request import (
     MOST_CHOICES,
     MOST_TOKENS,
     CompletionRequest,
+    Thoughts,
     encode_text,
     fit,
     ignored_fields,
@@ -25,7 +26,9 @@ from qsf.serve.api.completion_request import (
     read_choosing,
     read_messages,
     read_model,
+    read_same,
     read_stops,
+    read_thoughts,
     too_long,
 )
 from qsf.serve.api.timings import timings, usage
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
     from qsf.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 64
+# The most tokens of thoughts: names of llama-server and vLLM.
+_BUDGETS = ("thinking_budget_tokens", "thinking_token_budget")
 _REASONS = {"end": "stop", "stop": "stop", "length": "length", "calls": "tool_calls"}
 # Fields of OpenAI's that may come without effect, and those that cannot be honoured.
 _NO_EFFECT = (
@@ -88,16 +93,6 @@ def read_common(fields: Fields, serving: Serving, request: dict[str, Any]) -> Fi
     return options
 
 
-def read_max_tokens(fields: Fields, *names: str) -> int | None:
-    """Return the most tokens of the answer, which may be called by several names."""
-    values = {name: fields.take(name, MOST_TOKENS) for name in names}
-    given = {name: value for name, value in values.items() if value is not None}
-    if len(set(given.values())) > 1:
-        text = " and ".join(f"{name} is {value}" for name, value in given.items())
-        raise invalid(names[0], f"{text}: they mean the same")
-    return next(iter(given.values()), None)
-
-
 def read_chat(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     """Return what a request to /v1/chat/completions asks for. Raises Problem."""
     fields = Fields(body)
@@ -109,13 +104,15 @@ def read_chat(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     if n_top and not has_logprob:
         raise invalid("top_logprobs", f"top_logprobs is {n_top}, and logprobs is not true")
     choosing = read_choosing(fields, serving, n_top=n_top, has_logprob=has_logprob)
-    most = read_max_tokens(fields, "max_completion_tokens", "max_tokens")
-    prompt, begins_text = read_turns(fields, serving, common["tools"])
+    most = read_same(fields, MOST_TOKENS, "max_completion_tokens", "max_tokens")
+    prompt, begins_text, thoughts = read_turns(fields, serving, common["tools"])
+    room = fit([prompt], most, serving, "messages")
     n, stops = read_choices(fields, serving), read_stops(fields)
     return CompletionRequest(
         prompts=[prompt],
         choosing=choosing,
-        **fit([prompt], most, serving, "messages"),
+        **room,
+        max_thoughts=thoughts.most(room["max_tokens"]),
         stops=stops,
         n=n,
         begins_text=begins_text,
@@ -124,12 +121,18 @@ def read_chat(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     )
 
 
-def read_turns(fields: Fields, serving: Serving, tools: Tools | None) -> tuple[list[int], bool]:
-    """Return the prompt for the answer to ``messages``, and whether the answer begins a text."""
+def read_turns(
+    fields: Fields, serving: Serving, tools: Tools | None
+) -> tuple[list[int], bool, Thoughts]:
+    """Return the prompt for the answer to ``messages``, and whether the answer begins a text.
+
+    And how much thinking is wanted.
+    """
     values = fields.take("chat_template_kwargs", Keywords(), {})
-    effort = fields.text("reasoning_effort")
-    arguments = {**values, **({} if effort is None else {"reasoning_effort": effort})}
-    return encode_messages(chat_turns(read_messages(fields)), arguments, serving, tools)
+    thoughts = read_thoughts(fields, serving, "reasoning_effort", *_BUDGETS)
+    arguments = {**thoughts.arguments, **values}
+    turns = chat_turns(read_messages(fields))
+    return *encode_messages(turns, arguments, serving, tools), thoughts
 
 
 def encode_messages(
@@ -194,7 +197,7 @@ def read_completion(body: dict[str, Any], serving: Serving) -> CompletionRequest
     if best_of != n:
         raise invalid("best_of", f"best_of is {best_of} and n is {n}: all that is made is sent")
     prompts = _read_prompts(fields, serving)
-    most = read_max_tokens(fields, "max_tokens")
+    most = fields.take("max_tokens", MOST_TOKENS)
     choosing = read_choosing(fields, serving, n_top=n_top or 0, has_logprob=n_top is not None)
     return CompletionRequest(
         prompts=prompts,

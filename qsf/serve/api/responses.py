@@ -18,6 +18,7 @@ from qsf.serve.api.completion_request import (
     ignored_fields,
     read_choosing,
     read_model,
+    read_thoughts,
 )
 from qsf.serve.api.openai import encode_messages
 from qsf.serve.api.timings import usage
@@ -74,23 +75,24 @@ def read(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     form = read_form(fields, text.object("format"), "text.format")
     text.ignore("verbosity")
     reasoning = fields.object("reasoning")
-    effort = reasoning.text("effort")
+    thoughts = read_thoughts(reasoning, serving, "effort", "max_tokens")
     reasoning.ignore("summary", "generate_summary")
     is_stream = fields.flag("stream")
     most = fields.take("max_output_tokens", MOST_TOKENS)
     choosing = read_choosing(fields, serving, n_top=0, has_logprob=False)
-    arguments = {} if effort is None else {"reasoning_effort": effort}
-    prompt, begins_text = encode_messages(_read_turns(fields), arguments, serving, tools)
+    prompt, begins_text = encode_messages(_read_turns(fields), thoughts.arguments, serving, tools)
+    room = fit([prompt], most, serving, "input")
     return CompletionRequest(
         prompts=[prompt],
         choosing=choosing,
-        **fit([prompt], most, serving, "input"),
+        **room,
+        max_thoughts=thoughts.most(room["max_tokens"]),
         stops=[],
         begins_text=begins_text,
         is_stream=is_stream,
         tools=tools,
         constraint=tools_constraint(tools, form, serving),
-        ignored=ignored_fields([fields, text], serving),
+        ignored=ignored_fields([fields, text, reasoning], serving),
         extra={"instructions": fields.text("instructions")},
     )
 
@@ -238,7 +240,7 @@ class ResponsesForm:
                     "cache_write_tokens": 0,
                 },
                 "output_tokens": counts["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": counts["completion_tokens_details"],
                 "total_tokens": counts["total_tokens"],
             },
         )

@@ -105,7 +105,7 @@ def tokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     has_prefix = fields.flag("add_special", fields.flag("add_special_tokens", "prompt" in body))
     text = fields.text("content", fields.text("prompt"))
     if "messages" in fields:
-        tokens, _ = read_turns(fields, serving, read_chat_tools(fields, serving))
+        tokens, _, _ = read_turns(fields, serving, read_chat_tools(fields, serving))
     else:
         if text is None:
             raise invalid("content", "content is missing: a text, or messages")

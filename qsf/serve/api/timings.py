@@ -16,11 +16,13 @@ def usage(choices: Sequence[Choice], n: int) -> dict[str, Any]:
     firsts = [choice.job for choice in choices[::n]]
     n_prompt = sum(job.n_prompt for job in firsts)
     n_answer = sum(choice.job.n_generated for choice in choices)
+    n_thought = sum(choice.job.n_thought for choice in choices)
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_answer,
         "total_tokens": n_prompt + n_answer,
         "prompt_tokens_details": {"cached_tokens": sum(job.n_cached for job in firsts)},
+        "completion_tokens_details": {"reasoning_tokens": n_thought},
     }
 
 

@@ -98,6 +98,13 @@ class _WithMarkers(IncrementalDecoder):
     def take_reasoning(self) -> str:
         return self._decoder.take_reasoning()
 
+    @property
+    def is_thinking(self) -> bool:
+        return self._decoder.is_thinking
+
+    def end_of_thoughts(self) -> list[int]:
+        return self._decoder.end_of_thoughts()
+
 
 class ArgumentsConstraint:
     """Constrains only the arguments of calls of strict functions."""
