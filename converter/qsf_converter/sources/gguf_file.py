@@ -27,6 +27,9 @@ _VERSIONS = (2, 3)
 # The largest vocabularies (260 000 words and as many merges) take 15 MB.
 _MAX_HEAD_BYTES = 64 << 20
 _MAX_TENSORS = 1 << 17
+# What these take beyond their bytes: 53 MB for so many keys, 64 for so many texts of two letters.
+_MAX_KEYS = 1 << 16
+_MAX_TEXTS = 1 << 20
 _MAX_NAME_BYTES = 1 << 16
 _MAX_DIMS = 4
 _DEFAULT_ALIGNMENT = 32
@@ -139,6 +142,7 @@ class _Reader:
         self._n_file_bytes = n_file_bytes
         self._end = min(n_file_bytes, _MAX_HEAD_BYTES)
         self._at = 0
+        self._n_texts = 0
         self._sha256 = hashlib.sha256()
 
     def detach(self) -> None:
@@ -159,7 +163,7 @@ class _Reader:
             )
         n_tensors = self._number(8, "the number of tensors")
         n_keys = self._number(8, "the number of keys")
-        self._check_count(n_keys, 13, "keys")
+        self._check_count(n_keys, 13, "keys", _MAX_KEYS)
         metadata: dict[str, Any] = {}
         for _ in range(n_keys):
             key = self._text("a key", _MAX_NAME_BYTES)
@@ -167,9 +171,7 @@ class _Reader:
                 raise self._damaged(f"key {key[:200]!r} occurs twice")
             metadata[key] = self._value(key)
         metadata_sha256 = self._sha256.hexdigest()
-        self._check_count(n_tensors, 32, "tensors")
-        if n_tensors > _MAX_TENSORS:
-            raise self._damaged(f"{n_tensors} tensors are too many")
+        self._check_count(n_tensors, 32, "tensors", _MAX_TENSORS)
         entries = [self._tensor_entry() for _ in range(n_tensors)]
         data_off = _aligned(self._at, self._alignment(metadata))
         return GgufHead(metadata, metadata_sha256, self._located(entries, data_off, metadata))
@@ -209,7 +211,8 @@ class _Reader:
         kind = self._number(4, part)
         count = self._number(8, part)
         if kind == _STRING:
-            self._check_count(count, 8, f"texts in {key[:200]!r}")
+            self._check_count(count, 8, f"texts in {key[:200]!r}", _MAX_TEXTS - self._n_texts)
+            self._n_texts += count
             return [self._text(part) for _ in range(count)]
         return self._scalars(kind, count, key, part)
 
@@ -292,11 +295,15 @@ class _Reader:
 
     # ---- refusals ----
 
-    def _check_count(self, count: int, least_bytes: int, part: str) -> None:
+    def _check_count(
+        self, count: int, least_bytes: int, part: str, max_count: int = _MAX_HEAD_BYTES
+    ) -> None:
         if count * least_bytes > self._end - self._at:
             raise self._damaged(
                 f"{count} {part} do not fit in the {self._end - self._at} bytes behind {self._at}"
             )
+        if count > max_count:
+            raise self._damaged(f"{count} {part} are too many, allowed: up to {max_count}")
 
     def _short(self, n_bytes: int, part: str) -> QsfConversionError:
         if self._end < self._n_file_bytes:

@@ -396,6 +396,7 @@ def entry(
 
 
 HUGE = 1 << 62
+MANY_TEXTS = struct.pack("<IQ", 8, (1 << 20) + 1) + bytes(8 << 20) + text(b"")
 
 
 @pytest.mark.parametrize(
@@ -411,6 +412,8 @@ HUGE = 1 << 62
         (head(n_keys=HUGE), f"{HUGE} keys do not fit"),
         (head(n_tensors=HUGE), f"{HUGE} tensors do not fit"),
         (head(n_tensors=200_000, content=bytes(7_000_000)), "200000 tensors are too many"),
+        (head(n_keys=65_537, content=bytes(900_000)), "65537 keys are too many, allowed: up to 65"),
+        (head(n_keys=1, content=key(b"a", 9, MANY_TEXTS)), "1048577 texts in 'a' are too many"),
         (head(n_keys=1, content=struct.pack("<Q", HUGE) + bytes(20)), "a key of"),
         (head(n_keys=1, content=struct.pack("<Q", 999) + bytes(20)), "truncated: a key"),
         (head(n_keys=1, content=key(b"a", 8, struct.pack("<Q", HUGE))), "value of 'a' of"),
