@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from qsf.native.records import MemoryPlan
 
 
+MAX_LINE: Final = 1000
 MAX_QUOTED: Final = 80
+_CUT: Final = " ... (cut here) ... "
+_MAX_SEARCHED: Final = 4000  # for quoted values, in the square of this time
 # Texts between quotes as `repr` writes them; an apostrophe within a word begins none.
 _QUOTED: Final = re.compile(r"""(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", re.DOTALL)
 
@@ -39,8 +42,23 @@ def shown(value: object) -> str:
     return text if len(text) <= MAX_QUOTED else f"{text[: MAX_QUOTED - 3]}..."
 
 
-def cut_quoted(text: str) -> str:
-    """Return the text of an error with no more than 80 characters of each value that it quotes."""
+def clean(text: str) -> str:
+    """Return the text without what could steer a terminal or turn text around."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def one_line(text: str) -> str:
+    """Return the text on one line, without what could steer a terminal."""
+    return clean(" ".join(text.split()))
+
+
+def error_line(text: str) -> str:
+    """Return the text of an error on one line, without what could steer a terminal.
+
+    It has at most 1000 characters, and 80 of each value that it quotes; what is cut says so.
+    """
 
     def cut(quoted: re.Match[str]) -> str:
         value = quoted[0]
@@ -48,7 +66,15 @@ def cut_quoted(text: str) -> str:
             return value
         return f"{value[: MAX_QUOTED - 2]}...{value[-1]}"
 
-    return _QUOTED.sub(cut, text)
+    return _cut_middle(one_line(_QUOTED.sub(cut, _cut_middle(text, _MAX_SEARCHED))), MAX_LINE)
+
+
+def _cut_middle(text: str, max_chars: int) -> str:
+    """Return the text with its end, which says what to do, and of its start what fits."""
+    if len(text) <= max_chars:
+        return text
+    n_last = max_chars // 3
+    return f"{text[: max_chars - n_last - len(_CUT)]}{_CUT}{text[-n_last:]}"
 
 
 class QsfError(Exception):
@@ -72,7 +98,7 @@ class QsfError(Exception):
         is_damage: bool | None = None,
     ) -> None:
         """Say what is wrong, on one line."""
-        super().__init__(*(cut_quoted(arg) if isinstance(arg, str) else arg for arg in args))
+        super().__init__(*(error_line(arg) if isinstance(arg, str) else arg for arg in args))
         if argument is not None:
             self.argument = argument
         if path is not None:

@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from qsf.errors import QsfArgumentError
+from qsf.errors import QsfArgumentError, error_line
 from qsf.report.html import write_page
 from qsf.report.record import Report
 from qsf.report.text import full_lines, summary_lines
@@ -247,7 +247,7 @@ def convert_command(
     )
     report = _convert(request, model_dir, out, is_quiet=quiet)
     for warning in report.warnings:
-        print(f"{command.typed(PROGRAM)}: warning: {warning}", file=sys.stderr)
+        print(f"{command.typed(PROGRAM)}: warning: {error_line(warning)}", file=sys.stderr)
     if report_out is not None:
         write_page(out, report_out, overwrite=force)
     if not quiet:

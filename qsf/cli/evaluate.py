@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
+from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError, one_line
 from qsf.evaluate.windows import DEFAULT_PROTOCOL, PROTOCOLS
 from qsf.kv import kv_type_name
 from qsf.options import ModelOptions
@@ -425,7 +425,7 @@ def _open(request: _Request, path: Path, budget_mb: Any, *, is_judged: bool = Fa
             f"{both}, and {least_mb} are needed (less with --ctx)"
         ) from None
     except QsfFormatError as error:
-        if str(path) in str(error):
+        if one_line(str(path)) in str(error):
             raise
         raise error.located(path) from error
 
@@ -459,7 +459,7 @@ def _publish(
             return
         Path(json_out).write_text(data, encoding="utf-8")
     for name, value in report_lines(request, evaluation, run_cache, text_path):
-        typer.echo(f"{name:<18} {command.one_line(value)}")
+        typer.echo(f"{name:<18} {one_line(value)}")
 
 
 def report_lines(

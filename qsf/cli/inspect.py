@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from qsf.errors import QsfArgumentError, QsfError
+from qsf.errors import QsfArgumentError, QsfError, clean
 from qsf.foreign_json import JsonError, read_json
 from qsf.inspect import quality as quality_report
 from qsf.report.meta import read_meta
 from qsf.shell import command, typer_app
-from qsf.shell.command import clean
 
 if TYPE_CHECKING:
     from qsf.file.layout import Tensor, Unit

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from qsf.errors import QsfArgumentError, QsfError
+from qsf.errors import QsfArgumentError, QsfError, one_line
 from qsf.find.catalogue import SUGGESTED, suggested
 from qsf.find.store import Kept, all_kept, remove, store_folder
 from qsf.shell import command, typer_app
@@ -125,7 +125,7 @@ def list_models(
     )
     for kept, facts in rows:
         command.show_lines(
-            command.one_line(kept.name).ljust(width)
+            one_line(kept.name).ljust(width)
             + f"  {kept.quant_type:<9} {facts['family']:<{family_width}}"
             f" {kept.n_bytes / _MB:>9,.1f}  {_ago(kept.used_seconds)}"
         )

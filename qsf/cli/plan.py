@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qsf.errors import QsfError
+from qsf.errors import QsfError, one_line
 from qsf.file.layout import dtype_name
 from qsf.file.reader import Reader
 from qsf.file.sizes import ModelSize, size_of
 from qsf.foreign_json import read_json
 from qsf.kv import kv_position_bytes
 from qsf.native.roofline import Limits, bound_of, measure_disk, measure_memory
-from qsf.shell import command, typer_app
+from qsf.shell import typer_app
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +98,7 @@ def _plans(path: Path, threads: int | None) -> list[tuple[str, MemoryPlan]]:
 def _measure(path: Path, plans: list[tuple[str, MemoryPlan]], *, is_quiet: bool) -> Limits:
     def say(text: str) -> None:
         if not is_quiet:
-            sys.stderr.write(f"measuring: {command.one_line(text)}\n")
+            sys.stderr.write(f"measuring: {one_line(text)}\n")
 
     memory, madds = measure_memory([plans[0][1].n_threads], say)
     is_streamed = any(_read_bytes(plan) for _, plan in plans)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from qsf.errors import QsfArgumentError, QsfError, QsfIOError
+from qsf.errors import QsfArgumentError, QsfError, QsfIOError, one_line
 from qsf.file.session_file import SessionFile, is_session_file
 from qsf.shell import command, typer_app
 
@@ -57,7 +57,7 @@ def list_sessions(
     )
     for facts in sessions:
         command.show_lines(
-            f"{command.one_line(facts['file']):<{width}}  {facts['tokens']:>7} "
+            f"{one_line(facts['file']):<{width}}  {facts['tokens']:>7} "
             f"{facts['bytes'] / _MB:>8.1f}  {facts['written']:<16}  {_question(facts)}"
         )
 
@@ -78,9 +78,9 @@ def show(files: _Files, is_json: _Json = False) -> None:
             f"{facts['file']}: {facts['tokens']} tokens of {facts['model']}, KV cache "
             f"{facts['kv_type']}, {facts['bytes'] / _MB:.1f} MB, all checksums right"
         )
-        command.show_lines(command.one_line(line))
+        command.show_lines(one_line(line))
         for message in facts["messages"]:
-            command.show_lines(f"{command.one_line(message['role'])}: {message['content']}")
+            command.show_lines(f"{one_line(message['role'])}: {message['content']}")
 
 
 @app.command()
@@ -93,7 +93,7 @@ def rm(files: _Files) -> None:
     for path in files:
         n_bytes = path.stat().st_size
         path.unlink()
-        command.show_lines(f"removed {command.one_line(str(path))}, {n_bytes / _MB:,.1f} MB")
+        command.show_lines(f"removed {one_line(str(path))}, {n_bytes / _MB:,.1f} MB")
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -117,5 +117,5 @@ def _question(facts: dict[str, Any]) -> str:
     if "error" in facts:
         return "damaged"
     user_texts = [m["content"] for m in facts["messages"] if m["role"] == "user"]
-    text = command.one_line(str(user_texts[-1])) if user_texts else ""
+    text = one_line(str(user_texts[-1])) if user_texts else ""
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"

@@ -14,14 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qsf.errors import QsfError
+from qsf.errors import QsfError, clean
 from qsf.file.family import family_of
 from qsf.file.layout import dtype_name
 from qsf.file.reader import Reader
 from qsf.report.meta import read_meta
 from qsf.report.record import LayerReport, Quality, TensorReport
 from qsf.report.text import full_lines, percent_text
-from qsf.shell.command import clean
 from qsf.shell.output import write_text
 
 _MAX_KINDS = 32

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from qsf.errors import clean, error_line, one_line
 from qsf.system.files import wait_writable
 from qsf.system.signals import STOPPING
 
@@ -112,18 +113,6 @@ class Progress:
                 sys.stderr.flush()
 
 
-def clean(text: str) -> str:
-    """Return the text without what could steer a terminal or turn text around."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def one_line(text: str) -> str:
-    """Return the text on one line, without what could steer a terminal."""
-    return clean(" ".join(text.split()))
-
-
 def json_text(value: object, indent: int | None = None) -> str:
     """Return JSON with its letters as they are, and escapes for what could steer a terminal.
 
@@ -165,9 +154,7 @@ def runnable() -> str:
 
 def say_error(program: str, text: str) -> None:
     """Print an error as the commands do: one line on standard error."""
-    from qsf.errors import cut_quoted
-
-    say_line(f"{typed(program)}: error: {one_line(cut_quoted(text))}")
+    say_line(f"{typed(program)}: error: {error_line(text)}")
 
 
 def say_line(line: str) -> None:
@@ -203,7 +190,7 @@ def explain(error: QsfError, path: Path | None = None) -> str:
             return f"{flag} {text.removeprefix(f'{name}=')}"
         if text.startswith(name):
             text = flag + text.removeprefix(name)
-    if path is not None and str(path) not in text:
+    if path is not None and one_line(str(path)) not in text:
         text = f"{path}: {text}"
     if error.is_damage:
         text += ". The file is damaged: copy it again, or convert the model again"

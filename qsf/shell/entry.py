@@ -169,9 +169,9 @@ def front() -> NoReturn:
 
         _print(version_line("qsf") + "\n")
     if not name.startswith("-") and not _may_be_model(name):
-        sys.stderr.write(
-            f"qsf: error: there is no command {name!r}{_guess(name)} (see qsf --help)\n"
-        )
+        from qsf.shell.command import say_error
+
+        say_error("qsf", f"there is no command {name!r}{_guess(name)} (see qsf --help)")
         sys.exit(2)
     sys.argv[0] = "qsf run"
     run()

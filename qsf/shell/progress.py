@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from qsf.errors import error_line
 from qsf.shell import command
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class Steps:
     def warn(self, text: str) -> None:
         """Show a line that stays."""
         self._bar.close()
-        _print(f"{self._program}: {command.one_line(text)}")
+        _print(f"{self._program}: {error_line(text)}")
 
     def close(self) -> None:
         """Leave a clean line; nothing but warnings is shown after it."""

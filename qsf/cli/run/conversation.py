@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfArgumentError, QsfError, QsfIOError
+from qsf.errors import QsfArgumentError, QsfError, QsfIOError, one_line
 from qsf.file.session_file import SessionFile, is_session_file
 from qsf.foreign_json import JsonError, read_json
 from qsf.kv import parse_kv_policy
@@ -136,7 +136,7 @@ def resumed_lines(model: Model, path: Path, *, is_held: bool = True) -> list[str
     last = [m for m in session.messages if m["role"] in ("user", "assistant")][-2:]
     for message in last:
         if isinstance(message["content"], str):
-            text = command.one_line(message["content"])
+            text = one_line(message["content"])
             mark = "> " if message["role"] == "user" else "  "
             cut = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS].rstrip()} ..."
             lines.append(dim(f"{mark}{cut}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qsf.errors import QsfArgumentError, QsfCancelledError, QsfError, cut_quoted
+from qsf.errors import QsfArgumentError, QsfCancelledError, QsfError, error_line
 
 _KINDS = {
     401: "authentication_error",
@@ -41,7 +41,7 @@ class Problem(Exception):  # noqa: N818
         allow: str = "",
     ) -> None:
         """Say what is wrong, with the numbers found and allowed."""
-        super().__init__(cut_quoted(message))
+        super().__init__(error_line(message))
         self.status = status
         self.code = code
         self.param = param

@@ -19,6 +19,7 @@ from make.commands import COMMAND, PROMPT, Here, Run, Start, check_refused
 from make.qsf_files import tiny_header, write_tiny
 from qsf.cli.run import main as cli
 from qsf.cli.run import options as run_options
+from qsf.errors import MAX_LINE
 from qsf.session import Session
 from qsf.shell.arguments import UsageError
 from qsf.shell.command import StoppedError
@@ -243,11 +244,17 @@ def test_the_prompt_may_follow_the_model(
 def test_files_that_are_not_models_are_one_line(
     run: Run, here: Here, tmp_path: Path, tiny_llama_8bit: Path
 ) -> None:
-    def refused(path: Path, said: str) -> None:
-        check_refused(here(path, "-p", "x", command=cli.main), 1, said)
+    def refused(path: Path, said: str) -> str:
+        done = here(path, "-p", "x", command=cli.main)
+        check_refused(done, 1, said)
+        assert done.stderr.rstrip("\n").isprintable()
+        return done.stderr
 
     refused(tmp_path / "absent.qsf", "absent.qsf")
     refused(tmp_path, "a folder without config.json")
+    folder = tmp_path.joinpath(*["\x1b[31m" + "long" * 60] * 8)
+    folder.mkdir(parents=True)
+    assert len(refused(folder, "a folder without config.json")) < MAX_LINE + 100
     other = tmp_path / "other.qsf"
     other.write_bytes(b"PK\x03\x04" * 100)
     refused(other, "other.qsf")

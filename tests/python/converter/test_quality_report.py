@@ -22,7 +22,7 @@ from make.page_parser import PageParser
 from make.qsf_files import write_tiny
 from make.quality_reports import full_quality
 from qsf.cli import inspect as inspect_cli
-from qsf.errors import QsfError
+from qsf.errors import QsfError, clean
 from qsf.file.reader import Reader
 from qsf.inspect import quality as inspect_quality
 from qsf.report import record as converter_report
@@ -30,7 +30,6 @@ from qsf.report.html import page
 from qsf.report.meta import read_meta
 from qsf.report.record import Quality, Report
 from qsf.report.text import full_lines, quality_lines, summary_lines
-from qsf.shell.command import clean
 from qsf_converter import cli
 
 OLD_KEYS = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qsf.errors import QsfArgumentError, QsfFormatError
+from qsf.errors import MAX_LINE, QsfArgumentError, QsfFormatError
 from qsf.text.chat import ChatTemplate
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter.text.tokenizer import open_tokenizer
@@ -113,6 +113,15 @@ def test_a_template_like_harmony() -> None:
 def test_a_template_that_refuses_says_why() -> None:
     with pytest.raises(QsfArgumentError, match="Roles must alternate"):
         ChatTemplate(LLAMA2, {"bos_token": "", "eos_token": ""}).render([USER, USER])
+
+
+def test_what_a_template_says_is_one_line_of_bounded_length() -> None:
+    source = "{{ raise_exception('\\x1b[2J and then\\n' * 1000) }}"
+    with pytest.raises(QsfArgumentError, match="cut here") as caught:
+        ChatTemplate(source).render([USER])
+    said = str(caught.value)
+    assert said.isprintable()
+    assert len(said) == MAX_LINE
 
 
 @pytest.mark.parametrize(

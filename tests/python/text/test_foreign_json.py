@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from make.examples import examples
-from qsf.errors import QsfError, shown
+from qsf.errors import MAX_LINE, QsfError, error_line, shown
 from qsf.foreign_json import (
     MAX_DEPTH,
     JsonError,
@@ -172,6 +173,17 @@ def test_an_error_shows_at_most_80_characters_of_a_value(value: Any, n: int) -> 
         assert len(shown(one)) <= 80
         assert "\n" not in shown(one)
         assert len(str(QsfError(f"not {str(one)!r}"))) <= 90
+
+
+@pytest.mark.parametrize("n", [0, 999, 1000, 1001, 3999, 4001, 100_000])
+def test_an_error_is_a_line_with_its_start_and_its_end(n: int) -> None:
+    text = "file: " + "x" * (n - 13) + ": a fault"
+    assert error_line(text) == (text if len(text) <= MAX_LINE else error_line(error_line(text)))
+    assert len(error_line(text)) <= MAX_LINE
+    assert re.fullmatch(r"file: x*( \.\.\. \(cut here\) \.\.\. x*)?: a fault", error_line(text))
+    assert len(error_line("'" + "\\'" * n)) <= MAX_LINE  # not the square of n
+    for unsafe in ("\x1b[2J" * n, "\u202e\n\r\v\x85" * n):
+        assert error_line(unsafe).isprintable()
 
 
 def test_a_message_of_somebody_else_is_shown_short() -> None:
