@@ -68,7 +68,6 @@ class Batch:
     """The prompts of one ``Model.batch``, and the sessions that answer them."""
 
     def __init__(self, opened: OpenedModel, options: GenerationOptions) -> None:
-        """Take the options of all answers."""
         if options.progress is not None or options.on_token is not None:
             name = "progress" if options.progress is not None else "on_token"
             raise QsfArgumentError(f"{name} is for one prompt: a batch has none", argument=name)

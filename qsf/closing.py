@@ -19,9 +19,7 @@ class Closing:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        """Return the object itself."""
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        """Close it."""
         self.close()

@@ -97,7 +97,6 @@ class QsfError(Exception):
         path: str | None = None,
         is_damage: bool | None = None,
     ) -> None:
-        """Say what is wrong, on one line."""
         super().__init__(*(error_line(arg) if isinstance(arg, str) else arg for arg in args))
         if argument is not None:
             self.argument = argument
@@ -135,7 +134,6 @@ class QsfMemoryError(QsfError, MemoryError):
     def __init__(
         self, text: str, plan: MemoryPlan | None = None, *, argument: str | None = None
     ) -> None:
-        """Say what does not fit."""
         super().__init__(text, argument=argument)
         self.plan = plan
 

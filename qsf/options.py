@@ -56,7 +56,6 @@ class Whole(Kind):
     metavar = "N"
 
     def __init__(self, least: int, most: int = MAX_U32) -> None:
-        """Take the range, both ends included."""
         self.least, self.most = least, most
         self.rule = f"a whole number of at least {least}"
         if most < MAX_U32:
@@ -81,7 +80,6 @@ class Length(Whole):
     """A whole number of tokens of at least 0; -1 on a command line: as many as there can be."""
 
     def __init__(self) -> None:
-        """Take the range."""
         super().__init__(0)
 
     def parse(self, text: str) -> Any:
@@ -146,7 +144,6 @@ class Number(Kind):
     metavar = "F"
 
     def __init__(self, least: float, most: float, *, is_open: bool = False) -> None:
-        """Take the range."""
         self.least, self.most, self.is_open = least, most, is_open
         words = f"above {least:g} and at most" if is_open else f"from {least:g} to"
         self.rule = f"a number {words} {most:g}"
@@ -192,7 +189,6 @@ class Choice(Kind):
     """One of several words, or with ``has_files`` the path of a file."""
 
     def __init__(self, *words: str, has_files: bool = False) -> None:
-        """Take the words."""
         self.choices = None if has_files else words
         self.rule = f"one of {', '.join(words)}" + has_files * ", or the path of a file"
         self.metavar = "|".join((*words, "FILE")) if has_files else None
@@ -212,7 +208,6 @@ class Name(Kind):
     """A name that a function understands; it raises ValueError for any other."""
 
     def __init__(self, parse: Callable[[str], object], metavar: str, rule: str) -> None:
-        """Take the function, and what it understands."""
         self._parse, self.metavar, self.rule = parse, metavar, rule
 
     def is_valid(self, value: Any) -> bool:
@@ -382,7 +377,6 @@ class CheckedOptions:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        """Check every value."""
         for option in described(type(self)):
             option.check(getattr(self, option.name))
 

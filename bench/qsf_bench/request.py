@@ -32,7 +32,6 @@ class Setting:
         return self.budget_mb is None or self.cap_mb is not None
 
     def __str__(self) -> str:
-        """Return it in words."""
         budget_mb = None if self.budget_mb == self.cap_mb else self.budget_mb
         return setting_words(self.n_threads, budget_mb, self.cap_mb)
 

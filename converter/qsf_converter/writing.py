@@ -35,7 +35,6 @@ class UnitWriter:
         sensitivity: Sensitivity | None,
         progress: Callable[[int], None] | None,
     ) -> None:
-        """See the class."""
         self._writer = writer
         self._chooser = chooser
         self._sensitivity = sensitivity

@@ -137,7 +137,6 @@ class ServeOptions(CheckedOptions):
     )
 
     def __post_init__(self) -> None:
-        """Check the options together."""
         CheckedOptions.__post_init__(self)
         if self.prefix is not None and self.parallel == _MOST_SESSIONS:
             raise QsfArgumentError(

@@ -29,7 +29,6 @@ class Output:
         progress: Callable[[int], None] | None,
         needed_bytes: int | None,
     ) -> None:
-        """Create nothing yet; see ``Writer``."""
         self.path = Path(path)
         self._progress = progress
         self._needed_bytes = needed_bytes

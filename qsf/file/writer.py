@@ -147,7 +147,6 @@ class Writer(Output):
         self._create()
 
     def __enter__(self) -> Writer:
-        """Return self."""
         return self
 
     def __exit__(

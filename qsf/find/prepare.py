@@ -18,7 +18,6 @@ class ChildFailedError(Exception):
     """A download or a conversion failed, and has said why."""
 
     def __init__(self, exit_code: int) -> None:
-        """Keep its exit code."""
         super().__init__()
         self.exit_code = exit_code
 

@@ -70,7 +70,6 @@ class Server:
         slot_files: SlotFiles | None = None,
         prefix: array[int] | None = None,
     ) -> None:
-        """Take the parts; nothing runs yet."""
         self.serving = serving
         self.scheduler = scheduler
         self.max_body_bytes = bounds.max_body_bytes

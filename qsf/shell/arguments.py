@@ -25,7 +25,6 @@ class Text(Kind):
     """A text from a command line, as it is."""
 
     def __init__(self, metavar: str, *, may_be_empty: bool = True) -> None:
-        """Take its name in the help."""
         self.metavar, self._may_be_empty = metavar, may_be_empty
         self.rule = "a text" if may_be_empty else "a text that is not empty"
 
@@ -56,7 +55,6 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are UsageErrors, with a guess at what was meant."""
 
     def __init__(self, **values: Any) -> None:
-        """Pass all arguments to argparse."""
         super().__init__(**values)
         self.flags: list[str] = []
 

@@ -43,7 +43,6 @@ class StoppedError(BaseException):
     """
 
     def __init__(self, number: int) -> None:
-        """Say which signal it was."""
         super().__init__()
         self.text = "interrupted" if number == signal.SIGINT else "terminated"
         self.exit_code = 128 + number

@@ -83,7 +83,6 @@ class ProgressLine:
     """
 
     def __init__(self, *, enabled: bool, unit: str, scale: float = 1) -> None:
-        """Start the clock; see the class."""
         self.unit = unit
         self._scale = scale
         self._started = time.monotonic()

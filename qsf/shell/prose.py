@@ -70,7 +70,6 @@ class Prose:
     def __init__(
         self, columns: Callable[[], int], *, style: str = "", has_markdown: bool = False
     ) -> None:
-        """Begin at the start of a line."""
         self._columns = columns
         self._style = style
         self._has_markdown = has_markdown

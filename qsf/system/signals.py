@@ -54,7 +54,6 @@ class Watcher:
     def __init__(
         self, on_signal: Callable[[int], None], on_tick: Callable[[], None] | None = None
     ) -> None:
-        """Do nothing yet; see ``__enter__``."""
         self._on_signal = on_signal
         self._on_tick = on_tick
         self._thread: threading.Thread | None = None

@@ -64,7 +64,6 @@ class Constraint:
     """The state of a constraint while an answer is generated. Used by one thread at a time."""
 
     def __init__(self, matcher: Any, tokenizer: Any) -> None:
-        """Take a matcher and a tokenizer of llguidance."""
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._forced: deque[int] = deque()  # what must come next, as far as it is known

@@ -98,7 +98,6 @@ class Answer:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        """Begin with the prompt."""
         self.tokens = array("I", self.prompt)
 
     @property

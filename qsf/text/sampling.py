@@ -46,7 +46,6 @@ class SamplingParams:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check every range."""
         for name, option in _OPTIONS.items():
             value = getattr(self, name)
             if value is None:  # GenerationOptions: "as the file recommends"

@@ -56,7 +56,6 @@ class Tokenizer:
     def __init__(
         self, source: str | os.PathLike[str] | bytes, *, bos_id: int | None = None
     ) -> None:
-        """Open the vocabulary; see the class."""
         self._text = Text(source)
         self._special_ids = frozenset(self._text.special_ids())
         self._prefix = self._text.encode(b"", parse_special=False, add_prefix=True)

@@ -77,7 +77,6 @@ class Weights:
     """Random weights as the bytes of a file."""
 
     def __init__(self, seed: int) -> None:
-        """Start the generator."""
         self._random = np.random.default_rng(seed)
         self._pools: dict[Dtype, memoryview] = {}
 

@@ -41,7 +41,6 @@ class BaselineMissingError(QsfError):
     """
 
     def __init__(self, why: str, how: str) -> None:
-        """Join the reason and the advice."""
         super().__init__(f"{why}{how}")
         self.why = why
 

@@ -38,7 +38,6 @@ class TaskRuns:
     failures: Counter[str] = field(default_factory=Counter)  # reason -> number of times
 
     def __str__(self) -> str:
-        """Return engine, file and setting."""
         return f"{self.task.engine} {self.file}, {self.task.setting}"
 
     @property

@@ -53,7 +53,6 @@ class Log:
     """The sizes of buffers that llama.cpp speaks of, and its last lines."""
 
     def __init__(self, api: Any) -> None:
-        """Listen."""
         self.buffers: list[str] = []
         self._last: deque[str] = deque(maxlen=N_LOG_LINES)
 

@@ -55,7 +55,6 @@ class Loop:
     """
 
     def __init__(self) -> None:
-        """Begin now."""
         self.wall_ns = 0
         self.python_ns = 0
         self._began_ns = self._left_ns = time.perf_counter_ns()

@@ -36,7 +36,6 @@ class Part:
     note: str = ""
 
     def __bool__(self) -> bool:
-        """Whether it says anything."""
         return bool(self.rows or self.lines)
 
 

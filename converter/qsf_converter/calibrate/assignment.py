@@ -438,7 +438,6 @@ class _Search:
     def __init__(
         self, items: Sequence[_Item], price: float, budget_bytes: int, chosen: Sequence[int]
     ) -> None:
-        """Start from a choice that fits."""
         self.items = items
         self.budget_bytes = budget_bytes
         self.chosen = list(chosen)

@@ -47,7 +47,6 @@ class InputSums:
     """The sums of one group of matrices that read the same input."""
 
     def __init__(self, n_inputs: int) -> None:
-        """Begin with no token."""
         self.inputs = np.zeros((n_inputs, n_inputs))  # H
         self.original = np.zeros((n_inputs, n_inputs))  # C
         self.lacking: Float64Array | None = None  # D, [dim, n_inputs]

@@ -20,7 +20,6 @@ class Divergence:
     """An original and a changed model on samples of tokens: all but the first are predicted."""
 
     def __init__(self, tokens: NDArray[np.integer]) -> None:
-        """Store the token ids [n_samples, n_tokens]."""
         self._next = tokens[:, 1:]
         shape = self._next.shape
         self._largest = np.full((2, *shape), -np.inf)

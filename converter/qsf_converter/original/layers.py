@@ -70,7 +70,6 @@ class Weights(dict[TensorType, Float32Array]):
         kind: LayerKind,
         expert: Callable[[int], Weights] | None = None,
     ) -> None:
-        """Take the tensors as they are."""
         super().__init__(tensors)
         self.kind = kind
         self.expert = expert

@@ -45,7 +45,6 @@ class OriginalLogits:
         *,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
     ) -> None:
-        """Read nothing yet; see the class."""
         self._original = original
         self._tokenizer = tokenizer
         self._memory_bytes = memory_bytes

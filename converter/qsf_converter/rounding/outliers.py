@@ -101,7 +101,6 @@ class Entries:
     values: Float32Array  # [n]; in a table: source value - stored weight
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self.values)
 
     def below(self, first_row: int) -> Entries:

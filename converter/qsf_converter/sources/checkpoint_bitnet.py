@@ -70,7 +70,6 @@ class TernaryCheckpoint(WrappedCheckpoint):
     """
 
     def __init__(self, stored: Checkpoint, bitnet: BitNet) -> None:
-        """Find the scales and read them."""
         super().__init__(stored)
         self._factors: dict[str, float] = {}
         for tensor in stored.tensors.values():

@@ -43,7 +43,6 @@ class Mxfp4Checkpoint(WrappedCheckpoint):
     """
 
     def __init__(self, stored: Checkpoint) -> None:
-        """Join the tensors."""
         super().__init__(stored)
         for tensor in stored.tensors.values():
             if tensor.dtype != _BYTES:

@@ -71,7 +71,6 @@ class Chat:
     """One conversation: reads what the user types until the end, and answers."""
 
     def __init__(self, model: Model, request: Request) -> None:
-        """Take the conversation that the model's own session holds."""
         self._model = model
         self._request = request
         self._options = request.generation

@@ -72,7 +72,6 @@ class Call:
     """The jobs of one request and their events, which the engine's thread has sent to the loop."""
 
     def __init__(self) -> None:
-        """Begin with no event."""
         self._events: deque[tuple[int, Event]] = deque()
         self._wanted: asyncio.Future[None] | None = None
         self._is_gone = False

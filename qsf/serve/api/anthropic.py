@@ -179,7 +179,6 @@ class MessagesForm:
     """Answers of /v1/messages."""
 
     def __init__(self, request: CompletionRequest, serving: Serving) -> None:
-        """Begin an answer."""
         self.name = f"msg_{os.urandom(12).hex()}"
         self._serving = serving
         self._has_thoughts = bool(request.extra["has_thoughts"])

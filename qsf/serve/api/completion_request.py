@@ -41,7 +41,6 @@ class MostTokens(Whole):
     """The most tokens of an answer: at least 1, or -1 for all that fit."""
 
     def __init__(self) -> None:
-        """Take the range."""
         super().__init__(1)
         self.rule += f", or {NO_LIMIT} for all that fit"
 

@@ -400,7 +400,6 @@ class TextForm(_OpenAiForm):
     prefix = "cmpl"
 
     def __init__(self, request: CompletionRequest, serving: Serving) -> None:
-        """Begin an answer."""
         super().__init__(request, serving)
         self._begun: set[int] = set()  # choices whose prompt was sent with its log-probabilities
 

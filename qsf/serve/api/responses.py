@@ -169,7 +169,6 @@ class ResponsesForm:
     """Answers of /v1/responses: reasoning, a message, calls of functions."""
 
     def __init__(self, request: CompletionRequest, serving: Serving) -> None:
-        """Begin an answer."""
         self.name = f"resp_{os.urandom(12).hex()}"
         self._ids = {kind: f"{kind}_{os.urandom(12).hex()}" for kind in ("rs", "msg")}
         self._created = int(time.time())

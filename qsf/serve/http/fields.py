@@ -53,7 +53,6 @@ class Probe(dict[str, Any]):
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        """Take the values."""
         super().__init__(values)
         self.taken: dict[str, Kind | type | Probe | None] = {}
 
@@ -69,7 +68,6 @@ class Fields:
         self._taken: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
-        """Return whether the field is there."""
         return name in self._values
 
     def name(self, name: str) -> str:

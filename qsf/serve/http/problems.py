@@ -40,7 +40,6 @@ class Problem(Exception):  # noqa: N818
         is_final: bool = False,
         allow: str = "",
     ) -> None:
-        """Say what is wrong, with the numbers found and allowed."""
         super().__init__(error_line(message))
         self.status = status
         self.code = code

@@ -15,7 +15,6 @@ class Costs:
     """
 
     def __init__(self) -> None:
-        """Begin with what a small model takes."""
         self._c0, self._c1 = 1e-3, 1e-3 * _SLOPE
         self._sums = [0.0] * 5  # a*a, a*b, b*b, a*s, b*s of passes with s = c0 * a + c1 * b
         self._read_sums = [0.0, 0.0]  # bytes, seconds

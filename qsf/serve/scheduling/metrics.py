@@ -21,7 +21,6 @@ class Histogram:
     """How often a value was up to each of some bounds."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        """Begin empty."""
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
@@ -45,7 +44,6 @@ class Metrics:
     """Counters and histograms; added to by the scheduler's thread, and by the loop for answers."""
 
     def __init__(self) -> None:
-        """Begin with nothing counted."""
         self.counters: dict[str, float] = {
             "requests_total": 0,
             "prompt_tokens_total": 0,

@@ -56,7 +56,6 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         files: SlotFiles | None = None,
     ) -> None:
-        """Begin with nothing to do."""
         self._engine = engine
         self._limits = limits
         self._metrics = metrics

@@ -50,7 +50,6 @@ class Config(Mapping[str, Any]):
         defaults: Mapping[str, Any] | None = None,
         where: str = "",
     ) -> None:
-        """See the class."""
         self._values = values
         self._renames = renames or {}
         self._defaults = defaults or {}
@@ -65,11 +64,9 @@ class Config(Mapping[str, Any]):
         return self._defaults[name] if key is None else self._values[key]
 
     def __iter__(self) -> Iterator[str]:
-        """The names in the file."""
         return iter(self._values)
 
     def __len__(self) -> int:
-        """How many names the file has."""
         return len(self._values)
 
     def unread(self) -> Iterator[tuple[str, Any]]:
