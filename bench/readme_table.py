@@ -96,7 +96,7 @@ def of_limit(found: Found | None, limited_by: str) -> str:
 
 
 def type_name(rows: Sequence[Found]) -> str:
-    """Return the type, with that of llama.cpp behind it."""
+    """Return the type, with that of llama.cpp after it."""
     baseline = next((found.baseline for found in rows if found.baseline is not None), None)
     return rows[0].row.type + (f" ({baseline.type})" if baseline else "")
 

@@ -111,7 +111,7 @@ class Model(Closing, Uncopyable):
         Args:
             name: a .qsf file, a folder with a HuggingFace model, a GGUF file, or ``org/name`` on
                 the hub, which is downloaded (extra ``hub``) unless it is in the hub's cache; with
-                ``:TYPE`` behind it where another type than the usual is wanted.
+                ``:TYPE`` after it where another type than the usual is wanted.
             {options}
 
         Raises:

@@ -115,7 +115,7 @@ class Budget(Kind):
         return is_whole and 1 <= value <= _MAX_BUDGET_MB
 
     def parse(self, text: str) -> int | str | None:
-        """Return MB, "auto", a share as it was given, or None for 0, which is no ceiling."""
+        """Return MB, "auto", a share such as "50%", or None for 0, which is no ceiling."""
         if text == "auto":
             return text
         match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?(%|[A-Za-z]{0,3})", text)

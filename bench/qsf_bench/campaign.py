@@ -27,7 +27,7 @@ from qsf_bench.run.rounds import TaskRuns, run_rounds
 from qsf_bench.run.tasks import LLAMA, LLAMA_KV_TYPES, QSF, Task
 
 _PROCESS_MB = 48  # Python, KV cache, buffers
-# From so many bytes a token on, a streamed prompt is warmed up by one token instead of all.
+# A streamed prompt of a model with more bytes a token is warmed up by one token instead of all.
 _SLOW_BYTES = 512 << 20
 
 
@@ -48,7 +48,7 @@ class Watcher(Protocol):
 class Outputs:
     """The outputs of a run.
 
-    ``is_incomplete``: something that was asked for is missing, and the results say what.
+    ``is_incomplete``: a requested figure is missing; the results name it.
     ``stopped``: the exception of a signal that ended the rounds before their time.
     """
 
@@ -126,7 +126,7 @@ class _Campaign:
         bounds: Limits,
         stopped: StoppedError | None,
     ) -> Outputs:
-        """Make results of what has been gathered."""
+        """Make the results."""
         analysis = rows.analyse(
             self.runs,
             bounds,

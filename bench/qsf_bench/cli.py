@@ -102,7 +102,7 @@ def check_outputs(options: Options) -> None:
 def write_outputs(
     options: Options, outputs: campaign.Outputs, comparison: compare.Comparison | None
 ) -> list[Path]:
-    """Write the files that are asked for; returns what was written. Raises QsfError."""
+    """Write the requested files; returns their paths. Raises QsfError."""
     if options.json is not None:
         results.write(outputs.results, options.json, overwrite=options.force)
     if options.html is not None:

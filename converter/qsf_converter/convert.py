@@ -220,7 +220,7 @@ class _Conversion:
         return cls(source, request, out, text, state)
 
     def plan(self, phase: Phase) -> tuple[Plan, Sensitivity | None]:
-        """Return the type, scale and outlier plan of every tensor, and what was measured."""
+        """Return the type, scale and outliers of every tensor, and the measurements."""
         source, request, checkpoint = self.source, self.request, self.source.checkpoint
         plan = make_plan(source.family, source.facts, checkpoint, request.first_policy())
         plan = with_exact_types(plan, checkpoint)
@@ -245,10 +245,10 @@ class _Conversion:
         progress: Progress | None,
         phase: Phase,
     ) -> tuple[Quality, KvCost | None]:
-        """Write the file; return its quality report, and what the KV cache costs it."""
+        """Write the file; return its quality report and the cost of its default KV cache."""
         source = self.source
         is_packing = self.request.compress != DEFAULT_COMPRESSION
-        # A layer is compressed behind itself.
+        # A compressed layer is first written after its raw bytes.
         largest_layer_bytes = max(layer.n_bytes for layer in plan.layers)
         needed_bytes = plan.n_bytes + (largest_layer_bytes if is_packing else 0)
         check_space(self.out, _least_bytes(plan) if is_packing else needed_bytes)

@@ -73,7 +73,7 @@ class Request:
 
     @property
     def layer_type(self) -> str:
-        """``quant_type``, or what holds without it."""
+        """``quant_type``, or the default type."""
         return self.quant_type or (MIXED if self.has_target else DEFAULT_QUANT_TYPE)
 
     @property

@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* The flags of all for whom something is computed. */
+/* The cancel flags of all sessions of a pass. */
 typedef struct qsf_cancel {
     const atomic_bool *const *flags; /* [n] */
     size_t n;

@@ -4,7 +4,7 @@
  * recurrent mixers their states (state/). Sessions, drafts, forks, prefixes and saved
  * states know caches by these functions alone; each calls every cache of the sequence. A cache that
  * can go on only at some positions, because its state cannot be cut, says so by `nearest`: tokens
- * behind that position are evaluated again.
+ * after that position are evaluated again.
  *
  * Whoever takes, shares or gives back memory of a pool that sequences share has the only turn.
  */
@@ -55,12 +55,12 @@ void qsf_sequence_close(qsf_sequence *q);
 /* Returns the last position <= `position` from which a pass can continue; 0 is always possible. */
 uint32_t qsf_sequence_nearest(const qsf_sequence *q, uint32_t position);
 
-/* True if a pass can go on at `position`, or behind positions that are evaluated again. False: what
+/* True if a pass can go on at `position`, or after positions that are evaluated again. False: what
  * it sees is gone for good. */
 bool qsf_sequence_can_return(const qsf_sequence *q, uint32_t position);
 
 /* Begins a pass: makes room for positions begin .. end - 1, the last n_drafts of which are drafts,
- * behind those before `begin`, a nearest position. From position 0 on, what is stored is forgotten.
+ * after those before `begin`, a nearest position. From position 0 on, what is stored is forgotten.
  * QSF_ERR_NOMEM; errors of the files. After an error positions before `begin` are as they were. */
 qsf_status qsf_sequence_begin(qsf_sequence *q, uint32_t begin, uint32_t end, uint32_t n_drafts);
 /* Ends a pass: what it stored counts, or does not. */

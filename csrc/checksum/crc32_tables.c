@@ -59,7 +59,8 @@ const uint32_t qsf_crc32_powers[QSF_CRC32_POWERS] = {
     0xBAD90E37, 0x2E4E5EEF, 0x4EABA214, 0xA8A472C0, 0x429A969E, 0x148D302A, 0xC40BA6D0, 0xC4E22C3C,
 };
 
-/* The effect of the four bytes of `word`; `first` is the table of its last byte. */
+/* Combines the table entries of the four bytes of `word`: table `first` for the last byte, the next
+ * tables for the bytes before it. */
 static inline uint32_t slice(uint32_t word, unsigned first)
 {
     return tables[first + 3][word & 0xFF] ^ tables[first + 2][word >> 8 & 0xFF] ^

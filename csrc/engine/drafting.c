@@ -1,6 +1,6 @@
 /* drafting.c - guesses of the next tokens in the pass of the token before them.
  *
- * The tokens that were guessed stay behind those of the session, evaluated, until it is asked for
+ * The tokens that were guessed stay after those of the session, evaluated, until it is asked for
  * them or for others. So a step has the same effect with and without guesses, and only its time
  * differs.
  */

@@ -42,7 +42,8 @@ struct qsf_model {
     qsf_scratch scratch;
     qsf_shared_buffers shared; /* its sampler: under `choosing` */
     qsf_pressure pressure;
-    qsf_sequence_pools pools; /* what is taken of them: under kv_lock, which is taken last */
+    qsf_sequence_pools
+        pools; /* blocks in use: under kv_lock, the last lock in the order of locks */
     uint64_t full_ring_bytes; /* ring_bytes of the plan at open */
     uint32_t n_sessions;
     uint32_t n_created; /* sessions so far */

@@ -143,7 +143,8 @@ static qsf_status hand_out(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts,
                : status;
 }
 
-/* Runs the parts, for whom memory is reserved. *logits: where the logits of their rows are. */
+/* Runs the parts, whose memory is reserved. *logits becomes the address of the logits of their
+ * rows. */
 static qsf_status run_parts(qsf_model *m, const qsf_pass_part *parts, uint32_t n_parts,
                             const qsf_cancel *cancel, qsf_stopwatch *w, const float **logits)
 {
@@ -164,7 +165,7 @@ static qsf_status run_parts(qsf_model *m, const qsf_pass_part *parts, uint32_t n
     return qsf_forward_run(&m->forward, &chunk);
 }
 
-/* Evaluates again the tokens that a session holds behind the nearest position of its sequence,
+/* Evaluates again the tokens that a session holds after the nearest position of its sequence,
  * which went back. */
 static qsf_status catch_up(qsf_model *m, qsf_session *s, const qsf_cancel *cancel, qsf_stopwatch *w)
 {

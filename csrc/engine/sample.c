@@ -354,7 +354,7 @@ static uint32_t gather(const choosing *c, size_t n_wanted)
     return n;
 }
 
-/* Takes the best id off the heap of n ids, stores it behind the heap, and returns it. */
+/* Takes the best id off the heap of n ids, stores it after the heap, and returns it. */
 static uint32_t pop_best(const choosing *c, uint32_t n)
 {
     uint32_t *const heap = c->s->heap;

@@ -1,4 +1,4 @@
-/* session.c - creates and ends sessions, and says what they hold. */
+/* session.c - creates and closes sessions, and describes their tokens and statistics. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/session.h"
 

@@ -31,12 +31,12 @@ struct qsf_session {
     uint32_t n_tokens; /* evaluated */
     bool has_logits;
     uint32_t n_drafts; /* of the latest step's pass */
-    uint32_t n_ahead;  /* the last of them, behind the one that was taken last: those that follow it
-                          are evaluated and not yet asked for */
-    const float *draft_logits;   /* [n_drafts, n_vocab] of the latest step's pass, */
-    uint64_t draft_pass;         /* as long as the model's logits_pass is this one */
-    bool has_likeliest;          /* of the latest pass: what it found likeliest teaches still */
-    uint32_t n_offered;          /* drafts of the caller for the next pass of a step */
+    uint32_t n_ahead;  /* the last of the tokens are guesses: evaluated, but not yet confirmed by a
+                          step */
+    const float *draft_logits; /* [n_drafts, n_vocab] of the latest step's pass, */
+    uint64_t draft_pass;       /* as long as the model's logits_pass is this one */
+    bool has_likeliest; /* of the latest pass, whose likeliest tokens are still to be learned */
+    uint32_t n_offered; /* drafts of the caller for the next pass of a step */
     uint32_t n_model_guesses;    /* of the latest pass, evaluated or not */
     qsf_session *drafter;        /* of the draft model, or NULL */
     qsf_last_choice last_choice; /* the draft model chooses likewise */

@@ -56,7 +56,7 @@ typedef struct qsf_pass_part {
     uint32_t n_rows; /* logits of the last n_rows tokens */
     float *rows;     /* [n_rows, n_vocab] receives them; NULL: they stay in the shared ones */
     qsf_status status;
-    bool may_draft;    /* the pass may also evaluate guesses of what follows: see drafting.h */
+    bool may_draft;    /* the pass may also evaluate drafts of the next tokens: see drafting.h */
     uint32_t n_drafts; /* the last of the tokens, which do not become the session's yet */
 } qsf_pass_part;
 

@@ -219,7 +219,7 @@ qsf_status qsf_session_copy(qsf_session *to, const qsf_session *from, size_t n_t
                         "ones",
                         n_tokens, from->n_tokens);
     qsf_mutex_lock(&to->model->kv_lock);
-    /* Who shares it is counted. */
+    /* Counts the sessions that share it. */
     qsf_sequence *const sequence = (qsf_sequence *)&from->buffers.sequence;
     const uint32_t nearest =
         qsf_sequence_nearest(sequence, n); /* the next pass evaluates the rest */

@@ -71,7 +71,7 @@ typedef enum extent {
     OF_Q,
     OF_K,
     OF_V,
-    OF_MIXED, /* columns of the matrix behind the mixer */
+    OF_MIXED, /* columns of the matrix after the mixer */
     OF_VALUE_HEADS,
     OF_VALUE,
     OF_HEADS,
@@ -341,7 +341,7 @@ static qsf_status check_norms(const qsf_layer *l)
     return QSF_OK;
 }
 
-/* Few bits would change the choice of experts, and what a state forgets. */
+/* Low-bit types would change the choice of experts and the decay of a state. */
 static qsf_status check_exact(const qsf_layer *l, qsf_layer_tensor which, const char *name)
 {
     const qsf_tensor *const t = l->tensors[which];

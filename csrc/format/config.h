@@ -140,7 +140,7 @@ typedef struct qsf_mixer_dims {
     uint32_t q; /* rows of the matrices in the places of Q, K and V */
     uint32_t k;
     uint32_t v;
-    uint32_t out;      /* columns of the matrix behind the mixer */
+    uint32_t out;      /* columns of the matrix after the mixer */
     uint32_t channels; /* of a convolution */
 } qsf_mixer_dims;
 

@@ -15,7 +15,7 @@ typedef struct qsf_extent {
     uint32_t crc32;    /* unused for the header and the directory */
     bool is_checked;   /* crc32 must match */
     uint32_t unit_idx; /* UINT32_MAX: not a unit */
-    char name[12];     /* "header", "directory", the tag, or what a unit is */
+    char name[12];     /* "header", "directory", the tag of a section, or the role of a unit */
 } qsf_extent;
 
 /* Acquires an array from the reader's ledger and fills it with header, directory, sections,

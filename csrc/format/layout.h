@@ -91,7 +91,7 @@ typedef enum qsf_layout {
 typedef enum qsf_mixer_kind {
     QSF_MIXER_ATTENTION = 0,
     QSF_MIXER_SHORT_CONV = 1, /* out(c * conv(b * x)) */
-    QSF_MIXER_DELTA = 2,      /* the gated delta rule behind a convolution of q, k and v */
+    QSF_MIXER_DELTA = 2,      /* the gated delta rule after a convolution of q, k and v */
     QSF_MIXER_COUNT = 3
 } qsf_mixer_kind;
 

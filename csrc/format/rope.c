@@ -47,7 +47,7 @@ static qsf_status check_set(const qsf_rope_set *s, const qsf_rope_set *last, uin
     return QSF_OK;
 }
 
-/* Parses set `idx` at *at, and moves *at behind it. */
+/* Parses set `idx` at *at, and moves *at after it. */
 static qsf_status parse_set(qsf_reader *r, uint32_t idx, size_t *at)
 {
     const qsf_table *const t = &r->rope_table;

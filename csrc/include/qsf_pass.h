@@ -16,7 +16,7 @@ extern "C" {
 #define QSF_WANTS_NONE 0
 #define QSF_WANTS_LAST 1
 #define QSF_WANTS_ALL 2
-#define QSF_WANTS_AHEAD 3 /* the last, and the pass may evaluate guesses of what follows */
+#define QSF_WANTS_AHEAD 3 /* the last, and the pass may evaluate drafts of the next tokens */
 
 /* What a pass does for one session. */
 typedef struct qsf_pass_item {

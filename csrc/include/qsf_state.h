@@ -34,7 +34,7 @@ typedef struct qsf_state {
 
 /* Describes the state of what the session holds. A session that cannot go on where it is, because a
  * layer with a window has given up what the next token sees, is described as empty; one whose
- * recurrent states are behind, after a rewind, as what it held at its last snapshot. */
+ * recurrent states lag, after a rewind, as what it held at its last snapshot. */
 QSF_API qsf_status qsf_session_describe_state(const qsf_session *s, qsf_state *out);
 
 /* Copies n_bytes of the state from `offset` on to dst; *crc32 becomes their checksum (IEEE 802.3).
@@ -54,7 +54,7 @@ QSF_API qsf_status qsf_session_write_state(qsf_session *s, const qsf_state *stat
 QSF_API qsf_status qsf_session_adopt_state(qsf_session *s, const uint32_t *tokens);
 
 /* Makes `to` hold the first n_tokens of what `from` holds, with their logits if these are all its
- * tokens. Both hold the same KV memory, until one evaluates behind them: then it takes a copy of at
+ * tokens. Both hold the same KV memory, until one evaluates after them: then it takes a copy of at
  * most 32 positions. Both are sessions of one model. No other call may use either meanwhile.
  * QSF_ERR_ARG: `from` holds fewer, or could not be rewound to them; `to` has not changed. Keys and
  * values in the file of a session (qsf_options.kv_folder) are copied: QSF_ERR_IO or QSF_ERR_DAMAGED

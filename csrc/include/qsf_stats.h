@@ -100,7 +100,8 @@ typedef struct qsf_unit_time {
     uint64_t read_bytes; /* bytes read from the file in these passes */
     uint64_t read_ns;    /* time from the start of the first read to the end of the last */
     uint64_t wait_ns;    /* time that computing waited for the unit */
-    uint64_t compute_ns; /* the rest of the time from the unit's beginning to its end */
+    uint64_t
+        compute_ns; /* time from the unit's beginning to its end, without reading and waiting */
     uint32_t is_resident;
     uint32_t is_skipped; /* 1: the layer is skipped, and the fields above are 0 */
     uint32_t role;       /* 0 embedding, 1 layer, 2 final norm and head */

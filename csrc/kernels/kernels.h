@@ -170,7 +170,7 @@ typedef void qsf_delta_gates_fn(float *beta, float *decay, const float *rate, co
                                 size_t n);
 
 /* The state of a head of the gated delta rule is [key_dim, value_dim], in blocks [key_dim, 32] of
- * columns; columns behind value_dim are +0. For rows t ascending and each column j of a block:
+ * columns; columns after value_dim are +0. For rows t ascending and each column j of a block:
  *   r = 0; for i ascending: r = fmaf(decay * k[i], s[i][j], r)
  *   d = (v[j] - r) * beta
  *   s[i][j] = fmaf(k[i], d, decay * s[i][j])

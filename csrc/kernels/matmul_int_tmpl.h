@@ -48,11 +48,11 @@
 
 /* How far ahead tiles are prefetched: processors do not prefetch beyond a page of 4 KiB, and a tile
  * is computed quickly. Four tiles that have a head in common (2304 bytes or more) are computed
- * before the other tile row's, so they need more. Prefetching behind the end has no effect. */
+ * before the other tile row's, so they need more. Prefetching after the end has no effect. */
 #define AHEAD_BYTES 2048
 #define HEAD_AHEAD_BYTES 4608
 
-/* At most so many tokens use two tile rows at a time. */
+/* Most tokens for which two tile rows go at a time. */
 #ifndef QSF_PAIRED_TOKENS
 #define QSF_PAIRED_TOKENS 1
 #endif

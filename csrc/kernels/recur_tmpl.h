@@ -90,7 +90,7 @@ static inline size_t columns_of_hi(size_t n_cols)
     return n_cols > QSF_LANES ? n_cols - QSF_LANES : 0;
 }
 
-/* The columns behind n_cols are +0. */
+/* The columns after n_cols are +0. */
 static inline columns columns_load_part(const float *p, size_t n_cols)
 {
     const size_t n_hi = columns_of_hi(n_cols);
@@ -142,7 +142,7 @@ static void QSF_NAME(delta_rule)(float *state, const qsf_delta_rows *x)
         const columns v = columns_load_part(x->v + t * x->stride, x->n_cols);
         const columns d = {lanes_mul(lanes_sub(v.lo, recall.lo), beta),
                            lanes_mul(lanes_sub(v.hi, recall.hi), beta)};
-        const size_t next = t + 1 < x->n_rows ? t + 1 : t; /* behind the last: not used */
+        const size_t next = t + 1 < x->n_rows ? t + 1 : t; /* after the last: not used */
         columns out = {lanes_set(0.0F), lanes_set(0.0F)};
         recall = out;
         decayed_key(x->k + next * x->stride, x->decay[next * x->gate_stride], x->key_dim, key);

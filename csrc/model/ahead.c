@@ -9,7 +9,7 @@
 #include "model/linear.h"
 #include "model/routing.h"
 
-#define LIKELY_EIGHTHS 3 /* of those that a token chooses */
+#define LIKELY_EIGHTHS 3 /* eighths of the experts that a token chooses */
 
 /* Scores of the next layer's experts for the only row, before this layer's experts are added. */
 static qsf_status score_next(qsf_ops *o, const qsf_layer *next, const float **selection_bias)

@@ -22,7 +22,7 @@ typedef struct qsf_rope {
 void qsf_ropes_choose(const qsf_config *c, const qsf_reader *r, uint32_t ctx_tokens, float *own,
                       qsf_rope *ropes);
 
-/* Computes cos and sin [chunk_tokens, n_pairs] of each set, one set behind the other, for
+/* Computes cos and sin [chunk_tokens, n_pairs] of each set, one set after the other, for
  * positions [n_tokens]. */
 void qsf_ropes_fill(const qsf_rope *ropes, uint32_t n_ropes, const uint32_t *positions,
                     uint32_t n_tokens, size_t chunk_tokens, float *rope_cos, float *rope_sin);

@@ -1,4 +1,4 @@
-/* block.c - norms before mixers and FFNs, and products behind them. */
+/* block.c - norms before mixers and FFNs, and products after them. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/block.h"
 

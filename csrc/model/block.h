@@ -1,4 +1,4 @@
-/* block.h - what mixers and FFNs share: the norms before them, and the product behind them that
+/* block.h - what mixers and FFNs share: the norms before them, and the product after them that
  * goes back to the residual.
  */
 /* SPDX-License-Identifier: Apache-2.0 */

@@ -1,4 +1,6 @@
-/* heads.c - finishes the heads of q, k and v, and stores those of k and v. */
+/* heads.c - epilogues of the heads of q, k and v: norm, RoPE, Hadamard; those of k and v are
+ * stored.
+ */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/heads.h"
 

@@ -1,4 +1,4 @@
-/* heads.h - what is done to the heads of q, k and v before attention.
+/* heads.h - norms, RoPE and storing of the heads of q, k and v before attention.
  *
  * The first three functions are for epilogues of the matmuls. Each works on one head, whose rows
  * are complete; different threads may work on different heads or rows.

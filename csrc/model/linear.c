@@ -53,7 +53,7 @@ static size_t group_tile_rows(size_t group_rows)
 }
 
 /* Computes the last rows of a matrix whose row count is no multiple of 16, in `tail`, so that
- * nothing is written behind them. Only one item of a part contains them. */
+ * nothing is written after them. Only one item of a part contains them. */
 static void run_tail(const part *p, size_t tile_row)
 {
     const qsf_linear *const l = p->linear;
@@ -110,7 +110,7 @@ static void run_tile_rows(range *s, const part *p, size_t begin, size_t end)
         l->epilogue(l->epilogue_arg, done_begin, done_end);
 }
 
-/* Returns the first tile row of an item of a part; behind the last item, the end. */
+/* Returns the first tile row of an item of a part; after the last item, the end. */
 static size_t item_tile_row(const part *p, size_t item)
 {
     if (item == 0)
@@ -189,7 +189,7 @@ static qsf_status run_range(qsf_ops *o, range *s, bool is_paired)
                     s->parts[0].linear->w->unit_idx);
 }
 
-/* Fills the range from tile row *tile_row of linears[*idx] on, and moves both behind it. */
+/* Fills the range from tile row *tile_row of linears[*idx] on, and moves both after it. */
 static void fill_range(range *s, size_t cap_bytes, const qsf_linear *linears, size_t n_linears,
                        const qsf_acts *x, size_t *idx, size_t *tile_row)
 {

@@ -26,7 +26,7 @@ typedef struct qsf_linear {
     const float *bias;
     float *y;
     size_t y_stride;   /* n_rows or more */
-    size_t group_rows; /* the epilogue gets whole groups of so many rows; divides n_rows */
+    size_t group_rows; /* rows of a group, which the epilogue gets whole; divides n_rows */
     qsf_epilogue_fn *epilogue;
     const void *epilogue_arg;
     qsf_loaded_sides sides;

@@ -9,7 +9,7 @@
 #include "model/ops.h"
 #include "model/seen.h"
 
-/* What is attended to in a layer */
+/* The keys and values that a layer attends to */
 typedef struct qsf_attention_job {
     const qsf_ops *ops;
     const qsf_chunk *chunk;

@@ -61,7 +61,7 @@ static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_conf
     s->transit = qsf_arena_push(a, qsf_kv_transit_bytes(pool), 1);
 }
 
-/* Rows that experts compute together; 0: there are none. */
+/* Rows that experts compute together; 0 without experts. */
 static size_t routed_rows(const qsf_config *c, size_t n)
 {
     const size_t n_rows = c->n_experts != 0 ? n * c->n_chosen : 0;

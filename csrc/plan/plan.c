@@ -225,10 +225,10 @@ static void grow_drafts(qsf_candidate *d)
         how.draft_rows /= 2;
 }
 
-/* A step of the ladder often frees more than is needed. The rest would all go to weights, so each
- * of these buffers may take an eighth of it. A chunk twice as large halves the passes of a prompt
- * over the disk, and each pass reads all streamed units; the eighth costs each token at most an
- * eighth of the time that resident units save. */
+/* A step of the ladder often frees more than is needed. Each of these buffers may take an eighth of
+ * the surplus, the rest goes to weights. A chunk twice as large halves the passes of a prompt, each
+ * of which reads all streamed units. The price: at most an eighth of the surplus holds no weights.
+ */
 static void grow(qsf_candidate *d)
 {
     grow_drafts(d);
@@ -286,7 +286,7 @@ static bool fits_without_streaming(qsf_candidate *d)
     return false;
 }
 
-/* The same, with fewer drafts if that is what it takes. */
+/* The same, with fewer drafts if all do not fit. */
 static bool fits_with_fewer_drafts(qsf_candidate *d)
 {
     const uint32_t draft_rows = d->how.draft_rows;
@@ -305,7 +305,7 @@ static bool shorten_context(qsf_candidate *d)
     return d->plan->kv_bytes > most_bytes && shorten(d->in->options, PATIENT_CTX_TOKENS, &d->how);
 }
 
-/* Gives what is left to a cache of embedding rows. */
+/* Gives the remaining memory to a cache of embedding rows. */
 static void add_rows(qsf_candidate *d)
 {
     if (d->is_resident[d->in->reader->embedding_unit])

@@ -33,7 +33,8 @@ typedef struct qsf_pressure {
     uint64_t open_ns;
     uint64_t next_look_ns;
     uint64_t low_bytes;       /* less available memory means pressure; 0: unknown */
-    uint64_t next_cost_bytes; /* bytes that the next taking needs; 0: nothing was given back */
+    uint64_t next_cost_bytes; /* bytes that acquiring the next unit again needs; 0: no unit was
+                                 released */
     uint64_t calm_since_ns;   /* 0: not calm */
     uint64_t calm_ns;         /* how long calm must last before memory is taken */
     uint64_t last_give_ns;

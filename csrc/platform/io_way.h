@@ -31,7 +31,7 @@ typedef struct qsf_io {
 } qsf_io;
 
 /* off, dst and n_bytes are multiples of QSF_IO_ALIGN. The file may end inside the read, but not
- * before need_bytes; bytes of dst behind the file's end are undefined. */
+ * before need_bytes; bytes of dst after the file's end are undefined. */
 typedef struct qsf_io_read {
     uint64_t off;
     unsigned char *dst;

@@ -47,7 +47,7 @@ typedef struct qsf_pool_counts {
 /* Statistics since init. Do not call it during a run. */
 qsf_pool_counts qsf_pool_count(const qsf_pool *p);
 
-/* The time when the latest run ended if it was shared; else 0. */
+/* The clock when the latest run ended, if several workers took part; else 0. */
 uint64_t qsf_pool_end_ns(const qsf_pool *p);
 
 /* Runs fn over [0, n_items) in pieces of at least min_piece items and returns when all are done. If

@@ -8,7 +8,7 @@
 #ifndef QSF_QUANTISE_FEEDBACK_TMPL_H
 #define QSF_QUANTISE_FEEDBACK_TMPL_H
 
-#define CATCH_UP_DEPTH 128 /* the errors of so many columns and their factors fit the caches */
+#define CATCH_UP_DEPTH 128 /* columns at a time: their errors and factors fit the caches */
 
 /* The factors by which some earlier columns correct those of a block. They are copied together,
  * because rows of the matrix are far apart, which misses in caches of few ways. */

@@ -8,7 +8,7 @@
 #define PRIOR_TRIES 6.0F
 /* Then old tries count half. */
 #define MOST_TRIES 96.0F
-/* The same of all guesses of a draft model: so many that the first opinion hardly counts. */
+/* The same of all guesses of a draft model. They are many, so the first estimate hardly counts. */
 #define MOST_MODEL_TRIES 512.0F
 /* The same in hits, of all guesses from the text together. */
 #define PRIOR_TEXT_HITS 2.0F
@@ -149,8 +149,8 @@ static void learn_speed(qsf_costs *t, uint32_t n_rows, double ns, double wait_ns
     move(&t->least_ns, least_ns * scale, NEW_SHARE);
 }
 
-/* Part of what a pass with drafts takes beside what is expected is the machine's speed, part what
- * drafts cost on it. */
+/* The difference from the expected duration is in part the machine's speed, in part the cost of
+ * drafts on it. */
 static void learn_excess(qsf_costs *t, uint32_t n_rows, uint32_t n_drafts, double ns)
 {
     uint32_t size;

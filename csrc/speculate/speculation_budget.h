@@ -79,8 +79,8 @@ double qsf_speculation_cost_ns(const qsf_costs *t, uint32_t n_rows);
 /* Begins the drafts of a session, at most n_most, in a pass that has n_rows without any. */
 void qsf_speculation_begin(qsf_speculation_chain *c, uint32_t n_rows, uint32_t n_most);
 
-/* Appends a draft that is right with this chance if all before it are; false if it is not worth
- * looking for more. */
+/* Appends a draft; `chance` is its probability to be right if all drafts before it are. False if
+ * more drafts would not pay. */
 bool qsf_speculation_append(qsf_speculation_chain *c, double chance);
 
 /* True if the draft model should guess the next token of the chain, for which others have a guess

@@ -228,7 +228,7 @@ static void place_wanted(qsf_experts *e)
     for (; e->n_placed < e->n_wanted; e->n_placed++) {
         const uint32_t expert = qsf_reader_expert_place(e->reader, e->wanted[e->n_placed]);
         if (e->is_released[e->n_placed])
-            continue; /* a guess that was there early */
+            continue; /* the guess was read in time */
         if (e->slot_of[expert] != NONE) {
             if (!e->slots[e->slot_of[expert]].stays)
                 keep_guess(e, &e->slots[e->slot_of[expert]]);

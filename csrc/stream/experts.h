@@ -104,7 +104,7 @@ size_t qsf_experts_slot_bytes(const qsf_reader *r);
 uint32_t qsf_experts_count(const qsf_reader *r);
 /* Bytes that a slot takes from the ledger. */
 size_t qsf_experts_place_bytes(size_t slot_bytes);
-/* Bytes of tables for so many places. */
+/* Bytes of the tables for n_places places. */
 size_t qsf_experts_table_bytes(const qsf_reader *r, uint32_t n_places);
 
 /* Acquires all slots and starts the threads. Does nothing if the model has no experts. On failure

@@ -36,7 +36,7 @@ static bool acquire_place(qsf_experts *e, qsf_expert_slot *s)
     return memory != NULL;
 }
 
-/* Places lie one behind the other if possible: the disk reads faster into huge pages, which a place
+/* Places lie one after the other if possible: the disk reads faster into huge pages, which a place
  * by itself fills in part. */
 qsf_status qsf_experts_acquire_places(qsf_experts *e)
 {
@@ -103,7 +103,7 @@ static uint32_t most_read(const qsf_reader *r, uint32_t n_tokens)
     return most;
 }
 
-/* One in so many slots may be lent. */
+/* Divisor of the slots: this share of them may be lent. */
 #define LENT_PART 4
 
 void qsf_experts_lend_slots(qsf_experts *e, uint32_t n_tokens)

@@ -57,7 +57,8 @@ static void end_piece(qsf_experts *e, const piece *p, qsf_status status, uint32_
     s->n_reading--;
     e->totals.read_bytes += p->n_bytes;
     if (s->n_reading == 0)
-        qsf_condition_wake_all(&e->has_data); /* for who needs the place, or an end of reading */
+        qsf_condition_wake_all(
+            &e->has_data); /* wakes threads that wait for the place or for the end of reading */
     if (s->state == QSF_SLOT_EMPTY)
         return; /* a guess that was dropped */
     const qsf_unit *const u = qsf_experts_unit(e, s->expert);

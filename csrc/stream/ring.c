@@ -210,7 +210,7 @@ qsf_status qsf_ring_begin_unit(qsf_ring *ring, uint32_t unit_idx)
     return QSF_OK;
 }
 
-/* Bytes of the current unit from `off` on that lie one behind the other, in the piece of `off` and
+/* Bytes of the current unit from `off` on that lie one after the other, in the piece of `off` and
  * those after it that are ready. Stops soon after most_bytes. Caller holds the lock. */
 static size_t adjacent_bytes(const qsf_ring *ring, uint64_t off, size_t most_bytes)
 {

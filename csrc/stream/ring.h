@@ -59,7 +59,7 @@ void qsf_ring_begin_pass(qsf_ring *ring, bool is_whole, const qsf_cancel *cancel
 /* Begins a unit. If it is not the next one in the order, reading restarts at it. */
 qsf_status qsf_ring_begin_unit(qsf_ring *ring, uint32_t unit_idx);
 
-/* Most stored bytes that one qsf_ring_take() may ask for at `off`: those that lie one behind the
+/* Most stored bytes that one qsf_ring_take() may ask for at `off`: those that lie one after the
  * other and are ready or will be next, at least range_bytes. Grows while the readers work. */
 size_t qsf_ring_range_bytes(qsf_ring *ring, uint64_t off);
 

@@ -1,9 +1,9 @@
 /* ring_private.h - the record that the readers and the consumer of a ring share.
  *
  * Readers append pieces at `head`, the consumer removes them at `tail`. A piece takes the lowest
- * free slot. So pieces mostly lie one behind the other, and only as much of the ring is written as
+ * free slot. So pieces mostly lie one after the other, and only as much of the ring is written as
  * is needed at the moment: memory that was used lately is written faster. A range of pieces that do
- * not lie one behind the other is copied to the seam.
+ * not lie one after the other is copied to the seam.
  *
  * `lock` protects all fields below it. The reader owns the bytes of a piece while its state is
  * READING, the consumer afterwards.

@@ -12,7 +12,7 @@
  * extent and band, tensor headers, sparse outliers and zero padding. */
 qsf_status qsf_reader_verify(qsf_reader *r, void *buffer, size_t buffer_bytes);
 
-/* Checks extent i, the padding before it, and behind the last one the padding at the end of the
+/* Checks extent i, the padding before it, and after the last one the padding at the end of the
  * file. buffer: as for qsf_reader_verify. */
 qsf_status qsf_reader_verify_part(qsf_reader *r, const qsf_extent *extents, size_t n_extents,
                                   size_t i, void *buffer, size_t buffer_bytes);

@@ -60,7 +60,7 @@ static size_t first_units(const qsf_vocabulary *v, qsf_bytes piece, uint32_t *id
 static void encode_short(const qsf_vocabulary *v, qsf_bytes piece, qsf_sink *out)
 {
     uint32_t ids[SHORT_BYTES];
-    uint32_t ranks[SHORT_BYTES]; /* of unit i with the one behind it */
+    uint32_t ranks[SHORT_BYTES]; /* of unit i with the one after it */
     size_t n = first_units(v, piece, ids);
     for (size_t i = 0; i + 1 < n; i++)
         ranks[i] = qsf_merge_rank(v, ids[i], ids[i + 1]);

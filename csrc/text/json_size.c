@@ -29,7 +29,7 @@ static void widen(qsf_json_size *s, uint32_t n_bytes)
         s->char_bytes = n_bytes;
 }
 
-/* The place behind an escape; p is behind its backslash. */
+/* The place after an escape; p is after its backslash. */
 static const unsigned char *skip_escape(qsf_json_size *s, const unsigned char *p,
                                         const unsigned char *end)
 {
@@ -50,7 +50,7 @@ static const unsigned char *skip_escape(qsf_json_size *s, const unsigned char *p
     return is_pair ? p + 6 : p;
 }
 
-/* The place behind a string; p is behind the quote that begins it. */
+/* The place after a string; p is after the quote that begins it. */
 static const unsigned char *skip_string(qsf_json_size *s, const unsigned char *p,
                                         const unsigned char *end)
 {

@@ -25,7 +25,7 @@ typedef struct composer {
     bool is_compatible;
     uint32_t first_unstable; /* characters below are normal already unless a mark follows */
     size_t n_out;
-    size_t n_run; /* a starter and the marks behind it, or marks alone at the beginning */
+    size_t n_run; /* a starter and the marks after it, or marks alone at the beginning */
 } composer;
 
 static qsf_status put_bytes(composer *c, const unsigned char *p, size_t n_bytes)

@@ -7,7 +7,7 @@
 
 typedef const unsigned char *at;
 
-/* Kind of the character at p, 0 at the end; *next is behind it. */
+/* Kind of the character at p, 0 at the end; *next is after it. */
 static inline unsigned look(at p, at end, at *next)
 {
     *next = p;
@@ -95,10 +95,10 @@ static at word(at p, at end, unsigned letters, unsigned not_first)
     return or_null(skip(p, end, letters), p);
 }
 
-/* \s*[\r\n]+|\s+(?!\S)|\s+ ; the first of them where has_lines, the last where has_last. */
+/* \s*[\r\n]+|\s+(?!\S)|\s+ ; the first alternative only if has_lines, the last only if has_last. */
 static at spaces(at p, at end, bool has_lines, bool has_last)
 {
-    at line_end = NULL; /* behind the last one */
+    at line_end = NULL; /* after the last one */
     at last = p;        /* the last space */
     at q = p;
     at next;
@@ -196,7 +196,7 @@ static at scan_qwen35(at p, at end)
 /* [UPPERS]*[LOWERS]+ : where no lower letter follows, the last character that is of both. */
 static at any_then_lower(at p, at end)
 {
-    at last_both = NULL; /* behind it */
+    at last_both = NULL; /* after it */
     at next;
     for (unsigned kind; ((kind = look(p, end, &next)) & UPPERS) != 0; p = next)
         if ((kind & LOWERS) != 0)

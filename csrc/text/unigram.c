@@ -29,7 +29,7 @@ static void offer(place *p, double score, size_t begin, uint32_t id)
         *p = (place){score, (uint32_t)begin, id};
 }
 
-/* The child of `node` for a byte, or 0 if it has none. */
+/* The child of `node` for a byte; 0: no child. */
 static uint32_t child(const qsf_vocabulary *v, uint32_t node, unsigned char byte)
 {
     const unsigned char *const p = v->nodes + (size_t)node * 12;

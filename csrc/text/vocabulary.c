@@ -12,7 +12,7 @@
 
 #define VERSION 1
 
-/* Arrays lie one behind the other, each filled up to a multiple of 8. */
+/* Arrays lie one after the other, each filled up to a multiple of 8. */
 typedef struct cursor {
     const unsigned char *section;
     uint64_t n_bytes;
@@ -177,7 +177,7 @@ static qsf_status check_steps(qsf_vocabulary *v, const unsigned char *steps, uin
     return QSF_OK;
 }
 
-/* Children lie behind their parent, so a walk ends; a node's children are sorted by byte. */
+/* Children lie after their parent, so a walk ends; a node's children are sorted by byte. */
 static qsf_status check_nodes(const qsf_vocabulary *v)
 {
     for (uint32_t i = 0; i < v->n_nodes; i++) {

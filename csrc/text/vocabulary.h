@@ -64,16 +64,16 @@ typedef enum qsf_step_kind {
     QSF_STEP_PREPEND = 3, /* a in front of a text that is not empty */
     QSF_STEP_REPLACE = 4, /* b for every a */
     QSF_STEP_SPLIT = 16,
-    QSF_STEP_PREFIX_SPACE = 16, /* a space in front of what does not begin with one */
+    QSF_STEP_PREFIX_SPACE = 16, /* a space before a text that does not begin with one */
     QSF_STEP_MARK_SPACES = 17,  /* U+2581 for every space */
-    QSF_STEP_MARK_ALL = 18,     /* the same, and one in front of what does not begin with one */
-    QSF_STEP_MARK_FIRST = 19,   /* in front only at the beginning of the text */
-    QSF_STEP_SPLIT_MARKS = 20,  /* a piece begins at every U+2581 */
-    QSF_STEP_CUT_MARKS = 21,    /* at every one behind a character that is neither one nor in a:
-                                 * there no token reaches across, so the ids stay the same */
-    QSF_STEP_DIGITS = 22,       /* runs of numbers are pieces */
-    QSF_STEP_DIGIT = 23,        /* each number is one */
-    QSF_STEP_GPT2 = 24,         /* regular expressions: scan.c has them */
+    QSF_STEP_MARK_ALL = 18,   /* the same, and a space before a text that does not begin with one */
+    QSF_STEP_MARK_FIRST = 19, /* in front only at the beginning of the text */
+    QSF_STEP_SPLIT_MARKS = 20, /* a piece begins at every U+2581 */
+    QSF_STEP_CUT_MARKS = 21,   /* at every one after a character that is neither one nor in a:
+                                * there no token reaches across, so the ids stay the same */
+    QSF_STEP_DIGITS = 22,      /* runs of numbers are pieces */
+    QSF_STEP_DIGIT = 23,       /* each number is one */
+    QSF_STEP_GPT2 = 24,        /* regular expressions: scan.c has them */
     QSF_STEP_CL100K = 25,
     QSF_STEP_QWEN2 = 26,
     QSF_STEP_QWEN35 = 27,

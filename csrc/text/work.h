@@ -32,7 +32,7 @@ typedef struct qsf_work {
 void qsf_work_init(qsf_work *w);
 void qsf_work_destroy(qsf_work *w);
 
-/* Makes block `idx` hold at least n_bytes and keeps what is in it. QSF_ERR_NOMEM beyond
+/* Grows block `idx` to at least n_bytes; its contents stay. QSF_ERR_NOMEM beyond
  * QSF_TEXT_WORK_BYTES for all blocks together. */
 qsf_status qsf_work_reserve(qsf_work *w, int idx, size_t n_bytes);
 

@@ -135,14 +135,14 @@ static inline size_t qsf_code_bytes(qsf_codes codes)
     return 0;
 }
 
-/* Tiles that have their scales in common, before the codes of them all: a row has a multiple of so
- * many. */
+/* Tiles of a group, whose scales lie together before the codes of all of them; a row has whole
+ * groups. */
 static inline size_t qsf_tiles_per_head(qsf_form form)
 {
     return form.scales == QSF_SCALES_6BIT || form.scales == QSF_SCALES_8BIT ? 4 : 1;
 }
 
-/* Where the codes of a tile, or of the tiles of a head, begin: behind the scales and mins. */
+/* Where the codes of a tile, or of the tiles of a head, begin: after the scales and mins. */
 static inline size_t qsf_codes_off(qsf_form form)
 {
     return qsf_tiles_per_head(form) * (form.tile_bytes - qsf_code_bytes(form.codes));

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ShortenedLogits(ModelLogits):
-    """A .qsf file that goes on behind its context as ``Session.generate`` does, by a policy."""
+    """A .qsf file that continues past its context as ``Session.generate`` does, by a policy."""
 
     def __init__(self, model: Model, policy: KvPolicy, max_tokens: int) -> None:
         """Use an open model for windows of at most ``max_tokens``. The caller closes it."""

@@ -49,7 +49,7 @@ class Mixer(IntEnum):
 
     ATTENTION = 0
     SHORT_CONV = 1  # out(c * conv(b * x)), with B, C, x in the places of K, Q, V
-    DELTA = 2  # the gated delta rule behind a convolution of q, k and v
+    DELTA = 2  # the gated delta rule after a convolution of q, k and v
 
 
 class QkNorm(IntEnum):
@@ -137,7 +137,7 @@ class LayerKind:
         return self.mixer == Mixer.ATTENTION
 
     def mixer_dims(self, dim: int) -> tuple[int, int, int, int]:
-        """Return the rows of the matrices in the places of Q, K, V, and the columns behind them."""
+        """Return the rows of the matrices in the places of Q, K, V, and the columns after them."""
         if self.mixer == Mixer.DELTA:
             keys, values = self.n_key_heads * self.key_dim, self.n_value_heads * self.value_dim
             return keys, keys, values, values
@@ -394,7 +394,7 @@ SET_HEAD: Final = struct.Struct("<BBHIf")
 
 
 def check_set(name: str, s: RopeSet, last: RopeSet | None, error: type[QsfError]) -> None:
-    """Raise ``error`` for a set that breaks a rule, or may not come behind ``last``."""
+    """Raise ``error`` for a set that breaks a rule, or may not come after ``last``."""
     first_number = 0 if last is None else last.number + 1
     is_next = last is not None and s.number == last.number
     if not is_next and s.number != first_number:

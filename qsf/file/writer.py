@@ -388,7 +388,7 @@ class Writer(Output):
             raise QsfArgumentError("the final unit has no output head, and it is not tied")
 
     def _compress(self, unit: _OpenUnit) -> tuple[Compression, int]:
-        """Pack the layer behind itself, then move it over its raw bytes if that saves enough.
+        """Compress the layer after its raw bytes, then move it over them if that saves enough.
 
         Returns the compression and the stored bytes that the index shall say.
         """

@@ -233,10 +233,7 @@ def wanted_weights(folder: Path, names: list[str]) -> set[str]:
 
 
 def gguf_of(names: list[str], type_name: str) -> str | None:
-    """Return the GGUF file to take of a model's files: of the type asked for, else of 8 bits.
-
-    Of one that is split it is the first part.
-    """
+    """Choose a GGUF file: of the requested type, else 8 bits; of a split file the first part."""
     files = sorted(name for name in names if name.lower().endswith(".gguf") and "/" not in name)
     files = [name for name in files if name == part_names(name)[0]]
     order = [type_name.upper()] if type_name else ["F16", "BF16", "Q8_0", "Q6_K", "Q4_K_M"]

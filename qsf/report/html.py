@@ -91,7 +91,7 @@ def _text(value: str) -> str:
 
 
 def _origin(reader: Reader) -> Iterator[str]:
-    """Yield what the file is and what it was made of."""
+    """Yield the model's family and size, and its source."""
     header, meta = reader.header, read_meta(reader) or {}
     bits = dtype_name(header.dtype)
     yield f"{family_of(reader)}, {header.n_layers} layers, {bits}, {reader.file_bytes:,} bytes"

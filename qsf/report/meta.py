@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def read_meta(reader: Reader) -> dict[str, Any] | None:
-    """Return the META object; None when there is none or it is not what it should be.
+    """Return the META object; None if it is absent or malformed.
 
     Numbers that JSON does not have, NaN and infinity, are None in it.
     """
@@ -32,9 +32,9 @@ def read_meta(reader: Reader) -> dict[str, Any] | None:
 
 
 def kv_cache_line(meta: Mapping[str, Any] | None) -> str | None:
-    """Return the default type of the KV cache and what that was measured to cost.
+    """Return the default type of the KV cache and its measured cost.
 
-    None where nothing was measured, or where the record is not what it should be.
+    None if nothing was measured or the record is malformed.
     """
     record: Any = (meta or {}).get("kv_cache")
     try:

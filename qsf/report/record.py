@@ -1,4 +1,4 @@
-"""The quality report of a file: what became of each tensor, and what was measured of the model.
+"""The quality report of a file: the loss of each tensor, and measurements of the model.
 
 It is the object "quality" of META (docs/quality.md, "The report in the file"). `Quality.meta`
 writes it, `Quality.from_meta` reads it: of a file, so whatever it finds there, it neither raises
@@ -226,8 +226,8 @@ class Report:
     source_bytes: int
     file_bytes: int
     elapsed_s: float
-    compression: str | None = None  # one line: what the layers got, if something was asked for
-    kv_cache: str | None = None  # its default type and what that costs, if that was measured
+    compression: str | None = None  # one line: the compression of the layers, if it was requested
+    kv_cache: str | None = None  # its default type and the cost of that type, if it was measured
 
     @property
     def tensors(self) -> tuple[TensorReport, ...]:

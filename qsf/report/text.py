@@ -15,7 +15,7 @@ _N_LEAST = 5
 
 
 def summary_lines(report: Report, name: str) -> Iterator[str]:
-    """Yield what is said at the end of a conversion to the file ``name``: its size, its quality."""
+    """Yield the summary at the end of a conversion to the file ``name``: its size, its quality."""
     yield (
         f"{name}: {report.file_bytes / _MB:.1f} MB from {report.source_bytes / _MB:.1f} MB, "
         f"{report.bits_per_weight:.2f} bits a weight ({report.n_weights / 1e6:.1f} M weights)"
@@ -34,7 +34,7 @@ def summary_lines(report: Report, name: str) -> Iterator[str]:
 
 
 def quality_lines(quality: Quality) -> Iterator[str]:
-    """Yield the short report: types, the worst tensors, and what was measured of the model."""
+    """Yield the short report: types, the worst tensors, and the measurements of the model."""
     yield from _type_lines(quality.by_type())
     yield "least like their source:"
     for t in quality.worst(_N_WORST):

@@ -1,4 +1,4 @@
-"""The server: which endpoint answers, who may ask, what runs where."""
+"""The server: endpoints, access rules, and the threads that answer."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The model, and what the options of the server say about every request."""
+    """The model, and the options of the server that hold for every request."""
 
     model: Model
     name: str

@@ -120,7 +120,7 @@ class Steps:
         self._bar.update(0.0)
 
     def update(self, fraction: float, text: str = "") -> None:
-        """Show the fraction of the step that is done, and what is done now."""
+        """Show the done fraction of the step, and its current work."""
         self._bar.update(fraction, text)
 
     def warn(self, text: str) -> None:

@@ -23,7 +23,7 @@ _RESET, _BOLD, _DIM, _ITALIC, _CYAN = "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[3m"
 _LEAST_COLUMNS = 12  # narrower terminals wrap by themselves
 _MAX_HELD = 600  # characters of a line that may wait for the mark that ends them
 
-# What the beginning of a line may become, and what it is.
+# The kinds of lines, with the patterns of their beginnings.
 _UNDECIDED = re.compile(r" *(?:#{1,6}|[-*+]|\d{1,3}[.)]?|`{1,2}|~{1,2}|>)?")
 _FENCE = re.compile(r" *(`{3,}|~{3,})")
 _HEADING = re.compile(r" {0,3}#{1,6} +")
@@ -252,7 +252,7 @@ class Prose:
         self._show_style(style)
         self._out.append(char)
         self._column += width
-        if width == 2:  # Chinese and Japanese have no spaces: a line may end behind any character
+        if width == 2:  # Chinese and Japanese have no spaces: a line may end after any character
             self._word.clear()
             self._word_columns = 0
             return
@@ -287,7 +287,7 @@ class Prose:
 
 
 def prose_on(stream: TextIO, *, is_dim: bool = False, has_markdown: bool = False) -> Prose:
-    """Return what shows text on a terminal. Without colours Markdown stays as it is written."""
+    """Return a printer of text on a terminal. Without colours Markdown stays as it is written."""
     has_styles = shows_styles(stream)
     return Prose(
         lambda: columns_of(stream),

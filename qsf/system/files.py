@@ -29,7 +29,7 @@ def open_no_link(path: Path) -> int:
 
 
 def open_uncached(path: Path) -> int:
-    """Open past the page cache; where that is impossible, without what it holds of the file."""
+    """Open past the page cache; where that is impossible, drop the file's pages from it."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | DIRECT_FLAG)
     except OSError:

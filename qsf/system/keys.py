@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def unseen_keys() -> Iterator[None]:
-    """Show nothing of what is typed; it waits for the next line that is read."""
+    """Turn the terminal's echo off; typed keys wait for the next line that is read."""
     import termios
 
     try:

@@ -70,7 +70,7 @@ class _ChannelDecoder(IncrementalDecoder):
 
     A message is ``<|channel|>``, its channel's name and perhaps more, ``<|message|>``, text,
     ``<|end|>``; before the next one comes ``<|start|>`` with a role. Whom it is for ("to=") stands
-    behind the role or the channel.
+    after the role or the channel.
     """
 
     def __init__(

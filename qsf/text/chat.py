@@ -219,7 +219,7 @@ def _json_values(values: dict[str, Any], max_bytes: int) -> dict[str, Any]:
 def template_fault(
     template: object, special_tokens: Mapping[str, object] | None = None
 ) -> str | None:
-    """Return why a chat template cannot be used, tried on one message; None: it can, or is none.
+    """Try a chat template on one message; return why it fails, or None (also without a template).
 
     A template that refuses the message (``raise_exception``) is fine.
     """

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from qsf.foreign_json import read_json_at
 
-# The name of a rule, a fact, or ("all" or "any", the parts of which so many must be finite).
+# The name of a rule, a fact, or ("all" or "any", parts): all or any of the parts must be finite.
 _Part = bool | str | tuple[str, list[Any]]
 
 _RULE = re.compile(r"^[!?]*(\w+)(?:\.-?\d+)?(?:\[.*?\])?[ \t]*:", re.MULTILINE)

@@ -61,7 +61,7 @@ def sampling_fields(options: GenerationOptions) -> dict[str, float | None]:
 def resolve_sampling(
     generation: Mapping[str, Any] | None = None, **chosen: float | None
 ) -> SamplingParams:
-    """Return what is asked for, then what the file recommends, then the defaults.
+    """Return each parameter: as requested, else as the file recommends, else the default.
 
     Args:
         generation: the ``generation`` object of the file's CHAT section (the checkpoint's

@@ -80,7 +80,7 @@ def thinking_decoder(
 class ThoughtsLimit:
     """A ``TokenConstraint`` that ends the thoughts of an answer when they have ``most`` tokens.
 
-    The tokens of the end mark are then those that must come next; the answer goes on behind it.
+    The tokens of the end mark are then those that must come next; the answer goes on after it.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class _ThinkingDecoder(IncrementalDecoder):
         self._decoder = decoder
         self._marks = {begin: True, end: False}
         self._is_open = is_open
-        self._at_edge = is_open  # behind a mark: line breaks there belong to neither text
+        self._at_edge = is_open  # after a mark: line breaks there belong to neither text
         self._reasoning = ""
         self._end = end
 

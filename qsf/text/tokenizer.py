@@ -138,7 +138,7 @@ class Tokenizer:
             )
         n_chars = len(text) if max_tokens is None else 8 * max_tokens
         while max_tokens is not None and n_chars < len(text):
-            # The cut may change the tokens beside it, but never so many.
+            # The cut may change the tokens near it, but never as many as this.
             n_tokens = len(self._bare_ids(text[:n_chars], parse_special=parse_special))
             if n_tokens > max_tokens + 64:
                 raise QsfArgumentError(
@@ -196,12 +196,12 @@ class IncrementalDecoder:
         return self._native.flush()
 
     def take_reasoning(self) -> str:
-        """Return what was said since the last call that is not part of the answer."""
+        """Return the reasoning since the last call, which is not part of the answer."""
         return ""
 
     @property
     def is_thinking(self) -> bool:
-        """What comes next is, as far as it is known, not part of the answer."""
+        """True if the next text is, as far as known, not part of the answer."""
         return False
 
     def end_of_thoughts(self) -> list[int]:

@@ -27,7 +27,7 @@ _MOST_BYTES = 64 << 20  # of a file that is read; a result has some ten thousand
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A median, and what lies around it. ``values`` are in the order of the rounds."""
+    """A median, with the least and the largest value. ``values`` are in the order of the rounds."""
 
     median: float
     min: float

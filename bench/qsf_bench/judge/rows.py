@@ -36,7 +36,7 @@ class Analysis:
 
 @dataclass(slots=True)
 class _Draft:
-    """A row, and what is needed to compare it with another."""
+    """A row, with the numbers that comparing it needs."""
 
     row: Row
     task: Task
@@ -199,7 +199,7 @@ def _bound(
     streamed = bounds.streamed_bytes_at_best(measured.task, facts, plan)
     of_experts = plan.get("expert_token_bytes", 0)
     first_bytes = 0.0
-    if of_experts:  # routers choose what is read: as much as it was
+    if of_experts:  # routers choose the experts, so this counts the bytes that were read
         first_bytes = max(0.0, facts.token_bytes - of_experts - streamed)
         streamed = _median((run.read_bytes or 0) / max(run.n_passes, 1) for _, run in runs) or 0.0
     bound = bound_of(

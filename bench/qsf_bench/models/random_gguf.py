@@ -181,7 +181,7 @@ def _tensors_of_layers(shape: Shape, mixture: str) -> Iterator[Tensor]:
 
 
 def _matrix(name: str, dims: tuple[int, ...], wanted: str) -> Tensor:
-    """Return a matrix of the type wanted, or of what stands in where its rows do not fit."""
+    """Return a matrix of the type, or of its fallback if rows are no whole blocks."""
     for kind in (wanted, _FALLBACKS.get(wanted, "F16")):
         if dims[-1] % _BLOCKS[kind][0] == 0:
             return Tensor(name, dims, kind)

@@ -132,7 +132,7 @@ class Weights:
 
 
 def embed_type_of(quant_type: str, embed_type: str | None = None) -> Dtype:
-    """Return the type of embedding and head: what was asked for, else what qsf-convert takes."""
+    """Return the type of embedding and head: the requested one, else the default of qsf-convert."""
     default = "f16" if quant_type == "f16" else DEFAULT_EMBED_TYPE
     return parse_quant_type(embed_type or default, option="type of embeddings")
 

@@ -1,2 +1,2 @@
-"""Measured processes: tasks, the workers that do them, and who runs when."""
+"""Measured processes: tasks, their workers, and the order of runs."""
 # SPDX-License-Identifier: Apache-2.0

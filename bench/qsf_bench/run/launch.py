@@ -1,4 +1,4 @@
-"""Starts measured processes, waits for them, and says how they ended and what they took.
+"""Starts measured processes, waits for them, and returns their exit and resource use.
 
 A process has a group of its own, so that it and all that it has started can be ended; what it
 writes goes into temporary files, of which only the last lines are read. Whatever ends this process
@@ -43,7 +43,7 @@ _SHOWN_CHARS = 800
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a process ended, and what it took.
+    """The exit and resource use of a process.
 
     ``max_rss_bytes`` is the kernel's count, which begins with the most that this process has had:
     a child is its parent's copy at first. Below that, it is not known: None.
@@ -184,7 +184,7 @@ def _wait(process: subprocess.Popen[bytes], timeout_seconds: float) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """End it if need be, and what it has left behind; returns the kernel's ru_maxrss, once."""
+    """Kill the process and its children that still run; returns the kernel's ru_maxrss, once."""
     if process.returncode is not None:
         return 0
     _kill(process.pid)
@@ -304,7 +304,7 @@ def read_answer(path: Path, task: Task, ended: Ended) -> Answer:
 
 
 def last_lines(text: str) -> str:
-    """Return the last lines of what a process has written, as the end of a sentence."""
+    """Return the last lines of a process' output, as the end of a sentence."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return ": " + " / ".join(lines[-_SHOWN_LINES:])[-_SHOWN_CHARS:] if lines else ""
 

@@ -80,7 +80,7 @@ def own_folder(own_groups: str, controller: str, *, visible_from: str, top: Path
 
 
 def number_after(text: str, key: str) -> int:
-    """Return the number behind ``key`` at the beginning of a line; 0: there is none."""
+    """Return the number after ``key`` at the beginning of a line; 0: there is none."""
     match = re.search(rf"^{re.escape(key)}:?\s+(\d+)", text, re.MULTILINE)
     return int(match[1]) if match else 0
 

@@ -146,7 +146,7 @@ class Answer:
     """The answer of a measured process."""
 
     version: str  # of the engine, such as "QSF 0.1.0" or "llama.cpp 0.3.36"
-    kernels: str  # what it says of them, such as "amx" or "CPU_REPACK:604.45 CPU:71.78"
+    kernels: str  # as the engine names them, such as "amx" or "CPU_REPACK:604.45 CPU:71.78"
     kv_type: str  # such as "4bit" or "f16"
     n_vocab: int
     load_seconds: float

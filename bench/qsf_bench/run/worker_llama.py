@@ -33,7 +33,7 @@ IS_OVER_ALL = -1  # positions: to the end
 
 
 class LlamaError(Exception):
-    """llama.cpp could not do what it was asked for."""
+    """llama.cpp failed to do a task."""
 
 
 def tokens_of(n_tokens: int, n_vocab: int, *, is_even: bool) -> array[int]:
@@ -96,7 +96,7 @@ class Model:
         self.n_vocab = int(api.llama_vocab_n_tokens(self._vocab))
 
     def open_context(self, n_tokens: int) -> None:
-        """Have a context of so many tokens, and nothing in it. Raises LlamaError."""
+        """Open an empty context of n_tokens. Raises LlamaError."""
         api = self._api
         if self._context is not None:
             api.llama_free(self._context)
@@ -169,7 +169,7 @@ class Model:
 
 
 def number_in(path: str, key: str) -> int | None:
-    """Return the number behind ``key`` in a file of /proc; None: there is none."""
+    """Return the number after ``key`` in a file of /proc; None: there is none."""
     try:
         lines = Path(path).read_text("ascii").splitlines()
     except OSError:

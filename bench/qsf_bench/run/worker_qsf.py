@@ -48,10 +48,10 @@ def tokens_of(n_tokens: int, n_vocab: int, *, is_even: bool) -> array[int]:
 
 
 class Loop:
-    """Takes the time of a loop of calls of the engine, and of what passes between them.
+    """Times a loop of calls of the engine, and the Python between the calls.
 
-    What passes between is added up from readings of the clock around each call, and so is
-    independent of what the engine says of its own time.
+    The time between calls is the sum of clock readings around each call, independent of the
+    engine's own statistics.
     """
 
     def __init__(self) -> None:
@@ -218,7 +218,7 @@ def measure(task: Task) -> Answer:
 
 
 def with_run(answer: Answer, opened: Opened, run: TestRun) -> Answer:
-    """Return the answer with one more test, and what is known of the model now."""
+    """Return the answer with one more test, and the facts of the open model."""
     info = opened.info
     return replace(
         answer,

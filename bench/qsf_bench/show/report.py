@@ -173,7 +173,7 @@ def _limit_text(row: Row) -> str:
 
 
 def _experts(rows: Sequence[Row], *, has_shapes: bool) -> Part:
-    """Return what mixtures of experts found in memory and what they read."""
+    """Return the hit rate of experts in memory, and the bytes that were read."""
     return _filled(
         "experts",
         "Experts",

@@ -81,7 +81,7 @@ class _Heads:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A rounded layer without its experts, and what these read in both models."""
+    """A rounded layer without its experts, and the experts' inputs in both models."""
 
     tensors: list[RoundedTensor]
     exact: Weights

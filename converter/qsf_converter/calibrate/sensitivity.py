@@ -197,7 +197,7 @@ class _Stream:
 
 @dataclass(slots=True)
 class _Measurement:
-    """The pass over the layers: the streams, and what was found so far."""
+    """The pass over the layers: the streams, and the measurements so far."""
 
     original: Original
     samples: NDArray[np.integer]

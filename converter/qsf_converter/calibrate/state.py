@@ -167,7 +167,7 @@ class CalibrationState:
         tensors: Sequence[RoundedTensor],
         streams: tuple[Float32Array, Float32Array],
     ) -> None:
-        """Save a layer, of tensors of one piece each, and the streams behind it.
+        """Save a layer, of tensors of one piece each, and the streams after it.
 
         Raises QsfIOError, also when the disk is full.
         """

@@ -168,7 +168,7 @@ def _text_of(value: Any, where: str) -> str:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Cut a text behind a line, else before a space, where no token crosses the cut."""
+    """Cut a text after a line, else before a space, where no token crosses the cut."""
     start = 0
     while len(text) - start > _PIECE_CHARS:
         end = start + _PIECE_CHARS

@@ -44,7 +44,7 @@ def choose(
     energies: Energies,
     header: Header,
 ) -> tuple[Weights, dict[TensorType, str]]:
-    """Return equivalent weights of a layer, and what was done to which matrix.
+    """Return equivalent weights of a layer, and the transforms of each matrix.
 
     ``energies`` has, by the matrices that read an input (those of ``INPUT_GROUPS`` that exist),
     the sum over tokens of input x input, [n_inputs, n_inputs], in the unchanged layer.

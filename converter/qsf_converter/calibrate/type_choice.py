@@ -1,7 +1,6 @@
-"""Which type each matrix gets: the one requested, or what a target size and a measurement choose.
+"""Chooses the type of each matrix: the requested one, or by a target size and a measurement.
 
-What is measured on the way, how much each matrix and each layer matters, is kept for the layer
-index and the report.
+The measured importance of each matrix and layer is kept for the layer index and the report.
 """
 # SPDX-License-Identifier: Apache-2.0
 

@@ -168,7 +168,7 @@ class Original:
     def layer(
         self, weights: Weights, x: Float32Array, observe: Observer | None = None
     ) -> Float32Array:
-        """Return the residual stream behind a layer; ``x`` [n_samples, n_tokens, dim] is kept.
+        """Return the residual stream after a layer; ``x`` [n_samples, n_tokens, dim] is kept.
 
         ``observe`` is told the input of every matrix but those of experts, all tokens of a sample
         at once, one sample after another.

@@ -1,4 +1,4 @@
-"""Outliers of a matrix: which weights are, what is done about them, and their sparse table.
+"""Outliers of a matrix: how they are found, handled, and stored in a sparse table.
 
 A block of 64 weights has few codes. One weight far from the others makes the steps between all of
 them coarse, or is itself clamped. A sparse outlier table stores such weights apart (docs/format.md,

@@ -76,7 +76,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class RoundedPiece:
-    """A piece as it will lie in the file, and what rounding changed."""
+    """A piece as it will lie in the file, and its rounding errors."""
 
     piece: Piece
     data: bytes

@@ -522,6 +522,6 @@ def _unused_warnings(family: Family, unused: set[str], n_layers: int) -> list[st
 
 
 def _predicts_ahead(name: str, n_layers: int) -> bool:
-    """Is it a tensor of a layer behind the last, which predicts more tokens than the next?"""
+    """Is it a tensor of a layer after the last, which predicts more tokens than the next?"""
     number = re.match(r"(?:model\.)?(?:layers|blk)\.(\d{1,6})\.", name)
     return name.startswith("mtp.") or (number is not None and int(number[1]) >= n_layers)

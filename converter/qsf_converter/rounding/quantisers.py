@@ -1,7 +1,7 @@
-"""Which codes, scales and mins a matrix gets: the rounding of every quantisation type.
+"""The rounding of every quantisation type: choice of codes, scales and mins.
 
-Scales and mins belong to a block of 64 values of a row. The arithmetic is C
-(csrc/quantise/); here stand its rules, and what it says when a value cannot be stored.
+Scales and mins belong to a block of 64 values of a row. The arithmetic is C (csrc/quantise/); here
+are its rules, and its errors for values that cannot be stored.
 
 Rule ``nearest`` is the plain one, a yardstick. w is a value of the block, amax the largest |w|:
 

@@ -1,4 +1,4 @@
-"""The architectures that can be converted, and what a config.json says of its own.
+"""The architectures that can be converted, and the facts of a config.json.
 
 `sources/families` has their tables. A field that changes the computation in a way the engine does
 not have is refused here, before any weight is read, and so is one that no table knows.

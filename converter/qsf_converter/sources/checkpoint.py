@@ -102,7 +102,7 @@ class WrappedCheckpoint:
     """Tensors made of another checkpoint's; with ``read_rows`` a ``Checkpoint``."""
 
     def __init__(self, stored: Checkpoint) -> None:
-        """Keep the checkpoint; who derives from this fills ``_tensors``."""
+        """Keep the checkpoint; derived classes fill ``_tensors``."""
         self._stored = stored
         self._tensors: dict[str, SourceTensor] = {}
 

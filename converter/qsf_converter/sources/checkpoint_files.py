@@ -174,7 +174,7 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
         return file
 
     def _read_at(self, located: LocatedT, begin: int, n_bytes: int) -> bytearray:
-        """Return ``n_bytes`` from byte ``begin`` behind the tensor's place in its file."""
+        """Return ``n_bytes`` from byte ``begin`` after the tensor's place in its file."""
         buffer = bytearray(n_bytes)
         view = memoryview(buffer)
         try:

@@ -79,7 +79,7 @@ class SafetensorsCheckpoint(FileCheckpoint[Located]):
 
 
 def _describe_absence(model_dir: Path) -> str:
-    """Return why a directory has no weights to read, and what to do."""
+    """Return the error for a directory without weights, with the remedy."""
     others = sorted(path.name for path in model_dir.glob("*.safetensors"))
     if others:
         return (
@@ -97,7 +97,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse_header(path: Path, header: bytes, n_data_bytes: int) -> list[tuple[SourceTensor, int]]:
-    """Check a header against the number of bytes behind it; return tensors and their offsets."""
+    """Check a header against the number of bytes after it; return tensors and their offsets."""
     try:
         parsed = read_json(header, memory_bytes=INDEX_MEMORY_BYTES, object_pairs_hook=_unique_keys)
     except JsonError as error:

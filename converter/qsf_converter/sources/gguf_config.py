@@ -42,7 +42,7 @@ _LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0  # what all published models of that scalin
 _FACTOR_TOLERANCE = 1e-3
 
 
-# Key behind the architecture's name -> values with which the engine computes the same.
+# Key after the architecture's name -> values with which the engine computes the same.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "expert_count": (0, 1),
     "attention.causal": (True,),
@@ -300,7 +300,7 @@ def _rope_scaling(
         scale = fields.get("attention.temperature_scale")
         if scale:
             stated["llama_4_scaling_beta"] = scale
-        # mscale_all_dim itself (a tenth of it for deepseek2 alone), beside an mscale of 1.
+        # The key holds mscale_all_dim (for deepseek2 a tenth of it); mscale is then 1.
         multiplier = fields.get("rope.scaling.yarn_log_multiplier")
         if multiplier:
             stated |= {"mscale": 1.0, "mscale_all_dim": float(f"{multiplier:.6g}")}

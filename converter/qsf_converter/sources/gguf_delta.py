@@ -53,7 +53,7 @@ _KEYS = ("ssm.inner_size", "nextn_predict_layers", "full_attention_interval")
 
 
 def _delta(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Layers that predict further tokens are counted, and are behind the others."""
+    """Layers that predict further tokens are counted, and are after the others."""
     n_more, n_all = fields.get("nextn_predict_layers", 0), config["num_hidden_layers"]
     n_heads, n_inner = config["linear_num_value_heads"], fields.get("ssm.inner_size")
     if type(n_more) is not int or type(n_all) is not int or not 0 <= n_more < n_all:

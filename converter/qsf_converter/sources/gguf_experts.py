@@ -89,7 +89,7 @@ def _dots1(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[st
 
 
 def _glm4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Layers that predict further tokens are counted, and are behind the others."""
+    """Layers that predict further tokens are counted, and are after the others."""
     n_more = fields.get("nextn_predict_layers", 0)
     n_layers = config["num_hidden_layers"]
     if type(n_more) is not int or type(n_layers) is not int or not 0 <= n_more < n_layers:

@@ -1,4 +1,4 @@
-/* kvcache.c - the blocks of one session, and what is in them. */
+/* kvcache.c - the blocks of one session: taking, sharing, copying and storing them. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache/kv/kvcache.h"
 
@@ -40,7 +40,7 @@ static uint32_t end_page_of(uint32_t end)
     return (uint32_t)qsf_ceil_div(end, QSF_KV_PAGE_TOKENS);
 }
 
-/* Returns the block that a place wants: the one behind that of the place before, if no other
+/* Returns the block that a place wants: the one after that of the place before, if no other
  * session has that, else one of the session's part of the pool. */
 static uint32_t wanted_block(const qsf_kvcache *kv, const qsf_kv_group *g, uint32_t place)
 {

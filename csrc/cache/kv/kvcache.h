@@ -42,8 +42,8 @@ void qsf_kvcache_layout(qsf_kvcache *kv, qsf_arena *a, qsf_kv_pool *pool, uint32
 /* True if heads of this model can be rotated. */
 bool qsf_kvcache_can_rotate(const qsf_config *c);
 
-/* Makes room for positions begin .. end - 1, which will be stored behind those before `begin`:
- * takes blocks, copies shared ones, gives back what is behind `end`, and writes pages that become
+/* Makes room for positions begin .. end - 1, which will be stored after those before `begin`:
+ * takes blocks, copies shared ones, gives back what is after `end`, and writes pages that become
  * cold. From position 0 on, what is stored is forgotten. QSF_ERR_NOMEM: too few blocks are free.
  * After an error positions before `begin` are as they were. */
 qsf_status qsf_kvcache_reserve(qsf_kvcache *kv, uint32_t begin, uint32_t end);

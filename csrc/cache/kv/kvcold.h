@@ -1,6 +1,6 @@
 /* kvcold.h - the cold pages of a session: in a file without a name, each with a checksum.
  *
- * A layer's records (kvpool.h) lie one behind the other, so that attention reads many of them at
+ * A layer's records (kvpool.h) lie one after the other, so that attention reads many of them at
  * once. Checksums stay in memory: 4 bytes a page.
  */
 /* SPDX-License-Identifier: Apache-2.0 */

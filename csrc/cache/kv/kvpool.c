@@ -8,7 +8,7 @@
 
 /* ---- layout ---- */
 
-/* Returns the pages that n_tokens, 0 for all of the context, and a chunk behind them touch. */
+/* Returns the pages that n_tokens, 0 for all of the context, and a chunk after them touch. */
 static uint32_t count_pages(const qsf_kv_sizes *sizes, uint32_t n_tokens, uint32_t n_pinned)
 {
     const size_t n_all = qsf_ceil_div(sizes->ctx_tokens, QSF_KV_PAGE_TOKENS);

@@ -7,8 +7,8 @@
  * for all of the context, or for what a chunk sees of a window. Where a session keeps less of the
  * context in memory, the first group's older pages are cold: in a file of the session (kvcold.h).
  *
- * Pages of a head lie in the order of the blocks, so blocks behind each other are pages behind each
- * other. Untouched pages cost no memory.
+ * Pages of a head lie in the order of the blocks, so consecutive blocks are consecutive pages.
+ * Untouched pages cost no memory.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_CACHE_KVPOOL_H
@@ -45,7 +45,7 @@ typedef struct qsf_kv_sizes {
     uint32_t resident_tokens;
 } qsf_kv_sizes;
 
-/* Cold pages pass through a buffer of about so many bytes. */
+/* Approximate size in bytes of the buffer that cold pages pass through. */
 #define QSF_KV_TRANSIT_BYTES ((size_t)1 << 18)
 
 /* Returns the pages that positions which a layer sees beside its window touch. */
@@ -110,7 +110,7 @@ void qsf_kv_pool_layout(qsf_kv_pool *pool, qsf_arena *a, const qsf_config *c,
  * are none. */
 size_t qsf_kv_transit_bytes(const qsf_kv_pool *pool);
 
-/* Takes a free block for one holder: `wanted` if it is free, else the next behind it. Its pages are
+/* Takes a free block for one holder: `wanted` if it is free, else the next after it. Its pages are
  * zeroed, unless they become those of block `from`. QSF_KV_NO_BLOCK if none is free. */
 uint32_t qsf_kv_pool_take(qsf_kv_pool *pool, uint32_t group_idx, uint32_t wanted, uint32_t from);
 

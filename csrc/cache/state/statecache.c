@@ -121,7 +121,7 @@ static void keep_snapshot(qsf_statecache *s)
     s->n_snapshots++;
 }
 
-/* Replays rows of the log up to a position that is covered; those behind it stay. */
+/* Replays rows of the log up to a position that is covered; those after it stay. */
 static void replay_log(qsf_statecache *s, uint32_t position)
 {
     const qsf_state_pool *const pool = s->pool;

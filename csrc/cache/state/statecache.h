@@ -1,8 +1,8 @@
 /* statecache.h - the recurrent states of one sequence.
  *
- * A sequence has the state at one position, and behind it the log of the drafts of the latest pass:
- * it can go on behind any of them. It also can go on at its snapshots. A pass reads the state,
- * writes that behind its own tokens into another slot, that of each multiple of 32 positions into
+ * A sequence has the state at one position, and after it the log of the drafts of the latest pass:
+ * it can go on after any of them. It also can go on at its snapshots. A pass reads the state,
+ * writes that after its own tokens into another slot, that of each multiple of 32 positions into
  * slots that become snapshots, and rows of its drafts into the log. What it wrote counts when it is
  * committed: a pass that fails changes nothing.
  */
@@ -20,7 +20,7 @@ typedef struct qsf_statecache {
     qsf_state_pool *pool;
     uint32_t *snapshots; /* [n_places] slot of position 32 (i + 1), or QSF_STATE_NO_SLOT */
     uint32_t n_snapshots;
-    float *log;        /* [layers][n_drafts, row_floats] behind `position` */
+    float *log;        /* [layers][n_drafts, row_floats] after `position` */
     uint32_t slot;     /* the state at */
     uint32_t position; /* QSF_STATE_NOWHERE: there is none */
     uint32_t n_logged;
@@ -48,7 +48,7 @@ void qsf_statecache_begin(qsf_statecache *s, uint32_t begin, uint32_t own_end, u
 void qsf_statecache_commit(qsf_statecache *s);
 void qsf_statecache_abandon(qsf_statecache *s);
 
-/* Forgets the states behind n_tokens. */
+/* Forgets the states after n_tokens. */
 void qsf_statecache_trim(qsf_statecache *s, uint32_t n_tokens);
 
 /* Holds the states of another sequence of the same pool up to a nearest position of that. */
@@ -73,7 +73,7 @@ static inline const float *qsf_statecache_before(const qsf_statecache *s, uint32
     return qsf_state_pool_at(s->pool, s->slot, layer);
 }
 
-/* The state of a layer to write: those of the multiples of 32, i < n_stops, then that behind the
+/* The state of a layer to write: those of the multiples of 32, i < n_stops, then that after the
  * last own token, i = n_stops. Sets its position. */
 static inline float *qsf_statecache_after(const qsf_statecache *s, uint32_t layer, uint32_t i,
                                           uint32_t *position)

@@ -22,7 +22,7 @@
 /* Snapshots are taken at positions that are multiples of this: the first of a KV page. */
 #define QSF_STATE_STEP 32
 
-/* The image of a sequence has the states of so many of its latest snapshots. */
+/* Number of latest snapshots whose states are in the image of a sequence. */
 #define QSF_STATE_IMAGE_SNAPSHOTS 2
 
 typedef struct qsf_state_layer qsf_state_layer;

@@ -19,7 +19,7 @@
 #define GROUP_TOKENS 16 /* whose dots one product gives */
 #define MOST_ROWS 4     /* tile rows of a chunk, and products of each: 16 KiB of codes, which */
 #define MOST_STEPS 4    /* stay in the first-level cache for all tokens, */
-#define MOST_TOKENS 256 /* so many: 64 KiB of sums, in the order of their use */
+#define MOST_TOKENS 256 /* tokens at a time: 64 KiB of sums, in the order of their use */
 #define LAG 2           /* steps from the beginning of a product to its float steps */
 #define VALUES_FROM 5   /* fewer rows of values are faster without AMX */
 #define RING 4          /* products whose dots are kept: a power of two above LAG */

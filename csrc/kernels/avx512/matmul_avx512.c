@@ -20,7 +20,7 @@
 #define QSF_GROUP_TOKENS 4 /* if there are fewer than WIDE_FROM */
 #define QSF_PAIRED_TOKENS 4
 #define WIDE_FROM 5
-#define IN_PLACE_TOKENS 2 /* at most so many tokens are faster without unpacking */
+#define IN_PLACE_TOKENS 2 /* most tokens for which not unpacking is faster */
 
 QSF_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 

@@ -330,7 +330,7 @@ QSF_FORCED_INLINE void matmul_wide(qsf_form form, const unsigned char *tiles, si
     const size_t most_rows = is_unpacked ? UNPACKED_TILE_ROWS : WIDE_TILE_ROWS;
     const size_t most_blocks = is_unpacked ? UNPACKED_BLOCKS : WIDE_BLOCKS;
     const size_t tile_bytes = form.tile_bytes;
-    panel p; /* one for all who fill it: stacks are small */
+    panel p; /* one buffer for all callers, because stacks are small */
     _Alignas(64) unsigned char codes[UNPACKED_TILE_ROWS * UNPACKED_BLOCKS * UNPACKED_BYTES];
     for (size_t i = 0; i < n_tile_rows; i += most_rows)
         for (size_t b0 = 0; b0 < x->n_blocks; b0 += most_blocks) {

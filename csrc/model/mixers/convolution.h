@@ -37,7 +37,7 @@ void qsf_convolution_replay(const qsf_state_layer *l, size_t n_kept, size_t n_ch
 void qsf_convolution_row(const qsf_convolution *c, const qsf_segment *g, uint32_t t, size_t begin,
                          size_t end, float *out);
 
-/* Keeps channels begin .. end - 1 of the states behind a segment's own tokens, and of its drafts.
+/* Keeps channels begin .. end - 1 of the states after a segment's own tokens, and of its drafts.
  */
 void qsf_convolution_keep(const qsf_convolution *c, const qsf_segment *g, size_t begin, size_t end);
 

@@ -1,4 +1,4 @@
-/* mix_attention.c - projections, attention to the KV cache, and the product behind it. */
+/* mix_attention.c - projections, attention to the KV cache, and the product after it. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/mixers/mix_attention.h"
 

@@ -1,4 +1,4 @@
-/* mix_conv.c - the projections of a short convolution, the convolution, and the product behind it.
+/* mix_conv.c - the projections of a short convolution, the convolution, and the product after it.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/mixers/mix_conv.h"

@@ -179,7 +179,7 @@ static void run_gates(const delta_job *job, const qsf_segment *g)
     }
 }
 
-/* Convolves head i of q, of k and of v, which lie behind each other, for all rows, because a row
+/* Convolves head i of q, of k and of v, which lie one after another, for all rows, because a row
  * needs those before it. */
 static void run_conv(const delta_job *job, const qsf_segment *g, size_t i)
 {
@@ -246,7 +246,7 @@ static qsf_delta_rows rows_of(const delta_job *job, const qsf_segment *g, size_t
     };
 }
 
-/* Runs the drafts of a segment, from row t on, on a copy of the state behind its own tokens, and
+/* Runs the drafts of a segment, from row t on, on a copy of the state after its own tokens, and
  * logs what they would add to it. */
 static void run_drafts(const delta_job *job, const qsf_segment *g, size_t head, size_t block,
                        uint32_t t, const float *state)

@@ -146,7 +146,7 @@ static qsf_status read_mapping(const qsf_io *io, const qsf_io_read *read)
     size_t done_bytes = 0;
     const int error = copy_steps(io, read, n_bytes, &done_bytes);
 
-    /* If the file shrank, bytes behind its end are zeroes or missing pages. Only the size of the
+    /* If the file shrank, bytes after its end are zeroes or missing pages. Only the size of the
      * file reveals the zeroes. */
     struct stat about;
     if (fstat(qsf_file_fd(io->file), &about) != 0)

@@ -49,10 +49,7 @@ def read_conversation(path: Path, session: Session, memory_bytes: int) -> str:
 
 
 def write_conversation(path: Path, session: Session) -> None:
-    """Write what the session holds, whole or not at all: as JSON if the file is, or is called so.
-
-    Raises QsfError.
-    """
+    """Save the session, atomically: as JSON if the file is JSON or is named so. Raises QsfError."""
     is_other = path.suffix == ".json" or path.exists()
     if is_other and not is_session_file(path):
         write_messages(path, session.messages)

@@ -396,7 +396,7 @@ def _expert_lines(model: Model) -> list[str]:
 
 
 def total_line(stats: SessionStats, units: Sequence[UnitTime]) -> str:
-    """Return the sums over all units, and what was hidden behind what."""
+    """Return the sums over all units, and the overlap of reading and computing."""
     n_tokens = stats.prompt_tokens + stats.step_tokens
     tokens = f"{n_tokens} token{'' if n_tokens == 1 else 's'}"
     read_bytes = sum(unit.read_bytes for unit in units)

@@ -249,7 +249,7 @@ class ResponsesForm:
         return kind, {"type": kind, "sequence_number": self._n_events - 1, **more}
 
     def _place(self, of: str | int) -> int:
-        """Return the index in the output of what is begun with this, if it is new."""
+        """Return the output index of the item that this begins, if it is new."""
         if of not in self._places:
             self._places.append(of)
         return self._places.index(of)

@@ -1,2 +1,2 @@
-"""HTTP: connections, who may ask, the fields of a body, problems as answers."""
+"""HTTP: connections, access rules, the fields of a body, errors as answers."""
 # SPDX-License-Identifier: Apache-2.0

@@ -1,4 +1,4 @@
-"""Who may ask: API keys, names of the host, origins of web pages."""
+"""Access rules: API keys, names of the host, origins of web pages."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _OF_CLIENTS = re.compile(r"(x-stainless|anthropic|openai)-[a-z0-9-]{1,48}")  # o
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The rules about who may ask.
+    """The access rules.
 
     Attributes:
         keys: digests of the keys; empty: no key is needed.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qsf.text.opened import OpenedModel
 
 
-# Logits of a prompt whose tokens are scored: so much beside the plan, and so many rows in a pass.
+# Logits of a prompt whose tokens are scored: bytes on top of the plan, and rows in a pass.
 _SCORE_BYTES = 2 << 20
 _MAX_SCORE_ROWS = 64
 
@@ -162,7 +162,7 @@ class ModelEngine:
         save_session(self.sessions[slot], path, owner, is_synced=False)
 
     def load(self, slot: int, path: Path) -> tuple[int, str]:
-        """Make the slot hold what a file has: so many tokens, of its owner. Raises QsfError."""
+        """Load a session file into the slot; returns n_tokens and the owner. Raises QsfError."""
         head = load_session(self.sessions[slot], path)
         return len(head.tokens), head.owner
 
@@ -171,7 +171,7 @@ class ModelEngine:
         return native.state_key(self._opened.native)
 
     def state_bytes(self, slot: int) -> int:
-        """Return the size of what a session file would have of the slot; 0: it has nothing."""
+        """Return the bytes that a session file of the slot would have; 0: the slot is empty."""
         return native.describe_state(self.sessions[slot]._native).n_bytes
 
     def cancel(self, slot: int) -> None:

@@ -1,4 +1,4 @@
-"""``Job``: one sequence that is to be continued, and what happens to it."""
+"""``Job``: one sequence to continue, and its events."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Metrics:
         self.histograms["request_queue_time_seconds"].add(job.admitted - job.arrived)
 
     def count_pass(self, n_tokens: int, n_drafts: int, seconds: float) -> None:
-        """Count a pass of so many tokens, and guesses beside them."""
+        """Count a pass with its tokens and drafts."""
         self.counters["passes_total"] += 1
         self.counters["pass_seconds_total"] += seconds
         self.counters["spec_decode_num_draft_tokens_total"] += n_drafts

@@ -51,7 +51,7 @@ class FileEngine(Protocol):
         """Return the tokens that the slot holds."""
 
     def load(self, slot: int, path: Path) -> tuple[int, str]:
-        """Make the slot hold what a file has: so many tokens, of its owner. Raises QsfError."""
+        """Load a session file into the slot; returns n_tokens and the owner. Raises QsfError."""
 
 
 @dataclass(slots=True, eq=False)

@@ -78,7 +78,7 @@ class Engine(Protocol):
         """Make the slot hold the first tokens that another holds. Raises QsfError: it cannot."""
 
     def state_bytes(self, slot: int) -> int:
-        """Return the size of what a session file would have of the slot."""
+        """Return the bytes that a session file of the slot would have."""
 
     def cancel(self, slot: int) -> None:
         """End what is evaluated for the slot; from any thread."""

@@ -1,2 +1,2 @@
-"""Tools and forms: how an answer may call functions, or what form it must have."""
+"""Tools and forms: calls of functions in answers, and constraints on their form."""
 # SPDX-License-Identifier: Apache-2.0

@@ -127,7 +127,7 @@ class Config(Mapping[str, Any]):
     def of_layers(self, name: str, n_layers: int, allowed: tuple[Any, ...]) -> list[Any] | None:
         """A value for each layer, one of ``allowed``; None where the file states none.
 
-        A list may be longer: layers behind the last one predict further tokens in training.
+        A list may be longer: layers after the last one predict further tokens in training.
         """
         value = self.get(name)
         if value is None:

@@ -1,8 +1,8 @@
 """Families with mixtures of experts: a router, experts, and dense parts beside or instead of them.
 
-Checkpoints of older versions have each expert's matrices by themselves, newer ones gate and up of
-all experts in one tensor; GGUF files, whose names ``gguf_dialects`` makes, each matrix of all
-experts.
+Checkpoints of older versions store each expert's matrices apart; newer ones store gate and up of
+all experts in one tensor. GGUF files (names: ``gguf_dialects``) have one tensor for each matrix,
+with all experts in it.
 """
 # SPDX-License-Identifier: Apache-2.0
 

@@ -105,7 +105,7 @@ FAMILIES = (
             first_k_dense_replace=1,
         ),
         flags={"attention_bias": False, "use_qk_norm": False},
-        # Layers behind the last one predict further tokens; their tensors are left out.
+        # Layers after the last one predict further tokens; their tensors are left out.
         neutral={"num_nextn_predict_layers": (0, 1), "num_mtp_layers": (0, 1)},
         adjust=_grouped,
     ),

@@ -82,7 +82,7 @@ def pre_norms(**options: Any) -> Rules:
 
 
 def post_norms() -> Rules:
-    """The norms behind attention and FFN, where there are none before."""
+    """The norms after attention and FFN, where there are none before."""
     return (
         *norm(T.POST_ATTN_NORM, f"{AT}post_attention_layernorm"),
         *norm(T.POST_FFN_NORM, f"{AT}post_feedforward_layernorm"),

@@ -70,7 +70,7 @@ class TensorRule:
     ``flag``, if given, is a fact of the configuration without which the tensor does not exist. The
     values are ``add`` plus what is stored, times the factor of the configuration that ``scale``
     names; of a logarithm (``is_log``) they are e to its power. A matrix that ``is_flat`` becomes a
-    vector, one row behind the other.
+    vector, one row after the other.
     """
 
     place: Place
@@ -109,7 +109,7 @@ class TensorRule:
 
 
 def layer(target: TensorType, source: str, *shape: str, **options: Any) -> TensorRule:
-    """A tensor of each layer; ``source`` is its name behind the layer's."""
+    """A tensor of each layer; ``source`` is its name after the layer's."""
     return TensorRule(Place.LAYER, target, source, shape, **options)
 
 
