@@ -164,7 +164,9 @@ def convert_as(
 
 
 def _with_type(request: Request, source: Source) -> tuple[Request, list[str]]:
-    """Return the request with the source's own types or none below, unless the user chose one.
+    """Return the request with a type that fits the source, unless the user chose one, and warnings.
+
+    Blocks of a GGUF file that can be kept are kept; else no type has fewer bits than the source's.
 
     Raises QsfArgumentError where the source has nothing to keep.
     """

@@ -47,7 +47,7 @@ _LONGEST_TYPE: Final = max(QUANT_TYPES, key=len)
 _LONGEST_ACTION: Final = f"{ROTATED}, {SCALED}, {FEEDBACK}"
 _LONGEST_NUMBER: Final = -1.2345e-100  # of numbers printed with five digits
 _LARGEST_COUNT: Final = 1 << 48
-_COMPRESSION_BYTES: Final = 2048  # and of what the KV cache costs
+_COMPRESSION_BYTES: Final = 2048  # also the bound of the record of the KV cache's cost
 
 
 def meta_bytes(

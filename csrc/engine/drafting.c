@@ -19,7 +19,7 @@
 
 #define N_GUESSES 4 /* n-gram match, n-grams of one and two tokens, draft model */
 
-/* Lists what may follow tokens [n_tokens], of which `match` is the match. */
+/* Lists likely next tokens after tokens [n_tokens]; `match` is their n-gram match. */
 static uint32_t list_guesses(const qsf_ngrams *ngrams, const uint32_t *tokens, uint32_t n_tokens,
                              qsf_match match, qsf_guess *out)
 {

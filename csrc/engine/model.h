@@ -20,7 +20,7 @@
 struct qsf_model {
     /* written once before open returns */
     qsf_model *drafter;     /* guesses for this one, which owns it; NULL: none */
-    bool is_drafter;        /* of another model, whose pool it uses */
+    bool is_drafter;        /* a draft model, which uses the thread pool of its target */
     bool has_table_on_disk; /* see qsf_plan_input */
     qsf_reader reader;
     qsf_config config;

@@ -286,8 +286,8 @@ static void run_items(qsf_attention_job *job)
                  attend_items, job);
 }
 
-/* Attends the segments of the chunk, all of one sequence: its cold pages, as many as the transit
- * buffer holds, and so on, and those in memory with the last of them. */
+/* Attends the segments of the chunk, all of one sequence, in parts: as many cold pages as the
+ * transit buffer holds at a time, and the pages in memory with the last part. */
 static qsf_status attend_by_parts(const qsf_ops *o, qsf_attention_job *job)
 {
     const qsf_segment *const segments = job->chunk->segments;

@@ -1,4 +1,5 @@
-/* speculation_budget.c - running means and a rule. */
+/* speculation_budget.c - running means of acceptance and cost, and the choice of the number of
+ * drafts. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "speculate/speculation_budget.h"
 

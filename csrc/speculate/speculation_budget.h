@@ -50,7 +50,8 @@ typedef struct qsf_costs {
 /* Drafts of one session that are being chosen, one after the other. */
 typedef struct qsf_speculation_chain {
     struct qsf_speculation_chain *next; /* of another session in the same pass, or NULL */
-    double paths[QSF_MAX_DRAFT_ROWS];   /* the chance that a draft and all before it are right */
+    double
+        paths[QSF_MAX_DRAFT_ROWS]; /* probability that a draft and all drafts before it are right */
     uint32_t n_drafts;
     uint32_t n_most;   /* that there is room for */
     uint32_t n_taken;  /* while they are being chosen: the first of them */

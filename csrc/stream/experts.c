@@ -275,8 +275,8 @@ static void drop_guesses(qsf_experts *e)
         e->next_off = 0;
 }
 
-/* Sees to it that the missing expert which waits for a place gets one if experts are released in
- * ascending order: right guesses that come later may hold all of them. */
+/* Prevents a deadlock. Experts are released in ascending order, and right guesses that come later
+ * may hold all places: then the last of these guesses is dropped for the missing expert. */
 static void make_way(qsf_experts *e)
 {
     uint32_t last = NONE;
@@ -327,7 +327,7 @@ void qsf_experts_request(qsf_experts *e, uint32_t layer_idx, const uint32_t *wan
         if (e->slot_of[expert] == NONE)
             continue;
         qsf_expert_slot *const s = &e->slots[e->slot_of[expert]];
-        s->is_wanted = s->state != QSF_SLOT_FAILED; /* a guess, which is read again */
+        s->is_wanted = s->state != QSF_SLOT_FAILED; /* a guess whose read failed is read again */
         e->totals.n_hits += s->stays;
         e->n_missing -= s->stays;
         e->totals.n_right_guesses += !s->stays;
@@ -346,7 +346,7 @@ void qsf_experts_guess(qsf_experts *e, const uint32_t *units, uint32_t n)
     place_wanted(e);
 }
 
-/* Waits for guesses that were dropped while they were read. */
+/* Waits until the read of a dropped guess ends, which frees its place. */
 static void wait_for_place(qsf_experts *e)
 {
     qsf_mutex_lock(&e->lock);

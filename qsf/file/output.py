@@ -115,7 +115,7 @@ class Output:
         self._at = lay.padded(self._at, align)
 
     def _truncate(self, n_bytes: int) -> None:
-        """Drop what lies after, so that what is passed over later reads as zero; or add zeros."""
+        """Cut the file to ``n_bytes``, or extend it with zeros, and go on from there."""
         with self._system_calls():
             os.ftruncate(self._fd, n_bytes)
         self._at = n_bytes

@@ -289,7 +289,7 @@ class NativeModel:
         return bytes(out)
 
     def timeline(self) -> list[UnitTime]:
-        """Return what each unit has taken since the model was opened."""
+        """Return times and bytes read of each unit since the model was opened."""
         n_units = lib.qsf_model_timeline(self._live_handle(), ffi.new("qsf_unit_time *"), 0)
         out = ffi.new("qsf_unit_time[]", n_units)
         lib.qsf_model_timeline(self._live_handle(), out, n_units)

@@ -94,7 +94,7 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
             raise QsfConversionError(f"{place}: {error}") from error
 
     def _open_tensors(self) -> None:
-        """Name and locate the tensors; read the configuration, to which one may belong."""
+        """Read the configuration, with tensors of RoPE factors; name and locate the others."""
         tensors = dict(self.head.tensors)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         dialect = dialect_of(self.head.metadata, shapes)

@@ -40,8 +40,8 @@ static uint32_t end_page_of(uint32_t end)
     return (uint32_t)qsf_ceil_div(end, QSF_KV_PAGE_TOKENS);
 }
 
-/* Returns the block that a place wants: the one after that of the place before, if no other
- * session has that, else one of the session's part of the pool. */
+/* Returns the preferred block of a place: the successor of the previous place's block if no other
+ * session has it, else one of the session's part of the pool. */
 static uint32_t wanted_block(const qsf_kvcache *kv, const qsf_kv_group *g, uint32_t place)
 {
     const uint32_t before = place > 0 ? kv->blocks[g->first_place + place - 1] : QSF_KV_NO_BLOCK;

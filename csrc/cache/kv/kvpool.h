@@ -87,7 +87,7 @@ typedef struct qsf_kv_group {
 typedef struct qsf_kv_pool {
     qsf_kv_form form;
     uint32_t n_layers;
-    uint32_t n_groups; /* the first: layers that keep all of the context */
+    uint32_t n_groups; /* group 0: the layers without a window */
     uint32_t n_places; /* of a session's table */
     uint32_t n_sessions;
     uint32_t n_cold_records; /* of a layer of the first group, for all of the context; 0: no page

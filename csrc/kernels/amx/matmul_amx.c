@@ -274,8 +274,8 @@ QSF_FORCED_INLINE size_t ring_idx(qsf_form form, size_t r, size_t s)
         _tile_dpbssd(d, x, w); \
     } while (0)
 
-/* Begins the product of tile row r and step s, a literal: the names of tiles are. Of 8 bits, whose
- * two products would need more tiles, it is stored at once. */
+/* Begins the product of tile row r and step s. s is a literal, because names of tiles must be. With
+ * 8 bits the product is stored at once: its two halves would need more tiles. */
 QSF_FORCED_INLINE void start_product(qsf_form form, chunk *c, size_t r, size_t s)
 {
     const size_t at = ring_idx(form, r, s);
@@ -516,7 +516,8 @@ static void value_products_amx(const qsf_value_tiles *tiles, const qsf_value_wei
         }
 }
 
-/* The chunk, 100 KiB, is on the stack of its own function: not beside that of AVX-512. */
+/* The chunk, 100 KiB, is on the stack of a function of its own, so that it and the one of AVX-512
+ * are never there together. */
 #define BY_TOKENS(id, symbol, type, ...)                                             \
     static __attribute__((noinline)) void matmul_##type##_chunks(                    \
         const unsigned char *tiles, size_t n_tile_rows, const qsf_acts *x, float *y, \

@@ -282,7 +282,7 @@ def make_jobs(
             model.tokenizer,
             begins_text=request.begins_text,
             functions=() if request.tools is None else request.tools.names,
-            # A constraint is for the whole of an answer, which then has no thoughts.
+            # A constraint holds from the first token, so the answer has no reasoning.
             prompt=prompt if request.constraint is None else (),
         )
         constraint: Any = None if request.constraint is None else request.constraint.copy()

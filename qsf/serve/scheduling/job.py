@@ -84,7 +84,7 @@ class Job(Answer):
         owner: whose it is: jobs of one owner wait in a line of their own.
         salt: only jobs of the same salt share prefixes.
         sink: is told each event, by the thread of the engine.
-        wants_scores: how probable each token of the prompt was is wanted too.
+        wants_scores: the probabilities of the prompt's tokens are wanted too.
         reader: finds calls of functions in the text; None: there are none.
         max_seconds: from its arrival to its end; None: no limit.
     """

@@ -111,7 +111,7 @@ SHARED_EXPERT = gated(f"{MLP}shared_expert.", "shared", where=Where.ROUTED)
 
 
 def _of_gpt_oss(gate_up: str, down: str, **options: Any) -> Rules:
-    """Rows of gate and up take turns; with their biases, and sinks."""
+    """Rows of gate and up alternate in one tensor; both have biases, and attention has sinks."""
     both: dict[str, Any] = {"slices": "experts", "parts": _GATE_AND_UP, "groups": "expert"}
     at = f"{MLP}experts."
     return (
