@@ -23,19 +23,21 @@ from qsf.errors import (
     QsfStateError,
 )
 from qsf.native.binding import describe_machine
+from qsf.options import GenerationOptions, Whole, check_value
 from qsf.serve.scheduling.engine import ModelEngine
-from qsf.serve.scheduling.job import Choosing, Event, Job
+from qsf.serve.scheduling.job import Choosing, Event, Job, Reading
 from qsf.serve.scheduling.metrics import Metrics
 from qsf.serve.scheduling.scheduler import Limits, Scheduler
 from qsf.session import create_session
 from qsf.text.arguments import as_messages, as_tokens
+from qsf.text.embedding import POOLINGS, unit_vector
 from qsf.text.generation import GenerationStats, answer_values, seed_of
 from qsf.text.sampling import resolve_sampling, sampling_fields
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Iterable, Iterator, Sequence
 
-    from qsf.options import GenerationOptions
     from qsf.session import Session
     from qsf.text.opened import OpenedModel
 
@@ -62,12 +64,18 @@ class BatchAnswer:
     text: str = ""
     stats: GenerationStats | None = None
     error: QsfError | None = None
+    values: Sequence[float] = ()  # of a prompt that was only read
 
 
 class Batch:
-    """The prompts of one ``Model.batch``, and the sessions that answer them."""
+    """The prompts of one ``Model.batch``, and the sessions that answer them.
 
-    def __init__(self, opened: OpenedModel, options: GenerationOptions) -> None:
+    With ``reading`` they are read and not continued.
+    """
+
+    def __init__(
+        self, opened: OpenedModel, options: GenerationOptions, reading: Reading | None = None
+    ) -> None:
         if options.progress is not None or options.on_token is not None:
             name = "progress" if options.progress is not None else "on_token"
             raise QsfArgumentError(f"{name} is for one prompt: a batch has none", argument=name)
@@ -78,6 +86,7 @@ class Batch:
             )
         self._opened = opened
         self._options = options
+        self._reading = reading
         self._params = resolve_sampling(opened.generation, **sampling_fields(options))
         self._metrics = Metrics()
         self._ended: list[BatchAnswer] = []
@@ -145,12 +154,14 @@ class Batch:
                 assert isinstance(error, QsfError)
                 self._ended.append(BatchAnswer(index, error=error))
             elif event.reason:
-                self._ended.append(BatchAnswer(index, "".join(pieces), _stats(job)))
+                text = "".join(pieces)
+                self._ended.append(BatchAnswer(index, text, _stats(job), values=event.values))
 
         job = Job(
             **answer_values(self._opened, options, tokens),
             choosing=Choosing(params=self._params, seed=seed_of(options)),
             sink=sink,
+            reading=self._reading,
         )
         if job.max_tokens == 0:
             job.reason = "length"
@@ -176,6 +187,42 @@ class Batch:
         )
         begins_text = options.begins_text or not template.is_plain
         return as_tokens(tokens), replace(options, begins_text=begins_text)
+
+
+def embed(
+    opened: OpenedModel,
+    session: Session,
+    texts: Iterable[str | Sequence[int]],
+    pooling: str | None,
+    dimensions: int | None,
+) -> Iterator[array[float]]:
+    """Yield a vector for each text: see ``Model.embed``."""
+    how, dim = opened.vectors, opened.info.dim
+    pooling = how.pooling if pooling is None else pooling
+    if pooling not in POOLINGS:
+        raise QsfArgumentError(
+            f"pooling must be {' or '.join(POOLINGS)}, not {pooling!r}", argument="pooling"
+        )
+    if dimensions is not None:
+        check_value("dimensions", dimensions, Whole(1, dim))
+    ends = list(how.end_ids)
+    ctx_tokens = opened.info.plan.ctx_tokens
+    prompts = (
+        opened.tokenizer.encode(text, max_tokens=ctx_tokens) + ends
+        if isinstance(text, str)
+        else text
+        for text in texts
+    )
+    batch = Batch(opened, GenerationOptions(), Reading(pooling=pooling, dim=dim))
+    waiting: dict[int, BatchAnswer] = {}  # ended before one that comes first
+    n_told = 0
+    for answer in batch.answers(session, prompts):
+        waiting[answer.index] = answer
+        while (first := waiting.pop(n_told, None)) is not None:
+            if first.error is not None:
+                raise first.error
+            n_told += 1
+            yield unit_vector(first.values, dimensions or 0)
 
 
 def _are_messages(prompt: object) -> bool:

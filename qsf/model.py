@@ -22,6 +22,7 @@ from qsf.text.parts import read_text_parts
 from qsf.text.sampling import end_ids, resolve_sampling
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from qsf.native import binding
     from qsf.passes import Choice, Chosen, PassItem, PassReport
     from qsf.text.chat import ChatTemplate
+    from qsf.text.embedding import TextVectors
     from qsf.text.generation import GenerationStats
     from qsf.text.sampling import SamplingParams
     from qsf.text.tokenizer import Tokenizer
@@ -95,6 +97,7 @@ class Model(Closing, Uncopyable):
             template_or_error=parts.template,
             generation=parts.generation,
             end_ids=ends_with_channels(end_ids(info.eos_id, parts.generation), parts.tokenizer),
+            vectors=parts.vectors,
             name=Path(os.fsdecode(self._path)).name,
         )
         self._session = create_session(self._opened)
@@ -218,6 +221,36 @@ class Model(Closing, Uncopyable):
     def end_ids(self) -> frozenset[int]:
         """The tokens that end a text."""
         return self._opened.end_ids
+
+    @property
+    def text_vectors(self) -> TextVectors:
+        """How the model's makers make vectors of texts."""
+        return self._opened.vectors
+
+    def embed(
+        self,
+        texts: Iterable[str | Sequence[int]],
+        *,
+        pooling: str | None = None,
+        dimensions: int | None = None,
+    ) -> Iterator[array[float]]:
+        """Yield a vector of length 1 for each text, in their order: f32 in an array.
+
+        As many texts as the model has sessions (``sessions=N``) share a pass.
+
+        Args:
+            texts: texts, which get the end token that the model was trained with, or token ids,
+                which are used as they are.
+            pooling: "last" or "mean" of the hidden states; None: as the model's makers do.
+            dimensions: so many values, the first ones; None: all.
+
+        Raises:
+            QsfArgumentError: an argument is out of range, a text is empty or longer than the
+                context.
+        """
+        from qsf.batch import embed  # few need it
+
+        return embed(self._opened, self._session, texts, pooling, dimensions)
 
     def sampling_params(self, **params: float | None) -> SamplingParams:
         """Return how ``generate`` would choose tokens with these options; None: not given."""

@@ -24,6 +24,12 @@ static qsf_status check_item(const qsf_model *m, const qsf_pass_item *item, uint
         return QSF_FAIL(QSF_ERR_ARG, "item %u wants %u; it must be 0, 1, 2 or 3", idx, item->wants);
     if (item->wants == QSF_WANTS_ALL && item->logits == NULL)
         return QSF_FAIL(QSF_ERR_ARG, "item %u wants all logits, but has no room for them", idx);
+    if (item->n_hidden > item->n_tokens)
+        return QSF_FAIL(QSF_ERR_ARG, "item %u wants %u hidden states of %u tokens", idx,
+                        item->n_hidden, item->n_tokens);
+    if (item->n_hidden > 0 && (item->hidden == NULL || item->wants != QSF_WANTS_NONE))
+        return QSF_FAIL(QSF_ERR_ARG, "item %u wants hidden states, but %s", idx,
+                        item->hidden == NULL ? "has no room for them" : "logits too");
     return qsf_pass_check_tokens(m, item->tokens, item->n_tokens);
 }
 
@@ -37,6 +43,8 @@ static qsf_pass_part part_of(const qsf_pass_item *item)
         .n_rows = wants_all ? item->n_tokens : item->wants != QSF_WANTS_NONE,
         .rows = wants_all ? item->logits : item->session->buffers.logits,
         .may_draft = item->wants == QSF_WANTS_AHEAD,
+        .n_hidden = item->n_hidden,
+        .hidden = item->hidden,
     };
 }
 

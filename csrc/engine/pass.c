@@ -66,28 +66,45 @@ static qsf_status reserve(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts)
     return status;
 }
 
-/* Makes a segment of each part. */
+/* Makes a segment of a part. */
+static void gather_part(const qsf_shared_buffers *b, const qsf_pass_part *p, qsf_chunk *chunk)
+{
+    qsf_session *const s = p->session;
+    const uint32_t segment_idx = chunk->n_segments++;
+    const uint32_t n_rows = p->n_rows + p->n_hidden;
+    uint32_t *const rows = b->head_rows + chunk->n_logits_rows + chunk->n_hidden_rows;
+    b->segments[segment_idx] =
+        (qsf_segment){&s->buffers.sequence, chunk->n_tokens, p->n_tokens, s->n_tokens};
+    b->cancelled[segment_idx] = &s->cancelled;
+    s->n_incoming_bytes = 0; /* pages are overwritten */
+    memcpy(b->tokens + chunk->n_tokens, p->tokens, p->n_tokens * sizeof *p->tokens);
+    chunk->n_tokens += p->n_tokens;
+    for (uint32_t row = 0; row < n_rows; row++)
+        rows[row] = chunk->n_tokens - n_rows + row;
+    chunk->n_logits_rows += p->n_rows;
+    chunk->n_hidden_rows += p->n_hidden;
+    if (p->n_rows > 0) /* for all rows if no other part has some */
+        chunk->logits = p->n_rows == chunk->n_logits_rows && p->rows != NULL ? p->rows : b->logits;
+}
+
+/* Makes a segment of each part, of those that want hidden states last. */
 static void gather(const qsf_shared_buffers *b, const qsf_pass_part *parts, uint32_t n_parts,
                    qsf_chunk *chunk)
 {
-    uint32_t n_tokens = 0;
-    uint32_t n_rows = 0;
-    chunk->n_segments = n_parts;
-    for (uint32_t i = 0; i < n_parts; i++) {
-        const qsf_pass_part *const p = &parts[i];
-        qsf_session *const s = p->session;
-        b->segments[i] = (qsf_segment){&s->buffers.sequence, n_tokens, p->n_tokens, s->n_tokens};
-        b->cancelled[i] = &s->cancelled;
-        s->n_incoming_bytes = 0; /* pages are overwritten */
-        memcpy(b->tokens + n_tokens, p->tokens, p->n_tokens * sizeof *p->tokens);
-        n_tokens += p->n_tokens;
-        for (uint32_t row = 0; row < p->n_rows; row++)
-            b->logits_rows[n_rows++] = n_tokens - p->n_rows + row;
-        if (p->n_rows > 0) /* for all rows if no other part has some */
-            chunk->logits = p->n_rows == n_rows && p->rows != NULL ? p->rows : b->logits;
-    }
-    chunk->n_tokens = n_tokens;
-    chunk->n_logits_rows = n_rows;
+    for (uint32_t i = 0; i < n_parts; i++)
+        if (parts[i].n_hidden == 0)
+            gather_part(b, &parts[i], chunk);
+    for (uint32_t i = 0; i < n_parts; i++)
+        if (parts[i].n_hidden > 0)
+            gather_part(b, &parts[i], chunk);
+}
+
+/* Adds the hidden states of a part, rows [n_hidden, dim_stride], one after the other. */
+static void add_hidden(const qsf_model *m, const qsf_pass_part *p, const float *rows)
+{
+    for (uint32_t row = 0; row < p->n_hidden; row++)
+        for (uint32_t i = 0; i < m->config.dim; i++)
+            p->hidden[i] += rows[row * m->scratch.dim_stride + i];
 }
 
 /* Ends a session's part of a pass. */
@@ -124,6 +141,7 @@ static qsf_status hand_out(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts,
 {
     const bool is_over = status == QSF_OK || status == QSF_ERR_CANCELLED;
     uint32_t n_appended = 0;
+    const float *hidden = m->forward.hidden;
     for (uint32_t i = 0; i < n_parts; i++) {
         qsf_pass_part *const p = &parts[i];
         if (p->n_rows > 0 && rows == p->session->buffers.logits)
@@ -133,8 +151,11 @@ static qsf_status hand_out(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts,
         end_part(m, p->session, p->status == QSF_OK);
         if (p->status == QSF_OK) {
             append(m, p, rows);
+            add_hidden(m, p, hidden);
             n_appended++;
         }
+        if (p->n_hidden > 0)
+            hidden += p->n_hidden * m->scratch.dim_stride;
         if (p->n_rows > 0)
             rows += p->n_rows * (size_t)m->config.n_vocab;
     }
@@ -153,7 +174,7 @@ static qsf_status run_parts(qsf_model *m, const qsf_pass_part *parts, uint32_t n
     qsf_chunk chunk = {
         .tokens = b->tokens,
         .segments = b->segments,
-        .logits_rows = b->logits_rows,
+        .head_rows = b->head_rows,
         .cancel = cancel,
         .stopwatch = w,
         .before_layer = watch_memory,

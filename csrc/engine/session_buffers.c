@@ -42,7 +42,7 @@ void qsf_shared_layout(qsf_shared_buffers *b, qsf_arena *a, const qsf_config *c,
     b->segments = qsf_arena_push(a, plan->max_sessions, sizeof *b->segments);
     b->cancelled = qsf_arena_push(a, plan->max_sessions, sizeof *b->cancelled);
     b->tokens = qsf_arena_push(a, plan->chunk_tokens, sizeof *b->tokens);
-    b->logits_rows = qsf_arena_push(a, plan->chunk_tokens, sizeof *b->logits_rows);
+    b->head_rows = qsf_arena_push(a, plan->chunk_tokens, sizeof *b->head_rows);
     b->logits = qsf_arena_push(a, n_logits, sizeof *b->logits);
     qsf_sampler_layout(&b->sampler, a, c->n_vocab);
     if (plan->draft_rows > 0)

@@ -58,6 +58,8 @@ typedef struct qsf_pass_part {
     qsf_status status;
     bool may_draft;    /* the pass may also evaluate drafts of the next tokens: see drafting.h */
     uint32_t n_drafts; /* the last of the tokens, which do not become the session's yet */
+    uint32_t n_hidden; /* of a part without rows: as qsf_pass_item has it */
+    double *hidden;    /* [dim] */
 } qsf_pass_part;
 
 /* Buffers of a model that one pass uses at a time, and one choice of a token. */
@@ -66,7 +68,7 @@ typedef struct qsf_shared_buffers {
     qsf_segment *segments;         /* [max_sessions] */
     const atomic_bool **cancelled; /* [max_sessions] */
     uint32_t *tokens;              /* [chunk_tokens] */
-    uint32_t *logits_rows;         /* [chunk_tokens] */
+    uint32_t *head_rows;           /* [chunk_tokens] */
     float *logits;                 /* [rows of the plan and drafts, n_vocab], of */
     uint64_t logits_pass;          /* the pass with this number */
     qsf_sampler sampler;

@@ -15,7 +15,7 @@ static qsf_status step(qsf_session *s, uint32_t token)
     qsf_drafting_learn(s, token);
     if (qsf_drafting_has(s, token))
         return qsf_drafting_take(s);
-    qsf_pass_part part = {s, &token, 1, 1, s->buffers.logits, QSF_OK, true, 0};
+    qsf_pass_part part = {s, &token, 1, 1, s->buffers.logits, QSF_OK, true, 0, 0, NULL};
     s->has_logits = false;
     const qsf_status status = qsf_drafting_run(s->model, &part, 1, &s->stopwatch);
     QSF_TRY(status == QSF_OK ? part.status : status);

@@ -14,7 +14,7 @@
 static qsf_status evaluate(qsf_session *s, const uint32_t *tokens, uint32_t n_tokens,
                            uint32_t n_rows, float *rows)
 {
-    qsf_pass_part part = {s, tokens, n_tokens, n_rows, rows, QSF_OK, false, 0};
+    qsf_pass_part part = {s, tokens, n_tokens, n_rows, rows, QSF_OK, false, 0, 0, NULL};
     qsf_model *const m = s->model;
     s->has_logits = false;
     qsf_mutex_lock(&m->lock);

@@ -26,6 +26,10 @@ typedef struct qsf_pass_item {
     uint32_t wants;         /* QSF_WANTS_* */
     float *logits;          /* [n_tokens, n_vocab] receives them for QSF_WANTS_ALL; else unused */
     qsf_status status;      /* what became of it; QSF_OK: the session holds the tokens */
+    /* The hidden states of the last n_hidden tokens, what the last norm gives and the head would
+     * read, are added to hidden [dim], one after the other; 0: none. For QSF_WANTS_NONE only. */
+    uint32_t n_hidden;
+    double *hidden;
 } qsf_pass_item;
 
 typedef struct qsf_pass_report {

@@ -27,8 +27,11 @@ typedef struct qsf_chunk {
     uint32_t n_tokens;           /* 1 .. chunk_tokens of the scratch; the sum of the segments' */
     const qsf_segment *segments; /* [n_segments], in the order of their rows */
     uint32_t n_segments;
-    const uint32_t *logits_rows; /* [n_logits_rows] rows that get logits, ascending */
+    /* [n_logits_rows + n_hidden_rows] rows that get logits, then those of which only the last norm
+     * is wanted; all ascending */
+    const uint32_t *head_rows;
     uint32_t n_logits_rows;
+    uint32_t n_hidden_rows;
     float *logits;            /* [n_logits_rows, n_vocab] */
     const qsf_cancel *cancel; /* read before each layer */
     qsf_stopwatch *stopwatch; /* started; gets a lap for each phase; may be NULL */

@@ -103,18 +103,23 @@ static void head_epilogue(const void *arg, size_t begin, size_t end)
                                c->logit_cap, end - begin);
 }
 
-/* Moves the rows that get logits to the front of x. */
+static uint32_t count_head_rows(const qsf_chunk *chunk)
+{
+    return chunk->n_logits_rows + chunk->n_hidden_rows;
+}
+
+/* Moves the rows that the head is for to the front of x. */
 static void gather_rows(qsf_ops *o, const qsf_chunk *chunk)
 {
     const qsf_scratch *const s = o->scratch;
-    for (uint32_t i = 0; i < chunk->n_logits_rows; i++)
-        if (chunk->logits_rows[i] != i)
-            memcpy(s->x + i * s->dim_stride, s->x + chunk->logits_rows[i] * s->dim_stride,
+    o->n_tokens = count_head_rows(chunk);
+    for (uint32_t i = 0; i < o->n_tokens; i++)
+        if (chunk->head_rows[i] != i)
+            memcpy(s->x + i * s->dim_stride, s->x + chunk->head_rows[i] * s->dim_stride,
                    s->dim_stride * sizeof *s->x);
-    o->n_tokens = chunk->n_logits_rows;
 }
 
-/* logits = head(norm(x)) for the rows that get logits */
+/* logits = head(norm(x)) for the rows that get logits; hidden = norm(x) for the others */
 static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk)
 {
     qsf_ops *const o = &f->ops;
@@ -128,6 +133,8 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk)
     QSF_TRY(begin_unit(o, f->ends->final_norm->unit_idx));
     qsf_acts in;
     QSF_TRY(qsf_block_norm(o, s->x, f->ends->final_norm, f->ends->final_norm_bias, &in));
+    f->hidden = s->normed + chunk->n_logits_rows * s->dim_stride;
+    o->n_tokens = in.n_tokens = chunk->n_logits_rows;
     QSF_TRY(qsf_ops_load_vector(o, f->ends->head_bias, s->head_bias, &head.bias));
     if (c->has_tied_head) {
         QSF_TRY(end_unit(o, QSF_PHASE_NORM));
@@ -135,13 +142,15 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk)
     } else {
         qsf_ops_lap(o, QSF_PHASE_NORM);
     }
-    QSF_TRY(qsf_linear_run(o, &head, 1, &in));
+    if (o->n_tokens > 0)
+        QSF_TRY(qsf_linear_run(o, &head, 1, &in));
     return end_unit(o, QSF_PHASE_HEAD);
 }
 
 static void begin_pass(qsf_forward *f, const qsf_chunk *chunk)
 {
-    qsf_stream_begin_pass(f->ops.stream, chunk->n_logits_rows > 0, chunk->cancel, chunk->stopwatch);
+    qsf_stream_begin_pass(f->ops.stream, count_head_rows(chunk) > 0, chunk->cancel,
+                          chunk->stopwatch);
 }
 
 static qsf_status run_units(qsf_forward *f, const qsf_chunk *chunk)
@@ -160,7 +169,7 @@ static qsf_status run_units(qsf_forward *f, const qsf_chunk *chunk)
             begin_pass(f, chunk); /* the ring may have been replaced */
         QSF_TRY(run_layer(f, chunk, i));
     }
-    return chunk->n_logits_rows > 0 ? run_head(f, chunk) : QSF_OK;
+    return count_head_rows(chunk) > 0 ? run_head(f, chunk) : QSF_OK;
 }
 
 qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk)

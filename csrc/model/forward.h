@@ -19,6 +19,7 @@ typedef struct qsf_forward {
     const qsf_ends *ends;
     const unsigned char *positions; /* f16 [max_tokens, dim], learned positions; or NULL */
     qsf_embedding embedding;        /* zeroed: no cache */
+    const float *hidden; /* [n_hidden_rows, dim_stride] of the latest chunk: the last norm's */
 } qsf_forward;
 
 qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk);

@@ -39,6 +39,9 @@ class PassItem:
             the last one, and the pass may evaluate guesses of what follows: ``is_ahead``.
         logits: for "all" the pass puts them here, f32 [n_tokens, n_vocab]: into a buffer of the
             caller's that is this large or larger, else into a new array of numpy.
+        n_hidden: the hidden states of the last so many tokens, what the head would read, are added
+            to ``hidden``; they must want no logits.
+        hidden: f64 [dim], any buffer.
         is_cancelled: set by the pass: ``session.cancel()`` was called meanwhile, and the session
             holds what it held before.
     """
@@ -47,6 +50,8 @@ class PassItem:
     tokens: Sequence[int]
     wants: Wants = "last"
     logits: Any = None
+    n_hidden: int = 0
+    hidden: Any = None
     is_cancelled: bool = False
 
 
@@ -92,6 +97,9 @@ def run_pass(
         if item.wants == "all":
             keep.append(ffi.from_buffer("float[]", item.logits, require_writable=True))
             struct.logits = keep[-1]
+        if item.n_hidden:
+            keep.append(ffi.from_buffer("double[]", item.hidden, require_writable=True))
+            struct.hidden, struct.n_hidden = keep[-1], item.n_hidden
     report = ffi.new("qsf_pass_report *")
     status = lib.qsf_model_pass(model._live_handle(), structs, len(items), report)
     if status != lib.QSF_ERR_CANCELLED:

@@ -16,7 +16,7 @@ from typing import Any
 
 from qsf.errors import QsfError
 from qsf.native.binding import version
-from qsf.serve.api import anthropic, openai, responses, text_api
+from qsf.serve.api import anthropic, openai, responses, text_api, vectors
 from qsf.serve.api.answering import Call, Choice, Form, answer_call
 from qsf.serve.api.completion_request import CompletionRequest, make_jobs
 from qsf.serve.http.connection import Connection, Deadlines, Exchange, Head, to_json
@@ -129,6 +129,8 @@ class Server:
             ("POST", "/completions"): texts,
             ("POST", "/v1/responses"): complete(responses.read, responses.ResponsesForm),
             ("POST", "/v1/messages"): complete(anthropic.read, anthropic.MessagesForm),
+            ("POST", "/v1/embeddings"): complete(vectors.read_embeddings, vectors.EmbeddingsForm),
+            ("POST", "/v1/rerank"): complete(vectors.read_rerank, vectors.RerankForm),
             ("POST", "/v1/messages/count_tokens"): text(anthropic.count_tokens),
         }
 

@@ -118,6 +118,11 @@ def sessions() -> NoReturn:
     start("qsf.cli.sessions")
 
 
+def embed() -> NoReturn:
+    """Start ``qsf embed``."""
+    start("qsf.cli.embed")
+
+
 def complete() -> NoReturn:
     """Start ``qsf completion``."""
     start("qsf.shell.completion")
@@ -133,6 +138,7 @@ VERBS = {
     "inspect": (inspect, "say what is in a .qsf file, and check it"),
     "eval": (evaluate, "measure how well a model predicts a text"),
     "bench": (bench, "measure how fast a model is, beside llama.cpp"),
+    "embed": (embed, "make a vector of each line of a file"),
     "plan": (plan, "say how fast a model would be in which budget"),
     "pull": (pull, "download a model and convert it, for `run` and `chat` to begin at once"),
     "show": (show, "say what is in a model that was converted, by its name"),

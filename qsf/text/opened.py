@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from qsf.native import binding
     from qsf.text.chat import ChatTemplate
+    from qsf.text.embedding import TextVectors
     from qsf.text.tokenizer import Tokenizer
 
 
@@ -29,6 +30,7 @@ class OpenedModel:
     template_or_error: ChatTemplate | QsfFormatError
     generation: Mapping[str, Any]
     end_ids: frozenset[int]
+    vectors: TextVectors
     name: str = ""  # of the file, for people
     sessions: WeakSet[Any] = field(default_factory=WeakSet)  # of Session, a floor above
     _lock: threading.RLock = field(default_factory=threading.RLock)

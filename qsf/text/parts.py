@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfFormatError
@@ -12,6 +12,7 @@ from qsf.file.family import family_of
 from qsf.file.reader import Reader
 from qsf.foreign_json import JsonError, read_json
 from qsf.text.chat import RENDER_BYTES, ChatTemplate
+from qsf.text.embedding import TextVectors, text_vectors
 from qsf.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class TextParts:
     generation: Mapping[str, Any]
     text_bytes: int = 0  # resident memory that the tokenizer has taken
     family: str = ""  # of the model, such as "qwen2"
+    vectors: TextVectors = field(default_factory=TextVectors)
 
     @property
     def reserve_bytes(self) -> int:
@@ -69,7 +71,8 @@ def read_text_parts(path: str | os.PathLike[str]) -> TextParts:
         )
     except QsfFormatError as error:
         template = error
-    return TextParts(tokenizer, template, generation, text_bytes, family)
+    vectors = text_vectors(chat, tokenizer)
+    return TextParts(tokenizer, template, generation, text_bytes, family, vectors)
 
 
 def require_tokenizer(path: str | os.PathLike[str]) -> None:

@@ -24,6 +24,7 @@ typedef struct many {
     qsf_model *m;
     qsf_session *sessions[N_SESSIONS];
     float logits[N_SESSIONS][TINY_MODEL_VOCAB];
+    double hidden[TINY_MODEL_DIM]; /* of the second round */
 } many;
 
 /* Opens the model with as little memory as will do, so that its layers are streamed. */
@@ -64,9 +65,12 @@ static void close_many(many *o, uint32_t n_sessions)
 /* The second round: a token, a piece of a prompt, a token. */
 static qsf_status second_pass(many *o, qsf_pass_item *items)
 {
-    items[0] = (qsf_pass_item){o->sessions[0], tokens + 3, 1, QSF_WANTS_LAST, NULL, QSF_OK};
-    items[1] = (qsf_pass_item){o->sessions[1], tokens + 2, 4, QSF_WANTS_NONE, NULL, QSF_OK};
-    items[2] = (qsf_pass_item){o->sessions[2], tokens + 1, 1, QSF_WANTS_LAST, NULL, QSF_OK};
+    items[0] =
+        (qsf_pass_item){o->sessions[0], tokens + 3, 1, QSF_WANTS_LAST, NULL, QSF_OK, 0, NULL};
+    items[1] =
+        (qsf_pass_item){o->sessions[1], tokens + 2, 4, QSF_WANTS_NONE, NULL, QSF_OK, 3, o->hidden};
+    items[2] =
+        (qsf_pass_item){o->sessions[2], tokens + 1, 1, QSF_WANTS_LAST, NULL, QSF_OK, 0, NULL};
     return qsf_model_pass(o->m, items, N_SESSIONS, NULL);
 }
 
@@ -78,6 +82,8 @@ static void check_unchanged(const many *o)
         CHECK_OK(qsf_session_logits(o->sessions[i], now, TINY_MODEL_VOCAB));
         CHECK_BYTES(now, o->logits[i], sizeof now);
     }
+    for (uint32_t i = 0; i < TINY_MODEL_DIM; i++)
+        CHECK(o->hidden[i] == 0.0);
 }
 
 /* The N-th read of the pass fails, for every N that there is; then it succeeds. */
@@ -91,13 +97,15 @@ static void check_failures(qsf_fault_kind kind)
     many *const both[] = {&o, &undisturbed};
     for (size_t k = 0; k < 2; k++) {
         for (uint32_t i = 0; i < N_SESSIONS; i++)
-            items[i] =
-                (qsf_pass_item){both[k]->sessions[i], tokens, 3 - i, QSF_WANTS_LAST, NULL, QSF_OK};
+            items[i] = (qsf_pass_item){
+                both[k]->sessions[i], tokens, 3 - i, QSF_WANTS_LAST, NULL, QSF_OK, 0, NULL};
         CHECK_OK(qsf_model_pass(both[k]->m, items, N_SESSIONS, NULL));
         for (uint32_t i = 0; i < N_SESSIONS; i++)
             CHECK_OK(
                 qsf_session_logits(both[k]->sessions[i], both[k]->logits[i], TINY_MODEL_VOCAB));
     }
+    memset(o.hidden, 0, sizeof o.hidden);
+    memset(undisturbed.hidden, 0, sizeof undisturbed.hidden);
     CHECK_OK(second_pass(&undisturbed, items));
     uint32_t n_failed = 0;
     for (int64_t n = 0; n < 1000; n++) {
@@ -113,6 +121,8 @@ static void check_failures(qsf_fault_kind kind)
         check_unchanged(&o);
     }
     CHECK(n_failed > 0);
+    CHECK(o.hidden[0] != 0.0);
+    CHECK_BYTES(o.hidden, undisturbed.hidden, sizeof o.hidden);
     for (uint32_t i = 0; i < N_SESSIONS; i += 2) {
         float want[TINY_MODEL_VOCAB];
         float have[TINY_MODEL_VOCAB];
@@ -133,7 +143,8 @@ static void check_failing_guesses(void)
     if (!open_drafting(&o, N_SESSIONS, 6))
         return;
     for (uint32_t i = 0; i < N_SESSIONS; i++) {
-        items[i] = (qsf_pass_item){o.sessions[i], tokens, 1 + i, QSF_WANTS_AHEAD, NULL, QSF_OK};
+        items[i] =
+            (qsf_pass_item){o.sessions[i], tokens, 1 + i, QSF_WANTS_AHEAD, NULL, QSF_OK, 0, NULL};
         CHECK_OK(qsf_session_draft(o.sessions[i], tokens + 1 + i, 2));
     }
     int64_t n = 0;
@@ -157,7 +168,8 @@ static void check_failing_guesses(void)
     }
     qsf_pass_report report;
     for (uint32_t i = 0; i < N_SESSIONS; i++)
-        items[i] = (qsf_pass_item){o.sessions[i], tokens + 1 + i, 1, QSF_WANTS_AHEAD, NULL, QSF_OK};
+        items[i] = (qsf_pass_item){o.sessions[i], tokens + 1 + i, 1, QSF_WANTS_AHEAD,
+                                   NULL,          QSF_OK,         0, NULL};
     qsf_session_cancel(o.sessions[1]);
     CHECK_OK(qsf_model_pass(o.m, items, N_SESSIONS, &report));
     CHECK_EQ(report.ns + report.read_bytes, 0); /* no pass */
@@ -177,7 +189,7 @@ static void check_cancelled(void)
         return;
     for (uint32_t i = 0; i < N_SESSIONS; i++) {
         qsf_session_cancel(o.sessions[i]);
-        items[i] = (qsf_pass_item){o.sessions[i], tokens, 2, QSF_WANTS_LAST, NULL, QSF_OK};
+        items[i] = (qsf_pass_item){o.sessions[i], tokens, 2, QSF_WANTS_LAST, NULL, QSF_OK, 0, NULL};
     }
     CHECK_STATUS(qsf_model_pass(o.m, items, N_SESSIONS, NULL), QSF_ERR_CANCELLED);
     for (uint32_t i = 0; i < N_SESSIONS; i++) {

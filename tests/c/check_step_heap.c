@@ -127,7 +127,7 @@ static void check_passes(qsf_model *m, const char *what)
         qsf_choose_item choices[2];
         qsf_pass_report report;
         for (int k = 0; k < 2; k++) {
-            items[k] = (qsf_pass_item){s[k], tokens, 1, QSF_WANTS_LAST, NULL, QSF_OK};
+            items[k] = (qsf_pass_item){s[k], tokens, 1, QSF_WANTS_LAST, NULL, QSF_OK, 0, NULL};
             choices[k] = (qsf_choose_item){
                 .session = s[k],
                 .how = &how,

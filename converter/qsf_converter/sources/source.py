@@ -12,7 +12,13 @@ from typing import Any
 
 from qsf.errors import QsfConversionError, QsfIOError
 from qsf.foreign_json import read_json
-from qsf_converter.sources import checkpoint_safetensors, checkpoint_torch, gguf_config, metadata
+from qsf_converter.sources import (
+    checkpoint_safetensors,
+    checkpoint_torch,
+    embedding,
+    gguf_config,
+    metadata,
+)
 from qsf_converter.sources.architectures import family_of, read_facts
 from qsf_converter.sources.checkpoint import Checkpoint
 from qsf_converter.sources.checkpoint_bitnet import TernaryCheckpoint, bitnet_of
@@ -97,7 +103,9 @@ def _open_directory(path: Path) -> Iterator[Source]:
     family = family_of(config)
     bitnet = bitnet_of(config)
     generation, left_out = usable_generation(metadata.generation_config(path))
-    chat, more = usable_chat(metadata.chat_bytes(path, config, generation))
+    chat, more = usable_chat(
+        metadata.chat_bytes(path, config, generation), embedding.of_folder(path)
+    )
     left_out += more
     ids = metadata.token_ids(read_json(chat)["generation"])
     values = {**config, **ids, **metadata.token_ids(config)}
@@ -193,7 +201,9 @@ def _open_gguf(path: Path) -> Iterator[Source]:
         except QsfConversionError as error:
             raise QsfConversionError(f"{path}: its metadata, as {error}") from error
         tokenizer, reason = tokenizer_of(fields)
-        chat, left_out = usable_chat(chat_of(fields, metadata.token_ids(checkpoint.config)))
+        chat, left_out = usable_chat(
+            chat_of(fields, metadata.token_ids(checkpoint.config)), embedding.of_gguf(fields)
+        )
         reasons = (reason,) if reason else ()
         warnings = (*facts.warnings, *checkpoint.warnings, *left_out, *reasons)
         yield _with_usable_tokenizer(

@@ -46,9 +46,14 @@ def usable_generation(generation: Mapping[str, Any]) -> tuple[dict[str, Any], tu
     return kept, tuple(warnings)
 
 
-def usable_chat(data: bytes) -> tuple[bytes, tuple[str, ...]]:
-    """Return the CHAT section without what cannot be used, and a warning for each such thing."""
+def usable_chat(data: bytes, embedding: Mapping[str, Any]) -> tuple[bytes, tuple[str, ...]]:
+    """Return the CHAT section without what cannot be used, and a warning for each such thing.
+
+    ``embedding``: what it also has, if anything.
+    """
     chat = read_json(data, has_nan=True)
+    if embedding:
+        chat["embedding"] = dict(embedding)
     chat["generation"], left_out = usable_generation(chat["generation"])
     fault = template_fault(chat["chat_template"], chat["special_tokens"])
     if fault is not None:

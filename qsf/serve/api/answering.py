@@ -35,6 +35,7 @@ class Choice:
     calls: list[CallPart] = field(default_factory=list)  # of functions, each as far as it is known
     tokens: list[Chosen] = field(default_factory=list)
     reason: str = ""
+    values: Sequence[float] = ()  # of a job that was only read
 
     @property
     def text(self) -> str:
@@ -175,6 +176,7 @@ def _take(choices: Sequence[Choice], item: tuple[int, Event] | None) -> None:
             choice.calls[part.index].arguments += part.arguments
     choice.tokens += event.tokens
     choice.reason = event.reason
+    choice.values = event.values
 
 
 async def _stream(

@@ -13,7 +13,7 @@ from qsf.errors import QsfArgumentError, shown
 from qsf.options import GenerationOptions, Kind, Number, Texts, Whole, described
 from qsf.serve.http.fields import Fields
 from qsf.serve.http.problems import Problem, invalid
-from qsf.serve.scheduling.job import Choosing, Event, Job
+from qsf.serve.scheduling.job import Choosing, Event, Job, Reading
 from qsf.serve.tools.request import ArgumentsConstraint
 from qsf.text.channels import answer_decoder
 from qsf.text.sampling import StopMatcher
@@ -79,6 +79,7 @@ class CompletionRequest:
     wants_scores: bool = False
     constraint: Constraint | None = None
     tools: Tools | None = None
+    reading: Reading | None = None
     ignored: Sequence[str] = ()
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -247,12 +248,48 @@ def fit(
     return {"max_tokens": min(wanted or n_free, n_free), "is_cut": is_cut}
 
 
-def encode_text(text: str, serving: Serving, name: str) -> list[int]:
-    """Return the tokens of a text that is to be continued. Raises Problem."""
+def encode_text(text: str, serving: Serving, name: str, *, is_foreign: bool = False) -> list[int]:
+    """Return the tokens of a text that is to be continued. Raises Problem.
+
+    ``is_foreign``: it is a part of a prompt, in which it must not name special tokens.
+    """
     try:
-        return serving.model.tokenizer.encode(text, max_tokens=serving.ctx_tokens)
+        return serving.model.tokenizer.encode(
+            text,
+            add_prefix=not is_foreign,
+            parse_special=not is_foreign,
+            max_tokens=serving.ctx_tokens,
+        )
     except QsfArgumentError as error:
         raise too_long(error, name) from None
+
+
+def read_prompts(value: Any, serving: Serving, name: str, most: int) -> list[list[int]]:
+    """Return the prompts: a text, token ids, or up to ``most`` of either."""
+    several = value if isinstance(value, list) and value and not _is_ids(value) else [value]
+    if len(several) > most:
+        raise invalid(name, f"{name} has {len(several)} entries, and {most} is the limit")
+    return [_read_prompt(prompt, serving, name) for prompt in several]
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(token, int) and not isinstance(token, bool) for token in value
+    )
+
+
+def _read_prompt(value: Any, serving: Serving, name: str) -> list[int]:
+    if isinstance(value, str):
+        return encode_text(value, serving, name)
+    if not _is_ids(value):
+        raise invalid(
+            name, f"{name} must be a text, token ids, or a list of either, not {shown(value)}"
+        )
+    n_vocab = serving.model.info.n_vocab
+    wrong = next((token for token in value if not 0 <= token < n_vocab), None)
+    if wrong is not None:
+        raise invalid(name, f"{name} has the token id {wrong}, and ids are below {n_vocab}")
+    return list(value)
 
 
 def too_long(error: QsfArgumentError, name: str) -> Problem:
@@ -312,6 +349,7 @@ def make_jobs(
                 constraint=constraint,
                 reader=reader,
                 wants_scores=request.wants_scores,
+                reading=request.reading,
             )
         )
     return jobs

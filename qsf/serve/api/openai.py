@@ -19,13 +19,13 @@ from qsf.serve.api.completion_request import (
     MOST_TOKENS,
     CompletionRequest,
     Thoughts,
-    encode_text,
     fit,
     ignored_fields,
     read_choices,
     read_choosing,
     read_messages,
     read_model,
+    read_prompts,
     read_same,
     read_stops,
     read_thoughts,
@@ -196,7 +196,10 @@ def read_completion(body: dict[str, Any], serving: Serving) -> CompletionRequest
     best_of = fields.take("best_of", MOST_CHOICES, n)
     if best_of != n:
         raise invalid("best_of", f"best_of is {best_of} and n is {n}: all that is made is sent")
-    prompts = _read_prompts(fields, serving)
+    value = fields.raw("prompt")
+    if value is None:
+        raise invalid("prompt", "prompt is missing")
+    prompts = read_prompts(value, serving, "prompt", MAX_PROMPTS)
     most = fields.take("max_tokens", MOST_TOKENS)
     choosing = read_choosing(fields, serving, n_top=n_top or 0, has_logprob=n_top is not None)
     return CompletionRequest(
@@ -210,39 +213,6 @@ def read_completion(body: dict[str, Any], serving: Serving) -> CompletionRequest
         extra={"has_echo": has_echo},
         **common,
     )
-
-
-def _read_prompts(fields: Fields, serving: Serving) -> list[list[int]]:
-    """Return the prompts: a text, token ids, or up to 64 of either."""
-    value = fields.raw("prompt")
-    if value is None:
-        raise invalid("prompt", "prompt is missing")
-    several = value if isinstance(value, list) and value and not _is_ids(value) else [value]
-    if len(several) > MAX_PROMPTS:
-        raise invalid(
-            "prompt", f"prompt has {len(several)} entries, and {MAX_PROMPTS} is the limit"
-        )
-    return [_read_prompt(prompt, serving) for prompt in several]
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(token, int) and not isinstance(token, bool) for token in value
-    )
-
-
-def _read_prompt(value: Any, serving: Serving) -> list[int]:
-    if isinstance(value, str):
-        return encode_text(value, serving, "prompt")
-    if not _is_ids(value):
-        raise invalid(
-            "prompt", f"prompt must be a text, token ids, or a list of either, not {shown(value)}"
-        )
-    n_vocab = serving.model.info.n_vocab
-    wrong = next((token for token in value if not 0 <= token < n_vocab), None)
-    if wrong is not None:
-        raise invalid("prompt", f"prompt has the token id {wrong}, and ids are below {n_vocab}")
-    return list(value)
 
 
 # ---- answers ----

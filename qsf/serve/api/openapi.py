@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from qsf.options import Keywords, Kind, Number, Texts, Whole
-from qsf.serve.api import anthropic, openai, responses, text_api
+from qsf.serve.api import anthropic, openai, responses, text_api, vectors
 from qsf.serve.api.completion_request import (
     BIAS,
     MAX_BIASES,
@@ -26,6 +26,7 @@ from qsf.serve.api.openai import MAX_PROMPTS
 from qsf.serve.http.fields import Probe
 from qsf.serve.serving import Serving
 from qsf.serve.tools.request import MAX_TOOLS
+from qsf.text.embedding import POOLINGS, TextVectors
 
 Schema = dict[str, Any]
 
@@ -128,6 +129,15 @@ _COMPLETION: Mapping[str, Schema] = {
     "suffix": {"type": "string", "maxLength": 0},
     "tools": _list(_OBJECT, 0),
 }
+_EMBEDDED = {
+    "anyOf": [_TEXT, _IDS, _list(_TEXT, vectors.MAX_TEXTS), _list(_IDS, vectors.MAX_TEXTS)]
+}
+_FORMS = {
+    "encoding_format": _words(*vectors.FORMATS),
+    "pooling": _words(*POOLINGS),
+    "normalize": {"const": True},
+}
+_DOCUMENTS = _list({"anyOf": [_TEXT, _object("text", text=_TEXT)]}, vectors.MAX_DOCUMENTS, 1)
 _INPUT = {"anyOf": [_TEXT, _OBJECTS]}
 _Reader = Callable[[dict[str, Any], Serving], object]
 _REQUESTS: Mapping[str, tuple[_Reader, str, Mapping[str, Schema]]] = {
@@ -138,6 +148,8 @@ _REQUESTS: Mapping[str, tuple[_Reader, str, Mapping[str, Schema]]] = {
     "/v1/responses": (responses.read, "input", {"input": _INPUT, **_OTHER_TOOLS}),
     "/v1/messages": (anthropic.read, "messages max_tokens", _ANTHROPIC),
     "/v1/messages/count_tokens": (anthropic.count_tokens, "messages", _ANTHROPIC),
+    "/v1/embeddings": (vectors.read_embeddings, "input", {"input": _EMBEDDED, **_FORMS}),
+    "/v1/rerank": (vectors.read_rerank, "query documents", {"documents": _DOCUMENTS}),
     "/tokenize": (text_api.tokenize, "", {"prompt": _TEXT}),
     "/detokenize": (text_api.detokenize, "tokens", {}),
     "/apply-template": (text_api.apply_template, "messages", {}),
@@ -150,12 +162,17 @@ _EXAMPLES: Mapping[str, Any] = {
     "max_tokens": 1,
     "tokens": [0],
     "content": "a",
+    "query": "a",
+    "documents": ["a"],
 }
 _MOST = 1 << 31
 _MODEL: Any = SimpleNamespace(
-    info=SimpleNamespace(n_vocab=_MOST, plan=SimpleNamespace(ctx_tokens=_MOST)),
+    info=SimpleNamespace(n_vocab=_MOST, dim=_MOST, plan=SimpleNamespace(ctx_tokens=_MOST)),
+    text_vectors=TextVectors(),
     chat_template=SimpleNamespace(is_plain=True, render=lambda *_, **__: ""),
-    tokenizer=SimpleNamespace(encode=lambda *_, **__: [0], decode=lambda *_: ""),
+    tokenizer=SimpleNamespace(
+        encode=lambda *_, **__: [0], decode=lambda *_: "", token_id=lambda *_: 0
+    ),
     chat_tokens=lambda *_: [0],
     sampling_params=lambda **_: None,
 )
@@ -254,6 +271,8 @@ _ANSWERS: Mapping[tuple[str, str], tuple[str, Schema | str]] = {
     ("POST", "/completions"): ("continue a text", _ref("Completion")),
     ("POST", "/v1/responses"): ("answer, in the form of Responses", _OBJECT),
     ("POST", "/v1/messages"): ("answer, in the form of Anthropic", _OBJECT),
+    ("POST", "/v1/embeddings"): ("a vector for each text", _object("data", data=_list(_OBJECT))),
+    ("POST", "/v1/rerank"): ("documents by a query", _object("results", results=_list(_OBJECT))),
     ("POST", "/v1/messages/count_tokens"): (
         "how many tokens messages have",
         _object("input_tokens", input_tokens=_COUNT),

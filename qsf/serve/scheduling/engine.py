@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfCancelledError, QsfError
 from qsf.kept import copy_held, load_session, save_session
@@ -71,16 +71,25 @@ class ModelEngine:
         """
         assert self._rows is not None
         n_bytes = 4 * self._opened.info.n_vocab
+        rows = (self._rows[i * n_bytes : (i + 1) * n_bytes] for i in range(len(tokens)))
+        return self._scores(slot, zip(tokens, rows, strict=True), n_top)
+
+    def label_scores(self, slot: int, labels: Sequence[int]) -> list[float]:
+        """Return the log-probabilities of ``labels`` after the slot's tokens. Raises QsfError."""
+        scores = self._scores(slot, ((label, None) for label in labels), 0)
+        return [score.logprob or 0.0 for score in scores]
+
+    def _scores(self, slot: int, pairs: Iterable[tuple[int, Any]], n_top: int) -> list[Chosen]:
         choices = [
             Choice(
                 self.sessions[slot],
                 None,
                 array("I"),
                 top_logprobs=n_top,
-                logits=self._rows[i * n_bytes : (i + 1) * n_bytes],
+                logits=row,
                 token=token,
             )
-            for i, token in enumerate(tokens)
+            for token, row in pairs
         ]
         scores = []
         for chosen in choose_items(self._opened, choices):

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from qsf.text.generation import Answer
 from qsf.text.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from qsf.passes import PassItem
     from qsf.serve.http.problems import Problem
     from qsf.serve.tools.call_reader import CallPart, CallReader
 
@@ -60,6 +62,7 @@ class Event:
             it goes on.
         problem: why it has failed; then there is no reason.
         n_done: tokens of the prompt that are done, where there is neither text nor an end.
+        values: of a job that was only read: see ``Reading``.
     """
 
     text: str = ""
@@ -69,11 +72,27 @@ class Event:
     problem: Problem | None = None
     n_done: int = 0
     reasoning: str = ""
+    values: Sequence[float] = ()
 
     @property
     def is_last(self) -> bool:
         """The job has ended."""
         return bool(self.reason) or self.problem is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What is wanted of a prompt that is read and not continued.
+
+    Attributes:
+        pooling: the hidden state of the "last" token, or the "mean" of all; "": none.
+        dim: of a hidden state.
+        labels: tokens whose log-probabilities after the prompt are wanted instead.
+    """
+
+    pooling: str = ""
+    dim: int = 0
+    labels: Sequence[int] = ()
 
 
 @dataclass(eq=False, kw_only=True)
@@ -87,6 +106,7 @@ class Job(Answer):
         wants_scores: the probabilities of the prompt's tokens are wanted too.
         reader: finds calls of functions in the text; None: there are none.
         max_seconds: from its arrival to its end; None: no limit.
+        reading: the prompt is not continued, and this is wanted of it.
     """
 
     choosing: Choosing
@@ -98,6 +118,7 @@ class Job(Answer):
     wants_progress: bool = False
     reader: CallReader | None = None
     wants_scores: bool = False
+    reading: Reading | None = None
 
     state: State = State.WAITING
     is_cancelled: bool = False
@@ -108,6 +129,7 @@ class Job(Answer):
     n_again: int = 0  # tokens that it evaluated again, because states cannot be cut
     generator: Any = None  # what the engine keeps between two choices
     scores: list[Chosen] = field(default_factory=list)  # of the prompt's tokens but the first
+    hidden: array[float] = field(default_factory=lambda: array("d"))  # the sum of those read
     unsent: list[Chosen] = field(default_factory=list)
     calls: list[CallPart] = field(default_factory=list)  # unsent too
     arrived: float = 0.0
@@ -124,6 +146,34 @@ class Job(Answer):
     def is_scoring(self) -> bool:
         """How probable the tokens of its prompt are is wanted, and not known yet."""
         return self.wants_scores and not self.first
+
+    @property
+    def reads_all(self) -> bool:
+        """Each of its tokens must be evaluated, also those that another sequence holds."""
+        return self.is_scoring or (self.reading is not None and self.reading.pooling == "mean")
+
+    def begin_again(self) -> None:
+        """Forget what the evaluated part of the prompt has given."""
+        self.n_held = 0
+        self.hidden = array("d")
+        if self.is_scoring:
+            self.scores.clear()
+
+    def want_hidden(self, item: PassItem, *, is_last: bool) -> None:
+        """Let a pass add what is wanted of its tokens."""
+        how = self.reading
+        if how is None or not how.pooling:
+            return
+        self.hidden = self.hidden or array("d", bytes(8 * how.dim))
+        item.wants, item.hidden = "none", self.hidden
+        item.n_hidden = len(item.tokens) if how.pooling == "mean" else int(is_last)
+
+    def finish_reading(self, values: Sequence[float], now: float) -> Event:
+        """End a job that was only read; ``values`` are those of its labels."""
+        self.first = self.last = now
+        n_read = self.n_prompt if self.reads_all else 1
+        self.end("end")
+        return Event(reason="end", values=values or array("d", [x / n_read for x in self.hidden]))
 
     @property
     def is_full(self) -> bool:

@@ -327,7 +327,9 @@ class Scheduler:
             n_free -= n_rows
             tokens = job.tokens[job.n_held : job.n_held + n_rows]
             wants = "all" if job.is_scoring else "ahead" if n_rows == n_left else "none"
-            rows.append((slot, self._item(slot, tokens, wants)))
+            item = self._item(slot, tokens, wants)
+            job.want_hidden(item, is_last=n_rows == n_left)
+            rows.append((slot, item))
         return rows
 
     def _item(self, slot: Slot, tokens: array[int], wants: Wants) -> PassItem:
@@ -352,7 +354,7 @@ class Scheduler:
                 if item.wants == "all" and not self._score(slot, job):
                     continue
                 if job.n_held == len(job.tokens):
-                    ready.append(slot)
+                    self._finish_reading(slot, job) if job.reading else ready.append(slot)
                 elif job.wants_progress and is_prompt and not job.first:
                     job.sink(job, Event(n_done=min(job.n_held, job.n_prompt)))
                 continue
@@ -371,6 +373,15 @@ class Scheduler:
                 self._slots.costs.learn_evaluating(first, n_prompt, seconds)
             self._metrics.count_pass(n_decoded + n_prompt, self._engine.n_drafts, seconds)
         self._choose_tokens(ready)
+
+    def _finish_reading(self, slot: Slot, job: Job) -> None:
+        assert job.reading is not None
+        try:
+            values = self._engine.label_scores(slot.index, job.reading.labels)
+        except QsfError as error:
+            self._fail(slot, error)
+            return
+        self._tell(slot, job, job.finish_reading(values, self._clock()))
 
     def _score(self, slot: Slot, job: Job) -> bool:
         """Note how probable tokens of the prompt were; return whether the job goes on."""
@@ -427,9 +438,7 @@ class Scheduler:
         self._metrics.count("kv_swaps_total")
         self._is_full = True
         job.state = State.WAITING
-        job.n_held = 0
-        if job.is_scoring:
-            job.scores.clear()
+        job.begin_again()
         with self._changed:
             if job.is_cancelled:
                 self._left.append(job)

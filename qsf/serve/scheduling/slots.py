@@ -59,6 +59,9 @@ class Engine(Protocol):
     def scores(self, slot: int, tokens: Sequence[int], n_top: int) -> list[Chosen]:
         """Return how probable each of ``tokens`` was, by the rows of the last pass."""
 
+    def label_scores(self, slot: int, labels: Sequence[int]) -> list[float]:
+        """Return the log-probabilities of ``labels`` after the slot's tokens. Raises QsfError."""
+
     def n_held(self, slot: int) -> int:
         """Return how many tokens the slot holds."""
 
@@ -186,7 +189,7 @@ class Slots:
         """
         job = slot.job
         assert job is not None
-        n_most = 0 if job.is_scoring else len(job.tokens) - 1
+        n_most = 0 if job.reads_all else len(job.tokens) - 1
         if self._n_held_of(slot, job) < slot.n_held:
             self._write(slot, self._n_elsewhere(slot))
         saved_seconds = self._read(slot, job, n_most)

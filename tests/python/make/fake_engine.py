@@ -116,6 +116,10 @@ class FakeEngine:
     def scores(self, slot: int, tokens: Sequence[int], n_top: int) -> list[Chosen]:
         return [Chosen(token, -float(token)) for token in tokens]
 
+    def label_scores(self, slot: int, labels: Sequence[int]) -> list[float]:
+        assert self.has_logits[slot]
+        return [-float(label) for label in labels]
+
     def n_held(self, slot: int) -> int:
         return len(self.held[slot])
 

@@ -1,0 +1,49 @@
+"""What a model's makers say about vectors of texts: how to pool, and what ends a text."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qsf_converter.sources.metadata import read_json_object
+from qsf_converter.text.tables import TOKENIZER_MEMORY_BYTES
+
+# sentence-transformers' names, and llama.cpp's numbers.
+_MODES = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
+_NUMBERS = {1: "mean", 3: "last"}
+
+
+def of_folder(model_dir: Path) -> dict[str, Any]:
+    """Return what a folder of sentence-transformers says; {}: it is no such model."""
+    pooling = read_json_object(model_dir / "1_Pooling" / "config.json") or {}
+    mode = next((mode for name, mode in _MODES.items() if pooling.get(name) is True), None)
+    if mode is None:
+        return {}
+    tokenizer = read_json_object(model_dir / "tokenizer.json", TOKENIZER_MEMORY_BYTES) or {}
+    return {"pooling": mode, "end_token": _end_token(tokenizer)}
+
+
+def of_gguf(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a GGUF file says; {}: it is no such model."""
+    mode = _NUMBERS.get(fields.get(f"{fields.get('general.architecture')}.pooling_type", 0))
+    if mode is None:
+        return {}
+    words = fields.get("tokenizer.ggml.tokens")
+    end = fields.get("tokenizer.ggml.eos_token_id")
+    is_added = fields.get("tokenizer.ggml.add_eos_token") is True
+    is_known = isinstance(words, list) and isinstance(end, int) and 0 <= end < len(words)
+    return {"pooling": mode, "end_token": words[end] if is_added and is_known and words else None}
+
+
+def _end_token(tokenizer: Mapping[str, Any]) -> str | None:
+    """Return the token that the post-processor of a tokenizer.json puts behind a text."""
+    try:
+        step = tokenizer["post_processor"]
+        steps = step.get("processors", [step])
+        (template,) = [each["single"] for each in steps if each["type"] == "TemplateProcessing"]
+        word = template[-1]["SpecialToken"]["id"]
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return None  # there is none, or the tokenizer's reader says what is wrong
+    return word if isinstance(word, str) else None

@@ -1,0 +1,95 @@
+"""``qsf embed``: a vector for each line of a file.
+
+Vectors go to standard output or a file, one a line as a JSON list, in the order of the texts.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import typer
+
+from qsf.errors import QsfArgumentError
+from qsf.shell import command, typer_app
+from qsf.text.embedding import POOLINGS
+
+_MAX_LINE_BYTES = 4 << 20
+_EPILOG = """\b
+Examples:
+  qsf embed model.qsf texts.txt > vectors.jsonl
+  qsf embed model.qsf texts.txt --dimensions 256 --pooling mean --parallel 8
+  echo "A cat" | qsf embed model.qsf -
+"""
+
+app = typer_app.create_app()
+
+
+def main() -> int:
+    """Run ``qsf embed`` and return its exit code."""
+    return typer_app.run(app, sys.argv[1:], program="qsf embed")
+
+
+@app.command(epilog=_EPILOG)
+def embed_command(
+    model: Annotated[str, typer.Argument(help="A model, as for `qsf run`.", metavar="MODEL")],
+    file: Annotated[
+        Path, typer.Argument(help='Texts, one a line; "-" is standard input.', metavar="FILE")
+    ],
+    pooling: Annotated[
+        str | None,
+        typer.Option(
+            help="Hidden states that a vector is of: that of the last token, or the mean.",
+            metavar="|".join(POOLINGS),
+            show_default="as the model was trained, else last",
+        ),
+    ] = None,
+    dimensions: Annotated[
+        int | None, typer.Option(help="Values of a vector.", min=1, show_default="all")
+    ] = None,
+    parallel: Annotated[int, typer.Option(help="Texts in a pass.", min=1, max=256)] = 4,
+    max_seq_len: Annotated[int | None, typer_app.model_option("max_seq_len")] = None,
+    ram_budget: Annotated[Any, typer_app.model_option("ram_budget")] = 200,
+    threads: Annotated[int | None, typer_app.model_option("threads")] = None,
+) -> None:
+    """Make a vector of length 1 of each line of FILE, to be compared by products."""
+    from qsf.find.prepare import ChildFailedError, find_model
+    from qsf.model import Model
+    from qsf.native.opening import budget_mb
+
+    try:
+        path = find_model(model, is_quiet=False)
+    except ChildFailedError as failed:
+        raise typer.Exit(failed.exit_code) from None
+    options: Any = {"threads": threads, "max_seq_len": max_seq_len, "draft": "off"}
+    with (
+        _opened(file) as lines,
+        Model(path, ram_budget=budget_mb(ram_budget), sessions=parallel, **options) as opened,
+    ):
+        texts = _texts(lines)
+        for vector in opened.embed(texts, pooling=pooling, dimensions=dimensions):
+            command.show_lines("[" + ", ".join(f"{value:.9g}" for value in vector) + "]")
+
+
+def _opened(file: Path) -> contextlib.AbstractContextManager[IO[bytes]]:
+    is_stdin = str(file) == "-"
+    return contextlib.nullcontext(sys.stdin.buffer) if is_stdin else file.open("rb")
+
+
+def _texts(lines: IO[bytes]) -> Iterator[str]:
+    number = 0
+    while line := lines.readline(_MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > _MAX_LINE_BYTES:
+            raise QsfArgumentError(f"line {number} is longer than {_MAX_LINE_BYTES} bytes")
+        try:
+            text = line.decode().rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise QsfArgumentError(f"line {number} is not UTF-8") from None
+        if not text:
+            raise QsfArgumentError(f"line {number} is empty: there is no text")
+        yield text

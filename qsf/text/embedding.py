@@ -1,0 +1,47 @@
+"""Texts as vectors: what a file says about it, and the vector that hidden states become."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from qsf.text.tokenizer import Tokenizer
+
+POOLINGS = ("last", "mean")
+
+
+@dataclass(frozen=True, slots=True)
+class TextVectors:
+    """How the model's makers make vectors of texts.
+
+    Attributes:
+        pooling: the hidden state of the "last" token, or the "mean" of all.
+        end_ids: tokens that are appended to a text.
+    """
+
+    pooling: str = POOLINGS[0]
+    end_ids: tuple[int, ...] = ()
+
+
+def text_vectors(chat: Mapping[str, Any], tokenizer: Tokenizer | None) -> TextVectors:
+    """Return what the section CHAT says; models for other things take the last token."""
+    facts = chat.get("embedding")
+    facts = facts if isinstance(facts, dict) else {}
+    pooling, end = facts.get("pooling"), facts.get("end_token")
+    end_id = tokenizer.token_id(end) if tokenizer is not None and isinstance(end, str) else None
+    return TextVectors(
+        pooling if pooling in POOLINGS else POOLINGS[0], () if end_id is None else (end_id,)
+    )
+
+
+def unit_vector(values: Sequence[float], dimensions: int = 0) -> array[float]:
+    """Return the first values, or all, at the length 1, in f32; of zeros zeros."""
+    values = values[: dimensions or len(values)]
+    length = math.sqrt(math.fsum(value * value for value in values))
+    return array("f", [value / (length or 1.0) for value in values])
