@@ -66,7 +66,7 @@ def read_json(
             surrogate.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    _check(data, memory_bytes, has_surrogates=has_surrogates)
+    check_json(data, memory_bytes, has_surrogates=has_surrogates)
     if not has_nan and parse_constant is None:
         parse_constant = _refuse_constant
     try:
@@ -87,7 +87,7 @@ def read_json_at(text: str, at: int, *, memory_bytes: int = MEMORY_BYTES) -> tup
     Raises:
         JsonError: there is none, or the rest of the text takes more memory than it may.
     """
-    _check(text[at:].encode("utf-8", "surrogatepass"), memory_bytes)
+    check_json(text[at:].encode("utf-8", "surrogatepass"), memory_bytes)
     try:
         return json.JSONDecoder(parse_constant=_refuse_constant).raw_decode(text, at)
     except ValueError as error:
@@ -105,7 +105,10 @@ def read_json_file(path: Path, *, max_bytes: int, memory_bytes: int = MEMORY_BYT
     return read_json(data, memory_bytes=memory_bytes)
 
 
-def _check(data: bytes, memory_bytes: int, *, has_surrogates: bool = False) -> None:
+def check_json(
+    data: bytes, memory_bytes: int = MEMORY_BYTES, *, has_surrogates: bool = False
+) -> None:
+    """Raise JsonError where parsing would take more than it may; see ``read_json``."""
     size = _measure(data)
     if size.depth > MAX_DEPTH:
         raise JsonError(f"nested {size.depth} deep, allowed: up to {MAX_DEPTH}")

@@ -7,8 +7,12 @@ Prints the folder, or the GGUF file.
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import shutil
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +20,18 @@ from qsf.errors import QsfConversionError, QsfError, QsfIOError
 from qsf.file.gguf_parts import part_names
 from qsf.find.names import gguf_of
 from qsf.find.prepare import elsewhere
+from qsf.foreign_json import JsonError, check_json
 from qsf.shell import command
+from qsf.system.confine import limit_file_bytes
 
 _TEXTS = ("*.json", "*.jinja", "README.md", "LICENSE*")
+_MAX_FILES = 2000
+_MAX_ANSWER_BYTES = 8 << 20  # of what is no file
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+# The library makes names of files of these, and where they hold ".." of files anywhere.
+_HEADERS = {"x-repo-commit": _COMMIT} | dict.fromkeys(
+    ("etag", "x-linked-etag"), re.compile(r'(W/)?"?\w[\w.:+=-]{0,127}"?')
+)
 
 
 def main() -> int:
@@ -49,14 +62,23 @@ def download(repo: str, type_name: str, *, is_quiet: bool, is_yes: bool) -> Path
     """
     if is_quiet:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache  # noqa: F401
+    from huggingface_hub import HfApi, get_session, snapshot_download
+    from huggingface_hub.constants import HF_HUB_CACHE
 
+    get_session().event_hooks = {
+        **get_session().event_hooks, "response": [lambda answer: _check_answer(repo, answer)]
+    }  # fmt: skip
+    get_session().headers["accept-encoding"] = "identity"  # so that an answer is as long as it says
     try:
         info = HfApi().model_info(repo, files_metadata=True, timeout=20)
-        sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
+        if _COMMIT.fullmatch(str(info.sha)) is None:
+            raise QsfIOError(f"{repo}: the hub names no commit: {info.sha!r}")
+        sizes = {file.rfilename: max(0, file.size or 0) for file in info.siblings or []}
         wanted = wanted_files(repo, sizes, type_name)
         n_bytes = sum(sizes[name] for name in wanted)
+        _check_room(repo, n_bytes, Path(HF_HUB_CACHE))
         _ask(repo, n_bytes, is_yes=is_yes)
+        limit_file_bytes(max(sizes[name] for name in wanted) + _MAX_ANSWER_BYTES)
         folder = Path(snapshot_download(repo, revision=info.sha, allow_patterns=sorted(wanted)))
     except QsfError:
         raise
@@ -66,15 +88,53 @@ def download(repo: str, type_name: str, *, is_quiet: bool, is_yes: bool) -> Path
     return folder / gguf if gguf is not None else folder
 
 
+def _check_answer(repo: str, answer: Any) -> None:
+    """Check an answer of the hub before the library uses it: whoever answers may be anybody."""
+    for name, form in _HEADERS.items() if answer.request.method == "HEAD" else ():
+        value = answer.headers.get(name)
+        if value is not None and form.fullmatch(value) is None:
+            raise QsfIOError(f"{repo}: the hub's answer has a strange {name}: {value!r}")
+    is_api = "/api/" in answer.request.url.path
+    if is_api and "/api/" not in answer.headers.get("location", "/api/"):
+        raise QsfIOError(f"{repo}: the hub sends us elsewhere: {answer.headers['location']!r}")
+    if answer.status_code < 300 and not is_api:
+        return  # a file, which is written while it comes
+    if answer.headers.get("content-encoding", "identity") != "identity":
+        raise QsfIOError(f"{repo}: the hub's answer is packed, which nobody asked for")
+    data = b""
+    for piece in answer.stream:
+        data += piece
+        if len(data) > _MAX_ANSWER_BYTES:
+            raise QsfIOError(f"{repo}: the hub's answer has more than {_MAX_ANSWER_BYTES:,} bytes")
+    try:
+        check_json(data)
+    except JsonError as error:
+        raise QsfIOError(f"{repo}: the hub's answer: {error}") from None
+    answer.stream = import_module(type(answer).__module__).ByteStream(data)
+
+
+def _check_room(repo: str, n_bytes: int, cache: Path) -> None:
+    there = next(path for path in (cache, *cache.absolute().parents) if path.exists())
+    free_bytes = shutil.disk_usage(there).free
+    if n_bytes > free_bytes:
+        raise QsfIOError(
+            f"{repo} has {n_bytes / 1e9:,.1f} GB, and {there} has {free_bytes / 1e9:,.1f} GB free"
+        )
+
+
 def wanted_files(repo: str, sizes: dict[str, int], type_name: str) -> set[str]:
     """Return the files of a model that a conversion reads."""
     from fnmatch import fnmatch
 
-    names = [name for name in sizes if "/" not in name]
+    names = [name for name in sizes if name.isprintable() and not set("/\\:") & set(name)]
     texts = {name for name in names if any(fnmatch(name, pattern) for pattern in _TEXTS)}
     for pattern in ("*.safetensors", "pytorch_model*.bin"):
         weights = {name for name in names if fnmatch(name, pattern)}
         if weights and "config.json" in names:
+            if len(texts | weights) > _MAX_FILES:
+                raise QsfConversionError(
+                    f"{repo} has {len(texts | weights)} files to convert, allowed: {_MAX_FILES}"
+                )
             return texts | weights
     gguf = gguf_of(names, type_name)
     if gguf is not None:
@@ -114,6 +174,8 @@ def _reason(repo: str, error: Any) -> str:
         )
     if "RepositoryNotFoundError" in kinds or status in (401, 404):
         return f"{repo} is not on the hub (or private: `hf auth login`), nor a file or folder here"
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return f"{repo}: a file has more bytes than the hub says"
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     if status is not None:

@@ -17,6 +17,11 @@ def confine(free_bytes: int, n_seconds: int, stack_bytes: int) -> None:
     _limit(resource.RLIMIT_DATA, _data_bytes() + free_bytes)
 
 
+def limit_file_bytes(n_bytes: int) -> None:
+    """Let no file that this process writes become larger: an OSError says so."""
+    _limit(resource.RLIMIT_FSIZE, n_bytes)
+
+
 def _limit(kind: int, most: int, slack: int = 0) -> None:
     """Lower a limit of this process; the hard one is ``slack`` more."""
     _, hard = resource.getrlimit(kind)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -286,6 +287,44 @@ def test_a_model_of_the_hub_is_downloaded_if_the_user_says_so(hub: FakeHub, tmp_
     assert meaning_of(str(folder)).path == folder / "snapshots" / COMMIT
     shutil.rmtree(tmp_path / "hf")  # the converted file is enough
     assert qsf("run", REPO, "-p", "Once upon a time", "-n", 4, "--temp", 0).stdout == done.stdout
+
+
+ELSEWHERE = "../" * 9 + "evil"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"facts": {"sha": ELSEWHERE}}, "the hub names no commit: '../../"),
+        ({"headers": {"ETag": f'"{ELSEWHERE}"'}}, "a strange etag: "),
+        ({"headers": {"ETag": '".."'}}, "a strange etag: "),
+        ({"headers": {"X-Linked-ETag": f'"{ELSEWHERE}"'}}, "a strange x-linked-etag: "),
+        ({"headers": {"X-Repo-Commit": ELSEWHERE}}, "a strange x-repo-commit: "),
+        ({"facts": {"siblings": [{"rfilename": "x" * 99, "size": 1}] * 99_999}}, "more than 8,388"),
+        ({"facts": {"a": [{}] * 2_000_000}}, "may take "),
+        (
+            {"facts": {"siblings": [{"rfilename": f"{i or 'config'}.json"} for i in range(2000)]
+                       + [{"rfilename": "a.safetensors", "size": 1}]}},
+            "has 2001 files to convert, allowed: 2000",
+        ),
+        (
+            {"facts": {"siblings": [{"rfilename": "a-Q4_0.gguf", "size": 10**16}]}},
+            "has 10,000,000.0 GB, and ",
+        ),
+        ({"n_extra_bytes": 32 << 20}, "a file has more bytes than the hub says"),
+    ],
+)  # fmt: skip
+def test_a_hostile_hub_is_refused(
+    hub: FakeHub, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    vars(hub).update(changes)
+    outside = tmp_path / "as" / "deep" / "as" / "any" / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HOME", str(outside))
+        done = qsf("pull", f"{REPO}:Q4_0", "-q")
+    assert done.returncode == 1
+    assert said in done.stderr.splitlines()[-1]
+    assert "evil" not in {path.name for path in tmp_path.rglob("*")}
 
 
 @pytest.mark.slow

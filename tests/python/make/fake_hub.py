@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -23,12 +24,18 @@ class FakeHub:
     Attributes:
         fetched: [file, first byte] of every download.
         break_after: how many bytes of a file are sent before the connection ends; None: all.
+        facts: other values in what it says of the model.
+        headers: other headers of files.
+        n_extra_bytes: sent behind each file.
     """
 
     def __init__(self, folder: Path) -> None:
         self.files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
         self.fetched: list[tuple[str, int]] = []
         self.break_after: int | None = None
+        self.facts: dict[str, Any] = {}
+        self.headers: dict[str, str] = {}
+        self.n_extra_bytes = 0
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -57,7 +64,8 @@ class FakeHub:
             self._send_json(handler, [self._entry(name, "path") for name in self.files])
         elif path == f"/api/models/{REPO}" or path.startswith(f"/api/models/{REPO}/revision/"):
             siblings = [self._entry(name, "rfilename") for name in self.files]
-            self._send_json(handler, {"id": REPO, "sha": COMMIT, "siblings": siblings})
+            facts = {"id": REPO, "sha": COMMIT, "siblings": siblings, **self.facts}
+            self._send_json(handler, facts)
         elif path.startswith(f"/{REPO}/resolve/") and path.split("/")[-1] in self.files:
             self._send_file(handler, path.split("/")[-1], has_body=has_body)
         else:
@@ -87,10 +95,12 @@ class FakeHub:
         wanted = handler.headers.get("Range", "")
         first = int(wanted.removeprefix("bytes=").split("-")[0]) if wanted else 0
         handler.send_response(206 if wanted else 200)
-        handler.send_header("ETag", f'"{self._entry(name, "path")["oid"]}"')
-        handler.send_header("X-Repo-Commit", COMMIT)
-        handler.send_header("Accept-Ranges", "bytes")
-        handler.send_header("Content-Length", str(len(data) - first))
+        headers = {
+            "ETag": f'"{self._entry(name, "path")["oid"]}"', "X-Repo-Commit": COMMIT,
+            "Content-Length": str(len(data) - first + self.n_extra_bytes), **self.headers,
+        }  # fmt: skip
+        for header in {"Accept-Ranges": "bytes", **headers}.items():
+            handler.send_header(*header)
         if wanted:
             handler.send_header("Content-Range", f"bytes {first}-{len(data) - 1}/{len(data)}")
         handler.end_headers()
@@ -100,7 +110,8 @@ class FakeHub:
         end = len(data)
         if self.break_after is not None and name.endswith(".safetensors"):
             end = min(end, first + self.break_after)
-        handler.wfile.write(data[first:end])
+        with contextlib.suppress(OSError):
+            handler.wfile.write(data[first:end] + bytes(self.n_extra_bytes))
         if end < len(data):
             handler.close_connection = True
 
