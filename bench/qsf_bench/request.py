@@ -28,7 +28,7 @@ class Setting:
 
     @property
     def has_baseline(self) -> bool:
-        """Whether a baseline can run under it: it has no budget, only a group's limit."""
+        """True if a baseline can run under it: baselines have no budget, only a group's limit."""
         return self.budget_mb is None or self.cap_mb is not None
 
     def __str__(self) -> str:

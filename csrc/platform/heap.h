@@ -19,8 +19,8 @@ void *qsf_heap_alloc(size_t n_bytes);
  * is not rounded up. */
 void *qsf_heap_alloc_huge(size_t n_bytes);
 
-/* The same for n items one after another, so that huge pages end only with the last one; each is
- * freed by itself. NULL too if the system cannot free in parts of item_bytes. */
+/* The same for n items in one mapping, so that huge pages cross their borders; each item is freed
+ * by itself. NULL too if the system cannot free in parts of item_bytes. */
 void *qsf_heap_alloc_row(size_t n, size_t item_bytes);
 
 /* Frees memory of these functions; accepts NULL. */

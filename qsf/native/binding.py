@@ -457,7 +457,7 @@ class NativeSampler:
         return int(self._token[0])
 
     def fill(self, item: Any) -> None:
-        """Fill what a ``qsf_choose_item`` has of a sampler."""
+        """Fill the sampler's fields of a ``qsf_choose_item``."""
         item.how, item.random_state = self._how, self._random_state[0]
         item.biased, item.biases, item.n_biased = self._biased, self._biases, self._n_biased
 

@@ -104,7 +104,7 @@ def model_parser(prog: str, model_help: str, description: str, epilog: str) -> P
 
 
 class _Merge(argparse.Action):
-    """Adds what is given to what was given before."""
+    """Merges the value of a repeated option into its earlier values."""
 
     def __call__(self, _parser: Any, options: Any, given: Any, _flag: Any = None) -> None:
         setattr(options, self.dest, {**(getattr(options, self.dest) or {}), **given})

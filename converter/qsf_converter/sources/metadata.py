@@ -27,7 +27,7 @@ from qsf.system.files import READ_FLAGS
 from qsf_converter.text.tables import TOKENIZER_MEMORY_BYTES
 
 _MAX_JSON_BYTES = 64 << 20  # as much as the section TOKN may have
-# Most memory of a parsed list of tensors: of 100,000, many times those of a known shard.
+# Most memory of a parsed list of tensors: enough for 100,000, far more than known shards have.
 INDEX_MEMORY_BYTES = 256 << 20
 _MAX_DIGITS = 20
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")

@@ -48,7 +48,8 @@ bool qsf_kvcache_can_rotate(const qsf_config *c);
  * After an error positions before `begin` are as they were. */
 qsf_status qsf_kvcache_reserve(qsf_kvcache *kv, uint32_t begin, uint32_t end);
 
-/* Gives back blocks that have no position below n_tokens; rings keep theirs, except for 0. */
+/* Releases the blocks whose positions are all >= n_tokens. Groups that are rings keep theirs unless
+ * n_tokens is 0. */
 void qsf_kvcache_trim(qsf_kvcache *kv, uint32_t n_tokens);
 
 /* True if the pages still hold all positions that a token at `position` sees. */
