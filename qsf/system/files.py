@@ -28,17 +28,6 @@ def open_no_link(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 
-def open_uncached(path: Path) -> int:
-    """Open past the page cache; where that is impossible, drop the file's pages from it."""
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | DIRECT_FLAG)
-    except OSError:
-        pass
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    forget_cached(fd)
-    return fd
-
-
 def forget_cached(fd: int) -> None:
     """Drop what the page cache holds of a file, where the system can."""
     if hasattr(os, "posix_fadvise"):

@@ -340,21 +340,6 @@ def test_a_large_source_on_the_same_disk_is_read_instead(
     assert str(read[1]).startswith("/proc/self/fd/")
 
 
-def test_every_piece_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "m"
-    path.write_bytes(bytes((13 << 20) + 5))
-    offs: list[int] = []
-    real = os.preadv
-
-    def preadv(fd: int, buffers: Any, off: int) -> int:
-        offs.append(off)
-        return real(fd, buffers, off)
-
-    monkeypatch.setattr(os, "preadv", preadv)
-    assert disk._measure(path) is not None
-    assert sorted(offs) == [i << 20 for i in range(13)]
-
-
 def test_a_disk_that_cannot_be_read_has_no_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
