@@ -18,6 +18,7 @@ from qsf.foreign_json import JsonError, read_json
 from qsf.inspect import quality as quality_report
 from qsf.report.meta import read_meta
 from qsf.shell import command, typer_app
+from qsf.shell.progress import ProgressLine
 
 if TYPE_CHECKING:
     from qsf.file.layout import Tensor, Unit
@@ -100,22 +101,11 @@ def inspect(
 
 
 def _verify(reader: Reader, as_json: bool) -> None:
-    is_shown = sys.stderr.isatty()
-    last = -1
-
-    def progress(done_bytes: int, total_bytes: int) -> None:
-        nonlocal last
-        percent = 100 * done_bytes // total_bytes
-        if is_shown and percent != last:
-            last = percent
-            bar = "#" * (percent * 40 // 100)
-            typer.echo(f"\rverifying [{bar:<40}] {percent:3} %", err=True, nl=False)
-
+    line = ProgressLine(enabled=sys.stderr.isatty(), unit="MB", scale=2**20)
     try:
-        reader.verify(progress)
+        reader.verify(line.update)
     finally:
-        if is_shown:
-            typer.echo(f"\r{'':62}\r", err=True, nl=False)
+        line.close()
     n_bytes, n_extents = reader.file_bytes, reader.n_extents
     if as_json:
         typer.echo(json.dumps({"ok": True, "bytes": n_bytes, "extents": n_extents}))
