@@ -9,8 +9,8 @@
 `run/`      measured processes: `tasks` and answers, `worker_qsf`, `worker_llama`
             do them, `launch` starts them, `memory_group` limits them, `rounds` has them take turns,
             `baseline` finds llama.cpp
-`judge/`    from times to `results`: the `machine`, `bounds` of a test, `rows` and ratios,
-            `compare` with an earlier result; the machine's limits are `qsf.native.roofline`'s
+`judge/`    from times to `results`: the `machine`, `bounds` of a test, `rows` and ratios; the
+            machine's limits are `qsf.native.roofline`'s
 `show/`     `report`: its parts, which `table` shows on a terminal or as HTML
 ==========  =====================================================================================
 

@@ -2,8 +2,7 @@
 
 The report goes to standard output, progress and errors to standard error.
 
-Exit codes: 0 done, 1 failed, 2 wrong options, 3 slower than --compare, 130 interrupted, 143
-terminated.
+Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -20,8 +19,8 @@ from qsf.shell import command, typer_app
 from qsf.shell.output import check_output, write_text
 from qsf.shell.progress import Steps
 from qsf_bench import campaign
-from qsf_bench.judge import compare, results
-from qsf_bench.options import EXIT_SLOWER, PROGRAM, Options, parse
+from qsf_bench.judge import results
+from qsf_bench.options import PROGRAM, Options, parse
 from qsf_bench.request import make_request
 from qsf_bench.show import table
 
@@ -48,41 +47,32 @@ def bench_command(options: Options) -> int:
     """Measure, report, write; returns the exit code. Raises QsfError."""
     request = make_request(options, n_cores=binding.describe_machine().n_cores)
     check_outputs(options)
-    old = results.read(options.compare) if options.compare is not None else None
     steps = Steps(enabled=not options.quiet, program=PROGRAM)
     try:
         outputs = campaign.run(request, steps)
     finally:
         steps.close()
-    comparison = compare.compare(old, outputs.results) if old is not None else None
     # The report is shown before anything is written, and written although nobody reads it: neither
     # a full disk nor a closed pipe may lose figures that took minutes.
     try:
-        print_report(outputs.results, comparison)
+        print_report(outputs.results)
     except command.StoppedError as stopped:
         stopped.outcome = "the report is cut off"
         raise
     finally:
-        written = write_outputs(options, outputs, comparison)
+        written = write_outputs(options, outputs)
     if written and not options.quiet:
         print(f"written: {', '.join(map(str, written))}", file=sys.stderr)
     if outputs.stopped is not None:
         outputs.stopped.outcome = "the report has what was measured until then"
         raise outputs.stopped
-    if comparison is not None and not comparison.changes:
-        command.say_error(
-            PROGRAM, f"no figure of {options.compare} was measured now: none is compared"
-        )
-        return command.EXIT_FAILED
-    if outputs.is_incomplete:
-        return command.EXIT_FAILED
-    return EXIT_SLOWER if comparison is not None and comparison.is_regression else 0
+    return command.EXIT_FAILED if outputs.is_incomplete else 0
 
 
-def print_report(measured: results.Results, comparison: compare.Comparison | None) -> None:
+def print_report(measured: results.Results) -> None:
     """Print the tables to standard output."""
     width = shutil.get_terminal_size((120, 24)).columns
-    print(table.as_text(table.report(measured, comparison), width), end="")
+    print(table.as_text(table.report(measured), width), end="")
     sys.stdout.flush()
 
 
@@ -91,21 +81,18 @@ def check_outputs(options: Options) -> None:
     paths = [path for path in (options.json, options.html) if path is not None]
     if len({path.resolve() for path in paths}) < len(paths):
         raise QsfArgumentError("--json and --html need names of their own")
-    sources = [options.compare, *options.models, *options.baseline_model]
-    taken = {path.resolve() for path in sources if path is not None}
+    taken = {path.resolve() for path in (*options.models, *options.baseline_model)}
     for path in paths:
         if path.resolve() in taken:
             raise QsfArgumentError(f"{path} is read as well: give the output another name")
         check_output(path, overwrite=options.force)
 
 
-def write_outputs(
-    options: Options, outputs: campaign.Outputs, comparison: compare.Comparison | None
-) -> list[Path]:
+def write_outputs(options: Options, outputs: campaign.Outputs) -> list[Path]:
     """Write the requested files; returns their paths. Raises QsfError."""
     if options.json is not None:
         results.write(outputs.results, options.json, overwrite=options.force)
     if options.html is not None:
-        text = table.as_page(table.report(outputs.results, comparison))
+        text = table.as_page(table.report(outputs.results))
         write_text(options.html, text, overwrite=options.force)
     return [path for path in (options.json, options.html) if path is not None]

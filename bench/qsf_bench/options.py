@@ -27,7 +27,6 @@ DEFAULT_TYPES = ("4bit", "2bit")
 DEFAULT_ROUNDS = 3
 DEFAULT_ROUTING = "local"
 ROUTINGS = (DEFAULT_ROUTING, "even")
-EXIT_SLOWER = 3
 
 _HELP_COLUMNS = 80
 
@@ -189,9 +188,6 @@ class Options:
     )
     json: Path | None = _option("FILE", "Write the results as JSON.", Path)
     html: Path | None = _option("FILE", "Write the report as one web page.", Path)
-    compare: Path | None = _option(
-        "OLD.json", "Results of an earlier run: report what became slower or faster.", Path
-    )
     cache: Path | None = _option(
         "FOLDER", "Folder for random weights.", Path, shown="~/.cache/qsf/bench"
     )
@@ -268,7 +264,6 @@ Examples:
   python -m qsf.bench model.qsf --threads 2 --depth 0,2048
   python -m qsf.bench --shape llama2-7b --quant 4bit --cgroup 300M
   python -m qsf.bench --quant 4bit --ram-budget none,400,200 --html page.html
-  python -m qsf.bench --json new.json --compare old.json
   python -m qsf.bench model.qsf --baseline-model model-Q4_K_M.gguf
 
 Shapes: {_lines(shapes.SHAPES)}
@@ -278,5 +273,4 @@ Without a MODEL, files of random weights are made and kept in the cache folder.
 `make baseline` builds llama.cpp for this processor; docs/benchmarks.md says
 what is measured.
 
-Exit codes: 0 done, 1 failed, 2 wrong options, {EXIT_SLOWER} slower than --compare,
-130 interrupted, 143 terminated."""
+Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated."""

@@ -86,17 +86,8 @@ class Row:
     load_seconds: float | None = None
 
     @property
-    def key(self) -> tuple[object, ...]:
-        """The fields that identify a row: rows of two results with equal keys are compared."""
-        cap_mb = self.cap.limit_mb if self.cap else None
-        return (
-            *(self.engine, self.shape, self.type, self.threads, self.test, self.depth),
-            *(self.budget_mb, cap_mb, self.kv_type),
-        )
-
-    @property
     def label(self) -> str:
-        """The key in words, without the shape."""
+        """Engine, type, test and setting in words, without the shape."""
         test = f"{self.test} @ {self.depth}" if self.depth else self.test
         cap_mb = self.cap.limit_mb if self.cap else None
         setting = setting_words(self.threads, self.budget_mb, cap_mb)

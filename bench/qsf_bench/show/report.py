@@ -7,12 +7,10 @@ to a test, has a table of its own.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from qsf.native.roofline import Limits
-from qsf_bench.judge.compare import Comparison
 from qsf_bench.judge.results import Ratio, Results, Row, Spread
 from qsf_bench.run.tasks import QSF
 
@@ -58,31 +56,6 @@ def parts_of(results: Results) -> list[Part]:
         Part("notes", "Notes", lines=results.notes),
     ]
     return [part for part in parts if part]
-
-
-def changes_of(comparison: Comparison) -> list[Part]:
-    """Return the changes, then the notes and how many there are of each verdict."""
-    names = ("before", "now", "change", "noise")
-    headings = [("", False), *((name, True) for name in names), ("verdict", False)]
-    rows = [
-        [
-            change.row + ("*" if change.is_relative else ""),
-            rate_text(change.old),
-            rate_text(change.new),
-            f"{100 * change.change:+.1f} %",
-            f"{100 * change.noise:.1f} %" if change.noise < 10 else "unknown",
-            change.verdict,
-        ]
-        for change in comparison.changes
-    ]
-    counts = Counter(change.verdict for change in comparison.changes)
-    words = ", ".join(f"{counts[name]} {name}" for name in ("slower", "faster", "noisy", "same"))
-    lines = [*comparison.notes, f"{len(rows)} speeds compared: {words}"]
-    note = (
-        "before, now: medians. A change is more than the spread of the rounds and 3 %. *: in terms "
-        "of the baseline, round by round"
-    )
-    return [Part("changes", "Since the earlier results", headings, rows, lines, note)]
 
 
 # ---- figures in words ----

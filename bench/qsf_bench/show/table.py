@@ -12,9 +12,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from qsf_bench.judge.compare import Comparison
 from qsf_bench.judge.results import Results
-from qsf_bench.show.report import Part, changes_of, parts_of
+from qsf_bench.show.report import Part, parts_of
 
 _FILE_COLUMN = 20
 _TIME_COLUMN = 17
@@ -31,11 +30,10 @@ pre {{ font-family: ui-monospace, Menlo, Consolas, monospace; }}
 <pre>{code}</pre>
 </html>
 """
-_STYLES = {"slower": "bold red", "faster": "green", "noisy": "yellow"}
 
 
-def report(results: Results, comparison: Comparison | None = None) -> RenderableType:
-    """Return the whole report of a result: the machine, its parts, the changes since another."""
+def report(results: Results) -> RenderableType:
+    """Return the whole report of a result: the machine, then its parts."""
     machine = results.machine
     first = f"{machine.get('cpu', 'unknown processor')}, {machine.get('n_cores', '?')} cores"
     if machine.get("isa"):
@@ -43,8 +41,7 @@ def report(results: Results, comparison: Comparison | None = None) -> Renderable
     names = (("qsf", "QSF"), ("commit", "commit"), ("baseline", ""), ("date", ""), ("load", "load"))
     second = [f"{label} {machine[key]}".strip() for key, label in names if machine.get(key)]
     lines = [first, ", ".join(second)] if second else [first]
-    changes = [Text(), shown(changes_of(comparison))] if comparison is not None else []
-    return Group(*map(Text, lines), Text(), shown(parts_of(results)), *changes)
+    return Group(*map(Text, lines), Text(), shown(parts_of(results)))
 
 
 def shown(parts: Sequence[Part]) -> RenderableType:
@@ -79,7 +76,7 @@ def _table(part: Part) -> Table:
         for column in table.columns[1:]:
             column.no_wrap, column.max_width = False, _TIME_COLUMN
     for row in part.rows:
-        table.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
+        table.add_row(*map(Text, row))
     return table
 
 

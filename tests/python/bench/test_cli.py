@@ -112,7 +112,7 @@ def test_the_examples_of_the_help_are_understood(
     said = capsys.readouterr().out
     lines = said.split("Examples:")[1].split("Shapes:")[0].splitlines()
     examples = [line.split()[3:] for line in lines if line.strip()]
-    assert len(examples) == 6
+    assert len(examples) == 5
     asked: list[Request] = []
 
     def note(request: Request, *_: Any, **__: Any) -> Outputs:
@@ -123,7 +123,6 @@ def test_the_examples_of_the_help_are_understood(
     monkeypatch.setattr(cli, "print_report", lambda *_: None)
     monkeypatch.setattr(cli, "check_outputs", lambda *_: None)
     monkeypatch.setattr(cli, "write_outputs", lambda *_: [])
-    monkeypatch.setattr(results, "read", lambda _path: small_results())
     for example in examples:
         assert cli.run(example) == 0, capsys.readouterr().err
     assert [request.shapes for request in asked[:3]] == [("tinyllama-1.1b",), (), ("llama2-7b",)]
@@ -149,42 +148,17 @@ class Ran:
     def __call__(self, *options: str | Path) -> int:
         return cli.run(["--shape", "tiny", *map(str, options)])
 
-    def write_old(self, factor: float) -> Path:
-        """Write a result in which QSF was faster by ``factor``."""
-        path = self._folder / "old.json"
-        known = small_results().as_json()
-        for row in known["rows"]:
-            rate = row["tok_per_s"]
-            if row["engine"] == "qsf":
-                rate |= {name: rate[name] * factor for name in ("median", "min", "max")}
-                rate["values"] = [value * factor for value in rate["values"]]
-        known["ratios"] = []  # which were measured beside the same baseline
-        path.write_text(json.dumps(known))
-        return path
-
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ran:
     return Ran(monkeypatch, tmp_path)
 
 
-def test_exit_codes(ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes(ran: Ran) -> None:
     assert ran() == 0
-    assert ran("--compare", ran.write_old(1.0)) == 0
-    assert "speeds compared" in capsys.readouterr().out
-    slower = ran.write_old(2.0)
-    assert ran("--compare", slower) == 3
-    assert "slower" in capsys.readouterr().out
     ran.found = replace(ran.found, is_incomplete=True)
     assert ran() == 1
-    assert ran("--compare", slower) == 1
     assert ran("--threads", "0") == 2
-    known = json.loads(slower.read_text())
-    slower.write_text(json.dumps(known | {"rows": [], "ratios": []}))
-    ran.found = replace(ran.found, is_incomplete=False)
-    capsys.readouterr()
-    assert ran("--compare", slower) == 1
-    assert "old.json was measured now: none is compared" in capsys.readouterr().err
 
 
 def test_an_interruption_of_the_report_does_not_lose_the_results(
@@ -216,10 +190,10 @@ def test_an_output_that_exists_is_refused_before_the_work(
 def test_outputs_that_would_fail_or_destroy_are_refused_before_the_work(
     ran: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, old = tmp_path / "m.qsf", ran.write_old(1.0)
+    model = tmp_path / "m.qsf"
     model.write_text("precious")
     link = tmp_path / "link"
-    link.symlink_to(old)
+    link.symlink_to(model)
 
     def refused(code: int, said: str, *options: str | Path) -> None:
         assert cli.run([*map(str, options), "--force"]) == code
@@ -229,9 +203,8 @@ def test_outputs_that_would_fail_or_destroy_are_refused_before_the_work(
     refused(1, "no such directory", "--json", tmp_path / "absent" / "a.json")
     refused(1, "is a directory", "--html", tmp_path)
     refused(2, "need names of their own", "--json", a, "--html", tmp_path / "." / "a")
-    refused(2, "is read as well", "--json", old, "--compare", old)
-    refused(2, "is read as well", "--json", link, "--compare", old)
     refused(2, "is read as well", model, "--json", model)
+    refused(2, "is read as well", model, "--json", link)
     assert (ran.n_runs, model.read_text()) == (0, "precious")
 
 

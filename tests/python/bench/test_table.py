@@ -15,11 +15,10 @@ from types import ModuleType
 import pytest
 
 from make.bench_records import small_results
-from qsf_bench.judge.compare import Change, Comparison
 from qsf_bench.judge.results import Results, Row, spread_of, write
 from qsf_bench.run.tasks import Cap
-from qsf_bench.show.report import changes_of, rate_text
-from qsf_bench.show.table import as_page, as_text, report, shown
+from qsf_bench.show.report import rate_text
+from qsf_bench.show.table import as_page, as_text, report
 
 WIDTHS = (80, 140)
 
@@ -115,31 +114,6 @@ def test_nothing_is_wider_than_the_terminal_or_cut_off(width: int) -> None:
     assert not any(line != line.rstrip() for line in text.splitlines())
     assert text.count("12,346 (12,001-13,000)") == 24
     assert text.count("llama.cpp Q4_K_M") == 12
-
-
-# ---- comparisons ----
-
-
-def change(**changes: object) -> Change:
-    row = "small, qsf, 4bit, tg128, 2 threads"
-    known = Change(row, 20.5, 18.5, -0.1, 0.05, "slower", is_relative=False)
-    return replace(known, **changes)  # type: ignore[arg-type]
-
-
-def comparison(*changes: Change) -> Comparison:
-    return Comparison(list(changes or [change()]), ["a note"])
-
-
-def test_changes_are_shown() -> None:
-    other = change(row="large, qsf", verdict="noisy", noise=float("inf"))
-    lines = as_text(shown(changes_of(comparison(change(is_relative=True), other)))).splitlines()
-    row = cells(line_with(lines, "2 threads*"))
-    assert row[1:] == ["20.5", "18.5", "-10.0 %", "5.0 %", "slower"]
-    row = cells(line_with(lines, "large, qsf"))
-    assert row == ["large, qsf", "20.5", "18.5", "-10.0 %", "unknown", "noisy"]
-    assert "- a note" in lines
-    assert "- 2 speeds compared: 1 slower, 0 faster, 1 noisy, 0 same" in lines
-    assert max(map(len, lines)) <= 80
 
 
 # ---- README.md ----

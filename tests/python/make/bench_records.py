@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from qsf.native.roofline import Limits
-from qsf_bench.judge.results import Ratio, Results, Row, Spread, spread_of
+from qsf_bench.judge.results import Results
 from qsf_bench.judge.rows import analyse
 from qsf_bench.models.facts import FileFacts
 from qsf_bench.options import parse
@@ -163,57 +162,3 @@ def small_results(**machine: Any) -> Results:
         found.notes,
         {"rounds": 3},
     )
-
-
-# ---- noisy results, for comparing ----
-
-
-@dataclass(frozen=True, slots=True)
-class Noisy:
-    """A machine whose rounds have ``noise``, as a fraction of each figure, from a seed."""
-
-    chance: random.Random
-    noise: float = 0.03
-    n_rounds: int = 5
-
-    def spread(self, value: float) -> Spread:
-        """Return rounds around a value."""
-        return spread_of(
-            [value * (1 + self.chance.gauss(0, self.noise)) for _ in range(self.n_rounds)]
-        )
-
-    def row(self, rate: float, **changes: Any) -> Row:
-        """Return a row of generation."""
-        known: dict[str, Any] = {
-            "engine": "qsf",
-            "shape": "small",
-            "type": "4bit",
-            "bits_per_weight": 4.6,
-            "file_bytes": 700_000_000,
-            "threads": 2,
-            "test": "tg128",
-            "depth": 0,
-            "budget_mb": None,
-            "tok_per_s": self.spread(rate),
-            "peak_rss_bytes": 700 << 20,
-            "fraction_of_limit": 0.8,
-            "limited_by": "memory",
-            "n_weights": 1_000_000_000,
-        }
-        return Row(**(known | changes))
-
-    def baseline(self, rate: float, **changes: Any) -> Row:
-        """Return a row of llama.cpp."""
-        known = {"engine": "llama.cpp", "type": "Q4_K_M", "version": "llama.cpp 1"}
-        return self.row(rate, **(known | changes))
-
-
-def results_of(
-    rows: Sequence[Row],
-    *,
-    ratios: Sequence[Ratio] = (),
-    **machine: Any,
-) -> Results:
-    """Return a result of these rows."""
-    known = {"cpu": "Processor X", "n_cores": 2, "isa": "avx2", "isa_available": ["avx2"]}
-    return Results(known | machine, Limits({"2": 20.0}), list(rows), list(ratios))
