@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from make.qsf_files import tiny_header, write_tiny
-from oracle.file.reader import Reader
 from qsf.errors import QsfError, QsfFormatError, QsfUnsupportedError
 from qsf.file.kinds import LayerKind, RopeSet
 from qsf.file.layout import Arch, Compression, Positions
@@ -61,16 +60,6 @@ SMALL = {
     NONE: build(n_layers=1, arch=Arch(tied_head=True)),
     LZ4: build(n_layers=1, arch=Arch(tied_head=True), compression=LZ4, is_dull=True),
 }
-
-
-def check(path: Path) -> None:
-    """Open, verify and read everything that the file has."""
-    with Reader(path) as r:
-        r.verify()
-        for tag in r.sections:
-            r.read_section(tag)
-        for t in r.tensors:
-            assert len(r.read_tensor(t)) == t.data_bytes
 
 
 def entry_at(data: bytes | bytearray, tag: bytes) -> int:
