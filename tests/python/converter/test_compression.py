@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from make.examples import examples
 from make.qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
+from oracle.file.blocks import unpack_block
 from oracle.file.reader import Reader
 from oracle.readers import verify_file
 from qsf.errors import QsfArgumentError
 from qsf.file import layout, writer
-from qsf.file.blocks import pack_block, pack_blocks, unpack_block
+from qsf.file.blocks import pack_block, pack_blocks
 from qsf.file.crc32 import crc32_of_zeros
 from qsf.file.layout import (
     EMBEDDING_UNIT,

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from oracle.file.blocks import unpack_block
 from oracle.file.header import parse_model
 from oracle.file.index import check_experts, parse_units
 from oracle.file.tables import parse_arch, parse_kinds, parse_rope
 from oracle.file.tensors import check_contents, parse_tensor
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfIOError, QsfUnsupportedError
 from qsf.file import layout as lay
-from qsf.file.blocks import unpack_block
 from qsf.file.kinds import LayerKind, RopeSet, plain_kind
 from qsf.file.layout import (
     Arch,
