@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "tests" / "python"))
 
 from make.limited import outcomes  # noqa: E402
 from make.mutants import SECTIONS, mutant  # noqa: E402
+from make.recurrent_models import write_recurrent  # noqa: E402
 from qsf_converter.convert import convert  # noqa: E402
 
 BATCH = 40
@@ -74,11 +75,15 @@ def main(n_seconds: float, kept: Path, seed: int, tags: list[str]) -> int:
         convert(ROOT / "tests" / "models" / "tiny-gpt2", gpt2, quant_type="8bit")
         convert(ROOT / "tests" / "models" / "tiny-moe", moe, quant_type="4bit")
         yarn = convert_yarn(Path(folder))
-        bases = {"WPOS": gpt2, "UNIT": moe, "KIND": moe, "ROPE": yarn}
+        mixers = [write_recurrent(Path(folder), case=case) for case in ("lfm2", "qwen3_next")]
+        bases = {
+            "WPOS": [gpt2], "UNIT": [moe], "ROPE": [yarn], "ARCH": [llama, *mixers],
+            "KIND": [moe, *mixers], "TENS": [llama, *mixers],
+        }  # fmt: skip
         for tag in tags:
-            base = bases.get(tag, llama)
-            for i, n in enumerate(try_section(tag, base, n_seconds, seed, kept)):
-                totals[i] += n
+            for base in (those := bases.get(tag, [llama])):
+                tried = try_section(tag, base, n_seconds / len(those), seed, kept)
+                totals = [a + b for a, b in zip(totals, tried, strict=True)]
     print(f"{totals[0]} mutants, {totals[1]} of them broke a promise")
     return 1 if totals[1] else 0
 

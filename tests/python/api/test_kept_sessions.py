@@ -201,6 +201,25 @@ def test_hostile_files_give_typed_errors_or_text(
     assert 20 < n_loaded < 280
 
 
+@pytest.mark.parametrize("name", ["recurrent", "delta"])
+def test_hostile_states_of_mixers_give_typed_errors_or_text(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "hostile"
+    with qsf.Model(written(tmp_path, name), ram_budget=None, max_seq_len=128) as model:
+        model.logits(TOKENS[:100])
+        model.session.save(path)
+        data, n_loaded, session = path.read_bytes(), 0, model.session
+        for seed in range(100):
+            path.write_bytes(session_mutant(data, seed))
+            try:
+                session.load(path)
+                n_loaded += 1
+                for tokens in ([*session.tokens, 5], [*TOKENS[:70], 6]):  # on, and back
+                    session.logits(tokens, first_row=len(tokens) - 1)
+            except errors.QsfError:
+                continue
+    assert 10 < n_loaded < 90
+
+
 # ---- writing ----
 
 

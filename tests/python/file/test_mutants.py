@@ -12,6 +12,7 @@ import pytest
 from make.limited import outcomes
 from make.mutants import SECTIONS, mutant
 from make.outlier_files import add_outliers
+from make.recurrent_models import write_recurrent
 from qsf.file.kinds import RopeSet
 from qsf.file.reader import Reader
 from qsf_converter import convert
@@ -47,10 +48,21 @@ def test_mutants_give_typed_errors(
         convert(tiny_moe_dir, base := tmp_path / "experts.qsf", quant_type="4bit")
     elif tag in ("KIND", "ROPE"):
         base = of_kinds(base, tmp_path / "kinds.qsf")
+    check_mutants(base, tag, n_mutants, tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings in Linux only")
+@pytest.mark.parametrize("tag", ["KIND", "TENS"])
+@pytest.mark.parametrize("case", ["lfm2", "qwen3_next"])
+def test_mutants_of_mixers_give_typed_errors(case: str, tag: str, tmp_path: Path) -> None:
+    check_mutants(write_recurrent(tmp_path, case=case), tag, 40, tmp_path)
+
+
+def check_mutants(base: Path, tag: str, n_mutants: int, folder: Path) -> None:
     data = base.read_bytes()
     paths = []
     for seed in range(n_mutants):
-        path = tmp_path / f"{seed}.qsf"
+        path = folder / f"{seed}.qsf"
         path.write_bytes(mutant(data, tag, seed))
         paths.append(path)
     results = outcomes(base, [base, *paths])

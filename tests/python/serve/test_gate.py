@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,16 @@ def test_a_connection_that_had_its_answer_does_not_count(
         for _ in range(7):  # their clients do not close them
             sock = stack.enter_context(client.connect())
             assert answer_of(sock, request_).startswith(b"HTTP/1.1 " + status)
+
+
+def test_clients_that_close_after_each_answer_all_get_theirs(tiny_llama_4bit: Path) -> None:
+    request = HEALTH.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+    with (
+        serving(tiny_llama_4bit, parallel=1, connections=64) as client,
+        ThreadPoolExecutor(40) as clients,
+    ):
+        answers = list(clients.map(lambda _: client.send(request)[9:12], range(1000)))
+    assert answers == [b"200"] * 1000
 
 
 def test_the_host_of_an_absolute_target_is_checked(tiny_llama_4bit: Path) -> None:
