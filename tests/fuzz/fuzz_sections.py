@@ -25,7 +25,7 @@ from make.mutants import SECTIONS, mutant  # noqa: E402
 from make.recurrent_models import write_recurrent  # noqa: E402
 from qsf_converter.convert import convert  # noqa: E402
 
-BATCH = 40
+BATCH = 200
 
 
 def try_section(tag: str, base: Path, n_seconds: float, seed: int, kept: Path) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from qsf.errors import QsfArgumentError, QsfIOError
 from qsf.options import Flag, GenerationOptions, ModelOptions, Option, Switch, Texts, described
+from qsf.system.files import READ_FLAGS
 
 _MAX_BYTES = 64 << 10
 
@@ -31,7 +32,7 @@ def read_defaults() -> dict[str, Any]:
     """
     path = config_path()
     try:
-        with path.open("rb") as file:
+        with os.fdopen(os.open(path, READ_FLAGS), "rb") as file:
             data = file.read(_MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return {}

@@ -330,6 +330,11 @@ def test_wrong_defaults_are_one_line_and_code_2(
     assert str(config) in done.stderr
 
 
+def test_defaults_are_not_waited_for(here: Here, config: Path) -> None:
+    os.mkfifo(config)  # without a writer
+    check_refused(here("m.qsf", "-p", "x", command=cli.main), 1, "m.qsf")
+
+
 # ---- habits, JSON ----
 
 
