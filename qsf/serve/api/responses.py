@@ -133,12 +133,16 @@ def _read_turns(fields: Fields) -> list[dict[str, Any]]:
             turns[-1] = {**turns[-1], "tool_calls": [*turns[-1].get("tool_calls", ()), *calls]}
         else:
             turns.append(turn)
+    if not turns:
+        raise invalid("input", "input must have a message beside its reasoning")
     return turns
 
 
 def _read_thoughts(item: dict[str, Any]) -> str:
-    parts = item.get("content")
-    texts = [part.get("text") for part in parts or () if isinstance(part, dict)]
+    parts = item.get("content") or []
+    if not isinstance(parts, list):
+        raise invalid("input", f"content of reasoning must be a list, not {shown(parts)}")
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
     return "".join(text for text in texts if isinstance(text, str))
 
 

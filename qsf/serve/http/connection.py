@@ -521,6 +521,11 @@ class Connection(asyncio.Protocol):
             await self._application.answer(endpoint, exchange)
         except Problem as problem:
             await self._refuse(problem, head)
+        except (_GoneError, asyncio.TimeoutError):
+            raise
+        except Exception as error:  # a fault of ours must not look like one of the network
+            text = f"internal error, please report it: {type(error).__name__}: {error}"
+            await self._refuse(Problem(500, "internal_error", text), head)
         finally:
             self._exchange = None
             if exchange is not None:

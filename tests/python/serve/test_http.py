@@ -35,6 +35,8 @@ class Echo:
     async def answer(self, endpoint: str, exchange: Exchange) -> None:
         self.n_answers += 1
         exchange.on_gone = lambda: self.gone.append(endpoint)
+        if endpoint == "/broken":
+            raise IndexError("list index out of range")
         if endpoint == "/stream":
             await exchange.begin_stream()
             for i in range(3):
@@ -223,6 +225,12 @@ SMUGGLED = {
     "two hosts": b"Host: y\r\nContent-Length: 5\r\n",
     "a bare CR": b"X: a\rContent-Length: 5\r\n",
 }
+
+
+def test_a_fault_of_ours_is_an_answer_and_the_connection_lives() -> None:
+    answer = talk([GET.replace(b"/a", b"/broken") + GET], Echo())
+    assert statuses(answer) == [500, 200], answer
+    assert b"please report it: IndexError: list index" in answer
 
 
 @pytest.mark.parametrize("fields", SMUGGLED.values(), ids=SMUGGLED.keys())

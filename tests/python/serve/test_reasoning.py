@@ -126,6 +126,18 @@ def test_thoughts_come_back_in_the_forms_of_all_apis(client: Client) -> None:
     assert counts[0] > counts[1]
 
 
+@pytest.mark.parametrize(
+    "items",
+    [
+        [{"type": "reasoning"}],
+        *([{"type": "reasoning", "content": value}] for value in (5, {}, {"a": 1}, "x", True)),
+    ],
+)
+def test_thoughts_that_are_none_or_alone_are_refused(client: Client, items: Any) -> None:
+    answer = client.post("/v1/responses", input=items)
+    assert (answer.status, answer.error["param"]) == (400, "input")
+
+
 # ---- calls of functions ----
 
 
