@@ -101,12 +101,12 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf_converter.original": _BASE
     | {"qsf.evaluate", "qsf_converter.sources", "qsf_converter.rounding", "qsf_converter.text"},
     "qsf_converter.calibrate": _BASE | (_CONVERTER - {"qsf_converter.calibrate"}),
-    "qsf_converter.kv_cost": _MODEL | {"qsf.evaluate", "qsf_converter.calibrate"},
-    "qsf_converter.meta": _BASE | _CONVERTER | {"qsf.report", "qsf_converter.kv_cost"},
+    "qsf_converter.costs": _MODEL | {"qsf.evaluate", "qsf_converter.calibrate"},
+    "qsf_converter.meta": _BASE | _CONVERTER | {"qsf.report", "qsf_converter.costs"},
     "qsf_converter.writing": _BASE | _CONVERTER | {"qsf.report", "qsf_converter.meta"},
     "qsf_converter.convert": _BASE
     | _CONVERTER
-    | {"qsf.report", "qsf.shell", "qsf_converter.kv_cost", "qsf_converter.meta"}
+    | {"qsf.report", "qsf.shell", "qsf_converter.costs", "qsf_converter.meta"}
     | {"qsf_converter.writing"},
     "qsf_converter": frozenset({"qsf.report", "qsf_converter.request", "qsf_converter.convert"}),
     "qsf_converter.cli": _BASE

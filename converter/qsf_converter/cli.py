@@ -334,8 +334,8 @@ def _print_summary(report: Report, out: Path, report_out: Path | None, *, is_ver
     memory = "" if peak_bytes is None else f", peak memory {peak_bytes / _MB:.0f} MB"
     size, *quality = summary_lines(report, str(out))
     print(f"{size} in {duration_text(report.elapsed_s)}{memory}")
-    if report.kv_cache is not None:
-        print(report.kv_cache)
+    for line in report.costs:
+        print(line)
     for line in full_lines(report.quality) if is_verbose else quality:
         print(line)
     if report_out is not None:

@@ -23,7 +23,7 @@ from qsf.file.partial import remove_abandoned
 from qsf.file.stored_tokenizer import pack_tokenizer
 from qsf.file.writer import Writer
 from qsf.foreign_json import read_json
-from qsf.report.meta import kv_cache_line
+from qsf.report.meta import cost_lines
 from qsf.report.record import Quality, Report
 from qsf.shell.output import check_not_a_source, check_output, check_space
 from qsf_converter import meta
@@ -32,7 +32,7 @@ from qsf_converter.calibrate.calibration_text import CalibrationText, read_calib
 from qsf_converter.calibrate.sensitivity import Sensitivity
 from qsf_converter.calibrate.state import CalibrationState, folder_of, state_key
 from qsf_converter.calibrate.type_choice import Phase, choose_types
-from qsf_converter.kv_cost import KvCost, measure_kv_cost
+from qsf_converter.costs import Costs, measure_costs
 from qsf_converter.request import (
     DEFAULT_CALIBRATION_TOKENS,
     DEFAULT_TERNARY_RULE,
@@ -133,7 +133,7 @@ def convert_as(
         plan, sensitivity = conversion.plan(phase or _no_phase)
         chooser = _chooser(request, out, source)
         try:
-            quality, kv_cost = conversion.write(
+            quality, costs = conversion.write(
                 plan, sensitivity, chooser, progress, phase or _no_phase
             )
             file_bytes = out.stat().st_size
@@ -159,7 +159,7 @@ def convert_as(
         file_bytes=file_bytes,
         elapsed_s=time.monotonic() - started,
         compression=chooser.summary(),
-        kv_cache=None if kv_cost is None else kv_cache_line({"kv_cache": kv_cost.meta()}),
+        costs=tuple(cost_lines(costs)),
     )
 
 
@@ -246,8 +246,8 @@ class _Conversion:
         chooser: Chooser,
         progress: Progress | None,
         phase: Phase,
-    ) -> tuple[Quality, KvCost | None]:
-        """Write the file; return its quality report and the cost of its default KV cache."""
+    ) -> tuple[Quality, Costs]:
+        """Write the file; return its quality report, and what its arithmetic costs it."""
         source = self.source
         is_packing = self.request.compress != DEFAULT_COMPRESSION
         # A compressed layer is first written after its raw bytes.
@@ -270,21 +270,18 @@ class _Conversion:
             if source.tokenizer is not None:
                 writer.add_section("TOKN", pack_tokenizer(source.tokenizer))
             writer.add_section("CHAT", source.chat)
-            kv_cost = None
+            costs: Costs = {}
             if source.tokenizer is not None:
-                with writer.completed() as path:
-                    kv_cost = self._measure_kv_cost(path, plan, phase)
-            if kv_cost is not None:
-                writer.set_kv_bits(*kv_cost.bits)
-            section = meta.meta_bytes(source, self.request, plan, quality, chooser, kv_cost)
+                costs = measure_costs(
+                    writer,
+                    sum(t.n_rows * t.n_cols for t in plan.targets),
+                    self.request.n_threads,
+                    phase("measuring the arithmetic"),
+                    is_kept=any(t.dtype in ALL_KEPT for t in plan.targets),
+                )
+            section = meta.meta_bytes(source, self.request, plan, quality, chooser, costs)
             writer.add_section("META", section)
-        return quality, kv_cost
-
-    def _measure_kv_cost(self, path: Path, plan: Plan, phase: Phase) -> KvCost | None:
-        n_read = sum(t.n_rows * t.n_cols for t in plan.targets)
-        return measure_kv_cost(
-            path, n_read, self.request.n_threads, phase("measuring the KV cache")
-        )
+        return quality, costs
 
     def _write_units(
         self,

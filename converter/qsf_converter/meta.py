@@ -29,7 +29,7 @@ from qsf_converter.calibrate.calibration import FEEDBACK
 from qsf_converter.calibrate.calibration_text import CalibrationText
 from qsf_converter.calibrate.sensitivity import Sensitivity
 from qsf_converter.calibrate.transforms import ROTATED, SCALED
-from qsf_converter.kv_cost import KvCost
+from qsf_converter.costs import Costs
 from qsf_converter.original.divergence import Divergence
 from qsf_converter.request import Request
 from qsf_converter.rounding.compression import Chooser
@@ -47,7 +47,7 @@ _LONGEST_TYPE: Final = max(QUANT_TYPES, key=len)
 _LONGEST_ACTION: Final = f"{ROTATED}, {SCALED}, {FEEDBACK}"
 _LONGEST_NUMBER: Final = -1.2345e-100  # of numbers printed with five digits
 _LARGEST_COUNT: Final = 1 << 48
-_COMPRESSION_BYTES: Final = 2048  # also the bound of the record of the KV cache's cost
+_COMPRESSION_BYTES: Final = 2048  # and of what its arithmetic costs
 
 
 def meta_bytes(
@@ -56,7 +56,7 @@ def meta_bytes(
     plan: Plan,
     quality: Quality,
     chooser: Chooser,
-    kv_cost: KvCost | None,
+    costs: Costs,
 ) -> bytes:
     """Return the META section of a file whose tensors are all written."""
     return metadata.meta_bytes(
@@ -66,7 +66,7 @@ def meta_bytes(
         options=_options(request, plan.layer_dtype, plan.embedding_dtype),
         quality=quality.meta(),
         compression=chooser.meta(),
-        kv_cache=None if kv_cost is None else kv_cost.meta(),
+        costs=costs,
     )
 
 

@@ -33,7 +33,16 @@ static const qsf_key keys[] = {
     F32(12, "logit cap", logit_cap),
     U32(0x8010, "bits of keys", kv_k_bits, 2, 32),
     U32(0x8011, "bits of values", kv_v_bits, 2, 32),
+    U32(0x8012, "bits of activations", act_bits, 8, 16),
 };
+
+static qsf_status check_act_bits(uint32_t bits)
+{
+    if (bits != 8 && bits != 16)
+        return QSF_FAIL(QSF_ERR_FORMAT, "ARCH: bits of activations are %" PRIu32 ", allowed: 8, 16",
+                        bits);
+    return QSF_OK;
+}
 
 static qsf_status check_kv_bits(const char *name, uint32_t bits)
 {
@@ -56,10 +65,12 @@ qsf_status qsf_arch_parse(unsigned char *bytes, size_t n_bytes, const qsf_header
         .rope_original_tokens = 8192,
         .rope_dims = ABSENT,
         .embedding_factor = 1.0F,
+        .act_bits = 8,
     };
     QSF_TRY(qsf_keyvalues_parse("ARCH", bytes, n_bytes, keys, sizeof keys / sizeof keys[0], out));
     QSF_TRY(check_kv_bits("keys", out->kv_k_bits));
     QSF_TRY(check_kv_bits("values", out->kv_v_bits));
+    QSF_TRY(check_act_bits(out->act_bits));
     if (out->rope_dims == ABSENT)
         out->rope_dims = h->head_dim;
     else if (out->rope_dims % 2 != 0 || out->rope_dims > h->head_dim)

@@ -478,6 +478,7 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
         .norm_epsilon = r->arch.norm_epsilon,
         .embedding_factor = r->arch.embedding_factor,
         .logit_cap = r->arch.logit_cap,
+        .has_fine_acts = r->arch.act_bits == 16,
     };
     count_ropes(c, r);
     for (uint32_t i = 0; i < c->n_layers; i++) {

@@ -108,6 +108,7 @@ typedef struct qsf_config {
     bool has_learned_positions;
     bool has_tied_head;
     bool has_head_bias;
+    bool has_fine_acts;  /* 16-bit activations for all weights with codes */
     bool has_only_parts; /* every quantised matrix has scales of fewer than 64 columns */
     float norm_epsilon;
     float embedding_factor;

@@ -66,6 +66,7 @@ typedef struct qsf_arch {
     float logit_cap;    /* 0: none */
     uint32_t kv_k_bits; /* of keys by default, 2, 4, 8, 16 or 32; 0: not said; likewise the next */
     uint32_t kv_v_bits;
+    uint32_t act_bits; /* of activations with weights of codes below 8 bits: 8 or 16 */
 } qsf_arch;
 
 /* The computation of a layer: docs/format.md, section 7. Defaults are filled in. */

@@ -36,7 +36,7 @@ typedef struct qsf_acts {
     size_t n_tokens;
     size_t n_blocks;
     const float *f32;           /* [n_tokens, n_blocks * 64]; NULL: only the integer form is used */
-    const int8_t *q;            /* [n_tokens, n_blocks * 64], -127..127 */
+    const int8_t *q;            /* [n_tokens, n_blocks * 64]; -127..127 where q_low is used */
     const int8_t *q_low;        /* [n_tokens, n_blocks * 64]: x is near scale * (q + q_low / 256) */
     const float *scale;         /* [n_tokens, n_blocks]; parts have their own */
     const int32_t *sum;         /* [n_tokens, n_blocks], sum of the block's q */

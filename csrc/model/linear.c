@@ -22,7 +22,8 @@ typedef struct part {
     size_t item_tile_rows; /* number of tile rows that contain whole groups */
     size_t first_item;     /* equal for two parts: an item is the same tile rows of both */
     size_t n_items;
-    float *tail; /* [n_tokens, 16] */
+    float *tail;  /* [n_tokens, 16] */
+    bool is_fine; /* 16-bit activations, of weights whose kernel takes 8 */
 } part;
 
 typedef struct range {
@@ -52,14 +53,53 @@ static size_t group_tile_rows(size_t group_rows)
     return n;
 }
 
+/* Multiplies tile rows [begin, end) of a part; y: the first output.
+ *
+ * 16-bit activations are the sum of a product with q and one with q_low, each as the kernel
+ * rounds it. So few tokens that a kernel reads the weights once for twice as many are multiplied
+ * together, others while the weights are in the cache. */
+static void multiply(const range *s, const part *p, size_t begin, size_t end, float *y,
+                     size_t y_stride, size_t worker_idx)
+{
+    const qsf_scratch *const scratch = s->ops->scratch;
+    const unsigned char *tiles = p->tiles + (begin - p->first) * p->tile_row_bytes;
+    if (!p->is_fine) {
+        p->matmul(tiles, end - begin, p->x, y, y_stride);
+        return;
+    }
+    const size_t n_tokens = p->x->n_tokens;
+    const qsf_acts low = qsf_acts_low(p->x);
+    const bool is_together =
+        n_tokens <= QSF_LOW_TOGETHER && low.q == p->x->q + n_tokens * p->x->n_blocks * QSF_BLOCK;
+    qsf_acts both = *p->x;
+    both.n_tokens *= 2;
+    float *const products = scratch->low_products + worker_idx * scratch->low_rows * QSF_LOW_COLS;
+    const float *const low_products = products + (is_together ? n_tokens * QSF_LOW_COLS : 0);
+    size_t n;
+    for (size_t i = begin; i < end; i += n, y += n * QSF_TILE_ROWS) {
+        n = end - i < QSF_LOW_COLS / QSF_TILE_ROWS ? end - i : QSF_LOW_COLS / QSF_TILE_ROWS;
+        p->matmul(tiles, n, is_together ? &both : &low, products, QSF_LOW_COLS);
+        if (!is_together)
+            p->matmul(tiles, n, p->x, y, y_stride);
+        for (size_t t = 0; t < n_tokens; t++) {
+            if (is_together)
+                memcpy(y + t * y_stride, products + t * QSF_LOW_COLS,
+                       n * QSF_TILE_ROWS * sizeof *y);
+            s->ops->kernels->add(y + t * y_stride, low_products + t * QSF_LOW_COLS,
+                                 n * QSF_TILE_ROWS);
+        }
+        tiles += n * p->tile_row_bytes;
+    }
+}
+
 /* Computes the last rows of a matrix whose row count is no multiple of 16, in `tail`, so that
  * nothing is written after them. Only one item of a part contains them. */
-static void run_tail(const part *p, size_t tile_row)
+static void run_tail(const range *s, const part *p, size_t tile_row, size_t worker_idx)
 {
     const qsf_linear *const l = p->linear;
     const qsf_acts *const x = p->x;
     const size_t row = tile_row * QSF_TILE_ROWS;
-    p->matmul(p->tiles + (tile_row - p->first) * p->tile_row_bytes, 1, x, p->tail, QSF_TILE_ROWS);
+    multiply(s, p, tile_row, tile_row + 1, p->tail, QSF_TILE_ROWS, worker_idx);
     for (size_t t = 0; t < x->n_tokens; t++)
         memcpy(l->y + t * l->y_stride + row, p->tail + t * QSF_TILE_ROWS,
                (l->w->n_rows - row) * sizeof *l->y);
@@ -86,17 +126,16 @@ static void add_outliers(range *s, const part *p, const qsf_outliers *outliers, 
 }
 
 /* Runs tile rows [begin, end) of a part: products, side products, bias and epilogue. */
-static void run_tile_rows(range *s, const part *p, size_t begin, size_t end)
+static void run_tile_rows(range *s, const part *p, size_t begin, size_t end, size_t worker_idx)
 {
     const qsf_linear *const l = p->linear;
     const qsf_acts *const x = p->x;
     const size_t n_whole = l->w->n_rows / QSF_TILE_ROWS;
     const size_t whole_end = end < n_whole ? end : n_whole;
     if (begin < whole_end)
-        p->matmul(p->tiles + (begin - p->first) * p->tile_row_bytes, whole_end - begin, x,
-                  l->y + begin * QSF_TILE_ROWS, l->y_stride);
+        multiply(s, p, begin, whole_end, l->y + begin * QSF_TILE_ROWS, l->y_stride, worker_idx);
     if (end > n_whole)
-        run_tail(p, n_whole);
+        run_tail(s, p, n_whole, worker_idx);
     for (uint32_t i = 0; i < l->sides.n; i++)
         add_outliers(s, p, &l->sides.outliers[i], begin, end);
     const size_t row = begin * QSF_TILE_ROWS;
@@ -121,7 +160,6 @@ static size_t item_tile_row(const part *p, size_t item)
 static void run_items(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
     range *const s = arg;
-    (void)worker_idx;
     for (size_t i = 0; i < s->n_parts; i++) {
         const part *const p = &s->parts[i];
         const size_t part_end = p->first_item + p->n_items;
@@ -129,7 +167,7 @@ static void run_items(void *arg, size_t begin, size_t end, size_t worker_idx)
         const size_t to = end < part_end ? end : part_end;
         if (from < to)
             run_tile_rows(s, p, item_tile_row(p, from - p->first_item),
-                          item_tile_row(p, to - p->first_item));
+                          item_tile_row(p, to - p->first_item), worker_idx);
     }
 }
 
@@ -150,6 +188,7 @@ static void add_part(range *s, const qsf_linear *l, const qsf_acts *x, size_t fi
         .item_tile_rows = item_tile_rows,
         .n_items = qsf_ceil_div(end, item_tile_rows) - first / item_tile_rows,
         .tail = o->scratch->tails[s->n_parts % QSF_LINEAR_MAX],
+        .is_fine = o->config->has_fine_acts && !o->exact && qsf_dtype_has_coarse_acts(l->w->dtype),
     };
     s->n_bytes = (size_t)(s->parts[s->n_parts].off + (end - first) * n_bytes - s->parts[0].off);
     s->n_parts++;

@@ -102,13 +102,34 @@ qsf_status qsf_ops_load_sides(qsf_ops *o, const qsf_sides *sides, size_t *n_used
     return QSF_OK;
 }
 
+/* Describes q_low of a row, as the kernels describe q. */
+static void describe_low(const qsf_act_row *row, size_t n_blocks, const qsf_act_row *low)
+{
+    for (size_t b = 0; b < n_blocks; b++) {
+        const int8_t *const q = low->q + b * QSF_BLOCK;
+        qsf_act_parts *const parts = &low->parts[b];
+        for (size_t i = 0; i < 2; i++)
+            parts->scale[i] = row->parts[b].scale[i] * 0x1p-8F;
+        for (size_t i = 0; i < 4; i++) {
+            int16_t sum = 0;
+            for (size_t c = 0; c < QSF_BLOCK / 4; c++)
+                sum = (int16_t)(sum + q[i * (QSF_BLOCK / 4) + c]);
+            parts->quarter[i] = sum;
+        }
+        low->scale[b] = row->scale[b] * 0x1p-8F;
+        low->sum[b] = row->fine_sum[b] - 256 * row->sum[b];
+        low->scaled_sum[b] = low->scale[b] * (float)low->sum[b];
+    }
+}
+
 static void quantise_row(const qsf_ops *o, const float *x, size_t t, size_t stride)
 {
     const qsf_scratch *const s = o->scratch;
     const size_t n_blocks = stride / QSF_BLOCK;
+    const size_t t_low = o->n_tokens + t;
     const qsf_act_row out = {
         .q = s->act_q + t * stride,
-        .q_low = s->act_q_low + t * stride,
+        .q_low = s->act_q + t_low * stride,
         .scale = s->act_scale + t * n_blocks,
         .sum = s->act_sum + t * n_blocks,
         .parts = s->act_parts + t * n_blocks,
@@ -116,6 +137,15 @@ static void quantise_row(const qsf_ops *o, const float *x, size_t t, size_t stri
         .fine_sum = s->act_fine_sum + t * n_blocks,
     };
     o->kernels->quantise(x, n_blocks, o->config->has_only_parts, &out);
+    if (o->config->has_fine_acts)
+        describe_low(&out, n_blocks,
+                     &(qsf_act_row){
+                         .q = out.q_low,
+                         .scale = s->act_scale + t_low * n_blocks,
+                         .sum = s->act_sum + t_low * n_blocks,
+                         .parts = s->act_parts + t_low * n_blocks,
+                         .scaled_sum = s->act_scaled_sum + t_low * n_blocks,
+                     });
 }
 
 void qsf_ops_norm_row(const qsf_ops *o, const float *x, const qsf_norm_weights *norm, size_t n,
@@ -179,7 +209,7 @@ static qsf_acts acts_of(const qsf_ops *o, const float *f32, size_t stride)
         .n_blocks = stride / QSF_BLOCK,
         .f32 = f32,
         .q = s->act_q,
-        .q_low = s->act_q_low,
+        .q_low = s->act_q + o->n_tokens * stride,
         .scale = s->act_scale,
         .sum = s->act_sum,
         .parts = s->act_parts,
@@ -287,6 +317,18 @@ void qsf_ops_add_normed(qsf_ops *o, const qsf_norm_weights *norm)
     const qsf_scratch *const s = o->scratch;
     rows_job job = {o, norm, s->y, s->y, o->config->dim, s->dim_stride};
     qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(s->dim_stride), add_normed_rows, &job);
+}
+
+qsf_acts qsf_acts_low(const qsf_acts *x)
+{
+    const size_t n_between = (size_t)(x->q_low - x->q) / QSF_BLOCK;
+    qsf_acts low = *x;
+    low.q = x->q_low;
+    low.scale += n_between;
+    low.sum += n_between;
+    low.scaled_sum += n_between;
+    low.parts += n_between;
+    return low;
 }
 
 qsf_acts qsf_acts_rows(const qsf_acts *x, size_t first, size_t n)

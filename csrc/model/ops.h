@@ -100,6 +100,10 @@ void qsf_ops_add_residual(const qsf_ops *o, size_t begin, size_t end);
 /* x += factor of the layer * norm(y) for every row of the chunk. */
 void qsf_ops_add_normed(qsf_ops *o, const qsf_norm_weights *norm);
 
+/* Returns q_low of x as 8-bit activations of their own, with 16-bit activations. x is that of
+ * qsf_ops_prepare or qsf_ops_gather, or rows of it. */
+qsf_acts qsf_acts_low(const qsf_acts *x);
+
 /* Returns rows [first, first + n) of x. */
 qsf_acts qsf_acts_rows(const qsf_acts *x, size_t first, size_t n);
 

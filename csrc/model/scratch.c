@@ -12,6 +12,11 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
+static size_t smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
 /* Returns the largest chunk for which splitting over spans pays: while there are fewer row groups,
  * one per KV head, than a few for each thread. */
 static uint32_t split_tokens(const qsf_config *c, uint32_t chunk_tokens, uint32_t n_threads)
@@ -90,6 +95,19 @@ static void layout_routed(qsf_routed_scratch *s, qsf_arena *a, const qsf_config 
     s->outputs = qsf_arena_push(a, n_rows * dim_stride, sizeof *s->outputs);
 }
 
+static void layout_integers(qsf_scratch *s, qsf_arena *a, const qsf_config *c, size_t n_rows,
+                            size_t n_cols)
+{
+    const size_t n_blocks = n_rows * (n_cols / QSF_BLOCK);
+    const size_t n_described = c->has_fine_acts ? 2 * n_blocks : n_blocks;
+    s->act_q = qsf_arena_push(a, 2 * n_rows * n_cols, sizeof *s->act_q);
+    s->act_scale = qsf_arena_push(a, n_described, sizeof *s->act_scale);
+    s->act_sum = qsf_arena_push(a, n_described, sizeof *s->act_sum);
+    s->act_parts = qsf_arena_push(a, n_described, sizeof *s->act_parts);
+    s->act_scaled_sum = qsf_arena_push(a, n_described, sizeof *s->act_scaled_sum);
+    s->act_fine_sum = qsf_arena_push(a, n_blocks, sizeof *s->act_fine_sum);
+}
+
 void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const qsf_kv_pool *pool,
                         const qsf_scratch_sizes *sizes)
 {
@@ -105,7 +123,6 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
     const size_t ffn_stride = qsf_stride(c->ffn_dim);
     const size_t gate_stride = qsf_stride(c->gate_dim);
     const size_t widest = larger(larger(s->dim_stride, q_stride), ffn_stride);
-    const size_t n_blocks = widest / QSF_BLOCK;
 
     s->x = qsf_arena_push(a, n * s->dim_stride, sizeof *s->x);
     s->normed = qsf_arena_push(a, n * s->dim_stride, sizeof *s->normed);
@@ -133,11 +150,8 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
     s->head_bias = qsf_arena_push(a, c->has_head_bias ? c->n_vocab : 0, sizeof *s->head_bias);
     s->sides = qsf_arena_push(a, c->sides_bytes, 1);
     layout_routed(&s->routed, a, c, n, s->dim_stride);
-    s->act_q = qsf_arena_push(a, n_wide * widest, sizeof *s->act_q);
-    s->act_q_low = qsf_arena_push(a, n_wide * widest, sizeof *s->act_q_low);
-    s->act_scale = qsf_arena_push(a, n_wide * n_blocks, sizeof *s->act_scale);
-    s->act_sum = qsf_arena_push(a, n_wide * n_blocks, sizeof *s->act_sum);
-    s->act_parts = qsf_arena_push(a, n_wide * n_blocks, sizeof *s->act_parts);
-    s->act_scaled_sum = qsf_arena_push(a, n_wide * n_blocks, sizeof *s->act_scaled_sum);
-    s->act_fine_sum = qsf_arena_push(a, n_wide * n_blocks, sizeof *s->act_fine_sum);
+    layout_integers(s, a, c, n_wide, widest);
+    s->low_rows = c->has_fine_acts ? larger(n_wide, 2 * smaller(n_wide, QSF_LOW_TOGETHER)) : 0;
+    s->low_products =
+        qsf_arena_push(a, sizes->n_threads * s->low_rows * QSF_LOW_COLS, sizeof *s->low_products);
 }

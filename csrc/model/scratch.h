@@ -42,6 +42,12 @@ typedef struct qsf_attend_scratch {
     unsigned char *transit;      /* [qsf_kv_transit_bytes()] cold pages that are attended to */
 } qsf_attend_scratch;
 
+/* Outputs whose products with both halves of 16-bit activations are computed together, while their
+ * weights are in the cache; and tokens whose halves a kernel takes as if they were twice as many.
+ */
+#define QSF_LOW_COLS 128
+#define QSF_LOW_TOGETHER 8
+
 /* Rows that experts compute together. An expert with more unpacks its weights again. */
 #define QSF_EXPERT_ROWS 256
 
@@ -90,13 +96,16 @@ typedef struct qsf_scratch {
     float *head_bias;     /* [n_vocab], if the head has one */
     unsigned char *sides; /* [config's sides_bytes] side products that are in use together */
     qsf_routed_scratch routed;
-    int8_t *act_q;            /* [wide, widest input] */
-    int8_t *act_q_low;        /* [wide, widest input] */
-    float *act_scale;         /* [wide, widest input / 64] */
-    int32_t *act_sum;         /* [wide, widest input / 64] */
-    qsf_act_parts *act_parts; /* [wide, widest input / 64] */
-    float *act_scaled_sum;    /* [wide, widest input / 64] */
-    int32_t *act_fine_sum;    /* [wide, widest input / 64] */
+    /* Matmul input as integers. q_low lies behind q of all rows; with 16-bit activations what
+     * describes q_low (qsf_acts_low) lies behind what describes q. */
+    int8_t *act_q;    /* [2 wide, widest input] */
+    float *act_scale; /* [wide or 2 wide, widest input / 64] */
+    int32_t *act_sum; /* the same, and the next two */
+    qsf_act_parts *act_parts;
+    float *act_scaled_sum;
+    int32_t *act_fine_sum; /* [wide, widest input / 64] */
+    float *low_products;   /* [threads, low_rows, QSF_LOW_COLS], with 16-bit activations */
+    size_t low_rows;
 } qsf_scratch;
 
 /* What the scratch is for. */

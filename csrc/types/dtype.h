@@ -96,6 +96,12 @@ static inline bool qsf_dtype_is_quantised(uint32_t dtype)
     return qsf_form_of(dtype).codes != QSF_CODES_NONE;
 }
 
+/* True if the kernels of this type take 8-bit activations; those of 8-bit codes take 16 bits. */
+static inline bool qsf_dtype_has_coarse_acts(uint32_t dtype)
+{
+    return qsf_dtype_is_quantised(dtype) && qsf_form_of(dtype).codes != QSF_CODES_8BIT;
+}
+
 /* True if a weight is code * scale + min; false if it is a multiple of its scale. */
 static inline bool qsf_dtype_has_min(uint32_t dtype)
 {

@@ -486,18 +486,18 @@ def report_lines(
             "  difference",
             f"{run_cache.change_percent:+.3f} % +- {run_cache.change_error:.3f}",
         )
-    if (stored := _stored_kv_cost(request.model)) is not None:
-        yield "from conversion", stored
+    for line in _stored_costs(request.model):
+        yield "from conversion", line
     yield "time", f"{e.seconds:.1f} s; the model took {e.tokens_per_second:,.0f} tokens/s"
 
 
-def _stored_kv_cost(path: Path) -> str | None:
-    """Return what the conversion measured of the KV cache."""
+def _stored_costs(path: Path) -> list[str]:
+    """Return what the conversion measured of the arithmetic."""
     from qsf.file.reader import Reader
-    from qsf.report.meta import kv_cache_line, read_meta
+    from qsf.report.meta import cost_lines, read_meta
 
     with Reader(path) as reader:
-        return kv_cache_line(read_meta(reader))
+        return cost_lines(read_meta(reader))
 
 
 def _comparison_lines(request: _Request, e: Evaluation) -> Iterator[tuple[str, str]]:

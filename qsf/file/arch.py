@@ -24,12 +24,14 @@ ARCH_KEYS: Final = (
     Key(12, "logit_cap", F32),
     Key(0x8010, "kv_key_bits", U32, least=2, most=32),
     Key(0x8011, "kv_value_bits", U32, least=2, most=32),
+    Key(0x8012, "act_bits", U32, least=8, most=16),
 )
 _NEW: Final = (
     "embedding_factor",
     "logit_cap",
     "kv_key_bits",
     "kv_value_bits",
+    "act_bits",
 )  # written only where they are not the default
 
 
@@ -39,6 +41,8 @@ def check_arch(values: dict[str, Any], header: Header, error: type[QsfError]) ->
         bits = values.get(name, 2)
         if bits & (bits - 1):
             raise error(f"ARCH: {name} is {bits}, allowed: 2, 4, 8, 16, 32")
+    if (bits := values.get("act_bits", 8)) not in (8, 16):
+        raise error(f"ARCH: act_bits is {bits}, allowed: 8, 16")
     dims = values.get("rope_dims")
     if dims is not None and (dims % 2 != 0 or dims > header.head_dim):
         raise error(

@@ -382,6 +382,7 @@ class Arch:
     logit_cap: float = 0.0  # 0: none
     kv_key_bits: int = 0  # of the KV cache by default, 2, 4, 8, 16 or 32; 0: not said
     kv_value_bits: int = 0
+    act_bits: int = 8  # of activations with weights of codes below 8 bits: 8 or 16
 
 
 DEFAULT_ARCH: Final = Arch()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from qsf.errors import QsfArgumentError
 from qsf.file import layout as lay
@@ -476,9 +476,10 @@ class Writer(Output):
             self._entries = entries
             self._truncate(at)
 
-    def set_kv_bits(self, key_bits: int, value_bits: int) -> None:
-        """Say in ``ARCH`` how many bits keys and values have by default."""
-        self._arch = replace(self._arch, kv_key_bits=key_bits, kv_value_bits=value_bits)
+    def change_arch(self, **changes: int) -> None:
+        """Change fields of ``ARCH`` that follow from what the complete file was measured to do."""
+        values: dict[str, Any] = {**changes}
+        self._arch = replace(self._arch, **values)
         self._tables["ARCH"] = pack_arch(self._arch, self.header, QsfArgumentError)
 
     def finish(self) -> None:

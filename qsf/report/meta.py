@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from qsf.foreign_json import JsonError, read_json
 from qsf.kv import parse_kv_type
@@ -31,17 +31,32 @@ def read_meta(reader: Reader) -> dict[str, Any] | None:
     return meta if isinstance(meta, dict) else None
 
 
-def kv_cache_line(meta: Mapping[str, Any] | None) -> str | None:
-    """Return the default type of the KV cache and its measured cost.
+_ACT_BITS: Final = (8, 16)
 
-    None if nothing was measured or the record is malformed.
+
+def cost_lines(meta: Mapping[str, Any] | None, *, with_kv_cache: bool = True) -> list[str]:
+    """Return the defaults of a file's arithmetic and what they were measured to cost.
+
+    Of what was not measured, or whose record is not what it should be, there is no line.
     """
-    record: Any = (meta or {}).get("kv_cache")
+    lines = [
+        _line_of(meta, "activations", "activations of {bits:d} bits: {measured:d} bits change")
+    ]
+    if with_kv_cache:
+        lines.append(_line_of(meta, "kv_cache", "KV cache {type}: {measured} changes"))
+    return [line for line in lines if line is not None]
+
+
+def _line_of(meta: Mapping[str, Any] | None, name: str, begin: str) -> str | None:
+    record: Any = (meta or {}).get(name)
     try:
-        for name in ("type", "measured"):
-            parse_kv_type(record[name])
+        if name == "kv_cache":
+            for kv_type in (record["type"], record["measured"]):
+                parse_kv_type(kv_type)
+        elif not {record["bits"], record["measured"]}.issubset(_ACT_BITS):
+            return None
         return (
-            f"KV cache {record['type']}: {record['measured']} changes perplexity by "
+            f"{begin.format(**record)} perplexity by "
             f"{record['change_percent']:+.2f} % +- {record['change_error']:.2f} and the likeliest "
             f"token at {100 * (1 - record['agreement']):.1f} % of positions"
         )

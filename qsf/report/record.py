@@ -227,7 +227,7 @@ class Report:
     file_bytes: int
     elapsed_s: float
     compression: str | None = None  # one line: the compression of the layers, if it was requested
-    kv_cache: str | None = None  # its default type and the cost of that type, if it was measured
+    costs: tuple[str, ...] = ()  # lines: the defaults of its arithmetic, and what was measured
 
     @property
     def tensors(self) -> tuple[TensorReport, ...]:

@@ -25,6 +25,7 @@
 static const char path[] = "check_linear.qsf";
 static tiny_file file;
 static const uint32_t n_rows_of[N_MATRICES] = {72, 24, 40}; /* 72 and 24: tails; 40: too */
+static bool is_fine; /* 16-bit activations: the 4-bit stub is called for both halves */
 static const uint8_t dtype_of[N_MATRICES] = {QSF_DTYPE_8BIT, QSF_DTYPE_4BIT, QSF_DTYPE_F16};
 
 /* Layer 1 is three matrices with headers between; layer 2 a pair of 72 rows. */
@@ -129,6 +130,7 @@ static void prepare(result *r, const qsf_reader *reader, const qsf_tensor *w, si
 {
     const size_t n_bytes = qsf_dtype_tile_bytes(w->dtype); /* of a tile row: one tile */
     const unsigned char *const tiles = file.bytes + reader->units[w->unit_idx].off + w->data_off;
+    const float n_products = is_fine && w->dtype == QSF_DTYPE_4BIT ? 2.0F : 1.0F;
     memset(r, 0, sizeof *r);
     r->n_rows = w->n_rows;
     r->group_rows = group_rows;
@@ -138,7 +140,8 @@ static void prepare(result *r, const qsf_reader *reader, const qsf_tensor *w, si
         const uint32_t crc = qsf_crc32(0, tiles + i / QSF_TILE_ROWS * n_bytes, n_bytes);
         r->bias[i] = has_bias ? (float)(i + 1) * 1024.0F : 0.0F;
         for (size_t t = 0; t < N_TOKENS; t++)
-            r->expected[t * MAX_ROWS + i] = answer(crc, i % QSF_TILE_ROWS, t) + r->bias[i];
+            r->expected[t * MAX_ROWS + i] =
+                n_products * answer(crc, i % QSF_TILE_ROWS, t) + r->bias[i];
     }
 }
 
@@ -233,8 +236,27 @@ static void run_all(qsf_stream *stream, const qsf_reader *reader, uint32_t n_thr
     kernels.matmul[QSF_DTYPE_F16] = stub_f16;
     for (size_t i = 0; i < N_MATRICES; i++)
         scratch.tails[i] = tails[i];
-    qsf_ops o = {.kernels = &kernels, .pool = pool, .stream = stream, .scratch = &scratch};
-    const qsf_acts x = {.n_tokens = N_TOKENS, .n_blocks = 1};
+    const qsf_config config = {.has_fine_acts = is_fine};
+    static int8_t q[2 * N_TOKENS * QSF_BLOCK];
+    static const float scale[2 * N_TOKENS];
+    static const int32_t sum[2 * N_TOKENS];
+    static const qsf_act_parts parts[2 * N_TOKENS];
+    static float low_products[3][N_TOKENS * QSF_LOW_COLS];
+    scratch.low_rows = N_TOKENS;
+    scratch.low_products = low_products[0];
+    qsf_ops o = {.config = &config,
+                 .kernels = &kernels,
+                 .pool = pool,
+                 .stream = stream,
+                 .scratch = &scratch};
+    const qsf_acts x = {.n_tokens = N_TOKENS,
+                        .n_blocks = 1,
+                        .q = q,
+                        .q_low = q + N_TOKENS * QSF_BLOCK,
+                        .scale = scale,
+                        .sum = sum,
+                        .parts = parts,
+                        .scaled_sum = scale};
     for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++)
         run_layer(&o, &x, reader, groups[i], i % 2 == 0);
     run_pair(&o, &x, reader, false);
@@ -274,6 +296,8 @@ int main(void)
         check_windows(1);
         check_windows(2);
         check_windows(3);
+        is_fine = true;
+        check_windows(2);
     }
     remove(path);
     return check_report("check_linear");

@@ -155,9 +155,9 @@ def meta_bytes(
     options: dict[str, str],
     quality: dict[str, Any],
     compression: dict[str, Any] | None = None,
-    kv_cache: dict[str, Any] | None = None,
+    costs: Mapping[str, dict[str, Any]] | None = None,
 ) -> bytes:
-    """Return the META section; ``compression`` and ``kv_cache`` may be missing.
+    """Return the META section; ``compression`` and ``costs`` may be missing.
 
     ``weights_sha256`` is the digest of the tensors as they were read: see
     ``Checkpoint.digest``. It costs no second read and does not depend on the sharding.
@@ -175,8 +175,7 @@ def meta_bytes(
     }
     if compression is not None:
         meta["compression"] = compression
-    if kv_cache is not None:
-        meta["kv_cache"] = kv_cache
+    meta.update(costs or {})
     return json.dumps(meta, ensure_ascii=False).encode()
 
 

@@ -295,7 +295,7 @@ def _print_plan(request: Request) -> int:
     with Watcher(command.leave_at_once):
         read_constraint(request.path, request.form)  # what it takes is in "process before opening"
         plan = call_with(Model.plan, request.path, request.opening)
-    for line in (*report.plan_lines(plan), *_kv_cache_lines(request)):
+    for line in (*report.plan_lines(plan), *_cost_lines(request)):
         print(line)
     sys.stdout.flush()
     if plan.is_enough:
@@ -303,16 +303,13 @@ def _print_plan(request: Request) -> int:
     return _fail(_does_not_fit(plan))
 
 
-def _kv_cache_lines(request: Request) -> list[str]:
-    """Return what the file says of its KV cache, where the user chose none."""
+def _cost_lines(request: Request) -> list[str]:
+    """Return the file's default arithmetic, without the KV cache where the user chose one."""
     from qsf.file.reader import Reader
-    from qsf.report.meta import kv_cache_line, read_meta
+    from qsf.report.meta import cost_lines, read_meta
 
-    if request.opening.kv_type is not None:
-        return []
     with Reader(request.path) as reader:
-        line = kv_cache_line(read_meta(reader))
-    return [] if line is None else [line]
+        return cost_lines(read_meta(reader), with_kv_cache=request.opening.kv_type is None)
 
 
 def _does_not_fit(plan: MemoryPlan) -> str:

@@ -120,7 +120,8 @@ static void fill_head(unsigned char *head, qsf_dtype dtype, fill how)
         head[i] = random_code(how);
 }
 
-static int8_t random_q(fill how)
+/* At least -127 beside q_low. Alone it may be -128: q_low is multiplied like that, too. */
+static int8_t random_q(fill how, int8_t least)
 {
     const bool odd = (random_u32() & 1) != 0;
     if (how == FILL_ZEROS)
@@ -128,8 +129,8 @@ static int8_t random_q(fill how)
     if (how == FILL_LARGEST || (how == FILL_EXTREMES && odd))
         return 127;
     if (how == FILL_SMALLEST || how == FILL_EXTREMES)
-        return -127;
-    return (int8_t)((int32_t)(random_u32() % 255) - 127);
+        return least;
+    return (int8_t)((int32_t)(random_u32() % (uint32_t)(128 - least)) + least);
 }
 
 /* Any -128..127, but no more than 32512 in all: see qsf_quantise_fn. */
@@ -146,6 +147,7 @@ static int8_t random_q_low(fill how, int8_t q)
 static void fill_acts(problem *p)
 {
     const size_t n_blocks = p->n_tokens * p->n_blocks;
+    const int8_t least = qsf_dtype_has_coarse_acts(p->dtype) ? -128 : -127;
     fill_floats(p->f32, n_blocks * QSF_BLOCK, p->how);
     fill_floats(p->scale, n_blocks, p->how);
     for (size_t b = 0; b < n_blocks; b++) {
@@ -153,7 +155,7 @@ static void fill_acts(problem *p)
         p->parts[b] = (qsf_act_parts){.scale = {p->scale[b], p->scale[(b + 1) % n_blocks]}};
         p->fine_sum[b] = 0;
         for (size_t i = b * QSF_BLOCK; i < (b + 1) * QSF_BLOCK; i++) {
-            p->q[i] = random_q(p->how);
+            p->q[i] = random_q(p->how, least);
             p->q_low[i] = random_q_low(p->how, p->q[i]);
             p->sum[b] += p->q[i];
             int16_t *const quarter = &p->parts[b].quarter[i % QSF_BLOCK / 16];

@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 import qsf
+from make.fine_files import convert_fine
 from make.gpt_oss import make_gpt_oss
 from make.streamed_models import (
     IO_METHODS,
@@ -34,6 +35,8 @@ TOKENS = np.random.default_rng(8).integers(0, 101, 60).tolist()
 
 # Every type once as the type of everything, and the families with the usual mixtures.
 MODELS: list[tuple[str, str, str | None]] = [("llama", quant, quant) for quant in QUANT_TYPES]
+MODELS += [(f"fine {maker}", "4bit", None) for maker in MAKERS]  # 16-bit activations
+MODELS += [("fine llama", quant, None) for quant in ("2bit", "3bit", "4bit-sym", "ternary-dense")]
 MODELS += [(maker, quant, None) for maker in MAKERS for quant in ("4bit", "8bit")]  # MXFP4: gpt_oss
 MODELS += [("mistral", "f16", None), ("gpt2", "f16", None), ("gpt2", "2bit", "ternary-dense")]
 
@@ -60,7 +63,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def converted(folder: Path, maker: str, quant_type: str, embed_type: str | None) -> Path:
     path = folder / f"{maker}-{quant_type}-{embed_type}.qsf"
     if not path.exists():
-        convert(folder / maker, path, quant_type=quant_type, embed_type=embed_type)
+        call = convert_fine if maker.startswith("fine ") else convert
+        source = folder / maker.removeprefix("fine ")
+        call(source, path, quant_type=quant_type, embed_type=embed_type)
     return path
 
 

@@ -393,7 +393,7 @@ def test_a_failure_anywhere_leaves_the_old_file_and_no_thread(
     out = tmp_path / "m.qsf"
     # Which reads the file that was written, with other calls and other errors.
     module = importlib.import_module("qsf_converter.convert")
-    monkeypatch.setattr(module, "measure_kv_cost", lambda *_: None)
+    monkeypatch.setattr(module, "measure_costs", lambda *_, **__: {})
 
     def run() -> None:
         convert(pruned["tiny-gpt2"], out, compress="lz4", quant_type="2bit", overwrite=True)

@@ -396,7 +396,7 @@ def test_a_wrong_header_is_refused(tmp_path: Path, changes: dict[str, object]) -
         {"rope_scaling": 3}, {"rope_factor": -1.0}, {"rope_factor": float("inf")},
         {"rope_low_freq_factor": 4.0}, {"rope_original_tokens": 0}, {"rope_dims": 3},
         {"rope_dims": 6}, {"window_tokens": -1}, {"window_tokens": 1 << 32},
-        {"kv_key_bits": 3}, {"kv_key_bits": 64}, {"kv_value_bits": 1},
+        {"kv_key_bits": 3}, {"kv_key_bits": 64}, {"kv_value_bits": 1}, {"act_bits": 12},
     ],
 )  # fmt: skip
 def test_a_wrong_architecture_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:

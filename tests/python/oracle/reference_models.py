@@ -179,7 +179,8 @@ def load_qsf(path: Path, context: int = 0) -> Model:
             weights[name] = decode_tiles(kind, data, tensor.n_rows, tensor.n_cols)
             if dtype not in floats:
                 multiplied[name] = dtype
-                integer[name] = 16 if dtype in (layout.Dtype.Q8, layout.Dtype.Q8_0) else 8
+                is_fine = dtype in (layout.Dtype.Q8, layout.Dtype.Q8_0)
+                integer[name] = 16 if is_fine else arch.act_bits
         learned = header.positions == layout.Positions.LEARNED
         if learned:
             table = np.frombuffer(reader.read_section("WPOS"), "<f2").astype(np.float32)

@@ -26,12 +26,6 @@ _PLACE = re.compile(
 )
 _MODELS: list[RealModel] = []
 
-# What does not hold yet, by model and test. A test that passes again is an error: its line goes.
-_MISSING = {
-    ("smollm2", "test_answers_are_those_of_llama_cpp"): "16 of 20 answers: with --exact all 20 are "
-    "those of llama.cpp and of f32 arithmetic; the activations of 8 bits change four",
-}
-
 
 @pytest.fixture(scope="session")
 def converted_models(tmp_path_factory: pytest.TempPathFactory) -> list[RealModel]:
@@ -51,15 +45,6 @@ def real(request: pytest.FixtureRequest, converted_models: list[RealModel]) -> R
     if request.param is None:
         pytest.skip("no real models: make check-real MODELS=FOLDER")
     return next(model for model in converted_models if model.source == request.param)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what does not hold yet."""
-    for item in items:
-        name, _, model = item.name.partition("[")
-        reason = _MISSING.get((model.rstrip("]"), name))
-        if reason is not None:
-            item.add_marker(pytest.mark.xfail(reason=reason, raises=AssertionError, strict=True))
 
 
 def pytest_sessionfinish() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The default type of the KV cache: measured by the conversion, and stored in the file."""
+"""The defaults of the arithmetic: measured by the conversion, and stored in the file."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 import qsf
-from make.large_keys import with_large_keys
-from make.tiny_checkpoints import make_llama
+from make import gguf_files
+from make.large_keys import read_checkpoint, with_large_keys
+from make.tiny_checkpoints import make_llama, write_checkpoint
 from qsf.cli import evaluate as eval_cli
 from qsf.cli import inspect as inspect_cli
 from qsf.cli.run import main as run_cli
 from qsf.file.reader import Reader
-from qsf.report.meta import kv_cache_line
+from qsf.report.meta import cost_lines, read_meta
 from qsf_converter import convert
-from qsf_converter.kv_cost import measure_kv_cost
+from qsf_converter.costs import n_measured_tokens
 
 
 def recorded(path: Path) -> tuple[tuple[int, int], dict[str, Any] | None]:
@@ -52,7 +53,7 @@ def test_the_cost_is_measured_and_stored(
     assert abs(record["change_percent"]) + 2 * record["change_error"] < 0.5
     assert record["change_error"] > 0
     assert 0.975 <= record["agreement"] <= 1
-    steps = phases["measuring the KV cache"]
+    steps = phases["measuring the arithmetic"]
     assert steps == sorted(steps)
     assert steps[-1][0] == steps[-1][1]
     assert not any("KV cache" in warning for warning in report.warnings)
@@ -61,15 +62,15 @@ def test_the_cost_is_measured_and_stored(
     shown = " ".join(capsys.readouterr().out.split())
     assert "kv_cache type 8bit" in shown
     assert "kv_cache change_percent" in shown
-    assert report.kv_cache is not None
+    (line,) = report.costs
     assert run_cli.main([str(out), "--plan", "--ram-budget", "auto"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == report.kv_cache
+    assert capsys.readouterr().out.splitlines()[-1] == line
     assert run_cli.main([str(out), "--plan", "--ram-budget", "auto", "--kv-type", "f16"]) == 0
     assert "KV cache 8bit" not in capsys.readouterr().out
     text = tmp_path / "text"
     text.write_text("once upon a time there was a girl " * 20, "utf-8")
     assert eval_cli.run([str(out), "--text", str(text), "--ctx", "64"]) == 0
-    assert report.kv_cache in capsys.readouterr().out
+    assert line in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -83,17 +84,22 @@ def test_the_cost_is_measured_and_stored(
         {"measured": ["8bit"]},
     ],
 )
-def test_a_strangers_record_of_the_cost_is_no_error(change: dict[str, Any]) -> None:
+def test_a_strangers_record_of_a_cost_is_no_error(change: dict[str, Any]) -> None:
     record = {"type": "f16", "measured": "8bit", "change_percent": 1.0, "change_error": 0.1}
     whole = {**record, "agreement": 0.9}
-    assert kv_cache_line({"kv_cache": whole}) == (
-        "KV cache f16: 8bit changes perplexity by +1.00 % +- 0.10 and the likeliest token at "
-        "10.0 % of positions"
-    )
+    end = " perplexity by +1.00 % +- 0.10 and the likeliest token at 10.0 % of positions"
+    assert cost_lines({"kv_cache": whole}) == [f"KV cache f16: 8bit changes{end}"]
+    assert cost_lines({"kv_cache": whole}, with_kv_cache=False) == []
     wrong = {name: value for name, value in {**whole, **change}.items() if value is not ...}
-    assert kv_cache_line({"kv_cache": wrong}) is None
-    assert kv_cache_line({"kv_cache": 3}) is None
-    assert kv_cache_line(None) is None
+    assert cost_lines({"kv_cache": wrong, "activations": wrong}) == []
+    activations = {**whole, "bits": 16, "measured": 8}
+    both = {"kv_cache": whole, "activations": activations}
+    line = f"activations of 16 bits: 8 bits change{end}"
+    assert cost_lines(both) == [line, f"KV cache f16: 8bit changes{end}"]
+    for bits in ("\x1b[2J", 10**400, [8], None, 9):
+        assert cost_lines({"activations": {**activations, "bits": bits}}) == []
+    assert cost_lines({"kv_cache": 3, "activations": []}) == []
+    assert cost_lines(None) == []
 
 
 def test_a_model_that_needs_more_bits_gets_them(tmp_path: Path, tiny_llama_dir: Path) -> None:
@@ -105,8 +111,7 @@ def test_a_model_that_needs_more_bits_gets_them(tmp_path: Path, tiny_llama_dir: 
     assert record is not None
     assert (record["type"], record["measured"]) == ("f16", "8bit")
     assert record["change_percent"] + 2 * record["change_error"] > 0.5
-    assert report.kv_cache is not None
-    assert report.kv_cache.startswith("KV cache f16: 8bit changes perplexity by ")
+    assert report.costs[-1].startswith("KV cache f16: 8bit changes perplexity by ")
     assert planned(out) == planned(out, 1) == (16, 16)
     assert planned(out, kv_type="k8v4") == (8, 4)
     assert planned(out, exact=True) == (32, 32)
@@ -118,4 +123,44 @@ def test_without_a_measurement_it_has_8_bits(tmp_path: Path, tiny_llama_8bit: Pa
     convert(make_llama(tmp_path / "hf"), out)
     assert recorded(out) == ((0, 0), None)
     assert planned(out) == (8, 8)
-    assert measure_kv_cost(tiny_llama_8bit, 10**10, 1, lambda _done, _total: None) is None
+    assert n_measured_tokens(10**10) == 0
+
+
+def with_large_channels(folder: Path, out: Path) -> Path:
+    """The same model to the bit, whose norms put out every 8th channel 256 times as large."""
+    config, tensors = read_checkpoint(folder)
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}"
+        for norm, names in {
+            "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
+        }.items():
+            tensors[f"{at}.{norm}.weight"][::8] *= 256
+            for name in names:
+                tensors[f"{at}.{name}.weight"][:, ::8] /= 256
+    return write_checkpoint(out, config, tensors, tokenizer_from=folder)
+
+
+def test_a_kept_model_that_needs_finer_activations_gets_them(
+    tmp_path: Path, tiny_llama_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {}
+    for name in ("plain", "large"):
+        hf = tiny_llama_dir
+        if name == "large":
+            hf = with_large_channels(hf, tmp_path / "hf")
+        out = tmp_path / f"{name}.qsf"
+        gguf = gguf_files.write(
+            hf, tmp_path / f"{name}.gguf", kind=gguf_files.Type.Q5_1, tokenizer=True
+        )
+        report = convert(gguf, out)
+        with Reader(out) as reader:
+            record = (read_meta(reader) or {})["activations"]
+            assert record["bits"] == reader.arch.act_bits
+        assert report.costs[0].startswith(f"activations of {record['bits']} bits: 8 bits change ")
+        assert run_cli.main([str(out), "--plan", "--ram-budget", "auto"]) == 0
+        assert report.costs[0] in capsys.readouterr().out
+        found[name] = record
+    assert found["plain"]["bits"] == 8
+    assert found["large"]["bits"] == 16
+    assert found["large"]["agreement"] < found["plain"]["agreement"]
