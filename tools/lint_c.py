@@ -57,6 +57,8 @@ BANNED: dict[str, frozenset[str]] = {  # calls, and the rooms where they are all
 SYSTEM_FOLDERS = {
     "csrc/platform/posix/": ("csrc/platform/posix/", "csrc/platform/linux/"),
     "csrc/platform/linux/": ("csrc/platform/linux/",),
+    "csrc/platform/macos/": ("csrc/platform/macos/",),
+    "csrc/platform/win32/": ("csrc/platform/win32/",),
 }
 SYSTEM_FREE_HEADER = re.compile(
     r"(assert|ctype|errno|fenv|float|inttypes|limits|locale|math|std(align|arg|atomic|bool|def|int|io"

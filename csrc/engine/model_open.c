@@ -21,9 +21,6 @@
 #include "io/io_choose.h"
 #include "machine/sysmem.h"
 
-/* Sizes that the plan holds in 64 bits are converted to size_t. */
-_Static_assert(SIZE_MAX >= UINT64_MAX, "the engine needs a 64-bit system");
-
 /* Largest chunk: layers with windows can roll back this many tokens. */
 #define DRAFTER_CHUNK_TOKENS 128
 /* Tokens of a pass with a draft model's guesses, compared with other guesses, at least. */

@@ -5,6 +5,9 @@
 #include "platform/cgroup.h"
 #include "platform/system_memory.h"
 
+/* What a process can address: of 32 bits the kernel keeps a quarter for itself. */
+#define ADDRESS_BYTES ((uint64_t)SIZE_MAX / 4 * 3)
+
 void qsf_sysmem_read(qsf_sysmem *out)
 {
     qsf_system_memory system;
@@ -22,6 +25,8 @@ void qsf_sysmem_read(qsf_sysmem *out)
         out->available_bytes = group.left_bytes;
         out->limit_bytes = group.limit_bytes;
     }
+    if (out->available_bytes > ADDRESS_BYTES - out->resident_bytes)
+        out->available_bytes = ADDRESS_BYTES - out->resident_bytes;
     /* The kernel updates VmHWM only now and then. */
     if (out->peak_bytes < out->resident_bytes)
         out->peak_bytes = out->resident_bytes;

@@ -69,7 +69,8 @@ static inline qsf_form qsf_form_of(uint32_t dtype)
 #define QSF_CODED_FORM(id, symbol, function, label, bytes, codes, scales, cols, min, zero, factor, \
                        unit)                                                                       \
     [id] = {label, bytes, QSF_CODES_##codes, QSF_SCALES_##scales, cols, min, zero, factor, unit},
-#define QSF_FLOAT_FORM(id, symbol, function, label, bytes) [id] = {label, bytes},
+#define QSF_FLOAT_FORM(id, symbol, function, label, bytes) \
+    [id] = {.name = label, .tile_bytes = bytes},
     static const qsf_form forms[QSF_DTYPE_COUNT] = {
         QSF_CODED_TYPES(QSF_CODED_FORM)
             QSF_FLOAT_TYPES(QSF_FLOAT_FORM)[QSF_DTYPE_MIXED] = {.name = "mixed"}};

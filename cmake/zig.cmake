@@ -1,0 +1,35 @@
+# Cross build by zig's clang, which brings the C library of each system: -DQSF_TARGET=, such as
+# x86_64-linux-musl or x86_64-windows-gnu; -DQSF_ZIG= its program. LZ4 and ZSTD are built from the
+# sources in QSF_CODECS (tools/fetch_codecs.sh). Programs of another processor run under qemu, those
+# for Windows under wine.
+list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES QSF_TARGET QSF_ZIG)
+string(REGEX MATCH "^[^-]+" CMAKE_SYSTEM_PROCESSOR "${QSF_TARGET}")
+if(QSF_TARGET MATCHES "-windows")
+  set(CMAKE_SYSTEM_NAME Windows)
+elseif(QSF_TARGET MATCHES "-macos")
+  set(CMAKE_SYSTEM_NAME Darwin)
+else()
+  set(CMAKE_SYSTEM_NAME Linux)
+endif()
+
+set(CMAKE_C_COMPILER ${QSF_ZIG} cc)
+set(CMAKE_C_COMPILER_TARGET ${QSF_TARGET})
+set(CMAKE_C_COMPILER_AR ${QSF_ZIG})
+foreach(rule ARCHIVE_CREATE ARCHIVE_APPEND)
+  set(CMAKE_C_${rule} "\"${QSF_ZIG}\" ar qc <TARGET> <LINK_FLAGS> <OBJECTS>")
+endforeach()
+set(CMAKE_C_ARCHIVE_FINISH "\"${QSF_ZIG}\" ranlib <TARGET>")
+# What runs on a processor of the target's baseline.
+set(CMAKE_C_FLAGS_INIT "-mcpu=baseline")
+if(CMAKE_SYSTEM_NAME STREQUAL Linux)
+  set(CMAKE_EXE_LINKER_FLAGS_INIT "-static") # runs without the target's libraries
+endif()
+
+if(QSF_TARGET MATCHES "-windows")
+  find_program(QSF_EMULATOR NAMES wine REQUIRED)
+elseif(QSF_TARGET MATCHES "-linux" AND NOT CMAKE_SYSTEM_PROCESSOR STREQUAL CMAKE_HOST_SYSTEM_PROCESSOR)
+  find_program(QSF_EMULATOR NAMES qemu-${CMAKE_SYSTEM_PROCESSOR} REQUIRED)
+endif()
+if(QSF_EMULATOR)
+  set(CMAKE_CROSSCOMPILING_EMULATOR ${QSF_EMULATOR})
+endif()

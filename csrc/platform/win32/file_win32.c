@@ -1,0 +1,186 @@
+/* file_win32.c - files through CreateFileW and overlapped reads and writes. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "platform/file.h"
+
+#include <inttypes.h>
+#include <string.h>
+#include <wchar.h>
+
+#include "base/checked.h"
+#include "base/status.h"
+#include "platform/win32/file_win32.h"
+#include "platform/win32/system_error.h"
+
+#define MAX_PATH_UNITS 2048             /* of UTF-16 */
+#define MAX_READ_BYTES ((DWORD)1 << 30) /* of one call */
+
+static qsf_status fail_io(const char *what, const char *path, DWORD code)
+{
+    char why[QSF_SYSTEM_ERROR_BYTES];
+    qsf_system_error_text(code, why);
+    return QSF_FAIL(QSF_ERR_IO, "%s %s: %s", what, path, why);
+}
+
+/* The path in UTF-16, whole and behind "\\?\" where it is longer than the 260 units that Windows
+ * takes otherwise. Returns an error of the system or 0. */
+static DWORD to_wide(const char *path, wchar_t wide[MAX_PATH_UNITS])
+{
+    if (MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, wide, MAX_PATH_UNITS) == 0)
+        return GetLastError();
+    if (wcslen(wide) < MAX_PATH - 20 || wcsncmp(wide, L"\\\\", 2) == 0)
+        return 0;
+    wchar_t whole[MAX_PATH_UNITS];
+    const DWORD n = GetFullPathNameW(wide, MAX_PATH_UNITS, whole, NULL);
+    if (n == 0)
+        return GetLastError();
+    if (n + 4 >= MAX_PATH_UNITS)
+        return ERROR_FILENAME_EXCED_RANGE;
+    wmemcpy(wide, L"\\\\?\\", 4);
+    wmemcpy(wide + 4, whole, n + 1);
+    return 0;
+}
+
+qsf_status qsf_file_open(qsf_file *f, const char *path)
+{
+    *f = (qsf_file){.handle = -1, .reads_until_fault = -1};
+    wchar_t wide[MAX_PATH_UNITS];
+    const DWORD code = to_wide(path, wide);
+    if (code != 0)
+        return fail_io("cannot open", path, code);
+    const DWORD attributes = GetFileAttributesW(wide);
+    if (attributes != INVALID_FILE_ATTRIBUTES && (attributes & FILE_ATTRIBUTE_DIRECTORY) != 0)
+        return QSF_FAIL(QSF_ERR_IO, "cannot open %s: it is a folder, not a regular file", path);
+    HANDLE handle =
+        CreateFileW(wide, GENERIC_READ, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE,
+                    NULL, OPEN_EXISTING, FILE_FLAG_OVERLAPPED, NULL);
+    if (handle == INVALID_HANDLE_VALUE)
+        return fail_io("cannot open", path, GetLastError());
+    LARGE_INTEGER n_bytes;
+    if (GetFileType(handle) != FILE_TYPE_DISK || !GetFileSizeEx(handle, &n_bytes)) {
+        (void)CloseHandle(handle);
+        return QSF_FAIL(QSF_ERR_IO, "cannot open %s: it is a device, not a regular file", path);
+    }
+    f->handle = (intptr_t)handle;
+    f->n_bytes = (uint64_t)n_bytes.QuadPart;
+    return QSF_OK;
+}
+
+qsf_status qsf_file_create_unnamed(qsf_file *f, const char *folder)
+{
+    *f = (qsf_file){.handle = -1, .reads_until_fault = -1};
+    wchar_t wide[MAX_PATH_UNITS];
+    wchar_t name[MAX_PATH + 1];
+    DWORD code = to_wide(folder, wide);
+    if (code == 0 && GetTempFileNameW(wide, L"qsf", 0, name) == 0)
+        code = GetLastError();
+    if (code != 0)
+        return fail_io("cannot create a file in", folder, code);
+    HANDLE handle = CreateFileW(
+        name, GENERIC_READ | GENERIC_WRITE | DELETE, FILE_SHARE_DELETE, NULL, CREATE_ALWAYS,
+        FILE_FLAG_OVERLAPPED | FILE_FLAG_DELETE_ON_CLOSE | FILE_FLAG_RANDOM_ACCESS, NULL);
+    if (handle == INVALID_HANDLE_VALUE)
+        return fail_io("cannot create a file in", folder, GetLastError());
+    f->handle = (intptr_t)handle;
+    return QSF_OK;
+}
+
+void qsf_file_close(qsf_file *f)
+{
+    if (f->handle != -1)
+        (void)CloseHandle(qsf_file_handle(f->handle));
+    f->handle = -1;
+}
+
+/* Where a call begins, and the event that it sets at its end: reads of other threads through the
+ * same handle would set the handle's own. */
+static DWORD begin(OVERLAPPED *at, uint64_t offset)
+{
+    *at = (OVERLAPPED){.Offset = (DWORD)(offset & UINT32_MAX), .OffsetHigh = (DWORD)(offset >> 32)};
+    at->hEvent = CreateEventW(NULL, TRUE, FALSE, NULL);
+    return at->hEvent != NULL ? 0 : GetLastError();
+}
+
+static DWORD finish(intptr_t handle, OVERLAPPED *at, BOOL has_ended, size_t *n_bytes)
+{
+    DWORD code = has_ended ? 0 : GetLastError();
+    DWORD done_bytes = 0;
+    if (code == 0 || code == ERROR_IO_PENDING)
+        code = GetOverlappedResult(qsf_file_handle(handle), at, &done_bytes, TRUE) ? 0
+                                                                                   : GetLastError();
+    (void)CloseHandle(at->hEvent);
+    *n_bytes = done_bytes;
+    return code == ERROR_HANDLE_EOF ? 0 : code;
+}
+
+HANDLE qsf_file_reopen_direct(intptr_t handle)
+{
+    return ReOpenFile(qsf_file_handle(handle), GENERIC_READ,
+                      FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE,
+                      FILE_FLAG_NO_BUFFERING | FILE_FLAG_OVERLAPPED);
+}
+
+DWORD qsf_file_read_once(intptr_t handle, uint64_t offset, void *dst, size_t n_bytes,
+                         size_t *got_bytes)
+{
+    OVERLAPPED at;
+    const DWORD code = begin(&at, offset);
+    if (code != 0)
+        return code;
+    const DWORD step_bytes = n_bytes < MAX_READ_BYTES ? (DWORD)n_bytes : MAX_READ_BYTES;
+    return finish(handle, &at, ReadFile(qsf_file_handle(handle), dst, step_bytes, NULL, &at),
+                  got_bytes);
+}
+
+qsf_status qsf_file_read_at(qsf_file *f, uint64_t offset, void *dst, size_t n_bytes)
+{
+    if (!qsf_extent_inside(offset, n_bytes, INT64_MAX))
+        return QSF_FAIL(QSF_ERR_FORMAT, "read of %zu bytes at %" PRIu64 " is beyond any file",
+                        n_bytes, offset);
+    size_t done_bytes = 0;
+    while (done_bytes < n_bytes) {
+        const size_t left_bytes = n_bytes - done_bytes;
+        size_t got_bytes;
+        const DWORD code =
+            qsf_file_read_once(f->handle, offset + done_bytes, (unsigned char *)dst + done_bytes,
+                               left_bytes, &got_bytes);
+        if (code != 0) {
+            char why[QSF_SYSTEM_ERROR_BYTES];
+            qsf_system_error_text(code, why);
+            return QSF_FAIL(QSF_ERR_IO, "read of %zu bytes at %" PRIu64 ": %s", left_bytes,
+                            offset + done_bytes, why);
+        }
+        if (got_bytes == 0)
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "file ends %zu bytes early: wanted %zu at %" PRIu64 ", it had %" PRIu64
+                            " bytes when opened",
+                            left_bytes, n_bytes, offset, f->n_bytes);
+        done_bytes += got_bytes;
+    }
+    return qsf_file_end_read(f, offset, dst, n_bytes);
+}
+
+qsf_status qsf_file_write_at(qsf_file *f, uint64_t offset, const void *src, size_t n_bytes)
+{
+    size_t done_bytes = 0;
+    while (done_bytes < n_bytes) {
+        const size_t left_bytes = n_bytes - done_bytes;
+        size_t put_bytes = 0;
+        OVERLAPPED at;
+        DWORD code = begin(&at, offset + done_bytes);
+        if (code == 0)
+            code = finish(
+                f->handle, &at,
+                WriteFile(qsf_file_handle(f->handle), (const unsigned char *)src + done_bytes,
+                          left_bytes < MAX_READ_BYTES ? (DWORD)left_bytes : MAX_READ_BYTES, NULL,
+                          &at),
+                &put_bytes);
+        if (code != 0 || put_bytes == 0) {
+            char why[QSF_SYSTEM_ERROR_BYTES];
+            qsf_system_error_text(code, why);
+            return QSF_FAIL(QSF_ERR_IO, "write of %zu bytes at %" PRIu64 ": %s", n_bytes, offset,
+                            why);
+        }
+        done_bytes += put_bytes;
+    }
+    return QSF_OK;
+}
