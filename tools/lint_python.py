@@ -123,6 +123,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         "qsf.report",
         "qsf.taking",
     },
+    "qsf.selftest": _MODEL | {"qsf"},
     "qsf.bench": frozenset({"qsf.shell"}),  # only the name of `qsf_bench`
     # A program on top of both packages, which makes the models that it measures.
     "qsf_bench.models": _BENCH_BASE,

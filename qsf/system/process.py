@@ -39,8 +39,6 @@ def unmap_freed_arrays() -> None:
     glibc raises its own threshold to the size of whatever was freed, and then each thread's heap
     keeps up to twice as much: 85 MB after a conversion. Other C libraries are left as they are.
     """
-    import ctypes  # a megabyte that other commands do without
-
     with contextlib.suppress(OSError, AttributeError):
         import ctypes  # late: 1 MB that no other command needs
 
@@ -53,6 +51,18 @@ def _status_bytes(field: str) -> int | None:
         return int(status.split(field, 1)[1].split()[0]) * 1024
     except (OSError, IndexError, ValueError):
         return None
+
+
+def processor_name() -> str:
+    """Return the name of the processor, or the machine's kind where the system does not tell."""
+    import platform
+    import re
+
+    cpuinfo = ""
+    with contextlib.suppress(OSError):
+        cpuinfo = Path("/proc/cpuinfo").read_text("utf-8", "replace")
+    match = re.search(r"^(?:model name|Processor|cpu model)\s*: (.*\S)", cpuinfo, re.MULTILINE)
+    return match[1] if match else platform.processor() or platform.machine()
 
 
 def open_file_count() -> int | None:

@@ -34,7 +34,7 @@ export PKG_CONFIG_PATH=$libdir/pkgconfig LD_LIBRARY_PATH=$libdir
     fail "qsf.pc has another version than pyproject.toml"
 pkg-config --libs --static qsf | grep -q -- '-llz4.*-lzstd' ||
     fail "qsf.pc does not say what the static library needs"
-cp "$tree/tests/golden/tiny-text-4bit.qsf" model.qsf
+cp "$tree/qsf/selftest.qsf" model.qsf
 blocks() { awk -v kind="$1" '$0 == "```" kind { on = 1; next } /^```/ { on = 0 } on' "$tree/docs/c.md"; }
 blocks c >story.c
 blocks sh | sed 's/^cc /$CC -Wall -Werror /' | grep -v '^make ' >commands.sh

@@ -17,9 +17,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from qsf.system import process
 from qsf_bench.run.baseline import compiler_of
 
-_CPUINFO = Path("/proc/cpuinfo")
 _GIT_SECONDS = 10
 
 
@@ -32,9 +32,8 @@ def describe(baselines: Sequence[str] = ()) -> dict[str, Any]:
     from qsf.native import _qsf, binding
 
     machine = binding.describe_machine()
-    info = _CPUINFO.read_text("utf-8", "replace") if _CPUINFO.exists() else ""
     facts: dict[str, Any] = {
-        "cpu": cpu_name(info),
+        "cpu": process.processor_name(),
         "n_cores": machine.n_cores,
         "isa": machine.isa_name,
         "isa_available": list(machine.isa_available),
@@ -51,12 +50,6 @@ def describe(baselines: Sequence[str] = ()) -> dict[str, Any]:
         "command": command_line(sys.argv),
     }
     return {name: value for name, value in facts.items() if value not in (None, "")}
-
-
-def cpu_name(cpuinfo: str) -> str:
-    """Return the processor's name, from the text of /proc/cpuinfo where that has one."""
-    match = re.search(r"^(?:model name|Processor|cpu model)\s*: (.*\S)", cpuinfo, re.MULTILINE)
-    return match[1] if match else platform.processor() or platform.machine()
 
 
 def command_line(argv: Sequence[str]) -> str:

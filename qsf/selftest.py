@@ -1,0 +1,127 @@
+"""``python -m qsf.selftest``: does QSF compute here what it computes elsewhere?
+
+Opens a small model that comes with the package, on each instruction set of this machine, by each
+way of reading and with three memory budgets, and compares every bit of the logits and the text with
+those of the machine where they were made. Prints one block of text, which is also what to send when
+something is wrong. It ends with 1 if anything differs.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+_MODEL = Path(__file__).with_suffix(".qsf")
+_PROMPT = "a word and another"
+_LOGITS_CRC = 3551613340  # of the prompt's f32 logits [12, 512], on every instruction set
+_TEXT = "9��א|b�DDart|가:�dlestart|>art|L9`a "  # what follows "a word"
+_TRIAL_SECONDS = 120
+
+
+def _try(budget_bytes: int | None, io: str) -> str:
+    """Open the model, compute, and compare; in a process of its own, which QSF_ISA is set for.
+
+    Returns the instruction set, whether the logits and the text are the same, the bytes of the
+    budget and the peak of the process, as words.
+    """
+    import numpy as np  # before the plan, which counts what the process has by then
+
+    import qsf
+    from qsf.system import process
+
+    budget = qsf.Model.plan(_MODEL).min_budget_bytes if budget_bytes == 0 else budget_bytes
+    with qsf.Model(_MODEL, ram_budget=budget, io=io, threads=2) as model:
+        logits = np.ascontiguousarray(model.logits(model.tokenize(_PROMPT)))
+        text = "".join(model.generate("a word", max_tokens=24, temperature=0))
+        has_logits = zlib.crc32(logits.tobytes()) == _LOGITS_CRC
+        peak_bytes = process.peak_bytes() or 0
+        return f"{model.info.isa_name} {has_logits} {text == _TEXT} {budget or 0} {peak_bytes}"
+
+
+def _verdict(isa: str | None, words: str) -> str:
+    """Return "ok", or what differs, of what `_try` says."""
+    used_isa, has_logits, has_text, budget_bytes, peak_bytes = words.split()
+    if isa is not None and used_isa != isa:
+        return f"FAILED: {used_isa} was used"
+    if has_logits != "True":
+        return "FAILED: the bits of the logits differ"
+    if has_text != "True":
+        return "FAILED: the text differs"
+    if 0 < int(budget_bytes) < int(peak_bytes):
+        return f"FAILED: {int(peak_bytes) / 1e6:.1f} MB taken of {int(budget_bytes) / 1e6:.1f} MB"
+    return "ok"
+
+
+def _judge(isa: str | None, budget_bytes: int | None, io: str) -> str:
+    """Return the verdict on a trial in a child."""
+    environment = {**os.environ, **({"QSF_ISA": isa} if isa is not None else {})}
+    command = [sys.executable, "-m", "qsf.selftest", "--trial", str(budget_bytes), io]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, timeout=_TRIAL_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"FAILED: no answer after {_TRIAL_SECONDS} s"
+    if done.returncode == 0:
+        return _verdict(isa, done.stdout.decode())
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    reason = lines[-1] if lines else f"the process ended with {done.returncode}"
+    return f"{'refused' if 'QsfUnsupportedError' in reason else 'FAILED'}: {reason}"
+
+
+def _rows() -> Iterator[tuple[str, str]]:
+    import qsf
+    from qsf.native import binding, roofline
+    from qsf.system import process
+
+    machine = binding.describe_machine()
+    libc = " ".join(platform.libc_ver()) or "another C library"
+    yield "qsf", f"{qsf.__version__}, Python {platform.python_version()}"
+    yield "system", f"{platform.system()} {platform.release()} {platform.machine()}, {libc}"
+    yield "processor", process.processor_name()
+    yield "cores", f"{machine.n_cores}; {machine.isa_name} is used"
+    yield (
+        "memory",
+        f"{machine.memory_bytes / 1e9:.1f} GB, {machine.available_bytes / 1e9:.1f} GB available",
+    )
+    for isa in machine.isa_available:
+        yield f"bits, {isa}", _judge(isa, None, "auto")
+    for io in ("buffered", "direct", "uring", "mmap"):
+        yield f"reading, {io}", _judge(None, 0, io)
+    for name, budget_bytes in (("least", 0), ("64 MB", 64 << 20), ("none", None)):
+        yield f"budget, {name}", _judge(None, budget_bytes, "auto")
+    gb_per_s, gmadds_per_s = roofline.measure_memory([1, machine.n_cores], lambda _: None)
+    for name, rates, unit in (
+        ("memory", gb_per_s, "GB/s"),
+        ("arithmetic", gmadds_per_s, "10^9 8-bit products/s"),
+    ):
+        if rates:
+            shown = ", ".join(f"{rate:.1f} with {n} threads" for n, rate in rates.items())
+            yield f"speed, {name}", f"{unit}: {shown}"
+
+
+def main() -> int:
+    """Run all trials, or one for a process of this module; return the exit code."""
+    if sys.argv[1:2] == ["--trial"]:
+        budget, io = sys.argv[2:]
+        print(_try(None if budget == "None" else int(budget), io))
+        return 0
+    if len(sys.argv) > 1:
+        print(f"qsf.selftest takes no arguments, but {sys.argv[1]}", file=sys.stderr)
+        return 2
+    n_failed = 0
+    for name, value in _rows():
+        print(f"{name + ':':18} {value}", flush=True)
+        n_failed += value.startswith("FAILED")
+    print(f"{'result:':18} {f'{n_failed} FAILED' if n_failed else 'all passed'}")
+    return n_failed != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

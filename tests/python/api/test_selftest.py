@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m qsf.selftest`` as a person runs it, and what it says where something differs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from qsf import selftest
+from qsf.native import binding
+
+
+def test_this_machine_passes() -> None:
+    done = subprocess.run([sys.executable, "-m", "qsf.selftest"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = dict(line.split(":", 1) for line in done.stdout.splitlines())
+    assert rows["result"].strip() == "all passed"
+    for isa in binding.describe_machine().isa_available:
+        assert rows[f"bits, {isa}"].strip() == "ok"
+    assert rows["reading, buffered"].strip() == rows["budget, least"].strip() == "ok"
+    assert "GB/s" in rows["speed, memory"]
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [
+        ("avx2 True True 0 30000000", "ok"),
+        ("scalar True True 0 0", "FAILED: scalar was used"),
+        ("avx2 False True 0 0", "FAILED: the bits of the logits differ"),
+        ("avx2 True False 0 0", "FAILED: the text differs"),
+        ("avx2 True True 28000000 33600000", "FAILED: 33.6 MB taken of 28.0 MB"),
+    ],
+)
+def test_what_differs_is_said(words: str, verdict: str) -> None:
+    assert selftest._verdict("avx2", words) == verdict
+
+
+def test_a_trial_that_cannot_run_is_a_failure() -> None:
+    assert selftest._judge("avx1024", None, "auto").startswith("FAILED: ")
