@@ -30,6 +30,8 @@ ISA_TESTS := converted_logits forward kv_cache native passes public_api same_eve
 SCALAR_TESTS := converted_logits native public_api
 # Of the exhaustive loops of the C tests, where a case is slow or was tried by another verb: see
 # tests/c/check.h. `make test-c` runs all cases.
+# Of the C tests under emulation: arithmetic of models, plans, files.
+MODEL_TESTS := ^(check_(cache|drafts|file|isa|linear|model|plan|reader|state|stream)|example)
 THINNED := export QSF_CHECK_STRIDE=7;
 # Quick tests share the cores; slow ones want them for themselves.
 QUICK_ARGS ?= -n auto
@@ -39,13 +41,14 @@ WERROR ?= $(if $(CI),ON,OFF)
 
 # $(call c_tests,folder,flags,ctest's flags): configures, builds and runs the C tests. In build/c the
 # objects are there already: the Python module was built there.
-c_tests = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_MODULE=OFF \
+c_tests = $(call c_build,$(1),$(2),all); $(call ctest,$(1)) $(3)
+c_build = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_MODULE=OFF \
 		-DQSF_WERROR=$(WERROR) $(2) >build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \
-	$(CMAKE) --build build/$(1) -j $(JOBS) >>build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \
-	$(call ctest,$(1)) $(3)
+	$(CMAKE) --build build/$(1) -j $(JOBS) --target $(3) >>build/$(1).log 2>&1 || \
+		{ cat build/$(1).log; exit 1; }
 ctest = $(CTEST) --test-dir build/$(1) -j $(JOBS) --timeout 600 --output-on-failure --no-tests=error
 
-.PHONY: help demo link test test-c test-py check check-isa check-hostile check-san check-arm check-old check-slow \
+.PHONY: help demo link test test-c test-py check check-isa check-hostile check-san check-arm check-old check-targets check-slow \
 	check-real lint format fuzz baseline bench wheel install clean
 .NOTPARALLEL:
 
@@ -167,6 +170,30 @@ check-arm: build/install.stamp ## the C tests for 64-bit ARM under qemu, on each
 check-old: build/install.stamp ## kernels and models on an x86-64 processor without AVX, under qemu
 	@tools/bootstrap.sh old
 	@$(THINNED) $(call c_tests,old,-DCMAKE_TOOLCHAIN_FILE=cmake/old-x86.cmake,-R '^check_(isa|kernels|model$$)')
+
+# Other C libraries and systems, by zig's clang. All tests run on the first; on the second those of
+# models, since qemu takes long; the third are built only.
+TARGETS_TESTED := x86_64-linux-musl x86_64-windows-gnu
+TARGETS_EMULATED := arm-linux-musleabihf riscv64-linux-musl aarch64-linux-musl
+TARGETS_BUILT := aarch64-windows-gnu aarch64-macos.11.0 x86_64-macos.10.13
+zig_flags = -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja -DQSF_ZIG=$$zig \
+	-DCMAKE_TOOLCHAIN_FILE=cmake/zig.cmake -DQSF_TARGET=$$target -DQSF_CODECS=$(CURDIR)/build/codecs
+check-targets: build/install.stamp ## the C library for musl, 32 bits, RISC-V, Windows, macOS; tests under qemu and wine
+	@tools/bootstrap.sh targets
+	@$(PY) -m pip install -q ziglang==0.17.1
+	@PYTHON=$(PY) tools/fetch_codecs.sh build/codecs
+	@zig=$$($(PY) -c 'import ziglang; print(ziglang.__path__[0])')/zig; \
+	export WINEPREFIX="$(CURDIR)/build/wine" WINEDEBUG=-all; $(THINNED) \
+	for target in $(TARGETS_TESTED); do \
+		echo "$$target"; $(call c_tests,$$target,$(zig_flags)); \
+	done; \
+	for target in $(TARGETS_EMULATED); do \
+		echo "$$target"; $(call c_tests,$$target,$(zig_flags),-R "$(MODEL_TESTS)"); \
+	done; \
+	for target in $(TARGETS_BUILT); do \
+		echo "$$target: built"; \
+		$(call c_build,$$target,$(zig_flags) -DQSF_BUILD_LIBRARY=ON,example_generate qsf); \
+	done
 
 lint: build/lint.stamp ## ruff, mypy, clang-format and the rules of tools/lint_*.py
 	@$(VENV)/bin/ruff check .

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the system packages that the build needs and that are missing, or prints how to.
-# Usage: tools/bootstrap.sh [arm|old|page|baseline]     (also what `make check-arm`,
-# `make check-old`, `make check-slow` or `make baseline` needs)
+# Usage: tools/bootstrap.sh [arm|old|targets|page|baseline]     (also what `make check-arm`,
+# `make check-old`, `make check-targets`, `make check-slow` or `make baseline` needs)
 set -euo pipefail
 
 has_header() { echo "#include <$1>" | "${CC:-cc}" -E - >/dev/null 2>&1; }
@@ -35,6 +35,10 @@ fi
 if [ "${1:-}" = old ]; then
     command -v qemu-x86_64 >/dev/null || command -v qemu-x86_64-static >/dev/null ||
         missing+=(qemu-user)
+fi
+if [ "${1:-}" = targets ]; then
+    command -v qemu-arm >/dev/null || missing+=(qemu-user)
+    command -v wine >/dev/null || missing+=(wine wine64)
 fi
 if [ "${1:-}" = page ]; then # a browser, for the test that looks at the HTML reports
     command -v chromium >/dev/null || command -v chromium-browser >/dev/null ||

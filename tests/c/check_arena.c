@@ -6,6 +6,7 @@
 
 #include "base/asan.h"
 #include "memory/arena.h"
+#include "system.h"
 
 #define N_PUSHES 40
 
@@ -57,7 +58,7 @@ static void check_measured_is_needed(uint32_t seed)
     const size_t cap_bytes = measuring.used_bytes;
     CHECK(cap_bytes > 0 && cap_bytes % QSF_ARENA_ALIGN == 0);
 
-    unsigned char *const block = aligned_alloc(QSF_ARENA_ALIGN, cap_bytes);
+    unsigned char *const block = check_alloc(QSF_ARENA_ALIGN, cap_bytes);
     if (!CHECK(block != NULL))
         return;
     qsf_arena real;
@@ -75,12 +76,12 @@ static void check_measured_is_needed(uint32_t seed)
     CHECK(real.failed);
     CHECK(real.used_bytes <= cap_bytes - QSF_ARENA_ALIGN);
     QSF_ASAN_UNPOISON(block, cap_bytes);
-    free(block);
+    check_free(block);
 }
 
 static void check_failure_stays(void)
 {
-    unsigned char *const block = aligned_alloc(QSF_ARENA_ALIGN, 1024);
+    unsigned char *const block = check_alloc(QSF_ARENA_ALIGN, 1024);
     if (!CHECK(block != NULL))
         return;
     qsf_arena a;
@@ -102,7 +103,7 @@ static void check_failure_stays(void)
     CHECK(qsf_arena_push(&a, 8, 0) != NULL);
     CHECK_EQ_U64(a.used_bytes, 0);
     QSF_ASAN_UNPOISON(block, 1024);
-    free(block);
+    check_free(block);
 }
 
 /* Sizes that no machine has, as a hostile file could ask for. */
@@ -134,7 +135,7 @@ static void check_overflow(void)
 #if QSF_ASAN
 static void check_gaps_are_poisoned(void)
 {
-    unsigned char *const block = aligned_alloc(QSF_ARENA_ALIGN, 4096);
+    unsigned char *const block = check_alloc(QSF_ARENA_ALIGN, 4096);
     if (!CHECK(block != NULL))
         return;
     qsf_arena a;
@@ -149,7 +150,7 @@ static void check_gaps_are_poisoned(void)
     CHECK(__asan_address_is_poisoned(second + 100));
     qsf_arena_init(&a, block, 4096);
     CHECK(__asan_region_is_poisoned(block, 4096) == NULL);
-    free(block);
+    check_free(block);
 }
 #endif
 

@@ -7,6 +7,7 @@
 #include "memory/arena.h"
 #include "model/attention.h"
 #include "model/heads.h"
+#include "system.h"
 
 #define CTX_TOKENS 700
 #define MAX_SEQUENCES 3
@@ -45,7 +46,7 @@ static const float some_sinks[] = {-30.0F, 0.3F, 12.0F, 90.0F};
 
 static void *zeroed(size_t n_bytes)
 {
-    void *const p = aligned_alloc(64, (n_bytes + 63) / 64 * 64);
+    void *const p = check_alloc(64, (n_bytes + 63) / 64 * 64);
     if (p == NULL)
         exit(2);
     memset(p, 0, n_bytes);
@@ -139,7 +140,7 @@ static void rig_free(rig *g)
         qsf_file_close(&g->sequences[i].kv.cold.file);
     qsf_pool_destroy(g->pool);
     for (size_t i = 0; i < COUNT_OF(g->blocks); i++)
-        free(g->blocks[i]);
+        check_free(g->blocks[i]);
 }
 
 /* q, k or v of a position of a sequence: anything, but always the same. */

@@ -3,6 +3,7 @@
 #include "check.h"
 #include "checksum/crc32.h"
 #include "checksum/crc32_ways.h"
+#include "system.h"
 
 #define MAX_BYTES 600
 #define N_STARTS 16

@@ -7,7 +7,6 @@
 #define TINY_MODEL_DIM 256
 #define TINY_LAYERS 6
 #define TINY_MODEL_FFN 2048
-#include <unistd.h>
 
 #include "check.h"
 #include "engine/model.h"
@@ -17,6 +16,7 @@
 #include "speculate/matches.h"
 #include "speculate/speculation_budget.h"
 #include "least_budget.h"
+#include "system.h"
 #include "tiny_model.h"
 
 static char path[64];
@@ -408,11 +408,11 @@ static void check_drafter(const char *drafter_path, bool is_right, const qsf_sam
 
 int main(void)
 {
-    snprintf(path, sizeof path, "/tmp/check_drafts_%ld.qsf", (long)getpid());
+    check_path(path, sizeof path, "check_drafts");
     tiny_model_build(&file, &(tiny_model){.n_layers = 6, .dtype = QSF_DTYPE_4BIT});
     if (!CHECK(tiny_write(path, file.bytes, file.n_bytes)))
         return check_report("check_drafts");
-    snprintf(draft_path, sizeof draft_path, "/tmp/check_drafts_%ld_small.qsf", (long)getpid());
+    check_path(draft_path, sizeof draft_path, "check_drafts_small");
     tiny_model_build(&file, &(tiny_model){.n_layers = 1, .dtype = QSF_DTYPE_4BIT});
     if (!CHECK(tiny_write(draft_path, file.bytes, file.n_bytes)))
         return check_report("check_drafts");

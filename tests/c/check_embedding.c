@@ -7,6 +7,7 @@
 #include "engine/session.h"
 #include "format/reader.h"
 #include "model/embedding.h"
+#include "system.h"
 #include "tiny_file.h"
 #include "unit_pass.h"
 
@@ -77,7 +78,7 @@ static qsf_embedding make_cache(uint32_t n_rows, uint32_t n_vocab, uint32_t dim,
     const size_t n_bytes = arena.used_bytes;
     CHECK((n_bytes == 0) == (n_rows == 0) && n_bytes % QSF_ARENA_ALIGN == 0);
     block->n_bytes = n_bytes > 0 ? n_bytes : QSF_ARENA_ALIGN; /* an arena wants a block */
-    block->at = aligned_alloc(QSF_ARENA_ALIGN, block->n_bytes);
+    block->at = check_alloc(QSF_ARENA_ALIGN, block->n_bytes);
     if (!CHECK(block->at != NULL))
         exit(check_report("check_embedding"));
     memset(block->at, 0, block->n_bytes);
@@ -92,7 +93,7 @@ static qsf_embedding make_cache(uint32_t n_rows, uint32_t n_vocab, uint32_t dim,
 static void free_block(const cache_block *block)
 {
     QSF_ASAN_UNPOISON(block->at, block->n_bytes);
-    free(block->at);
+    check_free(block->at);
 }
 
 /* What a cache should hold, newest first. */

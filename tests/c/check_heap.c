@@ -75,7 +75,8 @@ static void check_sizes(void)
     }
     CHECK(qsf_heap_alloc(SIZE_MAX) == NULL);
     CHECK(qsf_heap_alloc_huge(SIZE_MAX) == NULL);
-    CHECK(qsf_heap_alloc_huge(SIZE_MAX / 2 - 1) == NULL);
+    if (SIZE_MAX > UINT32_MAX) /* else a machine may have that much */
+        CHECK(qsf_heap_alloc_huge(SIZE_MAX / 2 - 1) == NULL);
     qsf_heap_free(NULL, 5);
 }
 

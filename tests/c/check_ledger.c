@@ -36,7 +36,8 @@ static void check_blocks(void)
     CHECK_EQ_U64(ledger.peak_bytes, 1 << 22);
     /* Too much for any machine: a refusal, and nothing is counted. */
     CHECK(qsf_ledger_acquire(&ledger, QSF_USE_KV, SIZE_MAX) == NULL);
-    CHECK(qsf_ledger_acquire(&ledger, QSF_USE_KV, SIZE_MAX / 2 - 4096) == NULL);
+    if (SIZE_MAX > UINT32_MAX)
+        CHECK(qsf_ledger_acquire(&ledger, QSF_USE_KV, SIZE_MAX / 2 - 4096) == NULL);
     CHECK_EQ_U64(ledger.held_bytes, 0);
     CHECK_EQ_U64(ledger.peak_bytes, 1 << 22);
 }
@@ -88,7 +89,11 @@ static void check_row(void)
     CHECK(qsf_ledger_acquire_row(&ledger, QSF_USE_EXPERTS, 3, n_bytes) == NULL);
     CHECK_EQ_U64(ledger.held_bytes, 0);
     unsigned char *const row = qsf_ledger_acquire_row(&ledger, QSF_USE_EXPERTS, 3, n_bytes);
+#if defined(_WIN32) /* frees only what it allocated in one call */
+    CHECK(row == NULL);
+#else
     CHECK_EQ(row == NULL, QSF_ASAN);
+#endif
     for (size_t i = 0; row != NULL && i < 3; i++) {
         CHECK_EQ_U64(ledger.held_by_use[QSF_USE_EXPERTS], (3 - i) * n_bytes);
         qsf_ledger_release(&ledger, QSF_USE_EXPERTS, row + i * n_bytes, n_bytes);

@@ -13,6 +13,7 @@
 #include "format/reader.h"
 #include "stream/stream.h"
 #include "model/linear.h"
+#include "system.h"
 #include "tiny_file.h"
 #include "unit_pass.h"
 
@@ -227,7 +228,7 @@ static void run_all(qsf_stream *stream, const qsf_reader *reader, uint32_t n_thr
     qsf_scratch scratch = {0};
     qsf_kernels kernels;
     qsf_pool *pool;
-    void *const block = aligned_alloc(64, qsf_pool_bytes(n_threads));
+    void *const block = check_alloc(64, qsf_pool_bytes(n_threads));
     memset(block, 0, qsf_pool_bytes(n_threads));
     CHECK_OK(qsf_pool_init(block, n_threads, false, &pool));
     qsf_kernels_init(&kernels, QSF_ISA_SCALAR);
@@ -264,7 +265,7 @@ static void run_all(qsf_stream *stream, const qsf_reader *reader, uint32_t n_thr
     if (n_threads > 1)
         CHECK(qsf_pool_count(pool).n_shared_runs > 0);
     qsf_pool_destroy(pool);
-    free(block);
+    check_free(block);
 }
 
 /* Every window from a tile row to the whole, then everything resident. */

@@ -5,12 +5,12 @@
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "check.h"
 #include "engine/model.h"
 #include "engine/model_open.h"
 #include "engine/session.h"
+#include "system.h"
 
 #define GOLDEN_DIR "tests/golden" /* tests run in the project's root */
 
@@ -491,7 +491,7 @@ static void check_damage(const char *path)
 
 int main(void)
 {
-    snprintf(copy_path, sizeof copy_path, "/tmp/check_model_%ld.qsf", (long)getpid());
+    check_path(copy_path, sizeof copy_path, "check_model");
     for (size_t i = 0; i < N_PATHS; i++) {
         float want[MAX_VOCAB];
         if (!reference_logits(paths[i], want))

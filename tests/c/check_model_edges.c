@@ -6,13 +6,13 @@
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "check.h"
 #include "engine/model.h"
 #include "engine/model_open.h"
 #include "engine/session.h"
 #include "platform/thread.h"
+#include "system.h"
 #include "tiny_model.h"
 
 #define N_TOKENS TINY_MODEL_TOKENS
@@ -448,7 +448,7 @@ static void check_threads(void)
 
 int main(void)
 {
-    snprintf(path, sizeof path, "/tmp/check_model_edges_%ld.qsf", (long)getpid());
+    check_path(path, sizeof path, "check_model_edges");
     check_refused_order();
     check_refused_tensors();
     check_refused_kinds();

@@ -14,6 +14,7 @@
 #include "stream/verify.h"
 #include "model/linear.h"
 #define TINY_CAP_BYTES 262144
+#include "system.h"
 #include "tiny_model.h"
 #include "unit_pass.h"
 
@@ -290,7 +291,7 @@ static void run_all(qsf_stream *stream, const qsf_reader *reader, const tiny_fil
     qsf_scratch scratch = {.tails = {tails[0], tails[1], tails[2]}, .sides = tables};
     qsf_kernels kernels;
     qsf_pool *pool;
-    void *const block = aligned_alloc(64, qsf_pool_bytes(n_threads));
+    void *const block = check_alloc(64, qsf_pool_bytes(n_threads));
     memset(block, 0, qsf_pool_bytes(n_threads));
     CHECK_OK(qsf_pool_init(block, n_threads, false, &pool));
     qsf_kernels_init(&kernels, QSF_ISA_SCALAR);
@@ -308,7 +309,7 @@ static void run_all(qsf_stream *stream, const qsf_reader *reader, const tiny_fil
     qsf_stream_begin_pass(stream, true, NULL, NULL);
     run_malformed(&r);
     qsf_pool_destroy(pool);
-    free(block);
+    check_free(block);
 }
 
 /* Every window from a tile row to the whole, then everything resident. */

@@ -5,12 +5,12 @@
 #define TINY_CAP_BYTES (16 << 20) /* a model larger than the buffers of streaming */
 #define TINY_MODEL_DIM 256
 #define TINY_MODEL_FFN 2048
-#include <unistd.h>
 
 #include "check.h"
 #include "engine/model.h"
 #include "engine/model_open.h"
 #include "least_budget.h"
+#include "system.h"
 #include "tiny_model.h"
 
 #define N_SESSIONS 3
@@ -261,7 +261,7 @@ static void check_refused(void)
 
 int main(void)
 {
-    snprintf(path, sizeof path, "/tmp/check_pass_%ld.qsf", (long)getpid());
+    check_path(path, sizeof path, "check_pass");
     tiny_model_build(&file, &(tiny_model){.n_layers = 2, .dtype = QSF_DTYPE_4BIT});
     if (!CHECK(tiny_write(path, file.bytes, file.n_bytes)))
         return check_report("check_pass");

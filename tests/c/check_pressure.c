@@ -6,13 +6,12 @@
 #define TINY_MODEL_DIM 256
 #define TINY_MODEL_FFN 2048
 
-#include <unistd.h>
-
 #include "check.h"
 #include "engine/model.h"
 #include "engine/model_open.h"
 #include "engine/pressure_watch.h"
 #include "engine/sample.h"
+#include "system.h"
 #include "tiny_model.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -570,7 +569,7 @@ static void check_model(const tiny_model *shape)
 
 int main(void)
 {
-    snprintf(path, sizeof path, "check_pressure.%ld.qsf", (long)getpid());
+    check_path(path, sizeof path, "check_pressure");
     check_marks();
     check_shortage();
     check_calm();

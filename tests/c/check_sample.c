@@ -71,7 +71,7 @@ static void plain_weights(const float *logits, const qsf_sampling *how, double *
 /* Draws often and compares the frequencies with the plain weights. */
 static void check_frequencies(const qsf_sampling *how, uint64_t seed)
 {
-    enum { N_DRAWS = 20000 };
+    static const int n_draws = 20000;
     qsf_sampler s;
     make_sampler(&s);
     float logits[N_VOCAB];
@@ -83,7 +83,7 @@ static void check_frequencies(const qsf_sampling *how, uint64_t seed)
     double total = 0.0;
     for (int i = 0; i < N_VOCAB; i++)
         total += weight[i];
-    for (int i = 0; i < N_DRAWS; i++) {
+    for (int i = 0; i < n_draws; i++) {
         uint32_t token = N_VOCAB;
         CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, how, &unchanged, &state, &token));
         if (!CHECK(token < N_VOCAB))
@@ -93,11 +93,11 @@ static void check_frequencies(const qsf_sampling *how, uint64_t seed)
     for (int i = 0; i < N_VOCAB; i++) {
         const double p = weight[i] / total;
         /* Six standard deviations of a binomial count, and one for rounding. */
-        const double bound = 6.0 * sqrt(N_DRAWS * p * (1.0 - p)) + 1.0;
+        const double bound = 6.0 * sqrt(n_draws * p * (1.0 - p)) + 1.0;
         CHECK(p > 0.0 || n_drawn[i] == 0);
-        if (!CHECK(fabs(n_drawn[i] - N_DRAWS * p) <= bound))
+        if (!CHECK(fabs(n_drawn[i] - n_draws * p) <= bound))
             printf("  seed %llu id %d: drawn %u, expected %.1f\n", (unsigned long long)seed, i,
-                   n_drawn[i], N_DRAWS * p);
+                   n_drawn[i], n_draws * p);
     }
 }
 
@@ -114,7 +114,7 @@ static double excess_of(const uint32_t *n_drawn, const double *p, int n, double 
  * the weights, alone and in pairs with the draw before. */
 static void check_chi_square(bool has_one_seed)
 {
-    enum { N_DRAWS = 1000000, N = 6 };
+    enum { n_draws = 1000000, N = 6 };
     static const float logits[N] = {0.0f, 1.5f, -3.0f, 0.2f, 1.4f, -0.8f};
     const qsf_sampling how = {1.0f, 1.0f, 0, 1.0f, 0.0f, 0.0f, 0.0f};
     qsf_sampler s;
@@ -132,7 +132,7 @@ static void check_chi_square(bool has_one_seed)
     uint32_t n_pairs[N * N] = {0};
     uint64_t state = 42;
     uint32_t before = 0;
-    for (uint64_t i = 0; i < N_DRAWS; i++) {
+    for (uint64_t i = 0; i < n_draws; i++) {
         uint32_t token = 0;
         state = has_one_seed ? state : i;
         CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, &how, &unchanged, &state, &token));
@@ -140,8 +140,8 @@ static void check_chi_square(bool has_one_seed)
         n_pairs[before * N + token] += i > 0;
         before = token;
     }
-    CHECK(excess_of(n_drawn, p, N, N_DRAWS) < 5.0);
-    CHECK(excess_of(n_pairs, pairs, N * N, N_DRAWS - 1) < 5.0);
+    CHECK(excess_of(n_drawn, p, N, n_draws) < 5.0);
+    CHECK(excess_of(n_pairs, pairs, N * N, n_draws - 1) < 5.0);
 }
 
 static void check_filters(void)

@@ -8,7 +8,6 @@
 #define TINY_MODEL_FFN 1024
 
 #include <math.h>
-#include <unistd.h>
 
 #include "check.h"
 #include "engine/model.h"
@@ -16,6 +15,7 @@
 #include "engine/pressure_watch.h"
 #include "engine/skip.h"
 #include "format/reader.h"
+#include "system.h"
 #include "tiny_model.h"
 
 #define PROCESS_BYTES (UINT64_C(10) << 20) /* whatever this process uses, sanitizers and all */
@@ -428,8 +428,8 @@ static void check_pressure(void)
 
 int main(void)
 {
-    snprintf(path, sizeof path, "check_skip.%ld.qsf", (long)getpid());
-    snprintf(cut_path, sizeof cut_path, "check_skip.%ld.cut.qsf", (long)getpid());
+    check_path(path, sizeof path, "check_skip");
+    check_path(cut_path, sizeof cut_path, "check_skip_cut");
     check_choices();
     check_refusals();
     check_closing();

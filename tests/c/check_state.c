@@ -4,11 +4,11 @@
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #define TINY_MODEL_TOKENS 200 /* more pages than the ring of a window has */
-#include <unistd.h>
 
 #include "check.h"
 #include "engine/model.h"
 #include "engine/session.h"
+#include "system.h"
 #include "tiny_model.h"
 
 #define N_TOKENS 150
@@ -250,7 +250,7 @@ int main(void)
 {
     for (uint32_t i = 0; i < TINY_MODEL_TOKENS; i++)
         tokens[i] = (i * 7 + 1) % TINY_MODEL_VOCAB;
-    snprintf(path, sizeof path, "/tmp/check_state_%ld.qsf", (long)getpid());
+    check_path(path, sizeof path, "check_state");
     run_all(0);
     run_all(5);
     unlink(path);

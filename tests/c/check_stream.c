@@ -4,6 +4,7 @@
 #include "format/reader.h"
 #include "stream/codec.h"
 #include "stream/stream.h"
+#include "system.h"
 #include "tiny_file.h"
 #include "unit_pass.h"
 
@@ -201,7 +202,7 @@ static void check_frames(void)
     unsigned char packed[1000];
     unsigned char have[500];
     const size_t workspace_bytes = qsf_codec_workspace_bytes(QSF_COMPRESSION_ZSTD);
-    void *const workspace = aligned_alloc(64, workspace_bytes);
+    void *const workspace = check_alloc(64, workspace_bytes);
     ZSTD_CCtx *const context = ZSTD_createCCtx();
     memset(raw, 7, sizeof raw);
     if (!CHECK(workspace != NULL && context != NULL))
@@ -230,7 +231,7 @@ static void check_frames(void)
                                   n_unsized, have, 300),
                  QSF_ERR_FORMAT);
     ZSTD_freeCCtx(context);
-    free(workspace);
+    check_free(workspace);
 }
 
 /* Changes a byte of the file that is open. */

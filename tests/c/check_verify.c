@@ -10,7 +10,6 @@
 #define TINY_MODEL_FFN 2048
 #include <inttypes.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "check.h"
 #include "engine/drafting.h"
@@ -18,6 +17,7 @@
 #include "engine/model_open.h"
 #include "engine/session.h"
 #include "least_budget.h"
+#include "system.h"
 #include "tiny_model.h"
 
 #define MOST_DRAFTS 127
@@ -249,7 +249,7 @@ int main(int argc, char **argv)
     if (argc > 1)
         random_state = strtoull(argv[1], NULL, 10);
     printf("check_verify: seed %" PRIu64 "\n", random_state);
-    snprintf(path, sizeof path, "/tmp/check_verify_%ld.qsf", (long)getpid());
+    check_path(path, sizeof path, "check_verify");
     for (size_t i = 0; i < sizeof setups / sizeof *setups; i++)
         check_setup(&setups[i]);
     check_failures();

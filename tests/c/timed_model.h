@@ -8,12 +8,11 @@
 #define TINY_MODEL_DIM 128
 #define TINY_MODEL_FFN 512
 
-#include <unistd.h>
-
 #include "check.h"
 #include "engine/model.h"
 #include "engine/model_open.h"
 #include "engine/session.h"
+#include "system.h"
 #include "tiny_model.h"
 
 typedef struct timed_kind {
@@ -47,7 +46,7 @@ static inline qsf_model *timed_open(const timed_kind *kind, uint32_t n_threads)
     opt.n_threads = n_threads;
     opt.max_sessions = 2;
     opt.chunk_tokens = 4;
-    snprintf(timed_path, sizeof timed_path, "/tmp/timed_model_%ld.qsf", (long)getpid());
+    check_path(timed_path, sizeof timed_path, "timed_model");
     tiny_model_build(&timed_file, &kind->model);
     if (!CHECK(tiny_write(timed_path, timed_file.bytes, timed_file.n_bytes)))
         return NULL;

@@ -8,20 +8,19 @@
 #define QSF_TESTS_TINY_FILE_H
 
 #include <assert.h>
-#include <fcntl.h>
 #include <lz4.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <zstd.h>
 
 #include "base/bytes.h"
 #include "types/dtype.h"
 #include "format/layout.h"
 #include "repair.h"
+#include "system.h"
 
 #ifndef TINY_CAP_BYTES /* a test that includes this file may ask for other sizes */
 #define TINY_CAP_BYTES 65536
@@ -296,9 +295,10 @@ static inline bool tiny_write(const char *path, const unsigned char *bytes, size
     const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
     if (fd < 0)
         return false;
-    const bool is_written =
-        write(fd, bytes, n_bytes) == (ssize_t)n_bytes && ftruncate(fd, (off_t)n_bytes) == 0;
-    return close(fd) == 0 && is_written;
+    FILE *const file = fdopen(fd, "wb");
+    const bool is_written = fwrite(bytes, 1, n_bytes, file) == n_bytes && fflush(file) == 0 &&
+                            ftruncate(fd, (off_t)n_bytes) == 0;
+    return fclose(file) == 0 && is_written;
 }
 
 #endif
