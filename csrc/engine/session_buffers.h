@@ -23,11 +23,12 @@ typedef struct qsf_guess {
 
 typedef struct qsf_session_buffers {
     qsf_sequence sequence;
-    uint32_t *tokens;           /* [ctx_tokens] */
-    float *logits;              /* [n_vocab] after the last token */
-    uint32_t *offered;          /* [draft_rows] */
-    uint8_t *draft_kinds;       /* [draft_rows] of the drafts of the latest pass */
-    qsf_ngram_token *likeliest; /* [1 + draft_rows] after each of its tokens */
+    uint32_t *tokens;     /* [ctx_tokens] */
+    float *logits;        /* [n_vocab] after the last token */
+    uint32_t *offered;    /* [draft_rows] */
+    uint8_t *draft_kinds; /* [draft_rows] of the drafts of the latest pass */
+    qsf_ngram_token
+        *likeliest; /* [1 + draft_rows] likeliest token after each token of the latest pass */
     /* [1 + draft_rows] what the draft model guessed after the pass's token and after each draft;
      * QSF_KIND_CALLER: nothing */
     qsf_guess *model_guesses;

@@ -99,7 +99,7 @@ typedef enum condition {
     IF_ROUTED,
     IF_SHARED, /* the dense part beside experts */
     IF_ANY_FFN,
-    WITH_FFN, /* from here on of the dense FFN, or of an expert's */
+    WITH_FFN, /* this and the next three: of the dense FFN, or of an expert's */
     IF_FFN,
     WITH_GATE,
     IF_GATE,

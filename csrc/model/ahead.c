@@ -30,7 +30,7 @@ static qsf_status score_next(qsf_ops *o, const qsf_layer *next, const float **se
     return qsf_linear_run(o, &router, 1, &x);
 }
 
-/* Writes the n experts to which the only row would give the largest weights, that one first. */
+/* Writes the n experts with the largest weights for the only row, in descending order. */
 static qsf_status find_likely(qsf_ops *o, const qsf_layer *next, uint32_t n, uint32_t *likely)
 {
     const uint32_t n_chosen = next->kind->n_chosen;

@@ -303,7 +303,7 @@ def encode_text(tokenizer: Tokenizer, text: str, max_tokens: int | None) -> list
     """Return the tokens of a text, at most ``max_tokens`` of them.
 
     BOS comes first where the tokenizer adds it; what reads like a special token is ordinary text.
-    Of a long text only as much is encoded as is needed, for what encoding takes.
+    Of a long text only the needed part is encoded, because encoding takes memory.
     """
     n_chars = len(text) if max_tokens is None else 8 * max_tokens
     while True:

@@ -90,8 +90,8 @@ static qsf_status move_record(qsf_kvcache *kv, uint32_t record, bool is_written)
     return QSF_OK;
 }
 
-/* Writes pages whose places are wanted by positions up to end - 1. Positions before `begin` are
- * stored. */
+/* Moves older pages to the file of cold pages: those whose places positions up to end - 1 will
+ * take. Positions before `begin` are stored. */
 static qsf_status write_cold(qsf_kvcache *kv, uint32_t begin, uint32_t end)
 {
     const uint32_t n_places = kv->pool->groups[0].n_places;

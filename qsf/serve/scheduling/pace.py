@@ -10,7 +10,8 @@ from qsf.options import MAX_U32
 _WEIGHT = 0.2  # of the newest measurement
 _LEAST_ROWS = 8  # progress, however slow the machine is
 _FIRST_ROWS = 32  # before anything was measured
-_STREAMED_SHARE = 0.5  # how much longer a pass may become that takes longer than wanted anyway
+# A pass that exceeds the wanted time even without prompts may grow by this share.
+_STREAMED_SHARE = 0.5
 
 
 class Pace:
