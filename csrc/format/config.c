@@ -94,10 +94,15 @@ typedef enum condition {
     IF_SHORT_CONV,
     WITH_DELTA,
     WITH_GATE_OF_MIXER,
+    WITH_VALUES,
+    IF_VALUES,
+    IF_BIASED_VALUES,
     IF_NOT_DELTA,
     WITH_ROUTER,
     IF_ROUTED,
     IF_SHARED, /* the dense part beside experts */
+    IF_APART,  /* router and experts may read the residual by themselves */
+    IF_SHARED_APART,
     IF_ANY_FFN,
     WITH_FFN, /* this and the next three: of the dense FFN, or of an expert's */
     IF_FFN,
@@ -136,7 +141,7 @@ static const layer_row layer_rows[] = {
     VECTOR(ATTN_NORM_BIAS, ATTN_NORM_BIAS, "attn_norm_bias", IF_ANY, OF_DIM),
     VECTOR(Q_BIAS, Q_BIAS, "q_bias", IF_NOT_DELTA, OF_Q),
     VECTOR(K_BIAS, K_BIAS, "k_bias", IF_NOT_DELTA, OF_K),
-    VECTOR(V_BIAS, V_BIAS, "v_bias", IF_NOT_DELTA, OF_V),
+    VECTOR(V_BIAS, V_BIAS, "v_bias", IF_BIASED_VALUES, OF_V),
     VECTOR(Q_NORM, Q_NORM, "q_norm", WITH_QK_NORM, OF_Q_NORM),
     VECTOR(K_NORM, K_NORM, "k_norm", WITH_QK_NORM, OF_K_NORM),
     VECTOR(SINKS, SINKS, "sinks", IF_ATTENTION, OF_HEADS),
@@ -145,10 +150,10 @@ static const layer_row layer_rows[] = {
     VECTOR(MIX_NORM, MIX_NORM, "mix_norm", WITH_DELTA, OF_VALUE),
     SIDE(Q_OUTLIERS, Q, "q_outliers", IF_ANY, OF_Q, OF_DIM),
     SIDE(K_OUTLIERS, K, "k_outliers", IF_ANY, OF_K, OF_DIM),
-    SIDE(V_OUTLIERS, V, "v_outliers", IF_ANY, OF_V, OF_DIM),
+    SIDE(V_OUTLIERS, V, "v_outliers", IF_VALUES, OF_V, OF_DIM),
     MATRIX(Q, Q, "q", IN_ALL, OF_Q, OF_DIM),
     MATRIX(K, K, "k", IN_ALL, OF_K, OF_DIM),
-    MATRIX(V, V, "v", IN_ALL, OF_V, OF_DIM),
+    MATRIX(V, V, "v", WITH_VALUES, OF_V, OF_DIM),
     MATRIX(MIX_GATE, MIX_GATE, "mix_gate", WITH_GATE_OF_MIXER, OF_MIXED, OF_DIM),
     MATRIX(BETA, BETA, "beta", WITH_DELTA, OF_VALUE_HEADS, OF_DIM),
     MATRIX(DECAY, DECAY, "decay", WITH_DELTA, OF_VALUE_HEADS, OF_DIM),
@@ -159,10 +164,12 @@ static const layer_row layer_rows[] = {
     SIDE(ATTN_OUT_OUTLIERS, ATTN_OUT, "attn_out_outliers", IF_ANY, OF_DIM, OF_MIXED),
     MATRIX(ATTN_OUT, ATTN_OUT, "attn_out", IN_ALL, OF_DIM, OF_MIXED),
     VECTOR(POST_ATTN_NORM, POST_ATTN_NORM, "post_attn_norm", IF_ANY, OF_DIM),
+    VECTOR(ROUTER_NORM, ROUTER_NORM, "router_norm", IF_APART, OF_DIM),
     VECTOR(FFN_NORM, FFN_NORM, "ffn_norm", IF_ANY_FFN, OF_DIM),
     VECTOR(FFN_NORM_BIAS, FFN_NORM_BIAS, "ffn_norm_bias", IF_ANY_FFN, OF_DIM),
     VECTOR(ROUTER_BIAS, ROUTER_BIAS, "router_bias", IF_ROUTED, OF_EXPERTS),
     VECTOR(SELECTION_BIAS, SELECTION_BIAS, "selection_bias", IF_ROUTED, OF_EXPERTS),
+    VECTOR(EXPERT_SCALE, EXPERT_SCALE, "expert_scale", IF_ROUTED, OF_EXPERTS),
     MATRIX(EXPERT_ROUTER, ROUTER, "router", WITH_ROUTER, OF_EXPERTS, OF_DIM),
     VECTOR(SHARED_GATE, SHARED_GATE, "shared_gate", IF_SHARED, OF_DIM),
     VECTOR(FFN_GATE_BIAS, GATE_BIAS, "gate_bias", IF_GATE, OF_FFN),
@@ -175,7 +182,11 @@ static const layer_row layer_rows[] = {
     VECTOR(FFN_DOWN_BIAS, DOWN_BIAS, "down_bias", IF_FFN, OF_DIM),
     SIDE(FFN_DOWN_OUTLIERS, DOWN, "down_outliers", IF_FFN, OF_DIM, OF_FFN),
     MATRIX(FFN_DOWN, DOWN, "down", WITH_FFN, OF_DIM, OF_FFN),
+    VECTOR(DENSE_POST_NORM, DENSE_POST_NORM, "dense_post_norm", IF_SHARED_APART, OF_DIM),
+    VECTOR(ROUTED_NORM, ROUTED_NORM, "routed_norm", IF_APART, OF_DIM),
+    VECTOR(ROUTED_POST_NORM, ROUTED_POST_NORM, "routed_post_norm", IF_APART, OF_DIM),
     VECTOR(POST_FFN_NORM, POST_FFN_NORM, "post_ffn_norm", IF_ANY_FFN, OF_DIM),
+    VECTOR(LAYER_SCALE, SCALE, "layer_scale", IF_ANY, OF_ONE),
 };
 
 #define N_LAYER_ROWS (sizeof layer_rows / sizeof layer_rows[0])
@@ -218,10 +229,15 @@ static presence presence_in(const qsf_layer_kind *k, condition when)
         [WITH_DELTA] = is_delta ? ALWAYS : NEVER,
         [WITH_GATE_OF_MIXER] = is_delta || k->output_gate ? ALWAYS : NEVER,
         [IF_NOT_DELTA] = is_delta ? NEVER : OPTIONAL,
+        [WITH_VALUES] = k->values_are_keys ? NEVER : ALWAYS,
+        [IF_VALUES] = k->values_are_keys ? NEVER : OPTIONAL,
+        [IF_BIASED_VALUES] = is_delta || k->values_are_keys ? NEVER : OPTIONAL,
         [WITH_QK_NORM] = k->qk_norm != QSF_QK_NORM_NONE ? ALWAYS : NEVER,
         [WITH_ROUTER] = is_routed ? ALWAYS : NEVER,
         [IF_ROUTED] = is_routed ? OPTIONAL : NEVER,
         [IF_SHARED] = is_routed && has_ffn ? OPTIONAL : NEVER,
+        [IF_APART] = is_routed && !k->is_parallel ? OPTIONAL : NEVER,
+        [IF_SHARED_APART] = is_routed && has_ffn && !k->is_parallel ? OPTIONAL : NEVER,
         [IF_ANY_FFN] = is_routed || has_ffn ? OPTIONAL : NEVER,
         [WITH_FFN] = has_ffn ? ALWAYS : NEVER,
         [IF_FFN] = has_ffn ? OPTIONAL : NEVER,
@@ -392,7 +408,9 @@ static void add_layer(qsf_config *c, const qsf_layer *l)
     raise_to(&c->n_experts, k->n_experts);
     raise_to(&c->n_chosen, k->n_chosen);
     c->has_gate |= l->tensors[QSF_LAYER_GATE] != NULL || k->n_experts != 0;
-    c->keeps_input |= qsf_layer_keeps_input(l);
+    c->keeps_input |= qsf_layer_keeps_input(l) || l->tensors[QSF_LAYER_ROUTED_POST_NORM] != NULL;
+    if (k->value_norm != 0)
+        raise_to(&c->ones, k->head_dim);
     raise_sides_bytes(c, l);
 }
 

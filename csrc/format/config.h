@@ -49,16 +49,22 @@ typedef enum qsf_layer_tensor {
     QSF_LAYER_ATTN_SUB_NORM,                   /* [out_cols], optional */
     QSF_LAYER_ATTN_OUT_BIAS,                   /* [dim], optional */
     QSF_LAYER_POST_ATTN_NORM,                  /* [dim], optional */
-    QSF_LAYER_FFN_NORM,       /* [dim]; optional if there is a post_ffn_norm, or parallel */
-    QSF_LAYER_FFN_NORM_BIAS,  /* [dim], optional */
-    QSF_LAYER_ROUTER_BIAS,    /* [n_experts], optional */
-    QSF_LAYER_SELECTION_BIAS, /* [n_experts], optional */
-    QSF_LAYER_SHARED_GATE,    /* [dim], optional, of the dense part beside experts */
-    QSF_LAYER_GATE_BIAS,      /* [ffn_dim], optional */
-    QSF_LAYER_UP_BIAS,        /* [ffn_dim], optional */
-    QSF_LAYER_FFN_SUB_NORM,   /* [ffn_dim], optional */
-    QSF_LAYER_DOWN_BIAS,      /* [dim], optional */
-    QSF_LAYER_POST_FFN_NORM,  /* [dim], optional */
+    QSF_LAYER_FFN_NORM,         /* [dim]; optional if there is a post_ffn_norm, or parallel */
+    QSF_LAYER_FFN_NORM_BIAS,    /* [dim], optional */
+    QSF_LAYER_ROUTER_NORM,      /* [dim], optional: the router reads the residual with this norm */
+    QSF_LAYER_ROUTER_BIAS,      /* [n_experts], optional */
+    QSF_LAYER_SELECTION_BIAS,   /* [n_experts], optional */
+    QSF_LAYER_EXPERT_SCALE,     /* [n_experts], optional: factors of the experts' weights */
+    QSF_LAYER_SHARED_GATE,      /* [dim], optional, of the dense part beside experts */
+    QSF_LAYER_GATE_BIAS,        /* [ffn_dim], optional */
+    QSF_LAYER_UP_BIAS,          /* [ffn_dim], optional */
+    QSF_LAYER_FFN_SUB_NORM,     /* [ffn_dim], optional */
+    QSF_LAYER_DOWN_BIAS,        /* [dim], optional */
+    QSF_LAYER_DENSE_POST_NORM,  /* [dim], optional, of the dense part beside experts */
+    QSF_LAYER_ROUTED_NORM,      /* [dim], optional: experts read the residual with this norm */
+    QSF_LAYER_ROUTED_POST_NORM, /* [dim], optional, of what the experts add up to */
+    QSF_LAYER_POST_FFN_NORM,    /* [dim], optional */
+    QSF_LAYER_SCALE,            /* [1], optional: factor of the residual behind the layer */
     QSF_LAYER_TENSORS
 } qsf_layer_tensor;
 
@@ -95,6 +101,7 @@ typedef struct qsf_config {
     uint32_t ffn_dim;        /* or expert_dim */
     uint32_t least_kv_heads; /* of all layers */
     uint32_t qk_norm_cols;   /* of the widest Q or K norm; 0: none */
+    uint32_t ones;           /* weights of the widest V norm; 0: none */
     uint32_t conv_cols;      /* of the widest weights of a convolution; 0: none */
     uint32_t conv_channels;  /* of the widest convolution; 0: none */
     uint32_t n_ropes;        /* RoPE sets, for one context each */
@@ -104,7 +111,7 @@ typedef struct qsf_config {
     uint32_t n_chosen;
     bool is_rms_norm;
     bool has_gate;    /* in some layer */
-    bool keeps_input; /* some parallel layer needs its input again for the FFN */
+    bool keeps_input; /* some FFN needs its layer's input again, or a place for the dense part */
     bool has_learned_positions;
     bool has_tied_head;
     bool has_head_bias;

@@ -41,6 +41,8 @@ static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned ch
         {43, QSF_VALUE_F32_ARRAY, "ALiBi slopes", offsetof(qsf_layer_kind, alibi_slopes), 0, 0},
         U32(48, "Q and K norm", qk_norm, 0, QSF_QK_NORM_COUNT - 1),
         U32(56, "output gate", output_gate, 0, 1),
+        U32(57, "V norm", value_norm, 0, 1),
+        U32(59, "values", values_are_keys, 0, 1),
         U32(64, "form of the FFN", ffn, 0, QSF_FFN_COUNT - 1),
         U32(65, "FFN dimension", ffn_dim, 1, h->ffn_dim),
         U32(66, "activation", activation, 0, QSF_ACTIVATION_COUNT - 1),
@@ -166,10 +168,10 @@ static qsf_status check_mixer(const qsf_reader *r, const char *where, const qsf_
         k->head_dim == r->header.head_dim && k->window_tokens == 0 &&
         k->rope_set == QSF_ROPE_NONE && k->score_scale == 0.0F && k->score_cap == 0.0F &&
         k->temperature_beta == 0.0F && k->alibi_slopes.n == 0 && k->qk_norm == QSF_QK_NORM_NONE &&
-        k->output_gate == 0;
+        k->output_gate == 0 && k->value_norm == 0 && k->values_are_keys == 0;
     if (!is_attention && !is_plain)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: mixer %" PRIu32 " (key 1) with attention's keys 32 .. 56, allowed: "
+                        "%s: mixer %" PRIu32 " (key 1) with attention's keys 32 .. 59, allowed: "
                         "a window (36) of 0, RoPE set (37) 255",
                         where, k->mixer);
     if (is_attention != (k->n_taps == 0))
@@ -197,6 +199,10 @@ static qsf_status check_kind(const qsf_reader *r, const char *where, const qsf_l
                         where, k->rope_set, rotary_dims, k->head_dim);
     if ((k->temperature_beta != 0.0F) != (k->temperature_step != 0))
         return QSF_FAIL(QSF_ERR_FORMAT, "%s: a query temperature has both a beta and a step",
+                        where);
+    if (k->values_are_keys != 0 && k->qk_norm == QSF_QK_NORM_WHOLE_WIDTH)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "%s: values that are keys (key 59), whose heads have one norm (key 48)",
                         where);
     if (k->alibi_slopes.n != 0 && k->alibi_slopes.n != k->n_heads)
         return QSF_FAIL(QSF_ERR_FORMAT, "%s: %" PRIu32 " slopes for %" PRIu32 " heads", where,

@@ -19,9 +19,12 @@ static qsf_status score_next(qsf_ops *o, const qsf_layer *next, const float **se
     const uint32_t n = next->kind->n_experts;
     qsf_linear router = {
         next->tensors[QSF_LAYER_ROUTER], NULL, s->routed.scores, n, 1, NULL, NULL, {0}};
-    QSF_TRY(qsf_ops_load_vector(o, next->tensors[QSF_LAYER_FFN_NORM], s->vectors[2], &norm.weight));
-    QSF_TRY(
-        qsf_ops_load_vector(o, next->tensors[QSF_LAYER_FFN_NORM_BIAS], s->vectors[3], &norm.bias));
+    const bool is_apart = next->tensors[QSF_LAYER_ROUTER_NORM] != NULL;
+    const qsf_tensor *const weight =
+        next->tensors[is_apart ? QSF_LAYER_ROUTER_NORM : QSF_LAYER_FFN_NORM];
+    const qsf_tensor *const bias = is_apart ? NULL : next->tensors[QSF_LAYER_FFN_NORM_BIAS];
+    QSF_TRY(qsf_ops_load_vector(o, weight, s->vectors[2], &norm.weight));
+    QSF_TRY(qsf_ops_load_vector(o, bias, s->vectors[3], &norm.bias));
     QSF_TRY(qsf_ops_load_vector(o, next->tensors[QSF_LAYER_ROUTER_BIAS], s->routed.biases[0],
                                 &router.bias));
     QSF_TRY(qsf_ops_load_vector(o, next->tensors[QSF_LAYER_SELECTION_BIAS], s->routed.biases[1],

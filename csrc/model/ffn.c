@@ -56,6 +56,23 @@ static qsf_status run_dense(qsf_ops *o, const qsf_layer *l, const qsf_acts *in)
     return qsf_block_add_product(o, &end, &activated);
 }
 
+/* Chooses experts by the residual with the router's norm; then *in = what the dense part reads. Its
+ * norm is loaded before the router, which is behind it in the file. */
+static qsf_status choose_apart(qsf_ops *o, const qsf_layer *l, uint32_t layer_idx, qsf_acts *in)
+{
+    const qsf_scratch *const s = o->scratch;
+    qsf_norm_weights of_router = {0};
+    qsf_norm_weights of_ffn;
+    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_ROUTER_NORM], 2, &of_router.weight));
+    QSF_TRY(qsf_block_load_norm(o, l->tensors[QSF_LAYER_FFN_NORM],
+                                l->tensors[QSF_LAYER_FFN_NORM_BIAS], &of_ffn));
+    *in = qsf_ops_prepare(o, s->x, o->config->dim, &of_router, s->normed);
+    qsf_ops_lap(o, QSF_PHASE_NORM);
+    QSF_TRY(qsf_routed_choose(o, l, layer_idx, in));
+    *in = qsf_ops_prepare(o, s->x, o->config->dim, &of_ffn, s->normed);
+    return QSF_OK;
+}
+
 qsf_status qsf_ffn_run(qsf_ops *o, const qsf_layer *l, uint32_t layer_idx)
 {
     const bool is_routed = o->kind->n_experts != 0;
@@ -63,16 +80,22 @@ qsf_status qsf_ffn_run(qsf_ops *o, const qsf_layer *l, uint32_t layer_idx)
         return QSF_OK;
     qsf_norm_weights weights;
     qsf_acts in;
-    QSF_TRY(prepare_ffn(o, l, &in));
-    qsf_ops_lap(o, QSF_PHASE_NORM);
+    if (l->tensors[QSF_LAYER_ROUTER_NORM] != NULL) {
+        QSF_TRY(choose_apart(o, l, layer_idx, &in));
+    } else {
+        QSF_TRY(prepare_ffn(o, l, &in));
+        qsf_ops_lap(o, QSF_PHASE_NORM);
+        if (is_routed)
+            QSF_TRY(qsf_routed_choose(o, l, layer_idx, &in));
+    }
     if (is_routed)
-        QSF_TRY(qsf_routed_choose(o, l, layer_idx, &in));
+        QSF_TRY(qsf_routed_gates(o, l, &in));
     if (l->tensors[QSF_LAYER_UP] != NULL)
         QSF_TRY(run_dense(o, l, &in));
     if (!is_routed)
         return QSF_OK;
-    QSF_TRY(qsf_block_load_norm(o, l->tensors[QSF_LAYER_POST_FFN_NORM], NULL, &weights));
     QSF_TRY(qsf_routed_add(o, l, in.f32));
+    QSF_TRY(qsf_block_load_norm(o, l->tensors[QSF_LAYER_POST_FFN_NORM], NULL, &weights));
     if (weights.weight != NULL)
         qsf_ops_add_normed(o, &weights);
     else

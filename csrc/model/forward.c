@@ -76,6 +76,33 @@ static qsf_status begin_layer(qsf_ops *o, const qsf_layer *l)
     return QSF_OK;
 }
 
+/* The argument of scale_rows */
+typedef struct scale_job {
+    const qsf_ops *ops;
+    float factor;
+} scale_job;
+
+static void scale_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    const scale_job *const job = arg;
+    const qsf_scratch *const s = job->ops->scratch;
+    (void)worker_idx;
+    for (size_t t = begin; t < end; t++)
+        job->ops->kernels->scale(s->x + t * s->dim_stride, job->factor, job->ops->config->dim);
+}
+
+/* x *= the layer's scale, if it has one */
+static qsf_status end_layer(qsf_ops *o, const qsf_layer *l)
+{
+    const float *scale;
+    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_SCALE], 0, &scale));
+    if (scale == NULL)
+        return QSF_OK;
+    scale_job job = {o, *scale};
+    qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(o->config->dim), scale_rows, &job);
+    return QSF_OK;
+}
+
 static qsf_status run_layer(qsf_forward *f, const qsf_chunk *chunk, uint32_t layer_idx)
 {
     qsf_ops *const o = &f->ops;
@@ -85,6 +112,7 @@ static qsf_status run_layer(qsf_forward *f, const qsf_chunk *chunk, uint32_t lay
     QSF_TRY(begin_layer(o, l));
     QSF_TRY(qsf_mixers[l->kind->mixer].run(o, l, chunk, layer_idx));
     QSF_TRY(qsf_ffn_run(o, l, layer_idx));
+    QSF_TRY(end_layer(o, l));
     return end_unit(o, QSF_PHASE_DOWN);
 }
 

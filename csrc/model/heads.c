@@ -84,8 +84,11 @@ void qsf_heads_store_v(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
 {
     const qsf_layer_kind *const kind = o->kind;
     const qsf_scratch *const s = o->scratch;
+    const qsf_norm_weights norm = {.weight = s->ones};
     for (size_t t = 0; t < o->n_tokens; t++) {
         float *const v = s->v + t * qsf_stride(qsf_kv_dim(kind)) + (size_t)kv_head * kind->head_dim;
+        if (kind->value_norm != 0)
+            qsf_ops_norm_row(o, v, &norm, kind->head_dim, v);
         rotate_row(o, v, t, false);
         const qsf_segment *const g = segment_of(chunk, t);
         qsf_kvcache_store_v(&g->sequence->kv, o->kernels, layer, kv_head, s->positions[t], v);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/status.h"
+#include "model/block.h"
 #include "model/ahead.h"
 #include "model/linear.h"
 #include "model/routing.h"
@@ -12,6 +13,7 @@
 typedef struct choose_job {
     const qsf_ops *ops;
     const float *selection_bias; /* or NULL */
+    const float *scales;         /* of the experts, or NULL */
 } choose_job;
 
 static void choose_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
@@ -20,9 +22,14 @@ static void choose_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
     const qsf_layer_kind *const k = job->ops->kind;
     const qsf_routed_scratch *const s = &job->ops->scratch->routed;
     (void)worker_idx;
-    for (size_t t = begin; t < end; t++)
+    for (size_t t = begin; t < end; t++) {
+        uint16_t *const chosen = s->chosen + t * k->n_chosen;
+        float *const weights = s->weights + t * k->n_chosen;
         qsf_routing_choose(job->ops->kernels, k, s->scores + t * k->n_experts, job->selection_bias,
-                           s->chosen + t * k->n_chosen, s->weights + t * k->n_chosen);
+                           chosen, weights);
+        for (uint32_t i = 0; job->scales != NULL && i < k->n_chosen; i++)
+            weights[i] *= job->scales[chosen[i]];
+    }
 }
 
 /* Sorts the choices of all rows by expert, those of an expert by row. */
@@ -69,10 +76,18 @@ qsf_status qsf_routed_choose(qsf_ops *o, const qsf_layer *l, uint32_t layer_idx,
                                 &router.bias));
     QSF_TRY(qsf_ops_load_vector(o, l->tensors[QSF_LAYER_SELECTION_BIAS], s->routed.biases[1],
                                 &job.selection_bias));
+    QSF_TRY(qsf_ops_load_vector(o, l->tensors[QSF_LAYER_EXPERT_SCALE], s->routed.biases[2],
+                                &job.scales));
     QSF_TRY(qsf_linear_run(o, &router, 1, x));
     qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(n_experts * 16), choose_rows, &job);
     sort_choices(o);
     request(o, layer_idx);
+    return QSF_OK;
+}
+
+qsf_status qsf_routed_gates(qsf_ops *o, const qsf_layer *l, const qsf_acts *x)
+{
+    const qsf_scratch *const s = o->scratch;
     if (l->tensors[QSF_LAYER_SHARED_GATE] == NULL)
         return QSF_OK;
     const float *gate;
@@ -326,18 +341,56 @@ static qsf_status run_experts(qsf_ops *o, const float *x)
     return QSF_OK;
 }
 
-qsf_status qsf_routed_add(qsf_ops *o, const qsf_layer *l, const float *x)
+/* y = the dense part as experts are added to it. With a norm of what they add up to it waits in
+ * `input`. */
+static qsf_status begin_sums(qsf_ops *o, const qsf_layer *l)
 {
     const qsf_scratch *const s = o->scratch;
+    const size_t n_bytes = o->n_tokens * s->dim_stride * sizeof *s->y;
+    const bool has_dense = l->tensors[QSF_LAYER_UP] != NULL;
+    const bool is_apart = l->tensors[QSF_LAYER_ROUTED_POST_NORM] != NULL;
+    qsf_norm_weights norm;
+    for (uint32_t t = 0; l->tensors[QSF_LAYER_SHARED_GATE] != NULL && t < o->n_tokens; t++)
+        o->kernels->scale(s->y + t * s->dim_stride, s->routed.gates[t], o->config->dim);
+    QSF_TRY(qsf_block_load_norm(o, l->tensors[QSF_LAYER_DENSE_POST_NORM], NULL, &norm));
+    if (norm.weight != NULL)
+        qsf_ops_norm(o, s->y, &norm, s->y);
+    if (has_dense && is_apart)
+        memcpy(s->input, s->y, n_bytes);
+    if (!has_dense || is_apart)
+        memset(s->y, 0, n_bytes);
+    return QSF_OK;
+}
+
+/* Normalises what the experts add up to, and adds the dense part, if they are apart. */
+static qsf_status end_sums(qsf_ops *o, const qsf_layer *l)
+{
+    const qsf_scratch *const s = o->scratch;
+    qsf_norm_weights norm;
+    QSF_TRY(qsf_block_load_norm(o, l->tensors[QSF_LAYER_ROUTED_POST_NORM], NULL, &norm));
+    if (norm.weight == NULL)
+        return QSF_OK;
+    qsf_ops_norm(o, s->y, &norm, s->y);
+    for (uint32_t t = 0; l->tensors[QSF_LAYER_UP] != NULL && t < o->n_tokens; t++)
+        o->kernels->add_scaled(s->y + t * s->dim_stride, s->input + t * s->dim_stride, 1.0F,
+                               o->config->dim);
+    return QSF_OK;
+}
+
+qsf_status qsf_routed_add(qsf_ops *o, const qsf_layer *l, const float *x)
+{
     const qsf_layer_kind *const kind = o->kind;
     const uint32_t n_tokens = o->n_tokens;
-    if (l->tensors[QSF_LAYER_UP] == NULL)
-        memset(s->y, 0, n_tokens * s->dim_stride * sizeof *s->y);
-    for (uint32_t t = 0; l->tensors[QSF_LAYER_SHARED_GATE] != NULL && t < n_tokens; t++)
-        o->kernels->scale(s->y + t * s->dim_stride, s->routed.gates[t], o->config->dim);
-    const qsf_status status = run_experts(o, x);
+    qsf_status status = begin_sums(o, l);
+    if (status == QSF_OK && l->tensors[QSF_LAYER_ROUTED_NORM] != NULL) {
+        qsf_acts in;
+        status = qsf_block_norm(o, o->scratch->x, l->tensors[QSF_LAYER_ROUTED_NORM], NULL, &in);
+        x = in.f32;
+    }
+    if (status == QSF_OK)
+        status = run_experts(o, x);
     o->kind = kind;
     o->n_tokens = n_tokens;
     qsf_experts_end(o->experts);
-    return status;
+    return status == QSF_OK ? end_sums(o, l) : status;
 }

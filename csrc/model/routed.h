@@ -10,12 +10,16 @@
 
 #include "model/ops.h"
 
-/* Chooses the experts of every row of x and requests them; computes the gates of the dense part.
- * Comes before the dense part in the file. */
+/* Chooses the experts of every row of x, the router's input, and requests them. Comes before the
+ * dense part in the file. */
 qsf_status qsf_routed_choose(qsf_ops *o, const qsf_layer *l, uint32_t layer_idx, const qsf_acts *x);
 
-/* y = gate * y of the dense part, or 0 without one; then adds the experts' outputs for x, the rows
- * that chose them. Ends the request. */
+/* Computes the gates of the dense part, whose input x is. */
+qsf_status qsf_routed_gates(qsf_ops *o, const qsf_layer *l, const qsf_acts *x);
+
+/* y, the dense part's output, is multiplied by its gate and normalised, as far as the layer does
+ * that, or is 0 without such a part; then the experts' outputs for x are added, what they add up to
+ * normalised if the layer does. Ends the request. */
 qsf_status qsf_routed_add(qsf_ops *o, const qsf_layer *l, const float *x);
 
 #endif

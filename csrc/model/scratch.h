@@ -55,7 +55,7 @@ typedef struct qsf_attend_scratch {
  * QSF_EXPERT_ROWS. Empty if no layer has experts. */
 typedef struct qsf_routed_scratch {
     float *scores;     /* [chunk, n_experts], rows at n_experts of the layer */
-    float *biases[2];  /* [n_experts] of router and selection */
+    float *biases[3];  /* [n_experts] of router and selection; scales of the experts */
     float *gates;      /* [chunk] of the dense part */
     float *weights;    /* [chunk, n_chosen] */
     uint16_t *chosen;  /* [chunk, n_chosen] */
@@ -73,7 +73,8 @@ typedef struct qsf_scratch {
     size_t dim_stride; /* dim, padded to 64 */
     float *x;          /* [chunk, dim_stride] the residual stream */
     float *normed;     /* [chunk, dim_stride] */
-    float *input;      /* [chunk, dim_stride] of a parallel layer; NULL if none keeps it */
+    float *input;      /* [chunk, dim_stride] of a parallel layer, or its dense part; NULL if none
+                          keeps it */
     float *q;          /* [chunk, q_stride] queries, then the attention's result */
     float *k;          /* [chunk, kv_stride] */
     float *v;          /* [chunk, kv_stride] */
@@ -92,6 +93,7 @@ typedef struct qsf_scratch {
                              matrix that runs at the same time */
     float *vectors[4];    /* [widest vector] norm weight, norm bias, and two more vectors */
     float *qk_norms[2];   /* [qk_norm_cols] weights of Q norm and K norm */
+    float *ones;          /* [ones] of the config: weights of V norms */
     float *conv;          /* [conv_cols] weights, then zeros: [conv_channels] */
     float *head_bias;     /* [n_vocab], if the head has one */
     unsigned char *sides; /* [config's sides_bytes] side products that are in use together */

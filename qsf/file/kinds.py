@@ -124,6 +124,8 @@ class LayerKind:
     group_score: int = GroupScore.LARGEST
     mixer: int = Mixer.ATTENTION  # of another, the fields up to qk_norm are as in `plain_kind`
     output_gate: int = 0  # of attention; 1: attended * sigmoid(gate)
+    value_norm: int = 0  # 1: each head of the values is normalised, without weights
+    values_are_keys: int = 0  # 1: values are the keys before their norm and RoPE
     n_taps: int = 0  # of a convolution
     n_key_heads: int = 0  # of the delta rule; likewise the next four
     n_value_heads: int = 0  # a multiple of the key heads
@@ -200,6 +202,8 @@ def kind_keys(header: Header) -> tuple[Key, ...]:
         Key(43, "alibi_slopes", F32_ARRAY),
         Key(48, "qk_norm", U32, most=max(QkNorm)),
         Key(56, "output_gate", U32, most=1),
+        Key(57, "value_norm", U32, most=1),
+        Key(59, "values_are_keys", U32, most=1),
         Key(64, "ffn", U32, most=max(Ffn)),
         Key(65, "ffn_dim", U32, least=1, most=header.ffn_dim),
         Key(66, "activation", U32, most=max(Activation)),
@@ -234,6 +238,7 @@ def rotary_dims_of(header: Header, arch: Arch, sets: Sequence[RopeSet]) -> dict[
 
 _ATTENTION_FIELDS: Final = (
     "score_scale", "score_cap", "temperature_beta", "alibi_slopes", "qk_norm", "output_gate",
+    "value_norm", "values_are_keys",
 )  # fmt: skip
 _DELTA_FIELDS: Final = ("n_key_heads", "n_value_heads", "key_dim", "value_dim")  # keys 112 .. 115
 
@@ -246,7 +251,7 @@ def _check_mixer(name: str, k: LayerKind, header: Header, error: type[QsfError])
     )
     if not k.has_attention and not is_plain:
         raise error(
-            f"{name}: mixer {int(k.mixer)} (key 1) with attention's keys 32 .. 56, allowed:"
+            f"{name}: mixer {int(k.mixer)} (key 1) with attention's keys 32 .. 59, allowed:"
             " a window (36) of 0, RoPE set (37) 255"
         )
     if k.has_attention != (k.n_taps == 0):
@@ -300,6 +305,8 @@ def check_kind(
             )
     if (kind.temperature_beta == 0.0) != (kind.temperature_step == 0):
         raise error(f"{name}: a query temperature has both a beta and a step")
+    if kind.values_are_keys and kind.qk_norm == QkNorm.WHOLE_WIDTH:
+        raise error(f"{name}: values that are keys (key 59), whose heads have one norm (key 48)")
     if kind.alibi_slopes and len(kind.alibi_slopes) != kind.n_heads:
         raise error(f"{name}: {len(kind.alibi_slopes)} slopes for {kind.n_heads} heads")
     _check_experts(name, kind, error)

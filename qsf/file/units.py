@@ -26,10 +26,11 @@ _LAYER_ORDER: Final = (  # every vector and outlier table before the matrix that
     _T.Q_OUTLIERS, _T.K_OUTLIERS, _T.V_OUTLIERS, _T.Q, _T.K, _T.V, _T.MIX_GATE, _T.BETA, _T.DECAY,
     _T.CONV, _T.CONV_BIAS, _T.ATTN_SUB_NORM, _T.ATTN_OUT_BIAS, _T.ATTN_OUT_OUTLIERS, _T.ATTN_OUT,
     _T.POST_ATTN_NORM,
-    _T.FFN_NORM, _T.FFN_NORM_BIAS, _T.ROUTER_BIAS, _T.SELECTION_BIAS, _T.EXPERT_ROUTER,
-    _T.SHARED_GATE, _T.FFN_GATE_BIAS, _T.FFN_UP_BIAS,
+    _T.ROUTER_NORM, _T.FFN_NORM, _T.FFN_NORM_BIAS, _T.ROUTER_BIAS, _T.SELECTION_BIAS,
+    _T.EXPERT_SCALE, _T.EXPERT_ROUTER, _T.SHARED_GATE, _T.FFN_GATE_BIAS, _T.FFN_UP_BIAS,
     _T.FFN_GATE_OUTLIERS, _T.FFN_UP_OUTLIERS, _T.FFN_GATE, _T.FFN_UP, _T.FFN_SUB_NORM,
-    _T.FFN_DOWN_BIAS, _T.FFN_DOWN_OUTLIERS, _T.FFN_DOWN, _T.POST_FFN_NORM,
+    _T.FFN_DOWN_BIAS, _T.FFN_DOWN_OUTLIERS, _T.FFN_DOWN,
+    _T.DENSE_POST_NORM, _T.ROUTED_NORM, _T.ROUTED_POST_NORM, _T.POST_FFN_NORM, _T.LAYER_SCALE,
 )  # fmt: skip
 _EXPERT_ORDER: Final = (
     _T.FFN_GATE_BIAS, _T.FFN_UP_BIAS, _T.FFN_GATE, _T.FFN_UP, _T.FFN_DOWN_BIAS, _T.FFN_DOWN,
@@ -48,6 +49,7 @@ def layer_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
     hidden = (
         _T.INPUT_NORM, _T.INPUT_NORM_BIAS, _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.FFN_NORM,
         _T.FFN_NORM_BIAS, _T.ATTN_OUT_BIAS, _T.FFN_DOWN_BIAS, _T.POST_ATTN_NORM, _T.POST_FFN_NORM,
+        _T.ROUTER_NORM, _T.ROUTED_NORM, _T.ROUTED_POST_NORM, _T.DENSE_POST_NORM,
     )  # fmt: skip
     matrices: dict[int, tuple[int, int]] = {
         _T.Q: (q, h.dim),
@@ -84,6 +86,8 @@ def layer_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
         _T.ROUTER_BIAS: (1, kind.n_experts),
         _T.SELECTION_BIAS: (1, kind.n_experts),
         _T.SHARED_GATE: (1, h.dim),
+        _T.EXPERT_SCALE: (1, kind.n_experts),
+        _T.LAYER_SCALE: (1, 1),
     }
 
 

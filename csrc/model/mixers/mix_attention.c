@@ -2,6 +2,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/mixers/mix_attention.h"
 
+#include <string.h>
+
 #include "base/status.h"
 #include "model/attention.h"
 #include "model/block.h"
@@ -26,13 +28,13 @@ static void q_epilogue(const void *arg, size_t begin, size_t end)
         qsf_heads_finish_q(job->ops, job->q_norm, (uint32_t)h, 0, job->ops->n_tokens);
 }
 
-static void k_epilogue(const void *arg, size_t begin, size_t end)
+/* v = k in columns [begin, end) of all rows */
+static void copy_keys(const qsf_ops *o, size_t begin, size_t end)
 {
-    const attention_job *const job = arg;
-    const size_t head_dim = job->ops->kind->head_dim;
-    for (size_t h = begin / head_dim; h < end / head_dim; h++)
-        qsf_heads_store_k(job->ops, job->chunk, job->layer_idx, job->k_norm, (uint32_t)h, 0,
-                          job->ops->n_tokens);
+    const qsf_scratch *const s = o->scratch;
+    const size_t stride = qsf_stride(qsf_kv_dim(o->kind));
+    for (size_t t = 0; t < o->n_tokens; t++)
+        memcpy(s->v + t * stride + begin, s->k + t * stride + begin, (end - begin) * sizeof *s->v);
 }
 
 static void v_epilogue(const void *arg, size_t begin, size_t end)
@@ -41,6 +43,19 @@ static void v_epilogue(const void *arg, size_t begin, size_t end)
     const size_t head_dim = job->ops->kind->head_dim;
     for (size_t h = begin / head_dim; h < end / head_dim; h++)
         qsf_heads_store_v(job->ops, job->chunk, job->layer_idx, (uint32_t)h);
+}
+
+static void k_epilogue(const void *arg, size_t begin, size_t end)
+{
+    const attention_job *const job = arg;
+    const size_t head_dim = job->ops->kind->head_dim;
+    if (job->ops->kind->values_are_keys != 0) {
+        copy_keys(job->ops, begin, end);
+        v_epilogue(arg, begin, end);
+    }
+    for (size_t h = begin / head_dim; h < end / head_dim; h++)
+        qsf_heads_store_k(job->ops, job->chunk, job->layer_idx, job->k_norm, (uint32_t)h, 0,
+                          job->ops->n_tokens);
 }
 
 /* Computes q, k and v of norm(x), finished; k and v go to the cache. */
@@ -61,7 +76,7 @@ static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, attention_jo
         {t[QSF_LAYER_V], NULL, s->v, kv_stride, head_dim, v_epilogue, job, {0}},
         {t[QSF_LAYER_MIX_GATE], NULL, s->mix_gate, q_stride, 1, NULL, NULL, {0}},
     };
-    const size_t n_linears = sizeof qkv / sizeof qkv[0] - (kind->output_gate != 0 ? 0 : 1);
+    size_t n_linears = kind->values_are_keys != 0 ? 2 : 3;
     QSF_TRY(qsf_block_norm(o, s->x, t[QSF_LAYER_ATTN_NORM], t[QSF_LAYER_ATTN_NORM_BIAS], &in));
     qsf_ops_lap(o, QSF_PHASE_NORM);
     QSF_TRY(qsf_block_load(o, t[QSF_LAYER_Q_BIAS], 0, &qkv[0].bias));
@@ -73,6 +88,10 @@ static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, attention_jo
     QSF_TRY(qsf_ops_load_sides(o, &layer->sides[QSF_LAYER_Q], &n_used, &qkv[0].sides));
     QSF_TRY(qsf_ops_load_sides(o, &layer->sides[QSF_LAYER_K], &n_used, &qkv[1].sides));
     QSF_TRY(qsf_ops_load_sides(o, &layer->sides[QSF_LAYER_V], &n_used, &qkv[2].sides));
+    for (size_t i = 0; i < kind->value_norm * head_dim; i++)
+        s->ones[i] = 1.0F;
+    if (kind->output_gate != 0)
+        qkv[n_linears++] = qkv[3];
     QSF_TRY(qsf_linear_run(o, qkv, n_linears, &in));
     if (is_whole)
         qsf_heads_finish_whole(o, job->chunk, job->layer_idx, job->q_norm, job->k_norm);

@@ -86,6 +86,8 @@ class Layer:
         norms = (T.Q_NORM, T.K_NORM) if self.kind.qk_norm else ()
         routed = (T.FFN_NORM, T.EXPERT_ROUTER) if self.kind.n_experts else ()
         usual = {T.ATTN_NORM, *_MATRICES, *norms, *routed, *_FFN[Ffn(self.kind.ffn)]}
+        if self.kind.values_are_keys:
+            usual.remove(T.V)
         if self.kind.mixer == Mixer.DELTA:
             usual |= {T.MIX_GATE, T.BETA, T.DECAY, T.DECAY_RATE, T.DECAY_BIAS, T.MIX_NORM, T.CONV}
         elif self.kind.output_gate:
@@ -122,6 +124,7 @@ LAYER_NORMS: Final = (
 
 
 EXPERT_BIASES: Final = (T.FFN_GATE_BIAS, T.FFN_UP_BIAS, T.FFN_DOWN_BIAS)
+APART: Final = (T.ROUTER_NORM, T.EXPERT_SCALE, T.ROUTED_NORM, T.ROUTED_POST_NORM, T.LAYER_SCALE)
 ROUTED: Final = (
     Layer(kind()),
     Layer(kind(ffn=Ffn.NONE, n_experts=6, n_chosen=2, expert_dim=40,
@@ -135,6 +138,12 @@ ROUTED: Final = (
                activation=Activation.SILU_CLAMPED), (T.ROUTER_BIAS, T.SINKS, *POST_NORMS), (),
           EXPERT_BIASES),
     Layer(kind(n_experts=4, n_chosen=1, expert_dim=64, is_parallel=True), (), (T.FFN_NORM,)),
+    Layer(kind(n_experts=6, n_chosen=2, expert_dim=40, value_norm=1, residual_factor=0.7),
+          (*APART, T.SHARED_GATE, T.DENSE_POST_NORM, *POST_NORMS)),
+    Layer(kind(ffn=Ffn.NONE, n_experts=5, n_chosen=2, expert_dim=24, values_are_keys=1,
+               value_norm=1, qk_norm=QkNorm.PER_HEAD), APART),
+    Layer(kind(n_experts=4, n_chosen=2, expert_dim=24, values_are_keys=1, output_gate=1),
+          (T.ROUTED_NORM, T.DENSE_POST_NORM, T.K_BIAS)),
 )  # fmt: skip
 DELTA: Final = kind(mixer=Mixer.DELTA, n_kv_heads=4, rope_set=ROPE_NONE, n_taps=4, n_key_heads=2,
                     n_value_heads=6, key_dim=24, value_dim=40)  # fmt: skip
@@ -152,7 +161,7 @@ def _values(
     rng: np.random.Generator, type: TensorType, shape: tuple[int, int]
 ) -> NDArray[np.float32]:
     x: NDArray[np.float32] = rng.standard_normal(shape, dtype=np.float32)
-    if type.name.endswith("NORM"):
+    if type.name.endswith(("NORM", "SCALE")):
         return np.asarray(np.float32(1.0) + np.float32(0.3) * x)
     if type is T.DECAY_RATE:  # positive
         return np.asarray(np.exp(x - np.float32(2.0)))

@@ -111,14 +111,16 @@ class _Pass:
         """`x` [..., width of the weight], or as it is where the model has no such norm."""
         if name not in self.model.weights:
             return x
-        epsilon = self.dtype(self.config.norm_epsilon)
-        if self.config.norm == "layer":
-            x = x - x.mean(axis=-1, keepdims=True)
-        x = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + epsilon)
-        y = x * self.weight(name)
+        y = self.normed(x) * self.weight(name)
         if f"{name}_bias" in self.model.weights:
             y = y + self.weight(f"{name}_bias")
         return np.asarray(y)
+
+    def normed(self, x: Array) -> Array:
+        if self.config.norm == "layer":
+            x = x - x.mean(axis=-1, keepdims=True)
+        square = (x * x).mean(axis=-1, keepdims=True)
+        return np.asarray(x / np.sqrt(square + self.dtype(self.config.norm_epsilon)))
 
     def heads(self, y: Array, layer: Layer, at: str, kind: str) -> Array:
         """Queries or keys, normalised and rotated: [n_tokens, heads, head_dim]."""
@@ -130,11 +132,7 @@ class _Pass:
         if layer.qk_norm == "per_head":
             x = self.normalise(x, name)
         elif layer.qk_norm == "own_weights":
-            if self.config.norm == "layer":
-                x = x - x.mean(axis=-1, keepdims=True)
-            square = (x * x).mean(axis=-1, keepdims=True)
-            x = x / np.sqrt(square + self.dtype(self.config.norm_epsilon))
-            x = x * self.weight(name).reshape(x.shape[1:])
+            x = self.normed(x) * self.weight(name).reshape(x.shape[1:])
         if layer.frequencies is not None:
             x = rotate_by(x, layer.frequencies, layer.rope_interleaved, layer.rope_factor)
         if kind == "q" and layer.temperature is not None:
@@ -196,7 +194,9 @@ class _Pass:
             return self.convolution(x, layer.n_taps, at)
         n_tokens = len(x)
         q, k = self.heads(x, layer, at, "q"), self.heads(x, layer, at, "k")
-        v = self.linear(x, f"{at}.v").reshape(n_tokens, layer.n_kv_heads, layer.head_dim)
+        v = self.linear(x, f"{at}.k" if layer.values_are_keys else f"{at}.v")
+        v = v.reshape(n_tokens, layer.n_kv_heads, layer.head_dim)
+        v = self.normed(v) if layer.has_value_norm else v
         turned: Array | None = None
         if self.is_rotated:
             turned = hadamard(layer.head_dim).astype(self.dtype)
@@ -241,32 +241,46 @@ class _Pass:
         hidden = self.normalise(hidden, f"{at}.ffn_sub_norm")
         return self.keep(f"{at}.ffn_out", self.linear(hidden, f"{at}.ffn_down"))
 
-    def routed(self, x: Array, layer: Layer, at: str) -> Array:
+    def routed(self, x: Array, of_router: Array, layer: Layer, at: str) -> Array:
         """What the chosen experts add for each row of `x`, in ascending order of the experts."""
         assert layer.routing is not None
-        logits = x @ self.weight(f"{at}.expert_router").T
+        logits = of_router @ self.weight(f"{at}.expert_router").T
         if f"{at}.router_bias" in self.model.weights:
             logits = logits + self.weight(f"{at}.router_bias")
         self.keep(f"{at}.router", logits)
         choice = choose(logits, self.model.weights.get(f"{at}.selection_bias"), layer.routing)
         self.keep(f"{at}.chosen", choice.experts)
-        self.keep(f"{at}.chosen_weights", choice.weights)
+        weights = choice.weights
+        if f"{at}.expert_scale" in self.model.weights:
+            weights = weights * self.weight(f"{at}.expert_scale")[choice.experts]
+        self.keep(f"{at}.chosen_weights", weights)
         out = np.zeros_like(x)
         for expert in np.unique(choice.experts):
             tokens, places = np.nonzero(choice.experts == expert)
             y = self.ffn(x[tokens], layer, f"{at}.expert.{expert}")
-            out[tokens] += choice.weights[tokens, places][:, None] * y
+            out[tokens] += weights[tokens, places][:, None] * y
         return out
 
-    def feed_forward(self, x: Array, layer: Layer, at: str) -> Array:
-        """The dense part, which is the shared experts, and the routed part; one may be missing."""
+    def feed_forward(self, x: Array, behind: Array, layer: Layer, at: str) -> Array:
+        """The dense part, which is the shared experts, and the routed part; one may be missing.
+
+        Both read `x`, unless router or experts have a norm of the stream `behind` attention.
+        """
         out = np.zeros_like(x)
         if f"{at}.ffn_up" in self.model.weights:
             out = self.ffn(x, layer, at)
         if f"{at}.shared_gate" in self.model.weights:
             gate = x @ self.weight(f"{at}.shared_gate")
             out = out / (1 + np.exp(-gate))[:, None]
-        return out if layer.routing is None else out + self.routed(x, layer, at)
+        if layer.routing is None:
+            return out
+        of_router, of_experts = (
+            self.normalise(behind, name) if name in self.model.weights else x
+            for name in (f"{at}.router_norm", f"{at}.routed_norm")
+        )
+        routed = self.routed(of_experts, of_router, layer, at)
+        out = self.normalise(out, f"{at}.dense_post_norm")
+        return out + self.normalise(routed, f"{at}.routed_post_norm")
 
     def layer(self, x: Array, layer: Layer, at: str) -> Array:
         """The stream behind a layer, of the stream `x` before it."""
@@ -282,8 +296,11 @@ class _Pass:
         elif f"{at}.ffn_norm" in self.model.weights:
             y = self.normalise(x, f"{at}.ffn_norm")
         self.keep(f"{at}.ffn_norm", y)
-        out = self.normalise(self.feed_forward(y, layer, at), f"{at}.post_ffn_norm")
-        return self.keep(f"{at}.residual_ffn", behind + factor * out)
+        out = self.normalise(self.feed_forward(y, behind, layer, at), f"{at}.post_ffn_norm")
+        out = behind + factor * out
+        if f"{at}.layer_scale" in self.model.weights:
+            out = out * self.weight(f"{at}.layer_scale")
+        return self.keep(f"{at}.residual_ffn", out)
 
     def run(self, tokens: Sequence[int] | NDArray[np.integer[Any]], skip: Collection[int]) -> Trace:
         config = self.config

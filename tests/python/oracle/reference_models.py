@@ -48,6 +48,8 @@ class Layer:
     n_taps: int = 0  # of a convolution, which is there instead of attention
     delta: tuple[int, int, int, int] | None = None  # heads of keys, of values, dims of both
     has_tiled_heads: bool = False  # value heads of a key head are n_key_heads apart
+    has_value_norm: bool = False
+    values_are_keys: bool = False  # before their norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,5 +298,7 @@ def _layer_of(
         if kind.mixer == kinds.Mixer.DELTA
         else None,
         has_tiled_heads=bool(kind.has_tiled_heads),
+        has_value_norm=bool(kind.value_norm),
+        values_are_keys=bool(kind.values_are_keys),
         **rope,
     )
