@@ -108,6 +108,18 @@ GEMMA3 = {
         S: {"rope_type": "default", "rope_theta": 500.0},
     },
 }
+GEMMA4: dict[str, Any] = {
+    **{key: value for key, value in GEMMA3.items() if key != "query_pre_attn_scalar"},
+    "global_head_dim": 40, "pad_token_id": 2, "num_hidden_layers": 4, "layer_types": [S, F, S, F],
+    "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0,
+    "rope_parameters": {
+        F: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 20000.0},
+        S: {"rope_type": "default", "rope_theta": 500.0},
+    },
+}  # fmt: skip
+GEMMA4_SHARED = {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+GEMMA4_MOE = {**GEMMA4_SHARED, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2,
+              "moe_intermediate_size": 40}  # fmt: skip
 PHI = {**BASE, "hidden_size": 80, "hidden_act": "gelu_new", **rope(partial_rotary_factor=0.4)}
 NEOX = {
     **SIX,
@@ -115,10 +127,10 @@ NEOX = {
     "num_key_value_heads": None,
     **rope(partial_rotary_factor=0.34),
 }
-VISION = {
-    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "image_size": 8, "patch_size": 4,
-}  # fmt: skip
+EYE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+       "num_attention_heads": 2, "patch_size": 4}  # fmt: skip
+VISION = {**EYE, "image_size": 8}
+GEMMA4_EYE = {**EYE, "head_dim": 8, "num_key_value_heads": 2, "position_embedding_size": 16}
 FALCON = {
     **{key: BASE[key] for key in ("hidden_size", "num_hidden_layers", "vocab_size",
                                   "bos_token_id", "eos_token_id")},
@@ -270,6 +282,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"text_config": GEMMA3, "vision_config": {"model_type": "siglip_vision_model", **VISION},
          "mm_tokens_per_image": 4, "image_token_index": 66, "tie_word_embeddings": True},
     ),
+    "gemma4": ("gemma4_text", {**GEMMA4, "attention_bias": True, "tie_word_embeddings": False}),
+    "gemma4-shared": ("gemma4_text", GEMMA4_SHARED),
+    "gemma4-moe": ("gemma4_text", GEMMA4_MOE),
+    "gemma4-nested": (
+        "gemma4",
+        {"text_config": GEMMA4_MOE, "vision_config": GEMMA4_EYE,
+         "audio_config": None, "image_token_id": 100, "video_token_id": 101, "audio_token_id": 102},
+    ),
+    "gemma4_unified": ("gemma4_unified_text", GEMMA4_SHARED),
     "olmo2": ("olmo2", SIX),
     "olmo3": (
         "olmo3",

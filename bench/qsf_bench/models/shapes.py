@@ -63,6 +63,10 @@ _QWEN3_5: Final = functools.partial(
     Shape, n_vocab=248320, max_tokens=262144, family="qwen3_5_text", head_dim=256
 )
 _GEMMA3: Final = functools.partial(Shape, family="gemma3_text", head_dim=256, is_tied=True)
+_GEMMA4: Final = functools.partial(
+    Shape, n_vocab=262144, max_tokens=262144, family="gemma4_text", head_dim=256, is_tied=True,
+    window_tokens=1024,
+)  # fmt: skip
 SHAPES: Final[Mapping[str, Shape]] = {
     "tiny": Shape(4, 256, 768, 4, 2, n_vocab=2048),
     "gpt2": Shape(12, 768, 3072, 12, 12, n_vocab=50257, max_tokens=1024, family="gpt2"),
@@ -78,6 +82,8 @@ SHAPES: Final[Mapping[str, Shape]] = {
     "gemma3-270m": _GEMMA3(18, 640, 2048, 4, 1, 262144, 32768, window_tokens=512),
     "gemma3-1b": _GEMMA3(26, 1152, 6912, 4, 1, 262144, 32768, window_tokens=512),
     "gemma3-4b": _GEMMA3(34, 2560, 10240, 8, 4, 262208, 131072, window_tokens=1024),
+    "gemma4-31b": _GEMMA4(60, 5376, 21504, 32, 16),
+    "gemma4-26b-a4b": _GEMMA4(30, 2816, 2112, 16, 8, n_experts=128, n_chosen=8),
     "phi4-mini": Shape(
         32, 3072, 8192, 24, 8, 200064, 131072, family="phi3", head_dim=128, is_tied=True
     ),
@@ -134,6 +140,11 @@ _MORE: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3_moe": {"rope_theta": 1000000.0, "norm_topk_prob": True},
     "phi3": {"partial_rotary_factor": 0.75},
     "gemma3_text": {"query_pre_attn_scalar": 256},
+    "gemma4_text": {
+        "attention_k_eq_v": True,
+        "final_logit_softcapping": 30.0,
+        "hidden_size_per_layer_input": 0,
+    },
 }
 
 
@@ -164,6 +175,12 @@ def config_of(shape: Shape) -> dict[str, Any]:
         config |= {"num_experts": shape.n_experts, "num_experts_per_tok": shape.n_chosen}
     if "moe_intermediate_size" in family.defaults:
         config["moe_intermediate_size"] = shape.ffn_dim
+    if shape.family == "gemma4_text":
+        config |= {
+            "num_global_key_value_heads": shape.n_kv_heads // 4,
+            "enable_moe_block": shape.n_experts > 0,
+            "moe_intermediate_size": shape.ffn_dim // 3,
+        }
     if shape.n_value_heads:
         config["linear_num_value_heads"] = shape.n_value_heads
     return {family.renames.get(name, name): value for name, value in config.items()}

@@ -77,16 +77,19 @@ class _Heads:
     rounded: dict[int, Float32Array] = field(default_factory=dict)
     before_exact: dict[int, Float32Array] = field(default_factory=dict)  # [n_tokens, dim]
     before_rounded: dict[int, Float32Array] = field(default_factory=dict)
+    dense_exact: dict[int, Float32Array] = field(default_factory=dict)  # beside experts
+    dense_rounded: dict[int, Float32Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A rounded layer without its experts, and the experts' inputs in both models."""
+    """A rounded layer without its experts, and the FFN's input and dense part in both models."""
 
     tensors: list[RoundedTensor]
     exact: Weights
     stored: Weights
-    inputs: tuple[Float32Array, Float32Array] | None  # of a layer that has experts
+    inputs: tuple[Float32Array, Float32Array] | None  # of the FFN, in a layer that has experts
+    dense: tuple[Float32Array, ...]  # outputs of the dense part
 
 
 class Calibration:
@@ -194,7 +197,7 @@ class Calibration:
         dtypes = {kind: target.dtype for kind, target in targets.items()}
         plain = original.weights(unit.id)
         energies = self._energies(plain, streams.exact)
-        exact, actions = transforms.choose(plain, dtypes, energies, original.header)
+        exact, actions = transforms.choose(plain, dtypes, energies)
         del plain, energies
         stored = exact.changed()
         rounded: dict[TensorType, Rounded] = {}
@@ -227,16 +230,24 @@ class Calibration:
             )
             for kind, target in targets.items()
         ]
-        return _Layer(tensors, exact, stored, inputs)
+        dense = tuple(
+            np.stack([of[i] for i in range(len(self._tokens))]) if of else np.zeros_like(xs)
+            for of, xs in (
+                (heads.dense_exact, streams.exact),
+                (heads.dense_rounded, streams.rounded),
+            )
+            if inputs is not None
+        )
+        return _Layer(tensors, exact, stored, inputs, dense)
 
     def _expert_inputs(
         self, exact: Weights, stored: Weights, streams: Streams
     ) -> tuple[Float32Array, Float32Array]:
-        """Return what router and experts read in both models, [n_tokens of all samples, dim]."""
-        original, dim = self._original, self._plan.facts.header.dim
+        """Return what the FFN reads in both models."""
+        original = self._original
         return (
-            original.ffn_input(exact, streams.exact, streams.exact).reshape(-1, dim),
-            original.ffn_input(stored, streams.rounded, streams.rounded).reshape(-1, dim),
+            original.ffn_input(exact, streams.exact, streams.exact),
+            original.ffn_input(stored, streams.rounded, streams.rounded),
         )
 
     def _routed_layer(self, unit: PlannedUnit, streams: Streams) -> Iterator[RoundedUnit]:
@@ -245,10 +256,23 @@ class Calibration:
         yield RoundedUnit(unit, layer.tensors)
         assert layer.inputs is not None
         n_tokens, dim = self._tokens.shape[1], self._plan.facts.header.dim
-        part = RoutedPart(
-            self._original, layer.exact, layer.stored, layer.inputs, self._n_fitted * n_tokens
+        of_exact, of_rounded = (
+            [of.reshape(-1, dim) for of in self._original.routed_inputs(w, y, behind)]
+            for w, y, behind in (
+                (layer.exact, layer.inputs[0], streams.exact),
+                (layer.stored, layer.inputs[1], streams.rounded),
+            )
         )
-        both = (streams.exact.reshape(-1, dim), streams.rounded.reshape(-1, dim))
+        part = RoutedPart(
+            self._original,
+            layer.exact,
+            layer.stored,
+            (of_exact[0], of_rounded[0]),
+            (of_exact[1], of_rounded[1]),
+            self._n_fitted * n_tokens,
+        )
+        sums = (np.zeros_like(streams.exact), np.zeros_like(streams.rounded))
+        both = (sums[0].reshape(-1, dim), sums[1].reshape(-1, dim))
 
         def targets(expert: int) -> dict[TensorType, Target]:
             own = self._original.targets(unit.id.of_expert(expert))
@@ -271,6 +295,12 @@ class Calibration:
             ]
             yield RoundedUnit(planned, tensors, expert.share)
             self._advance(sum(t.source_bytes for t in of_expert.values()))
+        streams.exact[:] = self._original.joined(
+            layer.exact, streams.exact, layer.dense[0], sums[0]
+        )
+        streams.rounded[:] = self._original.joined(
+            layer.stored, streams.rounded, layer.dense[1], sums[1]
+        )
 
     def _round_expert(
         self, rounding: Rounding | None, target: Target, rows: Float32Array
@@ -375,7 +405,7 @@ class Calibration:
     ) -> InputSums:
         post = {T.ATTN_OUT: T.POST_ATTN_NORM, T.FFN_DOWN: T.POST_FFN_NORM}.get(group[0])
         # The output of a matrix that a norm follows is not simply added to the stream.
-        is_adding = post is not None and post not in exact
+        is_adding = post is not None and not {post, T.DENSE_POST_NORM} & exact.keys()
         sums: InputSums | None = None
         for start in range(0, self._n_fitted, _SAMPLES_AT_ONCE):
             here = range(start, min(start + _SAMPLES_AT_ONCE, self._n_fitted))
@@ -431,6 +461,7 @@ class Calibration:
             xs: Float32Array,
             of: dict[int, Float32Array],
             before: dict[int, Float32Array],
+            dense: dict[int, Float32Array],
         ) -> None:
             if T.Q in group:
                 xs[i] = original.layer_input(w, xs[i])
@@ -441,11 +472,15 @@ class Calibration:
                 xs[i] += original.attention_output(w, of.pop(i))
             elif T.FFN_DOWN in group:
                 hidden = self._inputs(group, w, xs[i], None, before.pop(i, None))
-                xs[i] += original.ffn_output(w, hidden)
+                y = original.ffn_output(w, hidden)
+                if w.kind.n_experts:
+                    dense[i] = y
+                else:
+                    xs[i] = original.joined(w, xs[i], y)
 
         for each in (
-            (exact, streams.exact, heads.exact, heads.before_exact),
-            (stored, streams.rounded, heads.rounded, heads.before_rounded),
+            (exact, streams.exact, heads.exact, heads.before_exact, heads.dense_exact),
+            (stored, streams.rounded, heads.rounded, heads.before_rounded, heads.dense_rounded),
         ):
             for_each(len(each[1]), lambda i, each=each: advance(i, *each))  # type: ignore[misc]
 

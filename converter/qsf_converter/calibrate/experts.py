@@ -48,17 +48,18 @@ class RoutedPart:
         original: Original,
         exact: Weights,
         stored: Weights,
+        of_router: tuple[Float32Array, Float32Array],
         inputs: tuple[Float32Array, Float32Array],
         n_fitted: int,
     ) -> None:
-        """Store the weights of the layer, the FFN's inputs, and the number of tokens to fit to."""
+        """Store the layer, what router and experts read, and how many tokens to fit to."""
         self._original = original
         self._exact, self._stored = exact, stored
         self._z, self._y = inputs
         self._n_fitted = n_fitted
         kind = exact.kind
-        self._of_exact = route(kind, exact, self._z)
-        self._of_rounded = route(kind, stored, self._y)
+        self._of_exact = route(kind, exact, of_router[0])
+        self._of_rounded = route(kind, stored, of_router[1])
 
     def round_into(
         self,

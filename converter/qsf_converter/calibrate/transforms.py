@@ -19,7 +19,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from qsf.file.layout import Dtype, Header, TensorType
+from qsf.file.kinds import LayerKind
+from qsf.file.layout import Dtype, TensorType
 from qsf_converter.original.layers import BIASES, Weights
 from qsf_converter.rounding.quantisers import UnrepresentableError, quantise_rows
 from qsf_converter.sources.checkpoint import Float32Array
@@ -42,7 +43,6 @@ def choose(
     weights: Weights,
     dtypes: Mapping[TensorType, Dtype],
     energies: Energies,
-    header: Header,
 ) -> tuple[Weights, dict[TensorType, str]]:
     """Return equivalent weights of a layer, and the transforms of each matrix.
 
@@ -57,16 +57,16 @@ def choose(
         best_error = _error(chosen, group, dtypes, np.diag(inputs))
         if group == (T.ATTN_OUT,) and not weights.kind.has_attention:
             continue  # rows of another mixer are no heads
-        turned = rotate_heads(chosen, header) if group == (T.ATTN_OUT,) else None
+        turned = rotate_heads(chosen) if group == (T.ATTN_OUT,) else None
         if turned is not None:
-            rotated = _rotated(inputs, header.head_dim)
+            rotated = _rotated(inputs, weights.kind.head_dim)
             error = _error(turned, group, dtypes, np.diag(rotated))
             if error < best_error * (1 - _LEAST_GAIN):
                 chosen, inputs, best_error, action = turned, rotated, error, ROTATED
         unscaled = chosen
         for exponent in _EXPONENTS:
-            scales = _scales(np.diag(inputs), exponent, group, header)
-            scaled = scale_inputs(unscaled, group, scales, header)
+            scales = _scales(np.diag(inputs), exponent, group, weights.kind)
+            scaled = scale_inputs(unscaled, group, scales)
             if scaled is None:
                 break
             error = _error(scaled, group, dtypes, np.diag(inputs) / scales.astype(np.float64) ** 2)
@@ -79,7 +79,7 @@ def choose(
 
 
 def scale_inputs(
-    weights: Weights, group: tuple[TensorType, ...], scales: Float32Array, header: Header
+    weights: Weights, group: tuple[TensorType, ...], scales: Float32Array
 ) -> Weights | None:
     """Multiply the columns of a group with ``scales`` [n_inputs] and divide what they read.
 
@@ -95,8 +95,10 @@ def scale_inputs(
     if in_front is not None:
         _divide(out, in_front, scales)
     elif group == (T.ATTN_OUT,):
-        n_shared = _n_shared(header)
-        of_values = scales.reshape(-1, n_shared, header.head_dim)[:, 0].ravel()
+        of = weights.kind
+        if of.value_norm or of.values_are_keys:
+            return None  # a norm takes the factor back, and keys are not to change
+        of_values = scales.reshape(-1, _n_shared(of), of.head_dim)[:, 0].ravel()
         _divide(out, T.V, of_values)
     elif group == (T.FFN_DOWN,) and T.FFN_GATE in weights:
         _divide(out, T.FFN_UP, scales)
@@ -118,13 +120,14 @@ def _norm_in_front(weights: Weights, group: tuple[TensorType, ...]) -> TensorTyp
     return kind if kind in weights else None
 
 
-def rotate_heads(weights: Weights, header: Header) -> Weights | None:
+def rotate_heads(weights: Weights) -> Weights | None:
     """Turn the values of each head, and turn them back in the attention's output matrix.
 
     None when the head dimension is not a power of two, or a norm or gate stands between the two.
     """
-    n = header.head_dim
-    if n < 2 or n & (n - 1) or T.ATTN_SUB_NORM in weights or T.MIX_GATE in weights:
+    n = weights.kind.head_dim
+    is_apart = weights.kind.value_norm or T.ATTN_SUB_NORM in weights or T.MIX_GATE in weights
+    if n < 2 or n & (n - 1) or is_apart or weights.kind.values_are_keys:
         return None
     turn = _hadamard(n)
     out = weights.changed()
@@ -148,20 +151,18 @@ def _divide(weights: Weights, kind: TensorType, scales: Float32Array) -> None:
         weights[bias] = weights[bias] / scales
 
 
-def _n_shared(header: Header) -> int:
+def _n_shared(kind: LayerKind) -> int:
     """Heads that share the values of one KV head."""
-    return header.n_heads // (header.n_kv_heads or header.n_heads)
+    return kind.n_heads // kind.n_kv_heads
 
 
 def _scales(
-    energies: NDArray[np.float64], exponent: float, group: tuple[TensorType, ...], header: Header
+    energies: NDArray[np.float64], exponent: float, group: tuple[TensorType, ...], kind: LayerKind
 ) -> Float32Array:
     """Return rms ^ exponent of each input, around 1."""
     if group == (T.ATTN_OUT,):
-        shared = energies.reshape(-1, _n_shared(header), header.head_dim).mean(axis=1)
-        energies = np.repeat(
-            shared.reshape(-1, 1, header.head_dim), _n_shared(header), axis=1
-        ).ravel()
+        shared = energies.reshape(-1, _n_shared(kind), kind.head_dim).mean(axis=1)
+        energies = np.repeat(shared.reshape(-1, 1, kind.head_dim), _n_shared(kind), axis=1).ravel()
     floor = energies.max() * 1e-8
     if floor <= 0:
         return np.ones(len(energies), np.float32)

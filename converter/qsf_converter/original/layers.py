@@ -173,28 +173,57 @@ class Original:
         ``observe`` is told the input of every matrix but those of experts, all tokens of a sample
         at once, one sample after another.
         """
-        out = np.empty_like(x)
-        inputs = np.empty_like(x) if weights.kind.n_experts else None
+        behind, inputs, dense = (np.zeros_like(x) for _ in range(3))
 
         def pass_sample(i: int) -> None:
-            into = None if inputs is None else inputs[i]
-            out[i] = self._layer_of_sample(weights, x[i], observe, into)
+            behind[i], inputs[i], dense[i] = self._parts_of_sample(weights, x[i], observe)
 
         for_each(len(x), pass_sample, n_threads=1 if observe is not None else None)
-        if inputs is not None:
-            self._add_routed(weights, inputs, out)
-        return out
+        if weights.kind.n_experts:
+            return self.joined(weights, behind, dense, self._routed(weights, inputs, behind))
+        return self.joined(weights, behind, dense)
 
-    def _add_routed(self, w: Weights, inputs: Float32Array, out: Float32Array) -> None:
-        """Add to the streams ``out`` what the experts make of the FFN's ``inputs``."""
+    def joined(
+        self,
+        w: Weights,
+        behind: Float32Array,
+        dense: Float32Array,
+        routed: Float32Array | None = None,
+    ) -> Float32Array:
+        """Return the stream behind a layer from that ``behind`` attention and the FFN's parts."""
+        y = dense
+        if routed is not None:
+            dense = self._normalise(w, T.DENSE_POST_NORM, dense)
+            y = dense + self._normalise(w, T.ROUTED_POST_NORM, routed)
+        y = self._normalise(w, T.POST_FFN_NORM, y)
+        out = behind + (
+            y if w.kind.residual_factor == 1 else y * np.float32(w.kind.residual_factor)
+        )
+        return out * w[T.LAYER_SCALE] if T.LAYER_SCALE in w else out
+
+    def routed_inputs(
+        self, w: Weights, y: Float32Array, behind: Float32Array
+    ) -> tuple[Float32Array, Float32Array]:
+        """Return what router and experts read: the FFN's input ``y``, or the stream normalised."""
+        of_router, of_experts = (
+            self._normalise(w, norm, behind) if norm in w else y
+            for norm in (T.ROUTER_NORM, T.ROUTED_NORM)
+        )
+        return of_router, of_experts
+
+    def _routed(self, w: Weights, inputs: Float32Array, behind: Float32Array) -> Float32Array:
+        """Return what the experts add up to."""
         assert w.expert is not None
-        y, rows = inputs.reshape(-1, inputs.shape[-1]), out.reshape(-1, out.shape[-1])
-        choice = route(w.kind, w, y)
+        of_router, of_experts = self.routed_inputs(w, inputs, behind)
+        out = np.zeros_like(inputs)
+        y, rows = (of.reshape(-1, of.shape[-1]) for of in (of_experts, out))
+        choice = route(w.kind, w, of_router.reshape(y.shape))
         for expert in range(w.kind.n_experts):
             tokens, weights = choice.tokens_of(expert)
             if len(tokens):
                 own = w.expert(expert)
                 rows[tokens] += weights * self.ffn_output(own, self.ffn_hidden(own, y[tokens]))
+        return out
 
     def final_norm(
         self, weights: Mapping[TensorType, Float32Array], x: Float32Array
@@ -256,7 +285,9 @@ class Original:
         n_shared = kind.n_heads // kind.n_kv_heads
         # [heads, tokens, head_dim]
         q, k = (self._turned(w, matrix, norm, y) for matrix, norm in _QK)
-        v = linear(w, T.V, y).reshape(n_tokens, -1, kind.head_dim).transpose(1, 0, 2)
+        v = linear(w, T.K if kind.values_are_keys else T.V, y)
+        v = v.reshape(n_tokens, -1, kind.head_dim).transpose(1, 0, 2)
+        v = self._normalised(v) if kind.value_norm else v
         scale = np.float32(kind.score_scale or 1 / math.sqrt(kind.head_dim))
         behind = np.arange(n_tokens)[:, None] - np.arange(n_tokens)
         hidden = _hidden_positions(behind, kind.window_tokens)
@@ -312,17 +343,14 @@ class Original:
         return self._normalise(w, T.FFN_SUB_NORM, hidden)
 
     def ffn_output(self, w: Weights, hidden: Float32Array) -> Float32Array:
-        """Return what the FFN adds to the stream, [n_tokens, dim]."""
-        y = self._normalise(w, T.POST_FFN_NORM, linear(w, T.FFN_DOWN, hidden))
-        return y if w.kind.residual_factor == 1 else y * np.float32(w.kind.residual_factor)
+        """Return the product of the FFN, or of an expert, [n_tokens, dim]; see ``joined``."""
+        return linear(w, T.FFN_DOWN, hidden)
 
-    def _layer_of_sample(
-        self,
-        w: Weights,
-        x: Float32Array,
-        observe: Observer | None,
-        inputs: Float32Array | None,
-    ) -> Float32Array:
+    def _parts_of_sample(
+        self, w: Weights, x: Float32Array, observe: Observer | None
+    ) -> tuple[Float32Array, Float32Array, Float32Array]:
+        """Return the stream behind attention, and the input and output of the dense part."""
+
         def observed(kinds: tuple[TensorType, ...], y: Float32Array) -> Float32Array:
             if observe is not None:
                 observe(tuple(kind for kind in kinds if kind in w), y)
@@ -333,13 +361,11 @@ class Original:
         heads = observed(of_out, self.heads(w, observed(of_qkv, self.attention_input(w, x))))
         behind = x + self.attention_output(w, heads)
         y = self.ffn_input(w, x, behind)
-        if inputs is not None:
-            inputs[:] = y
         if T.FFN_UP not in w:
-            return behind
+            return behind, y, np.zeros_like(y)
         observed(of_gate, y)
         hidden = observed(of_down, self.ffn_hidden(w, y))
-        return np.asarray(behind + self.ffn_output(w, hidden))
+        return behind, y, self.ffn_output(w, hidden)
 
     def _turned(
         self, w: Weights, matrix: TensorType, norm: TensorType, y: Float32Array

@@ -30,7 +30,7 @@ class Choice:
 
 
 def route(kind: LayerKind, w: Mapping[TensorType, Float32Array], y: Float32Array) -> Choice:
-    """Choose for the inputs of the FFN ``y`` [n_tokens, dim] with the router of a layer."""
+    """Choose for the router's inputs ``y`` [n_tokens, dim] with the router of a layer."""
     logits = y @ w[T.EXPERT_ROUTER].T
     if T.ROUTER_BIAS in w:
         logits += w[T.ROUTER_BIAS]
@@ -49,7 +49,10 @@ def route(kind: LayerKind, w: Mapping[TensorType, Float32Array], y: Float32Array
         weights = _softmax(weights)
     elif kind.expert_weights == ExpertWeights.BY_SUM:
         weights = weights / (weights.sum(axis=1, keepdims=True) + np.float32(kind.weights_epsilon))
-    return Choice(experts, np.asarray(weights * np.float32(kind.weights_factor), np.float32))
+    weights = weights * np.float32(kind.weights_factor)
+    if T.EXPERT_SCALE in w:
+        weights = weights * w[T.EXPERT_SCALE][experts]
+    return Choice(experts, np.asarray(weights, np.float32))
 
 
 def _scores(kind: LayerKind, logits: Float32Array) -> Float32Array:

@@ -19,6 +19,7 @@ from qsf_converter.sources.families import (
     delta,
     experts,
     gemma,
+    gemma4,
     gpt,
     granite,
     grouped,
@@ -30,7 +31,7 @@ from qsf_converter.sources.families.family import Facts, Family, read_family
 
 FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family
-    for module in (llama, cohere, granite, gemma, gpt, experts, grouped, lfm2, delta)
+    for module in (llama, cohere, granite, gemma, gemma4, gpt, experts, grouped, lfm2, delta)
     for family in module.FAMILIES
 }
 _NESTED: Final = {name: family for family in FAMILIES.values() for name in family.nested}
@@ -46,7 +47,7 @@ _MISSING: Final = (
     (r"Rwkv|RecurrentGemma|xLSTM", "recurrent layers", "Qwen 3"),
     (r"MiniCPM3|Deepseek|Mistral4", "latent attention (MLA)", "Qwen 3"),
     (r"Moe|MoE|Dbrx|Llama4|Jetmoe|Arctic", "a mixture of experts of another form", "Qwen 3 MoE"),
-    (r"Gemma3n|Gemma4", "embeddings of each layer and shared keys", "Gemma 3"),
+    (r"Gemma3n", "embeddings of each layer and several residual streams", "Gemma 3"),
     (r"T5|Bart|Whisper|Marian|Pegasus", "an encoder with a decoder", "Qwen 3"),
     (r"Bert|Roberta|Electra|Deberta", "an encoder without a decoder", "Qwen 3"),
     (r"VL|Vision|Llava|Idefics|Omni|Audio|ForConditionalGeneration", "more than text",

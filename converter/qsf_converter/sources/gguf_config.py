@@ -22,6 +22,7 @@ from qsf_converter.sources.families.family import Family
 from qsf_converter.sources.gguf_delta import DELTA_DIALECTS
 from qsf_converter.sources.gguf_dialects import DIALECTS, Dialect
 from qsf_converter.sources.gguf_experts import EXPERT_DIALECTS
+from qsf_converter.sources.gguf_gemma4 import GEMMA4_DIALECTS
 from qsf_converter.sources.gguf_layer_norm import LAYER_NORM_DIALECTS, variant_of
 
 Metadata = Mapping[str, Any]
@@ -31,6 +32,7 @@ ALL_DIALECTS: Final[Mapping[str, Dialect]] = {
     **LAYER_NORM_DIALECTS,
     **EXPERT_DIALECTS,
     **DELTA_DIALECTS,
+    **GEMMA4_DIALECTS,
 }
 
 # Tensors that belong to the configuration.
@@ -40,6 +42,7 @@ SHORT_FACTORS: Final = "rope_factors_short.weight"
 ROPE_TENSORS: Final = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 _LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0  # what all published models of that scaling use
 _FACTOR_TOLERANCE = 1e-3
+_NOT_TURNED: Final = 1e29  # such a divisor of an angle leaves nothing of it
 
 
 # Key after the architecture's name -> values with which the engine computes the same.
@@ -188,7 +191,8 @@ def _plain(key: str, value: Any) -> Any:
         if key in (
             "lfm2.attention.head_count_kv",
             "lfm2moe.attention.head_count_kv",
-        ):  # none in layers without attention
+            "gemma4.attention.head_count_kv",
+        ):  # none in layers without attention, others in layers without a window
             return values
         if not values or any(item != values[0] for item in values):
             raise QsfConversionError(
@@ -263,10 +267,21 @@ def _rope_fields(
         if scaling is not None:
             raise QsfConversionError("it scales RoPE twice, which is not supported")
         theta = config.get("rope_theta", 10000.0)
-        scaling = llama3_scaling(tensors[ROPE_FACTORS], theta, rotary_dims)
+        scaling = _proportional(tensors[ROPE_FACTORS]) or llama3_scaling(
+            tensors[ROPE_FACTORS], theta, rotary_dims
+        )
     if "rope.dimension_count" in fields:
         scaling = {**(scaling or {"rope_type": "default"}), "rotary_dims": rotary_dims}
     return {} if scaling is None else {"rope_scaling": scaling}
+
+
+def _proportional(factors: Any) -> dict[str, Any] | None:
+    """Return the scaling whose ``factors`` are 1 for a part of the pairs, and then 1e30."""
+    factors = np.asarray(factors).reshape(-1)
+    n_turned = int(np.count_nonzero(factors == 1))
+    if n_turned in (0, len(factors)) or not np.all(factors[n_turned:] >= _NOT_TURNED):
+        return None
+    return {"rope_type": "proportional", "partial_rotary_factor": n_turned / len(factors)}
 
 
 def _rope_scaling(

@@ -78,7 +78,7 @@ EXPERTS = {
 }
 EXPERT_COUNTS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
 PRE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-_POST = {
+POST = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
@@ -236,7 +236,7 @@ _GEMMA2 = Dialect(
     },
     constants=_GEMMA_FIELDS,
     tensors=names(
-        {**_POST, "attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm"},
+        {**POST, "attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm"},
         QKV, OUT, FFN,
     ),
     has_one_in_norms=True,
@@ -375,7 +375,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         LLAMA,
         other_families=("Olmo3ForCausalLM",),
         family="Olmo2ForCausalLM",
-        tensors=names(_POST, QKV, QK, OUT, FFN),
+        tensors=names(POST, QKV, QK, OUT, FFN),
         permuted={},
         more=_olmo,
     ),
@@ -383,7 +383,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         LLAMA,
         other_families=(),
         family="Exaone4ForCausalLM",
-        tensors=names(_POST, QKV, QK, OUT, FFN),
+        tensors=names(POST, QKV, QK, OUT, FFN),
         permuted={},
         more=_exaone4,
     ),

@@ -2,7 +2,7 @@
 
 Two kinds are rebuilt: byte-level BPE (model "gpt2" in GGUF: words, merges and the name of a
 splitting rule) and SentencePiece's BPE (model "llama": words with scores, of which the merges
-follow). Any other kind is left out with a warning.
+follow; "gemma4": with merges). Any other kind is left out with a warning.
 
 Sources: src/llama-vocab.cpp of llama.cpp for the splitting rules and defaults;
 convert_slow_tokenizer.py of transformers for merges from scores.
@@ -131,7 +131,7 @@ def _tokenizer(metadata: Metadata) -> dict[str, Any]:
     kinds = _numbers(metadata, "token_type", len(words), default=1)
     if model == "gpt2":
         parts = _byte_level(metadata, ids)
-    elif model == "llama":
+    elif model in ("llama", "gemma4"):
         parts = _sentence_piece(metadata, ids, words, kinds)
     else:
         raise _LeftOutError(f"tokenizer.ggml.model {str(model)[:40]!r} is not supported")
@@ -163,18 +163,13 @@ def _added(idx: int, word: str, is_special: bool) -> dict[str, Any]:
 
 def _byte_level(metadata: Metadata, ids: Mapping[str, int]) -> dict[str, Any]:
     """Return byte-level BPE: the file holds the merges and the name of the splitting rule."""
-    merges = metadata.get("tokenizer.ggml.merges")
-    if not isinstance(merges, list):
-        raise _LeftOutError("the file has no merges")
+    pairs = _pairs(metadata)
     rule = str(metadata.get("tokenizer.ggml.pre", "default"))
     rule = _SAME_SPLIT.get(rule, rule)
     if rule not in _SPLITS:
         raise _LeftOutError(
             f"tokenizer.ggml.pre {rule[:40]!r} is not supported; supported: {', '.join(_SPLITS)}"
         )
-    pairs = [merge.split(" ") for merge in merges]
-    if any(len(pair) != 2 for pair in pairs):
-        raise _LeftOutError("one of its merges is not of two words")
     byte_level = {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -211,28 +206,27 @@ def _byte_level(metadata: Metadata, ids: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
+def _pairs(metadata: Metadata) -> list[list[str]]:
+    merges = metadata.get("tokenizer.ggml.merges")
+    if not isinstance(merges, list):
+        raise _LeftOutError("the file has no merges")
+    pairs = [merge.split(" ") for merge in merges]
+    if any(len(pair) != 2 for pair in pairs):
+        raise _LeftOutError("one of its merges is not of two words")
+    return pairs
+
+
 def _sentence_piece(
     metadata: Metadata, ids: Mapping[str, int], words: list[str], kinds: list[float]
 ) -> dict[str, Any]:
     """Return SentencePiece's BPE: two pieces merge if they make a word, the best score first."""
-    scores = _numbers(metadata, "scores", len(words))
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
     if not isinstance(unknown, int) or not 0 <= unknown < len(words):
         raise _LeftOutError(
             f"tokenizer.ggml.unknown_token_id {str(unknown)[:40]} is not in the vocabulary"
         )
-    merges: list[tuple[float, int, int]] = []
-    for idx, word in enumerate(words):
-        if kinds[idx] in (_UNKNOWN, _CONTROL, _BYTE):
-            continue
-        if len(word) > _MAX_WORD_CHARS:
-            raise _LeftOutError(f"word {idx} has {len(word)} characters")
-        for at in range(1, len(word)):
-            left, right = ids.get(word[:at]), ids.get(word[at:])
-            if left is not None and right is not None:
-                merges.append((-scores[idx], left, right))
-    # If two merges make the same word, the first in the vocabulary wins, as in transformers.
-    merges.sort()
+    is_scored = metadata["tokenizer.ggml.model"] == "llama"
+    pairs = _scored(metadata, ids, words, kinds) if is_scored else _pairs(metadata)
     has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": _WORD}
     prepend = [{"type": "Prepend", "prepend": _WORD}] if has_prefix else []
@@ -259,16 +253,36 @@ def _sentence_piece(
             "byte_fallback": True,
             "ignore_merges": False,
             "vocab": dict(ids),
-            "merges": [[words[left], words[right]] for _, left, right in merges],
+            "merges": pairs,
         },
     }
+
+
+def _scored(
+    metadata: Metadata, ids: Mapping[str, int], words: list[str], kinds: list[float]
+) -> list[list[str]]:
+    """Return the merges that follow from the scores of words."""
+    scores = _numbers(metadata, "scores", len(words))
+    merges: list[tuple[float, int, int]] = []
+    for idx, word in enumerate(words):
+        if kinds[idx] in (_UNKNOWN, _CONTROL, _BYTE):
+            continue
+        if len(word) > _MAX_WORD_CHARS:
+            raise _LeftOutError(f"word {idx} has {len(word)} characters")
+        for at in range(1, len(word)):
+            left, right = ids.get(word[:at]), ids.get(word[at:])
+            if left is not None and right is not None:
+                merges.append((-scores[idx], left, right))
+    # If two merges make the same word, the first in the vocabulary wins, as in transformers.
+    merges.sort()
+    return [[words[left], words[right]] for _, left, right in merges]
 
 
 def _prefix(metadata: Metadata, words: list[str], model: str) -> dict[str, Any] | None:
     """Return the rule that puts BOS before a text, or None; with llama.cpp's defaults."""
     rule = metadata.get("tokenizer.ggml.pre")
     is_llama3 = isinstance(rule, str) and _SAME_SPLIT.get(rule, rule) == "llama-bpe"
-    is_wanted = metadata.get("tokenizer.ggml.add_bos_token", model == "llama" or is_llama3)
+    is_wanted = metadata.get("tokenizer.ggml.add_bos_token", model != "gpt2" or is_llama3)
     bos = metadata.get("tokenizer.ggml.bos_token_id", 1 if model == "llama" else None)
     if is_wanted is not True or not isinstance(bos, int) or not 0 <= bos < len(words):
         return None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -46,8 +47,20 @@ def older(config: Config) -> Config:
         assert windows is not None
         config |= {"rope_local_base_freq": windows["rope_theta"], "sliding_window_pattern": 3}
         del config["layer_types"]
+    if config["model_type"].startswith("gemma4"):
+        assert windows is not None
+        config = {**published(config), "rope_local_base_freq": windows["rope_theta"]}
     if config["model_type"] == "gemma2":
         del config["layer_types"]
+    return config
+
+
+def published(config: Config) -> Config:
+    """A configuration of Gemma 4 with the heads of layers without a window as checkpoints say."""
+    config = copy.deepcopy(config)
+    own = next(iter(config.pop("per_layer_config").values()))
+    config["global_head_dim"] = own["head_dim"]
+    config["num_global_key_value_heads"] = own.get("num_key_value_heads")
     return config
 
 
@@ -84,6 +97,8 @@ def test_a_key_that_is_left_out_has_a_default_or_is_missed_by_name(name: str) ->
         needed.add(family.renames.get("intermediate_size", "intermediate_size"))
     if family.name == "Dots1ForCausalLM":  # its class has no default for these
         needed |= {"n_routed_experts", "num_experts_per_tok"}
+    if text.get("enable_moe_block"):  # nor has that of Gemma 4
+        needed |= {"num_experts", "top_k_experts", "moe_intermediate_size"}
     for key in text:
         without = {other: value for other, value in text.items() if other != key}
         changed = {**config, "text_config": without} if text is not config else without
@@ -140,6 +155,7 @@ def test_sharded_and_split_checkpoints_give_the_same_file(tmp_path: Path) -> Non
         ("Lfm3ForCausalLM", "layers of another form beside short convolutions"),
         ("DeepseekV3ForCausalLM", r"latent attention \(MLA\)"),
         ("MiniCPM3ForCausalLM", r"latent attention \(MLA\)"),
+        ("Gemma3nForCausalLM", "embeddings of each layer and several residual streams"),
         ("BertForMaskedLM", "an encoder without a decoder"),
         ("Qwen2_5_VLForConditionalGeneration", "more than text"),
     ],
@@ -225,6 +241,49 @@ def test_what_a_family_does_not_compute_is_refused(what: str) -> None:
     name, change, message = REFUSED[what]
     config = change(CASES[name].config)
     with pytest.raises(QsfConversionError, match=message):
+        read_facts(family_of(config), config)
+
+
+def test_a_published_configuration_of_gemma4_says_the_same(tmp_path: Path) -> None:
+    case = CASES["gemma4-nested"]
+    text = published(case.config["text_config"])
+    said = {
+        **case.config,
+        "text_config": {**text, "vocab_size_per_layer_input": 262144},
+        "audio_config": {"model_type": "gemma4_audio", "hidden_size": 16},
+        "vision_soft_tokens_per_image": 280,
+        "boi_token_id": 255999,
+    }
+    shapes = {**case.shapes, "model.audio_tower.layers.0.norm_out.weight": (16,)}
+    case.write(tmp_path / "saved")
+    dataclasses.replace(case, config=said, shapes=shapes).write(tmp_path / "published")
+    for name in ("saved", "published"):
+        convert(tmp_path / name, tmp_path / f"{name}.qsf", quant_type="4bit")
+    with Reader(tmp_path / "saved.qsf") as one, Reader(tmp_path / "published.qsf") as other:
+        assert one.layer_kinds == other.layer_kinds
+        assert [kind.values_are_keys for kind in one.layer_kinds] == [0, 1, 0, 1]
+        assert [kind.head_dim for kind in one.layer_kinds] == [24, 40, 24, 40]
+        assert [kind.n_kv_heads for kind in one.layer_kinds] == [2, 1, 2, 1]
+        for i in range(len(one.units)):
+            assert one.read_unit(i) == other.read_unit(i)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"per_layer_config": {"1": {"head_dim": 40}}},
+        {"per_layer_config": {"1": {"head_dim": 40}, "3": {"head_dim": 48}}},
+        {"per_layer_config": {"0": {"head_dim": 40}, "1": {"head_dim": 40}, "3": {"head_dim": 40}}},
+        {"per_layer_config": {"1": {"sliding_window": 3}, "3": {"sliding_window": 3}}},
+        {"per_layer_config": None, "num_global_key_value_heads": 3},
+        {"use_bidirectional_attention": "all"},
+        {"hidden_size_per_layer_input": 256},
+        {"num_kv_shared_layers": 2},
+    ],
+)
+def test_gemma4_with_other_layers_is_refused(changes: Config) -> None:
+    config = {**CASES["gemma4-shared"].config, **changes}
+    with pytest.raises(QsfConversionError, match=r"config\.json: "):
         read_facts(family_of(config), config)
 
 

@@ -23,12 +23,15 @@ ASSUMED: dict[str, dict[str, Any]] = {
     "gemma": {"dtype": "bfloat16"},
     "gemma2": {"dtype": "bfloat16", "query_pre_attn_scalar": 24},
     "gemma3_text": {"dtype": "bfloat16", "query_pre_attn_scalar": 24},
+    "gemma4_text": {"dtype": "bfloat16"},
+    "gemma4_unified_text": {"dtype": "bfloat16"},
     "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
 }
 # Windows of Qwen and scalings that llama.cpp does not write into files of that architecture.
 NOT_SAID = (
     "qwen2-window", "starcoder2-window", "llama-dynamic", "llama-yarn-more", "llama-yarn-factor",
     "llama-llama3", "llama-proportional", "falcon-alibi", "gemma3-nested", "mistral-nested", "gptj",
+    "gemma4-nested",
     "stablelm-heads", "olmoe-sum", "qwen2_moe-sum", "qwen3_moe-sparse",
     # llama.cpp has no architecture for these, or writes them as one that is tried.
     "cwm", "helium", "internlm3", "internlm3-plain", "hyperclovax", "hyperclovax-plain",

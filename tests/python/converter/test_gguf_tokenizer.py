@@ -181,6 +181,19 @@ def test_sentence_pieces_are_merged_by_score() -> None:
     assert bare.decode([263, 266]) == "ab a"
 
 
+def test_sentence_pieces_with_merges_are_merged_by_these() -> None:
+    said = {
+        **SMALL,
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.merges": ["a b", "\u2581 a", "\u2581a b"],
+    }
+    tokenizer = rebuilt(said)
+    assert tokenizer.encode("abc") == [1, 263, 262]  # by scores it were a, bc
+    assert tokenizer.encode("b ab\u00e9", add_prefix=False) == [261, 259, 263, 198, 172]
+    assert tokenizer.decode(tokenizer.encode("a  b\n\n\u00e9c")) == "a  b\n\n\u00e9c"
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -192,6 +205,7 @@ def test_sentence_pieces_are_merged_by_score() -> None:
         ({"tokenizer.ggml.token_type": [1.0]}, "token_type has no number for each of 268"),
         ({"tokenizer.ggml.unknown_token_id": 999}, "unknown_token_id 999 is not in the vocab"),
         ({"tokenizer.ggml.model": "gpt2"}, "no merges"),
+        ({"tokenizer.ggml.model": "gemma4"}, "no merges"),
         (
             {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["a b"],
              "tokenizer.ggml.pre": "mpt-9"},

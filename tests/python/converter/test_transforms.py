@@ -93,7 +93,7 @@ def test_scaled_inputs_leave_the_layer_as_it_is(name: str, tmp_path: Path) -> No
             if kinds == OF_OUT:
                 scales = same_for_shared_heads(scales, original)
             kept = {kind: values.copy() for kind, values in weights.items()}
-            scaled = scale_inputs(weights, kinds, scales, original.header)
+            scaled = scale_inputs(weights, kinds, scales)
             for kind, values in kept.items():
                 np.testing.assert_array_equal(weights[kind], values)
             if (name, kinds) in UNSCALED:
@@ -110,7 +110,7 @@ def test_scaled_inputs_leave_the_layer_as_it_is(name: str, tmp_path: Path) -> No
 def test_turned_heads_leave_the_layer_as_it_is(name: str, tmp_path: Path) -> None:
     with calibrated_models.original(MODELS[name](tmp_path / "m")) as original:
         weights, x = original.weights(layer_unit(0)), stream(original)
-        turned = rotate_heads(weights, original.header)
+        turned = rotate_heads(weights)
         assert turned is not None
         for kind in (T.V, T.ATTN_OUT):
             assert np.abs(turned[kind] - weights[kind]).max() > 0.01
@@ -127,7 +127,7 @@ def test_turned_heads_leave_the_layer_as_it_is(name: str, tmp_path: Path) -> Non
 def test_heads_of_other_sizes_are_not_turned(head_dim: int, tmp_path: Path) -> None:
     folder = tiny_checkpoints.make_llama(tmp_path / "m", head_dim=head_dim)
     with calibrated_models.original(folder) as original:
-        assert rotate_heads(original.weights(layer_unit(0)), original.header) is None
+        assert rotate_heads(original.weights(layer_unit(0))) is None
 
 
 @pytest.mark.parametrize("n", [1, 2, 64])
@@ -141,7 +141,7 @@ def chosen(
     original: Original, weights: Weights, x: Array, dtype: Dtype = Dtype.Q2
 ) -> tuple[Weights, dict[TensorType, str]]:
     dtypes = {kind: Dtype.F32 if w.ndim == 1 else dtype for kind, w in weights.items()}
-    return choose(weights, dtypes, energies_of(original, weights, x), original.header)
+    return choose(weights, dtypes, energies_of(original, weights, x))
 
 
 def true_error(
@@ -206,20 +206,17 @@ def test_what_gains_nothing_is_left_as_it_is(tmp_path: Path) -> None:
     folder = tiny_checkpoints.make_llama(tmp_path / "m")
     with calibrated_models.original(folder) as original:
         weights = original.weights(layer_unit(0))
-        header = original.header
         # Inputs that are all alike: no column is worth more than another.
         alike: dict[tuple[TensorType, ...], NDArray[np.float64]] = {
             group: np.eye(weights[group[0]].shape[1]) * 7.0 for group in (OF_QKV, *INPUT_GROUPS[1:])
         }
         dtypes = {kind: Dtype.F32 if w.ndim == 1 else Dtype.Q3 for kind, w in weights.items()}
-        changed, actions = choose(weights, dtypes, alike, header)
+        changed, actions = choose(weights, dtypes, alike)
         assert actions == {}
         assert all(changed[kind] is values for kind, values in weights.items())
         # Nor are floats changed, whatever the inputs.
         floats = dict.fromkeys(weights, Dtype.F16)
-        changed, actions = choose(
-            weights, floats, energies_of(original, weights, stream(original)), header
-        )
+        changed, actions = choose(weights, floats, energies_of(original, weights, stream(original)))
         assert actions == {}
         assert all(changed[kind] is values for kind, values in weights.items())
 

@@ -28,7 +28,8 @@ PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron", *DELTA)
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi": "phi2", "phi3": "phi3",
     "smollm3": "smollm3", "granite": "granite", "gemma": "gemma", "gemma2": "gemma2",
-    "gemma3_text": "gemma3", "olmo2": "olmo2", "olmo3": "olmo2", "ministral3": "mistral3",
+    "gemma3_text": "gemma3", "gemma4_text": "gemma4", "gemma4_unified_text": "gemma4",
+    "olmo2": "olmo2", "olmo3": "olmo2", "ministral3": "mistral3",
     "exaone4": "exaone4", "glm": "chatglm", "glm4": "glm4", "stablelm": "stablelm",
     "gpt_neox": "gptneox", "falcon": "falcon", "bloom": "bloom", "mpt": "mpt", "bitnet": "bitnet",
     "starcoder2": "starcoder2", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "mixtral": "llama",
@@ -43,7 +44,7 @@ ARCHITECTURES = {
 """model_type of a config.json -> architecture of llama.cpp."""
 _EXPERT_KEYS = {
     "num_experts num_local_experts n_routed_experts moe_num_experts": Keys.LLM.EXPERT_COUNT,
-    "num_experts_per_tok moe_k": Keys.LLM.EXPERT_USED_COUNT,
+    "num_experts_per_tok moe_k top_k_experts": Keys.LLM.EXPERT_USED_COUNT,
     "moe_intermediate_size": Keys.LLM.EXPERT_FEED_FORWARD_LENGTH,
     "shared_expert_intermediate_size": Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH,
     "shared_intermediate_size": Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH,
@@ -54,6 +55,10 @@ _EXPERT_KEYS = {
     "n_group": Keys.LLM.EXPERT_GROUP_COUNT,
     "topk_group": Keys.LLM.EXPERT_GROUP_USED_COUNT,
     "num_nextn_predict_layers": Keys.LLM.NEXTN_PREDICT_LAYERS,
+}
+_GEMMA4_SCALES = {
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
 }
 N_LAYERS = ("num_hidden_layers", "n_layers", "n_layer")
 N_HEADS = ("num_attention_heads", "n_heads", "n_head")
@@ -99,7 +104,8 @@ def converted_tensors(case: Case, tensors: dict[str, Array]) -> Iterator[tuple[s
     names = gguf.get_tensor_name_map(kind, _first(config, *N_LAYERS))
     if arch in DELTA:
         tensors = _delta_tensors(config, arch, tensors)
-    for name, stored in joined_experts(tensors).items():
+    joined = tensors if arch == "gemma4" else joined_experts(tensors)
+    for name, stored in joined.items():
         # The package's table has BitNet's names of before transformers.
         known = name.replace("ffn_sub_norm", "ffn_layernorm")
         known = known.replace("attn_sub_norm", "inner_attn_ln")
@@ -109,9 +115,16 @@ def converted_tensors(case: Case, tensors: dict[str, Array]) -> Iterator[tuple[s
         known = known.replace("e_score_correction_bias", "e_score_correction.bias")
         known = known.replace(".sinks", ".sinks.weight")
         known = known.replace(".expert_bias", ".expert_bias.bias")
-        there = names.get_name(known, try_suffixes=(".weight", ".bias"))
+        there = _GEMMA4_SCALES.get(name.split(".", 3)[-1])
+        if there is not None:
+            there = f"blk.{name.split('.')[2]}.{there}"
+        else:
+            if arch == "gemma4" and name.endswith(("_scalar", "gate_up_proj", "experts.down_proj")):
+                known += ".weight"
+            there = names.get_name(known, try_suffixes=(".weight", ".bias"))
         assert there is not None, name
-        values = _converted(config, arch, name, stored).squeeze()
+        values = _converted(config, arch, name, stored)
+        values = values.squeeze() if values.size > 1 else values
         exact = ("ffn_gate_inp.weight", ".bias", "ssm_conv1d.weight")
         is_f32 = values.ndim == 1 or there.endswith(exact)
         yield there, values.astype(np.float32 if is_f32 else np.float16)
@@ -253,6 +266,8 @@ def _sizes(config: dict[str, Any]) -> dict[str, Any]:
         "tokenizer.ggml.bos_token_id": config["bos_token_id"],
         "tokenizer.ggml.eos_token_id": config["eos_token_id"],
     }
+    if config.get("pad_token_id") is not None:
+        said["tokenizer.ggml.padding_token_id"] = config["pad_token_id"]
     if config.get("num_key_value_heads"):
         said[Keys.Attention.HEAD_COUNT_KV] = config["num_key_value_heads"]
     if "head_dim" in config:
@@ -282,7 +297,7 @@ def _rope(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
     if rope is None:
         return said
     if "full_attention" in rope:
-        if config["model_type"] == "gemma3_text":
+        if config["model_type"].startswith("gemma"):
             said[Keys.Rope.FREQ_BASE_SWA] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
     part = rope.get("partial_rotary_factor", 1.0)
@@ -342,6 +357,23 @@ def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
             multiple = config["block_multiple_of"]
             n = int(2 * config["intermediate_size"] / 3)
             said[Keys.LLM.FEED_FORWARD_LENGTH] = -(-n // multiple) * multiple
+    if arch == "gemma4":
+        full = next(iter(config["per_layer_config"].values()))
+        width, n_own = full["head_dim"], full.get("num_key_value_heads")
+        said |= {
+            Keys.Attention.KEY_LENGTH: width,
+            Keys.Attention.VALUE_LENGTH: width,
+            Keys.Attention.KEY_LENGTH_SWA: config["head_dim"],
+            Keys.Attention.VALUE_LENGTH_SWA: config["head_dim"],
+            Keys.Rope.DIMENSION_COUNT: width,
+            Keys.Rope.DIMENSION_COUNT_SWA: config["head_dim"],
+            Keys.Attention.SHARED_KV_LAYERS: config["num_kv_shared_layers"],
+            Keys.LLM.EMBD_LENGTH_PER_LAYER_INP: config["hidden_size_per_layer_input"],
+        }
+        if n_own is not None:
+            said[Keys.Attention.HEAD_COUNT_KV] = [
+                config["num_key_value_heads"] if is_windowed else n_own for is_windowed in windows
+            ]
     if arch in DELTA:
         n_value = config["linear_num_value_heads"]
         said |= {
@@ -364,6 +396,12 @@ def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
 
 def _add_rope_factors(writer: Any, config: dict[str, Any]) -> None:
     rope = config.get("rope_parameters") or {}
+    if config["model_type"].startswith("gemma4"):
+        width = next(iter(config["per_layer_config"].values()))["head_dim"]
+        n_turned = int(width * rope["full_attention"]["partial_rotary_factor"] / 2)
+        factors = np.full(width // 2, 1e30, np.float32)
+        factors[:n_turned] = 1
+        writer.add_tensor("rope_freqs.weight", factors)
     if rope.get("rope_type") == "longrope":
         for name in ("long", "short"):
             values = np.array(rope[f"{name}_factor"], np.float32)

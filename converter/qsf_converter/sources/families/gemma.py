@@ -29,7 +29,7 @@ from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import T, ends, norm
 
 
-def _gemma(draft: Draft) -> None:
+def scale_and_cap(draft: Draft) -> None:
     """Rows of the embedding times the root of the width, in the type of the checkpoint."""
     config = draft.config
     factor = math.sqrt(draft.header.dim)
@@ -39,6 +39,11 @@ def _gemma(draft: Draft) -> None:
     if config.get("final_logit_softcapping") is not None:
         cap = config.positive("final_logit_softcapping")
     draft.arch = replace(draft.arch, embedding_factor=factor, logit_cap=cap)
+
+
+def _gemma(draft: Draft) -> None:
+    scale_and_cap(draft)
+    config = draft.config
     if draft.config.get("query_pre_attn_scalar") is not None:
         scalar = config.count("query_pre_attn_scalar", MAX_DIM)
         draft.set_all(score_scale=1 / math.sqrt(scalar))
@@ -74,7 +79,7 @@ _COMMON: Mapping[str, Any] = {
     "adjust": _gemma,
     "neutral": {"use_bidirectional_attention": (None, False)},
 }
-_RENAMES = {"norm_epsilon": "rms_norm_eps", "hidden_act": "hidden_activation"}
+RENAMES = {"norm_epsilon": "rms_norm_eps", "hidden_act": "hidden_activation"}
 _DEFAULTS: Mapping[str, Any] = {
     "norm_epsilon": 1e-6,
     "hidden_act": "gelu_pytorch_tanh",
@@ -120,7 +125,7 @@ FAMILIES = (
         title="Gemma 2",
         model_type="gemma2",
         rules=(*_SANDWICH, *_ATTENTION, *gated(), *_ENDS),
-        renames=_RENAMES,
+        renames=RENAMES,
         defaults=_GEMMA2_DEFAULTS,
         windows=window_but_every,
         **_COMMON,
@@ -136,7 +141,7 @@ FAMILIES = (
             *gated(),
             *_ENDS,
         ),
-        renames=_RENAMES,
+        renames=RENAMES,
         defaults=_GEMMA2_DEFAULTS,
         windows=window_but_every,
         **_COMMON,
@@ -149,7 +154,7 @@ FAMILIES = (
         prefixes=TEXT_PREFIXES,
         nested=("Gemma3ForConditionalGeneration",),
         left_out=SENSES,
-        renames=_RENAMES,
+        renames=RENAMES,
         defaults=usual(
             _WINDOWED,
             context=131072,

@@ -41,11 +41,16 @@ class Where(enum.Enum):
     ATTENTION = enum.auto()
     SHORT_CONV = enum.auto()
     DELTA = enum.auto()
+    WINDOWED = enum.auto()  # attention with a window
+    UNLIMITED = enum.auto()  # attention without
+    OWN_VALUES = enum.auto()  # UNLIMITED, with values that are not the keys
 
     def holds(self, kind: LayerKind | None) -> bool:
         """Is a layer of this kind one of them? None: a plain layer."""
         n_experts = 0 if kind is None else kind.n_experts
         mixer = Mixer.ATTENTION if kind is None else kind.mixer
+        is_windowed = kind is not None and kind.window_tokens != 0
+        is_unlimited = mixer == Mixer.ATTENTION and not is_windowed
         return {
             Where.EVERYWHERE: True,
             Where.DENSE: n_experts == 0,
@@ -53,6 +58,9 @@ class Where(enum.Enum):
             Where.ATTENTION: mixer == Mixer.ATTENTION,
             Where.SHORT_CONV: mixer == Mixer.SHORT_CONV,
             Where.DELTA: mixer == Mixer.DELTA,
+            Where.WINDOWED: is_windowed,
+            Where.UNLIMITED: is_unlimited,
+            Where.OWN_VALUES: is_unlimited and (kind is None or not kind.values_are_keys),
         }[self]
 
 
@@ -174,9 +182,11 @@ _ORDER: Final = (
     T.Q_BIAS, T.K_BIAS, T.V_BIAS, T.Q_NORM, T.K_NORM, T.SINKS, T.DECAY_RATE, T.DECAY_BIAS,
     T.MIX_NORM, T.Q, T.K, T.V, T.MIX_GATE, T.BETA, T.DECAY, T.CONV, T.CONV_BIAS,
     T.ATTN_SUB_NORM, T.ATTN_OUT_BIAS, T.ATTN_OUT, T.POST_ATTN_NORM,
-    T.FFN_NORM, T.FFN_NORM_BIAS, T.ROUTER_BIAS, T.SELECTION_BIAS, T.EXPERT_ROUTER, T.SHARED_GATE,
+    T.ROUTER_NORM, T.FFN_NORM, T.FFN_NORM_BIAS, T.ROUTER_BIAS, T.SELECTION_BIAS, T.EXPERT_SCALE,
+    T.EXPERT_ROUTER, T.SHARED_GATE,
     T.FFN_GATE_BIAS, T.FFN_UP_BIAS, T.FFN_GATE, T.FFN_UP,
-    T.FFN_SUB_NORM, T.FFN_DOWN_BIAS, T.FFN_DOWN, T.POST_FFN_NORM,
+    T.FFN_SUB_NORM, T.FFN_DOWN_BIAS, T.FFN_DOWN,
+    T.DENSE_POST_NORM, T.ROUTED_NORM, T.ROUTED_POST_NORM, T.POST_FFN_NORM, T.LAYER_SCALE,
     T.FINAL_NORM, T.FINAL_NORM_BIAS, T.HEAD_BIAS, T.HEAD,
 )  # fmt: skip
 

@@ -1,0 +1,241 @@
+"""Gemma 4: wider heads in layers without a window, values with a norm, a dense part beside experts.
+
+The layers without a window have heads of ``global_head_dim``, RoPE on a part of them, and, where
+``attention_k_eq_v`` says so, KV heads of another number whose values are the keys.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from qsf.errors import shown
+from qsf.file.kinds import ExpertWeights, QkNorm
+from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_HEAD_DIM, MAX_VOCAB, Config
+from qsf_converter.sources.families.experts import in_one, route
+from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family, usual
+from qsf_converter.sources.families.gemma import RENAMES, scale_and_cap
+from qsf_converter.sources.families.llama import (
+    AT,
+    ATTN,
+    SENSES,
+    TEXT_PREFIXES,
+    Rules,
+    gated,
+    window_but_every,
+)
+from qsf_converter.sources.families.positions import parameters_of, rope_of
+from qsf_converter.sources.families.rules import T, Where, ends, layer, linear, norm
+
+# ---- rules ----
+
+
+def _attention(where: Where, of: str) -> Rules:
+    """The tensors of layers whose heads have the dimensions that begin with ``of``."""
+    own: dict[str, Any] = {"where": Where.OWN_VALUES} if of else {"where": where}
+    biases = {"bias_flag": "attention_bias"}
+    return (
+        *linear(T.Q, T.Q_BIAS, f"{ATTN}q_proj", f"{of}q", "hidden", where=where, **biases),
+        *linear(T.K, T.K_BIAS, f"{ATTN}k_proj", f"{of}kv", "hidden", where=where, **biases),
+        *linear(T.V, T.V_BIAS, f"{ATTN}v_proj", f"{of}kv", "hidden", **own, **biases),
+        *norm(T.Q_NORM, f"{ATTN}q_norm", f"{of}head", where=where),
+        *norm(T.K_NORM, f"{ATTN}k_norm", f"{of}head", where=where),
+        *linear(
+            T.ATTN_OUT, T.ATTN_OUT_BIAS, f"{ATTN}o_proj", "hidden", f"{of}q", where=where, **biases
+        ),
+    )
+
+
+_ROUTED: Final[dict[str, Any]] = {"where": Where.ROUTED}
+_RULES: Final = (
+    *norm(T.ATTN_NORM, f"{AT}input_layernorm"),
+    *norm(T.POST_ATTN_NORM, f"{AT}post_attention_layernorm"),
+    *norm(T.FFN_NORM, f"{AT}pre_feedforward_layernorm"),
+    *norm(T.POST_FFN_NORM, f"{AT}post_feedforward_layernorm"),
+    *_attention(Where.WINDOWED, ""),
+    *_attention(Where.UNLIMITED, "global "),
+    *gated(),
+    layer(T.ROUTER_NORM, f"{AT}router.scale", "hidden", scale="router", **_ROUTED),
+    layer(T.EXPERT_SCALE, f"{AT}router.per_expert_scale", "experts", **_ROUTED),
+    layer(T.EXPERT_ROUTER, f"{AT}router.proj.weight", "experts", "hidden", **_ROUTED),
+    *norm(T.DENSE_POST_NORM, f"{AT}post_feedforward_layernorm_1", **_ROUTED),
+    *norm(T.ROUTED_NORM, f"{AT}pre_feedforward_layernorm_2", **_ROUTED),
+    *norm(T.ROUTED_POST_NORM, f"{AT}post_feedforward_layernorm_2", **_ROUTED),
+    layer(T.LAYER_SCALE, f"{AT}layer_scalar", "one"),
+    *ends("embed_tokens", "norm"),
+)
+
+# ---- configurations ----
+
+
+def _layer_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
+    """The last layer has no window, whatever its type is."""
+    window_tokens, types = window_but_every(config, n_layers)
+    return window_tokens, [*types[:-1], FULL]
+
+
+def _adjust(draft: Draft) -> None:
+    width = draft.config.get("hidden_size_per_layer_input")
+    if width:
+        raise draft.config.error(
+            "hidden_size_per_layer_input",
+            f"= {shown(width)}: embeddings of each layer are not supported, as E2B and E4B have"
+            " them; Gemma 4 12B, 26B-A4B and 31B run",
+        )
+    scale_and_cap(draft)
+    draft.dims["one"] = 1
+    draft.set_all(score_scale=1.0, value_norm=1)
+    _widen_heads(draft)
+    if draft.config.boolean("enable_moe_block"):
+        draft.dims["expert"] = draft.config.count("moe_intermediate_size", MAX_FFN_DIM)
+        draft.dims["shared"] = draft.dims["ffn"]
+        draft.factors["router"] = draft.header.dim**-0.5
+        route(draft, range(draft.header.n_layers), expert_weights=ExpertWeights.BY_SUM)
+    else:
+        for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
+            draft.config.get(key)  # of experts, which there are not
+
+
+def _widen_heads(draft: Draft) -> None:
+    """Give the layers without a window their own heads."""
+    config, header = draft.config, draft.header
+    own_config, is_shared = _global_heads(draft), config.boolean("attention_k_eq_v")
+    head_dim = own_config.count("head_dim", MAX_HEAD_DIM)
+    n_kv_heads = own_config.count("num_key_value_heads", header.n_heads)
+    if header.n_heads % n_kv_heads:
+        raise own_config.error(
+            "num_key_value_heads", f"= {n_kv_heads} do not share {header.n_heads} heads"
+        )
+    draft.dims |= {
+        "global q": header.n_heads * head_dim,
+        "global kv": n_kv_heads * head_dim,
+        "global head": head_dim,
+    }
+    own: dict[str, Any] = {
+        "head_dim": head_dim,
+        "n_kv_heads": n_kv_heads,
+        "values_are_keys": int(is_shared),
+    }
+    draft.layers = [
+        kind if type_ == SLIDING else replace(kind, **own)
+        for kind, type_ in zip(draft.layers, draft.layer_types, strict=True)
+    ]
+    draft.header = replace(
+        header,
+        head_dim=max(kind.head_dim for kind in draft.layers),
+        n_kv_heads=max(kind.n_kv_heads for kind in draft.layers),
+    )
+    draft.ropes[FULL] = rope_of(
+        _rope_parameters(config, FULL),
+        head_dim,
+        header.max_tokens,
+        is_interleaved=False,
+        may_be_partial=True,
+    )
+
+
+def _global_heads(draft: Draft) -> Config:
+    """The sizes of heads without a window, which newer configurations state for each layer."""
+    config, header = draft.config, draft.header
+    usual_heads = {
+        "head_dim": header.head_dim,
+        "num_key_value_heads": header.n_kv_heads or header.n_heads,
+    }
+    of_layers = config.get("per_layer_config")
+    if of_layers is None:
+        renames = {
+            "head_dim": "global_head_dim",
+            "num_key_value_heads": "num_global_key_value_heads",
+        }
+        n_own = config.get("num_global_key_value_heads")
+        if config.boolean("attention_k_eq_v") and n_own is not None:
+            usual_heads["num_key_value_heads"] = n_own
+        return Config(usual_heads | {"head_dim": config.get("global_head_dim")}, renames)
+    config.get("global_head_dim"), config.get("num_global_key_value_heads")
+    wide = [str(i) for i, type_ in enumerate(draft.layer_types) if type_ == FULL]
+    if (
+        not isinstance(of_layers, dict)
+        or sorted(of_layers) != sorted(wide)
+        or any(values != of_layers[wide[0]] for values in of_layers.values())
+        or not isinstance(of_layers[wide[0]], dict)
+        or not of_layers[wide[0]].keys() <= usual_heads.keys()
+    ):
+        raise config.error(
+            "per_layer_config", "is supported with the same heads in all layers without a window"
+        )
+    return Config(usual_heads | of_layers[wide[0]], where="per_layer_config.")
+
+
+_ROPES: Final = {
+    SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+}
+
+
+def _rope_parameters(config: Config, layer_type: str) -> Config:
+    """GGUF files say the theta of windowed layers, and the scaling of the others."""
+    if layer_type == SLIDING and config.get("rope_local_base_freq") is not None:
+        return Config({"rope_theta": config.positive("rope_local_base_freq")})
+    stated = parameters_of(config, layer_type)
+    whole = {key: value for key, value in stated.items() if key != "rotary_dims"}
+    return Config(whole, where="rope_parameters.")
+
+
+_EXPERTS_AT: Final = (f"{AT}experts.gate_up_proj", f"{AT}experts.down_proj")
+_LAYOUTS: Final = (
+    in_one(*_EXPERTS_AT),
+    in_one(*(f"{name}.weight" for name in _EXPERTS_AT)),  # of GGUF files
+)
+_COMMON: Final[Mapping[str, Any]] = {
+    "rules": _RULES,
+    "layouts": _LAYOUTS,
+    "prefixes": TEXT_PREFIXES,
+    "left_out": SENSES,
+    "renames": {**RENAMES, "num_experts_per_tok": "top_k_experts"},
+    "flags": {"attention_bias": False},
+    "kind": {"qk_norm": QkNorm.PER_HEAD},
+    "windows": _layer_types,
+    "rope_parameters": _rope_parameters,
+    "has_partial_rope": True,
+    "adjust": _adjust,
+    "neutral": {
+        "use_bidirectional_attention": (None, False, "vision"),  # of images
+        "num_kv_shared_layers": (None, 0),
+        "use_double_wide_mlp": (False,),
+        "vocab_size_per_layer_input": range(MAX_VOCAB + 1),
+    },
+}
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "norm_epsilon": 1e-6,
+    "hidden_act": "gelu_pytorch_tanh",
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 262144,
+    "sliding_window_pattern": 6,
+    "rope_parameters": _ROPES,
+    "attention_k_eq_v": False,
+    "enable_moe_block": False,
+    "tie_word_embeddings": True,
+}
+FAMILIES = (
+    Family(
+        name="Gemma4ForCausalLM",
+        title="Gemma 4 (31B, 26B-A4B), text",
+        model_type="gemma4_text",
+        nested=("Gemma4ForConditionalGeneration",),
+        defaults=usual(_DEFAULTS, context=131072, window=512, hidden_size_per_layer_input=256),
+        **_COMMON,
+    ),
+    Family(
+        name="Gemma4UnifiedForCausalLM",
+        title="Gemma 4 12B, text",
+        model_type="gemma4_unified_text",
+        nested=("Gemma4UnifiedForConditionalGeneration",),
+        defaults=usual(_DEFAULTS, context=262144, window=1024),
+        **_COMMON,
+    ),
+)

@@ -1,0 +1,107 @@
+"""How llama.cpp stores Gemma 4, as a table. Sources as in `gguf_dialects`.
+
+Heads without a window come first among the keys, and RoPE turns a part of them by divisors of 1
+and, for pairs that are not turned, of 1e30.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from qsf.errors import QsfConversionError
+from qsf_converter.sources.families.family import FULL, SLIDING
+from qsf_converter.sources.gguf_dialects import (
+    FFN,
+    OPTIONAL,
+    OUT,
+    POST,
+    QK,
+    QKV,
+    RMS_CONFIG,
+    WINDOW,
+    Dialect,
+    Fields,
+    Shapes,
+    attention_bias,
+    names,
+)
+
+_LAYER = "model.layers.{layer}."
+_NORMS = {
+    **POST,
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+}
+_EXPERTS = {
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_up_exps": "experts.gate_up_proj",
+    "ffn_down_exps": "experts.down_proj",
+}
+_SCALES = {
+    "blk.{layer}.ffn_gate_inp.scale": f"{_LAYER}router.scale",
+    "blk.{layer}.ffn_down_exps.scale": f"{_LAYER}router.per_expert_scale",
+    "blk.{layer}.layer_output_scale.weight": f"{_LAYER}layer_scalar",
+}
+_KEYS = {
+    "num_experts": "expert_count",
+    "top_k_experts": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope_local_base_freq": "rope.freq_base_swa",
+    "num_kv_shared_layers": "attention.shared_kv_layers",
+    "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+}
+_READ = (
+    "attention.key_length_swa",
+    "attention.value_length_swa",
+    "attention.sliding_window_pattern",
+    "rope.dimension_count_swa",
+)
+
+
+def _gemma4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Tell the heads of both types of layers apart, and whether values are keys."""
+    n_layers, pattern = config["num_hidden_layers"], fields.get("attention.sliding_window_pattern")
+    if not isinstance(pattern, list) or len(pattern) != n_layers:
+        raise QsfConversionError(
+            f"its metadata does not say which of {n_layers} layers have a window"
+        )
+    types = [SLIDING if is_windowed else FULL for is_windowed in pattern]
+    n_kv_heads = config.get("num_key_value_heads")
+    of_layers = n_kv_heads if isinstance(n_kv_heads, list) else [n_kv_heads] * n_layers
+    heads = {type_: {n for n, own in zip(of_layers, types, strict=False) if own == type_}
+             for type_ in (SLIDING, FULL)}  # fmt: skip
+    if len(of_layers) != n_layers or any(len(counts) > 1 for counts in heads.values()):
+        raise QsfConversionError("its KV heads differ between layers of one type")
+    full = [i for i, type_ in enumerate(types) if type_ == FULL]
+    of_full, of_windowed = (next(iter(heads[type_]), None) for type_ in (FULL, SLIDING))
+    return {
+        **attention_bias(fields, shapes, config),
+        "layer_types": types,
+        "attention_k_eq_v": any(f"blk.{i}.attn_v.weight" not in shapes for i in full),
+        "num_key_value_heads": of_windowed or of_full,
+        "num_global_key_value_heads": of_full,
+        "global_head_dim": config["head_dim"],
+        "head_dim": fields.get("attention.key_length_swa", config["head_dim"]),
+        "enable_moe_block": bool(config.get("num_experts")),
+    }
+
+
+GEMMA4_DIALECTS: Final[Mapping[str, Dialect]] = {
+    "gemma4": Dialect(
+        family="Gemma4ForCausalLM",
+        config=RMS_CONFIG,
+        optional={**OPTIONAL, **WINDOW, **_KEYS},
+        # Published checkpoints are bf16, in which the factor of the embedding is rounded.
+        constants={"hidden_activation": "gelu_pytorch_tanh", "dtype": "bfloat16"},
+        tensors={**names(_NORMS, QKV, QK, OUT, FFN, _EXPERTS), **_SCALES},
+        more=_gemma4,
+        read_by_more=_READ,
+        other_families=("Gemma4UnifiedForCausalLM",),
+    ),
+}
