@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 MAX_LINE: Final = 1000
 MAX_QUOTED: Final = 80
 _CUT: Final = " ... (cut here) ... "
-_MAX_SEARCHED: Final = 4000  # for quoted values, in the square of this time
-# Texts between quotes as `repr` writes them; an apostrophe within a word begins none.
-_QUOTED: Final = re.compile(r"""(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", re.DOTALL)
+# Texts between quotes as `repr` writes them; an apostrophe within a word begins none. One that
+# nothing ends goes to the end, or every quote in it would be looked at again.
+_QUOTED: Final = re.compile(
+    r"""(?<!\w)(?:'(?:[^'\\]|\\.)*(?:'|\\?\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z))""", re.DOTALL
+)
 
 
 _REPR: Final = reprlib.Repr()
@@ -62,11 +64,11 @@ def error_line(text: str) -> str:
 
     def cut(quoted: re.Match[str]) -> str:
         value = quoted[0]
-        if len(value) - 2 <= MAX_QUOTED:
+        if len(value) - 2 <= MAX_QUOTED or value[0] != value[-1]:
             return value
         return f"{value[: MAX_QUOTED - 2]}...{value[-1]}"
 
-    return _cut_middle(one_line(_QUOTED.sub(cut, _cut_middle(text, _MAX_SEARCHED))), MAX_LINE)
+    return _cut_middle(one_line(_QUOTED.sub(cut, text)), MAX_LINE)
 
 
 def _cut_middle(text: str, max_chars: int) -> str:

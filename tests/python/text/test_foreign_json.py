@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from make.examples import examples
@@ -168,6 +168,7 @@ def test_a_value_inside_a_text_ends_where_it_ends() -> None:
 
 @settings(max_examples=examples(50), deadline=None)
 @given(_VALUES, st.integers(1, 200))
+@example({"a\x1f'": None, '"': "\U00018cd6" * 9}, 200)
 def test_an_error_shows_at_most_80_characters_of_a_value(value: Any, n: int) -> None:
     for one in (value, [value] * n, {"a": str(value) * n}, "x'\"\n" * n):
         assert len(shown(one)) <= 80
