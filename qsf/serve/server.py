@@ -16,7 +16,7 @@ from typing import Any
 
 from qsf.errors import QsfError
 from qsf.native.binding import version
-from qsf.serve.api import anthropic, openai, responses, text_api, vectors
+from qsf.serve.api import anthropic, llama_server, ollama, openai, responses, text_api, vectors
 from qsf.serve.api.answering import Call, Choice, Form, answer_call
 from qsf.serve.api.completion_request import CompletionRequest, make_jobs
 from qsf.serve.http.connection import Connection, Deadlines, Exchange, Head, to_json
@@ -109,6 +109,7 @@ class Server:
         health = get(self._health, is_open=True)
         chat = complete(openai.read_chat, openai.ChatForm)
         texts = complete(openai.read_completion, openai.TextForm)
+        own = llama_server.CompletionForm
         return {
             ("GET", "/"): Endpoint(self._answer_page, is_open=True),
             ("GET", "/openapi.json"): get(self._describe, is_open=True),
@@ -131,6 +132,16 @@ class Server:
             ("POST", "/v1/messages"): complete(anthropic.read, anthropic.MessagesForm),
             ("POST", "/v1/embeddings"): complete(vectors.read_embeddings, vectors.EmbeddingsForm),
             ("POST", "/v1/rerank"): complete(vectors.read_rerank, vectors.RerankForm),
+            ("POST", "/completion"): complete(llama_server.read_completion, own),
+            ("POST", "/infill"): complete(llama_server.read_infill_request, own),
+            ("GET", "/api/tags"): get(partial(ollama.tags, self.serving, self._created)),
+            ("GET", "/api/ps"): get(partial(ollama.running, self.serving)),
+            ("GET", "/api/version"): get(lambda: {"version": version()}),
+            ("POST", "/api/show"): text(ollama.show),
+            ("POST", "/api/chat"): complete(ollama.read_chat, ollama.ChatForm),
+            ("POST", "/api/generate"): complete(ollama.read_generate, ollama.GenerateForm),
+            ("POST", "/api/embed"): complete(ollama.read_embed, ollama.EmbedForm),
+            ("POST", "/api/embeddings"): complete(ollama.read_embedding, ollama.EmbeddingForm),
             ("POST", "/v1/messages/count_tokens"): text(anthropic.count_tokens),
         }
 
@@ -233,6 +244,8 @@ class Server:
         """Return the body that says what is wrong: Anthropic's form at its paths, else OpenAI's."""
         if head is not None and head.path.startswith("/v1/messages"):
             return anthropic.problem_body(problem)
+        if head is not None and head.path.startswith("/api/"):
+            return ollama.problem_body(problem)
         return problem.body()
 
     def check(self, head: Head) -> tuple[Endpoint, str]:
@@ -363,6 +376,8 @@ def _share_used(scheduler: Scheduler, ctx_tokens: int) -> float:
 
 def _note(choices: Sequence[Choice]) -> str:
     """Return the counts for the log: no text."""
+    if not choices:
+        return "no prompt"
     job = choices[0].job
     n_answer = sum(choice.job.n_generated for choice in choices)
     again = f" again {job.n_again}" if job.n_again else ""

@@ -61,6 +61,15 @@ def thinking_args(template: str, *, is_on: bool) -> dict[str, Any]:
     raise QsfArgumentError(f"the model always thinks, its chat template has no switch: {least}")
 
 
+def thinks(template: str) -> bool:
+    """Return whether a chat template, as Jinja, knows thoughts."""
+    try:
+        thinking_args(template, is_on=True)
+    except QsfArgumentError:
+        return False
+    return True
+
+
 def thinking_decoder(
     tokenizer: Tokenizer, decoder: IncrementalDecoder, prompt: Sequence[int]
 ) -> IncrementalDecoder:

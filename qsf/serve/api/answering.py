@@ -186,7 +186,7 @@ async def _stream(
     form: Form,
     choices: Sequence[Choice],
 ) -> None:
-    await exchange.begin_stream()
+    await exchange.begin_stream(is_lines=request.is_lines)
     try:
         await _send(exchange, form.begin(choices))
         async for item in call.events(len(choices), PING_SECONDS):

@@ -16,6 +16,7 @@ from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Choosing, Event, Job, Reading
 from qsf.serve.tools.request import ArgumentsConstraint
 from qsf.text.channels import answer_decoder
+from qsf.text.infill import infill_end_ids, infill_tokens
 from qsf.text.sampling import StopMatcher
 from qsf.text.thinking import ThoughtsLimit
 
@@ -50,6 +51,18 @@ class MostTokens(Whole):
 
 
 MOST_TOKENS = MostTokens()
+# Ways of choosing that others have: what turns them off, and what to use instead.
+_OTHER_SAMPLERS = {
+    "typical_p": (1, "min_p"),
+    "tfs_z": (1, "min_p"),
+    "mirostat": (0, "temperature with min_p"),
+    "xtc_probability": (0, "a higher temperature with min_p"),
+    "dry_multiplier": (0, "frequency_penalty or repetition_penalty"),
+}
+_OF_OTHER_SAMPLERS = (
+    *("mirostat_tau", "mirostat_eta", "xtc_threshold", "dry_base", "dry_allowed_length"),
+    *("dry_penalty_last_n", "dry_sequence_breakers"),
+)
 SEED = Whole(-(2**63), 2**64 - 1)
 # Of the answer's tokens, by the effort: as OpenRouter has them.
 _SHARES = {"none": 0.0, "minimal": 0.1, "low": 0.2, "medium": 0.5, "high": 0.8, "xhigh": 0.95}
@@ -72,6 +85,7 @@ class CompletionRequest:
     begins_text: bool = False
     ignores_end: bool = False
     is_stream: bool = False
+    is_lines: bool = False  # the stream: of JSON, not of events
     has_usage: bool = False
     has_progress: bool = False
     has_pings: bool = True
@@ -80,12 +94,18 @@ class CompletionRequest:
     constraint: Constraint | None = None
     tools: Tools | None = None
     reading: Reading | None = None
+    is_infill: bool = False
     ignored: Sequence[str] = ()
     extra: dict[str, Any] = field(default_factory=dict)
 
 
 def read_choosing(fields: Fields, serving: Serving, *, n_top: int, has_logprob: bool) -> Choosing:
-    """Return how tokens are chosen."""
+    """Return how tokens are chosen. Raises Problem for ways of choosing that there are not."""
+    for name, (off, use) in _OTHER_SAMPLERS.items():
+        if fields.raw(name) not in (None, off):
+            text = f"{name} is not supported: use {use}, or {off}, which is off"
+            raise invalid(fields.name(name), text, "unsupported_parameter")
+    fields.ignore(*_OF_OTHER_SAMPLERS)
     params: dict[str, Any] = {name: fields.take(name, SAMPLING[name]) for name in _NAMES}
     top_k = fields.take("top_k", TOP_K)
     params["top_k"] = 0 if top_k == NO_LIMIT else top_k
@@ -170,6 +190,17 @@ def read_same(fields: Fields, kind: Kind, *names: str) -> Any:
         text = " and ".join(f"{name} is {value}" for name, value in given.items())
         raise invalid(names[0], f"{text}: they mean the same")
     return next(iter(given.values()), None)
+
+
+def read_infill(
+    serving: Serving, prefix: str, suffix: str, files: Sequence[tuple[str, str]], name: str
+) -> list[int]:
+    """Return the prompt of the text between two others. Raises Problem."""
+    ctx_tokens = serving.ctx_tokens
+    try:
+        return infill_tokens(serving.model.tokenizer, prefix, suffix, files, ctx_tokens)
+    except QsfArgumentError as error:
+        raise too_long(error, name) from None
 
 
 def read_stops(fields: Fields, name: str = "stop") -> list[str]:
@@ -310,6 +341,8 @@ def make_jobs(
     """Return the jobs: the choices of the first prompt, of the second, and so on."""
     model = serving.model
     end_ids = frozenset() if request.ignores_end else model.end_ids
+    if request.is_infill and not request.ignores_end:
+        end_ids |= infill_end_ids(model.tokenizer)
     jobs = []
     for index in range(len(request.prompts) * request.n):
         how = request.choosing

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from qsf.options import Keywords, Kind, Number, Texts, Whole
-from qsf.serve.api import anthropic, openai, responses, text_api, vectors
+from qsf.serve.api import anthropic, llama_server, ollama, openai, responses, text_api, vectors
 from qsf.serve.api.completion_request import (
     BIAS,
     MAX_BIASES,
@@ -137,6 +137,16 @@ _FORMS = {
     "pooling": _words(*POOLINGS),
     "normalize": {"const": True},
 }
+_FILES = _list(_object("filename text", filename=_TEXT, text=_TEXT), 64)
+_OLLAMA: Mapping[str, Schema] = {
+    "messages": _OBJECTS,
+    "tools": _list(_OBJECT, MAX_TOOLS),
+    "format": {"anyOf": [_words("", "json"), _OBJECT]},
+    "think": {"anyOf": [_FLAG, _TEXT]},
+    "template": {"type": "string", "maxLength": 0},
+    "images": _list(_TEXT, 0),
+    "suffix": _TEXT,
+}
 _DOCUMENTS = _list({"anyOf": [_TEXT, _object("text", text=_TEXT)]}, vectors.MAX_DOCUMENTS, 1)
 _INPUT = {"anyOf": [_TEXT, _OBJECTS]}
 _Reader = Callable[[dict[str, Any], Serving], object]
@@ -150,6 +160,13 @@ _REQUESTS: Mapping[str, tuple[_Reader, str, Mapping[str, Schema]]] = {
     "/v1/messages/count_tokens": (anthropic.count_tokens, "messages", _ANTHROPIC),
     "/v1/embeddings": (vectors.read_embeddings, "input", {"input": _EMBEDDED, **_FORMS}),
     "/v1/rerank": (vectors.read_rerank, "query documents", {"documents": _DOCUMENTS}),
+    "/completion": (llama_server.read_completion, "prompt", _COMPLETION),
+    "/infill": (llama_server.read_infill_request, "", {"input_extra": _FILES}),
+    "/api/chat": (ollama.read_chat, "messages", _OLLAMA),
+    "/api/generate": (ollama.read_generate, "prompt", _OLLAMA),
+    "/api/embed": (ollama.read_embed, "input", {"input": _EMBEDDED}),
+    "/api/embeddings": (ollama.read_embedding, "prompt", {"prompt": _TEXT}),
+    "/api/show": (ollama.show, "model", {}),
     "/tokenize": (text_api.tokenize, "", {"prompt": _TEXT}),
     "/detokenize": (text_api.detokenize, "tokens", {}),
     "/apply-template": (text_api.apply_template, "messages", {}),
@@ -163,15 +180,29 @@ _EXAMPLES: Mapping[str, Any] = {
     "tokens": [0],
     "content": "a",
     "query": "a",
+    "model": "a",
     "documents": ["a"],
 }
 _MOST = 1 << 31
 _MODEL: Any = SimpleNamespace(
-    info=SimpleNamespace(n_vocab=_MOST, dim=_MOST, plan=SimpleNamespace(ctx_tokens=_MOST)),
+    info=SimpleNamespace(
+        n_vocab=_MOST,
+        dim=_MOST,
+        plan=SimpleNamespace(ctx_tokens=_MOST),
+        architecture="",
+        n_parameters=0,
+        quant_type="",
+        max_tokens=0,
+    ),
     text_vectors=TextVectors(),
-    chat_template=SimpleNamespace(is_plain=True, render=lambda *_, **__: ""),
+    chat_template=SimpleNamespace(
+        is_plain=True, source="", tool_source="", render=lambda *_, **__: ""
+    ),
     tokenizer=SimpleNamespace(
-        encode=lambda *_, **__: [0], decode=lambda *_: "", token_id=lambda *_: 0
+        bos_id=None,
+        encode=lambda *_, **__: [0],
+        decode=lambda *_: "",
+        token_id=lambda *_: 0,
     ),
     chat_tokens=lambda *_: [0],
     sampling_params=lambda **_: None,
@@ -271,6 +302,16 @@ _ANSWERS: Mapping[tuple[str, str], tuple[str, Schema | str]] = {
     ("POST", "/completions"): ("continue a text", _ref("Completion")),
     ("POST", "/v1/responses"): ("answer, in the form of Responses", _OBJECT),
     ("POST", "/v1/messages"): ("answer, in the form of Anthropic", _OBJECT),
+    ("POST", "/completion"): ("continue a text, as llama-server", {}),
+    ("POST", "/infill"): ("write between two texts, as llama-server", {}),
+    ("GET", "/api/tags"): ("the model, as ollama", _object("models", models=_list(_OBJECT))),
+    ("GET", "/api/ps"): ("the model, as ollama", _object("models", models=_list(_OBJECT))),
+    ("GET", "/api/version"): ("the version", _object("version", version=_TEXT)),
+    ("POST", "/api/show"): ("what the model is, as ollama", _OBJECT),
+    ("POST", "/api/chat"): ("answer messages, as ollama", _OBJECT),
+    ("POST", "/api/generate"): ("answer or continue a text, as ollama", _OBJECT),
+    ("POST", "/api/embed"): ("a vector for each text, as ollama", _OBJECT),
+    ("POST", "/api/embeddings"): ("the vector of a text, as ollama", _OBJECT),
     ("POST", "/v1/embeddings"): ("a vector for each text", _object("data", data=_list(_OBJECT))),
     ("POST", "/v1/rerank"): ("documents by a query", _object("results", results=_list(_OBJECT))),
     ("POST", "/v1/messages/count_tokens"): (
@@ -287,9 +328,12 @@ def describe(version: str, model: str) -> Schema:
     for (method, path), (summary, answer) in _ANSWERS.items():
         content = {answer: {"schema": _TEXT}} if isinstance(answer, str) else _json(answer)
         request = _request(path) if path in _REQUESTS else None
+        is_ollama = path.startswith("/api/")
         if request is not None and "stream" in request["properties"]:
-            content["text/event-stream"] = {"schema": {}}
-        error = {"description": "what is wrong", "content": _json(_ref("Error"))}
+            kind = "application/x-ndjson" if is_ollama else "text/event-stream"
+            content[kind] = {"schema": {}}
+        wrong = _object("error", error=_TEXT) if is_ollama else _ref("Error")
+        error = {"description": "what is wrong", "content": _json(wrong)}
         operation: Schema = {
             "summary": summary,
             "responses": {"200": {"description": summary, "content": content}, "default": error},

@@ -171,7 +171,7 @@ class EmbeddingsForm(_WholeForm):
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Return the vectors, in the order of the texts."""
         entries = (
-            {"object": "embedding", "index": i, "embedding": self._vector(choice)}
+            {"object": "embedding", "index": i, "embedding": self.vector(choice)}
             for i, choice in enumerate(choices)
         )
         return {
@@ -181,7 +181,8 @@ class EmbeddingsForm(_WholeForm):
             "usage": self.usage(choices),
         }
 
-    def _vector(self, choice: Choice) -> str | list[float]:
+    def vector(self, choice: Choice) -> str | list[float]:
+        """Return the vector of a text, in the form that is asked for."""
         vector = unit_vector(choice.values, self.extra["dimensions"])
         if self.extra["form"] == "float":
             return [float(f"{value:.9g}") for value in vector]  # what f32 has of digits

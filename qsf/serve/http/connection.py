@@ -98,6 +98,7 @@ class Exchange:
     head: Head
     body: bytes = b""
     is_gone: bool = False
+    is_lines: bool = False
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     on_gone: Callable[[], None] | None = None
@@ -138,20 +139,23 @@ class Exchange:
         """Send a whole answer that is JSON."""
         await self.send(status, to_json(value), "application/json", headers)
 
-    async def begin_stream(self, headers: dict[str, str] | None = None) -> None:
-        """Begin a stream of server-sent events."""
-        more = {"content-type": "text/event-stream", "x-accel-buffering": "no"}
-        self._begin(200, {**more, **(headers or {})}, None)
+    async def begin_stream(self, *, is_lines: bool = False) -> None:
+        """Begin a stream of server-sent events, or of lines of JSON."""
+        self.is_lines = is_lines
+        kind = "application/x-ndjson" if is_lines else "text/event-stream"
+        self._begin(200, {"content-type": kind, "x-accel-buffering": "no"}, None)
         await self.connection.drain()
 
     async def send_event(self, value: object, name: str = "") -> None:
         """Send one event: JSON, or a text as it is."""
         data = value.encode() if isinstance(value, str) else to_json(value)
-        await self._send_raw((f"event: {name}\n".encode() if name else b"") + b"data: " + data)
+        head = f"event: {name}\n".encode() if name else b""
+        await self._send_raw(data if self.is_lines else head + b"data: " + data)
 
     async def send_comment(self, text: str) -> None:
         """Send what readers of events pass over."""
-        await self._send_raw(b": " + text.encode())
+        if not self.is_lines:
+            await self._send_raw(b": " + text.encode())
 
     async def _send_raw(self, data: bytes) -> None:
         if self.is_gone:
@@ -159,7 +163,7 @@ class Exchange:
         if self.connection.n_unsent > _MAX_UNSENT_BYTES:
             self.connection.abort()
             return
-        self.connection.write(h11.Data(data=data + b"\n\n"))
+        self.connection.write(h11.Data(data=data + (b"\n" if self.is_lines else b"\n\n")))
         await self.connection.drain()
 
     def end_stream(self) -> None:

@@ -57,6 +57,13 @@ class Probe(dict[str, Any]):
         self.taken: dict[str, Kind | type | Probe | None] = {}
 
 
+def as_body(values: Mapping[str, Any], source: Mapping[str, Any]) -> Probe:
+    """Return the body of another request, of the fields of ``source``: a Probe of it sees both."""
+    body = Probe(values)
+    body.taken = source.taken if isinstance(source, Probe) else body.taken
+    return body
+
+
 class Fields:
     """The fields of one object of a request. A field that is null is absent."""
 

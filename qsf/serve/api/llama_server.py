@@ -1,0 +1,130 @@
+"""llama-server's own requests: /completion, and /infill between a prefix and a suffix."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from qsf.errors import shown
+from qsf.serve.api import openai
+from qsf.serve.api.answering import Choice, Sent
+from qsf.serve.api.completion_request import CompletionRequest, read_infill
+from qsf.serve.api.timings import timings
+from qsf.serve.http.fields import Fields, as_body
+from qsf.serve.http.problems import Problem, invalid
+from qsf.serve.scheduling.job import Event
+from qsf.serve.serving import Serving
+
+_MAX_FILES = 64
+# llama-server's names of what completions have too.
+_NAMES = {
+    "n_predict": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "prompt": "prompt",
+}
+# What says how llama-server works, and changes no text here.
+_NO_EFFECT = (
+    *("cache_prompt", "id_slot", "n_keep", "samplers", "timings_per_token", "return_tokens"),
+    *("t_max_predict_ms", "repeat_last_n", "post_sampling_probs", "response_fields", "n_indent"),
+    *("min_keep", "t_max_prompt_ms"),
+)
+_STOPS = {"end": "eos", "stop": "word", "length": "limit"}
+
+
+def read_completion(body: dict[str, Any], serving: Serving) -> CompletionRequest:
+    """Return what a request to /completion asks for. Raises Problem."""
+    return _read(Fields(body), body, serving, None)
+
+
+def read_infill_request(body: dict[str, Any], serving: Serving) -> CompletionRequest:
+    """Return what a request to /infill asks for. Raises Problem."""
+    fields = Fields(body)
+    prefix = fields.text("input_prefix", "") or ""
+    suffix = fields.text("input_suffix", "") or ""
+    files = [_file(value) for value in fields.list("input_extra", _MAX_FILES)]
+    begun = fields.text("prompt", "") or ""  # the middle, as far as it is written
+    tokens = read_infill(serving, prefix, suffix, files, "input_prefix")
+    if begun:
+        tokens += serving.model.tokenizer.encode(begun, add_prefix=False, parse_special=False)
+    request = _read(fields, body, serving, tokens)
+    request.is_infill = True
+    return request
+
+
+def _file(value: Any) -> tuple[str, str]:
+    fields = value if isinstance(value, dict) else {}
+    name, text = fields.get("filename"), fields.get("text")
+    if not isinstance(name, str) or not isinstance(text, str):
+        why = f"input_extra must have filename and text, not {shown(value)}"
+        raise invalid("input_extra", why)
+    return name, text
+
+
+def _read(
+    fields: Fields, body: dict[str, Any], serving: Serving, tokens: list[int] | None
+) -> CompletionRequest:
+    own = ("n_probs", "input_prefix", "input_suffix", "input_extra", *_NO_EFFECT)
+    new = {_NAMES.get(name, name): value for name, value in body.items() if name not in own}
+    fields.ignore(*own)
+    fields.refuse({"n_probs": "log-probabilities are told by /v1/completions"})
+    new.setdefault("max_tokens", -1)
+    schema = new.pop("json_schema", None)
+    if schema:
+        new["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
+    if tokens is not None:
+        new["prompt"] = tokens
+    return openai.read_completion(as_body(new, body), serving)
+
+
+class CompletionForm:
+    """Answers of /completion and /infill."""
+
+    def __init__(self, request: CompletionRequest, serving: Serving) -> None:
+        self.name = f"completion-{time.time_ns():x}"
+        self._serving = serving
+
+    def begin(self, choices: Sequence[Choice]) -> list[Sent]:
+        """Return nothing: the first event has text."""
+        return []
+
+    def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
+        """Return a piece of the text."""
+        piece = {"index": index, "content": event.text, "tokens": [], "stop": False}
+        return [("", piece)] if event.text else []
+
+    def end(self, index: int, choice: Choice) -> list[Sent]:
+        """Return why it has ended."""
+        return [("", {**self._entry(index, choice), "content": ""})]
+
+    def finish(self, choices: Sequence[Choice]) -> list[Sent]:
+        """Return nothing: the last event has said it."""
+        return []
+
+    def fail(self, problem: Problem) -> list[Sent]:
+        """Return the error."""
+        return [("", problem.body())]
+
+    def whole(self, choices: Sequence[Choice]) -> Any:
+        """Return the text in one piece; of several prompts a list."""
+        entries = [self._entry(i, choice) for i, choice in enumerate(choices)]
+        return entries[0] if len(entries) == 1 else entries
+
+    def _entry(self, index: int, choice: Choice) -> dict[str, Any]:
+        job = choice.job
+        return {
+            "index": index,
+            "content": choice.text,
+            "tokens": [],
+            "model": self._serving.name,
+            "stop": True,
+            "stop_type": _STOPS.get(choice.reason, "none"),
+            "stopping_word": job.matcher.stopped_by or "",
+            "tokens_predicted": job.n_generated,
+            "tokens_evaluated": job.n_prompt,
+            "tokens_cached": job.n_cached,
+            "truncated": False,
+            "has_new_line": "\n" in choice.text,
+            "timings": timings([choice]),
+        }

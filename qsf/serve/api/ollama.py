@@ -1,0 +1,366 @@
+"""ollama's API: its requests become those of OpenAI's readers, its answers are lines of JSON."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from qsf.errors import shown
+from qsf.foreign_json import JsonError
+from qsf.options import Whole
+from qsf.serve.api import openai, vectors
+from qsf.serve.api.answering import Choice, Sent
+from qsf.serve.api.completion_request import CompletionRequest, read_infill, read_model
+from qsf.serve.http.fields import Fields
+from qsf.serve.http.problems import Problem, invalid
+from qsf.serve.scheduling.job import Choosing, Event
+from qsf.serve.serving import Serving
+from qsf.serve.tools.call_formats import find_format, read_output
+from qsf.text.infill import infill_marks
+from qsf.text.thinking import thinks
+
+if TYPE_CHECKING:
+    from qsf.serve.tools.call_reader import CallPart
+
+_MAX_MESSAGES = 256
+_FOREVER = "2318-01-01T00:00:00Z"  # the model stays as long as the server
+# Of ``options``: the names here. Others of them are of loading, and have no effect.
+_OPTIONS = {
+    "num_predict": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    **{
+        name: name
+        for name in (
+            *("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty"),
+            *("frequency_penalty", "typical_p", "mirostat", "tfs_z"),
+        )
+    },
+}
+_TO_THE_END = (-1, -2)  # num_predict
+_REASONS = {"end": "stop", "stop": "stop", "length": "length", "calls": "stop"}
+_REFUSED = {
+    "template": "the model's own is used; raw: true uses none",
+    "images": "there is text only",
+}
+
+
+def problem_body(problem: Problem) -> dict[str, Any]:
+    """Return what is wrong, in ollama's form."""
+    return {"error": str(problem)}
+
+
+# ---- requests ----
+
+
+def _translated(fields: Fields) -> dict[str, Any]:
+    """Return what chats and texts have in common, as OpenAI has it."""
+    fields.refuse(_REFUSED)
+    fields.ignore("keep_alive")
+    options = fields.object("options")
+    body = {new: value for old, new in _OPTIONS.items() if (value := options.raw(old)) is not None}
+    if body.get("max_tokens") in _TO_THE_END:
+        body["max_tokens"] = -1
+    body |= {"model": fields.text("model"), "stream": fields.flag("stream", True)}
+    form = fields.raw("format")
+    if isinstance(form, dict):
+        body["response_format"] = {"type": "json_schema", "json_schema": {"schema": form}}
+    elif form == "json":
+        body["response_format"] = {"type": "json_object"}
+    elif form:
+        raise invalid("format", f"format must be json or a schema, not {shown(form)}")
+    return body
+
+
+def _add_thinking(fields: Fields, body: dict[str, Any], serving: Serving) -> bool:
+    """Take ``think``; return whether thoughts are shown by themselves."""
+    think = fields.raw("think")
+    if not isinstance(think, bool | str | None):
+        raise invalid("think", f"think must be true, false or an effort, not {shown(think)}")
+    if isinstance(think, str):
+        body["reasoning_effort"] = think
+    elif think is not None and not serving.model.chat_template.is_plain:
+        body["chat_template_kwargs"] = {"enable_thinking": think}
+    return think is not False
+
+
+def _with_rest(request: CompletionRequest, fields: Fields, **extra: Any) -> CompletionRequest:
+    request.ignored = [*request.ignored, *fields.rest()]
+    request.extra |= extra
+    request.is_lines = True
+    return request
+
+
+def read_chat(body: dict[str, Any], serving: Serving) -> CompletionRequest:
+    """Return what a request to /api/chat asks for. Raises Problem."""
+    fields = Fields(body)
+    new = _translated(fields)
+    shows = _add_thinking(fields, new, serving)
+    turns = [_turn(turn) for turn in fields.list("messages", _MAX_MESSAGES)]
+    if not turns:
+        return _loading(new, serving)
+    tools = fields.list("tools", 128)
+    has_logprobs = fields.flag("logprobs")
+    n_top = fields.take("top_logprobs", Whole(0, 20), 0)
+    new |= {"messages": turns, "tools": tools, "logprobs": has_logprobs, "top_logprobs": n_top}
+    return _with_rest(openai.read_chat(new, serving), fields, has_thoughts=shows)
+
+
+def _turn(turn: Any) -> Any:
+    """Return a message as OpenAI has it."""
+    if not isinstance(turn, dict):
+        return turn
+    if turn.get("images"):
+        raise invalid("messages", "images are not supported: there is text only")
+    names = {"thinking": "reasoning_content", "tool_name": "name"}
+    values = {names.get(name, name): value for name, value in turn.items() if name != "images"}
+    values.setdefault("content", "")
+    return values
+
+
+def read_generate(body: dict[str, Any], serving: Serving) -> CompletionRequest:
+    """Return what a request to /api/generate asks for. Raises Problem."""
+    fields = Fields(body)
+    new = _translated(fields)
+    prompt, suffix = fields.text("prompt", "") or "", fields.text("suffix")
+    system = fields.text("system")
+    is_raw = fields.flag("raw") or serving.model.chat_template.is_plain
+    shows = _add_thinking(fields, new, serving)
+    if not prompt and not suffix:
+        return _loading(new, serving)
+    if suffix:
+        new["prompt"] = read_infill(serving, prompt, suffix, (), "prompt")
+        is_raw = True
+    if not is_raw:
+        turns = [{"role": "system", "content": system}] if system else []
+        new["messages"] = [*turns, {"role": "user", "content": prompt}]
+        return _with_rest(openai.read_chat(new, serving), fields, has_thoughts=shows)
+    new.pop("reasoning_effort", None)
+    new.pop("chat_template_kwargs", None)
+    new.setdefault("prompt", f"{system}\n{prompt}" if system else prompt)
+    new.setdefault("max_tokens", -1)
+    request = openai.read_completion(new, serving)
+    request.is_infill = bool(suffix)
+    return _with_rest(request, fields, has_thoughts=shows)
+
+
+def _loading(new: Mapping[str, Any], serving: Serving) -> CompletionRequest:
+    """Return a request without a prompt: whether the model is loaded, which it is."""
+    return CompletionRequest(
+        prompts=[],
+        choosing=Choosing(params=serving.model.sampling_params(), seed=0),
+        max_tokens=1,
+        stops=(),
+        is_stream=bool(new["stream"]),
+        is_lines=True,
+        extra={"has_thoughts": False},
+    )
+
+
+def read_embed(body: dict[str, Any], serving: Serving) -> CompletionRequest:
+    """Return what a request to /api/embed asks for. Raises Problem."""
+    return _read_embed(body, serving, "input")
+
+
+def read_embedding(body: dict[str, Any], serving: Serving) -> CompletionRequest:
+    """Return what a request to /api/embeddings asks for, which is older. Raises Problem."""
+    return _read_embed(body, serving, "prompt")
+
+
+def _read_embed(body: dict[str, Any], serving: Serving, name: str) -> CompletionRequest:
+    fields = Fields(body)
+    fields.ignore("keep_alive", "options", "truncate")
+    new = {"model": fields.text("model"), "input": fields.raw(name)}
+    new["dimensions"] = fields.take("dimensions", Whole(1))
+    if new["input"] is None:
+        raise invalid(name, f"{name} is missing")
+    return _with_rest(vectors.read_embeddings(new, serving), fields)
+
+
+# ---- answers ----
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+class _Form:
+    """What answers have in common."""
+
+    def __init__(self, request: CompletionRequest, serving: Serving) -> None:
+        self.name = f"ollama-{time.time_ns():x}"
+        self.request = request
+        self.serving = serving
+        self._started = time.perf_counter_ns()
+
+    def _line(self, text: str, thoughts: str, calls: Sequence[CallPart]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _thoughts(self, text: str) -> str:
+        return text if self.request.extra["has_thoughts"] else ""
+
+    def begin(self, choices: Sequence[Choice]) -> list[Sent]:
+        """Return nothing: the first line has text."""
+        return []
+
+    def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
+        """Return a piece of the answer; calls come whole, at its end."""
+        thoughts = self._thoughts(event.reasoning)
+        if not (event.text or thoughts):
+            return []
+        return [("", {**self._line(event.text, thoughts, ()), "done": False})]
+
+    def end(self, index: int, choice: Choice) -> list[Sent]:
+        """Return the calls."""
+        if not choice.calls:
+            return []
+        return [("", {**self._line("", "", choice.calls), "done": False})]
+
+    def finish(self, choices: Sequence[Choice]) -> list[Sent]:
+        """Return the last line, with what it took."""
+        return [("", {**self._line("", "", ()), **self._facts(choices)})]
+
+    def fail(self, problem: Problem) -> list[Sent]:
+        """Return the error, which ollama's clients raise."""
+        return [("", problem_body(problem))]
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Return the answer in one piece."""
+        if not choices:
+            return {**self._line("", "", ()), **self._facts(choices)}
+        choice = choices[0]
+        thoughts = self._thoughts(choice.reasoning)
+        return {**self._line(choice.text, thoughts, choice.calls), **self._facts(choices)}
+
+    def _facts(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        if not choices:
+            return {"done": True, "done_reason": "load"}
+        job = choices[0].job
+        return {
+            "done": True,
+            "done_reason": _REASONS[choices[0].reason],
+            "total_duration": time.perf_counter_ns() - self._started,
+            "load_duration": 0,
+            "prompt_eval_count": job.n_prompt,
+            "prompt_eval_duration": round(1e9 * max(job.first - job.admitted, 0.0)),
+            "eval_count": job.n_generated,
+            "eval_duration": round(1e9 * max(job.last - job.first, 0.0)),
+        }
+
+
+class ChatForm(_Form):
+    """Answers of /api/chat."""
+
+    def _line(self, text: str, thoughts: str, calls: Sequence[CallPart]) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if thoughts:
+            message["thinking"] = thoughts
+        if calls:
+            message["tool_calls"] = [
+                {"function": {"name": call.name, "arguments": _arguments(call)}} for call in calls
+            ]
+        return {"model": self.serving.name, "created_at": _now(), "message": message}
+
+
+def _arguments(call: CallPart) -> Any:
+    """Return the arguments; {} where ``num_predict`` has cut them: they are no JSON."""
+    try:
+        return read_output(call.arguments)
+    except JsonError:
+        return {}
+
+
+class GenerateForm(_Form):
+    """Answers of /api/generate."""
+
+    def _line(self, text: str, thoughts: str, calls: Sequence[CallPart]) -> dict[str, Any]:
+        line = {"model": self.serving.name, "created_at": _now(), "response": text}
+        return {**line, "thinking": thoughts} if thoughts else line
+
+
+class EmbedForm(vectors.EmbeddingsForm):
+    """Answers of /api/embed."""
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Return the vectors, in the order of the texts."""
+        return {
+            "model": self.model,
+            "embeddings": [self.vector(choice) for choice in choices],
+            "prompt_eval_count": self.usage(choices)["prompt_tokens"],
+        }
+
+
+class EmbeddingForm(vectors.EmbeddingsForm):
+    """Answers of /api/embeddings."""
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Return the vector."""
+        return {"embedding": self.vector(choices[0])}
+
+
+# ---- what there is ----
+
+
+def _details(serving: Serving) -> dict[str, Any]:
+    info = serving.model.info
+    return {
+        "parent_model": "",
+        "format": "qsf",
+        "family": info.architecture,
+        "families": [info.architecture],
+        "parameter_size": f"{info.n_parameters / 1e9:.1f}B",
+        "quantization_level": info.quant_type,
+    }
+
+
+def _model(serving: Serving) -> dict[str, Any]:
+    return {
+        "name": serving.name,
+        "model": serving.name,
+        "size": serving.model.info.file_bytes,
+        "digest": serving.fingerprint.removeprefix("qsf-"),
+        "details": _details(serving),
+    }
+
+
+def tags(serving: Serving, created: int) -> dict[str, Any]:
+    """Answer /api/tags: the one model."""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created))
+    return {"models": [{**_model(serving), "modified_at": stamp}]}
+
+
+def running(serving: Serving) -> dict[str, Any]:
+    """Answer /api/ps: the model is loaded as long as the server runs."""
+    more = {"expires_at": _FOREVER, "size_vram": 0, "context_length": serving.ctx_tokens}
+    return {"models": [{**_model(serving), **more}]}
+
+
+def show(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
+    """Answer /api/show."""
+    fields = Fields(body)
+    read_model(fields, serving)
+    fields.ignore("name", "verbose")
+    model, info = serving.model, serving.model.info
+    template, family = model.chat_template, info.architecture
+    capabilities = ["completion", "embedding"]
+    if find_format(template.tool_source) is not None:
+        capabilities.append("tools")
+    if thinks(template.source):
+        capabilities.append("thinking")
+    if infill_marks(model.tokenizer):
+        capabilities.append("insert")
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": template.source,
+        "details": _details(serving),
+        "capabilities": capabilities,
+        "model_info": {
+            "general.architecture": family,
+            "general.parameter_count": info.n_parameters,
+            f"{family}.context_length": info.max_tokens,
+            f"{family}.embedding_length": info.dim,
+            f"{family}.vocab_size": info.n_vocab,
+        },
+    }

@@ -1,0 +1,244 @@
+"""ollama's API and llama-server's own requests, by themselves and by ollama's client."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from make.golden import MODELS
+from make.harmony import ANSWER, CALL, TEXT, THOUGHTS, make_harmony, said
+from make.served import Client, break_after, serving
+from make.tiny_checkpoints import make_llama
+from qsf.passes import Chosen
+from qsf_converter import convert
+
+CHAT: Any = [{"role": "user", "content": "Tell me a story"}]
+OPTIONS: Any = {"temperature": 0, "num_predict": 20}
+TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>")
+
+
+@pytest.fixture(scope="module")
+def client(tiny_chat_8bit: Path) -> Iterator[Client]:
+    with serving(tiny_chat_8bit, parallel=2) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with serving(make_harmony(tmp_path_factory.mktemp("harmony"))) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A model with the tokens of Qwen-Coder for text between two others."""
+    folder = tmp_path_factory.mktemp("coder")
+    checkpoint = make_llama(
+        folder / "hf", seed=1, n_vocab=2048 + len(MARKS), max_tokens=512,
+        tokenizer_from=MODELS["tiny-llama"],
+    )  # fmt: skip
+    path = checkpoint / "tokenizer.json"
+    tokenizer = json.loads(path.read_text("utf-8"))
+    plain = {**tokenizer["added_tokens"][0]}
+    tokenizer["added_tokens"] += [
+        {**plain, "id": 2048 + i, "content": name} for i, name in enumerate(MARKS)
+    ]
+    path.write_text(json.dumps(tokenizer), "utf-8")
+    convert(checkpoint, folder / "m.qsf", quant_type="8bit")
+    with serving(folder / "m.qsf") as found:
+        yield found
+
+
+def lines(body: bytes) -> list[Any]:
+    return [json.loads(line) for line in body.splitlines()]
+
+
+def say(client: Client, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    tokens = said(client.model.tokenizer, text)
+    engine = client.server.scheduler._engine
+    monkeypatch.setattr(
+        engine, "choose", lambda jobs: [Chosen(tokens[job.n_generated]) for _, job in jobs]
+    )
+
+
+def test_a_chat_is_that_of_the_other_apis(client: Client) -> None:
+    want = client.post("/v1/chat/completions", messages=CHAT, max_tokens=20, temperature=0).json
+    fields = {"model": "any", "messages": CHAT, "options": OPTIONS, "keep_alive": "5m"}
+    whole = client.post("/api/chat", **fields, stream=False).json
+    assert whole["message"] == {
+        "role": "assistant",
+        "content": want["choices"][0]["message"]["content"],
+    }
+    assert (whole["done"], whole["done_reason"], whole["eval_count"]) == (True, "length", 20)
+    assert whole["prompt_eval_count"] == want["usage"]["prompt_tokens"]
+    stream = client.post("/api/chat", **fields)  # a stream unless told otherwise
+    assert stream.headers["content-type"] == "application/x-ndjson"
+    *pieces, last = lines(stream.body)
+    assert "".join(p["message"]["content"] for p in pieces) == whole["message"]["content"]
+    assert not any(piece["done"] for piece in pieces)
+    assert (last["done"], last["done_reason"], last["message"]["content"]) == (True, "length", "")
+
+
+def test_generate_has_the_template_or_none(client: Client) -> None:
+    chat = client.post("/api/chat", messages=CHAT, options=OPTIONS, stream=False).json
+    fields = {"options": OPTIONS, "stream": False}
+    answer = client.post("/api/generate", prompt="Tell me a story", **fields).json
+    assert answer["response"] == chat["message"]["content"]
+    turns = [{"role": "system", "content": "Be brief."}, *CHAT]
+    chat = client.post("/api/chat", messages=turns, **fields).json
+    answer = client.post(
+        "/api/generate", prompt="Tell me a story", system="Be brief.", **fields
+    ).json
+    assert answer["response"] == chat["message"]["content"]
+    raw = client.post("/api/generate", prompt="Once upon", raw=True, **fields).json
+    plain = client.post("/v1/completions", prompt="Once upon", max_tokens=20, temperature=0).json
+    assert raw["response"] == plain["choices"][0]["text"]
+    for path in ("/api/generate", "/api/chat"):
+        assert client.post(path, model="m", stream=False).json["done_reason"] == "load"
+        assert [line["done_reason"] for line in lines(client.post(path, model="m").body)] == [
+            "load"
+        ]
+
+
+def test_what_cannot_be_is_refused_in_its_form(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path, fields, text in (
+        ("chat", {"messages": CHAT, "options": {"mirostat": 2}}, "temperature with min_p"),
+        ("chat", {"messages": CHAT, "options": {"temperature": "hot"}}, "temperature must be"),
+        ("chat", {"messages": CHAT, "format": "xml"}, "format must be json"),
+        ("chat", {"messages": CHAT, "think": 3}, "think must be"),
+        ("chat", {"messages": [{"role": "user", "content": "a", "images": ["aa"]}]}, "images"),
+        ("generate", {"prompt": "a", "template": "b"}, "raw"),
+        ("generate", {"prompt": "a", "suffix": "b"}, "fill in the middle"),
+        ("embed", {}, "input is missing"),
+    ):
+        answer = client.post(f"/api/{path}", fields)
+        assert answer.status == 400
+        assert list(answer.json) == ["error"]
+        assert text in answer.json["error"]
+    assert client.post("/api/pull", model="m").status == 404
+    off = {"typical_p": 1, "mirostat": 0, "dry_multiplier": 0, "xtc_probability": 0}
+    answer = client.post("/v1/completions", prompt="a", max_tokens=1, **off, dry_base=2)
+    assert (answer.status, "x-qsf-ignored" in answer.headers) == (200, False)
+    for name in ("typical_p", "dry_multiplier", "xtc_probability"):
+        answer = client.post("/v1/completions", {"prompt": "a", name: 0.5})
+        assert (answer.error["param"], "not supported: use" in answer.error["message"]) == (
+            name,
+            True,
+        )
+    break_after(client, monkeypatch, 3)
+    assert "error" in lines(client.post("/api/chat", messages=CHAT, options=OPTIONS).body)[-1]
+
+
+def test_vectors(client: Client) -> None:
+    want = client.post("/v1/embeddings", input=["a", "b"], dimensions=8).json["data"]
+    answer = client.post("/api/embed", input=["a", "b"], dimensions=8).json
+    assert answer["embeddings"] == [entry["embedding"] for entry in want]
+    (entry,) = client.post("/v1/embeddings", input="a").json["data"]
+    assert client.post("/api/embeddings", prompt="a").json == {"embedding": entry["embedding"]}
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_thoughts_and_calls(
+    thinker: Client, monkeypatch: pytest.MonkeyPatch, is_stream: bool
+) -> None:
+    say(thinker, monkeypatch, TEXT)
+
+    def message(**fields: Any) -> Any:
+        found = lines(thinker.post("/api/chat", messages=CHAT, stream=is_stream, **fields).body)
+        parts = [line["message"] for line in found]
+        return {
+            name: "".join(part.get(name, "") for part in parts) for name in ("content", "thinking")
+        }, [call for part in parts for call in part.get("tool_calls", ())]
+
+    assert message() == ({"content": ANSWER, "thinking": THOUGHTS + "{}"}, [])
+    assert message(think=False)[0]["thinking"] == ""
+    say(thinker, monkeypatch, CALL)
+    calls = [{"function": {"name": "weather", "arguments": {"city": "Ulm"}}}]
+    assert message(tools=TOOLS) == ({"content": "", "thinking": THOUGHTS}, calls)
+    turns = [
+        *CHAT,
+        {"role": "assistant", "content": "", "thinking": THOUGHTS, "tool_calls": calls},
+        {"role": "tool", "tool_name": "weather", "content": "3 C"},
+    ]
+    sent = thinker.post("/api/chat", messages=turns, stream=False, tools=TOOLS).json
+    assert sent["prompt_eval_count"] > 30
+
+
+def test_text_between_two_others(coder: Client) -> None:
+    tokenizer = coder.model.tokenizer
+    marks = [tokenizer.token_id(name) for name in MARKS]
+
+    def ids(text: str) -> list[int]:
+        return tokenizer.encode(text, add_prefix=False, parse_special=False)
+
+    begin = [] if tokenizer.bos_id is None else tokenizer.encode("")
+    prompt = [*begin, marks[0], *ids("A <|fim_suffix|> cat"), marks[1], *ids("."), marks[2]]
+    fields = {"temperature": 0, "n_predict": 12}
+    own = {"input_prefix": "A <|fim_suffix|> cat", "input_suffix": "."}
+    answer = coder.post("/infill", **own, **fields).json
+    want = coder.post("/v1/completions", prompt=prompt, max_tokens=12, temperature=0).json
+    assert answer["content"] == want["choices"][0]["text"]
+    assert answer["tokens_evaluated"] == len(prompt)
+    assert (answer["stop_type"], answer["stop"]) == ("limit", True)
+    generated = coder.post(
+        "/api/generate", prompt=own["input_prefix"], suffix=".", stream=False,
+        options={"temperature": 0, "num_predict": 12},
+    ).json  # fmt: skip
+    assert generated["response"] == answer["content"]
+    assert "insert" in coder.post("/api/show", model="m").json["capabilities"]
+    extra = [{"filename": "a.py", "text": "x"}]
+    more = coder.post("/infill", **own, **fields, input_extra=extra, prompt="a").json
+    others = [marks[3], *ids("a.py\nx\n"), marks[3], *ids("file\n")]
+    assert more["tokens_evaluated"] == len(prompt) + len(others) + len(ids("a"))
+    assert "input_extra" in coder.post("/infill", **own, input_extra=[3]).error["message"]
+
+
+def test_a_file_mark_ends_the_middle(coder: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    say(coder, monkeypatch, "a cat<|file_sep|>")
+    answer = coder.post("/infill", input_prefix="A", input_suffix="B").json
+    assert (answer["content"], answer["stop_type"]) == ("a cat", "eos")
+
+
+def test_completion(client: Client) -> None:
+    want = client.post("/v1/completions", prompt="Once", max_tokens=9, temperature=0).json
+    fields = {"prompt": "Once", "n_predict": 9, "temperature": 0, "cache_prompt": True}
+    answer = client.post("/completion", **fields)
+    assert "x-qsf-ignored" not in answer.headers
+    assert answer.json["content"] == want["choices"][0]["text"]
+    *pieces, last = client.post("/completion", **fields, stream=True).events
+    assert "".join(piece["content"] for piece in pieces) == answer.json["content"]
+    assert (last["stop"], last["stop_type"], last["tokens_predicted"]) == (True, "limit", 9)
+    several = client.post("/completion", **{**fields, "prompt": ["Once", "A"]}).json
+    assert several[0]["content"] == answer.json["content"]
+    assert client.post("/completion", **fields, n_probs=3).error["param"] == "n_probs"
+
+
+@pytest.mark.slow
+def test_the_client_of_ollama(client: Client) -> None:
+    ollama = pytest.importorskip("ollama")
+    with ollama.Client(host=client.url) as ai:
+        (model,) = ai.list().models
+        name = model.model
+        assert model.details.quantization_level
+        assert [each.model for each in ai.ps().models] == [name]
+        shown = ai.show(name)
+        assert "completion" in shown.capabilities
+        assert shown.modelinfo["general.architecture"] == "llama"
+        whole = ai.chat(model=name, messages=CHAT, options=OPTIONS)
+        stream = list(ai.chat(model=name, messages=CHAT, options=OPTIONS, stream=True))
+        assert "".join(part.message.content for part in stream) == whole.message.content
+        assert stream[-1].done_reason == "length"
+        assert ai.generate(model=name, prompt="Tell me a story", options=OPTIONS).response == (
+            whole.message.content
+        )
+        assert len(ai.embed(model=name, input=["a", "b"]).embeddings) == 2
+        with pytest.raises(ollama.ResponseError, match="mirostat"):
+            ai.chat(model=name, messages=CHAT, options={"mirostat": 1})
