@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qsf.cli.announced import announced
 from qsf.cli.serve_options import Request, ServeOptions, parse
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError, QsfMemoryError
 from qsf.file.opened import is_qsf_file
@@ -82,7 +83,7 @@ def _run(request: Request) -> int:
     try:
         import h11  # noqa: F401
     except ImportError:
-        return _fail("serving needs the Python package h11 (extra server): pip install h11")
+        return _fail("serving needs the Python package h11: pip install h11")
     import asyncio
 
     from qsf.serve.server import Server  # noqa: F401
@@ -259,7 +260,9 @@ async def _serve(model: Model, path: Path, request: Request, constraints: Constr
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise QsfIOError(f"--host {options.host} --port {options.port}: {reason}") from None
-    command.say_line(f"qsf-serve: {server.serving.name} at {where}")
-    await stopped.wait()
-    await server.stop(options.grace)
+    name = server.serving.name
+    with announced(name, where, model.info.plan.budget_bytes):
+        command.say_line(f"qsf-serve: {name} at {where}")
+        await stopped.wait()
+        await server.stop(options.grace)
     return 0

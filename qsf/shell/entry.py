@@ -123,6 +123,16 @@ def embed() -> NoReturn:
     start("qsf.cli.embed")
 
 
+def show_servers() -> NoReturn:
+    """Start ``qsf ps``."""
+    start("qsf.cli.servers", "list_main")
+
+
+def stop() -> NoReturn:
+    """Start ``qsf stop``."""
+    start("qsf.cli.servers", "stop_main")
+
+
 def complete() -> NoReturn:
     """Start ``qsf completion``."""
     start("qsf.shell.completion")
@@ -134,6 +144,8 @@ VERBS = {
     "run": (run, "generate text from a model"),
     "chat": (chat, "talk to a model"),
     "serve": (serve, "answer HTTP requests with a model, many at a time"),
+    "ps": (show_servers, "list the servers that run"),
+    "stop": (stop, "stop one of them"),
     "convert": (convert, "make a .qsf file from a HuggingFace folder or a GGUF file"),
     "inspect": (inspect, "say what is in a .qsf file, and check it"),
     "eval": (evaluate, "measure how well a model predicts a text"),

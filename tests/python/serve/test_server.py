@@ -564,7 +564,7 @@ def test_a_missing_package_is_named(tmp_path: Path, tiny_llama_4bit: Path) -> No
         )  # fmt: skip
         assert done.returncode == code, done.stderr
     assert done.stderr.count("\n") == 1
-    assert done.stderr.endswith("h11 (extra server): pip install h11\n")
+    assert done.stderr.endswith("h11: pip install h11\n")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,97 @@
+"""Which servers run: each keeps a file with what it is, which it has locked.
+
+A file that nobody locks is of a server that was killed, and a process whose lock is held cannot be
+another one of the same number.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from qsf.foreign_json import JsonError, read_json_file
+from qsf.system import files
+
+_MAX_BYTES = 8 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """One server.
+
+    Attributes:
+        url: where it answers, or the path of its socket.
+        budget_mb: 0: it has none.
+        started: seconds since 1970.
+    """
+
+    pid: int
+    name: str
+    url: str
+    budget_mb: int
+    started: int
+
+    @property
+    def is_there(self) -> bool:
+        """It has not ended yet."""
+        return _is_locked(_folder() / f"{self.pid}.json")
+
+
+def _folder() -> Path:
+    folder = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not folder.is_absolute():
+        folder = Path("~/.local/state").expanduser()
+    return folder / "qsf" / "servers"
+
+
+@contextlib.contextmanager
+def announced(name: str, url: str, budget_bytes: int) -> Iterator[None]:
+    """Let ``qsf ps`` know this process; without a folder that can be written, do nothing."""
+    facts = Running(os.getpid(), name, url, budget_bytes >> 20, int(time.time()))
+    path = _folder() / f"{facts.pid}.json"
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, RuntimeError):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = files.open_lock(path, 0o600)
+            stack.callback(os.close, fd)
+            files.try_lock(fd)
+            stack.callback(path.unlink, missing_ok=True)
+            os.ftruncate(fd, 0)
+            os.write(fd, json.dumps(asdict(facts)).encode())
+        yield
+
+
+def running_servers() -> list[Running]:
+    """Return those that run, the oldest first; files of others are removed."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in sorted(_folder().glob("*.json")):
+            if _is_locked(path):
+                with contextlib.suppress(OSError, JsonError, TypeError, ValueError):
+                    facts = Running(**read_json_file(path, max_bytes=_MAX_BYTES))
+                    found.append(facts) if facts.pid == int(path.stem) else None
+            else:
+                path.unlink(missing_ok=True)
+    return sorted(found, key=lambda server: server.started)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        fd = files.open_no_link(path)
+    except OSError:
+        return False
+    try:
+        files.try_lock(fd)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False

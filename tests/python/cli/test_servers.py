@@ -1,0 +1,93 @@
+"""``qsf ps`` lists the servers that run, ``qsf stop`` stops one."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from make.served import started
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "qsf" / "servers"
+
+
+def qsf(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "qsf", *words],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def listed() -> list[Any]:
+    found: list[Any] = json.loads(qsf("ps", "--json").stdout)
+    return found
+
+
+@pytest.fixture
+def server(tiny_llama_4bit: Path) -> Iterator[subprocess.Popen[str]]:
+    words = [sys.executable, "-m", "qsf", "serve", str(tiny_llama_4bit), "--port", "0"]
+    with started([*words, "--alias", "tiny", "--ram-budget", "120"]) as process:
+        assert process.stderr is not None
+        while " at http" not in (line := process.stderr.readline()):
+            assert line
+        yield process
+
+
+def test_one_is_listed_and_stopped(server: subprocess.Popen[str], state: Path) -> None:
+    (facts,) = listed()
+    assert (facts["name"], facts["pid"], facts["budget_mb"]) == ("tiny", server.pid, 120)
+    assert facts["url"].startswith("http://127.0.0.1:")
+    assert f"tiny  {facts['url']}  120 MB" in qsf("ps").stdout
+    wrong = qsf("stop", "other")
+    assert "no server is other; these run: tiny" in wrong.stderr
+    done = qsf("stop")
+    assert done.stdout == f"stopped tiny at {facts['url']}\n"
+    assert server.wait(10) == 0
+    assert listed() == []
+    assert list(state.iterdir()) == []
+    assert "no server runs" in qsf("stop").stderr
+    assert "qsf serve MODEL" in qsf("ps").stdout
+
+
+def test_one_that_was_killed_is_forgotten(server: subprocess.Popen[str], state: Path) -> None:
+    server.send_signal(signal.SIGKILL)
+    server.wait(10)
+    (path,) = state.iterdir()
+    assert listed() == []
+    assert not path.exists()
+
+
+def test_files_of_others_stop_nobody(state: Path) -> None:
+    state.mkdir(parents=True)
+    facts = {"pid": os.getpid(), "name": "x", "url": "y", "budget_mb": 0, "started": 0}
+    (state / f"{os.getpid()}.json").write_text(json.dumps(facts), "utf-8")
+    (state / "3.json").symlink_to("/etc/passwd")
+    (state / "4.json").write_text("{", "utf-8")
+    assert listed() == []
+    assert qsf("stop", str(os.getpid())).returncode == 1
+
+
+def test_a_folder_that_cannot_be_written_stops_no_server(
+    tiny_llama_4bit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("", "utf-8")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    words = [sys.executable, "-m", "qsf", "serve", str(tiny_llama_4bit), "--port", "0"]
+    with started(words) as process:
+        assert process.stderr is not None
+        while " at http" not in (line := process.stderr.readline()):
+            assert line
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
