@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +14,7 @@ import typer
 from qsf.cli.announced import Running, running_servers
 from qsf.errors import QsfArgumentError, QsfError, one_line
 from qsf.shell import command, typer_app
+from qsf.system.process import ask_to_end
 
 _POLL_SECONDS = 0.05
 
@@ -68,7 +67,7 @@ def stop_command(
 ) -> None:
     """Stop a server as Ctrl-C does: answers that run are finished, conversations are kept."""
     chosen = _choose(running_servers(), server)
-    os.kill(chosen.pid, signal.SIGTERM)
+    ask_to_end(chosen.pid)
     while chosen.is_there:
         time.sleep(_POLL_SECONDS)
     command.show_lines(f"stopped {one_line(chosen.name)} at {one_line(chosen.url)}")

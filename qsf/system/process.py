@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from pathlib import Path
 from typing import Final
 
@@ -71,3 +72,8 @@ def open_file_count() -> int | None:
         return len(os.listdir("/proc/self/fd")) - 1  # without the folder  # noqa: PTH208
     except OSError:
         return None
+
+
+def ask_to_end(pid: int) -> None:
+    """Ask a process to end. Raises OSError where there is none, or it is another user's."""
+    os.kill(pid, signal.SIGTERM)
