@@ -1,4 +1,4 @@
-"""Answers with thoughts between marks: Qwen 3, DeepSeek, GLM, SmolLM3, Magistral, Granite and more.
+"""Answers with thoughts between marks: Qwen 3, DeepSeek, GLM, Gemma 4, Magistral, Granite and more.
 
 Marks that are tokens of the vocabulary hold anywhere in an answer. Marks that a model writes as
 ordinary text count only where the answer begins, so that an answer may speak of them.
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 _MARKS = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),  # Magistral
+    ("<|channel>", "<channel|>"),  # Gemma 4
     ("<seed:think>", "</seed:think>"),
     ("<thought>", "</thought>"),  # EXAONE Deep
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
     ("Here is my thought process:", "Here is my response:"),  # Granite 3.2
 )
+_LABELS = {"<|channel>": "thought\n"}  # a line after the mark that is no thought
 # Templates that let an answer begin with thoughts end with the mark, and perhaps with a line break.
 _LAST_TOKENS = 4
 _LAST_TEXT_TOKENS = 16  # the same of a mark that is text
@@ -81,7 +83,8 @@ def thinking_decoder(
         begin, end = map(tokenizer.token_id, marks)
         if begin is not None and end is not None:
             last = list(prompt[-_LAST_TOKENS:])
-            return _ThinkingDecoder(decoder, begin, end, is_open=begin in last and end not in last)
+            is_open = begin in last and end not in last
+            return _ThinkingDecoder(decoder, begin, end, _LABELS.get(marks[0], ""), is_open=is_open)
     text = tokenizer.decode(prompt[-_LAST_TEXT_TOKENS:]).rstrip()
     return _WrittenThinkingDecoder(decoder, tokenizer, text)
 
@@ -137,13 +140,17 @@ class ThoughtsLimit:
 class _ThinkingDecoder(IncrementalDecoder):
     """Gives the text outside of the marks as the answer, the text between them as reasoning."""
 
-    def __init__(self, decoder: IncrementalDecoder, begin: int, end: int, *, is_open: bool) -> None:
+    def __init__(
+        self, decoder: IncrementalDecoder, begin: int, end: int, label: str, *, is_open: bool
+    ) -> None:
         self._decoder = decoder
         self._marks = {begin: True, end: False}
         self._is_open = is_open
         self._at_edge = is_open  # after a mark: line breaks there belong to neither text
         self._reasoning = ""
         self._end = end
+        self._label = label
+        self._held = ""  # what may be the label
 
     @property
     def is_thinking(self) -> bool:
@@ -161,6 +168,7 @@ class _ThinkingDecoder(IncrementalDecoder):
         text = self._sort(self._decoder.flush())
         self._is_open = self._marks[token_id]
         self._at_edge = True
+        self._held = ""
         return text
 
     def flush(self) -> str:
@@ -174,7 +182,12 @@ class _ThinkingDecoder(IncrementalDecoder):
 
     def _sort(self, text: str) -> str:
         if self._at_edge:
-            text = text.lstrip("\n")
+            text = (self._held + text).lstrip("\n")
+            is_label = self._is_open and bool(text) and self._label.startswith(text)
+            self._held = text if is_label else ""
+            text = "" if is_label else text
+            if self._is_open and self._label and text.startswith(self._label):
+                text = text.removeprefix(self._label).lstrip("\n")
             self._at_edge = not text
         if not self._is_open:
             return text

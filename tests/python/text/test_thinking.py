@@ -33,6 +33,13 @@ def tokenizer(thinker: Path) -> Tokenizer:
         return model.tokenizer
 
 
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    path = make_thinker(tmp_path_factory.mktemp("gemma"), ("<|channel>", "<channel|>"))
+    with Model(path, ram_budget=None, threads=1) as model:
+        return model.tokenizer
+
+
 def read(tokenizer: Tokenizer, text: str, prompt: str = "", **options: Any) -> tuple[str, str]:
     """Return the answer and the thoughts of a text that follows the prompt."""
     tokens = tokenizer.encode(prompt, add_prefix=False)
@@ -43,6 +50,29 @@ def read(tokenizer: Tokenizer, text: str, prompt: str = "", **options: Any) -> t
         thoughts += decoder.take_reasoning()
     answer += decoder.flush()
     return answer, thoughts + decoder.take_reasoning()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "answer", "thoughts"),
+    [
+        ("", "<|channel>thought\nA cat?\n<channel|>A dog.", "A dog.", "A cat?\n"),
+        ("<|channel>thought\n<channel|>", "A dog.", "A dog.", ""),
+        ("", "<|channel>thought\n<channel|>A dog.", "A dog.", ""),
+        (
+            "",
+            "<|channel>thoughts are\nfree<channel|>\n\nthought\nb",
+            "thought\nb",
+            "thoughts are\nfree",
+        ),
+        ("", "<|channel>thou<channel|>b", "b", ""),
+        ("<|channel>thought\n", "the cat<channel|>b", "b", "the cat"),
+        ("", "A dog.", "A dog.", ""),
+    ],
+)
+def test_the_label_of_a_channel_is_no_thought(
+    gemma: Tokenizer, prompt: str, text: str, answer: str, thoughts: str
+) -> None:
+    assert read(gemma, text, prompt) == (answer, thoughts)
 
 
 @pytest.mark.parametrize(
