@@ -21,6 +21,10 @@ _COLUMNS = (
     *("ids of llama.cpp", "answers as f16 KV", "answers as llama.cpp"),
     *("perplexity, f16 KV", "with defaults"),
 )
+_KV_COLUMNS = (
+    *("8bit", "k8v4", "4bit", "bytes a position: f16, 8bit, k8v4, 4bit"),
+    "tok/s after 1536 tokens: the same",
+)
 _PLACE = re.compile(
     r"(<!-- make check-real: begin -->\n).*?(<!-- make check-real: end -->)", re.DOTALL
 )
@@ -52,14 +56,18 @@ def pytest_sessionfinish() -> None:
     target = os.environ.get("QSF_REAL_TABLE")
     if not target or not _MODELS:
         return
-    lines = [f"| model | {' | '.join(_COLUMNS)} |", "|---" * (1 + len(_COLUMNS)) + "|"]
-    for model in _MODELS:
-        figures = [model.figures.get(column, "not measured") for column in _COLUMNS]
-        lines.append(f"| {model.name} | {' | '.join(figures)} |")
-    table = "\n".join(lines)
+    table = f"{_table(_COLUMNS)}\n\n{_table(_KV_COLUMNS)}"
     text, n_places = _PLACE.subn(
         lambda m: f"{m[1]}{table}\n{m[2]}", Path(target).read_text("utf-8")
     )
     if n_places != 1:
         raise pytest.UsageError(f"{target} has {n_places} places for the table of make check-real")
     Path(target).write_text(text, "utf-8")
+
+
+def _table(columns: Sequence[str]) -> str:
+    lines = [f"| model | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    for model in _MODELS:
+        figures = [model.figures.get(column, "not measured") for column in columns]
+        lines.append(f"| {model.name} | {' | '.join(figures)} |")
+    return "\n".join(lines)

@@ -15,6 +15,7 @@ from real.questions import CODE, QUESTIONS, TEXTS, TURNS
 
 from make.served import started
 from qsf import Model
+from qsf.evaluate.evaluation import evaluate, perplexity_change
 
 pytestmark = pytest.mark.real
 
@@ -65,6 +66,30 @@ def test_perplexity_with_all_defaults(real: RealModel) -> None:
         f"{real.name}: perplexity {figures['perplexity']:.3f} with f16, {cache['perplexity']:.3f} "
         f"with {cache['kv_type']}: {change:+.3f} % +- {error:.3f}"
     )
+
+
+def test_types_of_the_kv_cache(real: RealModel) -> None:
+    """Perplexity, memory and speed by type; only the default has a bound."""
+    text = measured_text().read_text("utf-8")
+    found = {}
+    sizes, speeds = [], []
+    for kv_type in ("f16", "8bit", "k8v4", "4bit"):
+        options: Any = {"ram_budget": "auto", "kv_type": kv_type, "draft": "off"}
+        with Model(real.path, max_seq_len=2048, **options) as model:
+            found[kv_type] = evaluate(model, text, ctx_tokens=512, max_tokens=4096)
+            sizes.append(model.info.plan.kv_bytes // 2048)
+            prompt = model.tokenizer.encode(text[:20000])[:1536]
+            list(model.session.generate(prompt, max_tokens=48, temperature=0))
+            stats = model.session.stats
+            assert stats is not None
+            assert stats.generated_tokens > 16
+            speeds.append(stats.step_rate)
+    for kv_type, e in found.items():
+        change, error = perplexity_change(e.token_nll, found["f16"].token_nll)
+        real.figures[kv_type] = f"{change:+.2f} % ± {error:.2f}"
+    real.figures["bytes a position: f16, 8bit, k8v4, 4bit"] = ", ".join(map(str, sizes))
+    real.figures["tok/s after 1536 tokens: the same"] = ", ".join(f"{s:.1f}" for s in speeds)
+    assert sizes == sorted(sizes, reverse=True)
 
 
 def test_a_conversation_in_memory_in_files_and_from_its_start(
