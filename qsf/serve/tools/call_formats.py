@@ -73,6 +73,16 @@ FORMATS = (
     Format("Mistral", ("[TOOL_CALLS]", "[ARGS]"), "[TOOL_CALLS]", "", "[TOOL_CALLS]", "[ARGS]", ""),
     Format("Mistral", ("[TOOL_CALLS]",), "[TOOL_CALLS]", "", first="[TOOL_CALLS][", **_LIST),
     Format(
+        "Cohere", ("<|START_ACTION|>",), "<|START_ACTION|>", "<|END_ACTION|>",
+        '{"tool_call_id": "0", "tool_name": "', '", "parameters": ', "}",
+        first="<|START_ACTION|>[", between=", ", last="]<|END_ACTION|>",
+    ),
+    Format(
+        "MiniMax", ("<tool_calls>",), "<tool_calls>", "</tool_calls>",
+        '{"name": "', '", "arguments": ', "}",
+        first="<tool_calls>\n", between="\n", last="\n</tool_calls>",
+    ),
+    Format(
         "Llama 3", ("dictionary of argument name and its value",), "", "",
         '{"name": "', '", "parameters": ', "}",
     ),
@@ -82,7 +92,8 @@ FORMATS = (
 )  # fmt: skip
 # Texts of special tokens that are part of calls.
 _MARKERS = ("<|tool_call|>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
-            "<|python_tag|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+            "<|python_tag|>", "<|START_ACTION|>", "<|END_ACTION|>", "<tool_calls>", "</tool_calls>",
+            "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
             *CALL_MARKERS)  # fmt: skip
 
 
@@ -207,7 +218,10 @@ def read_whole(form: Format, body: str, schemas: Mapping[str, Any]) -> list[tupl
             return [_read_elements(form, body, schemas)]
         value = read_output(body)
         entries = value if isinstance(value, list) else [value]
-        calls = [(entry["name"], _arguments_text(entry)) for entry in entries]
+        calls = [
+            (entry["tool_name"] if "tool_name" in entry else entry["name"], _arguments_text(entry))
+            for entry in entries
+        ]
         return calls if all(name in schemas for name, _ in calls) else []
     except (ValueError, KeyError, TypeError):
         return []

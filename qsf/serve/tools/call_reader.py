@@ -18,7 +18,8 @@ from qsf.text.sampling import n_overlap
 _ID_LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9
 _JSON_HEAD = re.compile(
-    r'\s*\[?\s*\{\s*"name"\s*:\s*"(?P<name>[^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+    r'\s*\[?\s*\{\s*(?:"tool_call_id"\s*:\s*"[^"\\]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*'
+    r'"(?P<name>[^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 _NAMED_HEAD = re.compile(
     rf"\s*(?P<name>[\w.-]+)(?:(?:\[CALL_ID\]\w*)?\[ARGS\]|{re.escape(CALL_MIDDLE)})\s*(?=\{{)"
@@ -239,7 +240,7 @@ class CallReader:
         if text[:1] == "]":
             self._rest = text[1:]
             return True
-        if text[:1] in (",", ";") or (text[:1] == "{" and not form.begin):
+        if text[:1] in (",", ";") or (text[:1] == "{" and (form.first or not form.begin)):
             self._raw, self._rest = "", text.lstrip(",;")
             self._state = self._in_head
             return True
