@@ -25,6 +25,7 @@ _NAMED_HEAD = re.compile(
     rf"\s*(?P<name>[\w.-]+)(?:(?:\[CALL_ID\]\w*)?\[ARGS\]|{re.escape(CALL_MIDDLE)})\s*(?=\{{)"
 )
 _OBJECT_START = '{"name":'
+_MAX_HEAD = 200  # of a call that may begin an answer: so much is held back
 
 
 @dataclass(slots=True)
@@ -83,6 +84,8 @@ class CallReader:
         self._rest = ""  # not looked at yet
         self._raw = ""  # what has begun the calls, should they be none
         self._state: Callable[[], bool] = self._in_text if form.begin else self._at_start
+        if form.begin and form.arguments == "json" and self._head is _JSON_HEAD:
+            self._state = self._at_bare_start
         self._braces = _Braces(0)
         self._text: list[str] = []
         self._space = ""  # at the end of the text, for what comes
@@ -106,7 +109,10 @@ class CallReader:
             return "", ()
         if self._state == self._in_head:
             self._take_whole(self._rest, "")
-        elif self._state in (self._in_text, self._at_start, self._behind_calls):
+        elif self._state in (
+            *(self._in_text, self._at_start, self._at_bare_start),
+            self._behind_calls,
+        ):
             self._say(self._rest)
         if not self._is_behind_call:
             self._text.append(self._space)
@@ -167,6 +173,19 @@ class CallReader:
             return False
         self._rest = text
         self._state = self._in_head
+        return True
+
+    def _at_bare_start(self) -> bool:
+        """Where small models write a call as the whole answer, without what calls begin with."""
+        text = self._rest.lstrip()
+        match = _JSON_HEAD.match(text)
+        if match is not None and match["name"] in self._schemas:
+            self._state = self._in_head
+            return True
+        start = re.sub(r"\s", "", text[:100])[: len(_OBJECT_START)]
+        if match is None and _OBJECT_START.startswith(start) and len(text) < _MAX_HEAD:
+            return False
+        self._state = self._in_text
         return True
 
     def _in_text(self) -> bool:
