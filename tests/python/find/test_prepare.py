@@ -292,31 +292,29 @@ def test_a_model_of_the_hub_is_downloaded_if_the_user_says_so(hub: FakeHub, tmp_
 ELSEWHERE = "../" * 9 + "evil"
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"facts": {"sha": ELSEWHERE}}, "the hub names no commit: '../../"),
-        ({"headers": {"ETag": f'"{ELSEWHERE}"'}}, "a strange etag: "),
-        ({"headers": {"ETag": '".."'}}, "a strange etag: "),
-        ({"headers": {"X-Linked-ETag": f'"{ELSEWHERE}"'}}, "a strange x-linked-etag: "),
-        ({"headers": {"X-Repo-Commit": ELSEWHERE}}, "a strange x-repo-commit: "),
-        ({"facts": {"siblings": [{"rfilename": "x" * 99, "size": 1}] * 99_999}}, "more than 8,388"),
-        ({"facts": {"a": [{}] * 2_000_000}}, "may take "),
-        (
-            {"facts": {"siblings": [{"rfilename": f"{i or 'config'}.json"} for i in range(2000)]
-                       + [{"rfilename": "a.safetensors", "size": 1}]}},
-            "has 2001 files to convert, allowed: 2000",
-        ),
-        (
-            {"facts": {"siblings": [{"rfilename": "a-Q4_0.gguf", "size": 10**16}]}},
-            "has 10,000,000.0 GB, and ",
-        ),
-        ({"n_extra_bytes": 32 << 20}, "a file has more bytes than the hub says"),
-    ],
-)  # fmt: skip
-def test_a_hostile_hub_is_refused(
-    hub: FakeHub, tmp_path: Path, changes: dict[str, Any], said: str
-) -> None:
+HOSTILE_HUBS: list[tuple[dict[str, Any], str]] = [
+    ({"facts": {"sha": ELSEWHERE}}, "the hub names no commit: '../../"),
+    ({"headers": {"ETag": f'"{ELSEWHERE}"'}}, "a strange etag: "),
+    ({"headers": {"ETag": '".."'}}, "a strange etag: "),
+    ({"headers": {"X-Linked-ETag": f'"{ELSEWHERE}"'}}, "a strange x-linked-etag: "),
+    ({"headers": {"X-Repo-Commit": ELSEWHERE}}, "a strange x-repo-commit: "),
+    ({"facts": {"siblings": [{"rfilename": "x" * 99, "size": 1}] * 99_999}}, "more than 8,388"),
+    ({"facts": {"a": [{}] * 2_000_000}}, "may take "),
+    (
+        {"facts": {"siblings": [{"rfilename": f"{i or 'config'}.json"} for i in range(2000)]
+                   + [{"rfilename": "a.safetensors", "size": 1}]}},
+        "has 2001 files to convert, allowed: 2000",
+    ),
+    (
+        {"facts": {"siblings": [{"rfilename": "a-Q4_0.gguf", "size": 10**16}]}},
+        "has 10,000,000.0 GB, and ",
+    ),
+    ({"n_extra_bytes": 32 << 20}, "a file has more bytes than the hub says"),
+]  # fmt: skip
+QUICK_HUBS = 2  # of these; the others are slow tests
+
+
+def refuse_hostile_hub(hub: FakeHub, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     vars(hub).update(changes)
     outside = tmp_path / "as" / "deep" / "as" / "any" / "cache"
     with pytest.MonkeyPatch.context() as patch:
@@ -325,6 +323,21 @@ def test_a_hostile_hub_is_refused(
     assert done.returncode == 1
     assert said in done.stderr.splitlines()[-1]
     assert "evil" not in {path.name for path in tmp_path.rglob("*")}
+
+
+@pytest.mark.parametrize(("changes", "said"), HOSTILE_HUBS[:QUICK_HUBS])
+def test_a_hostile_hub_is_refused(
+    hub: FakeHub, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    refuse_hostile_hub(hub, tmp_path, changes, said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("changes", "said"), HOSTILE_HUBS[QUICK_HUBS:])
+def test_every_hostile_hub_is_refused(
+    hub: FakeHub, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    refuse_hostile_hub(hub, tmp_path, changes, said)
 
 
 @pytest.mark.slow
