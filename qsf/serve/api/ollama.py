@@ -68,7 +68,7 @@ def _translated(fields: Fields) -> dict[str, Any]:
         body["response_format"] = {"type": "json_schema", "json_schema": {"schema": form}}
     elif form == "json":
         body["response_format"] = {"type": "json_object"}
-    elif form:
+    elif form not in (None, ""):
         raise invalid("format", f"format must be json or a schema, not {shown(form)}")
     return body
 

@@ -139,7 +139,7 @@ _FORMS = {
 }
 _FILES = _list(_object("filename text", filename=_TEXT, text=_TEXT), 64)
 _OLLAMA: Mapping[str, Schema] = {
-    "messages": _OBJECTS,
+    "messages": _list(_OBJECT, MAX_MESSAGES),
     "tools": _list(_OBJECT, MAX_TOOLS),
     "format": {"anyOf": [_words("", "json"), _OBJECT]},
     "think": {"anyOf": [_FLAG, _TEXT]},
