@@ -149,7 +149,7 @@ def test_the_first_place_outside_is_outside(n_rows: int, more: int, text: str) -
 @pytest.mark.parametrize(
     ("at", "fmt", "value", "error"),
     [
-        (4, "I", 63, QsfUnsupportedError),
+        (4, "I", 127, QsfUnsupportedError),
         (4, "I", T.FFN_GATE, QsfFormatError),  # the matrix's type, in layout 2
         (4, "I", T.FFN_NORM_BIAS, QsfFormatError),
         (8, "I", 39, QsfFormatError),

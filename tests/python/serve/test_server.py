@@ -334,7 +334,7 @@ def test_a_body_must_be_json(client: Client, body: bytes, said: str) -> None:
 
 
 def test_paths_and_methods(client: Client) -> None:
-    assert client.get("/v1/embeddings").status == 404
+    assert client.get("/v1/audio/speech").status == 404
     assert client.get("/v1/chat/completions").status == 405
     assert client.ask("POST", "/health", b"{}").status == 405
     assert client.ask("POST", "/tokenize", b"{}", content_type="text/plain").status == 415
