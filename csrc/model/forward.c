@@ -162,7 +162,8 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk)
     qsf_acts in;
     QSF_TRY(qsf_block_norm(o, s->x, f->ends->final_norm, f->ends->final_norm_bias, &in));
     f->hidden = s->normed + chunk->n_logits_rows * s->dim_stride;
-    o->n_tokens = in.n_tokens = chunk->n_logits_rows;
+    in.n_tokens = chunk->n_logits_rows;
+    o->n_tokens = chunk->n_logits_rows;
     QSF_TRY(qsf_ops_load_vector(o, f->ends->head_bias, s->head_bias, &head.bias));
     if (c->has_tied_head) {
         QSF_TRY(end_unit(o, QSF_PHASE_NORM));

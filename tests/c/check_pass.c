@@ -216,25 +216,25 @@ static void check_refused(void)
     qsf_session *const s = o.sessions[1];
     static const uint32_t outside = TINY_MODEL_VOCAB;
     const qsf_pass_item wrong[] = {
-        {NULL, tokens, 1, QSF_WANTS_NONE, NULL, QSF_OK},
-        {s, NULL, 1, QSF_WANTS_NONE, NULL, QSF_OK},
-        {s, tokens, 0, QSF_WANTS_NONE, NULL, QSF_OK},
-        {s, tokens, 8, QSF_WANTS_NONE, NULL, QSF_OK}, /* 9 in all */
-        {s, tokens, UINT32_MAX, QSF_WANTS_NONE, NULL, QSF_OK},
-        {s, &outside, 1, QSF_WANTS_NONE, NULL, QSF_OK},
-        {s, tokens, 1, 4, NULL, QSF_OK},
-        {s, tokens, 1, QSF_WANTS_ALL, NULL, QSF_OK},
-        {s, tokens, 3, QSF_WANTS_ALL, room, QSF_OK}, /* 4 rows for 3 sessions */
-        {o.sessions[0], tokens, 1, QSF_WANTS_NONE, NULL, QSF_OK},
-        {other.sessions[0], tokens, 1, QSF_WANTS_NONE, NULL, QSF_OK},
+        {NULL, tokens, 1, QSF_WANTS_NONE, NULL, QSF_OK, 0, NULL},
+        {s, NULL, 1, QSF_WANTS_NONE, NULL, QSF_OK, 0, NULL},
+        {s, tokens, 0, QSF_WANTS_NONE, NULL, QSF_OK, 0, NULL},
+        {s, tokens, 8, QSF_WANTS_NONE, NULL, QSF_OK, 0, NULL}, /* 9 in all */
+        {s, tokens, UINT32_MAX, QSF_WANTS_NONE, NULL, QSF_OK, 0, NULL},
+        {s, &outside, 1, QSF_WANTS_NONE, NULL, QSF_OK, 0, NULL},
+        {s, tokens, 1, 4, NULL, QSF_OK, 0, NULL},
+        {s, tokens, 1, QSF_WANTS_ALL, NULL, QSF_OK, 0, NULL},
+        {s, tokens, 3, QSF_WANTS_ALL, room, QSF_OK, 0, NULL}, /* 4 rows for 3 sessions */
+        {o.sessions[0], tokens, 1, QSF_WANTS_NONE, NULL, QSF_OK, 0, NULL},
+        {other.sessions[0], tokens, 1, QSF_WANTS_NONE, NULL, QSF_OK, 0, NULL},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-        qsf_pass_item items[] = {{o.sessions[0], tokens, 1, QSF_WANTS_LAST, NULL, QSF_OK},
+        qsf_pass_item items[] = {{o.sessions[0], tokens, 1, QSF_WANTS_LAST, NULL, QSF_OK, 0, NULL},
                                  wrong[i]};
         CHECK_STATUS(qsf_model_pass(o.m, items, 2, NULL), QSF_ERR_ARG);
         CHECK_EQ(qsf_session_position(o.sessions[0]), 0);
     }
-    qsf_pass_item items[4] = {{o.sessions[0], tokens, 2, QSF_WANTS_ALL, room, QSF_OK}};
+    qsf_pass_item items[4] = {{o.sessions[0], tokens, 2, QSF_WANTS_ALL, room, QSF_OK, 0, NULL}};
     CHECK_STATUS(qsf_model_pass(o.m, items, 0, NULL), QSF_ERR_ARG);
     CHECK_STATUS(qsf_model_pass(o.m, items, 4, NULL), QSF_ERR_ARG);
     CHECK_STATUS(qsf_model_pass(NULL, items, 1, NULL), QSF_ERR_ARG);
