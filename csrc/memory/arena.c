@@ -23,7 +23,7 @@ void qsf_arena_init_measuring(qsf_arena *a)
     *a = (qsf_arena){.cap_bytes = SIZE_MAX, .measuring = true};
 }
 
-void *qsf_arena_push(qsf_arena *a, size_t n, size_t elem_bytes)
+void *qsf_arena_push(qsf_arena *a, uint64_t n, size_t elem_bytes)
 {
     if (a->failed)
         return NULL;

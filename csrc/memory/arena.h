@@ -15,6 +15,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #define QSF_ARENA_ALIGN 64
 
@@ -32,6 +33,6 @@ void qsf_arena_init_measuring(qsf_arena *a);
 /* Returns space for n objects of elem_bytes each, aligned to QSF_ARENA_ALIGN and not zeroed.
  * Returns NULL while measuring or if it does not fit. A push of 0 bytes uses no space; its pointer
  * must not be used. */
-void *qsf_arena_push(qsf_arena *a, size_t n, size_t elem_bytes);
+void *qsf_arena_push(qsf_arena *a, uint64_t n, size_t elem_bytes);
 
 #endif

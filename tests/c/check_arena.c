@@ -115,7 +115,7 @@ static void check_overflow(void)
                                         {SIZE_MAX, 1},
                                         {SIZE_MAX - 62, 1},
                                         {SIZE_MAX / 2 + 1, 2},
-                                        {(size_t)1 << 32, (size_t)1 << 32}};
+                                        {SIZE_MAX / 2 + 1, SIZE_MAX / 2 + 1}};
     for (size_t i = 0; i < sizeof hostile / sizeof hostile[0]; i++) {
         qsf_arena a;
         qsf_arena_init_measuring(&a);

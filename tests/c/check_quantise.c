@@ -281,7 +281,7 @@ static void check_arguments(void)
     CHECK_STATUS(QUANTISE(&how, 17, 65, 4 * 576 - 1), QSF_ERR_ARG);
     CHECK_STATUS(QUANTISE(NULL, 17, 65, 4 * 576), QSF_ERR_ARG);
     CHECK_STATUS(QUANTISE(&how, 0, 65, 4 * 576), QSF_ERR_ARG);
-    CHECK_STATUS(QUANTISE(&how, 17, (size_t)1 << 62, 4 * 576), QSF_ERR_ARG);
+    CHECK_STATUS(QUANTISE(&how, 17, SIZE_MAX / 4 + 1, 4 * 576), QSF_ERR_ARG);
     CHECK_STATUS(QUANTISE((&(qsf_rounding){.dtype = QSF_DTYPE_MIXED}), 1, 1, 4096), QSF_ERR_ARG);
     CHECK_STATUS(QUANTISE((&(qsf_rounding){.dtype = 99}), 1, 1, 4096), QSF_ERR_ARG);
     CHECK_STATUS(QUANTISE((&(qsf_rounding){.rule = 3}), 1, 1, 4096), QSF_ERR_ARG);
