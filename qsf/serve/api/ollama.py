@@ -39,6 +39,7 @@ _OPTIONS = {
     },
 }
 _TO_THE_END = (-1, -2)  # num_predict
+_ANY_TURN = {"role": "user", "content": ""}  # without messages the other fields are checked alone
 _REASONS = {"end": "stop", "stop": "stop", "length": "length", "calls": "stop"}
 _REFUSED = {
     "template": "the model's own is used; raw: true uses none",
@@ -98,13 +99,14 @@ def read_chat(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     new = _translated(fields)
     shows = _add_thinking(fields, new, serving)
     turns = [_turn(turn) for turn in fields.list("messages", _MAX_MESSAGES)]
-    if not turns:
-        return _loading(new, serving)
     tools = fields.list("tools", 128)
     has_logprobs = fields.flag("logprobs")
     n_top = fields.take("top_logprobs", Whole(0, 20), 0)
-    new |= {"messages": turns, "tools": tools, "logprobs": has_logprobs, "top_logprobs": n_top}
-    return _with_rest(openai.read_chat(new, serving), fields, has_thoughts=shows)
+    new |= {"tools": tools, "logprobs": has_logprobs, "top_logprobs": n_top}
+    request = openai.read_chat({**new, "messages": turns or [_ANY_TURN]}, serving)
+    if not turns:
+        return _loading(new, serving)
+    return _with_rest(request, fields, has_thoughts=shows)
 
 
 def _turn(turn: Any) -> Any:
