@@ -31,7 +31,7 @@ SCALAR_TESTS := converted_logits native public_api
 # Of the exhaustive loops of the C tests, where a case is slow or was tried by another verb: see
 # tests/c/check.h. `make test-c` runs all cases.
 # Of the C tests under emulation: arithmetic of models, plans, files.
-MODEL_TESTS := ^(check_(file|isa|linear|model$$|plan$$|reader|state)|example)
+MODEL_TESTS := ^(check_(file|isa|linear|model$$|plan$$|reader)|example)
 THINNED := export QSF_CHECK_STRIDE=7;
 # Quick tests share the cores; slow ones want them for themselves.
 QUICK_ARGS ?= -n auto
