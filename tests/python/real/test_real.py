@@ -137,24 +137,29 @@ def test_a_schema_and_a_tool_call_by_the_official_client(real: RealModel) -> Non
         assert process.stderr is not None
         url = process.stderr.readline().split()[-1]
         threading.Thread(target=process.stderr.read, daemon=True).start()
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        asked: Any = {"model": real.name, "temperature": 0, "max_tokens": 64}
-        question = {"role": "user", "content": "How is the weather in Paris in the next 3 days?"}
-        form = {"type": "json_schema", "json_schema": {"name": "place", "schema": CITY}}
-        answer = client.chat.completions.create(messages=[question], response_format=form, **asked)
-        check_city(real, answer.choices[0].message.content)
-        tool = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
-        try:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            asked: Any = {"model": real.name, "temperature": 0, "max_tokens": 64}
+            question = {
+                "role": "user",
+                "content": "How is the weather in Paris in the next 3 days?",
+            }
+            form = {"type": "json_schema", "json_schema": {"name": "place", "schema": CITY}}
             answer = client.chat.completions.create(
-                messages=[question], tools=[tool], tool_choice="required", **asked
+                messages=[question], response_format=form, **asked
             )
-        except openai.BadRequestError as error:
-            if "the model's chat template has none" not in str(error):
-                raise
-            pytest.skip(f"{real.name}: its chat template has no tools")
-        (call,) = answer.choices[0].message.tool_calls
-        assert call.function.name == "weather"
-        check_city(real, call.function.arguments)
+            check_city(real, answer.choices[0].message.content)
+            tool = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
+            try:
+                answer = client.chat.completions.create(
+                    messages=[question], tools=[tool], tool_choice="required", **asked
+                )
+            except openai.BadRequestError as error:
+                if "the model's chat template has none" not in str(error):
+                    raise
+                pytest.skip(f"{real.name}: its chat template has no tools")
+            (call,) = answer.choices[0].message.tool_calls
+            assert call.function.name == "weather"
+            check_city(real, call.function.arguments)
 
 
 def check_city(real: RealModel, text: str) -> None:
