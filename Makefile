@@ -175,7 +175,7 @@ check-old: build/install.stamp ## kernels and models on an x86-64 processor with
 # models, since qemu takes long; the third are built only.
 TARGETS_TESTED := x86_64-linux-musl x86_64-windows-gnu
 TARGETS_EMULATED := arm-linux-musleabihf riscv64-linux-musl
-TARGETS_BUILT := aarch64-linux-musl aarch64-windows-gnu aarch64-macos.11.0 x86_64-macos.10.13
+TARGETS_BUILT := aarch64-linux-musl aarch64-windows-gnu aarch64-macos.11.0 x86_64-macos.10.15
 zig_flags = -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja -DQSF_ZIG=$$zig \
 	-DCMAKE_TOOLCHAIN_FILE=cmake/zig.cmake -DQSF_TARGET=$$target -DQSF_CODECS=$(CURDIR)/build/codecs
 check-targets: build/install.stamp ## the C library for musl, 32 bits, RISC-V, Windows, macOS; tests under qemu and wine
