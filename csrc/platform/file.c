@@ -1,11 +1,13 @@
-/* file.c - the faults that a test injects into reads of a file. */
+/* file.c - complete reads and writes, and the faults that a test injects into reads. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/file.h"
 
 #include <inttypes.h>
 
+#include "base/checked.h"
 #include "base/status.h"
 #include "platform/clock.h"
+#include "platform/file_calls.h"
 
 /* Counts down and returns the fault of this read. */
 static qsf_fault_kind next_fault(qsf_file *f)
@@ -36,6 +38,54 @@ qsf_status qsf_file_end_read(qsf_file *f, uint64_t offset, void *dst, size_t n_b
         break;
     case QSF_FAULT_NONE:
         break;
+    }
+    return QSF_OK;
+}
+
+qsf_status qsf_file_read_at(qsf_file *f, uint64_t offset, void *dst, size_t n_bytes)
+{
+    if (!qsf_extent_inside(offset, n_bytes, INT64_MAX)) /* offsets of the system are signed */
+        return QSF_FAIL(QSF_ERR_FORMAT, "read of %zu bytes at %" PRIu64 " is beyond any file",
+                        n_bytes, offset);
+    size_t done_bytes = 0;
+    while (done_bytes < n_bytes) {
+        const size_t left_bytes = n_bytes - done_bytes;
+        size_t got_bytes;
+        const int error =
+            qsf_file_read_once(f->handle, offset + done_bytes, (unsigned char *)dst + done_bytes,
+                               left_bytes, &got_bytes);
+        if (error != 0) {
+            char why[QSF_SYSTEM_ERROR_BYTES];
+            qsf_system_error_text(error, why);
+            return QSF_FAIL(QSF_ERR_IO, "read of %zu bytes at %" PRIu64 ": %s", left_bytes,
+                            offset + done_bytes, why);
+        }
+        if (got_bytes == 0)
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "file ends %zu bytes early: wanted %zu at %" PRIu64 ", it had %" PRIu64
+                            " bytes when opened",
+                            left_bytes, n_bytes, offset, f->n_bytes);
+        done_bytes += got_bytes;
+    }
+    return qsf_file_end_read(f, offset, dst, n_bytes);
+}
+
+qsf_status qsf_file_write_at(qsf_file *f, uint64_t offset, const void *src, size_t n_bytes)
+{
+    size_t done_bytes = 0;
+    while (done_bytes < n_bytes) {
+        size_t put_bytes;
+        const int error = qsf_file_write_once(f->handle, offset + done_bytes,
+                                              (const unsigned char *)src + done_bytes,
+                                              n_bytes - done_bytes, &put_bytes);
+        if (error != 0 || put_bytes == 0) {
+            char why[QSF_SYSTEM_ERROR_BYTES] = "nothing was written";
+            if (error != 0)
+                qsf_system_error_text(error, why);
+            return QSF_FAIL(QSF_ERR_IO, "write of %zu bytes at %" PRIu64 ": %s", n_bytes, offset,
+                            why);
+        }
+        done_bytes += put_bytes;
     }
     return QSF_OK;
 }

@@ -78,9 +78,13 @@ extern const qsf_io_way qsf_io_mmap_way;
 qsf_status qsf_io_direct_open(qsf_io *io);
 void qsf_io_direct_close(qsf_io *io);
 
-/* The errors of a read: an errno of the system (QSF_ERR_IO), the file ends early
+/* Reads through a handle in steps of at most step_bytes, until need_bytes are there. */
+qsf_status qsf_io_read_steps(const qsf_io *io, intptr_t handle, const qsf_io_read *read,
+                             size_t step_bytes);
+
+/* The errors of a read: an error of the system (QSF_ERR_IO), the file ends early
  * (QSF_ERR_FORMAT). */
-qsf_status qsf_io_fail_system(const qsf_io *io, const qsf_io_read *read, int system_errno);
+qsf_status qsf_io_fail_system(const qsf_io *io, const qsf_io_read *read, int error);
 qsf_status qsf_io_fail_short(const qsf_io *io, const qsf_io_read *read, size_t done_bytes);
 
 #endif

@@ -10,11 +10,10 @@
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
-#include <inttypes.h>
 #include <string.h>
 
 #include "base/status.h"
-#include "platform/io_way.h"
+#include "platform/io_slots.h"
 #include "platform/posix/descriptor.h"
 
 #if defined(__has_include)
@@ -27,7 +26,6 @@
 #if defined(IORING_FEAT_RW_CUR_POS) && defined(__NR_io_uring_setup) && defined(__NR_io_uring_enter)
 
 #include <stdatomic.h>
-#include <stdio.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -39,9 +37,8 @@
 
 typedef struct ring {
     int fd;
-    uint32_t busy_slots;                 /* bit i: slot i */
-    size_t done_bytes[QSF_IO_MAX_DEPTH]; /* of the read in the slot */
-    void *queues;                        /* submission and completion queue, mapped */
+    qsf_io_slots slots;
+    void *queues; /* submission and completion queue, mapped */
     size_t queues_bytes;
     struct io_uring_sqe *requests; /* mapped */
     size_t requests_bytes;
@@ -54,8 +51,6 @@ typedef struct ring {
     uint32_t answer_mask;
     const struct io_uring_cqe *answers;
 } ring;
-
-_Static_assert(QSF_IO_MAX_DEPTH == 32, "busy_slots has a bit for each slot");
 
 static void pause_shortly(void)
 {
@@ -150,13 +145,10 @@ static qsf_status open_queue(qsf_io_queue *queue)
     return QSF_OK;
 }
 
-/* Submits the rest of the read in `slot`. Returns 0 or an errno. */
-static int submit(qsf_io_queue *queue, uint32_t slot)
+static int submit(qsf_io_queue *queue, uint32_t slot, size_t from)
 {
     ring *const r = queue->ring;
     const qsf_io_read *const read = &queue->started[slot];
-    /* A direct read must begin at a multiple of QSF_IO_ALIGN, so some bytes are read twice. */
-    const size_t from = r->done_bytes[slot] / QSF_IO_ALIGN * QSF_IO_ALIGN;
     const size_t n_bytes = read->n_bytes - from;
     const uint32_t tail = atomic_load_explicit(r->request_tail, memory_order_relaxed);
     const uint32_t idx = tail & r->request_mask;
@@ -184,10 +176,10 @@ static int submit(qsf_io_queue *queue, uint32_t slot)
     }
 }
 
-/* Waits for an answer and removes it from its queue. Returns 0 or an errno. Retries after errors,
- * because the kernel still writes to the memory of the reads in flight. */
-static int take_answer(ring *r, struct io_uring_cqe *answer)
+/* Retries after errors, because the kernel still writes to the memory of the reads in flight. */
+static int take(qsf_io_queue *queue, uint32_t *slot, size_t *n_bytes, int *error)
 {
+    ring *const r = queue->ring;
     const uint32_t head = atomic_load_explicit(r->answer_head, memory_order_relaxed);
     for (uint32_t n_pauses = 0;
          atomic_load_explicit(r->answer_tail, memory_order_acquire) == head;) {
@@ -197,81 +189,27 @@ static int take_answer(ring *r, struct io_uring_cqe *answer)
             return errno;
         pause_shortly();
     }
-    *answer = r->answers[head & r->answer_mask];
+    const struct io_uring_cqe answer = r->answers[head & r->answer_mask];
     atomic_store_explicit(r->answer_head, head + 1, memory_order_release);
+    const bool is_again = answer.res == -EINTR || answer.res == -EAGAIN;
+    *slot = (uint32_t)answer.user_data;
+    *n_bytes = answer.res > 0 ? (size_t)answer.res : 0;
+    *error = is_again ? QSF_IO_AGAIN : answer.res < 0 ? -answer.res : 0;
     return 0;
 }
 
-static void release_slot(qsf_io_queue *queue, uint32_t slot)
-{
-    ring *const r = queue->ring;
-    r->busy_slots &= ~(UINT32_C(1) << slot);
-    queue->n_started--;
-}
+static const qsf_io_slot_fns slot_fns = {.submit = submit, .take = take};
 
 static qsf_status start_read(qsf_io_queue *queue, const qsf_io_read *read)
 {
     ring *const r = queue->ring;
-    uint32_t slot = 0;
-    while ((r->busy_slots >> slot & 1) != 0)
-        slot++;
-    queue->started[slot] = *read;
-    r->done_bytes[slot] = 0;
-    r->busy_slots |= UINT32_C(1) << slot;
-    queue->n_started++;
-    const int error = submit(queue, slot);
-    if (error == 0)
-        return QSF_OK;
-    release_slot(queue, slot);
-    return qsf_io_fail_system(queue->io, read, error);
-}
-
-/* Applies an answer to the read in `slot`. *is_done is false if the rest was submitted again. */
-static qsf_status judge(qsf_io_queue *queue, uint32_t slot, int32_t result, bool *is_done)
-{
-    ring *const r = queue->ring;
-    const qsf_io_read *const read = &queue->started[slot];
-    *is_done = true;
-    if (result < 0 && result != -EINTR && result != -EAGAIN)
-        return qsf_io_fail_system(queue->io, read, -result);
-    if (result >= 0) {
-        const size_t from = r->done_bytes[slot] / QSF_IO_ALIGN * QSF_IO_ALIGN;
-        const size_t done_bytes = from + (size_t)result;
-        if (done_bytes >= read->need_bytes)
-            return QSF_OK;
-        if (done_bytes <= r->done_bytes[slot])
-            return qsf_io_fail_short(queue->io, read, r->done_bytes[slot]);
-        r->done_bytes[slot] = done_bytes;
-    }
-    const int error = submit(queue, slot);
-    if (error != 0)
-        return qsf_io_fail_system(queue->io, read, error);
-    *is_done = false;
-    return QSF_OK;
+    return qsf_io_slots_start(queue, &r->slots, &slot_fns, read);
 }
 
 static qsf_status finish_read(qsf_io_queue *queue, qsf_io_read *read)
 {
-    for (;;) {
-        struct io_uring_cqe answer;
-        const int error = take_answer(queue->ring, &answer);
-        if (error != 0) { /* the state of all reads is unknown; report any one */
-            uint32_t slot = 0;
-            while ((((const ring *)queue->ring)->busy_slots >> slot & 1) == 0)
-                slot++;
-            *read = queue->started[slot];
-            release_slot(queue, slot);
-            return qsf_io_fail_system(queue->io, read, error);
-        }
-        const uint32_t slot = (uint32_t)answer.user_data;
-        bool is_done;
-        const qsf_status status = judge(queue, slot, answer.res, &is_done);
-        if (!is_done)
-            continue;
-        *read = queue->started[slot];
-        release_slot(queue, slot);
-        return status;
-    }
+    ring *const r = queue->ring;
+    return qsf_io_slots_finish(queue, &r->slots, &slot_fns, read);
 }
 
 static bool has_ended(const qsf_io_queue *queue)
@@ -283,38 +221,9 @@ static bool has_ended(const qsf_io_queue *queue)
 
 static void close_queue(qsf_io_queue *queue)
 {
-    ring *const r = queue->ring;
-    struct io_uring_cqe answer;
-    while (queue->n_started > 0 && take_answer(r, &answer) == 0)
-        queue->n_started--;
-    tear_down(r);
+    qsf_io_slots_drain(queue, &slot_fns);
+    tear_down(queue->ring);
     queue->ring = NULL;
-}
-
-/* Only a read detects a kernel without IORING_OP_READ (before 5.6) or a sandbox that allows setup
- * but not use. */
-static qsf_status try_read(qsf_io *io)
-{
-    _Alignas(QSF_IO_ALIGN) unsigned char block[QSF_IO_ALIGN];
-    const qsf_io_read wanted = {.dst = block, .n_bytes = sizeof block};
-    qsf_io_queue queue = {.io = io, .depth = 1};
-    QSF_TRY(open_queue(&queue));
-    qsf_io_read had;
-    qsf_status status = start_read(&queue, &wanted);
-    if (status == QSF_OK)
-        status = finish_read(&queue, &had);
-    close_queue(&queue);
-    if (status != QSF_ERR_IO)
-        return status;
-    char why[160]; /* the file is readable: the same direct read has just succeeded */
-    snprintf(why, sizeof why, "%s", qsf_error_detail());
-    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "io_uring: a trial read failed: %s", why);
-}
-
-static qsf_status open_uring(qsf_io *io)
-{
-    QSF_TRY(qsf_io_direct_open(io));
-    return try_read(io);
 }
 
 static const qsf_io_queue_fns queue_fns = {
@@ -324,6 +233,14 @@ static const qsf_io_queue_fns queue_fns = {
     .finish = finish_read,
     .has_ended = has_ended,
 };
+
+/* Only a read detects a kernel without IORING_OP_READ (before 5.6) or a sandbox that allows setup
+ * but not use. */
+static qsf_status open_uring(qsf_io *io)
+{
+    QSF_TRY(qsf_io_direct_open(io));
+    return qsf_io_try_queue(io, &queue_fns);
+}
 
 #else
 

@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,8 +13,8 @@
 #endif
 #include <unistd.h>
 
-#include "base/checked.h"
 #include "base/status.h"
+#include "platform/file_calls.h"
 #include "platform/posix/descriptor.h"
 
 static const char *kind_name(mode_t mode)
@@ -119,47 +118,29 @@ void qsf_file_close(qsf_file *f)
     f->handle = -1;
 }
 
-qsf_status qsf_file_read_at(qsf_file *f, uint64_t offset, void *dst, size_t n_bytes)
+int qsf_file_read_once(intptr_t handle, uint64_t offset, void *dst, size_t n_bytes,
+                       size_t *done_bytes)
 {
-    if (!qsf_extent_inside(offset, n_bytes, INT64_MAX)) /* off_t is signed */
-        return QSF_FAIL(QSF_ERR_FORMAT, "read of %zu bytes at %" PRIu64 " is beyond any file",
-                        n_bytes, offset);
-    unsigned char *to = dst;
-    size_t left_bytes = n_bytes;
-    uint64_t from = offset;
-    while (left_bytes > 0) {
-        const ssize_t got = pread(qsf_file_fd(f), to, left_bytes, (off_t)from);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return QSF_FAIL(QSF_ERR_IO, "read of %zu bytes at %" PRIu64 ": %s", left_bytes, from,
-                            strerror(errno));
-        if (got == 0)
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "file ends %zu bytes early: wanted %zu at %" PRIu64 ", it had %" PRIu64
-                            " bytes when opened",
-                            left_bytes, n_bytes, offset, f->n_bytes);
-        to += got;
-        left_bytes -= (size_t)got;
-        from += (uint64_t)got;
-    }
-    return qsf_file_end_read(f, offset, dst, n_bytes);
+    ssize_t got;
+    do {
+        got = pread((int)handle, dst, n_bytes, (off_t)offset);
+    } while (got < 0 && errno == EINTR);
+    *done_bytes = got > 0 ? (size_t)got : 0;
+    return got < 0 ? errno : 0;
 }
 
-qsf_status qsf_file_write_at(qsf_file *f, uint64_t offset, const void *src, size_t n_bytes)
+int qsf_file_write_once(intptr_t handle, uint64_t offset, const void *src, size_t n_bytes,
+                        size_t *done_bytes)
 {
-    const unsigned char *from = src;
-    size_t left_bytes = n_bytes;
-    while (left_bytes > 0) {
-        const ssize_t put =
-            pwrite(qsf_file_fd(f), from, left_bytes, (off_t)(offset + n_bytes - left_bytes));
-        if (put < 0 && errno == EINTR)
-            continue;
-        if (put <= 0)
-            return QSF_FAIL(QSF_ERR_IO, "write of %zu bytes at %" PRIu64 ": %s", n_bytes, offset,
-                            put < 0 ? strerror(errno) : "nothing was written");
-        from += put;
-        left_bytes -= (size_t)put;
-    }
-    return QSF_OK;
+    ssize_t put;
+    do {
+        put = pwrite((int)handle, src, n_bytes, (off_t)offset);
+    } while (put < 0 && errno == EINTR);
+    *done_bytes = put > 0 ? (size_t)put : 0;
+    return put < 0 ? errno : 0;
+}
+
+void qsf_system_error_text(int code, char text[QSF_SYSTEM_ERROR_BYTES])
+{
+    (void)snprintf(text, QSF_SYSTEM_ERROR_BYTES, "%s", strerror(code));
 }

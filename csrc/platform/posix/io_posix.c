@@ -2,21 +2,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/status.h"
+#include "platform/file_calls.h"
 #include "platform/io_way.h"
 #include "platform/posix/descriptor.h"
-
-qsf_status qsf_io_fail_system(const qsf_io *io, const qsf_io_read *read, int system_errno)
-{
-    return QSF_FAIL(QSF_ERR_IO, "%s read of %zu bytes at %" PRIu64 ": %s", io->way->name,
-                    read->n_bytes, read->off, strerror(system_errno));
-}
 
 static qsf_status open_buffered(qsf_io *io)
 {
@@ -43,34 +37,14 @@ static void close_buffered(qsf_io *io)
     (void)io;
 }
 
-static qsf_status read_through(const qsf_io *io, int fd, const qsf_io_read *read, size_t step_bytes)
-{
-    size_t done_bytes = 0;
-    while (done_bytes < read->need_bytes) {
-        /* A direct read must begin at a multiple of QSF_IO_ALIGN, so some bytes are read twice. */
-        const size_t from = done_bytes / QSF_IO_ALIGN * QSF_IO_ALIGN;
-        const size_t left_bytes = read->n_bytes - from;
-        const size_t n_bytes = left_bytes < step_bytes ? left_bytes : step_bytes;
-        const ssize_t got = pread(fd, read->dst + from, n_bytes, (off_t)(read->off + from));
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return qsf_io_fail_system(io, read, errno);
-        if (from + (size_t)got <= done_bytes)
-            return qsf_io_fail_short(io, read, done_bytes);
-        done_bytes = from + (size_t)got;
-    }
-    return QSF_OK;
-}
-
 static qsf_status read_buffered(const qsf_io *io, const qsf_io_read *read)
 {
-    return read_through(io, qsf_file_fd(io->file), read, QSF_IO_CACHED_STEP_BYTES);
+    return qsf_io_read_steps(io, io->file->handle, read, QSF_IO_CACHED_STEP_BYTES);
 }
 
 static qsf_status read_direct(const qsf_io *io, const qsf_io_read *read)
 {
-    return read_through(io, qsf_io_direct_fd(io), read, SIZE_MAX);
+    return qsf_io_read_steps(io, io->direct, read, SIZE_MAX);
 }
 
 #if defined(O_DIRECT)
@@ -108,15 +82,13 @@ static qsf_status reopen(const qsf_io *io, int *fd)
 static qsf_status try_read(int fd)
 {
     _Alignas(QSF_IO_ALIGN) unsigned char block[QSF_IO_ALIGN];
-    ssize_t got;
-    do {
-        got = pread(fd, block, sizeof block, 0);
-    } while (got < 0 && errno == EINTR);
-    if (got < 0 && (errno == EINVAL || errno == EOPNOTSUPP || errno == ENOSYS))
-        return fail_direct("the file system refuses reads of 4096 bytes", errno);
-    if (got < 0)
+    size_t got_bytes;
+    const int error = qsf_file_read_once(fd, 0, block, sizeof block, &got_bytes);
+    if (error == EINVAL || error == EOPNOTSUPP || error == ENOSYS)
+        return fail_direct("the file system refuses reads of 4096 bytes", error);
+    if (error != 0)
         return QSF_FAIL(QSF_ERR_IO, "direct read of %zu bytes at 0: %s", sizeof block,
-                        strerror(errno));
+                        strerror(error));
     return QSF_OK;
 }
 

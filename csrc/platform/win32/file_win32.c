@@ -2,22 +2,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/file.h"
 
-#include <inttypes.h>
 #include <string.h>
 #include <wchar.h>
 
-#include "base/checked.h"
 #include "base/status.h"
+#include "platform/file_calls.h"
 #include "platform/win32/file_win32.h"
-#include "platform/win32/system_error.h"
 
-#define MAX_PATH_UNITS 2048             /* of UTF-16 */
-#define MAX_READ_BYTES ((DWORD)1 << 30) /* of one call */
+#define MAX_PATH_UNITS 2048 /* of UTF-16 */
+#define MAX_CALL_BYTES ((DWORD)1 << 30)
 
 static qsf_status fail_io(const char *what, const char *path, DWORD code)
 {
     char why[QSF_SYSTEM_ERROR_BYTES];
-    qsf_system_error_text(code, why);
+    qsf_system_error_text((int)code, why);
     return QSF_FAIL(QSF_ERR_IO, "%s %s: %s", what, path, why);
 }
 
@@ -100,7 +98,7 @@ static DWORD begin(OVERLAPPED *at, uint64_t offset)
     return at->hEvent != NULL ? 0 : GetLastError();
 }
 
-static DWORD finish(intptr_t handle, OVERLAPPED *at, BOOL has_ended, size_t *n_bytes)
+static int finish(intptr_t handle, OVERLAPPED *at, BOOL has_ended, size_t *n_bytes)
 {
     DWORD code = has_ended ? 0 : GetLastError();
     DWORD done_bytes = 0;
@@ -109,7 +107,7 @@ static DWORD finish(intptr_t handle, OVERLAPPED *at, BOOL has_ended, size_t *n_b
                                                                                    : GetLastError();
     (void)CloseHandle(at->hEvent);
     *n_bytes = done_bytes;
-    return code == ERROR_HANDLE_EOF ? 0 : code;
+    return code == ERROR_HANDLE_EOF ? 0 : (int)code;
 }
 
 HANDLE qsf_file_reopen_direct(intptr_t handle)
@@ -119,68 +117,29 @@ HANDLE qsf_file_reopen_direct(intptr_t handle)
                       FILE_FLAG_NO_BUFFERING | FILE_FLAG_OVERLAPPED);
 }
 
-DWORD qsf_file_read_once(intptr_t handle, uint64_t offset, void *dst, size_t n_bytes,
-                         size_t *got_bytes)
+static DWORD step_of(size_t n_bytes)
+{
+    return n_bytes < MAX_CALL_BYTES ? (DWORD)n_bytes : MAX_CALL_BYTES;
+}
+
+int qsf_file_read_once(intptr_t handle, uint64_t offset, void *dst, size_t n_bytes,
+                       size_t *done_bytes)
 {
     OVERLAPPED at;
     const DWORD code = begin(&at, offset);
     if (code != 0)
-        return code;
-    const DWORD step_bytes = n_bytes < MAX_READ_BYTES ? (DWORD)n_bytes : MAX_READ_BYTES;
-    return finish(handle, &at, ReadFile(qsf_file_handle(handle), dst, step_bytes, NULL, &at),
-                  got_bytes);
+        return (int)code;
+    return finish(handle, &at, ReadFile(qsf_file_handle(handle), dst, step_of(n_bytes), NULL, &at),
+                  done_bytes);
 }
 
-qsf_status qsf_file_read_at(qsf_file *f, uint64_t offset, void *dst, size_t n_bytes)
+int qsf_file_write_once(intptr_t handle, uint64_t offset, const void *src, size_t n_bytes,
+                        size_t *done_bytes)
 {
-    if (!qsf_extent_inside(offset, n_bytes, INT64_MAX))
-        return QSF_FAIL(QSF_ERR_FORMAT, "read of %zu bytes at %" PRIu64 " is beyond any file",
-                        n_bytes, offset);
-    size_t done_bytes = 0;
-    while (done_bytes < n_bytes) {
-        const size_t left_bytes = n_bytes - done_bytes;
-        size_t got_bytes;
-        const DWORD code =
-            qsf_file_read_once(f->handle, offset + done_bytes, (unsigned char *)dst + done_bytes,
-                               left_bytes, &got_bytes);
-        if (code != 0) {
-            char why[QSF_SYSTEM_ERROR_BYTES];
-            qsf_system_error_text(code, why);
-            return QSF_FAIL(QSF_ERR_IO, "read of %zu bytes at %" PRIu64 ": %s", left_bytes,
-                            offset + done_bytes, why);
-        }
-        if (got_bytes == 0)
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "file ends %zu bytes early: wanted %zu at %" PRIu64 ", it had %" PRIu64
-                            " bytes when opened",
-                            left_bytes, n_bytes, offset, f->n_bytes);
-        done_bytes += got_bytes;
-    }
-    return qsf_file_end_read(f, offset, dst, n_bytes);
-}
-
-qsf_status qsf_file_write_at(qsf_file *f, uint64_t offset, const void *src, size_t n_bytes)
-{
-    size_t done_bytes = 0;
-    while (done_bytes < n_bytes) {
-        const size_t left_bytes = n_bytes - done_bytes;
-        size_t put_bytes = 0;
-        OVERLAPPED at;
-        DWORD code = begin(&at, offset + done_bytes);
-        if (code == 0)
-            code = finish(
-                f->handle, &at,
-                WriteFile(qsf_file_handle(f->handle), (const unsigned char *)src + done_bytes,
-                          left_bytes < MAX_READ_BYTES ? (DWORD)left_bytes : MAX_READ_BYTES, NULL,
-                          &at),
-                &put_bytes);
-        if (code != 0 || put_bytes == 0) {
-            char why[QSF_SYSTEM_ERROR_BYTES];
-            qsf_system_error_text(code, why);
-            return QSF_FAIL(QSF_ERR_IO, "write of %zu bytes at %" PRIu64 ": %s", n_bytes, offset,
-                            why);
-        }
-        done_bytes += put_bytes;
-    }
-    return QSF_OK;
+    OVERLAPPED at;
+    const DWORD code = begin(&at, offset);
+    if (code != 0)
+        return (int)code;
+    return finish(handle, &at, WriteFile(qsf_file_handle(handle), src, step_of(n_bytes), NULL, &at),
+                  done_bytes);
 }

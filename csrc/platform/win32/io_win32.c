@@ -1,19 +1,9 @@
 /* io_win32.c - buffered and direct reads: through the page cache of Windows, and past it. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <inttypes.h>
-
 #include "base/status.h"
+#include "platform/file_calls.h"
 #include "platform/io_way.h"
 #include "platform/win32/file_win32.h"
-#include "platform/win32/system_error.h"
-
-qsf_status qsf_io_fail_system(const qsf_io *io, const qsf_io_read *read, int system_errno)
-{
-    char why[QSF_SYSTEM_ERROR_BYTES];
-    qsf_system_error_text((unsigned long)system_errno, why);
-    return QSF_FAIL(QSF_ERR_IO, "%s read of %zu bytes at %" PRIu64 ": %s", io->way->name,
-                    read->n_bytes, read->off, why);
-}
 
 static qsf_status open_buffered(qsf_io *io)
 {
@@ -26,41 +16,20 @@ static void close_buffered(qsf_io *io)
     (void)io;
 }
 
-static qsf_status read_through(const qsf_io *io, intptr_t handle, const qsf_io_read *read,
-                               size_t step_bytes)
-{
-    size_t done_bytes = 0;
-    while (done_bytes < read->need_bytes) {
-        /* A direct read must begin at a multiple of QSF_IO_ALIGN, so some bytes are read twice. */
-        const size_t from = done_bytes / QSF_IO_ALIGN * QSF_IO_ALIGN;
-        const size_t left_bytes = read->n_bytes - from;
-        const size_t n_bytes = left_bytes < step_bytes ? left_bytes : step_bytes;
-        size_t got_bytes;
-        const DWORD code =
-            qsf_file_read_once(handle, read->off + from, read->dst + from, n_bytes, &got_bytes);
-        if (code != 0)
-            return qsf_io_fail_system(io, read, (int)code);
-        if (from + got_bytes <= done_bytes)
-            return qsf_io_fail_short(io, read, done_bytes);
-        done_bytes = from + got_bytes;
-    }
-    return QSF_OK;
-}
-
 static qsf_status read_buffered(const qsf_io *io, const qsf_io_read *read)
 {
-    return read_through(io, io->file->handle, read, QSF_IO_CACHED_STEP_BYTES);
+    return qsf_io_read_steps(io, io->file->handle, read, QSF_IO_CACHED_STEP_BYTES);
 }
 
 static qsf_status read_direct(const qsf_io *io, const qsf_io_read *read)
 {
-    return read_through(io, io->direct, read, SIZE_MAX);
+    return qsf_io_read_steps(io, io->direct, read, SIZE_MAX);
 }
 
 static qsf_status fail_direct(const char *reason, DWORD code)
 {
     char why[QSF_SYSTEM_ERROR_BYTES];
-    qsf_system_error_text(code, why);
+    qsf_system_error_text((int)code, why);
     return QSF_FAIL(QSF_ERR_UNSUPPORTED, "I/O method direct: %s: %s", reason, why);
 }
 
@@ -73,10 +42,10 @@ qsf_status qsf_io_direct_open(qsf_io *io)
         return fail_direct("cannot open the file a second time", GetLastError());
     _Alignas(QSF_IO_ALIGN) unsigned char block[QSF_IO_ALIGN];
     size_t got_bytes;
-    const DWORD code = qsf_file_read_once((intptr_t)handle, 0, block, sizeof block, &got_bytes);
+    const int code = qsf_file_read_once((intptr_t)handle, 0, block, sizeof block, &got_bytes);
     if (code != 0) {
         (void)CloseHandle(handle);
-        return fail_direct("the file system refuses reads of 4096 bytes", code);
+        return fail_direct("the file system refuses reads of 4096 bytes", (DWORD)code);
     }
     io->direct = (intptr_t)handle;
     return QSF_OK;

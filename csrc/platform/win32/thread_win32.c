@@ -7,7 +7,7 @@
 #include <windows.h>
 
 #include "base/status.h"
-#include "platform/win32/system_error.h"
+#include "platform/file_calls.h"
 
 _Static_assert(sizeof(SRWLOCK) <= QSF_LOCK_BYTES && sizeof(CONDITION_VARIABLE) <= QSF_LOCK_BYTES,
                "thread.h has room for them");
@@ -102,7 +102,7 @@ qsf_status qsf_thread_start(qsf_thread *t, size_t stack_bytes, void *(*run)(void
     if (t->system != 0)
         return QSF_OK;
     char why[QSF_SYSTEM_ERROR_BYTES];
-    qsf_system_error_text(GetLastError(), why);
+    qsf_system_error_text((int)GetLastError(), why);
     free(s);
     return QSF_FAIL(QSF_ERR_NOMEM, "cannot start a thread with a stack of %zu KB: %s",
                     stack_bytes >> 10, why);
@@ -127,6 +127,6 @@ qsf_status qsf_thread_pin(qsf_thread *t, uint32_t cpu)
     if (SetThreadGroupAffinity(handle_of(t), &affinity, NULL))
         return QSF_OK;
     char why[QSF_SYSTEM_ERROR_BYTES];
-    qsf_system_error_text(GetLastError(), why);
+    qsf_system_error_text((int)GetLastError(), why);
     return QSF_FAIL(QSF_ERR_ARG, "cannot pin a thread to processor %u: %s", cpu, why);
 }

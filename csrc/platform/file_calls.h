@@ -1,0 +1,24 @@
+/* file_calls.h - what a system implements of reading and writing; file.c and io_way.c make reads
+ * and writes complete with it.
+ */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QSF_PLATFORM_FILE_CALLS_H
+#define QSF_PLATFORM_FILE_CALLS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define QSF_SYSTEM_ERROR_BYTES 160
+
+/* One call of the system: n_bytes at `offset`, or fewer, which *done_bytes says; after a read 0 is
+ * the end of the file. Calls that a signal interrupts are made again. Any thread may call them.
+ * Returns 0 or an error of the system. */
+int qsf_file_read_once(intptr_t handle, uint64_t offset, void *dst, size_t n_bytes,
+                       size_t *done_bytes);
+int qsf_file_write_once(intptr_t handle, uint64_t offset, const void *src, size_t n_bytes,
+                        size_t *done_bytes);
+
+/* Writes the text of an error of the system. */
+void qsf_system_error_text(int code, char text[QSF_SYSTEM_ERROR_BYTES]);
+
+#endif
