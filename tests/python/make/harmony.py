@@ -6,12 +6,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from make.golden import MODELS
-from make.tiny_checkpoints import make_llama
+from make.added_tokens import N_WORDS, make_with_tokens
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter import convert
 
-N_WORDS = 2048  # of the bundled tokenizer
 MARKERS = (
     "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>",
     "<|call|>",
@@ -45,20 +43,7 @@ CALL = (
 
 def make_harmony(folder: Path) -> Path:
     """Return a .qsf file. Its end of text is ``<|end|>``, as in GGUF files that know no better."""
-    checkpoint = make_llama(
-        folder / "hf", seed=1, n_vocab=N_WORDS + len(MARKERS), max_tokens=256,
-        tokenizer_from=MODELS["tiny-llama"],
-    )  # fmt: skip
-    path = checkpoint / "tokenizer.json"
-    tokenizer = json.loads(path.read_text("utf-8"))
-    plain = {**tokenizer["added_tokens"][0]}
-    tokenizer["added_tokens"] += [
-        {**plain, "id": N_WORDS + i, "content": name} for i, name in enumerate(MARKERS)
-    ]
-    path.write_text(json.dumps(tokenizer), "utf-8")
-    path = checkpoint / "tokenizer_config.json"
-    config = json.loads(path.read_text("utf-8"))
-    path.write_text(json.dumps({**config, "chat_template": TEMPLATE}), "utf-8")
+    checkpoint = make_with_tokens(folder, MARKERS, is_special=True, template=TEMPLATE)
     ends = {"eos_token_id": [1, N_WORDS + MARKERS.index("<|end|>")]}
     (checkpoint / "generation_config.json").write_text(json.dumps(ends), "utf-8")
     convert(checkpoint, folder / "m.qsf", quant_type="8bit")

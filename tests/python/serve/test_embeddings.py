@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 from array import array
 from collections.abc import Iterator
@@ -14,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from make.golden import MODELS
+from make.added_tokens import make_with_tokens
 from make.served import Client, serving
-from make.tiny_checkpoints import make_llama
 from qsf.passes import Choice
 from qsf_converter import convert
 
@@ -28,18 +26,7 @@ WORDS = ("<|im_start|>", "<|im_end|>", "yes", "no")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A model with the tokens of Qwen3-Reranker."""
     folder = tmp_path_factory.mktemp("reranker")
-    n_words = 2048
-    checkpoint = make_llama(
-        folder / "hf", seed=1, n_vocab=n_words + len(WORDS), max_tokens=512,
-        tokenizer_from=MODELS["tiny-llama"],
-    )  # fmt: skip
-    path = checkpoint / "tokenizer.json"
-    tokenizer = json.loads(path.read_text("utf-8"))
-    plain = {**tokenizer["added_tokens"][0], "special": False}
-    tokenizer["added_tokens"] += [
-        {**plain, "id": n_words + i, "content": word} for i, word in enumerate(WORDS)
-    ]
-    path.write_text(json.dumps(tokenizer), "utf-8")
+    checkpoint = make_with_tokens(folder, WORDS, is_special=False, max_tokens=512)
     convert(checkpoint, folder / "m.qsf", quant_type="8bit")
     with serving(folder / "m.qsf", parallel=3) as found:
         yield found

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from make.golden import MODELS
+from make.added_tokens import make_with_tokens
 from make.harmony import ANSWER, CALL, TEXT, THOUGHTS, make_harmony, said
 from make.served import Client, break_after, serving
-from make.tiny_checkpoints import make_llama
 from qsf.passes import Chosen
 from qsf_converter import convert
 
@@ -39,17 +38,7 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 def coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A model with the tokens of Qwen-Coder for text between two others."""
     folder = tmp_path_factory.mktemp("coder")
-    checkpoint = make_llama(
-        folder / "hf", seed=1, n_vocab=2048 + len(MARKS), max_tokens=512,
-        tokenizer_from=MODELS["tiny-llama"],
-    )  # fmt: skip
-    path = checkpoint / "tokenizer.json"
-    tokenizer = json.loads(path.read_text("utf-8"))
-    plain = {**tokenizer["added_tokens"][0]}
-    tokenizer["added_tokens"] += [
-        {**plain, "id": 2048 + i, "content": name} for i, name in enumerate(MARKS)
-    ]
-    path.write_text(json.dumps(tokenizer), "utf-8")
+    checkpoint = make_with_tokens(folder, MARKS, is_special=True, max_tokens=512)
     convert(checkpoint, folder / "m.qsf", quant_type="8bit")
     with serving(folder / "m.qsf") as found:
         yield found

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from make.harmony import ANSWER, CALL, N_WORDS, TEXT, THOUGHTS, make_harmony, said
+from make.added_tokens import N_WORDS
+from make.harmony import ANSWER, CALL, TEXT, THOUGHTS, make_harmony, said
 from qsf import Model, Session
 from qsf.passes import Chosen
 from qsf.text.channels import CALL_BEGIN, CALL_MIDDLE, answer_decoder
