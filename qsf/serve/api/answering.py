@@ -69,6 +69,30 @@ class Form(Protocol):
         """Return the answer in one piece."""
 
 
+class QuietForm:
+    """A ``Form`` whose streams have no events but those of the methods that are overridden."""
+
+    def begin(self, choices: Sequence[Choice]) -> list[Sent]:
+        """Return nothing."""
+        return []
+
+    def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
+        """Return nothing."""
+        return []
+
+    def end(self, index: int, choice: Choice) -> list[Sent]:
+        """Return nothing."""
+        return []
+
+    def finish(self, choices: Sequence[Choice]) -> list[Sent]:
+        """Return nothing."""
+        return []
+
+    def fail(self, problem: Problem) -> list[Sent]:
+        """Return nothing."""
+        return []
+
+
 class Call:
     """The jobs of one request and their events, which the engine's thread has sent to the loop."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from qsf.errors import shown
 from qsf.serve.api import openai
-from qsf.serve.api.answering import Choice, Sent
+from qsf.serve.api.answering import Choice, QuietForm, Sent
 from qsf.serve.api.completion_request import CompletionRequest, read_infill
 from qsf.serve.api.timings import timings
 from qsf.serve.http.fields import Fields, as_body
@@ -17,7 +17,7 @@ from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving
 
-_MAX_FILES = 64
+MAX_FILES = 64
 # llama-server's names of what completions have too.
 _NAMES = {
     "n_predict": "max_tokens",
@@ -43,7 +43,7 @@ def read_infill_request(body: dict[str, Any], serving: Serving) -> CompletionReq
     fields = Fields(body)
     prefix = fields.text("input_prefix", "") or ""
     suffix = fields.text("input_suffix", "") or ""
-    files = [_file(value) for value in fields.list("input_extra", _MAX_FILES)]
+    files = [_file(value) for value in fields.list("input_extra", MAX_FILES)]
     begun = fields.text("prompt", "") or ""  # the middle, as far as it is written
     tokens = read_infill(serving, prefix, suffix, files, "input_prefix")
     if begun:
@@ -78,16 +78,12 @@ def _read(
     return openai.read_completion(as_body(new, body), serving)
 
 
-class CompletionForm:
+class CompletionForm(QuietForm):
     """Answers of /completion and /infill."""
 
     def __init__(self, request: CompletionRequest, serving: Serving) -> None:
         self.name = f"completion-{time.time_ns():x}"
         self._serving = serving
-
-    def begin(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return nothing: the first event has text."""
-        return []
 
     def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
         """Return a piece of the text."""
@@ -97,10 +93,6 @@ class CompletionForm:
     def end(self, index: int, choice: Choice) -> list[Sent]:
         """Return why it has ended."""
         return [("", {**self._entry(index, choice), "content": ""})]
-
-    def finish(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return nothing: the last event has said it."""
-        return []
 
     def fail(self, problem: Problem) -> list[Sent]:
         """Return the error."""

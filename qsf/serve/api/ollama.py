@@ -4,27 +4,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import shown
 from qsf.foreign_json import JsonError
 from qsf.options import Whole
 from qsf.serve.api import openai, vectors
-from qsf.serve.api.answering import Choice, Sent
-from qsf.serve.api.completion_request import CompletionRequest, read_infill, read_model
+from qsf.serve.api.answering import Choice, QuietForm, Sent
+from qsf.serve.api.completion_request import (
+    MAX_MESSAGES,
+    MAX_TOP,
+    CompletionRequest,
+    ignored_fields,
+    read_infill,
+    read_model,
+)
 from qsf.serve.http.fields import Fields
 from qsf.serve.http.problems import Problem, invalid
-from qsf.serve.scheduling.job import Choosing, Event
+from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving
 from qsf.serve.tools.call_formats import find_format, read_output
+from qsf.serve.tools.request import MAX_TOOLS
 from qsf.text.infill import infill_marks
 from qsf.text.thinking import thinks
 
 if TYPE_CHECKING:
     from qsf.serve.tools.call_reader import CallPart
 
-_MAX_MESSAGES = 256
 _FOREVER = "2318-01-01T00:00:00Z"  # the model stays as long as the server
 # Of ``options``: the names here. Others of them are of loading, and have no effect.
 _OPTIONS = {
@@ -39,7 +46,9 @@ _OPTIONS = {
     },
 }
 _TO_THE_END = (-1, -2)  # num_predict
-_ANY_TURN = {"role": "user", "content": ""}  # without messages the other fields are checked alone
+# Without messages or a prompt a client only loads the model. This stands for what it does not send,
+# so that the rest of its request is checked.
+_ANY_TEXT = "a"
 _REASONS = {"end": "stop", "stop": "stop", "length": "length", "calls": "stop"}
 _REFUSED = {
     "template": "the model's own is used; raw: true uses none",
@@ -86,8 +95,10 @@ def _add_thinking(fields: Fields, body: dict[str, Any], serving: Serving) -> boo
     return think is not False
 
 
-def _with_rest(request: CompletionRequest, fields: Fields, **extra: Any) -> CompletionRequest:
-    request.ignored = [*request.ignored, *fields.rest()]
+def _with_rest(
+    request: CompletionRequest, fields: Fields, serving: Serving, **extra: Any
+) -> CompletionRequest:
+    request.ignored = [*request.ignored, *ignored_fields([fields], serving)]
     request.extra |= extra
     request.is_lines = True
     return request
@@ -98,15 +109,17 @@ def read_chat(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     fields = Fields(body)
     new = _translated(fields)
     shows = _add_thinking(fields, new, serving)
-    turns = [_turn(turn) for turn in fields.list("messages", _MAX_MESSAGES)]
-    tools = fields.list("tools", 128)
-    has_logprobs = fields.flag("logprobs")
-    n_top = fields.take("top_logprobs", Whole(0, 20), 0)
-    new |= {"tools": tools, "logprobs": has_logprobs, "top_logprobs": n_top}
-    request = openai.read_chat({**new, "messages": turns or [_ANY_TURN]}, serving)
+    turns = [_turn(turn) for turn in fields.list("messages", MAX_MESSAGES)]
+    new |= {
+        "messages": turns or [{"role": "user", "content": _ANY_TEXT}],
+        "tools": fields.list("tools", MAX_TOOLS),
+        "logprobs": fields.flag("logprobs"),
+        "top_logprobs": fields.take("top_logprobs", Whole(0, MAX_TOP), 0),
+    }
+    request = openai.read_chat(new, serving)
     if not turns:
-        return _loading(new, serving)
-    return _with_rest(request, fields, has_thoughts=shows)
+        request.prompts = []
+    return _with_rest(request, fields, serving, has_thoughts=shows)
 
 
 def _turn(turn: Any) -> Any:
@@ -129,35 +142,25 @@ def read_generate(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     system = fields.text("system")
     is_raw = fields.flag("raw") or serving.model.chat_template.is_plain
     shows = _add_thinking(fields, new, serving)
-    if not prompt and not suffix:
-        return _loading(new, serving)
+    is_loading = not prompt and not suffix
+    prompt = _ANY_TEXT if is_loading else prompt
     if suffix:
         new["prompt"] = read_infill(serving, prompt, suffix, (), "prompt")
         is_raw = True
-    if not is_raw:
+    if is_raw:
+        new.pop("reasoning_effort", None)
+        new.pop("chat_template_kwargs", None)
+        new.setdefault("prompt", f"{system}\n{prompt}" if system else prompt)
+        new.setdefault("max_tokens", -1)
+        request = openai.read_completion(new, serving)
+        request.is_infill = bool(suffix)
+    else:
         turns = [{"role": "system", "content": system}] if system else []
         new["messages"] = [*turns, {"role": "user", "content": prompt}]
-        return _with_rest(openai.read_chat(new, serving), fields, has_thoughts=shows)
-    new.pop("reasoning_effort", None)
-    new.pop("chat_template_kwargs", None)
-    new.setdefault("prompt", f"{system}\n{prompt}" if system else prompt)
-    new.setdefault("max_tokens", -1)
-    request = openai.read_completion(new, serving)
-    request.is_infill = bool(suffix)
-    return _with_rest(request, fields, has_thoughts=shows)
-
-
-def _loading(new: Mapping[str, Any], serving: Serving) -> CompletionRequest:
-    """Return a request without a prompt: whether the model is loaded, which it is."""
-    return CompletionRequest(
-        prompts=[],
-        choosing=Choosing(params=serving.model.sampling_params(), seed=0),
-        max_tokens=1,
-        stops=(),
-        is_stream=bool(new["stream"]),
-        is_lines=True,
-        extra={"has_thoughts": False},
-    )
+        request = openai.read_chat(new, serving)
+    if is_loading:
+        request.prompts = []
+    return _with_rest(request, fields, serving, has_thoughts=shows)
 
 
 def read_embed(body: dict[str, Any], serving: Serving) -> CompletionRequest:
@@ -177,7 +180,7 @@ def _read_embed(body: dict[str, Any], serving: Serving, name: str) -> Completion
     new["dimensions"] = fields.take("dimensions", Whole(1))
     if new["input"] is None:
         raise invalid(name, f"{name} is missing")
-    return _with_rest(vectors.read_embeddings(new, serving), fields)
+    return _with_rest(vectors.read_embeddings(new, serving), fields, serving)
 
 
 # ---- answers ----
@@ -187,7 +190,7 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-class _Form:
+class _Form(QuietForm):
     """What answers have in common."""
 
     def __init__(self, request: CompletionRequest, serving: Serving) -> None:
@@ -201,10 +204,6 @@ class _Form:
 
     def _thoughts(self, text: str) -> str:
         return text if self.request.extra["has_thoughts"] else ""
-
-    def begin(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return nothing: the first line has text."""
-        return []
 
     def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
         """Return a piece of the answer; calls come whole, at its end."""

@@ -137,7 +137,7 @@ _FORMS = {
     "pooling": _words(*POOLINGS),
     "normalize": {"const": True},
 }
-_FILES = _list(_object("filename text", filename=_TEXT, text=_TEXT), 64)
+_FILES = _list(_object("filename text", filename=_TEXT, text=_TEXT), llama_server.MAX_FILES)
 _OLLAMA: Mapping[str, Schema] = {
     "messages": _list(_OBJECT, MAX_MESSAGES),
     "tools": _list(_OBJECT, MAX_TOOLS),

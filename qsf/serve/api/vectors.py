@@ -12,7 +12,7 @@ from typing import Any
 
 from qsf.errors import shown
 from qsf.options import Whole
-from qsf.serve.api.answering import Choice, Sent
+from qsf.serve.api.answering import Choice, QuietForm
 from qsf.serve.api.completion_request import (
     CompletionRequest,
     encode_text,
@@ -23,7 +23,7 @@ from qsf.serve.api.completion_request import (
 )
 from qsf.serve.http.fields import Fields
 from qsf.serve.http.problems import Problem, invalid
-from qsf.serve.scheduling.job import Choosing, Event, Reading
+from qsf.serve.scheduling.job import Choosing, Reading
 from qsf.serve.serving import Serving
 from qsf.text.embedding import POOLINGS, unit_vector
 
@@ -132,31 +132,13 @@ def _request(
     )
 
 
-class _WholeForm:
+class _WholeForm(QuietForm):
     """An answer that is never a stream."""
 
     def __init__(self, request: CompletionRequest, serving: Serving) -> None:
         self.name = f"read-{os.urandom(12).hex()}"
         self.extra = request.extra
         self.model = serving.name
-
-    def begin(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return nothing: see the class."""
-        return []
-
-    finish = begin
-
-    def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
-        """Return nothing: see the class."""
-        return []
-
-    def end(self, index: int, choice: Choice) -> list[Sent]:
-        """Return nothing: see the class."""
-        return []
-
-    def fail(self, problem: Problem) -> list[Sent]:
-        """Return nothing: see the class."""
-        return []
 
     @staticmethod
     def usage(choices: Sequence[Choice]) -> dict[str, int]:

@@ -93,6 +93,16 @@ def test_generate_has_the_template_or_none(client: Client) -> None:
         assert [line["done_reason"] for line in lines(client.post(path, model="m").body)] == [
             "load"
         ]
+        wrong = client.post(path, model="m", options={"top_p": 7})  # it is read all the same
+        assert (wrong.status, "top_p" in wrong.json["error"]) == (400, True)
+
+
+def test_a_strict_server_refuses_what_it_does_not_know(tiny_chat_8bit: Path) -> None:
+    with serving(tiny_chat_8bit, strict=True) as client:
+        for path in ("/api/generate", "/api/chat"):
+            wrong = client.post(path, model="m", colour="red")
+            assert wrong.status == 400
+            assert wrong.json["error"].startswith("colour is not known here")
 
 
 def test_what_cannot_be_is_refused_in_its_form(
