@@ -334,7 +334,7 @@ def _print_summary(report: Report, out: Path, report_out: Path | None, *, is_ver
     memory = "" if peak_bytes is None else f", peak memory {peak_bytes / _MB:.0f} MB"
     size, *quality = summary_lines(report, str(out))
     print(f"{size} in {duration_text(report.elapsed_s)}{memory}")
-    for line in report.costs:
+    for line in report.notes:
         print(line)
     for line in full_lines(report.quality) if is_verbose else quality:
         print(line)

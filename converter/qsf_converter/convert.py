@@ -18,7 +18,7 @@ from pathlib import Path
 
 from qsf.errors import QsfArgumentError, QsfIOError
 from qsf.file.layout import KEPT as ALL_KEPT
-from qsf.file.layout import Dtype, dtype_name
+from qsf.file.layout import dtype_name
 from qsf.file.partial import remove_abandoned
 from qsf.file.stored_tokenizer import pack_tokenizer
 from qsf.file.writer import Writer
@@ -146,9 +146,7 @@ def convert_as(
         warnings += plan.warnings
         if request is not original_request:
             warnings.append(f"its weights are ternary: {request.quant_type}, which keeps them")
-        warnings += _about_quantised(plan)
-        if any(target.dtype == Dtype.MXFP4 for target in plan.targets):
-            warnings.append("its experts are stored as MXFP4, which is kept")
+        warnings += _rounded_again(plan)
         if source.tokenizer is None:
             warnings.append("without a tokenizer the file can only be run on token ids")
     return Report(
@@ -159,7 +157,7 @@ def convert_as(
         file_bytes=file_bytes,
         elapsed_s=time.monotonic() - started,
         compression=chooser.summary(),
-        costs=tuple(cost_lines(costs)),
+        notes=(*cost_lines(costs), *_kept(plan)),
     )
 
 
@@ -186,17 +184,20 @@ def _with_type(request: Request, source: Source) -> tuple[Request, list[str]]:
     return dataclasses.replace(request, quant_type=least.name), [warning]
 
 
-def _about_quantised(plan: Plan) -> list[str]:
-    """Return what to say of matrices that the source has rounded already."""
+def _kept(plan: Plan) -> list[str]:
+    """Return a line of the types that the source's matrices keep."""
+    types = sorted({dtype_name(t.dtype) for t in plan.targets if t.dtype in ALL_KEPT})
+    return [f"kept as they are: {', '.join(types)}"] if types else []
+
+
+def _rounded_again(plan: Plan) -> list[str]:
+    """Return a warning of matrices that the source has rounded already."""
     matrices = [t for t in plan.targets if t.is_matrix and t.source.dtype not in PLAIN]
-    kept = sorted({dtype_name(t.dtype) for t in matrices if t.dtype in KEPT.values()})
     again = sorted({t.source.dtype for t in matrices if t.dtype not in ALL_KEPT})
-    lines = [f"its matrices are kept as they are: {', '.join(kept)}"] if kept else []
     if not again:
-        return lines
+        return []
     best = "--quant-type keep loses nothing" if set(again) <= set(KEPT) else "8bit adds the least"
     return [
-        *lines,
         f"its matrices are rounded already ({', '.join(again)}), and are rounded again, which "
         f"adds the errors that the report shows; {best}, the original checkpoint is better",
     ]

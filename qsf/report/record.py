@@ -227,7 +227,7 @@ class Report:
     file_bytes: int
     elapsed_s: float
     compression: str | None = None  # one line: the compression of the layers, if it was requested
-    costs: tuple[str, ...] = ()  # lines: the defaults of its arithmetic, and what was measured
+    notes: tuple[str, ...] = ()  # lines: what is kept as it was; measured defaults of arithmetic
 
     @property
     def tensors(self) -> tuple[TensorReport, ...]:

@@ -62,7 +62,7 @@ def test_the_cost_is_measured_and_stored(
     shown = " ".join(capsys.readouterr().out.split())
     assert "kv_cache type 8bit" in shown
     assert "kv_cache change_percent" in shown
-    (line,) = report.costs
+    (line,) = report.notes
     assert run_cli.main([str(out), "--plan", "--ram-budget", "auto"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == line
     assert run_cli.main([str(out), "--plan", "--ram-budget", "auto", "--kv-type", "f16"]) == 0
@@ -111,7 +111,7 @@ def test_a_model_that_needs_more_bits_gets_them(tmp_path: Path, tiny_llama_dir: 
     assert record is not None
     assert (record["type"], record["measured"]) == ("f16", "8bit")
     assert record["change_percent"] + 2 * record["change_error"] > 0.5
-    assert report.costs[-1].startswith("KV cache f16: 8bit changes perplexity by ")
+    assert report.notes[-1].startswith("KV cache f16: 8bit changes perplexity by ")
     assert planned(out) == planned(out, 1) == (16, 16)
     assert planned(out, kv_type="k8v4") == (8, 4)
     assert planned(out, exact=True) == (32, 32)
@@ -157,9 +157,9 @@ def test_a_kept_model_that_needs_finer_activations_gets_them(
         with Reader(out) as reader:
             record = (read_meta(reader) or {})["activations"]
             assert record["bits"] == reader.arch.act_bits
-        assert report.costs[0].startswith(f"activations of {record['bits']} bits: 8 bits change ")
+        assert report.notes[0].startswith(f"activations of {record['bits']} bits: 8 bits change ")
         assert run_cli.main([str(out), "--plan", "--ram-budget", "auto"]) == 0
-        assert report.costs[0] in capsys.readouterr().out
+        assert report.notes[0] in capsys.readouterr().out
         found[name] = record
     assert found["plain"]["bits"] == 8
     assert found["large"]["bits"] == 16

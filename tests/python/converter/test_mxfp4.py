@@ -98,7 +98,7 @@ def test_a_checkpoint_keeps_every_weight(
     config, tensors = gpt_oss
     path = tmp_path / "m.qsf"
     report = convert(write(tmp_path / "m", config, tensors), path)
-    assert "its experts are stored as MXFP4, which is kept" in report.warnings
+    assert "kept as they are: mxfp4" in report.notes
     found = {t.name: t for t in report.quality.tensors}["1.EXPERTS.FFN_UP"]
     assert (found.type, found.action, found.max_error, found.cosine) == ("mxfp4", "exact", 0, 1)
     with Reader(path) as reader:

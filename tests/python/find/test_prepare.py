@@ -173,9 +173,7 @@ def test_a_folder_is_converted_once_and_again_when_it_has_changed(
     assert "there is no converted model" in qsf("rm", source).stderr
 
 
-def test_a_gguf_file_keeps_its_bits(
-    cache: Path, tmp_path: Path, tiny_llama_dir: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gguf_file_keeps_its_bits(cache: Path, tmp_path: Path, tiny_llama_dir: Path) -> None:
     sizes = {"dim": 64, "head_dim": 32, "n_heads": 2, "n_kv_heads": 2, "ffn_dim": 64}
     folder = tiny_checkpoints.make_llama(
         tmp_path / "m", n_layers=1, n_vocab=2048, tokenizer_from=tiny_llama_dir, **sizes
@@ -185,7 +183,6 @@ def test_a_gguf_file_keeps_its_bits(
     )
     for name in (f"{path}", f"{path}:Q4_1", f"{path}:Q4_K_M"):
         find_model(name)
-    assert "its matrices are kept as they are: q4_1" in capfd.readouterr().err
     assert {kept.full_name for kept in store.all_kept()} == {f"{path}:q4_1", f"{path}:4bit"}
 
 
