@@ -181,7 +181,7 @@ class Options:
         "TYPE",
         f"For both sides: {_model_help('kv_type')}",
         MODEL_OPTIONS["kv_type"].kind.parse,
-        shown="QSF 4bit, llama.cpp f16",
+        shown="QSF the file's, else 8bit; llama.cpp f16",
     )
     io: str | None = _option(
         "HOW", _model_help("io"), _one_of(MODEL_OPTIONS["io"].kind.choices or ()), shown="auto"
