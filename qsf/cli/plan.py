@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,7 +26,7 @@ from qsf.native.roofline import Limits, bound_of, measure_disk, measure_memory
 from qsf.shell import typer_app
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from qsf.file.kinds import LayerKind
     from qsf.file.layout import Header
@@ -64,7 +64,10 @@ def plan_command(
         raise typer.Exit(failed.exit_code) from None
     with Reader(path) as reader:
         header, kinds, size = reader.header, reader.layer_kinds, size_of(reader)
-    plans = _plans(path, threads)
+    requests = [{"ram_budget": budget, "threads": threads} for _, budget in _BUDGETS]
+    plans = [
+        (name, plan) for (name, _), plan in zip(_BUDGETS, plans_of(path, *requests), strict=True)
+    ]
     limits = _measure(path, plans, is_quiet=quiet)
     for line in table_lines(path.name, header, kinds, size, limits, plans):
         print(line)
@@ -76,23 +79,22 @@ import json, sys
 from dataclasses import asdict
 import qsf.cli.run.main
 from qsf.model import Model
-path, threads, *budgets = json.loads(sys.argv[1])
-plans = [Model.plan(path, ram_budget=budget, threads=threads) for budget in budgets]
-print(json.dumps([asdict(plan) for plan in plans]))
+path, *requests = json.loads(sys.argv[1])
+print(json.dumps([asdict(Model.plan(path, **options)) for options in requests]))
 """
 
 
-def _plans(path: Path, threads: int | None) -> list[tuple[str, MemoryPlan]]:
+def plans_of(path: Path, *requests: Mapping[str, Any]) -> list[MemoryPlan]:
+    """Return the plan of ``qsf run`` for each request: the options of ``Model``."""
     from qsf.native.binding import MemoryPlan
 
-    request = json.dumps([str(path.resolve()), threads, *(budget for _, budget in _BUDGETS)])
+    request = json.dumps([str(path.resolve()), *requests])
     done = subprocess.run(
         [sys.executable, "-c", _PLAN, request], stdout=subprocess.PIPE, check=False
     )
     if done.returncode != 0:
         raise QsfError(f"{path}: the process that plans ended with {done.returncode}")
-    plans = [MemoryPlan(**facts) for facts in read_json(done.stdout)]
-    return [(name, plan) for (name, _), plan in zip(_BUDGETS, plans, strict=True)]
+    return [MemoryPlan(**facts) for facts in read_json(done.stdout)]
 
 
 def _measure(path: Path, plans: list[tuple[str, MemoryPlan]], *, is_quiet: bool) -> Limits:
