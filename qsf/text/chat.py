@@ -32,6 +32,12 @@ RENDER_BYTES = 12 << 20
 _MAX_TEXT_BYTES = 4 << 20
 
 
+class Trusted(str):
+    """A text of a message that may name special tokens; what it has of others is ``protected``."""
+
+    __slots__ = ()
+
+
 def _template_source(template: object) -> str | None:
     """Return the template's text; of several named ones the one called "default"."""
     if template is None or isinstance(template, str):
@@ -158,20 +164,20 @@ class ChatTemplate:
     ) -> list[int]:
         """Return the prompt as token ids; one of clearly more than ``max_tokens`` is refused.
 
-        Special tokens come from the template only: where a message, a tool or an argument reads
-        like one, it is encoded as ordinary text, so that nobody can end a turn by typing its
-        marker. The arguments are those of ``render``.
+        Special tokens come from the template and from ``Trusted`` texts only: where a message, a
+        tool or an argument reads like one, it is encoded as ordinary text, so that nobody can end a
+        turn by typing its marker. The arguments are those of ``render``.
         """
         names = tokenizer.special_names
         safe = [
-            {key: v if key == "role" else _protected(v, names) for key, v in message.items()}
+            {key: v if key == "role" else protected(v, names) for key, v in message.items()}
             for message in messages
         ]
         max_bytes = _MAX_TEXT_BYTES if max_tokens is None else max_text_bytes(max_tokens)
         text = self.render(
             safe,
-            tools=_protected(tools, names),
-            template_args=_protected(dict(template_args or {}), names),
+            tools=protected(tools, names),
+            template_args=protected(dict(template_args or {}), names),
             add_generation_prompt=add_generation_prompt,
             max_bytes=max_bytes,
         )
@@ -182,13 +188,16 @@ class ChatTemplate:
         return ids
 
 
-def _protected(content: Any, names: Sequence[str]) -> Any:
+def protected(content: Any, names: Sequence[str]) -> Any:
+    """Return a value whose texts name none of ``names``, special tokens, if they are encoded."""
+    if isinstance(content, Trusted):
+        return content
     if isinstance(content, str):
         return protect_special(content, names, _SEAM)
     if isinstance(content, list):
-        return [_protected(part, names) for part in content]
+        return [protected(part, names) for part in content]
     if isinstance(content, dict):
-        return {_protected(key, names): _protected(value, names) for key, value in content.items()}
+        return {protected(key, names): protected(value, names) for key, value in content.items()}
     return content
 
 

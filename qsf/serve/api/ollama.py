@@ -345,7 +345,7 @@ def show(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     model, info = serving.model, serving.model.info
     template, family = model.chat_template, info.architecture
     capabilities = ["completion", "embedding"]
-    if find_format(template.tool_source) is not None:
+    if find_format(template.tool_source) or not isinstance(serving.constraints, str):
         capabilities.append("tools")
     if thinks(template.source):
         capabilities.append("thinking")

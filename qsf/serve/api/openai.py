@@ -38,6 +38,7 @@ from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving
 from qsf.serve.tools.forms import read_form
 from qsf.serve.tools.request import Tools, chat_turns, read_chat_tools, tools_constraint
+from qsf.serve.tools.telling import told
 from qsf.text.arguments import as_messages
 from qsf.text.channels import final_header
 
@@ -154,6 +155,7 @@ def encode_messages(
         if is_begun and not template.is_plain:
             prefix = turns.pop()["content"] or ""
         described = None if tools is None else tools.described
+        turns, described = told(turns, described, template, model.tokenizer.special_names)
         prompt = model.chat_tokens(turns, arguments, described)
         if prefix:
             prompt += final_header(model.tokenizer) + model.tokenizer.encode(

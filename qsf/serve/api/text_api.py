@@ -13,6 +13,7 @@ from qsf.serve.http.fields import Fields
 from qsf.serve.http.problems import invalid
 from qsf.serve.serving import Serving
 from qsf.serve.tools.request import chat_turns, read_chat_tools
+from qsf.serve.tools.telling import told
 from qsf.text.tokenizer import max_text_bytes
 
 if TYPE_CHECKING:
@@ -160,9 +161,11 @@ def apply_template(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     arguments = fields.take("chat_template_kwargs", Keywords(), {})
     tools = read_chat_tools(fields, serving)
     try:
+        described = None if tools is None else tools.described
+        turns, described = told(as_turns(chat_turns(messages)), described, template, ())
         prompt = template.render(
-            as_turns(chat_turns(messages)),
-            tools=None if tools is None else tools.described,
+            turns,
+            tools=described,
             template_args={} if template.is_plain else arguments,
             add_generation_prompt=fields.flag("add_generation_prompt", True),
             max_bytes=max_text_bytes(serving.ctx_tokens),

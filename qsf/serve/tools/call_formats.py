@@ -31,7 +31,9 @@ class Format:
         signs: texts that all stand in the chat template.
         begin: what no other text has, and calls begin with; "": a call is the whole answer.
         end: what ends a call, or all of them; "": their JSON does.
-        arguments: how arguments are written: "json", "parameter" or "arg_key" elements.
+        arguments: how arguments are written: "json", "parameter" or "arg_key" elements, "python".
+        is_numbered: after the name comes ":" and the number of the call in the conversation.
+        result_role: whose message the result of a call is, where the template names no such role.
     """
 
     name: str
@@ -45,6 +47,31 @@ class Format:
     between: str = ""
     last: str = ""
     arguments: str = "json"
+    is_numbered: bool = False
+    result_role: str = "user"
+
+    @property
+    def is_elements(self) -> bool:
+        """Arguments are elements, which are read when the call is complete."""
+        return self.arguments in _ELEMENTS
+
+    @property
+    def head(self) -> re.Pattern[str]:
+        """A call up to its arguments; of those that are elements there is none."""
+        if '{"' in self.before or self.arguments != "json":
+            return JSON_HEAD
+        before, middle = self.before.removeprefix(self.begin), self.middle.strip()
+        return re.compile(
+            rf"\s*{re.escape(before)}(?P<name>[\w.-]+)(?::\d+|\[CALL_ID\]\w*)?\s*"
+            rf"{re.escape(middle)}\s*(?=\{{)"
+        )
+
+    @property
+    def behind(self) -> tuple[str, ...]:
+        """What may stand after the arguments of a call."""
+        after = () if '{"' in self.before else (self.after.strip(),)
+        signs = ("]", "<|python_end|>", self.end, self.last.strip(), *after)
+        return tuple(sign for sign in signs if sign)
 
     @property
     def is_single(self) -> bool:
@@ -52,8 +79,24 @@ class Format:
         return self.begin == CALL_BEGIN
 
 
-_OBJECT = {"before": '{"name": "', "middle": '", "arguments": ', "after": "}"}
-_LIST = {**_OBJECT, "between": ", ", "last": "]"}
+JSON_HEAD = re.compile(
+    r'\s*\[?\s*\{\s*(?:"tool_call_id"\s*:\s*"[^"\\]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*'
+    r'"(?P<name>[^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+_OBJECT: Any = {"before": '{"name": "', "middle": '", "arguments": ', "after": "}"}
+_LIST: Any = {**_OBJECT, "between": ", ", "last": "]"}
+_PYTHON: Any = {"before": "", "middle": "(", "after": ")", "between": ", ", "arguments": "python"}
+_DEEPSEEK: Any = {
+    "begin": "<｜tool▁calls▁begin｜>",
+    "end": "<｜tool▁calls▁end｜>",
+    "first": "<｜tool▁calls▁begin｜>",
+    "last": "<｜tool▁calls▁end｜>",
+}
+# What a model is asked to write whose template describes no form that is known.
+GENERIC = Format(
+    "Hermes and Qwen", ("<tool_call>",), "<tool_call>", "</tool_call>",
+    '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", between="\n",
+)  # fmt: skip
 # The first whose signs are all there.
 FORMATS = (
     Format(
@@ -65,9 +108,29 @@ FORMATS = (
         "GLM", ("<tool_call>", "<arg_key>"), "<tool_call>", "</tool_call>",
         "<tool_call>", "\n", "</tool_call>", between="\n", arguments="arg_key",
     ),
+    GENERIC,
     Format(
-        "Hermes and Qwen", ("<tool_call>",), "<tool_call>", "</tool_call>",
-        '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", between="\n",
+        "DeepSeek V3 and R1", ("<｜tool▁calls▁begin｜>", "```json"), **_DEEPSEEK,
+        before="<｜tool▁call▁begin｜>function<｜tool▁sep｜>", middle="\n```json\n",
+        after="\n```<｜tool▁call▁end｜>", between="\n",
+    ),
+    Format(
+        "DeepSeek V3.1", ("<｜tool▁calls▁begin｜>",), **_DEEPSEEK,
+        before="<｜tool▁call▁begin｜>", middle="<｜tool▁sep｜>", after="<｜tool▁call▁end｜>",
+    ),
+    Format(
+        "Kimi K2", ("tool_declare<|im_middle|>",),
+        "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
+        "<|tool_call_begin|>functions.", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+        first="<|tool_calls_section_begin|>", last="<|tool_calls_section_end|>", is_numbered=True,
+    ),
+    Format(
+        "LFM2", ("<|im_start|>", "List of tools: "), "<|tool_call_start|>", "<|tool_call_end|>",
+        first="<|tool_call_start|>[", last="]<|tool_call_end|>", **_PYTHON,
+    ),
+    Format(
+        "Phi-4-mini", ("<|tool|>",), "<|tool_call|>", "<|/tool_call|>", first="<|tool_call|>[",
+        **{**_LIST, "last": "]<|/tool_call|>"}, result_role="tool_response",
     ),
     Format("Granite", ("<|tool_call|>",), "<|tool_call|>", "", first="<|tool_call|>[", **_LIST),
     Format("Mistral", ("[TOOL_CALLS]", "[ARGS]"), "[TOOL_CALLS]", "", "[TOOL_CALLS]", "[ARGS]", ""),
@@ -83,7 +146,10 @@ FORMATS = (
         first="<tool_calls>\n", between="\n", last="\n</tool_calls>",
     ),
     Format(
-        "Llama 3", ("dictionary of argument name and its value",), "", "",
+        "Llama 4, pythonic", ("func_name1(param",), "", "", first="[", last="]", **_PYTHON,
+    ),
+    Format(
+        "Llama 3 and 4", ("dictionary of argument name and its value",), "", "",
         '{"name": "', '", "parameters": ', "}",
     ),
     Format(
@@ -93,7 +159,12 @@ FORMATS = (
 # Texts of special tokens that are part of calls.
 _MARKERS = ("<|tool_call|>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
             "<|python_tag|>", "<|START_ACTION|>", "<|END_ACTION|>", "<tool_calls>", "</tool_calls>",
-            "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+            "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|/tool_call|>",
+            "<|python_start|>", "<|python_end|>", "<|tool_call_start|>", "<|tool_call_end|>",
+            "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
+            "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>",
+            "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
+            "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
             *CALL_MARKERS)  # fmt: skip
 
 
@@ -156,9 +227,12 @@ def calls_grammar(
         answer: a schema; an answer may also be its JSON.
     """
     lark = _Lark(markers)
+    middle = (
+        f"/:[0-9]{{1,3}}/ {lark.text(form.middle)}" if form.is_numbered else lark.text(form.middle)
+    )
     calls = [
         lark.rule(
-            f"{lark.text(form.before + name + form.middle)} {_arguments(lark, form, schema)} "
+            f"{lark.text(form.before + name)} {middle} {_arguments(lark, form, schema)} "
             f"{lark.text(form.after)}"
         )
         for name, schema in functions.items()
@@ -175,6 +249,8 @@ def _arguments(lark: _Lark, form: Format, schema: Mapping[str, Any]) -> str:
     if form.arguments == "json":
         return lark.rule(lark_json(schema))
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    if form.arguments == "python":
+        return _keywords(lark, schema, shared)
     parts = []
     for name, inner in schema.get("properties", {}).items():
         if form.arguments == "parameter":
@@ -184,6 +260,28 @@ def _arguments(lark: _Lark, form: Format, schema: Mapping[str, Any]) -> str:
         part = f"{lark.text(start)} {_value(lark, inner, shared, end)}"
         parts.append(part if name in schema.get("required", ()) else f"({part})?")
     return " ".join(parts)
+
+
+_PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
+
+
+def _keywords(lark: _Lark, schema: Mapping[str, Any], shared: Mapping[str, Any]) -> str:
+    """Return the rule of arguments with names: what must be there comes first."""
+    properties, required = schema.get("properties", {}), schema.get("required", ())
+    first, later = lark.rule('""'), lark.rule('""')  # of what follows: as its beginning, or not
+    ordered = sorted(properties, key=lambda name: name not in required)
+    for name in reversed(ordered):
+        inner = properties[name]
+        if not isinstance(inner, dict):
+            raise ValueError(f"a property must have a schema, not {shown(inner)}")
+        word = _PYTHON_WORDS.get(str(inner.get("type")))
+        part = f"{lark.text(f'{name}=')} {lark.rule(word or lark_json({**shared, **inner}))}"
+        is_free = name not in required
+        first, later = (
+            lark.rule(f"{part} {later}" + (f" | {first}" if is_free else "")),
+            lark.rule(f'", " {part} {later}' + (f" | {later}" if is_free else "")),
+        )
+    return first
 
 
 def _value(lark: _Lark, schema: Any, shared: Mapping[str, Any], end: str) -> str:
@@ -214,7 +312,7 @@ def read_output(text: str) -> Any:
 def read_whole(form: Format, body: str, schemas: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the calls (name, arguments in JSON) in what stands between begin and end; []: none."""
     try:
-        if form.arguments != "json":
+        if form.is_elements:
             return [_read_elements(form, body, schemas)]
         value = read_output(body)
         entries = value if isinstance(value, list) else [value]

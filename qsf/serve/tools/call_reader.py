@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import string
@@ -10,20 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qsf.serve.tools.call_formats import Format, read_whole
-from qsf.text.channels import CALL_MIDDLE
+from qsf.serve.tools.call_formats import JSON_HEAD, Format, read_output, read_whole
+from qsf.serve.tools.pythonic import read_call, read_head
 from qsf.text.sampling import n_overlap
 
 # Templates of Mistral's refuse ids of another form; the others take any.
 _ID_LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9
-_JSON_HEAD = re.compile(
-    r'\s*\[?\s*\{\s*(?:"tool_call_id"\s*:\s*"[^"\\]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*'
-    r'"(?P<name>[^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
-)
-_NAMED_HEAD = re.compile(
-    rf"\s*(?P<name>[\w.-]+)(?:(?:\[CALL_ID\]\w*)?\[ARGS\]|{re.escape(CALL_MIDDLE)})\s*(?=\{{)"
-)
+_TAGS = ("<|python_tag|>", "<|python_start|>")  # of Llama: before a call that is the whole answer
 _OBJECT_START = '{"name":'
 _MAX_HEAD = 200  # of a call that may begin an answer: so much is held back
 
@@ -80,11 +75,11 @@ class CallReader:
         self._form = form
         self._schemas = schemas
         self._is_parallel = is_parallel
-        self._head = _NAMED_HEAD if form.middle in ("[ARGS]", CALL_MIDDLE) else _JSON_HEAD
+        self._head = form.head
         self._rest = ""  # not looked at yet
         self._raw = ""  # what has begun the calls, should they be none
         self._state: Callable[[], bool] = self._in_text if form.begin else self._at_start
-        if form.begin and form.arguments == "json" and self._head is _JSON_HEAD:
+        if form.begin and form.arguments == "json" and self._head is JSON_HEAD:
             self._state = self._at_bare_start
         self._braces = _Braces(0)
         self._text: list[str] = []
@@ -165,12 +160,12 @@ class CallReader:
         text = self._rest.lstrip()
         if not text:
             return False
-        tag = "<|python_tag|>"
         self._raw = self._rest[: len(self._rest) - len(text)]
-        if text.startswith(tag):
-            self._raw, text = self._raw + tag, text[len(tag) :].lstrip()
-        elif tag.startswith(text):
-            return False
+        for tag in _TAGS:
+            if text.startswith(tag):
+                self._raw, text = self._raw + tag, text[len(tag) :].lstrip()
+            elif tag.startswith(text):
+                return False
         self._rest = text
         self._state = self._in_head
         return True
@@ -178,7 +173,7 @@ class CallReader:
     def _at_bare_start(self) -> bool:
         """Where small models write a call as the whole answer, without what calls begin with."""
         text = self._rest.lstrip()
-        match = _JSON_HEAD.match(text)
+        match = JSON_HEAD.match(text)
         if match is not None and match["name"] in self._schemas:
             self._state = self._in_head
             return True
@@ -203,7 +198,7 @@ class CallReader:
 
     def _in_head(self) -> bool:
         form = self._form
-        match = self._head.match(self._rest) if form.arguments == "json" else None
+        match = None if form.is_elements else self._head.match(self._rest)
         if match is not None and match["name"] in self._schemas:
             self._begin(match["name"])
             self.open_name, self.open_arguments = match["name"], ""
@@ -211,6 +206,8 @@ class CallReader:
             self._braces = _Braces(0)
             self._state = self._in_arguments
             return True
+        if form.arguments == "python" and (is_taken := self._take_python()) is not None:
+            return is_taken
         if form.end:
             body, end, rest = self._rest.partition(form.end)
             if not end:
@@ -226,6 +223,23 @@ class CallReader:
             return True
         return False
 
+    def _take_python(self) -> bool | None:
+        """Tell a call that is complete; return whether it was, None where none is."""
+        name = read_head(self._rest)
+        if name is None or (name and name not in self._schemas):
+            return None
+        try:
+            found = read_call(self._rest) if ")" in self._rest else None
+            if found is None:
+                return None if self._form.end and self._form.end in self._rest else False
+            arguments = json.dumps(read_output(found[1]), ensure_ascii=False)
+        except ValueError:
+            return None
+        self._begin(found[0], arguments)
+        self._rest = self._rest[found[2] :]
+        self._state = self._behind_calls
+        return True
+
     def _in_arguments(self) -> bool:
         end = self._braces.end(self._rest)
         text = self._rest[:end]
@@ -237,8 +251,8 @@ class CallReader:
             return False
         self.open_name = None
         self._braces = _Braces(1)
-        is_bare = self._head is _NAMED_HEAD
-        self._state = self._behind_calls if is_bare else self._behind_arguments
+        is_object = self._head is JSON_HEAD
+        self._state = self._behind_arguments if is_object else self._behind_calls
         return True
 
     def _behind_arguments(self) -> bool:
@@ -256,15 +270,18 @@ class CallReader:
             self.is_full = True
             return False
         text = self._rest = self._rest.lstrip()
-        if text[:1] == "]":
-            self._rest = text[1:]
-            return True
-        if text[:1] in (",", ";") or (text[:1] == "{" and (form.first or not form.begin)):
+        for sign in form.behind:
+            if text.startswith(sign):
+                self._rest = text[len(sign) :]
+                self._state = self._in_text if sign == form.end else self._behind_calls
+                return True
+        mark = "" if self._head is JSON_HEAD else form.before.removeprefix(form.begin)
+        is_object = text[:1] == "{" and (form.first or not form.begin)
+        if text[:1] in (",", ";") or is_object or (mark and text.startswith(mark)):
             self._raw, self._rest = "", text.lstrip(",;")
             self._state = self._in_head
             return True
-        if not text or (form.end.startswith(text) and text != form.end):
+        if not text or any(sign.startswith(text) for sign in (*form.behind, mark)):
             return False
-        self._rest = text.removeprefix(form.end)
         self._state = self._in_text
         return True

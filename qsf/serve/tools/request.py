@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,9 @@ from qsf.errors import QsfArgumentError, QsfError, shown
 from qsf.foreign_json import JsonError
 from qsf.serve.http.fields import Fields, read_inner
 from qsf.serve.http.problems import invalid
-from qsf.serve.tools.call_formats import FORMATS, Format, calls_grammar, find_format, marker_tokens
+from qsf.serve.tools.call_formats import GENERIC, Format, calls_grammar, find_format, marker_tokens
 from qsf.serve.tools.call_reader import CallReader
+from qsf.serve.tools.cut_json import completed
 from qsf.serve.tools.forms import AnswerForm, constrain, need_constraints
 from qsf.text.channels import CALL_MARKERS
 from qsf.text.tokenizer import IncrementalDecoder
@@ -154,29 +156,19 @@ def read_tools(
     _check_tools(tools, choice, place)
     if not tools or choice == "none":
         return None
-    template = serving.model.chat_template.tool_source
-    if "tools" not in template:
-        raise invalid(
-            place,
-            f"{place} is not supported: the model's chat template has none",
-            "unsupported_parameter",
-        )
-    form = find_format(template)
-    if form is None:
-        names = ", ".join(dict.fromkeys(format.name for format in FORMATS))
-        raise invalid(
-            place,
-            f"{place} is not supported: the model's chat template asks for calls of a form that is "
-            f"not known here (known: {names})",
-            "unsupported_parameter",
-        )
+    form = find_format(serving.model.chat_template.tool_source)
+    is_known = form is not None
+    form = form or GENERIC
+    if not is_known:  # a model that knows no calls cannot be trusted with them
+        need_constraints(serving.constraints, place)
+    strict = [tool for tool in tools if choice == "auto" and (tool.is_strict or not is_known)]
     return Tools(
         tools=tools,
         choice=choice,
         is_parallel=is_parallel and not form.is_single,
         form=form,
         markers=marker_tokens(serving.model.tokenizer),
-        strict=_strict_constraints(tools, form, serving, place) if choice == "auto" else {},
+        strict=_strict_constraints(strict, form, serving, place),
     )
 
 
@@ -201,9 +193,8 @@ def _check_tools(tools: Sequence[Tool], choice: str, place: str) -> None:
 
 
 def _strict_constraints(
-    tools: Sequence[Tool], form: Format, serving: Serving, place: str
+    strict: Sequence[Tool], form: Format, serving: Serving, place: str
 ) -> dict[str, Constraint]:
-    strict = [tool for tool in tools if tool.is_strict]
     if strict and form.arguments != "json":
         raise invalid(
             place,
@@ -370,10 +361,13 @@ def _check_id(value: Any, name: str) -> None:
 
 
 def call_turn(call_id: Any, name: str, arguments: Any, place: str = "messages") -> dict[str, Any]:
-    """Return a call as chat templates know it: its arguments are an object."""
+    """Return a call as chat templates know it: its arguments are an object.
+
+    Of arguments that were cut it has what is whole.
+    """
     if isinstance(arguments, str):
         try:
-            arguments = read_inner(arguments or "{}")
+            arguments = _read_arguments(arguments)
         except JsonError as error:
             text = f"{place}: the arguments of {shown(name)}: {error}"
             raise invalid(place, text) from None
@@ -382,3 +376,13 @@ def call_turn(call_id: Any, name: str, arguments: Any, place: str = "messages") 
         raise invalid(place, text)
     function = {"name": name, "arguments": {} if arguments is None else arguments}
     return {"id": call_id, "type": "function", "function": function}
+
+
+def _read_arguments(text: str) -> Any:
+    try:
+        return read_inner(text or "{}")
+    except JsonError:
+        for candidate in completed(text):
+            with suppress(JsonError):
+                return read_inner(candidate)
+        raise

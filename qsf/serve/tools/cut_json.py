@@ -1,0 +1,33 @@
+"""Arguments of a call that was cut: what is whole of them."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import re
+
+_TEXT = r'"(?:[^"\\]|\\.)*'
+_VALUE = rf'{_TEXT}["\\]?|[-+.\w]*'
+# What may follow the last whole value.
+_REST = re.compile(rf'\s*,?\s*(?:{_TEXT}"\s*(?::\s*(?:{_VALUE}))?|{_VALUE})\s*', re.DOTALL)
+_SIGNS = re.compile(rf'{_TEXT}"|[{{}}\[\],]', re.DOTALL)
+
+
+def completed(text: str) -> list[str]:
+    """Return what the beginning of an object may be completed to, the longest first.
+
+    Each may be no JSON. []: the text is no such beginning.
+    """
+    closers: list[str] = []
+    at, ends = 0, ""  # after the last whole value, and what would end all that is open there
+    for match in _SIGNS.finditer(text):
+        sign = match[0]
+        if sign in "{[":
+            closers.append("}" if sign == "{" else "]")
+        elif sign in "}]" and (not closers or closers.pop() != sign):
+            return []
+        if len(sign) == 1:
+            at = match.start() if sign == "," else match.end()
+            ends = "".join(reversed(closers))
+    if not ends or _REST.fullmatch(text, at) is None:
+        return []
+    return [f'{text}"{ends}', text + ends, text[:at] + ends]

@@ -1,0 +1,78 @@
+"""Calls as Python has them, ``f(city="Ulm", days=3)``: to JSON and back."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_HEAD = re.compile(r"[\s\[,]*(?P<name>[A-Za-z_][\w.-]*)\s*\(")
+_TOKEN = re.compile(
+    r"""(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<word>[A-Za-z_]\w*)(?P<is>\s*=)?|"""
+    r"""(?P<other>[^'"A-Za-z_])|(?P<open>['"])""",
+    re.DOTALL,
+)
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+_LETTER = re.compile(r'\\(?:x([0-9a-fA-F]{2})|(.))|(["\x00-\x1f])', re.DOTALL)
+
+
+def read_head(text: str) -> str | None:
+    """Return the name of the function whose call begins a text; "": one may; None: none does."""
+    match = _HEAD.match(text)
+    if match is not None:
+        return match["name"]
+    return "" if re.fullmatch(r"[\s\[,]*[\w.-]*\s*", text) else None
+
+
+def read_call(text: str) -> tuple[str, str, int] | None:
+    """Return name, arguments in JSON and length of the call that begins a text; None: it is cut.
+
+    The JSON is not checked. Raises ValueError where no call can be.
+    """
+    match = _HEAD.match(text)
+    if match is None:
+        raise ValueError("no call")
+    parts: list[str] = []
+    depth = 0
+    for token in _TOKEN.finditer(text, match.end()):
+        if token["open"] is not None:
+            return None
+        if token["text"] is not None:
+            parts.append(_as_json(token["text"]))
+        elif token["is"] is not None:
+            if depth:
+                raise ValueError("a name where a value belongs")
+            parts.append(json.dumps(token["word"]) + ": ")
+        elif token["word"] is not None:
+            parts.append(_WORDS.get(token["word"], token["word"]))
+        elif token["other"] == ")":
+            return match["name"], "{" + "".join(parts).strip() + "}", token.end()
+        else:
+            depth += token["other"] in "[{"
+            depth -= token["other"] in "]}"
+            parts.append(token["other"])
+    return None
+
+
+def _as_json(literal: str) -> str:
+    """Return a text of Python as JSON has it."""
+
+    def letter(match: re.Match[str]) -> str:
+        code, escaped, plain = match.groups()
+        if code is not None or plain is not None:
+            return f"\\u{int(code, 16) if code is not None else ord(plain):04x}"
+        if escaped in '"\\/bfnrtu':
+            return f"\\{escaped}"
+        return "" if escaped == "\n" else escaped if escaped == "'" else f"\\\\{escaped}"
+
+    return f'"{_LETTER.sub(letter, literal[1:-1])}"'
+
+
+def write_arguments(values: Mapping[str, Any]) -> str:
+    """Return arguments as a call has them between its brackets."""
+    return ", ".join(
+        f"{name}={json.dumps(value) if isinstance(value, str) else repr(value)}"
+        for name, value in values.items()
+    )

@@ -1,0 +1,175 @@
+"""Tools and calls for chat templates that do not know them: told in the texts of messages."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from qsf.serve.tools.call_formats import GENERIC, Format, find_format
+from qsf.serve.tools.pythonic import write_arguments
+from qsf.text.chat import Trusted, protected
+
+if TYPE_CHECKING:
+    from qsf.text.chat import ChatTemplate
+
+# A template that joins arguments to texts, as DeepSeek's: they must be one.
+_JOINS_ARGUMENTS = re.compile(r"\+\s*[\w.'\"\[\]]*arguments['\"\]]*\s*\+")
+_NO_SYSTEM = re.compile(r"system role not supported", re.IGNORECASE)
+_TOOL_ROLE = re.compile(r"['\"]tool['\"]")
+_OWN_TOOLS = "message['tools']"  # Phi-4-mini's: of the system's message, as a text
+
+
+def told(
+    turns: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    template: ChatTemplate,
+    special_names: Sequence[str],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """Return messages and tools as a chat template takes them.
+
+    What it does not know is told in the form of the model's family, or else in that of most
+    models. Texts of others in it name no special tokens of ``special_names``.
+    """
+    source = template.source if tools is None else template.tool_source
+    form = find_format(source)
+    if form is not None and form.is_numbered:
+        turns = _numbered(turns)
+    if form is None or "tool_calls" not in source:
+        turns = _without_calls(turns, form or GENERIC, source, special_names)
+    elif _JOINS_ARGUMENTS.search(source):
+        turns = [_with_texts(turn) for turn in turns]
+    if tools is None:
+        return turns, None
+    if form is None or not re.search(r"\btools\b", source):
+        text = _description(form or GENERIC, tools, special_names)
+        return _with_system(turns, text, source, special_names), None
+    if _OWN_TOOLS in source:
+        system = turns[0] if turns[0]["role"] == "system" else {"role": "system", "content": ""}
+        functions = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+        return [{**system, "tools": functions}, *turns[turns[0]["role"] == "system" :]], None
+    return turns, tools
+
+
+def _with_system(
+    turns: list[dict[str, Any]], text: Trusted, source: str, special_names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return messages with more of the system's, which the first user says where there is none."""
+    knows_system = not source or ("system" in source and _NO_SYSTEM.search(source) is None)
+    is_there = turns[0]["role"] == "system"
+    if knows_system and not is_there:
+        return [{"role": "system", "content": text}, *turns]
+    users = (i for i, turn in enumerate(turns) if turn["role"] == "user")
+    index = 0 if is_there else next(users, 0)
+    said = protected(turns[index]["content"] or "", special_names)
+    parts = [said, text] if is_there else [text, said]
+    turn = {**turns[index], "content": Trusted("\n\n".join(filter(None, parts)))}
+    return [*turns[:index], turn, *turns[index + 1 :]]
+
+
+def _description(
+    form: Format, tools: Sequence[Mapping[str, Any]], special_names: Sequence[str]
+) -> Trusted:
+    schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    example = _written(form, [("FUNCTION", {"PARAMETER": "VALUE"}, 0)])
+    return Trusted(
+        "# Tools\n\nYou can call functions to help with what is asked. They are described within "
+        f"<tools></tools>, in JSON:\n<tools>\n{protected(schemas, special_names)}\n</tools>\n\n"
+        f"To call one, end your answer with exactly this, in which capitals are filled in:\n"
+        f"{example}\n\nThen wait for what it returns. If none of them helps, answer in words."
+    )
+
+
+def _written(form: Format, calls: Sequence[tuple[str, Mapping[str, Any], int]]) -> str:
+    """Return calls (name, arguments, number) as the model writes them."""
+    return (
+        form.first
+        + form.between.join(
+            form.before
+            + name
+            + (f":{number}" if form.is_numbered else "")
+            + form.middle
+            + _written_arguments(form, values)
+            + form.after
+            for name, values, number in calls
+        )
+        + form.last
+    )
+
+
+def _written_arguments(form: Format, values: Mapping[str, Any]) -> str:
+    if form.arguments == "json":
+        return json.dumps(values, ensure_ascii=False)
+    if form.arguments == "python":
+        return write_arguments(values)
+    shape = {
+        "parameter": "<parameter={}>\n{}\n</parameter>\n",
+        "arg_key": "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
+    }[form.arguments]
+    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
+    return "".join(shape.format(key, text) for key, text in texts.items())
+
+
+def _numbered(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose calls have the ids that such a model gives them, counted."""
+    new_ids: dict[Any, str] = {}
+    numbers = itertools.count()
+    found = []
+    for turn in turns:
+        calls = []
+        for call in turn.get("tool_calls", ()):
+            new_ids[call["id"]] = f"functions.{call['function']['name']}:{next(numbers)}"
+            calls.append({**call, "id": new_ids[call["id"]]})
+        old_id = turn.get("tool_call_id")
+        found.append({**turn, **({"tool_calls": calls} if calls else {})})
+        if old_id in new_ids:
+            found[-1]["tool_call_id"] = new_ids[old_id]
+    return found
+
+
+def _with_texts(turn: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose calls have their arguments as texts."""
+    if "tool_calls" not in turn:
+        return turn
+    calls = []
+    for call in turn["tool_calls"]:
+        text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": text}})
+    return {**turn, "tool_calls": calls}
+
+
+def _without_calls(
+    turns: list[dict[str, Any]], form: Format, source: str, special_names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return messages whose calls, and what they returned, are texts."""
+    role = "tool" if form is not GENERIC and _TOOL_ROLE.search(source) else form.result_role
+    found: list[dict[str, Any]] = []
+    for turn in turns:
+        calls = turn.get("tool_calls")
+        if calls:
+            written = _written(form, [_protected_call(call, special_names) for call in calls])
+            said = protected(turn["content"] or "", special_names)
+            text = Trusted(f"{said}\n{written}" if said else written)
+            turn = {"role": turn["role"], "content": text}
+        elif turn["role"] == "tool" and role == "user":
+            result = f"<tool_response>\n{turn['content']}\n</tool_response>"
+            if found and found[-1]["role"] == "user":  # templates want turns to alternate
+                found[-1]["content"] = f"{found[-1]['content']}\n{result}"
+                continue
+            turn = {"role": "user", "content": result}
+        elif turn["role"] == "tool":
+            turn = {**turn, "role": role}
+        found.append(turn)
+    return found
+
+
+def _protected_call(
+    call: Mapping[str, Any], special_names: Sequence[str]
+) -> tuple[str, Mapping[str, Any], int]:
+    function = call["function"]
+    number = str(call.get("id")).rpartition(":")[2]
+    values = protected(function["arguments"], special_names)
+    return function["name"], values, int(number) if number.isdigit() else 0
