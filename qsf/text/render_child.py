@@ -41,10 +41,10 @@ def _strftime_now(form: str) -> str:
     return datetime.datetime.now().strftime(form)
 
 
-def _tojson(value: Any, indent: int | None = None) -> str:
+def _tojson(value: Any, ensure_ascii: bool = False, **form: Any) -> str:
     import json
 
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, **form)
 
 
 def _plain_generation_tags(source: str) -> str:

@@ -200,6 +200,7 @@ _MODEL: Any = SimpleNamespace(
     ),
     tokenizer=SimpleNamespace(
         bos_id=None,
+        special_names=(),
         encode=lambda *_, **__: [0],
         decode=lambda *_: "",
         token_id=lambda *_: 0,

@@ -131,14 +131,14 @@ def _numbered(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _with_texts(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return a message whose calls have their arguments as texts."""
+    """Return a message whose calls have their arguments as texts, and no content if it is empty."""
     if "tool_calls" not in turn:
         return turn
     calls = []
     for call in turn["tool_calls"]:
         text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
         calls.append({**call, "function": {**call["function"], "arguments": text}})
-    return {**turn, "tool_calls": calls}
+    return {**turn, "content": turn["content"] or None, "tool_calls": calls}
 
 
 def _without_calls(

@@ -165,6 +165,15 @@ def test_families_are_told_in_their_own_form(
     assert "<tool_response>3 C<s>" in prompt
 
 
+def test_templates_may_write_json_in_other_forms(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As GLM's and Ling's do."""
+    asked = "{{ tools[0]['function']['name'] | tojson(ensure_ascii=False, separators=(',', ':')) }}"
+    set_template(client, f"<tool_call>{asked}{LOOP}", monkeypatch)
+    assert '"weather"' in prompt_of(client)
+
+
 def test_a_call_that_was_cut_can_be_sent_back(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
