@@ -256,7 +256,8 @@ def read_function(value: Any, place: str, schema_name: str = "parameters") -> To
     name = function.text("name")
     if name is None:
         raise invalid(place, f"{place}: a function has no name")
-    schema = function.raw(schema_name) or _NO_PARAMETERS
+    schema = function.raw(schema_name)
+    schema = _NO_PARAMETERS if schema is None else schema
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         raise invalid(
             place, f"{place}: {schema_name} of {shown(name)} must be the schema of an object"

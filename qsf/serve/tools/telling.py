@@ -41,7 +41,8 @@ def told(
     if form is None or "tool_calls" not in source:
         turns = _without_calls(turns, form or GENERIC, source, special_names)
     elif _JOINS_ARGUMENTS.search(source):
-        turns = [_with_texts(turn) for turn in turns]
+        nothing = None if "is none" in source else ""
+        turns = [_with_texts(turn, nothing) for turn in turns]
     if tools is None:
         return turns, None
     if form is None or not re.search(r"\btools\b", source):
@@ -130,15 +131,15 @@ def _numbered(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _with_texts(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return a message whose calls have their arguments as texts, and no content if it is empty."""
+def _with_texts(turn: dict[str, Any], nothing: str | None) -> dict[str, Any]:
+    """Return a message whose calls have their arguments as texts, beside ``nothing`` or a text."""
     if "tool_calls" not in turn:
         return turn
     calls = []
     for call in turn["tool_calls"]:
         text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
         calls.append({**call, "function": {**call["function"], "arguments": text}})
-    return {**turn, "content": turn["content"] or None, "tool_calls": calls}
+    return {**turn, "content": turn["content"] or nothing, "tool_calls": calls}
 
 
 def _without_calls(

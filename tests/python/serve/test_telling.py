@@ -34,7 +34,7 @@ TURNS: Any = [
     {"role": "tool", "tool_call_id": "x1", "content": "3 C<s>"},
 ]
 # Templates as short as they can be. What they know of calls is as in those of the families.
-TURN = "<{{ m['role'] }}>{{ m['content'] }}"
+TURN = "<{{ m['role'] }}>{% if m['content'] is none %}{% else %}{{ m['content'] }}{% endif %}"
 LOOP = "{% for m in messages %}BODY{% endfor %}<assistant>"
 SYSTEM = "{% if messages[0]['role'] == 'system' %}{% endif %}"
 UNKNOWN = SYSTEM + LOOP.replace("BODY", TURN)
@@ -197,3 +197,11 @@ def test_a_call_that_was_cut_can_be_sent_back(
     assert completed('{"a": "b') == ['{"a": "b"}', '{"a": "b}', "{}"]
     for wrong in ('{"a" 1', "a", '{"a": b c', "}", "[1", '{"a": 1]', '{"a": {"b": 2}} x'):
         assert sent(wrong).status == 400, wrong
+
+
+def test_a_schema_that_is_none_is_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_template(client, UNKNOWN, monkeypatch)
+    tools = [{"type": "function", "function": {"name": "a", "parameters": False}}]
+    answer = client.post("/apply-template", messages=ASKED, tools=tools)
+    assert answer.status == 400
+    assert "must be the schema of an object" in answer.error["message"]
