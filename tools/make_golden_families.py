@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 
 from make import golden_families as made  # noqa: E402
+from make import latent_cases  # noqa: E402
 
 BASE: dict[str, Any] = {
     "hidden_size": 72,
@@ -405,10 +406,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
          "norm_topk_prob": False, "n_shared_experts": 2, "first_k_dense_replace": 2,
          "tie_word_embeddings": True},
     ),
-    "seed_oss": ("seed_oss", WIDE),
     "seed_oss-bias": ("seed_oss", {**WIDE, "attention_bias": False, "attention_out_bias": True,
                                    "mlp_bias": True, "tie_word_embeddings": True}),
-    "ernie4_5": ("ernie4_5", WIDE),
+    "ernie4_5": ("ernie4_5", WIDE), "seed_oss": ("seed_oss", WIDE),
     "ernie4_5-bias": ("ernie4_5", {**WIDE, "use_bias": True, "tie_word_embeddings": True}),
     "cwm": ("cwm", {**WIDE, "num_hidden_layers": 5, "sliding_window": 7,
                     **rope("llama3", **LLAMA3)}),
@@ -422,8 +422,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron": ("nemotron", {**SIX, "head_dim": 12, **rope(partial_rotary_factor=0.5)}),
     "nemotron-bias": ("nemotron", {**SIX, "head_dim": 12, "attention_bias": True,
                                    "mlp_bias": True, **rope(partial_rotary_factor=0.5)}),
-    "jais2": ("jais2", WIDE),
-    "arcee": ("arcee", WIDE),
+    "jais2": ("jais2", WIDE), "arcee": ("arcee", WIDE),
     "arcee-bias": ("arcee", {**WIDE, "mlp_bias": True, "attention_bias": True}),
     "granitemoehybrid": (
         "granitemoehybrid",
@@ -457,6 +456,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                   "routed_scaling_factor": 1.5, **rope()}),
     "minimax_m2": ("minimax_m2", {**LOCAL, "head_dim": 24, "num_local_experts": 6,
                                   **rope(partial_rotary_factor=0.5)}),
+    **latent_cases.CASES,
 }
 # Keys that transformers saves under other names than the published checkpoints have.
 PUBLISHED: dict[str, dict[str, Any]] = {

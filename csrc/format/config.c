@@ -75,6 +75,11 @@ typedef enum extent {
     OF_VALUE_HEADS,
     OF_VALUE,
     OF_HEADS,
+    OF_QUERIES, /* of latent attention; likewise the next four */
+    OF_QUERY_RANK,
+    OF_LATENTS,
+    OF_LATENT,
+    OF_NOPE,
     OF_Q_NORM,
     OF_K_NORM,
     OF_CONV,
@@ -89,7 +94,10 @@ typedef enum condition {
     IN_ALL,
     IF_ANY,
     IF_ATTENTION,
-    WITH_QK_NORM,
+    WITH_Q_NORM,
+    WITH_K_NORM,
+    WITH_LATENT,
+    WITH_QUERY_RANK,
     WITH_CONV,
     IF_SHORT_CONV,
     WITH_DELTA,
@@ -142,8 +150,8 @@ static const layer_row layer_rows[] = {
     VECTOR(Q_BIAS, Q_BIAS, "q_bias", IF_NOT_DELTA, OF_Q),
     VECTOR(K_BIAS, K_BIAS, "k_bias", IF_NOT_DELTA, OF_K),
     VECTOR(V_BIAS, V_BIAS, "v_bias", IF_BIASED_VALUES, OF_V),
-    VECTOR(Q_NORM, Q_NORM, "q_norm", WITH_QK_NORM, OF_Q_NORM),
-    VECTOR(K_NORM, K_NORM, "k_norm", WITH_QK_NORM, OF_K_NORM),
+    VECTOR(Q_NORM, Q_NORM, "q_norm", WITH_Q_NORM, OF_Q_NORM),
+    VECTOR(K_NORM, K_NORM, "k_norm", WITH_K_NORM, OF_K_NORM),
     VECTOR(SINKS, SINKS, "sinks", IF_ATTENTION, OF_HEADS),
     VECTOR(DECAY_RATE, DECAY_RATE, "decay_rate", WITH_DELTA, OF_VALUE_HEADS),
     VECTOR(DECAY_BIAS, DECAY_BIAS, "decay_bias", WITH_DELTA, OF_VALUE_HEADS),
@@ -154,6 +162,9 @@ static const layer_row layer_rows[] = {
     MATRIX(Q, Q, "q", IN_ALL, OF_Q, OF_DIM),
     MATRIX(K, K, "k", IN_ALL, OF_K, OF_DIM),
     MATRIX(V, V, "v", WITH_VALUES, OF_V, OF_DIM),
+    MATRIX(Q_UP, Q_UP, "q_up", WITH_QUERY_RANK, OF_QUERIES, OF_QUERY_RANK),
+    MATRIX(K_UP, K_UP, "k_up", WITH_LATENT, OF_LATENTS, OF_NOPE),
+    MATRIX(V_UP, V_UP, "v_up", WITH_LATENT, OF_MIXED, OF_LATENT),
     MATRIX(MIX_GATE, MIX_GATE, "mix_gate", WITH_GATE_OF_MIXER, OF_MIXED, OF_DIM),
     MATRIX(BETA, BETA, "beta", WITH_DELTA, OF_VALUE_HEADS, OF_DIM),
     MATRIX(DECAY, DECAY, "decay", WITH_DELTA, OF_VALUE_HEADS, OF_DIM),
@@ -217,6 +228,9 @@ static void raise_sides_bytes(qsf_config *c, const qsf_layer *l)
 static presence presence_in(const qsf_layer_kind *k, condition when)
 {
     const bool is_delta = k->mixer == QSF_MIXER_DELTA;
+    const bool is_latent = k->latent_rank != 0;
+    const bool has_values = !k->values_are_keys && !is_latent;
+    const bool has_norm = k->qk_norm != QSF_QK_NORM_NONE;
     const bool is_routed = k->n_experts != 0;
     const bool has_ffn = k->ffn != QSF_FFN_NONE;
     const bool is_gated = k->ffn == QSF_FFN_GATED;
@@ -229,10 +243,13 @@ static presence presence_in(const qsf_layer_kind *k, condition when)
         [WITH_DELTA] = is_delta ? ALWAYS : NEVER,
         [WITH_GATE_OF_MIXER] = is_delta || k->output_gate ? ALWAYS : NEVER,
         [IF_NOT_DELTA] = is_delta ? NEVER : OPTIONAL,
-        [WITH_VALUES] = k->values_are_keys ? NEVER : ALWAYS,
-        [IF_VALUES] = k->values_are_keys ? NEVER : OPTIONAL,
-        [IF_BIASED_VALUES] = is_delta || k->values_are_keys ? NEVER : OPTIONAL,
-        [WITH_QK_NORM] = k->qk_norm != QSF_QK_NORM_NONE ? ALWAYS : NEVER,
+        [WITH_VALUES] = has_values ? ALWAYS : NEVER,
+        [IF_VALUES] = has_values ? OPTIONAL : NEVER,
+        [IF_BIASED_VALUES] = has_values && !is_delta ? OPTIONAL : NEVER,
+        [WITH_Q_NORM] = has_norm || k->query_rank != 0 ? ALWAYS : NEVER,
+        [WITH_K_NORM] = has_norm || is_latent ? ALWAYS : NEVER,
+        [WITH_LATENT] = is_latent ? ALWAYS : NEVER,
+        [WITH_QUERY_RANK] = k->query_rank != 0 ? ALWAYS : NEVER,
         [WITH_ROUTER] = is_routed ? ALWAYS : NEVER,
         [IF_ROUTED] = is_routed ? OPTIONAL : NEVER,
         [IF_SHARED] = is_routed && has_ffn ? OPTIONAL : NEVER,
@@ -271,8 +288,17 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
         [OF_VALUE] = k->value_dim,
         [OF_CONV] = k->n_taps * dims.channels,
         [OF_HEADS] = k->n_heads,
-        [OF_Q_NORM] = is_per_head ? k->head_dim : qsf_q_dim(k),
-        [OF_K_NORM] = is_per_head ? k->head_dim : qsf_kv_dim(k),
+        [OF_QUERIES] = k->n_heads * qsf_latent_query_dim(k),
+        [OF_QUERY_RANK] = k->query_rank,
+        [OF_LATENTS] = k->n_heads * k->latent_rank,
+        [OF_LATENT] = k->latent_rank,
+        [OF_NOPE] = k->nope_dim,
+        [OF_Q_NORM] = is_per_head           ? k->head_dim
+                      : k->latent_rank != 0 ? k->query_rank
+                                            : qsf_q_dim(k),
+        [OF_K_NORM] = is_per_head           ? k->head_dim
+                      : k->latent_rank != 0 ? k->latent_rank
+                                            : qsf_kv_dim(k),
         [OF_FFN] = k->ffn_dim,
         [OF_EXPERTS] = k->n_experts,
     };
@@ -379,6 +405,17 @@ static void raise_to(uint32_t *most, uint32_t n)
         *most = n;
 }
 
+/* The same of latent attention: queries before and behind K_UP, and what heads read one by one. */
+static void add_latent(qsf_config *c, const qsf_layer_kind *k)
+{
+    raise_to(&c->q_dim, k->n_heads * (uint32_t)qsf_stride(qsf_latent_query_dim(k)));
+    raise_to(&c->q_dim, k->n_heads * k->latent_value_dim);
+    raise_to(&c->q_dim, qsf_q_dim(k));
+    raise_to(&c->kv_dim, k->query_rank);
+    raise_to(&c->latent_dim, k->n_heads * (uint32_t)qsf_stride(k->nope_dim));
+    raise_to(&c->qk_norm_cols, k->query_rank > k->latent_rank ? k->query_rank : k->latent_rank);
+}
+
 /* Raises what the config says of all layers to what a layer needs. */
 static void add_layer(qsf_config *c, const qsf_layer *l)
 {
@@ -392,6 +429,8 @@ static void add_layer(qsf_config *c, const qsf_layer *l)
         raise_to(&c->q_dim, dims.q);
         raise_to(&c->kv_dim, dims.k);
     }
+    if (k->latent_rank != 0)
+        add_latent(c, k);
     if (l->tensors[QSF_LAYER_MIX_GATE] != NULL)
         raise_to(&c->gate_dim, dims.out);
     raise_to(&c->n_value_heads, k->n_value_heads);

@@ -30,6 +30,9 @@ typedef enum qsf_layer_tensor {
     QSF_LAYER_MIX_GATE,                        /* [out_cols, dim]: delta rule, gated attention */
     QSF_LAYER_BETA,                            /* [value heads, dim]: delta rule */
     QSF_LAYER_DECAY,                           /* [value heads, dim]: delta rule */
+    QSF_LAYER_Q_UP,                            /* [heads * (nope + rope), query_rank]: latents */
+    QSF_LAYER_K_UP,                            /* [heads * latent_rank, nope_dim]: latents */
+    QSF_LAYER_V_UP,                            /* [heads * value dim, latent_rank]: latents */
     QSF_LAYER_MATRICES,                        /* how many are matrices; vectors follow */
     QSF_LAYER_INPUT_NORM = QSF_LAYER_MATRICES, /* [dim], optional: normalises the residual itself */
     QSF_LAYER_INPUT_NORM_BIAS,                 /* [dim], optional */
@@ -38,8 +41,8 @@ typedef enum qsf_layer_tensor {
     QSF_LAYER_Q_BIAS,                          /* [q_rows], optional; not the delta rule */
     QSF_LAYER_K_BIAS,                          /* [k_rows], optional; likewise */
     QSF_LAYER_V_BIAS,                          /* [v_rows], optional; likewise */
-    QSF_LAYER_Q_NORM,                          /* [head_dim] or [q_dim], as the kind says */
-    QSF_LAYER_K_NORM,                          /* [head_dim] or [kv_dim] */
+    QSF_LAYER_Q_NORM,                          /* [head_dim], [q_dim] or [query_rank] */
+    QSF_LAYER_K_NORM,                          /* [head_dim], [kv_dim] or [latent_rank] */
     QSF_LAYER_SINKS,                           /* [n_heads], optional */
     QSF_LAYER_DECAY_RATE,                      /* [value heads], delta rule; likewise the next */
     QSF_LAYER_DECAY_BIAS,                      /* [value heads] */
@@ -101,6 +104,7 @@ typedef struct qsf_config {
     uint32_t ffn_dim;        /* or expert_dim */
     uint32_t least_kv_heads; /* of all layers */
     uint32_t qk_norm_cols;   /* of the widest Q or K norm; 0: none */
+    uint32_t latent_dim;     /* columns of what heads of latents read one by one; 0: none */
     uint32_t ones;           /* weights of the widest V norm; 0: none */
     uint32_t conv_cols;      /* of the widest weights of a convolution; 0: none */
     uint32_t conv_channels;  /* of the widest convolution; 0: none */
@@ -143,6 +147,18 @@ static inline uint32_t qsf_kv_dim(const qsf_layer_kind *k)
     return k->n_kv_heads * k->head_dim;
 }
 
+/* Dimensions of a value that attention adds up */
+static inline uint32_t qsf_value_dim(const qsf_layer_kind *k)
+{
+    return k->latent_rank != 0 ? k->latent_rank : k->head_dim;
+}
+
+/* Dimensions of a query of latent attention, before K_UP */
+static inline uint32_t qsf_latent_query_dim(const qsf_layer_kind *k)
+{
+    return k->nope_dim + k->head_dim - k->latent_rank;
+}
+
 /* Extents of a mixer's tensors */
 typedef struct qsf_mixer_dims {
     uint32_t q; /* rows of the matrices in the places of Q, K and V */
@@ -156,7 +172,11 @@ static inline qsf_mixer_dims qsf_mixer_dims_of(const qsf_layer_kind *k, uint32_t
 {
     const uint32_t keys = k->n_key_heads * k->key_dim;
     const uint32_t values = k->n_value_heads * k->value_dim;
-    return k->mixer == QSF_MIXER_ATTENTION
+    const uint32_t queries = k->n_heads * qsf_latent_query_dim(k);
+    return k->latent_rank != 0
+               ? (qsf_mixer_dims){k->query_rank != 0 ? k->query_rank : queries, qsf_kv_dim(k), 0,
+                                  k->n_heads * k->latent_value_dim, 0}
+           : k->mixer == QSF_MIXER_ATTENTION
                ? (qsf_mixer_dims){qsf_q_dim(k), qsf_kv_dim(k), qsf_kv_dim(k), qsf_q_dim(k), 0}
            : k->mixer == QSF_MIXER_DELTA
                ? (qsf_mixer_dims){keys, keys, values, values, 2 * keys + values}

@@ -39,6 +39,10 @@ static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned ch
         F32(40, "query temperature", temperature_beta),
         U32(41, "step of the query temperature", temperature_step, 1, UINT32_MAX),
         {43, QSF_VALUE_F32_ARRAY, "ALiBi slopes", offsetof(qsf_layer_kind, alibi_slopes), 0, 0},
+        U32(44, "rank of the latent", latent_rank, 1, h->head_dim),
+        U32(45, "query dimension without RoPE", nope_dim, 1, QSF_MAX_HEAD_DIM),
+        U32(46, "value dimension of latents", latent_value_dim, 1, QSF_MAX_HEAD_DIM),
+        U32(47, "rank of the query", query_rank, 1, QSF_MAX_DIM),
         U32(48, "Q and K norm", qk_norm, 0, QSF_QK_NORM_COUNT - 1),
         U32(56, "output gate", output_gate, 0, 1),
         U32(57, "V norm", value_norm, 0, 1),
@@ -159,6 +163,29 @@ static qsf_status check_delta(const char *where, const qsf_layer_kind *k)
     return QSF_OK;
 }
 
+/* Checks the fields of latent attention, which other attention does not have. */
+static qsf_status check_latent(const char *where, const qsf_layer_kind *k)
+{
+    const bool is_plain = k->n_kv_heads == 1 && k->qk_norm == QSF_QK_NORM_NONE &&
+                          k->output_gate == 0 && k->value_norm == 0 && k->values_are_keys == 0;
+    if (k->latent_rank == 0) {
+        if (k->nope_dim != 0 || k->latent_value_dim != 0 || k->query_rank != 0)
+            return QSF_FAIL(QSF_ERR_FORMAT, "%s: keys 45 .. 47 without a latent (key 44)", where);
+        return QSF_OK;
+    }
+    if (k->latent_rank % QSF_LATENT_STEP != 0 || k->latent_rank >= k->head_dim ||
+        k->nope_dim == 0 || k->latent_value_dim == 0 ||
+        k->latent_value_dim % QSF_LATENT_VALUE_STEP != 0 || !is_plain)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "%s: a latent of %" PRIu32 " in keys of %" PRIu32 ", queries of %" PRIu32
+                        ", values of %" PRIu32 ", %" PRIu32
+                        " KV heads, allowed: a multiple of %u below the keys, 1 or more, a "
+                        "multiple of %u, 1, without keys 48 .. 59",
+                        where, k->latent_rank, k->head_dim, k->nope_dim, k->latent_value_dim,
+                        k->n_kv_heads, QSF_LATENT_STEP, QSF_LATENT_VALUE_STEP);
+    return QSF_OK;
+}
+
 /* Checks that a kind has the fields of its mixer, and no others. */
 static qsf_status check_mixer(const qsf_reader *r, const char *where, const qsf_layer_kind *k)
 {
@@ -168,7 +195,7 @@ static qsf_status check_mixer(const qsf_reader *r, const char *where, const qsf_
         k->head_dim == r->header.head_dim && k->window_tokens == 0 &&
         k->rope_set == QSF_ROPE_NONE && k->score_scale == 0.0F && k->score_cap == 0.0F &&
         k->temperature_beta == 0.0F && k->alibi_slopes.n == 0 && k->qk_norm == QSF_QK_NORM_NONE &&
-        k->output_gate == 0 && k->value_norm == 0 && k->values_are_keys == 0;
+        k->output_gate == 0 && k->value_norm == 0 && k->values_are_keys == 0 && k->latent_rank == 0;
     if (!is_attention && !is_plain)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "%s: mixer %" PRIu32 " (key 1) with attention's keys 32 .. 59, allowed: "
@@ -179,6 +206,7 @@ static qsf_status check_mixer(const qsf_reader *r, const char *where, const qsf_
                         "%s: mixer %" PRIu32 " (key 1) has %" PRIu32
                         " taps (key 116), allowed: 2 .. %u for a convolution (1, 2), else none",
                         where, k->mixer, k->n_taps, QSF_MAX_TAPS);
+    QSF_TRY(check_latent(where, k));
     return check_delta(where, k);
 }
 
@@ -192,11 +220,11 @@ static qsf_status check_kind(const qsf_reader *r, const char *where, const qsf_l
                         where, k->n_kv_heads, k->n_heads);
     if (k->rope_set != QSF_ROPE_NONE && !find_rotary_dims(r, k->rope_set, &rotary_dims))
         return QSF_FAIL(QSF_ERR_FORMAT, "%s: there is no RoPE set %" PRIu32, where, k->rope_set);
-    if (rotary_dims > k->head_dim)
+    if (rotary_dims > k->head_dim - k->latent_rank)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "%s: RoPE set %" PRIu32 " rotates %" PRIu32
                         " dimensions, the heads have %" PRIu32,
-                        where, k->rope_set, rotary_dims, k->head_dim);
+                        where, k->rope_set, rotary_dims, k->head_dim - k->latent_rank);
     if ((k->temperature_beta != 0.0F) != (k->temperature_step != 0))
         return QSF_FAIL(QSF_ERR_FORMAT, "%s: a query temperature has both a beta and a step",
                         where);

@@ -97,6 +97,8 @@ typedef enum qsf_mixer_kind {
 
 #define QSF_MAX_TAPS 16U              /* of a convolution */
 #define QSF_MAX_MIXED_ROWS (1U << 20) /* of q, k and v of the delta rule together */
+#define QSF_LATENT_STEP 64U           /* the rank of a latent is a multiple: blocks are its own */
+#define QSF_LATENT_VALUE_STEP 16U     /* so is the value dimension: tile rows are a head's own */
 
 typedef enum qsf_rope_scaling {
     QSF_ROPE_SCALING_NONE = 0,
@@ -180,7 +182,10 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_FFN_DOWN_OUTLIERS = 35,
     QSF_TENSOR_SINKS = 36,
     QSF_TENSOR_MIX_GATE = 37,
-    QSF_TENSOR_FIRST_FREE = 38, /* .. 43, 49, 54 and 57 .. 61: kept for other mixers */
+    QSF_TENSOR_Q_UP = 38,
+    QSF_TENSOR_K_UP = 39,
+    QSF_TENSOR_V_UP = 40,
+    QSF_TENSOR_FIRST_FREE = 41, /* .. 43, 49, 54 and 57 .. 61: kept for other mixers */
     QSF_TENSOR_ROUTER_BIAS = 44,
     QSF_TENSOR_SELECTION_BIAS = 45,
     QSF_TENSOR_SHARED_GATE = 46,

@@ -71,7 +71,7 @@ typedef struct qsf_arch {
 
 /* The computation of a layer: docs/format.md, section 7. Defaults are filled in. */
 typedef struct qsf_layer_kind {
-    uint32_t mixer; /* qsf_mixer_kind; the next fields, up to values_are_keys, are of attention */
+    uint32_t mixer;       /* qsf_mixer_kind; the next fields, up to query_rank, are of attention */
     uint32_t is_parallel; /* 0 or 1 */
     uint32_t n_heads;
     uint32_t n_kv_heads;
@@ -88,6 +88,10 @@ typedef struct qsf_layer_kind {
     uint32_t output_gate;      /* 0 or 1: attended * sigmoid(gate) */
     uint32_t value_norm;       /* 0 or 1: values are normalised, by themselves, without weights */
     uint32_t values_are_keys;  /* 0 or 1: values are the keys before their norm and RoPE */
+    uint32_t latent_rank;      /* of latent attention; else 0; likewise the next two */
+    uint32_t nope_dim;         /* of a query without its part for RoPE, before K_UP */
+    uint32_t latent_value_dim; /* of a head behind V_UP */
+    uint32_t query_rank;       /* of latent attention; 0: queries come from one matrix */
     uint32_t n_taps;           /* of a convolution; else 0 */
     uint32_t n_key_heads;      /* of the delta rule; else 0; likewise the next three */
     uint32_t n_value_heads;    /* a multiple of the key heads */

@@ -65,13 +65,24 @@ static qsf_row_group row_group_of(const qsf_attention_job *job, const qsf_segmen
     return group;
 }
 
+/* Returns the offset of a row of the chunk (times heads) in the attended values: rows of latents
+ * lie by head, because V_UP multiplies those of a head. */
+static size_t attended_off(const qsf_ops *o, size_t row)
+{
+    const qsf_layer_kind *const k = o->kind;
+    if (k->latent_rank == 0)
+        return qsf_row_group_head_off(o, row);
+    return (row % k->n_heads * o->n_tokens + row / k->n_heads) * k->latent_rank;
+}
+
 /* attended = values / total, rotated back */
 static void write_row(const qsf_ops *o, size_t row, const qsf_span_sums *sums, const float *values)
 {
-    float *const out = o->scratch->attended + qsf_row_group_head_off(o, row);
-    o->kernels->span_normalise(sums, values, o->kind->head_dim, out);
+    const uint32_t dim = qsf_value_dim(o->kind);
+    float *const out = o->scratch->attended + attended_off(o, row);
+    o->kernels->span_normalise(sums, values, dim, out);
     if (o->scratch->kv_form.is_rotated)
-        o->kernels->hadamard(out, o->kind->head_dim);
+        o->kernels->hadamard(out, dim);
 }
 
 /* Adds the sink of a row of the chunk (times heads) to its first span. */
@@ -80,7 +91,7 @@ static void add_sink(const qsf_attention_job *job, size_t row, qsf_span_sums *su
     const qsf_layer_kind *const kind = job->ops->kind;
     if (job->sinks != NULL)
         job->ops->kernels->span_sink(sums, values, job->sinks[row % kind->n_heads],
-                                     qsf_stride(kind->head_dim));
+                                     qsf_stride(qsf_value_dim(kind)));
 }
 
 /* Moves the sums and values of a row from or to where they are between two parts. */
@@ -88,16 +99,16 @@ static void carry(const qsf_attention_job *job, size_t row, bool is_end, qsf_spa
                   float *values)
 {
     const qsf_ops *const o = job->ops;
-    const uint32_t head_dim = o->kind->head_dim;
-    float *const there = o->scratch->attended + qsf_row_group_head_off(o, row);
+    const uint32_t dim = qsf_value_dim(o->kind);
+    float *const there = o->scratch->attended + attended_off(o, row);
     qsf_span_sums *const carried = &o->scratch->attend.carried[row];
     if (is_end) {
         *carried = *sums;
-        memcpy(there, values, head_dim * sizeof *values);
+        memcpy(there, values, dim * sizeof *values);
     } else {
         *sums = *carried;
-        memcpy(values, there, head_dim * sizeof *values);
-        memset(values + head_dim, 0, (qsf_stride(head_dim) - head_dim) * sizeof *values);
+        memcpy(values, there, dim * sizeof *values);
+        memset(values + dim, 0, (qsf_stride(dim) - dim) * sizeof *values);
     }
 }
 
@@ -107,7 +118,7 @@ static void attend_row_group(const qsf_attention_job *job, const qsf_row_group *
 {
     const qsf_ops *const o = job->ops;
     const qsf_attend_scratch *const s = &o->scratch->attend;
-    const size_t stride = qsf_stride(o->kind->head_dim);
+    const size_t stride = qsf_stride(qsf_value_dim(o->kind));
     const size_t worker_off = worker_idx * QSF_ATTEND_ROWS * stride;
     const qsf_acts x = qsf_row_group_gather(o, group, worker_idx);
     const qsf_spans all = qsf_seen_spans(o->kind, group->segment);
@@ -160,7 +171,7 @@ static void attend_part(const qsf_attention_job *job, const qsf_row_group *group
 {
     const qsf_ops *const o = job->ops;
     const qsf_attend_scratch *const s = &o->scratch->attend;
-    const size_t stride = qsf_stride(o->kind->head_dim);
+    const size_t stride = qsf_stride(qsf_value_dim(o->kind));
     const qsf_spans all = qsf_seen_spans(o->kind, group->segment);
     const size_t item_end = first + job->item_spans;
     const size_t end = item_end < all.n ? item_end : all.n;
@@ -214,7 +225,7 @@ static void merge_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
     const qsf_attention_job *const job = arg;
     const qsf_ops *const o = job->ops;
     const qsf_attend_scratch *const s = &o->scratch->attend;
-    const size_t stride = qsf_stride(o->kind->head_dim);
+    const size_t stride = qsf_stride(qsf_value_dim(o->kind));
     (void)worker_idx;
     for (uint32_t i = 0; i < job->chunk->n_segments; i++) {
         const qsf_segment *const g = &job->chunk->segments[i];

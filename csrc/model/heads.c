@@ -6,25 +6,29 @@
 
 #include <math.h>
 
-/* Turns one head of a row by the position, and by Hadamard if the cache is rotated. */
-static void rotate_row(const qsf_ops *o, float *x, size_t t, bool has_positions)
+/* Turns x [n], of a head in row t, by the position, and by Hadamard if the cache is rotated. */
+static void rotate_row(const qsf_ops *o, float *x, size_t n, size_t t, bool has_positions)
 {
-    const qsf_layer_kind *const kind = o->kind;
     const qsf_scratch *const s = o->scratch;
-    if (has_positions && kind->rope_set != QSF_ROPE_NONE) {
-        const qsf_rope *const rope = &o->ropes[kind->rope_set];
+    if (has_positions && o->kind->rope_set != QSF_ROPE_NONE) {
+        const qsf_rope *const rope = &o->ropes[o->kind->rope_set];
         const size_t row = s->chunk_tokens * rope->first_pair + t * rope->n_pairs;
         (rope->is_interleaved ? o->kernels->rope_interleaved : o->kernels->rope_split)(
             x, s->rope_cos + row, s->rope_sin + row, rope->n_pairs);
     }
     if (s->kv_form.is_rotated)
-        o->kernels->hadamard(x, kind->head_dim);
+        o->kernels->hadamard(x, n);
 }
 
-/* Returns 1 + beta * ln(1 + floor(position / step)). */
-static float temperature_at(const qsf_layer_kind *kind, uint32_t position)
+/* q [n] *= 1 + beta * ln(1 + floor(position / step)) */
+static void heat(const qsf_ops *o, float *q, size_t n, size_t t)
 {
-    return 1.0F + kind->temperature_beta * logf(1.0F + (float)(position / kind->temperature_step));
+    const qsf_layer_kind *const kind = o->kind;
+    const uint32_t position = o->scratch->positions[t];
+    if (kind->temperature_step == 0 || position < kind->temperature_step)
+        return;
+    const float steps = (float)(position / kind->temperature_step);
+    o->kernels->scale(q, 1.0F + kind->temperature_beta * logf(1.0F + steps), n);
 }
 
 /* Returns the norm of a head; its weight is NULL if heads have none by themselves. */
@@ -49,9 +53,8 @@ void qsf_heads_finish_q(const qsf_ops *o, const float *weight, uint32_t head, si
         float *const q = s->q + t * qsf_stride(qsf_q_dim(kind)) + (size_t)head * kind->head_dim;
         if (norm.weight != NULL)
             qsf_ops_norm_row(o, q, &norm, kind->head_dim, q);
-        if (kind->temperature_step != 0 && s->positions[t] >= kind->temperature_step)
-            o->kernels->scale(q, temperature_at(kind, s->positions[t]), kind->head_dim);
-        rotate_row(o, q, t, true);
+        heat(o, q, kind->head_dim, t);
+        rotate_row(o, q, kind->head_dim, t, true);
     }
 }
 
@@ -74,7 +77,7 @@ void qsf_heads_store_k(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
         float *const k = s->k + t * qsf_stride(qsf_kv_dim(kind)) + (size_t)kv_head * kind->head_dim;
         if (norm.weight != NULL)
             qsf_ops_norm_row(o, k, &norm, kind->head_dim, k);
-        rotate_row(o, k, t, true);
+        rotate_row(o, k, kind->head_dim, t, true);
         const qsf_segment *const g = segment_of(chunk, t);
         qsf_kvcache_store_k(&g->sequence->kv, o->kernels, layer, kv_head, s->positions[t], k);
     }
@@ -89,10 +92,31 @@ void qsf_heads_store_v(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
         float *const v = s->v + t * qsf_stride(qsf_kv_dim(kind)) + (size_t)kv_head * kind->head_dim;
         if (kind->value_norm != 0)
             qsf_ops_norm_row(o, v, &norm, kind->head_dim, v);
-        rotate_row(o, v, t, false);
+        rotate_row(o, v, kind->head_dim, t, false);
         const qsf_segment *const g = segment_of(chunk, t);
         qsf_kvcache_store_v(&g->sequence->kv, o->kernels, layer, kv_head, s->positions[t], v);
     }
+}
+
+void qsf_heads_turn_latent_q(const qsf_ops *o, size_t t, float *nope, float *rope)
+{
+    const qsf_layer_kind *const kind = o->kind;
+    const size_t n = kind->head_dim - kind->latent_rank;
+    heat(o, nope, kind->nope_dim, t);
+    heat(o, rope, n, t);
+    rotate_row(o, rope, n, t, true);
+}
+
+void qsf_heads_store_latent(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer, size_t t,
+                            float *k)
+{
+    const qsf_layer_kind *const kind = o->kind;
+    const uint32_t position = o->scratch->positions[t];
+    qsf_kvcache *const kv = &segment_of(chunk, t)->sequence->kv;
+    rotate_row(o, k, kind->latent_rank, t, false);
+    rotate_row(o, k + kind->latent_rank, kind->head_dim - kind->latent_rank, t, true);
+    qsf_kvcache_store_k(kv, o->kernels, layer, 0, position, k);
+    qsf_kvcache_store_v(kv, o->kernels, layer, 0, position, k);
 }
 
 /* The argument of finish_tokens */

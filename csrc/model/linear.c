@@ -31,6 +31,7 @@ typedef struct range {
     part parts[QSF_LINEAR_APART_MAX];
     size_t n_parts;
     size_t n_bytes;
+    size_t head_rows;         /* of qsf_linear_run_heads, or 0 */
     atomic_bool is_malformed; /* the sparse outliers of a part are malformed */
 } range;
 
@@ -58,20 +59,20 @@ static size_t group_tile_rows(size_t group_rows)
  * 16-bit activations are the sum of a product with q and one with q_low, each as the kernel
  * rounds it. So few tokens that a kernel reads the weights once for twice as many are multiplied
  * together, others while the weights are in the cache. */
-static void multiply(const range *s, const part *p, size_t begin, size_t end, float *y,
-                     size_t y_stride, size_t worker_idx)
+static void multiply(const range *s, const part *p, const qsf_acts *x, size_t begin, size_t end,
+                     float *y, size_t y_stride, size_t worker_idx)
 {
     const qsf_scratch *const scratch = s->ops->scratch;
     const unsigned char *tiles = p->tiles + (begin - p->first) * p->tile_row_bytes;
     if (!p->is_fine) {
-        p->matmul(tiles, end - begin, p->x, y, y_stride);
+        p->matmul(tiles, end - begin, x, y, y_stride);
         return;
     }
-    const size_t n_tokens = p->x->n_tokens;
-    const qsf_acts low = qsf_acts_low(p->x);
+    const size_t n_tokens = x->n_tokens;
+    const qsf_acts low = qsf_acts_low(x);
     const bool is_together =
-        n_tokens <= QSF_LOW_TOGETHER && low.q == p->x->q + n_tokens * p->x->n_blocks * QSF_BLOCK;
-    qsf_acts both = *p->x;
+        n_tokens <= QSF_LOW_TOGETHER && low.q == x->q + n_tokens * x->n_blocks * QSF_BLOCK;
+    qsf_acts both = *x;
     both.n_tokens *= 2;
     float *const products = scratch->low_products + worker_idx * scratch->low_rows * QSF_LOW_COLS;
     const float *const low_products = products + (is_together ? n_tokens * QSF_LOW_COLS : 0);
@@ -80,7 +81,7 @@ static void multiply(const range *s, const part *p, size_t begin, size_t end, fl
         n = end - i < QSF_LOW_COLS / QSF_TILE_ROWS ? end - i : QSF_LOW_COLS / QSF_TILE_ROWS;
         p->matmul(tiles, n, is_together ? &both : &low, products, QSF_LOW_COLS);
         if (!is_together)
-            p->matmul(tiles, n, p->x, y, y_stride);
+            p->matmul(tiles, n, x, y, y_stride);
         for (size_t t = 0; t < n_tokens; t++) {
             if (is_together)
                 memcpy(y + t * y_stride, products + t * QSF_LOW_COLS,
@@ -92,6 +93,22 @@ static void multiply(const range *s, const part *p, size_t begin, size_t end, fl
     }
 }
 
+/* Multiplies whole tile rows [begin, end) of a matrix whose heads have rows of x of their own. */
+static void multiply_heads(const range *s, const part *p, size_t begin, size_t end,
+                           size_t worker_idx)
+{
+    const qsf_linear *const l = p->linear;
+    const size_t head_tile_rows = s->head_rows / QSF_TILE_ROWS;
+    for (size_t i = begin; i < end;) {
+        const size_t head = i / head_tile_rows;
+        const size_t head_end = (head + 1) * head_tile_rows;
+        const size_t to = end < head_end ? end : head_end;
+        const qsf_acts x = qsf_acts_rows(p->x, head * p->x->n_tokens, p->x->n_tokens);
+        multiply(s, p, &x, i, to, l->y + i * QSF_TILE_ROWS, l->y_stride, worker_idx);
+        i = to;
+    }
+}
+
 /* Computes the last rows of a matrix whose row count is no multiple of 16, in `tail`, so that
  * nothing is written after them. Only one item of a part contains them. */
 static void run_tail(const range *s, const part *p, size_t tile_row, size_t worker_idx)
@@ -99,7 +116,7 @@ static void run_tail(const range *s, const part *p, size_t tile_row, size_t work
     const qsf_linear *const l = p->linear;
     const qsf_acts *const x = p->x;
     const size_t row = tile_row * QSF_TILE_ROWS;
-    multiply(s, p, tile_row, tile_row + 1, p->tail, QSF_TILE_ROWS, worker_idx);
+    multiply(s, p, x, tile_row, tile_row + 1, p->tail, QSF_TILE_ROWS, worker_idx);
     for (size_t t = 0; t < x->n_tokens; t++)
         memcpy(l->y + t * l->y_stride + row, p->tail + t * QSF_TILE_ROWS,
                (l->w->n_rows - row) * sizeof *l->y);
@@ -132,8 +149,10 @@ static void run_tile_rows(range *s, const part *p, size_t begin, size_t end, siz
     const qsf_acts *const x = p->x;
     const size_t n_whole = l->w->n_rows / QSF_TILE_ROWS;
     const size_t whole_end = end < n_whole ? end : n_whole;
-    if (begin < whole_end)
-        multiply(s, p, begin, whole_end, l->y + begin * QSF_TILE_ROWS, l->y_stride, worker_idx);
+    if (s->head_rows != 0)
+        multiply_heads(s, p, begin, whole_end, worker_idx);
+    else if (begin < whole_end)
+        multiply(s, p, x, begin, whole_end, l->y + begin * QSF_TILE_ROWS, l->y_stride, worker_idx);
     if (end > n_whole)
         run_tail(s, p, n_whole, worker_idx);
     for (uint32_t i = 0; i < l->sides.n; i++)
@@ -255,11 +274,11 @@ static void fill_range(range *s, size_t cap_bytes, const qsf_linear *linears, si
     }
 }
 
-qsf_status qsf_linear_run(qsf_ops *o, const qsf_linear *linears, size_t n_linears,
-                          const qsf_acts *x)
+static qsf_status run_linears(qsf_ops *o, const qsf_linear *linears, size_t n_linears,
+                              size_t head_rows, const qsf_acts *x)
 {
     assert(n_linears <= QSF_LINEAR_MAX);
-    range s = {.ops = o};
+    range s = {.ops = o, .head_rows = head_rows};
     size_t idx = 0;
     size_t tile_row = 0;
     while (idx < n_linears) {
@@ -271,6 +290,21 @@ qsf_status qsf_linear_run(qsf_ops *o, const qsf_linear *linears, size_t n_linear
         QSF_TRY(run_range(o, &s, false));
     }
     return QSF_OK;
+}
+
+qsf_status qsf_linear_run(qsf_ops *o, const qsf_linear *linears, size_t n_linears,
+                          const qsf_acts *x)
+{
+    return run_linears(o, linears, n_linears, 0, x);
+}
+
+qsf_status qsf_linear_run_heads(qsf_ops *o, const qsf_linear *linear, size_t head_rows,
+                                const qsf_acts *x)
+{
+    const size_t n_heads = linear->w->n_rows / head_rows;
+    const qsf_acts first = qsf_acts_rows(x, 0, x->n_tokens / n_heads);
+    assert(head_rows % QSF_TILE_ROWS == 0 && linear->w->n_rows % head_rows == 0);
+    return run_linears(o, linear, 1, head_rows, &first);
 }
 
 qsf_status qsf_linear_run_pair(qsf_ops *o, const qsf_linear *first, const qsf_linear *second,

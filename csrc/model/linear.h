@@ -38,6 +38,11 @@ typedef struct qsf_linear {
 qsf_status qsf_linear_run(qsf_ops *o, const qsf_linear *linears, size_t n_linears,
                           const qsf_acts *x);
 
+/* Runs a matrix of heads, each of head_rows rows, whole tiles, that read rows of x of their own: x
+ * [heads * n_tokens], those of a head one behind another. It has no side products. */
+qsf_status qsf_linear_run_heads(qsf_ops *o, const qsf_linear *linear, size_t head_rows,
+                                const qsf_acts *x);
+
 /* Runs two matrices with equally many rows. When the epilogue of `second` gets rows, the same rows
  * of `first` are complete. `first` comes before `second` in the file and has no epilogue. */
 qsf_status qsf_linear_run_pair(qsf_ops *o, const qsf_linear *first, const qsf_linear *second,

@@ -215,9 +215,9 @@ void qsf_row_group_attend_span(const qsf_attention_job *job, const qsf_row_group
     score_pages(k->matmul[kv->pool->form.k_type], layer->k_page_bytes, k_pages, first_page,
                 end_page, x, scores);
     weigh_scores(o, group, begin, ranges, scores, sums);
-    const size_t stride = x->n_blocks * QSF_BLOCK;
+    const size_t stride = qsf_stride(qsf_value_dim(o->kind));
     float *const values = s->span_values + worker_idx * QSF_ATTEND_ROWS * stride;
     const weighed_span weighed = {job, group, scores, ranges, all};
-    for (size_t b = 0; b < x->n_blocks; b++)
+    for (size_t b = 0; b < stride / QSF_BLOCK; b++)
         span_values(&weighed, b, v_pages, values + b * QSF_BLOCK, stride);
 }

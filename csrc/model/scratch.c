@@ -122,6 +122,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
     const size_t kv_stride = qsf_stride(c->kv_dim);
     const size_t ffn_stride = qsf_stride(c->ffn_dim);
     const size_t gate_stride = qsf_stride(c->gate_dim);
+    const size_t latent_stride = qsf_stride(c->latent_dim);
     const size_t widest = larger(larger(s->dim_stride, q_stride), ffn_stride);
 
     s->x = qsf_arena_push(a, n * s->dim_stride, sizeof *s->x);
@@ -132,6 +133,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
     s->v = qsf_arena_push(a, n * kv_stride, sizeof *s->v);
     s->attended = qsf_arena_push(a, n * q_stride, sizeof *s->attended);
     s->mix_gate = qsf_arena_push(a, n * gate_stride, sizeof *s->mix_gate);
+    s->by_head = qsf_arena_push(a, n * latent_stride, sizeof *s->by_head);
     s->steps = qsf_arena_push(a, n * 2 * c->n_value_heads, sizeof *s->steps);
     s->gate = qsf_arena_push(a, n_wide * ffn_stride, sizeof *s->gate);
     s->up = c->has_gate ? qsf_arena_push(a, n_wide * ffn_stride, sizeof *s->up) : NULL;

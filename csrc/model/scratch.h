@@ -80,9 +80,10 @@ typedef struct qsf_scratch {
     float *v;          /* [chunk, kv_stride] */
     float *attended;   /* [chunk, q_stride] */
     float *mix_gate;   /* [chunk, gate_stride] gates of a mixer's output */
-    float *steps;      /* [chunk, 2 value heads] beta, then decay, of the delta rule */
-    float *gate;       /* [wide, ffn_stride] input of the down projection */
-    float *up;         /* [wide, ffn_stride]; NULL if the FFN has no gate */
+    float *by_head; /* [heads, chunk, nope_stride] queries that K_UP reads, of latent attention */
+    float *steps;   /* [chunk, 2 value heads] beta, then decay, of the delta rule */
+    float *gate;    /* [wide, ffn_stride] input of the down projection */
+    float *up;      /* [wide, ffn_stride]; NULL if the FFN has no gate */
     float *y; /* [chunk, dim_stride] output of attention or the FFN, before the residual add */
     uint32_t *positions; /* [chunk] positions of the rows in their sequences */
     float *rope_cos;     /* [chunk, pairs] of each RoPE set, one set after the other */

@@ -24,6 +24,8 @@ from qsf.file.keyvalues import (
 from qsf.file.layout import (
     F32_MAX,
     MAX_CHOSEN,
+    MAX_DIM,
+    MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_LAYER_EXPERTS,
     MAX_LAYER_KINDS,
@@ -40,6 +42,8 @@ from qsf.file.layout import (
 ROPE_NONE: Final = 255  # instead of the number of a RoPE set
 MAX_TAPS: Final = 16  # of a convolution
 MAX_STATE_DIM: Final = 256  # of a key or a value of the delta rule
+LATENT_STEP: Final = 64  # the rank of a latent is a multiple
+LATENT_VALUE_STEP: Final = 16  # and so is the dimension of its values
 STATE_COLS: Final = 32  # columns of a state that lie together in memory
 MAX_MIXED_ROWS: Final = 1 << 20  # of q, k and v of the delta rule together
 
@@ -126,6 +130,10 @@ class LayerKind:
     output_gate: int = 0  # of attention; 1: attended * sigmoid(gate)
     value_norm: int = 0  # 1: each head of the values is normalised, without weights
     values_are_keys: int = 0  # 1: values are the keys before their norm and RoPE
+    latent_rank: int = 0  # of latent attention, whose keys are latents; likewise the next two
+    nope_dim: int = 0  # of a query without its part for RoPE, before K_UP
+    latent_value_dim: int = 0  # of a head behind V_UP
+    query_rank: int = 0  # 0: queries come from one matrix
     n_taps: int = 0  # of a convolution
     n_key_heads: int = 0  # of the delta rule; likewise the next four
     n_value_heads: int = 0  # a multiple of the key heads
@@ -138,8 +146,21 @@ class LayerKind:
         """Does it attend to keys and values?"""
         return self.mixer == Mixer.ATTENTION
 
+    @property
+    def value_head_dim(self) -> int:
+        """Dimensions of a value that attention adds up."""
+        return self.latent_rank or self.head_dim
+
+    @property
+    def query_dim(self) -> int:
+        """Dimensions of a query of latent attention, before K_UP."""
+        return self.nope_dim + self.head_dim - self.latent_rank
+
     def mixer_dims(self, dim: int) -> tuple[int, int, int, int]:
         """Return the rows of the matrices in the places of Q, K, V, and the columns after them."""
+        if self.latent_rank:
+            queries = self.query_rank or self.n_heads * self.query_dim
+            return queries, self.head_dim, 0, self.n_heads * self.latent_value_dim
         if self.mixer == Mixer.DELTA:
             keys, values = self.n_key_heads * self.key_dim, self.n_value_heads * self.value_dim
             return keys, keys, values, values
@@ -200,6 +221,10 @@ def kind_keys(header: Header) -> tuple[Key, ...]:
         Key(40, "temperature_beta", F32),
         Key(41, "temperature_step", U32, least=1),
         Key(43, "alibi_slopes", F32_ARRAY),
+        Key(44, "latent_rank", U32, least=1, most=header.head_dim),
+        Key(45, "nope_dim", U32, least=1, most=MAX_HEAD_DIM),
+        Key(46, "latent_value_dim", U32, least=1, most=MAX_HEAD_DIM),
+        Key(47, "query_rank", U32, least=1, most=MAX_DIM),
         Key(48, "qk_norm", U32, most=max(QkNorm)),
         Key(56, "output_gate", U32, most=1),
         Key(57, "value_norm", U32, most=1),
@@ -238,7 +263,7 @@ def rotary_dims_of(header: Header, arch: Arch, sets: Sequence[RopeSet]) -> dict[
 
 _ATTENTION_FIELDS: Final = (
     "score_scale", "score_cap", "temperature_beta", "alibi_slopes", "qk_norm", "output_gate",
-    "value_norm", "values_are_keys",
+    "value_norm", "values_are_keys", "latent_rank",
 )  # fmt: skip
 _DELTA_FIELDS: Final = ("n_key_heads", "n_value_heads", "key_dim", "value_dim")  # keys 112 .. 115
 
@@ -259,7 +284,32 @@ def _check_mixer(name: str, k: LayerKind, header: Header, error: type[QsfError])
             f"{name}: mixer {int(k.mixer)} (key 1) has {k.n_taps} taps (key 116), allowed:"
             f" 2 .. {MAX_TAPS} for a convolution (1, 2), else none"
         )
+    _check_latent(name, k, error)
     _check_delta(name, k, error)
+
+
+def _check_latent(name: str, k: LayerKind, error: type[QsfError]) -> None:
+    """Raise ``error`` for wrong fields of latent attention, which other attention does not have."""
+    if not k.latent_rank:
+        if k.nope_dim or k.latent_value_dim or k.query_rank:
+            raise error(f"{name}: keys 45 .. 47 without a latent (key 44)")
+        return
+    others = (k.qk_norm, k.output_gate, k.value_norm, k.values_are_keys)
+    if (
+        k.latent_rank % LATENT_STEP
+        or k.latent_rank >= k.head_dim
+        or not k.nope_dim
+        or not k.latent_value_dim
+        or k.latent_value_dim % LATENT_VALUE_STEP
+        or k.n_kv_heads != 1
+        or any(others)
+    ):
+        raise error(
+            f"{name}: a latent of {k.latent_rank} in keys of {k.head_dim}, queries of"
+            f" {k.nope_dim}, values of {k.latent_value_dim}, {k.n_kv_heads} KV heads, allowed: a"
+            f" multiple of {LATENT_STEP} below the keys, 1 or more, a multiple of"
+            f" {LATENT_VALUE_STEP}, 1, without keys 48 .. 59"
+        )
 
 
 def _check_delta(name: str, k: LayerKind, error: type[QsfError]) -> None:
@@ -298,10 +348,10 @@ def check_kind(
         dims = rotary_dims.get(kind.rope_set)
         if dims is None:
             raise error(f"{name}: there is no RoPE set {kind.rope_set}")
-        if dims > kind.head_dim:
+        if dims > kind.head_dim - kind.latent_rank:
             raise error(
                 f"{name}: RoPE set {kind.rope_set} rotates {dims} dimensions, the heads have"
-                f" {kind.head_dim}"
+                f" {kind.head_dim - kind.latent_rank}"
             )
     if (kind.temperature_beta == 0.0) != (kind.temperature_step == 0):
         raise error(f"{name}: a query temperature has both a beta and a step")

@@ -32,6 +32,8 @@ MAX_SECTIONS: Final = 256
 MAX_TEXT_BYTES: Final = {"TOKN": 64 << 20, "CHAT": 1 << 20, "META": 16 << 20}
 MAX_LAYERS: Final = 4096
 MAX_HEADS: Final = 4096
+MAX_HEAD_DIM: Final = 4096
+MAX_DIM: Final = 1 << 20
 MAX_VOCAB: Final = 1 << 24
 MAX_EXTENT_ROWS: Final = 1 << 24  # rows or columns of a tensor
 MAX_LAYER_KINDS: Final = 64
@@ -222,6 +224,9 @@ class TensorType(IntEnum):
     FFN_DOWN_OUTLIERS = 35
     SINKS = 36
     MIX_GATE = 37
+    Q_UP = 38  # queries of what Q makes, of latent attention
+    K_UP = 39  # what brings queries to the latent, and values back from it: a product a head
+    V_UP = 40
     ROUTER_BIAS = 44
     SELECTION_BIAS = 45
     SHARED_GATE = 46
@@ -244,6 +249,7 @@ class TensorType(IntEnum):
 
 
 EXACT: Final = (TensorType.EXPERT_ROUTER, TensorType.BETA, TensorType.DECAY)  # f16 or f32 alone
+FINE: Final = (TensorType.K_UP, TensorType.V_UP)  # of 8 bits at least: all heads go through them
 
 
 OUTLIERS_OF: Final[dict[int, TensorType]] = {  # matrix -> its outlier table

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf.file.layout import EXACT, Dtype, Role, TensorType
+from qsf.file.layout import EXACT, FINE, Dtype, Role, TensorType
 from qsf_converter.calibrate import transforms
 from qsf_converter.calibrate.compensation import InputSums, Rounded, Rounding
 from qsf_converter.calibrate.experts import RoutedPart, round_plainly
@@ -201,6 +201,9 @@ class Calibration:
         del plain, energies
         stored = exact.changed()
         rounded: dict[TensorType, Rounded] = {}
+        for kind in {*EXACT, *FINE, T.Q_UP} & set(targets):  # of no group
+            rounded[kind] = round_plainly(targets[kind], exact[kind])
+            stored[kind] = rounded[kind].stored
         heads = _Heads()
         inputs: tuple[Float32Array, Float32Array] | None = None
         layer_bytes = sum(target.source_bytes for target in targets.values())
@@ -218,8 +221,6 @@ class Calibration:
             self._advance(
                 layer_bytes * (n + 1) // len(INPUT_GROUPS) - layer_bytes * n // len(INPUT_GROUPS)
             )
-        for kind in set(EXACT) & set(targets):
-            rounded[kind] = round_plainly(targets[kind], exact[kind])
         tensors = [
             RoundedTensor(target, (_vector(target, exact[kind]),))
             if target.is_vector

@@ -96,8 +96,8 @@ def scale_inputs(
         _divide(out, in_front, scales)
     elif group == (T.ATTN_OUT,):
         of = weights.kind
-        if of.value_norm or of.values_are_keys:
-            return None  # a norm takes the factor back, and keys are not to change
+        if of.value_norm or of.values_are_keys or of.latent_rank:
+            return None  # a norm takes the factor back, keys and latents are not to change
         of_values = scales.reshape(-1, _n_shared(of), of.head_dim)[:, 0].ravel()
         _divide(out, T.V, of_values)
     elif group == (T.FFN_DOWN,) and T.FFN_GATE in weights:
@@ -127,7 +127,7 @@ def rotate_heads(weights: Weights) -> Weights | None:
     """
     n = weights.kind.head_dim
     is_apart = weights.kind.value_norm or T.ATTN_SUB_NORM in weights or T.MIX_GATE in weights
-    if n < 2 or n & (n - 1) or is_apart or weights.kind.values_are_keys:
+    if n < 2 or n & (n - 1) or is_apart or T.V not in weights:
         return None
     turn = _hadamard(n)
     out = weights.changed()

@@ -26,11 +26,10 @@ from qsf.file.layout import (
     Arch,
     Header,
     Norm,
-    Positions,
-    RopeScaling,
     TensorType,
     UnitId,
 )
+from qsf_converter.original.rotation import rope_frequencies, rotate
 from qsf_converter.original.routing import route
 from qsf_converter.rounding.pieces import Piece, read_rows, read_tensor
 from qsf_converter.rounding.plan import Plan, Target
@@ -105,7 +104,7 @@ class Original:
         plain = plain_kind(self.header, self.arch, is_gated=is_gated)
         self._kinds = facts.layer_kinds or (plain,) * self.header.n_layers
         self._rope_sets = facts.rope_sets
-        self._frequencies = _rope_frequencies(self.header, self.arch)
+        self._frequencies = rope_frequencies(self.header, self.arch)
 
     def targets(self, unit: UnitId) -> list[Target]:
         """The tensors of a unit; empty if the model has no such unit."""
@@ -284,14 +283,11 @@ class Original:
             return delta_rule(w, y, self._normalised)
         n_shared = kind.n_heads // kind.n_kv_heads
         # [heads, tokens, head_dim]
-        q, k = (self._turned(w, matrix, norm, y) for matrix, norm in _QK)
-        v = linear(w, T.K if kind.values_are_keys else T.V, y)
-        v = v.reshape(n_tokens, -1, kind.head_dim).transpose(1, 0, 2)
-        v = self._normalised(v) if kind.value_norm else v
+        q, k, v = self._latents(w, y) if kind.latent_rank else self._qkv(w, y)
         scale = np.float32(kind.score_scale or 1 / math.sqrt(kind.head_dim))
         behind = np.arange(n_tokens)[:, None] - np.arange(n_tokens)
         hidden = _hidden_positions(behind, kind.window_tokens)
-        out = np.empty((n_tokens, kind.n_heads, kind.head_dim), np.float32)
+        out = np.empty((n_tokens, kind.n_heads, kind.value_head_dim), np.float32)
         for head in range(kind.n_heads):
             scores = q[head] @ k[head // n_shared].T
             scores *= scale
@@ -311,6 +307,9 @@ class Original:
                 total += np.exp(w[T.SINKS][head] - largest)
             scores /= total
             out[:, head] = scores @ v[head // n_shared]
+        if kind.latent_rank:
+            out = np.matmul(out.transpose(1, 0, 2), _by_head(w, T.V_UP).transpose(0, 2, 1))
+            out = out.transpose(1, 0, 2)
         mixed = out.reshape(n_tokens, -1)
         if T.MIX_GATE in w:
             mixed /= 1 + np.exp(-linear(w, T.MIX_GATE, y))
@@ -367,6 +366,30 @@ class Original:
         hidden = observed(of_down, self.ffn_hidden(w, y))
         return behind, y, self.ffn_output(w, hidden)
 
+    def _qkv(self, w: Weights, y: Float32Array) -> tuple[Float32Array, Float32Array, Float32Array]:
+        q, k = (self._turned(w, matrix, norm, y) for matrix, norm in _QK)
+        v = linear(w, T.K if w.kind.values_are_keys else T.V, y)
+        v = v.reshape(len(y), -1, w.kind.head_dim).transpose(1, 0, 2)
+        return q, k, self._normalised(v) if w.kind.value_norm else v
+
+    def _latents(
+        self, w: Weights, y: Float32Array
+    ) -> tuple[Float32Array, Float32Array, Float32Array]:
+        """Queries [heads, n_tokens, head_dim], and the latent as the one key and value of all."""
+        kind, n_tokens = w.kind, len(y)
+        q, k = linear(w, T.Q, y), linear(w, T.K, y)
+        if kind.query_rank:
+            q = _latent_norm(q) * w[T.Q_NORM] @ w[T.Q_UP].T
+        q = q.reshape(n_tokens, kind.n_heads, kind.query_dim).transpose(1, 0, 2)
+        latent = _latent_norm(k[:, : kind.latent_rank]) * w[T.K_NORM]
+        rope, key = q[..., kind.nope_dim :], k[None, :, kind.latent_rank :]
+        if kind.rope_set != ROPE_NONE:
+            angles = self._angles(kind, n_tokens)
+            rope, key = rotate(rope, *angles), rotate(key, *angles)
+        nope = np.matmul(q[..., : kind.nope_dim], _by_head(w, T.K_UP).transpose(0, 2, 1))
+        q = _heated(kind, np.concatenate([nope, rope], axis=-1))
+        return q, np.concatenate([latent[None], key], axis=-1), latent[None]
+
     def _turned(
         self, w: Weights, matrix: TensorType, norm: TensorType, y: Float32Array
     ) -> Float32Array:
@@ -382,12 +405,8 @@ class Original:
             x = self._normalised(x) * w[norm].reshape(x.shape[1:])
         x = x.transpose(1, 0, 2)
         if kind.rope_set != ROPE_NONE:
-            x = _rotate(x, *self._angles(kind, n_tokens))
-        if matrix == T.Q and kind.temperature_step:
-            steps = np.arange(n_tokens) // kind.temperature_step
-            factors = 1 + kind.temperature_beta * np.log1p(steps)
-            x = x * factors.astype(np.float32)[:, None]
-        return np.asarray(x, np.float32)
+            x = rotate(x, *self._angles(kind, n_tokens))
+        return np.asarray(_heated(kind, x) if matrix == T.Q else x, np.float32)
 
     def _angles(self, kind: LayerKind, n_tokens: int) -> tuple[Float32Array, Float32Array, bool]:
         """Return cos and sin [n_tokens, pairs], and whether pairs are interleaved."""
@@ -436,6 +455,24 @@ def for_each(n: int, act: Callable[[int], None], *, n_threads: int | None = None
     with ThreadPoolExecutor(n_threads, thread_name_prefix="compute") as pool:
         for _ in pool.map(act, range(n)):
             pass
+
+
+def _by_head(w: Weights, matrix: TensorType) -> Float32Array:
+    """A matrix of latent attention as [heads, rows of a head, columns]."""
+    return w[matrix].reshape(w.kind.n_heads, -1, w[matrix].shape[1])
+
+
+def _latent_norm(x: Float32Array) -> Float32Array:
+    """The norm of latents, whose epsilon is not the model's."""
+    return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(1e-6)))
+
+
+def _heated(kind: LayerKind, q: Float32Array) -> Float32Array:
+    """Queries [heads, n_tokens, ...] times their temperature."""
+    if not kind.temperature_step:
+        return q
+    factors = 1 + kind.temperature_beta * np.log1p(np.arange(q.shape[1]) // kind.temperature_step)
+    return np.asarray(q * factors.astype(np.float32)[:, None])
 
 
 def convolve(w: Weights, x: Float32Array) -> Float32Array:
@@ -511,38 +548,6 @@ def _hidden_positions(behind: NDArray[np.int_], window_tokens: int) -> NDArray[n
     if window_tokens:
         hidden |= behind >= window_tokens
     return hidden
-
-
-def _rotate(
-    x: Float32Array, cos: Float32Array, sin: Float32Array, is_interleaved: bool
-) -> Float32Array:
-    """RoPE on the first 2 * n angles of each head; x [heads, tokens, head_dim]."""
-    n = cos.shape[1]
-    out: Float32Array = x.copy()
-    first, second = (
-        (slice(0, 2 * n, 2), slice(1, 2 * n, 2))
-        if is_interleaved
-        else (slice(0, n), slice(n, 2 * n))
-    )
-    out[..., first] = x[..., first] * cos - x[..., second] * sin
-    out[..., second] = x[..., second] * cos + x[..., first] * sin
-    return out
-
-
-def _rope_frequencies(header: Header, arch: Arch) -> NDArray[np.float64]:
-    """Angles per position, one for each pair of dimensions; scaled as LLaMA 3 does if so asked."""
-    if header.positions != Positions.ROPE:
-        return np.empty(0)
-    n_dims = arch.rope_dims or header.head_dim
-    frequencies = header.rope_theta ** -(np.arange(0, n_dims, 2) / n_dims)
-    if arch.rope_scaling == RopeScaling.LINEAR:
-        return np.asarray(frequencies / arch.rope_factor)
-    if arch.rope_scaling == RopeScaling.LLAMA3:
-        turns = arch.rope_original_tokens * frequencies / (2 * math.pi)
-        low, high = arch.rope_low_freq_factor, arch.rope_high_freq_factor
-        kept = np.clip((turns - low) / (high - low), 0, 1)
-        return np.asarray(frequencies * (kept + (1 - kept) / arch.rope_factor))
-    return np.asarray(frequencies)
 
 
 def _gated(kind: int, up: Float32Array) -> Float32Array:

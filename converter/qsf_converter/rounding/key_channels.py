@@ -52,7 +52,8 @@ def with_equal_keys(plan: Plan, checkpoint: Checkpoint) -> Plan:
     for layer_idx, kind in enumerate(_kinds(plan.facts)):
         unit = layer_unit(layer_idx)
         targets = by_unit[unit]
-        if not kind.has_attention or targets[T.Q].is_ternary or targets[T.K].is_ternary:
+        is_plain = kind.has_attention and not kind.latent_rank
+        if not is_plain or targets[T.Q].is_ternary or targets[T.K].is_ternary:
             continue
         keys = channel_sizes(_KEYS, targets, kind, checkpoint)
         queries = channel_sizes(_QUERIES, targets, kind, checkpoint)

@@ -213,6 +213,8 @@ def _read_raw(piece: Piece, checkpoint: Checkpoint, *, is_kept: bool = False) ->
         names, row = (source.name, *target.joined), target.slice_idx
         parts = [checkpoint.read_rows(name, row, row + 1) for name in names]
         return np.concatenate(parts, axis=1)[:, places]
+    if target.rule.is_turned:
+        return _turned(piece, checkpoint)
     first, last = share.span(piece.start, piece.stop)
     places = share.places(piece.start, piece.stop)
     n_rows = source.n_rows // target.n_slices
@@ -231,6 +233,20 @@ def _read_raw(piece: Piece, checkpoint: Checkpoint, *, is_kept: bool = False) ->
         columns[start:stop] = slab[:, first:last][:, places]
     assert columns is not None  # a matrix has at least one row
     return columns
+
+
+def _turned(piece: Piece, checkpoint: Checkpoint) -> RawArray:
+    """Read rows of a matrix each of whose groups is transposed in the source."""
+    share, source = piece.target.share, piece.target.source
+    n_rows = source.shape[-1]  # of a group
+    first, last = piece.start // n_rows, -(-piece.stop // n_rows)
+    rows = checkpoint.read_rows(source.name, first * share.stride, last * share.stride)
+    groups = rows.reshape(last - first, share.stride, n_rows)
+    turned = groups[:, share.first : share.first + share.n].transpose(0, 2, 1)
+    start = first * n_rows
+    return np.ascontiguousarray(
+        turned.reshape(-1, share.n)[piece.start - start : piece.stop - start]
+    )
 
 
 def read_rows(piece: Piece, checkpoint: Checkpoint) -> NDArray[np.float32]:

@@ -22,6 +22,7 @@ from qsf.file.layout import (
     EMBEDDING_UNIT,
     EXACT,
     FINAL_UNIT,
+    FINE,
     KEPT,
     Dtype,
     Role,
@@ -89,13 +90,15 @@ class Policy:
             return Dtype.F16
         if rule.is_vector:
             return Dtype.F32
+        if rule.target in FINE:
+            return Dtype.F16 if self.layers in (Dtype.F16, Dtype.F32) else Dtype.Q8
         is_of_layer = rule.place in (Place.LAYER, Place.EXPERT)
         return self.by_name.get(name, self.layers if is_of_layer else self.embeddings)
 
 
 def _is_as_stored(rule: TensorRule) -> bool:
     """Is it a matrix whose values and rows are those of the source?"""
-    is_changed = rule.transposed or rule.scale is not None or rule.add
+    is_changed = rule.transposed or rule.is_turned or rule.scale is not None or rule.add
     is_matrix = not rule.is_vector and rule.place is not Place.POSITIONS
     return is_matrix and not is_changed and rule.target not in EXACT
 
@@ -196,7 +199,7 @@ class Target:
     @property
     def has_unit_type(self) -> bool:
         """Is it a matrix whose type counts as its unit's? That of a router does not."""
-        return self.is_matrix and self.rule.target not in EXACT
+        return self.is_matrix and self.rule.target not in (*EXACT, *FINE)
 
     @property
     def is_matrix(self) -> bool:

@@ -23,6 +23,7 @@ from qsf_converter.sources.families import (
     gpt,
     granite,
     grouped,
+    latent,
     lfm2,
     llama,
 )
@@ -31,7 +32,19 @@ from qsf_converter.sources.families.family import Facts, Family, read_family
 
 FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family
-    for module in (llama, cohere, granite, gemma, gemma4, gpt, experts, grouped, lfm2, delta)
+    for module in (
+        llama,
+        cohere,
+        granite,
+        gemma,
+        gemma4,
+        gpt,
+        experts,
+        grouped,
+        latent,
+        lfm2,
+        delta,
+    )
     for family in module.FAMILIES
 }
 _NESTED: Final = {name: family for family in FAMILIES.values() for name in family.nested}
@@ -40,12 +53,11 @@ _NESTED: Final = {name: family for family in FAMILIES.values() for name in famil
 # relative that runs.
 _MISSING: Final = (
     (r"KimiLinear|OlmoHybrid|Bailing.*Linear", "a gated delta rule of another form", "Qwen 3.5"),
-    (r"DeepseekV[23]|Glm4MoeLite", "latent attention (MLA)", "GLM-4.5 or Qwen 3 MoE"),
     (r"Mamba|Jamba|FalconH1|NemotronH|Bamba|Zamba|Hybrid", "layers with recurrent states",
      "Granite 4 without Mamba"),
     (r"Lfm", "layers of another form beside short convolutions", "LFM2"),
     (r"Rwkv|RecurrentGemma|xLSTM", "recurrent layers", "Qwen 3"),
-    (r"MiniCPM3|Deepseek|Mistral4", "latent attention (MLA)", "Qwen 3"),
+    (r"DeepseekV(32|4)|GlmMoeDsa", "attention with an indexer", "DeepSeek V3"),
     (r"Moe|MoE|Dbrx|Llama4|Jetmoe|Arctic", "a mixture of experts of another form", "Qwen 3 MoE"),
     (r"Gemma3n", "embeddings of each layer and several residual streams", "Gemma 3"),
     (r"T5|Bart|Whisper|Marian|Pegasus", "an encoder with a decoder", "Qwen 3"),
@@ -145,8 +157,8 @@ _NEUTRAL_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
 # Keys that are about training, tools, generation or other tasks.
 _HARMLESS: Final = re.compile(
     r"_.*|architectures|model_type|(torch_)?dtype|transformers(_|\.).*|auto_map|use_cache"
-    r"|.*drop(out)?(_p|_prob|_rate)?|initializer_.*|.*_init(_.*)?|init_.*|.*label.*|problem_type"
-    r"|pretraining_tp|gradient_checkpointing.*|use_flash_attn.*|attn_implementation|flash_.*"
+    r"|.*drop(out)?(_p|_prob|_rate)?|(.*_)?initializer_.*|.*_init(_.*)?|init_.*|.*label.*"
+    r"|problem_type|pretraining_tp|gradient_checkpointing.*|use_flash_attn.*|attn_implementation|flash_.*"
     r"|tokenizer_class|task_specific_params|summary_.*|finetuning_task|prefix|unsloth_.*|n_ctx"
     r"|(bos|eos|pad|sep|unk|decoder_start|image|mask|cls)_token_(id|index)|.*_token_ids?|name"
     r"|(do_sample|temperature|top_[kp]|max_length|min_length|repetition_penalty|num_beams"

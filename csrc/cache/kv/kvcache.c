@@ -229,7 +229,7 @@ void qsf_kvcache_store_v(qsf_kvcache *kv, const qsf_kernels *k, uint32_t layer, 
 {
     const qsf_kv_layer *const l = &kv->pool->layers[layer];
     k->v_store[kv->pool->form.v_type](
-        value, l->head_dim, position % QSF_KV_PAGE_TOKENS,
+        value, l->value_dim, position % QSF_KV_PAGE_TOKENS,
         qsf_kv_pool_v_page(kv->pool, l, kv_head, block_of(kv, l, page_of(position))));
 }
 

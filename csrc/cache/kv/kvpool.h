@@ -58,7 +58,8 @@ static inline uint32_t qsf_kv_pinned_pages(const qsf_layer_kind *k)
 typedef struct qsf_kv_layer {
     const qsf_layer_kind *kind;
     uint32_t n_kv_heads;
-    uint32_t head_dim;
+    uint32_t head_dim;  /* of a key */
+    uint32_t value_dim; /* of a value */
     uint32_t group_idx;
     size_t k_page_bytes;
     size_t v_page_bytes;

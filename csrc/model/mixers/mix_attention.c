@@ -9,6 +9,7 @@
 #include "model/block.h"
 #include "model/heads.h"
 #include "model/linear.h"
+#include "model/mixers/mix_latent.h"
 
 /* The argument of the epilogues */
 typedef struct attention_job {
@@ -111,6 +112,8 @@ static void gate_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
 qsf_status qsf_mix_attention(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
                              uint32_t layer_idx)
 {
+    if (o->kind->latent_rank != 0)
+        return qsf_mix_latent(o, l, chunk, layer_idx);
     attention_job job = {o, chunk, layer_idx, NULL, NULL, NULL};
     const qsf_block_end end = {l->tensors[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_ATTN_OUT_BIAS],
                                &l->sides[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_POST_ATTN_NORM],

@@ -16,10 +16,10 @@ import pytest
 
 import qsf
 from make.draft_models import make_draft_models, open_streamed
-from make.kind_models import LAYER_NORMS, MIXED, write_model
+from make.kind_models import LATENT, LAYER_NORMS, MIXED, write_model
 from make.streamed_models import least_options, write_random_mixture
 from qsf.errors import QsfArgumentError, QsfCancelledError
-from qsf.file.layout import Norm
+from qsf.file.layout import Dtype, Norm
 from qsf.native import binding
 
 
@@ -29,6 +29,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         **make_draft_models(folder),
         "mixed": write_model(folder / "mixed.qsf", MIXED),
+        "latent": write_model(folder / "latent.qsf", LATENT, dtype=Dtype.Q8),
         "layer-norms": write_model(folder / "norms.qsf", LAYER_NORMS, norm=Norm.LAYER, seed=1),
     }
 
@@ -43,6 +44,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "small-chunk": ("llama", {"chunk_tokens": 4}),
     "window": ("mistral", {"chunk_tokens": 8}),
     "mixed": ("mixed", {"chunk_tokens": 8}),
+    "latent": ("latent", {"chunk_tokens": 8, "n_threads": 3}),
     "layer-norms": ("layer-norms", {}),
     "experts": ("experts", {}),
     "streamed": ("streamed", {"ctx_tokens": 128}),

@@ -16,12 +16,12 @@ import pytest
 from numpy.typing import NDArray
 
 import qsf
-from make.kind_models import LAYER_NORMS, MIXED, write_model
+from make.kind_models import LATENT, LAYER_NORMS, MIXED, write_model
 from make.recurrent_models import write_recurrent
 from make.streamed_models import make_streamed_gpt2
 from make.tiny_checkpoints import make_llama, make_mistral
 from qsf.errors import QsfArgumentError
-from qsf.file.layout import Norm
+from qsf.file.layout import Dtype, Norm
 from qsf.native import binding
 from qsf.native.passing import run_pass
 from qsf.passes import Choice, Chosen, PassItem, Sampler, Wants
@@ -44,6 +44,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "mistral": make_tiny(folder, make_mistral, "mistral"),
         "mixed": write_model(folder / "mixed.qsf", MIXED),
         "layer-norms": write_model(folder / "norms.qsf", LAYER_NORMS, norm=Norm.LAYER, seed=1),
+        "latent": write_model(folder / "latent.qsf", LATENT, dtype=Dtype.Q8),
         "streamed": make_streamed_gpt2(folder),
         "experts": Path(__file__).parents[2] / "golden" / "tiny-experts-4bit.qsf",
         "recurrent": write_recurrent(folder),
@@ -60,6 +61,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
        for bits in (2, 4, 8, 16, 32)},
     "window": ("mistral", {"chunk_tokens": 16}),
     "mixed": ("mixed", {"chunk_tokens": 16}),
+    "latent": ("latent", {"chunk_tokens": 16, "n_threads": 3, "kv_k_type": 4, "kv_v_type": 8}),
     "mixed-many-rows": ("mixed", {"n_threads": 2, "logits_rows": 40, "chunk_tokens": 40}),
     "layer-norms": ("layer-norms", {"chunk_tokens": 24}),
     "experts": ("experts", {"chunk_tokens": 16}),

@@ -32,13 +32,13 @@ from make.attacks import (
 )
 from make.examples import examples
 from make.expert_attacks import EXPERT_ATTACKS, EXPERTS
-from make.kind_attacks import KIND_ATTACKS, KINDS
+from make.kind_attacks import KIND_ATTACKS, KINDS, LATENT_ATTACKS, LATENTS
 from make.qsf_files import repair, tiny_header, write_tiny
 from oracle.readers import agree, c_verdict, python_verdict, verdict
 from qsf.errors import QsfError, QsfFormatError, QsfIOError
 from qsf.file.layout import HEAD_COLS, Compression, Dtype
 
-BASES = [PLAIN, LEARNED, TIED, KINDS, EXPERTS, *PACKED.values(), *SMALL.values()]
+BASES = [PLAIN, LEARNED, TIED, KINDS, LATENTS, EXPERTS, *PACKED.values(), *SMALL.values()]
 
 
 @pytest.fixture
@@ -90,10 +90,12 @@ def test_attacks(path: Path, error: type[QsfError], change: Change) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "change"), [a[1:] for a in KIND_ATTACKS], ids=[a[0] for a in KIND_ATTACKS]
+    ("base", "error", "change"),
+    [(KINDS, *a[1:]) for a in KIND_ATTACKS] + [(LATENTS, *a[1:]) for a in LATENT_ATTACKS],
+    ids=[a[0] for a in (*KIND_ATTACKS, *LATENT_ATTACKS)],
 )
-def test_attacks_on_kinds(path: Path, error: type[QsfError], change: Change) -> None:
-    data = bytearray(KINDS)
+def test_attacks_on_kinds(path: Path, base: bytes, error: type[QsfError], change: Change) -> None:
+    data = bytearray(base)
     change(data)
     assert verdict(path, repair(data)) is error
 
@@ -195,7 +197,9 @@ def places(data: bytes) -> list[range]:
     first, n_sections = struct.unpack_from("<QI", data, 100)
     out = [range(128), range(first, first + 32 * n_sections)]
     tables = (b"UNIT", b"ARCH", b"TENS", b"EBND")
-    kinds = {KINDS: (b"KIND", b"ROPE"), EXPERTS: (b"KIND", b"UNIT")}.get(data, ())
+    kinds = {KINDS: (b"KIND", b"ROPE"), LATENTS: (b"KIND",), EXPERTS: (b"KIND", b"UNIT")}.get(
+        data, ()
+    )
     for tag in (*tables, *kinds, *kinds):
         off, n_bytes = struct.unpack_from("<QQ", data, entry_at(data, tag) + 8)
         out.append(range(off, off + n_bytes))

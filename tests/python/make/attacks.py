@@ -28,10 +28,12 @@ def build(
     is_dull: bool = False,
     layer_kinds: Sequence[LayerKind] = (),
     rope_sets: Sequence[RopeSet] = (),
+    head_dim: int = 4,
 ) -> bytes:
     """Return a valid file with an unknown optional section."""
     header = tiny_header(
         n_layers=n_layers,
+        head_dim=head_dim,
         positions=positions,
         rope_theta=1e4 if positions == Positions.ROPE else 0.0,
     )
@@ -295,7 +297,7 @@ TENSOR_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("unit", F, tensor(0, "I", 0, 4)),
     ("unit order", F, tensor(1, "I", 0, 2)),
     ("unit 0 empty", F, tensor(0, "I", 0, 1)),
-    ("type", U, tensor(1, "I", 4, 38)),
+    ("type", U, tensor(1, "I", 4, 41)),
     ("free type before the router bias", U, tensor(1, "I", 4, 43)),
     ("free type behind the scales of experts", U, tensor(1, "I", 4, 49)),
     ("last free type", U, tensor(1, "I", 4, 61)),

@@ -7,7 +7,7 @@ import struct
 from dataclasses import replace
 
 from make.attacks import NAN, Change, F, U, build, f32, f32s, grow, u32
-from make.qsf_files import tiny_header
+from make.qsf_files import repair, tiny_header
 from qsf.errors import QsfError
 from qsf.file.kinds import QkNorm, RopeSet, plain_kind
 from qsf.file.layout import Arch
@@ -34,6 +34,12 @@ KINDS = build(
     ),
     rope_sets=SETS,
 )
+
+
+def latent(rank: int = 64, nope: int = 3, value: int = 16, query_rank: int = 5) -> bytes:
+    """Keys 44 to 47; without those that are 0"""
+    values = (rank, nope, value, query_rank)
+    return b"".join(u32(44 + i, n) for i, n in enumerate(values) if n)
 
 
 def kind(*kinds: bytes, of_layers: bytes = b"\0\0", padding: bytes = b"\0\0") -> Change:
@@ -64,6 +70,38 @@ def rope(*sets: bytes, count: int | None = None, reserved: int = 0, behind: byte
 
 
 ONE = rope_set(1)
+
+
+def _of_latents() -> bytes:
+    """A file whose KIND is right for a latent; its tensors are not, which readers do not ask."""
+    plain = plain_kind(tiny_header(head_dim=68), Arch(rope_dims=4))
+    kinds = (replace(plain, window_tokens=5),) * 2
+    data = bytearray(build(layer_kinds=kinds, arch=Arch(rope_dims=4), head_dim=68))
+    kind(latent())(data)
+    return repair(data)
+
+
+LATENTS = _of_latents()
+LATENT_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
+    ("latent: wider than a key", F, kind(latent(128))),
+    ("latent: as wide as a key", F, kind(u32(34, 64) + latent())),
+    ("latent: no multiple of 64", F, kind(latent(63))),
+    ("latent: nothing left to rotate", F, kind(u32(34, 67) + latent())),
+    ("latent: without the query's part", F, kind(latent(nope=0))),
+    ("latent: without values", F, kind(latent(value=0))),
+    ("latent: values of 17", F, kind(latent(value=17))),
+    ("latent: values of 4112", F, kind(latent(value=4112))),
+    ("latent: queries of 4097", F, kind(latent(nope=4097))),
+    ("latent: a query's rank above 2^20", F, kind(latent(query_rank=(1 << 20) + 1))),
+    ("latent: with a QK norm", F, kind(latent() + u32(48, 1))),
+    ("latent: with an output gate", F, kind(latent() + u32(56, 1))),
+    ("latent: with a V norm", F, kind(latent() + u32(57, 1))),
+    ("latent: with values that are keys", F, kind(latent() + u32(59, 1))),
+    ("latent: of a convolution", F, kind(u32(1, 1) + u32(37, 255) + latent() + u32(116, 3))),
+    ("latent: none, with its other keys", F, kind(latent(rank=0))),
+    ("latent: none, with a query's rank", F, kind(u32(47, 5))),
+    ("latent: 0", F, kind(u32(44, 0))),
+]
 
 KIND_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("kind: 3 bytes", F, raw_kind(b"\1\0\0")),

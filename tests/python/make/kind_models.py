@@ -86,8 +86,12 @@ class Layer:
         norms = (T.Q_NORM, T.K_NORM) if self.kind.qk_norm else ()
         routed = (T.FFN_NORM, T.EXPERT_ROUTER) if self.kind.n_experts else ()
         usual = {T.ATTN_NORM, *_MATRICES, *norms, *routed, *_FFN[Ffn(self.kind.ffn)]}
-        if self.kind.values_are_keys:
+        if self.kind.values_are_keys or self.kind.latent_rank:
             usual.remove(T.V)
+        if self.kind.latent_rank:
+            usual |= {T.K_NORM, T.K_UP, T.V_UP}
+        if self.kind.query_rank:
+            usual |= {T.Q_NORM, T.Q_UP}
         if self.kind.mixer == Mixer.DELTA:
             usual |= {T.MIX_GATE, T.BETA, T.DECAY, T.DECAY_RATE, T.DECAY_BIAS, T.MIX_NORM, T.CONV}
         elif self.kind.output_gate:
@@ -125,7 +129,18 @@ LAYER_NORMS: Final = (
 
 EXPERT_BIASES: Final = (T.FFN_GATE_BIAS, T.FFN_UP_BIAS, T.FFN_DOWN_BIAS)
 APART: Final = (T.ROUTER_NORM, T.EXPERT_SCALE, T.ROUTED_NORM, T.ROUTED_POST_NORM, T.LAYER_SCALE)
+LATENT: Final = (
+    Layer(kind(n_kv_heads=1, head_dim=80, latent_rank=64, nope_dim=24, latent_value_dim=16,
+               query_rank=40, score_scale=0.15)),
+    Layer(kind(n_heads=3, n_kv_heads=1, head_dim=136, latent_rank=128, nope_dim=72, rope_set=1,
+               latent_value_dim=48, window_tokens=40, temperature_beta=0.3, temperature_step=7,
+               n_experts=4, n_chosen=2, expert_dim=24), (T.SINKS, T.ATTN_SUB_NORM, T.Q_BIAS)),
+    Layer(kind(n_heads=2, n_kv_heads=1, head_dim=65, latent_rank=64, nope_dim=5, query_rank=90,
+               latent_value_dim=32, rope_set=ROPE_NONE, alibi_slopes=(0.5, 0.25), score_cap=3.0),
+          (T.Q_BIAS, T.K_BIAS, T.ATTN_OUT_BIAS, *POST_NORMS)),
+)  # fmt: skip
 ROUTED: Final = (
+    *LATENT,
     Layer(kind()),
     Layer(kind(ffn=Ffn.NONE, n_experts=6, n_chosen=2, expert_dim=40,
                expert_weights=ExpertWeights.BY_SUM)),

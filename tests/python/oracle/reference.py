@@ -193,15 +193,22 @@ class _Pass:
         if layer.n_taps:
             return self.convolution(x, layer.n_taps, at)
         n_tokens = len(x)
-        q, k = self.heads(x, layer, at, "q"), self.heads(x, layer, at, "k")
-        v = self.linear(x, f"{at}.k" if layer.values_are_keys else f"{at}.v")
-        v = v.reshape(n_tokens, layer.n_kv_heads, layer.head_dim)
-        v = self.normed(v) if layer.has_value_norm else v
+        if layer.latent is not None:
+            q, k, v = self.latents(x, layer, at)
+        else:
+            q, k = self.heads(x, layer, at, "q"), self.heads(x, layer, at, "k")
+            v = self.linear(x, f"{at}.k" if layer.values_are_keys else f"{at}.v")
+            v = v.reshape(n_tokens, layer.n_kv_heads, layer.head_dim)
+            v = self.normed(v) if layer.has_value_norm else v
+        n_values = v.shape[-1]
         turned: Array | None = None
         if self.is_rotated:
-            turned = hadamard(layer.head_dim).astype(self.dtype)
-        if turned is not None:
-            q, k, v = q @ turned, k @ turned, v @ turned
+            turned = np.zeros((layer.head_dim,) * 2, self.dtype)
+            n_first = layer.head_dim if layer.latent is None else n_values
+            turned[:n_first, :n_first] = hadamard(n_first)
+            if n_first < layer.head_dim:
+                turned[n_first:, n_first:] = hadamard(layer.head_dim - n_first)
+            q, k, v = q @ turned, k @ turned, v @ turned[:n_values, :n_values]
         q = self.round_queries(q)
         k = k if self.kv[0] == "float" else quantise_kv(k, self.kv[0]).astype(self.dtype)
         v = v if self.kv[1] == "float" else quantise_kv(v, self.kv[1]).astype(self.dtype)
@@ -210,13 +217,57 @@ class _Pass:
         self.keep(f"{at}.v", v.reshape(n_tokens, -1))
         sinks = self.weight(f"{at}.sinks") if f"{at}.sinks" in self.model.weights else None
         mixed = attend_layer(q, k, v, layer, sinks)
+        mixed = mixed.reshape(n_tokens, layer.n_heads, n_values)
         if turned is not None:
-            mixed = (mixed.reshape(q.shape) @ turned).reshape(n_tokens, -1)
+            mixed = mixed @ turned[:n_values, :n_values]
+        if layer.latent is not None:
+            mixed = self.by_head(mixed, f"{at}.v_up")
+        mixed = mixed.reshape(n_tokens, -1)
         if f"{at}.mix_gate" in self.model.weights:
             mixed = mixed / (1 + np.exp(-self.linear(x, f"{at}.mix_gate")))
         self.keep(f"{at}.heads", mixed)
         mixed = self.normalise(mixed, f"{at}.attn_sub_norm")
         return self.keep(f"{at}.attn_out", self.linear(mixed, f"{at}.attn_out"))
+
+    def latents(self, x: Array, layer: Layer, at: str) -> tuple[Array, Array, Array]:
+        """Queries [n_tokens, n_heads, head_dim], and the key and the value of all heads."""
+        assert layer.latent is not None
+        rank, n_nope = layer.latent
+
+        def normed(y: Array, name: str) -> Array:
+            size = (y * y).mean(axis=-1, keepdims=True) + self.dtype(1e-6)
+            return np.asarray(y / np.sqrt(size) * self.weight(name))
+
+        q, k = self.linear(x, f"{at}.q"), self.linear(x, f"{at}.k")
+        if f"{at}.q_up" in self.model.weights:
+            q = self.linear(normed(q, f"{at}.q_norm"), f"{at}.q_up")
+        q = q.reshape(len(x), layer.n_heads, -1)
+        rope, key = q[..., n_nope:], k[:, None, rank:]
+        if layer.frequencies is not None:
+            rope, key = (
+                rotate_by(y, layer.frequencies, layer.rope_interleaved, layer.rope_factor)
+                for y in (rope, key)
+            )
+        if layer.temperature is not None:
+            beta, step = layer.temperature
+            factors: Array = (1 + beta * np.log1p(np.arange(len(x)) // step)).astype(self.dtype)
+            q, rope = q * factors[:, None, None], rope * factors[:, None, None]
+        q = np.concatenate([self.by_head(q[..., :n_nope], f"{at}.k_up"), rope], axis=-1)
+        latent = normed(k[:, :rank], f"{at}.k_norm")[:, None]
+        return q, np.concatenate([latent, key], axis=-1), latent
+
+    def by_head(self, x: Array, name: str) -> Array:
+        """`x` [n_tokens, n_heads, n_inputs] times the part of the matrix that is the head's."""
+        _, n_heads, n_inputs = x.shape
+        if self.activations == "integer" and name in self.model.integer:
+            rows = x.reshape(-1, n_inputs)
+            codes, scales = quantise_activations(
+                rows, self.model.integer[name], self.model.scale_cols
+            )
+            rounded = (codes * scales[:, :, None].astype(self.dtype)).reshape(len(rows), -1)
+            x = rounded[:, :n_inputs].reshape(x.shape)
+        w = self.weight(name).reshape(n_heads, -1, n_inputs)
+        return np.asarray(np.einsum("thi,hoi->tho", x, w))
 
     def round_queries(self, q: Array) -> Array:
         """Queries [n_tokens, n_heads, head_dim] as they meet keys of few bits."""

@@ -50,6 +50,7 @@ class Layer:
     has_tiled_heads: bool = False  # value heads of a key head are n_key_heads apart
     has_value_norm: bool = False
     values_are_keys: bool = False  # before their norm
+    latent: tuple[int, int] | None = None  # rank, and dimensions of a query without RoPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,5 +301,6 @@ def _layer_of(
         has_tiled_heads=bool(kind.has_tiled_heads),
         has_value_norm=bool(kind.value_norm),
         values_are_keys=bool(kind.values_are_keys),
+        latent=(kind.latent_rank, kind.nope_dim) if kind.latent_rank else None,
         **rope,
     )

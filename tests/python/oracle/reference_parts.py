@@ -156,7 +156,7 @@ def attend_layer(q: Array, k: Array, v: Array, layer: Layer, sinks: Array | None
     if layer.window_tokens > 0:
         seen &= (distance < layer.window_tokens) | (np.arange(n_tokens) < layer.pinned_tokens)
     scale = q.dtype.type(layer.score_scale or 1 / math.sqrt(head_dim))
-    out = np.empty_like(q)
+    out = np.empty((n_tokens, n_heads, v.shape[-1]), q.dtype)
     for head in range(n_heads):
         kv_head = head // n_queries_per_kv
         scores = (q[:, head] @ k[:, kv_head].T) * scale
@@ -174,4 +174,4 @@ def attend_layer(q: Array, k: Array, v: Array, layer: Layer, sinks: Array | None
         weights = np.exp(scores - largest)
         total = total + weights.sum(axis=1, keepdims=True)
         out[:, head] = weights / total @ v[:, kv_head]
-    return out.reshape(n_tokens, n_heads * head_dim)
+    return out.reshape(n_tokens, -1)

@@ -30,30 +30,31 @@ from qsf_converter.sources.families.family import Draft, Family, usual
 from qsf_converter.sources.families.llama import ENDS, MLP, out, pre_norms, qk_norms, qkv
 
 
-def _grouped(draft: Draft) -> None:
+def grouped(draft: Draft, *, has_groups: bool = True, **routing: Any) -> None:
+    """Experts behind the first layers, beside shared ones; ``routing`` is what is not GLM's."""
     config, n_layers = draft.config, draft.header.n_layers
-    n_dense = config.get("first_k_dense_replace")
+    n_dense = draft.dims.get("dense layers", config.get("first_k_dense_replace"))
     if type(n_dense) is not int or not 0 <= n_dense < n_layers:
         raise config.error("first_k_dense_replace", f"= {shown(n_dense)}: no layer has experts")
     draft.dims["expert"] = config.count("moe_intermediate_size", MAX_FFN_DIM)
     n_shared = config.count("n_shared_experts", MAX_LAYER_EXPERTS)
     draft.dims["shared"] = n_shared * draft.dims["expert"]
-    n_groups = config.count("n_group", MAX_LAYER_EXPERTS)
-    groups: dict[str, Any] = {}
-    kept = config.count("topk_group", n_groups)
-    if n_groups > 1:
-        groups = {"n_groups": n_groups, "n_groups_kept": kept}
-        groups["group_score"] = GroupScore.TWO_LARGEST
+    n_groups = config.count("n_group", MAX_LAYER_EXPERTS) if has_groups else 1
+    kept = config.count("topk_group", n_groups) if has_groups else 1
     weights = by_sum(config)
-    route(
-        draft,
-        range(n_dense, n_layers),
-        expert_score=ExpertScore.SIGMOID,
-        expert_weights=weights,
-        weights_epsilon=1e-20 if weights == ExpertWeights.BY_SUM else 0.0,
-        weights_factor=config.positive("routed_scaling_factor"),
-        **groups,
-    )
+    all_routing: dict[str, Any] = {
+        "expert_score": ExpertScore.SIGMOID,
+        "expert_weights": weights,
+        "weights_epsilon": 1e-20 if weights == ExpertWeights.BY_SUM else 0.0,
+        "weights_factor": config.positive("routed_scaling_factor"),
+        "n_groups": n_groups,
+        "n_groups_kept": kept,
+        "group_score": GroupScore.TWO_LARGEST,
+        **routing,
+    }
+    if n_groups == 1:
+        all_routing["group_score"] = GroupScore.LARGEST
+    route(draft, range(n_dense, n_layers), **all_routing)
     if "use_qk_norm" in draft.flags:
         draft.set_all(qk_norm=QkNorm.PER_HEAD)
 
@@ -63,10 +64,10 @@ def _minimax(draft: Draft) -> None:
 
 
 _BIASES = ("gate.e_score_correction_bias", "gate.e_score_correction_bias", "gate.selection.bias")
-_LAYOUTS = tuple(
+SELECTED = tuple(
     (selection_bias(f"{MLP}{name}"), *rules) for name, rules in zip(_BIASES, LAYOUTS, strict=True)
 )
-_RENAMES = {**EXPERT_RENAMES, "num_experts": "n_routed_experts"}
+RENAMES = {**EXPERT_RENAMES, "num_experts": "n_routed_experts"}
 _DEFAULTS: Mapping[str, Any] = usual(
     EXPERT_DEFAULTS,
     expert_dim=1408,
@@ -92,8 +93,8 @@ FAMILIES = (
             *out(),
             *_FFN,
         ),
-        layouts=_LAYOUTS,
-        renames=_RENAMES,
+        layouts=SELECTED,
+        renames=RENAMES,
         defaults=usual(
             _DEFAULTS,
             context=131072,
@@ -107,15 +108,15 @@ FAMILIES = (
         flags={"attention_bias": False, "use_qk_norm": False},
         # Layers after the last one predict further tokens; their tensors are left out.
         neutral={"num_nextn_predict_layers": (0, 1), "num_mtp_layers": (0, 1)},
-        adjust=_grouped,
+        adjust=grouped,
     ),
     Family(
         name="SolarOpenForCausalLM",
         title="Solar Open",
         model_type="solar_open",
         rules=(*pre_norms(), *qkv(bias="attention_bias"), *out(bias="attention_bias"), *_FFN),
-        layouts=_LAYOUTS,
-        renames=_RENAMES,
+        layouts=SELECTED,
+        renames=RENAMES,
         defaults=usual(
             _DEFAULTS,
             context=131072,
@@ -130,7 +131,7 @@ FAMILIES = (
         ),
         flags={"attention_bias": False},
         neutral={"use_qk_norm": (None, False)},
-        adjust=_grouped,
+        adjust=grouped,
     ),
     Family(
         name="Dots1ForCausalLM",
@@ -143,13 +144,13 @@ FAMILIES = (
             *out(bias="attention_bias"),
             *_FFN,
         ),
-        layouts=_LAYOUTS,
-        renames=_RENAMES,
+        layouts=SELECTED,
+        renames=RENAMES,
         defaults=usual(_DEFAULTS, context=2048, norm_topk_prob=False, window=4096),
         flags={"attention_bias": False},
         kind={"qk_norm": QkNorm.PER_HEAD},
         neutral={"max_window_layers": tuple(range(4097))},
-        adjust=_grouped,
+        adjust=grouped,
     ),
     Family(
         name="MiniMaxM2ForCausalLM",

@@ -68,17 +68,19 @@ class Where(enum.Enum):
 class TensorRule:
     """How one kind of source tensor becomes one QSF tensor.
 
-    ``source`` is the name without the family's prefix; {layer} in it is the layer's number, and a
-    tensor of a layer without a number belongs to the first one. ``shape`` names the dimensions of
-    the tensor that is made of it. A matrix is ``transposed`` if the source stores [in, out]
-    (GPT-2's Conv1D). A fused source holds ``parts``, named by the dimensions of their outputs, one
-    after another along its output axis; ``part`` says which. With ``groups``, a dimension too, they
-    take turns: each of so many groups holds its share of every part (Q, K and V of one head, then
-    those of the next). With {head} in ``source`` each of the groups is a vector of its own.
-    ``flag``, if given, is a fact of the configuration without which the tensor does not exist. The
-    values are ``add`` plus what is stored, times the factor of the configuration that ``scale``
-    names; of a logarithm (``is_log``) they are e to its power. A matrix that ``is_flat`` becomes a
-    vector, one row after the other.
+    ``source`` is the name without the family's prefix; {layer} in it is the layer's number, and
+    a tensor of a layer without a number belongs to the first one. ``shape`` names the
+    dimensions of the tensor that is made of it. A matrix is ``transposed`` if the source stores
+    [in, out] (GPT-2's Conv1D). A fused source holds ``parts``, named by the dimensions of their
+    outputs, one after another along its output axis; ``part`` says which. With ``groups``, a
+    dimension too, they take turns: each of so many groups holds its share of every part (Q, K
+    and V of one head, then those of the next); ``is_turned`` ones are transposed, each group by
+    itself. A source that ``is_stacked`` has the groups along an axis of its own. With {head} in
+    ``source`` each of the groups is a vector of its own. ``flag``, if given, is a fact of the
+    configuration without which the tensor does not exist. The values are ``add`` plus what is
+    stored, times the factor of the configuration that ``scale`` names; of a logarithm
+    (``is_log``) they are e to its power. A matrix that ``is_flat`` becomes a vector, one row
+    after the other.
     """
 
     place: Place
@@ -96,6 +98,8 @@ class TensorRule:
     scale: str | None = None
     is_flat: bool = False
     is_log: bool = False
+    is_turned: bool = False
+    is_stacked: bool = False
 
     @property
     def is_vector(self) -> bool:
@@ -112,6 +116,10 @@ class TensorRule:
         n_outputs = sum(dims[part] for part in self.parts or self.shape[:1])
         n_outputs //= len(self.names(0, dims))
         shape = (n_outputs, *(dims[dim] for dim in self.shape[1:]))
+        if self.groups is not None and self.is_turned:
+            shape = (n_outputs, dims[self.shape[0]] // dims[self.groups])
+        if self.groups is not None and self.is_stacked:
+            shape = (dims[self.groups], n_outputs // dims[self.groups], *shape[1:])
         shape = shape[::-1] if self.transposed else shape
         return shape if self.slices is None else (dims[self.slices], *shape)
 
@@ -180,8 +188,8 @@ def ends(
 _ORDER: Final = (
     T.EMBEDDING, T.INPUT_NORM, T.INPUT_NORM_BIAS, T.ATTN_NORM, T.ATTN_NORM_BIAS,
     T.Q_BIAS, T.K_BIAS, T.V_BIAS, T.Q_NORM, T.K_NORM, T.SINKS, T.DECAY_RATE, T.DECAY_BIAS,
-    T.MIX_NORM, T.Q, T.K, T.V, T.MIX_GATE, T.BETA, T.DECAY, T.CONV, T.CONV_BIAS,
-    T.ATTN_SUB_NORM, T.ATTN_OUT_BIAS, T.ATTN_OUT, T.POST_ATTN_NORM,
+    T.MIX_NORM, T.Q, T.K, T.V, T.Q_UP, T.K_UP, T.V_UP, T.MIX_GATE, T.BETA, T.DECAY,
+    T.CONV, T.CONV_BIAS, T.ATTN_SUB_NORM, T.ATTN_OUT_BIAS, T.ATTN_OUT, T.POST_ATTN_NORM,
     T.ROUTER_NORM, T.FFN_NORM, T.FFN_NORM_BIAS, T.ROUTER_BIAS, T.SELECTION_BIAS, T.EXPERT_SCALE,
     T.EXPERT_ROUTER, T.SHARED_GATE,
     T.FFN_GATE_BIAS, T.FFN_UP_BIAS, T.FFN_GATE, T.FFN_UP,

@@ -1,0 +1,358 @@
+"""Families with latent attention (MLA): DeepSeek V2, V3, R1, Kimi K2, GLM-4.7-Flash, MiniCPM3.
+
+Checkpoints have one matrix that makes keys and values of the latent; here its part for keys is
+turned to the queries (docs/format.md, section 7). Newer GGUF files have the two apart.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, Final
+
+from qsf.errors import shown
+from qsf.file.kinds import LATENT_STEP, LATENT_VALUE_STEP, ExpertScore, ExpertWeights, GroupScore
+from qsf.file.layout import MAX_DIM, MAX_HEAD_DIM, MAX_LAYER_EXPERTS
+from qsf_converter.sources.families.config import Config
+from qsf_converter.sources.families.experts import DENSE, EXPERT_DEFAULTS, LAYOUTS, ROUTER, SHARED
+from qsf_converter.sources.families.family import Draft, Family, usual
+from qsf_converter.sources.families.grouped import RENAMES, SELECTED, grouped
+from qsf_converter.sources.families.llama import ATTN, ENDS, TEXT_PREFIXES, gated, pre_norms
+from qsf_converter.sources.families.positions import parameters_of
+from qsf_converter.sources.families.rules import T, TensorRule, ends, layer, linear, norm
+
+Rules = tuple[TensorRule, ...]
+
+# ---- rules ----
+
+_BY_HEAD: Final[dict[str, Any]] = {"parts": ("nopes", "values"), "groups": "heads"}
+_STACKED: Final[dict[str, Any]] = {"groups": "heads", "is_stacked": True}
+_LATENT: Final[Rules] = (
+    *pre_norms(),
+    *linear(T.Q, None, f"{ATTN}q_proj", "queries", "hidden", flag="one_query"),
+    *linear(T.Q, None, f"{ATTN}q_a_proj", "query rank", "hidden", flag="query_rank"),
+    layer(T.Q_BIAS, f"{ATTN}q_a_proj.bias", "query rank", flag="query_bias"),
+    *norm(T.Q_NORM, f"{ATTN}q_a_layernorm", "query rank", flag="query_rank"),
+    *linear(T.Q_UP, None, f"{ATTN}q_b_proj", "queries", "query rank", flag="query_rank"),
+    *linear(T.K, T.K_BIAS, f"{ATTN}kv_a_proj_with_mqa", "key", "hidden",
+            bias_flag="attention_bias"),
+    *norm(T.K_NORM, f"{ATTN}kv_a_layernorm", "latent"),
+    *linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, f"{ATTN}o_proj", "hidden", "values",
+            bias_flag="attention_bias"),
+)  # fmt: skip
+_FUSED: Final[Rules] = (
+    *linear(T.K_UP, None, f"{ATTN}kv_b_proj", "latents", "nope", part=0, is_turned=True,
+            **_BY_HEAD),
+    *linear(T.V_UP, None, f"{ATTN}kv_b_proj", "values", "latent", part=1, **_BY_HEAD),
+)  # fmt: skip
+_SPLIT: Final[Rules] = (
+    *linear(T.K_UP, None, f"{ATTN}k_b_proj", "latents", "nope", **_STACKED),
+    *linear(T.V_UP, None, f"{ATTN}v_b_proj", "values", "latent", **_STACKED),
+)
+
+
+def _layouts(experts: tuple[Rules, ...]) -> tuple[Rules, ...]:
+    """The layouts of checkpoints, then the two of GGUF files."""
+    return (*((*_FUSED, *rules) for rules in experts), (*_SPLIT, *experts[-1]))
+
+
+# ---- configurations ----
+
+
+def _rope(config: Config, layer_type: str) -> Config:
+    """The parameters of the part of a head that is rotated, which is all of what is said here."""
+    n_rope = config.get("head_dim")
+    stated = parameters_of(config, layer_type)
+    part = stated.get("partial_rotary_factor")
+    n_all = (config.get("qk_nope_head_dim") or 0) + (n_rope or 0)
+    if part not in (None, 1) and round(stated.positive("partial_rotary_factor") * n_all) != n_rope:
+        raise stated.error("partial_rotary_factor", f"= {shown(part)} is not {n_rope} of {n_all}")
+    values = {name: stated[name] for name in stated if name != "partial_rotary_factor"}
+    return Config(values, where="rope_parameters.")
+
+
+def _multiple(config: Config, name: str, most: int, step: int) -> int:
+    n = config.count(name, most)
+    if n % step:
+        raise config.error(name, f"= {n} is not a multiple of {step}")
+    return n
+
+
+def _latent(draft: Draft) -> None:
+    """Keys are latents with what RoPE turns, one head of them; scores have the size of queries."""
+    config, heads = draft.config, draft.header.n_heads
+    n_rope = draft.header.head_dim
+    rank = _multiple(config, "kv_lora_rank", MAX_HEAD_DIM - n_rope, LATENT_STEP)
+    n_nope = config.count("qk_nope_head_dim", MAX_HEAD_DIM)
+    n_values = _multiple(config, "v_head_dim", MAX_HEAD_DIM, LATENT_VALUE_STEP)
+    has_rank = config.get("q_lora_rank") is not None
+    query_rank = config.count("q_lora_rank", MAX_DIM) if has_rank else 0
+    draft.flags.add("query_rank" if has_rank else "one_query")
+    if has_rank and "attention_bias" in draft.flags:
+        draft.flags.add("query_bias")
+    draft.dims |= {
+        "queries": heads * (n_nope + n_rope),
+        "query rank": query_rank,
+        "key": rank + n_rope,
+        "latent": rank,
+        "latents": heads * rank,
+        "nope": n_nope,
+        "nopes": heads * n_nope,
+        "values": heads * n_values,
+    }
+    draft.header = replace(draft.header, n_kv_heads=1, head_dim=rank + n_rope)
+    draft.ropes = {
+        type_: rope if rope.arch is None else replace(rope, arch=rope.arch | {"rope_dims": n_rope})
+        for type_, rope in draft.ropes.items()
+    }
+    scaling = _rope(config, draft.layer_types[0])
+    size = 1.0
+    if scaling.get("rope_type", scaling.get("type", "default")) != "default":
+        size = _size(scaling)
+    draft.set_all(
+        n_kv_heads=1,
+        head_dim=rank + n_rope,
+        latent_rank=rank,
+        nope_dim=n_nope,
+        latent_value_dim=n_values,
+        query_rank=query_rank,
+        score_scale=(n_nope + n_rope) ** -0.5 * size * size,
+    )
+
+
+def _size(scaling: Config) -> float:
+    """The factor of queries and keys that YaRN's ``mscale_all_dim`` asks for."""
+    of_all = scaling.get("mscale_all_dim")
+    factor = scaling.positive("factor", 1.0)
+    if not of_all or factor <= 1:
+        return 1.0
+    return 0.1 * scaling.positive("mscale_all_dim") * math.log(factor) + 1.0
+
+
+def _v2(draft: Draft) -> None:
+    config = draft.config
+    _latent(draft)
+    by_groups = config.get("topk_method") == "group_limited_greedy"
+    grouped(
+        draft,
+        has_groups=by_groups,
+        expert_score=ExpertScore.SOFTMAX,
+        expert_weights=ExpertWeights.AS_IS,
+        weights_epsilon=0.0,
+        group_score=GroupScore.LARGEST,
+    )
+
+
+def _v3(draft: Draft) -> None:
+    _latent(draft)
+    grouped(draft)
+
+
+def _glm_lite(draft: Draft) -> None:
+    """The layers without experts are the first ones, by either key."""
+    config, n_layers = draft.config, draft.header.n_layers
+    types = config.of_layers("mlp_layer_types", n_layers, ("dense", "sparse"))
+    if types is not None:
+        n_dense = types.count("dense")
+        if types != ["dense"] * n_dense + ["sparse"] * (n_layers - n_dense):
+            raise config.error("mlp_layer_types", "has dense layers behind others")
+        draft.dims["dense layers"] = n_dense
+    _v3(draft)
+
+
+def _mistral4(draft: Draft) -> None:
+    _latent(draft)
+    grouped(draft, expert_score=ExpertScore.SOFTMAX)
+
+
+def _minicpm3(draft: Draft) -> None:
+    config, header = draft.config, draft.header
+    _latent(draft)
+    draft.arch = replace(draft.arch, embedding_factor=config.positive("scale_emb"))
+    depth = math.sqrt(header.n_layers)
+    draft.set_all(residual_factor=config.positive("scale_depth", depth) / depth)
+    base = config.count("dim_model_base", MAX_DIM, header.dim)
+    draft.factors["logits"] = base / header.dim
+
+
+_RENAMES: Final = {**RENAMES, "head_dim": "qk_rope_head_dim"}
+_DEFAULTS: Final = usual(
+    EXPERT_DEFAULTS,
+    kv_lora_rank=512,
+    q_lora_rank=1536,
+    qk_nope_head_dim=128,
+    head=64,
+    v_head_dim=128,
+    n_group=1,
+    topk_group=1,
+    routed_scaling_factor=1.0,
+    n_shared_experts=1,
+)
+_COMMON: Final[dict[str, Any]] = {
+    "is_interleaved": True,
+    "flags": {"attention_bias": False},
+    "rope_parameters": _rope,
+}
+_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    # transformers writes sizes that follow from others.
+    "head_dim": tuple(range(MAX_HEAD_DIM + 1)),
+    "qk_head_dim": tuple(range(2 * MAX_HEAD_DIM + 1)),
+    "rope_interleave": (True,),
+    "mlp_bias": (False,),
+}
+# Layers after the last one predict further tokens; their tensors are left out.
+_AHEAD: Final = {"num_nextn_predict_layers": (0, 1), "num_mtp_layers": (0, 1)}
+_ROUTED: Final[dict[str, Any]] = {
+    "moe_layer_freq": (1,),
+    "seq_aux": (True, False),
+    "aux_loss_alpha": (0.001, 0.0001),
+}
+
+FAMILIES = (
+    Family(
+        name="DeepseekV2ForCausalLM",
+        title="DeepSeek V2 (Lite, Coder)",
+        model_type="deepseek_v2",
+        rules=(*_LATENT, *DENSE, ROUTER, *SHARED, *ENDS),
+        layouts=_layouts(LAYOUTS),
+        renames=_RENAMES,
+        defaults=usual(
+            _DEFAULTS,
+            context=2048,
+            experts=64,
+            expert_dim=1407,
+            n_shared_experts=2,
+            first_k_dense_replace=0,
+            topk_method="greedy",
+        ),
+        neutral={
+            **_NEUTRAL,
+            **_ROUTED,
+            "norm_topk_prob": (False,),
+            "scoring_func": ("softmax",),
+            "topk_method": ("greedy", "group_limited_greedy"),
+            "n_group": tuple(range(MAX_LAYER_EXPERTS)),
+            "topk_group": tuple(range(MAX_LAYER_EXPERTS)),
+        },
+        adjust=_v2,
+        **_COMMON,
+    ),
+    Family(
+        name="DeepseekV3ForCausalLM",
+        title="DeepSeek V3, R1, Kimi K2",
+        model_type="deepseek_v3",
+        rules=(*_LATENT, *DENSE, ROUTER, *SHARED, *ENDS),
+        layouts=_layouts(SELECTED),
+        renames=_RENAMES,
+        defaults=usual(
+            _DEFAULTS,
+            context=4096,
+            experts=256,
+            chosen=8,
+            expert_dim=2048,
+            first_k_dense_replace=3,
+            routed_scaling_factor=2.5,
+            n_group=8,
+            topk_group=4,
+            norm_topk_prob=True,
+        ),
+        neutral={
+            **_NEUTRAL,
+            **_ROUTED,
+            **_AHEAD,
+            "scoring_func": ("sigmoid",),
+            "topk_method": ("noaux_tc",),
+        },
+        adjust=_v3,
+        **_COMMON,
+    ),
+    Family(
+        name="Glm4MoeLiteForCausalLM",
+        title="GLM-4.7-Flash",
+        model_type="glm4_moe_lite",
+        rules=(*_LATENT, *DENSE, ROUTER, *SHARED, *ENDS),
+        layouts=_layouts(SELECTED),
+        renames=_RENAMES,
+        defaults=usual(
+            _DEFAULTS,
+            context=202752,
+            epsilon=1e-5,
+            q_lora_rank=768,
+            qk_nope_head_dim=192,
+            v_head_dim=256,
+            experts=64,
+            chosen=4,
+            expert_dim=1536,
+            first_k_dense_replace=1,
+            routed_scaling_factor=1.8,
+            norm_topk_prob=True,
+        ),
+        neutral={**_NEUTRAL, **_AHEAD, "topk_method": ("noaux_tc",)},
+        adjust=_glm_lite,
+        **_COMMON,
+    ),
+    Family(
+        name="Mistral4ForCausalLM",
+        title="Mistral Small 4, text",
+        model_type="mistral4",
+        nested=("Mistral3ForConditionalGeneration",),
+        prefixes=TEXT_PREFIXES,
+        left_out=("vision_tower.", "multi_modal_projector."),
+        rules=(*_LATENT, *DENSE, ROUTER, *SHARED, *ENDS),
+        layouts=_layouts(LAYOUTS),
+        renames=_RENAMES,
+        defaults=usual(
+            _DEFAULTS,
+            context=1048576,
+            kv_lora_rank=256,
+            q_lora_rank=1024,
+            qk_nope_head_dim=64,
+            experts=128,
+            chosen=4,
+            expert_dim=2048,
+            first_k_dense_replace=0,
+            norm_topk_prob=True,
+        ),
+        neutral=_NEUTRAL,
+        adjust=_mistral4,
+        **_COMMON,
+    ),
+    Family(
+        name="YoutuForCausalLM",
+        title="Youtu-LLM",
+        model_type="youtu",
+        rules=(*_LATENT, *gated(), *ENDS),
+        layouts=(_FUSED, _SPLIT),
+        renames=_RENAMES,
+        defaults=usual(_DEFAULTS, context=131072, tied=True),
+        neutral=_NEUTRAL,
+        adjust=_latent,
+        **_COMMON,
+    ),
+    Family(
+        name="MiniCPM3ForCausalLM",
+        title="MiniCPM3",
+        model_type="minicpm3",
+        rules=(*_LATENT, *gated(), *ends("embed_tokens", "norm", scale="logits")),
+        layouts=(_FUSED,),
+        renames=_RENAMES,
+        defaults=usual(
+            _DEFAULTS,
+            context=32768,
+            epsilon=1e-5,
+            tied=True,
+            kv_lora_rank=256,
+            q_lora_rank=768,
+            qk_nope_head_dim=64,
+            head=32,
+            v_head_dim=64,
+            scale_emb=12,
+            scale_depth=1.4,
+            dim_model_base=256,
+        ),
+        neutral=_NEUTRAL,
+        adjust=_minicpm3,
+        **{**_COMMON, "is_interleaved": False},
+    ),
+)

@@ -1,0 +1,156 @@
+/* mix_latent.c - the latent and the queries that read it, attention, and the products by heads. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/mixers/mix_latent.h"
+
+#include <string.h>
+
+#include "base/status.h"
+#include "model/attention.h"
+#include "model/block.h"
+#include "model/heads.h"
+#include "model/linear.h"
+
+#define LATENT_EPSILON 1e-6F /* of the norms of latents, whatever the others have */
+
+/* The argument of epilogues and parallel loops */
+typedef struct latent_job {
+    const qsf_ops *ops;
+    const qsf_chunk *chunk;
+    uint32_t layer_idx;
+    const float *q_norm; /* [query_rank], or NULL */
+    const float *k_norm; /* [latent_rank] */
+    const float *sinks;
+} latent_job;
+
+/* Finishes the latents of rows begin .. end - 1: norms, RoPE; the key and the value are stored. */
+static void finish_latents(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    const latent_job *const job = arg;
+    const qsf_ops *const o = job->ops;
+    const qsf_layer_kind *const kind = o->kind;
+    (void)worker_idx;
+    for (size_t t = begin; t < end; t++) {
+        float *const k = o->scratch->k + t * qsf_stride(qsf_kv_dim(kind));
+        float *const q = o->scratch->v + t * qsf_stride(kind->query_rank);
+        o->kernels->rmsnorm(k, job->k_norm, LATENT_EPSILON, kind->latent_rank, k);
+        if (job->q_norm != NULL)
+            o->kernels->rmsnorm(q, job->q_norm, LATENT_EPSILON, kind->query_rank, q);
+        qsf_heads_store_latent(o, job->chunk, job->layer_idx, t, k);
+    }
+}
+
+/* Takes whole heads of queries apart: what K_UP reads, and the part that RoPE turns, which goes to
+ * its place behind what K_UP will make. */
+static void q_epilogue(const void *arg, size_t begin, size_t end)
+{
+    const latent_job *const job = arg;
+    const qsf_ops *const o = job->ops;
+    const qsf_layer_kind *const kind = o->kind;
+    const size_t dim = qsf_latent_query_dim(kind);
+    const size_t stride = qsf_stride(kind->n_heads * (uint32_t)dim);
+    for (size_t h = begin / dim; h < end / dim; h++)
+        for (size_t t = 0; t < o->n_tokens; t++) {
+            const float *const from = o->scratch->attended + t * stride + h * dim;
+            float *const nope =
+                o->scratch->by_head + (h * o->n_tokens + t) * qsf_stride(kind->nope_dim);
+            float *const to = o->scratch->q + t * qsf_stride(qsf_q_dim(kind)) + h * kind->head_dim +
+                              kind->latent_rank;
+            memcpy(nope, from, kind->nope_dim * sizeof *nope);
+            memcpy(to, from + kind->nope_dim, (dim - kind->nope_dim) * sizeof *to);
+            qsf_heads_turn_latent_q(o, t, nope, to);
+        }
+}
+
+/* Brings what K_UP has made of whole heads to their queries. */
+static void k_up_epilogue(const void *arg, size_t begin, size_t end)
+{
+    const qsf_ops *const o = arg;
+    const qsf_layer_kind *const kind = o->kind;
+    const size_t rank = kind->latent_rank;
+    for (size_t t = 0; t < o->n_tokens; t++)
+        for (size_t h = begin / rank; h < end / rank; h++) {
+            float *const q = o->scratch->q + t * qsf_stride(qsf_q_dim(kind)) + h * kind->head_dim;
+            memcpy(q, o->scratch->attended + (t * kind->n_heads + h) * rank, rank * sizeof *q);
+            if (o->scratch->kv_form.is_rotated)
+                o->kernels->hadamard(q, rank);
+        }
+}
+
+/* y [n_tokens, y_stride] = w @ x by heads; x [heads, n_tokens, dim padded to 64] */
+static qsf_status run_heads(qsf_ops *o, const qsf_linear *linear, float *x, uint32_t dim,
+                            size_t head_rows)
+{
+    const qsf_norm_weights none = {NULL, NULL};
+    const uint32_t n_tokens = o->n_tokens;
+    o->n_tokens = n_tokens * o->kind->n_heads;
+    const qsf_acts in = qsf_ops_prepare(o, x, dim, &none, x);
+    o->n_tokens = n_tokens;
+    return qsf_linear_run_heads(o, linear, head_rows, &in);
+}
+
+/* Computes the latents, which go to the cache, and the queries of norm(x). */
+static qsf_status project(qsf_ops *o, const qsf_layer *l, latent_job *job)
+{
+    const qsf_scratch *const s = o->scratch;
+    const qsf_tensor *const *const t = l->tensors;
+    const qsf_layer_kind *const kind = o->kind;
+    const size_t dim = qsf_latent_query_dim(kind);
+    const qsf_norm_weights none = {NULL, NULL};
+    const bool has_rank = kind->query_rank != 0;
+    const size_t q_stride = qsf_stride(kind->n_heads * (uint32_t)dim);
+    const size_t latents_stride = (size_t)kind->n_heads * kind->latent_rank;
+    size_t n_used = 0;
+    qsf_acts in;
+    qsf_linear q_up = {t[QSF_LAYER_Q_UP], NULL, s->attended, q_stride, dim, q_epilogue, job, {0}};
+    const qsf_linear k_up = {t[QSF_LAYER_K_UP], NULL,          s->attended, latents_stride,
+                             kind->latent_rank, k_up_epilogue, o,           {0}};
+    qsf_linear qk[] = {
+        {t[QSF_LAYER_Q], NULL, s->v, qsf_stride(kind->query_rank), 1, NULL, NULL, {0}},
+        {t[QSF_LAYER_K], NULL, s->k, qsf_stride(qsf_kv_dim(kind)), 1, NULL, NULL, {0}},
+    };
+    if (!has_rank) {
+        qk[0] = q_up;
+        qk[0].w = t[QSF_LAYER_Q];
+    }
+    QSF_TRY(qsf_block_norm(o, s->x, t[QSF_LAYER_ATTN_NORM], t[QSF_LAYER_ATTN_NORM_BIAS], &in));
+    qsf_ops_lap(o, QSF_PHASE_NORM);
+    QSF_TRY(qsf_block_load(o, t[QSF_LAYER_Q_BIAS], 0, &qk[0].bias));
+    QSF_TRY(qsf_block_load(o, t[QSF_LAYER_K_BIAS], 1, &qk[1].bias));
+    QSF_TRY(qsf_ops_load_vector(o, t[QSF_LAYER_Q_NORM], s->qk_norms[0], &job->q_norm));
+    QSF_TRY(qsf_ops_load_vector(o, t[QSF_LAYER_K_NORM], s->qk_norms[1], &job->k_norm));
+    QSF_TRY(qsf_block_load(o, t[QSF_LAYER_SINKS], 3, &job->sinks));
+    QSF_TRY(qsf_ops_load_sides(o, &l->sides[QSF_LAYER_Q], &n_used, &qk[0].sides));
+    QSF_TRY(qsf_ops_load_sides(o, &l->sides[QSF_LAYER_K], &n_used, &qk[1].sides));
+    QSF_TRY(qsf_linear_run(o, qk, 2, &in));
+    qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(8 * (size_t)kind->head_dim), finish_latents,
+                 job);
+    if (has_rank) {
+        in = qsf_ops_prepare(o, s->v, kind->query_rank, &none, s->v);
+        QSF_TRY(qsf_linear_run(o, &q_up, 1, &in));
+    }
+    return run_heads(o, &k_up, s->by_head, kind->nope_dim, kind->latent_rank);
+}
+
+qsf_status qsf_mix_latent(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
+                          uint32_t layer_idx)
+{
+    const qsf_scratch *const s = o->scratch;
+    const qsf_layer_kind *const kind = o->kind;
+    latent_job job = {o, chunk, layer_idx, NULL, NULL, NULL};
+    const uint32_t n_values = kind->n_heads * kind->latent_value_dim;
+    const qsf_linear v_up = {
+        l->tensors[QSF_LAYER_V_UP], NULL, s->q, qsf_stride(n_values), 1, NULL, NULL, {0}};
+    const qsf_block_end end = {l->tensors[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_ATTN_OUT_BIAS],
+                               &l->sides[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_POST_ATTN_NORM],
+                               false};
+    qsf_acts values;
+    QSF_TRY(project(o, l, &job));
+    qsf_ops_lap(o, QSF_PHASE_QKV);
+    QSF_TRY(qsf_attention_run(o, chunk, layer_idx, job.sinks));
+    qsf_ops_lap(o, QSF_PHASE_ATTENTION);
+    QSF_TRY(run_heads(o, &v_up, s->attended, kind->latent_rank, kind->latent_value_dim));
+    QSF_TRY(qsf_block_sub_norm(o, s->q, n_values, l->tensors[QSF_LAYER_ATTN_SUB_NORM], &values));
+    QSF_TRY(qsf_block_add_product(o, &end, &values));
+    qsf_ops_lap(o, QSF_PHASE_ATTN_OUT);
+    return QSF_OK;
+}
