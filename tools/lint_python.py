@@ -57,7 +57,7 @@ _BENCH = frozenset(
     }
 )
 _SERVE = frozenset(
-    f"qsf.serve.{name}" for name in ("serving", "http", "tools", "scheduling", "api")
+    f"qsf.serve.{name}" for name in ("serving", "http", "tools", "scheduling", "hosts", "api")
 )
 # A room is a package inside qsf, qsf.serve or qsf_converter, or a module directly in one of them.
 # It may import itself and the rooms named here; nothing else.
@@ -90,6 +90,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.serve.tools": _BASE | {"qsf.serve.http"},
     "qsf.serve.scheduling": _BASE
     | {"qsf.options", "qsf.kept", "qsf.session", "qsf.passes", "qsf.serve.http"},
+    "qsf.serve.hosts": _BASE | {"qsf.serve.serving", "qsf.serve.http", "qsf.serve.scheduling"},
     "qsf.serve.api": _MODEL | {room for room in _SERVE if room != "qsf.serve.api"},
     "qsf.serve.server": _MODEL | _SERVE | {"qsf.shell"},
     "qsf.inspect": frozenset({"qsf.errors", "qsf.file", "qsf.shell", "qsf.report"}),

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +27,13 @@ from qsf.taking import call_with
 from qsf.text.chat import RENDER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from qsf.model import Model
     from qsf.native.binding import MemoryPlan
+    from qsf.options import ModelOptions
+    from qsf.serve.hosts import Host
+    from qsf.serve.scheduling.metrics import Metrics
     from qsf.serve.server import Server
     from qsf.text.constraints import Constraints
 
@@ -52,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     except QsfError as error:
         if request is None:
             return _fail(command.explain(error), EXIT_USAGE)
-        read = Path(request.model) if isinstance(error, QsfFormatError) else None
+        read = Path(request.models[0]) if isinstance(error, QsfFormatError) else None
         return _fail(command.explain(error, read))
     except BrokenPipeError:  # the reader of --help or --plan has had enough
         command.drop_output()
@@ -70,14 +75,15 @@ def _fail(text: str, exit_code: int = EXIT_FAILED) -> int:
 
 
 def _run(request: Request) -> int:
-    path = _find(request)
-    if isinstance(path, int):
-        return path
+    paths = _find(request)
+    if isinstance(paths, int):
+        return paths
     from qsf.model import Model
-    from qsf.native.opening import does_not_fit, text_budget_bytes
+    from qsf.native.opening import does_not_fit
     from qsf.text.parts import require_tokenizer
 
-    require_tokenizer(path)
+    for path in paths.values():
+        require_tokenizer(path)
     # Before the model is opened: what is there then, the plan of memory counts.
     _leave_ssl_out()
     try:
@@ -88,14 +94,16 @@ def _run(request: Request) -> int:
 
     from qsf.serve.server import Server  # noqa: F401
 
-    constraints = read_constraints(path, request.serving, text_budget_bytes(request.opening))
-    opening = replace(
-        request.opening,
-        **request.serving.sessions(),
-        reserve_mb=reserve_mb(request.serving, has_grammars=not isinstance(constraints, str)),
-    )
+    path = next(iter(paths.values()))
+    constraints, opening = _prepared(path, request)
+    plans: dict[str, MemoryPlan] = {}  # of each alone
+    for other in paths if request.is_plan or len(paths) > 1 else ():
+        plans[other] = call_with(Model.plan, paths[other], opening)
+        exit_code = _check_plan(plans[other], is_shown=request.is_plan)
+        if exit_code:
+            return exit_code
     if request.is_plan:
-        return _print_plan(call_with(Model.plan, path, opening))
+        return 0
     try:
         model = Model.opened(path, opening)
     except QsfMemoryError as error:
@@ -104,7 +112,53 @@ def _run(request: Request) -> int:
         raise QsfMemoryError(does_not_fit(error.plan, is_command=True)) from None
     with model:
         sys.setswitchinterval(_SWITCH_SECONDS)
-        return asyncio.run(_serve(model, path, request, constraints))
+        server = make_server(
+            model,
+            path,
+            request.serving,
+            constraints,
+            is_quiet=request.is_quiet,
+            paths=paths,
+            load=partial(_load, paths, plans, request) if len(paths) > 1 else None,
+        )
+        return asyncio.run(_serve(server, model.info.plan.budget_bytes, request.serving))
+
+
+def _load(
+    paths: Mapping[str, Path],
+    plans: Mapping[str, MemoryPlan],
+    request: Request,
+    name: str,
+    budget_mb: int | None,
+    is_alone: bool,
+) -> tuple[Model, Constraints | str]:
+    """Open one of several models: beside others only as it would be if it were alone.
+
+    Raises QsfMemoryError where its context would be shorter, or more weights would be streamed.
+    """
+    from qsf.model import Model
+
+    options = request.opening
+    if not is_alone:
+        options = replace(options, max_seq_len=plans[name].ctx_tokens)
+    if budget_mb is not None:
+        options = replace(options, ram_budget=budget_mb)
+    constraints, opening = _prepared(paths[name], replace(request, opening=options))
+    if not is_alone:
+        plan = call_with(Model.plan, paths[name], opening)
+        if not plan.is_enough or plan.streamed_bytes > plans[name].streamed_bytes:
+            raise QsfMemoryError(f"{name} has no room beside other models", plan)
+    return Model.opened(paths[name], opening), constraints
+
+
+def _prepared(path: Path, request: Request) -> tuple[Constraints | str, ModelOptions]:
+    """Return what constrains answers, and how a model is opened."""
+    from qsf.native.opening import text_budget_bytes
+
+    options = request.opening
+    constraints = read_constraints(path, request.serving, text_budget_bytes(options))
+    reserved = reserve_mb(request.serving, has_grammars=not isinstance(constraints, str))
+    return constraints, replace(options, **request.serving.sessions(), reserve_mb=reserved)
 
 
 def reserve_mb(options: ServeOptions, *, has_grammars: bool) -> int:
@@ -128,25 +182,45 @@ def _leave_ssl_out() -> None:
         sys.modules["ssl"] = None  # type: ignore[assignment]
 
 
-def _find(request: Request) -> Path | int:
-    path = Path(request.model)
-    if is_qsf_file(path):
-        return path
+def _find(request: Request) -> dict[str, Path] | int:
+    """Return the files of the models by name; a number: the exit code of what could not be done."""
     from qsf.find.prepare import ChildFailedError, find_model
 
-    try:
-        return find_model(request.model, is_quiet=request.is_quiet, is_yes=request.is_yes)
-    except ChildFailedError as failed:
-        return failed.exit_code
+    paths: dict[str, Path] = {}
+    is_alone = len(request.models) == 1
+    for word in request.models:
+        found = sorted(Path(word).glob("*.qsf")) if Path(word).is_dir() else []
+        if is_qsf_file(word):
+            found = [Path(word)]
+        try:
+            found = found or [find_model(word, is_quiet=request.is_quiet, is_yes=request.is_yes)]
+        except ChildFailedError as failed:
+            return failed.exit_code
+        for path in found:
+            # A name on the hub stays one where several are to be told apart.
+            name = path.stem if is_alone or Path(word).exists() else word
+            if name in paths:
+                raise UsageError(f"two models are called {name}: {paths[name]} and {path}")
+            paths[name] = path
+    options = request.serving
+    if len(paths) == 1:
+        return {options.alias or name: path for name, path in paths.items()}
+    draft = request.opening.draft
+    given = {"--alias": options.alias, "--prefix": options.prefix}
+    for flag, value in {**given, "--draft FILE": draft not in ("auto", "off")}.items():
+        if value:
+            raise UsageError(f"{flag} is for one model, and {len(paths)} are to be served")
+    return paths
 
 
-def _print_plan(plan: MemoryPlan) -> int:
+def _check_plan(plan: MemoryPlan, *, is_shown: bool) -> int:
     from qsf.cli.run.report import plan_lines
     from qsf.native.opening import does_not_fit
 
-    for line in plan_lines(plan):
-        print(line)
-    sys.stdout.flush()
+    if is_shown:
+        for line in plan_lines(plan):
+            print(line)
+        sys.stdout.flush()
     return 0 if plan.is_enough else _fail(does_not_fit(plan, is_command=True))
 
 
@@ -174,57 +248,87 @@ def make_server(
     constraints: Constraints | str = "",
     *,
     is_quiet: bool = False,
+    paths: Mapping[str, Path] | None = None,
+    load: Callable[[str, int | None, bool], tuple[Model, Constraints | str]] | None = None,
 ) -> Server:
-    """Return a server for an open model, which is not started."""
-    from qsf.cli.serve_prefix import read_prefix
+    """Return a server for an open model, which is not started.
+
+    ``paths`` are the files of all models that it serves by name, and ``load`` opens one inside so
+    many MB, alone or beside others.
+    """
+    from qsf.serve.hosts import Hosts
     from qsf.serve.http.gate import Gate, is_loopback, read_keys
-    from qsf.serve.scheduling.engine import ModelEngine
     from qsf.serve.scheduling.metrics import Metrics
+    from qsf.serve.server import Bounds, Server, log_line
+
+    paths = paths or {options.alias or path.stem: path}
+    keys = () if options.api_key_file is None else read_keys(Path(options.api_key_file))
+    allowed = _texts(options.allowed_host)
+    gate = Gate(
+        keys=keys,
+        hosts=tuple(host.lower() for host in allowed),
+        origins=_texts(options.cors_origin),
+        has_any_host=not is_loopback(options.host) and not allowed,
+    )
+    metrics = Metrics()
+    bounds = Bounds(max_body_bytes=options.max_body_mb << 20, max_connections=options.connections)
+
+    def load_host(name: str, budget_mb: int | None, is_alone: bool) -> Host:
+        assert load is not None
+        opened, found = load(name, budget_mb, is_alone)
+        return _make_host(opened, name, paths, options, found, metrics)
+
+    first = next(name for name, other in paths.items() if other == path)
+    host = _make_host(model, first, paths, options, constraints, metrics)
+    hosts = Hosts(paths, host, None if load is None else load_host, options.queue_seconds)
+    return Server(hosts, metrics, gate, bounds, None if is_quiet else log_line)
+
+
+def _make_host(
+    model: Model,
+    name: str,
+    paths: Mapping[str, Path],
+    options: ServeOptions,
+    constraints: Constraints | str,
+    metrics: Metrics,
+) -> Host:
+    from qsf.cli.serve_prefix import read_prefix
+    from qsf.serve.hosts import Host
+    from qsf.serve.scheduling.engine import ModelEngine
     from qsf.serve.scheduling.scheduler import Limits, Scheduler
     from qsf.serve.scheduling.slot_files import SlotFiles
-    from qsf.serve.server import Bounds, Server, log_line
     from qsf.serve.serving import Serving
 
     more = (model.create_session() for _ in range(1, model.info.plan.max_sessions))
     engine = ModelEngine(model._opened, [model.session, *more], options.parallel)
-    keys = () if options.api_key_file is None else read_keys(Path(options.api_key_file))
-    hosts = _texts(options.allowed_host)
-    gate = Gate(
-        keys=keys,
-        hosts=tuple(host.lower() for host in hosts),
-        origins=_texts(options.cors_origin),
-        has_any_host=not is_loopback(options.host) and not hosts,
-    )
     limits = Limits(
         max_waiting=options.queue,
         max_waiting_tokens=16 * engine.ctx_tokens,
         queue_seconds=options.queue_seconds,
         pass_seconds=options.latency_ms / 1000,
     )
-    metrics = Metrics()
     serving = Serving(
         model=model,
-        name=options.alias or path.stem,
-        fingerprint=_fingerprint(model, path),
+        name=name,
+        fingerprint=_fingerprint(model, paths[name]),
         most_choices=options.parallel,
         constraints=constraints,
         max_seconds=options.max_seconds,
         is_strict=options.strict,
-        is_strict_model=options.strict_model,
+        is_strict_model=options.strict_model and len(paths) == 1,
     )
-    bounds = Bounds(max_body_bytes=options.max_body_mb << 20, max_connections=options.connections)
-    log = None if is_quiet else log_line
     kept = None
     if options.session_dir is not None:
+        folder = Path(options.session_dir)
         kept = SlotFiles(
-            Path(options.session_dir),
+            folder if len(paths) == 1 else folder / re.sub(r"[^\w.-]", "-", name),
             engine,
             options.session_dir_limit << 20,
             lambda text: command.say_error("qsf-serve", text),
         )
     prefix = None if options.prefix is None else read_prefix(Path(options.prefix), model)
     scheduler = Scheduler(engine, limits, metrics, files=kept)
-    return Server(serving, scheduler, metrics, gate, bounds, log, kept, prefix)
+    return Host(serving, scheduler, kept, prefix)
 
 
 def _texts(value: str | Sequence[str]) -> tuple[str, ...]:
@@ -241,11 +345,9 @@ def _fingerprint(model: Model, path: Path) -> str:
     return "qsf-" + hashlib.blake2b(start + repr(how).encode(), digest_size=6).hexdigest()
 
 
-async def _serve(model: Model, path: Path, request: Request, constraints: Constraints | str) -> int:
+async def _serve(server: Server, budget_bytes: int, options: ServeOptions) -> int:
     import asyncio
 
-    options = request.serving
-    server = make_server(model, path, options, constraints, is_quiet=request.is_quiet)
     stopped = asyncio.Event()
 
     def on_signal(number: int) -> None:
@@ -260,9 +362,9 @@ async def _serve(model: Model, path: Path, request: Request, constraints: Constr
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise QsfIOError(f"--host {options.host} --port {options.port}: {reason}") from None
-    name = server.serving.name
-    with announced(name, where, model.info.plan.budget_bytes):
-        command.say_line(f"qsf-serve: {name} at {where}")
+    names = ", ".join(server.hosts.paths)
+    with announced(names, where, budget_bytes):
+        command.say_line(f"qsf-serve: {names} at {where}")
         await stopped.wait()
         await server.stop(options.grace)
     return 0

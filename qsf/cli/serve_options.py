@@ -29,6 +29,7 @@ examples:
   qsf serve model.qsf --port 9000 --alias my-model
   qsf serve model.qsf --host 0.0.0.0 --api-key-file keys.txt --allowed-host example.org
   qsf serve model.qsf --host /run/qsf/socket
+  qsf serve chat.qsf coder.qsf --ram-budget 2GB
 
 A request:
   curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
@@ -166,7 +167,7 @@ class ServeOptions(CheckedOptions):
 class Request:
     """The command line, parsed."""
 
-    model: str
+    models: tuple[str, ...]
     serving: ServeOptions
     opening: ModelOptions
     is_quiet: bool
@@ -179,8 +180,9 @@ def _parser() -> Parser:
         "qsf serve",
         "the same as qsf-serve",
         "Answer HTTP requests with a model inside a memory budget, many at a time. The requests "
-        "are those of OpenAI's API.",
+        "are those of OpenAI's API. Several models, or a folder with .qsf files, share the budget.",
         _EPILOG,
+        takes_several=True,
     )
     Group(parser, "serving", shows_all=True).add_options(ServeOptions, "serve")
     group = Group(parser, "memory and speed", shows_all=True)
@@ -215,7 +217,7 @@ def parse(arguments: list[str]) -> Request:
             "share one pool in memory; --kv-contexts says how much"
         )
     return Request(
-        model=given.model,
+        models=tuple(given.model),
         serving=serving,
         opening=taken(ModelOptions, given),
         is_quiet=given.quiet,

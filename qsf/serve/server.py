@@ -7,9 +7,9 @@ import asyncio
 import json
 import threading
 import time
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from qsf.native.binding import version
 from qsf.serve.api import anthropic, llama_server, ollama, openai, responses, text_api, vectors
 from qsf.serve.api.answering import Call, Choice, Form, answer_call
 from qsf.serve.api.completion_request import CompletionRequest, make_jobs
+from qsf.serve.hosts import Host, Hosts
 from qsf.serve.http.connection import Connection, Deadlines, Exchange, Head, to_json
 from qsf.serve.http.fields import read_body
 from qsf.serve.http.gate import Gate
@@ -27,7 +28,6 @@ from qsf.serve.http.problems import Problem, problem_of
 from qsf.serve.scheduling.job import Event
 from qsf.serve.scheduling.metrics import Metrics
 from qsf.serve.scheduling.scheduler import Scheduler
-from qsf.serve.scheduling.slot_files import SlotFiles
 from qsf.serve.serving import Serving
 from qsf.shell import command
 
@@ -57,40 +57,43 @@ class Bounds:
 
 
 class Server:
-    """Answers HTTP requests with a model; ``start`` and ``stop`` belong to the loop's thread."""
+    """Answers HTTP requests with models; ``start`` and ``stop`` belong to the loop's thread."""
 
     def __init__(
         self,
-        serving: Serving,
-        scheduler: Scheduler,
+        hosts: Hosts,
         metrics: Metrics,
         gate: Gate,
         bounds: Bounds,
         log: Callable[[str], None] | None = None,
-        slot_files: SlotFiles | None = None,
-        prefix: array[int] | None = None,
     ) -> None:
-        self.serving = serving
-        self.scheduler = scheduler
+        self.hosts = hosts
         self.max_body_bytes = bounds.max_body_bytes
         self.large_bodies = asyncio.Semaphore(bounds.large_bodies)
         self._metrics = metrics
         self._gate = gate
         self._bounds = bounds
         self._log = log
-        self._slot_files = slot_files
-        self._prefix = prefix
         self._created = int(time.time())
         self._connections: set[Connection] = set()
         self._outbox: list[tuple[Call, int, Event]] = []
         self._outbox_lock = threading.Lock()
         # One thread for templates, tokens and JSON: the reserve of the memory plan is for one.
         self._texts = ThreadPoolExecutor(1, "qsf-text")
-        self._engine_thread: threading.Thread | None = None
         self._listeners: list[asyncio.AbstractServer] = []
         self._is_stopping = False
         self._page = read_page()
         self._endpoints = self._table()
+
+    @property
+    def serving(self) -> Serving:
+        """The model that was used last."""
+        return self.hosts.current.serving
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """What runs its jobs."""
+        return self.hosts.current.scheduler
 
     def _table(self) -> dict[tuple[str, str], Endpoint]:
         def get(make: Callable[[], object], *, is_open: bool = False) -> Endpoint:
@@ -99,13 +102,16 @@ class Server:
 
             return Endpoint(answer, is_open=is_open)
 
+        def of_current(make: Callable[[Serving, Scheduler], object]) -> Endpoint:
+            return get(lambda: make(self.serving, self.scheduler))
+
         def text(make: Callable[[dict[str, Any], Serving], object]) -> Endpoint:
             return Endpoint(partial(self._answer_text, make), has_body=True)
 
         def complete(read: Any, form: Any) -> Endpoint:
             return Endpoint(partial(self._complete, read, form), has_body=True)
 
-        entry = partial(text_api.model_entry, self.serving, self._created)
+        entries = partial(text_api.model_entries, self.hosts, self._created)
         health = get(self._health, is_open=True)
         chat = complete(openai.read_chat, openai.ChatForm)
         texts = complete(openai.read_completion, openai.TextForm)
@@ -115,12 +121,15 @@ class Server:
             ("GET", "/openapi.json"): get(self._describe, is_open=True),
             ("GET", "/health"): health,
             ("GET", "/v1/health"): health,
-            ("GET", "/v1/models"): get(lambda: {"object": "list", "data": [entry()]}),
-            ("GET", f"/v1/models/{self.serving.name}"): get(entry),
-            ("GET", "/props"): get(partial(text_api.props, self.serving, self.scheduler)),
-            ("GET", "/slots"): get(partial(text_api.slots, self.serving, self.scheduler)),
+            ("GET", "/v1/models"): get(lambda: {"object": "list", "data": [*entries().values()]}),
+            **{
+                ("GET", f"/v1/models/{name}"): get(lambda name=name: entries()[name])  # type: ignore[misc]
+                for name in self.hosts.paths
+            },
+            ("GET", "/props"): of_current(text_api.props),
+            ("GET", "/slots"): of_current(text_api.slots),
             ("GET", "/metrics"): Endpoint(self._answer_metrics),
-            ("GET", "/tokenizer_info"): get(partial(text_api.tokenizer_info, self.serving)),
+            ("GET", "/tokenizer_info"): get(lambda: text_api.tokenizer_info(self.serving)),
             ("POST", "/tokenize"): text(text_api.tokenize),
             ("POST", "/detokenize"): text(text_api.detokenize),
             ("POST", "/apply-template"): text(text_api.apply_template),
@@ -134,8 +143,8 @@ class Server:
             ("POST", "/v1/rerank"): complete(vectors.read_rerank, vectors.RerankForm),
             ("POST", "/completion"): complete(llama_server.read_completion, own),
             ("POST", "/infill"): complete(llama_server.read_infill_request, own),
-            ("GET", "/api/tags"): get(partial(ollama.tags, self.serving, self._created)),
-            ("GET", "/api/ps"): get(partial(ollama.running, self.serving)),
+            ("GET", "/api/tags"): get(partial(ollama.tags, self.hosts, self._created)),
+            ("GET", "/api/ps"): get(partial(ollama.running, self.hosts)),
             ("GET", "/api/version"): get(lambda: {"version": version()}),
             ("POST", "/api/show"): text(ollama.show),
             ("POST", "/api/chat"): complete(ollama.read_chat, ollama.ChatForm),
@@ -151,11 +160,7 @@ class Server:
         """Listen; return where. ``host`` may be the path of a Unix socket."""
         loop = asyncio.get_running_loop()
         self._loop = loop
-        self.scheduler.prepare(self._prefix)
-        self._engine_thread = threading.Thread(
-            target=self.scheduler.run, args=(self._deliver,), name="qsf-engine", daemon=True
-        )
-        self._engine_thread.start()
+        self.hosts.start(self._deliver)
         if host.startswith("/"):
             self._listeners.append(await loop.create_unix_server(self._connect, host))
             return host
@@ -169,18 +174,15 @@ class Server:
         self._is_stopping = True
         for listener in self._listeners:
             listener.close()
-        self.scheduler.close()
+        for host in self.hosts.loaded.values():
+            host.scheduler.close()
         ends_at = self._loop.time() + grace_seconds
         for connection in tuple(self._connections):
             connection.close_when_done()
         while self._connections and self._loop.time() < ends_at:
             await asyncio.sleep(0.05)
-        self.scheduler.close(at_once=True)
-        if self._engine_thread is not None:
-            await self._loop.run_in_executor(None, self._engine_thread.join)
-            if self._slot_files is not None:
-                await self._loop.run_in_executor(None, self.scheduler.write_all)
-                self._slot_files.close()
+        for host in tuple(self.hosts.loaded.values()):
+            await self._loop.run_in_executor(None, host.stop)
         await asyncio.sleep(0.05)  # the last events reach their clients
         for connection in tuple(self._connections):
             connection.abort()
@@ -306,21 +308,33 @@ class Server:
     async def _in_thread(self, call: Callable[[], Any]) -> Any:
         return await self._loop.run_in_executor(self._texts, call)
 
+    @asynccontextmanager
+    async def _using(self, exchange: Exchange) -> AsyncIterator[Host]:
+        """Give the model that a request names, loaded if need be."""
+        name = None
+        if len(self.hosts.paths) > 1:
+            body = await self._in_thread(partial(self._body_of, exchange))
+            name = body.get("model", body.get("name"))
+        async with self.hosts.using(name if isinstance(name, str) else None) as host:
+            yield host
+
     async def _complete(self, read: Any, make_form: Any, exchange: Exchange, owner: str) -> str:
-        request: CompletionRequest = await self._in_thread(
-            lambda: read(self._body_of(exchange), self.serving)
-        )
-        exchange.drop_body()
-        form: Form = make_form(request, self.serving)
-        make = partial(
-            make_jobs,
-            request,
-            self.serving,
-            owner=owner,
-            name=form.name,
-            max_seconds=self._max_seconds(request, exchange),
-        )
-        choices = await answer_call(exchange, self.scheduler, request, form, make, self._post)
+        async with self._using(exchange) as host:
+            serving = host.serving
+            request: CompletionRequest = await self._in_thread(
+                lambda: read(self._body_of(exchange), serving)
+            )
+            exchange.drop_body()
+            form: Form = make_form(request, serving)
+            make = partial(
+                make_jobs,
+                request,
+                serving,
+                owner=owner,
+                name=form.name,
+                max_seconds=self._max_seconds(request, exchange),
+            )
+            choices = await answer_call(exchange, host.scheduler, request, form, make, self._post)
         return _note(choices)
 
     def _max_seconds(self, request: CompletionRequest, exchange: Exchange) -> float | None:
@@ -337,10 +351,11 @@ class Server:
         exchange: Exchange,
         _owner: str,
     ) -> None:
-        def work() -> bytes:
-            return to_json(make(self._body_of(exchange), self.serving))
-
-        await exchange.send(200, await self._in_thread(work), "application/json")
+        async with self._using(exchange) as host:
+            body = await self._in_thread(
+                lambda: to_json(make(self._body_of(exchange), host.serving))
+            )
+        await exchange.send(200, body, "application/json")
 
     async def _answer_page(self, exchange: Exchange, _owner: str) -> None:
         await exchange.send(200, self._page, "text/html; charset=utf-8", page_headers(self._page))
@@ -363,7 +378,7 @@ class Server:
     def _describe(self) -> dict[str, Any]:
         from qsf.serve.api.openapi import describe  # few ask for it
 
-        return describe(version(), self.serving.name)
+        return describe(version(), *self.hosts.paths)
 
     def _health(self) -> dict[str, str]:
         return {"status": "ok"}

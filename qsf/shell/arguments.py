@@ -83,11 +83,13 @@ class Parser(argparse.ArgumentParser):
         return f": did you mean {likely[0]}?" if likely else ""
 
 
-def model_parser(prog: str, model_help: str, description: str, epilog: str) -> Parser:
-    """Return a parser of a command with options and MODEL; ``what`` says its other names."""
+def model_parser(
+    prog: str, model_help: str, description: str, epilog: str, *, takes_several: bool = False
+) -> Parser:
+    """Return a parser of a command with options and MODEL; ``model_help`` says its other names."""
     parser = Parser(
         prog=prog,
-        usage=f"{prog} [options] MODEL     ({model_help})",
+        usage=f"{prog} [options] MODEL{' ...' * takes_several}     ({model_help})",
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -97,7 +99,7 @@ def model_parser(prog: str, model_help: str, description: str, epilog: str) -> P
     parser.add_argument(
         "model",
         metavar="MODEL",
-        nargs="?",
+        nargs="*" if takes_several else "?",
         help="a .qsf file, a HuggingFace folder, a GGUF file, or a name: qwen3:4b, org/name",
     )
     return parser

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import shown
@@ -30,6 +33,8 @@ from qsf.text.infill import infill_marks
 from qsf.text.thinking import thinks
 
 if TYPE_CHECKING:
+    from qsf.native.binding import ModelInfo
+    from qsf.serve.hosts import Hosts
     from qsf.serve.tools.call_reader import CallPart
 
 _FOREVER = "2318-01-01T00:00:00Z"  # the model stays as long as the server
@@ -303,8 +308,7 @@ class EmbeddingForm(vectors.EmbeddingsForm):
 # ---- what there is ----
 
 
-def _details(serving: Serving) -> dict[str, Any]:
-    info = serving.model.info
+def _details(info: ModelInfo) -> dict[str, Any]:
     return {
         "parent_model": "",
         "format": "qsf",
@@ -315,26 +319,43 @@ def _details(serving: Serving) -> dict[str, Any]:
     }
 
 
-def _model(serving: Serving) -> dict[str, Any]:
+def _model(hosts: Hosts, name: str) -> dict[str, Any]:
+    info = hosts.infos.get(name)
+    path = hosts.paths[name]
     return {
-        "name": serving.name,
-        "model": serving.name,
-        "size": serving.model.info.file_bytes,
-        "digest": serving.fingerprint.removeprefix("qsf-"),
-        "details": _details(serving),
+        "name": name,
+        "model": name,
+        "size": path.stat().st_size,
+        "digest": _digest(path),
+        "details": {"format": "qsf"} if info is None else _details(info),
     }
 
 
-def tags(serving: Serving, created: int) -> dict[str, Any]:
-    """Answer /api/tags: the one model."""
+@functools.cache
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:  # which begins with the checksum of its directory
+        return hashlib.blake2b(file.read(64 << 10), digest_size=32).hexdigest()
+
+
+def tags(hosts: Hosts, created: int) -> dict[str, Any]:
+    """Answer /api/tags: all models."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created))
-    return {"models": [{**_model(serving), "modified_at": stamp}]}
+    return {"models": [{**_model(hosts, name), "modified_at": stamp} for name in hosts.paths]}
 
 
-def running(serving: Serving) -> dict[str, Any]:
-    """Answer /api/ps: the model is loaded as long as the server runs."""
-    more = {"expires_at": _FOREVER, "size_vram": 0, "context_length": serving.ctx_tokens}
-    return {"models": [{**_model(serving), **more}]}
+def running(hosts: Hosts) -> dict[str, Any]:
+    """Answer /api/ps: the models in memory."""
+    return {
+        "models": [
+            {
+                **_model(hosts, name),
+                "expires_at": _FOREVER,
+                "size_vram": 0,
+                "context_length": host.serving.ctx_tokens,
+            }
+            for name, host in hosts.loaded.items()
+        ]
+    }
 
 
 def show(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
@@ -355,7 +376,7 @@ def show(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
         "modelfile": "",
         "parameters": "",
         "template": template.source,
-        "details": _details(serving),
+        "details": _details(serving.model.info),
         "capabilities": capabilities,
         "model_info": {
             "general.architecture": family,

@@ -240,11 +240,12 @@ _USAGE = _object(
     total_tokens=_COUNT,
 )
 _ENTRY = _object(
-    "id object created owned_by meta",
+    "id object created owned_by status meta",
     id=_TEXT,
     object=_TEXT,
     created=_COUNT,
     owned_by=_TEXT,
+    status=_object("value", value=_words("loaded", "unloaded")),
     meta=_OBJECT,
 )
 
@@ -323,8 +324,8 @@ _ANSWERS: Mapping[tuple[str, str], tuple[str, Schema | str]] = {
 _OPEN = ("/", "/health", "/v1/health", "/openapi.json")
 
 
-def describe(version: str, model: str) -> Schema:
-    """Return the description of a server with this model."""
+def describe(version: str, *models: str) -> Schema:
+    """Return the description of a server with these models."""
     paths: dict[str, Schema] = {}
     for (method, path), (summary, answer) in _ANSWERS.items():
         content = {answer: {"schema": _TEXT}} if isinstance(answer, str) else _json(answer)
@@ -342,7 +343,7 @@ def describe(version: str, model: str) -> Schema:
         if request is not None:
             operation["requestBody"] = {"required": True, "content": _json(request)}
         if "{model}" in path:
-            name = {"type": "string", "enum": [model]}
+            name = {"type": "string", "enum": list(models)}
             operation["parameters"] = [
                 {"name": "model", "in": "path", "required": True, "schema": name}
             ]

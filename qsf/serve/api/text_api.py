@@ -17,28 +17,39 @@ from qsf.serve.tools.telling import told
 from qsf.text.tokenizer import max_text_bytes
 
 if TYPE_CHECKING:
+    from qsf.serve.hosts import Hosts
     from qsf.serve.scheduling.scheduler import Scheduler
 
 _MAX_IDS = 1 << 16
 
 
-def model_entry(serving: Serving, created: int) -> dict[str, Any]:
-    """Return the one model, as OpenAI lists it; ``meta`` as llama-server has it."""
-    info = serving.model.info
+def model_entries(hosts: Hosts, created: int) -> dict[str, dict[str, Any]]:
+    """Return the models by name, as OpenAI lists them; ``meta`` and ``status`` as llama-server."""
     return {
-        "id": serving.name,
-        "object": "model",
-        "created": created,
-        "owned_by": "qsf",
-        "meta": {
-            "n_vocab": info.n_vocab,
-            "n_ctx": serving.ctx_tokens,
-            "n_ctx_train": info.max_tokens,
-            "n_embd": info.dim,
-            "n_params": info.n_parameters,
-            "size": info.file_bytes,
-            "quant_type": info.quant_type,
-        },
+        name: {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "qsf",
+            "status": {"value": "loaded" if name in hosts.loaded else "unloaded"},
+            "meta": _meta(hosts, name),
+        }
+        for name in hosts.paths
+    }
+
+
+def _meta(hosts: Hosts, name: str) -> dict[str, Any]:
+    info = hosts.infos.get(name)
+    if info is None:  # it was not loaded yet
+        return {"size": hosts.paths[name].stat().st_size}
+    return {
+        "n_vocab": info.n_vocab,
+        "n_ctx": info.plan.ctx_tokens,
+        "n_ctx_train": info.max_tokens,
+        "n_embd": info.dim,
+        "n_params": info.n_parameters,
+        "size": info.file_bytes,
+        "quant_type": info.quant_type,
     }
 
 

@@ -9,7 +9,7 @@ import json
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,12 +143,18 @@ def started(words: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextmanager
-def serving(path: Path, model: Model | None = None, **options: Any) -> Iterator[Client]:
-    """Serve a model; the options are those of ServeOptions."""
+def serving(
+    path: Path,
+    model: Model | None = None,
+    paths: Mapping[str, Path] | None = None,
+    load: Any = None,
+    **options: Any,
+) -> Iterator[Client]:
+    """Serve a model; the options are those of ServeOptions, ``paths`` and ``load`` of others."""
     asked = ServeOptions(**{"port": 0, "grace": 5.0, **options})
     opened = model or Model(path, ram_budget=None, threads=1, **asked.sessions())
     constraints = read_constraints(path, asked)
-    server = make_server(opened, path, asked, constraints, is_quiet=True)
+    server = make_server(opened, path, asked, constraints, is_quiet=True, paths=paths, load=load)
     ready = threading.Event()
     box: dict[str, Any] = {}
 

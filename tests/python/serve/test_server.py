@@ -249,7 +249,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "no text"),
     ({"messages": [{"role": "user", "content": "x " * 4000}]}, "messages", "512"),
     ({"response_format": {"type": "json_object"}}, "response_format", "--constraints off"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "not supported"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "cannot be enforced"),
     ({"tool_choice": "required"}, "tool_choice", "required"),
     ({"functions": [{}]}, "functions", "not supported"),
     ({"audio": {"voice": "x"}}, "audio", "not supported"),

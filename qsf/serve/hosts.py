@@ -1,0 +1,173 @@
+"""The models of a server: which are in memory, who uses them, and which one leaves for another.
+
+docs/decisions/014-models.md says why it is so.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from array import array
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qsf.errors import QsfMemoryError
+from qsf.serve.http.problems import Problem
+from qsf.system.process import resident_bytes
+
+if TYPE_CHECKING:
+    from qsf.native.binding import ModelInfo
+    from qsf.serve.scheduling.scheduler import Scheduler
+    from qsf.serve.scheduling.slot_files import SlotFiles
+    from qsf.serve.serving import Serving
+
+
+class Host:
+    """A model in memory, with what answers its requests."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        scheduler: Scheduler,
+        slot_files: SlotFiles | None = None,
+        prefix: array[int] | None = None,
+    ) -> None:
+        self.serving = serving
+        self.scheduler = scheduler
+        self._slot_files = slot_files
+        self._prefix = prefix
+        self._thread: threading.Thread | None = None
+        self.n_users = 0
+        self.used = time.monotonic()
+
+    def start(self, deliver: Callable[[], None]) -> None:
+        """Evaluate the prefix and start the engine's thread. Raises QsfError."""
+        self.scheduler.prepare(self._prefix)
+        self._thread = threading.Thread(
+            target=self.scheduler.run, args=(deliver,), name="qsf-engine", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End what runs, and write what the sequences hold."""
+        self.scheduler.close(at_once=True)
+        if self._thread is not None:
+            self._thread.join()
+            if self._slot_files is not None:
+                self.scheduler.write_all()
+                self._slot_files.close()
+
+
+class Hosts:
+    """Models by their names; those in memory are ``loaded``. In the loop's thread."""
+
+    def __init__(
+        self,
+        paths: Mapping[str, Path],
+        first: Host,
+        load: Callable[[str, int | None, bool], Host] | None = None,
+        wait_seconds: float = 120.0,
+    ) -> None:
+        """Take the files of all, and one that is in memory.
+
+        Args:
+            paths: the files.
+            first: of them.
+            load: opens another one inside so many MB, None: no limit, and whether it is alone.
+                Raises QsfMemoryError where there is no room.
+            wait_seconds: how long a request may wait for memory that others use.
+        """
+        plan = first.serving.model.info.plan
+        self.paths = paths
+        self.loaded = {first.serving.name: first}
+        self.infos: dict[str, ModelInfo] = {first.serving.name: first.serving.model.info}
+        self._load, self._wait_seconds = load, wait_seconds
+        self._budget_bytes, self._base_bytes = plan.budget_bytes, plan.process_bytes
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+        self._deliver: Callable[[], None] = lambda: None
+
+    @property
+    def current(self) -> Host:
+        """The model in memory that was used last. Raises Problem: one is just being loaded."""
+        if not self.loaded:
+            raise Problem(503, "loading", "a model is being loaded", retry_seconds=1)
+        return max(self.loaded.values(), key=lambda host: host.used)
+
+    def start(self, deliver: Callable[[], None]) -> None:
+        """Start what is in memory; ``deliver`` is called by the engines' threads."""
+        self._deliver = deliver
+        self.current.start(deliver)
+
+    @asynccontextmanager
+    async def using(self, name: str | None) -> AsyncIterator[Host]:
+        """Give a model, which stays in memory meanwhile; None: the one that was used last.
+
+        Raises Problem for a name that no model has.
+        """
+        host = await self._get(name) if self._load is not None else self.current
+        host.n_users += 1
+        host.used = time.monotonic()
+        try:
+            yield host
+        finally:
+            host.n_users -= 1
+            self._freed.set()
+
+    async def _get(self, name: str | None) -> Host:
+        if name is not None and name not in self.paths:
+            name = name.removesuffix(":latest")  # as ollama's clients have it
+            if name not in self.paths:
+                here = ", ".join(self.paths)
+                text = f"the model {name[:100]!r} is not here: {here} are"
+                raise Problem(404, "model_not_found", text, param="model")
+        async with self._turn:  # so that those who wait for memory are not passed by
+            if name is None:
+                name = self.current.serving.name if self.loaded else next(iter(self.paths))
+            deadline = time.monotonic() + self._wait_seconds
+            while name not in self.loaded:
+                await self._bring(name, deadline)
+            return self.loaded[name]
+
+    async def _bring(self, name: str, deadline: float) -> None:
+        """Load a model, or let one go that is not used, or wait until there is one."""
+        assert self._load is not None
+        loop = asyncio.get_running_loop()
+        left_bytes = self._budget_bytes - self._promised_bytes()
+        budget_mb = max(1, left_bytes >> 20) if self._budget_bytes else None
+        try:
+            host = await loop.run_in_executor(None, self._load, name, budget_mb, not self.loaded)
+        except QsfMemoryError:
+            if not self.loaded:
+                raise
+        else:
+            await loop.run_in_executor(None, host.start, self._deliver)
+            self.loaded[name] = host
+            self.infos[name] = host.serving.model.info
+            return
+        idle = [host for host in self.loaded.values() if not host.n_users]
+        if idle:
+            await self._let_go(min(idle, key=lambda host: host.used))
+            return
+        self._freed.clear()
+        try:
+            await asyncio.wait_for(self._freed.wait(), deadline - time.monotonic())
+        except asyncio.TimeoutError:
+            text = f"{name} waits for the memory of models that are used"
+            raise Problem(503, "queue_timeout", text, retry_seconds=10) from None
+
+    async def _let_go(self, host: Host) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, host.stop)
+        del self.loaded[host.serving.name]
+        await loop.run_in_executor(None, host.serving.model.close)
+
+    def _promised_bytes(self) -> int:
+        """Return what loaded models may still take: their plans, less what is taken already."""
+        plans = [host.serving.model.info.plan for host in self.loaded.values()]
+        taken = (resident_bytes() or 0) - self._base_bytes
+        return max(0, sum(plan.engine_bytes for plan in plans) - max(0, taken))

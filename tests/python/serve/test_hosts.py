@@ -1,0 +1,155 @@
+"""Several models in one server: loaded when they are asked for, inside one budget."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from make.served import Client, serving, started
+from qsf import Model
+from qsf.cli.serve_options import ServeOptions
+from qsf.errors import QsfMemoryError
+
+ASKED: Any = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+
+
+@pytest.fixture
+def paths(tiny_chat_8bit: Path, tiny_llama_4bit: Path, tiny_llama_8bit: Path) -> dict[str, Path]:
+    return {"chat": tiny_chat_8bit, "four": tiny_llama_4bit, "eight": tiny_llama_8bit}
+
+
+@pytest.fixture
+def client(paths: dict[str, Path]) -> Iterator[Client]:
+    """A server whose memory holds two of three models."""
+
+    def load(name: str, _budget_mb: int | None, _is_alone: bool) -> tuple[Model, str]:
+        if len(found.server.hosts.loaded) == 2:
+            raise QsfMemoryError("no room")
+        sessions = ServeOptions(parallel=1).sessions()
+        return Model(paths[name], ram_budget=None, threads=1, **sessions), ""
+
+    with serving(paths["chat"], paths=paths, load=load, parallel=1, queue_seconds=1.0) as found:
+        yield found
+
+
+def said(client: Client, name: str | None, **fields: Any) -> str:
+    answer = client.post("/v1/completions", {**ASKED, "model": name, **fields})
+    assert answer.status == 200, answer.body
+    return str(answer.json["choices"][0]["text"])
+
+
+def loaded(client: Client) -> set[str]:
+    entries = client.get("/v1/models").json["data"]
+    return {entry["id"] for entry in entries if entry["status"]["value"] == "loaded"}
+
+
+def test_models_are_loaded_when_asked_for_and_the_least_used_leaves(
+    client: Client, paths: dict[str, Path]
+) -> None:
+    assert loaded(client) == {"chat"}
+    texts: dict[str, str] = {}
+    for name, there in (
+        ("four", {"chat", "four"}),
+        ("chat", {"chat", "four"}),
+        ("eight", {"chat", "eight"}),
+        ("four", {"eight", "four"}),
+        (None, {"eight", "four"}),
+    ):
+        text = said(client, name)
+        assert texts.setdefault(name or "four", text) == text
+        assert loaded(client) == there, name
+    for name, path in paths.items():
+        with Model(path, ram_budget=None) as model:
+            pieces = model.generate(ASKED["prompt"], max_tokens=8, temperature=0)
+            assert "".join(pieces) == texts[name]
+    names = [entry["name"] for entry in client.get("/api/tags").json["models"]]
+    assert names == list(paths)
+    assert {entry["name"] for entry in client.get("/api/ps").json["models"]} == {"eight", "four"}
+    assert client.get("/v1/models/chat").json["meta"]["n_vocab"] > 0
+    shown = client.post("/api/show", model="four:latest").json
+    assert shown["details"]["quantization_level"] == "4bit"
+
+
+def test_an_unknown_name_is_404_in_the_form_of_each_client(client: Client) -> None:
+    wrong = client.post("/v1/completions", {**ASKED, "model": "five"})
+    assert (wrong.status, wrong.error["code"]) == (404, "model_not_found")
+    assert "'five' is not here: chat, four, eight are" in wrong.error["message"]
+    wrong = client.post("/v1/messages", messages=[], model="five", max_tokens=1)
+    assert (wrong.status, wrong.json["type"]) == (404, "error")
+    wrong = client.post("/api/chat", messages=[], model="five")
+    assert wrong.status == 404
+    assert isinstance(wrong.json["error"], str)
+    assert client.get("/v1/models/five").status == 404
+    assert loaded(client) == {"chat"}
+
+
+def test_one_that_answers_stays_and_who_waits_is_not_passed_by(client: Client) -> None:
+    said(client, "four")
+    streams = []
+    for name in ("chat", "four"):
+        stream = http.client.HTTPConnection("127.0.0.1", client.port, timeout=60)
+        body = {**ASKED, "model": name, "max_tokens": 400, "ignore_eos": True, "stream": True}
+        head = {"content-type": "application/json"}
+        stream.request("POST", "/v1/completions", json.dumps(body), head)
+        streams.append(stream)
+        answer = stream.getresponse()
+        assert answer.readline().startswith(b"data: ")
+        if name == "chat":
+            first = answer
+    results: list[str] = []
+    waiting = threading.Thread(target=lambda: results.append(said(client, "eight")))
+    waiting.start()
+    streams[0].close()  # its client goes: the model is idle
+    first.close()
+    waiting.join(30)
+    assert results
+    assert loaded(client) == {"four", "eight"}
+    streams[1].close()
+    answer.close()
+
+
+def test_they_share_one_budget_and_their_conversations_last(
+    paths: dict[str, Path], tmp_path: Path
+) -> None:
+    """In a process of its own, whose peak the budget is."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name, path in paths.items():
+        (folder / f"{name}.qsf").symlink_to(path)
+    words = [
+        *(sys.executable, "-m", "qsf", "serve", str(folder), "--port", "0", "-q"),
+        *("--session-dir", str(tmp_path / "kept"), "--parallel", "2", "--kv-type", "f32"),
+        *("--constraints", "off", "--ram-budget"),
+    ]
+    plan = subprocess.run([*words, "200", "--plan"], capture_output=True, text=True, check=True)
+    totals = [float(line.split()[1]) for line in plan.stdout.splitlines() if " total " in line]
+    assert len(totals) == 3
+    budget_mb = int(max(totals)) + 3  # for one of them
+    words.append(str(budget_mb))
+    with started(words) as process:
+        assert process.stderr is not None
+        while " at http" not in (line := process.stderr.readline()):
+            assert line
+        assert line.startswith("qsf-serve: chat, eight, four at ")
+        client = Client(int(line.rpartition(":")[2]), None, None)  # type: ignore[arg-type]
+        texts = {name: said(client, name, max_tokens=40) for name in paths}
+        assert len(loaded(client)) < 3
+        for name, text in texts.items():
+            answer = client.post(
+                "/v1/completions", {**ASKED, "model": name, "prompt": ASKED["prompt"] + text}
+            ).json
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 32
+        status = Path(f"/proc/{process.pid}/status").read_text("ascii")
+        assert int(status.split("VmHWM:")[1].split()[0]) <= budget_mb << 10
+        process.terminate()
+        assert process.wait(30) == 0
+    assert {entry.name for entry in (tmp_path / "kept").iterdir()} == set(paths)
