@@ -23,6 +23,7 @@ from qsf_converter.sources.gguf_delta import DELTA_DIALECTS
 from qsf_converter.sources.gguf_dialects import DIALECTS, Dialect
 from qsf_converter.sources.gguf_experts import EXPERT_DIALECTS
 from qsf_converter.sources.gguf_gemma4 import GEMMA4_DIALECTS
+from qsf_converter.sources.gguf_latent import LATENT_DIALECTS
 from qsf_converter.sources.gguf_layer_norm import LAYER_NORM_DIALECTS, variant_of
 
 Metadata = Mapping[str, Any]
@@ -33,6 +34,7 @@ ALL_DIALECTS: Final[Mapping[str, Dialect]] = {
     **EXPERT_DIALECTS,
     **DELTA_DIALECTS,
     **GEMMA4_DIALECTS,
+    **LATENT_DIALECTS,
 }
 
 # Tensors that belong to the configuration.
@@ -179,7 +181,7 @@ def family_of(config: Mapping[str, Any], dialect: Dialect) -> Family:
         )
         for rule in family.rules
     )
-    return dataclasses.replace(family, rules=rules, layouts=family.layouts[-1:])
+    return dataclasses.replace(family, rules=rules, layouts=family.layouts[-dialect.n_layouts :])
 
 
 def _plain(key: str, value: Any) -> Any:
@@ -315,10 +317,12 @@ def _rope_scaling(
         scale = fields.get("attention.temperature_scale")
         if scale:
             stated["llama_4_scaling_beta"] = scale
-        # The key holds mscale_all_dim (for deepseek2 a tenth of it); mscale is then 1.
+        # The key holds mscale_all_dim (or a tenth of it); mscale is then 1 (or the same).
         multiplier = fields.get("rope.scaling.yarn_log_multiplier")
         if multiplier:
-            stated |= {"mscale": 1.0, "mscale_all_dim": float(f"{multiplier:.6g}")}
+            of_all = float(f"{multiplier * (10 if dialect.has_tenth_of_mscale else 1):.6g}")
+            of_one = of_all if dialect.has_tenth_of_mscale else 1.0
+            stated |= {"mscale": of_one, "mscale_all_dim": of_all}
         return {**dialect.yarn, **stated, "factor": fields.get("rope.scaling.factor")}
     raise QsfConversionError(
         f"its RoPE scaling {shown(kind)} is not supported; "

@@ -21,7 +21,8 @@ class Dialect:
     ``constants`` are fields of config.json that such a file does not say. ``has_one_in_norms``: its
     norms are stored as 1 + w, and ``is_ungrouped``: fused tensors hold all of Q, then K, then V.
     ``more`` reads what is said in other ways than by a value. ``yarn`` are fields of that scaling
-    of RoPE which such a file does not say.
+    of RoPE which such a file does not say; its multiplier may be a tenth of ``mscale_all_dim``,
+    which is ``mscale`` too. Files may have each of the last ``n_layouts`` layouts of the family.
     """
 
     family: str
@@ -36,6 +37,8 @@ class Dialect:
     more: Callable[[Fields, Shapes, Mapping[str, Any]], Mapping[str, Any]] | None = None
     read_by_more: tuple[str, ...] = ()
     yarn: Mapping[str, Any] = field(default_factory=dict)
+    has_tenth_of_mscale: bool = False
+    n_layouts: int = 1
     other_families: tuple[str, ...] = ()  # that ``more`` may find it to be
 
     @property

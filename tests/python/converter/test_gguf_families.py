@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import qsf
-from make import gguf_families, gguf_files, golden_families, latent_cases
+from make import gguf_families, gguf_files, golden_families
 from make.golden_families import Case
 from oracle.file.reader import Reader
 from qsf_converter import convert
@@ -25,6 +25,7 @@ ASSUMED: dict[str, dict[str, Any]] = {
     "gemma3_text": {"dtype": "bfloat16", "query_pre_attn_scalar": 24},
     "gemma4_text": {"dtype": "bfloat16"},
     "gemma4_unified_text": {"dtype": "bfloat16"},
+    "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
     "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
 }
 # Windows of Qwen and scalings that llama.cpp does not write into files of that architecture.
@@ -37,8 +38,6 @@ NOT_SAID = (
     "cwm", "helium", "internlm3", "internlm3-plain", "hyperclovax", "hyperclovax-plain",
     "qwen3_next-dense",  # of which GGUF files never have any
     "vaultgemma", "solar_open", "granitemoehybrid", "granitemoehybrid-nope",
-    # Latent attention: from checkpoints alone so far.
-    *latent_cases.CASES,
 )  # fmt: skip
 
 
@@ -63,18 +62,23 @@ def _text_part(case: Case) -> Case:
         return case
     family = next(f for f in FAMILIES.values() if f.model_type == text["model_type"])
     shapes = {
-        name.replace("model.language_model.", "model."): shape
+        name.replace("model.language_model.", "model.").removeprefix("language_model."): shape
         for name, shape in case.shapes.items()
-        if "visual" not in name
+        if not name.startswith(("model.visual", "vision_tower", "multi_modal_projector"))
     }
     return replace(case, config={**text, "architectures": [family.name]}, shapes=shapes)
 
 
-@pytest.mark.parametrize("name", cases())
-def test_both_sources_give_one_file(name: str, tmp_path: Path) -> None:
+LATENT = [n for n, c in cases().items() if c.config["model_type"][:8] in ("deepseek", "youtu")]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_older"), [(n, False) for n in cases()] + [(n, True) for n in LATENT]
+)
+def test_both_sources_give_one_file(name: str, is_older: bool, tmp_path: Path) -> None:
     case = cases()[name]
     sources = {
-        "gguf": gguf_families.write_case(case, tmp_path / "m.gguf"),
+        "gguf": gguf_families.write_case(case, tmp_path / "m.gguf", is_older=is_older),
         "checkpoint": case.write(tmp_path / "m"),
     }
     reports = {}

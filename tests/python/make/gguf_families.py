@@ -23,6 +23,7 @@ from make.golden_families import Case
 Array = NDArray[np.float32]
 Keys = gguf.Keys
 PERMUTED = ("arcee", "granite", "granitemoe", "mistral3", "smollm3", "llama")
+LATENT = ("deepseek2", "mistral4", "minicpm3")
 DELTA = ("qwen35", "qwen35moe", "qwen3next")
 PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron", *DELTA)
 ARCHITECTURES = {
@@ -40,6 +41,8 @@ ARCHITECTURES = {
     "granitemoeshared": "granitemoe", "lfm2": "lfm2",
     "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
     "lfm2_moe": "lfm2moe", "dots1": "dots1", "minimax_m2": "minimax-m2",
+    "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
+    "youtu": "deepseek2", "mistral4": "mistral4", "minicpm3": "minicpm3",
 }  # fmt: skip
 """model_type of a config.json -> architecture of llama.cpp."""
 _EXPERT_KEYS = {
@@ -64,13 +67,16 @@ N_LAYERS = ("num_hidden_layers", "n_layers", "n_layer")
 N_HEADS = ("num_attention_heads", "n_heads", "n_head")
 
 
-def write_case(case: Case, path: Path, *, is_without_text: bool = False) -> Path:
+def write_case(
+    case: Case, path: Path, *, is_without_text: bool = False, is_older: bool = False
+) -> Path:
     """Write `case`, with f16 matrices and f32 vectors, and return its path.
 
     is_without_text: say that there is no tokenizer, which llama.cpp wants to be told.
+    is_older: keys and values of latents are made by one matrix, and metadata is of their heads.
     """
-    writer = begin(case, path)
-    for name, values in converted_tensors(case, case.tensors()):
+    writer = begin(case, path, is_older=is_older)
+    for name, values in converted_tensors(case, case.tensors(), is_older=is_older):
         writer.add_tensor(name, values)
     _add_rope_factors(writer, case.config)
     if is_without_text:
@@ -79,7 +85,7 @@ def write_case(case: Case, path: Path, *, is_without_text: bool = False) -> Path
     return path
 
 
-def begin(case: Case, path: Path, *, n_ahead: int = 0) -> Any:
+def begin(case: Case, path: Path, *, n_ahead: int = 0, is_older: bool = False) -> Any:
     """Return a writer of the file that has the metadata of `case`.
 
     n_ahead: layers behind the last that predict further tokens.
@@ -88,6 +94,8 @@ def begin(case: Case, path: Path, *, n_ahead: int = 0) -> Any:
     arch = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, arch)
     said = {**_sizes(config), **_more(config, arch)}
+    if arch in LATENT:
+        said |= _latent_sizes(config, is_older=is_older or arch == "minicpm3")
     if n_ahead:
         said[Keys.LLM.BLOCK_COUNT] += n_ahead
         said[Keys.LLM.NEXTN_PREDICT_LAYERS] = n_ahead
@@ -96,7 +104,9 @@ def begin(case: Case, path: Path, *, n_ahead: int = 0) -> Any:
     return writer
 
 
-def converted_tensors(case: Case, tensors: dict[str, Array]) -> Iterator[tuple[str, Any]]:
+def converted_tensors(
+    case: Case, tensors: dict[str, Array], *, is_older: bool = False
+) -> Iterator[tuple[str, Any]]:
     """Yield tensors as the file has them: f16 matrices, f32 vectors and routers."""
     config = case.config
     arch = ARCHITECTURES[config["model_type"]]
@@ -104,7 +114,9 @@ def converted_tensors(case: Case, tensors: dict[str, Array]) -> Iterator[tuple[s
     names = gguf.get_tensor_name_map(kind, _first(config, *N_LAYERS))
     if arch in DELTA:
         tensors = _delta_tensors(config, arch, tensors)
-    joined = tensors if arch == "gemma4" else joined_experts(tensors)
+    if arch in LATENT[:2] and not is_older:
+        tensors = _apart(config, tensors)
+    joined = tensors if arch in ("gemma4", "mistral4") else joined_experts(tensors)
     for name, stored in joined.items():
         # The package's table has BitNet's names of before transformers.
         known = name.replace("ffn_sub_norm", "ffn_layernorm")
@@ -119,7 +131,9 @@ def converted_tensors(case: Case, tensors: dict[str, Array]) -> Iterator[tuple[s
         if there is not None:
             there = f"blk.{name.split('.')[2]}.{there}"
         else:
-            if arch == "gemma4" and name.endswith(("_scalar", "gate_up_proj", "experts.down_proj")):
+            if arch in ("gemma4", "mistral4") and name.endswith(
+                ("_scalar", "gate_up_proj", "experts.down_proj")
+            ):
                 known += ".weight"
             there = names.get_name(known, try_suffixes=(".weight", ".bias"))
         assert there is not None, name
@@ -237,6 +251,56 @@ def _delta_tensors(
                 values = tiled(values, 1)
             made[name.replace(".dt_bias", ".dt_proj.bias")] = values
     return made
+
+
+def _apart(config: dict[str, Any], tensors: dict[str, Array]) -> dict[str, Array]:
+    """What makes keys, turned head by head, and values of latents in a tensor each."""
+    made: dict[str, Array] = {}
+    n_heads, n_keys = config["num_attention_heads"], config["qk_nope_head_dim"]
+    for name, values in tensors.items():
+        if "kv_b_proj" not in name:
+            made[name] = values
+            continue
+        heads = values.reshape(n_heads, -1, values.shape[1])
+        made[name.replace("kv_b", "k_b")] = heads[:, :n_keys].swapaxes(1, 2)
+        made[name.replace("kv_b", "v_b")] = heads[:, n_keys:]
+    return made
+
+
+def _latent_sizes(config: dict[str, Any], *, is_older: bool) -> dict[str, Any]:
+    n_rope, rank = config["qk_rope_head_dim"], config["kv_lora_rank"]
+    n_keys, n_values = config["qk_nope_head_dim"] + n_rope, config["v_head_dim"]
+    said: dict[str, Any] = {
+        Keys.Attention.Q_LORA_RANK: config["q_lora_rank"],
+        Keys.Attention.KV_LORA_RANK: rank,
+        Keys.Rope.DIMENSION_COUNT: n_rope,
+        Keys.LLM.NEXTN_PREDICT_LAYERS: None,  # the layers behind the last are not written
+    }
+    if is_older:
+        said |= {Keys.Attention.KEY_LENGTH: n_keys, Keys.Attention.VALUE_LENGTH: n_values}
+    else:
+        said |= {
+            Keys.Attention.HEAD_COUNT_KV: 1,
+            Keys.Attention.KEY_LENGTH: rank + n_rope,
+            Keys.Attention.VALUE_LENGTH: rank,
+            Keys.Attention.KEY_LENGTH_MLA: n_keys,
+            Keys.Attention.VALUE_LENGTH_MLA: n_values,
+        }
+    rope = config["rope_parameters"]
+    if "mscale_all_dim" in rope:
+        said[Keys.Rope.SCALING_YARN_LOG_MUL] = 0.1 * rope["mscale_all_dim"]
+    if config["model_type"] in ("deepseek_v3", "glm4_moe_lite"):
+        said[Keys.LLM.EXPERT_GATING_FUNC] = 2
+    if config["model_type"] == "glm4_moe_lite":
+        n_dense = config["mlp_layer_types"].count("dense")
+        said[Keys.LLM.LEADING_DENSE_BLOCK_COUNT] = n_dense
+    if config["model_type"] == "youtu":
+        said |= {
+            Keys.LLM.LEADING_DENSE_BLOCK_COUNT: config["num_hidden_layers"],
+            Keys.LLM.EXPERT_FEED_FORWARD_LENGTH: config["intermediate_size"],
+            Keys.LLM.EXPERT_SHARED_COUNT: 0,
+        }
+    return said
 
 
 def _interleaved(values: Array, n_heads: int) -> Array:

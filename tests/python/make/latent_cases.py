@@ -18,7 +18,7 @@ _MOE: Final[dict[str, Any]] = {
 }  # fmt: skip
 _YARN: Final[dict[str, Any]] = {
     "rope_type": "yarn", "rope_theta": 5000.0, "factor": 8.0, "beta_fast": 32, "beta_slow": 1,
-    "original_max_position_embeddings": 16, "mscale": 0.707, "mscale_all_dim": 0.9,
+    "original_max_position_embeddings": 16, "mscale": 0.707, "mscale_all_dim": 0.707,
 }  # fmt: skip
 _ONE_QUERY: Final = {"q_lora_rank": None, "v_head_dim": 32, "kv_lora_rank": 128}
 _GROUPS: Final = {"n_group": 4, "topk_group": 2}

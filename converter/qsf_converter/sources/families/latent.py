@@ -300,7 +300,7 @@ FAMILIES = (
         prefixes=TEXT_PREFIXES,
         left_out=("vision_tower.", "multi_modal_projector."),
         rules=(*_LATENT, *DENSE, ROUTER, *SHARED, *ENDS),
-        layouts=_layouts(LAYOUTS),
+        layouts=(*_layouts(LAYOUTS), (*_SPLIT, *LAYOUTS[1])),  # GGUF files have gate and up in one
         renames=_RENAMES,
         defaults=usual(
             _DEFAULTS,
