@@ -58,8 +58,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
-SHORT = [1.0 + 0.05 * i for i in range(9)]
-LONG = [1.5 + 0.7 * i for i in range(9)]
+SHORT, LONG = [1.0 + 0.05 * i for i in range(9)], [1.5 + 0.7 * i for i in range(9)]
 S, F, L = "sliding_attention", "full_attention", "linear_attention"
 
 
@@ -119,15 +118,14 @@ GEMMA4: dict[str, Any] = {
     },
 }  # fmt: skip
 GEMMA4_SHARED = {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+GEMMA4_OWN = {**GEMMA4, "num_hidden_layers": 6, "layer_types": GEMMA3_LAYERS,
+              "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 67,
+              "num_kv_shared_layers": 3, "use_double_wide_mlp": True}  # fmt: skip
 GEMMA4_MOE = {**GEMMA4_SHARED, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2,
               "moe_intermediate_size": 40}  # fmt: skip
 PHI = {**BASE, "hidden_size": 80, "hidden_act": "gelu_new", **rope(partial_rotary_factor=0.4)}
-NEOX = {
-    **SIX,
-    "hidden_act": "gelu",
-    "num_key_value_heads": None,
-    **rope(partial_rotary_factor=0.34),
-}
+NEOX = {**SIX, "hidden_act": "gelu", "num_key_value_heads": None,
+        **rope(partial_rotary_factor=0.34)}  # fmt: skip
 EYE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
        "num_attention_heads": 2, "patch_size": 4}  # fmt: skip
 VISION = {**EYE, "image_size": 8}
@@ -285,6 +283,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma4": ("gemma4_text", {**GEMMA4, "attention_bias": True, "tie_word_embeddings": False}),
     "gemma4-shared": ("gemma4_text", GEMMA4_SHARED),
+    "gemma4-own": ("gemma4_text", GEMMA4_OWN),
     "gemma4-moe": ("gemma4_text", GEMMA4_MOE),
     "gemma4-nested": (
         "gemma4",

@@ -49,12 +49,21 @@ static bool goes_before(const qsf_reader *r, uint32_t a, uint32_t b)
     return a < b;
 }
 
+/* Layers at the ends always run, and those whose keys and values others read. */
+static bool can_skip(const qsf_reader *r, uint32_t layer)
+{
+    for (uint32_t i = layer + 1; i < r->header.n_layers; i++)
+        if (qsf_reader_layer_kind(r, i)->kv_source == layer + 1)
+            return false;
+    return layer >= N_KEPT_AT_AN_END && layer + N_KEPT_AT_AN_END < r->header.n_layers;
+}
+
 /* Marks one more layer. */
 static void skip_next(const qsf_reader *r, bool *is_skipped)
 {
     uint32_t next = UINT32_MAX;
-    for (uint32_t i = N_KEPT_AT_AN_END; i + N_KEPT_AT_AN_END < r->header.n_layers; i++)
-        if (!is_skipped[i] && (next == UINT32_MAX || goes_before(r, i, next)))
+    for (uint32_t i = 0; i < r->header.n_layers; i++)
+        if (can_skip(r, i) && !is_skipped[i] && (next == UINT32_MAX || goes_before(r, i, next)))
             next = i;
     is_skipped[next] = true;
 }
@@ -74,7 +83,9 @@ qsf_status qsf_skip_layers(qsf_reader *r, double quality)
                         "quality %g: the file has no importances for its %u layers (all are %g); "
                         "qsf-convert --calibration makes a file that has them",
                         quality, n_layers, (double)importance_of(r, 0));
-    const uint32_t n_skippable = n_layers - 2 * N_KEPT_AT_AN_END;
+    uint32_t n_skippable = 0;
+    for (uint32_t i = 0; i < n_layers; i++)
+        n_skippable += can_skip(r, i);
     uint32_t n_skips = count_asked(n_layers, quality);
     if (n_skips > n_skippable)
         n_skips = n_skippable;

@@ -85,6 +85,7 @@ typedef enum extent {
     OF_CONV,
     OF_FFN,
     OF_EXPERTS,
+    OF_OWN,
     N_EXTENTS
 } extent;
 
@@ -102,8 +103,11 @@ typedef enum condition {
     IF_SHORT_CONV,
     WITH_DELTA,
     WITH_GATE_OF_MIXER,
+    WITH_KEYS,
+    IF_KEYS,
     WITH_VALUES,
     IF_VALUES,
+    IF_BIASED_KEYS,
     IF_BIASED_VALUES,
     IF_NOT_DELTA,
     WITH_ROUTER,
@@ -112,6 +116,7 @@ typedef enum condition {
     IF_APART,  /* router and experts may read the residual by themselves */
     IF_SHARED_APART,
     IF_ANY_FFN,
+    WITH_OWN, /* embeddings of its own */
     WITH_FFN, /* this and the next three: of the dense FFN, or of an expert's */
     IF_FFN,
     WITH_GATE,
@@ -148,7 +153,7 @@ static const layer_row layer_rows[] = {
     VECTOR(ATTN_NORM, ATTN_NORM, "attn_norm", IF_ANY, OF_DIM),
     VECTOR(ATTN_NORM_BIAS, ATTN_NORM_BIAS, "attn_norm_bias", IF_ANY, OF_DIM),
     VECTOR(Q_BIAS, Q_BIAS, "q_bias", IF_NOT_DELTA, OF_Q),
-    VECTOR(K_BIAS, K_BIAS, "k_bias", IF_NOT_DELTA, OF_K),
+    VECTOR(K_BIAS, K_BIAS, "k_bias", IF_BIASED_KEYS, OF_K),
     VECTOR(V_BIAS, V_BIAS, "v_bias", IF_BIASED_VALUES, OF_V),
     VECTOR(Q_NORM, Q_NORM, "q_norm", WITH_Q_NORM, OF_Q_NORM),
     VECTOR(K_NORM, K_NORM, "k_norm", WITH_K_NORM, OF_K_NORM),
@@ -157,10 +162,10 @@ static const layer_row layer_rows[] = {
     VECTOR(DECAY_BIAS, DECAY_BIAS, "decay_bias", WITH_DELTA, OF_VALUE_HEADS),
     VECTOR(MIX_NORM, MIX_NORM, "mix_norm", WITH_DELTA, OF_VALUE),
     SIDE(Q_OUTLIERS, Q, "q_outliers", IF_ANY, OF_Q, OF_DIM),
-    SIDE(K_OUTLIERS, K, "k_outliers", IF_ANY, OF_K, OF_DIM),
+    SIDE(K_OUTLIERS, K, "k_outliers", IF_KEYS, OF_K, OF_DIM),
     SIDE(V_OUTLIERS, V, "v_outliers", IF_VALUES, OF_V, OF_DIM),
     MATRIX(Q, Q, "q", IN_ALL, OF_Q, OF_DIM),
-    MATRIX(K, K, "k", IN_ALL, OF_K, OF_DIM),
+    MATRIX(K, K, "k", WITH_KEYS, OF_K, OF_DIM),
     MATRIX(V, V, "v", WITH_VALUES, OF_V, OF_DIM),
     MATRIX(Q_UP, Q_UP, "q_up", WITH_QUERY_RANK, OF_QUERIES, OF_QUERY_RANK),
     MATRIX(K_UP, K_UP, "k_up", WITH_LATENT, OF_LATENTS, OF_NOPE),
@@ -197,6 +202,11 @@ static const layer_row layer_rows[] = {
     VECTOR(ROUTED_NORM, ROUTED_NORM, "routed_norm", IF_APART, OF_DIM),
     VECTOR(ROUTED_POST_NORM, ROUTED_POST_NORM, "routed_post_norm", IF_APART, OF_DIM),
     VECTOR(POST_FFN_NORM, POST_FFN_NORM, "post_ffn_norm", IF_ANY_FFN, OF_DIM),
+    VECTOR(OWN_IN_NORM, OWN_IN_NORM, "own_in_norm", WITH_OWN, OF_OWN),
+    MATRIX(OWN_IN, OWN_IN, "own_in", WITH_OWN, OF_OWN, OF_DIM),
+    MATRIX(OWN_GATE, OWN_GATE, "own_gate", WITH_OWN, OF_OWN, OF_DIM),
+    MATRIX(OWN_OUT, OWN_OUT, "own_out", WITH_OWN, OF_DIM, OF_OWN),
+    VECTOR(OWN_NORM, OWN_NORM, "own_norm", WITH_OWN, OF_DIM),
     VECTOR(LAYER_SCALE, SCALE, "layer_scale", IF_ANY, OF_ONE),
 };
 
@@ -225,11 +235,12 @@ static void raise_sides_bytes(qsf_config *c, const qsf_layer *l)
             c->sides_bytes = wanted_bytes[i];
 }
 
-static presence presence_in(const qsf_layer_kind *k, condition when)
+static presence presence_in(const qsf_layer_kind *k, bool has_own, condition when)
 {
     const bool is_delta = k->mixer == QSF_MIXER_DELTA;
     const bool is_latent = k->latent_rank != 0;
-    const bool has_values = !k->values_are_keys && !is_latent;
+    const bool has_keys = k->kv_source == 0;
+    const bool has_values = has_keys && !k->values_are_keys && !is_latent;
     const bool has_norm = k->qk_norm != QSF_QK_NORM_NONE;
     const bool is_routed = k->n_experts != 0;
     const bool has_ffn = k->ffn != QSF_FFN_NONE;
@@ -243,13 +254,17 @@ static presence presence_in(const qsf_layer_kind *k, condition when)
         [WITH_DELTA] = is_delta ? ALWAYS : NEVER,
         [WITH_GATE_OF_MIXER] = is_delta || k->output_gate ? ALWAYS : NEVER,
         [IF_NOT_DELTA] = is_delta ? NEVER : OPTIONAL,
+        [WITH_KEYS] = has_keys ? ALWAYS : NEVER,
+        [IF_KEYS] = has_keys ? OPTIONAL : NEVER,
         [WITH_VALUES] = has_values ? ALWAYS : NEVER,
         [IF_VALUES] = has_values ? OPTIONAL : NEVER,
+        [IF_BIASED_KEYS] = has_keys && !is_delta ? OPTIONAL : NEVER,
         [IF_BIASED_VALUES] = has_values && !is_delta ? OPTIONAL : NEVER,
         [WITH_Q_NORM] = has_norm || k->query_rank != 0 ? ALWAYS : NEVER,
-        [WITH_K_NORM] = has_norm || is_latent ? ALWAYS : NEVER,
+        [WITH_K_NORM] = (has_norm && has_keys) || is_latent ? ALWAYS : NEVER,
         [WITH_LATENT] = is_latent ? ALWAYS : NEVER,
         [WITH_QUERY_RANK] = k->query_rank != 0 ? ALWAYS : NEVER,
+        [WITH_OWN] = has_own ? ALWAYS : NEVER,
         [WITH_ROUTER] = is_routed ? ALWAYS : NEVER,
         [IF_ROUTED] = is_routed ? OPTIONAL : NEVER,
         [IF_SHARED] = is_routed && has_ffn ? OPTIONAL : NEVER,
@@ -269,6 +284,19 @@ static tensor_rule rule_of(const layer_row *row, presence presence_of_row,
 {
     return (tensor_rule){row->type,       row->name,          row->layout,
                          presence_of_row, extents[row->rows], extents[row->cols]};
+}
+
+/* Finds the layer whose keys and values layer `idx` reads. */
+static qsf_status find_source(const qsf_reader *r, uint32_t idx, uint32_t *source)
+{
+    const uint32_t wanted = qsf_reader_layer_kind(r, idx)->kv_source;
+    for (*source = wanted == 0 ? idx : 0; *source < idx; ++*source)
+        if (qsf_reader_layer(r, *source)->layer + 1U == wanted)
+            return QSF_OK;
+    if (wanted == 0)
+        return QSF_OK;
+    return QSF_FAIL(QSF_ERR_ARG, "layer %u is left out, whose keys and values layer %u reads",
+                    wanted - 1, qsf_reader_layer(r, idx)->layer);
 }
 
 /* Matches the tensors of layer `idx` against those that its kind has. */
@@ -301,14 +329,18 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
                                             : qsf_kv_dim(k),
         [OF_FFN] = k->ffn_dim,
         [OF_EXPERTS] = k->n_experts,
+        [OF_OWN] = r->arch.own_width,
     };
     tensor_rule rules[N_LAYER_ROWS];
     const qsf_tensor *tensors[N_LAYER_ROWS];
     for (size_t i = 0; i < N_LAYER_ROWS; i++)
-        rules[i] = rule_of(&layer_rows[i], presence_in(k, layer_rows[i].when), extents);
+        rules[i] = rule_of(&layer_rows[i],
+                           presence_in(k, r->arch.own_width != 0, layer_rows[i].when), extents);
     *l = (qsf_layer){.kind = k,
                      .unit_idx = r->layer_units[idx],
-                     .first_expert = qsf_reader_layer(r, idx)->first_expert};
+                     .first_expert = qsf_reader_layer(r, idx)->first_expert,
+                     .own_col = qsf_reader_layer(r, idx)->layer * r->arch.own_width};
+    QSF_TRY(find_source(r, idx, &l->kv_layer));
     QSF_TRY(match_unit(r, l->unit_idx, rules, N_LAYER_ROWS, tensors));
     for (size_t i = 0; i < N_LAYER_ROWS; i++) {
         if (layer_rows[i].layout != QSF_LAYOUT_OUTLIERS) {
@@ -343,7 +375,7 @@ static qsf_status match_experts(const qsf_reader *r, const qsf_layer *l)
     for (size_t i = 0; i < N_LAYER_ROWS; i++)
         if (is_of_experts(&layer_rows[i]))
             rules[n_rules++] =
-                rule_of(&layer_rows[i], presence_in(&expert, layer_rows[i].when), extents);
+                rule_of(&layer_rows[i], presence_in(&expert, false, layer_rows[i].when), extents);
     uint32_t last_template = 0;
     for (uint32_t i = l->first_expert; i < l->first_expert + k->n_experts; i++) {
         if (r->units[i].template_idx == last_template)
@@ -450,6 +482,8 @@ static void add_layer(qsf_config *c, const qsf_layer *l)
     c->keeps_input |= qsf_layer_keeps_input(l) || l->tensors[QSF_LAYER_ROUTED_POST_NORM] != NULL;
     if (k->value_norm != 0)
         raise_to(&c->ones, k->head_dim);
+    raise_to(&c->ffn_dim, c->own_width);
+    c->has_gate |= c->own_width != 0;
     raise_sides_bytes(c, l);
 }
 
@@ -474,6 +508,9 @@ static qsf_status match_ends(const qsf_config *c, const qsf_reader *r, qsf_ends 
     ends->head = tensors[3];
     if (c->has_tied_head)
         ends->head = ends->embedding;
+    ends->own_table = NULL;
+    if (r->own_table_unit != 0)
+        ends->own_table = qsf_reader_tensor(r, r->own_table_unit, QSF_TENSOR_OWN_TABLE);
     return QSF_OK;
 }
 
@@ -505,13 +542,13 @@ static void count_ropes(qsf_config *c, const qsf_reader *r)
     }
 }
 
-/* The embedding of an untied head is looked up, not multiplied. */
+/* The embedding of an untied head and the own table are looked up, not multiplied. */
 static bool has_only_parts(const qsf_reader *r, const qsf_ends *ends)
 {
     for (uint32_t i = 0; i < r->n_tensors; i++) {
         const qsf_tensor *const t = &r->tensors[i];
         if (t->layout == QSF_LAYOUT_TILES && qsf_dtype_is_quantised(t->dtype) &&
-            qsf_form_of(t->dtype).scale_cols == QSF_BLOCK &&
+            qsf_form_of(t->dtype).scale_cols == QSF_BLOCK && t->type != QSF_TENSOR_OWN_TABLE &&
             (t != ends->embedding || t == ends->head))
             return false;
     }
@@ -524,6 +561,7 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
     QSF_TRY(check_positions(r));
     *c = (qsf_config){
         .n_layers = r->n_pass_layers,
+        .n_storing_layers = r->n_storing_layers,
         .layers = layers,
         .dim = h->dim,
         .n_vocab = h->n_vocab,
@@ -535,6 +573,8 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
         .norm_epsilon = r->arch.norm_epsilon,
         .embedding_factor = r->arch.embedding_factor,
         .logit_cap = r->arch.logit_cap,
+        .own_width = r->arch.own_width,
+        .own_cols = h->n_layers * r->arch.own_width,
         .has_fine_acts = r->arch.act_bits == 16,
     };
     count_ropes(c, r);

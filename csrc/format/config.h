@@ -33,6 +33,9 @@ typedef enum qsf_layer_tensor {
     QSF_LAYER_Q_UP,                            /* [heads * (nope + rope), query_rank]: latents */
     QSF_LAYER_K_UP,                            /* [heads * latent_rank, nope_dim]: latents */
     QSF_LAYER_V_UP,                            /* [heads * value dim, latent_rank]: latents */
+    QSF_LAYER_OWN_IN,                          /* [own_width, dim], own embeddings; the next two */
+    QSF_LAYER_OWN_GATE,                        /* [own_width, dim] */
+    QSF_LAYER_OWN_OUT,                         /* [dim, own_width] */
     QSF_LAYER_MATRICES,                        /* how many are matrices; vectors follow */
     QSF_LAYER_INPUT_NORM = QSF_LAYER_MATRICES, /* [dim], optional: normalises the residual itself */
     QSF_LAYER_INPUT_NORM_BIAS,                 /* [dim], optional */
@@ -67,6 +70,8 @@ typedef enum qsf_layer_tensor {
     QSF_LAYER_ROUTED_NORM,      /* [dim], optional: experts read the residual with this norm */
     QSF_LAYER_ROUTED_POST_NORM, /* [dim], optional, of what the experts add up to */
     QSF_LAYER_POST_FFN_NORM,    /* [dim], optional */
+    QSF_LAYER_OWN_IN_NORM,      /* [own_width]; likewise */
+    QSF_LAYER_OWN_NORM,         /* [dim] */
     QSF_LAYER_SCALE,            /* [1], optional: factor of the residual behind the layer */
     QSF_LAYER_TENSORS
 } qsf_layer_tensor;
@@ -85,13 +90,16 @@ typedef struct qsf_layer {
     const qsf_layer_kind *kind;
     uint32_t unit_idx;
     uint32_t first_expert; /* the unit of expert 0, layers with experts */
+    uint32_t kv_layer; /* whose keys and values it reads, in this array: its own index or less */
+    uint32_t own_col;  /* of its own embeddings in a row of their table */
     const qsf_tensor *tensors[QSF_LAYER_TENSORS];
     qsf_sides sides[QSF_LAYER_MATRICES];
 } qsf_layer;
 
 typedef struct qsf_config {
     uint32_t n_layers;
-    const qsf_layer *layers; /* [n_layers] */
+    uint32_t n_storing_layers; /* behind them only rows that the head is for are needed */
+    const qsf_layer *layers;   /* [n_layers] */
     uint32_t dim;
     uint32_t n_vocab;
     uint32_t max_tokens; /* longest sequence that the model allows */
@@ -101,11 +109,13 @@ typedef struct qsf_config {
     uint32_t kv_dim;         /* KV heads * head_dim */
     uint32_t gate_dim;       /* rows of a gate; 0: none */
     uint32_t n_value_heads;  /* of the delta rule; 0: none */
-    uint32_t ffn_dim;        /* or expert_dim */
+    uint32_t ffn_dim;        /* or expert_dim, or own_width */
     uint32_t least_kv_heads; /* of all layers */
     uint32_t qk_norm_cols;   /* of the widest Q or K norm; 0: none */
     uint32_t latent_dim;     /* columns of what heads of latents read one by one; 0: none */
     uint32_t ones;           /* weights of the widest V norm; 0: none */
+    uint32_t own_width;      /* of the embeddings that each layer has of its own; 0: none */
+    uint32_t own_cols;       /* of their table: those of all layers of the file */
     uint32_t conv_cols;      /* of the widest weights of a convolution; 0: none */
     uint32_t conv_channels;  /* of the widest convolution; 0: none */
     uint32_t n_ropes;        /* RoPE sets, for one context each */
@@ -134,6 +144,7 @@ typedef struct qsf_ends {
     const qsf_tensor *final_norm_bias; /* [dim], optional */
     const qsf_tensor *head_bias;       /* [n_vocab], optional; NULL when tied */
     const qsf_tensor *head;            /* [n_vocab, dim]; the embedding when tied */
+    const qsf_tensor *own_table;       /* [n_vocab, own_cols]; or NULL */
 } qsf_ends;
 
 /* Sizes of layers with attention */

@@ -21,10 +21,9 @@ static void insert(qsf_extent *extents, size_t *n, const qsf_extent *e)
 static qsf_extent unit_extent(const qsf_reader *r, uint32_t unit_idx)
 {
     static const char names[QSF_UNIT_ROLE_COUNT][12] = {
-        [QSF_UNIT_EMBEDDING] = "embedding",
-        [QSF_UNIT_LAYER] = "layer",
-        [QSF_UNIT_FINAL] = "final unit",
-        [QSF_UNIT_EXPERT] = "expert",
+        [QSF_UNIT_EMBEDDING] = "embedding", [QSF_UNIT_LAYER] = "layer",
+        [QSF_UNIT_FINAL] = "final unit",    [QSF_UNIT_EXPERT] = "expert",
+        [QSF_UNIT_OWN_TABLE] = "own table",
     };
     const qsf_unit *const u = &r->units[unit_idx];
     qsf_extent e = {.off = u->off,
@@ -80,6 +79,10 @@ qsf_status qsf_extents_create(const qsf_reader *r, qsf_extent **out, size_t *n_e
     }
     for (uint32_t i = 0; i < r->n_stream_units; i++) {
         const qsf_extent e = unit_extent(r, i);
+        insert(extents, &n, &e);
+    }
+    if (r->own_table_unit != 0) {
+        const qsf_extent e = unit_extent(r, r->own_table_unit);
         insert(extents, &n, &e);
     }
     merge_experts(r, extents, n);

@@ -155,7 +155,11 @@ static qsf_status find_roles(qsf_reader *r, const qsf_header_links *links)
     if (r->n_experts > QSF_MAX_EXPERTS)
         return QSF_FAIL(QSF_ERR_FORMAT, "section UNIT has %" PRIu32 " experts, allowed: up to %u",
                         r->n_experts, QSF_MAX_EXPERTS);
-    r->n_stream_units = r->n_units - r->n_experts;
+    if (n_of[QSF_UNIT_OWN_TABLE] > 1)
+        return QSF_FAIL(QSF_ERR_FORMAT, "section UNIT has %" PRIu32 " own tables, allowed: 0, 1",
+                        n_of[QSF_UNIT_OWN_TABLE]);
+    r->own_table_unit = first_of[QSF_UNIT_OWN_TABLE];
+    r->n_stream_units = r->n_units - r->n_experts - n_of[QSF_UNIT_OWN_TABLE];
     r->embedding_unit = first_of[QSF_UNIT_EMBEDDING];
     r->final_unit = first_of[QSF_UNIT_FINAL];
     const struct {
@@ -233,19 +237,20 @@ qsf_status qsf_index_read(qsf_reader *r, const qsf_header_links *links)
 
 qsf_status qsf_index_link_experts(qsf_reader *r)
 {
+    const uint32_t end = r->n_stream_units + r->n_experts;
     uint32_t at = r->n_stream_units;
     for (uint32_t i = 0; i < r->n_pass_layers; i++) {
         qsf_unit *const u = &r->units[r->layer_units[i]];
         const uint32_t n_experts = r->kinds[u->kind].n_experts;
         u->first_expert = at;
         for (uint32_t expert = 0; expert < n_experts; expert++, at++)
-            if (at == r->n_units || r->units[at].layer != u->layer || r->units[at].expert != expert)
+            if (at == end || r->units[at].layer != u->layer || r->units[at].expert != expert)
                 return QSF_FAIL(QSF_ERR_FORMAT,
                                 "layer %d has %" PRIu32
                                 " experts, but section UNIT no expert %" PRIu32 " of it",
                                 u->layer, n_experts, expert);
     }
-    if (at != r->n_units)
+    if (at != end)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "section UNIT has expert %d of layer %d, the layer has %" PRIu32,
                         r->units[at].expert, r->units[at].layer,

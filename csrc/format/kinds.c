@@ -44,6 +44,7 @@ static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned ch
         U32(46, "value dimension of latents", latent_value_dim, 1, QSF_MAX_HEAD_DIM),
         U32(47, "rank of the query", query_rank, 1, QSF_MAX_DIM),
         U32(48, "Q and K norm", qk_norm, 0, QSF_QK_NORM_COUNT - 1),
+        U32(49, "KV source", kv_source, 0, h->n_layers - 1),
         U32(56, "output gate", output_gate, 0, 1),
         U32(57, "V norm", value_norm, 0, 1),
         U32(59, "values", values_are_keys, 0, 1),
@@ -195,7 +196,8 @@ static qsf_status check_mixer(const qsf_reader *r, const char *where, const qsf_
         k->head_dim == r->header.head_dim && k->window_tokens == 0 &&
         k->rope_set == QSF_ROPE_NONE && k->score_scale == 0.0F && k->score_cap == 0.0F &&
         k->temperature_beta == 0.0F && k->alibi_slopes.n == 0 && k->qk_norm == QSF_QK_NORM_NONE &&
-        k->output_gate == 0 && k->value_norm == 0 && k->values_are_keys == 0 && k->latent_rank == 0;
+        k->kv_source == 0 && k->output_gate == 0 && k->value_norm == 0 && k->values_are_keys == 0 &&
+        k->latent_rank == 0;
     if (!is_attention && !is_plain)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "%s: mixer %" PRIu32 " (key 1) with attention's keys 32 .. 59, allowed: "
@@ -232,6 +234,13 @@ static qsf_status check_kind(const qsf_reader *r, const char *where, const qsf_l
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "%s: values that are keys (key 59), whose heads have one norm (key 48)",
                         where);
+    if (k->kv_source != 0 && (k->latent_rank != 0 || k->value_norm != 0 ||
+                              k->values_are_keys != 0 || k->qk_norm == QSF_QK_NORM_WHOLE_WIDTH))
+        return QSF_FAIL(
+            QSF_ERR_FORMAT,
+            "%s: keys and values of another layer (key 49) with a latent or norms of its "
+            "own (keys 44, 48, 57, 59), allowed: of queries, per head",
+            where);
     if (k->alibi_slopes.n != 0 && k->alibi_slopes.n != k->n_heads)
         return QSF_FAIL(QSF_ERR_FORMAT, "%s: %" PRIu32 " slopes for %" PRIu32 " heads", where,
                         k->alibi_slopes.n, k->n_heads);
@@ -289,6 +298,27 @@ static qsf_status parse_kinds(qsf_reader *r, size_t at)
     return QSF_OK;
 }
 
+/* A layer reads keys and values of an earlier one that has the same heads and positions. */
+static qsf_status check_sources(const qsf_reader *r)
+{
+    for (uint32_t i = 0; i < r->n_pass_layers; i++) {
+        const qsf_layer_kind *const k = qsf_reader_layer_kind(r, i);
+        if (k->kv_source == 0)
+            continue;
+        const uint32_t source = k->kv_source - 1;
+        const qsf_layer_kind *const from = qsf_reader_layer_kind(r, source);
+        if (source >= i || from->kv_source != 0 || from->mixer != QSF_MIXER_ATTENTION ||
+            from->latent_rank != 0 || from->n_kv_heads != k->n_kv_heads ||
+            from->head_dim != k->head_dim || from->window_tokens != k->window_tokens)
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "KIND: layer %" PRIu32 " reads keys and values of layer %" PRIu32
+                            ", allowed: an earlier layer with keys of its own, as many KV heads, "
+                            "the same head dimension and window",
+                            i, source);
+    }
+    return QSF_OK;
+}
+
 qsf_status qsf_kinds_read(qsf_reader *r)
 {
     size_t head_bytes = 0;
@@ -306,5 +336,5 @@ qsf_status qsf_kinds_read(qsf_reader *r)
     for (uint32_t i = 0; i < r->n_kinds; i++)
         if (r->kinds[i].score_scale == 0.0F)
             r->kinds[i].score_scale = 1.0F / sqrtf((float)r->kinds[i].head_dim);
-    return QSF_OK;
+    return check_sources(r);
 }

@@ -20,6 +20,7 @@
 #define QSF_MAX_DIM (1U << 20)
 #define QSF_MAX_HEADS 4096U
 #define QSF_MAX_HEAD_DIM 4096U
+#define QSF_MAX_OWN_WIDTH 4096U /* times 4096 layers: columns of a tensor */
 #define QSF_MAX_VOCAB (1U << 24)
 #define QSF_MAX_TOKENS (1U << 24)
 #define QSF_MAX_FFN_DIM (1U << 22)
@@ -42,7 +43,8 @@ typedef enum qsf_unit_role {
     QSF_UNIT_LAYER = 1,
     QSF_UNIT_FINAL = 2, /* final norm and output head */
     QSF_UNIT_EXPERT = 3,
-    QSF_UNIT_ROLE_COUNT = 4
+    QSF_UNIT_OWN_TABLE = 4, /* embeddings that each layer has of its own: read by rows */
+    QSF_UNIT_ROLE_COUNT = 5
 } qsf_unit_role;
 
 typedef enum qsf_architecture {
@@ -185,7 +187,7 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_Q_UP = 38,
     QSF_TENSOR_K_UP = 39,
     QSF_TENSOR_V_UP = 40,
-    QSF_TENSOR_FIRST_FREE = 41, /* .. 43, 49, 54 and 57 .. 61: kept for other mixers */
+    QSF_TENSOR_FIRST_FREE = 41, /* .. 43, 49 and 54: kept for other mixers */
     QSF_TENSOR_ROUTER_BIAS = 44,
     QSF_TENSOR_SELECTION_BIAS = 45,
     QSF_TENSOR_SHARED_GATE = 46,
@@ -197,6 +199,11 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_DECAY_BIAS = 53,
     QSF_TENSOR_MIX_NORM = 55,
     QSF_TENSOR_BETA = 56,
+    QSF_TENSOR_OWN_GATE = 57, /* 57 .. 61: of layers with embeddings of their own */
+    QSF_TENSOR_OWN_IN = 58,
+    QSF_TENSOR_OWN_IN_NORM = 59,
+    QSF_TENSOR_OWN_OUT = 60,
+    QSF_TENSOR_OWN_NORM = 61,
     QSF_TENSOR_ROUTED_NORM = 62,
     QSF_TENSOR_ROUTED_POST_NORM = 63,
     QSF_TENSOR_DENSE_POST_NORM = 64,
@@ -205,7 +212,8 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_INPUT_NORM = 67,
     QSF_TENSOR_INPUT_NORM_BIAS = 68,
     QSF_TENSOR_DECAY = 69,
-    QSF_TENSOR_TYPE_COUNT = 70
+    QSF_TENSOR_OWN_TABLE = 70,
+    QSF_TENSOR_TYPE_COUNT = 71
 } qsf_tensor_type;
 
 #endif

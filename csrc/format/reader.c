@@ -29,17 +29,36 @@ static qsf_status read_arch(qsf_reader *r)
     return status;
 }
 
+static uint32_t count_bands(const qsf_reader *r)
+{
+    return r->own_table_unit != 0 ? 2 * r->n_bands : r->n_bands;
+}
+
 static qsf_status read_bands(qsf_reader *r)
 {
-    const size_t n_bytes = r->n_bands * sizeof *r->band_crc32;
+    const size_t n_bytes = count_bands(r) * sizeof *r->band_crc32;
+    const qsf_section *const s = qsf_reader_section(r, "EBND");
+    if (s->n_bytes != n_bytes)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "section EBND has %" PRIu64 " bytes, the tables of the file make it %zu",
+                        s->n_bytes, n_bytes);
     r->band_crc32 = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
     if (r->band_crc32 == NULL)
         return QSF_FAIL(QSF_ERR_NOMEM, "no memory for checksums of embedding bands: %zu KB",
                         n_bytes >> 10);
-    QSF_TRY(qsf_reader_read_section(r, qsf_reader_section(r, "EBND"), r->band_crc32));
-    for (uint32_t i = 0; i < r->n_bands; i++) /* from the file's byte order to the machine's */
+    QSF_TRY(qsf_reader_read_section(r, s, r->band_crc32));
+    for (uint32_t i = 0; i < count_bands(r); i++) /* from the file's byte order to the machine's */
         r->band_crc32[i] = qsf_load_u32((const unsigned char *)&r->band_crc32[i]);
     return QSF_OK;
+}
+
+/* Layers behind the last with keys, values or a state of its own keep nothing of a token. */
+static void count_storing(qsf_reader *r)
+{
+    r->n_storing_layers = r->n_pass_layers;
+    while (r->n_storing_layers > 1 &&
+           qsf_reader_layer_kind(r, r->n_storing_layers - 1)->kv_source != 0)
+        r->n_storing_layers--;
 }
 
 static qsf_status read_all(qsf_reader *r)
@@ -57,6 +76,7 @@ static qsf_status read_all(qsf_reader *r)
     QSF_TRY(read_arch(r));
     QSF_TRY(qsf_rope_read(r));
     QSF_TRY(qsf_kinds_read(r));
+    count_storing(r);
     QSF_TRY(qsf_index_link_experts(r));
     QSF_TRY(qsf_tensor_table_read(r));
     if (r->kind_table.bytes == NULL &&
@@ -88,7 +108,7 @@ void qsf_reader_close(qsf_reader *r)
     if (r->ledger == NULL) /* zeroed or closed: its fd 0 is not a file of ours */
         return;
     qsf_ledger *const l = r->ledger;
-    qsf_ledger_release(l, QSF_USE_TABLES, r->band_crc32, r->n_bands * sizeof *r->band_crc32);
+    qsf_ledger_release(l, QSF_USE_TABLES, r->band_crc32, count_bands(r) * sizeof *r->band_crc32);
     qsf_ledger_release(l, QSF_USE_TABLES, r->tensors, r->n_tensors * sizeof *r->tensors);
     qsf_ledger_release(l, QSF_USE_TABLES, r->pass_units, r->n_stream_units * sizeof *r->pass_units);
     qsf_ledger_release(l, QSF_USE_TABLES, r->units, r->n_units * sizeof *r->units);
@@ -113,4 +133,5 @@ void qsf_reader_leave_out(qsf_reader *r, const bool *is_left_out)
     r->n_pass_layers -= r->n_pass_units - n;
     r->n_pass_units = n;
     assert(r->n_pass_layers > 0);
+    count_storing(r);
 }

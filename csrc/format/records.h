@@ -64,6 +64,7 @@ typedef struct qsf_arch {
     uint32_t window_tokens;    /* 0: none */
     float embedding_factor;
     float logit_cap;    /* 0: none */
+    uint32_t own_width; /* of the embeddings that each layer has of its own; 0: none */
     uint32_t kv_k_bits; /* of keys by default, 2, 4, 8, 16 or 32; 0: not said; likewise the next */
     uint32_t kv_v_bits;
     uint32_t act_bits; /* of activations with weights of codes below 8 bits: 8 or 16 */
@@ -85,6 +86,7 @@ typedef struct qsf_layer_kind {
     uint32_t temperature_step; /* 0: none */
     qsf_floats alibi_slopes;   /* [n_heads], or none */
     uint32_t qk_norm;          /* qsf_qk_norm */
+    uint32_t kv_source;        /* 1 + the layer whose keys and values it reads; 0: its own */
     uint32_t output_gate;      /* 0 or 1: attended * sigmoid(gate) */
     uint32_t value_norm;       /* 0 or 1: values are normalised, by themselves, without weights */
     uint32_t values_are_keys;  /* 0 or 1: values are the keys before their norm and RoPE */
@@ -170,16 +172,18 @@ typedef struct qsf_reader {
     qsf_file file;
     qsf_header header;
     qsf_arch arch;
-    uint32_t n_units;        /* of the file; the experts are the last of them */
+    uint32_t n_units;        /* of the file: those of a pass, the experts, the own table */
     uint32_t n_stream_units; /* the units before the experts */
     uint32_t n_experts;      /* of all layers */
     uint32_t embedding_unit;
     uint32_t final_unit;
-    uint32_t n_pass_units; /* units that a pass runs, without experts: qsf_reader_leave_out */
+    uint32_t own_table_unit; /* 0: there is none */
+    uint32_t n_pass_units;   /* units that a pass runs, without experts: qsf_reader_leave_out */
     uint32_t n_pass_layers;
+    uint32_t n_storing_layers; /* of a pass: those up to the last that keeps something of a token */
     uint32_t n_tensors;
     uint32_t n_sections;
-    uint32_t n_bands; /* of 16 embedding rows */
+    uint32_t n_bands; /* of 16 rows of the embedding; likewise of the own table */
     uint32_t n_kinds;
     uint32_t n_rope_sets;   /* of the section ROPE; 0: header and ARCH say what RoPE there is */
     uint64_t directory_off; /* in the file */
@@ -188,7 +192,7 @@ typedef struct qsf_reader {
     const uint32_t *layer_units; /* [n_pass_layers] the layers in pass_units */
     qsf_tensor *tensors;         /* [n_tensors], sorted by unit and offset */
     qsf_section *sections;       /* [n_sections] */
-    uint32_t *band_crc32;        /* [n_bands] */
+    uint32_t *band_crc32;        /* [n_bands] of the embedding, then [n_bands] of the own table */
     qsf_layer_kind *kinds;       /* [n_kinds], at least one */
     qsf_rope_set *rope_sets;     /* [n_rope_sets], by number and least context */
     qsf_table kind_table;

@@ -91,8 +91,7 @@ static bool is_known(uint32_t type)
     return type < QSF_TENSOR_FIRST_FREE ||
            (type >= QSF_TENSOR_ROUTER_BIAS && type <= QSF_TENSOR_EXPERT_SCALE) ||
            (type >= QSF_TENSOR_CONV && type <= QSF_TENSOR_DECAY_BIAS) ||
-           type == QSF_TENSOR_MIX_NORM || type == QSF_TENSOR_BETA ||
-           (type >= QSF_TENSOR_ROUTED_NORM && type < QSF_TENSOR_TYPE_COUNT);
+           (type >= QSF_TENSOR_MIX_NORM && type < QSF_TENSOR_TYPE_COUNT);
 }
 
 /* Parses one entry and checks all that does not depend on other entries. */
@@ -186,6 +185,26 @@ static qsf_status check_is(const qsf_tensor *t, uint32_t type, uint8_t layout, u
     return QSF_OK;
 }
 
+/* Checks the table of embeddings that each layer has of its own: if ARCH says their width, a row
+ * for each token, with those of all layers. */
+static qsf_status check_own_table(const qsf_reader *r)
+{
+    if ((r->own_table_unit != 0) != (r->arch.own_width != 0))
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "ARCH: own embeddings (key 13) of width %" PRIu32
+                        ", the file has %d tables of them",
+                        r->arch.own_width, r->own_table_unit != 0);
+    if (r->own_table_unit == 0)
+        return QSF_OK;
+    const qsf_unit *const u = &r->units[r->own_table_unit];
+    if (u->n_tensors != 1)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "tensor table: the own table has %" PRIu32 " tensors, allowed: 1",
+                        u->n_tensors);
+    return check_is(&r->tensors[u->first_tensor], QSF_TENSOR_OWN_TABLE, QSF_LAYOUT_TILES,
+                    r->header.n_vocab, r->header.n_layers * r->arch.own_width);
+}
+
 /* Checks the fixed contents of the embedding unit and the final unit, which layers must not have.
  */
 static qsf_status check_contents(const qsf_reader *r)
@@ -199,17 +218,20 @@ static qsf_status check_contents(const qsf_reader *r)
                         embd->n_tensors);
     QSF_TRY(check_is(&r->tensors[embd->first_tensor], QSF_TENSOR_EMBEDDING, QSF_LAYOUT_TILES,
                      h->n_vocab, h->dim));
+    QSF_TRY(check_own_table(r));
     for (uint32_t i = 0; i < r->n_tensors; i++)
         if (r->tensors[i].unit_idx != r->embedding_unit &&
             r->tensors[i].unit_idx != r->final_unit &&
+            (r->own_table_unit == 0 || r->tensors[i].unit_idx != r->own_table_unit) &&
             ((r->tensors[i].type >= QSF_TENSOR_EMBEDDING &&
               r->tensors[i].type <= QSF_TENSOR_FINAL_NORM_BIAS) ||
-             r->tensors[i].type == QSF_TENSOR_HEAD_BIAS))
+             r->tensors[i].type == QSF_TENSOR_HEAD_BIAS ||
+             r->tensors[i].type == QSF_TENSOR_OWN_TABLE))
             return QSF_FAIL(QSF_ERR_FORMAT,
                             "tensor table: entry %" PRIu32 " of a layer or expert has type %" PRIu32
-                            ", allowed there: all but %d .. %d and %d",
+                            ", allowed there: all but %d .. %d, %d and %d",
                             i, r->tensors[i].type, QSF_TENSOR_EMBEDDING, QSF_TENSOR_FINAL_NORM_BIAS,
-                            QSF_TENSOR_HEAD_BIAS);
+                            QSF_TENSOR_HEAD_BIAS, QSF_TENSOR_OWN_TABLE);
 
     /* In the order of use: norm, its bias if any, the head's bias if any and the head, unless tied.
      */

@@ -87,12 +87,11 @@ static void keep(qsf_embedding *e, uint32_t token, const float *x)
     link_newest(e, place);
 }
 
-/* Decodes a row from the stream's band. */
-static qsf_status decode(qsf_stream *stream, const qsf_kernels *kernels, const qsf_tensor *table,
-                         uint32_t token, float *x)
+qsf_status qsf_embedding_decode(qsf_stream *stream, const qsf_kernels *kernels,
+                                const qsf_tensor *table, uint32_t token, float *x)
 {
     const unsigned char *band;
-    QSF_TRY(qsf_stream_embedding_band(stream, token / QSF_TILE_ROWS, &band));
+    QSF_TRY(qsf_stream_table_band(stream, table, token / QSF_TILE_ROWS, &band));
     kernels->dequant_row[table->dtype](band, qsf_ceil_div(table->n_cols, QSF_BLOCK),
                                        token % QSF_TILE_ROWS, x);
     return QSF_OK;
@@ -103,14 +102,14 @@ qsf_status qsf_embedding_row(qsf_embedding *e, qsf_stream *stream, const qsf_ker
 {
     assert(e->n_rows == 0 || e->dim_stride == qsf_round_up(table->n_cols, QSF_BLOCK));
     if (stream->resident[0] != NULL)
-        return decode(stream, kernels, table, token, x);
+        return qsf_embedding_decode(stream, kernels, table, token, x);
     const uint32_t place = e->n_rows > 0 ? find(e, token) : 0;
     if (place != 0) {
         memcpy(x, row_at(e, place), e->dim_stride * sizeof *x);
         unlink_place(e, place);
         link_newest(e, place);
     } else {
-        QSF_TRY(decode(stream, kernels, table, token, x));
+        QSF_TRY(qsf_embedding_decode(stream, kernels, table, token, x));
         if (e->n_rows > 0)
             keep(e, token, x);
     }

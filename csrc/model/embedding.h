@@ -39,6 +39,10 @@ typedef struct qsf_embedding {
  * most n_vocab rows. n_rows 0 needs no memory. */
 void qsf_embedding_layout(qsf_embedding *e, qsf_arena *a, const qsf_config *c, uint32_t n_rows);
 
+/* x [columns, padded to 64] = the row of `token` of a table, from the stream's band. */
+qsf_status qsf_embedding_decode(qsf_stream *stream, const qsf_kernels *kernels,
+                                const qsf_tensor *table, uint32_t token, float *x);
+
 /* x [dim, padded to 64] = the row of `token` of `table`, from the cache or the stream, with the
  * same bits. If it fails, the cache does not change. */
 qsf_status qsf_embedding_row(qsf_embedding *e, qsf_stream *stream, const qsf_kernels *kernels,

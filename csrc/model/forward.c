@@ -12,15 +12,19 @@
 #include "model/ffn.h"
 #include "model/linear.h"
 #include "model/mixers/mixers.h"
+#include "model/own.h"
 
-/* Writes the position of each row in its sequence. */
-static void number_rows(const qsf_chunk *chunk, uint32_t *positions)
+/* Writes the position of each row in its sequence, and its angles. */
+static void place_rows(const qsf_ops *o, const qsf_chunk *chunk)
 {
+    const qsf_scratch *const s = o->scratch;
     for (uint32_t i = 0; i < chunk->n_segments; i++) {
         const qsf_segment *const g = &chunk->segments[i];
         for (uint32_t t = 0; t < g->n_tokens; t++)
-            positions[g->first_row + t] = g->first_position + t;
+            s->positions[g->first_row + t] = g->first_position + t;
     }
+    qsf_ropes_fill(o->ropes, o->config->n_ropes, s->positions, chunk->n_tokens, s->chunk_tokens,
+                   s->rope_cos, s->rope_sin);
 }
 
 /* x[t] = embedding[token] * factor (+ position[t]); x [n_tokens, dim_stride] */
@@ -41,7 +45,7 @@ static qsf_status embed(qsf_forward *f, const qsf_chunk *chunk)
         for (size_t i = 0; i < c->dim; i++)
             x[i] += qsf_half_to_float(qsf_load_u16(row + 2 * i));
     }
-    return QSF_OK;
+    return c->own_width != 0 ? qsf_own_read(&f->ops, f->ends->own_table, chunk->tokens) : QSF_OK;
 }
 
 /* Beginning a resident unit is too cheap to time. */
@@ -112,6 +116,8 @@ static qsf_status run_layer(qsf_forward *f, const qsf_chunk *chunk, uint32_t lay
     QSF_TRY(begin_layer(o, l));
     QSF_TRY(qsf_mixers[l->kind->mixer].run(o, l, chunk, layer_idx));
     QSF_TRY(qsf_ffn_run(o, l, layer_idx));
+    if (o->config->own_width != 0)
+        QSF_TRY(qsf_own_run(o, l));
     QSF_TRY(end_layer(o, l));
     return end_unit(o, QSF_PHASE_DOWN);
 }
@@ -136,15 +142,52 @@ static uint32_t count_head_rows(const qsf_chunk *chunk)
     return chunk->n_logits_rows + chunk->n_hidden_rows;
 }
 
-/* Moves the rows that the head is for to the front of x. */
-static void gather_rows(qsf_ops *o, const qsf_chunk *chunk)
+/* Makes segments of the rows that the head is for, which are then rows 0, 1, ... Returns how many.
+ */
+static uint32_t cut_segments(const qsf_chunk *chunk, qsf_segment *rest)
 {
-    const qsf_scratch *const s = o->scratch;
-    o->n_tokens = count_head_rows(chunk);
-    for (uint32_t i = 0; i < o->n_tokens; i++)
+    const qsf_segment *g = chunk->segments;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < count_head_rows(chunk); i++) {
+        const uint32_t row = chunk->head_rows[i];
+        while (row >= g->first_row + g->n_tokens)
+            g++;
+        const uint32_t position = g->first_position + (row - g->first_row);
+        if (n > 0 && rest[n - 1].sequence == g->sequence &&
+            rest[n - 1].first_position + rest[n - 1].n_tokens == position)
+            rest[n - 1].n_tokens++;
+        else
+            rest[n++] = (qsf_segment){g->sequence, i, 1, position};
+    }
+    return n;
+}
+
+static void gather_rows(const qsf_chunk *chunk, float *rows, size_t stride)
+{
+    for (uint32_t i = 0; i < count_head_rows(chunk); i++)
         if (chunk->head_rows[i] != i)
-            memcpy(s->x + i * s->dim_stride, s->x + chunk->head_rows[i] * s->dim_stride,
-                   s->dim_stride * sizeof *s->x);
+            memcpy(rows + i * stride, rows + chunk->head_rows[i] * stride, stride * sizeof *rows);
+}
+
+/* Goes on with the rows that the head is for: later layers store nothing, so they need no others.
+ */
+static void end_rows(qsf_forward *f, qsf_chunk *chunk)
+{
+    const qsf_config *const c = f->ops.config;
+    const qsf_scratch *const s = f->ops.scratch;
+    const bool has_layers = c->n_storing_layers < c->n_layers;
+    f->ops.n_tokens = count_head_rows(chunk);
+    gather_rows(chunk, s->x, s->dim_stride);
+    if (!has_layers)
+        return;
+    if (c->own_width != 0) {
+        gather_rows(chunk, s->embedded, s->dim_stride);
+        gather_rows(chunk, s->own, s->own_stride);
+    }
+    chunk->n_segments = cut_segments(chunk, s->rest);
+    chunk->segments = s->rest;
+    chunk->n_tokens = f->ops.n_tokens;
+    place_rows(&f->ops, chunk);
 }
 
 /* logits = head(norm(x)) for the rows that get logits; hidden = norm(x) for the others */
@@ -153,7 +196,6 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk)
     qsf_ops *const o = &f->ops;
     const qsf_scratch *const s = o->scratch;
     const qsf_config *const c = o->config;
-    gather_rows(o, chunk);
     const head_job job = {o, chunk->logits};
     qsf_linear head = {f->ends->head, NULL, chunk->logits, c->n_vocab, 1, NULL, &job, {0}};
     if (c->logit_cap != 0.0F)
@@ -182,23 +224,32 @@ static void begin_pass(qsf_forward *f, const qsf_chunk *chunk)
                           chunk->stopwatch);
 }
 
-static qsf_status run_units(qsf_forward *f, const qsf_chunk *chunk)
+static qsf_status run_layers(qsf_forward *f, const qsf_chunk *chunk, uint32_t begin, uint32_t end)
 {
-    const qsf_scratch *const s = f->ops.scratch;
-    f->ops.n_tokens = chunk->n_tokens;
-    number_rows(chunk, s->positions);
-    QSF_TRY(embed(f, chunk));
-    qsf_ropes_fill(f->ops.ropes, f->ops.config->n_ropes, s->positions, chunk->n_tokens,
-                   s->chunk_tokens, s->rope_cos, s->rope_sin);
-    qsf_stopwatch_lap(chunk->stopwatch, QSF_PHASE_EMBEDDING);
-    for (uint32_t i = 0; i < f->ops.config->n_layers; i++) {
+    for (uint32_t i = begin; i < end; i++) {
         if (qsf_cancel_is_set(chunk->cancel))
             return QSF_FAIL(QSF_ERR_CANCELLED, "cancelled before running layer %u", i);
         if (chunk->before_layer != NULL && chunk->before_layer(chunk->before_layer_arg))
             begin_pass(f, chunk); /* the ring may have been replaced */
         QSF_TRY(run_layer(f, chunk, i));
     }
-    return count_head_rows(chunk) > 0 ? run_head(f, chunk) : QSF_OK;
+    return QSF_OK;
+}
+
+static qsf_status run_units(qsf_forward *f, const qsf_chunk *whole)
+{
+    const qsf_config *const c = f->ops.config;
+    qsf_chunk chunk = *whole;
+    f->ops.n_tokens = chunk.n_tokens;
+    place_rows(&f->ops, &chunk);
+    QSF_TRY(embed(f, &chunk));
+    qsf_stopwatch_lap(chunk.stopwatch, QSF_PHASE_EMBEDDING);
+    QSF_TRY(run_layers(f, &chunk, 0, c->n_storing_layers));
+    if (count_head_rows(&chunk) == 0)
+        return QSF_OK;
+    end_rows(f, &chunk);
+    QSF_TRY(run_layers(f, &chunk, c->n_storing_layers, c->n_layers));
+    return run_head(f, &chunk);
 }
 
 qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk)

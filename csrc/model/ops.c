@@ -259,6 +259,27 @@ qsf_acts qsf_ops_gather(qsf_ops *o, const float *x, const uint32_t *rows, float 
     return acts_of(o, copies, stride);
 }
 
+static qsf_gated_fn *gated_of(const qsf_ops *o)
+{
+    const qsf_kernels *const k = o->kernels;
+    qsf_gated_fn *const gated[QSF_ACTIVATION_COUNT] = {
+        [QSF_ACTIVATION_GELU_TANH] = k->gelu_tanh_mul,
+        [QSF_ACTIVATION_SILU] = k->silu_mul,
+        [QSF_ACTIVATION_RELU] = k->relu_mul,
+        [QSF_ACTIVATION_GELU_ERF] = k->gelu_erf_mul,
+        [QSF_ACTIVATION_RELU_SQUARED] = k->relu_squared_mul,
+        [QSF_ACTIVATION_SILU_CLAMPED] = k->silu_clamped_mul,
+    };
+    return gated[o->kind->activation];
+}
+
+void qsf_ops_activate_gated(const qsf_ops *o, size_t stride, size_t begin, size_t end)
+{
+    const qsf_scratch *const s = o->scratch;
+    for (size_t t = 0; t < o->n_tokens; t++)
+        gated_of(o)(s->gate + t * stride + begin, s->up + t * stride + begin, end - begin);
+}
+
 void qsf_ops_activate(const qsf_ops *o, size_t first_row, size_t n, size_t begin, size_t end)
 {
     const qsf_kernels *const k = o->kernels;
@@ -272,18 +293,10 @@ void qsf_ops_activate(const qsf_ops *o, size_t first_row, size_t n, size_t begin
         [QSF_ACTIVATION_RELU_SQUARED] = k->relu_squared,
         [QSF_ACTIVATION_SILU_CLAMPED] = k->silu_clamped,
     };
-    qsf_gated_fn *const gated[QSF_ACTIVATION_COUNT] = {
-        [QSF_ACTIVATION_GELU_TANH] = k->gelu_tanh_mul,
-        [QSF_ACTIVATION_SILU] = k->silu_mul,
-        [QSF_ACTIVATION_RELU] = k->relu_mul,
-        [QSF_ACTIVATION_GELU_ERF] = k->gelu_erf_mul,
-        [QSF_ACTIVATION_RELU_SQUARED] = k->relu_squared_mul,
-        [QSF_ACTIVATION_SILU_CLAMPED] = k->silu_clamped_mul,
-    };
     for (size_t t = first_row; t < first_row + n; t++) {
         const size_t i = t * stride + begin;
         if (o->kind->ffn == QSF_FFN_GATED)
-            gated[o->kind->activation](s->gate + i, s->up + i, end - begin);
+            gated_of(o)(s->gate + i, s->up + i, end - begin);
         else
             plain[o->kind->activation](s->gate + i, end - begin);
     }

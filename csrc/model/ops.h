@@ -94,6 +94,9 @@ qsf_acts qsf_ops_gather(qsf_ops *o, const float *x, const uint32_t *rows, float 
  * activation(gate). */
 void qsf_ops_activate(const qsf_ops *o, size_t first_row, size_t n, size_t begin, size_t end);
 
+/* gate[begin .. end) of all rows, which lie at `stride`, becomes activation(gate) * up. */
+void qsf_ops_activate_gated(const qsf_ops *o, size_t stride, size_t begin, size_t end);
+
 /* x[begin .. end) += factor of the layer * y[begin .. end) for every row of the chunk. */
 void qsf_ops_add_residual(const qsf_ops *o, size_t begin, size_t end);
 

@@ -15,6 +15,7 @@
 #include "memory/arena.h"
 #include "format/config.h"
 #include "cache/kv/kvcache.h"
+#include "model/chunk.h"
 
 /* Most query rows of a row group, which share a pass over the pages: query heads of one KV head,
  * times tokens. */
@@ -71,6 +72,7 @@ typedef struct qsf_routed_scratch {
 typedef struct qsf_scratch {
     uint32_t chunk_tokens;
     size_t dim_stride; /* dim, padded to 64 */
+    size_t own_stride; /* own_cols, padded to 64 */
     float *x;          /* [chunk, dim_stride] the residual stream */
     float *normed;     /* [chunk, dim_stride] */
     float *input;      /* [chunk, dim_stride] of a parallel layer, or its dense part; NULL if none
@@ -80,12 +82,15 @@ typedef struct qsf_scratch {
     float *v;          /* [chunk, kv_stride] */
     float *attended;   /* [chunk, q_stride] */
     float *mix_gate;   /* [chunk, gate_stride] gates of a mixer's output */
-    float *by_head; /* [heads, chunk, nope_stride] queries that K_UP reads, of latent attention */
-    float *steps;   /* [chunk, 2 value heads] beta, then decay, of the delta rule */
-    float *gate;    /* [wide, ffn_stride] input of the down projection */
-    float *up;      /* [wide, ffn_stride]; NULL if the FFN has no gate */
+    float *by_head;  /* [heads, chunk, nope_stride] queries that K_UP reads, of latent attention */
+    float *steps;    /* [chunk, 2 value heads] beta, then decay, of the delta rule */
+    float *gate;     /* [wide, ffn_stride] input of the down projection */
+    float *up;       /* [wide, ffn_stride]; NULL if the FFN has no gate */
+    float *embedded; /* [chunk, dim_stride] the embedding, if layers have embeddings of their own */
+    float *own;      /* [chunk, own_stride] these, of all layers */
     float *y; /* [chunk, dim_stride] output of attention or the FFN, before the residual add */
     uint32_t *positions; /* [chunk] positions of the rows in their sequences */
+    qsf_segment *rest;   /* [chunk] segments of the rows that the head is for */
     float *rope_cos;     /* [chunk, pairs] of each RoPE set, one set after the other */
     float *rope_sin;     /* the same */
     qsf_kv_form kv_form; /* the same in all sessions */

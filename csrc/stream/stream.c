@@ -95,15 +95,17 @@ static qsf_status take_buffers(qsf_stream *s, const qsf_stream_sizes *sizes, siz
     return QSF_OK;
 }
 
-/* Gives the ring the order of streamed units: layers, then the units that make the logits. */
+/* Gives the ring the order of streamed units: layers, then what is needed for logits alone. */
 static void set_order(qsf_stream *s)
 {
     const qsf_reader *const r = s->reader;
     uint32_t n = 0;
-    for (uint32_t i = 0; i < r->n_pass_layers; i++)
+    uint32_t n_always = 0;
+    for (uint32_t i = 0; i < r->n_pass_layers; i++) {
         if (s->resident[r->layer_units[i]] == NULL)
             s->order[n++] = r->layer_units[i];
-    const uint32_t n_always = n;
+        n_always = i < r->n_storing_layers ? n : n_always;
+    }
     if (s->resident[r->final_unit] == NULL)
         s->order[n++] = r->final_unit;
     if (s->resident[r->embedding_unit] == NULL && qsf_stream_passes_ring(r, r->embedding_unit))
@@ -184,8 +186,10 @@ static qsf_status fill(qsf_stream *s, const qsf_stream_options *options)
     qsf_stream_sizes load;
     qsf_stream_least(r, options->is_resident, &sizes);
     qsf_stream_load_sizes(r, options->is_resident, &load);
-    QSF_TRY(acquire(s, QSF_USE_EMBEDDING, sizes.band_bytes, &s->band));
+    QSF_TRY(acquire(s, QSF_USE_EMBEDDING, sizes.band_bytes, &s->band.bytes));
     s->sizes.band_bytes = sizes.band_bytes;
+    QSF_TRY(acquire(s, QSF_USE_EMBEDDING, sizes.own_band_bytes, &s->own_band.bytes));
+    s->sizes.own_band_bytes = sizes.own_band_bytes;
     uint32_t n_load = 0;
     uint64_t load_bytes = 0;
     for (uint32_t i = 0; i < r->n_pass_units; i++) {
@@ -217,7 +221,8 @@ qsf_status qsf_stream_init(qsf_stream *s, qsf_reader *r, qsf_ledger *ledger,
         .ledger = ledger,
         .io = options->io,
         .setup = options->setup,
-        .band_idx = NONE,
+        .band = {NULL, NONE},
+        .own_band = {NULL, NONE},
         .unit_idx = NONE,
     };
     qsf_stream_sizes sizes;
@@ -251,12 +256,13 @@ void qsf_stream_destroy(qsf_stream *s)
     for (uint32_t i = 0; s->resident != NULL && i < n_units; i++)
         qsf_ledger_release(s->ledger, QSF_USE_WEIGHTS, s->resident[i],
                            (size_t)s->reader->units[i].raw_bytes);
-    qsf_ledger_release(s->ledger, QSF_USE_EMBEDDING, s->band, s->sizes.band_bytes);
+    qsf_ledger_release(s->ledger, QSF_USE_EMBEDDING, s->own_band.bytes, s->sizes.own_band_bytes);
+    qsf_ledger_release(s->ledger, QSF_USE_EMBEDDING, s->band.bytes, s->sizes.band_bytes);
     qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->mask, n_units * sizeof *s->mask);
     qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->order, n_units * sizeof *s->order);
     qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->times, n_units * sizeof *s->times);
     qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->resident, n_units * sizeof *s->resident);
-    *s = (qsf_stream){.band_idx = NONE, .unit_idx = NONE};
+    *s = (qsf_stream){.band = {NULL, NONE}, .own_band = {NULL, NONE}, .unit_idx = NONE};
 }
 
 /* ---- a pass ---- */
@@ -435,36 +441,37 @@ void qsf_stream_abandon(qsf_stream *s)
         qsf_ring_abandon(s->ring);
 }
 
-qsf_status qsf_stream_embedding_band(qsf_stream *s, uint32_t band_idx, const unsigned char **out)
+qsf_status qsf_stream_table_band(qsf_stream *s, const qsf_tensor *table, uint32_t band_idx,
+                                 const unsigned char **out)
 {
     const qsf_reader *const r = s->reader;
-    const qsf_tensor *const t = qsf_reader_tensor(r, r->embedding_unit, QSF_TENSOR_EMBEDDING);
-    const unsigned char *const resident = s->resident[r->embedding_unit];
-    if (band_idx >= r->n_bands)
-        return QSF_FAIL(QSF_ERR_ARG, "internal error: embedding band %" PRIu32 " of %" PRIu32,
-                        band_idx, r->n_bands);
-    const size_t row_bytes = (size_t)(t->data_bytes / r->n_bands);
-    const uint64_t raw_off = t->data_off + (uint64_t)band_idx * row_bytes;
+    const bool is_own = table->type == QSF_TENSOR_OWN_TABLE;
+    const char *const name = is_own ? "own table" : "embedding";
+    const unsigned char *const resident = is_own ? NULL : s->resident[table->unit_idx];
+    qsf_stream_band *const band = is_own ? &s->own_band : &s->band;
+    assert(band_idx < r->n_bands);
+    const size_t row_bytes = (size_t)(table->data_bytes / r->n_bands);
+    const uint64_t raw_off = table->data_off + (uint64_t)band_idx * row_bytes;
     if (resident != NULL) {
         *out = resident + raw_off;
         return QSF_OK;
     }
-    *out = s->band;
-    if (s->band_idx == band_idx)
+    *out = band->bytes;
+    if (band->idx == band_idx)
         return QSF_OK;
-    s->band_idx = NONE;
+    band->idx = NONE;
     const uint64_t start_ns = qsf_clock_ns();
-    QSF_TRY(qsf_file_read_at(&s->reader->file, r->units[r->embedding_unit].off + raw_off, s->band,
+    QSF_TRY(qsf_file_read_at(&s->reader->file, r->units[table->unit_idx].off + raw_off, band->bytes,
                              row_bytes));
     qsf_stopwatch_set_aside(s->stopwatch, QSF_PHASE_WAIT, start_ns, qsf_clock_ns());
     s->band_bytes_read += row_bytes;
-    const uint32_t crc32 = qsf_crc32(0, s->band, row_bytes);
-    if (crc32 != r->band_crc32[band_idx])
+    const uint32_t crc32 = qsf_crc32(0, band->bytes, row_bytes);
+    const uint32_t stored = r->band_crc32[is_own ? r->n_bands + band_idx : band_idx];
+    if (crc32 != stored)
         return QSF_FAIL(QSF_ERR_DAMAGED,
-                        "embedding band %" PRIu32 ": checksum is %08" PRIx32
-                        ", stored is %08" PRIx32,
-                        band_idx, crc32, r->band_crc32[band_idx]);
-    s->band_idx = band_idx;
+                        "%s band %" PRIu32 ": checksum is %08" PRIx32 ", stored is %08" PRIx32,
+                        name, band_idx, crc32, stored);
+    band->idx = band_idx;
     return QSF_OK;
 }
 
@@ -494,7 +501,7 @@ qsf_status qsf_stream_drop(qsf_stream *s, uint32_t unit_idx, size_t ring_bytes)
     sizes_without(s, unit_idx, &sizes);
     const uint64_t raw_bytes = r->units[unit_idx].raw_bytes;
     const bool takes_buffers = sizes.ring_bytes != 0 && !holds(s, &sizes);
-    const bool takes_band = s->band == NULL && sizes.band_bytes != 0;
+    const bool takes_band = s->band.bytes == NULL && sizes.band_bytes != 0;
     if (ring_bytes < s->ring_bytes)
         ring_bytes = s->ring_bytes;
     if (ring_bytes < sizes.ring_bytes)
@@ -517,7 +524,7 @@ qsf_status qsf_stream_drop(qsf_stream *s, uint32_t unit_idx, size_t ring_bytes)
     qsf_status status = QSF_OK;
     if (takes_band) {
         s->sizes.band_bytes = sizes.band_bytes;
-        status = acquire(s, QSF_USE_EMBEDDING, sizes.band_bytes, &s->band);
+        status = acquire(s, QSF_USE_EMBEDDING, sizes.band_bytes, &s->band.bytes);
     }
     if (status == QSF_OK && takes_buffers)
         status = take_buffers(s, &sizes, ring_bytes);
@@ -554,9 +561,8 @@ qsf_status qsf_stream_keep(qsf_stream *s, uint32_t unit_idx)
                            (size_t)s->reader->units[unit_idx].raw_bytes);
         s->resident[unit_idx] = NULL;
     } else if (unit_idx == s->reader->embedding_unit) {
-        qsf_ledger_release(s->ledger, QSF_USE_EMBEDDING, s->band, s->sizes.band_bytes);
-        s->band = NULL;
-        s->band_idx = NONE;
+        qsf_ledger_release(s->ledger, QSF_USE_EMBEDDING, s->band.bytes, s->sizes.band_bytes);
+        s->band = (qsf_stream_band){NULL, NONE};
     }
     set_order(s);
     return status;

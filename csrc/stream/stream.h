@@ -29,12 +29,13 @@
  * not streamed: its rows are read band by band. */
 typedef struct qsf_stream_sizes {
     size_t ring_bytes; /* smallest ring; a larger one reads further ahead. 0: nothing is streamed */
-    size_t range_bytes;  /* largest range that the ring must give at once */
-    size_t decode_bytes; /* decode buffer of compressed units */
-    size_t codec_bytes;  /* workspace for decoding */
-    size_t band_bytes;   /* a band of embedding rows */
-    size_t load_bytes;   /* if nothing is streamed: least size of all buffers while resident units
-                          * load; released before init returns */
+    size_t range_bytes;    /* largest range that the ring must give at once */
+    size_t decode_bytes;   /* decode buffer of compressed units */
+    size_t codec_bytes;    /* workspace for decoding */
+    size_t band_bytes;     /* a band of embedding rows */
+    size_t own_band_bytes; /* a band of the own table, which is never resident */
+    size_t load_bytes;     /* if nothing is streamed: least size of all buffers while resident units
+                            * load; released before init returns */
 } qsf_stream_sizes;
 
 typedef struct qsf_stream_options {
@@ -43,6 +44,12 @@ typedef struct qsf_stream_options {
     qsf_io *io;              /* borrowed, open */
     qsf_io_setup setup;
 } qsf_stream_options;
+
+/* A band in memory */
+typedef struct qsf_stream_band {
+    unsigned char *bytes;
+    uint32_t idx; /* UINT32_MAX: none */
+} qsf_stream_band;
 
 typedef struct qsf_stream {
     qsf_reader *reader;       /* borrowed */
@@ -59,8 +66,8 @@ typedef struct qsf_stream {
     qsf_stream_sizes sizes;       /* of the buffers held now */
     unsigned char *decode_buffer; /* [sizes.decode_bytes] */
     unsigned char *codec;         /* [sizes.codec_bytes] */
-    unsigned char *band;          /* [sizes.band_bytes] */
-    uint32_t band_idx;            /* the band in memory; UINT32_MAX: none */
+    qsf_stream_band band;         /* [sizes.band_bytes] of the embedding */
+    qsf_stream_band own_band;     /* [sizes.own_band_bytes] of the own table */
     /* the current unit */
     uint32_t unit_idx;   /* UINT32_MAX: none */
     uint64_t decode_off; /* compressed: raw offset of the decode buffer, a multiple of 64 */
@@ -130,9 +137,10 @@ qsf_status qsf_stream_end_unit(qsf_stream *s);
 /* Drops the current unit, if any, after an error or a cancellation. */
 void qsf_stream_abandon(qsf_stream *s);
 
-/* Returns the tile row with embedding rows 16 * band_idx .. 16 * band_idx + 15, valid until the
- * next call. A band that is read is verified against EBND. */
-qsf_status qsf_stream_embedding_band(qsf_stream *s, uint32_t band_idx, const unsigned char **out);
+/* Returns the tile row with rows 16 * band_idx .. 16 * band_idx + 15 of the embedding or of the own
+ * table, valid until the next call for that table. A band that is read is verified against EBND. */
+qsf_status qsf_stream_table_band(qsf_stream *s, const qsf_tensor *table, uint32_t band_idx,
+                                 const unsigned char **out);
 
 /* For memory pressure; call them between units. drop makes a resident unit a streamed one and frees
  * its memory; keep does the reverse. The first drop creates a ring of ring_bytes, or more if

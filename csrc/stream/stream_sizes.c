@@ -90,6 +90,10 @@ void qsf_stream_least(const qsf_reader *r, const bool *is_resident, qsf_stream_s
     } else {
         out->load_bytes = qsf_stream_buffer_bytes(r, &load, load.ring_bytes);
     }
+    if (r->own_table_unit != 0)
+        out->own_band_bytes = qsf_round_up(
+            tensor_range_bytes(qsf_reader_tensor(r, r->own_table_unit, QSF_TENSOR_OWN_TABLE)),
+            QSF_DATA_ALIGN);
     if (!is_resident[r->embedding_unit])
         out->band_bytes = qsf_round_up(
             tensor_range_bytes(qsf_reader_tensor(r, r->embedding_unit, QSF_TENSOR_EMBEDDING)),

@@ -66,7 +66,8 @@ static qsf_status walk_band(unit_walk *w, const qsf_tensor *t, const unsigned ch
     const uint64_t band_bytes = t->data_bytes / w->reader->n_bands;
     const uint64_t at = w->raw_off - t->data_off;
     w->band_crc32 = qsf_crc32(at % band_bytes == 0 ? 0 : w->band_crc32, p, n_bytes);
-    const uint64_t band_idx = at / band_bytes;
+    const uint64_t first = t->type == QSF_TENSOR_OWN_TABLE ? w->reader->n_bands : 0;
+    const uint64_t band_idx = first + at / band_bytes;
     if ((at + n_bytes) % band_bytes == 0 && w->band_crc32 != w->reader->band_crc32[band_idx])
         return QSF_FAIL(QSF_ERR_DAMAGED,
                         "embedding band %" PRIu64 ": checksum is %08" PRIx32
@@ -113,7 +114,8 @@ static qsf_status walk_part(unit_walk *w, const unsigned char *p, size_t *n_byte
     const uint64_t pad_end = (data_end + (QSF_DATA_ALIGN - 1)) & ~(uint64_t)(QSF_DATA_ALIGN - 1);
     const uint64_t off = w->raw_off;
     uint64_t end = off < t->data_off ? t->data_off : off < data_end ? data_end : pad_end;
-    const bool is_band = w->unit_idx == 0 && off >= t->data_off && off < data_end;
+    const bool is_table = t->type == QSF_TENSOR_EMBEDDING || t->type == QSF_TENSOR_OWN_TABLE;
+    const bool is_band = is_table && off >= t->data_off && off < data_end;
     if (is_band) {
         const uint64_t band_bytes = t->data_bytes / w->reader->n_bands;
         end = t->data_off + ((off - t->data_off) / band_bytes + 1) * band_bytes;

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from qsf.errors import QsfError
 from qsf.file.keyvalues import F32, U32, Key, Value, as_stored, pack_values
-from qsf.file.layout import DEFAULT_ARCH, Arch, Header, RopeScaling
+from qsf.file.layout import DEFAULT_ARCH, MAX_OWN_WIDTH, Arch, Header, RopeScaling
 
 ARCH_KEYS: Final = (
     Key(1, "norm_epsilon", F32),
@@ -22,6 +22,7 @@ ARCH_KEYS: Final = (
     Key(10, "window_tokens", U32),
     Key(11, "embedding_factor", F32),
     Key(12, "logit_cap", F32),
+    Key(13, "own_width", U32, most=MAX_OWN_WIDTH),
     Key(0x8010, "kv_key_bits", U32, least=2, most=32),
     Key(0x8011, "kv_value_bits", U32, least=2, most=32),
     Key(0x8012, "act_bits", U32, least=8, most=16),
@@ -29,6 +30,7 @@ ARCH_KEYS: Final = (
 _NEW: Final = (
     "embedding_factor",
     "logit_cap",
+    "own_width",
     "kv_key_bits",
     "kv_value_bits",
     "act_bits",

@@ -115,6 +115,7 @@ class LayerKind:
     temperature_step: int = 0
     alibi_slopes: tuple[float, ...] = ()  # score += slope * (key position - query position)
     qk_norm: int = QkNorm.NONE
+    kv_source: int = 0  # 1 + the layer whose keys and values it reads; 0: its own
     residual_factor: float = 1.0  # of what attention and FFN add to the residual
     n_experts: int = 0  # 0: no routed part; with one, ffn and ffn_dim are the dense part beside it
     n_chosen: int = 0  # experts of a token
@@ -226,6 +227,7 @@ def kind_keys(header: Header) -> tuple[Key, ...]:
         Key(46, "latent_value_dim", U32, least=1, most=MAX_HEAD_DIM),
         Key(47, "query_rank", U32, least=1, most=MAX_DIM),
         Key(48, "qk_norm", U32, most=max(QkNorm)),
+        Key(49, "kv_source", U32, most=header.n_layers - 1),
         Key(56, "output_gate", U32, most=1),
         Key(57, "value_norm", U32, most=1),
         Key(59, "values_are_keys", U32, most=1),
@@ -262,8 +264,8 @@ def rotary_dims_of(header: Header, arch: Arch, sets: Sequence[RopeSet]) -> dict[
 
 
 _ATTENTION_FIELDS: Final = (
-    "score_scale", "score_cap", "temperature_beta", "alibi_slopes", "qk_norm", "output_gate",
-    "value_norm", "values_are_keys", "latent_rank",
+    "score_scale", "score_cap", "temperature_beta", "alibi_slopes", "qk_norm", "kv_source",
+    "output_gate", "value_norm", "values_are_keys", "latent_rank",
 )  # fmt: skip
 _DELTA_FIELDS: Final = ("n_key_heads", "n_value_heads", "key_dim", "value_dim")  # keys 112 .. 115
 
@@ -357,9 +359,37 @@ def check_kind(
         raise error(f"{name}: a query temperature has both a beta and a step")
     if kind.values_are_keys and kind.qk_norm == QkNorm.WHOLE_WIDTH:
         raise error(f"{name}: values that are keys (key 59), whose heads have one norm (key 48)")
+    if kind.kv_source and (
+        kind.value_norm
+        or kind.values_are_keys
+        or kind.latent_rank
+        or kind.qk_norm == QkNorm.WHOLE_WIDTH
+    ):
+        raise error(
+            f"{name}: keys and values of another layer (key 49) with a latent or norms of its own"
+            " (keys 44, 48, 57, 59), allowed: of queries, per head"
+        )
     if kind.alibi_slopes and len(kind.alibi_slopes) != kind.n_heads:
         raise error(f"{name}: {len(kind.alibi_slopes)} slopes for {kind.n_heads} heads")
     _check_experts(name, kind, error)
+
+
+def check_sources(layers: Sequence[LayerKind], error: type[QsfError]) -> None:
+    """Raise ``error`` unless layers read keys and values of earlier ones with the same heads."""
+
+    def heads(kind: LayerKind) -> tuple[object, ...]:
+        heads = kind.n_kv_heads, kind.head_dim, kind.window_tokens
+        return (kind.has_attention, kind.latent_rank, *heads)
+
+    for i, kind in enumerate(layers):
+        source = kind.kv_source - 1
+        if kind.kv_source and (
+            source >= i or layers[source].kv_source or heads(layers[source]) != heads(kind)
+        ):
+            raise error(
+                f"KIND: layer {i} reads keys and values of layer {source}, allowed: an earlier"
+                " layer with keys of its own, as many KV heads, the same head dimension and window"
+            )
 
 
 _EXPERT_FIELDS: Final = (
@@ -443,6 +473,7 @@ def pack_kinds(
             error,
         )
         out += struct.pack("<I", len(data)) + data
+    check_sources(layers, error)
     is_plain = all(replace(kind, ffn=Ffn.GATED) == plain for kind in kinds) and len(kinds) == 1
     return None if is_plain and kinds[0].ffn != Ffn.NONE else bytes(out)
 

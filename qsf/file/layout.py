@@ -34,6 +34,7 @@ MAX_LAYERS: Final = 4096
 MAX_HEADS: Final = 4096
 MAX_HEAD_DIM: Final = 4096
 MAX_DIM: Final = 1 << 20
+MAX_OWN_WIDTH: Final = 4096
 MAX_VOCAB: Final = 1 << 24
 MAX_EXTENT_ROWS: Final = 1 << 24  # rows or columns of a tensor
 MAX_LAYER_KINDS: Final = 64
@@ -59,6 +60,7 @@ class Role(IntEnum):
     LAYER = 1
     FINAL = 2  # final norm and output head
     EXPERT = 3
+    OWN_TABLE = 4  # embeddings that each layer has of its own: read by rows
 
 
 class UnitId(NamedTuple):
@@ -76,6 +78,7 @@ class UnitId(NamedTuple):
             Role.LAYER: f"layer {self.layer}",
             Role.FINAL: "final unit",
             Role.EXPERT: f"layer {self.layer}, expert {self.expert}",
+            Role.OWN_TABLE: "own table",
         }[self.role]
 
     def of_expert(self, expert: int) -> UnitId:
@@ -85,6 +88,7 @@ class UnitId(NamedTuple):
 
 EMBEDDING_UNIT: Final = UnitId(Role.EMBEDDING)
 FINAL_UNIT: Final = UnitId(Role.FINAL)
+OWN_TABLE_UNIT: Final = UnitId(Role.OWN_TABLE)
 
 
 def layer_unit(layer: int) -> UnitId:
@@ -238,6 +242,11 @@ class TensorType(IntEnum):
     DECAY_BIAS = 53
     MIX_NORM = 55
     BETA = 56
+    OWN_GATE = 57  # 57 .. 61: of layers with embeddings of their own
+    OWN_IN = 58
+    OWN_IN_NORM = 59
+    OWN_OUT = 60
+    OWN_NORM = 61
     ROUTED_NORM = 62  # of the residual, which experts then read by themselves
     ROUTED_POST_NORM = 63  # of what the experts add up to
     DENSE_POST_NORM = 64  # of the dense part beside experts
@@ -246,10 +255,14 @@ class TensorType(IntEnum):
     INPUT_NORM = 67
     INPUT_NORM_BIAS = 68
     DECAY = 69
+    OWN_TABLE = 70
 
 
+TABLES: Final = (TensorType.EMBEDDING, TensorType.OWN_TABLE)  # with checksums of bands in EBND
 EXACT: Final = (TensorType.EXPERT_ROUTER, TensorType.BETA, TensorType.DECAY)  # f16 or f32 alone
-FINE: Final = (TensorType.K_UP, TensorType.V_UP)  # of 8 bits at least: all heads go through them
+FINE: Final = (  # of 8 bits at least: all heads, or few numbers, go through them
+    TensorType.K_UP, TensorType.V_UP, TensorType.OWN_IN, TensorType.OWN_GATE, TensorType.OWN_OUT,
+)  # fmt: skip
 
 
 OUTLIERS_OF: Final[dict[int, TensorType]] = {  # matrix -> its outlier table
@@ -392,6 +405,7 @@ class Arch:
     window_tokens: int = 0
     embedding_factor: float = 1.0
     logit_cap: float = 0.0  # 0: none
+    own_width: int = 0  # of the embeddings that each layer has of its own; 0: none
     kv_key_bits: int = 0  # of the KV cache by default, 2, 4, 8, 16 or 32; 0: not said
     kv_value_bits: int = 0
     act_bits: int = 8  # of activations with weights of codes below 8 bits: 8 or 16

@@ -91,7 +91,7 @@ class Reader(Closing):
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
-        """All units, in ascending order of their ids: embedding, layers, final, experts."""
+        """All units, in ascending order of their ids."""
         return tuple(_unit(i, row, self.tensors) for i, row in enumerate(self._rows("units")))
 
     @cached_property

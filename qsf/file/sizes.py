@@ -56,6 +56,7 @@ def size_of(reader: Reader) -> ModelSize:
             token_madds += n_values * n_met
     embedding = reader.embedding.tensors[0]
     tables = [] if reader.arch.tied_head else [(header.n_vocab, embedding.data_bytes)]
+    tables += [(header.n_vocab, u.raw_bytes) for u in reader.units if u.id.role == Role.OWN_TABLE]
     if "WPOS" in reader.sections:
         tables.append((header.max_tokens, reader.sections["WPOS"].n_bytes))
         n_weights += header.max_tokens * header.dim
@@ -72,7 +73,9 @@ def size_of(reader: Reader) -> ModelSize:
 
 def _tensors_of(reader: Reader) -> Iterator[tuple[Tensor, int, int]]:
     """Yield tensors, how many of each there are, and how many a token meets: of experts a part."""
-    for unit in (reader.embedding, *reader.layers, reader.final):
+    for unit in reader.units:
+        if unit.id.role == Role.EXPERT:
+            continue
         yield from ((tensor, 1, 1) for tensor in unit.tensors)
     for i, kind in enumerate(reader.layer_kinds):
         experts = reader.experts_of(i)

@@ -31,7 +31,8 @@ _LAYER_ORDER: Final = (  # every vector and outlier table before the matrix that
     _T.EXPERT_SCALE, _T.EXPERT_ROUTER, _T.SHARED_GATE, _T.FFN_GATE_BIAS, _T.FFN_UP_BIAS,
     _T.FFN_GATE_OUTLIERS, _T.FFN_UP_OUTLIERS, _T.FFN_GATE, _T.FFN_UP, _T.FFN_SUB_NORM,
     _T.FFN_DOWN_BIAS, _T.FFN_DOWN_OUTLIERS, _T.FFN_DOWN,
-    _T.DENSE_POST_NORM, _T.ROUTED_NORM, _T.ROUTED_POST_NORM, _T.POST_FFN_NORM, _T.LAYER_SCALE,
+    _T.DENSE_POST_NORM, _T.ROUTED_NORM, _T.ROUTED_POST_NORM, _T.POST_FFN_NORM,
+    _T.OWN_IN_NORM, _T.OWN_IN, _T.OWN_GATE, _T.OWN_OUT, _T.OWN_NORM, _T.LAYER_SCALE,
 )  # fmt: skip
 _EXPERT_ORDER: Final = (
     _T.FFN_GATE_BIAS, _T.FFN_UP_BIAS, _T.FFN_GATE, _T.FFN_UP, _T.FFN_DOWN_BIAS, _T.FFN_DOWN,
@@ -43,7 +44,7 @@ EXPERT_TYPES: Final = (
 )  # fmt: skip
 
 
-def layer_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
+def layer_shapes(h: Header, kind: LayerKind, own_width: int) -> dict[int, tuple[int, int]]:
     """Return [rows, cols] of the tensors that a layer of this kind may have."""
     q, k, v, mixed = kind.mixer_dims(h.dim)
     per_head = kind.qk_norm == QkNorm.PER_HEAD
@@ -51,6 +52,7 @@ def layer_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
         _T.INPUT_NORM, _T.INPUT_NORM_BIAS, _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.FFN_NORM,
         _T.FFN_NORM_BIAS, _T.ATTN_OUT_BIAS, _T.FFN_DOWN_BIAS, _T.POST_ATTN_NORM, _T.POST_FFN_NORM,
         _T.ROUTER_NORM, _T.ROUTED_NORM, _T.ROUTED_POST_NORM, _T.DENSE_POST_NORM,
+        _T.OWN_NORM,
     )  # fmt: skip
     matrices: dict[int, tuple[int, int]] = {
         _T.Q: (q, h.dim),
@@ -92,6 +94,10 @@ def layer_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
         _T.SHARED_GATE: (1, h.dim),
         _T.EXPERT_SCALE: (1, kind.n_experts),
         _T.LAYER_SCALE: (1, 1),
+        _T.OWN_IN_NORM: (1, own_width),
+        _T.OWN_IN: (own_width, h.dim),
+        _T.OWN_GATE: (own_width, h.dim),
+        _T.OWN_OUT: (h.dim, own_width),
     }
 
 
@@ -107,10 +113,12 @@ def expert_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
     }
 
 
-def unit_shapes(h: Header, kinds: Sequence[LayerKind], unit: UnitId) -> dict[int, tuple[int, int]]:
+def unit_shapes(
+    h: Header, kinds: Sequence[LayerKind], unit: UnitId, own_width: int
+) -> dict[int, tuple[int, int]]:
     """Return [rows, cols] of each tensor of a unit; ``kinds`` are those of the layers."""
     if unit.role == Role.LAYER:
-        return layer_shapes(h, kinds[unit.layer])
+        return layer_shapes(h, kinds[unit.layer], own_width)
     if unit.role == Role.EXPERT:
         return expert_shapes(h, kinds[unit.layer])
     return {
@@ -119,6 +127,7 @@ def unit_shapes(h: Header, kinds: Sequence[LayerKind], unit: UnitId) -> dict[int
         _T.FINAL_NORM_BIAS: (1, h.dim),
         _T.HEAD_BIAS: (1, h.n_vocab),
         _T.HEAD: (h.n_vocab, h.dim),
+        _T.OWN_TABLE: (h.n_vocab, h.n_layers * own_width),
     }
 
 
@@ -129,6 +138,7 @@ def unit_order(role: Role, *, is_tied: bool) -> tuple[TensorType, ...]:
         Role.LAYER: _LAYER_ORDER,
         Role.FINAL: _FINAL_ORDER[:-1] if is_tied else _FINAL_ORDER,
         Role.EXPERT: _EXPERT_ORDER,
+        Role.OWN_TABLE: (_T.OWN_TABLE,),
     }[role]
 
 

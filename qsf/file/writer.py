@@ -170,7 +170,8 @@ class Writer(Output):
             for layer, kind in enumerate(self._kinds)
             for expert in range(kind.n_experts)
         ]
-        return [*lay.pass_units(self.header.n_layers), *experts]
+        tables = [lay.OWN_TABLE_UNIT] if self._arch.own_width else []
+        return [*lay.pass_units(self.header.n_layers), *experts, *tables]
 
     def begin_unit(
         self,
@@ -249,12 +250,12 @@ class Writer(Output):
         fault = lay.tensor_fault(type, n_rows, n_cols, dtype, layout, n_entries)
         if fault is not None:
             raise QsfArgumentError(f"{name}: {fault}")
-        shape = unit_shapes(self.header, self._kinds, unit.id).get(type)
+        shape = unit_shapes(self.header, self._kinds, unit.id, self._arch.own_width).get(type)
         if shape is not None and index == 0 and shape != (n_rows, n_cols):
             raise QsfArgumentError(f"{name}: the header makes it [{shape[0]}, {shape[1]}]")
         if not 0 <= index <= 0xFFFF or (index and type not in EXPERT_TYPES):
             raise QsfArgumentError(f"{name}: index {index}, allowed: 0, or an expert's number")
-        if type in (TensorType.EMBEDDING, TensorType.HEAD) and layout != Layout.TILES:
+        if type in (*lay.TABLES, TensorType.HEAD) and layout != Layout.TILES:
             raise QsfArgumentError(f"{name}: allowed: layout tiles")
         kinds = unit_order(unit.id.role, is_tied=self._is_tied)
         check_order(kinds, [(t.type, t.index) for t in unit.tensors], type, index, name)
@@ -283,16 +284,16 @@ class Writer(Output):
                 f" its {tensor.data_bytes} are left"
             )
         self._put_raw(unit, view)
-        if tensor.type == TensorType.EMBEDDING:
+        if tensor.type in lay.TABLES:
             self._add_bands(tensor, view)
         self._tensor_done_bytes += len(view)
 
     def write_zeros(self, n_bytes: int) -> None:
-        """Write zeros, as a hole where the file system has holes; not in the embedding."""
+        """Write zeros, as a hole where the file system has holes; not in tables."""
         unit = self._open_unit()
         tensor = self._open_tensor()
-        if tensor.type == TensorType.EMBEDDING:
-            raise QsfArgumentError("the embedding has no holes")
+        if tensor.type in lay.TABLES:
+            raise QsfArgumentError("a table has no holes")
         left = tensor.data_bytes - self._tensor_done_bytes
         if not 0 <= n_bytes <= left:
             raise QsfArgumentError(
@@ -309,7 +310,7 @@ class Writer(Output):
         return self._tensor
 
     def _add_bands(self, tensor: Tensor, view: memoryview) -> None:
-        """Carry the running checksum of the band of 16 embedding rows over ``view``."""
+        """Carry the running checksum of the band of 16 rows of a table over ``view``."""
         n_bytes = lay.band_bytes(tensor.n_cols, tensor.dtype)
         done = self._tensor_done_bytes
         while view:

@@ -254,17 +254,18 @@ static void check_bands(void)
     CHECK_STATUS(open_stream(&o, 1, 0), QSF_ERR_DAMAGED);
     if (!CHECK_OK(open_stream(&o, 0, 0)))
         return;
-    CHECK_OK(qsf_stream_embedding_band(&o.pass.stream, 0, &band));
+    const qsf_tensor *const table = &o.pass.stream.reader->tensors[0];
+    CHECK_OK(qsf_stream_table_band(&o.pass.stream, table, 0, &band));
     CHECK_BYTES(band, file.bytes + first, 1056);
     put_byte(first, file.bytes[first] ^ 1);
-    CHECK_OK(qsf_stream_embedding_band(&o.pass.stream, 0, &band)); /* the last band is kept */
+    CHECK_OK(qsf_stream_table_band(&o.pass.stream, table, 0, &band)); /* the last band is kept */
     CHECK_BYTES(band, file.bytes + first, 1056);
     put_byte(first, file.bytes[first]);
-    CHECK_STATUS(qsf_stream_embedding_band(&o.pass.stream, 1, &band), QSF_ERR_DAMAGED);
-    CHECK_STATUS(qsf_stream_embedding_band(&o.pass.stream, 1, &band), QSF_ERR_DAMAGED);
-    CHECK_OK(qsf_stream_embedding_band(&o.pass.stream, 2, &band));
+    CHECK_STATUS(qsf_stream_table_band(&o.pass.stream, table, 1, &band), QSF_ERR_DAMAGED);
+    CHECK_STATUS(qsf_stream_table_band(&o.pass.stream, table, 1, &band), QSF_ERR_DAMAGED);
+    CHECK_OK(qsf_stream_table_band(&o.pass.stream, table, 2, &band));
     CHECK_BYTES(band, file.bytes + first + 2112, 1056);
-    CHECK_STATUS(qsf_stream_embedding_band(&o.pass.stream, 3, &band), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_stream_table_band(&o.pass.stream, table, 3, &band), QSF_ERR_ARG);
     close_stream(&o);
 }
 

@@ -90,7 +90,8 @@ static const rule plain_rules[] = {
     {{{"dir:META", 0, 4, TAG('W', 'P', 'O', 'S')}}, FINE, ""},
     {{{"dir:UNIT", 4, 4, 1}}, FINE, ""},
     /* 3: the units */
-    {{{"UNIT", UNIT(1, 32), 1, 4}}, U, "unit 1 has role 4"},
+    {{{"UNIT", UNIT(1, 32), 1, 5}}, U, "unit 1 has role 5"},
+    {{{"UNIT", UNIT(1, 32), 1, 4}}, F, "comes after role 4"},
     {{{"UNIT", UNIT(1, 32), 1, 0}}, F, "unit 1 (role 0, layer 0, expert 0) comes after role 0"},
     {{{"UNIT", UNIT(1, 36), 2, 2}}, F, "unit 1 of role 1 is of layer 2"},
     {{{"UNIT", UNIT(0, 36), 2, 1}}, F, "unit 0 of role 0 is of layer 1"},
@@ -190,7 +191,7 @@ static const rule plain_rules[] = {
     {{{"unit:0", 64 + 3168 + 31, 1, 128}}, V, "unit 0: the padding at 3232"},
     /* 6: ARCH; norm epsilon at 0, rotary dimensions at 8, tied head at 16, 0x8001 at 24 */
     {{{"ARCH", 0, 2, 0}}, U, "key 0"},
-    {{{"ARCH", 8, 2, 13}}, U, "key 13"},
+    {{{"ARCH", 8, 2, 14}}, U, "key 14"},
     {{{"ARCH", 24, 2, 0x7FFF}, {"ARCH", 26, 1, 9}}, U, "key 32767"},
     {{{"ARCH", 8, 2, 1}}, F, "key 1 after key 1"},
     {{{"ARCH", 0, 2, 7}}, F, "key 7) has value type 2"},

@@ -24,11 +24,12 @@ static inline size_t pass_row_bytes(const qsf_tensor *t)
 /* The checksum of all embedding bands, each read by itself. */
 static inline qsf_status pass_bands(qsf_stream *s, uint32_t *digest)
 {
-    const size_t row_bytes = pass_row_bytes(&s->reader->tensors[0]);
+    const qsf_tensor *const table = &s->reader->tensors[0];
+    const size_t row_bytes = pass_row_bytes(table);
     uint32_t crc = 0;
     for (uint32_t b = 0; b < s->reader->n_bands; b++) {
         const unsigned char *band = NULL;
-        QSF_TRY(qsf_stream_embedding_band(s, b, &band));
+        QSF_TRY(qsf_stream_table_band(s, table, b, &band));
         crc = qsf_crc32(crc, band, row_bytes);
     }
     *digest = crc;

@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from qsf.errors import QsfConversionError
 from qsf.file.kinds import ROPE_NONE, Ffn, LayerKind, Mixer, QkNorm, plain_kind
 from qsf.file.layout import (
     EMBEDDING_UNIT,
@@ -94,6 +95,12 @@ class Original:
         """Store the plan of ``make_plan``; weights are read later."""
         self.header: Header = plan.facts.header
         self.arch: Arch = plan.facts.arch
+        if plan.facts.arch.own_width or any(kind.kv_source for kind in plan.facts.layer_kinds):
+            raise QsfConversionError(
+                "a model whose layers have embeddings of their own or read the keys of others, as"
+                " Gemma 4 E2B and E4B, is not evaluated as a checkpoint: convert it without"
+                " calibration, and compare .qsf files"
+            )
         self._checkpoint = checkpoint
         self._by_unit: dict[UnitId, list[Target]] = {}
         self._kept_experts: dict[UnitId, Weights] = {}  # of one layer

@@ -49,11 +49,17 @@ def with_equal_keys(plan: Plan, checkpoint: Checkpoint) -> Plan:
         if target.rule.target is not None:
             by_unit.setdefault(target.unit, {})[target.rule.target] = target
     changed: dict[tuple[UnitId, TensorType | None], tuple[int, ...]] = {}
-    for layer_idx, kind in enumerate(_kinds(plan.facts)):
+    kinds = _kinds(plan.facts)
+    for layer_idx, kind in enumerate(kinds):
         unit = layer_unit(layer_idx)
         targets = by_unit[unit]
-        is_plain = kind.has_attention and not kind.latent_rank
-        if not is_plain or targets[T.Q].is_ternary or targets[T.K].is_ternary:
+        if not kind.has_attention or kind.latent_rank or kind.kv_source:
+            continue
+        # Layers whose queries read these keys, too.
+        sharing = [i for i, other in enumerate(kinds) if other.kv_source == layer_idx + 1]
+        if any(kinds[i].qk_norm != QkNorm.PER_HEAD for i in (layer_idx, *sharing) if sharing):
+            continue
+        if targets[T.Q].is_ternary or targets[T.K].is_ternary:
             continue
         keys = channel_sizes(_KEYS, targets, kind, checkpoint)
         queries = channel_sizes(_QUERIES, targets, kind, checkpoint)
@@ -64,6 +70,9 @@ def with_equal_keys(plan: Plan, checkpoint: Checkpoint) -> Plan:
             exponents = _within_kept(exponents, targets, partners, checkpoint)
         for tensor_type, of_rows in _of_tensors(exponents, kind).items():
             changed[unit, tensor_type] = tuple(of_rows.tolist())
+            if tensor_type in _QUERIES:
+                of_sharing = ((layer_unit(i), tensor_type) for i in sharing)
+                changed |= dict.fromkeys(of_sharing, changed[unit, tensor_type])
     return dataclasses.replace(
         plan,
         targets=tuple(

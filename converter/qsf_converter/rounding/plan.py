@@ -24,6 +24,7 @@ from qsf.file.layout import (
     FINAL_UNIT,
     FINE,
     KEPT,
+    OWN_TABLE_UNIT,
     Dtype,
     Role,
     TensorType,
@@ -442,11 +443,13 @@ def rules_in_order(
         layer = layer_unit(layer_idx)
         kind = facts.layer_kinds[layer_idx] if facts.layer_kinds else None
         for rule in of_place[Place.LAYER]:
-            if rule.where.holds(kind) and (layer_idx == 0 or "{layer}" in rule.source):
+            is_here = layer_idx == 0 or rule.of_all or "{layer}" in rule.source
+            if rule.where.holds(kind) and is_here:
                 yield layer, rule
         for expert in range(kind.n_experts if kind is not None else 0):
             yield from ((layer.of_expert(expert), rule) for rule in of_place[Place.EXPERT])
     yield from ((FINAL_UNIT, rule) for rule in of_place[Place.FINAL])
+    yield from ((OWN_TABLE_UNIT, rule) for rule in of_place[Place.OWN_TABLE])
 
 
 def _target(
@@ -484,7 +487,7 @@ def _target(
         unit=unit,
         n_rows=1 if is_vector else n_outputs,
         n_cols=n_outputs if is_vector else n_inputs,
-        share=_share(rule, dims),
+        share=_share(rule, dims, unit.layer),
         dtype=policy.of_source(source, rule, target_name(rule, unit)),
         is_vector=is_vector,
         factor=1.0 if rule.scale is None else facts.factors[rule.scale],
@@ -493,12 +496,15 @@ def _target(
     )
 
 
-def _share(rule: TensorRule, dims: Mapping[str, int]) -> Share:
+def _share(rule: TensorRule, dims: Mapping[str, int], layer_idx: int) -> Share:
     if rule.is_flat:
         n = math.prod(dims[dim] for dim in rule.shape)
         return Share(first=0, n=n, stride=n, n_outputs=n)
     sizes = [dims[part] for part in rule.parts or rule.shape[:1]]
     n_groups = 1 if rule.groups is None else dims[rule.groups]
+    if rule.of_all and not rule.is_vector:
+        n, n_all = sizes[0], sizes[0] * dims["layers"]
+        return Share(first=n * layer_idx, n=n, stride=n_all, n_outputs=n_all)
     return Share(
         first=sum(sizes[: rule.part]) // n_groups,
         n=sizes[rule.part] // n_groups,

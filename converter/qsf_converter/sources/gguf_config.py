@@ -194,6 +194,7 @@ def _plain(key: str, value: Any) -> Any:
             "lfm2.attention.head_count_kv",
             "lfm2moe.attention.head_count_kv",
             "gemma4.attention.head_count_kv",
+            "gemma4.feed_forward_length",
         ):  # none in layers without attention, others in layers without a window
             return values
         if not values or any(item != values[0] for item in values):

@@ -42,7 +42,12 @@ _EXPERTS = {
     "ffn_gate_up_exps": "experts.gate_up_proj",
     "ffn_down_exps": "experts.down_proj",
 }
+_OWN = {"inp_gate": "per_layer_input_gate", "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm"}  # fmt: skip
 _SCALES = {
+    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
     "blk.{layer}.ffn_gate_inp.scale": f"{_LAYER}router.scale",
     "blk.{layer}.ffn_down_exps.scale": f"{_LAYER}router.per_expert_scale",
     "blk.{layer}.layer_output_scale.weight": f"{_LAYER}layer_scalar",
@@ -79,17 +84,37 @@ def _gemma4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[s
     if len(of_layers) != n_layers or any(len(counts) > 1 for counts in heads.values()):
         raise QsfConversionError("its KV heads differ between layers of one type")
     full = [i for i, type_ in enumerate(types) if type_ == FULL]
+    n_shared = config.get("num_kv_shared_layers") or 0
+    with_keys = [i for i in full if i < n_layers - n_shared]
     of_full, of_windowed = (next(iter(heads[type_]), None) for type_ in (FULL, SLIDING))
     return {
         **attention_bias(fields, shapes, config),
+        **_ffn_dims(config, n_layers),
         "layer_types": types,
-        "attention_k_eq_v": any(f"blk.{i}.attn_v.weight" not in shapes for i in full),
+        "attention_k_eq_v": any(f"blk.{i}.attn_v.weight" not in shapes for i in with_keys),
         "num_key_value_heads": of_windowed or of_full,
         "num_global_key_value_heads": of_full,
         "global_head_dim": config["head_dim"],
         "head_dim": fields.get("attention.key_length_swa", config["head_dim"]),
         "enable_moe_block": bool(config.get("num_experts")),
     }
+
+
+def _ffn_dims(config: Mapping[str, Any], n_layers: int) -> dict[str, Any]:
+    """Tell whether the layers that share keys and values have FFNs twice as wide."""
+    of_layers = config["intermediate_size"]
+    if not isinstance(of_layers, list):
+        return {}
+    n_shared = config.get("num_kv_shared_layers") or 0
+    usual = of_layers[0] if of_layers else 0
+    for is_wide in (False, True):
+        last = usual * 2 if is_wide else usual
+        if of_layers == [usual] * (n_layers - n_shared) + [last] * n_shared:
+            return {"intermediate_size": usual, "use_double_wide_mlp": is_wide}
+    raise QsfConversionError(
+        f"its metadata has FFN widths {of_layers[:8]}, supported: one, twice as much in the last"
+        f" {n_shared} layers, which share keys and values"
+    )
 
 
 GEMMA4_DIALECTS: Final[Mapping[str, Dialect]] = {
@@ -99,7 +124,7 @@ GEMMA4_DIALECTS: Final[Mapping[str, Dialect]] = {
         optional={**OPTIONAL, **WINDOW, **_KEYS},
         # Published checkpoints are bf16, in which the factor of the embedding is rounded.
         constants={"hidden_activation": "gelu_pytorch_tanh", "dtype": "bfloat16"},
-        tensors={**names(_NORMS, QKV, QK, OUT, FFN, _EXPERTS), **_SCALES},
+        tensors={**names(_NORMS, QKV, QK, OUT, FFN, _EXPERTS, _OWN), **_SCALES},
         more=_gemma4,
         read_by_more=_READ,
         other_families=("Gemma4UnifiedForCausalLM",),

@@ -178,7 +178,7 @@ bool qsf_kvcache_holds(const qsf_kvcache *kv, uint32_t position)
         const uint32_t seen_page = page_of(first_seen(kind, position));
         const uint32_t first_page = seen_page > g->n_pinned ? seen_page : g->n_pinned;
         const bool is_ring = g != &kv->pool->groups[0] || kv->pool->n_cold_records == 0;
-        if (kind->mixer == QSF_MIXER_ATTENTION && first_seen(kind, position) < position &&
+        if (kv->pool->layers[i].n_kv_heads != 0 && first_seen(kind, position) < position &&
             ((is_ring && first_page + (g->n_places - g->n_pinned) < end_page) ||
              first_page < page_of(first_seen(kind, kv->n_adopted))))
             return false;

@@ -58,10 +58,11 @@ size_t qsf_kv_page_bytes(uint32_t head_dim, qsf_dtype type)
     return qsf_ceil_div(head_dim, QSF_BLOCK) * qsf_kv_value_block_bytes(type); /* two tiles each */
 }
 
+/* A layer without keys and values of its own has no pages. */
 static qsf_kv_layer describe_layer(qsf_kv_pool *pool, const qsf_layer_kind *k,
                                    const qsf_kv_sizes *sizes)
 {
-    if (k->mixer != QSF_MIXER_ATTENTION)
+    if (k->mixer != QSF_MIXER_ATTENTION || k->kv_source != 0)
         return (qsf_kv_layer){.kind = k};
     return (qsf_kv_layer){
         .kind = k,

@@ -15,7 +15,7 @@
 typedef struct attention_job {
     const qsf_ops *ops;
     const qsf_chunk *chunk;
-    uint32_t layer_idx;
+    uint32_t layer_idx;  /* of the keys and values */
     const float *q_norm; /* weights, or NULL */
     const float *k_norm;
     const float *sinks;
@@ -77,7 +77,7 @@ static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, attention_jo
         {t[QSF_LAYER_V], NULL, s->v, kv_stride, head_dim, v_epilogue, job, {0}},
         {t[QSF_LAYER_MIX_GATE], NULL, s->mix_gate, q_stride, 1, NULL, NULL, {0}},
     };
-    size_t n_linears = kind->values_are_keys != 0 ? 2 : 3;
+    size_t n_linears = kind->kv_source != 0 ? 1 : kind->values_are_keys != 0 ? 2 : 3;
     QSF_TRY(qsf_block_norm(o, s->x, t[QSF_LAYER_ATTN_NORM], t[QSF_LAYER_ATTN_NORM_BIAS], &in));
     qsf_ops_lap(o, QSF_PHASE_NORM);
     QSF_TRY(qsf_block_load(o, t[QSF_LAYER_Q_BIAS], 0, &qkv[0].bias));
@@ -114,14 +114,14 @@ qsf_status qsf_mix_attention(qsf_ops *o, const qsf_layer *l, const qsf_chunk *ch
 {
     if (o->kind->latent_rank != 0)
         return qsf_mix_latent(o, l, chunk, layer_idx);
-    attention_job job = {o, chunk, layer_idx, NULL, NULL, NULL};
+    attention_job job = {o, chunk, l->kv_layer, NULL, NULL, NULL};
     const qsf_block_end end = {l->tensors[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_ATTN_OUT_BIAS],
                                &l->sides[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_POST_ATTN_NORM],
                                false};
     qsf_acts attended;
     QSF_TRY(project_heads(o, l, &job));
     qsf_ops_lap(o, QSF_PHASE_QKV);
-    QSF_TRY(qsf_attention_run(o, chunk, layer_idx, job.sinks));
+    QSF_TRY(qsf_attention_run(o, chunk, l->kv_layer, job.sinks));
     if (o->kind->output_gate != 0)
         qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(8 * (size_t)qsf_q_dim(o->kind)), gate_rows,
                      o);

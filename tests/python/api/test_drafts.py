@@ -17,6 +17,7 @@ import pytest
 import qsf
 from make.draft_models import make_draft_models, open_streamed
 from make.kind_models import LATENT, LAYER_NORMS, MIXED, write_model
+from make.recurrent_models import write_recurrent
 from make.streamed_models import least_options, write_random_mixture
 from qsf.errors import QsfArgumentError, QsfCancelledError
 from qsf.file.layout import Dtype, Norm
@@ -30,6 +31,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         **make_draft_models(folder),
         "mixed": write_model(folder / "mixed.qsf", MIXED),
         "latent": write_model(folder / "latent.qsf", LATENT, dtype=Dtype.Q8),
+        "own": write_recurrent(folder, case="gemma4-own"),
         "layer-norms": write_model(folder / "norms.qsf", LAYER_NORMS, norm=Norm.LAYER, seed=1),
     }
 
@@ -46,6 +48,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixed": ("mixed", {"chunk_tokens": 8}),
     "latent": ("latent", {"chunk_tokens": 8, "n_threads": 3}),
     "layer-norms": ("layer-norms", {}),
+    "own": ("own", {"chunk_tokens": 8}),
     "experts": ("experts", {}),
     "streamed": ("streamed", {"ctx_tokens": 128}),
     "recurrent": ("recurrent", {"chunk_tokens": 40}),

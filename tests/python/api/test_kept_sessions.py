@@ -60,10 +60,13 @@ def next_logits(session: qsf.Session, tokens: list[int]) -> np.ndarray[Any, Any]
 # ---- the same bits ----
 
 
+GOLDEN = {"recurrent": "lfm2", "delta": "qwen3_next", "own": "gemma4-own"}
+
+
 def written(folder: Path, name: str) -> Path:
     path = folder / f"{name}.qsf"
-    if name in ("recurrent", "delta"):
-        return write_recurrent(folder, case={"recurrent": "lfm2", "delta": "qwen3_next"}[name])
+    if name in GOLDEN:
+        return write_recurrent(folder, case=GOLDEN[name])
     if name == "mixed":
         write_model(path, MIXED, dtype=Dtype.Q4)
     else:
@@ -72,7 +75,7 @@ def written(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "8bit", "k8v4", "4bit", "2bit", "exact"])
-@pytest.mark.parametrize("name", ["mixed", "routed", "recurrent", "delta"])
+@pytest.mark.parametrize("name", ["mixed", "routed", "recurrent", "delta", "own"])
 def test_what_is_loaded_goes_on_with_the_same_bits(tmp_path: Path, name: str, kv_type: str) -> None:
     """Windows, experts, other threads and a context for which rings have other sizes."""
     path, file = written(tmp_path, name), tmp_path / "kept"

@@ -14,7 +14,16 @@ import pytest
 from numpy.typing import NDArray
 
 import qsf
-from make.kind_models import LAYER_NORMS, MIXED, RECURRENT, ROUTED, VOCAB, write_model
+from make.kind_models import (
+    LAYER_NORMS,
+    MIXED,
+    OWN_ARCH,
+    RECURRENT,
+    ROUTED,
+    SHARED,
+    VOCAB,
+    write_model,
+)
 from oracle import reference
 from oracle.reference_models import load_qsf
 from qsf import errors
@@ -38,13 +47,15 @@ def written(folder: Path, name: str, dtype: Dtype) -> Path:
         write_model(path, ROUTED, dtype=dtype, seed=5)
     elif not path.exists() and name == "recurrent":
         write_model(path, RECURRENT, dtype=dtype, seed=6)
+    elif not path.exists() and name == "shared":
+        write_model(path, SHARED, dtype=dtype, arch=OWN_ARCH, seed=7)
     elif not path.exists():
         arch = Arch(tied_head=name == "tied")
         write_model(path, LAYER_NORMS, dtype=dtype, norm=Norm.LAYER, arch=arch, seed=3)
     return path
 
 
-NAMES = ("mixed", "layer-norms", "tied", "routed", "recurrent")
+NAMES = ("mixed", "layer-norms", "tied", "routed", "recurrent", "shared")
 MODELS = [(name, dtype) for name in NAMES for dtype in (Dtype.F16, Dtype.Q4)]
 
 
@@ -101,6 +112,21 @@ def test_threads_and_chunks(path: Path) -> None:
     for n_threads, chunk_tokens in ((2, 1), (3, 7), (1, 64), (2, 100)):
         have = last_logits(path, n_threads=n_threads, chunk_tokens=chunk_tokens)
         assert np.array_equal(want, have)
+
+
+def test_rows_without_logits_end_early(folder: Path) -> None:
+    """Layers behind the last that stores something run for the rows whose logits are asked."""
+    for dtype in (Dtype.F16, Dtype.Q4):
+        path = written(folder, "shared", dtype)
+        with qsf.Model(path, ram_budget=None, max_seq_len=200, threads=2, sessions=2) as model:
+            whole = model.logits(TOKENS)
+            for n in (1, 2, 9, 33, 64, 97, 200):
+                with model.create_session() as session:
+                    last = session.logits(TOKENS[:n], first_row=n - 1)
+                assert np.array_equal(whole[n - 1], last[0])
+            with model.create_session() as session:
+                some = session.logits(TOKENS, first_row=150)
+            assert np.array_equal(whole[150:], some)
 
 
 def test_prefixes(path: Path) -> None:
@@ -199,12 +225,16 @@ def test_a_short_step_back_keeps_what_is_held(folder: Path) -> None:
         assert np.array_equal(want, model.logits([*TOKENS[:190], 7]))
 
 
-def test_skipped_layers_leave_the_others_their_kinds(folder: Path) -> None:
-    path = written(folder, "mixed", Dtype.F16)
+@pytest.mark.parametrize(("name", "n_skipped"), [("mixed", 2), ("shared", 1)])
+def test_skipped_layers_leave_the_others_their_kinds(
+    folder: Path, name: str, n_skipped: int
+) -> None:
+    """A layer whose keys and values another reads is never skipped."""
+    path = written(folder, name, Dtype.F16)
     with qsf.Model(path, exact=True, kv_type="f32", max_seq_len=200, ram_budget=None,
                    quality=0.8) as model:  # fmt: skip
         skipped = model.info.plan.skipped_layers
         have = model.logits(TOKENS)
     want = reference.forward(load_qsf(path, 200), TOKENS, skip=skipped).logits
-    assert len(skipped) == 2
+    assert len(skipped) == n_skipped
     assert np.abs(have - want).max() <= 3e-5 * np.abs(want).max()

@@ -41,8 +41,9 @@ def _on_a_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, tiny_llama_8bit: P
 
 def written(folder: Path, name: str) -> Path:
     path = folder / f"{name}.qsf"
-    if name == "recurrent" and not path.exists():
-        write_recurrent(folder).rename(path)
+    if name in ("recurrent", "own") and not path.exists():
+        case = "gemma4-own" if name == "own" else "lfm2"
+        write_recurrent(folder, case=case).rename(path)
     elif not path.exists():
         write_model(path, MIXED if name == "mixed" else ROUTED, dtype=Dtype.Q4, seed=5)
     return path
@@ -52,7 +53,7 @@ def written(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "k8v4", "2bit"])
-@pytest.mark.parametrize("name", ["mixed", "routed", "recurrent"])
+@pytest.mark.parametrize("name", ["mixed", "routed", "recurrent", "own"])
 def test_the_bits_are_those_of_memory(folder: Path, name: str, kv_type: str) -> None:
     path = written(folder, name)
     how: dict[str, Any] = {"ram_budget": None, "kv_type": kv_type, "draft": "off"}

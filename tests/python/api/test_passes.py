@@ -49,6 +49,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "experts": Path(__file__).parents[2] / "golden" / "tiny-experts-4bit.qsf",
         "recurrent": write_recurrent(folder),
         "delta": write_recurrent(folder, case="qwen3_5-three"),
+        "own": write_recurrent(folder, case="gemma4-own"),
     }
 
 
@@ -68,6 +69,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "streamed": ("streamed", {"chunk_tokens": 32, "ctx_tokens": 128}),
     "recurrent": ("recurrent", {"n_threads": 3}),
     "delta": ("delta", {"chunk_tokens": 16, "n_threads": 3}),
+    "own": ("own", {"chunk_tokens": 16, "n_threads": 2}),
     "recurrent-window": ("recurrent", {"chunk_tokens": 16, "kv_window_tokens": 40}),
 }  # fmt: skip
 

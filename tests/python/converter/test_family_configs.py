@@ -279,7 +279,8 @@ def test_a_published_configuration_of_gemma4_says_the_same(tmp_path: Path) -> No
         {"per_layer_config": None, "num_global_key_value_heads": 3},
         {"use_bidirectional_attention": "all"},
         {"hidden_size_per_layer_input": 256},
-        {"num_kv_shared_layers": 2},
+        {"num_kv_shared_layers": 3},  # none without a window is left
+        {"num_kv_shared_layers": 4},
     ],
 )
 def test_gemma4_with_other_layers_is_refused(changes: Config) -> None:

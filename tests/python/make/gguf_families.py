@@ -434,6 +434,11 @@ def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
             Keys.Attention.SHARED_KV_LAYERS: config["num_kv_shared_layers"],
             Keys.LLM.EMBD_LENGTH_PER_LAYER_INP: config["hidden_size_per_layer_input"],
         }
+        if config["use_double_wide_mlp"]:
+            n_shared, ffn_dim = config["num_kv_shared_layers"], config["intermediate_size"]
+            n_before = config["num_hidden_layers"] - n_shared
+            ffn_dims = [ffn_dim] * n_before + [2 * ffn_dim] * n_shared
+            said[Keys.LLM.FEED_FORWARD_LENGTH] = ffn_dims
         if n_own is not None:
             said[Keys.Attention.HEAD_COUNT_KV] = [
                 config["num_key_value_heads"] if is_windowed else n_own for is_windowed in windows

@@ -29,6 +29,8 @@ from qsf.file.layout import (
     EMBEDDING_UNIT,
     EXACT,
     FINAL_UNIT,
+    OWN_TABLE_UNIT,
+    TABLES,
     Activation,
     Arch,
     Architecture,
@@ -92,6 +94,8 @@ class Layer:
             usual |= {T.K_NORM, T.K_UP, T.V_UP}
         if self.kind.query_rank:
             usual |= {T.Q_NORM, T.Q_UP}
+        if self.kind.kv_source:
+            usual -= {T.K, T.V, T.K_NORM}
         if self.kind.mixer == Mixer.DELTA:
             usual |= {T.MIX_GATE, T.BETA, T.DECAY, T.DECAY_RATE, T.DECAY_BIAS, T.MIX_NORM, T.CONV}
         elif self.kind.output_gate:
@@ -172,6 +176,21 @@ RECURRENT: Final = (
 )  # fmt: skip
 
 
+_OF_HEADS: Final[dict[str, object]] = {"qk_norm": QkNorm.PER_HEAD, "window_tokens": 9}
+SHARED: Final = (
+    Layer(kind(value_norm=1, **_OF_HEADS), POST_NORMS),
+    Layer(kind(kv_source=1, ffn_dim=40, **_OF_HEADS), (T.LAYER_SCALE,)),
+    Layer(kind(n_kv_heads=1, head_dim=8, rope_set=1, values_are_keys=1, qk_norm=QkNorm.PER_HEAD)),
+    Layer(kind(kv_source=3, n_kv_heads=1, head_dim=8, rope_set=1, output_gate=1), (T.SINKS,)),
+    Layer(kind(kv_source=1, n_heads=6, ffn=Ffn.NONE, n_experts=6, n_chosen=2, expert_dim=40,
+               **_OF_HEADS), (T.Q_BIAS, T.LAYER_SCALE)),
+    Layer(kind(kv_source=3, n_kv_heads=1, head_dim=8, rope_set=ROPE_NONE, residual_factor=0.5,
+               ffn=Ffn.NONE)),
+)  # fmt: skip
+OWN_ARCH: Final = Arch(embedding_factor=1.5, logit_cap=4.0, own_width=20, tied_head=True)
+_OWN: Final = (T.OWN_IN_NORM, T.OWN_IN, T.OWN_GATE, T.OWN_OUT, T.OWN_NORM)
+
+
 def _values(
     rng: np.random.Generator, type: TensorType, shape: tuple[int, int]
 ) -> NDArray[np.float32]:
@@ -182,7 +201,7 @@ def _values(
         return np.asarray(np.exp(x - np.float32(2.0)))
     if shape[0] == 1:
         return np.asarray(np.float32(0.2) * x)
-    return np.asarray(x * np.float32(1.0 if type is T.EMBEDDING else 1.5 / np.sqrt(shape[1])))
+    return np.asarray(x * np.float32(1.0 if type in TABLES else 1.5 / np.sqrt(shape[1])))
 
 
 def write_model(
@@ -208,14 +227,16 @@ def write_model(
     )  # fmt: skip
     with Writer(path, header, arch, layer_kinds=kinds, rope_sets=rope_sets) as w:
         ids = [EMBEDDING_UNIT, *map(layer_unit, range(len(layers))), FINAL_UNIT]
+        ids += [OWN_TABLE_UNIT] if arch.own_width else []
         for n, unit in enumerate(ids, 1):
             order = unit_order(unit.role, is_tied=arch.tied_head)
             is_layer = unit.role == Role.LAYER
             types = layers[unit.layer].types() if is_layer else set(order)
+            types |= set(_OWN) if is_layer and arch.own_width else set()
             if not is_layer and norm == Norm.RMS:
                 types -= {T.FINAL_NORM_BIAS}
             w.begin_unit(unit, dtype=dtype, importance=0.1 * n)
-            shapes = unit_shapes(header, kinds, unit)
+            shapes = unit_shapes(header, kinds, unit, arch.own_width)
             for type in order:
                 if type not in types:
                     continue

@@ -14,6 +14,8 @@ def write_recurrent(folder: Path, *, case: str = "lfm2", quant_type: str = "4bit
     """Write a golden case with a context that holds several snapshots, and VOCAB tokens."""
     golden = cases()[case]
     config = {**golden.config, "max_position_embeddings": 512, "vocab_size": VOCAB}
+    if "vocab_size_per_layer_input" in config:
+        config["vocab_size_per_layer_input"] = VOCAB
     n_before = golden.config["vocab_size"]
     tensors = {
         name: weights_of(name, tuple(VOCAB if n == n_before else n for n in shape))

@@ -86,6 +86,7 @@ class _Pass:
         self.kv = kv
         self.is_rotated = is_rotated
         self.values: dict[str, Array] = {}
+        self.tokens: Array = np.empty(0, np.int64)
 
     def weight(self, name: str) -> Array:
         return np.asarray(self.model.weights[name], self.dtype)
@@ -193,13 +194,12 @@ class _Pass:
         if layer.n_taps:
             return self.convolution(x, layer.n_taps, at)
         n_tokens = len(x)
+        is_own = layer.kv_source is None
         if layer.latent is not None:
             q, k, v = self.latents(x, layer, at)
         else:
-            q, k = self.heads(x, layer, at, "q"), self.heads(x, layer, at, "k")
-            v = self.linear(x, f"{at}.k" if layer.values_are_keys else f"{at}.v")
-            v = v.reshape(n_tokens, layer.n_kv_heads, layer.head_dim)
-            v = self.normed(v) if layer.has_value_norm else v
+            q = self.heads(x, layer, at, "q")
+            k, v = self.keys_and_values(x, layer, at) if is_own else self.kept_ones(layer)
         n_values = v.shape[-1]
         turned: Array | None = None
         if self.is_rotated:
@@ -208,10 +208,13 @@ class _Pass:
             turned[:n_first, :n_first] = hadamard(n_first)
             if n_first < layer.head_dim:
                 turned[n_first:, n_first:] = hadamard(layer.head_dim - n_first)
-            q, k, v = q @ turned, k @ turned, v @ turned[:n_values, :n_values]
+            q = q @ turned
+            if is_own:
+                k, v = k @ turned, v @ turned[:n_values, :n_values]
         q = self.round_queries(q)
-        k = k if self.kv[0] == "float" else quantise_kv(k, self.kv[0]).astype(self.dtype)
-        v = v if self.kv[1] == "float" else quantise_kv(v, self.kv[1]).astype(self.dtype)
+        if is_own:
+            k = k if self.kv[0] == "float" else quantise_kv(k, self.kv[0]).astype(self.dtype)
+            v = v if self.kv[1] == "float" else quantise_kv(v, self.kv[1]).astype(self.dtype)
         self.keep(f"{at}.q_rope", q.reshape(n_tokens, -1))
         self.keep(f"{at}.k_rope", k.reshape(n_tokens, -1))
         self.keep(f"{at}.v", v.reshape(n_tokens, -1))
@@ -268,6 +271,18 @@ class _Pass:
             x = rounded[:, :n_inputs].reshape(x.shape)
         w = self.weight(name).reshape(n_heads, -1, n_inputs)
         return np.asarray(np.einsum("thi,hoi->tho", x, w))
+
+    def keys_and_values(self, x: Array, layer: Layer, at: str) -> tuple[Array, Array]:
+        """Of the layer itself, each [n_tokens, n_kv_heads, head_dim]."""
+        v = self.linear(x, f"{at}.k" if layer.values_are_keys else f"{at}.v")
+        v = v.reshape(len(x), layer.n_kv_heads, layer.head_dim)
+        return self.heads(x, layer, at, "k"), self.normed(v) if layer.has_value_norm else v
+
+    def kept_ones(self, layer: Layer) -> tuple[Array, Array]:
+        """Keys and values that the layer's source left in the cache."""
+        names = (f"layer.{layer.kv_source}.{name}" for name in ("k_rope", "v"))
+        k, v = (self.values[name].reshape(-1, layer.n_kv_heads, layer.head_dim) for name in names)
+        return k, v
 
     def round_queries(self, q: Array) -> Array:
         """Queries [n_tokens, n_heads, head_dim] as they meet keys of few bits."""
@@ -341,20 +356,35 @@ class _Pass:
         mixed = self.normalise(self.attention(y, layer, at), f"{at}.post_attn_norm")
         behind = self.keep(f"{at}.residual_attn", x + factor * mixed)
         if f"{at}.ffn_up" not in self.model.weights and layer.routing is None:
-            return behind
+            return self.add_own(behind, layer, at)
         if not layer.is_parallel:
             y = self.normalise(behind, f"{at}.ffn_norm")
         elif f"{at}.ffn_norm" in self.model.weights:
             y = self.normalise(x, f"{at}.ffn_norm")
         self.keep(f"{at}.ffn_norm", y)
         out = self.normalise(self.feed_forward(y, behind, layer, at), f"{at}.post_ffn_norm")
-        out = behind + factor * out
+        out = self.add_own(behind + factor * out, layer, at)
         if f"{at}.layer_scale" in self.model.weights:
             out = out * self.weight(f"{at}.layer_scale")
         return self.keep(f"{at}.residual_ffn", out)
 
+    def add_own(self, x: Array, layer: Layer, at: str) -> Array:
+        """Add the embeddings that each layer has of its own, if the model has any."""
+        if "own_table" not in self.model.weights:
+            return x
+        width = len(self.weight(f"{at}.own_in_norm"))
+        begin = int(at.split(".")[1]) * width
+        own = self.weight("own_table")[self.tokens, begin : begin + width]
+        p = self.linear(self.values["embedded"], f"{at}.own_in") / np.sqrt(self.dtype(x.shape[1]))
+        p = self.normalise(p, f"{at}.own_in_norm") + own * np.sqrt(self.dtype(width))
+        gate = activate(self.linear(x, f"{at}.own_gate"), layer.activation)
+        y = self.linear(gate * (p / np.sqrt(self.dtype(2))), f"{at}.own_out")
+        y = self.normalise(y, f"{at}.own_norm")
+        return np.asarray(x + self.dtype(layer.residual_factor) * y)
+
     def run(self, tokens: Sequence[int] | NDArray[np.integer[Any]], skip: Collection[int]) -> Trace:
         config = self.config
+        self.tokens = np.asarray(tokens)
         x = self.weight("embedding")[np.asarray(tokens)] * self.dtype(config.embedding_factor)
         if config.positions == "learned":
             x = x + self.weight("positions")[: len(x)]

@@ -51,6 +51,7 @@ class Layer:
     has_value_norm: bool = False
     values_are_keys: bool = False  # before their norm
     latent: tuple[int, int] | None = None  # rank, and dimensions of a query without RoPE
+    kv_source: int | None = None  # the layer whose keys and values it reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,5 +303,6 @@ def _layer_of(
         has_value_norm=bool(kind.value_norm),
         values_are_keys=bool(kind.values_are_keys),
         latent=(kind.latent_rank, kind.nope_dim) if kind.latent_rank else None,
+        kv_source=kind.kv_source - 1 if kind.kv_source else None,
         **rope,
     )

@@ -14,6 +14,7 @@ import pytest
 import qsf
 from make.fake_engine import Told
 from make.kind_models import MIXED, VOCAB, write_model
+from make.recurrent_models import write_recurrent
 from make.served import Client, engine_of, serving
 from qsf import errors
 from qsf.cli.serve_options import ServeOptions
@@ -40,14 +41,16 @@ def by_argmax(model: qsf.Model, prompt: list[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("is_windowed", [False, True])
+@pytest.mark.parametrize("name", ["llama", "mixed", "own"])
 def test_the_text_is_that_of_a_prompt_alone(
-    tmp_path: Path, tiny_llama_8bit: Path, is_windowed: bool
+    tmp_path: Path, tiny_llama_8bit: Path, name: str
 ) -> None:
     path = tiny_llama_8bit
-    if is_windowed:
+    if name == "mixed":
         path = tmp_path / "mixed.qsf"
         write_model(path, MIXED, dtype=Dtype.Q4)
+    elif name == "own":
+        path = write_recurrent(tmp_path, case="gemma4-own")
     prompts = [TOKENS[:100], [*TOKENS[:100], 3], [*TOKENS[:70], 4, 5], TOKENS[:100]]
     with qsf.Model(path, ram_budget=None, sessions=3, max_seq_len=200) as model:
         alone = [by_argmax(model, prompt) for prompt in prompts]

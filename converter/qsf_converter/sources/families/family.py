@@ -245,6 +245,7 @@ def _dims(header: Header) -> dict[str, int]:
         "ffn": header.ffn_dim,
         "vocab": header.n_vocab,
         "positions": header.max_tokens,
+        "layers": header.n_layers,
     }
 
 

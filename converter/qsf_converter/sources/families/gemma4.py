@@ -1,7 +1,9 @@
-"""Gemma 4: wider heads in layers without a window, values with a norm, a dense part beside experts.
+"""Gemma 4: heads of two widths, values with a norm, experts beside a dense part, own embeddings.
 
 The layers without a window have heads of ``global_head_dim``, RoPE on a part of them, and, where
 ``attention_k_eq_v`` says so, KV heads of another number whose values are the keys.
+The last ``num_kv_shared_layers`` read the keys and values of the last layer of their type before
+them. In E2B and E4B each layer has an embedding of every token of its own.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -13,6 +15,7 @@ from typing import Any, Final
 
 from qsf.errors import shown
 from qsf.file.kinds import ExpertWeights, QkNorm
+from qsf.file.layout import MAX_OWN_WIDTH
 from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_HEAD_DIM, MAX_VOCAB, Config
 from qsf_converter.sources.families.experts import in_one, route
 from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family, usual
@@ -27,21 +30,31 @@ from qsf_converter.sources.families.llama import (
     window_but_every,
 )
 from qsf_converter.sources.families.positions import parameters_of, rope_of
-from qsf_converter.sources.families.rules import T, Where, ends, layer, linear, norm
+from qsf_converter.sources.families.rules import (
+    Place,
+    T,
+    TensorRule,
+    Where,
+    ends,
+    layer,
+    linear,
+    norm,
+)
 
 # ---- rules ----
 
 
 def _attention(where: Where, of: str) -> Rules:
     """The tensors of layers whose heads have the dimensions that begin with ``of``."""
-    own: dict[str, Any] = {"where": Where.OWN_VALUES} if of else {"where": where}
+    keys = Where.UNLIMITED_KEYS if of else Where.WINDOWED_KEYS
+    values = Where.OWN_VALUES if of else keys
     biases = {"bias_flag": "attention_bias"}
     return (
         *linear(T.Q, T.Q_BIAS, f"{ATTN}q_proj", f"{of}q", "hidden", where=where, **biases),
-        *linear(T.K, T.K_BIAS, f"{ATTN}k_proj", f"{of}kv", "hidden", where=where, **biases),
-        *linear(T.V, T.V_BIAS, f"{ATTN}v_proj", f"{of}kv", "hidden", **own, **biases),
+        *linear(T.K, T.K_BIAS, f"{ATTN}k_proj", f"{of}kv", "hidden", where=keys, **biases),
+        *linear(T.V, T.V_BIAS, f"{ATTN}v_proj", f"{of}kv", "hidden", where=values, **biases),
         *norm(T.Q_NORM, f"{ATTN}q_norm", f"{of}head", where=where),
-        *norm(T.K_NORM, f"{ATTN}k_norm", f"{of}head", where=where),
+        *norm(T.K_NORM, f"{ATTN}k_norm", f"{of}head", where=keys),
         *linear(
             T.ATTN_OUT, T.ATTN_OUT_BIAS, f"{ATTN}o_proj", "hidden", f"{of}q", where=where, **biases
         ),
@@ -49,6 +62,7 @@ def _attention(where: Where, of: str) -> Rules:
 
 
 _ROUTED: Final[dict[str, Any]] = {"where": Where.ROUTED}
+_OWN: Final[dict[str, Any]] = {"flag": "own embeddings"}
 _RULES: Final = (
     *norm(T.ATTN_NORM, f"{AT}input_layernorm"),
     *norm(T.POST_ATTN_NORM, f"{AT}post_attention_layernorm"),
@@ -56,7 +70,8 @@ _RULES: Final = (
     *norm(T.POST_FFN_NORM, f"{AT}post_feedforward_layernorm"),
     *_attention(Where.WINDOWED, ""),
     *_attention(Where.UNLIMITED, "global "),
-    *gated(),
+    *gated(where=Where.KEYS),
+    *gated(dim="wide ffn", where=Where.SHARED_KEYS),
     layer(T.ROUTER_NORM, f"{AT}router.scale", "hidden", scale="router", **_ROUTED),
     layer(T.EXPERT_SCALE, f"{AT}router.per_expert_scale", "experts", **_ROUTED),
     layer(T.EXPERT_ROUTER, f"{AT}router.proj.weight", "experts", "hidden", **_ROUTED),
@@ -64,6 +79,18 @@ _RULES: Final = (
     *norm(T.ROUTED_NORM, f"{AT}pre_feedforward_layernorm_2", **_ROUTED),
     *norm(T.ROUTED_POST_NORM, f"{AT}post_feedforward_layernorm_2", **_ROUTED),
     layer(T.LAYER_SCALE, f"{AT}layer_scalar", "one"),
+    layer(T.OWN_IN_NORM, "per_layer_projection_norm.weight", "own", of_all=True, **_OWN),
+    layer(T.OWN_IN, "per_layer_model_projection.weight", "own", "hidden", of_all=True, **_OWN),
+    layer(T.OWN_GATE, f"{AT}per_layer_input_gate.weight", "own", "hidden", **_OWN),
+    layer(T.OWN_OUT, f"{AT}per_layer_projection.weight", "hidden", "own", **_OWN),
+    *norm(T.OWN_NORM, f"{AT}post_per_layer_input_norm", **_OWN),
+    TensorRule(
+        Place.OWN_TABLE,
+        T.OWN_TABLE,
+        "embed_tokens_per_layer.weight",
+        ("vocab", "own of all"),
+        **_OWN,
+    ),
     *ends("embed_tokens", "norm"),
 )
 
@@ -77,13 +104,6 @@ def _layer_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
 
 
 def _adjust(draft: Draft) -> None:
-    width = draft.config.get("hidden_size_per_layer_input")
-    if width:
-        raise draft.config.error(
-            "hidden_size_per_layer_input",
-            f"= {shown(width)}: embeddings of each layer are not supported, as E2B and E4B have"
-            " them; Gemma 4 12B, 26B-A4B and 31B run",
-        )
     scale_and_cap(draft)
     draft.dims["one"] = 1
     draft.set_all(score_scale=1.0, value_norm=1)
@@ -96,6 +116,49 @@ def _adjust(draft: Draft) -> None:
     else:
         for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
             draft.config.get(key)  # of experts, which there are not
+    _share_keys(draft)
+    if draft.config.get("hidden_size_per_layer_input"):
+        _embed_layers(draft)
+
+
+def _share_keys(draft: Draft) -> None:
+    """Let the last layers read keys and values of earlier ones; their FFN may be twice as wide."""
+    config, n_layers = draft.config, draft.header.n_layers
+    is_wide = config.boolean("use_double_wide_mlp")
+    n_shared = config.get("num_kv_shared_layers") or 0
+    if isinstance(n_shared, bool) or n_shared not in range(n_layers):
+        raise config.error("num_kv_shared_layers", f"= {shown(n_shared)} of {n_layers} layers")
+    first = n_layers - n_shared
+    ffn_dim = draft.dims["ffn"] * (2 if is_wide and n_shared else 1)
+    draft.dims["wide ffn"] = ffn_dim
+    draft.header = replace(draft.header, ffn_dim=max(draft.header.ffn_dim, ffn_dim))
+    for i in range(first, n_layers):
+        sources = [j for j in range(first) if draft.layer_types[j] == draft.layer_types[i]]
+        if not sources:
+            raise config.error(
+                "num_kv_shared_layers", f"= {n_shared}: no layer before has the type of layer {i}"
+            )
+        draft.layers[i] = replace(
+            draft.layers[i],
+            kv_source=1 + sources[-1],
+            value_norm=0,
+            values_are_keys=0,
+            ffn_dim=ffn_dim,
+        )
+
+
+def _embed_layers(draft: Draft) -> None:
+    """Give each layer embeddings of its own."""
+    config, header = draft.config, draft.header
+    width = config.count("hidden_size_per_layer_input", MAX_OWN_WIDTH)
+    n_vocab = config.count("vocab_size_per_layer_input", MAX_VOCAB, header.n_vocab)
+    if n_vocab != header.n_vocab:
+        raise config.error(
+            "vocab_size_per_layer_input", f"= {n_vocab} is supported with that of vocab_size"
+        )
+    draft.arch = replace(draft.arch, own_width=width)
+    draft.dims |= {"own": width, "own of all": width * header.n_layers}
+    draft.flags.add("own embeddings")
 
 
 def _widen_heads(draft: Draft) -> None:
@@ -192,6 +255,10 @@ _COMMON: Final[Mapping[str, Any]] = {
     "rules": _RULES,
     "layouts": _LAYOUTS,
     "prefixes": TEXT_PREFIXES,
+    # Published checkpoints have keys and values also in layers that read those of others.
+    "ignored_suffixes": tuple(
+        f"self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")
+    ),
     "left_out": SENSES,
     "renames": {**RENAMES, "num_experts_per_tok": "top_k_experts"},
     "flags": {"attention_bias": False},
@@ -202,8 +269,6 @@ _COMMON: Final[Mapping[str, Any]] = {
     "adjust": _adjust,
     "neutral": {
         "use_bidirectional_attention": (None, False, "vision"),  # of images
-        "num_kv_shared_layers": (None, 0),
-        "use_double_wide_mlp": (False,),
         "vocab_size_per_layer_input": range(MAX_VOCAB + 1),
     },
 }
@@ -224,7 +289,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 FAMILIES = (
     Family(
         name="Gemma4ForCausalLM",
-        title="Gemma 4 (31B, 26B-A4B), text",
+        title="Gemma 4 (E2B, E4B, 31B, 26B-A4B), text",
         model_type="gemma4_text",
         nested=("Gemma4ForConditionalGeneration",),
         defaults=usual(_DEFAULTS, context=131072, window=512, hidden_size_per_layer_input=256),

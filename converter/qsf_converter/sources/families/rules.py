@@ -29,6 +29,7 @@ class Place(enum.Enum):
     LAYER = enum.auto()
     EXPERT = enum.auto()  # the unit of an expert of a layer
     FINAL = enum.auto()
+    OWN_TABLE = enum.auto()  # the unit of embeddings that each layer has of its own
     POSITIONS = enum.auto()  # the WPOS section
 
 
@@ -43,7 +44,11 @@ class Where(enum.Enum):
     DELTA = enum.auto()
     WINDOWED = enum.auto()  # attention with a window
     UNLIMITED = enum.auto()  # attention without
-    OWN_VALUES = enum.auto()  # UNLIMITED, with values that are not the keys
+    KEYS = enum.auto()  # those with keys and values of their own
+    SHARED_KEYS = enum.auto()  # those that read the keys of another layer
+    WINDOWED_KEYS = enum.auto()  # both of WINDOWED and of KEYS
+    UNLIMITED_KEYS = enum.auto()  # both of UNLIMITED and of KEYS
+    OWN_VALUES = enum.auto()  # UNLIMITED_KEYS, with values that are not the keys
 
     def holds(self, kind: LayerKind | None) -> bool:
         """Is a layer of this kind one of them? None: a plain layer."""
@@ -51,6 +56,8 @@ class Where(enum.Enum):
         mixer = Mixer.ATTENTION if kind is None else kind.mixer
         is_windowed = kind is not None and kind.window_tokens != 0
         is_unlimited = mixer == Mixer.ATTENTION and not is_windowed
+        has_keys = kind is None or not kind.kv_source
+        has_values = kind is None or not kind.values_are_keys
         return {
             Where.EVERYWHERE: True,
             Where.DENSE: n_experts == 0,
@@ -60,7 +67,11 @@ class Where(enum.Enum):
             Where.DELTA: mixer == Mixer.DELTA,
             Where.WINDOWED: is_windowed,
             Where.UNLIMITED: is_unlimited,
-            Where.OWN_VALUES: is_unlimited and (kind is None or not kind.values_are_keys),
+            Where.KEYS: has_keys,
+            Where.SHARED_KEYS: not has_keys,
+            Where.WINDOWED_KEYS: is_windowed and has_keys,
+            Where.UNLIMITED_KEYS: is_unlimited and has_keys,
+            Where.OWN_VALUES: is_unlimited and has_keys and has_values,
         }[self]
 
 
@@ -80,7 +91,8 @@ class TensorRule:
     configuration without which the tensor does not exist. The values are ``add`` plus what is
     stored, times the factor of the configuration that ``scale`` names; of a logarithm
     (``is_log``) they are e to its power. A matrix that ``is_flat`` becomes a vector, one row
-    after the other.
+    after the other. What is ``of_all`` layers is a vector that all have, or a matrix with the
+    outputs of one layer after another.
     """
 
     place: Place
@@ -100,6 +112,7 @@ class TensorRule:
     is_log: bool = False
     is_turned: bool = False
     is_stacked: bool = False
+    of_all: bool = False
 
     @property
     def is_vector(self) -> bool:
@@ -115,6 +128,7 @@ class TensorRule:
         """The shape that each source tensor must have."""
         n_outputs = sum(dims[part] for part in self.parts or self.shape[:1])
         n_outputs //= len(self.names(0, dims))
+        n_outputs *= dims["layers"] if self.of_all and not self.is_vector else 1
         shape = (n_outputs, *(dims[dim] for dim in self.shape[1:]))
         if self.groups is not None and self.is_turned:
             shape = (n_outputs, dims[self.shape[0]] // dims[self.groups])
@@ -194,8 +208,9 @@ _ORDER: Final = (
     T.EXPERT_ROUTER, T.SHARED_GATE,
     T.FFN_GATE_BIAS, T.FFN_UP_BIAS, T.FFN_GATE, T.FFN_UP,
     T.FFN_SUB_NORM, T.FFN_DOWN_BIAS, T.FFN_DOWN,
-    T.DENSE_POST_NORM, T.ROUTED_NORM, T.ROUTED_POST_NORM, T.POST_FFN_NORM, T.LAYER_SCALE,
-    T.FINAL_NORM, T.FINAL_NORM_BIAS, T.HEAD_BIAS, T.HEAD,
+    T.DENSE_POST_NORM, T.ROUTED_NORM, T.ROUTED_POST_NORM, T.POST_FFN_NORM,
+    T.OWN_IN_NORM, T.OWN_IN, T.OWN_GATE, T.OWN_OUT, T.OWN_NORM, T.LAYER_SCALE,
+    T.FINAL_NORM, T.FINAL_NORM_BIAS, T.HEAD_BIAS, T.HEAD, T.OWN_TABLE,
 )  # fmt: skip
 
 

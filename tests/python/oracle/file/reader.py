@@ -105,12 +105,18 @@ class Reader(OpenedFile):
         check_experts(self.units, kinds)
         self.tensors = self._parse_tensors(self.read_section("TENS"))
         self._place_tensors()
-        check_contents(self.units, self.header, is_tied=self.arch.tied_head)
+        check_contents(self.units, self.header, self.arch.own_width, is_tied=self.arch.tied_head)
         if "KIND" not in self.sections:
             is_gated = self.tensor(self.layers[0].idx, TensorType.FFN_GATE) is not None
             kind = plain_kind(self.header, self.arch, is_gated=is_gated)
             self.layer_kinds = (kind,) * self.header.n_layers
         bands = self.read_section("EBND")
+        n_tables = 2 if self.arch.own_width else 1
+        if len(bands) != -(-self.header.n_vocab // lay.TILE_ROWS) * 4 * n_tables:
+            raise QsfFormatError(
+                f"section EBND has {len(bands)} bytes, the header makes it"
+                f" {-(-self.header.n_vocab // lay.TILE_ROWS) * 4 * n_tables}"
+            )
         self.band_crc32 = struct.unpack(f"<{len(bands) // 4}I", bands)
 
     def _read_start(self) -> bytes:
@@ -217,7 +223,9 @@ class Reader(OpenedFile):
         for tag in _NEEDED:
             if tag not in self.sections:
                 raise QsfFormatError(f"the file has no section {tag}")
-        sizes = {"EBND": -(-h.n_vocab // lay.TILE_ROWS) * 4}
+        bands_bytes = -(-h.n_vocab // lay.TILE_ROWS) * 4  # of each of one table or two
+        is_two = self.sections["EBND"].n_bytes == 2 * bands_bytes
+        sizes = {"EBND": 2 * bands_bytes if is_two else bands_bytes}
         if h.positions == Positions.LEARNED:
             if "WPOS" not in self.sections:
                 raise QsfFormatError("the positions are learned, but there is no section WPOS")

@@ -18,6 +18,7 @@ from qsf.file.kinds import (
     RopeSet,
     check_kind,
     check_set,
+    check_sources,
     kind_keys,
     plain_kind,
     rotary_dims_of,
@@ -169,6 +170,7 @@ def parse_kinds(
         at += 4 + n_bytes
     if at != len(data):
         raise QsfFormatError(f"KIND: {len(data) - at} bytes behind the last kind")
+    check_sources([kinds[i] for i in of_layer], QsfFormatError)
     return tuple(kinds[i] for i in of_layer)
 
 

@@ -12,7 +12,7 @@ from qsf.file.units import unit_order, unit_shapes
 
 _T = TensorType
 _TYPES_OF_ENDS = (
-    _T.EMBEDDING, _T.HEAD, _T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.HEAD_BIAS,
+    _T.EMBEDDING, _T.HEAD, _T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.HEAD_BIAS, _T.OWN_TABLE,
 )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def parse_tensor(entry_idx: int, entry: tuple[int, ...], n_units: int) -> Tensor
     )
 
 
-def check_contents(units: Sequence[Unit], h: Header, *, is_tied: bool) -> None:
+def check_contents(units: Sequence[Unit], h: Header, own_width: int, *, is_tied: bool) -> None:
     """Check the contents of the embedding and the final unit, which no other unit may have.
 
     Raises:
@@ -54,16 +54,18 @@ def check_contents(units: Sequence[Unit], h: Header, *, is_tied: bool) -> None:
         raise QsfFormatError(
             f"tensor table: the embedding unit has {len(embd.tensors)} tensors, allowed: 1"
         )
-    shapes = unit_shapes(h, (), embd.id)
+    shapes = unit_shapes(h, (), embd.id, own_width)
+    _check_own_table(units, own_width, shapes)
     _check_is(embd.tensors[0], _T.EMBEDDING, shapes)
     for u in units:
-        if u is embd or u is finl or u.template_idx != u.idx:
+        is_end = u is embd or u is finl or u.id.role == Role.OWN_TABLE
+        if is_end or u.template_idx != u.idx:
             continue
         for t in u.tensors:
             if t.type in _TYPES_OF_ENDS:
                 raise QsfFormatError(
                     f"tensor table: unit {u.idx} has type {t.type}, allowed there: all"
-                    " but 25 .. 28 and 66"
+                    " but 25 .. 28, 66 and 70"
                 )
     wanted = [_T.FINAL_NORM]
     for kind in unit_order(Role.FINAL, is_tied=is_tied)[1:]:
@@ -81,8 +83,25 @@ def check_contents(units: Sequence[Unit], h: Header, *, is_tied: bool) -> None:
         )
 
 
+def _check_own_table(
+    units: Sequence[Unit], own_width: int, shapes: dict[int, tuple[int, int]]
+) -> None:
+    tables = [u for u in units if u.id.role == Role.OWN_TABLE]
+    if len(tables) != (own_width != 0):
+        raise QsfFormatError(
+            f"ARCH: own embeddings (key 13) of width {own_width}, the file has {len(tables)}"
+            " tables of them"
+        )
+    for u in tables:
+        if len(u.tensors) != 1:
+            raise QsfFormatError(
+                f"tensor table: the own table has {len(u.tensors)} tensors, allowed: 1"
+            )
+        _check_is(u.tensors[0], _T.OWN_TABLE, shapes)
+
+
 def _check_is(t: Tensor, kind: TensorType, shapes: dict[int, tuple[int, int]]) -> None:
-    is_matrix = kind in (_T.EMBEDDING, _T.HEAD)
+    is_matrix = kind in (*lay.TABLES, _T.HEAD)
     wanted = (0, Layout.TILES if is_matrix else Layout.VECTOR, *shapes[kind])
     real = (t.index, t.layout, t.n_rows, t.n_cols)
     if t.type != kind or real != wanted:

@@ -152,7 +152,7 @@ class UnitCheck:
             self._note(f"{name}: reserved bytes are not zero")
 
     def _take_data(self, part: memoryview) -> None:
-        if self._tensor.type == TensorType.EMBEDDING:
+        if self._tensor.type in lay.TABLES:
             self._follow_bands(self._tensor, part)
         elif self._tensor.layout == Layout.OUTLIERS:
             self._gather_table(self._tensor, part)
@@ -175,9 +175,11 @@ class UnitCheck:
             part = part[len(piece) :]
             if self._band_done_bytes % n_bytes == 0:
                 idx = self._band_done_bytes // n_bytes - 1
+                if tensor.type == TensorType.OWN_TABLE:  # behind those of the embedding
+                    idx += len(self._bands) // 2
                 if self._band_crc32 != self._bands[idx]:
                     self._note(
-                        f"embedding band {idx}: checksum is {self._band_crc32:08x}, EBND says"
+                        f"band {idx}: checksum is {self._band_crc32:08x}, EBND says"
                         f" {self._bands[idx]:08x}"
                     )
                 self._band_crc32 = 0
