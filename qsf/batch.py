@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 _NO_LIMITS = Limits(queue_seconds=math.inf, pass_seconds=math.inf)
-# What ends the whole batch, not only one of its answers.
+# An error that ends the whole batch, not only one of its answers.
 _COMMON_ERRORS = (QsfIOError, QsfFormatError, QsfMemoryError, QsfStateError)
 
 
@@ -55,22 +55,23 @@ class BatchAnswer:
     Attributes:
         index: which prompt, from 0.
         text: the answer.
-        stats: what it took; seconds are those in which it was in passes with others. None where
-            there is an error.
-        error: why there is no answer: the prompt is too long, the logits are not finite.
+        stats: counts and times; the seconds include passes shared with other answers. None after
+            an error.
+        error: why there is no answer, such as a prompt that is too long or logits that are not
+            finite.
     """
 
     index: int
     text: str = ""
     stats: GenerationStats | None = None
     error: QsfError | None = None
-    values: Sequence[float] = ()  # of a prompt that was only read
+    values: Sequence[float] = ()  # of a prompt for which no text is generated
 
 
 class Batch:
     """The prompts of one ``Model.batch``, and the sessions that answer them.
 
-    With ``reading`` they are read and not continued.
+    With ``reading`` the prompts are evaluated, and no text is generated.
     """
 
     def __init__(
@@ -97,9 +98,10 @@ class Batch:
         return int(self._metrics.counters["passes_total"])
 
     def answers(self, session: Session, prompts: Iterable[Prompt]) -> Iterator[BatchAnswer]:
-        """Yield answers as they are finished; prompts are taken when there is room for them.
+        """Yield answers in the order in which they finish; reads a prompt when a session is free
+        for it.
 
-        Uses the session, and all others that the model has room for, until the iteration ends.
+        Uses the model's own session and all free ones until the iteration ends.
         """
         with contextlib.ExitStack() as stack:
             n_open = sum(not each.is_closed for each in self._opened.sessions)
@@ -138,7 +140,7 @@ class Batch:
         return ended
 
     def _begin(self, scheduler: Scheduler, index: int, prompt: Prompt, session: Session) -> bool:
-        """Let a prompt be answered; return False where it is, or cannot be."""
+        """Start the answer to a prompt; return False if it cannot start or ended at once."""
         try:
             tokens, options = self._tokens(prompt)
             session.check_tokens(tokens, "prompt")
@@ -214,7 +216,7 @@ def embed(
         for text in texts
     )
     batch = Batch(opened, GenerationOptions(), Reading(pooling=pooling, dim=dim))
-    waiting: dict[int, BatchAnswer] = {}  # ended before one that comes first
+    waiting: dict[int, BatchAnswer] = {}  # finished before an answer with a smaller index
     n_told = 0
     for answer in batch.answers(session, prompts):
         waiting[answer.index] = answer

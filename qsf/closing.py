@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 class Closing:
-    """Is closed at the end of a with statement."""
+    """Base of classes that a with statement closes."""
 
     __slots__ = ()
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free memory and files."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 MAX_LINE: Final = 1000
 MAX_QUOTED: Final = 80
 _CUT: Final = " ... (cut here) ... "
-# Texts between quotes as `repr` writes them; an apostrophe within a word begins none. One that
-# nothing ends goes to the end, or every quote in it would be looked at again.
+# Texts between quotes as `repr` writes them; an apostrophe within a word begins none. A text
+# without closing quote goes to the end, else the search would take quadratic time.
 _QUOTED: Final = re.compile(
     r"""(?<!\w)(?:'(?:[^'\\]|\\.)*(?:'|\\?\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z))""", re.DOTALL
 )
@@ -39,27 +39,27 @@ _REPR.maxstring = _REPR.maxother = MAX_QUOTED
 
 
 def shown(value: object) -> str:
-    """Return a value of somebody else as an error shows it: at most 80 characters, on one line."""
+    """Return a foreign value for an error message: at most 80 characters, on one line."""
     text = _REPR.repr(value)
     return text if len(text) <= MAX_QUOTED else f"{text[: MAX_QUOTED - 3]}..."
 
 
 def clean(text: str) -> str:
-    """Return the text without what could steer a terminal or turn text around."""
+    """Return the text without characters that control a terminal or reverse the text."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def one_line(text: str) -> str:
-    """Return the text on one line, without what could steer a terminal."""
+    """Return the text on one line, without characters that control a terminal."""
     return clean(" ".join(text.split()))
 
 
 def error_line(text: str) -> str:
-    """Return the text of an error on one line, without what could steer a terminal.
+    """Return the text of an error on one line, without characters that control a terminal.
 
-    It has at most 1000 characters, and 80 of each value that it quotes; what is cut says so.
+    It has at most 1000 characters, and 80 of each value that it quotes; cuts are marked.
     """
 
     def cut(quoted: re.Match[str]) -> str:
@@ -72,7 +72,7 @@ def error_line(text: str) -> str:
 
 
 def _cut_middle(text: str, max_chars: int) -> str:
-    """Return the text with its end, which says what to do, and of its start what fits."""
+    """Return a text with a cut in its middle: its start, and its end, which says what to do."""
     if len(text) <= max_chars:
         return text
     n_last = max_chars // 3
@@ -122,15 +122,15 @@ class QsfArgumentError(QsfError, ValueError):
 
 
 class QsfStateError(QsfArgumentError):
-    """The model or session cannot be used now, or not here: closed, busy, of another process."""
+    """The model or session cannot be used now, or not here: closed, busy, or of another process."""
 
 
 class QsfMemoryError(QsfError, MemoryError):
     """The request does not fit in the memory budget.
 
     Attributes:
-        plan: where the memory of a model would have gone, and the smallest budget that is enough;
-            None where the error is not about opening one.
+        plan: the memory plan of the model, with the smallest budget that is enough; None if no
+            model was being opened.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class QsfFormatError(QsfError):
 
 
 class QsfUnsupportedError(QsfFormatError):
-    """The file is well formed, but not what this build reads."""
+    """The file is well formed, but this build cannot read it."""
 
 
 class QsfCancelledError(QsfError):
@@ -161,4 +161,4 @@ class QsfNumericError(QsfError, ArithmeticError):
 
 
 class QsfConversionError(QsfError):
-    """A checkpoint cannot be converted: what is missing, wrong or not supported."""
+    """A checkpoint cannot be converted: a part is missing, wrong or not supported."""

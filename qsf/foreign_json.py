@@ -1,8 +1,8 @@
-"""The one reader of JSON that somebody else wrote: it is measured before anything is parsed.
+"""The only reader of untrusted JSON: it bounds the memory before anything is parsed.
 
-Objects of Python take up to 100 times the bytes of their JSON, so a limit of bytes is none of
-memory. The engine counts what the text has; what that can take at most is compared with what the
-caller has to give, and only then are objects made.
+Python objects take up to 100 times the bytes of their JSON, so a limit of bytes bounds no memory.
+The engine counts the elements of the text. Objects are made only if the most that these elements
+can take is within the caller's limit.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -23,8 +23,8 @@ MAX_DEPTH = 64
 # For commands without a memory budget.
 MEMORY_BYTES = 64 << 20
 
-# The most that CPython takes for each, measured with tracemalloc (tests/python/house): a key has
-# room in a dict that grows and in the parser's own table of keys.
+# The most that CPython takes for each element, measured with tracemalloc (tests/python/house): a
+# key takes room in a growing dict and in the parser's table of keys.
 _BYTES_PER_CONTAINER = 100
 _BYTES_PER_MEMBER = 240
 _BYTES_PER_VALUE = 40
@@ -33,7 +33,7 @@ _MB = 1 << 20
 
 
 class JsonError(ValueError):
-    """The text is not JSON, or has more than its reader may take; one line says what."""
+    """The text is not JSON or exceeds its reader's limit; one line says what is wrong."""
 
 
 def read_json(
@@ -47,18 +47,18 @@ def read_json(
     parse_int: Callable[[str], Any] | None = None,
     object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
 ) -> Any:
-    """Return the value that ``text`` is, in UTF-8.
+    """Return the value of a text in UTF-8.
 
-    Of a key that occurs twice the last value counts, unless ``object_pairs_hook`` refuses.
+    If a key occurs twice, its last value counts, unless ``object_pairs_hook`` refuses.
 
     Args:
         text: the whole text.
         memory_bytes: most memory that parsing may take, its result included.
-        has_surrogates: lone surrogates are left to what the text is for.
-        has_nan: NaN, Infinity and -Infinity, which JSON does not have, are numbers.
+        has_surrogates: lone surrogates are accepted.
+        has_nan: NaN, Infinity and -Infinity are accepted as numbers.
         parse_constant: called with such a name instead; see ``json.loads`` for it and the others.
-        parse_float: called with the digits of numbers that are not whole.
-        parse_int: called with those of whole numbers.
+        parse_float: called with the text of a fractional number.
+        parse_int: called with the text of a whole number.
         object_pairs_hook: called with the keys and values of each object.
 
     Raises:
@@ -77,15 +77,15 @@ def read_json(
             parse_int=parse_int,
             object_pairs_hook=object_pairs_hook,
         )
-    except ValueError as error:  # with the whole text in it
+    except ValueError as error:  # its message quotes the whole text
         raise JsonError(f"not JSON: {error}") from None
 
 
 def read_json_at(text: str, at: int, *, memory_bytes: int = MEMORY_BYTES) -> tuple[Any, int]:
-    """Return the value that begins at ``at``, and where it ends; other text may follow.
+    """Return the value at ``at`` and the index after it; other text may follow.
 
     Raises:
-        JsonError: there is none, or the rest of the text takes more memory than it may.
+        JsonError: there is no value, or the rest of the text needs more memory than allowed.
     """
     check_json(text[at:].encode("utf-8", "surrogatepass"), memory_bytes)
     try:
@@ -108,7 +108,7 @@ def read_json_file(path: Path, *, max_bytes: int, memory_bytes: int = MEMORY_BYT
 def check_json(
     data: bytes, memory_bytes: int = MEMORY_BYTES, *, has_surrogates: bool = False
 ) -> None:
-    """Raise JsonError where parsing would take more than it may; see ``read_json``."""
+    """Raise JsonError if parsing would exceed the memory limit; see ``read_json``."""
     size = _measure(data)
     if size.depth > MAX_DEPTH:
         raise JsonError(f"nested {size.depth} deep, allowed: up to {MAX_DEPTH}")
@@ -131,7 +131,7 @@ def _measure(data: bytes) -> Any:
 
 
 def needed_bytes(data: bytes, size: Any = None) -> int:
-    """Return the most memory that parsing takes, but for some KB of the parser itself."""
+    """Return the most memory that parsing takes, without some KB of the parser itself."""
     size = size or _measure(data)
     return int(
         2 * size.char_bytes * len(data)  # the text decoded, and its strings

@@ -1,6 +1,6 @@
-"""Sessions that are kept: what ``Session.save``, ``load`` and ``fork`` do with the engine's state.
+"""Saved sessions: how ``Session.save``, ``load`` and ``fork`` move the engine's state.
 
-A file is written and read block by block, so that it may be larger than the memory budget.
+A file is written and read block by block, so it may be larger than the memory budget.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class Session(Protocol):
-    """What `qsf.session.Session` has for this module."""
+    """The members of `qsf.session.Session` that this module uses."""
 
     messages: list[dict[str, Any]]
     _opened: OpenedModel
     _native: NativeSession
 
     def _turn(self) -> contextlib.AbstractContextManager[object]:
-        """Take the session for one use."""
+        """Lock the session for one use."""
 
 
 def save_session(
@@ -63,7 +63,9 @@ def save_session(
 
 
 def _catch_up(session: Session) -> bool:
-    """Evaluate again what recurrent states lack after a rewind; False: a window has gone on."""
+    """Evaluate the tokens that recurrent states lack after a rewind; False: a sliding window has
+    moved on.
+    """
     tokens = session._native.tokens()
     try:
         session._native.rewind(len(tokens))
@@ -90,7 +92,7 @@ def load_session(session: Session, path: str | os.PathLike[str]) -> SessionHead:
             session._native.rewind(0)
             try:
                 file.read_blocks(take)
-            except QsfMemoryError:  # of the KV pool: the file is as it should be
+            except QsfMemoryError:  # the KV pool is full: nothing is wrong with the file
                 raise
             except QsfError as error:
                 raise error.located(path) if error.path is None else error from None
@@ -118,17 +120,17 @@ def _check_goes_on(opened: OpenedModel, file: SessionFile) -> None:
 
 
 def kv_type(opened: OpenedModel) -> str:
-    """Return how keys and values are stored, such as k8v4."""
+    """Return the types of keys and values, such as k8v4."""
     plan = opened.info.plan
     return kv_type_name(plan.kv_k_bits, plan.kv_v_bits)
 
 
 def copy_held(to: Session, source: Session, n_tokens: int | None = None) -> None:
-    """Make a session hold the first tokens that another of the model holds, or all, by sharing.
+    """Make session ``to`` hold the first tokens, or all, of another session by sharing blocks.
 
     Raises:
-        QsfArgumentError: fewer are held, or a layer with a sliding window has given up what the
-            next token would see; ``to`` holds what it held.
+        QsfArgumentError: the other session holds fewer tokens, or a sliding window has dropped
+            positions that the next token would see; ``to`` is unchanged.
     """
     with _both_turns(to, source):
         n_copied = source._native.position() if n_tokens is None else n_tokens
@@ -137,7 +139,7 @@ def copy_held(to: Session, source: Session, n_tokens: int | None = None) -> None
 
 @contextlib.contextmanager
 def _both_turns(a: Session, b: Session) -> Iterator[None]:
-    """Use two sessions: taken in one order, so that two threads never wait for each other."""
+    """Lock two sessions, always in the same order, so that two threads never deadlock."""
     first, second = sorted((a, b), key=id)
     with first._turn(), second._turn():
         yield

@@ -19,7 +19,7 @@ KV_POLICIES = "none, disk[:W], recompute[:P] or window:W[:P]"
 KV_BLOCK_TOKENS = 32  # of the KV pool; sequences share whole blocks
 
 _WITH_SCALES = {2: 2.5, 4: 4.5, 8: 8.25, 16: 16.0, 32: 32.0}  # bits of a number with its share
-_HEAD_VALUES = 64  # a head takes a whole number of these
+_HEAD_VALUES = 64  # heads are padded to a multiple of it
 _PINNED_TOKENS = 256
 _MOST_TOKENS = 2**31
 
@@ -52,13 +52,13 @@ def kv_position_bytes(
 
 @dataclass(frozen=True, slots=True)
 class KvPolicy:
-    """How a session goes on where its context is full: the middle of the text is forgotten.
+    """How a session continues when its context is full: it forgets the middle of the text.
 
-    The first tokens and the newest are then evaluated as a text of their own. With a window, layers
-    also see no others before: the KV cache holds these alone, whatever the context.
+    The first and the newest tokens are then evaluated as a text of their own. With a window,
+    layers see only these from the beginning, so the KV cache holds no others.
 
     Attributes:
-        name: as it was given.
+        name: the policy as the user wrote it.
         window_tokens: newest tokens that a token sees; 0: all.
         pinned_tokens: first tokens that are never forgotten: system message, attention sinks.
     """
@@ -68,7 +68,7 @@ class KvPolicy:
     pinned_tokens: int
 
     def check_context(self, ctx_tokens: int) -> None:
-        """Raise QsfArgumentError where a context of so many tokens has nothing to forget."""
+        """Raise QsfArgumentError if a context of so many tokens is too short for the policy."""
         n_kept = self.pinned_tokens + max(self.window_tokens, 1)
         if n_kept >= ctx_tokens:
             kept = f"the first {self.pinned_tokens} tokens"
@@ -82,27 +82,27 @@ class KvPolicy:
             )
 
     def newest_tokens(self, ctx_tokens: int) -> int:
-        """Return how many of the newest tokens stay where a context is full."""
+        """Return how many of the newest tokens stay when the context is full."""
         n_half = (ctx_tokens - self.pinned_tokens) // 2
         return min(self.window_tokens or n_half, n_half)
 
     def shortened(self, tokens: array[int], ctx_tokens: int) -> array[int]:
-        """Return what stays of a sequence that does not fit in the context."""
+        """Return the tokens that stay of a sequence that does not fit in the context."""
         n_newest = self.newest_tokens(ctx_tokens)
         return tokens[: self.pinned_tokens] + tokens[len(tokens) - n_newest :]
 
 
 def resident_tokens(text: str) -> int | None:
-    """Return the newest tokens that ``disk:W`` holds in memory, 0 for ``disk``; else None.
+    """Return W of ``disk:W``, the newest tokens kept in memory; 0 for ``disk``; else None.
 
-    The others' keys and values lie in a file: nothing is forgotten, and the bits are the same.
+    Keys and values of the other tokens lie in a file: nothing is forgotten, and the bits are equal.
     """
     match = re.fullmatch(r"disk(?::([0-9]{1,9}))?", text)
     return None if match is None else int(match[1] or 0)
 
 
 def parse_kv_policy(text: str) -> KvPolicy | None:
-    """Return how the policy of a name forgets; None for "none" and "disk", which do not.
+    """Return how a named policy forgets; None for "none" and "disk", which forget nothing.
 
     Raises ValueError if there is no such policy.
 

@@ -44,8 +44,8 @@ class Model(Closing, Uncopyable):
     """One .qsf file, opened: the weights, the tokenizer and the chat template.
 
     The model has a session of its own, ``session``, which ``generate`` and ``logits`` use: a call
-    that begins with the tokens that it holds evaluates only the rest. Opened with ``sessions=N``
-    there can be N sessions beside each other in the one budget; see ``Session``.
+    whose tokens begin with those held evaluates only the rest. ``sessions=N`` opens the model for
+    N sessions in the one budget; see ``Session``.
 
     The arguments are the fields of ``ModelOptions``; ``help(qsf.Model.__init__)`` describes each.
 
@@ -66,16 +66,16 @@ class Model(Closing, Uncopyable):
     def __init__(self, path: str | os.PathLike[str], options: Any) -> None:
         """Open the file.
 
-        The budget counts what Python allocates for its caller too, up to ``reserve_mb``; arrays
-        from ``logits`` come on top.
+        The budget includes up to ``reserve_mb`` for Python's own objects; arrays from ``logits``
+        come on top.
 
         Args:
             path: the file.
             {options}
 
         Raises:
-            QsfMemoryError: the budget, or what the machine has to give, is too small; the text
-                says what to set, and ``plan`` where the memory would have gone.
+            QsfMemoryError: the budget or the free memory is too small; the text says what to set,
+                and ``plan`` lists the parts.
             QsfUnsupportedError: ``io`` cannot be had here, or the file needs another release.
             QsfFormatError: the file is damaged or is no .qsf file.
             QsfIOError: it cannot be read.
@@ -105,16 +105,15 @@ class Model(Closing, Uncopyable):
     @classmethod
     @taking(ModelOptions)
     def from_pretrained(cls, name: str | os.PathLike[str], options: Any) -> Self:
-        """Open what ``qsf run`` calls a model, which is made into a .qsf file first if need be.
+        """Open a model by the name that ``qsf run`` takes; downloads and converts it if needed.
 
-        What was converted is kept for the next time, where `qsf list` shows it. Converting and
-        downloading are processes of their own, whose memory is not in the budget; what they have
-        to say goes to stderr.
+        Converted files are kept; `qsf list` shows them. Downloads and conversions run in processes
+        of their own, whose memory is not in the budget; their messages go to stderr.
 
         Args:
             name: a .qsf file, a folder with a HuggingFace model, a GGUF file, or ``org/name`` on
                 the hub, which is downloaded (extra ``hub``) unless it is in the hub's cache; with
-                ``:TYPE`` after it where another type than the usual is wanted.
+                ``:TYPE`` after it for another type than the default.
             {options}
 
         Raises:
@@ -133,7 +132,7 @@ class Model(Closing, Uncopyable):
 
     @classmethod
     def opened(cls, path: str | os.PathLike[str], options: ModelOptions) -> Self:
-        """Open the file with options that are a value already; raises what ``Model(...)`` does."""
+        """Open the file with options that are already checked; raises what ``Model(...)`` does."""
         model = cls.__new__(cls)
         call_with(model.__init__, path, options)  # type: ignore[misc]
         return model
@@ -141,20 +140,20 @@ class Model(Closing, Uncopyable):
     @classmethod
     @taking(ModelOptions)
     def plan(cls, path: str | os.PathLike[str], options: Any) -> binding.MemoryPlan:
-        """Return where the memory of ``Model(path, ...)`` would go, without opening it.
+        """Return the memory plan of ``Model(path, ...)`` without opening it.
 
-        Where the budget, or the machine, is too small, ``is_enough`` is False and
-        ``min_budget_bytes`` is the least that is enough. The arguments are those of ``Model``.
+        If the budget or the machine is too small, ``is_enough`` is False and ``min_budget_bytes``
+        is the least that is enough. The arguments are those of ``Model``.
         """
         path = checked_path(path)
         parts = read_text_parts(path)
         plan = plan_native(path, options, parts.reserve_bytes)
-        # The plan counts the parts in process_bytes, so they live until here.
+        # The plan counts these in process_bytes, so they stay alive until here.
         return replace(plan, text_bytes=parts.text_bytes)
 
     @property
     def input_bytes(self) -> int:
-        """Most memory that reading somebody else's JSON may take: half of the plan's reserve."""
+        """Most memory that reading untrusted JSON may take: half of the plan's reserve."""
         return self._opened.input_bytes
 
     @property
@@ -163,11 +162,11 @@ class Model(Closing, Uncopyable):
         return self._session
 
     def create_session(self) -> Session:
-        """Return a new session, which has its own tokens and KV cache.
+        """Return a new session with its own tokens and KV cache.
 
         Raises:
-            QsfMemoryError: as many are open as the model was opened for (``sessions``), its own
-                included.
+            QsfMemoryError: as many sessions are open as the model was opened for (``sessions``),
+                its own included.
         """
         return create_session(self._opened)
 
@@ -176,7 +175,7 @@ class Model(Closing, Uncopyable):
         self._opened.close()
 
     def __repr__(self) -> str:
-        """Say what it is, also when it is closed."""
+        """Describe the model; works after close."""
         info, state = self.info, ", closed" if self._opened.native.is_closed else ""
         return (
             f"<qsf.Model {os.fspath(self._path)!r}: {info.architecture}, {info.quant_type}, "
@@ -191,7 +190,7 @@ class Model(Closing, Uncopyable):
 
     @property
     def skipped_layers(self) -> tuple[int, ...]:
-        """The layers that are not run, by the ``quality`` asked for, ascending; the first is 0."""
+        """The layers that ``quality`` skips, ascending; the first is 0."""
         return self.info.plan.skipped_layers
 
     @property
@@ -208,13 +207,14 @@ class Model(Closing, Uncopyable):
         """The chat template; ``is_plain`` where the file has none.
 
         Raises:
-            QsfFormatError: it is no text; all else works. Using it tells whether it is broken.
+            QsfFormatError: it is no text; all else works. Other errors of a template appear when
+                it is used.
         """
         return self._opened.template
 
     @property
     def generation_defaults(self) -> SamplingParams:
-        """How tokens are chosen unless ``generate`` is told otherwise."""
+        """How tokens are chosen if ``generate`` gets no such options."""
         return resolve_sampling(self._opened.generation)
 
     @property
@@ -224,7 +224,7 @@ class Model(Closing, Uncopyable):
 
     @property
     def text_vectors(self) -> TextVectors:
-        """How the model's makers make vectors of texts."""
+        """How the model's makers compute vectors of texts."""
         return self._opened.vectors
 
     def embed(
@@ -239,10 +239,10 @@ class Model(Closing, Uncopyable):
         As many texts as the model has sessions (``sessions=N``) share a pass.
 
         Args:
-            texts: texts, which get the end token that the model was trained with, or token ids,
-                which are used as they are.
-            pooling: "last" or "mean" of the hidden states; None: as the model's makers do.
-            dimensions: so many values, the first ones; None: all.
+            texts: texts, to which the model's end token is added, or token ids, which are used as
+                they are.
+            pooling: "last" or "mean" of the hidden states; None: the makers' choice.
+            dimensions: return only so many first values; None: all.
 
         Raises:
             QsfArgumentError: an argument is out of range, a text is empty or longer than the
@@ -253,22 +253,22 @@ class Model(Closing, Uncopyable):
         return embed(self._opened, self._session, texts, pooling, dimensions)
 
     def sampling_params(self, **params: float | None) -> SamplingParams:
-        """Return how ``generate`` would choose tokens with these options; None: not given."""
+        """Return the sampling parameters of ``generate`` with these options; None: not given."""
         return resolve_sampling(self._opened.generation, **params)
 
     @property
     def stats(self) -> GenerationStats | None:
-        """What the last finished ``generate`` of the model's own session took."""
+        """Statistics of the last finished ``generate`` of the model's own session."""
         return self._session.stats
 
     @property
     def session_stats(self) -> binding.SessionStats:
-        """What the engine has counted for the model's own session."""
+        """The engine's counts for the model's own session."""
         return self._session.engine_stats
 
     @property
     def timeline(self) -> list[binding.UnitTime]:
-        """What each unit (embedding, layers, final) has taken since the model was opened.
+        """Times and bytes of each unit (embedding, layers, final) since the model was opened.
 
         Bytes read from the file and nanoseconds of reading, of waiting for it and of computing,
         over all passes. ``session_stats`` has the sums.
@@ -278,19 +278,19 @@ class Model(Closing, Uncopyable):
 
     @property
     def memory_events(self) -> list[binding.MemoryEvent]:
-        """When memory was given back because the system ran short, and taken again: the latest."""
+        """The latest events of memory released under pressure or taken again."""
         with self._opened.turn():
             return self._opened.native.memory_events()
 
     @property
     def io_origin(self) -> str:
-        """Where the way of reading (``info.io_name``) comes from, such as "found by a probe"."""
+        """How ``info.io_name`` was chosen, such as "found by a probe"."""
         return self._io_origin
 
     def tokenize(self, text: str) -> list[int]:
-        """Return the token ids of a text, begun with BOS where the model wants it.
+        """Return the token ids of a text, with BOS first if the model uses it.
 
-        It may be longer than the context: ``tokenizer.encode`` says what that takes.
+        The text may be longer than the context: ``tokenizer.encode`` says how much memory it takes.
         """
         if not isinstance(text, str):
             raise QsfArgumentError(
@@ -299,7 +299,7 @@ class Model(Closing, Uncopyable):
         return self.tokenizer.encode(text)
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids``; special and unknown tokens have none."""
+        """Return the text of ``ids``; special and unknown tokens give no text."""
         return self.tokenizer.decode(as_tokens(ids, "ids"))
 
     def chat_tokens(
@@ -310,7 +310,7 @@ class Model(Closing, Uncopyable):
     ) -> list[int]:
         """Return the prompt for the answer to ``messages``: mappings with role and content.
 
-        ``template_args`` and ``tools`` are what ``ChatTemplate.render`` takes under these names.
+        ``template_args`` and ``tools`` are those of ``ChatTemplate.render``.
         """
         return self.chat_template.encode(
             as_messages(messages),
@@ -340,8 +340,8 @@ class Model(Closing, Uncopyable):
         """Evaluate tokens of several sessions in one pass over the weights.
 
         Together at most ``info.plan.chunk_tokens`` tokens, and logits of at most
-        ``info.plan.logits_rows`` of them unless only one item wants some. The results have the
-        same bits as if each session were alone.
+        ``info.plan.logits_rows`` of them unless only one item wants some. The results are the same
+        bits as in passes of one session each.
 
         Raises:
             QsfArgumentError: an item cannot be evaluated; nothing was.
@@ -354,8 +354,8 @@ class Model(Closing, Uncopyable):
         """Choose the next token for each of several sessions.
 
         Returns:
-            For each what was chosen, or why nothing could be: logits that are not finite, a mask
-            that allows no token.
+            For each session the choice, or the error: logits that are not finite, a mask that
+            allows no token.
 
         Raises:
             QsfArgumentError: an argument is out of range, or a session has no logits; nothing was
@@ -373,23 +373,23 @@ class Model(Closing, Uncopyable):
         for messages) gives with the same options, to the bit; answers come as they are finished.
 
         Args:
-            prompts: texts or token ids to continue, or lists of messages to answer. They are taken
-                when there is room, so they may be endless. A beginning of 32 tokens or more that
-                prompts beside each other have in common is evaluated once, and held once.
+            prompts: texts or token ids to continue, or lists of messages to answer. They are read
+                when a session is free, so the iterable may be endless. If neighbouring prompts
+                share 32 first tokens or more, these are evaluated and held once.
             {options}
 
         Raises:
-            QsfArgumentError: an option is out of range, or is for a single prompt. What is wrong
-                with one prompt is in its answer.
+            QsfArgumentError: an option is out of range, or is for a single prompt. An error of one
+                prompt is in its answer.
             QsfCancelledError: ``cancel`` was called during a pass.
             QsfIOError, QsfFormatError: the weights could not be read, or are damaged.
         """
         return self.start_batch(options).answers(self._session, prompts)
 
     def start_batch(self, options: GenerationOptions) -> Batch:
-        """Return what answers many prompts with these options.
+        """Return a ``Batch`` with these options.
 
-        Raises QsfArgumentError where an option is for a single prompt.
+        Raises QsfArgumentError for an option of single prompts.
         """
         from qsf.batch import Batch  # few need it
 
@@ -419,8 +419,8 @@ class Model(Closing, Uncopyable):
     def chat(self, messages: str | Sequence[Mapping[str, Any]], options: Any) -> Iterator[str]:
         """Answer ``messages``, which are the whole conversation; iterate for the pieces of text.
 
-        Nothing is remembered but the KV cache, so a call with the same messages and more costs
-        what is new. ``Session.chat`` keeps the conversation for its caller.
+        The model remembers only the KV cache: a call with the same messages and more evaluates
+        only the new ones. ``Session.chat`` keeps the conversation for its caller.
 
         Args:
             messages: what the user says, or mappings with ``role`` ("system", "user",
@@ -454,7 +454,7 @@ class Model(Closing, Uncopyable):
 
 
 def checked_path(path: object) -> str | os.PathLike[str]:
-    """Return ``path``. Raises QsfArgumentError unless it can be one."""
+    """Return ``path``. Raises QsfArgumentError unless its type is that of a path."""
     if not isinstance(path, str) and not hasattr(path, "__fspath__"):
         raise QsfArgumentError(f"path must be a path, not {path!r:.200}", argument="path")
     if "\0" in str(path):

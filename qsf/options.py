@@ -42,7 +42,7 @@ class Kind:
     choices: tuple[str, ...] | None = None
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether Python code may give ``value``."""
+        """Return whether ``value`` is a valid argument in Python."""
         return True
 
     def parse(self, text: str) -> Any:
@@ -62,7 +62,7 @@ class Whole(Kind):
             self.rule = f"a whole number from {least} to {most}"
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether it is in range; True and False are no numbers."""
+        """Return whether the value is in range; True and False are no numbers."""
         is_whole = isinstance(value, int) and not isinstance(value, bool)
         return is_whole and self.least <= value <= self.most
 
@@ -77,7 +77,7 @@ class Whole(Kind):
 
 
 class Length(Whole):
-    """A whole number of tokens of at least 0; -1 on a command line: as many as there can be."""
+    """A number of tokens, at least 0; -1 on a command line: no limit."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -105,7 +105,7 @@ class Budget(Kind):
     )
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether it is such a number or text."""
+        """Return whether the value is such a number or text."""
         if isinstance(value, str):
             try:
                 return not value[-1:].isdigit() and self.parse(value) is not None
@@ -115,7 +115,7 @@ class Budget(Kind):
         return is_whole and 1 <= value <= _MAX_BUDGET_MB
 
     def parse(self, text: str) -> int | str | None:
-        """Return MB, "auto", a share such as "50%", or None for 0, which is no ceiling."""
+        """Return MB, "auto" or a share such as "50%"; None for 0, which means no limit."""
         if text == "auto":
             return text
         match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?(%|[A-Za-z]{0,3})", text)
@@ -149,7 +149,7 @@ class Number(Kind):
         self.rule = f"a number {words} {most:g}"
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether it is in range."""
+        """Return whether the value is in range."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         return self.least <= value <= self.most and not (self.is_open and value == self.least)
@@ -171,7 +171,7 @@ class Flag(Kind):
     rule = "True or False"
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether it is one of both."""
+        """Return whether the value is True or False."""
         return isinstance(value, bool)
 
 
@@ -194,13 +194,13 @@ class Choice(Kind):
         self.metavar = "|".join((*words, "FILE")) if has_files else None
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether it is one of the words."""
+        """Return whether the value is one of the words."""
         if self.choices is None:
             return isinstance(value, str | os.PathLike) and bool(os.fspath(value))
         return isinstance(value, str) and value in self.choices
 
     def parse(self, text: str) -> str:
-        """Return the word: argparse checks it."""
+        """Return the word, which argparse has checked."""
         return text
 
 
@@ -211,7 +211,7 @@ class Name(Kind):
         self._parse, self.metavar, self.rule = parse, metavar, rule
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether it is such a name."""
+        """Return whether the function accepts the name."""
         try:
             self._parse(value)
         except (TypeError, ValueError):
@@ -231,7 +231,7 @@ class Texts(Kind):
     rule = "a text, or a sequence of texts, that are not empty"
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether it is such a text or sequence; nothing is consumed."""
+        """Return whether the value is such a text or sequence; consumes nothing."""
         if isinstance(value, str):
             return bool(value)
         if not isinstance(value, list | tuple | set | frozenset):
@@ -255,7 +255,7 @@ class Keywords(Kind):
     )
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether all names are valid in a template; the template checks the values."""
+        """Return whether all names are valid in a template, which checks the values itself."""
         return isinstance(value, Mapping) and all(
             isinstance(name, str)
             and name.isidentifier()
@@ -264,7 +264,9 @@ class Keywords(Kind):
         )
 
     def parse(self, text: str) -> dict[str, Any]:
-        """Return what ``name=value`` or a JSON object says; a value that is no JSON is a text."""
+        """Return the values of ``name=value`` or of a JSON object; a value that is not JSON is a
+        text.
+        """
         name, equals, value = text.partition("=")
         is_object = text.startswith("{")
         try:
@@ -285,23 +287,23 @@ class Call(Kind):
     rule = "a function"
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether it can be called."""
+        """Return whether the value can be called."""
         return callable(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is known of an option beside its type.
+    """The description of an option.
 
     Attributes:
-        name: of the argument in Python; a command has it with dashes.
+        name: of the argument in Python; commands write it with dashes.
         kind: its values.
         default: of the argument.
         help: what it does, as the start of a sentence; without the default.
         default_help: the default in words; "": the value itself.
         commands: which take it: "run", "eval", "bench".
-        also: other names on command lines, of one letter or as other programs call it.
-        is_main: is one of the few that the short help shows.
+        also: other names on command lines: one letter, or a name of other programs.
+        is_main: the short help shows it.
     """
 
     name: str
@@ -315,7 +317,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The option of a command: ``--ram-budget``."""
+        """The option's name on a command line: ``--ram-budget``."""
         return "--" + self.name.replace("_", "-")
 
     @property
@@ -333,14 +335,14 @@ class Option:
         return f"{self.help} (default: {self.default_text})"
 
     def check(self, value: Any) -> None:
-        """Raise QsfArgumentError unless ``value`` may be given; None may where it is no number."""
+        """Raise QsfArgumentError unless ``value`` is allowed; None is if it is not a number."""
         if value is None and (self.default is None or self.name == "ram_budget"):
             return
         check_value(self.name, value, self.kind)
 
 
 def check_value(name: str, value: object, kind: Kind) -> None:
-    """Raise QsfArgumentError unless the argument ``name`` may have ``value``."""
+    """Raise QsfArgumentError unless ``value`` is allowed for the argument ``name``."""
     if not kind.is_valid(value):
         raise QsfArgumentError(f"{name} must be {kind.rule}, not {shown(value)}", argument=name)
 
@@ -357,12 +359,12 @@ def option_field(
 ) -> Any:
     """Return the field of a ``CheckedOptions``; the arguments are those of ``Option``."""
     facts = (kind, default, help, default_help, commands, also, is_main)
-    is_shown = not isinstance(kind, Call)  # in texts that other processes compare
+    is_shown = not isinstance(kind, Call)  # texts that other processes compare
     return dataclasses.field(default=default, repr=is_shown, metadata={"option": facts})
 
 
 def described(options: type, command: str = "") -> tuple[Option, ...]:
-    """Return the options that ``options`` has as fields; of a command only those that it takes."""
+    """Return the options among the fields of ``options``; with a command only those it takes."""
     all_of_them = (
         Option(field.name, *field.metadata["option"])
         for field in dataclasses.fields(options)
@@ -372,7 +374,7 @@ def described(options: type, command: str = "") -> tuple[Option, ...]:
 
 
 class CheckedOptions:
-    """Options as the fields of a dataclass, checked when it is made."""
+    """Base of dataclasses whose fields are options; values are checked on creation."""
 
     __slots__ = ()
 
@@ -488,7 +490,8 @@ class ModelOptions(CheckedOptions):
 class GenerationOptions(CheckedOptions):
     """How to continue a prompt. Checked when made. Raises QsfArgumentError, which names the option.
 
-    None of the five from ``temperature`` on: what the file recommends, else ``SamplingParams()``.
+    If one of the five from ``temperature`` on is None, the file's recommendation holds, else
+    ``SamplingParams()``.
     """
 
     max_tokens: int = option_field(

@@ -1,8 +1,8 @@
 """Many sessions in one pass over the weights: what ``Model.run_pass`` and ``choose`` take.
 
-A pass reads and unpacks each weight once for all sessions in it, so many answers cost little more
-than one where weights are streamed, and much less than one after the other where they are not. What
-a session gets has the same bits as if it were alone.
+A pass reads and unpacks each weight once for all its sessions. With streamed weights many answers
+cost little more than one; with resident weights they cost much less than one after the other. The
+results are the same bits as for a session alone.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -43,14 +43,15 @@ class Sampler(NativeSampler):
         presence_penalty: float = 0.0,
         logit_bias: Mapping[int, float] | None = None,
     ) -> None:
-        """Take the parameters.
+        """Set the parameters.
 
         Args:
             params: as ``Model.sampling_params`` returns them.
             seed: 0 to 2**64 - 1; the same seed chooses the same tokens.
-            frequency_penalty: taken from a token's logit for each time that it was counted.
-            presence_penalty: taken once from a token's logit that was counted.
-            logit_bias: what is added to the logits of tokens, by their ids, -1e6 to 1e6.
+            frequency_penalty: subtracted from a token's logit once for each occurrence among the
+                counted tokens.
+            presence_penalty: subtracted once if the token occurs among them.
+            logit_bias: added to the logits of tokens, by their ids, -1e6 to 1e6.
 
         Raises:
             QsfArgumentError: a value is no number, or no token id.
@@ -74,7 +75,7 @@ def run_items(opened: OpenedModel, items: Sequence[PassItem]) -> PassReport:
     with _turns([item.session for item in items]):
         report = _run_pass(opened, items)
         late = [i for i in items if i.is_cancelled and not i.session.is_pass_cancelled]
-        if late:  # cancelled after the pass before had ended: not meant
+        if late:  # a cancel after the previous pass had ended was not for this one
             again = _run_pass(opened, late)
             report = PassReport(
                 report.ns + again.ns,
@@ -88,10 +89,10 @@ def run_items(opened: OpenedModel, items: Sequence[PassItem]) -> PassReport:
 
 
 def is_ahead(session: Session, token: int) -> bool:
-    """Return whether an "ahead" pass has evaluated this token already, as the session's next.
+    """Return whether an "ahead" pass has already evaluated this token as the session's next one.
 
-    A pass of such tokens alone, each of which wants "ahead", evaluates nothing. One that evaluates
-    drops the guesses of all sessions, so it comes after those.
+    A pass with only such "ahead" items evaluates nothing. A pass that evaluates discards the drafts
+    of all sessions, so it must come later.
     """
     return session._native.is_ahead(token)
 
@@ -119,7 +120,7 @@ def _check_item(opened: OpenedModel, item: PassItem) -> None:
 
 @contextlib.contextmanager
 def _turns(sessions: Sequence[Session]) -> Iterator[None]:
-    """Use all these sessions: taken in one order, so that two passes never wait for each other."""
+    """Lock all these sessions, always in the same order, so that two passes never deadlock."""
     with contextlib.ExitStack() as stack:
         for session in sorted(set(sessions), key=id):
             stack.enter_context(session._turn())

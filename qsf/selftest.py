@@ -1,9 +1,9 @@
-"""``python -m qsf.selftest``: does QSF compute here what it computes elsewhere?
+"""``python -m qsf.selftest``: does QSF compute the same bits here as elsewhere?
 
 Opens a small model that comes with the package, on each instruction set of this machine, by each
-way of reading and with three memory budgets, and compares every bit of the logits and the text with
-those of the machine where they were made. Prints one block of text, which is also what to send when
-something is wrong. It ends with 1 if anything differs.
+way of reading and with three memory budgets, and compares every bit of the logits and the text
+with recorded ones. Prints one block of text, which belongs into a bug report. The exit code is 1
+if anything differs.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -20,17 +20,17 @@ from pathlib import Path
 _MODEL = Path(__file__).with_suffix(".qsf")
 _PROMPT = "a word and another"
 _LOGITS_CRC = 3551613340  # of the prompt's f32 logits [12, 512], on every instruction set
-_TEXT = "9��א|b�DDart|가:�dlestart|>art|L9`a "  # what follows "a word"
+_TEXT = "9��א|b�DDart|가:�dlestart|>art|L9`a "  # the continuation of "a word"
 _TRIAL_SECONDS = 120
 
 
 def _try(budget_bytes: int | None, io: str) -> str:
-    """Open the model, compute, and compare; in a process of its own, which QSF_ISA is set for.
+    """Open the model, compute and compare, in a child process whose QSF_ISA is set.
 
-    Returns the instruction set, whether the logits and the text are the same, the bytes of the
-    budget and the peak of the process, as words.
+    Returns as words: instruction set, whether logits and text are equal, bytes of the budget, and
+    the process's peak memory.
     """
-    import numpy as np  # before the plan, which counts what the process has by then
+    import numpy as np  # imported before the plan, which counts the process's present memory
 
     import qsf
     from qsf.system import process
@@ -45,7 +45,7 @@ def _try(budget_bytes: int | None, io: str) -> str:
 
 
 def _verdict(isa: str | None, words: str) -> str:
-    """Return "ok", or what differs, of what `_try` says."""
+    """Return "ok", or the difference in the output of `_try`."""
     used_isa, has_logits, has_text, budget_bytes, peak_bytes = words.split()
     if isa is not None and used_isa != isa:
         return f"FAILED: {used_isa} was used"
@@ -59,7 +59,7 @@ def _verdict(isa: str | None, words: str) -> str:
 
 
 def _judge(isa: str | None, budget_bytes: int | None, io: str) -> str:
-    """Return the verdict on a trial in a child."""
+    """Return the verdict on a trial in a child process."""
     environment = {**os.environ, **({"QSF_ISA": isa} if isa is not None else {})}
     command = [sys.executable, "-m", "qsf.selftest", "--trial", str(budget_bytes), io]
     try:
@@ -107,7 +107,7 @@ def _rows() -> Iterator[tuple[str, str]]:
 
 
 def main() -> int:
-    """Run all trials, or one for a process of this module; return the exit code."""
+    """Run all trials, or one trial as a child of this module; return the exit code."""
     if sys.argv[1:2] == ["--trial"]:
         budget, io = sys.argv[2:]
         print(_try(None if budget == "None" else int(budget), io))

@@ -75,8 +75,8 @@ class Session(Closing, Uncopyable):
     ``model.generate`` and ``model.logits`` use. The model is opened with ``sessions=N`` to have N,
     each with a KV cache inside the one budget.
 
-    A call names the whole sequence: the session keeps the tokens that it already holds and
-    evaluates the rest. So a conversation costs what is new in it, and a retry nothing.
+    Each call passes the whole sequence: the session keeps the tokens that it already holds and
+    evaluates the rest. So a conversation costs only its new tokens, and a retry nothing.
 
     Threads: sessions of a model may be used from several threads, and take turns by chunks of the
     prompt and by tokens. Calls of several threads on *one* session also take turns, with the same
@@ -104,9 +104,9 @@ class Session(Closing, Uncopyable):
         self._opened = opened
         self._native = native
         self._lock = threading.RLock()  # the engine's session is used by one thread at a time
-        self._cancel_lock = threading.RLock()  # cancel() may meet close()
+        self._cancel_lock = threading.RLock()  # cancel() may run beside close()
         self._running: list[Generation] = []
-        self.is_pass_cancelled: bool | None = None  # None: no pass evaluates it
+        self.is_pass_cancelled: bool | None = None  # None: no pass is evaluating the session
         self._stats: GenerationStats | None = None
 
     def close(self) -> None:
@@ -119,31 +119,31 @@ class Session(Closing, Uncopyable):
 
     @property
     def is_closed(self) -> bool:
-        """It, or its model, was closed."""
+        """True if the session or its model was closed."""
         return self._native.is_closed
 
     def __repr__(self) -> str:
-        """Say what it is, without waiting for a running call."""
+        """Describe the session, without waiting for a running call."""
         state = ", closed" if self._native.is_closed else ""
         n_ctx = self._opened.info.plan.ctx_tokens
         return f"<qsf.Session: context {n_ctx} tokens, {len(self.messages)} messages{state}>"
 
-    # ---- what it holds ----
+    # ---- the tokens it holds ----
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens that are evaluated and held."""
+        """The tokens that the session has evaluated and holds."""
         with self._turn():
             return self._native.tokens().tolist()
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens are held."""
+        """The number of tokens that the session holds."""
         with self._turn():
             return self._native.position()
 
     def count_common(self, tokens: array[int]) -> int:
-        """Return how many of the tokens are held, from the first on."""
+        """Return how many leading tokens the session holds."""
         with self._turn():
             return self._native.count_common(tokens)
 
@@ -151,9 +151,9 @@ class Session(Closing, Uncopyable):
         """Forget all but the first ``n_tokens`` of ``tokens``; costs nothing.
 
         Raises:
-            QsfArgumentError: fewer are held, or a layer with a sliding window has given up what
-                the next token would see; prompts that begin with these tokens still work, and
-                evaluate them again.
+            QsfArgumentError: the session holds fewer tokens, or a sliding window has dropped
+                positions that the next token would see; prompts that begin with these tokens still
+                work, and evaluate them again.
         """
         check_value("n_tokens", n_tokens, Whole(0))
         with self._turn():
@@ -167,7 +167,7 @@ class Session(Closing, Uncopyable):
     def fork(self) -> Session:
         """Return a new session that holds the same tokens and messages and continues on its own.
 
-        Both hold the same KV cache up to where they part, so nothing is evaluated again.
+        Both share the KV cache of their common tokens, so nothing is evaluated again.
 
         Raises:
             QsfMemoryError: as many sessions are open as the model was opened for.
@@ -184,32 +184,32 @@ class Session(Closing, Uncopyable):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the session to a file: its messages, tokens and KV cache (docs/sessions.md).
 
-        The file is complete or not there, and one of that name is replaced. Others may not read
-        it. Raises QsfIOError where the system refuses; a file of that name is then as it was.
+        The file is written atomically and replaces one of that name; only its owner may read it.
+        Raises QsfIOError if the system refuses; an older file is then unchanged.
         """
         save_session(self, path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Hold what a file of ``save`` has: its messages, tokens and KV cache.
+        """Load a file of ``save``: its messages, tokens and KV cache.
 
-        It goes on with the same bits as if it had stayed, and evaluates nothing again.
+        The session continues with the same bits as the saved one, and evaluates nothing again.
 
         Raises:
             QsfFormatError: the file is damaged or no session file. The session may hold no tokens
-                then; its messages are as they were.
+                then; its messages are unchanged.
             QsfArgumentError: another model, KV type or release has computed it, or the context is
-                too small; nothing has changed.
+                too small; the session is unchanged.
         """
         load_session(self, path)
 
     @property
     def stats(self) -> GenerationStats | None:
-        """What the last finished ``generate`` or ``chat`` took."""
+        """Statistics of the last finished ``generate`` or ``chat``."""
         return self._stats
 
     @property
     def engine_stats(self) -> binding.SessionStats:
-        """What the engine has counted for this session; units in its description."""
+        """The engine's counts for this session; the record describes the units."""
         with self._turn():
             return self._native.stats()
 
@@ -222,8 +222,8 @@ class Session(Closing, Uncopyable):
     ) -> npt.NDArray[np.float32]:
         """Return the logits after each token from ``first_row`` on, [n_rows, n_vocab].
 
-        Tokens before ``first_row`` cost no head, and nothing at all where the last call ended
-        with them, so that a long text can be asked for block by block::
+        Tokens before ``first_row`` need no product with the head, and nothing at all if the last
+        call ended with them, so a long text can be evaluated block by block::
 
             for start in range(0, len(tokens), 256):
                 rows = model.logits(tokens[: start + 256], first_row=start)
@@ -259,7 +259,7 @@ class Session(Closing, Uncopyable):
         n_done = 0
         with self._turn():
             while n_done < len(ids):
-                # A late cancel() was meant for a ``generate`` that had just ended.
+                # A late cancel() was for a ``generate`` that had just ended.
                 with contextlib.suppress(QsfCancelledError):
                     n_done = self._native.score_chunk(ids, out, n_done, first_row)
         return out
@@ -279,7 +279,7 @@ class Session(Closing, Uncopyable):
             for run in runs:
                 run.is_cancelled = True
             if runs and not self._native.is_closed:
-                self._native.cancel()  # a run that was not meant goes on
+                self._native.cancel()  # a run that the cancel was not for continues
 
     # ---- text ----
 
@@ -289,9 +289,9 @@ class Session(Closing, Uncopyable):
     ) -> Iterator[str]:
         """Answer in the conversation of this session; iterate for the pieces of text.
 
-        The file's chat template makes the prompt of ``self.messages`` and the new ones. When the
-        iteration ends, also if it is cut short, ``self.messages`` has them and the answer. An
-        error before the first piece leaves the conversation as it was.
+        The file's chat template makes the prompt from ``self.messages`` and the new ones. When the
+        iteration ends, even early, ``self.messages`` contains them and the answer. An error before
+        the first piece leaves the conversation as it was.
 
         Args:
             messages: what the user says, or one or more mappings with ``role`` ("system", "user",
@@ -352,8 +352,8 @@ class Session(Closing, Uncopyable):
         the iteration has ended. The arguments are checked at once.
 
         Args:
-            prompt: text, or token ids, which are used as they are: the whole sequence, of which
-                what the session holds is not evaluated again.
+            prompt: text, or token ids, which are used as they are: the whole sequence; tokens that
+                the session holds are not evaluated again.
             {options}
 
         Raises:
@@ -376,7 +376,7 @@ class Session(Closing, Uncopyable):
         return self._threaded(*self._generate(prompt, options))
 
     def _threaded(self, run: Generation, pieces: Iterator[str]) -> AsyncIterator[str]:
-        from qsf.text.threaded import threaded  # which imports asyncio: 4 MB that few need
+        from qsf.text.threaded import threaded  # imports asyncio: 4 MB that few users need
 
         return threaded(pieces, lambda: self._cancel((run,)))
 
@@ -398,7 +398,9 @@ class Session(Closing, Uncopyable):
         return run, self._pieces(run)
 
     def check_tokens(self, tokens: array[int], name: str) -> None:
-        """Raise QsfArgumentError for none, for more than the context, or ids that are no tokens."""
+        """Raise QsfArgumentError for an empty sequence, one longer than the context, or invalid
+        ids.
+        """
         if not tokens:
             raise QsfArgumentError(f"the {name} is empty: there is no token to begin with", name)
         info = self._opened.info
@@ -425,12 +427,12 @@ class Session(Closing, Uncopyable):
     # ---- turns ----
 
     def _turn(self) -> contextlib.AbstractContextManager[object]:
-        """Use the engine's session: alone, and in its own process only.
+        """Use the engine's session: exclusively, and in its own process only.
 
-        What is returned is entered and left in C: an exception that a signal's handler raises comes
-        before that or after it, and the lock is never left behind.
+        The returned object is entered and left in C: an exception raised by a signal handler comes
+        before or after, so the lock is always released.
         """
-        self._native.owner.check()  # first: a lock that was held at a fork is never released
+        self._native.owner.check()  # first: a lock that was held during a fork is never released
         if self._lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition does
             raise QsfStateError(
                 "the session is in the middle of a call of this thread: a signal handler or "
@@ -458,7 +460,7 @@ class Session(Closing, Uncopyable):
             self._stats = run.stats()
 
     def _next_text(self, run: Generation) -> str:
-        """Take the next token, and those that must follow; return the text that can be shown."""
+        """Choose the next token, and append forced ones; return the text that can be shown."""
         if run.max_tokens == 0:
             return run.end("length")
         try:
@@ -482,9 +484,10 @@ class Session(Closing, Uncopyable):
             except QsfCancelledError:
                 if run.is_cancelled:
                     raise
-                # It was meant for a run that had just ended: the engine remembers it.
-            # A callback that uses the session makes it forget this prompt. It is evaluated again
-            # as far as before without a call, so that each call means at least one more chunk.
+                # The cancel was for a run that had just ended; the engine keeps it for the next
+                # call. A callback that uses the session makes it drop this prompt. The prompt is
+                # evaluated again up to the same token without a call, so that each call means at
+                # least one more chunk.
             if run.options.progress is not None and run.n_reported < n_done and not run.n_chosen:
                 run.n_reported = n_done
                 self._lock.release()
@@ -495,10 +498,12 @@ class Session(Closing, Uncopyable):
                 if run.is_cancelled:
                     raise QsfCancelledError("cancelled between two chunks")
                 n_common = self._native.count_common(run.tokens[:n_done])
-                n_done = min(n_common, len(run.tokens) - 1)  # it may have moved the logits
+                n_done = min(
+                    n_common, len(run.tokens) - 1
+                )  # the callback may have changed the logits
 
     def _step(self, run: Generation) -> bool:
-        """Evaluate the last of the run's tokens; return False unless all others were held."""
+        """Evaluate the last of the run's tokens; return False unless all earlier ones were held."""
         n_others = len(run.tokens) - 1
         if not self._native.count_common(run.tokens) == self._native.position() == n_others:
             return False  # another call has used the session in between
@@ -511,7 +516,7 @@ class Session(Closing, Uncopyable):
         return True
 
     def _next_token(self, run: Generation) -> int:
-        """Evaluate the tokens that were taken last, choose the next."""
+        """Evaluate the newest tokens, then choose the next one."""
         started = time.perf_counter()
         with self._turn():
             if run.is_cancelled:

@@ -25,9 +25,9 @@ def taking(
     [Callable[[_Self, _First, _Options], _Result]],
     Callable[Concatenate[_Self, _First, _P], _Result],
 ]:
-    """Let a method ``(self, first, options)`` be called as ``(self, first, name=value, ...)``.
+    """Make a method ``(self, first, options)`` callable as ``(self, first, name=value, ...)``.
 
-    Type checkers, editors and ``help()`` see the options as arguments.
+    Type checkers, editors and ``help()`` show the options as arguments.
     """
 
     def decorate(
@@ -58,13 +58,13 @@ def taking(
 def call_with(
     method: Callable[Concatenate[_First, ...], _Result], first: _First, options: object
 ) -> _Result:
-    """Call a bound method of `taking` with its options as the value that was checked already."""
+    """Call a bound method of `taking` with options that are already checked."""
     bound: Any = method
     result: _Result = bound.__func__.__wrapped__(bound.__self__, first, options)
     return result
 
 
 def _with_options(text: str, options: Any) -> str:
-    """Return a docstring with the options where it says ``{options}``."""
+    """Return a docstring with the options in place of ``{options}``."""
     lines = [f"{o.name}: {o.help_text}." for o in described(options)]
     return text.replace("{options}", "\n            ".join(lines))

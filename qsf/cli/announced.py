@@ -1,7 +1,7 @@
-"""Which servers run: each keeps a file with what it is, which it has locked.
+"""The list of running servers: each server writes a file that describes it and locks that file.
 
-A file that nobody locks is of a server that was killed, and a process whose lock is held cannot be
-another one of the same number.
+An unlocked file was left by a server that was killed. While the file is locked, its process number
+cannot belong to another process.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -26,8 +26,8 @@ class Running:
     """One server.
 
     Attributes:
-        url: where it answers, or the path of its socket.
-        budget_mb: 0: it has none.
+        url: its address, or the path of its socket.
+        budget_mb: its memory budget; 0: none.
         started: seconds since 1970.
     """
 
@@ -39,7 +39,7 @@ class Running:
 
     @property
     def is_there(self) -> bool:
-        """It has not ended yet."""
+        """The server has not ended yet."""
         return _is_locked(_folder() / f"{self.pid}.json")
 
 
@@ -52,7 +52,7 @@ def _folder() -> Path:
 
 @contextlib.contextmanager
 def announced(name: str, url: str, budget_bytes: int) -> Iterator[None]:
-    """Let ``qsf ps`` know this process; without a folder that can be written, do nothing."""
+    """Announce this server to ``qsf ps``; does nothing if no folder is writable."""
     facts = Running(os.getpid(), name, url, budget_bytes >> 20, int(time.time()))
     path = _folder() / f"{facts.pid}.json"
     with contextlib.ExitStack() as stack:
@@ -68,7 +68,7 @@ def announced(name: str, url: str, budget_bytes: int) -> Iterator[None]:
 
 
 def running_servers() -> list[Running]:
-    """Return those that run, the oldest first; files of others are removed."""
+    """Return the running servers, the oldest first; removes the files of servers that ended."""
     found = []
     with contextlib.suppress(OSError):
         for path in sorted(_folder().glob("*.json")):

@@ -87,13 +87,13 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _RunCache:
-    """The same windows with the KV cache that qsf-run has by default.
+    """The evaluation of the same windows with the default KV cache of qsf-run.
 
     Attributes:
-        kv_type: its type.
-        perplexity: with it.
+        kv_type: type of the default cache.
+        perplexity: with that cache.
         change_percent: how much larger the perplexity is than with the cache of the evaluation.
-        change_error: standard error of that, of pairs.
+        change_error: standard error of the change, from paired tokens.
     """
 
     kv_type: str
@@ -237,7 +237,7 @@ def evaluate_command(
     _publish(request, evaluation, run_cache, text, json_out)
 
 
-# ---- what was asked for ----
+# ---- checks of the options ----
 
 
 def _check_paths(model: Path, against: Path | None, json_out: str | None) -> None:
@@ -296,7 +296,7 @@ def _read_text(path: Path, budget_mb: Any) -> str:
 
 
 def _measure(request: _Request, *, is_quiet: bool) -> tuple[Evaluation, str]:
-    """Evaluate; return what was found and the type of the model's KV cache."""
+    """Evaluate; return the figures and the type of the model's KV cache."""
     from qsf.evaluate.evaluation import evaluate
 
     line = ProgressLine(enabled=not is_quiet, unit="tokens")
@@ -352,7 +352,8 @@ def _opened(request: _Request) -> Iterator[tuple[Model, Model | LogitSource | No
             budget_mb = max(1, budget_mb - _working_mb(request))
         reference: Model | LogitSource | None = None
         if request.against is not None and _is_qsf(request.against):
-            # The second one finds the first in the process, so it may have the whole budget.
+            # The second model counts the memory of the first as the process's, so it gets the whole
+            # budget.
             half_mb = _half_budget(request, budget_mb)
             reference = stack.enter_context(_open(request, request.against, half_mb))
         model = stack.enter_context(_open(request, request.model, budget_mb, is_judged=True))
@@ -430,7 +431,7 @@ def _open(request: _Request, path: Path, budget_mb: Any, *, is_judged: bool = Fa
         raise error.located(path) from error
 
 
-# ---- what comes out ----
+# ---- output ----
 
 
 def _publish(
@@ -492,7 +493,7 @@ def report_lines(
 
 
 def _stored_costs(path: Path) -> list[str]:
-    """Return what the conversion measured of the arithmetic."""
+    """Return the measured cost of the file's default arithmetic."""
     from qsf.file.reader import Reader
     from qsf.report.meta import cost_lines, read_meta
 
@@ -524,7 +525,7 @@ def _comparison_lines(request: _Request, e: Evaluation) -> Iterator[tuple[str, s
 
 
 def protocol_text(evaluation: Evaluation) -> str:
-    """Say what was scored, for people."""
+    """Print what was scored, for people."""
     e = evaluation
     if e.protocol == "sliding":
         return f"sliding: windows of {e.ctx_tokens} tokens, every {e.stride_tokens}, what is new"

@@ -116,7 +116,7 @@ def _verify(reader: Reader, as_json: bool) -> None:
 def _parameters(tensors: tuple[Tensor, ...]) -> int:
     from qsf.file.layout import Layout
 
-    # An outlier table holds no weights of its own.
+    # Outlier tables repeat weights of their matrix, so they do not count as weights.
     return sum(t.n_rows * t.n_cols for t in tensors if t.layout != Layout.OUTLIERS)
 
 
@@ -252,7 +252,7 @@ def report_lines(reader: Reader, *, with_tensors: bool) -> Iterator[str]:
 
 
 def _tokenizer(reader: Reader) -> str | None:
-    """What encodes and decodes text."""
+    """Return which program part encodes and decodes text for this file."""
     return "engine" if "TEXT" in reader.sections else None
 
 
@@ -301,7 +301,7 @@ def _matrix_types(unit: Unit) -> str:
 def _report_units(reader: Reader) -> Iterator[str]:
     from qsf.file.layout import Compression
 
-    is_measured = len({u.importance for u in reader.layers}) > 1  # by calibration
+    is_measured = len({u.importance for u in reader.layers}) > 1  # chosen by calibration
     yield ""
     yield (
         f"{'unit':<10} {'stored bytes':>15} {'raw bytes':>15} {'type':<14} {'compression':<12}"

@@ -141,7 +141,7 @@ def _list_available(*, is_json: bool) -> None:
     if is_json:
         command.show_json([asdict(model) for model in SUGGESTED])
         return
-    # Half of what is free leaves room for longer contexts, and for other programs.
+    # Half of the free disk leaves room for longer contexts and for other programs.
     start = [model.name for model in SUGGESTED if model.memory_mb <= free_mb // 2]
     start = start[-3:] or [SUGGESTED[0].name]
     command.show_lines(f"{free_mb:,} MB of memory are free: start with {', '.join(start)}")

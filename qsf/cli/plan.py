@@ -36,7 +36,7 @@ _BUDGETS = (("200 MB", 200), ("1 GB", 1024), ("4 GB", 4096), ("auto", "auto"))
 _N_TOKENS = 128  # generated after as many others: what `tok/s` is of
 _MB = 2**20
 _CACHE_BYTES = 64 * _MB
-# Reached with files of 1.1B and 7B on the machines of docs/benchmarks.md.
+# Shares of the limit that files of 1.1B and 7B reached on the machines of docs/benchmarks.md.
 _REACHED = {"memory": 0.85, "disk": 0.8, "arithmetic": 0.65}
 
 app = typer_app.create_app()
@@ -73,7 +73,7 @@ def plan_command(
         print(line)
 
 
-# In a process that has imported what `qsf run` has, because a plan counts its own process.
+# Runs in a process with the imports of `qsf run`, because a plan counts its own process.
 _PLAN = """
 import json, sys
 from dataclasses import asdict
@@ -109,7 +109,9 @@ def _measure(path: Path, plans: list[tuple[str, MemoryPlan]], *, is_quiet: bool)
 
 
 def _read_bytes(plan: MemoryPlan) -> float:
-    """Return what a token reads from the file, if all experts are chosen alike: the worst case."""
+    """Return the bytes of experts that a token reads from the file, if all are chosen equally
+    often: the worst case.
+    """
     if plan.n_experts == 0:
         return float(plan.streamed_bytes)
     missing = 1.0 - plan.expert_slots / plan.n_experts
@@ -141,7 +143,9 @@ def table_lines(
             for kind in kinds
             if kind.has_attention
         )
-        state_bytes = 2 * sum(kind.state_bytes(header.dim) for kind in kinds)  # read and written
+        state_bytes = 2 * sum(
+            kind.state_bytes(header.dim) for kind in kinds
+        )  # once read and once written
         bound = bound_of(
             size,
             limits,

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from qsf.text.constraints import Constraints
 
 _FINGERPRINT_BYTES = 64 << 10
-_SWITCH_SECONDS = 0.0005  # how long the engine's thread waits for Python's lock, 5 ms by default
+_SWITCH_SECONDS = (
+    0.0005  # longest wait of the engine's thread for Python's lock; Python's default is 5 ms
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -59,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
             return _fail(command.explain(error), EXIT_USAGE)
         read = Path(request.models[0]) if isinstance(error, QsfFormatError) else None
         return _fail(command.explain(error, read))
-    except BrokenPipeError:  # the reader of --help or --plan has had enough
+    except BrokenPipeError:  # the reader of --help or --plan has closed its end
         command.drop_output()
         return 0
     except OSError as error:
@@ -162,11 +164,11 @@ def _prepared(path: Path, request: Request) -> tuple[Constraints | str, ModelOpt
 
 
 def reserve_mb(options: ServeOptions, *, has_grammars: bool) -> int:
-    """Return how much of the budget the server itself may take, beside what is imported.
+    """Return how much of the budget the server needs on top of its imports.
 
-    The values of a body take up to 8 times its size, one body at a time, and two large ones may be
-    in memory; a connection takes up to 16 KB, and a small body as much. The process that renders a
-    chat template runs beside all that.
+    The values of a body take up to 8 times its size. One body is parsed at a time, and two large
+    ones may be in memory; each connection takes up to 16 KB plus a small body. The process that
+    renders a chat template is on top of all that.
     """
     return (
         (RENDER_BYTES >> 20)
@@ -177,7 +179,7 @@ def reserve_mb(options: ServeOptions, *, has_grammars: bool) -> int:
 
 
 def _leave_ssl_out() -> None:
-    """Let asyncio be imported without ssl: 4 MB that a server without TLS does not need."""
+    """Import asyncio without ssl, which takes 4 MB that a server without TLS does not need."""
     if "ssl" not in sys.modules and "asyncio" not in sys.modules:
         sys.modules["ssl"] = None  # type: ignore[assignment]
 
@@ -336,11 +338,11 @@ def _texts(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _fingerprint(model: Model, path: Path) -> str:
-    """Return a digest of what the bits of answers depend on: the file, and how it is computed."""
+    """Return a digest of all that decides the bits of answers: the file, and how it computes."""
     info = model.info
     plan = info.plan
     with path.open("rb") as file:
-        start = file.read(_FINGERPRINT_BYTES)  # its directory has the checksum of the rest
+        start = file.read(_FINGERPRINT_BYTES)  # the directory in them has the checksums of the rest
     how = (info.file_bytes, plan.kv_k_bits, plan.kv_v_bits, plan.kv_is_rotated, plan.skipped_layers)
     return "qsf-" + hashlib.blake2b(start + repr(how).encode(), digest_size=6).hexdigest()
 
@@ -351,7 +353,7 @@ async def _serve(server: Server, budget_bytes: int, options: ServeOptions) -> in
     stopped = asyncio.Event()
 
     def on_signal(number: int) -> None:
-        # The system and the shell both say that the terminal is gone: that is no impatience.
+        # Both the system and the shell report a lost terminal: two SIGHUP do not mean impatience.
         if stopped.is_set() and number != signals.HANGUP:
             command.leave_at_once(number)
         stopped.set()

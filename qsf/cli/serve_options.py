@@ -152,9 +152,9 @@ class ServeOptions(CheckedOptions):
             )
 
     def sessions(self) -> dict[str, Any]:
-        """Return for how many sessions, and contexts of the KV pool, the model is opened.
+        """Return the number of sessions, and of contexts in the KV pool, to open the model with.
 
-        Half of the sessions keep what was said; one has the prefix.
+        Half of the sessions keep finished conversations; one holds the prefix.
         """
         n_prefix = int(self.prefix is not None)
         return {

@@ -1,4 +1,4 @@
-"""``--prefix FILE``: the beginning that prompts have in common, as tokens."""
+"""``--prefix FILE``: tokens that prompts share at their beginning."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def read_prefix(path: Path, model: Model) -> array[int]:
-    """Return the tokens of a text, or of messages as the chat template has them before others.
+    """Return the tokens of a text, or of messages rendered by the chat template.
 
-    A file called FILE.json has messages. Raises QsfIOError, QsfArgumentError: it cannot be read, is
-    no such file, or does not fit the context.
+    A file called FILE.json has messages. Raises QsfIOError, QsfArgumentError: the file cannot be
+    read, has another form, or does not fit in the context.
     """
     ctx_tokens = model.info.plan.ctx_tokens
     try:
@@ -41,7 +41,7 @@ def read_prefix(path: Path, model: Model) -> array[int]:
 
 
 def _message_tokens(path: Path, model: Model) -> array[int]:
-    """Return what the prompts of two conversations that begin with the messages have in common."""
+    """Return the common beginning of two different conversations that start with the messages."""
     messages = read_messages(path, model.input_bytes)
     role = "assistant" if messages and messages[-1]["role"] == "user" else "user"
     a, b = (

@@ -1,8 +1,8 @@
 """How well a model predicts a text, and how far it is from another: perplexity and KL divergence.
 
-Pure measuring: a text is cut into windows, each token of a window is predicted from those before
-it, and the logits are compared with what came and with the logits of a reference. Nothing larger
-than a block of rows is held, whatever the vocabulary; sums are of float64.
+A text is cut into windows. Each token of a window is predicted from those before it, and the
+logits are compared with the actual token and with the logits of a reference. Memory holds one
+block of rows at a time; sums are float64.
 
 Which tokens are scored is the protocol: see ``qsf.evaluate.windows``.
 """
@@ -34,10 +34,10 @@ DEFAULT_CTX_TOKENS: Final = 2048
 _BLOCK_BYTES: Final = 128 << 20  # of logits at once
 _BLOCK_ROWS: Final = 256  # as many as the engine evaluates at once
 _COMPARED_BYTES: Final = 4 << 20  # of float64 at once, so that it stays in the cache
-# For each byte of a text; 5.5 to 28 were measured, and for ids of a byte each 56 are estimated.
+# Memory for each byte of a text: 5.5 to 28 were measured, 56 is an estimate for ids of a byte each.
 _ENCODING_BYTES: Final = 24
 _IDS_BYTES: Final = 64
-_PLACES: Final = 16  # of a window, which have figures of their own
+_PLACES: Final = 16  # parts of a window with figures of their own
 _SPARE_BYTES: Final = 8 << 20  # scores, tokens, windows, libraries loaded late
 
 
@@ -59,11 +59,10 @@ class LogitSource(Protocol):
     def logits(
         self, windows: Sequence[Window], max_rows: int, advance: Callable[[float], None]
     ) -> Iterator[Logits]:
-        """Yield logits, or log-probabilities, [n_rows, n_vocab] of ``Window.blocks(max_rows)``.
+        """Yield logits or log-probabilities, [n_rows, n_vocab] of ``Window.blocks(max_rows)``.
 
-        Of one window after another. An array need be valid only until the next is asked for.
-        ``advance`` is told how many more tokens have been evaluated, for progress; over all
-        windows the sum is the sum of ``len(tokens) - 1``.
+        Windows come in order. An array is valid until the next one is requested. ``advance`` gets
+        the number of tokens evaluated since its last call: in all, the sum of ``len(tokens) - 1``.
         """
 
 
@@ -110,12 +109,13 @@ class ModelLogits:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What was measured at one place of the windows, beside a reference.
+    """What was measured at one place of the windows, compared with a reference.
 
     Attributes:
-        position: the first of a 16th of a window; with ``repeated`` where the passage was before.
+        position: the first position of the place, a 16th of a window; with ``repeated`` that of
+            the first passage.
         tokens: how many were scored there.
-        perplexity: of these.
+        perplexity: of these tokens.
         against_perplexity: the reference's.
         kl_mean: mean of KL(reference || model) in nats.
     """
@@ -129,7 +129,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was measured. None: not measured, for want of a reference or of a tokenizer.
+    """The figures of an evaluation. None: not measured, for lack of a reference or tokenizer.
 
     Attributes:
         protocol: one of ``PROTOCOLS``.
@@ -145,18 +145,18 @@ class Evaluation:
         against_perplexity: the reference's perplexity of the same tokens.
         against_perplexity_error: its standard error.
         perplexity_change_percent: how much larger ours is, in % of the reference's.
-        perplexity_change_error: standard error of that; of pairs, so much less than of each.
+        perplexity_change_error: standard error of the change, from paired tokens.
         kl_mean: mean of KL(reference || model) in nats.
         kl_mean_error: its standard error.
-        kl_median: of the scored positions, as the next two.
-        kl_p99: 99 % of them are below.
-        kl_max: the largest.
-        top1_agreement: share (0 to 1) of positions where both think the same token likeliest.
+        kl_median: median over the scored positions.
+        kl_p99: 99th percentile.
+        kl_max: maximum.
+        top1_agreement: share (0 to 1) of positions at which both have the same most probable token.
         top1_agreement_error: its standard error.
-        seconds: for everything, the reference included.
+        seconds: total time, the reference included.
         tokens_per_second: tokens that the model evaluated, per second of its own time.
         token_nll: [tokens] negative log-likelihood of each scored token in nats.
-        top_tokens: [tokens] the likeliest token at each scored position.
+        top_tokens: [tokens] the most probable token at each scored position.
         places: the comparison by position, ascending; empty without a reference.
     """
 
@@ -188,7 +188,7 @@ class Evaluation:
     places: tuple[Place, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures by name; numbers that JSON does not have are None."""
+        """Return the figures by name; NaN and infinity become None."""
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in asdict(self).items()
@@ -216,8 +216,8 @@ def evaluate(
         ctx_tokens: tokens of a window; None: the model's longest, at most 2048.
         protocol: one of ``PROTOCOLS``; see ``qsf.evaluate.windows``.
         stride_tokens: for ``sliding``, 1 .. ctx_tokens; None: half of ctx_tokens.
-        max_tokens: only so many tokens from the beginning of the text.
-        against: what is compared with, position by position; None: nothing is.
+        max_tokens: evaluate only the first so many tokens of the text.
+        against: the reference, compared position by position; None: no comparison.
         progress: called with tokens evaluated and to be evaluated, those of ``against`` included.
 
     Raises:
@@ -276,7 +276,7 @@ def judged_kv_type(kv_type: str | None, *, is_exact: bool) -> str:
 
 
 def default_ctx_tokens(max_tokens: int) -> int:
-    """Return the context that is evaluated with where none is asked for."""
+    """Return the default number of tokens of a window."""
     return min(max_tokens, DEFAULT_CTX_TOKENS)
 
 
@@ -302,13 +302,13 @@ def _checked_ctx(ctx_tokens: int | None, source: LogitSource, reference: LogitSo
 def encode_text(tokenizer: Tokenizer, text: str, max_tokens: int | None) -> list[int]:
     """Return the tokens of a text, at most ``max_tokens`` of them.
 
-    BOS comes first where the tokenizer adds it; what reads like a special token is ordinary text.
+    BOS comes first if the tokenizer adds it; names of special tokens are ordinary text.
     Of a long text only the needed part is encoded, because encoding takes memory.
     """
     n_chars = len(text) if max_tokens is None else 8 * max_tokens
     while True:
         ids = tokenizer.encode(text[:n_chars], parse_special=False)
-        # A cut inside the text may change the tokens beside it, but not that many.
+        # A cut inside the text may change the tokens near it, but never this many.
         if n_chars >= len(text) or (max_tokens is not None and len(ids) > max_tokens + 64):
             return ids[:max_tokens]
         n_chars *= 2
@@ -380,7 +380,7 @@ def _scored_bytes(windows: Sequence[Window], tokenizer: Tokenizer | None) -> int
 
 @dataclass(slots=True)
 class _Scores:
-    """What is kept of each scored position: arrays [n_rows] of the blocks so far."""
+    """Figures of the scored positions so far: a list of arrays, one for each block of rows."""
 
     nll: list[Floats] = field(default_factory=list)  # nats
     top: list[Tokens] = field(default_factory=list)
@@ -395,8 +395,8 @@ def block_rows(n_vocab: int) -> int:
 
 
 def working_bytes(n_vocab: int, n_sources: int, text: str, max_tokens: int | None) -> int:
-    """Return what ``evaluate`` takes at most on top of its models, .qsf files, of a text."""
-    # What encode_text reads: 16 letters a token, or up to 128 where tokens are that long and few.
+    """Return an upper bound of the bytes that ``evaluate`` needs beside the models."""
+    # Bytes that encode_text reads: 16 for a token, up to 128 if tokens are few and long.
     n_usual, n_most = (None, None) if max_tokens is None else (16 * max_tokens, 128 * max_tokens)
     ids_bytes = _IDS_BYTES * len(text[:n_usual].encode())
     encoding_bytes = max(ids_bytes, _ENCODING_BYTES * len(text[:n_most].encode()))
@@ -412,7 +412,7 @@ def _score(
     scores: _Scores,
     progress: Callable[[float, float], None] | None,
 ) -> float:
-    """Fill ``scores``; return the seconds that the model itself took."""
+    """Fill ``scores``; return the model's own seconds."""
     n_sources = 1 if reference is None else 2
     n_all = n_sources * sum(len(window.tokens) - 1 for window in windows)
     n_done = 0.0
@@ -460,14 +460,14 @@ def _score_block(
         scores.is_same_top.append(scores.top[-1] == reference_rows[part].argmax(axis=1))
         np.subtract(theirs, ours, out=ours)
         np.exp(theirs, out=theirs)
-        # Never below 0 but for rounding.
+        # Only rounding errors would be below 0.
         scores.kl.append(np.maximum(np.einsum("rv,rv->r", theirs, ours), 0))
 
 
 def log_probabilities(rows: Logits, name: str = "the model") -> Floats:
     """Return the log-softmax of logits [n_rows, n_vocab] in float64.
 
-    Raises QsfNumericError where one is NaN or infinite, naming whose it is.
+    Raises QsfNumericError with the model's name if a logit is NaN or infinite.
     """
     values = rows.astype(np.float64)
     if not np.isfinite(values).all():
@@ -481,7 +481,7 @@ def log_probabilities(rows: Logits, name: str = "the model") -> Floats:
 
 
 def _mean_error(values: Floats | NDArray[np.bool_]) -> float:
-    """Standard error of the mean; 0 of a single value."""
+    """Standard error of the mean; 0 for a single value."""
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
@@ -554,9 +554,9 @@ def _positions(window: Window, place_rows: int) -> NDArray[np.int64]:
 
 
 def perplexity_change(nll: Floats, reference_nll: Floats) -> tuple[float, float]:
-    """Return how much larger a perplexity is than the reference's, and its standard error, in %.
+    """Return by how many % a perplexity is larger than the reference's, and the standard error.
 
-    Both arrays [tokens] are of the same tokens, in nats. The error is that of the pairs.
+    Both arrays [tokens] are of the same tokens, in nats. The error comes from paired tokens.
     """
     difference = nll - reference_nll
     ratio = _exp(float(difference.mean()))

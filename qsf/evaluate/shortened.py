@@ -48,7 +48,7 @@ class ShortenedLogits(ModelLogits):
                 yield np.concatenate(parts)
 
     def _go_on(self, held: array[int], new: array[int]) -> tuple[array[int], Logits]:
-        """Evaluate some of the new tokens after those held: what is held then, and their logits."""
+        """Evaluate new tokens after ``held``; return the tokens held then, and the logits."""
         n_ctx = self._model.info.plan.ctx_tokens
         n_new = max(1, min(len(new), n_ctx - len(held)))
         held = held + new[:n_new]

@@ -8,9 +8,9 @@ This is the protocol, and only figures of the same protocol and context can be c
   one; tokens from ctx / 2 + 1 on are scored (llama-perplexity).
 - ``sliding``: windows of ctx tokens, each stride tokens after the last; scored are the tokens that
   the window before did not reach (HuggingFace, "Perplexity of fixed-length models").
-- ``repeated``: the windows of ``windows``, but the last 64 tokens of each repeat 64 of its own, of
-  the beginning in the first window, of farther on in the next, and so on; the last 48 are scored.
-  So a model is asked for what it has read, at eight depths.
+- ``repeated``: the windows of ``windows``, but the last 64 tokens of each repeat 64 earlier ones
+of the same window: the first 64 in the first window, later ones in the next, at eight depths; the
+last 48 tokens are scored. It measures how well a model recalls what it has read.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -31,7 +31,7 @@ PROTOCOLS: Final = ("windows", "llama.cpp", "sliding", "repeated")
 DEFAULT_PROTOCOL: Final = "windows"
 
 _REPEATED_TOKENS: Final = 64
-_CUE_TOKENS: Final = 16  # of those, which are not scored
+_CUE_TOKENS: Final = 16  # of the repeated tokens: not scored
 _DEPTHS: Final = 8
 
 
@@ -40,8 +40,8 @@ class Window:
     """Tokens that a model reads from position 0; logits row i predicts ``tokens[i + 1]``.
 
     Scored are the rows from ``first_row`` to the last but one: the last token is only predicted,
-    so that no model need evaluate it. ``depth``: where the window's end stood first, if it is
-    repeated.
+    so that no model need evaluate it. ``depth``: with ``repeated``, the position of the passage
+    that the end repeats.
     """
 
     tokens: Tokens
@@ -76,8 +76,8 @@ def cut_windows(
     """Return the windows of a protocol; see this module.
 
     ``bos_id`` is what ``llama.cpp`` puts in place of the first token of each window; None: the
-    tokenizer adds none. A rest shorter than a window is scored with ``sliding`` only, except that
-    with ``windows`` a text of less than one window is a window of its own.
+    tokenizer adds none. A remainder shorter than a window is scored with ``sliding`` only; but
+    with ``windows`` a text shorter than a window is one window.
 
     Raises:
         QsfArgumentError: the protocol is unknown or cannot have a stride, a number is out of
@@ -129,7 +129,7 @@ def _sliding_windows(ids: Tokens, ctx_tokens: int, stride: int) -> Iterator[Wind
     n_reached = 0
     for start in range(0, len(ids), stride):
         end = min(start + ctx_tokens, len(ids))
-        # The first token of a window has nothing to be predicted from.
+        # No token precedes the first token of a window, so it is not predicted.
         first_scored = max(n_reached - start, 1)
         if start + first_scored < end:
             yield Window(ids[start:end], first_scored - 1)

@@ -18,7 +18,8 @@ from qsf.file.layout import Compression
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-# On quantised weights 19 saves half a percent more at a fortieth of the speed, and decodes slower.
+# On quantised weights level 19 saves half a percent more at a fortieth of the speed, and decodes
+# slower.
 ZSTD_LEVEL: Final = 3
 LZ4HC_LEVEL: Final = 9
 
@@ -30,7 +31,7 @@ _PACKAGES = {  # module, name on the package index
 
 
 def load_codec(compression: int) -> Any:
-    """Return the module that knows this compression.
+    """Return the module of this compression.
 
     Raises:
         QsfUnsupportedError: it is not installed.
@@ -67,7 +68,7 @@ def pack_blocks(
 ) -> Generator[tuple[int, bytes], None, None]:
     """Yield (raw bytes, packed) of every block, in order; some of them are packed at a time.
 
-    Both libraries let go of the GIL. At most ``n_threads + 2`` blocks are in memory.
+    Both libraries release the GIL. At most ``n_threads + 2`` blocks are in memory.
     """
     from concurrent.futures import ThreadPoolExecutor  # slow to import, and readers need none
 

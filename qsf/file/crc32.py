@@ -9,7 +9,7 @@ _POLYNOMIAL: Final = 0xEDB88320  # bit 31 is x^0, as in the checksum itself
 
 
 def _times(a: int, b: int) -> int:
-    """Multiply two polynomials modulo that of CRC32."""
+    """Multiply two polynomials modulo the CRC32 polynomial."""
     product = 0
     for bit in range(31, -1, -1):
         if a >> bit & 1:
@@ -19,8 +19,8 @@ def _times(a: int, b: int) -> int:
 
 
 def crc32_of_zeros(n_bytes: int, crc32: int = 0) -> int:
-    """Return ``zlib.crc32(bytes(n_bytes), crc32)``; takes as long as log2 of ``n_bytes``."""
-    power = 1 << 31  # x^(8 n_bytes): what so many zeros multiply the register by
+    """Return ``zlib.crc32(bytes(n_bytes), crc32)`` in time proportional to log2(n_bytes)."""
+    power = 1 << 31  # x^(8 n_bytes): n_bytes zeros multiply the register by it
     square = 1 << 23  # x^8
     left = n_bytes
     while left:

@@ -11,7 +11,7 @@ from qsf.file.layout import Architecture
 if TYPE_CHECKING:
     from qsf.file.reader import Reader
 
-# META is a stranger's JSON of up to 16 MB; qsf-convert puts this first.
+# META is untrusted JSON of up to 16 MB; qsf-convert writes the family first.
 _HEAD_BYTES = 4096
 _NAME = re.compile(rb'\A\{"source": \{[^{}]*"architecture": "([A-Za-z0-9_.-]{1,64})"')
 _ENDING = re.compile(r"(For[A-Z]\w*|LMHeadModel|Model)\Z")

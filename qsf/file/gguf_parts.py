@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import re
 
-MAX_PARTS = 512  # that are open at the same time
+MAX_PARTS = 512  # open at the same time
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 
 
 def part_names(name: str) -> tuple[str, ...]:
-    """Return the names of all parts, the first one first; of a file that is whole its own."""
+    """Return the names of all parts, the first one first; of an unsplit file its own name."""
     match = _PART.search(name)
     if match is None or not 1 <= int(match[2]) <= MAX_PARTS:
         return (name,)
@@ -20,5 +20,5 @@ def part_names(name: str) -> tuple[str, ...]:
 
 
 def name_without_part(name: str) -> str:
-    """Return what the file would be called if it were whole."""
+    """Return the name that the file would have if it were not split."""
     return _PART.sub(".gguf", name)

@@ -45,7 +45,9 @@ def check_value(section: str, key: Key, value: Value, error: type[QsfError]) -> 
 def pack_values(
     section: str, keys: Iterable[Key], values: Mapping[str, Value], error: type[QsfError]
 ) -> bytes:
-    """Return the entries of those keys that have a value; ``error`` for one outside its limits."""
+    """Return the entries of the keys that have a value; raises ``error`` if a value is out of
+    range.
+    """
     out = bytearray()
     for key in keys:
         if key.name not in values:

@@ -45,7 +45,7 @@ MAX_STATE_DIM: Final = 256  # of a key or a value of the delta rule
 LATENT_STEP: Final = 64  # the rank of a latent is a multiple
 LATENT_VALUE_STEP: Final = 16  # and so is the dimension of its values
 STATE_COLS: Final = 32  # columns of a state that lie together in memory
-MAX_MIXED_ROWS: Final = 1 << 20  # of q, k and v of the delta rule together
+MAX_MIXED_ROWS: Final = 1 << 20  # rows of q, k and v of the delta rule together
 
 
 class Mixer(IntEnum):
@@ -90,7 +90,7 @@ class ExpertWeights(IntEnum):
 
 
 class GroupScore(IntEnum):
-    """The score of a group of experts, from their scores with the selection bias."""
+    """The score of a group of experts, from the scores of its experts with the selection bias."""
 
     LARGEST = 0
     TWO_LARGEST = 1  # their sum
@@ -108,7 +108,7 @@ class LayerKind:
     ffn: int  # Ffn
     ffn_dim: int
     activation: int
-    is_parallel: bool = False  # the FFN reads the layer's input, not what attention made of it
+    is_parallel: bool = False  # the FFN reads the layer's input instead of attention's output
     score_scale: float = 0.0  # of q . k; 0: 1 / sqrt(head_dim)
     score_cap: float = 0.0  # c: score becomes c * tanh(score / c); 0: none
     temperature_beta: float = 0.0  # query *= 1 + beta * ln(1 + floor(position / step)); 0: none
@@ -127,7 +127,9 @@ class LayerKind:
     n_groups: int = 1
     n_groups_kept: int = 1
     group_score: int = GroupScore.LARGEST
-    mixer: int = Mixer.ATTENTION  # of another, the fields up to qk_norm are as in `plain_kind`
+    mixer: int = (
+        Mixer.ATTENTION
+    )  # without attention, the fields up to qk_norm are as in `plain_kind`
     output_gate: int = 0  # of attention; 1: attended * sigmoid(gate)
     value_norm: int = 0  # 1: each head of the values is normalised, without weights
     values_are_keys: int = 0  # 1: values are the keys before their norm and RoPE
@@ -144,7 +146,7 @@ class LayerKind:
 
     @property
     def has_attention(self) -> bool:
-        """Does it attend to keys and values?"""
+        """True if the mixer is attention."""
         return self.mixer == Mixer.ATTENTION
 
     @property
@@ -171,7 +173,9 @@ class LayerKind:
         return q, kv, kv, q
 
     def state_bytes(self, dim: int) -> int:
-        """Return the bytes of a recurrent state: what a convolution sees, and the delta rule's."""
+        """Return the bytes of a recurrent state: inputs of the convolution and the delta rule's
+        matrix.
+        """
         columns = padded(self.value_dim, STATE_COLS)
         rows = self.n_taps and (self.n_taps - 1) * self.channels(dim)
         return 4 * (rows + self.n_value_heads * self.key_dim * columns)
@@ -183,13 +187,13 @@ class LayerKind:
 
 @dataclass(frozen=True, slots=True)
 class RopeSet:
-    """Frequencies of RoPE. Of sets with one number the session's context picks."""
+    """Frequencies of RoPE. If sets share a number, the session's context selects one."""
 
     number: int
     frequencies: tuple[float, ...]  # of the pairs, radians a position
     is_interleaved: bool = False  # pairs (2i, 2i + 1), else (i, i + number of pairs)
-    least_context: int = 0  # 0 for the first set of a number
-    factor: float = 1.0  # of cos and sin
+    least_context: int = 0  # smallest context of a session; 0 for the first set of a number
+    factor: float = 1.0  # multiplies cos and sin
 
 
 def plain_kind(header: Header, arch: Arch, *, is_gated: bool = True) -> LayerKind:
@@ -207,7 +211,7 @@ def plain_kind(header: Header, arch: Arch, *, is_gated: bool = True) -> LayerKin
 
 
 def kind_keys(header: Header) -> tuple[Key, ...]:
-    """Return the keys of KIND; the header has the largest numbers of all kinds."""
+    """Return the keys of KIND; the header has the maximum of each over all kinds."""
     n_kv_heads = header.n_kv_heads or header.n_heads
     return (
         Key(1, "mixer", U32, most=max(Mixer)),
@@ -315,7 +319,7 @@ def _check_latent(name: str, k: LayerKind, error: type[QsfError]) -> None:
 
 
 def _check_delta(name: str, k: LayerKind, error: type[QsfError]) -> None:
-    """Raise ``error`` for wrong fields of the delta rule, which other mixers do not have."""
+    """Raise ``error`` for wrong fields of the delta rule, or for any in another mixer."""
     is_delta = k.mixer == Mixer.DELTA
     for key, field in enumerate(_DELTA_FIELDS, 112):
         if is_delta != (getattr(k, field) != 0):
@@ -342,7 +346,7 @@ def check_kind(
     rotary_dims: dict[int, int],
     error: type[QsfError],
 ) -> None:
-    """Raise ``error`` for fields of a kind that are wrong together."""
+    """Raise ``error`` for fields of a kind that contradict each other."""
     _check_mixer(name, kind, header, error)
     if kind.n_heads % kind.n_kv_heads != 0:
         raise error(f"{name}: {kind.n_kv_heads} KV heads do not divide {kind.n_heads} heads")
@@ -399,7 +403,7 @@ _EXPERT_FIELDS: Final = (
 
 
 def _check_experts(name: str, k: LayerKind, error: type[QsfError]) -> None:
-    """Raise ``error`` for wrong fields of the routed part; a kind without experts has none."""
+    """Raise ``error`` for wrong fields of the routed part, or for any without experts."""
     if k.n_experts == 0:
         if any(getattr(k, f) != LayerKind.__dataclass_fields__[f].default for f in _EXPERT_FIELDS):
             raise error(f"{name}: keys 81 .. 89 without experts (key 80)")
@@ -482,7 +486,7 @@ SET_HEAD: Final = struct.Struct("<BBHIf")
 
 
 def check_set(name: str, s: RopeSet, last: RopeSet | None, error: type[QsfError]) -> None:
-    """Raise ``error`` for a set that breaks a rule, or may not come after ``last``."""
+    """Raise ``error`` for a RoPE set that breaks a rule or may not follow the set ``last``."""
     first_number = 0 if last is None else last.number + 1
     is_next = last is not None and s.number == last.number
     if not is_next and s.number != first_number:

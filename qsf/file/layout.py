@@ -1,7 +1,7 @@
 """The records of a .qsf file: constants, enumerations and the header (docs/format.md).
 
-What the writer and the reader both need: how a record is packed, and which values it may
-have. Pure Python; nothing here touches a file.
+How a record is packed, and which values it may have, for writer and reader. Pure Python; nothing
+here touches a file.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -28,7 +28,7 @@ COMPRESSED_BLOCK_BYTES: Final = 1 << 20
 SECTION_REQUIRED: Final = 1
 TOKEN_NONE: Final = 0xFFFFFFFF
 MAX_SECTIONS: Final = 256
-# Read as a whole, by Python; parsed they take up to 25 times as much.
+# Python reads these whole; parsed they take up to 25 times as much memory.
 MAX_TEXT_BYTES: Final = {"TOKN": 64 << 20, "CHAT": 1 << 20, "META": 16 << 20}
 MAX_LAYERS: Final = 4096
 MAX_HEADS: Final = 4096
@@ -54,7 +54,7 @@ BLOCK_HEADER: Final = struct.Struct("<II")
 
 
 class Role(IntEnum):
-    """What a unit is in the model."""
+    """The role of a unit in the model."""
 
     EMBEDDING = 0
     LAYER = 1
@@ -72,7 +72,7 @@ class UnitId(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What errors and reports call it, such as ``layer 3`` or ``layer 3, expert 7``."""
+        """The unit's name in errors and reports, such as ``layer 3`` or ``layer 3, expert 7``."""
         return {
             Role.EMBEDDING: "embedding",
             Role.LAYER: f"layer {self.layer}",
@@ -92,12 +92,12 @@ OWN_TABLE_UNIT: Final = UnitId(Role.OWN_TABLE)
 
 
 def layer_unit(layer: int) -> UnitId:
-    """Return the id of a layer."""
+    """Return the unit id of a layer."""
     return UnitId(Role.LAYER, layer)
 
 
 def pass_units(n_layers: int) -> list[UnitId]:
-    """Return the units of a pass in its order: all but experts."""
+    """Return the units that every pass uses, in order: all but experts."""
     return [EMBEDDING_UNIT, *map(layer_unit, range(n_layers)), FINAL_UNIT]
 
 
@@ -234,7 +234,7 @@ class TensorType(IntEnum):
     ROUTER_BIAS = 44
     SELECTION_BIAS = 45
     SHARED_GATE = 46
-    ROUTER_NORM = 47  # of the residual, which the router then reads by itself
+    ROUTER_NORM = 47  # applied to the residual for the router alone
     EXPERT_SCALE = 48  # factors of the experts' weights
     CONV = 50  # [taps * channels], the oldest tap first
     CONV_BIAS = 51
@@ -300,7 +300,7 @@ _DTYPES: Final[dict[int, tuple[str, int, int]]] = {  # name, bytes of a tile, by
 }
 
 
-# Types whose tiles have their scales in common: so many columns must be whole.
+# Types whose tiles share their scales: these need whole multiples of so many columns.
 HEAD_COLS: Final = {Dtype.Q4_K: 256, Dtype.Q5_K: 256, Dtype.Q6_K: 256}
 KEPT: Final = (Dtype.MXFP4, *(Dtype(i) for i in range(Dtype.Q4_0, Dtype.Q6_K + 1)))
 """Types that nothing is rounded to: weights that have them already keep them."""
@@ -324,7 +324,7 @@ def band_bytes(n_cols: int, dtype: int) -> int:
 def tensor_fault(
     type: int, n_rows: int, n_cols: int, dtype: int, layout: int, n_entries: int
 ) -> str | None:
-    """Return what is wrong with a tensor's shape, types or layout; None when nothing is."""
+    """Return what is wrong with a tensor's shape, types or layout, or None."""
     is_table = layout == Layout.OUTLIERS
     if n_entries and not is_table:
         return f"{n_entries} outliers (reserved) in layout {layout}, allowed: 0"
@@ -358,7 +358,7 @@ def tensor_fault(
 
 
 def tensor_bytes(n_rows: int, n_cols: int, dtype: int, layout: int, n_entries: int = 0) -> int:
-    """Return the bytes of a tensor's data without padding, for a shape without fault."""
+    """Return the bytes of a tensor's data without padding; the shape must be valid."""
     if layout == Layout.OUTLIERS:
         return 4 * (-(-n_rows // TILE_ROWS) + 1 + n_entries)
     if layout == Layout.VECTOR:
@@ -368,7 +368,7 @@ def tensor_bytes(n_rows: int, n_cols: int, dtype: int, layout: int, n_entries: i
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The model's numbers, as the first 128 bytes say them."""
+    """The numbers of the model in the first 128 bytes of a file."""
 
     architecture: int
     n_layers: int
@@ -408,7 +408,7 @@ class Arch:
     own_width: int = 0  # of the embeddings that each layer has of its own; 0: none
     kv_key_bits: int = 0  # of the KV cache by default, 2, 4, 8, 16 or 32; 0: not said
     kv_value_bits: int = 0
-    act_bits: int = 8  # of activations with weights of codes below 8 bits: 8 or 16
+    act_bits: int = 8  # bits of activations with weights of fewer than 8 bits: 8 or 16
 
 
 DEFAULT_ARCH: Final = Arch()
@@ -443,7 +443,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is read as a whole: the embedding, a layer, the final unit or an expert."""
+    """A unit, which is read as a whole: the embedding, a layer, the final unit or an expert."""
 
     idx: int  # in the file
     id: UnitId
@@ -454,8 +454,8 @@ class Unit:
     dtype: int
     compression: int
     importance: float
-    tensors: tuple[Tensor, ...]  # of an expert: those of its template
-    template_idx: int  # the unit that has them in the tensor table: itself, or an earlier expert
+    tensors: tuple[Tensor, ...]  # an expert has the tensors of its template
+    template_idx: int  # unit whose tensors the table lists: itself, or an earlier expert
 
 
 class Stored(NamedTuple):
@@ -483,7 +483,7 @@ _RANGES: Final = (
 
 
 def to_f32(value: float) -> float:
-    """Return the number that the file would hold; beyond its range, what was given."""
+    """Return the number as the file would store it; out of range, the number itself."""
     if not abs(value) <= F32_MAX:
         return value
     return float(struct.unpack("<f", struct.pack("<f", value))[0])

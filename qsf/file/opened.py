@@ -1,4 +1,4 @@
-"""A file that is open and was checked, and that one handle reads."""
+"""An open file that one handle has checked and reads."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_qsf_file(path: str | os.PathLike[str]) -> bool:
 
 
 class OpenedFile(Closing):
-    """An open file; a kind of file says in ``_check`` what opening reads and checks.
+    """An open file; each kind of file overrides ``_check``, which opening calls.
 
     Attributes:
         path: the file.

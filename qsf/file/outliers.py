@@ -1,4 +1,4 @@
-"""The outlier table of a matrix: weights that its few bits do not span (docs/format.md, section 5).
+"""The outlier table of a matrix: weights too large for its few bits (docs/format.md, section 5).
 
     u32 first [tile rows + 1]   entries before each tile row, and all
     entries                     u16 step, f16 delta
@@ -16,7 +16,7 @@ MAX_STEP: Final = 0xFFFF
 
 
 class PackedOutliers(NamedTuple):
-    """An outlier table as a file has it; ``n_entries`` is for ``Writer.begin_tensor``."""
+    """An outlier table as bytes of a file; ``n_entries`` is for ``Writer.begin_tensor``."""
 
     data: bytes
     n_entries: int

@@ -1,4 +1,4 @@
-"""A file that grows front to back under a temporary name, and takes its own when complete."""
+"""A file that is written front to back under a temporary name, and renamed when complete."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 class Output:
-    """The bytes of a file that is being written; QsfIOError for what the system refused."""
+    """The bytes of a file that is being written; QsfIOError if the system refuses."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Output:
         self._needed_bytes = needed_bytes
         self._at = lay.HEADER_BYTES  # where the next byte goes
         self._fd = -1
-        self._is_synced = True  # before it takes its name: it is whole after a power cut, too
+        self._is_synced = True  # before the rename, so that a power cut leaves a whole file
 
     def _create(self) -> None:
         folder = self.path.parent
@@ -75,7 +75,7 @@ class Output:
 
     @contextlib.contextmanager
     def _system_calls(self) -> Iterator[None]:
-        """Turn what the system refuses into QsfIOError; there is no going on after that."""
+        """Turn an error of the system into QsfIOError; the file cannot be continued after it."""
         try:
             yield
         except OSError as e:
@@ -94,7 +94,7 @@ class Output:
                 off += n
 
     def _get_at(self, off: int, n_bytes: int) -> bytes:
-        """Read back what was written, all of it."""
+        """Read back all bytes written so far."""
         data = bytearray()
         with self._system_calls():
             while len(data) < n_bytes:
@@ -111,17 +111,17 @@ class Output:
             self._progress(self._at)
 
     def _align(self, align: int) -> None:
-        """Move to a multiple of ``align``; what is passed over reads as zero."""
+        """Move to a multiple of ``align``; skipped bytes read as zero."""
         self._at = lay.padded(self._at, align)
 
     def _truncate(self, n_bytes: int) -> None:
-        """Cut the file to ``n_bytes``, or extend it with zeros, and go on from there."""
+        """Cut the file to ``n_bytes`` or extend it with zeros, and continue from there."""
         with self._system_calls():
             os.ftruncate(self._fd, n_bytes)
         self._at = n_bytes
 
     def _take_name(self) -> None:
-        """Rename the complete temporary to the path, both on the disk by then if it is synced."""
+        """Rename the complete temporary to the path; both are on the disk first if it is synced."""
         with self._system_calls():
             if self._is_synced:
                 os.fsync(self._fd)

@@ -1,8 +1,8 @@
-"""Temporary files that become a file when they are complete: created, and cleared away.
+"""Temporary files that are renamed when complete: created, and cleared away.
 
-``.NAME.PID.partial`` lies beside ``NAME`` and is locked while it is written. A process
-that is killed leaves it behind unlocked; the next one that writes ``NAME`` removes it. A
-process that ends by itself leaves none.
+``.NAME.PID.partial`` lies beside ``NAME`` and is locked while it is written. A killed process
+leaves it unlocked; the next process that writes ``NAME`` removes it. A process that ends normally
+leaves none.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -17,14 +17,14 @@ from typing import Final
 from qsf.system import files
 from qsf.system.process import is_alive
 
-# Temporaries of this process that may be there. Who creates one removes it, unless a signal raises
-# its exception after the system created the file and before the caller knows of it.
+# Temporaries of this process that may exist. The creator removes its file, unless a signal's
+# exception arrives after the system created it and before the creator knows.
 _own: Final[set[Path]] = set()
 
 
 @atexit.register
 def _remove_own() -> None:
-    ending = f".{os.getpid()}.partial"  # a fork has a copy of its parent's
+    ending = f".{os.getpid()}.partial"  # a forked child has a copy of its parent's set
     for temporary in _own:
         if temporary.name.endswith(ending):
             with contextlib.suppress(OSError, ValueError):
@@ -34,7 +34,7 @@ def _remove_own() -> None:
 def create_partial(path: Path) -> tuple[int, Path]:
     """Create and lock a temporary for ``path``; return its descriptor, to be closed, and its path.
 
-    Removes what killed processes left of this file first. Raises OSError, ValueError for a path
+    First removes the temporaries of killed processes. Raises OSError, ValueError for a path
     with a zero byte.
     """
     remove_abandoned(path)
@@ -43,8 +43,8 @@ def create_partial(path: Path) -> tuple[int, Path]:
     _own.add(temporary)
     while True:
         fd = files.create_new(temporary)
-        # Who holds it already takes it for abandoned and is about to remove it.
-        with contextlib.suppress(OSError):  # a file system without locks: nobody removes it
+        # The process that holds the lock takes the file for abandoned and is about to remove it.
+        with contextlib.suppress(OSError):  # no locks on this file system: nobody removes the file
             files.lock(fd)
         if os.fstat(fd).st_nlink > 0:
             return fd, temporary
@@ -65,8 +65,8 @@ def remove_abandoned(path: Path) -> None:
 def _is_at_work(pid: int) -> bool:
     """Return whether a process of that number lives, other than this one.
 
-    The lock alone does not say so: between two files of one process, and right before a file gets
-    its name, nothing is locked.
+    The lock alone does not show this: a process holds none between two files and right before a
+    rename.
     """
     return pid not in (0, os.getpid()) and is_alive(pid)
 

@@ -32,12 +32,12 @@ from qsf.native.binding import check_status, path_bytes
 from qsf.native.records import optional_id
 
 _Record = TypeVar("_Record", Header, Arch, LayerKind, RopeSet, Tensor)
-# Fields of records that are called otherwise in C, or lie in another type there.
+# Fields of records with another name, or in another struct, in C.
 _OF_ARCH = {"kv_key_bits": "kv_k_bits", "kv_value_bits": "kv_v_bits"}
 
 
 class Reader(Closing):
-    """A checked .qsf file; its records are made when they are asked for, weights are not read.
+    """A checked .qsf file; records are made on first use, weights are not read.
 
     Attributes:
         path: the file.
@@ -45,7 +45,7 @@ class Reader(Closing):
         header: the model's numbers.
         arch: the ``ARCH`` section, defaults filled in.
         sections: by tag, in the order of the directory.
-        n_extents: its parts: header, directory, sections and units.
+        n_extents: number of header, directory, sections and units.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -79,14 +79,14 @@ class Reader(Closing):
         return ffi.unpack(getattr(self._handle, name), n_rows) if n_rows else []
 
     def close(self) -> None:
-        """Close the file; a second call does nothing. What was read of it stays."""
+        """Close the file; a second call does nothing. Records that were read stay valid."""
         handle, self._handle = self._handle, None
         if handle is not None:
             ffi.release(handle)
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors, sorted by unit and offset; experts share those of their template."""
+        """All tensors, sorted by unit and offset; experts share the tensors of their template."""
         return tuple(_record(Tensor, row) for row in self._rows("tensors"))
 
     @cached_property
@@ -126,13 +126,13 @@ class Reader(Closing):
         return tuple(_record(RopeSet, row) for row in self._rows("rope_sets"))
 
     def unit(self, unit_idx: int) -> Unit:
-        """Return a unit; QsfArgumentError when the file has no such one."""
+        """Return a unit; QsfArgumentError if the file has no such unit."""
         if not 0 <= unit_idx < len(self.units):
             raise QsfArgumentError(f"unit {unit_idx}, the file has 0 .. {len(self.units) - 1}")
         return self.units[unit_idx]
 
     def experts_of(self, layer_idx: int) -> tuple[Unit, ...]:
-        """Return the experts of a layer, none if it has no routed part."""
+        """Return the experts of a layer; empty without routed part."""
         return tuple(self._experts_of.get(layer_idx, ()))
 
     @cached_property
@@ -143,15 +143,15 @@ class Reader(Closing):
         return of_layer
 
     def tensor(self, unit_idx: int, type: TensorType) -> Tensor | None:
-        """Return the tensor of this type in a unit; None when absent."""
+        """Return the unit's tensor of this type, or None."""
         return next((t for t in self.unit(unit_idx).tensors if t.type == type), None)
 
     def read_section(self, tag: str) -> bytes:
-        """Return a section whose checksum is right.
+        """Return a section after checking its checksum.
 
         Raises:
             QsfArgumentError: the file has no such section.
-            QsfFormatError: the checksum is wrong, or it is longer than one of its kind may be.
+            QsfFormatError: the checksum is wrong, or the section is longer than its kind allows.
         """
         section = self.sections.get(tag)
         if section is None:
@@ -168,7 +168,7 @@ class Reader(Closing):
         return bytes(data)
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Check every byte of the file; ``progress(done_bytes, total_bytes)`` as it goes.
+        """Check every byte of the file; calls ``progress(done_bytes, total_bytes)`` meanwhile.
 
         Raises:
             QsfFormatError: the first fault, with its place.
@@ -183,7 +183,7 @@ class Reader(Closing):
 
 
 def _record(kind: type[_Record], row: Any, names: dict[str, str] | None = None) -> _Record:
-    """Return a record of a struct whose fields have the same names."""
+    """Return a record made of a struct whose fields have the same names."""
     values = {}
     for field in fields(kind):
         value = getattr(row, (names or {}).get(field.name, field.name))
@@ -198,7 +198,7 @@ def _record(kind: type[_Record], row: Any, names: dict[str, str] | None = None) 
 
 
 def _usual_scale(kind: LayerKind) -> LayerKind:
-    """Return the kind with a ``score_scale`` of 0 where the engine has filled in the default."""
+    """Return the kind with ``score_scale`` 0 instead of the default that the engine filled in."""
     usual = to_f32(1.0 / to_f32(math.sqrt(kind.head_dim)))
     return replace(kind, score_scale=0.0) if kind.score_scale == usual else kind
 

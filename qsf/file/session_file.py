@@ -1,6 +1,6 @@
-"""The file of a session that is kept: messages, tokens and the KV cache (docs/sessions.md).
+"""The file of a saved session: messages, tokens and the KV cache (docs/sessions.md).
 
-Pure Python; what the state of a session is made of only the engine knows.
+Pure Python; the content of the state is known to the engine alone.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -39,14 +39,14 @@ class SessionHead:
     """All of a session file but the state.
 
     Attributes:
-        key: of all that the bits of the state depend on.
-        tokens: those that the state holds.
+        key: digest of all that decides the bits of the state.
+        tokens: the tokens of the state.
         has_logits: the state has logits after the last of them.
-        state_bytes: size of the state; 0: there is none, and no tokens.
+        state_bytes: size of the state; 0: neither state nor tokens.
         messages: the conversation, mappings with role and content.
-        model: what the model was called, for people.
-        kv_type: how keys and values are stored, for people.
-        owner: who may use it, in a server.
+        model: the model's name, for people.
+        kv_type: type of keys and values, for people.
+        owner: the client of a server that may use it.
     """
 
     key: bytes
@@ -59,7 +59,7 @@ class SessionHead:
     owner: str = field(default="", repr=False)
 
     def note(self) -> bytes:
-        """Return what the file has as JSON. Raises QsfArgumentError where that cannot be."""
+        """Return the head as JSON. Raises QsfArgumentError for messages that JSON lacks."""
         try:
             note = {name: getattr(self, name) for name in sorted(_NOTE_NAMES)}
             note["messages"] = list(self.messages)
@@ -84,7 +84,7 @@ def is_session_file(path: str | os.PathLike[str]) -> bool:
 
 
 def _words(numbers: array[int]) -> bytes:
-    """Return 32-bit numbers as the file has them."""
+    """Return 32-bit numbers as bytes of the file."""
     if sys.byteorder == "big":
         numbers = array("I", numbers)
         numbers.byteswap()
@@ -108,7 +108,7 @@ def _state_offset(n_note: int, n_tokens: int, n_blocks: int) -> int:
 
 
 class _SessionOutput(Output):
-    """Writes a session file: blocks first, what describes them last, then its name."""
+    """Writes a session file: first the blocks, then the head, at last the rename."""
 
     def write(
         self, head: SessionHead, read_block: Callable[[int, memoryview], int], *, is_synced: bool
@@ -164,17 +164,18 @@ def write_session(
     *,
     is_synced: bool = True,
 ) -> None:
-    """Write a session file, complete or not at all; one that is there is replaced.
+    """Write a session file atomically; replaces a file of that name.
+
 
     Args:
         path: the file.
-        head: what it says.
+        head: its head.
         read_block: fills a buffer with the state from an offset on; returns its CRC32.
-        is_synced: wait for the disk. Else a power cut may leave a file that is damaged, which its
-            checksums tell.
+        is_synced: wait for the disk. Else a power cut may leave a damaged file; its checksums show
+            that.
 
     Raises:
-        QsfIOError: the system refuses; the file is as it was.
+        QsfIOError: the system refuses; an older file is unchanged.
     """
     _SessionOutput(path, None, head.state_bytes).write(head, read_block, is_synced=is_synced)
 
@@ -183,16 +184,16 @@ def write_session(
 
 
 class SessionFile(OpenedFile):
-    """An open session file, of which all but the state was checked.
+    """An open session file; everything but the state has been checked.
 
     Attributes:
-        head: what the file says.
+        head: the head of the file.
     """
 
     head: SessionHead
 
     def __init__(self, path: str | os.PathLike[str], *, memory_bytes: int = MEMORY_BYTES) -> None:
-        """Open and check the file; what it says of the state may take ``memory_bytes``."""
+        """Open and check the file; parsing its head may take ``memory_bytes``."""
         self._memory_bytes = memory_bytes
         super().__init__(path)
 
@@ -275,7 +276,7 @@ class SessionFile(OpenedFile):
 
     def _read_rest(self, key: bytes, n_note: int, n_tokens: int, n_blocks: int, crc32: int) -> None:
         sizes = n_note, 4 * n_tokens, 4 * n_blocks
-        needed_bytes = 2 * sum(sizes)  # as it is in the file, and as numbers
+        needed_bytes = 2 * sum(sizes)  # as bytes of the file, and as numbers
         if needed_bytes > self._memory_bytes:
             raise QsfFormatError(
                 f"its messages, tokens and checksums may take {needed_bytes / 2**20:.1f} MB of "

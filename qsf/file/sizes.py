@@ -1,4 +1,4 @@
-"""What a model weighs and what a token costs, by the heads of a .qsf file: no weight is read."""
+"""Weights of a model and cost of a token, from the tables of a .qsf file: no weight is read."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ class ModelSize:
     """A model in numbers. Tables and vectors are counted as well as the matrices of layers.
 
     Attributes:
-        n_weights: of all tensors; outliers that are stored apart are not counted again.
-        tensor_bytes: of all tensors, as they are in memory: without compression or alignment.
-        token_bytes: of weights that generating one token reads: all but the tables of embeddings
-            and positions, of which one row, and experts that it does not meet; a head that is the
-            embedding counts.
+        n_weights: weights of all tensors; outlier tables do not count.
+        tensor_bytes: bytes of all tensors in memory, without compression or alignment.
+        token_bytes: bytes of weights that generating one token reads: the chosen experts, one row
+            of each embedding or position table, all other tensors; a tied head counts in full.
         token_madds: multiply-adds of one token's matrices, without the head.
         head_madds: of the head.
     """
@@ -33,9 +32,9 @@ class ModelSize:
 
 
 def token_bytes(tensor_bytes: int, unused_bytes: int, tables: list[tuple[int, int]]) -> int:
-    """Return the bytes that a token reads: not ``unused_bytes``, and of ``tables`` one row each.
+    """Return the bytes that a token reads: all but ``unused_bytes``, and one row of each table.
 
-    A table is its number of rows and its bytes.
+    A table is given as its number of rows and its bytes.
     """
     return tensor_bytes - unused_bytes - sum(size - size // n_rows for n_rows, size in tables)
 

@@ -11,10 +11,10 @@ from qsf.file.blocks import pack_block
 from qsf.file.layout import Compression
 
 _MARK: Final = b"LZ4\n"  # JSON cannot begin so
-_HEAD: Final = struct.Struct("<4sI")  # mark, bytes of tokenizer.json
+_HEAD: Final = struct.Struct("<4sI")  # no JSON begins with it
 
 
-@functools.lru_cache(maxsize=1)  # its size is wanted before the section is
+@functools.lru_cache(maxsize=1)  # its size is requested before the section itself
 def pack_tokenizer(tokenizer_json: bytes) -> bytes:
     """Return the section: one LZ4 block, or the bytes themselves if they do not shrink."""
     packed = pack_block(Compression.LZ4HC, tokenizer_json)

@@ -1,4 +1,4 @@
-"""Names of types of matrices: ours, and what llama.cpp's come nearest to."""
+"""Names of types of matrices: our names, and llama.cpp's with our nearest type."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ TYPE_NAMES = (*(dtype_name(kind) for kind in Dtype if kind not in (Dtype.MIXED, 
 
 
 def our_type(name: str) -> str:
-    """Return our type of matrices for a name of ours or of llama.cpp's.
+    """Return our type for a name of ours or of llama.cpp's.
 
     Raises:
-        QsfArgumentError: it is neither.
+        QsfArgumentError: the name is unknown.
     """
     if name.lower() in TYPE_NAMES:
         return name.lower()

@@ -19,7 +19,7 @@ from qsf.file.layout import (
 )
 
 _T = TensorType
-_LAYER_ORDER: Final = (  # every vector and outlier table before the matrix that needs it
+_LAYER_ORDER: Final = (  # vectors and outlier tables come before the matrix that uses them
     _T.INPUT_NORM, _T.INPUT_NORM_BIAS,
     _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.Q_BIAS, _T.K_BIAS, _T.V_BIAS, _T.Q_NORM, _T.K_NORM,
     _T.SINKS, _T.DECAY_RATE, _T.DECAY_BIAS, _T.MIX_NORM,
@@ -145,9 +145,9 @@ def unit_order(role: Role, *, is_tied: bool) -> tuple[TensorType, ...]:
 def check_order(
     order: Sequence[int], earlier: Sequence[tuple[int, int]], kind: int, index: int, name: str
 ) -> None:
-    """Refuse a tensor that may not come after the ``earlier`` ones, each (type, index).
+    """Refuse a tensor that may not follow the ``earlier`` ones, each (type, index).
 
-    Experts repeat gate, up and down, so only types count.
+    Experts repeat gate, up and down, so only types are compared.
     """
     if kind not in order:
         raise QsfArgumentError(f"{name}: does not belong in this unit")

@@ -3,7 +3,7 @@
     header (zeros at first) | units, each at a multiple of 4096 | sections |
     UNIT, KIND, ROPE, ARCH, TENS, EBND | directory
 
-The last step writes the real header. Nothing is kept in memory but the tables.
+The last step writes the real header. Memory holds only the tables.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -49,7 +49,7 @@ from qsf.file.units import (
     unit_shapes,
 )
 
-LEAST_SAVING: Final = 0.03  # what compression must save to be worth its decoding
+LEAST_SAVING: Final = 0.03  # least saving of a compression that is worth its decoding
 _COPY_BYTES: Final = 1 << 20
 _NO_INDEX: Final = -1  # of a unit whose place in the file is not known yet
 _MAX_THREADS: Final = 4
@@ -69,13 +69,13 @@ class _OpenUnit:
     crc32: int = 0
     raw_bytes: int = 0
     stored_bytes: int = 0
-    template: UnitId | None = None  # the earlier expert with the same tensors
+    template: UnitId | None = None  # an earlier expert with the same tensors
     tensors: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Entry:
-    """What the directory will say."""
+    """One entry of the directory to be written."""
 
     tag: str
     flags: int
@@ -92,8 +92,8 @@ class Writer(Output):
     renames it to its path; leaving it with an exception removes the temporary and keeps what was
     there.
 
-    Every method raises QsfArgumentError for what no reader would accept and QsfIOError, with
-    the path and the bytes written, for what the system refused.
+    Every method raises QsfArgumentError if a reader would not accept the result, and QsfIOError
+    with the path and the bytes written if the system refuses.
     """
 
     def __init__(
@@ -111,14 +111,14 @@ class Writer(Output):
         """Check the arguments and create the temporary.
 
         Args:
-            path: where the file shall be; an older file is replaced at the end.
+            path: the file; an older one is replaced at the end.
             header: the model's numbers.
             arch: the ``ARCH`` section.
             layer_kinds: what each layer computes; default: as header and ``arch`` say.
             rope_sets: default: one, of header and ``arch``.
             progress: called with the bytes written so far.
-            needed_bytes: about what the disk must hold, for the error when it is full.
-            n_threads: that compress; default: one per core, at most 4.
+            needed_bytes: approximate size, for the error when the disk is full.
+            n_threads: threads that compress; default: one per core, at most 4.
         """
         super().__init__(path, progress, needed_bytes)
         self.header = header
@@ -133,11 +133,15 @@ class Writer(Output):
         self._is_tied = arch.tied_head
         self._n_threads = n_threads or min(_MAX_THREADS, os.cpu_count() or 1)
         self._entries: list[_Entry] = []
-        self._units: list[_OpenUnit] = []  # those that have ended
+        self._units: list[_OpenUnit] = []  # complete units
         ids = self._list_ids()
         self._next_experts = deque(i for i in ids if i.role == Role.EXPERT)
-        self._next_units = deque(i for i in ids if i.role != Role.EXPERT)  # the others
-        self._templates: dict[tuple[object, ...], UnitId] = {}  # by what an expert has
+        self._next_units = deque(
+            i for i in ids if i.role != Role.EXPERT
+        )  # units that are no experts
+        self._templates: dict[
+            tuple[object, ...], UnitId
+        ] = {}  # template by the tensors of an expert
         self._bands: list[int] = []
         self._unit: _OpenUnit | None = None
         self._tensor: Tensor | None = None
@@ -164,7 +168,7 @@ class Writer(Output):
     # ---- units ----
 
     def _list_ids(self) -> list[UnitId]:
-        """Return the units that the file shall have."""
+        """Return the units that the complete file must have."""
         experts = [
             lay.layer_unit(layer).of_expert(expert)
             for layer, kind in enumerate(self._kinds)
@@ -186,7 +190,7 @@ class Writer(Output):
         Args:
             unit: which one: its role, and the layer and expert of that role.
             dtype: the unit's quantisation type, ``Dtype.MIXED`` when its tensors differ.
-            compression: of a layer; stored plainly all the same when it saves less than 3 %.
+            compression: of a layer; the layer is stored uncompressed if that saves less than 3 %.
             importance: how much the layer matters, or the share of the calibration's tokens that
                 chose the expert; finite and >= 0.
         """
@@ -206,7 +210,7 @@ class Writer(Output):
         self._unit = _OpenUnit(unit, self._at, dtype, compression, importance)
 
     def _left(self, role: Role) -> deque[UnitId]:
-        """Return the units of the role's sequence that are not written."""
+        """Return the missing units of the role's sequence."""
         return self._next_experts if role == Role.EXPERT else self._next_units
 
     def _check_compression(self, unit: UnitId, compression: int) -> None:
@@ -359,7 +363,7 @@ class Writer(Output):
         """End the unit; a compressed layer is packed now. Return how it is stored.
 
         Args:
-            compression: instead of what ``begin_unit`` was told, as after ``sample``.
+            compression: replaces that of ``begin_unit``, such as after ``sample``.
         """
         unit = self._complete_unit()
         if compression is not None:
@@ -379,7 +383,7 @@ class Writer(Output):
         return Stored(Compression(unit.compression), unit.stored_bytes, unit.raw_bytes)
 
     def _check_fixed(self, unit: _OpenUnit) -> None:
-        """Has the final unit its norm, and its head unless that is tied?"""
+        """True if the final unit has its norm, and its head unless that is tied."""
         if unit.id.role != Role.FINAL:
             return
         types = [t.type for t in unit.tensors]
@@ -463,10 +467,9 @@ class Writer(Output):
 
     @contextlib.contextmanager
     def completed(self) -> Iterator[Path]:
-        """Yield the path of the temporary, complete but for what is written later.
+        """Yield the path of the temporary, complete but for the tables and the header.
 
-        So the model can be measured, and the result be written: what comes next takes the place of
-        the tables.
+        So the model can be measured before the result is written: later writes replace the tables.
         """
         self._require_open()
         entries, at = list(self._entries), self._at
@@ -478,7 +481,7 @@ class Writer(Output):
             self._truncate(at)
 
     def change_arch(self, **changes: int) -> None:
-        """Change fields of ``ARCH`` that follow from what the complete file was measured to do."""
+        """Change fields of ``ARCH`` that depend on measurements of the complete file."""
         values: dict[str, Any] = {**changes}
         self._arch = replace(self._arch, **values)
         self._tables["ARCH"] = pack_arch(self._arch, self.header, QsfArgumentError)

@@ -1,7 +1,7 @@
-"""From what a user calls a model to its .qsf file: names, the HuggingFace cache, conversions kept.
+"""From a model's name to its .qsf file: names, the HuggingFace cache, kept conversions.
 
-Nothing here is imported where a .qsf file is named: its first bytes are enough (``names.is_qsf``).
-Downloads and conversions run in processes of their own, which have ended before the model is
-opened, so that none of their memory is in the budget.
+A .qsf file is recognised by its first bytes (``names.is_qsf``), without importing this package.
+Downloads and conversions run in processes of their own, which end before the model is opened, so
+that their memory is not in the budget.
 """
 # SPDX-License-Identifier: Apache-2.0

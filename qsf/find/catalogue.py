@@ -1,4 +1,4 @@
-"""Short names of models that people begin with: where they are, their licence, what they take."""
+"""Short names of popular models: repository, licence, sizes."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ class Suggested:
 
     Attributes:
         name: what a user types.
-        repo: ``org/name`` on the hub; nobody is asked for consent there.
-        licence: by its SPDX name where it has one.
-        good_for: in a few words.
+        repo: ``org/name`` on the hub, which asks for no consent.
+        licence: its SPDX name, if it has one.
+        good_for: its use in a few words.
         download_mb: the checkpoint, of 16 bits a weight.
         file_mb: the .qsf file.
         memory_mb: the process with all weights in memory and 4096 tokens of context.
-        least_mb: the least budget that it runs in, reading the others for each token.
+        least_mb: the least budget, with weights read for each token.
     """
 
     name: str
@@ -67,12 +67,14 @@ SUGGESTED: Final = (
 
 
 def suggested(name: str) -> Suggested | None:
-    """Return the model of that short name, whatever the case of its letters."""
+    """Return the model with that short name, in any case of letters."""
     return next((model for model in SUGGESTED if model.name == name.lower()), None)
 
 
 def likely_name(name: str) -> str | None:
-    """Return the short name that ``name`` may mean: of that family the smallest, else alike."""
+    """Return a short name similar to ``name``: the smallest model of that family, else a similar
+    spelling.
+    """
     from difflib import get_close_matches
 
     names = [model.name for model in SUGGESTED]

@@ -1,6 +1,6 @@
 """Downloads a model from the HuggingFace hub into its cache: a process of its own.
 
-Only the files that a conversion needs are fetched; a download that broke off goes on where it was.
+Only the files that a conversion needs are fetched; an interrupted download is resumed.
 Prints the folder, or the GGUF file.
 """
 # SPDX-License-Identifier: Apache-2.0
@@ -26,9 +26,9 @@ from qsf.system.confine import limit_file_bytes
 
 _TEXTS = ("*.json", "*.jinja", "README.md", "LICENSE*")
 _MAX_FILES = 2000
-_MAX_ANSWER_BYTES = 8 << 20  # of what is no file
+_MAX_ANSWER_BYTES = 8 << 20  # of an answer that is not a file
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-# The library makes names of files of these, and where they hold ".." of files anywhere.
+# The library makes file names of these values; ".." in one could name any file.
 _HEADERS = {"x-repo-commit": _COMMIT} | dict.fromkeys(
     ("etag", "x-linked-etag"), re.compile(r'(W/)?"?\w[\w.:+=-]{0,127}"?')
 )
@@ -54,11 +54,11 @@ def main() -> int:
 
 
 def download(repo: str, type_name: str, *, is_quiet: bool, is_yes: bool) -> Path:
-    """Return where the model is in the hub's cache, after asking the user.
+    """Return the model's place in the hub's cache; asks the user before a download.
 
     Raises:
         QsfIOError: the hub or the network refused.
-        QsfConversionError: there is nothing that can be converted.
+        QsfConversionError: nothing there can be converted.
     """
     if is_quiet:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
@@ -68,7 +68,9 @@ def download(repo: str, type_name: str, *, is_quiet: bool, is_yes: bool) -> Path
     get_session().event_hooks = {
         **get_session().event_hooks, "response": [lambda answer: _check_answer(repo, answer)]
     }  # fmt: skip
-    get_session().headers["accept-encoding"] = "identity"  # so that an answer is as long as it says
+    get_session().headers["accept-encoding"] = (
+        "identity"  # so that the length of an answer is the stated one
+    )
     try:
         info = HfApi().model_info(repo, files_metadata=True, timeout=20)
         if _COMMIT.fullmatch(str(info.sha)) is None:
@@ -89,7 +91,7 @@ def download(repo: str, type_name: str, *, is_quiet: bool, is_yes: bool) -> Path
 
 
 def _check_answer(repo: str, answer: Any) -> None:
-    """Check an answer of the hub before the library uses it: whoever answers may be anybody."""
+    """Check an answer of the hub before the library uses it: the answer is untrusted."""
     for name, form in _HEADERS.items() if answer.request.method == "HEAD" else ():
         value = answer.headers.get(name)
         if value is not None and form.fullmatch(value) is None:
@@ -98,7 +100,7 @@ def _check_answer(repo: str, answer: Any) -> None:
     if is_api and "/api/" not in answer.headers.get("location", "/api/"):
         raise QsfIOError(f"{repo}: the hub sends us elsewhere: {answer.headers['location']!r}")
     if answer.status_code < 300 and not is_api:
-        return  # a file, which is written while it comes
+        return  # a file is written while it arrives
     if answer.headers.get("content-encoding", "identity") != "identity":
         raise QsfIOError(f"{repo}: the hub's answer is packed, which nobody asked for")
     data = b""

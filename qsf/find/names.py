@@ -28,8 +28,8 @@ class Named:
     Attributes:
         path: the .qsf file, the folder or the GGUF file; None: to be found on the hub.
         repo: ``org/name`` on the hub; "": it is a file or a folder.
-        type_name: the type asked for, by our name or llama.cpp's; "": none.
-        is_qsf: ``path`` is to be opened as it is.
+        type_name: the requested type, by our name or llama.cpp's; "": none.
+        is_qsf: ``path`` is a .qsf file.
     """
 
     path: Path | None
@@ -43,14 +43,14 @@ class Named:
         type_name = self.type_name
         is_file = self.path is not None and self.path.is_file()
         if is_file and self.path is not None and type_name.lower() not in TYPE_NAMES:
-            # llama.cpp's name of a type then says which file is meant.
+            # A type by llama.cpp's name selects a file; it is not converted to another type.
             type_name = "" if type_name.upper() in self.path.name.upper() else type_name
             return our_type(type_name) if type_name else ""
         return our_type(type_name) if type_name else DEFAULT_TYPE
 
 
 def meaning_of(model: str) -> Named:
-    """Return what ``model`` means. Raises QsfError, with what to do, if it cannot be a model."""
+    """Return the meaning of ``model``. Raises QsfError, with what to do, if it is no model."""
     url = _URL.match(model)
     if url is not None:
         model = url[1]
@@ -121,7 +121,7 @@ def _existing(path: Path, type_name: str) -> Named:
 
 
 def _first_part(path: Path) -> Path:
-    """Return the file, which has no parts or is the first. Raises QsfConversionError else."""
+    """Return the file if it is whole or the first part. Raises QsfConversionError otherwise."""
     names = part_names(path.name)
     if path.name == names[0]:
         return path
@@ -131,10 +131,10 @@ def _first_part(path: Path) -> Path:
 
 
 def source_folder(path: Path) -> Path:
-    """Return the folder, or the one GGUF file in it, that the converter takes.
+    """Return the folder, or the one GGUF file in it, that the converter reads.
 
     Raises:
-        QsfError: there is no model in it, only what belongs to one.
+        QsfError: the folder has no model, or only parts of one.
     """
     path = snapshot_of(path)
     if (path / "config.json").exists():
@@ -191,7 +191,9 @@ _HUB = "huggingface/hub"
 
 
 def snapshot_of(folder: Path) -> Path:
-    """Return the snapshot in a folder of the hub's cache (``models--org--name``), else itself."""
+    """Return the snapshot of a folder of the hub's cache (``models--org--name``); other folders
+    unchanged.
+    """
     snapshots = folder / "snapshots"
     if not snapshots.is_dir():
         return folder
@@ -221,7 +223,7 @@ def cached_source(named: Named) -> Path | None:
 
 
 def wanted_weights(folder: Path, names: list[str]) -> set[str]:
-    """Return the names of the weights' files, by the index where there is one."""
+    """Return the file names of the weights, from the index if the model has one."""
     for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
         if index in names:
             try:
@@ -233,7 +235,7 @@ def wanted_weights(folder: Path, names: list[str]) -> set[str]:
 
 
 def gguf_of(names: list[str], type_name: str) -> str | None:
-    """Choose a GGUF file: of the requested type, else 8 bits; of a split file the first part."""
+    """Choose a GGUF file: of the requested type, else of 8 bits; the first part of a split file."""
     files = sorted(name for name in names if name.lower().endswith(".gguf") and "/" not in name)
     files = [name for name in files if name == part_names(name)[0]]
     order = [type_name.upper()] if type_name else ["F16", "BF16", "Q8_0", "Q6_K", "Q4_K_M"]

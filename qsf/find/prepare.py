@@ -1,4 +1,4 @@
-"""Finds the .qsf file of a model, and downloads and converts it where there is none yet."""
+"""Finds the .qsf file of a model; downloads and converts the model first if needed."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qsf.find.names import Named, cached_source, meaning_of
 
 
 class ChildFailedError(Exception):
-    """A download or a conversion failed, and has said why."""
+    """A download or conversion failed and has printed why."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__()
@@ -23,10 +23,10 @@ class ChildFailedError(Exception):
 
 
 def find_model(model: str, *, is_quiet: bool = False, is_yes: bool = False) -> Path:
-    """Return the .qsf file of what a user calls ``model``; it may have to be made first.
+    """Return the .qsf file of a model; downloads and converts it if needed.
 
     Args:
-        model: a path or a name, with ``:TYPE`` where another type than the usual is wanted.
+        model: a path or a name, with ``:TYPE`` for another type than the default.
         is_quiet: print no progress.
         is_yes: download without asking.
 
@@ -50,9 +50,10 @@ def find_model(model: str, *, is_quiet: bool = False, is_yes: bool = False) -> P
 
 
 def find_source(model: str, *, is_quiet: bool = False, is_yes: bool = False) -> Path:
-    """Return the folder or file of the original model; it may have to be downloaded first.
+    """Return the folder or file of the original model; downloads it if needed.
 
-    Raises: as ``find_model``.
+    Raises:
+        as ``find_model``.
     """
     named = meaning_of(model)
     source = named.path or cached_source(named)
@@ -129,7 +130,7 @@ _PROGRAMS = {
 
 
 def _run_child(words: list[str]) -> str:
-    """Run a program of ours to its end and return what it printed. Raises ChildFailedError."""
+    """Run one of our programs to its end and return its output. Raises ChildFailedError."""
     program, *arguments = words
     code = f"{_CHILD}{_PROGRAMS[program]}; main()"
     process = subprocess.Popen(
@@ -141,7 +142,7 @@ def _run_child(words: list[str]) -> str:
         with process:
             output = process.communicate()[0]
     except BaseException:
-        process.terminate()  # it removes what it has not finished
+        process.terminate()  # it removes its unfinished files
         process.wait()
         raise
     if process.returncode != 0:

@@ -1,7 +1,7 @@
-"""The models that were converted on the way to a run, in the user's cache folder.
+"""Converted models that `qsf run` keeps in the user's cache folder.
 
-A file ``NAME-TYPE-KEY.qsf`` has a small ``.json`` beside it: the name that the user gave, and what
-the source looked like. The time of that file is when the model was used last.
+A file ``NAME-TYPE-KEY.qsf`` has a small ``.json`` beside it, with the name that the user typed and
+a fingerprint of the source. The modification time of the ``.json`` is the time of the last use.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -36,12 +36,12 @@ class Kept:
 
     @property
     def full_name(self) -> str:
-        """What ``run`` and ``rm`` call it."""
+        """The model's name for ``run`` and ``rm``."""
         return f"{self.name}:{self.quant_type}"
 
 
 def store_folder() -> Path:
-    """Return the folder of all converted models."""
+    """Return the folder of the converted models."""
     folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not folder.is_absolute():
         folder = Path("~/.cache").expanduser()
@@ -49,14 +49,14 @@ def store_folder() -> Path:
 
 
 def place_of(name: str, quant_type: str) -> Path:
-    """Return where the model of that name and type is, or would be."""
+    """Return the path of the model with that name and type, which may not exist."""
     key = hashlib.sha256(f"{name}\0{quant_type}".encode()).hexdigest()[:8]
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).name)[:60].strip("-.") or "model"
     return store_folder() / f"{slug}-{quant_type}-{key}.qsf"
 
 
 def fingerprint_of(source: Path) -> str:
-    """Return a text that changes when the files of a source do, or the version of .qsf files."""
+    """Return a text that changes with the source's files and with the version of .qsf files."""
     digest = hashlib.sha256(f"{VERSION}\n".encode())
     paths = [source.with_name(name) for name in part_names(source.name)]
     if source.is_dir():
@@ -72,7 +72,7 @@ _MAX_NOTE_BYTES = 64 << 10
 
 
 def read_kept(path: Path) -> Kept | None:
-    """Return what is known of a converted model; None: it is not there, or not whole."""
+    """Return a converted model's record, or None if it is missing or incomplete."""
     note = path.with_suffix(".json")
     try:
         facts = read_json_file(note, max_bytes=_MAX_NOTE_BYTES)
@@ -94,7 +94,7 @@ def write_note(path: Path, name: str, quant_type: str, fingerprint: str) -> None
 
 
 def mark_used(path: Path) -> None:
-    """Remember that the model is used now."""
+    """Record that the model is used now."""
     with contextlib.suppress(OSError):
         os.utime(path.with_suffix(".json"))
 
@@ -122,7 +122,9 @@ def remove(kept: Kept) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, waiting: str = "") -> Iterator[None]:
-    """Let one process at a time make or remove ``path``; say ``waiting`` where another does."""
+    """Let one process at a time make or remove ``path``; prints ``waiting`` while another process
+    does.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = files.open_lock(path.with_suffix(".lock"), 0o666)

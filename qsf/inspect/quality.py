@@ -1,4 +1,4 @@
-"""``qsf-inspect --quality`` and ``--report``: how well a file matches what it was made of."""
+"""``qsf-inspect --quality`` and ``--report``: the file's quality report."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def quality_lines(reader: Reader) -> Iterator[str]:
-    """Yield the whole report for people. Raises QsfError when the file holds none."""
+    """Yield the whole report for people. Raises QsfError if the file has no report."""
     quality = read_quality(reader)
     bits = reader.file_bytes * 8 / quality.n_weights
     yield f"{reader.path}: {reader.file_bytes:,} bytes, {bits:.2f} bits a weight"
@@ -24,7 +24,7 @@ def quality_lines(reader: Reader) -> Iterator[str]:
 
 
 def describe_quality(reader: Reader) -> dict[str, Any]:
-    """Return what ``--quality --json`` prints. Raises QsfError when the file holds no report."""
+    """Return the output of ``--quality --json``. Raises QsfError if the file has no report."""
     quality = read_quality(reader)
     return {
         "path": str(reader.path),

@@ -47,7 +47,7 @@ _MAX_EVENTS = 64  # more than the engine keeps
 
 
 def error_of(status: int) -> errors.QsfError:
-    """Return the exception for the latest error of this thread, of this ``qsf_status``."""
+    """Return the exception for this ``qsf_status`` with this thread's latest error text."""
     detail = ffi.string(lib.qsf_error_detail()).decode("utf-8", "replace")
     kind = _ERROR_OF_STATUS.get(status, errors.QsfError)
     return kind(detail, is_damage=True) if status == lib.QSF_ERR_DAMAGED else kind(detail)
@@ -78,20 +78,20 @@ class Machine:
 
 
 def describe_machine() -> Machine:
-    """Return what the engine would run with; the two last fields describe this process now."""
+    """Return the machine's facts; the two last fields describe this process at the moment."""
     out = ffi.new("qsf_machine *")
     check_status(lib.qsf_machine_describe(out))
     return record(Machine, out, isa_available=tuple(text_of(out.isa_available).split()))
 
 
 def measure_roofline(n_threads: int, n_bytes: int, n_ms: int) -> Roofline:
-    """Measure what this machine can do at most on ``n_threads``, each limit for about ``n_ms``.
+    """Measure the limits of this machine on ``n_threads``, each for about ``n_ms``.
 
-    ``n_bytes`` of memory (from 64 MiB, better several times the last cache) are read from.
+    Reads from ``n_bytes`` of memory: 64 MiB at least, better several times the last cache.
 
     Raises:
         QsfArgumentError: a number is out of bounds.
-        QsfMemoryError: the system has not so much memory.
+        QsfMemoryError: the system lacks the memory.
     """
     out = ffi.new("qsf_roofline *")
     try:
@@ -162,11 +162,13 @@ class Options:
 _OPTION_PATHS = ("draft_path", "kv_folder")
 _NO_NUMBERS = ("is_pinned", "is_exact", "kv_rotation", *_OPTION_PATHS)
 _OPTION_NUMBERS = tuple(name for name in Options.__slots__ if name not in _NO_NUMBERS)
-_PATHS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # what structs of options point to
+_PATHS: WeakKeyDictionary[Any, list[Any]] = (
+    WeakKeyDictionary()
+)  # memory that structs of options point to
 
 
 def plan_model(path: str | os.PathLike[str], options: Options) -> MemoryPlan:
-    """Return what opening would take, also where that does not fit the budget."""
+    """Return the memory plan of opening, even if it exceeds the budget."""
     out = ffi.new("qsf_plan *")
     status = lib.qsf_model_plan(path_bytes(path), options.as_struct(), out)
     if status == lib.QSF_ERR_NOMEM and out.min_budget_bytes:
@@ -176,7 +178,7 @@ def plan_model(path: str | os.PathLike[str], options: Options) -> MemoryPlan:
 
 
 def path_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Return a path as the engine takes it. Raises QsfArgumentError for one with a zero byte."""
+    """Return a path as bytes for the engine. Raises QsfArgumentError for one with a zero byte."""
     raw = os.fsencode(path)
     if b"\0" in raw:
         raise errors.QsfArgumentError(f"a path cannot contain a zero byte: {path!r}")
@@ -211,13 +213,13 @@ class ModelInfo:
 
 
 class _Owner:
-    """Closes a handle, in the process that opened it only.
+    """Closes a handle, only in the process that opened it.
 
-    A process made by ``os.fork()`` has the memory of the engine but none of its threads: whatever
-    waits for one there, closing included, would wait for ever.
+    A process made by ``os.fork()`` has the engine's memory but none of its threads: a call that
+    waits for a thread, closing included, would never return.
 
-    The handle holds its owner, so the owner outlives the handle however the collector orders
-    things.
+    The handle refers to its owner, so the owner lives longer, in whatever order the collector
+    works.
     """
 
     def __init__(self, close: Any, kind: str) -> None:
@@ -346,7 +348,8 @@ class NativeSession:
     ) -> int:
         """Fill rows of ``logits`` [n_tokens - first_row, n_vocab]; return the new ``n_done``.
 
-        Row i is for token ``first_row + i``; those before ``n_done`` are filled already.
+        Row i is for token ``first_row + i``; the rows of tokens before ``n_done`` are already
+        filled.
         """
         done = ffi.new("size_t *", n_done)
         floats = ffi.from_buffer("float[]", logits, require_writable=True)
@@ -372,7 +375,7 @@ class NativeSession:
         return bool(lib.qsf_session_is_ahead(self._live_handle(), token))
 
     def draft(self, tokens: array[int]) -> None:
-        """Give the next pass of a step these guesses of the tokens after it, not the engine's."""
+        """Replace the engine's drafts in the next pass of a step by these."""
         check_status(lib.qsf_session_draft(self._live_handle(), _tokens(tokens), len(tokens)))
 
     def position(self) -> int:
@@ -386,7 +389,7 @@ class NativeSession:
         return out
 
     def count_common(self, tokens: array[int]) -> int:
-        """Return how many of ``tokens`` the session holds from its beginning on."""
+        """Return how many leading ``tokens`` the session holds."""
         n_common = lib.qsf_session_common(self._live_handle(), _tokens(tokens), len(tokens))
         return int(n_common)
 
@@ -395,7 +398,7 @@ class NativeSession:
         check_status(lib.qsf_session_rewind(self._live_handle(), n_tokens))
 
     def cancel(self) -> None:
-        """Stop the running call, or the next; from any thread."""
+        """Stop the running call, or else the next one; from any thread."""
         lib.qsf_session_cancel(self._live_handle())
 
     def read_logits(self, out: npt.NDArray[np.float32]) -> None:
@@ -434,7 +437,7 @@ class NativeSampler:
         presence_penalty: float = 0.0,
         logit_bias: Mapping[int, float] | None = None,
     ) -> None:
-        """Take parameters that ``SamplingParams`` has checked; ``logit_bias`` is by token id."""
+        """Set parameters that ``SamplingParams`` has checked; ``logit_bias`` is by token id."""
         self._how = ffi.new("qsf_sampling *")
         lib.qsf_sampling_default(self._how)
         self._how.temperature = temperature
@@ -462,7 +465,7 @@ class NativeSampler:
         item.biased, item.biases, item.n_biased = self._biased, self._biases, self._n_biased
 
     def take_state(self, item: Any) -> None:
-        """Continue with the state of the random generator after the choice of ``item``."""
+        """Continue with the random generator's state after the choice of ``item``."""
         self._random_state[0] = item.random_state
 
 

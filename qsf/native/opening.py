@@ -14,22 +14,22 @@ from qsf.options import IO_METHODS, Budget, ModelOptions
 
 BYTES_PER_MB = 2**20
 
-# What Python itself still takes after the engine was opened: the growing text and token
-# lists, encoder caches. Measured: generating takes below 1 MiB, encoding a prompt of 16 KB
-# (4000 tokens) up to 6.
+# Memory that Python takes after the engine was opened: the growing text and token lists, encoder
+# caches. Measured: below 1 MiB for generating, up to 6 for encoding a prompt of 16 KB (4000
+# tokens).
 _RESERVE_BYTES = 8 * BYTES_PER_MB
 
-# Encoding a text of the longest that a context takes (qsf.text.tokenizer.max_text_bytes). 8 MB are
-# enough for the 4096 tokens that a model gets where nobody asks for more.
+# Memory for encoding the longest text of a context (qsf.text.tokenizer.max_text_bytes). 8 MB are
+# enough for the default of 4096 tokens.
 _RESERVE_BYTES_PER_TOKEN = 2 << 10
 _MAX_RESERVE_BYTES = 32 * BYTES_PER_MB  # longer contexts: see docs/memory.md
 
-# Below these an option gives back too little to be worth naming.
+# Options that would save less than this are not named.
 _WORTH_BYTES = BYTES_PER_MB
 
 
 def native_options(options: ModelOptions, reserve_bytes: int = 0) -> binding.Options:
-    """Return the engine's options, sizes in bytes; Python keeps at least ``reserve_bytes``."""
+    """Return the engine's options in bytes; the plan leaves Python at least ``reserve_bytes``."""
     key_bits, value_bits = (
         (None, None) if options.kv_type is None else parse_kv_type(options.kv_type)
     )
@@ -71,7 +71,7 @@ def temporary_folder() -> str:
 
 
 def budget_mb(ram_budget: int | str | None) -> int | str | None:
-    """Return a budget in MB, "auto", or None; sizes and shares of the machine become numbers."""
+    """Return a budget in MB, "auto" or None; sizes and shares become MB."""
     value = Budget().parse(ram_budget) if isinstance(ram_budget, str) else ram_budget
     if isinstance(value, str) and value.endswith("%"):
         memory_bytes = binding.describe_machine().memory_bytes
@@ -87,7 +87,7 @@ def _budget_bytes(ram_budget: int | str | None) -> int:
 
 
 def text_budget_bytes(options: ModelOptions) -> int | None:
-    """Return the memory that a tokenizer may take, before a plan is made; None: no limit."""
+    """Return the memory that a tokenizer may take before a plan exists; None: no limit."""
     n_mb = budget_mb(options.ram_budget)
     if isinstance(n_mb, str):
         return binding.describe_machine().available_bytes
@@ -108,7 +108,7 @@ def plan_native(
 
 
 def with_policy(plan: binding.MemoryPlan, options: ModelOptions) -> binding.MemoryPlan:
-    """Return the plan with the KV policy, which it must have room for."""
+    """Return the plan after checking that the KV policy fits in its context."""
     policy = parse_kv_policy(options.kv_policy)
     if policy is not None:
         policy.check_context(plan.ctx_tokens)
@@ -135,20 +135,20 @@ def open_native(
         error.path = os.fspath(path)
         if not isinstance(error, QsfUnsupportedError) or options.io in (None, "auto"):
             raise
-        # The file is checked first: if that succeeds, the method is what is not supported.
+        # The file is checked first: if the check succeeds, the way of reading is not supported.
         plan_native(path, replace(options, io=None, io_depth=None), reserve_bytes)
         raise QsfUnsupportedError(f"io={options.io}: {error}", argument="io") from error
 
 
 def io_origin(options: ModelOptions, info: binding.ModelInfo) -> str:
-    """Return whose choice the way of reading is: the user's or the probe's."""
+    """Return who chose the way of reading: the user or the probe."""
     if options.io not in (None, "auto"):
         return "as asked"
     return "found by a probe" if info.io_is_probed else "chosen"
 
 
 def does_not_fit(plan: binding.MemoryPlan, *, is_command: bool = False) -> str:
-    """Return how much is needed, what is short of it, and what would make it fit.
+    """Return how much memory is needed, what is too small, and which options would make it fit.
 
     With ``is_command`` arguments are named as the options of ``qsf-run``.
     """
@@ -177,7 +177,7 @@ def does_not_fit(plan: binding.MemoryPlan, *, is_command: bool = False) -> str:
             f"machine or its control group leaves this process {_mb(plan.ceiling_bytes)}"
         )
         ways.append("memory must be freed, or the group's limit raised")
-    # The plan is the smallest possible: whatever is still large was requested by an option.
+    # The plan is the smallest possible: if a part is large, an option requested it.
     if plan.kv_bytes >= _WORTH_BYTES:
         ways.append(f"{name('max_seq_len')} with a shorter context (it takes {_mb(plan.kv_bytes)})")
         if plan.max_sessions > 1 and not is_command:

@@ -1,4 +1,4 @@
-"""One pass over the weights for many sessions, and one choice for many: lists to C and back."""
+"""One pass over the weights for many sessions, and one choice for each: lists to C and back."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ class PassItem:
 
     Attributes:
         session: a Session of the model; each at most once in a pass.
-        tokens: what follows the tokens that the session holds: a piece of a prompt, or the token
-            that was chosen.
+        tokens: the next tokens of the session: a part of a prompt, or the chosen token.
         wants: logits of no token, of the last one (``choose`` takes them), or of all; "ahead": of
-            the last one, and the pass may evaluate guesses of what follows: ``is_ahead``.
-        logits: for "all" the pass puts them here, f32 [n_tokens, n_vocab]: into a buffer of the
-            caller's that is this large or larger, else into a new array of numpy.
-        n_hidden: the hidden states of the last so many tokens, what the head would read, are added
-            to ``hidden``; they must want no logits.
+            the last one, and the pass may evaluate drafts after it: ``is_ahead``.
+        logits: receives those of "all", f32 [n_tokens, n_vocab]: the caller's buffer if it is
+            large enough, else a new array of numpy.
+        n_hidden: the hidden states before the head of the last so many tokens are added to
+            ``hidden``; such an item wants no logits.
         hidden: f64 [dim], any buffer.
         is_cancelled: set by the pass: ``session.cancel()`` was called meanwhile, and the session
-            holds what it held before.
+            is unchanged.
     """
 
     session: Any
@@ -57,15 +56,15 @@ class PassItem:
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """What a pass took.
+    """Times and counts of a pass.
 
     Attributes:
-        ns: nanoseconds of the pass, from the start of its turn.
-        wait_ns: of them, those of waiting for streamed weights.
+        ns: duration of the pass in nanoseconds, without waiting for its turn.
+        wait_ns: the part of it spent waiting for streamed weights.
         read_bytes: weights that were read meanwhile, partly ahead for the next pass.
         n_tokens: tokens of all items.
-        n_rows: of them, those with logits.
-        n_drafts: guesses that were evaluated beside them.
+        n_rows: tokens with logits.
+        n_drafts: drafts that were evaluated as well.
     """
 
     ns: int
@@ -114,7 +113,7 @@ class Chosen(NamedTuple):
 
     Attributes:
         token: its id.
-        logprob: its log-probability by the model alone; None where it was not asked for.
+        logprob: its log-probability by the model alone; None if not requested.
         top: (id, log-probability) of the most probable tokens, best first.
     """
 
@@ -128,16 +127,17 @@ class Choice:
     """One choice of ``Model.choose``.
 
     Attributes:
-        session: the Session whose logits, those of the last token of its latest pass.
-        sampler: how; None chooses nothing, for the log-probability of ``token``.
+        session: the Session; its logits after the last token are used.
+        sampler: its parameters and generator; None: nothing is chosen, ``token`` gets its
+            log-probability.
         recent: the tokens that the repetition penalty applies to, usually all so far.
-        n_counted: so many of them, the last ones, count for frequency and presence penalty:
-            usually those of the answer.
+        n_counted: frequency and presence penalty apply to the last so many of these, usually those
+            of the answer.
         mask: which tokens are allowed, as bits: bit i % 32 of the 32-bit word i / 32, little end
             first; any object with a buffer. None: all.
-        top_logprobs: None: no log-probabilities; 0: that of the token; more: also those of the
-            most probable ones.
-        logits: f32 [n_vocab], chosen from instead of the session's: a row of a pass, any buffer.
+        top_logprobs: None: no log-probabilities; 0: only the token's; n: also those of the n most
+            probable tokens.
+        logits: f32 [n_vocab], used instead of the session's: a row of a pass, any buffer.
         token: see ``sampler``.
     """
 
@@ -159,8 +159,7 @@ def choose(
     sessions: the engine's, of each choice.
 
     Returns:
-        For each what was chosen, or why nothing could be: NaN among its logits, a mask that
-        allows no token.
+        For each item the choice, or the error: NaN among its logits, a mask that allows no token.
 
     Raises:
         QsfArgumentError: an argument is out of range; nothing was chosen.
@@ -169,9 +168,10 @@ def choose(
     keep: list[Any] = []
     for struct, session, choice in zip(structs, sessions, choices, strict=True):
         struct.session = session._live_handle()
-        # All that a struct points to must live until the call has ended, and its results are read.
+        # Memory that a struct points to must live until the call has ended and its results are
+        # read.
         keep.extend(_fill(struct, choice, model))
-        struct.status = 1  # of no item that was tried
+        struct.status = 1  # no item has this status after a try
     status = lib.qsf_model_choose(model._live_handle(), structs, len(choices))
     if choices and structs[0].status == 1:
         check_status(status)
@@ -179,7 +179,7 @@ def choose(
 
 
 def _fill(struct: Any, choice: Choice, model: NativeModel) -> list[Any]:
-    """Fill a ``qsf_choose_item``; return the memory that it points to."""
+    """Fill a ``qsf_choose_item``; return the objects that own the memory it points to."""
     keep: list[Any] = []
 
     def pointer(kind: str, values: Any) -> Any:

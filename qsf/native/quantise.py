@@ -32,10 +32,10 @@ class Rounding:
 
 @dataclass(frozen=True, slots=True)
 class RoundingSums:
-    """What was lost; fields as ``qsf_rounding_sums`` in qsf.h.
+    """The sums of rounding errors; fields as ``qsf_rounding_sums`` in qsf.h.
 
-    ``bad_row`` is None, or the first of the 16 rows in which a value could not be stored; nothing
-    else means anything then.
+    ``bad_row`` is None, or the first of the 16 rows with a value that cannot be stored; the sums
+    are invalid then.
     """
 
     n_values: int
@@ -96,7 +96,7 @@ def _shape(rows: Float32Array) -> tuple[int, int]:
 
 
 def _floats(values: Float32Array) -> Any:
-    """A pointer that keeps alive what it points to: the array, or a copy that C can read."""
+    """A pointer together with its memory: the array, or a copy that C can read."""
     return ffi.from_buffer("float[]", np.ascontiguousarray(values, np.float32))
 
 
@@ -112,7 +112,7 @@ def _output(stored: Float32Array | None, rows: Float32Array) -> Any:
 
 
 def _rounding(how: Rounding, n_cols: int) -> tuple[Any, Any]:
-    """Return what must stay alive, and a ``qsf_rounding *``."""
+    """Return objects to keep alive, and a ``qsf_rounding *``."""
     if how.weights is not None and how.weights.shape != (n_cols,):
         raise QsfArgumentError(f"weights are {list(how.weights.shape)}: [{n_cols}] is asked for")
     weights = ffi.NULL if how.weights is None else _floats(how.weights)

@@ -18,7 +18,7 @@ def text_of(chars: Any) -> str:
 
 
 def optional_id(token: int) -> int | None:
-    """Return a token's id; None where there is none."""
+    """Return a token's id, or None if the engine has none."""
     return None if token == lib.QSF_TOKEN_NONE else token
 
 
@@ -31,9 +31,9 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 
 
 def record(kind: type[_Record], struct: Any, **more: Any) -> _Record:
-    """Return a struct as a record, a dataclass: ``more`` is what it reads otherwise.
+    """Return a struct as a dataclass; ``more`` are fields with values of their own.
 
-    A field that the struct lacks has the default of the record.
+    A field that the struct lacks gets the record's default.
     """
     annotations = kind.__annotations__
     for name in annotations.keys() - more.keys():
@@ -61,13 +61,13 @@ class UnitTime:
 
     Attributes:
         name: "embedding", "layer 0" and so on, "final".
-        is_resident: it is in memory now. Under memory pressure that changes.
-        is_skipped: a layer that is not run, by the quality asked for; all else is 0.
+        is_resident: it is in memory now, which changes under memory pressure.
+        is_skipped: ``quality`` skips this layer; all else is 0.
         n_passes: how often it was used.
-        read_bytes: from the file, in those.
+        read_bytes: bytes read from the file in these passes.
         read_ns: from the start of its first read to the end of its last, in nanoseconds.
         wait_ns: nanoseconds for which computing waited for it.
-        compute_ns: the rest of the nanoseconds from its beginning to its end.
+        compute_ns: the remaining nanoseconds between its begin and its end.
     """
 
     name: str
@@ -90,13 +90,13 @@ def unit_time(struct: Any) -> UnitTime:
 
 @dataclass(frozen=True, slots=True)
 class MemoryEvent:
-    """Memory that was given back under pressure, or taken again.
+    """Memory that was released under pressure, or taken again.
 
     Attributes:
         seconds: since the model was opened.
         bytes: how much.
-        available_bytes: what the system had left before.
-        is_given_back: False: it was taken again.
+        available_bytes: the system's free memory before.
+        is_given_back: True: released; False: taken again.
         n_units_resident: units in memory afterwards.
     """
 
@@ -117,10 +117,9 @@ DRAFTER_NOT_WORTH: int = lib.QSF_DRAFTER_NOT_WORTH
 class MemoryPlan:
     """Where the memory goes; fields as ``qsf_plan`` in qsf.h.
 
-    ``is_enough`` is False where the budget, or what the machine has to give, is too small;
-    ``min_budget_bytes`` is enough. ``skipped_layers`` ascend. ``text_bytes`` is the part of
-    ``process_bytes`` that the tokenizer has taken, and ``kv_policy`` the option; the engine does
-    not know them.
+    ``is_enough`` is False if the budget or the free memory is too small; ``min_budget_bytes``
+    would be enough. ``skipped_layers`` ascend. ``text_bytes`` is the part of ``process_bytes``
+    that the tokenizer has taken, and ``kv_policy`` the option; the engine does not know them.
     """
 
     budget_bytes: int
@@ -243,8 +242,9 @@ class Roofline:
     """A machine's limits; fields as ``qsf_roofline`` in qsf.h, in billions of 10^9.
 
     Attributes:
-        read_gb_per_s: GB/s read from memory, by all threads together.
-        gmadds_per_s: 10^9 8-bit multiply-adds a second of all threads; 0: there is no loop for it.
+        read_gb_per_s: GB/s read from memory by all threads together.
+        gmadds_per_s: 10^9 8-bit multiply-adds a second of all threads; 0: not measured on this
+            instruction set.
     """
 
     read_gb_per_s: float

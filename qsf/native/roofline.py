@@ -1,10 +1,10 @@
-"""The roofline: what the machine can do at most, and so how fast a model can be at best.
+"""The roofline: limits of the machine, and the highest speed of a model by these limits.
 
-Measured are bytes a second from memory and from the disk, and multiply-adds.
+Measures bytes a second from memory and from the disk, and multiply-adds a second.
 
-The disk is read as the engine reads it, a megabyte at a time by several threads into huge pages:
-for a virtual disk a read into small pages is a list of 256 places, and it answers those at half
-the speed. So the limit is the stricter of the two.
+The disk is read as the engine reads it, a megabyte at a time by several threads into huge pages. A
+read into small pages has a list of 256 addresses, which virtual disks serve at half the speed, so
+huge pages give the true limit.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -28,7 +28,7 @@ from qsf.system import files
 READ_BYTES = 1 << 20
 _HUGE_PAGE_BYTES = 2 << 20
 _MEMORY_BYTES = 1 << 30  # several times the caches of a processor,
-_LEAST_MEMORY_BYTES = 64 << 20  # but a small machine has not so much to give
+_LEAST_MEMORY_BYTES = 64 << 20  # for a machine with little memory
 _MEMORY_MS = 400
 _DISK_SECONDS = 0.5  # for each way of reading: six of them
 _DIRECT_READERS = (1, 2, 4, 8)
@@ -41,10 +41,10 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that the machine can do.
+    """Limits of the machine.
 
-    Keys of the first and last are numbers of threads, of the second how the disk was read, such
-    as "direct x4" and "buffered x1".
+    Keys of memory and multiply-adds are numbers of threads; keys of the disk are ways of reading,
+    such as "direct x4" and "buffered x1".
     """
 
     memory_gb_per_s: dict[str, float] = field(default_factory=dict)
@@ -53,11 +53,11 @@ class Limits:
 
     @property
     def best_disk_gb_per_s(self) -> float | None:
-        """By the best way of reading; None: not measured."""
+        """The speed of the best way of reading; None: not measured."""
         return max(self.disk_gb_per_s.values(), default=None)
 
     def best_of(self, other: Limits) -> Limits:
-        """Return the larger of each: other processes may have been busy during one of the two."""
+        """Return the larger of each figure: other processes may have slowed one measurement."""
 
         def larger(a: dict[str, float], b: dict[str, float]) -> dict[str, float]:
             return {name: max(rates.get(name, 0.0) for rates in (a, b)) for name in {**a, **b}}
@@ -78,7 +78,7 @@ class TokenCost(Protocol):
 
     @property
     def token_madds(self) -> int:
-        """Multiply-adds of its matrices, without the head."""
+        """Multiply-adds of a token's matrices, without the head."""
 
     @property
     def head_madds(self) -> int:
@@ -87,7 +87,7 @@ class TokenCost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The most that a test can reach. ``binding_bytes`` of a token come from the slowest part."""
+    """The highest speed of a test. ``binding_bytes`` of a token come from the slowest part."""
 
     limited_by: str  # "memory", "disk", "arithmetic"
     tok_per_s: float
@@ -105,28 +105,31 @@ def bound_of(
     first_bytes: float = 0.0,
     n_prompt_passes: int = 0,
 ) -> Bound | None:
-    """Return the limit of a test: the slowest of its needs, each at the machine's best rate.
+    """Return the limit of a test: the time of its slowest part at the machine's best rate.
 
     Args:
         cost: the bytes and multiply-adds of a token.
         limits: of the machine.
         n_tokens: of the test, generated or of a prompt.
         threads: number of threads, which selects the limits.
-        kv_token_bytes: of the KV cache that a token reads; ignored for a prompt.
-        streamed_bytes: of weights that a pass reads from the disk.
-        first_bytes: of a token, which memory gives before it is known what is to be read.
-        n_prompt_passes: of a prompt over the weights, one for each chunk; 0: tokens are generated.
+        kv_token_bytes: bytes of the KV cache that a token reads; ignored for a prompt.
+        streamed_bytes: bytes of weights that a pass reads from the disk.
+        first_bytes: bytes that a token reads from memory before its disk reads are known.
+        n_prompt_passes: passes over the weights for a prompt, one for each chunk; 0: tokens are
+            generated.
 
     Returns:
-        None if a limit that matters was not measured: generation needs that of memory, a prompt
-        that of arithmetic, both that of the disk if weights are streamed.
+        None if a needed limit was not measured: memory for generation, arithmetic for a prompt,
+        the disk for both if weights are streamed.
     """
     memory = limits.memory_gb_per_s.get(str(threads))
     disk = limits.best_disk_gb_per_s
     gmadds = limits.gmadds_per_s.get(str(threads))
     is_prompt = n_prompt_passes > 0
     per_token = n_prompt_passes / n_tokens if is_prompt else 1.0
-    seconds: dict[str, tuple[float, float | None]] = {}  # a token, and bytes of it
+    seconds: dict[
+        str, tuple[float, float | None]
+    ] = {}  # seconds for a token and their bytes, by part
     if streamed_bytes > 0:
         if not disk:
             return None
@@ -136,7 +139,7 @@ def bound_of(
     if is_prompt:
         if not gmadds:
             return None
-        # Of the head only the last token's logits are wanted. What attention multiplies is left
+        # Only the last token's logits of a prompt are computed. Attention's own products are left
         # out: the limit is that of the weights.
         n_madds = cost.token_madds + cost.head_madds / n_tokens
         seconds["arithmetic"] = (n_madds / gmadds / 1e9, None)
@@ -160,10 +163,11 @@ def measure_memory(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return GB/s read from memory and 10^9 8-bit multiply-adds a second, by number of threads.
 
-    A figure that the engine has no loop for on this processor is left out.
+    Omits a figure that the engine cannot measure on this processor.
+
 
     Raises:
-        QsfMemoryError: the system has not the memory to read from.
+        QsfMemoryError: the system lacks the memory to read from.
     """
     from qsf.native import binding
 
@@ -186,7 +190,7 @@ def measure_memory(
 def measure_disk(path: Path, progress: Progress) -> dict[str, float]:
     """Return GB/s at which ``path`` can be read, by way: "direct x4", "buffered x1".
 
-    Each way goes on where the last one ended, and none reads anything twice. Buffered reads are
+    Each way continues where the last one ended, so that nothing is read twice. Buffered reads are
     cold: the page cache is asked to forget the file first. A filesystem without O_DIRECT has no
     direct ways; a file of less than a megabyte has none at all.
 
@@ -222,7 +226,7 @@ def _read_file(
     fd = os.open(path, os.O_RDONLY | flag)
     try:
         if not flag:
-            os.fsync(fd)  # the cache keeps what is not written yet
+            os.fsync(fd)  # the cache would keep unwritten pages
             files.forget_cached(fd)
         return _read(fd, first, n_places, n_readers)
     finally:
@@ -230,9 +234,9 @@ def _read_file(
 
 
 def _read(fd: int, first: int, n_places: int, n_readers: int) -> tuple[float, int]:
-    """Read megabytes one after another, until the time is over or all are read.
+    """Read megabytes one after another until the time is over or all are read.
 
-    Returns GB/s and how many. Raises the OSError of a reader that failed.
+    Returns GB/s and the number of megabytes. Raises the OSError of a reader that failed.
     """
     places = iter(range(first, first + n_places))  # next() of one is atomic
 
@@ -256,7 +260,7 @@ def _read(fd: int, first: int, n_places: int, n_readers: int) -> tuple[float, in
 
 @contextlib.contextmanager
 def _buffers(n_buffers: int) -> Iterator[list[memoryview]]:
-    """A megabyte for each reader, each in a huge page of its own where the system grants them."""
+    """A megabyte for each reader, in its own huge page if the system grants them."""
     n_bytes = (n_buffers + 1) * _HUGE_PAGE_BYTES
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # a shared mapping gets no huge pages
     with mmap.mmap(-1, n_bytes, flags=flags) as block:
@@ -265,12 +269,12 @@ def _buffers(n_buffers: int) -> Iterator[list[memoryview]]:
                 block.madvise(mmap.MADV_HUGEPAGE)
         start = ctypes.c_char.from_buffer(block)
         skip = -ctypes.addressof(start) % _HUGE_PAGE_BYTES
-        del start  # a mapping that is pointed into cannot be closed
+        del start  # a mapping cannot be closed while a pointer into it exists
         whole = memoryview(block)
         views = []
         for i in range(n_buffers):
             at = skip + i * _HUGE_PAGE_BYTES
-            whole[at] = 1  # the page is there before the clock runs
+            whole[at] = 1  # maps the page before the clock starts
             views.append(whole[at : at + READ_BYTES])
         try:
             yield views

@@ -1,4 +1,4 @@
-"""The state of sessions as bytes, in pieces with checksums: see ``qsf_state.h``."""
+"""The state of sessions as bytes, in chunks with checksums: see ``qsf_state.h``."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a session holds; fields as ``qsf_state``."""
+    """The state of a session; fields as ``qsf_state``."""
 
     n_tokens: int
     has_logits: bool
@@ -27,7 +27,7 @@ class State:
 
 
 def state_key(model: NativeModel) -> bytes:
-    """Return the key of all that the bits of a state depend on."""
+    """Return a digest of all that decides the bits of a state."""
     key = ffi.new("unsigned char[]", lib.QSF_STATE_KEY_BYTES)
     check_status(lib.qsf_model_state_key(model._live_handle(), key))
     return bytes(key)
@@ -55,7 +55,7 @@ def write_state(
 
     Raises:
         QsfFormatError: checksum mismatch; the session is then empty.
-        QsfArgumentError: such a state does not fit the model or its context.
+        QsfArgumentError: the state belongs to another model or a longer context.
     """
     struct = _struct(state)
     raw = ffi.from_buffer(data)
@@ -65,13 +65,13 @@ def write_state(
 
 
 def adopt_state(session: NativeSession, tokens: array[int]) -> None:
-    """Make the session hold the tokens of the state that was written."""
+    """Make the session hold the tokens of the state that was restored."""
     ids = ffi.from_buffer("uint32_t[]", tokens)
     check_status(lib.qsf_session_adopt_state(session._live_handle(), ids))
 
 
 def copy_tokens(to: NativeSession, source: NativeSession, n_tokens: int) -> None:
-    """Make ``to`` hold the first ``n_tokens`` of what ``source`` holds, sharing its KV blocks."""
+    """Make ``to`` hold the first ``n_tokens`` of ``source`` by sharing its KV blocks."""
     check_status(lib.qsf_session_copy(to._live_handle(), source._live_handle(), n_tokens))
 
 

@@ -34,7 +34,7 @@ class Text:
         """Open the vocabulary of the file at ``source``, or that of a section's bytes.
 
         Raises:
-            QsfUnsupportedError: the file has none, or one of a newer version.
+            QsfUnsupportedError: the file has no vocabulary, or one of a newer version.
             QsfFormatError: it breaks a rule of docs/format.md.
         """
         out = ffi.new("qsf_text **")
@@ -82,11 +82,11 @@ class Text:
             n_room = count[0]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token in a text; b"" where it does not exist."""
+        """Return the bytes that a token adds to a text; b"" if it does not exist."""
         return self._bytes_of(lib.qsf_token_text, token_id)
 
     def token_name(self, token_id: int) -> bytes:
-        """Return how the vocabulary names a token; b"" where it does not exist."""
+        """Return a token's name in the vocabulary; b"" if it does not exist."""
         return self._bytes_of(lib.qsf_token_name, token_id)
 
     def _bytes_of(self, function: object, token_id: int) -> bytes:
@@ -97,7 +97,7 @@ class Text:
         return bytes(ffi.buffer(out, n_bytes))
 
     def find(self, name: bytes, *, is_added: bool) -> int | None:
-        """Return the token with this name; of two, the added one or the other."""
+        """Return the token with this name; if two share it, ``is_added`` selects one."""
         token_id = lib.qsf_token_find(self._handle, ffi.from_buffer(name), len(name), is_added)
         return None if token_id == lib.QSF_TOKEN_NONE else int(token_id)
 
@@ -140,7 +140,7 @@ class TextDecoder:
         return bytes(ffi.buffer(self._out, self._count[0])).decode()
 
     def flush(self) -> str:
-        """Return what is left: U+FFFD for an unfinished character, else ""."""
+        """Return the rest: U+FFFD for an unfinished character, else ""."""
         n_bytes = lib.qsf_decoder_flush(self._state, self._out)
         return bytes(ffi.buffer(self._out, n_bytes)).decode()
 

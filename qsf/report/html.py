@@ -1,8 +1,7 @@
 """The quality report as one HTML page that needs nothing else: no script, no font, no network.
 
-The page is made of what the file holds, so that ``qsf-convert --report`` and
-``qsf-inspect --report`` write the same. Names come from a checkpoint somebody else made:
-everything goes through `_text`.
+The page depends on the file alone, so ``qsf-convert --report`` and ``qsf-inspect --report`` write
+the same. Names come from an untrusted checkpoint: `_text` escapes all of them.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -25,7 +24,7 @@ from qsf.shell.output import write_text
 
 _MAX_KINDS = 32
 _MAX_LAYERS = 400
-_STRONGEST = 60  # per cent of the colour: more, and the text on it is hard to read
+_STRONGEST = 60  # of the colour; text on a stronger one is hard to read
 _STYLE = """
 :root{color-scheme:light dark;--page:#faf9f6;--ink:#1c1d1f;--soft:#5b6067;--line:#e4e1da}
 @media(prefers-color-scheme:dark){
@@ -55,7 +54,7 @@ def write_page(model: Path, out: Path, *, overwrite: bool) -> None:
 
 
 def read_quality(reader: Reader) -> Quality:
-    """Return the quality report of an open file. Raises QsfError when it has none."""
+    """Return the quality report of an open file. Raises QsfError if it has none."""
     quality = Quality.from_meta((read_meta(reader) or {}).get("quality"))
     if quality is None:
         raise QsfError(f"{reader.path}: the file holds no quality report; convert the model again")
@@ -63,7 +62,7 @@ def read_quality(reader: Reader) -> Quality:
 
 
 def page(reader: Reader) -> str:
-    """Return the page of an open file. Raises QsfError when it has no report."""
+    """Return the page of an open file. Raises QsfError if it has no report."""
     quality = read_quality(reader)
     name = _text(reader.path.name)
     notes = "".join(f"<p>{_text(note)}</p>\n" for note in _origin(reader))
@@ -86,7 +85,7 @@ def page(reader: Reader) -> str:
 
 
 def _text(value: str) -> str:
-    """Return ``value`` for HTML, in text or attribute; it may come from a file."""
+    """Return ``value`` escaped for HTML, as text or attribute."""
     return html.escape("\n".join(map(clean, value.split("\n"))))
 
 
@@ -148,9 +147,9 @@ def _map(quality: Quality) -> str:
 
 
 def _strengths(errors: Iterable[float]) -> dict[float, int]:
-    """Return for each error how strong its colour is, in per cent, by its logarithm.
+    """Return the strength of each error's colour in per cent, by its logarithm.
 
-    The scale spans a factor of 4 at least, so that errors that hardly differ look alike.
+    The scale spans at least a factor of 4, so that almost equal errors look alike.
     """
     logs = {error: math.log(error) for error in errors if error > 0}
     low, high = min(logs.values(), default=0.0), max(logs.values(), default=0.0)
@@ -175,5 +174,5 @@ def _importance(layer: LayerReport | None) -> str:
 
 
 def _scrolled(label: str, content: str) -> str:
-    """Wrap what may be larger than the screen; a keyboard can scroll it too."""
+    """Wrap an element that may be wider than the screen: mouse and keyboard can scroll it."""
     return f'<div role="region" tabindex="0" aria-label="{label}">{content}</div>'

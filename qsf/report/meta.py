@@ -1,4 +1,4 @@
-"""The section META of a file: its texts and numbers are not trusted."""
+"""The section META of a file, as untrusted texts and numbers."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def read_meta(reader: Reader) -> dict[str, Any] | None:
-    """Return the META object; None if it is absent or malformed.
+    """Return the META object, or None if it is absent or malformed.
 
-    Numbers that JSON does not have, NaN and infinity, are None in it.
+    NaN and infinity become None.
     """
     if "META" not in reader.sections:
         return None
@@ -35,9 +35,9 @@ _ACT_BITS: Final = (8, 16)
 
 
 def cost_lines(meta: Mapping[str, Any] | None, *, with_kv_cache: bool = True) -> list[str]:
-    """Return the defaults of a file's arithmetic and what they were measured to cost.
+    """Return lines about the file's default arithmetic and its measured cost.
 
-    Of what was not measured, or whose record is not what it should be, there is no line.
+    Omits values that were not measured or are malformed.
     """
     lines = [
         _line_of(meta, "activations", "activations of {bits:d} bits: {measured:d} bits change")

@@ -1,8 +1,8 @@
 """The quality report of a file: the loss of each tensor, and measurements of the model.
 
 It is the object "quality" of META (docs/quality.md, "The report in the file"). `Quality.meta`
-writes it, `Quality.from_meta` reads it: of a file, so whatever it finds there, it neither raises
-nor returns a number that is not finite or a count that is absurd.
+writes it, `Quality.from_meta` reads it from an untrusted file: it never raises, and returns
+neither numbers that are not finite nor absurd counts.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -28,7 +28,7 @@ _MAX_NUMBER = 1e30
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """What became of one tensor, [n_rows, n_cols]; None is what was not measured.
+    """The loss of one tensor, [n_rows, n_cols]; None: not measured.
 
     ``relative_error`` is the root of (squared error / squared weights), ``outliers`` the fraction
     of the weights more than three standard deviations from their mean, ``output_error`` the
@@ -51,7 +51,7 @@ class TensorReport:
 
     @property
     def n_weights(self) -> int:
-        """Weights in it."""
+        """Number of its weights."""
         return self.n_rows * self.n_cols
 
     @property
@@ -61,31 +61,30 @@ class TensorReport:
 
     @property
     def error(self) -> float:
-        """The relative error; of files that do not state it, from the cosine."""
+        """The relative error; computed from the cosine for files that do not state it."""
         if self.relative_error is not None:
             return self.relative_error
         return math.sqrt(max(0.0, 1.0 - self.cosine * self.cosine))
 
     @property
     def layer(self) -> int | None:
-        """The layer it belongs to, from its name: 3 of ``3.FFN_DOWN``, None of ``EMBEDDING``."""
+        """The layer from the tensor's name: 3 for ``3.FFN_DOWN``, None for ``EMBEDDING``."""
         head, dot, _ = self.name.partition(".")
         is_number = dot and head.isascii() and head.isdigit() and len(head) < 9
         return int(head) if is_number else None
 
     @property
     def kind(self) -> str:
-        """What it is in its layer: ``FFN_DOWN``."""
+        """The tensor's name within its layer: ``FFN_DOWN``."""
         return self.name if self.layer is None else self.name.partition(".")[2]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """What a layer does on the calibration text; None is what was not measured.
+    """The effect of a layer on the calibration text; None: not measured.
 
-    ``importance`` is what the layer index of the file holds, ``cosine`` that of the hidden
-    states before and after the layer, ``kl_skipped`` the mean KL divergence, in nats, of the
-    model without it.
+    ``importance`` is that of the file's layer index, ``cosine`` compares the hidden states before
+    and after the layer, ``kl_skipped`` the mean KL divergence, in nats, of the model without it.
     """
 
     layer: int
@@ -96,7 +95,7 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The file against its original on a text that was not calibrated on; KL in nats."""
+    """The file compared with its original on a text outside of the calibration; KL in nats."""
 
     text: str
     tokens: int
@@ -110,7 +109,7 @@ class Evaluation:
 
     @property
     def increase(self) -> float | None:
-        """How much larger than the original's the perplexity is: 0.01 is 1 %."""
+        """Relative increase of the perplexity over the original's: 0.01 is 1 %."""
         if self.perplexity_original is None or self.perplexity_original <= 0:
             return None
         return self.perplexity / self.perplexity_original - 1
@@ -118,7 +117,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class TypeSum:
-    """The tensors of one type; ``cosine`` is the mean, by weights."""
+    """Sums over the tensors of one type; ``cosine`` is the mean weighted by size."""
 
     type: str
     n_tensors: int
@@ -134,10 +133,10 @@ class TypeSum:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Everything that is known of how well a file matches its original.
+    """The quality report: how well a file matches its original.
 
     ``calibration`` holds texts and numbers: text, sha256, tokens, samples and so on.
-    ``n_unreadable`` counts the entries of a file's report that were not what they should be.
+    ``n_unreadable`` counts malformed entries of a file's report.
     """
 
     tensors: tuple[TensorReport, ...]
@@ -147,7 +146,9 @@ class Quality:
     n_unreadable: int = 0
 
     def meta(self) -> dict[str, Any]:
-        """Return the object for META; numbers are rounded, the last digits are the machine's."""
+        """Return the object for META; numbers are rounded, because their last digits differ between
+        machines.
+        """
         meta: dict[str, Any] = {"tensors": [_rounded(dataclasses.asdict(t)) for t in self.tensors]}
         if self.layers:
             meta["layers"] = [_rounded(dataclasses.asdict(layer)) for layer in self.layers]
@@ -159,7 +160,7 @@ class Quality:
 
     @classmethod
     def from_meta(cls, meta: object) -> Quality | None:
-        """Return the report that ``meta`` holds, or None when it holds none."""
+        """Return the report in ``meta``, or None."""
         if not isinstance(meta, dict):
             return None
         tensors, n_bad_tensors = _read_list(meta.get("tensors"), _read_tensor, _MAX_TENSORS)
@@ -186,15 +187,15 @@ class Quality:
         return sum(tensor.n_weights for tensor in self.tensors)
 
     def worst(self, n: int) -> tuple[TensorReport, ...]:
-        """The ``n`` tensors that are least like their source."""
+        """The ``n`` tensors with the largest errors."""
         return tuple(sorted(self.tensors, key=lambda tensor: tensor.cosine)[:n])
 
     def least_important(self, n: int) -> tuple[LayerReport, ...]:
-        """The ``n`` layers whose loss matters least."""
+        """The ``n`` layers of least importance."""
         return tuple(sorted(self.layers, key=lambda layer: layer.importance)[:n])
 
     def actions(self) -> tuple[tuple[str, int], ...]:
-        """What was done and to how many tensors, most frequent first."""
+        """The treatments and how many tensors got each, most frequent first."""
         counts = Counter(tensor.action for tensor in self.tensors)
         return tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
@@ -218,7 +219,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a conversion did."""
+    """Counts of a conversion."""
 
     quality: Quality
     warnings: tuple[str, ...]
@@ -231,7 +232,7 @@ class Report:
 
     @property
     def tensors(self) -> tuple[TensorReport, ...]:
-        """What became of each tensor, in file order."""
+        """The loss of each tensor, in file order."""
         return self.quality.tensors
 
     @property
@@ -240,7 +241,7 @@ class Report:
         return self.file_bytes * 8 / self.n_weights
 
     def worst(self, n: int) -> tuple[TensorReport, ...]:
-        """The ``n`` tensors that are least like their source."""
+        """The ``n`` tensors with the largest errors."""
         return self.quality.worst(n)
 
 
@@ -248,7 +249,7 @@ class Report:
 
 
 def _rounded(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Five digits, so that machines agree; what is not finite is not JSON and becomes null."""
+    """Rounded to five digits, so that machines agree; NaN and infinity become null."""
     return {name: _round(value) for name, value in fields.items()}
 
 
@@ -258,11 +259,11 @@ def _round(value: Any) -> Any:
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
-# ---- META: numbers out, of a file that may hold anything ----
+# ---- META: numbers out of a file, which may hold anything ----
 
 
 class _UnreadableError(ValueError):
-    """An entry is not what it should be."""
+    """An entry of a report is malformed."""
 
 
 class _Fields:
@@ -295,13 +296,13 @@ class _Fields:
         value = self._entry.get(key)
         if value is None:
             return None
-        if type(value) not in (int, float) or not low <= value <= high:  # NaN is not either
+        if type(value) not in (int, float) or not low <= value <= high:  # false for NaN too
             raise _UnreadableError
         return float(value)
 
 
 def _read_list(entries: object, read: Any, most: int) -> tuple[list[Any], int]:
-    """Return what ``read`` makes of the entries, and how many it could not read."""
+    """Return the entries as ``read`` makes them, and the number of malformed ones."""
     if entries is None:
         return [], 0
     if not isinstance(entries, list):
@@ -361,7 +362,7 @@ def _read_evaluation(entry: object) -> Evaluation | None:
 
 
 def _read_facts(entry: dict[str, Any]) -> dict[str, Any]:
-    """Keep the texts and numbers of a calibration, shortened."""
+    """Return the texts and numbers of a calibration, shortened."""
     facts: dict[str, Any] = {}
     for name, value in list(entry.items())[:_MAX_FACTS]:
         if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The quality report for a terminal: in short after a conversion, whole for ``qsf-inspect``."""
+"""The quality report for a terminal: short after a conversion, whole for ``qsf-inspect``."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def quality_lines(quality: Quality) -> Iterator[str]:
 
 
 def evaluation_lines(e: Evaluation) -> Iterator[str]:
-    """Yield the file against its original: perplexity, and how far the predictions are apart."""
+    """Yield the comparison with the original: perplexity, and KL divergence of the predictions."""
     where = f"{e.tokens} tokens of {e.text or 'a text'}, context {e.ctx_tokens}"
     protocol = f", {e.protocol}" if e.protocol else ""
     yield f"{_perplexity(e)}  [{where}{protocol}]"

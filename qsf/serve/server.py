@@ -31,14 +31,14 @@ from qsf.serve.scheduling.scheduler import Scheduler
 from qsf.serve.serving import Serving
 from qsf.shell import command
 
-# Memory for each byte of a body: text with characters outside the basic plane takes 8. A body is
-# read at a time.
+# Memory for each byte of a body: text with characters outside the basic plane takes 8. One body is
+# parsed at a time.
 _BODY_MEMORY = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What answers requests to one path."""
+    """An endpoint: the handler of one path."""
 
     answer: Callable[[Exchange, str], Any]
     has_body: bool = False
@@ -47,7 +47,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How much clients may take."""
+    """Limits for clients."""
 
     max_body_bytes: int = 1 << 20
     max_connections: int = 64
@@ -78,7 +78,7 @@ class Server:
         self._connections: set[Connection] = set()
         self._outbox: list[tuple[Call, int, Event]] = []
         self._outbox_lock = threading.Lock()
-        # One thread for templates, tokens and JSON: the reserve of the memory plan is for one.
+        # One thread for templates, tokens and JSON: the reserve of the memory plan covers one.
         self._texts = ThreadPoolExecutor(1, "qsf-text")
         self._listeners: list[asyncio.AbstractServer] = []
         self._is_stopping = False
@@ -170,7 +170,7 @@ class Server:
         return f"http://{f'[{host}]' if ':' in host else host}:{number}"
 
     async def stop(self, grace_seconds: float) -> None:
-        """Take no more requests; those that run may go on for ``grace_seconds``."""
+        """Accept no more requests; running ones may continue for ``grace_seconds``."""
         self._is_stopping = True
         for listener in self._listeners:
             listener.close()
@@ -194,13 +194,13 @@ class Server:
         return connection
 
     def _is_welcome(self, connection: Connection) -> bool:
-        """Return whether there may be one more connection; a spare one goes where it must."""
+        """Return whether another connection may open; closes an idle one if necessary."""
         most = self._bounds.max_connections
         if len(self._connections) > 2 * most:
             connection.abort()
             return False
         counted = [other for other in self._connections if other.is_counted]
-        is_near = connection.peer in ("", "127.0.0.1", "::1")  # a proxy may be there
+        is_near = connection.peer in ("", "127.0.0.1", "::1")  # a proxy may run there
         near = [other for other in counted if other.peer == connection.peer]
         if not is_near and len(near) >= self._bounds.max_of_address:
             counted, most = near, self._bounds.max_of_address
@@ -222,7 +222,7 @@ class Server:
             self._outbox.append((call, index, event))
 
     def _deliver(self) -> None:
-        """Send what a pass has brought to the loop, in one message."""
+        """Send the events of a pass to the event loop, in one message."""
         if self._outbox:
             try:
                 self._loop.call_soon_threadsafe(self._dispatch)
@@ -238,12 +238,12 @@ class Server:
     # ---- requests ----
 
     def extra_headers(self, head: Head | None) -> dict[str, str]:
-        """Return headers that every answer to this head has."""
+        """Return the headers of every answer to this head."""
         every = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
         return every if head is None else {**every, **self._gate.cors_headers(head)}
 
     def explain(self, problem: Problem, head: Head | None) -> object:
-        """Return the body that says what is wrong: Anthropic's form at its paths, else OpenAI's."""
+        """Return the body of an error: in Anthropic's form for its paths, else in OpenAI's."""
         if head is not None and head.path.startswith("/v1/messages"):
             return anthropic.problem_body(problem)
         if head is not None and head.path.startswith("/api/"):
@@ -251,7 +251,7 @@ class Server:
         return problem.body()
 
     def check(self, head: Head) -> tuple[Endpoint, str]:
-        """Return what answers this head, and for whom. Raises Problem."""
+        """Return the endpoint of this head, and the client. Raises Problem."""
         self._gate.check_page(head)
         if head.method == "OPTIONS":
             return Endpoint(self._answer_options), ""
@@ -276,7 +276,7 @@ class Server:
         return endpoint, owner
 
     async def answer(self, endpoint: tuple[Endpoint, str], exchange: Exchange) -> None:
-        """Answer a request. Raises Problem, which becomes the answer if none has begun."""
+        """Answer a request. Raises Problem, which becomes the answer unless one has begun."""
         where, owner = endpoint
         started = time.monotonic()
         note = ""
@@ -376,7 +376,7 @@ class Server:
         await exchange.send(200, b"", "text/plain")
 
     def _describe(self) -> dict[str, Any]:
-        from qsf.serve.api.openapi import describe  # few ask for it
+        from qsf.serve.api.openapi import describe  # rarely needed
 
         return describe(version(), *self.hosts.paths)
 
@@ -390,7 +390,7 @@ def _share_used(scheduler: Scheduler, ctx_tokens: int) -> float:
 
 
 def _note(choices: Sequence[Choice]) -> str:
-    """Return the counts for the log: no text."""
+    """Return counts for the log, without any text."""
     if not choices:
         return "no prompt"
     job = choices[0].job

@@ -1,4 +1,4 @@
-"""What every request of a server has in common."""
+"""The model and the options that all requests of a server share."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Serving:
     name: str
     fingerprint: str
     most_choices: int
-    constraints: Constraints | str = ""  # the text: why there are none
+    constraints: Constraints | str = ""  # a text: the reason why there are none
     max_seconds: float | None = None
     is_strict: bool = False
     is_strict_model: bool = False

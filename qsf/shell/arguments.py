@@ -1,4 +1,4 @@
-"""Command lines made of the descriptions of options, for `qsf run` and `qsf serve`."""
+"""Command lines made from the descriptions of options, for `qsf run` and `qsf serve`."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class UsageError(Exception):
 
 
 class Text(Kind):
-    """A text from a command line, as it is."""
+    """A text from a command line, unchanged."""
 
     def __init__(self, metavar: str, *, may_be_empty: bool = True) -> None:
         self.metavar, self._may_be_empty = metavar, may_be_empty
         self.rule = "a text" if may_be_empty else "a text that is not empty"
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether it is one."""
+        """Return whether the value is a text."""
         return isinstance(value, str) and (self._may_be_empty or bool(value))
 
     def parse(self, text: str) -> Any:
@@ -43,7 +43,7 @@ class FilePath(Text):
     """The path of a file."""
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether it is one."""
+        """Return whether the value is a path."""
         return isinstance(value, Path)
 
     def parse(self, text: str) -> Path:
@@ -52,7 +52,7 @@ class FilePath(Text):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are UsageErrors, with a guess at what was meant."""
+    """A parser that raises UsageError, with a suggestion for a misspelled option."""
 
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
@@ -65,11 +65,11 @@ class Parser(argparse.ArgumentParser):
             message = f"there is no {unknown.split()[0]}{self._suggestion(unknown.split()[0])}"
             if not unknown.startswith("-"):
                 message = f"one MODEL is enough: what is {unknown!r}? Texts with spaces need quotes"
-        # "argument -n/--max-tokens/--n-predict: ..." names the option in each of its ways.
+        # argparse's "argument -n/--max-tokens/--n-predict: ..." lists all names of an option.
         raise UsageError(re.sub(r"^argument (?:-\w/)?([\w-]+)[\w/-]*:", r"\1:", message))
 
     def print_help(self, file: Any = None) -> None:
-        """Print the help. Raises OSError, which argparse forgets, where it cannot be written."""
+        """Print the help. Raises OSError, which argparse ignores, if it cannot be written."""
         stream = file or sys.stdout
         stream.write(self.format_help())
         stream.flush()
@@ -116,13 +116,13 @@ class Group:
     """A group of options in the help; the short help leaves out those that are not main."""
 
     def __init__(self, parser: Parser, title: str, *, shows_all: bool) -> None:
-        """Add the group to the parser; ``shows_all``: the help is not the short one."""
+        """Add the group to the parser; ``shows_all``: the whole help, not the short one."""
         self._parser = parser
         self._group = parser.add_argument_group(title)
         self._shows_all = shows_all
 
     def add(self, *names: str, help: str, is_main: bool = False, **values: Any) -> None:
-        """Add an option, as argparse takes it."""
+        """Add an option with argparse's arguments."""
         shown = help.replace("%", "%%") if is_main or self._shows_all else argparse.SUPPRESS
         if not self._shows_all:
             names = (
@@ -135,19 +135,19 @@ class Group:
     def add_options(
         self, options: type, command: str = "run", *, main: Collection[str] = ()
     ) -> None:
-        """Add the options that ``options`` has as fields, those of ``command``.
+        """Add the options among the fields of ``options`` that ``command`` takes.
 
-        The short help has those called ``main`` too.
+        The short help shows those named in ``main`` too.
         """
         for option in described(options, command):
             self._add_option(option, is_main=option.is_main or option.name in main)
 
     def add_plan(self) -> None:
-        """Add what opens no model."""
+        """Add the options that end without opening a model."""
         self.add("--plan", action="store_true", help="print where the memory would go, and exit")
 
     def add_asking(self) -> None:
-        """Add how a model is found, and the version."""
+        """Add the options for finding a model, and the version."""
         self.add("-y", "--yes", action="store_true", help="download a model without asking")
         self.add("--version", action="store_true", help="print the version and exit")
 
@@ -185,7 +185,7 @@ def parser_of(kind: Kind) -> Callable[[str], Any]:
 
 
 def taken(kind: type[_Options], given: argparse.Namespace, command: str = "run") -> _Options:
-    """Return the options of ``kind`` as they were given. Raises QsfArgumentError."""
+    """Return the options of ``kind`` from the command line. Raises QsfArgumentError."""
     options = described(kind, command)
     values = {option.name: getattr(given, option.name) for option in options}
     for option in options:

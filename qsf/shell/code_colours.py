@@ -1,4 +1,4 @@
-"""Colours for one line of code, by what most languages have in common."""
+"""Colours for one line of code, by rules that fit most languages."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REST = rf"({_STRING})|(\b\d[\w.]*)|([A-Za-z_]\w*)"
 
 
 def coloured(line: str, language: str) -> str:
-    """Return a line of code with colours; ``language`` as the block of Markdown names it."""
+    """Return a line of code with colours; ``language`` is the name on the Markdown block."""
     comment = next((mark for mark, names in _COMMENTS.items() if language in names), "//")
     if not comment:
         return line

@@ -1,6 +1,6 @@
-"""What the commands have in common: exit codes, signals, errors as one line.
+"""What the commands share: exit codes, signals, errors as one line.
 
-Only small modules are imported here: what ``qsf-run`` imports counts in its budget.
+Only small modules are imported here: the imports of ``qsf-run`` count in its budget.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -37,9 +37,9 @@ _PATIENCE_SECONDS = 2.0
 
 
 class StoppedError(BaseException):
-    """A signal asks the program to end.
+    """A signal that asks the program to end.
 
-    Not an Exception, which code in between might take for a failure of its own.
+    Not an Exception, so that ``except Exception`` does not catch it.
     """
 
     def __init__(self, number: int) -> None:
@@ -55,7 +55,9 @@ def _raise_stopped(number: int, _frame: object) -> None:
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Let SIGINT, SIGTERM and SIGHUP raise StoppedError; what our parent ignores stays ignored."""
+    """Let SIGINT, SIGTERM and SIGHUP raise StoppedError; signals that our parent ignores stay
+    ignored.
+    """
     previous = {}
     if threading.current_thread() is threading.main_thread():
         previous = {
@@ -71,18 +73,18 @@ def stopped_by_signals() -> Iterator[None]:
 
 
 def leave_at_once(number: int) -> None:
-    """End the process now, from any thread: for when there is nothing to clean up."""
+    """End the process now, from any thread; for moments with nothing to clean up."""
     os._exit(128 + number)
 
 
 class Progress:
-    """One line on the terminal about what takes longer than two seconds.
+    """One line on the terminal about work that takes longer than two seconds.
 
-    Nothing is shown where standard error is not a terminal.
+    Shows nothing if standard error is not a terminal.
     """
 
     def __init__(self, text: str, *, is_wanted: bool) -> None:
-        """Start the clock; ``text`` says what is going on."""
+        """Start the clock; ``text`` describes the work."""
         self._text = text
         self._is_over = not is_wanted or sys.stderr is None or not sys.stderr.isatty()
         self._is_shown = False
@@ -94,7 +96,7 @@ class Progress:
         self._text = text
 
     def tick(self) -> None:
-        """Show the line where it is time to; from any thread."""
+        """Show the line if two seconds are over; from any thread."""
         with self._lock:
             seconds = time.monotonic() - self._started
             if not self._is_over and seconds >= _PATIENCE_SECONDS:
@@ -103,7 +105,7 @@ class Progress:
                 sys.stderr.flush()
 
     def end(self) -> None:
-        """Remove the line; it does not come back."""
+        """Remove the line for good."""
         with self._lock:
             self._is_over = True
             if self._is_shown:
@@ -113,7 +115,7 @@ class Progress:
 
 
 def json_text(value: object, indent: int | None = None) -> str:
-    """Return JSON with its letters as they are, and escapes for what could steer a terminal.
+    """Return JSON with unescaped letters, and escapes for characters that control a terminal.
 
     Raises ValueError for NaN and infinity, which JSON lacks.
     """
@@ -124,22 +126,22 @@ def json_text(value: object, indent: int | None = None) -> str:
 
 
 def show_lines(text: str) -> None:
-    """Print lines on standard output, without what could steer a terminal."""
+    """Print lines on standard output, without characters that control a terminal."""
     sys.stdout.write("".join(f"{clean(line)}\n" for line in text.split("\n")))
 
 
 def show_json(value: object) -> None:
-    """Print JSON for programs that people can read, too."""
+    """Print JSON that is indented for people."""
     sys.stdout.write(f"{json_text(value, 2)}\n")
 
 
 def typed(program: str) -> str:
-    """Return the name by which the user started ``program``: of ``qsf-run`` also ``qsf run``."""
+    """Return the name with which the user started ``program``: ``qsf run`` or ``qsf-run``."""
     return sys.argv[0] if sys.argv[0].startswith("qsf ") else program  # see entry.front
 
 
 def runnable() -> str:
-    """Return what starts ``qsf`` in the user's shell: the name, or the path where PATH lacks it."""
+    """Return the command for ``qsf`` in the user's shell: its name, or its path if not in PATH."""
     import shlex
     import shutil
 
@@ -157,14 +159,14 @@ def say_error(program: str, text: str) -> None:
 
 
 def say_line(line: str) -> None:
-    """Print a line on standard error, if there is anybody to take it: the terminal may be gone."""
+    """Print a line on standard error; ignores a terminal that is gone."""
     with contextlib.suppress(OSError):
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
 
 def read_answer(question: str, *, default: bool) -> bool:
-    """Ask on the terminal; return whether the answer is yes, ``default`` where it is empty."""
+    """Ask on the terminal; return whether the answer is yes, or ``default`` for an empty answer."""
     sys.stderr.write(f"{question} [{'Y/n' if default else 'y/N'}] ")
     sys.stderr.flush()
     answer = sys.stdin.readline().strip().lower()
@@ -172,20 +174,20 @@ def read_answer(question: str, *, default: bool) -> bool:
 
 
 def explain_system(error: OSError) -> str:
-    """Return what the system refused, and where."""
+    """Return the text of an error of the system, with its file."""
     return f"{error.filename or 'output'}: {error.strerror or error}"
 
 
 def explain(error: QsfError, path: Path | None = None) -> str:
-    """Return the error's text as a command says it: with its options, and what to do.
+    """Return the error's text for a command: with its options, and what to do.
 
-    ``path`` is the file that was read, which the text must name.
+    The text names ``path``, the file that was read.
     """
     text = str(error)
     name = error.argument
     if name is not None and name in _option_names():
         flag = "--" + name.replace("_", "-")
-        if text.startswith(f"{name}="):  # with its value: the file is as it should be
+        if text.startswith(f"{name}="):  # the option has a value here: the file itself is fine
             return f"{flag} {text.removeprefix(f'{name}=')}"
         if text.startswith(name):
             text = flag + text.removeprefix(name)
@@ -204,14 +206,14 @@ def _option_names() -> set[str]:
 
 
 def explain_unexpected(error: Exception) -> str:
-    """Return what to say of an error that no code expects."""
+    """Return the text for an unexpected error."""
     if isinstance(error, MemoryError):
         return "out of memory"
     return f"internal error, please report it: {type(error).__name__}: {error}"
 
 
 def explain_folder(path: Path) -> str:
-    """Return why ``path``, a folder, is not what was meant."""
+    """Return why the folder ``path`` is not a valid input."""
     if (path / "config.json").exists():
         return f"{path} is a HuggingFace model: convert it: {runnable()} convert {path} model.qsf"
     return f"{path} is a folder, not a .qsf file"
@@ -230,7 +232,7 @@ class _WholeOutput(io.FileIO):
         n_bytes = len(left)
         while left:
             n_written = super().write(left)
-            if n_written is None:  # it does not wait, and is full
+            if n_written is None:  # the stream does not block, and is full
                 wait_writable(self.fileno())
             else:
                 left = left[n_written:]
@@ -238,9 +240,9 @@ class _WholeOutput(io.FileIO):
 
 
 def _whole(stream: TextIO) -> TextIO:
-    """Return a standard stream that loses no byte silently and fails for no character."""
+    """Return a standard stream that never loses bytes silently and can write every character."""
     if not isinstance(stream, io.TextIOWrapper):
-        return stream  # somebody's own
+        return stream  # a stream that somebody replaced
     stream.reconfigure(errors="replace")
     if stream not in (sys.__stdout__, sys.__stderr__) or isinstance(stream.buffer, _WholeOutput):
         return stream
@@ -255,7 +257,7 @@ def _whole(stream: TextIO) -> TextIO:
 
 
 def prepare_streams() -> None:
-    """Open the standard streams that our parent closed, and let them write all or fail."""
+    """Open standard streams that our parent closed, and make their writes complete or fail."""
     nowhere = Path(os.devnull)
     if sys.stdin is None:
         sys.stdin = nowhere.open(encoding="utf-8")
@@ -267,7 +269,7 @@ def prepare_streams() -> None:
 
 
 def read_at_most(file: IO[bytes], n_bytes: int) -> bytes:
-    """Return the file's bytes, of a longer or an endless one the first ``n_bytes``."""
+    """Return the file's bytes, at most the first ``n_bytes``."""
     data = bytearray()
     while len(data) < n_bytes and (piece := file.read(min(n_bytes - len(data), 1 << 16))):
         data += piece
@@ -275,13 +277,13 @@ def read_at_most(file: IO[bytes], n_bytes: int) -> bytes:
 
 
 def drop_output() -> None:
-    """Send what is still to be flushed to standard output nowhere: nobody can take it."""
+    """Discard the buffered output: nobody reads standard output any more."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def version_line(program: str) -> str:
-    """Return what ``--version`` prints."""
+    """Return the text of ``--version``."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

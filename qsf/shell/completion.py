@@ -1,6 +1,6 @@
-"""``qsf completion``: what lets bash, zsh and fish complete the commands and their options.
+"""``qsf completion``: scripts with which bash, zsh and fish complete commands and options.
 
-The script is made from the help of each command, once; a TAB then starts no program.
+A script is made once from the help of each command; a TAB then starts no program.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def options_of(verb: str) -> list[str]:
-    """Return the options of a command, by its help."""
+    """Return the options of a command from its help."""
     shows_all = "--help-all" if verb in ("run", "chat") else "--help"
     done = subprocess.run(
         [sys.executable, "-c", "from qsf.shell.entry import front; front()", verb, shows_all],

@@ -1,8 +1,8 @@
 """Where the commands start: ``qsf`` and the names with a dash.
 
-Nothing that takes time to import comes before signals are handled, here and in `qsf/__init__.py`: a
+Signals are handled before any slow import, here and in `qsf/__init__.py`: a
 Ctrl-C during the imports that follow ends a command without a traceback, and nothing has been
-written by then. Python's own start comes before (site, .pth files, `re` in the scripts that pip
+written by then. Python's own start comes first (site, .pth files, `re` in the scripts that pip
 writes). The scripts of `make demo` start with SIGINT blocked, so that a Ctrl-C there waits until
 here; those that pip alone installs are not, and show the KeyboardInterrupt of their first 12 ms.
 """
@@ -25,13 +25,15 @@ def _leave(number: int, _frame: object) -> None:
 
 def _leave_on_signals() -> None:
     for number in (_signal.SIGINT, _signal.SIGTERM):
-        if _signal.getsignal(number) != _signal.SIG_IGN:  # as nohup and shells ask for
+        if _signal.getsignal(number) != _signal.SIG_IGN:  # nohup and shells request that
             _signal.signal(number, _leave)
-    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {_signal.SIGINT})  # as our scripts block it
+    _signal.pthread_sigmask(
+        _signal.SIG_UNBLOCK, {_signal.SIGINT}
+    )  # our scripts start with it blocked
 
 
 def start(module: str, function: str = "main") -> NoReturn:
-    """Run a function of ``module``, a command, and exit with what it returns."""
+    """Run a function of ``module``, a command, and exit with its return value."""
     _leave_on_signals()
     from importlib import import_module
 
@@ -39,11 +41,11 @@ def start(module: str, function: str = "main") -> NoReturn:
 
 
 def _one_blas_thread() -> None:
-    """Let products run on one thread each, unless the user says otherwise.
+    """Let matrix products run on one thread each, unless the user decides otherwise.
 
-    The converter and qsf-eval work on several windows of text at once. Threads of the BLAS beside
-    these wait for each other in loops: ten times slower on a busy machine. With one, sums also
-    have one order, whatever the machine. numpy reads this when it is imported.
+    The converter and qsf-eval work on several windows of text at once. BLAS threads on top of these
+    wait in busy loops: ten times slower on a busy machine. With one thread, sums also have the same
+    order on every machine. numpy reads this setting when it is imported.
     """
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
@@ -174,11 +176,11 @@ qsf --help names all commands, and qsf COMMAND --help says more about one.
 
 
 def front() -> NoReturn:
-    """Start ``qsf``: the command that is named first, or with a model ``run``."""
+    """Start ``qsf``: the command named first, or ``run`` if a model is named first."""
     words = sys.argv[1:]
     name = words[0] if words else ""
     if name in VERBS:
-        sys.argv[:2] = [f"qsf {name}"]  # what errors begin with: see command.typed
+        sys.argv[:2] = [f"qsf {name}"]  # the beginning of errors: see command.typed
         VERBS[name][0]()
     if name in ("", "-h", "--help", "help"):
         _print(_help() if name else _FIRST_STEPS)

@@ -16,9 +16,10 @@ _MAX_HISTORY = 1000
 
 @contextlib.contextmanager
 def line_editing(complete: Callable[[str, str], Sequence[str]]) -> Iterator[None]:
-    """Let input() edit lines, take pasted lines as one message, and remember over runs.
+    """Let input() edit lines, join pasted lines into one message, and keep a history over runs.
 
-    ``complete(before, word)`` returns what Tab may make of ``word``, behind ``before`` on the line.
+    ``complete(before, word)`` returns completions of ``word``, which follows ``before`` on the
+    line.
     """
     import readline
 
@@ -29,7 +30,7 @@ def line_editing(complete: Callable[[str, str], Sequence[str]]) -> Iterator[None
             matches[:] = complete(readline.get_line_buffer()[: readline.get_begidx()], word)
         return matches[state] if state < len(matches) else None
 
-    with contextlib.suppress(Exception):  # libedit has no such setting
+    with contextlib.suppress(Exception):  # libedit lacks the setting
         readline.parse_and_bind("set enable-bracketed-paste on")
     is_libedit = "libedit" in (readline.__doc__ or "")
     readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
@@ -54,7 +55,7 @@ def line_editing(complete: Callable[[str, str], Sequence[str]]) -> Iterator[None
 
 @contextlib.contextmanager
 def prefilled(text: str) -> Iterator[None]:
-    """Let input() begin with ``text``, which can be edited."""
+    """Start the next input() with ``text``, which the user can edit."""
     if not text:
         yield
         return

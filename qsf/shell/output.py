@@ -1,4 +1,4 @@
-"""The place that a conversion writes to: refuses early what would fail at the end."""
+"""The output file of a conversion: checks early what would fail at the end."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from qsf.file.partial import create_partial
 
 
 def check_output(out: Path, *, overwrite: bool) -> None:
-    """Refuse early what would fail, or destroy something, at the end."""
+    """Refuse an output that would fail at the end, or destroy another file."""
     try:
         if out.is_dir():
             raise QsfIOError(f"{out}: is a directory")
-        if (out.exists() or out.is_symlink()) and not overwrite:  # also a link to nothing
+        if (out.exists() or out.is_symlink()) and not overwrite:  # includes a dangling link
             raise QsfArgumentError(f"{out} exists; --force replaces it")
         if not out.parent.is_dir():
             raise QsfIOError(f"{out.parent}: no such directory")
@@ -30,7 +30,7 @@ def check_output(out: Path, *, overwrite: bool) -> None:
 
 
 def check_not_a_source(out: Path, sources: Iterable[Path]) -> None:
-    """Refuse to replace a file of the model that is being read."""
+    """Refuse to replace a file of the model being read."""
     if not out.exists():
         return
     for path in sources:

@@ -1,4 +1,4 @@
-"""How far a command is that works for minutes: a bar on a terminal, lines elsewhere."""
+"""Progress of commands that work for minutes: a bar on a terminal, lines elsewhere."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _REDRAW_S = 0.1
 
 
 class _Bar:
-    """A bar on a terminal, which is removed at the end; else a line at every 10 %."""
+    """A bar on a terminal, removed at the end; elsewhere a line at every 10 %."""
 
     def __init__(self, text: str, *, enabled: bool) -> None:
         self._enabled = enabled
@@ -29,11 +29,11 @@ class _Bar:
             self._open(text)
 
     def _open(self, text: str) -> None:
-        # Late: rich takes 6 MB, which would count in the budget of qsf-eval.
+        # Imported late: rich takes 6 MB, which would count in the budget of qsf-eval.
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        # Drawn by `update` alone: a thread of rich's would disturb what is measured.
+        # Drawn by `update` alone: rich's own thread would disturb measurements.
         bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(24),
@@ -47,7 +47,7 @@ class _Bar:
         bar.start()
 
     def update(self, fraction: float, numbers: str = "") -> None:
-        """Show the fraction that is done, the time that is left, and ``numbers``."""
+        """Show the done fraction, the remaining time, and ``numbers``."""
         if not self._enabled:
             return
         now = time.monotonic()
@@ -66,7 +66,7 @@ class _Bar:
             _print(f"  {', '.join(words).strip()}")
 
     def close(self) -> None:
-        """Remove the bar; nothing is shown after it."""
+        """Remove the bar; shows nothing afterwards."""
         self._enabled = False
         bar, self._bar = self._bar, None
         if bar is not None:
@@ -74,12 +74,12 @@ class _Bar:
 
 
 class ProgressLine:
-    """Shows how much of one thing is done.
+    """Shows the progress of one task.
 
     Args:
         enabled: show anything at all.
         unit: what is counted, such as "MB" or "tokens".
-        scale: how many of what ``update`` counts make one unit.
+        scale: how many counts of ``update`` make one unit.
     """
 
     def __init__(self, *, enabled: bool, unit: str, scale: float = 1) -> None:
@@ -89,7 +89,7 @@ class ProgressLine:
         self._bar = _Bar("", enabled=enabled)
 
     def update(self, done: float, total: float) -> None:
-        """Show that ``done`` of ``total`` are through."""
+        """Show that ``done`` of ``total`` are complete."""
         elapsed_s = max(time.monotonic() - self._started, 1e-3)
         self._bar.update(
             done / total if total else 1.0,
@@ -98,15 +98,15 @@ class ProgressLine:
         )
 
     def close(self) -> None:
-        """Leave the terminal's cursor at the start of a fresh line; nothing is shown after it."""
+        """Leave the terminal's cursor at the start of a new line; shows nothing afterwards."""
         self._bar.close()
 
 
 class Steps:
-    """Shows one step after another, each with its own bar. Warnings are shown in any case."""
+    """Shows one step after another, each with its own bar. Warnings are always shown."""
 
     def __init__(self, *, enabled: bool, program: str) -> None:
-        """Show nothing yet; ``program`` begins the warnings."""
+        """Set the name before warnings; shows nothing yet."""
         self._enabled = enabled
         self._program = command.typed(program)
         self._bar = _Bar("", enabled=False)
@@ -124,12 +124,12 @@ class Steps:
         self._bar.update(fraction, text)
 
     def warn(self, text: str) -> None:
-        """Show a line that stays."""
+        """Show a permanent line."""
         self._bar.close()
         _print(f"{self._program}: {error_line(text)}")
 
     def close(self) -> None:
-        """Leave a clean line; nothing but warnings is shown after it."""
+        """Leave a clean line; shows only warnings afterwards."""
         self._enabled = False
         self._bar.close()
 
@@ -140,7 +140,7 @@ def _print(line: str) -> None:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration as people say it: ``12 s``, ``3 min 05 s``, ``2 h 01 min``."""
+    """Return a duration for people: ``12 s``, ``3 min 05 s``, ``2 h 01 min``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

@@ -1,7 +1,7 @@
 """Text of a model on a terminal, piece by piece: wrapped at words, its Markdown shown.
 
 A renderer of our own, because it streams and imports nothing: rich's Markdown takes 10.5 MB, which
-would count in the budget of the process. What it does not know (tables, links) stays as written.
+would count in the budget of the process. Unsupported Markdown (tables, links) stays unchanged.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 _RESET, _BOLD, _DIM, _ITALIC, _CYAN = "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[3m", "\x1b[36m"
 _LEAST_COLUMNS = 12  # narrower terminals wrap by themselves
-_MAX_HELD = 600  # characters of a line that may wait for the mark that ends them
+_MAX_HELD = 600  # characters of a line held back for a closing mark
 
-# The kinds of lines, with the patterns of their beginnings.
+# The kinds of lines, each with the pattern of its beginning.
 _UNDECIDED = re.compile(r" *(?:#{1,6}|[-*+]|\d{1,3}[.)]?|`{1,2}|~{1,2}|>)?")
 _FENCE = re.compile(r" *(`{3,}|~{3,})")
 _HEADING = re.compile(r" {0,3}#{1,6} +")
@@ -36,22 +36,22 @@ _SPANS = {
     "*": re.compile(r"(\*)(?=[^\s*])((?:\*\*.+?\*\*|[^*])+?)(?<=[^\s*\\])\*(?!\*)"),
 }
 _STYLES = {"`": _CYAN, "***": _BOLD + _ITALIC, "**": _BOLD, "*": _ITALIC}
-_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")  # what could steer the terminal
+_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")  # characters that control a terminal
 _MARK = re.compile(r"[`*\\]")
 
 
 def shows_styles(stream: TextIO) -> bool:
-    """Return whether a stream is a terminal that shows colours, and the user wants them."""
+    """Return whether a stream is a terminal with colours, and the user wants colours."""
     return can_move(stream) and not os.environ.get("NO_COLOR")
 
 
 def can_move(stream: TextIO) -> bool:
-    """Return whether a stream is a terminal whose cursor obeys."""
+    """Return whether a stream is a terminal that obeys cursor sequences."""
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def columns_of(stream: TextIO) -> int:
-    """Return the width of the terminal that a stream is; 0: it is unknown."""
+    """Return the width of the stream's terminal; 0: unknown."""
     try:
         return os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
@@ -59,12 +59,12 @@ def columns_of(stream: TextIO) -> int:
 
 
 class Prose:
-    """Turns pieces of text into what a terminal is sent.
+    """Turns pieces of text into output for a terminal.
 
     Args:
         columns: returns the width of the terminal; 0: lines are not wrapped.
-        style: of all text, an escape sequence; "": none.
-        has_markdown: show Markdown by styles, and leave out its marks.
+        style: escape sequence of all text; "": none.
+        has_markdown: show Markdown by styles, without its marks.
     """
 
     def __init__(
@@ -74,16 +74,16 @@ class Prose:
         self._style = style
         self._has_markdown = has_markdown
         self._out: list[str] = []
-        self._held = ""  # of this line, what waits for more
-        self._is_start = True  # nothing of this line is decided
+        self._held = ""  # held-back text of this line
+        self._is_start = True  # the kind of this line is not decided
         self._line_style = style
-        self._is_code = False  # this line, or a fence
+        self._is_code = False  # this line is code or a fence
         self._is_table = False
-        self._fence = ""  # what ends the block of code that we are in
+        self._fence = ""  # mark that ends the current code block
         self._language = ""
         self._shown_style = ""
         self._column = 0
-        self._indent = 0  # of the lines that a line is wrapped into
+        self._indent = 0  # of wrapped lines
         self._word: list[tuple[str, str]] = []  # style and text since the last space
         self._word_columns = 0
 
@@ -98,7 +98,7 @@ class Prose:
         return self._taken()
 
     def end(self) -> str:
-        """Return what is left, and back to the terminal's own style."""
+        """Return the held text, and the reset to the terminal's own style."""
         self._take(is_whole=True)
         self._show_style("")
         return self._taken()
@@ -111,7 +111,7 @@ class Prose:
     # ---- lines ----
 
     def _take(self, *, is_whole: bool) -> None:
-        """Show what of the line can be shown; ``is_whole``: nothing follows in it."""
+        """Write the part of the line that can be shown; ``is_whole``: the line is complete."""
         if not self._has_markdown:
             text, self._held = self._held, ""
             self._put(text, self._style)
@@ -127,7 +127,7 @@ class Prose:
             self._take_spans(is_whole=is_whole)
 
     def _begin_line(self, *, is_whole: bool) -> bool:
-        """Find out what kind of line this is; return False if that takes more of it."""
+        """Decide the kind of this line; return False if more of the line is needed."""
         line = self._held
         if not is_whole and _UNDECIDED.fullmatch(line):
             return False
@@ -161,7 +161,7 @@ class Prose:
         self._word.clear()
 
     def _take_code(self, *, is_whole: bool) -> None:
-        """Show a line of a block of code: as it comes, and with colours once it is whole."""
+        """Write a line of a code block: as it arrives, and with colours once it is complete."""
         line = self._held
         shown = self._column
         if not is_whole:
@@ -185,12 +185,12 @@ class Prose:
     # ---- inside a line ----
 
     def _take_spans(self, *, is_whole: bool) -> None:
-        """Show text and spans between marks; hold back a span that has no end yet."""
+        """Write text and spans between marks; holds back a span without its end."""
         text, self._held = self._held, ""
         self._held = self._put_spans(text, self._line_style, is_whole=is_whole)
 
     def _put_spans(self, text: str, style: str, *, is_whole: bool) -> str:
-        """Show ``text`` and return what of it has to wait."""
+        """Write ``text`` and return the part that must wait."""
         while text:
             mark = _MARK.search(text)
             if mark is None:
@@ -225,7 +225,7 @@ class Prose:
         return ""
 
     def _put(self, text: str, style: str) -> None:
-        """Write text where it belongs, the word that does not fit any more on the next line."""
+        """Write text at its place; moves a word that does not fit to the next line."""
         columns = self._columns()
         if columns < _LEAST_COLUMNS or self._is_table:
             self._show_style(style)
@@ -263,7 +263,7 @@ class Prose:
             self._word.append((style, char))
 
     def _wrap(self, columns: int) -> None:
-        """Take the last word to the next line; one that is longer than a line is broken."""
+        """Move the last word to the next line; breaks a word that is longer than a line."""
         indent = self._indent if self._indent < columns // 2 else 0
         is_longer = self._word_columns >= columns - 1 - indent
         word = [] if is_longer else self._word[:]
@@ -287,7 +287,7 @@ class Prose:
 
 
 def prose_on(stream: TextIO, *, is_dim: bool = False, has_markdown: bool = False) -> Prose:
-    """Return a printer of text on a terminal. Without colours Markdown stays as it is written."""
+    """Return a printer of text on a terminal. Without colours Markdown stays unchanged."""
     has_styles = shows_styles(stream)
     return Prose(
         lambda: columns_of(stream),

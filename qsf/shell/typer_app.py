@@ -1,6 +1,6 @@
-"""What the commands but ``qsf-run`` share: a typer application whose errors are one line.
+"""Shared by all commands but ``qsf-run``: a typer application whose errors are one line.
 
-``qsf-run`` has no part in this: typer takes 22 MB, which would count in its budget.
+``qsf-run`` does not use it: typer takes 22 MB, which would count in its budget.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -18,7 +18,7 @@ from qsf.shell import command
 
 
 def create_app() -> typer.Typer:
-    """Return an application without colours, boxes and tracebacks of its own."""
+    """Return a typer application without its own colours, boxes and tracebacks."""
     return typer.Typer(
         add_completion=False,
         rich_markup_mode=None,
@@ -28,7 +28,7 @@ def create_app() -> typer.Typer:
 
 
 def model_option(name: str, *, help: str = "", default_help: str = "") -> Any:
-    """Return the option ``name`` of ``qsf.ModelOptions`` for typer, with other words if given."""
+    """Return the option ``name`` of ``qsf.ModelOptions`` for typer, with other help if given."""
     option = next(o for o in described(ModelOptions) if o.name == name)
     text = help or option.help
 
@@ -46,7 +46,7 @@ def model_option(name: str, *, help: str = "", default_help: str = "") -> Any:
 
 
 def version_option(program: str) -> Any:
-    """Return ``--version`` for typer, which prints the version of ``program`` and ends it."""
+    """Return ``--version`` for typer, which prints the version of ``program`` and exits."""
 
     def show(is_wanted: bool) -> None:
         if is_wanted:
@@ -59,12 +59,12 @@ def version_option(program: str) -> Any:
 def run(
     app: Callable[..., object], arguments: list[str], *, program: str, when_cut_off: str = ""
 ) -> int:
-    """Run an application of typer, or a function that is called alike, and return its exit code.
+    """Run an application of typer, or a similar function, and return its exit code.
 
-    That is 0, or the number that its command returns.
+    The code is 0, or the number that the command returns.
 
-    ``when_cut_off`` is what to say after "interrupted", such as what became of the output;
-    without it nothing is said. What the exception knows of it goes before.
+    ``when_cut_off`` is printed after "interrupted", such as the state of the output; None prints
+    nothing. An outcome in the exception replaces it.
     """
     command.prepare_streams()
     try:
@@ -77,7 +77,7 @@ def run(
             command.say_error(program, f"{stopped.text}; {outcome}")
         return stopped.exit_code
     except (BrokenPipeError, SystemExit):
-        # The reader of our output has left: SystemExit is how typer puts it.
+        # The reader of our output has closed it: typer raises SystemExit.
         command.drop_output()
         return 0
     except Exception as error:

@@ -15,7 +15,7 @@ SLOW: Final = "time"  # the limit of processor time
 
 _ENDS: Final = {  # by exit code
     -signal.SIGKILL: KILLED,
-    -signal.SIGABRT: FULL,  # how libraries answer to a failed allocation
+    -signal.SIGABRT: FULL,  # how libraries react to a failed allocation
     -signal.SIGSEGV: NESTED,
     -signal.SIGBUS: NESTED,
     -signal.SIGXCPU: SLOW,
@@ -23,7 +23,7 @@ _ENDS: Final = {  # by exit code
 
 
 def start_apart(command: list[str]) -> subprocess.Popen[bytes]:
-    """Start a process with pipes for its input and output, out of reach of the terminal's Ctrl-C.
+    """Start a process with pipes for its input and output; the terminal's Ctrl-C does not reach it.
 
     Raises OSError.
     """

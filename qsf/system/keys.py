@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def unseen_keys() -> Iterator[None]:
-    """Turn the terminal's echo off; typed keys wait for the next line that is read."""
+    """Turn the terminal's echo off; typed keys stay for the next line that is read."""
     import termios
 
     try:
         fd = sys.stdin.fileno()
         before = termios.tcgetattr(fd)
-    except (OSError, ValueError, termios.error):  # no terminal
+    except (OSError, ValueError, termios.error):  # standard input is no terminal
         yield
         return
     quiet = [*before]

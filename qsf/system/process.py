@@ -1,4 +1,4 @@
-"""This process and others: memory, open files, whether one lives."""
+"""This process and others: memory, open files, whether a process lives."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ def is_alive(pid: int) -> bool:
 
 
 def resident_bytes() -> int | None:
-    """Return the resident memory of this process; None where the system does not tell."""
+    """Return the resident memory of this process; None if the system does not report it."""
     return _status_bytes("VmRSS:")
 
 
 def peak_bytes() -> int | None:
-    """Return the highest resident memory so far; None where the system does not tell."""
+    """Return the highest resident memory so far; None if the system does not report it."""
     return _status_bytes("VmHWM:")
 
 
 def unmap_freed_arrays() -> None:
-    """Give arrays of 4 MB and more back to the system as soon as they are freed.
+    """Return arrays of 4 MB and more to the system as soon as they are freed.
 
-    glibc raises its own threshold to the size of whatever was freed, and then each thread's heap
-    keeps up to twice as much: 85 MB after a conversion. Other C libraries are left as they are.
+    glibc raises its threshold to the size of each freed block, and then each thread's heap keeps up
+    to twice as much: 85 MB after a conversion. Other C libraries are left unchanged.
     """
     with contextlib.suppress(OSError, AttributeError):
-        import ctypes  # late: 1 MB that no other command needs
+        import ctypes  # imported late: 1 MB that no other command needs
 
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _UNMAPPED_BYTES)
 
@@ -55,7 +55,9 @@ def _status_bytes(field: str) -> int | None:
 
 
 def processor_name() -> str:
-    """Return the name of the processor, or the machine's kind where the system does not tell."""
+    """Return the name of the processor, or the machine's architecture if the system does not report
+    it.
+    """
     import platform
     import re
 
@@ -67,13 +69,13 @@ def processor_name() -> str:
 
 
 def open_file_count() -> int | None:
-    """Return how many descriptors are open; None where the system does not tell."""
+    """Return the number of open descriptors; None if the system does not report it."""
     try:
-        return len(os.listdir("/proc/self/fd")) - 1  # without the folder  # noqa: PTH208
+        return len(os.listdir("/proc/self/fd")) - 1  # minus the listing's own # noqa: PTH208
     except OSError:
         return None
 
 
 def ask_to_end(pid: int) -> None:
-    """Ask a process to end. Raises OSError where there is none, or it is another user's."""
+    """Ask a process to end. Raises OSError if it does not exist or belongs to another user."""
     os.kill(pid, signal.SIGTERM)

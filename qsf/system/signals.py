@@ -1,4 +1,4 @@
-"""Signals that end a program, and how they reach it inside a long call or a wait."""
+"""Signals that end a program, even during a long call or a wait."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-HANGUP: Final = signal.SIGHUP  # the end of the terminal, which asks for the same as SIGTERM
+HANGUP: Final = signal.SIGHUP  # the terminal was closed; treated as SIGTERM
 STOPPING: Final = {
     signal.SIGINT: signal.SIGINT,
     signal.SIGTERM: signal.SIGTERM,
@@ -28,9 +28,10 @@ _NUDGE_SECONDS = 0.05
 
 
 def handle_stopping(loop: asyncio.AbstractEventLoop, on_signal: Callable[[int], None]) -> None:
-    """Let the loop call ``on_signal`` for each of STOPPING; what our parent ignores stays ignored.
+    """Call ``on_signal`` in the loop for each of STOPPING; signals that our parent ignores stay
+    ignored.
 
-    nohup, for one, asks for that.
+    nohup, for example, requests that.
     """
     for number in STOPPING:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -38,12 +39,11 @@ def handle_stopping(loop: asyncio.AbstractEventLoop, on_signal: Callable[[int], 
 
 
 class Watcher:
-    """Does things while the main thread is inside one long call.
+    """Reacts to signals and ticks while the main thread is inside one long call.
 
-    Python runs signal handlers in the main thread, between two of its instructions: while
-    that thread is in the engine, for seconds with a large model, Ctrl-C would do nothing.
-    The system's own handler, however, writes the number of the signal into a pipe at once,
-    and the thread here reads it.
+    Python runs signal handlers in the main thread between two instructions: during a call of the
+    engine, seconds with a large model, Ctrl-C would do nothing. The system's handler writes the
+    signal's number into a pipe at once, and a thread here reads it.
 
     Args:
         on_signal: called in that thread for SIGINT and SIGTERM, as soon as they arrive; SIGHUP
@@ -60,7 +60,7 @@ class Watcher:
         self._reader = self._writer = self._previous = -1
 
     def __enter__(self) -> Self:
-        """Start; in another than the main thread, which gets no signals, there is no need."""
+        """Start; does nothing outside of the main thread, which alone gets signals."""
         if threading.current_thread() is threading.main_thread():
             self._reader, self._writer = os.pipe()
             os.set_blocking(self._writer, False)
@@ -70,7 +70,7 @@ class Watcher:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Stop; ``on_signal`` is not called any more."""
+        """Stop; ``on_signal`` is never called afterwards."""
         if self._thread is not None:
             signal.set_wakeup_fd(self._previous)
             os.close(self._writer)
@@ -94,7 +94,7 @@ class Watcher:
 
 
 def _nudge_main_thread(_number: int) -> None:
-    time.sleep(_NUDGE_SECONDS)  # by now it has left the wait, or is in it for good
+    time.sleep(_NUDGE_SECONDS)  # by now the thread has left the wait, or is waiting
     ident = threading.main_thread().ident
     if ident is not None:
         signal.pthread_kill(ident, signal.SIGURG)
@@ -102,11 +102,11 @@ def _nudge_main_thread(_number: int) -> None:
 
 @contextlib.contextmanager
 def interruptible_wait() -> Iterator[None]:
-    """Let a signal end a wait for input also when it comes just before the wait begins.
+    """Let a signal interrupt a wait for input even if it arrives just before the wait begins.
 
-    The system's handler then only makes a note of it: the wait does not know, and lasts
-    until a key is pressed. So the signal is followed by another, of no meaning, which
-    interrupts the wait, and Python finds the note.
+    In that case the handler only records the signal, and the wait would last until a key is
+    pressed. So a second signal without meaning follows; it interrupts the wait, and Python handles
+    the first.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

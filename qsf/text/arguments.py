@@ -1,4 +1,4 @@
-"""Arguments that are token ids or chat messages: checked, and as the engine takes them."""
+"""Arguments that are token ids or chat messages: checked and converted for the engine."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def as_tokens(ids: Sequence[int], name: str = "tokens") -> array[int]:
-    """Return token ids as an array. Raises QsfArgumentError for values that are not token ids."""
+    """Return token ids as an array. Raises QsfArgumentError for other values."""
     if isinstance(ids, bytes | bytearray | str):
         kind = "text: tokenize" if isinstance(ids, str) else "bytes: decode"
         raise QsfArgumentError(
@@ -38,13 +38,13 @@ def count_common(a: array[int], b: array[int]) -> int:
         end = min(at + step, n_most)
         if a[at:end] == b[at:end]:
             at, step = end, 2 * step
-        else:  # they differ before the end
+        else:  # neither is a prefix of the other
             n_most, step = end - 1, max((end - at) // 2, 1)
     return at
 
 
 def check_rows(out: npt.NDArray[np.float32], n_rows: int, n_cols: int) -> None:
-    """Raise QsfArgumentError for an array that cannot be filled with n_rows of n_cols floats."""
+    """Raise QsfArgumentError unless the array can hold n_rows of n_cols floats."""
     import numpy
 
     if (
@@ -64,7 +64,9 @@ def check_rows(out: npt.NDArray[np.float32], n_rows: int, n_cols: int) -> None:
 
 
 def as_messages(messages: object) -> list[dict[str, Any]]:
-    """Return chat messages: one text is the user's. Raises QsfArgumentError for anything else."""
+    """Return chat messages; a text becomes the user's message. Raises QsfArgumentError for other
+    values.
+    """
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
     if isinstance(messages, Mapping):
@@ -89,7 +91,7 @@ def as_messages(messages: object) -> list[dict[str, Any]]:
 
 
 def _content(content: object) -> str | None:
-    """Return the text of a message; of a list of parts, their texts, each from a new line."""
+    """Return the text of a message; texts of a list of parts are joined by line breaks."""
     if content is None or isinstance(content, str):
         return content
     if isinstance(content, list | tuple):

@@ -1,4 +1,6 @@
-"""Answers in channels, as gpt-oss writes them (Harmony): the final one, and calls of functions."""
+"""Answers in channels, as gpt-oss writes them (Harmony): the final answer, thoughts, and calls of
+functions.
+"""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 
 
 def channel_markers(tokenizer: Tokenizer) -> dict[int, str]:
-    """Return the special tokens around channels, with their texts; {}: the model has none."""
+    """Return the special tokens around channels, with their texts; {}: there are no channels."""
     markers = {tokenizer.token_id(name): name for name in _MARKERS}
     return {
         token: name for token, name in markers.items() if token is not None and None not in markers
@@ -31,14 +33,16 @@ def channel_markers(tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def ends_with_channels(end_ids: frozenset[int], tokenizer: Tokenizer | None) -> frozenset[int]:
-    """Return the tokens that end a text: where there are channels, not what ends a message."""
+    """Return the tokens that end a text; a model with channels also ends messages, which is not the
+    end of a text.
+    """
     markers = {} if tokenizer is None else channel_markers(tokenizer)
     ends = {token for token, name in markers.items() if name in _ENDS}
     return (end_ids - set(markers)) | ends
 
 
 def final_header(tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens between a role and an answer that is begun; []: there are no channels."""
+    """Return the tokens between a role and a prefilled answer; []: no channels."""
     if not channel_markers(tokenizer):
         return []
     return tokenizer.encode("<|channel|>final<|message|>", add_prefix=False)
@@ -51,10 +55,11 @@ def answer_decoder(
     functions: Collection[str] = (),
     prompt: Sequence[int] = (),
 ) -> IncrementalDecoder:
-    """Return a decoder of what is generated: an answer if it begins a text, else a continuation.
+    """Return a decoder of generated tokens: of an answer if it begins a text, else of a
+    continuation.
 
-    ``prompt`` are the tokens before it, which may have begun to think. Calls of ``functions``, by
-    names, are text in one form: ``CALL_BEGIN``, the name, ``CALL_MIDDLE``, the arguments.
+    ``prompt`` are the tokens before it, which may have begun thoughts. Calls of ``functions``, by
+    name, become text in one form: ``CALL_BEGIN``, the name, ``CALL_MIDDLE``, the arguments.
     """
     decoder = tokenizer.incremental(at_start=begins_text)
     if not begins_text:
@@ -66,11 +71,11 @@ def answer_decoder(
 
 
 class _ChannelDecoder(IncrementalDecoder):
-    """Gives the text of the final channel and calls, and that of the others as reasoning.
+    """Decodes the final channel and calls as text, and the other channels as reasoning.
 
     A message is ``<|channel|>``, its channel's name and perhaps more, ``<|message|>``, text,
-    ``<|end|>``; before the next one comes ``<|start|>`` with a role. Whom it is for ("to=") stands
-    after the role or the channel.
+    ``<|end|>``; before the next one comes ``<|start|>`` with a role. The recipient ("to=") follows
+    the role or the channel.
     """
 
     def __init__(
@@ -84,15 +89,15 @@ class _ChannelDecoder(IncrementalDecoder):
         self._tokenizer = tokenizer
         self._markers = markers
         self._functions = functions
-        self._marker = ""  # the last one; "": none has come yet
-        self._has_text = False  # before the first marker, and it is shown
+        self._marker = ""  # the last marker; "": none yet
+        self._has_text = False  # text before the first marker is shown
         self._role = ""
         self._channel = ""
         self._is_call = False
         self._reasoning = ""
 
     def push(self, token_id: int) -> str:
-        """Return the text to be shown that is complete with this token."""
+        """Return the text that is complete with this token."""
         marker = self._markers.get(token_id)
         if marker is None:
             return self._sort(self._decoder.push(token_id))
@@ -107,19 +112,19 @@ class _ChannelDecoder(IncrementalDecoder):
         return text
 
     def flush(self) -> str:
-        """Return what is left of the text to be shown."""
+        """Return the rest of the text."""
         held = self._role if self._marker == "" else ""
         self._role = ""
         return held + self._sort(self._decoder.flush())
 
     def take_reasoning(self) -> str:
-        """Return what other channels have said since the last call."""
+        """Return the text of other channels since the last call."""
         text, self._reasoning = self._reasoning, ""
         return text
 
     @property
     def is_thinking(self) -> bool:
-        """It is in a channel whose text is not shown."""
+        """True inside a channel whose text is not shown."""
         is_shown = self._is_call or self._channel.split()[:1] in ([], ["final"])
         return self._marker == "<|message|>" and not is_shown
 
@@ -147,7 +152,7 @@ class _ChannelDecoder(IncrementalDecoder):
         return ""
 
     def _sort_first(self, text: str) -> str:
-        """Hold back text before the first marker while it may name the recipient."""
+        """Hold back text before the first marker, which may name the recipient."""
         self._role += text
         if not self._has_text and self._role.lstrip()[:3] == "to="[: len(self._role.lstrip())]:
             return ""

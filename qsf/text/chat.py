@@ -1,11 +1,11 @@
-"""Messages to the prompt of a chat model, by the template that the file carries.
+"""Messages to the prompt of a chat model, by the file's template.
 
-Templates are rendered as HuggingFace transformers renders them: Jinja with trimmed blocks,
-loop controls, Python's string methods, ``raise_exception``, ``strftime_now`` and a
-``tojson`` that leaves ``<`` alone.
+Templates are rendered as HuggingFace transformers renders them: Jinja with trimmed blocks, loop
+controls, Python's string methods, ``raise_exception``, ``strftime_now`` and a ``tojson`` that does
+not escape ``<``.
 
-**Without a template** (a model that was not trained for chat) the turns are joined by line
-ends and the model continues the last one: plain text, no roles.
+**Without a template** (a model not trained for chat) the turns are joined by line breaks and the
+model continues the last one: plain text, no roles.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from qsf.text.tokenizer import Tokenizer
 
-# A noncharacter: valid Unicode that no text contains.
+# A Unicode noncharacter, which no real text contains.
 _SEAM = "\ufdd0"
-MAX_SOURCE_BYTES = 128 << 10  # several times the longest of a known model
-# Most private memory of the process that renders one, for a prompt of up to 64 KB.
+MAX_SOURCE_BYTES = 128 << 10  # several times the longest known template
+# Most private memory of the process that renders a template, for a prompt of up to 64 KB.
 RENDER_BYTES = 12 << 20
 _MAX_TEXT_BYTES = 4 << 20
 
@@ -39,7 +39,7 @@ class Trusted(str):
 
 
 def _template_source(template: object) -> str | None:
-    """Return the template's text; of several named ones the one called "default"."""
+    """Return the template's text; of several named templates the one called "default"."""
     if template is None or isinstance(template, str):
         return template or None
     if isinstance(template, list):
@@ -60,7 +60,7 @@ class ChatTemplate:
     Args:
         template: ``chat_template`` of the file's CHAT section; None: there is none.
         special_tokens: names such as ``bos_token`` and their texts, for the template.
-        tool_template: used instead where there are tools; None: the same.
+        tool_template: used instead if there are tools; None: the same template.
 
     Example::
 
@@ -74,7 +74,9 @@ class ChatTemplate:
         special_tokens: Mapping[str, object] | None = None,
         tool_template: str | None = None,
     ) -> None:
-        """Keep the template; it is compiled when used. Raises QsfFormatError if it is none."""
+        """Keep the template, which is compiled on first use. Raises QsfFormatError if it is not a
+        template.
+        """
         self._source = _template_source(template)
         self._tool_source = tool_template or self._source
         n_bytes = max(
@@ -96,12 +98,12 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """The template as Jinja; "": there is none."""
+        """The template in Jinja; "": none."""
         return self._source or ""
 
     @property
     def tool_source(self) -> str:
-        """The template where there are tools; "": there is none."""
+        """The template for prompts with tools; "": none."""
         return self._tool_source or ""
 
     def render(
@@ -118,17 +120,17 @@ class ChatTemplate:
         Args:
             messages: mappings with ``role`` ("system", "user", "assistant") and ``content``; all
                 their values are JSON values.
-            tools: what the model may call, as JSON values in the form that the template knows.
-            template_args: JSON values that the template knows by these names, such as
+            tools: functions that the model may call, as JSON values in the template's form.
+            template_args: variables of the template by name, JSON values, such as
                 ``enable_thinking``.
-            add_generation_prompt: end with what introduces the model's answer.
+            add_generation_prompt: end with the template's beginning of an answer.
             max_bytes: longest prompt, in UTF-8.
 
         Raises:
             QsfArgumentError: the template refuses these messages, a message has no role, the
                 messages and arguments, or the prompt, are longer than ``max_bytes``, or there are
                 arguments and the file has no template.
-            QsfFormatError: the template is broken, or takes more memory or time than it may.
+            QsfFormatError: the template is broken, or exceeds its limit of memory or time.
         """
         for message in messages:
             if not isinstance(message.get("role"), str) or "content" not in message:
@@ -146,7 +148,7 @@ class ChatTemplate:
         values = _json_values(values, max_bytes)
         if self._source is None:
             return "\n".join(str(message["content"]) for message in values["messages"])
-        from qsf.text.render import render  # which imports subprocess: only chats need it
+        from qsf.text.render import render  # imports subprocess, which only chats need
 
         values["add_generation_prompt"] = add_generation_prompt
         source = self._source if tools is None else self._tool_source
@@ -162,7 +164,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         max_tokens: int | None = None,
     ) -> list[int]:
-        """Return the prompt as token ids; one of clearly more than ``max_tokens`` is refused.
+        """Return the prompt as token ids; refuses a prompt of clearly more than ``max_tokens``.
 
         Special tokens come from the template and from ``Trusted`` texts only: where a message, a
         tool or an argument reads like one, it is encoded as ordinary text, so that nobody can end a
@@ -218,7 +220,7 @@ def _json_values(values: dict[str, Any], max_bytes: int) -> dict[str, Any]:
             argument="prompt",
         )
     try:
-        # The values are there once, and the text is short: what the copy takes is bounded by both.
+        # Values are stored once and the text is limited, so the copy's memory is bounded.
         copy: dict[str, Any] = read_json(text, memory_bytes=1 << 40, has_nan=True)
     except JsonError as error:
         raise QsfArgumentError(f"a message, or an argument of the template, is {error}") from error

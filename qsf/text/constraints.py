@@ -1,7 +1,7 @@
 """Answers that must have a form: JSON schemas, regular expressions, choices, grammars.
 
-llguidance says which tokens may come next; the engine chooses among these. What cannot be enforced
-is refused, never dropped.
+llguidance computes which tokens may come next; the engine chooses among these. A form that cannot
+be enforced is refused, never ignored.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 _MAX_GRAMMAR_BYTES = 64 << 10
 _MAX_PROPERTIES = 500
 _MAX_CHOICES = 1000
-# The commonest form of JSON. With one form only, most of it is a token that nothing competes with.
+# The usual layout of JSON. With one layout only, most of its tokens are forced.
 _JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-# A quarter of what llguidance allows itself.
+# A quarter of llguidance's own limit.
 _LIMITS = {
     "initial_lexer_fuel": 250_000,
     "step_lexer_fuel": 50_000,
@@ -37,19 +37,19 @@ _LIMITS = {
     "max_lexer_states": 62_500,
     "max_grammar_size": 125_000,
 }
-# What llguidance's tables take for each token, its slices included. Measured: 370 to 420.
+# Memory of llguidance's tables for each token, slices included. Measured: 370 to 420.
 _TOKEN_BYTES = 400
 _ENDLESS = "its recursion never ends: each text of this form would contain another one"
 KINDS = ("json", "regex", "choice", "grammar")
 
 
 class _Vocabulary:
-    """What llguidance asks of a tokenizer."""
+    """The interface of a tokenizer that llguidance needs."""
 
     def __init__(self, tokenizer: Tokenizer, n_vocab: int, end_id: int) -> None:
         self.eos_token_id = end_id
         self.bos_token_id = tokenizer.bos_id
-        # The model may have more rows than its tokenizer has tokens. llguidance goes by this list.
+        # The model may have more rows than its tokenizer has tokens; llguidance uses this list.
         names = (tokenizer.token_bytes(i, skip_special=False) for i in range(tokenizer.n_vocab))
         self.tokens = [*names, *[b""] * (n_vocab - tokenizer.n_vocab)]
         self.special_token_ids = sorted(tokenizer.special_ids)
@@ -66,16 +66,16 @@ class Constraint:
     def __init__(self, matcher: Any, tokenizer: Any) -> None:
         self._matcher = matcher
         self._tokenizer = tokenizer
-        self._forced: deque[int] = deque()  # what must come next, as far as it is known
+        self._forced: deque[int] = deque()  # forced tokens, as far as they are known
 
     def copy(self) -> Constraint:
-        """Return the same, to be used for another answer."""
+        """Return a copy for another answer."""
         return Constraint(self._matcher.deep_copy(), self._tokenizer)
 
     def forced(self) -> int | None:
-        """Return the token that must come next; None: there is a choice. Raises QsfError.
+        """Return the forced token; None: there is a choice. Raises QsfError.
 
-        Where one text only can follow, it has the tokens that the tokenizer gives it.
+        A forced text is split into the tokens that the tokenizer would choose.
         """
         if not self._forced:
             self._forced.extend(self._matcher.compute_ff_tokens())
@@ -83,7 +83,7 @@ class Constraint:
         return self._forced[0] if self._forced else None
 
     def mask(self) -> bytes | None:
-        """Return which tokens may come next, a bit each; None: all. Raises QsfError."""
+        """Return the mask of allowed tokens, a bit each; None: all. Raises QsfError."""
         mask: bytes = self._matcher.compute_bitmask()
         self._check()
         token = self.forced()
@@ -94,7 +94,7 @@ class Constraint:
         return bytes(only)
 
     def take(self, token: int) -> bool:
-        """Take the token that was chosen; return whether nothing may follow. Raises QsfError."""
+        """Record the chosen token; return True at the end of the form. Raises QsfError."""
         if self._forced:
             self._forced.popleft()
         self._matcher.consume_token(token)
@@ -102,7 +102,7 @@ class Constraint:
         return bool(self._matcher.is_stopped())
 
     def take_text(self, text: str) -> bool:
-        """Take text that is there already; return whether it may be."""
+        """Record text that precedes the tokens; return whether the form allows it."""
         tokens = self._tokenizer.tokenize_str(text)
         return int(self._matcher.try_consume_tokens(tokens)) == len(tokens)
 
@@ -115,11 +115,11 @@ class Constraints:
     """Makes constraints for the vocabulary of one file (extra ``constraints``)."""
 
     def __init__(self, path: str | os.PathLike[str], most_bytes: int | None = None) -> None:
-        """Read the vocabulary; it takes some megabytes, so before the model is opened.
+        """Read the vocabulary; it takes some megabytes, so do this before opening the model.
 
         Raises:
-            QsfArgumentError: the package is missing, the file has no token that ends a text, or
-                the tables for the vocabulary take more than ``most_bytes``.
+            QsfArgumentError: the package is missing, the file has no token that ends a text, or the
+                tables for the vocabulary exceed ``most_bytes``.
         """
         try:
             import llguidance
@@ -144,13 +144,13 @@ class Constraints:
         wrapper = llguidance.TokenizerWrapper(vocabulary)
         self._library: Any = llguidance
         self._tokenizer = self._library.LLTokenizer(wrapper, eos_token=ends)
-        wrapper.tokens = vocabulary.tokens = []  # it has its own
+        wrapper.tokens = vocabulary.tokens = []  # llguidance has its own list
 
     def make(self, kind: str, value: Any, name: str) -> Constraint:
         """Return the constraint of a kind: one of ``KINDS`` ("json" is a schema), or "lark".
 
-        "json_then_text" is a schema too, and anything may follow. Raises QsfArgumentError, which
-        names ``name``, for what cannot be enforced.
+        "json_then_text" is a schema after which any text may follow. Raises QsfArgumentError,
+        which names ``name``, if it cannot be enforced.
         """
         try:
             grammar = self._grammar(kind, value)
@@ -163,7 +163,7 @@ class Constraints:
         limits = self._library.LLParserLimits(**_LIMITS)
         matcher = self._library.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         if not matcher.is_error():
-            matcher.compute_bitmask()  # its error would be the grammar's: nothing was chosen yet
+            matcher.compute_bitmask()  # an error here is the grammar's: no token was chosen yet
         if matcher.is_error():
             raise QsfArgumentError(f"{name} cannot be enforced: {_error_text(matcher)}")
         return Constraint(matcher, self._tokenizer)
@@ -184,7 +184,9 @@ class Constraints:
             raise ValueError(f"must be a text, not {shown(value)}")
         elif "\0" in value:
             raise ValueError("has a zero byte")
-        elif kind == "lark":  # "grammar" guesses the notation, from what a schema may contain
+        elif (
+            kind == "lark"
+        ):  # llguidance's "grammar" guesses the notation, which a schema could mislead
             return str(self._library.LLMatcher.grammar_from_lark(value))
         return str(self._library.grammar_from(kind, value))
 
@@ -199,13 +201,13 @@ class Constraints:
 
 
 def _error_text(matcher: Any) -> str:
-    """Return what went wrong, on one line and without the state of the library."""
+    """Return an error's text on one line, without the library's state."""
     text = " ".join(matcher.get_error().partition("<state>")[0].split())[:300]
     return "no text has this form" if text.startswith("NoExtension") else text
 
 
 def lark_json(schema: Any) -> str:
-    """Return a schema as a part of a Lark grammar. Raises ValueError for what it cannot be."""
+    """Return a schema as a part of a Lark grammar. Raises ValueError if that is impossible."""
     _check_schema(schema)
     return "%json " + json.dumps({**schema, "x-guidance": _JSON_FORM})
 
@@ -227,7 +229,7 @@ def _is_texts(value: Any) -> bool:
 
 
 def _properties(value: Any) -> Iterable[Mapping[str, Any]]:
-    """Yield all objects that are called "properties" in a schema."""
+    """Yield all values of the key "properties" in a schema."""
     stack = [value]
     while stack:
         part = stack.pop()

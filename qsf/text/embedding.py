@@ -1,4 +1,4 @@
-"""Texts as vectors: what a file says about it, and the vector that hidden states become."""
+"""Texts as vectors: a file's settings, and the vector made from hidden states."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ POOLINGS = ("last", "mean")
 
 @dataclass(frozen=True, slots=True)
 class TextVectors:
-    """How the model's makers make vectors of texts.
+    """How the model's makers compute vectors of texts.
 
     Attributes:
         pooling: the hidden state of the "last" token, or the "mean" of all.
-        end_ids: tokens that are appended to a text.
+        end_ids: tokens appended to a text.
     """
 
     pooling: str = POOLINGS[0]
@@ -30,7 +30,7 @@ class TextVectors:
 
 
 def text_vectors(chat: Mapping[str, Any], tokenizer: Tokenizer | None) -> TextVectors:
-    """Return what the section CHAT says; models for other things take the last token."""
+    """Return the settings of section CHAT; without settings, the last token."""
     facts = chat.get("embedding")
     facts = facts if isinstance(facts, dict) else {}
     pooling, end = facts.get("pooling"), facts.get("end_token")
@@ -41,7 +41,7 @@ def text_vectors(chat: Mapping[str, Any], tokenizer: Tokenizer | None) -> TextVe
 
 
 def unit_vector(values: Sequence[float], dimensions: int = 0) -> array[float]:
-    """Return the first values, or all, at the length 1, in f32; of zeros zeros."""
+    """Return the first ``n`` values, or all, scaled to length 1, in f32; zeros stay zeros."""
     values = values[: dimensions or len(values)]
     length = math.sqrt(math.fsum(value * value for value in values))
     return array("f", [value / (length or 1.0) for value in values])

@@ -1,7 +1,7 @@
 """Schemas and grammars that no finite text satisfies, because their recursion cannot end.
 
-Both are read as the rules of a context-free grammar. A rule is finite if all parts that it needs
-are. What is not understood here counts as finite: llguidance judges it.
+Both are read as rules of a context-free grammar. A rule is finite if all its required parts are.
+Unknown parts count as finite: llguidance judges them.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from qsf.foreign_json import read_json_at
 
-# The name of a rule, a fact, or ("all" or "any", parts): all or any of the parts must be finite.
+# A rule's name, a truth value, or ("all" or "any", parts): all or any of the parts must be finite.
 _Part = bool | str | tuple[str, list[Any]]
 
 _RULE = re.compile(r"^[!?]*(\w+)(?:\.-?\d+)?(?:\[.*?\])?[ \t]*:", re.MULTILINE)
@@ -32,7 +32,7 @@ _TOKEN = re.compile(
 
 
 def is_endless_schema(schema: dict[str, Any]) -> bool:
-    """Return whether every value of a JSON schema would have to contain another such value."""
+    """Return whether every value of a JSON schema must contain another such value."""
     rules: dict[str, _Part] = {}
     names = ["#"]
     while names:
@@ -96,7 +96,7 @@ def _schema_part(schema: Any) -> _Part:
 
 
 def _target(schema: Any, reference: str) -> Any:
-    """Return what a reference of the schema itself means; None: it is not of that form."""
+    """Return the target of a reference within the schema; None: another kind of reference."""
     root, _, path = reference.partition("#")
     for step in [] if root else path.split("/")[1:]:
         key = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -108,7 +108,7 @@ def _target(schema: Any, reference: str) -> Any:
 
 
 def _alternatives(text: str, tokens: Iterator[re.Match[str]]) -> _Part:
-    """Return the alternatives up to the bracket that closes them, which is taken too."""
+    """Return the alternatives up to the closing bracket, which is consumed too."""
     choices: list[list[_Part]] = [[]]
     resume = 0
     for token in tokens:

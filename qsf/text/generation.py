@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GenerationStats:
-    """What one generation took.
+    """Statistics of one generation.
 
     Attributes:
         prompt_tokens: length of the prompt.
-        evaluated_tokens: those of them that the session did not hold already.
-        prompt_seconds: time to evaluate them.
+        evaluated_tokens: prompt tokens that the session did not hold.
+        prompt_seconds: time to evaluate these.
         generated_tokens: tokens chosen, an end token included.
-        step_tokens: tokens evaluated one at a time, of the generated ones all but the last.
-        step_seconds: time to evaluate and choose them.
+        step_tokens: generated tokens evaluated one at a time: all but the last.
+        step_seconds: time to evaluate and choose these.
         first_token_seconds: from the start to the first token; 0 without one.
         stop_reason: "end" (the model ended the text), "stop" (a stop string), "length"
-            (``max_tokens``), "context" (the context is full), "cancelled", or "abandoned"
-            (the caller stopped iterating, or an error was raised).
-        seed: what makes the same text again.
-        peak_bytes: the most memory that the process has had so far.
+            (``max_tokens``), "context" (the context is full), "cancelled", or "abandoned" (the
+            caller stopped iterating, or an error was raised).
+        seed: reproduces the text.
+        peak_bytes: the process's peak memory so far.
         token_ids: the generated tokens, without one that ends the text.
-        n_shortened: how often the context was full and the KV policy has forgotten its middle.
+        n_shortened: how often the KV policy has forgotten the middle of a full context.
     """
 
     prompt_tokens: int
@@ -75,12 +75,12 @@ class Answer:
         end_ids: tokens that end the text.
         constraint: which tokens may be chosen; None: any.
         ctx_tokens: the longest sequence that can be evaluated.
-        takes_forced: tokens that must come next are taken without being chosen.
-        tokens: of the prompt, then those taken.
-        n_generated: tokens taken, an end token included.
-        n_forced: of these, those that were not chosen.
-        n_thought: of them, those of thoughts, the marks around them included.
-        reason: why the answer has ended, as ``GenerationStats.stop_reason``; "": it goes on.
+        takes_forced: forced tokens are appended without being chosen.
+        tokens: of the prompt, then of the answer.
+        n_generated: tokens of the answer, an end token included.
+        n_forced: forced tokens of the answer.
+        n_thought: tokens of thoughts, with the marks around them.
+        reason: why the answer has ended, as ``GenerationStats.stop_reason``; "": not ended.
     """
 
     prompt: array[int]
@@ -107,7 +107,7 @@ class Answer:
 
     @property
     def is_full(self) -> bool:
-        """The text has all that it may have."""
+        """True if the text is complete."""
         return False
 
     def take(self, token: int) -> str:
@@ -129,7 +129,7 @@ class Answer:
         return text
 
     def take_forced(self) -> str:
-        """Add the tokens that must come next; return the text that can be shown now.
+        """Add forced tokens; return the text that can be shown now.
 
         They are evaluated together in one pass.
         """
@@ -151,7 +151,7 @@ class Answer:
         return self.read(rest)
 
     def read(self, text: str) -> str:
-        """Return what of new text can be shown."""
+        """Return the part of new text that can be shown."""
         return text
 
 
@@ -166,7 +166,7 @@ def answer_values(
         "decoder": answer_decoder(
             opened.tokenizer,
             begins_text=options.begins_text,
-            # A constraint is for the whole of an answer, which then has no thoughts.
+            # A constraint covers the whole answer, which then has no thoughts.
             prompt=tokens if constraint is None else (),
         ),
         "matcher": StopMatcher([options.stop] if isinstance(options.stop, str) else options.stop),
@@ -178,15 +178,15 @@ def answer_values(
 
 
 def seed_of(options: GenerationOptions) -> int:
-    """Return the seed that is asked for, or a new one."""
+    """Return the requested seed, or a new one."""
     return int.from_bytes(os.urandom(4), "little") if options.seed is None else options.seed
 
 
 class Generation(Answer):
-    """An answer of ``Session.generate``, and what it has taken so far."""
+    """An answer of ``Session.generate``, and its times and counts so far."""
 
     def __init__(self, opened: OpenedModel, options: GenerationOptions, tokens: array[int]) -> None:
-        """Begin with a prompt. Raises QsfArgumentError, QsfFormatError."""
+        """Start from a prompt. Raises QsfArgumentError, QsfFormatError."""
         super().__init__(**answer_values(opened, options, tokens))
         params = resolve_sampling(opened.generation, **sampling_fields(options))
         self.options = options
@@ -196,10 +196,12 @@ class Generation(Answer):
         self._plan_tokens = self.ctx_tokens
         if self._policy is not None:
             self.ctx_tokens = MAX_U32
-        self.answer = array("I")  # of ``tokens``, of which a KV policy may forget some
+        self.answer = array(
+            "I"
+        )  # the tokens of the answer, also those that a KV policy has forgotten
         self.n_shortened = 0
         self.is_cancelled = False
-        self.n_reported = 0  # prompt tokens that ``progress`` was told of
+        self.n_reported = 0  # prompt tokens reported to ``progress``
         self.n_evaluated = 0
         self.n_chosen = 0
         self.start_seconds = 0.0
@@ -214,13 +216,13 @@ class Generation(Answer):
         return super().take(token)
 
     def shorten(self) -> None:
-        """Forget the middle of a text that fills the context, as the KV policy says."""
+        """Forget the middle of a text that fills the context, by the KV policy."""
         if self._policy is not None and len(self.tokens) > self._plan_tokens:
             self.tokens = self._policy.shortened(self.tokens, self._plan_tokens)
             self.n_shortened += 1
 
     def stats(self) -> GenerationStats:
-        """Return what has happened so far."""
+        """Return the statistics so far."""
         return GenerationStats(
             prompt_tokens=self.n_prompt,
             evaluated_tokens=self.n_evaluated,

@@ -1,4 +1,6 @@
-"""Text between a prefix and a suffix (fill in the middle), for models whose tokenizer has it."""
+"""Text between a prefix and a suffix (fill in the middle), for models with the special tokens for
+it.
+"""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -12,16 +14,16 @@ if TYPE_CHECKING:
 
     from qsf.text.tokenizer import Tokenizer
 
-# Before the prefix, before the suffix, before the middle. The first that are all there.
+# Tokens before prefix, suffix and middle. The first row whose tokens all exist is used.
 _MARKS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen-Coder, CodeGemma, Granite 4
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite Code
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder, StableCode
     ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),  # Code Llama
     ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
-)  # the last: DeepSeek-Coder
+)  # DeepSeek-Coder
 _REPO, _FILE = ("<|repo_name|>", "<reponame>"), ("<|file_sep|>", "<file_sep>")
-# What models also end a middle with.
+# Further tokens with which models end a middle.
 _ENDS = (*_REPO, *_FILE, "<|fim_pad|>", "<fim_pad>", "<|endoftext|>", "<EOT>", "\u2581<EOT>")
 
 
@@ -35,7 +37,7 @@ def infill_marks(tokenizer: Tokenizer) -> list[int]:
 
 
 def infill_end_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the tokens that end a middle, beside those that end a text."""
+    """Return the tokens that end a middle, in addition to those that end a text."""
     ids = (tokenizer.token_id(name) for name in _ENDS)
     return frozenset(token for token in ids if token is not None)
 
@@ -53,8 +55,8 @@ def infill_tokens(
 
     Args:
         tokenizer: of the model.
-        prefix, suffix: what stands before and after.
-        files: (name, text) of others, for models that were trained with them.
+        prefix, suffix: the texts before and after the middle.
+        files: (name, text) of other files, for models trained with them.
         max_tokens: see ``Tokenizer.encode``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""``OpenedModel``: the parts of an open model that all of its sessions use."""
+"""``OpenedModel``: the parts of an open model that its sessions share."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class OpenedModel:
-    """The parts of a model that all of its sessions use."""
+    """The parts of a model that all of its sessions share."""
 
     native: binding.NativeModel
     info: binding.ModelInfo
@@ -31,13 +31,15 @@ class OpenedModel:
     generation: Mapping[str, Any]
     end_ids: frozenset[int]
     vectors: TextVectors
-    name: str = ""  # of the file, for people
-    sessions: WeakSet[Any] = field(default_factory=WeakSet)  # of Session, a floor above
+    name: str = ""  # the file's name, for people
+    sessions: WeakSet[Any] = field(
+        default_factory=WeakSet
+    )  # the open Sessions, a class of a higher layer
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Use the native model, which is not closed meanwhile, in its own process only."""
+        """Use the native model, only in its own process; close() waits meanwhile."""
         self.native.owner.check()
         with self._lock:
             yield
@@ -54,19 +56,19 @@ class OpenedModel:
 
     @property
     def input_bytes(self) -> int:
-        """Most memory that reading somebody else's JSON may take: half of the plan's reserve."""
+        """Most memory that reading untrusted JSON may take: half of the plan's reserve."""
         return self.info.plan.reserve_bytes // 2
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer. Raises QsfArgumentError where the file has none."""
+        """The tokenizer. Raises QsfArgumentError if the file has none."""
         if self.tokenizer_or_none is None:
             raise QsfArgumentError("the file has no tokenizer: logits() can be used, on token ids")
         return self.tokenizer_or_none
 
     @property
     def template(self) -> ChatTemplate:
-        """The chat template. Raises QsfFormatError where it is broken."""
+        """The chat template. Raises QsfFormatError if it is broken."""
         if isinstance(self.template_or_error, QsfFormatError):
             raise self.template_or_error
         return self.template_or_error

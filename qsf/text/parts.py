@@ -1,4 +1,4 @@
-"""What a file says about text: tokenizer, chat template, generation defaults."""
+"""A file's data about text: tokenizer, chat template, generation defaults."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# Most memory that CHAT takes while it is parsed: that of the least reserve, which is free then.
+# Most memory for parsing CHAT: the least reserve, which is unused at that time.
 _CHAT_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class TextParts:
-    """What the file says about text, read without the engine."""
+    """The file's data about text, read without the engine."""
 
     tokenizer: Tokenizer | None
-    template: ChatTemplate | QsfFormatError  # the error: it is broken, which only chat minds
+    template: (
+        ChatTemplate | QsfFormatError
+    )  # the error of a broken template, which only chat raises
     generation: Mapping[str, Any]
-    text_bytes: int = 0  # resident memory that the tokenizer has taken
+    text_bytes: int = 0  # resident memory of the tokenizer
     family: str = ""  # of the model, such as "qwen2"
     vectors: TextVectors = field(default_factory=TextVectors)
 
@@ -44,13 +46,12 @@ class TextParts:
 def read_text_parts(path: str | os.PathLike[str]) -> TextParts:
     """Read the sections TEXT and CHAT.
 
-    This happens before the engine is opened, because the engine measures the process at
-    that moment and gives the model what the budget leaves: the tokenizer, some megabytes,
-    must already be there.
+    This comes before the engine is opened, because the engine then measures the process and gives
+    the model the rest of the budget: the tokenizer, some megabytes, must already be loaded.
 
     Raises:
         QsfUnsupportedError: TEXT is of a newer version.
-        QsfFormatError: a section is not of its form.
+        QsfFormatError: a section is malformed.
     """
     with Reader(path) as reader:
         has_text = "TEXT" in reader.sections
@@ -76,7 +77,7 @@ def read_text_parts(path: str | os.PathLike[str]) -> TextParts:
 
 
 def require_tokenizer(path: str | os.PathLike[str]) -> None:
-    """Refuse a file without tokenizer, by its directory alone. Raises QsfArgumentError."""
+    """Refuse a file without tokenizer, using its directory alone. Raises QsfArgumentError."""
     with Reader(path) as reader:
         if "TEXT" in reader.sections:
             return

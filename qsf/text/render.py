@@ -1,9 +1,9 @@
-"""Renders a chat template in a process of its own, where limits of the system hold.
+"""Renders a chat template in a process of its own, under limits of the system.
 
-A template of an untrusted file may nest until the stack is full, multiply strings or never end.
+An untrusted template may nest until the stack is full, multiply strings or never end.
 The process has no more than ``_FREE_BYTES`` and 8 bytes for each byte of the request on top of what
 its interpreter takes; the reserve of the memory plan covers both (``qsf.text.chat.RENDER_BYTES``).
-It lives for one template and is gone before the engine computes.
+The process renders one template and ends before the engine computes.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -40,7 +40,7 @@ def render(source: str, values: Mapping[str, Any], *, max_bytes: int) -> str:
 
     Raises:
         QsfArgumentError: the template refuses the values, or the text would be too long.
-        QsfFormatError: the template is broken, or takes more memory or time than it may.
+        QsfFormatError: the template is broken, or exceeds its limit of memory or time.
         QsfMemoryError, QsfError: the process could not be started.
     """
     values_bytes = marshal.dumps((source, dict(values)))
@@ -75,10 +75,10 @@ def render(source: str, values: Mapping[str, Any], *, max_bytes: int) -> str:
 
 
 class _Child:
-    """One process, started and waited for in a thread of its own.
+    """One process, started and awaited in a thread of its own.
 
-    Signal handlers of Python run in the main thread, between any two of its instructions, and may
-    raise there: with the process just started and not yet stored. Here nothing can come between.
+    Python's signal handlers run in the main thread between any two instructions and may raise
+    there, even between the start of a process and storing it. They cannot interrupt this thread.
     """
 
     def __init__(self, command: list[str], request: bytes) -> None:
@@ -98,7 +98,7 @@ class _Child:
             with self._lock:
                 if self._is_stopped:
                     return
-                # The terminal's Ctrl-C is for us, and we end the process.
+                # The terminal's Ctrl-C goes to us alone, and we end the process.
                 self._process = children.start_apart(self._command)
             with self._process:
                 self.answer = self._process.communicate(self._request)[0]
@@ -109,7 +109,7 @@ class _Child:
             self.is_over.set()
 
     def stop(self) -> None:
-        """Kill the process and wait for its end; one that is not started yet never is."""
+        """Kill the process and wait for its end; prevents a start that has not happened yet."""
         with self._lock:
             self._is_stopped = True
         if self._process is not None:
@@ -118,7 +118,7 @@ class _Child:
 
 
 def _ask_child(request: bytes) -> tuple[int, bytes]:
-    """Return the exit code, minus the number of a signal, and what the process has written."""
+    """Return the exit code, or minus the number of a signal, and the output of the process."""
     library = find_spec("minijinja")
     if library is None or library.origin is None:
         raise QsfError("chat templates need the package minijinja: pip install minijinja")
@@ -129,7 +129,7 @@ def _ask_child(request: bytes) -> tuple[int, bytes]:
         )
     program = Path(__file__).with_name("render_child.py")
     folder = Path(library.origin).parents[1]
-    # -I and -S: it imports from the standard library and two folders, and runs no site hooks.
+    # -I and -S: it imports only the standard library and two folders, and runs no site hooks.
     folders = [str(Path(children.__file__).parent), str(folder)]
     child = _Child([sys.executable, "-I", "-S", "-B", str(program), *folders], request)
     try:

@@ -1,10 +1,10 @@
-"""The program of the process that renders a chat template: a template of an untrusted file.
+"""The program of the process that renders an untrusted chat template.
 
-A template may loop, multiply strings or nest until the stack is full, and the library that renders
-it has no limit for bytes. So it runs here, where the system's limits hold and a crash harms nobody.
-``qsf.text.render`` starts this file by its path, with no package around it: what is imported here
-takes memory that the budget has to leave. Its arguments are the folders of ``qsf.system.confine``
-and of the package minijinja.
+A template may loop, multiply strings or nest until the stack is full, and the rendering library
+does not limit bytes. So it runs here, under the system's limits, where a crash harms nothing.
+``qsf.text.render`` starts this file by its path, without its package: imports here take memory
+that the budget must leave free. Its arguments are the folders of ``qsf.system.confine`` and of the
+package minijinja.
 
 Standard input, by ``marshal``: the limits, a dict; then the template and the values by name.
 Standard output: ``!`` when the limits hold, then a letter and UTF-8 text: ``T`` the rendered text,
@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import minijinja
 
-# Marks what the model said, for training; the text in between is wanted as it is.
+# Marks the model's own text, for training; rendered as the text alone.
 _GENERATION_TAG = re.compile(r"{%(-?)\s*(end)?generation\s*(-?)%}")
 
 
 class _RefusedError(Exception):
-    """What ``raise_exception`` of a template raises."""
+    """The exception of a template's ``raise_exception``."""
 
 
 def _raise_exception(message: object) -> None:
@@ -83,7 +83,7 @@ def _render(source: str, values: dict[str, Any], fuel: int) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Answer the one request of standard input."""
+    """Answer the request on standard input."""
     sys.path += sys.argv[1:3]
     import minijinja  # noqa: F401  (before the limits, so that they count the template only)
     from confine import confine  # type: ignore[import-not-found]
@@ -102,7 +102,7 @@ def main() -> None:
         kind, answer = "R", str(error).encode("utf-8", "replace")[:1000]
     except MemoryError:
         kind, answer = "M", b""
-    except Exception as error:  # whatever a template makes a filter raise
+    except Exception as error:  # any error that a template provokes in a filter
         kind, answer = "E", f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:1000]
     sys.stdout.buffer.write(kind.encode() + answer)
     sys.stdout.buffer.flush()

@@ -1,4 +1,4 @@
-"""How tokens are chosen and when to stop: parameters, their defaults, stop rules.
+"""How tokens are chosen and when a text stops: parameters, their defaults, stop rules.
 
 The choice itself, which touches every logit, is made in C (``qsf_session_sample``).
 """
@@ -54,23 +54,23 @@ class SamplingParams:
 
 
 def sampling_fields(options: GenerationOptions) -> dict[str, float | None]:
-    """Return the parameters of sampling among ``options``; None: not asked for."""
+    """Return the sampling parameters among ``options``; None: not given."""
     return {name: getattr(options, name) for name in _NAMES}
 
 
 def resolve_sampling(
     generation: Mapping[str, Any] | None = None, **chosen: float | None
 ) -> SamplingParams:
-    """Return each parameter: as requested, else as the file recommends, else the default.
+    """Return each parameter: the requested value, else the file's recommendation, else the default.
 
     Args:
         generation: the ``generation`` object of the file's CHAT section (the checkpoint's
             ``generation_config.json``). ``do_sample: false`` recommends temperature 0.
-        chosen: fields of ``SamplingParams``; None is as good as absent.
+        chosen: fields of ``SamplingParams``; None counts as absent.
 
     Raises:
-        QsfArgumentError: a value asked for is outside its range.
-        QsfFormatError: one that the file recommends, and nobody overrides, is.
+        QsfArgumentError: a requested value is outside its range.
+        QsfFormatError: a recommended value that is not overridden is outside its range.
     """
     chosen = {name: value for name, value in chosen.items() if value is not None}
     unknown = sorted(set(chosen) - set(_NAMES))
@@ -98,7 +98,7 @@ def end_ids(eos_id: int | None, generation: Mapping[str, Any] | None = None) -> 
     """Return the tokens that end a text: the file's EOS and those of its generation defaults.
 
     Raises:
-        QsfFormatError: the generation defaults name something that is not a token id.
+        QsfFormatError: the generation defaults contain a value that is not a token id.
     """
     named = (generation or {}).get("eos_token_id")
     ids = named if isinstance(named, list) else [] if named is None else [named]
@@ -111,9 +111,9 @@ def end_ids(eos_id: int | None, generation: Mapping[str, Any] | None = None) -> 
 class StopMatcher:
     """Passes text through until a stop string is complete.
 
-    Text that may still become a stop string is held back, so that no part of one is ever
-    emitted, however the text is cut into pieces. Where two stop strings overlap, the one
-    that is complete first counts, of two at once the longer.
+    Text that may be the beginning of a stop string is held back, so no part of one is ever
+    emitted, however the text is cut into pieces. If two stop strings overlap, the first complete
+    one counts; if both end together, the longer one.
 
     Example::
 
@@ -123,7 +123,7 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
-        """Raise QsfArgumentError where one is empty."""
+        """Raise QsfArgumentError if a stop string is empty."""
         self._stops = tuple(stops)
         for stop in self._stops:
             if not isinstance(stop, str) or not stop:
@@ -135,7 +135,7 @@ class StopMatcher:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string was complete; ``stopped_by`` is which."""
+        """Whether a stop string was found; ``stopped_by`` is that string."""
         return self.stopped_by is not None
 
     def push(self, piece: str) -> str:
@@ -158,7 +158,7 @@ class StopMatcher:
         return text[:n_shown]
 
     def flush(self) -> str:
-        """Return what was held back: the text ended before it became a stop string."""
+        """Return the held-back text: the text ended without a stop string."""
         held, self._held = self._held, ""
         return held
 

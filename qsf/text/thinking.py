@@ -1,7 +1,7 @@
 """Answers with thoughts between marks: Qwen 3, DeepSeek, GLM, Gemma 4, Magistral, Granite and more.
 
-Marks that are tokens of the vocabulary hold anywhere in an answer. Marks that a model writes as
-ordinary text count only where the answer begins, so that an answer may speak of them.
+Marks that are tokens of the vocabulary count anywhere in an answer. Marks of ordinary text count
+only at the beginning of an answer, so that an answer may quote them.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -28,22 +28,22 @@ _MARKS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
     ("Here is my thought process:", "Here is my response:"),  # Granite 3.2
 )
-_LABELS = {"<|channel>": "thought\n"}  # a line after the mark that is no thought
-# Templates that let an answer begin with thoughts end with the mark, and perhaps with a line break.
+_LABELS = {"<|channel>": "thought\n"}  # a line after the mark that is not part of the thoughts
+# A template whose answers begin with thoughts ends with the mark, perhaps followed by a line break.
 _LAST_TOKENS = 4
-_LAST_TEXT_TOKENS = 16  # the same of a mark that is text
+_LAST_TEXT_TOKENS = 16  # the same for a mark of ordinary text
 
 _SWITCHES = (
     ("enable_thinking", re.compile(r"(?<![.\w])enable_thinking\b")),
-    # DeepSeek V3.1 and Granite; `message.thinking` is something else.
+    # DeepSeek V3.1 and Granite; `message.thinking` means something else.
     ("thinking", re.compile(r"\b(?:if|not|and|or|set) +(?:not +)?thinking\b(?!\.)")),
 )
 
 
 def thinking_args(template: str, *, is_on: bool) -> dict[str, Any]:
-    """Return what lets a chat template, as Jinja, ask for thoughts or for none.
+    """Return the variable with which a chat template in Jinja switches thoughts on or off.
 
-    Raises QsfArgumentError where the template has no switch for it.
+    Raises QsfArgumentError if the template has no such switch.
     """
     for name, pattern in _SWITCHES:
         if pattern.search(template):
@@ -64,7 +64,7 @@ def thinking_args(template: str, *, is_on: bool) -> dict[str, Any]:
 
 
 def thinks(template: str) -> bool:
-    """Return whether a chat template, as Jinja, knows thoughts."""
+    """Return whether a chat template in Jinja handles thoughts."""
     try:
         thinking_args(template, is_on=True)
     except QsfArgumentError:
@@ -90,9 +90,9 @@ def thinking_decoder(
 
 
 class ThoughtsLimit:
-    """A ``TokenConstraint`` that ends the thoughts of an answer when they have ``most`` tokens.
+    """A ``TokenConstraint`` that ends the thoughts of an answer after ``most`` tokens.
 
-    The tokens of the end mark are then those that must come next; the answer goes on after it.
+    It forces the tokens of the end mark; the answer continues after them.
     """
 
     def __init__(
@@ -102,12 +102,12 @@ class ThoughtsLimit:
         n_vocab: int,
         inner: TokenConstraint | None = None,
     ) -> None:
-        """Follow a decoder, which is given each token first; ``inner`` limits the rest."""
+        """Follow a decoder, which receives each token first; ``inner`` constrains the rest."""
         self._decoder = decoder
         self._most = most
         self._n_vocab = n_vocab
         self._inner = inner
-        self._ends: list[int] = []  # what must come next
+        self._ends: list[int] = []  # forced tokens
         self._look()
 
     def _look(self) -> None:
@@ -115,13 +115,13 @@ class ThoughtsLimit:
             self._ends = self._decoder.end_of_thoughts()
 
     def forced(self) -> int | None:
-        """Return the token that must come next; None: there is a choice. Raises QsfError."""
+        """Return the forced token; None: there is a choice. Raises QsfError."""
         if self._ends:
             return self._ends[0]
         return None if self._inner is None else self._inner.forced()
 
     def mask(self) -> bytes | None:
-        """Return which tokens may come next, a bit each; None: all. Raises QsfError."""
+        """Return the mask of allowed tokens, a bit each; None: all. Raises QsfError."""
         if not self._ends:
             return None if self._inner is None else self._inner.mask()
         mask = bytearray((self._n_vocab + 31) // 32 * 4)
@@ -129,7 +129,7 @@ class ThoughtsLimit:
         return bytes(mask)
 
     def take(self, token: int) -> bool:
-        """Take the token that was chosen; return whether nothing may follow. Raises QsfError."""
+        """Record the chosen token; return True at the end of the form. Raises QsfError."""
         self._most -= self._decoder.is_thinking
         if self._ends:
             self._ends.pop(0)
@@ -138,7 +138,7 @@ class ThoughtsLimit:
 
 
 class _ThinkingDecoder(IncrementalDecoder):
-    """Gives the text outside of the marks as the answer, the text between them as reasoning."""
+    """Decodes text outside of the marks as the answer, and text between them as reasoning."""
 
     def __init__(
         self, decoder: IncrementalDecoder, begin: int, end: int, label: str, *, is_open: bool
@@ -150,15 +150,15 @@ class _ThinkingDecoder(IncrementalDecoder):
         self._reasoning = ""
         self._end = end
         self._label = label
-        self._held = ""  # what may be the label
+        self._held = ""  # may be the label
 
     @property
     def is_thinking(self) -> bool:
-        """What comes next stands between the marks."""
+        """True if the next text stands between the marks."""
         return self._is_open
 
     def end_of_thoughts(self) -> list[int]:
-        """Return the mark that ends them."""
+        """Return the mark that ends thoughts."""
         return [self._end]
 
     def push(self, token_id: int) -> str:
@@ -172,7 +172,7 @@ class _ThinkingDecoder(IncrementalDecoder):
         return text
 
     def flush(self) -> str:
-        """Return what is left of the answer."""
+        """Return the rest of the answer."""
         return self._sort(self._decoder.flush())
 
     def take_reasoning(self) -> str:
@@ -196,7 +196,7 @@ class _ThinkingDecoder(IncrementalDecoder):
 
 
 class _WrittenThinkingDecoder(IncrementalDecoder):
-    """The same for marks that are ordinary text: thoughts at the beginning of an answer."""
+    """The decoder for marks of ordinary text: thoughts at the beginning of an answer."""
 
     def __init__(self, decoder: IncrementalDecoder, tokenizer: Tokenizer, prompt: str) -> None:
         """``prompt`` is the end of the text before the answer."""
@@ -205,16 +205,16 @@ class _WrittenThinkingDecoder(IncrementalDecoder):
         self._end = next((end for begin, end in _MARKS if prompt.endswith(begin)), "")
         self._is_undecided = not self._end
         self._at_edge = bool(self._end)
-        self._held = ""  # what may be the beginning of a mark
+        self._held = ""  # may be the beginning of a mark
         self._reasoning = ""
 
     @property
     def is_thinking(self) -> bool:
-        """The mark that ends the thoughts has not come."""
+        """True until the mark that ends the thoughts has come."""
         return bool(self._end)
 
     def end_of_thoughts(self) -> list[int]:
-        """Return the tokens of the mark that ends them, on a line of its own."""
+        """Return the tokens of the end mark, on a line of its own."""
         return self._tokenizer.encode(f"\n{self._end}", add_prefix=False, parse_special=False)
 
     def push(self, token_id: int) -> str:
@@ -222,7 +222,7 @@ class _WrittenThinkingDecoder(IncrementalDecoder):
         return self._sort(self._decoder.push(token_id), is_last=False)
 
     def flush(self) -> str:
-        """Return what is left of the answer."""
+        """Return the rest of the answer."""
         return self._sort(self._decoder.flush(), is_last=True)
 
     def take_reasoning(self) -> str:
@@ -267,5 +267,5 @@ class _WrittenThinkingDecoder(IncrementalDecoder):
 
 
 def _common_edge(text: str, mark: str) -> int:
-    """Return how many characters at the end of ``text`` may begin ``mark``."""
+    """Return how many characters at the end of ``text`` may be the beginning of ``mark``."""
     return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)

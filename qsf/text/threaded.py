@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 async def threaded(pieces: Iterator[str], cancel: Callable[[], None]) -> AsyncIterator[str]:
     """Yield ``pieces``, a generator of texts that are never None.
 
-    Where the task is cancelled or the iteration is closed, ``cancel`` is called to end the piece
-    that is being made; its thread is waited for, then the generator is closed.
+    If the task is cancelled or the iteration is closed, ``cancel`` is called to end the current
+    piece; its thread is awaited, then the generator is closed.
     """
     step: asyncio.Future[str | None] | None = None
     try:
@@ -28,8 +28,10 @@ async def threaded(pieces: Iterator[str], cancel: Callable[[], None]) -> AsyncIt
     finally:
         while step is not None and not step.done():
             cancel()
-            with contextlib.suppress(asyncio.CancelledError):  # one is on its way already
+            with contextlib.suppress(
+                asyncio.CancelledError
+            ):  # a cancellation is already on its way
                 await asyncio.wait([step])
         if step is not None and not step.cancelled():
-            step.exception()  # it was raised above, or nobody waits for it any more
+            step.exception()  # the error was raised above, or nobody waits for it any more
         pieces.close()  # type: ignore[attr-defined]

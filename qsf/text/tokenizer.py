@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def byte_of_char() -> dict[str, int]:
-    """Return the byte that each character of a byte-level vocabulary stands for.
+    """Return the byte for each character of a byte-level vocabulary.
 
-    Printable Latin-1 characters stand for themselves, the other bytes, in order, for the
-    characters from U+0100 on.
+    Printable Latin-1 characters represent themselves; the characters from U+0100 on represent the
+    other bytes, in order.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
@@ -29,7 +29,7 @@ def byte_of_char() -> dict[str, int]:
 
 
 def max_text_bytes(max_tokens: int) -> int:
-    """Return how long a text for a context of ``max_tokens`` may be, in UTF-8.
+    """Return how many bytes of UTF-8 a text for a context of ``max_tokens`` may have.
 
     Real texts have 3 to 8 bytes a token.
     """
@@ -63,13 +63,13 @@ class Tokenizer:
 
     @property
     def description(self) -> str:
-        """What it is, for people."""
+        """Describe the tokenizer."""
         facts = self._text.facts
         return f"{facts.model} of {facts.n_tokens:,} tokens in the engine"
 
     @property
     def n_bytes(self) -> int:
-        """How much memory its tables take."""
+        """The memory of its tables in bytes."""
         return self._text.facts.n_bytes
 
     @property
@@ -88,11 +88,11 @@ class Tokenizer:
 
     @property
     def n_vocab(self) -> int:
-        """How many tokens there are, added ones included."""
+        """The number of tokens, added ones included."""
         return self._text.facts.n_tokens
 
     def token_id(self, name: str) -> int | None:
-        """Return the id of the token called ``name`` in the vocabulary, if there is one."""
+        """Return the id of the token called ``name`` in the vocabulary, or None."""
         if self._text.facts.model != "byte-level BPE":
             return self._text.find(name.encode(), is_added=False)
         table = byte_of_char()
@@ -108,21 +108,20 @@ class Tokenizer:
         parse_special: bool = True,
         max_tokens: int | None = None,
     ) -> list[int]:
-        """Return the token ids of ``text``, ready to be continued (no end token).
+        """Return the token ids of ``text``, without an end token.
 
         Args:
             text: what to encode.
-            add_prefix: begin with the tokens that begin a text (BOS), unless the text itself
-                begins with them.
-            parse_special: text that reads like a special token, such as ``</s>``, becomes
-                that token. With False it is ordinary text: for text of unknown origin.
-            max_tokens: refuse a text of clearly more tokens, which its beginning shows. None:
-                any text that the caller has memory for, outside of the RAM budget: at most 64 MiB
-                and some 40 bytes for each token.
+            add_prefix: prepend the tokens that begin a text (BOS), unless the text already begins
+                with them.
+            parse_special: the name of a special token, such as ``</s>``, becomes that token.
+                False: it is ordinary text; for text of unknown origin.
+            max_tokens: refuse a text of clearly more tokens, judged by its beginning. None: no
+                limit; memory is then taken outside of the RAM budget: at most 64 MiB and some 40
+                bytes for each token.
 
         Raises:
-            QsfArgumentError: the text has lone surrogates, so it is not Unicode, or is too
-                long.
+            QsfArgumentError: the text has lone surrogates, which are not Unicode, or is too long.
         """
         try:
             data = text.encode()
@@ -138,7 +137,7 @@ class Tokenizer:
             )
         n_chars = len(text) if max_tokens is None else 8 * max_tokens
         while max_tokens is not None and n_chars < len(text):
-            # The cut may change the tokens near it, but never as many as this.
+            # The cut may change the tokens near it, but never this many.
             n_tokens = len(self._bare_ids(text[:n_chars], parse_special=parse_special))
             if n_tokens > max_tokens + 64:
                 raise QsfArgumentError(
@@ -156,7 +155,7 @@ class Tokenizer:
         return self._text.encode(text.encode(), parse_special=parse_special, add_prefix=False)
 
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
-        """Return the bytes of one token: b"" for a special or an unknown one."""
+        """Return the bytes of one token: b"" for a special or unknown token."""
         if skip_special and token_id in self._special_ids:
             return b""
         return self._text.token_bytes(token_id)
@@ -170,8 +169,8 @@ class Tokenizer:
     ) -> IncrementalDecoder:
         """Return a decoder for tokens that arrive one at a time.
 
-        ``at_start``: the first token begins a text, so that a SentencePiece vocabulary's
-        leading space is dropped; False where the tokens continue one.
+        ``at_start``: the first token begins a text, so a SentencePiece vocabulary's leading space
+        is dropped; False if the tokens continue a text.
         """
         return IncrementalDecoder(self._text.decoder(at_start=at_start, skip_special=skip_special))
 
@@ -192,7 +191,7 @@ class IncrementalDecoder:
         return self._native.push(token_id)
 
     def flush(self) -> str:
-        """Return what is left: U+FFFD for an unfinished character, else ""."""
+        """Return the rest: U+FFFD for an unfinished character, else ""."""
         return self._native.flush()
 
     def take_reasoning(self) -> str:
@@ -212,10 +211,10 @@ class IncrementalDecoder:
 def protect_special(text: str, names: Sequence[str], seam: str) -> str:
     """Return ``text`` with ``seam`` inside every name of a special token.
 
-    Encoding what lies between the seams piece by piece then gives ordinary tokens.
+    If the parts between the seams are encoded one by one, all tokens are ordinary ones.
     """
     text = text.replace(seam, "")
     for name in names:
-        if len(name) > 1 and seam not in name:  # a name with a seam would multiply seams
+        if len(name) > 1 and seam not in name:  # a name that contains the seam would multiply seams
             text = text.replace(name, name[0] + seam + name[1:])
     return text

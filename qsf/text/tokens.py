@@ -1,4 +1,4 @@
-"""Tokens as callers meet them: one that was chosen, and which may be chosen."""
+"""Tokens in the public interface: a chosen token, and constraints on the next."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ChosenToken:
-    """One token that was chosen, as ``on_token`` gets it.
+    """One chosen token, for ``on_token``.
 
-    Log-probabilities are natural logarithms, by the model alone: before penalty, temperature and
-    limits of sampling.
+    Log-probabilities are natural logarithms of the model's own distribution, before penalties,
+    temperature and limits of sampling.
 
     Attributes:
         id: of the token.
@@ -26,13 +26,13 @@ class ChosenToken:
 
 
 class TokenConstraint(Protocol):
-    """Which tokens of an answer may come next, such as a ``Constraint`` of `constraints.py`."""
+    """A constraint on the next token of an answer, such as ``Constraint`` of `constraints.py`."""
 
     def forced(self) -> int | None:
-        """Return the token that must come next; None: there is a choice. Raises QsfError."""
+        """Return the forced token; None: there is a choice. Raises QsfError."""
 
     def mask(self) -> bytes | None:
-        """Return which tokens may come next, a bit each; None: all. Raises QsfError."""
+        """Return the mask of allowed tokens, a bit each; None: all. Raises QsfError."""
 
     def take(self, token: int) -> bool:
-        """Take the token that was chosen; return whether nothing may follow. Raises QsfError."""
+        """Record the chosen token; return True at the end of the form. Raises QsfError."""

@@ -40,7 +40,7 @@ class Shown:
     """Prints an answer on standard output: on a terminal wrapped at words, with its Markdown."""
 
     def __init__(self, *, is_as_written: bool, has_markdown: bool) -> None:
-        """``is_as_written``: change nothing, not on a terminal either."""
+        """With ``is_as_written`` the text is not changed, even on a terminal."""
         is_formatted = not is_as_written and can_move(sys.stdout)
         self._prose = prose_on(sys.stdout, has_markdown=has_markdown) if is_formatted else None
 
@@ -54,7 +54,7 @@ class Shown:
 
 
 class _Thoughts:
-    """What a model thinks, on standard error: in a quieter colour, or only that it does."""
+    """Shows a model's reasoning on standard error in a quieter colour, or only a note of it."""
 
     def __init__(self, *, is_hidden: bool) -> None:
         self._progress = command.Progress("thinking", is_wanted=is_hidden)
@@ -93,7 +93,7 @@ def generate(
 ) -> Generator[str, None, None]:
     """Yield the pieces of text of ``start(options)``; a signal stops the engine at once.
 
-    Reasoning is shown on a terminal, on standard error. To be closed.
+    Reasoning is shown on standard error if that is a terminal. The caller closes the generator.
     """
     progress = command.Progress("reading the prompt", is_wanted=not is_quiet)
     thoughts = _Thoughts(is_hidden=hides_thoughts)

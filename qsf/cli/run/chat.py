@@ -63,7 +63,7 @@ _THINKING = {
 
 
 def _settings() -> dict[str, Option]:
-    """Return what /set changes, by name."""
+    """Return the options that /set changes, by name."""
     return {o.flag.removeprefix("--"): o for o in described(GenerationOptions, "run")}
 
 
@@ -93,7 +93,7 @@ class Chat:
         }
 
     def run(self) -> int:
-        """Return the exit code."""
+        """Run the conversation; return the exit code."""
         if self._model.chat_template.is_plain:
             say(
                 "This file has no chat template: your lines and the answers are joined as plain "
@@ -109,7 +109,7 @@ class Chat:
         return 0
 
     def _turn(self) -> bool:
-        """Read and answer one message; return whether there may be more."""
+        """Read and answer one message; return False at the end of the conversation."""
         try:
             line = self._read_message()
             typed = "" if line is None else line.strip()
@@ -127,7 +127,7 @@ class Chat:
         return True
 
     def _completed(self, before: str, word: str) -> list[str]:
-        """Return what Tab may make of ``word``, behind ``before`` on the line."""
+        """Return the completions of ``word``, which follows ``before`` on the line."""
         name = before.strip()
         if not before:
             names = [*self._commands, "/exit"] if word.startswith("/") else []
@@ -140,7 +140,7 @@ class Chat:
     # ---- reading ----
 
     def _read_message(self) -> str | None:
-        """Return what the user says, several lines where they stand between triple quotes."""
+        """Return the user's message; a message between triple quotes may have several lines."""
         line = self._read_line("> ")
         if line is None or not line.lstrip().startswith(_QUOTES):
             return line
@@ -155,11 +155,11 @@ class Chat:
         return text.rstrip().removesuffix(_QUOTES).strip("\n")
 
     def _read_line(self, prompt: str, given: str = "") -> str | None:
-        """Return the next line of the user, "" in place of one that is too long; None at the end.
+        """Return the user's next line, "" in place of a line that is too long, None at the end.
 
-        Of a pipe never more than the context can take is held. A terminal's line is as long as
-        what somebody types or pastes there: it is left out when it is whole. There the line holds
-        ``given`` at first, to be changed.
+        Memory holds no more of a pipe's line than the context can take. A terminal's line is read
+        whole before its length is checked. On a terminal ``given`` is the line's initial text,
+        which the user can edit.
         """
         if self._is_terminal:
             try:
@@ -185,7 +185,9 @@ class Chat:
     # ---- answering ----
 
     def _answer(self, line: str, options: GenerationOptions) -> None:
-        """Print the answer to ``line``. Where the context is full, the oldest turns make room."""
+        """Print the answer to ``line``. If the context is full, the oldest turns are forgotten
+        first.
+        """
         before = list(self._messages)
         n_forgotten = 0
         while True:
@@ -206,9 +208,11 @@ class Chat:
             write_conversation(self._request.session, self._model.session)
 
     def _forget_oldest(self) -> int:
-        """Forget the oldest question and its answer, with a KV policy half of all; say how many.
+        """Forget the oldest question with its answer, or half of the conversation under a KV
+        policy.
 
-        What is left is evaluated again, which the next messages of half a context need not.
+        Prints how many were forgotten. The rest is evaluated again, so half saves later
+        evaluations.
         """
         starts = [i for i, message in enumerate(self._messages) if message["role"] == "user"]
         has_policy = parse_kv_policy(self._model.info.plan.kv_policy) is not None
@@ -283,7 +287,7 @@ class Chat:
         return content if isinstance(content, str) else ""
 
     def _last_question(self) -> int | None:
-        """Return the place of the last question in the conversation; say where there is none."""
+        """Return the index of the last question; prints a message if there is none."""
         for at in range(len(self._messages) - 1, -1, -1):
             if self._messages[at]["role"] == "user":
                 return at
@@ -308,7 +312,7 @@ class Chat:
         content = self._messages[at]["content"]
         if not isinstance(content, str):
             raise QsfArgumentError("the last question is a list of parts: /undo, and ask again")
-        question = self._read_line("> ", content)  # Ctrl-C here leaves all as it was
+        question = self._read_line("> ", content)  # Ctrl-C here changes nothing
         if question is None or not question.strip():
             say("(nothing has changed)")
             return

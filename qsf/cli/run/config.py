@@ -24,10 +24,10 @@ def config_path() -> Path:
 
 
 def read_defaults() -> dict[str, Any]:
-    """Return the values of the file by the names of the options; without a file none.
+    """Return the values of the file by option name; {} without a file.
 
     Raises:
-        QsfArgumentError: an option is unknown or has a value that it cannot have.
+        QsfArgumentError: an option is unknown or its value is not allowed.
         QsfIOError: the file cannot be read.
     """
     path = config_path()
@@ -47,7 +47,7 @@ def read_defaults() -> dict[str, Any]:
 
 
 def remember(name: str, value: str | int | float | None) -> None:
-    """Write a default into the file, which has none of that name. Raises QsfIOError."""
+    """Append a default that the file does not set yet. Raises QsfIOError."""
     from qsf.shell.output import write_text
 
     path = config_path()
@@ -64,7 +64,9 @@ def _parsed(path: Path, data: bytes) -> dict[str, Any]:
     if len(data) > _MAX_BYTES:
         raise QsfArgumentError(f"{path}: more than {_MAX_BYTES} bytes are too many for options")
     try:
-        tomllib = importlib.import_module("tomllib")  # only who has the file pays for it
+        tomllib = importlib.import_module(
+            "tomllib"
+        )  # imported late: only needed if the file exists
     except ImportError:
         raise QsfArgumentError(
             f"{path}: reading it takes Python 3.11 or newer: remove it, or use options"
@@ -77,7 +79,7 @@ def _parsed(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def _value(path: Path, options: dict[str, Option], name: str, value: Any) -> tuple[str, Any]:
-    """Return the option's name in Python and what the command line's parser would make of it."""
+    """Return the option's name in Python and its value as a parsed command line has it."""
     option = options.get(name.replace("_", "-"))
     if option is None:
         from difflib import get_close_matches
@@ -97,6 +99,6 @@ def _value(path: Path, options: dict[str, Option], name: str, value: Any) -> tup
         elif not isinstance(kind, Flag | Texts):
             return option.name, kind.parse(str(value))
         option.check(value)
-    except ValueError as error:  # QsfArgumentError is one
+    except ValueError as error:  # includes QsfArgumentError
         raise QsfArgumentError(f"{path}: {name}: {error}") from None
     return option.name, [value] if isinstance(kind, Texts) and isinstance(value, str) else value

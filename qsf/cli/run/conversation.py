@@ -28,11 +28,11 @@ _TURN_TOKENS = 16  # what a template puts around a message
 
 
 def read_conversation(path: Path, session: Session, memory_bytes: int) -> str:
-    """Give the session what a file has; return why its KV cache was not taken, "" if it was.
+    """Load a file into the session; return why its KV cache was not used, "" if it was.
 
     Reading may take ``memory_bytes``.
 
-    Raises QsfError if there is nothing to take.
+    Raises QsfError if the file has no conversation either.
     """
     if not is_session_file(path):
         session.messages[:] = read_messages(path, memory_bytes)
@@ -42,7 +42,7 @@ def read_conversation(path: Path, session: Session, memory_bytes: int) -> str:
     except QsfError as error:
         with SessionFile(
             path, memory_bytes=memory_bytes
-        ) as file:  # raises where the messages cannot be had either
+        ) as file:  # raises if the messages cannot be read either
             session.messages[:] = as_messages(file.head.messages)
         return str(error)
     return ""
@@ -58,13 +58,13 @@ def write_conversation(path: Path, session: Session) -> None:
 
 
 def read_messages(path: Path, memory_bytes: int) -> list[dict[str, Any]]:
-    """Return the messages of a file, by means of at most ``memory_bytes``.
+    """Return the messages of a file; reading takes at most ``memory_bytes``.
 
-    Raises QsfIOError, or QsfArgumentError if it is no list of messages or takes more.
+    Raises QsfIOError, or QsfArgumentError if the file is no list of messages or needs more memory.
     """
     if path.exists() and not path.is_file():
         raise QsfArgumentError(f"{path} is not a regular file, which a conversation is kept in")
-    most_bytes = memory_bytes // 4  # text and the file take as much three times
+    most_bytes = memory_bytes // 4  # text and parsed file take up to three times as much
     try:
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
@@ -86,7 +86,7 @@ def read_messages(path: Path, memory_bytes: int) -> list[dict[str, Any]]:
 
 
 def write_messages(path: Path, messages: Sequence[dict[str, Any]]) -> None:
-    """Write the messages, whole or not at all. Raises QsfError."""
+    """Write the messages atomically. Raises QsfError."""
     from qsf.shell.output import write_text
 
     text = command.json_text(list(messages), 2)
@@ -94,7 +94,7 @@ def write_messages(path: Path, messages: Sequence[dict[str, Any]]) -> None:
 
 
 def with_system(messages: Sequence[dict[str, Any]], text: str | None) -> list[dict[str, Any]]:
-    """Return the messages with ``text`` as what the system says; "" for nothing, None as it is."""
+    """Return the messages with ``text`` as the system message; "" removes it, None keeps it."""
     if text is None:
         return list(messages)
     rest = [message for message in messages if message["role"] != "system"]
@@ -104,9 +104,9 @@ def with_system(messages: Sequence[dict[str, Any]], text: str | None) -> list[di
 def with_thinking(
     model: Model, options: GenerationOptions, *, is_on: bool | None
 ) -> GenerationOptions:
-    """Return options by which the chat template lets the model think or not; None: as it is.
+    """Return the template options that switch thinking on or off; none if ``wanted`` is None.
 
-    Raises QsfArgumentError where the template has no switch for it.
+    Raises QsfArgumentError if the template has no such switch.
     """
     if is_on is None:
         return options
@@ -141,7 +141,7 @@ def resumed_lines(model: Model, path: Path, *, is_held: bool = True) -> list[str
 
 
 def system_lines(model: Model) -> list[str]:
-    """Return what to say where the KV policy does not keep all that the system says."""
+    """Return a warning if the KV policy will forget a part of the system message."""
     policy = parse_kv_policy(model.info.plan.kv_policy)
     system_texts = [m["content"] for m in model.session.messages if m["role"] == "system"]
     if policy is None or not system_texts or not isinstance(system_texts[0], str):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from qsf.native.binding import MemoryPlan
 
-# Of routing traces of Qwen3-30B-A3B, replayed through the engine's policy: hits in percent, by the
-# slots in percent of all experts.
+# Hits in percent by slots in percent of all experts, from routing traces of Qwen3-30B-A3B replayed
+# with the engine's eviction policy.
 _TRACED: Final = (
     (0, 0), (1, 14), (2, 22), (4, 32), (6, 41), (8, 48), (10, 54), (15, 67), (20, 77), (30, 87),
     (40, 92), (100, 100),
@@ -18,7 +18,7 @@ _TRACED: Final = (
 
 
 def usual_hits(share: float) -> float:
-    """Return the share of uses found in memory, with slots for a share of all experts."""
+    """Return the expected hit rate if ``share`` of all experts have slots."""
     percent = 100 * share
     for (x, y), (next_x, next_y) in pairwise(_TRACED):
         if percent <= next_x:
@@ -27,14 +27,14 @@ def usual_hits(share: float) -> float:
 
 
 def slots_with_twice(plan: MemoryPlan) -> int:
-    """Return how many experts have a slot in twice the memory; other streamed units come first."""
+    """Return the number of experts with a slot in twice the memory, after all other units."""
     taken = plan.process_bytes + plan.reserve_bytes + plan.engine_bytes
     more_bytes = max(0, max(plan.budget_bytes, taken) - plan.streamed_bytes)
     return min(plan.n_experts, plan.expert_slots + more_bytes // plan.expert_slot_bytes)
 
 
 def hit_lines(plan: MemoryPlan) -> list[str]:
-    """Return what is expected with these slots and with twice the memory, if some are missing."""
+    """Return the expected hit rates with these slots and with twice the memory; [] if all fit."""
     if plan.expert_slots >= plan.n_experts:
         return []
 

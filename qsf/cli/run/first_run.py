@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 def ask_for_memory(request: Request) -> Request:
     """Return the request with the budget that the user chooses, where there is a choice.
 
-    Asked once, of users at a terminal who have never said a budget: where the model does not fit
-    in the default one and all of it fits in what the machine, or its control group, has to give.
-    The answer goes into the user's defaults. Raises QsfError where these cannot be written.
+    Asks once, and only users at a terminal who never set a budget, if the model does not fit in
+    the default budget but in the free memory of the machine or control group. The answer is
+    written to the user's defaults; raises QsfError if that fails.
     """
-    if not sys.stderr.isatty() or sys.version_info < (3, 11):  # which reading the file takes
+    if not sys.stderr.isatty() or sys.version_info < (
+        3,
+        11,
+    ):  # without tomllib the file could not be read
         return request
     opening = request.opening
     plan = plan_native(request.path, opening)

@@ -1,4 +1,4 @@
-"""``qsf run --json-schema``, ``--grammar``, ``--regex``: answers that have a form."""
+"""``qsf run --json-schema``, ``--grammar``, ``--regex``: constraints on the form of an answer."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
     from qsf.text.constraints import Constraint
 
-# Of the budget, for the grammar and what follows it.
+# Bytes of the budget for the grammar and its matcher.
 RESERVE_MB = 8
 _MAX_BYTES = 64 << 10
 
 
 def read_constraint(path: Path, form: tuple[str, str] | None) -> Callable[[], Constraint] | None:
-    """Return what makes the constraint of an answer of the model at ``path``; None: any form.
+    """Return a maker of the constraint for answers of the model at ``path``; None: no constraint.
 
     ``form`` is an option and its value, such as ("regex", "[a-z]+").
 

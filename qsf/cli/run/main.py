@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from qsf.model import Model
     from qsf.native.binding import MemoryPlan
 
-# Without --max-seq-len a context has no more tokens (csrc/engine/plan.c).
+# The default of --max-seq-len is no longer than this (csrc/engine/plan.c).
 _DEFAULT_CTX_TOKENS = 4096
 
 
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     except StoppedError as stopped:
         return stopped.exit_code
     except BrokenPipeError:
-        # The reader of our output has had enough. Nothing may be flushed into it at exit.
+        # The reader of our output has closed it. Flushing at exit would fail.
         command.drop_output()
         return 0
     except OSError as error:
@@ -74,7 +74,7 @@ def _main(arguments: list[str]) -> int:
     except UsageError as error:
         return _fail(f"{error} (see {command.typed('qsf-run')} --help)", EXIT_USAGE)
     except QsfError as error:
-        if request is None:  # the user's defaults
+        if request is None:  # before the user's defaults are read
             return _fail(str(error), EXIT_USAGE)
         read = request.path if isinstance(error, QsfFormatError) else None
         return _fail(command.explain(error, read))
@@ -148,14 +148,14 @@ def _run(request: Request) -> int:
 
 
 def _lines(request: Request) -> AbstractContextManager[IO[bytes]]:
-    """Open --prompts: before the model, which takes longer, and once, for it may be a pipe."""
+    """Open --prompts before the model, whose opening takes longer; only once: it may be a pipe."""
     if request.prompts in (None, "-"):
         return nullcontext(sys.stdin.buffer)
     return Path(str(request.prompts)).open("rb")
 
 
 def _streaming_lines(model: Model, request: Request) -> list[str]:
-    """Return what to say where weights are read again and again although memory is free."""
+    """Return a hint if weights are read for every token although memory is free."""
     plan = model.info.plan
     if plan.streamed_bytes == 0 or request.opening.ram_budget in ("auto", None):
         return []
@@ -192,7 +192,7 @@ def _open_in_budget(request: Request) -> Model:
 
 
 def _begin_conversation(model: Model, request: Request) -> None:
-    """Give the model's session what --session and --system say."""
+    """Apply --session and --system to the model's session."""
     if request.system is None and request.session is None:
         return
     if model.chat_template.is_plain:
@@ -236,7 +236,7 @@ def _prompt(request: Request) -> str:
 
 
 def _start_of(model: Model, request: Request, prompt: str) -> Callable[..., Iterator[str]]:
-    """Return what generates, given options: an answer by the template, or a continuation."""
+    """Return a generator function of options: answers by the template, or continuations."""
     if not request.raw and not model.chat_template.is_plain:
         return partial(call_with, model.session.chat, prompt)
     tokens = model.tokenizer.encode(
@@ -293,7 +293,9 @@ def _print_plan(request: Request) -> int:
     from qsf.model import Model
 
     with Watcher(command.leave_at_once):
-        read_constraint(request.path, request.form)  # what it takes is in "process before opening"
+        read_constraint(
+            request.path, request.form
+        )  # the constraint's memory counts as "process before opening"
         plan = call_with(Model.plan, request.path, request.opening)
     for line in (*report.plan_lines(plan), *_cost_lines(request)):
         print(line)
@@ -304,7 +306,7 @@ def _print_plan(request: Request) -> int:
 
 
 def _cost_lines(request: Request) -> list[str]:
-    """Return the file's default arithmetic, without the KV cache where the user chose one."""
+    """Return the file's default arithmetic; leaves out the KV cache if the user chose one."""
     from qsf.file.reader import Reader
     from qsf.report.meta import cost_lines, read_meta
 

@@ -1,4 +1,4 @@
-"""``qsf run --prompts FILE``: answers to many prompts, and going on after an interruption."""
+"""``qsf run --prompts FILE``: answers to many prompts, resumable after an interruption."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -124,15 +124,17 @@ def read_done(path: Path, memory_bytes: int) -> array[int]:
 
 
 class _Lines:
-    """The lines of --prompts, and what is known of those under way."""
+    """The lines of --prompts, and the prompts that are being answered."""
 
     def __init__(
         self, request: Request, file: IO[bytes], memory_bytes: int, *, is_raw: bool
     ) -> None:
-        self.done = array("Q")  # see `read_done`; 0 again where --prompts has the line
+        self.done = array("Q")  # see `read_done`; becomes 0 once --prompts has the line
         self._path = request.prompts
         self._file = file
-        self._most_line_bytes = memory_bytes // 4  # text and its line take as much three times
+        self._most_line_bytes = (
+            memory_bytes // 4
+        )  # text and parsed line take up to three times as much
         self._is_raw = is_raw
         self._memory_bytes = memory_bytes
         self._options = repr(request.generation).encode()
@@ -155,7 +157,7 @@ class _Lines:
             yield prompt
 
     def _lines(self) -> Generator[bytes, None, None]:
-        """Yield the lines; of one that is too long the beginning."""
+        """Yield the lines; of a line that is too long only its beginning."""
         most = self._most_line_bytes + 1
         while line := self._file.readline(most):
             rest = line
@@ -171,7 +173,7 @@ class _Lines:
             )
 
     def _parse(self, line: bytes) -> tuple[Any, Any, QsfError | None]:
-        """Return a line's id, its prompt, and what is wrong with it: it has no prompt then."""
+        """Return a line's id, its prompt or None, and what is wrong with it."""
         try:
             if len(line) > self._most_line_bytes:
                 raise JsonError(f"more than {self._most_line_bytes / 2**20:.1f} MB")
@@ -182,7 +184,7 @@ class _Lines:
         name = record.get("id") if isinstance(record, dict) else None
         try:
             command.json_text(name)
-        except ValueError as error:  # 1e999 is read as infinity
+        except ValueError as error:  # Python reads 1e999 as infinity
             return None, [], QsfArgumentError(f"id cannot be given back: {error}")
         try:
             return name, self._prompt_of(record), None
@@ -216,7 +218,7 @@ class _Lines:
         return record["messages"]
 
     def record(self, model: Model, answer: BatchAnswer) -> dict[str, Any]:
-        """Return what is written about an answer."""
+        """Return the output record of an answer."""
         index, digest, name, wrong = self._running.pop(answer.index)
         start = {"index": index, "of": digest} | ({} if name is None else {"id": name})
         error = wrong or answer.error

@@ -53,11 +53,11 @@ Defaults of your own: ~/.config/qsf/config.toml, with lines such as ram-budget =
 exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated
 """
 
-# Options that say what answers must look like.
+# Options that constrain the form of answers.
 _FORMS = ("json_schema", "grammar", "regex")
 _DEFAULT_PARALLEL = 4
 
-# What other programs call something that has another name here, or that is not needed.
+# Options of other programs that have another name here, or that are not needed.
 _HABITS = {
     "--ctx": "--max-seq-len",
     "--num-ctx": "--max-seq-len",
@@ -106,7 +106,7 @@ def _form(kind: Kind, language: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(CheckedOptions):
-    """What `qsf run` and `qsf chat` do; as ``commands`` the groups of the help that have it."""
+    """Actions of `qsf run` and `qsf chat`; ``commands`` are the groups of help that list them."""
 
     prompt: str | None = _given(
         Text("TEXT"),
@@ -206,31 +206,31 @@ class RunOptions(CheckedOptions):
 class Request(RunOptions):
     """The command line, parsed.
 
-    ``path`` is the model as it was named until it is found (``qsf.find``), then its .qsf file.
+    ``path`` is the model's name as typed, and after ``qsf.find`` its .qsf file.
     """
 
     path: Path
     model: str
     generation: GenerationOptions
-    has_length: bool  # --max-tokens was given, or is among the user's defaults
-    has_budget: bool  # so is --ram-budget
+    has_length: bool  # --max-tokens was given, or is in the user's defaults
+    has_budget: bool  # --ram-budget was given, or is in the user's defaults
     opening: ModelOptions
     plan: bool
     yes: bool
 
     @property
     def form(self) -> tuple[str, str] | None:
-        """The option that says what answers must look like, with its value."""
+        """The option that constrains the form of answers, with its value."""
         return next(iter(_forms(self)), None)
 
     @property
     def thinks(self) -> bool | None:
-        """Whether the model is to think; None: as its chat template has it."""
+        """Whether the model is to think; None: the default of its chat template."""
         return self.think if self.think or self.no_think else None
 
 
-# argparse and not typer, as in the tools for which memory does not matter: typer brings
-# pydantic, and with it 22 MiB of a budget that counts the whole process (argparse: 2 MiB).
+# argparse instead of typer: typer imports pydantic, 22 MiB of a budget that counts the whole
+# process (argparse: 2 MiB).
 def _parser(*, shows_all: bool = True, is_chat: bool = False) -> Parser:
     if is_chat:
         parser = model_parser(
@@ -269,7 +269,7 @@ def _parser(*, shows_all: bool = True, is_chat: bool = False) -> Parser:
 def parse(arguments: list[str]) -> Request:
     """Return the command line, parsed, with the user's defaults.
 
-    Raises UsageError with what is wrong, QsfArgumentError where the user's defaults are.
+    Raises UsageError for a wrong command line, QsfArgumentError for wrong defaults of the user.
     """
     for word in arguments:
         name = word.split("=")[0]
@@ -315,20 +315,20 @@ def parse(arguments: list[str]) -> Request:
 
 
 def _forms(options: Any) -> list[tuple[str, str]]:
-    """Return the options that say what answers must look like, with their values."""
+    """Return the options that constrain the form of answers, with their values."""
     forms = [(name.replace("_", "-"), getattr(options, name)) for name in _FORMS]
     return [(name, value) for name, value in forms if value is not None]
 
 
 def _sessions(options: argparse.Namespace) -> int:
-    """Return how many prompts are under way at the same time."""
+    """Return how many prompts are answered at the same time."""
     if options.parallel is not None:
         return int(options.parallel)
     return 1 if options.prompts is None else _DEFAULT_PARALLEL
 
 
 def _check_many(options: argparse.Namespace) -> None:
-    """Raise UsageError for what does not go with --prompts, or only with it."""
+    """Raise UsageError for options that exclude --prompts or need it."""
     if options.parallel is not None and options.prompts is None and not options.plan:
         raise UsageError("--parallel is for --prompts and --plan")
     if options.answers is not None and options.prompts is None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from qsf.text.generation import GenerationStats
     from qsf.text.sampling import SamplingParams
 
-_SHOWN_BYTES = 2**20 // 20  # less is 0.0 MB
-_MANY_ROWS = 24  # of the timeline: more are folded harder
+_SHOWN_BYTES = 2**20 // 20  # smaller sizes would be shown as 0.0 MB
+_MANY_ROWS = 24  # longer timelines merge more units into a line
 
 
 def mb(n_bytes: int) -> str:
@@ -42,7 +42,7 @@ def _kv_text(plan: MemoryPlan) -> str:
 
 
 def facts_lines(model: Model, params: SamplingParams) -> list[str]:
-    """Return what the file is and what runs, then the memory map."""
+    """Return lines about the file and the engine, then the memory map."""
     from qsf.native import binding
 
     info = model.info
@@ -67,7 +67,7 @@ def facts_lines(model: Model, params: SamplingParams) -> list[str]:
 
 
 def skip_lines(plan: MemoryPlan) -> list[str]:
-    """Return the skipped layers, and whether more were requested; empty if all layers run."""
+    """Return which layers are skipped, and whether more were requested; "" if all layers run."""
     if plan.n_skips_asked == 0:
         return []
     n_skipped, n_wanted = plan.n_layers_skipped, plan.n_skips_asked
@@ -78,12 +78,12 @@ def skip_lines(plan: MemoryPlan) -> list[str]:
 
 
 def fewer_skips_lines(plan: MemoryPlan) -> list[str]:
-    """Return what to say, unasked, where not as many layers could be skipped as were asked for."""
+    """Return a warning if fewer layers could be skipped than were requested."""
     return skip_lines(plan) if plan.n_layers_skipped < plan.n_skips_asked else []
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers in few words, as "3, 5-8"."""
+    """Return ascending numbers as ranges, such as "3, 5-8"."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and parts[-1][-1] == number - 1:
@@ -204,7 +204,7 @@ def _map_line(name: str, value: str) -> str:
 
 
 def streaming_lines(plan: MemoryPlan, auto: MemoryPlan) -> list[str]:
-    """Return what a small budget costs, where ``auto``, the plan for all free memory, is better."""
+    """Return what a small budget costs if ``auto``, the plan with all free memory, is faster."""
     if not auto.is_enough or auto.streamed_bytes >= plan.streamed_bytes:
         return []
     rest = f"only {mb(auto.streamed_bytes)} MB" if auto.streamed_bytes else "nothing"
@@ -216,7 +216,7 @@ def streaming_lines(plan: MemoryPlan, auto: MemoryPlan) -> list[str]:
 
 
 def greeting_lines(model: Model, name: str) -> list[str]:
-    """Return what a chat begins with."""
+    """Return the first lines of a chat."""
     info = model.info
     budget = info.plan.budget_bytes
     memory = f"in {budget >> 20} MB" if budget else "in as much memory as it needs"
@@ -227,11 +227,11 @@ def greeting_lines(model: Model, name: str) -> list[str]:
     ]
 
 
-# ---- afterwards ----
+# ---- after the answer ----
 
 
 def ending_lines(model: Model, stats: GenerationStats) -> list[str]:
-    """Return what to say of a text that the end of the context has cut."""
+    """Return a notice if the end of the context cut the text."""
     if stats.stop_reason != "context":
         return []
     n_tokens = model.info.plan.ctx_tokens
@@ -278,13 +278,13 @@ def json_line(record: dict[str, Any]) -> str:
 
 
 def _counted(n_tokens: int, rate: float) -> str:
-    # Far below one token a second one decimal would say nothing.
+    # Far below one token a second, one decimal is not enough.
     speed = f", {rate:.1f} tok/s" if rate >= 1 else f", {rate:.3f} tok/s" if rate else ""
     return f"{n_tokens} token{'' if n_tokens == 1 else 's'}{speed}"
 
 
 def stats_lines(model: Model, stats: GenerationStats, *, is_verbose: bool) -> list[str]:
-    """Return what one generation took."""
+    """Return the statistics of one generation."""
     parts = [f"prompt {_counted(stats.prompt_tokens, stats.prompt_rate)}"]
     if stats.evaluated_tokens < stats.prompt_tokens:
         parts[0] += f" ({stats.prompt_tokens - stats.evaluated_tokens} known from before)"
@@ -322,7 +322,7 @@ def cold_lines(stats: SessionStats) -> list[str]:
 
 
 def draft_lines(stats: SessionStats) -> list[str]:
-    """Return the gain of drafts; empty if there were none."""
+    """Return the gain of drafts; "" if no draft was evaluated."""
     from qsf.native.records import GUESSERS
 
     if not any(stats.n_drafted):
@@ -340,9 +340,9 @@ def draft_lines(stats: SessionStats) -> list[str]:
 
 
 def phase_lines(stats: SessionStats) -> list[str]:
-    """Return the parts of the time, largest first; empty if nothing was timed.
+    """Return the parts of the time, largest first; "" if nothing was timed.
 
-    Choosing tokens is not evaluating them: it comes on top, and last.
+    The time of choosing tokens is no part of evaluating them: it comes last.
     """
     from qsf.native import binding
 
@@ -363,7 +363,7 @@ def phase_lines(stats: SessionStats) -> list[str]:
 
 
 def timeline_lines(model: Model) -> list[str]:
-    """Return where the time since opening went, by unit, and what memory pressure did."""
+    """Return where time was spent since opening, by unit, and the events of memory pressure."""
     stats, units = model.session_stats, model.timeline
     lines = [total_line(stats, units)]
     lines += table_lines(units)
@@ -417,10 +417,10 @@ def total_line(stats: SessionStats, units: Sequence[UnitTime]) -> str:
 
 
 def _hidden_text(read_ns: int, wait_ns: int, compute_ns: int) -> str:
-    """Return how much of the shorter of the two, reading and computing, cost no time.
+    """Return which share of the shorter of reading and computing overlapped with the other.
 
-    While computing waits a read is under way, or its checksum is computed; the rest of the reading
-    ran beside computing. An estimate: reading between two tokens counts too.
+    While computing waits, a read or its checksum is under way; the rest of the reading overlapped.
+    An estimate: reading between two tokens counts as well.
     """
     shorter_ns = min(read_ns, compute_ns)
     if shorter_ns == 0:
@@ -436,12 +436,12 @@ def _hidden_text(read_ns: int, wait_ns: int, compute_ns: int) -> str:
 
 @dataclass(slots=True)
 class _Row:
-    """Neighbouring units that look alike; sums over them."""
+    """Neighbouring units with similar times, and their sums."""
 
     first: UnitTime
     last: UnitTime
     n_units: int
-    read_bytes: float  # per pass, as the next three
+    read_bytes: float  # per pass, like the next three
     read_ms: float
     wait_ms: float
     compute_ms: float
@@ -484,7 +484,7 @@ class _Row:
         if self.first.is_skipped:
             where = "skipped"
         if where == "streamed" and self.first.name == "embedding" and not self.read_bytes:
-            where = "rows"  # only those that are wanted are read, and counted elsewhere
+            where = "rows"  # only the needed rows are read, and counted elsewhere
         n = self.n_units
         size = f"{self.read_bytes / n / 2**20:.1f}" if self.read_bytes else "-"
         times = (self.read_ms, self.wait_ms, self.compute_ms)
@@ -493,12 +493,12 @@ class _Row:
 
 
 def _are_alike(a_ms: float, b_ms: float) -> bool:
-    """Return whether two times differ by too little to be told apart."""
+    """Return whether two times are too close to be told apart."""
     return abs(a_ms - b_ms) <= max(0.5, 0.3 * max(a_ms, b_ms))
 
 
 def table_lines(units: Sequence[UnitTime]) -> list[str]:
-    """Return the timeline as a table: per unit and pass, alike neighbours on one line."""
+    """Return the timeline as a table: times per pass, one line for similar neighbouring units."""
     rows = [_row(unit) for unit in units]
     folded = _fold(rows, minds_times=True)
     if len(folded) > _MANY_ROWS:

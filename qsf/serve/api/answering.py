@@ -1,4 +1,4 @@
-"""One request: its jobs, their text so far, and the answer in the dialect of an API."""
+"""One request: its jobs, their text so far, and the answer in the form of an API."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ Sent = tuple[str, Any]
 
 @dataclass
 class Choice:
-    """One answer, as far as it is known."""
+    """One choice of an answer, as far as it has arrived."""
 
     job: Job
     texts: list[str] = field(default_factory=list)
     reasoning: str = ""
-    calls: list[CallPart] = field(default_factory=list)  # of functions, each as far as it is known
+    calls: list[CallPart] = field(
+        default_factory=list
+    )  # calls of functions, each as far as it has arrived
     tokens: list[Chosen] = field(default_factory=list)
     reason: str = ""
-    values: Sequence[float] = ()  # of a job that was only read
+    values: Sequence[float] = ()  # of a job that generates no text
 
     @property
     def text(self) -> str:
@@ -44,7 +46,7 @@ class Choice:
 
 
 class Form(Protocol):
-    """How an API says things. ``Choice``s are in the order of the jobs."""
+    """How an API writes answers. ``Choice``s are in the order of the jobs."""
 
     @property
     def name(self) -> str:
@@ -63,38 +65,38 @@ class Form(Protocol):
         """Return the last events of a stream that went well."""
 
     def fail(self, problem: Problem) -> list[Sent]:
-        """Return the last events of a stream that did not."""
+        """Return the last events of a stream that failed."""
 
     def whole(self, choices: Sequence[Choice]) -> object:
         """Return the answer in one piece."""
 
 
 class QuietForm:
-    """A ``Form`` whose streams have no events but those of the methods that are overridden."""
+    """A ``Form`` whose streams have no events, except in overridden methods."""
 
     def begin(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return nothing."""
+        """Return no events."""
         return []
 
     def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
-        """Return nothing."""
+        """Return no events."""
         return []
 
     def end(self, index: int, choice: Choice) -> list[Sent]:
-        """Return nothing."""
+        """Return no events."""
         return []
 
     def finish(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return nothing."""
+        """Return no events."""
         return []
 
     def fail(self, problem: Problem) -> list[Sent]:
-        """Return nothing."""
+        """Return no events."""
         return []
 
 
 class Call:
-    """The jobs of one request and their events, which the engine's thread has sent to the loop."""
+    """The jobs of one request, and their events, which the engine's thread sends to the loop."""
 
     def __init__(self) -> None:
         self._events: deque[tuple[int, Event]] = deque()
@@ -102,7 +104,7 @@ class Call:
         self._is_gone = False
 
     def put(self, index: int, event: Event) -> None:
-        """Take an event of the job number ``index``; in the loop's thread."""
+        """Receive an event of job ``index``; in the loop's thread."""
         self._events.append((index, event))
         self._wake()
 
@@ -116,9 +118,10 @@ class Call:
             self._wanted.set_result(None)
 
     async def events(self, n_jobs: int, seconds: float) -> AsyncIterator[tuple[int, Event] | None]:
-        """Yield (index, event) until all jobs have ended, None after ``seconds`` without one.
+        """Yield (index, event) until all jobs have ended; yields None after ``seconds`` without an
+        event.
 
-        It ends early when the client has gone.
+        Ends early if the client disconnects.
         """
         loop = asyncio.get_running_loop()
         n_left = n_jobs
@@ -148,10 +151,10 @@ async def answer_call(
 
     Args:
         exchange: the request.
-        scheduler: that runs the jobs.
-        request: what the request asks for.
+        scheduler: runs the jobs.
+        request: the checked request.
         form: of the answer.
-        make: makes the jobs, given what takes their events.
+        make: makes the jobs, given a function that receives their events.
         post: sends an event from the engine's thread to this call.
     """
     call = Call()
@@ -182,7 +185,7 @@ async def answer_call(
 
 
 def _take(choices: Sequence[Choice], item: tuple[int, Event] | None) -> None:
-    """Add an event to its choice. Raises the Problem that it is."""
+    """Add an event to its choice. Raises the Problem in an event that reports one."""
     if item is None:
         return
     index, event = item

@@ -1,4 +1,4 @@
-"""Anthropic's Messages: what a request asks for, and the form of the answers."""
+"""Anthropic's Messages: the reader of requests, and the form of answers."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _REFUSED = {
 
 
 def problem_body(problem: Problem) -> dict[str, Any]:
-    """Return what is wrong, in Anthropic's form."""
+    """Return an error in Anthropic's form."""
     return {"type": "error", "error": {"type": problem.kind, "message": str(problem)}}
 
 
 def _read_turns(fields: Fields) -> list[dict[str, Any]]:
-    """Return the messages, the system's first."""
+    """Return the messages, with the system message first."""
     messages = read_messages(fields)
     system = fields.raw("system")
     turns = [] if system is None else [{"role": "system", "content": system}]
@@ -66,7 +66,7 @@ def _read_turns(fields: Fields) -> list[dict[str, Any]]:
 
 
 def _blocks(message: dict[str, Any], content: list[Any]) -> list[dict[str, Any]]:
-    """Return the turns of a message in blocks: results of calls are turns of their own."""
+    """Return the turns of a message in blocks; each result of a call becomes its own turn."""
     calls, results, texts = [], [], []
     thoughts = ""
     for block in content:
@@ -76,7 +76,7 @@ def _blocks(message: dict[str, Any], content: list[Any]) -> list[dict[str, Any]]
         elif kind == "thinking" and isinstance(block.get("thinking"), str):
             thoughts += block["thinking"]
         elif kind == "redacted_thinking":
-            continue  # nobody but its maker can read it
+            continue  # only Anthropic could decrypt it
         elif kind == "tool_result":
             inner = block.get("content")
             inner = "" if inner is None else inner
@@ -115,9 +115,10 @@ def _read_tools(fields: Fields, serving: Serving) -> Tools | None:
 
 
 def _read_thinking(fields: Fields) -> tuple[bool, dict[str, Any], int | None]:
-    """Return whether thoughts are shown, the arguments of the chat template, the most thoughts.
+    """Return whether thoughts are shown, arguments of the chat template, and the most tokens of
+    thoughts.
 
-    Many templates know ``enable_thinking``; models that always think do so unseen.
+    Many templates take ``enable_thinking``; models that always think then think unseen.
     """
     thinking = fields.object("thinking")
     kind = thinking.text("type", "disabled")
@@ -139,7 +140,7 @@ def _read_prompt(
 
 
 def read(body: dict[str, Any], serving: Serving) -> CompletionRequest:
-    """Return what a request to /v1/messages asks for. Raises Problem."""
+    """Return the checked request to /v1/messages. Raises Problem."""
     fields = Fields(body)
     read_model(fields, serving)
     most = fields.take("max_tokens", Whole(1))
@@ -183,7 +184,7 @@ class MessagesForm:
         self._serving = serving
         self._has_thoughts = bool(request.extra["has_thoughts"])
         self._n_blocks = 0  # begun
-        self._open = ""  # the kind of the last one, which has not ended
+        self._open = ""  # kind of the open block; "": none
 
     def _message(self, choices: Sequence[Choice], content: list[Any]) -> dict[str, Any]:
         choice = choices[0]
@@ -255,14 +256,14 @@ class MessagesForm:
         return sent + self._end_block()
 
     def finish(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return why it has ended, and how many tokens there were."""
+        """Return the stop reason and the numbers of tokens."""
         message = self._message(choices, [])
         delta = {name: message[name] for name in ("stop_reason", "stop_sequence")}
         last = _event("message_delta", delta=delta, usage=message["usage"])
         return [last, _event("message_stop")]
 
     def fail(self, problem: Problem) -> list[Sent]:
-        """Return the error, which Anthropic's clients raise."""
+        """Return the error event, which Anthropic's clients raise."""
         return [("error", problem_body(problem))]
 
     def whole(self, choices: Sequence[Choice]) -> object:
@@ -285,7 +286,7 @@ def _tool_use(call: CallPart, value: Any) -> dict[str, Any]:
 
 
 def _input(call: CallPart) -> Any:
-    """Return the arguments; {} where ``max_tokens`` has cut them: they are no JSON."""
+    """Return the arguments; {} if ``max_tokens`` cut them, so that they are not JSON."""
     try:
         return read_output(call.arguments)
     except JsonError:

@@ -1,4 +1,4 @@
-"""What a request asks for: checked fields, and the jobs that they become."""
+"""A request: its checked fields, and the jobs made of them."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ _NAMES = ("temperature", "min_p", "repetition_penalty")
 PENALTY = Number(-2, 2)
 BIAS = Number(-100, 100)
 MOST_CHOICES = Whole(1, 128)
-NO_LIMIT = -1  # as a number of tokens; as top_k: off
+NO_LIMIT = -1  # number of tokens: no limit; top_k: off
 TOP_K = Whole(NO_LIMIT)
 
 
 class MostTokens(Whole):
-    """The most tokens of an answer: at least 1, or -1 for all that fit."""
+    """The most tokens of an answer: at least 1, or -1 for no limit."""
 
     def __init__(self) -> None:
         super().__init__(1)
         self.rule += f", or {NO_LIMIT} for all that fit"
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether it is in range, or no limit."""
+        """Return whether the value is in range or NO_LIMIT."""
         return super().is_valid(value) or value == NO_LIMIT
 
 
 MOST_TOKENS = MostTokens()
-# Ways of choosing that others have: what turns them off, and what to use instead.
+# Samplers of other programs: the value that turns each off, and what to use instead.
 _OTHER_SAMPLERS = {
     "typical_p": (1, "min_p"),
     "tfs_z": (1, "min_p"),
@@ -64,28 +64,28 @@ _OF_OTHER_SAMPLERS = (
     *("dry_penalty_last_n", "dry_sequence_breakers"),
 )
 SEED = Whole(-(2**63), 2**64 - 1)
-# Of the answer's tokens, by the effort: as OpenRouter has them.
+# Share of the answer's tokens for thoughts by effort, as OpenRouter defines it.
 _SHARES = {"none": 0.0, "minimal": 0.1, "low": 0.2, "medium": 0.5, "high": 0.8, "xhigh": 0.95}
 
 
 @dataclass(slots=True, kw_only=True)
 class CompletionRequest:
-    """A request, checked: its prompts as tokens, and how they are to be continued.
+    """A checked request: its prompts as tokens, and how to continue them.
 
-    ``n`` choices are made for each prompt.
+    Each prompt gets ``n`` choices.
     """
 
     prompts: list[list[int]]
     choosing: Choosing
     max_tokens: int
     stops: Sequence[str]
-    max_thoughts: int | None = None  # tokens, after which the thoughts are ended
-    is_cut: bool = False  # max_tokens: to what fits into the context
+    max_thoughts: int | None = None  # tokens after which thoughts are ended
+    is_cut: bool = False  # max_tokens was reduced to what fits in the context
     n: int = 1
     begins_text: bool = False
     ignores_end: bool = False
     is_stream: bool = False
-    is_lines: bool = False  # the stream: of JSON, not of events
+    is_lines: bool = False  # the stream has lines of JSON instead of events
     has_usage: bool = False
     has_progress: bool = False
     has_pings: bool = True
@@ -100,7 +100,7 @@ class CompletionRequest:
 
 
 def read_choosing(fields: Fields, serving: Serving, *, n_top: int, has_logprob: bool) -> Choosing:
-    """Return how tokens are chosen. Raises Problem for ways of choosing that there are not."""
+    """Return how tokens are chosen. Raises Problem for samplers that QSF lacks."""
     for name, (off, use) in _OTHER_SAMPLERS.items():
         if fields.raw(name) not in (None, off):
             text = f"{name} is not supported: use {use}, or {off}, which is off"
@@ -110,7 +110,7 @@ def read_choosing(fields: Fields, serving: Serving, *, n_top: int, has_logprob: 
     top_k = fields.take("top_k", TOP_K)
     params["top_k"] = 0 if top_k == NO_LIMIT else top_k
     top_p = fields.take("top_p", Number(0, 1))
-    if top_p == 0:  # OpenAI's least: only the first
+    if top_p == 0:  # OpenAI's smallest value: only the most probable token
         params["top_k"] = 1
     else:
         params["top_p"] = top_p
@@ -147,12 +147,12 @@ def _read_biases(fields: Fields, serving: Serving) -> Mapping[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """What a request says about thinking.
+    """The thinking options of a request.
 
     Attributes:
         arguments: of the chat template.
-        budget: the most tokens of thoughts; None: not said.
-        share: the most that they may have of the answer's tokens.
+        budget: the most tokens of thoughts; None: not given.
+        share: the most tokens of thoughts as a share of the answer's tokens.
     """
 
     arguments: dict[str, Any]
@@ -167,9 +167,9 @@ class Thoughts:
 
 
 def read_thoughts(fields: Fields, serving: Serving, effort_name: str, *budgets: str) -> Thoughts:
-    """Return how much thinking is wanted: an effort, and a budget, which has several names.
+    """Return how much thinking is requested: an effort, or a budget under one of several names.
 
-    A chat template that knows no effort gets none: then thoughts get a share of the answer.
+    If the chat template takes no effort, thoughts get a share of the answer's tokens instead.
     """
     effort = fields.text(effort_name)
     budget = read_same(fields, Whole(NO_LIMIT), *budgets)
@@ -183,7 +183,7 @@ def read_thoughts(fields: Fields, serving: Serving, effort_name: str, *budgets: 
 
 
 def read_same(fields: Fields, kind: Kind, *names: str) -> Any:
-    """Return a value that may be called by several names."""
+    """Return the value of a field that has several names."""
     values = {name: fields.take(name, kind) for name in names}
     given = {name: value for name, value in values.items() if value is not None}
     if len(set(given.values())) > 1:
@@ -195,7 +195,7 @@ def read_same(fields: Fields, kind: Kind, *names: str) -> Any:
 def read_infill(
     serving: Serving, prefix: str, suffix: str, files: Sequence[tuple[str, str]], name: str
 ) -> list[int]:
-    """Return the prompt of the text between two others. Raises Problem."""
+    """Return the prompt for infilling between two texts. Raises Problem."""
     ctx_tokens = serving.ctx_tokens
     try:
         return infill_tokens(serving.model.tokenizer, prefix, suffix, files, ctx_tokens)
@@ -204,7 +204,7 @@ def read_infill(
 
 
 def read_stops(fields: Fields, name: str = "stop") -> list[str]:
-    """Return the texts that end an answer."""
+    """Return the stop strings."""
     value = fields.take(name, Texts(), [])
     stops = [value] if isinstance(value, str) else list(value)
     if len(stops) > MAX_STOPS:
@@ -214,7 +214,7 @@ def read_stops(fields: Fields, name: str = "stop") -> list[str]:
 
 
 def read_choices(fields: Fields, serving: Serving) -> int:
-    """Return how many answers are wanted."""
+    """Return the number of requested answers."""
     n = fields.take("n", MOST_CHOICES, 1)
     if n > serving.most_choices:
         raise invalid("n", f"n is {n}, and this server makes {serving.most_choices} at a time")
@@ -230,7 +230,7 @@ def read_messages(fields: Fields) -> list[Any]:
 
 
 def read_model(fields: Fields, serving: Serving) -> None:
-    """Take the model's name: any will do, unless the server is strict."""
+    """Check the model's name; any name is accepted unless the server is strict."""
     name = fields.text("model")
     if serving.is_strict_model and name is not None and name != serving.name:
         raise Problem(
@@ -242,7 +242,7 @@ def read_model(fields: Fields, serving: Serving) -> None:
 
 
 def ignored_fields(fields: Sequence[Fields], serving: Serving) -> Sequence[str]:
-    """Return the fields that have no effect. A strict server raises Problem."""
+    """Return the names of fields without effect. A strict server raises Problem for these."""
     names = [name for part in fields for name in part.rest()]
     if names and serving.is_strict:
         raise invalid(
@@ -258,8 +258,8 @@ def fit(
 ) -> dict[str, Any]:
     """Return how many tokens an answer may have, as fields of ``CompletionRequest``.
 
-    ``wanted``: None or NO_LIMIT are all that fit. More than fits is cut to what does, unless the
-    server is strict. Raises Problem where nothing fits.
+    ``wanted``: None or NO_LIMIT mean all that fit. A larger number is reduced to what fits, unless
+    the server is strict. Raises Problem if nothing fits.
     """
     ctx_tokens = serving.ctx_tokens
     n_prompt = max(map(len, prompts))
@@ -280,9 +280,10 @@ def fit(
 
 
 def encode_text(text: str, serving: Serving, name: str, *, is_foreign: bool = False) -> list[int]:
-    """Return the tokens of a text that is to be continued. Raises Problem.
+    """Return the tokens of a text to be continued. Raises Problem.
 
-    ``is_foreign``: it is a part of a prompt, in which it must not name special tokens.
+    ``is_foreign``: the text is a part of a prompt, in which names of special tokens are ordinary
+    text.
     """
     try:
         return serving.model.tokenizer.encode(
@@ -324,7 +325,7 @@ def _read_prompt(value: Any, serving: Serving, name: str) -> list[int]:
 
 
 def too_long(error: QsfArgumentError, name: str) -> Problem:
-    """Return the problem of a text that cannot be encoded: mostly, that it is too long."""
+    """Return the problem of a text that cannot be encoded, usually one that is too long."""
     is_long = error.argument == "prompt"
     return invalid(name, str(error), "context_length_exceeded" if is_long else "invalid_value")
 
@@ -338,7 +339,7 @@ def make_jobs(
     name: str,
     max_seconds: float | None,
 ) -> list[Job]:
-    """Return the jobs: the choices of the first prompt, of the second, and so on."""
+    """Return the jobs: the choices of the first prompt, then those of the second, and so on."""
     model = serving.model
     end_ids = frozenset() if request.ignores_end else model.end_ids
     if request.is_infill and not request.ignores_end:
@@ -352,7 +353,7 @@ def make_jobs(
             model.tokenizer,
             begins_text=request.begins_text,
             functions=() if request.tools is None else request.tools.names,
-            # A constraint holds from the first token, so the answer has no reasoning.
+            # A constraint starts with the first token, so the answer has no reasoning.
             prompt=prompt if request.constraint is None else (),
         )
         constraint: Any = None if request.constraint is None else request.constraint.copy()

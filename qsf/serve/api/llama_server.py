@@ -18,13 +18,13 @@ from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving
 
 MAX_FILES = 64
-# llama-server's names of what completions have too.
+# llama-server's names of fields that completions share.
 _NAMES = {
     "n_predict": "max_tokens",
     "repeat_penalty": "repetition_penalty",
     "prompt": "prompt",
 }
-# What says how llama-server works, and changes no text here.
+# Fields for llama-server's own settings, without effect on texts here.
 _NO_EFFECT = (
     *("cache_prompt", "id_slot", "n_keep", "samplers", "timings_per_token", "return_tokens"),
     *("t_max_predict_ms", "repeat_last_n", "post_sampling_probs", "response_fields", "n_indent"),
@@ -34,17 +34,17 @@ _STOPS = {"end": "eos", "stop": "word", "length": "limit"}
 
 
 def read_completion(body: dict[str, Any], serving: Serving) -> CompletionRequest:
-    """Return what a request to /completion asks for. Raises Problem."""
+    """Return the checked request to /completion. Raises Problem."""
     return _read(Fields(body), body, serving, None)
 
 
 def read_infill_request(body: dict[str, Any], serving: Serving) -> CompletionRequest:
-    """Return what a request to /infill asks for. Raises Problem."""
+    """Return the checked request to /infill. Raises Problem."""
     fields = Fields(body)
     prefix = fields.text("input_prefix", "") or ""
     suffix = fields.text("input_suffix", "") or ""
     files = [_file(value) for value in fields.list("input_extra", MAX_FILES)]
-    begun = fields.text("prompt", "") or ""  # the middle, as far as it is written
+    begun = fields.text("prompt", "") or ""  # the beginning of the middle
     tokens = read_infill(serving, prefix, suffix, files, "input_prefix")
     if begun:
         tokens += serving.model.tokenizer.encode(begun, add_prefix=False, parse_special=False)
@@ -91,7 +91,7 @@ class CompletionForm(QuietForm):
         return [("", piece)] if event.text else []
 
     def end(self, index: int, choice: Choice) -> list[Sent]:
-        """Return why it has ended."""
+        """Return the stop reason."""
         return [("", {**self._entry(index, choice), "content": ""})]
 
     def fail(self, problem: Problem) -> list[Sent]:
@@ -99,7 +99,7 @@ class CompletionForm(QuietForm):
         return [("", problem.body())]
 
     def whole(self, choices: Sequence[Choice]) -> Any:
-        """Return the text in one piece; of several prompts a list."""
+        """Return the whole text; for several prompts a list."""
         entries = [self._entry(i, choice) for i, choice in enumerate(choices)]
         return entries[0] if len(entries) == 1 else entries
 

@@ -1,4 +1,4 @@
-"""ollama's API: its requests become those of OpenAI's readers, its answers are lines of JSON."""
+"""ollama's API: OpenAI's readers check its requests; its answers are lines of JSON."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from qsf.serve.tools.call_reader import CallPart
 
 _FOREVER = "2318-01-01T00:00:00Z"  # the model stays as long as the server
-# Of ``options``: the names here. Others of them are of loading, and have no effect.
+# Fields of ``options`` and their names here. Others concern loading and have no effect.
 _OPTIONS = {
     "num_predict": "max_tokens",
     "repeat_penalty": "repetition_penalty",
@@ -50,9 +50,9 @@ _OPTIONS = {
         )
     },
 }
-_TO_THE_END = (-1, -2)  # num_predict
-# Without messages or a prompt a client only loads the model. This stands for what it does not send,
-# so that the rest of its request is checked.
+_TO_THE_END = (-1, -2)  # values of num_predict that mean no limit
+# A client loads the model by a request without messages or prompt. This replaces the missing field,
+# so that the rest of the request is checked.
 _ANY_TEXT = "a"
 _REASONS = {"end": "stop", "stop": "stop", "length": "length", "calls": "stop"}
 _REFUSED = {
@@ -62,7 +62,7 @@ _REFUSED = {
 
 
 def problem_body(problem: Problem) -> dict[str, Any]:
-    """Return what is wrong, in ollama's form."""
+    """Return an error in ollama's form."""
     return {"error": str(problem)}
 
 
@@ -70,7 +70,7 @@ def problem_body(problem: Problem) -> dict[str, Any]:
 
 
 def _translated(fields: Fields) -> dict[str, Any]:
-    """Return what chats and texts have in common, as OpenAI has it."""
+    """Return the shared fields of chats and texts under OpenAI's names."""
     fields.refuse(_REFUSED)
     fields.ignore("keep_alive")
     options = fields.object("options")
@@ -89,7 +89,7 @@ def _translated(fields: Fields) -> dict[str, Any]:
 
 
 def _add_thinking(fields: Fields, body: dict[str, Any], serving: Serving) -> bool:
-    """Take ``think``; return whether thoughts are shown by themselves."""
+    """Read ``think``; return whether thoughts are a field of their own."""
     think = fields.raw("think")
     if not isinstance(think, bool | str | None):
         raise invalid("think", f"think must be true, false or an effort, not {shown(think)}")
@@ -110,7 +110,7 @@ def _with_rest(
 
 
 def read_chat(body: dict[str, Any], serving: Serving) -> CompletionRequest:
-    """Return what a request to /api/chat asks for. Raises Problem."""
+    """Return the checked request to /api/chat. Raises Problem."""
     fields = Fields(body)
     new = _translated(fields)
     shows = _add_thinking(fields, new, serving)
@@ -128,7 +128,7 @@ def read_chat(body: dict[str, Any], serving: Serving) -> CompletionRequest:
 
 
 def _turn(turn: Any) -> Any:
-    """Return a message as OpenAI has it."""
+    """Return a message in OpenAI's form."""
     if not isinstance(turn, dict):
         return turn
     if turn.get("images"):
@@ -140,7 +140,7 @@ def _turn(turn: Any) -> Any:
 
 
 def read_generate(body: dict[str, Any], serving: Serving) -> CompletionRequest:
-    """Return what a request to /api/generate asks for. Raises Problem."""
+    """Return the checked request to /api/generate. Raises Problem."""
     fields = Fields(body)
     new = _translated(fields)
     prompt, suffix = fields.text("prompt", "") or "", fields.text("suffix")
@@ -169,12 +169,12 @@ def read_generate(body: dict[str, Any], serving: Serving) -> CompletionRequest:
 
 
 def read_embed(body: dict[str, Any], serving: Serving) -> CompletionRequest:
-    """Return what a request to /api/embed asks for. Raises Problem."""
+    """Return the checked request to /api/embed. Raises Problem."""
     return _read_embed(body, serving, "input")
 
 
 def read_embedding(body: dict[str, Any], serving: Serving) -> CompletionRequest:
-    """Return what a request to /api/embeddings asks for, which is older. Raises Problem."""
+    """Return the checked request to the older /api/embeddings. Raises Problem."""
     return _read_embed(body, serving, "prompt")
 
 
@@ -196,7 +196,7 @@ def _now() -> str:
 
 
 class _Form(QuietForm):
-    """What answers have in common."""
+    """The shared part of answers."""
 
     def __init__(self, request: CompletionRequest, serving: Serving) -> None:
         self.name = f"ollama-{time.time_ns():x}"
@@ -211,7 +211,7 @@ class _Form(QuietForm):
         return text if self.request.extra["has_thoughts"] else ""
 
     def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
-        """Return a piece of the answer; calls come whole, at its end."""
+        """Return a piece of the answer; a call is sent whole, at its end."""
         thoughts = self._thoughts(event.reasoning)
         if not (event.text or thoughts):
             return []
@@ -224,7 +224,7 @@ class _Form(QuietForm):
         return [("", {**self._line("", "", choice.calls), "done": False})]
 
     def finish(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return the last line, with what it took."""
+        """Return the last line, with times and counts."""
         return [("", {**self._line("", "", ()), **self._facts(choices)})]
 
     def fail(self, problem: Problem) -> list[Sent]:
@@ -270,7 +270,7 @@ class ChatForm(_Form):
 
 
 def _arguments(call: CallPart) -> Any:
-    """Return the arguments; {} where ``num_predict`` has cut them: they are no JSON."""
+    """Return the arguments; {} if ``num_predict`` cut them, so that they are not JSON."""
     try:
         return read_output(call.arguments)
     except JsonError:
@@ -305,7 +305,7 @@ class EmbeddingForm(vectors.EmbeddingsForm):
         return {"embedding": self.vector(choices[0])}
 
 
-# ---- what there is ----
+# ---- the model ----
 
 
 def _details(info: ModelInfo) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""OpenAI's chat and text completions: what a request asks for, and the form of the answers."""
+"""OpenAI's chat and text completions: the readers of requests, and the form of answers."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from qsf.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 64
-# The most tokens of thoughts: names of llama-server and vLLM.
+# Names of llama-server and vLLM for the most tokens of thoughts.
 _BUDGETS = ("thinking_budget_tokens", "thinking_token_budget")
 _REASONS = {"end": "stop", "stop": "stop", "length": "length", "calls": "tool_calls"}
-# Fields of OpenAI's that may come without effect, and those that cannot be honoured.
+# OpenAI's fields that are accepted without effect, and those that are refused.
 _NO_EFFECT = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
     *("verbosity", "prompt_cache_retention"),
@@ -73,7 +73,7 @@ _REFUSED = {
 
 
 def read_common(fields: Fields, serving: Serving, request: dict[str, Any]) -> Fields:
-    """Take the fields that all requests have; return those of ``stream_options``."""
+    """Read the fields that all requests share; return those of ``stream_options``."""
     request["is_stream"] = fields.flag("stream")
     options = fields.object("stream_options")
     request["has_usage"] = options.flag("include_usage")
@@ -95,7 +95,7 @@ def read_common(fields: Fields, serving: Serving, request: dict[str, Any]) -> Fi
 
 
 def read_chat(body: dict[str, Any], serving: Serving) -> CompletionRequest:
-    """Return what a request to /v1/chat/completions asks for. Raises Problem."""
+    """Return the checked request to /v1/chat/completions. Raises Problem."""
     fields = Fields(body)
     read_model(fields, serving)
     common: dict[str, Any] = {}
@@ -125,9 +125,8 @@ def read_chat(body: dict[str, Any], serving: Serving) -> CompletionRequest:
 def read_turns(
     fields: Fields, serving: Serving, tools: Tools | None
 ) -> tuple[list[int], bool, Thoughts]:
-    """Return the prompt for the answer to ``messages``, and whether the answer begins a text.
-
-    And how much thinking is wanted.
+    """Return the prompt for ``messages``, whether the answer begins a text, and the thinking
+    options.
     """
     values = fields.take("chat_template_kwargs", Keywords(), {})
     thoughts = read_thoughts(fields, serving, "reasoning_effort", *_BUDGETS)
@@ -139,9 +138,9 @@ def read_turns(
 def encode_messages(
     messages: list[Any], arguments: dict[str, Any], serving: Serving, tools: Tools | None = None
 ) -> tuple[list[int], bool]:
-    """Return the prompt for the answer to messages, and whether the answer begins a text.
+    """Return the prompt for messages, and whether the answer begins a text.
 
-    Where the last message is the assistant's, the answer continues it.
+    If the last message is the assistant's, the answer continues it.
     """
     model = serving.model
     template = model.chat_template
@@ -167,19 +166,19 @@ def encode_messages(
 
 
 def as_turns(messages: list[Any]) -> list[dict[str, Any]]:
-    """Return messages as chat templates know them. Raises QsfArgumentError."""
+    """Return messages in the form of chat templates. Raises QsfArgumentError."""
     turns = as_messages(messages)
     for turn in turns:
         if turn["role"] == "developer":
             turn["role"] = "system"
         thoughts = turn.get("reasoning_content")
         if isinstance(thoughts, str) and turn.get("tool_calls") and not turn["content"]:
-            turn.setdefault("thinking", thoughts)  # gpt-oss's word for it
+            turn.setdefault("thinking", thoughts)  # gpt-oss's name of the field
     return turns
 
 
 def read_completion(body: dict[str, Any], serving: Serving) -> CompletionRequest:
-    """Return what a request to /v1/completions asks for. Raises Problem."""
+    """Return the checked request to /v1/completions. Raises Problem."""
     fields = Fields(body)
     read_model(fields, serving)
     common: dict[str, Any] = {}
@@ -221,7 +220,7 @@ def read_completion(body: dict[str, Any], serving: Serving) -> CompletionRequest
 
 
 class _OpenAiForm:
-    """What both kinds of completions have in common."""
+    """The shared part of both kinds of completions."""
 
     stream_object = ""
     object = ""
@@ -249,7 +248,7 @@ class _OpenAiForm:
         return "", value
 
     def finish(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return the usage, if it is wanted, and the end."""
+        """Return the usage if requested, and the end mark."""
         events = []
         if self.request.has_usage:
             events.append(
@@ -258,7 +257,7 @@ class _OpenAiForm:
         return [*events, ("", "[DONE]")]
 
     def fail(self, problem: Problem) -> list[Sent]:
-        """Return the error, which OpenAI's clients raise."""
+        """Return the error event, which OpenAI's clients raise."""
         return [("", problem.body())]
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -303,7 +302,7 @@ class ChatForm(_OpenAiForm):
         return [self._delta(index, delta, event.tokens)]
 
     def end(self, index: int, choice: Choice) -> list[Sent]:
-        """Return why it has ended."""
+        """Return the stop reason."""
         return [self._delta(index, {}, reason=_REASONS[choice.reason])]
 
     def _delta(
@@ -351,7 +350,7 @@ class ChatForm(_OpenAiForm):
 
 
 def _call(part: CallPart) -> dict[str, Any]:
-    """Return a call, or more of its arguments, as OpenAI has it."""
+    """Return a call, or more of its arguments, in OpenAI's form."""
     if not part.name:
         return {"function": {"arguments": part.arguments}}
     function = {"name": part.name, "arguments": part.arguments}
@@ -359,7 +358,7 @@ def _call(part: CallPart) -> dict[str, Any]:
 
 
 def token_entry(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return a token with its log-probability, as OpenAI has it."""
+    """Return a token with its log-probability in OpenAI's form."""
     data = tokenizer.token_bytes(token, skip_special=False)
     return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
 
@@ -376,13 +375,13 @@ class TextForm(_OpenAiForm):
         self._begun: set[int] = set()  # choices whose prompt was sent with its log-probabilities
 
     def begin(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return the prompts, if they are wanted."""
+        """Return the prompts if ``echo`` requests them."""
         if not self.request.extra["has_echo"] or self.request.wants_scores:
             return []
         return [self._text(i, self._echo(i)) for i in range(len(choices))]
 
     def _begin_scored(self, index: int, choice: Choice) -> list[Sent]:
-        """Return the prompt with its log-probabilities, once."""
+        """Return the prompt with its log-probabilities, once for each choice."""
         if not self.request.wants_scores or index in self._begun:
             return []
         self._begun.add(index)
@@ -402,7 +401,7 @@ class TextForm(_OpenAiForm):
         return [*sent, self._text(index, event.text, event.tokens)]
 
     def end(self, index: int, choice: Choice) -> list[Sent]:
-        """Return why it has ended."""
+        """Return the stop reason."""
         sent = self._begin_scored(index, choice)
         return [*sent, self._text(index, "", reason=_REASONS[choice.reason])]
 
@@ -427,21 +426,23 @@ class TextForm(_OpenAiForm):
         }
 
     def _logprobs(self, tokens: Sequence[Chosen], choice: Choice | None = None) -> dict[str, Any]:
-        """Return log-probabilities, after those of the choice's prompt if these are wanted."""
+        """Return log-probabilities, after those of the prompt if ``echo`` requests them."""
         tokenizer = self.serving.model.tokenizer
 
         def name(token: int) -> str:
             return tokenizer.token_bytes(token, skip_special=False).decode("utf-8", "replace")
 
         def top_names(top: Sequence[tuple[int, float]]) -> dict[str, float]:
-            return {name(t): value for t, value in reversed(top)}  # the best of one name
+            return {
+                name(t): value for t, value in reversed(top)
+            }  # the most probable token of each name
 
         names: list[str] = []
         logprobs: list[float | None] = []
         tops: list[dict[str, float] | None] = []
         if choice is not None and choice.job.wants_scores:
             names.append(name(choice.job.prompt[0]))
-            logprobs.append(None)  # nothing comes before it
+            logprobs.append(None)  # no token precedes it
             tops.append(None)
             tokens = [*choice.job.scores, *tokens]
         names += [name(chosen.token) for chosen in tokens]

@@ -1,8 +1,8 @@
 """The description of the API at ``/openapi.json``: OpenAPI 3.1.
 
-The fields of a request are those that its reader takes from a `Probe`. What a reader
-looks at by itself, such as messages, and what answers have stands here. What follows from the model
-(which token ids there are, how many fit) a schema cannot say: such requests get a 400.
+The fields of a request are recorded by running its reader on a `Probe`. Values that a reader
+checks itself, such as messages, and the answers are described here. Rules that depend on the model
+(valid token ids, how many fit) are not in the schema: such requests get a 400.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -95,8 +95,8 @@ _MESSAGES = _list(_ref("Message"), MAX_MESSAGES, 1)
 _OBJECTS = _list(_OBJECT, MAX_MESSAGES, 1)
 _ANSWER_FORM = _object(type=_words("text", "json_object", "json_schema"))
 
-# By path: the reader, the fields without which there is no request, and of the fields that are
-# looked at beside `Fields` what they may be.
+# By path: the reader, the required fields, and schemas of fields that the reader checks without
+# `Fields`.
 _SHAPES: Mapping[str, Schema] = {
     "logit_bias": {
         "type": "object",
@@ -171,7 +171,7 @@ _REQUESTS: Mapping[str, tuple[_Reader, str, Mapping[str, Schema]]] = {
     "/detokenize": (text_api.detokenize, "tokens", {}),
     "/apply-template": (text_api.apply_template, "messages", {}),
 }
-# What each field has that a request must have, and what stands for the model that readers ask.
+# Values for required fields, and a substitute for the model, with which readers are run.
 _EXAMPLES: Mapping[str, Any] = {
     "messages": [{"role": "user", "content": "a"}],
     "prompt": "a",
@@ -211,7 +211,7 @@ _MODEL: Any = SimpleNamespace(
 
 
 def _request(path: str) -> Schema:
-    """Return the schema of the body that the reader of a path takes."""
+    """Return the schema of the body of a path's requests."""
     read, required, shapes = _REQUESTS[path]
     schemas = {**_SHAPES, **shapes}
     properties: dict[str, Schema] = {}
@@ -283,7 +283,8 @@ SCHEMAS: Mapping[str, Schema] = {
     ),
 }
 
-# Of each path and method: what it does, and what it answers. A text is the type of what is no JSON.
+# By path and method: a summary, and the schema of the answer. A text is the media type of an answer
+# that is not JSON.
 _ANSWERS: Mapping[tuple[str, str], tuple[str, Schema | str]] = {
     ("GET", "/"): ("a page to chat with", "text/html"),
     ("GET", "/health"): ("whether it answers", _object("status", status=_TEXT)),

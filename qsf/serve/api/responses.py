@@ -1,4 +1,4 @@
-"""OpenAI's Responses, as far as they need no memory of the server."""
+"""OpenAI's Responses; requests that need stored state are refused."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 def read(body: dict[str, Any], serving: Serving) -> CompletionRequest:
-    """Return what a request to /v1/responses asks for. Raises Problem."""
+    """Return the checked request to /v1/responses. Raises Problem."""
     fields = Fields(body)
     read_model(fields, serving)
     fields.refuse(_REFUSED)
     fields.ignore(*_NO_EFFECT)
     for part in fields.list("include", MAX_MESSAGES):
-        if part != _ENCRYPTED:  # reasoning is sent as it is
+        if part != _ENCRYPTED:  # reasoning is sent as text
             why = f"include {shown(part)} is not supported: there is nothing more to include"
             raise invalid("include", why, "unsupported_parameter")
     if fields.text("truncation", "disabled") != "disabled":
@@ -129,7 +129,7 @@ def _read_turns(fields: Fields) -> list[dict[str, Any]]:
             turn["reasoning_content"] = thoughts
         thoughts = ""
         calls = turn.get("tool_calls")
-        if calls and turns and turns[-1]["role"] == "assistant":  # one turn of the model's
+        if calls and turns and turns[-1]["role"] == "assistant":  # items of one turn of the model
             turns[-1] = {**turns[-1], "tool_calls": [*turns[-1].get("tool_calls", ()), *calls]}
         else:
             turns.append(turn)
@@ -179,7 +179,7 @@ class ResponsesForm:
         self._request = request
         self._serving = serving
         self._n_events = 0
-        self._places: list[str | int] = []  # of the output: "rs", "msg", the numbers of calls
+        self._places: list[str | int] = []  # items of the output: "rs", "msg", or numbers of calls
 
     def _response(self, choices: Sequence[Choice], status: str, **more: Any) -> dict[str, Any]:
         params = self._request.choosing.params
@@ -214,7 +214,7 @@ class ResponsesForm:
         return {"id": self._ids[kind], **more, "status": status, "content": list(content)}
 
     def _items(self, choice: Choice, status: str) -> dict[str | int, dict[str, Any]]:
-        """Return what the output is made of, by its places."""
+        """Return the items of the output in their order."""
         items: dict[str | int, dict[str, Any]] = {}
         if choice.reasoning:
             items["rs"] = self._item("rs", status, _part("rs", choice.reasoning))
@@ -253,7 +253,7 @@ class ResponsesForm:
         return kind, {"type": kind, "sequence_number": self._n_events - 1, **more}
 
     def _place(self, of: str | int) -> int:
-        """Return the output index of the item that this begins, if it is new."""
+        """Return the output index of the item that begins here, or None if it is already open."""
         if of not in self._places:
             self._places.append(of)
         return self._places.index(of)
@@ -314,7 +314,7 @@ class ResponsesForm:
         return sent
 
     def end(self, index: int, choice: Choice) -> list[Sent]:
-        """Return the whole texts and the whole calls, which ends them."""
+        """Return the events with whole texts and whole calls, which end the items."""
         sent: list[Sent] = []
         status = "incomplete" if choice.reason == "length" else "completed"
         for of, item in self._items(choice, status).items():

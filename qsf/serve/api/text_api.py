@@ -1,4 +1,4 @@
-"""Small answers about the model and its text: models, props, slots, tokens, templates."""
+"""Endpoints about the model and its text: models, props, slots, tokens, templates."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _meta(hosts: Hosts, name: str) -> dict[str, Any]:
 
 
 def props(serving: Serving, scheduler: Scheduler) -> dict[str, Any]:
-    """Return what the server is, with llama-server's names; no text of anybody's."""
+    """Return the server's properties by llama-server's names; includes no text of clients."""
     info = serving.model.info
     defaults = serving.model.generation_defaults
     return {
@@ -86,7 +86,7 @@ def props(serving: Serving, scheduler: Scheduler) -> dict[str, Any]:
 
 
 def slots(serving: Serving, scheduler: Scheduler) -> list[dict[str, Any]]:
-    """Return what each slot does: counts, no text."""
+    """Return the counts of each slot; includes no text."""
     entries = []
     for slot in scheduler.slots:
         job = slot.job
@@ -109,7 +109,7 @@ def slots(serving: Serving, scheduler: Scheduler) -> list[dict[str, Any]]:
 
 
 def tokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
-    """Answer /tokenize: llama-server's ``content``, vLLM's ``prompt`` or ``messages``."""
+    """Answer /tokenize with llama-server's ``content``, or vLLM's ``prompt`` or ``messages``."""
     fields = Fields(body)
     tokenizer = serving.model.tokenizer
     has_pieces = fields.flag("with_pieces")
@@ -141,7 +141,7 @@ def tokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
 
 
 def tokenizer_info(serving: Serving) -> dict[str, Any]:
-    """Answer /tokenizer_info, as vLLM does, so that a client needs no tokenizer of its own."""
+    """Answer /tokenizer_info as vLLM does, for clients without a tokenizer."""
     info, tokenizer = serving.model.info, serving.model.tokenizer
 
     def text_of(token: int | None) -> str | None:
@@ -165,7 +165,7 @@ def detokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
 
 
 def apply_template(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
-    """Answer /apply-template: ``messages`` to the prompt that they become, refused as in chats."""
+    """Answer /apply-template: the prompt made of ``messages``; refuses what chats refuse."""
     fields = Fields(body)
     messages = read_messages(fields)
     template = serving.model.chat_template

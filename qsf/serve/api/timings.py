@@ -1,4 +1,4 @@
-"""What an answer took: OpenAI's ``usage``, llama-server's ``timings``."""
+"""Times and counts of an answer: OpenAI's ``usage``, llama-server's ``timings``."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def usage(choices: Sequence[Choice], n: int) -> dict[str, Any]:
-    """Return how many tokens there were; a prompt counts once for its ``n`` choices."""
+    """Return the numbers of tokens; a prompt counts once for its ``n`` choices."""
     firsts = [choice.job for choice in choices[::n]]
     n_prompt = sum(job.n_prompt for job in firsts)
     n_answer = sum(choice.job.n_generated for choice in choices)

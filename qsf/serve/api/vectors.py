@@ -1,4 +1,4 @@
-"""Requests whose texts are read and not continued: embeddings, and reranking by yes and no."""
+"""Requests without generated text: embeddings, and reranking by yes and no."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from qsf.text.embedding import POOLINGS, unit_vector
 MAX_TEXTS = 2048
 MAX_DOCUMENTS = 512
 FORMATS = ("float", "base64")
-_MOST_VALUES = {"float": 1 << 17, "base64": 1 << 19}  # of an answer, which is in memory
+_MOST_VALUES = {"float": 1 << 17, "base64": 1 << 19}  # bytes of an answer, which is made in memory
 
-# As Qwen3-Reranker was trained (its model card): the system's words, the pair, no thoughts.
+# The prompt that Qwen3-Reranker was trained with (its model card): system message, the pair, no
+# thoughts.
 _HEAD = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
     'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
@@ -45,7 +46,7 @@ _LABELS = ("yes", "no")
 
 
 def read_embeddings(body: dict[str, Any], serving: Serving) -> CompletionRequest:
-    """Return what a request to /v1/embeddings asks for. Raises Problem."""
+    """Return the checked request to /v1/embeddings. Raises Problem."""
     fields = Fields(body)
     read_model(fields, serving)
     fields.ignore("user")
@@ -72,7 +73,7 @@ def read_embeddings(body: dict[str, Any], serving: Serving) -> CompletionRequest
 
 
 def read_rerank(body: dict[str, Any], serving: Serving) -> CompletionRequest:
-    """Return what a request to /v1/rerank asks for. Raises Problem."""
+    """Return the checked request to /v1/rerank. Raises Problem."""
     fields = Fields(body)
     read_model(fields, serving)
     query = fields.text("query")
@@ -133,7 +134,7 @@ def _request(
 
 
 class _WholeForm(QuietForm):
-    """An answer that is never a stream."""
+    """The form of an answer that is never a stream."""
 
     def __init__(self, request: CompletionRequest, serving: Serving) -> None:
         self.name = f"read-{os.urandom(12).hex()}"
@@ -142,7 +143,7 @@ class _WholeForm(QuietForm):
 
     @staticmethod
     def usage(choices: Sequence[Choice]) -> dict[str, int]:
-        """Return how many tokens were read, or held already."""
+        """Return how many tokens the prompts have, cached ones included."""
         n_prompt = sum(choice.job.n_prompt for choice in choices)
         return {"prompt_tokens": n_prompt, "total_tokens": n_prompt}
 
@@ -164,20 +165,20 @@ class EmbeddingsForm(_WholeForm):
         }
 
     def vector(self, choice: Choice) -> str | list[float]:
-        """Return the vector of a text, in the form that is asked for."""
+        """Return the vector of a text in the requested encoding."""
         vector = unit_vector(choice.values, self.extra["dimensions"])
         if self.extra["form"] == "float":
-            return [float(f"{value:.9g}") for value in vector]  # what f32 has of digits
+            return [float(f"{value:.9g}") for value in vector]  # the digits of an f32
         if sys.byteorder == "big":
             vector.byteswap()
         return base64.b64encode(vector.tobytes()).decode()
 
 
 class RerankForm(_WholeForm):
-    """Answers of /v1/rerank, as Jina, Cohere and llama-server have them."""
+    """Answers of /v1/rerank, in the form of Jina, Cohere and llama-server."""
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Return how probable "yes" is beside "no" for each document, the most probable first."""
+        """Return the probability of "yes" against "no" for each document, best first."""
         results: list[dict[str, Any]] = []
         for i, choice in enumerate(choices):
             yes, no = choice.values

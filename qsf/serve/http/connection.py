@@ -1,7 +1,7 @@
 """HTTP/1.1 over one connection: limits and deadlines of heads and bodies, answers, streams.
 
-h11 knows the grammar; what it would let pass is refused here before it sees it. The rules are in
-docs/server.md.
+h11 parses the grammar; inputs that it would wrongly accept are refused before it sees them. The
+rules are in docs/server.md.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -25,9 +25,9 @@ from qsf.serve.http.problems import Problem
 MAX_HEAD_BYTES = 16 << 10
 MAX_LINE_BYTES = 8 << 10
 MAX_FIELDS = 64
-_MAX_WAITING_BYTES = 64 << 10  # of the next request, while one is answered
-_SMALL_BYTES = 16 << 10  # bodies up to this are not large
-_MAX_UNSENT_BYTES = 256 << 10  # of a stream whose reader takes nothing
+_MAX_WAITING_BYTES = 64 << 10  # of the next request while one is answered
+_SMALL_BYTES = 16 << 10  # larger bodies count as large
+_MAX_UNSENT_BYTES = 256 << 10  # of a stream whose client reads nothing
 _LINGER_BYTES = 4 << 20
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\ncontent-length: 0\r\n"
@@ -35,7 +35,7 @@ REFUSAL = (
 )
 """What a connection too many is told."""
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
-_BAD_LINE = re.compile(rb"(?<!\r)\n|\r\n[ \t]")  # or a line that continues the one before
+_BAD_LINE = re.compile(rb"(?<!\r)\n|\r\n[ \t]")  # or a continuation line
 _LENGTHS = re.compile(rb"\ncontent-length[ \t]*:", re.IGNORECASE)
 _ABSOLUTE = re.compile(r"https?://([^/?#]+)(.*)", re.IGNORECASE)  # RFC 9112, 3.2.2
 _REQUEST_ID = re.compile(r"[\w.:/=+-]{1,128}", re.ASCII)
@@ -43,7 +43,7 @@ _REQUEST_ID = re.compile(r"[\w.:/=+-]{1,128}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long a client may take, in seconds."""
+    """Time limits for a client, in seconds."""
 
     head: float = 10.0
     body: float = 30.0
@@ -54,10 +54,10 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The head of a request; names of headers are in small letters.
+    """The head of a request; header names are in lower case.
 
     Attributes:
-        request_id: of the client, else made here: the answer and the log have it.
+        request_id: of the client, or made here; the answer and the log contain it.
     """
 
     method: str
@@ -72,22 +72,22 @@ class Head:
 
 
 class Application(Protocol):
-    """What answers requests."""
+    """The server, as connections call it."""
 
     max_body_bytes: int
-    large_bodies: asyncio.Semaphore  # held while the body of a request is large, and in memory
+    large_bodies: asyncio.Semaphore  # held while a large body is in memory
 
     def check(self, head: Head) -> object:
-        """Return what answers this head, before its body is read. Raises Problem."""
+        """Return the endpoint for this head, before the body is read. Raises Problem."""
 
     async def answer(self, endpoint: Any, exchange: Exchange) -> None:
         """Answer the request. Raises Problem."""
 
     def extra_headers(self, head: Head | None) -> dict[str, str]:
-        """Return headers that every answer to this head has."""
+        """Return the headers of every answer to this head."""
 
     def explain(self, problem: Problem, head: Head | None) -> object:
-        """Return the body that says what is wrong, in the form of the API that was asked."""
+        """Return the body of an error, in the form of the requested API."""
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Exchange:
     holds: asyncio.Semaphore | None = None
 
     def drop_body(self) -> None:
-        """Free the memory of the body: it was read."""
+        """Free the memory of the body once it was parsed."""
         self.body = b""
         if self.holds is not None:
             self.holds.release()
@@ -120,7 +120,7 @@ class Exchange:
 
     @property
     def has_begun(self) -> bool:
-        """The head of the answer was sent."""
+        """True once the head of the answer was sent."""
         return self.status != 0
 
     async def send(
@@ -147,13 +147,13 @@ class Exchange:
         await self.connection.drain()
 
     async def send_event(self, value: object, name: str = "") -> None:
-        """Send one event: JSON, or a text as it is."""
+        """Send one event: JSON, or a text unchanged."""
         data = value.encode() if isinstance(value, str) else to_json(value)
         head = f"event: {name}\n".encode() if name else b""
         await self._send_raw(data if self.is_lines else head + b"data: " + data)
 
     async def send_comment(self, text: str) -> None:
-        """Send what readers of events pass over."""
+        """Send a comment, which readers of events ignore."""
         if not self.is_lines:
             await self._send_raw(b": " + text.encode())
 
@@ -186,11 +186,11 @@ def to_json(value: object) -> bytes:
 
 
 class _GoneError(Exception):
-    """The client is not there any more."""
+    """The client has disconnected."""
 
 
 class Connection(asyncio.Protocol):
-    """One connection; requests on it are served one after the other."""
+    """One connection; its requests are served one after the other."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class Connection(asyncio.Protocol):
         on_end: Callable[[Connection], None],
         is_welcome: Callable[[Connection], bool],
     ) -> None:
-        """Made by the server for each client that connects."""
+        """Created by the server for each client that connects."""
         self._application = application
         self._is_welcome = is_welcome
         self._deadlines = deadlines
@@ -216,7 +216,7 @@ class Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self._task: asyncio.Task[None] | None = None
         self.peer = ""
-        self.is_counted = False  # against the limit: until the last answer is sent
+        self.is_counted = False  # counted in the limit of connections until its last answer is sent
 
     # ---- what asyncio calls ----
 
@@ -227,7 +227,7 @@ class Connection(asyncio.Protocol):
         address = transport.get_extra_info("peername")
         self.peer = address[0] if isinstance(address, tuple) else ""
         if not self._is_welcome(self):
-            # Closed when its request has come: before, the client would see a reset only.
+            # Closed when its request has arrived: earlier, the client would only see a reset.
             transport.write(REFUSAL)
             self._is_closing = True
             asyncio.get_running_loop().call_later(self._deadlines.linger, transport.abort)
@@ -236,7 +236,7 @@ class Connection(asyncio.Protocol):
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
     def data_received(self, data: bytes) -> None:
-        """Keep what has come; much of it waits in the socket."""
+        """Keep received bytes; beyond a limit, later ones wait in the socket."""
         if self._task is None:
             self._transport.close()
             return
@@ -246,7 +246,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> bool:
-        """Take the client's end of sending for its end; True: the answer may still be written."""
+        """Handle the end of the client's sending; returns True: the answer may still be written."""
         self._is_eof = True
         self._wake()
         if self._exchange is not None:
@@ -254,7 +254,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Note the end."""
+        """Record the end of the connection."""
         self.is_counted = False
         self._is_eof = self._is_closing = True
         self._wake()
@@ -265,11 +265,11 @@ class Connection(asyncio.Protocol):
         self._on_end(self)
 
     def pause_writing(self) -> None:
-        """Let writers wait."""
+        """Pause writers: the client reads too slowly."""
         self._drained = asyncio.get_running_loop().create_future()
 
     def resume_writing(self) -> None:
-        """Let writers go on."""
+        """Resume writers."""
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         self._drained = None
@@ -278,25 +278,25 @@ class Connection(asyncio.Protocol):
         if self._wanted is not None and not self._wanted.done():
             self._wanted.set_result(None)
 
-    # ---- for the exchange and the server ----
+    # ---- called by exchange and server ----
 
     @property
     def n_unsent(self) -> int:
-        """Bytes that the client has not taken yet."""
+        """Bytes of answers that the client has not read yet."""
         return self._transport.get_write_buffer_size()
 
     @property
     def is_idle(self) -> bool:
-        """No request is being read or answered."""
+        """True while no request is being read or answered."""
         return self._is_waiting and not self._incoming
 
     @property
     def is_spare(self) -> bool:
-        """Its client was answered, and may connect again for another request."""
+        """True if the client was answered and can connect again for another request."""
         return self.is_counted and self.is_idle and self._n_served > 0
 
     def extra_headers(self, head: Head | None) -> dict[str, str]:
-        """Return headers that every answer has."""
+        """Return the headers of every answer."""
         return self._application.extra_headers(head)
 
     def write(self, event: Any) -> None:
@@ -306,7 +306,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def write_head(self, status: int, headers: dict[str, str]) -> None:
-        """Send the head of an answer; one that leaves a body unread closes the connection."""
+        """Send the head of an answer; closes the connection later if the body stays unread."""
         values = [
             (name.encode(), text.encode("latin-1", "replace")) for name, text in headers.items()
         ]
@@ -317,7 +317,7 @@ class Connection(asyncio.Protocol):
         self.write(h11.Response(status_code=status, headers=values, reason=reason))
 
     async def drain(self) -> None:
-        """Wait until the client has taken enough; one that takes nothing for long is gone."""
+        """Wait until the client has read enough; disconnects a client that stops reading."""
         if self._drained is None:
             return
         try:
@@ -342,7 +342,7 @@ class Connection(asyncio.Protocol):
     # ---- reading ----
 
     async def _more(self, seconds: float) -> None:
-        """Wait until something has come. Raises TimeoutError, or _GoneError at the end."""
+        """Wait for new bytes. Raises TimeoutError, or _GoneError at the end."""
         if self._is_eof:
             raise _GoneError
         if not self._transport.is_closing():
@@ -356,7 +356,7 @@ class Connection(asyncio.Protocol):
             self._wanted = None
 
     async def _read_head(self) -> Head:
-        """Return the next head. Raises Problem, _GoneError, TimeoutError while nothing came."""
+        """Return the next head. Raises Problem, _GoneError, or TimeoutError if no byte arrived."""
         loop = asyncio.get_running_loop()
         self._is_waiting, self.idle_since = True, loop.time()
         while True:
@@ -428,7 +428,7 @@ class Connection(asyncio.Protocol):
             raise Problem(400, "bad_request", "Transfer-Encoding goes with HTTP/1.1 and alone")
         target = event.target.decode("latin-1")
         absolute = _ABSOLUTE.fullmatch(target)
-        if absolute is not None:  # its host counts, whatever the header says
+        if absolute is not None:  # the host of the target replaces the header
             headers["host"], target = absolute[1], absolute[2]
         path = unquote(target.split("?")[0]) or "/"
         head = Head(event.method.decode("latin-1"), path, headers, self.peer)
@@ -436,11 +436,11 @@ class Connection(asyncio.Protocol):
         return replace(head, request_id=has_id[0]) if has_id else head
 
     async def _hold_large_body(self, exchange: Exchange) -> None:
-        """Wait until a large body may be in memory: few may be at a time. Raises Problem."""
+        """Wait until memory allows another large body. Raises Problem."""
         head = exchange.head
         length = head.get("content-length")
         if length and int(length) > self._application.max_body_bytes:
-            return  # it is refused
+            return  # the answer was a refusal
         if "transfer-encoding" not in head.headers and int(length or 0) <= _SMALL_BYTES:
             return
         seconds = self._deadlines.body
@@ -482,7 +482,7 @@ class Connection(asyncio.Protocol):
                 raise _GoneError
 
     async def _feed(self, seconds: float) -> None:
-        """Give h11 what has come. Raises Problem when the body's time is over."""
+        """Pass received bytes to h11. Raises Problem if the body's time limit is over."""
         if not self._incoming:
             try:
                 await self._more(seconds)
@@ -527,7 +527,7 @@ class Connection(asyncio.Protocol):
             await self._refuse(problem, head)
         except (_GoneError, asyncio.TimeoutError):
             raise
-        except Exception as error:  # a fault of ours must not look like one of the network
+        except Exception as error:  # our own error must not look like one of the network
             text = f"internal error, please report it: {type(error).__name__}: {error}"
             await self._refuse(Problem(500, "internal_error", text), head)
         finally:
@@ -539,7 +539,7 @@ class Connection(asyncio.Protocol):
             return False
         if self._h11.their_state is not h11.DONE:
             return False
-        # What h11 has read beyond the body is the beginning of the next request.
+        # Bytes that h11 has read after the body begin the next request.
         rest, _ = self._h11.trailing_data
         self._incoming[:0] = rest
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES + 1024)
@@ -547,7 +547,7 @@ class Connection(asyncio.Protocol):
 
     async def _refuse(self, problem: Problem, head: Head | None) -> None:
         if self._h11.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            return  # the answer has begun: its endpoint said what happened
+            return  # the answer has begun: its endpoint has reported the error
         exchange = Exchange(self, head or Head("GET", "", {}, self.peer))
         if head is None:
             self._is_closing = True
@@ -555,7 +555,7 @@ class Connection(asyncio.Protocol):
         await exchange.send_json(body, problem.status, problem.headers())
 
     async def _linger(self) -> None:
-        """Close; a client that is still sending gets the answer first, and not a reset."""
+        """Close; a client that is still sending receives the answer first, not a reset."""
         if self._transport.is_closing():
             return
         is_over = self._h11.their_state in (h11.DONE, h11.MUST_CLOSE) and not self._incoming

@@ -1,4 +1,4 @@
-"""The fields of a request: taken one by one, checked, the rest named."""
+"""The fields of a request: read one by one and checked; the rest are reported."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 _NAMES = {bool: "true or false", str: "a text", list: "a list", dict: "an object"}
 
 
-# Memory that JSON inside the texts of the body may still take, in the thread that reads it.
+# Memory that JSON inside texts of the body may still take, in the thread that parses it.
 _left_bytes: ContextVar[int] = ContextVar("left_bytes", default=1 << 20)
 
 
 def read_body(data: bytes, memory_bytes: int) -> dict[str, Any]:
     """Parse the body of a request, which is one JSON object.
 
-    ``memory_bytes`` is for the body and for all that ``read_inner`` finds in it. Raises Problem.
+    ``memory_bytes`` covers the body and all JSON that ``read_inner`` parses in it. Raises Problem.
     """
     try:
         value = read_json(data, memory_bytes=memory_bytes)
@@ -37,7 +37,7 @@ def read_body(data: bytes, memory_bytes: int) -> dict[str, Any]:
 
 
 def read_inner(text: str) -> Any:
-    """Return the value of JSON in a text of the body. Raises JsonError."""
+    """Return the value of JSON inside a text of the body. Raises JsonError."""
     left_bytes = _left_bytes.get()
     value = read_json(text, memory_bytes=left_bytes)
     _left_bytes.set(left_bytes - needed_bytes(text.encode()))
@@ -45,11 +45,11 @@ def read_inner(text: str) -> Any:
 
 
 class Probe(dict[str, Any]):
-    """An object of a request that also keeps what its reader takes: for /openapi.json.
+    """An object of a request that records the fields its reader takes: for /openapi.json.
 
     Attributes:
-        taken: by name the kind of a field, its JSON type, what was taken of an object, or None
-            where the reader looks at the value itself.
+        taken: by name the kind of a field, its JSON type, the Probe of an object, or None if the
+            reader checks the value itself.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -58,17 +58,17 @@ class Probe(dict[str, Any]):
 
 
 def as_body(values: Mapping[str, Any], source: Mapping[str, Any]) -> Probe:
-    """Return the body of another request, of the fields of ``source``: a Probe of it sees both."""
+    """Return the body of another request with the fields of ``source``; a Probe records both."""
     body = Probe(values)
     body.taken = source.taken if isinstance(source, Probe) else body.taken
     return body
 
 
 class Fields:
-    """The fields of one object of a request. A field that is null is absent."""
+    """The fields of one object of a request. A null field counts as absent."""
 
     def __init__(self, values: Mapping[str, Any], place: str = "") -> None:
-        """Take the object; ``place`` is what errors put before the names, such as "stream."."""
+        """Wrap the object; errors put ``place``, such as "stream.", before field names."""
         self._values = {name: value for name, value in values.items() if value is not None}
         self._place = place
         self._probe = values if isinstance(values, Probe) else Probe({})
@@ -78,11 +78,11 @@ class Fields:
         return name in self._values
 
     def name(self, name: str) -> str:
-        """Return the field's name with its place."""
+        """Return the field's name with ``place`` before it."""
         return self._place + name
 
     def raw(self, name: str) -> Any:
-        """Return a field as it is; None: absent."""
+        """Return a field unchecked; None: absent."""
         return self._get(name, None)
 
     def _get(self, name: str, kind: Kind | type | None) -> Any:
@@ -117,12 +117,12 @@ class Fields:
         return value
 
     def text(self, name: str, default: str | None = None) -> str | None:
-        """Return a field that is a text."""
+        """Return a text field."""
         value: str | None = self._of(name, str, default)
         return value
 
     def list(self, name: str, most: int) -> list[Any]:
-        """Return a field that is a list of at most ``most``; absent: an empty one."""
+        """Return a list field of at most ``most`` entries; absent: []."""
         value: list[Any] = self._of(name, list, [])
         if len(value) > most:
             name = self.name(name)
@@ -130,13 +130,13 @@ class Fields:
         return value
 
     def object(self, name: str) -> Fields:
-        """Return a field that is an object; absent: an empty one."""
+        """Return an object field as ``Fields``; absent: empty."""
         inner = Fields(self._of(name, dict, {}), f"{self.name(name)}.")
         self._probe.taken[name] = inner._probe
         return inner
 
     def mapping(self, name: str, most: int) -> dict[str, Any]:
-        """Return a field that is an object, as it is."""
+        """Return an object field unchanged."""
         value: dict[str, Any] = self._of(name, dict, {})
         if len(value) > most:
             name = self.name(name)
@@ -144,13 +144,13 @@ class Fields:
         return value
 
     def ignore(self, *names: str) -> None:
-        """Take fields that have no effect here and may be sent all the same."""
+        """Accept fields that have no effect here."""
         self._taken.update(names)
 
     def refuse(self, names: Mapping[str, str]) -> None:
-        """Raise Problem where one of these is there, with why it cannot be honoured.
+        """Raise Problem if one of these fields is set, with the reason why it is refused.
 
-        What is false, empty or 0 asks for nothing.
+        A value that is false, empty or 0 counts as not set.
         """
         for name, why in names.items():
             self._taken.add(name)
@@ -159,5 +159,5 @@ class Fields:
                 raise invalid(name, f"{name} is not supported: {why}", "unsupported_parameter")
 
     def rest(self) -> Sequence[str]:
-        """Return the names that nobody took."""
+        """Return the names of fields that no reader took."""
         return sorted(self._place + name for name in set(self._values) - self._taken)

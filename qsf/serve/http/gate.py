@@ -1,4 +1,4 @@
-"""Access rules: API keys, names of the host, origins of web pages."""
+"""Access rules: API keys, host names, origins of web pages."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _MAX_KEY_CHARS = 512
 
 
 def read_keys(path: Path) -> tuple[bytes, ...]:
-    """Return the digests of the keys in a file, one on each line; ``#`` begins a comment.
+    """Return the digests of the keys in a file, one key on each line; ``#`` begins a comment.
 
     Raises:
-        QsfArgumentError: others may read the file, or there is no key in it.
+        QsfArgumentError: other users can read the file, or it has no key.
         QsfIOError: it cannot be read.
     """
     try:
@@ -51,7 +51,7 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach ``host``; a path is that of a socket."""
+    """Return whether only this machine can reach ``host``, which may be the path of a socket."""
     if host.startswith("/") or host in _LOOPBACK:
         return True
     try:
@@ -63,7 +63,9 @@ def is_loopback(host: str) -> bool:
 _ANY = "*"
 _WANTED_HEADERS = "access-control-request-headers"
 _HEADERS = ("authorization", "content-type", "x-api-key", "x-request-id")
-_OF_CLIENTS = re.compile(r"(x-stainless|anthropic|openai)-[a-z0-9-]{1,48}")  # official libraries
+_OF_CLIENTS = re.compile(
+    r"(x-stainless|anthropic|openai)-[a-z0-9-]{1,48}"
+)  # the official client libraries
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +74,10 @@ class Gate:
 
     Attributes:
         keys: digests of the keys; empty: no key is needed.
-        hosts: names that requests may give as the host, beside those of this machine; empty for
-            a server that others reach with keys: any name.
-        origins: of web pages that may use the server; "*" is all of them.
-        has_any_host: names of hosts are not checked.
+        hosts: names that requests may give as the host, in addition to this machine's; empty for a
+            server with keys that other machines reach: any name.
+        origins: origins of web pages that may use the server; "*" means all.
+        has_any_host: host names are not checked.
     """
 
     keys: Sequence[bytes] = ()
@@ -144,7 +146,7 @@ class Gate:
 
 
 def _bare(host: str) -> str:
-    """Return the name of a host without its port, in small letters."""
+    """Return a host name without its port, in lower case."""
     host = host.lower()
     if host.startswith("["):
         return host.partition("]")[0] + "]"

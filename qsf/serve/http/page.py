@@ -1,4 +1,4 @@
-"""The page at ``/``: one HTML file, which takes nothing from elsewhere."""
+"""The page at ``/``: one HTML file that loads nothing else."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def read_page() -> bytes:
 
 
 def page_headers(page: bytes) -> dict[str, str]:
-    """Return the headers of the page: its one script and style run, by their digests."""
+    """Return the headers of the page, which allow its own script and style by their digests."""
     policy = ["default-src 'none'", "connect-src 'self'", "base-uri 'none'", "form-action 'none'"]
     policy += ["frame-ancestors 'none'", "img-src data:"]
     for tag in ("script", "style"):

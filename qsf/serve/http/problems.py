@@ -1,4 +1,4 @@
-"""``Problem``: a request that cannot be served, as HTTP says it."""
+"""``Problem``: an HTTP error as the answer to a request."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _KINDS = {
 
 
 class Problem(Exception):  # noqa: N818
-    """Why a request ends without its answer.
+    """Why a request is refused or failed.
 
     Attributes:
         status: of HTTP.
         code: the reason in one word, such as "queue_full".
         param: the field at fault; None: none.
-        retry_seconds: when to try again; None: not said.
-        is_final: trying again cannot help, although the status says otherwise.
-        allow: methods that there are instead.
+        retry_seconds: when to try again; None: not stated.
+        is_final: trying again cannot help, despite the status.
+        allow: the methods that the path has.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class Problem(Exception):  # noqa: N818
 
     @property
     def kind(self) -> str:
-        """The type of the error in the words of OpenAI and Anthropic."""
+        """The type of the error by the names of OpenAI and Anthropic."""
         return _KINDS.get(self.status) or (
             "invalid_request_error" if self.status < 500 else "api_error"
         )
 
     def body(self) -> dict[str, Any]:
-        """Return the body of the answer, as OpenAI has it."""
+        """Return the body of the answer in OpenAI's form."""
         error = {
             "message": str(self),
             "type": self.kind,
@@ -66,12 +66,12 @@ class Problem(Exception):  # noqa: N818
         return {"error": error}
 
     def headers(self) -> dict[str, str]:
-        """Return the headers that go with it."""
+        """Return the headers of the answer."""
         headers = {}
         if self.retry_seconds is not None:
             headers["retry-after"] = str(self.retry_seconds)
         if self.is_final and self.status >= 500:
-            headers["x-should-retry"] = "false"  # OpenAI's client tries again from 500 on
+            headers["x-should-retry"] = "false"  # OpenAI's client repeats requests after a 500
         if self.allow:
             headers["allow"] = self.allow
         if self.status == 401:
@@ -80,12 +80,12 @@ class Problem(Exception):  # noqa: N818
 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> Problem:
-    """Return the problem of a field of a request."""
+    """Return a problem with a field of a request."""
     return Problem(400, code, message, param=param)
 
 
 def problem_of(error: QsfError) -> Problem:
-    """Return what a failure of the engine, or of the text, means to a client: its cause."""
+    """Return the problem that reports an error of the engine or the tokenizer to a client."""
     if isinstance(error, QsfArgumentError):
         problem = Problem(400, "invalid_value", str(error), param=error.argument)
     elif isinstance(error, QsfCancelledError):

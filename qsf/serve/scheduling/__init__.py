@@ -1,2 +1,2 @@
-"""Which sequences are in the next pass: jobs, slots, their files and costs."""
+"""Which sequences run in the next pass: jobs, slots, their files and costs."""
 # SPDX-License-Identifier: Apache-2.0

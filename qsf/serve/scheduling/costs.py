@@ -1,23 +1,26 @@
-"""What it costs to have a sequence back: evaluating its tokens again, or reading them."""
+"""The cost of restoring a sequence: evaluating its tokens again, or reading a file."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
-_KEPT_SHARE = 0.9  # of the older measurements, with each new one
-_SLOPE = 1 / 2048  # of evaluating, before it is known: a token there takes twice as long as at 0
-_LEAST_SECONDS = 1e-3  # a sequence was not used for at least this long
+_KEPT_SHARE = 0.9  # weight of the older measurements in each update
+_SLOPE = 1 / 2048  # assumed slope before measurements: a token at 2048 takes twice as long as at 0
+_LEAST_SECONDS = 1e-3  # least time without use in the value
 
 
 class Costs:
-    """Seconds, learned from passes and files.
+    """Durations in seconds, learned from passes and files.
 
-    A token at position p takes c0 + c1 * p seconds to evaluate: attention looks at all before it.
+    Evaluating a token at position p takes c0 + c1 * p seconds: attention reads all earlier
+    positions.
     """
 
     def __init__(self) -> None:
         self._c0, self._c1 = 1e-3, 1e-3 * _SLOPE
-        self._sums = [0.0] * 5  # a*a, a*b, b*b, a*s, b*s of passes with s = c0 * a + c1 * b
-        self._read_sums = [0.0, 0.0]  # bytes, seconds
+        self._sums = [
+            0.0
+        ] * 5  # sums of a*a, a*b, b*b, a*s, b*s over passes with s = c0 * a + c1 * b
+        self._read_sums = [0.0, 0.0]  # sums of bytes and seconds
 
     def learn_evaluating(self, first: int, n_tokens: int, seconds: float) -> None:
         """Record the duration of a prompt pass that starts at position ``first``."""
@@ -45,14 +48,14 @@ class Costs:
         return self._c0 * (end - first) + self._c1 * (end * end - first * first) / 2
 
     def reading(self, n_bytes: int) -> float:
-        """Return the seconds for a file; before there was one, at 500 MB/s."""
+        """Return the seconds for reading a file; before the first one, at 500 MB/s."""
         read_bytes, seconds = self._read_sums
         return n_bytes * (seconds / read_bytes if read_bytes else 2e-9)
 
 
 def value(cost_seconds: float, n_tokens: int, inactive_seconds: float) -> float:
-    """Return what keeping a sequence is worth: what its loss costs, over the time without use.
+    """Return the retention value of a sequence: its restoring cost divided by the time without use.
 
-    For each token that its loss makes room for: or many short sequences would go for a long one.
+    The value is per token that eviction frees, or one long sequence would outweigh many short ones.
     """
     return cost_seconds / max(n_tokens, 1) / max(inactive_seconds, _LEAST_SECONDS)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qsf.text.opened import OpenedModel
 
 
-# Logits of a prompt whose tokens are scored: bytes on top of the plan, and rows in a pass.
+# Logits of a prompt whose tokens are scored: bytes on top of the plan, and rows of a pass.
 _SCORE_BYTES = 2 << 20
 _MAX_SCORE_ROWS = 64
 
@@ -30,7 +30,7 @@ class ModelEngine:
     def __init__(
         self, opened: OpenedModel, sessions: Sequence[Session], n_running: int | None = None
     ) -> None:
-        """Take sessions of an open model; ``n_running`` of them may have jobs.
+        """Create sessions of an open model; ``n_running`` of them may have jobs.
 
         None: as many as the KV pool has contexts.
         """
@@ -41,13 +41,13 @@ class ModelEngine:
         self.logits_rows = plan.logits_rows
         self.score_rows = max(1, min(_MAX_SCORE_ROWS, _SCORE_BYTES // (4 * info.n_vocab)))
         self.n_drafts = 0
-        self.is_cancelled = False  # a session was cancelled in a pass
+        self.is_cancelled = False  # a session was cancelled during a pass
         self._rows: memoryview | None = None  # [score_rows, n_vocab] of the last pass
         self._opened = opened
         self.sessions = sessions
 
     def evaluate(self, items: Sequence[PassItem]) -> list[QsfError | None]:
-        """Evaluate all items in one pass; return what went wrong with each. Raises QsfError."""
+        """Evaluate all items in one pass; return the error of each, or None. Raises QsfError."""
         for item in items:
             if item.wants == "all":
                 item.logits = self._score_rows()
@@ -65,7 +65,7 @@ class ModelEngine:
         return self._rows
 
     def scores(self, slot: int, tokens: Sequence[int], n_top: int) -> list[Chosen]:
-        """Return how probable each of ``tokens`` was: one for each row of the last pass.
+        """Return the probability of each of ``tokens``, one for each row of the last pass.
 
         Raises QsfError.
         """
@@ -99,7 +99,7 @@ class ModelEngine:
         return scores
 
     def is_ahead(self, slot: int, token: int) -> bool:
-        """Return whether the latest pass evaluated this token too, as the slot's next one."""
+        """Return whether the latest pass also evaluated this token as the slot's next one."""
         return is_ahead(self.sessions[slot], token)
 
     def choose(self, jobs: Sequence[tuple[int, Job]]) -> list[Chosen | QsfError]:
@@ -109,7 +109,7 @@ class ModelEngine:
         for slot, job in jobs:
             try:
                 choices.append(self._choice(slot, job))
-            except QsfError as error:  # of its grammar
+            except QsfError as error:  # from the grammar of its constraint
                 errors[slot] = error
         if errors:
             others = iter(self.choose([pair for pair in jobs if pair[0] not in errors]))
@@ -144,11 +144,13 @@ class ModelEngine:
         return array("I", self.sessions[slot].tokens)
 
     def count_common(self, slot: int, tokens: array[int]) -> int:
-        """Return how many of the tokens the slot holds, from the first on."""
+        """Return how many leading tokens the slot holds."""
         return self.sessions[slot].count_common(tokens)
 
     def n_again(self, slot: int) -> int:
-        """Return how many tokens the slot has ever evaluated again, because states are not cut."""
+        """Return how many tokens the slot has re-evaluated in total, because recurrent states
+        cannot be cut.
+        """
         return self.sessions[slot].engine_stats.n_again
 
     def keep(self, slot: int, n_tokens: int) -> None:
@@ -156,7 +158,7 @@ class ModelEngine:
         session = self.sessions[slot]
         try:
             session.rewind(n_tokens)
-        except QsfArgumentError:  # a window of attention has gone on: from the start
+        except QsfArgumentError:  # a sliding window has moved on: evaluate from the start
             session.rewind(0)
 
     def copy(self, slot: int, source: int, n_tokens: int) -> None:
@@ -166,7 +168,8 @@ class ModelEngine:
     def save(self, slot: int, path: Path, owner: str) -> None:
         """Write the state of the slot to a session file. Raises QsfError.
 
-        Streams wait meanwhile, but not for the disk: what a power cut damages is evaluated again.
+        Streams wait meanwhile, but not for the disk: a file damaged by a power cut is evaluated
+        again.
         """
         save_session(self.sessions[slot], path, owner, is_synced=False)
 
@@ -176,13 +179,13 @@ class ModelEngine:
         return len(head.tokens), head.owner
 
     def state_key(self) -> bytes:
-        """Return what the bits of states depend on."""
+        """Return the key of states: a digest of all that decides their bits."""
         return native.state_key(self._opened.native)
 
     def state_bytes(self, slot: int) -> int:
-        """Return the bytes that a session file of the slot would have; 0: the slot is empty."""
+        """Return the size of a session file of the slot; 0: the slot is empty."""
         return native.describe_state(self.sessions[slot]._native).n_bytes
 
     def cancel(self, slot: int) -> None:
-        """End what is evaluated for the slot; from any thread."""
+        """Cancel the evaluation for the slot; from any thread."""
         self.sessions[slot].cancel()

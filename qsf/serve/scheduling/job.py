@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class State(Enum):
-    """Where a job is."""
+    """The state of a job."""
 
     WAITING = "waiting"
     PROMPT = "prompt"
@@ -34,10 +34,10 @@ class Choosing:
 
     Attributes:
         params: temperature and the like.
-        presence_penalty, frequency_penalty: as OpenAI has them, -2 to 2.
-        logit_bias: what is added to the logits of some tokens.
-        n_top: how many of the most probable tokens are told with each chosen one.
-        has_logprob: the log-probability of the chosen token is told.
+        presence_penalty, frequency_penalty: as in OpenAI's API, -2 to 2.
+        logit_bias: added to the logits of some tokens.
+        n_top: report so many of the most probable tokens with each chosen one.
+        has_logprob: report the log-probability of the chosen token.
     """
 
     params: SamplingParams
@@ -51,18 +51,19 @@ class Choosing:
 
 @dataclass(slots=True)
 class Event:
-    """What has happened to a job: more text, or its end.
+    """Progress of a job: more text, or its end.
 
     Attributes:
-        text: that can be shown now.
-        reasoning: what was said in other channels than the final one.
+        text: new text of the answer.
+        reasoning: new text of thoughts.
         calls: parts of calls of functions, which come after the text.
-        tokens: chosen since the last event, where log-probabilities are wanted.
+        tokens: tokens chosen since the last event, if log-probabilities are requested.
         reason: why the job has ended: "end", "stop", "length", "calls" (functions are called); "":
-            it goes on.
-        problem: why it has failed; then there is no reason.
-        n_done: tokens of the prompt that are done, where there is neither text nor an end.
-        values: of a job that was only read: see ``Reading``.
+            it continues.
+        problem: the error of a failed job, which has no reason.
+        n_done: number of evaluated prompt tokens, in events without text or end.
+        values: results of a job that generates no
+        text: see ``Reading``.
     """
 
     text: str = ""
@@ -82,12 +83,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What is wanted of a prompt that is read and not continued.
+    """What a job computes that generates no text.
 
     Attributes:
         pooling: the hidden state of the "last" token, or the "mean" of all; "": none.
-        dim: of a hidden state.
-        labels: tokens whose log-probabilities after the prompt are wanted instead.
+        dim: size of a hidden state.
+        labels: tokens whose log-probabilities after the prompt are computed instead.
     """
 
     pooling: str = ""
@@ -100,13 +101,13 @@ class Job(Answer):
     """One sequence that is to be continued.
 
     Attributes:
-        owner: whose it is: jobs of one owner wait in a line of their own.
-        salt: only jobs of the same salt share prefixes.
-        sink: is told each event, by the thread of the engine.
-        wants_scores: the probabilities of the prompt's tokens are wanted too.
+        owner: the client; each owner's jobs wait in a queue of their own.
+        salt: jobs share prefixes only with jobs of the same salt.
+        sink: receives each event, in the engine's thread.
+        wants_scores: compute the probabilities of the prompt's tokens too.
         reader: finds calls of functions in the text; None: there are none.
-        max_seconds: from its arrival to its end; None: no limit.
-        reading: the prompt is not continued, and this is wanted of it.
+        max_seconds: from arrival to end; None: no limit.
+        reading: the result of a job that generates no text.
     """
 
     choosing: Choosing
@@ -122,45 +123,47 @@ class Job(Answer):
 
     state: State = State.WAITING
     is_cancelled: bool = False
-    turn: int = 0  # the how many-th that was admitted, from 1
-    is_begun: bool = False  # its prompt was evaluated in part
-    n_held: int = 0  # of tokens, that the engine has evaluated
-    n_cached: int = 0  # of the prompt, that it had before
-    n_again: int = 0  # tokens that it evaluated again, because states cannot be cut
-    generator: Any = None  # what the engine keeps between two choices
-    scores: list[Chosen] = field(default_factory=list)  # of the prompt's tokens but the first
-    hidden: array[float] = field(default_factory=lambda: array("d"))  # the sum of those read
+    turn: int = 0  # its number in the order of admission, from 1
+    is_begun: bool = False  # a part of its prompt was evaluated
+    n_held: int = 0  # how many of its tokens the engine has evaluated
+    n_cached: int = 0  # prompt tokens that a slot or file already had
+    n_again: int = 0  # tokens evaluated again, because recurrent states cannot be cut
+    generator: Any = None  # the engine's random generator between two choices
+    scores: list[Chosen] = field(default_factory=list)  # of the prompt's tokens from the second on
+    hidden: array[float] = field(
+        default_factory=lambda: array("d")
+    )  # sum of the hidden states so far
     unsent: list[Chosen] = field(default_factory=list)
-    calls: list[CallPart] = field(default_factory=list)  # unsent too
+    calls: list[CallPart] = field(default_factory=list)  # also not sent yet
     arrived: float = 0.0
     admitted: float = 0.0
     first: float = 0.0
     last: float = 0.0
 
     def __post_init__(self) -> None:
-        """Begin with the prompt; log-probabilities need a choice for each token."""
+        """Start the answer to the prompt; log-probabilities need a choice for each token."""
         super().__post_init__()
         self.takes_forced = not self.choosing.has_logprob
 
     @property
     def is_scoring(self) -> bool:
-        """How probable the tokens of its prompt are is wanted, and not known yet."""
+        """The probabilities of its prompt's tokens are requested and not complete."""
         return self.wants_scores and not self.first
 
     @property
     def reads_all(self) -> bool:
-        """Each of its tokens must be evaluated, also those that another sequence holds."""
+        """Each prompt token must be evaluated, even those that another sequence holds."""
         return self.is_scoring or (self.reading is not None and self.reading.pooling == "mean")
 
     def begin_again(self) -> None:
-        """Forget what the evaluated part of the prompt has given."""
+        """Drop the results of the evaluated part of the prompt."""
         self.n_held = 0
         self.hidden = array("d")
         if self.is_scoring:
             self.scores.clear()
 
     def want_hidden(self, item: PassItem, *, is_last: bool) -> None:
-        """Let a pass add what is wanted of its tokens."""
+        """Request the job's hidden states from a pass over its tokens."""
         how = self.reading
         if how is None or not how.pooling:
             return
@@ -169,7 +172,7 @@ class Job(Answer):
         item.n_hidden = len(item.tokens) if how.pooling == "mean" else int(is_last)
 
     def finish_reading(self, values: Sequence[float], now: float) -> Event:
-        """End a job that was only read; ``values`` are those of its labels."""
+        """End a job that generates no text; ``values`` are those of its labels."""
         self.first = self.last = now
         n_read = self.n_prompt if self.reads_all else 1
         self.end("end")
@@ -177,17 +180,17 @@ class Job(Answer):
 
     @property
     def is_full(self) -> bool:
-        """The answer has all calls of functions that it may have."""
+        """The answer has the most calls of functions that it may have."""
         return self.reader is not None and self.reader.is_full
 
     def advance(self, chosen: Chosen) -> Event | None:
-        """Add a chosen token; return what can be told now."""
+        """Add a chosen token; return the event that can be sent now."""
         if self.choosing.has_logprob and chosen.token not in self.end_ids:
             self.unsent.append(chosen)
         return self._event(self.take(chosen.token))
 
     def advance_forced(self) -> Event | None:
-        """Add the tokens that must come next; return what can be told now."""
+        """Add forced tokens; return the event that can be sent now."""
         return self._event(self.take_forced())
 
     def read(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""What the server counts, in the text format of Prometheus; vLLM's names where there are any."""
+"""Metrics of the server in Prometheus's text format; named as in vLLM where it has the same."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Histogram:
-    """How often a value was up to each of some bounds."""
+    """A histogram: counts of values up to each of some bounds."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
@@ -31,7 +31,7 @@ class Histogram:
         self._sum += value
 
     def lines(self, name: str) -> Iterable[str]:
-        """Return it as Prometheus reads it."""
+        """Return the histogram in Prometheus's format."""
         n_values = 0
         for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
             n_values += count
@@ -41,7 +41,9 @@ class Histogram:
 
 
 class Metrics:
-    """Counters and histograms; added to by the scheduler's thread, and by the loop for answers."""
+    """Counters and histograms; updated by the scheduler's thread, and for answers by the event
+    loop.
+    """
 
     def __init__(self) -> None:
         self.counters: dict[str, float] = {
@@ -53,7 +55,7 @@ class Metrics:
             "forced_tokens_total": 0,
             "spec_decode_num_draft_tokens_total": 0,
             "spec_decode_num_accepted_tokens_total": 0,
-            "kv_saved_seconds_total": 0.0,  # of evaluating, less reading
+            "kv_saved_seconds_total": 0.0,  # evaluation time saved by reading files
             "kv_restored_tokens_total": 0,
             "kv_dropped_tokens_total": 0,
             "kv_swaps_total": 0,
@@ -75,7 +77,7 @@ class Metrics:
         self.counters[name] += value
 
     def count_requests(self, n_jobs: int) -> None:
-        """Count sequences that were taken: each ends once."""
+        """Count sequences at their start; each end is counted too."""
         self.counters["requests_total"] += n_jobs
 
     def count_prompt(self, job: Job) -> None:
@@ -93,11 +95,11 @@ class Metrics:
         self.histograms["pass_rows"].add(n_tokens + n_drafts)
 
     def count_accepted(self, n_tokens: int) -> None:
-        """Count tokens that took no pass, because an earlier one had guessed them."""
+        """Count tokens that needed no pass, because an earlier pass evaluated them as drafts."""
         self.counters["spec_decode_num_accepted_tokens_total"] += n_tokens
 
     def count_token(self, job: Job, now: float) -> None:
-        """Count a token that is chosen; ``job`` is as it was before."""
+        """Count a chosen token; ``job`` is in the state before it."""
         self.counters["generation_tokens_total"] += 1
         if job.first:
             self.histograms["inter_token_latency_seconds"].add(now - job.last)
@@ -105,7 +107,7 @@ class Metrics:
             self.histograms["time_to_first_token_seconds"].add(now - job.arrived)
 
     def count_forced(self, n_tokens: int) -> None:
-        """Count tokens that nothing else could have been, and that took no pass of their own."""
+        """Count forced tokens, which need no pass of their own."""
         self.counters["generation_tokens_total"] += n_tokens
         self.counters["forced_tokens_total"] += n_tokens
 
@@ -116,11 +118,11 @@ class Metrics:
         self.histograms["e2e_request_latency_seconds"].add(now - job.arrived)
 
     def count_rejection(self, code: str) -> None:
-        """Count a request that was answered by an error."""
+        """Count a request that was answered with an error."""
         self.rejections[code] = self.rejections.get(code, 0) + 1
 
     def text(self, gauges: dict[str, float]) -> str:
-        """Return everything as Prometheus reads it."""
+        """Return all metrics in Prometheus's format."""
         lines = _process_lines()
         for kind, values in (("gauge", gauges), ("counter", self.counters)):
             for name, value in values.items():
@@ -137,7 +139,7 @@ class Metrics:
 
 
 def _process_lines() -> list[str]:
-    """Return memory and open files of this process; empty if the system has no such counts."""
+    """Return memory and open files of this process; "" if the system does not report them."""
     n_bytes, n_files = process.resident_bytes(), process.open_file_count()
     if n_bytes is None or n_files is None:
         return []

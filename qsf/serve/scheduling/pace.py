@@ -1,4 +1,4 @@
-"""How many rows of prompts a pass can have beside those that decode."""
+"""How many prompt rows a pass can take in addition to decoding rows."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -7,30 +7,30 @@ import math
 
 from qsf.options import MAX_U32
 
-_WEIGHT = 0.2  # of the newest measurement
-_LEAST_ROWS = 8  # progress, however slow the machine is
-_FIRST_ROWS = 32  # before anything was measured
-# A pass that exceeds the wanted time even without prompts may grow by this share.
+_WEIGHT = 0.2  # weight of the newest measurement
+_LEAST_ROWS = 8  # least rows, so that slow machines progress too
+_FIRST_ROWS = 32  # before the first measurement
+# A pass that exceeds the target time even without prompt rows may take longer by this share.
 _STREAMED_SHARE = 0.5
 
 
 class Pace:
-    """Learns from passes how long they take.
+    """Learns the duration of passes.
 
-    A pass takes as long as reading the weights, or computing its rows, whichever is longer. So rows
-    are nearly free where weights are read from a disk, and dear where they are in memory. Both show
-    in one figure: the seconds that a row of a prompt adds to a pass.
+    A pass takes as long as reading the weights or computing its rows, whichever is longer. So rows
+    are nearly free if weights are read from a disk, and expensive if they are in memory. One figure
+    covers both: the seconds that a prompt row adds to a pass.
     """
 
     def __init__(self, pass_seconds: float) -> None:
-        """Set the longest duration of a pass while some job decodes; infinity: any."""
+        """Set the longest duration of a pass while a job decodes; infinity: no limit."""
         self._wanted_seconds = pass_seconds
-        self._base_seconds = 0.0  # of a pass without rows of prompts
-        self._row_seconds = 0.0  # that a row of a prompt adds
+        self._base_seconds = 0.0  # duration of a pass without prompt rows
+        self._row_seconds = 0.0  # that a prompt row adds
         self.tokens_per_second = 0.0
 
     def prompt_rows(self, n_decoding: int) -> int:
-        """Return how many rows of prompts the next pass may have beside ``n_decoding`` others."""
+        """Return how many prompt rows the next pass may have beside ``n_decoding`` others."""
         if self._wanted_seconds == math.inf:
             return MAX_U32
         if self._row_seconds <= 0.0 or n_decoding == 0:

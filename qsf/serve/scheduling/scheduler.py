@@ -1,8 +1,8 @@
 """The scheduler: which tokens of which jobs are in the next pass.
 
-It runs in one thread, which alone calls the engine. Between two passes it tells results, takes
-cancellations and new jobs, and chooses what to evaluate: a token of each job that is decoding, then
-pieces of prompts, as many as keep the pass short for those who wait for its end.
+It runs in one thread, the only one that calls the engine. Between two passes it sends events,
+handles cancellations and new jobs, and chooses the next tokens: one for each decoding job, then
+parts of prompts, so many that the pass stays short for the decoding jobs.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -37,7 +37,7 @@ _MAX_RETRY_SECONDS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much may wait, and how long."""
+    """Limits of waiting: how many jobs, and how long."""
 
     max_waiting: int = 32
     max_waiting_tokens: int = 1 << 20
@@ -46,7 +46,7 @@ class Limits:
 
 
 class Scheduler:
-    """Jobs in, events out. ``submit`` and ``cancel`` may be called from any thread."""
+    """Runs jobs and sends their events. ``submit`` and ``cancel`` may be called from any thread."""
 
     def __init__(
         self,
@@ -63,16 +63,16 @@ class Scheduler:
         self._pace = Pace(limits.pass_seconds)
         self._slots = Slots(engine, metrics, clock, files)
         self._waiting: dict[str, deque[Job]] = {}  # by owner; the first owner is next
-        self._left: list[Job] = []  # the line, by being cancelled
+        self._left: list[Job] = []  # jobs that left the queue by cancellation
         self._changed = threading.Condition()
         self._is_closed = self._is_ended = False
-        self._n_turns = 0  # of jobs that were admitted
-        self._is_full = False  # a job was set aside: none is admitted until one has ended
+        self._n_turns = 0  # number of admitted jobs
+        self._is_full = False  # a job was set aside: no job is admitted until one has ended
 
     # ---- from any thread ----
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Let jobs wait for their turn: all, or with a Problem none."""
+        """Queue jobs: all of them, or with a Problem none."""
         with self._changed:
             if self._is_closed:
                 raise _shutting_down()
@@ -88,7 +88,7 @@ class Scheduler:
         limits = self._limits
         waiting = [job for line in self._waiting.values() for job in line]
         n_free = self._engine.n_running - len(self.running)
-        n_behind = max(len(waiting) - n_free, 0)  # the others have slots in the next round
+        n_behind = max(len(waiting) - n_free, 0)  # the others get slots in the next round
         n_tokens = sum(job.n_prompt for job in waiting)
         n_new = sum(job.n_prompt for job in jobs)
         text = ""
@@ -105,11 +105,11 @@ class Scheduler:
             raise Problem(429, "queue_full", text, retry_seconds=retry_seconds)
 
     def cancel(self, job: Job) -> None:
-        """End a job of which nobody wants to hear any more, also in the middle of a pass."""
+        """End a job whose client has gone, even during a pass."""
         with self._changed:
             job.is_cancelled = True
             line = self._waiting.get(job.owner)
-            if line is not None and job in line:  # its place is free before the pass has ended
+            if line is not None and job in line:  # it leaves the queue before the pass has ended
                 line.remove(job)
                 self._left.append(job)
                 if not line:
@@ -120,7 +120,7 @@ class Scheduler:
             self._changed.notify()
 
     def close(self, *, at_once: bool = False) -> None:
-        """Take no more jobs; those that wait end, those that run go on, unless ``at_once``."""
+        """Accept no more jobs; waiting ones end, running ones continue unless ``at_once``."""
         with self._changed:
             self._is_closed = True
             self._is_ended = at_once
@@ -146,23 +146,23 @@ class Scheduler:
 
     @property
     def slots(self) -> Sequence[Slot]:
-        """All slots, to be looked at."""
+        """All slots, for reading."""
         return self._slots.all
 
     # ---- the thread ----
 
     def prepare(self, prefix: array[int] | None = None) -> None:
-        """Measure, and evaluate a prefix for all to share; before ``run``. Raises QsfError."""
+        """Measure costs, and evaluate a prefix that all share; before ``run``. Raises QsfError."""
         self._slots.measure()
         if prefix is not None:
             self._slots.pin(prefix)
 
     def write_all(self) -> None:
-        """Write what the slots hold to files, if there is a folder; after ``run``."""
+        """Write the tokens of the slots to files, if there is a folder; after ``run``."""
         self._slots.write_all()
 
     def gauges(self) -> dict[str, float]:
-        """Return what the slots and files hold."""
+        """Return the counts of slots and files."""
         return self._slots.gauges()
 
     def run(self, deliver: Callable[[], None]) -> None:
@@ -170,7 +170,7 @@ class Scheduler:
         while True:
             try:
                 is_busy = self.step()
-            except Exception as error:  # a defect of ours; the server lives
+            except Exception as error:  # our own error; the server continues
                 traceback.print_exc()
                 is_busy = True
                 self._fail_all(QsfError(f"internal error: {error!r}"))
@@ -178,7 +178,7 @@ class Scheduler:
             with self._changed:
                 if is_busy:
                     continue
-                if self._waiting or self._left:  # has come meanwhile
+                if self._waiting or self._left:  # new work arrived meanwhile
                     continue
                 if self._is_closed:
                     return
@@ -199,7 +199,7 @@ class Scheduler:
         return bool(self._waiting or self._left or self._slots.taken)
 
     def _end_jobs(self) -> None:
-        """End what is cancelled, out of time, or waits at a closed door."""
+        """End jobs that are cancelled, out of time, or waiting after ``close``."""
         now = self._clock()
         ended: list[tuple[Job, Problem]] = []
         with self._changed:
@@ -235,7 +235,7 @@ class Scheduler:
 
     def _end_of_waiting(self, job: Job, now: float) -> Problem | None:
         problem = self._end_of_any(job, now)
-        if job.turn:  # it was set aside
+        if job.turn:  # the job was set aside
             return problem
         if problem is None and self._is_closed:
             return _shutting_down()
@@ -256,7 +256,7 @@ class Scheduler:
             line = self._waiting.pop(owner)
             job = line.popleft()
             if line:
-                self._waiting[owner] = line  # after the other owners
+                self._waiting[owner] = line  # behind the other owners
             slot = self._slots.choose(job)
             slot.job = job
             job.n_again -= self._engine.n_again(slot.index)
@@ -268,7 +268,7 @@ class Scheduler:
             return slot
 
     def _prepare(self, slot: Slot) -> None:
-        """Begin with a prompt, unless another job is evaluating its beginning."""
+        """Start a prompt, unless another job is evaluating its first tokens."""
         job = slot.job
         assert job is not None
         try:
@@ -284,7 +284,9 @@ class Scheduler:
             self._take_forced(slot)
 
     def _ahead_rows(self) -> list[tuple[Slot, PassItem]]:
-        """Return the tokens that need no pass: before the next one, which would drop the others."""
+        """Return the tokens that drafts have already evaluated; used before the next pass drops
+        them.
+        """
         rows = []
         for slot, job in self._slots.taken:
             token = job.tokens[job.n_held : job.n_held + 1]
@@ -298,7 +300,9 @@ class Scheduler:
         jobs = [(slot, job) for slot, job in self._slots.taken if slot.leader is None]
         prompts = [slot for slot, job in jobs if job.state is State.PROMPT]
         decoding = [(slot, job) for slot, job in jobs if job.state is State.DECODING]
-        decoding.sort(key=lambda pair: pair[1].last)  # in turns, where not all have room
+        decoding.sort(
+            key=lambda pair: pair[1].last
+        )  # slots take turns if memory is too small for all
         del decoding[self._engine.chunk_tokens :]
         n_free = self._engine.chunk_tokens - len(decoding)
         for slot, running in decoding:
@@ -312,13 +316,13 @@ class Scheduler:
             n_free = min(n_free, self._pace.prompt_rows(len(rows)))
         prompts.sort(key=lambda slot: slot.job.arrived if slot.job is not None else 0.0)
         n_score = self._engine.score_rows
-        if len(jobs) > 1:  # the others may want a row each
+        if len(jobs) > 1:  # the others may need a row each
             n_score = min(n_score, self._engine.logits_rows - len(jobs) + 1)
         for i, slot in enumerate(prompts):
             job = slot.job
             assert job is not None
             is_alone = i + 1 == len(prompts)
-            n_left = len(job.tokens) - job.n_held  # with what is forced after the prompt
+            n_left = len(job.tokens) - job.n_held  # includes tokens forced after the prompt
             n_rows = min(n_left, n_free if is_alone else -(-n_free // 2))
             if job.is_scoring:
                 n_rows, n_score = min(n_rows, n_score), 0
@@ -338,7 +342,7 @@ class Scheduler:
     def _pass(self, rows: list[tuple[Slot, PassItem]], *, is_ahead: bool) -> None:
         started = self._clock()
         errors = self._evaluate(rows)
-        if not rows:  # all were set aside
+        if not rows:  # all jobs were set aside
             return
         ready: list[Slot] = []
         n_prompt = n_decoded = 0
@@ -359,7 +363,7 @@ class Scheduler:
                     job.sink(job, Event(n_done=min(job.n_held, job.n_prompt)))
                 continue
             job.n_held = self._slots.keep(slot, min(self._engine.n_held(slot.index), job.n_held))
-            # A cancellation may have been meant for the job that had the slot before.
+            # A cancellation may have been for the job that had the slot before.
             if not isinstance(error, QsfCancelledError):
                 self._fail(slot, error)
         if is_ahead:
@@ -368,7 +372,7 @@ class Scheduler:
             seconds = self._clock() - started
             self._pace.learn(n_decoded, n_prompt, seconds)
             slot, item = rows[0]
-            if len(rows) == 1 and n_prompt == len(item.tokens):  # nothing but a prompt
+            if len(rows) == 1 and n_prompt == len(item.tokens):  # all its tokens are prompt tokens
                 first = slot.n_held - n_prompt
                 self._slots.costs.learn_evaluating(first, n_prompt, seconds)
             self._metrics.count_pass(n_decoded + n_prompt, self._engine.n_drafts, seconds)
@@ -384,7 +388,7 @@ class Scheduler:
         self._tell(slot, job, job.finish_reading(values, self._clock()))
 
     def _score(self, slot: Slot, job: Job) -> bool:
-        """Note how probable tokens of the prompt were; return whether the job goes on."""
+        """Record the probabilities of prompt tokens; return whether the job continues."""
         tokens = job.prompt[1 + len(job.scores) : job.n_held + 1]
         try:
             job.scores += self._engine.scores(slot.index, tokens, job.choosing.n_top)
@@ -394,7 +398,7 @@ class Scheduler:
         return True
 
     def _evaluate(self, rows: list[tuple[Slot, PassItem]]) -> list[QsfError | None]:
-        """Evaluate; a reading error is tried once more, because disks recover."""
+        """Evaluate; repeats a pass once after a read error, because disks recover."""
         try:
             return self._evaluate_with_room(rows)
         except (QsfIOError, QsfFormatError):
@@ -402,7 +406,7 @@ class Scheduler:
         except QsfError as error:
             return [error] * len(rows)
         try:
-            for slot, item in rows:  # the first try may have evaluated some
+            for slot, item in rows:  # the first try may have evaluated some of them
                 job = slot.job
                 if job is not None and self._engine.n_held(slot.index) != job.n_held:
                     n_held = self._slots.keep(slot, job.n_held)
@@ -412,9 +416,9 @@ class Scheduler:
             return [error] * len(rows)
 
     def _evaluate_with_room(self, rows: list[tuple[Slot, PassItem]]) -> list[QsfError | None]:
-        """Evaluate; while there is no room, what is worth least is given up.
+        """Evaluate; while memory is short, evict the slot of least value.
 
-        If nothing is left that no job has, the youngest job is set aside, and leaves ``rows``.
+        If all slots have jobs, the youngest job is set aside and leaves ``rows``.
         """
         while rows:
             try:
@@ -468,14 +472,14 @@ class Scheduler:
             job.last = now
             try:
                 event = job.advance(chosen)
-            except QsfError as error:  # of its grammar
+            except QsfError as error:  # from the grammar of its constraint
                 self._fail(slot, error)
                 continue
             if event is None or self._tell(slot, job, event):
                 self._take_forced(slot)
 
     def _tell(self, slot: Slot, job: Job, event: Event) -> bool:
-        """Tell an event; return whether the job goes on."""
+        """Send an event; return whether the job continues."""
         if event.is_last:
             self._release(slot)
             self._end(job, event)
@@ -484,13 +488,13 @@ class Scheduler:
         return not event.is_last
 
     def _take_forced(self, slot: Slot) -> None:
-        """Add the tokens that must come next: they ride in the next pass."""
+        """Add forced tokens to the job, for its next pass."""
         job = slot.job
         assert job is not None
         n_before = job.n_forced
         try:
             event = job.advance_forced()
-        except QsfError as error:  # of its grammar
+        except QsfError as error:  # from the grammar of its constraint
             self._fail(slot, error)
             return
         self._metrics.count_forced(job.n_forced - n_before)
@@ -510,7 +514,7 @@ class Scheduler:
                 self._fail(slot, error)
 
     def _release(self, slot: Slot) -> None:
-        """Take the slot from its job; what it holds may be of use to the next."""
+        """Take the slot from its job; later jobs may share its tokens."""
         with self._changed:
             self._is_full = False
             if slot.job is not None:

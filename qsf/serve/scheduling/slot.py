@@ -1,4 +1,4 @@
-"""A sequence of the server's engine, and the job that it belongs to."""
+"""A sequence of the server's engine, and its job."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from qsf.serve.scheduling.job import Job, State
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A sequence in the engine: of a job, or left over from one.
+    """A sequence in the engine: of a job, or kept after one.
 
     Attributes:
-        n_held: how many tokens it holds; the engine has them.
-        leader: the slot, with its job, that evaluates the first tokens of this slot's job, and how
-            many; until then the job waits. None: it does not.
-        is_pinned: it holds what all may share, and never anything else.
+        n_held: number of tokens in the engine's session.
+        leader: a slot that evaluates the first tokens of this slot's job, with its job and their
+            number; until then this job waits. None: no such slot.
+        is_pinned: holds the shared prefix, and never anything else.
     """
 
     index: int
@@ -28,7 +28,7 @@ class Slot:
     is_pinned: bool = False
 
     def is_waiting(self) -> bool:
-        """Return whether another slot is still evaluating the beginning of this one's job."""
+        """Return whether another slot is still evaluating the first tokens of this slot's job."""
         if self.leader is None:
             return False
         slot, job, n_tokens = self.leader

@@ -27,19 +27,19 @@ from qsf.text.arguments import count_common
 if TYPE_CHECKING:
     from qsf.serve.scheduling.slot import Slot
 
-# The tokens of all files are in memory, 1 MB, and are compared with each prompt.
+# The tokens of all files are kept in memory, 1 MB, and compared with each prompt.
 _MOST_TOKENS = 1 << 18
-_OFF_SECONDS = 60.0  # nothing is written for so long after the disk has refused
+_OFF_SECONDS = 60.0  # writing stops for so long after the disk has refused
 _SUFFIX = ".qsfs"
-# Most memory to read the head of a file: the tokens of the longest context, without a conversation.
+# Most memory for reading a head: the tokens of the longest context, without a conversation.
 _HEAD_BYTES = 4 << 20
 
 
 class FileEngine(Protocol):
-    """What writes the state of slots, and reads it."""
+    """The part of the engine that writes and reads states of slots."""
 
     def state_key(self) -> bytes:
-        """Return what the bits of states depend on."""
+        """Return the key of states: a digest of all that decides their bits."""
 
     def state_bytes(self, slot: int) -> int:
         """Return the size of the slot's state in bytes; 0: it cannot be saved."""
@@ -56,7 +56,7 @@ class FileEngine(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """A file, and what is in it; ``used`` is by the clock of SlotFiles."""
+    """A file and its content; ``used`` is a time of SlotFiles' clock."""
 
     path: Path
     tokens: array[int]
@@ -66,7 +66,7 @@ class Kept:
 
 
 class SlotFiles:
-    """A folder of one server, which is locked as long as the process lives."""
+    """The session folder of one server, locked while the process lives."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class SlotFiles:
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make the folder if need be, and look at the files of this model.
+        """Make the folder if it is missing, and read the heads of this model's files.
 
         Raises QsfArgumentError if another server uses it, QsfIOError.
         """
@@ -100,7 +100,7 @@ class SlotFiles:
             raise QsfArgumentError(
                 f"--session-dir {folder} is in use by another server: name another folder"
             ) from error
-        except OSError:  # a file system without locks
+        except OSError:  # no locks on this file system
             pass
         self._key = engine.state_key()
         self._prefix = f"{self._key.hex()[:16]}-"
@@ -111,7 +111,7 @@ class SlotFiles:
             raise QsfIOError(f"--session-dir {folder}: {error.strerror}") from error
 
     def close(self) -> None:
-        """Let others use the folder."""
+        """Release the folder for other servers."""
         os.close(self._lock)
 
     @property
@@ -144,14 +144,16 @@ class SlotFiles:
         self._make_room(0, 0, ())
 
     def measure(self, slot: Slot) -> None:
-        """Measure the duration of reading with a session file of the slot."""
+        """Write and read the slot's session file to learn the speed of reading."""
         if self.save(slot):
             kept, _ = self.find(self._engine.tokens(slot.index), slot.salt, slot.n_held)
             if kept is not None and len(kept.tokens) == slot.n_held and self.load(kept, slot):
                 self._remove(kept)
 
     def find(self, tokens: array[int], salt: str, n_most: int) -> tuple[Kept | None, int]:
-        """Return the file that has most of the first ``n_most`` tokens, and how many it has."""
+        """Return the file that shares the longest prefix of at most ``n_most`` tokens, and its
+        length.
+        """
         best: Kept | None = None
         n_best = 0
         for kept in self.all:
@@ -162,7 +164,7 @@ class SlotFiles:
         return best, n_best
 
     def load(self, kept: Kept, slot: Slot) -> bool:
-        """Give a slot what a file has; return whether it has it. Raises QsfMemoryError."""
+        """Load a file's tokens into a slot; return whether that worked. Raises QsfMemoryError."""
         started = time.perf_counter()
         slot.n_held = 0
         try:
@@ -182,7 +184,7 @@ class SlotFiles:
         return True
 
     def save(self, slot: Slot) -> bool:
-        """Write the state of a slot unless a file has it; return whether a file has it now."""
+        """Write a slot's state unless a file has it; return whether a file has it now."""
         tokens = self._engine.tokens(slot.index)
         kept, n_tokens = self.find(tokens, slot.salt, len(tokens))
         if kept is not None and n_tokens == len(tokens):
@@ -215,7 +217,7 @@ class SlotFiles:
         return True
 
     def _make_room(self, n_bytes: int, n_tokens: int, replaced: Sequence[Kept]) -> None:
-        """Remove what is worth least until as much more fits; ``replaced`` will go anyway."""
+        """Remove the files of least value until ``n_bytes`` fit; ``replaced`` is removed anyway."""
         now = self._clock()
 
         def worth(kept: Kept) -> float:

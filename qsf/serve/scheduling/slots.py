@@ -1,7 +1,7 @@
 """Slots: prefix reuse between requests, and eviction.
 
-A job whose prefix another job is evaluating waits and shares the result: equal prompts that arrive
-together are evaluated once. Prefixes are searched by comparing tokens with those of all slots;
+If another job is evaluating a job's prefix, the job waits and shares the result, so equal prompts
+that arrive together are evaluated once. The search compares a prompt with the tokens of all slots;
 docs/server.md has the cost.
 """
 # SPDX-License-Identifier: Apache-2.0
@@ -23,41 +23,41 @@ from qsf.serve.scheduling.slot import Slot
 from qsf.serve.scheduling.slot_files import SlotFiles
 from qsf.text.arguments import count_common
 
-# Fewer tokens are evaluated rather than waited for: a block of the KV pool.
+# For fewer tokens, evaluating is better than waiting: a block of the KV pool.
 _LEAST_TOKENS = KV_BLOCK_TOKENS
 _MEASURED_TOKENS = 64
-_PINNED_SALT = "prefix"  # of no job
+_PINNED_SALT = "prefix"  # no job has this salt
 
 
 class Engine(Protocol):
-    """What evaluates: slots, each with a sequence of tokens and its KV cache."""
+    """The engine of the scheduler: slots, each with a sequence of tokens and its KV cache."""
 
-    n_running: int  # slots that may have a job: so many contexts have room beside each other
+    n_running: int  # slots that may have a job at once: the KV pool has room for so many contexts
     ctx_tokens: int
-    chunk_tokens: int  # the most of one pass
-    logits_rows: int  # tokens with logits in one pass, where more than one item wants some
-    score_rows: int  # the most tokens of an item that wants scores
-    n_drafts: int  # guesses in the latest pass, beside its items
+    chunk_tokens: int  # most tokens of a pass
+    logits_rows: int  # most tokens with logits in a pass, if several items want some
+    score_rows: int  # most tokens of an item that wants scores
+    n_drafts: int  # drafts in the latest pass, in addition to its items
 
     @property
     def sessions(self) -> Sequence[object]:
-        """The session of each slot, which items of passes name."""
+        """The session of each slot, for items of passes."""
 
     def evaluate(self, items: Sequence[PassItem]) -> list[QsfError | None]:
-        """Evaluate all items in one pass; return what went wrong with each.
+        """Evaluate all items in one pass; return the error of each, or None.
 
-        Raises QsfError where the pass has failed: then no slot has changed, or ``n_held`` says so;
-        QsfMemoryError where slots hold too much together.
+        Raises QsfError if the pass failed: slots are then unchanged, or ``n_held`` shows the
+        change; QsfMemoryError if the slots together hold too much.
         """
 
     def is_ahead(self, slot: int, token: int) -> bool:
-        """Return whether the latest pass already evaluated this token after the slot's others."""
+        """Return whether the latest pass already evaluated this token as the slot's next one."""
 
     def choose(self, jobs: Sequence[tuple[int, Job]]) -> list[Chosen | QsfError]:
         """Choose the next token for each of (slot, job), from the logits of the last pass."""
 
     def scores(self, slot: int, tokens: Sequence[int], n_top: int) -> list[Chosen]:
-        """Return how probable each of ``tokens`` was, by the rows of the last pass."""
+        """Return the probability of each of ``tokens``, from the rows of the last pass."""
 
     def label_scores(self, slot: int, labels: Sequence[int]) -> list[float]:
         """Return the log-probabilities of ``labels`` after the slot's tokens. Raises QsfError."""
@@ -69,31 +69,33 @@ class Engine(Protocol):
         """Return the tokens that the slot holds."""
 
     def count_common(self, slot: int, tokens: array[int]) -> int:
-        """Return how many of the tokens the slot holds, from the first on."""
+        """Return how many leading tokens the slot holds."""
 
     def n_again(self, slot: int) -> int:
-        """Return how many tokens the slot has ever evaluated again, because states are not cut."""
+        """Return how many tokens the slot has re-evaluated in total, because recurrent states
+        cannot be cut.
+        """
 
     def keep(self, slot: int, n_tokens: int) -> None:
         """Forget all but the first tokens of the slot, or all. Raises QsfError."""
 
     def copy(self, slot: int, source: int, n_tokens: int) -> None:
-        """Make the slot hold the first tokens that another holds. Raises QsfError: it cannot."""
+        """Make the slot share the first tokens of another. Raises QsfError if it cannot."""
 
     def state_bytes(self, slot: int) -> int:
-        """Return the bytes that a session file of the slot would have."""
+        """Return the size of a session file of the slot."""
 
     def cancel(self, slot: int) -> None:
-        """End what is evaluated for the slot; from any thread."""
+        """Cancel the evaluation for the slot; from any thread."""
 
 
 class Slots:
-    """All slots of an engine; used by the scheduler's thread."""
+    """All slots of an engine; only for the scheduler's thread."""
 
     def __init__(
         self, engine: Engine, metrics: Metrics, clock: Callable[[], float], files: SlotFiles | None
     ) -> None:
-        """Begin with what the engine holds; ``files`` takes what slots must give up."""
+        """Start with the engine's tokens; ``files`` stores evicted slots."""
         self._engine = engine
         self._metrics = metrics
         self._clock = clock
@@ -103,11 +105,11 @@ class Slots:
 
     @property
     def taken(self) -> list[tuple[Slot, Job]]:
-        """The slots that have a job, with it."""
+        """The slots that have a job, each with its job."""
         return [(slot, job) for slot in self.all if (job := slot.job) is not None]
 
     def measure(self) -> None:
-        """Learn what evaluating and reading cost, if there are files to read. Raises QsfError."""
+        """Measure the cost of evaluating and reading, if there are files. Raises QsfError."""
         if self._files is None:
             return
         slot = self.all[0]
@@ -117,7 +119,7 @@ class Slots:
         self.keep(slot, 0)
 
     def pin(self, tokens: array[int]) -> None:
-        """Evaluate tokens that prompts may begin with, and keep them for all. Raises QsfError."""
+        """Evaluate the shared prefix of prompts, and pin it in a slot. Raises QsfError."""
         slot = self.all[-1]
         if self._files is not None:
             kept, n_kept = self._files.find(tokens, _PINNED_SALT, len(tokens))
@@ -129,7 +131,7 @@ class Slots:
         slot.is_pinned = True
 
     def _evaluate(self, slot: Slot, tokens: array[int]) -> None:
-        """Make the slot hold the tokens, of which it holds the first."""
+        """Evaluate the rest of the tokens in the slot, which holds the first ones."""
         while (first := slot.n_held) < len(tokens):
             piece = tokens[first : first + self._engine.chunk_tokens]
             started = self._clock()
@@ -141,9 +143,9 @@ class Slots:
             slot.n_held += len(piece)
 
     def choose(self, job: Job) -> Slot:
-        """Return the free slot that the job goes on from, or else the one worth least.
+        """Return the free slot with the job's longest prefix, or else the one of least value.
 
-        What a slot holds beyond the prompt stays for others: its beginning is copied.
+        If a slot holds more than the prompt, its prefix is copied and the slot stays for others.
         """
         free = [slot for slot in self.all if slot.job is None and not slot.is_pinned]
         goes_on = [slot for slot in free if slot.n_held == self._n_held_of(slot, job) > 0]
@@ -152,21 +154,24 @@ class Slots:
         return min(free, key=lambda slot: self._worth(slot, is_by_token=False))
 
     def _worth(self, slot: Slot, *, is_by_token: bool) -> tuple[float, float]:
-        """Return the retention value of what only this slot holds, in order.
+        """Return the retention value of tokens that only this slot holds, as a key for sorting.
 
-        By token where memory is wanted, of which a long sequence frees more than a short one.
+        The value is per token if memory is short, because a long sequence frees more than a short
+        one.
         """
         n_tokens, n_elsewhere = slot.n_held, self._n_elsewhere(slot)
         seconds = self.costs.evaluating(n_elsewhere, n_tokens)
         if self._files is not None and seconds:
             n_read = self._files.find(self._engine.tokens(slot.index), slot.salt, n_tokens)[1]
             read_seconds = self.costs.reading(self._engine.state_bytes(slot.index))
-            seconds = min(seconds, read_seconds * (1 if n_read == n_tokens else 2))  # 2: written
+            seconds = min(
+                seconds, read_seconds * (1 if n_read == n_tokens else 2)
+            )  # 2: the file was written
         n_freed = n_tokens - n_elsewhere if is_by_token else 1
         return value(seconds, n_freed, self._clock() - slot.used), slot.used
 
     def _n_elsewhere(self, slot: Slot) -> int:
-        """Return how many leading tokens of the slot another one holds too."""
+        """Return how many leading tokens of the slot another slot holds too."""
         tokens = self._engine.tokens(slot.index)
         others = (
             other
@@ -177,15 +182,15 @@ class Slots:
         return max(counts, default=0)
 
     def _n_held_of(self, slot: Slot, job: Job) -> int:
-        """Return how many of the job's tokens the slot holds, for a job that may know."""
+        """Return how many of the job's tokens the slot holds, if the job may know of them."""
         is_shared = slot.n_held and (slot.salt == job.salt or slot.is_pinned)
         return self._engine.count_common(slot.index, job.tokens) if is_shared else 0
 
     def prepare(self, slot: Slot) -> bool:
-        """Keep, share or read what is held of the job's tokens; one at least is left to evaluate.
+        """Reuse the job's tokens that a slot or a file has; leaves at least one to evaluate.
 
-        Returns whether the job can begin; else another one is evaluating its beginning. Raises
-        QsfMemoryError: what a file has of it has no room beside the jobs that run.
+        Returns False if another job is evaluating the same prefix. Raises QsfMemoryError: a file's
+        tokens do not fit beside the running jobs.
         """
         job = slot.job
         assert job is not None
@@ -207,9 +212,10 @@ class Slots:
         return slot.leader is None
 
     def _read(self, slot: Slot, job: Job, n_most: int) -> float:
-        """Take the beginning of the job from a file if no slot has it; return minus the seconds.
+        """Load the job's prefix from a file if no slot has it; return minus the seconds.
 
-        A file is read if an eighth of it, and 32 tokens, are gained: that is quicker by far.
+        A file is read if it adds an eighth of its tokens, and 32 of them: that is much faster than
+        evaluating.
         """
         if self._files is None:
             return 0.0
@@ -226,7 +232,7 @@ class Slots:
                     self._metrics.count("kv_restored_tokens_total", self.keep(slot, n_kept))
                     break
             except QsfMemoryError:
-                if not self.make_room():  # which may write other files, and remove this one
+                if not self.make_room():  # this may write other files, and remove this one
                     if len(self.taken) > 1:
                         raise
                     break
@@ -244,7 +250,7 @@ class Slots:
         self.keep(slot, 0)
 
     def write_all(self) -> None:
-        """Write what slots hold; those worth most are written last, and so stay."""
+        """Write the tokens of slots to files; the most valuable slots last, so that they stay."""
         for slot in sorted(self.all, key=lambda slot: self._worth(slot, is_by_token=True)):
             if self._files is not None and slot.n_held:
                 tokens = self._engine.tokens(slot.index)
@@ -266,14 +272,14 @@ class Slots:
         """Return whether the slot holds the first tokens of another one now."""
         try:
             self._engine.copy(slot.index, source.index, n_tokens)
-        except QsfError:  # a window of attention has gone on there
+        except QsfError:  # a sliding window has moved on there
             return False
         slot.n_held = n_tokens
         return True
 
     def keep(self, slot: Slot, n_tokens: int) -> int:
         """Forget all but the first tokens of a slot; return how many it holds then."""
-        with contextlib.suppress(QsfError):  # the engine's next answer says what is wrong
+        with contextlib.suppress(QsfError):  # the engine's next call reports the error
             self._engine.keep(slot.index, n_tokens)
         slot.n_held = self._engine.n_held(slot.index)
         return slot.n_held
@@ -288,12 +294,12 @@ class Slots:
         return bool(kept)
 
     def youngest(self) -> Slot | None:
-        """Return the slot of the job that was admitted last; the first one goes on in any case."""
+        """Return the slot of the job that was admitted last, but never the first of all."""
         others = sorted(self.taken, key=lambda pair: pair[1].turn)[1:]
         return others[-1][0] if others else None
 
     def gauges(self) -> dict[str, float]:
-        """Return what is where, and what files took."""
+        """Return the counts of slots and files."""
         tokens: dict[str, float] = {"kv_tokens_in_memory": sum(slot.n_held for slot in self.all)}
         if (files := self._files) is None:
             return tokens

@@ -1,2 +1,2 @@
-"""Tools and forms: calls of functions in answers, and constraints on their form."""
+"""Tools: calls of functions in answers, and constraints on the form of answers."""
 # SPDX-License-Identifier: Apache-2.0

@@ -1,4 +1,4 @@
-"""How model families write calls of functions; which one a model does, its chat template says."""
+"""How model families write calls of functions; the chat template shows which form a model uses."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qsf.text.constraints import lark_json
 if TYPE_CHECKING:
     from qsf.text.tokenizer import Tokenizer
 
-_OUTPUT_BYTES = 4 << 20  # most memory of the values that the model wrote
+_OUTPUT_BYTES = 4 << 20  # most memory for parsing values that the model wrote
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Format:
 
     @property
     def is_single(self) -> bool:
-        """An answer has one call at most: Harmony's ends with it."""
+        """An answer has at most one call: in Harmony a call ends the answer."""
         return self.begin == CALL_BEGIN
 
 
@@ -156,7 +156,7 @@ FORMATS = (
         "gpt-oss", ("<|channel|>commentary",), CALL_BEGIN, "<|call|>", CALL_BEGIN, CALL_MIDDLE, "",
     ),
 )  # fmt: skip
-# Texts of special tokens that are part of calls.
+# Texts of special tokens that calls contain.
 _MARKERS = ("<|tool_call|>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
             "<|python_tag|>", "<|START_ACTION|>", "<|END_ACTION|>", "<tool_calls>", "</tool_calls>",
             "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|/tool_call|>",
@@ -169,12 +169,12 @@ _MARKERS = ("<|tool_call|>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[AR
 
 
 def find_format(template: str) -> Format | None:
-    """Return how the model of a chat template writes calls; None: it is not known."""
+    """Return the format of calls for a chat template; None: unknown."""
     return next((f for f in FORMATS if all(sign in template for sign in f.signs)), None)
 
 
 def marker_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """Return the special tokens that may be part of calls, with their texts."""
+    """Return the special tokens that calls may contain, with their texts."""
     names = {
         token: tokenizer.token_bytes(token, skip_special=False) for token in tokenizer.special_ids
     }
@@ -182,7 +182,7 @@ def marker_tokens(tokenizer: Tokenizer) -> dict[int, str]:
 
 
 class _Lark:
-    """A grammar that is being written."""
+    """Builds a grammar rule by rule."""
 
     def __init__(self, markers: Mapping[int, str]) -> None:
         self.rules: list[str] = []
@@ -191,7 +191,7 @@ class _Lark:
         self._cut = re.compile(f"({names})") if names else None
 
     def text(self, text: str) -> str:
-        """Return what matches a text: special tokens by their ids."""
+        """Return grammar that matches a text; special tokens are matched by id."""
         parts = self._cut.split(text) if self._cut else [text]
         arguments = [
             f"<[{self._token_of[part]}]>" if part in self._token_of else json.dumps(part)
@@ -220,11 +220,11 @@ def calls_grammar(
     Raises ValueError for a schema that cannot be enforced.
 
     Args:
-        form: of the calls.
-        functions: the schemas of their arguments by their names.
+        form: the format of calls.
+        functions: schemas of arguments by function name.
         markers: see ``marker_tokens``.
-        is_parallel: there may be several calls.
-        answer: a schema; an answer may also be its JSON.
+        is_parallel: an answer may have several calls.
+        answer: a schema; the answer may also be JSON of it instead of a call.
     """
     lark = _Lark(markers)
     middle = (
@@ -285,7 +285,7 @@ def _keywords(lark: _Lark, schema: Mapping[str, Any], shared: Mapping[str, Any])
 
 
 def _value(lark: _Lark, schema: Any, shared: Mapping[str, Any], end: str) -> str:
-    """Return the rule of a value that is no JSON where it is a text, with the text that ends it."""
+    """Return the rule of a value whose texts are not JSON, followed by the text that ends it."""
     if not isinstance(schema, dict):
         raise ValueError(f"a property must have a schema, not {shown(schema)}")
     texts = [schema["const"]] if "const" in schema else schema.get("enum", ())
@@ -301,7 +301,7 @@ def _value(lark: _Lark, schema: Any, shared: Mapping[str, Any], end: str) -> str
     return f"{lark.rule('/(?s:.*)/')} {lark.text(end)}"
 
 
-# ---- what was written ----
+# ---- reading calls ----
 
 
 def read_output(text: str) -> Any:
@@ -310,7 +310,7 @@ def read_output(text: str) -> Any:
 
 
 def read_whole(form: Format, body: str, schemas: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the calls (name, arguments in JSON) in what stands between begin and end; []: none."""
+    """Return the calls (name, arguments in JSON) between the begin and end marks; []: none."""
     try:
         if form.is_elements:
             return [_read_elements(form, body, schemas)]

@@ -1,4 +1,4 @@
-"""``CallReader``: calls of functions in what a model writes, while it is being written."""
+"""``CallReader``: finds calls of functions in a model's answer while it arrives."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from qsf.serve.tools.call_formats import JSON_HEAD, Format, read_output, read_wh
 from qsf.serve.tools.pythonic import read_call, read_head
 from qsf.text.sampling import n_overlap
 
-# Templates of Mistral's refuse ids of another form; the others take any.
+# Mistral's templates refuse ids of another form; other templates accept any.
 _ID_LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9
 _TAGS = ("<|python_tag|>", "<|python_start|>")  # of Llama: before a call that is the whole answer
 _OBJECT_START = '{"name":'
-_MAX_HEAD = 200  # of a call that may begin an answer: so much is held back
+_MAX_HEAD = 200  # characters held back while the answer may begin a call
 
 
 @dataclass(slots=True)
 class CallPart:
-    """A call, or with an empty name more of its arguments.
+    """A call; with an empty name, more arguments of the last one.
 
     Attributes:
-        index: of the call in the answer.
+        index: number of the call in the answer.
         arguments: JSON.
     """
 
@@ -65,13 +65,14 @@ class _Braces:
 
 
 class CallReader:
-    """Takes the text of an answer piece by piece; gives the text outside calls, and the calls.
+    """Receives the text of an answer piece by piece; returns the text outside of calls, and the
+    calls.
 
-    A call of an unknown function is text.
+    A call of an unknown function counts as text.
     """
 
     def __init__(self, form: Format, schemas: Mapping[str, Any], *, is_parallel: bool) -> None:
-        """Begin an answer; ``schemas`` are those of the arguments, by the functions' names."""
+        """Start an answer; ``schemas`` are those of arguments by function name."""
         self._form = form
         self._schemas = schemas
         self._is_parallel = is_parallel
@@ -83,12 +84,12 @@ class CallReader:
             self._state = self._at_bare_start
         self._braces = _Braces(0)
         self._text: list[str] = []
-        self._space = ""  # at the end of the text, for what comes
+        self._space = ""  # space at the end of the text, held back
         self._parts: list[CallPart] = []
-        self._is_behind_call = False  # and no text since
+        self._is_behind_call = False  # after a call, before any text
         self.n_calls = 0
-        self.is_full = False  # nothing more is wanted
-        self.open_name: str | None = None  # of the function whose arguments are being written
+        self.is_full = False  # the answer has all its calls
+        self.open_name: str | None = None  # function whose arguments are arriving
         self.open_arguments = ""
 
     def push(self, text: str) -> tuple[str, tuple[CallPart, ...]]:
@@ -99,7 +100,7 @@ class CallReader:
         return self._taken()
 
     def finish(self) -> tuple[str, tuple[CallPart, ...]]:
-        """Return what is left at the end."""
+        """Return the rest at the end of the answer."""
         if self.is_full:
             return "", ()
         if self._state == self._in_head:
@@ -121,14 +122,14 @@ class CallReader:
         return text, parts
 
     def _tell(self, arguments: str) -> None:
-        """Tell more of the arguments of the last call."""
+        """Report more arguments of the last call."""
         if self._parts:
             self._parts[-1].arguments += arguments
         else:
             self._parts.append(CallPart(self.n_calls - 1, arguments))
 
     def _say(self, text: str) -> None:
-        """Tell text; space at its end waits, and is dropped beside calls."""
+        """Report text; holds back space at its end, and drops it next to calls."""
         text = self._space + text
         shown = text.rstrip()
         self._space = text[len(shown) :]
@@ -153,10 +154,10 @@ class CallReader:
             self._say(self._raw + body + end)
         self.is_full = bool(calls) and not self._is_parallel
 
-    # ---- states: each returns whether the next may go on ----
+    # ---- states: each returns whether the next one may run ----
 
     def _at_start(self) -> bool:
-        """Where a call is the whole answer."""
+        """State: the answer may be a call as a whole."""
         text = self._rest.lstrip()
         if not text:
             return False
@@ -171,7 +172,7 @@ class CallReader:
         return True
 
     def _at_bare_start(self) -> bool:
-        """Where small models write a call as the whole answer, without what calls begin with."""
+        """State: a small model may write a call as the whole answer, without the begin mark."""
         text = self._rest.lstrip()
         match = JSON_HEAD.match(text)
         if match is not None and match["name"] in self._schemas:
@@ -256,7 +257,7 @@ class CallReader:
         return True
 
     def _behind_arguments(self) -> bool:
-        """Up to the end of the object that is the call."""
+        """State: inside the object that is the call."""
         end = self._braces.end(self._rest)
         self._rest = "" if end is None else self._rest[end:]
         if end is None:

@@ -1,4 +1,4 @@
-"""The form that a request asks of its answer: ``response_format``, ``structured_outputs``."""
+"""The form that a request demands of its answer: ``response_format``, ``structured_outputs``."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class AnswerForm(NamedTuple):
-    """A kind of ``Constraints.make``, its value, and the field that asks for it."""
+    """A kind of ``Constraints.make``, its value, and the request's field."""
 
     kind: str
     value: Any
@@ -24,12 +24,12 @@ class AnswerForm(NamedTuple):
 
 
 def read_form(fields: Fields, formats: Fields, name: str) -> AnswerForm | None:
-    """Return the form that an answer must have; None: any.
+    """Return the form that the answer must have; None: any.
 
     Args:
         fields: of the request, for ``structured_outputs`` and ``grammar``.
         formats: OpenAI's object with the type of the answer.
-        name: of this object.
+        name: name of that object.
     """
     forms: list[AnswerForm] = []
     kind = formats.text("type", "text")
@@ -61,7 +61,7 @@ def read_form(fields: Fields, formats: Fields, name: str) -> AnswerForm | None:
 
 
 def constrain(constraints: Constraints | str, form: AnswerForm) -> Constraint:
-    """Return the constraint of a form. Raises Problem for what cannot be enforced."""
+    """Return the constraint of a form. Raises Problem for a form that cannot be enforced."""
     try:
         return need_constraints(constraints, form.place).make(*form)
     except QsfArgumentError as error:
@@ -69,7 +69,7 @@ def constrain(constraints: Constraints | str, form: AnswerForm) -> Constraint:
 
 
 def need_constraints(constraints: Constraints | str, place: str) -> Constraints:
-    """Return what makes constraints. Raises Problem where the server has none."""
+    """Return the maker of constraints. Raises Problem if the server has none."""
     if isinstance(constraints, str):
         raise Problem(
             400,

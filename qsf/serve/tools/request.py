@@ -1,4 +1,4 @@
-"""Tools: the functions that a request offers, and how an answer may, or must, call them."""
+"""Tools: the functions that a request offers, and whether an answer may or must call them."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ class Tool:
 
     name: str
     description: str | None
-    schema: Mapping[str, Any]  # of its arguments
+    schema: Mapping[str, Any]  # of the function's arguments
     is_strict: bool
 
     @property
     def described(self) -> dict[str, Any]:
-        """The function as chat templates know it."""
+        """The function in the form of chat templates."""
         function = {"name": self.name, "description": self.description or ""}
         return {"type": "function", "function": {**function, "parameters": self.schema}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """What a request says about functions.
+    """The tools of a request.
 
     Attributes:
         tools: all of them, for the template.
-        choice: "auto", "required", or the name of the function that is to be called.
-        markers: special tokens that are part of calls, with their texts.
-        strict: what the arguments of some functions must be, by their names.
+        choice: "auto", "required", or the name of the function to call.
+        markers: special tokens that calls contain, with their texts.
+        strict: schemas of arguments to enforce, by function name.
     """
 
     tools: Sequence[Tool]
@@ -70,16 +70,16 @@ class Tools:
 
     @property
     def described(self) -> list[dict[str, Any]]:
-        """The functions as chat templates know them."""
+        """The functions in the form of chat templates."""
         return [tool.described for tool in self.tools]
 
     def reader(self) -> CallReader:
-        """Return what reads an answer."""
+        """Return the reader of an answer."""
         schemas = {tool.name: tool.schema for tool in self.tools}
         return CallReader(self.form, schemas, is_parallel=self.is_parallel)
 
     def decoder(self, decoder: IncrementalDecoder) -> IncrementalDecoder:
-        """Return a decoder that tells special tokens of calls, but those of channels."""
+        """Return a decoder that shows special tokens of calls, but not those of channels."""
         markers = {t: name for t, name in self.markers.items() if name not in CALL_MARKERS}
         return _WithMarkers(decoder, markers) if markers else decoder
 
@@ -112,21 +112,21 @@ class ArgumentsConstraint:
     """Constrains only the arguments of calls of strict functions."""
 
     def __init__(self, strict: Mapping[str, Constraint], reader: CallReader) -> None:
-        """Follow what ``reader`` reads."""
+        """Follow what ``reader`` reads, and constrain it."""
         self._strict = strict
         self._reader = reader
         self._inner: Constraint | None = None
 
     def forced(self) -> int | None:
-        """Return the token that must come next; None: there is a choice."""
+        """Return the forced token; None: there is a choice."""
         return None if self._inner is None else self._inner.forced()
 
     def mask(self) -> bytes | None:
-        """Return which tokens may come next, a bit each; None: all."""
+        """Return the mask of allowed tokens, a bit each; None: all."""
         return None if self._inner is None else self._inner.mask()
 
     def take(self, token: int) -> bool:
-        """Note that the reader was given the text of ``token``. Raises QsfError."""
+        """Record that the reader has received the text of ``token``. Raises QsfError."""
         name = self._reader.open_name
         if name is None or name not in self._strict:
             self._inner = None
@@ -142,15 +142,15 @@ class ArgumentsConstraint:
 def read_tools(
     tools: Sequence[Tool], choice: str, *, is_parallel: bool, place: str, serving: Serving
 ) -> Tools | None:
-    """Return what a request says about functions; None: nothing is to be called.
+    """Return the tools of a request; None: no function may be called.
 
-    Raises Problem for what this model, or this server, cannot do.
+    Raises Problem for tools that this model or this server does not support.
 
     Args:
         tools: the functions.
         choice: "none", "auto", "required", or a name.
         is_parallel: an answer may have several calls.
-        place: of the field with the functions, for errors.
+        place: name of the field with the functions, for errors.
         serving: the model.
     """
     _check_tools(tools, choice, place)
@@ -215,8 +215,8 @@ def tools_constraint(
 ) -> Constraint | None:
     """Return the form that an answer must have; None: any.
 
-    A call that must be made has no other form; where calls may be made, an answer that is none has
-    the requested one.
+    A required call excludes any other form; if calls are optional, an answer without calls has the
+    requested form.
     """
     if tools is None or (tools.choice == "auto" and form is None):
         return None if form is None else constrain(serving.constraints, form)
@@ -239,7 +239,7 @@ def tools_constraint(
             answer=answer,
         )
         return constraints.make("lark", grammar, place)
-    except QsfArgumentError as error:  # names the place
+    except QsfArgumentError as error:  # its message names the place
         raise invalid(place, str(error), "invalid_grammar") from None
     except ValueError as error:
         raise invalid(place, f"{place}: {error}", "invalid_grammar") from None
@@ -249,7 +249,7 @@ def tools_constraint(
 
 
 def read_function(value: Any, place: str, schema_name: str = "parameters") -> Tool:
-    """Return a function as a request describes it. Raises Problem."""
+    """Return a function from its description in a request. Raises Problem."""
     if not isinstance(value, dict):
         raise invalid(place, f"{place} must be objects, not {shown(value)}")
     function = Fields(value, f"{place}.")
@@ -266,7 +266,7 @@ def read_function(value: Any, place: str, schema_name: str = "parameters") -> To
 
 
 def read_chat_tools(fields: Fields, serving: Serving) -> Tools | None:
-    """Return what ``tools``, ``tool_choice`` and ``parallel_tool_calls`` say."""
+    """Return the tools of the fields ``tools``, ``tool_choice`` and ``parallel_tool_calls``."""
     tools = []
     for value in fields.list("tools", MAX_TOOLS):
         kind = value.get("type") if isinstance(value, dict) else value
@@ -279,7 +279,7 @@ def read_chat_tools(fields: Fields, serving: Serving) -> Tools | None:
 
 
 def choose_tools(fields: Fields, tools: Sequence[Tool], serving: Serving) -> Tools | None:
-    """Return what ``tool_choice`` and ``parallel_tool_calls`` make of the functions."""
+    """Return the tools with the fields ``tool_choice`` and ``parallel_tool_calls`` applied."""
     choice = fields.raw("tool_choice")
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "function":
@@ -296,7 +296,7 @@ def choose_tools(fields: Fields, tools: Sequence[Tool], serving: Serving) -> Too
 
 
 def _function_name(value: dict[str, Any]) -> Any:
-    """Return the name that chat completions have in an object, and Responses do not."""
+    """Return the function name, which chat completions nest in an object and Responses do not."""
     function = value.get("function")
     return function.get("name") if isinstance(function, dict) else value.get("name")
 
@@ -332,7 +332,7 @@ def checked_choice(choice: Any, tools: Sequence[Tool]) -> str:
 
 
 def chat_turns(messages: Sequence[Any]) -> list[Any]:
-    """Return messages with the calls that they have as chat templates know them."""
+    """Return messages with their calls in the form of chat templates."""
     return [_chat_turn(message) if isinstance(message, dict) else message for message in messages]
 
 
@@ -341,7 +341,7 @@ def _chat_turn(message: dict[str, Any]) -> dict[str, Any]:
     _check_id(message.get("tool_call_id"), "tool_call_id")
     if not isinstance(calls, list | None):
         raise invalid("messages", f"tool_calls must be a list, not {shown(calls)}")
-    if not calls:  # templates may ask whether there is the word alone
+    if not calls:  # templates may test whether the key exists
         return {name: value for name, value in message.items() if name != "tool_calls"}
     turn = {**message, "tool_calls": [_chat_call(call) for call in calls]}
     turn["content"] = message.get("content") or ""
