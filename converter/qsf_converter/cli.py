@@ -268,7 +268,9 @@ def _locate(model: str, *, is_quiet: bool, is_yes: bool) -> Path:
 
 
 def _convert(request: Request, model_dir: Path, out: Path, *, is_quiet: bool) -> Report:
-    """Convert with progress on the terminal; an interruption says what the next call can use."""
+    """Convert with progress on the terminal; after an interruption prints what the next call can
+    reuse.
+    """
     progress = _Progress(enabled=not is_quiet)
     try:
         return convert_as(request, model_dir, out, progress=progress.update, phase=progress.begin)
@@ -282,7 +284,7 @@ def _convert(request: Request, model_dir: Path, out: Path, *, is_quiet: bool) ->
 
 
 class _Progress:
-    """One line of progress after another: what is measured first, then the conversion."""
+    """Progress lines, one after another: first for measurements, then for the conversion."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
@@ -310,7 +312,7 @@ class _Progress:
 
 
 def _check_report(report_out: Path, out: Path, model_dir: Path, *, is_forced: bool) -> None:
-    """Refuse before the long work what would fail, or destroy something, after it."""
+    """Refuse an output that would fail after the long work, or destroy another file."""
     check_output(report_out, overwrite=is_forced)
     if report_out.resolve() == out.resolve():
         raise QsfArgumentError(f"the report and the model are the same file: {out}")

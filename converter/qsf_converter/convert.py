@@ -1,8 +1,8 @@
 """Turns a HuggingFace model directory, or a GGUF file, into one .qsf file.
 
 A conversion opens the source (`sources`), plans a type for every tensor (`rounding.plan`,
-`calibrate.type_choice`), and writes what the rounding yields: units, each with its tensors, each
-with its pieces (`rounding.pieces`, or `calibrate.calibration` with a text; `writing`).
+`calibrate.type_choice`), rounds and writes the units, each with its tensors, each with its pieces
+(`rounding.pieces`, or `calibrate.calibration` with a text; `writing`).
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -50,7 +50,7 @@ from qsf_converter.sources.source import Source, open_source
 from qsf_converter.text.tokenizer import tables_of
 from qsf_converter.writing import UnitWriter
 
-Progress = Callable[[int, int], None]  # called with the source bytes done, and in all
+Progress = Callable[[int, int], None]  # called with the source bytes done and all source bytes
 
 
 def convert(
@@ -107,8 +107,8 @@ def convert_as(
         request: the options.
         model_dir: a HuggingFace model's folder, or a GGUF file.
         out: the file to write; it appears complete or not at all.
-        progress: called with the source bytes done and in all.
-        phase: called with the name of each phase before the conversion proper, such as measuring
+        progress: called with the converted source bytes and all source bytes.
+        phase: called with the name of each phase before the conversion itself, such as measuring
             the layers; returns the progress function of that phase.
 
     Raises QsfConversionError when the model cannot be converted, QsfIOError when the system
@@ -164,9 +164,9 @@ def convert_as(
 def _with_type(request: Request, source: Source) -> tuple[Request, list[str]]:
     """Return the request with a type that fits the source, unless the user chose one, and warnings.
 
-    Blocks of a GGUF file that can be kept are kept; else no type has fewer bits than the source's.
+    Blocks of a GGUF file are kept if possible; else the type has at least the source's bits.
 
-    Raises QsfArgumentError where the source has nothing to keep.
+    Raises QsfArgumentError for ``keep`` if no block of the source can be kept.
     """
     least = source.least_type
     if request.layer_type == KEEP and not source.keeps:
@@ -248,7 +248,7 @@ class _Conversion:
         progress: Progress | None,
         phase: Phase,
     ) -> tuple[Quality, Costs]:
-        """Write the file; return its quality report, and what its arithmetic costs it."""
+        """Write the file; return its quality report, and the costs of its arithmetic."""
         source = self.source
         is_packing = self.request.compress != DEFAULT_COMPRESSION
         # A compressed layer is first written after its raw bytes.
@@ -336,7 +336,7 @@ def _no_phase(_name: str) -> Progress:
 
 
 def _text_tables(source: Source) -> tuple[bytes | None, str | None]:
-    """The section TEXT, or why it is missing; empty without any tokenizer."""
+    """The section TEXT, or the reason why it is missing; empty without tokenizer."""
     if source.tokenizer is None:
         return None, None
     special = read_json(source.chat).get("special_tokens") or {}
@@ -357,6 +357,6 @@ def _chooser(request: Request, out: Path, source: Source) -> Chooser:
 
 
 def _least_bytes(plan: Plan) -> int:
-    """Return the least bytes of a compressed file: how far its layers shrink is not known."""
+    """Return a lower bound of a file's size: its compression is not known yet."""
     sizes = [layer.n_bytes for layer in plan.layers]
     return plan.n_bytes - sum(sizes) + max(sizes)

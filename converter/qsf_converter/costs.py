@@ -1,8 +1,8 @@
-"""What cheap arithmetic costs a model, measured during its conversion: its defaults follow.
+"""Measures the cost of cheap arithmetic during a conversion, and chooses the file's defaults.
 
-The KV cache has 8 bits, or f16 if these cost too much. 4-bit values alone cost small models more
-than half a percent (docs/quality.md). Activations have 8 bits; a model whose weights a GGUF file
-rounded gets 16 if 8 cost it too much. The weights that this converter rounds lose more than that.
+The KV cache gets 8 bits, or f16 if these cost too much. 4-bit values alone cost small models more
+than half a percent (docs/quality.md). Activations get 8 bits; a model with weights of a GGUF file
+gets 16 if 8 cost too much. Weights that this converter rounds lose more than 8-bit activations do.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -22,9 +22,9 @@ from qsf.kv import parse_kv_type
 from qsf.model import Model
 from qsf_converter.calibrate.texts import bundled_text
 
-_KV_TYPES: Final = ("8bit", "f16")  # what is measured, and the reference
+_KV_TYPES: Final = ("8bit", "f16")  # the measured option, and the reference
 _ACT_BITS: Final = (8, 16)
-_MOST_CHANGE_PERCENT: Final = 0.5  # of perplexity, two standard errors counted in
+_MOST_CHANGE_PERCENT: Final = 0.5  # change of perplexity, plus two standard errors
 # Least share of positions at which both predict the same token. Of 20 greedy answers of 16 tokens,
 # SmolLM2-135M kept 16 with a KV cache of 8 bits (97.1 %) and with activations of 8 bits (97.3 %),
 # Qwen2.5-Coder-0.5B keeps 20 (98.2 %, 98.9 %).
@@ -32,12 +32,12 @@ _LEAST_KV_AGREEMENT: Final = 0.975
 _LEAST_ACT_AGREEMENT: Final = 0.98
 _CTX_TOKENS: Final = 512
 _MOST_TOKENS: Final = 2048
-_LEAST_TOKENS: Final = 1024  # of fewer the standard error is too large
-# Memory of the whole process: a large model must not need its own size in memory.
+_LEAST_TOKENS: Final = 1024  # with fewer tokens the standard error is too large
+# Memory of the whole process: measuring a large model must not need the model's size.
 _BUDGET_MB: Final = 180
-_MARGIN_MB: Final = 32  # above the least that the model can do with, so that fewer layers stream
-# An evaluation takes about half a minute of two cores, with 16-bit activations a minute. By
-# weights, not by the clock: a file must not depend on the machine.
+_MARGIN_MB: Final = 32  # above the least memory of the model, so that fewer layers are streamed
+# An evaluation takes about half a minute on two cores, with 16-bit activations a minute. The limit
+# counts weights, not time: a file must not depend on the machine.
 _MOST_WORK: Final = 4e12  # tokens x weights
 
 
@@ -46,10 +46,10 @@ Costs = dict[str, dict[str, Any]]  # the records of META, by name
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What ``measured`` changes, against the reference, for ``tokens`` scored tokens.
+    """The change that ``measured`` causes against the reference, over ``tokens`` scored tokens.
 
     ``chosen`` is the file's default: one of the two. ``agreement`` is the share (0 to 1) of
-    positions where both find the same token likeliest.
+    positions at which both have the same most probable token.
     """
 
     chosen: str | int
@@ -66,7 +66,7 @@ class Cost:
         found: tuple[Evaluation, Evaluation],
         least_agreement: float,
     ) -> Cost:
-        """Compare what is measured with the reference, in this order in both pairs."""
+        """Compare an option with the reference; both pairs are in this order."""
         measured, reference = found
         change, error = perplexity_change(measured.token_nll, reference.token_nll)
         agreement = float((measured.top_tokens == reference.top_tokens).mean())
@@ -75,13 +75,13 @@ class Cost:
         return cls(chosen, names[0], reference.tokens, change, error, agreement)
 
     def meta(self, name: str) -> dict[str, Any]:
-        """Return what META records, ``chosen`` under a name of its own."""
+        """Return the record for META, with ``chosen`` under a name of its own."""
         fields = dataclasses.asdict(self)
         return {name: fields.pop("chosen"), **fields, "text": "bundled"}
 
 
 def n_measured_tokens(n_weights: int) -> int:
-    """Return how many tokens of the text a model is measured with; 0: it is too large."""
+    """Return how many tokens to measure a model with; 0: the model is too large."""
     n_tokens = min(_MOST_TOKENS, int(_MOST_WORK / n_weights) // _CTX_TOKENS * _CTX_TOKENS)
     return n_tokens if n_tokens >= _LEAST_TOKENS else 0
 
@@ -98,10 +98,10 @@ def measure_costs(
 
     Args:
         writer: of a file that lacks META only.
-        n_weights: that a token uses.
-        n_threads: of the evaluation; None: as many as there are.
-        progress: called with what is done, and all.
-        is_kept: whether its weights are those of a GGUF file.
+        n_weights: weights that a token uses.
+        n_threads: of the evaluation; None: one per core.
+        progress: called with the work done and all work.
+        is_kept: the weights are those of a GGUF file.
 
     Returns: the records of META, by name; none if the model is too large, or cannot be evaluated.
 
@@ -130,7 +130,7 @@ def measure_costs(
         cost = Cost.between(_KV_TYPES, kv_found, _LEAST_KV_AGREEMENT)
     except (QsfIOError, QsfFormatError):
         raise
-    except QsfError:  # a text that its tokenizer cannot encode, a context that is too short
+    except QsfError:  # the tokenizer cannot encode the text, or the context is too short
         writer.change_arch(act_bits=_ACT_BITS[0])
         return {}
     records["kv_cache"] = cost.meta("type")

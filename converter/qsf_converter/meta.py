@@ -1,6 +1,6 @@
 """The record of a conversion in META: the report of every tensor, the options, the source.
 
-The size of META is needed before anything is rounded, to choose types for a target size:
+The types for a target size depend on the size of META, which is not known before rounding:
 `section_bytes` gives an upper bound.
 """
 # SPDX-License-Identifier: Apache-2.0
@@ -40,14 +40,14 @@ from qsf_converter.sources import metadata
 from qsf_converter.sources.source import Source
 
 LOSSLESS: Final = "lossless ternary"
-_PROTOCOL: Final = "windows"  # META's name of: samples without overlap
+_PROTOCOL: Final = "windows"  # META's name of samples without overlap
 
 # The longest values that META can have, for an upper bound of its size.
 _LONGEST_TYPE: Final = max(QUANT_TYPES, key=len)
 _LONGEST_ACTION: Final = f"{ROTATED}, {SCALED}, {FEEDBACK}"
-_LONGEST_NUMBER: Final = -1.2345e-100  # of numbers printed with five digits
+_LONGEST_NUMBER: Final = -1.2345e-100  # the longest number with five digits
 _LARGEST_COUNT: Final = 1 << 48
-_COMPRESSION_BYTES: Final = 2048  # and of what its arithmetic costs
+_COMPRESSION_BYTES: Final = 2048  # for the costs of its arithmetic
 
 
 def meta_bytes(
@@ -75,7 +75,7 @@ def section_bytes(
 ) -> dict[str, int]:
     """Return upper bounds of the sections that do not follow from the plan, in file order."""
     longest = _LONGEST_NUMBER
-    targets = {target.name: target for target in plan.targets}  # experts of a layer are one
+    targets = {target.name: target for target in plan.targets}  # experts of a layer count once
     tensors = tuple(map(_longest_report, targets.values()))
     layers = tuple(
         LayerReport(layer, longest, longest, longest) for layer in range(plan.facts.header.n_layers)
@@ -126,7 +126,7 @@ def _longest_report(target: Target) -> TensorReport:
 
 @dataclass(frozen=True, slots=True)
 class WrittenTensor:
-    """A tensor that is in the file; ``action`` is more than plain rounding."""
+    """The report of a tensor; ``action`` names a treatment other than plain rounding."""
 
     target: Target
     errors: ErrorSums
@@ -134,7 +134,7 @@ class WrittenTensor:
     output_error: float | None
 
     def report(self) -> TensorReport:
-        """Return what META says of it."""
+        """Return the record for META."""
         target, errors = self.target, self.errors
         return TensorReport(
             name=target.name,
@@ -154,7 +154,7 @@ class WrittenTensor:
 
 
 def report_of_experts(experts: Sequence[WrittenTensor]) -> TensorReport:
-    """Return the report of one matrix of all experts of a layer, as if they lay in one tensor."""
+    """Return one report for a matrix of all experts of a layer, as if they were one tensor."""
     errors = ErrorSums()
     for written in experts:
         errors.add(written.errors)
@@ -170,7 +170,7 @@ def report_of_experts(experts: Sequence[WrittenTensor]) -> TensorReport:
 
 
 def _action(target: Target, errors: ErrorSums, action: str | None) -> str:
-    """The report's words for the changes of a tensor."""
+    """The report's names for the changes of a tensor."""
     action = action or (EXACT if errors.max_error == 0 else ROUNDED)
     if action == EXACT and target.is_ternary:
         action = LOSSLESS
@@ -180,7 +180,7 @@ def _action(target: Target, errors: ErrorSums, action: str | None) -> str:
 
 
 def _relative_error(errors: ErrorSums) -> float | None:
-    """The root of (squared error / squared weights); weights that are all 0 may have none."""
+    """The root of (squared error / squared weights); 0 if all weights are 0."""
     if errors.squared_error == 0:
         return 0.0
     if errors.source_energy == 0:
@@ -189,7 +189,7 @@ def _relative_error(errors: ErrorSums) -> float | None:
 
 
 def layer_reports(sensitivity: Sensitivity | None) -> tuple[LayerReport, ...]:
-    """Return how much each layer matters; nothing if that was not measured."""
+    """Return the importance of each layer; empty if it was not measured."""
     if sensitivity is None:
         return ()
     return tuple(
@@ -201,7 +201,7 @@ def layer_reports(sensitivity: Sensitivity | None) -> tuple[LayerReport, ...]:
 
 
 def evaluation(text: CalibrationText, divergence: Divergence) -> Evaluation:
-    """Return how far the rounded model is from the original on the held-out samples."""
+    """Return the divergence of the rounded model from the original on the held-out samples."""
     original, rounded = divergence.perplexities
     kl = divergence.kl
     return Evaluation(

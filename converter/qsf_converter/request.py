@@ -22,7 +22,7 @@ from qsf_converter.rounding.plan import (
 )
 
 MIXED: Final = "mixed"
-BUNDLED: Final = "bundled"  # the name of our own calibration text
+BUNDLED: Final = "bundled"  # selects our own calibration text
 DEFAULT_CALIBRATION_TOKENS: Final = 65536
 LEAST_CALIBRATION_TOKENS: Final = 512
 DEFAULT_TERNARY_RULE: Final = "search"
@@ -34,27 +34,27 @@ class Request:
     """The options of a conversion.
 
     Attributes:
-        quant_type: of the matrices of the layers; ``mixed`` chooses one for each matrix, ``keep``
+        quant_type: type of the layers' matrices; ``mixed`` chooses one for each matrix, ``keep``
             stores the blocks of a quantised GGUF file as they are. Default: ``mixed`` with a
             target size, ``ternary`` if the source's weights are, ``keep`` if they are blocks that
             can be kept, else 4bit.
-        embed_type: of the embeddings and the head; default: 8bit, f16 if ``quant_type`` is f16,
-            chosen with ``mixed``, kept with ``keep``.
-        calibration: a file of text or JSONL to round by, or ``bundled`` for our own text. Finished
-            layers are kept in the folder OUT.calibration until the file is complete: after an
-            interruption the same call continues from there and makes the same file.
+        embed_type: type of the embeddings and the head; default: 8bit, f16 if ``quant_type`` is
+            f16, chosen with ``mixed``, kept with ``keep``.
+        calibration: a file of text or JSONL for calibration, or ``bundled`` for our own text.
+            Finished layers are kept in the folder OUT.calibration until the file is complete:
+            after an interruption the same call continues from there and makes the same file.
         calibration_tokens: how many tokens of that text, at least 512.
         target_bytes: the largest size of the file; needs ``mixed``.
         target_bpw: the same, in bits of the file for each weight, above 0 and at most 32.
         ternary_rule: how ternary types round: ``search`` finds the best scale of each block;
             ``absmean`` is BitNet b1.58's rule, one scale for each matrix.
-        compress: of the layers: none, lz4, lz4hc, zstd; or auto, which compresses the layers that
-            can be read faster that way from a disk of ``disk_bytes_per_s``.
+        compress: compression of the layers: none, lz4, lz4hc, zstd; or auto, which compresses a
+            layer if that makes reading from a disk of ``disk_bytes_per_s`` faster.
         disk_bytes_per_s: for auto; default: measured on the disk of the output.
         needs_tokenizer: refuse a model without a usable tokenizer.
         overwrite: replace the output if it exists.
         n_threads: threads that round; default: one per core.
-        unkept_type: with ``keep``, of matrices that cannot be kept.
+        unkept_type: with ``keep``, type of matrices that cannot be kept.
     """
 
     quant_type: str | None = None
@@ -78,12 +78,12 @@ class Request:
 
     @property
     def has_target(self) -> bool:
-        """Is the size of the file limited?"""
+        """True if the size of the file is limited."""
         return self.target_bytes is not None or self.target_bpw is not None
 
     @property
     def may_add_bytes(self) -> bool:
-        """May outliers get more bits, or tables of their own?
+        """True if outliers may get more bits, or tables of their own.
 
         A file of a limited size has no room for them, and ``absmean`` fixes every scale.
         """
@@ -189,7 +189,7 @@ class Request:
         return options
 
     def first_policy(self) -> Policy:
-        """Return the types that hold before anything is measured."""
+        """Return the types before any measurement."""
         embed_type = self.embed_type
         if self.layer_type == KEEP:
             rest = parse_quant_type(self.unkept_type)

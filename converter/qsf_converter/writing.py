@@ -23,8 +23,8 @@ class UnitWriter:
 
     Args:
         writer: of the file.
-        chooser: says how each layer is compressed, and records the result.
-        sensitivity: for the importance of each layer; None: all are as important.
+        chooser: chooses the compression of each layer, and records the result.
+        sensitivity: gives the importance of each layer; None: all are equally important.
         progress: called with the source bytes of each piece that is written.
     """
 
@@ -44,7 +44,7 @@ class UnitWriter:
     def write(self, units: Iterable[RoundedUnit]) -> tuple[TensorReport, ...]:
         """Write all units and the section WPOS; return the report of every tensor."""
         reports: list[TensorReport] = []
-        experts: dict[str, list[WrittenTensor]] = {}  # by name, which those of a layer share
+        experts: dict[str, list[WrittenTensor]] = {}  # by name; experts of a layer share one
         for unit in units:
             if unit.unit.place is Place.POSITIONS:
                 written_here = [self._write_pieces(t, self._positions.extend) for t in unit.tensors]

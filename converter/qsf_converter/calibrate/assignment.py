@@ -1,9 +1,9 @@
-"""Which matrix gets which type, so that a file of a given size loses least.
+"""Chooses a type for each matrix so that a file of a given size loses least.
 
 A multiple-choice knapsack: every matrix takes one of its types, the costs add up, the bytes stay
-within a budget. `assign` bounds the best by Lagrange's multiplier and then looks at all choices
-that the bound leaves open; what it returns says how far from the best it can be. The bytes of a
-file are known before it is written, to the byte: `file_bytes`.
+within a budget. `assign` bounds the optimum by Lagrange's multiplier and then searches the choices
+that the bound does not exclude; its result states the largest possible distance from the optimum.
+The bytes of a file are known before it is written, to the byte: `file_bytes`.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -44,7 +44,7 @@ from qsf_converter.sources.families.rules import Place
 LAYER_CANDIDATES: Final = (Dtype.Q2_SYM, Dtype.Q2, Dtype.Q3, Dtype.Q4_SYM, Dtype.Q4, Dtype.Q8)
 EMBEDDING_CANDIDATES: Final = (Dtype.Q3, Dtype.Q4_SYM, Dtype.Q4, Dtype.Q8, Dtype.F16)
 
-# Matrices of a layer that get more bits when nothing was measured; the rest: _MIXED_FALLBACK.
+# Matrices of a layer that get more bits without a measurement; the others: _MIXED_FALLBACK.
 _MIXED: Final[Mapping[int, Dtype]] = {
     TensorType.Q: Dtype.Q2,
     TensorType.K: Dtype.Q2,
@@ -56,8 +56,8 @@ _MIXED: Final[Mapping[int, Dtype]] = {
 }
 _MIXED_EMBEDDING: Final = Dtype.Q4
 
-# Weights of errors by matrix when nothing was measured: medians of what
-# `sensitivity` found in a small LLaMA (bench/LOG-quantisation.md).
+# Weights of errors by matrix without a measurement: medians that `sensitivity` measured in a small
+# LLaMA (bench/LOG-quantisation.md).
 _WEIGHTS: Final[Mapping[int, float]] = {
     TensorType.Q: 0.5,
     TensorType.K: 0.6,
@@ -70,11 +70,11 @@ _WEIGHTS: Final[Mapping[int, float]] = {
 _FIRST_LAYER: Final = 3.0  # times as much as the others
 _TABLES: Final = 5.0  # embedding and head together, times the number of layers
 
-_EXACT: Final = 1e-9  # costs that are relatively closer than this are the same
+_EXACT: Final = 1e-9  # costs with a smaller relative difference count as equal
 _NEGLIGIBLE: Final = 1e-4  # of a file
 _MB: Final = 2**20  # as the commands count
-_MOST_STATES: Final = 1 << 23  # partial choices that are remembered, over all matrices
-_LEAST_STATES: Final = 256  # after each matrix
+_MOST_STATES: Final = 1 << 23  # partial choices kept in memory, over all matrices
+_LEAST_STATES: Final = 256  # kept after each matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +82,20 @@ class Assignment:
     """A type for every matrix, by ``Target.name``."""
 
     dtypes: Mapping[str, Dtype]
-    n_bytes: int  # of the data of all matrices, each padded to 64
+    n_bytes: int  # data of all matrices, each padded to 64
     cost: float
-    bound: float  # no assignment within the budget costs less; ``cost`` if this one is the best
+    bound: float  # no assignment within the budget costs less; ``cost`` if this one is optimal
 
 
 # ---- types as a policy ----
 
 
 def mixed_policy(targets: Sequence[Target]) -> Policy:
-    """Return the types of ``mixed`` when nothing was measured.
+    """Return the types of ``mixed`` without a measurement.
 
     Attention Q, K, V and FFN gate and up 2-bit, attention out 3-bit (few weights, and it writes
     to the residual stream), FFN down 4-bit, embedding and head 4-bit. In mixtures of experts these
-    are the types of experts; what all tokens read is small beside them and gets 4-bit.
+    are the types of experts; the parts that all tokens use are much smaller and get 4-bit.
     """
     by_name = {}
     is_mixture = any(target.unit.role == Role.EXPERT for target in targets)
@@ -113,7 +113,7 @@ def mixed_policy(targets: Sequence[Target]) -> Policy:
 def policy_of(targets: Sequence[Target], dtypes: Mapping[str, Dtype]) -> Policy:
     """Return the policy that gives every matrix of ``targets`` its type in ``dtypes``.
 
-    What the header says of the layers, ``Policy.layers``, is their common type or mixed.
+    ``Policy.layers``, which the header states, is the layers' common type or mixed.
     """
     matrices = [target for target in targets if target.has_choice]
     in_layers = [dtypes[t.name] for t in matrices if t.is_of_layer]
@@ -122,7 +122,7 @@ def policy_of(targets: Sequence[Target], dtypes: Mapping[str, Dtype]) -> Policy:
 
 
 def with_policy(plan: Plan, policy: Policy) -> Plan:
-    """Return the same plan with other types."""
+    """Return a copy of the plan with other types."""
     targets = tuple(
         dataclasses.replace(target, dtype=policy.dtype_of(target.rule, target.name))
         if target.has_choice
@@ -156,13 +156,13 @@ def file_bytes(
     """Return the size of the file that ``Writer`` makes of a plan, without compression.
 
     ``section_bytes`` has the sizes of ``TOKN``, ``CHAT``, ``META`` in the order in which they are
-    written; those of all others follow from the plan. ``outlier_bytes`` has those of
-    the sparse outlier tables, by the ``Target.name`` of the matrix. Upper bounds of them give an
-    upper bound of the file.
+    written; those of all others follow from the plan. ``outlier_bytes`` has the sizes of the
+    outlier tables, by ``Target.name`` of the matrix. Upper bounds of these sizes give an upper
+    bound of the file.
     """
     at = HEADER_BYTES
     positions_bytes = n_tensors = n_bands = n_units = 0
-    templates = set[tuple[tuple[object, ...], ...]]()  # what experts have, which is listed once
+    templates = set[tuple[tuple[object, ...], ...]]()  # tensors of experts, which are listed once
     for unit in plan.units:
         if unit.place is Place.POSITIONS:
             positions_bytes += unit.n_bytes
@@ -196,7 +196,7 @@ def file_bytes(
 
 
 def bytes_at(plan: Plan, bits_per_weight: float) -> int:
-    """Return the size of a file that has so many bits, all in all, for each weight."""
+    """Return the size of a file with the given bits for each weight, all sections included."""
     return math.floor(bits_per_weight * _n_weights(plan) / 8)
 
 
@@ -221,8 +221,8 @@ def fit_to_size(
 
     smallest = smallest_types(plan, costs, most_bytes, section_bytes, outlier_bytes)
     least_bytes = n_bytes_with(smallest)
-    # Between units is padding that depends on what the matrices get. So first as if there were
-    # none, then with what was too much taken off.
+    # Padding between units depends on the types of the matrices. So the first try assumes none, and
+    # the second subtracts the excess.
     matrix_bytes = sum(_data_bytes(t, smallest[t.name]) for t in plan.targets if t.has_choice)
     budget_bytes = most_bytes - (least_bytes - matrix_bytes) + UNIT_ALIGN * len(plan.units)
     while budget_bytes >= matrix_bytes:
@@ -230,7 +230,7 @@ def fit_to_size(
         excess_bytes = n_bytes_with(fit.dtypes) - most_bytes
         if excess_bytes <= 0:
             return fit
-        # A full step may pass a better choice by, which matters in small files only.
+        # A full step may skip a better choice, which matters in small files only.
         step_bytes = excess_bytes if excess_bytes < most_bytes * _NEGLIGIBLE else excess_bytes // 4
         budget_bytes = min(budget_bytes, fit.n_bytes) - max(step_bytes, DATA_ALIGN)
     return assign(plan.targets, costs, matrix_bytes)
@@ -243,10 +243,10 @@ def smallest_types(
     section_bytes: Mapping[str, int],
     outlier_bytes: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Dtype]:
-    """Return the smallest of the types of every matrix, by ``Target.name``.
+    """Return the smallest type of every matrix, by ``Target.name``.
 
-    For the others see `fit_to_size`. Raises QsfConversionError with the size when even with them
-    the file has more than ``most_bytes``.
+    The other arguments are those of `fit_to_size`. Raises QsfConversionError with the size if the
+    file exceeds ``most_bytes`` even so.
     """
     smallest = {
         target.name: min(types[target.name], key=lambda dtype: _data_bytes(target, dtype))
@@ -274,7 +274,7 @@ def _n_weights(plan: Plan) -> int:
     return sum(target.n_rows * target.n_cols for target in plan.targets)
 
 
-# ---- costs when nothing was measured ----
+# ---- costs without a measurement ----
 
 
 def guessed_costs(
@@ -282,9 +282,9 @@ def guessed_costs(
 ) -> dict[str, dict[Dtype, float]]:
     """Return costs for `fit_to_size` without any measurement, by ``Target.name``.
 
-    A matrix costs what its type does to weights of a bell shape, relative to their energy, times
-    what such a matrix weighs. Its size does not matter: rounding a large matrix and a small one
-    disturbs the residual stream about as much. Measured costs are much better.
+    The cost is the relative squared error of the type on normally distributed weights, times a
+    factor for the kind of matrix. Its size does not matter: rounding a large matrix and a small
+    one disturbs the residual stream about as much. Measured costs are much better.
     """
     bell = np.random.default_rng(0).standard_normal((64, 1024)).astype(np.float32)
     losses: dict[Dtype, float] = {}
@@ -327,8 +327,8 @@ def assign(
 ) -> Assignment:
     """Return a type for every matrix of ``targets``: least cost within ``budget_bytes`` of data.
 
-    The result is the best one, or within ``cost - bound`` of it; the gap is at most what one
-    step of one matrix is worth. Of the same cost the smaller is taken. Deterministic.
+    The result is optimal, or within ``cost - bound`` of the optimum; the gap is at most the cost
+    of one step of one matrix. Of equal costs the smaller size wins. Deterministic.
 
     Raises QsfConversionError when no types fit, or a cost is not finite.
     """
@@ -354,7 +354,9 @@ def assign(
 
 
 def _item(target: Target, costs: Mapping[Dtype, float], n: int) -> _Item:
-    """``n`` matrices like ``target``. Drop the types that are no smaller than a better one."""
+    """Return the options of ``n`` matrices like ``target``, without types that another one beats in
+    cost and size.
+    """
     if not costs or not all(math.isfinite(cost) for cost in costs.values()):
         raise QsfConversionError(f"{target.name}: costs {dict(costs)}, they must be finite")
     options = sorted((n * _data_bytes(target, dtype), cost, dtype) for dtype, cost in costs.items())
@@ -371,7 +373,7 @@ def _item(target: Target, costs: Mapping[Dtype, float], n: int) -> _Item:
 
 
 def _steps(item: _Item) -> list[tuple[float, int, int]]:
-    """The lower convex hull of the options as steps (cost saved a byte, from, to), best first."""
+    """The lower convex hull of the options as steps (cost saved per byte, from, to), best first."""
     steps = []
     at, last = 0, len(item.dtypes) - 1
     while at < last:
@@ -400,7 +402,7 @@ def _price(items: Sequence[_Item], budget_bytes: int) -> float:
 
 
 def _fill(items: Sequence[_Item], price: float, budget_bytes: int) -> list[int]:
-    """A good choice to start from: steps of the hulls, best first, as long as they fit."""
+    """A good starting choice: steps of the hulls, best first, while they fit."""
     chosen = [0] * len(items)
     left = budget_bytes - sum(int(item.n_bytes[0]) for item in items)
     steps = [(-gain, i, at, to) for i, item in enumerate(items) for gain, at, to in _steps(item)]
@@ -422,17 +424,17 @@ class _States:
 
     n_bytes: NDArray[np.int64]
     costs: NDArray[np.float64]
-    regrets: NDArray[np.float64]  # what they lost so far against the multiplier's choice
+    regrets: NDArray[np.float64]  # their cost so far above the multiplier's choice
 
 
 class _Search:
-    """Goes through all choices that can be better than a known one.
+    """Searches all choices that can be better than the best known one.
 
-    With the multiplier as the price of a byte, an option's regret is how much more it costs than
-    the item's cheapest, price included. The regrets of a choice, and the price of what it leaves
-    of the budget, add up to its distance from Lagrange's bound: one that has more regret than the
-    best known choice cannot be better. Of two partial choices, one that is neither cheaper nor
-    smaller is dropped. (Kellerer, Pferschy, Pisinger: Knapsack Problems, 2004, chapter 11.)
+    With the multiplier as the price of a byte, an option's regret is its excess cost over the
+    item's cheapest option, price included. The regrets of a choice, plus the price of its unused
+    bytes, are its distance from Lagrange's bound: a choice with more regret than the best known
+    one cannot be better. A partial choice that is neither cheaper nor smaller than another is
+    dropped. (Kellerer, Pferschy, Pisinger: Knapsack Problems, 2004, chapter 11.)
     """
 
     def __init__(
@@ -445,17 +447,17 @@ class _Search:
         priced = [item.costs + price * item.n_bytes for item in items]
         self.regrets = [values - values.min() for values in priced]
         self.bound = math.fsum(float(v.min()) for v in priced) - price * budget_bytes
-        # The items that weigh most first: the small ones fill up what is left.
+        # The largest items first: small ones fill the rest of the budget.
         self.order = sorted(range(len(items)), key=lambda i: (-int(items[i].n_bytes[-1]), i))
         self.most_states = max(_LEAST_STATES, _MOST_STATES // max(1, len(items)))
 
     def run(self) -> tuple[list[int], float]:
-        """Return the best choice found, and a bound of what any choice costs."""
+        """Return the best choice, and a lower bound of the cost of every choice."""
         least_bytes = np.array([int(self.items[i].n_bytes[0]) for i in self.order], np.int64)
         needed = np.append(np.cumsum(least_bytes[::-1])[::-1], 0)
         states = _States(np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
         trail: list[tuple[NDArray[np.int32], NDArray[np.int8]]] = []
-        dropped = math.inf  # least regret among states that were dropped for their number
+        dropped = math.inf  # least regret of the states dropped because there were too many
         tolerance = _EXACT * abs(self.cost)
         for n, i in enumerate(self.order):
             gap = self.cost - self.bound
@@ -477,7 +479,9 @@ class _Search:
     def _extend(
         self, states: _States, i: int, most_bytes: int, gap: float
     ) -> tuple[_States, NDArray[np.int32], NDArray[np.int8]]:
-        """Add the options of item ``i``; keep what fits, may be the best, and is not dominated."""
+        """Add the options of item ``i``; keeps states that fit, may be optimal, and are not
+        dominated.
+        """
         item, regrets = self.items[i], self.regrets[i]
         n_bytes = (states.n_bytes[:, None] + item.n_bytes).ravel()
         costs = (states.costs[:, None] + item.costs).ravel()
@@ -493,7 +497,7 @@ class _Search:
         return extended, (kept // n_options).astype(np.int32), (kept % n_options).astype(np.int8)
 
     def _take(self, trail: Sequence[tuple[NDArray[np.int32], NDArray[np.int8]]], at: int) -> None:
-        """Read a state's choice back."""
+        """Return the choice that led to a state."""
         for i, (came_from, option) in zip(reversed(self.order), reversed(trail), strict=True):
             self.chosen[i] = int(option[at])
             at = int(came_from[at])

@@ -1,11 +1,11 @@
-"""Rounds a model layer by layer; each layer compensates what rounding did to its input.
+"""Rounds a model layer by layer; each layer compensates for the error of its input.
 
 Two residual streams go through the layers: the original's and the rounded model's. For each group
-of matrices that read the same input, sums over the calibration text are taken of both streams, and
-the group is rounded by these sums (``compensation``). Then both streams go through the group, the
-second one through the rounded matrices. Before a layer is rounded it may be changed into an
-equivalent one that rounds better (``transforms``). Memory holds one layer, its sums and the
-streams, whatever the model's size.
+of matrices that read the same input, sums over the calibration text are computed for both streams,
+and the group is rounded with these sums (``compensation``). Then both streams go through the
+group, the second one through the rounded matrices. Before a layer is rounded it may be changed
+into an equivalent one that rounds better (``transforms``). Memory holds one layer, its sums and
+the streams, whatever the model's size.
 
 Nothing is fitted to the held-out samples of the text. At the end they measure how far the rounded
 model is from the original.
@@ -53,14 +53,14 @@ Group = tuple[TensorType, ...]
 
 _HEAD_ROWS: Final = 16384  # of the head at once
 _SAMPLES_AT_ONCE: Final = 8  # in sums
-_SAMPLES_TO_CHOOSE: Final = 16  # enough to choose transforms by
+_SAMPLES_TO_CHOOSE: Final = 16  # enough samples to choose transforms
 
 FEEDBACK: Final = "feedback"
 
 
 @dataclass(slots=True)
 class Streams:
-    """The residual streams [n_samples, n_tokens, dim] in front of a layer."""
+    """The residual streams [n_samples, n_tokens, dim] before a layer."""
 
     exact: Float32Array
     rounded: Float32Array
@@ -70,14 +70,14 @@ class Streams:
 class _Heads:
     """The inputs of the attention's output matrix, by sample; other inputs are recomputed.
 
-    In a parallel layer ``before`` keeps the streams as they were in front of attention, by sample.
+    In a parallel layer ``before`` holds the streams before attention, by sample.
     """
 
     exact: dict[int, Float32Array] = field(default_factory=dict)  # [n_tokens, heads * head_dim]
     rounded: dict[int, Float32Array] = field(default_factory=dict)
     before_exact: dict[int, Float32Array] = field(default_factory=dict)  # [n_tokens, dim]
     before_rounded: dict[int, Float32Array] = field(default_factory=dict)
-    dense_exact: dict[int, Float32Array] = field(default_factory=dict)  # beside experts
+    dense_exact: dict[int, Float32Array] = field(default_factory=dict)  # if the layer has experts
     dense_rounded: dict[int, Float32Array] = field(default_factory=dict)
 
 
@@ -108,9 +108,9 @@ class Calibration:
     ) -> None:
         """Store token ids [n_samples, n_tokens]: samples to fit to, and held-out samples.
 
-        ``state`` saves finished layers, so that a later call can continue; those of mixtures of
-        experts, whose layers are not held in memory, are not saved. ``progress`` is called
-        with the source bytes of each step that is done, several times a layer.
+        ``state`` saves finished layers, so that a later call can continue; layers with experts,
+        which are not held in memory, are not saved. ``progress`` is called with the source bytes
+        of each finished step, several times a layer.
         """
         self._plan = plan
         self._checkpoint = checkpoint
@@ -121,13 +121,13 @@ class Calibration:
         self._state = state
         self._advance = progress or (lambda _n_bytes: None)
         self._is_mixture = any(target.unit.role == Role.EXPERT for target in plan.targets)
-        self._embedding: list[RoundedPiece] = []  # kept for a tied head
+        self._embedding: list[RoundedPiece] = []  # kept if the head is tied
         self.divergence: Divergence | None = None
 
     def units(self) -> Iterator[RoundedUnit]:
-        """Yield all units in file order; see `RoundedUnit` for how to take them.
+        """Yield all units in file order; `RoundedUnit` says how to iterate.
 
-        Once all tensors are taken, ``divergence`` is what the held-out samples measure. Raises
+        After the last tensor, ``divergence`` is measured on the held-out samples. Raises
         QsfConversionError when a weight cannot be stored or the activations are not finite.
         """
         streams = yield from self._embed()
@@ -140,7 +140,7 @@ class Calibration:
                 assert self._state is not None
                 self._read_through(unit)
                 yield RoundedUnit(unit, self._state.tensors(unit.id.layer, unit.targets))
-                if unit.id.layer + 1 == n_saved:  # the last one
+                if unit.id.layer + 1 == n_saved:  # the last saved layer
                     streams = Streams(*self._state.streams())
                 self._advance(sum(t.source_bytes for t in unit.targets))
                 continue
@@ -154,7 +154,7 @@ class Calibration:
     # ---- units ----
 
     def _embed(self) -> Generator[RoundedUnit, None, Streams]:
-        """Yield positions and embeddings; return the streams, which begin with their rows."""
+        """Yield positions and embeddings; return the residual streams, made from their rows."""
         units = [u for u in self._plan.units if u.place in (Place.POSITIONS, Place.EMBEDDING)]
         shape = (*self._tokens.shape, self._plan.facts.header.dim)
         streams = Streams(self._original.embed(self._tokens), np.zeros(shape, np.float32))
@@ -191,7 +191,7 @@ class Calibration:
             self._embedding.append(rounded)
 
     def _layer(self, unit: PlannedUnit, streams: Streams) -> _Layer:
-        """Round one layer but its experts, and take both streams through it."""
+        """Round one layer except its experts, and run both streams through it."""
         original = self._original
         targets = {t.rule.target: t for t in unit.targets if t.rule.target is not None}
         dtypes = {kind: target.dtype for kind, target in targets.items()}
@@ -244,7 +244,7 @@ class Calibration:
     def _expert_inputs(
         self, exact: Weights, stored: Weights, streams: Streams
     ) -> tuple[Float32Array, Float32Array]:
-        """Return what the FFN reads in both models."""
+        """Return the FFN's input in both models."""
         original = self._original
         return (
             original.ffn_input(exact, streams.exact, streams.exact),
@@ -317,7 +317,7 @@ class Calibration:
             raise _refusal(target, error) from error
 
     def _final(self, unit: PlannedUnit, streams: Streams) -> Iterator[RoundedTensor]:
-        """Yield norm and head; then compare the predictions on the held-out samples."""
+        """Yield norm and head, then compare the predictions on the held-out samples."""
         original, dim = self._original, self._plan.facts.header.dim
         vectors = original.vectors(unit.id)
         exact = original.final_norm(vectors, streams.exact)
@@ -368,7 +368,7 @@ class Calibration:
     # ---- parts of a layer ----
 
     def _energies(self, w: Weights, x: Float32Array) -> dict[Group, NDArray[np.float64]]:
-        """Return sums of y^T y over inputs y of the unchanged layer, of the original's stream."""
+        """Return sums of y^T y over inputs y of the unchanged layer, from the original's stream."""
         sums: dict[Group, NDArray[np.float64]] = {}
 
         def observe(kinds: Group, y: Float32Array) -> None:
@@ -376,7 +376,7 @@ class Calibration:
             sums[kinds] = sums[kinds] + product if kinds in sums else product.astype(np.float64)
 
         step = max(1, self._n_fitted // _SAMPLES_TO_CHOOSE)
-        w = Weights(w, dataclasses.replace(w.kind, n_experts=0))  # these are not looked at
+        w = Weights(w, dataclasses.replace(w.kind, n_experts=0))  # experts are not compared
         self._original.layer(w, x[: self._n_fitted : step], observe)
         return sums
 
@@ -388,9 +388,9 @@ class Calibration:
         heads: Float32Array | None,
         before: Float32Array | None,
     ) -> Float32Array:
-        """Return the input of a group in one sample, of the stream ``x`` [n_tokens, dim].
+        """Return a group's input in one sample, from the stream ``x`` [n_tokens, dim].
 
-        ``before`` is the stream in front of attention, of a parallel layer.
+        ``before`` is the stream before attention, for a parallel layer.
         """
         original = self._original
         if T.Q in group:
@@ -405,7 +405,7 @@ class Calibration:
         self, group: Group, exact: Weights, stored: Weights, streams: Streams, heads: _Heads
     ) -> InputSums:
         post = {T.ATTN_OUT: T.POST_ATTN_NORM, T.FFN_DOWN: T.POST_FFN_NORM}.get(group[0])
-        # The output of a matrix that a norm follows is not simply added to the stream.
+        # Before the addition to the stream, a norm changes the matrix's output.
         is_adding = post is not None and not {post, T.DENSE_POST_NORM} & exact.keys()
         sums: InputSums | None = None
         for start in range(0, self._n_fitted, _SAMPLES_AT_ONCE):
@@ -499,7 +499,7 @@ class Calibration:
 
 
 def _vector(target: Target, values: Float32Array) -> RoundedPiece:
-    """Return a norm or bias [n] as it will lie in the file."""
+    """Return a norm or bias [n] with its values in the file."""
     try:
         return round_plain(Piece.whole(target), values[None])
     except UnrepresentableError as error:

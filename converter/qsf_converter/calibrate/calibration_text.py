@@ -1,4 +1,4 @@
-"""The text that calibration goes through: samples to fit to, and held-out ones that judge."""
+"""The calibration text: samples for fitting, and held-out samples for measuring."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_HELD_OUT: Final = 16  # samples
 
 @dataclass(frozen=True, slots=True)
 class CalibrationText:
-    """Token ids to fit to and token ids that only judge, [n_samples, n_tokens] each."""
+    """Token ids for fitting and token ids for measuring only, [n_samples, n_tokens] each."""
 
     fitted: NDArray[np.int32]
     held_out: NDArray[np.int32]
@@ -31,11 +31,11 @@ class CalibrationText:
 
     @property
     def evaluation_name(self) -> str:
-        """The name of the held-out samples in the report."""
+        """The held-out samples' name in the report."""
         return f"{self.name}, held out"
 
     def meta(self) -> dict[str, Any]:
-        """Return what META records of it."""
+        """Return the record of the text in META."""
         return {
             "text": self.name,
             "sha256": self.sha256,
@@ -46,7 +46,7 @@ class CalibrationText:
         }
 
     def fitted_samples(self, n_tokens: int) -> NDArray[np.int32]:
-        """Return samples of about ``n_tokens`` in all, spread over the fitted ones."""
+        """Return about ``n_tokens`` tokens in samples, evenly chosen from those for fitting."""
         length = min(self.fitted.shape[1], n_tokens)
         n = max(1, min(len(self.fitted), n_tokens // length))
         return self.fitted[:: len(self.fitted) // n][:n, :length]

@@ -1,14 +1,15 @@
-"""Rounds a matrix so that its outputs change least, not its weights: the sums and the solution.
+"""Rounds a matrix so that its outputs, not its weights, change least: the sums and the solution.
 
-A matrix W reads y where the original reads z, because everything before it is rounded already.
-These sums over all tokens of the text are kept:
+A matrix W reads y where the original reads z, because all layers before it are already rounded.
+These sums over all tokens of the text are computed:
 
     H = sum y^T y    C = sum z^T y    D = sum d^T y
 
 d is the error of the residual stream so far (original - rounded), for matrices that add to it.
-First the weights become those that come nearest to the original's output plus d: they minimise
-sum |W' y - (W z + d)|^2, which is W' = W + (W (C - H) + D) H^-1. Then they are rounded with error
-feedback under H (GPTQ, Frantar et al. 2022). Correcting for z is GPTAQ's idea (Li et al. 2025).
+First the weights become those whose output is nearest to the original's output plus d: they
+minimise sum |W' y - (W z + d)|^2, which is W' = W + (W (C - H) + D) H^-1. Then they are rounded
+with error feedback under H (GPTQ, Frantar et al. 2022). Correcting for z is GPTAQ's idea (Li et
+al. 2025).
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -32,14 +33,14 @@ from qsf_converter.sources.checkpoint import Float32Array
 
 Float64Array = NDArray[np.float64]
 
-# This share of the mean of H's diagonal is added to the diagonal, because few tokens are noisy.
+# This share of the mean of H's diagonal is added to the diagonal, against the noise of few tokens.
 DAMPING: Final = 0.05
 _DAMPINGS: Final = (
     DAMPING,
     10 * DAMPING,
     100 * DAMPING,
-)  # the larger ones where feedback does not stay finite
-_ROWS_AT_ONCE: Final = 512  # a share of a thread
+)  # larger ones if feedback grows without bound
+_ROWS_AT_ONCE: Final = 512  # rows of a piece that one thread rounds
 _LEAST_SPLIT: Final = 256  # below that, numpy's own inverse is as fast
 
 
@@ -69,17 +70,17 @@ class InputSums:
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """A matrix as it will lie in the file."""
+    """A matrix with its values in the file."""
 
     tiles: bytes
-    stored: Float32Array  # [n_rows, n_cols], what the tiles stand for
-    errors: ErrorSums  # against the original's weights
-    output_error: float  # squared error of the outputs that rounding made, relative
+    stored: Float32Array  # [n_rows, n_cols], the values that the tiles represent
+    errors: ErrorSums  # compared with the original's weights
+    output_error: float  # relative squared error of the outputs caused by rounding
     entries: Entries | None = None  # of an outlier table, included in ``stored``
 
 
 class Rounding:
-    """The solution for one group of matrices; the factor that they share is computed once."""
+    """The solution for one group of matrices; their common factor is computed once."""
 
     def __init__(self, sums: InputSums, n_threads: int, damping: float = DAMPING) -> None:
         """Factorise. Raises QsfConversionError when the sums are not finite."""
@@ -100,7 +101,7 @@ class Rounding:
     def round(self, dtype: Dtype, weights: Float32Array, *, has_table: bool = False) -> Rounded:
         """Round ``weights`` [n_rows, n_cols] of the original to ``dtype``.
 
-        With ``has_table`` outliers are stored apart, in ``Rounded.entries``.
+        With ``has_table`` outliers go to ``Rounded.entries``, not to the tiles.
 
         Raises UnrepresentableError for a value that the type cannot hold.
         """
@@ -109,7 +110,7 @@ class Rounding:
         for damping in _DAMPINGS[1:]:
             try:
                 return self._feedback(dtype, weights, has_table)
-            except QsfConversionError:  # the feedback left the range of numbers
+            except QsfConversionError:  # feedback exceeded the range of numbers
                 self._prepare(damping)
         return self._feedback(dtype, weights, has_table)
 
@@ -139,8 +140,8 @@ class Rounding:
         with ThreadPoolExecutor(self._n_threads) as pool:
             tiles = b"".join(pool.map(part, _row_ranges(len(weights))))
         if entries is not None:
-            # The difference to the values that replaced the outliers, not to the tiles: feedback
-            # has compensated the error of the tiles already.
+            # The table holds the difference to the values that replaced the outliers, not to the
+            # tiles: feedback has already compensated the error of the tiles.
             at = (entries.rows, entries.cols)
             deltas = (wanted[at] - plain[at]).astype(np.float16).astype(np.float32)
             stored[at] += deltas
@@ -150,7 +151,7 @@ class Rounding:
         return Rounded(tiles, stored, errors, self._output_error(wanted, stored), entries)
 
     def _corrected(self, weights: Float32Array) -> Float32Array:
-        """Return W', see the module."""
+        """Return W' (see the module)."""
         gap = weights @ (self._sums.original - self._sums.inputs).astype(np.float32)
         if self._sums.lacking is not None:
             gap += self._sums.lacking
@@ -172,9 +173,9 @@ def _row_ranges(n_rows: int) -> Iterator[slice]:
 
 
 def activation_order(energies: Float64Array) -> NDArray[np.int32]:
-    """Return columns by falling energy, blocks first and then those within a block.
+    """Return columns by falling energy: first blocks, then columns within a block.
 
-    What comes first is rounded with the most columns left to make up for it.
+    For columns that are rounded first, more columns are left to compensate.
     """
     n_cols = len(energies)
     starts = range(0, n_cols, BLOCK)
@@ -189,8 +190,8 @@ def activation_order(energies: Float64Array) -> NDArray[np.int32]:
 def inverse_factor(matrix: Float64Array) -> Float32Array:
     """Return the upper triangular U with U^T U = matrix^-1, of a positive definite matrix.
 
-    matrix = R R^T with R upper triangular, which is Cholesky's factor of the matrix turned about;
-    then U = R^-1.
+    matrix = R R^T with R upper triangular, by Cholesky's factor of the matrix with rows and
+    columns reversed; then U = R^-1.
     """
     lower: Float64Array = np.linalg.cholesky(matrix[::-1, ::-1]).astype(np.float64, copy=False)
     return _inverse_of_upper(lower[::-1, ::-1]).astype(np.float32)

@@ -1,7 +1,7 @@
-"""Rounds the experts of a layer, each on the tokens that its router sends it.
+"""Rounds the experts of a layer, each with the tokens that its router sends to it.
 
-Tokens are those that the original sends to an expert, weighted as it weights them. An expert that
-few tokens met is rounded plainly: its sums would say more of these tokens than of its inputs.
+The original's router decides, and its weights count. An expert with few tokens is rounded without
+feedback: its sums would describe these tokens rather than its inputs.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -23,25 +23,25 @@ from qsf_converter.sources.checkpoint import Float32Array
 
 T = TensorType
 
-LEAST_TOKENS: Final = 64  # of the fitted samples, for feedback
+LEAST_TOKENS: Final = 64  # tokens for fitting that feedback needs
 
-# Rounds a matrix with the sums of its inputs; None: plainly.
+# Rounds a matrix with the sums of its inputs; None: to nearest.
 Round = Callable[[Rounding | None, Target, Float32Array], Rounded]
 
 
 @dataclass(frozen=True, slots=True)
 class RoundedExpert:
-    """An expert as it will lie in the file."""
+    """An expert with its values in the file."""
 
     number: int
-    weights: Weights  # the original's
+    weights: Weights  # of the original
     rounded: dict[TensorType, Rounded]  # of its matrices
-    share: float  # of the tokens that it was chosen for
-    is_plain: bool  # was it met too rarely for feedback?
+    share: float  # of the tokens that chose it
+    is_plain: bool  # was rounded to nearest, for lack of tokens
 
 
 class RoutedPart:
-    """The experts of one layer, and both models' inputs of them [n_tokens, dim]."""
+    """The experts of one layer, and their inputs [n_tokens, dim] in both models."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class RoutedPart:
         inputs: tuple[Float32Array, Float32Array],
         n_fitted: int,
     ) -> None:
-        """Store the layer, what router and experts read, and how many tokens to fit to."""
+        """Store the layer, the inputs of router and experts, and the number of fitted tokens."""
         self._original = original
         self._exact, self._stored = exact, stored
         self._z, self._y = inputs
@@ -68,7 +68,9 @@ class RoutedPart:
         n_threads: int,
         streams: tuple[Float32Array, Float32Array],
     ) -> Iterator[RoundedExpert]:
-        """Yield each expert after it is rounded and added to both streams [n_tokens, dim]."""
+        """Yield each expert after rounding it and adding its output to both streams [n_tokens,
+        dim].
+        """
         assert self._exact.expert is not None
         for number in range(self._exact.kind.n_experts):
             weights = self._exact.expert(number)
@@ -121,7 +123,7 @@ class RoutedPart:
 
 
 def round_plainly(target: Target, rows: Float32Array) -> Rounded:
-    """Round a matrix to the nearest; nothing is known of its outputs."""
+    """Round a matrix to nearest, without sums of its inputs."""
     errors, stored = ErrorSums(), np.empty_like(rows)
     tiles = quantise_rows(target.dtype, rows, errors, stored=stored)
     return Rounded(tiles, stored, errors, 0.0)

@@ -1,13 +1,13 @@
 """How much each matrix and each layer matters, measured on texts.
 
 A matrix matters as much as the model's predictions change when it alone is rounded: the mean
-Kullback-Leibler divergence KL(original || changed) over the tokens of the texts, in nats. A layer
-matters as much as they change when it is skipped. Both are measured in one pass over the layers:
-beside the residual stream of the original goes one for every change so far, each through the same
-layer while its weights are in memory.
+Kullback-Leibler divergence KL(original || changed) over the tokens of the texts, in nats. The
+importance of a layer is the same divergence when the layer is skipped. Both are measured in one
+pass over the layers: the original and each change so far have a residual stream of their own, and
+all streams go through a layer while its weights are in memory.
 
-Changes that are measured in one pass do not see each other. `assignment` adds their costs up;
-that this predicts which of two files is better is measured, not assumed: bench/LOG-quantisation.md.
+Each change is measured alone. `assignment` adds the costs; measurements confirm that the sum
+predicts which of two files is better: bench/LOG-quantisation.md.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -39,7 +39,7 @@ from qsf_converter.sources.checkpoint import Float32Array
 
 # The types that are measured; costs of others are estimated from output errors, see `measure`.
 MEASURED: Final = (Dtype.Q2, Dtype.Q3)
-DEFAULT_MEMORY_BYTES: Final = 1 << 30  # for all residual streams together
+DEFAULT_MEMORY_BYTES: Final = 1 << 30  # of all residual streams together
 MOST_TOKENS: Final = 2048
 _FEW_TOKENS: Final = 512
 
@@ -48,7 +48,7 @@ _HEAD: Final = "HEAD"
 # Rounds a matrix [n_rows, n_cols] to a type and returns the rounded values, in the same shape.
 Rounder = Callable[[Dtype, Float32Array], Float32Array]
 Progress = Callable[[int, int], None]
-_Job = tuple[UnitId, str, Dtype]  # a stream that a rounded matrix gets: its unit, name and type
+_Job = tuple[UnitId, str, Dtype]  # the stream of a rounded matrix: its unit, name and type
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,36 +56,36 @@ class LayerImportance:
     """The effect of a layer on the residual stream and on the predictions."""
 
     layer: int  # the first is 0
-    cosine: float  # of its input and output, mean over tokens (ShortGPT, arXiv:2403.03853)
-    kl_skipped: float  # nats a token, when the layer hands on what it gets
+    cosine: float  # between its input and output, mean over tokens (ShortGPT, arXiv:2403.03853)
+    kl_skipped: float  # nats a token if the layer returns its input
 
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
     """The result of ``measure``.
 
-    ``kl`` has, by ``Target.name`` and type, the nats a token that rounding this matrix alone
-    costs. ``output_error`` has the squared error of the matrix' output relative to the output's
-    energy; empty for embedding and head. ``measured`` says which types of a matrix were measured;
-    the others are scaled.
+    ``kl`` is the cost of rounding one matrix alone in nats a token, by ``Target.name`` and type.
+    ``output_error`` is the squared error of the matrix's output relative to the output's energy;
+    empty for embedding and head. ``measured`` lists the measured types of a matrix; costs of its
+    other types are scaled.
     """
 
     kl: Mapping[str, Mapping[Dtype, float]]
     output_error: Mapping[str, Mapping[Dtype, float]]
     measured: Mapping[str, tuple[Dtype, ...]]
     layers: tuple[LayerImportance, ...]
-    n_tokens: int  # that predictions were compared at
+    n_tokens: int  # number of compared predictions
 
     def importance(self, layer: int) -> float:
-        """The value of a layer in the layer index: ``kl_skipped``, finite and >= 0.
+        """The layer's value in the layer index: ``kl_skipped``, finite and >= 0.
 
-        Unlike the cosine, which is nearly the same for most layers and says nothing of what
-        later layers make of the change, it is the very loss that skipping the layer causes.
+        It is the loss that skipping the layer causes. The cosine, in contrast, is nearly equal for
+        most layers and ignores what later layers do with the change.
         """
         return self.layers[layer].kl_skipped
 
     def as_json(self) -> dict[str, Any]:
-        """The same for META; rounded, because the last digits depend on the machine."""
+        """The record for META; rounded, because the last digits depend on the machine."""
         return {
             "tokens": self.n_tokens,
             "tensors": {
@@ -103,7 +103,7 @@ class Sensitivity:
 
 
 def round_matrix(dtype: Dtype, rows: Float32Array) -> Float32Array:
-    """Return ``rows`` [n_rows, n_cols] as a file would store them.
+    """Return the values that a file would store for ``rows`` [n_rows, n_cols].
 
     Raises UnrepresentableError for a value that the type cannot hold.
     """
@@ -112,7 +112,7 @@ def round_matrix(dtype: Dtype, rows: Float32Array) -> Float32Array:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much `measure` does: the types it measures in layers, and the tokens it takes."""
+    """The effort of `measure`: the measured types in layers, and the number of tokens."""
 
     measured: tuple[Dtype, ...]
     n_tokens: int
@@ -124,7 +124,7 @@ def choose_effort(
     *,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
 ) -> Effort:
-    """Return the most that keeps all residual streams together below ``memory_bytes``.
+    """Return the largest effort whose residual streams together stay below ``memory_bytes``.
 
     Up to 2048 tokens, which ranks matrices well enough, at least 1. 2-bit and 3-bit are measured
     if 512 tokens fit, otherwise 2-bit alone with twice as many. A model of 1.1 G weights (22
@@ -133,7 +133,7 @@ def choose_effort(
     """
     for measured in (MEASURED, MEASURED[:1]):
         n_streams = len(_jobs(original, candidates, measured)) + original.header.n_layers
-        # 3 more: the original's stream, and the output of a layer beside its input.
+        # The 3 are the original's stream, and input and output of the current layer.
         n_tokens = memory_bytes // ((n_streams + 3) * original.header.dim * 4)
         if n_tokens >= _FEW_TOKENS:
             break
@@ -149,14 +149,14 @@ def measure(
     progress: Progress | None = None,
     round_to: Rounder = round_matrix,
 ) -> Sensitivity:
-    """Measure what rounding each matrix to each of its candidate types costs.
+    """Measure the cost of rounding each matrix to each of its candidate types.
 
     A stream goes through all later layers, so time and memory grow with the number of matrices
-    and measured types. In a layer only the types of ``measured`` get a stream (all, if a matrix
-    has none of them among its candidates); the cost of another type is that of the measured one
-    next to it in size, times the ratio of the squared errors that the two types make in the
-    output of the matrix on these texts: KL is quadratic in a small change. Embedding and head
-    are few: all their types are measured.
+    and measured types. In a layer only the types of ``measured`` get a stream (all candidates of a
+    matrix, if none of them is in ``measured``); the cost of another type is that of the measured
+    type next in size, times the ratio of both types' squared errors in the matrix's output on
+    these texts: KL is quadratic in a small change. Embedding and head are few: all their types are
+    measured.
 
     Args:
         original: the model.
@@ -164,8 +164,8 @@ def measure(
             ``choose_effort`` says.
         candidates: types by ``Target.name``; matrices that are missing are not measured.
         measured: the types of which KL is measured in layers.
-        progress: called with the passes done and in all; a pass is one stream in one layer, or
-            its predictions.
+        progress: called with the number of finished passes and of all; a pass is one stream in one
+            layer, or its predictions.
         round_to: the rounding.
 
     Raises QsfArgumentError for token ids or candidates that the model does not have,
@@ -192,12 +192,12 @@ class _Stream:
     name: str  # of the matrix; of a skipped layer its number
     dtype: Dtype | None  # None: skipped
     x: Float32Array  # [n_samples, n_tokens, dim]
-    head: Dtype | None = None  # what the head is rounded to
+    head: Dtype | None = None  # the type that the head is rounded to
 
 
 @dataclass(slots=True)
 class _Measurement:
-    """The pass over the layers: the streams, and the measurements so far."""
+    """One pass over the layers: the streams, and the measurements so far."""
 
     original: Original
     samples: NDArray[np.integer]
@@ -222,7 +222,7 @@ class _Measurement:
         for layer in range(original.header.n_layers):
             x = self._pass_layer(layer, x)
         self._start_heads(x)
-        with np.errstate(all="ignore"):  # the result is looked at
+        with np.errstate(all="ignore"):  # the result is checked
             divergences = self._divergences(x)
         if not np.isfinite(divergences).all():
             raise QsfConversionError("the model computes NaN or infinity on the calibration texts")
@@ -231,7 +231,9 @@ class _Measurement:
     def _count(self) -> None:
         """Count the passes: those of the original, and of each stream from where it starts."""
         n_layers = self.original.header.n_layers
-        self.n_all = n_layers + n_layers * (n_layers - 1) // 2 + n_layers  # base, skipped ones
+        self.n_all = (
+            n_layers + n_layers * (n_layers - 1) // 2 + n_layers
+        )  # the original, and skipped layers
         for unit, _, _ in self.jobs:
             n_before = {Role.EMBEDDING: 0, Role.FINAL: n_layers}.get(unit.role, unit.layer)
             self.n_all += 1 + n_layers - n_before
@@ -259,7 +261,9 @@ class _Measurement:
             self.streams.append(_Stream(name, dtype, changed, head))
 
     def _pass_layer(self, layer: int, x: Float32Array) -> Float32Array:
-        """Run all streams through a layer and add those that start here; returns the original."""
+        """Run all streams through a layer, add streams of its own changes, return the original's
+        stream.
+        """
         original = self.original
         weights = original.weights(layer_unit(layer))
         inputs: dict[TensorType, list[Float32Array]] = {}
@@ -282,7 +286,7 @@ class _Measurement:
         return out
 
     def _pass_streams(self, weights: Weights) -> None:
-        """Run the streams through a layer; each expert is read once and serves all streams."""
+        """Run the streams through a layer; each expert is read once, for all streams."""
         if weights.kind.n_experts and self.streams:
             joined = np.concatenate([stream.x for stream in self.streams])
             passed = np.split(self.original.layer(weights, joined), len(self.streams))
@@ -295,9 +299,10 @@ class _Measurement:
             self._advance()
 
     def _start_experts(self, first: Target, weights: Weights, x: Float32Array) -> None:
-        """Do what `_start_matrix` does with a matrix of all experts, rounded together.
+        """Measure a matrix of all experts, rounded together, as `_start_matrix` does for one
+        matrix.
 
-        The output errors are those of the weights: what each expert reads is not looked at.
+        The output errors are those of the weights, without the inputs of each expert.
         """
         kind, read = first.rule.target, weights.expert
         assert kind is not None
@@ -328,7 +333,9 @@ class _Measurement:
         x: Float32Array,
         inputs: Mapping[TensorType, list[Float32Array]],
     ) -> None:
-        """Measure the output errors of a matrix' types, and start the streams of some."""
+        """Measure the output errors of a matrix's types, and start the streams of the measured
+        types.
+        """
         kind = target.rule.target
         assert kind is not None  # learned positions are in no layer
         exact = weights[kind]
@@ -363,7 +370,7 @@ class _Measurement:
     def _divergences(self, x: Float32Array) -> NDArray[np.float64]:
         """Return the mean KL of every stream. The head is read twice, a range of rows at a time.
 
-        With z the logits of the original and y those of a stream, it is E_p[z - y] - log sum
+        With z the logits of the original and y those of a stream, the KL is E_p[z - y] - log sum
         exp z + log sum exp y, p being the softmax of z; the sums go over the ranges.
         """
         original = self.original
@@ -422,14 +429,14 @@ class _Measurement:
 
 
 class _LogSum:
-    """log sum exp over ranges of logits, for [n_samples, n_tokens]."""
+    """Accumulates log sum exp over ranges of logits, for [n_samples, n_tokens]."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._most = np.full(shape, -np.inf)
         self._sum = np.zeros(shape)
 
     def add(self, sample: int, logits: Float32Array) -> None:
-        """Include logits [n_tokens, n_rows] of a sample."""
+        """Add logits [n_tokens, n_rows] of a sample."""
         before = self._most[sample]
         most = np.maximum(before, logits.max(axis=1))
         shifted = np.exp(logits - most[:, None].astype(np.float32))
@@ -474,7 +481,7 @@ def _check(
 
 
 def _matrices(original: Original) -> list[Target]:
-    """All matrices; of the experts of a layer those of the first, for all of them."""
+    """All matrices; the first expert of a layer represents all its experts."""
     targets: list[Target] = []
     for unit in pass_units(original.header.n_layers):
         targets += original.targets(unit)
@@ -499,7 +506,7 @@ def _jobs(
 
 
 def _types(types: Collection[Dtype]) -> tuple[Dtype, ...]:
-    """Each once, the smallest first."""
+    """Each type once, the smallest first."""
     return tuple(sorted(set(types), key=_tile_bytes))
 
 
@@ -512,7 +519,7 @@ def _measured_types(types: tuple[Dtype, ...], measured: Collection[Dtype]) -> tu
 
 
 def _scaled(measured: Mapping[Dtype, float], errors: Mapping[Dtype, float]) -> dict[Dtype, float]:
-    """Costs of all types: measured, or scaled from the measured type next in size."""
+    """The costs of all types: measured, or scaled from the measured type next in size."""
     costs = {}
     for dtype in errors:
         nearest = min(measured, key=lambda m: abs(_tile_bytes(m) - _tile_bytes(dtype)))

@@ -1,9 +1,9 @@
-"""The finished layers of a calibration, in a folder beside the file that it makes.
+"""The finished layers of a calibration, in a folder beside the output file.
 
 After each layer its tensors and both residual streams are saved. A later call with the same
 model, text and options continues from there and makes the same file, bit for bit. Each saved file
-appears complete or not at all, and begins with the SHA-256 of the rest: a file that a power cut or
-a disk has damaged is ignored, and the calibration continues from the last layer before it.
+appears complete or not at all, and begins with the SHA-256 of the rest: a damaged file is ignored,
+and the calibration continues from the last layer before it.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -39,19 +39,19 @@ _OUR_NAMES: Final = re.compile(
     r"key|sensitivity\.(json|partial)|(layer|streams)-\d{4,}\.(npz|partial)"
 )
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
-# Bumped when the same model, text and options would no longer give the same file.
+# Increased when the same model, text and options would give another file.
 _STATE_VERSION: Final = 2
 
 
 def folder_of(out: Path) -> Path:
-    """Return the folder of the state of the file ``out``."""
+    """Return the folder of saved layers for the file ``out``."""
     return out.with_name(f"{out.name}.calibration")
 
 
 def state_key(source: Source, request: Request, text: CalibrationText) -> str:
     """Return the text that identifies a calibration: equal keys make equal files.
 
-    It has the options that decide what is rounded to what; threads and compression do not.
+    It contains the options that change the stored values, so neither threads nor compression.
     """
     files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in source.files]
     facts = {
@@ -68,7 +68,7 @@ def state_key(source: Source, request: Request, text: CalibrationText) -> str:
 
 
 class CalibrationState:
-    """The saved layers of one calibration. The folder is made when the first one is saved."""
+    """The saved layers of one calibration. Saving the first one makes the folder."""
 
     def __init__(self, folder: Path, key: str) -> None:
         """Look for saved layers of the calibration that ``key`` identifies.
@@ -87,7 +87,7 @@ class CalibrationState:
         self.n_layers = self._count()
 
     def _check_ours(self) -> None:
-        """Refuse a folder of the user's: a state with another key is removed."""
+        """Refuse a folder that holds anything else; a state with another key would be removed."""
         obstacle = ""
         if self._folder.is_symlink() or self._folder.is_file():
             obstacle = "it is no folder"
@@ -108,7 +108,7 @@ class CalibrationState:
             return None
 
     def _count(self) -> int:
-        """The layers up to the last one with streams that is saved with all before it."""
+        """The consecutive saved layers from the first one on, up to the last one with streams."""
         n_done = n = 0
         while self._is_whole(self._layer(n)):
             n_with_streams = n + 1 if self._is_whole(self._streams(n)) else n_done
@@ -198,7 +198,7 @@ class CalibrationState:
         self.n_layers = layer + 1
 
     def _put(self, path: Path, write: Callable[[IO[bytes]], object]) -> None:
-        """Write a file with ``write``, and the digest of its content in front of it."""
+        """Write a file with ``write``, preceded by the digest of its content."""
         partial = path.with_suffix(".partial")
         try:
             if not self._folder.is_dir():
@@ -225,11 +225,11 @@ class CalibrationState:
             return _sensitivity_of(read_json(path.read_bytes()[_DIGEST_BYTES:], has_nan=True))
         text = json.dumps(dataclasses.asdict(measure()))
         self._put(path, lambda file: file.write(text.encode()))
-        # Read back, so that a later call gets the same numbers.
+        # Read back, so that later calls get the same numbers.
         return _sensitivity_of(read_json(text, has_nan=True))
 
     def remove(self) -> None:
-        """Delete the folder: the file is made."""
+        """Delete the folder, once the output file is complete."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

@@ -17,27 +17,27 @@ from qsf.text.tokenizer import Tokenizer
 from qsf_converter.sources.metadata import read_bytes
 from qsf_converter.text.tokenizer import open_tokenizer
 
-MIN_SAMPLE_TOKENS: Final = 64  # statistics of less would be those of a few words
+MIN_SAMPLE_TOKENS: Final = 64  # statistics of fewer tokens would depend on a few words
 
 _END_LINE: Final = re.compile(r"^<\|endoftext\|>\r?\n?", re.MULTILINE)
 _TEXT_KEYS: Final = ("text", "content", "prompt")
 _BUNDLED: Final = Path(__file__).with_name("calibration_text.txt")
-# Encoding takes some 200 times the memory of its text, so texts are encoded in pieces.
+# Encoding takes about 200 times the memory of its text, so texts are encoded in pieces.
 _PIECE_CHARS: Final = 16384
-# Only some pieces of a text are encoded if it is far longer than the samples need. Few
-# vocabularies have more characters per token, in any language.
+# Only some pieces are encoded of a text that is far longer than the samples need. Few vocabularies
+# have more characters per token, in any language.
 _CHARS_PER_TOKEN: Final = 16
 
 
-_MEMORY_BYTES = 512 << 20  # 64 MB of text with characters outside the basic plane
+_MEMORY_BYTES = 512 << 20  # covers 64 MB of text with characters outside the basic plane
 
 
 def read_texts(path: Path) -> list[str]:
     """Return the texts of a file, in its order; texts of white space only are left out.
 
     ``.jsonl`` and ``.ndjson`` have one JSON value per line, ``.json`` an array of them: a string,
-    or an object whose text is called "text", "content" or "prompt". Anything else is UTF-8 text:
-    one, or several with lines of ``<|endoftext|>`` between them, as training texts have.
+    or an object whose text is called "text", "content" or "prompt". Any other file is UTF-8 text:
+    one text, or several separated by lines of ``<|endoftext|>``, as training texts are.
 
     Raises QsfIOError when the system refuses to read, QsfConversionError when the file is not
     what its name says (with the number of the line or value) or holds no text.
@@ -55,7 +55,7 @@ def read_texts(path: Path) -> list[str]:
         ) from error
     suffix = path.suffix.lower()
     if suffix in (".jsonl", ".ndjson"):
-        # Not splitlines(): U+2028 and the like may stand in a JSON string as they are.
+        # Not splitlines(): a JSON string may contain U+2028 and similar unescaped.
         lines = enumerate(whole.split("\n"), 1)
         texts = [
             _text_of(_parse(line, f"{path}: line {at}"), f"{path}: line {at}")
@@ -79,7 +79,7 @@ def read_texts(path: Path) -> list[str]:
 
 
 def bundled_text() -> str:
-    """Return the text that is calibrated with when none is given.
+    """Return the default calibration text.
 
     CALIBRATION_TEXT_SOURCES.md names the sources and licences of its parts.
     """
@@ -99,8 +99,8 @@ def cut_samples(
 
     The texts are one sequence with ``eos_id`` between them, if the model has one. It is cut
     into samples without overlap, of which ``max_samples`` are taken, evenly spread, and every
-    sample begins with ``bos_id``, if the model has one. What does not fill a sample is left
-    out; where even the first is not full, the only sample is as long as the sequence.
+    sample begins with ``bos_id``, if the model has one. A rest that does not fill a sample is left
+    out; if the sequence is shorter than a sample, it is the only sample.
 
     Raises QsfConversionError when there are fewer than 64 tokens (or than a sample, if that is
     shorter), and when the texts are not Unicode; QsfFormatError and QsfUnsupportedError when the
@@ -168,7 +168,7 @@ def _text_of(value: Any, where: str) -> str:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Cut a text after a line, else before a space, where no token crosses the cut."""
+    """Cut a text after a line break, else before a space, where no token crosses the cut."""
     start = 0
     while len(text) - start > _PIECE_CHARS:
         end = start + _PIECE_CHARS
@@ -182,8 +182,7 @@ def _pieces(text: str) -> Iterator[str]:
 def _spread(texts: Sequence[str], wanted_chars: int) -> list[list[str]]:
     """Return texts as lists of pieces: all of them, or about ``wanted_chars`` evenly spread.
 
-    A text of which something is left out becomes several, for what follows a gap is not a
-    continuation.
+    A text with gaps becomes several texts, because the part after a gap is not a continuation.
     """
     cut = [list(_pieces(text)) for text in texts if text]
     n_chars = sum(map(len, texts))
@@ -191,7 +190,7 @@ def _spread(texts: Sequence[str], wanted_chars: int) -> list[list[str]]:
     if n_chars <= wanted_chars:
         return cut
     spread: list[list[str]] = []
-    credit = 0  # of characters, times n_chars
+    credit = 0  # in characters times n_chars
     for pieces in cut:
         is_continued = False
         for piece in pieces:
@@ -216,7 +215,7 @@ def _sequence(
         if parts and eos_id is not None:
             parts.append(np.array([eos_id], np.int32))
         for piece in pieces:
-            # Text of unknown origin: what reads like a special token is text.
+            # Text of unknown origin: names of special tokens are ordinary text.
             ids = tokenizer.encode(piece, add_prefix=False, parse_special=False)
             parts.append(np.array(ids, np.int32))
     return np.concatenate(parts) if parts else np.empty(0, np.int32)

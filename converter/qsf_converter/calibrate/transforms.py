@@ -1,12 +1,12 @@
-"""Changes of a layer's weights that leave its output as it is, and make it easier to round.
+"""Changes of a layer's weights that keep its output and make it easier to round.
 
-- Scaling (AWQ, Lin et al. 2023): a matrix' columns are multiplied with s, what it reads is divided
-  by s. The division costs nothing: it goes into the norm in front of Q, K, V and of gate and up,
-  into the rows of V in front of the attention's output, into those of up in front of down.
-- Rotation of the heads (as R2 of SpinQuant, Liu et al. 2024): the values of a head are turned by
-  a Hadamard matrix, and the attention's output matrix turns them back.
+- Scaling (AWQ, Lin et al. 2023): a matrix's columns are multiplied by s, and its input is divided
+by s. The division costs nothing: it is merged into the norm before Q, K, V and before gate and up,
+into the rows of V for the attention's output matrix, and into the rows of up for down. - Rotation
+of the heads (as R2 of SpinQuant, Liu et al. 2024): the values of a head are rotated by a Hadamard
+matrix, and the attention's output matrix rotates them back.
 
-Which of them a layer gets is measured: what serves the weighted error of plain rounding.
+A layer gets those that lower its weighted error of rounding to nearest, which is measured.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -30,10 +30,13 @@ T = TensorType
 ROTATED: Final = "rotated"
 SCALED: Final = "scaled"
 
-_EXPONENTS: Final = (0.25, 0.5)  # of the root mean square of an input, to become its scale
+_EXPONENTS: Final = (
+    0.25,
+    0.5,
+)  # exponents that turn the root mean square of an input into its scale
 _LARGEST_LOG: Final = math.log(16)
-_MOST_ROWS: Final = 1024  # of a matrix, to measure with
-_LEAST_GAIN: Final = 0.02  # of the error; less is chance
+_MOST_ROWS: Final = 1024  # rows of a matrix to measure with
+_LEAST_GAIN: Final = 0.02  # of the error; a smaller gain is noise
 _PLAIN: Final = (Dtype.F16, Dtype.F32)
 
 Energies = Mapping[tuple[TensorType, ...], NDArray[np.float64]]
@@ -56,7 +59,7 @@ def choose(
         action = ""
         best_error = _error(chosen, group, dtypes, np.diag(inputs))
         if group == (T.ATTN_OUT,) and not weights.kind.has_attention:
-            continue  # rows of another mixer are no heads
+            continue  # another mixer's rows are no heads
         turned = rotate_heads(chosen) if group == (T.ATTN_OUT,) else None
         if turned is not None:
             rotated = _rotated(inputs, weights.kind.head_dim)
@@ -81,10 +84,11 @@ def choose(
 def scale_inputs(
     weights: Weights, group: tuple[TensorType, ...], scales: Float32Array
 ) -> Weights | None:
-    """Multiply the columns of a group with ``scales`` [n_inputs] and divide what they read.
+    """Multiply the columns of a group by ``scales`` [n_inputs] and divide the group's input by
+    them.
 
-    None where nothing in front of the group can take the division. The scales of attention's
-    output are the same for all heads that share values.
+    Returns None if nothing before the group can absorb the division. The scales of attention's
+    output are equal for all heads that share values.
     """
     out = weights.changed()
     readers = (*group, T.BETA, T.DECAY) if T.Q in group else group
@@ -103,27 +107,27 @@ def scale_inputs(
     elif group == (T.FFN_DOWN,) and T.FFN_GATE in weights:
         _divide(out, T.FFN_UP, scales)
     else:
-        return None  # a plain FFN's activation, or the stream itself, which a factor does not pass
+        return None  # neither a plain FFN's activation nor the stream itself can absorb a factor
     return out
 
 
 def _norm_in_front(weights: Weights, group: tuple[TensorType, ...]) -> TensorType | None:
-    """The norm whose weights can take a factor of each input of a group, and no one else's."""
+    """The norm that only this group reads, whose weights can absorb a factor of each input."""
     if group == (T.ATTN_OUT,):
         kind = T.ATTN_SUB_NORM
     elif group == (T.FFN_DOWN,):
         kind = T.FFN_SUB_NORM
     elif weights.is_shared_norm or (T.Q not in group and weights.kind.n_experts):
-        return None  # a router and experts read the norm, too
+        return None  # router and experts read the norm, too
     else:
         kind = T.ATTN_NORM if T.Q in group else T.FFN_NORM
     return kind if kind in weights else None
 
 
 def rotate_heads(weights: Weights) -> Weights | None:
-    """Turn the values of each head, and turn them back in the attention's output matrix.
+    """Rotate the values of each head, and rotate them back in the attention's output matrix.
 
-    None when the head dimension is not a power of two, or a norm or gate stands between the two.
+    None if the head dimension is not a power of two, or a norm or gate is between the two.
     """
     n = weights.kind.head_dim
     is_apart = weights.kind.value_norm or T.ATTN_SUB_NORM in weights or T.MIX_GATE in weights
@@ -177,7 +181,7 @@ def _error(
     dtypes: Mapping[TensorType, Dtype],
     energies: NDArray[np.float64],
 ) -> float:
-    """Squared error of plainly rounded matrices, each column's weighted with its input's energy."""
+    """Squared error of rounding to nearest, weighted by the energy of each column's input."""
     total = 0.0
     of_columns = energies.astype(np.float32)
     for kind in group:
@@ -201,7 +205,7 @@ def _error(
 
 
 def _rotated(inputs: NDArray[np.float64], head_dim: int) -> NDArray[np.float64]:
-    """The sums of input x input, with the inputs of each head turned."""
+    """The sums of input x input, with the inputs of each head rotated."""
     turn = _hadamard(head_dim).astype(np.float64)
     n_heads = len(inputs) // head_dim
     grid = inputs.reshape(n_heads, head_dim, n_heads, head_dim)

@@ -20,10 +20,10 @@ from qsf_converter.request import MIXED, Request
 from qsf_converter.rounding.plan import Plan, Policy, parse_quant_type
 from qsf_converter.sources.checkpoint import Checkpoint
 
-_LAYER_TOKENS: Final = 2048  # to measure layers by
+_LAYER_TOKENS: Final = 2048  # to measure layers
 
-# Called with the name of a phase that begins; returns the progress function of that phase, which
-# is called with (steps done, steps in all).
+# Called with the name of a phase that begins; returns the phase's progress function, which is
+# called with the steps done and all steps.
 Phase = Callable[[str], Callable[[int, int], None]]
 
 
@@ -36,11 +36,10 @@ def choose_types(
     phase: Phase,
     state: CalibrationState | None = None,
 ) -> tuple[Plan, Sensitivity | None]:
-    """Return the plan with a type for every matrix, and the measurement if there was one.
+    """Return the plan with a type for every matrix, and the measurement or None.
 
-    Without a target size, ``mixed`` makes the file as large as the fixed table of types does;
-    without a text as well, it is that table. Raises QsfConversionError when the target is too
-    small.
+    Without a target size, ``mixed`` aims at the size that the fixed table of types gives; without
+    a text it uses that table. Raises QsfConversionError when the target is too small.
     """
     table = assignment.mixed_policy(plan.targets)
     if request.layer_type != MIXED:
@@ -57,7 +56,7 @@ def choose_types(
     if most_bytes is None:
         policy = _with_embed_type(plan, table, request)
         most_bytes = assignment.file_bytes(assignment.with_policy(plan, policy), section_bytes)
-    assignment.smallest_types(plan, types, most_bytes, section_bytes)  # refuses before the work
+    assignment.smallest_types(plan, types, most_bytes, section_bytes)  # raises before the long work
     sensitivity = None
     if text is not None:
         sensitivity = _measure(Original(plan, checkpoint), text, types, phase, state)

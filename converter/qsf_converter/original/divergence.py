@@ -1,8 +1,8 @@
 """Compares the predictions of two models, from logits of one part of the vocabulary at a time.
 
 KL(p || q) needs the sum of exp(logit) of both models and the sum of p * (difference of the logits).
-All three are accumulated over the parts, each relative to the largest logit so far, so no row of
-logits is ever held whole.
+All three are accumulated over the parts, relative to the largest logit so far, so memory never
+holds a whole row of logits.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -17,7 +17,7 @@ _Float64Array = NDArray[np.float64]
 
 
 class Divergence:
-    """An original and a changed model on samples of tokens: all but the first are predicted."""
+    """Compares an original and a changed model on samples, at all tokens but the first."""
 
     def __init__(self, tokens: NDArray[np.integer]) -> None:
         self._next = tokens[:, 1:]
@@ -25,7 +25,7 @@ class Divergence:
         self._largest = np.full((2, *shape), -np.inf)
         self._sums = np.zeros((2, *shape))  # of exp(logit - largest)
         self._product = np.zeros(shape)  # of exp(original - its largest) * (original - changed)
-        self._chosen = np.zeros((2, *shape))  # logits of the token that came
+        self._chosen = np.zeros((2, *shape))  # logits of the actual token
         self._likeliest = np.zeros((2, *shape), np.int64)
 
     def add(self, sample: int, start: int, original: Float32Array, changed: Float32Array) -> None:
@@ -50,7 +50,7 @@ class Divergence:
 
     @property
     def n_tokens(self) -> int:
-        """Predictions that were compared."""
+        """Number of compared predictions."""
         return self._next.size
 
     @property
@@ -69,5 +69,5 @@ class Divergence:
 
     @property
     def top1_agreement(self) -> float:
-        """The share of positions where both find the same token likeliest."""
+        """The share of positions at which both have the same most probable token."""
         return float((self._likeliest[0] == self._likeliest[1]).mean())

@@ -1,7 +1,7 @@
 """The original model in full precision, one layer at a time.
 
-Calibration and evaluation need what the unrounded model computes. Here a layer's weights are read
-as f32 matrices when its turn comes and dropped after it, so that memory holds one layer and the
+Calibration and evaluation need the outputs of the unrounded model. A layer's weights are read as
+f32 matrices before the layer runs and dropped afterwards, so memory holds one layer and the
 activations of the texts, whatever the model's size. Layers have the shapes of docs/format.md;
 products are numpy's, so sums are those of the machine's BLAS, not of the engine.
 """
@@ -38,7 +38,7 @@ from qsf_converter.sources.checkpoint import Checkpoint, Float32Array
 from qsf_converter.sources.families.rules import INPUT_GROUPS, Place
 
 T = TensorType
-# Called with the matrices that read an input, and the input [n_tokens, n_inputs].
+# Called with the matrices that share an input, and this input [n_tokens, n_inputs].
 Observer = Callable[[tuple[TensorType, ...], Float32Array], None]
 
 BIASES: Final = {
@@ -55,11 +55,11 @@ BIASES: Final = {
     T.INPUT_NORM: T.INPUT_NORM_BIAS,
 }
 _HEAD_ROWS: Final = 16384  # of the head at once
-_EXPERTS_BYTES: Final = 256 << 20  # of a layer's experts as f32, which are kept up to this
+_EXPERTS_BYTES: Final = 256 << 20  # a layer's experts are kept as f32 up to this size
 
 
 class Weights(dict[TensorType, Float32Array]):
-    """The tensors of a unit by their types, and of a layer what it computes with them.
+    """The tensors of a unit by their types, and for a layer its kind.
 
     ``expert`` reads the tensors of an expert of the layer by its number.
     """
@@ -79,12 +79,12 @@ class Weights(dict[TensorType, Float32Array]):
         changes: Mapping[TensorType, Float32Array] | None = None,
         expert: Callable[[int], Weights] | None = None,
     ) -> Weights:
-        """Return a copy with some tensors in the place of its own, or with other experts."""
+        """Return a copy with some tensors replaced, or with other experts."""
         return Weights({**self, **(changes or {})}, self.kind, expert or self.expert)
 
     @property
     def is_shared_norm(self) -> bool:
-        """Do attention and FFN read the same normalised input?"""
+        """True if attention and FFN read the same normalised input."""
         return self.kind.is_parallel and T.FFN_NORM not in self
 
 
@@ -103,7 +103,7 @@ class Original:
             )
         self._checkpoint = checkpoint
         self._by_unit: dict[UnitId, list[Target]] = {}
-        self._kept_experts: dict[UnitId, Weights] = {}  # of one layer
+        self._kept_experts: dict[UnitId, Weights] = {}  # the tensors of one layer
         for target in plan.targets:
             self._by_unit.setdefault(target.unit, []).append(target)
         facts = plan.facts
@@ -120,7 +120,7 @@ class Original:
     def weights(self, unit: UnitId) -> Weights:
         """Read all tensors of a unit as f32: matrices [n_rows, n_cols], vectors [n].
 
-        Experts of a layer are read when they are asked for, and kept if all of them are small.
+        Experts of a layer are read on first use, and kept if all of them together are small.
         """
 
         def expert(number: int) -> Weights:
@@ -159,7 +159,7 @@ class Original:
     def embed(self, tokens: NDArray[np.integer]) -> Float32Array:
         """Return the residual stream [n_samples, n_tokens, dim] of token ids [n_samples, n_tokens].
 
-        Reads the rows of the embedding that occur, and the positions.
+        Reads only the needed rows of the embedding, and the positions.
         """
         x = np.empty((*tokens.shape, self.header.dim), np.float32)
         for start, rows in self.embedding_rows():
@@ -174,10 +174,11 @@ class Original:
     def layer(
         self, weights: Weights, x: Float32Array, observe: Observer | None = None
     ) -> Float32Array:
-        """Return the residual stream after a layer; ``x`` [n_samples, n_tokens, dim] is kept.
+        """Return the residual stream after a layer; ``x`` [n_samples, n_tokens, dim] is not
+        changed.
 
-        ``observe`` is told the input of every matrix but those of experts, all tokens of a sample
-        at once, one sample after another.
+        ``observe`` is called with the input of every matrix outside of experts: all tokens of a
+        sample at once, one sample after another.
         """
         behind, inputs, dense = (np.zeros_like(x) for _ in range(3))
 
@@ -196,7 +197,7 @@ class Original:
         dense: Float32Array,
         routed: Float32Array | None = None,
     ) -> Float32Array:
-        """Return the stream behind a layer from that ``behind`` attention and the FFN's parts."""
+        """Return the stream after a layer, from the stream after attention and the FFN's parts."""
         y = dense
         if routed is not None:
             dense = self._normalise(w, T.DENSE_POST_NORM, dense)
@@ -210,7 +211,7 @@ class Original:
     def routed_inputs(
         self, w: Weights, y: Float32Array, behind: Float32Array
     ) -> tuple[Float32Array, Float32Array]:
-        """Return what router and experts read: the FFN's input ``y``, or the stream normalised."""
+        """Return the input of router and experts: the FFN's ``y``, or the normalised stream."""
         of_router, of_experts = (
             self._normalise(w, norm, behind) if norm in w else y
             for norm in (T.ROUTER_NORM, T.ROUTED_NORM)
@@ -218,7 +219,7 @@ class Original:
         return of_router, of_experts
 
     def _routed(self, w: Weights, inputs: Float32Array, behind: Float32Array) -> Float32Array:
-        """Return what the experts add up to."""
+        """Return the weighted sum of the experts' outputs."""
         assert w.expert is not None
         of_router, of_experts = self.routed_inputs(w, inputs, behind)
         out = np.zeros_like(inputs)
@@ -234,13 +235,13 @@ class Original:
     def final_norm(
         self, weights: Mapping[TensorType, Float32Array], x: Float32Array
     ) -> Float32Array:
-        """Return what the head reads, of ``x`` [..., dim]; ``weights`` are the final unit's."""
+        """Return the input of the head from ``x`` [..., dim]; ``weights`` are the final unit's."""
         return self._normalise(weights, T.FINAL_NORM, x)
 
     def finish_logits(
         self, weights: Mapping[TensorType, Float32Array], products: Float32Array, start: int
     ) -> Float32Array:
-        """Make logits of the head's products [..., n] from row ``start`` on; changes them."""
+        """Turn the head's products [..., n], rows from ``start`` on, into logits, in place."""
         if T.HEAD_BIAS in weights:
             products += weights[T.HEAD_BIAS][start : start + products.shape[-1]]
         if self.arch.logit_cap:
@@ -274,15 +275,15 @@ class Original:
     # ---- parts of a layer; x, y: [n_tokens, ...] of one sample ----
 
     def layer_input(self, w: Weights, x: Float32Array) -> Float32Array:
-        """Return the stream as the layer takes it, [n_tokens, dim]."""
+        """Return the stream in the form that the layer uses, [n_tokens, dim]."""
         return self._normalise(w, T.INPUT_NORM, x)
 
     def attention_input(self, w: Weights, x: Float32Array) -> Float32Array:
-        """Return what Q, K and V read, [n_tokens, dim]."""
+        """Return the input of Q, K and V, [n_tokens, dim]."""
         return self._normalise(w, T.ATTN_NORM, x)
 
     def heads(self, w: Weights, y: Float32Array) -> Float32Array:
-        """Return what the mixer's output matrix reads, [n_tokens, n_heads * head_dim]."""
+        """Return the input of the mixer's output matrix, [n_tokens, n_heads * head_dim]."""
         kind, n_tokens = w.kind, len(y)
         if kind.mixer == Mixer.SHORT_CONV:
             return convolve(w, linear(w, T.K, y) * linear(w, T.V, y)) * linear(w, T.Q, y)
@@ -323,39 +324,39 @@ class Original:
         return self._normalise(w, T.ATTN_SUB_NORM, mixed)
 
     def attention_output(self, w: Weights, heads: Float32Array) -> Float32Array:
-        """Return what attention adds to the stream, [n_tokens, dim]."""
+        """Return attention's contribution to the stream, [n_tokens, dim]."""
         y = self._normalise(w, T.POST_ATTN_NORM, linear(w, T.ATTN_OUT, heads))
         return y if w.kind.residual_factor == 1 else y * np.float32(w.kind.residual_factor)
 
     def ffn_input(self, w: Weights, x: Float32Array, behind: Float32Array) -> Float32Array:
-        """Return what gate and up read, [n_tokens, dim].
+        """Return the input of gate and up, [n_tokens, dim].
 
-        ``x`` is the stream before attention, ``behind`` the one behind it.
+        ``x`` is the stream before attention, ``behind`` the stream after it.
         """
         if w.is_shared_norm:
             return self.attention_input(w, x)
         return self._normalise(w, T.FFN_NORM, x if w.kind.is_parallel else behind)
 
     def ffn_hidden(self, w: Weights, y: Float32Array) -> Float32Array:
-        """Return what the down matrix reads, [n_tokens, ffn_dim]."""
+        """Return the input of the down matrix, [n_tokens, ffn_dim]."""
         up = linear(w, T.FFN_UP, y)
         if w.kind.ffn == Ffn.PLAIN:
             hidden = _activate(w.kind.activation, up)
         else:
             hidden = _activate(w.kind.activation, linear(w, T.FFN_GATE, y))
             hidden *= _gated(w.kind.activation, up)
-        if T.SHARED_GATE in w:  # of the output, to which it is the same
+        if T.SHARED_GATE in w:  # the gate applies to the output, with the same result
             hidden /= 1 + np.exp(-(y @ w[T.SHARED_GATE]))[:, None]
         return self._normalise(w, T.FFN_SUB_NORM, hidden)
 
     def ffn_output(self, w: Weights, hidden: Float32Array) -> Float32Array:
-        """Return the product of the FFN, or of an expert, [n_tokens, dim]; see ``joined``."""
+        """Return the output of the FFN, or of an expert, [n_tokens, dim]; see ``joined``."""
         return linear(w, T.FFN_DOWN, hidden)
 
     def _parts_of_sample(
         self, w: Weights, x: Float32Array, observe: Observer | None
     ) -> tuple[Float32Array, Float32Array, Float32Array]:
-        """Return the stream behind attention, and the input and output of the dense part."""
+        """Return the stream after attention, and the input and output of the dense part."""
 
         def observed(kinds: tuple[TensorType, ...], y: Float32Array) -> Float32Array:
             if observe is not None:
@@ -419,7 +420,9 @@ class Original:
         """Return cos and sin [n_tokens, pairs], and whether pairs are interleaved."""
         frequencies, is_interleaved = self._frequencies, self.arch.rope_interleaved
         factor = 1.0
-        for entry in self._rope_sets:  # the last entry of its number that begins at this context
+        for (
+            entry
+        ) in self._rope_sets:  # the last entry of a number whose least context is reached wins
             if entry.number == kind.rope_set and entry.least_context <= n_tokens:
                 frequencies, is_interleaved = np.array(entry.frequencies), entry.is_interleaved
                 factor = entry.factor
@@ -430,7 +433,7 @@ class Original:
     def _normalise(
         self, w: Mapping[TensorType, Float32Array], kind: TensorType, x: Float32Array
     ) -> Float32Array:
-        """Normalise the last axis of ``x``; returns ``x`` if the model has no such norm."""
+        """Normalise the last axis of ``x``; without such a norm, return ``x``."""
         if kind not in w:
             return x
         y = self._normalised(x) * w[kind]
@@ -450,9 +453,9 @@ _QK: Final = ((T.Q, T.Q_NORM), (T.K, T.K_NORM))
 
 
 def for_each(n: int, act: Callable[[int], None], *, n_threads: int | None = None) -> None:
-    """Call ``act`` with 0 .. n - 1, which do not depend on each other, on several threads.
+    """Call ``act`` with 0 .. n - 1 on several threads, in any order.
 
-    Raises what the first that fails raises.
+    Raises the exception of the first failed call.
     """
     n_threads = min(n, n_threads or os.cpu_count() or 1)
     if n_threads <= 1:
@@ -495,7 +498,7 @@ def convolve(w: Weights, x: Float32Array) -> Float32Array:
 def delta_rule(
     w: Weights, y: Float32Array, normalised: Callable[[Float32Array], Float32Array]
 ) -> Float32Array:
-    """Return what the output matrix of the gated delta rule reads, [n_tokens, values].
+    """Return the input of the gated delta rule's output matrix, [n_tokens, values].
 
     Token by token: the state [value heads, key_dim, value_dim] is f64. ``normalised`` divides the
     last axis by its root mean square.
@@ -547,9 +550,10 @@ def _row_ranges(target: Target, checkpoint: Checkpoint) -> Iterator[tuple[int, F
 
 
 def _hidden_positions(behind: NDArray[np.int_], window_tokens: int) -> NDArray[np.bool_]:
-    """Which keys [columns] a query [rows] does not see: later ones, and those out of the window.
+    """Mask of keys [columns] that a query [rows] does not see: later ones, and those outside of the
+    window.
 
-    ``behind`` says how far behind the query the key is.
+    ``behind`` is the distance from the query back to the key.
     """
     hidden: NDArray[np.bool_] = behind < 0
     if window_tokens:
@@ -558,7 +562,7 @@ def _hidden_positions(behind: NDArray[np.int_], window_tokens: int) -> NDArray[n
 
 
 def _gated(kind: int, up: Float32Array) -> Float32Array:
-    """The factor of the activated gate."""
+    """The factor by which the up projection is multiplied: the activated gate."""
     return np.clip(up, -7, 7) + 1 if kind == Activation.SILU_CLAMPED else up
 
 

@@ -1,8 +1,8 @@
 """A checkpoint in full precision as a source of logits, for evaluating what was made of it.
 
-The windows go through the model layer by layer, in batches whose activations fit in a given
-amount of memory; a layer's weights are read once for each batch, or once altogether where all of
-them fit in that amount too.
+The windows go through the model layer by layer, in batches whose activations fit in a given amount
+of memory. A layer's weights are read once for each batch, or only once if all weights fit in that
+amount too.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -33,9 +33,9 @@ class OriginalLogits:
 
     Args:
         original: the model.
-        tokenizer: what makes tokens of text, if it has one.
-        memory_bytes: for the activations of a batch of windows, at least of one window, and as
-            much again for weights that are kept. A layer's weights, as f32, come on top.
+        tokenizer: of the checkpoint, or None.
+        memory_bytes: for the activations of a batch of windows, at least one window, and as much
+            again for kept weights. A layer's weights, as f32, come on top.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class OriginalLogits:
 
     @property
     def max_tokens(self) -> int:
-        """What the model was made for."""
+        """The longest window: the model's own context."""
         return self._original.header.max_tokens
 
     @property
@@ -89,7 +89,7 @@ class OriginalLogits:
             start = end
 
     def _batch_end(self, windows: Sequence[Window], start: int) -> int:
-        """Return the end of the windows that go through the layers together, all of a length."""
+        """Return the end of the batch: windows of equal length, run through the layers together."""
         n_tokens = len(windows[start].tokens)
         window_bytes = 4 * n_tokens * self._original.header.dim
         most = max(1, self._memory_bytes // window_bytes)
@@ -99,13 +99,13 @@ class OriginalLogits:
         return end
 
     def _states(self, windows: Sequence[Window], advance: Callable[[float], None]) -> Float32Array:
-        """Return what the head reads, [n_windows, n_tokens - 1, dim]."""
+        """Return the input of the head, [n_windows, n_tokens - 1, dim]."""
         original, n_layers = self._original, self._original.header.n_layers
         tokens = np.stack([window.tokens[:-1] for window in windows])
         x = original.embed(tokens)
         for layer in range(n_layers):
             weights = self._weights(layer_unit(layer))
-            # Experts are read once for all windows, and the others need no copy of all of them.
+            # Experts are read once for all windows; other weights are not copied.
             step = len(x) if weights.kind.n_experts else 1
             for i in range(0, len(x), step):
                 x[i : i + step] = original.layer(weights, x[i : i + step])
@@ -146,13 +146,13 @@ class OriginalLogits:
 def open_original(
     path: Path, *, memory_bytes: int = DEFAULT_MEMORY_BYTES
 ) -> Iterator[OriginalLogits]:
-    """Open a checkpoint as a source of logits, for as long as the context lasts.
+    """Open a checkpoint as a source of logits; the context manager closes it.
 
     Raises QsfConversionError when it holds no model that can be converted, QsfIOError when the
     system refuses to read.
     """
     with open_source(path) as source:
-        policy = Policy(Dtype.F16, Dtype.F16)  # of the plan only names and shapes are used
+        policy = Policy(Dtype.F16, Dtype.F16)  # only names and shapes of the plan are used
         plan = make_plan(source.family, source.facts, source.checkpoint, policy)
         yield OriginalLogits(
             Original(plan, source.checkpoint), _tokenizer_of(source), memory_bytes=memory_bytes

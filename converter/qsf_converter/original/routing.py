@@ -1,4 +1,4 @@
-"""Which experts of a layer a token goes to, and with which weights (docs/format.md, section 7)."""
+"""Routing: which experts of a layer a token uses, and their weights (docs/format.md, section 7)."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TensorType
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The experts of each token: indices and weights [n_tokens, n_chosen], in no order."""
+    """The experts of each token: indices and weights [n_tokens, n_chosen], unordered."""
 
     experts: NDArray[np.intp]
     weights: Float32Array
@@ -30,7 +30,7 @@ class Choice:
 
 
 def route(kind: LayerKind, w: Mapping[TensorType, Float32Array], y: Float32Array) -> Choice:
-    """Choose for the router's inputs ``y`` [n_tokens, dim] with the router of a layer."""
+    """Choose experts for the router's inputs ``y`` [n_tokens, dim] with the router of a layer."""
     logits = y @ w[T.EXPERT_ROUTER].T
     if T.ROUTER_BIAS in w:
         logits += w[T.ROUTER_BIAS]
@@ -65,7 +65,7 @@ def _scores(kind: LayerKind, logits: Float32Array) -> Float32Array:
 
 
 def _largest(values: Float32Array, n: int) -> NDArray[np.intp]:
-    """The places of the n largest of each row; of equals the lower ones."""
+    """The indices of the n largest values of each row; of equal values the lower indices."""
     return np.argsort(-values, axis=1, kind="stable")[:, :n]
 
 

@@ -1,8 +1,8 @@
 """Which compression a layer gets: the requested one, or (auto) the one that measures fastest.
 
-Reading and decoding overlap on the machine that runs the model, so a layer takes the longer of the
-two times. ``auto`` measures both on a sample of the layer's blocks, and compresses only if that is
-faster than reading the layer uncompressed.
+Reading and decoding overlap when the model runs, so a layer takes the longer of the two times.
+``auto`` measures both on a sample of the layer's blocks, and compresses only if that is faster
+than reading the layer uncompressed.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -25,7 +25,7 @@ COMPRESSIONS: Mapping[str, Compression | None] = {
     AUTO: None,
 }
 SAMPLE_BLOCKS = 8
-LEAST_GAIN = 0.03  # of the time; decoding for less is not worth it
+LEAST_GAIN = 0.03  # of the time; a smaller gain is not worth decoding
 
 _DECODE_ROUNDS = 5
 _MB = 1e6
@@ -38,24 +38,24 @@ class Measured:
     compression: Compression
     stored_bytes: int
     raw_bytes: int
-    decode_s: float  # of all of them, on one thread
+    decode_s: float  # for all blocks, on one thread
 
     @property
     def ratio(self) -> float:
-        """What is stored of a raw byte."""
+        """Stored bytes for each raw byte."""
         return self.stored_bytes / self.raw_bytes
 
     @property
     def decode_bytes_per_s(self) -> float:
-        """Raw bytes; infinite when nothing had to be decoded."""
+        """Raw bytes decoded a second; infinite if no block had to be decoded."""
         return self.raw_bytes / self.decode_s if self.decode_s > 0 else math.inf
 
 
 def choose(measured: Iterable[Measured], disk_bytes_per_s: float) -> Compression:
-    """Return the compression with which the blocks are ready first.
+    """Return the compression whose blocks are available first.
 
-    That takes ``max(stored / disk, raw / decode)``, which must be at least 3 % less than
-    ``raw / disk``. Of equals the one that leaves more of the processor.
+    The time is ``max(stored / disk, raw / decode)``, which must be at least 3 % less than ``raw /
+    disk``. Of equal times the one that decodes faster wins.
     """
 
     def seconds(m: Measured) -> float:
@@ -76,7 +76,7 @@ def measure(
 ) -> Measured:
     """Pack the blocks and time how one thread decodes them, with the libraries the engine uses.
 
-    A block that does not shrink is stored as it is and costs nothing to decode. The median of
+    A block that does not shrink is stored uncompressed and needs no decoding. The median of
     a few rounds; the first is not counted.
     """
     packed = [pack_block(compression, block, level=level) for block in blocks]
@@ -184,7 +184,7 @@ class Chooser:
         }
 
     def summary(self) -> str | None:
-        """One line for people: what the layers got."""
+        """One line for people: the compressions of the layers."""
         if self._fixed is Compression.NONE:
             return None
         packed = [s for s in self._stored if s.compression != Compression.NONE]

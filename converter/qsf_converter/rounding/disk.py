@@ -1,4 +1,4 @@
-"""How fast the disk is that a file is written to, as `qsf.native.roofline` measures it."""
+"""The speed of the disk of the output file, measured by `qsf.native.roofline`."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from qsf.errors import QsfIOError
 from qsf.native.roofline import READ_BYTES, measure_disk
 from qsf.system import files
 
-_LEAST_BYTES = 64 << 20  # less says little; as much is written if there is no source to read
+_LEAST_BYTES = 64 << 20  # smaller files measure little; the temporary file has this size
 
 
 def read_bytes_per_s(folder: Path, sources: Sequence[Path]) -> float | None:
-    """Return the speed of the disk under ``folder``, None where it cannot be measured.
+    """Return the speed of the disk under ``folder``, or None if it cannot be measured.
 
-    Reads the largest of ``sources`` if it lies on the same disk and is large enough, else a
-    file without a name that is written there first and gone afterwards.
+    Reads the largest of ``sources`` if it is on the same disk and large enough; else first writes a
+    temporary file without a name.
     """
     with contextlib.suppress(OSError, QsfIOError), _something_to_read(folder, sources) as path:
         return _measure(path)

@@ -34,10 +34,10 @@ _FIELDS: Final[Mapping[Dtype, tuple[tuple[str, int], ...]]] = {
 def gguf_tiles(
     dtype: Dtype, stored: NDArray[np.uint8], exponents: tuple[int, ...] = ()
 ) -> tuple[bytes, NDArray[np.float16]]:
-    """Return the tiles of rows of blocks, and their f16 scales and mins to be looked at.
+    """Return the tiles of rows of blocks, and their f16 scales and mins for checking.
 
-    ``stored`` [n_rows, bytes of a row] is as the file has it. Row i is multiplied by 2 to the power
-    of ``exponents[i]``, which `exact_shifts` allows.
+    ``stored`` [n_rows, bytes of a row] are the bytes of the file. Row i is multiplied by 2 to the
+    power of ``exponents[i]``, which `exact_shifts` allows.
     """
     blocks = _blocks(dtype, stored)
     if exponents:
@@ -57,7 +57,7 @@ def gguf_tiles(
 def exact_shifts(
     dtype: Dtype, stored: NDArray[np.uint8]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return how often each row can be halved, and how often doubled, without any rounding."""
+    """Return how often each row can be halved and doubled without rounding."""
     blocks = _blocks(dtype, stored)
     values = np.concatenate([_half(blocks, name) for name in _halves(blocks)], axis=1)
     fractions, exponents = np.frexp(np.abs(values.astype(np.float32)))
@@ -76,7 +76,7 @@ def _blocks(dtype: Dtype, stored: NDArray[np.uint8]) -> TileArray:
 
 
 def _halves(blocks: TileArray) -> tuple[str, ...]:
-    """Return the names of the fields that are f16."""
+    """Return the names of the block's f16 fields."""
     return tuple(name for name in ("d", "m") if name in (blocks.dtype.names or ()))
 
 
@@ -95,7 +95,7 @@ def _by_rows(values: NDArray[np.generic], n_parts: int) -> NDArray[np.generic]:
 
 
 def _heads(dtype: Dtype, blocks: TileArray, n_cols: int, *, is_large: bool) -> TileArray:
-    """Return the tiles [tile rows, heads] with all but the codes."""
+    """Return the tiles [tile rows, heads] without their codes."""
     n_tile_rows = -(-len(blocks) // TILE_ROWS)
     heads = np.zeros((n_tile_rows, n_cols // (_LARGE if is_large else BLOCK)), TILE_DTYPES[dtype])
     names = blocks.dtype.names or ()

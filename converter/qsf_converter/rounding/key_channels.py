@@ -1,10 +1,11 @@
-"""Key channels of equal size: some keys are 100 times as large as others, and few bits lose these.
+"""Makes key channels equally large: some are 100 times as large as others, which a KV cache of few
+bits rounds away.
 
-A block of the KV cache has one scale for 64 channels of a key, so a channel that is always large,
-mostly because of its bias, takes the steps of all others. The scores q . k do not change if a
-channel of the keys is divided by a factor and the same channel of the queries is multiplied by it.
-Powers of two do so without any rounding. The two channels that RoPE rotates together need the same
-factor, and so do the query heads that share a KV head.
+A block of the KV cache has one scale for 64 channels of a key, so one channel that is always
+large, mostly because of its bias, makes the steps of all others coarse. The scores q . k do not
+change if a channel of the keys is divided by a factor and the same channel of the queries is
+multiplied by it. Powers of two cause no rounding. The two channels that RoPE rotates
+together need the same factor, and so do the query heads that share a KV head.
 
 The factors go into the weights of the Q and K norms if the model has such norms, else into the
 rows and biases of the matrices Q and K: the model computes the same, at no cost.
@@ -30,7 +31,7 @@ from qsf_converter.sources.families.family import Facts
 T = TensorType
 
 _LEAST_EXPONENT: Final = 2
-# Larger shifts would bring the f16 scales of blocks near the smallest f16.
+# Larger shifts would move the f16 scales of blocks near the smallest f16.
 _LARGEST_EXPONENT: Final = 8
 
 _KEYS: Final = (T.K, T.K_BIAS, T.K_NORM)
@@ -40,9 +41,9 @@ Exponents = NDArray[np.int64]
 
 
 def with_equal_keys(plan: Plan, checkpoint: Checkpoint) -> Plan:
-    """Return the plan with factors that make the key channels of each head alike in size.
+    """Return the plan with factors that make the key channels of each head equally large.
 
-    Reads the K matrices. Ternary matrices are left alone: they may have one scale for all rows.
+    Reads the K matrices. Ternary matrices are not changed: they may have one scale for all rows.
     """
     by_unit: dict[UnitId, dict[TensorType, Target]] = {}
     for target in plan.targets:
@@ -95,10 +96,11 @@ def channel_sizes(
     kind: LayerKind,
     checkpoint: Checkpoint,
 ) -> NDArray[np.float64]:
-    """Return about how large each channel of queries or keys is, [n_heads, head_dim].
+    """Estimate the size of each channel of queries or keys, [n_heads, head_dim].
 
-    ``names`` are matrix, bias and norm. The matrix' input is taken as noise of size 1 that the norm
-    in front of it has normalised. A norm with the same weights for all heads makes one head of all.
+    ``names`` are matrix, bias and norm. The matrix's input is assumed to be noise of size 1,
+    normalised by the norm before it. A norm with the same weights for all heads makes one head of
+    all.
     """
     matrix, bias, norm = names
     rows = read_tensor(targets[matrix], checkpoint)
@@ -147,10 +149,10 @@ def equal_exponents(
 ) -> Exponents:
     """Return e [n_heads, head_dim]: divide key channels by 2^e, and multiply those of queries.
 
-    Takes the sizes of key channels, and of query channels that meet them. Rotated codes have an
+    The arguments are the sizes of key channels and of their query channels. Rotated codes have an
     error as large as the root of sum (k / s)^2, times sum (q s)^2 in the scores, which is least
-    where s^2 is k / q. Channels near the median are left alone: their weights stay the source's to
-    the bit.
+    where s^2 is k / q. Channels near the median get no factor: their weights keep the source's
+    bits.
     """
     logs = [_of_pairs(sizes, partners) for sizes in (keys, queries)]
     exponents = np.rint((logs[0] - logs[1]) / 2).astype(np.int64)
@@ -164,13 +166,13 @@ def _within_kept(
     partners: NDArray[np.intp],
     checkpoint: Checkpoint,
 ) -> Exponents:
-    """Return the exponents, nearer to 0 where f16 scales that are kept would be rounded."""
+    """Return the exponents, reduced where kept f16 scales would be rounded."""
     least, most = np.full_like(exponents, -99), np.full_like(exponents, 99)
     for tensor_type in (T.K, T.Q):
         shifts = exact_shifts_of(targets[tensor_type], checkpoint)
         if shifts is None:
             continue
-        shape = (len(exponents), -1, exponents.shape[1])  # query heads share a KV head
+        shape = (len(exponents), -1, exponents.shape[1])  # query heads that share a KV head
         halvings, doublings = (rows.reshape(shape).min(axis=1) for rows in shifts)
         if tensor_type == T.Q:
             halvings, doublings = doublings, halvings

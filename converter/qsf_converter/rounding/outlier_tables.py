@@ -1,6 +1,6 @@
 """Which matrices get a sparse outlier table, and where the tables lie in the file.
 
-The decision comes from a sample of a matrix's rows, so that nothing is read twice. The weights
+The decision uses a sample of a matrix's rows, so that no matrix is read twice. The weights
 that are outliers are found row by row when the matrix is rounded (`outliers`).
 """
 # SPDX-License-Identifier: Apache-2.0
@@ -37,7 +37,9 @@ from qsf_converter.sources.checkpoint import Checkpoint, Float32Array
 from qsf_converter.sources.families.rules import INPUT_GROUPS, Place
 
 _SAMPLE_TILE_ROWS: Final = 8
-_MOST_SAMPLED: Final = 0.8 * MOST_FRACTION  # the whole matrix may have more than its sample
+_MOST_SAMPLED: Final = (
+    0.8 * MOST_FRACTION
+)  # the whole matrix may have more outliers than its sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +95,9 @@ def _sample(target: Target, checkpoint: Checkpoint) -> Float32Array:
 
 
 def with_outlier_tables(unit: RoundedUnit) -> Iterator[RoundedTensor | OutlierTable]:
-    """Yield the tensors of a unit, and the tables of a group of matrices in front of the group.
+    """Yield the tensors of a unit; the tables of a group of matrices come before the group.
 
-    A group is the matrices that read the same input; one with a table is held in memory whole.
+    A group is the matrices that read the same input; a group with a table is held in memory whole.
     """
     groups_with_table = {
         _input_group(target)

@@ -1,9 +1,9 @@
 """Outliers of a matrix: how they are found, handled, and stored in a sparse table.
 
-A block of 64 weights has few codes. One weight far from the others makes the steps between all of
-them coarse, or is itself clamped. A sparse outlier table stores such weights apart (docs/format.md,
+A block of 64 weights has few codes. One weight far from the others makes the steps of all weights
+coarse, or is itself clamped. A sparse outlier table stores such weights apart (docs/format.md,
 section 5), for 32 bits each: the block is fitted to the other weights, and the table holds the
-difference between the outlier and what its code stands for.
+difference between the outlier and the value of its code.
 
 For each matrix: `OutlierStats` and `gain` of a sample, then `choose_action`. For a matrix with a
 table: `table_mask` and `round_apart` of each piece, then `join` and `pack_outliers`.
@@ -26,8 +26,8 @@ from qsf.file.outliers import MAX_STEP, PackedOutliers
 from qsf_converter.rounding.quantisers import quantise_rows
 from qsf_converter.rounding.tiles import BLOCK, TILE_ROWS, Float32Array, bits_per_weight
 
-Action = Literal["none", "clamp", "outlier table", "more bits"]  # as META records them
-TABLE_ACTION: Final = "outlier table"  # older files: "side table"
+Action = Literal["none", "clamp", "outlier table", "more bits"]  # the names that META records
+TABLE_ACTION: Final = "outlier table"  # older files say "side table"
 IndexArray = NDArray[np.int64]
 
 NEAR_SIGMAS: Final = 3.0
@@ -45,12 +45,12 @@ LEAST_GAIN_BITS: Final = 0.02
 """A table must save as much error as this many bits a weight: 2.7 % of the squared error."""
 _F16_ROUNDING: Final = 2.0**-22
 """The most squared error, relative to the variance, of weights whose scales alone are rounded."""
-_COARSE_BITS: Final = 4.5  # and below: types whose error outliers can change by much
+_COARSE_BITS: Final = 4.5  # types of at most this size, whose error outliers can change much
 
 
 @dataclass(slots=True)
 class OutlierStats:
-    """How far the weights of a matrix, or of a sample of it, are from their mean."""
+    """Statistics of the distances of a matrix's weights, or of a sample, from their mean."""
 
     mean: float
     sigma: float
@@ -84,7 +84,7 @@ class Gain(NamedTuple):
 
     @property
     def bits(self) -> float:
-        """More bits a weight that would lower the error as much; one bit quarters it."""
+        """Bits a weight that would lower the error as much; one bit quarters the error."""
         if self.squared_error <= 0.0:
             return 0.0
         if self.squared_error_with <= 0.0:
@@ -94,17 +94,19 @@ class Gain(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Outliers of a matrix or a piece of it, by row and column; ``values`` as in the source."""
+    """Outliers of a matrix or a piece of it, by row and column; ``values`` are the source's."""
 
     rows: IndexArray  # [n]
     cols: IndexArray  # [n]
-    values: Float32Array  # [n]; in a table: source value - stored weight
+    values: Float32Array  # [n]; for a table: source value - stored weight
 
     def __len__(self) -> int:
         return len(self.values)
 
     def below(self, first_row: int) -> Entries:
-        """Return the entries of a piece with row numbers of the matrix it begins at."""
+        """Return the entries of a piece with the matrix's row numbers; the piece begins at row
+        ``start``.
+        """
         return Entries(self.rows + first_row, self.cols, self.values)
 
 
@@ -117,9 +119,10 @@ def find_outliers(
 
 
 def table_mask(rows: Float32Array, mean: float, sigma: float) -> NDArray[np.bool_]:
-    """Return which of ``rows`` go to the table: the outliers, or the farthest if too many.
+    """Return which of ``rows`` go to the table: the outliers, or the farthest ones if there are too
+    many.
 
-    A file has room for one in a hundred; a tenth of that is left for bridging entries.
+    A file allows one weight in a hundred; a tenth of these is reserved for bridging entries.
     """
     mask = find_outliers(rows, mean, sigma)
     most = int(rows.size * MOST_FRACTION * 0.9)
@@ -134,8 +137,8 @@ def table_mask(rows: Float32Array, mean: float, sigma: float) -> NDArray[np.bool
 def split(rows: Float32Array, mask: NDArray[np.bool_]) -> tuple[Float32Array, Entries]:
     """Return ``rows`` [n_rows, n_cols] without the outliers of ``mask``, and the outliers.
 
-    The mean of the other weights of the block replaces each outlier, so that it does not disturb
-    the fit of the block. Any code would do there: the table stores the exact difference.
+    Each outlier is replaced by the mean of the block's other weights, so that it does not disturb
+    the fit of the block. Any code would be correct: the table stores the exact difference.
     """
     at, cols = np.nonzero(mask)
     entries = Entries(at, cols, rows[at, cols])
@@ -161,7 +164,7 @@ def round_apart(
 ) -> tuple[bytes, Float32Array, Entries]:
     """Round ``rows`` [n_rows, n_cols] without the outliers of ``mask``.
 
-    Returns the tiles, the values [n_rows, n_cols] that tiles and table together stand for, and the
+    Returns the tiles, the values [n_rows, n_cols] that tiles and table together represent, and the
     table's entries: the differences, rounded to f16.
     """
     plain, entries = split(rows, mask)
@@ -174,7 +177,8 @@ def round_apart(
 
 
 def gain(dtype: int, rows: Float32Array, mask: NDArray[np.bool_]) -> Gain:
-    """Return what a table of the outliers of ``mask`` saves in ``rows``, [n_rows, n_cols].
+    """Return the squared error that a table of the outliers of ``mask`` saves in ``rows``, [n_rows,
+    n_cols].
 
     For a large matrix a few evenly spread tile rows are a large enough sample.
     """
@@ -187,16 +191,16 @@ def gain(dtype: int, rows: Float32Array, mask: NDArray[np.bool_]) -> Gain:
 
 
 def choose_action(stats: OutlierStats, dtype: int, measured: Gain) -> Action:
-    """Return what to do about the outliers of a matrix that would be stored as ``dtype``.
+    """Return the action for the outliers of a matrix that would be stored as ``dtype``.
 
-    A table must gain at least twice what it costs. With ``none`` and ``clamp`` nothing is done
-    here: the fit of a block decides whether its range includes a weight or clamps it; ``clamp``
-    records that there were outliers.
+    A table must gain at least twice its cost. ``none`` and ``clamp`` change nothing: the fit of a
+    block decides whether its range includes a weight or clamps it; ``clamp`` records that there
+    were outliers.
     """
     if not stats.n_far or dtype in KEPT or bits_per_weight(dtype) > _COARSE_BITS:
         return "none"
     if measured.squared_error <= _F16_ROUNDING * stats.n * stats.sigma**2:
-        return "clamp"  # ternary already, with many zeros: the type keeps the weights
+        return "clamp"  # already ternary, with many zeros: the type keeps the weights
     if stats.far_fraction > MOST_FRACTION:
         return "more bits" if bits_per_weight(dtype) < 4 else "clamp"
     cost_bits = ENTRY_BITS * stats.far_fraction
@@ -205,7 +209,7 @@ def choose_action(stats: OutlierStats, dtype: int, measured: Gain) -> Action:
 
 
 def join(parts: Sequence[Entries]) -> Entries:
-    """Return the entries of all parts."""
+    """Return the entries of all parts together."""
     return Entries(
         np.concatenate([p.rows for p in parts]),
         np.concatenate([p.cols for p in parts]),
@@ -218,8 +222,8 @@ def pack_outliers(
 ) -> PackedOutliers:
     """Return the outlier table of a matrix of ``shape`` [n_rows, n_cols], entries in any order.
 
-    ``rows``, ``cols`` and ``deltas`` are [n]. Deltas are rounded to f16. Where two entries of a
-    tile row are further apart than the largest step, entries of delta 0 bridge the gap.
+    ``rows``, ``cols`` and ``deltas`` are [n]. Deltas are rounded to f16. If two entries of a tile
+    row are further apart than the largest step, entries of delta 0 bridge the gap.
 
     Raises QsfArgumentError for an entry that is outside the matrix, repeated or not finite as an
     f16, for an empty table, and for more entries than a file allows.

@@ -1,7 +1,7 @@
 """Tensors in pieces of about 32 MB of f32: read, rounded on a few threads, handed over in order.
 
 `rounded_units` yields units, each with its tensors, each with its pieces: the nesting of the file.
-The pieces under way at one time are bounded, so that memory does not grow with the checkpoint.
+The number of pieces in memory is bounded, so memory does not grow with the checkpoint.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -45,14 +45,14 @@ from qsf_converter.sources.families.rules import Place
 
 _PIECE_BYTES = 32 << 20  # of f32
 _IN_FLIGHT_BYTES = 128 << 20  # of f32; at least one piece
-_SLAB_BYTES = 16 << 20  # of source rows, when columns are gathered
+_SLAB_BYTES = 16 << 20  # bytes of source rows held while columns are gathered
 _MAX_THREADS = 4
 _LEAST_F16 = 2.0**-24  # above 0
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows [start, stop) of a tensor: what is read and rounded at once."""
+    """Rows [start, stop) of a tensor, which are read and rounded at once."""
 
     target: Target
     start: int
@@ -65,23 +65,23 @@ class Piece:
 
     @property
     def n_rows(self) -> int:
-        """How many rows it has."""
+        """Number of rows."""
         return self.stop - self.start
 
     @property
     def float_bytes(self) -> int:
-        """Its size as f32."""
+        """Size as f32 in bytes."""
         return self.n_rows * self.target.n_cols * 4
 
 
 @dataclass(frozen=True, slots=True)
 class RoundedPiece:
-    """A piece as it will lie in the file, and its rounding errors."""
+    """A piece with its bytes in the file, and its rounding errors."""
 
     piece: Piece
     data: bytes
     errors: ErrorSums
-    outliers: Entries | None = None  # what the sparse outlier table must add to the tiles
+    outliers: Entries | None = None  # entries for the sparse outlier table
     output_error: float | None = None  # see ``TensorReport``
 
 
@@ -91,20 +91,20 @@ class RoundedTensor:
 
     target: Target
     pieces: Iterable[RoundedPiece]
-    action: str | None = None  # for the report, if it is more than plain rounding
+    action: str | None = None  # for the report, if not plain rounding
 
 
 @dataclass(frozen=True, slots=True)
 class RoundedUnit:
     """One unit of the file, or the learned positions. Its tensors come in file order.
 
-    Tensors and pieces are made while they are taken, as with `itertools.groupby`: take all pieces
-    of a tensor before the next tensor, and all tensors of a unit before the next unit.
+    Tensors and pieces are made during the iteration, as in `itertools.groupby`: use all pieces of
+    a tensor before the next tensor, and all tensors of a unit before the next unit.
     """
 
     unit: PlannedUnit
     tensors: Iterable[RoundedTensor]
-    importance: float = 1.0  # of an expert: the share of the tokens that it was chosen for
+    importance: float = 1.0  # of an expert: the share of the tokens that chose it
 
 
 def rounded_units(
@@ -132,7 +132,7 @@ def _take(target: Target, rounded: Iterator[RoundedPiece]) -> Iterator[RoundedPi
 def _rounded_pieces(
     targets: Sequence[Target], checkpoint: Checkpoint, n_threads: int | None
 ) -> Generator[RoundedPiece, None, None]:
-    """Yield all pieces in file order, a bounded number of them under way."""
+    """Yield all pieces in file order; a bounded number of them is in memory."""
     n_workers = n_threads or min(_MAX_THREADS, os.cpu_count() or 1)
     under_way: deque[tuple[int, Future[RoundedPiece]]] = deque()  # bytes as f32, and the result
     in_flight_bytes = 0
@@ -184,7 +184,7 @@ def with_tensor_scales(plan: Plan, checkpoint: Checkpoint) -> Plan:
 def with_exact_types(plan: Plan, checkpoint: Checkpoint) -> Plan:
     """Return the plan with a type for each matrix of EXACT: f16 if that is exact, or else f32.
 
-    A value may be lost in f16 if it is below 6e-8, as in checkpoints of bf16. Reads all of them.
+    f16 loses values below 6e-8, which occur in checkpoints of bf16. Reads all these matrices.
     """
     targets = []
     for target in plan.targets:
@@ -199,7 +199,7 @@ def with_exact_types(plan: Plan, checkpoint: Checkpoint) -> Plan:
 
 
 def _read_raw(piece: Piece, checkpoint: Checkpoint, *, is_kept: bool = False) -> RawArray:
-    """Read a piece as it is stored: [n_rows, n_cols], or [n_cols, n_rows] of a transposed one.
+    """Read a stored piece: [n_rows, n_cols], or [n_cols, n_rows] if transposed.
 
     ``is_kept``: blocks of a GGUF file, as bytes.
     """
@@ -252,7 +252,7 @@ def _turned(piece: Piece, checkpoint: Checkpoint) -> RawArray:
 def read_rows(piece: Piece, checkpoint: Checkpoint) -> NDArray[np.float32]:
     """Return a piece as f32 [n_rows, n_cols] in the orientation of the file.
 
-    Raises QsfConversionError for a value that is not finite, before it spreads.
+    Raises QsfConversionError for a value that is not finite, before it affects others.
     """
     rows = _oriented(piece, _read_raw(piece, checkpoint))
     _check_finite(piece, rows)
@@ -260,7 +260,7 @@ def read_rows(piece: Piece, checkpoint: Checkpoint) -> NDArray[np.float32]:
 
 
 def kept_tensor(target: Target, checkpoint: Checkpoint) -> RoundedPiece:
-    """Return a whole tensor of a type of `KEPT` as it will lie in the file; see `read_rows`."""
+    """Return a whole tensor of a type of `KEPT` as the file's bytes; see `read_rows`."""
     piece = Piece.whole(target)
     return _keep(piece, _read_raw(piece, checkpoint, is_kept=_is_kept(target)))
 
@@ -268,7 +268,7 @@ def kept_tensor(target: Target, checkpoint: Checkpoint) -> RoundedPiece:
 def exact_shifts_of(
     target: Target, checkpoint: Checkpoint
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """See `exact_shifts`; None for types that round rows or hold any power of two."""
+    """See `exact_shifts`; None for types that round rows or represent any power of two."""
     if not _is_kept(target):
         return None
     raw = _read_raw(Piece.whole(target), checkpoint, is_kept=True)
@@ -276,7 +276,7 @@ def exact_shifts_of(
 
 
 def _is_kept(target: Target) -> bool:
-    """Is it stored as the blocks that a GGUF file has?"""
+    """True if it is stored as the blocks of a GGUF file."""
     return target.dtype in KEPT_OF_GGUF.values()
 
 
@@ -293,7 +293,7 @@ def read_tensor(target: Target, checkpoint: Checkpoint) -> NDArray[np.float32]:
 
 
 def _oriented(piece: Piece, raw: RawArray) -> NDArray[np.float32]:
-    """Return the rows as f32, in the orientation and with the values of the file."""
+    """Return the rows as f32, with the file's orientation and values."""
     target = piece.target
     is_turned = target.rule.transposed and not target.rule.is_flat
     rows = to_float32(np.ascontiguousarray(raw.T) if is_turned else raw)
@@ -311,7 +311,7 @@ def _oriented(piece: Piece, raw: RawArray) -> NDArray[np.float32]:
 
 
 def _quantise(piece: Piece, raw: RawArray) -> RoundedPiece:
-    """Round what ``_read_raw`` returned; runs on a worker."""
+    """Round the result of ``_read_raw``; runs on a worker."""
     target = piece.target
     if target.dtype in KEPT:
         return _keep(piece, raw)
@@ -336,7 +336,7 @@ def _quantise(piece: Piece, raw: RawArray) -> RoundedPiece:
 
 
 def _keep(piece: Piece, raw: RawArray) -> RoundedPiece:
-    """Make tiles of blocks as they are stored."""
+    """Make tiles of stored blocks."""
     if piece.target.dtype != Dtype.MXFP4:
         of_rows = piece.target.exponents[piece.start : piece.stop]
         tiles, scales = gguf_tiles(piece.target.dtype, raw, of_rows)
@@ -354,7 +354,7 @@ def _keep(piece: Piece, raw: RawArray) -> RoundedPiece:
 
 
 def _round_apart(piece: Piece, rows: NDArray[np.float32], outliers: OutlierPlan) -> RoundedPiece:
-    """Round a piece without its outliers, and keep these for the table of the matrix."""
+    """Round a piece without its outliers, and add these to the matrix's table."""
     mask = table_mask(rows, outliers.mean, outliers.sigma)
     tiles, stored, entries = round_apart(piece.target.dtype, rows, mask)
     errors = ErrorSums()
@@ -365,7 +365,7 @@ def _round_apart(piece: Piece, rows: NDArray[np.float32], outliers: OutlierPlan)
 def round_plain(piece: Piece, rows: NDArray[np.float32]) -> RoundedPiece:
     """Store rows one after another, without tiles: f16 of learned positions, f32 of vectors.
 
-    Raises UnrepresentableError for a value that the type does not hold.
+    Raises UnrepresentableError for a value that the type cannot store.
     """
     is_positions = piece.target.rule.place is Place.POSITIONS
     dtype: np.dtype[Any] = np.dtype("<f2" if is_positions else "<f4")
@@ -382,7 +382,7 @@ def round_plain(piece: Piece, rows: NDArray[np.float32]) -> RoundedPiece:
 
 
 def _refusal(piece: Piece, error: UnrepresentableError) -> QsfConversionError:
-    """Return the error that names the value's place in the source tensor."""
+    """Return the error with the value's place in the source tensor."""
     target = piece.target
     if target.is_vector:
         position = [target.share.place_of(error.col)]

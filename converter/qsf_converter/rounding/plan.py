@@ -1,7 +1,7 @@
 """Plans every tensor before the first weight is read.
 
-Rules of an architecture meet the names and shapes of a checkpoint here, and each tensor gets the
-type that it is stored in.
+The rules of an architecture are matched with the names and shapes of a checkpoint, and each tensor
+gets its stored type.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -58,13 +58,13 @@ KEEP = "keep"
 DEFAULT_QUANT_TYPE = "4bit"
 DEFAULT_EMBED_TYPE = "8bit"
 
-_MAX_POSITIONS_BYTES = 256 << 20  # the one tensor that is held whole
-_COMPARED_BYTES = 1 << 20  # of a tensor at once
+_MAX_POSITIONS_BYTES = 256 << 20  # the only tensor that is held whole
+_COMPARED_BYTES = 1 << 20  # bytes of a tensor compared at once
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Which type a tensor gets: its entry in ``by_name``, else the type of its place."""
+    """The type of each tensor: its entry in ``by_name``, else the type of its place."""
 
     layers: Dtype
     embeddings: Dtype
@@ -73,20 +73,24 @@ class Policy:
     keeps_embeddings: bool = False
 
     def of_source(self, source: SourceTensor, rule: TensorRule, name: str) -> Dtype:
-        """As ``dtype_of``, but for matrices that keep their type.
+        """Like ``dtype_of``, but matrices may keep the source's type.
 
-        Those of MXFP4 do so unless fewer bits are asked for.
+        Those of MXFP4 do, unless fewer bits are requested.
         """
         is_of_layer = rule.place in (Place.LAYER, Place.EXPERT)
         keeps = self.keeps_layers if is_of_layer else self.keeps_embeddings
         if keeps and source.dtype in KEPT_OF_GGUF and _is_as_stored(rule):
             return KEPT_OF_GGUF[source.dtype]
-        if source.dtype == MXFP4 and not 0 < bits_per_weight(self.layers) < 4:  # mixed has none
+        if (
+            source.dtype == MXFP4 and not 0 < bits_per_weight(self.layers) < 4
+        ):  # mixed has no weight
             return Dtype.MXFP4
         return self.dtype_of(rule, name)
 
     def dtype_of(self, rule: TensorRule, name: str) -> Dtype:
-        """Vectors are f32, position rows and matrices of EXACT f16; the head is an embedding."""
+        """Vectors are f32, position rows and matrices of EXACT f16; the head has the embedding's
+        type.
+        """
         if rule.place is Place.POSITIONS or rule.target in EXACT:
             return Dtype.F16
         if rule.is_vector:
@@ -98,7 +102,7 @@ class Policy:
 
 
 def _is_as_stored(rule: TensorRule) -> bool:
-    """Is it a matrix whose values and rows are those of the source?"""
+    """True for a matrix with the source's values and rows."""
     is_changed = rule.transposed or rule.is_turned or rule.scale is not None or rule.add
     is_matrix = not rule.is_vector and rule.place is not Place.POSITIONS
     return is_matrix and not is_changed and rule.target not in EXACT
@@ -110,17 +114,18 @@ class OutlierPlan:
 
     mean: float
     sigma: float
-    near_fraction: float  # beyond three sigmas
+    near_fraction: float  # share beyond three sigmas
     action: str
     has_table: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which outputs of a source tensor are a target's: ``n`` of each ``stride``, from ``first``.
+    """Which outputs of a source tensor belong to a target: ``n`` of each ``stride``, from
+    ``first``.
 
-    Most often there is one stride, the whole tensor; tensors that are fused head by head have one
-    for each head, or for each group of heads.
+    Usually the one stride is the whole tensor; tensors fused head by head have one stride for each
+    head, or for each group of heads.
     """
 
     first: int
@@ -130,18 +135,18 @@ class Share:
 
     @property
     def is_grouped(self) -> bool:
-        """Are there outputs of other tensors between those of this one?"""
+        """True if outputs of other tensors are between those of this one."""
         return self.stride != self.n_outputs
 
     def place_of(self, output: int) -> int:
-        """Where output ``output`` of the target lies in the source."""
+        """Index in the source of output ``output`` of the target."""
         return output // self.n * self.stride + self.first + output % self.n
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the range of the source that holds outputs [start, stop) of the target.
+        """Return the range of the source that contains outputs [start, stop) of the target.
 
-        Spans of neighbouring ranges follow each other without gaps, so that what is read of a
-        checkpoint is read in order (see ``Checkpoint.digest``).
+        Neighbouring ranges are adjacent, so that a checkpoint is read in order (see
+        ``Checkpoint.digest``).
         """
         if not self.is_grouped:
             return self.first + start, self.first + stop
@@ -151,7 +156,7 @@ class Share:
         )
 
     def places(self, start: int, stop: int) -> NDArray[np.intp]:
-        """Where outputs [start, stop) of the target lie in ``span(start, stop)``."""
+        """Indices of outputs [start, stop) of the target within ``span(start, stop)``."""
         outputs = np.arange(start, stop)
         places = outputs // self.n * self.stride + self.first + outputs % self.n
         return np.asarray(places - self.span(start, stop)[0], np.intp)
@@ -167,7 +172,7 @@ class Target:
 
     rule: TensorRule
     source: SourceTensor
-    unit: UnitId  # of learned positions: that of the embedding
+    unit: UnitId  # learned positions: that of the embedding
     n_rows: int
     n_cols: int
     share: Share
@@ -175,41 +180,43 @@ class Target:
     is_vector: bool
     factor: float = 1.0
     exponents: tuple[int, ...] = ()  # of the outputs; empty: all are 0
-    joined: tuple[str, ...] = ()  # the vectors of further heads, which follow that of the first
-    slice_idx: int = 0  # of a source that holds this tensor of all experts
+    joined: tuple[str, ...] = ()  # vectors of further heads, which follow that of the first
+    slice_idx: int = 0  # index of the expert in a source with this tensor of all experts
     outliers: OutlierPlan | None = None
-    tensor_scale: float | None = None  # of rule absmean: one scale for the whole matrix
+    tensor_scale: float | None = None  # rule absmean: one scale for the whole matrix
 
     @property
     def name(self) -> str:
-        """The name in reports: ``3.FFN_DOWN``, ``EMBEDDING``, of all experts alike
-        ``3.EXPERTS.FFN_DOWN``.
+        """The name in reports: ``3.FFN_DOWN``, ``EMBEDDING``, and ``3.EXPERTS.FFN_DOWN`` for all
+        experts.
         """
         return target_name(self.rule, self.unit)
 
     @property
     def is_of_layer(self) -> bool:
-        """Does it belong to a layer, or to an expert of one?"""
+        """True for a tensor of a layer, or of an expert of one."""
         return self.unit.role in (Role.LAYER, Role.EXPERT)
 
     @property
     def has_choice(self) -> bool:
-        """Is it a matrix whose type is chosen? Routers and types of `KEPT` keep what they have."""
+        """True for a matrix whose type is chosen; routers and matrices of types of `KEPT` keep
+        their type.
+        """
         return self.has_unit_type and self.dtype not in KEPT
 
     @property
     def has_unit_type(self) -> bool:
-        """Is it a matrix whose type counts as its unit's? That of a router does not."""
+        """True for a matrix whose type counts as its unit's; a router's does not."""
         return self.is_matrix and self.rule.target not in (*EXACT, *FINE)
 
     @property
     def is_matrix(self) -> bool:
-        """Is it stored in tiles, as a matrix of some quantisation type?"""
+        """True if stored in tiles, as a matrix of a quantisation type."""
         return not self.is_vector and self.rule.place is not Place.POSITIONS
 
     @property
     def is_ternary(self) -> bool:
-        """Is it a matrix of a ternary type?"""
+        """True for a matrix of a ternary type."""
         return self.is_matrix and self.dtype in TERNARY_TYPES
 
     @property
@@ -223,20 +230,20 @@ class Target:
 
     @property
     def source_bytes(self) -> int:
-        """Bytes that are read for it."""
+        """Bytes read for it from the source."""
         n_outputs = self.n_cols if self.is_vector else self.n_rows
         n_bytes = self.source.n_bytes * (1 + len(self.joined)) // self.n_slices
         return n_bytes * n_outputs // self.share.n_outputs
 
     @property
     def n_slices(self) -> int:
-        """How many tensors of this shape the source holds, along its first axis."""
+        """Number of tensors of this shape in the source, along its first axis."""
         return 1 if self.rule.slices is None else self.source.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedUnit:
-    """The tensors that lie together in the file: those of a unit, or the learned positions."""
+    """Tensors that are stored together: those of a unit, or the learned positions."""
 
     place: Place
     id: UnitId
@@ -255,7 +262,7 @@ class PlannedUnit:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that is decided before the first weight is rounded."""
+    """All decisions before the first weight is rounded."""
 
     facts: Facts
     family: Family
@@ -264,7 +271,7 @@ class Plan:
 
     @property
     def source_bytes(self) -> int:
-        """Bytes that are read."""
+        """Bytes read from the source."""
         return sum(target.source_bytes for target in self.targets)
 
     @property
@@ -297,7 +304,7 @@ class Plan:
 
 
 def common_dtype(dtypes: Iterable[Dtype]) -> Dtype:
-    """Return the type if they are all the same, else mixed."""
+    """Return the type if all are equal, else mixed."""
     distinct = set(dtypes)
     return distinct.pop() if len(distinct) == 1 else Dtype.MIXED
 
@@ -325,8 +332,8 @@ def parse_quant_type(name: str, *, option: str = "quant type") -> Dtype:
 def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Policy) -> Plan:
     """Match rules with tensors; check every name and shape before any weight is rounded.
 
-    A head that repeats the embedding is stored once. Raises QsfConversionError when a tensor is
-    missing or has another shape than it should.
+    A head equal to the embedding is stored once. Raises QsfConversionError if a tensor is missing
+    or has a wrong shape.
     """
     by_name, left_out = _named(family, checkpoint)
     warnings = [*facts.warnings, *left_out]
@@ -361,7 +368,7 @@ def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Poli
 
 
 def _is_repeated(checkpoint: Checkpoint, matrix: SourceTensor, other: SourceTensor | None) -> bool:
-    """Are two tensors the same, byte by byte? Reads until they differ."""
+    """True if two tensors are equal byte by byte; reads until they differ."""
     if other is None or (matrix.dtype, matrix.shape) != (other.dtype, other.shape):
         return False
     step = max(1, _COMPARED_BYTES // max(1, matrix.row_bytes))
@@ -375,7 +382,9 @@ def _is_repeated(checkpoint: Checkpoint, matrix: SourceTensor, other: SourceTens
 
 
 def _named(family: Family, checkpoint: Checkpoint) -> tuple[dict[str, SourceTensor], list[str]]:
-    """Return the tensors by their names without a prefix, and a line on what is no text."""
+    """Return the tensors by their names without a prefix, and a warning about parts that are not
+    for text.
+    """
     by_name: dict[str, SourceTensor] = {}
     left_out: dict[str, int] = {}
     for tensor in checkpoint.tensors.values():
@@ -401,7 +410,7 @@ def _named(family: Family, checkpoint: Checkpoint) -> tuple[dict[str, SourceTens
 def _rules(
     family: Family, facts: Facts, by_name: Mapping[str, SourceTensor]
 ) -> tuple[TensorRule, ...]:
-    """Return the family's rules, with those of the layout that this checkpoint has."""
+    """Return the family's rules with those of this checkpoint's layout."""
     if not family.layouts:
         return family.rules
 
@@ -424,7 +433,7 @@ def _rules(
             for name in rule.names(layer, facts.dims)
         )
 
-    # Two layouts may differ in shapes alone: experts as [out, in] or as [in, out].
+    # Two layouts may differ only in shapes: experts as [out, in] or as [in, out].
     layouts = [rules for rules in family.layouts if is_there(rules, with_shapes=False)]
     fitting = (rules for rules in layouts if is_there(rules, with_shapes=True))
     layout = next(fitting, (layouts or family.layouts)[0])
@@ -434,7 +443,7 @@ def _rules(
 def rules_in_order(
     rules: Sequence[TensorRule], facts: Facts
 ) -> Iterator[tuple[UnitId, TensorRule]]:
-    """Yield (unit, rule): positions first, then the units; the experts of a layer follow it."""
+    """Yield (unit, rule): positions, then units; the experts of a layer follow the layer."""
     n_layers = facts.header.n_layers
     of_place = {place: [rule for rule in rules if rule.place is place] for place in Place}
     yield from ((EMBEDDING_UNIT, rule) for rule in of_place[Place.POSITIONS])
@@ -514,7 +523,7 @@ def _share(rule: TensorRule, dims: Mapping[str, int], layer_idx: int) -> Share:
 
 
 def _unused_warnings(family: Family, unused: set[str], n_layers: int) -> list[str]:
-    """Name the tensors that nothing needs, apart from those known to hold no weights."""
+    """Name the tensors that no rule uses, except those known to hold no weights."""
     unused = {name for name in unused if not name.endswith(family.ignored_suffixes)}
     ahead = {name for name in unused if _predicts_ahead(name, n_layers)}
     lines = []
@@ -531,6 +540,6 @@ def _unused_warnings(family: Family, unused: set[str], n_layers: int) -> list[st
 
 
 def _predicts_ahead(name: str, n_layers: int) -> bool:
-    """Is it a tensor of a layer after the last, which predicts more tokens than the next?"""
+    """True for a tensor of a layer after the last one, which predicts further tokens."""
     number = re.match(r"(?:model\.)?(?:layers|blk)\.(\d{1,6})\.", name)
     return name.startswith("mtp.") or (number is not None and int(number[1]) >= n_layers)

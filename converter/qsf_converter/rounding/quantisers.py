@@ -1,23 +1,24 @@
 """The rounding of every quantisation type: choice of codes, scales and mins.
 
-Scales and mins belong to a block of 64 values of a row. The arithmetic is C (csrc/quantise/); here
-are its rules, and its errors for values that cannot be stored.
+Scales and mins belong to a block of 64 values of a row. The arithmetic is in C (csrc/quantise/);
+here are its rules, and the errors for values that cannot be stored.
 
-Rule ``nearest`` is the plain one, a yardstick. w is a value of the block, amax the largest |w|:
+Rule ``nearest`` is the simplest one, for comparison. w is a value of the block, amax the largest
+|w|:
 
 - 2, 3 and 4 bits: ``scale = (max - min) / 3``, ``/ 7`` or ``/ 15``, ``code = (w - min) / scale``
 - 8-bit: ``scale = amax / 127``; 2-bit symmetric: ``amax / 1.5``; ternary: ``amax``
-- 4-bit symmetric: ``scale = -w / 8`` of the w with that amax: one end of the range is exact, the
-  other may lose up to one step
+- 4-bit symmetric: ``scale = -w / 8`` of the w with |w| = amax: one end of the range is exact, the
+other may lose up to one step
 
 A min is rounded to the nearest f16, a scale up to the next: the codes then span the block, and a
 tiny range becomes the smallest f16 instead of vanishing.
 
-Rule ``search``, the default, finds the scale and min with the least squared error, each
-column's counted as much as ``weights`` says: for ternary and 2-bit symmetric the best of all, for
-the others the best of some dozens (csrc/quantise/fit_tmpl.h). It never loses more than ``nearest``.
+Rule ``search``, the default, finds the scale and min with the least squared error, weighted by
+column with ``weights``: for ternary and 2-bit symmetric the best of all, for other types the best
+of some dozens (csrc/quantise/fit_tmpl.h). It never loses more than ``nearest``.
 
-Rule ``absmean``, for ternary types, is that of BitNet b1.58 (Ma et al. 2024): one scale for the
+Rule ``absmean``, for ternary types, is BitNet b1.58's (Ma et al. 2024): one scale for the
 whole tensor, the mean |w|.
 
 In all rules a weight gets the code whose value, made from the *stored* f16 scale and min, is
@@ -57,9 +58,9 @@ _RULES: Final[dict[str, int]] = {
 
 
 class UnrepresentableError(ValueError):
-    """A value that the type cannot hold: NaN, infinity, or too large for f16.
+    """A value that the type cannot store: NaN, infinity, or too large for f16.
 
-    ``row`` and ``col`` are relative to the array that was handed in.
+    ``row`` and ``col`` are relative to the array that was passed.
     """
 
     def __init__(self, row: int, col: int, value: float, limit: float) -> None:
@@ -96,7 +97,7 @@ class ErrorSums:
         self.inner_product += other.inner_product
 
     def observe(self, source: Float32Array, stored: Float32Array) -> None:
-        """Include two arrays of the same shape; ``stored`` is destroyed."""
+        """Include two arrays of the same shape; ``stored`` is overwritten."""
         flat = np.ravel(source)
         other = np.ravel(stored)
         self.n_values += flat.size
@@ -114,7 +115,7 @@ class ErrorSums:
 
     @property
     def cosine(self) -> float:
-        """Cosine of the angle between source and stored weights; 1 when both are zero."""
+        """Cosine of the angle between source and stored weights; 1 if both are zero."""
         product = math.sqrt(self.source_energy * self.stored_energy)
         if product == 0.0:
             return 1.0 if self.source_energy == self.stored_energy else 0.0
@@ -133,20 +134,20 @@ def quantise_rows(
 ) -> bytes:
     """Return the tiles of ``rows``, [n_rows, n_cols].
 
-    When the rows are one range of a larger matrix, their number is a multiple of 16, except in
-    the last range, which is padded. May run on several threads at once; the bytes depend on
-    neither these nor the ranges nor the machine.
+    If the rows are one range of a larger matrix, their number is a multiple of 16, except in the
+    last range, which is padded. May run on several threads at once; the bytes do not depend on
+    threads, ranges or the machine.
 
     Args:
         dtype: the type, not ``mixed``.
         rows: f32 [n_rows, n_cols].
         errors: the rounding errors are added to it.
-        weights: f32 [n_cols], >= 0, how much the squared error of each column counts, such as
-            the mean square of what it is multiplied with; None: all alike.
+        weights: f32 [n_cols], >= 0, weight of each column's squared error, such as the mean square
+            of its input; None: all equal.
         rule: see the module.
         tensor_scale: of rule ``absmean``: that of the whole tensor; None: the mean |w| of
             ``rows``.
-        stored: f32 [n_rows, n_cols], C-contiguous; gets the values that the tiles stand for.
+        stored: f32 [n_rows, n_cols], C-contiguous; receives the values of the tiles.
 
     Raises:
         UnrepresentableError: a value is not finite or does not fit the type.
@@ -179,24 +180,24 @@ def feedback_rows(
     weights: Float32Array | None = None,
     stored: Float32Array | None = None,
 ) -> bytes:
-    """Return the tiles of ``rows``, each column making up for the errors of those before it.
+    """Return the tiles of ``rows``; each column compensates for the errors of earlier columns.
 
-    GPTQ: Frantar et al. 2022. A block's scale and min are those of rule ``search`` for what its
-    weights have become when its turn comes. Ranges of rows as in `quantise_rows`; multiples of 64
+    GPTQ: Frantar et al. 2022. A block's scale and min are those of rule ``search`` for its weights
+        after the compensation so far. Ranges of rows as in `quantise_rows`; multiples of 64
     rows are fastest.
 
     Args:
         dtype: a type with codes.
         rows: f32 [n_rows, n_cols].
         factor: f32 [n_cols, n_cols], upper triangular, U with U^T U the inverse of the damped
-            Hessian whose rows and columns are in ``order``. Below the diagonal nothing is read.
+            Hessian whose rows and columns are in ``order``. Values below the diagonal are ignored.
         order: int32 [n_cols]: which column comes k-th. The 64 columns of a block (the last may be
             shorter) follow each other; the order of blocks, and within them, is free.
         errors: the errors against ``rows`` are added to it. Feedback makes them larger than
             plain rounding does; it makes the error of the layer's output smaller.
         weights: f32 [n_cols], for the search, in the order of the columns of ``rows``, such as
             the Hessian's diagonal.
-        stored: f32 [n_rows, n_cols], C-contiguous; gets the values that the tiles stand for.
+        stored: f32 [n_rows, n_cols], C-contiguous; receives the values of the tiles.
 
     Raises:
         UnrepresentableError: a value is not finite or does not fit the type.
@@ -209,7 +210,7 @@ def feedback_rows(
     )
     if sums.bad_row is not None:
         band = rows[sums.bad_row : sums.bad_row + TILE_ROWS]
-        if np.abs(band).max() <= _limit(dtype):  # false when one is NaN
+        if np.abs(band).max() <= _limit(dtype):  # False if a value is NaN
             raise QsfConversionError(
                 f"error feedback grew out of bounds in rows {sums.bad_row} to "
                 f"{sums.bad_row + len(band) - 1}: use more damping"
@@ -233,7 +234,7 @@ def absmean(parts: Iterable[Float32Array]) -> float:
 
 
 def _unrepresentable(dtype: int, rows: Float32Array, first_row: int) -> UnrepresentableError:
-    """Find what made a tile row fail: first what is not finite, else the largest value."""
+    """Find the value that made a tile row fail: the first that is not finite, else the largest."""
     band = rows[first_row : first_row + TILE_ROWS]
     bad = np.argwhere(~np.isfinite(band))
     if len(bad):
@@ -244,6 +245,7 @@ def _unrepresentable(dtype: int, rows: Float32Array, first_row: int) -> Unrepres
 
 
 def _limit(dtype: int) -> float:
-    """Return what every value may be without a scale or a min that an f16 does not hold."""
-    # A scale is the largest value by the largest code; 8bit does not use code 0, which is -128.
+    """Return the largest value that is safe without knowing its scale and min as f16."""
+    # A scale is the largest value divided by the largest code; 8bit does not use code 0, which
+    # means -128.
     return math.inf if dtype == Dtype.F32 else F16_MAX * min(CENTRES.get(dtype, 1), 127)

@@ -1,9 +1,9 @@
 """The bytes of a tile: where codes, scales and mins lie (docs/format.md, section 5).
 
-A tile is 16 rows x 64 columns. Its columns are 16 groups of four neighbours; the four codes of a
-row and group are the bytes of one u32, so that the codes of a plane are shifted and joined four
-at a time. Tiles are written by the C library (csrc/quantise/pack.c); here they are read. Which
-codes, scales and mins a matrix gets is the business of ``quantisers``.
+A tile is 16 rows x 64 columns. Its columns form 16 groups of four neighbours; the four codes of a
+row and group are the bytes of one u32, so the codes of a plane are shifted and joined four at a
+time. The C library writes tiles (csrc/quantise/pack.c); this module reads them. ``quantisers``
+chooses codes, scales and mins.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -33,7 +33,7 @@ def _plane(n: int) -> tuple[str, tuple[int, int]]:
 
 
 def _head(*fields: tuple[str, str, tuple[int, ...]]) -> np.dtype[np.void]:
-    """The type of four tiles that have their scales in common; fields: of each."""
+    """The type of four tiles with common scales; ``fields`` are those of each tile."""
     tile = np.dtype([("codes", *_plane(8)), *fields])
     return np.dtype([*_HEAD, ("tiles", tile, (4,))])
 
@@ -75,7 +75,7 @@ TILE_DTYPES: Final[dict[int, np.dtype[np.void]]] = {
     Dtype.F32: np.dtype([("values", "<f4", (BLOCK, TILE_ROWS))]),
 }
 
-# A code c of a symmetric type stands for (c - centre) * scale.
+# A code c of a symmetric type means (c - centre) * scale.
 CENTRES: Final[dict[int, float]] = {
     Dtype.Q2_SYM: 1.5,
     Dtype.Q4_SYM: 8,
@@ -91,7 +91,7 @@ def tile_bytes(dtype: int, n_rows: int, n_cols: int) -> int:
 
 
 def bits_per_weight(dtype: int) -> float:
-    """Bits that a weight of whole tiles takes, with its share of scales."""
+    """Bits of a weight in whole tiles, with its share of scales."""
     return 8 * tile_bytes(dtype, TILE_ROWS, BLOCK) / (TILE_ROWS * BLOCK)
 
 
@@ -121,7 +121,7 @@ def dequantise_tiles(dtype: int, data: bytes, n_rows: int, n_cols: int) -> Float
 
 
 def mxfp4_tiles(raw: RawArray) -> bytes:
-    """Return the tiles of MXFP4 blocks [n_rows, n_blocks], as a checkpoint has them: bit by bit."""
+    """Return the tiles of a checkpoint's MXFP4 blocks [n_rows, n_blocks], bit by bit."""
     n_rows, n_halves = raw.shape
     n_tile_rows, n_blocks = -(-n_rows // TILE_ROWS), -(-n_halves // 2)
     padded = np.zeros((n_tile_rows * TILE_ROWS, 2 * n_blocks), raw.dtype)
@@ -129,7 +129,7 @@ def mxfp4_tiles(raw: RawArray) -> bytes:
     shape = (n_tile_rows, TILE_ROWS, n_blocks, 2)
     tiles = np.empty((n_tile_rows, n_blocks), TILE_DTYPES[Dtype.MXFP4])
     tiles["scales"] = padded["scale"].reshape(shape).transpose(0, 2, 3, 1)
-    pairs = padded["codes"].reshape(*shape, 8, 2)  # [..., groups, two of four columns]
+    pairs = padded["codes"].reshape(*shape, 8, 2)  # [..., groups, two tiles of four columns]
     codes = np.stack((pairs & 15, pairs >> 4), axis=-1).reshape(*shape, 8, 4)
     planes = (codes[:, :, :, 0] | codes[:, :, :, 1] << 4).transpose(0, 2, 3, 1, 4)
     tiles["codes"] = np.ascontiguousarray(planes).view("<u4")[..., 0]
@@ -164,7 +164,7 @@ def _unpack(dtype: int, tiles: TileArray) -> CodeArray:
 
 
 def _trit(dense: CodeArray, k: int) -> CodeArray:
-    """Digit k, the first being 0, of the fraction that each byte is."""
+    """Digit k, counted from 0, of the fraction that each byte represents."""
     fraction = dense * np.uint8(3**k)  # modulo 256
     digit: CodeArray = (fraction.astype(np.uint16) * 3 >> 8).astype(np.uint8)
     return digit

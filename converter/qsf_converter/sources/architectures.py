@@ -1,7 +1,7 @@
 """The architectures that can be converted, and the facts of a config.json.
 
-`sources/families` has their tables. A field that changes the computation in a way the engine does
-not have is refused here, before any weight is read, and so is one that no table knows.
+`sources/families` has their tables. A field that requires a computation that the engine lacks, or
+that no table knows, is refused before any weight is read.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -49,8 +49,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
 }
 _NESTED: Final = {name: family for family in FAMILIES.values() for name in family.nested}
 
-# A part of an architecture's name -> what it computes that the engine does not, and the nearest
-# relative that runs.
+# A part of an architecture's name -> the computation that the engine lacks, and a related
+# architecture that runs.
 _MISSING: Final = (
     (r"KimiLinear|OlmoHybrid|Bailing.*Linear", "a gated delta rule of another form", "Qwen 3.5"),
     (r"Mamba|Jamba|FalconH1|NemotronH|Bamba|Zamba|Hybrid", "layers with recurrent states",
@@ -69,7 +69,7 @@ _LIST: Final = "`qsf convert --families` lists what is"
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """Return the family a configuration belongs to; raises QsfConversionError if none does."""
+    """Return the family of a configuration; raises QsfConversionError if there is none."""
     names = config.get("architectures")
     if names and not (isinstance(names, list) and isinstance(names[0], str)):
         raise QsfConversionError(
@@ -93,7 +93,9 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 
 def what_it_lacks(name: str, flags: int = 0) -> str:
-    """Say what the engine lacks for that architecture, and which relative runs; "" if unknown."""
+    """Return what the engine lacks for that architecture, and a related one that runs; "" if
+    unknown.
+    """
     for part, feature, nearest in _MISSING:
         if re.search(part, name, flags):
             return f": {feature}; the nearest family that runs is {nearest}"
@@ -101,7 +103,7 @@ def what_it_lacks(name: str, flags: int = 0) -> str:
 
 
 def _of_text(usual: Family, config: Mapping[str, Any]) -> Family:
-    """The family of the text part, which may be another one that the same class holds."""
+    """The family of the text part, which may be one of several that the class can contain."""
     text = config.get("text_config")
     if not isinstance(text, dict):
         raise QsfConversionError(f"config.json: text_config = {shown(text)} is not an object")
@@ -118,13 +120,15 @@ def _of_text(usual: Family, config: Mapping[str, Any]) -> Family:
 
 
 def read_facts(family: Family, values: Mapping[str, Any]) -> Facts:
-    """Return what a config.json says; raises QsfConversionError for what cannot be computed."""
+    """Return the contents of a config.json; raises QsfConversionError if the engine cannot compute
+    them.
+    """
     config = family.config_of(values)
     facts = read_family(family, config)
     _check_unread(family, config)
     check_header(facts.header, QsfConversionError)
     if "KIND" not in facts.tables():
-        facts = dataclasses.replace(facts, layer_kinds=())  # header and ARCH say it all
+        facts = dataclasses.replace(facts, layer_kinds=())  # header and ARCH describe all layers
     return facts
 
 
@@ -144,7 +148,7 @@ def _check_unread(family: Family, config: Config) -> None:
         raise config.error(name, f"= {shown(value)} is not supported{hint}")
 
 
-# Values of keys that some family has and that change nothing; others are refused.
+# Values of keys of some families that change nothing; other values are refused.
 _NEUTRAL_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "logit_scale": (1.0,),
     "logits_scaling": (1.0,),
@@ -154,7 +158,7 @@ _NEUTRAL_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "num_local_experts": (0, 1),
     "num_experts": (0, 1),
 }
-# Keys that are about training, tools, generation or other tasks.
+# Keys for training, tools, generation or other tasks.
 _HARMLESS: Final = re.compile(
     r"_.*|architectures|model_type|(torch_)?dtype|transformers(_|\.).*|auto_map|use_cache"
     r"|.*drop(out)?(_p|_prob|_rate)?|(.*_)?initializer_.*|.*_init(_.*)?|init_.*|.*label.*"

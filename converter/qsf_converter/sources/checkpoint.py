@@ -1,7 +1,7 @@
 """The interface of a checkpoint, the same for every file format.
 
-A checkpoint is a set of named tensors that are read in ranges of rows: no caller ever holds a
-whole tensor that it does not need whole.
+A checkpoint is a set of named tensors that are read in ranges of rows, so callers hold a whole
+tensor only if they need it.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -27,9 +27,9 @@ MXFP4_COLS: Final = 32
 MXFP4_BLOCK: Final = np.dtype([("scale", "u1"), ("codes", "u1", (MXFP4_COLS // 2,))])
 _MAGNITUDES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 MXFP4_VALUES: Final = np.array((*_MAGNITUDES, *(0.0 - v for v in _MAGNITUDES)), np.float32)
-MXFP4_OVERFLOWING: Final = 253  # from this scale on values may be infinite in f32; 255 is NaN
+MXFP4_OVERFLOWING: Final = 253  # from this scale on values may overflow f32; 255 is NaN
 
-# The types of GGUF that are kept, by the names that it gives them.
+# GGUF's types that are kept, by GGUF's names.
 KEPT: Final[Mapping[str, Dtype]] = {
     "Q4_0": Dtype.Q4_0,
     "Q4_1": Dtype.Q4_1,
@@ -76,10 +76,10 @@ class Checkpoint(Protocol):
     def read_rows(self, name: str, start: int, stop: int) -> RawArray:
         """Read rows [start, stop) of a matrix, or a vector as row 0: [stop - start, n_cols].
 
-        The array holds the stored numbers; ``to_float32`` makes them computable. Those of MXFP4
+        The array holds the stored numbers; ``to_float32`` converts them. Those of MXFP4
         are blocks of 32 columns, [stop - start, n_cols / 32] of ``MXFP4_BLOCK``: the even columns
-        are the low halves of the bytes. Raises QsfIOError when the system refuses,
-        QsfConversionError when the type is none of these, F32, F16 or BF16.
+        are the low halves of the bytes. Raises QsfIOError if the system refuses,
+        QsfConversionError for a type other than these, F32, F16 and BF16.
         """
 
     def read_stored(self, name: str, start: int, stop: int) -> RawArray:
@@ -91,7 +91,7 @@ class Checkpoint(Protocol):
     def digest(self) -> str:
         """SHA-256 over name, type, shape and bytes of all tensors that were read completely.
 
-        It does not depend on how the tensors are spread over files, nor on their order.
+        It does not depend on the distribution of tensors over files, nor on their order.
         """
 
     def close(self) -> None:
@@ -99,7 +99,9 @@ class Checkpoint(Protocol):
 
 
 class WrappedCheckpoint:
-    """Tensors made of another checkpoint's; with ``read_rows`` a ``Checkpoint``."""
+    """Tensors derived from another checkpoint's; subclasses add ``read_rows`` to become a
+    ``Checkpoint``.
+    """
 
     def __init__(self, stored: Checkpoint) -> None:
         """Keep the checkpoint; derived classes fill ``_tensors``."""
@@ -108,7 +110,7 @@ class WrappedCheckpoint:
 
     @property
     def tensors(self) -> Mapping[str, SourceTensor]:
-        """All tensors but the scales, with the shapes that weights have."""
+        """All tensors but the scales, with the shapes of the weights."""
         return self._tensors
 
     @property
@@ -132,7 +134,8 @@ class WrappedCheckpoint:
 def to_float32(raw: RawArray) -> Float32Array:
     """Return stored numbers as f32; u16 is bf16, the upper half of an f32.
 
-    MXFP4 blocks [n_rows, n_blocks] become [n_rows, 32 * n_blocks], with a scale of NaN all NaN.
+    MXFP4 blocks [n_rows, n_blocks] become [n_rows, 32 * n_blocks]; a scale of NaN makes them all
+    NaN.
     """
     if raw.dtype == MXFP4_BLOCK:
         codes = raw["codes"]

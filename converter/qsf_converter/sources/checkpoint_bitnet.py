@@ -1,7 +1,8 @@
-"""Checkpoints of BitNet b1.58: ternary matrices, four rows in one row of bytes, and their scales.
+"""Checkpoints of BitNet b1.58: ternary matrices with four rows packed in one row of bytes, and
+their scales.
 
-transformers' integrations/bitnet.py is what says so: bits 2i and 2i + 1 of the bytes [n / 4, m] of
-a matrix [n, m] hold the i-th quarter of its rows, each value plus one.
+As in transformers' integrations/bitnet.py: bits 2i and 2i + 1 of the bytes [n / 4, m] of a matrix
+[n, m] hold the i-th quarter of its rows, each value plus one.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -29,7 +30,7 @@ from qsf_converter.sources.families.config import Config
 _BYTES: Final = "U8"  # the type of a packed matrix
 _PACKED_ROWS: Final = 4  # in a row of bytes
 _LARGEST_CODE: Final = 2
-# The first is what a configuration means that does not say.
+# The first value is the default.
 _CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
     "linear_class": ("bitlinear", "autobitlinear"),
     "quantization_mode": ("offline", "online"),
@@ -41,14 +42,14 @@ _CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
 class BitNet:
     """The fields of config.json that describe BitNet's weights."""
 
-    is_ternary: bool  # false: they are master weights, which the model rounds when it computes
-    divides_by_scale: bool  # or else multiplies
+    is_ternary: bool  # False: master weights, which the model rounds when it computes
+    divides_by_scale: bool  # True: divide by the scale; False: multiply
 
 
 def bitnet_of(config: Mapping[str, Any]) -> BitNet | None:
-    """Return what ``quantization_config`` says of BitNet's weights; None: it is not BitNet's.
+    """Return BitNet's fields of ``quantization_config``; None: the model is not BitNet.
 
-    Raises QsfConversionError for what is not supported.
+    Raises QsfConversionError for unsupported values.
     """
     stated = config.get("quantization_config")
     if not isinstance(stated, dict) or stated.get("quant_method") != "bitnet":
@@ -65,8 +66,8 @@ def bitnet_of(config: Mapping[str, Any]) -> BitNet | None:
 class TernaryCheckpoint(WrappedCheckpoint):
     """The ternary weights of another checkpoint, unpacked and scaled; a ``Checkpoint``.
 
-    ``stored`` must read U8 tensors too. Raises QsfConversionError for a packed tensor that is no
-    matrix, or whose scale is missing or not a positive number.
+    ``stored`` must read U8 tensors too. Raises QsfConversionError for a packed tensor that is not
+    a matrix, or whose scale is missing or not positive.
     """
 
     def __init__(self, stored: Checkpoint, bitnet: BitNet) -> None:
@@ -89,7 +90,7 @@ class TernaryCheckpoint(WrappedCheckpoint):
             self._tensors[tensor.name] = tensor
 
     def read_rows(self, name: str, start: int, stop: int) -> RawArray:
-        """Read rows [start, stop); see ``Checkpoint.read_rows``. What has a scale becomes f32."""
+        """Read rows [start, stop); see ``Checkpoint.read_rows``. Scaled tensors become f32."""
         if name not in self._factors:
             return self._stored.read_rows(name, start, stop)
         if self._tensors[name].dtype == _BYTES:

@@ -22,7 +22,7 @@ from qsf.foreign_json import read_json
 from qsf_converter.sources.checkpoint import RawArray, SourceTensor
 from qsf_converter.sources.metadata import INDEX_MEMORY_BYTES, open_regular, read_bytes
 
-# The types that are converted as they are stored; those who unpack bytes may ask for these too.
+# Types that are converted without unpacking; a subclass may add types of packed bytes.
 READABLE: Mapping[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
@@ -46,10 +46,10 @@ LocatedT = TypeVar("LocatedT", bound=Located)
 
 
 class FileCheckpoint(Closing, Generic[LocatedT]):
-    """A ``Checkpoint`` in one file or several; a file format says how they are opened.
+    """A ``Checkpoint`` in one file or several; subclasses open a file format.
 
-    Use it as a context manager. Raises QsfConversionError when the files are absent or damaged,
-    QsfIOError when the system refuses to read.
+    Use it as a context manager. Raises QsfConversionError if the files are missing or damaged,
+    QsfIOError if the system refuses to read.
     """
 
     def __init__(self, place: Path, *, reads_bytes: bool = False) -> None:
@@ -105,7 +105,7 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
             raise IndexError(f"rows [{start}, {stop}) of {tensor.name}, which has {tensor.n_rows}")
         stored = self._stored_rows(located, start, stop)
         begin = start * tensor.row_bytes
-        if begin <= located.n_hashed < begin + len(stored):  # a sample may have been read before
+        if begin <= located.n_hashed < begin + len(stored):  # a sample may have been read earlier
             located.sha256.update(memoryview(stored)[located.n_hashed - begin :])
             located.n_hashed = begin + len(stored)
         return stored
@@ -123,7 +123,7 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
     def _open_named(self, model_dir: Path, single_name: str, index_name: str) -> bool:
         """Open the single file of a model or, if it is absent, the shards that the index names.
 
-        A format that has such files opens each with ``_open_file``.
+        A subclass opens each with ``_open_file``.
         """
         single, index = model_dir / single_name, model_dir / index_name
         if single.exists():
@@ -135,7 +135,7 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
             return False
         return True
 
-    # ---- what a file format says ----
+    # ---- implemented by file formats ----
 
     def _open_file(self, path: Path) -> dict[str, LocatedT]:
         """Open one file and return its tensors."""
@@ -165,7 +165,7 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
         raw: RawArray = np.frombuffer(stored, dtype)
         return raw.reshape(n_rows, located.tensor.row_bytes // dtype.itemsize)
 
-    # ---- for its use ----
+    # ---- used by file formats ----
 
     def _open_raw(self, path: Path) -> io.FileIO:
         """Open a file that is closed with the checkpoint."""

@@ -1,11 +1,11 @@
 """The weights of a GGUF file, under the names and in the order of HuggingFace's checkpoints.
 
-F32, F16, BF16 and MXFP4 are handed over as they are stored; other quantised types become f32
+F32, F16, BF16 and MXFP4 are returned as stored; other quantised types become f32
 through the ``gguf`` package, a range of rows at a time, or are read as bytes (``read_stored``).
 
 llama.cpp's converter reorders the rows of LLaMA's Q and K so that the two halves of each head,
-which RoPE turns together, lie interleaved; here they are put back. Rows are whole blocks in every
-type, so that this is done with the stored bytes.
+which RoPE rotates together, are interleaved; this module restores the order. Rows are whole blocks
+in every type, so the stored bytes are reordered.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -43,7 +43,7 @@ from qsf_converter.sources.gguf_dialects import Dialect
 from qsf_converter.sources.gguf_file import GgufHead, GgufTensor
 from qsf_converter.sources.gguf_parts import read_parts
 
-_SLAB_BYTES = 4 << 20  # of f32, dequantised at once
+_SLAB_BYTES = 4 << 20  # of f32 dequantised at once
 _N_ROPE_FACTORS = 4096  # half the largest head_dim
 
 
@@ -52,7 +52,9 @@ _BITS_OF_4BIT = 4.5
 
 @dataclass(frozen=True, slots=True)
 class LeastType:
-    """The type of ours that is not below a file's own, and the bits a weight of its layers."""
+    """Our smallest type with at least the bits of a file's own, and the bits a weight of its
+    layers.
+    """
 
     name: str
     bits: float
@@ -68,11 +70,11 @@ class _Stored(Located):
 class GgufCheckpoint(FileCheckpoint[_Stored]):
     """The weights and the configuration of a GGUF file; a ``Checkpoint``.
 
-    One that is split is named by its first part. ``head`` is what the file says of itself,
-    ``config`` the same as config.json would say it, ``family`` what its tensors are,
-    ``least_type`` the type not below theirs (None: they are not quantised), ``keeps`` whether some
-    can be kept as they are, ``unkept_type`` the type not below those of the others, and
-    ``warnings`` what of it was left out.
+    A split file is named by its first part. ``head`` is the file's metadata and tensor list,
+    ``config`` the same as fields of config.json, ``family`` the family of its tensors,
+    ``least_type`` our smallest type with at least their bits (None: they are not quantised),
+    ``keeps`` whether some blocks can be kept, ``unkept_type`` the least type of the other tensors,
+    and ``warnings`` the parts that were left out.
 
     Raises QsfConversionError when the file is damaged or holds a model that cannot be converted,
     QsfIOError when the system refuses to read.
@@ -94,7 +96,7 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
             raise QsfConversionError(f"{place}: {error}") from error
 
     def _open_tensors(self) -> None:
-        """Read the configuration, with tensors of RoPE factors; name and locate the others."""
+        """Read the configuration and the RoPE factors; name and locate the other tensors."""
         tensors = dict(self.head.tensors)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         dialect = dialect_of(self.head.metadata, shapes)
@@ -149,7 +151,7 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
         tensor = located.tensor
         if not located.n_heads or not tensor.n_bytes:
             return super()._stored_rows(located, start, stop)
-        if len(tensor.shape) == 1:  # the rows of a bias are its columns
+        if len(tensor.shape) == 1:  # rows of a bias are its columns
             item_bytes = tensor.n_bytes // tensor.shape[0]
             return self._split_heads(located, 0, tensor.shape[0], item_bytes)[: tensor.n_bytes]
         head_dim = tensor.n_rows // located.n_heads
@@ -161,7 +163,7 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
         """Return rows [first, last) of whole heads, with the halves of each head de-interleaved."""
         n_rows = located.tensor.shape[0]
         stored = self._read_at(located, first * row_bytes, (last - first) * row_bytes)
-        # [heads, pairs, halves, row] as it is stored -> [heads, halves, pairs, row]
+        # [heads, pairs, halves, row] in the file -> [heads, halves, pairs, row]
         pairs = n_rows // located.n_heads // 2
         rows = np.frombuffer(stored, np.uint8).reshape(-1, pairs, 2, row_bytes)
         return bytearray(np.ascontiguousarray(rows.swapaxes(1, 2)))
@@ -179,7 +181,7 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
         step = max(1, _SLAB_BYTES // max(1, n_cols * 4))
         for start in range(0, n_rows, step):
             slab = rows[start : start + step]
-            # A damaged file may hold scales that are no numbers: they are refused when rounded.
+            # A damaged file may have scales of NaN: rounding refuses them.
             with np.errstate(all="ignore"):
                 values[start : start + step] = package.quants.dequantize(slab, kind)
         return values
@@ -197,9 +199,10 @@ def _mxfp4_blocks(stored: bytearray, n_rows: int) -> RawArray:
 
 
 def _least_type(tensors: Iterable[GgufTensor]) -> LeastType | None:
-    """Return the type that keeps what the layers' matrices hold; None: they are not quantised.
+    """Return our smallest type with at least the bits of the layers' matrices; None: they are not
+    quantised.
 
-    Matrices of MXFP4 keep their type, whatever the others get.
+    Matrices of MXFP4 keep their type in any case.
 
     Types of 5 bits and more become 8bit, also Q8_0, whose 8.5 bits hold numbers of 8 bits.
     """
@@ -216,7 +219,7 @@ def _least_type(tensors: Iterable[GgufTensor]) -> LeastType | None:
 def _dequantiser(tensor: SourceTensor) -> tuple[Any, Any]:
     """Return the ``gguf`` package and its number of the type.
 
-    Raises QsfConversionError where the package is absent or cannot dequantise ``tensor``.
+    Raises QsfConversionError if the package is missing or cannot dequantise ``tensor``.
     """
     try:
         package: Any = importlib.import_module("gguf")

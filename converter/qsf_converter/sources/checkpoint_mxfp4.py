@@ -1,8 +1,8 @@
-"""Checkpoints of gpt-oss: experts in MXFP4, their codes in one tensor and their scales in another.
+"""Checkpoints of gpt-oss: experts in MXFP4, with codes in one tensor and scales in another.
 
 NAME_blocks [..., rows, blocks, 16] has the codes of 32 columns in 16 bytes, the even columns in the
-low halves, NAME_scales [..., rows, blocks] the exponents. transformers' integrations/mxfp4.py says
-so.
+low halves, NAME_scales [..., rows, blocks] the exponents. The layout is that of transformers'
+integrations/mxfp4.py.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -29,7 +29,7 @@ _CODES, _SCALES = "_blocks", "_scales"
 
 
 def is_mxfp4(config: Mapping[str, Any]) -> bool:
-    """Does ``quantization_config`` say that there are tensors of MXFP4?"""
+    """True if ``quantization_config`` announces tensors of MXFP4."""
     stated = config.get("quantization_config")
     return isinstance(stated, dict) and stated.get("quant_method") == "mxfp4"
 
@@ -39,7 +39,7 @@ class Mxfp4Checkpoint(WrappedCheckpoint):
 
     A joined tensor has the name of its codes, the type ``MXFP4`` and the shape of its weights.
     ``stored`` must read U8 tensors too. Raises QsfConversionError for codes or scales that are not
-    bytes, whose shapes do not fit to each other, or that are alone.
+    bytes, whose shapes do not match, or that are alone.
     """
 
     def __init__(self, stored: Checkpoint) -> None:

@@ -1,9 +1,9 @@
 """HuggingFace checkpoints in safetensors files, single or sharded.
 
-The files are read here and not through the ``safetensors`` package: its numpy side has no
-bf16, and it maps files into memory, so that pages of the weights count as ours. The format is
-small: u64 header size, a JSON header of ``name -> dtype, shape, [begin, end)``, the bytes.
-Every number in the header is checked against the file before a tensor is read.
+The files are read here and not through the ``safetensors`` package: its numpy interface lacks
+bf16, and it maps files into memory, so pages of the weights count in our memory. The format is
+small: u64 header size, a JSON header of ``name -> dtype, shape, [begin, end)``, the bytes. Every
+number in the header is checked against the file before a tensor is read.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -79,7 +79,7 @@ class SafetensorsCheckpoint(FileCheckpoint[Located]):
 
 
 def _describe_absence(model_dir: Path) -> str:
-    """Return the error for a directory without weights, with the remedy."""
+    """Return the error for a directory without weights, which says what to do."""
     others = sorted(path.name for path in model_dir.glob("*.safetensors"))
     if others:
         return (

@@ -2,7 +2,7 @@
 
 Such a file is a zip file with a pickle that describes the tensors and one record of plain
 numbers for each storage. The pickle is not executed (see ``torch_pickle``) and torch is not
-needed. Rows are read from the file when they are asked for.
+needed. Rows are read from the file on request.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -24,7 +24,7 @@ from qsf_converter.sources.torch_zip import Record, read_directory, read_record
 SINGLE_NAME = "pytorch_model.bin"
 INDEX_NAME = "pytorch_model.bin.index.json"
 
-_SLAB_BYTES = 4 << 20  # of a wider matrix, at once
+_SLAB_BYTES = 4 << 20  # of a wider matrix held at once
 _MAX_ORDER_BYTES = 16
 _OLD_MAGIC = bytes.fromhex("6cfc9c46f9206aa85019")  # the first number of torch's old format
 
@@ -33,7 +33,7 @@ _OLD_MAGIC = bytes.fromhex("6cfc9c46f9206aa85019")  # the first number of torch'
 class _View(Located):
     """A tensor in a storage: [row, col] is item row * row_step + col * col_step after its offset.
 
-    The steps count items. ``problem`` says why it cannot be read, if it cannot.
+    The steps count items. ``problem`` is the reason if it cannot be read.
     """
 
     row_step: int
@@ -46,7 +46,7 @@ class TorchCheckpoint(FileCheckpoint[_View]):
     """The weights of one model directory; a ``Checkpoint``.
 
     Raises QsfConversionError when the directory holds no file of torch.save, or one that is
-    damaged, in torch's old format, or asks for more than tensors; QsfIOError when the system
+    damaged, in torch's old format, or contains more than tensors; QsfIOError when the system
     refuses to read.
     """
 
@@ -111,7 +111,7 @@ class TorchCheckpoint(FileCheckpoint[_View]):
                 starts = np.arange(n)[:, None] * located.row_step
                 out[first - start : first - start + n] = slab[starts + np.arange(n_cols)]
             return rows
-        for col in range(n_cols):  # transposed: what lies side by side in the file is a column
+        for col in range(n_cols):  # transposed: neighbours in the file form a column
             out[:, col] = self._items(located, col * located.col_step + start, n_rows, dtype)
         return rows
 
@@ -154,7 +154,7 @@ def _locate(
     steps, problem = _steps(tensor)
     n_items = math.prod(tensor.shape)
     if problem is not None and n_items > storage.n_items:
-        n_items = 0  # an expanded tensor: its size is only a claim
+        n_items = 0  # an expanded tensor: the file does not hold as many values
     return _View(
         tensor=SourceTensor(name, tensor.shape, storage.dtype, n_items * storage.item_bytes),
         file=file,
@@ -177,7 +177,7 @@ def _steps(tensor: TorchTensor) -> tuple[tuple[int, int], str | None]:
         size *= length
     dense.reverse()
     n_cols = dense[0] if len(shape) > 1 else size
-    # The step along an axis of one does not matter.
+    # The step along an axis of length 1 is unused.
     given = [d if n <= 1 else s for n, s, d in zip(shape, tensor.strides, dense, strict=True)]
     if given == dense or 0 in shape:
         return (n_cols, 1), None

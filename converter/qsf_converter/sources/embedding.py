@@ -1,4 +1,4 @@
-"""What a model's makers say about vectors of texts: how to pool, and what ends a text."""
+"""The makers' settings for vectors of texts: pooling, and the end token."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NUMBERS = {1: "mean", 3: "last"}
 
 
 def of_folder(model_dir: Path) -> dict[str, Any]:
-    """Return what a folder of sentence-transformers says; {}: it is no such model."""
+    """Return the settings of a sentence-transformers folder; {}: it is no such model."""
     pooling = read_json_object(model_dir / "1_Pooling" / "config.json") or {}
     mode = next((mode for name, mode in _MODES.items() if pooling.get(name) is True), None)
     if mode is None:
@@ -26,7 +26,7 @@ def of_folder(model_dir: Path) -> dict[str, Any]:
 
 
 def of_gguf(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a GGUF file says; {}: it is no such model."""
+    """Return the settings of a GGUF file; {}: it is no such model."""
     mode = _NUMBERS.get(fields.get(f"{fields.get('general.architecture')}.pooling_type", 0))
     if mode is None:
         return {}
@@ -38,12 +38,12 @@ def of_gguf(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _end_token(tokenizer: Mapping[str, Any]) -> str | None:
-    """Return the token that the post-processor of a tokenizer.json puts behind a text."""
+    """Return the token that the post-processor of a tokenizer.json appends to a text."""
     try:
         step = tokenizer["post_processor"]
         steps = step.get("processors", [step])
         (template,) = [each["single"] for each in steps if each["type"] == "TemplateProcessing"]
         word = template[-1]["SpecialToken"]["id"]
     except (LookupError, TypeError, ValueError, AttributeError):
-        return None  # there is none, or the tokenizer's reader says what is wrong
+        return None  # there is none, or the tokenizer's reader reports the error
     return word if isinstance(word, str) else None

@@ -1,7 +1,6 @@
 """Translates the metadata of a GGUF file into HuggingFace's config.json.
 
-`gguf_dialects` has the tables. Whatever would change the computation and is not in a table is
-refused.
+`gguf_dialects` has the tables. Metadata that changes the computation and is in no table is refused.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -42,12 +41,12 @@ ROPE_FACTORS: Final = "rope_freqs.weight"
 LONG_FACTORS: Final = "rope_factors_long.weight"
 SHORT_FACTORS: Final = "rope_factors_short.weight"
 ROPE_TENSORS: Final = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
-_LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0  # what all published models of that scaling use
+_LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0  # values of all published models with that scaling
 _FACTOR_TOLERANCE = 1e-3
-_NOT_TURNED: Final = 1e29  # such a divisor of an angle leaves nothing of it
+_NOT_TURNED: Final = 1e29  # a divisor this large leaves no rotation
 
 
-# Key after the architecture's name -> values with which the engine computes the same.
+# Key after the architecture's name -> values that change nothing in the engine's computation.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "expert_count": (0, 1),
     "attention.causal": (True,),
@@ -62,7 +61,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention.max_alibi_bias": (0.0,),
     "swin_norm": (False,),
 }
-# Looked at elsewhere, or without a meaning for the computation.
+# Read elsewhere, or without effect on the computation.
 _KNOWN = {
     "vocab_size",
     "attention.value_length",
@@ -83,12 +82,12 @@ _KNOWN = {
     "rope.scale_linear",
     "tensor_data_layout",
     "expert_used_count",
-    "attention.head_count_kv",  # GPT-2 states it, though it is no choice there
+    "attention.head_count_kv",  # GPT-2 states it, although it is no choice there
 }
 
 
 def families() -> list[tuple[str, list[str], list[str]]]:
-    """Return each family as people know it, with its names in config.json and in GGUF files."""
+    """Return each family's name for people, with its names in config.json and in GGUF files."""
     rows = [
         (
             family.title,
@@ -101,7 +100,7 @@ def families() -> list[tuple[str, list[str], list[str]]]:
 
 
 def dialect_of(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> Dialect:
-    """Return the table of the file's architecture; raises QsfConversionError if none has it."""
+    """Return the table of the file's architecture; raises QsfConversionError if there is none."""
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ALL_DIALECTS:
         plain = re.sub("[-_]", "", str(name))[:60]  # nemotron_h is NemotronH
@@ -119,9 +118,9 @@ def config_of(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the fields of config.json, and warnings.
 
-    ``shapes`` are those of the tensors by their names in the GGUF file, ``rope_tensors`` what those
-    of ``ROPE_TENSORS`` hold that are there, [n] each. Raises QsfConversionError for what the engine
-    cannot compute.
+    ``shapes`` are those of the tensors by their names in the GGUF file, ``rope_tensors`` the values
+    [n] of tensors of ``ROPE_TENSORS``. Raises QsfConversionError if the engine cannot compute the
+    model.
     """
     dialect = dialect_of(metadata, shapes)
     name = metadata["general.architecture"]
@@ -185,7 +184,7 @@ def family_of(config: Mapping[str, Any], dialect: Dialect) -> Family:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Return the one value of all layers if the file states one per layer; floats as written."""
+    """Return the common value of all layers if the file states one per layer; floats unchanged."""
     if isinstance(value, np.ndarray):
         values = value.tolist()
         if key.endswith(".sliding_window_pattern"):
@@ -255,7 +254,7 @@ def _rope_fields(
     tensors: Mapping[str, Any],
     dialect: Dialect,
 ) -> dict[str, Any]:
-    """The scaling of RoPE, and the share of a head that it rotates."""
+    """The scaling of RoPE, and the rotated share of a head."""
     head_dim = config.get("head_dim")
     if head_dim is None:
         head_dim = config["hidden_size"] // max(1, config["num_attention_heads"])
@@ -279,7 +278,7 @@ def _rope_fields(
 
 
 def _proportional(factors: Any) -> dict[str, Any] | None:
-    """Return the scaling whose ``factors`` are 1 for a part of the pairs, and then 1e30."""
+    """Return the scaling whose ``factors`` are 1 for the first pairs and 1e30 for the rest."""
     factors = np.asarray(factors).reshape(-1)
     n_turned = int(np.count_nonzero(factors == 1))
     if n_turned in (0, len(factors)) or not np.all(factors[n_turned:] >= _NOT_TURNED):
@@ -339,9 +338,9 @@ def _as_written(values: Any) -> list[float]:
 def llama3_scaling(factors: Any, theta: Any, head_dim: int) -> dict[str, Any] | None:
     """Return the scaling of LLaMA 3 whose divisors [head_dim / 2] of the angles are ``factors``.
 
-    A GGUF file holds the divisors and not the numbers that they come from: the factor is the
-    largest of them, and the original length is the power of two that gives the others. Raises
-    QsfConversionError when none does.
+    A GGUF file stores the divisors, not the parameters: the factor is the largest divisor, and the
+    original length is the power of two that yields the others. Raises QsfConversionError when none
+    does.
     """
     factors = np.asarray(factors, np.float64).reshape(-1)
     if len(factors) * 2 != head_dim or not isinstance(theta, (int, float)) or not theta > 0:

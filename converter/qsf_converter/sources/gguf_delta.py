@@ -1,7 +1,7 @@
 """How llama.cpp stores models with the gated delta rule, as tables. Sources as in `gguf_dialects`.
 
-Of `qwen35` and `qwen35moe` the value heads of a key head are as far from each other as there are
-key heads, in all tensors alike; so is what is computed with them here.
+In `qwen35` and `qwen35moe` the value heads of a key head are n_key_heads apart, in all tensors;
+the engine computes with that order.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -40,7 +40,7 @@ _DELTA = {
 }
 _STEPS_BY_KEY_HEAD = {"ssm_ba": "linear_attn.in_proj_ba"}
 _AT = "model.layers.{layer}.linear_attn."
-_RATES = {  # without the ending of a weight
+_RATES = {  # names without the ending ".weight"
     "blk.{layer}.ssm_a": f"{_AT}minus_rate",
     "blk.{layer}.ssm_dt.bias": f"{_AT}dt_bias",
 }
@@ -53,7 +53,7 @@ _KEYS = ("ssm.inner_size", "nextn_predict_layers", "full_attention_interval")
 
 
 def _delta(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Layers that predict further tokens are counted, and are after the others."""
+    """The layer count includes layers that predict further tokens, which come last."""
     n_more, n_all = fields.get("nextn_predict_layers", 0), config["num_hidden_layers"]
     n_heads, n_inner = config["linear_num_value_heads"], fields.get("ssm.inner_size")
     if type(n_more) is not int or type(n_all) is not int or not 0 <= n_more < n_all:

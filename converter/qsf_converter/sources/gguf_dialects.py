@@ -27,7 +27,7 @@ class Dialect:
 
     family: str
     config: Mapping[str, str]  # field of config.json -> key of the metadata
-    tensors: Mapping[str, str]  # name here -> name there; {layer} is its number
+    tensors: Mapping[str, str]  # HuggingFace's name -> GGUF's name; {layer} is the number
     optional: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
     # Tensors whose rows are stored in the order of interleaved RoPE -> the field with their heads.
@@ -43,12 +43,12 @@ class Dialect:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """All families whose files say this architecture."""
+        """All families whose GGUF files have this architecture."""
         return self.family, *self.other_families
 
 
 def layers_of(at: str, names: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of the tensors of a layer, with those of their biases."""
+    """Return the names of a layer's tensors and of their biases."""
     return {
         f"blk.{{layer}}.{here}.{kind}": f"{at}.{{layer}}.{there}.{kind}"
         for here, there in names.items()
@@ -90,7 +90,7 @@ _ENDS = ends_of("model.embed_tokens", "model.norm")
 
 
 def names(*tables: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of all tensors of a file whose layers have those of ``tables``."""
+    """Return the names of all tensors of a file with the layer tensors of ``tables``."""
     joined = {here: there for table in tables for here, there in table.items()}
     return {**_ENDS, **layers_of("model.layers", joined)}
 
@@ -110,7 +110,7 @@ OPTIONAL = {
     "rope_theta": "rope.freq_base",
 }
 WINDOW = {"sliding_window": "attention.sliding_window"}
-# Keys for images: the sections of RoPE, and the inputs of deeper layers.
+# Keys for images: the sections of RoPE, and inputs of deeper layers.
 VISION_KEYS = ("rope.dimension_sections", "n_deepstack_layers")
 PERMUTED = {
     "self_attn.q_proj": "num_attention_heads",
@@ -142,7 +142,7 @@ def attention_bias(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) ->
 
 
 def layer_types(fields: Fields, config: Mapping[str, Any], period: int) -> dict[str, Any]:
-    """The windows: one bool for each layer, or every n-th without (absent: ``period``)."""
+    """The windows: a bool for each layer, or every n-th layer without one (default: ``period``)."""
     if not config.get("sliding_window"):
         return {}
     pattern = fields.get("attention.sliding_window_pattern", period)
@@ -153,7 +153,7 @@ def layer_types(fields: Fields, config: Mapping[str, Any], period: int) -> dict[
 
 
 def _gemma(period: int, largest: int) -> Callable[..., dict[str, Any]]:
-    """llama.cpp knows which scale the largest model of each generation has; its layers say so."""
+    """llama.cpp knows the scale of each generation's largest model, recognised by its layers."""
 
     def more(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
         is_largest = config["num_hidden_layers"] == largest
@@ -191,7 +191,7 @@ def _exaone4(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict
 
 
 def lfm2(_fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Layers without KV heads are short convolutions; the FFN's width is the final one."""
+    """Layers without KV heads are short convolutions; the stated FFN width is already adjusted."""
     of_layers = config.get("num_key_value_heads")
     if not isinstance(of_layers, list):
         of_layers = [of_layers] * config["num_hidden_layers"]
@@ -317,7 +317,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         other_families=(),
         family="SmolLM3ForCausalLM",
         optional=OPTIONAL,
-        # llama.cpp knows of every fourth layer that it does not rotate.
+        # llama.cpp skips RoPE in every fourth layer of this architecture.
         constants={"hidden_act": "silu", "no_rope_layer_interval": 4},
         more=biases,
     ),
@@ -353,7 +353,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
                 {"ffn_down": "feed_forward.w2"},
                 {f"shortconv.{part}": f"conv.{part}" for part in ("in_proj", "conv", "out_proj")},
             ),
-            "token_embd_norm.weight": "model.embedding_norm.weight",  # the final norm
+            "token_embd_norm.weight": "model.embedding_norm.weight",  # this is the final norm
         },
         more=lfm2,
     ),

@@ -64,7 +64,7 @@ def _granite(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[
 
 
 def _sigmoid(fields: Fields, _shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
-    """Refuse a score of experts that these architectures do not have."""
+    """Refuse a score of experts that these architectures lack."""
     if fields.get("expert_gating_func", 2) != 2:
         raise QsfConversionError(
             f"its metadata's expert_gating_func = {shown(fields['expert_gating_func'])}: of this"
@@ -89,7 +89,7 @@ def _dots1(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[st
 
 
 def _glm4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Layers that predict further tokens are counted, and are after the others."""
+    """The layer count includes layers that predict further tokens, which come last."""
     n_more = fields.get("nextn_predict_layers", 0)
     n_layers = config["num_hidden_layers"]
     if type(n_more) is not int or type(n_layers) is not int or not 0 <= n_more < n_layers:
@@ -253,7 +253,7 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
     "gpt-oss": replace(
         _OLMOE,
         family="GptOssForCausalLM",
-        # All its layers are routed; the width of an expert is that of the FFN.
+        # All its layers are routed; an expert is as wide as the FFN.
         config={
             **_OLMOE.config,
             "intermediate_size": "expert_feed_forward_length",
@@ -282,7 +282,7 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
         optional={**OPTIONAL, "moe_num_shared_experts": "expert_shared_count"},
         constants={"hidden_act": "silu"},
         tensors=names(PRE, QKV, OUT, FFN, EXPERTS, _SHARED, {"exp_probs_b": "mlp.gate.selection"}),
-        # The width in the metadata is wrong for some models; the shapes of the tensors are right.
+        # Some models state a wrong width in the metadata; the shapes of the tensors are right.
         read_by_more=("expert_shared_feed_forward_length",),
         more=None,
     ),

@@ -1,9 +1,9 @@
 """The head of a GGUF file: its metadata and its table of tensors.
 
-Read here and not through the ``gguf`` package, whose reader maps the file (so that pages of the
-weights count as ours), keeps two numpy arrays for each word of the vocabulary, and believes every
-count that a file states. Here each count and length is checked against what the file holds before
-memory is taken. Source: docs/gguf.md of ggml, versions 2 and 3.
+Not read through the ``gguf`` package, whose reader maps the file (so pages of the weights count in
+our memory), keeps two numpy arrays for each word of the vocabulary, and trusts every count in the
+file. Here each count and length is checked against the file's size before memory is taken. Source:
+docs/gguf.md of ggml, versions 2 and 3.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -27,7 +27,7 @@ _VERSIONS = (2, 3)
 # The largest vocabularies (260 000 words and as many merges) take 15 MB.
 _MAX_HEAD_BYTES = 64 << 20
 _MAX_TENSORS = 1 << 17
-# What these take beyond their bytes: 53 MB for so many keys, 64 for so many texts of two letters.
+# Memory beyond their bytes: 53 MB for so many keys, 64 for so many texts of two letters.
 _MAX_KEYS = 1 << 16
 _MAX_TEXTS = 1 << 20
 _MAX_NAME_BYTES = 1 << 16
@@ -92,9 +92,9 @@ _ARRAY = 9
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor: ``shape`` as numpy has it, the last axis contiguous; bytes from ``offset``.
+    """One tensor: ``shape`` in numpy's order, the last axis contiguous; bytes from ``offset``.
 
-    ``part`` is the number, from 0, of the file that holds it.
+    ``part`` is the number of its file, from 0.
     """
 
     name: str
@@ -111,7 +111,7 @@ class GgufTensor:
 class GgufHead:
     """The metadata and the tensor list of a file.
 
-    ``metadata`` holds numbers, bools and texts, lists of texts, and numpy arrays of the others.
+    ``metadata`` holds numbers, bools and texts, lists of texts, and other lists as numpy arrays.
     """
 
     metadata: Mapping[str, Any]
@@ -195,7 +195,7 @@ class _Reader:
         n_bytes = self._number(8, part)
         if n_bytes > max_bytes:
             raise self._damaged(f"{part} of {n_bytes} bytes at byte {self._at}")
-        # Some files hold words that are no whole characters.
+        # Some files contain words that are not whole characters.
         return self._take(n_bytes, part).decode("utf-8", "replace")
 
     def _value(self, key: str) -> Any:

@@ -1,7 +1,7 @@
 """How llama.cpp stores Gemma 4, as a table. Sources as in `gguf_dialects`.
 
-Heads without a window come first among the keys, and RoPE turns a part of them by divisors of 1
-and, for pairs that are not turned, of 1e30.
+The metadata's head sizes are those of layers without a window. RoPE rotates a part of each head:
+divisors are 1 for rotated pairs and 1e30 for the others.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -70,7 +70,7 @@ _READ = (
 
 
 def _gemma4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Tell the heads of both types of layers apart, and whether values are keys."""
+    """Set the head sizes of both types of layers, and whether values are keys."""
     n_layers, pattern = config["num_hidden_layers"], fields.get("attention.sliding_window_pattern")
     if not isinstance(pattern, list) or len(pattern) != n_layers:
         raise QsfConversionError(

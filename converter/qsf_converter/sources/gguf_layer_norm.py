@@ -107,7 +107,7 @@ _JAIS2 = Dialect(
 
 LAYER_NORM_DIALECTS: Final[Mapping[str, Dialect]] = {
     "command-r": _COHERE,
-    # llama.cpp knows that every fourth layer has no window.
+    # llama.cpp uses no window in every fourth layer of this architecture.
     "cohere2": replace(_COHERE, family="Cohere2ForCausalLM", optional={**OPTIONAL, **WINDOW}),
     "jais2": _JAIS2,
     "nemotron": replace(
@@ -259,7 +259,7 @@ _FALCON_TWO_NORMS: Final = replace(
 
 
 def variant_of(dialect: Dialect, shapes: Shapes) -> Dialect:
-    """Return the dialect that fits the tensors: Falcon has one norm a layer, or two."""
+    """Return the dialect that matches the tensors: Falcon has one norm a layer, or two."""
     if dialect is _FALCON and any("attn_norm_2" in name for name in shapes):
         return _FALCON_TWO_NORMS
     return dialect

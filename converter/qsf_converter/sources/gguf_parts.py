@@ -1,7 +1,7 @@
 """The head of a GGUF model that is split into several files: that of all parts together.
 
-Each part has a head of its own. The first one has the metadata of the model, all have the number of
-the part from 0 (``split.no``) and how many there are (``split.count``).
+Each part has a head of its own. The first one has the metadata of the model; each has the part's
+number from 0 (``split.no``) and the number of parts (``split.count``).
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -23,8 +23,8 @@ def read_parts(
     """Read the head of a file, or of all parts of which it is the first.
 
     Returns the head, whose tensors name their parts, and the paths of all parts. The files, opened
-    by ``open_raw`` in this order, stay open. Raises QsfConversionError when a part is missing, is
-    another model's, or is not the first.
+    by ``open_raw`` in this order, stay open. Raises QsfConversionError if a part is missing or
+    another model's, or if the file is not the first part.
     """
     head = read_head(place, open_raw(place))
     n_parts = _count(head, "split.count", 1)

@@ -1,8 +1,8 @@
-"""A tokenizer.json from the vocabulary in a GGUF file, and what belongs to it.
+"""Makes tokenizer.json and the section CHAT from the vocabulary of a GGUF file.
 
 Two kinds are rebuilt: byte-level BPE (model "gpt2" in GGUF: words, merges and the name of a
 splitting rule) and SentencePiece's BPE (model "llama": words with scores, of which the merges
-follow; "gemma4": with merges). Any other kind is left out with a warning.
+follow; "gemma4": with merges). Other kinds are left out with a warning.
 
 Sources: src/llama-vocab.cpp of llama.cpp for the splitting rules and defaults;
 convert_slow_tokenizer.py of transformers for merges from scores.
@@ -24,7 +24,7 @@ from qsf_converter.text.tokenizer import open_tokenizer
 Metadata = Mapping[str, Any]
 
 _WORD = "\u2581"  # SentencePiece's space
-_MAX_WORD_CHARS = 256  # merges are looked for at every place within a word
+_MAX_WORD_CHARS = 256  # merges are searched at every position within a word
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # of tokenizer.ggml.token_type; 1 is normal
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -34,10 +34,10 @@ _CASED_WORDS = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
 )
 _SYMBOLS_AND_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# Name of the rule -> the expressions that split a text, one after another, before BPE.
+# Name of the rule -> the expressions that split a text before BPE, one after another.
 _SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
-    "gpt-2": (),  # that of ByteLevel itself
-    "smollm": (r"\p{N}",),  # and then that of ByteLevel
+    "gpt-2": (),  # the rule of ByteLevel itself
+    "smollm": (r"\p{N}",),  # then the rule of ByteLevel
     "llama-bpe": (
         rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_SYMBOLS_AND_SPACES}",
     ),
@@ -261,7 +261,7 @@ def _sentence_piece(
 def _scored(
     metadata: Metadata, ids: Mapping[str, int], words: list[str], kinds: list[float]
 ) -> list[list[str]]:
-    """Return the merges that follow from the scores of words."""
+    """Return the merges implied by the scores of words."""
     scores = _numbers(metadata, "scores", len(words))
     merges: list[tuple[float, int, int]] = []
     for idx, word in enumerate(words):

@@ -26,7 +26,7 @@ from qsf.foreign_json import MEMORY_BYTES, JsonError, read_json
 from qsf.system.files import READ_FLAGS
 from qsf_converter.text.tables import TOKENIZER_MEMORY_BYTES
 
-_MAX_JSON_BYTES = 64 << 20  # as much as the section TOKN may have
+_MAX_JSON_BYTES = 64 << 20  # limit of the section TOKN
 # Most memory of a parsed list of tensors: enough for 100,000, far more than known shards have.
 INDEX_MEMORY_BYTES = 256 << 20
 _MAX_DIGITS = 20
@@ -37,7 +37,7 @@ _LICENCE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "COPYING")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a model, as META records it."""
+    """The origin of a model, for META."""
 
     name: str
     config_sha256: str  # of config.json, or of the metadata of a GGUF file
@@ -123,7 +123,7 @@ def tokenizer_bytes(model_dir: Path) -> bytes | None:
 
 
 def generation_config(model_dir: Path) -> dict[str, Any]:
-    """Return ``generation_config.json`` without its nulls; empty when there is none."""
+    """Return ``generation_config.json`` without its nulls; {} without such a file."""
     parsed = read_json_object(model_dir / "generation_config.json") or {}
     return {name: value for name, value in parsed.items() if value is not None}
 
@@ -137,8 +137,8 @@ def chat_bytes(model_dir: Path, config: Mapping[str, Any], generation: Mapping[s
     """Return the CHAT section: ``chat_template``, ``special_tokens``, ``generation``.
 
     ``chat_template`` is null when the model has none. When it has several, named ones, it is
-    the one called ``default``, and ``chat_templates`` holds them all. ``generation`` is
-    that of the file, with the token ids of ``config`` where it has none.
+    the one called ``default``, and ``chat_templates`` holds them all. ``generation`` is that of
+    the file; missing token ids come from ``config``.
     """
     tokenizer = read_json_object(model_dir / "tokenizer_config.json") or {}
     chat: dict[str, Any] = _chat_templates(model_dir, tokenizer)
@@ -180,7 +180,7 @@ def meta_bytes(
 
 
 def _chat_templates(model_dir: Path, tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """Return the template, from the first of the places where transformers looks for it."""
+    """Return the template from the first place where transformers would find it."""
     jinja = read_bytes(model_dir / "chat_template.jinja")
     if jinja is not None:
         try:

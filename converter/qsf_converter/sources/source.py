@@ -44,17 +44,17 @@ class Source:
     """All inputs of a file. The checkpoint is open until its context ends."""
 
     path: Path
-    config: dict[str, Any]  # as config.json has it
+    config: dict[str, Any]  # fields of config.json
     family: Family
     facts: Facts
     checkpoint: Checkpoint
     tokenizer: bytes | None  # tokenizer.json
     chat: bytes  # the CHAT section
     origin: Origin  # for the META section
-    least_type: LeastType | None = None  # of a source that is quantised
-    keeps: bool = False  # can matrices be stored as they are?
+    least_type: LeastType | None = None  # of a quantised source
+    keeps: bool = False  # matrices can be stored unchanged
     unkept_type: LeastType | None = None  # of its other matrices
-    is_ternary: bool = False  # are the matrices of the layers ternary already?
+    is_ternary: bool = False  # the layers' matrices are already ternary
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -62,7 +62,7 @@ class Source:
         return (*self.checkpoint.paths, *self.path.glob("*.json"))
 
     def require_tokenizer(self) -> None:
-        """Raise QsfConversionError, with the reason, when there is no usable tokenizer."""
+        """Raise QsfConversionError with the reason if there is no usable tokenizer."""
         if self.tokenizer is None:
             raise QsfConversionError(
                 f"{self.path}: {self.tokenizer_fault}; "
@@ -71,7 +71,7 @@ class Source:
 
     @property
     def tokenizer_fault(self) -> str:
-        """The reason why there is no usable tokenizer; only if there is none."""
+        """The reason why there is no usable tokenizer; only set if there is none."""
         return next(text for text in reversed(self.facts.warnings) if "tokenizer" in text)
 
 

@@ -1,13 +1,13 @@
 """Reads descriptions of tensors from the pickle of torch.save without executing anything.
 
 A pickle is a program for a small stack machine that may import and call whatever it likes.
-Here is another machine: it knows the instructions that torch.save uses, and of imports and calls
-those that describe tensors, as plain data. Everything else is refused by name.
+This machine knows only the instructions that torch.save uses, and handles imports and calls that
+describe tensors as plain data. It refuses all others by name.
 
-Python's own ``pickle.Unpickler`` with a strict ``find_class`` would not do: one instruction makes
-it allocate 32 GB for its memo (LONG_BINPUT), and a deeply nested tuple used as a key overflows
-the C stack when it is hashed. Here keys are texts, the memo is a dictionary, and the number of
-instructions is bounded.
+Python's own ``pickle.Unpickler`` with a strict ``find_class`` is not safe enough: one instruction
+makes it allocate 32 GB for its memo (LONG_BINPUT), and a deeply nested tuple used as a key
+overflows the C stack when it is hashed. Here keys are texts, the memo is a dictionary, and the
+number of instructions is bounded.
 
 Sources: PEP 307, PEP 3154 and ``pickletools`` for the instructions; torch/_utils.py and
 torch/serialization.py for what torch writes.
@@ -28,7 +28,7 @@ from qsf_converter.sources.checkpoint_files import is_count
 MAX_PICKLE_BYTES = 16 << 20
 _MAX_INSTRUCTIONS = 2_000_000
 
-# The storages of torch, and what safetensors calls their numbers.
+# The storages of torch, and safetensors' names of their types.
 STORAGE_DTYPES: Final[Mapping[str, tuple[str, int]]] = {
     "FloatStorage": ("F32", 4),
     "HalfStorage": ("F16", 2),
@@ -58,7 +58,7 @@ class StorageType:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function or class that may be called, by its full name."""
+    """A function or class that the pickle may call, by its full name."""
 
     name: str
 
@@ -88,10 +88,10 @@ class _RefusedError(Exception):
 
 
 def read_state_dict(data: bytes) -> dict[str, TorchTensor]:
-    """Return the tensors of a state dict by name; what else it holds is left out.
+    """Return the tensors of a state dict by name; other values are left out.
 
-    Raises QsfConversionError, without a file name, when the pickle is damaged, holds something
-    else than a dictionary of tensors, or asks for a function that is not torch's own for tensors.
+    Raises QsfConversionError, without a file name, if the pickle is damaged, is not a dictionary
+    of tensors, or calls a function that is not torch's own for tensors.
     """
     if len(data) > MAX_PICKLE_BYTES:
         raise QsfConversionError(
@@ -125,7 +125,7 @@ class _Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """Run the pickle and return the value that it leaves on the stack."""
+        """Run the pickle and return the value left on the stack."""
         for _ in range(_MAX_INSTRUCTIONS):
             code = self._take(1)[0]
             if code == _STOP:
@@ -243,7 +243,7 @@ class _Machine:
     def update_from_mark(self) -> None:
         self.update(self._pop_to_mark())
 
-    # ---- what an unpickler would import and call ----
+    # ---- imports and calls of an unpickler ----
 
     def import_name(self, module: str, name: str) -> None:
         full = f"{module}.{name}"
@@ -279,7 +279,7 @@ class _Machine:
             self.push(_tensor(arguments))
 
     def build(self) -> None:
-        """A dictionary's attributes (torch keeps versions of modules there) are dropped."""
+        """Drops a dictionary's attributes, in which torch keeps versions of modules."""
         self._pop()
         if not isinstance(self._top(), dict):
             raise _RefusedError(f"its pickle sets attributes of a {_kind(self._top())}")
@@ -309,7 +309,7 @@ class _Machine:
 
 
 def _tensor(arguments: tuple[Any, ...]) -> TorchTensor:
-    """Return what torch._utils._rebuild_tensor_v2 makes of these arguments."""
+    """Return the tensor that torch._utils._rebuild_tensor_v2 would build."""
     # storage, offset, shape, strides, requires_grad, backward_hooks[, metadata]
     if len(arguments) not in (6, 7) or not isinstance(arguments[0], Storage):
         raise _RefusedError("its pickle describes a tensor in an unknown way")

@@ -1,8 +1,8 @@
 """The zip file that torch.save writes: where each of its records lies.
 
-Only what PyTorch writes is read: records stored as they are, one after another, with zip64
-fields where the numbers are large. Every number is checked against the file, and no memory is
-taken before that. Source: PKWARE APPNOTE 6.3, sections 4.3 to 4.5.
+Only PyTorch's own layout is read: uncompressed records, one after another, with zip64 fields for
+large numbers. Every number is checked against the file, and no memory is taken before that.
+Source: PKWARE APPNOTE 6.3, sections 4.3 to 4.5.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -22,7 +22,7 @@ _END = struct.Struct("<4s4H2IH")
 _LOCATOR = struct.Struct("<4sIQI")
 _END64 = struct.Struct("<4sQ2H2I4Q")
 _MAX_COMMENT_BYTES = 0xFFFF
-# About 100 bytes for each tensor; a record of it takes a few times that in memory.
+# About 100 bytes for each tensor; a record takes a few times that in memory.
 _MAX_DIRECTORY_BYTES = 16 << 20
 _ZIP64_TAG = 1
 _FULL_16 = 0xFFFF
@@ -42,8 +42,7 @@ class Record:
 def read_directory(path: Path, file: io.FileIO) -> dict[str, Record]:
     """Return all records of a zip file by name.
 
-    Raises QsfConversionError when the file is no zip file, is damaged, or holds something else
-    than stored records.
+    Raises QsfConversionError if the file is no zip file, is damaged, or has compressed records.
     """
     n_file_bytes = file.seek(0, io.SEEK_END)
     count, directory_off, n_directory_bytes = _find_directory(path, file, n_file_bytes)
@@ -153,7 +152,7 @@ def _zip64_values(extra: bytes) -> list[int]:
 
 
 def _locate(path: Path, file: io.FileIO, record: Record, data_end: int) -> Record:
-    """Return the record with the offset of its bytes in place of that of its header."""
+    """Return the record with the offset of its bytes instead of its header."""
     header = _read_at(path, file, record.offset, _LOCAL.size, data_end)
     signature, *_, n_name, n_extra = _LOCAL.unpack(header)
     if signature != b"PK\x03\x04":

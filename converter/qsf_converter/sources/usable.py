@@ -1,7 +1,7 @@
-"""Keeps the parts of a model's text sections that ``qsf-run`` can use, and warns of the others.
+"""Keeps the parts of a model's text sections that ``qsf-run`` can use, and warns about the others.
 
-A value that nobody can use would make the converted file refuse every run. Whether it can be used
-is decided by the code that uses it, not by rules of the converter's own.
+A value that nobody can use would make the converted file fail in every run. The code that uses a
+value also checks it here; the converter has no rules of its own.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -23,7 +23,7 @@ _REASON_CHARS = 300
 
 
 def usable_generation(generation: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the generation defaults that can be used, and a warning for each other one."""
+    """Return the usable generation defaults, and a warning for each other one."""
     kept: dict[str, Any] = {}
     warnings: list[str] = []
     for name, value in generation.items():
@@ -47,9 +47,9 @@ def usable_generation(generation: Mapping[str, Any]) -> tuple[dict[str, Any], tu
 
 
 def usable_chat(data: bytes, embedding: Mapping[str, Any]) -> tuple[bytes, tuple[str, ...]]:
-    """Return the CHAT section without what cannot be used, and a warning for each such thing.
+    """Return the CHAT section with its usable parts, and a warning for each other part.
 
-    ``embedding``: what it also has, if anything.
+    ``embedding``: settings for vectors of texts, if any.
     """
     chat = read_json(data, has_nan=True)
     if embedding:
@@ -85,7 +85,7 @@ def usable_tokenizer(
 
 
 def _meant(name: str, value: Any) -> Any:
-    """Translate other spellings of a value: -1 for a top_k that is off, whole numbers as floats."""
+    """Normalise spellings of a value: -1 for a top_k that is off, whole numbers as floats."""
     if name == "top_k" and not isinstance(value, bool):
         if value == -1:
             return 0

@@ -1,2 +1,2 @@
-"""The section TEXT: what of a tokenizer.json the engine encodes and decodes with."""
+"""The section TEXT: the part of a tokenizer.json that the engine encodes and decodes with."""
 # SPDX-License-Identifier: Apache-2.0

@@ -1,7 +1,7 @@
-"""The steps that a tokenizer.json prescribes, as numbers that the engine knows.
+"""The steps of a tokenizer.json as the engine's numbers.
 
-Everything that the engine does not do is refused here by name, so that a file never gives
-other tokens than the tokenizer it was made from.
+Steps that the engine lacks are refused by name, so that a file always gives the same tokens as its
+original tokenizer.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -35,7 +35,7 @@ _CASED = (
     rf"|{{numbers}}|{_SYMBOLS}[\r\n/]*|{_TAIL}"
 )
 
-# Expressions whose matches cover every text, so that nothing lies between them.
+# Expressions whose matches cover every text without gaps.
 _COVERING: Final[Mapping[str, int]] = {
     _GPT2: GPT2,
     rf"{_CONTRACTIONS}|{_FIRST}\p{{L}}+|\p{{N}}{{1,3}}|{_SYMBOLS}[\r\n]*|{_TAIL}": 25,
@@ -60,7 +60,7 @@ EXPRESSIONS: Final[Mapping[str, int]] = {
 
 
 class NotCoveredError(Exception):
-    """Says what the tokenizer asks that the engine does not do."""
+    """A step of the tokenizer that the engine lacks."""
 
 
 class Step(NamedTuple):
@@ -78,7 +78,7 @@ def refuse(feature: str, value: object = None) -> NotCoveredError:
 
 
 def flatten(part: Mapping[str, Any] | None, name: str) -> Iterable[Mapping[str, Any]]:
-    """Return the parts of a sequence of sequences, in their order."""
+    """Return the parts of nested sequences, in order."""
     if part is None:
         return
     if not isinstance(part, dict):
@@ -108,7 +108,7 @@ def normalizing_steps(normalizer: Mapping[str, Any] | None) -> list[Step]:
 
 
 def normalize(text: str, steps: Iterable[Step]) -> str:
-    """Return ``text`` as the steps make it; for the names of added tokens."""
+    """Return ``text`` after the steps; for the names of added tokens."""
     for step in steps:
         if step.kind in (NFC, NFKC):
             text = unicodedata.normalize("NFC" if step.kind == NFC else "NFKC", text)
@@ -164,7 +164,7 @@ def _split_steps(part: Mapping[str, Any], before: list[Step]) -> list[Step]:
         return [Step(EXPRESSIONS[expression])]
     text = pattern.get("String")
     if text and any(s.kind == REPLACE and s.a == text and text not in s.b for s in before[-1:]):
-        return []  # the normaliser leaves nothing to split at
+        return []  # the normaliser leaves nothing to split
     raise refuse("the pre-tokenizer", dict(part))
 
 
@@ -218,7 +218,7 @@ def decoding_of(decoder: Mapping[str, Any] | None, *, is_byte_level: bool) -> tu
 def prefix_of(
     post_processor: Mapping[str, Any] | None, bos_id: int | None, add_bos: bool | None
 ) -> list[int]:
-    """Return the ids that begin every text, as ``qsf.text.tokenizer.Tokenizer`` finds them."""
+    """Return the ids that begin every text, as ``qsf.text.tokenizer.Tokenizer`` does."""
     prefix: list[int] = []
     parts = [post_processor] if post_processor else []
     if post_processor and post_processor.get("type") == "Sequence":

@@ -41,8 +41,8 @@ _LSTRIP, _RSTRIP, _SINGLE_WORD, _NORMALIZED, _IS_SPECIAL = 1, 2, 4, 8, 16
 _MAX_PROBES: Final = 255
 _MAX_STRING_BYTES: Final = 512
 _MAX_IDS: Final = 1 << 24
-_MAX_FILL: Final = 0.6  # of a table's slots: more make searches long, fewer take memory
-_UNK_PENALTY: Final = 10.0  # below the worst score: as SentencePiece has it
+_MAX_FILL: Final = 0.6  # share of a table's slots: more make searches long, fewer take memory
+_UNK_PENALTY: Final = 10.0  # below the worst score, as in SentencePiece
 
 U32 = NDArray[np.uint32]
 
@@ -50,12 +50,12 @@ U32 = NDArray[np.uint32]
 def text_section(
     tokenizer_json: bytes, *, bos_id: int | None, add_bos: bool | None
 ) -> tuple[bytes | None, str | None]:
-    """Return the section, or None and what the tokenizer asks that the engine does not do.
+    """Return the section, or None and the reason why the engine cannot use the tokenizer.
 
     Args:
         tokenizer_json: the bytes of a ``tokenizer.json``.
         bos_id: the token that begins a text, if the model has one.
-        add_bos: whether it is put there; None: as the tokenizer says.
+        add_bos: whether it is added; None: as the tokenizer does.
     """
     try:
         return _compile(
@@ -78,10 +78,10 @@ def text_section(
 
 
 def library_float(text: str) -> float:
-    """Return the number that the library reads: up to an ulp beside the nearest one.
+    """Return the number that the `tokenizers` library reads, up to an ulp from the nearest one.
 
-    It takes the digits as an integer of 64 bits, as far as they fit, and then divides by a
-    power of ten. Two ways through a text may differ by less than that.
+    It reads the digits as an integer of 64 bits, as far as they fit, and then divides by a power
+    of ten. Scores of two segmentations may differ by less than that error.
     """
     mantissa, _, exponent_text = text.lower().partition("e")
     whole, _, decimals = mantissa.lstrip("+-").partition(".")
@@ -103,7 +103,7 @@ def library_float(text: str) -> float:
 
 @dataclass
 class _Vocabulary:
-    """The model part of tokenizer.json, before it becomes tables."""
+    """The model part of tokenizer.json, before the tables are made."""
 
     model: int
     flags: int
@@ -167,7 +167,7 @@ def _compile(data: Mapping[str, Any], bos_id: int | None, add_bos: bool | None) 
 def _texts_of(
     words: _Vocabulary, added: Sequence[Mapping[str, Any]]
 ) -> tuple[int, NDArray[np.uint8], list[bytes], dict[bytes, int]]:
-    """Return the number of tokens; kind and text of each id [n_ids]; ids by what encoding finds."""
+    """Return the number of tokens; kind and text of each id [n_ids]; ids that encoding finds."""
     names: dict[int, str] = {idx: name for name, idx in words.ids.items()}
     names.update({token["id"]: token["content"] for token in added})
     n_ids = max(names, default=-1) + 1
@@ -262,10 +262,10 @@ def _checked_ids(vocabulary: Mapping[str, int]) -> dict[str, int]:
 
 
 def _cut_steps(words: _Vocabulary, splitting: Sequence[Step]) -> list[Step]:
-    """Where a long text may be cut without another result, so that little memory is needed.
+    """Characters before which a long text may be cut without another result, which saves memory.
 
-    A merge makes a word of the vocabulary. So where none of the words that merges make has a
-    certain character before a mark, none reaches across the place between the two.
+    A merge makes a word of the vocabulary. So if no such word has a certain character before a
+    mark, no merge crosses the place between the two.
     """
     if words.model != _BPE_CHARS or words.flags & _IGNORE_MERGES or MARK not in words.ids:
         return []
@@ -284,7 +284,7 @@ def _cut_steps(words: _Vocabulary, splitting: Sequence[Step]) -> list[Step]:
 def _added_tokens(
     rows: Iterable[Mapping[str, Any]], ids: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """Return the added tokens; the ids are those that the library gives them."""
+    """Return the added tokens with the ids that the library gives them."""
     added: list[dict[str, Any]] = []
     added_ids: dict[str, int] = {}
     for row in rows:
@@ -308,7 +308,7 @@ def _added_tokens(
 def _added_rows(
     added: Iterable[Mapping[str, Any]], normalizing: Sequence[Step], pool: _Pool
 ) -> tuple[list[tuple[int, ...]], int]:
-    """Return id, flags and place of each, sorted as the engine looks for them; how many are raw."""
+    """Return id, flags and place of each, in the engine's search order; and how many are raw."""
     groups: tuple[dict[bytes, tuple[int, int]], ...] = ({}, {})
     for token in added:
         is_normalized = bool(token.get("normalized", not token["special"]))
@@ -355,7 +355,7 @@ class _Pool:
 
 
 def _hash_texts(texts: Sequence[bytes]) -> U32:
-    """FNV-1a of each, with the high bits folded in."""
+    """FNV-1a of each string, with the high bits folded in."""
     lengths = np.array([len(text) for text in texts], np.int64)
     begins = np.concatenate([[0], np.cumsum(lengths)])[:-1]
     data = np.frombuffer(b"".join(texts), np.uint8).astype(np.uint32)
@@ -378,7 +378,7 @@ def _hash_pairs(merges: U32) -> U32:
 
 
 def _slots_of(hashes: U32, values: U32) -> tuple[U32, int]:
-    """Return an open-addressing table of the values, and the most probes that one needs."""
+    """Return an open-addressing table of the values, and the longest probe."""
     n_slots = 1
     while n_slots * _MAX_FILL < len(hashes):
         n_slots *= 2
@@ -400,7 +400,7 @@ def _slots_of(hashes: U32, values: U32) -> tuple[U32, int]:
 
 
 def _tree(keys: Mapping[bytes, int]) -> U32:
-    """Return a tree of the texts, breadth first; a node: first child, children and byte, id."""
+    """Return a tree of the texts, breadth first; a node is: first child, children and byte, id."""
     texts = sorted(keys)
     rows: list[list[int]] = [[0, 0, _NONE]]
     todo = [(0, 0, len(texts), 0)]  # node, range of texts, bytes in common

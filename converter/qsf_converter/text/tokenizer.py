@@ -1,4 +1,4 @@
-"""The tokenizer of a source, as its file will have it."""
+"""A source's tokenizer in the form of its file."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from qsf_converter.text.tables import text_section
 def tables_of(
     tokenizer_json: bytes, bos_id: int | None, add_bos: bool | None
 ) -> tuple[bytes | None, str | None]:
-    """Return the section TEXT, or None and why there is none; see ``text_section``."""
+    """Return the section TEXT, or None and the reason; see ``text_section``."""
     return text_section(tokenizer_json, bos_id=bos_id, add_bos=add_bos)
 
 
@@ -24,7 +24,7 @@ def open_tokenizer(
     """Return the engine's tokenizer.
 
     Raises:
-        QsfUnsupportedError: the bytes are no tokenizer, or one of a kind that the engine lacks.
+        QsfUnsupportedError: the bytes are no tokenizer, or its kind is not supported.
     """
     section, reason = tables_of(tokenizer_json, bos_id, add_bos)
     if section is None:

@@ -45,7 +45,7 @@ def _layer_norms(**options: Any) -> Rules:
 
 
 def _plus_one(rules: Rules) -> Rules:
-    """Weights of norms are stored as w of 1 + w, their biases as they are."""
+    """Norm weights are stored as w of 1 + w, norm biases unchanged."""
     norms = (T.ATTN_NORM, T.FFN_NORM, T.FINAL_NORM)
     return tuple(replace(rule, add=1.0) if rule.target in norms else rule for rule in rules)
 
@@ -92,7 +92,7 @@ FAMILIES = (
         flags={"attention_bias": False},
         windows=window_but_every,
         neutral={
-            # How its own code places windows and rotates, which layer_types says too.
+            # Windows and RoPE as the model's own code places them, which layer_types states too.
             "order_of_interleaved_layers": ("local_attn_first",),
             "position_embedding_type": ("rope_gptj",),
             "rotary_pct": (1.0,),

@@ -31,16 +31,17 @@ ACTIVATIONS: Final = {
 
 
 class Config(Mapping[str, Any]):
-    """A config.json, with general names for the keys that a family calls otherwise.
+    """A config.json, with general names for keys that a family names differently.
+
 
     Args:
-        values: as in the file.
-        renames: general name -> the family's.
-        defaults: of the family's class, by general names, for keys that a file leaves out.
-        where: what an error calls the object that ``values`` are.
+            values: of the file.
+            renames: general name -> the family's.
+            defaults: of the family's class, by general names, for keys that a file leaves out.
+            where: name of the object in errors.
 
-    It remembers which keys were read. Every reading method raises QsfConversionError for a value
-    that is missing or not what it should be.
+        It records which keys were read. Every reading method raises QsfConversionError for a
+        missing or invalid value.
     """
 
     def __init__(
@@ -54,10 +55,10 @@ class Config(Mapping[str, Any]):
         self._renames = renames or {}
         self._defaults = defaults or {}
         self._where = where
-        self._read: set[str] = set()  # the names that were asked for
+        self._read: set[str] = set()  # names that were requested
 
     def __getitem__(self, name: str) -> Any:
-        """The value of a key, by the family's name before the general one, or else its default."""
+        """The value of a key: under the family's name, else the general one, else the default."""
         keys = (self._renames.get(name, name), name)
         self._read.update(keys)
         key = next((key for key in keys if key in self._values), None)
@@ -74,11 +75,11 @@ class Config(Mapping[str, Any]):
         yield from ((key, value) for key, value in self._values.items() if key not in self._read)
 
     def has(self, name: str) -> bool:
-        """Does the file itself state the key?"""
+        """True if the file itself states the key."""
         return any(key in self._values for key in (self._renames.get(name, name), name))
 
     def error(self, name: str, problem: str) -> QsfConversionError:
-        """Return the error that names a key as the file does."""
+        """Return the error that names a key as in the file."""
         key = self._renames.get(name, name)
         return QsfConversionError(f"config.json: {self._where}{key} {problem}")
 
@@ -93,7 +94,7 @@ class Config(Mapping[str, Any]):
         return value
 
     def positive(self, name: str, default: float | None = None) -> float:
-        """A finite number above 0; None is refused like a wrong value."""
+        """A finite number above 0; None is refused."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             problem = "is missing" if value is None else f"= {shown(value)} is not a number"
@@ -117,7 +118,7 @@ class Config(Mapping[str, Any]):
         return [Config({name: item}, where=self._where).positive(name) for item in value]
 
     def activation(self, name: str) -> Activation:
-        """An activation by the name that transformers has for it."""
+        """An activation by its name in transformers."""
         value = self.get(name)
         if not isinstance(value, str) or value not in ACTIVATIONS:
             supported = ", ".join(ACTIVATIONS)
@@ -125,7 +126,7 @@ class Config(Mapping[str, Any]):
         return ACTIVATIONS[value]
 
     def of_layers(self, name: str, n_layers: int, allowed: tuple[Any, ...]) -> list[Any] | None:
-        """A value for each layer, one of ``allowed``; None where the file states none.
+        """A value for each layer, one of ``allowed``; None if the file states none.
 
         A list may be longer: layers after the last one predict further tokens in training.
         """

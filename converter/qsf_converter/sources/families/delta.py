@@ -74,7 +74,7 @@ _STEPS_BY_KEY_HEAD: Final = fused(
     dict.fromkeys((T.BETA, T.DECAY)), f"{_LIN}in_proj_ba", ("value heads",) * 2, **_BY_KEY_HEAD
 )
 _LOG_RATE: Final = layer(T.DECAY_RATE, f"{_LIN}A_log", "value heads", is_log=True, **_DELTA)
-# GGUF files have -e^A_log.
+# GGUF files store -e^A_log.
 _MINUS_RATE: Final = layer(
     T.DECAY_RATE, f"{_LIN}minus_rate", "value heads", scale="minus", **_DELTA
 )
@@ -95,7 +95,7 @@ def _layer_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
 
 
 def _mixers(draft: Draft) -> None:
-    """Make the layers that say so those of the delta rule."""
+    """Make the layers that are marked so layers of the delta rule."""
     config = draft.config
     heads = {name: config.count(f"linear_num_{name}_heads", MAX_HEADS) for name in ("key", "value")}
     dims = {
@@ -140,7 +140,7 @@ def _mixers(draft: Draft) -> None:
 
 
 def _moe(draft: Draft) -> None:
-    """Experts in every layer, weighed by their sum."""
+    """Experts in every layer, with weights divided by their sum."""
     config = draft.config
     _mixers(draft)
     draft.dims["shared"] = config.count("shared_expert_intermediate_size", MAX_FFN_DIM)

@@ -1,8 +1,8 @@
-"""Families with mixtures of experts: a router, experts, and dense parts beside or instead of them.
+"""Families with mixtures of experts: a router, experts, and dense parts in addition or instead.
 
-Checkpoints of older versions store each expert's matrices apart; newer ones store gate and up of
-all experts in one tensor. GGUF files (names: ``gguf_dialects``) have one tensor for each matrix,
-with all experts in it.
+Older checkpoints store each expert's matrices separately; newer ones store gate and up of all
+experts in one tensor. GGUF files (names: ``gguf_dialects``) have one tensor for each matrix, with
+all experts in it.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -56,13 +56,13 @@ def _three(gate: str, up: str, down: str, **options: Any) -> Rules:
 def one_each(
     at: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
 ) -> Rules:
-    """A tensor for each matrix of each expert."""
+    """One tensor for each matrix of each expert."""
     at = f"{at}experts.{{expert}}."
     return _three(f"{at}{gate}.weight", f"{at}{up}.weight", f"{at}{down}.weight")
 
 
 def in_one(gate_up: str, down: str) -> Rules:
-    """Gate, then up, of all experts in one tensor, down in another."""
+    """Gate, then up, of all experts in one tensor; down in another."""
     options: dict[str, Any] = {"slices": "experts", "parts": _GATE_AND_UP}
     return (
         _expert(T.FFN_GATE, gate_up, "expert", "hidden", part=0, **options),
@@ -76,7 +76,7 @@ def _in_one_transposed(gate_up: str, down: str) -> Rules:
 
 
 def of_gguf(at: str = MLP) -> Rules:
-    """Each matrix of all experts in one tensor, as GGUF files have them."""
+    """Each matrix of all experts in one tensor, as in GGUF files."""
     at = f"{at}experts."
     names = (f"{at}{name}.weight" for name in ("gate_proj", "up_proj", "down_proj"))
     return _three(*names, slices="experts")
@@ -88,12 +88,12 @@ def router(name: str) -> TensorRule:
 
 
 def selection_bias(name: str, **options: Any) -> TensorRule:
-    """The bias that is added to scores for the choice of experts, not to their weights."""
+    """The bias added to scores for the choice of experts, but not to their weights."""
     return layer(T.SELECTION_BIAS, name, "experts", where=Where.ROUTED, **options)
 
 
 def _shared_gate(**options: Any) -> TensorRule:
-    """What the dense part beside the experts is multiplied with, by the sigmoid of a product."""
+    """The gate of the dense part beside the experts: the sigmoid of a product."""
     name = f"{MLP}shared_expert_gate.weight"
     return layer(T.SHARED_GATE, name, "hidden", where=Where.ROUTED, **options)
 
@@ -137,7 +137,7 @@ def _gpt_oss_of_gguf() -> Rules:
 
 
 def with_shared_gate(of_checkpoint: Rules = (), of_gguf: Rules = ()) -> tuple[Rules, ...]:
-    """The layouts with the gate of the shared expert, a vector in GGUF files, and more rules."""
+    """The layouts with the gate of the shared expert (a vector in GGUF files) and more rules."""
     return (
         *((_shared_gate(slices="one"), *of_checkpoint, *rules) for rules in LAYOUTS[:2]),
         (_shared_gate(), *of_gguf, *LAYOUTS[2]),
@@ -148,7 +148,7 @@ def with_shared_gate(of_checkpoint: Rules = (), of_gguf: Rules = ()) -> tuple[Ru
 
 
 def route(draft: Draft, layers: Collection[int], **routing: Any) -> None:
-    """Give ``layers`` experts, and all layers the widths of their parts."""
+    """Give ``layers`` experts, and set the widths of all layers' parts."""
     config, dense_dim = draft.config, draft.dims["ffn"]
     n_experts = config.count("num_experts", MAX_LAYER_EXPERTS)
     n_chosen = config.count("num_experts_per_tok", MAX_CHOSEN)
@@ -178,13 +178,13 @@ def route(draft: Draft, layers: Collection[int], **routing: Any) -> None:
 
 
 def by_sum(config: Config) -> ExpertWeights:
-    """Are the weights of the chosen experts divided by their sum?"""
+    """True if the weights of the chosen experts are divided by their sum."""
     is_divided = config.boolean("norm_topk_prob")
     return ExpertWeights.BY_SUM if is_divided else ExpertWeights.AS_IS
 
 
 def route_all(draft: Draft, **routing: Any) -> None:
-    """Every layer has experts as wide as ``intermediate_size``, and nothing beside them."""
+    """Every layer has experts as wide as ``intermediate_size``, and no other part."""
     draft.dims["expert"] = draft.dims["ffn"]
     route(draft, range(draft.header.n_layers), **routing)
 
@@ -207,12 +207,12 @@ def _qwen_moe(draft: Draft) -> None:
     if not layers:
         raise config.error("decoder_sparse_step", f"= {step}: no layer has experts")
     draft.dims["expert"] = config.count("moe_intermediate_size", MAX_FFN_DIM)
-    config.get("max_window_layers")  # without windows it says nothing
+    config.get("max_window_layers")  # without windows it has no meaning
     route(draft, layers, expert_weights=by_sum(config))
 
 
 def qwen2_moe(draft: Draft) -> None:
-    """Experts beside a shared one, in the layers that ``decoder_sparse_step`` says."""
+    """Experts and a shared expert, in the layers selected by ``decoder_sparse_step``."""
     draft.dims["shared"] = draft.config.count("shared_expert_intermediate_size", MAX_FFN_DIM)
     _qwen_moe(draft)
 
@@ -226,7 +226,7 @@ def _ernie(draft: Draft) -> None:
     if not layers:
         raise config.error("moe_layer_interval", f"= {interval}: no layer has experts")
     draft.dims["expert"] = config.count("moe_intermediate_size", MAX_FFN_DIM)
-    config.get("moe_capacity")  # of training
+    config.get("moe_capacity")  # for training
     n_shared = config.get("moe_num_shared_experts")
     if n_shared:
         n_shared = config.count("moe_num_shared_experts", MAX_LAYER_EXPERTS)
@@ -425,7 +425,7 @@ FAMILIES = (
         neutral={
             "swiglu_alpha": (1.702,),
             "swiglu_limit": (7.0,),
-            # Other names of what is read by its usual one.
+            # Other names of keys that are read by their usual names.
             "experts_per_token": (4,),
             "initial_context_length": (4096,),
         },
@@ -474,7 +474,7 @@ FAMILIES = (
             "use_rmsnorm": (True,),
             "moe_gate": ("topk",),
             "moe_gate_act": ("softmax",),
-            "moe_use_aux_free": (True,),  # with a selection bias, which all have
+            "moe_use_aux_free": (True,),  # all have a selection bias
         },
         adjust=_ernie,
     ),

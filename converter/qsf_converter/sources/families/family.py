@@ -23,8 +23,8 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 class Facts:
     """The contents of a configuration: everything but the weights. ``header.dtype`` is provisional.
 
-    ``layer_kinds`` and ``rope_sets`` are empty where header and ``arch`` say them. ``factors`` are
-    what rules with ``scale`` multiply with.
+    ``layer_kinds`` and ``rope_sets`` are empty if header and ``arch`` describe them. ``factors``
+    are the factors of rules with ``scale``.
     """
 
     header: Header
@@ -37,7 +37,7 @@ class Facts:
     factors: Mapping[str, float] = field(default_factory=dict)
 
     def tables(self) -> dict[str, bytes]:
-        """Return the sections ARCH, ROPE and KIND, as far as the file has them."""
+        """Return the sections ARCH, ROPE and KIND that the file needs."""
         return pack_tables(
             self.header, self.arch, self.layer_kinds, self.rope_sets, QsfConversionError
         )
@@ -45,7 +45,7 @@ class Facts:
 
 @dataclass(slots=True)
 class Draft:
-    """A configuration while it is read; a family's ``adjust`` changes what is special about it."""
+    """A configuration while it is read; a family's ``adjust`` applies its special cases."""
 
     config: Config
     header: Header
@@ -64,7 +64,7 @@ class Draft:
 
 
 def no_windows(config: Config, n_layers: int) -> tuple[int, list[str]]:
-    """No layer has a window, whatever ``sliding_window`` is."""
+    """No layer has a window, whatever the value of ``sliding_window``."""
     config.get("sliding_window")
     config.of_layers("layer_types", n_layers, (FULL,))
     return 0, [FULL] * n_layers
@@ -85,7 +85,7 @@ _NAMES = {
 
 
 def usual(base: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-    """Return ``Family.defaults``: those of ``base`` with changes, the usual ones by short names."""
+    """Return ``Family.defaults``: those of ``base`` with changes; common keys have short names."""
     return {**base, **{_NAMES.get(name, name): value for name, value in changes.items()}}
 
 
@@ -97,23 +97,23 @@ Windows = Callable[[Config, int], tuple[int, list[str]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One architecture of transformers, by the name its ``config.json`` has.
+    """One architecture of transformers, by its name in ``config.json``.
 
     ``renames`` and ``defaults`` are those of ``Config``; ``defaults`` are the class's. The names in
-    ``flags`` are facts for the rules: those that are keys of config.json are read from there,
-    True in ``flags`` where a file states none; all others always hold. ``kind`` are fields of
-    ``LayerKind`` that all layers have. ``layouts`` are the ways in which checkpoints store the rest
-    of the tensors, such as experts: one each or in one tensor; GGUF files have the last of them.
-    ``nested`` are classes for more than text whose text part this is: the keys lie under
+    ``flags`` are facts for the rules: a name that is a key of config.json is read from there, and
+    True if the file does not state it; all others always hold. ``kind`` are fields of
+    ``LayerKind`` of all layers. ``layouts`` are the ways in which checkpoints store the other
+    tensors, such as experts: separately or in one tensor; GGUF files use the last one. ``nested``
+    are classes for more than text whose text part has this family: the keys lie under
     ``text_config``, and the tensors whose names begin with one of ``left_out`` are not converted.
     """
 
     name: str
-    title: str  # what people call the models
+    title: str  # the models' name for people
     model_type: str
     rules: tuple[TensorRule, ...]
     layouts: tuple[tuple[TensorRule, ...], ...] = ()
-    prefixes: tuple[str, ...] = ("model.",)  # with or without one in front, a name is the same
+    prefixes: tuple[str, ...] = ("model.",)  # a name may have this prefix or not
     ignored_suffixes: tuple[str, ...] = ("rotary_emb.inv_freq",)
     nested: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -131,7 +131,7 @@ class Family:
     rope_parameters: Callable[[Config, str], Config] = parameters_of
     has_partial_rope: bool = False
     adjust: Callable[[Draft], None] | None = None
-    # Field -> the values with which the engine computes the same; anything else is refused.
+    # Field -> the values that change nothing in the engine's computation; others are refused.
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -154,7 +154,9 @@ _OUTER_KEYS = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token
 
 
 def read_family(family: Family, config: Config) -> Facts:
-    """Return what ``config`` says; raises QsfConversionError for what cannot be computed."""
+    """Return the contents of ``config``; raises QsfConversionError if the engine cannot compute
+    them.
+    """
     warnings: list[str] = []
     header = _header(family, config, warnings)
     window_tokens, layer_types = family.windows(config, header.n_layers)
@@ -267,7 +269,7 @@ def _ropes(
 
 
 def _facts_of(draft: Draft) -> Facts:
-    """Number the RoPE sets, and say in header and ARCH what these can."""
+    """Number the RoPE sets, and move to header and ARCH what these can express."""
     header, arch, layers = draft.header, draft.arch, draft.layers
     sets: tuple[RopeSet, ...] = ()
     distinct = list(dict.fromkeys(_key(rope) for rope in draft.ropes.values()))

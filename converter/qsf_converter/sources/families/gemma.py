@@ -1,4 +1,4 @@
-"""Gemma 1 to 3: norms that are stored as w of 1 + w, and factors of the embedding."""
+"""Gemma 1 to 3: norms stored as w of 1 + w, and factors of the embedding."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qsf_converter.sources.families.rules import T, ends, norm
 
 
 def scale_and_cap(draft: Draft) -> None:
-    """Rows of the embedding times the root of the width, in the type of the checkpoint."""
+    """The embedding's factor: the root of the width, in the type of the checkpoint."""
     config = draft.config
     factor = math.sqrt(draft.header.dim)
     if "bfloat16" in (config.get("dtype"), config.get("torch_dtype")):
@@ -52,13 +52,15 @@ def _gemma(draft: Draft) -> None:
 
 
 def _bf16(value: float) -> float:
-    """The nearest number that bf16 holds; ties do not occur for roots of whole numbers."""
+    """The nearest number of bf16; the root of a whole number is never halfway between two."""
     bits = np.float32(value).view(np.uint32) + np.uint32(0x8000)
     return float((bits & np.uint32(0xFFFF0000)).view(np.float32))
 
 
 def _rope_of_gemma3(config: Config, layer_type: str) -> Config:
-    """Older configurations say only the theta of windowed layers, and scale the others alone."""
+    """Older configurations state the theta of windowed layers only, and scale the other layers
+    alone.
+    """
     if layer_type != SLIDING:
         return parameters_of(config, layer_type)
     if config.get("rope_parameters"):
@@ -103,7 +105,7 @@ _GEMMA2_DEFAULTS: Mapping[str, Any] = usual(
 
 def _gemma1(draft: Draft) -> None:
     _gemma(draft)
-    # Its files say gelu, and mean the form with tanh: transformers reads them so.
+    # Its files say gelu but mean the tanh form; transformers reads them so.
     draft.config.get("hidden_activation")
     if draft.header.activation == Activation.GELU_ERF:
         draft.header = replace(draft.header, activation=Activation.GELU_TANH)

@@ -98,7 +98,7 @@ _RULES: Final = (
 
 
 def _layer_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
-    """The last layer has no window, whatever its type is."""
+    """The last layer has no window, whatever its type."""
     window_tokens, types = window_but_every(config, n_layers)
     return window_tokens, [*types[:-1], FULL]
 
@@ -162,7 +162,7 @@ def _embed_layers(draft: Draft) -> None:
 
 
 def _widen_heads(draft: Draft) -> None:
-    """Give the layers without a window their own heads."""
+    """Give the layers without a window their own head sizes."""
     config, header = draft.config, draft.header
     own_config, is_shared = _global_heads(draft), config.boolean("attention_k_eq_v")
     head_dim = own_config.count("head_dim", MAX_HEAD_DIM)
@@ -238,7 +238,7 @@ _ROPES: Final = {
 
 
 def _rope_parameters(config: Config, layer_type: str) -> Config:
-    """GGUF files say the theta of windowed layers, and the scaling of the others."""
+    """GGUF files state the theta of windowed layers, and the scaling of the other layers."""
     if layer_type == SLIDING and config.get("rope_local_base_freq") is not None:
         return Config({"rope_theta": config.positive("rope_local_base_freq")})
     stated = parameters_of(config, layer_type)

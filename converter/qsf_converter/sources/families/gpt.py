@@ -36,7 +36,7 @@ def _plain(up: str, down: str, *, bias: str = "", **options: Any) -> Rules:
 
 
 def _qkv(source: str, *, bias: str = "", groups: str | None = None, **options: Any) -> Rules:
-    """Q, K and V out of one matrix; with ``groups`` each head, or group, has its own three."""
+    """Q, K and V from one matrix; with ``groups`` each head, or group, has its own three."""
     parts = ("q", "kv", "kv")
     names = ((T.Q, T.Q_BIAS), (T.K, T.K_BIAS), (T.V, T.V_BIAS))
     return tuple(
@@ -55,12 +55,12 @@ def _out(source: str, *, bias: str = "", **options: Any) -> Rules:
 
 
 def _norm_of_heads(target: TensorType, dim: str, groups: str) -> Rules:
-    """The norm of queries or keys, where each head has a weight of its own."""
+    """The norm of queries or keys with a weight for each head."""
     source = f"{ATTN}{'q' if dim == 'q' else 'k'}_layernorm.norms.{{head}}"
     return norm(target, source, dim, groups=groups, flag="qk_layernorm")
 
 
-# ---- what is special ----
+# ---- special cases ----
 
 
 def _parallel(draft: Draft) -> None:
@@ -93,7 +93,7 @@ def _rope_of_gptj(config: Config, _layer_type: str) -> Config:
 
 
 def _falcon(draft: Draft) -> None:
-    """Three generations: several query heads a group, one group in all, and all heads apart."""
+    """Three generations: several query heads a group, one group for all, a group for each head."""
     config, header = draft.config, draft.header
     is_new = config.boolean("new_decoder_architecture")
     is_parallel = is_new or config.boolean("parallel_attn")
@@ -112,7 +112,7 @@ def _falcon(draft: Draft) -> None:
     if not is_parallel:
         draft.flags.add("sequential")
     if config.boolean("alibi"):
-        # Falcon adds the slopes to scores that are scaled afterwards.
+        # Falcon adds the slopes before the scores are scaled.
         scale = 1 / math.sqrt(header.head_dim)
         _with_slopes(draft, tuple(slope * scale for slope in alibi_slopes(header.n_heads)))
 
@@ -147,7 +147,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "max_position_embeddings": 2048,
     "ffn_multiple": 4,
 }
-# transformers accepts its general names in place of GPT-2's own.
+# transformers accepts its general names besides GPT-2's own.
 _GPT2_RENAMES = {
     "hidden_size": "n_embd",
     "num_attention_heads": "n_head",
@@ -359,7 +359,7 @@ FAMILIES = (
         positions=Positions.ALIBI,
         prefixes=("transformer.",),
         rules=(
-            # The norm of the embeddings is that of the first layer's input.
+            # The norm of the embeddings is stored as the norm of the first layer's input.
             *norm(T.INPUT_NORM, "word_embeddings_layernorm", bias=T.INPUT_NORM_BIAS),
             *_norms(f"{_H}input_layernorm", f"{_H}post_attention_layernorm"),
             *_qkv(f"{_H}self_attention.query_key_value", bias="always", groups="heads"),
@@ -379,7 +379,7 @@ FAMILIES = (
         adjust=_bloom,
         neutral={
             "apply_residual_connection_post_layernorm": (None, False),
-            # How Megatron computed the same, in which order or precision.
+            # Options of Megatron for the order or precision of the same computation.
             "attention_softmax_in_fp32": (True, False),
             "bias_dropout_fusion": (True, False),
             "masked_softmax_fusion": (True, False),
@@ -416,7 +416,7 @@ FAMILIES = (
         neutral={
             "no_bias": (None, True),
             "norm_type": (None, "low_precision_layernorm", "layernorm"),
-            "learned_pos_emb": (None, True, False),  # with ALiBi there are none
+            "learned_pos_emb": (None, True, False),  # not used with ALiBi
             "embedding_fraction": (None, 1.0),
             "init_device": (None, "cpu", "meta"),
         },

@@ -1,4 +1,4 @@
-"""Families whose embedding, residuals, scores and logits have factors: Granite, HyperCLOVA X."""
+"""Families with factors on embedding, residuals, scores and logits: Granite, HyperCLOVA X."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ def _granite_shared(draft: Draft) -> None:
 
 
 def _granite_hybrid(draft: Draft) -> None:
-    """Granite 4 without recurrent layers: the shared FFN is the only one."""
+    """Granite 4 without recurrent layers: the shared FFN is the only FFN."""
     config = draft.config
     if config.get("num_local_experts"):
         raise config.error("num_local_experts", "with a hybrid's layers is not supported")
     for name in config:
         if name.startswith(("mamba_", "time_step_")) or name == "num_experts_per_tok":
-            config.get(name)  # read, because it says nothing where no layer is recurrent
+            config.get(name)  # has no meaning without recurrent layers
     _granite(draft)
     if config.get("position_embedding_type") != "rope":
         draft.set_all(rope_set=ROPE_NONE)
@@ -85,7 +85,7 @@ def _granite_hybrid(draft: Draft) -> None:
 
 
 def _attention_only(config: Config, n_layers: int) -> tuple[int, list[str]]:
-    """Refuse recurrent layers; there are no windows."""
+    """Refuse recurrent layers; no layer has a window."""
     types = config.get("layers_block_type") or config.get("layer_types")
     if types is None or set(types) - {"attention", FULL}:
         raise config.error("layer_types", f"= {shown(types)}: recurrent layers are not supported")
@@ -183,7 +183,7 @@ FAMILIES = (
             *norm(T.POST_FFN_NORM, f"{AT}post_norm2", flag="use_post_norm"),
             *_SCALED_ENDS,
         ),
-        # Without the key, scores are divided by the root of a head's size.
+        # Without the key, scores are divided by the root of the head size.
         defaults={**DEFAULTS, **_FACTORS, "attention_multiplier": None},
         flags={**BIASES, "use_post_norm": True},
         adjust=_hyperclova,

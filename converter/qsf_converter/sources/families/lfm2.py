@@ -50,7 +50,7 @@ _RULES = (
 
 
 def _layer_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
-    """Attention in the layers that are listed, in all where nothing is."""
+    """Attention in the listed layers, or in all if none are listed."""
     types = config.of_layers("layer_types", n_layers, (FULL, CONV))
     listed = config.get("full_attn_idxs")
     if types is not None:
@@ -63,7 +63,7 @@ def _layer_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
 
 
 def _ffn_dim(config: Config) -> int:
-    """The width of the FFN, which the configuration may state before it is adjusted."""
+    """The FFN's width, adjusted as the configuration requires."""
     n = config.count("intermediate_size", MAX_FFN_DIM)
     multiple = config.count("block_multiple_of", MAX_FFN_DIM)
     factor = config.get("block_ffn_dim_multiplier")

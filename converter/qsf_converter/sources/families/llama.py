@@ -30,7 +30,7 @@ TEXT_PREFIXES = ("model.", "language_model.model.", "model.language_model.", "la
 
 
 def qkv(*, bias: str = "", bias_v: bool = True) -> Rules:
-    """Q, K and V as matrices of their own, with biases if the flag ``bias`` holds."""
+    """Q, K and V as separate matrices, with biases if the flag ``bias`` holds."""
     return (
         *linear(T.Q, T.Q_BIAS, f"{ATTN}q_proj", "q", "hidden", bias_flag=bias),
         *linear(T.K, T.K_BIAS, f"{ATTN}k_proj", "kv", "hidden", bias_flag=bias),
@@ -39,7 +39,7 @@ def qkv(*, bias: str = "", bias_v: bool = True) -> Rules:
 
 
 def fused(names: Mapping[Any, Any], source: str, outs: tuple[str, ...], **options: Any) -> Rules:
-    """Matrices that are the parts of one, one after another: matrix -> its bias, or None."""
+    """Consecutive parts of one matrix: matrix -> its bias, or None."""
     return tuple(
         rule
         for part, (matrix, bias) in enumerate(names.items())
@@ -82,7 +82,7 @@ def pre_norms(**options: Any) -> Rules:
 
 
 def post_norms() -> Rules:
-    """The norms after attention and FFN, where there are none before."""
+    """The norms after attention and FFN, for layers without norms before them."""
     return (
         *norm(T.POST_ATTN_NORM, f"{AT}post_attention_layernorm"),
         *norm(T.POST_FFN_NORM, f"{AT}post_feedforward_layernorm"),
@@ -110,7 +110,7 @@ LLAMA_RULES = (
 
 
 def window_of_all(config: Config, n_layers: int) -> tuple[int, list[str]]:
-    """A window on every layer, unless the file or ``layer_types`` has no window."""
+    """A window on every layer, unless the file or ``layer_types`` states none."""
     window_tokens, types = _windows(config, n_layers, [SLIDING] * n_layers)
     if len(set(types)) > 1:
         raise config.error("layer_types", "with different attention is not supported")
@@ -128,9 +128,10 @@ def window_when_switched(config: Config, n_layers: int) -> tuple[int, list[str]]
 
 
 def window_but_every(config: Config, n_layers: int) -> tuple[int, list[str]]:
-    """A window on all layers but every n-th, as ``sliding_window_pattern`` says.
+    """A window on all layers but every n-th, by ``sliding_window_pattern``.
 
-    It is n, or the types of a period by their first letters (LLLG: the last one is global).
+    The pattern is n, or the types of a period by their first letters (LLLG: the last one is
+    global).
     """
     pattern = config.get("sliding_window_pattern")
     if config.get("sliding_window") is None:
@@ -144,7 +145,7 @@ def window_but_every(config: Config, n_layers: int) -> tuple[int, list[str]]:
 
 
 def _window_but_first_of_four(config: Config, n_layers: int) -> tuple[int, list[str]]:
-    """CWM: every fourth layer, the first one among them, sees everything."""
+    """CWM: every fourth layer, beginning with the first, has no window."""
     return _windows(config, n_layers, [SLIDING if i % 4 else FULL for i in range(n_layers)])
 
 
@@ -155,7 +156,7 @@ def _windows(config: Config, n_layers: int, usual: list[str]) -> tuple[int, list
     return config.count("sliding_window", MAX_TOKENS), usual if types is None else types
 
 
-# ---- what is special ----
+# ---- special cases ----
 
 
 def _smollm3(draft: Draft) -> None:
@@ -180,7 +181,7 @@ def unrotated(draft: Draft, layers: list[int]) -> None:
 
 
 def _rope_of_olmo3(config: Config, layer_type: str) -> Config:
-    """``rope_scaling`` of older configurations is for the layers without a window."""
+    """In older configurations ``rope_scaling`` applies to layers without a window."""
     if layer_type == SLIDING and not config.has("rope_parameters"):
         return Config({"rope_theta": config.positive("rope_theta")})
     return parameters_of(config, layer_type)
@@ -206,7 +207,7 @@ _YARN_OF_MINISTRAL: Mapping[str, Any] = {
     "llama_4_scaling_beta": 0.1,
 }
 
-# Class defaults that most share; a table states those that differ.
+# Usual defaults of classes; a table states only its differences.
 DEFAULTS: Mapping[str, Any] = {
     "norm_epsilon": 1e-6,
     "hidden_act": "silu",

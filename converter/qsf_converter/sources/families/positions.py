@@ -1,7 +1,7 @@
 """Frequencies of RoPE and slopes of ALiBi as numbers, computed as transformers computes them.
 
-What header and ARCH can say (one set, plain, linear or llama3) stays there; all else becomes the
-sets of the section ROPE. Source: modeling_rope_utils.py of transformers.
+Sets that header and ARCH can express (one set, plain, linear or llama3) stay there; all others go
+to the section ROPE. Source: modeling_rope_utils.py of transformers.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -28,7 +28,7 @@ KINDS: Final = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "p
 class Rope:
     """One way to rotate.
 
-    ``arch`` are the fields of ``Arch`` that say it all, None where only ``sets`` do. ``sets`` have
+    ``arch`` are the fields of ``Arch`` that describe it, None if only ``sets`` can. ``sets`` have
     the number 0. ``temperature`` is the beta and the step of a query temperature.
     """
 
@@ -44,7 +44,7 @@ class _Place:
 
     scaling: Config
     theta: float
-    n_dims: int  # that are rotated
+    n_dims: int  # rotated dimensions
     head_dim: int
     max_tokens: int
     plain: NDArray[np.float64] = field(init=False)  # [n_dims / 2]
@@ -67,13 +67,14 @@ def parameters_of(
 ) -> Config:
     """Return the RoPE parameters of a type of layers, from either spelling, as one object.
 
-    transformers 5 has all in ``rope_parameters``, possibly one object per type of layers; before
-    that there were ``rope_theta``, ``rope_scaling`` and ``partial_rotary_factor``. ``theta`` is
-    the key outside of it that says theta where it does not, ``defaults`` are what neither says.
+    transformers 5 has one object ``rope_parameters``, possibly one per type of layers; older
+    versions have ``rope_theta``, ``rope_scaling`` and ``partial_rotary_factor``. ``theta`` is the
+    key outside of the object that is used if the object has no theta; ``defaults`` hold values
+    that both lack.
     """
     old, modern = config.get("rope_scaling"), None
     if config.has("rope_parameters") or not old:
-        modern = config.get("rope_parameters")  # of the class too
+        modern = config.get("rope_parameters")  # of the class's defaults too
     name, scaling = ("rope_parameters", modern) if modern else ("rope_scaling", old or {})
     if not isinstance(scaling, dict):
         raise config.error(name, "is not an object")
@@ -87,7 +88,7 @@ def parameters_of(
     if config.get("partial_rotary_factor") is not None:
         stated["partial_rotary_factor"] = config.positive("partial_rotary_factor")
     stated |= {key: value for key, value in scaling.items() if value is not None}
-    # Phi-3 keeps the original length outside, where it comes first.
+    # Phi-3 states the original length outside, and that value wins.
     if config.get(_ORIGINAL) is not None:
         stated[_ORIGINAL] = config.count(_ORIGINAL, MAX_TOKENS)
     return Config(stated, defaults=defaults, where=f"{name}.")
@@ -101,9 +102,9 @@ def rope_of(
     is_interleaved: bool,
     may_be_partial: bool,
 ) -> Rope:
-    """Return the frequencies that ``scaling`` asks for.
+    """Return the frequencies for ``scaling``.
 
-    Raises QsfConversionError for a kind or a value that is not supported.
+    Raises QsfConversionError for an unsupported kind or value.
     """
     theta = scaling.positive("rope_theta", 10000.0)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -143,7 +144,7 @@ def _rotated(scaling: Config, head_dim: int, is_proportional: bool) -> int:
     """How many dimensions of a head are rotated."""
     part = scaling.positive("partial_rotary_factor", 1.0)
     n_dims = head_dim if is_proportional else int(head_dim * part)
-    if "rotary_dims" in scaling:  # as GPT-J and GGUF files say it
+    if "rotary_dims" in scaling:  # the form of GPT-J and of GGUF files
         n_dims = scaling.count("rotary_dims", head_dim)
     if head_dim % 2 or n_dims > head_dim or n_dims < 2 or n_dims % 2:
         raise QsfConversionError(
@@ -158,7 +159,7 @@ _Found = list[tuple[int, NDArray[np.float64], float]]
 
 
 def _default(place: _Place) -> tuple[dict[str, Any] | None, _Found]:
-    # Dynamic scaling changes nothing up to the model's own context, and a file ends there.
+    # Dynamic scaling changes nothing up to the model's own context, which is a file's longest.
     return {}, [(0, place.plain, 1.0)]
 
 
@@ -258,7 +259,7 @@ _SCALINGS: Final = {
 
 
 def alibi_slopes(n_heads: int) -> tuple[float, ...]:
-    """Return the slopes that Falcon and BLOOM give to their heads."""
+    """Return the slopes of the heads of Falcon and BLOOM."""
     power = 1 << (n_heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * (i + 1) / power) for i in range(power)]
     slopes += [2.0 ** (-4 * (2 * i + 1) / power) for i in range(n_heads - power)]
@@ -266,7 +267,7 @@ def alibi_slopes(n_heads: int) -> tuple[float, ...]:
 
 
 def mpt_slopes(n_heads: int, most: float) -> tuple[float, ...]:
-    """Return the slopes that MPT gives to its heads, of which the last is 2 ** -``most``."""
+    """Return the slopes of the heads of MPT; that of the last head is 2 ** -``most``."""
     power = 1 << (n_heads - 1).bit_length()
     slopes = [2.0 ** -((i + 1) * most / power) for i in range(power)]
     if power != n_heads:

@@ -51,7 +51,7 @@ class Where(enum.Enum):
     OWN_VALUES = enum.auto()  # UNLIMITED_KEYS, with values that are not the keys
 
     def holds(self, kind: LayerKind | None) -> bool:
-        """Is a layer of this kind one of them? None: a plain layer."""
+        """True if a layer of this kind is one of them; None means a plain layer."""
         n_experts = 0 if kind is None else kind.n_experts
         mixer = Mixer.ATTENTION if kind is None else kind.mixer
         is_windowed = kind is not None and kind.window_tokens != 0
@@ -116,7 +116,7 @@ class TensorRule:
 
     @property
     def is_vector(self) -> bool:
-        """Does the file have it without tiles?"""
+        """True if the file stores it without tiles."""
         return len(self.shape) == 1 or self.is_flat
 
     def names(self, layer_idx: int, dims: Mapping[str, int], expert: int = 0) -> list[str]:
@@ -198,7 +198,7 @@ def ends(
     return tuple(rules)
 
 
-# docs/format.md, section 4: every small vector before the matrix that needs it.
+# docs/format.md, section 4: small vectors come before the matrix that needs them.
 _ORDER: Final = (
     T.EMBEDDING, T.INPUT_NORM, T.INPUT_NORM_BIAS, T.ATTN_NORM, T.ATTN_NORM_BIAS,
     T.Q_BIAS, T.K_BIAS, T.V_BIAS, T.Q_NORM, T.K_NORM, T.SINKS, T.DECAY_RATE, T.DECAY_BIAS,
@@ -215,5 +215,5 @@ _ORDER: Final = (
 
 
 def in_file_order(rules: tuple[TensorRule, ...]) -> tuple[TensorRule, ...]:
-    """The rules in the order in which a file has their tensors; learned positions come first."""
+    """The rules in the file's order of tensors, learned positions first."""
     return tuple(sorted(rules, key=lambda r: -1 if r.target is None else _ORDER.index(r.target)))
