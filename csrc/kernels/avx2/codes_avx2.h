@@ -149,14 +149,17 @@ QSF_FORCED_INLINE __m256i load_group(qsf_codes kind, const unsigned char *half, 
         nibbles, _mm256_and_si256(placed, _mm256_set1_epi8(kind == QSF_CODES_5BIT ? 0x10 : 0x30)));
 }
 
-/* Adds groups begin .. end - 1 of half a tile of a type with parts; q of the block */
-QSF_FORCED_INLINE void add_part_groups(qsf_form form, const unsigned char *half, size_t begin,
-                                       size_t end, const int8_t *q, size_t q_stride,
-                                       size_t n_tokens, __m256i *sum)
+/* Adds groups begin .. end - 1 of n_halves halves of a tile of a type with parts, as add_planes; q
+ * of the block */
+QSF_FORCED_INLINE void add_part_groups(qsf_form form, const unsigned char *half, size_t n_halves,
+                                       size_t begin, size_t end, const int8_t *q, size_t q_stride,
+                                       size_t n_tokens, __m256i (*sum)[QSF_GROUP_TOKENS])
 {
 #pragma GCC unroll 8
     for (size_t g = begin; g < end; g++)
-        add_codes(load_group(form.codes, half, g), q + 4 * g, q_stride, n_tokens, sum);
+        for (size_t h = 0; h < n_halves; h++)
+            add_codes(load_group(form.codes, half + 32 * h, g), q + 4 * g, q_stride, n_tokens,
+                      sum[h]);
 }
 
 /* Loads the last four columns of half a dense ternary tile, one byte per row. */
@@ -179,30 +182,23 @@ QSF_FORCED_INLINE __m256i load_dense_end(const unsigned char *codes, size_t half
     return code[0];
 }
 
-/* Adds the groups of planes begin .. begin + n_planes - 1 (begin even) of half a tile. */
-QSF_FORCED_INLINE void add_planes(qsf_codes kind, const unsigned char *half, size_t begin,
-                                  size_t n_planes, const int8_t *q, size_t q_stride,
-                                  size_t n_tokens, __m256i *sum)
+/* Adds the groups of planes begin .. begin + n_planes - 1 of n_halves halves of a tile, of which
+ * `half` is the first: sum [n_halves, n_tokens]. */
+QSF_FORCED_INLINE void add_planes(qsf_codes kind, const unsigned char *half, size_t n_halves,
+                                  size_t begin, size_t n_planes, const int8_t *q, size_t q_stride,
+                                  size_t n_tokens, __m256i (*sum)[QSF_GROUP_TOKENS])
 {
     const code_layout at = layout_of(kind);
-    for (size_t i = 0; i < n_planes / 2 * 2; i += 2) {
-        __m256i code[5];
-        const int8_t *const qp = q + 4 * (begin + i) * at.plane_step;
-        load_plane(kind, half, begin + i, false, code);
+#pragma GCC unroll 8
+    for (size_t p = begin; p < begin + n_planes; p++) {
+        __m256i code[2][5];
+        for (size_t h = 0; h < n_halves; h++)
+            load_plane(kind, half + 32 * h, p, p % 2 == 1, code[h]);
         for (size_t k = 0; k < at.n_codes; k++)
-            add_codes(code[k], qp + 4 * k * at.code_step, q_stride, n_tokens, sum);
-        load_plane(kind, half, begin + i + 1, true, code);
-        for (size_t k = 0; k < at.n_codes; k++)
-            add_codes(code[k], qp + 4 * (at.plane_step + k * at.code_step), q_stride, n_tokens,
-                      sum);
+            for (size_t h = 0; h < n_halves; h++)
+                add_codes(code[h][k], q + 4 * (p * at.plane_step + k * at.code_step), q_stride,
+                          n_tokens, sum[h]);
     }
-    if (n_planes % 2 == 0)
-        return;
-    __m256i code[5];
-    load_plane(kind, half, begin + n_planes - 1, false, code);
-    for (size_t k = 0; k < at.n_codes; k++)
-        add_codes(code[k], q + 4 * ((begin + n_planes - 1) * at.plane_step + k * at.code_step),
-                  q_stride, n_tokens, sum);
 }
 
 /* to [2, 16, 32]: the codes of each group of columns, of one half and then the other */

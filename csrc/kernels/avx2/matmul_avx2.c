@@ -63,22 +63,33 @@ QSF_FORCED_INLINE void sums_end(const __m256i *sum, size_t n_tokens, size_t half
     }
 }
 
-/* dot [n_tokens] = exact sums of code * q, q [n_tokens, q_stride]. One half at a time, because the
- * sums of 8 tokens and half a tile fill the registers. */
+/* Halves of a tile that are multiplied at a time, with one load of activations: the sums of both
+ * fit the registers for few tokens. */
+QSF_FORCED_INLINE size_t halves_of(size_t n_tokens)
+{
+    return n_tokens <= QSF_PANEL_TOKENS ? 2 : 1;
+}
+
+/* dot [n_tokens] = exact sums of code * q, q [n_tokens, q_stride] */
 QSF_FORCED_INLINE void dot_tile(qsf_form form, const unsigned char *tile, const int8_t *q,
                                 size_t q_stride, size_t n_tokens, dots *dot)
 {
     const code_layout at = layout_of(form.codes);
     const unsigned char *const codes = tile + qsf_codes_off(form);
     const size_t n_planes = at.n_planes * groups_per_sum(form.codes) / QSF_TILE_GROUPS;
-    for (size_t h = 0; h < 2; h++)
+    const size_t n_halves = halves_of(n_tokens);
+    for (size_t h0 = 0; h0 < 2; h0 += n_halves)
         for (size_t p = 0; p < at.n_planes; p += n_planes) {
-            __m256i sum[QSF_GROUP_TOKENS];
-            sums_begin(n_tokens, sum);
-            add_planes(form.codes, codes + 32 * h, p, n_planes, q, q_stride, n_tokens, sum);
-            if (form.codes == QSF_CODES_TRITS)
-                add_codes(load_dense_end(codes, h), q + 60, q_stride, n_tokens, sum);
-            sums_end(sum, n_tokens, h, p == 0, dot);
+            __m256i sum[2][QSF_GROUP_TOKENS];
+            for (size_t h = 0; h < n_halves; h++)
+                sums_begin(n_tokens, sum[h]);
+            add_planes(form.codes, codes + 32 * h0, n_halves, p, n_planes, q, q_stride, n_tokens,
+                       sum);
+            for (size_t h = 0; h < n_halves; h++) {
+                if (form.codes == QSF_CODES_TRITS)
+                    add_codes(load_dense_end(codes, h0 + h), q + 60, q_stride, n_tokens, sum[h]);
+                sums_end(sum[h], n_tokens, h0 + h, p == 0, dot);
+            }
         }
 }
 
@@ -94,13 +105,17 @@ QSF_FORCED_INLINE void dot_part(qsf_form form, const unsigned char *codes, size_
 {
     const size_t n = form.scale_cols / 4;
     const size_t n_groups = part_groups_per_sum(form.codes);
-    for (size_t h = 0; h < 2; h++)
+    const size_t n_halves = halves_of(n_tokens);
+    for (size_t h0 = 0; h0 < 2; h0 += n_halves)
 #pragma GCC unroll 2
         for (size_t g = part * n; g < (part + 1) * n; g += n_groups) {
-            __m256i sum[QSF_GROUP_TOKENS];
-            sums_begin(n_tokens, sum);
-            add_part_groups(form, codes + 32 * h, g, g + n_groups, q, q_stride, n_tokens, sum);
-            sums_end(sum, n_tokens, h, g == part * n, dot);
+            __m256i sum[2][QSF_GROUP_TOKENS];
+            for (size_t h = 0; h < n_halves; h++)
+                sums_begin(n_tokens, sum[h]);
+            add_part_groups(form, codes + 32 * h0, n_halves, g, g + n_groups, q, q_stride, n_tokens,
+                            sum);
+            for (size_t h = 0; h < n_halves; h++)
+                sums_end(sum[h], n_tokens, h0 + h, g == part * n, dot);
         }
 }
 
@@ -167,22 +182,32 @@ QSF_FORCED_INLINE void dot_fine(const unsigned char *bytes, size_t first, size_t
                                 const fine_acts *x, size_t n_tokens, dots *dot)
 {
     const __m256i low_bytes = _mm256_set1_epi16(255);
-    for (size_t h = 0; h < 2; h++) {
-        __m256i sum[QSF_GROUP_TOKENS];
-        sums_begin(n_tokens, sum);
-        for (size_t g = first; g < first + n; g++) {
-            const __m256i codes = load32(bytes + g * 64 + h * 32);
-            const __m256i even = _mm256_and_si256(codes, low_bytes);
-            const __m256i odd = _mm256_srli_epi16(codes, 8);
-            for (size_t t = 0; t < n_tokens; t++) {
-                const __m256i by_even = _mm256_madd_epi16(even, broadcast4(&x->fine[t][4 * g]));
-                const __m256i by_odd = _mm256_madd_epi16(odd, broadcast4(&x->fine[t][4 * g + 2]));
-                ADD_IN_ORDER("vpaddd", sum[t], by_even);
-                ADD_IN_ORDER("vpaddd", sum[t], by_odd);
+    const size_t n_halves = n_tokens <= 2 ? 2 : 1; /* of the registers two hold parts of codes */
+    const int16_t *row[QSF_GROUP_TOKENS];
+    for (size_t t = 0; t < n_tokens; t++) {
+        row[t] = x->fine[t];
+        if (n_halves == 2) /* otherwise gcc broadcasts from registers, which is slower */
+            __asm__("" : "+r"(row[t]));
+    }
+    for (size_t h0 = 0; h0 < 2; h0 += n_halves) {
+        __m256i sum[2][QSF_GROUP_TOKENS];
+        for (size_t h = 0; h < n_halves; h++)
+            sums_begin(n_tokens, sum[h]);
+        for (size_t g = first; g < first + n; g++)
+            for (size_t h = 0; h < n_halves; h++) {
+                const __m256i codes = load32(bytes + g * 64 + (h0 + h) * 32);
+                const __m256i even = _mm256_and_si256(codes, low_bytes);
+                const __m256i odd = _mm256_srli_epi16(codes, 8);
+                for (size_t t = 0; t < n_tokens; t++) {
+                    const __m256i by_even = _mm256_madd_epi16(even, broadcast4(row[t] + 4 * g));
+                    const __m256i by_odd = _mm256_madd_epi16(odd, broadcast4(row[t] + 4 * g + 2));
+                    ADD_IN_ORDER("vpaddd", sum[h][t], by_even);
+                    ADD_IN_ORDER("vpaddd", sum[h][t], by_odd);
+                }
             }
-        }
-        for (size_t t = 0; t < n_tokens; t++)
-            dot[t].half[h] = sum[t];
+        for (size_t h = 0; h < n_halves; h++)
+            for (size_t t = 0; t < n_tokens; t++)
+                dot[t].half[h0 + h] = sum[h][t];
     }
 }
 

@@ -47,19 +47,30 @@ QSF_FORCED_INLINE void sums_end(const __m256i *sum, size_t n_tokens, size_t half
         dot[t].half[half] = sum[t];
 }
 
+/* Halves of a tile that are multiplied at a time: the sums of both fit the registers for few
+ * tokens. */
+QSF_FORCED_INLINE size_t halves_of(size_t n_tokens)
+{
+    return n_tokens <= QSF_PANEL_TOKENS ? 2 : 1;
+}
+
 /* dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride] */
 QSF_FORCED_INLINE void dot_tile(qsf_form form, const unsigned char *tile, const int8_t *q,
                                 size_t q_stride, size_t n_tokens, dots *dot)
 {
     const unsigned char *const codes = tile + qsf_codes_off(form);
-    for (size_t h = 0; h < 2; h++) {
-        __m256i sum[QSF_GROUP_TOKENS];
-        sums_begin(n_tokens, sum);
-        add_planes(form.codes, codes + 32 * h, 0, layout_of(form.codes).n_planes, q, q_stride,
-                   n_tokens, sum);
-        if (form.codes == QSF_CODES_TRITS)
-            add_codes(load_dense_end(codes, h), q + 60, q_stride, n_tokens, sum);
-        sums_end(sum, n_tokens, h, dot);
+    const size_t n_halves = halves_of(n_tokens);
+    for (size_t h0 = 0; h0 < 2; h0 += n_halves) {
+        __m256i sum[2][QSF_GROUP_TOKENS];
+        for (size_t h = 0; h < n_halves; h++)
+            sums_begin(n_tokens, sum[h]);
+        add_planes(form.codes, codes + 32 * h0, n_halves, 0, layout_of(form.codes).n_planes, q,
+                   q_stride, n_tokens, sum);
+        for (size_t h = 0; h < n_halves; h++) {
+            if (form.codes == QSF_CODES_TRITS)
+                add_codes(load_dense_end(codes, h0 + h), q + 60, q_stride, n_tokens, sum[h]);
+            sums_end(sum[h], n_tokens, h0 + h, dot);
+        }
     }
 }
 
@@ -67,11 +78,15 @@ QSF_FORCED_INLINE void dot_part(qsf_form form, const unsigned char *codes, size_
                                 const int8_t *q, size_t q_stride, size_t n_tokens, dots *dot)
 {
     const size_t n = form.scale_cols / 4;
-    for (size_t h = 0; h < 2; h++) {
-        __m256i sum[QSF_GROUP_TOKENS];
-        sums_begin(n_tokens, sum);
-        add_part_groups(form, codes + 32 * h, part * n, (part + 1) * n, q, q_stride, n_tokens, sum);
-        sums_end(sum, n_tokens, h, dot);
+    const size_t n_halves = halves_of(n_tokens);
+    for (size_t h0 = 0; h0 < 2; h0 += n_halves) {
+        __m256i sum[2][QSF_GROUP_TOKENS];
+        for (size_t h = 0; h < n_halves; h++)
+            sums_begin(n_tokens, sum[h]);
+        add_part_groups(form, codes + 32 * h0, n_halves, part * n, (part + 1) * n, q, q_stride,
+                        n_tokens, sum);
+        for (size_t h = 0; h < n_halves; h++)
+            sums_end(sum[h], n_tokens, h0 + h, dot);
     }
 }
 
