@@ -38,6 +38,7 @@ from qsf.file.layout import (
     EMBEDDING_UNIT,
     EXACT,
     FINAL_UNIT,
+    FINE,
     TILE_ROWS,
     Compression,
     Dtype,
@@ -54,6 +55,7 @@ from qsf_bench.models.shapes import (
     Shape,
     T,
     expert_entries,
+    experts_of,
     facts_of,
     final_entries,
     layer_entries,
@@ -148,14 +150,16 @@ def _units(
         units.append((layer, quant_type, layer_entries(shape, layer.layer)))
         units += [
             (layer.of_expert(expert), expert_type, expert_entries(shape))
-            for expert in range(shape.n_experts)
+            for expert in range(experts_of(shape, layer.layer))
         ]
     return [*units, (FINAL_UNIT, embed_type, final_entries(shape))]
 
 
 def _dtype_of(entry: Entry, dtype: Dtype) -> Dtype:
-    """Matrices of EXACT are f16 in a unit of any type."""
-    return Dtype.F16 if entry[0] in EXACT else dtype
+    """Matrices of EXACT are f16 in a unit of any type, those of FINE have 8 bits at least."""
+    if entry[0] in EXACT:
+        return Dtype.F16
+    return Dtype.Q8 if entry[0] in FINE and dtype not in (Dtype.F16, Dtype.F32) else dtype
 
 
 def _meta(seed: int) -> bytes:

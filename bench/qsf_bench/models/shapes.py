@@ -67,6 +67,7 @@ _GEMMA4: Final = functools.partial(
     Shape, n_vocab=262144, max_tokens=262144, family="gemma4_text", head_dim=256, is_tied=True,
     window_tokens=1024,
 )  # fmt: skip
+_LATENT: Final = functools.partial(Shape, head_dim=64)
 SHAPES: Final[Mapping[str, Shape]] = {
     "tiny": Shape(4, 256, 768, 4, 2, n_vocab=2048),
     "gpt2": Shape(12, 768, 3072, 12, 12, n_vocab=50257, max_tokens=1024, family="gpt2"),
@@ -100,6 +101,16 @@ SHAPES: Final[Mapping[str, Shape]] = {
     "qwen3.6-35b-a3b": _QWEN3_5(
         40, 2048, 512, 16, 2, family="qwen3_5_moe_text", n_value_heads=32, n_experts=256,
         n_chosen=8,
+    ),
+    "minicpm3-4b": Shape(62, 2560, 6400, 40, 40, 73448, 32768, "minicpm3", 32, is_tied=True),
+    "deepseek-v2-lite": _LATENT(
+        27, 2048, 1408, 16, 16, 102400, 163840, "deepseek_v2", n_experts=64, n_chosen=6
+    ),
+    "glm-4.7-flash": _LATENT(
+        47, 2048, 1536, 20, 20, 154880, 202752, "glm4_moe_lite", n_experts=64, n_chosen=4
+    ),
+    "deepseek-v3": _LATENT(
+        61, 7168, 2048, 128, 128, 129280, 163840, "deepseek_v3", n_experts=256, n_chosen=8
     ),
     "gpt-oss-20b": Shape(
         24, 2880, 2880, 64, 8, 201088, 131072, family="gpt_oss", head_dim=64, window_tokens=128,
@@ -140,6 +151,11 @@ _MORE: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3_moe": {"rope_theta": 1000000.0, "norm_topk_prob": True},
     "phi3": {"partial_rotary_factor": 0.75},
     "gemma3_text": {"query_pre_attn_scalar": 256},
+    "minicpm3": {"v_head_dim": 64},
+    # Of a mixture ``ffn_dim`` is that of an expert; this is that of the first layers.
+    "deepseek_v2": {"intermediate_size": 10944, "q_lora_rank": None, "first_k_dense_replace": 1},
+    "glm4_moe_lite": {"intermediate_size": 10240},
+    "deepseek_v3": {"intermediate_size": 18432},
     "gemma4_text": {
         "attention_k_eq_v": True,
         "final_logit_softcapping": 30.0,
@@ -193,6 +209,12 @@ def facts_of(shape: Shape) -> Facts:
     Raises QsfConversionError for sizes that its family cannot have.
     """
     return read_facts(family_of(shape), config_of(shape))
+
+
+def experts_of(shape: Shape, layer: int) -> int:
+    """Return how many experts a layer has: first layers may have none."""
+    kinds = facts_of(shape).layer_kinds
+    return kinds[layer].n_experts if kinds else 0
 
 
 def layer_entries(shape: Shape, layer: int) -> list[Entry]:
