@@ -11,8 +11,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* The instruction, in a function that is compiled for an instruction set that has it. A macro, so
- * that the call is in that function in builds without optimisation too. */
+/* The processor's instruction, in a function compiled for an instruction set that has it. A
+ * macro, so that builds without optimisation inline it too. */
 #define qsf_fmaf_by_instruction(a, b, c) __builtin_fmaf(a, b, c)
 
 /* The product of two floats is exact in binary64. The sum is rounded to odd: if it is inexact, its

@@ -1,8 +1,8 @@
 /* status.h - how functions of the engine report errors.
  *
  * The function that detects an error writes its text with QSF_FAIL; its callers forward the status
- * with QSF_TRY. Each thread keeps its own text. If only a bug of the engine can cause an error, the
- * text begins with "internal error: ".
+ * with QSF_TRY. Each thread keeps its own text. The text of an error that only a bug of the engine
+ * can cause begins with "internal error: ".
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_BASE_STATUS_H

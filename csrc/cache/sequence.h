@@ -1,12 +1,12 @@
 /* sequence.h - the state of a sequence between passes: a cache for each kind of state.
  *
- * A cache holds what some layers need of the tokens before: attention its keys and values (kv/),
- * recurrent mixers their states (state/). Sessions, drafts, forks, prefixes and saved
- * states know caches by these functions alone; each calls every cache of the sequence. A cache that
- * can go on only at some positions, because its state cannot be cut, says so by `nearest`: tokens
- * after that position are evaluated again.
+ * A cache holds what some layers need of earlier tokens: keys and values for attention (kv/),
+ * states for recurrent mixers (state/). Sessions, drafts, forks, prefixes and saved states use
+ * only these functions, each of which calls every cache of the sequence. A cache whose state
+ * cannot be cut can continue only at some positions; `nearest` returns them, and tokens after such
+ * a position are evaluated again.
  *
- * Whoever takes, shares or gives back memory of a pool that sequences share has the only turn.
+ * Only one thread at a time may take, share or release memory of the pools.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_CACHE_SEQUENCE_H
@@ -37,48 +37,49 @@ typedef struct qsf_sequence_form {
     qsf_state_describe_fn *describe;
 } qsf_sequence_form;
 
-/* Call once on a measuring arena and once on the real one. Snapshots of states take at most as much
- * memory as keys and values, but two always have room. */
+/* Call once on a measuring arena and once on the real one. Snapshots of states take at most as
+ * much memory as keys and values, but at least room for two. */
 void qsf_sequence_pools_layout(qsf_sequence_pools *pools, qsf_arena *a, const qsf_config *c,
                                const qsf_sequence_form *form);
 
-/* Call once on a measuring arena and once on the real one. It holds nothing then. home: of
+/* Call once on a measuring arena and once on the real one. The sequence is empty then. home: of
  * qsf_kvcache_layout(). */
 void qsf_sequence_layout(qsf_sequence *q, qsf_arena *a, qsf_sequence_pools *pools, uint32_t home);
 
-/* Creates the files of cold parts in `folder`, which is borrowed, if there may be some. Errors of
- * qsf_file_create_unnamed(). */
+/* Creates the files for cold pages in `folder`, which is borrowed, if pages can become cold.
+ * Errors of qsf_file_create_unnamed(). */
 qsf_status qsf_sequence_open_cold(qsf_sequence *q, const char *folder);
-/* Gives everything back. */
+/* Releases all memory. */
 void qsf_sequence_close(qsf_sequence *q);
 
 /* Returns the last position <= `position` from which a pass can continue; 0 is always possible. */
 uint32_t qsf_sequence_nearest(const qsf_sequence *q, uint32_t position);
 
-/* True if a pass can go on at `position`, or after positions that are evaluated again. False: what
- * it sees is gone for good. */
+/* True if a pass can continue at `position`, perhaps after evaluating positions again. False:
+ * positions that it needs are lost. */
 bool qsf_sequence_can_return(const qsf_sequence *q, uint32_t position);
 
-/* Begins a pass: makes room for positions begin .. end - 1, the last n_drafts of which are drafts,
- * after those before `begin`, a nearest position. From position 0 on, what is stored is forgotten.
- * QSF_ERR_NOMEM; errors of the files. After an error positions before `begin` are as they were. */
+/* Begins a pass: makes room for positions begin .. end - 1, of which the last n_drafts are drafts.
+ * `begin` is a nearest position; 0 forgets all stored positions. QSF_ERR_NOMEM; errors of the
+ * files. After an error positions before `begin` are unchanged. */
 qsf_status qsf_sequence_begin(qsf_sequence *q, uint32_t begin, uint32_t end, uint32_t n_drafts);
-/* Ends a pass: what it stored counts, or does not. */
+/* Ends a pass: keeps or drops what it stored. */
 void qsf_sequence_commit(qsf_sequence *q);
 void qsf_sequence_abandon(qsf_sequence *q);
 
-/* Gives back memory that no position up to n_tokens needs. */
+/* Releases memory that no position up to n_tokens needs. */
 void qsf_sequence_trim(qsf_sequence *q, uint32_t n_tokens);
 
-/* Holds what another sequence of the same model does up to a nearest position of that. After an
- * error trim it to 0. */
+/* Shares the contents of another sequence of the same model up to a nearest position of it.
+ * After an error trim this sequence to 0. */
 qsf_status qsf_sequence_share(qsf_sequence *q, qsf_sequence *from, uint32_t position);
 
-/* The image is what continuing at a nearest position needs, whatever the context or the chunk. */
+/* The image contains all that continuing at a nearest position needs. It does not depend on the
+ * context or the chunk. */
 uint64_t qsf_sequence_image_bytes(const qsf_sequence *q, uint32_t position);
 
-/* Copy n_bytes of the image from `offset` on, which must be inside it. What is loaded, behind
- * begin_load, counts when the position is adopted. */
+/* Copy n_bytes of the image from `offset` on, which must be inside it. Loaded bytes, after
+ * begin_load, become valid when the position is adopted. */
 qsf_status qsf_sequence_begin_load(qsf_sequence *q, uint32_t position);
 qsf_status qsf_sequence_save(qsf_sequence *q, uint32_t position, uint64_t offset, void *dst,
                              size_t n_bytes);

@@ -16,8 +16,8 @@
 
 #include "base/bytes.h"
 
-/* Bytes of a stretch for long and for short inputs; a multiple of 8. A join costs as much as some
- * hundred bytes. */
+/* Length of a stretch for long and for short inputs in bytes; a multiple of 8. A join costs as
+ * much as some hundred bytes. */
 #define LONG_BYTES 8192
 #define SHORT_BYTES 512
 #define LONG_SHIFT 0x83852D0FU  /* x^(8 * LONG_BYTES) mod P, reflected */

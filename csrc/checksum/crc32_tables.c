@@ -59,8 +59,8 @@ const uint32_t qsf_crc32_powers[QSF_CRC32_POWERS] = {
     0xBAD90E37, 0x2E4E5EEF, 0x4EABA214, 0xA8A472C0, 0x429A969E, 0x148D302A, 0xC40BA6D0, 0xC4E22C3C,
 };
 
-/* Combines the table entries of the four bytes of `word`: table `first` for the last byte, the next
- * tables for the bytes before it. */
+/* Combines the table entries of the four bytes of `word`: table `first` is for the last byte,
+ * the next tables are for the bytes before it. */
 static inline uint32_t slice(uint32_t word, unsigned first)
 {
     return tables[first + 3][word & 0xFF] ^ tables[first + 2][word >> 8 & 0xFF] ^
@@ -77,8 +77,8 @@ uint32_t qsf_crc32_by_tables(uint32_t state, const unsigned char *p, size_t n_by
     return state;
 }
 
-/* The plain product has x^0 in bit 62; moved to bit 63, its upper half is what is left of it
- * and its lower half has to pass through the register, which is four zero bytes. */
+/* The plain product has x^0 in bit 62. Shifted to bit 63, its upper half remains, and its lower
+ * half must pass through the register like four zero bytes. */
 uint32_t qsf_crc32_multiply(uint32_t a, uint32_t b)
 {
     uint64_t multiples[16]; /* of b, by polynomials of four bits */

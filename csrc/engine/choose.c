@@ -23,7 +23,7 @@ static qsf_status check_logprobs(const qsf_model *m, size_t n_tokens)
                           n_tokens, n_vocab + 1);
 }
 
-/* Notes how the session's next choice will be, if it is like this one. */
+/* Records how the session's next choice will be made, if it is like this one. */
 static void note_choice(qsf_session *s, const qsf_sampling *how, const qsf_adjustment *change,
                         uint64_t random_state)
 {

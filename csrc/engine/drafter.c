@@ -7,7 +7,8 @@
 #include "engine/model.h"
 #include "platform/clock.h"
 
-/* Brings the draft model's session to tokens [n_tokens]; false if it cannot, or is not to. */
+/* Advances the draft model's session to tokens [n_tokens]; false if that is impossible or not
+ * worth it. */
 static bool follow(const qsf_session *s, uint32_t n_tokens)
 {
     size_t n_done = 0;
@@ -18,8 +19,8 @@ static bool follow(const qsf_session *s, uint32_t n_tokens)
     return true;
 }
 
-/* Chooses what follows the first n_tokens, n_draws choices later than the session's next one, by
- * the draft model's logits. Masks and biases are not known here. */
+/* Chooses the token after the first n_tokens by the draft model's logits, n_draws choices after
+ * the session's next one. Ignores masks and biases. */
 static bool choose(const qsf_session *s, uint32_t n_tokens, uint32_t n_draws, uint32_t *token,
                    float *logprob)
 {

@@ -9,8 +9,8 @@
 #include "engine/session.h"
 
 /* Guesses what follows the first n_tokens of the session's buffer. False: the text is too long for
- * the draft model, has tokens that it does not know, or the session was cancelled. The time that
- * it took is counted for the chain. */
+ * the draft model, has tokens outside of its vocabulary, or the session was cancelled. Adds its
+ * time to the chain. */
 bool qsf_drafter_guess(qsf_session *s, uint32_t n_tokens, qsf_speculation_chain *chain,
                        qsf_guess *out);
 

@@ -5,8 +5,8 @@
 
 #include "format/records.h"
 
-/* QSF_ERR_ARG, with what differs first, unless ids that both files have are the same tokens. Takes
- * the memory of both vocabularies meanwhile, unless they are equal byte for byte. */
+/* QSF_ERR_ARG with the first difference, unless all ids that both files have are the same
+ * tokens. Needs the memory of both vocabularies meanwhile, unless they are equal byte for byte. */
 qsf_status qsf_drafter_check_tokens(qsf_reader *model, qsf_reader *drafter);
 
 #endif

@@ -1,8 +1,7 @@
-/* drafting.c - guesses of the next tokens in the pass of the token before them.
+/* drafting.c - evaluates drafts of the next tokens in the pass of the token before them.
  *
- * The tokens that were guessed stay after those of the session, evaluated, until it is asked for
- * them or for others. So a step has the same effect with and without guesses, and only its time
- * differs.
+ * Evaluated drafts stay after the session's tokens until a step asks for them or for other tokens.
+ * So a step has the same effect with and without drafts; only its time differs.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/drafting.h"
@@ -35,7 +34,8 @@ static uint32_t list_guesses(const qsf_ngrams *ngrams, const uint32_t *tokens, u
     return n;
 }
 
-/* Counts which guesses of the session's next token were right, also where it was not drafted. */
+/* Counts which guesses of the session's next token were right, even those that were not
+ * evaluated. */
 static void count_guesses(qsf_session *s, uint32_t token)
 {
     qsf_guess guesses[N_GUESSES];
@@ -52,7 +52,7 @@ static void count_guesses(qsf_session *s, uint32_t token)
         qsf_speculation_count(&s->chances, g->kind, g->token == token);
 }
 
-/* Returns the guess that is right most often; *chance is 0 if there is none. */
+/* Returns the guess with the highest chance to be right; *chance is 0 if there is none. */
 static qsf_guess best_of(const qsf_chances *t, const qsf_guess *guesses, uint32_t n, double *chance)
 {
     qsf_guess best = {0};
@@ -65,8 +65,8 @@ static qsf_guess best_of(const qsf_chances *t, const qsf_guess *guesses, uint32_
     return best;
 }
 
-/* Asks the draft model what follows the first n_tokens, if that promises to gain; returns how many
- * guesses that gave, 0 or 1. */
+/* Asks the draft model for the token after the first n_tokens, if that promises to save time;
+ * returns the number of its guesses, 0 or 1. */
 static uint32_t ask_model(qsf_session *s, uint32_t n_tokens, double best_chance, qsf_guess *out)
 {
     qsf_speculation_chain *const chain = &s->chain;
@@ -103,8 +103,8 @@ static void guess_tokens(qsf_session *s, uint32_t n_tokens, uint32_t n_most)
     }
 }
 
-/* How many drafts a session has room for after n_tokens. They take no KV blocks that others may
- * need. */
+/* The number of drafts for which a session has room after n_tokens. They take no KV blocks that
+ * other sessions may need. */
 static uint32_t room_for_drafts(const qsf_plan *plan, uint32_t n_tokens)
 {
     const uint32_t n_used = n_tokens % QSF_KV_PAGE_TOKENS;
@@ -113,8 +113,8 @@ static uint32_t room_for_drafts(const qsf_plan *plan, uint32_t n_tokens)
     return plan->kv_contexts == plan->max_sessions || n_left < n_page ? n_left : n_page;
 }
 
-/* Takes the session's guesses, or those of its caller, which are taken first. Returns the number of
- * the caller's. */
+/* Chooses the session's guesses; guesses of its caller come first. Returns the number of the
+ * caller's. */
 static uint32_t guess_part(const qsf_pass_part *p, uint32_t n_rows, uint32_t n_most)
 {
     qsf_session *const s = p->session;
@@ -164,7 +164,7 @@ static void add_drafts(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, uin
 /* Finds the likeliest token by the logits of a row. False: a logit is not finite. */
 static bool find_likeliest(qsf_model *m, const float *logits, qsf_ngram_token *out)
 {
-    uint32_t tokens[2] = {0}; /* any, and the likeliest */
+    uint32_t tokens[2] = {0}; /* an arbitrary token, and the most probable one */
     float logprobs[2];
     /* Another session may choose meanwhile: choices do not wait for passes. */
     qsf_mutex_lock(&m->choosing);
@@ -176,7 +176,7 @@ static bool find_likeliest(qsf_model *m, const float *logits, qsf_ngram_token *o
     return status == QSF_OK;
 }
 
-/* Notes after each row of a part's logits what the model finds likeliest, and counts its drafts. */
+/* Records the most probable token after each row of a part's logits, and counts its drafts. */
 static void note_drafts(const qsf_pass_part *p)
 {
     qsf_session *const s = p->session;
@@ -191,8 +191,8 @@ static void note_drafts(const qsf_pass_part *p)
     }
 }
 
-/* Learns what the pass took, if each of its parts was one token with drafts: rows without logits
- * and prompts cost something else. */
+/* Learns the duration of the pass if each part was one token with drafts: rows without logits
+ * and prompts have other costs. */
 static void learn_costs(qsf_model *m, const qsf_pass_part *parts, uint32_t n_parts,
                         const qsf_stopwatch *w, uint64_t start_ns)
 {

@@ -77,8 +77,8 @@ static qsf_status check_items(const qsf_model *m, const qsf_pass_item *items, ui
     return QSF_OK;
 }
 
-/* Takes the items' tokens if all are ahead; else makes parts of all. Returns whether it took them.
- */
+/* Takes the items' tokens if all are evaluated drafts; else makes parts of all. Returns true if
+ * it took them. */
 static bool take_items(qsf_model *m, qsf_pass_item *items, uint32_t n_items)
 {
     bool is_ahead = true;

@@ -1,4 +1,4 @@
-/* model.c - closes a model, at the latest with its last session. */
+/* model.c - closes a model, with its last session at the latest. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/model.h"
 

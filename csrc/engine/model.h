@@ -19,14 +19,14 @@
 
 struct qsf_model {
     /* written once before open returns */
-    qsf_model *drafter;     /* guesses for this one, which owns it; NULL: none */
+    qsf_model *drafter;     /* draft model of this one, which owns it; NULL: none */
     bool is_drafter;        /* a draft model, which uses the thread pool of its target */
     bool has_table_on_disk; /* see qsf_plan_input */
     qsf_reader reader;
     qsf_config config;
     qsf_ends ends;
     qsf_kernels kernels;
-    qsf_options options; /* no field is 0 that means "choose" */
+    qsf_options options; /* values chosen for all fields that were 0 */
     qsf_plan plan;       /* fields that depend on resident units change under lock */
     qsf_sysmem memory;   /* of the system and this process, before open */
     qsf_pool *pool;
@@ -64,15 +64,16 @@ struct qsf_model {
     bool has_lock;
     qsf_mutex choosing; /* taken for a choice; never waits for a pass */
     bool has_choosing;
-    qsf_mutex kv_lock; /* of the pools' blocks and slots; not of their contents */
+    qsf_mutex kv_lock; /* protects the pools' blocks and slots, not their contents */
     bool has_kv_lock;
 };
 
-/* Releases all memory of a model, also of one that is partly open. qsf_model_close calls it only if
+/* Releases all memory of a model, even if it is only partly open. qsf_model_close calls it once
  * no session is left. */
 void qsf_model_release(qsf_model *m);
 
-/* Counts one session less. Destroys a closed model with its last session. Call without the lock. */
+/* Removes one session from the count. Destroys a closed model with its last session. Call
+ * without the lock. */
 void qsf_model_forget_session(qsf_model *m);
 
 #endif

@@ -17,7 +17,7 @@ static uint64_t count_weights(const qsf_tensor *tensors, uint32_t n_tensors)
 {
     uint64_t n = 0;
     for (uint32_t i = 0; i < n_tensors; i++)
-        if (tensors[i].layout != QSF_LAYOUT_OUTLIERS) /* outliers are weights of a matrix */
+        if (tensors[i].layout != QSF_LAYOUT_OUTLIERS) /* outliers repeat weights of a matrix */
             n += (uint64_t)tensors[i].n_rows * tensors[i].n_cols;
     return n;
 }
@@ -27,7 +27,7 @@ static uint64_t count_parameters(const qsf_reader *r)
     uint64_t n = count_weights(r->tensors, r->n_tensors);
     for (uint32_t i = r->n_stream_units; i < r->n_units; i++) {
         const qsf_unit *const first = &r->units[r->units[i].template_idx];
-        if (first != &r->units[i]) /* its tensors are in the table once, under the first expert */
+        if (first != &r->units[i]) /* its tensors are listed under the first expert only */
             n += count_weights(r->tensors + first->first_tensor, first->n_tensors);
     }
     const qsf_section *const positions = qsf_reader_section(r, "WPOS");

@@ -43,7 +43,7 @@ static void update_plan(qsf_model *m, const qsf_ledger *before)
     }
 }
 
-/* Gives most of the ring back; this is the last resort. */
+/* Releases most of the ring, as the last resort. */
 static bool shrink_ring(qsf_model *m)
 {
     if (m->stream.ring == NULL)
@@ -66,8 +66,8 @@ qsf_memory_move qsf_model_give(qsf_model *m, uint64_t wanted_bytes)
 {
     const qsf_ledger before = m->ledger;
     const qsf_residency now = residency_of(m);
-    bool has_moved = false; /* with the stream */
-    bool has_given = false; /* slots of experts, which disturbs nothing */
+    bool has_moved = false; /* units of the stream moved */
+    bool has_given = false; /* slots of experts were released, which disturbs nothing */
     while (qsf_sub_floored(before.held_bytes, m->ledger.held_bytes) < wanted_bytes &&
            qsf_experts_give_slot(&m->experts))
         has_given = true;
@@ -79,7 +79,7 @@ qsf_memory_move qsf_model_give(qsf_model *m, uint64_t wanted_bytes)
         (void)qsf_stream_drop(&m->stream, unit_idx, is_large ? RING_BYTES : 0);
         if (qsf_stream_is_resident(&m->stream, unit_idx))
             break;
-        has_moved = true; /* even without a ring: the next eviction makes room for it */
+        has_moved = true; /* the next eviction makes room even for a ring */
     }
     if (qsf_sub_floored(before.held_bytes, m->ledger.held_bytes) < wanted_bytes)
         has_moved |= shrink_ring(m);

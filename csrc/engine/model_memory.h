@@ -1,8 +1,8 @@
 /* model_memory.h - gives memory of an open model back to the system, and takes it again later.
  *
- * Evicts resident units, which are streamed from then on: slower, with the same results. It goes
- * down to the smallest plan, so that the system does not kill this process. qsf_model.plan is kept
- * up to date. The caller holds the model's lock, between two units.
+ * Evicts resident units, which are streamed from then on: slower, with the same results. The
+ * smallest plan is the limit, so that the system does not kill this process. qsf_model.plan is
+ * kept up to date. The caller holds the model's lock, between two units.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_ENGINE_MODEL_MEMORY_H
@@ -19,15 +19,15 @@ typedef struct qsf_memory_move {
     uint64_t n_bytes;
 } qsf_memory_move;
 
-/* Gives back wanted_bytes, or as much as possible: first slots of experts,
- * then units, then most of the ring. */
+/* Releases wanted_bytes, or as much as possible: first slots of experts, then units, then most
+ * of the ring. */
 qsf_memory_move qsf_model_give(qsf_model *m, uint64_t wanted_bytes);
 
-/* Takes one step back towards the plan if it costs at most room_bytes: first the ring, because all
- * passes are slow without read-ahead, then one unit. */
+/* Takes one step back towards the plan if it costs at most room_bytes: first the ring, because
+ * passes without read-ahead are slow, then one unit. */
 qsf_memory_move qsf_model_take(qsf_model *m, uint64_t room_bytes);
 
-/* Returns the cost of the next qsf_model_take; 0: nothing was given back. */
+/* Returns the cost of the next qsf_model_take; 0: nothing was released. */
 uint64_t qsf_model_next_cost_bytes(const qsf_model *m);
 
 #endif

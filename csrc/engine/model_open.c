@@ -23,7 +23,7 @@
 
 /* Largest chunk: layers with windows can roll back this many tokens. */
 #define DRAFTER_CHUNK_TOKENS 128
-/* Tokens of a pass with a draft model's guesses, compared with other guesses, at least. */
+/* Least ratio of tokens per pass with a draft model to those with other guesses. */
 #define LEAST_SPEEDUP 2.25
 
 /* Tables that every plan needs, in one allocation for the life of the model. */
@@ -103,7 +103,7 @@ static qsf_status read_directory(qsf_model *m, const char *path, const qsf_fault
     return QSF_OK;
 }
 
-/* Makes the plan, with a draft model of drafter_bytes beside it. */
+/* Makes the plan, with drafter_bytes reserved for a draft model. */
 static qsf_status make_plan(qsf_model *m, uint64_t drafter_bytes)
 {
     qsf_arena measuring;
@@ -122,7 +122,7 @@ static qsf_status make_plan(qsf_model *m, uint64_t drafter_bytes)
         .has_table_on_disk = m->has_table_on_disk,
         .measure_sessions = qsf_session_measure,
     };
-    if (!m->is_drafter) { /* which is in memory as a whole, or not at all */
+    if (!m->is_drafter) { /* a draft model is wholly in memory, or not held at all */
         input.process_bytes = m->memory.resident_bytes;
         input.available_bytes = m->memory.available_bytes;
         input.limit_bytes = m->memory.limit_bytes;
@@ -319,7 +319,7 @@ static qsf_status create_empty(const qsf_options *opt, const qsf_faults *faults,
     return QSF_OK;
 }
 
-/* Injected faults of tests count across both models. */
+/* Injected faults of tests count reads of both models. */
 static void hand_faults(qsf_model *to, const qsf_model *from)
 {
     to->ledger.grants_until_fault = from->ledger.grants_until_fault;
@@ -357,10 +357,11 @@ static double read_bytes(const qsf_plan *plan)
     return (double)plan->streamed_bytes + (double)plan->expert_token_bytes * missing;
 }
 
-/* Plans again with the draft model, and judges that plan by the one without. It is not held if the
- * plan without it has a longer context, or if layers in the same memory save as much: each pass
- * reads more with it, and there are 2.25 times fewer of them (docs/benchmarks.md, "Drafts"). A
- * model of m bytes is held where a pass without it reads 0.8 m or more. */
+/* Plans again with the draft model, and compares the two plans. The draft model is not held if
+ * the plan without it has a longer context, or if layers in the same memory save as much time:
+ * each pass reads more with a draft model, and there are 2.25 times fewer passes
+ * (docs/benchmarks.md, "Drafts"). A draft model of m bytes is held if a pass without it reads
+ * 0.8 m or more. */
 static qsf_drafter_state plan_both(qsf_model *m, const qsf_plan *without)
 {
     const qsf_status status = make_plan(m, m->drafter->plan.engine_bytes);
@@ -370,7 +371,7 @@ static qsf_drafter_state plan_both(qsf_model *m, const qsf_plan *without)
                                                                       : QSF_DRAFTER_HELD;
 }
 
-/* Holds the draft model as a whole if nothing is streamed then; else without a separate embedding
+/* Holds the whole draft model if no weight is streamed then; else without its separate embedding
  * table, of which a guess reads one row; else not at all. */
 static qsf_status choose_drafter(qsf_model *m)
 {
@@ -393,7 +394,7 @@ static qsf_status choose_drafter(qsf_model *m)
     return QSF_OK;
 }
 
-/* Returns `status`; the latest error text then says which file it is about. */
+/* Returns `status`, and adds to the latest error text which file it is about. */
 static qsf_status name_drafter(qsf_status status, const char *path)
 {
     char detail[256];
@@ -405,7 +406,7 @@ static qsf_status name_drafter(qsf_status status, const char *path)
 static qsf_status prepare_both(qsf_model *m, const char *path, const qsf_faults *faults)
 {
     const char *const draft_path = m->options.draft_path;
-    m->options.draft_path = NULL; /* the caller's */
+    m->options.draft_path = NULL; /* belongs to the caller */
     QSF_TRY(prepare(m, path, faults));
     if (draft_path == NULL)
         return QSF_OK;

@@ -7,8 +7,8 @@
 
 #include "include/qsf.h"
 
-/* For tests: makes the N-th allocation or read of open fail (negative: never), and replaces the
- * measured memory of the process (0: measures). */
+/* For tests: the N-th allocation or read of open fails (negative: none does), and process_bytes
+ * replaces the measured memory of the process (0: measure). */
 typedef struct qsf_faults {
     int64_t grants_until_fault;
     int64_t reads_until_fault;

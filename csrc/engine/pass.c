@@ -1,4 +1,4 @@
-/* pass.c - gathers the tokens of sessions, runs them, hands the results out. */
+/* pass.c - collects the tokens of sessions, runs them, and distributes the results. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/pass.h"
 
@@ -46,7 +46,7 @@ static bool watch_memory(void *arg)
     return has_moved;
 }
 
-/* Takes the memory that the parts will write. */
+/* Reserves the memory that the parts will write. */
 static qsf_status reserve(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts)
 {
     qsf_status status = QSF_OK;
@@ -66,7 +66,7 @@ static qsf_status reserve(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts)
     return status;
 }
 
-/* Makes a segment of a part. */
+/* Makes the segment of a part. */
 static void gather_part(const qsf_shared_buffers *b, const qsf_pass_part *p, qsf_chunk *chunk)
 {
     qsf_session *const s = p->session;
@@ -76,18 +76,18 @@ static void gather_part(const qsf_shared_buffers *b, const qsf_pass_part *p, qsf
     b->segments[segment_idx] =
         (qsf_segment){&s->buffers.sequence, chunk->n_tokens, p->n_tokens, s->n_tokens};
     b->cancelled[segment_idx] = &s->cancelled;
-    s->n_incoming_bytes = 0; /* pages are overwritten */
+    s->n_incoming_bytes = 0; /* the pass overwrites its pages */
     memcpy(b->tokens + chunk->n_tokens, p->tokens, p->n_tokens * sizeof *p->tokens);
     chunk->n_tokens += p->n_tokens;
     for (uint32_t row = 0; row < n_rows; row++)
         rows[row] = chunk->n_tokens - n_rows + row;
     chunk->n_logits_rows += p->n_rows;
     chunk->n_hidden_rows += p->n_hidden;
-    if (p->n_rows > 0) /* for all rows if no other part has some */
+    if (p->n_rows > 0) /* if no other part has rows, all of them */
         chunk->logits = p->n_rows == chunk->n_logits_rows && p->rows != NULL ? p->rows : b->logits;
 }
 
-/* Makes a segment of each part, of those that want hidden states last. */
+/* Makes a segment of each part; parts that want hidden states come last. */
 static void gather(const qsf_shared_buffers *b, const qsf_pass_part *parts, uint32_t n_parts,
                    qsf_chunk *chunk)
 {
@@ -135,7 +135,7 @@ static void append(const qsf_model *m, const qsf_pass_part *p, const float *rows
         memcpy(s->buffers.logits, last, n_vocab * sizeof *last);
 }
 
-/* After a pass: gives each part its status, and its session what it has evaluated. */
+/* After a pass: sets each part's status, and adds its evaluated tokens to its session. */
 static qsf_status hand_out(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, const float *rows,
                            qsf_status status)
 {
@@ -145,7 +145,7 @@ static qsf_status hand_out(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts,
     for (uint32_t i = 0; i < n_parts; i++) {
         qsf_pass_part *const p = &parts[i];
         if (p->n_rows > 0 && rows == p->session->buffers.logits)
-            p->session->has_logits = false; /* they were overwritten */
+            p->session->has_logits = false; /* the logits were overwritten */
         const bool is_cancelled = is_over && atomic_exchange(&p->session->cancelled, false);
         p->status = is_cancelled ? QSF_ERR_CANCELLED : status;
         end_part(m, p->session, p->status == QSF_OK);
@@ -186,8 +186,8 @@ static qsf_status run_parts(qsf_model *m, const qsf_pass_part *parts, uint32_t n
     return qsf_forward_run(&m->forward, &chunk);
 }
 
-/* Evaluates again the tokens that a session holds after the nearest position of its sequence,
- * which went back. */
+/* Evaluates again the tokens after the nearest position of a session's sequence, which was
+ * rewound. */
 static qsf_status catch_up(qsf_model *m, qsf_session *s, const qsf_cancel *cancel, qsf_stopwatch *w)
 {
     const uint32_t n_tokens = s->n_tokens;

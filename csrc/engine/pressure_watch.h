@@ -10,8 +10,8 @@
 /* Takes the first measurement. The model is open. */
 void qsf_pressure_begin(qsf_model *m);
 
-/* If a measurement is due, takes it and moves memory. The caller holds the model's lock, between
- * two units. True: units of the stream moved. */
+/* Takes a measurement if one is due, and moves memory. The caller holds the model's lock,
+ * between two units. True: units of the stream moved. */
 bool qsf_pressure_watch(qsf_model *m);
 
 #endif

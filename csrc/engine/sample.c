@@ -16,16 +16,17 @@
 #define FIRST_CANDIDATES 256
 #define MORE_CANDIDATES 16
 
-/* Maxima of fewer strips together save nothing, and would have no room in a small vocabulary. */
+/* Fewer strips are not combined: that saves nothing, and a small vocabulary would have too few
+ * maxima. */
 #define LEAST_FOLD 4
 
 /* The increment of splitmix64 */
 #define RANDOM_STEP UINT64_C(0x9E3779B97F4A7C15)
 
-/* Bound of a bias or penalty, so that no sum adds opposite infinities. */
+/* Bound of a bias or penalty, so that no sum contains infinities of both signs. */
 #define MOST_SHIFT 1e6f
 
-/* What all steps of a choice read. */
+/* Inputs of all steps of a choice. */
 typedef struct choosing {
     qsf_sampler *s;
     const qsf_kernels *k;
@@ -168,7 +169,7 @@ static bool is_allowed(const uint32_t *mask, uint32_t id)
     return mask == NULL || (mask[id / 32] >> id % 32 & 1) != 0;
 }
 
-/* Returns the number of tokens that the mask allows; *only becomes the last of them. */
+/* Returns the number of tokens that the mask allows; *only becomes the last one. */
 static uint32_t count_allowed(const qsf_sampler *s, const uint32_t *mask, uint32_t *only)
 {
     uint32_t n = 0;
@@ -249,7 +250,7 @@ static double weigh_all(const choosing *c, float least)
  * with the same state, mostly choose the same token. */
 typedef struct race {
     uint64_t draw;
-    double best; /* the time of the first one so far, and its token */
+    double best; /* earliest time so far, and its token */
     uint32_t token;
 } race;
 
@@ -263,7 +264,7 @@ static void let_run(race *r, uint32_t id, double weight)
 {
     uint64_t state = qsf_random_after(r->draw, id);
     const double u = qsf_random_uniform(&state);
-    if (weight == 0.0 || u > r->best * weight) /* cheaper, and -log(1 - u) >= u */
+    if (weight == 0.0 || u > r->best * weight) /* a cheap test first: -log(1 - u) >= u */
         return;
     const double time = -log_of(1.0 - u) / weight;
     if (time > r->best || (time == r->best && id > r->token))
@@ -281,9 +282,9 @@ static uint32_t choose_any(const choosing *c, race r)
     return r.token;
 }
 
-/* Takes maxima of a bucket over several strips together, while n_wanted are less than a third of
- * what remains; returns how many are in out, or `tops` themselves. So few are searched fast, and
- * their floor is hardly lower. */
+/* Combines maxima of a bucket over several strips, while n_wanted are less than a third of the
+ * remaining ones; returns the number of combined maxima in out, or `tops` itself. A search among
+ * fewer maxima is faster, and the threshold is hardly lower. */
 static const float *fold_tops(const choosing *c, size_t n_wanted, float *out, size_t *n)
 {
     const size_t n_strips = qsf_ceil_div(c->s->n_vocab, QSF_STRIP);
@@ -302,7 +303,7 @@ static const float *fold_tops(const choosing *c, size_t n_wanted, float *out, si
     return out;
 }
 
-/* Puts `top` into a min-heap [n] in the place of its least, from place `at` down. */
+/* Replaces the least element of a min-heap [n] by `top`, from place `at` down. */
 static void replace_least(float *least, size_t n, size_t at, float top)
 {
     for (size_t child = 2 * at + 1; child < n; child = 2 * at + 1) {
@@ -316,7 +317,7 @@ static void replace_least(float *least, size_t n, size_t at, float top)
     least[at] = top;
 }
 
-/* Returns a score that at least n_wanted ids reach: the smallest of the largest n_wanted maxima,
+/* Returns a score that at least n_wanted ids reach: the smallest of the n_wanted largest maxima,
  * collected in a min-heap. */
 static float find_floor(const choosing *c, size_t n_wanted)
 {
@@ -380,7 +381,7 @@ static uint32_t choose_top_k(const choosing *c, race r)
     qsf_sampler *const s = c->s;
     const uint32_t limit = c->how->top_k < c->n_allowed ? c->how->top_k : c->n_allowed;
     const uint32_t n = gather(c, limit);
-    double total = 0.0; /* top_p is a fraction of this */
+    double total = 0.0; /* top_p is a share of this sum */
     for (uint32_t i = 0; i < limit; i++) {
         s->weights[i] = weight_of(c, pop_best(c, n - i));
         total += s->weights[i];
@@ -434,7 +435,7 @@ qsf_status qsf_sampler_choose(qsf_sampler *s, const qsf_kernels *k, const float 
         return QSF_OK;
     c.n_allowed = n_allowed;
     c.scores = adjust(s, logits, how, change);
-    if (c.scores != logits) /* which may be infinite */
+    if (c.scores != logits) /* adjusted scores may be infinite */
         (void)k->bucket_max(c.scores, s->n_vocab, s->tops, &c.best);
     if (how->temperature == 0.0f) {
         *token = find_best(&c);

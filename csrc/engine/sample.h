@@ -38,7 +38,8 @@ typedef struct qsf_adjustment {
 
 void qsf_sampler_layout(qsf_sampler *s, qsf_arena *a, uint32_t n_vocab);
 
-/* QSF_ERR_ARG names the parameter that is out of range. _shift: what is added to logits. */
+/* QSF_ERR_ARG names the parameter that is out of range. _shift: checks a number that is added to
+ * logits. */
 qsf_status qsf_sampling_check_shift(const char *name, float shift);
 qsf_status qsf_sampling_check(const qsf_sampling *how);
 

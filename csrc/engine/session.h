@@ -1,7 +1,6 @@
 /* session.h - one token sequence and its KV cache.
  *
- * What evaluates tokens (pass.h) changes a session only if all went well.
- */
+ * Evaluating tokens (pass.h) changes a session only on success. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_ENGINE_SESSION_H
 #define QSF_ENGINE_SESSION_H
@@ -33,17 +32,18 @@ struct qsf_session {
     uint32_t n_drafts; /* of the latest step's pass */
     uint32_t n_ahead;  /* the last of the tokens are guesses: evaluated, but not yet confirmed by a
                           step */
-    const float *draft_logits; /* [n_drafts, n_vocab] of the latest step's pass, */
-    uint64_t draft_pass;       /* as long as the model's logits_pass is this one */
-    bool has_likeliest; /* of the latest pass, whose likeliest tokens are still to be learned */
-    uint32_t n_offered; /* drafts of the caller for the next pass of a step */
-    uint32_t n_model_guesses;    /* of the latest pass, evaluated or not */
+    const float *draft_logits; /* [n_drafts, n_vocab] logits of the latest step's pass, valid */
+    uint64_t draft_pass;       /* while the model's logits_pass has this number */
+    bool
+        has_likeliest; /* likeliest holds predictions of the latest pass that are not learned yet */
+    uint32_t n_offered;          /* drafts of the caller for the next pass of a step */
+    uint32_t n_model_guesses;    /* guesses of the latest pass, evaluated or not */
     qsf_session *drafter;        /* of the draft model, or NULL */
-    qsf_last_choice last_choice; /* the draft model chooses likewise */
+    qsf_last_choice last_choice; /* the draft model imitates it */
     qsf_chances chances;
     qsf_speculation_chain chain;
-    qsf_state incoming;        /* the state that is being written */
-    uint64_t n_incoming_bytes; /* of it so far; 0: none, or it was in vain */
+    qsf_state incoming;        /* the state being restored */
+    uint64_t n_incoming_bytes; /* its bytes so far; 0: none, or the restoring failed */
     atomic_bool cancelled;     /* set by any thread */
     uint64_t prompt_tokens;
     uint64_t prompt_ns;
@@ -51,7 +51,7 @@ struct qsf_session {
     uint64_t step_ns;
     qsf_stopwatch stopwatch;         /* of the running call, or of the latest */
     uint64_t phase_ns[QSF_N_PHASES]; /* of the calls that succeeded */
-    uint64_t n_again;                /* tokens evaluated again because states cannot be cut */
+    uint64_t n_again; /* tokens evaluated again, because recurrent states cannot be cut */
     uint64_t n_step_passes;
     uint64_t n_step_rows;
     uint64_t n_drafted[QSF_N_GUESSERS];
@@ -62,7 +62,7 @@ struct qsf_session {
     size_t memory_bytes;
 };
 
-/* Gives back KV blocks without a position below n_tokens. */
+/* Releases KV blocks without a position below n_tokens. */
 void qsf_session_trim(qsf_session *s, uint32_t n_tokens);
 
 /* QSF_ERR_ARG: nothing was evaluated yet, or the session was rewound. */

@@ -10,7 +10,7 @@ static qsf_kv_sizes kv_sizes_of(const qsf_plan *plan)
 {
     return (qsf_kv_sizes){
         .ctx_tokens = plan->ctx_tokens,
-        /* Windows lose as many positions more as are stored ahead. */
+        /* A window loses as many more positions as are stored ahead. */
         .chunk_tokens = plan->chunk_tokens + plan->draft_rows,
         .n_sessions = plan->max_sessions,
         .n_contexts = plan->kv_contexts,

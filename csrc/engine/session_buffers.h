@@ -28,16 +28,16 @@ typedef struct qsf_session_buffers {
     uint32_t *offered;    /* [draft_rows] */
     uint8_t *draft_kinds; /* [draft_rows] of the drafts of the latest pass */
     qsf_ngram_token
-        *likeliest; /* [1 + draft_rows] likeliest token after each token of the latest pass */
-    /* [1 + draft_rows] what the draft model guessed after the pass's token and after each draft;
-     * QSF_KIND_CALLER: nothing */
+        *likeliest; /* [1 + draft_rows] most probable token after each token of the latest pass */
+    /* [1 + draft_rows] the draft model's guesses after the pass's token and after each draft;
+     * QSF_KIND_CALLER: no guess */
     qsf_guess *model_guesses;
 } qsf_session_buffers;
 
-/* Returns what the plan's pools hold, and in which form. */
+/* Returns the sizes and forms of the plan's pools. */
 qsf_sequence_form qsf_plan_sequence_form(const qsf_plan *plan);
 
-/* Returns what the plan's scratch is for. */
+/* Returns the sizes of the plan's scratch. */
 qsf_scratch_sizes qsf_plan_scratch_sizes(const qsf_plan *plan);
 
 /* measure_sessions of qsf_plan_input: the pool of KV pages, one session, the scratch of a chunk and
@@ -49,17 +49,17 @@ void qsf_session_measure(const qsf_config *c, qsf_plan *plan);
 void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *c,
                         const qsf_plan *plan, qsf_sequence_pools *pools, uint32_t home);
 
-/* What one session does in a pass. */
+/* One session's part of a pass. */
 typedef struct qsf_pass_part {
     qsf_session *session;
     const uint32_t *tokens; /* [n_tokens] */
     uint32_t n_tokens;
     uint32_t n_rows; /* logits of the last n_rows tokens */
-    float *rows;     /* [n_rows, n_vocab] receives them; NULL: they stay in the shared ones */
+    float *rows; /* [n_rows, n_vocab] receives the logits; NULL: they stay in the shared buffer */
     qsf_status status;
     bool may_draft;    /* the pass may also evaluate drafts of the next tokens: see drafting.h */
-    uint32_t n_drafts; /* the last of the tokens, which do not become the session's yet */
-    uint32_t n_hidden; /* of a part without rows: as qsf_pass_item has it */
+    uint32_t n_drafts; /* the last tokens are drafts, which the session does not own yet */
+    uint32_t n_hidden; /* for parts without rows, as in qsf_pass_item */
     double *hidden;    /* [dim] */
 } qsf_pass_part;
 

@@ -12,8 +12,8 @@
 
 /* ---- the key ---- */
 
-/* Returns a checksum of answers of the C library: RoPE is computed with its functions, and their
- * last bits differ between libraries. */
+/* Returns a checksum of results of the C library: RoPE uses its functions, whose last bits
+ * differ between libraries. */
 static uint32_t check_libm(void)
 {
     uint32_t crc = 0;
@@ -26,7 +26,7 @@ static uint32_t check_libm(void)
     return crc;
 }
 
-/* Returns a checksum of the frequencies of RoPE, which depend on the context with some models. */
+/* Returns a checksum of the frequencies of RoPE, which depend on the context in some models. */
 static uint32_t check_ropes(const qsf_model *m)
 {
     uint32_t crc = 0;
@@ -42,7 +42,8 @@ qsf_status qsf_model_state_key(qsf_model *m, unsigned char *key)
 {
     QSF_REQUIRE(m);
     QSF_REQUIRE(key);
-    unsigned char header[QSF_HEADER_BYTES]; /* has the checksum of the directory, and so of all */
+    unsigned char header[QSF_HEADER_BYTES]; /* contains the checksum of the directory, and so of the
+                                               whole file */
     const qsf_plan *const p = &m->plan;
     QSF_TRY(qsf_file_read_at(&m->reader.file, 0, header, sizeof header));
     const char *const version = qsf_version();
@@ -115,13 +116,13 @@ qsf_status qsf_session_read_state(const qsf_session *s, uint64_t offset, void *d
     qsf_state state;
     QSF_TRY(qsf_session_describe_state(s, &state));
     QSF_TRY(check_range(&state, offset, n_bytes));
-    /* Reading its file is counted. */
+    /* reading its file is counted */
     qsf_sequence *const sequence = (qsf_sequence *)&s->buffers.sequence;
     const size_t n = count_logits(s, &state, offset, n_bytes);
     if (n > 0)
         memcpy(dst, (const unsigned char *)s->buffers.logits + offset, n);
     if (n < n_bytes) {
-        qsf_mutex_lock(&s->model->kv_lock); /* drafts that were taken become part of the state */
+        qsf_mutex_lock(&s->model->kv_lock); /* evaluated drafts become part of the state */
         const qsf_status status =
             qsf_sequence_save(sequence, state.n_tokens, offset + n - logits_bytes(s, &state),
                               (unsigned char *)dst + n, n_bytes - n);
@@ -132,7 +133,7 @@ qsf_status qsf_session_read_state(const qsf_session *s, uint64_t offset, void *d
     return QSF_OK;
 }
 
-/* Makes the session hold nothing, and begins to take a state. */
+/* Empties the session, and begins to restore a state. */
 static qsf_status begin_state(qsf_session *s, const qsf_state *state)
 {
     if (state->n_tokens > s->model->plan.ctx_tokens)
@@ -219,7 +220,7 @@ qsf_status qsf_session_copy(qsf_session *to, const qsf_session *from, size_t n_t
                         "ones",
                         n_tokens, from->n_tokens);
     qsf_mutex_lock(&to->model->kv_lock);
-    /* Counts the sessions that share it. */
+    /* Counts the sessions that share the block. */
     qsf_sequence *const sequence = (qsf_sequence *)&from->buffers.sequence;
     const uint32_t nearest =
         qsf_sequence_nearest(sequence, n); /* the next pass evaluates the rest */

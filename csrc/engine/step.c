@@ -1,4 +1,4 @@
-/* step.c - one token further. */
+/* step.c - evaluates one token. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
 
@@ -9,7 +9,7 @@
 #include "engine/session.h"
 #include "platform/clock.h"
 
-/* Evaluates the token in a pass, unless it is evaluated already. */
+/* Evaluates the token in a pass, unless it is an evaluated draft. */
 static qsf_status step(qsf_session *s, uint32_t token)
 {
     qsf_drafting_learn(s, token);

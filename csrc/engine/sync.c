@@ -44,16 +44,16 @@ static qsf_status advance(qsf_session *s, const uint32_t *tokens, size_t n_token
     const uint64_t start_ns = qsf_clock_ns();
     qsf_stopwatch_start(&s->stopwatch, start_ns);
     QSF_TRY(qsf_pass_check_tokens(m, tokens, n_tokens));
-    /* Scoring evaluates from its first row on. Otherwise all held tokens may be kept; the last one
-     * only if its logits are available. */
+    /* Scoring evaluates from its first row on. Otherwise all held tokens may be kept, the last
+     * one only if its logits are available. */
     uint32_t n_kept = (uint32_t)qsf_session_common(s, tokens, n_tokens);
     const size_t n_wanted = *n_done < first_row ? first_row : *n_done; /* keep these if held */
     if (scores != NULL)
         n_kept = n_wanted < n_kept ? (uint32_t)n_wanted : n_kept;
     else if (n_kept == n_tokens && !(s->has_logits && s->n_tokens == n_kept))
         n_kept--;
-    /* Where the windows before that position are gone, everything is evaluated again; states go
-     * back to their snapshot. */
+    /* If the windows before that position are lost, everything is evaluated again; states return
+     * to a snapshot. */
     const uint32_t n_same = n_kept;
     n_kept = qsf_sequence_nearest(&s->buffers.sequence, n_kept);
     if (n_kept < s->n_tokens)

@@ -64,7 +64,7 @@ static qsf_status match_unit(const qsf_reader *r, uint32_t unit_idx, const tenso
 
 /* ---- layers ---- */
 
-/* Extents of tensors that depend on the layer */
+/* Dimensions of tensors that depend on the layer */
 typedef enum extent {
     OF_ONE,
     OF_DIM,
@@ -113,7 +113,7 @@ typedef enum condition {
     WITH_ROUTER,
     IF_ROUTED,
     IF_SHARED, /* the dense part beside experts */
-    IF_APART,  /* router and experts may read the residual by themselves */
+    IF_APART,  /* router and experts may read the residual with norms of their own */
     IF_SHARED_APART,
     IF_ANY_FFN,
     WITH_OWN, /* embeddings of its own */
@@ -448,7 +448,7 @@ static void add_latent(qsf_config *c, const qsf_layer_kind *k)
     raise_to(&c->qk_norm_cols, k->query_rank > k->latent_rank ? k->query_rank : k->latent_rank);
 }
 
-/* Raises what the config says of all layers to what a layer needs. */
+/* Raises the config's maxima over all layers to those of a layer. */
 static void add_layer(qsf_config *c, const qsf_layer *l)
 {
     const qsf_layer_kind *const k = l->kind;

@@ -16,8 +16,8 @@
 #include "format/outliers.h"
 #include "format/records.h"
 
-/* The tensors of a layer. Optional ones may be NULL; config.c has the row of each: its type in the
- * file, its shape, and the layers that have it. */
+/* The tensors of a layer. Optional ones may be NULL; a table of config.c has a row for each: its
+ * type in the file, its shape, and the layers that have it. */
 typedef enum qsf_layer_tensor {
     QSF_LAYER_Q,                               /* [q_rows, dim]; C of a short convolution */
     QSF_LAYER_K,                               /* [k_rows, dim]; B of a short convolution */
@@ -37,7 +37,7 @@ typedef enum qsf_layer_tensor {
     QSF_LAYER_OWN_GATE,                        /* [own_width, dim] */
     QSF_LAYER_OWN_OUT,                         /* [dim, own_width] */
     QSF_LAYER_MATRICES,                        /* how many are matrices; vectors follow */
-    QSF_LAYER_INPUT_NORM = QSF_LAYER_MATRICES, /* [dim], optional: normalises the residual itself */
+    QSF_LAYER_INPUT_NORM = QSF_LAYER_MATRICES, /* [dim], optional: norm of the residual itself */
     QSF_LAYER_INPUT_NORM_BIAS,                 /* [dim], optional */
     QSF_LAYER_ATTN_NORM,                       /* [dim]; optional if there is a post_attn_norm */
     QSF_LAYER_ATTN_NORM_BIAS,                  /* [dim], optional */
@@ -57,7 +57,7 @@ typedef enum qsf_layer_tensor {
     QSF_LAYER_POST_ATTN_NORM,                  /* [dim], optional */
     QSF_LAYER_FFN_NORM,         /* [dim]; optional if there is a post_ffn_norm, or parallel */
     QSF_LAYER_FFN_NORM_BIAS,    /* [dim], optional */
-    QSF_LAYER_ROUTER_NORM,      /* [dim], optional: the router reads the residual with this norm */
+    QSF_LAYER_ROUTER_NORM,      /* [dim], optional: norm of the residual for the router */
     QSF_LAYER_ROUTER_BIAS,      /* [n_experts], optional */
     QSF_LAYER_SELECTION_BIAS,   /* [n_experts], optional */
     QSF_LAYER_EXPERT_SCALE,     /* [n_experts], optional: factors of the experts' weights */
@@ -67,16 +67,16 @@ typedef enum qsf_layer_tensor {
     QSF_LAYER_FFN_SUB_NORM,     /* [ffn_dim], optional */
     QSF_LAYER_DOWN_BIAS,        /* [dim], optional */
     QSF_LAYER_DENSE_POST_NORM,  /* [dim], optional, of the dense part beside experts */
-    QSF_LAYER_ROUTED_NORM,      /* [dim], optional: experts read the residual with this norm */
-    QSF_LAYER_ROUTED_POST_NORM, /* [dim], optional, of what the experts add up to */
+    QSF_LAYER_ROUTED_NORM,      /* [dim], optional: norm of the residual for experts */
+    QSF_LAYER_ROUTED_POST_NORM, /* [dim], optional: norm of the experts' sum */
     QSF_LAYER_POST_FFN_NORM,    /* [dim], optional */
     QSF_LAYER_OWN_IN_NORM,      /* [own_width]; likewise */
     QSF_LAYER_OWN_NORM,         /* [dim] */
-    QSF_LAYER_SCALE,            /* [1], optional: factor of the residual behind the layer */
+    QSF_LAYER_SCALE,            /* [1], optional: factor of the residual after the layer */
     QSF_LAYER_TENSORS
 } qsf_layer_tensor;
 
-/* Side products of a matrix: what is computed beside its product and added to it. Today sparse
+/* Side products of a matrix: computed next to its product and added to it. Today sparse
  * outliers. */
 #define QSF_MOST_SIDES 1
 
@@ -110,7 +110,7 @@ typedef struct qsf_config {
     uint32_t gate_dim;       /* rows of a gate; 0: none */
     uint32_t n_value_heads;  /* of the delta rule; 0: none */
     uint32_t ffn_dim;        /* or expert_dim, or own_width */
-    uint32_t least_kv_heads; /* of all layers */
+    uint32_t least_kv_heads; /* smallest of all layers */
     uint32_t qk_norm_cols;   /* of the widest Q or K norm; 0: none */
     uint32_t latent_dim;     /* columns of what heads of latents read one by one; 0: none */
     uint32_t ones;           /* weights of the widest V norm; 0: none */
@@ -120,11 +120,11 @@ typedef struct qsf_config {
     uint32_t conv_channels;  /* of the widest convolution; 0: none */
     uint32_t n_ropes;        /* RoPE sets, for one context each */
     uint32_t n_rope_pairs;   /* of all of them */
-    uint32_t n_own_pairs;    /* of the one that header and ARCH make */
+    uint32_t n_own_pairs;    /* of the RoPE set made from header and ARCH */
     uint32_t n_experts; /* of the layer with the most; 0: no layer has any; likewise the next */
     uint32_t n_chosen;
     bool is_rms_norm;
-    bool has_gate;    /* in some layer */
+    bool has_gate;    /* some layer has a gated FFN */
     bool keeps_input; /* some FFN needs its layer's input again, or a place for the dense part */
     bool has_learned_positions;
     bool has_tied_head;
@@ -134,7 +134,7 @@ typedef struct qsf_config {
     float norm_epsilon;
     float embedding_factor;
     float logit_cap;    /* 0: none */
-    size_t sides_bytes; /* most bytes of side products that are in use together */
+    size_t sides_bytes; /* most bytes of side products in use at the same time */
 } qsf_config;
 
 /* The tensors outside the layers. */
@@ -170,9 +170,9 @@ static inline uint32_t qsf_latent_query_dim(const qsf_layer_kind *k)
     return k->nope_dim + k->head_dim - k->latent_rank;
 }
 
-/* Extents of a mixer's tensors */
+/* Dimensions of a mixer's tensors */
 typedef struct qsf_mixer_dims {
-    uint32_t q; /* rows of the matrices in the places of Q, K and V */
+    uint32_t q; /* rows of the matrices stored as Q, K and V */
     uint32_t k;
     uint32_t v;
     uint32_t out;      /* columns of the matrix after the mixer */
@@ -205,12 +205,12 @@ static inline size_t qsf_stride(uint32_t dim)
  * has the wrong shape. */
 qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers, qsf_ends *ends);
 
-/* Fills `tensors` at the places of gate, up, down and their biases, which are what an expert has;
- * qsf_config_init has checked their shapes, with expert_dim in the place of ffn_dim. */
+/* Fills `tensors` at the entries of gate, up, down and their biases, which are an expert's
+ * tensors; qsf_config_init has checked their shapes, with expert_dim instead of ffn_dim. */
 void qsf_expert_find(const qsf_reader *r, uint32_t unit_idx,
                      const qsf_tensor *tensors[QSF_LAYER_TENSORS]);
 
-/* True if the FFN of a layer reads the layer's input, which attention has changed by then. */
+/* True if the FFN of a layer reads the layer's input, which attention has already changed. */
 bool qsf_layer_keeps_input(const qsf_layer *l);
 
 #endif

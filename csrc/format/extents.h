@@ -23,8 +23,8 @@ typedef struct qsf_extent {
 qsf_status qsf_extents_create(const qsf_reader *r, qsf_extent **out, size_t *n_extents);
 void qsf_extents_destroy(const qsf_reader *r, qsf_extent *extents, size_t n_extents);
 
-/* QSF_ERR_DAMAGED if 4 GiB or more follow the last extent: the header has the low 32 bits of the
- * file's size, so that all other sizes are checked by them. */
+/* QSF_ERR_DAMAGED if 4 GiB or more follow the last extent. The header has only the low 32 bits
+ * of the file's size; this check covers the others. */
 qsf_status qsf_extents_check_end(const qsf_extent *extents, size_t n_extents, uint64_t file_bytes);
 
 /* QSF_ERR_FORMAT if two extents overlap; the text names them. */

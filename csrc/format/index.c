@@ -11,7 +11,7 @@
 #include "base/status.h"
 #include "format/extents.h"
 
-/* Checks an entry by itself. */
+/* Checks the fields of an entry that need no other entry. */
 static qsf_status check_unit(const qsf_reader *r, uint32_t i, const qsf_unit *u)
 {
     if (u->off % QSF_UNIT_ALIGN != 0 ||
@@ -97,7 +97,7 @@ static qsf_status check_template(const qsf_reader *r, uint32_t i, const qsf_unit
     return QSF_OK;
 }
 
-/* A prompt reads the experts of a layer as one run. */
+/* A prompt reads the experts of a layer as one consecutive run. */
 static qsf_status check_ascent(uint32_t i, const qsf_unit *u)
 {
     if (i == 0 || u->role != QSF_UNIT_EXPERT || u[-1].role != QSF_UNIT_EXPERT ||

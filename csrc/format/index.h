@@ -1,4 +1,4 @@
-/* index.h - the section UNIT: what the units of the file are and where. */
+/* index.h - the section UNIT: the units of the file, and where they are. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_FORMAT_INDEX_H
 #define QSF_FORMAT_INDEX_H

@@ -98,7 +98,7 @@ static const qsf_key *find_key(const qsf_key *keys, size_t n_keys, uint32_t numb
     return NULL;
 }
 
-/* Checks the head of the entry at `at`, which lies inside the section, against the last key. */
+/* Checks the head of the entry at `at`, which lies inside the section, against the previous key. */
 static qsf_status check_head(const char *where, const unsigned char *head, int64_t last_key)
 {
     const uint32_t number = qsf_load_u16(head);

@@ -21,7 +21,7 @@ typedef struct qsf_key {
 } qsf_key;
 
 /* Sets the fields of `record` to the values in bytes [n_bytes]; fields without a value keep theirs.
- * Arrays stay in `bytes`, which are at a multiple of 4, and get the machine's byte order. `where`
+ * Arrays stay in `bytes`, aligned to 4, and are converted to the machine's byte order. `where`
  * names the section in error texts. QSF_ERR_FORMAT; QSF_ERR_UNSUPPORTED: an unknown key that a
  * reader must not skip. */
 qsf_status qsf_keyvalues_parse(const char *where, unsigned char *bytes, size_t n_bytes,

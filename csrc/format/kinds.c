@@ -22,7 +22,7 @@
         number, QSF_VALUE_F32, name, offsetof(qsf_layer_kind, field), 0, 0 \
     }
 
-/* The header has the largest numbers of all kinds. */
+/* The header has the maximum of each number over all kinds. */
 static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned char *bytes,
                              size_t n_bytes, qsf_layer_kind *out)
 {
@@ -106,7 +106,7 @@ static bool find_rotary_dims(const qsf_reader *r, uint32_t number, uint32_t *dim
     return false;
 }
 
-/* Checks the fields of the routed part, which a kind without experts does not have. */
+/* Checks the fields of the routed part, or that there are none without experts. */
 static qsf_status check_experts(const char *where, const qsf_layer_kind *k)
 {
     const uint32_t least = k->group_score == QSF_GROUP_TWO_LARGEST ? 2 : 1;
@@ -137,7 +137,7 @@ static qsf_status check_experts(const char *where, const qsf_layer_kind *k)
     return QSF_OK;
 }
 
-/* Checks the fields of the delta rule, which other mixers do not have. */
+/* Checks the fields of the delta rule, or that other mixers have none. */
 static qsf_status check_delta(const char *where, const qsf_layer_kind *k)
 {
     const bool is_delta = k->mixer == QSF_MIXER_DELTA;

@@ -1,4 +1,5 @@
-/* reader.c - opens a file in the order of docs/format.md: each step trusts only those before. */
+/* reader.c - opens a file in the order of docs/format.md: each step uses only numbers that
+ * earlier steps have checked. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "format/reader.h"
 
@@ -105,7 +106,7 @@ qsf_status qsf_reader_open(qsf_reader *r, qsf_ledger *ledger, const char *path,
 
 void qsf_reader_close(qsf_reader *r)
 {
-    if (r->ledger == NULL) /* zeroed or closed: its fd 0 is not a file of ours */
+    if (r->ledger == NULL) /* zeroed or closed: its descriptor 0 is not a file of ours */
         return;
     qsf_ledger *const l = r->ledger;
     qsf_ledger_release(l, QSF_USE_TABLES, r->band_crc32, count_bands(r) * sizeof *r->band_crc32);

@@ -78,7 +78,8 @@ typedef struct qsf_layer_kind {
     uint32_t n_kv_heads;
     uint32_t head_dim;
     uint32_t window_tokens; /* 0: attends to all earlier positions */
-    uint32_t pinned_tokens; /* first positions that are seen beside the window; never in a file */
+    uint32_t pinned_tokens; /* first positions that are seen in addition to the window; never stored
+                               in a file */
     uint32_t rope_set;      /* a number of qsf_rope_set, or QSF_ROPE_NONE */
     float score_scale;
     float score_cap;           /* 0: none */
@@ -88,7 +89,7 @@ typedef struct qsf_layer_kind {
     uint32_t qk_norm;          /* qsf_qk_norm */
     uint32_t kv_source;        /* 1 + the layer whose keys and values it reads; 0: its own */
     uint32_t output_gate;      /* 0 or 1: attended * sigmoid(gate) */
-    uint32_t value_norm;       /* 0 or 1: values are normalised, by themselves, without weights */
+    uint32_t value_norm;       /* 0 or 1: each head of the values is normalised, without weights */
     uint32_t values_are_keys;  /* 0 or 1: values are the keys before their norm and RoPE */
     uint32_t latent_rank;      /* of latent attention; else 0; likewise the next two */
     uint32_t nope_dim;         /* of a query without its part for RoPE, before K_UP */
@@ -111,7 +112,7 @@ typedef struct qsf_layer_kind {
     uint32_t expert_weights; /* qsf_expert_weights */
     float weights_epsilon;   /* added to the sum; 0: none */
     float weights_factor;
-    uint32_t n_groups; /* 1: all experts are one */
+    uint32_t n_groups; /* 1: no grouping */
     uint32_t n_groups_kept;
     uint32_t group_score; /* qsf_group_score */
 } qsf_layer_kind;
@@ -154,16 +155,15 @@ typedef struct qsf_unit {
     uint8_t role;          /* qsf_unit_role */
     uint8_t compression;   /* qsf_compression */
     uint8_t dtype;         /* may be mixed */
-    uint8_t kind;          /* of a layer: in qsf_reader.kinds */
+    uint8_t kind;          /* of a layer: index in qsf_reader.kinds */
     uint16_t layer;        /* of a layer or an expert, as the file numbers layers; else 0 */
     uint16_t expert;       /* of an expert, within its layer; else 0 */
     uint32_t first_tensor; /* in qsf_reader.tensors */
     uint32_t n_tensors;
     float importance;
-    uint32_t template_idx; /* the unit whose tensors this one has: itself, or of an expert the first
-                              with the same tensors; it has them in the tensor table */
-    uint32_t first_expert; /* of a layer: the unit of its expert 0; there are as many as its kind
-                              says */
+    uint32_t template_idx; /* the unit whose entries of the tensor table this one uses: itself, or
+                              for an expert the first one with the same tensors */
+    uint32_t first_expert; /* of a layer: the unit of its expert 0; its kind has their number */
 } qsf_unit;
 
 /* ---- cdef end ---- */
@@ -185,10 +185,10 @@ typedef struct qsf_reader {
     uint32_t n_sections;
     uint32_t n_bands; /* of 16 rows of the embedding; likewise of the own table */
     uint32_t n_kinds;
-    uint32_t n_rope_sets;   /* of the section ROPE; 0: header and ARCH say what RoPE there is */
-    uint64_t directory_off; /* in the file */
-    qsf_unit *units;        /* [n_units], by role, layer and expert */
-    uint32_t *pass_units;   /* [n_pass_units] embedding, layers, final: the order of a pass */
+    uint32_t n_rope_sets;        /* sets in the section ROPE; 0: header and ARCH describe RoPE */
+    uint64_t directory_off;      /* in the file */
+    qsf_unit *units;             /* [n_units], by role, layer and expert */
+    uint32_t *pass_units;        /* [n_pass_units] embedding, layers, final: the order of a pass */
     const uint32_t *layer_units; /* [n_pass_layers] the layers in pass_units */
     qsf_tensor *tensors;         /* [n_tensors], sorted by unit and offset */
     qsf_section *sections;       /* [n_sections] */
@@ -204,7 +204,7 @@ typedef struct qsf_reader {
 /* A section's tag for error texts: '?' replaces bytes that are not printable ASCII. */
 void qsf_section_name(const char tag[4], char name[5]);
 
-/* The unit of an expert by its place among the experts of all layers, and back. */
+/* Convert an expert's place among the experts of all layers to its unit, and back. */
 static inline uint32_t qsf_reader_expert_unit(const qsf_reader *r, uint32_t place)
 {
     return r->n_stream_units + place;
@@ -232,8 +232,8 @@ const qsf_section *qsf_reader_section(const qsf_reader *r, const char *tag);
 /* Reads a whole section into dst [n_bytes] and verifies its checksum. */
 qsf_status qsf_reader_read_section(qsf_reader *r, const qsf_section *s, void *dst);
 
-/* Reads a section into memory of the ledger that the reader keeps; leaves *out if the file does not
- * have it. */
+/* Reads a section into memory of the ledger, owned by the reader; *out is unchanged if the file
+ * lacks the section. */
 qsf_status qsf_reader_keep_section(qsf_reader *r, const char *tag, qsf_table *out);
 
 /* The tensor of this type (index 0) in a unit; NULL when absent. Tensors of an expert are those of

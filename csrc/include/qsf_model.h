@@ -19,7 +19,7 @@ extern "C" {
 
 /* Type of the numbers in the KV cache. Types of 2, 4 and 8 bits have a scale for 64 numbers. */
 typedef enum qsf_kv_type {
-    QSF_KV_DEFAULT = 0, /* what the file says, else 8 bits; f32 if exact is 1 */
+    QSF_KV_DEFAULT = 0, /* the file's default, else 8 bits; f32 if exact is 1 */
     QSF_KV_2BIT = 2,
     QSF_KV_4BIT = 4,
     QSF_KV_8BIT = 8,
@@ -59,13 +59,13 @@ typedef struct qsf_options {
                              * for, at most max_sessions; 0: as many as sessions */
     uint32_t logits_rows;   /* most tokens with logits in a qsf_model_pass(), at most 4096; 0: as
                              * many as sessions */
-    uint32_t draft_rows; /* most guesses that a qsf_session_step() evaluates after its token, 0 to
-                          * QSF_MAX_DRAFT_ROWS; 0: none. Fewer if the budget is small or most
-                          * experts are not in memory */
-    /* UTF-8 path of a smaller model, which guesses tokens too, or NULL. It is held in memory,
-     * inside the plan, if that saves more time than the same memory for the model's own weights;
-     * else the plan says why not. QSF_ERR_ARG if its tokens are others, or draft_rows is 0. Read by
-     * open and plan only */
+    uint32_t draft_rows;    /* most drafts that a qsf_session_step() evaluates after its token, 0 to
+                               QSF_MAX_DRAFT_ROWS; 0: none. Fewer if the budget is small or most
+                               experts are not in memory */
+    /* UTF-8 path of a smaller model that guesses tokens (draft model), or NULL. It is held in
+     * memory, inside the plan, if that saves more time than the same memory for the model's own
+     * weights; else drafter_state of the plan says why not. QSF_ERR_ARG if its vocabulary differs,
+     * or draft_rows is 0. Only open and plan read it */
     const char *draft_path;
     uint32_t pin_threads; /* 1: each thread that the engine starts stays on a physical core of
                            * its own (Linux); QSF_ERR_ARG if there are too few cores. The
@@ -75,15 +75,15 @@ typedef struct qsf_options {
     uint32_t kv_v_type;   /* qsf_kv_type of the values */
     uint32_t kv_rotation; /* a qsf_kv_rotation */
     /* Layers without a window of their own attend to the newest kv_window_tokens, at least 32, and
-     * to the first kv_pinned_tokens only, and keep no others: little memory, but other answers. 0:
-     * off. QSF_ERR_ARG if all layers have windows */
+     * to the first kv_pinned_tokens only, and keep no others: less memory, but different answers.
+     * 0: off. QSF_ERR_ARG if all layers have windows */
     uint32_t kv_window_tokens;
     uint32_t kv_pinned_tokens;
-    /* UTF-8 path of a folder on a disk, or NULL. Then a context may be longer than memory: the
-     * newest kv_resident_tokens (0: the plan chooses) and a chunk stay there, and older keys and
-     * values lie in a file without a name for each session, which every pass reads: the same bits,
-     * slower. Not with kv_window_tokens or kv_contexts. A full disk is QSF_ERR_IO, and changes
-     * nothing that a session holds */
+    /* UTF-8 path of a folder on a disk, or NULL. With a folder a context may exceed memory: the
+     * newest kv_resident_tokens (0: the plan chooses) and a chunk stay in memory, and older keys
+     * and values lie in an unnamed file of each session, which every pass reads: the same bits,
+     * slower. Not with kv_window_tokens or kv_contexts. A full disk causes QSF_ERR_IO and leaves
+     * sessions unchanged */
     const char *kv_folder;
     uint32_t kv_resident_tokens;
     uint32_t ctx_is_fixed; /* 1: a small budget does not shorten the context if ctx_tokens is 0 */
@@ -124,28 +124,29 @@ typedef struct qsf_plan {
     uint64_t kv_bytes;        /* KV pages and states of all sessions, their tokens and logits */
     uint64_t kv_pool_bytes;   /* part of kv_bytes: the pages and states */
     uint64_t state_bytes;     /* part of kv_pool_bytes: recurrent states and their snapshots; 0: no
-                               * layer has one */
-    uint64_t kv_cold_token_bytes; /* of keys and values that a token at the end of the context reads
-                                   * from a file; 0: all are in memory */
-    uint64_t session_bytes;       /* one session without its pages; kv_bytes has it per session */
+                                 layer is recurrent */
+    uint64_t kv_cold_token_bytes; /* bytes of keys and values that a token at the end of the context
+                                     reads from a file; 0: all are in memory */
+    uint64_t
+        session_bytes; /* one session without its pages; kv_bytes includes it for each session */
     uint64_t scratch_bytes;    /* activations of one prompt chunk, logits of a pass and of drafts,
                                 * sampling */
     uint64_t drafter_bytes;    /* the draft model with its own KV cache and buffers, or 0 */
     uint64_t tables_bytes;     /* index, positions, session and thread records */
     uint64_t stacks_bytes;     /* of the worker threads */
     uint64_t model_bytes;      /* raw bytes of all n_units and all experts */
-    uint64_t streamed_bytes;   /* bytes read from the file for every token, beside experts */
+    uint64_t streamed_bytes;   /* bytes read from the file for every token, without experts */
     uint64_t min_budget_bytes; /* the smallest budget_bytes that works with these options */
     uint32_t n_units;          /* embedding, layers that are not skipped, final norm and head */
     uint32_t n_units_resident;
     uint32_t ctx_tokens;
-    uint32_t kv_resident_tokens; /* of the context, whose keys and values stay in memory */
+    uint32_t kv_resident_tokens; /* tokens of the context whose keys and values stay in memory */
     uint32_t chunk_tokens;
     uint32_t n_threads;
     uint32_t max_sessions;
     uint32_t kv_contexts;          /* sequences of ctx_tokens that the KV pool has room for */
     uint32_t logits_rows;          /* 0: a pass gives logits to one item */
-    uint32_t draft_rows;           /* 0: steps guess nothing */
+    uint32_t draft_rows;           /* 0: steps evaluate no drafts */
     uint32_t drafter_state;        /* a qsf_drafter_state */
     uint64_t drafter_wanted_bytes; /* drafter_bytes if the draft model were held */
     uint32_t kv_k_bits;            /* bits of a key in the KV cache; 16 and 32 are floats */
@@ -153,13 +154,14 @@ typedef struct qsf_plan {
     uint32_t kv_is_rotated;  /* 0 or 1 */
     uint32_t io_depth;       /* reads in flight at the same time; 0: nothing is streamed */
     uint32_t embedding_rows; /* rows in the embedding cache; 0: no cache */
-    /* Mixtures of experts: those of a token are read unless a slot has them. */
+    /* Mixtures of experts: a token's experts are read unless a slot holds them. */
     uint32_t n_experts;            /* of all layers; 0: the model has none */
-    uint32_t experts_a_token;      /* that a token uses, in all layers */
+    uint32_t experts_a_token;      /* experts that a token uses, in all layers */
     uint32_t expert_slots;         /* experts that can stay in memory */
-    uint32_t expert_transit_slots; /* more slots, for experts that do not stay */
+    uint32_t expert_transit_slots; /* additional slots for experts that do not stay in memory */
     uint64_t expert_slot_bytes;    /* of the largest expert */
-    uint64_t expert_token_bytes;   /* that a token uses, all of it read if no slot has it */
+    uint64_t expert_token_bytes;   /* bytes of the experts of a token, all of them read if no slot
+                                      holds them */
     /* The fields above do not count skipped layers (qsf_options.quality). */
     uint32_t n_layers; /* layers in the file */
     uint32_t n_layers_skipped;

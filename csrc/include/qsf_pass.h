@@ -18,48 +18,50 @@ extern "C" {
 #define QSF_WANTS_ALL 2
 #define QSF_WANTS_AHEAD 3 /* the last, and the pass may evaluate drafts of the next tokens */
 
-/* What a pass does for one session. */
+/* One session's part of a pass. */
 typedef struct qsf_pass_item {
     qsf_session *session;   /* each session at most once in a pass */
     const uint32_t *tokens; /* [n_tokens] follow the tokens that the session holds */
-    uint32_t n_tokens;      /* at least 1: a piece of a prompt, or a token to continue it */
+    uint32_t n_tokens;      /* at least 1: a part of a prompt, or one more token */
     uint32_t wants;         /* QSF_WANTS_* */
     float *logits;          /* [n_tokens, n_vocab] receives them for QSF_WANTS_ALL; else unused */
-    qsf_status status;      /* what became of it; QSF_OK: the session holds the tokens */
-    /* The hidden states of the last n_hidden tokens, what the last norm gives and the head would
-     * read, are added to hidden [dim], one after the other; 0: none. For QSF_WANTS_NONE only. */
+    qsf_status status;      /* the result; QSF_OK: the session holds the tokens */
+    /* The hidden states of the last n_hidden tokens, after the last norm, where the head would
+     * read them, are added to hidden [dim] one after the other; 0: none. For QSF_WANTS_NONE
+     * only. */
     uint32_t n_hidden;
     double *hidden;
 } qsf_pass_item;
 
 typedef struct qsf_pass_report {
-    uint64_t ns;         /* of the pass, from the start of its turn */
-    uint64_t wait_ns;    /* of it, waiting for streamed weights */
+    uint64_t ns;         /* duration of the pass, without waiting for its turn */
+    uint64_t wait_ns;    /* part of it spent waiting for streamed weights */
     uint64_t read_bytes; /* weights read meanwhile, partly ahead for the next pass */
     uint32_t n_tokens;   /* of all items */
-    uint32_t n_rows;     /* of them, those with logits */
-    uint32_t n_drafts;   /* guesses that were evaluated beside them */
+    uint32_t n_rows;     /* tokens with logits */
+    uint32_t n_drafts;   /* drafts evaluated in addition */
 } qsf_pass_report;
 
 /* Evaluates the tokens of all items in one pass over the weights: at most chunk_tokens of the plan,
  * and logits for at most logits_rows of them, or for any number if only one item wants some.
- * The results have the same bits as if each session were alone. The logits of an item's last token
- * become its session's, if it wants any. *report, unless NULL, is filled. Allocates no memory.
- * A session that is cancelled meanwhile does not change, and its item has QSF_ERR_CANCELLED; when
- * all are, the pass ends early. Returns QSF_OK if an item succeeded. QSF_ERR_ARG: nothing was
- * evaluated. After other errors all items have that status, and no session holds other tokens. */
+ * The results are the same bits as in passes of one session each. The logits of an item's last
+ * token become its session's, if it wants any. *report, unless NULL, is filled. Allocates no
+ * memory. A session that is cancelled meanwhile does not change, and its item has
+ * QSF_ERR_CANCELLED; when all are, the pass ends early. Returns QSF_OK if an item succeeded.
+ * QSF_ERR_ARG: nothing was evaluated. After other errors all items have that status, and no
+ * session holds other tokens. */
 QSF_API qsf_status qsf_model_pass(qsf_model *m, qsf_pass_item *items, uint32_t n_items,
                                   qsf_pass_report *report);
 
-/* Returns 1 if a pass with QSF_WANTS_AHEAD has evaluated this token already, as the session's next
- * one; else 0. Where this holds for the single tokens of all items, which want QSF_WANTS_AHEAD, the
- * next qsf_model_pass() evaluates nothing. Give it these before the others: a pass that evaluates
- * drops the guesses of all sessions. */
+/* Returns 1 if a pass with QSF_WANTS_AHEAD has already evaluated this token as the session's
+ * next one; else 0. If this is true for the single tokens of all items, and all want
+ * QSF_WANTS_AHEAD, the next qsf_model_pass() evaluates nothing. Run such items first: a pass
+ * that evaluates discards the drafts of all sessions. */
 QSF_API uint32_t qsf_session_is_ahead(qsf_session *s, uint32_t token);
 
 /* The choice of one token. Unused pointers are NULL, unused numbers 0. */
 typedef struct qsf_choose_item {
-    qsf_session *session;    /* whose logits; NULL if logits are given */
+    qsf_session *session;    /* its logits are used; NULL if logits are given */
     const float *logits;     /* [n_vocab] instead of the session's, such as a row of a pass */
     const qsf_sampling *how; /* NULL: chooses nothing, `token` is the caller's */
     const uint32_t *recent;  /* [n_recent] the repetition penalty applies to these tokens, */
@@ -69,8 +71,8 @@ typedef struct qsf_choose_item {
     const uint32_t *biased; /* [n_biased] tokens that `biases` are added to the logits of */
     const float *biases;    /* [n_biased] -1e6 .. 1e6 */
     size_t n_biased;
-    uint64_t random_state;    /* as of qsf_session_sample(); if a single token is allowed, none is
-                               * drawn */
+    uint64_t random_state;    /* as in qsf_session_sample(); nothing is drawn if only one token is
+                                 allowed */
     uint32_t token;           /* the result */
     uint32_t *logprob_tokens; /* [n_logprobs] receives the token, then the most probable ones, */
     float *logprobs;          /* [n_logprobs] and these their log-probabilities, as those of */

@@ -25,7 +25,7 @@ typedef struct qsf_rounding {
                            * equal weights. A block whose weights are all 0 has equal weights */
 } qsf_rounding;
 
-/* Sums over all values, to judge the rounding. */
+/* Sums over all values, which describe the rounding error. */
 typedef struct qsf_rounding_sums {
     uint64_t n_values;
     uint64_t bad_row; /* after QSF_ERR_NUMERIC: first row of the tile that has NaN or infinity */
@@ -53,11 +53,10 @@ QSF_API size_t qsf_feedback_work_floats(size_t n_cols);
 /* Rounds like qsf_quantise_rows(), but one column after another: later columns compensate for the
  * error of earlier ones (GPTQ, Frantar et al. 2022). order [n_cols] is a permutation of the columns
  * that keeps the columns of each block of 64 together. factor [n_cols, n_cols], in that order, is
- * the upper triangular U with U^T U = the inverse of the damped second moments of the inputs; the
- * part below the diagonal is not read. work [cap_floats] is scratch memory. The sums compare with
- * `rows`.
- * QSF_ERR_ARG: order repeats or omits an index or splits a block, a diagonal element is not above
- * 0, or the type is not quantised.
+ * the upper triangular U with U^T U = the inverse of the damped second moments of the inputs;
+ * values below the diagonal are ignored. work [cap_floats] is scratch memory. The sums compare
+ * with `rows`. QSF_ERR_ARG: order repeats or omits an index or splits a block, a diagonal element
+ * is not above 0, or the type is not quantised.
  * QSF_ERR_NUMERIC: as for qsf_quantise_rows(), or the values grew too large: use more damping. */
 QSF_API qsf_status qsf_feedback_rows(const qsf_rounding *how, const float *rows, size_t n_rows,
                                      size_t n_cols, const float *factor, const int32_t *order,

@@ -20,14 +20,14 @@ QSF_API void qsf_session_destroy(qsf_session *s);
  * the tokens after the common prefix, then evaluates at most one chunk of the missing ones.
  * *n_done becomes the number of tokens that are evaluated. Call again until it equals n_tokens.
  * The last token is always evaluated again, so that its logits are available.
- * QSF_ERR_ARG: a token is outside the vocabulary, or n_tokens > ctx_tokens. QSF_ERR_NOMEM, as of
- * score, step and qsf_model_pass(): the KV pool is full; nothing was evaluated.
- * After QSF_ERR_CANCELLED, QSF_ERR_IO, QSF_ERR_FORMAT or QSF_ERR_DAMAGED the session holds the
- * tokens that it held before the chunk and can be used again. */
+ * QSF_ERR_ARG: a token is outside the vocabulary, or n_tokens > ctx_tokens. QSF_ERR_NOMEM, also
+ * for score, step and qsf_model_pass(): the KV pool is full; nothing was evaluated. After
+ * QSF_ERR_CANCELLED, QSF_ERR_IO, QSF_ERR_FORMAT or QSF_ERR_DAMAGED the session holds the tokens
+ * that it held before the chunk and can be used again. */
 QSF_API qsf_status qsf_session_sync(qsf_session *s, const uint32_t *tokens, size_t n_tokens,
                                     size_t *n_done);
 
-/* Does what sync does, and writes the logits of each token that it evaluates to
+/* Like qsf_session_sync(), and writes the logits of each evaluated token to
  * logits [n_tokens - first_row, n_vocab]: row i belongs to tokens[first_row + i]. Tokens before
  * first_row get no logits and are evaluated only if the session does not hold them. Set *n_done
  * to 0 before the first call, then call again until it equals n_tokens. */
@@ -36,16 +36,15 @@ QSF_API qsf_status qsf_session_score(qsf_session *s, const uint32_t *tokens, siz
                                      size_t *n_done);
 
 /* Evaluates one token and appends it to the session. Allocates no memory.
- * If the model was opened with draft_rows, the pass over the weights also evaluates guesses of the
- * tokens after it, as far as that promises to save time; a later step that asks for such a token
- * takes no pass. Tokens, logits and errors are the same with and without guesses. Guesses are
- * dropped when another session's pass has some, and by every other call that evaluates tokens. */
+ * If the model was opened with draft_rows, the pass also evaluates drafts of the following tokens,
+ * if that promises to save time; a later step with such a token needs no pass. Tokens, logits and
+ * errors are the same with and without drafts. Drafts are dropped when another session's pass
+ * evaluates some, and by every other call that evaluates tokens. */
 QSF_API qsf_status qsf_session_step(qsf_session *s, uint32_t token);
 
-/* Makes the next pass of a step of this session take these guesses instead of its own:
- * tokens [n_tokens] after the token of the step, or as many as there is room for. 0: guess
- * nothing again. QSF_ERR_ARG: one is outside the vocabulary, or n_tokens > draft_rows of the
- * plan. */
+/* Makes the next pass of a step of this session evaluate these drafts instead of its own: tokens
+ * [n_tokens] after the token of the step, or as many as fit. 0: the engine's own drafts again.
+ * QSF_ERR_ARG: a token is outside the vocabulary, or n_tokens > draft_rows of the plan. */
 QSF_API qsf_status qsf_session_draft(qsf_session *s, const uint32_t *tokens, size_t n_tokens);
 
 /* Returns the number of tokens that the session holds. */
@@ -58,8 +57,9 @@ QSF_API void qsf_session_tokens(const qsf_session *s, uint32_t *out, size_t n_to
 QSF_API size_t qsf_session_common(const qsf_session *s, const uint32_t *tokens, size_t n_tokens);
 
 /* Drops all tokens after the first n_tokens. There are no logits until the next step or sync.
- * QSF_ERR_ARG, also if a layer with a window no longer holds what token n_tokens would see: such a
- * layer keeps its window, and a chunk. qsf_session_sync then evaluates from the start. */
+ * QSF_ERR_ARG if fewer are held, or if a layer with a window no longer holds positions that token
+ * n_tokens would see: such a layer keeps its window and a chunk. qsf_session_sync then evaluates
+ * from the start. */
 QSF_API qsf_status qsf_session_rewind(qsf_session *s, size_t n_tokens);
 
 /* Makes the running sync, score or step of this session return QSF_ERR_CANCELLED before its next
@@ -90,19 +90,18 @@ QSF_API void qsf_sampling_default(qsf_sampling *out);
 /* Chooses the next token from the session's logits, which do not change.
  * recent [n_recent] are the tokens that the penalties apply to. *random_state is the
  * state of the random generator; a call draws once unless temperature is 0. The same logits,
- * parameters and state give the same token on every machine. The tokens that are left race: each
- * has a random time of its own, by the state and its id, and the first one wins. So similar logits
- * mostly give the same token, and a draft model guesses by the way and the state that this session
- * had last, here or in qsf_model_choose().
- * QSF_ERR_NUMERIC: a logit is NaN or infinite. */
+ * parameters and state give the same token on every machine. The remaining tokens race: each gets
+ * a random time that depends on the state and its id, and the first one wins. So similar logits
+ * mostly give the same token, and a draft model can guess with this session's latest parameters
+ * and state, from here or qsf_model_choose(). QSF_ERR_NUMERIC: a logit is NaN or infinite. */
 QSF_API qsf_status qsf_session_sample(qsf_session *s, const qsf_sampling *how,
                                       const uint32_t *recent, size_t n_recent,
                                       uint64_t *random_state, uint32_t *token);
 
-/* Log-probabilities (natural) of tokens as the next one, by the session's logits: without penalty,
+/* Computes natural log-probabilities of the next token from the session's logits: without penalty,
  * temperature or limits, and the same on every machine. tokens[0] is the caller's; tokens[1 ..
- * n_tokens - 1] become the most probable ones, best first. Fills logprobs [n_tokens].
- * QSF_ERR_ARG: tokens[0] is outside the vocabulary, or n_tokens is 0 or above n_vocab + 1. */
+ * n_tokens - 1] become the most probable ones, best first. Fills logprobs [n_tokens]. QSF_ERR_ARG:
+ * tokens[0] is outside the vocabulary, or n_tokens is 0 or above n_vocab + 1. */
 QSF_API qsf_status qsf_session_logprobs(qsf_session *s, uint32_t *tokens, float *logprobs,
                                         size_t n_tokens);
 

@@ -23,8 +23,8 @@ extern "C" {
 typedef enum qsf_phase {
     QSF_PHASE_EMBEDDING = 0, /* embedding rows, positions, RoPE tables */
     QSF_PHASE_NORM = 1,      /* norms, and rounding their results to integers */
-    QSF_PHASE_QKV = 2,       /* Q, K, V, bias, RoPE and the KV store. This and the other products
-                              * include sparse outliers and waiting for the slowest thread */
+    QSF_PHASE_QKV = 2, /* Q, K, V, bias, RoPE and the KV store. Times of products include sparse
+                          outliers and waiting for the slowest thread */
     QSF_PHASE_ATTENTION = 3,
     QSF_PHASE_ATTN_OUT = 4,   /* rounding, the output matrix, the residual */
     QSF_PHASE_GATE_UP = 5,    /* gate and up, or only up, with the activation */
@@ -51,30 +51,30 @@ typedef struct qsf_stats {
     uint64_t decompress_ns;   /* time for decompressing */
     uint64_t n_allocations;   /* calls of the allocator since open */
     uint64_t allocated_bytes; /* bytes that the engine holds now */
-    uint64_t kv_used_bytes;   /* of the KV pages of this session's tokens, and of its states;
-                               * shared ones included */
-    uint64_t kv_read_bytes;   /* of this session's keys and values, from its file since it began */
+    uint64_t
+        kv_used_bytes; /* KV pages of this session's tokens, and its states; shared ones included */
+    uint64_t kv_read_bytes; /* bytes of this session's keys and values read from its file since its
+                               creation */
     uint64_t kv_written_bytes;
-    uint64_t n_again; /* tokens of this session that were evaluated again, because it went back, and
-                       * recurrent states cannot be cut */
+    uint64_t n_again; /* tokens of this session that were evaluated again, because it was rewound
+                         and recurrent states cannot be cut */
     uint64_t kv_free_tokens; /* positions of the model's KV pool that no session has */
-    /* of the model since open: loops over rows or tokens, how many of them ran on several threads,
-     * and the time in those, with waiting for the slowest thread */
+    /* of the model since open: loops over rows or tokens, those that ran on several threads, and
+     * the time of the latter, including waiting for the slowest thread */
     uint64_t n_loops;
     uint64_t n_parallel_regions;
     uint64_t parallel_ns;
     /* rows of an embedding that is not resident: requested, and cached */
     uint64_t n_embedding_rows;
     uint64_t n_embedding_hits;
-    /* experts that layers used, those that were in memory, those that were to be read ahead of the
-     * layer that may use them, those of them that it did, and bytes of those that were read, which
-     * read_bytes counts too */
+    /* experts that layers used; those found in memory; those read ahead for the next layer; how
+     * many of these it used; bytes read for experts, which read_bytes includes */
     uint64_t n_expert_uses;
     uint64_t n_expert_hits;
     uint64_t n_expert_guesses;
     uint64_t n_expert_right_guesses;
     uint64_t expert_read_bytes;
-    /* under memory pressure: how often and how many bytes were given back, and taken again */
+    /* under memory pressure: how often and how many bytes were released, and taken again */
     uint64_t n_given_back;
     uint64_t n_taken_again;
     uint64_t given_back_bytes;
@@ -85,8 +85,8 @@ typedef struct qsf_stats {
     uint64_t sample_ns;                 /* time in qsf_session_sample */
     uint64_t n_samples;                 /* tokens that qsf_session_sample chose */
     uint64_t n_step_passes;             /* passes over the weights for step_tokens */
-    uint64_t n_step_rows;               /* tokens evaluated in them, wrong guesses included */
-    uint64_t n_drafted[QSF_N_GUESSERS]; /* guesses evaluated, and those that were right */
+    uint64_t n_step_rows;               /* tokens evaluated in them, rejected drafts included */
+    uint64_t n_drafted[QSF_N_GUESSERS]; /* drafts evaluated, and drafts that were right */
     uint64_t n_accepted[QSF_N_GUESSERS];
 } qsf_stats;
 
@@ -112,10 +112,10 @@ typedef struct qsf_unit_time {
  * too), final norm and head. Returns the number of units. */
 QSF_API size_t qsf_model_timeline(qsf_model *m, qsf_unit_time *out, size_t cap_units);
 
-/* Memory that was given back to the system under pressure, or taken again. */
+/* Memory that was released under pressure, or taken again. */
 typedef struct qsf_memory_event {
     uint64_t seconds;          /* since open */
-    uint64_t bytes;            /* bytes given back or taken again */
+    uint64_t bytes;            /* bytes released or taken again */
     uint64_t available_bytes;  /* memory that the system had available before */
     uint32_t is_given_back;    /* 0: taken again */
     uint32_t n_units_resident; /* resident units after the event */

@@ -37,9 +37,9 @@ typedef struct qsf_text_facts {
 /* Fills *out. If t is NULL, *out does not change. */
 QSF_API void qsf_text_info(const qsf_text *t, qsf_text_facts *out);
 
-/* Flags of qsf_tokenize. PREFIX: begin with the tokens that begin a text (BOS), unless the text
- * begins with them. SPECIAL: text that reads like a special token becomes that token; leave it out
- * for text from a user, which is then ordinary text. */
+/* Flags of qsf_tokenize. PREFIX: prepend the tokens that begin a text (BOS), unless the text
+ * already begins with them. SPECIAL: names of special tokens in the text become these tokens;
+ * without it they are ordinary text, as text from a user should be. */
 #define QSF_TOKENIZE_PREFIX 1
 #define QSF_TOKENIZE_SPECIAL 2
 
@@ -84,8 +84,8 @@ QSF_API qsf_status qsf_decoder_push(const qsf_text *t, qsf_text_decoder *d, uint
  * written. */
 QSF_API size_t qsf_decoder_flush(qsf_text_decoder *d, char *out);
 
-/* Writes the bytes of one token, which need not be UTF-8, to out [cap_bytes]: _text as they stand
- * in a text, _name as the vocabulary names the token. Returns their number, which may be more than
+/* Writes the bytes of one token, which need not be UTF-8, to out [cap_bytes]: _text: its bytes in
+ * a text; _name: its name in the vocabulary. Returns their number, which may be more than
  * cap_bytes; 0 if the id does not exist. */
 QSF_API size_t qsf_token_text(const qsf_text *t, uint32_t id, char *out, size_t cap_bytes);
 QSF_API size_t qsf_token_name(const qsf_text *t, uint32_t id, char *out, size_t cap_bytes);
@@ -100,17 +100,18 @@ QSF_API size_t qsf_text_special(const qsf_text *t, uint32_t *ids, size_t cap_ids
 
 /* Counts of a JSON text, which bound the memory of its values. */
 typedef struct qsf_json_size {
-    uint64_t depth;        /* of the deepest object or list; 0: there is none */
+    uint64_t depth;        /* nesting of the deepest object or list; 0: none */
     uint64_t n_containers; /* objects and lists */
     uint64_t n_members;    /* colons */
     uint64_t n_commas;
     uint64_t n_strings;
     uint32_t char_bytes;         /* 1, 2 or 4: bytes of the widest character in UCS-1, -2 or -4 */
-    uint32_t has_lone_surrogate; /* 1: an escape is half a character */
+    uint32_t has_lone_surrogate; /* 1: an escape is a lone surrogate */
 } qsf_json_size;
 
-/* Counts what the first value of `text` [n_bytes] has, in one pass and without memory. It need not
- * be JSON, nor UTF-8: whatever a parser makes of its beginning has no more than what is counted. */
+/* Counts the elements of the first value of `text` [n_bytes], in one pass and without memory.
+ * The text need not be JSON or UTF-8: no prefix that a parser accepts contains more than the
+ * counts. */
 QSF_API void qsf_json_measure(const void *text, size_t n_bytes, qsf_json_size *out);
 
 /* ---- cdef end ---- */

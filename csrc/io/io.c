@@ -45,7 +45,7 @@ uint64_t qsf_io_locked_bytes(uint32_t method, uint32_t depth)
     case QSF_IO_DIRECT:
     case QSF_IO_URING:
         return 0;
-    case QSF_IO_MMAP: /* the step that is copied, and the one after it */
+    case QSF_IO_MMAP: /* the step being copied, and the next one */
         return UINT64_C(2) * depth * QSF_IO_CACHED_STEP_BYTES;
     default:
         return (uint64_t)depth * QSF_IO_CACHED_STEP_BYTES;
@@ -97,7 +97,7 @@ void qsf_io_queue_close(qsf_io_queue *queue)
     if (queue->ring != NULL)
         queue->io->way->queue_fns->close(queue);
     queue->ring = NULL;
-    queue->n_started = 0; /* drops reads that have not begun */
+    queue->n_started = 0; /* drops reads that have not started */
 }
 
 qsf_status qsf_io_start(qsf_io_queue *queue, const qsf_io_read *read)

@@ -9,8 +9,9 @@ typedef struct qsf_io_wish {
     uint32_t method;      /* a qsf_io_method; an error if the system lacks it */
     uint32_t depth;       /* 0: choose */
     uint32_t max_threads; /* most reading threads; memory for their stacks is planned */
-    uint64_t cache_bytes; /* room for the page cache beside the model's own memory */
-    uint64_t read_bytes;  /* bytes that every pass reads */
+    uint64_t
+        cache_bytes;     /* free memory for the page cache, in addition to the model's own memory */
+    uint64_t read_bytes; /* bytes that every pass reads */
 } qsf_io_wish;
 
 /* A buffer of QSF_IO_PROBE_BYTES lets the probe try all setups; a smaller one limits the depth. */

@@ -4,8 +4,8 @@
  * the scores themselves are matrix products.
  *
  * Values of f16 and f32 are decoded once for all query rows: a block of two pages becomes [64, 64]
- * floats, which stay in the first-level cache. A single row decodes while it adds. Those that are
- * codes become products (values_tmpl.h).
+ * floats, which stay in the first-level cache. A single row decodes while it adds. Values stored
+ * as codes become products (values_tmpl.h).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
@@ -19,8 +19,9 @@ static inline size_t lane_of(size_t position, size_t p)
     return position - p < QSF_LANES ? position - p : QSF_LANES;
 }
 
-/* The lanes of positions p .. p + 15 that are in the range from v, the others from `out`. Most
- * vectors lie inside: the branch is cheaper than a mask. is_whole, a literal: all do. */
+/* Lanes of positions p .. p + 15 inside the range come from v, the others from `out`. Most
+ * vectors are wholly inside: the branch is cheaper than a mask. is_whole, a literal: all are
+ * inside. */
 QSF_FORCED_INLINE lanes lanes_in(bool is_whole, qsf_span_range range, size_t p, lanes v, lanes out)
 {
     if (is_whole || (range.begin <= p && p + QSF_LANES <= range.end))
@@ -35,7 +36,7 @@ static inline bool is_whole_span(qsf_span_range range)
 
 #include "kernels/values_tmpl.h"
 
-/* Rows and groups of 16 dims whose sums are in registers together: QSF_SUM_ROWS *
+/* Rows and groups of 16 dims whose sums are in registers at the same time: QSF_SUM_ROWS *
  * QSF_SUM_GROUPS lanes of sums, one of values and one of e. */
 #define QSF_SUM_ROWS 6
 #ifndef QSF_SUM_GROUPS
@@ -51,7 +52,7 @@ QSF_FORCED_INLINE float scale_scores(bool is_whole, float *scores, qsf_span_rang
                                      float scale)
 {
     const lanes lowest = lanes_set(-INFINITY);
-    /* Two chains, because a maximum waits for the one before. */
+    /* Two chains, because each maximum waits for the previous one. */
     lanes largest[2] = {lowest, lowest};
     for (size_t p = range.begin / (2 * QSF_LANES) * (2 * QSF_LANES); p < range.end;
          p += 2 * QSF_LANES)
@@ -77,8 +78,8 @@ QSF_FORCED_INLINE float exp_scores(bool is_whole, float *scores, qsf_span_range 
     return lanes_sum(total);
 }
 
-/* The next row is scaled before a row becomes exponentials: so no exponential waits for its row's
- * largest score. */
+/* Scales the next row before computing a row's exponentials, so that no exponential waits for
+ * its row's largest score. */
 static void QSF_NAME(span_softmax)(float *scores, const qsf_span_range *ranges, size_t n_rows,
                                    float scale, qsf_span_sums *sums)
 {
@@ -159,8 +160,8 @@ QSF_FORCED_INLINE void add_slots_of_rows(const float *decoded, const float *e, s
     }
 }
 
-/* Returns the part of a range in the n_slots slots whose first one in the span is `first`, numbered
- * from there. */
+/* Returns the part of a range within n_slots slots, of which the first is `first` in the span;
+ * the result counts from there. */
 static inline qsf_span_range range_in(qsf_span_range range, size_t first, uint32_t n_slots)
 {
     const uint32_t at = (uint32_t)first;
@@ -186,8 +187,8 @@ static inline void add_slots_of_row(const float *decoded, const float *e, size_t
         add_slots(QSF_DTYPE_F32, (const unsigned char *)decoded, e, begin, end, values);
 }
 
-/* Adds a piece, whose first slot in the span is `first`, to n (a literal) rows with a range each:
- * together where all attend, one by one before and after. */
+/* Adds a piece, whose first slot in the span is `first`, to n (a literal) rows, each with its
+ * range: together for slots in all ranges, one by one before and after these. */
 QSF_FORCED_INLINE void add_piece_of_rows(const float *decoded, const float *e,
                                          const qsf_span_range *ranges, size_t first, size_t n,
                                          float *values, size_t stride)
@@ -224,7 +225,7 @@ QSF_FORCED_INLINE void decode_slots(qsf_dtype dtype, const unsigned char *block,
                         values_at(dtype, block, slot, i));
 }
 
-/* Adds a piece to all rows; `all` are its slots that any row attends to. Pages outside may not
+/* Adds a piece to all rows; `all` are the slots in any row's range. Pages outside need not
  * exist. */
 QSF_FORCED_INLINE void add_piece(qsf_dtype dtype, const unsigned char *const *blocks,
                                  const float *e, const qsf_span_range *ranges, qsf_span_range all,

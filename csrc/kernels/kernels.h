@@ -5,8 +5,8 @@
  * (integer sums are exact and may be reordered). Every multiply-add is an explicit fmaf.
  *
  * "16-lane sum" below means: lane l = 0..15 starts at +0 and accumulates elements
- * l, l+16, l+32, ... in that order (missing ones count as zero); then lanes are
- * added as l += l+8, l += l+4, l += l+2, l += l+1.
+ * l, l+16, l+32, ... in that order (missing ones count as zero); then lanes are added: l += l+8, l
+ * += l+4, l += l+2, l += l+1.
  *
  * Buffers need no alignment. They do not overlap unless the contract allows it.
  */

@@ -20,7 +20,7 @@
  *                      as dot_tile for part `part`, a literal, of a tile's codes: form.scale_cols
  *                      columns of a type that has fewer than 64; q of the block. Sums of E2M1 are
  * of (value + QSF_E2M1_ZERO) * q dots_to_lanes(dots, int32_t factor, int32_t start) (float)(factor
- * * sum + start) for each row
+ * sum + start) for each row
  *
  * form and n_tokens are literals after inlining. If registers are few, also
  *   QSF_UNPACKED_TOKENS   from so many tokens on, tiles are unpacked to memory, once for all
@@ -47,8 +47,9 @@
 #endif
 
 /* How far ahead tiles are prefetched: processors do not prefetch beyond a page of 4 KiB, and a tile
- * is computed quickly. Four tiles that have a head in common (2304 bytes or more) are computed
- * before the other tile row's, so they need more. Prefetching after the end has no effect. */
+ * is computed quickly. Four tiles with common scales (2304 bytes or more) are computed before
+ * those of the other tile row, so they need a larger distance. Prefetching after the end has no
+ * effect. */
 #define AHEAD_BYTES 2048
 #define HEAD_AHEAD_BYTES 4608
 
@@ -57,7 +58,7 @@
 #define QSF_PAIRED_TOKENS 1
 #endif
 
-/* True for types that profit; narrower types compute more than they read. */
+/* True for types that profit; narrower types spend more time computing than reading. */
 QSF_FORCED_INLINE bool is_paired(qsf_form form)
 {
     return qsf_code_bytes(form.codes) >= 512;
@@ -122,7 +123,8 @@ QSF_FORCED_INLINE void prefetch_tile(qsf_form form, uintptr_t at)
 }
 
 /* As add_block for the tiles of a head, of a type whose scales are of fewer than 64 columns. Each
- * tile prefetches one: all at once would fill the queue of misses, and reads would wait. */
+ * tile prefetches one tile: prefetching all at once would fill the queue of misses and delay
+ * reads. */
 QSF_FORCED_INLINE void add_head(qsf_form form, const unsigned char *head, uintptr_t ahead,
                                 const qsf_acts *x, size_t block, size_t n_tokens, lanes *acc)
 {

@@ -125,8 +125,8 @@ static inline void decayed_key(const float *k, float decay, size_t n, float *out
     }
 }
 
-/* A walk over the state makes the output of a row and the recall of the next one, which the
- * contract has as two. */
+/* One walk over the state computes the output of a row and the recall of the next row; the
+ * contract describes them as two walks. */
 static void QSF_NAME(delta_rule)(float *state, const qsf_delta_rows *x)
 {
     float key[QSF_MAX_STATE_DIM]; /* of the next row, times its decay */

@@ -56,8 +56,8 @@ static uint64_t read_avx2(const unsigned char *p, size_t n_bytes)
     return out[0] ^ out[1] ^ out[2] ^ out[3];
 }
 
-/* Each multiply-add of bytes in AVX2 is a vpmaddubsw and its share of the sums. */
-/* These loops are assembly, because gcc copies every sum, and then the copies are measured. */
+/* One multiply-add of bytes in AVX2 is a vpmaddubsw and its share of the sums. */
+/* These loops are assembly, because gcc would copy every sum, and the copies would be measured. */
 static double madds_avx2(size_t n_rounds)
 {
     for (size_t i = 0; i < n_rounds; i++)
@@ -295,7 +295,7 @@ typedef struct pass {
     atomic_uint_least64_t n_madds;
 } pass;
 
-/* Waits until every item is taken, so that each thread takes one. */
+/* Waits until every item is taken, so that each thread takes exactly one. */
 static void gather(pass *p, size_t n_items)
 {
     atomic_fetch_add(&p->n_arrived, n_items);
@@ -307,7 +307,7 @@ static void touch_part(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
     pass *const p = arg;
     gather(p, end - begin);
-    for (size_t i = begin; i < end; i++) /* usually one, the worker's own */
+    for (size_t i = begin; i < end; i++) /* usually one item, the worker's own */
         memset(p->bytes + (end - begin == 1 ? worker_idx : i) * p->part_bytes, 0x5A, p->part_bytes);
 }
 

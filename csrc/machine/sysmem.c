@@ -5,7 +5,7 @@
 #include "platform/cgroup.h"
 #include "platform/system_memory.h"
 
-/* What a process can address: of 32 bits the kernel keeps a quarter for itself. */
+/* Address space of a process: with 32 bits the kernel keeps a quarter for itself. */
 #define ADDRESS_BYTES ((uint64_t)SIZE_MAX / 4 * 3)
 
 void qsf_sysmem_read(qsf_sysmem *out)

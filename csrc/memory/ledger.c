@@ -12,7 +12,7 @@ void qsf_ledger_init(qsf_ledger *l, uint64_t ceiling_bytes)
     *l = (qsf_ledger){.ceiling_bytes = ceiling_bytes, .grants_until_fault = -1};
 }
 
-/* True if a request is granted: the ceiling allows it, and no test wants it to fail. */
+/* True if a request is granted: the ceiling allows it, and no test injects a fault. */
 static bool is_granted(qsf_ledger *l, size_t n_bytes)
 {
     if (l->grants_until_fault >= 0 && l->grants_until_fault-- == 0)

@@ -41,8 +41,8 @@ void qsf_ledger_init(qsf_ledger *l, uint64_t ceiling_bytes);
  * it, or if a test injects a fault. n_bytes >= 1. */
 void *qsf_ledger_acquire(qsf_ledger *l, qsf_use use, size_t n_bytes);
 
-/* The same for n items one after another, each of which is released by itself. NULL too where that
- * is not possible (platform/heap.h). */
+/* The same for n items in a row, each of which is released separately. Also NULL if that is not
+ * possible (platform/heap.h). */
 void *qsf_ledger_acquire_row(qsf_ledger *l, qsf_use use, size_t n, size_t item_bytes);
 
 /* Frees memory from acquire, or an item of a row; use and n_bytes as there. Accepts NULL. */

@@ -54,10 +54,10 @@ static qsf_status find_likely(qsf_ops *o, const qsf_layer *next, uint32_t n, uin
     return QSF_OK;
 }
 
-/* Where the disk is the bottleneck, a wrong guess costs the time of its bytes. So only the
- * likeliest are guessed, which are nearly always right, and only if most experts of this layer had
- * to be read: of those that memory lacks although most are there, half of the guesses are wrong
- * (bench/LOG.md). */
+/* If the disk is the bottleneck, a wrong guess costs the time of reading its bytes. So only the
+ * most probable experts are guessed, which are nearly always right, and only if most experts of
+ * this layer had to be read: if most are in memory, half of the guesses for the missing ones are
+ * wrong (bench/LOG.md). */
 static bool can_guess(const qsf_ops *o, const qsf_layer *next)
 {
     return o->n_tokens == 1 && !next->kind->is_parallel &&
@@ -73,7 +73,8 @@ qsf_status qsf_ahead_guess(qsf_ops *o, uint32_t layer_idx)
     const qsf_layer *const next = &o->config->layers[layer_idx + 1];
     uint32_t *const likely = o->scratch->routed.likely;
     uint32_t n = 0;
-    if (o->n_tokens * next->kind->n_chosen >= 2 * next->kind->n_experts) { /* hardly one is not */
+    if (o->n_tokens * next->kind->n_chosen >=
+        2 * next->kind->n_experts) { /* hardly any expert is left out */
         for (; n < next->kind->n_experts; n++)
             likely[n] = n;
     } else if (can_guess(o, next)) {

@@ -20,7 +20,7 @@ static double scale_llama3(const qsf_arch *a, double frequency)
     return (1.0 - blend) * frequency / (double)a->rope_factor + blend * frequency;
 }
 
-/* The one set of a file without the section ROPE. */
+/* Makes the set of a file without the section ROPE. */
 static void choose_own(const qsf_reader *r, uint32_t n_pairs, float *own, qsf_rope *rope)
 {
     const qsf_arch *const a = &r->arch;

@@ -9,7 +9,7 @@
 
 #include "format/config.h"
 
-/* The frequencies that layers with one number of a set use, for the context of the model. */
+/* The frequencies of layers that share a set's number, for the context of the model. */
 typedef struct qsf_rope {
     bool is_interleaved;
     size_t n_pairs;
@@ -18,7 +18,7 @@ typedef struct qsf_rope {
     const float *frequencies; /* [n_pairs] */
 } qsf_rope;
 
-/* Fills ropes [n_ropes]. `own` [n_own_pairs] receives the frequencies that header and ARCH make. */
+/* Fills ropes [n_ropes]. `own` [n_own_pairs] receives the frequencies made from header and ARCH. */
 void qsf_ropes_choose(const qsf_config *c, const qsf_reader *r, uint32_t ctx_tokens, float *own,
                       qsf_rope *ropes);
 

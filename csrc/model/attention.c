@@ -1,10 +1,10 @@
 /* attention.c - attention over the pages, by row groups and spans, on the pool.
  *
  * One item of the parallel loop attends a whole row group, span after span. If there are too few
- * row groups for the threads, groups become smaller; then an item is a few spans of one, and a
- * second loop merges them. Cold pages of a segment pass through a buffer: its spans are attended
- * part by part, and the sums of rows are carried from one to the next. All ways give the same bits
- * (kernels.h).
+ * row groups for the threads, groups become smaller; if that is not enough, an item is a few spans
+ * of a group, and a second loop merges them. Cold pages of a segment pass through a buffer: its
+ * spans are attended part by part, and the sums of rows are carried to the next part. All ways
+ * give the same bits (kernels.h).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/attention.h"
@@ -94,7 +94,7 @@ static void add_sink(const qsf_attention_job *job, size_t row, qsf_span_sums *su
                                      qsf_stride(qsf_value_dim(kind)));
 }
 
-/* Moves the sums and values of a row from or to where they are between two parts. */
+/* Saves or restores the sums and values of a row between two parts. */
 static void carry(const qsf_attention_job *job, size_t row, bool is_end, qsf_span_sums *sums,
                   float *values)
 {
@@ -297,8 +297,8 @@ static void run_items(qsf_attention_job *job)
                  attend_items, job);
 }
 
-/* Attends the segments of the chunk, all of one sequence, in parts: as many cold pages as the
- * transit buffer holds at a time, and the pages in memory with the last part. */
+/* Attends the segments of the chunk, all of one sequence, in parts: each part has as many cold
+ * pages as the transit buffer holds; the last part includes the pages in memory. */
 static qsf_status attend_by_parts(const qsf_ops *o, qsf_attention_job *job)
 {
     const qsf_segment *const segments = job->chunk->segments;

@@ -1,6 +1,5 @@
-/* block.h - what mixers and FFNs share: the norms before them, and the product after them that
- * goes back to the residual.
- */
+/* block.h - shared by mixers and FFNs: the norms before them, and the product after them that is
+ * added to the residual. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MODEL_BLOCK_H
 #define QSF_MODEL_BLOCK_H
@@ -15,8 +14,8 @@
  * t is. */
 qsf_status qsf_block_load(qsf_ops *o, const qsf_tensor *t, size_t i, const float **out);
 
-/* Loads the weights of a norm of the current unit into vectors 0 and 1; *out has no weight if there
- * is no such norm. */
+/* Loads the weights of a norm of the current unit into vectors 0 and 1; *out has no weight if
+ * the layer lacks the norm. */
 qsf_status qsf_block_load_norm(qsf_ops *o, const qsf_tensor *weight, const qsf_tensor *bias,
                                qsf_norm_weights *out);
 
@@ -28,13 +27,13 @@ qsf_status qsf_block_norm(qsf_ops *o, float *x, const qsf_tensor *weight, const 
 qsf_status qsf_block_sub_norm(qsf_ops *o, float *x, uint32_t dim, const qsf_tensor *weight,
                               qsf_acts *out);
 
-/* A product that goes back to the residual */
+/* A product that is added to the residual */
 typedef struct qsf_block_end {
     const qsf_tensor *w;
     const qsf_tensor *bias;
     const qsf_sides *sides;
     const qsf_tensor *post_norm;
-    bool is_kept; /* stays in y, because more is added to it */
+    bool is_kept; /* stays in y, because more will be added to it */
 } qsf_block_end;
 
 /* x += factor * (w @ in (+ bias)), normalised before it is added if there is a post norm */

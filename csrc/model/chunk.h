@@ -27,8 +27,8 @@ typedef struct qsf_chunk {
     uint32_t n_tokens;           /* 1 .. chunk_tokens of the scratch; the sum of the segments' */
     const qsf_segment *segments; /* [n_segments], in the order of their rows */
     uint32_t n_segments;
-    /* [n_logits_rows + n_hidden_rows] rows that get logits, then those of which only the last norm
-     * is wanted; all ascending */
+    /* [n_logits_rows + n_hidden_rows] rows that get logits, then rows that need only the last
+     * norm; both ascending */
     const uint32_t *head_rows;
     uint32_t n_logits_rows;
     uint32_t n_hidden_rows;

@@ -1,8 +1,8 @@
 /* embedding.h - rows of the embedding table as f32, with an LRU cache.
  *
- * A row of a table that is not resident costs a read of its band of 16 rows, and decoding. Text
- * repeats its words, so a small cache answers most requests. Rows of a resident table are decoded
- * from memory: they neither use the cache nor count as requests, so the statistics describe reads.
+ * If the table is not resident, a row costs a read of its band of 16 rows, and decoding. Texts
+ * repeat words, so a small cache answers most requests. Rows of a resident table are decoded from
+ * memory: they neither use the cache nor count as requests, so the statistics describe reads.
  * Weights do not change, so cached rows stay valid when a table is loaded or evicted.
  *
  * Places are numbered from 1. Place 0 stands for no place; its neighbours are the ends of the list.
@@ -32,7 +32,7 @@ typedef struct qsf_embedding {
     uint32_t *buckets;    /* [n_buckets] first place of each bucket */
     uint32_t n_buckets;   /* a power of two, at least n_rows */
     uint64_t n_requested; /* rows requested of a table that is not resident */
-    uint64_t n_hits;      /* and those that the cache had */
+    uint64_t n_hits;      /* requests that the cache answered */
 } qsf_embedding;
 
 /* Call once on a measuring arena and once on the real one, whose memory is zeroed. The cache has at

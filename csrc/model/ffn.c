@@ -1,4 +1,4 @@
-/* ffn.c - the dense part, and the order of it and the routed part (routed.h). */
+/* ffn.c - the dense part, and its order relative to the routed part (routed.h). */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/ffn.h"
 
@@ -13,7 +13,7 @@ static void up_epilogue(const void *arg, size_t begin, size_t end)
     qsf_ops_activate(o, 0, o->n_tokens, begin, end);
 }
 
-/* *out = what the FFN reads, as matmul input */
+/* *out = the FFN's input, as matmul input */
 static qsf_status prepare_ffn(qsf_ops *o, const qsf_layer *l, qsf_acts *out)
 {
     const qsf_scratch *const s = o->scratch;
@@ -24,7 +24,7 @@ static qsf_status prepare_ffn(qsf_ops *o, const qsf_layer *l, qsf_acts *out)
     if (qsf_layer_keeps_input(l))
         return qsf_block_norm(o, s->input, l->tensors[QSF_LAYER_FFN_NORM],
                               l->tensors[QSF_LAYER_FFN_NORM_BIAS], out);
-    *out = qsf_ops_prepare(o, s->normed, o->config->dim, &none, s->normed); /* as attention did */
+    *out = qsf_ops_prepare(o, s->normed, o->config->dim, &none, s->normed); /* as attention does */
     return QSF_OK;
 }
 
@@ -56,8 +56,8 @@ static qsf_status run_dense(qsf_ops *o, const qsf_layer *l, const qsf_acts *in)
     return qsf_block_add_product(o, &end, &activated);
 }
 
-/* Chooses experts by the residual with the router's norm; then *in = what the dense part reads. Its
- * norm is loaded before the router, which is behind it in the file. */
+/* Chooses experts from the residual with the router's norm; then *in = the dense part's input.
+ * The dense part's norm is loaded before the router, which follows it in the file. */
 static qsf_status choose_apart(qsf_ops *o, const qsf_layer *l, uint32_t layer_idx, qsf_acts *in)
 {
     const qsf_scratch *const s = o->scratch;

@@ -31,7 +31,7 @@ static void heat(const qsf_ops *o, float *q, size_t n, size_t t)
     o->kernels->scale(q, 1.0F + kind->temperature_beta * logf(1.0F + steps), n);
 }
 
-/* Returns the norm of a head; its weight is NULL if heads have none by themselves. */
+/* Returns the norm of a head; its weight is NULL if heads have no norms of their own. */
 static qsf_norm_weights head_norm(const qsf_layer_kind *kind, const float *weight, uint32_t head)
 {
     const bool is_own = kind->qk_norm == QSF_QK_NORM_OWN_WEIGHTS;

@@ -12,9 +12,8 @@
 #include "model/chunk.h"
 #include "model/ops.h"
 
-/* Finishes head `head` of q in rows begin .. end - 1: its norm, if heads have one by themselves,
- * the query temperature, RoPE, and Hadamard if the cache is rotated. weight: of the Q norm, or NULL
- */
+/* Finishes head `head` of q in rows begin .. end - 1: the head's own norm if there is one, the
+ * query temperature, RoPE, and Hadamard if the cache is rotated. weight: of the Q norm, or NULL */
 void qsf_heads_finish_q(const qsf_ops *o, const float *weight, uint32_t head, size_t begin,
                         size_t end);
 

@@ -20,10 +20,10 @@ typedef struct part {
     size_t first;
     size_t end;
     size_t item_tile_rows; /* number of tile rows that contain whole groups */
-    size_t first_item;     /* equal for two parts: an item is the same tile rows of both */
+    size_t first_item; /* equal for two parts of a pair: an item has the same tile rows of both */
     size_t n_items;
     float *tail;  /* [n_tokens, 16] */
-    bool is_fine; /* 16-bit activations, of weights whose kernel takes 8 */
+    bool is_fine; /* 16-bit activations for weights whose kernel takes 8 */
 } part;
 
 typedef struct range {
@@ -57,8 +57,8 @@ static size_t group_tile_rows(size_t group_rows)
 /* Multiplies tile rows [begin, end) of a part; y: the first output.
  *
  * 16-bit activations are the sum of a product with q and one with q_low, each as the kernel
- * rounds it. So few tokens that a kernel reads the weights once for twice as many are multiplied
- * together, others while the weights are in the cache. */
+ * rounds it. If tokens are so few that a kernel reads the weights only once for twice as many,
+ * both products run as one; else the second runs while the weights are in the cache. */
 static void multiply(const range *s, const part *p, const qsf_acts *x, size_t begin, size_t end,
                      float *y, size_t y_stride, size_t worker_idx)
 {

@@ -1,10 +1,9 @@
 /* linear.h - linear layers in one parallel region, with their epilogues.
  *
- * A region hands work to the threads and waits for the slowest of them. So matrices that read the
- * same input share a region, and the thread that computed a row also runs its epilogue (residual,
- * activation, RoPE, KV cache) while the row is in its cache. The weights come in ascending ranges
- * of as many tile rows as the stream can hold. Neither the ranges nor the number of threads change
- * a bit.
+ * Each parallel region waits for its slowest thread. So matrices that read the same input share a
+ * region, and the thread that computed a row also runs its epilogue (residual, activation, RoPE,
+ * KV cache) while the row is in its cache. The weights come in ascending ranges of as many tile
+ * rows as the stream can hold. Neither the ranges nor the number of threads change a bit.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MODEL_LINEAR_H
@@ -32,8 +31,8 @@ typedef struct qsf_linear {
     qsf_loaded_sides sides;
 } qsf_linear;
 
-/* Runs up to QSF_LINEAR_MAX matrices of the current unit on x, in the order of the file.
- * QSF_ERR_FORMAT: sparse outliers are malformed. */
+/* Runs up to QSF_LINEAR_MAX matrices of the current unit on x, in file order. QSF_ERR_FORMAT:
+ * sparse outliers are malformed. */
 #define QSF_LINEAR_MAX 6
 qsf_status qsf_linear_run(qsf_ops *o, const qsf_linear *linears, size_t n_linears,
                           const qsf_acts *x);
@@ -48,7 +47,8 @@ qsf_status qsf_linear_run_heads(qsf_ops *o, const qsf_linear *linear, size_t hea
 qsf_status qsf_linear_run_pair(qsf_ops *o, const qsf_linear *first, const qsf_linear *second,
                                const qsf_acts *x);
 
-/* A matrix of a unit that is in memory as a whole, on rows of its own. It has no side products. */
+/* A matrix of a unit that is wholly in memory, with input rows of its own. It has no side
+ * products. */
 typedef struct qsf_linear_apart {
     qsf_linear linear;
     const unsigned char *unit;

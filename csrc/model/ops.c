@@ -158,7 +158,7 @@ void qsf_ops_norm_row(const qsf_ops *o, const float *x, const qsf_norm_weights *
         o->kernels->layernorm(x, norm->weight, norm->bias, epsilon, n, out);
 }
 
-/* Rows x [n_tokens, stride] of which `dim` columns count */
+/* Rows x [n_tokens, stride], of which the first `dim` columns are used */
 typedef struct rows_job {
     const qsf_ops *ops;
     const qsf_norm_weights *norm;
@@ -184,7 +184,7 @@ void qsf_ops_norm(qsf_ops *o, const float *x, const qsf_norm_weights *norm, floa
     qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(stride), norm_rows, &job);
 }
 
-/* Both while the row is in the first-level cache. */
+/* both while the row is in the first-level cache */
 static void prepare_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
     const rows_job *const job = arg;
@@ -200,7 +200,7 @@ static void prepare_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
     }
 }
 
-/* The rows that quantise_row has written; f32: as qsf_acts has them, or NULL */
+/* The rows written by quantise_row; f32: as in qsf_acts, or NULL */
 static qsf_acts acts_of(const qsf_ops *o, const float *f32, size_t stride)
 {
     const qsf_scratch *const s = o->scratch;

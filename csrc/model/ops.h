@@ -28,7 +28,8 @@ typedef struct qsf_ops {
     qsf_pool *pool;
     qsf_stream *stream;
     qsf_experts *experts;
-    const unsigned char *apart; /* raw bytes of a unit that runs beside the stream's; or NULL */
+    const unsigned char
+        *apart; /* raw bytes of another unit, which is used instead of the stream's; or NULL */
     qsf_scratch *scratch;
     const qsf_rope *ropes;      /* [n_ropes of the config] */
     const qsf_layer_kind *kind; /* of the layer that runs */
@@ -37,15 +38,15 @@ typedef struct qsf_ops {
     qsf_stopwatch *stopwatch;   /* of the chunk, or NULL */
 } qsf_ops;
 
-/* Ends a lap of `phase`. After a parallel run the pool knows when the run ended; otherwise the
- * clock is read. */
+/* Ends a lap of `phase`. After a parallel run the pool has the end time; otherwise the clock is
+ * read. */
 void qsf_ops_lap(const qsf_ops *o, qsf_phase phase);
 
 /* Returns the smallest number of items in a piece of a parallel loop. A hand-over costs about a
  * microsecond, as much as 16 KiB of weights or 16 Ki multiply-adds. */
 size_t qsf_ops_piece(size_t work_per_item);
 
-/* As the functions of the stream, for the stream's unit or the one apart. */
+/* As the functions of the stream, for the stream's unit or for `apart`. */
 bool qsf_ops_is_resident(const qsf_ops *o, uint32_t unit_idx);
 size_t qsf_ops_range_bytes(const qsf_ops *o, uint32_t unit_idx, uint64_t off);
 qsf_status qsf_ops_acquire(qsf_ops *o, uint64_t off, size_t n_bytes, const unsigned char **out);
@@ -61,12 +62,11 @@ typedef struct qsf_loaded_sides {
 } qsf_loaded_sides;
 
 /* *out = the side products of a matrix of the current unit, valid until the unit ends: in place if
- * resident, else copies in the scratch from byte *n_used on. *n_used moves behind them. */
+ * resident, else copies in the scratch from byte *n_used on. *n_used grows by their size. */
 qsf_status qsf_ops_load_sides(qsf_ops *o, const qsf_sides *sides, size_t *n_used,
                               qsf_loaded_sides *out);
 
-/* A norm: the weight [dim] and the bias [dim], which may be NULL. Without a weight there is none.
- */
+/* A norm: the weight [dim] and the bias [dim], which may be NULL. A NULL weight means no norm. */
 typedef struct qsf_norm_weights {
     const float *weight;
     const float *bias;

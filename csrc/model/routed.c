@@ -117,7 +117,7 @@ typedef struct wave {
     const float *x;      /* rows of the chunk */
     uint32_t first_unit; /* of the layer's experts */
     uint32_t n_left;     /* experts with choices that have not run */
-    bool keeps;          /* all choices have a row of outputs, so that they may run in any order */
+    bool keeps;          /* all choices have output rows, so that they may run in any order */
     uint32_t n_rows;
     uint32_t n;
     member members[WAVE_EXPERTS];
@@ -128,7 +128,7 @@ static bool is_copied(const qsf_tensor *t)
     return t != NULL && t->dtype != QSF_DTYPE_F32;
 }
 
-/* Biases that are not f32 are copied to the space for those of one expert. */
+/* Biases that are not f32 are converted into the space for one expert's biases. */
 static bool is_last(const member *m)
 {
     return is_copied(m->tensors[QSF_LAYER_GATE_BIAS]) || is_copied(m->tensors[QSF_LAYER_UP_BIAS]) ||
@@ -247,7 +247,7 @@ static bool is_float(const qsf_tensor *t)
     return t->dtype == QSF_DTYPE_F16 || t->dtype == QSF_DTYPE_F32;
 }
 
-/* The input of a wave: its rows in order, or the one row of a chunk of one token. */
+/* The input of a wave: its rows in order, or the only row of a chunk of one token. */
 static qsf_acts gather(const wave *w)
 {
     qsf_ops *const o = w->ops;
@@ -264,15 +264,15 @@ static qsf_acts gather(const wave *w)
     return qsf_ops_gather(o, w->x, tokens, is_read_as_f32 ? s->rows : NULL);
 }
 
-/* Choices [first, first + n), whose outputs are computed */
+/* The choices whose outputs are computed: n of them from `first` on */
 typedef struct add_job {
     const qsf_ops *ops;
     uint32_t first;
     uint32_t n;
 } add_job;
 
-/* y += weight * output in values [begin, end) of the rows [n_tokens, dim], choices ascending:
- * nearly whole rows, which memory gives faster than columns of all. */
+/* y += weight * output in values [begin, end) of the rows [n_tokens, dim], choices ascending.
+ * Nearly whole rows: memory is faster than with a few columns of all rows. */
 static void add_weighted(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
     const add_job *const job = arg;
@@ -341,8 +341,8 @@ static qsf_status run_experts(qsf_ops *o, const float *x)
     return QSF_OK;
 }
 
-/* y = the dense part as experts are added to it. With a norm of what they add up to it waits in
- * `input`. */
+/* y = the dense part, to which experts are added. If the experts' sum has its own norm, the
+ * dense part waits in `input`. */
 static qsf_status begin_sums(qsf_ops *o, const qsf_layer *l)
 {
     const qsf_scratch *const s = o->scratch;
@@ -362,7 +362,7 @@ static qsf_status begin_sums(qsf_ops *o, const qsf_layer *l)
     return QSF_OK;
 }
 
-/* Normalises what the experts add up to, and adds the dense part, if they are apart. */
+/* Normalises the experts' sum, and adds the dense part, if these are separate. */
 static qsf_status end_sums(qsf_ops *o, const qsf_layer *l)
 {
     const qsf_scratch *const s = o->scratch;

@@ -17,9 +17,9 @@ qsf_status qsf_routed_choose(qsf_ops *o, const qsf_layer *l, uint32_t layer_idx,
 /* Computes the gates of the dense part, whose input x is. */
 qsf_status qsf_routed_gates(qsf_ops *o, const qsf_layer *l, const qsf_acts *x);
 
-/* y, the dense part's output, is multiplied by its gate and normalised, as far as the layer does
- * that, or is 0 without such a part; then the experts' outputs for x are added, what they add up to
- * normalised if the layer does. Ends the request. */
+/* y, the dense part's output, or 0 without one, is multiplied by its gate and normalised, if the
+ * layer does so; then the experts' outputs for x are added, after normalising their sum if the
+ * layer does so. Ends the request. */
 qsf_status qsf_routed_add(qsf_ops *o, const qsf_layer *l, const float *x);
 
 #endif

@@ -61,7 +61,7 @@ static float score_group(const qsf_layer_kind *kind, const float *x, uint32_t n)
     return x[first] + x[find_largest(x, is_taken, n)];
 }
 
-/* Takes the experts of the groups that are not kept. */
+/* Removes the experts of the groups that are not chosen. */
 static void drop_groups(const qsf_layer_kind *kind, const float *selection, bool *is_taken)
 {
     float scores[QSF_MAX_LAYER_EXPERTS];
@@ -75,7 +75,7 @@ static void drop_groups(const qsf_layer_kind *kind, const float *selection, bool
         is_taken[i] = !is_kept[i / n];
 }
 
-/* Makes weights of the scores of the chosen [n]. */
+/* Turns the scores of the chosen [n] into weights. */
 static void make_weights(const qsf_kernels *k, const qsf_layer_kind *kind, float *weights)
 {
     const uint32_t n = kind->n_chosen;

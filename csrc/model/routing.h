@@ -1,7 +1,6 @@
-/* routing.h - which experts a token goes to, and with which weights: docs/format.md, section 7.
+/* routing.h - which experts a token uses, and their weights: docs/format.md, section 7.
  *
- * A flipped choice changes a token more than any rounding: all of it is f32 in a fixed order.
- */
+ * A changed choice affects a token more than any rounding: all of it is f32 in a fixed order. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MODEL_ROUTING_H
 #define QSF_MODEL_ROUTING_H

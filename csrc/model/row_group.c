@@ -80,7 +80,7 @@ static void score_pages(qsf_matmul_fn *matmul, size_t page_bytes, const void *co
 
 #define CACHE_LINE_BYTES 64
 
-/* Prefetches pages: each is too short for the processor's own prefetcher. */
+/* Prefetches pages, because each is too short for the processor's own prefetcher. */
 static void prefetch_pages(const void *const *pages, size_t first, size_t end, size_t page_bytes)
 {
     for (size_t i = first; i < end; i++)
@@ -88,8 +88,8 @@ static void prefetch_pages(const void *const *pages, size_t first, size_t end, s
             __builtin_prefetch((const unsigned char *)pages[i] + off);
 }
 
-/* Applies ALiBi and the cap to the scores [256] of row r, and takes out what lies between its
- * pinned positions and its window. `begin` is the first position of the span. */
+/* Applies ALiBi and the cap to the scores [256] of row r, and removes positions between its
+ * pinned ones and its window. `begin` is the first position of the span. */
 static void change_scores(const qsf_ops *o, const qsf_row_group *group, size_t r, size_t begin,
                           qsf_span_range range, float *scores)
 {
@@ -139,8 +139,8 @@ static size_t find_cold_pages(const qsf_attention_job *job, const qsf_row_group 
     return first;
 }
 
-/* Finds pages first .. end - 1 of a span in memory. Those between pinned positions and the window
- * may be gone: they become page `first`, whose values get no weight. */
+/* Finds pages first .. end - 1 of a span in memory. Pages between pinned positions and the
+ * window may be lost: page `first` replaces them, and their values get no weight. */
 static void find_pages(const qsf_attention_job *job, const qsf_row_group *group, size_t page,
                        size_t first, size_t end, const void **k_pages, const void **v_pages)
 {
@@ -160,7 +160,7 @@ static void find_pages(const qsf_attention_job *job, const qsf_row_group *group,
     qsf_kvcache_find_pages(kv, job->layer, group->kv_head, page, back, end, k_pages, v_pages);
 }
 
-/* A span whose scores have become exponentials */
+/* A span with exponentials instead of scores */
 typedef struct weighed_span {
     const qsf_attention_job *job;
     const qsf_row_group *group;

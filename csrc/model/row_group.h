@@ -9,7 +9,7 @@
 #include "model/ops.h"
 #include "model/seen.h"
 
-/* The keys and values that a layer attends to */
+/* The keys and values of a layer */
 typedef struct qsf_attention_job {
     const qsf_ops *ops;
     const qsf_chunk *chunk;
@@ -17,7 +17,8 @@ typedef struct qsf_attention_job {
     const float *sinks; /* [n_heads], or NULL */
     size_t group_rows;  /* most rows of a row group */
     size_t item_spans;  /* spans of a row group in an item; 0: all of them */
-    /* If spans are attended part by part: this part's, and its cold pages in the transit buffer */
+    /* If spans are attended part by part: the current part, and its cold pages in the transit
+     * buffer */
     size_t first_span;
     size_t end_span;
     size_t first_cold;
@@ -29,10 +30,10 @@ typedef struct qsf_attention_job {
 typedef struct qsf_row_group {
     const qsf_segment *segment;
     uint32_t kv_head;
-    size_t first_row; /* numbered so */
+    size_t first_row; /* row i of the group is number first_row + i */
     size_t n_rows;
     qsf_seen seen[QSF_ATTEND_ROWS];
-    qsf_seen all; /* from the first position that any sees to the last one */
+    qsf_seen all; /* from the first position that any row sees to the last one */
 } qsf_row_group;
 
 static inline uint32_t qsf_heads_per_kv(const qsf_layer_kind *k)

@@ -17,8 +17,8 @@ static size_t smaller(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* Returns the largest chunk for which splitting over spans pays: while there are fewer row groups,
- * one per KV head, than a few for each thread. */
+/* Returns the largest chunk for which splitting over spans pays: with fewer row groups, one per
+ * KV head, than a few for each thread. */
 static uint32_t split_tokens(const qsf_config *c, uint32_t chunk_tokens, uint32_t n_threads)
 {
     const size_t n = qsf_ceil_div(4 * (size_t)n_threads, c->least_kv_heads);

@@ -36,20 +36,19 @@ typedef struct qsf_attend_scratch {
     int32_t *act_fine_sum;       /* [threads, 64, head_stride / 64] */
     float *scores;               /* [threads, 64, 256] */
     float *span_values;          /* [threads, 64, head_stride] result of one span */
-    float *values;               /* [threads, 64, head_stride] result of the spans so far */
+    float *values;               /* [threads, 64, head_stride] sums over the spans so far */
     float *partial_values;       /* [split_tokens, heads, n_spans, head_stride] */
     qsf_span_sums *partial_sums; /* [split_tokens, heads, n_spans] */
-    qsf_span_sums *carried;      /* [chunk, heads] of the spans so far, if pages may be cold */
-    unsigned char *transit;      /* [qsf_kv_transit_bytes()] cold pages that are attended to */
+    qsf_span_sums *carried; /* [chunk, heads] sums over the spans so far, if pages may be cold */
+    unsigned char *transit; /* [qsf_kv_transit_bytes()] cold pages being attended to */
 } qsf_attend_scratch;
 
-/* Outputs whose products with both halves of 16-bit activations are computed together, while their
- * weights are in the cache; and tokens whose halves a kernel takes as if they were twice as many.
- */
+/* For 16-bit activations on 8-bit kernels: outputs computed with both halves while their weights
+ * are in the cache, and most tokens whose halves run as one product of twice as many. */
 #define QSF_LOW_COLS 128
 #define QSF_LOW_TOGETHER 8
 
-/* Rows that experts compute together. An expert with more unpacks its weights again. */
+/* Rows that experts compute together. An expert with more rows unpacks its weights again. */
 #define QSF_EXPERT_ROWS 256
 
 /* Buffers of the routed part: `routed` rows are the chunk's times n_chosen, at most
@@ -75,13 +74,13 @@ typedef struct qsf_scratch {
     size_t own_stride; /* own_cols, padded to 64 */
     float *x;          /* [chunk, dim_stride] the residual stream */
     float *normed;     /* [chunk, dim_stride] */
-    float *input;      /* [chunk, dim_stride] of a parallel layer, or its dense part; NULL if none
-                          keeps it */
-    float *q;          /* [chunk, q_stride] queries, then the attention's result */
-    float *k;          /* [chunk, kv_stride] */
-    float *v;          /* [chunk, kv_stride] */
-    float *attended;   /* [chunk, q_stride] */
-    float *mix_gate;   /* [chunk, gate_stride] gates of a mixer's output */
+    float *input; /* [chunk, dim_stride] for parallel layers, or dense parts; NULL if no layer needs
+                     it */
+    float *q;     /* [chunk, q_stride] queries, then the attention's result */
+    float *k;     /* [chunk, kv_stride] */
+    float *v;     /* [chunk, kv_stride] */
+    float *attended; /* [chunk, q_stride] */
+    float *mix_gate; /* [chunk, gate_stride] gates of a mixer's output */
     float *by_head;  /* [heads, chunk, nope_stride] queries that K_UP reads, of latent attention */
     float *steps;    /* [chunk, 2 value heads] beta, then decay, of the delta rule */
     float *gate;     /* [wide, ffn_stride] input of the down projection */
@@ -95,17 +94,17 @@ typedef struct qsf_scratch {
     float *rope_sin;     /* the same */
     qsf_kv_form kv_form; /* the same in all sessions */
     qsf_attend_scratch attend;
-    float *tails[6];      /* [wide, 16] last tile rows that the output has no room for, one for each
-                             matrix that runs at the same time */
-    float *vectors[4];    /* [widest vector] norm weight, norm bias, and two more vectors */
-    float *qk_norms[2];   /* [qk_norm_cols] weights of Q norm and K norm */
-    float *ones;          /* [ones] of the config: weights of V norms */
-    float *conv;          /* [conv_cols] weights, then zeros: [conv_channels] */
-    float *head_bias;     /* [n_vocab], if the head has one */
-    unsigned char *sides; /* [config's sides_bytes] side products that are in use together */
+    float *tails[6];    /* [wide, 16] last tile rows that do not fit the output, one for each matrix
+                           that runs at the same time */
+    float *vectors[4];  /* [widest vector] norm weight, norm bias, and two more vectors */
+    float *qk_norms[2]; /* [qk_norm_cols] weights of Q norm and K norm */
+    float *ones;        /* [ones] of the config: weights of V norms */
+    float *conv;        /* [conv_cols] weights, then zeros: [conv_channels] */
+    float *head_bias;   /* [n_vocab], if the head has one */
+    unsigned char *sides; /* [config's sides_bytes] side products in use at the same time */
     qsf_routed_scratch routed;
-    /* Matmul input as integers. q_low lies behind q of all rows; with 16-bit activations what
-     * describes q_low (qsf_acts_low) lies behind what describes q. */
+    /* Matmul input as integers. q_low follows q of all rows; with 16-bit activations the
+     * description of q_low (qsf_acts_low) follows that of q. */
     int8_t *act_q;    /* [2 wide, widest input] */
     float *act_scale; /* [wide or 2 wide, widest input / 64] */
     int32_t *act_sum; /* the same, and the next two */
@@ -116,7 +115,7 @@ typedef struct qsf_scratch {
     size_t low_rows;
 } qsf_scratch;
 
-/* What the scratch is for. */
+/* The sizes that the scratch depends on. */
 typedef struct qsf_scratch_sizes {
     uint32_t chunk_tokens;
     uint32_t n_threads;

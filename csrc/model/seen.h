@@ -15,11 +15,12 @@ typedef struct qsf_seen {
     size_t end;
 } qsf_seen;
 
-/* Returns what a token sees: itself and those before, within the window or pinned. */
+/* Returns the positions that a token sees: itself and earlier ones, within the window or pinned. */
 qsf_seen qsf_seen_at(const qsf_layer_kind *k, size_t position);
 
-/* Returns the slots of the span from position `begin` on that are seen, with those between pinned
- * positions and the window, which are not. Begin and end are 0 if the span has none. */
+/* Returns the slots that are seen in the span from position `begin` on, from the first to the
+ * last; slots between pinned positions and the window are among them. Begin and end are 0 if
+ * there are none. */
 qsf_span_range qsf_seen_slots(qsf_seen seen, size_t begin);
 
 /* Spans in ascending order: the first n_pinned, then those from `first` on, n in all */

@@ -16,11 +16,11 @@
 /* Larger heads are not rotated by default. */
 #define MAX_DEFAULT_ROTATION 256
 
-/* While one expert is computed, others arrive. */
+/* While one expert is computed, another one arrives. */
 #define LEAST_TRANSIT 2U
 #define MOST_TRANSIT 4U
 
-/* Stands for a sum or product that does not fit 64 bits. */
+/* Replaces a sum or product that does not fit 64 bits. */
 #define TOO_MANY_BYTES UINT64_MAX
 
 /* Rotation spreads outliers over a block's codes; a very wide head averages them without it. */

@@ -24,9 +24,9 @@ typedef struct qsf_plan_input {
     uint64_t available_bytes;   /* memory that the system has left for this process; 0 without a
                                    limit: unknown */
     uint64_t limit_bytes;       /* limit of the control group if it is the tighter one; 0: none */
-    uint64_t fixed_bytes;       /* tables that any plan needs */
+    uint64_t fixed_bytes;       /* tables that every plan needs */
     uint64_t drafter_bytes;     /* of a draft model that is held; 0: none */
-    bool has_pool;              /* threads are another model's */
+    bool has_pool;              /* the threads belong to another model */
     bool has_table_on_disk;     /* rows of a separate embedding table are read from the file, even
                                    if there is room for the table */
     /* Fills the sizes of sessions, of the scratch and of what sessions share, by the functions that
@@ -34,16 +34,16 @@ typedef struct qsf_plan_input {
     void (*measure_sessions)(const qsf_config *c, qsf_plan *plan);
 } qsf_plan_input;
 
-/* Tiers for which the plan compares streaming the units with keeping them. */
+/* Tiers for which the plan compares streaming with keeping. */
 #define QSF_CANDIDATE_TIERS 16
 
 typedef struct qsf_choice {
     uint32_t ctx_tokens;
-    uint32_t resident_tokens; /* of the context; more than it: all */
+    uint32_t resident_tokens; /* tokens of the context in memory; larger values mean all */
     uint32_t chunk_tokens;
     uint32_t kv_k_bits;
     uint32_t kv_v_bits;
-    size_t ring_bytes; /* unless streamed units need more */
+    size_t ring_bytes; /* larger if streamed units need it */
     uint32_t io_depth;
     uint32_t n_embedding_rows;
     uint32_t n_expert_slots;
@@ -68,13 +68,13 @@ typedef struct qsf_candidate {
 /* Finds the tiers. Call it before the other functions. */
 void qsf_candidate_find_tiers(qsf_candidate *d);
 
-/* Fills what the plan says of the model's experts. Call it once, before the others. */
+/* Fills the plan's fields on experts. Call it once, before the other functions. */
 void qsf_candidate_find_experts(qsf_candidate *d);
 
 /* Returns how many slots of experts n_bytes hold, at most one for each expert. */
 uint32_t qsf_candidate_count_slots(const qsf_candidate *d, uint64_t n_bytes);
 
-/* Computes the plan for the candidate's choice and resident units; engine_bytes is the total. */
+/* Computes the plan for the candidate's choices; engine_bytes is the total. */
 void qsf_candidate_add_up(qsf_candidate *d);
 
 /* Keeps the embedding table if that takes no more memory than reading its rows from the disk, and
@@ -89,7 +89,7 @@ void qsf_candidate_choose_least(qsf_candidate *d);
 /* Returns the sum of the process, the caller's reserve and the engine. */
 uint64_t qsf_candidate_needed_bytes(const qsf_plan *plan);
 bool qsf_candidate_fits(const qsf_plan *plan);
-/* Returns the bytes that a plan that fits leaves free. */
+/* Returns the free bytes of a plan that fits. */
 uint64_t qsf_candidate_room_bytes(const qsf_plan *plan);
 
 /* Returns the bytes of a cache of n_rows embedding rows. */

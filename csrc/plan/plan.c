@@ -25,7 +25,8 @@
 #define DEFAULT_CHUNK_TOKENS 64
 /* Unpacks each tile, and reads each streamed unit, for more tokens at once. */
 #define LARGE_CHUNK_TOKENS 256
-/* A chunk reads nearly all experts, so that each twice as large halves what a prompt reads. */
+/* A chunk reads nearly all experts, so each doubling of the chunk halves the reading of a
+ * prompt. */
 #define EXPERTS_CHUNK_TOKENS 1024
 
 /* Bytes that a disk of 1 to 2 GB/s reads in 8 to 16 ms: the time to choose a token, or to compute a
@@ -48,15 +49,15 @@
 /* A resident unit may make the buffers smaller, which makes room for another unit. */
 #define MAX_ROUNDS 4
 
-/* Stands for a sum or product that does not fit 64 bits. */
+/* Replaces a sum or product that does not fit 64 bits. */
 #define TOO_MANY_BYTES UINT64_MAX
 
 /* The parts that are reduced when memory is short, in this order, each with its floor. Half the
- * ring goes first: it only hides pauses of the computation, a few milliseconds a token. A chunk of
- * 16 tokens still shares a pass over the weights, so it goes before the context. A ring below a few
- * MB makes reads small and lets disk and processor wait for each other, so it goes late, with the
- * steps that cost little time and save little memory. No rung costs text quality: the types of keys
- * and values follow from the model and from what the caller asks, never from the budget. */
+ * ring is first: it only hides pauses of the computation, a few milliseconds a token. A chunk of
+ * 16 tokens still shares a pass over the weights, so it is reduced before the context. A ring
+ * below a few MB makes reads small and lets disk and processor wait for each other, so it is late,
+ * with the steps that cost little time and save little memory. No step reduces text quality: the
+ * types of keys and values depend on the model and the options, never on the budget. */
 static const struct rung {
     enum { RUNG_RING, RUNG_CHUNK, RUNG_DRAFTS, RUNG_CTX, RUNG_ROWS, RUNG_DEPTH } kind;
     uint32_t floor; /* tokens, bytes or reads */
@@ -75,7 +76,7 @@ static bool halve(uint32_t option_tokens, uint32_t floor_tokens, uint32_t *n_tok
     return true;
 }
 
-/* Halves the context, or, if its older pages may lie in a file, what stays of it in memory. */
+/* Halves the context, or its part in memory if older pages may lie in a file. */
 static bool shorten(const qsf_options *opt, uint32_t floor_tokens, qsf_choice *how)
 {
     if (opt->kv_folder == NULL)
@@ -136,7 +137,8 @@ static uint32_t most_embedding_rows(const qsf_config *c, uint64_t ceiling_bytes)
                                                              : (uint32_t)n_rows;
 }
 
-/* Returns the option, or the file's bits, which its conversion has measured; 8 if it says none. */
+/* Returns the option, or the file's default bits, which its conversion measured; 8 if it has
+ * none. */
 static uint32_t kv_bits(const qsf_options *opt, uint32_t of_option, uint32_t of_file)
 {
     if (of_option != QSF_KV_DEFAULT)
@@ -174,7 +176,7 @@ static qsf_status first_choice(const qsf_plan_input *in, uint64_t ceiling_bytes,
     return QSF_OK;
 }
 
-/* Changes the choice to `how` if the plan then needs at most most_bytes. */
+/* Applies change `how` if the plan then needs at most most_bytes. */
 static bool try_choice(qsf_candidate *d, const qsf_choice *how, uint64_t most_bytes)
 {
     const qsf_choice before = d->how;
@@ -208,13 +210,13 @@ static uint64_t with_an_eighth(const qsf_plan *plan)
     return qsf_candidate_needed_bytes(plan) + qsf_candidate_room_bytes(plan) / PART_FOR_MORE;
 }
 
-/* Experts want all memory that is left, so that a chunk may take only a part of it. */
+/* Experts need all remaining memory, so a chunk may take only a part of it. */
 static uint64_t most_for_chunk(const qsf_candidate *d)
 {
     return d->plan->n_experts == 0 ? TOO_MANY_BYTES : with_an_eighth(d->plan);
 }
 
-/* Drafts that are right save whole passes, so they may take half of the rest. */
+/* Right drafts save whole passes, so drafts may take half of the rest. */
 static void grow_drafts(qsf_candidate *d)
 {
     qsf_choice how = d->how;
@@ -247,8 +249,8 @@ static void grow(qsf_candidate *d)
     (void)try_choice(d, &how, with_an_eighth(d->plan));
 }
 
-/* Memory that is too small for another unit makes the ring larger, as far as that helps (and after
- * that, the chunk). */
+/* Memory too small for another unit makes the ring larger, up to its useful size, and then the
+ * chunk. */
 static void widen_ring(qsf_candidate *d)
 {
     const qsf_plan *const plan = d->plan;
@@ -269,8 +271,8 @@ static void widen_ring(qsf_candidate *d)
         (void)try_choice(d, &how, plan->ceiling_bytes);
 }
 
-/* True if nothing has to be streamed but a separate embedding table, of which each token reads one
- * row, past a cache that is added later. */
+/* True if nothing is streamed except a separate embedding table, of which each token reads one
+ * row; its cache is planned later. */
 static bool fits_without_streaming(qsf_candidate *d)
 {
     const qsf_reader *const r = d->in->reader;
@@ -286,7 +288,7 @@ static bool fits_without_streaming(qsf_candidate *d)
     return false;
 }
 
-/* The same, with fewer drafts if all do not fit. */
+/* The same, with fewer drafts if not all fit. */
 static bool fits_with_fewer_drafts(qsf_candidate *d)
 {
     const uint32_t draft_rows = d->how.draft_rows;
@@ -317,7 +319,7 @@ static void add_rows(qsf_candidate *d)
     qsf_candidate_weigh_table(d);
 }
 
-/* Gives the remaining memory to expert slots, together with that of slots planned already. */
+/* Gives the remaining memory to expert slots, in addition to the slots already planned. */
 static void add_slots(qsf_candidate *d)
 {
     qsf_plan *const plan = d->plan;
@@ -330,7 +332,7 @@ static void add_slots(qsf_candidate *d)
     assert(qsf_candidate_fits(plan));
 }
 
-/* Tokens of a pass need other experts, so that each draft that is wrong is read for nothing. */
+/* Each token of a pass needs other experts, so the experts of a wrong draft are read in vain. */
 static void drop_drafts(qsf_candidate *d)
 {
     if (d->how.draft_rows == 0 ||
@@ -341,7 +343,7 @@ static void drop_drafts(qsf_candidate *d)
     add_slots(d);
 }
 
-/* Chooses layers and the head: those that stay in memory beside what is left of the buffers. */
+/* Chooses the layers, and perhaps the head, that fit in memory with the remaining buffers. */
 static void choose_streamed(qsf_candidate *d)
 {
     qsf_candidate_choose_least(d);
@@ -357,9 +359,9 @@ static void choose_streamed(qsf_candidate *d)
         widen_ring(d);
 }
 
-/* Each pass reads every streamed unit, but only a few rows of a separate embedding table, so that
- * its cache comes after the chunk, and the whole table after the experts: with more budget none of
- * these becomes smaller. */
+/* Each pass reads every streamed unit, but only a few rows of a separate embedding table. So the
+ * table's cache comes after the chunk, and the whole table after the experts: none of these
+ * becomes smaller with more budget. */
 static void choose_resident(qsf_candidate *d)
 {
     bool is_streaming = !fits_with_fewer_drafts(d);

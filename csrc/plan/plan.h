@@ -1,10 +1,10 @@
 /* plan.h - decides, before anything is allocated, where the memory of a model goes.
  *
  * The layout functions that later lay out the real allocations compute the sizes, so the plan and
- * the allocations agree (candidate.h). If memory is short (ceiling.h), the plan gives up, in this
- * order: resident units (residence.h); parts of the prompt chunk, the context and the ring in
- * turns; 4 bits in the KV cache, for 2. It never changes what the caller has set. If that is not
- * enough, the error names a budget that would work. docs/memory.md has the reasons.
+ * the allocations agree (candidate.h). If memory is short (ceiling.h), the plan reduces, in this
+ * order: resident units (residence.h); then the prompt chunk, the context and the ring in turns.
+ * It never changes a number that the caller has set. If that is not enough, the error names a
+ * budget that would work. docs/memory.md has the reasons.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_PLAN_PLAN_H

@@ -15,10 +15,10 @@
 #define CALM_NS (5 * SECOND_NS)
 #define MOST_CALM_NS (320 * SECOND_NS)
 #define TAKE_PAUSE_NS SECOND_NS        /* between two units in one calm */
-#define RELAPSE_NS (60 * SECOND_NS)    /* a shortage so soon after a taking is its result */
+#define RELAPSE_NS (60 * SECOND_NS)    /* a shortage so soon after taking is its consequence */
 #define STALL_PAUSE_NS (2 * SECOND_NS) /* the kernel updates the PSI averages this often */
-#define STALLED_PERCENT 10.0           /* means pressure if little memory is available too */
-#define CALM_PERCENT 5.0               /* above this, the system is not calm */
+#define STALLED_PERCENT 10.0           /* with little memory available, this means pressure too */
+#define CALM_PERCENT 5.0               /* above this, it is not calm */
 #define MOST_LOW_BYTES (UINT64_C(1) << 30)
 
 static uint64_t least_of(uint64_t a, uint64_t b)

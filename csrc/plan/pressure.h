@@ -1,9 +1,8 @@
-/* pressure.h - decides when memory must be given back to the system, and when it may be taken
+/* pressure.h - decides when memory must be released to the system, and when it may be taken
  * again.
  *
- * The decision depends only on measurements of the system, not on the model. pressure_watch.h calls
- * it between units, at most every quarter of a second, and acts.
- */
+ * The decision depends only on measurements of the system, not on the model. pressure_watch.h
+ * calls it between units, at most every quarter of a second, and acts. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_PLAN_PRESSURE_H
 #define QSF_PLAN_PRESSURE_H
@@ -38,7 +37,7 @@ typedef struct qsf_pressure {
     uint64_t calm_since_ns;   /* 0: not calm */
     uint64_t calm_ns;         /* how long calm must last before memory is taken */
     uint64_t last_give_ns;
-    uint64_t last_take_ns;                        /* 0: none since the last giving */
+    uint64_t last_take_ns;                        /* 0: none since the last release */
     uint64_t n_events;                            /* since open; only the latest events are kept */
     qsf_memory_event events[QSF_PRESSURE_EVENTS]; /* event i at i % QSF_PRESSURE_EVENTS */
     uint64_t n_given_back;
@@ -51,7 +50,7 @@ typedef struct qsf_pressure {
  * is not touched yet. */
 void qsf_pressure_init(qsf_pressure *p, const qsf_pressure_signs *signs);
 
-/* Decides without touching the model: *give > 0 bytes to give back, or *take > 0 bytes that may be
+/* Decides without touching the model: *give > 0 bytes to release, or *take > 0 bytes that may be
  * taken (at least next_cost_bytes), or neither. */
 void qsf_pressure_judge(qsf_pressure *p, const qsf_pressure_signs *signs, uint64_t *give,
                         uint64_t *take);
@@ -59,7 +58,8 @@ void qsf_pressure_judge(qsf_pressure *p, const qsf_pressure_signs *signs, uint64
 /* True if the next measurement is due at now_ns. */
 bool qsf_pressure_is_due(const qsf_pressure *p, uint64_t now_ns);
 
-/* Records that n_bytes were given back (is_given) or taken; n_units_resident: afterwards. */
+/* Records that n_bytes were released (is_given) or taken; n_units_resident is the number
+ * afterwards. */
 void qsf_pressure_record(qsf_pressure *p, const qsf_pressure_signs *signs, uint64_t n_bytes,
                          bool is_given, uint32_t n_units_resident);
 

@@ -20,9 +20,9 @@
 
 #include "format/records.h"
 
-/* Marks more units as resident, at most room_bytes raw: the head first, then layers, then any unit
- * that still fits. Separate embedding tables are left alone. Returns the bytes of the marked units.
- * Its time is proportional to the number of units. */
+/* Marks more units as resident, at most room_bytes raw: the head first, then layers, then any
+ * unit that still fits. Ignores separate embedding tables. Returns the bytes of the marked
+ * units. Its time is proportional to the number of units. */
 uint64_t qsf_residence_add(const qsf_reader *r, uint64_t room_bytes, bool *is_resident);
 
 /* Returns the raw bytes of the longest run of resident units between two streamed ones, also around

@@ -1,6 +1,5 @@
-/* file_calls.h - what a system implements of reading and writing; file.c and io_way.c make reads
- * and writes complete with it.
- */
+/* file_calls.h - calls that each system implements; file.c and io_way.c make complete reads and
+ * writes from them. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_PLATFORM_FILE_CALLS_H
 #define QSF_PLATFORM_FILE_CALLS_H
@@ -11,7 +10,7 @@
 #define QSF_SYSTEM_ERROR_BYTES 160
 
 /* One call of the system: n_bytes at `offset`, or fewer, which *done_bytes says; after a read 0 is
- * the end of the file. Calls that a signal interrupts are made again. Any thread may call them.
+ * the end of the file. Calls interrupted by a signal are repeated. Any thread may call them.
  * Returns 0 or an error of the system. */
 int qsf_file_read_once(intptr_t handle, uint64_t offset, void *dst, size_t n_bytes,
                        size_t *done_bytes);

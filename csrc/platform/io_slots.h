@@ -1,13 +1,12 @@
-/* io_slots.h - what queues of all systems have in common: a slot for each read in flight, and reads
- * that the system performed in part.
- */
+/* io_slots.h - shared by the queues of all systems: a slot for each read in flight, and the rest
+ * of reads that the system performed only in part. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_PLATFORM_IO_SLOTS_H
 #define QSF_PLATFORM_IO_SLOTS_H
 
 #include "platform/io_way.h"
 
-#define QSF_IO_AGAIN (-1) /* no error of a system: the read must be submitted again */
+#define QSF_IO_AGAIN (-1) /* not an error of the system: the read must be submitted again */
 
 typedef struct qsf_io_slots {
     uint32_t busy;                       /* bit i: slot i of queue->started */
@@ -18,8 +17,8 @@ typedef struct qsf_io_slots {
 typedef struct qsf_io_slot_fns {
     /* Starts bytes [from, n_bytes) of the read in `slot`. Returns 0 or an error of the system. */
     int (*submit)(qsf_io_queue *queue, uint32_t slot, size_t from);
-    /* Waits for the end of a read. *n_bytes: how many it gave, 0 at the end of the file; *error: 0,
-     * its error or QSF_IO_AGAIN. Returns 0, or an error of the wait. */
+    /* Waits for the end of a read. *n_bytes: its bytes, 0 at the end of the file; *error: 0, its
+     * error or QSF_IO_AGAIN. Returns 0, or an error of the wait. */
     int (*take)(qsf_io_queue *queue, uint32_t *slot, size_t *n_bytes, int *error);
 } qsf_io_slot_fns;
 

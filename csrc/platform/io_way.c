@@ -1,4 +1,4 @@
-/* io_way.c - what ways of reading share: steps, and the texts of errors. */
+/* io_way.c - shared by all ways of reading: steps, and the texts of errors. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/io_way.h"
 

@@ -42,9 +42,9 @@
 #define GATE_GENERATION_SHIFT 32
 
 typedef struct pool_worker {
-    /* Items [begin, end) of the job that are this worker's and not taken: begin << 32 | end. The
-     * worker takes pieces at the front, so that it goes on where its prefetching has been; who has
-     * none left takes some of another's at the end. */
+    /* Items [begin, end) of the job that belong to this worker and are not taken: begin << 32 |
+     * end. The worker takes pieces at the front, where its prefetching continues; workers
+     * without items take some at the end. */
     alignas(CACHE_LINE) _Atomic uint64_t range;
     qsf_pool *pool;
     qsf_thread thread;

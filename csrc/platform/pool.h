@@ -1,9 +1,9 @@
 /* pool.h - a parallel for-loop on a fixed set of workers.
  *
  * The calling thread is worker 0, so a pool of one starts no thread. Workers share the items
- * equally, and one that is done takes some of another's, so a slow or busy core does fewer. A piece
- * writes only its own outputs, so the result does not depend on who takes it. Workers spin briefly,
- * then sleep.
+ * equally, and a worker that has finished takes items of another, so a slow or busy core does
+ * fewer. A piece writes only its own outputs, so the result does not depend on the worker. Workers
+ * spin briefly, then sleep.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_PLATFORM_POOL_H

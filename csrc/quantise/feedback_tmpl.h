@@ -10,14 +10,14 @@
 
 #define CATCH_UP_DEPTH 128 /* columns at a time: their errors and factors fit the caches */
 
-/* The factors by which some earlier columns correct those of a block. They are copied together,
- * because rows of the matrix are far apart, which misses in caches of few ways. */
+/* The factors with which some earlier columns correct those of a block, copied together: rows of
+ * the matrix are far apart, which causes misses in caches of low associativity. */
 typedef struct block_factors {
     float at[CATCH_UP_DEPTH][QSF_BLOCK];
 } block_factors;
 
-/* Corrects columns j0 .. j0 + n_cols_here - 1 of the block for `depth` earlier columns, in n_tiles
- * tiles. errors: of the earlier columns; values: of the block. */
+/* Corrects columns j0 .. j0 + n_cols_here - 1 of the block with the errors of `depth` earlier
+ * columns, in n_tiles tiles. errors: of the earlier columns; values: of the block. */
 QSF_FORCED_INLINE void catch_up_part(const block_factors *factors, size_t depth, size_t j0,
                                      size_t n_cols_here, size_t n_tiles, const float *errors,
                                      float *values)

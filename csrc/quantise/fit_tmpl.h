@@ -68,7 +68,7 @@ static void fit_nearest(const qsf_code_range *range, const qsf_fit_input *in, qs
         const float amax = fabsf(is_high ? highs[r] : lows[r]);
         fit->scales[r] = ceil_f16(amax / range->reach);
         /* Only one end of the range has a code of the largest magnitude; the sign of the scale
-         * turns that end to the value. */
+         * selects the end at the value. */
         if (!range->is_even && is_high && fit->scales[r] != 0.0F)
             fit->scales[r] = -fit->scales[r];
     }
@@ -78,7 +78,7 @@ static void fit_nearest(const qsf_code_range *range, const qsf_fit_input *in, qs
 typedef struct search {
     const qsf_code_range *range;
     const qsf_fit_input *in;
-    qsf_tile_floats x; /* the block less the centre */
+    qsf_tile_floats x; /* the block minus the centre */
     lanes centre;
     lanes sum_w;
     lanes sum_wx;
@@ -199,7 +199,7 @@ static void search_min(search *s, lanes low, lanes high)
         const lanes min = lanes_fma(s->scale, lanes_set(shift), s->min);
         try_repeatedly(s, lanes_mul(s->scale, lanes_set(moves[i].scale)), min, 1);
     }
-    /* With the best min as it will be stored. */
+    /* With the best min in its stored form. */
     try_scale(s, s->scale, s->min);
     try_scale(s, s->next_scale_here, s->min);
 }

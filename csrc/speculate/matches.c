@@ -1,4 +1,4 @@
-/* matches.c - looks through the text itself: 1 us for 4096 tokens, and no index to keep. */
+/* matches.c - searches the text itself: 1 us for 4096 tokens, and no index to maintain. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "speculate/matches.h"
 

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* Longer matches are not told apart. */
+/* Longer matches count as equal. */
 #define QSF_MATCH_MOST 32U
 
 /* The longest end of a text that occurs earlier in it; of equally long ones the latest. */
@@ -17,8 +17,8 @@ typedef struct qsf_match {
 /* Looks for the end of tokens [n_tokens] among the latest 32,768 of them. */
 qsf_match qsf_match_find(const uint32_t *tokens, uint32_t n_tokens);
 
-/* Returns the match after the text has grown by one token, of which tokens [n_tokens] is the last:
- * the same one, if it foretold the token, else a new one. */
+/* Returns the match after the text has grown by its last token, of tokens [n_tokens]: the
+ * continued match if it predicted the token, else a new one. */
 qsf_match qsf_match_extend(qsf_match before, const uint32_t *tokens, uint32_t n_tokens);
 
 #endif

@@ -1,4 +1,4 @@
-/* ngrams.c - a table of 256 KB, whatever the vocabulary. */
+/* ngrams.c - a table of 256 KB, independent of the vocabulary. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "speculate/ngrams.h"
 
@@ -28,8 +28,8 @@ static uint32_t tag_of(uint64_t hash)
 void qsf_ngrams_layout(qsf_ngrams *f, qsf_arena *a)
 {
     f->entries = qsf_arena_push(a, (size_t)1 << N_ENTRIES_LOG2, sizeof *f->entries);
-    /* A page that is read before it is written is faulted twice, the second time with an interrupt
-     * of every core that runs the process. */
+    /* Writing a page first avoids a second page fault, which interrupts every core that runs the
+     * process. */
     if (f->entries != NULL)
         memset(f->entries, 0, sizeof *f->entries << N_ENTRIES_LOG2);
 }

@@ -17,7 +17,7 @@ typedef struct qsf_ngram_token {
 } qsf_ngram_token;
 
 typedef struct qsf_ngram_entry {
-    uint32_t tag; /* of the tokens before, from 1 on; 0: empty */
+    uint32_t tag; /* identifies the preceding tokens, from 1 on; 0: empty */
     qsf_ngram_token next;
 } qsf_ngram_entry;
 

@@ -5,35 +5,37 @@
 
 #include <math.h>
 
-/* As many tries as the first opinion of a kind weighs. */
+/* Weight of the initial estimate of a kind's acceptance rate, in tries. */
 #define PRIOR_TRIES 6.0F
-/* Then old tries count half. */
+/* After so many tries old ones count half. */
 #define MOST_TRIES 96.0F
-/* The same of all guesses of a draft model. They are many, so the first estimate hardly counts. */
+/* The same for all guesses of a draft model. These are many, so the initial estimate hardly
+ * counts. */
 #define MOST_MODEL_TRIES 512.0F
-/* The same in hits, of all guesses from the text together. */
+/* The same in hits, for all guesses from the text together. */
 #define PRIOR_TEXT_HITS 2.0F
 #define MOST_TEXT_HITS 64.0F
-/* Weights of a new measurement: of the machine's speed by a pass without drafts and by one with
- * drafts, and of what drafts cost beside that. The last is a mean over many passes, so that chance
- * does not decide. */
+/* Weights of a new measurement: of the machine's speed after a pass without drafts, after one
+ * with drafts, and of the additional cost of drafts. The last is a mean over many passes, so
+ * that chance does not decide. */
 #define NEW_SHARE 0.2
 #define SPEED_SHARE 0.05
 #define EXCESS_SHARE 0.15
-/* Each pass forgets so much of the cost of drafts, so that expensive ones are tried again. */
+/* Each pass reduces the remembered cost of drafts by this share, so that expensive ones are
+ * tried again. */
 #define FORGOTTEN_SHARE 0.004
-/* One slow pass says little of the next. */
+/* Limit of one measurement: a single slow pass predicts little. */
 #define MOST_RATIO 3.0
-/* A pass with drafts must promise so much more than one without. */
+/* A pass with drafts must promise this many times the speed of one without. */
 #define LEAST_GAIN 1.03
-/* A draft that is less likely to be reached is not worth looking for. */
+/* A draft less probable than this is not worth searching for. */
 #define LEAST_PATH 0.02
 /* Share of the time of passes that goes into trials of the draft model. */
 #define CREDIT_SHARE 0.01
 /* How often a draft model is right, until it is known. */
 #define FIRST_MODEL_CHANCE 0.6
 
-/* How often guesses are right in ordinary text, until it is known of this one. */
+/* Assumed acceptance rate of guesses from the text, before measurements. */
 static const float first_chances[QSF_N_KINDS] = {
     0.15F, 0.3F,  0.5F,  0.7F,  0.85F, 0.95F,        /* by length of the match */
     0.5F,  0.35F, 0.25F, 0.12F, 0.06F, 0.03F, 0.01F, /* n-grams of one token, by probability */
@@ -67,7 +69,7 @@ qsf_guesser qsf_speculation_guesser_of(uint32_t kind)
                                    : QSF_GUESSER_CALLER;
 }
 
-/* How often guesses from the text are right, beside the first opinion of them. */
+/* Acceptance rate of guesses from the text, relative to the initial estimates. */
 static float luck_of(const qsf_chances *t)
 {
     const float luck = (t->n_text_hits + PRIOR_TEXT_HITS) / (t->n_text_expected + PRIOR_TEXT_HITS);
@@ -105,7 +107,7 @@ static void move(double *mean, double value, double share)
     *mean += (value - *mean) * (*mean == 0.0 ? 1.0 : share);
 }
 
-/* Finds the sizes that n_rows lie between; returns how close to the larger one, 0 to 1. */
+/* Finds the sizes around n_rows; returns the position between them, 0 to 1. */
 static double place_of(uint32_t n_rows, uint32_t *size)
 {
     *size = 0;
@@ -123,8 +125,8 @@ static double at_rows(const double *table, uint32_t n_rows)
     return table[size] + (table[size + 1] - table[size]) * share;
 }
 
-/* Expected duration of a pass. More rows hide nothing of their computing behind the disk,
- * because readers and checksums need the cores, too. */
+/* Expected duration of a pass. The disk does not hide the computing of more rows, because
+ * readers and checksums need the cores too. */
 static double reckoned_ns(const qsf_costs *t, double compute_share)
 {
     return t->least_ns + t->compute_ns * (compute_share - 1.0);
@@ -138,7 +140,7 @@ double qsf_speculation_cost_ns(const qsf_costs *t, uint32_t n_rows)
     return at_rows(table, n_rows);
 }
 
-/* A pass without drafts tells how fast the machine is now. */
+/* A pass without drafts shows the current speed of the machine. */
 static void learn_speed(qsf_costs *t, uint32_t n_rows, double ns, double wait_ns)
 {
     const double share = at_rows(compute_shares, n_rows);
@@ -150,15 +152,16 @@ static void learn_speed(qsf_costs *t, uint32_t n_rows, double ns, double wait_ns
     move(&t->least_ns, least_ns * scale, NEW_SHARE);
 }
 
-/* The difference from the expected duration is in part the machine's speed, in part the cost of
- * drafts on it. */
+/* A part of the difference from the expected duration is the machine's speed, the rest is the
+ * cost of drafts. */
 static void learn_excess(qsf_costs *t, uint32_t n_rows, uint32_t n_drafts, double ns)
 {
     uint32_t size;
     const double share = place_of(n_rows, &size);
     const double change = fmin(ns / qsf_speculation_cost_ns(t, n_rows), MOST_RATIO) - 1.0;
     for (uint32_t i = size; i < size + 2; i++)
-        if (UINT32_C(1) << i > n_rows - n_drafts) /* drafts say nothing of the pass without them */
+        if (UINT32_C(1) << i >
+            n_rows - n_drafts) /* drafts reveal nothing about the pass without them */
             t->excess[i] += (1.0 + t->excess[i]) * change * EXCESS_SHARE *
                             fmin(1.0, 2.0 * (i == size ? 1.0 - share : share));
     t->least_ns *= 1.0 + change * SPEED_SHARE;
@@ -233,8 +236,8 @@ void qsf_speculation_spend(qsf_costs *t, qsf_speculation_chain *c, uint64_t ns, 
         move(&t->model_ns, (double)ns, NEW_SHARE);
 }
 
-/* Takes the likeliest of the drafts that were not taken, after those before it in its chain, and
- * returns its path; 0: there is none. */
+/* Finds the most probable of the drafts not taken, which comes after taken ones in its chain;
+ * takes it and returns its path probability; 0: none. */
 static double take_likeliest(qsf_speculation_chain *first)
 {
     qsf_speculation_chain *best = NULL;

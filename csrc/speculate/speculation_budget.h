@@ -23,7 +23,7 @@ typedef enum qsf_guesser {
 #define QSF_KIND_NGRAM 6U  /* 7 kinds of one token before, 7 of two */
 #define QSF_KIND_MODEL 20U /* 8 kinds */
 #define QSF_N_KINDS 28U
-#define QSF_KIND_CALLER 28U /* of which nothing is learned */
+#define QSF_KIND_CALLER 28U /* kind from which nothing is learned */
 
 #define QSF_SPECULATION_SIZES 8U /* passes of 1, 2, 4 .. 128 rows */
 
@@ -31,7 +31,7 @@ typedef enum qsf_guesser {
 typedef struct qsf_chances {
     float n_hits[QSF_N_KINDS];
     float n_tries[QSF_N_KINDS];
-    float n_text_hits; /* of all kinds of guesses from the text, and those that were expected */
+    float n_text_hits; /* of all kinds of guesses from the text, and the number expected */
     float n_text_expected;
     float n_model_hits; /* of all kinds of a draft model's guesses */
     float n_model_tries;
@@ -39,12 +39,12 @@ typedef struct qsf_chances {
 
 /* Durations of passes of a model; zero at first. */
 typedef struct qsf_costs {
-    double least_ns;                      /* of a pass of one row */
-    double compute_ns;                    /* of it, without waiting for the disk */
-    double excess[QSF_SPECULATION_SIZES]; /* share by which passes with drafts take more than
-                                             expected */
+    double least_ns;                      /* shortest, for a pass of one row */
+    double compute_ns;                    /* its part without waiting for the disk */
+    double excess[QSF_SPECULATION_SIZES]; /* by which passes with drafts exceed the expected
+                                             duration */
     double model_ns;                      /* of a step of the draft model */
-    double credit_ns; /* time that the draft model may take although it promises no gain */
+    double credit_ns; /* time that the draft model may take without promising a gain */
 } qsf_costs;
 
 /* Drafts of one session that are being chosen, one after the other. */
@@ -53,12 +53,12 @@ typedef struct qsf_speculation_chain {
     double
         paths[QSF_MAX_DRAFT_ROWS]; /* probability that a draft and all drafts before it are right */
     uint32_t n_drafts;
-    uint32_t n_most;   /* that there is room for */
-    uint32_t n_taken;  /* while they are being chosen: the first of them */
-    uint32_t n_chosen; /* the first of them that are worth their time */
-    uint32_t n_rows;   /* of the pass without drafts, of all sessions */
-    double n_tokens;   /* that the pass yields with these drafts alone, on average */
-    double model_ns;   /* that the draft model has taken for them */
+    uint32_t n_most;   /* drafts for which there is room */
+    uint32_t n_taken;  /* first drafts that are taken, while choosing */
+    uint32_t n_chosen; /* first drafts that are worth their time */
+    uint32_t n_rows;   /* rows of the pass without drafts, of all sessions */
+    double n_tokens;   /* expected tokens of the pass with these drafts alone */
+    double model_ns;   /* time of the draft model for them */
 } qsf_speculation_chain;
 
 uint32_t qsf_speculation_kind_of_match(uint32_t n_tokens);
@@ -69,8 +69,8 @@ qsf_guesser qsf_speculation_guesser_of(uint32_t kind);
 double qsf_speculation_chance(const qsf_chances *t, uint32_t kind);
 void qsf_speculation_count(qsf_chances *t, uint32_t kind, bool is_right);
 
-/* Notes that a pass of n_rows, n_drafts of them drafts, took `ns`, of them wait_ns waiting for the
- * disk. */
+/* Records the duration `ns` of a pass of n_rows rows, of which n_drafts were drafts; wait_ns of
+ * it were spent waiting for the disk. */
 void qsf_speculation_learn(qsf_costs *t, uint32_t n_rows, uint32_t n_drafts, uint64_t ns,
                            uint64_t wait_ns);
 
@@ -84,18 +84,19 @@ void qsf_speculation_begin(qsf_speculation_chain *c, uint32_t n_rows, uint32_t n
  * more drafts would not pay. */
 bool qsf_speculation_append(qsf_speculation_chain *c, double chance);
 
-/* True if the draft model should guess the next token of the chain, for which others have a guess
- * that is right with chance best_chance: it promises to save more time than it takes. A hundredth
- * of the time of passes goes to guesses that promise nothing, so that it is known when they do. */
+/* True if the draft model should guess the next token of the chain, for which other sources have
+ * a guess that is right with chance best_chance: it promises to save more time than it takes. A
+ * hundredth of the time of passes is spent on guesses that promise nothing, to notice when they
+ * would pay. */
 bool qsf_speculation_wants_model(const qsf_costs *t, const qsf_chances *chances,
                                  const qsf_speculation_chain *c, double best_chance);
 
-/* Notes that the draft model took `ns` for n_tokens tokens, of which the last guess is the chain's
- * next. */
+/* Records that the draft model needed `ns` for n_tokens tokens; its last guess is the chain's
+ * next draft. */
 void qsf_speculation_spend(qsf_costs *t, qsf_speculation_chain *c, uint64_t ns, uint32_t n_tokens);
 
-/* Sets n_chosen of all chains of a pass: the likeliest of their drafts, at most n_most, and none
- * that is not worth its time. */
+/* Sets n_chosen of all chains of a pass: the most probable drafts, at most n_most, that are
+ * worth their time. */
 void qsf_speculation_choose(const qsf_costs *t, qsf_speculation_chain *first, uint32_t n_most);
 
 #endif

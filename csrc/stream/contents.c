@@ -60,7 +60,7 @@ void qsf_contents_close(qsf_contents *c)
     if (f->extents != NULL)
         qsf_extents_destroy(&f->reader, f->extents, c->n_extents);
     qsf_reader_close(&f->reader);
-    qsf_ledger ledger = f->ledger; /* its last entry is the block it lives in */
+    qsf_ledger ledger = f->ledger; /* its last entry is the block that contains it */
     qsf_ledger_release(&ledger, QSF_USE_HANDLE, f, sizeof *f);
 }
 

@@ -1,4 +1,4 @@
-/* expert_policy.c - counts in growing units. */
+/* expert_policy.c - counts in a unit that grows with every token. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "stream/expert_policy.h"
 

@@ -1,4 +1,4 @@
-/* experts.c - requests of experts, and places for them. */
+/* experts.c - requests of experts, and the places they are read into. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "stream/experts_private.h"
 
@@ -78,8 +78,7 @@ static qsf_status start_threads(qsf_experts *e)
     return QSF_OK;
 }
 
-/* Loads all experts, for each of which there is a slot. Like that of other weights, this is not
- * counted. */
+/* Loads all experts if each has a slot. As for other weights, this reading is not counted. */
 static qsf_status load_all(qsf_experts *e)
 {
     static const uint32_t no_uses[QSF_MAX_LAYER_EXPERTS];
@@ -155,7 +154,7 @@ void qsf_experts_destroy(qsf_experts *e)
 
 /* ---- requests ---- */
 
-/* Layers until an expert is needed, counted from the layer that requests; its own is the last. */
+/* Layers from the requesting layer to the next use of an expert; its own layer is the farthest. */
 static uint32_t distance_of(const qsf_experts *e, uint32_t expert)
 {
     const uint32_t first = qsf_reader_layer(e->reader, e->layer_idx)->first_expert;
@@ -165,8 +164,8 @@ static uint32_t distance_of(const qsf_experts *e, uint32_t expert)
     return (expert + n - here % n) % n; /* in experts instead of layers: the order is the same */
 }
 
-/* Returns the slot that the missing expert may have: an empty one, or that of the expert which is
- * used least, if the policy admits it; NONE if there is none. */
+/* Returns the slot for a missing expert: an empty one, or that of the least used expert if the
+ * policy agrees; NONE if there is none. */
 static uint32_t find_slot(const qsf_experts *e, uint32_t missing)
 {
     uint32_t worst = NONE;
@@ -194,7 +193,7 @@ static uint32_t find_transit(const qsf_experts *e)
     return NONE;
 }
 
-/* Has the place filled with an expert. Caller holds the lock. */
+/* Queues the read into the place. Caller holds the lock. */
 static void queue(qsf_experts *e, uint32_t place, uint32_t expert)
 {
     qsf_expert_slot *const s = &e->slots[place];
@@ -208,7 +207,7 @@ static void queue(qsf_experts *e, uint32_t place, uint32_t expert)
     e->jobs[e->end_job++ % e->n_places] = place;
 }
 
-/* A guess was right: if it may stay, its place becomes a slot and the slot's one in transit. */
+/* A guess was right: if the expert may stay, its place and a slot exchange roles. */
 static void keep_guess(qsf_experts *e, qsf_expert_slot *guess)
 {
     const uint32_t place = find_slot(e, guess->expert);
@@ -219,8 +218,8 @@ static void keep_guess(qsf_experts *e, qsf_expert_slot *guess)
     guess->stays = true;
 }
 
-/* Gives places to the missing experts of the request, in order, and then to guesses, while there
- * are any. */
+/* Gives places to the missing experts of the request, in order, and then to guesses, as long as
+ * places are free. */
 static void place_wanted(qsf_experts *e)
 {
     const uint64_t before = e->end_job;
@@ -257,7 +256,7 @@ static void place_wanted(qsf_experts *e)
     qsf_mutex_unlock(&e->lock);
 }
 
-/* Forgets experts in transit that the request does not want. Caller holds the lock. */
+/* Drops experts in transit places that the request does not want. Caller holds the lock. */
 static void drop_guesses(qsf_experts *e)
 {
     uint64_t end = e->next_job;
@@ -275,8 +274,9 @@ static void drop_guesses(qsf_experts *e)
         e->next_off = 0;
 }
 
-/* Prevents a deadlock. Experts are released in ascending order, and right guesses that come later
- * may hold all places: then the last of these guesses is dropped for the missing expert. */
+/* Prevents a deadlock. Experts are released in ascending order, and right guesses for later
+ * experts may hold all places: then the last of these guesses is dropped in favour of the missing
+ * expert. */
 static void make_way(qsf_experts *e)
 {
     uint32_t last = NONE;
@@ -394,7 +394,7 @@ bool qsf_experts_is_ready(qsf_experts *e, uint32_t i)
 
 uint32_t qsf_experts_next(const qsf_experts *e)
 {
-    uint32_t next = e->n_placed; /* if none has a place, the one that gets the next */
+    uint32_t next = e->n_placed; /* if none has a place, the next one to get a place */
     uint64_t next_job = UINT64_MAX;
     for (uint32_t i = 0; i < e->n_wanted; i++) {
         const uint32_t place = e->slot_of[qsf_reader_expert_place(e->reader, e->wanted[i])];

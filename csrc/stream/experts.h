@@ -1,10 +1,10 @@
 /* experts.h - the experts of routed layers: a pool of equal slots, filled by threads of its own.
  *
- * A layer requests its experts in ascending order. Those in a slot are there at once; reads of the
- * others are queued together, into slots of experts that are used less (expert_policy.h), or into
+ * A layer requests its experts in ascending order. Experts in a slot are available at once; reads
+ * of the others are queued together, into slots of less used experts (expert_policy.h), or into
  * transit slots, which keep nothing. Each load is verified once, before its first use. While a
- * layer is computed, experts that the next one may want are read into transit slots that are free.
- * What is kept or guessed has no say in any result.
+ * layer is computed, experts that the next layer may want are read into free transit slots.
+ * Neither caching nor guessing changes any result.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_STREAM_EXPERTS_H
@@ -27,13 +27,13 @@
 typedef struct qsf_expert_slot {
     enum { QSF_SLOT_EMPTY, QSF_SLOT_QUEUED, QSF_SLOT_READY, QSF_SLOT_FAILED } state;
     uint32_t expert;     /* number in EXPT, unless empty */
-    bool stays;          /* else in transit; a guess, unless wanted */
-    bool is_wanted;      /* by the present request, and not released yet */
+    bool stays;          /* false: a transit place; holds a guess unless is_wanted */
+    bool is_wanted;      /* by the current request, and not released yet */
     uint32_t n_reading;  /* pieces */
     uint64_t job;        /* number of the job that filled it */
-    uint64_t done_bytes; /* of what is being read; likewise the next */
+    uint64_t done_bytes; /* progress of the read; likewise the next */
     uint32_t crc32;
-    void *memory;       /* NULL: given back */
+    void *memory;       /* NULL: released */
     unsigned char *raw; /* [slot_bytes], at a multiple of QSF_IO_ALIGN */
 } qsf_expert_slot;
 
@@ -43,12 +43,12 @@ typedef struct qsf_experts_options {
     qsf_io *io;         /* borrowed, open */
 } qsf_experts_options;
 
-/* Since init. */
+/* Counts since init. */
 typedef struct qsf_expert_counts {
     uint64_t n_uses;          /* experts that layers requested */
     uint64_t n_hits;          /* of these, in memory */
-    uint64_t n_guesses;       /* experts that got a place in transit before they were requested */
-    uint64_t n_right_guesses; /* of these, requested */
+    uint64_t n_guesses;       /* experts read ahead into a transit place before a request */
+    uint64_t n_right_guesses; /* those that the next request wanted */
     uint64_t read_bytes;
     uint64_t wait_ns;
     uint64_t checksum_ns;
@@ -61,8 +61,8 @@ typedef struct qsf_experts {
     size_t slot_bytes;
     size_t piece_bytes;     /* of a read, a multiple of QSF_IO_ALIGN */
     uint32_t n_slots;       /* of the plan */
-    uint32_t n_held;        /* of these, not given back */
-    uint32_t n_lent;        /* of these, in transit for a chunk of a prompt */
+    uint32_t n_held;        /* slots not released */
+    uint32_t n_lent;        /* slots lent as transit slots to a chunk of a prompt */
     uint32_t n_places;      /* slots and transit slots */
     qsf_expert_slot *slots; /* [n_places] */
     uint32_t *slot_of;      /* [n_experts] a place, or UINT32_MAX */
@@ -72,13 +72,13 @@ typedef struct qsf_experts {
     /* the present request */
     const uint32_t *wanted; /* [n_wanted] units, ascending; borrowed */
     uint32_t n_wanted;
-    uint32_t n_missing; /* of wanted: not in a slot when it was requested */
-    uint32_t n_placed;  /* of wanted */
+    uint32_t n_missing; /* wanted experts that were in no slot at the request */
+    uint32_t n_placed;  /* wanted experts that have a place */
     uint32_t n_released;
     bool is_released[QSF_MAX_LAYER_EXPERTS]; /* [n_wanted] */
-    const uint32_t *guesses;                 /* [n_guesses] units, likely ones first; borrowed */
+    const uint32_t *guesses;                 /* [n_guesses] units, most probable first; borrowed */
     uint32_t n_guesses;
-    uint32_t layer_idx; /* that requested */
+    uint32_t layer_idx; /* the requesting layer */
     const qsf_cancel *cancel;
     qsf_stopwatch *stopwatch;
     /* under lock, with the states of slots */
@@ -95,12 +95,12 @@ typedef struct qsf_experts {
     qsf_expert_counts totals;
     qsf_thread threads[QSF_EXPERT_READERS];
     uint32_t n_threads;
-    uint32_t n_sync; /* how many of lock, has_job and has_data exist */
+    uint32_t n_sync; /* number of initialised ones among lock, has_job and has_data */
 } qsf_experts;
 
 /* Bytes of a slot, in which each expert of the layers fits; 0: the model has none. */
 size_t qsf_experts_slot_bytes(const qsf_reader *r);
-/* Experts of the layers that are not left out. */
+/* Number of experts in layers that are not left out. */
 uint32_t qsf_experts_count(const qsf_reader *r);
 /* Bytes that a slot takes from the ledger. */
 size_t qsf_experts_place_bytes(size_t slot_bytes);
@@ -113,7 +113,7 @@ qsf_status qsf_experts_init(qsf_experts *e, const qsf_reader *r, qsf_ledger *led
                             const qsf_experts_options *options);
 void qsf_experts_destroy(qsf_experts *e); /* accepts a zeroed one */
 
-/* n_tokens pass through the layers. `cancel` and `stopwatch`: as of the stream. */
+/* Announces a pass of n_tokens. `cancel` and `stopwatch`: as in the stream. */
 void qsf_experts_begin_pass(qsf_experts *e, uint32_t n_tokens, const qsf_cancel *cancel,
                             qsf_stopwatch *stopwatch);
 
@@ -122,36 +122,37 @@ void qsf_experts_begin_pass(qsf_experts *e, uint32_t n_tokens, const qsf_cancel 
 void qsf_experts_request(qsf_experts *e, uint32_t layer_idx, const uint32_t *wanted,
                          const uint32_t *uses, uint32_t n_wanted);
 
-/* True if wanted[i], which is not released yet, is in memory. */
+/* True if wanted[i], not released yet, is in memory. */
 bool qsf_experts_is_ready(qsf_experts *e, uint32_t i);
 
-/* Returns the wanted expert that is not released and whose read was queued first. */
+/* Returns the wanted, unreleased expert whose read was queued first. */
 uint32_t qsf_experts_next(const qsf_experts *e);
 
-/* *out = raw bytes of wanted[i], verified, valid until it is released or the request ends. Waits
- * for them: then all taken before must be released, and it must be the next, or the first. */
+/* *out = raw bytes of wanted[i], verified, valid until it is released or the request ends. May
+ * wait for the read: then all experts acquired earlier must be released, and i must be the next
+ * one, or the first. */
 qsf_status qsf_experts_take(qsf_experts *e, uint32_t i, const unsigned char **out);
 
-/* The request does not need wanted[i], which was taken, any more. */
+/* Releases wanted[i], which was acquired. */
 void qsf_experts_release(qsf_experts *e, uint32_t i);
 
-/* Says which experts the next layer may want: units [n], likely ones first, borrowed until the
- * request ends. They are read after all of the present request, as far as transit slots are free.
- */
+/* Sets the experts that the next layer may want: units [n], most probable first, borrowed until
+ * the request ends. They are read after all experts of the current request, into free transit
+ * slots. */
 void qsf_experts_guess(qsf_experts *e, const uint32_t *units, uint32_t n);
 
-/* Ends the request. If it is not complete, nothing is being read afterwards, else guesses are. */
+/* Ends the request. If it is incomplete, all reading ends, else reads of guesses continue. */
 void qsf_experts_end(qsf_experts *e);
 
-/* Ends the request, if any, and forgets all guesses; afterwards nothing is being read. */
+/* Ends the request, if any, and drops all guesses; all reading ends. */
 void qsf_experts_end_pass(qsf_experts *e);
 
 /* Adds the statistics of reading to `*out`. */
 void qsf_experts_report(qsf_experts *e, qsf_stats *out);
 
-/* For memory pressure, between requests. give_slot gives back the slot whose expert is used least,
- * false if there is none. take_slot acquires one again, false if all are there or memory is not.
- */
+/* For memory pressure, between requests. give_slot releases the slot of the least used expert;
+ * false if there is none. take_slot acquires one again; false if none is missing or memory is
+ * short. */
 bool qsf_experts_give_slot(qsf_experts *e);
 bool qsf_experts_take_slot(qsf_experts *e);
 

@@ -36,8 +36,8 @@ static bool acquire_place(qsf_experts *e, qsf_expert_slot *s)
     return memory != NULL;
 }
 
-/* Places lie one after the other if possible: the disk reads faster into huge pages, which a place
- * by itself fills in part. */
+/* Places are adjacent if possible: the disk reads faster into huge pages, which a single place
+ * fills only in part. */
 qsf_status qsf_experts_acquire_places(qsf_experts *e)
 {
     const size_t n_bytes = qsf_experts_place_bytes(e->slot_bytes);
@@ -72,7 +72,7 @@ void qsf_experts_release_place(qsf_experts *e, qsf_expert_slot *s)
     s->memory = NULL;
 }
 
-/* Returns the slot that is empty, or whose expert is used least; QSF_EXPERTS_NONE: all are gone. */
+/* Returns an empty slot, or that of the least used expert; QSF_EXPERTS_NONE: no slot is left. */
 static uint32_t find_worst(const qsf_experts *e)
 {
     uint32_t worst = QSF_EXPERTS_NONE;
@@ -91,7 +91,7 @@ static uint32_t find_worst(const qsf_experts *e)
 
 /* ---- chunks of prompts ---- */
 
-/* Slots for a whole layer, the one with most experts, if a chunk of n_tokens reads all of them. */
+/* Slots for the layer with most experts, if a chunk of n_tokens reads all its experts. */
 static uint32_t most_read(const qsf_reader *r, uint32_t n_tokens)
 {
     uint32_t most = 0;
@@ -103,7 +103,7 @@ static uint32_t most_read(const qsf_reader *r, uint32_t n_tokens)
     return most;
 }
 
-/* Divisor of the slots: this share of them may be lent. */
+/* The slots are divided by this: such a share of them may be lent. */
 #define LENT_PART 4
 
 void qsf_experts_lend_slots(qsf_experts *e, uint32_t n_tokens)

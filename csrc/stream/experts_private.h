@@ -1,8 +1,7 @@
-/* experts_private.h - what the computing thread and the reading threads of experts share.
+/* experts_private.h - shared by the computing thread and the reading threads of experts.
  *
- * Only the computing thread changes which expert a place holds; the threads change states, under
- * the lock.
- */
+ * Only the computing thread changes which expert a place holds; the threads change states,
+ * under the lock. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_STREAM_EXPERTS_PRIVATE_H
 #define QSF_STREAM_EXPERTS_PRIVATE_H
@@ -21,17 +20,17 @@ static inline uint32_t qsf_experts_of_layer(const qsf_reader *r, uint32_t layer_
 
 #define QSF_EXPERTS_NONE UINT32_MAX
 
-/* Acquires memory for all places, as far as there is some. */
+/* Acquires memory for as many places as possible. */
 qsf_status qsf_experts_acquire_places(qsf_experts *e);
 void qsf_experts_release_place(qsf_experts *e, qsf_expert_slot *s);
-/* Makes a place empty; the expert in it has none then. */
+/* Empties a place, and removes it from its expert. */
 void qsf_experts_empty(qsf_experts *e, qsf_expert_slot *s);
 
-/* For a pass of n_tokens that meets nearly all experts, a quarter of the slots, at most as many as
- * a layer has experts, becomes transit slots: those whose experts are used least. The next layer's
- * experts are read into them while this layer's attention is computed. */
+/* Before a pass of n_tokens that uses nearly all experts, lends a quarter of the slots, at most
+ * one for each expert of a layer, as transit slots: those of the least used experts. The next
+ * layer's experts are read into them while this layer's attention is computed. */
 void qsf_experts_lend_slots(qsf_experts *e, uint32_t n_tokens);
-/* They are slots again. Nothing is in transit. */
+/* Returns lent slots. Nothing is in transit. */
 void qsf_experts_return_slots(qsf_experts *e);
 
 /* A reading thread of the qsf_experts. */

@@ -9,7 +9,7 @@
 #include "platform/clock.h"
 #include "stream/experts_private.h"
 
-/* Reads in flight of a thread, where the system allows more than one. */
+/* Reads in flight of a thread, if the system supports several. */
 #define QUEUE_DEPTH 2
 
 /* A part of an expert that is being read. */
@@ -24,7 +24,7 @@ static void fail_place(qsf_experts *e, qsf_expert_slot *s, qsf_status status, co
 {
     s->state = QSF_SLOT_FAILED;
     if (!s->is_wanted || e->failure_status != QSF_OK)
-        return; /* a guess that is right is read again */
+        return; /* a right guess is read again */
     e->failure_status = status;
     snprintf(e->failure, sizeof e->failure, "unit %" PRIu32 " (an expert of layer %" PRIu32 "): %s",
              qsf_reader_expert_unit(e->reader, s->expert), qsf_experts_unit(e, s->expert)->layer,
@@ -60,7 +60,7 @@ static void end_piece(qsf_experts *e, const piece *p, qsf_status status, uint32_
         qsf_condition_wake_all(
             &e->has_data); /* wakes threads that wait for the place or for the end of reading */
     if (s->state == QSF_SLOT_EMPTY)
-        return; /* a guess that was dropped */
+        return; /* a dropped guess */
     const qsf_unit *const u = qsf_experts_unit(e, s->expert);
     s->done_bytes += p->n_bytes;
     s->crc32 ^= qsf_crc32_combine(crc32, 0, u->stored_bytes - p->off - p->n_bytes);
@@ -139,7 +139,7 @@ void *qsf_experts_read(void *arg)
             finish_piece(e, &queue, under_way);
         } else if (e->next_job == e->end_job) {
             qsf_condition_wait(&e->has_job, &e->lock);
-        } else if (status != QSF_OK) { /* the system has no queue for this thread */
+        } else if (status != QSF_OK) { /* the system refused a queue for this thread */
             const piece p = take_piece(e);
             end_piece(e, &p, status, 0);
         }

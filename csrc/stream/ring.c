@@ -18,7 +18,7 @@
  * and 1 MiB were equally fast (bench/LOG.md). */
 #define MAX_SLOT_BYTES ((size_t)1024 * 1024)
 #define MIN_SLOT_BYTES ((size_t)QSF_IO_ALIGN)
-/* Most that is used at once, so that its slots are soon free for the disk. */
+/* Most bytes used at once, so that slots become free for the disk soon. */
 #define MAX_RANGE_BYTES ((size_t)2 * 1024 * 1024)
 #define CANCEL_POLL_NS 20000000
 
@@ -48,7 +48,7 @@ typedef struct layout {
     unsigned char *bytes;
 } layout;
 
-/* With records for as many slots as there are at any depth. */
+/* With records for the most slots of any depth. */
 static void lay_out(layout *l, qsf_arena *a, size_t ring_bytes, size_t range_bytes,
                     const qsf_reader *r)
 {
@@ -127,8 +127,8 @@ void qsf_ring_destroy(qsf_ring *ring)
 
 /* ---- the consumer ---- */
 
-/* Waits until no reader uses a piece, drops all pieces and restarts reading at entry next_order of
- * the order. */
+/* Waits until no reader uses a piece, drops all pieces, and restarts reading at entry next_order
+ * of the order. */
 static void restart(qsf_ring *ring, uint32_t next_order, uint64_t next_pass)
 {
     ring->is_paused = true;
@@ -210,8 +210,8 @@ qsf_status qsf_ring_begin_unit(qsf_ring *ring, uint32_t unit_idx)
     return QSF_OK;
 }
 
-/* Bytes of the current unit from `off` on that lie one after the other, in the piece of `off` and
- * those after it that are ready. Stops soon after most_bytes. Caller holds the lock. */
+/* Counts bytes of the current unit from `off` on that are adjacent: in the piece of `off` and
+ * the ready pieces after it. Stops soon after most_bytes. Caller holds the lock. */
 static size_t adjacent_bytes(const qsf_ring *ring, uint64_t off, size_t most_bytes)
 {
     size_t n_bytes = 0;
@@ -273,11 +273,11 @@ static void remove_oldest(qsf_ring *ring)
     qsf_condition_wake_all(&ring->has_room);
 }
 
-/* Removes the pieces of the current unit that end at or before `off`; waits for its pieces up to
- * end_off. */
+/* Removes the pieces of the current unit that end at or before `off`; waits until its pieces up
+ * to end_off are ready. */
 static qsf_status move_to(qsf_ring *ring, uint64_t off, uint64_t end_off)
 {
-    uint64_t done_off = ring->unit_off; /* end of the pieces visited */
+    uint64_t done_off = ring->unit_off; /* end of the visited pieces */
     for (uint64_t i = ring->tail; done_off < end_off; i++) {
         QSF_TRY(wait_for(ring, i));
         const qsf_piece *const p = &ring->pieces[i % ring->n_slots];
@@ -361,7 +361,7 @@ void qsf_ring_abandon(qsf_ring *ring)
 {
     qsf_mutex_lock(&ring->lock);
     ring->unit_idx = NONE;
-    ring->is_paused = true; /* until a unit begins: the next pass may begin at any unit */
+    ring->is_paused = true; /* until a unit begins: the next pass may begin with any unit */
     qsf_mutex_unlock(&ring->lock);
 }
 

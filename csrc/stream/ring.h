@@ -4,10 +4,10 @@
  *     ring                     [taken] [ready][ready][reading] free
  *                              ^ consumer            ^ readers
  *
- * Every pass uses the units in the same order. After the end of a pass, readers continue with the
- * first units of the next pass. They fill pieces of the ring in order. A reader computes the
- * checksum of each piece; checksums of pieces combine to that of the unit. A unit begins at a
- * multiple of 4096 in the file and in the ring, so direct reads need no copy.
+ * Every pass uses the units in the same order. At the end of a pass, readers continue with the
+ * first units of the next pass. They fill pieces of the ring in order and compute the checksum of
+ * each piece; these combine to the checksum of the unit. A unit begins at a multiple of 4096 in
+ * the file and in the ring, so direct reads need no copy.
  *
  * One consumer thread. Bytes that it takes stay valid until it takes more or ends the unit.
  */
@@ -59,8 +59,8 @@ void qsf_ring_begin_pass(qsf_ring *ring, bool is_whole, const qsf_cancel *cancel
 /* Begins a unit. If it is not the next one in the order, reading restarts at it. */
 qsf_status qsf_ring_begin_unit(qsf_ring *ring, uint32_t unit_idx);
 
-/* Most stored bytes that one qsf_ring_take() may ask for at `off`: those that lie one after the
- * other and are ready or will be next, at least range_bytes. Grows while the readers work. */
+/* Most stored bytes that one qsf_ring_take() may request at `off`: adjacent ones that are ready
+ * or will be next, at least range_bytes. Grows while the readers work. */
 size_t qsf_ring_range_bytes(qsf_ring *ring, uint64_t off);
 
 /* Waits for the stored bytes [off, off + n_bytes) of the current unit and releases all bytes before

@@ -1,9 +1,9 @@
 /* ring_private.h - the record that the readers and the consumer of a ring share.
  *
  * Readers append pieces at `head`, the consumer removes them at `tail`. A piece takes the lowest
- * free slot. So pieces mostly lie one after the other, and only as much of the ring is written as
- * is needed at the moment: memory that was used lately is written faster. A range of pieces that do
- * not lie one after the other is copied to the seam.
+ * free slot, so pieces are mostly adjacent, and only the currently needed part of the ring is
+ * written: recently used memory is faster. A range of pieces that are not adjacent is copied to
+ * the seam.
  *
  * `lock` protects all fields below it. The reader owns the bytes of a piece while its state is
  * READING, the consumer afterwards.
@@ -47,7 +47,7 @@ struct qsf_ring {
     qsf_condition has_room; /* readers wait */
     qsf_condition has_data; /* the consumer waits */
     bool is_stopping;
-    bool is_paused;    /* no read begins, and pieces are invalid */
+    bool is_paused;    /* reads do not start, and pieces are invalid */
     qsf_piece *pieces; /* [n_slots], piece i at i % n_slots */
     bool *is_taken;    /* [n_slots]: the slot has a piece */
     uint64_t head;     /* pieces [tail, head) are in use */
@@ -67,7 +67,7 @@ struct qsf_ring {
     const qsf_cancel *cancel;
     qsf_stopwatch *stopwatch; /* of the pass, or NULL */
     uint32_t unit_idx;        /* current unit; NONE: none */
-    uint64_t unit_off;        /* its pieces before this offset are removed */
+    uint64_t unit_off;        /* pieces that end before it are removed */
     uint32_t unit_crc32;      /* of the removed pieces */
     uint64_t unit_first_ns;
     uint64_t unit_last_ns;

@@ -102,8 +102,8 @@ static void start_reads(qsf_ring *ring, qsf_io_queue *queue)
     }
 }
 
-/* Waits for a read, and takes all that have ended with it. Returns how many of them are to be
- * verified, in `taken`. Caller holds the lock; it is released meanwhile. */
+/* Waits for a read, and takes all that have ended by then. Returns in `taken` how many of them
+ * are to be verified. Caller holds the lock; it is released meanwhile. */
 static uint32_t take_reads(qsf_ring *ring, qsf_io_queue *queue, qsf_piece *taken[QSF_IO_MAX_DEPTH])
 {
     uint32_t n_taken = 0;
@@ -135,8 +135,9 @@ static void check_piece(qsf_ring *ring, qsf_piece *p)
     end_piece(ring, p, QSF_OK);
 }
 
-/* Reads until the ring stops. A disk answers several reads at once: the next ones are asked for
- * before the checksums of those, so that it does not wait for them. Caller holds the lock. */
+/* Reads until the ring stops. A disk serves several reads at once: the next ones are started
+ * before the checksums of finished ones, so that the disk never waits for checksums. Caller
+ * holds the lock. */
 static void read_pieces(qsf_ring *ring, qsf_io_queue *queue)
 {
     qsf_piece *taken[QSF_IO_MAX_DEPTH];

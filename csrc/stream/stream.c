@@ -162,7 +162,7 @@ static qsf_status load_units(qsf_stream *s, uint32_t n_units)
     return QSF_OK;
 }
 
-/* Size of a ring that is used for loading alone: as large as the unplanned memory allows. */
+/* Size of a ring used only for loading: as large as the unplanned memory allows. */
 static size_t load_ring_bytes(const qsf_stream *s, const qsf_stream_sizes *sizes,
                               uint64_t load_bytes)
 {
@@ -252,7 +252,7 @@ void qsf_stream_destroy(qsf_stream *s)
     if (s->ledger == NULL)
         return;
     const uint32_t n_units = s->reader->n_stream_units;
-    release_buffers(s); /* first: its readers may be busy */
+    release_buffers(s); /* first: its readers may be active */
     for (uint32_t i = 0; s->resident != NULL && i < n_units; i++)
         qsf_ledger_release(s->ledger, QSF_USE_WEIGHTS, s->resident[i],
                            (size_t)s->reader->units[i].raw_bytes);

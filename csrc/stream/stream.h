@@ -24,7 +24,7 @@
 #include "stream/ring.h"
 #include "stream/unit_source.h"
 
-/* Bytes that init will acquire from the ledger; 0 for parts this stream does not use. Resident
+/* Bytes that init will acquire from the ledger; 0 for parts that this stream does not use. Resident
  * units (raw_bytes each) and the tables are extra. An embedding table that is not also the head is
  * not streamed: its rows are read band by band. */
 typedef struct qsf_stream_sizes {
@@ -95,8 +95,8 @@ bool qsf_stream_passes_ring(const qsf_reader *r, uint32_t unit_idx);
 size_t qsf_stream_buffer_bytes(const qsf_reader *r, const qsf_stream_sizes *sizes,
                                size_t ring_bytes);
 
-/* The least value of the above if only this unit is streamed; 0 for an embedding that is never
- * streamed. */
+/* The least value of qsf_stream_buffer_bytes if only this unit is streamed; 0 for an embedding
+ * that is never streamed. */
 size_t qsf_stream_unit_buffer_bytes(const qsf_reader *r, uint32_t unit_idx);
 
 /* Bytes of the stream's tables, which are not part of the buffers. */

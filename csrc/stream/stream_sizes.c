@@ -32,7 +32,7 @@ static void raise_to(size_t *most, size_t n)
         *most = n;
 }
 
-/* Raises the sizes to those that streaming this unit needs. */
+/* Raises the sizes to those needed for streaming this unit. */
 static void add_streamed(const qsf_reader *r, const qsf_unit *u, qsf_stream_sizes *sizes)
 {
     const size_t range_bytes = unit_range_bytes(r, u);
@@ -48,7 +48,7 @@ static void add_streamed(const qsf_reader *r, const qsf_unit *u, qsf_stream_size
     raise_to(&sizes->ring_bytes, qsf_ring_least_bytes(sizes->range_bytes));
 }
 
-/* Raises the sizes to those that loading this unit needs, block by block. */
+/* Raises the sizes to those needed for loading this unit, block by block. */
 static void add_loaded(const qsf_unit *u, qsf_stream_sizes *sizes)
 {
     if (u->compression == QSF_COMPRESSION_NONE) {

@@ -1,4 +1,4 @@
-/* bpe.c - short pieces by looking for the lowest rank, long ones with a heap. */
+/* bpe.c - short pieces by a search for the lowest rank, long ones with a heap. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "text/bpe.h"
 
@@ -8,10 +8,10 @@
 #include "text/utf8.h"
 
 #define SHORT_BYTES 48
-#define GONE UINT32_MAX /* a unit that was merged into the one before it */
+#define GONE UINT32_MAX /* a unit that was merged into the previous one */
 #define NOWHERE UINT32_MAX
 
-/* Tokens of the bytes of a character; false where one of them has none. */
+/* Writes the tokens of a character's bytes; false if one of them has none. */
 static bool put_bytes(const qsf_vocabulary *v, qsf_bytes c, uint32_t *ids, size_t *n)
 {
     for (size_t i = 0; i < c.n; i++) {
@@ -24,11 +24,11 @@ static bool put_bytes(const qsf_vocabulary *v, qsf_bytes c, uint32_t *ids, size_
     return true;
 }
 
-/* ids [piece.n]: the tokens of single units; returns how many. */
+/* Writes the tokens of single units to ids [piece.n]; returns their number. */
 static size_t first_units(const qsf_vocabulary *v, qsf_bytes piece, uint32_t *ids)
 {
     const bool is_bytes = v->model == QSF_TEXT_BPE_BYTES;
-    bool has_unknown = false; /* the last unit was one, which is not in ids yet */
+    bool has_unknown = false; /* the last unit was unknown and is not in ids yet */
     size_t n = 0;
     size_t n_unit;
     for (size_t i = 0; i < piece.n; i += n_unit) {
@@ -60,7 +60,7 @@ static size_t first_units(const qsf_vocabulary *v, qsf_bytes piece, uint32_t *id
 static void encode_short(const qsf_vocabulary *v, qsf_bytes piece, qsf_sink *out)
 {
     uint32_t ids[SHORT_BYTES];
-    uint32_t ranks[SHORT_BYTES]; /* of unit i with the one after it */
+    uint32_t ranks[SHORT_BYTES]; /* rank of the merge of unit i with the next one */
     size_t n = first_units(v, piece, ids);
     for (size_t i = 0; i + 1 < n; i++)
         ranks[i] = qsf_merge_rank(v, ids[i], ids[i + 1]);
@@ -85,8 +85,8 @@ static void encode_short(const qsf_vocabulary *v, qsf_bytes piece, qsf_sink *out
         qsf_sink_put(out, ids[i]);
 }
 
-/* A merge is rank << 32 | unit, so that the smallest number is the next one. Each merge that is
- * done takes one out and puts two in at most: 2 n are enough. */
+/* A merge is rank << 32 | unit, so the smallest number is the next merge. Each merge removes one
+ * entry and adds at most two: room for 2 n is enough. */
 typedef struct heap {
     uint64_t *merges;
     size_t n;
@@ -139,7 +139,7 @@ static void merge_all(const qsf_vocabulary *v, heap *h, const chain *c)
         const uint32_t rank = qsf_merge_rank(v, c->ids[unit], c->ids[gone]);
         const uint32_t result = qsf_merge_result(v, (uint32_t)(top >> 32));
         if (rank == QSF_MERGE_NONE || qsf_merge_result(v, rank) != result)
-            continue; /* one of the two has changed since */
+            continue; /* one of the two units has changed since */
         c->ids[unit] = result;
         c->ids[gone] = GONE;
         c->next[unit] = c->next[gone];

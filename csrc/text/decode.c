@@ -57,7 +57,7 @@ size_t qsf_decode_token(const qsf_vocabulary *v, uint32_t id, bool is_first_toke
     return n;
 }
 
-/* Emits a character, unless it is a space that the beginning of the text loses. */
+/* Emits a character, unless it is a leading space that this text loses. */
 static size_t put(qsf_text_decoder *d, const unsigned char *c, size_t n_bytes, unsigned char *out)
 {
     if (d->n_leading != 0) {
@@ -98,8 +98,8 @@ size_t qsf_decode_push(const qsf_vocabulary *v, qsf_text_decoder *d, uint32_t id
         return 0;
     const bool is_first = d->is_at_start != 0 && (v->flags & QSF_TEXT_FIRST_TOKEN) != 0;
     d->is_at_start = 0;
-    /* The bytes go to the end of the room, and the text to its beginning: it never reaches them,
-     * because a byte makes at most three and four more may be pending. */
+    /* The bytes are put at the end of the room, the text at its beginning. The text never
+     * reaches unread bytes: each byte becomes at most three, and four more may be pending. */
     const size_t n_most = qsf_vocabulary_text(v, id).n;
     unsigned char *const bytes = out + qsf_decode_room(n_most) - n_most;
     const size_t n_bytes = qsf_decode_token(v, id, is_first, bytes, n_most);

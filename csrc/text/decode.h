@@ -5,7 +5,7 @@
 
 #include "text/vocabulary.h"
 
-/* Room that one token and what is left of earlier ones may need: each byte may become U+FFFD. */
+/* Room for one token and the pending bytes of earlier ones: each byte may become U+FFFD. */
 static inline size_t qsf_decode_room(size_t n_token_bytes)
 {
     return 3 * (n_token_bytes + 4);

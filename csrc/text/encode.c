@@ -1,7 +1,7 @@
-/* encode.c - added tokens are cut out; between them texts are normalised, split, and encoded.
+/* encode.c - cuts out added tokens; normalises, splits and encodes the texts between them.
  *
- * In the order of the library: added tokens of the text as it is, normalising steps, added tokens
- * of the normalised text, splitting steps, model.
+ * In the order of the `tokenizers` library: added tokens of the original text, normalising steps,
+ * added tokens of the normalised text, splitting steps, model.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "text/encode.h"
@@ -42,7 +42,7 @@ static qsf_status split_on(const encoder *e, uint32_t step_idx, const unsigned c
     return split(e, step_idx + 1, (qsf_bytes){begin, (size_t)(end - begin)}, is_first);
 }
 
-/* Matches, and the text between two matches, are pieces. */
+/* Both matches and the texts between them become pieces. */
 static qsf_status split_matches(const encoder *e, uint32_t step_idx, qsf_bytes piece, bool is_first)
 {
     qsf_scanner *const scan = qsf_scanner_of(e->v->steps[step_idx].kind);
@@ -65,7 +65,7 @@ static qsf_status split_matches(const encoder *e, uint32_t step_idx, qsf_bytes p
     return split_on(e, step_idx, between, end, is_first && between == piece.p);
 }
 
-/* Is `c`, which ends before `end`, one of the characters in `list`? */
+/* True if `c`, which ends before `end`, is in `list`. */
 static bool ends_with_one_of(const unsigned char *begin, const unsigned char *end, qsf_bytes list)
 {
     const unsigned char *last = end;
@@ -139,8 +139,8 @@ static qsf_status mark_spaces(const encoder *e, uint32_t step_idx, qsf_bytes pie
     return split(e, step_idx + 1, (qsf_bytes){bytes, n}, is_first);
 }
 
-/* Steps from step_idx on, then the model; as deep as there are steps. is_first: the piece begins
- * where the whole text begins. */
+/* Applies the steps from step_idx on, then the model; the recursion is as deep as the number of
+ * steps. is_first: the piece begins at the beginning of the whole text. */
 static qsf_status split(const encoder *e, uint32_t step_idx, qsf_bytes piece, bool is_first)
 {
     if (step_idx == e->v->n_steps)
@@ -160,8 +160,9 @@ static qsf_status split(const encoder *e, uint32_t step_idx, qsf_bytes piece, bo
 
 /* ---- added tokens ---- */
 
-/* The longest added token of the group that begins at `from`; QSF_TOKEN_NONE where none does. Their
- * contents are sorted, so those that begin alike are a range, which shrinks with every byte. */
+/* Returns the longest added token of the group that begins at `from`, or QSF_TOKEN_NONE. Their
+ * contents are sorted, so tokens with a common beginning form a range, which shrinks with every
+ * byte. */
 static uint32_t find_added(const qsf_vocabulary *v, int group, qsf_bytes text, size_t from)
 {
     const uint32_t *const firsts = v->first_added[group];
@@ -174,7 +175,7 @@ static uint32_t find_added(const qsf_vocabulary *v, int group, qsf_bytes text, s
         if (from + k == text.n)
             break;
         const unsigned char byte = text.p[from + k];
-        uint32_t bounds[2] = {low, high}; /* the first with at least this byte; with more */
+        uint32_t bounds[2] = {low, high}; /* the first with at least this byte; with a larger one */
         for (int i = 0; i < 2; i++) {
             uint32_t end = high;
             bounds[i] = low;
@@ -239,7 +240,7 @@ static qsf_status encode_between(const encoder *e, int group, qsf_bytes text, bo
 static qsf_status cut_added(const encoder *e, int group, qsf_bytes text, bool is_first)
 {
     const uint32_t *const firsts = e->v->first_added[group];
-    size_t done = 0; /* up to here all is encoded */
+    size_t done = 0; /* everything before it is encoded */
     for (size_t i = 0; i < text.n;) {
         const unsigned char byte = text.p[i];
         const uint32_t idx =

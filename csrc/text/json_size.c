@@ -1,11 +1,12 @@
-/* json_size.c - what a text in JSON would become as objects, counted without making any. */
+/* json_size.c - counts the elements of a JSON text without creating any. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "include/qsf_text.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 
-/* The code unit of an escape \uXXXX whose digits begin at p; UINT32_MAX: these are not four. */
+/* The code unit of an escape \uXXXX whose digits begin at p; UINT32_MAX if they are not four hex
+ * digits. */
 static uint32_t unit_at(const unsigned char *p, const unsigned char *end)
 {
     uint32_t unit = 0;
@@ -37,7 +38,7 @@ static const unsigned char *skip_escape(qsf_json_size *s, const unsigned char *p
         return p == end ? end : p + 1;
     const uint32_t unit = unit_at(p + 1, end);
     if (unit == UINT32_MAX)
-        return p + 1; /* not JSON, as the parser will find */
+        return p + 1; /* not JSON: the parser will report it */
     p += 5;
     if (unit < 0xD800 || unit > 0xDFFF) {
         widen(s, unit > 0xFF ? 2 : 1);
@@ -86,7 +87,7 @@ void qsf_json_measure(const void *text, size_t n_bytes, qsf_json_size *out)
         case '}':
         case ']':
             if (depth <= 1)
-                p = end; /* the value ends: a parser goes no further */
+                p = end; /* the value ends here, and so does a parser */
             else
                 depth--;
             break;

@@ -1,4 +1,4 @@
-/* normalize.c - the normalising steps, one after another, between two blocks. */
+/* normalize.c - the normalising steps, one after another, alternating between two blocks. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "text/normalize.h"
 
@@ -23,7 +23,7 @@ typedef struct composer {
     qsf_work *w;
     int block; /* of the result */
     bool is_compatible;
-    uint32_t first_unstable; /* characters below are normal already unless a mark follows */
+    uint32_t first_unstable; /* lower characters are normalised already unless a mark follows */
     size_t n_out;
     size_t n_run; /* a starter and the marks after it, or marks alone at the beginning */
 } composer;
@@ -47,7 +47,7 @@ static const qsf_decomposition *find_decomposition(uint32_t c, bool is_compatibl
         else
             high = middle;
     }
-    /* The canonical one comes first, if there are two. */
+    /* If there are two, the canonical one comes first. */
     const qsf_decomposition *entry = NULL;
     for (; low < QSF_UNICODE_DECOMPOSITIONS && qsf_unicode_decompositions[low].c == c; low++)
         if (is_compatible || !qsf_unicode_decompositions[low].is_compatible)
@@ -55,7 +55,7 @@ static const qsf_decomposition *find_decomposition(uint32_t c, bool is_compatibl
     return entry;
 }
 
-/* out [QSF_UNICODE_MAX_DECOMPOSED]; returns how many. */
+/* Writes to out [QSF_UNICODE_MAX_DECOMPOSED]; returns the number. */
 static size_t decompose(uint32_t c, bool is_compatible, uint32_t *out)
 {
     if (c - HANGUL_FIRST < N_HANGUL) {
@@ -75,7 +75,7 @@ static size_t decompose(uint32_t c, bool is_compatible, uint32_t *out)
     return d->n;
 }
 
-/* The two as one character, or 0. */
+/* Returns the composition of the two characters, or 0. */
 static uint32_t compose(uint32_t first, uint32_t second)
 {
     if (first - HANGUL_L < N_HANGUL_L && second - HANGUL_V < N_HANGUL_V)
@@ -99,7 +99,7 @@ static uint32_t compose(uint32_t first, uint32_t second)
     return qsf_unicode_compositions[low].c;
 }
 
-/* Sorts marks by their classes, those of one class as they come. */
+/* Sorts marks by class; keeps the order within a class. */
 static qsf_status sort_marks(composer *c, size_t begin)
 {
     uint32_t *run = c->w->blocks[QSF_WORK_RUN];
@@ -127,7 +127,7 @@ static qsf_status sort_marks(composer *c, size_t begin)
     return QSF_OK;
 }
 
-/* Puts the run's marks in order and joins them to its starter as far as they can be. */
+/* Sorts the run's marks and composes them with its starter as far as possible. */
 static qsf_status close_run(composer *c)
 {
     uint32_t *const run = c->w->blocks[QSF_WORK_RUN];
@@ -183,7 +183,8 @@ static qsf_status add_char(composer *c, uint32_t ch)
     return QSF_OK;
 }
 
-/* Starters that decomposition leaves alone and that do not compose with an earlier starter. */
+/* True for starters that decomposition leaves unchanged and that do not compose with an earlier
+ * starter. */
 static bool is_stable(const composer *c, uint32_t ch)
 {
     return ch < c->first_unstable || (ch >= 0x3400 && ch < 0xA000);
@@ -210,7 +211,7 @@ static qsf_status normalize_composed(composer *c, qsf_bytes in, qsf_bytes *out)
         return QSF_OK;
     while (at < in.n) {
         size_t n_stable = stable_bytes(c, (qsf_bytes){in.p + at, in.n - at});
-        if (at + n_stable < in.n) /* the last may be joined to what follows */
+        if (at + n_stable < in.n) /* the last one may compose with the next character */
             while (n_stable != 0 && (in.p[at + --n_stable] & 0xC0) == 0x80)
                 continue;
         if (n_stable != 0) {

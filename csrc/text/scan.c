@@ -1,4 +1,4 @@
-/* scan.c - one function for each expression, from parts that several of them have. */
+/* scan.c - one function for each expression, made from shared parts. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "text/scan.h"
 
@@ -24,7 +24,7 @@ static inline bool is_line_end(at p, at end)
     return p != end && (*p == '\r' || *p == '\n');
 }
 
-/* Behind the characters from p on that are of one of these kinds. */
+/* Returns the place after the characters from p on that are of one of these kinds. */
 static inline at skip(at p, at end, unsigned kinds)
 {
     at next;
@@ -33,7 +33,7 @@ static inline at skip(at p, at end, unsigned kinds)
     return p;
 }
 
-/* Behind the characters from p on that are of none of these kinds. */
+/* Returns the place after the characters from p on that are of none of these kinds. */
 static inline at skip_others(at p, at end, unsigned kinds)
 {
     at next;
@@ -42,7 +42,7 @@ static inline at skip_others(at p, at end, unsigned kinds)
     return p;
 }
 
-/* The same, but for at most `most` characters. */
+/* The same, for at most `most` characters. */
 static at skip_most(at p, at end, unsigned kinds, int most)
 {
     at next;
@@ -98,7 +98,7 @@ static at word(at p, at end, unsigned letters, unsigned not_first)
 /* \s*[\r\n]+|\s+(?!\S)|\s+ ; the first alternative only if has_lines, the last only if has_last. */
 static at spaces(at p, at end, bool has_lines, bool has_last)
 {
-    at line_end = NULL; /* after the last one */
+    at line_end = NULL; /* after the last line break */
     at last = p;        /* the last space */
     at q = p;
     at next;
@@ -193,7 +193,8 @@ static at scan_qwen35(at p, at end)
 #define UPPERS (QSF_CHAR_UPPER | QSF_CHAR_OTHER | QSF_CHAR_MARK)
 #define LOWERS (QSF_CHAR_LOWER | QSF_CHAR_OTHER | QSF_CHAR_MARK)
 
-/* [UPPERS]*[LOWERS]+ : where no lower letter follows, the last character that is of both. */
+/* [UPPERS]*[LOWERS]+ : without a following lower letter it ends with the last character that is
+ * both. */
 static at any_then_lower(at p, at end)
 {
     at last_both = NULL; /* after it */
@@ -212,7 +213,7 @@ static at upper_then_any(at p, at end)
     return stop == p ? NULL : skip(stop, end, LOWERS);
 }
 
-/* [^\r\n\p{L}\p{N}]? and then one of the two above, if need be without the first. */
+/* [^\r\n\p{L}\p{N}]? and then one of the two above; without the optional part if necessary. */
 static at cased_word(at p, at end, qsf_scanner *rest)
 {
     at next;

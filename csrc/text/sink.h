@@ -1,4 +1,4 @@
-/* sink.h - where token ids go: the caller's array as far as it reaches, and all are counted. */
+/* sink.h - collects token ids: stores as many as fit the caller's array, and counts all. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_TEXT_SINK_H
 #define QSF_TEXT_SINK_H

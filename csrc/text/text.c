@@ -1,4 +1,4 @@
-/* text.c - the public functions on texts: arguments checked, memory of the call, and the work. */
+/* text.c - the public functions on texts: checks arguments, manages the memory of a call. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "text/text.h"
 
@@ -97,7 +97,7 @@ qsf_status qsf_tokenize(const qsf_text *t, const char *text, size_t n_bytes, uin
     qsf_work_destroy(&w);
     QSF_TRY(status);
     *n_ids = sink.n;
-    /* A text that begins with the prefix itself does not get it twice. */
+    /* A text that already begins with the prefix does not get it again. */
     if (n_prefix != 0 && sink.n >= 2 * (size_t)n_prefix && sink.n <= cap_ids &&
         memcmp(ids, ids + n_prefix, n_prefix * sizeof *ids) == 0) {
         *n_ids -= n_prefix;

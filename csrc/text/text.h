@@ -13,8 +13,8 @@ struct qsf_text {
     qsf_vocabulary vocabulary;
 };
 
-/* Two halves of opening: memory for a section of n_bytes, which the caller fills, and then the
- * check. After any failure, qsf_text_close. */
+/* Two halves of opening: the first allocates a section of n_bytes, which the caller fills; the
+ * second checks it. After any failure call qsf_text_close. */
 qsf_status qsf_text_reserve(uint64_t n_bytes, qsf_text **out);
 qsf_status qsf_text_check(qsf_text *t);
 

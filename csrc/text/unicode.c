@@ -68,7 +68,7 @@ static void read_decompositions(const char **at)
 {
     uint32_t point = 0;
     uint32_t n_pool = 0;
-    qsf_decomposition last = {0}; /* that added its characters to the pool */
+    qsf_decomposition last = {0}; /* the last one that added its characters to the pool */
     for (size_t i = 0; i < QSF_UNICODE_DECOMPOSITIONS; i++) {
         point += read_number(at);
         const uint32_t head = read_number(at);

@@ -1,7 +1,7 @@
 /* unicode.h - what kind of character a code point is, and how characters (de)compose.
  *
- * The tables are those of the tokenizer library that ours must equal; tools/make_unicode_tables.py
- * asks it for them.
+ * The tables equal those of the `tokenizers` library; tools/make_unicode_tables.py computes them
+ * with it.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_TEXT_UNICODE_H
@@ -45,8 +45,8 @@ typedef struct qsf_unicode_property {
 
 extern qsf_unicode_property qsf_unicode_kinds;
 
-/* Characters of words, for added tokens that match whole words only; numbers as Digits splits them.
- */
+/* Word characters, for added tokens that match whole words only; and numbers, for the step
+ * Digits. */
 enum { QSF_CHAR_WORD = 1, QSF_CHAR_NUMERIC = 2 };
 
 extern qsf_unicode_property qsf_unicode_words;

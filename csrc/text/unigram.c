@@ -1,4 +1,5 @@
-/* unigram.c - the best path to each place, from the beginning on; then back from the end. */
+/* unigram.c - finds the best path to each place from the beginning on, then follows it back from
+ * the end. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "text/unigram.h"
 
@@ -10,8 +11,8 @@
 #define NOWHERE UINT32_MAX
 
 typedef struct place {
-    double score;   /* of the best way here */
-    uint32_t begin; /* of its last token; NOWHERE where none ends here */
+    double score;   /* score of the best path to here */
+    uint32_t begin; /* begin of its last token; NOWHERE if no token ends here */
     uint32_t id;
 } place;
 
@@ -48,7 +49,7 @@ static uint32_t child(const qsf_vocabulary *v, uint32_t node, unsigned char byte
     return 0;
 }
 
-/* Offers all tokens that begin at `begin`, which must be reachable. */
+/* Tries all tokens that begin at `begin`, which must be reachable. */
 static void offer_tokens(const qsf_vocabulary *v, qsf_bytes piece, size_t begin, place *places)
 {
     const double score = places[begin].score;
@@ -69,7 +70,7 @@ static void offer_tokens(const qsf_vocabulary *v, qsf_bytes piece, size_t begin,
         offer(&places[begin + n_char], v->unk_score + score, begin, v->unk_id);
 }
 
-/* A text that is no token: its bytes, or the unknown token. */
+/* Emits a text that is no token: its bytes, or the unknown token. */
 static void put_unknown(const qsf_vocabulary *v, qsf_bytes text, qsf_sink *out)
 {
     bool has_bytes = (v->flags & QSF_TEXT_BYTE_FALLBACK) != 0;

@@ -6,7 +6,8 @@
 #include "text/sink.h"
 #include "text/work.h"
 
-/* The best sum of scores; time O(n) times the longest token, 16 bytes of memory for each byte. */
+/* Maximises the sum of scores; time O(n) times the longest token, 16 bytes of memory for each
+ * byte. */
 qsf_status qsf_unigram_encode(const qsf_vocabulary *v, qsf_work *w, qsf_bytes piece, qsf_sink *out);
 
 #endif

@@ -1,4 +1,4 @@
-/* utf8.c - looks at bytes that may be UTF-8. */
+/* utf8.c - reads bytes that may be UTF-8. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "text/utf8.h"
 

@@ -1,4 +1,4 @@
-/* utf8.h - characters of UTF-8, where the text is known to be valid and where it is not. */
+/* utf8.h - characters of UTF-8, in texts known to be valid and in others. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_TEXT_UTF8_H
 #define QSF_TEXT_UTF8_H
@@ -62,11 +62,11 @@ static inline size_t qsf_utf8_store(unsigned char *out, uint32_t c)
 /* Decodes a character from bytes that may be invalid. */
 typedef enum qsf_utf8_kind {
     QSF_UTF8_CHAR,   /* a character of *n_used bytes */
-    QSF_UTF8_BROKEN, /* *n_used bytes that no continuation could make a character */
-    QSF_UTF8_CUT     /* all n_bytes, which further bytes could make a character */
+    QSF_UTF8_BROKEN, /* *n_used bytes that no continuation could complete */
+    QSF_UTF8_CUT     /* all n_bytes are a character's beginning */
 } qsf_utf8_kind;
 
-/* Looks at [n_bytes >= 1] bytes. A broken sequence ends before the first byte that cannot belong to
+/* Reads [n_bytes >= 1] bytes. A broken sequence ends before the first byte that cannot belong to
  * it, as Unicode recommends for replacement by U+FFFD. */
 qsf_utf8_kind qsf_utf8_look(const unsigned char *p, size_t n_bytes, size_t *n_used);
 

@@ -53,7 +53,7 @@ static qsf_status check_slots(const char *field, uint32_t n_slots)
     return QSF_OK;
 }
 
-/* Each of the n numbers is below `limit`, or none where that is allowed. */
+/* Each of the n numbers is below `limit`, or QSF_TOKEN_NONE if allowed. */
 static qsf_status check_numbers(const char *field, const unsigned char *numbers, size_t n,
                                 uint32_t limit, bool may_be_none)
 {
@@ -177,7 +177,7 @@ static qsf_status check_steps(qsf_vocabulary *v, const unsigned char *steps, uin
     return QSF_OK;
 }
 
-/* Children lie after their parent, so a walk ends; a node's children are sorted by byte. */
+/* Children come after their parent, so a walk ends; a node's children are sorted by byte. */
 static qsf_status check_nodes(const qsf_vocabulary *v)
 {
     for (uint32_t i = 0; i < v->n_nodes; i++) {

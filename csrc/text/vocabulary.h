@@ -1,6 +1,6 @@
-/* vocabulary.h - the section TEXT as it lies in the file: checked once, then only read.
+/* vocabulary.h - the section TEXT in the form of the file: checked once, then only read.
  *
- * docs/format.md, section 9, describes every byte. The section may come from anybody: after
+ * docs/format.md, section 9, describes every byte. The section is untrusted: after
  * qsf_vocabulary_init every id in it is below n_ids, every range lies inside it, and every search
  * ends after max_probes.
  */
@@ -32,8 +32,8 @@ typedef enum qsf_text_model {
 } qsf_text_model;
 
 enum {                             /* flags of the section */
-       QSF_TEXT_IGNORE_MERGES = 1, /* a piece that is a token becomes it */
-       QSF_TEXT_FUSE_UNK = 2,      /* unknown units beside each other are one unknown token */
+       QSF_TEXT_IGNORE_MERGES = 1, /* a piece that is a token becomes that token */
+       QSF_TEXT_FUSE_UNK = 2,      /* neighbouring unknown units become one unknown token */
        QSF_TEXT_BYTE_FALLBACK = 4, /* unknown characters become tokens of their bytes */
        QSF_TEXT_MARKS = 8,         /* decoding: U+2581 is a space */
        QSF_TEXT_BYTE_TOKENS = 16,  /* decoding: a token named <0xHH> is that byte */
@@ -61,7 +61,7 @@ enum { /* of an added token */
 typedef enum qsf_step_kind {
     QSF_STEP_NFC = 1,
     QSF_STEP_NFKC = 2,
-    QSF_STEP_PREPEND = 3, /* a in front of a text that is not empty */
+    QSF_STEP_PREPEND = 3, /* a, before a text that is not empty */
     QSF_STEP_REPLACE = 4, /* b for every a */
     QSF_STEP_SPLIT = 16,
     QSF_STEP_PREFIX_SPACE = 16, /* a space before a text that does not begin with one */
@@ -69,10 +69,10 @@ typedef enum qsf_step_kind {
     QSF_STEP_MARK_ALL = 18,   /* the same, and a space before a text that does not begin with one */
     QSF_STEP_MARK_FIRST = 19, /* in front only at the beginning of the text */
     QSF_STEP_SPLIT_MARKS = 20, /* a piece begins at every U+2581 */
-    QSF_STEP_CUT_MARKS = 21,   /* at every one after a character that is neither one nor in a:
-                                * there no token reaches across, so the ids stay the same */
+    QSF_STEP_CUT_MARKS = 21,   /* the same, but only after a character that is neither U+2581 nor in
+                                  a: no token crosses such a place, so the ids stay the same */
     QSF_STEP_DIGITS = 22,      /* runs of numbers are pieces */
-    QSF_STEP_DIGIT = 23,       /* each number is one */
+    QSF_STEP_DIGIT = 23,       /* each number is a piece */
     QSF_STEP_GPT2 = 24,        /* regular expressions: scan.c has them */
     QSF_STEP_CL100K = 25,
     QSF_STEP_QWEN2 = 26,
@@ -119,7 +119,8 @@ typedef struct qsf_vocabulary {
     uint32_t n_merges;
     uint32_t n_merge_slots;
     uint32_t n_added;
-    uint32_t n_added_raw; /* those before it are searched in the text before normalisation */
+    uint32_t n_added_raw; /* added tokens before this one are searched in the text before
+                             normalisation */
     uint32_t n_prefix;
     uint32_t n_steps;
     uint32_t n_nodes;
@@ -143,7 +144,7 @@ typedef struct qsf_vocabulary {
     uint32_t first_added[2][257]; /* raw and normalised: by first byte, into `added` */
 } qsf_vocabulary;
 
-/* QSF_ERR_FORMAT where a rule is broken, QSF_ERR_UNSUPPORTED for a newer version. */
+/* QSF_ERR_FORMAT: a rule is broken; QSF_ERR_UNSUPPORTED: a newer version. */
 qsf_status qsf_vocabulary_init(qsf_vocabulary *v, const unsigned char *section, size_t n_bytes);
 
 /* Text of a token; empty for ids that do not exist. */

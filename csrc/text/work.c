@@ -1,4 +1,4 @@
-/* work.c - blocks of the ledger that double. */
+/* work.c - blocks of ledger memory that double when they grow. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "text/work.h"
 

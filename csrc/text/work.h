@@ -1,7 +1,6 @@
-/* work.h - memory of one call: blocks that grow, given back all at once.
+/* work.h - memory of one call: blocks that grow, released all at once.
  *
- * Encoding allocates when a piece is longer than all before it, never for each token.
- */
+ * Encoding allocates only when a piece is longer than all before it, never for each token. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_TEXT_WORK_H
 #define QSF_TEXT_WORK_H
@@ -9,7 +8,7 @@
 #include "memory/ledger.h"
 #include "text/vocabulary.h"
 
-/* The most memory that one call may take; docs/memory.md has what texts need. */
+/* The most memory of one call; docs/memory.md says what texts need. */
 #define QSF_TEXT_WORK_BYTES (UINT64_C(64) << 20)
 
 enum {
@@ -32,8 +31,8 @@ typedef struct qsf_work {
 void qsf_work_init(qsf_work *w);
 void qsf_work_destroy(qsf_work *w);
 
-/* Grows block `idx` to at least n_bytes; its contents stay. QSF_ERR_NOMEM beyond
- * QSF_TEXT_WORK_BYTES for all blocks together. */
+/* Grows block `idx` to at least n_bytes and keeps its contents. QSF_ERR_NOMEM if all blocks
+ * together exceed QSF_TEXT_WORK_BYTES. */
 qsf_status qsf_work_reserve(qsf_work *w, int idx, size_t n_bytes);
 
 #endif

@@ -16,7 +16,7 @@
 #define QSF_BLOCK 64           /* columns of a tile */
 #define QSF_MAX_STATE_DIM 256U /* of a key or a value of a recurrent state */
 
-/* Offsets in a tile of type F16 scales: 16 scales, then 16 mins if the type has them. */
+/* The scales of a tile with F16 scales are first: 16 scales, then 16 mins if the type has them. */
 #define QSF_TILE_SCALES_OFF 0
 #define QSF_TILE_MINS_OFF 32
 #define QSF_TILE_CODES_OFF(has_min) ((has_min) ? 64 : 32)
@@ -29,9 +29,9 @@ typedef enum qsf_dtype {
 } qsf_dtype;
 #undef QSF_DTYPE_OF
 
-/* How the codes of a tile lie. */
+/* The arrangement of the codes of a tile. */
 typedef enum qsf_codes {
-    QSF_CODES_NONE, /* values instead */
+    QSF_CODES_NONE, /* values instead of codes */
     QSF_CODES_2BIT,
     QSF_CODES_3BIT,
     QSF_CODES_4BIT,
@@ -149,7 +149,7 @@ static inline size_t qsf_tiles_per_head(qsf_form form)
     return form.scales == QSF_SCALES_6BIT || form.scales == QSF_SCALES_8BIT ? 4 : 1;
 }
 
-/* Where the codes of a tile, or of the tiles of a head, begin: after the scales and mins. */
+/* Offset of the codes of a tile, or of the tiles of a group, after the scales and mins. */
 static inline size_t qsf_codes_off(qsf_form form)
 {
     return qsf_tiles_per_head(form) * (form.tile_bytes - qsf_code_bytes(form.codes));

@@ -1,4 +1,4 @@
-/* table.h - one row for each type of weights: all that the rest of the library asks of it.
+/* table.h - one row for each type of weights, with all properties that the library uses.
  *
  * Formats of tiles: docs/format.md, section 5. qsf/file/layout.py repeats ids, names and bytes,
  * which tests/python/file/test_layout.py compares.

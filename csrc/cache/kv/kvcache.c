@@ -50,7 +50,8 @@ static uint32_t wanted_block(const qsf_kvcache *kv, const qsf_kv_group *g, uint3
     return (uint32_t)((uint64_t)g->n_blocks * kv->home / kv->pool->n_sessions) + place;
 }
 
-/* Makes the block of a page one that only this session has: its own, a copy, or a new one. */
+/* Makes sure that only this session has the block of a page: keeps its own, copies a shared one,
+ * or takes a new one. */
 static bool own_block(qsf_kvcache *kv, uint32_t group_idx, uint32_t page, bool is_begun)
 {
     const qsf_kv_group *const g = &kv->pool->groups[group_idx];
@@ -91,7 +92,7 @@ static qsf_status move_record(qsf_kvcache *kv, uint32_t record, bool is_written)
 }
 
 /* Moves older pages to the file of cold pages: those whose places positions up to end - 1 will
- * take. Positions before `begin` are stored. */
+ * need. Positions before `begin` are stored. */
 static qsf_status write_cold(qsf_kvcache *kv, uint32_t begin, uint32_t end)
 {
     const uint32_t n_places = kv->pool->groups[0].n_places;
@@ -106,7 +107,7 @@ static qsf_status write_cold(qsf_kvcache *kv, uint32_t begin, uint32_t end)
     return QSF_OK;
 }
 
-/* Reads the page that `begin` lies in if it is cold, because the session went back. */
+/* Reads the page of `begin` if it is cold, because the session was rewound. */
 static qsf_status read_cold(qsf_kvcache *kv, uint32_t begin)
 {
     if (kv->cold.n_records <= page_of(begin))
@@ -382,7 +383,7 @@ qsf_status qsf_kvcache_write_image(qsf_kvcache *kv, uint32_t position, uint64_t 
     return move_image(kv, position, offset, NULL, src, n_bytes);
 }
 
-/* Holds the other cache's blocks of one group. Layers of a group may have different windows. */
+/* Shares the other cache's blocks of one group. Layers of a group may have different windows. */
 static void share_group(qsf_kvcache *kv, const qsf_kvcache *from, uint32_t group_idx,
                         uint32_t position)
 {
@@ -401,7 +402,7 @@ static void share_group(qsf_kvcache *kv, const qsf_kvcache *from, uint32_t group
     if (all.end == 0)
         all.first = 0;
     all.first = all.first > all.pinned ? all.first : all.pinned;
-    if (group_idx == 0 && kv->pool->n_cold_records != 0) /* all that may become cold */
+    if (group_idx == 0 && kv->pool->n_cold_records != 0) /* all pages that may become cold */
         all.first = from->cold.n_records < all.end ? from->cold.n_records : all.end;
     for (uint32_t i = 0; i < count_pages(&all); i++)
         qsf_kv_pool_hold(kv->pool, group_idx, from_blocks[qsf_kv_place(g, page_at(&all, i))]);

@@ -18,7 +18,7 @@ void qsf_kv_cold_layout(qsf_kv_cold *cold, qsf_arena *a, const qsf_kv_pool *pool
     cold->checksums = qsf_arena_push(a, pool->n_cold_pages, sizeof *cold->checksums);
 }
 
-/* Returns `status`; the latest error text then says what it is about. */
+/* Returns `status`, and adds to the latest error text which file it is about. */
 static qsf_status explain(const qsf_kv_cold *cold, qsf_status status)
 {
     char detail[256];

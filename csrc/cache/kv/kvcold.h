@@ -16,8 +16,9 @@
 
 typedef struct qsf_kv_cold {
     qsf_file file;
-    const char *folder;  /* that the file is in; for texts */
-    uint32_t n_records;  /* of each layer of the first group, from position 0 on; 0: none is cold */
+    const char *folder; /* folder of the file; for error texts */
+    uint32_t n_records; /* for each layer of the first group, from position 0 on; 0: no page is ever
+                           cold */
     uint32_t *checksums; /* [n_cold_pages of the pool] */
     uint64_t read_bytes; /* so far */
     uint64_t written_bytes;

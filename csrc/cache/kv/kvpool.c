@@ -84,7 +84,7 @@ static uint64_t layer_bytes(const qsf_kv_pool *pool, const qsf_kv_layer *l)
     return n_bytes;
 }
 
-/* Adds a layer's records to the file of a session, if some of its pages become cold. */
+/* Reserves a layer's records in the session's file, if some of its pages can become cold. */
 static void add_records(qsf_kv_pool *pool, qsf_kv_layer *l, uint64_t *file_bytes)
 {
     if (l->group_idx != 0 || pool->n_cold_records == 0)
@@ -127,7 +127,7 @@ void qsf_kv_pool_layout(qsf_kv_pool *pool, qsf_arena *a, const qsf_config *c,
         return;
     for (uint32_t i = 0; i < pool->n_groups; i++)
         memset(pool->groups[i].n_holders, 0, pool->groups[i].n_blocks * sizeof(uint32_t));
-    pool->n_cold_pages = 0; /* counted once more */
+    pool->n_cold_pages = 0; /* counted again below */
     pool->cold_token_bytes = 0;
     file_bytes = 0;
     for (uint32_t i = 0; i < c->n_layers; i++) {

@@ -4,8 +4,9 @@
  * layouts of kernels.h ("KV pages and attention"). Layers that keep equally many positions are a
  * group: those without a window, and those of each window. A block of a group is its pages of the
  * same 32 positions. A session's table (kvcache.h) has a place for each block that it may need:
- * for all of the context, or for what a chunk sees of a window. Where a session keeps less of the
- * context in memory, the first group's older pages are cold: in a file of the session (kvcold.h).
+ * for all of the context, or for the positions that a chunk sees through a window. If a session
+ * keeps only a part of the context in memory, the first group's older pages are cold: in a file of
+ * the session (kvcold.h).
  *
  * Pages of a head lie in the order of the blocks, so consecutive blocks are consecutive pages.
  * Untouched pages cost no memory.
@@ -41,14 +42,15 @@ typedef struct qsf_kv_sizes {
     uint32_t chunk_tokens; /* stored at once, drafts included */
     uint32_t n_sessions;
     uint32_t n_contexts; /* of ctx_tokens that fit, 1 .. n_sessions */
-    /* newest positions that stay in memory, beside a chunk, for each session; 0: the context's */
+    /* newest positions that stay in memory for each session, in addition to a chunk; 0: all of
+     * the context */
     uint32_t resident_tokens;
 } qsf_kv_sizes;
 
 /* Approximate size in bytes of the buffer that cold pages pass through. */
 #define QSF_KV_TRANSIT_BYTES ((size_t)1 << 18)
 
-/* Returns the pages that positions which a layer sees beside its window touch. */
+/* Returns the pages of the positions that a layer sees outside of its window. */
 static inline uint32_t qsf_kv_pinned_pages(const qsf_layer_kind *k)
 {
     return (k->pinned_tokens + QSF_KV_PAGE_TOKENS - 1) / QSF_KV_PAGE_TOKENS;
@@ -95,7 +97,8 @@ typedef struct qsf_kv_pool {
                               * is ever cold */
     size_t n_cold_pages;     /* in all of them */
     size_t most_record_bytes;
-    uint64_t cold_token_bytes; /* of cold pages, read for a token at the end of a full context */
+    uint64_t
+        cold_token_bytes; /* bytes of cold pages that a token at the end of a full context reads */
     qsf_kv_group groups[QSF_KV_MOST_GROUPS];
     qsf_kv_layer *layers; /* [n_layers] */
 } qsf_kv_pool;
@@ -107,15 +110,15 @@ size_t qsf_kv_page_bytes(uint32_t head_dim, qsf_dtype type);
 void qsf_kv_pool_layout(qsf_kv_pool *pool, qsf_arena *a, const qsf_config *c,
                         const qsf_kv_sizes *sizes, const qsf_kv_form *form);
 
-/* Returns the bytes of the buffer that cold pages pass through: those of a span at least; 0: there
- * are none. */
+/* Returns the size of the buffer for cold pages, at least the pages of a span; 0: no page is
+ * ever cold. */
 size_t qsf_kv_transit_bytes(const qsf_kv_pool *pool);
 
-/* Takes a free block for one holder: `wanted` if it is free, else the next after it. Its pages are
- * zeroed, unless they become those of block `from`. QSF_KV_NO_BLOCK if none is free. */
+/* Takes a free block for one holder: `wanted` if it is free, else the next one after it. Its
+ * pages are zeroed, or copied from block `from`. QSF_KV_NO_BLOCK if none is free. */
 uint32_t qsf_kv_pool_take(qsf_kv_pool *pool, uint32_t group_idx, uint32_t wanted, uint32_t from);
 
-/* Counts a holder more, or less; accepts QSF_KV_NO_BLOCK. */
+/* Add or remove a holder; accept QSF_KV_NO_BLOCK. */
 void qsf_kv_pool_hold(qsf_kv_pool *pool, uint32_t group_idx, uint32_t block);
 void qsf_kv_pool_drop(qsf_kv_pool *pool, uint32_t group_idx, uint32_t block);
 

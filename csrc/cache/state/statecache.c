@@ -44,14 +44,14 @@ static void drop_snapshots_behind(qsf_statecache *s, uint32_t position)
         drop_snapshot(s, i);
 }
 
-/* Drops the snapshot whose neighbours are nearest to each other, compared with how far it is behind
- * `end`: old ones become rare, and recent ones stay dense. */
+/* Drops the snapshot whose neighbours are nearest to each other relative to their distance from
+ * `end`: old snapshots become rare, recent ones stay dense. */
 static void thin_out(qsf_statecache *s, uint32_t end)
 {
     uint32_t victim = 0;
     double least = 0.0;
-    uint32_t before = 0; /* position of the one before */
-    uint32_t middle = 0; /* 1 + place of the one that is weighed; 0: none */
+    uint32_t before = 0; /* position of the previous snapshot */
+    uint32_t middle = 0; /* 1 + place of the snapshot being considered; 0: none */
     for (uint32_t i = 0; i <= s->pool->n_places; i++) {
         const bool is_end = i == s->pool->n_places;
         if (!is_end && s->snapshots[i] == NO_SLOT)
@@ -95,7 +95,7 @@ uint32_t qsf_statecache_nearest(const qsf_statecache *s, uint32_t position)
     return end > at && end <= position ? end : at;
 }
 
-/* Returns a new slot with the state at a position that is covered. */
+/* Returns a new slot with the state at a position that state and log cover. */
 static uint32_t replay_to(const qsf_statecache *s, uint32_t position)
 {
     const qsf_state_pool *const pool = s->pool;
@@ -110,7 +110,7 @@ static uint32_t replay_to(const qsf_statecache *s, uint32_t position)
     return slot;
 }
 
-/* Makes the state at its position a snapshot, if it may be one and is none. */
+/* Makes the current state a snapshot, if its position allows it and it is none yet. */
 static void keep_snapshot(qsf_statecache *s)
 {
     if (s->position % STEP != 0 || *snapshot_at(s, s->position) != NO_SLOT)
@@ -121,7 +121,7 @@ static void keep_snapshot(qsf_statecache *s)
     s->n_snapshots++;
 }
 
-/* Replays rows of the log up to a position that is covered; those after it stay. */
+/* Replays rows of the log up to a position that the log covers; later rows stay. */
 static void replay_log(qsf_statecache *s, uint32_t position)
 {
     const qsf_state_pool *const pool = s->pool;
@@ -136,7 +136,7 @@ static void replay_log(qsf_statecache *s, uint32_t position)
     }
 }
 
-/* Makes the state be at a position that is covered, with the snapshots on the way. */
+/* Advances the state to a position that state and log cover, and takes the snapshots on the way. */
 static void advance(qsf_statecache *s, uint32_t position)
 {
     while (s->position < position) {
@@ -146,7 +146,7 @@ static void advance(qsf_statecache *s, uint32_t position)
     }
 }
 
-/* Makes the state be at a nearest position. */
+/* Sets the state to a nearest position. */
 static void restore(qsf_statecache *s, uint32_t position)
 {
     if (covers(s, position))
@@ -241,7 +241,7 @@ static size_t slot_bytes(const qsf_statecache *s)
     return s->pool->slot_floats * sizeof(float);
 }
 
-/* Returns the position of snapshot i of an image; 0: the image does not have it. */
+/* Returns the position of snapshot i of an image; 0: the image lacks it. */
 static uint32_t snapshot_of_image(uint32_t position, uint32_t i)
 {
     const uint32_t last = position == 0 ? 0 : (position - 1) / STEP;
@@ -258,8 +258,8 @@ uint64_t qsf_statecache_image_bytes(const qsf_statecache *s, uint32_t position)
     return sizeof s->loaded + slot_bytes(s) + n_bytes;
 }
 
-/* Copies bytes of part [begin, begin + n_part) of an image, which lie at `here` or are zeros, where
- * it meets [offset, offset + n_bytes), to dst or from src. */
+/* Copies the overlap of part [begin, begin + n_part) of an image with [offset, offset + n_bytes)
+ * to dst or from src. The part is at `here`; NULL means zeros. */
 static void move_part(uint64_t begin, size_t n_part, void *here, uint64_t offset, void *dst,
                       const void *src, size_t n_bytes)
 {

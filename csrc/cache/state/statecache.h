@@ -1,10 +1,10 @@
 /* statecache.h - the recurrent states of one sequence.
  *
- * A sequence has the state at one position, and after it the log of the drafts of the latest pass:
- * it can go on after any of them. It also can go on at its snapshots. A pass reads the state,
- * writes that after its own tokens into another slot, that of each multiple of 32 positions into
- * slots that become snapshots, and rows of its drafts into the log. What it wrote counts when it is
- * committed: a pass that fails changes nothing.
+ * A sequence has the state at one position, followed by the log of the latest pass's drafts: it
+ * can continue after any of these, and at its snapshots. A pass reads the state and writes three
+ * things: the state after its own tokens into another slot, the state at each multiple of 32
+ * positions into slots that become snapshots, and a row for each draft into the log. They become
+ * valid when the pass is committed: a pass that fails changes nothing.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_CACHE_STATECACHE_H
@@ -21,29 +21,29 @@ typedef struct qsf_statecache {
     uint32_t *snapshots; /* [n_places] slot of position 32 (i + 1), or QSF_STATE_NO_SLOT */
     uint32_t n_snapshots;
     float *log;        /* [layers][n_drafts, row_floats] after `position` */
-    uint32_t slot;     /* the state at */
+    uint32_t slot;     /* slot of the state at `position` */
     uint32_t position; /* QSF_STATE_NOWHERE: there is none */
     uint32_t n_logged;
-    /* of the pass that runs */
-    uint32_t *stops; /* [n_snapshots of the pool] slots of the states at the multiples of 32 from */
+    /* of the running pass */
+    uint32_t *stops; /* [n_snapshots of the pool] slots of the states at multiples of 32, from */
     uint32_t first_stop; /* on */
     uint32_t n_stops;
-    uint32_t next_slot; /* of the state at */
+    uint32_t next_slot; /* slot of the state at */
     uint32_t next_position;
     uint32_t n_next_logged;
-    uint32_t loaded[4]; /* head of the image that is being loaded; bit i of the first word: it has
+    uint32_t loaded[4]; /* head of the image being loaded; bit i of the first word: the image has
                            snapshot i */
 } qsf_statecache;
 
 #define QSF_STATE_NOWHERE UINT32_MAX
 
-/* Call once on a measuring arena and once on the real one. It is at position 0 then. */
+/* Call once on a measuring arena and once on the real one. Its position is 0 then. */
 void qsf_statecache_layout(qsf_statecache *s, qsf_arena *a, qsf_state_pool *pool);
 
 /* Returns the last position <= `position` from which a pass can continue. */
 uint32_t qsf_statecache_nearest(const qsf_statecache *s, uint32_t position);
 
-/* Begins a pass at a nearest position: over tokens up to own_end - 1, then n_drafts. */
+/* Begins a pass at a nearest position: own tokens up to own_end - 1, then n_drafts drafts. */
 void qsf_statecache_begin(qsf_statecache *s, uint32_t begin, uint32_t own_end, uint32_t n_drafts);
 void qsf_statecache_commit(qsf_statecache *s);
 void qsf_statecache_abandon(qsf_statecache *s);
@@ -51,21 +51,21 @@ void qsf_statecache_abandon(qsf_statecache *s);
 /* Forgets the states after n_tokens. */
 void qsf_statecache_trim(qsf_statecache *s, uint32_t n_tokens);
 
-/* Holds the states of another sequence of the same pool up to a nearest position of that. */
+/* Shares the states of another sequence of the same pool, up to a nearest position of it. */
 void qsf_statecache_share(qsf_statecache *s, qsf_statecache *from, uint32_t position);
 
-/* The image at a nearest position: which snapshots it has, the state, then the latest multiples of
- * 32 before the position, of which those without a snapshot are zeros. */
+/* The image at a nearest position: a list of its snapshots, the state, then the latest multiples
+ * of 32 before the position; missing snapshots are zeros. */
 uint64_t qsf_statecache_image_bytes(const qsf_statecache *s, uint32_t position);
 void qsf_statecache_read_image(qsf_statecache *s, uint32_t position, uint64_t offset, void *dst,
                                size_t n_bytes);
 void qsf_statecache_begin_image(qsf_statecache *s, uint32_t position);
 void qsf_statecache_write_image(qsf_statecache *s, uint64_t offset, const void *src,
                                 size_t n_bytes);
-/* Commits an image that was written. */
+/* Makes a loaded image valid. */
 void qsf_statecache_adopt(qsf_statecache *s);
 
-/* ---- for mixers, in a pass ---- */
+/* ---- for mixers during a pass ---- */
 
 /* The state of a layer before the first token of the pass; NULL: zeros */
 static inline const float *qsf_statecache_before(const qsf_statecache *s, uint32_t layer)
@@ -73,8 +73,8 @@ static inline const float *qsf_statecache_before(const qsf_statecache *s, uint32
     return qsf_state_pool_at(s->pool, s->slot, layer);
 }
 
-/* The state of a layer to write: those of the multiples of 32, i < n_stops, then that after the
- * last own token, i = n_stops. Sets its position. */
+/* The state of a layer to be written: for i < n_stops at a multiple of 32, for i = n_stops after
+ * the last own token. Sets its position. */
 static inline float *qsf_statecache_after(const qsf_statecache *s, uint32_t layer, uint32_t i,
                                           uint32_t *position)
 {
@@ -82,7 +82,7 @@ static inline float *qsf_statecache_after(const qsf_statecache *s, uint32_t laye
     return qsf_state_pool_at(s->pool, i < s->n_stops ? s->stops[i] : s->next_slot, layer);
 }
 
-/* The row of a draft, which is stored at a position from next_position on */
+/* The log's row of a draft, whose position is next_position or later */
 static inline float *qsf_statecache_row(const qsf_statecache *s, uint32_t layer, uint32_t position)
 {
     const qsf_state_layer *const l = &s->pool->layers[layer];

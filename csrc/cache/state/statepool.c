@@ -1,4 +1,4 @@
-/* statepool.c - lays out the slots and counts who holds them. */
+/* statepool.c - lays out the slots and counts their holders. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache/state/statepool.h"
 
@@ -7,7 +7,7 @@
 
 #include "base/checked.h"
 
-/* States of a sequence: the one that a pass reads, and the one that it writes */
+/* States of a sequence: one that a pass reads, and one that it writes */
 #define LIVE_SLOTS 2U
 #define LEAST_SNAPSHOTS 2U
 

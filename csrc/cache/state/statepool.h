@@ -1,9 +1,9 @@
 /* statepool.h - memory for recurrent states: slots of one size that all sessions share.
  *
- * A slot holds the state of every layer that has one at one position of a sequence. A state cannot
+ * A slot holds the states of all recurrent layers at one position of a sequence. A state cannot
  * be cut to fewer tokens, so a sequence keeps snapshots: slots that no later pass writes into.
- * Sequences with the same beginning hold the same slots. A sequence never has more than its part of
- * the pool, so taking a slot cannot fail.
+ * Sequences with the same beginning share slots. A sequence never needs more than its part of the
+ * pool, so taking a slot cannot fail.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_CACHE_STATEPOOL_H
@@ -22,12 +22,12 @@
 /* Snapshots are taken at positions that are multiples of this: the first of a KV page. */
 #define QSF_STATE_STEP 32
 
-/* Number of latest snapshots whose states are in the image of a sequence. */
+/* Number of latest snapshots in the image of a sequence. */
 #define QSF_STATE_IMAGE_SNAPSHOTS 2
 
 typedef struct qsf_state_layer qsf_state_layer;
 
-/* What a replay computes with */
+/* What a replay needs for its computation */
 typedef struct qsf_state_tools {
     const qsf_kernels *kernels;
     qsf_pool *pool;
@@ -42,9 +42,9 @@ struct qsf_state_layer {
     size_t state_floats; /* 0: the layer has none */
     size_t row_floats;
     qsf_state_replay_fn *replay;
-    const qsf_layer_kind *kind; /* NULL where the replay needs none */
+    const qsf_layer_kind *kind; /* NULL if the replay does not need it */
     size_t state_off;           /* floats, in a slot */
-    size_t row_off;             /* floats of the rows of the layers before it */
+    size_t row_off;             /* first float of the layer in a row of the log */
 };
 
 /* Fills the first fields, up to kind, for a layer of the model. */
@@ -60,12 +60,12 @@ typedef struct qsf_state_sizes {
 typedef struct qsf_state_pool {
     uint32_t n_layers;
     qsf_state_layer *layers; /* [n_layers] */
-    qsf_state_tools tools;   /* whoever replays has them for itself */
+    qsf_state_tools tools;   /* caller's own copy for each thread that replays */
     size_t slot_floats;      /* 0: no layer has a state */
     size_t row_floats;       /* of all layers */
     uint32_t n_drafts;
     uint32_t n_snapshots; /* most of a sequence */
-    uint32_t n_places;    /* positions of a context at which a snapshot may be */
+    uint32_t n_places;    /* positions of a context that may have a snapshot */
     uint32_t n_slots;
     uint32_t *n_holders; /* [n_slots] */
     float *slots;        /* [n_slots, slot_floats] */
@@ -81,7 +81,7 @@ uint64_t qsf_state_pool_bytes(const qsf_state_pool *pool);
 /* Takes a free slot for one holder; its contents are undefined. */
 uint32_t qsf_state_pool_take(qsf_state_pool *pool);
 
-/* Count a holder more, or less; accept QSF_STATE_NO_SLOT. hold returns the slot. */
+/* Add or remove a holder; accept QSF_STATE_NO_SLOT. hold returns the slot. */
 uint32_t qsf_state_pool_hold(qsf_state_pool *pool, uint32_t slot);
 void qsf_state_pool_drop(qsf_state_pool *pool, uint32_t slot);
 

@@ -16,13 +16,13 @@
 #include "kernels/forced_inline.h"
 #include "kernels/avx512/matmul_avx512.h"
 
-#define GROUP_TOKENS 16 /* whose dots one product gives */
+#define GROUP_TOKENS 16 /* tokens whose dots one product computes */
 #define MOST_ROWS 4     /* tile rows of a chunk, and products of each: 16 KiB of codes, which */
 #define MOST_STEPS 4    /* stay in the first-level cache for all tokens, */
 #define MOST_TOKENS 256 /* tokens at a time: 64 KiB of sums, in the order of their use */
 #define LAG 2           /* steps from the beginning of a product to its float steps */
 #define VALUES_FROM 5   /* fewer rows of values are faster without AMX */
-#define RING 4          /* products whose dots are kept: a power of two above LAG */
+#define RING 4          /* products whose dots are kept: a power of two larger than LAG */
 
 QSF_TARGET_BEGIN("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
@@ -57,8 +57,8 @@ typedef struct tile_config {
     uint8_t n_rows[16];
 } tile_config;
 
-/* Tiles 0, 1: dots; 2, 3: codes; 4 .. 7: activations of the four blocks of a chunk; of 8 bits those
- * of two blocks, and then their low parts; of MXFP4 those of two blocks, twice. */
+/* Tiles 0 and 1: dots; 2 and 3: codes; 4 .. 7: activations of the four blocks of a chunk; with 8
+ * bits two blocks and their low parts; with MXFP4 two blocks, twice. */
 QSF_FORCED_INLINE void configure_tiles(void)
 {
     tile_config config = {.palette = 1};
@@ -75,23 +75,25 @@ typedef struct product_dots {
     _Alignas(64) int32_t at[GROUP_TOKENS][QSF_TILE_ROWS];
 } product_dots;
 
-/* Some blocks of some tile rows, unpacked, a tile for each product; and the scales of 16 tokens. */
+/* Some blocks of some tile rows, unpacked to a tile for each product; and the scales of 16
+ * tokens. */
 typedef struct chunk {
     _Alignas(64) unsigned char codes[MOST_ROWS][MOST_STEPS][QSF_TILE_ROWS * QSF_BLOCK];
     product_dots dots[RING];
-    product_dots low_dots[RING]; /* of 8 bits */
+    product_dots low_dots[RING]; /* with 8 bits */
     lanes scale[MOST_ROWS][MOST_STEPS];
     lanes min[MOST_ROWS][MOST_STEPS];
     _Alignas(64) float x_scale[MOST_STEPS][GROUP_TOKENS];
     _Alignas(64) float scaled_sum[MOST_STEPS][GROUP_TOKENS];
-    int8_t q[2][MOST_STEPS][GROUP_TOKENS][QSF_BLOCK]; /* of fewer than 16 tokens; and low parts */
-    lanes sums[MOST_TOKENS / GROUP_TOKENS][MOST_ROWS][GROUP_TOKENS]; /* from chunk to chunk */
+    int8_t q[2][MOST_STEPS][GROUP_TOKENS][QSF_BLOCK]; /* of fewer than 16 tokens; with low parts */
+    lanes sums[MOST_TOKENS / GROUP_TOKENS][MOST_ROWS]
+              [GROUP_TOKENS]; /* sums carried from chunk to chunk */
     size_t n_rows;
     size_t b0;
     size_t n_blocks;
     bool is_last;     /* its sums are the outputs */
-    size_t row_bytes; /* from one of its tile rows to the next */
-    uintptr_t next;   /* the chunk after it, which the first group of tokens prefetches; or 0 */
+    size_t row_bytes; /* distance of its tile rows in the file */
+    uintptr_t next;   /* the next chunk, which the first group of tokens prefetches; or 0 */
 } chunk;
 
 /* A block is one product, of MXFP4 two: each sub-block has scales of its own. So step s of a tile
@@ -237,7 +239,7 @@ QSF_FORCED_INLINE void load_group(qsf_form form, chunk *c, const qsf_acts *x, si
     const group_acts at = {x->q + first * QSF_BLOCK, is_fine ? x->q_low + first * QSF_BLOCK : NULL,
                            x->n_blocks * QSF_BLOCK, QSF_BLOCK};
     const group_acts a = whole_group(is_fine, c, at, n);
-    /* gcc does not know that tileloadd reads memory: the codes, and what was copied. */
+    /* gcc does not know that tileloadd reads memory: the codes and the copies. */
     __asm__ volatile("" : : : "memory");
     _tile_loadd(4, a.q, a.stride);
     if (form.scale_cols < QSF_BLOCK) {
@@ -314,8 +316,9 @@ QSF_FORCED_INLINE void store_dots(qsf_form form, chunk *c, size_t r, size_t s)
         _tile_stored(1, c->dots[ring_idx(form, r, s)].at[0], 64);
 }
 
-/* Steps go through the tile rows of a chunk, and in each through its products. Does what is due
- * `ahead` steps before the float steps: LAG before, the product begins; 1 before, it is stored. */
+/* Steps go through the tile rows of a chunk, and in each row through its products. Does the work
+ * that is due `ahead` steps before the float steps: with LAG it begins the product, with 1 it
+ * stores the product. */
 QSF_FORCED_INLINE void run_ahead(qsf_form form, chunk *c, size_t r, size_t s, size_t ahead)
 {
     const size_t most = most_steps(form);
@@ -368,7 +371,7 @@ QSF_FORCED_INLINE void prefetch_outputs(const group *g, size_t r, size_t s)
             1);
 }
 
-/* Multiplies a chunk with the tokens that load_group has loaded, up to n_tokens (a literal). The
+/* Multiplies a chunk with the tokens loaded by load_group, at most n_tokens (a literal). The
  * first chunk of its rows begins their sums, the last one stores them. */
 QSF_FORCED_INLINE void multiply_group(qsf_form form, chunk *c, const group *g, size_t n_tokens)
 {
@@ -389,7 +392,7 @@ QSF_FORCED_INLINE void multiply_group(qsf_form form, chunk *c, const group *g, s
             run_ahead(form, c, r, s, 1);
             if (b >= c->n_blocks)
                 continue;
-            const bool is_first = s % steps_of_block(form) == 0; /* of its block */
+            const bool is_first = s % steps_of_block(form) == 0; /* step within its block */
             if (is_first && c->next != 0)
                 prefetch_next(form, c, r, b);
             if (is_first && g->next != 0)
@@ -516,8 +519,8 @@ static void value_products_amx(const qsf_value_tiles *tiles, const qsf_value_wei
         }
 }
 
-/* The chunk, 100 KiB, is on the stack of a function of its own, so that it and the one of AVX-512
- * are never there together. */
+/* The chunk, 100 KiB, is on the stack of a separate function, so that it and the AVX-512 chunk
+ * are never on the stack together. */
 #define BY_TOKENS(id, symbol, type, ...)                                             \
     static __attribute__((noinline)) void matmul_##type##_chunks(                    \
         const unsigned char *tiles, size_t n_tile_rows, const qsf_acts *x, float *y, \

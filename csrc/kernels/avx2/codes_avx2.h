@@ -37,8 +37,8 @@ QSF_FORCED_INLINE __m256i broadcast4(const void *q)
     return _mm256_set1_epi32(four);
 }
 
-/* row [n_tokens]: the addresses of q [n_tokens, q_stride], which the empty asm hides: otherwise gcc
- * keeps that of each group of columns in a register of its own, and has too few. */
+/* row [n_tokens]: addresses in q [n_tokens, q_stride]. The empty asm hides them: otherwise gcc
+ * keeps an address for each group of columns in a register, and has too few registers. */
 QSF_FORCED_INLINE void rows_of(const int8_t *q, size_t q_stride, size_t n_tokens,
                                const int8_t **row)
 {

@@ -39,8 +39,9 @@ QSF_FORCED_INLINE void add_codes(__m256i codes, const int8_t *q, size_t q_stride
     }
 }
 
-/* Returns how many groups of columns fit a 16-bit sum: g groups of codes up to c are at most g * 2
- * * c * 127 = 30480 for 8 groups of 4 bits, 28448 for 16 groups of 3 bits. */
+/* Returns the number of groups of columns whose 16-bit sum cannot overflow: g groups of codes up
+ * to c reach at most g * 2 * c * 127, which is 30480 for 8 groups of 4 bits and 28448 for 16
+ * groups of 3 bits. */
 QSF_FORCED_INLINE size_t groups_per_sum(qsf_codes codes)
 {
     return codes == QSF_CODES_4BIT ? 8 : 16;
@@ -93,8 +94,8 @@ QSF_FORCED_INLINE void dot_tile(qsf_form form, const unsigned char *tile, const 
         }
 }
 
-/* Groups of a part that fit a 16-bit sum: 8 * 2 * 15 * 127 = 30480, 4 of 5 bits 31496, 2 of 6 bits
- * 32004, 4 of values of E2M1 up to 24 24384. */
+/* Groups of a part whose 16-bit sum cannot overflow: 8 * 2 * 15 * 127 = 30480, 4 of 5 bits
+ * 31496, 2 of 6 bits 32004, 4 of values of E2M1 up to 24 24384. */
 QSF_FORCED_INLINE size_t part_groups_per_sum(qsf_codes codes)
 {
     return codes == QSF_CODES_4BIT ? 8 : codes == QSF_CODES_6BIT ? 2 : 4;

@@ -45,8 +45,8 @@ static inline __m512i broadcast4(const int8_t *q)
     return _mm512_set1_epi32(four);
 }
 
-/* add_four's asm needs its offset as a literal, which it becomes where gcc unrolls the loops: with
- * -O3, which CMakeLists.txt tells by QSF_IS_RELEASE, and without sanitizers. */
+/* add_four's asm needs its offset as a literal. It is one after gcc unrolls the loops: with -O3,
+ * for which CMakeLists.txt defines QSF_IS_RELEASE, and without sanitizers. */
 #if defined(QSF_IS_RELEASE) && defined(__OPTIMIZE__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define IS_ASM_FOLDED 1
@@ -72,8 +72,8 @@ typedef struct token_rows {
     const int8_t *q[QSF_GROUP_TOKENS];
 } token_rows;
 
-/* The addresses, which the empty asm hides: otherwise gcc keeps that of each group of columns in a
- * register of its own, and has too few. */
+/* The empty asm hides the addresses: otherwise gcc keeps an address for each group of columns in
+ * a register, and has too few registers. */
 QSF_FORCED_INLINE token_rows rows_of(const int8_t *q, size_t q_stride, size_t n_tokens)
 {
     token_rows rows;

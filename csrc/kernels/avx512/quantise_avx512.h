@@ -1,6 +1,6 @@
 /* quantise_avx512.h - activations to integers, four blocks at a time.
  *
- * What is one number a block, maximum, factor and sums, is computed for the four together. Values
+ * The numbers of a block (maximum, factor, sums) are computed for four blocks together. Values
  * stay integers: their sums are exact in any order.
  */
 /* SPDX-License-Identifier: Apache-2.0 */

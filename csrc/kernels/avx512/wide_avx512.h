@@ -1,30 +1,30 @@
-/* wide_avx512.h - products of five and more tokens with AVX-512: their activations are copied side
- * by side, and each unpacked register of codes meets up to 16 of them.
+/* wide_avx512.h - products of five and more tokens with AVX-512: copies their activations side
+ * by side, and multiplies each unpacked register of codes with up to 16 tokens.
  *
- * Included inside a target region, after unpack_avx512.h; add_four() is the including file's.
- */
+ * Included inside a target region, after unpack_avx512.h; the including file provides
+ * add_four(). */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_KERNELS_WIDE_AVX512_H
 #define QSF_KERNELS_WIDE_AVX512_H
 
 #include "kernels/part_scales.h"
 
-#define WIDE_BLOCKS 32    /* whose activations are copied side by side; a multiple of 16 */
-#define WIDE_TILE_ROWS 32 /* that meet them, and stay in the second-level cache for all tokens */
-#define UNPACKED_BLOCKS 8 /* the same where codes are unpacked first */
+#define WIDE_BLOCKS 32    /* blocks whose activations are copied side by side; a multiple of 16 */
+#define WIDE_TILE_ROWS 32 /* multiplied with them; stay in the second-level cache */
+#define UNPACKED_BLOCKS 8 /* the same if codes are unpacked first */
 #define UNPACKED_TILE_ROWS 4
 #define UNPACKED_BYTES (QSF_TILE_ROWS * QSF_BLOCK) /* of a tile */
-#define AHEAD_TILES 4                              /* so far ahead tiles are prefetched */
+#define AHEAD_TILES 4                              /* prefetch distance in tiles */
 
 /* Most tokens that share the codes of a tile, which stay in registers with their dots; fewer go as
  * MEDIUM or NARROW. */
-#define WIDE 16 /* their sums lie in the first-level cache, which costs less than two passes */
+#define WIDE 16 /* the sums are in the first-level cache, which costs less than two passes */
 #define MEDIUM 12
 #define NARROW 8
-#define WIDE_STREAMS 2 /* tile rows that go side by side: two streams of reads are faster */
+#define WIDE_STREAMS 2 /* tile rows processed side by side: two streams of reads are faster */
 
-/* Activations of up to WIDE tokens over some blocks, side by side, so that one address and literal
- * offsets reach them all: their addresses do not fit into registers beside the others, and an
+/* Activations of up to WIDE tokens over some blocks, side by side, so that one address and
+ * literal offsets reach all of them: separate addresses would need too many registers, and an
  * index in an address costs a slot of the front end. */
 typedef struct panel {
     _Alignas(64) int8_t q[WIDE_BLOCKS][WIDE][QSF_BLOCK];
@@ -36,8 +36,8 @@ typedef struct panel {
     float part_sum[2][WIDE][WIDE_BLOCKS]; /* of parts with a min: scaled */
 } panel;
 
-/* True for the type whose codes take longer to unpack than to multiply: that is done once for all
- * tokens. */
+/* True for the types whose codes take longer to unpack than to multiply: these are unpacked once
+ * for all tokens. */
 QSF_FORCED_INLINE bool is_unpacked_once(qsf_codes codes)
 {
     return codes == QSF_CODES_TRITS;
@@ -110,7 +110,7 @@ QSF_FORCED_INLINE void add_wide_part(qsf_form form, const unsigned char *codes, 
     }
 }
 
-/* Continues acc [n_tokens] over the blocks of a head, from block b of the panel on. */
+/* Continues acc [n_tokens] over the blocks of a group of tiles, from block b of the panel on. */
 QSF_FORCED_INLINE void wide_head(qsf_form form, const unsigned char *head, const panel *p,
                                  size_t b0, size_t n_tokens, lanes *acc)
 {
@@ -274,7 +274,7 @@ typedef struct wide_tiles {
     size_t n_blocks;
 } wide_tiles;
 
-/* Multiplies them with n tokens from t0 on, at most n_tokens, by way of the panel p. n_streams and
+/* Multiplies them with n tokens from t0 on, at most n_tokens, through the panel p. n_streams and
  * n_tokens are literals. */
 QSF_FORCED_INLINE void wide_tokens(qsf_form form, const wide_tiles *w, const qsf_acts *x, panel *p,
                                    size_t t0, size_t n_streams, size_t n_tokens, size_t n, float *y,
@@ -302,8 +302,8 @@ QSF_FORCED_INLINE void wide_tokens(qsf_form form, const wide_tiles *w, const qsf
     }
 }
 
-/* The first tokens read the tiles from memory; the others find them in the second-level cache,
- * where one stream is faster. */
+/* The first tokens read the tiles from memory. For the others the tiles are in the second-level
+ * cache, where one stream is faster. */
 QSF_FORCED_INLINE void wide_part(qsf_form form, const wide_tiles *w, const qsf_acts *x, panel *p,
                                  float *y, size_t y_stride)
 {

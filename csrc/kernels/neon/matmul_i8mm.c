@@ -2,8 +2,8 @@
  *
  * smmla multiplies 2 rows x 8 columns with the same columns of two tokens and adds to 4 sums: twice
  * the products of sdot. A register of a tile is 4 rows x 4 columns, so tiles are unpacked to memory
- * in the order of smmla, once for all tokens. That pays from 6 tokens on; fewer take sdot, and so
- * does MXFP4. Tiles of 8 bits have nothing to unpack: from 2 tokens on.
+ * in the order of smmla, once for all tokens. That pays from 6 tokens on; fewer tokens, and MXFP4,
+ * use sdot. Tiles of 8 bits need no unpacking: smmla pays from 2 tokens on.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/vecops.h"

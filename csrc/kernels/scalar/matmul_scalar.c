@@ -147,7 +147,7 @@ static float min_of(qsf_form form, place at)
     return half_at(at.head, (n_parts + at.part) * QSF_TILE_ROWS + at.r);
 }
 
-/* The weight of row r, column c of a tile row of any type. */
+/* The weight in row r, column c of a tile row of any type. */
 QSF_FORCED_INLINE float weight_of(qsf_form form, const unsigned char *tiles, size_t r, size_t c)
 {
     const place at = place_of(form, tiles, r, c);

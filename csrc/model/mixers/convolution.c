@@ -19,7 +19,8 @@ void qsf_convolution_replay(const qsf_state_layer *l, size_t n_kept, size_t n_ch
     }
 }
 
-/* Returns the channels at a position that rows of the segment see: of the chunk, or before it. */
+/* Returns the channels at a position that rows of the segment see, from the chunk or from the
+ * state. */
 static const float *row_at(const qsf_convolution *c, const qsf_segment *g, int64_t position)
 {
     if (position >= g->first_position)

@@ -1,8 +1,7 @@
-/* convolution.h - a causal convolution by channels, which recurrent mixers begin with.
+/* convolution.h - a causal convolution by channels, the first step of recurrent mixers.
  *
- * It reads rows of a chunk, and for the first of a segment the n_taps - 1 rows before it. These are
- * the state, the oldest first; a row of the log begins with the convolution's.
- */
+ * It reads rows of a chunk and, for the first rows of a segment, the n_taps - 1 rows before
+ * it. These are the state, the oldest first; a row of the log begins with the convolution's row. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MODEL_CONVOLUTION_H
 #define QSF_MODEL_CONVOLUTION_H
@@ -29,7 +28,7 @@ static inline size_t qsf_convolution_floats(const qsf_layer_kind *k, size_t n_ch
     return (k->n_taps - 1) * n_channels;
 }
 
-/* The state after logged rows, at row_floats of l */
+/* Computes the state after the logged rows; l->row_floats is their stride */
 void qsf_convolution_replay(const qsf_state_layer *l, size_t n_kept, size_t n_channels,
                             const float *from, const float *rows, size_t n_rows, float *to);
 
@@ -37,8 +36,8 @@ void qsf_convolution_replay(const qsf_state_layer *l, size_t n_kept, size_t n_ch
 void qsf_convolution_row(const qsf_convolution *c, const qsf_segment *g, uint32_t t, size_t begin,
                          size_t end, float *out);
 
-/* Keeps channels begin .. end - 1 of the states after a segment's own tokens, and of its drafts.
- */
+/* Stores channels begin .. end - 1 of the states after a segment's own tokens, and of its
+ * drafts. */
 void qsf_convolution_keep(const qsf_convolution *c, const qsf_segment *g, size_t begin, size_t end);
 
 #endif

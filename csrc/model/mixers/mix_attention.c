@@ -59,7 +59,7 @@ static void k_epilogue(const void *arg, size_t begin, size_t end)
                           job->ops->n_tokens);
 }
 
-/* Computes q, k and v of norm(x), finished; k and v go to the cache. */
+/* Computes q, k and v of norm(x) with their epilogues; k and v go to the cache. */
 static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, attention_job *job)
 {
     const qsf_scratch *const s = o->scratch;

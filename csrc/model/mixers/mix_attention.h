@@ -1,4 +1,4 @@
-/* mix_attention.h - the mixer that attends to the tokens before. */
+/* mix_attention.h - the mixer that attends to earlier tokens. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MODEL_MIX_ATTENTION_H
 #define QSF_MODEL_MIX_ATTENTION_H
@@ -8,7 +8,7 @@
 #include "model/chunk.h"
 #include "model/ops.h"
 
-/* Of the table in mixers.h */
+/* an entry of the table in mixers.h */
 qsf_status qsf_mix_attention(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
                              uint32_t layer_idx);
 

@@ -29,7 +29,7 @@ typedef struct conv_job {
     const qsf_chunk *chunk;
 } conv_job;
 
-/* c * conv(b * x) by channels: for all rows, because a row needs those before it. */
+/* c * conv(b * x) by channels, for all rows, because a row needs earlier ones. */
 static void convolve(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
     (void)worker_idx;

@@ -11,7 +11,7 @@
 #include "model/chunk.h"
 #include "model/ops.h"
 
-/* Of the table in mixers.h */
+/* an entry of the table in mixers.h */
 qsf_status qsf_mix_conv(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk, uint32_t layer_idx);
 void qsf_mix_conv_describe(const qsf_config *c, uint32_t layer, qsf_state_layer *out);
 

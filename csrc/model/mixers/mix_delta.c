@@ -11,7 +11,7 @@
 #include "model/linear.h"
 #include "model/mixers/convolution.h"
 
-#define KEY_EPSILON 1e-6F /* of the norm of q and k, in the root */
+#define KEY_EPSILON 1e-6F /* of the norm of q and k, inside the root */
 
 /* ---- sizes ---- */
 
@@ -66,7 +66,7 @@ static size_t cols_of(const sizes *z, size_t block)
 
 /* ---- the log ---- */
 
-/* Where a row of the log has what a replay needs */
+/* Offsets in a row of the log */
 static size_t logged_keys(const sizes *z)
 {
     return z->channels;
@@ -107,7 +107,7 @@ static void replay_heads(void *arg, size_t begin, size_t end, size_t worker_idx)
                 .key_dim = z->key_dim,
                 .n_cols = cols_of(z, b),
                 .k = job->rows + logged_keys(z) + key_head * z->key_dim,
-                .v = (float *)job->rows + logged_deltas(z) + col, /* which a replay reads */
+                .v = (float *)job->rows + logged_deltas(z) + col, /* read by a replay */
                 .stride = job->layer->row_floats,
                 .decay = job->rows + logged_decays(z) + h,
                 .gate_stride = job->layer->row_floats,
@@ -148,14 +148,14 @@ typedef struct delta_job {
     sizes z;
     const qsf_ops *ops;
     const qsf_chunk *chunk;
-    qsf_convolution conv;    /* of q, k, v in one row; its rows become o when it has run */
+    qsf_convolution conv;    /* of q, k, v in one row; the rows become o after it */
     const float *decay_rate; /* [value heads] */
     const float *decay_bias; /* [value heads] */
     const float *norm;       /* [value_dim] */
     size_t gate_stride;
 } delta_job;
 
-/* The log's row of row t of a segment, or NULL if it is no draft */
+/* The log's row for row t of a segment, or NULL if that is no draft */
 static float *draft_row(const delta_job *job, const qsf_segment *g, uint32_t t)
 {
     const qsf_statecache *const states = &g->sequence->states;
@@ -179,8 +179,7 @@ static void run_gates(const delta_job *job, const qsf_segment *g)
     }
 }
 
-/* Convolves head i of q, of k and of v, which lie one after another, for all rows, because a row
- * needs those before it. */
+/* Convolves head i of q, k and v, for all rows, because a row needs earlier ones. */
 static void run_conv(const delta_job *job, const qsf_segment *g, size_t i)
 {
     const sizes *const z = &job->z;
@@ -247,7 +246,7 @@ static qsf_delta_rows rows_of(const delta_job *job, const qsf_segment *g, size_t
 }
 
 /* Runs the drafts of a segment, from row t on, on a copy of the state after its own tokens, and
- * logs what they would add to it. */
+ * logs their changes. */
 static void run_drafts(const delta_job *job, const qsf_segment *g, size_t head, size_t block,
                        uint32_t t, const float *state)
 {
@@ -262,7 +261,8 @@ static void run_drafts(const delta_job *job, const qsf_segment *g, size_t head, 
                rows.n_cols * sizeof *rows.v);
 }
 
-/* Runs a block of a head over a segment: the states that are kept on the way, then the drafts. */
+/* Runs a block of a head over a segment: its own tokens with the states to be kept, then its
+ * drafts. */
 static void run_block(const delta_job *job, const qsf_segment *g, size_t head, size_t block)
 {
     const sizes *const z = &job->z;
@@ -318,7 +318,7 @@ static void run_heads(void *arg, size_t begin, size_t end, size_t worker_idx)
     }
 }
 
-/* Computes q, k, v in one row, the gate, and the steps, of norm(x). */
+/* Computes q, k, v in one row, the gate, and the steps, from norm(x). */
 static qsf_status project(qsf_ops *o, const qsf_layer *l, delta_job *job)
 {
     const qsf_scratch *const s = o->scratch;

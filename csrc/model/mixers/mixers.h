@@ -1,8 +1,8 @@
-/* mixers.h - the table of mixers: how a layer lets a token see those before it.
+/* mixers.h - the table of mixers: how a layer uses earlier tokens.
  *
- * A layer is a mixer and an FFN (ffn.h). A mixer reads the residual, adds to it, and keeps what
- * later tokens need in a cache of each segment's sequence: keys and values, or a recurrent state.
- */
+ * A layer is a mixer and an FFN (ffn.h). A mixer reads the residual, adds to it, and stores
+ * what later tokens need in a cache of each segment's sequence: keys and values, or a recurrent
+ * state. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MODEL_MIXERS_H
 #define QSF_MODEL_MIXERS_H
@@ -19,7 +19,7 @@ typedef qsf_status qsf_mixer_run_fn(qsf_ops *o, const qsf_layer *l, const qsf_ch
 
 typedef struct qsf_mixer {
     qsf_mixer_run_fn *run;
-    qsf_state_describe_fn *describe_state; /* NULL: there is none */
+    qsf_state_describe_fn *describe_state; /* NULL: the mixer has no state */
 } qsf_mixer;
 
 extern const qsf_mixer qsf_mixers[QSF_MIXER_COUNT]; /* by qsf_mixer_kind */

@@ -1,6 +1,5 @@
-/* absent.c - what only Linux has: a mapping that the kernel copies from, and a look into the page
- * cache. Built for the other systems.
- */
+/* absent.c - replaces what only Linux has, on other systems: a mapping that the kernel copies
+ * from, and a look into the page cache. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/status.h"
 #include "platform/io_cached.h"

@@ -120,7 +120,7 @@ static void stop_readahead(const qsf_io *io)
         advise(io, 0, io->file->n_bytes, MADV_RANDOM);
 }
 
-/* While a step is copied the next one is on its way, and no more than those are locked. */
+/* While a step is copied, the next one is being read; only these two are locked. */
 static int copy_steps(const qsf_io *io, const qsf_io_read *read, size_t n_bytes, size_t *done_bytes)
 {
     int error = 0;

@@ -13,7 +13,7 @@
 
 static const char key[] = "full avg10=";
 
-/* Not strtod, because it uses the locale's decimal point. */
+/* Not strtod, which uses the locale's decimal point. */
 static double parse_percent(const char *at)
 {
     double percent = 0.0;

@@ -19,8 +19,8 @@ static uint64_t number_of(const char *name)
     return sysctlbyname(name, &value, &n_bytes, NULL, 0) == 0 ? value : 0;
 }
 
-/* The footprint is what the system's killer and Activity Monitor count: resident pages without
- * those of files, and compressed ones. */
+/* The footprint is the number that the system's killer and Activity Monitor count: resident
+ * pages without those of files, and compressed ones. */
 void qsf_system_memory_read(qsf_system_memory *out)
 {
     *out = (qsf_system_memory){.total_bytes = number_of("hw.memsize")};
@@ -43,8 +43,8 @@ void qsf_system_memory_read(qsf_system_memory *out)
         out->peak_bytes = out->resident_bytes;
 }
 
-/* The fast cores: a slow one would let the others wait at each barrier. Threads cannot be pinned,
- * so `cpus` holds numbers only. */
+/* Only fast cores: the others would wait for a slow one at each barrier. Threads cannot be
+ * pinned, so `cpus` holds numbers only. */
 uint32_t qsf_cpu_list_cores(uint32_t *cpus, uint32_t cap)
 {
     uint32_t n_cores = (uint32_t)number_of("hw.perflevel0.physicalcpu");

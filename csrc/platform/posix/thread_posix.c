@@ -140,7 +140,7 @@ qsf_status qsf_thread_start(qsf_thread *t, size_t stack_bytes, void *(*run)(void
     error = pthread_attr_setstacksize(&attributes,
                                       stack_bytes > least_bytes ? stack_bytes : least_bytes);
     if (error == 0) {
-        /* A thread inherits its creator's signal mask: set it before and restore it after. */
+        /* A thread inherits its creator's signal mask, so it is set before and restored after. */
         sigset_t blocked;
         sigset_t before;
         fill_blocked(&blocked);

@@ -89,8 +89,8 @@ static unsigned __stdcall run_thread(void *arg)
     return 0;
 }
 
-/* Without STACK_SIZE_PARAM_IS_A_RESERVATION the stack would be committed, which a job's limit of
- * memory counts, though its pages are never touched. */
+/* Without STACK_SIZE_PARAM_IS_A_RESERVATION the whole stack would be committed, which counts in
+ * a job's limit although its pages are never touched. */
 qsf_status qsf_thread_start(qsf_thread *t, size_t stack_bytes, void *(*run)(void *), void *arg)
 {
     start *const s = malloc(sizeof *s);
