@@ -80,6 +80,14 @@ def pull_model(
         ),
     ],
     is_quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
+    has_no_copy: Annotated[
+        bool,
+        typer.Option(
+            "--no-copy",
+            help="Convert while it comes, and keep no copy of the original. That is done too where "
+            "the disk has no room for one.",
+        ),
+    ] = False,
 ) -> int:
     """Download a model and convert it, so that `qsf run` and `qsf chat` begin at once.
 
@@ -88,7 +96,7 @@ def pull_model(
     from qsf.find.prepare import ChildFailedError, find_model
 
     try:
-        path = find_model(model, is_quiet=is_quiet, is_yes=True)
+        path = find_model(model, is_quiet=is_quiet, is_yes=True, keeps_copy=not has_no_copy)
     except ChildFailedError as failed:
         return failed.exit_code
     if not is_quiet:

@@ -8,6 +8,7 @@ Prints the folder, or the GGUF file.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ from qsf.errors import QsfConversionError, QsfError, QsfIOError
 from qsf.file.gguf_parts import part_names
 from qsf.find.names import gguf_of
 from qsf.find.prepare import elsewhere
+from qsf.find.store import pieces_folder
 from qsf.foreign_json import JsonError, check_json
 from qsf.shell import command
 from qsf.system.confine import limit_file_bytes
@@ -39,7 +41,13 @@ def main() -> int:
     repo, type_name, *flags = sys.argv[1:]
     try:
         with command.stopped_by_signals():
-            path = download(repo, type_name, is_quiet="--quiet" in flags, is_yes="--yes" in flags)
+            path = download(
+                repo,
+                type_name,
+                is_quiet="--quiet" in flags,
+                is_yes="--yes" in flags,
+                keeps_copy="--no-copy" not in flags,
+            )
             print(path, flush=True)  # noqa: T201
         code = 0
     except command.StoppedError as stopped:
@@ -53,8 +61,13 @@ def main() -> int:
     os._exit(code)  # threads of the download may still wait for the network
 
 
-def download(repo: str, type_name: str, *, is_quiet: bool, is_yes: bool) -> Path:
+def download(
+    repo: str, type_name: str, *, is_quiet: bool, is_yes: bool, keeps_copy: bool = True
+) -> Path:
     """Return the model's place in the hub's cache; asks the user before a download.
+
+    Without a copy, or room for one, it is a folder with pointers to the weights: they are read
+    while they are converted.
 
     Raises:
         QsfIOError: the hub or the network refused.
@@ -62,8 +75,8 @@ def download(repo: str, type_name: str, *, is_quiet: bool, is_yes: bool) -> Path
     """
     if is_quiet:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    from huggingface_hub import HfApi, get_session, snapshot_download
-    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub import HfApi, get_session, hf_hub_url, snapshot_download
+    from huggingface_hub.constants import ENDPOINT, HF_HUB_CACHE
 
     get_session().event_hooks = {
         **get_session().event_hooks, "response": [lambda answer: _check_answer(repo, answer)]
@@ -78,8 +91,22 @@ def download(repo: str, type_name: str, *, is_quiet: bool, is_yes: bool) -> Path
         sizes = {file.rfilename: max(0, file.size or 0) for file in info.siblings or []}
         wanted = wanted_files(repo, sizes, type_name)
         n_bytes = sum(sizes[name] for name in wanted)
-        _check_room(repo, n_bytes, Path(HF_HUB_CACHE))
+        weights = sorted(name for name in wanted if name.endswith(".safetensors"))
+        is_safe = not ENDPOINT.startswith("http:") or "//127.0.0.1:" in ENDPOINT
+        if not weights or not is_safe or (keeps_copy and n_bytes <= _free_bytes(HF_HUB_CACHE)):
+            _check_room(repo, n_bytes, HF_HUB_CACHE)
+            weights = []
         _ask(repo, n_bytes, is_yes=is_yes)
+        if weights:
+            folder = pieces_folder(repo, str(info.sha))
+            others = sorted(wanted - set(weights))
+            snapshot_download(repo, revision=info.sha, allow_patterns=others, local_dir=folder)
+            for name in weights:
+                url = hf_hub_url(repo, name, revision=info.sha)
+                text = json.dumps({"url": url, "size": sizes[name]})
+                if name not in {path.name for path in folder.iterdir()}:
+                    (folder / name).write_text(text, "utf-8")
+            return folder
         limit_file_bytes(max(sizes[name] for name in wanted) + _MAX_ANSWER_BYTES)
         folder = Path(snapshot_download(repo, revision=info.sha, allow_patterns=sorted(wanted)))
     except QsfError:
@@ -115,12 +142,17 @@ def _check_answer(repo: str, answer: Any) -> None:
     answer.stream = import_module(type(answer).__module__).ByteStream(data)
 
 
-def _check_room(repo: str, n_bytes: int, cache: Path) -> None:
-    there = next(path for path in (cache, *cache.absolute().parents) if path.exists())
-    free_bytes = shutil.disk_usage(there).free
+def _free_bytes(cache: str) -> int:
+    folder = Path(cache).absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return shutil.disk_usage(there).free
+
+
+def _check_room(repo: str, n_bytes: int, cache: str) -> None:
+    free_bytes = _free_bytes(cache)
     if n_bytes > free_bytes:
         raise QsfIOError(
-            f"{repo} has {n_bytes / 1e9:,.1f} GB, and {there} has {free_bytes / 1e9:,.1f} GB free"
+            f"{repo} has {n_bytes / 1e9:,.1f} GB, and {cache} has {free_bytes / 1e9:,.1f} GB free"
         )
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -22,13 +23,16 @@ class ChildFailedError(Exception):
         self.exit_code = exit_code
 
 
-def find_model(model: str, *, is_quiet: bool = False, is_yes: bool = False) -> Path:
+def find_model(
+    model: str, *, is_quiet: bool = False, is_yes: bool = False, keeps_copy: bool = True
+) -> Path:
     """Return the .qsf file of a model; downloads and converts it if needed.
 
     Args:
         model: a path or a name, with ``:TYPE`` for another type than the default.
         is_quiet: print no progress.
         is_yes: download without asking.
+        keeps_copy: of the original, in the hub's cache, if there is room for it.
 
     Raises:
         QsfError: there is no such model; the text says what to do.
@@ -43,10 +47,13 @@ def find_model(model: str, *, is_quiet: bool = False, is_yes: bool = False) -> P
         if kept is not None:  # the source is gone, or on another machine
             store.mark_used(kept)
             return kept
-        source = _download(named, is_quiet=is_quiet, is_yes=is_yes)
+        source = _download(named, is_quiet=is_quiet, is_yes=is_yes, keeps_copy=keeps_copy)
     resolved = Named(source, repo=named.repo, type_name=named.type_name)
     name = named.repo or str(source.resolve())
-    return _converted(source, name, resolved.quant_type, is_quiet=is_quiet)
+    path = _converted(source, name, resolved.quant_type, is_quiet=is_quiet)
+    if store.is_of_pieces(source):
+        shutil.rmtree(source, ignore_errors=True)
+    return path
 
 
 def find_source(model: str, *, is_quiet: bool = False, is_yes: bool = False) -> Path:
@@ -83,7 +90,7 @@ def _converted(source: Path, name: str, quant_type: str, *, is_quiet: bool) -> P
                 to = f" to {quant_type}" if quant_type else ""
                 _say(f"converting {name}{to}, once: {out}", is_quiet=is_quiet)
                 words = ["convert", str(source), str(out), *words, "--force"]
-                _run_child([*words, *["--quiet"] * is_quiet])
+                _run_child([*words, *["--quiet"] * is_quiet], pieces=source)
                 store.write_note(out, name, quant_type or _type_of(out), fingerprint)
     store.mark_used(out)
     return out
@@ -97,7 +104,7 @@ def _type_of(path: Path) -> str:
         return dtype_name(reader.header.dtype)
 
 
-def _download(named: Named, *, is_quiet: bool, is_yes: bool) -> Path:
+def _download(named: Named, *, is_quiet: bool, is_yes: bool, keeps_copy: bool = True) -> Path:
     repo = named.repo
     if find_spec("huggingface_hub") is None:
         raise QsfError(
@@ -105,7 +112,8 @@ def _download(named: Named, *, is_quiet: bool, is_yes: bool) -> Path:
             f"it: pip install 'qsf[hub]'. {elsewhere(repo)}"
         )
     words = ["download", repo, named.type_name]
-    answer = _run_child([*words, *["--quiet"] * is_quiet, *["--yes"] * is_yes])
+    flags = {"--quiet": is_quiet, "--yes": is_yes, "--no-copy": not keeps_copy}
+    answer = _run_child([*words, *(flag for flag, is_given in flags.items() if is_given)])
     path = Path(answer.strip())
     if not path.exists():
         raise QsfIOError(f"{repo}: the download left nothing at {path}")
@@ -129,14 +137,14 @@ _PROGRAMS = {
 }
 
 
-def _run_child(words: list[str]) -> str:
+def _run_child(words: list[str], pieces: Path | None = None) -> str:
     """Run one of our programs to its end and return its output. Raises ChildFailedError."""
     program, *arguments = words
     code = f"{_CHILD}{_PROGRAMS[program]}; main()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONSAFEPATH": "1"},
+        env={**os.environ, "PYTHONSAFEPATH": "1", **store.environment_of(pieces)},
     )
     try:
         with process:

@@ -55,6 +55,22 @@ def place_of(name: str, quant_type: str) -> Path:
     return store_folder() / f"{slug}-{quant_type}-{key}.qsf"
 
 
+def pieces_folder(repo: str, commit: str) -> Path:
+    """Return the folder of a model that is converted without a copy of its weights."""
+    return store_folder() / "pieces" / repo.replace("/", "--") / commit
+
+
+def is_of_pieces(source: Path) -> bool:
+    """Return whether it is such a folder."""
+    return list(source.parents[1:2]) == [store_folder() / "pieces"]
+
+
+def environment_of(source: Path | None) -> dict[str, str]:
+    """Return what lets the converter follow the pointers of such a folder."""
+    is_ours = source is not None and is_of_pieces(source)
+    return {"QSF_IN_PIECES": str(source)} if is_ours else {}
+
+
 def fingerprint_of(source: Path) -> str:
     """Return a text that changes with the source's files and with the version of .qsf files."""
     digest = hashlib.sha256(f"{VERSION}\n".encode())

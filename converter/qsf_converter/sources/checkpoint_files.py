@@ -21,6 +21,7 @@ from qsf.errors import QsfConversionError, QsfIOError, shown
 from qsf.foreign_json import read_json
 from qsf_converter.sources.checkpoint import RawArray, SourceTensor
 from qsf_converter.sources.metadata import INDEX_MEMORY_BYTES, open_regular, read_bytes
+from qsf_converter.sources.ranged import RangedFile, is_ranged
 
 # Types that are converted without unpacking; a subclass may add types of packed bytes.
 READABLE: Mapping[str, np.dtype[Any]] = {
@@ -35,7 +36,7 @@ class Located:
     """A tensor, its place in a file, and the hash of the rows that were read in order."""
 
     tensor: SourceTensor
-    file: io.FileIO
+    file: io.RawIOBase
     path: Path
     file_off: int
     n_hashed: int = 0
@@ -55,7 +56,7 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
     def __init__(self, place: Path, *, reads_bytes: bool = False) -> None:
         """Open the files at ``place`` and check their headers; ``reads_bytes``: U8 is read too."""
         self._readable = {**READABLE, "U8": np.dtype("u1")} if reads_bytes else READABLE
-        self._files: list[io.FileIO] = []
+        self._files: list[io.RawIOBase] = []
         self._located: dict[str, LocatedT] = {}
         self._paths: tuple[Path, ...] = ()
         try:
@@ -167,9 +168,9 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
 
     # ---- used by file formats ----
 
-    def _open_raw(self, path: Path) -> io.FileIO:
+    def _open_raw(self, path: Path) -> io.RawIOBase:
         """Open a file that is closed with the checkpoint."""
-        file = open_regular(path)
+        file: io.RawIOBase = RangedFile(path) if is_ranged(path) else open_regular(path)
         self._files.append(file)
         return file
 

@@ -9,6 +9,7 @@ number in the header is checked against the file before a tensor is read.
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ class SafetensorsCheckpoint(FileCheckpoint[Located]):
 
     def _open_file(self, path: Path) -> dict[str, Located]:
         file = self._open_raw(path)
-        n_file_bytes = path.stat().st_size
+        n_file_bytes = file.seek(0, io.SEEK_END)
+        file.seek(0)
         prefix = file.read(8)
         n_header_bytes = int.from_bytes(prefix or b"", "little")
         if n_file_bytes < 8 or n_header_bytes > n_file_bytes - 8:

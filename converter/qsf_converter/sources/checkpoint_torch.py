@@ -122,7 +122,7 @@ class TorchCheckpoint(FileCheckpoint[_View]):
         return np.frombuffer(self._read_at(located, first * size, n_items * size), dtype)
 
 
-def _check_format(path: Path, file: io.FileIO) -> None:
+def _check_format(path: Path, file: io.RawIOBase) -> None:
     """Raise QsfConversionError if the file is not a zip file; the text says what it is."""
     head = file.read(512) or b""
     if head.startswith(b"PK\x03\x04"):
@@ -139,7 +139,7 @@ def _check_format(path: Path, file: io.FileIO) -> None:
 
 
 def _locate(
-    path: Path, file: io.FileIO, name: str, tensor: TorchTensor, record: Record | None
+    path: Path, file: io.RawIOBase, name: str, tensor: TorchTensor, record: Record | None
 ) -> _View:
     """Return the place of a tensor, checked against the record of its storage."""
     storage = tensor.storage

@@ -119,7 +119,7 @@ class GgufHead:
     tensors: Mapping[str, GgufTensor]
 
 
-def read_head(path: Path, raw: io.FileIO) -> GgufHead:
+def read_head(path: Path, raw: io.RawIOBase) -> GgufHead:
     """Read and return the head of the file. The file stays open.
 
     Raises QsfConversionError when it is no GGUF file, of another version, or damaged.
@@ -136,7 +136,7 @@ def read_head(path: Path, raw: io.FileIO) -> GgufHead:
 class _Reader:
     """Reads numbers and texts from the start of a file, never past its end."""
 
-    def __init__(self, path: Path, raw: io.FileIO, n_file_bytes: int) -> None:
+    def __init__(self, path: Path, raw: io.RawIOBase, n_file_bytes: int) -> None:
         self._path = path
         self._file = io.BufferedReader(raw, _BUFFER_BYTES)
         self._n_file_bytes = n_file_bytes

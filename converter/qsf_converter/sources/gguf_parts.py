@@ -18,7 +18,7 @@ from qsf_converter.sources.gguf_file import GgufHead, read_head
 
 
 def read_parts(
-    place: Path, open_raw: Callable[[Path], io.FileIO]
+    place: Path, open_raw: Callable[[Path], io.RawIOBase]
 ) -> tuple[GgufHead, tuple[Path, ...]]:
     """Read the head of a file, or of all parts of which it is the first.
 

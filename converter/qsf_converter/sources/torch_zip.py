@@ -39,7 +39,7 @@ class Record:
     crc32: int
 
 
-def read_directory(path: Path, file: io.FileIO) -> dict[str, Record]:
+def read_directory(path: Path, file: io.RawIOBase) -> dict[str, Record]:
     """Return all records of a zip file by name.
 
     Raises QsfConversionError if the file is no zip file, is damaged, or has compressed records.
@@ -61,7 +61,7 @@ def read_directory(path: Path, file: io.FileIO) -> dict[str, Record]:
     return records
 
 
-def read_record(path: Path, file: io.FileIO, record: Record) -> bytes:
+def read_record(path: Path, file: io.RawIOBase, record: Record) -> bytes:
     """Return the bytes of a record, checked with its CRC-32."""
     file.seek(record.offset)
     data = file.read(record.n_bytes) or b""
@@ -70,7 +70,7 @@ def read_record(path: Path, file: io.FileIO, record: Record) -> bytes:
     return data
 
 
-def _find_directory(path: Path, file: io.FileIO, n_file_bytes: int) -> tuple[int, int, int]:
+def _find_directory(path: Path, file: io.RawIOBase, n_file_bytes: int) -> tuple[int, int, int]:
     """Return the number of records, and the offset and the bytes of their directory."""
     n_tail_bytes = min(n_file_bytes, _END.size + _MAX_COMMENT_BYTES)
     tail_off = n_file_bytes - n_tail_bytes
@@ -151,7 +151,7 @@ def _zip64_values(extra: bytes) -> list[int]:
     return []
 
 
-def _locate(path: Path, file: io.FileIO, record: Record, data_end: int) -> Record:
+def _locate(path: Path, file: io.RawIOBase, record: Record, data_end: int) -> Record:
     """Return the record with the offset of its bytes instead of its header."""
     header = _read_at(path, file, record.offset, _LOCAL.size, data_end)
     signature, *_, n_name, n_extra = _LOCAL.unpack(header)
@@ -167,7 +167,7 @@ def _locate(path: Path, file: io.FileIO, record: Record, data_end: int) -> Recor
     return Record(record.name, offset, record.n_bytes, record.crc32)
 
 
-def _read_at(path: Path, file: io.FileIO, offset: int, n_bytes: int, end: int) -> bytes:
+def _read_at(path: Path, file: io.RawIOBase, offset: int, n_bytes: int, end: int) -> bytes:
     if offset + n_bytes > end:
         raise _damaged(path, f"{n_bytes} bytes at {offset} are outside of its {end}")
     file.seek(offset)

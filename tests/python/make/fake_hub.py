@@ -23,6 +23,7 @@ class FakeHub:
 
     Attributes:
         fetched: [file, first byte] of every download.
+        ranges: [file, first byte, end] of those that ask for a part.
         break_after: how many bytes of a file are sent before the connection ends; None: all.
         facts: other values in what it says of the model.
         headers: other headers of files.
@@ -32,6 +33,7 @@ class FakeHub:
     def __init__(self, folder: Path) -> None:
         self.files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
         self.fetched: list[tuple[str, int]] = []
+        self.ranges: list[tuple[str, int, int]] = []
         self.break_after: int | None = None
         self.facts: dict[str, Any] = {}
         self.headers: dict[str, str] = {}
@@ -93,26 +95,28 @@ class FakeHub:
     def _send_file(self, handler: BaseHTTPRequestHandler, name: str, *, has_body: bool) -> None:
         data = self.files[name]
         wanted = handler.headers.get("Range", "")
-        first = int(wanted.removeprefix("bytes=").split("-")[0]) if wanted else 0
+        start, _, last = wanted.removeprefix("bytes=").partition("-")
+        first, end = int(start or 0), int(last or len(data) - 1) + 1
+        self.ranges.append((name, first, end)) if last and has_body else None
         handler.send_response(206 if wanted else 200)
         headers = {
             "ETag": f'"{self._entry(name, "path")["oid"]}"', "X-Repo-Commit": COMMIT,
-            "Content-Length": str(len(data) - first + self.n_extra_bytes), **self.headers,
+            "Content-Length": str(end - first + self.n_extra_bytes), **self.headers,
         }  # fmt: skip
         for header in {"Accept-Ranges": "bytes", **headers}.items():
             handler.send_header(*header)
         if wanted:
-            handler.send_header("Content-Range", f"bytes {first}-{len(data) - 1}/{len(data)}")
+            handler.send_header("Content-Range", f"bytes {first}-{end - 1}/{len(data)}")
         handler.end_headers()
         if not has_body:
             return
         self.fetched.append((name, first))
-        end = len(data)
+        sent = end
         if self.break_after is not None and name.endswith(".safetensors"):
-            end = min(end, first + self.break_after)
+            sent = min(end, first + self.break_after)
         with contextlib.suppress(OSError):
-            handler.wfile.write(data[first:end] + bytes(self.n_extra_bytes))
-        if end < len(data):
+            handler.wfile.write(data[first:sent] + bytes(self.n_extra_bytes))
+        if sent < end:
             handler.close_connection = True
 
 

@@ -1,0 +1,156 @@
+"""Weights that stay on the hub: read by ranges of bytes while they are converted.
+
+In place of such a file lies a pointer, which says where it is and how many bytes it has. Pointers
+are followed only in the folder that the variable ``FOLDER_NAME`` of the environment names: that of
+a stranger's model leads nowhere.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from qsf.errors import QsfConversionError, QsfIOError
+from qsf.foreign_json import JsonError, read_json_file
+
+FOLDER_NAME = "QSF_IN_PIECES"
+_MAX_POINTER_BYTES = 4096
+_BLOCK_BYTES = 1 << 20  # smaller reads take blocks, whose other bytes are wanted soon
+_MAX_BLOCKS = 16  # that are kept
+_MAX_FAILURES = 6  # one after another, without a byte between them
+_MAX_WAIT_SECONDS = 16.0
+_SECONDS = 60.0  # without a byte
+_FATAL = {401: "refuses", 403: "refuses", 404: "no longer has", 416: "has less of"}
+
+
+def is_ranged(path: Path) -> bool:
+    """Return whether ``path`` is a pointer that may be followed."""
+    folder = os.environ.get(FOLDER_NAME)
+    return bool(folder) and path.suffix != ".json" and path.parent == Path(str(folder))
+
+
+class RangedFile(io.RawIOBase):
+    """A file of the hub, read only. Raises QsfIOError where the hub does not give what it said."""
+
+    def __init__(self, path: Path, pause: Callable[[float], None] = time.sleep) -> None:
+        """Read the pointer at ``path``. Raises QsfConversionError for none."""
+        super().__init__()
+        try:
+            facts = read_json_file(path, max_bytes=_MAX_POINTER_BYTES)
+            self._url, self._n_bytes = str(facts["url"]), int(facts["size"])
+        except (JsonError, KeyError, TypeError, ValueError) as error:
+            raise QsfConversionError(f"{path}: no pointer to a file of the hub: {error}") from error
+        hub: Any = import_module("huggingface_hub.utils")  # late: only models of the hub need it
+        self._session: Any = hub.get_session()
+        self._headers = {**hub.build_hf_headers(), "accept-encoding": "identity"}
+        self._path, self._pause = path, pause
+        self._etag = ""
+        self._at = 0
+        self._blocks: dict[int, bytes] = {}  # by number, the one used last at the end
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def seek(self, off: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a byte; see ``io.RawIOBase.seek``."""
+        self._at = off + (0, self._at, self._n_bytes)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """Return where the next byte is."""
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer, or as much of it as the file has."""
+        view = memoryview(buffer).cast("B")[: max(0, self._n_bytes - self._at)]
+        if not view:
+            return 0
+        if len(view) >= _BLOCK_BYTES:
+            self._fetch(view, self._at)
+        else:
+            n_done = 0
+            while n_done < len(view):
+                number, begin = divmod(self._at + n_done, _BLOCK_BYTES)
+                part = self._block(number)[begin : begin + len(view) - n_done]
+                view[n_done : n_done + len(part)] = part
+                n_done += len(part)
+        self._at += len(view)
+        return len(view)
+
+    def _block(self, number: int) -> bytes:
+        """Return an aligned part of the file; the last ones are kept."""
+        block = self._blocks.pop(number, b"")
+        if not block:
+            off = number * _BLOCK_BYTES
+            fetched = bytearray(min(_BLOCK_BYTES, self._n_bytes - off))
+            self._fetch(memoryview(fetched), off)
+            block = bytes(fetched)
+        self._blocks[number] = block
+        if len(self._blocks) > _MAX_BLOCKS:
+            del self._blocks[next(iter(self._blocks))]
+        return block
+
+    def _fetch(self, view: memoryview, off: int) -> None:
+        """Fill ``view`` from byte ``off``; a connection that breaks goes on where it was."""
+        n_done = n_failures = 0
+        while n_done < len(view):
+            n_before = n_done
+            problem: object = "it sends fewer bytes than it says"
+            try:
+                for piece in self._pieces(off + n_done, off + len(view)):
+                    if n_done + len(piece) > len(view):
+                        raise QsfIOError(f"{self._name}: the hub sends more than was asked for")
+                    view[n_done : n_done + len(piece)] = piece
+                    n_done += len(piece)
+            except QsfIOError:
+                raise
+            except Exception as error:  # the library's, and those of what it uses
+                problem = error
+            if n_done == len(view):
+                return
+            n_failures = n_failures + 1 if n_done == n_before else 0
+            if n_failures > _MAX_FAILURES:
+                raise QsfIOError(
+                    f"{self._name}: the hub stopped at byte {off + n_done} of "
+                    f"{self._n_bytes} ({type(problem).__name__}: {problem}); the same command "
+                    "goes on from there"
+                )
+            self._pause(min(_MAX_WAIT_SECONDS, 0.5 * (2**n_failures - 1)))
+
+    def _pieces(self, begin: int, end: int) -> Any:
+        """Yield the bytes [begin, end) as they come. Raises what the library does."""
+        headers = {**self._headers, "range": f"bytes={begin}-{end - 1}"}
+        with self._session.stream(
+            "GET", self._url, headers=headers, timeout=_SECONDS, follow_redirects=True
+        ) as answer:
+            status = answer.status_code
+            if status in _FATAL:
+                raise QsfIOError(f"{self._name}: the hub {_FATAL[status]} it (status {status})")
+            if status == 200:
+                raise QsfIOError(f"{self._name}: the hub sends whole files only")
+            answer.raise_for_status()
+            wanted = f"bytes {begin}-{end - 1}/{self._n_bytes}"
+            found = answer.headers.get("content-range", "")
+            etag = answer.headers.get("etag", "")
+            if found != wanted or etag != (self._etag or etag):
+                raise QsfIOError(
+                    f"{self._name}: the hub has another file than it said: {found!r} instead of "
+                    f"{wanted!r}"
+                )
+            self._etag = etag
+            yield from answer.iter_raw()
+
+    @property
+    def _name(self) -> str:
+        return self._path.name

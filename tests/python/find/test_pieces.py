@@ -1,0 +1,122 @@
+"""A model of the hub is converted while it comes, without a copy of its weights."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from make.fake_hub import COMMIT, REPO, FakeHub, hub
+from qsf.errors import QsfIOError
+from qsf_converter.sources import ranged
+
+assert hub  # a fixture
+
+
+def qsf(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "qsf", *map(str, words)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def models(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache" / "qsf" / "models").glob("*.qsf"))
+
+
+def test_it_makes_the_same_file_and_leaves_nothing(hub: FakeHub, tmp_path: Path) -> None:
+    done = qsf("pull", REPO, "--no-copy", "-q")
+    assert done.returncode == 0, done.stderr
+    (path,) = models(tmp_path)
+    pieces = path.read_bytes()
+    assert not list(tmp_path.rglob("*.safetensors"))
+    n_bytes = len(hub.files["model.safetensors"])
+    fetched = sum(end - first for _, first, end in hub.ranges)
+    assert n_bytes <= fetched < 1.3 * n_bytes  # all but some keys and queries once
+    path.unlink()
+    path.with_suffix(".json").unlink()
+    assert qsf("pull", REPO, "-q").returncode == 0
+    assert list(tmp_path.rglob("model.safetensors"))
+    assert models(tmp_path)[0].read_bytes() == pieces
+
+
+def test_without_room_it_is_done_without_asking_for_it(hub: FakeHub, tmp_path: Path) -> None:
+    """The hub says that it has more than any disk, which then is found to be wrong."""
+    siblings = [{"rfilename": name, "size": len(data)} for name, data in hub.files.items()]
+    for entry in siblings:
+        entry["size"] = 10**16 if entry["rfilename"] == "model.safetensors" else entry["size"]
+    hub.facts = {"siblings": siblings}
+    done = qsf("pull", REPO, "-q")
+    assert done.returncode == 1
+    assert "another file than it said" in done.stderr
+    assert hub.ranges
+    assert not models(tmp_path)
+
+
+def test_connections_that_break_go_on_where_they_were(hub: FakeHub, tmp_path: Path) -> None:
+    hub.break_after = 300_000
+    done = qsf("pull", REPO, "--no-copy", "-q")
+    assert done.returncode == 0, done.stderr
+    assert models(tmp_path)
+    ends = {first + hub.break_after for _, first, _ in hub.ranges}
+    assert any(first in ends for _, first, _ in hub.ranges)
+
+
+def opened(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> ranged.RangedFile:
+    path = tmp_path / "model.safetensors"
+    url = f"{hub.url}/{REPO}/resolve/{COMMIT}/model.safetensors"
+    path.write_text(json.dumps({"url": url, "size": size}), "utf-8")
+    monkeypatch.setenv(ranged.FOLDER_NAME, str(tmp_path))
+    assert ranged.is_ranged(path)
+    return ranged.RangedFile(path, pause=lambda _: None)
+
+
+def test_what_a_hub_may_not_do(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = hub.files["model.safetensors"]
+    with opened(hub, tmp_path, monkeypatch, len(data)) as file:
+        assert file.read(8) == data[:8]
+        assert file.seek(-5, os.SEEK_END) == len(data) - 5
+        assert (file.read(100), file.read(1)) == (data[-5:], b"")
+        file.seek(1000)
+        assert file.read(2_000_000) == data[1000:2_001_000]
+        hub.files["model.safetensors"] = bytes(len(data))  # its etag is another one
+        file.seek(0)
+        with pytest.raises(QsfIOError, match="another file than it said"):
+            file.read(8 + (2 << 20))
+    hub.files["model.safetensors"] = data
+    for changes, size, said in (
+        ({}, len(data) + 1, "another file than it said"),
+        ({"n_extra_bytes": 10}, len(data), "more than was asked for"),
+        ({"n_extra_bytes": 0, "break_after": 0}, len(data), r"stopped at byte 0 of .*goes on from"),
+        ({"files": {}}, len(data), "no longer has it"),
+    ):
+        vars(hub).update(changes)
+        with (
+            opened(hub, tmp_path, monkeypatch, size) as file,
+            pytest.raises(QsfIOError, match=said),
+        ):
+            file.read(8)
+
+
+def test_a_pointer_of_a_stranger_leads_nowhere(
+    hub: FakeHub, tmp_path: Path, tiny_llama_dir: Path
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for source in tiny_llama_dir.iterdir():
+        (folder / source.name).write_bytes(source.read_bytes())
+    url = f"{hub.url}/{REPO}/resolve/{COMMIT}/model.safetensors"
+    (folder / "model.safetensors").write_text(json.dumps({"url": url, "size": 10}), "utf-8")
+    done = qsf("convert", folder, tmp_path / "m.qsf")
+    assert done.returncode == 1
+    assert "not a safetensors file" in done.stderr
+    assert hub.ranges == []
