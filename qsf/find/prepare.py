@@ -90,7 +90,7 @@ def _converted(source: Path, name: str, quant_type: str, *, is_quiet: bool) -> P
                 to = f" to {quant_type}" if quant_type else ""
                 _say(f"converting {name}{to}, once: {out}", is_quiet=is_quiet)
                 words = ["convert", str(source), str(out), *words, "--force"]
-                _run_child([*words, *["--quiet"] * is_quiet], pieces=source)
+                _run_child([*words, *["--quiet"] * is_quiet])
                 store.write_note(out, name, quant_type or _type_of(out), fingerprint)
     store.mark_used(out)
     return out
@@ -137,14 +137,14 @@ _PROGRAMS = {
 }
 
 
-def _run_child(words: list[str], pieces: Path | None = None) -> str:
+def _run_child(words: list[str]) -> str:
     """Run one of our programs to its end and return its output. Raises ChildFailedError."""
     program, *arguments = words
     code = f"{_CHILD}{_PROGRAMS[program]}; main()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONSAFEPATH": "1", **store.environment_of(pieces)},
+        env={**os.environ, "PYTHONSAFEPATH": "1", **store.environment_of(Path(words[1]))},
     )
     try:
         with process:

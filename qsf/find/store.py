@@ -65,10 +65,9 @@ def is_of_pieces(source: Path) -> bool:
     return list(source.parents[1:2]) == [store_folder() / "pieces"]
 
 
-def environment_of(source: Path | None) -> dict[str, str]:
+def environment_of(source: Path) -> dict[str, str]:
     """Return what lets the converter follow the pointers of such a folder."""
-    is_ours = source is not None and is_of_pieces(source)
-    return {"QSF_IN_PIECES": str(source)} if is_ours else {}
+    return {"QSF_IN_PIECES": str(source)} if is_of_pieces(source) else {}
 
 
 def fingerprint_of(source: Path) -> str:
