@@ -100,10 +100,12 @@ def scale_inputs(
         _divide(out, in_front, scales)
     elif group == (T.ATTN_OUT,):
         of = weights.kind
-        if of.value_norm or of.values_are_keys or of.latent_rank:
-            return None  # a norm takes the factor back, keys and latents are not to change
-        of_values = scales.reshape(-1, _n_shared(of), of.head_dim)[:, 0].ravel()
-        _divide(out, T.V, of_values)
+        if of.value_norm or of.values_are_keys:
+            return None  # a norm takes the factor back, and keys are not to change
+        if of.latent_rank:
+            _divide(out, T.V_UP, scales)
+        else:
+            _divide(out, T.V, scales.reshape(-1, _n_shared(of), of.head_dim)[:, 0].ravel())
     elif group == (T.FFN_DOWN,) and T.FFN_GATE in weights:
         _divide(out, T.FFN_UP, scales)
     else:
@@ -164,7 +166,7 @@ def _scales(
     energies: NDArray[np.float64], exponent: float, group: tuple[TensorType, ...], kind: LayerKind
 ) -> Float32Array:
     """Return rms ^ exponent of each input, around 1."""
-    if group == (T.ATTN_OUT,):
+    if group == (T.ATTN_OUT,) and not kind.latent_rank:
         shared = energies.reshape(-1, _n_shared(kind), kind.head_dim).mean(axis=1)
         energies = np.repeat(shared.reshape(-1, 1, kind.head_dim), _n_shared(kind), axis=1).ravel()
     floor = energies.max() * 1e-8

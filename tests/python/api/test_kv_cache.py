@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 import qsf
 from make.golden import MODELS, load_golden
+from make.kind_models import LATENT, write_model
 from make.tiny_checkpoints import make_gpt2, make_llama, make_mistral
 from oracle.reference import forward, hadamard, load_qsf, quantise_kv
 from qsf.errors import QsfArgumentError
+from qsf.file.layout import Dtype
 from qsf.kv import kv_type_name, parse_kv_type
 from qsf.native import binding
 from qsf_converter import convert
@@ -81,6 +83,15 @@ def test_heads_that_are_no_power_of_two(tmp_path: Path, head_dim: int) -> None:
     source = make_llama(tmp_path / "hf", seed=7, head_dim=head_dim)
     convert(source, tmp_path / "m.qsf", quant_type="f16")
     check_short_sequences(tmp_path / "m.qsf", "4bit", is_rotated=True)
+
+
+@pytest.mark.parametrize(("kv_type", "is_rotated"), FORMS)
+def test_latents_are_rounded_apart_from_what_is_rotated(
+    tmp_path: Path, kv_type: str, is_rotated: bool
+) -> None:
+    """A block of 64 has a scale: those of the latent and of the part for RoPE are not the same."""
+    path = write_model(tmp_path / "m.qsf", LATENT[:1], dtype=Dtype.F16)
+    check_short_sequences(path, kv_type, is_rotated)
 
 
 def check_short_sequences(path: Path, kv_type: str, is_rotated: bool) -> None:

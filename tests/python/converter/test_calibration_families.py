@@ -15,7 +15,7 @@ from qsf_converter.calibrate.calibration import Calibration
 NAMES = ("qwen3-bias", "phi", "gpt_neox", "falcon-alibi", "bloom", "stablelm-heads", "olmo2",
          "bitnet", "gemma2", "gemma3", "granite-bias", "phi3-longrope-short", "smollm3",
          "ministral3", "gpt_oss", "qwen3_5", "qwen3_5_moe",
-         "gemma4", "gemma4-moe")  # fmt: skip
+         "gemma4", "gemma4-moe", "deepseek_v2", "youtu", "minicpm3")  # fmt: skip
 
 
 def mean_kl(folder: Path, dtype: Dtype) -> float:
