@@ -1,21 +1,21 @@
-/* bench_kernels.c - speed of the matrix products, beside what the machine can do at most.
+/* bench_kernels.c - speed of the matrix products, compared with the machine's limits.
  *
  * usage: bench_kernels [--isa NAME] [--type NAME] [--tokens N] [--mib N] [--threads N]
  *                      [--huge 0|1] [--runs N] [--json | --table]
  *
- * One line per instruction set, type and number of tokens (all of them unless said): GB/s of
- * weights read and G multiply-adds/s. Beside them, measured in turn with each run on the
- * same threads: the GB/s of a loop that only reads the same weights, the multiply-adds/s of a
- * loop of that instruction alone (vpdpbusd; tdpbsud; vpmaddubsw), and which part of each was
- * reached. 8-bit weights meet two bytes of every activation: a multiply-add counts twice
- * against the roofline. All are medians of --runs (21).
+ * One line per instruction set, type and number of tokens (all by default): GB/s of
+ * weights read and G multiply-adds/s. For comparison, measured in turn with each run on the same
+ * threads: the GB/s of a loop that only reads the same weights, the multiply-adds/s of a loop of
+ * that instruction alone (vpdpbusd; tdpbsud; vpmaddubsw), and the reached share of each. 8-bit
+ * weights are multiplied with two bytes of every activation: a multiply-add counts twice against
+ * the roofline. All are medians of --runs (21).
  *
- * The weights, matrices of 5632 rows and 2048 columns, fill --mib MiB (256), which is to exceed the
- * caches, and lie in huge pages where the system has some (--huge 0: in small ones). --threads N
- * threads (1) take stripes of 32 tile rows, as the engine's do. The scalar kernels only run when
- * asked for.
- * --json prints one object a line, for programs. --table prints the table of docs/benchmarks.md: of
- * each type the part of the limit that binds, reading or multiplying, for 1, 8, 64 and 512 tokens.
+ * The weights, matrices of 5632 rows and 2048 columns, fill --mib MiB (256), which should exceed
+ * the caches, in huge pages if the system has some (--huge 0: in small ones). --threads N threads
+ * (1) take stripes of 32 tile rows, as the engine's do. The scalar kernels only run on request.
+ * --json prints one object a line, for programs. --table prints the table of docs/benchmarks.md:
+ * for each type the share of the binding limit, reading or multiplying, for 1, 8, 64 and 512
+ * tokens.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <inttypes.h>
@@ -40,8 +40,8 @@
 #define N_ROWS (11 * STRIPE_ROWS) /* of a matrix: outputs of two tokens are 22 KB apart */
 #define MAX_TOKENS 512
 #define MAX_RUNS 99
-/* Duration of a run, also of multiply-adds alone: less than a time slice of the scheduler, and the
- * same for both, since the shorter one meets a busy neighbour less often. */
+/* Duration of a run, also of multiply-adds alone: less than a time slice of the scheduler, and
+ * equal for both, because a shorter run would be disturbed less often. */
 #define RUN_NS 2000000
 #define COUNT_OF(array) (sizeof(array) / sizeof(array)[0])
 
@@ -111,7 +111,7 @@ static void *need(void *p)
     return p;
 }
 
-/* Whole huge pages, or none; never given back. */
+/* Whole huge pages, or none; never freed. */
 static unsigned char *weights_alloc(size_t n_bytes, bool huge)
 {
     void *const p = need(aligned_alloc((size_t)2 << 20, n_bytes));
@@ -129,8 +129,8 @@ static void bench_init(bench *b)
     const size_t n_x_blocks = n_x / QSF_BLOCK;
     b->n_bytes = b->opt.mib << 20;
     b->tiles = weights_alloc(b->n_bytes, b->opt.huge);
-    /* As halves, and as exponents of MXFP4, these bytes are ordinary numbers, in every place of
-     * every type: others are slow. */
+    /* As halves, and as exponents of MXFP4, these bytes are ordinary numbers at every place of
+     * every type: special numbers are slow. */
     for (size_t i = 0; i < b->n_bytes; i++)
         b->tiles[i] = (unsigned char)(i % 2 == 1 ? 0x20 + i / 2 % 16 : 0x60 + i * 37 % 64);
     b->f32 = need(malloc(n_x * sizeof *b->f32));
@@ -221,8 +221,8 @@ static double median(double *seconds, size_t n)
     return seconds[n / 2];
 }
 
-/* As many stripes as take RUN_NS, but a few per thread and no more than there are; as many
- * rounds of multiply-adds. Warms up what is measured. */
+/* Chooses as many stripes as take RUN_NS, at least a few per thread and at most all; and as many
+ * rounds of multiply-adds. Warms up the caches. */
 static void size_up(work *w)
 {
     const bench *const b = w->b;
@@ -334,7 +334,7 @@ static result measure_tokens(const bench *b, const qsf_kernels *k, qsf_isa isa, 
     return measure(&w);
 }
 
-/* One line of the table; "m" marks parts of the speed of memory. */
+/* One line of the table; "m" marks shares of the memory's speed. */
 static void print_parts(const bench *b, const qsf_kernels *k, qsf_isa isa, qsf_dtype dtype)
 {
     printf("| %s | %s |", k->isa_name, qsf_dtype_name(dtype));

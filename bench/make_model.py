@@ -1,6 +1,6 @@
 """Write a .qsf file of a given shape and type with random weights, without a checkpoint.
 
-The command line of qsf_bench/models/random_qsf.py, which says what the file is. With --sparse N
+The command line of qsf_bench/models/random_qsf.py, which describes the file. With --sparse N
 only the first N layers have weights, the others are holes in the file.
 
 Usage: python bench/make_model.py OUT.qsf --shape tinyllama-1.1b --quant-type 2bit
@@ -28,7 +28,7 @@ from qsf_converter.rounding.plan import QUANT_TYPES
 
 
 def main() -> None:
-    """Parse the command line, write the file, say how long it took."""
+    """Parse the command line, write the file, print the duration."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="tinyllama-1.1b")

@@ -1,13 +1,13 @@
 """Write the tables of speed in docs/benchmarks.md.
 
 They are made from results of `python -m qsf.bench` in bench/results/. A table stands between two
-comments, of which the first says what it is made of:
+comments, the first of which names its sources:
 
     <!-- in-memory: python bench/readme_table.py bench/results/1.1b.json -->
     <!-- end -->
 
-Tables are ``in-memory``, QSF beside llama.cpp where the model fits, ``budgets``, QSF alone by
---ram-budget, and ``capped``, both in a memory cgroup.
+Tables are ``in-memory`` (QSF and llama.cpp with enough memory), ``budgets`` (QSF alone by
+--ram-budget) and ``capped`` (both in a memory cgroup).
 
 Usage: .venv/bin/python bench/readme_table.py [--check] [--readme README.md]
 """
@@ -40,12 +40,12 @@ COLUMNS = 115  # of the lines of the document
 
 
 class TableError(Exception):
-    """README.md, or a result, is not what a table can be made of."""
+    """A document or result from which no table can be made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A row of QSF, with that of llama.cpp beside it if they were compared."""
+    """A row of QSF, with the compared row of llama.cpp, if any."""
 
     results: Results
     row: Row
@@ -82,21 +82,21 @@ def baseline_rate(found: Found | None) -> str:
 
 
 def times(found: Found | None) -> str:
-    """Return the ratio, in bold: it is what a reader looks for."""
+    """Return the ratio in bold, because readers look for it."""
     if found is None or found.ratio is None:
         return NOTHING
     return f"**{spread_text(found.ratio, 'x').replace('x', 'x**', 1)}"
 
 
 def of_limit(found: Found | None, limited_by: str) -> str:
-    """Return the part of a limit that is reached; nothing where another one binds."""
+    """Return the reached share of a limit; "" if another limit binds."""
     if found is None or found.row.limited_by != limited_by:
         return NOTHING
     return found.row.share_of_limit or NOTHING
 
 
 def type_name(rows: Sequence[Found]) -> str:
-    """Return the type, with that of llama.cpp after it."""
+    """Return the type, followed by that of llama.cpp."""
     baseline = next((found.baseline for found in rows if found.baseline is not None), None)
     return rows[0].row.type + (f" ({baseline.type})" if baseline else "")
 
@@ -118,7 +118,7 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def uncapped(all_results: Sequence[Results]) -> list[Found]:
-    """Return the rows in no cgroup and without depth, on the most threads that were measured."""
+    """Return the rows without cgroup and depth, with the most threads measured."""
     free = [
         found for found in found_rows(all_results) if found.row.cap is None and found.row.depth == 0
     ]
@@ -127,7 +127,7 @@ def uncapped(all_results: Sequence[Results]) -> list[Found]:
 
 
 def grouped(rows: Sequence[Found], key: Callable[[Row], object]) -> list[list[Found]]:
-    """Return rows of one key together, in their order."""
+    """Return rows grouped by key, in their order."""
     groups: dict[object, list[Found]] = {}
     for found in rows:
         groups.setdefault(key(found.row), []).append(found)
@@ -140,7 +140,7 @@ def first(rows: Sequence[Found], kind: str) -> Found | None:
 
 
 def in_memory(all_results: Sequence[Results]) -> str:
-    """Return the comparison where memory has no limit."""
+    """Return the comparison without a memory limit."""
     shown = [found for found in uncapped(all_results) if found.row.budget_mb is None]
     if not shown:
         raise TableError("no row of QSF without a limit on memory and without depth")
@@ -167,7 +167,7 @@ def in_memory(all_results: Sequence[Results]) -> str:
 
 
 def budgets(all_results: Sequence[Results]) -> str:
-    """Return the speeds under each budget, and without one."""
+    """Return the speeds with each budget, and without one."""
     shown = uncapped(all_results)
     if all(found.row.budget_mb is None for found in shown):
         raise TableError("no row of QSF with a budget")
@@ -213,7 +213,7 @@ def capped(all_results: Sequence[Results]) -> str:
 
 
 def origins(rows: Sequence[Found]) -> str:
-    """Return where the figures come from, a line for each run that they come from."""
+    """Return the origin of the figures, a line for each run."""
     lines = []
     for results in {id(found.results): found.results for found in rows}.values():
         own = [found.row for found in rows if found.results is results]
@@ -243,7 +243,7 @@ TABLES: dict[str, Callable[[Sequence[Results]], str]] = {
 
 
 def rewritten(text: str, root: Path) -> str:
-    """Return the text with its tables made anew from the files that their comments name."""
+    """Return the text with its tables made anew from the files named in their comments."""
 
     def anew(found: re.Match[str]) -> str:
         name = found["name"]
@@ -259,7 +259,7 @@ def rewritten(text: str, root: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write or check; 1: the document is not what the results say."""
+    """Write or check; return 1 if the document differs from the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--readme", metavar="FILE", type=Path, default=DOCUMENT)
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")

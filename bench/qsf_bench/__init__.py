@@ -1,4 +1,4 @@
-"""``python -m qsf.bench``: QSF held against the machine's limits and llama.cpp.
+"""``python -m qsf.bench``: QSF compared with the machine's limits and with llama.cpp.
 
 ==========  =====================================================================================
 `cli`       the command; with `options`, the command line, the only module here that prints

@@ -27,18 +27,19 @@ from qsf_bench.run.rounds import TaskRuns, run_rounds
 from qsf_bench.run.tasks import LLAMA, LLAMA_KV_TYPES, QSF, Task
 
 _PROCESS_MB = 48  # Python, KV cache, buffers
-# A streamed prompt of a model with more bytes a token is warmed up by one token instead of all.
+# If a token of a streamed prompt reads more bytes than this, one token warms the prompt up instead
+# of all.
 _SLOW_BYTES = 512 << 20
 
 
 class Watcher(Protocol):
-    """Shows a user what a run does."""
+    """Shows a user the progress of a run."""
 
     def begin(self, what: str) -> None:
-        """A step begins that may take seconds or minutes."""
+        """A step begins; it may take seconds or minutes."""
 
     def update(self, fraction: float, text: str = "") -> None:
-        """This fraction of the step is done; ``text`` is what is done now."""
+        """Show the done fraction of the step; ``text`` is the current work."""
 
     def warn(self, text: str) -> None:
         """A fact that the user must know."""
@@ -48,8 +49,8 @@ class Watcher(Protocol):
 class Outputs:
     """The outputs of a run.
 
-    ``is_incomplete``: a requested figure is missing; the results name it.
-    ``stopped``: the exception of a signal that ended the rounds before their time.
+    ``is_incomplete``: a requested figure is missing; the results name it. ``stopped``: the
+    exception of a signal that ended the rounds early.
     """
 
     results: Results
@@ -59,25 +60,26 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A file of QSF, and that of the baselines which means the same work."""
+    """A file of QSF, and the baselines' file of the same work."""
 
     qsf: FileFacts
     gguf: FileFacts | None
 
 
 def run(request: Request, watcher: Watcher) -> Outputs:
-    """Do what is requested.
+    """Do the requested measurements.
 
     Raises:
-        QsfArgumentError: the request cannot be met, such as files that are not the same work.
-        QsfError: there is nothing to measure, or nothing could be measured.
-        StoppedError: by a signal before there were any figures; after that, see `Outputs.stopped`.
+        QsfArgumentError: the request cannot be met, such as files of different work.
+        QsfError: nothing can be measured.
+        StoppedError: a signal arrived before the first figures; for later ones see
+            `Outputs.stopped`.
     """
     return _Campaign(request, watcher).run()
 
 
 class _Campaign:
-    """What a run has gathered so far."""
+    """The results of a run so far."""
 
     def __init__(self, request: Request, watcher: Watcher) -> None:
         self.request = request
@@ -115,7 +117,7 @@ class _Campaign:
     def miss(self, engine: str, file: str, what: str, why: str, *, how: str = "") -> None:
         """Record that a requested part is missing; the rest of the run continues.
 
-        ``how``, the way to get it, is for the user alone, not for the results.
+        ``how``, the way to get it, is shown to the user but not put into the results.
         """
         self.watcher.warn(f"{engine}, {what}: {how or why}")
         self.failures.append(Failure(engine, file, what, why))
@@ -187,7 +189,7 @@ class _Campaign:
                 )
 
     def find_llama(self) -> Baseline | None:
-        """Return llama-cpp-python if it is wanted and there."""
+        """Return llama-cpp-python if it is wanted and installed."""
         request = self.request
         if request.llama is False:
             return None
@@ -212,11 +214,11 @@ class _Campaign:
 
     @property
     def has_baseline(self) -> bool:
-        """Whether anything is measured beside QSF."""
+        """True if anything other than QSF is measured."""
         return self.llama is not None
 
     def make_pairs(self) -> list[_Pair]:
-        """Return the files, which are made if need be."""
+        """Return the files; makes missing ones."""
         request = self.request
         pairs = []
         gguf_paths: Sequence[Path | None] = request.options.baseline_model or [None] * len(
@@ -233,7 +235,7 @@ class _Campaign:
         return pairs
 
     def gguf_of_model(self, facts: FileFacts, path: Path | None) -> FileFacts | None:
-        """Return the baseline's file for a model of the user."""
+        """Return the baseline's file for a user's model."""
         if not self.has_baseline:
             return None
         if path is None:
@@ -248,7 +250,7 @@ class _Campaign:
         return gguf
 
     def random_gguf(self, facts: FileFacts, shape: shapes.Shape) -> FileFacts | None:
-        """Return a GGUF file that means the same work."""
+        """Return a GGUF file of the same work."""
         if not self.has_baseline:
             return None
         try:
@@ -292,7 +294,7 @@ class _Campaign:
         return Limits(memory_gb_per_s=memory, disk_gb_per_s=disk, gmadds_per_s=madds)
 
     def measure_limits_again(self, before: Limits) -> Limits:
-        """Return the better of both; a failure, so late, costs no more than a note."""
+        """Return the better figures of both measurements; a failure of the second is only noted."""
         try:
             return before.best_of(self.measure_limits("once more "))
         except QsfError as error:
@@ -300,7 +302,7 @@ class _Campaign:
             return before
 
     def tasks(self) -> list[Task]:
-        """Return the tasks of a round; a file that is the baselines' for two is run once."""
+        """Return the tasks of a round; a baseline file that two files share is run once."""
         return [
             self.task(setting, facts)
             for setting in self.request.settings
@@ -309,7 +311,7 @@ class _Campaign:
         ]
 
     def task(self, setting: Setting, facts: FileFacts) -> Task:
-        """Return what one process does."""
+        """Return the task of one process."""
         is_qsf = facts.engine == QSF
         return Task(
             engine=facts.engine,
@@ -324,7 +326,7 @@ class _Campaign:
         )
 
     def run_rounds(self) -> None:
-        """Run all tasks in turns."""
+        """Run all tasks in rounds."""
         n_rounds = self.request.options.rounds
         self.runs = [TaskRuns(task, self.facts[task.path]) for task in self.tasks()]
         self.watcher.begin(f"measuring, rounds: {n_rounds}, runs in each: {len(self.runs)}")
@@ -343,7 +345,8 @@ class _Campaign:
         """Run one process."""
         facts = self.facts[task.path]
         setting = Setting(task.n_threads, task.budget_mb, task.cap_mb)
-        # A group is not charged with pages that others have read: nothing may be there before.
+        # A group is not charged for pages in the cache that others have read, so these are dropped
+        # first.
         is_bound = task.cap_mb is not None or _is_streamed(setting, facts)
         is_llama = task.engine == LLAMA and self.llama is not None
         return run_task(
@@ -354,7 +357,7 @@ class _Campaign:
 
 
 def _is_streamed(setting: Setting, facts: FileFacts) -> bool:
-    """Return whether there is less memory than a token's weights and a process need."""
+    """Return whether memory is too small for a token's weights and a process."""
     room_mb = min(mb for mb in (setting.budget_mb, setting.cap_mb, 1 << 40) if mb is not None)
     return facts.token_bytes > (room_mb - _PROCESS_MB) << 20
 

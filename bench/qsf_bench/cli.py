@@ -1,4 +1,4 @@
-"""``python -m qsf.bench``: how fast QSF is here, beside the machine's limits and llama.cpp.
+"""``python -m qsf.bench``: the speed of QSF, compared with the machine's limits and llama.cpp.
 
 The report goes to standard output, progress and errors to standard error.
 
@@ -52,8 +52,8 @@ def bench_command(options: Options) -> int:
         outputs = campaign.run(request, steps)
     finally:
         steps.close()
-    # The report is shown before anything is written, and written although nobody reads it: neither
-    # a full disk nor a closed pipe may lose figures that took minutes.
+    # The report is shown before files are written, and files are written even if nobody reads it:
+    # neither a full disk nor a closed pipe may lose figures that took minutes.
     try:
         print_report(outputs.results)
     except command.StoppedError as stopped:
@@ -77,7 +77,7 @@ def print_report(measured: results.Results) -> None:
 
 
 def check_outputs(options: Options) -> None:
-    """Refuse before the work what would fail, or destroy something, after it."""
+    """Refuse an output that would fail after the work, or destroy another file."""
     paths = [path for path in (options.json, options.html) if path is not None]
     if len({path.resolve() for path in paths}) < len(paths):
         raise QsfArgumentError("--json and --html need names of their own")

@@ -1,6 +1,6 @@
-"""The options of ``python -m qsf.bench``, each described once; the parser is made of them.
+"""The options of ``python -m qsf.bench``, each described once; the parser is made from them.
 
-What an option may be by itself is checked here; `request` knows what excludes what.
+Single options are checked here; `request` checks combinations.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -35,16 +35,16 @@ MODEL_OPTIONS = {option.name: option for option in described(ModelOptions, "benc
 
 
 def _model_help(name: str) -> str:
-    """Return the help that all commands have of an option, as a sentence."""
+    """Return the help of an option that all commands share, as a sentence."""
     text = MODEL_OPTIONS[name].help
     return f"{text[0].upper()}{text[1:]}."
 
 
-# ---- what a value is: each returns it, or raises ValueError or QsfArgumentError ----
+# ---- parsers of values: each returns a value, or raises ValueError or QsfArgumentError ----
 
 
 def _list_of(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    """Parse "1,2", each part once."""
+    """Parse "1,2"; repeated parts count once."""
 
     def parse_list(text: str) -> tuple[Any, ...]:
         parts = [part.strip() for part in text.split(",")]
@@ -90,7 +90,7 @@ def _option(
     default: Any = None,
     flags: tuple[str, ...] = (),
 ) -> Any:
-    """Describe an option; ``shown`` is the default in words where it is no plain value."""
+    """Describe an option; ``shown`` is the default in words if it is not a plain value."""
     words = f"{text} [default: {shown}]" if shown else text
     metadata = {"metavar": metavar, "help": words, "flags": flags, "parse": parse}
     return field(default=default, metadata=metadata)
@@ -98,7 +98,7 @@ def _option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The values of the command line, each checked by itself. MB are 2^20 bytes."""
+    """The values of the command line, each checked alone. MB are 2^20 bytes."""
 
     models: tuple[Path, ...] = ()
     shape: tuple[str, ...] | None = _option(

@@ -13,14 +13,14 @@ from qsf_bench.run.tasks import LLAMA, LLAMA_KV_TYPES, Test, setting_words
 
 NO_BASELINE = "none"
 
-# A pass of a streamed model takes seconds: there the tests are short unless asked otherwise.
+# A pass of a streamed model takes seconds, so the default tests are short.
 _DEFAULT_PROMPT, _DEFAULT_GEN = 512, 128
 _CAPPED_PROMPT, _CAPPED_GEN = 32, 16
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Threads and memory limits that all files are measured under."""
+    """Threads and memory limits with which all files are measured."""
 
     n_threads: int
     budget_mb: int | None  # of QSF
@@ -28,7 +28,9 @@ class Setting:
 
     @property
     def has_baseline(self) -> bool:
-        """True if a baseline can run under it: baselines have no budget, only a group's limit."""
+        """True if a baseline can run with this limit: baselines have no budget, only a group's
+        limit.
+        """
         return self.budget_mb is None or self.cap_mb is not None
 
     def __str__(self) -> str:
@@ -38,21 +40,22 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The options, and what follows from them."""
+    """The options, and values derived from them."""
 
     options: Options
-    shapes: tuple[str, ...]  # of random weights in `types`; none: the options have models
+    shapes: tuple[str, ...]  # of random weights with `types`; none: the options name models
     types: tuple[str, ...]
     settings: tuple[Setting, ...]
     tests: tuple[Test, ...]
-    llama: bool | None  # llama-cpp-python: must be there, must not be used, None: if installed
+    llama: bool | None  # True: required, False: not used, None: used if installed
 
 
 def make_request(options: Options, *, n_cores: int) -> Request:
-    """Fill in the defaults, some of which depend on the cores, and refuse what excludes each other.
+    """Fill in the defaults, some of which depend on the cores, and refuse options that exclude each
+    other.
 
     Raises:
-        QsfArgumentError: an option cannot be honoured beside another.
+        QsfArgumentError: an option contradicts another.
     """
     llama = _wants_llama(options)
     _refuse_conflicts(options, llama)
@@ -122,7 +125,7 @@ def _wants_llama(options: Options) -> bool | None:
 
 
 def _refuse_conflicts(options: Options, llama: bool | None) -> None:
-    """Refuse what cannot be honoured together."""
+    """Refuse options that contradict each other."""
     models, gguf = options.models, options.baseline_model
     if models and (options.shape is not None or options.quant is not None):
         name = "--shape" if options.shape is not None else "--quant"

@@ -14,7 +14,7 @@ _LLAMA_KV_BITS = {"f16": 16.0, "8bit": 8.5, "4bit": 4.5}
 
 
 def kv_bytes_per_position(facts: FileFacts, kv_type: str, engine: str) -> float | None:
-    """Return bytes of keys and values of one position in all layers; None: not a known type."""
+    """Return bytes of keys and values of one position in all layers; None: unknown type."""
     if engine == QSF:
         try:
             bits = parse_kv_type(kv_type)
@@ -27,15 +27,15 @@ def kv_bytes_per_position(facts: FileFacts, kv_type: str, engine: str) -> float 
 
 
 def mean_positions(test: Test) -> float:
-    """Return the mean number of positions that a token of the test attends to, with its own."""
+    """Return the mean number of positions that a token of the test attends to, its own included."""
     return test.depth + (test.n_tokens + 1) / 2
 
 
 def streamed_bytes_at_best(task: Task, facts: FileFacts, plan: Mapping[str, object]) -> float:
-    """Return bytes of weights that cannot stay in memory from one pass to the next.
+    """Return bytes of weights that cannot stay in memory between passes.
 
-    QSF's plan has the number. Of another engine only the group's limit is known: at best all of
-    it holds weights.
+    QSF's plan has the number. For other engines only the group's limit is known: at best all of it
+    holds weights.
     """
     if task.engine == QSF:
         n_bytes = plan.get("streamed_bytes", 0)

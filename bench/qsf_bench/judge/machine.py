@@ -1,6 +1,6 @@
 """Describes the machine and the build of QSF: the ``machine`` of a result.
 
-Nothing here names a folder, a user or a host: results are committed and published.
+No value names a folder, a user or a host: results are committed and published.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -24,10 +24,10 @@ _GIT_SECONDS = 10
 
 
 def describe(baselines: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what a reader of figures must know of where they come from; all values are JSON's.
+    """Return the facts about machine and build that readers of figures need, as JSON's types.
 
-    Keys of what is not known are left out: ``commit`` where QSF does not run from a checkout,
-    ``baseline`` where there is none, ``compiler`` where the extension does not say.
+    Unknown values are left out: ``commit`` if QSF does not run from a checkout, ``baseline`` if
+    there is none, ``compiler`` if the extension does not state it.
     """
     from qsf.native import _qsf, binding
 
@@ -59,9 +59,9 @@ def command_line(argv: Sequence[str]) -> str:
 
 
 def commit_of(root: Path) -> str | None:
-    """Return the commit that is checked out in ``root``; None: it is no checkout.
+    """Return the commit that is checked out in ``root``; None: not a checkout.
 
-    "-dirty" follows where files that git knows were changed: such figures cannot be had again.
+    "-dirty" is appended if tracked files were changed: such figures cannot be reproduced.
     """
     if not (root / ".git").exists():
         return None

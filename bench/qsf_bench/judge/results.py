@@ -1,6 +1,6 @@
 """The results of a run: rows, ratios, the machine and its limits; and their JSON.
 
-The keys are a contract with whoever reads the files; they are added to, never changed.
+The keys are a contract with readers of the files: keys are added, never changed.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -21,8 +21,8 @@ from qsf.errors import QsfFormatError, QsfIOError
 from qsf.native.roofline import Limits
 from qsf_bench.run.tasks import Cap, setting_words
 
-FORMAT = 1  # of the JSON; files of another are refused
-_MOST_BYTES = 64 << 20  # of a file that is read; a result has some ten thousand
+FORMAT = 1  # version of the JSON; files of other versions are refused
+_MOST_BYTES = 64 << 20  # largest file that is read; a result has some ten thousand bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,9 @@ class Breakdown:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One engine, file and test. tok/s count what the test counts: prompt or generated tokens."""
+    """One engine, file and test. tok/s counts the test's tokens: those of the prompt, or generated
+    ones.
+    """
 
     engine: str  # "qsf", "llama.cpp" or the name of a llama-bench
     shape: str
@@ -71,8 +73,10 @@ class Row:
     fraction_of_limit: float | None  # median over limit_tok_per_s; None: no limit is known
     limited_by: str = ""  # "memory", "disk", "arithmetic"
     limit_tok_per_s: float | None = None
-    bytes_per_token: int | None = None  # that a token (pp: a pass) needs, of weights and KV cache
-    gb_per_s: float | None = None  # tok/s * what of them comes from where limited_by says
+    bytes_per_token: int | None = (
+        None  # bytes that a token (pp: a pass) needs of weights and KV cache
+    )
+    gb_per_s: float | None = None  # tok/s times the bytes from the limiting source
     read_bytes_per_token: float | None = None  # from the disk, by the kernel's count
     expert_hits: float | None = None  # share of the chosen experts that were in memory
     kv_type: str = ""
@@ -95,7 +99,7 @@ class Row:
 
     @property
     def above_limit(self) -> str:
-        """Why the row has no share of a limit: it is faster. A sentence; "": it is not."""
+        """A sentence if the row is faster than its limit, so it has no share of it; else ""."""
         if self.fraction_of_limit is None or self.fraction_of_limit <= 1:
             return ""
         return _ABOVE_LIMIT.get(self.limited_by, "the machine became faster").format(
@@ -104,7 +108,7 @@ class Row:
 
     @property
     def share_of_limit(self) -> str:
-        """The share of the limit, at most 100 %, or "cached" and the like; "": not known."""
+        """The share of the limit, at most 100 %, or a word such as "cached"; "": unknown."""
         if self.fraction_of_limit is None:
             return ""
         if self.above_limit:
@@ -122,7 +126,7 @@ _ABOVE_LIMIT = {
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """tok/s of rows[row] in those of rows[vs], round by round."""
+    """The ratio of tok/s of rows[row] to rows[vs], round by round."""
 
     row: int
     vs: int
@@ -134,7 +138,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A process that gave no figures."""
+    """A process without figures."""
 
     engine: str
     file: str
@@ -145,30 +149,30 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All of one run. ``machine``: see `machine.describe`; all of its values are JSON's."""
+    """The results of one run. ``machine``: see `machine.describe`; its values are JSON's."""
 
     machine: dict[str, Any]
     limits: Limits
     rows: list[Row]
     ratios: list[Ratio]
     failures: list[Failure] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what a reader must know, a sentence each
+    notes: list[str] = field(default_factory=list)  # notes for readers, a sentence each
     settings: dict[str, Any] = field(default_factory=dict)  # command line, rounds, ...
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON's types."""
+        """Return the results as JSON's types."""
         return {"format": FORMAT} | asdict(self)
 
 
 def write(results: Results, path: Path, *, overwrite: bool) -> None:
-    """Write the JSON, complete or not at all. Raises QsfError."""
+    """Write the JSON atomically. Raises QsfError."""
     from qsf.shell.output import write_text
 
     write_text(path, json.dumps(results.as_json(), indent=1) + "\n", overwrite=overwrite)
 
 
 def read(path: Path) -> Results:
-    """Return what `write` wrote. Raises QsfIOError, or QsfFormatError for anything else."""
+    """Return the results that `write` wrote. Raises QsfIOError, QsfFormatError."""
     try:
         with path.open("rb") as file:
             raw = file.read(_MOST_BYTES + 1)
@@ -204,11 +208,11 @@ def _record(kind: type[Any], record: dict[str, Any]) -> Any:
     """Return a record of ``kind``; keys of other versions are left out."""
     hints = _HINTS[kind]
     values = {name: _value(hints[name], record[name], name) for name in hints if name in record}
-    return kind(**values)  # a TypeError names what is missing
+    return kind(**values)  # a TypeError names the missing fields
 
 
 def _value(hint: Any, value: Any, name: str) -> Any:
-    """Return what JSON holds as the type of a record's field. Raises ValueError, TypeError."""
+    """Return a JSON value as the type of a record's field. Raises ValueError, TypeError."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is types.UnionType:  # always of something and None
         return None if value is None else _value(arguments[0], value, name)

@@ -1,7 +1,7 @@
 """From the answers of processes to rows: spreads, shares of the limits, ratios, breakdowns.
 
-Pure arithmetic over records. An unknown value is None. A fact that a reader needs to judge a
-figure, and every check that failed, becomes a note.
+Pure arithmetic over records. An unknown value is None. Facts that readers need to judge a figure,
+and failed checks, become notes.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -17,11 +17,14 @@ from qsf_bench.judge.results import Breakdown, Failure, Ratio, Row, Spread, spre
 from qsf_bench.run.rounds import TaskRuns
 from qsf_bench.run.tasks import QSF, Answer, Cap, Task, Test, TestRun
 
-# A call takes microseconds from one clock to the other: up to so much a token is no disagreement.
+# A call takes microseconds between two clocks: a difference up to this per token is no
+# disagreement.
 _CALL_NS = 20_000
 _PARTS_TOLERANCE = 0.03
 _SAME_WEIGHTS = 0.01  # one format may store a small table that the other computes
-_FROM_CACHE = 0.5  # if less of the streamed bytes comes from the disk, the page cache answered
+_FROM_CACHE = (
+    0.5  # if a smaller share of the streamed bytes comes from the disk, the page cache had them
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Analysis:
 
 @dataclass(slots=True)
 class _Draft:
-    """A row, with the numbers that comparing it needs."""
+    """A row, with the numbers for comparisons."""
 
     row: Row
     task: Task
@@ -50,7 +53,7 @@ def analyse(
 ) -> Analysis:
     """Return rows in the order of ``runs`` and of their tests.
 
-    ``pairs`` are files of QSF and of the baselines, as in `Task.path`, that are compared.
+    ``pairs`` are files of QSF and of the baselines, as in `Task.path`, to be compared.
     """
     drafts = [
         draft
@@ -76,7 +79,7 @@ def analyse(
 
 
 def _draft(measured: TaskRuns, test: Test, limits: Limits) -> _Draft | None:
-    """Return the row of a test; None where no round has answered."""
+    """Return the row of a test; None if no round has answered."""
     outcomes = {i: outcome for i, outcome in enumerate(measured.outcomes) if outcome is not None}
     runs = {
         i: (outcome.answer, run)
@@ -140,7 +143,7 @@ def _worst(caps: Sequence[Cap]) -> Cap | None:
 
 
 def _breakdown(runs: Sequence[TestRun]) -> Breakdown | None:
-    """Return milliseconds a token; parts that a round lacks count as 0."""
+    """Return milliseconds a token; a part missing in a round counts as 0."""
     if not any(run.parts for run in runs):
         return None
 
@@ -188,7 +191,7 @@ def _bound(
     runs: Sequence[tuple[Answer, TestRun]],
     limits: Limits,
 ) -> None:
-    """Put the limit into the row."""
+    """Set the limit of the row."""
     row, facts = draft.row, measured.facts
     n_passes = max(1, round(statistics.median(run.n_passes for _, run in runs)))
     position_bytes = bounds.kv_bytes_per_position(facts, row.kv_type, row.engine)
@@ -199,7 +202,7 @@ def _bound(
     streamed = bounds.streamed_bytes_at_best(measured.task, facts, plan)
     of_experts = plan.get("expert_token_bytes", 0)
     first_bytes = 0.0
-    if of_experts:  # routers choose the experts, so this counts the bytes that were read
+    if of_experts:  # routers choose the experts, so the bytes actually read count
         first_bytes = max(0.0, facts.token_bytes - of_experts - streamed)
         streamed = _median((run.read_bytes or 0) / max(run.n_passes, 1) for _, run in runs) or 0.0
     bound = bound_of(
@@ -229,7 +232,7 @@ def _bound(
 
 
 def _without_cached(draft: _Draft, test: Test, streamed: float, n_passes: int) -> float:
-    """Return the streamed bytes; 0 if the kernel's count shows that the page cache had them."""
+    """Return the streamed bytes; 0 if they came from the page cache, by the kernel's count."""
     per_token = draft.row.read_bytes_per_token
     if streamed <= 0 or per_token is None:
         return streamed
@@ -277,7 +280,7 @@ def _setting(draft: _Draft) -> tuple[object, ...]:
 
 
 def _difference(mine: _Draft, other: _Draft) -> str:
-    """Return why two rows are not the same work; empty: they are."""
+    """Return why two rows are not the same work; "": they are."""
     if abs(mine.row.n_weights / max(other.row.n_weights, 1) - 1) > _SAME_WEIGHTS:
         return f"{mine.row.n_weights:,} weights against {other.row.n_weights:,}"
     if mine.n_vocab and other.n_vocab and mine.n_vocab != other.n_vocab:
@@ -288,7 +291,7 @@ def _difference(mine: _Draft, other: _Draft) -> str:
 
 
 def _ratio(i: int, mine: _Draft, k: int, other: _Draft) -> Ratio | None:
-    """Return the ratio round by round: a disturbance of a round slows both."""
+    """Return the ratio round by round, because a disturbance of a round slows both."""
     rounds = [number for number in mine.by_round if number in other.by_round]
     if not rounds:
         return None

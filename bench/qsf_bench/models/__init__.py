@@ -1,2 +1,2 @@
-"""Models to measure: shapes, files of random weights, and the work that a file means."""
+"""Models to measure: shapes, files of random weights, and their work."""
 # SPDX-License-Identifier: Apache-2.0

@@ -1,4 +1,4 @@
-"""Random models, made once: a folder of files named by all that makes them what they are."""
+"""Random models, made once: a folder of files whose names contain all their parameters."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from qsf_converter.rounding.plan import DEFAULT_EMBED_TYPE, parse_quant_type
 Progress = Callable[[int, int], None]
 
 _SMALL_EMBED_TYPE: Final = "4bit"
-_SPARE_BYTES: Final = 64 << 20  # that are left to others on the disk
+_SPARE_BYTES: Final = 64 << 20  # left free on the disk
 
 
 def default_folder() -> Path:
     """Return ``$XDG_CACHE_HOME/qsf/bench`` or ``~/.cache/qsf/bench``.
 
-    Raises QsfIOError where the user has no home.
+    Raises QsfIOError if the user has no home.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not root.is_absolute():  # as its specification wants it
+    if not root.is_absolute():  # the specification ignores relative paths
         try:
             root = Path.home() / ".cache"
         except RuntimeError as error:
@@ -43,10 +43,10 @@ def default_folder() -> Path:
 
 
 def embed_type_beside_baseline(shape: Shape, quant_type: str) -> str:
-    """Return the type of embedding and head with which a file passes for the baseline's same work.
+    """Return the type of embedding and head with which a file counts as the baseline's same work.
 
-    As qsf-convert has it by default, 8bit, unless the tables are so large a part of the model that
-    bits per weight would be more than 25 % apart; then 4bit.
+    The default of qsf-convert, 8bit; or 4bit if the tables are so large that bits per weight would
+    differ by more than 25 %.
     """
     usual = dtype_name(embed_type_of(quant_type))
     if quant_type not in BASELINE_TYPES or usual != DEFAULT_EMBED_TYPE:
@@ -72,22 +72,23 @@ def find_or_make(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Path:
-    """Return a file of random weights, which is made unless it is in the cache and whole.
+    """Return a file of random weights; makes it unless the cache has it whole.
+
 
     Args:
-        engine: whose file: .qsf or GGUF.
-        shape: the model's dimensions.
-        type_name: one of `random_qsf.QUANT_TYPES`, or of `random_gguf.FILE_TYPES`.
-        embed_type: of embedding and head, .qsf only; None: see `embed_type_beside_baseline`.
-        folder: of the cache; None: `default_folder`.
-        seed: of the weights.
-        progress: called with bytes written and to be written, while a file is made.
+            engine: selects .qsf or GGUF.
+            shape: the model's dimensions.
+            type_name: one of `random_qsf.QUANT_TYPES`, or of `random_gguf.FILE_TYPES`.
+            embed_type: of embedding and head, .qsf only; None: see `embed_type_beside_baseline`.
+            folder: of the cache; None: `default_folder`.
+            seed: of the weights.
+            progress: called with bytes written and to be written, while a file is made.
 
-    Raises:
-        QsfArgumentError: an unknown type.
-        QsfIOError: there is not enough room, which is seen before anything is written, or the
-            system refuses.
-        QsfUnsupportedError: a GGUF is to be made and the package gguf is missing.
+        Raises:
+            QsfArgumentError: an unknown type.
+            QsfIOError: the disk has not enough room, which is checked before writing, or the system
+                refuses.
+            QsfUnsupportedError: making a GGUF needs the missing package gguf.
     """
     folder = default_folder() if folder is None else folder
     stem = f"{name_of(shape)}-{type_name}"
@@ -112,7 +113,7 @@ def find_or_make(
 
 
 def _is_whole(path: Path, shape: Shape) -> bool:
-    """Is the file there, of the size that its head says, and of this shape?"""
+    """Return whether the file exists with the size that its head states, and with this shape."""
     if not path.exists():
         return False
     try:
@@ -125,7 +126,7 @@ def _is_whole(path: Path, shape: Shape) -> bool:
 
 
 def _make_room(path: Path, total_bytes: int) -> None:
-    """Make the folder; refuse where the file does not fit."""
+    """Make the folder; refuse if the file does not fit."""
     folder = path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)

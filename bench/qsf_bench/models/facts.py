@@ -1,6 +1,6 @@
-"""The cost of a token as the file states it: bytes and multiply-adds, of .qsf and GGUF files.
+"""The cost of a token by the file alone: bytes and multiply-adds, of .qsf and GGUF files.
 
-Nothing here opens a model or reads a weight: the heads of the files say it all.
+Reads only the heads of files: opens no model and reads no weights.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -57,7 +57,7 @@ class FileFacts(ModelSize):
 
     Attributes:
         shape_name: one of `shapes.SHAPES` with these dimensions, else the dimensions in words.
-        type: as the engine calls it: ``4bit``, ``Q4_K_M``.
+        type: the engine's name of it: ``4bit``, ``Q4_K_M``.
     """
 
     path: Path
@@ -82,7 +82,7 @@ class FileFacts(ModelSize):
 def read_facts(path: Path) -> FileFacts:
     """Return the facts of a .qsf or GGUF file.
 
-    Raises QsfIOError when the system refuses, QsfFormatError when it is neither or damaged.
+    Raises QsfIOError if the system refuses, QsfFormatError if it is neither or damaged.
     """
     try:
         with path.open("rb") as file:
@@ -160,7 +160,7 @@ def _gguf_dimensions(path: Path, head: GgufHead) -> dict[str, int]:
 
     def number(key: str, default: int | None = None) -> int:
         value: Any = head.metadata.get(f"{arch}.{key}", default)
-        value = value.tolist() if hasattr(value, "tolist") else value  # one for each layer
+        value = value.tolist() if hasattr(value, "tolist") else value  # one value for each layer
         if isinstance(value, list) and value and all(one == value[0] for one in value):
             value = value[0]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -184,7 +184,7 @@ def _gguf_dimensions(path: Path, head: GgufHead) -> dict[str, int]:
 
 
 def _gguf_type(head: GgufHead) -> str:
-    """Return the name of the mixture, or of the type that most weights have."""
+    """Return the name of the mixture, or of the type of most weights."""
     stated = head.metadata.get("general.file_type")
     if isinstance(stated, int) and stated in _FILE_TYPE_NAMES:
         return _FILE_TYPE_NAMES[stated]
@@ -209,9 +209,9 @@ def _shape_name(dimensions: Mapping[str, int]) -> str:
 
 
 def check_same_work(a: FileFacts, b: FileFacts) -> None:
-    """Raise QsfArgumentError, with both sides' numbers, unless the files mean the same work.
+    """Raise QsfArgumentError with both sides' numbers, unless the files are the same work.
 
-    Dimensions must be the same, weights within 1 %, bits per weight within 25 % of the smaller.
+    Dimensions must be equal, weights within 1 %, bits per weight within 25 % of the smaller.
     """
     differences = [
         f"{what}: {getattr(a, name)} and {getattr(b, name)}"
@@ -236,8 +236,8 @@ def check_same_work(a: FileFacts, b: FileFacts) -> None:
 def baseline_type(quant_type: str, shape: Shape, bits_per_weight: float) -> str:
     """Return the type of llama.cpp that a .qsf file of this type and shape is compared with.
 
-    That of `BASELINE_TYPES`, unless its file would not pass for the same work: then, and for
-    "mixed", the one whose file is nearest in bits per weight.
+    The type of `BASELINE_TYPES`, unless its file would not count as the same work: then, and for
+    "mixed", the type nearest in bits per weight.
     """
 
     def apart(name: str) -> float:

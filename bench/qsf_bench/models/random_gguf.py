@@ -1,8 +1,8 @@
 """A GGUF model of a shape with random weights, for llama.cpp as the baseline.
 
-Every tensor has the type that ``llama-quantize`` would give it, so that size and speed are those
-of a real model; the quantised codes are random bytes and only the scales of the blocks are chosen,
-to make weights of a standard deviation near 0.02. Tensors are made and written one at a time.
+Every tensor has the type that ``llama-quantize`` would give it, so that size and speed are
+realistic; the quantised codes are random bytes, and only the scales of the blocks are chosen, for
+weights with a standard deviation near 0.02. Tensors are made and written one at a time.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -26,7 +26,7 @@ from qsf_converter.sources.gguf_config import ALL_DIALECTS
 from qsf_converter.sources.gguf_dialects import Dialect
 from qsf_converter.sources.gguf_file import TYPES
 
-GENERATOR: Final = 2  # counted up when the same arguments give another file
+GENERATOR: Final = 2  # increased when the same arguments give another file
 
 # Mixture -> the type of most matrices, and the number of the mixture in llama.cpp.
 FILE_TYPES: Final[Mapping[str, tuple[str, int]]] = {
@@ -64,8 +64,8 @@ _FALLBACKS: Final = {
     "Q6_K": "Q8_0",
 }
 
-# Where the f16 factors of a block are, in bytes, and their values: codes and sub-scales are
-# uniform, and the mins are such that the weights have a mean near 0.
+# Positions of the f16 factors of a block, in bytes, and their values: codes and sub-scales are
+# uniform, and the mins give the weights a mean near 0.
 _SCALES: Final[Mapping[str, tuple[tuple[int, float], ...]]] = {
     "Q4_0": ((0, 4.3e-3),),
     "Q5_0": ((0, 2.2e-3),),
@@ -91,7 +91,7 @@ class Tensor:
 
     @property
     def byte_dims(self) -> tuple[int, ...]:
-        """The dimensions of its bytes."""
+        """The shape of its bytes."""
         n_values, n_bytes = _BLOCKS[self.type]
         return (*self.dims[:-1], self.dims[-1] // n_values * n_bytes)
 
@@ -107,7 +107,7 @@ class Tensor:
 
 
 def gguf_bits_per_weight(shape: Shape, mixture: str) -> float:
-    """Return the bits that a weight takes on average, all tensors counted."""
+    """Return the mean bits of a weight over all tensors."""
     all_tensors = list(tensors(shape, mixture))
     return 8 * sum(t.n_bytes for t in all_tensors) / sum(t.n_values for t in all_tensors)
 
@@ -117,7 +117,7 @@ def gguf_bytes(shape: Shape, mixture: str) -> int:
     return sum(tensor.n_bytes for tensor in tensors(shape, mixture))
 
 
-# ---- which tensors there are ----
+# ---- the tensors ----
 
 
 def tensors(shape: Shape, mixture: str) -> Iterator[Tensor]:
@@ -139,7 +139,7 @@ def tensors(shape: Shape, mixture: str) -> Iterator[Tensor]:
 
 
 def _dialect_of(shape: Shape) -> tuple[str, Dialect]:
-    """Return llama.cpp's name of the architecture, and how it stores it."""
+    """Return llama.cpp's name of the architecture, and its dialect."""
     family = family_of(shape).name
     return next((arch, one) for arch, one in ALL_DIALECTS.items() if one.family == family)
 
@@ -161,16 +161,16 @@ def _tensors_of_layers(shape: Shape, mixture: str) -> Iterator[Tensor]:
             pattern = here[family.prefixes[0] + rule.source]
             name = pattern.format(layer=layer)
             dims = rule.source_shape(facts.dims)
-            if name in done:  # several tensors of a .qsf file are one here
+            if name in done:  # several tensors of a .qsf file are one tensor here
                 continue
             done.add(name)
             if len(dims) == 1:
                 vectors[name] = dims[0]
                 continue
-            if shape.family == "gpt2":  # whose checkpoints alone have [inputs, outputs]
+            if shape.family == "gpt2":  # only its checkpoints have [inputs, outputs]
                 dims = dims[::-1]
             kind = name.split(".")[2].removesuffix("_exps")
-            is_router = kind == "ffn_gate_inp"  # which llama-quantize leaves as it is
+            is_router = kind == "ffn_gate_inp"  # llama-quantize does not quantise it
             wanted = "F32" if is_router else _layer_type(mixture, kind, layer, shape)
             yield _matrix(name, dims, wanted)
     vectors["output_norm.weight"] = shape.dim
@@ -189,13 +189,13 @@ def _matrix(name: str, dims: tuple[int, ...], wanted: str) -> Tensor:
 
 
 def _gets_more_bits(layer: int, n_layers: int) -> bool:
-    """Whether the mixtures of type M give this layer's V and FFN down more bits."""
+    """Return whether mixtures of type M give this layer's V and FFN down more bits."""
     eighth = n_layers // 8
     return layer < eighth or layer >= 7 * n_layers // 8 or (layer - eighth) % 3 == 2
 
 
 def _layer_type(mixture: str, kind: str, layer: int, shape: Shape) -> str:
-    """Return what llama-quantize makes of one matrix of a layer, without importance matrix."""
+    """Return the type that llama-quantize gives a matrix of a layer, without importance matrix."""
     mixed = _mixed_type(mixture, kind, layer, shape)
     # llama.cpp gives V of LLaMA 70B more bits, because eight heads share it.
     is_70b = shape.family == "llama" and shape.n_layers == 80 and shape.n_heads > shape.n_kv_heads
@@ -223,7 +223,7 @@ def _mixed_type(mixture: str, kind: str, layer: int, shape: Shape) -> str:
 
 
 def _metadata(shape: Shape, mixture: str) -> dict[str, int | float | str]:
-    """Return what llama.cpp must know, in the file's order; there is no tokenizer."""
+    """Return the metadata in the file's order; there is no tokenizer."""
     arch, dialect = _dialect_of(shape)
     config, facts = config_of(shape), facts_of(shape)
     metadata: dict[str, int | float | str] = {
@@ -263,11 +263,11 @@ def write_model(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write the file ``out``, complete or not at all.
+    """Write the file ``out`` atomically.
 
-    ``progress`` is told the bytes written and to be written. Raises QsfUnsupportedError without
-    the package gguf, QsfArgumentError for an unknown type, and QsfIOError when the system refuses,
-    as when the disk is full.
+    ``progress`` is called with bytes written and all bytes. Raises QsfUnsupportedError without the
+    package gguf, QsfArgumentError for an unknown type, and QsfIOError if the system refuses, such
+    as for a full disk.
     """
     total_bytes = gguf_bytes(shape, mixture)
     writer_type, type_numbers = _library()
@@ -308,7 +308,7 @@ def _add_heads(writer: Any, type_numbers: Any, shape: Shape, mixture: str) -> No
     """Write metadata and tensor infos, which precede the weights."""
     for key, value in _metadata(shape, mixture).items():
         if key == "general.architecture":
-            continue  # the writer has it already
+            continue  # the writer adds it itself
         if isinstance(value, str):
             writer.add_string(key, value)
         elif isinstance(value, float):
@@ -343,7 +343,7 @@ def _write_data(
 
 
 def _random_data(tensor: Tensor, random: np.random.Generator) -> npt.NDArray[Any]:
-    """Return what is stored of one tensor."""
+    """Return the stored bytes of one tensor."""
     if tensor.type in ("F32", "F16"):
         if len(tensor.dims) > 1:
             values: npt.NDArray[np.float32] = random.standard_normal(tensor.dims, np.float32)
@@ -353,7 +353,7 @@ def _random_data(tensor: Tensor, random: np.random.Generator) -> npt.NDArray[Any
         return np.full(tensor.dims, value, np.float32)
     data = random.integers(0, 256, tensor.n_bytes, np.uint8)
     if tensor.type == "TQ2_0":
-        data &= ~(data & (data << 1) & 0xAA)  # of the four codes three are in use: 3 becomes 1
+        data &= ~(data & (data << 1) & 0xAA)  # three of the four codes are used: 3 becomes 1
     blocks = data.reshape(-1, _BLOCKS[tensor.type][1])
     for offset, scale in _SCALES[tensor.type]:
         blocks[:, offset : offset + 2] = np.array([scale], "<f2").view(np.uint8)

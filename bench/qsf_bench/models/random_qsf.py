@@ -1,23 +1,23 @@
 """A .qsf file of a shape and type with random weights, without a checkpoint.
 
-For measuring speed and memory at every type: no floats are made for most weights. A pool of tiles
-is quantised once from normally distributed weights, and every matrix takes its tiles from
-there, beginning at a random place; so codes and scales look like those of a model, activations
-stay finite, and any size fits in little memory. The text such a model writes means nothing.
+For measuring speed and memory with every type, without making floats for most weights. A pool of
+tiles is quantised once from normally distributed weights, and every matrix takes its tiles from
+the pool, beginning at a random place. So codes and scales look like a model's, activations stay
+finite, and any size needs little memory. The text of such a model is meaningless.
 
-Tokens of a mixture of experts choose experts by their rows of the embedding, which are so large
-that layers hardly change what routers see. Rows of the first half of the vocabulary have a part in
-common and one that drifts from row to row. When they are fed one after the other, tokens choose
-alike as in Qwen3-30B-A3B: 39 % of the experts of the token before, and least-recently-used
-caches of 6, 11, 17, 22, 34 and 45 % of the experts hit 38, 59, 72, 78, 87 and 91 % where recorded
-choices of that model give 38, 57, 71, 80, 92 and 96 % (6 of 128 chosen, 150 tokens). Rows of the
-other half are independent: any expert is as likely as the others, the worst case. What is not real:
-all layers are alike, and one layer's choice says nothing of the next's, though its router, applied
-too early, would be nearly always right.
+In a mixture of experts, tokens choose experts by their rows of the embedding, which are so large
+that layers hardly change the routers' inputs. Rows of the first half of the vocabulary have a
+common part and a part that drifts from row to row. If they are fed one after the other,
+neighbouring tokens choose similar experts, as in Qwen3-30B-A3B: 39 % of the experts of the token
+before, and least-recently-used caches of 6, 11, 17, 22, 34 and 45 % of the experts hit 38, 59, 72,
+78, 87 and 91 % where recorded choices of that model give 38, 57, 71, 80, 92 and 96 % (6 of 128
+chosen, 150 tokens). Rows of the other half are independent: any expert is as likely as the others,
+the worst case. Not realistic: all layers are alike, and one layer's choice does not predict the
+next one's, although the next router, applied one layer early, would be nearly always right.
 
-Layers may be left without weights. Their matrices are holes in the file, zeros that take no room
-on the disk, so that a model of 70 B parameters is made in seconds: for seeing that it opens and
-runs in little memory, not for speed, since a hole is read faster than a disk.
+Layers may have no weights: their matrices are holes in the file, zeros without room on the disk,
+so a model of 70 B parameters is made in seconds. Such a file tests opening and running in little
+memory, but not speed, because a hole is read faster than a disk.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -65,14 +65,14 @@ from qsf_converter.rounding.quantisers import quantise_rows
 from qsf_converter.rounding.tiles import mxfp4_tiles
 from qsf_converter.sources.checkpoint import MXFP4_BLOCK, MXFP4_COLS, MXFP4_VALUES
 
-GENERATOR: Final = 2  # counted up when the same arguments give another file
+GENERATOR: Final = 2  # increased when the same arguments give another file
 WEIGHT_STD: Final = 0.02
 POOL_TILES: Final = 4096
-# Rows of the embedding of a mixture: their size, and shares of it.
+# Embedding rows of a mixture of experts: their size, and the shares of their parts.
 _ROUTING_STD: Final = 50.0
 _COMMON_SHARE: Final = 0.5
 _DRIFTING_SHARE: Final = 0.25
-_DRIFT: Final = math.exp(-1 / 5)  # of it, what the next row keeps
+_DRIFT: Final = math.exp(-1 / 5)  # share that the next row keeps of the drifting part
 
 
 class Weights:
@@ -88,11 +88,11 @@ class Weights:
         return values
 
     def positions(self, n_rows: int, n_cols: int) -> bytes:
-        """Return plain rows of f16."""
+        """Return rows of f16 without tiles."""
         return self._normal(n_rows, n_cols).astype("<f2").tobytes()
 
     def write_matrix(self, writer: Writer, dtype: Dtype, n_rows: int, n_cols: int) -> None:
-        """Write the tiles of a matrix; a last row of tiles that needs padding has its own."""
+        """Write the tiles of a matrix; a last tile row with padding is made separately."""
         tile_bytes = tensor_bytes(TILE_ROWS, BLOCK, dtype, Layout.TILES)
         if dtype not in self._pools:
             rows = self._normal(TILE_ROWS, BLOCK * POOL_TILES)
@@ -126,7 +126,7 @@ class Weights:
     def _tiles(self, dtype: Dtype, rows: NDArray[np.float32]) -> bytes:
         if dtype != Dtype.MXFP4:
             return quantise_rows(dtype, rows)
-        # Nothing is rounded to it: codes at random, with a scale that makes weights as large.
+        # Types without rounding: random codes, with a scale that makes weights of the usual size.
         raw = np.empty((len(rows), -(-rows.shape[1] // MXFP4_COLS)), MXFP4_BLOCK)
         raw["scale"] = 127 + round(math.log2(WEIGHT_STD / MXFP4_VALUES.std()))
         raw["codes"] = self._random.integers(0, 256, (*raw.shape, MXFP4_COLS // 2))
@@ -184,7 +184,7 @@ def _size(shape: Shape, quant_type: Dtype, embed_type: Dtype) -> tuple[int, int]
 
 
 def qsf_bits_per_weight(shape: Shape, quant_type: str, *, embed_type: str | None = None) -> float:
-    """Return the bits that a weight takes on average, all tensors counted."""
+    """Return the mean bits of a weight over all tensors."""
     dtypes = parse_quant_type(quant_type), embed_type_of(quant_type, embed_type)
     n_values, n_bytes = _size(shape, *dtypes)
     return 8 * n_bytes / n_values
@@ -207,11 +207,11 @@ def write_model(
     n_real_layers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write the file ``out``, complete or not at all.
+    """Write the file ``out`` atomically.
 
-    The layers from ``n_real_layers`` on are holes. ``progress`` is told the bytes written and to
-    be written; with ``compression`` more than there will be. Raises QsfIOError when the system
-    refuses, as when the disk is full.
+    The layers from ``n_real_layers`` on are holes. ``progress`` is called with bytes written and
+    all bytes; with ``compression`` the latter is too large. Raises QsfIOError if the system
+    refuses, such as for a full disk.
     """
     total_bytes = _size(shape, quant_type, embed_type)[1]
 
@@ -267,7 +267,7 @@ def _write_routing_rows(writer: Writer, weights: Weights, dtype: Dtype, entry: E
 def _write_unit(
     writer: Writer, weights: Weights | None, unit_dtype: Dtype, entries: list[Entry]
 ) -> None:
-    """Write what is in a unit: norms are one, biases zero, matrices random, or holes without."""
+    """Write the tensors of a unit: norms are one, biases zero, matrices random or holes."""
     for kind, n_rows, n_cols in entries:
         dtype = _dtype_of((kind, n_rows, n_cols), unit_dtype)
         if n_rows:

@@ -1,4 +1,4 @@
-"""Dimensions of well-known models, and of a .qsf file that a baseline's file is to be made for."""
+"""Dimensions of well-known models, and of a .qsf file for which a baseline's file is made."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Shape:
     """The dimensions of a model.
 
     ``family`` is its ``model_type``, such as llama. ``head_dim`` 0 becomes dim / n_heads, and
-    ``is_tied`` None what the family has: the head of GPT-2 is its embedding. ``window_tokens`` is
-    that of the layers of the family that have windows. In a mixture of experts all layers have
-    ``n_experts``, of which a token meets ``n_chosen``, and ``ffn_dim`` is that of one.
-    ``n_value_heads`` are those of the delta rule, where the family has it.
+    ``is_tied`` None the family's default: the head of GPT-2 is its embedding. ``window_tokens`` is
+    the window of layers that have one. In a mixture of experts all layers have ``n_experts``, of
+    which a token uses ``n_chosen``, and ``ffn_dim`` is the width of one. ``n_value_heads`` are
+    those of the delta rule, if the family has it.
     """
 
     n_layers: int
@@ -49,7 +49,7 @@ class Shape:
     n_value_heads: int = 0
 
     def __post_init__(self) -> None:
-        """Fill in what follows from the rest, so that equal shapes compare equal."""
+        """Fill in values that follow from others, so that equal shapes compare equal."""
         if not self.head_dim:
             object.__setattr__(self, "head_dim", self.dim // self.n_heads)
         if self.is_tied is None:
@@ -128,7 +128,7 @@ def find_shape(name: str) -> Shape:
 
 
 def name_of(shape: Shape) -> str:
-    """Return the shape's name, or one made of its dimensions."""
+    """Return the shape's name, or a name made of its dimensions."""
     for name, other in SHAPES.items():
         if other == shape:
             return name
@@ -204,7 +204,7 @@ def config_of(shape: Shape) -> dict[str, Any]:
 
 @functools.cache
 def facts_of(shape: Shape) -> Facts:
-    """Return what the converter makes of the shape; no token ends a text, so runs have one length.
+    """Return the converter's plan for the shape; no token ends a text, so runs have equal length.
 
     Raises QsfConversionError for sizes that its family cannot have.
     """
@@ -254,13 +254,13 @@ def _size(dims: tuple[int, ...], is_vector: bool) -> tuple[int, int]:
 
 
 def shape_of_file(path: Path) -> Shape:
-    """Return the shape of a .qsf file, so that a file of the same work can be made for a baseline.
+    """Return the shape of a .qsf file, so that a baseline's file of the same work can be made.
 
-    Numbers that change no work may differ: epsilon, the base and the scaling of RoPE, and side
-    tables of outliers, which are part of how QSF stores a matrix.
+    Numbers that do not change the work may differ: epsilon, base and scaling of RoPE, and outlier
+    tables, which are a part of QSF's way of storing a matrix.
 
     Raises QsfUnsupportedError for a model whose work no random file has; QsfIOError and
-    QsfFormatError when the file does not open.
+    QsfFormatError if the file does not open.
     """
     with Reader(path) as reader:
         header, kinds = reader.header, reader.layer_kinds
@@ -282,7 +282,7 @@ def shape_of_file(path: Path) -> Shape:
 
 
 def _does_the_work_of(reader: Reader, shape: Shape) -> bool:
-    """Return whether every layer of the file does what a layer of the shape does."""
+    """Return whether every layer of the file computes what a layer of the shape does."""
     header, arch = reader.header, reader.arch
     try:
         facts = facts_of(shape)
@@ -302,7 +302,7 @@ def _does_the_work_of(reader: Reader, shape: Shape) -> bool:
 
 
 def _parts(header: Header, arch: Arch) -> tuple[object, ...]:
-    """Return what all layers share; Mistral is LLaMA with a window, which their kinds have."""
+    """Return the common properties of all layers; Mistral is LLaMA with a window in its kinds."""
     is_llama = header.architecture == Architecture.MISTRAL
     architecture = Architecture.LLAMA if is_llama else header.architecture
     rope_dims = header.head_dim if arch.rope_dims is None else arch.rope_dims
@@ -311,12 +311,14 @@ def _parts(header: Header, arch: Arch) -> tuple[object, ...]:
 
 
 def _window(kind: LayerKind, header: Header) -> int:
-    """Return the window of a layer; 0 where it is no shorter than the context."""
+    """Return the window of a layer; 0 if it is not shorter than the context."""
     return kind.window_tokens if kind.window_tokens < header.max_tokens else 0
 
 
 def _work(kind: LayerKind, header: Header) -> LayerKind:
-    """Return the kind without what changes no work, and the FFN's form, which its tensors tell."""
+    """Return the kind without fields that do not change the work, and the FFN's form by its
+    tensors.
+    """
     rope_set = min(kind.rope_set, ROPE_NONE) // ROPE_NONE
     window_tokens = _window(kind, header)
     return replace(kind, rope_set=rope_set, window_tokens=window_tokens, score_scale=0.0, ffn=0)

@@ -1,7 +1,7 @@
-"""llama.cpp through llama-cpp-python: where it is, and how it was built.
+"""llama.cpp through llama-cpp-python: its place, and how it was built.
 
-It is asked in a process of its own: importing it takes memory, and a llama.cpp that was built for
-another processor crashes.
+Asked in a separate process: importing it takes memory, and a llama.cpp built for another processor
+crashes.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -18,7 +18,7 @@ from qsf_bench.run.launch import last_lines, run_command, signal_text
 from qsf_bench.run.tasks import WorkerError
 
 _TIMEOUT_SECONDS = 120.0
-_MARK = "qsf-baseline "  # before the line that answers: anything may be printed beside it
+_MARK = "qsf-baseline "  # begins the line with the answer: imports may print others
 _ASK = f"""
 import glob, json, os
 import llama_cpp as api
@@ -34,7 +34,7 @@ HOW = "`make baseline` builds it for this machine, docs/benchmarks.md says how e
 
 
 class BaselineMissingError(QsfError):
-    """There is no llama.cpp that works; the text says what is missing and how to install it.
+    """llama.cpp is missing or does not work; the text says how to install it.
 
     Attributes:
         why: what is missing, without the advice.
@@ -62,10 +62,10 @@ class Baseline:
 
 
 def find_baseline(python: str | None = None) -> Baseline:
-    """Return the llama.cpp of the interpreter that is given, else of this one.
+    """Return the llama.cpp of the given interpreter, else of this one.
 
     Raises:
-        BaselineMissingError: it has none, or none that works here.
+        BaselineMissingError: llama.cpp is missing or does not work here.
     """
     python = python or sys.executable
     try:
@@ -88,21 +88,23 @@ def find_baseline(python: str | None = None) -> Baseline:
 
 
 def compiler_of(path: Path) -> str:
-    """Return the compiler that made a library, which writes its name into it; "": not known."""
+    """Return the compiler that made a library, by the note it leaves; "": unknown."""
     try:
         made = path.read_bytes()
     except OSError:
         return ""
-    clang = re.search(rb"clang version ([\d.]+)", made)  # beside gcc's, which made the C library
+    clang = re.search(
+        rb"clang version ([\d.]+)", made
+    )  # clang's note, besides that of gcc, which made the C library
     gcc = re.search(rb"GCC: \([^)\0]{0,80}\) ([\d.]+)", made)
     compiler = clang or gcc
     return f"{'clang' if clang else 'gcc'} {compiler[1].decode()}" if compiler else ""
 
 
 def isa_words(system_info: str) -> str:
-    """Return the instruction sets that are 1 in llama.cpp's "CPU : AVX2 = 1 | FMA = 0 | ...".
+    """Return the instruction sets marked 1 in llama.cpp's "CPU : AVX2 = 1 | FMA = 0 | ...".
 
-    Sets that all processors of a kind have are left out, and names that are no sets.
+    Leaves out sets that all processors of an architecture have, and names that are not sets.
     """
     names = re.findall(r"\b([A-Z][A-Z0-9_]*) = 1\b", system_info)
     sets = ("AVX", "AMX", "NEON", "DOTPROD", "MATMUL_INT8", "SVE", "SME", "RVV", "VSX")

@@ -1,8 +1,8 @@
 """Starts measured processes, waits for them, and returns their exit and resource use.
 
-A process has a group of its own, so that it and all that it has started can be ended; what it
-writes goes into temporary files, of which only the last lines are read. Whatever ends this process
-in the meantime ends the measured one too, and removes its files and its memory group.
+Each process has a process group, so that it and its children can be killed; its output goes into
+temporary files, of which only the last lines are read. If this process is ended, the measured one
+is killed too, and its files and memory group are removed.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -36,7 +36,7 @@ TIMEOUT_SECONDS = 3600.0
 
 _DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 _LLAMA_WORKER = Path(__file__).with_name("worker_llama.py")
-_KEPT_BYTES = 1 << 16  # of what a process writes
+_KEPT_BYTES = 1 << 16  # of a process's output
 _SHOWN_LINES = 5
 _SHOWN_CHARS = 800
 
@@ -45,12 +45,12 @@ _SHOWN_CHARS = 800
 class Ended:
     """The exit and resource use of a process.
 
-    ``max_rss_bytes`` is the kernel's count, which begins with the most that this process has had:
-    a child is its parent's copy at first. Below that, it is not known: None.
+    ``max_rss_bytes`` is the kernel's count. It starts with this process's own peak, because a
+    child begins as its parent's copy; a smaller peak of the child is unknown: None.
     """
 
     exit_code: int  # negative: the signal that ended it
-    is_late: bool  # it was ended because its time was over
+    is_late: bool  # killed because its time was over
     max_rss_bytes: int | None
     cap: Cap | None
     output: str  # the last of it
@@ -61,20 +61,19 @@ class Ended:
 class Outcome:
     """The result of a task.
 
-    Where ``why`` is not empty, the process failed, and ``answer`` has the tests before that, if
-    any.
+    If ``why`` is not empty, the process failed, and ``answer`` has the tests before that, if any.
     """
 
     task: Task
     answer: Answer | None
     why: str
-    peak_rss_bytes: int  # the process alone, by the kernel's count; 0: not known
+    peak_rss_bytes: int  # the process alone, by the kernel's count; 0: unknown
     cap: Cap | None
-    note: str = ""  # what a reader of the figures must know
+    note: str = ""  # for readers of the figures
 
     @property
     def has_figures(self) -> bool:
-        """Whether a test at least was done."""
+        """True if at least one test was done."""
         return self.answer is not None and bool(self.answer.tests)
 
 
@@ -91,7 +90,7 @@ def run_command(
     """Run a command, in a new memory group if there is a limit.
 
     Raises:
-        CapError: the group cannot be had.
+        CapError: the group cannot be made.
         WorkerError: the command cannot be started.
     """
     with contextlib.ExitStack() as stack:
@@ -108,7 +107,7 @@ def run_command(
         with _signals_later():
             process = _start(command, output, errors, environment or {})
             stack.callback(_end, process)
-            # A second Ctrl-C must not keep us from removing what the first one left.
+            # A second Ctrl-C must not stop the cleanup after the first.
             stack.callback(later.enter_context, _signals_later())
         is_late = _wait(process, timeout_seconds)
         peak_kb = _end(process)
@@ -161,9 +160,9 @@ def _signals_later() -> Iterator[None]:
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_seconds: float) -> bool:
-    """Wait until it has ended; returns whether it was forced to.
+    """Wait for the end of the process; return whether it was killed.
 
-    A thread sleeps until the time is over: to look again and again would disturb what is measured.
+    A thread sleeps until the time limit, because polling would disturb the measurement.
     """
     is_late = threading.Event()
 
@@ -175,7 +174,7 @@ def _wait(process: subprocess.Popen[bytes], timeout_seconds: float) -> bool:
     timer.daemon = True
     timer.start()
     try:
-        # It stays a zombie for now, so that its number is its own when the timer kills it.
+        # It stays a zombie for now, so its number cannot be reused when the timer kills it.
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     finally:
         timer.cancel()
@@ -184,7 +183,7 @@ def _wait(process: subprocess.Popen[bytes], timeout_seconds: float) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Kill the process and its children that still run; returns the kernel's ru_maxrss, once."""
+    """Kill the process and its remaining children; return the kernel's ru_maxrss, once."""
     if process.returncode is not None:
         return 0
     _kill(process.pid)
@@ -213,7 +212,7 @@ def forget_file(path: str | os.PathLike[str]) -> None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)  # what is not written yet cannot be dropped
+            os.fsync(fd)  # unwritten pages cannot be dropped
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)
@@ -224,7 +223,7 @@ def forget_file(path: str | os.PathLike[str]) -> None:
 def drop_caches(path: str) -> str:
     """Drop the page cache: of the file, and of all other files if permitted.
 
-    Returns why it is not permitted, or "". Raises WorkerError: the file cannot be read.
+    Returns why that is not permitted, or "". Raises WorkerError: the file cannot be read.
     """
     forget_file(path)
     try:
@@ -248,9 +247,9 @@ def run_task(
     Args:
         task: what to run.
         python: the interpreter of the worker.
-        is_cold: drop the file from the page cache first. In a memory group smaller than the file
-            this is needed: the group is not charged for pages that others have read.
-        timeout_seconds: after which the process is ended.
+        is_cold: drop the file from the page cache first. Needed in a memory group smaller than the
+            file: the group is not charged for pages that others have read.
+        timeout_seconds: limit after which the process is killed.
 
     Raises:
         CapError: the task's memory group cannot be made.
@@ -291,7 +290,7 @@ def worker_of(task: Task) -> list[str]:
 
 
 def read_answer(path: Path, task: Task, ended: Ended) -> Answer:
-    """Return what the process answered. Raises WorkerError, with its last lines."""
+    """Return the process's answer. Raises WorkerError, with its last lines."""
     end = last_lines(ended.errors)
     try:
         answer = parse_answer(json.loads(path.read_bytes()), task)
@@ -304,13 +303,13 @@ def read_answer(path: Path, task: Task, ended: Ended) -> Answer:
 
 
 def last_lines(text: str) -> str:
-    """Return the last lines of a process' output, as the end of a sentence."""
+    """Return the last lines of a process's output, as the end of a sentence."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return ": " + " / ".join(lines[-_SHOWN_LINES:])[-_SHOWN_CHARS:] if lines else ""
 
 
 def signal_text(ended: Ended) -> str:
-    """Return in words which signal ended a process; nothing if none did."""
+    """Return in words which signal ended a process; "" if none did."""
     if ended.exit_code >= 0:
         return ""
     try:

@@ -1,11 +1,11 @@
 """A limit on memory that the kernel enforces: a memory control group for one process.
 
-The group is made for one command, which enters it before it starts, and removed afterwards, also
-when this process is interrupted. Swap is not allowed. What the command reads into the page cache
-is charged to the group, so that a reader of large files always comes to the limit; only memory
-that the kernel cannot take back gets it killed.
+The group is made for one command, which enters it before it starts, and is removed afterwards,
+even if this process is interrupted. Swap is not allowed. Pages of the cache that the command reads
+are charged to the group, so a reader of large files always reaches the limit; the kernel kills it
+only for memory that cannot be reclaimed.
 
-Linux, version 1 or 2 of control groups, as root or where a group is delegated to the user.
+Linux, version 1 or 2 of control groups, as root or in a group delegated to the user.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -29,7 +29,7 @@ _REMOVE_WAIT_SECONDS = 0.1
 
 
 class CapError(QsfError):
-    """The control group cannot be had; the text says who can have one."""
+    """The control group cannot be made; the text says which users can make one."""
 
 
 def parse_limit(text: str) -> int:
@@ -44,7 +44,7 @@ def parse_limit(text: str) -> int:
 
 
 def group_folders(mountinfo: str, own_groups: str) -> list[tuple[int, Path]]:
-    """Return where groups might be made, (version, folder), likely ones first.
+    """Return folders where groups may be allowed, (version, folder), the most probable first.
 
     The arguments are the texts of /proc/self/mountinfo and /proc/self/cgroup.
     """
@@ -60,10 +60,10 @@ def group_folders(mountinfo: str, own_groups: str) -> list[tuple[int, Path]]:
         top = Path(places[4])
         own = own_folder(own_groups, "memory" if is_v1 else "", visible_from=places[3], top=top)
         if is_v1:
-            # Places for the group: beside all others, or, if that is refused, inside of our own.
+            # Places for the group: at the top, or, if that is refused, inside of our own group.
             folders += [(1, folder) for folder in dict.fromkeys((top, own))]
         else:
-            # A group of version 2 that has processes has no groups with limits: beside our own.
+            # In version 2 a group with processes cannot have groups with limits: so beside our own.
             above = [folder for folder in own.parents if folder.is_relative_to(top)]
             folders += [(2, folder) for folder in above or [top]]
     return sorted(folders, key=lambda folder: folder[0])
@@ -80,14 +80,14 @@ def own_folder(own_groups: str, controller: str, *, visible_from: str, top: Path
 
 
 def number_after(text: str, key: str) -> int:
-    """Return the number after ``key`` at the beginning of a line; 0: there is none."""
+    """Return the number after ``key`` at the beginning of a line; 0 without such a line."""
     match = re.search(rf"^{re.escape(key)}:?\s+(\d+)", text, re.MULTILINE)
     return int(match[1]) if match else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A control group with a limit, and no processes yet."""
+    """A control group with a limit, without processes yet."""
 
     version: int
     folder: Path
@@ -122,17 +122,17 @@ class Group:
             return ""
 
     def peak_bytes(self) -> int | None:
-        """Return the most that the group has had, page cache included; None: it is not counted."""
+        """Return the group's peak memory, page cache included; None: not counted."""
         text = self._read("memory.max_usage_in_bytes" if self.version == 1 else "memory.peak")
         return int(text) if text else None
 
     def n_oom_kills(self) -> int:
-        """Return how many processes the kernel has killed for the limit."""
+        """Return how many processes the kernel has killed because of the limit."""
         events = self._read("memory.oom_control" if self.version == 1 else "memory.events")
         return number_after(events, "oom_kill")
 
     def remove(self) -> None:
-        """Remove it, with whatever still runs inside."""
+        """Remove the group and kill its remaining processes."""
         for _ in range(_REMOVE_TRIES):
             for pid in self._read("cgroup.procs").split():
                 with contextlib.suppress(OSError):

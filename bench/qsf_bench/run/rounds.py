@@ -1,7 +1,7 @@
 """The order of runs: in each round every task runs once, in turn: A B A B.
 
-Whatever disturbs the machine for a while disturbs all tasks, the values of each task are spread
-over the whole run, and values that are compared were measured at nearly the same time.
+A temporary disturbance of the machine affects all tasks, each task's values are spread over the
+whole run, and compared values are measured at nearly the same time.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -30,7 +30,7 @@ class NothingMeasuredError(QsfError):
 
 @dataclass(slots=True)
 class TaskRuns:
-    """The outcomes of one task so far, one for each round; None where it gave no figures."""
+    """The outcomes of one task so far, one for each round; None in a round without figures."""
 
     task: Task
     facts: FileFacts  # of its file
@@ -47,12 +47,12 @@ class TaskRuns:
 
     @property
     def has_figures(self) -> bool:
-        """Whether there are figures of at least one round."""
+        """True if at least one round has figures."""
         return any(outcome is not None for outcome in self.outcomes)
 
     @property
     def is_left_out(self) -> bool:
-        """Whether the task is not tried any more."""
+        """True if the task is not repeated any more."""
         return self.failures.total() >= N_TRIES and not self.has_figures
 
     def add_failure(self, why: str) -> None:
@@ -62,7 +62,7 @@ class TaskRuns:
         self.failures[next(same, why)] += 1
 
     def run(self, run: Callable[[Task], Outcome]) -> None:
-        """Run the task once and keep its outcome."""
+        """Run the task once and record its outcome."""
         try:
             outcome = run(self.task)
         except CapError as error:
@@ -80,10 +80,10 @@ def run_rounds(
     run: Callable[[Task], Outcome],
     progress: Callable[[int, int, str], None] = lambda _n_done, _n_all, _next: None,
 ) -> None:
-    """Run all rounds, and add the outcomes to ``runs``, which has them after an interruption too.
+    """Run all rounds, and append the outcomes to ``runs``, which keeps them after an interruption.
 
-    A task that fails is tried again in the next round, and left out if it has failed twice without
-    any figures. ``progress`` is told n_done, n_all and the next run.
+    A task that fails is repeated in the next round, and left out after two failures without
+    figures. ``progress`` is called with n_done, n_all and the next run.
 
     Raises:
         NothingMeasuredError: all tasks have failed.

@@ -21,7 +21,7 @@ ANSWER_VARIABLE = "QSF_BENCH_ANSWER"
 
 
 class WorkerError(QsfError):
-    """A measured process has given no answer, or none that can be used."""
+    """A measured process gave no answer, or an unusable one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class Test:
 
     ``pp``: a prompt of ``n_tokens`` after ``depth`` others; only the last token's logits are
     computed. ``tg``: ``n_tokens`` one at a time after ``depth`` others, and a token is chosen
-    greedily after each. The input tokens are fixed, so that both engines get the same.
+    greedily after each. The input tokens are fixed and equal for both engines.
 
-    ``is_even``: each token is unlike those before it, so that random mixtures choose their experts
+    ``is_even``: each token differs from earlier ones, so that random mixtures choose their experts
     evenly (see `random_qsf`).
     """
 
-    __test__: ClassVar[bool] = False  # pytest takes names that begin with Test for its own
+    __test__: ClassVar[bool] = False  # pytest would collect names that begin with Test
 
     kind: Literal["pp", "tg"]
     n_tokens: int
@@ -45,7 +45,7 @@ class Test:
 
     @property
     def name(self) -> str:
-        """Such as ``pp512``; the depth is apart."""
+        """The name without the depth, such as ``pp512``."""
         return f"{self.kind}{self.n_tokens}{'-even' * self.is_even}"
 
     @property
@@ -55,12 +55,12 @@ class Test:
 
     @property
     def ctx_tokens(self) -> int:
-        """The least context in which it fits: a warm-up of ``tg`` is one token more."""
+        """The smallest context for the test: a warm-up of ``tg`` adds one token."""
         return self.depth + self.n_tokens + (1 if self.kind == "tg" else 0)
 
 
 def setting_words(n_threads: int, budget_mb: int | None, cap_mb: int | None) -> str:
-    """Return such as "2 threads, budget 200 MB, cgroup 300 MB"; a limit of None is left out."""
+    """Return such as "2 threads, budget 200 MB, cgroup 300 MB"; omits a limit of None."""
     words = [f"{n_threads} thread{'' if n_threads == 1 else 's'}"]
     if budget_mb is not None:
         words.append(f"budget {budget_mb} MB")
@@ -81,8 +81,8 @@ class Task:
     path: str
     n_threads: int
     tests: tuple[Test, ...]
-    budget_mb: int | None = None  # of QSF; None: none
-    cap_mb: int | None = None  # of the memory control group; None: not in one
+    budget_mb: int | None = None  # for QSF; None: none
+    cap_mb: int | None = None  # of the memory control group; None: no group
     kv_type: str | None = None  # as --kv-type; None: the engine's default
     io: str | None = None  # as --io of qsf-run; None: auto
     is_slow: bool = False
@@ -93,7 +93,7 @@ class Task:
         return setting_words(self.n_threads, self.budget_mb, self.cap_mb)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `parse_task` reads; each test has ``name`` and ``ctx_tokens`` too."""
+        """Return the input of `parse_task`; each test has ``name`` and ``ctx_tokens`` too."""
         record = asdict(self)
         record["tests"] = [
             asdict(test) | {"name": test.name, "ctx_tokens": test.ctx_tokens} for test in self.tests
@@ -102,7 +102,7 @@ class Task:
 
 
 def parse_task(record: dict[str, Any]) -> Task:
-    """Return the task of `Task.as_json`."""
+    """Return the task from the output of `Task.as_json`."""
     tests = tuple(Test(t["kind"], t["n_tokens"], t["depth"], t["is_even"]) for t in record["tests"])
     return Task(**(record | {"tests": tests}))
 
@@ -128,8 +128,8 @@ class TestRun:
     n_passes: int = 0  # over the weights
     read_bytes: int | None = None  # of weights, by the engine's count
     n_expert_uses: int = 0
-    n_expert_hits: int = 0  # of these, in memory when they were chosen
-    disk_bytes: int | None = None  # by the kernel's (/proc/self/io), all that the process read
+    n_expert_hits: int = 0  # experts in memory when they were chosen
+    disk_bytes: int | None = None  # all reads of the process, by the kernel's count (/proc/self/io)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +157,15 @@ class Answer:
     failure: str = ""  # why tests are missing
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `parse_answer` reads."""
+        """Return the input of `parse_answer`."""
         return asdict(self)
 
 
 def parse_answer(record: dict[str, Any], task: Task) -> Answer:
-    """Return the answer of `Answer.as_json` to the task.
+    """Return the answer to the task from the output of `Answer.as_json`.
 
     Raises ValueError, KeyError, TypeError or AttributeError for anything else, such as other tests
-    than the task's, or fewer without a failure.
+    than the task's, or missing ones without a failure.
     """
     answer = Answer(**(record | {"tests": [TestRun(**test) for test in record["tests"]]}))
     wanted = [(test.name, test.depth) for test in task.tests]

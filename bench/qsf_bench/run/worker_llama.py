@@ -1,12 +1,12 @@
-"""The measured process of llama.cpp: opens a file, runs tests on it and says what they took.
+"""The measured process of llama.cpp: opens a file, runs tests on it and writes their times.
 
-Run by its path, with a Python that has llama-cpp-python and need not have QSF, so nothing of QSF
-is imported. TASK on the command line is the JSON of a `tasks.Task`. The `tasks.Answer` goes as
-JSON into the file that ``QSF_BENCH_ANSWER`` names.
+Run by its path, with a Python that has llama-cpp-python and perhaps not QSF, so nothing of QSF is
+imported. TASK on the command line is the JSON of a `tasks.Task`. The `tasks.Answer` goes as JSON
+into the file that ``QSF_BENCH_ANSWER`` names.
 
 Everything is set as llama-bench sets it: batches of 2048 tokens and physical ones of 512, KV cache
 of f16, flash attention "auto", weights mapped from the file. In a memory control group weights are
-not repacked, or their copies would take the group's memory beside the mapped file.
+not repacked, because their copies would take the group's memory in addition to the mapped file.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -29,7 +29,7 @@ BATCH_TOKENS = 2048
 UBATCH_TOKENS = 512
 KV_TYPES = {"f16": "GGML_TYPE_F16", "8bit": "GGML_TYPE_Q8_0", "4bit": "GGML_TYPE_Q4_0"}
 N_LOG_LINES = 12
-IS_OVER_ALL = -1  # positions: to the end
+IS_OVER_ALL = -1  # end of a range of positions: all
 
 
 class LlamaError(Exception):
@@ -39,7 +39,8 @@ class LlamaError(Exception):
 def tokens_of(n_tokens: int, n_vocab: int, *, is_even: bool) -> array[int]:
     """Return the tokens of a test: the same for both engines (see `worker_qsf`).
 
-    Of the first half of the vocabulary a run, or of the other half any (see `random_qsf`).
+    Consecutive tokens of the first half of the vocabulary, or random ones of the other half (see
+    `random_qsf`).
     """
     chosen = random.Random(n_tokens)
     n_half = (n_vocab + 1) // 2
@@ -50,7 +51,7 @@ def tokens_of(n_tokens: int, n_vocab: int, *, is_even: bool) -> array[int]:
 
 
 class Log:
-    """The sizes of buffers that llama.cpp speaks of, and its last lines."""
+    """The sizes of buffers in llama.cpp's messages, and its last lines."""
 
     def __init__(self, api: Any) -> None:
         self.buffers: list[str] = []
@@ -63,7 +64,7 @@ class Log:
             for kind, size in re.findall(r"(\S+) model buffer size = +([\d.]+) MiB", line):
                 self.buffers.append(f"{kind}:{size}")
 
-        self._keep = keep  # as long as llama.cpp may call it
+        self._keep = keep  # lives as long as llama.cpp may call it
         api.llama_log_set(keep, None)
 
     def text(self) -> str:
@@ -72,7 +73,7 @@ class Log:
 
 
 class Model:
-    """A model that is open, and one context at a time."""
+    """An open model, with one context at a time."""
 
     def __init__(self, api: Any, task: dict[str, Any]) -> None:
         """Open the file of the task. Raises LlamaError."""
@@ -109,7 +110,7 @@ class Model:
             types = ", ".join(KV_TYPES)
             raise LlamaError(f"a KV cache of {kv_type} has no counterpart in llama.cpp: {types}")
         params.type_k = params.type_v = getattr(api, KV_TYPES[kv_type])
-        is_quantised = kv_type != "f16"  # values can be so with flash attention only
+        is_quantised = kv_type != "f16"  # quantised values need flash attention
         if not hasattr(params, "flash_attn_type"):
             params.flash_attn = is_quantised
         elif is_quantised:
@@ -143,7 +144,7 @@ class Model:
         return run
 
     def _evaluate(self, tokens: array[int]) -> int:
-        """Evaluate the tokens after those before; returns the number of passes."""
+        """Evaluate the tokens after earlier ones; return the number of passes."""
         n_passes = 0
         for first in range(0, len(tokens), BATCH_TOKENS):
             some = tokens[first : first + BATCH_TOKENS]
@@ -153,7 +154,7 @@ class Model:
         return n_passes
 
     def _step(self, tokens: array[int]) -> int:
-        """Evaluate the tokens one at a time and choose one after each, which is dropped."""
+        """Evaluate the tokens one at a time, choose a token after each, and drop it."""
         for i in range(len(tokens)):
             self._decode(tokens[i : i + 1])
             self._api.llama_sampler_sample(self._sampler, self._context, -1)  # waits for logits
@@ -169,7 +170,7 @@ class Model:
 
 
 def number_in(path: str, key: str) -> int | None:
-    """Return the number after ``key`` in a file of /proc; None: there is none."""
+    """Return the number after ``key`` in a file of /proc, or None."""
     try:
         lines = Path(path).read_text("ascii").splitlines()
     except OSError:
@@ -178,18 +179,18 @@ def number_in(path: str, key: str) -> int | None:
 
 
 def disk_bytes() -> int | None:
-    """Return what the kernel has read from disks for this process; None: it does not say."""
+    """Return the bytes that the kernel has read from disks for this process; None: not reported."""
     return number_in("/proc/self/io", "read_bytes:")
 
 
 def peak_rss_bytes() -> int:
-    """Return the most memory that this process has had."""
+    """Return the peak memory of this process."""
     peak_kb = number_in("/proc/self/status", "VmHWM:")
     return 1024 * (peak_kb or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
-    """Run the tests in order; returns a `tasks.Answer`, with what went wrong in it."""
+    """Run the tests in order; return a `tasks.Answer`, which includes any failure."""
     import llama_cpp as api
 
     answer: dict[str, Any] = {
@@ -214,12 +215,12 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Do the task of the command line; 1: not all of it could be done."""
+    """Run the task of the command line; return 1 if it is incomplete."""
     answer = measure(json.loads(arguments[0]))
     Path(os.environ[ANSWER_VARIABLE]).write_text(json.dumps(answer), "utf-8")
     return 1 if answer.get("failure") else 0
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # this folder, of which nothing may be imported
+    del sys.path[0]  # this folder: nothing may be imported from it
     sys.exit(main(sys.argv[1:]))

@@ -1,10 +1,10 @@
-"""The measured process of QSF: opens a file, runs tests on it and says what they took.
+"""The measured process of QSF: opens a file, runs tests on it and writes their times.
 
 Run as ``python -m qsf_bench.run.worker_qsf TASK``. TASK is the JSON of a `tasks.Task`. The
 `tasks.Answer` goes as JSON into the file that the environment variable ``QSF_BENCH_ANSWER`` names,
 because anything may write to stdout.
 
-Memory is measured, so nothing is imported here that ``qsf-run`` would not import too.
+Memory is measured, so only modules that ``qsf-run`` imports are imported here.
 
 """
 # SPDX-License-Identifier: Apache-2.0
@@ -37,7 +37,8 @@ _NO_TOKENS = array("I")
 def tokens_of(n_tokens: int, n_vocab: int, *, is_even: bool) -> array[int]:
     """Return the tokens of a test: the same for both engines (see `worker_llama`).
 
-    Of the first half of the vocabulary a run, or of the other half any (see `random_qsf`).
+    Consecutive tokens of the first half of the vocabulary, or random ones of the other half (see
+    `random_qsf`).
     """
     chosen = random.Random(n_tokens)
     n_half = (n_vocab + 1) // 2
@@ -48,10 +49,10 @@ def tokens_of(n_tokens: int, n_vocab: int, *, is_even: bool) -> array[int]:
 
 
 class Loop:
-    """Times a loop of calls of the engine, and the Python between the calls.
+    """Times a loop of calls of the engine, and Python's work between the calls.
 
-    The time between calls is the sum of clock readings around each call, independent of the
-    engine's own statistics.
+    The time between calls comes from clock readings around each call, independent of the engine's
+    own statistics.
     """
 
     def __init__(self) -> None:
@@ -77,7 +78,7 @@ class Loop:
 
 
 class Opened:
-    """A model that is open, and its one session."""
+    """An open model, and its one session."""
 
     def __init__(self, task: Task, ctx_tokens: int) -> None:
         """Open the file of the task. Raises QsfError."""
@@ -100,7 +101,7 @@ class Opened:
         )
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.session.close()
         self.model.close()
 
@@ -136,7 +137,7 @@ class Opened:
             self.session.rewind(len(before))
 
     def _hold(self, tokens: array[int], loop: Loop | None = None) -> int:
-        """Evaluate what is missing of the tokens; returns the number of passes."""
+        """Evaluate the missing tokens; return the number of passes."""
         loop = loop or Loop()
         n_passes, n_done = 0, 0
         while n_done < len(tokens):
@@ -145,7 +146,7 @@ class Opened:
         return n_passes
 
     def _step(self, tokens: array[int], loop: Loop) -> int:
-        """Evaluate the tokens one at a time and choose one after each, which is dropped."""
+        """Evaluate the tokens one at a time, choose a token after each, and drop it."""
         for token in tokens:
             loop.call(self.session.step, token)
             loop.call(self._sampler.choose, self.session, _NO_TOKENS)
@@ -159,7 +160,7 @@ def test_run(
     after: binding.SessionStats,
     n_passes: int,
 ) -> TestRun:
-    """Return what the session did between two readings of its counters."""
+    """Return the session's counts between two readings of its counters."""
 
     def grown(name: str) -> int:
         return int(getattr(after, name) - getattr(before, name))
@@ -182,7 +183,7 @@ def test_run(
 
 
 def disk_bytes() -> int | None:
-    """Return what the kernel has read from disks for this process; None: it does not say."""
+    """Return the bytes that the kernel has read from disks for this process; None: not reported."""
     try:
         lines = Path("/proc/self/io").read_text("ascii").splitlines()
     except OSError:
@@ -191,7 +192,7 @@ def disk_bytes() -> int | None:
 
 
 def measure(task: Task) -> Answer:
-    """Run the tests in order. What went wrong is in the answer, with the tests before it."""
+    """Run the tests in order. The answer contains any failure, with the tests before it."""
     answer = Answer(
         version=f"QSF {binding.version()}",
         kernels="",
@@ -233,7 +234,7 @@ def with_run(answer: Answer, opened: Opened, run: TestRun) -> Answer:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do the task of the command line; 1: not all of it could be done."""
+    """Run the task of the command line; return 1 if it is incomplete."""
     answer = measure(parse_task(json.loads(arguments[0])))
     Path(os.environ[ANSWER_VARIABLE]).write_text(json.dumps(answer.as_json()), "utf-8")
     return 1 if answer.failure else 0

@@ -1,7 +1,7 @@
-"""The parts of a report: tables of words and sentences, for a terminal and for a page.
+"""The parts of a report: tables and sentences, for a terminal and for a page.
 
-Tables fit 80 columns: what all rows share goes into the title, and what belongs to a file, not
-to a test, has a table of its own.
+Tables fit 80 columns: properties of all rows are in the title, and properties of a file, not of a
+test, in a table of their own.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -14,16 +14,16 @@ from qsf.native.roofline import Limits
 from qsf_bench.judge.results import Ratio, Results, Row, Spread
 from qsf_bench.run.tasks import QSF
 
-_N_BESIDE = 3  # rows of a breakdown beside each other: with their names, 80 columns
-_LEAST_SHARE = 0.0005  # of a token: parts below it show as zeros
+_N_BESIDE = 3  # rows of a breakdown side by side: with their names, 80 columns
+_LEAST_SHARE = 0.0005  # of a token; smaller parts would show as zeros
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """A table and sentences under a title; a part without either is left out.
 
-    ``headings`` are pairs: the name of a column, and true if its cells are numbers. Parts of one
-    ``anchor`` are neighbours.
+    ``headings`` are pairs: the name of a column, and true if its cells are numbers. Parts with the
+    same ``anchor`` are neighbours.
     """
 
     anchor: str
@@ -62,14 +62,14 @@ def parts_of(results: Results) -> list[Part]:
 
 
 def rate_text(value: float) -> str:
-    """Return a figure with three digits or more that mean something."""
+    """Return a figure with at least three significant digits."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
 def spread_text(spread: Spread | Ratio, suffix: str = "") -> str:
-    """Return such as "1.90x (1.85-1.98)": least and most, where there was more than one round."""
+    """Return a ratio such as "1.90x (1.85-1.98)": least and most after several rounds."""
     middle = f"{rate_text(spread.median)}{suffix}"
     if len(spread.values) == 1 or spread.min == spread.max:
         return middle
@@ -77,12 +77,12 @@ def spread_text(spread: Spread | Ratio, suffix: str = "") -> str:
 
 
 def mb_text(n_bytes: float | None) -> str:
-    """Return bytes in MB of 2^20, as everywhere; "" where they are not breakdown."""
+    """Return bytes in MB of 2^20; "" if unknown."""
     return f"{n_bytes / 2**20:,.0f}" if n_bytes else ""
 
 
 def memory_text(row: Row) -> str:
-    """Return what bounds the memory, such as "cgroup 300" in MB; "" for nothing."""
+    """Return the memory limit, such as "cgroup 300" in MB; "" without one."""
     if row.cap is not None:
         return f"cgroup {row.cap.limit_mb}"
     return f"budget {row.budget_mb}" if row.budget_mb is not None else ""
@@ -104,7 +104,7 @@ def _test_text(row: Row) -> str:
 
 # ---- tables ----
 
-Column = tuple[str, bool, Callable[[Row], str]]  # heading, whether figures are below, cell
+Column = tuple[str, bool, Callable[[Row], str]]  # heading, whether cells are numbers, cell
 
 
 def _filled(anchor: str, title: str, rows: Sequence[Row], columns: Sequence[Column]) -> Part:
@@ -146,7 +146,7 @@ def _limit_text(row: Row) -> str:
 
 
 def _experts(rows: Sequence[Row], *, has_shapes: bool) -> Part:
-    """Return the hit rate of experts in memory, and the bytes that were read."""
+    """Return the hit rate of experts in memory, and the bytes read for them."""
     return _filled(
         "experts",
         "Experts",
@@ -163,7 +163,7 @@ def _experts(rows: Sequence[Row], *, has_shapes: bool) -> Part:
 
 
 def _files(rows: Sequence[Row], *, has_shapes: bool) -> Part:
-    """Return what is true of a file, whatever the test."""
+    """Return the properties of a file, common to all its tests."""
     firsts: dict[tuple[str, ...], Row] = {}
     for row in rows:
         firsts.setdefault((row.engine, row.shape, row.type, row.file, row.kv_type), row)

@@ -1,4 +1,4 @@
-"""The report on a terminal: what rich shows of its parts. Nothing here prints."""
+"""The report on a terminal: rich's view of its parts. Nothing here prints."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def shown(parts: Sequence[Part]) -> RenderableType:
 
 
 def _shown(part: Part) -> RenderableType:
-    """Return a title, what is under it, and an empty line."""
+    """Return a title, its content, and an empty line."""
     inner: list[RenderableType] = [_table(part)] if part.rows else []
     if part.lines:
         lines = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
