@@ -359,6 +359,113 @@ static at scan_digit(at p, at end)
     return digits(p, end, true);
 }
 
+/* [\r\n] */
+static at scan_line_end(at p, at end)
+{
+    return is_line_end(p, end) ? p + 1 : NULL;
+}
+
+typedef struct char_range {
+    uint32_t first;
+    uint32_t last;
+} char_range;
+
+/* Returns the place after the characters from p on that are in ascending ranges. */
+static at skip_ranges(at p, at end, const char_range *ranges, size_t n)
+{
+    while (p != end) {
+        size_t n_bytes;
+        const uint32_t c = qsf_utf8_load(p, &n_bytes);
+        size_t low = 0;
+        for (size_t high = n; low < high;) {
+            const size_t i = low + (high - low) / 2;
+            if (ranges[i].last < c)
+                low = i + 1;
+            else
+                high = i;
+        }
+        if (low == n || c < ranges[low].first)
+            break;
+        p += n_bytes;
+    }
+    return p;
+}
+
+/* Returns the place after a space, if one is there. */
+static at skip_space(at p, at end)
+{
+    return skip_most(p, end, QSF_CHAR_SPACE, 1);
+}
+
+/* \s?[letters with cases]+, which DeepSeek V2 lists */
+static at scan_cased(at p, at end)
+{
+    static const char_range cased[] = {
+        {0x41, 0x5A},       {0x61, 0x7A},       {0xB5, 0xB5},       {0xC0, 0xD6},
+        {0xD8, 0xF6},       {0xF8, 0x1BA},      {0x1BC, 0x1BF},     {0x1C4, 0x293},
+        {0x295, 0x2AF},     {0x370, 0x373},     {0x376, 0x376},     {0x377, 0x377},
+        {0x37B, 0x37D},     {0x37F, 0x37F},     {0x386, 0x386},     {0x388, 0x38A},
+        {0x38C, 0x38C},     {0x38E, 0x3A1},     {0x3A3, 0x3F5},     {0x3F7, 0x481},
+        {0x48A, 0x52F},     {0x531, 0x556},     {0x10A0, 0x10C5},   {0x13A0, 0x13F5},
+        {0x13F8, 0x13FD},   {0x1C90, 0x1CBA},   {0x1CBD, 0x1CBF},   {0x1D00, 0x1D2B},
+        {0x1D6B, 0x1D77},   {0x1D79, 0x1D9A},   {0x1E00, 0x1F15},   {0x1F18, 0x1F1D},
+        {0x1F20, 0x1F45},   {0x1F48, 0x1F4D},   {0x1F50, 0x1F57},   {0x1F59, 0x1F59},
+        {0x1F5B, 0x1F5B},   {0x1F5D, 0x1F5D},   {0x1F5F, 0x1F7D},   {0x1F80, 0x1FB4},
+        {0x1FB6, 0x1FBC},   {0x1FBE, 0x1FBE},   {0x1FC2, 0x1FC4},   {0x1FC6, 0x1FCC},
+        {0x1FD0, 0x1FD3},   {0x1FD6, 0x1FDB},   {0x1FE0, 0x1FEC},   {0x1FF2, 0x1FF4},
+        {0x1FF6, 0x1FFC},   {0x2102, 0x2102},   {0x2107, 0x2107},   {0x210A, 0x2113},
+        {0x2115, 0x2115},   {0x2119, 0x211D},   {0x2124, 0x2124},   {0x2126, 0x2126},
+        {0x2128, 0x2128},   {0x212A, 0x212D},   {0x212F, 0x2134},   {0x2139, 0x2139},
+        {0x213C, 0x213F},   {0x2145, 0x2149},   {0x214E, 0x214E},   {0x2183, 0x2183},
+        {0x2184, 0x2184},   {0x2C00, 0x2C7B},   {0x2C7E, 0x2CE4},   {0x2CEB, 0x2CEE},
+        {0x2CF2, 0x2CF2},   {0x2CF3, 0x2CF3},   {0xA640, 0xA66D},   {0xA680, 0xA69B},
+        {0xA722, 0xA76F},   {0xA771, 0xA787},   {0xA78B, 0xA78E},   {0xAB70, 0xABBF},
+        {0xFB00, 0xFB06},   {0xFB13, 0xFB17},   {0xFF21, 0xFF3A},   {0xFF41, 0xFF5A},
+        {0x10400, 0x1044F}, {0x104B0, 0x104D3}, {0x104D8, 0x104FB}, {0x10C80, 0x10CB2},
+        {0x10CC0, 0x10CF2}, {0x118A0, 0x118DF}, {0x1E900, 0x1E943},
+    };
+    const at begin = skip_space(p, end);
+    return or_null(skip_ranges(begin, end, cased, sizeof cased / sizeof cased[0]), begin);
+}
+
+/* \s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+; U+3000 is a space too */
+static at scan_signs(at p, at end)
+{
+    static const char_range signs[] = {{0x21, 0x2F},     {0x3A, 0x7E},     {0x2018, 0x201F},
+                                       {0x3000, 0x3002}, {0xFF01, 0xFF0F}, {0xFF1A, 0xFF5E}};
+    const size_t n = sizeof signs / sizeof signs[0];
+    const at begin = skip_space(p, end);
+    const at stop = or_null(skip_ranges(begin, end, signs, n), begin);
+    return stop != NULL ? stop : or_null(skip_ranges(p, end, signs, n), p);
+}
+
+/* \s+$ */
+static at scan_last_spaces(at p, at end)
+{
+    return p != end && skip(p, end, QSF_CHAR_SPACE) == end ? end : NULL;
+}
+
+/* [\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+ */
+static at scan_ideographs(at p, at end)
+{
+    static const char_range ideographs[] = {{0x800, 0x9FA5}, {0xAC00, 0xD7FF}};
+    return or_null(skip_ranges(p, end, ideographs, 2), p);
+}
+
+/* \s?\p{L}+ */
+static at scan_letters(at p, at end)
+{
+    const at begin = skip_space(p, end);
+    return or_null(skip(begin, end, QSF_CHAR_LETTER), begin);
+}
+
+/* \s?\p{P}+ */
+static at scan_puncts(at p, at end)
+{
+    const at begin = skip_space(p, end);
+    return or_null(skip(begin, end, QSF_CHAR_PUNCT), begin);
+}
+
 qsf_scanner *qsf_scanner_of(qsf_step_kind kind)
 {
     static qsf_scanner *const scanners[QSF_STEP_COUNT] = {
@@ -378,6 +485,13 @@ qsf_scanner *qsf_scanner_of(qsf_step_kind kind)
         [QSF_STEP_PUNCT_FALCON] = scan_punct_falcon,
         [QSF_STEP_NUMBERS] = scan_numbers,
         [QSF_STEP_TEKKEN] = scan_tekken,
+        [QSF_STEP_LINE_END] = scan_line_end,
+        [QSF_STEP_CASED] = scan_cased,
+        [QSF_STEP_SIGNS] = scan_signs,
+        [QSF_STEP_LAST_SPACES] = scan_last_spaces,
+        [QSF_STEP_IDEOGRAPHS] = scan_ideographs,
+        [QSF_STEP_LETTERS] = scan_letters,
+        [QSF_STEP_PUNCTS] = scan_puncts,
     };
     return (unsigned)kind < QSF_STEP_COUNT ? scanners[kind] : NULL;
 }

@@ -87,6 +87,13 @@ typedef enum qsf_step_kind {
     QSF_STEP_PUNCT_FALCON = 35,
     QSF_STEP_NUMBERS = 36,
     QSF_STEP_TEKKEN = 37,
+    QSF_STEP_LINE_END = 38, /* this and the next four: of DeepSeek V2 and its coders */
+    QSF_STEP_CASED = 39,
+    QSF_STEP_SIGNS = 40,
+    QSF_STEP_LAST_SPACES = 41,
+    QSF_STEP_IDEOGRAPHS = 42,
+    QSF_STEP_LETTERS = 43,
+    QSF_STEP_PUNCTS = 44,
     QSF_STEP_COUNT
 } qsf_step_kind;
 

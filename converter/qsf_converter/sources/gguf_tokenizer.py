@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from qsf.errors import QsfError
+from qsf_converter.text.steps import DEEPSEEK_CODER, DEEPSEEK_LLM
 from qsf_converter.text.tokenizer import open_tokenizer
 
 Metadata = Mapping[str, Any]
@@ -41,6 +42,10 @@ _SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
     "llama-bpe": (
         rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_SYMBOLS_AND_SPACES}",
     ),
+    # llama-bpe's, without a token that begins a text.
+    "glm4": (
+        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_SYMBOLS_AND_SPACES}",
+    ),
     "qwen2": (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_SYMBOLS_AND_SPACES}",),
     "qwen35": (
         rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
@@ -57,6 +62,8 @@ _SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
         r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
         r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
+    "deepseek-llm": (*DEEPSEEK_LLM, r"\p{N}+"),
+    "deepseek-coder": DEEPSEEK_CODER,
     "default": (
         r"[\p{P}\$\+<=>\^~\|]+",
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
@@ -70,6 +77,7 @@ _SAME_SPLIT = {
     "deepseek-r1-qwen": "qwen2",
     "starcoder": "smollm",
     "llama4": "gpt-4o",
+    "chatglm-bpe": "glm4",
 }
 _BYTE_LEVEL_SPLITS = frozenset({"gpt-2", "smollm"})  # ByteLevel splits as well
 

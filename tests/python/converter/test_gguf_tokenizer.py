@@ -107,6 +107,42 @@ def test_each_splitting_rule_gives_the_ids_of_llama_cpp(
         assert tokenizer.decode(ids) == text
 
 
+def test_glm_splits_as_llama_does_and_begins_with_nothing(tiny_llama_dir: Path) -> None:
+    said = gguf_files.byte_level_vocabulary(tiny_llama_dir)
+    del said["tokenizer.ggml.add_bos_token"]
+    glm, same, llama = (
+        rebuilt({**said, "tokenizer.ggml.pre": rule}).encode("It's 20245 \n\n caf\u00e9s!")
+        for rule in ("glm4", "chatglm-bpe", "llama-bpe")
+    )
+    assert glm == same == llama[1:]
+
+
+@pytest.mark.parametrize("rule", ["deepseek-llm", "deepseek-coder"])
+def test_deepseek_splits_lines_words_signs_and_numbers(rule: str, tiny_llama_dir: Path) -> None:
+    """What is encoded in one piece has the ids of its parts one after another."""
+    said = gguf_files.with_runs(gguf_files.byte_level_vocabulary(tiny_llama_dir))
+    tokenizer = rebuilt({**said, "tokenizer.ggml.pre": rule})
+
+    def ids(text: str) -> list[int]:
+        return tokenizer.encode(text, add_prefix=False, parse_special=False)
+
+    parts = [
+        "The",
+        " cat",
+        "'",
+        "s",
+        " \u00fcber",
+        "2024",
+        " ",
+        "\r",
+        "\n",
+        "\u4e2d\u6587",
+        "!",
+        "x",
+    ]
+    assert ids("".join(parts)) == [i for part in parts for i in ids(part)]
+
+
 def test_words_that_are_not_reached_by_merges(tiny_llama_dir: Path) -> None:
     """LLaMA 3 takes a whole word of its vocabulary, whatever the merges say."""
     said = gguf_files.byte_level_vocabulary(tiny_llama_dir)

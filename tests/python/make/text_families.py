@@ -15,6 +15,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from qsf_converter.text.steps import DEEPSEEK_CODER, DEEPSEEK_LLM
+
 MARK = "\u2581"
 
 _ALPHABETS = (
@@ -254,6 +256,17 @@ def families(*, is_small: bool = False) -> dict[str, bytes]:
             pre_tokenizer=_sequence({"type": "Digits", "individual_digits": False}, _byte_level()),
         ),
         "deepseek": make("bytes", pre_tokenizer=_sequence(*map(_split, _DEEPSEEK), _byte_level())),
+        "deepseek-v2": make(
+            "bytes",
+            pre_tokenizer=_sequence(
+                *map(_split, DEEPSEEK_LLM),
+                {"type": "Digits", "individual_digits": True},
+                _byte_level(),
+            ),
+        ),
+        "deepseek-coder": make(
+            "bytes", pre_tokenizer=_sequence(*map(_split, DEEPSEEK_CODER), _byte_level())
+        ),
         "llama.cpp": make(
             "bytes", pre_tokenizer=_sequence(*map(_split, _LLAMA_CPP), _byte_level())
         ),
