@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 
 from make import golden_families as made  # noqa: E402
-from make import latent_cases  # noqa: E402
+from make import hybrid_cases, latent_cases  # noqa: E402
 
 BASE: dict[str, Any] = {
     "hidden_size": 72,
@@ -455,6 +455,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                   "routed_scaling_factor": 1.5, **rope()}),
     "minimax_m2": ("minimax_m2", {**LOCAL, "head_dim": 24, "num_local_experts": 6,
                                   **rope(partial_rotary_factor=0.5)}),
+    **hybrid_cases.CASES,
     **latent_cases.CASES,
 }
 # Keys that transformers saves under other names than the published checkpoints have.

@@ -138,7 +138,7 @@ static qsf_status limit_windows(const qsf_options *opt, qsf_reader *r)
     bool is_limited = opt->kv_window_tokens == 0;
     for (uint32_t i = 0; opt->kv_window_tokens != 0 && i < r->n_kinds; i++) {
         qsf_layer_kind *const k = &r->kinds[i];
-        if (k->window_tokens != 0 || k->mixer != QSF_MIXER_ATTENTION)
+        if (k->window_tokens != 0 || !qsf_has_attention(k))
             continue;
         k->window_tokens = opt->kv_window_tokens;
         k->pinned_tokens = opt->kv_pinned_tokens;

@@ -4,8 +4,7 @@
 
 #include "base/checked.h"
 #include "base/status.h"
-
-typedef enum presence { NEVER, OPTIONAL, ALWAYS } presence;
+#include "format/layer_rows.h"
 
 /* A tensor that a unit may have */
 typedef struct tensor_rule {
@@ -64,154 +63,6 @@ static qsf_status match_unit(const qsf_reader *r, uint32_t unit_idx, const tenso
 
 /* ---- layers ---- */
 
-/* Dimensions of tensors that depend on the layer */
-typedef enum extent {
-    OF_ONE,
-    OF_DIM,
-    OF_Q,
-    OF_K,
-    OF_V,
-    OF_MIXED, /* columns of the matrix after the mixer */
-    OF_VALUE_HEADS,
-    OF_VALUE,
-    OF_HEADS,
-    OF_QUERIES, /* of latent attention; likewise the next four */
-    OF_QUERY_RANK,
-    OF_LATENTS,
-    OF_LATENT,
-    OF_NOPE,
-    OF_Q_NORM,
-    OF_K_NORM,
-    OF_CONV,
-    OF_FFN,
-    OF_EXPERTS,
-    OF_OWN,
-    N_EXTENTS
-} extent;
-
-/* Layers that have a tensor: all of them or those of a kind (IN, WITH), or only some of them (IF)
- */
-typedef enum condition {
-    IN_ALL,
-    IF_ANY,
-    IF_ATTENTION,
-    WITH_Q_NORM,
-    WITH_K_NORM,
-    WITH_LATENT,
-    WITH_QUERY_RANK,
-    WITH_CONV,
-    IF_SHORT_CONV,
-    WITH_DELTA,
-    WITH_GATE_OF_MIXER,
-    WITH_KEYS,
-    IF_KEYS,
-    WITH_VALUES,
-    IF_VALUES,
-    IF_BIASED_KEYS,
-    IF_BIASED_VALUES,
-    IF_NOT_DELTA,
-    WITH_ROUTER,
-    IF_ROUTED,
-    IF_SHARED, /* the dense part beside experts */
-    IF_APART,  /* router and experts may read the residual with norms of their own */
-    IF_SHARED_APART,
-    IF_ANY_FFN,
-    WITH_OWN, /* embeddings of its own */
-    WITH_FFN, /* this and the next three: of the dense FFN, or of an expert's */
-    IF_FFN,
-    WITH_GATE,
-    IF_GATE,
-    N_CONDITIONS
-} condition;
-
-/* A tensor that a layer may have */
-typedef struct layer_row {
-    qsf_tensor_type type;
-    qsf_layer_tensor tensor; /* of a side product: its matrix */
-    const char *name;
-    qsf_layout layout;
-    condition when;
-    extent rows;
-    extent cols;
-} layer_row;
-
-#define ROW(type, tensor, name, layout, condition, rows, cols)                                  \
-    {                                                                                           \
-        QSF_TENSOR_##type, QSF_LAYER_##tensor, name, QSF_LAYOUT_##layout, condition, rows, cols \
-    }
-#define VECTOR(type, tensor, name, condition, n) \
-    ROW(type, tensor, name, VECTOR, condition, OF_ONE, n)
-#define MATRIX(type, tensor, name, condition, rows, cols) \
-    ROW(type, tensor, name, TILES, condition, rows, cols)
-#define SIDE(type, matrix, name, condition, rows, cols) \
-    ROW(type, matrix, name, OUTLIERS, condition, rows, cols)
-
-/* In the order of the pass */
-static const layer_row layer_rows[] = {
-    VECTOR(INPUT_NORM, INPUT_NORM, "input_norm", IF_ANY, OF_DIM),
-    VECTOR(INPUT_NORM_BIAS, INPUT_NORM_BIAS, "input_norm_bias", IF_ANY, OF_DIM),
-    VECTOR(ATTN_NORM, ATTN_NORM, "attn_norm", IF_ANY, OF_DIM),
-    VECTOR(ATTN_NORM_BIAS, ATTN_NORM_BIAS, "attn_norm_bias", IF_ANY, OF_DIM),
-    VECTOR(Q_BIAS, Q_BIAS, "q_bias", IF_NOT_DELTA, OF_Q),
-    VECTOR(K_BIAS, K_BIAS, "k_bias", IF_BIASED_KEYS, OF_K),
-    VECTOR(V_BIAS, V_BIAS, "v_bias", IF_BIASED_VALUES, OF_V),
-    VECTOR(Q_NORM, Q_NORM, "q_norm", WITH_Q_NORM, OF_Q_NORM),
-    VECTOR(K_NORM, K_NORM, "k_norm", WITH_K_NORM, OF_K_NORM),
-    VECTOR(SINKS, SINKS, "sinks", IF_ATTENTION, OF_HEADS),
-    VECTOR(DECAY_RATE, DECAY_RATE, "decay_rate", WITH_DELTA, OF_VALUE_HEADS),
-    VECTOR(DECAY_BIAS, DECAY_BIAS, "decay_bias", WITH_DELTA, OF_VALUE_HEADS),
-    VECTOR(MIX_NORM, MIX_NORM, "mix_norm", WITH_DELTA, OF_VALUE),
-    SIDE(Q_OUTLIERS, Q, "q_outliers", IF_ANY, OF_Q, OF_DIM),
-    SIDE(K_OUTLIERS, K, "k_outliers", IF_KEYS, OF_K, OF_DIM),
-    SIDE(V_OUTLIERS, V, "v_outliers", IF_VALUES, OF_V, OF_DIM),
-    MATRIX(Q, Q, "q", IN_ALL, OF_Q, OF_DIM),
-    MATRIX(K, K, "k", WITH_KEYS, OF_K, OF_DIM),
-    MATRIX(V, V, "v", WITH_VALUES, OF_V, OF_DIM),
-    MATRIX(Q_UP, Q_UP, "q_up", WITH_QUERY_RANK, OF_QUERIES, OF_QUERY_RANK),
-    MATRIX(K_UP, K_UP, "k_up", WITH_LATENT, OF_LATENTS, OF_NOPE),
-    MATRIX(V_UP, V_UP, "v_up", WITH_LATENT, OF_MIXED, OF_LATENT),
-    MATRIX(MIX_GATE, MIX_GATE, "mix_gate", WITH_GATE_OF_MIXER, OF_MIXED, OF_DIM),
-    MATRIX(BETA, BETA, "beta", WITH_DELTA, OF_VALUE_HEADS, OF_DIM),
-    MATRIX(DECAY, DECAY, "decay", WITH_DELTA, OF_VALUE_HEADS, OF_DIM),
-    VECTOR(CONV, CONV, "conv", WITH_CONV, OF_CONV),
-    VECTOR(CONV_BIAS, CONV_BIAS, "conv_bias", IF_SHORT_CONV, OF_DIM),
-    VECTOR(ATTN_SUB_NORM, ATTN_SUB_NORM, "attn_sub_norm", IF_ATTENTION, OF_MIXED),
-    VECTOR(ATTN_OUT_BIAS, ATTN_OUT_BIAS, "attn_out_bias", IF_ANY, OF_DIM),
-    SIDE(ATTN_OUT_OUTLIERS, ATTN_OUT, "attn_out_outliers", IF_ANY, OF_DIM, OF_MIXED),
-    MATRIX(ATTN_OUT, ATTN_OUT, "attn_out", IN_ALL, OF_DIM, OF_MIXED),
-    VECTOR(POST_ATTN_NORM, POST_ATTN_NORM, "post_attn_norm", IF_ANY, OF_DIM),
-    VECTOR(ROUTER_NORM, ROUTER_NORM, "router_norm", IF_APART, OF_DIM),
-    VECTOR(FFN_NORM, FFN_NORM, "ffn_norm", IF_ANY_FFN, OF_DIM),
-    VECTOR(FFN_NORM_BIAS, FFN_NORM_BIAS, "ffn_norm_bias", IF_ANY_FFN, OF_DIM),
-    VECTOR(ROUTER_BIAS, ROUTER_BIAS, "router_bias", IF_ROUTED, OF_EXPERTS),
-    VECTOR(SELECTION_BIAS, SELECTION_BIAS, "selection_bias", IF_ROUTED, OF_EXPERTS),
-    VECTOR(EXPERT_SCALE, EXPERT_SCALE, "expert_scale", IF_ROUTED, OF_EXPERTS),
-    MATRIX(EXPERT_ROUTER, ROUTER, "router", WITH_ROUTER, OF_EXPERTS, OF_DIM),
-    VECTOR(SHARED_GATE, SHARED_GATE, "shared_gate", IF_SHARED, OF_DIM),
-    VECTOR(FFN_GATE_BIAS, GATE_BIAS, "gate_bias", IF_GATE, OF_FFN),
-    VECTOR(FFN_UP_BIAS, UP_BIAS, "up_bias", IF_FFN, OF_FFN),
-    SIDE(FFN_GATE_OUTLIERS, GATE, "gate_outliers", IF_GATE, OF_FFN, OF_DIM),
-    SIDE(FFN_UP_OUTLIERS, UP, "up_outliers", IF_FFN, OF_FFN, OF_DIM),
-    MATRIX(FFN_GATE, GATE, "gate", WITH_GATE, OF_FFN, OF_DIM),
-    MATRIX(FFN_UP, UP, "up", WITH_FFN, OF_FFN, OF_DIM),
-    VECTOR(FFN_SUB_NORM, FFN_SUB_NORM, "ffn_sub_norm", IF_FFN, OF_FFN),
-    VECTOR(FFN_DOWN_BIAS, DOWN_BIAS, "down_bias", IF_FFN, OF_DIM),
-    SIDE(FFN_DOWN_OUTLIERS, DOWN, "down_outliers", IF_FFN, OF_DIM, OF_FFN),
-    MATRIX(FFN_DOWN, DOWN, "down", WITH_FFN, OF_DIM, OF_FFN),
-    VECTOR(DENSE_POST_NORM, DENSE_POST_NORM, "dense_post_norm", IF_SHARED_APART, OF_DIM),
-    VECTOR(ROUTED_NORM, ROUTED_NORM, "routed_norm", IF_APART, OF_DIM),
-    VECTOR(ROUTED_POST_NORM, ROUTED_POST_NORM, "routed_post_norm", IF_APART, OF_DIM),
-    VECTOR(POST_FFN_NORM, POST_FFN_NORM, "post_ffn_norm", IF_ANY_FFN, OF_DIM),
-    VECTOR(OWN_IN_NORM, OWN_IN_NORM, "own_in_norm", WITH_OWN, OF_OWN),
-    MATRIX(OWN_IN, OWN_IN, "own_in", WITH_OWN, OF_OWN, OF_DIM),
-    MATRIX(OWN_GATE, OWN_GATE, "own_gate", WITH_OWN, OF_OWN, OF_DIM),
-    MATRIX(OWN_OUT, OWN_OUT, "own_out", WITH_OWN, OF_DIM, OF_OWN),
-    VECTOR(OWN_NORM, OWN_NORM, "own_norm", WITH_OWN, OF_DIM),
-    VECTOR(LAYER_SCALE, SCALE, "layer_scale", IF_ANY, OF_ONE),
-};
-
-#define N_LAYER_ROWS (sizeof layer_rows / sizeof layer_rows[0])
-
 static size_t sides_bytes(const qsf_sides *sides)
 {
     size_t n_bytes = 0;
@@ -233,50 +84,6 @@ static void raise_sides_bytes(qsf_config *c, const qsf_layer *l)
     for (size_t i = 0; i < sizeof wanted_bytes / sizeof wanted_bytes[0]; i++)
         if (wanted_bytes[i] > c->sides_bytes)
             c->sides_bytes = wanted_bytes[i];
-}
-
-static presence presence_in(const qsf_layer_kind *k, bool has_own, condition when)
-{
-    const bool is_delta = k->mixer == QSF_MIXER_DELTA;
-    const bool is_latent = k->latent_rank != 0;
-    const bool has_keys = k->kv_source == 0;
-    const bool has_values = has_keys && !k->values_are_keys && !is_latent;
-    const bool has_norm = k->qk_norm != QSF_QK_NORM_NONE;
-    const bool is_routed = k->n_experts != 0;
-    const bool has_ffn = k->ffn != QSF_FFN_NONE;
-    const bool is_gated = k->ffn == QSF_FFN_GATED;
-    const presence presences[N_CONDITIONS] = {
-        [IN_ALL] = ALWAYS,
-        [IF_ANY] = OPTIONAL,
-        [IF_ATTENTION] = k->mixer == QSF_MIXER_ATTENTION ? OPTIONAL : NEVER,
-        [WITH_CONV] = k->mixer != QSF_MIXER_ATTENTION ? ALWAYS : NEVER,
-        [IF_SHORT_CONV] = k->mixer == QSF_MIXER_SHORT_CONV ? OPTIONAL : NEVER,
-        [WITH_DELTA] = is_delta ? ALWAYS : NEVER,
-        [WITH_GATE_OF_MIXER] = is_delta || k->output_gate ? ALWAYS : NEVER,
-        [IF_NOT_DELTA] = is_delta ? NEVER : OPTIONAL,
-        [WITH_KEYS] = has_keys ? ALWAYS : NEVER,
-        [IF_KEYS] = has_keys ? OPTIONAL : NEVER,
-        [WITH_VALUES] = has_values ? ALWAYS : NEVER,
-        [IF_VALUES] = has_values ? OPTIONAL : NEVER,
-        [IF_BIASED_KEYS] = has_keys && !is_delta ? OPTIONAL : NEVER,
-        [IF_BIASED_VALUES] = has_values && !is_delta ? OPTIONAL : NEVER,
-        [WITH_Q_NORM] = has_norm || k->query_rank != 0 ? ALWAYS : NEVER,
-        [WITH_K_NORM] = (has_norm && has_keys) || is_latent ? ALWAYS : NEVER,
-        [WITH_LATENT] = is_latent ? ALWAYS : NEVER,
-        [WITH_QUERY_RANK] = k->query_rank != 0 ? ALWAYS : NEVER,
-        [WITH_OWN] = has_own ? ALWAYS : NEVER,
-        [WITH_ROUTER] = is_routed ? ALWAYS : NEVER,
-        [IF_ROUTED] = is_routed ? OPTIONAL : NEVER,
-        [IF_SHARED] = is_routed && has_ffn ? OPTIONAL : NEVER,
-        [IF_APART] = is_routed && !k->is_parallel ? OPTIONAL : NEVER,
-        [IF_SHARED_APART] = is_routed && has_ffn && !k->is_parallel ? OPTIONAL : NEVER,
-        [IF_ANY_FFN] = is_routed || has_ffn ? OPTIONAL : NEVER,
-        [WITH_FFN] = has_ffn ? ALWAYS : NEVER,
-        [IF_FFN] = has_ffn ? OPTIONAL : NEVER,
-        [WITH_GATE] = is_gated ? ALWAYS : NEVER,
-        [IF_GATE] = is_gated ? OPTIONAL : NEVER,
-    };
-    return presences[when];
 }
 
 static tensor_rule rule_of(const layer_row *row, presence presence_of_row,
@@ -314,6 +121,8 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
         [OF_MIXED] = dims.out,
         [OF_VALUE_HEADS] = k->n_value_heads,
         [OF_VALUE] = k->value_dim,
+        [OF_VALUES] = dims.values,
+        [OF_CHANNELS] = dims.channels,
         [OF_CONV] = k->n_taps * dims.channels,
         [OF_HEADS] = k->n_heads,
         [OF_QUERIES] = k->n_heads * qsf_latent_query_dim(k),
@@ -355,7 +164,7 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
 
 /* ---- experts and the other units ---- */
 
-/* An expert is a gated FFN without outliers and norms. */
+/* An expert is an FFN without outliers and norms. */
 static bool is_of_experts(const layer_row *row)
 {
     return row->when >= WITH_FFN && row->layout != QSF_LAYOUT_OUTLIERS &&
@@ -366,7 +175,7 @@ static bool is_of_experts(const layer_row *row)
 static qsf_status match_experts(const qsf_reader *r, const qsf_layer *l)
 {
     const qsf_layer_kind *const k = l->kind;
-    const qsf_layer_kind expert = {.ffn = QSF_FFN_GATED};
+    const qsf_layer_kind expert = {.ffn = k->expert_ffn};
     const uint32_t extents[N_EXTENTS] = {
         [OF_ONE] = 1, [OF_DIM] = r->header.dim, [OF_FFN] = k->expert_dim};
     tensor_rule rules[N_LAYER_ROWS];
@@ -398,8 +207,9 @@ void qsf_expert_find(const qsf_reader *r, uint32_t unit_idx,
 /* Attention and FFN must have a norm somewhere, and a bias of a norm its norm. */
 static qsf_status check_norms(const qsf_layer *l)
 {
+    const bool is_post = l->tensors[QSF_LAYER_POST_ATTN_NORM] != NULL && !qsf_has_ssd(l->kind);
     const bool has_attn_norm =
-        l->tensors[QSF_LAYER_ATTN_NORM] != NULL || l->tensors[QSF_LAYER_POST_ATTN_NORM] != NULL;
+        l->kind->mixer == QSF_MIXER_NONE || is_post || l->tensors[QSF_LAYER_ATTN_NORM] != NULL;
     const bool has_ffn_norm = l->tensors[QSF_LAYER_FFN_NORM] != NULL ||
                               l->tensors[QSF_LAYER_POST_FFN_NORM] != NULL || l->kind->is_parallel ||
                               (l->kind->ffn == QSF_FFN_NONE && l->kind->n_experts == 0);
@@ -455,16 +265,15 @@ static void add_layer(qsf_config *c, const qsf_layer *l)
     const qsf_mixer_dims dims = qsf_mixer_dims_of(k, c->dim);
     raise_to(&c->n_heads, k->n_heads);
     raise_to(&c->head_dim, k->head_dim);
-    if (k->mixer == QSF_MIXER_DELTA) {
-        raise_to(&c->q_dim, dims.channels);
-    } else {
-        raise_to(&c->q_dim, dims.q);
+    raise_to(&c->q_dim, k->n_value_heads != 0 ? dims.channels : 0);
+    raise_to(&c->q_dim, dims.q);
+    if (k->mixer != QSF_MIXER_DELTA)
         raise_to(&c->kv_dim, dims.k);
-    }
     if (k->latent_rank != 0)
         add_latent(c, k);
     if (l->tensors[QSF_LAYER_MIX_GATE] != NULL)
         raise_to(&c->gate_dim, dims.out);
+    raise_to(&c->gate_dim, dims.values);
     raise_to(&c->n_value_heads, k->n_value_heads);
     raise_to(&c->conv_cols, k->n_taps * dims.channels);
     raise_to(&c->conv_channels, dims.channels);
@@ -478,7 +287,8 @@ static void add_layer(qsf_config *c, const qsf_layer *l)
         raise_to(&c->ffn_dim, k->expert_dim);
     raise_to(&c->n_experts, k->n_experts);
     raise_to(&c->n_chosen, k->n_chosen);
-    c->has_gate |= l->tensors[QSF_LAYER_GATE] != NULL || k->n_experts != 0;
+    c->has_gate |=
+        l->tensors[QSF_LAYER_GATE] != NULL || (k->n_experts != 0 && k->expert_ffn == QSF_FFN_GATED);
     c->keeps_input |= qsf_layer_keeps_input(l) || l->tensors[QSF_LAYER_ROUTED_POST_NORM] != NULL;
     if (k->value_norm != 0)
         raise_to(&c->ones, k->head_dim);
@@ -584,6 +394,7 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
         QSF_TRY(check_exact(&layers[i], QSF_LAYER_ROUTER, "the router"));
         QSF_TRY(check_exact(&layers[i], QSF_LAYER_BETA, "beta"));
         QSF_TRY(check_exact(&layers[i], QSF_LAYER_DECAY, "decay"));
+        QSF_TRY(check_exact(&layers[i], QSF_LAYER_SSD_STEP, "the step"));
         QSF_TRY(check_norms(&layers[i]));
         add_layer(c, &layers[i]);
     }

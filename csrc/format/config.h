@@ -16,7 +16,7 @@
 #include "format/outliers.h"
 #include "format/records.h"
 
-/* The tensors of a layer. Optional ones may be NULL; a table of config.c has a row for each: its
+/* The tensors of a layer. Optional ones may be NULL; layer_rows.h has a row for each: its
  * type in the file, its shape, and the layers that have it. */
 typedef enum qsf_layer_tensor {
     QSF_LAYER_Q,                               /* [q_rows, dim]; C of a short convolution */
@@ -36,6 +36,10 @@ typedef enum qsf_layer_tensor {
     QSF_LAYER_OWN_IN,                          /* [own_width, dim], own embeddings; the next two */
     QSF_LAYER_OWN_GATE,                        /* [own_width, dim] */
     QSF_LAYER_OWN_OUT,                         /* [dim, own_width] */
+    QSF_LAYER_SSD_IN,                          /* [channels, dim]: x, B and C of SSD */
+    QSF_LAYER_SSD_GATE,                        /* [values, dim]: SSD */
+    QSF_LAYER_SSD_STEP,                        /* [value heads, dim]: SSD */
+    QSF_LAYER_SSD_OUT,                         /* [dim, values]: SSD */
     QSF_LAYER_MATRICES,                        /* how many are matrices; vectors follow */
     QSF_LAYER_INPUT_NORM = QSF_LAYER_MATRICES, /* [dim], optional: norm of the residual itself */
     QSF_LAYER_INPUT_NORM_BIAS,                 /* [dim], optional */
@@ -52,6 +56,12 @@ typedef enum qsf_layer_tensor {
     QSF_LAYER_MIX_NORM,                        /* [value_dim] */
     QSF_LAYER_CONV,                            /* [n_taps * channels] */
     QSF_LAYER_CONV_BIAS,                       /* [dim], optional; short convolutions */
+    QSF_LAYER_SSD_RATE,                        /* [value heads], SSD; likewise the next two */
+    QSF_LAYER_SSD_STEP_BIAS,                   /* [value heads] */
+    QSF_LAYER_SSD_SKIP,                        /* [value heads] */
+    QSF_LAYER_SSD_CONV,                        /* [n_taps * channels] */
+    QSF_LAYER_SSD_CONV_BIAS,                   /* [channels], optional */
+    QSF_LAYER_SSD_NORM,                        /* [values], optional */
     QSF_LAYER_ATTN_SUB_NORM,                   /* [out_cols], optional */
     QSF_LAYER_ATTN_OUT_BIAS,                   /* [dim], optional */
     QSF_LAYER_POST_ATTN_NORM,                  /* [dim], optional */
@@ -105,10 +115,10 @@ typedef struct qsf_config {
     uint32_t max_tokens; /* longest sequence that the model allows */
     uint32_t n_heads;    /* the largest of all layers; likewise the next six */
     uint32_t head_dim;
-    uint32_t q_dim;          /* heads * head_dim, or rows of Q, K and V of the delta rule */
+    uint32_t q_dim;          /* heads * head_dim, or channels of a convolution by heads */
     uint32_t kv_dim;         /* KV heads * head_dim */
     uint32_t gate_dim;       /* rows of a gate; 0: none */
-    uint32_t n_value_heads;  /* of the delta rule; 0: none */
+    uint32_t n_value_heads;  /* of mixers with a state by heads; 0: none */
     uint32_t ffn_dim;        /* or expert_dim, or own_width */
     uint32_t least_kv_heads; /* smallest of all layers */
     uint32_t qk_norm_cols;   /* of the widest Q or K norm; 0: none */
@@ -170,12 +180,24 @@ static inline uint32_t qsf_latent_query_dim(const qsf_layer_kind *k)
     return k->nope_dim + k->head_dim - k->latent_rank;
 }
 
+/* Do tokens attend to keys and values? */
+static inline bool qsf_has_attention(const qsf_layer_kind *k)
+{
+    return k->mixer == QSF_MIXER_ATTENTION || k->mixer == QSF_MIXER_ATTENTION_AND_SSD;
+}
+
+static inline bool qsf_has_ssd(const qsf_layer_kind *k)
+{
+    return k->mixer == QSF_MIXER_SSD || k->mixer == QSF_MIXER_ATTENTION_AND_SSD;
+}
+
 /* Dimensions of a mixer's tensors */
 typedef struct qsf_mixer_dims {
     uint32_t q; /* rows of the matrices stored as Q, K and V */
     uint32_t k;
     uint32_t v;
     uint32_t out;      /* columns of the matrix after the mixer */
+    uint32_t values;   /* of all heads of a state, likewise the next */
     uint32_t channels; /* of a convolution */
 } qsf_mixer_dims;
 
@@ -183,15 +205,23 @@ static inline qsf_mixer_dims qsf_mixer_dims_of(const qsf_layer_kind *k, uint32_t
 {
     const uint32_t keys = k->n_key_heads * k->key_dim;
     const uint32_t values = k->n_value_heads * k->value_dim;
-    const uint32_t queries = k->n_heads * qsf_latent_query_dim(k);
-    return k->latent_rank != 0
-               ? (qsf_mixer_dims){k->query_rank != 0 ? k->query_rank : queries, qsf_kv_dim(k), 0,
-                                  k->n_heads * k->latent_value_dim, 0}
-           : k->mixer == QSF_MIXER_ATTENTION
-               ? (qsf_mixer_dims){qsf_q_dim(k), qsf_kv_dim(k), qsf_kv_dim(k), qsf_q_dim(k), 0}
-           : k->mixer == QSF_MIXER_DELTA
-               ? (qsf_mixer_dims){keys, keys, values, values, 2 * keys + values}
-               : (qsf_mixer_dims){dim, dim, dim, dim, dim};
+    const uint32_t channels = 2 * keys + values;
+    if (k->mixer == QSF_MIXER_SHORT_CONV)
+        return (qsf_mixer_dims){dim, dim, dim, dim, 0, dim};
+    if (k->mixer == QSF_MIXER_DELTA)
+        return (qsf_mixer_dims){keys, keys, values, values, values, channels};
+    if (!qsf_has_attention(k))
+        return (qsf_mixer_dims){0, 0, 0, 0, values, channels};
+    if (k->latent_rank != 0)
+        return (qsf_mixer_dims){k->query_rank != 0 ? k->query_rank
+                                                   : k->n_heads * qsf_latent_query_dim(k),
+                                qsf_kv_dim(k),
+                                0,
+                                k->n_heads * k->latent_value_dim,
+                                values,
+                                channels};
+    return (qsf_mixer_dims){qsf_q_dim(k), qsf_kv_dim(k), qsf_kv_dim(k),
+                            qsf_q_dim(k), values,        channels};
 }
 
 /* Returns the columns of a row of a matrix's input, padded. */

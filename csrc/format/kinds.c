@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/status.h"
+#include "format/config.h"
 #include "format/keyvalues.h"
 #include "types/dtype.h"
 
@@ -61,6 +62,7 @@ static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned ch
         U32(87, "groups of experts", n_groups, 1, QSF_MAX_LAYER_EXPERTS),
         U32(88, "groups kept", n_groups_kept, 1, QSF_MAX_LAYER_EXPERTS),
         U32(89, "score of groups", group_score, 0, QSF_GROUP_SCORE_COUNT - 1),
+        U32(91, "form of experts", expert_ffn, QSF_FFN_PLAIN, QSF_FFN_GATED),
         U32(112, "key heads", n_key_heads, 1, QSF_MAX_HEADS),
         U32(113, "value heads", n_value_heads, 1, QSF_MAX_HEADS),
         U32(114, "key dimension", key_dim, 1, QSF_MAX_STATE_DIM),
@@ -88,6 +90,7 @@ static qsf_layer_kind plain_kind(const qsf_reader *r)
         .weights_factor = 1.0F,
         .n_groups = 1,
         .n_groups_kept = 1,
+        .expert_ffn = QSF_FFN_GATED,
     };
 }
 
@@ -113,8 +116,9 @@ static qsf_status check_experts(const char *where, const qsf_layer_kind *k)
     if (k->n_experts == 0) {
         if (k->n_chosen != 0 || k->expert_dim != 0 || k->expert_score != 0 ||
             k->expert_weights != 0 || k->weights_epsilon != 0.0F || k->weights_factor != 1.0F ||
-            k->n_groups != 1 || k->n_groups_kept != 1 || k->group_score != 0)
-            return QSF_FAIL(QSF_ERR_FORMAT, "%s: keys 81 .. 89 without experts (key 80)", where);
+            k->n_groups != 1 || k->n_groups_kept != 1 || k->group_score != 0 ||
+            k->expert_ffn != QSF_FFN_GATED)
+            return QSF_FAIL(QSF_ERR_FORMAT, "%s: keys 81 .. 91 without experts (key 80)", where);
         return QSF_OK;
     }
     if (k->n_chosen == 0 || k->expert_dim == 0)
@@ -137,22 +141,23 @@ static qsf_status check_experts(const char *where, const qsf_layer_kind *k)
     return QSF_OK;
 }
 
-/* Checks the fields of the delta rule, or that other mixers have none. */
-static qsf_status check_delta(const char *where, const qsf_layer_kind *k)
+/* Checks the fields of states by heads, or that other mixers have none. */
+static qsf_status check_state(const char *where, const qsf_layer_kind *k)
 {
     const bool is_delta = k->mixer == QSF_MIXER_DELTA;
+    const bool has_heads = is_delta || qsf_has_ssd(k);
     const uint32_t *const fields[] = {&k->n_key_heads, &k->n_value_heads, &k->key_dim,
                                       &k->value_dim};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
-        if (is_delta != (*fields[i] != 0))
+        if (has_heads != (*fields[i] != 0))
             return QSF_FAIL(QSF_ERR_FORMAT,
                             "%s: mixer %" PRIu32 " (key 1) with a key %zu of %" PRIu32
-                            ", allowed: 1 or more for the delta rule (2), else none",
+                            ", allowed: 1 or more for the delta rule (2) and SSD (3, 4), else none",
                             where, k->mixer, 112 + i, *fields[i]);
     if (!is_delta && k->has_tiled_heads != 0)
         return QSF_FAIL(QSF_ERR_FORMAT, "%s: mixer %" PRIu32 " (key 1) with key 126", where,
                         k->mixer);
-    if (!is_delta)
+    if (!has_heads)
         return QSF_OK;
     const uint32_t n_rows = 2 * k->n_key_heads * k->key_dim + k->n_value_heads * k->value_dim;
     if (k->n_value_heads % k->n_key_heads != 0 || n_rows > QSF_MAX_MIXED_ROWS)
@@ -190,7 +195,9 @@ static qsf_status check_latent(const char *where, const qsf_layer_kind *k)
 /* Checks that a kind has the fields of its mixer, and no others. */
 static qsf_status check_mixer(const qsf_reader *r, const char *where, const qsf_layer_kind *k)
 {
-    const bool is_attention = k->mixer == QSF_MIXER_ATTENTION;
+    const bool is_parallel = k->is_parallel != 0;
+    const bool is_empty = k->ffn == QSF_FFN_NONE && k->n_experts == 0;
+    const bool has_conv = k->mixer != QSF_MIXER_ATTENTION && k->mixer != QSF_MIXER_NONE;
     const bool is_plain =
         k->n_heads == r->header.n_heads && k->n_kv_heads == r->header.n_kv_heads &&
         k->head_dim == r->header.head_dim && k->window_tokens == 0 &&
@@ -198,18 +205,25 @@ static qsf_status check_mixer(const qsf_reader *r, const char *where, const qsf_
         k->temperature_beta == 0.0F && k->alibi_slopes.n == 0 && k->qk_norm == QSF_QK_NORM_NONE &&
         k->kv_source == 0 && k->output_gate == 0 && k->value_norm == 0 && k->values_are_keys == 0 &&
         k->latent_rank == 0;
-    if (!is_attention && !is_plain)
+    if (!qsf_has_attention(k) && !is_plain)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "%s: mixer %" PRIu32 " (key 1) with attention's keys 32 .. 59, allowed: "
                         "a window (36) of 0, RoPE set (37) 255",
                         where, k->mixer);
-    if (is_attention != (k->n_taps == 0))
+    if (qsf_has_ssd(k) && k->kv_source != 0)
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s: SSD (key 1) with another layer's keys (key 49)",
+                        where);
+    if (has_conv != (k->n_taps != 0))
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "%s: mixer %" PRIu32 " (key 1) has %" PRIu32
-                        " taps (key 116), allowed: 2 .. %u for a convolution (1, 2), else none",
+                        " taps (key 116), allowed: 2 .. %u for a convolution (1 .. 4), else none",
                         where, k->mixer, k->n_taps, QSF_MAX_TAPS);
     QSF_TRY(check_latent(where, k));
-    return check_delta(where, k);
+    if (k->mixer == QSF_MIXER_NONE && (is_parallel || is_empty))
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "%s: mixer 5 (key 1), which is none, %s, allowed: an FFN or experts", where,
+                        is_parallel ? "with a parallel FFN (key 16)" : "without an FFN");
+    return check_state(where, k);
 }
 
 /* Checks the fields that depend on each other. */

@@ -92,13 +92,16 @@ typedef enum qsf_layout {
 /* How a token gets information from earlier tokens. */
 typedef enum qsf_mixer_kind {
     QSF_MIXER_ATTENTION = 0,
-    QSF_MIXER_SHORT_CONV = 1, /* out(c * conv(b * x)) */
-    QSF_MIXER_DELTA = 2,      /* the gated delta rule after a convolution of q, k and v */
-    QSF_MIXER_COUNT = 3
+    QSF_MIXER_SHORT_CONV = 1,        /* out(c * conv(b * x)) */
+    QSF_MIXER_DELTA = 2,             /* the gated delta rule after a convolution of q, k and v */
+    QSF_MIXER_SSD = 3,               /* the state space rule of Mamba-2 after a convolution */
+    QSF_MIXER_ATTENTION_AND_SSD = 4, /* of the same input, added */
+    QSF_MIXER_NONE = 5,              /* the layer is an FFN */
+    QSF_MIXER_COUNT = 6
 } qsf_mixer_kind;
 
 #define QSF_MAX_TAPS 16U              /* of a convolution */
-#define QSF_MAX_MIXED_ROWS (1U << 20) /* of q, k and v of the delta rule together */
+#define QSF_MAX_MIXED_ROWS (1U << 20) /* of q, k and v together, which a convolution has */
 #define QSF_LATENT_STEP 64U           /* the rank of a latent is a multiple: blocks are its own */
 #define QSF_LATENT_VALUE_STEP 16U     /* so is the value dimension: tile rows are a head's own */
 
@@ -187,7 +190,7 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_Q_UP = 38,
     QSF_TENSOR_K_UP = 39,
     QSF_TENSOR_V_UP = 40,
-    QSF_TENSOR_FIRST_FREE = 41, /* .. 43, 49 and 54: kept for other mixers */
+    QSF_TENSOR_FIRST_FREE = 41, /* .. 43 and 49: kept for other mixers */
     QSF_TENSOR_ROUTER_BIAS = 44,
     QSF_TENSOR_SELECTION_BIAS = 45,
     QSF_TENSOR_SHARED_GATE = 46,
@@ -197,6 +200,7 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_CONV_BIAS = 51,
     QSF_TENSOR_DECAY_RATE = 52, /* e^A_log */
     QSF_TENSOR_DECAY_BIAS = 53,
+    QSF_TENSOR_SSD_SKIP = 54,
     QSF_TENSOR_MIX_NORM = 55,
     QSF_TENSOR_BETA = 56,
     QSF_TENSOR_OWN_GATE = 57, /* 57 .. 61: of layers with embeddings of their own */
@@ -213,7 +217,16 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_INPUT_NORM_BIAS = 68,
     QSF_TENSOR_DECAY = 69,
     QSF_TENSOR_OWN_TABLE = 70,
-    QSF_TENSOR_TYPE_COUNT = 71
+    QSF_TENSOR_SSD_IN = 71, /* 71 .. 79: of SSD */
+    QSF_TENSOR_SSD_GATE = 72,
+    QSF_TENSOR_SSD_STEP = 73,
+    QSF_TENSOR_SSD_RATE = 74, /* e^A_log */
+    QSF_TENSOR_SSD_STEP_BIAS = 75,
+    QSF_TENSOR_SSD_CONV = 76, /* as 50 */
+    QSF_TENSOR_SSD_CONV_BIAS = 77,
+    QSF_TENSOR_SSD_NORM = 78,
+    QSF_TENSOR_SSD_OUT = 79,
+    QSF_TENSOR_TYPE_COUNT = 80
 } qsf_tensor_type;
 
 #endif

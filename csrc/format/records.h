@@ -96,7 +96,7 @@ typedef struct qsf_layer_kind {
     uint32_t latent_value_dim; /* of a head behind V_UP */
     uint32_t query_rank;       /* of latent attention; 0: queries come from one matrix */
     uint32_t n_taps;           /* of a convolution; else 0 */
-    uint32_t n_key_heads;      /* of the delta rule; else 0; likewise the next three */
+    uint32_t n_key_heads;      /* of the delta rule, groups of SSD; else 0; likewise the next 3 */
     uint32_t n_value_heads;    /* a multiple of the key heads */
     uint32_t key_dim;
     uint32_t value_dim;
@@ -108,6 +108,7 @@ typedef struct qsf_layer_kind {
     uint32_t n_experts; /* 0: no routed part */
     uint32_t n_chosen;  /* experts of a token */
     uint32_t expert_dim;
+    uint32_t expert_ffn;     /* qsf_ffn: plain or gated */
     uint32_t expert_score;   /* qsf_expert_score */
     uint32_t expert_weights; /* qsf_expert_weights */
     float weights_epsilon;   /* added to the sum; 0: none */

@@ -90,8 +90,7 @@ static bool is_known(uint32_t type)
 {
     return type < QSF_TENSOR_FIRST_FREE ||
            (type >= QSF_TENSOR_ROUTER_BIAS && type <= QSF_TENSOR_EXPERT_SCALE) ||
-           (type >= QSF_TENSOR_CONV && type <= QSF_TENSOR_DECAY_BIAS) ||
-           (type >= QSF_TENSOR_MIX_NORM && type < QSF_TENSOR_TYPE_COUNT);
+           (type >= QSF_TENSOR_CONV && type < QSF_TENSOR_TYPE_COUNT);
 }
 
 /* Parses one entry and checks all that does not depend on other entries. */

@@ -166,8 +166,10 @@ typedef void qsf_l2norm_fn(float *x, float eps, float factor, size_t n);
 
 /* beta[i] = 1 / (1 + exp(-beta[i])); decay[i] = exp(-(rate[i] * softplus(decay[i] + bias[i])));
  * softplus: recur_tmpl.h. */
-typedef void qsf_delta_gates_fn(float *beta, float *decay, const float *rate, const float *bias,
-                                size_t n);
+typedef void qsf_gates_fn(float *beta, float *decay, const float *rate, const float *bias,
+                          size_t n);
+
+/* The same of SSD: beta[i] = softplus(beta[i] + bias[i]); decay[i] = exp(-(rate[i] * beta[i])) */
 
 /* The state of a head of the gated delta rule is [key_dim, value_dim], in blocks [key_dim, 32] of
  * columns; columns after value_dim are +0. For rows t ascending and each column j of a block:
@@ -175,10 +177,13 @@ typedef void qsf_delta_gates_fn(float *beta, float *decay, const float *rate, co
  *   d = (v[j] - r) * beta
  *   s[i][j] = fmaf(k[i], d, decay * s[i][j])
  *   o[j] = 0; for i ascending: o[j] = fmaf(q[i], s[i][j], o[j])
- * v[j] becomes d. A replay makes s of k, of d in the place of v, and of decay alone. */
+ * v[j] becomes d. A replay makes s of k, of d in the place of v, and of decay alone.
+ *
+ * The rule of SSD is the same with r = 0 and d = v[j] * beta, and then o[j] = fmaf(skip, v, o[j])
+ * of v as it was. */
 #define QSF_STATE_COLS 32
 
-typedef struct qsf_delta_rows {
+typedef struct qsf_state_rows {
     size_t n_rows; /* 1 or more; rows of q, k and v are `stride` floats apart */
     size_t key_dim;
     size_t n_cols;  /* 1 .. 32 of the block */
@@ -191,9 +196,10 @@ typedef struct qsf_delta_rows {
     const float *beta; /* one number a row, gate_stride floats apart */
     const float *decay;
     size_t gate_stride;
-} qsf_delta_rows;
+    float skip; /* of SSD */
+} qsf_state_rows;
 
-typedef void qsf_delta_fn(float *state, const qsf_delta_rows *x);
+typedef void qsf_state_rule_fn(float *state, const qsf_state_rows *x);
 
 /* ---- KV pages and attention ----
  *
@@ -381,9 +387,11 @@ typedef struct qsf_kernels {
     qsf_gated_fn *sigmoid_mul; /* gate[i] = up[i] / (1 + e^-gate[i]) */
     qsf_conv_fn *conv;
     qsf_l2norm_fn *l2norm;
-    qsf_delta_gates_fn *delta_gates;
-    qsf_delta_fn *delta_rule;
-    qsf_delta_fn *delta_replay;
+    qsf_gates_fn *delta_gates;
+    qsf_gates_fn *ssd_gates;
+    qsf_state_rule_fn *delta_rule;
+    qsf_state_rule_fn *ssd_rule;
+    qsf_state_rule_fn *state_replay;
     qsf_kv_store_fn *k_store[QSF_DTYPE_COUNT]; /* NULL if pages do not have the type */
     qsf_kv_store_fn *v_store[QSF_DTYPE_COUNT];
     qsf_add_values_fn *add_values[QSF_DTYPE_COUNT];   /* of f32 and f16 */

@@ -68,6 +68,19 @@ static void QSF_NAME(delta_gates)(float *beta, float *decay, const float *rate, 
     }
 }
 
+static void QSF_NAME(ssd_gates)(float *step, float *decay, const float *rate, const float *bias,
+                                size_t n)
+{
+    for (size_t i = 0; i < n; i += QSF_LANES) {
+        const size_t m = lanes_left(n, i);
+        const lanes s =
+            lanes_softplus(lanes_add(lanes_load_part(step + i, m), lanes_load_part(bias + i, m)));
+        const lanes forgotten = lanes_mul(lanes_load_part(rate + i, m), s);
+        lanes_store_part(step + i, s, m);
+        lanes_store_part(decay + i, lanes_exp(lanes_mul(forgotten, lanes_set(-1.0F))), m);
+    }
+}
+
 /* The columns of a block of a state, as two lanes */
 typedef struct columns {
     lanes lo;
@@ -127,7 +140,7 @@ static inline void decayed_key(const float *k, float decay, size_t n, float *out
 
 /* One walk over the state computes the output of a row and the recall of the next row; the
  * contract describes them as two walks. */
-static void QSF_NAME(delta_rule)(float *state, const qsf_delta_rows *x)
+static void QSF_NAME(delta_rule)(float *state, const qsf_state_rows *x)
 {
     float key[QSF_MAX_STATE_DIM]; /* of the next row, times its decay */
     columns recall = {lanes_set(0.0F), lanes_set(0.0F)};
@@ -156,7 +169,24 @@ static void QSF_NAME(delta_rule)(float *state, const qsf_delta_rows *x)
     }
 }
 
-static void QSF_NAME(delta_replay)(float *state, const qsf_delta_rows *x)
+static void QSF_NAME(ssd_rule)(float *state, const qsf_state_rows *x)
+{
+    for (size_t t = 0; t < x->n_rows; t++) {
+        const float *const k = x->k + t * x->stride;
+        const float *const q = x->q + t * x->stride;
+        const lanes beta = lanes_set(x->beta[t * x->gate_stride]);
+        const lanes decay = lanes_set(x->decay[t * x->gate_stride]);
+        const columns v = columns_load_part(x->v + t * x->stride, x->n_cols);
+        const columns d = {lanes_mul(v.lo, beta), lanes_mul(v.hi, beta)};
+        columns out = {lanes_set(0.0F), lanes_set(0.0F)};
+        for (size_t i = 0; i < x->key_dim; i++)
+            out = columns_fma(q[i], update_row(state + i * QSF_STATE_COLS, k[i], d, decay), out);
+        columns_store_part(x->v + t * x->stride, d, x->n_cols);
+        columns_store_part(x->o + t * x->o_stride, columns_fma(x->skip, v, out), x->n_cols);
+    }
+}
+
+static void QSF_NAME(state_replay)(float *state, const qsf_state_rows *x)
 {
     for (size_t t = 0; t < x->n_rows; t++) {
         const float *const k = x->k + t * x->stride;
@@ -173,5 +203,7 @@ static void QSF_NAME(fill_recur)(qsf_kernels *k)
     k->l2norm = QSF_NAME(l2norm);
     k->delta_gates = QSF_NAME(delta_gates);
     k->delta_rule = QSF_NAME(delta_rule);
-    k->delta_replay = QSF_NAME(delta_replay);
+    k->ssd_gates = QSF_NAME(ssd_gates);
+    k->ssd_rule = QSF_NAME(ssd_rule);
+    k->state_replay = QSF_NAME(state_replay);
 }

@@ -114,7 +114,8 @@ static qsf_status run_layer(qsf_forward *f, const qsf_chunk *chunk, uint32_t lay
     o->kind = l->kind;
     QSF_TRY(begin_unit(o, l->unit_idx));
     QSF_TRY(begin_layer(o, l));
-    QSF_TRY(qsf_mixers[l->kind->mixer].run(o, l, chunk, layer_idx));
+    if (qsf_mixers[l->kind->mixer].run != NULL)
+        QSF_TRY(qsf_mixers[l->kind->mixer].run(o, l, chunk, layer_idx));
     QSF_TRY(qsf_ffn_run(o, l, layer_idx));
     if (o->config->own_width != 0)
         QSF_TRY(qsf_own_run(o, l));

@@ -199,29 +199,39 @@ static void activate(const void *arg, size_t begin, size_t end)
     qsf_ops_activate(m->wave->ops, m->first_row, m->n, begin, end);
 }
 
-/* Activated rows of all members: activation(gate x) * (up x), in s->gate */
+/* Activated rows of all members, in s->gate: activation(gate x) * (up x), or activation(up x) */
 static void run_gate_up(wave *w, const qsf_acts *x)
 {
     const qsf_scratch *const s = w->ops->scratch;
     const size_t stride = qsf_stride(w->ops->kind->ffn_dim);
+    const bool is_gated = w->ops->kind->ffn == QSF_FFN_GATED;
+    size_t n = 0;
     qsf_linear_apart products[2 * WAVE_EXPERTS];
     for (uint32_t i = 0; i < w->n; i++) {
         const member *const m = &w->members[i];
         const size_t off = m->first_row * stride;
         const size_t tail_off = m->first_row * QSF_TILE_ROWS;
         const qsf_acts rows = x->n_tokens == w->n_rows ? qsf_acts_rows(x, m->first_row, m->n) : *x;
-        products[2 * i] = (qsf_linear_apart){
-            {m->tensors[QSF_LAYER_GATE], m->biases[0], s->gate + off, stride, 1, NULL, NULL, {0}},
-            m->unit,
-            rows,
-            s->tails[0] + tail_off};
-        products[2 * i + 1] = (qsf_linear_apart){
-            {m->tensors[QSF_LAYER_UP], m->biases[1], s->up + off, stride, 1, activate, m, {0}},
+        float *const up = (is_gated ? s->up : s->gate) + off;
+        if (is_gated)
+            products[n++] = (qsf_linear_apart){{m->tensors[QSF_LAYER_GATE],
+                                                m->biases[0],
+                                                s->gate + off,
+                                                stride,
+                                                1,
+                                                NULL,
+                                                NULL,
+                                                {0}},
+                                               m->unit,
+                                               rows,
+                                               s->tails[0] + tail_off};
+        products[n++] = (qsf_linear_apart){
+            {m->tensors[QSF_LAYER_UP], m->biases[1], up, stride, 1, activate, m, {0}},
             m->unit,
             rows,
             s->tails[1] + tail_off};
     }
-    qsf_linear_run_apart(w->ops, products, 2 * (size_t)w->n, true);
+    qsf_linear_run_apart(w->ops, products, n, is_gated);
 }
 
 /* Outputs of all members, each at the place of its choice, or of its row in the wave. */
@@ -244,7 +254,7 @@ static void run_down(wave *w, const qsf_acts *activated)
 
 static bool is_float(const qsf_tensor *t)
 {
-    return t->dtype == QSF_DTYPE_F16 || t->dtype == QSF_DTYPE_F32;
+    return t != NULL && (t->dtype == QSF_DTYPE_F16 || t->dtype == QSF_DTYPE_F32);
 }
 
 /* The input of a wave: its rows in order, or the only row of a chunk of one token. */
@@ -323,7 +333,7 @@ static qsf_status run_experts(qsf_ops *o, const float *x)
     const uint32_t n_tokens = o->n_tokens;
     const uint32_t n_choices = n_tokens * o->kind->n_chosen;
     qsf_layer_kind kind = *o->kind; /* of an expert */
-    kind.ffn = QSF_FFN_GATED;
+    kind.ffn = kind.expert_ffn;
     kind.ffn_dim = kind.expert_dim;
     o->kind = &kind;
     QSF_TRY(qsf_ahead_guess(o, o->experts->layer_idx));

@@ -41,11 +41,11 @@ from qsf.file.layout import (
 
 ROPE_NONE: Final = 255  # instead of the number of a RoPE set
 MAX_TAPS: Final = 16  # of a convolution
-MAX_STATE_DIM: Final = 256  # of a key or a value of the delta rule
+MAX_STATE_DIM: Final = 256  # of a key or a value of a state by heads
 LATENT_STEP: Final = 64  # the rank of a latent is a multiple
 LATENT_VALUE_STEP: Final = 16  # and so is the dimension of its values
 STATE_COLS: Final = 32  # columns of a state that lie together in memory
-MAX_MIXED_ROWS: Final = 1 << 20  # rows of q, k and v of the delta rule together
+MAX_MIXED_ROWS: Final = 1 << 20  # of q, k and v together, which a convolution has
 
 
 class Mixer(IntEnum):
@@ -54,6 +54,9 @@ class Mixer(IntEnum):
     ATTENTION = 0
     SHORT_CONV = 1  # out(c * conv(b * x)), with B, C, x in the places of K, Q, V
     DELTA = 2  # the gated delta rule after a convolution of q, k and v
+    SSD = 3  # the state space rule of Mamba-2 after a convolution of x, B and C
+    ATTENTION_AND_SSD = 4  # of the same input, added
+    NONE = 5  # the layer is an FFN
 
 
 class QkNorm(IntEnum):
@@ -127,9 +130,8 @@ class LayerKind:
     n_groups: int = 1
     n_groups_kept: int = 1
     group_score: int = GroupScore.LARGEST
-    mixer: int = (
-        Mixer.ATTENTION
-    )  # without attention, the fields up to qk_norm are as in `plain_kind`
+    expert_ffn: int = Ffn.GATED  # or PLAIN
+    mixer: int = Mixer.ATTENTION  # without attention, fields up to qk_norm are of `plain_kind`
     output_gate: int = 0  # of attention; 1: attended * sigmoid(gate)
     value_norm: int = 0  # 1: each head of the values is normalised, without weights
     values_are_keys: int = 0  # 1: values are the keys before their norm and RoPE
@@ -138,7 +140,7 @@ class LayerKind:
     latent_value_dim: int = 0  # of a head behind V_UP
     query_rank: int = 0  # 0: queries come from one matrix
     n_taps: int = 0  # of a convolution
-    n_key_heads: int = 0  # of the delta rule; likewise the next four
+    n_key_heads: int = 0  # of the delta rule, groups of SSD; likewise the next four
     n_value_heads: int = 0  # a multiple of the key heads
     key_dim: int = 0
     value_dim: int = 0
@@ -146,8 +148,18 @@ class LayerKind:
 
     @property
     def has_attention(self) -> bool:
-        """True if the mixer is attention."""
-        return self.mixer == Mixer.ATTENTION
+        """True if it attends to keys and values."""
+        return self.mixer in (Mixer.ATTENTION, Mixer.ATTENTION_AND_SSD)
+
+    @property
+    def has_ssd(self) -> bool:
+        """True if it has a state of Mamba-2."""
+        return self.mixer in (Mixer.SSD, Mixer.ATTENTION_AND_SSD)
+
+    @property
+    def values(self) -> int:
+        """The values of all heads of a state."""
+        return self.n_value_heads * self.value_dim
 
     @property
     def value_head_dim(self) -> int:
@@ -165,24 +177,26 @@ class LayerKind:
             queries = self.query_rank or self.n_heads * self.query_dim
             return queries, self.head_dim, 0, self.n_heads * self.latent_value_dim
         if self.mixer == Mixer.DELTA:
-            keys, values = self.n_key_heads * self.key_dim, self.n_value_heads * self.value_dim
-            return keys, keys, values, values
+            keys = self.n_key_heads * self.key_dim
+            return keys, keys, self.values, self.values
         if self.mixer == Mixer.SHORT_CONV:
             return dim, dim, dim, dim
+        if not self.has_attention:
+            return 0, 0, 0, 0
         q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         return q, kv, kv, q
 
     def state_bytes(self, dim: int) -> int:
-        """Return the bytes of a recurrent state: inputs of the convolution and the delta rule's
-        matrix.
-        """
+        """Return the bytes of a recurrent state: a convolution's inputs, and matrices of heads."""
         columns = padded(self.value_dim, STATE_COLS)
         rows = self.n_taps and (self.n_taps - 1) * self.channels(dim)
         return 4 * (rows + self.n_value_heads * self.key_dim * columns)
 
     def channels(self, dim: int) -> int:
         """Return the channels of the convolution."""
-        return sum(self.mixer_dims(dim)[:3]) if self.mixer == Mixer.DELTA else dim
+        if self.mixer == Mixer.SHORT_CONV:
+            return dim
+        return 2 * self.n_key_heads * self.key_dim + self.values
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +262,7 @@ def kind_keys(header: Header) -> tuple[Key, ...]:
         Key(87, "n_groups", U32, least=1, most=MAX_LAYER_EXPERTS),
         Key(88, "n_groups_kept", U32, least=1, most=MAX_LAYER_EXPERTS),
         Key(89, "group_score", U32, most=max(GroupScore)),
+        Key(91, "expert_ffn", U32, least=Ffn.PLAIN, most=Ffn.GATED),
         Key(112, "n_key_heads", U32, least=1, most=MAX_HEADS),
         Key(113, "n_value_heads", U32, least=1, most=MAX_HEADS),
         Key(114, "key_dim", U32, least=1, most=MAX_STATE_DIM),
@@ -271,7 +286,7 @@ _ATTENTION_FIELDS: Final = (
     "score_scale", "score_cap", "temperature_beta", "alibi_slopes", "qk_norm", "kv_source",
     "output_gate", "value_norm", "values_are_keys", "latent_rank",
 )  # fmt: skip
-_DELTA_FIELDS: Final = ("n_key_heads", "n_value_heads", "key_dim", "value_dim")  # keys 112 .. 115
+_HEAD_FIELDS: Final = ("n_key_heads", "n_value_heads", "key_dim", "value_dim")  # keys 112 .. 115
 
 
 def _check_mixer(name: str, k: LayerKind, header: Header, error: type[QsfError]) -> None:
@@ -285,13 +300,18 @@ def _check_mixer(name: str, k: LayerKind, header: Header, error: type[QsfError])
             f"{name}: mixer {int(k.mixer)} (key 1) with attention's keys 32 .. 59, allowed:"
             " a window (36) of 0, RoPE set (37) 255"
         )
-    if k.has_attention != (k.n_taps == 0):
+    if (k.mixer in (Mixer.ATTENTION, Mixer.NONE)) != (k.n_taps == 0):
         raise error(
             f"{name}: mixer {int(k.mixer)} (key 1) has {k.n_taps} taps (key 116), allowed:"
-            f" 2 .. {MAX_TAPS} for a convolution (1, 2), else none"
+            f" 2 .. {MAX_TAPS} for a convolution (1 .. 4), else none"
         )
     _check_latent(name, k, error)
-    _check_delta(name, k, error)
+    if k.has_ssd and k.kv_source:
+        raise error(f"{name}: SSD (key 1) with another layer's keys (key 49)")
+    if k.mixer == Mixer.NONE and (k.is_parallel or (k.ffn == Ffn.NONE and not k.n_experts)):
+        what = "with a parallel FFN (key 16)" if k.is_parallel else "without an FFN"
+        raise error(f"{name}: mixer 5 (key 1), which is none, {what}, allowed: an FFN or experts")
+    _check_state(name, k, error)
 
 
 def _check_latent(name: str, k: LayerKind, error: type[QsfError]) -> None:
@@ -318,18 +338,18 @@ def _check_latent(name: str, k: LayerKind, error: type[QsfError]) -> None:
         )
 
 
-def _check_delta(name: str, k: LayerKind, error: type[QsfError]) -> None:
-    """Raise ``error`` for wrong fields of the delta rule, or for any in another mixer."""
-    is_delta = k.mixer == Mixer.DELTA
-    for key, field in enumerate(_DELTA_FIELDS, 112):
-        if is_delta != (getattr(k, field) != 0):
+def _check_state(name: str, k: LayerKind, error: type[QsfError]) -> None:
+    """Raise ``error`` for wrong fields of states by heads, which other mixers do not have."""
+    has_heads = k.mixer == Mixer.DELTA or k.has_ssd
+    for key, field in enumerate(_HEAD_FIELDS, 112):
+        if has_heads != (getattr(k, field) != 0):
             raise error(
                 f"{name}: mixer {int(k.mixer)} (key 1) with a key {key} of {getattr(k, field)},"
-                " allowed: 1 or more for the delta rule (2), else none"
+                " allowed: 1 or more for the delta rule (2) and SSD (3, 4), else none"
             )
-    if not is_delta:
-        if k.has_tiled_heads:
-            raise error(f"{name}: mixer {int(k.mixer)} (key 1) with key 126")
+    if k.has_tiled_heads and k.mixer != Mixer.DELTA:
+        raise error(f"{name}: mixer {int(k.mixer)} (key 1) with key 126")
+    if not has_heads:
         return
     n_rows = k.channels(0)
     if k.n_value_heads % k.n_key_heads != 0 or n_rows > MAX_MIXED_ROWS:
@@ -398,7 +418,7 @@ def check_sources(layers: Sequence[LayerKind], error: type[QsfError]) -> None:
 
 _EXPERT_FIELDS: Final = (
     "n_chosen", "expert_dim", "expert_score", "expert_weights", "weights_epsilon",
-    "weights_factor", "n_groups", "n_groups_kept", "group_score",
+    "weights_factor", "n_groups", "n_groups_kept", "group_score", "expert_ffn",
 )  # fmt: skip
 
 
@@ -406,7 +426,7 @@ def _check_experts(name: str, k: LayerKind, error: type[QsfError]) -> None:
     """Raise ``error`` for wrong fields of the routed part, or for any without experts."""
     if k.n_experts == 0:
         if any(getattr(k, f) != LayerKind.__dataclass_fields__[f].default for f in _EXPERT_FIELDS):
-            raise error(f"{name}: keys 81 .. 89 without experts (key 80)")
+            raise error(f"{name}: keys 81 .. 91 without experts (key 80)")
         return
     if k.n_chosen == 0 or k.expert_dim == 0:
         raise error(

@@ -240,6 +240,7 @@ class TensorType(IntEnum):
     CONV_BIAS = 51
     DECAY_RATE = 52
     DECAY_BIAS = 53
+    SSD_SKIP = 54
     MIX_NORM = 55
     BETA = 56
     OWN_GATE = 57  # 57 .. 61: of layers with embeddings of their own
@@ -256,10 +257,21 @@ class TensorType(IntEnum):
     INPUT_NORM_BIAS = 68
     DECAY = 69
     OWN_TABLE = 70
+    SSD_IN = 71  # x, B and C
+    SSD_GATE = 72
+    SSD_STEP = 73
+    SSD_RATE = 74
+    SSD_STEP_BIAS = 75
+    SSD_CONV = 76  # as CONV
+    SSD_CONV_BIAS = 77
+    SSD_NORM = 78
+    SSD_OUT = 79
 
 
 TABLES: Final = (TensorType.EMBEDDING, TensorType.OWN_TABLE)  # with checksums of bands in EBND
-EXACT: Final = (TensorType.EXPERT_ROUTER, TensorType.BETA, TensorType.DECAY)  # f16 or f32 alone
+EXACT: Final = (  # f16 or f32 alone
+    TensorType.EXPERT_ROUTER, TensorType.BETA, TensorType.DECAY, TensorType.SSD_STEP,
+)  # fmt: skip
 FINE: Final = (  # of 8 bits at least: all heads, or few numbers, go through them
     TensorType.K_UP, TensorType.V_UP, TensorType.OWN_IN, TensorType.OWN_GATE, TensorType.OWN_OUT,
 )  # fmt: skip

@@ -27,6 +27,8 @@ _LAYER_ORDER: Final = (  # vectors and outlier tables come before the matrix tha
     _T.MIX_GATE, _T.BETA, _T.DECAY,
     _T.CONV, _T.CONV_BIAS, _T.ATTN_SUB_NORM, _T.ATTN_OUT_BIAS, _T.ATTN_OUT_OUTLIERS, _T.ATTN_OUT,
     _T.POST_ATTN_NORM,
+    _T.SSD_RATE, _T.SSD_STEP_BIAS, _T.SSD_SKIP, _T.SSD_GATE, _T.SSD_IN, _T.SSD_STEP, _T.SSD_CONV,
+    _T.SSD_CONV_BIAS, _T.SSD_NORM, _T.SSD_OUT,
     _T.ROUTER_NORM, _T.FFN_NORM, _T.FFN_NORM_BIAS, _T.ROUTER_BIAS, _T.SELECTION_BIAS,
     _T.EXPERT_SCALE, _T.EXPERT_ROUTER, _T.SHARED_GATE, _T.FFN_GATE_BIAS, _T.FFN_UP_BIAS,
     _T.FFN_GATE_OUTLIERS, _T.FFN_UP_OUTLIERS, _T.FFN_GATE, _T.FFN_UP, _T.FFN_SUB_NORM,
@@ -83,6 +85,7 @@ def layer_shapes(h: Header, kind: LayerKind, own_width: int) -> dict[int, tuple[
         _T.MIX_NORM: (1, kind.value_dim),
         _T.CONV: (1, kind.n_taps * kind.channels(h.dim)),
         _T.CONV_BIAS: (1, h.dim),
+        **_ssd_shapes(h, kind),
         _T.ATTN_SUB_NORM: (1, mixed),
         _T.FFN_SUB_NORM: (1, kind.ffn_dim),
         _T.FFN_GATE_BIAS: (1, kind.ffn_dim),
@@ -98,6 +101,21 @@ def layer_shapes(h: Header, kind: LayerKind, own_width: int) -> dict[int, tuple[
         _T.OWN_IN: (own_width, h.dim),
         _T.OWN_GATE: (own_width, h.dim),
         _T.OWN_OUT: (h.dim, own_width),
+    }
+
+
+def _ssd_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
+    return {
+        _T.SSD_GATE: (kind.values, h.dim),
+        _T.SSD_IN: (kind.channels(h.dim), h.dim),
+        _T.SSD_STEP: (kind.n_value_heads, h.dim),
+        _T.SSD_RATE: (1, kind.n_value_heads),
+        _T.SSD_STEP_BIAS: (1, kind.n_value_heads),
+        _T.SSD_SKIP: (1, kind.n_value_heads),
+        _T.SSD_CONV: (1, kind.n_taps * kind.channels(h.dim)),
+        _T.SSD_CONV_BIAS: (1, kind.channels(h.dim)),
+        _T.SSD_NORM: (1, kind.values),
+        _T.SSD_OUT: (h.dim, kind.values),
     }
 
 

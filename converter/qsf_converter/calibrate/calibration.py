@@ -30,7 +30,8 @@ from qsf_converter.calibrate.compensation import InputSums, Rounded, Rounding
 from qsf_converter.calibrate.experts import RoutedPart, round_plainly
 from qsf_converter.calibrate.state import CalibrationState
 from qsf_converter.original.divergence import Divergence
-from qsf_converter.original.layers import Original, Weights, for_each
+from qsf_converter.original.layers import Original, for_each
+from qsf_converter.original.weights import Weights
 from qsf_converter.rounding.pieces import (
     Piece,
     RoundedPiece,
@@ -66,15 +67,19 @@ class Streams:
     rounded: Float32Array
 
 
+_Mixed = dict[TensorType, Float32Array]
+_OUTS: Final = (T.ATTN_OUT, T.SSD_OUT)  # of mixers
+
+
 @dataclass(slots=True)
 class _Heads:
-    """The inputs of the attention's output matrix, by sample; other inputs are recomputed.
+    """The inputs of the mixer's output matrices, by sample; other inputs are recomputed.
 
     In a parallel layer ``before`` holds the streams before attention, by sample.
     """
 
-    exact: dict[int, Float32Array] = field(default_factory=dict)  # [n_tokens, heads * head_dim]
-    rounded: dict[int, Float32Array] = field(default_factory=dict)
+    exact: dict[int, _Mixed] = field(default_factory=dict)  # [n_tokens, n_inputs]
+    rounded: dict[int, _Mixed] = field(default_factory=dict)
     before_exact: dict[int, Float32Array] = field(default_factory=dict)  # [n_tokens, dim]
     before_rounded: dict[int, Float32Array] = field(default_factory=dict)
     dense_exact: dict[int, Float32Array] = field(default_factory=dict)  # if the layer has experts
@@ -385,7 +390,7 @@ class Calibration:
         group: Group,
         w: Weights,
         x: Float32Array,
-        heads: Float32Array | None,
+        heads: _Mixed | None,
         before: Float32Array | None,
     ) -> Float32Array:
         """Return a group's input in one sample, from the stream ``x`` [n_tokens, dim].
@@ -395,16 +400,16 @@ class Calibration:
         original = self._original
         if T.Q in group:
             return original.attention_input(w, original.layer_input(w, x))
-        if T.ATTN_OUT in group:
+        if group[0] in _OUTS:
             assert heads is not None
-            return heads
+            return heads[group[0]]
         y = original.ffn_input(w, x if before is None else before, x)
         return original.ffn_hidden(w, y) if T.FFN_DOWN in group else y
 
     def _sums(
         self, group: Group, exact: Weights, stored: Weights, streams: Streams, heads: _Heads
     ) -> InputSums:
-        post = {T.ATTN_OUT: T.POST_ATTN_NORM, T.FFN_DOWN: T.POST_FFN_NORM}.get(group[0])
+        post = {**dict.fromkeys(_OUTS, T.POST_ATTN_NORM), T.FFN_DOWN: T.POST_FFN_NORM}.get(group[0])
         # Before the addition to the stream, a norm changes the matrix's output.
         is_adding = post is not None and not {post, T.DENSE_POST_NORM} & exact.keys()
         sums: InputSums | None = None
@@ -460,17 +465,17 @@ class Calibration:
             i: int,
             w: Weights,
             xs: Float32Array,
-            of: dict[int, Float32Array],
+            of: dict[int, _Mixed],
             before: dict[int, Float32Array],
             dense: dict[int, Float32Array],
         ) -> None:
             if T.Q in group:
                 xs[i] = original.layer_input(w, xs[i])
-                of[i] = original.heads(w, original.attention_input(w, xs[i]))
-            elif T.ATTN_OUT in group:
-                if w.kind.is_parallel:
+                of[i] = original.mixed(w, original.attention_input(w, xs[i]))
+            elif group[0] in _OUTS:
+                if w.kind.is_parallel and i not in before:
                     before[i] = xs[i].copy()
-                xs[i] += original.attention_output(w, of.pop(i))
+                xs[i] += original.mixer_output(w, group[0], of[i].pop(group[0]))
             elif T.FFN_DOWN in group:
                 hidden = self._inputs(group, w, xs[i], None, before.pop(i, None))
                 y = original.ffn_output(w, hidden)

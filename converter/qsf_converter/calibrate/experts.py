@@ -15,8 +15,9 @@ import numpy as np
 
 from qsf.file.layout import TensorType
 from qsf_converter.calibrate.compensation import InputSums, Rounded, Rounding
-from qsf_converter.original.layers import Original, Weights
+from qsf_converter.original.layers import Original
 from qsf_converter.original.routing import Choice, route
+from qsf_converter.original.weights import Weights
 from qsf_converter.rounding.plan import Target
 from qsf_converter.rounding.quantisers import ErrorSums, quantise_rows
 from qsf_converter.sources.checkpoint import Float32Array

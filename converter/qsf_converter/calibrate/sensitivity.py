@@ -31,7 +31,8 @@ from qsf.file.layout import (
     layer_unit,
     pass_units,
 )
-from qsf_converter.original.layers import Original, Weights
+from qsf_converter.original.layers import Original
+from qsf_converter.original.weights import Weights
 from qsf_converter.rounding.plan import Target
 from qsf_converter.rounding.quantisers import UnrepresentableError, quantise_rows
 from qsf_converter.rounding.tiles import TILE_DTYPES, dequantise_tiles

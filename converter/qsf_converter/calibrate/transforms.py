@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from qsf.file.kinds import LayerKind
 from qsf.file.layout import Dtype, TensorType
-from qsf_converter.original.layers import BIASES, Weights
+from qsf_converter.original.weights import BIASES, Weights
 from qsf_converter.rounding.quantisers import UnrepresentableError, quantise_rows
 from qsf_converter.sources.checkpoint import Float32Array
 
@@ -58,7 +58,7 @@ def choose(
             continue
         action = ""
         best_error = _error(chosen, group, dtypes, np.diag(inputs))
-        if group == (T.ATTN_OUT,) and not weights.kind.has_attention:
+        if group == (T.SSD_OUT,) or (group == (T.ATTN_OUT,) and not weights.kind.has_attention):
             continue  # another mixer's rows are no heads
         turned = rotate_heads(chosen) if group == (T.ATTN_OUT,) else None
         if turned is not None:
@@ -91,7 +91,7 @@ def scale_inputs(
     output are equal for all heads that share values.
     """
     out = weights.changed()
-    readers = (*group, T.BETA, T.DECAY) if T.Q in group else group
+    readers = (*group, T.BETA, T.DECAY, T.SSD_STEP) if _is_of_mixer(group) else group
     for kind in readers:
         if kind in weights:
             out[kind] = weights[kind] * scales
@@ -119,11 +119,16 @@ def _norm_in_front(weights: Weights, group: tuple[TensorType, ...]) -> TensorTyp
         kind = T.ATTN_SUB_NORM
     elif group == (T.FFN_DOWN,):
         kind = T.FFN_SUB_NORM
-    elif weights.is_shared_norm or (T.Q not in group and weights.kind.n_experts):
+    elif weights.is_shared_norm or (not _is_of_mixer(group) and weights.kind.n_experts):
         return None  # router and experts read the norm, too
     else:
-        kind = T.ATTN_NORM if T.Q in group else T.FFN_NORM
+        kind = T.ATTN_NORM if _is_of_mixer(group) else T.FFN_NORM
     return kind if kind in weights else None
+
+
+def _is_of_mixer(group: tuple[TensorType, ...]) -> bool:
+    """Does it read what the mixer reads?"""
+    return T.Q in group or T.SSD_IN in group
 
 
 def rotate_heads(weights: Weights) -> Weights | None:

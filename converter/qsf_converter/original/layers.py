@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf.file.kinds import ROPE_NONE, Ffn, LayerKind, Mixer, QkNorm, plain_kind
+from qsf.file.kinds import ROPE_NONE, LayerKind, Mixer, QkNorm, plain_kind
 from qsf.file.layout import (
     EMBEDDING_UNIT,
     FINAL_UNIT,
@@ -32,6 +32,8 @@ from qsf.file.layout import (
 )
 from qsf_converter.original.rotation import rope_frequencies, rotate
 from qsf_converter.original.routing import route
+from qsf_converter.original.states import convolve, delta_rule, ssd
+from qsf_converter.original.weights import BIASES, Weights, linear
 from qsf_converter.rounding.pieces import Piece, read_rows, read_tensor
 from qsf_converter.rounding.plan import Plan, Target
 from qsf_converter.sources.checkpoint import Checkpoint, Float32Array
@@ -41,51 +43,8 @@ T = TensorType
 # Called with the matrices that share an input, and this input [n_tokens, n_inputs].
 Observer = Callable[[tuple[TensorType, ...], Float32Array], None]
 
-BIASES: Final = {
-    T.Q: T.Q_BIAS,
-    T.K: T.K_BIAS,
-    T.V: T.V_BIAS,
-    T.ATTN_OUT: T.ATTN_OUT_BIAS,
-    T.FFN_GATE: T.FFN_GATE_BIAS,
-    T.FFN_UP: T.FFN_UP_BIAS,
-    T.FFN_DOWN: T.FFN_DOWN_BIAS,
-    T.ATTN_NORM: T.ATTN_NORM_BIAS,
-    T.FFN_NORM: T.FFN_NORM_BIAS,
-    T.FINAL_NORM: T.FINAL_NORM_BIAS,
-    T.INPUT_NORM: T.INPUT_NORM_BIAS,
-}
 _HEAD_ROWS: Final = 16384  # of the head at once
 _EXPERTS_BYTES: Final = 256 << 20  # a layer's experts are kept as f32 up to this size
-
-
-class Weights(dict[TensorType, Float32Array]):
-    """The tensors of a unit by their types, and for a layer its kind.
-
-    ``expert`` reads the tensors of an expert of the layer by its number.
-    """
-
-    def __init__(
-        self,
-        tensors: Mapping[TensorType, Float32Array],
-        kind: LayerKind,
-        expert: Callable[[int], Weights] | None = None,
-    ) -> None:
-        super().__init__(tensors)
-        self.kind = kind
-        self.expert = expert
-
-    def changed(
-        self,
-        changes: Mapping[TensorType, Float32Array] | None = None,
-        expert: Callable[[int], Weights] | None = None,
-    ) -> Weights:
-        """Return a copy with some tensors replaced, or with other experts."""
-        return Weights({**self, **(changes or {})}, self.kind, expert or self.expert)
-
-    @property
-    def is_shared_norm(self) -> bool:
-        """True if attention and FFN read the same normalised input."""
-        return self.kind.is_parallel and T.FFN_NORM not in self
 
 
 class Original:
@@ -282,13 +241,21 @@ class Original:
         """Return the input of Q, K and V, [n_tokens, dim]."""
         return self._normalise(w, T.ATTN_NORM, x)
 
-    def heads(self, w: Weights, y: Float32Array) -> Float32Array:
-        """Return the input of the mixer's output matrix, [n_tokens, n_heads * head_dim]."""
+    def mixed(self, w: Weights, y: Float32Array) -> dict[TensorType, Float32Array]:
+        """Return what the output matrices of the mixer read, [n_tokens, n_inputs] each."""
+        if w.kind.mixer == Mixer.SHORT_CONV:
+            inner = linear(w, T.K, y) * linear(w, T.V, y)
+            return {T.ATTN_OUT: convolve(w, inner) * linear(w, T.Q, y)}
+        if w.kind.mixer == Mixer.DELTA:
+            return {T.ATTN_OUT: delta_rule(w, y, self._normalised)}
+        out = {T.ATTN_OUT: self._attended(w, y)} if w.kind.has_attention else {}
+        if w.kind.has_ssd:
+            out[T.SSD_OUT] = ssd(w, y, self._normalised)
+        return out
+
+    def _attended(self, w: Weights, y: Float32Array) -> Float32Array:
+        """Return the heads of attention, [n_tokens, n_heads * head_dim]."""
         kind, n_tokens = w.kind, len(y)
-        if kind.mixer == Mixer.SHORT_CONV:
-            return convolve(w, linear(w, T.K, y) * linear(w, T.V, y)) * linear(w, T.Q, y)
-        if kind.mixer == Mixer.DELTA:
-            return delta_rule(w, y, self._normalised)
         n_shared = kind.n_heads // kind.n_kv_heads
         # [heads, tokens, head_dim]
         q, k, v = self._latents(w, y) if kind.latent_rank else self._qkv(w, y)
@@ -323,9 +290,11 @@ class Original:
             mixed /= 1 + np.exp(-linear(w, T.MIX_GATE, y))
         return self._normalise(w, T.ATTN_SUB_NORM, mixed)
 
-    def attention_output(self, w: Weights, heads: Float32Array) -> Float32Array:
-        """Return attention's contribution to the stream, [n_tokens, dim]."""
-        y = self._normalise(w, T.POST_ATTN_NORM, linear(w, T.ATTN_OUT, heads))
+    def mixer_output(self, w: Weights, matrix: TensorType, mixed: Float32Array) -> Float32Array:
+        """Return what an output matrix of the mixer adds to the stream, [n_tokens, dim]."""
+        y = linear(w, matrix, mixed)
+        if matrix == T.ATTN_OUT:
+            y = self._normalise(w, T.POST_ATTN_NORM, y)
         return y if w.kind.residual_factor == 1 else y * np.float32(w.kind.residual_factor)
 
     def ffn_input(self, w: Weights, x: Float32Array, behind: Float32Array) -> Float32Array:
@@ -340,7 +309,7 @@ class Original:
     def ffn_hidden(self, w: Weights, y: Float32Array) -> Float32Array:
         """Return the input of the down matrix, [n_tokens, ffn_dim]."""
         up = linear(w, T.FFN_UP, y)
-        if w.kind.ffn == Ffn.PLAIN:
+        if T.FFN_GATE not in w:
             hidden = _activate(w.kind.activation, up)
         else:
             hidden = _activate(w.kind.activation, linear(w, T.FFN_GATE, y))
@@ -363,10 +332,12 @@ class Original:
                 observe(tuple(kind for kind in kinds if kind in w), y)
             return y
 
-        of_qkv, of_out, of_gate, of_down = INPUT_GROUPS
-        x = self.layer_input(w, x)
-        heads = observed(of_out, self.heads(w, observed(of_qkv, self.attention_input(w, x))))
-        behind = x + self.attention_output(w, heads)
+        of_mixer, *_, of_gate, of_down = INPUT_GROUPS
+        x = behind = self.layer_input(w, x)
+        if w.kind.mixer != Mixer.NONE:
+            read = observed(of_mixer, self.attention_input(w, x))
+            for matrix, mixed in self.mixed(w, read).items():
+                behind = behind + self.mixer_output(w, matrix, observed((matrix,), mixed))
         y = self.ffn_input(w, x, behind)
         if T.FFN_UP not in w:
             return behind, y, np.zeros_like(y)
@@ -483,64 +454,6 @@ def _heated(kind: LayerKind, q: Float32Array) -> Float32Array:
         return q
     factors = 1 + kind.temperature_beta * np.log1p(np.arange(q.shape[1]) // kind.temperature_step)
     return np.asarray(q * factors.astype(np.float32)[:, None])
-
-
-def convolve(w: Weights, x: Float32Array) -> Float32Array:
-    """Return the causal convolution of each channel of x [n_tokens, n_channels]."""
-    taps = w[T.CONV].reshape(w.kind.n_taps, -1)
-    padded = np.concatenate([np.zeros((len(taps) - 1, x.shape[1]), np.float32), x])
-    y = np.zeros_like(x)
-    for t, tap in enumerate(taps):
-        y += tap * padded[t : t + len(x)]
-    return y + w[T.CONV_BIAS] if T.CONV_BIAS in w else y
-
-
-def delta_rule(
-    w: Weights, y: Float32Array, normalised: Callable[[Float32Array], Float32Array]
-) -> Float32Array:
-    """Return the input of the gated delta rule's output matrix, [n_tokens, values].
-
-    Token by token: the state [value heads, key_dim, value_dim] is f64. ``normalised`` divides the
-    last axis by its root mean square.
-    """
-    k, n_tokens = w.kind, len(y)
-    mixed = convolve(w, np.concatenate([linear(w, part, y) for part in (T.Q, T.K, T.V)], axis=1))
-    mixed /= 1 + np.exp(-mixed)
-    n_keys = k.n_key_heads * k.key_dim
-    heads = np.arange(k.n_value_heads)
-    n_each = k.n_value_heads // k.n_key_heads
-    key_heads = heads % k.n_key_heads if k.has_tiled_heads else heads // n_each
-
-    def of_keys(first: int) -> NDArray[np.float64]:
-        rows = mixed[:, first : first + n_keys].reshape(n_tokens, -1, k.key_dim)[:, key_heads]
-        rows = rows.astype(np.float64)
-        return np.asarray(rows / np.sqrt((rows * rows).sum(axis=-1, keepdims=True) + 1e-6))
-
-    queries, keys = of_keys(0) / math.sqrt(k.key_dim), of_keys(n_keys)
-    values = mixed[:, 2 * n_keys :].reshape(n_tokens, -1, k.value_dim).astype(np.float64)
-    beta = 1 / (1 + np.exp(-linear(w, T.BETA, y).astype(np.float64)))
-    step = np.logaddexp(0, linear(w, T.DECAY, y).astype(np.float64) + w[T.DECAY_BIAS])
-    decay = np.exp(-w[T.DECAY_RATE] * step)
-    state = np.zeros((k.n_value_heads, k.key_dim, k.value_dim))
-    out = np.empty_like(values)
-    for t in range(n_tokens):
-        state *= decay[t][:, None, None]
-        recalled = np.einsum("hij,hi->hj", state, keys[t])
-        delta = (values[t] - recalled) * beta[t][:, None]
-        state += keys[t][:, :, None] * delta[:, None, :]
-        out[t] = np.einsum("hij,hi->hj", state, queries[t])
-    normed = normalised(out.astype(np.float32)) * w[T.MIX_NORM]
-    gate = linear(w, T.MIX_GATE, y)
-    return np.asarray(normed.reshape(n_tokens, -1) * (gate / (1 + np.exp(-gate))), np.float32)
-
-
-def linear(w: Weights, kind: TensorType, x: Float32Array) -> Float32Array:
-    """Return x [n_tokens, n_inputs] times the matrix, plus its bias if there is one."""
-    y: Float32Array = x @ w[kind].T
-    bias = BIASES.get(kind)
-    if bias is not None and bias in w:
-        y += w[bias]
-    return y
 
 
 def _row_ranges(target: Target, checkpoint: Checkpoint) -> Iterator[tuple[int, Float32Array]]:

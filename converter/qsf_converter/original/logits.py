@@ -19,7 +19,8 @@ from qsf.evaluate.windows import Window
 from qsf.file.layout import FINAL_UNIT, Dtype, UnitId, layer_unit
 from qsf.foreign_json import read_json
 from qsf.text.tokenizer import Tokenizer
-from qsf_converter.original.layers import Original, Weights
+from qsf_converter.original.layers import Original
+from qsf_converter.original.weights import Weights
 from qsf_converter.rounding.plan import Policy, make_plan
 from qsf_converter.sources.checkpoint import Float32Array
 from qsf_converter.sources.source import Source, open_source

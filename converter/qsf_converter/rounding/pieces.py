@@ -301,7 +301,9 @@ def _oriented(piece: Piece, raw: RawArray) -> NDArray[np.float32]:
         rows = rows + np.float32(target.rule.add)
     if target.rule.is_log:
         rows = np.exp(rows.astype(np.float64)).astype(np.float32)
-    if target.factor != 1:
+    if isinstance(target.factor, tuple):
+        rows = rows * np.array(target.factor, np.float32)[piece.start : piece.stop, None]
+    elif target.factor != 1:
         rows = rows * np.float32(target.factor)
     if target.exponents:
         exponents = np.asarray(target.exponents)

@@ -36,7 +36,7 @@ from qsf.file.type_names import our_type
 from qsf_converter.rounding.tiles import bits_per_weight, tile_bytes
 from qsf_converter.sources.checkpoint import KEPT as KEPT_OF_GGUF
 from qsf_converter.sources.checkpoint import MXFP4, Checkpoint, SourceTensor
-from qsf_converter.sources.families.family import Facts, Family
+from qsf_converter.sources.families.family import Factor, Facts, Family
 from qsf_converter.sources.families.rules import Place, TensorRule, in_file_order
 
 QUANT_TYPES: Mapping[str, Dtype] = {
@@ -178,7 +178,7 @@ class Target:
     share: Share
     dtype: Dtype
     is_vector: bool
-    factor: float = 1.0
+    factor: Factor = 1.0
     exponents: tuple[int, ...] = ()  # of the outputs; empty: all are 0
     joined: tuple[str, ...] = ()  # vectors of further heads, which follow that of the first
     slice_idx: int = 0  # index of the expert in a source with this tensor of all experts
@@ -471,9 +471,7 @@ def _target(
     dims, source = facts.dims, sources[0]
     expected = rule.source_shape(dims)
     for part in sources:
-        # Convolutions have an axis of 1 between channels and taps.
-        shape = tuple(n for n in part.shape if n != 1) if rule.is_flat else part.shape
-        if shape != expected:
+        if _without_ones(rule, part.shape) != _without_ones(rule, expected):
             raise QsfConversionError(
                 f"tensor {part.name} has shape {list(part.shape)}, "
                 f"config.json asks for {list(expected)}"
@@ -503,6 +501,11 @@ def _target(
         joined=tuple(part.name for part in sources[1:]),
         slice_idx=0 if rule.slices is None else unit.expert,
     )
+
+
+def _without_ones(rule: TensorRule, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape without the axis of 1 that a convolution has between channels and taps."""
+    return tuple(n for n in shape if n != 1) if rule.is_flat else shape
 
 
 def _share(rule: TensorRule, dims: Mapping[str, int], layer_idx: int) -> Share:

@@ -23,6 +23,7 @@ from qsf_converter.sources.families import (
     gpt,
     granite,
     grouped,
+    hybrids,
     latent,
     lfm2,
     llama,
@@ -44,6 +45,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         latent,
         lfm2,
         delta,
+        hybrids,
     )
     for family in module.FAMILIES
 }
@@ -54,7 +56,7 @@ _NESTED: Final = {name: family for family in FAMILIES.values() for name in famil
 _MISSING: Final = (
     (r"KimiLinear|OlmoHybrid|Bailing.*Linear", "a gated delta rule of another form", "Qwen 3.5"),
     (r"Mamba|Jamba|FalconH1|NemotronH|Bamba|Zamba|Hybrid", "layers with recurrent states",
-     "Granite 4 without Mamba"),
+     "Granite 4 H"),
     (r"Lfm", "layers of another form beside short convolutions", "LFM2"),
     (r"Rwkv|RecurrentGemma|xLSTM", "recurrent layers", "Qwen 3"),
     (r"DeepseekV(32|4)|GlmMoeDsa", "attention with an indexer", "DeepSeek V3"),

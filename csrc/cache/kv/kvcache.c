@@ -22,7 +22,7 @@ bool qsf_kvcache_can_rotate(const qsf_config *c)
 {
     for (uint32_t i = 0; i < c->n_layers; i++) {
         const qsf_layer_kind *const k = c->layers[i].kind;
-        if (k->mixer == QSF_MIXER_ATTENTION && (k->head_dim < 16 || k->head_dim > 4096))
+        if (qsf_has_attention(k) && (k->head_dim < 16 || k->head_dim > 4096))
             return false;
     }
     return true;

@@ -62,7 +62,7 @@ size_t qsf_kv_page_bytes(uint32_t head_dim, qsf_dtype type)
 static qsf_kv_layer describe_layer(qsf_kv_pool *pool, const qsf_layer_kind *k,
                                    const qsf_kv_sizes *sizes)
 {
-    if (k->mixer != QSF_MIXER_ATTENTION || k->kv_source != 0)
+    if (!qsf_has_attention(k) || k->kv_source != 0)
         return (qsf_kv_layer){.kind = k};
     return (qsf_kv_layer){
         .kind = k,

@@ -1,346 +1,43 @@
-/* mix_delta.c - the projections of the gated delta rule, its convolution, the rule by heads. */
+/* mix_delta.c - the projections of the gated delta rule, and the norm and the gate after it. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/mixers/mix_delta.h"
 
-#include <math.h>
-#include <string.h>
-
-#include "base/checked.h"
 #include "base/status.h"
 #include "model/block.h"
 #include "model/linear.h"
-#include "model/mixers/convolution.h"
-
-#define KEY_EPSILON 1e-6F /* of the norm of q and k, inside the root */
-
-/* ---- sizes ---- */
-
-typedef struct sizes {
-    size_t n_key_heads;
-    size_t n_value_heads;
-    size_t key_dim;
-    size_t value_dim;
-    size_t keys; /* floats of all heads; likewise the next */
-    size_t values;
-    size_t channels;
-    size_t n_blocks; /* of a value head */
-    size_t block_floats;
-    size_t first_block; /* floats of a state before it */
-    bool is_tiled;
-} sizes;
-
-static sizes sizes_of(const qsf_layer_kind *k)
-{
-    const qsf_mixer_dims dims = qsf_mixer_dims_of(k, 0);
-    return (sizes){
-        .n_key_heads = k->n_key_heads,
-        .n_value_heads = k->n_value_heads,
-        .key_dim = k->key_dim,
-        .value_dim = k->value_dim,
-        .keys = dims.k,
-        .values = dims.v,
-        .channels = dims.channels,
-        .n_blocks = qsf_ceil_div(k->value_dim, QSF_STATE_COLS),
-        .block_floats = (size_t)k->key_dim * QSF_STATE_COLS,
-        .first_block = qsf_round_up(qsf_convolution_floats(k, dims.channels), QSF_BLOCK),
-        .is_tiled = k->has_tiled_heads != 0,
-    };
-}
-
-/* The key head that a value head uses */
-static size_t key_head_of(const sizes *z, size_t head)
-{
-    return z->is_tiled ? head % z->n_key_heads : head / (z->n_value_heads / z->n_key_heads);
-}
-
-static size_t block_at(const sizes *z, size_t head, size_t block)
-{
-    return z->first_block + (head * z->n_blocks + block) * z->block_floats;
-}
-
-static size_t cols_of(const sizes *z, size_t block)
-{
-    const size_t n_left = z->value_dim - block * QSF_STATE_COLS;
-    return n_left < QSF_STATE_COLS ? n_left : QSF_STATE_COLS;
-}
-
-/* ---- the log ---- */
-
-/* Offsets in a row of the log */
-static size_t logged_keys(const sizes *z)
-{
-    return z->channels;
-}
-
-static size_t logged_deltas(const sizes *z)
-{
-    return z->channels + z->keys;
-}
-
-static size_t logged_decays(const sizes *z)
-{
-    return z->channels + z->keys + z->values;
-}
-
-typedef struct replay_job {
-    sizes z;
-    const qsf_state_layer *layer;
-    const qsf_kernels *kernels;
-    const float *from;
-    const float *rows;
-    size_t n_rows;
-    float *to;
-} replay_job;
-
-static void replay_heads(void *arg, size_t begin, size_t end, size_t worker_idx)
-{
-    const replay_job *const job = arg;
-    const sizes *const z = &job->z;
-    (void)worker_idx;
-    for (size_t h = begin; h < end; h++) {
-        const size_t key_head = key_head_of(z, h);
-        for (size_t b = 0; b < z->n_blocks; b++) {
-            float *const to = job->to + block_at(z, h, b);
-            const size_t col = h * z->value_dim + b * QSF_STATE_COLS;
-            const qsf_delta_rows rows = {
-                .n_rows = job->n_rows,
-                .key_dim = z->key_dim,
-                .n_cols = cols_of(z, b),
-                .k = job->rows + logged_keys(z) + key_head * z->key_dim,
-                .v = (float *)job->rows + logged_deltas(z) + col, /* read by a replay */
-                .stride = job->layer->row_floats,
-                .decay = job->rows + logged_decays(z) + h,
-                .gate_stride = job->layer->row_floats,
-            };
-            if (job->from != NULL)
-                memcpy(to, job->from + block_at(z, h, b), z->block_floats * sizeof *to);
-            else
-                memset(to, 0, z->block_floats * sizeof *to);
-            job->kernels->delta_replay(to, &rows);
-        }
-    }
-}
-
-static void replay(const qsf_state_layer *l, const qsf_state_tools *tools, const float *from,
-                   const float *rows, size_t n_rows, float *to)
-{
-    replay_job job = {sizes_of(l->kind), l, tools->kernels, from, rows, n_rows, to};
-    const sizes *const z = &job.z;
-    qsf_convolution_replay(l, l->kind->n_taps - 1, z->channels, from, rows, n_rows, to);
-    qsf_pool_run(tools->pool, z->n_value_heads,
-                 qsf_ops_piece(n_rows * z->n_blocks * z->block_floats), replay_heads, &job);
-}
-
-void qsf_mix_delta_describe(const qsf_config *c, uint32_t layer, qsf_state_layer *out)
-{
-    const qsf_layer_kind *const kind = c->layers[layer].kind;
-    const sizes z = sizes_of(kind);
-    out->state_floats = block_at(&z, z.n_value_heads, 0);
-    out->row_floats = logged_decays(&z) + z.n_value_heads;
-    out->replay = replay;
-    out->kind = kind;
-}
-
-/* ---- a pass ---- */
-
-/* The argument of the parallel loops */
-typedef struct delta_job {
-    sizes z;
-    const qsf_ops *ops;
-    const qsf_chunk *chunk;
-    qsf_convolution conv;    /* of q, k, v in one row; the rows become o after it */
-    const float *decay_rate; /* [value heads] */
-    const float *decay_bias; /* [value heads] */
-    const float *norm;       /* [value_dim] */
-    size_t gate_stride;
-} delta_job;
-
-/* The log's row for row t of a segment, or NULL if that is no draft */
-static float *draft_row(const delta_job *job, const qsf_segment *g, uint32_t t)
-{
-    const qsf_statecache *const states = &g->sequence->states;
-    const uint32_t position = g->first_position + t;
-    return position < states->next_position
-               ? NULL
-               : qsf_statecache_row(states, job->conv.layer_idx, position);
-}
-
-static void run_gates(const delta_job *job, const qsf_segment *g)
-{
-    const sizes *const z = &job->z;
-    for (uint32_t t = 0; t < g->n_tokens; t++) {
-        float *const beta = job->ops->scratch->steps + (g->first_row + t) * 2 * z->n_value_heads;
-        float *const decay = beta + z->n_value_heads;
-        float *const logged = draft_row(job, g, t);
-        job->ops->kernels->delta_gates(beta, decay, job->decay_rate, job->decay_bias,
-                                       z->n_value_heads);
-        if (logged != NULL)
-            memcpy(logged + logged_decays(z), decay, z->n_value_heads * sizeof *decay);
-    }
-}
-
-/* Convolves head i of q, k and v, for all rows, because a row needs earlier ones. */
-static void run_conv(const delta_job *job, const qsf_segment *g, size_t i)
-{
-    const sizes *const z = &job->z;
-    const qsf_kernels *const k = job->ops->kernels;
-    const size_t n_qk = 2 * z->n_key_heads;
-    const size_t begin = i < n_qk ? i * z->key_dim : 2 * z->keys + (i - n_qk) * z->value_dim;
-    const size_t n = i < n_qk ? z->key_dim : z->value_dim;
-    const bool is_key = i >= z->n_key_heads && i < n_qk;
-    const float factor = is_key ? 1.0F : 1.0F / sqrtf((float)z->key_dim);
-    for (uint32_t t = 0; t < g->n_tokens; t++) {
-        float *const out =
-            job->ops->scratch->attended + (g->first_row + t) * job->conv.stride + begin;
-        qsf_convolution_row(&job->conv, g, t, begin, begin + n, out);
-        k->silu(out, n);
-        if (i < n_qk)
-            k->l2norm(out, KEY_EPSILON, factor, n);
-        float *const logged = draft_row(job, g, t);
-        if (is_key && logged != NULL)
-            memcpy(logged + logged_keys(z) + begin - z->keys, out, n * sizeof *out);
-    }
-    qsf_convolution_keep(&job->conv, g, begin, begin + n);
-}
-
-/* Items: heads of q, k and v; the last: the gates */
-static void convolve(void *arg, size_t begin, size_t end, size_t worker_idx)
-{
-    const delta_job *const job = arg;
-    (void)worker_idx;
-    for (uint32_t s = 0; s < job->chunk->n_segments; s++)
-        for (size_t i = begin; i < end; i++) {
-            const qsf_segment *const g = &job->chunk->segments[s];
-            if (i < 2 * job->z.n_key_heads + job->z.n_value_heads)
-                run_conv(job, g, i);
-            else
-                run_gates(job, g);
-        }
-}
-
-/* Rows first .. first + n - 1 of a segment for a block of a head */
-static qsf_delta_rows rows_of(const delta_job *job, const qsf_segment *g, size_t head, size_t block,
-                              uint32_t first, uint32_t n)
-{
-    const sizes *const z = &job->z;
-    const qsf_scratch *const s = job->ops->scratch;
-    const size_t row = g->first_row + first;
-    const size_t key_off = key_head_of(z, head) * z->key_dim;
-    const size_t col = head * z->value_dim + block * QSF_STATE_COLS;
-    float *const mixed = s->attended + row * job->conv.stride;
-    float *const steps = s->steps + row * 2 * z->n_value_heads + head;
-    return (qsf_delta_rows){
-        .n_rows = n,
-        .key_dim = z->key_dim,
-        .n_cols = cols_of(z, block),
-        .q = mixed + key_off,
-        .k = mixed + z->keys + key_off,
-        .v = mixed + 2 * z->keys + col,
-        .stride = job->conv.stride,
-        .o = s->q + row * job->conv.stride + col,
-        .o_stride = job->conv.stride,
-        .beta = steps,
-        .decay = steps + z->n_value_heads,
-        .gate_stride = 2 * z->n_value_heads,
-    };
-}
-
-/* Runs the drafts of a segment, from row t on, on a copy of the state after its own tokens, and
- * logs their changes. */
-static void run_drafts(const delta_job *job, const qsf_segment *g, size_t head, size_t block,
-                       uint32_t t, const float *state)
-{
-    const sizes *const z = &job->z;
-    float copy[QSF_MAX_STATE_DIM * QSF_STATE_COLS];
-    const qsf_delta_rows rows = rows_of(job, g, head, block, t, g->n_tokens - t);
-    memcpy(copy, state, z->block_floats * sizeof *copy);
-    job->ops->kernels->delta_rule(copy, &rows);
-    const size_t col = head * z->value_dim + block * QSF_STATE_COLS;
-    for (uint32_t i = 0; i < rows.n_rows; i++)
-        memcpy(draft_row(job, g, t + i) + logged_deltas(z) + col, rows.v + i * rows.stride,
-               rows.n_cols * sizeof *rows.v);
-}
-
-/* Runs a block of a head over a segment: its own tokens with the states to be kept, then its
- * drafts. */
-static void run_block(const delta_job *job, const qsf_segment *g, size_t head, size_t block)
-{
-    const sizes *const z = &job->z;
-    const qsf_statecache *const states = &g->sequence->states;
-    const uint32_t layer_idx = job->conv.layer_idx;
-    const size_t off = block_at(z, head, block);
-    const size_t n_bytes = z->block_floats * sizeof(float);
-    const float *const before = qsf_statecache_before(states, layer_idx);
-    uint32_t position;
-    float *const state = qsf_statecache_after(states, layer_idx, states->n_stops, &position) + off;
-    uint32_t t = 0;
-    if (before != NULL)
-        memcpy(state, before + off, n_bytes);
-    else
-        memset(state, 0, n_bytes);
-    for (uint32_t i = 0; i <= states->n_stops; i++) {
-        float *const to = qsf_statecache_after(states, layer_idx, i, &position) + off;
-        const qsf_delta_rows rows =
-            rows_of(job, g, head, block, t, position - (g->first_position + t));
-        if (rows.n_rows > 0)
-            job->ops->kernels->delta_rule(state, &rows);
-        if (i < states->n_stops)
-            memcpy(to, state, n_bytes);
-        t += (uint32_t)rows.n_rows;
-    }
-    if (t < g->n_tokens)
-        run_drafts(job, g, head, block, t, state);
-}
+#include "model/mixers/state_heads.h"
 
 /* gate = silu(gate) * norm(o) for a head in all rows of a segment */
-static void finish_head(const delta_job *job, const qsf_segment *g, size_t head)
+static void finish_head(const qsf_heads_job *job, const qsf_segment *g, size_t head)
 {
     const size_t n = job->z.value_dim;
+    const size_t gate_stride = qsf_stride((uint32_t)job->z.values);
     const qsf_ops *const ops = job->ops;
     for (size_t row = g->first_row; row < (size_t)g->first_row + g->n_tokens; row++) {
         float *const out = ops->scratch->q + row * job->conv.stride + head * n;
         ops->kernels->rmsnorm(out, job->norm, ops->config->norm_epsilon, n, out);
-        ops->kernels->silu_mul(ops->scratch->mix_gate + row * job->gate_stride + head * n, out, n);
+        ops->kernels->silu_mul(ops->scratch->mix_gate + row * gate_stride + head * n, out, n);
     }
 }
 
-/* Items: segments times value heads */
-static void run_heads(void *arg, size_t begin, size_t end, size_t worker_idx)
-{
-    const delta_job *const job = arg;
-    (void)worker_idx;
-    for (size_t i = begin; i < end; i++) {
-        const qsf_segment *const g = &job->chunk->segments[i / job->z.n_value_heads];
-        const size_t head = i % job->z.n_value_heads;
-        for (size_t block = 0; block < job->z.n_blocks; block++)
-            run_block(job, g, head, block);
-        finish_head(job, g, head);
-    }
-}
-
-/* Computes q, k, v in one row, the gate, and the steps, from norm(x). */
-static qsf_status project(qsf_ops *o, const qsf_layer *l, delta_job *job)
+/* Computes q, k, v in one row, the gate, and the steps, of norm(x). */
+static qsf_status project(qsf_ops *o, const qsf_layer *l, qsf_heads_job *job)
 {
     const qsf_scratch *const s = o->scratch;
     const qsf_tensor *const *const t = l->tensors;
     const size_t stride = job->conv.stride;
-    const sizes *const z = &job->z;
+    const size_t steps_stride = 2 * job->z.n_value_heads;
+    const size_t gate_stride = qsf_stride((uint32_t)job->z.values);
+    float *const decays = s->steps + job->z.n_value_heads;
     size_t n_used = 0;
     qsf_acts in;
     qsf_linear parts[] = {
-        {t[QSF_LAYER_Q], NULL, s->q, stride, 1, NULL, NULL, {0}},
-        {t[QSF_LAYER_K], NULL, s->q + z->keys, stride, 1, NULL, NULL, {0}},
-        {t[QSF_LAYER_V], NULL, s->q + 2 * z->keys, stride, 1, NULL, NULL, {0}},
-        {t[QSF_LAYER_MIX_GATE], NULL, s->mix_gate, job->gate_stride, 1, NULL, NULL, {0}},
-        {t[QSF_LAYER_BETA], NULL, s->steps, 2 * z->n_value_heads, 1, NULL, NULL, {0}},
-        {t[QSF_LAYER_DECAY],
-         NULL,
-         s->steps + z->n_value_heads,
-         2 * z->n_value_heads,
-         1,
-         NULL,
-         NULL,
-         {0}},
+        {t[QSF_LAYER_Q], NULL, s->q + job->z.q_off, stride, 1, NULL, NULL, {0}},
+        {t[QSF_LAYER_K], NULL, s->q + job->z.k_off, stride, 1, NULL, NULL, {0}},
+        {t[QSF_LAYER_V], NULL, s->q + job->z.v_off, stride, 1, NULL, NULL, {0}},
+        {t[QSF_LAYER_MIX_GATE], NULL, s->mix_gate, gate_stride, 1, NULL, NULL, {0}},
+        {t[QSF_LAYER_BETA], NULL, s->steps, steps_stride, 1, NULL, NULL, {0}},
+        {t[QSF_LAYER_DECAY], NULL, decays, steps_stride, 1, NULL, NULL, {0}},
     };
     QSF_TRY(qsf_block_norm(o, s->x, t[QSF_LAYER_ATTN_NORM], t[QSF_LAYER_ATTN_NORM_BIAS], &in));
     qsf_ops_lap(o, QSF_PHASE_NORM);
@@ -357,27 +54,19 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, delta_job *job)
 
 qsf_status qsf_mix_delta(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk, uint32_t layer_idx)
 {
-    const qsf_scratch *const s = o->scratch;
-    const sizes z = sizes_of(o->kind);
     const qsf_block_end end = {l->tensors[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_ATTN_OUT_BIAS],
                                &l->sides[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_POST_ATTN_NORM],
                                false};
-    delta_job job = {
-        .z = z,
-        .ops = o,
-        .chunk = chunk,
-        .conv = {o, layer_idx, s->q, qsf_stride((uint32_t)z.channels), z.channels, NULL, NULL},
-        .gate_stride = qsf_stride((uint32_t)z.values),
-    };
+    qsf_heads_job job = qsf_heads_begin(o, chunk, layer_idx);
     qsf_acts mixed;
+    job.gates = o->kernels->delta_gates;
+    job.rule = o->kernels->delta_rule;
+    job.has_normed_keys = true;
+    job.finish = finish_head;
     QSF_TRY(project(o, l, &job));
-    qsf_pool_run(o->pool, 2 * z.n_key_heads + z.n_value_heads + 1,
-                 qsf_ops_piece(chunk->n_tokens * 2 * z.value_dim * o->kind->n_taps), convolve,
-                 &job);
-    qsf_pool_run(o->pool, chunk->n_segments * z.n_value_heads,
-                 qsf_ops_piece(4 * z.block_floats * z.n_blocks), run_heads, &job);
+    qsf_heads_run(&job);
     qsf_ops_lap(o, QSF_PHASE_ATTENTION);
-    QSF_TRY(qsf_block_sub_norm(o, s->mix_gate, (uint32_t)z.values, NULL, &mixed));
+    QSF_TRY(qsf_block_sub_norm(o, o->scratch->mix_gate, (uint32_t)job.z.values, NULL, &mixed));
     QSF_TRY(qsf_block_add_product(o, &end, &mixed));
     qsf_ops_lap(o, QSF_PHASE_ATTN_OUT);
     return QSF_OK;

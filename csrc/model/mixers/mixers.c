@@ -5,11 +5,16 @@
 #include "model/mixers/mix_attention.h"
 #include "model/mixers/mix_conv.h"
 #include "model/mixers/mix_delta.h"
+#include "model/mixers/mix_ssd.h"
+#include "model/mixers/state_heads.h"
 
 const qsf_mixer qsf_mixers[QSF_MIXER_COUNT] = {
     [QSF_MIXER_ATTENTION] = {qsf_mix_attention, NULL},
     [QSF_MIXER_SHORT_CONV] = {qsf_mix_conv, qsf_mix_conv_describe},
-    [QSF_MIXER_DELTA] = {qsf_mix_delta, qsf_mix_delta_describe},
+    [QSF_MIXER_DELTA] = {qsf_mix_delta, qsf_heads_describe},
+    [QSF_MIXER_SSD] = {qsf_mix_ssd, qsf_heads_describe},
+    [QSF_MIXER_ATTENTION_AND_SSD] = {qsf_mix_attention_and_ssd, qsf_heads_describe},
+    [QSF_MIXER_NONE] = {NULL, NULL},
 };
 
 void qsf_mixers_describe_state(const qsf_config *c, uint32_t layer, qsf_state_layer *out)

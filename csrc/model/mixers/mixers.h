@@ -18,7 +18,7 @@ typedef qsf_status qsf_mixer_run_fn(qsf_ops *o, const qsf_layer *l, const qsf_ch
                                     uint32_t layer_idx);
 
 typedef struct qsf_mixer {
-    qsf_mixer_run_fn *run;
+    qsf_mixer_run_fn *run;                 /* NULL: nothing is mixed */
     qsf_state_describe_fn *describe_state; /* NULL: the mixer has no state */
 } qsf_mixer;
 

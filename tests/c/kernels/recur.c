@@ -99,8 +99,8 @@ static void check_sigmoid_mul(size_t n, fill how)
     free(x);
 }
 
-/* in: beta, decay, rate, bias; [n] each */
-static void check_gates(size_t n, fill how)
+/* in: beta, decay, rate, bias; [n] each. Of SSD beta is the step, of which the decay is. */
+static void check_gates(size_t n, fill how, bool is_ssd)
 {
     float *const in = exact_floats(4 * n);
     const output want = output_make(2 * n * sizeof *in);
@@ -109,29 +109,32 @@ static void check_gates(size_t n, fill how)
     for (size_t i = 2 * n; i < 3 * n; i++)
         in[i] = fabsf(in[i]);
     memcpy(made, in, 2 * n * sizeof *in);
-    scalar.delta_gates(made, made + n, in + 2 * n, in + 3 * n, n);
+    (is_ssd ? scalar.ssd_gates : scalar.delta_gates)(made, made + n, in + 2 * n, in + 3 * n, n);
     for (size_t i = 0; i < n && how <= FILL_ZEROS; i++) {
-        const double step = log1p(exp((double)(in[n + i] + in[3 * n + i])));
+        const double step = log1p(exp((double)(in[is_ssd ? i : n + i] + in[3 * n + i])));
+        const double beta = is_ssd ? step : 1.0 / (1.0 + exp(-(double)in[i]));
         const double decay = exp(-(double)in[2 * n + i] * step);
-        CHECK(fabs((double)made[i] - 1.0 / (1.0 + exp(-(double)in[i]))) <= 5e-7);
+        CHECK(fabs((double)made[i] - beta) <= 5e-7 * fmax(beta, 1.0));
         CHECK(fabs((double)made[n + i] - decay) <= 1e-6);
     }
     for (size_t i = 1; i <= n_levels; i++) {
         const output have = output_make(2 * n * sizeof *in);
         memcpy(have.at, in, 2 * n * sizeof *in);
-        level(i)->delta_gates(have.at, (float *)have.at + n, in + 2 * n, in + 3 * n, n);
-        compare(&want, &have, i, "delta_gates", n, how);
+        (is_ssd ? level(i)->ssd_gates : level(i)->delta_gates)(have.at, (float *)have.at + n,
+                                                               in + 2 * n, in + 3 * n, n);
+        compare(&want, &have, i, is_ssd ? "ssd_gates" : "delta_gates", n, how);
     }
     free(want.block);
     free(in);
 }
 
-/* ---- the delta rule ---- */
+/* ---- the delta rule, and that of SSD ---- */
 
 typedef struct rule_case {
     size_t n_rows;
     size_t key_dim;
     size_t n_cols;
+    bool is_ssd;
 } rule_case;
 
 static size_t state_floats(const rule_case *c)
@@ -152,10 +155,10 @@ static size_t changing_floats(const rule_case *c)
 }
 
 /* in: what changes, then beta and decay of each row */
-static qsf_delta_rows rows_of(const rule_case *c, float *changing, const float *gates)
+static qsf_state_rows rows_of(const rule_case *c, float *changing, const float *gates)
 {
     float *const rows = changing + state_floats(c);
-    return (qsf_delta_rows){
+    return (qsf_state_rows){
         .n_rows = c->n_rows,
         .key_dim = c->key_dim,
         .n_cols = c->n_cols,
@@ -168,35 +171,42 @@ static qsf_delta_rows rows_of(const rule_case *c, float *changing, const float *
         .beta = gates,
         .decay = gates + 1,
         .gate_stride = 2,
+        .skip = 0.7F,
     };
 }
 
+static qsf_state_rule_fn *rule_of(const rule_case *c, const qsf_kernels *k)
+{
+    return c->is_ssd ? k->ssd_rule : k->delta_rule;
+}
+
 /* By the contract of kernels.h: one column of one row */
-static void run_column(float *state, const qsf_delta_rows *x, size_t t, size_t j)
+static void run_column(const rule_case *c, float *state, const qsf_state_rows *x, size_t t,
+                       size_t j)
 {
     const float *const k = x->k + t * x->stride;
     const float *const q = x->q + t * x->stride;
     float *const v = x->v + t * x->stride;
     const float decay = x->decay[t * x->gate_stride];
     float recall = 0.0F;
-    for (size_t i = 0; i < x->key_dim; i++)
+    for (size_t i = 0; i < x->key_dim && !c->is_ssd; i++)
         recall = qsf_fmaf(decay * k[i], state[i * QSF_STATE_COLS + j], recall);
-    const float d = (v[j] - recall) * x->beta[t * x->gate_stride];
+    const float d = (c->is_ssd ? v[j] : v[j] - recall) * x->beta[t * x->gate_stride];
     float out = 0.0F;
     for (size_t i = 0; i < x->key_dim; i++) {
         float *const s = &state[i * QSF_STATE_COLS + j];
         *s = qsf_fmaf(k[i], d, decay * *s);
         out = qsf_fmaf(q[i], *s, out);
     }
+    x->o[t * x->o_stride + j] = c->is_ssd ? qsf_fmaf(x->skip, v[j], out) : out;
     v[j] = d;
-    x->o[t * x->o_stride + j] = out;
 }
 
 /* Runs the rule for rows [begin, end). */
-static void run_rows(const qsf_kernels *k, float *state, const qsf_delta_rows *all, size_t begin,
+static void run_rows(qsf_state_rule_fn *rule, float *state, const qsf_state_rows *all, size_t begin,
                      size_t end)
 {
-    qsf_delta_rows x = *all;
+    qsf_state_rows x = *all;
     x.n_rows = end - begin;
     x.q += begin * x.stride;
     x.k += begin * x.stride;
@@ -204,7 +214,7 @@ static void run_rows(const qsf_kernels *k, float *state, const qsf_delta_rows *a
     x.o += begin * x.o_stride;
     x.beta += begin * x.gate_stride;
     x.decay += begin * x.gate_stride;
-    k->delta_rule(state, &x);
+    rule(state, &x);
 }
 
 /* The log of a pass, replayed, gives the state of the pass. */
@@ -214,8 +224,8 @@ static void check_replay(const rule_case *c, const qsf_kernels *k, const float *
     float *const changed = exact_floats(changing_floats(c));
     memcpy(changed, after, changing_floats(c) * sizeof *changed);
     memcpy(changed, before, state_floats(c) * sizeof *changed);
-    const qsf_delta_rows x = rows_of(c, changed, gates);
-    k->delta_replay(changed, &x);
+    const qsf_state_rows x = rows_of(c, changed, gates);
+    k->state_replay(changed, &x);
     CHECK(first_difference(changed, after, state_floats(c)) == state_floats(c));
     free(changed);
 }
@@ -233,25 +243,25 @@ static void check_rule(const rule_case *c, fill how)
     for (size_t i = 0; i < state_floats(c); i++) /* behind the columns there are zeros */
         if (i % QSF_STATE_COLS >= c->n_cols)
             in[i] = ((float *)want.at)[i] = 0.0F;
-    const qsf_delta_rows contract = rows_of(c, want.at, gates);
+    const qsf_state_rows contract = rows_of(c, want.at, gates);
     for (size_t t = 0; t < c->n_rows; t++)
         for (size_t j = 0; j < c->n_cols; j++)
-            run_column(want.at, &contract, t, j);
+            run_column(c, want.at, &contract, t, j);
     for (size_t i = 0; i <= n_levels; i++) {
         const size_t cut = random_u32() % c->n_rows;
         const output have = output_make(n * sizeof *in);
         memcpy(have.at, in, n * sizeof *in);
-        const qsf_delta_rows x = rows_of(c, have.at, gates);
+        const qsf_state_rows x = rows_of(c, have.at, gates);
         if (cut > 0)
-            run_rows(level(i), have.at, &x, 0, cut);
-        run_rows(level(i), have.at, &x, cut, c->n_rows);
+            run_rows(rule_of(c, level(i)), have.at, &x, 0, cut);
+        run_rows(rule_of(c, level(i)), have.at, &x, cut, c->n_rows);
         if (how <= FILL_EXTREMES) /* zeros stay zeros unless they meet an infinity */
             check_replay(c, level(i), in, have.at, gates);
         if (how > FILL_EXTREMES) /* a decay below 0 makes them -0 */
             for (size_t at = 0; at < state_floats(c); at++)
                 if (at % QSF_STATE_COLS >= c->n_cols)
                     ((float *)have.at)[at] = 0.0F;
-        compare(&want, &have, i, "delta_rule", c->key_dim, how);
+        compare(&want, &have, i, c->is_ssd ? "ssd_rule" : "delta_rule", c->key_dim, how);
     }
     free(want.block);
     free(in);
@@ -259,18 +269,24 @@ static void check_rule(const rule_case *c, fill how)
 
 int check_recur(void)
 {
-    static const rule_case cases[] = {{1, 1, 1},    {2, 16, 24},  {3, 17, 32}, {5, 24, 8},
-                                      {70, 20, 16}, {9, 128, 32}, {2, 256, 31}};
+    static const rule_case cases[] = {{1, 1, 1, false},   {2, 16, 24, false},  {3, 17, 32, false},
+                                      {5, 24, 8, false},  {70, 20, 16, false}, {9, 128, 32, false},
+                                      {2, 256, 31, false}};
     for (fill how = FILL_RANDOM; how < FILL_COUNT; how++) {
         for (size_t s = 0; s < COUNT_OF(sizes); s++) {
             for (size_t n_taps = 2; n_taps <= MOST_TAPS; n_taps += 7)
                 check_conv(sizes[s], n_taps, n_taps == 9, how);
             check_l2norm(sizes[s], how);
             check_sigmoid_mul(sizes[s], how);
-            check_gates(sizes[s], how);
+            check_gates(sizes[s], how, false);
+            check_gates(sizes[s], how, true);
         }
-        for (size_t c = 0; c < COUNT_OF(cases); c++)
+        for (size_t c = 0; c < COUNT_OF(cases); c++) {
+            rule_case of_ssd = cases[c];
+            of_ssd.is_ssd = true;
             check_rule(&cases[c], how);
+            check_rule(&of_ssd, how);
+        }
     }
     CHECK(n_compared > 100 * n_levels);
     return check_report("recur");
@@ -285,12 +301,12 @@ static float bench_state[BENCH_DIM * BENCH_DIM];
 static float bench_rows[BENCH_ROWS * 4 * BENCH_DIM];
 static float bench_gates[2 * BENCH_ROWS];
 
-/* A head of 128 x 128 over 64 rows */
-static void run_bench_rule(const qsf_kernels *k, const void *args)
+/* A head of 128 x 128, of SSD 128 x 64, over 64 rows */
+static void run_bench_rule(const qsf_kernels *k, const void *is_ssd)
 {
-    (void)args;
-    for (size_t col = 0; col < BENCH_DIM; col += QSF_STATE_COLS) {
-        const qsf_delta_rows x = {
+    const rule_case c = {.is_ssd = is_ssd != NULL};
+    for (size_t col = 0; col < (c.is_ssd ? BENCH_DIM / 2 : BENCH_DIM); col += QSF_STATE_COLS) {
+        const qsf_state_rows x = {
             .n_rows = BENCH_ROWS,
             .key_dim = BENCH_DIM,
             .n_cols = QSF_STATE_COLS,
@@ -304,7 +320,7 @@ static void run_bench_rule(const qsf_kernels *k, const void *args)
             .decay = bench_gates + 1,
             .gate_stride = 2,
         };
-        k->delta_rule(bench_state + col * BENCH_DIM, &x);
+        rule_of(&c, k)(bench_state + col * BENCH_DIM, &x);
     }
 }
 
@@ -317,4 +333,5 @@ void bench_recur(void)
         bench_gates[i] = 0.5F;
     /* 1000 elements: so the figures are nanoseconds a head and token */
     bench_line("delta_rule, ns a head of 128 x 128", 1000.0 * BENCH_ROWS, run_bench_rule, NULL);
+    bench_line("ssd_rule, ns a head of 128 x 64", 1000.0 * BENCH_ROWS, run_bench_rule, "");
 }

@@ -60,7 +60,7 @@ def next_logits(session: qsf.Session, tokens: list[int]) -> np.ndarray[Any, Any]
 # ---- the same bits ----
 
 
-GOLDEN = {"recurrent": "lfm2", "delta": "qwen3_next", "own": "gemma4-own"}
+GOLDEN = {"recurrent": "lfm2", "delta": "qwen3_next", "own": "gemma4-own", "ssd": "falcon_h1"}
 
 
 def written(folder: Path, name: str) -> Path:
@@ -75,7 +75,7 @@ def written(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "8bit", "k8v4", "4bit", "2bit", "exact"])
-@pytest.mark.parametrize("name", ["mixed", "routed", "recurrent", "delta", "own"])
+@pytest.mark.parametrize("name", ["mixed", "routed", "recurrent", "delta", "own", "ssd"])
 def test_what_is_loaded_goes_on_with_the_same_bits(tmp_path: Path, name: str, kv_type: str) -> None:
     """Windows, experts, other threads and a context for which rings have other sizes."""
     path, file = written(tmp_path, name), tmp_path / "kept"

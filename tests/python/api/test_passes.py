@@ -50,6 +50,8 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "recurrent": write_recurrent(folder),
         "delta": write_recurrent(folder, case="qwen3_5-three"),
         "own": write_recurrent(folder, case="gemma4-own"),
+        "ssd": write_recurrent(folder, case="nemotron_h-moe"),
+        "ssd-beside": write_recurrent(folder, case="falcon_h1"),
     }
 
 
@@ -70,6 +72,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "recurrent": ("recurrent", {"n_threads": 3}),
     "delta": ("delta", {"chunk_tokens": 16, "n_threads": 3}),
     "own": ("own", {"chunk_tokens": 16, "n_threads": 2}),
+    "ssd": ("ssd", {"chunk_tokens": 16, "n_threads": 3}),
+    "ssd-beside": ("ssd-beside", {"chunk_tokens": 24, "kv_window_tokens": 40}),
     "recurrent-window": ("recurrent", {"chunk_tokens": 16, "kv_window_tokens": 40}),
 }  # fmt: skip
 

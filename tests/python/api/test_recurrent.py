@@ -24,7 +24,7 @@ CTX_TOKENS = 200
 MOST_AGAIN = 40  # tokens that may be evaluated again when a session goes back
 
 
-@pytest.fixture(scope="module", params=["lfm2", "qwen3_5"])
+@pytest.fixture(scope="module", params=["lfm2", "qwen3_5", "falcon_h1-norm"])
 def path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     return write_recurrent(tmp_path_factory.mktemp("recurrent"), case=request.param)
 
@@ -122,7 +122,19 @@ def hold_alone(path: Path, tokens: list[int]) -> Any:
 
 
 @pytest.mark.parametrize(
-    "case", ["lfm2", "lfm2-bias", "qwen3_5-three", "qwen3_5_moe", "qwen3_next-dense"]
+    "case",
+    [
+        "lfm2",
+        "lfm2-bias",
+        "qwen3_5-three",
+        "qwen3_5_moe",
+        "qwen3_next-dense",
+        "granitemoehybrid-h",
+        "granitemoehybrid-moe",
+        "bamba",
+        "nemotron_h-groups",
+        "falcon_h1",
+    ],
 )
 def test_bits_do_not_depend_on_how_a_prompt_is_cut(tmp_path: Path, case: str) -> None:
     path = write_recurrent(tmp_path, case=case)

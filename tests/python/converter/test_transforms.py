@@ -15,14 +15,15 @@ from make import calibrated_models, golden_families, tiny_checkpoints
 from qsf.file.layout import Dtype, TensorType, layer_unit
 from qsf_converter.calibrate import transforms
 from qsf_converter.calibrate.transforms import ROTATED, SCALED, choose, rotate_heads, scale_inputs
-from qsf_converter.original.layers import Original, Weights
+from qsf_converter.original.layers import Original
+from qsf_converter.original.weights import Weights
 from qsf_converter.rounding.quantisers import quantise_rows
 from qsf_converter.sources.families.rules import INPUT_GROUPS
 
 T = TensorType
 Array = NDArray[np.float32]
 OF_QKV = (T.Q, T.K, T.V)  # of a layer without a gate
-_, OF_OUT, OF_GATE, OF_DOWN = INPUT_GROUPS
+OF_OUT, _, OF_GATE, OF_DOWN = INPUT_GROUPS[1:]
 
 MODELS: dict[str, Callable[[Path], Path]] = {
     f"llama-{n_kv_heads}": lambda f, n=n_kv_heads: tiny_checkpoints.make_llama(
@@ -43,6 +44,8 @@ FAMILIES: dict[str, Callable[[Path], Path]] = {
         "granite-bias",
         "qwen3_5",
         "qwen3_5-three",
+        "granitemoehybrid-h",
+        "falcon_h1",
     )
 }
 
@@ -208,7 +211,8 @@ def test_what_gains_nothing_is_left_as_it_is(tmp_path: Path) -> None:
         weights = original.weights(layer_unit(0))
         # Inputs that are all alike: no column is worth more than another.
         alike: dict[tuple[TensorType, ...], NDArray[np.float64]] = {
-            group: np.eye(weights[group[0]].shape[1]) * 7.0 for group in (OF_QKV, *INPUT_GROUPS[1:])
+            group: np.eye(weights[group[0]].shape[1]) * 7.0
+            for group in (OF_QKV, OF_OUT, OF_GATE, OF_DOWN)
         }
         dtypes = {kind: Dtype.F32 if w.ndim == 1 else Dtype.Q3 for kind, w in weights.items()}
         changed, actions = choose(weights, dtypes, alike)

@@ -53,7 +53,7 @@ def test_mutants_give_typed_errors(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings in Linux only")
 @pytest.mark.parametrize("tag", ["KIND", "TENS"])
-@pytest.mark.parametrize("case", ["lfm2", "qwen3_next"])
+@pytest.mark.parametrize("case", ["lfm2", "qwen3_next", "nemotron_h-moe", "falcon_h1"])
 def test_mutants_of_mixers_give_typed_errors(case: str, tag: str, tmp_path: Path) -> None:
     check_mutants(write_recurrent(tmp_path, case=case), tag, 40, tmp_path)
 

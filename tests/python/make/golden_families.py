@@ -26,7 +26,7 @@ PATH = Path(__file__).resolve().parents[2] / "golden" / "families.npz"
 N_TOKENS = 40
 LOGIT_STEPS = 1 << 19  # between nought and the largest logit: 2e-6 of it, rounded to 1e-6
 _ROUTER = re.compile(
-    r"\.(mlp|block_sparse_moe|feed_forward)\.(gate|router|router\.layer)\.weight$|\.router\.proj\.weight$"
+    r"\.(mlp|mixer|block_sparse_moe|feed_forward)\.(gate|router|router\.layer)\.weight$|\.router\.proj\.weight$"
 )
 _TABLES = ("embed", "wte", "word_embeddings")  # their rows are looked up, not summed
 

@@ -13,7 +13,7 @@ from qsf.file.kinds import QkNorm, RopeSet, plain_kind
 from qsf.file.layout import Arch
 
 PLAIN_KIND = plain_kind(tiny_header(), Arch())
-DELTA = u32(1, 2) + u32(37, 255)
+DELTA, SSD, NONE = (u32(1, i) + u32(37, 255) for i in (2, 3, 5))
 
 
 def heads(n_key: int, n_value: int, key_dim: int, value_dim: int) -> bytes:
@@ -117,7 +117,7 @@ KIND_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("kind: half a size", F, raw_kind(struct.pack("<HH4xH", 1, 0, 0))),
     ("kind: half a key", F, kind(u32(16, 0)[:-1])),
     ("kind: unknown key", U, kind(u32(2, 0))),
-    ("kind: mixer 3", F, kind(u32(1, 3))),
+    ("kind: mixer 6", F, kind(u32(1, 6))),
     ("kind: output gate 2", F, kind(u32(56, 2))),
     ("kind: V norm 2", F, kind(u32(57, 2))),
     ("kind: key 58", U, kind(u32(58, 1))),
@@ -139,6 +139,28 @@ KIND_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
         F,
         kind(DELTA + u32(56, 1) + heads(1, 2, 8, 8) + u32(116, 4)),
     ),
+    ("kind: SSD without heads", F, kind(SSD + u32(116, 4))),
+    ("kind: SSD without taps", F, kind(SSD + heads(1, 2, 8, 8))),
+    ("kind: SSD with 3 heads for 2 groups", F, kind(SSD + heads(2, 3, 8, 8) + u32(116, 4))),
+    ("kind: SSD with a wide state", F, kind(SSD + heads(1, 2, 257, 8) + u32(116, 4))),
+    ("kind: SSD with too many rows", F, kind(SSD + heads(4096, 4096, 256, 256) + u32(116, 4))),
+    ("kind: SSD with tiled heads", F, kind(SSD + heads(1, 2, 8, 8) + u32(116, 4) + u32(126, 1))),
+    ("kind: SSD with RoPE", F, kind(u32(1, 3) + heads(1, 2, 8, 8) + u32(116, 4))),
+    ("kind: attention and SSD without heads", F, kind(u32(1, 4) + u32(116, 4))),
+    (
+        "kind: SSD and keys of another layer",
+        F,
+        kind(u32(1, 4) + u32(49, 1) + heads(1, 2, 8, 8) + u32(116, 4)),
+    ),
+    ("kind: attention and SSD without taps", F, kind(u32(1, 4) + heads(1, 2, 8, 8))),
+    ("kind: no mixer with RoPE", F, kind(u32(1, 5))),
+    ("kind: no mixer with taps", F, kind(NONE + u32(116, 4))),
+    ("kind: no mixer with heads", F, kind(NONE + heads(1, 2, 8, 8))),
+    ("kind: no mixer and no FFN", F, kind(NONE + u32(64, 0))),
+    ("kind: no mixer with a parallel FFN", F, kind(u32(1, 5) + u32(16, 1) + u32(37, 255))),
+    ("kind: form of experts 0", F, kind(u32(91, 0))),
+    ("kind: form of experts 3", F, kind(u32(91, 3))),
+    ("kind: plain experts without experts", F, kind(u32(91, 1))),
     ("kind: heads of the delta rule with attention", F, kind(heads(1, 2, 8, 8))),
     ("kind: order of value heads with attention", F, kind(u32(126, 1))),
     ("kind: a convolution without taps", F, kind(u32(1, 1) + u32(37, 255))),

@@ -68,6 +68,8 @@ _FFN: Final = {
     Ffn.PLAIN: (T.FFN_NORM, T.FFN_UP, T.FFN_DOWN),
     Ffn.GATED: (T.FFN_NORM, T.FFN_GATE, T.FFN_UP, T.FFN_DOWN),
 }
+_SSD: Final = (T.SSD_IN, T.SSD_GATE, T.SSD_STEP, T.SSD_RATE, T.SSD_STEP_BIAS, T.SSD_SKIP,
+               T.SSD_CONV, T.SSD_OUT)  # fmt: skip
 BIASES: Final = (T.Q_BIAS, T.K_BIAS, T.V_BIAS, T.ATTN_OUT_BIAS, T.FFN_UP_BIAS, T.FFN_DOWN_BIAS)
 NORM_BIASES: Final = (T.ATTN_NORM_BIAS, T.FFN_NORM_BIAS)
 POST_NORMS: Final = (T.POST_ATTN_NORM, T.POST_FFN_NORM)
@@ -87,7 +89,13 @@ class Layer:
         """Return the types of its tensors."""
         norms = (T.Q_NORM, T.K_NORM) if self.kind.qk_norm else ()
         routed = (T.FFN_NORM, T.EXPERT_ROUTER) if self.kind.n_experts else ()
-        usual = {T.ATTN_NORM, *_MATRICES, *norms, *routed, *_FFN[Ffn(self.kind.ffn)]}
+        usual = {*norms, *routed, *_FFN[Ffn(self.kind.ffn)]}
+        if self.kind.mixer != Mixer.NONE:
+            usual.add(T.ATTN_NORM)
+        if self.kind.mixer not in (Mixer.SSD, Mixer.NONE):
+            usual.update(_MATRICES)
+        if self.kind.has_ssd:
+            usual.update(_SSD)
         if self.kind.values_are_keys or self.kind.latent_rank:
             usual.remove(T.V)
         if self.kind.latent_rank:
@@ -166,6 +174,7 @@ ROUTED: Final = (
 )  # fmt: skip
 DELTA: Final = kind(mixer=Mixer.DELTA, n_kv_heads=4, rope_set=ROPE_NONE, n_taps=4, n_key_heads=2,
                     n_value_heads=6, key_dim=24, value_dim=40)  # fmt: skip
+SSD: Final = replace(DELTA, mixer=Mixer.SSD)
 RECURRENT: Final = (
     Layer(DELTA),
     Layer(replace(DELTA, n_taps=3, n_value_heads=4, value_dim=16, has_tiled_heads=1), POST_NORMS),
@@ -173,6 +182,14 @@ RECURRENT: Final = (
     Layer(replace(DELTA, n_taps=2, n_key_heads=1, n_value_heads=2, key_dim=17, value_dim=33,
                   ffn=Ffn.NONE, n_experts=6, n_chosen=2, expert_dim=40, residual_factor=0.5)),
     Layer(kind(n_heads=3, n_kv_heads=1, window_tokens=9, output_gate=1), (T.SINKS,)),
+    Layer(SSD, (T.SSD_CONV_BIAS, T.SSD_NORM)),
+    Layer(replace(SSD, n_taps=2, n_key_heads=3, n_value_heads=3, key_dim=17, value_dim=33,
+                  ffn=Ffn.NONE, residual_factor=0.5)),
+    Layer(kind(mixer=Mixer.NONE, ffn=Ffn.PLAIN, activation=Activation.RELU_SQUARED, n_experts=6,
+               n_chosen=2, expert_dim=40, expert_ffn=Ffn.PLAIN, rope_set=ROPE_NONE)),
+    Layer(kind(mixer=Mixer.ATTENTION_AND_SSD, n_heads=3, n_kv_heads=1, n_taps=3, n_key_heads=2,
+               n_value_heads=4, key_dim=20, value_dim=32, output_gate=1, is_parallel=True),
+          (T.SSD_NORM, T.SINKS, *BIASES), (T.FFN_NORM,)),
 )  # fmt: skip
 
 
@@ -197,7 +214,7 @@ def _values(
     x: NDArray[np.float32] = rng.standard_normal(shape, dtype=np.float32)
     if type.name.endswith(("NORM", "SCALE")):
         return np.asarray(np.float32(1.0) + np.float32(0.3) * x)
-    if type is T.DECAY_RATE:  # positive
+    if type in (T.DECAY_RATE, T.SSD_RATE):  # positive
         return np.asarray(np.exp(x - np.float32(2.0)))
     if shape[0] == 1:
         return np.asarray(np.float32(0.2) * x)

@@ -148,18 +148,17 @@ class _Pass:
         y = self.convolve(b * inner, n_taps, at)
         return self.keep(f"{at}.attn_out", self.linear(c * y, f"{at}.attn_out"))
 
-    def convolve(self, x: Array, n_taps: int, at: str) -> Array:
+    def convolve(self, x: Array, n_taps: int, at: str, name: str = "conv") -> Array:
         past = np.concatenate([np.zeros((n_taps - 1, x.shape[1]), self.dtype), x])
-        taps = self.weight(f"{at}.conv").reshape(n_taps, -1)
+        taps = self.weight(f"{at}.{name}").reshape(n_taps, -1)
         y = np.stack([(taps * past[t : t + n_taps]).sum(axis=0) for t in range(len(x))])
-        if f"{at}.conv_bias" in self.model.weights:
-            y = y + self.weight(f"{at}.conv_bias")
+        if f"{at}.{name}_bias" in self.model.weights:
+            y = y + self.weight(f"{at}.{name}_bias")
         return np.asarray(y)
 
     def delta(self, x: Array, layer: Layer, at: str) -> Array:
         """The gated delta rule, token by token."""
-        assert layer.delta is not None
-        n_key, n_value, key_dim, value_dim = layer.delta
+        n_key, n_value, key_dim, value_dim = layer.state
         mixed = np.concatenate([self.linear(x, f"{at}.{part}") for part in "qkv"], axis=1)
         mixed = activate(self.convolve(mixed, layer.n_taps, at), "silu")
         parts = np.split(mixed, [n_key * key_dim, 2 * n_key * key_dim], axis=1)
@@ -188,11 +187,46 @@ class _Pass:
         self.keep(f"{at}.heads", y)
         return self.keep(f"{at}.attn_out", self.linear(y, f"{at}.attn_out"))
 
+    def ssd(self, x: Array, layer: Layer, at: str) -> Array:
+        """The state space rule of Mamba-2, token by token and head by head."""
+        n_groups, n_heads, n, p = layer.state
+        ends = [n_heads * p, n_heads * p + n_groups * n]
+        rows = self.convolve(self.linear(x, f"{at}.ssd_in"), layer.n_taps, at, "ssd_conv")
+        parts = np.split(activate(rows, "silu"), ends, axis=1)
+        inner = parts[0].reshape(len(x), n_heads, p)
+        b, c = (part.reshape(len(x), n_groups, n) for part in parts[1:])
+        step = np.logaddexp(0, self.linear(x, f"{at}.ssd_step"))  # which has a bias
+        decay = np.exp(-self.weight(f"{at}.ssd_rate") * step)
+        out = np.empty_like(inner)
+        for h in range(n_heads):
+            group = h * n_groups // n_heads
+            state: Array = np.zeros((n, p), self.dtype)
+            for t in range(len(x)):
+                state = state * decay[t, h] + np.outer(b[t, group], inner[t, h] * step[t, h])
+                out[t, h] = c[t, group] @ state + self.weight(f"{at}.ssd_skip")[h] * inner[t, h]
+        y = out.reshape(len(x), -1) * activate(self.linear(x, f"{at}.ssd_gate"), "silu")
+        if f"{at}.ssd_norm" in self.model.weights:
+            y = self.normed(y.reshape(len(x), n_groups, -1)).reshape(y.shape)
+            y = y * self.weight(f"{at}.ssd_norm")
+        self.keep(f"{at}.states", y)
+        return self.keep(f"{at}.ssd_out", self.linear(y, f"{at}.ssd_out"))
+
+    def mixed(self, x: Array, layer: Layer, at: str) -> Array:
+        """What the mixer adds to the stream, of what it reads."""
+        if layer.mixer == "none":
+            return np.zeros_like(x)
+        if layer.mixer == "ssd":
+            return self.ssd(x, layer, at)
+        if layer.mixer == "delta":
+            y = self.delta(x, layer, at)
+        elif layer.mixer == "short_conv":
+            y = self.convolution(x, layer.n_taps, at)
+        else:
+            y = self.attention(x, layer, at)
+        y = self.normalise(y, f"{at}.post_attn_norm")
+        return y + self.ssd(x, layer, at) if layer.mixer == "attention_and_ssd" else y
+
     def attention(self, x: Array, layer: Layer, at: str) -> Array:
-        if layer.delta is not None:
-            return self.delta(x, layer, at)
-        if layer.n_taps:
-            return self.convolution(x, layer.n_taps, at)
         n_tokens = len(x)
         is_own = layer.kv_source is None
         if layer.latent is not None:
@@ -353,8 +387,7 @@ class _Pass:
         factor = self.dtype(layer.residual_factor)
         x = self.normalise(x, f"{at}.input_norm")
         y = self.keep(f"{at}.attn_norm", self.normalise(x, f"{at}.attn_norm"))
-        mixed = self.normalise(self.attention(y, layer, at), f"{at}.post_attn_norm")
-        behind = self.keep(f"{at}.residual_attn", x + factor * mixed)
+        behind = self.keep(f"{at}.residual_attn", x + factor * self.mixed(y, layer, at))
         if f"{at}.ffn_up" not in self.model.weights and layer.routing is None:
             return self.add_own(behind, layer, at)
         if not layer.is_parallel:

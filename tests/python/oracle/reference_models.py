@@ -45,8 +45,9 @@ class Layer:
     residual_factor: float = 1.0
     routing: Routing | None = None  # of layers with experts
     pinned_tokens: int = 0  # first positions, seen beside the window
-    n_taps: int = 0  # of a convolution, which is there instead of attention
-    delta: tuple[int, int, int, int] | None = None  # heads of keys, of values, dims of both
+    n_taps: int = 0  # of a convolution
+    mixer: str = "attention"  # short_conv, delta, ssd, attention_and_ssd, none
+    state: tuple[int, int, int, int] = (0, 0, 0, 0)  # heads of keys, of values, dims of both
     has_tiled_heads: bool = False  # value heads of a key head are n_key_heads apart
     has_value_norm: bool = False
     values_are_keys: bool = False  # before their norm
@@ -296,9 +297,8 @@ def _layer_of(
         residual_factor=kind.residual_factor,
         routing=_routing_of(kind),
         n_taps=kind.n_taps,
-        delta=(kind.n_key_heads, kind.n_value_heads, kind.key_dim, kind.value_dim)
-        if kind.mixer == kinds.Mixer.DELTA
-        else None,
+        mixer=kinds.Mixer(kind.mixer).name.lower(),
+        state=(kind.n_key_heads, kind.n_value_heads, kind.key_dim, kind.value_dim),
         has_tiled_heads=bool(kind.has_tiled_heads),
         has_value_norm=bool(kind.value_norm),
         values_are_keys=bool(kind.values_are_keys),

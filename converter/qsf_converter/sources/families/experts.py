@@ -82,6 +82,23 @@ def of_gguf(at: str = MLP) -> Rules:
     return _three(*names, slices="experts")
 
 
+def plain_experts(at: str) -> tuple[Rules, Rules, Rules]:
+    """The layouts of experts without gates: one each, all in one, and GGUF's."""
+    at = f"{at}experts."
+
+    def both(middle: str, ending: str, **options: Any) -> Rules:
+        return (
+            _expert(T.FFN_UP, f"{at}{middle}up_proj{ending}", "expert", "hidden", **options),
+            _expert(T.FFN_DOWN, f"{at}{middle}down_proj{ending}", "hidden", "expert", **options),
+        )
+
+    return (
+        both("{expert}.", ".weight"),
+        both("", "", slices="experts"),
+        both("", ".weight", slices="experts"),
+    )
+
+
 def router(name: str) -> TensorRule:
     """The matrix that scores the experts."""
     return layer(T.EXPERT_ROUTER, name, "experts", "hidden", where=Where.ROUTED)
@@ -156,19 +173,20 @@ def route(draft: Draft, layers: Collection[int], **routing: Any) -> None:
         raise config.error("num_experts_per_tok", f"= {n_chosen}, there are {n_experts} experts")
     expert_dim = draft.dims["expert"]
     shared_dim = draft.dims.setdefault("shared", 0)
-    n_dense = draft.header.n_layers - len(layers)
-    largest = max(expert_dim, shared_dim, dense_dim if n_dense else 0)
+    others = [kind.ffn for i, kind in enumerate(draft.layers) if i not in layers]
+    has_dense = any(ffn != Ffn.NONE for ffn in others)
+    largest = max(expert_dim, shared_dim, dense_dim if has_dense else 0)
     draft.header = replace(draft.header, ffn_dim=largest)
     draft.dims |= {"experts": n_experts, "one": 1}
     if shared_dim:
         draft.flags.add("shared")
     for i, kind in enumerate(draft.layers):
         if i not in layers:
-            draft.layers[i] = replace(kind, ffn_dim=dense_dim)
+            draft.layers[i] = replace(kind, ffn_dim=dense_dim if kind.ffn else largest)
             continue
         draft.layers[i] = replace(
             kind,
-            ffn=Ffn.GATED if shared_dim else Ffn.NONE,
+            ffn=kind.ffn if shared_dim else Ffn.NONE,
             ffn_dim=shared_dim or largest,
             n_experts=n_experts,
             n_chosen=n_chosen,

@@ -17,6 +17,7 @@ from qsf_converter.sources.families.positions import Rope, parameters_of, rope_o
 from qsf_converter.sources.families.rules import TensorRule, in_file_order
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+Factor = float | tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Facts:
     """The contents of a configuration: everything but the weights. ``header.dtype`` is provisional.
 
     ``layer_kinds`` and ``rope_sets`` are empty if header and ``arch`` describe them. ``factors``
-    are the factors of rules with ``scale``.
+    are the factors of rules with ``scale``: of a matrix, or of each row.
     """
 
     header: Header
@@ -34,7 +35,7 @@ class Facts:
     warnings: tuple[str, ...] = ()
     layer_kinds: tuple[LayerKind, ...] = ()
     rope_sets: tuple[RopeSet, ...] = ()
-    factors: Mapping[str, float] = field(default_factory=dict)
+    factors: Mapping[str, Factor] = field(default_factory=dict)
 
     def tables(self) -> dict[str, bytes]:
         """Return the sections ARCH, ROPE and KIND that the file needs."""
@@ -56,11 +57,15 @@ class Draft:
     layer_types: list[str]
     ropes: dict[str, Rope]  # by type of layers
     warnings: list[str] = field(default_factory=list)
-    factors: dict[str, float] = field(default_factory=dict)
+    factors: dict[str, Factor] = field(default_factory=dict)
 
     def set_all(self, **changes: Any) -> None:
         """Change the kind of every layer."""
         self.layers = [dataclasses.replace(layer, **changes) for layer in self.layers]
+
+
+def _count_layers(config: Config) -> int:
+    return config.count("num_hidden_layers", limits.MAX_LAYERS)
 
 
 def no_windows(config: Config, n_layers: int) -> tuple[int, list[str]]:
@@ -127,6 +132,7 @@ class Family:
     flags: Mapping[str, bool] = field(default_factory=dict)
     facts: frozenset[str] = frozenset()  # flags that always hold
     kind: Mapping[str, Any] = field(default_factory=dict)
+    count_layers: Callable[[Config], int] = _count_layers
     windows: Windows = no_windows
     rope_parameters: Callable[[Config, str], Config] = parameters_of
     has_partial_rope: bool = False
@@ -199,7 +205,7 @@ def _header(family: Family, config: Config, warnings: list[str]) -> Header:
     }
     return Header(
         architecture=family.architecture,
-        n_layers=config.count("num_hidden_layers", limits.MAX_LAYERS),
+        n_layers=family.count_layers(config),
         dim=dim,
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from qsf.errors import shown
 from qsf.file.kinds import ROPE_NONE, ExpertScore, ExpertWeights
 from qsf_converter.sources.families.config import MAX_FFN_DIM, Config
+from qsf_converter.sources.families.delta import LINEAR
 from qsf_converter.sources.families.experts import (
     EXPERT_DEFAULTS,
     EXPERT_RENAMES,
@@ -35,6 +35,10 @@ from qsf_converter.sources.families.llama import (
     pre_norms,
     qkv,
 )
+from qsf_converter.sources.families.mamba import DEFAULTS as SSD_DEFAULTS
+from qsf_converter.sources.families.mamba import FLAGS as SSD_FLAGS
+from qsf_converter.sources.families.mamba import NEUTRAL as SSD_NEUTRAL
+from qsf_converter.sources.families.mamba import ssd_layers, ssd_layouts, ssd_rules, with_layouts
 from qsf_converter.sources.families.rules import T, Where, ends, linear, norm
 
 
@@ -68,28 +72,34 @@ def _granite_shared(draft: Draft) -> None:
 
 
 def _granite_hybrid(draft: Draft) -> None:
-    """Granite 4 without recurrent layers: the shared FFN is the only FFN."""
+    """Granite 4: a shared FFN in each layer, beside experts or alone, and states of Mamba-2."""
     config = draft.config
+    states = [i for i, type_ in enumerate(draft.layer_types) if type_ != FULL]
+    for name in config if not states else ():
+        if name.startswith(("mamba_", "time_step_")):
+            config.get(name)  # read, because it says nothing where no layer is recurrent
     if config.get("num_local_experts"):
-        raise config.error("num_local_experts", "with a hybrid's layers is not supported")
-    for name in config:
-        if name.startswith(("mamba_", "time_step_")) or name == "num_experts_per_tok":
-            config.get(name)  # has no meaning without recurrent layers
-    _granite(draft)
+        _granite_shared(draft)
+    else:
+        config.get("num_experts_per_tok")
+        _granite(draft)
+        ffn_dim = config.count("shared_intermediate_size", MAX_FFN_DIM)
+        draft.dims["ffn"] = draft.dims["shared"] = ffn_dim
+        draft.header = replace(draft.header, ffn_dim=ffn_dim)
+        draft.set_all(ffn_dim=ffn_dim)
     if config.get("position_embedding_type") != "rope":
         draft.set_all(rope_set=ROPE_NONE)
-    ffn_dim = config.count("shared_intermediate_size", MAX_FFN_DIM)
-    draft.dims["ffn"] = ffn_dim
-    draft.header = replace(draft.header, ffn_dim=ffn_dim)
-    draft.set_all(ffn_dim=ffn_dim)
+    if states:
+        ssd_layers(draft, states)
 
 
-def _attention_only(config: Config, n_layers: int) -> tuple[int, list[str]]:
-    """Refuse recurrent layers; no layer has a window."""
-    types = config.get("layers_block_type") or config.get("layer_types")
-    if types is None or set(types) - {"attention", FULL}:
-        raise config.error("layer_types", f"= {shown(types)}: recurrent layers are not supported")
-    return 0, [FULL] * n_layers
+def _hybrid_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
+    """All layers have states of Mamba-2 where nothing is said; there are no windows."""
+    name = "layers_block_type" if config.get("layers_block_type") else "layer_types"
+    types = config.of_layers(name, n_layers, ("attention", FULL, "mamba", LINEAR))
+    return 0, [
+        FULL if type_ in ("attention", FULL) else LINEAR for type_ in types or [LINEAR] * n_layers
+    ]
 
 
 def _shared_ffn(dim: str, **options: Any) -> Rules:
@@ -126,6 +136,15 @@ _MOE_LAYOUTS = (
 )
 _SHARED: Mapping[str, Any] = {"where": Where.ROUTED, "flag": "shared"}
 _MOE_DEFAULTS = {**EXPERT_DEFAULTS, **_FACTORS, "num_experts": 8, "num_experts_per_tok": 2}
+_AT_SSD = f"{AT}mamba."
+_OF_ATTENTION: Mapping[str, Any] = {"where": Where.ATTENTION}
+_HYBRID = (
+    *pre_norms(),
+    *(replace(rule, **_OF_ATTENTION) for rule in (*qkv(bias="attention_bias"),
+                                                  *out(bias="attention_bias"))),
+    *ssd_rules(_AT_SSD),
+    *_SCALED_ENDS,
+)  # fmt: skip
 
 FAMILIES = (
     Family(
@@ -139,13 +158,25 @@ FAMILIES = (
     ),
     Family(
         name="GraniteMoeHybridForCausalLM",
-        title="Granite 4 without Mamba (350M, 1B, micro)",
+        title="Granite 4, 4 H (350M to 32B-A9B)",
         model_type="granitemoehybrid",
-        rules=(*_ATTENTION, *_shared_ffn("ffn"), *_SCALED_ENDS),
-        defaults={**DEFAULTS, **_FACTORS, "shared_intermediate_size": 1024},
-        flags={"attention_bias": False},
-        windows=_attention_only,
-        neutral={"normalization_function": ("rmsnorm",)},
+        rules=_HYBRID,
+        layouts=with_layouts(
+            ssd_layouts(_AT_SSD),
+            (
+                *((*rules, *_shared_ffn("shared")) for rules in _MOE_LAYOUTS[:2]),
+                (*_MOE_LAYOUTS[2], *gated(f"{MLP}shared.", "shared")),
+            ),
+        ),
+        renames=EXPERT_RENAMES,
+        defaults={
+            **_MOE_DEFAULTS,
+            **SSD_DEFAULTS,
+            "shared_intermediate_size": 1024,
+        },
+        flags={"attention_bias": False, **SSD_FLAGS},
+        windows=_hybrid_types,
+        neutral={"normalization_function": ("rmsnorm",), **SSD_NEUTRAL},
         adjust=_granite_hybrid,
     ),
     Family(

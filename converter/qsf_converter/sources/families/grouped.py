@@ -10,7 +10,7 @@ from typing import Any
 from qsf.errors import shown
 from qsf.file.kinds import ExpertScore, ExpertWeights, GroupScore, QkNorm
 from qsf.file.layout import MAX_LAYER_EXPERTS
-from qsf_converter.sources.families.config import MAX_FFN_DIM
+from qsf_converter.sources.families.config import MAX_FFN_DIM, Config
 from qsf_converter.sources.families.experts import (
     DENSE,
     EXPERT_DEFAULTS,
@@ -39,24 +39,25 @@ def grouped(draft: Draft, *, has_groups: bool = True, **routing: Any) -> None:
     draft.dims["expert"] = config.count("moe_intermediate_size", MAX_FFN_DIM)
     n_shared = config.count("n_shared_experts", MAX_LAYER_EXPERTS)
     draft.dims["shared"] = n_shared * draft.dims["expert"]
+    route(draft, range(n_dense, n_layers), **(by_groups(config, has_groups=has_groups) | routing))
+    if "use_qk_norm" in draft.flags:
+        draft.set_all(qk_norm=QkNorm.PER_HEAD)
+
+
+def by_groups(config: Config, *, has_groups: bool = True) -> dict[str, Any]:
+    """The routing by a sigmoid, among the experts of the best groups."""
     n_groups = config.count("n_group", MAX_LAYER_EXPERTS) if has_groups else 1
     kept = config.count("topk_group", n_groups) if has_groups else 1
     weights = by_sum(config)
-    all_routing: dict[str, Any] = {
+    return {
         "expert_score": ExpertScore.SIGMOID,
         "expert_weights": weights,
         "weights_epsilon": 1e-20 if weights == ExpertWeights.BY_SUM else 0.0,
         "weights_factor": config.positive("routed_scaling_factor"),
         "n_groups": n_groups,
         "n_groups_kept": kept,
-        "group_score": GroupScore.TWO_LARGEST,
-        **routing,
+        "group_score": GroupScore.TWO_LARGEST if n_groups > 1 else GroupScore.LARGEST,
     }
-    if n_groups == 1:
-        all_routing["group_score"] = GroupScore.LARGEST
-    route(draft, range(n_dense, n_layers), **all_routing)
-    if "use_qk_norm" in draft.flags:
-        draft.set_all(qk_norm=QkNorm.PER_HEAD)
 
 
 def _minimax(draft: Draft) -> None:

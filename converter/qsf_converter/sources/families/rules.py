@@ -8,15 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from qsf.file.kinds import LayerKind, Mixer
+from qsf.file.kinds import Ffn, LayerKind, Mixer
 from qsf.file.layout import TensorType
 
 T = TensorType
 
 # The matrices of a layer by the input that they share, in the order of the forward pass.
 INPUT_GROUPS: Final = (
-    (T.Q, T.K, T.V, T.MIX_GATE),
+    (T.Q, T.K, T.V, T.MIX_GATE, T.SSD_GATE, T.SSD_IN),
     (T.ATTN_OUT,),
+    (T.SSD_OUT,),
     (T.FFN_GATE, T.FFN_UP),
     (T.FFN_DOWN,),
 )
@@ -37,11 +38,14 @@ class Where(enum.Enum):
     """The layers that have a tensor."""
 
     EVERYWHERE = enum.auto()
-    DENSE = enum.auto()  # those without experts
+    DENSE = enum.auto()  # those with an FFN and without experts
     ROUTED = enum.auto()
     ATTENTION = enum.auto()
     SHORT_CONV = enum.auto()
     DELTA = enum.auto()
+    SSD = enum.auto()
+    MIXED = enum.auto()  # those with a mixer
+    FED = enum.auto()  # those with an FFN or experts
     WINDOWED = enum.auto()  # attention with a window
     UNLIMITED = enum.auto()  # attention without
     KEYS = enum.auto()  # those with keys and values of their own
@@ -55,16 +59,19 @@ class Where(enum.Enum):
         n_experts = 0 if kind is None else kind.n_experts
         mixer = Mixer.ATTENTION if kind is None else kind.mixer
         is_windowed = kind is not None and kind.window_tokens != 0
-        is_unlimited = mixer == Mixer.ATTENTION and not is_windowed
+        is_unlimited = (kind is None or kind.has_attention) and not is_windowed
         has_keys = kind is None or not kind.kv_source
         has_values = kind is None or not kind.values_are_keys
         return {
             Where.EVERYWHERE: True,
-            Where.DENSE: n_experts == 0,
+            Where.DENSE: n_experts == 0 and (kind is None or kind.ffn != Ffn.NONE),
             Where.ROUTED: n_experts != 0,
-            Where.ATTENTION: mixer == Mixer.ATTENTION,
+            Where.ATTENTION: kind is None or kind.has_attention,
             Where.SHORT_CONV: mixer == Mixer.SHORT_CONV,
             Where.DELTA: mixer == Mixer.DELTA,
+            Where.SSD: kind is not None and kind.has_ssd,
+            Where.MIXED: mixer != Mixer.NONE,
+            Where.FED: kind is None or kind.ffn != Ffn.NONE or n_experts != 0,
             Where.WINDOWED: is_windowed,
             Where.UNLIMITED: is_unlimited,
             Where.KEYS: has_keys,
@@ -89,10 +96,10 @@ class TensorRule:
     itself. A source that ``is_stacked`` has the groups along an axis of its own. With {head} in
     ``source`` each of the groups is a vector of its own. ``flag``, if given, is a fact of the
     configuration without which the tensor does not exist. The values are ``add`` plus what is
-    stored, times the factor of the configuration that ``scale`` names; of a logarithm
-    (``is_log``) they are e to its power. A matrix that ``is_flat`` becomes a vector, one row
-    after the other. What is ``of_all`` layers is a vector that all have, or a matrix with the
-    outputs of one layer after another.
+    stored, times the factor of the configuration that ``scale`` names, or each row times its
+    own; of a logarithm (``is_log``) they are e to its power. A matrix that ``is_flat`` becomes a
+    vector, one row after the other. What is ``of_all`` layers is a vector that all have, or a
+    matrix with the outputs of one layer after another.
     """
 
     place: Place
@@ -204,6 +211,8 @@ _ORDER: Final = (
     T.Q_BIAS, T.K_BIAS, T.V_BIAS, T.Q_NORM, T.K_NORM, T.SINKS, T.DECAY_RATE, T.DECAY_BIAS,
     T.MIX_NORM, T.Q, T.K, T.V, T.Q_UP, T.K_UP, T.V_UP, T.MIX_GATE, T.BETA, T.DECAY,
     T.CONV, T.CONV_BIAS, T.ATTN_SUB_NORM, T.ATTN_OUT_BIAS, T.ATTN_OUT, T.POST_ATTN_NORM,
+    T.SSD_RATE, T.SSD_STEP_BIAS, T.SSD_SKIP, T.SSD_GATE, T.SSD_IN, T.SSD_STEP, T.SSD_CONV,
+    T.SSD_CONV_BIAS, T.SSD_NORM, T.SSD_OUT,
     T.ROUTER_NORM, T.FFN_NORM, T.FFN_NORM_BIAS, T.ROUTER_BIAS, T.SELECTION_BIAS, T.EXPERT_SCALE,
     T.EXPERT_ROUTER, T.SHARED_GATE,
     T.FFN_GATE_BIAS, T.FFN_UP_BIAS, T.FFN_GATE, T.FFN_UP,

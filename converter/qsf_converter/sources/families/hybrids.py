@@ -1,0 +1,326 @@
+"""Bamba, Falcon-H1 and Nemotron-H: layers of Mamba-2 between, beside and without attention."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from qsf.errors import shown
+from qsf.file.kinds import Ffn, Mixer
+from qsf_converter.sources.families import mamba
+from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, Config
+from qsf_converter.sources.families.delta import LINEAR
+from qsf_converter.sources.families.experts import (
+    EXPERT_DEFAULTS,
+    plain_experts,
+    route,
+    router,
+    selection_bias,
+)
+from qsf_converter.sources.families.family import FULL, Draft, Family, usual
+from qsf_converter.sources.families.grouped import by_groups
+from qsf_converter.sources.families.llama import AT, ATTN, DEFAULTS, Rules, gated, out, qkv
+from qsf_converter.sources.families.mamba import ssd_layers, ssd_layouts, ssd_rules, with_layouts
+from qsf_converter.sources.families.rules import T, Where, ends, linear, norm
+
+_AT_SSD, _FFN, _MIXER = f"{AT}mamba.", f"{AT}feed_forward.", f"{AT}mixer."
+_ATTENTION: Mapping[str, Any] = {"where": Where.ATTENTION}
+_NORMS = (
+    *norm(T.ATTN_NORM, f"{AT}input_layernorm"),
+    *norm(T.FFN_NORM, f"{AT}pre_ff_layernorm"),
+)
+
+# ---- Bamba ----
+
+
+def _bamba_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
+    listed = config.get("attn_layer_indices") or []
+    if not isinstance(listed, list) or not all(type(i) is int for i in listed):
+        raise config.error("attn_layer_indices", f"= {shown(listed)} is not a list of layers")
+    return 0, [FULL if i in listed else LINEAR for i in range(n_layers)]
+
+
+def _bamba(draft: Draft) -> None:
+    ssd_layers(draft, [i for i, type_ in enumerate(draft.layer_types) if type_ != FULL])
+
+
+# ---- Falcon-H1 ----
+
+
+def _scaled(target: T, source: str, out_dim: str, of: str, scale: str) -> Rules:
+    return linear(target, None, source, out_dim, of, scale=scale)
+
+
+_FALCON = (
+    *_NORMS,
+    *_scaled(T.Q, f"{ATTN}q_proj", "q", "hidden", "attention in"),
+    *_scaled(T.K, f"{ATTN}k_proj", "kv", "hidden", "keys"),
+    *_scaled(T.V, f"{ATTN}v_proj", "kv", "hidden", "attention in"),
+    *_scaled(T.ATTN_OUT, f"{ATTN}o_proj", "hidden", "q", "attention out"),
+    *ssd_rules(_AT_SSD, is_scaled=True),
+    *_scaled(T.FFN_GATE, f"{_FFN}gate_proj", "ffn", "hidden", "gate"),
+    *linear(T.FFN_UP, None, f"{_FFN}up_proj", "ffn", "hidden"),
+    *_scaled(T.FFN_DOWN, f"{_FFN}down_proj", "hidden", "ffn", "down"),
+    *ends("embed_tokens", "final_layernorm", scale="logits"),
+)
+
+
+def _multipliers(config: Config, name: str, n: int) -> list[float]:
+    return config.numbers(name, n) if config.get(name) is not None else [1.0] * n
+
+
+def _falcon(draft: Draft) -> None:
+    """Attention and Mamba-2 in every layer; factors go into the matrices behind them."""
+    config = draft.config
+    ssd_layers(draft, range(draft.header.n_layers), Mixer.ATTENTION_AND_SSD)
+    if "mamba_rms_norm" in draft.flags and config.boolean("mamba_norm_before_gate"):
+        raise config.error("mamba_norm_before_gate", "= true is not supported")
+    n_values, n_keys = draft.dims["values"], (draft.dims["channels"] - draft.dims["values"]) // 2
+    into = config.positive("ssm_in_multiplier")
+    z, x, b, c, step = (into * factor for factor in _multipliers(config, "ssm_multipliers", 5))
+    gate, down = _multipliers(config, "mlp_multipliers", 2)
+    attention = config.positive("attention_in_multiplier")
+    draft.factors |= {
+        T.SSD_GATE.name: z,
+        T.SSD_IN.name: (x,) * n_values + (b,) * n_keys + (c,) * n_keys,
+        T.SSD_STEP.name: step,
+        T.SSD_OUT.name: config.positive("ssm_out_multiplier"),
+        "attention in": attention,
+        "keys": attention * config.positive("key_multiplier"),
+        "attention out": config.positive("attention_out_multiplier"),
+        "gate": gate,
+        "down": down,
+        "logits": config.positive("lm_head_multiplier"),
+    }
+    draft.arch = replace(draft.arch, embedding_factor=config.positive("embedding_multiplier"))
+
+
+# ---- Nemotron-H ----
+
+_MLP, _MOE = "mlp", "moe"
+_BLOCKS: Final = {
+    "M": LINEAR, "mamba": LINEAR, LINEAR: LINEAR, "*": FULL, "attention": FULL, FULL: FULL,
+    "-": _MLP, _MLP: _MLP, "E": _MOE, _MOE: _MOE,
+}  # fmt: skip
+
+
+_OF_TRAINING: Final = (
+    "mtp_layers_block_type", "mtp_hybrid_override_pattern", "time_step_min", "time_step_max",
+    "time_step_floor", "norm_eps",
+)  # fmt: skip
+
+
+_OF_EXPERTS: Final = (
+    "moe_intermediate_size", "moe_shared_expert_intermediate_size", "num_experts",
+    "num_experts_per_tok", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob",
+    "n_shared_experts",
+)  # fmt: skip
+
+
+def _blocks(config: Config) -> list[str]:
+    """The kind of each block: a layer is a mixer or an FFN."""
+    name = "layers_block_type"
+    if config.get(name) is None:
+        name = "hybrid_override_pattern"
+    blocks = config.get(name)
+    if not isinstance(blocks, (str, list)) or not 1 <= len(blocks) <= MAX_LAYERS:
+        raise config.error(name, f"= {shown(blocks)} is not a list of layers")
+    for block in blocks:
+        if block not in _BLOCKS:
+            raise config.error(name, f"has {shown(block)}, supported: {', '.join(_BLOCKS)}")
+    return [_BLOCKS[block] for block in blocks]
+
+
+def _block_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
+    if config.get("num_hidden_layers", n_layers) != n_layers:
+        raise config.error("num_hidden_layers", f"is not {n_layers}, the number of blocks")
+    return 0, _blocks(config)
+
+
+def _nemotron(draft: Draft) -> None:
+    config, blocks = draft.config, draft.layer_types
+    for name in (*_OF_TRAINING, *(() if _MOE in blocks else _OF_EXPERTS)):
+        config.get(name)  # read, because it says nothing here
+    if config.get("attention_head_dim", draft.header.head_dim) != draft.header.head_dim:
+        raise config.error("attention_head_dim", f"is not head_dim, {draft.header.head_dim}")
+    draft.set_all(**mamba.NO_ATTENTION)
+    for i, block in enumerate(blocks):
+        change: dict[str, Any] = {"ffn": Ffn.NONE}
+        if block in (_MLP, _MOE):
+            change = {"mixer": Mixer.NONE}
+        draft.layers[i] = replace(draft.layers[i], **change)
+    if LINEAR in blocks:
+        states = [i for i, block in enumerate(blocks) if block == LINEAR]
+        ssd_layers(draft, states, has_width=False)
+    if _MOE in blocks:
+        draft.dims["expert"] = config.count("moe_intermediate_size", MAX_FFN_DIM)
+        draft.dims["shared"] = config.count("moe_shared_expert_intermediate_size", MAX_FFN_DIM)
+        routed = [i for i, block in enumerate(blocks) if block == _MOE]
+        route(draft, routed, expert_ffn=Ffn.PLAIN, **by_groups(config))
+
+
+def _plain(at: str, dim: str, where: Where) -> Rules:
+    return (
+        *linear(T.FFN_UP, None, f"{at}up_proj", dim, "hidden", where=where),
+        *linear(T.FFN_DOWN, None, f"{at}down_proj", "hidden", dim, where=where),
+    )
+
+
+_NEMOTRON = (
+    *norm(T.ATTN_NORM, f"{AT}norm", where=Where.MIXED),
+    *norm(T.FFN_NORM, f"{AT}norm", where=Where.FED),
+    *linear(T.Q, None, f"{_MIXER}q_proj", "q", "hidden", **_ATTENTION),
+    *linear(T.K, None, f"{_MIXER}k_proj", "kv", "hidden", **_ATTENTION),
+    *linear(T.V, None, f"{_MIXER}v_proj", "kv", "hidden", **_ATTENTION),
+    *linear(T.ATTN_OUT, None, f"{_MIXER}o_proj", "hidden", "q", **_ATTENTION),
+    *ssd_rules(_MIXER, conv_bias="use_conv_bias"),
+    *_plain(_MIXER, "ffn", Where.DENSE),
+    router(f"{_MIXER}gate.weight"),
+    *_plain(f"{_MIXER}shared_experts.", "shared", Where.ROUTED),
+    *ends("embeddings", "norm_f"),
+)
+_NEMOTRON_EXPERTS = tuple(
+    (selection_bias(f"{_MIXER}{name}"), *rules)
+    for name, rules in zip(
+        ("gate.e_score_correction_bias", "gate.e_score_correction_bias", "gate.selection.bias"),
+        plain_experts(_MIXER),
+        strict=True,
+    )
+)
+
+FAMILIES = (
+    Family(
+        name="BambaForCausalLM",
+        title="Bamba",
+        model_type="bamba",
+        has_partial_rope=True,
+        rules=(
+            *_NORMS,
+            *(replace(rule, **_ATTENTION) for rule in (*qkv(), *out())),
+            *ssd_rules(_AT_SSD),
+            *gated(_FFN),
+            *ends("embed_tokens", "final_layernorm"),
+        ),
+        layouts=ssd_layouts(_AT_SSD),
+        defaults=usual(
+            {**DEFAULTS, **mamba.DEFAULTS},
+            context=262144,
+            epsilon=1e-5,
+            kv_heads=8,
+            partial_rotary_factor=0.5,
+        ),
+        flags=mamba.FLAGS,
+        windows=_bamba_types,
+        neutral={
+            **mamba.NEUTRAL,
+            "attention_bias": (False,),
+            "mlp_bias": (False,),
+            "attn_rotary_emb": tuple(range(1 << 12)),  # half of a head, as the share of it says
+            "z_loss_coefficient": (0.0,),
+        },
+        adjust=_bamba,
+    ),
+    Family(
+        name="FalconH1ForCausalLM",
+        title="Falcon-H1 (0.5B to 34B)",
+        model_type="falcon_h1",
+        rules=_FALCON,
+        layouts=ssd_layouts(_AT_SSD, norm_flag="mamba_rms_norm"),
+        defaults=usual(
+            {**DEFAULTS, **mamba.DEFAULTS},
+            context=8192,
+            epsilon=1e-5,
+            kv_heads=8,
+            mamba_d_ssm=1024,
+            mamba_norm_before_gate=True,
+            **dict.fromkeys(
+                (
+                    "lm_head_multiplier",
+                    "embedding_multiplier",
+                    "key_multiplier",
+                    "attention_out_multiplier",
+                    "attention_in_multiplier",
+                    "ssm_in_multiplier",
+                    "ssm_out_multiplier",
+                ),
+                1.0,
+            ),
+        ),
+        flags={**mamba.FLAGS, "mamba_rms_norm": False},
+        neutral={
+            **mamba.NEUTRAL,
+            "attention_bias": (False,),
+            "mlp_bias": (False,),
+            "projectors_bias": (False,),
+            "mamba_norm_before_gate": (True, False),
+            "mamba_use_mlp": (True,),
+            "attn_layer_indices": (None,),
+        },
+        adjust=_falcon,
+    ),
+    Family(
+        name="NemotronHForCausalLM",
+        title="Nemotron-H, Nemotron 3 Nano",
+        model_type="nemotron_h",
+        prefixes=("backbone.", "model."),
+        ffn=Ffn.PLAIN,
+        rules=_NEMOTRON,
+        layouts=with_layouts(ssd_layouts(_MIXER), _NEMOTRON_EXPERTS),
+        renames={
+            "norm_epsilon": "layer_norm_epsilon",
+            "hidden_act": "mlp_hidden_act",
+            "num_experts": "n_routed_experts",
+            "mamba_n_heads": "mamba_num_heads",
+            "mamba_d_head": "mamba_head_dim",
+            "mamba_n_groups": "n_groups",
+            "mamba_d_state": "ssm_state_size",
+            "mamba_d_conv": "conv_kernel",
+            "mamba_expand": "expand",
+        },
+        defaults=usual(
+            {**EXPERT_DEFAULTS, **mamba.DEFAULTS},
+            context=4096,
+            epsilon=1e-5,
+            kv_heads=8,
+            head=128,
+            hidden_act="relu2",
+            experts=8,
+            chosen=2,
+            expert_dim=7688,
+            intermediate_size=21504,
+            moe_shared_expert_intermediate_size=7688,
+            routed_scaling_factor=1.0,
+            n_group=1,
+            topk_group=1,
+            norm_topk_prob=True,
+            mamba_hidden_act="silu",
+            mamba_d_head=64,
+            mamba_n_groups=8,
+            mamba_d_state=128,
+            hybrid_override_pattern="ME*-",
+        ),
+        flags={"use_conv_bias": True},
+        count_layers=lambda config: len(_blocks(config)),
+        windows=_block_types,
+        neutral={
+            **mamba.NEUTRAL,
+            **dict.fromkeys(("attention_bias", "mlp_bias", "use_bias"), (False,)),
+            **dict.fromkeys(
+                (
+                    "use_mamba_kernels",
+                    "residual_in_fp32",
+                    "rescale_prenorm_residual",
+                    "moe_shared_expert_overlap",
+                ),
+                (True, False),
+            ),
+            "n_shared_experts": (1,),
+            "mamba_ssm_cache_dtype": ("float32",),
+            "num_nextn_predict_layers": tuple(range(17)),
+            "chunk_size": mamba.NEUTRAL["mamba_chunk_size"],
+        },
+        adjust=_nemotron,
+    ),
+)

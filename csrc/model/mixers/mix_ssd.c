@@ -1,0 +1,91 @@
+/* mix_ssd.c - the projections of SSD, and the gate and the norm after its rule. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/mixers/mix_ssd.h"
+
+#include "base/status.h"
+#include "model/block.h"
+#include "model/linear.h"
+#include "model/mixers/mix_attention.h"
+#include "model/mixers/state_heads.h"
+
+/* Items: rows times groups; gate = silu(gate) * o, normalised if there is a norm */
+static void finish_groups(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    const qsf_heads_job *const job = arg;
+    const qsf_ops *const ops = job->ops;
+    const size_t n_groups = job->z.n_key_heads;
+    const size_t n = job->z.values / n_groups;
+    (void)worker_idx;
+    for (size_t i = begin; i < end; i++) {
+        const size_t row = i / n_groups;
+        const size_t col = i % n_groups * n;
+        const float *const out = ops->scratch->q + row * job->conv.stride + col;
+        float *const gate =
+            ops->scratch->mix_gate + row * qsf_stride((uint32_t)job->z.values) + col;
+        ops->kernels->silu_mul(gate, out, n);
+        if (job->norm != NULL)
+            ops->kernels->rmsnorm(gate, job->norm + col, ops->config->norm_epsilon, n, gate);
+    }
+}
+
+/* Computes x, B and C in one row, the gate, and the steps, of what the mixer reads. */
+static qsf_status project(qsf_ops *o, const qsf_layer *l, const qsf_acts *in, qsf_heads_job *job)
+{
+    const qsf_scratch *const s = o->scratch;
+    const qsf_tensor *const *const t = l->tensors;
+    const size_t gate_stride = qsf_stride((uint32_t)job->z.values);
+    const qsf_linear parts[] = {
+        {t[QSF_LAYER_SSD_GATE], NULL, s->mix_gate, gate_stride, 1, NULL, NULL, {0}},
+        {t[QSF_LAYER_SSD_IN], NULL, s->q, job->conv.stride, 1, NULL, NULL, {0}},
+        {t[QSF_LAYER_SSD_STEP], NULL, s->steps, 2 * job->z.n_value_heads, 1, NULL, NULL, {0}},
+    };
+    QSF_TRY(qsf_block_load(o, t[QSF_LAYER_SSD_RATE], 0, &job->decay_rate));
+    QSF_TRY(qsf_block_load(o, t[QSF_LAYER_SSD_STEP_BIAS], 1, &job->decay_bias));
+    QSF_TRY(qsf_block_load(o, t[QSF_LAYER_SSD_SKIP], 2, &job->skip));
+    QSF_TRY(qsf_linear_run(o, parts, sizeof parts / sizeof parts[0], in));
+    QSF_TRY(qsf_ops_load_vector(o, t[QSF_LAYER_SSD_CONV], s->conv, &job->conv.w));
+    QSF_TRY(qsf_block_load(o, t[QSF_LAYER_SSD_CONV_BIAS], 3, &job->conv.bias));
+    qsf_ops_lap(o, QSF_PHASE_QKV);
+    return QSF_OK;
+}
+
+/* x += ssd(in) */
+static qsf_status run_ssd(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
+                          uint32_t layer_idx, const qsf_acts *in)
+{
+    const qsf_sides none = {0};
+    const qsf_block_end end = {l->tensors[QSF_LAYER_SSD_OUT], NULL, &none, NULL, false};
+    qsf_heads_job job = qsf_heads_begin(o, chunk, layer_idx);
+    qsf_acts mixed;
+    job.gates = o->kernels->ssd_gates;
+    job.rule = o->kernels->ssd_rule;
+    QSF_TRY(project(o, l, in, &job));
+    qsf_heads_run(&job);
+    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_SSD_NORM], 0, &job.norm));
+    qsf_pool_run(o->pool, o->n_tokens * job.z.n_key_heads,
+                 qsf_ops_piece(8 * job.z.values / job.z.n_key_heads), finish_groups, &job);
+    qsf_ops_lap(o, QSF_PHASE_ATTENTION);
+    QSF_TRY(qsf_block_sub_norm(o, o->scratch->mix_gate, (uint32_t)job.z.values, NULL, &mixed));
+    QSF_TRY(qsf_block_add_product(o, &end, &mixed));
+    qsf_ops_lap(o, QSF_PHASE_ATTN_OUT);
+    return QSF_OK;
+}
+
+qsf_status qsf_mix_ssd(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk, uint32_t layer_idx)
+{
+    qsf_acts in;
+    QSF_TRY(qsf_block_norm(o, o->scratch->x, l->tensors[QSF_LAYER_ATTN_NORM],
+                           l->tensors[QSF_LAYER_ATTN_NORM_BIAS], &in));
+    qsf_ops_lap(o, QSF_PHASE_NORM);
+    return run_ssd(o, l, chunk, layer_idx, &in);
+}
+
+qsf_status qsf_mix_attention_and_ssd(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
+                                     uint32_t layer_idx)
+{
+    const qsf_norm_weights none = {0};
+    float *const normed = o->scratch->normed; /* by attention */
+    QSF_TRY(qsf_mix_attention(o, l, chunk, layer_idx));
+    const qsf_acts in = qsf_ops_prepare(o, normed, o->config->dim, &none, normed);
+    return run_ssd(o, l, chunk, layer_idx, &in);
+}
