@@ -24,6 +24,7 @@ from qsf_converter.sources.gguf_experts import EXPERT_DIALECTS
 from qsf_converter.sources.gguf_gemma4 import GEMMA4_DIALECTS
 from qsf_converter.sources.gguf_latent import LATENT_DIALECTS
 from qsf_converter.sources.gguf_layer_norm import LAYER_NORM_DIALECTS, variant_of
+from qsf_converter.sources.gguf_mamba import MAMBA_DIALECTS
 
 Metadata = Mapping[str, Any]
 
@@ -34,6 +35,7 @@ ALL_DIALECTS: Final[Mapping[str, Dialect]] = {
     **DELTA_DIALECTS,
     **GEMMA4_DIALECTS,
     **LATENT_DIALECTS,
+    **MAMBA_DIALECTS,
 }
 
 # Tensors that belong to the configuration.
@@ -174,7 +176,7 @@ def family_of(config: Mapping[str, Any], dialect: Dialect) -> Family:
     rules = tuple(
         dataclasses.replace(
             rule,
-            transposed=rule.is_flat,
+            transposed=rule.is_flat and rule.transposed,
             add=0.0 if dialect.has_one_in_norms else rule.add,
             groups=None if dialect.is_ungrouped else rule.groups,
         )
@@ -183,18 +185,21 @@ def family_of(config: Mapping[str, Any], dialect: Dialect) -> Family:
     return dataclasses.replace(family, rules=rules, layouts=family.layouts[-dialect.n_layouts :])
 
 
+# What is said of each layer: none in layers without it, others in layers without a window.
+_OF_LAYERS: Final = (
+    *(f"{name}.attention.head_count_kv" for name in ("lfm2", "lfm2moe", "gemma4", *MAMBA_DIALECTS)),
+    "nemotron_h.feed_forward_length",
+    "nemotron_h_moe.feed_forward_length",
+)
+
+
 def _plain(key: str, value: Any) -> Any:
     """Return the common value of all layers if the file states one per layer; floats unchanged."""
     if isinstance(value, np.ndarray):
         values = value.tolist()
         if key.endswith(".sliding_window_pattern"):
             return values
-        if key in (
-            "lfm2.attention.head_count_kv",
-            "lfm2moe.attention.head_count_kv",
-            "gemma4.attention.head_count_kv",
-            "gemma4.feed_forward_length",
-        ):  # none in layers without attention, others in layers without a window
+        if key in _OF_LAYERS:
             return values
         if not values or any(item != values[0] for item in values):
             raise QsfConversionError(

@@ -22,8 +22,9 @@ from make.golden_families import Case
 
 Array = NDArray[np.float32]
 Keys = gguf.Keys
-PERMUTED = ("arcee", "granite", "granitemoe", "mistral3", "smollm3", "llama")
 LATENT = ("deepseek2", "mistral4", "minicpm3")
+HYBRIDS = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1")
+PERMUTED = (*HYBRIDS[:3], "arcee", "granite", "granitemoe", "mistral3", "smollm3", "llama")
 DELTA = ("qwen35", "qwen35moe", "qwen3next")
 PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron", *DELTA)
 ARCHITECTURES = {
@@ -40,7 +41,8 @@ ARCHITECTURES = {
     "cohere2": "cohere2", "nemotron": "nemotron", "jais2": "jais2", "arcee": "arcee",
     "granitemoeshared": "granitemoe", "lfm2": "lfm2",
     "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
-    "lfm2_moe": "lfm2moe", "dots1": "dots1", "minimax_m2": "minimax-m2",
+    "lfm2_moe": "lfm2moe", "granitemoehybrid": "granitehybrid", "falcon_h1": "falcon-h1",
+    "nemotron_h": "nemotron_h", "dots1": "dots1", "minimax_m2": "minimax-m2",
     "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
     "youtu": "deepseek2", "mistral4": "mistral4", "minicpm3": "minicpm3",
 }  # fmt: skip
@@ -50,7 +52,9 @@ _EXPERT_KEYS = {
     "num_experts_per_tok moe_k top_k_experts": Keys.LLM.EXPERT_USED_COUNT,
     "moe_intermediate_size": Keys.LLM.EXPERT_FEED_FORWARD_LENGTH,
     "shared_expert_intermediate_size": Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH,
-    "shared_intermediate_size": Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH,
+    "shared_intermediate_size moe_shared_expert_intermediate_size": (
+        Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH
+    ),
     "n_shared_experts moe_num_shared_experts": Keys.LLM.EXPERT_SHARED_COUNT,
     "first_k_dense_replace moe_layer_start_index": Keys.LLM.LEADING_DENSE_BLOCK_COUNT,
     "moe_layer_interval": Keys.LLM.INTERLEAVE_MOE_LAYER_STEP,
@@ -91,7 +95,7 @@ def begin(case: Case, path: Path, *, n_ahead: int = 0, is_older: bool = False) -
     n_ahead: layers behind the last that predict further tokens.
     """
     config = case.config
-    arch = ARCHITECTURES[config["model_type"]]
+    arch = arch_of(config)
     writer = gguf.GGUFWriter(path, arch)
     said = {**_sizes(config), **_more(config, arch)}
     if arch in LATENT:
@@ -109,13 +113,15 @@ def converted_tensors(
 ) -> Iterator[tuple[str, Any]]:
     """Yield tensors as the file has them: f16 matrices, f32 vectors and routers."""
     config = case.config
-    arch = ARCHITECTURES[config["model_type"]]
+    arch = arch_of(config)
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    names = gguf.get_tensor_name_map(kind, _first(config, *N_LAYERS))
+    names = gguf.get_tensor_name_map(kind, _n_layers(config))
     if arch in DELTA:
         tensors = _delta_tensors(config, arch, tensors)
     if arch in LATENT[:2] and not is_older:
         tensors = _apart(config, tensors)
+    if arch in HYBRIDS:
+        tensors = _mamba_tensors(config, arch, tensors)
     joined = tensors if arch in ("gemma4", "mistral4") else joined_experts(tensors)
     for name, stored in joined.items():
         # The package's table has BitNet's names of before transformers.
@@ -138,8 +144,16 @@ def converted_tensors(
             there = names.get_name(known, try_suffixes=(".weight", ".bias"))
         assert there is not None, name
         values = _converted(config, arch, name, stored)
-        values = values.squeeze() if values.size > 1 else values
-        exact = ("ffn_gate_inp.weight", ".bias", "ssm_conv1d.weight")
+        exact = (
+            "ffn_gate_inp.weight",
+            ".bias",
+            "ssm_conv1d.weight",
+            "ssm_a",
+            "ssm_d",
+            "_norm.weight",
+        )
+        if values.size > 1 and not there.endswith(exact[3:]):
+            values = values.squeeze()
         is_f32 = values.ndim == 1 or there.endswith(exact)
         yield there, values.astype(np.float32 if is_f32 else np.float16)
 
@@ -149,16 +163,24 @@ def joined_experts(tensors: dict[str, Array]) -> dict[str, Array]:
     joined: dict[str, list[Array]] = {}
     for name, values in tensors.items():
         match = re.fullmatch(
-            r"(.*\.(?:mlp|block_sparse_moe|feed_forward)\.experts)\.\d+\.(\w+)\.weight", name
+            r"(.*\.(?:mlp|mixer|block_sparse_moe|feed_forward)\.experts)\.\d+\.(\w+)\.weight", name
         )
         if match:  # in the order of their numbers
             matrix = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}.get(match[2], match[2])
-            at = match[1].replace("block_sparse_moe", "mlp")
+            at = match[1].replace("block_sparse_moe", "mlp").replace("mixer", "mlp")
+            at = at.replace("backbone.", "model.")
             joined.setdefault(f"{at}.{matrix}.weight", []).append(values)
         elif name.endswith("block_sparse_moe.input_linear.weight"):
             at = name.replace("block_sparse_moe.input_linear.weight", "mlp.experts")
             gate, up = np.split(values, 2, axis=1)
             joined |= {f"{at}.gate_proj.weight": list(gate), f"{at}.up_proj.weight": list(up)}
+        elif name.endswith("mlp.shared.input_linear.weight"):
+            at = name.replace("mlp.shared.input_linear.weight", "mlp")
+            gate, up = np.split(values, 2)
+            joined |= {f"{at}.gate_proj.weight": [gate], f"{at}.up_proj.weight": [up]}
+        elif name.endswith("mlp.shared.output_linear.weight"):
+            at = name.replace("mlp.shared.output_linear.weight", "mlp")
+            joined[f"{at}.down_proj.weight"] = [values]
         elif name.endswith("shared_mlp.input_linear.weight"):
             at = name.replace("shared_mlp.input_linear.weight", "mlp.shared_experts")
             gate, up = np.split(values, 2)
@@ -303,6 +325,62 @@ def _latent_sizes(config: dict[str, Any], *, is_older: bool) -> dict[str, Any]:
     return said
 
 
+def _mamba_tensors(
+    config: dict[str, Any], arch: str, tensors: dict[str, Array]
+) -> dict[str, Array]:
+    """Make -e^A_log, matrices of vectors, and fold Falcon's factors into its matrices."""
+    n_groups = config.get("mamba_n_groups") or config["n_groups"]
+    has_experts = arch == "nemotron_h_moe" or config.get("num_local_experts")
+    factors: dict[str, Any] = {}
+    if arch == "falcon-h1":
+        inner = config["mamba_d_ssm"]
+        n_keys = n_groups * config["mamba_d_state"]
+        of_parts = np.array(config["ssm_multipliers"]) * config["ssm_in_multiplier"]
+        n_of_parts = (inner, inner, n_keys, n_keys, config["mamba_n_heads"])
+        attention = config["attention_in_multiplier"]
+        factors = {
+            "mamba.in_proj": np.repeat(of_parts, n_of_parts)[:, None],
+            "mamba.out_proj": config["ssm_out_multiplier"],
+            "q_proj": attention,
+            "k_proj": attention * config["key_multiplier"],
+            "v_proj": attention,
+            "o_proj": config["attention_out_multiplier"],
+            "gate_proj": config["mlp_multipliers"][0],
+            "down_proj": config["mlp_multipliers"][1],
+            "embed_tokens": config["embedding_multiplier"],
+            "lm_head": config["lm_head_multiplier"],
+        }
+    made: dict[str, Array] = {}
+    for name, values in tensors.items():
+        if name.endswith(("A_log", ".D")):
+            values = values[:, None]
+        if name.endswith("A_log"):
+            values = -np.exp(values.astype(np.float64)).astype(np.float32)
+        elif name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+            values = values.reshape(n_groups, -1)
+        for part, factor in factors.items():
+            if name.endswith(f"{part}.weight"):
+                values = (values * factor).astype(np.float32)
+        if "shared_mlp" in name and not has_experts:  # one FFN
+            name = name.replace("shared_mlp", "mlp.shared")
+        made[name.replace(".dt_bias", ".dt_proj.bias")] = values
+    return made
+
+
+def arch_of(config: dict[str, Any]) -> str:
+    """Return llama.cpp's name of the architecture."""
+    is_mixture = "moe" in config.get("layers_block_type", ())
+    return ARCHITECTURES[config["model_type"]] + ("_moe" if is_mixture else "")
+
+
+def _n_layers(config: dict[str, Any]) -> int:
+    return (
+        len(config["layers_block_type"])
+        if "layers_block_type" in config
+        else _first(config, *N_LAYERS)
+    )
+
+
 def _interleaved(values: Array, n_heads: int) -> Array:
     halves = values.reshape(n_heads, 2, values.shape[0] // n_heads // 2, *values.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
@@ -317,7 +395,7 @@ def _sizes(config: dict[str, Any]) -> dict[str, Any]:
     n_heads = _first(config, *N_HEADS)
     head_dim = config.get("head_dim") or dim // n_heads
     said: dict[str, Any] = {
-        Keys.LLM.BLOCK_COUNT: _first(config, *N_LAYERS),
+        Keys.LLM.BLOCK_COUNT: _n_layers(config),
         Keys.LLM.CONTEXT_LENGTH: _first(
             config, "max_position_embeddings", "max_seq_len", "seq_length"
         ),
@@ -336,11 +414,12 @@ def _sizes(config: dict[str, Any]) -> dict[str, Any]:
         said[Keys.Attention.HEAD_COUNT_KV] = config["num_key_value_heads"]
     if "head_dim" in config:
         said |= {Keys.Attention.KEY_LENGTH: head_dim, Keys.Attention.VALUE_LENGTH: head_dim}
-    for names, key in _EXPERT_KEYS.items():
+    is_mixture = config["model_type"] != "nemotron_h" or "moe" in config["layers_block_type"]
+    for names, key in _EXPERT_KEYS.items() if is_mixture else ():
         for name in names.split():
             if config.get(name) is not None:
                 said[key] = config[name]
-    if "routed_scaling_factor" in config:
+    if "routed_scaling_factor" in config and is_mixture:
         said[Keys.LLM.EXPERT_WEIGHTS_NORM] = config["norm_topk_prob"]
     if config["model_type"] == "gpt_oss":
         said[Keys.LLM.EXPERT_FEED_FORWARD_LENGTH] = config["intermediate_size"]
@@ -402,7 +481,7 @@ def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
         ("attn_logit_softcapping", Keys.LLM.ATTN_LOGIT_SOFTCAPPING),
         ("final_logit_softcapping", Keys.LLM.FINAL_LOGIT_SOFTCAPPING),
     ):
-        if config.get(name) is not None:
+        if config.get(name) is not None and arch != "falcon-h1":
             said[key] = config[name]
     if config.get("sliding_window") is not None and arch not in ("qwen2", "qwen2moe"):
         said[Keys.Attention.SLIDING_WINDOW] = config["sliding_window"]
@@ -452,6 +531,8 @@ def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
             Keys.SSM.TIME_STEP_RANK: n_value,
             Keys.SSM.INNER_SIZE: n_value * config["linear_value_head_dim"],
         }
+    if arch in HYBRIDS:
+        said |= _said_of_mamba(config, arch)
     if arch == "gptneox":
         said[Keys.LLM.USE_PARALLEL_RESIDUAL] = config["use_parallel_residual"]
     if arch == "falcon":
@@ -460,6 +541,30 @@ def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
     if arch == "mpt":
         bias = config["attn_config"]["alibi_bias_max"]
         said[Keys.Attention.MAX_ALIBI_BIAS] = float(bias)
+    return said
+
+
+def _said_of_mamba(config: dict[str, Any], arch: str) -> dict[str, Any]:
+    types = config.get("layers_block_type") or config.get("layer_types") or ()
+    n_heads = _first(config, "mamba_n_heads", "mamba_num_heads")
+    inner = _first(config, "mamba_d_ssm") if arch == "falcon-h1" else 2 * config["hidden_size"]
+    if "mamba_head_dim" in config:
+        inner = n_heads * config["mamba_head_dim"]
+    said: dict[str, Any] = {
+        Keys.SSM.CONV_KERNEL: _first(config, "mamba_d_conv", "conv_kernel"),
+        Keys.SSM.STATE_SIZE: _first(config, "mamba_d_state", "ssm_state_size"),
+        Keys.SSM.GROUP_COUNT: _first(config, "mamba_n_groups", "n_groups"),
+        Keys.SSM.TIME_STEP_RANK: n_heads,
+        Keys.SSM.INNER_SIZE: inner,
+    }
+    if types:
+        of_layers = [config["num_key_value_heads"] * (t == "full_attention") for t in types]
+        is_turned = config.get("position_embedding_type") == "rope"
+        said |= {Keys.Attention.HEAD_COUNT_KV: of_layers, Keys.Rope.SCALING_FINETUNED: is_turned}
+    if "layers_block_type" in config:
+        of = config["moe_intermediate_size" if arch == "nemotron_h_moe" else "intermediate_size"]
+        said[Keys.LLM.FEED_FORWARD_LENGTH] = [of * (t in ("mlp", "moe")) for t in types]
+        said[Keys.Attention.LAYERNORM_RMS_EPS] = config["layer_norm_epsilon"]
     return said
 
 

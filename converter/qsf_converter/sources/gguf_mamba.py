@@ -1,0 +1,200 @@
+"""How llama.cpp stores models with layers of Mamba-2, as tables. Sources as in `gguf_dialects`."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from qsf.errors import QsfConversionError, shown
+from qsf_converter.sources.gguf_dialects import (
+    DIALECTS,
+    EXPERT_COUNTS,
+    EXPERTS,
+    FFN,
+    OPTIONAL,
+    OUT,
+    PERMUTED,
+    PRE,
+    QKV,
+    RMS_CONFIG,
+    Dialect,
+    Fields,
+    Shapes,
+    attention_bias,
+    ends_of,
+    layers_of,
+    names,
+)
+
+_SSD = ("in_proj", "conv1d", "norm", "out_proj")
+_SIZES = {
+    "mamba_n_heads": "ssm.time_step_rank",
+    "mamba_n_groups": "ssm.group_count",
+    "mamba_d_state": "ssm.state_size",
+    "mamba_d_conv": "ssm.conv_kernel",
+}
+
+
+def _ssd_names(at: str, mixer: str) -> dict[str, str]:
+    here = ("ssm_in", "ssm_conv1d", "ssm_norm", "ssm_out")
+    there = (f"{mixer}.{name}" for name in _SSD)
+    single = {"ssm_a": "minus_rate", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
+    return {
+        **layers_of(at, dict(zip(here, there, strict=True))),
+        **{f"blk.{{layer}}.{name}": f"{at}.{{layer}}.{mixer}.{of}" for name, of in single.items()},
+    }
+
+
+def _whole(name: str, value: Any, least: int = 0) -> int:
+    if type(value) is not int or value < least:
+        raise QsfConversionError(f"its metadata's {name} = {shown(value)} is not a number")
+    return value
+
+
+def _largest(value: Any) -> Any:
+    """A number of the layers that have one; 0 is that of the others."""
+    return max(value, default=0) if isinstance(value, list) else value
+
+
+def _common(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **attention_bias(fields, shapes, config),
+        "num_key_value_heads": _largest(config.get("num_key_value_heads")),
+        "mamba_d_ssm": fields.get("ssm.inner_size"),
+        "mamba_conv_bias": any("ssm_conv1d.bias" in name for name in shapes),
+    }
+
+
+def _granite(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    """RoPE is said by a field that is of something else."""
+    layers = range(_whole("block_count", config["num_hidden_layers"]))
+    width = config.get("shared_intermediate_size") or config["intermediate_size"]
+    return {
+        **_common(fields, shapes, config),
+        "layer_types": ["mamba" if f"blk.{i}.ssm_a" in shapes else "attention" for i in layers],
+        "position_embedding_type": "rope" if fields.get("rope.scaling.finetuned") else None,
+        "num_local_experts": config.get("num_experts") or 0,
+        "shared_intermediate_size": width,
+    }
+
+
+def _falcon(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **_common(fields, shapes, config),
+        "mamba_rms_norm": any("ssm_norm" in name for name in shapes),
+        "mamba_norm_before_gate": False,
+    }
+
+
+def _nemotron(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A block is what its tensors are of; one behind the last predicts further tokens."""
+    n_layers = _whole("block_count", config["num_hidden_layers"])
+    n_layers -= _whole("nextn_predict_layers", fields.get("nextn_predict_layers", 0))
+    said = _common(fields, shapes, config)
+    kinds = {"ssm_a": "mamba", "attn_q.weight": "attention", "ffn_gate_inp.weight": "moe"}
+    blocks = [
+        next((kind for name, kind in kinds.items() if f"blk.{i}.{name}" in shapes), "mlp")
+        for i in range(n_layers)
+    ]
+    inner = _whole("ssm.inner_size", said.pop("mamba_d_ssm"))
+    said["mamba_d_head"] = inner // _whole("ssm.time_step_rank", config["mamba_n_heads"], 1)
+    said["use_conv_bias"] = said.pop("mamba_conv_bias")
+    return {
+        **said,
+        "num_hidden_layers": n_layers,
+        "layers_block_type": blocks,
+        "intermediate_size": _largest(config["intermediate_size"]),
+    }
+
+
+_GRANITE = DIALECTS["granite"]
+_SHARED = {f"ffn_{part}_shexp": f"mlp.shared.{part}_proj" for part in ("gate", "up", "down")}
+_DENSE = {name: there.replace("mlp.", "mlp.shared.") for name, there in FFN.items()}
+_READ = ("ssm.inner_size", "expert_shared_count")
+_MIXER = {
+    **{name: there.replace("self_attn.", "mixer.") for name, there in (QKV | OUT).items()},
+    **{name: there.replace("mlp.", "mixer.") for name, there in (FFN | EXPERTS).items()},
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    "exp_probs_b": "mixer.gate.selection",
+    "attn_norm": "norm",
+}
+_NEMOTRON = Dialect(
+    family="NemotronHForCausalLM",
+    config={
+        **{name: key for name, key in RMS_CONFIG.items() if name != "rms_norm_eps"},
+        **_SIZES,
+        "layer_norm_epsilon": RMS_CONFIG["rms_norm_eps"],
+    },
+    optional=OPTIONAL,
+    constants={"mlp_hidden_act": "relu2"},
+    tensors={
+        **ends_of("backbone.embeddings", "backbone.norm_f"),
+        **layers_of("backbone.layers", _MIXER),
+        **_ssd_names("backbone.layers", "mixer"),
+    },
+    permuted={name.replace("self_attn", "mixer"): of for name, of in PERMUTED.items()},
+    more=_nemotron,
+    read_by_more=(*_READ, "nextn_predict_layers", "attention.layer_norm_epsilon"),
+)
+MAMBA_DIALECTS: Final[Mapping[str, Dialect]] = {
+    "granitehybrid": replace(
+        _GRANITE,
+        family="GraniteMoeHybridForCausalLM",
+        config={**RMS_CONFIG, **_SIZES},
+        optional={
+            **_GRANITE.optional,
+            **EXPERT_COUNTS,
+            "shared_intermediate_size": "expert_shared_feed_forward_length",
+        },
+        tensors={
+            **names(PRE, QKV, OUT, EXPERTS, _DENSE, _SHARED),
+            **_ssd_names("model.layers", "mamba"),
+        },
+        permuted=PERMUTED,
+        more=_granite,
+        read_by_more=_READ,
+    ),
+    "falcon-h1": Dialect(
+        family="FalconH1ForCausalLM",
+        config={**RMS_CONFIG, **_SIZES},
+        optional=OPTIONAL,
+        constants={"hidden_act": "silu"},
+        tensors={
+            **ends_of("model.embed_tokens", "model.final_layernorm"),
+            **layers_of(
+                "model.layers",
+                {
+                    **QKV,
+                    **OUT,
+                    **{name: of.replace("mlp.", "feed_forward.") for name, of in FFN.items()},
+                    "attn_norm": "input_layernorm",
+                    "ffn_norm": "pre_ff_layernorm",
+                },
+            ),
+            "blk.{layer}.ffn_norm": "model.layers.{layer}.pre_ff_layernorm.weight",
+            **_ssd_names("model.layers", "mamba"),
+        },
+        more=_falcon,
+        read_by_more=_READ,
+    ),
+    "nemotron_h": _NEMOTRON,
+    "nemotron_h_moe": replace(
+        _NEMOTRON,
+        config={
+            **_NEMOTRON.config,
+            **EXPERT_COUNTS,
+            "moe_intermediate_size": "expert_feed_forward_length",
+            "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+        },
+        optional={
+            **OPTIONAL,
+            "routed_scaling_factor": "expert_weights_scale",
+            "norm_topk_prob": "expert_weights_norm",
+            "n_group": "expert_group_count",
+            "topk_group": "expert_group_used_count",
+        },
+    ),
+}
