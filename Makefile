@@ -49,7 +49,7 @@ c_build = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_MODULE=OF
 ctest = $(CTEST) --test-dir build/$(1) -j $(JOBS) --timeout 600 --output-on-failure --no-tests=error
 
 .PHONY: help demo link test test-c test-py check check-isa check-hostile check-san check-arm check-old check-targets check-slow \
-	check-real lint format fuzz baseline bench wheel install clean
+	check-real amalgamation lint format fuzz baseline bench wheel install clean
 .NOTPARALLEL:
 
 help: ## show this list
@@ -176,13 +176,14 @@ check-old: build/install.stamp ## kernels and models on an x86-64 processor with
 TARGETS_TESTED := x86_64-linux-musl x86_64-windows-gnu
 TARGETS_EMULATED := arm-linux-musleabihf riscv64-linux-musl
 TARGETS_BUILT := aarch64-linux-musl aarch64-windows-gnu aarch64-macos.11.0 x86_64-macos.10.15
+zig = zig=$$($(PY) -c 'import ziglang; print(ziglang.__path__[0])')/zig
 zig_flags = -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja -DQSF_ZIG=$$zig \
 	-DCMAKE_TOOLCHAIN_FILE=cmake/zig.cmake -DQSF_TARGET=$$target -DQSF_CODECS=$(CURDIR)/build/codecs
 check-targets: build/install.stamp ## the C library for musl, 32 bits, RISC-V, Windows, macOS; tests under qemu and wine
 	@tools/bootstrap.sh targets
 	@$(PY) -m pip install -q ziglang==0.17.1
 	@PYTHON=$(PY) tools/fetch_codecs.sh build/codecs
-	@zig=$$($(PY) -c 'import ziglang; print(ziglang.__path__[0])')/zig; \
+	@$(zig); \
 	export WINEPREFIX="$(CURDIR)/build/wine" WINEDEBUG=-all; $(THINNED) \
 	for target in $(TARGETS_TESTED); do \
 		echo "$$target"; $(call c_tests,$$target,$(zig_flags)); \
@@ -194,6 +195,14 @@ check-targets: build/install.stamp ## the C library for musl, 32 bits, RISC-V, W
 		echo "$$target: built"; \
 		$(call c_build,$$target,$(zig_flags) -DQSF_BUILD_LIBRARY=ON,example_generate qsf); \
 	done
+	@$(MAKE) --no-print-directory amalgamation build/tiny-llama.qsf
+	@$(call c_build,c,-DQSF_BUILD_LIBRARY=ON,example_generate); $(zig); \
+		WINEPREFIX="$(CURDIR)/build/wine" WINEDEBUG=-all tests/install/check_amalgamation.sh "$$zig" \
+		build/amalgamation $(TARGETS_TESTED) $(TARGETS_EMULATED) $(TARGETS_BUILT)
+
+amalgamation: build/install.stamp ## the C library as one file: build/amalgamation/qsf.c and qsf.h
+	@PYTHON=$(PY) tools/fetch_codecs.sh build/codecs
+	@$(PY) tools/amalgamate.py build/codecs build/amalgamation
 
 lint: build/lint.stamp ## ruff, mypy, clang-format and the rules of tools/lint_*.py
 	@$(VENV)/bin/ruff check .

@@ -90,6 +90,7 @@ static qsf_status read_directory(qsf_model *m, const char *path, const qsf_fault
     qsf_isa isa;
     QSF_TRY(qsf_isa_choose(&isa));
     qsf_kernels_init(&m->kernels, isa);
+    QSF_TRY(qsf_kernels_check_rounding(&m->kernels));
     QSF_TRY(qsf_reader_open(&m->reader, &m->ledger, path,
                             faults != NULL ? faults->reads_until_fault : -1));
     QSF_TRY(qsf_skip_layers(&m->reader, m->options.quality));

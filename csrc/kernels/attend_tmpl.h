@@ -389,5 +389,6 @@ static void QSF_NAME(fill)(qsf_kernels *k)
     k->sigmoid_mul = QSF_NAME(sigmoid_mul);
     QSF_NAME(fill_recur)(k);
     k->cap = QSF_NAME(cap);
+    k->sum_of_product = QSF_NAME(sum_of_product);
     QSF_NAME(fill_kv)(k);
 }

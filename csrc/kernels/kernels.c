@@ -2,6 +2,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/kernels.h"
 
+#include "base/status.h"
+
 size_t qsf_kv_value_block_bytes(qsf_dtype dtype)
 {
     const size_t n_values = (size_t)QSF_KV_PAGE_TOKENS * QSF_BLOCK;
@@ -36,4 +38,14 @@ void qsf_kernels_init(qsf_kernels *k, qsf_isa isa)
         qsf_kernels_fill_i8mm(k);
 #endif
     k->isa_name = qsf_isa_name(isa);
+}
+
+qsf_status qsf_kernels_check_rounding(const qsf_kernels *k)
+{
+    /* (1 + 2^-12)^2 = 1 + 2^-11 + 2^-24 is rounded to 1 + 2^-11 */
+    if (k->sum_of_product(0x1.001p0F, 0x1.001p0F, -0x1.002p0F) == 0.0F)
+        return QSF_OK;
+    return QSF_FAIL(QSF_ERR_UNSUPPORTED,
+                    "this library was compiled so that a * b + c is rounded once, which changes "
+                    "results: compile it with -ffp-contract=off");
 }

@@ -135,6 +135,9 @@ typedef void qsf_activation_fn(float *x, size_t n);
  * added to it */
 typedef void qsf_gated_fn(float *gate, const float *up, size_t n);
 
+/* a * b + c, as the compiler makes it: rounded twice, unless it fuses products with sums */
+typedef float qsf_sum_of_product_fn(float a, float b, float c);
+
 /* x[i] += y[i] */
 typedef void qsf_add_fn(float *x, const float *y, size_t n);
 
@@ -406,10 +409,14 @@ typedef struct qsf_kernels {
     qsf_hadamard_fn *hadamard;
     qsf_bucket_max_fn *bucket_max;
     qsf_weigh_fn *weigh;
+    qsf_sum_of_product_fn *sum_of_product;
 } qsf_kernels;
 
 /* Fills the table: scalar first, then each instruction set that `isa` includes, the best last. */
 void qsf_kernels_init(qsf_kernels *k, qsf_isa isa);
+
+/* QSF_ERR_UNSUPPORTED where the compiler fused products with sums, so that bits would differ. */
+qsf_status qsf_kernels_check_rounding(const qsf_kernels *k);
 
 /* Each sets only the pointers for which it has a better kernel. */
 void qsf_kernels_fill_scalar(qsf_kernels *k);

@@ -328,16 +328,16 @@ static void matmul_decoded(decode_fn *decode, size_t tile_bytes, const unsigned 
     }
 }
 
-#define DECODED_MATMUL(id, symbol, type, ...)                                                 \
-    static void decode_##type(const unsigned char *row, size_t b, float *columns)             \
-    {                                                                                         \
-        decode_tile(qsf_form_of(id), row, b, columns);                                        \
-    }                                                                                         \
-    static void QSF_NAME(matmul_##type##_f32)(const unsigned char *tiles, size_t n_tile_rows, \
-                                              const qsf_acts *x, float *y, size_t y_stride)   \
-    {                                                                                         \
-        matmul_decoded(decode_##type, qsf_dtype_tile_bytes(id), tiles, n_tile_rows, x, y,     \
-                       y_stride);                                                             \
+#define DECODED_MATMUL(id, symbol, type, ...)                                                    \
+    static void QSF_NAME(decode_##type)(const unsigned char *row, size_t b, float *columns)      \
+    {                                                                                            \
+        decode_tile(qsf_form_of(id), row, b, columns);                                           \
+    }                                                                                            \
+    static void QSF_NAME(matmul_##type##_f32)(const unsigned char *tiles, size_t n_tile_rows,    \
+                                              const qsf_acts *x, float *y, size_t y_stride)      \
+    {                                                                                            \
+        matmul_decoded(QSF_NAME(decode_##type), qsf_dtype_tile_bytes(id), tiles, n_tile_rows, x, \
+                       y, y_stride);                                                             \
     }
 QSF_CODED_TYPES(DECODED_MATMUL)
 

@@ -371,3 +371,8 @@ static void QSF_NAME(add_outliers)(const unsigned char *entries, size_t n_entrie
         add_outliers_of(1, entries, n_entries, n_rows, x->f32 + t * x_stride, x_stride,
                         y + t * y_stride, y_stride);
 }
+
+static float QSF_NAME(sum_of_product)(float a, float b, float c)
+{
+    return a * b + c;
+}
