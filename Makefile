@@ -15,7 +15,7 @@ CTEST = $$(dirname "$(CMAKE)")/ctest
 JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 CLANG_FORMAT = $(VENV)/bin/clang-format
 C_FILES = $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] \
-	tests/fuzz/*.[ch] bench/*.[ch] examples/*.[ch])
+	tests/fuzz/*.[ch] bench/*.[ch] examples/*.[ch] program/*.[ch])
 # What is installed: the environment is renewed when one of these changes.
 INPUTS := $(shell find csrc qsf converter bench/qsf_bench -name '*.[ch]' -o -name '*.py' -o -name '*.pyi') \
 	pyproject.toml CMakeLists.txt
@@ -49,7 +49,7 @@ c_build = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_MODULE=OF
 ctest = $(CTEST) --test-dir build/$(1) -j $(JOBS) --timeout 600 --output-on-failure --no-tests=error
 
 .PHONY: help demo link test test-c test-py check check-isa check-hostile check-san check-arm check-old check-targets check-slow \
-	check-real amalgamation lint format fuzz baseline bench wheel install clean
+	check-real program amalgamation lint format fuzz baseline bench wheel install clean
 .NOTPARALLEL:
 
 help: ## show this list
@@ -112,7 +112,8 @@ link: build/install.stamp ## link the command qsf into ~/.local/bin
 test: test-c test-py ## the C tests and the quick Python tests
 
 test-c: build/install.stamp ## the C tests
-	@$(call c_tests,c,-DQSF_BUILD_LIBRARY=ON)
+	@$(call c_tests,c,-DQSF_BUILD_LIBRARY=ON -DQSF_BUILD_PROGRAM=ON)
+	@tests/install/check_program.sh $(CURDIR)/$(VENV)/bin build/c/qsf
 	@$(PY) tools/check_exports.py build/c/libqsf.a --module \
 		"$$($(PY) -c 'import qsf.native._qsf as m; print(m.__file__)')"
 
@@ -195,10 +196,23 @@ check-targets: build/install.stamp ## the C library for musl, 32 bits, RISC-V, W
 		echo "$$target: built"; \
 		$(call c_build,$$target,$(zig_flags) -DQSF_BUILD_LIBRARY=ON,example_generate qsf); \
 	done
-	@$(MAKE) --no-print-directory amalgamation build/tiny-llama.qsf
+	@$(MAKE) --no-print-directory program amalgamation build/tiny-llama.qsf
+	@for target in $(PROGRAM_TARGETS); do \
+		emulator=qemu-$${target%%-*}; [ $$emulator != qemu-x86_64 ] || emulator=; \
+		tests/install/check_program.sh $(CURDIR)/$(VENV)/bin $$emulator build/$$target/qsf; \
+	done
 	@$(call c_build,c,-DQSF_BUILD_LIBRARY=ON,example_generate); $(zig); \
 		WINEPREFIX="$(CURDIR)/build/wine" WINEDEBUG=-all tests/install/check_amalgamation.sh "$$zig" \
 		build/amalgamation $(TARGETS_TESTED) $(TARGETS_EMULATED) $(TARGETS_BUILT)
+
+PROGRAM_TARGETS := x86_64-linux-musl aarch64-linux-musl arm-linux-musleabihf riscv64-linux-musl
+program: build/install.stamp ## qsf without Python, one static file each for Linux: build/PROCESSOR-linux-.../qsf
+	@$(PY) -m pip install -q ziglang==0.17.1
+	@PYTHON=$(PY) tools/fetch_codecs.sh build/codecs
+	@$(zig); for target in $(PROGRAM_TARGETS); do \
+		$(call c_build,$$target,$(zig_flags) -DQSF_BUILD_PROGRAM=ON,qsf_program); \
+		ls -l build/$$target/qsf | awk '{ print $$9, $$5, "bytes" }'; \
+	done
 
 amalgamation: build/install.stamp ## the C library as one file: build/amalgamation/qsf.c and qsf.h
 	@PYTHON=$(PY) tools/fetch_codecs.sh build/codecs

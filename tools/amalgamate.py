@@ -2,13 +2,10 @@
 
     cc -O3 qsf.c app.c -lpthread -lm
 
-The headers of csrc/ come first, once each. Then each source is a *scope*: headers that define
-something else for each instruction set (templates, lanes) are in it, names of the file that another
-scope has too get the name of the scope, and its macros end with it. Functions are compiled for
-their instruction set by the attributes that they have in csrc/ already (platform/cpu.h). The
-folders of csrc/platform/ are behind the macros of their systems.
-
-LZ4 and the decoder of ZSTD are inside; with -DQSF_SYSTEM_CODECS the system's are used instead.
+The headers of csrc/ come first, once each. Then each source is a *scope*: templates and lanes are
+in it, its names that another scope has too get its name, its macros end with it. Functions are
+compiled for their instruction set by the attributes of platform/cpu.h. The folders of systems are
+behind the systems' macros. LZ4 and the decoder of ZSTD are inside.
 
 Usage: python tools/amalgamate.py CODECS OUT     (CODECS: the folder of tools/fetch_codecs.sh)
 """
@@ -30,10 +27,10 @@ SYSTEMS = {  # folder of csrc/platform/ -> where it is compiled (CMakeLists.txt:
     "win32": "defined(_WIN32)",
     "absent": "!defined(__linux__)",
 }
+CODEC = "stream/codec.c"  # what LZ4 and ZSTD include comes late: windows.h defines words of ours
 COMMENT = re.compile(r'/\*.*?\*/|//[^\n]*|("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')', re.DOTALL)
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include "([^"]+)".*\n', re.MULTILINE)
 MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
-# A line before an include that makes what is included depend on it.
 CODE_BEFORE = re.compile(
     r"^(?!\s*$|\s*#\s*(include|if|ifn?def|endif)\b|\s*#\s*define (ZSTD_\w+|\w+_H)$)", re.MULTILINE
 )
@@ -42,7 +39,6 @@ FUNCTION = re.compile(
     r"^(?:QSF_FORCED_INLINE|static|_Thread_local)\b[^;{}()=]*?\b(\w+)\s*(?:\[|\(|=|;)", re.MULTILINE
 )
 TYPE = re.compile(r"^(?:typedef\b[^;{}]*?\b(\w+)\s*;|\}\s*(\w+)\s*;)", re.MULTILINE)
-POINTER_TYPE = re.compile(r"^typedef\b[^;{}]*?\(\s*\*?\s*(\w+)\s*\)\s*\(", re.MULTILINE)
 TAG = re.compile(r"^(?:typedef )?(?:struct|union|enum)\s+(\w+)\s*\{", re.MULTILINE)
 ENUM = re.compile(r"^(?:typedef )?enum\b[^;{}]*\{([^}]*)\}", re.MULTILINE)
 FUNCTION_TYPE = re.compile(r"^typedef\b[^;{}()]*?\b(\w+)\(", re.MULTILINE)
@@ -75,6 +71,7 @@ HEAD = """\
 #endif
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
+#pragma clang diagnostic ignored "-Wunused-function" /* inline ones of headers */
 #else
 #pragma GCC optimize("fp-contract=off", "no-math-errno")
 #pragma GCC diagnostic ignored "-Wformat-truncation" /* long texts of errors are cut */
@@ -82,8 +79,9 @@ HEAD = """\
 #endif
 #define QSF_VERSION "{version}"
 """
-# LZ4 and ZSTD are for this file only; both are without what QSF does not use.
 CODECS_HEAD = """\
+/* ---- LZ4 and ZSTD, without their comments ---- */
+#ifndef QSF_SYSTEM_CODECS
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-function"
 #define LZ4LIB_VISIBILITY static
@@ -107,7 +105,7 @@ def read(name: str) -> str:
 
 
 def target(name: str, included: str) -> str:
-    """Return the file of csrc/ that the file `name` means by `included`."""
+    """Return the file of csrc/ that the file `name` includes."""
     return included if "/" in included else f"{Path(name).parent}/{included}"
 
 
@@ -141,7 +139,7 @@ def paste(name: str, done: set[str], inner: set[str], is_inner: bool) -> str:
 def own_names(text: str) -> set[str]:
     """Return the names of a scope that end with a file: not those of external functions."""
     code = without_comments(text)
-    names = {name for pattern in (FUNCTION, TYPE, POINTER_TYPE, FUNCTION_TYPE, TAG)
+    names = {name for pattern in (FUNCTION, TYPE, FUNCTION_TYPE, TAG)
              for found in pattern.findall(code)
              for name in ([found] if isinstance(found, str) else found) if name}  # fmt: skip
     for members in ENUM.findall(code):
@@ -149,18 +147,20 @@ def own_names(text: str) -> set[str]:
     return {name for name in names if not name.lower().startswith("qsf_")}  # one in all of csrc/
 
 
-def rename(text: str, names: set[str], members: set[str], suffix: str) -> str:
-    """Add `suffix` to `names` by macros, after the headers of the system and until the end.
+def rename(name: str, text: str, names: set[str], members: set[str]) -> str:
+    """Add the name of the source to `names` by macros, after its headers and until the end.
 
     Macros also reach names that ## makes. A name that is a member of a structure that all share is
     replaced where it is not one.
     """
+    suffix = Path(name).stem
     members = names & members
-    for name in members:
-        text = re.sub(rf"(?<![\w.])(?<!->){name}\b", f"{name}_{suffix}", text)
+    for own in members:
+        text = re.sub(rf"(?<![\w.])(?<!->){own}\b", f"{own}_{suffix}", text)
     macros = sorted(names - members)
-    at = text.find("\n", text.rfind("#include <")) + 1 if "#include <" in text else 0
-    begin = "".join(f"#define {name} {name}_{suffix}\n" for name in macros)
+    headers = re.findall("#include <.*\n", read(name))
+    at = text.index(headers[-1]) + len(headers[-1]) if headers else 0
+    begin = "".join(f"#define {own} {own}_{suffix}\n" for own in macros)
     return text[:at] + begin + text[at:] + undefine({*MACRO.findall(text), *macros})
 
 
@@ -170,7 +170,8 @@ def undefine(macros: set[str]) -> str:
 
 
 def decoder_of_zstd(text: str) -> str:
-    """Cut from ZSTD's one file what compresses; every header came before, in common/."""
+    """Cut threads and what compresses from ZSTD's one file; every header is in common/."""
+    text = text.replace("#define ZSTD_MULTITHREAD\n", "", 1)
     begin = text.index("/**** start inlining compress/")
     end = text.index("/**** start inlining decompress/")
     stop = text.index("/**** start inlining dictBuilder/")
@@ -187,52 +188,55 @@ def codecs(folder: Path) -> str:
         code = re.sub(r"\n\s*\n+", "\n", without_comments(text))
         own = {name for name in MACRO.findall(code) if not name.startswith((prefix, "_"))}
         texts.append(code + undefine(own - {"NDEBUG"}))
-    title = "/* ---- LZ4 and ZSTD, without their comments ---- */\n#ifndef QSF_SYSTEM_CODECS\n"
-    return title + CODECS_HEAD + "".join(texts) + "#pragma GCC diagnostic pop\n#endif\n"
+    return CODECS_HEAD + "".join(texts) + "#pragma GCC diagnostic pop\n#endif\n"
+
+
+def behind(name: str, text: str) -> str:
+    """Return the text of a file where its system is asked for."""
+    condition = SYSTEMS.get(name.split("/")[1])
+    return f"#if {condition}\n{text}#endif\n" if condition else text
 
 
 def amalgamate(codecs_folder: Path) -> tuple[str, str]:
     """Return the texts of qsf.c and qsf.h."""
     names = sorted(path.relative_to(CSRC).as_posix() for path in CSRC.rglob("*.[ch]"))
     sources = [name for name in names if name.endswith(".c")]
-    sources.sort(key=lambda name: (name.split("/")[1] in SYSTEMS, name.split("/")[1] == "win32"))
+    sources.sort(key=lambda name: (name.split("/")[1] in SYSTEMS, name == CODEC, "win32" in name))
     inner = find_inner(names)
     done: set[str] = set()
     public = paste("include/qsf.h", done, inner, False)
     done.add("include/qsf.h")
 
-    heads = {name for name in names if name.endswith(".h")} - inner
-    shared = ['#include "qsf.h"\n']
-    folders = {name: name.split("/")[1] for name in heads}
-    for name in sorted(heads, key=lambda name: (folders[name] in SYSTEMS, name)):
+    heads = [name for name in names if name.endswith(".h") and name not in inner]
+    texts = {}
+    for name in sorted(heads, key=lambda name: name.split("/")[1] in SYSTEMS):
         if name not in done:
             done.add(name)
-            text = paste(name, done, inner, False)
-            condition = SYSTEMS.get(folders[name])
-            shared.append(f"#if {condition}\n{text}#endif\n" if condition else text)
-
+            texts[name] = behind(name, paste(name, done, inner, False))
     scopes = {name: paste(name, done, inner, True) for name in sources}
-    count = Counter(own for text in ["".join(shared), *scopes.values()] for own in own_names(text))
-    words = set(re.findall(r"\w+", without_comments("".join(shared))))
-    parts = ["".join(shared), codecs(codecs_folder)]
+    count = Counter(own for text in (*texts.values(), *scopes.values()) for own in own_names(text))
+    words = set(re.findall(r"\w+", without_comments("".join(texts.values()))))
+
+    parts = ['#include "qsf.h"\n']
+    parts += [text for name, text in texts.items() if name.split("/")[1] not in SYSTEMS]
+    of_systems = [text for name, text in texts.items() if name.split("/")[1] in SYSTEMS]
     for name, text in scopes.items():
-        suffix = Path(name).stem
+        if name.split("/")[1] in SYSTEMS and of_systems:
+            parts += of_systems
+            of_systems = []
         clashing = {own for own in own_names(text) if count[own] > 1}
-        text = rename(text, clashing, words, suffix)
-        text = f"\n/* ---- csrc/{name} ---- */\n{text}"
-        if name == "stream/codec.c":
+        text = rename(name, text, clashing, words)
+        if name == CODEC:
+            parts.append(codecs(codecs_folder))
             text = re.sub(
                 r"(#include <(lz4|zstd)\.h>)", r"#ifdef QSF_SYSTEM_CODECS\n\1\n#endif", text
             )
-        condition = SYSTEMS.get(name.split("/")[1])
-        parts.append(f"#if {condition}\n{text}#endif\n" if condition else text)
+        parts.append(behind(name, f"\n/* ---- csrc/{name} ---- */\n{text}"))
 
-    version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert version is not None
+    version = re.findall('^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     body = "".join(parts)
     digest = hashlib.sha256((public + body).encode()).hexdigest()
-    head = HEAD.replace("{version}", version[1]).replace("{digest}", digest)
-    return head + body, public
+    return HEAD.replace("{version}", version[0]).replace("{digest}", digest) + body, public
 
 
 def main() -> None:

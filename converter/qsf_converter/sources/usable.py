@@ -16,6 +16,7 @@ from qsf.file.layout import Header
 from qsf.foreign_json import read_json
 from qsf.text.chat import template_fault
 from qsf.text.sampling import end_ids, resolve_sampling
+from qsf_converter.sources.chat_form import chat_form
 from qsf_converter.sources.metadata import TOKEN_IDS
 from qsf_converter.text.tokenizer import open_tokenizer
 
@@ -60,6 +61,9 @@ def usable_chat(data: bytes, embedding: Mapping[str, Any]) -> tuple[bytes, tuple
         chat["chat_template"] = None
         chat.get("chat_templates", {}).pop("default", None)
         left_out += (f"the chat template is left out: {fault[:_REASON_CHARS]}",)
+    form = chat_form(chat["chat_template"], chat["special_tokens"])
+    if form is not None:
+        chat["form"] = form
     return json.dumps(chat, ensure_ascii=False, allow_nan=False).encode(), left_out
 
 

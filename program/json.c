@@ -1,0 +1,208 @@
+/* json.c - values of a JSON text without copies, and texts as JSON. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "json.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static json skip_space(json v)
+{
+    while (v.p < v.end && strchr(" \t\r\n", *v.p) != NULL && *v.p != '\0')
+        v.p++;
+    return v;
+}
+
+/* Behind the string that begins at v. */
+static json skip_string(json v)
+{
+    for (v.p++; v.p < v.end && *v.p != '"'; v.p++)
+        if (*v.p == '\\')
+            v.p++;
+    if (v.p < v.end)
+        v.p++;
+    return (json){v.p < v.end ? v.p : v.end, v.end};
+}
+
+/* Behind the value that begins at v: strings and brackets are what matters. */
+static json skip_value(json v)
+{
+    size_t depth = 0;
+    while (v.p < v.end) {
+        if (*v.p == '"') {
+            v = skip_string(v);
+        } else if (*v.p == '{' || *v.p == '[') {
+            depth++;
+            v.p++;
+        } else if (depth > 0 && (*v.p == '}' || *v.p == ']')) {
+            depth--;
+            v.p++;
+        } else if (depth == 0 && strchr(",}]", *v.p) != NULL) {
+            return v;
+        } else {
+            v.p++;
+            continue;
+        }
+        if (depth == 0)
+            return v;
+    }
+    return v;
+}
+
+static bool is_at(json v, char c)
+{
+    return v.p < v.end && *v.p == c;
+}
+
+bool json_member(json object, const char *name, json *out)
+{
+    json v = skip_space(object);
+    if (!is_at(v, '{'))
+        return false;
+    for (v.p++; v.p < v.end; v.p++) {
+        v = skip_space(v);
+        if (!is_at(v, '"'))
+            return false;
+        buffer key = {0};
+        json_text(v, &key);
+        v = skip_space(skip_string(v));
+        const bool is_it = key.p != NULL && strcmp(key.p, name) == 0;
+        buffer_free(&key);
+        if (!is_at(v, ':'))
+            return false;
+        v.p++;
+        v = skip_space(v);
+        if (is_it) {
+            *out = v;
+            return true;
+        }
+        v = skip_space(skip_value(v));
+        if (!is_at(v, ','))
+            return false;
+    }
+    return false;
+}
+
+bool json_element(json list, size_t idx, json *out)
+{
+    json v = skip_space(list);
+    if (!is_at(v, '['))
+        return false;
+    for (v.p++; v.p < v.end; v.p++) {
+        v = skip_space(v);
+        if (is_at(v, ']') || v.p == v.end)
+            return false;
+        if (idx-- == 0) {
+            *out = v;
+            return true;
+        }
+        v = skip_space(skip_value(v));
+        if (!is_at(v, ','))
+            return false;
+    }
+    return false;
+}
+
+static uint32_t hex4(const char *p, const char *end)
+{
+    char digits[5] = {0};
+    if (end - p < 4)
+        return 0xFFFD;
+    memcpy(digits, p, 4);
+    return (uint32_t)strtoul(digits, NULL, 16);
+}
+
+static void add_code_point(buffer *out, uint32_t c)
+{
+    char u[4];
+    size_t n = 0;
+    if (c < 0x80) {
+        u[n++] = (char)c;
+    } else if (c < 0x800) {
+        u[n++] = (char)(0xC0 | c >> 6);
+    } else if (c < 0x10000) {
+        u[n++] = (char)(0xE0 | c >> 12);
+        u[n++] = (char)(0x80 | (c >> 6 & 0x3F));
+    } else {
+        u[n++] = (char)(0xF0 | c >> 18);
+        u[n++] = (char)(0x80 | (c >> 12 & 0x3F));
+        u[n++] = (char)(0x80 | (c >> 6 & 0x3F));
+    }
+    if (c >= 0x80)
+        u[n++] = (char)(0x80 | (c & 0x3F));
+    buffer_add(out, u, n);
+}
+
+/* Adds what stands behind a backslash at p; returns where it ends. */
+static const char *add_escape(buffer *out, const char *p, const char *end)
+{
+    static const char NAMES[] = "nrtbf\"\\/";
+    static const char VALUES[] = "\n\r\t\b\f\"\\/";
+    const char *const name = p < end && *p != '\0' ? strchr(NAMES, *p) : NULL;
+    if (name != NULL) {
+        buffer_add(out, &VALUES[name - NAMES], 1);
+        return p + 1;
+    }
+    if (p >= end || *p != 'u')
+        return p;
+    uint32_t c = hex4(p + 1, end);
+    p += end - p < 5 ? end - p : 5;
+    if (c >= 0xD800 && c < 0xDC00 && end - p >= 6 && p[0] == '\\' && p[1] == 'u') {
+        c = 0x10000 + ((c - 0xD800) << 10) + ((hex4(p + 2, end) - 0xDC00) & 0x3FF);
+        p += 6;
+    }
+    add_code_point(out, c);
+    return p;
+}
+
+bool json_text(json value, buffer *out)
+{
+    if (!is_at(value, '"'))
+        return false;
+    buffer_add(out, "", 0);
+    for (const char *p = value.p + 1; p < value.end && *p != '"';) {
+        if (*p == '\\')
+            p = add_escape(out, p + 1, value.end);
+        else
+            buffer_add(out, p++, 1);
+    }
+    return true;
+}
+
+bool json_number(json value, double *out)
+{
+    char digits[40] = {0};
+    for (size_t i = 0; i + 1 < sizeof digits && value.p + i < value.end; i++)
+        digits[i] = value.p[i];
+    char *end;
+    *out = strtod(digits, &end);
+    return end != digits && strchr("-0123456789", digits[0]) != NULL;
+}
+
+bool json_is(json value, const char *word)
+{
+    const size_t n = strlen(word);
+    return (size_t)(value.end - value.p) >= n && memcmp(value.p, word, n) == 0;
+}
+
+void json_add_text(buffer *out, const char *text, size_t n)
+{
+    buffer_add_text(out, "\"");
+    for (size_t i = 0; i < n; i++) {
+        const unsigned char c = (unsigned char)text[i];
+        char escaped[8];
+        if (c == '"' || c == '\\')
+            snprintf(escaped, sizeof escaped, "\\%c", c);
+        else if (c == '\n')
+            snprintf(escaped, sizeof escaped, "\\n");
+        else if (c < 0x20 || c == 0x7F)
+            snprintf(escaped, sizeof escaped, "\\u%04x", c);
+        else if (c == 0xC2 && i + 1 < n && (unsigned char)text[i + 1] < 0xA0) /* U+0080 .. U+009F */
+            snprintf(escaped, sizeof escaped, "\\u%04x", (unsigned char)text[++i]);
+        else
+            snprintf(escaped, sizeof escaped, "%c", c);
+        buffer_add_text(out, escaped);
+    }
+    buffer_add_text(out, "\"");
+}

@@ -1,0 +1,161 @@
+/* prompt.c - a prompt or a conversation to token ids. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "prompt.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "stop.h"
+
+#define SEAM "\xEF\xB7\x90" /* U+FDD0, a noncharacter: texts are cut here */
+
+void tokens_add(token_list *list, uint32_t id)
+{
+    if (list->n == list->cap) {
+        list->cap = 2 * list->cap + 64;
+        list->ids = grown(list->ids, list->cap * sizeof *list->ids);
+    }
+    list->ids[list->n++] = id;
+}
+
+void tokens_add_text(token_list *list, const qsf_text *text, const char *p, size_t n,
+                     uint32_t flags)
+{
+    size_t n_ids;
+    check(qsf_tokenize(text, p, n, flags, NULL, 0, &n_ids));
+    if (list->n + n_ids > list->cap) {
+        list->cap = 2 * (list->n + n_ids);
+        list->ids = grown(list->ids, list->cap * sizeof *list->ids);
+    }
+    check(qsf_tokenize(text, p, n, flags, list->ids + list->n, n_ids, &n_ids));
+    list->n += n_ids;
+}
+
+void conversation_add(conversation *c, const char *text, size_t n)
+{
+    c->messages = grown(c->messages, (c->n_messages + 1) * sizeof *c->messages);
+    c->messages[c->n_messages] = (buffer){0};
+    buffer_add(&c->messages[c->n_messages++], text, n);
+}
+
+static size_t character_bytes(const char *p)
+{
+    const unsigned char c = (unsigned char)*p;
+    return c < 0x80 ? 1 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
+}
+
+static size_t count_characters(const buffer *b)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < b->n; i++)
+        n += ((unsigned char)b->p[i] & 0xC0) != 0x80;
+    return n;
+}
+
+/* Longest first, else by bytes. */
+static int compare_names(const void *a, const void *b)
+{
+    const buffer *const x = a;
+    const buffer *const y = b;
+    const size_t n_x = count_characters(x);
+    const size_t n_y = count_characters(y);
+    return n_x != n_y ? (n_x < n_y ? 1 : -1) : strcmp(x->p, y->p);
+}
+
+/* Names of the special tokens, in memory of the caller. */
+static buffer *special_names(const qsf_text *text, size_t *n_names)
+{
+    const size_t n = qsf_text_special(text, NULL, 0);
+    uint32_t *const ids = grown(NULL, (n + 1) * sizeof *ids);
+    buffer *const names = grown(NULL, (n + 1) * sizeof *names);
+    (void)qsf_text_special(text, ids, n);
+    *n_names = 0;
+    for (size_t i = 0; i < n; i++) {
+        char name[512];
+        const size_t n_bytes = qsf_token_name(text, ids[i], name, sizeof name);
+        if (n_bytes == 0 || n_bytes > sizeof name)
+            continue;
+        names[*n_names] = (buffer){0};
+        buffer_add(&names[(*n_names)++], name, n_bytes);
+    }
+    free(ids);
+    qsort(names, *n_names, sizeof *names, compare_names);
+    return names;
+}
+
+/* Puts a seam behind the first character of each name of a special token, and leaves out those
+ * that were there. */
+static void protect(buffer *message, const buffer *names, size_t n_names)
+{
+    for (size_t at = 0; (at = buffer_find(message, at, SEAM, 3)) < message->n;)
+        buffer_replace(message, at, 3, "", 0);
+    for (size_t i = 0; i < n_names; i++) {
+        const buffer *const name = &names[i];
+        const size_t n_first = character_bytes(name->p);
+        if (name->n <= n_first || buffer_find(name, 0, SEAM, 3) < name->n)
+            continue;
+        for (size_t at = 0; (at = buffer_find(message, at, name->p, name->n)) < message->n;
+             at += name->n + 3)
+            buffer_replace(message, at + n_first, 0, SEAM, 3);
+    }
+}
+
+static void add_message(buffer *out, const char *p, size_t n, const chat_form *form,
+                        const buffer *names, size_t n_names)
+{
+    static const char SPACES[] = " \t\n\r\v\f";
+    while (form->is_trimmed && n > 0 && strchr(SPACES, p[n - 1]) != NULL)
+        n--;
+    while (form->is_trimmed && n > 0 && strchr(SPACES, *p) != NULL) {
+        p++;
+        n--;
+    }
+    buffer message = {0};
+    buffer_add(&message, p, n);
+    protect(&message, names, n_names);
+    buffer_add(out, message.p, message.n);
+    buffer_free(&message);
+}
+
+/* The prompt with seams. Without a form the messages are joined by line ends. */
+static void join(const chat_form *form, const conversation *c, const buffer *names, size_t n_names,
+                 buffer *out)
+{
+    const bool has_system = c->system != NULL && form->is_known;
+    const buffer *const begin = has_system ? &form->system_before : &form->begin;
+    if (form->is_known)
+        buffer_add(out, begin->p, begin->n);
+    if (has_system) {
+        add_message(out, c->system, strlen(c->system), form, names, n_names);
+        buffer_add(out, form->system_after.p, form->system_after.n);
+    }
+    for (size_t i = 0; i < c->n_messages; i++) {
+        add_message(out, c->messages[i].p, c->messages[i].n, form, names, n_names);
+        const bool is_last = i + 1 == c->n_messages;
+        const buffer *const seam = is_last ? &form->ask : i % 2 == 0 ? &form->answer : &form->next;
+        if (form->is_known)
+            buffer_add(out, seam->p, seam->n);
+        else if (!is_last)
+            buffer_add(out, "\n", 1);
+    }
+}
+
+void tokens_add_conversation(token_list *list, const qsf_text *text, const chat_form *form,
+                             const conversation *c)
+{
+    size_t n_names;
+    buffer *const names = special_names(text, &n_names);
+    buffer joined = {0};
+    join(form, c, names, n_names, &joined);
+    uint32_t flags = QSF_TOKENIZE_SPECIAL | (form->is_known ? 0 : QSF_TOKENIZE_PREFIX);
+    for (size_t at = 0; at <= joined.n;) {
+        const size_t end = buffer_find(&joined, at, SEAM, 3);
+        tokens_add_text(list, text, joined.p + at, end - at, flags);
+        flags = QSF_TOKENIZE_SPECIAL;
+        at = end + 3;
+    }
+    buffer_free(&joined);
+    for (size_t i = 0; i < n_names; i++)
+        buffer_free(&names[i]);
+    free(names);
+}
