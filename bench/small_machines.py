@@ -1,4 +1,4 @@
-"""Print the tables of docs/small-machines.md: what shapes of random weights take, by the plans.
+"""Print the tables of docs/small-machines.md: memory of well-known shapes, by their plans.
 
 Files are made with holes for all layers but one, planned and removed: nothing is run.
 
@@ -25,7 +25,7 @@ from qsf_converter.rounding.plan import QUANT_TYPES
 
 MB = 2**20
 N_TOKENS = 2048  # of the session, which has no drafts
-MEMORY_BYTES_PER_S = 10e9  # what the reckoned speed is of
+MEMORY_BYTES_PER_S = 10e9  # the speed is computed for this memory bandwidth
 REACHED = 0.8  # of it, by models of 1 to 9 GB: docs/benchmarks.md
 SHAPES = (
     "qwen3-0.6b", "qwen3.5-0.8b", "gemma3-1b", "smollm3-3b", "minicpm3-4b", "phi4-mini",

@@ -1,4 +1,4 @@
-"""``python -m qsf``: the command ``qsf``, also where its script is not on the path."""
+"""``python -m qsf``: the command ``qsf``, even if its script is not in PATH."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class Model(Closing, Uncopyable):
 
     @property
     def chat_template(self) -> ChatTemplate:
-        """The chat template; ``is_plain`` where the file has none.
+        """The chat template; ``is_plain`` if the file has none.
 
         Raises:
             QsfFormatError: it is no text; all else works. Other errors of a template appear when

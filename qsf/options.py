@@ -31,7 +31,7 @@ IO_METHODS = ("auto", "buffered", "direct", "uring", "mmap")
 """Ways of reading; the index is the number of ``qsf_io_method`` in qsf.h."""
 
 
-# ---- what values an option takes ----
+# ---- the values of an option ----
 
 
 class Kind:

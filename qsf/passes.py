@@ -1,4 +1,4 @@
-"""Many sessions in one pass over the weights: what ``Model.run_pass`` and ``choose`` take.
+"""Many sessions in one pass over the weights: the records of ``Model.run_pass`` and ``choose``.
 
 A pass reads and unpacks each weight once for all its sessions. With streamed weights many answers
 cost little more than one; with resident weights they cost much less than one after the other. The

@@ -258,7 +258,7 @@ def convert_command(
 
 
 def _locate(model: str, *, is_quiet: bool, is_yes: bool) -> Path:
-    """Return where the model of this name is, downloaded if need be."""
+    """Return the place of the model with this name; downloads it if needed."""
     from qsf.find.prepare import ChildFailedError, find_source
 
     try:

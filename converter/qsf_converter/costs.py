@@ -66,7 +66,7 @@ class Cost:
         found: tuple[Evaluation, Evaluation],
         least_agreement: float,
     ) -> Cost:
-        """Compare an option with the reference; both pairs are in this order."""
+        """Compare an option with the reference; ``names`` and ``found`` are in this order."""
         measured, reference = found
         change, error = perplexity_change(measured.token_nll, reference.token_nll)
         agreement = float((measured.top_tokens == reference.top_tokens).mean())

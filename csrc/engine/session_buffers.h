@@ -40,8 +40,8 @@ qsf_sequence_form qsf_plan_sequence_form(const qsf_plan *plan);
 /* Returns the sizes of the plan's scratch. */
 qsf_scratch_sizes qsf_plan_scratch_sizes(const qsf_plan *plan);
 
-/* measure_sessions of qsf_plan_input: the pool of KV pages, one session, the scratch of a chunk and
- * what sessions share. */
+/* measure_sessions of qsf_plan_input: the pool of KV pages, one session, the scratch of a chunk
+ * and the shared buffers. */
 void qsf_session_measure(const qsf_config *c, qsf_plan *plan);
 
 /* Call once on a measuring arena and once on the real one, whose memory is zeroed. `home`: of

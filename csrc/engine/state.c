@@ -1,4 +1,4 @@
-/* state.c - the state of a session as bytes, and what two sessions share. */
+/* state.c - the state of a session as bytes, and the part that two sessions share. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* config.c - checks a file's directory against what the forward pass can run. */
+/* config.c - checks that this build's forward pass can run the file. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "format/config.h"
 
@@ -247,7 +247,8 @@ static void raise_to(uint32_t *most, uint32_t n)
         *most = n;
 }
 
-/* The same of latent attention: queries before and behind K_UP, and what heads read one by one. */
+/* The same for latent attention: queries before and after K_UP, and the values that heads read
+ * one by one. */
 static void add_latent(qsf_config *c, const qsf_layer_kind *k)
 {
     raise_to(&c->q_dim, k->n_heads * (uint32_t)qsf_stride(qsf_latent_query_dim(k)));

@@ -108,7 +108,7 @@ typedef struct qsf_layer {
 
 typedef struct qsf_config {
     uint32_t n_layers;
-    uint32_t n_storing_layers; /* behind them only rows that the head is for are needed */
+    uint32_t n_storing_layers; /* layers after these compute only rows that the head needs */
     const qsf_layer *layers;   /* [n_layers] */
     uint32_t dim;
     uint32_t n_vocab;
@@ -122,7 +122,7 @@ typedef struct qsf_config {
     uint32_t ffn_dim;        /* or expert_dim, or own_width */
     uint32_t least_kv_heads; /* smallest of all layers */
     uint32_t qk_norm_cols;   /* of the widest Q or K norm; 0: none */
-    uint32_t latent_dim;     /* columns of what heads of latents read one by one; 0: none */
+    uint32_t latent_dim;     /* columns of each head's latent values; 0: none */
     uint32_t ones;           /* weights of the widest V norm; 0: none */
     uint32_t own_width;      /* of the embeddings that each layer has of its own; 0: none */
     uint32_t own_cols;       /* of their table: those of all layers of the file */

@@ -291,7 +291,7 @@ static qsf_status parse_layers(qsf_reader *r, size_t *head_bytes)
     return QSF_OK;
 }
 
-/* Parses the kinds from `at` on, behind the layers. */
+/* Parses the kinds from `at` on, after the layers' entries. */
 static qsf_status parse_kinds(qsf_reader *r, size_t at)
 {
     const qsf_table *const t = &r->kind_table;

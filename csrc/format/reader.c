@@ -53,7 +53,7 @@ static qsf_status read_bands(qsf_reader *r)
     return QSF_OK;
 }
 
-/* Layers behind the last with keys, values or a state of its own keep nothing of a token. */
+/* Layers after the last one with keys, values or a state of its own store nothing of a token. */
 static void count_storing(qsf_reader *r)
 {
     r->n_storing_layers = r->n_pass_layers;

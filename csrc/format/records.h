@@ -65,7 +65,7 @@ typedef struct qsf_arch {
     float embedding_factor;
     float logit_cap;    /* 0: none */
     uint32_t own_width; /* of the embeddings that each layer has of its own; 0: none */
-    uint32_t kv_k_bits; /* of keys by default, 2, 4, 8, 16 or 32; 0: not said; likewise the next */
+    uint32_t kv_k_bits; /* default bits of keys, 2, 4, 8, 16 or 32; 0: none; likewise the next */
     uint32_t kv_v_bits;
     uint32_t act_bits; /* of activations with weights of codes below 8 bits: 8 or 16 */
 } qsf_arch;
@@ -93,7 +93,7 @@ typedef struct qsf_layer_kind {
     uint32_t values_are_keys;  /* 0 or 1: values are the keys before their norm and RoPE */
     uint32_t latent_rank;      /* of latent attention; else 0; likewise the next two */
     uint32_t nope_dim;         /* of a query without its part for RoPE, before K_UP */
-    uint32_t latent_value_dim; /* of a head behind V_UP */
+    uint32_t latent_value_dim; /* of a head after V_UP */
     uint32_t query_rank;       /* of latent attention; 0: queries come from one matrix */
     uint32_t n_taps;           /* of a convolution; else 0 */
     uint32_t n_key_heads;      /* of the delta rule, groups of SSD; else 0; likewise the next 3 */
@@ -181,7 +181,8 @@ typedef struct qsf_reader {
     uint32_t own_table_unit; /* 0: there is none */
     uint32_t n_pass_units;   /* units that a pass runs, without experts: qsf_reader_leave_out */
     uint32_t n_pass_layers;
-    uint32_t n_storing_layers; /* of a pass: those up to the last that keeps something of a token */
+    uint32_t
+        n_storing_layers; /* layers of a pass up to the last one that stores something of a token */
     uint32_t n_tensors;
     uint32_t n_sections;
     uint32_t n_bands; /* of 16 rows of the embedding; likewise of the own table */

@@ -184,8 +184,8 @@ static qsf_status check_is(const qsf_tensor *t, uint32_t type, uint8_t layout, u
     return QSF_OK;
 }
 
-/* Checks the table of embeddings that each layer has of its own: if ARCH says their width, a row
- * for each token, with those of all layers. */
+/* Checks the table with embeddings of each layer: if ARCH has their width, a row for each token
+ * with those of all layers. */
 static qsf_status check_own_table(const qsf_reader *r)
 {
     if ((r->own_table_unit != 0) != (r->arch.own_width != 0))

@@ -12,7 +12,7 @@ extern "C" {
 /* ---- cdef begin ---- (cffi reads this part too, so it has declarations and integer
  * #defines only: no #if, no inline functions) */
 
-#define QSF_BUDGET_AUTO 0xFFFFFFFFFFFFFFFF /* budget_bytes: what the machine can spare */
+#define QSF_BUDGET_AUTO 0xFFFFFFFFFFFFFFFF /* budget_bytes: all that the machine can spare */
 #define QSF_TOKEN_NONE 0xFFFFFFFF          /* "no such token" in qsf_model_info */
 #define QSF_MAX_DRAFT_ROWS 127
 #define QSF_SKIP_WORDS 64 /* words of 64 bits; one bit for each layer that a file may have */

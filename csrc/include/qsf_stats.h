@@ -1,4 +1,4 @@
-/* qsf_stats.h - part of qsf.h: what was measured, and tracing. */
+/* qsf_stats.h - part of qsf.h: measurements and tracing. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_STATS_H
 #define QSF_STATS_H

@@ -1,4 +1,4 @@
-/* fine_acts.h - 16-bit activations where they are: load_fine() of matmul_int_tmpl.h for instruction
+/* fine_acts.h - 16-bit activations used in place: load_fine() of matmul_int_tmpl.h for instruction
  * sets that multiply both parts as bytes.
  *
  * Included inside a target region.

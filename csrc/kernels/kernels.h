@@ -295,7 +295,7 @@ typedef void qsf_add_values_fn(const unsigned char *const *blocks, const float *
 
 /* A block of 64 dims of the values of a span that are codes: tiles of 8 bits with dims as rows and
  * positions as columns, codes [dims / 16, positions / 64], and codes of fewer bits plus 128. Only
- * of the positions that are asked for. */
+ * the requested positions are filled. */
 typedef struct qsf_value_tiles {
     _Alignas(64) unsigned char codes[QSF_BLOCK / QSF_TILE_ROWS][QSF_KV_SPAN_TOKENS / QSF_BLOCK]
                                     [QSF_TILE_ROWS * QSF_BLOCK];

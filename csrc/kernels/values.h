@@ -10,7 +10,8 @@
 qsf_span_range qsf_union_of_ranges(const qsf_span_range *ranges, size_t n_rows);
 
 /* Lays out the values of a range if they are codes. blocks [8]: a block of 64 dims of each V page
- * of the span; reads those that the range meets. Earlier ones outside the range stay. */
+ * of the span; reads those that the range meets. Values prepared earlier outside of the range
+ * stay. */
 void qsf_span_values_prepare(const qsf_kernels *k, qsf_dtype dtype,
                              const unsigned char *const *blocks, qsf_span_range range,
                              qsf_value_tiles *tiles);

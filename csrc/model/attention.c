@@ -65,8 +65,8 @@ static qsf_row_group row_group_of(const qsf_attention_job *job, const qsf_segmen
     return group;
 }
 
-/* Returns the offset of a row of the chunk (times heads) in the attended values: rows of latents
- * lie by head, because V_UP multiplies those of a head. */
+/* Returns the offset of a row of the chunk (times heads) in the attended values. Rows of latents
+ * are grouped by head, because V_UP multiplies each head's rows together. */
 static size_t attended_off(const qsf_ops *o, size_t row)
 {
     const qsf_layer_kind *const k = o->kind;

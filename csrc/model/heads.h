@@ -25,9 +25,9 @@ void qsf_heads_store_k(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
  * rows. */
 void qsf_heads_store_v(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer, uint32_t kv_head);
 
-/* Finish row t of latent attention. Of a query: the part that K_UP reads gets the temperature, the
- * other RoPE and Hadamard too. The latent k [head_dim] is turned, both parts by themselves, and
- * stored: all of it as the key, the first part as the value. */
+/* Apply the epilogue to row t of latent attention. A query has two parts: that for K_UP gets the
+ * temperature, the other RoPE and Hadamard too. The latent k [head_dim] is rotated, its parts
+ * separately, and stored: all of it as the key, the first part as the value. */
 void qsf_heads_turn_latent_q(const qsf_ops *o, size_t t, float *nope, float *rope);
 void qsf_heads_store_latent(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer, size_t t,
                             float *k);

@@ -37,8 +37,8 @@ typedef struct qsf_linear {
 qsf_status qsf_linear_run(qsf_ops *o, const qsf_linear *linears, size_t n_linears,
                           const qsf_acts *x);
 
-/* Runs a matrix of heads, each of head_rows rows, whole tiles, that read rows of x of their own: x
- * [heads * n_tokens], those of a head one behind another. It has no side products. */
+/* Runs a matrix of heads, each of head_rows rows in whole tiles, on input rows of their own: x
+ * [heads * n_tokens], grouped by head. It has no side products. */
 qsf_status qsf_linear_run_heads(qsf_ops *o, const qsf_linear *linear, size_t head_rows,
                                 const qsf_acts *x);
 

@@ -1,8 +1,8 @@
-/* own.h - embeddings that each layer has of its own (Gemma 4 E2B, E4B).
+/* own.h - embeddings of each layer (Gemma 4 E2B, E4B).
  *
- * Beside the embedding that begins the residual, a token has one for each layer, of own_width
- * numbers: a row of the own table has those of all layers. The table is far larger than what a pass
- * needs of it, so it stays in the file: a row costs a read of its band of 16 rows.
+ * A token has an embedding for the residual and one of own_width numbers for each layer: a row of
+ * the own table has those of all layers. A pass needs few rows of the large table, so it stays in
+ * the file: a row costs a read of its band of 16 rows.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MODEL_OWN_H

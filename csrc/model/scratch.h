@@ -43,8 +43,8 @@ typedef struct qsf_attend_scratch {
     unsigned char *transit; /* [qsf_kv_transit_bytes()] cold pages being attended to */
 } qsf_attend_scratch;
 
-/* For 16-bit activations on 8-bit kernels: outputs computed with both halves while their weights
- * are in the cache, and most tokens whose halves run as one product of twice as many. */
+/* 16-bit activations are two products of 8-bit kernels: outputs for which both are computed while
+ * their weights are in the cache, and most tokens for which one product computes both. */
 #define QSF_LOW_COLS 128
 #define QSF_LOW_TOGETHER 8
 

@@ -29,8 +29,8 @@ typedef struct qsf_plan_input {
     bool has_pool;              /* the threads belong to another model */
     bool has_table_on_disk;     /* rows of a separate embedding table are read from the file, even
                                    if there is room for the table */
-    /* Fills the sizes of sessions, of the scratch and of what sessions share, by the functions that
-     * lay them out; UINT64_MAX for a size that does not fit 64 bits. */
+    /* Fills the sizes of sessions, of the scratch and of shared buffers, using their layout
+     * functions; UINT64_MAX for a size that does not fit 64 bits. */
     void (*measure_sessions)(const qsf_config *c, qsf_plan *plan);
 } qsf_plan_input;
 

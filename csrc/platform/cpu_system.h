@@ -1,4 +1,4 @@
-/* cpu_system.h - what only the operating system reports about the processor. */
+/* cpu_system.h - facts about the processor that only the operating system reports. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_PLATFORM_CPU_SYSTEM_H
 #define QSF_PLATFORM_CPU_SYSTEM_H

@@ -26,7 +26,7 @@
  * Without a taker, yielding costs less than sleeping. */
 #define ALONE_NS 5000
 #define PAUSES_PER_LOOK 32 /* pauses between clock readings; a reading costs 1 to a few pauses */
-/* A piece is 1 / SHARES of what is left of a thread's items. First pieces are large; last ones are
+/* A piece is 1 / SHARES of a thread's remaining items. First pieces are large; last ones are
  * small, because all threads wait for the last one. */
 #define SHARES 2
 

@@ -236,8 +236,8 @@ void qsf_speculation_spend(qsf_costs *t, qsf_speculation_chain *c, uint64_t ns, 
         move(&t->model_ns, (double)ns, NEW_SHARE);
 }
 
-/* Finds the most probable of the drafts not taken, which comes after taken ones in its chain;
- * takes it and returns its path probability; 0: none. */
+/* Takes the most probable of the drafts not taken whose predecessors are taken; returns its path
+ * probability, or 0 if there is none. */
 static double take_likeliest(qsf_speculation_chain *first)
 {
     qsf_speculation_chain *best = NULL;

@@ -26,7 +26,7 @@
 
 typedef struct qsf_expert_slot {
     enum { QSF_SLOT_EMPTY, QSF_SLOT_QUEUED, QSF_SLOT_READY, QSF_SLOT_FAILED } state;
-    uint32_t expert;     /* number in EXPT, unless empty */
+    uint32_t expert;     /* among the experts of all layers, unless empty */
     bool stays;          /* false: a transit place; holds a guess unless is_wanted */
     bool is_wanted;      /* by the current request, and not released yet */
     uint32_t n_reading;  /* pieces */

@@ -95,7 +95,7 @@ static qsf_status take_buffers(qsf_stream *s, const qsf_stream_sizes *sizes, siz
     return QSF_OK;
 }
 
-/* Gives the ring the order of streamed units: layers, then what is needed for logits alone. */
+/* Gives the ring the order of streamed units: layers, then units needed only for logits. */
 static void set_order(qsf_stream *s)
 {
     const qsf_reader *const r = s->reader;

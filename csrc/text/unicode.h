@@ -1,4 +1,4 @@
-/* unicode.h - what kind of character a code point is, and how characters (de)compose.
+/* unicode.h - the kinds of characters, and their (de)composition.
  *
  * The tables equal those of the `tokenizers` library; tools/make_unicode_tables.py computes them
  * with it.

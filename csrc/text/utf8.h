@@ -70,7 +70,7 @@ typedef enum qsf_utf8_kind {
  * it, as Unicode recommends for replacement by U+FFFD. */
 qsf_utf8_kind qsf_utf8_look(const unsigned char *p, size_t n_bytes, size_t *n_used);
 
-/* Offset of the first byte that is not part of a character; n_bytes where all is valid. */
+/* Offset of the first byte that is not part of a character; n_bytes if all is valid. */
 size_t qsf_utf8_valid_bytes(const unsigned char *p, size_t n_bytes);
 
 #endif

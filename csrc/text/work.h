@@ -8,7 +8,7 @@
 #include "memory/ledger.h"
 #include "text/vocabulary.h"
 
-/* The most memory of one call; docs/memory.md says what texts need. */
+/* The most memory of one call; docs/memory.md says how much texts need. */
 #define QSF_TEXT_WORK_BYTES (UINT64_C(64) << 20)
 
 enum {

@@ -241,7 +241,7 @@ def evaluate_command(
 
 
 def _check_paths(model: Path, against: Path | None, json_out: str | None) -> None:
-    """Refuse at once what could only fail after minutes of work."""
+    """Refuse early what would fail after minutes of work."""
     if model.is_dir():
         raise QsfError(command.explain_folder(model))
     if against is not None and not against.exists():
@@ -345,7 +345,7 @@ def _measure_run_cache(request: _Request, evaluation: Evaluation, *, is_quiet: b
 
 @contextlib.contextmanager
 def _opened(request: _Request) -> Iterator[tuple[Model, Model | LogitSource | None]]:
-    """Open the model and what it is compared with, both inside the budget."""
+    """Open the model and its reference, both inside the budget."""
     with contextlib.ExitStack() as stack:
         budget_mb = request.opening.ram_budget
         if isinstance(budget_mb, int):
@@ -383,7 +383,7 @@ def _working_mb(request: _Request) -> int:
 
 
 def _half_budget(request: _Request, budget_mb: int | str | None) -> int | None:
-    """Return a budget in MB that leaves as much again for the other model."""
+    """Return a budget in MB that leaves equal room for the other model."""
     from qsf.model import Model
     from qsf.native import binding
 

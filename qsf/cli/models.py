@@ -91,7 +91,7 @@ def pull_model(
 ) -> int:
     """Download a model and convert it, so that `qsf run` and `qsf chat` begin at once.
 
-    An interrupted download goes on where it was.
+    An interrupted download is resumed.
     """
     from qsf.find.prepare import ChildFailedError, find_model
 

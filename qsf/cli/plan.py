@@ -1,8 +1,8 @@
-"""``qsf plan``: how fast a model can be on this machine, by the memory that it gets.
+"""``qsf plan``: the possible speed of a model on this machine, by memory budget.
 
-The plans are the engine's own. The limit is that of the slowest part that a token needs, each at
-the rate that is measured here first: memory, and the disk where weights are streamed. Expected is
-the share of it that QSF reached elsewhere.
+The plans are the engine's own. The limit is the slowest part of a token, at the measured rates of
+memory and, for streamed weights, of the disk. Expected is the share of the limit that QSF reached
+elsewhere.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from qsf.native.binding import MemoryPlan
 
 _BUDGETS = (("200 MB", 200), ("1 GB", 1024), ("4 GB", 4096), ("auto", "auto"))
-_N_TOKENS = 128  # generated after as many others: what `tok/s` is of
+_N_TOKENS = 128  # `tok/s` is the speed of generating so many tokens after as many others
 _MB = 2**20
 _CACHE_BYTES = 64 * _MB
 # Shares of the limit that files of 1.1B and 7B reached on the machines of docs/benchmarks.md.

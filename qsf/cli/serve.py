@@ -86,7 +86,7 @@ def _run(request: Request) -> int:
 
     for path in paths.values():
         require_tokenizer(path)
-    # Before the model is opened: what is there then, the plan of memory counts.
+    # Made before the model is opened, so that the memory plan counts it.
     _leave_ssl_out()
     try:
         import h11  # noqa: F401
@@ -134,9 +134,9 @@ def _load(
     budget_mb: int | None,
     is_alone: bool,
 ) -> tuple[Model, Constraints | str]:
-    """Open one of several models: beside others only as it would be if it were alone.
+    """Open one of several models; next to other models only with the plan it would have alone.
 
-    Raises QsfMemoryError where its context would be shorter, or more weights would be streamed.
+    Raises QsfMemoryError if its context would be shorter, or more weights would be streamed.
     """
     from qsf.model import Model
 
@@ -154,7 +154,7 @@ def _load(
 
 
 def _prepared(path: Path, request: Request) -> tuple[Constraints | str, ModelOptions]:
-    """Return what constrains answers, and how a model is opened."""
+    """Return the maker of constraints, and the options for opening a model."""
     from qsf.native.opening import text_budget_bytes
 
     options = request.opening
@@ -185,7 +185,7 @@ def _leave_ssl_out() -> None:
 
 
 def _find(request: Request) -> dict[str, Path] | int:
-    """Return the files of the models by name; a number: the exit code of what could not be done."""
+    """Return the files of the models by name, or the exit code of a failed conversion."""
     from qsf.find.prepare import ChildFailedError, find_model
 
     paths: dict[str, Path] = {}
@@ -199,7 +199,7 @@ def _find(request: Request) -> dict[str, Path] | int:
         except ChildFailedError as failed:
             return failed.exit_code
         for path in found:
-            # A name on the hub stays one where several are to be told apart.
+            # With several models, a name on the hub is the model's name.
             name = path.stem if is_alone or Path(word).exists() else word
             if name in paths:
                 raise UsageError(f"two models are called {name}: {paths[name]} and {path}")
@@ -253,10 +253,10 @@ def make_server(
     paths: Mapping[str, Path] | None = None,
     load: Callable[[str, int | None, bool], tuple[Model, Constraints | str]] | None = None,
 ) -> Server:
-    """Return a server for an open model, which is not started.
+    """Return a server for an open model; the caller starts it.
 
-    ``paths`` are the files of all models that it serves by name, and ``load`` opens one inside so
-    many MB, alone or beside others.
+    ``paths`` are the files of all models by name, and ``load`` opens one of them inside so many MB,
+    alone or next to others.
     """
     from qsf.serve.hosts import Hosts
     from qsf.serve.http.gate import Gate, is_loopback, read_keys

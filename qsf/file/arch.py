@@ -34,7 +34,7 @@ _NEW: Final = (
     "kv_key_bits",
     "kv_value_bits",
     "act_bits",
-)  # written only where they are not the default
+)  # written only if different from the default
 
 
 def check_arch(values: dict[str, Any], header: Header, error: type[QsfError]) -> None:

@@ -1,4 +1,4 @@
-"""The name of a model's family, such as "qwen2", also where the file's header says other."""
+"""The name of a model's family, such as "qwen2", even if the file's header says "other"."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ENDING = re.compile(r"(For[A-Z]\w*|LMHeadModel|Model)\Z")
 
 
 def family_of(reader: Reader) -> str:
-    """Return the family, from META where qsf-convert wrote it, else from the header."""
+    """Return the family from META, which qsf-convert wrote, else from the header."""
     if "META" in reader.sections:
         section = reader.sections["META"]
         with reader.path.open("rb") as file:

@@ -119,7 +119,9 @@ class LayerKind:
     alibi_slopes: tuple[float, ...] = ()  # score += slope * (key position - query position)
     qk_norm: int = QkNorm.NONE
     kv_source: int = 0  # 1 + the layer whose keys and values it reads; 0: its own
-    residual_factor: float = 1.0  # of what attention and FFN add to the residual
+    residual_factor: float = (
+        1.0  # factor of the outputs of attention and FFN before the residual addition
+    )
     n_experts: int = 0  # 0: no routed part; with one, ffn and ffn_dim are the dense part beside it
     n_chosen: int = 0  # experts of a token
     expert_dim: int = 0  # FFN dimension of an expert
@@ -137,7 +139,7 @@ class LayerKind:
     values_are_keys: int = 0  # 1: values are the keys before their norm and RoPE
     latent_rank: int = 0  # of latent attention, whose keys are latents; likewise the next two
     nope_dim: int = 0  # of a query without its part for RoPE, before K_UP
-    latent_value_dim: int = 0  # of a head behind V_UP
+    latent_value_dim: int = 0  # of a head after V_UP
     query_rank: int = 0  # 0: queries come from one matrix
     n_taps: int = 0  # of a convolution
     n_key_heads: int = 0  # of the delta rule, groups of SSD; likewise the next four
@@ -172,7 +174,7 @@ class LayerKind:
         return self.nope_dim + self.head_dim - self.latent_rank
 
     def mixer_dims(self, dim: int) -> tuple[int, int, int, int]:
-        """Return the rows of the matrices in the places of Q, K, V, and the columns after them."""
+        """Return the rows of the matrices stored as Q, K, V, and the columns of the next one."""
         if self.latent_rank:
             queries = self.query_rank or self.n_heads * self.query_dim
             return queries, self.head_dim, 0, self.n_heads * self.latent_value_dim
@@ -463,14 +465,14 @@ def pack_kinds(
     sets: Sequence[RopeSet],
     error: type[QsfError],
 ) -> bytes | None:
-    """Return the section KIND, or None where every layer is the plain kind.
+    """Return the section KIND, or None if every layer has the plain kind.
 
     Args:
         layers: the kind of each layer.
         header: of the file.
         arch: of the file.
         sets: the RoPE sets of the file; empty: one, from header and ``arch``.
-        error: raised for what no reader accepts.
+        error: raised for values that no reader accepts.
     """
     if len(layers) != header.n_layers:
         raise error(f"KIND: {len(layers)} kinds of layers, the header has {header.n_layers} layers")
@@ -531,7 +533,7 @@ def check_set(name: str, s: RopeSet, last: RopeSet | None, error: type[QsfError]
 
 
 def pack_rope(sets: Sequence[RopeSet], error: type[QsfError]) -> bytes:
-    """Return the section ROPE; ``error`` for what no reader accepts."""
+    """Return the section ROPE; raises ``error`` for values that no reader accepts."""
     if not 1 <= len(sets) <= MAX_ROPE_SETS:
         raise error(f"ROPE: {len(sets)} sets, allowed: 1 .. {MAX_ROPE_SETS}")
     out = bytearray(struct.pack("<HH", len(sets), 0))
@@ -553,14 +555,14 @@ def pack_tables(
     sets: Sequence[RopeSet],
     error: type[QsfError],
 ) -> dict[str, bytes]:
-    """Return the sections ARCH, ROPE and KIND by their tags, as far as the file has them.
+    """Return the sections ARCH, ROPE and KIND that the file needs, by their tags.
 
     Args:
         header: of the file.
         arch: of the file.
         layers: the kind of each layer; empty: what header and ``arch`` say.
         sets: the RoPE sets; empty: one, from header and ``arch``.
-        error: raised for what no reader accepts.
+        error: raised for values that no reader accepts.
     """
     tables = {"ARCH": pack_arch(arch, header, error)}
     if sets:

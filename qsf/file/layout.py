@@ -228,8 +228,8 @@ class TensorType(IntEnum):
     FFN_DOWN_OUTLIERS = 35
     SINKS = 36
     MIX_GATE = 37
-    Q_UP = 38  # queries of what Q makes, of latent attention
-    K_UP = 39  # what brings queries to the latent, and values back from it: a product a head
+    Q_UP = 38  # queries from the latent of Q, of latent attention
+    K_UP = 39  # maps queries to the latent, and its transpose values back: one product a head
     V_UP = 40
     ROUTER_BIAS = 44
     SELECTION_BIAS = 45
@@ -249,9 +249,9 @@ class TensorType(IntEnum):
     OWN_OUT = 60
     OWN_NORM = 61
     ROUTED_NORM = 62  # of the residual, which experts then read by themselves
-    ROUTED_POST_NORM = 63  # of what the experts add up to
-    DENSE_POST_NORM = 64  # of the dense part beside experts
-    LAYER_SCALE = 65  # factor of the residual behind the layer
+    ROUTED_POST_NORM = 63  # applied to the sum of the experts' outputs
+    DENSE_POST_NORM = 64  # applied to the output of the dense part beside experts
+    LAYER_SCALE = 65  # factor of the residual after the layer
     HEAD_BIAS = 66
     INPUT_NORM = 67
     INPUT_NORM_BIAS = 68
@@ -418,7 +418,7 @@ class Arch:
     embedding_factor: float = 1.0
     logit_cap: float = 0.0  # 0: none
     own_width: int = 0  # of the embeddings that each layer has of its own; 0: none
-    kv_key_bits: int = 0  # of the KV cache by default, 2, 4, 8, 16 or 32; 0: not said
+    kv_key_bits: int = 0  # default of the KV cache, 2, 4, 8, 16 or 32; 0: none
     kv_value_bits: int = 0
     act_bits: int = 8  # bits of activations with weights of fewer than 8 bits: 8 or 16
 

@@ -32,7 +32,7 @@ class Output:
         self.path = Path(path)
         self._progress = progress
         self._needed_bytes = needed_bytes
-        self._at = lay.HEADER_BYTES  # where the next byte goes
+        self._at = lay.HEADER_BYTES  # offset of the next byte
         self._fd = -1
         self._is_synced = True  # before the rename, so that a power cut leaves a whole file
 

@@ -71,7 +71,7 @@ def size_of(reader: Reader) -> ModelSize:
 
 
 def _tensors_of(reader: Reader) -> Iterator[tuple[Tensor, int, int]]:
-    """Yield tensors, how many of each there are, and how many a token meets: of experts a part."""
+    """Yield tensors, how many of each there are, and how many of these one token uses."""
     for unit in reader.units:
         if unit.id.role == Role.EXPERT:
             continue

@@ -293,7 +293,7 @@ class Writer(Output):
         self._tensor_done_bytes += len(view)
 
     def write_zeros(self, n_bytes: int) -> None:
-        """Write zeros, as a hole where the file system has holes; not in tables."""
+        """Write zeros, as a hole if the file system has holes; not in tables."""
         unit = self._open_unit()
         tensor = self._open_tensor()
         if tensor.type in lay.TABLES:

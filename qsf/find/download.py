@@ -198,7 +198,7 @@ def _ask(repo: str, n_bytes: int, *, is_yes: bool) -> None:
 
 
 def _reason(repo: str, error: Any) -> str:
-    """Return what went wrong, and what to do."""
+    """Return the error's cause, and what to do."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     status = getattr(getattr(error, "response", None), "status_code", None)
     if "GatedRepoError" in kinds or status == 403:

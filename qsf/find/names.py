@@ -23,7 +23,7 @@ _LFS = b"version https://git-lfs"
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a name stands for.
+    """The meaning of a model's name.
 
     Attributes:
         path: the .qsf file, the folder or the GGUF file; None: to be found on the hub.
@@ -180,7 +180,7 @@ def _base_model(path: Path) -> str:
 
 
 def hub_cache() -> Path:
-    """Return the folder in which huggingface_hub keeps what it downloads."""
+    """Return the folder of huggingface_hub's downloads."""
     for name, inner in (("HF_HUB_CACHE", ""), ("HF_HOME", "hub"), ("XDG_CACHE_HOME", _HUB)):
         if os.environ.get(name):
             return Path(os.environ[name]).expanduser() / inner

@@ -121,7 +121,7 @@ def _download(named: Named, *, is_quiet: bool, is_yes: bool, keeps_copy: bool = 
 
 
 def elsewhere(repo: str) -> str:
-    """Return what to do where there is no network."""
+    """Return what to do without a network."""
     folder = repo.split("/")[-1]
     return (
         f"On a machine with a network `hf download {repo} --local-dir {folder}` gets it: copy "

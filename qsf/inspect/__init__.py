@@ -1,2 +1,2 @@
-"""qsf-inspect: what is in a file."""
+"""qsf-inspect: shows the contents of a file."""
 # SPDX-License-Identifier: Apache-2.0

@@ -415,7 +415,7 @@ class NativeSession:
         return list(zip(ids, logprobs, strict=True))
 
     def stats(self) -> SessionStats:
-        """Return what the session has done so far."""
+        """Return the session's counts and times so far."""
         out = ffi.new("qsf_stats *")
         lib.qsf_session_stats(self._live_handle(), out)
         return record(SessionStats, out)

@@ -1,4 +1,4 @@
-"""Opens a file with ``ModelOptions``: the engine's options, and errors that say what would fit."""
+"""Opens a file with ``ModelOptions``: the engine's options, and errors that name larger ones."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def open_native(
 
     Raises:
         QsfMemoryError: the text says how much is needed, and of what.
-        QsfUnsupportedError: where the method of reading cannot be had, ``argument`` is "io".
+        QsfUnsupportedError: if the method of reading is not available, ``argument`` is "io".
     """
     try:
         return binding.NativeModel(path, native_options(options, reserve_bytes))

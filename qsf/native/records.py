@@ -1,4 +1,4 @@
-"""Records of what the C engine has planned and measured, made from its structs. No policy."""
+"""Records of the C engine's plans and measurements, made from its structs. No policy."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def record(kind: type[_Record], struct: Any, **more: Any) -> _Record:
 
 
 def phase_names() -> tuple[str, ...]:
-    """Return the short names of what the computing thread does, in the order of ``phase_ns``.
+    """Return the short names of the computing thread's phases, in the order of ``phase_ns``.
 
     "embedding", "norm", "qkv", "attention", "attn_out", "gate_up", "down", "head", "wait",
     "decompress", "other": see ``qsf_phase`` in qsf.h.

@@ -228,7 +228,7 @@ class Report:
     file_bytes: int
     elapsed_s: float
     compression: str | None = None  # one line: the compression of the layers, if it was requested
-    notes: tuple[str, ...] = ()  # lines: what is kept as it was; measured defaults of arithmetic
+    notes: tuple[str, ...] = ()  # lines: unchanged parts; measured defaults of arithmetic
 
     @property
     def tensors(self) -> tuple[TensorReport, ...]:

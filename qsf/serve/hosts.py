@@ -1,6 +1,6 @@
-"""The models of a server: which are in memory, who uses them, and which one leaves for another.
+"""The models of a server: which are in memory, who uses them, and which one is evicted for another.
 
-docs/decisions/014-models.md says why it is so.
+docs/decisions/014-models.md has the reasons.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Host:
-    """A model in memory, with what answers its requests."""
+    """A model in memory, with the parts that answer its requests."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Host:
         self._thread.start()
 
     def stop(self) -> None:
-        """End what runs, and write what the sequences hold."""
+        """End running jobs, and write the tokens of sequences to files."""
         self.scheduler.close(at_once=True)
         if self._thread is not None:
             self._thread.join()
@@ -72,14 +72,15 @@ class Hosts:
         load: Callable[[str, int | None, bool], Host] | None = None,
         wait_seconds: float = 120.0,
     ) -> None:
-        """Take the files of all, and one that is in memory.
+        """Set the files of all models, and the one in memory.
+
 
         Args:
-            paths: the files.
-            first: of them.
-            load: opens another one inside so many MB, None: no limit, and whether it is alone.
-                Raises QsfMemoryError where there is no room.
-            wait_seconds: how long a request may wait for memory that others use.
+                    paths: the files.
+                    first: the model in memory.
+                    load: opens another model inside so many MB (None: no limit), told whether it is
+                        alone. Raises QsfMemoryError if there is no room.
+                    wait_seconds: how long a request may wait for memory that others use.
         """
         plan = first.serving.model.info.plan
         self.paths = paths
@@ -99,7 +100,7 @@ class Hosts:
         return max(self.loaded.values(), key=lambda host: host.used)
 
     def start(self, deliver: Callable[[], None]) -> None:
-        """Start what is in memory; ``deliver`` is called by the engines' threads."""
+        """Start the models in memory; the engines' threads call ``deliver``."""
         self._deliver = deliver
         self.current.start(deliver)
 
@@ -125,7 +126,7 @@ class Hosts:
                 here = ", ".join(self.paths)
                 text = f"the model {name[:100]!r} is not here: {here} are"
                 raise Problem(404, "model_not_found", text, param="model")
-        async with self._turn:  # so that those who wait for memory are not passed by
+        async with self._turn:  # requests that wait for memory stay first
             if name is None:
                 name = self.current.serving.name if self.loaded else next(iter(self.paths))
             deadline = time.monotonic() + self._wait_seconds
@@ -167,7 +168,9 @@ class Hosts:
         await loop.run_in_executor(None, host.serving.model.close)
 
     def _promised_bytes(self) -> int:
-        """Return what loaded models may still take: their plans, less what is taken already."""
+        """Return the bytes that loaded models may still allocate: their plans minus their present
+        memory.
+        """
         plans = [host.serving.model.info.plan for host in self.loaded.values()]
         taken = (resident_bytes() or 0) - self._base_bytes
         return max(0, sum(plan.engine_bytes for plan in plans) - max(0, taken))

@@ -157,7 +157,7 @@ class Server:
     # ---- life ----
 
     async def start(self, host: str, port: int) -> str:
-        """Listen; return where. ``host`` may be the path of a Unix socket."""
+        """Listen; return the address. ``host`` may be the path of a Unix socket."""
         loop = asyncio.get_running_loop()
         self._loop = loop
         self.hosts.start(self._deliver)

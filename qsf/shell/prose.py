@@ -88,7 +88,7 @@ class Prose:
         self._word_columns = 0
 
     def push(self, piece: str) -> str:
-        """Return what to write for the next piece of text."""
+        """Return the output for the next piece of text."""
         for part in piece.replace("\r", "").splitlines(keepends=True):
             line = part.rstrip("\n\v\f\x1c\x1d\x1e\x85\u2028\u2029")
             self._held += _CONTROLS.sub("?", line)
@@ -297,5 +297,5 @@ def prose_on(stream: TextIO, *, is_dim: bool = False, has_markdown: bool = False
 
 
 def dim(text: str) -> str:
-    """Return the text in a quieter colour, where standard error shows colours."""
+    """Return the text in a quieter colour, if standard error shows colours."""
     return f"{_DIM}{text}{_RESET}" if shows_styles(sys.stderr) else text

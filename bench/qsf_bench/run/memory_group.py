@@ -63,7 +63,8 @@ def group_folders(mountinfo: str, own_groups: str) -> list[tuple[int, Path]]:
             # Places for the group: at the top, or, if that is refused, inside of our own group.
             folders += [(1, folder) for folder in dict.fromkeys((top, own))]
         else:
-            # In version 2 a group with processes cannot have groups with limits: so beside our own.
+            # In version 2 a group with processes cannot contain groups with limits, so the new
+            # group is beside our own.
             above = [folder for folder in own.parents if folder.is_relative_to(top)]
             folders += [(2, folder) for folder in above or [top]]
     return sorted(folders, key=lambda folder: folder[0])

@@ -1,2 +1,2 @@
-"""Calibration: rounding by what the model computes on a text."""
+"""Calibration: rounding guided by the model's computations on a text."""
 # SPDX-License-Identifier: Apache-2.0

@@ -67,7 +67,7 @@ _WEIGHTS: Final[Mapping[int, float]] = {
     TensorType.FFN_UP: 1.0,
     TensorType.FFN_DOWN: 1.5,
 }
-_FIRST_LAYER: Final = 3.0  # times as much as the others
+_FIRST_LAYER: Final = 3.0  # relative to the other layers
 _TABLES: Final = 5.0  # embedding and head together, times the number of layers
 
 _EXACT: Final = 1e-9  # costs with a smaller relative difference count as equal

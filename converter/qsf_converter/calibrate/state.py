@@ -87,7 +87,7 @@ class CalibrationState:
         self.n_layers = self._count()
 
     def _check_ours(self) -> None:
-        """Refuse a folder that holds anything else; a state with another key would be removed."""
+        """Refuse a folder that holds other files; a state with another key would be removed."""
         obstacle = ""
         if self._folder.is_symlink() or self._folder.is_file():
             obstacle = "it is no folder"

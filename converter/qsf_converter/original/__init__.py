@@ -1,2 +1,2 @@
-"""The original model, computed in f32: what calibration and evaluation compare with."""
+"""The original model, computed in f32, for calibration and evaluation."""
 # SPDX-License-Identifier: Apache-2.0

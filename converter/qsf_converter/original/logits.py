@@ -1,4 +1,4 @@
-"""A checkpoint in full precision as a source of logits, for evaluating what was made of it.
+"""A checkpoint in full precision as a source of logits, for evaluating files made from it.
 
 The windows go through the model layer by layer, in batches whose activations fit in a given amount
 of memory. A layer's weights are read once for each batch, or only once if all weights fit in that

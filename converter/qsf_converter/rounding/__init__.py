@@ -1,2 +1,2 @@
-"""From weights to quantised tiles: what each tensor becomes, and how it is rounded."""
+"""From weights to quantised tiles: the type and the rounding of each tensor."""
 # SPDX-License-Identifier: Apache-2.0

@@ -162,7 +162,7 @@ class Chooser:
         self._stored.append(stored)
 
     def meta(self) -> dict[str, Any] | None:
-        """Return what META records; None when no compression was requested."""
+        """Return the record for META; None if no compression was requested."""
         if self._fixed is Compression.NONE:
             return None
         layers: list[dict[str, Any]] = [

@@ -166,7 +166,7 @@ def _within_kept(
     partners: NDArray[np.intp],
     checkpoint: Checkpoint,
 ) -> Exponents:
-    """Return the exponents, reduced where kept f16 scales would be rounded."""
+    """Return the exponents, reduced so that kept f16 scales are not rounded."""
     least, most = np.full_like(exponents, -99), np.full_like(exponents, 99)
     for tensor_type in (T.K, T.Q):
         shifts = exact_shifts_of(targets[tensor_type], checkpoint)

@@ -84,7 +84,7 @@ class Gain(NamedTuple):
 
     @property
     def bits(self) -> float:
-        """Bits a weight that would lower the error as much; one bit quarters the error."""
+        """Bits a weight that would lower the error as much as the table; one bit quarters it."""
         if self.squared_error <= 0.0:
             return 0.0
         if self.squared_error_with <= 0.0:

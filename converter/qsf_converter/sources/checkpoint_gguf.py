@@ -52,9 +52,7 @@ _BITS_OF_4BIT = 4.5
 
 @dataclass(frozen=True, slots=True)
 class LeastType:
-    """Our smallest type with at least the bits of a file's own, and the bits a weight of its
-    layers.
-    """
+    """Our smallest type with at least the bits of a file's type; the file's bits a weight."""
 
     name: str
     bits: float

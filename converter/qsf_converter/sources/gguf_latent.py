@@ -47,7 +47,7 @@ _OF_ROUTED: Final = (
 
 
 def _sizes(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read from the shapes what older and newer files say by different keys."""
+    """Derive from the shapes what older and newer files state under different keys."""
     n_rope, n_heads = fields.get("rope.dimension_count"), config["num_attention_heads"]
     q = shapes.get("blk.0.attn_q_b.weight", shapes.get("blk.0.attn_q.weight", (0,)))[0]
     values = shapes.get("blk.0.attn_output.weight", (0, 0))[-1]
@@ -73,9 +73,9 @@ def _sizes(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[st
 
 
 def _deepseek2(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Tell the families apart by their experts: none, of a sigmoid with a selection bias, others.
+    """Choose the family by its experts: none, a sigmoid with a selection bias, or others.
 
-    Layers that predict further tokens are counted, and are after the others.
+    The layer count includes layers that predict further tokens, which come last.
     """
     n_more, n_layers = fields.get("nextn_predict_layers", 0), config["num_hidden_layers"]
     if type(n_more) is not int or type(n_layers) is not int or not 0 <= n_more < n_layers:

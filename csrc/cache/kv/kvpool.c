@@ -17,8 +17,8 @@ static uint32_t count_pages(const qsf_kv_sizes *sizes, uint32_t n_tokens, uint32
     return (uint32_t)(n_tokens != 0 && n_seen < n_all ? n_seen : n_all);
 }
 
-/* Returns the pages that a session needs of a head: those of the layer's window, or as many as
- * stay in memory without one. */
+/* Returns the pages of a head that a session needs: those of the layer's window, or all that
+ * stay in memory. */
 static uint32_t count_kept(const qsf_layer_kind *k, const qsf_kv_sizes *sizes)
 {
     const uint32_t n_window = count_pages(sizes, k->window_tokens, qsf_kv_pinned_pages(k));

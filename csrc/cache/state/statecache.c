@@ -23,7 +23,7 @@ void qsf_statecache_layout(qsf_statecache *s, qsf_arena *a, qsf_state_pool *pool
 
 /* ---- snapshots ---- */
 
-/* Returns where the snapshot of a multiple of 32 is, position > 0. */
+/* Returns the place of the snapshot at a multiple of 32, position > 0. */
 static uint32_t *snapshot_at(const qsf_statecache *s, uint32_t position)
 {
     return &s->snapshots[position / STEP - 1];

@@ -305,7 +305,7 @@ QSF_FORCED_INLINE void start_product(qsf_form form, chunk *c, size_t r, size_t s
 }
 
 /* Stores the dots of a product one step after it began, when they are nearly ready: a store that
- * waits for them holds up what follows. */
+ * waits for them would delay the next instructions. */
 QSF_FORCED_INLINE void store_dots(qsf_form form, chunk *c, size_t r, size_t s)
 {
     if (form.codes == QSF_CODES_8BIT)
@@ -361,8 +361,8 @@ typedef struct group {
     size_t y_stride;
 } group;
 
-/* Prefetches the outputs of tile row r and tokens s, s + 4, ...: stores that wait for their lines
- * would hold up what follows. */
+/* Prefetches the outputs of tile row r and tokens s, s + 4, ...: stores that wait for their
+ * lines would delay the next instructions. */
 QSF_FORCED_INLINE void prefetch_outputs(const group *g, size_t r, size_t s)
 {
     for (size_t t = s; t < GROUP_TOKENS; t += MOST_STEPS)

@@ -90,8 +90,8 @@ QSF_FORCED_INLINE void dot_part(qsf_form form, const unsigned char *codes, size_
     }
 }
 
-/* As sums_begin; that one makes gcc copy zeros from a register, which leaves too few for a panel
- * of a symmetric type. With 8 bits this one is 10 % slower. */
+/* As sums_begin, in which gcc copies zeros from a register: a panel of a symmetric type then has
+ * too few registers. With 8 bits this one is 10 % slower. */
 QSF_FORCED_INLINE void panel_sums_begin(size_t n_tokens, __m256i *sum)
 {
     for (size_t t = 0; t < n_tokens; t++)

@@ -54,8 +54,8 @@ static unsigned trit(const unsigned char *codes, size_t r, size_t c)
     return (byte * power & 255) * 3 >> 8;
 }
 
-/* Where row r, column c of a tile row lies: in a tile or, of types whose tiles have their scales in
- * common, in those of a head. */
+/* The place of row r, column c of a tile row: in a tile or, for types with common scales, in a
+ * group of tiles. */
 typedef struct place {
     const unsigned char *head;
     const unsigned char *codes; /* of the tile */

@@ -39,8 +39,8 @@ static void finish_latents(void *arg, size_t begin, size_t end, size_t worker_id
     }
 }
 
-/* Takes whole heads of queries apart: what K_UP reads, and the part that RoPE turns, which goes to
- * its place behind what K_UP will make. */
+/* Splits queries of whole heads: into the part for K_UP, and the part for RoPE, which goes to
+ * its place after K_UP's outputs. */
 static void q_epilogue(const void *arg, size_t begin, size_t end)
 {
     const latent_job *const job = arg;
@@ -61,7 +61,7 @@ static void q_epilogue(const void *arg, size_t begin, size_t end)
         }
 }
 
-/* Brings what K_UP has made of whole heads to their queries. */
+/* Copies K_UP's outputs of whole heads to their queries. */
 static void k_up_epilogue(const void *arg, size_t begin, size_t end)
 {
     const qsf_ops *const o = arg;

@@ -1,5 +1,4 @@
-/* mix_latent.h - latent attention, absorbed: heads attend to what their keys and values are made
- * of.
+/* mix_latent.h - latent attention, absorbed: heads attend to the latents of keys and values.
  *
  *     c = norm(first rows of K h), k_r = rope(the others): one key [c, k_r] and value c of all
  * heads q = Q h, or Q_UP norm(Q h); of each head [q_n, q_r]: its query is [K_UP q_n, rope(q_r)]

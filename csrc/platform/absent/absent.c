@@ -1,4 +1,4 @@
-/* absent.c - replaces what only Linux has, on other systems: a mapping that the kernel copies
+/* absent.c - replaces Linux's own functions on other systems: a mapping that the kernel copies
  * from, and a look into the page cache. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/status.h"

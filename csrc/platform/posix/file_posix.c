@@ -67,7 +67,7 @@ static int open_unnamed(const char *folder)
     if (unnamed >= 0 || (errno != EOPNOTSUPP && errno != EISDIR))
         return unnamed;
 #endif
-    char path[4096]; /* where the file system has no files without names */
+    char path[4096]; /* for file systems without unnamed files */
     const int n = snprintf(path, sizeof path, "%s/qsf-XXXXXX", folder);
     if (n < 0 || (size_t)n >= sizeof path) {
         errno = ENAMETOOLONG;

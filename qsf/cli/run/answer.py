@@ -49,7 +49,7 @@ class Shown:
         show(piece if self._prose is None else self._prose.push(piece))
 
     def end(self) -> None:
-        """Print what was held back, and end the line."""
+        """Print the held-back text, and end the line."""
         show(f"{'' if self._prose is None else self._prose.end()}\n")
 
 

@@ -16,7 +16,7 @@ _MAX_BYTES = 64 << 10
 
 
 def config_path() -> Path:
-    """Return where the file is, or would be."""
+    """Return the path of the file, which may not exist."""
     folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     if not folder.is_absolute():
         folder = Path("~/.config").expanduser()

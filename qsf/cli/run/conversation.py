@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from qsf.session import Session
 
 _SHOWN_CHARS = 200  # of a message that is repeated
-_TURN_TOKENS = 16  # what a template puts around a message
+_TURN_TOKENS = 16  # tokens of a template around a message
 
 
 def read_conversation(path: Path, session: Session, memory_bytes: int) -> str:
@@ -115,9 +115,9 @@ def with_thinking(
 
 
 def resumed_lines(model: Model, path: Path, *, is_held: bool = True) -> list[str]:
-    """Return how much of a conversation was restored, and what was said last.
+    """Return how much of a conversation was restored, and its last message.
 
-    ``is_held``: the KV cache of a session file was taken.
+    ``is_held``: the KV cache of a session file was used.
     """
     session = model.session
     if not session.messages:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def ask_for_memory(request: Request) -> Request:
-    """Return the request with the budget that the user chooses, where there is a choice.
+    """Return the request with the budget that the user chooses, if there is a choice.
 
     Asks once, and only users at a terminal who never set a budget, if the model does not fit in
     the default budget but in the free memory of the machine or control group. The answer is

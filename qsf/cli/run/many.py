@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def answer_many(model: Model, request: Request, file: IO[bytes]) -> int:
-    """Answer every line of --prompts; the exit code is 1 where one could not be answered."""
+    """Answer every line of --prompts; the exit code is 1 if a line failed."""
     is_raw = request.raw or model.chat_template.is_plain
     lines = _Lines(request, file, model.input_bytes, is_raw=is_raw)
     n_failed = n_answers = n_tokens = 0
@@ -77,13 +77,13 @@ def _write(record: dict[str, Any], out: IO[str] | None) -> bool:
 
 
 def read_done(path: Path, memory_bytes: int) -> array[int]:
-    """Return the digests of the lines that are answered, by their index; 0 for other lines.
+    """Return the digests of the answered lines, by their index; 0 for other lines.
 
-    A last line that was cut off by an interruption is removed from the file. No line may take more
+    An incomplete last line is removed from the file. No line may take more
     than ``memory_bytes``, nor all digests more than half of that.
 
     Raises:
-        QsfArgumentError: the file has something else in it, or an index beyond that limit.
+        QsfArgumentError: the file is not an output of --prompts, or has an index beyond that limit.
     """
     done = array("Q")
     if not path.exists():

@@ -165,7 +165,7 @@ def detokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
 
 
 def apply_template(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
-    """Answer /apply-template: the prompt made of ``messages``; refuses what chats refuse."""
+    """Answer /apply-template: the prompt made of ``messages``; refuses as chats do."""
     fields = Fields(body)
     messages = read_messages(fields)
     template = serving.model.chat_template

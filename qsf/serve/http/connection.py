@@ -67,7 +67,7 @@ class Head:
     request_id: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def get(self, name: str) -> str:
-        """Return a header, "" where there is none."""
+        """Return a header, or ""."""
         return self.headers.get(name, "")
 
 
@@ -218,7 +218,7 @@ class Connection(asyncio.Protocol):
         self.peer = ""
         self.is_counted = False  # counted in the limit of connections until its last answer is sent
 
-    # ---- what asyncio calls ----
+    # ---- called by asyncio ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start to serve."""

@@ -1,4 +1,4 @@
-"""Metrics of the server in Prometheus's text format; named as in vLLM where it has the same."""
+"""Metrics of the server in Prometheus's text format; vLLM's names for shared metrics."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Pace:
         self.tokens_per_second = 0.0
 
     def prompt_rows(self, n_decoding: int) -> int:
-        """Return how many prompt rows the next pass may have beside ``n_decoding`` others."""
+        """Return how many prompt rows the next pass may have in addition to decoding ones."""
         if self._wanted_seconds == math.inf:
             return MAX_U32
         if self._row_seconds <= 0.0 or n_decoding == 0:

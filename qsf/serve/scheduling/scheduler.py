@@ -256,7 +256,7 @@ class Scheduler:
             line = self._waiting.pop(owner)
             job = line.popleft()
             if line:
-                self._waiting[owner] = line  # behind the other owners
+                self._waiting[owner] = line  # after the other owners
             slot = self._slots.choose(job)
             slot.job = job
             job.n_again -= self._engine.n_again(slot.index)

@@ -57,7 +57,7 @@ class Format:
 
     @property
     def head(self) -> re.Pattern[str]:
-        """A call up to its arguments; of those that are elements there is none."""
+        """A call up to its arguments; arguments that are elements have none."""
         if '{"' in self.before or self.arguments != "json":
             return JSON_HEAD
         before, middle = self.before.removeprefix(self.begin), self.middle.strip()
@@ -92,7 +92,7 @@ _DEEPSEEK: Any = {
     "first": "<｜tool▁calls▁begin｜>",
     "last": "<｜tool▁calls▁end｜>",
 }
-# What a model is asked to write whose template describes no form that is known.
+# The format that a model is asked to write if its template describes no known one.
 GENERIC = Format(
     "Hermes and Qwen", ("<tool_call>",), "<tool_call>", "</tool_call>",
     '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", between="\n",
@@ -266,7 +266,7 @@ _PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
 
 
 def _keywords(lark: _Lark, schema: Mapping[str, Any], shared: Mapping[str, Any]) -> str:
-    """Return the rule of arguments with names: what must be there comes first."""
+    """Return the rule of named arguments; required ones come first."""
     properties, required = schema.get("properties", {}), schema.get("required", ())
     first, later = lark.rule('""'), lark.rule('""')  # of what follows: as its beginning, or not
     ordered = sorted(properties, key=lambda name: name not in required)

@@ -225,7 +225,7 @@ class CallReader:
         return False
 
     def _take_python(self) -> bool | None:
-        """Tell a call that is complete; return whether it was, None where none is."""
+        """Report a complete call; return whether there was one, or None if there is no call."""
         name = read_head(self._rest)
         if name is None or (name and name not in self._schemas):
             return None

@@ -1,4 +1,4 @@
-"""Arguments of a call that was cut: what is whole of them."""
+"""Arguments of a call that was cut: its complete part."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ _SIGNS = re.compile(rf'{_TEXT}"|[{{}}\[\],]', re.DOTALL)
 
 
 def completed(text: str) -> list[str]:
-    """Return what the beginning of an object may be completed to, the longest first.
+    """Return completions of the beginning of an object, the longest first.
 
-    Each may be no JSON. []: the text is no such beginning.
+    Each may be invalid JSON. []: the text does not begin an object.
     """
     closers: list[str] = []
-    at, ends = 0, ""  # after the last whole value, and what would end all that is open there
+    at, ends = (
+        0,
+        "",
+    )  # after the last complete value, and the text that closes all open values there
     for match in _SIGNS.finditer(text):
         sign = match[0]
         if sign in "{[":

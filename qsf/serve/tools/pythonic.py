@@ -29,7 +29,7 @@ def read_head(text: str) -> str | None:
 def read_call(text: str) -> tuple[str, str, int] | None:
     """Return name, arguments in JSON and length of the call that begins a text; None: it is cut.
 
-    The JSON is not checked. Raises ValueError where no call can be.
+    The JSON is not checked. Raises ValueError if the text begins no call.
     """
     match = _HEAD.match(text)
     if match is None:

@@ -362,9 +362,9 @@ def _check_id(value: Any, name: str) -> None:
 
 
 def call_turn(call_id: Any, name: str, arguments: Any, place: str = "messages") -> dict[str, Any]:
-    """Return a call as chat templates know it: its arguments are an object.
+    """Return a call in the form of chat templates: its arguments are an object.
 
-    Of arguments that were cut it has what is whole.
+    Arguments that were cut are reduced to their complete part.
     """
     if isinstance(arguments, str):
         try:

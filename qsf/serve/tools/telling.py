@@ -1,4 +1,4 @@
-"""Tools and calls for chat templates that do not know them: told in the texts of messages."""
+"""Tools and calls for chat templates that lack them: written into the texts of messages."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def told(
     template: ChatTemplate,
     special_names: Sequence[str],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Return messages and tools as a chat template takes them.
+    """Return messages and tools in the form of a chat template.
 
-    What it does not know is told in the form of the model's family, or else in that of most
-    models. Texts of others in it name no special tokens of ``special_names``.
+    Parts that the template lacks are written into texts, in the form of the model's family, or else
+    in the most common form. Other texts cannot form tokens of ``special_names``.
     """
     source = template.source if tools is None else template.tool_source
     form = find_format(source)
@@ -58,7 +58,7 @@ def told(
 def _with_system(
     turns: list[dict[str, Any]], text: Trusted, source: str, special_names: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return messages with more of the system's, which the first user says where there is none."""
+    """Return messages with an addition to the system message, or to the first user message."""
     knows_system = not source or ("system" in source and _NO_SYSTEM.search(source) is None)
     is_there = turns[0]["role"] == "system"
     if knows_system and not is_there:
@@ -115,7 +115,7 @@ def _written_arguments(form: Format, values: Mapping[str, Any]) -> str:
 
 
 def _numbered(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages whose calls have the ids that such a model gives them, counted."""
+    """Return messages whose calls have counted ids, as such a model writes them."""
     new_ids: dict[Any, str] = {}
     numbers = itertools.count()
     found = []
@@ -132,7 +132,9 @@ def _numbered(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _with_texts(turn: dict[str, Any], nothing: str | None) -> dict[str, Any]:
-    """Return a message whose calls have their arguments as texts, beside ``nothing`` or a text."""
+    """Return a message whose calls have their arguments as texts, with content ``nothing`` or a
+    text.
+    """
     if "tool_calls" not in turn:
         return turn
     calls = []
@@ -145,7 +147,7 @@ def _with_texts(turn: dict[str, Any], nothing: str | None) -> dict[str, Any]:
 def _without_calls(
     turns: list[dict[str, Any]], form: Format, source: str, special_names: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return messages whose calls, and what they returned, are texts."""
+    """Return messages whose calls and results are texts."""
     role = "tool" if form is not GENERIC and _TOOL_ROLE.search(source) else form.result_role
     found: list[dict[str, Any]] = []
     for turn in turns:

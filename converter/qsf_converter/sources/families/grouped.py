@@ -31,7 +31,9 @@ from qsf_converter.sources.families.llama import ENDS, MLP, out, pre_norms, qk_n
 
 
 def grouped(draft: Draft, *, has_groups: bool = True, **routing: Any) -> None:
-    """Experts behind the first layers, beside shared ones; ``routing`` is what is not GLM's."""
+    """Experts in all but the first layers, with shared experts; ``routing`` are the differences
+    from GLM.
+    """
     config, n_layers = draft.config, draft.header.n_layers
     n_dense = draft.dims.get("dense layers", config.get("first_k_dense_replace"))
     if type(n_dense) is not int or not 0 <= n_dense < n_layers:

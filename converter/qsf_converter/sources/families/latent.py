@@ -61,7 +61,7 @@ def _layouts(experts: tuple[Rules, ...]) -> tuple[Rules, ...]:
 
 
 def _rope(config: Config, layer_type: str) -> Config:
-    """The parameters of the part of a head that is rotated, which is all of what is said here."""
+    """The RoPE parameters of the rotated part of a head; the file states no others."""
     n_rope = config.get("head_dim")
     stated = parameters_of(config, layer_type)
     part = stated.get("partial_rotary_factor")
@@ -80,7 +80,7 @@ def _multiple(config: Config, name: str, most: int, step: int) -> int:
 
 
 def _latent(draft: Draft) -> None:
-    """Keys are latents with what RoPE turns, one head of them; scores have the size of queries."""
+    """Keys are latents and one rotated head; the scale of scores depends on the size of queries."""
     config, heads = draft.config, draft.header.n_heads
     n_rope = draft.header.head_dim
     rank = _multiple(config, "kv_lora_rank", MAX_HEAD_DIM - n_rope, LATENT_STEP)
