@@ -44,7 +44,7 @@ class TableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Entry:
     """A row of QSF, with the compared row of llama.cpp, if any."""
 
     results: Results
@@ -53,57 +53,57 @@ class Found:
     ratio: Ratio | None = None
 
 
-def found_rows(all_results: Sequence[Results]) -> list[Found]:
+def entries_of(all_results: Sequence[Results]) -> list[Entry]:
     """Return QSF's rows, each with the baseline's."""
-    found = []
+    entries = []
     for results in all_results:
         for i, row in enumerate(results.rows):
             if row.engine != "qsf":
                 continue
             ratio = next((ratio for ratio in results.ratios if ratio.row == i), None)
             baseline = None if ratio is None else results.rows[ratio.vs]
-            found.append(Found(results, row, baseline, ratio))
-    return found
+            entries.append(Entry(results, row, baseline, ratio))
+    return entries
 
 
 # ---- cells ----
 
 
-def rate(found: Found | None) -> str:
+def rate(entry: Entry | None) -> str:
     """Return QSF's tok/s."""
-    return NOTHING if found is None else spread_text(found.row.tok_per_s)
+    return NOTHING if entry is None else spread_text(entry.row.tok_per_s)
 
 
-def baseline_rate(found: Found | None) -> str:
+def baseline_rate(entry: Entry | None) -> str:
     """Return llama.cpp's tok/s."""
-    if found is None or found.baseline is None:
+    if entry is None or entry.baseline is None:
         return NOTHING
-    return spread_text(found.baseline.tok_per_s)
+    return spread_text(entry.baseline.tok_per_s)
 
 
-def times(found: Found | None) -> str:
+def times(entry: Entry | None) -> str:
     """Return the ratio in bold, because readers look for it."""
-    if found is None or found.ratio is None:
+    if entry is None or entry.ratio is None:
         return NOTHING
-    return f"**{spread_text(found.ratio, 'x').replace('x', 'x**', 1)}"
+    return f"**{spread_text(entry.ratio, 'x').replace('x', 'x**', 1)}"
 
 
-def of_limit(found: Found | None, limited_by: str) -> str:
+def of_limit(entry: Entry | None, limited_by: str) -> str:
     """Return the reached share of a limit; "" if another limit binds."""
-    if found is None or found.row.limited_by != limited_by:
+    if entry is None or entry.row.limited_by != limited_by:
         return NOTHING
-    return found.row.share_of_limit or NOTHING
+    return entry.row.share_of_limit or NOTHING
 
 
-def type_name(rows: Sequence[Found]) -> str:
+def type_name(rows: Sequence[Entry]) -> str:
     """Return the type, followed by that of llama.cpp."""
-    baseline = next((found.baseline for found in rows if found.baseline is not None), None)
+    baseline = next((entry.baseline for entry in rows if entry.baseline is not None), None)
     return rows[0].row.type + (f" ({baseline.type})" if baseline else "")
 
 
-def bits(rows: Sequence[Found]) -> str:
+def bits(rows: Sequence[Entry]) -> str:
     """Return bits per weight of QSF's file, then of llama.cpp's."""
-    baseline = next((found.baseline for found in rows if found.baseline is not None), None)
+    baseline = next((entry.baseline for entry in rows if entry.baseline is not None), None)
     own = f"{rows[0].row.bits_per_weight:.2f}"
     return own + (f" ({baseline.bits_per_weight:.2f})" if baseline else "")
 
@@ -117,37 +117,37 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def uncapped(all_results: Sequence[Results]) -> list[Found]:
+def uncapped(all_results: Sequence[Results]) -> list[Entry]:
     """Return the rows without cgroup and depth, with the most threads measured."""
     free = [
-        found for found in found_rows(all_results) if found.row.cap is None and found.row.depth == 0
+        entry for entry in entries_of(all_results) if entry.row.cap is None and entry.row.depth == 0
     ]
-    threads = max((found.row.threads for found in free), default=0)
-    return [found for found in free if found.row.threads == threads]
+    threads = max((entry.row.threads for entry in free), default=0)
+    return [entry for entry in free if entry.row.threads == threads]
 
 
-def grouped(rows: Sequence[Found], key: Callable[[Row], object]) -> list[list[Found]]:
+def grouped(rows: Sequence[Entry], key: Callable[[Row], object]) -> list[list[Entry]]:
     """Return rows grouped by key, in their order."""
-    groups: dict[object, list[Found]] = {}
-    for found in rows:
-        groups.setdefault(key(found.row), []).append(found)
+    groups: dict[object, list[Entry]] = {}
+    for entry in rows:
+        groups.setdefault(key(entry.row), []).append(entry)
     return list(groups.values())
 
 
-def first(rows: Sequence[Found], kind: str) -> Found | None:
+def first(rows: Sequence[Entry], kind: str) -> Entry | None:
     """Return the first row of a kind of test, "pp" or "tg"."""
-    return next((found for found in rows if found.row.test.startswith(kind)), None)
+    return next((entry for entry in rows if entry.row.test.startswith(kind)), None)
 
 
 def in_memory(all_results: Sequence[Results]) -> str:
     """Return the comparison without a memory limit."""
-    shown = [found for found in uncapped(all_results) if found.row.budget_mb is None]
+    shown = [entry for entry in uncapped(all_results) if entry.row.budget_mb is None]
     if not shown:
         raise TableError("no row of QSF without a limit on memory and without depth")
     cells = []
     for rows in grouped(shown, lambda row: (row.shape, row.type, row.file)):
         prompt, generation = first(rows, "pp"), first(rows, "tg")
-        peak = max(found.row.peak_rss_bytes for found in rows)
+        peak = max(entry.row.peak_rss_bytes for entry in rows)
         cells.append(
             [
                 *(rows[0].row.shape, type_name(rows), bits(rows)),
@@ -169,12 +169,12 @@ def in_memory(all_results: Sequence[Results]) -> str:
 def budgets(all_results: Sequence[Results]) -> str:
     """Return the speeds with each budget, and without one."""
     shown = uncapped(all_results)
-    if all(found.row.budget_mb is None for found in shown):
+    if all(entry.row.budget_mb is None for entry in shown):
         raise TableError("no row of QSF with a budget")
     cells = []
     for rows in grouped(shown, lambda row: (row.shape, row.type, row.file, row.budget_mb)):
         row = rows[0].row
-        peak = max(found.row.peak_rss_bytes for found in rows)
+        peak = max(entry.row.peak_rss_bytes for entry in rows)
         cells.append(
             [
                 *(f"{row.shape}, {row.type}", f"{mb_text(row.file_bytes)} MB"),
@@ -189,21 +189,21 @@ def budgets(all_results: Sequence[Results]) -> str:
 def capped(all_results: Sequence[Results]) -> str:
     """Return generation in a memory cgroup, by shape, type and limit."""
     rows = [
-        found
-        for found in found_rows(all_results)
-        if found.row.cap is not None and found.row.test.startswith("tg")
+        entry
+        for entry in entries_of(all_results)
+        if entry.row.cap is not None and entry.row.test.startswith("tg")
     ]
     if not rows:
         raise TableError("no row of QSF that generates in a memory cgroup")
     cells = [
         [
-            found.row.shape,
-            type_name([found]),
-            f"{found.row.cap.limit_mb:,} MB" if found.row.cap else NOTHING,
-            f"{mb_text(found.row.peak_rss_bytes)} MB",
-            *(rate(found), of_limit(found, "disk"), baseline_rate(found), times(found)),
+            entry.row.shape,
+            type_name([entry]),
+            f"{entry.row.cap.limit_mb:,} MB" if entry.row.cap else NOTHING,
+            f"{mb_text(entry.row.peak_rss_bytes)} MB",
+            *(rate(entry), of_limit(entry, "disk"), baseline_rate(entry), times(entry)),
         ]
-        for found in rows
+        for entry in rows
     ]
     headings = [
         *("shape", "type", "limit", "peak memory", "tok/s", "of what the disk allows"),
@@ -212,21 +212,21 @@ def capped(all_results: Sequence[Results]) -> str:
     return markdown(headings, cells) + "\n" + origins(rows)
 
 
-def origins(rows: Sequence[Found]) -> str:
+def origins(rows: Sequence[Entry]) -> str:
     """Return the origin of the figures, a line for each run."""
     lines = []
-    for results in {id(found.results): found.results for found in rows}.values():
-        own = [found.row for found in rows if found.results is results]
+    for results in {id(entry.results): entry.results for entry in rows}.values():
+        own = [entry.row for entry in rows if entry.results is results]
         n_rounds = max(len(row.tok_per_s.values) for row in own)
         threads = sorted({row.threads for row in own})
-        known = results.machine
+        machine = results.machine
         words = [
             f"Median (least-most) of {n_rounds} round{'' if n_rounds == 1 else 's'}",
             f"{' and '.join(map(str, threads))} thread{'' if threads == [1] else 's'}",
-            f"{known.get('cpu', 'unknown processor')} with {known.get('n_cores', '?')} cores",
-            *(str(known[key]) for key in ("baseline",) if known.get(key)),
-            *(f"commit {known[key]}" for key in ("commit",) if known.get(key)),
-            *(str(known[key])[:10] for key in ("date",) if known.get(key)),
+            f"{machine.get('cpu', 'unknown processor')} with {machine.get('n_cores', '?')} cores",
+            *(str(machine[key]) for key in ("baseline",) if machine.get(key)),
+            *(f"commit {machine[key]}" for key in ("commit",) if machine.get(key)),
+            *(str(machine[key])[:10] for key in ("date",) if machine.get(key)),
         ]
         lines.append(textwrap.fill(", ".join(words) + ".", COLUMNS) + "\n")
     return "".join(dict.fromkeys(lines))
@@ -245,12 +245,12 @@ TABLES: dict[str, Callable[[Sequence[Results]], str]] = {
 def rewritten(text: str, root: Path) -> str:
     """Return the text with its tables made anew from the files named in their comments."""
 
-    def anew(found: re.Match[str]) -> str:
-        name = found["name"]
+    def anew(match: re.Match[str]) -> str:
+        name = match["name"]
         if name not in TABLES:
             raise TableError(f"there is no table {name!r}, only {', '.join(TABLES)}")
-        results = [read(root / file) for file in found["files"].split()]
-        return found[1] + TABLES[name](results) + found[4]
+        results = [read(root / file) for file in match["files"].split()]
+        return match[1] + TABLES[name](results) + match[4]
 
     new, n_tables = MARKED.subn(anew, text)
     if n_tables == 0:

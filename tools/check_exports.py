@@ -52,15 +52,15 @@ def check(
     shared: set[str] | None = None,
 ) -> list[str]:
     """Return the violations, one line of text each."""
-    found = [f"{name} is global but does not start with qsf_"
+    faults = [f"{name} is global but does not start with qsf_"
              for name in sorted(library) if not name.startswith("qsf_")]  # fmt: skip
-    found += [f"{name} is declared in qsf.h but not defined" for name in sorted(header - library)]
+    faults += [f"{name} is declared in qsf.h but not defined" for name in sorted(header - library)]
     if module is not None:
-        found += [f"the module exports {name}" for name in sorted(module - MODULE_EXPORTS)]
+        faults += [f"the module exports {name}" for name in sorted(module - MODULE_EXPORTS)]
     if shared is not None:
-        found += [f"libqsf.so exports {name}" for name in sorted(shared - header - SHARED_EXPORTS)]
-        found += [f"libqsf.so does not export {name}" for name in sorted(header - shared)]
-    return found
+        faults += [f"libqsf.so exports {name}" for name in sorted(shared - header - SHARED_EXPORTS)]
+        faults += [f"libqsf.so does not export {name}" for name in sorted(header - shared)]
+    return faults
 
 
 def main() -> int:
@@ -73,11 +73,11 @@ def main() -> int:
     module = None if given.module is None else nm(given.module, "-D")
     shared = None if given.shared is None else nm(given.shared, "-D")
     header = declared(public_header())
-    found = check(nm(given.library), header, module, shared)
-    for line in found:
+    faults = check(nm(given.library), header, module, shared)
+    for line in faults:
         print(line)
-    print(f"check_exports: {len(header)} functions, {len(found)} violations")
-    return 1 if found else 0
+    print(f"check_exports: {len(header)} functions, {len(faults)} violations")
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

@@ -65,14 +65,14 @@ def compare(case: Case) -> tuple[str, bool]:
         reasons = [line for line in done.stderr.splitlines() if "error" in line]
         return f"llama.cpp refuses it: {(reasons or ['?'])[0].split(': ', 1)[-1]}", False
     difference = float(done.stdout)
-    said = f"differs by {difference:.1e} of the largest logit"
+    verdict = f"differs by {difference:.1e} of the largest logit"
     if difference <= LARGEST:
-        return said, False
+        return verdict, False
     if case.name in _NOT_SAID:
-        return f"{said}: files as the tests write them do not say its RoPE", False
+        return f"{verdict}: files as the tests write them do not say its RoPE", False
     if case.name in _FIXED:
-        return f"{said}: llama.cpp {_FIXED[case.name]}", False
-    return f"{said}: WRONG", True
+        return f"{verdict}: llama.cpp {_FIXED[case.name]}", False
+    return f"{verdict}: WRONG", True
 
 
 def print_difference(path: str, name: str) -> int:

@@ -248,7 +248,7 @@ def check_sections(root: Path) -> list[str]:
 
 def check(root: Path) -> list[str]:
     """Return the violations under the project folder `root`, one line of text each."""
-    found: list[str] = []
+    faults: list[str] = []
     seen: dict[str, Path] = {}
     includes: Arrows = {}
     codes: dict[Path, str] = {}
@@ -267,20 +267,20 @@ def check(root: Path) -> list[str]:
                 if path.name in seen:
                     violations.append((1, f"the name is taken by {seen[path.name]}"))
                 seen.setdefault(path.name, name)
-            found += [f"{name}:{line}: {what}" for line, what in sorted(violations)]
-    found += check_circles(includes, "includes")
-    found += check_circles(calls_of(codes), "calls")
-    return found + check_sections(root)
+            faults += [f"{name}:{line}: {fault}" for line, fault in sorted(violations)]
+    faults += check_circles(includes, "includes")
+    faults += check_circles(calls_of(codes), "calls")
+    return faults + check_sections(root)
 
 
 def main() -> int:
     """Print the violations; the exit code is 1 if there are any."""
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[1]
-    found = check(root)
-    for line in found:
+    faults = check(root)
+    for line in faults:
         print(line)
-    print(f"lint_c: {len(found)} violations")
-    return 1 if found else 0
+    print(f"lint_c: {len(faults)} violations")
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

@@ -219,7 +219,7 @@ def imports_of(
 
     With ``with_types``, also those that only type checkers import.
     """
-    known = set(modules)
+    all_names = set(modules)
     for node in ast.walk(module.tree) if with_types else _nodes(module.tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -227,13 +227,13 @@ def imports_of(
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             names = [
                 f"{node.module}.{alias.name}"
-                if f"{node.module}.{alias.name}" in known
+                if f"{node.module}.{alias.name}" in all_names
                 else node.module
                 for alias in node.names
             ]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names = [node.value] if _is_hidden_import(module.name, node.value) else []
-        for name in sorted(set(names) & known):
+        for name in sorted(set(names) & all_names):
             yield Import(name, getattr(node, "lineno", 1))
 
 

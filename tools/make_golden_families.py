@@ -484,7 +484,7 @@ def main(wanted: str = "") -> int:
             largest = float(np.abs(logits).max())
             table[name] = [config | PUBLISHED.get(name, {}), shapes, largest]
             arrays[name] = made.planes_of(logits, largest)
-            arrays |= {f"{name}/{what}": values for what, values in chosen.items()}
+            arrays |= {f"{name}/{part}": values for part, values in chosen.items()}
             sys.stdout.write(f"{name}: largest logit {largest:.3g}, {len(shapes)} tensors\n")
     libraries = [f"{lib.__name__} {lib.__version__}" for lib in (torch, transformers)]
     np.savez_compressed(
@@ -502,8 +502,8 @@ def _stored() -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {}
     with np.load(made.PATH) as stored:
         table = json.loads(bytes(stored["cases"]))
-        known = set(stored.files) - {"cases", "versions"}
-        return {name: stored[name] for name in known}, table
+        keys = set(stored.files) - {"cases", "versions"}
+        return {name: stored[name] for name in keys}, table
 
 
 def golden(
@@ -537,7 +537,7 @@ def golden(
             attn_implementation="sdpa" if options.get("alibi") else "eager",
             output_loading_info=True,
         )
-        faults = {kind: found for kind, found in report.items() if found}
+        faults = {kind: values for kind, values in report.items() if values}
         if faults:
             raise ValueError(f"{model_type}: {faults}")
         model.eval()

@@ -90,30 +90,30 @@ def read_classes() -> bytearray:
     normalise = normalizers.NFD().normalize_str
     for c in POINTS:
         # U+0345 has 240, the highest of all, so what has less is put in front of it.
-        known = c == 0x345 or normalise("\u0345" + chr(c)) == chr(c) + "\u0345"
+        is_special = c == 0x345 or normalise("\u0345" + chr(c)) == chr(c) + "\u0345"
         value = unicodedata.combining(chr(c))
-        if known and value == 0:
+        if is_special and value == 0:
             raise SystemExit(
                 f"U+{c:04X} has a class, but Python {unicodedata.unidata_version}"
                 " does not know it: use a newer Python"
             )
-        classes[c] = value if known else 0
+        classes[c] = value if is_special else 0
     return classes
 
 
 def read_decompositions() -> list[tuple[int, bool, str]]:
     """Return (code point, is for NFKC alone, full decomposition), sorted."""
-    found = []
+    rows = []
     canonical, compatible = normalizers.NFD().normalize_str, normalizers.NFKD().normalize_str
     for c in POINTS:
         if c in HANGUL:
             continue
-        one, other = canonical(chr(c)), compatible(chr(c))
-        if one != chr(c):
-            found.append((c, False, one))
-        if other != one:
-            found.append((c, True, other))
-    return found
+        canon, other = canonical(chr(c)), compatible(chr(c))
+        if canon != chr(c):
+            rows.append((c, False, canon))
+        if other != canon:
+            rows.append((c, True, other))
+    return rows
 
 
 def read_compositions(decompositions: Iterable[tuple[int, bool, str]]) -> list[tuple[int, ...]]:

@@ -35,7 +35,7 @@ _SLOW_BYTES = 512 << 20
 class Watcher(Protocol):
     """Shows a user the progress of a run."""
 
-    def begin(self, what: str) -> None:
+    def begin(self, part: str) -> None:
         """A step begins; it may take seconds or minutes."""
 
     def update(self, fraction: float, text: str = "") -> None:
@@ -110,17 +110,17 @@ class _Campaign:
                 raise
             stopped = error
             is_after = all(len(r.outcomes) == self.request.options.rounds for r in self.runs)
-            what = "what comes after the rounds was done" if is_after else "all rounds were done"
-            self.notes.append(f"{error.text} before {what}")
+            part = "what comes after the rounds was done" if is_after else "all rounds were done"
+            self.notes.append(f"{error.text} before {part}")
         return self.outputs(machine_facts, bounds, stopped)
 
-    def miss(self, engine: str, file: str, what: str, why: str, *, how: str = "") -> None:
+    def miss(self, engine: str, file: str, part: str, why: str, *, how: str = "") -> None:
         """Record that a requested part is missing; the rest of the run continues.
 
         ``how``, the way to get it, is shown to the user but not put into the results.
         """
-        self.watcher.warn(f"{engine}, {what}: {how or why}")
-        self.failures.append(Failure(engine, file, what, why))
+        self.watcher.warn(f"{engine}, {part}: {how or why}")
+        self.failures.append(Failure(engine, file, part, why))
 
     def outputs(
         self,

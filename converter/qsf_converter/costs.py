@@ -63,11 +63,11 @@ class Cost:
     def between(
         cls,
         names: tuple[str | int, str | int],
-        found: tuple[Evaluation, Evaluation],
+        evaluated: tuple[Evaluation, Evaluation],
         least_agreement: float,
     ) -> Cost:
-        """Compare an option with the reference; ``names`` and ``found`` are in this order."""
-        measured, reference = found
+        """Compare an option with the reference; ``names`` and ``evaluated`` are in this order."""
+        measured, reference = evaluated
         change, error = perplexity_change(measured.token_nll, reference.token_nll)
         agreement = float((measured.top_tokens == reference.top_tokens).mean())
         is_cheap = change + 2 * error <= _MOST_CHANGE_PERCENT and agreement >= least_agreement
@@ -116,17 +116,17 @@ def measure_costs(
     records: Costs = {}
     try:
         with writer.completed() as path:
-            found = trial.evaluate(path, reference)
+            evaluated = trial.evaluate(path, reference)
         if is_kept:
             writer.change_arch(act_bits=_ACT_BITS[1])
             with writer.completed() as path:
                 fine = trial.evaluate(path, reference)
-            cost = Cost.between(_ACT_BITS, (found, fine), _LEAST_ACT_AGREEMENT)
+            cost = Cost.between(_ACT_BITS, (evaluated, fine), _LEAST_ACT_AGREEMENT)
             records["activations"] = cost.meta("bits")
             writer.change_arch(act_bits=int(cost.chosen))
-            found = found if cost.chosen == _ACT_BITS[0] else fine
+            evaluated = evaluated if cost.chosen == _ACT_BITS[0] else fine
         with writer.completed() as path:
-            kv_found = trial.evaluate(path, candidate), found
+            kv_found = trial.evaluate(path, candidate), evaluated
         cost = Cost.between(_KV_TYPES, kv_found, _LEAST_KV_AGREEMENT)
     except (QsfIOError, QsfFormatError):
         raise
@@ -165,9 +165,9 @@ class _Trial:
             reserve_mb=reserve_mb,
         ) as model:  # fmt: skip
             ctx_tokens = min(_CTX_TOKENS, model.info.max_tokens)
-            found = evaluate(
+            evaluated = evaluate(
                 model, bundled_text(), ctx_tokens=ctx_tokens, max_tokens=self.n_tokens,
                 progress=advance,
             )  # fmt: skip
         self.n_done += 1
-        return found
+        return evaluated

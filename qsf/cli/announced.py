@@ -69,16 +69,16 @@ def announced(name: str, url: str, budget_bytes: int) -> Iterator[None]:
 
 def running_servers() -> list[Running]:
     """Return the running servers, the oldest first; removes the files of servers that ended."""
-    found = []
+    servers = []
     with contextlib.suppress(OSError):
         for path in sorted(_folder().glob("*.json")):
             if _is_locked(path):
                 with contextlib.suppress(OSError, JsonError, TypeError, ValueError):
                     facts = Running(**read_json_file(path, max_bytes=_MAX_BYTES))
-                    found.append(facts) if facts.pid == int(path.stem) else None
+                    servers.append(facts) if facts.pid == int(path.stem) else None
             else:
                 path.unlink(missing_ok=True)
-    return sorted(found, key=lambda server: server.started)
+    return sorted(servers, key=lambda server: server.started)
 
 
 def _is_locked(path: Path) -> bool:

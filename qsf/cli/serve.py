@@ -191,14 +191,14 @@ def _find(request: Request) -> dict[str, Path] | int:
     paths: dict[str, Path] = {}
     is_alone = len(request.models) == 1
     for word in request.models:
-        found = sorted(Path(word).glob("*.qsf")) if Path(word).is_dir() else []
+        files = sorted(Path(word).glob("*.qsf")) if Path(word).is_dir() else []
         if is_qsf_file(word):
-            found = [Path(word)]
+            files = [Path(word)]
         try:
-            found = found or [find_model(word, is_quiet=request.is_quiet, is_yes=request.is_yes)]
+            files = files or [find_model(word, is_quiet=request.is_quiet, is_yes=request.is_yes)]
         except ChildFailedError as failed:
             return failed.exit_code
-        for path in found:
+        for path in files:
             # With several models, a name on the hub is the model's name.
             name = path.stem if is_alone or Path(word).exists() else word
             if name in paths:
@@ -277,8 +277,8 @@ def make_server(
 
     def load_host(name: str, budget_mb: int | None, is_alone: bool) -> Host:
         assert load is not None
-        opened, found = load(name, budget_mb, is_alone)
-        return _make_host(opened, name, paths, options, found, metrics)
+        opened, files = load(name, budget_mb, is_alone)
+        return _make_host(opened, name, paths, options, files, metrics)
 
     first = next(name for name, other in paths.items() if other == path)
     host = _make_host(model, first, paths, options, constraints, metrics)

@@ -102,7 +102,7 @@ def _origin(reader: Reader) -> Iterator[str]:
         "SHA-256 of the source weights": _short(source, "weights_sha256"),
     }
     if any(named.values()):
-        yield ", ".join(f"{what} {value}" for what, value in named.items() if value)
+        yield ", ".join(f"{label} {value}" for label, value in named.items() if value)
 
 
 def _object(meta: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def _gguf_dimensions(path: Path, head: GgufHead) -> dict[str, int]:
     def number(key: str, default: int | None = None) -> int:
         value: Any = head.metadata.get(f"{arch}.{key}", default)
         value = value.tolist() if hasattr(value, "tolist") else value  # one value for each layer
-        if isinstance(value, list) and value and all(one == value[0] for one in value):
+        if isinstance(value, list) and value and all(each == value[0] for each in value):
             value = value[0]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             shown = "missing" if value is None else f"{str(value)[:40]}, expected one number"
@@ -214,8 +214,8 @@ def check_same_work(a: FileFacts, b: FileFacts) -> None:
     Dimensions must be equal, weights within 1 %, bits per weight within 25 % of the smaller.
     """
     differences = [
-        f"{what}: {getattr(a, name)} and {getattr(b, name)}"
-        for name, what in _DIMENSIONS.items()
+        f"{label}: {getattr(a, name)} and {getattr(b, name)}"
+        for name, label in _DIMENSIONS.items()
         if getattr(a, name) != getattr(b, name)
     ]
     if _apart(a.n_weights, b.n_weights) > MOST_WEIGHTS_APART:

@@ -141,7 +141,9 @@ def tensors(shape: Shape, mixture: str) -> Iterator[Tensor]:
 def _dialect_of(shape: Shape) -> tuple[str, Dialect]:
     """Return llama.cpp's name of the architecture, and its dialect."""
     family = family_of(shape).name
-    return next((arch, one) for arch, one in ALL_DIALECTS.items() if one.family == family)
+    return next(
+        (arch, dialect) for arch, dialect in ALL_DIALECTS.items() if dialect.family == family
+    )
 
 
 def _tensors_of_layers(shape: Shape, mixture: str) -> Iterator[Tensor]:

@@ -215,7 +215,7 @@ def write_model(
     """
     total_bytes = _size(shape, quant_type, embed_type)[1]
 
-    def told(done_bytes: int) -> None:
+    def report_bytes(done_bytes: int) -> None:
         if progress is not None:
             progress(min(done_bytes, total_bytes), total_bytes)
 
@@ -227,7 +227,7 @@ def write_model(
         facts.arch,
         layer_kinds=facts.layer_kinds,
         rope_sets=facts.rope_sets,
-        progress=told,
+        progress=report_bytes,
         needed_bytes=total_bytes,
     ) as writer:
         for unit, dtype, entries in _units(shape, quant_type, embed_type):

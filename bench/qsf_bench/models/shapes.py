@@ -166,7 +166,7 @@ _MORE: Final[Mapping[str, Mapping[str, Any]]] = {
 
 def family_of(shape: Shape) -> Family:
     """Return the converter's table of the shape's family."""
-    return next(one for one in FAMILIES.values() if one.model_type == shape.family)
+    return next(family for family in FAMILIES.values() if family.model_type == shape.family)
 
 
 def config_of(shape: Shape) -> dict[str, Any]:

@@ -297,8 +297,8 @@ def read_answer(path: Path, task: Task, ended: Ended) -> Answer:
     except OSError:
         raise WorkerError(f"ended with {ended.exit_code} and gave no answer{end}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise WorkerError(f"gave an answer that cannot be read ({what}){end}") from error
+        cause = f"{type(error).__name__}: {error}"
+        raise WorkerError(f"gave an answer that cannot be read ({cause}){end}") from error
     return answer
 
 

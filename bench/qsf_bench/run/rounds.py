@@ -58,7 +58,7 @@ class TaskRuns:
     def add_failure(self, why: str) -> None:
         """Count a failure; reasons that differ only in numbers, such as free bytes, are one."""
         kind = _NUMBER.sub("", why)
-        same = (known for known in self.failures if _NUMBER.sub("", known) == kind)
+        same = (counted for counted in self.failures if _NUMBER.sub("", counted) == kind)
         self.failures[next(same, why)] += 1
 
     def run(self, run: Callable[[Task], Outcome]) -> None:

@@ -186,8 +186,8 @@ def _files(rows: Sequence[Row], *, has_shapes: bool) -> Part:
 
 def _limits(limits: Limits) -> Part:
     rows = [
-        (what, how(key), rate_text(rate), unit)
-        for what, rates, how, unit in (
+        (label, how(key), rate_text(rate), unit)
+        for label, rates, how, unit in (
             ("memory, read", limits.memory_gb_per_s, threads_text, "GB/s"),
             ("disk, read", limits.disk_gb_per_s, str, "GB/s"),
             ("8-bit multiply-adds", limits.gmadds_per_s, threads_text, "10^9/s"),

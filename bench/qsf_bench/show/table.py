@@ -80,16 +80,16 @@ def _table(part: Part) -> Table:
     return table
 
 
-def as_text(what: RenderableType, width: int = 80) -> str:
+def as_text(content: RenderableType, width: int = 80) -> str:
     """Return lines without colours or trailing blanks, at most ``width`` columns wide."""
     out = io.StringIO()
     console = Console(file=out, width=width, color_system=None, force_terminal=False)
-    console.print(what)
+    console.print(content)
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
-def as_page(what: RenderableType, width: int = 120) -> str:
+def as_page(content: RenderableType, width: int = 120) -> str:
     """Return the same lines with colours as a web page that loads nothing."""
     console = Console(file=io.StringIO(), width=width, record=True, force_terminal=True)
-    console.print(what)
+    console.print(content)
     return console.export_html(code_format=_PAGE)

@@ -74,10 +74,10 @@ def _sigmoid(fields: Fields, _shapes: Shapes, _config: Mapping[str, Any]) -> dic
 
 
 def _lfm2_moe(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    said = lfm2(fields, shapes, config)
-    del said["block_auto_adjust_ff_dim"]
+    stated = lfm2(fields, shapes, config)
+    del stated["block_auto_adjust_ff_dim"]
     has_bias = any("exp_probs_b" in name for name in shapes)
-    return {**_sigmoid(fields, shapes, config), **said, "use_expert_bias": has_bias}
+    return {**_sigmoid(fields, shapes, config), **stated, "use_expert_bias": has_bias}
 
 
 def _dots1(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,11 +76,11 @@ bool qsf_cpu_request_tiles(void)
 {
     typedef BOOL(WINAPI * enable_fn)(DWORD64);
     const DWORD64 tile_data = (DWORD64)1 << 18;
-    FARPROC found =
+    FARPROC address =
         GetProcAddress(GetModuleHandleW(L"kernel32.dll"), "EnableProcessOptionalXStateFeatures");
     enable_fn enable;
-    _Static_assert(sizeof enable == sizeof found, "both are addresses of functions");
-    memcpy(&enable, &found, sizeof enable);
+    _Static_assert(sizeof enable == sizeof address, "both are addresses of functions");
+    memcpy(&enable, &address, sizeof enable);
     return enable != NULL && enable(tile_data);
 }
 
