@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from qsf.session import Session
-    from qsf.text.opened import OpenedModel
+    from qsf.text.open_model import OpenedModel
 
     Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qsf.closing import Closing
+from qsf.closable import Closing
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.native.opening import io_origin, open_native, plan_native, with_policy
+from qsf.option_arguments import call_with, taking
 from qsf.options import GenerationOptions, ModelOptions
 from qsf.passes import choose_items, run_items
 from qsf.session import Session, Uncopyable, create_session
-from qsf.taking import call_with, taking
 from qsf.text.arguments import as_messages, as_tokens
 from qsf.text.channels import ends_with_channels
-from qsf.text.opened import OpenedModel
+from qsf.text.open_model import OpenedModel
 from qsf.text.parts import read_text_parts
 from qsf.text.sampling import end_ids, resolve_sampling
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from qsf.closing import Closing
+from qsf.closable import Closing
 from qsf.errors import (
     QsfArgumentError,
     QsfCancelledError,
@@ -20,14 +20,14 @@ from qsf.errors import (
     QsfMemoryError,
     QsfStateError,
 )
-from qsf.kept import copy_held, load_session, save_session
 from qsf.native import binding
 from qsf.native.passing import Choice, Chosen, choose
+from qsf.option_arguments import taking
 from qsf.options import GenerationOptions, Whole, check_value
-from qsf.taking import taking
+from qsf.saved_sessions import copy_held, load_session, save_session
 from qsf.text.arguments import as_messages, as_tokens, check_rows
 from qsf.text.generation import Generation
-from qsf.text.opened import OpenedModel
+from qsf.text.open_model import OpenedModel
 from qsf.text.tokens import ChosenToken
 
 if TYPE_CHECKING:

@@ -27,9 +27,16 @@ OTHER_FOLDERS = ("tools", "bench", "tests/python")  # only the length of files
 
 # Sets of rooms that the table uses.
 _BASE = frozenset(
-    {"qsf.errors", "qsf.closing", "qsf.kv", "qsf.native", "qsf.file", "qsf.text", "qsf.system"}
+    {"qsf.errors", "qsf.closable", "qsf.kv", "qsf.native", "qsf.file", "qsf.text", "qsf.system"}
 )
-_MODEL = _BASE | {"qsf.options", "qsf.kept", "qsf.session", "qsf.passes", "qsf.batch", "qsf.model"}
+_MODEL = _BASE | {
+    "qsf.options",
+    "qsf.saved_sessions",
+    "qsf.session",
+    "qsf.passes",
+    "qsf.batch",
+    "qsf.model",
+}
 _CONVERTER = frozenset(
     {
         "qsf_converter.text",
@@ -63,22 +70,22 @@ _SERVE = frozenset(
 # It may import itself and the rooms named here; nothing else.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.errors": frozenset(),
-    "qsf.closing": frozenset(),
+    "qsf.closable": frozenset(),
     "qsf.kv": frozenset({"qsf.errors"}),
     "qsf.system": frozenset(),
     "qsf.foreign_json": frozenset({"qsf.system"}),
     "qsf.native": frozenset({"qsf.errors", "qsf.kv", "qsf.options", "qsf.system"}),
-    "qsf.file": frozenset({"qsf.errors", "qsf.closing", "qsf.native", "qsf.system"}),
+    "qsf.file": frozenset({"qsf.errors", "qsf.closable", "qsf.native", "qsf.system"}),
     "qsf.text": frozenset(
         {"qsf.errors", "qsf.file", "qsf.kv", "qsf.native", "qsf.options", "qsf.system"}
     ),
     "qsf.options": frozenset({"qsf.errors", "qsf.kv"}),
-    "qsf.taking": frozenset({"qsf.options"}),
-    "qsf.kept": _BASE | {"qsf.options"},
-    "qsf.session": _BASE | {"qsf.options", "qsf.taking", "qsf.kept"},
+    "qsf.option_arguments": frozenset({"qsf.options"}),
+    "qsf.saved_sessions": _BASE | {"qsf.options"},
+    "qsf.session": _BASE | {"qsf.options", "qsf.option_arguments", "qsf.saved_sessions"},
     "qsf.passes": _BASE | {"qsf.session"},
     "qsf.batch": _BASE | {"qsf.options", "qsf.session", "qsf.serve.scheduling"},
-    "qsf.model": (_MODEL - {"qsf.model"}) | {"qsf.taking", "qsf.find"},
+    "qsf.model": (_MODEL - {"qsf.model"}) | {"qsf.option_arguments", "qsf.find"},
     "qsf": frozenset(),
     "qsf.shell": frozenset({"qsf.errors", "qsf.file", "qsf.options", "qsf.system"}),
     "qsf.__main__": frozenset({"qsf.shell"}),
@@ -89,7 +96,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.serve.http": _BASE | {"qsf.options"},
     "qsf.serve.tools": _BASE | {"qsf.serve.http"},
     "qsf.serve.scheduling": _BASE
-    | {"qsf.options", "qsf.kept", "qsf.session", "qsf.passes", "qsf.serve.http"},
+    | {"qsf.options", "qsf.saved_sessions", "qsf.session", "qsf.passes", "qsf.serve.http"},
     "qsf.serve.hosts": _BASE | {"qsf.serve.serving", "qsf.serve.http", "qsf.serve.scheduling"},
     "qsf.serve.api": _MODEL | {room for room in _SERVE if room != "qsf.serve.api"},
     "qsf.serve.server": _MODEL | _SERVE | {"qsf.shell"},
@@ -122,7 +129,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         "qsf.inspect",
         "qsf.evaluate",
         "qsf.report",
-        "qsf.taking",
+        "qsf.option_arguments",
     },
     "qsf.selftest": _MODEL | {"qsf"},
     "qsf.bench": frozenset({"qsf.shell"}),  # only the name of `qsf_bench`

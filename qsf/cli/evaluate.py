@@ -21,11 +21,11 @@ import typer
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError, one_line
 from qsf.evaluate.windows import DEFAULT_PROTOCOL, PROTOCOLS
 from qsf.kv import kv_type_name
+from qsf.option_arguments import call_with
 from qsf.options import ModelOptions
 from qsf.shell import command, typer_app
 from qsf.shell.progress import ProgressLine
 from qsf.system.signals import Watcher
-from qsf.taking import call_with
 
 if TYPE_CHECKING:
     from qsf.evaluate.evaluation import Evaluation, LogitSource

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from qsf.cli.announced import announced
 from qsf.cli.serve_options import Request, ServeOptions, parse
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError, QsfMemoryError
-from qsf.file.opened import is_qsf_file
+from qsf.file.open_file import is_qsf_file
+from qsf.option_arguments import call_with
 from qsf.shell import command
 from qsf.shell.arguments import UsageError
 from qsf.shell.command import EXIT_FAILED, EXIT_USAGE
 from qsf.system import signals
-from qsf.taking import call_with
 from qsf.text.chat import RENDER_BYTES
 
 if TYPE_CHECKING:

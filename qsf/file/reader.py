@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from qsf.closing import Closing
+from qsf.closable import Closing
 from qsf.errors import QsfArgumentError, QsfFormatError
 from qsf.file.kinds import LayerKind, RopeSet
 from qsf.file.layout import (

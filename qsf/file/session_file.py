@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfIOError, QsfUnsupportedError
-from qsf.file.opened import OpenedFile, begins_with
+from qsf.file.open_file import OpenedFile, begins_with
 from qsf.file.output import Output
 from qsf.foreign_json import MEMORY_BYTES, JsonError, read_json
 from qsf.system import files

@@ -16,7 +16,7 @@ from qsf.text.sampling import StopMatcher, resolve_sampling, sampling_fields
 
 if TYPE_CHECKING:
     from qsf.options import GenerationOptions
-    from qsf.text.opened import OpenedModel
+    from qsf.text.open_model import OpenedModel
     from qsf.text.tokenizer import IncrementalDecoder
     from qsf.text.tokens import TokenConstraint
 

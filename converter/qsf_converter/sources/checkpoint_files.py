@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from qsf.closing import Closing
+from qsf.closable import Closing
 from qsf.errors import QsfConversionError, QsfIOError, shown
 from qsf.foreign_json import read_json
 from qsf_converter.sources.checkpoint import RawArray, SourceTensor

@@ -25,6 +25,7 @@ from qsf.cli.run.conversation import (
 from qsf.cli.run.options import Request
 from qsf.errors import QsfArgumentError, QsfError
 from qsf.kv import parse_kv_policy
+from qsf.option_arguments import call_with
 from qsf.options import GenerationOptions, Option, described
 from qsf.shell import command
 from qsf.shell.arguments import valid_text
@@ -33,7 +34,6 @@ from qsf.shell.line_editing import file_names, line_editing, prefilled
 from qsf.shell.prose import dim
 from qsf.system.keys import unseen_keys
 from qsf.system.signals import interruptible_wait
-from qsf.taking import call_with
 from qsf.text.tokenizer import max_text_bytes
 
 if TYPE_CHECKING:

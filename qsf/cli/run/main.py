@@ -20,14 +20,14 @@ from qsf.cli.run.answer import Shown, generate, say_lines, show
 from qsf.cli.run.form import read_constraint
 from qsf.cli.run.options import Request, parse
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
-from qsf.file.opened import is_qsf_file
+from qsf.file.open_file import is_qsf_file
+from qsf.option_arguments import call_with
 from qsf.options import MAX_U32
 from qsf.shell import command
 from qsf.shell.arguments import UsageError, valid_text
 from qsf.shell.command import EXIT_FAILED, EXIT_USAGE, StoppedError
 from qsf.system.keys import unseen_keys
 from qsf.system.signals import Watcher
-from qsf.taking import call_with
 from qsf.text.tokenizer import max_text_bytes
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 import qsf
 from make.recurrent_models import write_recurrent
 from qsf import errors
-from qsf.kept import copy_held
+from qsf.saved_sessions import copy_held
 
 N_SESSIONS = 4
 CTX_TOKENS = 200

@@ -18,7 +18,7 @@ from make import gguf_files, tiny_checkpoints
 from make.fake_hub import COMMIT, REPO, FakeHub
 from make.fake_hub import hub as hub
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfError, QsfIOError
-from qsf.file.opened import is_qsf_file
+from qsf.file.open_file import is_qsf_file
 from qsf.file.type_names import our_type
 from qsf.find import prepare, store
 from qsf.find.catalogue import SUGGESTED

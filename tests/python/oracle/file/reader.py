@@ -32,7 +32,7 @@ from qsf.file.layout import (
     TensorType,
     Unit,
 )
-from qsf.file.opened import OpenedFile
+from qsf.file.open_file import OpenedFile
 from qsf.system import files
 
 READ_BYTES: Final = 1 << 20

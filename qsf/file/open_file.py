@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from qsf.closing import Closing
+from qsf.closable import Closing
 from qsf.errors import QsfError, QsfFormatError, QsfIOError
 from qsf.file.layout import MAGIC
 from qsf.system.files import READ_FLAGS
