@@ -271,7 +271,8 @@ def _convert(request: Request, model_dir: Path, out: Path, *, is_quiet: bool) ->
     """Convert with progress on the terminal; after an interruption prints what the next call can
     reuse.
     """
-    progress = _Progress(enabled=not is_quiet)
+    n_tokens = None if request.calibration is None else request.calibration_tokens
+    progress = _Progress(enabled=not is_quiet, n_tokens=n_tokens)
     try:
         return convert_as(request, model_dir, out, progress=progress.update, phase=progress.begin)
     except command.StoppedError as stopped:
@@ -284,10 +285,14 @@ def _convert(request: Request, model_dir: Path, out: Path, *, is_quiet: bool) ->
 
 
 class _Progress:
-    """Progress lines, one after another: first for measurements, then for the conversion."""
+    """Progress lines, one after another: first for measurements, then for the conversion.
 
-    def __init__(self, *, enabled: bool) -> None:
+    ``n_tokens``: of a calibration, which counts them, as if all layers took one after another.
+    """
+
+    def __init__(self, *, enabled: bool, n_tokens: int | None) -> None:
         self._enabled = enabled
+        self._n_tokens = n_tokens
         self._line: ProgressLine | None = None
 
     def begin(self, name: str) -> Callable[[int, int], None]:
@@ -300,9 +305,12 @@ class _Progress:
 
     def update(self, done: int, total: int) -> None:
         """Show how many bytes of the source are converted."""
-        if self._line is None or self._line.unit != "MB":
+        unit, scale = "MB", float(_MB)
+        if self._n_tokens is not None:
+            unit, scale = "tokens", max(total, 1) / self._n_tokens
+        if self._line is None or self._line.unit != unit:
             self.close()
-            self._line = ProgressLine(enabled=self._enabled, unit="MB", scale=_MB)
+            self._line = ProgressLine(enabled=self._enabled, unit=unit, scale=scale)
         self._line.update(done, total)
 
     def close(self) -> None:

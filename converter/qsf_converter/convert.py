@@ -131,7 +131,7 @@ def convert_as(
             request = request.for_ternary_source()
         conversion = _Conversion.of(source, request, out)
         plan, sensitivity = conversion.plan(phase or _no_phase)
-        chooser = _chooser(request, out, source)
+        chooser = _chooser(request, out, source, phase or _no_phase)
         try:
             quality, costs = conversion.write(
                 plan, sensitivity, chooser, progress, phase or _no_phase
@@ -348,10 +348,11 @@ def _text_tables(source: Source) -> tuple[bytes | None, str | None]:
     )
 
 
-def _chooser(request: Request, out: Path, source: Source) -> Chooser:
+def _chooser(request: Request, out: Path, source: Source, phase: Phase) -> Chooser:
     disk_bytes_per_s = request.disk_bytes_per_s
     is_given = disk_bytes_per_s is not None
     if request.compress == AUTO and not is_given:
+        phase("measuring the disk")  # for some seconds
         disk_bytes_per_s = read_bytes_per_s(out.absolute().parent, source.checkpoint.paths)
     return Chooser(request.compress, disk_bytes_per_s, is_given=is_given)
 

@@ -19,7 +19,7 @@ from qsf.file.layout import dtype_name
 from qsf.file.reader import Reader
 from qsf.report.meta import read_meta
 from qsf.report.record import LayerReport, Quality, TensorReport
-from qsf.report.text import full_lines, percent_text
+from qsf.report.text import full_lines, percent_text, verdict
 from qsf.shell.output import write_text
 
 _MAX_KINDS = 32
@@ -78,6 +78,7 @@ def page(reader: Reader) -> str:
 </head>
 <body>
 <h1>{name}</h1>
+<p><strong>{_text(verdict(quality))}</strong></p>
 {notes}{_map(quality)}{_scrolled("the whole report", f"<pre>{lines}</pre>")}
 </body>
 </html>

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from qsf.report.record import Evaluation, Quality, Report, TensorReport, TypeSum
@@ -31,6 +32,40 @@ def summary_lines(report: Report, name: str) -> Iterator[str]:
             f"least like its source: {t.name}, {t.type}, error {percent_text(t.error)}"
             for t in report.quality.worst(1)
         )
+
+
+# From which increase of the perplexity on, and what it means.
+_GRADES = (
+    (0.01, "as good as its original"),
+    (0.03, "close to its original"),
+    (0.10, "somewhat worse than its original"),
+    (math.inf, "much worse than its original: a type with more bits is better"),
+)
+
+
+def verdict(quality: Quality) -> str:
+    """Return how good the file is, in one sentence."""
+    evaluation = quality.evaluation
+    increase = None if evaluation is None else evaluation.increase
+    if evaluation is None or increase is None or not math.isfinite(increase):
+        (worst,) = quality.worst(1) or (None,)
+        error = (
+            "" if worst is None else f"; no tensor differs by more than {percent_text(worst.error)}"
+        )
+        return (
+            f"Its answers were not compared with those of its original (--calibration does){error}."
+        )
+    grade = next(text for limit, text in _GRADES if increase < limit)
+    agreement = evaluation.top1_agreement
+    same = (
+        ""
+        if agreement is None
+        else f", and {percent_text(agreement)} of its first choices are the same"
+    )
+    return (
+        f"This file is {grade}: on {evaluation.text or 'a text'} it predicts "
+        f"{percent_text(abs(increase))} {'worse' if increase > 0 else 'better'}{same}."
+    )
 
 
 def quality_lines(quality: Quality) -> Iterator[str]:

@@ -147,6 +147,7 @@ class Server:
             ("GET", "/api/ps"): get(partial(ollama.running, self.hosts)),
             ("GET", "/api/version"): get(lambda: {"version": version()}),
             ("POST", "/api/show"): text(ollama.show),
+            ("POST", "/api/pull"): Endpoint(self._pull, has_body=True),
             ("POST", "/api/chat"): complete(ollama.read_chat, ollama.ChatForm),
             ("POST", "/api/generate"): complete(ollama.read_generate, ollama.GenerateForm),
             ("POST", "/api/embed"): complete(ollama.read_embed, ollama.EmbedForm),
@@ -356,6 +357,17 @@ class Server:
                 lambda: to_json(make(self._body_of(exchange), host.serving))
             )
         await exchange.send(200, body, "application/json")
+
+    async def _pull(self, exchange: Exchange, _owner: str) -> None:
+        name, is_stream = ollama.read_pull(self._body_of(exchange), self.serving)
+        lines = ollama.pull(self.hosts, name)
+        if not is_stream:
+            await exchange.send_json(lines[-1])
+            return
+        await exchange.begin_stream(is_lines=True)
+        for line in lines:
+            await exchange.send_event(line)
+        exchange.end_stream()
 
     async def _answer_page(self, exchange: Exchange, _owner: str) -> None:
         await exchange.send(200, self._page, "text/html; charset=utf-8", page_headers(self._page))

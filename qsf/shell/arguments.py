@@ -79,8 +79,13 @@ class Parser(argparse.ArgumentParser):
 
         word = word.split("=")[0]
         longer = [name for name in self.flags if len(word) > 3 and name.startswith(word)]
-        likely = longer or get_close_matches(word, self.flags, 1)
+        flags = {name.removeprefix("--"): name for name in self.flags}  # dashes are alike in all
+        close = get_close_matches(word.lstrip("-"), flags, 1, _LEAST_ALIKE)
+        likely = longer or [flags[name] for name in close]
         return f": did you mean {likely[0]}?" if likely else ""
+
+
+_LEAST_ALIKE = 0.7  # a wrong hint is worse than none
 
 
 def model_parser(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -14,6 +15,23 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _REDRAW_S = 0.1
+_RATE_S = 60.0  # the time over which the speed is averaged, for an estimate that is steady
+
+
+class _Remaining:
+    """Estimates how long a task still takes, from how fast it was lately."""
+
+    def __init__(self, now: float) -> None:
+        self._at, self._fraction, self._rate = now, 0.0, 0.0
+
+    def seconds(self, fraction: float, now: float) -> float | None:
+        """Return the time left; None: nothing was done yet."""
+        passed_s, done = now - self._at, fraction - self._fraction
+        if passed_s > 0 and done > 0:
+            share = max(1 - math.exp(-passed_s / _RATE_S), done / fraction)  # all of it, at first
+            self._rate += share * (done / passed_s - self._rate)
+            self._at, self._fraction = now, fraction
+        return (1 - fraction) / self._rate if self._rate > 0 else None
 
 
 class _Bar:
@@ -22,6 +40,7 @@ class _Bar:
     def __init__(self, text: str, *, enabled: bool) -> None:
         self._enabled = enabled
         self._started = time.monotonic()
+        self._remaining = _Remaining(self._started)
         self._drawn = 0.0
         self._shown_tenths = 0
         self._bar: Progress | None = None
@@ -51,10 +70,10 @@ class _Bar:
         if not self._enabled:
             return
         now = time.monotonic()
-        elapsed_s = now - self._started
         words = [f"{int(100 * fraction):3d}%"]
-        if fraction > 0 and elapsed_s > 1:
-            words.append(f"{duration_text(elapsed_s * (1 - fraction) / fraction)} left")
+        left_s = self._remaining.seconds(fraction, now)
+        if left_s is not None and now - self._started > 1:
+            words.append(f"{duration_text(left_s)} left")
         words += [numbers] if numbers else []
         if self._bar is not None:
             if now - self._drawn >= _REDRAW_S or fraction in (0.0, 1.0):

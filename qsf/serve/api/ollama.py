@@ -38,7 +38,12 @@ if TYPE_CHECKING:
     from qsf.serve.tools.call_reader import CallPart
 
 _FOREVER = "2318-01-01T00:00:00Z"  # the model stays as long as the server
-# Fields of ``options`` and their names here. Others concern loading and have no effect.
+_OF_LOADING = (
+    *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "use_mmap"),
+    *("use_mlock", "low_vram", "numa", "vocab_only", "f16_kv", "logits_all", "embedding_only"),
+    *("rope_frequency_base", "rope_frequency_scale", "penalize_newline", "draft_num_predict"),
+)
+# Fields of ``options`` and their names here; those of loading have no effect.
 _OPTIONS = {
     "num_predict": "max_tokens",
     "repeat_penalty": "repetition_penalty",
@@ -69,12 +74,13 @@ def problem_body(problem: Problem) -> dict[str, Any]:
 # ---- requests ----
 
 
-def _translated(fields: Fields) -> dict[str, Any]:
-    """Return the shared fields of chats and texts under OpenAI's names."""
+def _translated(fields: Fields) -> tuple[dict[str, Any], Fields]:
+    """Return the shared fields of chats and texts under OpenAI's names, and the options."""
     fields.refuse(_REFUSED)
     fields.ignore("keep_alive")
     options = fields.object("options")
     body = {new: value for old, new in _OPTIONS.items() if (value := options.raw(old)) is not None}
+    options.ignore(*_OF_LOADING)
     if body.get("max_tokens") in _TO_THE_END:
         body["max_tokens"] = -1
     body |= {"model": fields.text("model"), "stream": fields.flag("stream", True)}
@@ -85,7 +91,7 @@ def _translated(fields: Fields) -> dict[str, Any]:
         body["response_format"] = {"type": "json_object"}
     elif form not in (None, ""):
         raise invalid("format", f"format must be json or a schema, not {shown(form)}")
-    return body
+    return body, options
 
 
 def _add_thinking(fields: Fields, body: dict[str, Any], serving: Serving) -> bool:
@@ -101,9 +107,9 @@ def _add_thinking(fields: Fields, body: dict[str, Any], serving: Serving) -> boo
 
 
 def _with_rest(
-    request: CompletionRequest, fields: Fields, serving: Serving, **extra: Any
+    request: CompletionRequest, fields: Fields, options: Fields, serving: Serving, **extra: Any
 ) -> CompletionRequest:
-    request.ignored = [*request.ignored, *ignored_fields([fields], serving)]
+    request.ignored = [*request.ignored, *ignored_fields([fields, options], serving)]
     request.extra |= extra
     request.is_lines = True
     return request
@@ -112,7 +118,7 @@ def _with_rest(
 def read_chat(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     """Return the checked request to /api/chat. Raises Problem."""
     fields = Fields(body)
-    new = _translated(fields)
+    new, options = _translated(fields)
     shows = _add_thinking(fields, new, serving)
     turns = [_turn(turn) for turn in fields.list("messages", MAX_MESSAGES)]
     new |= {
@@ -124,7 +130,7 @@ def read_chat(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     request = openai.read_chat(new, serving)
     if not turns:
         request.prompts = []
-    return _with_rest(request, fields, serving, has_thoughts=shows)
+    return _with_rest(request, fields, options, serving, has_thoughts=shows)
 
 
 def _turn(turn: Any) -> Any:
@@ -142,7 +148,7 @@ def _turn(turn: Any) -> Any:
 def read_generate(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     """Return the checked request to /api/generate. Raises Problem."""
     fields = Fields(body)
-    new = _translated(fields)
+    new, options = _translated(fields)
     prompt, suffix = fields.text("prompt", "") or "", fields.text("suffix")
     system = fields.text("system")
     is_raw = fields.flag("raw") or serving.model.chat_template.is_plain
@@ -165,7 +171,7 @@ def read_generate(body: dict[str, Any], serving: Serving) -> CompletionRequest:
         request = openai.read_chat(new, serving)
     if is_loading:
         request.prompts = []
-    return _with_rest(request, fields, serving, has_thoughts=shows)
+    return _with_rest(request, fields, options, serving, has_thoughts=shows)
 
 
 def read_embed(body: dict[str, Any], serving: Serving) -> CompletionRequest:
@@ -185,7 +191,7 @@ def _read_embed(body: dict[str, Any], serving: Serving, name: str) -> Completion
     new["dimensions"] = fields.take("dimensions", Whole(1))
     if new["input"] is None:
         raise invalid(name, f"{name} is missing")
-    return _with_rest(vectors.read_embeddings(new, serving), fields, serving)
+    return _with_rest(vectors.read_embeddings(new, serving), fields, Fields({}), serving)
 
 
 # ---- answers ----
@@ -341,6 +347,21 @@ def tags(hosts: Hosts, created: int) -> dict[str, Any]:
     """Answer /api/tags: all models."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created))
     return {"models": [{**_model(hosts, name), "modified_at": stamp} for name in hosts.paths]}
+
+
+def read_pull(body: dict[str, Any], _serving: Serving) -> tuple[str, bool]:
+    """Return the name in a request to /api/pull, and whether lines are wanted. Raises Problem."""
+    fields = Fields(body)
+    fields.ignore("insecure", "username", "password")
+    return fields.text("model") or fields.text("name") or "", fields.flag("stream", True)
+
+
+def pull(hosts: Hosts, name: str) -> list[dict[str, Any]]:
+    """Return the lines for a model that is here. Raises Problem for others."""
+    if name.removesuffix(":latest") not in hosts.paths:
+        text = f"the model {name[:100]!r} is not here: `qsf pull` gets one, a restart serves it"
+        raise Problem(404, "model_not_found", text, param="model")
+    return [{"status": "pulling manifest"}, {"status": "success"}]
 
 
 def running(hosts: Hosts) -> dict[str, Any]:

@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from qsf.shell import progress
+
 # More than a pipe holds, written by a command's own means; then one piece larger than a pipe.
 WRITER = """
 import sys
@@ -60,3 +62,18 @@ def test_output_that_cannot_be_written_is_a_failure(
         )  # fmt: skip
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
+
+
+def test_the_time_left_is_steady() -> None:
+    """A task of 100 s whose speed halves now and then: the estimate follows, and does not jump."""
+    remaining = progress._Remaining(0.0)
+    assert remaining.seconds(0.0, 1.0) is None
+    fraction, now, last = 0.0, 0.0, None
+    for i in range(90):
+        fraction += 0.01 * (0.5 if i % 10 < 3 else 1.2)
+        now += 1.0
+        left = remaining.seconds(min(fraction, 1.0), now)
+        assert left is not None
+        if last is not None and i > 10:
+            assert abs(left - (last - 1)) < 3.0, i
+        last = left

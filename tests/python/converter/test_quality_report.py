@@ -29,7 +29,7 @@ from qsf.report import record as converter_report
 from qsf.report.html import page
 from qsf.report.meta import read_meta
 from qsf.report.record import Quality, Report
-from qsf.report.text import full_lines, quality_lines, summary_lines
+from qsf.report.text import full_lines, quality_lines, summary_lines, verdict
 from qsf_converter import cli
 
 OLD_KEYS = (
@@ -345,6 +345,19 @@ def full_page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_the_page_needs_nothing_else(full_page: str) -> None:
     PageParser().check_needs_nothing(full_page)
+
+
+def test_the_page_begins_with_a_verdict(full_page: str) -> None:
+    quality = full_quality()
+    assert f"<strong>{verdict(quality)}</strong>" in full_page
+    assert quality.evaluation is not None
+    for increase, said in ((0.001, "as good as"), (0.02, "close to"), (0.05, "somewhat worse")):
+        better = replace(
+            quality.evaluation, perplexity=10 * (1 + increase), perplexity_original=10.0
+        )
+        assert f"This file is {said}" in verdict(replace(quality, evaluation=better))
+    assert "were not compared" in verdict(replace(quality, evaluation=None))
+    assert "were not compared" in verdict(Quality(tensors=()))
 
 
 def test_the_page_is_for_phones_and_for_those_who_cannot_see_it(full_page: str) -> None:

@@ -92,6 +92,15 @@ def test_an_unknown_name_is_404_in_the_form_of_each_client(client: Client) -> No
     assert loaded(client) == {"chat"}
 
 
+def test_what_is_here_is_pulled(client: Client) -> None:
+    lines = client.post("/api/pull", model="four:latest").body.splitlines()
+    assert json.loads(lines[-1]) == {"status": "success"}
+    assert client.post("/api/pull", name="chat", stream=False).json == {"status": "success"}
+    wrong = client.post("/api/pull", model="five")
+    assert wrong.status == 404
+    assert "`qsf pull` gets one" in wrong.json["error"]
+
+
 def test_one_that_answers_stays_and_who_waits_is_not_passed_by(client: Client) -> None:
     said(client, "four")
     streams = []

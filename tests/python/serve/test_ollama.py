@@ -59,6 +59,8 @@ def say(client: Client, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 def test_a_chat_is_that_of_the_other_apis(client: Client) -> None:
     want = client.post("/v1/chat/completions", messages=CHAT, max_tokens=20, temperature=0).json
     fields = {"model": "any", "messages": CHAT, "options": OPTIONS, "keep_alive": "5m"}
+    named = {"options": {**OPTIONS, "num_ctx": 9, "frob": 1}, "stream": False, "messages": CHAT}
+    assert client.post("/api/chat", named).headers["x-qsf-ignored"] == "options.frob"
     whole = client.post("/api/chat", **fields, stream=False).json
     assert whole["message"] == {
         "role": "assistant",
