@@ -115,7 +115,8 @@ static bool take_token(opened *o, progress *p, uint32_t token, qsf_text_decoder 
     }
     tokens_add(tokens, token);
     size_t n_bytes;
-    check(qsf_decoder_push(o->text, decoder, token, room, o->text_facts.room_bytes, &n_bytes));
+    check(qsf_decoder_push(o->text, decoder, token, room, (size_t)o->text_facts.room_bytes,
+                           &n_bytes));
     buffer_add(&out->text, room, n_bytes);
     if (take_text(p, false))
         return false;
@@ -138,7 +139,7 @@ void answer_prompt(opened *o, const request *r, uint64_t seed, bool begins_text,
     evaluate_prompt(o, tokens, out);
     qsf_text_decoder decoder;
     qsf_decoder_init(o->text, begins_text ? QSF_DETOKENIZE_START : 0, &decoder);
-    char *const room = grown(NULL, o->text_facts.room_bytes + 4);
+    char *const room = grown(NULL, (size_t)o->text_facts.room_bytes + 4);
     for (bool goes_on = r->max_tokens > 0; goes_on;) {
         const double begun = now_seconds();
         uint32_t token;
