@@ -114,6 +114,7 @@ test: test-c test-py ## the C tests and the quick Python tests
 test-c: build/install.stamp ## the C tests
 	@$(call c_tests,c,-DQSF_BUILD_LIBRARY=ON -DQSF_BUILD_PROGRAM=ON)
 	@tests/install/check_program.sh $(CURDIR)/$(VENV)/bin build/c/qsf
+	@$(PY) tools/check_isa_leaks.py build/c/CMakeFiles/qsf_objects.dir
 	@$(PY) tools/check_exports.py build/c/libqsf.a --module \
 		"$$($(PY) -c 'import qsf.native._qsf as m; print(m.__file__)')"
 
@@ -161,6 +162,7 @@ check-arm: build/install.stamp ## the C tests for 64-bit ARM under qemu, on each
 	@tools/bootstrap.sh arm
 	@$(THINNED) export QEMU_CPU=max QSF_CHECK_ISA=i8mm; \
 		$(call c_tests,arm,-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake)
+	@$(PY) tools/check_isa_leaks.py build/arm/CMakeFiles/qsf_objects.dir aarch64-linux-gnu-objdump
 	@$(THINNED) export QEMU_CPU=cortex-a76 QSF_CHECK_ISA=dotprod; \
 		$(call ctest,arm) -R '^check_(isa|model)'
 	@$(THINNED) export QEMU_CPU=cortex-a53 QSF_CHECK_ISA=neon; \
@@ -201,6 +203,7 @@ check-targets: build/install.stamp ## the C library for musl, 32 bits, RISC-V, W
 		emulator=qemu-$${target%%-*}; [ $$emulator != qemu-x86_64 ] || emulator=; \
 		tests/install/check_program.sh $(CURDIR)/$(VENV)/bin $$emulator build/$$target/qsf; \
 	done
+	@$(PY) tools/check_isa_leaks.py build/x86_64-linux-musl/CMakeFiles/qsf_objects.dir
 	@$(call c_build,c,-DQSF_BUILD_LIBRARY=ON,example_generate); $(zig); \
 		WINEPREFIX="$(CURDIR)/build/wine" WINEDEBUG=-all tests/install/check_amalgamation.sh "$$zig" \
 		build/amalgamation $(TARGETS_TESTED) $(TARGETS_EMULATED) $(TARGETS_BUILT)
