@@ -449,15 +449,13 @@ qsf_status qsf_stream_table_band(qsf_stream *s, const qsf_tensor *table, uint32_
     const char *const name = is_own ? "own table" : "embedding";
     const unsigned char *const resident = is_own ? NULL : s->resident[table->unit_idx];
     qsf_stream_band *const band = is_own ? &s->own_band : &s->band;
-    assert(band_idx < r->n_bands);
+    if (band_idx >= r->n_bands)
+        return QSF_FAIL(QSF_ERR_ARG, "internal error: %s band %u of %u", name, band_idx,
+                        r->n_bands);
     const size_t row_bytes = (size_t)(table->data_bytes / r->n_bands);
     const uint64_t raw_off = table->data_off + (uint64_t)band_idx * row_bytes;
-    if (resident != NULL) {
-        *out = resident + raw_off;
-        return QSF_OK;
-    }
-    *out = band->bytes;
-    if (band->idx == band_idx)
+    *out = resident != NULL ? resident + raw_off : band->bytes;
+    if (resident != NULL || band->idx == band_idx)
         return QSF_OK;
     band->idx = NONE;
     const uint64_t start_ns = qsf_clock_ns();

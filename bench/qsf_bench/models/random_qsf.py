@@ -39,6 +39,7 @@ from qsf.file.layout import (
     EXACT,
     FINAL_UNIT,
     FINE,
+    OWN_TABLE_UNIT,
     TILE_ROWS,
     Compression,
     Dtype,
@@ -152,7 +153,11 @@ def _units(
             (layer.of_expert(expert), expert_type, expert_entries(shape))
             for expert in range(experts_of(shape, layer.layer))
         ]
-    return [*units, (FINAL_UNIT, embed_type, final_entries(shape))]
+    units.append((FINAL_UNIT, embed_type, final_entries(shape)))
+    if shape.own_width:
+        own = (T.OWN_TABLE, shape.n_vocab, shape.n_layers * shape.own_width)
+        units.append((OWN_TABLE_UNIT, embed_type, [own]))
+    return units
 
 
 def _dtype_of(entry: Entry, dtype: Dtype) -> Dtype:
@@ -232,7 +237,7 @@ def write_model(
     ) as writer:
         for unit, dtype, entries in _units(shape, quant_type, embed_type):
             is_layer = unit.role == Role.LAYER
-            is_end = unit.role in (Role.EMBEDDING, Role.FINAL)
+            is_end = unit.role in (Role.EMBEDDING, Role.FINAL, Role.OWN_TABLE)
             is_real = is_end or n_real_layers is None or unit.layer < n_real_layers
             writer.begin_unit(
                 unit, dtype=dtype, compression=compression if is_layer else Compression.NONE

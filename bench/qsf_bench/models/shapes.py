@@ -30,7 +30,9 @@ class Shape:
     ``is_tied`` None the family's default: the head of GPT-2 is its embedding. ``window_tokens`` is
     the window of layers that have one. In a mixture of experts all layers have ``n_experts``, of
     which a token uses ``n_chosen``, and ``ffn_dim`` is the width of one. ``n_value_heads`` are
-    those of the delta rule, if the family has it.
+    those of the delta rule, if the family has it. Of Gemma 4 E2B and E4B ``own_width`` is the width
+    of each layer's own embeddings, ``n_sharing`` how many of the last layers read the keys of
+    others, and ``is_wide`` says that their FFNs are twice as wide.
     """
 
     n_layers: int
@@ -47,6 +49,9 @@ class Shape:
     n_experts: int = 0
     n_chosen: int = 0
     n_value_heads: int = 0
+    own_width: int = 0
+    n_sharing: int = 0
+    is_wide: bool = False
 
     def __post_init__(self) -> None:
         """Fill in values that follow from others, so that equal shapes compare equal."""
@@ -83,6 +88,13 @@ SHAPES: Final[Mapping[str, Shape]] = {
     "gemma3-270m": _GEMMA3(18, 640, 2048, 4, 1, 262144, 32768, window_tokens=512),
     "gemma3-1b": _GEMMA3(26, 1152, 6912, 4, 1, 262144, 32768, window_tokens=512),
     "gemma3-4b": _GEMMA3(34, 2560, 10240, 8, 4, 262208, 131072, window_tokens=1024),
+    "gemma4-e2b": _GEMMA4(
+        35, 1536, 6144, 8, 1, max_tokens=131072, window_tokens=512, own_width=256, n_sharing=20,
+        is_wide=True,
+    ),
+    "gemma4-e4b": _GEMMA4(
+        42, 2560, 10240, 8, 2, max_tokens=131072, window_tokens=512, own_width=256, n_sharing=18
+    ),
     "gemma4-31b": _GEMMA4(60, 5376, 21504, 32, 16),
     "gemma4-26b-a4b": _GEMMA4(30, 2816, 2112, 16, 8, n_experts=128, n_chosen=8),
     "phi4-mini": Shape(
@@ -139,6 +151,8 @@ def name_of(shape: Shape) -> str:
         tied += f"-experts{shape.n_experts}.{shape.n_chosen}"
     if shape.n_value_heads:
         tied += f"-value{shape.n_value_heads}"
+    if shape.own_width:
+        tied += f"-own{shape.own_width}.{shape.n_sharing}{'-wide' * shape.is_wide}"
     return (
         f"{shape.family}-{shape.n_layers}x{shape.dim}-ffn{shape.ffn_dim}-heads{shape.n_heads}"
         f".{shape.n_kv_heads}.{shape.head_dim}-vocab{shape.n_vocab}-ctx{shape.max_tokens}{tied}"
@@ -156,11 +170,7 @@ _MORE: Final[Mapping[str, Mapping[str, Any]]] = {
     "deepseek_v2": {"intermediate_size": 10944, "q_lora_rank": None, "first_k_dense_replace": 1},
     "glm4_moe_lite": {"intermediate_size": 10240},
     "deepseek_v3": {"intermediate_size": 18432},
-    "gemma4_text": {
-        "attention_k_eq_v": True,
-        "final_logit_softcapping": 30.0,
-        "hidden_size_per_layer_input": 0,
-    },
+    "gemma4_text": {"final_logit_softcapping": 30.0},
 }
 
 
@@ -193,7 +203,13 @@ def config_of(shape: Shape) -> dict[str, Any]:
         config["moe_intermediate_size"] = shape.ffn_dim
     if shape.family == "gemma4_text":
         config |= {
-            "num_global_key_value_heads": shape.n_kv_heads // 4,
+            "attention_k_eq_v": not shape.own_width,
+            "num_global_key_value_heads": None if shape.own_width else shape.n_kv_heads // 4,
+            "hidden_size_per_layer_input": shape.own_width,
+            "vocab_size_per_layer_input": shape.n_vocab,
+            "num_kv_shared_layers": shape.n_sharing,
+            "use_double_wide_mlp": shape.is_wide,
+            "sliding_window_pattern": 5 if shape.n_layers % 6 else 6,
             "enable_moe_block": shape.n_experts > 0,
             "moe_intermediate_size": shape.ffn_dim // 3,
         }

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from make.attacks import (
     ATTACKS,
     LEARNED,
+    OWN,
     PACKED,
     PACKED_ATTACKS,
     PLAIN,
@@ -38,7 +39,7 @@ from oracle.readers import agree, c_verdict, python_verdict, verdict
 from qsf.errors import QsfError, QsfFormatError, QsfIOError
 from qsf.file.layout import HEAD_COLS, Compression, Dtype
 
-BASES = [PLAIN, LEARNED, TIED, KINDS, LATENTS, EXPERTS, *PACKED.values(), *SMALL.values()]
+BASES = [PLAIN, LEARNED, TIED, OWN, KINDS, LATENTS, EXPERTS, *PACKED.values(), *SMALL.values()]
 
 
 @pytest.fixture

@@ -55,6 +55,9 @@ LEARNED = build(positions=Positions.LEARNED)
 TIED = build(arch=Arch(tied_head=True))
 
 
+OWN = build(arch=Arch(own_width=3))
+
+
 PACKED = {c: build(compression=c, is_dull=True) for c in (LZ4, ZSTD)}
 
 

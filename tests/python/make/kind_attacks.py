@@ -14,6 +14,8 @@ from qsf.file.layout import Arch
 
 PLAIN_KIND = plain_kind(tiny_header(), Arch())
 DELTA, SSD, NONE = (u32(1, i) + u32(37, 255) for i in (2, 3, 5))
+CONV = u32(1, 1) + u32(37, 255) + u32(116, 3)
+SHARED = u32(49, 1)  # the keys and values of layer 0
 
 
 def heads(n_key: int, n_value: int, key_dim: int, value_dim: int) -> bytes:
@@ -210,6 +212,13 @@ KIND_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("kind: slope infinite", F, kind(f32s(43, 2, 0.5, float("inf")))),
     ("kind: slopes of another type", F, kind(f32(43, 0.5))),
     ("kind: QK norm", F, kind(u32(48, 4))),
+    ("kind: keys of itself", F, kind(u32(49, 1))),
+    ("kind: keys of a layer that is not before", F, kind(u32(49, 2))),
+    ("kind: keys of another window", F, kind(b"", u32(36, 7) + SHARED, of_layers=b"\0\1")),
+    ("kind: keys with other heads", F, kind(b"", u32(34, 2) + SHARED, of_layers=b"\0\1")),
+    ("kind: keys with a V norm", F, kind(b"", SHARED + u32(57, 1), of_layers=b"\0\1")),
+    ("kind: keys of a convolution", F, kind(CONV, SHARED, of_layers=b"\0\1")),
+    ("kind: keys that are shared on", F, kind(SHARED, SHARED, of_layers=b"\0\1")),
     ("kind: form of the FFN", F, kind(u32(64, 3))),
     ("kind: FFN 0", F, kind(u32(65, 0))),
     ("kind: FFN above the header's", F, kind(u32(65, 13))),

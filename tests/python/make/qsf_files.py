@@ -13,6 +13,7 @@ from qsf.file.kinds import LayerKind, RopeSet
 from qsf.file.layout import (
     EMBEDDING_UNIT,
     FINAL_UNIT,
+    OWN_TABLE_UNIT,
     UNIT_ENTRY,
     Activation,
     Arch,
@@ -139,6 +140,9 @@ def write_tiny(
         if not a.tied_head:
             final.append((T.HEAD, h.n_vocab, h.dim, Dtype.Q8, Layout.TILES))
         unit(FINAL_UNIT, final, Compression.NONE)
+        if a.own_width:
+            own = (T.OWN_TABLE, h.n_vocab, h.n_layers * a.own_width, Dtype.Q8, Layout.TILES)
+            unit(OWN_TABLE_UNIT, [own], Compression.NONE)
         if h.positions == Positions.LEARNED:
             w.add_section("WPOS", rng.randbytes(h.max_tokens * h.dim * 2))
         for tag, data in (sections or {}).items():
