@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.errors import shown
 from qsf.foreign_json import JsonError, read_json
+from qsf.serve.tools.marked import QUOTE, read_call
 from qsf.text.channels import CALL_BEGIN, CALL_MARKERS, CALL_MIDDLE
 from qsf.text.constraints import lark_json
 
@@ -31,7 +32,8 @@ class Format:
         signs: texts that all stand in the chat template.
         begin: what no other text has, and calls begin with; "": a call is the whole answer.
         end: what ends a call, or all of them; "": their JSON does.
-        arguments: how arguments are written: "json", "parameter" or "arg_key" elements, "python".
+        arguments: how arguments are written: "json", "parameter" or "arg_key" elements, "python",
+            "marked" texts.
         is_numbered: after the name comes ":" and the number of the call in the conversation.
         result_role: whose message the result of a call is, where the template names no such role.
     """
@@ -52,8 +54,8 @@ class Format:
 
     @property
     def is_elements(self) -> bool:
-        """Arguments are elements, which are read when the call is complete."""
-        return self.arguments in _ELEMENTS
+        """Arguments are elements or have marks, and are read when the call is complete."""
+        return self.arguments in (*_ELEMENTS, "marked")
 
     @property
     def head(self) -> re.Pattern[str]:
@@ -132,6 +134,10 @@ FORMATS = (
         "Phi-4-mini", ("<|tool|>",), "<|tool_call|>", "<|/tool_call|>", first="<|tool_call|>[",
         **{**_LIST, "last": "]<|/tool_call|>"}, result_role="tool_response",
     ),
+    Format(
+        "Gemma 4", ("<|tool_call>", "<tool_call|>"), "<|tool_call>", "<tool_call|>",
+        "<|tool_call>call:", "{", "}<tool_call|>", arguments="marked",
+    ),
     Format("Granite", ("<|tool_call|>",), "<|tool_call|>", "", first="<|tool_call|>[", **_LIST),
     Format("Mistral", ("[TOOL_CALLS]", "[ARGS]"), "[TOOL_CALLS]", "", "[TOOL_CALLS]", "[ARGS]", ""),
     Format("Mistral", ("[TOOL_CALLS]",), "[TOOL_CALLS]", "", first="[TOOL_CALLS][", **_LIST),
@@ -165,7 +171,7 @@ _MARKERS = ("<|tool_call|>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[AR
             "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>",
             "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
             "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
-            *CALL_MARKERS)  # fmt: skip
+            "<|tool_call>", "<tool_call|>", QUOTE, *CALL_MARKERS)  # fmt: skip
 
 
 def find_format(template: str) -> Format | None:
@@ -249,8 +255,8 @@ def _arguments(lark: _Lark, form: Format, schema: Mapping[str, Any]) -> str:
     if form.arguments == "json":
         return lark.rule(lark_json(schema))
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    if form.arguments == "python":
-        return _keywords(lark, schema, shared)
+    if form.arguments in ("python", "marked"):
+        return _keywords(lark, schema, shared, form.arguments)
     parts = []
     for name, inner in schema.get("properties", {}).items():
         if form.arguments == "parameter":
@@ -262,11 +268,15 @@ def _arguments(lark: _Lark, form: Format, schema: Mapping[str, Any]) -> str:
     return " ".join(parts)
 
 
+_TEXT_LIMITS = {"pattern", "format", "minLength", "maxLength"}
 _PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
 
 
-def _keywords(lark: _Lark, schema: Mapping[str, Any], shared: Mapping[str, Any]) -> str:
+def _keywords(
+    lark: _Lark, schema: Mapping[str, Any], shared: Mapping[str, Any], arguments: str
+) -> str:
     """Return the rule of named arguments; required ones come first."""
+    sign, comma, write = ("=", ", ", _python) if arguments == "python" else (":", ",", _marked)
     properties, required = schema.get("properties", {}), schema.get("required", ())
     first, later = lark.rule('""'), lark.rule('""')  # of what follows: as its beginning, or not
     ordered = sorted(properties, key=lambda name: name not in required)
@@ -274,14 +284,34 @@ def _keywords(lark: _Lark, schema: Mapping[str, Any], shared: Mapping[str, Any])
         inner = properties[name]
         if not isinstance(inner, dict):
             raise ValueError(f"a property must have a schema, not {shown(inner)}")
-        word = _PYTHON_WORDS.get(str(inner.get("type")))
-        part = f"{lark.text(f'{name}=')} {lark.rule(word or lark_json({**shared, **inner}))}"
+        part = f"{lark.text(name + sign)} {write(lark, inner, shared)}"
         is_free = name not in required
         first, later = (
             lark.rule(f"{part} {later}" + (f" | {first}" if is_free else "")),
-            lark.rule(f'", " {part} {later}' + (f" | {later}" if is_free else "")),
+            lark.rule(f"{lark.text(comma)} {part} {later}" + (f" | {later}" if is_free else "")),
         )
     return first
+
+
+def _python(lark: _Lark, schema: Mapping[str, Any], shared: Mapping[str, Any]) -> str:
+    word = _PYTHON_WORDS.get(str(schema.get("type")))
+    return lark.rule(word or lark_json({**shared, **schema}))
+
+
+def _marked(lark: _Lark, schema: Any, shared: Mapping[str, Any]) -> str:
+    """Return the rule of a value of Gemma 4; what its form cannot say is JSON, which is read."""
+    if not isinstance(schema, dict):
+        raise ValueError(f"a value must have a schema, not {shown(schema)}")
+    texts = [schema["const"]] if "const" in schema else schema.get("enum", ())
+    is_text = schema.get("type") == "string" and not _TEXT_LIMITS & schema.keys()
+    if is_text or (texts and all(isinstance(text, str) for text in texts)):
+        return f"{lark.text(QUOTE)} {_value(lark, schema, shared, QUOTE)}"
+    if schema.get("type") == "object" and schema.get("properties"):
+        return f'"{{" {_keywords(lark, schema, shared, "marked")} "}}"'
+    if schema.get("type") == "array" and not schema.keys() - {"type", "items", "description"}:
+        item = lark.rule(_marked(lark, schema.get("items", {}), shared))
+        return lark.rule(f'"[" ({item} ("," {item})*)? "]"')
+    return lark.rule(lark_json({**shared, **schema}))
 
 
 def _value(lark: _Lark, schema: Any, shared: Mapping[str, Any], end: str) -> str:
@@ -293,7 +323,7 @@ def _value(lark: _Lark, schema: Any, shared: Mapping[str, Any], end: str) -> str
         return f"{lark.rule(' | '.join(map(lark.text, texts)))} {lark.text(end)}"
     if schema.get("type") != "string":
         return f"{lark.rule(lark_json({**shared, **schema}))} {lark.text(end)}"
-    limits = sorted({"pattern", "format", "minLength", "maxLength"} & set(schema))
+    limits = sorted(_TEXT_LIMITS & schema.keys())
     if limits:
         raise ValueError(f"{limits[0]} of a text cannot be enforced in calls of this model's form")
     if lark.text(end) == json.dumps(end):
@@ -312,6 +342,10 @@ def read_output(text: str) -> Any:
 def read_whole(form: Format, body: str, schemas: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the calls (name, arguments in JSON) between the begin and end marks; []: none."""
     try:
+        if form.arguments == "marked":
+            name, arguments = read_call(body)
+            text = json.dumps(read_output(arguments), ensure_ascii=False)
+            return [(name, text)] if name in schemas else []
         if form.is_elements:
             return [_read_elements(form, body, schemas)]
         value = read_output(body)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from qsf.serve.tools.call_formats import GENERIC, Format, find_format
+from qsf.serve.tools.marked import write_value
 from qsf.serve.tools.pythonic import write_arguments
 from qsf.text.chat import Trusted, protected
 
@@ -106,6 +107,8 @@ def _written_arguments(form: Format, values: Mapping[str, Any]) -> str:
         return json.dumps(values, ensure_ascii=False)
     if form.arguments == "python":
         return write_arguments(values)
+    if form.arguments == "marked":
+        return write_value(values)[1:-1]  # the form has the braces
     shape = {
         "parameter": "<parameter={}>\n{}\n</parameter>\n",
         "arg_key": "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",

@@ -14,6 +14,7 @@ from make.served import Client, serving
 from qsf.passes import Chosen
 from qsf.serve.tools.call_formats import FORMATS, Format, calls_grammar
 from qsf.serve.tools.call_reader import CallReader
+from qsf.serve.tools.marked import write_value
 
 WEATHER: Any = {
     "type": "object",
@@ -48,16 +49,17 @@ def written(form: Format, *calls: tuple[str, dict[str, Any]]) -> str:
 
 
 def arguments_text(form: Format, values: dict[str, Any]) -> str:
-    if form.arguments == "json":
-        return json.dumps(values)
+    if form.arguments in ("json", "marked"):
+        return json.dumps(values) if form.arguments == "json" else write_value(values)[1:-1]
     if form.arguments == "python":
         return ", ".join(f"{key}={value!r}" for key, value in values.items())
-    shape = {
+    at = {
         "parameter": "<parameter={}>\n{}\n</parameter>\n",
         "arg_key": "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
     }[form.arguments]
-    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
-    return "".join(shape.format(key, text) for key, text in texts.items())
+    return "".join(
+        at.format(k, v if isinstance(v, str) else json.dumps(v)) for k, v in values.items()
+    )
 
 
 def read(
@@ -96,17 +98,11 @@ def test_calls_are_read_however_the_text_is_cut(form: Format) -> None:
 
 @pytest.mark.parametrize("form", BY_NAME.values(), ids=BY_NAME)
 def test_what_is_no_call_is_text(form: Format) -> None:
+    begin, end = form.begin, form.end
     for text in (
-        "",
-        " Hello  ",
-        "a <tool b [TOOL c",
-        "1 < 2 and [3]",
-        '{"answer": 42}',
-        written(form, ("unknown", ARGUMENTS)),
-        form.begin + "x",
-        form.begin + " " + form.end + " y",
-        "{",
-    ):
+        "", " Hello  ", "a <tool b [TOOL c", "1 < 2 and [3]", '{"answer": 42}', "{",
+        written(form, ("unknown", ARGUMENTS)), f"{begin}x", f"{begin} {end} y",
+    ):  # fmt: skip
         for n in (1, 5, 100):
             assert read(form, cut(text, n)) == (text, []), n
 
