@@ -26,7 +26,7 @@ from qsf_converter.rounding.plan import QUANT_TYPES
 MB = 2**20
 N_TOKENS = 2048  # of the session, which has no drafts
 MEMORY_BYTES_PER_S = 10e9  # the speed is computed for this memory bandwidth
-REACHED = 0.8  # of it, by models of 1 to 9 GB: docs/benchmarks.md
+REACHED = 0.8  # share of the limit reached by models of 1 to 9 GB: docs/benchmarks.md
 SHAPES = (
     "qwen3-0.6b", "qwen3.5-0.8b", "gemma3-1b", "smollm3-3b", "minicpm3-4b", "phi4-mini",
     "qwen3-4b", "gemma3-4b", "gemma4-e2b", "gemma4-e4b", "qwen3-8b", "qwen3.5-9b",
@@ -40,7 +40,7 @@ COLUMNS = (
 
 
 def main() -> None:
-    """Print a line for each shape as it is planned."""
+    """Print each shape's line as soon as it is planned."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("shapes", nargs="*", metavar="SHAPE", default=SHAPES)
     parser.add_argument("--quant-type", choices=QUANT_TYPES, default="4bit")

@@ -1,4 +1,4 @@
-/* own.c - reads and adds the embeddings that each layer has of its own. */
+/* own.c - reads and adds the embeddings of each layer. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/own.h"
 

@@ -10,7 +10,7 @@
 
 #include "model/ops.h"
 
-/* Keeps x, the embedding of tokens [n_tokens], and reads their rows of the table. Errors of the
+/* Stores x, the embedding of tokens [n_tokens], and reads their rows of the table. Errors of the
  * stream. */
 qsf_status qsf_own_read(qsf_ops *o, const qsf_tensor *table, const uint32_t *tokens);
 

@@ -94,7 +94,7 @@ class Hosts:
 
     @property
     def current(self) -> Host:
-        """The model in memory that was used last. Raises Problem: one is just being loaded."""
+        """The model in memory that was used last. Raises Problem while one is being loaded."""
         if not self.loaded:
             raise Problem(503, "loading", "a model is being loaded", retry_seconds=1)
         return max(self.loaded.values(), key=lambda host: host.used)
@@ -106,9 +106,8 @@ class Hosts:
 
     @asynccontextmanager
     async def using(self, name: str | None) -> AsyncIterator[Host]:
-        """Give a model, which stays in memory meanwhile; None: the one that was used last.
-
-        Raises Problem for a name that no model has.
+        """Yield a model, which stays in memory until the context ends; None: the one used last.
+        Raises Problem for an unknown name.
         """
         host = await self._get(name) if self._load is not None else self.current
         host.n_users += 1
@@ -121,7 +120,7 @@ class Hosts:
 
     async def _get(self, name: str | None) -> Host:
         if name is not None and name not in self.paths:
-            name = name.removesuffix(":latest")  # as ollama's clients have it
+            name = name.removesuffix(":latest")  # appended by ollama's clients
             if name not in self.paths:
                 here = ", ".join(self.paths)
                 text = f"the model {name[:100]!r} is not here: {here} are"
@@ -135,7 +134,7 @@ class Hosts:
             return self.loaded[name]
 
     async def _bring(self, name: str, deadline: float) -> None:
-        """Load a model, or let one go that is not used, or wait until there is one."""
+        """Load a model; evicts an unused one, or waits for one, if memory is short."""
         assert self._load is not None
         loop = asyncio.get_running_loop()
         left_bytes = self._budget_bytes - self._promised_bytes()

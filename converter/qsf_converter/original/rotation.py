@@ -1,4 +1,4 @@
-"""RoPE of the original model: frequencies, and heads turned by angles."""
+"""RoPE of the original model: frequencies, and the rotation of heads."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def rotate(
 
 
 def rope_frequencies(header: Header, arch: Arch) -> NDArray[np.float64]:
-    """Angles per position, one for each pair of dimensions; scaled as LLaMA 3 does if so asked."""
+    """Angles per position, one for each pair of dimensions; scaled as in LLaMA 3 if ``scaling``
+    says so.
+    """
     if header.positions != Positions.ROPE:
         return np.empty(0)
     n_dims = arch.rope_dims or header.head_dim

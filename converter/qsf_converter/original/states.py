@@ -70,7 +70,7 @@ def delta_rule(
 def ssd(
     w: Weights, y: Float32Array, normalised: Callable[[Float32Array], Float32Array]
 ) -> Float32Array:
-    """Return what the output matrix of SSD reads, [n_tokens, values]; see ``delta_rule``."""
+    """Return the input of SSD's output matrix, [n_tokens, values]; see ``delta_rule``."""
     k, n_tokens = w.kind, len(y)
     rows = convolve(w, linear(w, T.SSD_IN, y), T.SSD_CONV, T.SSD_CONV_BIAS)
     rows /= 1 + np.exp(-rows)

@@ -1,7 +1,7 @@
 """A chat template as fixed texts around the messages, for programs without Jinja.
 
-Most templates put the same texts around each message. These are found by rendering conversations
-of marks, and are kept where they make what the template makes of other conversations.
+Most templates put the same texts around each message. Rendering conversations of marks reveals
+these texts; they are kept if they give the template's own prompts for other conversations.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -21,7 +21,7 @@ _SYSTEM = " be brief\n"
 
 
 def chat_form(template: object, special_tokens: Mapping[str, object]) -> dict[str, Any] | None:
-    """Return the form of a template (docs/format.md, section CHAT); None: it has no such form."""
+    """Return the form of a template (docs/format.md, section CHAT), or None if it has none."""
     chat = ChatTemplate(template, special_tokens)
     if chat.is_plain or "strftime_now" in chat.source:
         return None
@@ -45,7 +45,7 @@ def _form_of(chat: ChatTemplate) -> dict[str, Any] | None:
     form["trimmed"] = _TRIALS[1] not in _render(chat, _TRIALS[1:2], None)
     try:
         before = _around(_render(chat, _MARKS[1:2], _MARKS[0]), _MARKS[:2])
-    except QsfError:  # the template refuses a system's message
+    except QsfError:  # the template refuses a system message
         before = None
     if before is not None:
         form["system"] = before[:2]
@@ -53,7 +53,7 @@ def _form_of(chat: ChatTemplate) -> dict[str, Any] | None:
 
 
 def _around(text: str, marks: Sequence[str]) -> list[str] | None:
-    """Return what is before, between and after the marks, if each is there once and in order."""
+    """Return the texts before, between and after the marks, if each occurs once and in order."""
     parts = []
     for mark in marks:
         part, found, text = text.partition(mark)
@@ -71,7 +71,7 @@ def _render(chat: ChatTemplate, turns: Sequence[str], system: str | None) -> str
 
 
 def joined(form: Mapping[str, Any], turns: Sequence[str], system: str | None) -> str:
-    """Return the prompt that the form makes of turns: the user's, the model's, the user's."""
+    """Return the form's prompt for turns that alternate between user and model."""
     trim = str.strip if form["trimmed"] else str
     text = form["begin"] if system is None else trim(system).join(form["system"])
     for i, turn in enumerate(turns):

@@ -1,7 +1,7 @@
 """How llama.cpp stores models with latent attention, as tables. Sources as in `gguf_dialects`.
 
-``deepseek2`` is DeepSeek V2, V3, R1, Kimi K2, GLM-4.7-Flash and Youtu alike. Older files of it have
-one matrix that makes keys and values of the latent, newer ones two.
+``deepseek2`` covers DeepSeek V2, V3, R1, Kimi K2, GLM-4.7-Flash and Youtu. Older files have one
+matrix that makes keys and values from the latent, newer ones two.
 """
 # SPDX-License-Identifier: Apache-2.0
 

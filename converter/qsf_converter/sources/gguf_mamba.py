@@ -54,7 +54,7 @@ def _whole(name: str, value: Any, least: int = 0) -> int:
 
 
 def _largest(value: Any) -> Any:
-    """A number of the layers that have one; 0 is that of the others."""
+    """Return the common number of the layers that have one; other layers state 0."""
     return max(value, default=0) if isinstance(value, list) else value
 
 
@@ -68,7 +68,7 @@ def _common(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[s
 
 
 def _granite(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """RoPE is said by a field that is of something else."""
+    """RoPE is recognised by a field that actually describes something else."""
     layers = range(_whole("block_count", config["num_hidden_layers"]))
     width = config.get("shared_intermediate_size") or config["intermediate_size"]
     return {
@@ -89,7 +89,9 @@ def _falcon(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[s
 
 
 def _nemotron(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A block is what its tensors are of; one behind the last predicts further tokens."""
+    """The kind of a block follows from its tensors; a block after the last one predicts further
+    tokens.
+    """
     n_layers = _whole("block_count", config["num_hidden_layers"])
     n_layers -= _whole("nextn_predict_layers", fields.get("nextn_predict_layers", 0))
     said = _common(fields, shapes, config)

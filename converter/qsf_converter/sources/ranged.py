@@ -1,8 +1,6 @@
-"""Weights that stay on the hub: read by ranges of bytes while they are converted.
-
-In place of such a file lies a pointer, which says where it is and how many bytes it has. Pointers
-are followed only in the folder that the variable ``FOLDER_NAME`` of the environment names: that of
-a stranger's model leads nowhere.
+"""Weights that stay on the hub: read by ranges of bytes during a conversion. Such a file is
+replaced by a pointer with its address and size. Pointers are followed only in the folder named by
+the environment variable ``FOLDER_NAME``, so a pointer in an untrusted model is ignored.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -21,11 +19,11 @@ from qsf.foreign_json import JsonError, read_json_file
 
 FOLDER_NAME = "QSF_IN_PIECES"
 _MAX_POINTER_BYTES = 4096
-_BLOCK_BYTES = 1 << 20  # smaller reads take blocks, whose other bytes are wanted soon
-_MAX_BLOCKS = 16  # that are kept
-_MAX_FAILURES = 6  # one after another, without a byte between them
+_BLOCK_BYTES = 1 << 20  # smaller reads use cached blocks, because neighbouring reads follow soon
+_MAX_BLOCKS = 16  # cached blocks
+_MAX_FAILURES = 6  # failures in a row without a byte received
 _MAX_WAIT_SECONDS = 16.0
-_SECONDS = 60.0  # without a byte
+_SECONDS = 60.0  # longest time without a byte
 _FATAL = {401: "refuses", 403: "refuses", 404: "no longer has", 416: "has less of"}
 
 
@@ -36,23 +34,26 @@ def is_ranged(path: Path) -> bool:
 
 
 class RangedFile(io.RawIOBase):
-    """A file of the hub, read only. Raises QsfIOError where the hub does not give what it said."""
+    """A file of the hub, read only. Raises QsfIOError if the hub's answer differs from the
+    pointer."""
 
     def __init__(self, path: Path, pause: Callable[[float], None] = time.sleep) -> None:
-        """Read the pointer at ``path``. Raises QsfConversionError for none."""
+        """Read the pointer at ``path``. Raises QsfConversionError if it is malformed."""
         super().__init__()
         try:
             facts = read_json_file(path, max_bytes=_MAX_POINTER_BYTES)
             self._url, self._n_bytes = str(facts["url"]), int(facts["size"])
         except (JsonError, KeyError, TypeError, ValueError) as error:
             raise QsfConversionError(f"{path}: no pointer to a file of the hub: {error}") from error
-        hub: Any = import_module("huggingface_hub.utils")  # late: only models of the hub need it
+        hub: Any = import_module(
+            "huggingface_hub.utils"
+        )  # imported late: only needed for models on the hub
         self._session: Any = hub.get_session()
         self._headers = {**hub.build_hf_headers(), "accept-encoding": "identity"}
         self._path, self._pause = path, pause
         self._etag = ""
         self._at = 0
-        self._blocks: dict[int, bytes] = {}  # by number, the one used last at the end
+        self._blocks: dict[int, bytes] = {}  # by number, the last used one at the end
 
     def readable(self) -> bool:
         """It is."""
@@ -68,11 +69,11 @@ class RangedFile(io.RawIOBase):
         return self._at
 
     def tell(self) -> int:
-        """Return where the next byte is."""
+        """Return the offset of the next byte."""
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer, or as much of it as the file has."""
+        """Fill the buffer, or as much of it as the file's rest allows."""
         view = memoryview(buffer).cast("B")[: max(0, self._n_bytes - self._at)]
         if not view:
             return 0
@@ -89,7 +90,7 @@ class RangedFile(io.RawIOBase):
         return len(view)
 
     def _block(self, number: int) -> bytes:
-        """Return an aligned part of the file; the last ones are kept."""
+        """Return an aligned block of the file; the latest blocks are cached."""
         block = self._blocks.pop(number, b"")
         if not block:
             off = number * _BLOCK_BYTES
@@ -102,7 +103,7 @@ class RangedFile(io.RawIOBase):
         return block
 
     def _fetch(self, view: memoryview, off: int) -> None:
-        """Fill ``view`` from byte ``off``; a connection that breaks goes on where it was."""
+        """Fill ``view`` from byte ``off``; a broken connection is resumed."""
         n_done = n_failures = 0
         while n_done < len(view):
             n_before = n_done
@@ -115,7 +116,7 @@ class RangedFile(io.RawIOBase):
                     n_done += len(piece)
             except QsfIOError:
                 raise
-            except Exception as error:  # the library's, and those of what it uses
+            except Exception as error:  # errors of the library and of its dependencies
                 problem = error
             if n_done == len(view):
                 return
@@ -129,7 +130,7 @@ class RangedFile(io.RawIOBase):
             self._pause(min(_MAX_WAIT_SECONDS, 0.5 * (2**n_failures - 1)))
 
     def _pieces(self, begin: int, end: int) -> Any:
-        """Yield the bytes [begin, end) as they come. Raises what the library does."""
+        """Yield the bytes [begin, end) as they arrive. Raises the library's errors."""
         headers = {**self._headers, "range": f"bytes={begin}-{end - 1}"}
         with self._session.stream(
             "GET", self._url, headers=headers, timeout=_SECONDS, follow_redirects=True

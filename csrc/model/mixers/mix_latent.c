@@ -10,7 +10,7 @@
 #include "model/heads.h"
 #include "model/linear.h"
 
-#define LATENT_EPSILON 1e-6F /* of the norms of latents, whatever the others have */
+#define LATENT_EPSILON 1e-6F /* of the norms of latents, independent of the model's epsilon */
 
 /* The argument of epilogues and parallel loops */
 typedef struct latent_job {
@@ -22,7 +22,8 @@ typedef struct latent_job {
     const float *sinks;
 } latent_job;
 
-/* Finishes the latents of rows begin .. end - 1: norms, RoPE; the key and the value are stored. */
+/* Apply the epilogue to the latents of rows begin .. end - 1: norms and RoPE; then store key and
+ * value. */
 static void finish_latents(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
     const latent_job *const job = arg;

@@ -15,7 +15,7 @@
 #include "model/chunk.h"
 #include "model/ops.h"
 
-/* Of the table in mixers.h, for attention with a latent_rank */
+/* an entry of the table in mixers.h, for attention with a latent_rank */
 qsf_status qsf_mix_latent(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
                           uint32_t layer_idx);
 

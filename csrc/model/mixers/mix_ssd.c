@@ -28,7 +28,7 @@ static void finish_groups(void *arg, size_t begin, size_t end, size_t worker_idx
     }
 }
 
-/* Computes x, B and C in one row, the gate, and the steps, of what the mixer reads. */
+/* Computes x, B and C in one row, the gate, and the steps, from the mixer's input. */
 static qsf_status project(qsf_ops *o, const qsf_layer *l, const qsf_acts *in, qsf_heads_job *job)
 {
     const qsf_scratch *const s = o->scratch;
@@ -84,7 +84,7 @@ qsf_status qsf_mix_attention_and_ssd(qsf_ops *o, const qsf_layer *l, const qsf_c
                                      uint32_t layer_idx)
 {
     const qsf_norm_weights none = {0};
-    float *const normed = o->scratch->normed; /* by attention */
+    float *const normed = o->scratch->normed; /* normalised by attention */
     QSF_TRY(qsf_mix_attention(o, l, chunk, layer_idx));
     const qsf_acts in = qsf_ops_prepare(o, normed, o->config->dim, &none, normed);
     return run_ssd(o, l, chunk, layer_idx, &in);

@@ -1,4 +1,4 @@
-/* state_heads.c - the convolution, the rule by heads, what is kept of them. */
+/* state_heads.c - the convolution, the rule by heads, and the states that are kept. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/mixers/state_heads.h"
 
@@ -54,7 +54,7 @@ static size_t cols_of(const qsf_head_sizes *z, size_t block)
 
 /* ---- the log ---- */
 
-/* Where a row of the log has what a replay needs */
+/* Offsets in a row of the log */
 static size_t logged_keys(const qsf_head_sizes *z)
 {
     return z->channels;
@@ -95,7 +95,7 @@ static void replay_heads(void *arg, size_t begin, size_t end, size_t worker_idx)
                 .key_dim = z->key_dim,
                 .n_cols = cols_of(z, b),
                 .k = job->rows + logged_keys(z) + key_head * z->key_dim,
-                .v = (float *)job->rows + logged_deltas(z) + col, /* which a replay reads */
+                .v = (float *)job->rows + logged_deltas(z) + col, /* read by a replay */
                 .stride = job->layer->row_floats,
                 .decay = job->rows + logged_decays(z) + h,
                 .gate_stride = job->layer->row_floats,
@@ -154,8 +154,7 @@ static void run_gates(const qsf_heads_job *job, const qsf_segment *g)
     }
 }
 
-/* Convolves head i of q, of k and of v, which lie one after another, for all rows, because a row
- * needs those before it. */
+/* Convolves head i of q, k and v, for all rows, because a row needs earlier ones. */
 static void run_conv(const qsf_heads_job *job, const qsf_segment *g, size_t i)
 {
     const qsf_head_sizes *const z = &job->z;
@@ -225,7 +224,7 @@ static qsf_state_rows rows_of(const qsf_heads_job *job, const qsf_segment *g, si
 }
 
 /* Runs the drafts of a segment, from row t on, on a copy of the state after its own tokens, and
- * logs what they would add to it. */
+ * logs their changes. */
 static void run_drafts(const qsf_heads_job *job, const qsf_segment *g, size_t head, size_t block,
                        uint32_t t, const float *state)
 {
@@ -240,7 +239,8 @@ static void run_drafts(const qsf_heads_job *job, const qsf_segment *g, size_t he
                rows.n_cols * sizeof *rows.v);
 }
 
-/* Runs a block of a head over a segment: the states that are kept on the way, then the drafts. */
+/* Runs a block of a head over a segment: its own tokens with the states to be kept, then its
+ * drafts. */
 static void run_block(const qsf_heads_job *job, const qsf_segment *g, size_t head, size_t block)
 {
     const qsf_head_sizes *const z = &job->z;

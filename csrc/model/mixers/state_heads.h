@@ -1,10 +1,10 @@
 /* state_heads.h - mixers whose heads have a matrix as their state: the delta rule, and SSD.
  *
  * q, k and v of a token lie in one row, in an order that is the mixer's, and go through a
- * convolution together. A key head serves as many value heads as there are for each: those next to
- * each other, or tiled, as far from each other as there are key heads. The state of a layer is that
- * of the convolution, then [value heads][blocks of 32 columns][key_dim][32]. A row of the log has
- * the convolution's row, keys, d of the value heads, and their decays.
+ * convolution together. The value heads are divided equally among the key heads: neighbouring
+ * ones, or tiled, n_key_heads apart. The state of a layer is that of the convolution, then [value
+ * heads][blocks of 32 columns][key_dim][32]. A row of the log has the convolution's row, keys, d
+ * of the value heads, and their decays.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MODEL_STATE_HEADS_H
@@ -26,7 +26,7 @@ typedef struct qsf_head_sizes {
     size_t keys; /* floats of all heads; likewise the next */
     size_t values;
     size_t channels;
-    size_t q_off; /* of a row: where its parts begin */
+    size_t q_off; /* offsets of the parts of a row */
     size_t k_off;
     size_t v_off;
     size_t n_blocks; /* of a value head */
@@ -43,14 +43,14 @@ struct qsf_heads_job {
     qsf_head_sizes z;
     const qsf_ops *ops;
     const qsf_chunk *chunk;
-    qsf_convolution conv;    /* of q, k, v in one row; its rows become o when it has run */
+    qsf_convolution conv;    /* of q, k, v in one row; the rows become o after it */
     qsf_gates_fn *gates;     /* makes the two numbers of each value head in `steps` */
     const float *decay_rate; /* [value heads] */
     const float *decay_bias; /* [value heads] */
     qsf_state_rule_fn *rule;
     const float *skip;    /* [value heads], as the rule has it; or NULL */
     bool has_normed_keys; /* q and k are normalised by head */
-    /* Called for each head of a segment when its o is complete, unless NULL */
+    /* Called for each head of a segment after its o is complete; may be NULL */
     void (*finish)(const qsf_heads_job *job, const qsf_segment *g, size_t head);
     const float *norm; /* of `finish` */
 };
@@ -61,7 +61,7 @@ qsf_heads_job qsf_heads_begin(const qsf_ops *o, const qsf_chunk *chunk, uint32_t
 /* Runs the convolution, then the rule: o of value head h is at h * value_dim of a row of q. */
 void qsf_heads_run(qsf_heads_job *job);
 
-/* Of the table in mixers.h */
+/* an entry of the table in mixers.h */
 void qsf_heads_describe(const qsf_config *c, uint32_t layer, qsf_state_layer *out);
 
 #endif

@@ -7,7 +7,7 @@ import re
 
 _TEXT = r'"(?:[^"\\]|\\.)*'
 _VALUE = rf'{_TEXT}["\\]?|[-+.\w]*'
-# What may follow the last whole value.
+# Texts that may follow the last complete value.
 _REST = re.compile(rf'\s*,?\s*(?:{_TEXT}"\s*(?::\s*(?:{_VALUE}))?|{_VALUE})\s*', re.DOTALL)
 _SIGNS = re.compile(rf'{_TEXT}"|[{{}}\[\],]', re.DOTALL)
 

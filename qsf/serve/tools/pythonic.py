@@ -1,4 +1,4 @@
-"""Calls as Python has them, ``f(city="Ulm", days=3)``: to JSON and back."""
+"""Calls in Python's syntax, ``f(city="Ulm", days=3)``: to JSON and back."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LETTER = re.compile(r'\\(?:x([0-9a-fA-F]{2})|(.))|(["\x00-\x1f])', re.DOTALL)
 
 
 def read_head(text: str) -> str | None:
-    """Return the name of the function whose call begins a text; "": one may; None: none does."""
+    """Return the name of the function whose call begins a text; "": undecided; None: no call."""
     match = _HEAD.match(text)
     if match is not None:
         return match["name"]
@@ -57,7 +57,7 @@ def read_call(text: str) -> tuple[str, str, int] | None:
 
 
 def _as_json(literal: str) -> str:
-    """Return a text of Python as JSON has it."""
+    """Return a Python string literal as JSON."""
 
     def letter(match: re.Match[str]) -> str:
         code, escaped, plain = match.groups()
@@ -71,7 +71,7 @@ def _as_json(literal: str) -> str:
 
 
 def write_arguments(values: Mapping[str, Any]) -> str:
-    """Return arguments as a call has them between its brackets."""
+    """Return arguments as they are written between the brackets of a call."""
     return ", ".join(
         f"{name}={json.dumps(value) if isinstance(value, str) else repr(value)}"
         for name, value in values.items()

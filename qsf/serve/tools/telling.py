@@ -17,11 +17,13 @@ from qsf.text.chat import Trusted, protected
 if TYPE_CHECKING:
     from qsf.text.chat import ChatTemplate
 
-# A template that joins arguments to texts, as DeepSeek's: they must be one.
+# A template that concatenates arguments with texts, as DeepSeek's does: they must be a text.
 _JOINS_ARGUMENTS = re.compile(r"\+\s*[\w.'\"\[\]]*arguments['\"\]]*\s*\+")
 _NO_SYSTEM = re.compile(r"system role not supported", re.IGNORECASE)
 _TOOL_ROLE = re.compile(r"['\"]tool['\"]")
-_OWN_TOOLS = "message['tools']"  # Phi-4-mini's: of the system's message, as a text
+_OWN_TOOLS = (
+    "message['tools']"  # Phi-4-mini's template reads tools from the system message, as a text
+)
 
 
 def told(
@@ -86,7 +88,7 @@ def _description(
 
 
 def _written(form: Format, calls: Sequence[tuple[str, Mapping[str, Any], int]]) -> str:
-    """Return calls (name, arguments, number) as the model writes them."""
+    """Return calls (name, arguments, number) in the model's format."""
     return (
         form.first
         + form.between.join(
@@ -162,7 +164,7 @@ def _without_calls(
             turn = {"role": turn["role"], "content": text}
         elif turn["role"] == "tool" and role == "user":
             result = f"<tool_response>\n{turn['content']}\n</tool_response>"
-            if found and found[-1]["role"] == "user":  # templates want turns to alternate
+            if found and found[-1]["role"] == "user":  # templates require alternating turns
                 found[-1]["content"] = f"{found[-1]['content']}\n{result}"
                 continue
             turn = {"role": "user", "content": result}

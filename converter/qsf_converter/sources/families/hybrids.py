@@ -1,4 +1,4 @@
-"""Bamba, Falcon-H1 and Nemotron-H: layers of Mamba-2 between, beside and without attention."""
+"""Bamba, Falcon-H1 and Nemotron-H: Mamba-2 alternating with attention, beside it, or alone."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _multipliers(config: Config, name: str, n: int) -> list[float]:
 
 
 def _falcon(draft: Draft) -> None:
-    """Attention and Mamba-2 in every layer; factors go into the matrices behind them."""
+    """Attention and Mamba-2 in every layer; factors are merged into the next matrices."""
     config = draft.config
     ssd_layers(draft, range(draft.header.n_layers), Mixer.ATTENTION_AND_SSD)
     if "mamba_rms_norm" in draft.flags and config.boolean("mamba_norm_before_gate"):
@@ -142,7 +142,7 @@ def _block_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
 def _nemotron(draft: Draft) -> None:
     config, blocks = draft.config, draft.layer_types
     for name in (*_OF_TRAINING, *(() if _MOE in blocks else _OF_EXPERTS)):
-        config.get(name)  # read, because it says nothing here
+        config.get(name)  # has no meaning here
     if config.get("attention_head_dim", draft.header.head_dim) != draft.header.head_dim:
         raise config.error("attention_head_dim", f"is not head_dim, {draft.header.head_dim}")
     draft.set_all(**mamba.NO_ATTENTION)
@@ -217,7 +217,9 @@ FAMILIES = (
             **mamba.NEUTRAL,
             "attention_bias": (False,),
             "mlp_bias": (False,),
-            "attn_rotary_emb": tuple(range(1 << 12)),  # half of a head, as the share of it says
+            "attn_rotary_emb": tuple(
+                range(1 << 12)
+            ),  # half of a head, from the share of rotated dimensions
             "z_loss_coefficient": (0.0,),
         },
         adjust=_bamba,

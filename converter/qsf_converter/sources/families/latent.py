@@ -1,7 +1,8 @@
 """Families with latent attention (MLA): DeepSeek V2, V3, R1, Kimi K2, GLM-4.7-Flash, MiniCPM3.
 
-Checkpoints have one matrix that makes keys and values of the latent; here its part for keys is
-turned to the queries (docs/format.md, section 7). Newer GGUF files have the two apart.
+Checkpoints have one matrix that makes keys and values from the latent; its part for keys is
+applied to queries instead (docs/format.md, section 7). Newer GGUF files store the two parts
+separately.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -122,7 +123,7 @@ def _latent(draft: Draft) -> None:
 
 
 def _size(scaling: Config) -> float:
-    """The factor of queries and keys that YaRN's ``mscale_all_dim`` asks for."""
+    """The factor of queries and keys required by YaRN's ``mscale_all_dim``."""
     of_all = scaling.get("mscale_all_dim")
     factor = scaling.positive("factor", 1.0)
     if not of_all or factor <= 1:
@@ -150,7 +151,7 @@ def _v3(draft: Draft) -> None:
 
 
 def _glm_lite(draft: Draft) -> None:
-    """The layers without experts are the first ones, by either key."""
+    """The first layers have no experts; either key states their number."""
     config, n_layers = draft.config, draft.header.n_layers
     types = config.of_layers("mlp_layer_types", n_layers, ("dense", "sparse"))
     if types is not None:
@@ -195,7 +196,7 @@ _COMMON: Final[dict[str, Any]] = {
     "rope_parameters": _rope,
 }
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
-    # transformers writes sizes that follow from others.
+    # sizes that transformers derives from others
     "head_dim": tuple(range(MAX_HEAD_DIM + 1)),
     "qk_head_dim": tuple(range(2 * MAX_HEAD_DIM + 1)),
     "rope_interleave": (True,),

@@ -1,4 +1,4 @@
-"""The layers of Mamba-2 (SSD), as families have them."""
+"""The layers of Mamba-2 (SSD) in families that have them."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PARTS: Final = {T.SSD_GATE: "values", T.SSD_IN: "channels", T.SSD_STEP: "value 
 NO_ATTENTION: Final[dict[str, Any]] = {
     "rope_set": ROPE_NONE, "qk_norm": QkNorm.NONE, "score_scale": 0.0,
 }  # fmt: skip
-# What says how large the layers are, and what says nothing.
+# Keys with the sizes of layers, and keys without effect.
 DEFAULTS: Final[dict[str, Any]] = {
     "mamba_n_heads": 128,
     "mamba_d_head": "auto",
@@ -60,7 +60,7 @@ def ssd_rules(at: str, *, conv_bias: str = "mamba_conv_bias", is_scaled: bool = 
 
 
 def ssd_layouts(at: str, norm_flag: str | None = None) -> tuple[Rules, Rules]:
-    """The tensors that GGUF files, the second, store otherwise: -e^A_log, and as matrices."""
+    """The tensors that the second layout, GGUF's, stores differently: -e^A_log, and matrices."""
     flat: dict[str, Any] = {"is_flat": True, **_SSD}
     return (
         (
@@ -77,7 +77,7 @@ def ssd_layouts(at: str, norm_flag: str | None = None) -> tuple[Rules, Rules]:
 
 
 def with_layouts(of_ssd: tuple[Rules, Rules], others: tuple[Rules, ...]) -> tuple[Rules, ...]:
-    """Both kinds of layouts together; the last of each is GGUF's."""
+    """All combinations of both layouts; the last is GGUF's."""
     return (*((*rules, *of_ssd[0]) for rules in others[:-1]), (*others[-1], *of_ssd[1]))
 
 
@@ -86,7 +86,7 @@ def ssd_layers(
 ) -> None:
     """Give ``layers`` states of Mamba-2, beside attention or instead of it.
 
-    ``has_width``: the configuration states the width of all heads, which must be theirs.
+    ``has_width``: the configuration states the width of all heads together, which must match.
     """
     config, dim = draft.config, draft.header.dim
     _check(config)
@@ -130,7 +130,7 @@ def ssd_layers(
         draft.layers[i] = replace(draft.layers[i], **ssd)
 
 
-# As checkpoints say it, and as transformers writes it.
+# The spellings of checkpoints, and of transformers.
 _NO_LIMITS: Final = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
 
 
