@@ -72,6 +72,9 @@ _GEMMA4: Final = functools.partial(
     Shape, n_vocab=262144, max_tokens=262144, family="gemma4_text", head_dim=256, is_tied=True,
     window_tokens=1024,
 )  # fmt: skip
+_GRANITE4: Final = functools.partial(
+    Shape, n_vocab=100352, max_tokens=131072, family="granitemoehybrid", is_tied=True
+)
 _LATENT: Final = functools.partial(Shape, head_dim=64)
 SHAPES: Final[Mapping[str, Shape]] = {
     "tiny": Shape(4, 256, 768, 4, 2, n_vocab=2048),
@@ -124,6 +127,17 @@ SHAPES: Final[Mapping[str, Shape]] = {
     "deepseek-v3": _LATENT(
         61, 7168, 2048, 128, 128, 129280, 163840, "deepseek_v3", n_experts=256, n_chosen=8
     ),
+    "granite4-h-micro": _GRANITE4(40, 2048, 8192, 32, 8, n_value_heads=64),
+    "granite4-h-tiny": _GRANITE4(
+        40, 1536, 512, 12, 4, n_value_heads=48, n_experts=64, n_chosen=6
+    ),
+    "falcon-h1-1.5b": Shape(
+        24, 2048, 4096, 8, 2, 65537, 131072, family="falcon_h1", head_dim=128, n_value_heads=48
+    ),
+    "nemotron3-nano-30b-a3b": Shape(
+        52, 2688, 1856, 32, 2, 131072, 262144, family="nemotron_h", head_dim=128,
+        n_value_heads=64, n_experts=128, n_chosen=6,
+    ),
     "gpt-oss-20b": Shape(
         24, 2880, 2880, 64, 8, 201088, 131072, family="gpt_oss", head_dim=64, window_tokens=128,
         n_experts=32, n_chosen=4,
@@ -170,6 +184,16 @@ _MORE: Final[Mapping[str, Mapping[str, Any]]] = {
     "deepseek_v2": {"intermediate_size": 10944, "q_lora_rank": None, "first_k_dense_replace": 1},
     "glm4_moe_lite": {"intermediate_size": 10240},
     "deepseek_v3": {"intermediate_size": 18432},
+    # Four layers of forty have attention.
+    "granitemoehybrid": {
+        "layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4,
+        "mamba_d_state": 128,
+    },
+    "falcon_h1": {"mamba_d_state": 256},
+    "nemotron_h": {
+        "hybrid_override_pattern": "MEMEM*E" * 5 + "MEMEMEM*EMEMEMEME",
+        "routed_scaling_factor": 2.5,
+    },
     "gemma4_text": {"final_logit_softcapping": 30.0},
 }
 
@@ -213,9 +237,30 @@ def config_of(shape: Shape) -> dict[str, Any]:
             "enable_moe_block": shape.n_experts > 0,
             "moe_intermediate_size": shape.ffn_dim // 3,
         }
-    if shape.n_value_heads:
+    if shape.family in _OF_MAMBA:
+        config |= _mamba_sizes(shape)
+    elif shape.n_value_heads:
         config["linear_num_value_heads"] = shape.n_value_heads
     return {family.renames.get(name, name): value for name, value in config.items()}
+
+
+_OF_MAMBA: Final = ("granitemoehybrid", "falcon_h1", "nemotron_h")
+
+
+def _mamba_sizes(shape: Shape) -> dict[str, Any]:
+    """The heads of Mamba-2 have 64 values; a shared expert is twice as wide as the others."""
+    sizes: dict[str, Any] = {
+        "mamba_n_heads": shape.n_value_heads,
+        "mamba_d_head": 64,
+        "num_experts": shape.n_experts,
+    }
+    if shape.family == "nemotron_h":
+        return {**sizes, "moe_shared_expert_intermediate_size": 2 * shape.ffn_dim}
+    if shape.family == "falcon_h1":
+        del sizes["num_experts"]
+        return {**sizes, "mamba_d_ssm": 64 * shape.n_value_heads}
+    shared = 2 * shape.ffn_dim if shape.n_experts else shape.ffn_dim
+    return {**sizes, "shared_intermediate_size": shared}
 
 
 @functools.cache
@@ -286,7 +331,8 @@ def shape_of_file(path: Path) -> Shape:
             shape = Shape(
                 header.n_layers, header.dim, header.ffn_dim, header.n_heads, header.n_kv_heads,
                 header.n_vocab, header.max_tokens, family, header.head_dim, reader.arch.tied_head,
-                window_tokens, kinds[0].n_experts, kinds[0].n_chosen,
+                window_tokens, max(kind.n_experts for kind in kinds),
+                max(kind.n_chosen for kind in kinds),
                 max(kind.n_value_heads for kind in kinds),
             )  # fmt: skip
             if _does_the_work_of(reader, shape):

@@ -103,7 +103,7 @@ class RoutedPart:
                 stored[kind] = rounded[kind].stored
 
         z, y = self._z[tokens], self._y[tokens]
-        round_group((T.FFN_GATE, T.FFN_UP), z, y)
+        round_group(tuple(kind for kind in (T.FFN_GATE, T.FFN_UP) if kind in exact), z, y)
         hidden = (self._original.ffn_hidden(w, x) for w, x in ((exact, z), (stored, y)))
         round_group((T.FFN_DOWN,), *hidden)
         for choice, w, inputs, stream in (

@@ -58,7 +58,7 @@ def choose(
             continue
         action = ""
         best_error = _error(chosen, group, dtypes, np.diag(inputs))
-        if group == (T.SSD_OUT,) or (group == (T.ATTN_OUT,) and not weights.kind.has_attention):
+        if group == (T.ATTN_OUT,) and not weights.kind.has_attention:
             continue  # another mixer's rows are no heads
         turned = rotate_heads(chosen) if group == (T.ATTN_OUT,) else None
         if turned is not None:
@@ -117,6 +117,8 @@ def _norm_in_front(weights: Weights, group: tuple[TensorType, ...]) -> TensorTyp
     """The norm that only this group reads, whose weights can absorb a factor of each input."""
     if group == (T.ATTN_OUT,):
         kind = T.ATTN_SUB_NORM
+    elif group == (T.SSD_OUT,):
+        kind = T.SSD_NORM
     elif group == (T.FFN_DOWN,):
         kind = T.FFN_SUB_NORM
     elif weights.is_shared_norm or (not _is_of_mixer(group) and weights.kind.n_experts):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,7 +158,7 @@ def test_the_least_budget_has_the_same_bits_and_states_in_its_plan(path: Path) -
     assert 0 < plan.state_bytes < plan.kv_pool_bytes
     with pytest.raises(errors.QsfMemoryError) as caught:
         opened(path, sessions=1, ram_budget=1, draft="off")
-    least_mb = int(str(caught.value).split("ram_budget=")[1])
+    least_mb = int(re.findall(r"ram_budget=(\d+)", str(caught.value))[0])
     with opened(path, sessions=1, ram_budget=least_mb, draft="off") as model:
         assert model.info.plan.chunk_tokens < plan.chunk_tokens
         assert np.array_equal(model.logits(tokens_of(100)), want)

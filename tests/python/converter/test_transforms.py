@@ -80,6 +80,7 @@ UNSCALED = {
     ("gpt_neox", OF_DOWN),
     ("olmo2", OF_QKV),
     ("olmo2", OF_GATE),
+    ("falcon_h1", (T.SSD_OUT,)),  # no norm takes it
 }
 
 

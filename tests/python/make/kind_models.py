@@ -186,7 +186,7 @@ RECURRENT: Final = (
     Layer(replace(SSD, n_taps=2, n_key_heads=3, n_value_heads=3, key_dim=17, value_dim=33,
                   ffn=Ffn.NONE, residual_factor=0.5)),
     Layer(kind(mixer=Mixer.NONE, ffn=Ffn.PLAIN, activation=Activation.RELU_SQUARED, n_experts=6,
-               n_chosen=2, expert_dim=40, expert_ffn=Ffn.PLAIN, rope_set=ROPE_NONE)),
+               n_chosen=2, expert_dim=40, expert_ffn=Ffn.PLAIN, rope_set=ROPE_NONE, n_kv_heads=4)),
     Layer(kind(mixer=Mixer.ATTENTION_AND_SSD, n_heads=3, n_kv_heads=1, n_taps=3, n_key_heads=2,
                n_value_heads=4, key_dim=20, value_dim=32, output_gate=1, is_parallel=True),
           (T.SSD_NORM, T.SINKS, *BIASES), (T.FFN_NORM,)),
@@ -273,7 +273,8 @@ def _write_experts(
         shapes = expert_shapes(w.header, layer.kind)
         w.begin_unit(unit.of_expert(i), dtype=of_expert, importance=i / 10)
         for type in unit_order(Role.EXPERT, is_tied=False):
-            if type not in EXPERT_BIASES or type in layer.of_experts:
+            is_gate = type is T.FFN_GATE and layer.kind.expert_ffn == Ffn.PLAIN
+            if not is_gate and (type not in EXPERT_BIASES or type in layer.of_experts):
                 _write_tensor(w, rng, type, shapes[type], of_expert)
         w.end_unit()
 
