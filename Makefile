@@ -113,7 +113,7 @@ test: test-c test-py ## the C tests and the quick Python tests
 
 test-c: build/install.stamp ## the C tests
 	@$(call c_tests,c,-DQSF_BUILD_LIBRARY=ON -DQSF_BUILD_PROGRAM=ON)
-	@tests/install/check_program.sh $(CURDIR)/$(VENV)/bin build/c/qsf
+	@tests/install/check_program.sh $(CURDIR)/$(VENV)/bin build/c/program/qsf
 	@$(PY) tools/check_isa_leaks.py build/c/CMakeFiles/qsf_objects.dir
 	@$(PY) tools/check_exports.py build/c/libqsf.a --module \
 		"$$($(PY) -c 'import qsf.native._qsf as m; print(m.__file__)')"
@@ -201,7 +201,7 @@ check-targets: build/install.stamp ## the C library for musl, 32 bits, RISC-V, W
 	@$(MAKE) --no-print-directory program amalgamation build/tiny-llama.qsf
 	@for target in $(PROGRAM_TARGETS); do \
 		emulator=qemu-$${target%%-*}; [ $$emulator != qemu-x86_64 ] || emulator=; \
-		tests/install/check_program.sh $(CURDIR)/$(VENV)/bin $$emulator build/$$target/qsf; \
+		tests/install/check_program.sh $(CURDIR)/$(VENV)/bin $$emulator build/$$target/program/qsf; \
 	done
 	@$(PY) tools/check_isa_leaks.py build/x86_64-linux-musl/CMakeFiles/qsf_objects.dir
 	@$(call c_build,c,-DQSF_BUILD_LIBRARY=ON,example_generate); $(zig); \
@@ -209,12 +209,12 @@ check-targets: build/install.stamp ## the C library for musl, 32 bits, RISC-V, W
 		build/amalgamation $(TARGETS_TESTED) $(TARGETS_EMULATED) $(TARGETS_BUILT)
 
 PROGRAM_TARGETS := x86_64-linux-musl aarch64-linux-musl arm-linux-musleabihf riscv64-linux-musl
-program: build/install.stamp ## qsf without Python, one static file each for Linux: build/PROCESSOR-linux-.../qsf
+program: build/install.stamp ## qsf without Python, one static file each for Linux: build/PROCESSOR-linux-.../program/qsf
 	@$(PY) -m pip install -q ziglang==0.17.1
 	@PYTHON=$(PY) tools/fetch_codecs.sh build/codecs
 	@$(zig); for target in $(PROGRAM_TARGETS); do \
 		$(call c_build,$$target,$(zig_flags) -DQSF_BUILD_PROGRAM=ON,qsf_program); \
-		ls -l build/$$target/qsf | awk '{ print $$9, $$5, "bytes" }'; \
+		ls -l build/$$target/program/qsf | awk '{ print $$9, $$5, "bytes" }'; \
 	done
 
 amalgamation: build/install.stamp ## the C library as one file: build/amalgamation/qsf.c and qsf.h
