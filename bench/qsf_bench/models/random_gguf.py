@@ -21,7 +21,7 @@ import numpy.typing as npt
 from qsf.errors import QsfArgumentError, QsfIOError, QsfUnsupportedError
 from qsf.file.partial import create_partial
 from qsf_bench.models.shapes import Shape, config_of, facts_of, family_of
-from qsf_converter.sources.families.rules import Place, Where
+from qsf_converter.sources.families.rules import Place
 from qsf_converter.sources.gguf_config import ALL_DIALECTS
 from qsf_converter.sources.gguf_dialects import Dialect
 from qsf_converter.sources.gguf_file import TYPES
@@ -135,6 +135,9 @@ def tensors(shape: Shape, mixture: str) -> Iterator[Tensor]:
         yield Tensor("position_embd.weight", (shape.max_tokens, shape.dim), "F32")
     if not shape.is_tied:
         yield _matrix("output.weight", table, head)
+    if shape.own_width:
+        own = (shape.n_vocab, shape.n_layers * shape.own_width)
+        yield _matrix("per_layer_token_embd.weight", own, head)
     yield from _tensors_of_layers(shape, mixture)
 
 
@@ -152,11 +155,14 @@ def _tensors_of_layers(shape: Shape, mixture: str) -> Iterator[Tensor]:
     facts = facts_of(shape)
     here = {there: name for name, there in dialect.tensors.items()}
     vectors: dict[str, int] = {}
-    others = Where.DENSE if shape.n_experts else Where.ROUTED
     for layer in range(shape.n_layers):
+        layer_kind = facts.layer_kinds[layer] if facts.layer_kinds else None
+        n_experts = 0 if layer_kind is None else layer_kind.n_experts
         done = set()
         for rule in (*family.rules, *(family.layouts or ((),))[-1]):
-            if rule.place not in (Place.LAYER, Place.EXPERT) or rule.where is others:
+            if rule.place is not Place.LAYER and (rule.place is not Place.EXPERT or not n_experts):
+                continue
+            if not rule.where.holds(layer_kind) or (rule.of_all and layer):
                 continue
             if rule.flag not in (None, *facts.flags):
                 continue
@@ -171,7 +177,7 @@ def _tensors_of_layers(shape: Shape, mixture: str) -> Iterator[Tensor]:
                 continue
             if shape.family == "gpt2":  # only its checkpoints have [inputs, outputs]
                 dims = dims[::-1]
-            kind = name.split(".")[2].removesuffix("_exps")
+            kind = name.rsplit(".", 2)[-2].removesuffix("_exps")
             is_router = kind == "ffn_gate_inp"  # llama-quantize does not quantise it
             wanted = "F32" if is_router else _layer_type(mixture, kind, layer, shape)
             yield _matrix(name, dims, wanted)

@@ -272,6 +272,17 @@ def test_other_work_is_refused(tmp_path: Path, changed: dict[str, Any], text: st
 
 
 # Of the others the head is so much that its type decides how many bits a weight takes.
+def test_layers_that_read_the_keys_of_others_have_none() -> None:
+    """As llama.cpp has Gemma 4 E2B: what makes own embeddings is one matrix of all layers."""
+    shape = SHAPES["gemma4-e2b"]
+    found = {t.name: t.dims for t in random_gguf.tensors(shape, "Q4_K_M")}
+    assert found["per_layer_token_embd.weight"] == (262144, 35 * 256)
+    assert found["per_layer_model_proj.weight"] == (35 * 256, 1536)
+    assert [f"blk.{i}.attn_k.weight" in found for i in (14, 15)] == [True, False]
+    assert [found[f"blk.{i}.ffn_up.weight"] for i in (14, 15)] == [(6144, 1536), (12288, 1536)]
+    assert [found[f"blk.{i}.attn_q.weight"] for i in (3, 4)] == [(2048, 1536), (4096, 1536)]
+
+
 MOSTLY_LAYERS = [name for name, shape in SHAPES.items() if shape.n_vocab < 60000]
 
 
