@@ -1,4 +1,4 @@
-"""Write the seeds of the fuzz targets that have experts: whole files and hostile ones.
+"""Write the seeds of the fuzz targets that have experts or own embeddings, whole and hostile ones.
 
 Usage: python tests/fuzz/make_expert_seeds.py tests/fuzz/corpus
 """
@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 
 from make.expert_attacks import EXPERT_ATTACKS, EXPERTS  # noqa: E402
-from make.kind_models import Layer, T, kind, write_model  # noqa: E402
+from make.kind_models import SHARED, Layer, T, kind, write_model  # noqa: E402
 from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn, GroupScore  # noqa: E402
-from qsf.file.layout import Dtype, TensorType  # noqa: E402
+from qsf.file.layout import Arch, Dtype, TensorType  # noqa: E402
 from qsf.file.reader import Reader  # noqa: E402
 
 # One of each rule of the readers; tests/python/file/test_readers_agree.py has them all.
@@ -71,6 +71,9 @@ def write_model_seeds(folder: Path) -> None:
             tensors = {T(tensor.type): tensor for tensor in reader.units[1].tensors}
             unit_off = reader.units[1].off
         whole = path.read_bytes()
+        arch = Arch(own_width=20, tied_head=True)
+        own = write_model(path, SHARED[:2], dtype=Dtype.Q4, arch=arch).read_bytes()
+    (folder / "own").write_bytes(b"\x02\x0a\x02\xff" + own)
     for name, (options, changed, value) in MODEL_SEEDS.items():
         data = bytearray(whole)
         if changed is not None:
