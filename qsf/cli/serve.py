@@ -191,7 +191,8 @@ def _find(request: Request) -> dict[str, Path] | int:
     paths: dict[str, Path] = {}
     is_alone = len(request.models) == 1
     for word in request.models:
-        files = sorted(Path(word).glob("*.qsf")) if Path(word).is_dir() else []
+        is_source = (Path(word) / "config.json").exists()  # a model that is to be converted
+        files = [] if is_source else sorted(Path(word).glob("*.qsf"))
         if is_qsf_file(word):
             files = [Path(word)]
         try:
