@@ -19,6 +19,7 @@ from qsf.evaluate.evaluation import evaluate, perplexity_change
 
 pytestmark = pytest.mark.real
 
+N_MEASURED = 8192  # tokens of perplexity
 MOST_CHANGE = 0.5  # % of perplexity that the KV cache may cost, two standard errors counted in
 SHORT = QUESTIONS[:4]
 CITY: Any = {
@@ -56,8 +57,8 @@ def test_answers_are_those_of_llama_cpp(real: RealModel) -> None:
 
 
 def test_perplexity_with_all_defaults(real: RealModel) -> None:
-    words = ("--text", str(measured_text()), "--max-tokens", "8192", "--ctx", "512", "--json", "-")
-    figures = json.loads(real.run(*words, "-q", command="eval"))
+    words = ("--text", str(measured_text()), "--max-tokens", str(N_MEASURED), "--ctx", "512")
+    figures = json.loads(real.run(*words, "--json", "-", "-q", command="eval"))
     cache = figures["run_cache"]
     change, error = cache["change_percent"], cache["change_error"]
     real.figures["perplexity, f16 KV"] = f"{figures['perplexity']:.3f}"
@@ -76,7 +77,7 @@ def test_types_of_the_kv_cache(real: RealModel) -> None:
     for kv_type in ("f16", "8bit", "k8v4", "4bit"):
         options: Any = {"ram_budget": "auto", "kv_type": kv_type, "draft": "off"}
         with Model(real.path, max_seq_len=2048, **options) as model:
-            found[kv_type] = evaluate(model, text, ctx_tokens=512, max_tokens=4096)
+            found[kv_type] = evaluate(model, text, ctx_tokens=512, max_tokens=N_MEASURED)
             sizes.append(model.info.plan.kv_bytes // 2048)
             prompt = model.tokenizer.encode(text[:20000])[:1536]
             list(model.session.generate(prompt, max_tokens=48, temperature=0))
