@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf.file.layout import EXACT, FINE, Dtype, Role, TensorType
+from qsf.file.layout import EXACT, FINAL_UNIT, FINE, Dtype, Role, TensorType
 from qsf_converter.calibrate import transforms
 from qsf_converter.calibrate.compensation import InputSums, Rounded, Rounding
 from qsf_converter.calibrate.experts import RoutedPart, round_plainly
@@ -52,9 +52,10 @@ from qsf_converter.sources.families.rules import INPUT_GROUPS, Place
 T = TensorType
 Group = tuple[TensorType, ...]
 
+_FINE_HEADS: Final = (Dtype.F32, Dtype.F16, Dtype.Q8)  # not worth a pass of the original
 _HEAD_ROWS: Final = 16384  # of the head at once
 _SAMPLES_AT_ONCE: Final = 8  # in sums
-_SAMPLES_TO_CHOOSE: Final = 16  # enough samples to choose transforms
+_SAMPLES_TO_CHOOSE: Final = 16  # enough samples to choose transforms, and for a tied head
 
 FEEDBACK: Final = "feedback"
 
@@ -163,10 +164,39 @@ class Calibration:
         units = [u for u in self._plan.units if u.place in (Place.POSITIONS, Place.EMBEDDING)]
         shape = (*self._tokens.shape, self._plan.facts.header.dim)
         streams = Streams(self._original.embed(self._tokens), np.zeros(shape, np.float32))
-        for unit in rounded_units(units, self._checkpoint, self._n_threads):
-            yield RoundedUnit(unit.unit, self._embedded(unit, streams))
+        for planned in units:
+            rounded: Iterable[RoundedUnit]
+            if self._has_coarse_tied_head and planned.place is Place.EMBEDDING:
+                rounded = (self._tied_head(planned, streams.exact),)
+            else:
+                rounded = rounded_units([planned], self._checkpoint, self._n_threads)
+            for unit in rounded:
+                yield RoundedUnit(planned, self._embedded(unit, streams))
         self._advance(sum(t.source_bytes for unit in units for t in unit.targets))
         return streams
+
+    @property
+    def _has_coarse_tied_head(self) -> bool:
+        dtypes = [t.dtype for t in self._plan.targets if t.rule.place is Place.EMBEDDING]
+        return self._plan.facts.arch.tied_head and not {*dtypes} & {*_FINE_HEADS}
+
+    def _tied_head(self, unit: PlannedUnit, embedded: Float32Array) -> RoundedUnit:
+        """Return the embedding, rounded as what multiplies the original's final states.
+
+        They are measured before the layers are rounded. Most of what a table of few bits costs, it
+        costs as the head.
+        """
+        (target,) = unit.targets
+        original = self._original
+        step = max(1, self._n_fitted // _SAMPLES_TO_CHOOSE)
+        x = embedded[: self._n_fitted : step]
+        for layer in self._plan.layers:
+            x = original.layer(original.weights(layer.id), x)
+        sums = InputSums(x.shape[-1])
+        for y in original.final_norm(original.vectors(FINAL_UNIT), x):
+            sums.add(y, y, None)
+        head = self._head(target, Rounding(sums, self._n_threads))
+        return RoundedUnit(unit, [RoundedTensor(target, head, _action(target, ""))])
 
     def _embedded(self, unit: RoundedUnit, streams: Streams) -> Iterator[RoundedTensor]:
         """Yield the tensors of a unit whose rows are added to the rounded stream."""
@@ -215,14 +245,14 @@ class Calibration:
         for n, group in enumerate(INPUT_GROUPS):
             if group[0] is T.FFN_GATE and exact.kind.n_experts:
                 inputs = self._expert_inputs(exact, stored, streams)
-            if not any(kind in exact for kind in group):
-                continue  # a layer of experts alone
-            rounding = Rounding(self._sums(group, exact, stored, streams, heads), self._n_threads)
-            for kind in group:
-                if kind in exact:
-                    rounded[kind] = self._round(rounding, targets[kind], exact[kind])
-                    stored[kind] = rounded[kind].stored
-            self._pass(group, exact, stored, streams, heads)
+            if any(kind in exact for kind in group):
+                sums = self._sums(group, exact, stored, streams, heads)
+                rounding = Rounding(sums, self._n_threads)
+                for kind in group:
+                    if kind in exact:
+                        rounded[kind] = self._round(rounding, targets[kind], exact[kind])
+                        stored[kind] = rounded[kind].stored
+                self._pass(group, exact, stored, streams, heads)
             self._advance(
                 layer_bytes * (n + 1) // len(INPUT_GROUPS) - layer_bytes * n // len(INPUT_GROUPS)
             )

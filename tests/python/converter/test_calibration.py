@@ -88,7 +88,8 @@ def test_all_tensors_come_in_the_order_of_the_file(name: str, made: Callable[[st
                 assert target in unit.unit.targets
                 names.append(target.name)
                 n_bytes[target.name] = 0
-                is_fitted = target.is_matrix and target.unit != EMBEDDING_UNIT
+                is_head = source.facts.arch.tied_head and target.dtype == Dtype.Q4
+                is_fitted = target.is_matrix and (target.unit != EMBEDDING_UNIT or is_head)
                 assert (tensor.action or "").endswith(FEEDBACK) == is_fitted
                 for rounded in tensor.pieces:
                     n_bytes[target.name] += len(rounded.data)
