@@ -305,7 +305,7 @@ def test_a_sample_and_a_late_decision_are_checked(tmp_path: Path) -> None:
     w.begin_tensor(T.EMBEDDING, 20, 8, Dtype.Q8, Layout.TILES)
     with pytest.raises(QsfArgumentError, match="has not ended"):
         w.sample(1)
-    with pytest.raises(QsfArgumentError, match="the embedding has no holes"):
+    with pytest.raises(QsfArgumentError, match="a table has no holes"):
         w.write_zeros(1)
     w.write(bytes(tensor_bytes(20, 8, Dtype.Q8, Layout.TILES)))
     w.end_tensor()

@@ -95,7 +95,7 @@ def test_a_calibrated_conversion_says_what_it_does(
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("measuring how much each layer matters ...\n")
     assert re.search(r"100%,.* \d+ of \d+ passes", done.stderr)
-    assert re.search(r"100%,.* 5 of 5 MB", done.stderr)
+    assert re.search(r"100%,.* 2048 of 2048 tokens", done.stderr)
     assert "warning" not in done.stderr
     assert "feedback" in done.stdout
     assert "of stories.jsonl, held out" in done.stdout
