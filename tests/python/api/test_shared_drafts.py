@@ -40,6 +40,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "streamed": ("streamed", {"ctx_tokens": 128}),
     "recurrent": ("recurrent", {"chunk_tokens": 32}),
     "delta": ("delta", {"chunk_tokens": 32}),
+    "ssd": ("ssd", {"chunk_tokens": 32}),
 }
 
 
