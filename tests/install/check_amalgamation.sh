@@ -5,7 +5,7 @@
 set -euo pipefail
 
 tree=$(cd "$(dirname "$0")/../.." && pwd)
-zig=$1 folder=$2
+zig=$1 folder=$2 cores=$(getconf _NPROCESSORS_ONLN)
 shift 2
 cd "$folder"
 fail() { echo "check_amalgamation: $*" >&2; exit 1; }
@@ -19,6 +19,16 @@ texts() { # of a program, perhaps with its emulator
 texts "$tree/build/c/example_generate" >expected
 [ "$(wc -c <expected)" -gt 150 ] || fail "the library's program says too little"
 
+build() { # FILE, then a compiler and its flags: in the background, as many at a time as there are cores
+    local out=$1
+    shift
+    while [ "$(jobs -rp | wc -l)" -ge "$cores" ]; do wait -n || fail "qsf.c does not compile"; done
+    "$@" -o "$out" "$tree/examples/generate.c" -I. -lpthread -lm &
+}
+built() { # all of them
+    while [ -n "$(jobs -p)" ]; do wait -n || fail "qsf.c does not compile"; done
+}
+
 compare() { # NAME, then a program
     local name=$1
     shift
@@ -27,23 +37,35 @@ compare() { # NAME, then a program
     echo "qsf.c: $name: $(stat -c %s "${@: -1}") bytes, the same text"
 }
 
-for flags in -O0 -O1 -O2 "-O3 -march=native -std=c11"; do
-    for cc in "${CC:-gcc}" "$zig cc -fno-sanitize=undefined"; do # its traps take 256 KB a thread
-        # shellcheck disable=SC2086
-        $cc $flags -Wall -Wextra -Werror -o app qsf.c "$tree/examples/generate.c" -I. -lpthread -lm
-        compare "${cc##*/} $flags" ./app
-    done
+levels=(-O0 -O1 -O2 "-O3 -march=native -std=c11")
+rm -rf apps
+mkdir apps
+for flags in "${levels[@]}"; do
+    # shellcheck disable=SC2086
+    build "apps/gcc $flags" "${CC:-gcc}" $flags -Wall -Wextra -Werror qsf.c
+    # Its traps take 256 KB a thread.
+    # shellcheck disable=SC2086
+    build "apps/clang $flags" "$zig" cc -fno-sanitize=undefined $flags -Wall -Wextra -Werror qsf.c
 done
-
 # Without its pragma it would fuse products with sums where the processor can: it must say so.
 sed '/^#pragma \(STDC FP_CONTRACT\|GCC optimize\)/d' qsf.c >fused.c
-"${CC:-gcc}" -O1 -std=gnu17 -ffp-contract=fast -o app fused.c "$tree/examples/generate.c" -I. -lpthread -lm
-rm fused.c
+build apps/fused "${CC:-gcc}" -O1 -std=gnu17 -ffp-contract=fast fused.c
+for target; do
+    static=""
+    case $target in *-linux-*) static=-static ;; esac
+    # shellcheck disable=SC2086
+    build "apps/$target.exe" "$zig" cc -target "$target" -mcpu=baseline -O3 -s $static qsf.c
+done
+built
+
+for flags in "${levels[@]}"; do
+    compare "gcc $flags" "apps/gcc $flags"
+    compare "clang $flags" "apps/clang $flags"
+done
 if grep -qw fma /proc/cpuinfo; then
-    ! ./app "${models[0]}" 4 x 2>said || fail "it computes with fused products"
+    ! apps/fused "${models[0]}" 4 x 2>said || fail "it computes with fused products"
     grep -q -- -ffp-contract=off said || fail "fused products: $(cat said)"
 fi
-
 for target; do
     run=()
     case $target in
@@ -51,13 +73,9 @@ for target; do
     x86_64-linux-*) ;;
     *-linux-*) run=("qemu-${target%%-*}") ;;
     esac
-    static=""
-    case $target in *-linux-*) static=-static ;; esac
-    "$zig" cc -target "$target" -mcpu=baseline -O3 -s $static -o app.exe \
-        qsf.c "$tree/examples/generate.c" -I. -lpthread -lm
     case $target in
-    *-macos* | aarch64-windows-*) echo "qsf.c: $target: $(stat -c %s app.exe) bytes, built" ;;
-    *) compare "$target" "${run[@]}" ./app.exe ;;
+    *-macos* | aarch64-windows-*) echo "qsf.c: $target: $(stat -c %s "apps/$target.exe") bytes, built" ;;
+    *) compare "$target" "${run[@]}" "apps/$target.exe" ;;
     esac
 done
-rm -f app app.exe app.pdb said
+rm -rf apps fused.c said
