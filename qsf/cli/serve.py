@@ -41,6 +41,7 @@ _FINGERPRINT_BYTES = 64 << 10
 _SWITCH_SECONDS = (
     0.0005  # longest wait of the engine's thread for Python's lock; Python's default is 5 ms
 )
+_LEAST_CONTEXT = 2048  # tokens, for which sequences are given up
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -100,7 +101,9 @@ def _run(request: Request) -> int:
     constraints, opening = _prepared(path, request)
     plans: dict[str, MemoryPlan] = {}  # of each alone
     for other in paths if request.is_plan or len(paths) > 1 else ():
-        plans[other] = call_with(Model.plan, paths[other], opening)
+        plans[other] = call_with(
+            Model.plan, paths[other], _opening(paths[other], request, constraints)
+        )
         exit_code = _check_plan(plans[other], is_shown=request.is_plan)
         if exit_code:
             return exit_code
@@ -148,7 +151,9 @@ def _load(
     constraints, opening = _prepared(paths[name], replace(request, opening=options))
     if not is_alone:
         plan = call_with(Model.plan, paths[name], opening)
-        if not plan.is_enough or plan.streamed_bytes > plans[name].streamed_bytes:
+        alone = plans[name]
+        is_same = plan.max_sessions >= alone.max_sessions
+        if not is_same or not plan.is_enough or plan.streamed_bytes > alone.streamed_bytes:
             raise QsfMemoryError(f"{name} has no room beside other models", plan)
     return Model.opened(paths[name], opening), constraints
 
@@ -157,10 +162,33 @@ def _prepared(path: Path, request: Request) -> tuple[Constraints | str, ModelOpt
     """Return the maker of constraints, and the options for opening a model."""
     from qsf.native.opening import text_budget_bytes
 
-    options = request.opening
-    constraints = read_constraints(path, request.serving, text_budget_bytes(options))
+    constraints = read_constraints(path, request.serving, text_budget_bytes(request.opening))
+    return constraints, _opening(path, request, constraints)
+
+
+def _opening(path: Path, request: Request, constraints: Constraints | str) -> ModelOptions:
+    """Return the options for opening a model.
+
+    If it has recurrent states, as many sequences are served as have room next to a context.
+    """
+    from qsf.file.reader import Reader
+    from qsf.model import Model
+
     reserved = reserve_mb(request.serving, has_grammars=not isinstance(constraints, str))
-    return constraints, replace(options, **request.serving.sessions(), reserve_mb=reserved)
+    wanted, *fewer = (
+        replace(request.opening, **sessions, reserve_mb=reserved)
+        for sessions in request.serving.sessions()
+    )
+    with Reader(path) as reader:
+        dim, most_tokens = reader.header.dim, reader.header.max_tokens
+        if not any(kind.state_bytes(dim) for kind in reader.layer_kinds):
+            return wanted
+    least_tokens = min(_LEAST_CONTEXT, most_tokens, request.opening.max_seq_len or most_tokens)
+    for opening in (wanted, *fewer):
+        plan = call_with(Model.plan, path, opening)
+        if plan.is_enough and plan.ctx_tokens >= least_tokens:
+            break
+    return opening
 
 
 def reserve_mb(options: ServeOptions, *, has_grammars: bool) -> int:
@@ -303,7 +331,8 @@ def _make_host(
     from qsf.serve.serving import Serving
 
     more = (model.create_session() for _ in range(1, model.info.plan.max_sessions))
-    engine = ModelEngine(model._opened, [model.session, *more], options.parallel)
+    n_parallel = options.parallel_of(model.info.plan.kv_contexts)
+    engine = ModelEngine(model._opened, [model.session, *more], n_parallel)
     limits = Limits(
         max_waiting=options.queue,
         max_waiting_tokens=16 * engine.ctx_tokens,
@@ -314,7 +343,7 @@ def _make_host(
         model=model,
         name=name,
         fingerprint=_fingerprint(model, paths[name]),
-        most_choices=options.parallel,
+        most_choices=n_parallel,
         constraints=constraints,
         max_seconds=options.max_seconds,
         is_strict=options.strict,

@@ -42,6 +42,7 @@ exit codes: 0 ended by a signal, 1 failed, 2 wrong options
 
 
 _MOST_SESSIONS = 256
+_PARALLEL = 4
 
 
 _NAME = Text("NAME", may_be_empty=False)
@@ -64,10 +65,11 @@ class ServeOptions(CheckedOptions):
         "--api-key-file",
     )
     port: int = _serve(8080, Whole(0, 65535), "port to listen on; 0: any that is free")
-    parallel: int = _serve(
-        4,
+    parallel: int | None = _serve(
+        None,
         Whole(1, _MOST_SESSIONS),
         "how many sequences are evaluated together; the budget holds a KV cache for each",
+        "4; 2 or 1 where recurrent states of more have no room",
         also=("-np",),
     )
     queue: int = _serve(
@@ -145,22 +147,36 @@ class ServeOptions(CheckedOptions):
                 f"{_MOST_SESSIONS - 1} beside it",
                 argument="parallel",
             )
-        if self.kv_contexts is not None and self.kv_contexts > self.parallel:
+        n_parallel = self.parallel or _PARALLEL
+        if self.kv_contexts is not None and self.kv_contexts > n_parallel:
             raise QsfArgumentError(
-                f"--kv-contexts {self.kv_contexts} is more than --parallel {self.parallel}",
+                f"--kv-contexts {self.kv_contexts} is more than --parallel {n_parallel}",
                 argument="kv_contexts",
             )
 
-    def sessions(self) -> dict[str, Any]:
-        """Return the number of sessions, and of contexts in the KV pool, to open the model with.
+    def sessions(self) -> list[dict[str, Any]]:
+        """Return numbers of sessions, and of contexts in the KV pool, to open a model with.
 
-        Half of the sessions keep finished conversations; one holds the prefix.
+        The first is what is wanted: half of the sessions keep finished conversations; one holds
+        the prefix. The others are for a model whose states leave no room for so many.
         """
         n_prefix = int(self.prefix is not None)
-        return {
-            "sessions": min(2 * self.parallel + n_prefix, _MOST_SESSIONS),
-            "kv_contexts": (self.kv_contexts or self.parallel) + n_prefix,
-        }
+        is_fixed = self.parallel is not None or self.kv_contexts is not None
+        most = self.parallel or _PARALLEL
+        return [
+            {
+                "sessions": min(n * n_each + n_prefix, _MOST_SESSIONS),
+                "kv_contexts": (self.kv_contexts or n) + n_prefix,
+            }
+            for n in ((most,) if is_fixed else (most, most // 2, 1))
+            for n_each in (2, 1)
+        ]
+
+    def parallel_of(self, kv_contexts: int) -> int:
+        """Return how many sequences are evaluated together with so many contexts."""
+        if self.parallel is None and self.kv_contexts is None:
+            return kv_contexts - (self.prefix is not None)
+        return self.parallel or _PARALLEL
 
 
 @dataclass(frozen=True, slots=True)

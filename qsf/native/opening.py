@@ -178,8 +178,13 @@ def does_not_fit(plan: binding.MemoryPlan, *, is_command: bool = False) -> str:
         )
         ways.append("memory must be freed, or the group's limit raised")
     # The plan is the smallest possible: if a part is large, an option requested it.
-    if plan.kv_bytes >= _WORTH_BYTES:
-        ways.append(f"{name('max_seq_len')} with a shorter context (it takes {_mb(plan.kv_bytes)})")
+    if plan.state_bytes >= _WORTH_BYTES and plan.max_sessions > 1:
+        count = "--parallel" if is_command else "sessions"
+        ways.append(f"{count} with fewer than now (their states take {_mb(plan.state_bytes)})")
+    context_bytes = plan.kv_bytes - plan.state_bytes
+    if context_bytes >= _WORTH_BYTES:
+        taken = _mb(context_bytes)
+        ways.append(f"{name('max_seq_len')} with a shorter context (it takes {taken})")
         if plan.max_sessions > 1 and not is_command:
             ways.append("sessions with fewer than the present " + str(plan.max_sessions))
         if max(plan.kv_k_bits, plan.kv_v_bits) > 2:

@@ -152,7 +152,7 @@ def serving(
 ) -> Iterator[Client]:
     """Serve a model; the options are those of ServeOptions, ``paths`` and ``load`` of others."""
     asked = ServeOptions(**{"port": 0, "grace": 5.0, **options})
-    opened = model or Model(path, ram_budget=None, threads=1, **asked.sessions())
+    opened = model or Model(path, ram_budget=None, threads=1, **asked.sessions()[0])
     constraints = read_constraints(path, asked)
     server = make_server(opened, path, asked, constraints, is_quiet=True, paths=paths, load=load)
     ready = threading.Event()

@@ -34,7 +34,7 @@ def client(paths: dict[str, Path]) -> Iterator[Client]:
     def load(name: str, _budget_mb: int | None, _is_alone: bool) -> tuple[Model, str]:
         if len(found.server.hosts.loaded) == 2:
             raise QsfMemoryError("no room")
-        sessions = ServeOptions(parallel=1).sessions()
+        sessions = ServeOptions(parallel=1).sessions()[0]
         return Model(paths[name], ram_budget=None, threads=1, **sessions), ""
 
     with serving(paths["chat"], paths=paths, load=load, parallel=1, queue_seconds=1.0) as found:
