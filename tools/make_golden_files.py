@@ -36,8 +36,8 @@ def main() -> None:
             rope_scaling=LLAMA3_SCALING,
         )
         gpt2 = make_gpt2(folder / "gpt2", seed=2, n_layers=3, max_tokens=128)
-        convert(llama, golden / "tiny-llama-4bit.qsf", quant_type="4bit", overwrite=True)
-        convert(gpt2, golden / "tiny-gpt2-8bit.qsf", quant_type="8bit", overwrite=True)
+        convert(llama, golden / "tiny-llama-4bit.qsf", quant_type="4bit", force=True)
+        convert(gpt2, golden / "tiny-gpt2-8bit.qsf", quant_type="8bit", force=True)
     write_model(golden / "tiny-experts-4bit.qsf", ROUTED[:3], dtype=Dtype.Q4, seed=6)
     (golden / "expert-trace.txt").write_text(replay(), encoding="ascii")
 

@@ -76,7 +76,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         llama = make_llama(Path(name) / "llama", seed=3, n_layers=1, n_vocab=512, max_tokens=128)
         (llama / "tokenizer.json").write_bytes(made["llama2"])
-        convert(llama, ROOT / "qsf" / "selftest.qsf", quant_type="4bit", overwrite=True)
+        convert(llama, ROOT / "qsf" / "selftest.qsf", quant_type="4bit", force=True)
 
 
 if __name__ == "__main__":

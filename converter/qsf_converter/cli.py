@@ -7,7 +7,6 @@ Exit codes: 0 done, 1 the model cannot be converted or the system refused, 2 wro
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 import textwrap
@@ -33,6 +32,7 @@ from qsf_converter.request import (
     LEAST_CALIBRATION_TOKENS,
     MIXED,
     Request,
+    bytes_of,
 )
 from qsf_converter.rounding.compression import AUTO, COMPRESSIONS, DEFAULT_COMPRESSION
 from qsf_converter.rounding.plan import DEFAULT_QUANT_TYPE, KEEP, QUANT_TYPES
@@ -225,8 +225,6 @@ def convert_command(
         raise QsfArgumentError("--disk-speed is only for --compress auto")
     if calibration is None and calibration_tokens is not None:
         raise QsfArgumentError("--calibration-tokens is only for --calibration")
-    if target_size is not None and not math.isfinite(target_size):
-        raise QsfArgumentError(f"--target-size is {target_size}, not a number of MB")
     if not model_dir.exists():
         model_dir = _locate(str(model_dir), is_quiet=quiet, is_yes=yes)
     if report_out is not None:
@@ -236,7 +234,7 @@ def convert_command(
         embed_type=embed_type,
         calibration=calibration,
         calibration_tokens=calibration_tokens or DEFAULT_CALIBRATION_TOKENS,
-        target_bytes=None if target_size is None else int(target_size * _MB),
+        target_bytes=bytes_of(target_size),
         target_bpw=target_bpw,
         ternary_rule=ternary_rule,
         compress=compress,

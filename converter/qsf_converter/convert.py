@@ -37,6 +37,7 @@ from qsf_converter.request import (
     DEFAULT_CALIBRATION_TOKENS,
     DEFAULT_TERNARY_RULE,
     Request,
+    bytes_of,
 )
 from qsf_converter.rounding.compression import AUTO, DEFAULT_COMPRESSION, Chooser
 from qsf_converter.rounding.disk import read_bytes_per_s
@@ -61,34 +62,36 @@ def convert(
     embed_type: str | None = None,
     calibration: str | os.PathLike[str] | None = None,
     calibration_tokens: int = DEFAULT_CALIBRATION_TOKENS,
-    target_bytes: int | None = None,
+    target_size: float | None = None,
     target_bpw: float | None = None,
     ternary_rule: str = DEFAULT_TERNARY_RULE,
     compress: str = DEFAULT_COMPRESSION,
-    disk_bytes_per_s: float | None = None,
-    needs_tokenizer: bool = False,
-    overwrite: bool = False,
-    n_threads: int | None = None,
+    disk_speed: float | None = None,
+    allow_no_tokenizer: bool = True,
+    force: bool = False,
+    threads: int | None = None,
     progress: Progress | None = None,
     phase: Phase | None = None,
 ) -> Report:
-    """Convert a model with the options of a `Request`, which explains them.
+    """Convert a model with the options of ``qsf convert``, under their names.
 
-    See `convert_as` for the other arguments, the result and the errors.
+    ``target_size`` is in MB of 2^20 bytes, ``disk_speed`` in MB/s of 10^6. Other than the command
+    this converts models without a usable tokenizer, unless ``allow_no_tokenizer`` is false.
+    `Request` explains the options, `convert_as` the other arguments, the result and the errors.
     """
     request = Request(
         quant_type=quant_type,
         embed_type=embed_type,
         calibration=None if calibration is None else os.fspath(calibration),
         calibration_tokens=calibration_tokens,
-        target_bytes=target_bytes,
+        target_bytes=bytes_of(target_size),
         target_bpw=target_bpw,
         ternary_rule=ternary_rule,
         compress=compress,
-        disk_bytes_per_s=disk_bytes_per_s,
-        needs_tokenizer=needs_tokenizer,
-        overwrite=overwrite,
-        n_threads=n_threads,
+        disk_bytes_per_s=None if disk_speed is None else disk_speed * 1e6,
+        needs_tokenizer=not allow_no_tokenizer,
+        overwrite=force,
+        n_threads=threads,
     )
     return convert_as(request, model_dir, out, progress=progress, phase=phase)
 

@@ -29,6 +29,15 @@ DEFAULT_TERNARY_RULE: Final = "search"
 TERNARY_RULES: Final = (DEFAULT_TERNARY_RULE, "absmean")
 
 
+def bytes_of(target_size: float | None) -> int | None:
+    """Return MB of 2^20 bytes in bytes. Raises QsfArgumentError if they are not finite."""
+    if target_size is None:
+        return None
+    if not math.isfinite(target_size):
+        raise QsfArgumentError(f"--target-size is {target_size}, not a number of MB")
+    return int(target_size * 2**20)
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """The options of a conversion.

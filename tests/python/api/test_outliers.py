@@ -228,7 +228,7 @@ def tabled_model(folder: Path, maker: str, quant_type: str, compress: str = "non
     if not out.exists():
         make, options = MAKERS[maker]
         hf = make(folder / f"hf-{maker}", seed=3, **options)
-        convert(hf, folder / "plain.qsf", quant_type=quant_type, compress=compress, overwrite=True)
+        convert(hf, folder / "plain.qsf", quant_type=quant_type, compress=compress, force=True)
         chosen = random_entries(9)
 
         def choose(t: Tensor) -> list[Entry]:
@@ -261,7 +261,7 @@ def test_no_side_table_is_forgotten(folder: Path, kind: int, tmp_path: Path) -> 
     """Of each matrix alone: the exact path equals the reference, which differs from the plain."""
     tabled_model(folder, "llama", "4bit")
     plain, path = folder / "alone.qsf", tmp_path / "m.qsf"
-    convert(folder / "hf-llama", plain, quant_type="4bit", overwrite=True)
+    convert(folder / "hf-llama", plain, quant_type="4bit", force=True)
     chosen = random_entries(9)
     add_outliers(plain, path, lambda t: chosen(t) if t.type == kind else [])
     want = forward(load_qsf(path), TOKENS, dtype=np.float64).logits
@@ -379,7 +379,7 @@ def test_the_plan_counts_what_is_copied(folder: Path) -> None:
     """Gate and up are in memory together; nothing is taken of a model without outlier tables."""
     tabled = tabled_model(folder, "llama", "4bit")
     plain = folder / "alone.qsf"
-    convert(folder / "hf-llama", plain, quant_type="4bit", overwrite=True)
+    convert(folder / "hf-llama", plain, quant_type="4bit", force=True)
     with Reader(tabled) as r:
         pair = [r.tensor(1, kind) for kind in (T.FFN_GATE_OUTLIERS, T.FFN_UP_OUTLIERS)]
         taken = sum(-(-t.data_bytes // 64) * 64 for t in pair if t is not None)

@@ -296,7 +296,7 @@ def test_the_size_of_a_whole_conversion_is_predicted(
     tiny_llama_dir: Path, tiny_gpt2_dir: Path, tmp_path: Path
 ) -> None:
     for folder in (tiny_llama_dir, tiny_gpt2_dir):
-        convert(folder, tmp_path / "out.qsf", quant_type="3bit", embed_type="4bit", overwrite=True)
+        convert(folder, tmp_path / "out.qsf", quant_type="3bit", embed_type="4bit", force=True)
         with Reader(tmp_path / "out.qsf") as reader:
             sizes = {tag: len(reader.read_section(tag)) for tag in ("TEXT", *SECTIONS)}
             tables = {}

@@ -106,7 +106,7 @@ def test_mixed_gives_experts_fewer_bits_than_what_all_tokens_read(
 def test_a_target_size_is_kept_and_used(tiny_moe_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.qsf"
     for n_bytes in (1_900_000, 2_600_000):
-        convert(tiny_moe_dir, path, target_bytes=n_bytes)
+        convert(tiny_moe_dir, path, target_size=n_bytes / 2**20)
         assert 0.97 * n_bytes < path.stat().st_size <= n_bytes
         with Reader(path) as reader:
             for layer in range(4):

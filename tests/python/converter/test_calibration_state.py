@@ -284,7 +284,7 @@ def test_threads_and_compression_are_not(
     out = tmp_path / "out.qsf"
     shutil.copytree(half_done, folder_of(out))
     rounded = layers_rounded(monkeypatch)
-    assert run(model, out, n_threads=1) == wanted
+    assert run(model, out, threads=1) == wanted
     assert rounded == [2]
 
 
@@ -353,5 +353,5 @@ def test_a_full_disk_ends_the_run_and_the_next_goes_on(
 def test_what_cannot_be_converted_leaves_no_state(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.qsf"
     with pytest.raises(QsfConversionError, match="too small"):
-        run(model, out, quant_type="mixed", target_bytes=1000)
+        run(model, out, quant_type="mixed", target_size=1000 / 2**20)
     assert list(tmp_path.iterdir()) == []

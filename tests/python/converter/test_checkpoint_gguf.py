@@ -229,7 +229,7 @@ def test_the_default_type_is_not_below_the_files_own(
         assert dtype_name(reader.header.dtype) == quant_type
     warning = f"converted to {quant_type}, as its matrices have {bits} bits a weight"
     assert (warning in report.warnings) == bool(bits)
-    report = convert(path, tmp_path / "m.qsf", quant_type="3bit", overwrite=True)
+    report = convert(path, tmp_path / "m.qsf", quant_type="3bit", force=True)
     assert not any("converted to" in warning for warning in report.warnings)
 
 

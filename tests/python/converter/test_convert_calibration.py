@@ -170,7 +170,7 @@ def test_the_file_is_the_same_with_two_threads(model: Path, tmp_path: Path) -> N
     for n_threads in (1, 2):
         out = tmp_path / f"{n_threads}.qsf"
         text = model.parent / "text.txt"
-        convert(model, out, calibration=text, calibration_tokens=512, n_threads=n_threads)
+        convert(model, out, calibration=text, calibration_tokens=512, threads=n_threads)
         files.append(out.read_bytes())
     assert files[0] == files[1]
 

@@ -195,8 +195,8 @@ def test_sharded_is_single_and_threads_do_not_matter(tmp_path: Path) -> None:
     folder, weights = hf_makers.gpt2(tmp_path / "a" / "m")
     sharded = hf_makers.write_model(tmp_path / "b" / "m", hf_makers.GPT2_CONFIG, None)
     hf_makers.write_shards(sharded, weights, 3)
-    convert(folder, tmp_path / "one.qsf", n_threads=1)
-    convert(sharded, tmp_path / "many.qsf", n_threads=3)
+    convert(folder, tmp_path / "one.qsf", threads=1)
+    convert(sharded, tmp_path / "many.qsf", threads=3)
     assert (tmp_path / "one.qsf").read_bytes() == (tmp_path / "many.qsf").read_bytes()
 
 
@@ -205,12 +205,12 @@ def test_pieces_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("qsf_converter.rounding.pieces")
     for make in (hf_makers.llama, hf_makers.gpt2):
         folder, _ = make(tmp_path / make.__name__)
-        convert(folder, tmp_path / "whole.qsf", overwrite=True)
+        convert(folder, tmp_path / "whole.qsf", force=True)
         with monkeypatch.context() as patch:
             patch.setattr(module, "_PIECE_BYTES", 1)
             patch.setattr(module, "_SLAB_BYTES", 500)
             patch.setattr(module, "_IN_FLIGHT_BYTES", 1)
-            convert(folder, tmp_path / "pieces.qsf", overwrite=True)
+            convert(folder, tmp_path / "pieces.qsf", force=True)
         with Reader(tmp_path / "whole.qsf") as a, Reader(tmp_path / "pieces.qsf") as b:
             assert [a.read_unit(i) for i in range(4)] == [b.read_unit(i) for i in range(4)]
             assert a.sections.keys() == b.sections.keys()

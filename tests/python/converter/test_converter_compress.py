@@ -223,8 +223,8 @@ def test_auto_decides_for_every_layer_and_says_why(
             pruned["tiny-llama"],
             tmp_path / "m.qsf",
             compress="auto",
-            disk_bytes_per_s=200 * MB,
-            overwrite=True,
+            disk_speed=200 * MB / 1e6,
+            force=True,
         )
         files.append((tmp_path / "m.qsf").read_bytes())
     assert files[0] == files[1]
@@ -266,7 +266,7 @@ def test_auto_measures_the_disk_of_the_output(
         (None, "the disk's speed is unknown: stored as they are", 1),
     ]:
         speeds.append(speed)
-        report = convert(pruned["tiny-llama"], "m.qsf", compress="auto", overwrite=True)
+        report = convert(pruned["tiny-llama"], "m.qsf", compress="auto", force=True)
         assert text in str(report.compression)
         assert sum("--disk-speed" in warning for warning in report.warnings) == warnings
     assert [folder for folder, _ in asked] == [tmp_path / "folder"] * 3
@@ -293,9 +293,9 @@ def test_wrong_arguments(tmp_path: Path, tiny_llama_dir: Path) -> None:
     out = tmp_path / "m.qsf"
     for options, text in [
         ({"compress": "gzip"}, "compression gzip is unknown; available: none, lz4, lz4hc, zstd, a"),
-        ({"compress": "zstd", "disk_bytes_per_s": 1e6}, "for compression auto"),
-        ({"compress": "auto", "disk_bytes_per_s": 0.0}, "above zero"),
-        ({"compress": "auto", "disk_bytes_per_s": math.nan}, "above zero"),
+        ({"compress": "zstd", "disk_speed": 1e6}, "for compression auto"),
+        ({"compress": "auto", "disk_speed": 0.0}, "above zero"),
+        ({"compress": "auto", "disk_speed": math.nan}, "above zero"),
     ]:
         with pytest.raises(QsfArgumentError, match=text):
             convert(tiny_llama_dir, out, **options)  # type: ignore[arg-type]
@@ -396,7 +396,7 @@ def test_a_failure_anywhere_leaves_the_old_file_and_no_thread(
     monkeypatch.setattr(module, "measure_costs", lambda *_, **__: {})
 
     def run() -> None:
-        convert(pruned["tiny-gpt2"], out, compress="lz4", quant_type="2bit", overwrite=True)
+        convert(pruned["tiny-gpt2"], out, compress="lz4", quant_type="2bit", force=True)
 
     with failing(monkeypatch, place, name, -1, error) as n_calls:
         run()
@@ -450,7 +450,7 @@ def test_a_disk_that_is_really_full(
                 shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 40, 0, 1 << 40)
             )
         with pytest.raises(QsfIOError) as e:
-            convert(pruned["tiny-llama"], out, quant_type="8bit", compress=compress, overwrite=True)
+            convert(pruned["tiny-llama"], out, quant_type="8bit", compress=compress, force=True)
         text = str(e.value)
         if "only" in text:
             assert is_seen_early
@@ -483,7 +483,7 @@ def test_a_disk_that_only_the_compressed_file_fits(
     assert dataclasses.replace(report, elapsed_s=0.0) == dataclasses.replace(packed, elapsed_s=0.0)
     free = 10_000
     with pytest.raises(QsfIOError, match="needs about"):
-        convert(pruned["tiny-llama"], out, compress="zstd", overwrite=True)
+        convert(pruned["tiny-llama"], out, compress="zstd", force=True)
 
 
 def test_the_three_percent_are_the_writers(
@@ -492,9 +492,7 @@ def test_the_three_percent_are_the_writers(
     """What a sample promised and the whole layer does not keep is stored as it is."""
     plant(monkeypatch, lambda _: {LZ4: 0.1, LZ4HC: 0.99, ZSTD: 0.99})
     monkeypatch.setattr(writer, "LEAST_SAVING", 0.999)
-    report = convert(
-        pruned["tiny-llama"], tmp_path / "m.qsf", compress="auto", disk_bytes_per_s=1e6
-    )
+    report = convert(pruned["tiny-llama"], tmp_path / "m.qsf", compress="auto", disk_speed=1)
     assert "stored as they are" in str(report.compression)
     with Reader(tmp_path / "m.qsf") as reader:
         meta = json.loads(reader.read_section("META"))["compression"]

@@ -116,10 +116,10 @@ def test_the_file_brings_tokenizer_and_chat(tmp_path: Path) -> None:
     assert len(meta["source"]["weights_sha256"]) == 64
 
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "from json"}))
-    convert(folder, tmp_path / "out.qsf", overwrite=True)
+    convert(folder, tmp_path / "out.qsf", force=True)
     assert chat()["chat_template"] == "from json"
     (folder / "chat_template.jinja").write_text("from jinja")
-    convert(folder, tmp_path / "out.qsf", overwrite=True)
+    convert(folder, tmp_path / "out.qsf", force=True)
     assert chat()["chat_template"] == "from jinja"
 
 

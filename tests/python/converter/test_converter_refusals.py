@@ -181,15 +181,15 @@ def test_existing_files_are_kept_unless_told(tmp_path: Path) -> None:
     assert out.read_text() == "precious"
     (folder / "config.json").rename(folder / "config.txt")
     with pytest.raises(QsfConversionError):
-        convert(folder, out, overwrite=True)
+        convert(folder, out, force=True)
     assert out.read_text() == "precious"
     (folder / "config.txt").rename(folder / "config.json")
-    convert(folder, out, overwrite=True)
+    convert(folder, out, force=True)
     with Reader(out) as reader:
         reader.verify()
     for name in ("model.safetensors", "config.json"):
         with pytest.raises(QsfArgumentError, match="of the model itself"):
-            convert(folder, folder / name, overwrite=True)
+            convert(folder, folder / name, force=True)
 
 
 def test_a_link_to_nothing_is_kept_unless_told(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_link_to_nothing_is_kept_unless_told(tmp_path: Path) -> None:
     with pytest.raises(QsfArgumentError, match="exists; --force replaces it"):
         convert(folder, out)
     assert out.readlink() == Path("nothing.qsf")
-    convert(folder, out, overwrite=True)
+    convert(folder, out, force=True)
     with Reader(out) as reader:
         reader.verify()
     assert not out.is_symlink()
@@ -307,4 +307,4 @@ def test_output_that_is_the_weights_under_another_name(tmp_path: Path) -> None:
     folder, _ = hf_makers.llama(tmp_path / "m")
     (tmp_path / "link").hardlink_to(folder / "model.safetensors")
     with pytest.raises(QsfArgumentError, match="of the model itself"):
-        convert(folder, tmp_path / "link", overwrite=True)
+        convert(folder, tmp_path / "link", force=True)

@@ -134,7 +134,7 @@ def router_dtype(case: Case, scale: float, tmp_path: Path) -> Dtype:
             tensors[name] = values * np.float32(scale)
     folder = golden_families.write_checkpoint(tmp_path / "m", case.config, tensors)
     path = tmp_path / "model.qsf"
-    convert(folder, path, quant_type="2bit", overwrite=True)
+    convert(folder, path, quant_type="2bit", force=True)
     with Reader(path) as reader:
         router = reader.tensor(1, TensorType.EXPERT_ROUTER)
         assert router is not None

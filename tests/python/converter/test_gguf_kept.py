@@ -171,7 +171,7 @@ def test_real_models_are_kept(tmp_path: Path) -> None:
         pytest.skip("QSF_REAL_MODELS names no folder of GGUF files")
     for path in sorted(Path(folder).glob("*.gguf")):
         out = tmp_path / "kept.qsf"
-        convert(path, out, overwrite=True)
+        convert(path, out, force=True)
         types = assert_kept(path, out)
         size = out.stat().st_size / path.stat().st_size
         print(f"{path.name}: {', '.join(sorted(types))}, {100 * size:.1f} % of its bytes")

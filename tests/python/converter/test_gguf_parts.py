@@ -41,7 +41,7 @@ def test_no_part_is_written_over(first: Path) -> None:
     last = first.with_name("m-00004-of-00004.gguf")
     before = last.read_bytes()
     with pytest.raises(QsfArgumentError, match="is a file of the model itself"):
-        convert(first, last, overwrite=True)
+        convert(first, last, force=True)
     assert last.read_bytes() == before
 
 

@@ -247,7 +247,7 @@ def test_names_that_are_not_utf8(clean: Path, tmp_path: Path) -> None:
 def test_the_command_says_what_python_raises(clean: Path, tmp_path: Path) -> None:
     (clean / "tokenizer.json").unlink()
     with pytest.raises(QsfConversionError, match="token ids only"):
-        convert(clean, tmp_path / "m.qsf", needs_tokenizer=True)
+        convert(clean, tmp_path / "m.qsf", allow_no_tokenizer=False)
     assert convert(clean, tmp_path / "m.qsf").warnings[-1].startswith("without a tokenizer")
 
 

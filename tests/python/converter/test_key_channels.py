@@ -30,11 +30,11 @@ Change = Callable[[dict[str, Any], Tensors, np.random.Generator], None]
 def convert_both(monkeypatch: pytest.MonkeyPatch, hf: Path, quant_type: str) -> tuple[Path, Path]:
     """Convert with equal key channels and without."""
     equal, plain = hf.parent / "equal.qsf", hf.parent / "plain.qsf"
-    convert(hf, equal, quant_type=quant_type, overwrite=True)
+    convert(hf, equal, quant_type=quant_type, force=True)
     with monkeypatch.context() as patched:
         module = importlib.import_module("qsf_converter.convert")
         patched.setattr(module, "with_equal_keys", lambda plan, _checkpoint: plan)
-        convert(hf, plain, quant_type=quant_type, overwrite=True)
+        convert(hf, plain, quant_type=quant_type, force=True)
     return equal, plain
 
 

@@ -88,7 +88,7 @@ def test_the_source_is_never_replaced(tmp_path: Path) -> None:
     for source, out in ((path, path), (folder, folder / "pytorch_model.bin")):
         before = out.read_bytes()
         with pytest.raises(QsfArgumentError, match="is a file of the model itself"):
-            convert(source, out, overwrite=True)
+            convert(source, out, force=True)
         assert out.read_bytes() == before
 
 

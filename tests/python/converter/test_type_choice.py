@@ -133,7 +133,7 @@ def test_mixed_with_a_text_is_no_larger_than_the_table(model: Path, tmp_path: Pa
 def bounds(model: Path, tmp_path: Path, **options: Any) -> int:
     """The smallest size in bytes that is said to be possible."""
     with pytest.raises(QsfConversionError) as caught:
-        convert(model, tmp_path / "none.qsf", quant_type="mixed", target_bytes=10, **options)
+        convert(model, tmp_path / "none.qsf", quant_type="mixed", target_size=10 / MB, **options)
     said = re.fullmatch(
         r"a file of 0\.00 MB is too small for this model: the smallest has ([\d.]+) MB .*",
         str(caught.value),
@@ -150,8 +150,8 @@ def test_a_size_is_kept(embed_type: str | None, model: Path, tmp_path: Path) -> 
     for more in (0, 5000, 20000, 50000, 90000, 1 << 30):
         out = tmp_path / "out.qsf"
         convert(
-            model, out, quant_type="mixed", embed_type=embed_type, target_bytes=least + more,
-            overwrite=True,
+            model, out, quant_type="mixed", embed_type=embed_type, target_size=(least + more) / MB,
+            force=True,
         )  # fmt: skip
         sizes.append(out.stat().st_size)
         assert sizes[-1] <= least + more
@@ -171,11 +171,11 @@ def test_bits_a_weight_are_those_of_the_file(model: Path, tmp_path: Path) -> Non
     with calibrated_models.planned(model) as (_, plan):
         n_weights = sum(t.n_rows * t.n_cols for t in plan.targets)
     for bpw in (31.5, 32.0):
-        report = convert(model, out, quant_type="mixed", target_bpw=bpw, overwrite=True)
+        report = convert(model, out, quant_type="mixed", target_bpw=bpw, force=True)
         assert report.n_weights == n_weights
         assert out.stat().st_size * 8 / n_weights <= bpw
     with pytest.raises(QsfConversionError, match="bits a weight"):
-        convert(model, out, quant_type="mixed", target_bpw=2, overwrite=True)
+        convert(model, out, quant_type="mixed", target_bpw=2, force=True)
 
 
 def test_what_meta_will_say_of_the_text_is_in_the_size(
@@ -195,7 +195,7 @@ def test_what_meta_will_say_of_the_text_is_in_the_size(
     monkeypatch.setattr(meta, "section_bytes", noted)
     most = 1 << 20
     convert(
-        model, out, quant_type="mixed", target_bytes=most, calibration=text,
+        model, out, quant_type="mixed", target_size=most / MB, calibration=text,
         calibration_tokens=512, embed_type="8bit",
     )  # fmt: skip
     assert out.stat().st_size <= most
@@ -213,7 +213,7 @@ def test_an_impossible_size_is_refused_before_the_work(model: Path, tmp_path: Pa
     with pytest.raises(QsfConversionError, match=r"the smallest has [\d.]+ MB"):
         convert(
             model, tmp_path / "out.qsf", quant_type="mixed", calibration=text,
-            target_bytes=least // 2, phase=phase,
+            target_size=(least // 2) / MB, phase=phase,
         )  # fmt: skip
     assert list(tmp_path.iterdir()) == []
 
