@@ -88,6 +88,7 @@ class CompletionRequest:
     is_lines: bool = False  # the stream has lines of JSON instead of events
     has_usage: bool = False
     has_progress: bool = False
+    has_timings: bool = False
     has_pings: bool = True
     salt: str = ""
     wants_scores: bool = False

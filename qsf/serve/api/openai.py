@@ -79,6 +79,7 @@ def read_common(fields: Fields, serving: Serving, request: dict[str, Any]) -> Fi
     request["has_usage"] = options.flag("include_usage")
     options.ignore("include_obfuscation")
     request["has_progress"] = fields.flag("return_progress")
+    request["has_timings"] = fields.flag("timings_per_token")
     request["has_pings"] = fields.flag("sse_ping", True)
     request["ignores_end"] = fields.flag("ignore_eos")
     salt = fields.text("cache_salt")
@@ -247,6 +248,9 @@ class _OpenAiForm:
             value.setdefault("usage", None)
         return "", value
 
+    def _times(self, choice: Choice) -> dict[str, Any]:
+        return {"timings": timings([choice])} if self.request.has_timings else {}
+
     def finish(self, choices: Sequence[Choice]) -> list[Sent]:
         """Return the usage if requested, and the end mark."""
         events = []
@@ -299,7 +303,7 @@ class ChatForm(_OpenAiForm):
             delta["content"] = event.text
         if event.calls:
             delta["tool_calls"] = [{"index": part.index, **_call(part)} for part in event.calls]
-        return [self._delta(index, delta, event.tokens)]
+        return [self._delta(index, delta, event.tokens, **self._times(choice))]
 
     def end(self, index: int, choice: Choice) -> list[Sent]:
         """Return the stop reason."""
@@ -311,10 +315,11 @@ class ChatForm(_OpenAiForm):
         delta: dict[str, Any],
         tokens: Sequence[Chosen] = (),
         reason: str | None = None,
+        **more: Any,
     ) -> Sent:
         logprobs = self._logprobs(tokens) if tokens else None
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return self._chunk([choice])
+        return self._chunk([choice], **more)
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         has_logprob = self.request.choosing.has_logprob
@@ -398,7 +403,7 @@ class TextForm(_OpenAiForm):
         if event.n_done:
             return []
         sent = self._begin_scored(index, choice)
-        return [*sent, self._text(index, event.text, event.tokens)]
+        return [*sent, self._text(index, event.text, event.tokens, **self._times(choice))]
 
     def end(self, index: int, choice: Choice) -> list[Sent]:
         """Return the stop reason."""
@@ -410,11 +415,16 @@ class TextForm(_OpenAiForm):
         return self.serving.model.tokenizer.decode(prompt)
 
     def _text(
-        self, index: int, text: str, tokens: Sequence[Chosen] = (), reason: str | None = None
+        self,
+        index: int,
+        text: str,
+        tokens: Sequence[Chosen] = (),
+        reason: str | None = None,
+        **more: Any,
     ) -> Sent:
         logprobs = self._logprobs(tokens) if tokens else None
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        return self._chunk([choice])
+        return self._chunk([choice], **more)
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         echo = self._echo(index) if self.request.extra["has_echo"] else ""

@@ -1,19 +1,25 @@
-"""The page at ``/`` in headless Chromium: chat, stop, again, edit, settings; a phone and a desk."""
+"""The page at ``/`` in headless Chromium: chat, stop, edit, Markdown, what is kept."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from make.chromium import Browser, find_browser
+from make.harmony import ANSWER, TEXT, THOUGHTS, make_harmony, said
 from make.served import Client, after_passes, serving
+from qsf import Model
+from qsf.cli.serve_options import ServeOptions
+from qsf.passes import Chosen
 
 PHONE, DESK = (360, 740), (1100, 800)
 
@@ -57,6 +63,10 @@ def texts(browser: Browser) -> Any:
     return browser.run("[...document.querySelectorAll('.text')].map(e => e.textContent)")
 
 
+def plain(found: list[str]) -> list[list[str]]:
+    return [text.split() for text in found]
+
+
 def is_done(browser: Browser, n_cards: int) -> None:
     browser.wait_for(f"!running && document.querySelectorAll('article').length === {n_cards}")
 
@@ -88,21 +98,22 @@ def test_a_conversation(
     browser.type("Tell me a story")
     browser.press("Enter")
     is_done(browser, 2)
-    said = client.post(
+    answer = client.post(
         "/v1/chat/completions",
         messages=[{"role": "user", "content": "Tell me a story"}],
         temperature=0,
         max_tokens=30,
     ).json["choices"][0]["message"]["content"]
-    assert texts(browser) == ["Tell me a story", said]
-    assert browser.run("$('said').textContent") == f"The answer: {said}"
+    assert browser.run("messages.map(message => message.content)") == ["Tell me a story", answer]
+    assert plain(texts(browser)) == plain(["Tell me a story", answer])
+    assert browser.run("$('said').textContent") == f"The answer: {answer}"
     assert "tokens/s" in browser.run("$('speed').textContent")
     assert " of 512 tokens" in browser.run("$('used').textContent")
     assert 0 < browser.run("$('context').value") < 1
 
     browser.run("document.querySelector('[aria-label=\"Write this answer again\"]').click()")
     is_done(browser, 2)
-    assert texts(browser) == ["Tell me a story", said]
+    assert plain(texts(browser)) == plain(["Tell me a story", answer])
     assert "reused" in browser.run("$('speed').textContent")
 
     browser.run("$('text').focus()")
@@ -164,3 +175,177 @@ def test_names_for_a_screen_reader(client: Client, browser: Browser) -> None:
     ]
     assert unnamed == []
     assert sum(node.get("role", {}).get("value") == "spinbutton" for node in nodes) == 7
+
+
+MARKDOWN = {
+    "a **b *c* d** and *e **f** g*, 2 * 3 * 4, a_b_c, ~~x~~": "<p>a <strong>b <em>c</em> d"
+    "</strong> and <em>e <strong>f</strong> g</em>, 2 * 3 * 4, a_b_c, <del>x</del></p>",
+    "# H #\n---\ntext\nmore\n\nlast": "<h3>H</h3><hr><p>text\nmore</p><p>last</p>",
+    "1. a\n   - b\n\n   c\n2. d\ntail\n\nend": '<ol start="1"><li><p>a</p><ul><li><p>b</p></li>'
+    "</ul><p>c</p></li><li><p>d\ntail</p></li></ol><p>end</p>",
+    "> a\n> - b": "<blockquote><p>a</p><ul><li><p>b</p></li></ul></blockquote>",
+    "| a | b |\n|---|:-:|\n| `x` | 1\\|2 |": '<div class="table"><table><tbody><tr><th>a</th>'
+    "<th>b</th></tr><tr><td><code>x</code></td><td>1|2</td></tr></tbody></table></div>",
+    "`` a`b `` \\*no\\*": "<p><code> a`b </code> *no*</p>",
+    "[a](https://e.org/x_(y)_z) https://e.org/a_b_c.": '<p><a href="https://e.org/x_(y)_z" '
+    'target="_blank" rel="noopener noreferrer">a</a> <a href="https://e.org/a_b_c" target="_blank" '
+    'rel="noopener noreferrer">https://e.org/a_b_c</a>.</p>',
+}
+HOSTILE = [
+    "<img src=x onerror=alert(1)><script>alert(1)</script>",
+    "[a](javascript:alert(1)) ![b](data:text/html,x) [c](java\nscript:x) <a href='x:y'>d</a>",
+    '[a](https://e.org/"onclick="alert(1)) [<b>x</b>](https://e.org/<script>)',
+    "```<script>\n</code></pre><script>alert(1)</script>\n",
+    "| <b>a</b> |\n|---|\n| <iframe src=x> |",
+    "> # <svg onload=alert(1)>\n1. <style>*{}</style>\n- &lt;b&gt; <!-- x -->",
+]
+
+
+def rendered(browser: Browser, text: str, what: str = "innerHTML") -> Any:
+    return browser.run(f"markdown(element('div'), {json.dumps(text)}.split('\\n')).{what}")
+
+
+@pytest.mark.slow
+def test_markdown(client: Client, browser: Browser) -> None:
+    browser.show(client.url, DESK, "light")
+    for text, html in MARKDOWN.items():
+        assert rendered(browser, text) == html, text
+    code = (
+        "markdown(element('div'), 'a\\n~~~py\\nx = 1\\n\\n# y'.split('\\n')).querySelector('.code')"
+    )
+    assert browser.run(f"{code}.querySelector('code').textContent") == "x = 1\n\n# y"
+    assert browser.run(f"{code}.querySelector('span').textContent") == "py"
+    browser.run(
+        f"document.execCommand = () => (copied = document.querySelector('body > textarea').value); "
+        f"copied = ''; Object.defineProperty(navigator, 'clipboard', {{value: undefined}}); "
+        f"{code}.querySelector('button').click()"
+    )
+    browser.wait_for("copied === 'x = 1\\n\\n# y'")
+    grown = "a = element('div'); markdown(a, ['one', '', 'tw']); b = a.firstChild; "
+    assert browser.run(grown + "markdown(a, ['one', '', 'two']); a.firstChild === b") is True
+    assert browser.run("a.textContent") == "onetwo"
+
+
+@pytest.mark.slow
+def test_no_text_of_a_model_becomes_html(client: Client, browser: Browser) -> None:
+    browser.show(client.url, DESK, "light")
+    made = {"P", "A", "UL", "OL", "LI", "H3", "BLOCKQUOTE", "TABLE", "TBODY", "TR", "TH", "TD"}
+    made |= {"DIV", "SPAN", "BUTTON", "PRE", "CODE"}
+    for text in HOSTILE:
+        found = browser.run(
+            f"[...markdown(element('div'), {json.dumps(text)}.split('\\n')).querySelectorAll('*')]"
+            ".map(e => [e.tagName, e.getAttributeNames(), e.href || ''])"
+        )
+        assert {tag for tag, _, _ in found} <= made, text
+        names = {name for _, attributes, _ in found for name in attributes}
+        assert names <= {"href", "target", "rel", "class", "type", "aria-label", "start"}
+        assert all(href.startswith("https://e.org/") for _, _, href in found if href)
+        for word in re.findall(r"<script>|<svg|<iframe|<img|<!--", text):
+            assert word in rendered(browser, text, "textContent") or quote(word) in str(found)
+    for unit in (">", "- ", "*", "`", "[", "**a ", "_a", "|", "# ", "  - x\n"):
+        started = time.monotonic()
+        rendered(browser, unit * 3000, "textContent")
+        assert time.monotonic() - started < 5, unit
+    assert browser.errors == []
+
+
+@pytest.mark.slow
+def test_conversations_are_kept(client: Client, browser: Browser) -> None:
+    browser.show(client.url, DESK, "light")
+    set_field(browser, "max_tokens", 5)
+    browser.show(client.url, DESK, "light")
+    browser.wait_for("contextTokens === 512")
+    for text in ("First <b>one</b>", "Second one"):
+        browser.run("$('new').click()")
+        browser.type(text)
+        browser.press("Enter")
+        is_done(browser, 2)
+    used = browser.run("$('used').textContent")
+    browser.show(client.url, PHONE, "light")
+    titles = "[...$('chats').querySelectorAll('button:first-child')].map(e => e.textContent)"
+    assert browser.run(titles) == ["Second one", "First <b>one</b>"]
+    assert browser.run("$('chats').hidden")
+    browser.run("$('list').click()")
+    assert not browser.run("$('chats').hidden")
+    browser.run("$('chats').querySelectorAll('button:first-child')[0].click()")
+    assert browser.run("$('chats').hidden")
+    assert texts(browser)[0] == "Second one"
+    browser.wait_for("contextTokens === 512")
+    assert browser.run("$('used').textContent") == used
+    browser.run("confirm = () => true; $('chats').querySelector('[aria-label^=Delete]').click()")
+    assert browser.run(titles) == ["First <b>one</b>"]
+    assert texts(browser) == []
+    browser.run("localStorage.setItem('x', 'x'.repeat(5 * 2 ** 20 - 2000))")
+    browser.run("messages = [{ role: 'user', content: 'y'.repeat(5000) }]; keep()")
+    assert "keeps no more" in browser.run("$('speed').textContent")
+
+
+@pytest.mark.slow
+def test_thoughts_are_folded(
+    tmp_path: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(make_harmony(tmp_path)) as client:
+        tokens = said(client.model.tokenizer, TEXT)
+
+        def choose(jobs: Any) -> list[Chosen]:
+            return [Chosen(tokens[job.n_generated]) for _, job in jobs]
+
+        monkeypatch.setattr(client.server.scheduler._engine, "choose", choose)
+        browser.show(client.url, PHONE, "dark")
+        browser.wait_for("contextTokens")
+        browser.type("Who are you?")
+        browser.press("Enter")
+        is_done(browser, 2)
+        assert texts(browser)[1] == ANSWER
+        thoughts = "document.querySelector('.assistant details')"
+        assert browser.run(f"[{thoughts}.open, {thoughts}.hidden]") == [False, False]
+        assert browser.run(f"{thoughts}.textContent") == "Thoughts" + THOUGHTS + "{}"
+        assert browser.run("asked().messages.length, messages.push({}), asked().messages[1]") == {
+            "role": "assistant",
+            "content": ANSWER,
+            "reasoning_content": THOUGHTS + "{}",
+        }
+
+
+@pytest.mark.slow
+def test_the_choice_of_a_model(tiny_chat_8bit: Path, browser: Browser) -> None:
+    paths = {"chat": tiny_chat_8bit, "second": tiny_chat_8bit}
+
+    def load(name: str, _budget_mb: int | None, _is_alone: bool) -> tuple[Model, str]:
+        sessions = ServeOptions(parallel=1).sessions()[0]
+        return Model(paths[name], ram_budget=None, threads=1, **sessions), ""
+
+    with serving(paths["chat"], paths=paths, load=load, parallel=1) as client:
+        browser.show(client.url, DESK, "light")
+        set_field(browser, "max_tokens", 5)
+        browser.show(client.url, DESK, "light")
+        browser.wait_for("contextTokens")
+        options = "[...$('model').options].map(e => e.text)"
+        assert browser.run(options) == ["chat", "second (not in memory)"]
+        browser.run("$('model').value = 'second'; $('model').dispatchEvent(new Event('change'))")
+        browser.wait_for("document.title === 'second - QSF'")
+        assert browser.run("contextTokens") == 0
+        browser.run("$('text').focus()")
+        browser.type("Hello")
+        browser.press("Enter")
+        is_done(browser, 2)
+        browser.wait_for("contextTokens")
+        assert browser.run(options) == ["chat", "second"]
+        assert browser.run("document.querySelector('.assistant h2').textContent") == "second"
+        browser.show(client.url, DESK, "light")
+        browser.wait_for("document.title === 'second - QSF'")
+        assert browser.errors == []
+
+
+def test_times_of_each_token(client: Client) -> None:
+    for path, asked in (
+        ("chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("completions", {"prompt": "Once"}),
+    ):
+        fields = {**asked, "max_tokens": 6, "stream": True, "ignore_eos": True}
+        events = client.post(f"/v1/{path}", timings_per_token=True, **fields).events[:-1]
+        counts = [event["timings"]["predicted_n"] for event in events if "timings" in event]
+        assert counts == sorted(counts)
+        assert counts[-1] == 6
+        assert len(counts) > 2
+        assert all("timings" not in e for e in client.post(f"/v1/{path}", **fields).events[:-1])
