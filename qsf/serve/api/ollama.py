@@ -353,7 +353,8 @@ def read_pull(body: dict[str, Any], _serving: Serving) -> tuple[str, bool]:
     """Return the name in a request to /api/pull, and whether lines are wanted. Raises Problem."""
     fields = Fields(body)
     fields.ignore("insecure", "username", "password")
-    return fields.text("model") or fields.text("name") or "", fields.flag("stream", True)
+    model, name = fields.text("model"), fields.text("name")  # both are checked
+    return model or name or "", fields.flag("stream", True)
 
 
 def pull(hosts: Hosts, name: str) -> list[dict[str, Any]]:
