@@ -272,6 +272,10 @@ def test_conversations_are_kept(client: Client, browser: Browser) -> None:
     assert texts(browser)[0] == "Second one"
     browser.wait_for("contextTokens === 512")
     assert browser.run("$('used').textContent") == used
+    browser.run("enter(Object.keys(localStorage).filter(name => name.startsWith(CHAT)).sort()[0])")
+    assert texts(browser)[0] == "First <b>one</b>"
+    assert browser.run(titles) == ["Second one", "First <b>one</b>"]  # the last one written
+    browser.run("$('chats').querySelectorAll('button:first-child')[0].click()")
     browser.run("confirm = () => true; $('chats').querySelector('[aria-label^=Delete]').click()")
     assert browser.run(titles) == ["First <b>one</b>"]
     assert texts(browser) == []
