@@ -125,7 +125,7 @@ class RangedFile(io.RawIOBase):
                 raise QsfIOError(
                     f"{self._name}: the hub stopped at byte {off + n_done} of "
                     f"{self._n_bytes} ({type(problem).__name__}: {problem}); the same command "
-                    "goes on from there"
+                    "begins the conversion again"
                 )
             self._pause(min(_MAX_WAIT_SECONDS, 0.5 * (2**n_failures - 1)))
 
