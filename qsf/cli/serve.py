@@ -217,19 +217,20 @@ def _find(request: Request) -> dict[str, Path] | int:
     from qsf.find.prepare import ChildFailedError, find_model
 
     paths: dict[str, Path] = {}
-    is_alone = len(request.models) == 1
     for word in request.models:
         is_source = (Path(word) / "config.json").exists()  # a model that is to be converted
         files = [] if is_source else sorted(Path(word).glob("*.qsf"))
         if is_qsf_file(word):
             files = [Path(word)]
+        found = word  # a name on the hub is the model's name
+        if Path(word).exists():
+            found = "" if files else Path(word).name.removesuffix(".gguf")
         try:
             files = files or [find_model(word, is_quiet=request.is_quiet, is_yes=request.is_yes)]
         except ChildFailedError as failed:
             return failed.exit_code
         for path in files:
-            # With several models, a name on the hub is the model's name.
-            name = path.stem if is_alone or Path(word).exists() else word
+            name = found or path.stem
             if name in paths:
                 raise UsageError(f"two models are called {name}: {paths[name]} and {path}")
             paths[name] = path

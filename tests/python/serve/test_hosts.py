@@ -10,12 +10,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from make.served import Client, serving, started
 from qsf import Model
+from qsf.cli import serve
 from qsf.cli.serve_options import ServeOptions
 from qsf.errors import QsfMemoryError
 
@@ -162,3 +164,38 @@ def test_they_share_one_budget_and_their_conversations_last(
         process.terminate()
         assert process.wait(30) == 0
     assert {entry.name for entry in (tmp_path / "kept").iterdir()} == set(paths)
+
+
+def test_models_are_called_what_users_call_them(
+    paths: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not what the files of converted models are called."""
+    kept = tmp_path / "some-4bit-0123abcd.qsf"
+    monkeypatch.setattr("qsf.find.prepare.find_model", lambda _word, **_options: kept)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "small.q4.gguf").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "config.json").touch()
+    own = tmp_path / "own"
+    own.mkdir()
+    for name in ("a", "b"):
+        (own / f"{name}.qsf").symlink_to(paths["chat"])
+
+    def names(*words: object) -> list[str]:
+        asked: Any = SimpleNamespace(
+            models=[*map(str, words)],
+            is_quiet=True,
+            is_yes=True,
+            serving=ServeOptions(),
+            opening=SimpleNamespace(draft="auto"),
+        )
+        found = serve._find(asked)
+        assert not isinstance(found, int)
+        return [*found]
+
+    gguf, folder = tmp_path / "models" / "small.q4.gguf", tmp_path / "folder"
+    assert names("org/name") == ["org/name"]
+    assert names(gguf) == ["small.q4"]
+    assert names(folder) == ["folder"]
+    assert names(own) == ["a", "b"]
+    assert names(own / "b.qsf", gguf, "qwen3:4b") == ["b", "small.q4", "qwen3:4b"]
