@@ -49,7 +49,7 @@ c_build = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_MODULE=OF
 ctest = $(CTEST) --test-dir build/$(1) -j $(JOBS) --timeout 600 --output-on-failure --no-tests=error
 
 .PHONY: help demo link test test-c test-py check check-isa check-hostile check-san check-arm check-old check-targets check-slow \
-	check-real program amalgamation lint format fuzz baseline bench wheel install clean
+	check-real program amalgamation lint format fuzz baseline bench wheel release install clean
 .NOTPARALLEL:
 
 help: ## show this list
@@ -269,6 +269,9 @@ wheel: build/system.stamp | $(PY) ## a wheel with liblz4 and libzstd inside, int
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/auditwheel repair -w "$(WHEELS)" \
 		build/wheel/qsf-*.whl >build/wheel/log 2>&1 || { cat build/wheel/log; exit 1; }
 	@ls "$(WHEELS)"/qsf-*.whl
+
+release: build/system.stamp | $(PY) ## all of it into dist, built twice and compared: TAG=v1.2.3, or TRIAL=yes for HEAD
+	@$(PY) tools/release.py $(if $(TRIAL),--trial,$(TAG))
 
 install: ## the C library into PREFIX (docs/c.md); DESTDIR for packages
 	@command -v "$(CMAKE)" >/dev/null || { echo "CMake 3.21 or newer was not found" >&2; exit 1; }
