@@ -1,0 +1,89 @@
+"""`make release`: what it refuses, what it finds different, what its list of parts says."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+from house.test_build import load_tool
+
+release, sbom = load_tool("release"), load_tool("make_sbom")
+DATED = "# Changelog\n\n## 1.2.0 - 2026-12-01\n"
+
+
+def test_a_release_in_order_is_not_refused() -> None:
+    assert release.refusals("v1.2.0", "1.2.0", DATED, "") == []
+    assert release.refusals("", "1.2.0", "## 1.2.0 - unreleased\n", "") == []
+
+
+@pytest.mark.parametrize(
+    ("tag", "changelog", "changes", "fault"),
+    [
+        ("v1.3.0", DATED, "", "the tag must be v1.2.0"),
+        ("v1.2.0", "## 1.2.0 - unreleased\n", "", "write the date"),
+        ("v1.2.0", "## 1.1.0 - 2026-01-01\n", "", "has no chapter '## 1.2.0 - DATE'"),
+        ("", DATED, "M qsf/model.py", "not committed, so not in it: M qsf/model.py"),
+    ],
+)
+def test_a_release_out_of_order_is_refused(
+    tag: str, changelog: str, changes: str, fault: str
+) -> None:
+    (found,) = release.refusals(tag, "1.2.0", changelog, changes)
+    assert fault in found
+
+
+def test_archives_depend_on_contents_and_epoch_only(tmp_path: Path) -> None:
+    for name, mode, time in (("one", 0o600, 1e9), ("two", 0o777, 1.5e9)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "qsf").write_bytes(b"program")
+        (folder / "qsf").chmod(mode)
+        os.utime(folder / "qsf", (time, time))
+        release.pack(folder / "qsf-1-x.tar.gz", {"qsf": folder / "qsf"}, 1_700_000_000)
+        (folder / "qsf").unlink()
+    assert release.differences(tmp_path / "one", tmp_path / "two") == []
+    (row,) = release.members(tmp_path / "one" / "qsf-1-x.tar.gz").items()
+    assert row == ("00000 qsf-1-x/qsf", f"1700000000 755  {release.sha256(b'program')}")
+
+
+def test_a_difference_names_the_member(tmp_path: Path) -> None:
+    for name, text, minute in (("one", b"a", 1), ("two", b"b", 1), ("late", b"a", 2)):
+        (tmp_path / name).mkdir()
+        with zipfile.ZipFile(tmp_path / name / "q.whl", "w") as wheel:
+            wheel.writestr(zipfile.ZipInfo("same.py", (2026, 1, 1, 0, 1, 0)), b"same")
+            wheel.writestr(zipfile.ZipInfo("_qsf.so", (2026, 1, 1, 0, minute, 0)), text)
+    for other in ("two", "late"):
+        (found,) = release.differences(tmp_path / "one", tmp_path / other)
+        assert found.startswith("q.whl differs: _qsf.so (")
+        assert "same.py" not in found
+    (tmp_path / "two" / "more").touch()
+    assert "more: only one build made it" in release.differences(tmp_path / "one", tmp_path / "two")
+
+
+def test_the_list_of_parts_is_that_of_wheel_and_sources(tmp_path: Path) -> None:
+    path = tmp_path / "qsf-1.2.0.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("qsf.libs/liblz4-c8d06fe3.so.1.9.4", b"a library")
+        wheel.writestr(
+            "qsf-1.2.0.dist-info/METADATA",
+            "Version: 1.2.0\nRequires-Dist: numpy>=1.24\nRequires-Dist: zstandard; extra == 'z'\n",
+        )
+    version, (lz4, numpy) = sbom.of_wheel(path)
+    assert version == "1.2.0"
+    assert (lz4["name"], lz4["version"]) == ("lz4", "1.9.4")
+    assert lz4["hashes"] == [{"alg": "SHA-256", "content": release.sha256(b"a library")}]
+    assert (numpy["version"], numpy["purl"]) == (">=1.24", "pkg:pypi/numpy")
+    assert "BSD" in str(numpy["licenses"])
+    for name, macro in (("lz4", "LZ4"), ("zstd", "ZSTD")):
+        numbers = [f"#define {macro}_VERSION_{part} 1\n" for part in ("MAJOR", "MINOR", "RELEASE")]
+        (tmp_path / f"{name}.h").write_text("".join(numbers))
+        (tmp_path / f"{name}.c").write_text("source")
+    found = [(part["name"], part["version"]) for part in sbom.codec_sources(tmp_path)]
+    assert found == [("lz4", "1.1.1"), ("zstd", "1.1.1")]
+    with zipfile.ZipFile(path, "a") as wheel:
+        wheel.writestr("qsf.libs/libother-c8d06fe3.so.2", b"unknown")
+    with pytest.raises(SystemExit, match=r"libother.*which CODECS does not know"):
+        sbom.of_wheel(path)
