@@ -75,10 +75,13 @@ $(PY): | build/system.stamp
 	@python=$$($(FIND_PYTHON)) || { echo "Python >= 3.10 with venv was not found" >&2; exit 1; }; \
 	echo "Creating $(VENV) with $$python"; $$python -m venv $(VENV)
 
-build/install.stamp: $(INPUTS) build/system.stamp | $(PY)
-	@echo "Building and installing qsf into $(VENV)"
+build/tools.stamp: build/system.stamp | $(PY)
 	@if ! $(PY) -c 'import scikit_build_core, cffi, cmake, ninja' 2>/dev/null; then \
 		$(PY) -m pip install -q "scikit-build-core>=0.11" "cffi>=1.16" "cmake>=3.21" ninja; fi
+	@touch $@
+
+build/install.stamp: $(INPUTS) build/tools.stamp | $(PY)
+	@echo "Building and installing qsf into $(VENV)"
 	@[ -f build/c/build.ninja ] || rm -rf build/c # of another generator, in a clone that is older
 	@$(call install_qsf,test)
 	@touch $@
@@ -209,7 +212,7 @@ check-targets: build/install.stamp ## the C library for musl, 32 bits, RISC-V, W
 		build/amalgamation $(TARGETS_TESTED) $(TARGETS_EMULATED) $(TARGETS_BUILT)
 
 PROGRAM_TARGETS := x86_64-linux-musl aarch64-linux-musl arm-linux-musleabihf riscv64-linux-musl
-program: build/install.stamp ## qsf without Python, one static file each for Linux: build/PROCESSOR-linux-.../program/qsf
+program: build/tools.stamp ## qsf without Python, one static file each for Linux: build/PROCESSOR-linux-.../program/qsf
 	@$(PY) -m pip install -q ziglang==0.17.1
 	@PYTHON=$(PY) tools/fetch_codecs.sh build/codecs
 	@$(zig); for target in $(PROGRAM_TARGETS); do \
@@ -217,7 +220,7 @@ program: build/install.stamp ## qsf without Python, one static file each for Lin
 		ls -l build/$$target/program/qsf | awk '{ print $$9, $$5, "bytes" }'; \
 	done
 
-amalgamation: build/install.stamp ## the C library as one file: build/amalgamation/qsf.c and qsf.h
+amalgamation: build/tools.stamp ## the C library as one file: build/amalgamation/qsf.c and qsf.h
 	@PYTHON=$(PY) tools/fetch_codecs.sh build/codecs
 	@$(PY) tools/amalgamate.py build/codecs build/amalgamation
 
@@ -270,7 +273,7 @@ wheel: build/system.stamp | $(PY) ## a wheel with liblz4 and libzstd inside, int
 		build/wheel/qsf-*.whl >build/wheel/log 2>&1 || { cat build/wheel/log; exit 1; }
 	@ls "$(WHEELS)"/qsf-*.whl
 
-release: build/system.stamp | $(PY) ## all of it into dist, built twice and compared: TAG=v1.2.3, or TRIAL=yes for HEAD
+release: build/install.stamp ## all of it into dist, built twice and compared: TAG=v1.2.3, or TRIAL=yes for HEAD
 	@$(PY) tools/release.py $(if $(TRIAL),--trial,$(TAG))
 
 install: ## the C library into PREFIX (docs/c.md); DESTDIR for packages

@@ -136,7 +136,7 @@ def build(clone: Path, umask: int, commit: str) -> Path:
     zig = said(python, "-m", "ziglang", "version")
     stamp = said("git", "show", "-s", "--format=%cd", "--date=format-local:%Y-%m-%dT%H:%M:%SZ",
                  commit, env=env)  # fmt: skip
-    bom = said(python, "tools/make_sbom.py", next(dist.glob("*.whl")), made / "codecs", zig, stamp,
+    bom = said(sys.executable, "tools/make_sbom.py", next(dist.glob("*.whl")), made / "codecs", zig, stamp,
                where=clone)  # fmt: skip
     (dist / "qsf.cdx.json").write_text(f"{bom}\n")
     module = next((made / "wheel" / "cmake").glob("_qsf*.so"))
