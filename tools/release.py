@@ -136,8 +136,8 @@ def build(clone: Path, umask: int, commit: str) -> Path:
     zig = said(python, "-m", "ziglang", "version")
     stamp = said("git", "show", "-s", "--format=%cd", "--date=format-local:%Y-%m-%dT%H:%M:%SZ",
                  commit, env=env)  # fmt: skip
-    bom = said(sys.executable, "tools/make_sbom.py", next(dist.glob("*.whl")), made / "codecs", zig, stamp,
-               where=clone)  # fmt: skip
+    bom = said(sys.executable, "tools/make_sbom.py", next(dist.glob("*.whl")), made / "codecs",
+               zig, stamp, where=clone)  # fmt: skip
     (dist / "qsf.cdx.json").write_text(f"{bom}\n")
     module = next((made / "wheel" / "cmake").glob("_qsf*.so"))
     names = said(python, "tools/check_exports.py", made / "wheel" / "cmake" / "libqsf.a",
@@ -167,14 +167,14 @@ def main() -> None:
     changes = said("git", "status", "--porcelain") if given.trial else ""
     faults = refusals(given.tag, version, said("git", "show", f"{commit}:CHANGELOG.md"), changes)
     if faults:
-        sys.exit("".join(f"release: {fault}\n" for fault in faults))
+        sys.exit("\n".join(f"release: {fault}" for fault in faults))
     shutil.rmtree(ROOT / "build" / "release", ignore_errors=True)
     first, second = (
         build(ROOT / "build" / "release" / name, umask, commit) for name, umask in CLONES
     )
     faults = differences(first, second)
     if faults:
-        sys.exit("".join(f"release: {fault}\n" for fault in faults))
+        sys.exit("\n".join(f"release: {fault}" for fault in faults))
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     shutil.copytree(first, ROOT / "dist")
     print((ROOT / "dist" / "BUILD.txt").read_text())
