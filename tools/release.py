@@ -69,6 +69,18 @@ def pack(archive: Path, files: dict[str, Path], epoch: int) -> None:
     archive.write_bytes(gzip.compress(raw.getvalue(), 9, mtime=epoch))
 
 
+def settle(path: Path) -> None:
+    """Give all members of a wheel modes that do not follow from the umask of who built it."""
+    with zipfile.ZipFile(path) as wheel:
+        rows = [(item, wheel.read(item)) for item in wheel.infolist()]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for item, data in rows:
+            mode = item.external_attr >> 16
+            item.external_attr &= 0xFFFF
+            item.external_attr |= (mode & ~0o777 | (0o755 if mode & 0o100 else 0o644)) << 16
+            wheel.writestr(item, data)
+
+
 def members(path: Path) -> dict[str, str]:
     """Return what is in an archive: place and name -> time, mode and hash; {} if it is none."""
     rows = []
@@ -118,6 +130,7 @@ def build(clone: Path, umask: int, commit: str) -> Path:
     print(f"release: building in {clone}", flush=True)
     print(said("make", "wheel", "program", "amalgamation", where=clone, env=env), flush=True)
     dist, python, made = clone / "dist", clone / ".venv" / "bin" / "python", clone / "build"
+    settle(next(dist.glob("*.whl")))
     sdist = dist / said(python, "-c", SDIST, "dist", where=clone, env=env).splitlines()[-1]
     version = sdist.name.removesuffix(".tar.gz").removeprefix("qsf-")
     with tarfile.open(sdist) as tar:

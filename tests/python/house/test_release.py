@@ -49,6 +49,23 @@ def test_archives_depend_on_contents_and_epoch_only(tmp_path: Path) -> None:
     assert row == ("00000 qsf-1-x/qsf", f"1700000000 755  {release.sha256(b'program')}")
 
 
+def test_the_modes_of_a_wheel_do_not_follow_from_the_umask(tmp_path: Path) -> None:
+    for name, modes in (
+        ("one", (0o100664, 0o100775, 0o40755)),
+        ("two", (0o100600, 0o100700, 0o40700)),
+    ):
+        (tmp_path / name).mkdir()
+        with zipfile.ZipFile(tmp_path / name / "q.whl", "w") as wheel:
+            for member, mode in zip(("a.py", "b.so", "c/"), modes, strict=True):
+                item = zipfile.ZipInfo(member, (2026, 1, 1, 0, 0, 0))
+                item.external_attr = mode << 16
+                wheel.writestr(item, b"" if member == "c/" else b"text")
+    assert release.differences(tmp_path / "one", tmp_path / "two") != []
+    for name in ("one", "two"):
+        release.settle(tmp_path / name / "q.whl")
+    assert release.differences(tmp_path / "one", tmp_path / "two") == []
+
+
 def test_a_difference_names_the_member(tmp_path: Path) -> None:
     for name, text, minute in (("one", b"a", 1), ("two", b"b", 1), ("late", b"a", 2)):
         (tmp_path / name).mkdir()
