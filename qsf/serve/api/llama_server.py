@@ -26,7 +26,7 @@ _NAMES = {
 }
 # Fields for llama-server's own settings, without effect on texts here.
 _NO_EFFECT = (
-    *("cache_prompt", "id_slot", "n_keep", "samplers", "timings_per_token", "return_tokens"),
+    *("cache_prompt", "id_slot", "n_keep", "samplers", "return_tokens"),
     *("t_max_predict_ms", "repeat_last_n", "post_sampling_probs", "response_fields", "n_indent"),
     *("min_keep", "t_max_prompt_ms"),
 )
@@ -83,11 +83,12 @@ class CompletionForm(QuietForm):
 
     def __init__(self, request: CompletionRequest, serving: Serving) -> None:
         self.name = f"completion-{time.time_ns():x}"
-        self._serving = serving
+        self._request, self._serving = request, serving
 
     def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
         """Return a piece of the text."""
-        piece = {"index": index, "content": event.text, "tokens": [], "stop": False}
+        times = {"timings": timings([choice])} if self._request.has_timings else {}
+        piece = {"index": index, "content": event.text, "tokens": [], "stop": False, **times}
         return [("", piece)] if event.text else []
 
     def end(self, index: int, choice: Choice) -> list[Sent]:

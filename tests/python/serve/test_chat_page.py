@@ -341,15 +341,18 @@ def test_the_choice_of_a_model(tiny_chat_8bit: Path, browser: Browser) -> None:
         assert browser.errors == []
 
 
-def test_times_of_each_token(client: Client) -> None:
-    for path, asked in (
-        ("chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
-        ("completions", {"prompt": "Once"}),
-    ):
-        fields = {**asked, "max_tokens": 6, "stream": True, "ignore_eos": True}
-        events = client.post(f"/v1/{path}", timings_per_token=True, **fields).events[:-1]
-        counts = [event["timings"]["predicted_n"] for event in events if "timings" in event]
-        assert counts == sorted(counts)
-        assert counts[-1] == 6
-        assert len(counts) > 2
-        assert all("timings" not in e for e in client.post(f"/v1/{path}", **fields).events[:-1])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/completion"])
+def test_times_of_each_token(client: Client, path: str) -> None:
+    asked = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else {"prompt": "A"}
+    fields = {**asked, "max_tokens": 6, "stream": True, "ignore_eos": True, "temperature": 0}
+    if path == "/completion":
+        fields["n_predict"] = fields.pop("max_tokens")
+    plain, timed = (
+        [event for event in client.post(path, {**fields, **more}).events if event != "[DONE]"]
+        for more in ({}, {"timings_per_token": True})
+    )
+    counts = [event["timings"]["predicted_n"] for event in timed if "timings" in event]
+    assert counts == sorted(counts)
+    assert counts[-1] == 6
+    assert len(counts) > 2
+    assert sum("timings" in event for event in plain) == (path == "/completion")  # its last one
