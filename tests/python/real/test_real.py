@@ -150,14 +150,14 @@ def test_a_schema_and_a_tool_call_by_the_official_client(real: RealModel) -> Non
             )
             check_city(real, answer.choices[0].message.content)
             tool = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
-            try:
-                answer = client.chat.completions.create(
-                    messages=[question], tools=[tool], tool_choice="required", **asked
-                )
-            except openai.BadRequestError as error:
-                if "the model's chat template has none" not in str(error):
-                    raise
-                pytest.skip(f"{real.name}: its chat template has no tools")
+            # Also of a model whose template has no tools. A small one would go on with more calls.
+            answer = client.chat.completions.create(
+                messages=[question],
+                tools=[tool],
+                tool_choice="required",
+                parallel_tool_calls=False,
+                **asked,
+            )
             (call,) = answer.choices[0].message.tool_calls
             assert call.function.name == "weather"
             check_city(real, call.function.arguments)
