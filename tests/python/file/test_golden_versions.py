@@ -37,7 +37,7 @@ def test_a_file_of_this_version_gives_the_same_logits(version: str, name: str) -
     assert zlib.crc32(path.read_bytes()) == file_crc, "made anew: it is no file of that version"
     with Reader(path) as reader:
         reader.verify()
-    with qsf.Model(path, kv_type="8bit") as model:
+    with qsf.Model(path, kv_type="8bit", ram_budget=None) as model:
         assert zlib.crc32(np.ascontiguousarray(model.logits(IDS)).tobytes()) == logits_crc
 
 
