@@ -47,9 +47,10 @@ for flags in "${levels[@]}"; do
     # shellcheck disable=SC2086
     build "apps/clang $flags" "$zig" cc -fno-sanitize=undefined $flags -Wall -Wextra -Werror qsf.c
 done
-# Without its pragma it would fuse products with sums where the processor can: it must say so.
+# Without its pragma it would fuse products with sums where the processor can (gcc from -O2 on): it
+# must say so.
 sed '/^#pragma \(STDC FP_CONTRACT\|GCC optimize\)/d' qsf.c >fused.c
-build apps/fused "${CC:-gcc}" -O1 -std=gnu17 -ffp-contract=fast fused.c
+build apps/fused "${CC:-gcc}" -O2 -std=gnu17 -ffp-contract=fast fused.c
 for target; do
     static=""
     case $target in *-linux-*) static=-static ;; esac
