@@ -32,7 +32,8 @@ static const char HELP[] =
     "  --draft auto|off|FILE --draft-rows N\n"
     "  --pin-threads  --exact  --plan\n"
     "  --json                    one JSON object;  -q, --quiet: no statistics\n"
-    "  --version  -h, --help\n";
+    "  --version  -h, --help\n\n"
+    "plan takes those from --ram-budget to --exact and --json, inspect and verify only --json.\n";
 
 typedef enum kind { TEXT, FLAG, COUNT, REAL, SPECIAL } kind;
 
@@ -43,43 +44,44 @@ typedef struct option {
     size_t offset; /* of the field of a request */
     double least;
     double most;
+    const char *commands; /* first letters of those that take it */
 } option;
 
 #define AT(field) offsetof(request, field)
 #define MOST_U32 4294967295.0
 static const option OPTIONS[] = {
-    {"prompt", 'p', TEXT, AT(prompt), 0, 0},
-    {"prompt-file", 'f', TEXT, AT(prompt_file), 0, 0},
-    {"system", 0, TEXT, AT(system), 0, 0},
-    {"raw", 0, FLAG, AT(is_raw), 0, 0},
-    {"no-special", 0, FLAG, AT(no_special), 0, 0},
-    {"json", 0, FLAG, AT(is_json), 0, 0},
-    {"quiet", 'q', FLAG, AT(is_quiet), 0, 0},
-    {"plan", 0, FLAG, AT(is_plan), 0, 0},
-    {"max-tokens", 'n', SPECIAL, 0, -1, MOST_U32},
-    {"n-predict", 0, SPECIAL, 0, -1, MOST_U32},
-    {"seed", 0, SPECIAL, 0, 0, 0},
-    {"stop", 0, SPECIAL, 0, 0, 0},
-    {"ram-budget", 0, SPECIAL, 0, 0, 0},
-    {"kv-type", 0, SPECIAL, 0, 0, 0},
-    {"kv-rotation", 0, SPECIAL, 0, 0, 0},
-    {"io", 0, SPECIAL, 0, 0, 0},
-    {"draft", 0, SPECIAL, 0, 0, 0},
-    {"temperature", 0, REAL, AT(temperature), 0, 100},
-    {"temp", 0, REAL, AT(temperature), 0, 100},
-    {"top-p", 0, REAL, AT(top_p), 1e-9, 1},
-    {"top-k", 0, REAL, AT(top_k), 0, MOST_U32},
-    {"min-p", 0, REAL, AT(min_p), 0, 1},
-    {"repetition-penalty", 0, REAL, AT(repetition_penalty), 0.01, 100},
-    {"repeat-penalty", 0, REAL, AT(repetition_penalty), 0.01, 100},
-    {"quality", 0, REAL, AT(opening.quality), 0, 1},
-    {"threads", 't', COUNT, AT(opening.n_threads), 1, 256},
-    {"max-seq-len", 'c', COUNT, AT(opening.ctx_tokens), 1, MOST_U32},
-    {"ctx-size", 0, COUNT, AT(opening.ctx_tokens), 1, MOST_U32},
-    {"io-depth", 0, COUNT, AT(opening.io_depth), 1, 32},
-    {"draft-rows", 0, COUNT, AT(opening.draft_rows), 1, QSF_MAX_DRAFT_ROWS},
-    {"pin-threads", 0, SPECIAL, 0, 0, 0},
-    {"exact", 0, SPECIAL, 0, 0, 0},
+    {"prompt", 'p', TEXT, AT(prompt), 0, 0, "r"},
+    {"prompt-file", 'f', TEXT, AT(prompt_file), 0, 0, "r"},
+    {"system", 0, TEXT, AT(system), 0, 0, "rc"},
+    {"raw", 0, FLAG, AT(is_raw), 0, 0, "r"},
+    {"no-special", 0, FLAG, AT(no_special), 0, 0, "r"},
+    {"json", 0, FLAG, AT(is_json), 0, 0, "rpiv"},
+    {"quiet", 'q', FLAG, AT(is_quiet), 0, 0, "rcp"},
+    {"plan", 0, FLAG, AT(is_plan), 0, 0, "rc"},
+    {"max-tokens", 'n', SPECIAL, 0, -1, MOST_U32, "rc"},
+    {"n-predict", 0, SPECIAL, 0, -1, MOST_U32, "rc"},
+    {"seed", 0, SPECIAL, 0, 0, 0, "rc"},
+    {"stop", 0, SPECIAL, 0, 0, 0, "rc"},
+    {"ram-budget", 0, SPECIAL, 0, 0, 0, "rcp"},
+    {"kv-type", 0, SPECIAL, 0, 0, 0, "rcp"},
+    {"kv-rotation", 0, SPECIAL, 0, 0, 0, "rcp"},
+    {"io", 0, SPECIAL, 0, 0, 0, "rcp"},
+    {"draft", 0, SPECIAL, 0, 0, 0, "rcp"},
+    {"temperature", 0, REAL, AT(temperature), 0, 100, "rc"},
+    {"temp", 0, REAL, AT(temperature), 0, 100, "rc"},
+    {"top-p", 0, REAL, AT(top_p), 1e-9, 1, "rc"},
+    {"top-k", 0, REAL, AT(top_k), 0, MOST_U32, "rc"},
+    {"min-p", 0, REAL, AT(min_p), 0, 1, "rc"},
+    {"repetition-penalty", 0, REAL, AT(repetition_penalty), 0.01, 100, "rc"},
+    {"repeat-penalty", 0, REAL, AT(repetition_penalty), 0.01, 100, "rc"},
+    {"quality", 0, REAL, AT(opening.quality), 0, 1, "rcp"},
+    {"threads", 't', COUNT, AT(opening.n_threads), 1, 256, "rcp"},
+    {"max-seq-len", 'c', COUNT, AT(opening.ctx_tokens), 1, MOST_U32, "rcp"},
+    {"ctx-size", 0, COUNT, AT(opening.ctx_tokens), 1, MOST_U32, "rcp"},
+    {"io-depth", 0, COUNT, AT(opening.io_depth), 1, 32, "rcp"},
+    {"draft-rows", 0, COUNT, AT(opening.draft_rows), 1, QSF_MAX_DRAFT_ROWS, "rcp"},
+    {"pin-threads", 0, SPECIAL, 0, 0, 0, "rcp"},
+    {"exact", 0, SPECIAL, 0, 0, 0, "rcp"},
 };
 
 _Noreturn static void refuse(const char *name, const char *value, const char *what)
@@ -265,6 +267,11 @@ static void parse_words(int argc, char **argv, request *r)
             continue;
         }
         const option *const o = find_option(argv[i], &value);
+        if (strchr(o->commands, r->command[0]) == NULL) {
+            char what[40];
+            snprintf(what, sizeof what, "%s does not take ", r->command);
+            refuse_usage(what, argv[i]);
+        }
         if (is_switch(o) ? value != NULL : value == NULL && i + 1 == argc)
             refuse_usage(is_switch(o) ? "no value belongs to " : "a value is missing: ", argv[i]);
         if (!is_switch(o) && value == NULL)

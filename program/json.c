@@ -14,7 +14,7 @@ static json skip_space(json v)
     return v;
 }
 
-/* Behind the string that begins at v. */
+/* Returns the position after the string that begins at v. */
 static json skip_string(json v)
 {
     for (v.p++; v.p < v.end && *v.p != '"'; v.p++)
@@ -25,7 +25,7 @@ static json skip_string(json v)
     return (json){v.p < v.end ? v.p : v.end, v.end};
 }
 
-/* Behind the value that begins at v: strings and brackets are what matters. */
+/* Returns the position after the value that begins at v; only strings and brackets are read. */
 static json skip_value(json v)
 {
     size_t depth = 0;

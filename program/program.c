@@ -167,7 +167,7 @@ static int chat(request *r)
     free(c.messages);
     buffer_free(&line);
     close_model(&o);
-    return 0;
+    return was_interrupted() ? 130 : 0;
 }
 
 static int plan(const request *r)

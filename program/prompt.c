@@ -83,8 +83,8 @@ static buffer *special_names(const qsf_text *text, size_t *n_names)
     return names;
 }
 
-/* Puts a seam behind the first character of each name of a special token, and leaves out those
- * that were there. */
+/* Puts a seam after the first character of each name of a special token, and removes the seams
+ * that the message had. */
 static void protect(buffer *message, const buffer *names, size_t n_names)
 {
     for (size_t at = 0; (at = buffer_find(message, at, SEAM, 3)) < message->n;)

@@ -18,8 +18,9 @@ static void interrupt(int number)
 
 void stop_on_interrupt(qsf_session *session)
 {
+    struct sigaction action = {.sa_handler = interrupt}; /* not SA_RESTART: it ends a read, too */
     running = session;
-    signal(SIGINT, interrupt);
+    sigaction(SIGINT, &action, NULL);
 }
 
 bool was_interrupted(void)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compares the program (program/) with the Python command: the same text byte for byte, of models,
 # options and conversations. Usage: check_program.sh PYTHON_FOLDER COMMAND...
-# PYTHON_FOLDER has qsf and qsf-convert; COMMAND is the program, perhaps behind its emulator.
+# PYTHON_FOLDER has qsf and qsf-convert; COMMAND is the program, perhaps after its emulator.
 set -euo pipefail
 
 tree=$(cd "$(dirname "$0")/../.." && pwd)
@@ -69,7 +69,8 @@ done
 "${program[@]}" verify "$tiny" >/dev/null || fail "verify refuses a whole file"
 head -c 1000000 "$tiny" >"$work/cut.qsf"
 for refused in "verify $work/cut.qsf" "run $tiny -p x --ram-budget 1" "run $work/none -p x" \
-    "run $tiny -p x --temp hot" "run $tiny -p x --no-such" "walk $tiny"; do
+    "run $tiny -p x --temp hot" "run $tiny -p x --no-such" "walk $tiny" \
+    "inspect $tiny --temp 1" "verify $tiny -t 1" "chat $tiny --json" "plan $tiny --seed 1"; do
     # shellcheck disable=SC2086
     ! "${program[@]}" $refused >/dev/null 2>"$work/said" || fail "not refused: $refused"
     [ "$(wc -l <"$work/said")" = 1 ] || fail "not one line: $refused: $(cat "$work/said")"
