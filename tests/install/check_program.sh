@@ -75,4 +75,17 @@ for refused in "verify $work/cut.qsf" "run $tiny -p x --ram-budget 1" "run $work
     ! "${program[@]}" $refused >/dev/null 2>"$work/said" || fail "not refused: $refused"
     [ "$(wc -l <"$work/said")" = 1 ] || fail "not one line: $refused: $(cat "$work/said")"
 done
+# ---- Ctrl-C while a chat waits for a line ----
+mkfifo "$work/line"
+"${program[@]}" chat "$tiny" <"$work/line" >/dev/null 2>"$work/said" &
+exec 8>"$work/line"
+until grep -q 'no chat template' "$work/said"; do sleep 0.1; done
+sleep 0.2
+kill -INT $!
+for ((i = 0; i < 100; i++)); do kill -0 $! 2>/dev/null || break; sleep 0.1; done
+kill -KILL $! 2>/dev/null || true
+code=0
+wait $! || code=$?
+exec 8>&-
+[ "$code" = 130 ] || fail "Ctrl-C ends a chat with $code"
 echo "check_program: ${program[*]##*/}: $n_compared texts and 2 conversations, as the Python command"
