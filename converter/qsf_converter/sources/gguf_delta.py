@@ -26,6 +26,7 @@ from qsf_converter.sources.gguf_dialects import (
     Fields,
     Shapes,
     names,
+    own_layers,
 )
 
 _NORMS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
@@ -53,21 +54,18 @@ _KEYS = ("ssm.inner_size", "nextn_predict_layers", "full_attention_interval")
 
 
 def _delta(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The layer count includes layers that predict further tokens, which come last."""
-    n_more, n_all = fields.get("nextn_predict_layers", 0), config["num_hidden_layers"]
+    n_layers = own_layers(fields, config)
     n_heads, n_inner = config["linear_num_value_heads"], fields.get("ssm.inner_size")
-    if type(n_more) is not int or type(n_all) is not int or not 0 <= n_more < n_all:
-        raise QsfConversionError(f"its {n_all!r} layers cannot have {n_more!r} more in them")
     if type(n_inner) is not int or type(n_heads) is not int or n_heads < 1 or n_inner % n_heads:
         raise QsfConversionError(
             f"its {n_heads!r} value heads do not divide ssm.inner_size = {n_inner!r}"
         )
-    layers = range(n_all - n_more)
     return {
-        "num_hidden_layers": n_all - n_more,
+        "num_hidden_layers": n_layers,
         "linear_value_head_dim": n_inner // n_heads,
         "layer_types": [
-            "linear_attention" if f"blk.{i}.ssm_a" in shapes else "full_attention" for i in layers
+            "linear_attention" if f"blk.{i}.ssm_a" in shapes else "full_attention"
+            for i in range(n_layers)
         ],
     }
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from qsf.errors import QsfConversionError, shown
+
 Fields = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -139,6 +141,19 @@ def biases(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[
 def attention_bias(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     """Read whether Q, K and V have biases."""
     return {"attention_bias": biases(fields, shapes, config)["attention_bias"]}
+
+
+def own_layers(fields: Fields, config: Mapping[str, Any]) -> int:
+    """Return the number of layers without those that predict further tokens, which come last.
+
+    Raises QsfConversionError if the metadata's numbers are none or no layer is left.
+    """
+    n_more, n_all = fields.get("nextn_predict_layers", 0), config["num_hidden_layers"]
+    if type(n_more) is not int or type(n_all) is not int or not 0 <= n_more < n_all:
+        raise QsfConversionError(
+            f"its {shown(n_all)} layers cannot have {shown(n_more)} more in them"
+        )
+    return n_all - n_more
 
 
 def layer_types(fields: Fields, config: Mapping[str, Any], period: int) -> dict[str, Any]:

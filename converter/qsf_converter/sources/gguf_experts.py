@@ -31,6 +31,7 @@ from qsf_converter.sources.gguf_dialects import (
     layers_of,
     lfm2,
     names,
+    own_layers,
 )
 
 _WIDTH = {"moe_intermediate_size": "expert_feed_forward_length"}
@@ -89,17 +90,10 @@ def _dots1(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[st
 
 
 def _glm4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The layer count includes layers that predict further tokens, which come last."""
-    n_more = fields.get("nextn_predict_layers", 0)
-    n_layers = config["num_hidden_layers"]
-    if type(n_more) is not int or type(n_layers) is not int or not 0 <= n_more < n_layers:
-        raise QsfConversionError(
-            f"its {shown(n_layers)} layers cannot have {shown(n_more)} more in them"
-        )
     return {
         **_sigmoid(fields, shapes, config),
         **attention_bias(fields, shapes, config),
-        "num_hidden_layers": n_layers - n_more,
+        "num_hidden_layers": own_layers(fields, config),
         "use_qk_norm": any("attn_q_norm" in name for name in shapes),
     }
 

@@ -23,6 +23,7 @@ from qsf_converter.sources.gguf_dialects import (
     Fields,
     Shapes,
     names,
+    own_layers,
 )
 
 _LATENT: Final = {
@@ -73,18 +74,10 @@ def _sizes(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[st
 
 
 def _deepseek2(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Choose the family by its experts: none, a sigmoid with a selection bias, or others.
-
-    The layer count includes layers that predict further tokens, which come last.
-    """
-    n_more, n_layers = fields.get("nextn_predict_layers", 0), config["num_hidden_layers"]
-    if type(n_more) is not int or type(n_layers) is not int or not 0 <= n_more < n_layers:
-        raise QsfConversionError(
-            f"its {shown(n_layers)} layers cannot have {shown(n_more)} more in them"
-        )
-    said = {**_sizes(fields, shapes, config), "num_hidden_layers": n_layers - n_more}
+    """Choose the family by its experts: none, a sigmoid with a selection bias, or others."""
+    keys = {**_sizes(fields, shapes, config), "num_hidden_layers": own_layers(fields, config)}
     if not fields.get("expert_count"):
-        return {**said, **dict.fromkeys(_OF_ROUTED), "architectures": ["YoutuForCausalLM"]}
+        return {**keys, **dict.fromkeys(_OF_ROUTED), "architectures": ["YoutuForCausalLM"]}
     has_bias = any("exp_probs_b" in name for name in shapes)
     function = fields.get("expert_gating_func", 2 if has_bias else 1)
     if function != (2 if has_bias else 1):
@@ -93,11 +86,11 @@ def _deepseek2(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dic
             f" {'with' if has_bias else 'without'} a selection bias"
         )
     groups = {key: config.get(key) or 1 for key in ("n_group", "topk_group")}
-    said |= {**groups, "norm_topk_prob": fields.get("expert_weights_norm", False)}
+    keys |= {**groups, "norm_topk_prob": fields.get("expert_weights_norm", False)}
     if has_bias:
-        return {**said, "architectures": ["DeepseekV3ForCausalLM"]}
+        return {**keys, "architectures": ["DeepseekV3ForCausalLM"]}
     by_groups = groups["n_group"] != 1
-    return {**said, "topk_method": "group_limited_greedy" if by_groups else "greedy"}
+    return {**keys, "topk_method": "group_limited_greedy" if by_groups else "greedy"}
 
 
 def _mistral4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:

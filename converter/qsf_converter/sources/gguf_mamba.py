@@ -26,6 +26,7 @@ from qsf_converter.sources.gguf_dialects import (
     ends_of,
     layers_of,
     names,
+    own_layers,
 )
 
 _SSD = ("in_proj", "conv1d", "norm", "out_proj")
@@ -89,22 +90,19 @@ def _falcon(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[s
 
 
 def _nemotron(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The kind of a block follows from its tensors; a block after the last one predicts further
-    tokens.
-    """
-    n_layers = _whole("block_count", config["num_hidden_layers"])
-    n_layers -= _whole("nextn_predict_layers", fields.get("nextn_predict_layers", 0))
-    said = _common(fields, shapes, config)
+    """The kind of a block follows from its tensors."""
+    n_layers = own_layers(fields, config)
+    keys = _common(fields, shapes, config)
     kinds = {"ssm_a": "mamba", "attn_q.weight": "attention", "ffn_gate_inp.weight": "moe"}
     blocks = [
         next((kind for name, kind in kinds.items() if f"blk.{i}.{name}" in shapes), "mlp")
         for i in range(n_layers)
     ]
-    inner = _whole("ssm.inner_size", said.pop("mamba_d_ssm"))
-    said["mamba_d_head"] = inner // _whole("ssm.time_step_rank", config["mamba_n_heads"], 1)
-    said["use_conv_bias"] = said.pop("mamba_conv_bias")
+    inner = _whole("ssm.inner_size", keys.pop("mamba_d_ssm"))
+    keys["mamba_d_head"] = inner // _whole("ssm.time_step_rank", config["mamba_n_heads"], 1)
+    keys["use_conv_bias"] = keys.pop("mamba_conv_bias")
     return {
-        **said,
+        **keys,
         "num_hidden_layers": n_layers,
         "layers_block_type": blocks,
         "intermediate_size": _largest(config["intermediate_size"]),
