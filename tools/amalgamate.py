@@ -140,8 +140,8 @@ def own_names(text: str) -> set[str]:
     """Return the names of a scope that end with a file: not those of external functions."""
     code = without_comments(text)
     names = {name for pattern in (FUNCTION, TYPE, FUNCTION_TYPE, TAG)
-             for found in pattern.findall(code)
-             for name in ([found] if isinstance(found, str) else found) if name}  # fmt: skip
+             for groups in pattern.findall(code)
+             for name in ([groups] if isinstance(groups, str) else groups) if name}  # fmt: skip
     for members in ENUM.findall(code):
         names.update(re.findall(r"(?:^|,)\s*(\w+)", members))
     return {name for name in names if not name.lower().startswith("qsf_")}  # one in all of csrc/

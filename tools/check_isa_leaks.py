@@ -65,16 +65,16 @@ def leaks(file: str, disassembly: str) -> Iterator[str]:
     """Yield a line for each function of `file` that has what it may not use."""
     sets = _X86 if "file format elf64-x86-64" in disassembly else _ARM
     function = ""
-    told: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     for line in disassembly.splitlines():
         head = re.match(r"[0-9a-f]+ <([^>]+)>:", line)
         if head:
             function = head[1]
         _, tab, code = line.partition("\t")
         for name, pattern in sets.items():
-            is_new = (function, name) not in told and name not in allowed(file, function)
+            is_new = (function, name) not in reported and name not in allowed(file, function)
             if tab and is_new and re.match(pattern, code):
-                told.add((function, name))
+                reported.add((function, name))
                 yield f"{file}: {function} has an instruction of {name}: {code.strip()}"
 
 
@@ -82,7 +82,7 @@ def main() -> int:
     """Print the leaks; the exit code is 1 if there are any, or no object files."""
     objdump = sys.argv[2] if len(sys.argv) > 2 else "objdump"
     objects = sorted(Path(sys.argv[1]).rglob("*.c.o"))
-    found: list[str] = []
+    lines: list[str] = []
     n_special = 0
     for path in objects:
         run = subprocess.run(
@@ -90,13 +90,13 @@ def main() -> int:
             check=True, capture_output=True, text=True,
         )  # fmt: skip
         file = path.name.removesuffix(".c.o")
-        found += leaks(file, run.stdout)
+        lines += leaks(file, run.stdout)
         n_special += bool(_FUNCTIONS.get(file)) or any(file.endswith(part) for part in _FILES)
-    for line in found:
+    for line in lines:
         print(line)
     print(f"check_isa_leaks: {len(objects)} files, {n_special} of them above the baseline, "
-          f"{len(found)} leaks")  # fmt: skip
-    return 1 if found or not n_special else 0
+          f"{len(lines)} leaks")  # fmt: skip
+    return 1 if lines or not n_special else 0
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ def stated_license(package: str) -> str:
     about = importlib.metadata.metadata(package).json
     classes = [text.split(" :: ")[-1] for text in about.get("classifier", [])
                if text.startswith("License ::")]  # fmt: skip
-    found = about.get("license_expression") or ", ".join(classes) or about.get("license")
-    return str(found or "not stated").split("\n")[0]
+    licence = about.get("license_expression") or ", ".join(classes) or about.get("license")
+    return str(licence or "not stated").split("\n")[0]
 
 
 def codec_sources(folder: Path) -> list[Any]:
@@ -66,10 +66,10 @@ def of_wheel(path: Path) -> tuple[str, list[Any]]:
             wheel.read(next(name for name in names if name.endswith(".dist-info/METADATA")))
         )
         for name in [name for name in names if ".libs/" in name and not name.endswith("/")]:
-            found = IN_WHEEL.fullmatch(name)
-            if found is None or found[1] not in CODECS:
+            match = IN_WHEEL.fullmatch(name)
+            if match is None or match[1] not in CODECS:
                 sys.exit(f"make_sbom: {path.name} has {name}, which CODECS does not know")
-            parts.append(part(found[1], found[2], CODECS[found[1]], hashes=hashes(wheel.read(name)),
+            parts.append(part(match[1], match[2], CODECS[match[1]], hashes=hashes(wheel.read(name)),
                               description="the build system's, in the wheel"))  # fmt: skip
     for need in sorted(
         text for text in about.get_all("Requires-Dist", []) if "extra ==" not in text

@@ -37,7 +37,7 @@ What a person has to do:
   4. Go on:    the next version in pyproject.toml, its chapter "unreleased" in CHANGELOG.md"""
 
 
-def said(*command: str | Path, where: Path = ROOT, env: dict[str, str] | None = None) -> str:
+def output_of(*command: str | Path, where: Path = ROOT, env: dict[str, str] | None = None) -> str:
     """Run a command and return what it printed; one that fails ends the release."""
     done = subprocess.run(command, cwd=where, env=env, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
@@ -102,11 +102,11 @@ def differences(first: Path, second: Path) -> list[str]:
     """Return a line for each file, or member of an archive, that two folders do not share."""
     faults = []
     for name in sorted({path.name for path in [*first.iterdir(), *second.iterdir()]}):
-        one, two = first / name, second / name
-        if not (one.exists() and two.exists()):
+        in_first, in_second = first / name, second / name
+        if not (in_first.exists() and in_second.exists()):
             faults.append(f"{name}: only one build made it")
-        elif one.read_bytes() != two.read_bytes():
-            a, b = members(one), members(two)
+        elif in_first.read_bytes() != in_second.read_bytes():
+            a, b = members(in_first), members(in_second)
             unlike = [f"{key[6:]} ({a.get(key)}; {b.get(key)})"
                       for key in sorted({*a, *b}) if a.get(key) != b.get(key)]  # fmt: skip
             faults.append(f"{name} differs: {'; '.join(unlike) or 'not in its members'}")
@@ -120,22 +120,22 @@ def sha256(data: bytes) -> str:
 
 def build(clone: Path, umask: int, commit: str) -> Path:
     """Clone the commit, build everything there, and return the folder of what was made."""
-    said("git", "clone", "-q", "--no-checkout", ROOT, clone)
+    output_of("git", "clone", "-q", "--no-checkout", ROOT, clone)
     os.umask(umask)
-    said("git", "checkout", "-q", "--detach", commit, where=clone)
-    epoch = int(said("git", "show", "-s", "--format=%ct", commit))
+    output_of("git", "checkout", "-q", "--detach", commit, where=clone)
+    epoch = int(output_of("git", "show", "-s", "--format=%ct", commit))
     env = {name: value for name, value in os.environ.items() if not OURS.fullmatch(name)}
     env |= {"SOURCE_DATE_EPOCH": str(epoch), "CCACHE_DISABLE": "1", "LC_ALL": "C", "TZ": "UTC",
             "ZIG_GLOBAL_CACHE_DIR": str(clone / "build" / "zig")}  # fmt: skip
     print(f"release: building in {clone}", flush=True)
-    print(said("make", "wheel", "program", "amalgamation", where=clone, env=env), flush=True)
+    print(output_of("make", "wheel", "program", "amalgamation", where=clone, env=env), flush=True)
     dist, python, made = clone / "dist", clone / ".venv" / "bin" / "python", clone / "build"
     settle(next(dist.glob("*.whl")))
-    sdist = dist / said(python, "-c", SDIST, "dist", where=clone, env=env).splitlines()[-1]
+    sdist = dist / output_of(python, "-c", SDIST, "dist", where=clone, env=env).splitlines()[-1]
     version = sdist.name.removesuffix(".tar.gz").removeprefix("qsf-")
     with tarfile.open(sdist) as tar:
         inside = {name.partition("/")[2] for name in tar.getnames()}
-    tracked = said("git", "ls-files", where=clone).splitlines()
+    tracked = output_of("git", "ls-files", where=clone).splitlines()
     missing = [name for name in tracked if name not in inside and not name.startswith(".ci/")]
     if missing:
         sys.exit(f"release: not in {sdist.name}: {' '.join(missing)}")
@@ -146,21 +146,21 @@ def build(clone: Path, umask: int, commit: str) -> Path:
     source = {name: made / "amalgamation" / name for name in ("qsf.c", "qsf.h")}
     pack(dist / f"qsf-{version}-c.tar.gz", {**source, **texts}, epoch)
 
-    zig = said(python, "-m", "ziglang", "version")
-    stamp = said("git", "show", "-s", "--format=%cd", "--date=format-local:%Y-%m-%dT%H:%M:%SZ",
+    zig = output_of(python, "-m", "ziglang", "version")
+    stamp = output_of("git", "show", "-s", "--format=%cd", "--date=format-local:%Y-%m-%dT%H:%M:%SZ",
                  commit, env=env)  # fmt: skip
-    bom = said(sys.executable, "tools/make_sbom.py", next(dist.glob("*.whl")), made / "codecs",
+    bom = output_of(sys.executable, "tools/make_sbom.py", next(dist.glob("*.whl")), made / "codecs",
                zig, stamp, where=clone)  # fmt: skip
     (dist / "qsf.cdx.json").write_text(f"{bom}\n")
     module = next((made / "wheel" / "cmake").glob("_qsf*.so"))
-    names = said(python, "tools/check_exports.py", made / "wheel" / "cmake" / "libqsf.a",
+    names = output_of(python, "tools/check_exports.py", made / "wheel" / "cmake" / "libqsf.a",
                  "--module", module, where=clone)  # fmt: skip
-    tools = [said(tool, "--version").splitlines()[0]
+    tools = [output_of(tool, "--version").splitlines()[0]
              for tool in ("gcc", "ld", clone / ".venv" / "bin" / "cmake", python)]  # fmt: skip
     sizes = [f"{path.stat().st_size:>9} {path.name}" for path in sorted(dist.iterdir())]
     (dist / "BUILD.txt").write_text("\n".join(
         [f"QSF {version}, commit {commit}, SOURCE_DATE_EPOCH={epoch}", *tools, f"zig {zig}", names,
-         said(python, "-c", NAMES, where=clone / "tools"), "bytes", *sizes, ""]))  # fmt: skip
+         output_of(python, "-c", NAMES, where=clone / "tools"), "bytes", *sizes, ""]))  # fmt: skip
     sums = [f"{sha256(path.read_bytes())}  {path.name}\n" for path in sorted(dist.iterdir())]
     (dist / "SHA256SUMS").write_text("".join(sums))
     return dist
@@ -174,11 +174,13 @@ def main() -> None:
     given = parser.parse_args()
     if bool(given.tag) == given.trial:
         sys.exit("release: say which: TAG=v1.2.3, or TRIAL=yes for what HEAD has")
-    commit = said("git", "rev-parse", "--verify", f"{given.tag or 'HEAD'}^{{commit}}")
-    project = said("git", "show", f"{commit}:pyproject.toml")
+    commit = output_of("git", "rev-parse", "--verify", f"{given.tag or 'HEAD'}^{{commit}}")
+    project = output_of("git", "show", f"{commit}:pyproject.toml")
     version = re.findall(r'^version = "([^"]+)"', project, re.MULTILINE)[0]
-    changes = said("git", "status", "--porcelain") if given.trial else ""
-    faults = refusals(given.tag, version, said("git", "show", f"{commit}:CHANGELOG.md"), changes)
+    changes = output_of("git", "status", "--porcelain") if given.trial else ""
+    faults = refusals(
+        given.tag, version, output_of("git", "show", f"{commit}:CHANGELOG.md"), changes
+    )
     if faults:
         sys.exit("\n".join(f"release: {fault}" for fault in faults))
     shutil.rmtree(ROOT / "build" / "release", ignore_errors=True)

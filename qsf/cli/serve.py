@@ -222,15 +222,15 @@ def _find(request: Request) -> dict[str, Path] | int:
         files = [] if is_source else sorted(Path(word).glob("*.qsf"))
         if is_qsf_file(word):
             files = [Path(word)]
-        found = word  # a name on the hub is the model's name
+        given_name = word  # a name on the hub is the model's name
         if Path(word).exists():
-            found = "" if files else Path(word).name.removesuffix(".gguf")
+            given_name = "" if files else Path(word).name.removesuffix(".gguf")
         try:
             files = files or [find_model(word, is_quiet=request.is_quiet, is_yes=request.is_yes)]
         except ChildFailedError as failed:
             return failed.exit_code
         for path in files:
-            name = found or path.stem
+            name = given_name or path.stem
             if name in paths:
                 raise UsageError(f"two models are called {name}: {paths[name]} and {path}")
             paths[name] = path

@@ -27,14 +27,14 @@ def chat_form(template: object, special_tokens: Mapping[str, object]) -> dict[st
         return None
     try:
         form = _form_of(chat)
-        found = form is not None and all(
+        is_exact = form is not None and all(
             _render(chat, _TRIALS[:n], system) == joined(form, _TRIALS[:n], system)
             for system in (None, _SYSTEM)[: 1 + ("system" in form)]
             for n in (1, 3, 5)
         )
     except QsfError:
         return None
-    return form if found else None
+    return form if is_exact else None
 
 
 def _form_of(chat: ChatTemplate) -> dict[str, Any] | None:
@@ -56,8 +56,8 @@ def _around(text: str, marks: Sequence[str]) -> list[str] | None:
     """Return the texts before, between and after the marks, if each occurs once and in order."""
     parts = []
     for mark in marks:
-        part, found, text = text.partition(mark)
-        if not found or mark in text:
+        part, separator, text = text.partition(mark)
+        if not separator or mark in text:
             return None
         parts.append(part)
     return [*parts, text]

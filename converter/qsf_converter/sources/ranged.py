@@ -142,12 +142,12 @@ class RangedFile(io.RawIOBase):
                 raise QsfIOError(f"{self._name}: the hub sends whole files only")
             answer.raise_for_status()
             wanted = f"bytes {begin}-{end - 1}/{self._n_bytes}"
-            found = answer.headers.get("content-range", "")
+            content_range = answer.headers.get("content-range", "")
             etag = answer.headers.get("etag", "")
-            if found != wanted or etag != (self._etag or etag):
+            if content_range != wanted or etag != (self._etag or etag):
                 raise QsfIOError(
-                    f"{self._name}: the hub has another file than it said: {found!r} instead of "
-                    f"{wanted!r}"
+                    f"{self._name}: the hub has another file than it said: {content_range!r} "
+                    f"instead of {wanted!r}"
                 )
             self._etag = etag
             yield from answer.iter_raw()

@@ -36,9 +36,9 @@ from qsf.serve.http.fields import Fields
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving
+from qsf.serve.tools.fitting import fit_messages
 from qsf.serve.tools.forms import read_form
 from qsf.serve.tools.request import Tools, chat_turns, read_chat_tools, tools_constraint
-from qsf.serve.tools.telling import told
 from qsf.text.arguments import as_messages
 from qsf.text.channels import final_header
 
@@ -155,7 +155,7 @@ def encode_messages(
         if is_begun and not template.is_plain:
             prefix = turns.pop()["content"] or ""
         described = None if tools is None else tools.described
-        turns, described = told(turns, described, template, model.tokenizer.special_names)
+        turns, described = fit_messages(turns, described, template, model.tokenizer.special_names)
         prompt = model.chat_tokens(turns, arguments, described)
         if prefix:
             prompt += final_header(model.tokenizer) + model.tokenizer.encode(

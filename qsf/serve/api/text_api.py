@@ -12,8 +12,8 @@ from qsf.serve.api.openai import as_turns, read_turns
 from qsf.serve.http.fields import Fields
 from qsf.serve.http.problems import invalid
 from qsf.serve.serving import Serving
+from qsf.serve.tools.fitting import fit_messages
 from qsf.serve.tools.request import chat_turns, read_chat_tools
-from qsf.serve.tools.telling import told
 from qsf.text.tokenizer import max_text_bytes
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def apply_template(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     tools = read_chat_tools(fields, serving)
     try:
         described = None if tools is None else tools.described
-        turns, described = told(as_turns(chat_turns(messages)), described, template, ())
+        turns, described = fit_messages(as_turns(chat_turns(messages)), described, template, ())
         prompt = template.render(
             turns,
             tools=described,

@@ -230,14 +230,14 @@ class CallReader:
         if name is None or (name and name not in self._schemas):
             return None
         try:
-            found = read_call(self._rest) if ")" in self._rest else None
-            if found is None:
+            call = read_call(self._rest) if ")" in self._rest else None
+            if call is None:
                 return None if self._form.end and self._form.end in self._rest else False
-            arguments = json.dumps(read_output(found[1]), ensure_ascii=False)
+            arguments = json.dumps(read_output(call[1]), ensure_ascii=False)
         except ValueError:
             return None
-        self._begin(found[0], arguments)
-        self._rest = self._rest[found[2] :]
+        self._begin(call[0], arguments)
+        self._rest = self._rest[call[2] :]
         self._state = self._behind_calls
         return True
 

@@ -26,7 +26,7 @@ _OWN_TOOLS = (
 )
 
 
-def told(
+def fit_messages(
     turns: list[dict[str, Any]],
     tools: list[dict[str, Any]] | None,
     template: ChatTemplate,
@@ -68,8 +68,8 @@ def _with_system(
         return [{"role": "system", "content": text}, *turns]
     users = (i for i, turn in enumerate(turns) if turn["role"] == "user")
     index = 0 if is_there else next(users, 0)
-    said = protected(turns[index]["content"] or "", special_names)
-    parts = [said, text] if is_there else [text, said]
+    own_text = protected(turns[index]["content"] or "", special_names)
+    parts = [own_text, text] if is_there else [text, own_text]
     turn = {**turns[index], "content": Trusted("\n\n".join(filter(None, parts)))}
     return [*turns[:index], turn, *turns[index + 1 :]]
 
@@ -123,17 +123,17 @@ def _numbered(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages whose calls have counted ids, as such a model writes them."""
     new_ids: dict[Any, str] = {}
     numbers = itertools.count()
-    found = []
+    messages = []
     for turn in turns:
         calls = []
         for call in turn.get("tool_calls", ()):
             new_ids[call["id"]] = f"functions.{call['function']['name']}:{next(numbers)}"
             calls.append({**call, "id": new_ids[call["id"]]})
         old_id = turn.get("tool_call_id")
-        found.append({**turn, **({"tool_calls": calls} if calls else {})})
+        messages.append({**turn, **({"tool_calls": calls} if calls else {})})
         if old_id in new_ids:
-            found[-1]["tool_call_id"] = new_ids[old_id]
-    return found
+            messages[-1]["tool_call_id"] = new_ids[old_id]
+    return messages
 
 
 def _with_texts(turn: dict[str, Any], nothing: str | None) -> dict[str, Any]:
@@ -154,24 +154,25 @@ def _without_calls(
 ) -> list[dict[str, Any]]:
     """Return messages whose calls and results are texts."""
     role = "tool" if form is not GENERIC and _TOOL_ROLE.search(source) else form.result_role
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for turn in turns:
         calls = turn.get("tool_calls")
         if calls:
             written = _written(form, [_protected_call(call, special_names) for call in calls])
-            said = protected(turn["content"] or "", special_names)
-            text = Trusted(f"{said}\n{written}" if said else written)
+            own_text = protected(turn["content"] or "", special_names)
+            text = Trusted(f"{own_text}\n{written}" if own_text else written)
             turn = {"role": turn["role"], "content": text}
         elif turn["role"] == "tool" and role == "user":
             result = f"<tool_response>\n{turn['content']}\n</tool_response>"
-            if found and found[-1]["role"] == "user":  # templates require alternating turns
-                found[-1]["content"] = f"{found[-1]['content']}\n{result}"
+            if messages and messages[-1]["role"] == "user":  # templates require alternating turns
+                content = f"{messages[-1]['content']}\n{result}"
+                messages[-1] = {**messages[-1], "content": content}
                 continue
             turn = {"role": "user", "content": result}
         elif turn["role"] == "tool":
             turn = {**turn, "role": role}
-        found.append(turn)
-    return found
+        messages.append(turn)
+    return messages
 
 
 def _protected_call(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from make.served import Client, serving
 from qsf.passes import Chosen
 from qsf.serve.tools.cut_json import completed
+from qsf.serve.tools.fitting import fit_messages
+from qsf.text.chat import ChatTemplate
 
 SCHEMA: Any = {
     "type": "object",
@@ -205,3 +208,11 @@ def test_a_schema_that_is_none_is_refused(client: Client, monkeypatch: pytest.Mo
     answer = client.post("/apply-template", messages=ASKED, tools=tools)
     assert answer.status == 400
     assert "must be the schema of an object" in answer.error["message"]
+
+
+def test_messages_of_the_request_stay_as_they_are() -> None:
+    turns = [*ASKED, {"role": "tool", "tool_call_id": "x1", "content": "3 C"}]
+    before = copy.deepcopy(turns)
+    fitted, _ = fit_messages(turns, None, ChatTemplate(UNKNOWN, {}), ())
+    assert turns == before
+    assert fitted[-1]["content"] == "Weather?\n<tool_response>\n3 C\n</tool_response>"
