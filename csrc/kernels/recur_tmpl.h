@@ -54,15 +54,22 @@ static inline lanes lanes_softplus(lanes x)
     return lanes_add(lanes_max(lanes_set(0.0F), x), log1p);
 }
 
+/* Returns softplus(x + bias), and stores e^(-rate * softplus) in decay; m values each. */
+static inline lanes step_and_decay(const float *x, const float *bias, const float *rate,
+                                   float *decay, size_t m)
+{
+    const lanes step = lanes_softplus(lanes_add(lanes_load_part(x, m), lanes_load_part(bias, m)));
+    const lanes forgotten = lanes_mul(lanes_load_part(rate, m), step);
+    lanes_store_part(decay, lanes_exp(lanes_mul(forgotten, lanes_set(-1.0F))), m);
+    return step;
+}
+
 static void QSF_NAME(delta_gates)(float *beta, float *decay, const float *rate, const float *bias,
                                   size_t n)
 {
     for (size_t i = 0; i < n; i += QSF_LANES) {
         const size_t m = lanes_left(n, i);
-        const lanes step =
-            lanes_softplus(lanes_add(lanes_load_part(decay + i, m), lanes_load_part(bias + i, m)));
-        const lanes forgotten = lanes_mul(lanes_load_part(rate + i, m), step);
-        lanes_store_part(decay + i, lanes_exp(lanes_mul(forgotten, lanes_set(-1.0F))), m);
+        (void)step_and_decay(decay + i, bias + i, rate + i, decay + i, m);
         lanes_store_part(beta + i, times_logistic(lanes_set(1.0F), lanes_load_part(beta + i, m)),
                          m);
     }
@@ -73,11 +80,7 @@ static void QSF_NAME(ssd_gates)(float *step, float *decay, const float *rate, co
 {
     for (size_t i = 0; i < n; i += QSF_LANES) {
         const size_t m = lanes_left(n, i);
-        const lanes s =
-            lanes_softplus(lanes_add(lanes_load_part(step + i, m), lanes_load_part(bias + i, m)));
-        const lanes forgotten = lanes_mul(lanes_load_part(rate + i, m), s);
-        lanes_store_part(step + i, s, m);
-        lanes_store_part(decay + i, lanes_exp(lanes_mul(forgotten, lanes_set(-1.0F))), m);
+        lanes_store_part(step + i, step_and_decay(step + i, bias + i, rate + i, decay + i, m), m);
     }
 }
 
