@@ -104,9 +104,11 @@ def _run(request: Request) -> int:
         plans[other] = call_with(
             Model.plan, paths[other], _opening(paths[other], request, constraints)
         )
-        exit_code = _check_plan(plans[other], is_shown=request.is_plan)
-        if exit_code:
-            return exit_code
+        if request.is_plan:
+            _print_plan(plans[other])
+        if not plans[other].is_enough:
+            text = does_not_fit(plans[other], is_command=True)
+            return _fail(f"{other}: {text}" if len(paths) > 1 else text)
     if request.is_plan:
         return 0
     try:
@@ -245,15 +247,12 @@ def _find(request: Request) -> dict[str, Path] | int:
     return paths
 
 
-def _check_plan(plan: MemoryPlan, *, is_shown: bool) -> int:
+def _print_plan(plan: MemoryPlan) -> None:
     from qsf.cli.run.report import plan_lines
-    from qsf.native.opening import does_not_fit
 
-    if is_shown:
-        for line in plan_lines(plan):
-            print(line)
-        sys.stdout.flush()
-    return 0 if plan.is_enough else _fail(does_not_fit(plan, is_command=True))
+    for line in plan_lines(plan):
+        print(line)
+    sys.stdout.flush()
 
 
 def read_constraints(
@@ -285,8 +284,8 @@ def make_server(
 ) -> Server:
     """Return a server for an open model; the caller starts it.
 
-    ``paths`` are the files of all models by name, and ``load`` opens one of them inside so many MB,
-    alone or next to others.
+    ``paths`` are the files of all models by name, this one first, and ``load`` opens one of them
+    inside so many MB, alone or next to others.
     """
     from qsf.serve.hosts import Hosts
     from qsf.serve.http.gate import Gate, is_loopback, read_keys
@@ -310,8 +309,7 @@ def make_server(
         opened, files = load(name, budget_mb, is_alone)
         return _make_host(opened, name, paths, options, files, metrics)
 
-    first = next(name for name, other in paths.items() if other == path)
-    host = _make_host(model, first, paths, options, constraints, metrics)
+    host = _make_host(model, next(iter(paths)), paths, options, constraints, metrics)
     hosts = Hosts(paths, host, None if load is None else load_host, options.queue_seconds)
     return Server(hosts, metrics, gate, bounds, None if is_quiet else log_line)
 
