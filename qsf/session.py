@@ -498,9 +498,8 @@ class Session(Closing, Uncopyable):
                 if run.is_cancelled:
                     raise QsfCancelledError("cancelled between two chunks")
                 n_common = self._native.count_common(run.tokens[:n_done])
-                n_done = min(
-                    n_common, len(run.tokens) - 1
-                )  # the callback may have changed the logits
+                # The callback may have changed the logits
+                n_done = min(n_common, len(run.tokens) - 1)
 
     def _step(self, run: Generation) -> bool:
         """Evaluate the last of the run's tokens; return False unless all earlier ones were held."""

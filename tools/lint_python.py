@@ -181,6 +181,9 @@ MAY_PARSE_JSON = ("qsf.foreign_json", "qsf_bench")
 
 MAX_LINES = 600
 MAX_FUNCTION_LINES = 60  # without the docstring
+MISPLACED = re.compile(
+    r"^ +(Args|Attributes|Raises):$|^(Args|Attributes|Raises):\n {5,}", re.MULTILINE
+)
 
 Violation = tuple[str, int, str]  # path, line number from 1, what is wrong
 
@@ -365,6 +368,15 @@ def check_json(module: Module) -> Iterator[Violation]:
             yield module.path, getattr(node, "lineno", 1), "JSON is parsed by qsf.foreign_json only"
 
 
+def check_docstrings(module: Module) -> Iterator[Violation]:
+    """Find docstrings with two empty lines, or with sections or entries too far to the right."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            text = ast.get_docstring(node) or ""
+            if "\n\n\n" in text or MISPLACED.search(text):
+                yield module.path, node.lineno, f"{node.name}: its docstring is badly laid out"
+
+
 def check_lengths(root: Path) -> Iterator[Violation]:
     """Find files that are too long."""
     for folder in (*PACKAGES.values(), *OTHER_FOLDERS):
@@ -383,6 +395,7 @@ def check(root: Path) -> list[str]:
             *check_functions(module),
             *check_system(module),
             *check_json(module),
+            *check_docstrings(module),
         ]
     return [f"{path}:{line}: {text}" for path, line, text in sorted(violations)]
 

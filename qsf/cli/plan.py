@@ -143,9 +143,8 @@ def table_lines(
             for kind in kinds
             if kind.has_attention
         )
-        state_bytes = 2 * sum(
-            kind.state_bytes(header.dim) for kind in kinds
-        )  # once read and once written
+        # Once read and once written
+        state_bytes = 2 * sum(kind.state_bytes(header.dim) for kind in kinds)
         bound = bound_of(
             size,
             limits,

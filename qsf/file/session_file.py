@@ -166,7 +166,6 @@ def write_session(
 ) -> None:
     """Write a session file atomically; replaces a file of that name.
 
-
     Args:
         path: the file.
         head: its head.

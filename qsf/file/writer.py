@@ -136,12 +136,10 @@ class Writer(Output):
         self._units: list[_OpenUnit] = []  # complete units
         ids = self._list_ids()
         self._next_experts = deque(i for i in ids if i.role == Role.EXPERT)
-        self._next_units = deque(
-            i for i in ids if i.role != Role.EXPERT
-        )  # units that are no experts
-        self._templates: dict[
-            tuple[object, ...], UnitId
-        ] = {}  # template by the tensors of an expert
+        # Units that are no experts
+        self._next_units = deque(i for i in ids if i.role != Role.EXPERT)
+        # Template by the tensors of an expert
+        self._templates: dict[tuple[object, ...], UnitId] = {}
         self._bands: list[int] = []
         self._unit: _OpenUnit | None = None
         self._tensor: Tensor | None = None

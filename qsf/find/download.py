@@ -81,9 +81,8 @@ def download(
     get_session().event_hooks = {
         **get_session().event_hooks, "response": [lambda answer: _check_answer(repo, answer)]
     }  # fmt: skip
-    get_session().headers["accept-encoding"] = (
-        "identity"  # so that the length of an answer is the stated one
-    )
+    # So that the length of an answer is the stated one
+    get_session().headers["accept-encoding"] = "identity"
     try:
         info = HfApi().model_info(repo, files_metadata=True, timeout=20)
         if _COMMIT.fullmatch(str(info.sha)) is None:

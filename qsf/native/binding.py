@@ -162,9 +162,8 @@ class Options:
 _OPTION_PATHS = ("draft_path", "kv_folder")
 _NO_NUMBERS = ("is_pinned", "is_exact", "kv_rotation", *_OPTION_PATHS)
 _OPTION_NUMBERS = tuple(name for name in Options.__slots__ if name not in _NO_NUMBERS)
-_PATHS: WeakKeyDictionary[Any, list[Any]] = (
-    WeakKeyDictionary()
-)  # memory that structs of options point to
+# Memory that structs of options point to
+_PATHS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
 
 
 def plan_model(path: str | os.PathLike[str], options: Options) -> MemoryPlan:

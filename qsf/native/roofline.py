@@ -127,9 +127,8 @@ def bound_of(
     gmadds = limits.gmadds_per_s.get(str(threads))
     is_prompt = n_prompt_passes > 0
     per_token = n_prompt_passes / n_tokens if is_prompt else 1.0
-    seconds: dict[
-        str, tuple[float, float | None]
-    ] = {}  # seconds for a token and their bytes, by part
+    # Seconds for a token and their bytes, by part
+    seconds: dict[str, tuple[float, float | None]] = {}
     if streamed_bytes > 0:
         if not disk:
             return None
@@ -164,7 +163,6 @@ def measure_memory(
     """Return GB/s read from memory and 10^9 8-bit multiply-adds a second, by number of threads.
 
     Omits a figure that the engine cannot measure on this processor.
-
 
     Raises:
         QsfMemoryError: the system lacks the memory to read from.

@@ -74,13 +74,12 @@ class Hosts:
     ) -> None:
         """Set the files of all models, and the one in memory.
 
-
         Args:
-                    paths: the files.
-                    first: the model in memory.
-                    load: opens another model inside so many MB (None: no limit), told whether it is
-                        alone. Raises QsfMemoryError if there is no room.
-                    wait_seconds: how long a request may wait for memory that others use.
+            paths: the files.
+            first: the model in memory.
+            load: opens another model inside so many MB (None: no limit), alone or next to others.
+                Raises QsfMemoryError if there is no room.
+            wait_seconds: how long a request may wait for memory that others use.
         """
         plan = first.serving.model.info.plan
         self.paths = paths

@@ -196,9 +196,8 @@ class Generation(Answer):
         self._plan_tokens = self.ctx_tokens
         if self._policy is not None:
             self.ctx_tokens = MAX_U32
-        self.answer = array(
-            "I"
-        )  # the tokens of the answer, also those that a KV policy has forgotten
+        # The tokens of the answer, also those that a KV policy has forgotten
+        self.answer = array("I")
         self.n_shortened = 0
         self.is_cancelled = False
         self.n_reported = 0  # prompt tokens reported to ``progress``

@@ -32,9 +32,8 @@ class OpenedModel:
     end_ids: frozenset[int]
     vectors: TextVectors
     name: str = ""  # the file's name, for people
-    sessions: WeakSet[Any] = field(
-        default_factory=WeakSet
-    )  # the open Sessions, a class of a higher layer
+    # The open Sessions, a class of a higher layer
+    sessions: WeakSet[Any] = field(default_factory=WeakSet)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @contextlib.contextmanager

@@ -28,9 +28,8 @@ class TextParts:
     """The file's data about text, read without the engine."""
 
     tokenizer: Tokenizer | None
-    template: (
-        ChatTemplate | QsfFormatError
-    )  # the error of a broken template, which only chat raises
+    # The error of a broken template, which only chat raises
+    template: ChatTemplate | QsfFormatError
     generation: Mapping[str, Any]
     text_bytes: int = 0  # resident memory of the tokenizer
     family: str = ""  # of the model, such as "qwen2"

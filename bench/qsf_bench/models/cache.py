@@ -74,21 +74,20 @@ def find_or_make(
 ) -> Path:
     """Return a file of random weights; makes it unless the cache has it whole.
 
-
     Args:
-            engine: selects .qsf or GGUF.
-            shape: the model's dimensions.
-            type_name: one of `random_qsf.QUANT_TYPES`, or of `random_gguf.FILE_TYPES`.
-            embed_type: of embedding and head, .qsf only; None: see `embed_type_beside_baseline`.
-            folder: of the cache; None: `default_folder`.
-            seed: of the weights.
-            progress: called with bytes written and to be written, while a file is made.
+        engine: selects .qsf or GGUF.
+        shape: the model's dimensions.
+        type_name: one of `random_qsf.QUANT_TYPES`, or of `random_gguf.FILE_TYPES`.
+        embed_type: of embedding and head, .qsf only; None: see `embed_type_beside_baseline`.
+        folder: of the cache; None: `default_folder`.
+        seed: of the weights.
+        progress: called with bytes written and to be written, while a file is made.
 
-        Raises:
-            QsfArgumentError: an unknown type.
-            QsfIOError: the disk has not enough room, which is checked before writing, or the system
-                refuses.
-            QsfUnsupportedError: making a GGUF needs the missing package gguf.
+    Raises:
+        QsfArgumentError: an unknown type.
+        QsfIOError: the disk has not enough room, which is checked before writing, or the system
+            refuses.
+        QsfUnsupportedError: making a GGUF needs the missing package gguf.
     """
     folder = default_folder() if folder is None else folder
     stem = f"{name_of(shape)}-{type_name}"

@@ -93,9 +93,8 @@ def compiler_of(path: Path) -> str:
         made = path.read_bytes()
     except OSError:
         return ""
-    clang = re.search(
-        rb"clang version ([\d.]+)", made
-    )  # clang's note, besides that of gcc, which made the C library
+    # Clang's note, besides that of gcc, which made the C library
+    clang = re.search(rb"clang version ([\d.]+)", made)
     gcc = re.search(rb"GCC: \([^)\0]{0,80}\) ([\d.]+)", made)
     compiler = clang or gcc
     return f"{'clang' if clang else 'gcc'} {compiler[1].decode()}" if compiler else ""

@@ -35,11 +35,8 @@ Float64Array = NDArray[np.float64]
 
 # This share of the mean of H's diagonal is added to the diagonal, against the noise of few tokens.
 DAMPING: Final = 0.05
-_DAMPINGS: Final = (
-    DAMPING,
-    10 * DAMPING,
-    100 * DAMPING,
-)  # larger ones if feedback grows without bound
+# Larger ones if feedback grows without bound
+_DAMPINGS: Final = (DAMPING, 10 * DAMPING, 100 * DAMPING)
 _ROWS_AT_ONCE: Final = 512  # rows of a piece that one thread rounds
 _LEAST_SPLIT: Final = 256  # below that, numpy's own inverse is as fast
 

@@ -232,9 +232,8 @@ class _Measurement:
     def _count(self) -> None:
         """Count the passes: those of the original, and of each stream from where it starts."""
         n_layers = self.original.header.n_layers
-        self.n_all = (
-            n_layers + n_layers * (n_layers - 1) // 2 + n_layers
-        )  # the original, and skipped layers
+        # The original, and skipped layers
+        self.n_all = n_layers + n_layers * (n_layers - 1) // 2 + n_layers
         for unit, _, _ in self.jobs:
             n_before = {Role.EMBEDDING: 0, Role.FINAL: n_layers}.get(unit.role, unit.layer)
             self.n_all += 1 + n_layers - n_before

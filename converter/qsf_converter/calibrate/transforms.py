@@ -30,10 +30,8 @@ T = TensorType
 ROTATED: Final = "rotated"
 SCALED: Final = "scaled"
 
-_EXPONENTS: Final = (
-    0.25,
-    0.5,
-)  # exponents that turn the root mean square of an input into its scale
+# Exponents that turn the root mean square of an input into its scale
+_EXPONENTS: Final = (0.25, 0.5)
 _LARGEST_LOG: Final = math.log(16)
 _MOST_ROWS: Final = 1024  # rows of a matrix to measure with
 _LEAST_GAIN: Final = 0.02  # of the error; a smaller gain is noise

@@ -37,9 +37,8 @@ from qsf_converter.sources.checkpoint import Checkpoint, Float32Array
 from qsf_converter.sources.families.rules import INPUT_GROUPS, Place
 
 _SAMPLE_TILE_ROWS: Final = 8
-_MOST_SAMPLED: Final = (
-    0.8 * MOST_FRACTION
-)  # the whole matrix may have more outliers than its sample
+# The whole matrix may have more outliers than its sample
+_MOST_SAMPLED: Final = 0.8 * MOST_FRACTION
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,9 +45,8 @@ class RangedFile(io.RawIOBase):
             self._url, self._n_bytes = str(facts["url"]), int(facts["size"])
         except (JsonError, KeyError, TypeError, ValueError) as error:
             raise QsfConversionError(f"{path}: no pointer to a file of the hub: {error}") from error
-        hub: Any = import_module(
-            "huggingface_hub.utils"
-        )  # imported late: only needed for models on the hub
+        # Imported late: only needed for models on the hub
+        hub: Any = import_module("huggingface_hub.utils")
         self._session: Any = hub.get_session()
         self._headers = {**hub.build_hf_headers(), "accept-encoding": "identity"}
         self._path, self._pause = path, pause

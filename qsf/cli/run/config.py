@@ -64,9 +64,8 @@ def _parsed(path: Path, data: bytes) -> dict[str, Any]:
     if len(data) > _MAX_BYTES:
         raise QsfArgumentError(f"{path}: more than {_MAX_BYTES} bytes are too many for options")
     try:
-        tomllib = importlib.import_module(
-            "tomllib"
-        )  # imported late: only needed if the file exists
+        # Imported late: only needed if the file exists
+        tomllib = importlib.import_module("tomllib")
     except ImportError:
         raise QsfArgumentError(
             f"{path}: reading it takes Python 3.11 or newer: remove it, or use options"

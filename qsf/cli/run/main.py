@@ -293,9 +293,8 @@ def _print_plan(request: Request) -> int:
     from qsf.model import Model
 
     with Watcher(command.leave_at_once):
-        read_constraint(
-            request.path, request.form
-        )  # the constraint's memory counts as "process before opening"
+        # The constraint's memory counts as "process before opening"
+        read_constraint(request.path, request.form)
         plan = call_with(Model.plan, request.path, request.opening)
     for line in (*report.plan_lines(plan), *_cost_lines(request)):
         print(line)

@@ -132,9 +132,8 @@ class _Lines:
         self.done = array("Q")  # see `read_done`; becomes 0 once --prompts has the line
         self._path = request.prompts
         self._file = file
-        self._most_line_bytes = (
-            memory_bytes // 4
-        )  # text and parsed line take up to three times as much
+        # Text and parsed line take up to three times as much
+        self._most_line_bytes = memory_bytes // 4
         self._is_raw = is_raw
         self._memory_bytes = memory_bytes
         self._options = repr(request.generation).encode()

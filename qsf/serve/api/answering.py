@@ -32,9 +32,8 @@ class Choice:
     job: Job
     texts: list[str] = field(default_factory=list)
     reasoning: str = ""
-    calls: list[CallPart] = field(
-        default_factory=list
-    )  # calls of functions, each as far as it has arrived
+    # Calls of functions, each as far as it has arrived
+    calls: list[CallPart] = field(default_factory=list)
     tokens: list[Chosen] = field(default_factory=list)
     reason: str = ""
     values: Sequence[float] = ()  # of a job that generates no text

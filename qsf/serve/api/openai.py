@@ -443,9 +443,8 @@ class TextForm(_OpenAiForm):
             return tokenizer.token_bytes(token, skip_special=False).decode("utf-8", "replace")
 
         def top_names(top: Sequence[tuple[int, float]]) -> dict[str, float]:
-            return {
-                name(t): value for t, value in reversed(top)
-            }  # the most probable token of each name
+            # The most probable token of each name
+            return {name(t): value for t, value in reversed(top)}
 
         names: list[str] = []
         logprobs: list[float | None] = []

@@ -63,9 +63,8 @@ def is_loopback(host: str) -> bool:
 _ANY = "*"
 _WANTED_HEADERS = "access-control-request-headers"
 _HEADERS = ("authorization", "content-type", "x-api-key", "x-request-id")
-_OF_CLIENTS = re.compile(
-    r"(x-stainless|anthropic|openai)-[a-z0-9-]{1,48}"
-)  # the official client libraries
+# The official client libraries
+_OF_CLIENTS = re.compile(r"(x-stainless|anthropic|openai)-[a-z0-9-]{1,48}")
 
 
 @dataclass(frozen=True, slots=True)

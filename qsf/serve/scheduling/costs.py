@@ -17,9 +17,8 @@ class Costs:
 
     def __init__(self) -> None:
         self._c0, self._c1 = 1e-3, 1e-3 * _SLOPE
-        self._sums = [
-            0.0
-        ] * 5  # sums of a*a, a*b, b*b, a*s, b*s over passes with s = c0 * a + c1 * b
+        # Sums of a*a, a*b, b*b, a*s, b*s over passes with s = c0 * a + c1 * b
+        self._sums = [0.0] * 5
         self._read_sums = [0.0, 0.0]  # sums of bytes and seconds
 
     def learn_evaluating(self, first: int, n_tokens: int, seconds: float) -> None:

@@ -62,8 +62,7 @@ class Event:
             it continues.
         problem: the error of a failed job, which has no reason.
         n_done: number of evaluated prompt tokens, in events without text or end.
-        values: results of a job that generates no
-        text: see ``Reading``.
+        values: results of a job without generated text; see ``Reading``.
     """
 
     text: str = ""
@@ -130,9 +129,8 @@ class Job(Answer):
     n_again: int = 0  # tokens evaluated again, because recurrent states cannot be cut
     generator: Any = None  # the engine's random generator between two choices
     scores: list[Chosen] = field(default_factory=list)  # of the prompt's tokens from the second on
-    hidden: array[float] = field(
-        default_factory=lambda: array("d")
-    )  # sum of the hidden states so far
+    # Sum of the hidden states so far
+    hidden: array[float] = field(default_factory=lambda: array("d"))
     unsent: list[Chosen] = field(default_factory=list)
     calls: list[CallPart] = field(default_factory=list)  # also not sent yet
     arrived: float = 0.0

@@ -300,9 +300,8 @@ class Scheduler:
         jobs = [(slot, job) for slot, job in self._slots.taken if slot.leader is None]
         prompts = [slot for slot, job in jobs if job.state is State.PROMPT]
         decoding = [(slot, job) for slot, job in jobs if job.state is State.DECODING]
-        decoding.sort(
-            key=lambda pair: pair[1].last
-        )  # slots take turns if memory is too small for all
+        # Slots take turns if memory is too small for all
+        decoding.sort(key=lambda pair: pair[1].last)
         del decoding[self._engine.chunk_tokens :]
         n_free = self._engine.chunk_tokens - len(decoding)
         for slot, running in decoding:

@@ -164,9 +164,8 @@ class Slots:
         if self._files is not None and seconds:
             n_read = self._files.find(self._engine.tokens(slot.index), slot.salt, n_tokens)[1]
             read_seconds = self.costs.reading(self._engine.state_bytes(slot.index))
-            seconds = min(
-                seconds, read_seconds * (1 if n_read == n_tokens else 2)
-            )  # 2: the file was written
+            # 2: the file was written
+            seconds = min(seconds, read_seconds * (1 if n_read == n_tokens else 2))
         n_freed = n_tokens - n_elsewhere if is_by_token else 1
         return value(seconds, n_freed, self._clock() - slot.used), slot.used
 

@@ -18,10 +18,8 @@ def completed(text: str) -> list[str]:
     Each may be invalid JSON. []: the text does not begin an object.
     """
     closers: list[str] = []
-    at, ends = (
-        0,
-        "",
-    )  # after the last complete value, and the text that closes all open values there
+    # After the last complete value, and the text that closes all open values there
+    at, ends = 0, ""
     for match in _SIGNS.finditer(text):
         sign = match[0]
         if sign in "{[":

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 _JOINS_ARGUMENTS = re.compile(r"\+\s*[\w.'\"\[\]]*arguments['\"\]]*\s*\+")
 _NO_SYSTEM = re.compile(r"system role not supported", re.IGNORECASE)
 _TOOL_ROLE = re.compile(r"['\"]tool['\"]")
-_OWN_TOOLS = (
-    "message['tools']"  # Phi-4-mini's template reads tools from the system message, as a text
-)
+# Phi-4-mini's template reads tools from the system message, as a text.
+_OWN_TOOLS = "message['tools']"
 
 
 def fit_messages(

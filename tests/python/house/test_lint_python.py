@@ -20,6 +20,8 @@ _SPEC.loader.exec_module(lint_python)
 TYPE_CHECKED = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {}\n"
 CONVERTER = "converter/qsf_converter"
 LONG = "def long() -> None:\n    '''Say\n\n    why.'''\n" + "    pass\n" * 60
+WIDE = "def f():\n    '''Say\n\n\n    why.'''\n"
+SHIFTED = "def f(x):\n    '''Say.\n\n    Args:\n            x: y.\n    '''\n"
 DOCSTRING = "def long() -> None:\n    '''Say\n\n    why.'''\n" + "    pass\n" * 59
 
 
@@ -62,6 +64,8 @@ def test_lint_accepts(files: dict[str, str], tmp_path: Path) -> None:
     ("files", "expected"),
     [
         ({"qsf/file/a.py": "import json\njson.loads('1')\n"}, "qsf/file/a.py:2: JSON is parsed"),
+        ({"qsf/file/a.py": WIDE}, "qsf/file/a.py:1: f: its docstring"),
+        ({"qsf/file/a.py": SHIFTED}, "qsf/file/a.py:1: f: its docstring"),
         ({f"{CONVERTER}/convert.py": "from json import load\n"}, "convert.py:1: JSON is parsed"),
         (
             {"qsf/file/a.py": "from qsf.model import Model\n", "qsf/model.py": ""},

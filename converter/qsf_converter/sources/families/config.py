@@ -33,15 +33,14 @@ ACTIVATIONS: Final = {
 class Config(Mapping[str, Any]):
     """A config.json, with general names for keys that a family names differently.
 
+    It records which keys were read. Every reading method raises QsfConversionError for a missing or
+    invalid value.
 
     Args:
-            values: of the file.
-            renames: general name -> the family's.
-            defaults: of the family's class, by general names, for keys that a file leaves out.
-            where: name of the object in errors.
-
-        It records which keys were read. Every reading method raises QsfConversionError for a
-        missing or invalid value.
+        values: the keys and values of the file.
+        renames: general name -> the family's.
+        defaults: of the family's class, by general names, for keys that a file leaves out.
+        where: name of the object in errors.
     """
 
     def __init__(

@@ -217,9 +217,8 @@ FAMILIES = (
             **mamba.NEUTRAL,
             "attention_bias": (False,),
             "mlp_bias": (False,),
-            "attn_rotary_emb": tuple(
-                range(1 << 12)
-            ),  # half of a head, from the share of rotated dimensions
+            # Half of a head: it follows from the share of rotated dimensions.
+            "attn_rotary_emb": tuple(range(1 << 12)),
             "z_loss_coefficient": (0.0,),
         },
         adjust=_bamba,
