@@ -195,8 +195,9 @@ def _parser() -> Parser:
     parser = model_parser(
         "qsf serve",
         "the same as qsf-serve",
-        "Answer HTTP requests with a model inside a memory budget, many at a time. The requests "
-        "are those of OpenAI's API. Several models, or a folder with .qsf files, share the budget.",
+        "Answer HTTP requests with a model inside a memory budget, many at a time.\n"
+        "The APIs are those of OpenAI, Anthropic and ollama. Several models, or a\n"
+        "folder with .qsf files, share the budget.",
         _EPILOG,
         takes_several=True,
     )
