@@ -311,7 +311,11 @@ class Server:
 
     @asynccontextmanager
     async def _using(self, exchange: Exchange) -> AsyncIterator[Host]:
-        """Give the model that a request names, loaded if need be."""
+        """Give the model that a request names, loaded if need be.
+
+        Its values are read again by who uses them: the memory plan has room for those of one body,
+        and a request may wait long for its model.
+        """
         name = None
         if len(self.hosts.paths) > 1:
             body = await self._in_thread(partial(self._body_of, exchange))
@@ -359,7 +363,10 @@ class Server:
         await exchange.send(200, body, "application/json")
 
     async def _pull(self, exchange: Exchange, _owner: str) -> None:
-        name, is_stream = ollama.read_pull(self._body_of(exchange), self.serving)
+        serving = self.serving
+        name, is_stream = await self._in_thread(
+            lambda: ollama.read_pull(self._body_of(exchange), serving)
+        )
         lines = ollama.pull(self.hosts, name)
         if not is_stream:
             await exchange.send_json(lines[-1])
