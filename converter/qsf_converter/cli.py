@@ -292,13 +292,15 @@ class _Progress:
         self._enabled = enabled
         self._n_tokens = n_tokens
         self._line: ProgressLine | None = None
+        self._is_converting = False
 
     def begin(self, name: str) -> Callable[[int, int], None]:
         """Announce a step; return the line that shows its progress."""
         self.close()
         if self._enabled:
             print(f"{name} ...", file=sys.stderr, flush=True)
-        self._line = ProgressLine(enabled=self._enabled, unit="passes")
+        self._line = ProgressLine(enabled=self._enabled, unit="tokens")
+        self._is_converting = False
         return self._line.update
 
     def update(self, done: int, total: int) -> None:
@@ -306,8 +308,9 @@ class _Progress:
         unit, scale = "MB", float(_MB)
         if self._n_tokens is not None:
             unit, scale = "tokens", max(total, 1) / self._n_tokens
-        if self._line is None or self._line.unit != unit:
+        if self._line is None or not self._is_converting:
             self.close()
+            self._is_converting = True
             self._line = ProgressLine(enabled=self._enabled, unit=unit, scale=scale)
         self._line.update(done, total)
 

@@ -6,11 +6,15 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Final
 
 from qsf.closable import Closing
 from qsf.errors import QsfError, QsfFormatError, QsfIOError
 from qsf.file.layout import MAGIC
 from qsf.system.files import READ_FLAGS
+
+# The environment variable that names a folder whose weights are pointers to files of the hub.
+PIECES_FOLDER: Final = "QSF_IN_PIECES"
 
 
 def begins_with(path: str | os.PathLike[str], magic: bytes) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 from qsf.errors import QsfIOError
 from qsf.file.gguf_parts import part_names
 from qsf.file.layout import VERSION
+from qsf.file.open_file import PIECES_FOLDER
 from qsf.foreign_json import read_json_file
 from qsf.system import files
 
@@ -67,7 +68,7 @@ def is_of_pieces(source: Path) -> bool:
 
 def environment_of(source: Path) -> dict[str, str]:
     """Return what lets the converter follow the pointers of such a folder."""
-    return {"QSF_IN_PIECES": str(source)} if is_of_pieces(source) else {}
+    return {PIECES_FOLDER: str(source)} if is_of_pieces(source) else {}
 
 
 def fingerprint_of(source: Path) -> str:

@@ -102,8 +102,7 @@ class ProgressLine:
     """
 
     def __init__(self, *, enabled: bool, unit: str, scale: float = 1) -> None:
-        self.unit = unit
-        self._scale = scale
+        self._unit, self._scale = unit, scale
         self._started = time.monotonic()
         self._bar = _Bar("", enabled=enabled)
 
@@ -112,8 +111,8 @@ class ProgressLine:
         elapsed_s = max(time.monotonic() - self._started, 1e-3)
         self._bar.update(
             done / total if total else 1.0,
-            f"{done / self._scale:.0f} of {total / self._scale:.0f} {self.unit}, "
-            f"{done / elapsed_s / self._scale:.0f} {self.unit}/s",
+            f"{done / self._scale:.0f} of {total / self._scale:.0f} {self._unit}, "
+            f"{done / elapsed_s / self._scale:.0f} {self._unit}/s",
         )
 
     def close(self) -> None:

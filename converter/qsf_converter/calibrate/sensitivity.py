@@ -165,8 +165,8 @@ def measure(
             ``choose_effort`` says.
         candidates: types by ``Target.name``; matrices that are missing are not measured.
         measured: the types of which KL is measured in layers.
-        progress: called with the number of finished passes and of all; a pass is one stream in one
-            layer, or its predictions.
+        progress: called with the tokens done and all; a token counts in each stream, once a layer
+            and once for its predictions.
         round_to: the rounding.
 
     Raises QsfArgumentError for token ids or candidates that the model does not have,
@@ -241,7 +241,7 @@ class _Measurement:
     def _advance(self) -> None:
         self.n_done += 1
         if self.progress is not None:
-            self.progress(self.n_done, self.n_all)
+            self.progress(self.n_done * self.samples.size, self.n_all * self.samples.size)
 
     def _start_embeddings(self, x: Float32Array) -> None:
         """Start a stream for each type of the embedding; a tied head is rounded with it."""

@@ -1,6 +1,6 @@
 """Weights that stay on the hub: read by ranges of bytes during a conversion. Such a file is
 replaced by a pointer with its address and size. Pointers are followed only in the folder named by
-the environment variable ``FOLDER_NAME``, so a pointer in an untrusted model is ignored.
+the environment variable ``PIECES_FOLDER``, so a pointer in an untrusted model is ignored.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from qsf.errors import QsfConversionError, QsfIOError
+from qsf.file.open_file import PIECES_FOLDER
 from qsf.foreign_json import JsonError, read_json_file
 
-FOLDER_NAME = "QSF_IN_PIECES"
 _MAX_POINTER_BYTES = 4096
 _BLOCK_BYTES = 1 << 20  # smaller reads use cached blocks, because neighbouring reads follow soon
 _MAX_BLOCKS = 16  # cached blocks
@@ -29,7 +29,7 @@ _FATAL = {401: "refuses", 403: "refuses", 404: "no longer has", 416: "has less o
 
 def is_ranged(path: Path) -> bool:
     """Return whether ``path`` is a pointer that may be followed."""
-    folder = os.environ.get(FOLDER_NAME)
+    folder = os.environ.get(PIECES_FOLDER)
     return bool(folder) and path.suffix != ".json" and path.parent == Path(str(folder))
 
 

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from qsf.shell import progress
+from qsf_converter.cli import _Progress
 
 # More than a pipe holds, written by a command's own means; then one piece larger than a pipe.
 WRITER = """
@@ -77,3 +78,21 @@ def test_the_time_left_is_steady() -> None:
         if last is not None and i > 10:
             assert abs(left - (last - 1)) < 3.0, i
         last = left
+
+
+def test_progress_of_a_conversion_counts_tokens_then_what_is_converted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A phase's line is not gone on with, though both may count tokens."""
+    shown = _Progress(enabled=True, n_tokens=4096)
+    update = shown.begin("measuring the arithmetic")
+    update(1022, 2044)
+    shown.update(100, 400)
+    shown.update(400, 400)
+    shown.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "measuring the arithmetic ..."
+    assert [line.split(", ")[-2] for line in lines[1:]] == [
+        "1022 of 2044 tokens", "1024 of 4096 tokens", "4096 of 4096 tokens",
+    ]  # fmt: skip
+    assert all(line.endswith("tokens/s") for line in lines[1:])

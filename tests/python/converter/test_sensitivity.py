@@ -194,12 +194,13 @@ def test_json_holds_all_of_it(llama: Original) -> None:
     assert [set(layer) for layer in data["layers"]] == [{"cosine", "kl_skipped"}] * 3
 
 
-def test_progress_counts_every_pass(model: Original) -> None:
+def test_progress_counts_the_tokens_of_every_pass(model: Original) -> None:
     calls: list[tuple[int, int]] = []
     samples = some_samples()
     measure(model, samples, all_candidates(model), progress=lambda *call: calls.append(call))
-    assert [done for done, _ in calls] == list(range(1, len(calls) + 1))
-    assert {total for _, total in calls} == {len(calls)}
+    n_each = samples.size
+    assert [done for done, _ in calls] == [n_each * (i + 1) for i in range(len(calls))]
+    assert {total for _, total in calls} == {n_each * len(calls)}
 
 
 def test_what_the_model_does_not_have_is_refused(llama: Original) -> None:

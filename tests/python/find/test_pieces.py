@@ -13,6 +13,7 @@ import pytest
 
 from make.fake_hub import COMMIT, REPO, FakeHub, hub
 from qsf.errors import QsfIOError
+from qsf.file.open_file import PIECES_FOLDER
 from qsf_converter.sources import ranged
 
 assert hub  # a fixture
@@ -73,7 +74,7 @@ def opened(
     path = tmp_path / "model.safetensors"
     url = f"{hub.url}/{REPO}/resolve/{COMMIT}/model.safetensors"
     path.write_text(json.dumps({"url": url, "size": size}), "utf-8")
-    monkeypatch.setenv(ranged.FOLDER_NAME, str(tmp_path))
+    monkeypatch.setenv(PIECES_FOLDER, str(tmp_path))
     assert ranged.is_ranged(path)
     return ranged.RangedFile(path, pause=lambda _: None)
 
