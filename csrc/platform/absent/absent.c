@@ -1,15 +1,7 @@
-/* absent.c - replaces Linux's own functions on other systems: a mapping that the kernel copies
- * from, and a look into the page cache. */
+/* absent.c - replaces what only Linux has: a mapping that the kernel copies from. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/status.h"
-#include "platform/io_cached.h"
 #include "platform/io_way.h"
-
-bool qsf_io_is_cached(const qsf_file *file)
-{
-    (void)file;
-    return false;
-}
 
 static qsf_status refuse(qsf_io *io)
 {

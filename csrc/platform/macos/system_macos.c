@@ -19,8 +19,10 @@ static uint64_t number_of(const char *name)
     return sysctlbyname(name, &value, &n_bytes, NULL, 0) == 0 ? value : 0;
 }
 
-/* The footprint is the number that the system's killer and Activity Monitor count: resident
- * pages without those of files, and compressed ones. */
+/* Available are free pages and those of files, as in Linux's MemAvailable; other inactive pages
+ * would have to be compressed. Speculative pages are in free_count and in external_page_count. The
+ * footprint is the number that the system's killer and Activity Monitor count: resident pages
+ * without those of files, and compressed ones. */
 void qsf_system_memory_read(qsf_system_memory *out)
 {
     *out = (qsf_system_memory){.total_bytes = number_of("hw.memsize")};
@@ -28,8 +30,8 @@ void qsf_system_memory_read(qsf_system_memory *out)
     vm_statistics64_data_t pages;
     mach_msg_type_number_t n_words = HOST_VM_INFO64_COUNT;
     if (host_statistics64(host, HOST_VM_INFO64, (host_info64_t)&pages, &n_words) == KERN_SUCCESS)
-        out->available_bytes = ((uint64_t)pages.free_count + pages.inactive_count +
-                                pages.purgeable_count + pages.speculative_count) *
+        out->available_bytes = ((uint64_t)pages.free_count - pages.speculative_count +
+                                pages.external_page_count + pages.purgeable_count) *
                                vm_kernel_page_size;
     mach_port_deallocate(mach_task_self(), host);
 

@@ -2,6 +2,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -47,7 +48,7 @@ static qsf_status read_direct(const qsf_io *io, const qsf_io_read *read)
     return qsf_io_read_steps(io, io->direct, read, SIZE_MAX);
 }
 
-#if defined(O_DIRECT)
+#if defined(O_DIRECT) || defined(F_NOCACHE)
 
 static qsf_status fail_direct(const char *reason, int system_errno)
 {
@@ -55,14 +56,37 @@ static qsf_status fail_direct(const char *reason, int system_errno)
                     strerror(system_errno));
 }
 
-/* Opens a second descriptor, because O_DIRECT on the first would affect all its users. Opens it
- * through /proc, because the path may name another file by now. */
-static qsf_status reopen(const qsf_io *io, int *fd)
+#if defined(O_DIRECT)
+
+/* Through /proc, because the path may name another file by now. */
+static int open_past_cache(int fd)
 {
     char name[32];
-    snprintf(name, sizeof name, "/proc/self/fd/%d", qsf_file_fd(io->file));
+    snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+    return open(name, O_RDONLY | O_CLOEXEC | O_DIRECT);
+}
+
+#else
+
+/* macOS, where pages that the cache holds are still read from it. */
+static int open_past_cache(int fd)
+{
+    char path[PATH_MAX];
+    if (fcntl(fd, F_GETPATH, path) != 0)
+        return -1;
+    const int second = open(path, O_RDONLY | O_CLOEXEC);
+    if (second >= 0)
+        (void)fcntl(second, F_NOCACHE, 1);
+    return second;
+}
+
+#endif
+
+/* Opens a second descriptor, because all users of the first would read past the cache, too. */
+static qsf_status reopen(const qsf_io *io, int *fd)
+{
     do {
-        *fd = open(name, O_RDONLY | O_CLOEXEC | O_DIRECT);
+        *fd = open_past_cache(qsf_file_fd(io->file));
     } while (*fd < 0 && errno == EINTR);
     if (*fd < 0)
         return errno == EINVAL ? fail_direct("the file system does not support it", errno)
@@ -72,8 +96,8 @@ static qsf_status reopen(const qsf_io *io, int *fd)
     if (fstat(qsf_file_fd(io->file), &first) != 0 || fstat(*fd, &second) != 0)
         return fail_direct("cannot inspect the file", errno);
     if (first.st_dev != second.st_dev || first.st_ino != second.st_ino)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "I/O method direct: %s is not the file that is open",
-                        name);
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
+                        "I/O method direct: the file's path names another file now");
     return QSF_OK;
 }
 
@@ -89,24 +113,6 @@ static qsf_status try_read(int fd)
     if (error != 0)
         return QSF_FAIL(QSF_ERR_IO, "direct read of %zu bytes at 0: %s", sizeof block,
                         strerror(error));
-    return QSF_OK;
-}
-
-#elif defined(F_NOCACHE)
-
-/* macOS; not tested. A duplicate descriptor shares F_NOCACHE with the first, so the few reads of
- * the index bypass the cache too. That is only slower. */
-static qsf_status reopen(const qsf_io *io, int *fd)
-{
-    *fd = fcntl(qsf_file_fd(io->file), F_DUPFD_CLOEXEC, 0);
-    if (*fd < 0 || fcntl(*fd, F_NOCACHE, 1) != 0)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "I/O method direct: %s", strerror(errno));
-    return QSF_OK;
-}
-
-static qsf_status try_read(int fd)
-{
-    (void)fd;
     return QSF_OK;
 }
 

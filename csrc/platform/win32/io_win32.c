@@ -2,6 +2,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/status.h"
 #include "platform/file_calls.h"
+#include "platform/io_cached.h"
 #include "platform/io_way.h"
 #include "platform/win32/file_win32.h"
 
@@ -56,6 +57,13 @@ void qsf_io_direct_close(qsf_io *io)
     if (io->direct != -1)
         (void)CloseHandle(qsf_file_handle(io->direct));
     io->direct = -1;
+}
+
+/* The system does not tell. */
+bool qsf_io_is_cached(const qsf_file *file)
+{
+    (void)file;
+    return false;
 }
 
 const qsf_io_way qsf_io_buffered_way = {

@@ -1,8 +1,9 @@
-/* io_cached.c - finds out which pages of a file Linux has in its page cache.
+/* io_cached.c - finds out which pages of a file the system has in its page cache.
  *
- * It combines two system calls. mincore() has no side effect, but reports every page as resident if
- * the process may not write to the file. preadv2(RWF_NOWAIT) is always right, but a miss may start
- * readahead; so it is used only for pages that mincore() reports, and stops once the misses decide.
+ * It combines two system calls. mincore() has no side effect, but on Linux reports every page as
+ * resident if the process may not write to the file. preadv2(RWF_NOWAIT), of Linux only, is always
+ * right, but a miss may start readahead; so it is used only for pages that mincore() reports, and
+ * stops once the misses decide.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/io_cached.h"
@@ -24,7 +25,7 @@ static bool is_resident(const qsf_file *file, uint64_t off, size_t page_bytes)
     if (page == MAP_FAILED)
         return false;
     unsigned char bits = 0;
-    const bool is_valid = mincore(page, page_bytes, &bits) == 0;
+    const bool is_valid = mincore(page, page_bytes, (void *)&bits) == 0;
     (void)munmap(page, page_bytes);
     return is_valid && (bits & 1) != 0;
 }
