@@ -8,7 +8,7 @@
 FROM debian:bookworm-slim AS build
 RUN apt-get update -q && apt-get install -y -q --no-install-recommends \
         ca-certificates gcc libc6-dev make pkg-config liblz4-dev libzstd-dev \
-        python3 python3-dev python3-venv
+        python3 python3-venv
 WORKDIR /src
 COPY . .
 RUN make wheel

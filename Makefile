@@ -42,7 +42,7 @@ WERROR ?= $(if $(CI),ON,OFF)
 # $(call c_tests,folder,flags,ctest's flags): configures, builds and runs the C tests. In build/c the
 # objects are there already: the Python module was built there.
 c_tests = $(call c_build,$(1),$(2),all); $(call ctest,$(1)) $(3)
-c_build = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_MODULE=OFF \
+c_build = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_BINDING=OFF \
 		-DQSF_WERROR=$(WERROR) $(2) >build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \
 	$(CMAKE) --build build/$(1) -j $(JOBS) --target $(3) >>build/$(1).log 2>&1 || \
 		{ cat build/$(1).log; exit 1; }
@@ -118,8 +118,6 @@ test-c: build/install.stamp ## the C tests
 	@$(call c_tests,c,-DQSF_BUILD_LIBRARY=ON -DQSF_BUILD_PROGRAM=ON)
 	@tests/install/check_program.sh $(CURDIR)/$(VENV)/bin build/c/program/qsf
 	@$(PY) tools/check_isa_leaks.py build/c/CMakeFiles/qsf_objects.dir
-	@$(PY) tools/check_exports.py build/c/libqsf.a --module \
-		"$$($(PY) -c 'import qsf.native._qsf as m; print(m.__file__)')"
 
 # What Python compiles is kept, whatever the environment says: rewriting the tests takes 7 s a run.
 test-py: export PYTHONDONTWRITEBYTECODE :=
@@ -238,8 +236,7 @@ format: build/lint.stamp ## let ruff and clang-format rewrite the sources
 	@$(CLANG_FORMAT) -i $(C_FILES)
 
 fuzz: build/install.stamp ## each fuzz target and section for FUZZ_SECONDS (needs clang)
-	@$(CMAKE) -S . -B build/fuzz -DCMAKE_C_COMPILER=clang -DQSF_BUILD_FUZZERS=ON \
-		-DQSF_BUILD_MODULE=OFF >/dev/null
+	@$(CMAKE) -S . -B build/fuzz -DCMAKE_C_COMPILER=clang -DQSF_BUILD_FUZZERS=ON >/dev/null
 	@$(CMAKE) --build build/fuzz -j $(JOBS)
 	@for target in build/fuzz/fuzz_*[a-z]; do \
 		name=$${target##*/fuzz_}; mkdir -p build/fuzz/found/$$name; \
@@ -261,7 +258,7 @@ baseline: build/install.stamp ## llama.cpp for python -m qsf.bench, built for th
 	@$(PY) -c 'from qsf_bench.run.baseline import find_baseline; print(find_baseline().words)'
 
 bench: build/install.stamp ## build and run the benchmarks
-	@$(CMAKE) -S . -B build/bench -DQSF_BUILD_BENCH=ON -DQSF_BUILD_MODULE=OFF >/dev/null
+	@$(CMAKE) -S . -B build/bench -DQSF_BUILD_BENCH=ON >/dev/null
 	@$(CMAKE) --build build/bench -j $(JOBS)
 	@for program in build/bench/bench_*[a-z]; do "$$program"; done
 
@@ -278,7 +275,7 @@ release: build/install.stamp ## all of it into dist, built twice and compared: T
 
 install: ## the C library into PREFIX (docs/c.md); DESTDIR for packages
 	@command -v "$(CMAKE)" >/dev/null || { echo "CMake 3.21 or newer was not found" >&2; exit 1; }
-	@$(CMAKE) -S . -B build/library -DQSF_BUILD_LIBRARY=ON -DQSF_BUILD_MODULE=OFF \
+	@$(CMAKE) -S . -B build/library -DQSF_BUILD_LIBRARY=ON \
 		-DCMAKE_INSTALL_PREFIX="$(abspath $(PREFIX))" >/dev/null
 	@$(CMAKE) --build build/library -j $(JOBS)
 	@$(CMAKE) --install build/library --component library

@@ -1,11 +1,10 @@
 """Compares the symbols of the built library with the public header.
 
 Every global symbol of libqsf.a starts with qsf_, every function that qsf.h declares with
-QSF_API is there, libqsf.so (if given) exports these functions and nothing else, and the Python
-module (if given) exports its init function only. Prints one line per violation; exits with 1 if
-there is any.
+QSF_API is there, and libqsf.so (if given) exports these functions, those of stream/contents.h for
+the Python package, and nothing else. Prints one line per violation; exits with 1 if there is any.
 
-Usage: python tools/check_exports.py LIBRARY.a [--module MODULE.so] [--shared LIBRARY.so]
+Usage: python tools/check_exports.py LIBRARY.a [--shared LIBRARY.so]
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-HEADERS = Path(__file__).resolve().parents[1] / "csrc" / "include"
+CSRC = Path(__file__).resolve().parents[1] / "csrc"
 SHARED_EXPORTS = {"_init", "_fini"}  # what the linker adds
-MODULE_EXPORTS = {"PyInit__qsf", *SHARED_EXPORTS}
 
 
 def public_header() -> str:
-    """Return the text of qsf.h and of its parts."""
-    return "".join(path.read_text(encoding="ascii") for path in sorted(HEADERS.glob("*.h")))
+    """Return the text of qsf.h, of its parts, and of what the Python package calls besides."""
+    headers = [*sorted((CSRC / "include").glob("*.h")), CSRC / "stream" / "contents.h"]
+    return "".join(path.read_text(encoding="ascii") for path in headers)
 
 
 def declared(header: str) -> set[str]:
@@ -48,15 +47,12 @@ def nm(path: Path, *flags: str) -> set[str]:
 def check(
     library: set[str],
     header: set[str],
-    module: set[str] | None = None,
     shared: set[str] | None = None,
 ) -> list[str]:
     """Return the violations, one line of text each."""
     faults = [f"{name} is global but does not start with qsf_"
              for name in sorted(library) if not name.startswith("qsf_")]  # fmt: skip
     faults += [f"{name} is declared in qsf.h but not defined" for name in sorted(header - library)]
-    if module is not None:
-        faults += [f"the module exports {name}" for name in sorted(module - MODULE_EXPORTS)]
     if shared is not None:
         faults += [f"libqsf.so exports {name}" for name in sorted(shared - header - SHARED_EXPORTS)]
         faults += [f"libqsf.so does not export {name}" for name in sorted(header - shared)]
@@ -67,13 +63,11 @@ def main() -> int:
     """Print the violations; the exit code is 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("library", type=Path)
-    parser.add_argument("--module", type=Path)
     parser.add_argument("--shared", type=Path)
     given = parser.parse_args()
-    module = None if given.module is None else nm(given.module, "-D")
     shared = None if given.shared is None else nm(given.shared, "-D")
     header = declared(public_header())
-    faults = check(nm(given.library), header, module, shared)
+    faults = check(nm(given.library), header, shared)
     for line in faults:
         print(line)
     print(f"check_exports: {len(header)} functions, {len(faults)} violations")

@@ -152,9 +152,8 @@ def build(clone: Path, umask: int, commit: str) -> Path:
     bom = output_of(sys.executable, "tools/make_sbom.py", next(dist.glob("*.whl")), made / "codecs",
                zig, stamp, where=clone)  # fmt: skip
     (dist / "qsf.cdx.json").write_text(f"{bom}\n")
-    module = next((made / "wheel" / "cmake").glob("_qsf*.so"))
     names = output_of(python, "tools/check_exports.py", made / "wheel" / "cmake" / "libqsf.a",
-                 "--module", module, where=clone)  # fmt: skip
+                 "--shared", made / "wheel" / "cmake" / "libqsf.so", where=clone)  # fmt: skip
     tools = [output_of(tool, "--version").splitlines()[0]
              for tool in ("gcc", "ld", clone / ".venv" / "bin" / "cmake", python)]  # fmt: skip
     sizes = [f"{path.stat().st_size:>9} {path.name}" for path in sorted(dist.iterdir())]

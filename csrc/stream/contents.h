@@ -1,5 +1,6 @@
 /* contents.h - an open file for the tools of the Python package: its records, its sections, and a
- * check of every byte. Not in the public API, which opens models.
+ * check of every byte. Exported, but not in the public
+ * API, which opens models.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_STREAM_CONTENTS_H
@@ -28,14 +29,14 @@ typedef struct qsf_contents {
 } qsf_contents;
 
 /* Opens a file and checks its records. The caller closes *out, which is NULL after an error. */
-qsf_status qsf_contents_open(const char *path, qsf_contents **out);
-void qsf_contents_close(qsf_contents *c);
+QSF_API qsf_status qsf_contents_open(const char *path, qsf_contents **out);
+QSF_API void qsf_contents_close(qsf_contents *c);
 
 /* Reads section i into dst [its n_bytes] and verifies its checksum. */
-qsf_status qsf_contents_read(qsf_contents *c, uint32_t i, void *dst);
+QSF_API qsf_status qsf_contents_read(qsf_contents *c, uint32_t i, void *dst);
 
 /* Checks extent i in file order, and the padding around it. Sets *end to where it ends. */
-qsf_status qsf_contents_verify(qsf_contents *c, uint32_t i, uint64_t *end);
+QSF_API qsf_status qsf_contents_verify(qsf_contents *c, uint32_t i, uint64_t *end);
 
 /* ---- cdef end ---- */
 

@@ -1,10 +1,10 @@
-"""Writes the C source of ``qsf.native._qsf``, the extension module that contains the C engine.
+"""Writes ``qsf.native._qsf``, which opens the library with the C engine and knows its declarations.
 
-The declarations come from the marked parts of the headers that csrc/include/qsf.h includes, and of
-those with the records of a file, so there is one copy of them. The C compiler checks them against
-the headers when it builds.
+These come from the marked parts of the headers that csrc/include/qsf.h includes, and of those with
+the records of a file, so there is one copy of them. A second file makes the C compiler compare the
+size of each struct and the place of each field with what cffi derives from them.
 
-Usage: python build_ffi.py OUT.c
+Usage: python build_ffi.py OUT.py LAYOUT.c
 """
 
 from __future__ import annotations
@@ -18,6 +18,12 @@ from cffi import FFI
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 HEADER = CSRC / "include" / "qsf.h"
 INTERNAL = ("format/records.h", "stream/contents.h")
+
+OPEN = """
+import os, sys
+_name = {"win32": "qsf.dll", "darwin": "libqsf.dylib"}.get(sys.platform, "libqsf.so")
+lib = ffi.dlopen(os.path.join(os.path.dirname(os.path.abspath(__file__)), _name))
+"""
 
 
 def marked_part(header: Path) -> str:
@@ -34,14 +40,28 @@ def declarations() -> str:
     return "".join(marked_part(header) for header in headers)
 
 
-def build(out: Path) -> None:
-    """Write the generated C source to ``out``."""
+def layout(ffi: FFI) -> str:
+    """Return C code that compiles only if all structs are laid out as cffi derives it."""
+    lines = ["#include <stddef.h>", '#include "qsf.h"', '#include "stream/contents.h"']
+    for name in ffi.list_types()[0]:
+        fields = getattr(ffi.typeof(name), "fields", None) or ()
+        facts = [(f"offsetof({name}, {field})", place.offset) for field, place in fields]
+        if facts:
+            facts.append((f"sizeof({name})", ffi.sizeof(name)))
+        lines += [f'_Static_assert({fact} == {n}, "{fact}");' for fact, n in facts]
+    return "\n".join([*lines, ""])
+
+
+def build(out: Path, layout_c: Path) -> None:
+    """Write the module to ``out`` and the comparison to ``layout_c``."""
     ffi = FFI()
     ffi.cdef(declarations())
-    includes = '#include "qsf.h"\n#include "stream/contents.h"'
-    ffi.set_source("qsf.native._qsf", includes, py_limited_api=True)
-    ffi.emit_c_code(str(out))
+    layout_c.write_text(layout(ffi), encoding="ascii")
+    ffi.set_source("qsf.native._qsf", None)
+    ffi.emit_python_code(str(out))
+    with out.open("a", encoding="ascii") as file:
+        file.write(OPEN)
 
 
 if __name__ == "__main__":
-    build(Path(sys.argv[1]))
+    build(Path(sys.argv[1]), Path(sys.argv[2]))

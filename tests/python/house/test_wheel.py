@@ -40,7 +40,7 @@ def test_a_wheel_needs_no_compiler_and_no_libraries(tmp_path: Path) -> None:
     wheels, clean = tmp_path / "wheels", tmp_path / "clean"
     said(["make", "wheel", f"WHEELS={wheels}"], ROOT, dict(os.environ))
     (wheel,) = wheels.iterdir()
-    assert re.fullmatch(r"qsf-[0-9.]+-cp310-abi3-manylinux_2_\d+_\w+\.whl", wheel.name)
+    assert re.fullmatch(r"qsf-[0-9.]+-py3-none-manylinux_2_\d+_\w+\.whl", wheel.name)
     names = zipfile.ZipFile(wheel).namelist()
     for license_text in ("LICENSE", "licenses/lz4.txt", "licenses/zstd.txt"):
         assert any(name.endswith(f".dist-info/licenses/{license_text}") for name in names)
