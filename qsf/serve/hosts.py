@@ -85,7 +85,7 @@ class Hosts:
         self.paths = paths
         self.loaded = {first.serving.name: first}
         self.infos: dict[str, ModelInfo] = {first.serving.name: first.serving.model.info}
-        self._load, self._wait_seconds = load, wait_seconds
+        self._load, self.wait_seconds = load, wait_seconds
         self._budget_bytes, self._base_bytes = plan.budget_bytes, plan.process_bytes
         self._turn = asyncio.Lock()
         self._freed = asyncio.Event()
@@ -127,7 +127,7 @@ class Hosts:
         async with self._turn:  # requests that wait for memory stay first
             if name is None:
                 name = self.current.serving.name if self.loaded else next(iter(self.paths))
-            deadline = time.monotonic() + self._wait_seconds
+            deadline = time.monotonic() + self.wait_seconds
             while name not in self.loaded:
                 await self._bring(name, deadline)
             return self.loaded[name]

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +32,8 @@ from qsf.serve.scheduling.scheduler import Scheduler
 from qsf.serve.serving import Serving
 from qsf.shell import command
 
+_SLOT = re.compile(r"/slots/([0-9]{1,4})")
+_ANY_SLOT = "/slots/{id_slot}"
 # Memory for each byte of a body: text with characters outside the basic plane takes 8. One body is
 # parsed at a time.
 _BODY_MEMORY = 8
@@ -128,6 +131,7 @@ class Server:
             },
             ("GET", "/props"): of_current(text_api.props),
             ("GET", "/slots"): of_current(text_api.slots),
+            ("POST", _ANY_SLOT): Endpoint(self._act_on_slot, has_body=True),
             ("GET", "/metrics"): Endpoint(self._answer_metrics),
             ("GET", "/tokenizer_info"): get(lambda: text_api.tokenizer_info(self.serving)),
             ("POST", "/tokenize"): text(text_api.tokenize),
@@ -257,9 +261,10 @@ class Server:
         if head.method == "OPTIONS":
             return Endpoint(self._answer_options), ""
         method = "GET" if head.method == "HEAD" else head.method
-        endpoint = self._endpoints.get((method, head.path))
+        where = _ANY_SLOT if _SLOT.fullmatch(head.path) else head.path
+        endpoint = self._endpoints.get((method, where))
         if endpoint is None:
-            others = [m for m, path in self._endpoints if path == head.path]
+            others = [m for m, path in self._endpoints if path == where]
             if not others:
                 raise Problem(404, "not_found", f"there is nothing at {head.path[:100]!r}")
             text = f"{head.path} takes {' and '.join(others)}"
@@ -268,7 +273,7 @@ class Server:
         owner = "" if endpoint.is_open else self._gate.owner_of(head)
         if endpoint.has_body:
             kind = head.get("content-type").split(";")[0].strip().lower()
-            if kind != "application/json":
+            if kind not in ("application/json", ""):  # clients of ollama name none
                 raise Problem(
                     415, "not_json", f"the body must be application/json, not {kind[:50]!r}"
                 )
@@ -361,6 +366,28 @@ class Server:
                 lambda: to_json(make(self._body_of(exchange), host.serving))
             )
         await exchange.send(200, body, "application/json")
+
+    async def _act_on_slot(self, exchange: Exchange, owner: str) -> None:
+        exchange.body = exchange.body or b"{}"
+        index, query = int(exchange.head.path.rpartition("/")[2]), exchange.head.query
+        async with self._using(exchange) as host:
+            name = await self._in_thread(
+                lambda: llama_server.read_slot_file(self._body_of(exchange), host.serving)
+            )
+            act = llama_server.slot_action(query, name, owner)
+            n_slots = len(host.scheduler.slots)
+            if index >= n_slots:
+                text = f"there is no slot {index}: they are 0 to {n_slots - 1}"
+                raise Problem(404, "not_found", text)
+            answer: Future[Any] = Future()
+            host.scheduler.when_idle(index, act, answer)
+            try:
+                most = self.hosts.wait_seconds
+                facts = await asyncio.wait_for(asyncio.wrap_future(answer), most)
+            except asyncio.TimeoutError:
+                text = f"slot {index} has worked for more than {most:g} s"
+                raise Problem(503, "queue_timeout", text, retry_seconds=10) from None
+        await exchange.send_json(facts)
 
     async def _pull(self, exchange: Exchange, _owner: str) -> None:
         serving = self.serving

@@ -121,6 +121,7 @@ class Job(Answer):
     reading: Reading | None = None
 
     state: State = State.WAITING
+    slot: int = -1  # the slot that it got last
     is_cancelled: bool = False
     turn: int = 0  # its number in the order of admission, from 1
     is_begun: bool = False  # a part of its prompt was evaluated
