@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from qsf.errors import QsfMemoryError
 from qsf.serve.http.problems import Problem
+from qsf.serve.serving import LATEST
 from qsf.system.process import resident_bytes
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class Hosts:
 
     async def _get(self, name: str | None) -> Host:
         if name is not None and name not in self.paths:
-            name = name.removesuffix(":latest")  # appended by ollama's clients
+            name = name.removesuffix(LATEST)
             if name not in self.paths:
                 here = ", ".join(self.paths)
                 text = f"the model {name[:100]!r} is not here: {here} are"

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from qsf.text.constraints import Constraints
 
 
+LATEST = ":latest"  # appended to names by ollama's clients
+
+
 @dataclass(frozen=True, slots=True)
 class Serving:
     """The model, and the options of the server that hold for every request."""

@@ -14,6 +14,7 @@ from qsf.options import GenerationOptions, Kind, Number, Texts, Whole, described
 from qsf.serve.http.fields import Fields
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Choosing, Event, Job, Reading
+from qsf.serve.serving import LATEST
 from qsf.serve.tools.request import ArgumentsConstraint
 from qsf.text.channels import answer_decoder
 from qsf.text.infill import infill_end_ids, infill_tokens
@@ -233,7 +234,8 @@ def read_messages(fields: Fields) -> list[Any]:
 def read_model(fields: Fields, serving: Serving) -> None:
     """Check the model's name; any name is accepted unless the server is strict."""
     name = fields.text("model")
-    if serving.is_strict_model and name is not None and name != serving.name:
+    names = (None, serving.name, serving.name + LATEST)
+    if serving.is_strict_model and name not in names:
         raise Problem(
             404,
             "model_not_found",

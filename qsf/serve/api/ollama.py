@@ -26,7 +26,7 @@ from qsf.serve.api.completion_request import (
 from qsf.serve.http.fields import Fields
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
-from qsf.serve.serving import Serving
+from qsf.serve.serving import LATEST, Serving
 from qsf.serve.tools.call_formats import find_format, read_output
 from qsf.serve.tools.request import MAX_TOOLS
 from qsf.text.infill import infill_marks
@@ -328,9 +328,11 @@ def _details(info: ModelInfo) -> dict[str, Any]:
 def _model(hosts: Hosts, name: str) -> dict[str, Any]:
     info = hosts.infos.get(name)
     path = hosts.paths[name]
+    # As ollama names models: Open WebUI looks no other name up.
+    full_name = name if ":" in name else name + LATEST
     return {
-        "name": name,
-        "model": name,
+        "name": full_name,
+        "model": full_name,
         "size": path.stat().st_size,
         "digest": _digest(path),
         "details": {"format": "qsf"} if info is None else _details(info),
@@ -359,7 +361,7 @@ def read_pull(body: dict[str, Any], _serving: Serving) -> tuple[str, bool]:
 
 def pull(hosts: Hosts, name: str) -> list[dict[str, Any]]:
     """Return the lines for a model that is here. Raises Problem for others."""
-    if name.removesuffix(":latest") not in hosts.paths:
+    if name.removesuffix(LATEST) not in hosts.paths:
         text = f"the model {name[:100]!r} is not here: `qsf pull` gets one, a restart serves it"
         raise Problem(404, "model_not_found", text, param="model")
     return [{"status": "pulling manifest"}, {"status": "success"}]

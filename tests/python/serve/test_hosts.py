@@ -74,8 +74,9 @@ def test_models_are_loaded_when_asked_for_and_the_least_used_leaves(
             pieces = model.generate(ASKED["prompt"], max_tokens=8, temperature=0)
             assert "".join(pieces) == texts[name]
     names = [entry["name"] for entry in client.get("/api/tags").json["models"]]
-    assert names == list(paths)
-    assert {entry["name"] for entry in client.get("/api/ps").json["models"]} == {"eight", "four"}
+    assert names == [f"{name}:latest" for name in paths]
+    there = {entry["name"] for entry in client.get("/api/ps").json["models"]}
+    assert there == {"eight:latest", "four:latest"}
     assert client.get("/v1/models/chat").json["meta"]["n_vocab"] > 0
     shown = client.post("/api/show", model="four:latest").json
     assert shown["details"]["quantization_level"] == "4bit"

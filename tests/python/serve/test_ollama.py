@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,41 @@ def test_completion(client: Client) -> None:
     several = client.post("/completion", **{**fields, "prompt": ["Once", "A"]}).json
     assert several[0]["content"] == answer.json["content"]
     assert client.post("/completion", **fields, n_probs=3).error["param"] == "n_probs"
+
+
+def test_the_requests_of_open_webui(tiny_chat_8bit: Path) -> None:
+    """It looks models up by the names of /api/tags, and adds ":latest" where there is no tag."""
+    headers = {"X_OpenWebUI_User_Name": "a%20b", "X_OpenWebUI_Chat_Id": "7"}
+    named = {"content_type": "application/json", **headers}
+    with serving(tiny_chat_8bit, strict_model=True) as client:
+        assert client.get("/api/version", **named).json["version"]
+        (model,) = client.get("/api/tags", **named).json["models"]
+        name = model["model"]
+        assert (name, model["name"]) == (f"{client.server.serving.name}:latest", name)
+        (loaded,) = client.get("/api/ps", **named).json["models"]
+        assert loaded["name"] == name
+        assert datetime.fromisoformat(loaded["expires_at"].replace("Z", "+00:00")).year > 2300
+        assert client.ask("POST", "/api/show", {"name": name, "model": name}, **named).status == 200
+        options = {**OPTIONS, "num_ctx": 2048, "num_keep": 4, "repeat_last_n": 64, "stop": ["zzz"]}
+        options |= {"mirostat": 0, "num_thread": 2, "use_mmap": True, "num_gpu": 0, "tfs_z": 1}
+        asked = {"model": name, "messages": CHAT, "options": options, "keep_alive": "5m"}
+        chat = client.ask("POST", "/api/chat", {**asked, "stream": True}, **named)
+        *pieces, last = lines(chat.body)
+        text = "".join(piece["message"]["content"] for piece in pieces)
+        assert (bool(text), last["done"], last["eval_count"] > 0) == (True, True, True)
+        task = {"messages": [{"role": "user", "content": "### Task:\nName the chat: " + text}]}
+        title = {"model": name, **task, "stream": False, "options": {"num_predict": 5}}
+        assert client.ask("POST", "/api/chat", title, **named).json["done"]
+        (entry,) = client.get("/v1/models", **named).json["data"]
+        asked = {"model": entry["id"], "messages": CHAT, "temperature": 0, "max_tokens": 20}
+        asked |= {"stream": True, "stream_options": {"include_usage": True}}
+        *events, usage, end = client.ask("POST", "/v1/chat/completions", asked, **named).events
+        assert "".join(e["choices"][0]["delta"].get("content", "") for e in events) == text
+        assert (usage["usage"]["completion_tokens"] > 0, end) == (True, "[DONE]")
+        title = {"model": entry["id"], **task, "stream": False, "max_completion_tokens": 5}
+        answer = client.ask("POST", "/v1/chat/completions", title, **named)
+        assert answer.json["choices"][0]["finish_reason"] in ("stop", "length")
+        assert client.post("/api/chat", model="other", messages=CHAT).status == 404
 
 
 @pytest.mark.slow
