@@ -30,7 +30,8 @@ REACHED = 0.8  # share of the limit reached by models of 1 to 9 GB: docs/benchma
 SHAPES = (
     "qwen3-0.6b", "qwen3.5-0.8b", "gemma3-1b", "falcon-h1-1.5b", "smollm3-3b",
     "granite4-h-micro", "minicpm3-4b", "phi4-mini", "qwen3-4b", "gemma3-4b", "gemma4-e2b",
-    "granite4-h-tiny", "gemma4-e4b", "qwen3-8b", "qwen3.5-9b", "deepseek-v2-lite", "gpt-oss-20b",
+    "granite4-h-tiny", "gemma4-e4b", "olmo-hybrid-7b", "qwen3-8b", "qwen3.5-9b",
+    "deepseek-v2-lite", "gpt-oss-20b",
     "gemma4-26b-a4b", "qwen3.8-27b", "glm-4.7-flash", "qwen3-30b-a3b", "gemma4-31b",
     "nemotron3-nano-30b-a3b", "qwen3.6-35b-a3b",
 )  # fmt: skip

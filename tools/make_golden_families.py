@@ -26,8 +26,8 @@ import transformers
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 
+from make import delta_cases, hybrid_cases, latent_cases  # noqa: E402
 from make import golden_families as made  # noqa: E402
-from make import hybrid_cases, latent_cases  # noqa: E402
 
 BASE: dict[str, Any] = {
     "hidden_size": 72,
@@ -59,7 +59,7 @@ LLAMA3 = {
 }
 YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
 SHORT, LONG = [1.0 + 0.05 * i for i in range(9)], [1.5 + 0.7 * i for i in range(9)]
-S, F, L = "sliding_attention", "full_attention", "linear_attention"
+S, F = "sliding_attention", "full_attention"
 
 
 def longrope(original: int) -> dict[str, Any]:
@@ -77,20 +77,6 @@ def longrope(original: int) -> dict[str, Any]:
     }
 
 
-DELTA = {
-    **WIDE,
-    "head_dim": 32,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_conv_kernel_dim": 4,
-    **rope(partial_rotary_factor=0.25),
-}
-DELTA_MOE = {
-    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
-    "shared_expert_intermediate_size": 48,
-}  # fmt: skip
 GEMMA = {
     **WIDE,
     "hidden_activation": "gelu_pytorch_tanh",
@@ -232,41 +218,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
          "num_experts_per_tok": 2, "moe_intermediate_size": 40, "num_dense_layers": 0,
          "norm_topk_prob": False,
          "use_expert_bias": False, "conv_bias": True, "layer_types": [F, "conv", "conv"]},
-    ),
-    "qwen3_5": (
-        "qwen3_5_text",
-        {**DELTA, "linear_num_value_heads": 4, "linear_value_head_dim": 24,
-         "num_hidden_layers": 4, "layer_types": [L, L, F, L]},
-    ),
-    "qwen3_5-three": (
-        "qwen3_5_text",
-        {**DELTA, "linear_num_value_heads": 6, "linear_value_head_dim": 40,
-         "linear_key_head_dim": 24, "tie_word_embeddings": True, "num_hidden_layers": 3,
-         "layer_types": [F, L, L]},
-    ),
-    "qwen3_5-nested": (
-        "qwen3_5",
-        {"text_config": {**DELTA, "model_type": "qwen3_5_text", "num_hidden_layers": 2,
-                         "layer_types": [L, F]},
-         "vision_config": {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
-                           "out_hidden_size": 72, "num_position_embeddings": 16},
-         "image_token_id": 60, "video_token_id": 61, "vision_start_token_id": 62,
-         "vision_end_token_id": 63},
-    ),
-    "qwen3_5_moe": (
-        "qwen3_5_moe_text",
-        {**DELTA, **DELTA_MOE, "linear_num_value_heads": 4, "num_hidden_layers": 3,
-         "layer_types": [L, F, L]},
-    ),
-    "qwen3_next": (
-        "qwen3_next",
-        {**DELTA, **DELTA_MOE, "linear_num_value_heads": 4, "linear_value_head_dim": 24,
-         "num_hidden_layers": 4, "layer_types": [L, L, F, L]},
-    ),
-    "qwen3_next-dense": (
-        "qwen3_next",
-        {**DELTA, **DELTA_MOE, "mlp_only_layers": [0], "linear_conv_kernel_dim": 3,
-         "norm_topk_prob": False, "num_hidden_layers": 3, "layer_types": [F, L, L]},
     ),
     "gemma": ("gemma", {**WIDE, "hidden_activation": "gelu_pytorch_tanh",
                         "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}),
@@ -455,6 +406,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                   "routed_scaling_factor": 1.5, **rope()}),
     "minimax_m2": ("minimax_m2", {**LOCAL, "head_dim": 24, "num_local_experts": 6,
                                   **rope(partial_rotary_factor=0.5)}),
+    **delta_cases.CASES,
     **hybrid_cases.CASES,
     **latent_cases.CASES,
 }
@@ -527,7 +479,7 @@ def golden(
         folder = Path(name)
         loader.from_config(config).save_pretrained(folder)
         saved = json.loads((folder / "config.json").read_text("utf-8"))
-        shapes = _shapes(folder / "model.safetensors")
+        shapes = delta_cases.published(saved, _shapes(folder / "model.safetensors"))
         case = made.Case("", saved, shapes, [], np.empty(0, np.float32))
         case.write(folder)
         model, report = loader.from_pretrained(

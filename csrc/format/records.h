@@ -100,6 +100,8 @@ typedef struct qsf_layer_kind {
     uint32_t n_value_heads;    /* a multiple of the key heads */
     uint32_t key_dim;
     uint32_t value_dim;
+    float beta_factor;        /* of the delta rule; likewise the next two */
+    float value_epsilon;      /* of the norm of a value; 0: the model's */
     uint32_t has_tiled_heads; /* 0 or 1: value heads of a key head are n_key_heads apart */
     uint32_t ffn;             /* qsf_ffn */
     uint32_t ffn_dim;

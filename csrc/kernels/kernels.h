@@ -167,12 +167,15 @@ typedef void qsf_conv_fn(const float *const *rows, const float *w, size_t w_stri
  * fmaf(x, x, lane) */
 typedef void qsf_l2norm_fn(float *x, float eps, float factor, size_t n);
 
-/* beta[i] = 1 / (1 + exp(-beta[i])); decay[i] = exp(-(rate[i] * softplus(decay[i] + bias[i])));
- * softplus: recur_tmpl.h. */
-typedef void qsf_gates_fn(float *beta, float *decay, const float *rate, const float *bias,
-                          size_t n);
+/* beta[i] = factor / (1 + exp(-beta[i])) */
+typedef void qsf_betas_fn(float *beta, float factor, size_t n);
 
-/* The same of SSD: beta[i] = softplus(beta[i] + bias[i]); decay[i] = exp(-(rate[i] * beta[i])) */
+/* decay[i] = exp(-(rate[i] * softplus(decay[i] + bias[i]))); softplus: recur_tmpl.h */
+typedef void qsf_decays_fn(float *decay, const float *rate, const float *bias, size_t n);
+
+/* Of SSD: step[i] = softplus(step[i] + bias[i]); decay[i] = exp(-(rate[i] * step[i])) */
+typedef void qsf_ssd_gates_fn(float *step, float *decay, const float *rate, const float *bias,
+                              size_t n);
 
 /* The state of a head of the gated delta rule is [key_dim, value_dim], in blocks [key_dim, 32] of
  * columns; columns after value_dim are +0. For rows t ascending and each column j of a block:
@@ -390,8 +393,9 @@ typedef struct qsf_kernels {
     qsf_gated_fn *sigmoid_mul; /* gate[i] = up[i] / (1 + e^-gate[i]) */
     qsf_conv_fn *conv;
     qsf_l2norm_fn *l2norm;
-    qsf_gates_fn *delta_gates;
-    qsf_gates_fn *ssd_gates;
+    qsf_betas_fn *betas;
+    qsf_decays_fn *decays;
+    qsf_ssd_gates_fn *ssd_gates;
     qsf_state_rule_fn *delta_rule;
     qsf_state_rule_fn *ssd_rule;
     qsf_state_rule_fn *state_replay;

@@ -64,15 +64,19 @@ static inline lanes step_and_decay(const float *x, const float *bias, const floa
     return step;
 }
 
-static void QSF_NAME(delta_gates)(float *beta, float *decay, const float *rate, const float *bias,
-                                  size_t n)
+static void QSF_NAME(betas)(float *beta, float factor, size_t n)
 {
     for (size_t i = 0; i < n; i += QSF_LANES) {
         const size_t m = lanes_left(n, i);
-        (void)step_and_decay(decay + i, bias + i, rate + i, decay + i, m);
-        lanes_store_part(beta + i, times_logistic(lanes_set(1.0F), lanes_load_part(beta + i, m)),
+        lanes_store_part(beta + i, times_logistic(lanes_set(factor), lanes_load_part(beta + i, m)),
                          m);
     }
+}
+
+static void QSF_NAME(decays)(float *decay, const float *rate, const float *bias, size_t n)
+{
+    for (size_t i = 0; i < n; i += QSF_LANES)
+        (void)step_and_decay(decay + i, bias + i, rate + i, decay + i, lanes_left(n, i));
 }
 
 static void QSF_NAME(ssd_gates)(float *step, float *decay, const float *rate, const float *bias,
@@ -204,7 +208,8 @@ static void QSF_NAME(fill_recur)(qsf_kernels *k)
 {
     k->conv = QSF_NAME(conv);
     k->l2norm = QSF_NAME(l2norm);
-    k->delta_gates = QSF_NAME(delta_gates);
+    k->betas = QSF_NAME(betas);
+    k->decays = QSF_NAME(decays);
     k->delta_rule = QSF_NAME(delta_rule);
     k->ssd_gates = QSF_NAME(ssd_gates);
     k->ssd_rule = QSF_NAME(ssd_rule);

@@ -142,10 +142,12 @@ class LayerKind:
     latent_value_dim: int = 0  # of a head after V_UP
     query_rank: int = 0  # 0: queries come from one matrix
     n_taps: int = 0  # of a convolution
-    n_key_heads: int = 0  # of the delta rule, groups of SSD; likewise the next four
+    n_key_heads: int = 0  # of the delta rule, groups of SSD; likewise the next three
     n_value_heads: int = 0  # a multiple of the key heads
     key_dim: int = 0
     value_dim: int = 0
+    beta_factor: float = 1.0  # of the delta rule; likewise the next two
+    value_epsilon: float = 0.0  # of the norm of a value; 0: the model's
     has_tiled_heads: int = 0  # 1: the value heads of a key head are n_key_heads apart
 
     @property
@@ -270,6 +272,8 @@ def kind_keys(header: Header) -> tuple[Key, ...]:
         Key(114, "key_dim", U32, least=1, most=MAX_STATE_DIM),
         Key(115, "value_dim", U32, least=1, most=MAX_STATE_DIM),
         Key(116, "n_taps", U32, least=2, most=MAX_TAPS),
+        Key(119, "beta_factor", F32),
+        Key(125, "value_epsilon", F32),
         Key(126, "has_tiled_heads", U32, most=1),
         Key(128, "residual_factor", F32),
     )
@@ -289,6 +293,7 @@ _ATTENTION_FIELDS: Final = (
     "output_gate", "value_norm", "values_are_keys", "latent_rank",
 )  # fmt: skip
 _HEAD_FIELDS: Final = ("n_key_heads", "n_value_heads", "key_dim", "value_dim")  # keys 112 .. 115
+_DELTA_FIELDS: Final = ("beta_factor", "value_epsilon", "has_tiled_heads")  # keys 119 .. 126
 
 
 def _check_mixer(name: str, k: LayerKind, header: Header, error: type[QsfError]) -> None:
@@ -349,8 +354,10 @@ def _check_state(name: str, k: LayerKind, error: type[QsfError]) -> None:
                 f"{name}: mixer {int(k.mixer)} (key 1) with a key {key} of {getattr(k, field)},"
                 " allowed: 1 or more for the delta rule (2) and SSD (3, 4), else none"
             )
-    if k.has_tiled_heads and k.mixer != Mixer.DELTA:
-        raise error(f"{name}: mixer {int(k.mixer)} (key 1) with key 126")
+    if k.mixer != Mixer.DELTA and any(
+        getattr(k, f) != LayerKind.__dataclass_fields__[f].default for f in _DELTA_FIELDS
+    ):
+        raise error(f"{name}: mixer {int(k.mixer)} (key 1) with keys 119 .. 126")
     if not has_heads:
         return
     n_rows = k.channels(0)

@@ -117,6 +117,9 @@ SHAPES: Final[Mapping[str, Shape]] = {
         40, 2048, 512, 16, 2, family="qwen3_5_moe_text", n_value_heads=32, n_experts=256,
         n_chosen=8,
     ),
+    "olmo-hybrid-7b": Shape(
+        32, 3840, 11008, 30, 30, 100352, 65536, "olmo_hybrid", n_value_heads=30
+    ),
     "minicpm3-4b": Shape(62, 2560, 6400, 40, 40, 73448, 32768, "minicpm3", 32, is_tied=True),
     "deepseek-v2-lite": _LATENT(
         27, 2048, 1408, 16, 16, 102400, 163840, "deepseek_v2", n_experts=64, n_chosen=6

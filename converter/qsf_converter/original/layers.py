@@ -247,7 +247,7 @@ class Original:
             inner = linear(w, T.K, y) * linear(w, T.V, y)
             return {T.ATTN_OUT: convolve(w, inner) * linear(w, T.Q, y)}
         if w.kind.mixer == Mixer.DELTA:
-            return {T.ATTN_OUT: delta_rule(w, y, self._normalised)}
+            return {T.ATTN_OUT: delta_rule(w, y, self.arch.norm_epsilon)}
         out = {T.ATTN_OUT: self._attended(w, y)} if w.kind.has_attention else {}
         if w.kind.has_ssd:
             out[T.SSD_OUT] = ssd(w, y, self._normalised)

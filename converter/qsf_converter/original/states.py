@@ -28,13 +28,11 @@ def convolve(
     return y + w[bias] if bias in w else y
 
 
-def delta_rule(
-    w: Weights, y: Float32Array, normalised: Callable[[Float32Array], Float32Array]
-) -> Float32Array:
+def delta_rule(w: Weights, y: Float32Array, epsilon: float) -> Float32Array:
     """Return the input of the gated delta rule's output matrix, [n_tokens, values].
 
-    Token by token: the state [value heads, key_dim, value_dim] is f64. ``normalised`` divides the
-    last axis by its root mean square.
+    Token by token: the state [value heads, key_dim, value_dim] is f64. ``epsilon`` is that of the
+    model's norms.
     """
     k, n_tokens = w.kind, len(y)
     mixed = convolve(w, np.concatenate([linear(w, part, y) for part in (T.Q, T.K, T.V)], axis=1))
@@ -51,7 +49,7 @@ def delta_rule(
 
     queries, keys = of_keys(0) / math.sqrt(k.key_dim), of_keys(n_keys)
     values = mixed[:, 2 * n_keys :].reshape(n_tokens, -1, k.value_dim).astype(np.float64)
-    beta = 1 / (1 + np.exp(-linear(w, T.BETA, y).astype(np.float64)))
+    beta = k.beta_factor / (1 + np.exp(-linear(w, T.BETA, y).astype(np.float64)))
     step = np.logaddexp(0, linear(w, T.DECAY, y).astype(np.float64) + w[T.DECAY_BIAS])
     decay = np.exp(-w[T.DECAY_RATE] * step)
     state = np.zeros((k.n_value_heads, k.key_dim, k.value_dim))
@@ -62,7 +60,8 @@ def delta_rule(
         delta = (values[t] - recalled) * beta[t][:, None]
         state += keys[t][:, :, None] * delta[:, None, :]
         out[t] = np.einsum("hij,hi->hj", state, queries[t])
-    normed = normalised(out.astype(np.float32)) * w[T.MIX_NORM]
+    squares = (out * out).mean(axis=-1, keepdims=True) + (k.value_epsilon or epsilon)
+    normed = out / np.sqrt(squares) * w[T.MIX_NORM]
     gate = linear(w, T.MIX_GATE, y)
     return np.asarray(normed.reshape(n_tokens, -1) * (gate / (1 + np.exp(-gate))), np.float32)
 
@@ -70,7 +69,10 @@ def delta_rule(
 def ssd(
     w: Weights, y: Float32Array, normalised: Callable[[Float32Array], Float32Array]
 ) -> Float32Array:
-    """Return the input of SSD's output matrix, [n_tokens, values]; see ``delta_rule``."""
+    """Return the input of SSD's output matrix, [n_tokens, values]; see ``delta_rule``.
+
+    ``normalised`` divides the last axis by its root mean square.
+    """
     k, n_tokens = w.kind, len(y)
     rows = convolve(w, linear(w, T.SSD_IN, y), T.SSD_CONV, T.SSD_CONV_BIAS)
     rows /= 1 + np.exp(-rows)

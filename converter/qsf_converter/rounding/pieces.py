@@ -206,7 +206,9 @@ def _read_raw(piece: Piece, checkpoint: Checkpoint, *, is_kept: bool = False) ->
     target = piece.target
     source, share = target.source, target.share
     if target.rule.is_flat:
-        rows = checkpoint.read_rows(source.name, 0, source.n_rows)
+        names = (source.name, *target.joined)
+        parts = [checkpoint.read_rows(name, 0, checkpoint.tensors[name].n_rows) for name in names]
+        rows = np.concatenate(parts)
         return np.ascontiguousarray(rows.T if target.rule.transposed else rows).reshape(1, -1)
     if target.is_vector:
         places = share.places(0, target.n_cols) + share.span(0, target.n_cols)[0]

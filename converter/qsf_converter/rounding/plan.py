@@ -471,7 +471,10 @@ def _target(
     dims, source = facts.dims, sources[0]
     expected = rule.source_shape(dims)
     for part in sources:
-        if _without_ones(rule, part.shape) != _without_ones(rule, expected):
+        shape = part.shape
+        if rule.is_flat:  # several parts have their rows together
+            shape = (sum(of.shape[0] for of in sources), *shape[1:])
+        if _without_ones(rule, shape) != _without_ones(rule, expected):
             raise QsfConversionError(
                 f"tensor {part.name} has shape {list(part.shape)}, "
                 f"config.json asks for {list(expected)}"

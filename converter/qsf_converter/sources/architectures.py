@@ -54,7 +54,7 @@ _NESTED: Final = {name: family for family in FAMILIES.values() for name in famil
 # A part of an architecture's name -> the computation that the engine lacks, and a related
 # architecture that runs.
 _MISSING: Final = (
-    (r"KimiLinear|OlmoHybrid|Bailing.*Linear", "a gated delta rule of another form", "Qwen 3.5"),
+    (r"KimiLinear|Bailing.*Linear", "a gated delta rule of another form", "Qwen 3.5"),
     (r"Mamba|Jamba|FalconH1|NemotronH|Bamba|Zamba|Hybrid", "layers with recurrent states",
      "Granite 4 H"),
     (r"Lfm", "layers of another form beside short convolutions", "LFM2"),

@@ -7,15 +7,24 @@
 #include "model/linear.h"
 #include "model/mixers/state_heads.h"
 
+static void make_gates(const qsf_heads_job *job, float *steps, float *decays)
+{
+    const qsf_kernels *const k = job->ops->kernels;
+    k->betas(steps, job->ops->kind->beta_factor, job->z.n_value_heads);
+    k->decays(decays, job->decay_rate, job->decay_bias, job->z.n_value_heads);
+}
+
 /* gate = silu(gate) * norm(o) for a head in all rows of a segment */
 static void finish_head(const qsf_heads_job *job, const qsf_segment *g, size_t head)
 {
     const size_t n = job->z.value_dim;
     const size_t gate_stride = qsf_stride((uint32_t)job->z.values);
     const qsf_ops *const ops = job->ops;
+    const float epsilon =
+        ops->kind->value_epsilon != 0.0F ? ops->kind->value_epsilon : ops->config->norm_epsilon;
     for (size_t row = g->first_row; row < (size_t)g->first_row + g->n_tokens; row++) {
         float *const out = ops->scratch->q + row * job->conv.stride + head * n;
-        ops->kernels->rmsnorm(out, job->norm, ops->config->norm_epsilon, n, out);
+        ops->kernels->rmsnorm(out, job->norm, epsilon, n, out);
         ops->kernels->silu_mul(ops->scratch->mix_gate + row * gate_stride + head * n, out, n);
     }
 }
@@ -59,7 +68,7 @@ qsf_status qsf_mix_delta(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
                                false};
     qsf_heads_job job = qsf_heads_begin(o, chunk, layer_idx);
     qsf_acts mixed;
-    job.gates = o->kernels->delta_gates;
+    job.gates = make_gates;
     job.rule = o->kernels->delta_rule;
     job.has_normed_keys = true;
     job.finish = finish_head;

@@ -1,7 +1,7 @@
-/* mix_delta.h - the mixer of the gated delta rule (Qwen3-Next, Qwen 3.5).
+/* mix_delta.h - the mixer of the gated delta rule (Qwen 3.5, Olmo Hybrid).
  *
  *     q, k, v = silu(conv(Q h, K h, V h)); q, k normalised by head
- *     beta = sigmoid(b), decay = exp(-rate * softplus(a + bias)), b = BETA h, a = DECAY h
+ *     beta = factor * sigmoid(b), decay = exp(-rate * softplus(a + bias)), b = BETA h, a = DECAY h
  *     o = the delta rule of q, k, v, beta, decay (kernels.h); out(norm(o) * silu(GATE h))
  *
  * Its state is that of heads (state_heads.h).

@@ -8,6 +8,12 @@
 #include "model/mixers/mix_attention.h"
 #include "model/mixers/state_heads.h"
 
+static void make_gates(const qsf_heads_job *job, float *steps, float *decays)
+{
+    job->ops->kernels->ssd_gates(steps, decays, job->decay_rate, job->decay_bias,
+                                 job->z.n_value_heads);
+}
+
 /* Items: rows times groups; gate = silu(gate) * o, normalised if there is a norm */
 static void finish_groups(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
@@ -57,7 +63,7 @@ static qsf_status run_ssd(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk
     const qsf_block_end end = {l->tensors[QSF_LAYER_SSD_OUT], NULL, &none, NULL, false};
     qsf_heads_job job = qsf_heads_begin(o, chunk, layer_idx);
     qsf_acts mixed;
-    job.gates = o->kernels->ssd_gates;
+    job.gates = make_gates;
     job.rule = o->kernels->ssd_rule;
     QSF_TRY(project(o, l, in, &job));
     qsf_heads_run(&job);

@@ -148,7 +148,7 @@ static void run_gates(const qsf_heads_job *job, const qsf_segment *g)
         float *const beta = job->ops->scratch->steps + (g->first_row + t) * 2 * z->n_value_heads;
         float *const decay = beta + z->n_value_heads;
         float *const logged = draft_row(job, g, t);
-        job->gates(beta, decay, job->decay_rate, job->decay_bias, z->n_value_heads);
+        job->gates(job, beta, decay);
         if (logged != NULL)
             memcpy(logged + logged_decays(z), decay, z->n_value_heads * sizeof *decay);
     }

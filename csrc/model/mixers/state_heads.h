@@ -43,8 +43,9 @@ struct qsf_heads_job {
     qsf_head_sizes z;
     const qsf_ops *ops;
     const qsf_chunk *chunk;
-    qsf_convolution conv;    /* of q, k, v in one row; the rows become o after it */
-    qsf_gates_fn *gates;     /* makes the two numbers of each value head in `steps` */
+    qsf_convolution conv; /* of q, k, v in one row; the rows become o after it */
+    /* Makes the steps and the decays of a row */
+    void (*gates)(const qsf_heads_job *job, float *steps, float *decays);
     const float *decay_rate; /* [value heads] */
     const float *decay_bias; /* [value heads] */
     qsf_state_rule_fn *rule;

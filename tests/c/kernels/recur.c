@@ -99,6 +99,18 @@ static void check_sigmoid_mul(size_t n, fill how)
     free(x);
 }
 
+/* gates: beta or step, then decay; others: rate, bias; [n] each */
+static void run_gates(const qsf_kernels *k, bool is_ssd, float *gates, const float *others,
+                      size_t n)
+{
+    if (is_ssd) {
+        k->ssd_gates(gates, gates + n, others, others + n, n);
+        return;
+    }
+    k->betas(gates, 2.0F, n);
+    k->decays(gates + n, others, others + n, n);
+}
+
 /* in: beta, decay, rate, bias; [n] each. Of SSD beta is the step, of which the decay is. */
 static void check_gates(size_t n, fill how, bool is_ssd)
 {
@@ -109,10 +121,10 @@ static void check_gates(size_t n, fill how, bool is_ssd)
     for (size_t i = 2 * n; i < 3 * n; i++)
         in[i] = fabsf(in[i]);
     memcpy(made, in, 2 * n * sizeof *in);
-    (is_ssd ? scalar.ssd_gates : scalar.delta_gates)(made, made + n, in + 2 * n, in + 3 * n, n);
+    run_gates(&scalar, is_ssd, made, in + 2 * n, n);
     for (size_t i = 0; i < n && how <= FILL_ZEROS; i++) {
         const double step = log1p(exp((double)(in[is_ssd ? i : n + i] + in[3 * n + i])));
-        const double beta = is_ssd ? step : 1.0 / (1.0 + exp(-(double)in[i]));
+        const double beta = is_ssd ? step : 2.0 / (1.0 + exp(-(double)in[i]));
         const double decay = exp(-(double)in[2 * n + i] * step);
         CHECK(fabs((double)made[i] - beta) <= 5e-7 * fmax(beta, 1.0));
         CHECK(fabs((double)made[n + i] - decay) <= 1e-6);
@@ -120,9 +132,8 @@ static void check_gates(size_t n, fill how, bool is_ssd)
     for (size_t i = 1; i <= n_levels; i++) {
         const output have = output_make(2 * n * sizeof *in);
         memcpy(have.at, in, 2 * n * sizeof *in);
-        (is_ssd ? level(i)->ssd_gates : level(i)->delta_gates)(have.at, (float *)have.at + n,
-                                                               in + 2 * n, in + 3 * n, n);
-        compare(&want, &have, i, is_ssd ? "ssd_gates" : "delta_gates", n, how);
+        run_gates(level(i), is_ssd, have.at, in + 2 * n, n);
+        compare(&want, &have, i, is_ssd ? "ssd_gates" : "betas and decays", n, how);
     }
     free(want.block);
     free(in);

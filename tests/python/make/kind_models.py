@@ -177,7 +177,8 @@ DELTA: Final = kind(mixer=Mixer.DELTA, n_kv_heads=4, rope_set=ROPE_NONE, n_taps=
 SSD: Final = replace(DELTA, mixer=Mixer.SSD)
 RECURRENT: Final = (
     Layer(DELTA),
-    Layer(replace(DELTA, n_taps=3, n_value_heads=4, value_dim=16, has_tiled_heads=1), POST_NORMS),
+    Layer(replace(DELTA, n_taps=3, n_value_heads=4, value_dim=16, has_tiled_heads=1,
+                  beta_factor=2.0, value_epsilon=1e-3), POST_NORMS),
     Layer(kind(qk_norm=QkNorm.PER_HEAD, output_gate=1)),
     Layer(replace(DELTA, n_taps=2, n_key_heads=1, n_value_heads=2, key_dim=17, value_dim=33,
                   ffn=Ffn.NONE, n_experts=6, n_chosen=2, expert_dim=40, residual_factor=0.5)),

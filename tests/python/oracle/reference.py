@@ -117,11 +117,11 @@ class _Pass:
             y = y + self.weight(f"{name}_bias")
         return np.asarray(y)
 
-    def normed(self, x: Array) -> Array:
+    def normed(self, x: Array, epsilon: float = 0.0) -> Array:
         if self.config.norm == "layer":
             x = x - x.mean(axis=-1, keepdims=True)
         square = (x * x).mean(axis=-1, keepdims=True)
-        return np.asarray(x / np.sqrt(square + self.dtype(self.config.norm_epsilon)))
+        return np.asarray(x / np.sqrt(square + self.dtype(epsilon or self.config.norm_epsilon)))
 
     def heads(self, y: Array, layer: Layer, at: str, kind: str) -> Array:
         """Queries or keys, normalised and rotated: [n_tokens, heads, head_dim]."""
@@ -171,7 +171,7 @@ class _Pass:
         else:
             q, k = (np.repeat(y, n_each, axis=1) for y in (q, k))
         v = parts[2].reshape(len(x), n_value, value_dim)
-        beta = 1 / (1 + np.exp(-self.linear(x, f"{at}.beta")))
+        beta = layer.beta_factor / (1 + np.exp(-self.linear(x, f"{at}.beta")))
         step = np.logaddexp(0, self.linear(x, f"{at}.decay"))  # which has a bias
         decay = np.exp(-self.weight(f"{at}.decay_rate") * step)
         out = np.empty_like(v)
@@ -183,7 +183,8 @@ class _Pass:
                 state = state + np.outer(k[t, h], d)
                 out[t, h] = q[t, h] @ state
         gate = activate(self.linear(x, f"{at}.mix_gate"), "silu")
-        y = self.normalise(out, f"{at}.mix_norm").reshape(len(x), -1) * gate
+        y = self.normed(out, layer.value_epsilon) * self.weight(f"{at}.mix_norm")
+        y = y.reshape(len(x), -1) * gate
         self.keep(f"{at}.heads", y)
         return self.keep(f"{at}.attn_out", self.linear(y, f"{at}.attn_out"))
 

@@ -49,6 +49,8 @@ class Layer:
     mixer: str = "attention"  # short_conv, delta, ssd, attention_and_ssd, none
     state: tuple[int, int, int, int] = (0, 0, 0, 0)  # heads of keys, of values, dims of both
     has_tiled_heads: bool = False  # value heads of a key head are n_key_heads apart
+    beta_factor: float = 1.0
+    value_epsilon: float = 0.0  # of the norm of a value; 0: the model's
     has_value_norm: bool = False
     values_are_keys: bool = False  # before their norm
     latent: tuple[int, int] | None = None  # rank, and dimensions of a query without RoPE
@@ -300,6 +302,8 @@ def _layer_of(
         mixer=kinds.Mixer(kind.mixer).name.lower(),
         state=(kind.n_key_heads, kind.n_value_heads, kind.key_dim, kind.value_dim),
         has_tiled_heads=bool(kind.has_tiled_heads),
+        beta_factor=kind.beta_factor,
+        value_epsilon=kind.value_epsilon,
         has_value_norm=bool(kind.value_norm),
         values_are_keys=bool(kind.values_are_keys),
         latent=(kind.latent_rank, kind.nope_dim) if kind.latent_rank else None,

@@ -1,4 +1,4 @@
-"""Families with the gated delta rule in most layers, and gated attention in the others."""
+"""Families with the gated delta rule in most layers, and attention in the others."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -18,17 +18,24 @@ from qsf_converter.sources.families.experts import (
     route,
     with_shared_gate,
 )
-from qsf_converter.sources.families.family import FULL, Draft, Family
+from qsf_converter.sources.families.family import FULL, Draft, Family, usual
 from qsf_converter.sources.families.llama import (
     AT,
     ATTN,
+    DEFAULTS,
+    ENDS,
     SENSES,
     TEXT_PREFIXES,
+    Rules,
     fused,
     gated,
+    out,
     pre_norms,
     qk_norms,
+    qkv,
+    unrotated,
 )
+from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import T, Where, ends, layer, linear, norm
 
 LINEAR: Final = "linear_attention"
@@ -97,9 +104,17 @@ def _layer_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
 def _mixers(draft: Draft) -> None:
     """Make the layers that are marked so layers of the delta rule."""
     config = draft.config
-    heads = {name: config.count(f"linear_num_{name}_heads", MAX_HEADS) for name in ("key", "value")}
+    names = ("key", "value")
+    heads = {
+        name: config.count(f"linear_num_{name}_heads", MAX_HEADS, draft.header.n_heads)
+        for name in names
+    }
+    # Olmo Hybrid's dimensions, if it does not state them
+    usual_dim = 3 * draft.header.dim // (4 * heads["key"])
+    key_dim = config.count("linear_key_head_dim", MAX_STATE_DIM, usual_dim)
     dims = {
-        name: config.count(f"linear_{name}_head_dim", MAX_STATE_DIM) for name in ("key", "value")
+        "key": key_dim,
+        "value": config.count("linear_value_head_dim", MAX_STATE_DIM, 2 * key_dim),
     }
     if heads["value"] % heads["key"]:
         raise config.error(
@@ -109,7 +124,7 @@ def _mixers(draft: Draft) -> None:
     n_taps = config.count("linear_conv_kernel_dim", MAX_TAPS)
     if n_taps < 2:
         raise config.error("linear_conv_kernel_dim", f"= {n_taps}: 2 to {MAX_TAPS} are supported")
-    keys, values = (heads[name] * dims[name] for name in ("key", "value"))
+    keys, values = (heads[name] * dims[name] for name in names)
     is_tiled = config.boolean("has_tiled_heads", False) and heads["key"] != heads["value"]
     draft.dims |= {
         "taps": n_taps,
@@ -153,6 +168,68 @@ def _next(draft: Draft) -> None:
     qwen2_moe(draft)
 
 
+# ---- Olmo Hybrid ----
+
+
+def _olmo_post_norm(name: str) -> Rules:
+    return norm(T.POST_ATTN_NORM, f"{AT}{name}", **_ATTENTION)
+
+
+_OLMO: Final = (
+    *norm(T.ATTN_NORM, f"{AT}attention_layer_norm", **_DELTA),
+    *norm(T.FFN_NORM, f"{AT}feedforward_layer_norm", **_DELTA),
+    *norm(T.POST_FFN_NORM, f"{AT}post_feedforward_layernorm", **_ATTENTION),
+    *(replace(rule, **_ATTENTION) for rule in qkv(bias="attention_bias")),
+    *qk_norms("q", "kv", **_ATTENTION),
+    *(replace(rule, **_ATTENTION) for rule in out(bias="attention_bias")),
+    *(
+        rule
+        for target, name, dim in (
+            (T.Q, "q", "keys"), (T.K, "k", "keys"), (T.V, "v", "values"),
+            (T.MIX_GATE, "g", "values"), (T.BETA, "b", "value heads"),
+            (T.DECAY, "a", "value heads"),
+        )
+        for rule in linear(target, None, f"{_LIN}{name}_proj", dim, "hidden", **_DELTA)
+    ),
+    *linear(T.ATTN_OUT, None, f"{_LIN}o_proj", "hidden", "values", **_DELTA),
+    *norm(T.MIX_NORM, f"{_LIN}o_norm", "value", **_DELTA),
+    layer(T.DECAY_BIAS, f"{_LIN}dt_bias", "value heads", **_DELTA),
+    layer(T.CONV, f"{_LIN}{{part}}_conv1d.weight", "taps", "channels", is_flat=True,
+          transposed=True, **_DELTA),
+    _LOG_RATE,
+    *gated(),
+    *ENDS,
+)  # fmt: skip
+
+
+def _has_rope(config: Config) -> bool:
+    """False if base or type are null, as in the published checkpoint, or nothing is stated."""
+    stated = config.get("rope_parameters")
+    if not isinstance(stated, dict):
+        return config.get("rope_theta") is not None
+    return None not in (stated.get("rope_theta", 0), stated.get("rope_type", ""))
+
+
+def _olmo_rope(config: Config, layer_type: str) -> Config:
+    plain = Config({"rope_theta": 10000.0})  # which nothing uses
+    return parameters_of(config, layer_type) if _has_rope(config) else plain
+
+
+def _olmo(draft: Draft) -> None:
+    config = draft.config
+    for name in ("min", "max"):  # of training
+        config.get(f"linear_a_log_{name}")
+        config.get(f"linear_dt_{name}")
+    _mixers(draft)
+    factor = 2.0 if config.boolean("linear_allow_neg_eigval") else 1.0
+    draft.layers = [
+        replace(kind, beta_factor=factor, value_epsilon=1e-5) if kind.mixer == Mixer.DELTA else kind
+        for kind in draft.layers
+    ]
+    if not _has_rope(config):
+        unrotated(draft, list(range(draft.header.n_layers)))
+
+
 _DEFAULTS: Final = {
     **QWEN_DEFAULTS,
     "head_dim": 256,
@@ -185,7 +262,28 @@ _COMMON: Final[dict[str, Any]] = {
         "norm_topk_prob": (True,),
     },
 }
+_OLMO_DEFAULTS: Final = usual(
+    DEFAULTS,
+    context=65536,
+    full_attention_interval=4,
+    linear_conv_kernel_dim=4,
+    linear_allow_neg_eigval=True,
+)
 FAMILIES = (
+    Family(
+        name="OlmoHybridForCausalLM",
+        title="Olmo Hybrid (7B)",
+        model_type="olmo_hybrid",
+        rules=_OLMO,
+        # As published, and as transformers writes it.
+        layouts=tuple(map(_olmo_post_norm, ("post_attention_layernorm", "feedforward_layer_norm"))),
+        defaults=_OLMO_DEFAULTS,
+        flags={"attention_bias": False},
+        kind={"qk_norm": QkNorm.WHOLE_WIDTH},
+        windows=_layer_types,
+        rope_parameters=_olmo_rope,
+        adjust=_olmo,
+    ),
     Family(
         name="Qwen3_5ForCausalLM",
         title="Qwen 3.5, 3.6, 3.8 (0.8B to 27B), text",

@@ -94,7 +94,8 @@ class TensorRule:
     dimension too, they take turns: each of so many groups holds its share of every part (Q, K
     and V of one head, then those of the next); ``is_turned`` ones are transposed, each group by
     itself. A source that ``is_stacked`` has the groups along an axis of its own. With {head} in
-    ``source`` each of the groups is a vector of its own. ``flag``, if given, is a fact of the
+    ``source`` each of the groups is a vector of its own; with {part} q, k and v are sources, one
+    after another. ``flag``, if given, is a fact of the
     configuration without which the tensor does not exist. The values are ``add`` plus what is
     stored, times the factor of the configuration that ``scale`` names, or each row times its
     own; of a logarithm (``is_log``) they are e to its power. A matrix that ``is_flat`` becomes a
@@ -128,13 +129,15 @@ class TensorRule:
 
     def names(self, layer_idx: int, dims: Mapping[str, int], expert: int = 0) -> list[str]:
         """The names of the source tensors: one, or one for each head."""
+        if "{part}" in self.source:
+            return [self.source.format(layer=layer_idx, part=part) for part in "qkv"]
         n = 1 if "{head}" not in self.source or self.groups is None else dims[self.groups]
         return [self.source.format(layer=layer_idx, head=i, expert=expert) for i in range(n)]
 
     def source_shape(self, dims: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape that each source tensor must have."""
+        """The shape that each source tensor must have; those of {part} have it together."""
         n_outputs = sum(dims[part] for part in self.parts or self.shape[:1])
-        n_outputs //= len(self.names(0, dims))
+        n_outputs //= 1 if self.is_flat else len(self.names(0, dims))
         n_outputs *= dims["layers"] if self.of_all and not self.is_vector else 1
         shape = (n_outputs, *(dims[dim] for dim in self.shape[1:]))
         if self.groups is not None and self.is_turned:
