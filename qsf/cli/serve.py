@@ -7,6 +7,7 @@ Exit codes: 0 (ended by a signal), 1 (it could not be done), 2 (wrong options).
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import sys
@@ -126,8 +127,9 @@ def _run(request: Request) -> int:
             constraints,
             is_quiet=request.is_quiet,
             paths=paths,
-            load=partial(_load, paths, plans, request) if len(paths) > 1 else None,
+            load=partial(_load, paths, plans, request),
         )
+        del constraints  # which leave memory with their model
         return asyncio.run(_serve(server, model.info.plan.budget_bytes, request.serving))
 
 
@@ -139,7 +141,7 @@ def _load(
     budget_mb: int | None,
     is_alone: bool,
 ) -> tuple[Model, Constraints | str]:
-    """Open one of several models; next to other models only with the plan it would have alone.
+    """Open one of the models; next to other models only with the plan it would have alone.
 
     Raises QsfMemoryError if its context would be shorter, or more weights would be streamed.
     """
@@ -280,7 +282,7 @@ def make_server(
     *,
     is_quiet: bool = False,
     paths: Mapping[str, Path] | None = None,
-    load: Callable[[str, int | None, bool], tuple[Model, Constraints | str]] | None = None,
+    load: Callable[[str, int | None, bool], tuple[Model, Constraints | str]],
 ) -> Server:
     """Return a server for an open model; the caller starts it.
 
@@ -305,12 +307,14 @@ def make_server(
     bounds = Bounds(max_body_bytes=options.max_body_mb << 20, max_connections=options.connections)
 
     def load_host(name: str, budget_mb: int | None, is_alone: bool) -> Host:
-        assert load is not None
         opened, files = load(name, budget_mb, is_alone)
         return _make_host(opened, name, paths, options, files, metrics)
 
     host = _make_host(model, next(iter(paths)), paths, options, constraints, metrics)
-    hosts = Hosts(paths, host, None if load is None else load_host, options.queue_seconds)
+    keep_seconds = math.inf if options.keep_alive is None else options.keep_alive
+    hosts = Hosts(
+        paths, host, load_host, wait_seconds=options.queue_seconds, keep_seconds=keep_seconds
+    )
     return Server(hosts, metrics, gate, bounds, None if is_quiet else log_line)
 
 

@@ -19,6 +19,7 @@ from qsf.options import (
     Whole,
     option_field,
 )
+from qsf.serve.http.fields import Duration
 from qsf.serve.http.gate import is_loopback
 from qsf.shell.arguments import Group, Parser, Text, UsageError, model_parser, taken
 
@@ -134,6 +135,12 @@ class ServeOptions(CheckedOptions):
     )
     session_dir_limit: int = _serve(
         2048, Whole(1, 1 << 30), "most MB of the files in --session-dir that are of this model"
+    )
+    keep_alive: float | None = _serve(
+        None,
+        Duration(),
+        "how long a model stays in memory unused: seconds, 5m, 1h30m; a request loads it again",
+        "for ever",
     )
     connections: int = _serve(
         64, Whole(1, 10_000), "most connections at a time, 16 of an address of another machine"

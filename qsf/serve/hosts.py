@@ -7,6 +7,7 @@ docs/decisions/014-models.md has the reasons.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from array import array
@@ -44,6 +45,8 @@ class Host:
         self._thread: threading.Thread | None = None
         self.n_users = 0
         self.used = time.monotonic()
+        self.keep_seconds = math.inf  # that it stays in memory unused
+        self.leaving: asyncio.Task[None] | None = None  # does that wait
 
     def start(self, deliver: Callable[[], None]) -> None:
         """Evaluate the prefix and start the engine's thread. Raises QsfError."""
@@ -70,23 +73,26 @@ class Hosts:
         self,
         paths: Mapping[str, Path],
         first: Host,
-        load: Callable[[str, int | None, bool], Host] | None = None,
-        wait_seconds: float = 120.0,
+        load: Callable[[str, int | None, bool], Host],
+        *,
+        wait_seconds: float,
+        keep_seconds: float,
     ) -> None:
         """Set the files of all models, and the one in memory.
 
         Args:
             paths: the files.
             first: the model in memory.
-            load: opens another model inside so many MB (None: no limit), alone or next to others.
+            load: opens a model inside so many MB (None: no limit), alone or next to others.
                 Raises QsfMemoryError if there is no room.
             wait_seconds: how long a request may wait for memory that others use.
+            keep_seconds: how long a model stays in memory unused, unless its last request says.
         """
         plan = first.serving.model.info.plan
         self.paths = paths
         self.loaded = {first.serving.name: first}
         self.infos: dict[str, ModelInfo] = {first.serving.name: first.serving.model.info}
-        self._load, self.wait_seconds = load, wait_seconds
+        self._load, self.wait_seconds, self.keep_seconds = load, wait_seconds, keep_seconds
         self._budget_bytes, self._base_bytes = plan.budget_bytes, plan.process_bytes
         self._turn = asyncio.Lock()
         self._freed = asyncio.Event()
@@ -94,22 +100,26 @@ class Hosts:
 
     @property
     def current(self) -> Host:
-        """The model in memory that was used last. Raises Problem while one is being loaded."""
+        """The model in memory that was used last. Raises Problem if there is none."""
         if not self.loaded:
-            raise Problem(503, "loading", "a model is being loaded", retry_seconds=1)
+            text = "no model is in memory now: a request to one loads it"
+            raise Problem(503, "not_loaded", text, retry_seconds=1)
         return max(self.loaded.values(), key=lambda host: host.used)
 
     def start(self, deliver: Callable[[], None]) -> None:
         """Start the models in memory; the engines' threads call ``deliver``."""
         self._deliver = deliver
         self.current.start(deliver)
+        self._keep(self.current, self.keep_seconds)
 
     @asynccontextmanager
     async def using(self, name: str | None) -> AsyncIterator[Host]:
         """Yield a model, which stays in memory until the context ends; None: the one used last.
         Raises Problem for an unknown name.
         """
-        host = await self._get(name) if self._load is not None else self.current
+        host = await self._get(name)
+        if host.leaving is not None:
+            host.leaving.cancel()
         host.n_users += 1
         host.used = time.monotonic()
         try:
@@ -117,6 +127,20 @@ class Hosts:
         finally:
             host.n_users -= 1
             self._freed.set()
+            if not host.n_users:
+                self._keep(host, host.keep_seconds)
+
+    def _keep(self, host: Host, seconds: float) -> None:
+        """Let an unused model leave memory after some time."""
+        host.used, host.keep_seconds = time.monotonic(), seconds
+        if seconds < math.inf:
+            host.leaving = asyncio.get_running_loop().create_task(self._leave(host))
+
+    async def _leave(self, host: Host) -> None:
+        await asyncio.sleep(host.keep_seconds)
+        async with self._turn:
+            if self.loaded.get(host.serving.name) is host:
+                await self._let_go(host)
 
     async def _get(self, name: str | None) -> Host:
         if name is not None and name not in self.paths:
@@ -135,7 +159,6 @@ class Hosts:
 
     async def _bring(self, name: str, deadline: float) -> None:
         """Load a model; evicts an unused one, or waits for one, if memory is short."""
-        assert self._load is not None
         loop = asyncio.get_running_loop()
         left_bytes = self._budget_bytes - self._promised_bytes()
         budget_mb = max(1, left_bytes >> 20) if self._budget_bytes else None
@@ -146,6 +169,7 @@ class Hosts:
                 raise
         else:
             await loop.run_in_executor(None, host.start, self._deliver)
+            host.keep_seconds = self.keep_seconds
             self.loaded[name] = host
             self.infos[name] = host.serving.model.info
             return
@@ -162,8 +186,8 @@ class Hosts:
 
     async def _let_go(self, host: Host) -> None:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, host.stop)
         del self.loaded[host.serving.name]
+        await loop.run_in_executor(None, host.stop)
         await loop.run_in_executor(None, host.serving.model.close)
 
     def _promised_bytes(self) -> int:

@@ -32,6 +32,7 @@ from qsf.serve.scheduling.scheduler import Scheduler
 from qsf.serve.serving import Serving
 from qsf.shell import command
 
+_KINDS = ("application/json", "", "application/x-www-form-urlencoded")  # what `curl -d` says
 _SLOT = re.compile(r"/slots/([0-9]{1,4})")
 _ANY_SLOT = "/slots/{id_slot}"
 # Memory for each byte of a body: text with characters outside the basic plane takes 8. One body is
@@ -186,8 +187,8 @@ class Server:
             connection.close_when_done()
         while self._connections and self._loop.time() < ends_at:
             await asyncio.sleep(0.05)
-        for host in tuple(self.hosts.loaded.values()):
-            await self._loop.run_in_executor(None, host.stop)
+        while self.hosts.loaded:
+            await self._loop.run_in_executor(None, self.hosts.loaded.popitem()[1].stop)
         await asyncio.sleep(0.05)  # the last events reach their clients
         for connection in tuple(self._connections):
             connection.abort()
@@ -273,7 +274,7 @@ class Server:
         owner = "" if endpoint.is_open else self._gate.owner_of(head)
         if endpoint.has_body:
             kind = head.get("content-type").split(";")[0].strip().lower()
-            if kind not in ("application/json", ""):  # clients of ollama name none
+            if kind not in _KINDS:
                 raise Problem(
                     415, "not_json", f"the body must be application/json, not {kind[:50]!r}"
                 )
@@ -335,6 +336,8 @@ class Server:
                 lambda: read(self._body_of(exchange), serving)
             )
             exchange.drop_body()
+            keep_seconds = request.keep_seconds
+            host.keep_seconds = self.hosts.keep_seconds if keep_seconds is None else keep_seconds
             form: Form = make_form(request, serving)
             make = partial(
                 make_jobs,
@@ -342,18 +345,10 @@ class Server:
                 serving,
                 owner=owner,
                 name=form.name,
-                max_seconds=self._max_seconds(request, exchange),
+                max_seconds=_max_seconds(serving, request, exchange),
             )
             choices = await answer_call(exchange, host.scheduler, request, form, make, self._post)
         return _note(choices)
-
-    def _max_seconds(self, request: CompletionRequest, exchange: Exchange) -> float | None:
-        """Return the time limit, shortened by the client's x-stainless-read-timeout."""
-        most = self.serving.max_seconds
-        timeout = exchange.head.get("x-stainless-read-timeout")
-        if not request.is_stream and timeout.isdigit() and int(timeout) > 0:
-            return min(most or int(timeout), int(timeout))
-        return most
 
     async def _answer_text(
         self,
@@ -390,9 +385,8 @@ class Server:
         await exchange.send_json(facts)
 
     async def _pull(self, exchange: Exchange, _owner: str) -> None:
-        serving = self.serving
         name, is_stream = await self._in_thread(
-            lambda: ollama.read_pull(self._body_of(exchange), serving)
+            lambda: ollama.read_pull(self._body_of(exchange), None)
         )
         lines = ollama.pull(self.hosts, name)
         if not is_stream:
@@ -407,16 +401,18 @@ class Server:
         await exchange.send(200, self._page, "text/html; charset=utf-8", page_headers(self._page))
 
     async def _answer_metrics(self, exchange: Exchange, _owner: str) -> None:
+        body = self._metrics.text(self._gauges() if self.hosts.loaded else {}).encode()
+        await exchange.send(200, body, "text/plain; version=0.0.4; charset=utf-8")
+
+    def _gauges(self) -> dict[str, float]:
         scheduler = self.scheduler
-        gauges = {
+        return {
             "num_requests_running": len(scheduler.running),
             "num_requests_waiting": scheduler.n_waiting,
             "kv_cache_usage_perc": _share_used(scheduler, self.serving.ctx_tokens),
             "budget_bytes": self.serving.model.info.plan.budget_bytes,
             **scheduler.gauges(),
         }
-        body = self._metrics.text(gauges).encode()
-        await exchange.send(200, body, "text/plain; version=0.0.4; charset=utf-8")
 
     async def _answer_options(self, exchange: Exchange, _owner: str) -> None:
         await exchange.send(200, b"", "text/plain")
@@ -433,6 +429,15 @@ class Server:
 def _share_used(scheduler: Scheduler, ctx_tokens: int) -> float:
     used = sum(slot.n_held for slot in scheduler.slots if slot.job is not None)
     return used / (ctx_tokens * scheduler.n_running_most)
+
+
+def _max_seconds(serving: Serving, request: CompletionRequest, exchange: Exchange) -> float | None:
+    """Return the time limit, shortened by the client's x-stainless-read-timeout."""
+    most = serving.max_seconds
+    timeout = exchange.head.get("x-stainless-read-timeout")
+    if not request.is_stream and timeout.isdigit() and int(timeout) > 0:
+        return min(most or int(timeout), int(timeout))
+    return most
 
 
 def _note(choices: Sequence[Choice]) -> str:

@@ -97,6 +97,7 @@ class CompletionRequest:
     tools: Tools | None = None
     reading: Reading | None = None
     is_infill: bool = False
+    keep_seconds: float | None = None  # that the model stays in memory; None: not said
     ignored: Sequence[str] = ()
     extra: dict[str, Any] = field(default_factory=dict)
 

@@ -23,7 +23,7 @@ from qsf.serve.api.completion_request import (
     read_infill,
     read_model,
 )
-from qsf.serve.http.fields import Fields
+from qsf.serve.http.fields import Duration, Fields
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import LATEST, Serving
@@ -34,10 +34,10 @@ from qsf.text.thinking import thinks
 
 if TYPE_CHECKING:
     from qsf.native.binding import ModelInfo
-    from qsf.serve.hosts import Hosts
+    from qsf.serve.hosts import Host, Hosts
     from qsf.serve.tools.call_reader import CallPart
 
-_FOREVER = "2318-01-01T00:00:00Z"  # the model stays as long as the server
+_LAST = 10_981_785_600.0  # the year 2318, as ollama has it: the model stays as long as the server
 _OF_LOADING = (
     *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "use_mmap"),
     *("use_mlock", "low_vram", "numa", "vocab_only", "f16_kv", "logits_all", "embedding_only"),
@@ -77,7 +77,6 @@ def problem_body(problem: Problem) -> dict[str, Any]:
 def _translated(fields: Fields) -> tuple[dict[str, Any], Fields]:
     """Return the shared fields of chats and texts under OpenAI's names, and the options."""
     fields.refuse(_REFUSED)
-    fields.ignore("keep_alive")
     options = fields.object("options")
     body = {new: value for old, new in _OPTIONS.items() if (value := options.raw(old)) is not None}
     options.ignore(*_OF_LOADING)
@@ -109,6 +108,8 @@ def _add_thinking(fields: Fields, body: dict[str, Any], serving: Serving) -> boo
 def _with_rest(
     request: CompletionRequest, fields: Fields, options: Fields, serving: Serving, **extra: Any
 ) -> CompletionRequest:
+    keep = fields.take("keep_alive", Duration())
+    request.keep_seconds = None if keep is None else Duration.seconds(keep)
     request.ignored = [*request.ignored, *ignored_fields([fields, options], serving)]
     request.extra |= extra
     request.is_lines = True
@@ -186,7 +187,7 @@ def read_embedding(body: dict[str, Any], serving: Serving) -> CompletionRequest:
 
 def _read_embed(body: dict[str, Any], serving: Serving, name: str) -> CompletionRequest:
     fields = Fields(body)
-    fields.ignore("keep_alive", "options", "truncate")
+    fields.ignore("options", "truncate")
     new = {"model": fields.text("model"), "input": fields.raw(name)}
     new["dimensions"] = fields.take("dimensions", Whole(1))
     if new["input"] is None:
@@ -197,8 +198,13 @@ def _read_embed(body: dict[str, Any], serving: Serving, name: str) -> Completion
 # ---- answers ----
 
 
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+def _stamp(seconds: float | None = None) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _expires(host: Host) -> float:
+    """Return when a model leaves memory if no request comes, in seconds since 1970."""
+    return time.time() + host.keep_seconds - (0 if host.n_users else time.monotonic() - host.used)
 
 
 class _Form(QuietForm):
@@ -247,7 +253,8 @@ class _Form(QuietForm):
 
     def _facts(self, choices: Sequence[Choice]) -> dict[str, Any]:
         if not choices:
-            return {"done": True, "done_reason": "load"}
+            reason = "load" if self.request.keep_seconds != 0 else "unload"
+            return {"done": True, "done_reason": reason}
         job = choices[0].job
         return {
             "done": True,
@@ -272,7 +279,7 @@ class ChatForm(_Form):
             message["tool_calls"] = [
                 {"function": {"name": call.name, "arguments": _arguments(call)}} for call in calls
             ]
-        return {"model": self.serving.name, "created_at": _now(), "message": message}
+        return {"model": self.serving.name, "created_at": _stamp(), "message": message}
 
 
 def _arguments(call: CallPart) -> Any:
@@ -287,7 +294,7 @@ class GenerateForm(_Form):
     """Answers of /api/generate."""
 
     def _line(self, text: str, thoughts: str, calls: Sequence[CallPart]) -> dict[str, Any]:
-        line = {"model": self.serving.name, "created_at": _now(), "response": text}
+        line = {"model": self.serving.name, "created_at": _stamp(), "response": text}
         return {**line, "thinking": thoughts} if thoughts else line
 
 
@@ -347,11 +354,11 @@ def _digest(path: Path) -> str:
 
 def tags(hosts: Hosts, created: int) -> dict[str, Any]:
     """Answer /api/tags: all models."""
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created))
+    stamp = _stamp(created)
     return {"models": [{**_model(hosts, name), "modified_at": stamp} for name in hosts.paths]}
 
 
-def read_pull(body: dict[str, Any], _serving: Serving) -> tuple[str, bool]:
+def read_pull(body: dict[str, Any], _serving: Serving | None) -> tuple[str, bool]:
     """Return the name in a request to /api/pull, and whether lines are wanted. Raises Problem."""
     fields = Fields(body)
     fields.ignore("insecure", "username", "password")
@@ -373,7 +380,7 @@ def running(hosts: Hosts) -> dict[str, Any]:
         "models": [
             {
                 **_model(hosts, name),
-                "expires_at": _FOREVER,
+                "expires_at": _stamp(min(_LAST, _expires(host))),
                 "size_vram": 0,
                 "context_length": host.serving.ctx_tokens,
             }

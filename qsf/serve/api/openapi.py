@@ -23,7 +23,7 @@ from qsf.serve.api.completion_request import (
     MostTokens,
 )
 from qsf.serve.api.openai import MAX_PROMPTS
-from qsf.serve.http.fields import Probe
+from qsf.serve.http.fields import DURATION, Probe
 from qsf.serve.serving import Serving
 from qsf.serve.tools.request import MAX_TOOLS
 from qsf.text.embedding import POOLINGS, TextVectors
@@ -142,6 +142,7 @@ _OLLAMA: Mapping[str, Schema] = {
     "messages": _list(_OBJECT, MAX_MESSAGES),
     "tools": _list(_OBJECT, MAX_TOOLS),
     "format": {"anyOf": [_words("", "json"), _OBJECT]},
+    "keep_alive": {"anyOf": [{"type": "number"}, {**_TEXT, "pattern": DURATION}]},
     "think": {"anyOf": [_FLAG, _TEXT]},
     "template": {"type": "string", "maxLength": 0},
     "images": _list(_TEXT, 0),
@@ -164,8 +165,8 @@ _REQUESTS: Mapping[str, tuple[_Reader, str, Mapping[str, Schema]]] = {
     "/infill": (llama_server.read_infill_request, "", {"input_extra": _FILES}),
     "/api/chat": (ollama.read_chat, "", _OLLAMA),
     "/api/generate": (ollama.read_generate, "", _OLLAMA),
-    "/api/embed": (ollama.read_embed, "input", {"input": _EMBEDDED}),
-    "/api/embeddings": (ollama.read_embedding, "prompt", {"prompt": _TEXT}),
+    "/api/embed": (ollama.read_embed, "input", {**_OLLAMA, "input": _EMBEDDED}),
+    "/api/embeddings": (ollama.read_embedding, "prompt", {**_OLLAMA, "prompt": _TEXT}),
     "/api/show": (ollama.show, "", {}),
     "/api/pull": (ollama.read_pull, "", {}),
     "/slots/{id_slot}": (llama_server.read_slot_file, "", {}),

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,8 @@ from qsf.serve.http.problems import Problem, invalid
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+DURATION = r"^(-?)((?:[0-9]{1,9}(?:\.[0-9]{1,9})?(?:ms|s|m|h))+|[0-9]{1,9})$"
+_UNIT_SECONDS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 _NAMES = {bool: "true or false", str: "a text", list: "a list", dict: "an object"}
 
 
@@ -42,6 +46,35 @@ def read_inner(text: str) -> Any:
     value = read_json(text, memory_bytes=left_bytes)
     _left_bytes.set(left_bytes - needed_bytes(text.encode()))
     return value
+
+
+class Duration(Kind):
+    """How long something stays, as ollama has it."""
+
+    metavar = "TIME"
+    rule = 'seconds, or a text such as "5m" or "1h30m"; below 0: for ever'
+
+    def is_valid(self, value: Any) -> bool:
+        """Return whether ``value`` is a number, or such a text."""
+        if isinstance(value, str):
+            return re.fullmatch(DURATION, value) is not None
+        return isinstance(value, int | float) and not isinstance(value, bool)
+
+    def parse(self, text: str) -> float:
+        """Return the seconds."""
+        if not self.is_valid(text):
+            raise ValueError(f"{text!r} is not {self.rule}")
+        return self.seconds(text)
+
+    @staticmethod
+    def seconds(value: str | float) -> float:
+        """Return the seconds of a valid value; infinity: for ever."""
+        if not isinstance(value, str):
+            return float(value) if 0 <= value < 1e9 else math.inf
+        match = re.fullmatch(DURATION, value)
+        assert match is not None
+        parts = re.findall(r"([0-9.]+)([a-z]*)", match[2])
+        return math.inf if match[1] else sum(float(n) * _UNIT_SECONDS[unit] for n, unit in parts)
 
 
 class Probe(dict[str, Any]):

@@ -154,6 +154,11 @@ def serving(
     asked = ServeOptions(**{"port": 0, "grace": 5.0, **options})
     opened = model or Model(path, ram_budget=None, threads=1, **asked.sessions()[0])
     constraints = read_constraints(path, asked)
+
+    def load_again(*_: object) -> Any:
+        return Model(path, ram_budget=None, threads=1, **asked.sessions()[0]), constraints
+
+    load = load or load_again
     server = make_server(opened, path, asked, constraints, is_quiet=True, paths=paths, load=load)
     ready = threading.Event()
     box: dict[str, Any] = {}

@@ -8,7 +8,9 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +20,9 @@ import pytest
 from make.served import Client, serving, started
 from qsf import Model
 from qsf.cli import serve
-from qsf.cli.serve_options import ServeOptions
+from qsf.cli.serve_options import ServeOptions, parse
 from qsf.errors import QsfMemoryError
+from qsf.shell.arguments import UsageError
 
 ASKED: Any = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
 
@@ -127,6 +130,74 @@ def test_one_that_answers_stays_and_who_waits_is_not_passed_by(client: Client) -
     assert loaded(client) == {"four", "eight"}
     streams[1].close()
     answer.close()
+
+
+def wait_for(client: Client, names: set[str]) -> None:
+    for _ in range(600):
+        if loaded(client) == names:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"{loaded(client)} are in memory, not {names}")
+
+
+def expires_in(client: Client, name: str) -> float:
+    """How many seconds a model says it stays."""
+    entries = {entry["name"]: entry for entry in client.get("/api/ps").json["models"]}
+    stamp = datetime.fromisoformat(entries[f"{name}:latest"]["expires_at"].replace("Z", "+00:00"))
+    return stamp.timestamp() - time.time()
+
+
+def test_a_request_says_how_long_its_model_stays(client: Client) -> None:
+    """And what it answers when it is back is the same."""
+    chat: Any = {"model": "chat", "prompt": "Tell me a story", "stream": False}
+    chat["options"] = {"temperature": 0, "num_predict": 8}
+    assert expires_in(client, "chat") > 1e9
+    for keep, least, most in (
+        ("5m", 290, 301), ("1h30m", 5390, 5401), (20, 15, 21), ("7", 2, 8), (-1, 1e9, 1e10),
+        ("-1m", 1e9, 1e10), (1.5e300, 1e9, 1e10),
+    ):  # fmt: skip
+        want = client.post("/api/generate", {**chat, "keep_alive": keep}).json
+        assert least < expires_in(client, "chat") < most, keep
+    wrongs: Any = ("5 minutes", "", "m", [], True, {}, "1e3")
+    for keep in wrongs:
+        wrong = client.post("/api/generate", {**chat, "keep_alive": keep})
+        assert (wrong.status, "keep_alive must be seconds" in wrong.json["error"]) == (400, True)
+    said(client, "chat")  # says nothing of it: as the server was told
+    said(client, "four")
+    done = client.post("/api/chat", model="chat", keep_alive=0, stream=False).json
+    assert (done["done"], done["done_reason"]) == (True, "unload")
+    wait_for(client, {"four"})
+    client.post("/api/embed", model="four", input="a", keep_alive="200ms")
+    wait_for(client, set())
+    assert client.get("/health").status == client.get("/metrics").status == 200
+    missing = client.get("/props")
+    assert (missing.status, missing.error["code"]) == (503, "not_loaded")
+    again = client.post("/api/generate", {**chat, "keep_alive": 0}).json
+    assert again["response"] == want["response"]
+    wait_for(client, set())
+
+
+def test_a_server_says_how_long_its_models_stay(tiny_chat_8bit: Path, tmp_path: Path) -> None:
+    """One model leaves too, and its conversations are kept."""
+    fields: Any = {"prompt": "Once upon a time " * 12, "max_tokens": 40, "temperature": 0}
+    kept = str(tmp_path / "kept")
+    with serving(tiny_chat_8bit, keep_alive=0.3, session_dir=kept) as client:
+        wait_for(client, set())
+        texts = set()
+        for n_cached in (0, 1):
+            answer = client.post("/v1/completions", fields).json
+            texts.add(answer["choices"][0]["text"])
+            assert (answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0) == n_cached
+            wait_for(client, set())
+        assert len(texts) == 1
+        stream = client.post("/v1/completions", {**fields, "max_tokens": 200, "stream": True})
+        assert stream.events[-1] == "[DONE]"
+        client.post("/api/generate", prompt="a", keep_alive=-1, options={"num_predict": 1})
+        assert loaded(client)
+    for words in (["--keep-alive", "soon"], ["--keep-alive", ""]):
+        with pytest.raises(UsageError, match='seconds, or a text such as "5m"'):
+            parse(["m.qsf", *words])
+    assert parse(["m.qsf", "--keep-alive", "1m30s"]).serving.keep_alive == 90
 
 
 def test_they_share_one_budget_and_their_conversations_last(
