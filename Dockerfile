@@ -1,7 +1,7 @@
-# QSF in a container. The first stage builds the wheel from this tree, with all that takes; the
-# second holds Python and the wheel only.
+# QSF in a container. `docker build -t qsf .` makes Debian with Python and the wheel; `docker build
+# --target program -t qsf .` an image with the program without Python and nothing else (platforms.md).
+# Both build from this tree.
 #
-#   docker build -t qsf .
 #   docker run --rm -it -v "$PWD/models:/models" qsf run model.qsf --prompt "Once upon a time"
 #
 # The memory limit of a container is a ceiling that QSF heeds: docker run --memory 300m ...
@@ -11,12 +11,24 @@ RUN apt-get update -q && apt-get install -y -q --no-install-recommends \
         python3 python3-venv
 WORKDIR /src
 COPY . .
+
+FROM build AS build-program
+RUN make program PROGRAM_TARGETS="$(uname -m)-linux-musl" && mkdir /root-of-image && \
+    cp -r LICENSE licenses build/*-linux-musl/program/qsf /root-of-image
+
+FROM scratch AS program
+COPY --from=build-program /root-of-image/ /
+USER 65534
+WORKDIR /models
+ENTRYPOINT ["/qsf"]
+
+FROM build AS build-wheel
 RUN make wheel
 
 FROM debian:bookworm-slim
 RUN apt-get update -q && apt-get install -y -q --no-install-recommends python3 python3-venv \
     && rm -rf /var/lib/apt/lists/* && python3 -m venv /opt/qsf
-COPY --from=build /src/dist/ /tmp/dist/
+COPY --from=build-wheel /src/dist/ /tmp/dist/
 RUN /opt/qsf/bin/pip install --no-cache-dir /tmp/dist/qsf-*.whl && rm -r /tmp/dist
 RUN useradd --create-home user
 USER user

@@ -200,22 +200,24 @@ check-targets: build/install.stamp ## the C library for musl, 32 bits, RISC-V, W
 		$(call c_build,$$target,$(zig_flags) -DQSF_BUILD_LIBRARY=ON,example_generate qsf); \
 	done
 	@$(MAKE) --no-print-directory program amalgamation build/tiny-llama.qsf
-	@for target in $(PROGRAM_TARGETS); do \
-		emulator=qemu-$${target%%-*}; [ $$emulator != qemu-x86_64 ] || emulator=; \
-		tests/install/check_program.sh $(CURDIR)/$(VENV)/bin $$emulator build/$$target/program/qsf; \
+	@export WINEPREFIX="$(CURDIR)/build/wine" WINEDEBUG=-all; for target in $(PROGRAM_TARGETS); do \
+		case $$target in *-macos.*|aarch64-windows-gnu) continue ;; x86_64-linux-musl) emulator= ;; \
+			*-windows-gnu) emulator=wine ;; *) emulator=qemu-$${target%%-*} ;; esac; \
+		tests/install/check_program.sh $(CURDIR)/$(VENV)/bin $$emulator build/$$target/program/qsf*; \
 	done
 	@$(PY) tools/check_isa_leaks.py build/x86_64-linux-musl/CMakeFiles/qsf_objects.dir
 	@$(call c_build,c,-DQSF_BUILD_LIBRARY=ON,example_generate); $(zig); \
 		WINEPREFIX="$(CURDIR)/build/wine" WINEDEBUG=-all tests/install/check_amalgamation.sh "$$zig" \
 		build/amalgamation $(TARGETS_TESTED) $(TARGETS_EMULATED) $(TARGETS_BUILT)
 
-PROGRAM_TARGETS := x86_64-linux-musl aarch64-linux-musl arm-linux-musleabihf riscv64-linux-musl
-program: build/tools.stamp ## qsf without Python, one static file each for Linux: build/PROCESSOR-linux-.../program/qsf
+PROGRAM_TARGETS := x86_64-linux-musl aarch64-linux-musl arm-linux-musleabihf riscv64-linux-musl \
+	x86_64-windows-gnu aarch64-windows-gnu aarch64-macos.11.0 x86_64-macos.10.15
+program: build/tools.stamp ## qsf without Python, one file for each system and processor: build/TARGET/program/qsf
 	@$(PY) -m pip install -q ziglang==0.17.1
 	@PYTHON=$(PY) tools/fetch_codecs.sh build/codecs
 	@$(zig); for target in $(PROGRAM_TARGETS); do \
 		$(call c_build,$$target,$(zig_flags) -DQSF_BUILD_PROGRAM=ON,qsf_program); \
-		ls -l build/$$target/program/qsf | awk '{ print $$9, $$5, "bytes" }'; \
+		ls -l build/$$target/program/qsf* | awk '{ print $$9, $$5, "bytes" }'; \
 	done
 
 amalgamation: build/tools.stamp ## the C library as one file: build/amalgamation/qsf.c and qsf.h
@@ -270,8 +272,8 @@ wheel: build/system.stamp | $(PY) ## a wheel with liblz4 and libzstd inside, int
 		build/wheel/qsf-*.whl >build/wheel/log 2>&1 || { cat build/wheel/log; exit 1; }
 	@ls "$(WHEELS)"/qsf-*.whl
 
-release: build/install.stamp ## all of it into dist, built twice and compared: TAG=v1.2.3, or TRIAL=yes for HEAD
-	@$(PY) tools/release.py $(if $(TRIAL),--trial,$(TAG))
+release: build/install.stamp ## all of it into dist, built twice and compared: TAG=v1.2.3 URL=HOME, or TRIAL=yes for HEAD
+	@$(PY) tools/release.py $(if $(TRIAL),--trial,$(TAG) $(URL))
 
 install: ## the C library into PREFIX (docs/c.md); DESTDIR for packages
 	@command -v "$(CMAKE)" >/dev/null || { echo "CMake 3.21 or newer was not found" >&2; exit 1; }

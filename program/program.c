@@ -13,6 +13,7 @@
 #include "answer.h"
 #include "report.h"
 #include "stop.h"
+#include "terminal.h"
 
 #define RESERVE_BYTES (4u << 20)
 #define MAX_PROMPT_BYTES (4u << 20)
@@ -201,6 +202,7 @@ static int inspect(const request *r)
 int main(int argc, char **argv)
 {
     request r;
+    terminal_begin(&argc, &argv);
     parse_arguments(argc, argv, &r);
     r.opening.reserve_bytes = RESERVE_BYTES;
     if (r.is_plan || strcmp(r.command, "plan") == 0)

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "terminal.h"
+
 static qsf_session *running;
 static volatile sig_atomic_t is_interrupted;
 
@@ -18,9 +20,8 @@ static void interrupt(int number)
 
 void stop_on_interrupt(qsf_session *session)
 {
-    struct sigaction action = {.sa_handler = interrupt}; /* not SA_RESTART: it ends a read, too */
     running = session;
-    sigaction(SIGINT, &action, NULL);
+    terminal_on_interrupt(interrupt);
 }
 
 bool was_interrupted(void)

@@ -1,10 +1,10 @@
 """Builds a release in two folders from what is committed, and compares it bit for bit.
 
 The two clones differ in path and umask, share no cache, and have the time of the commit. dist/ gets
-the source package, the wheel, the static programs, the one C file, qsf.cdx.json (what is inside:
-CycloneDX), BUILD.txt (tools, sizes, exported names) and SHA256SUMS.
+the source package, the wheel, the programs, the one C file, what packagers need (packaging/),
+qsf.cdx.json (what is inside: CycloneDX), BUILD.txt (tools, sizes, exported names) and SHA256SUMS.
 
-Usage: python tools/release.py TAG | --trial     (--trial: HEAD, whatever its tag)
+Usage: python tools/release.py TAG HOME | --trial     (--trial: HEAD, whatever its tag)
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -34,7 +35,9 @@ What a person has to do:
   2. Try:      twine upload -r testpypi dist/qsf-VERSION.tar.gz dist/*.whl; then, installed from
                there into an empty environment: python -m qsf.selftest
   3. Publish:  git push origin TAG; twine upload the same two files; all of dist/ to the tag's page
-  4. Go on:    the next version in pyproject.toml, its chapter "unreleased" in CHANGELOG.md"""
+  4. Package:  qsf-VERSION-packaging.tar.gz: debian/ into the source package, the others to
+               homebrew-core, winget-pkgs and conda-forge/staged-recipes
+  5. Go on:    the next version in pyproject.toml, its chapter "unreleased" in CHANGELOG.md"""
 
 
 def output_of(*command: str | Path, where: Path = ROOT, env: dict[str, str] | None = None) -> str:
@@ -45,9 +48,11 @@ def output_of(*command: str | Path, where: Path = ROOT, env: dict[str, str] | No
     return done.stdout.strip()
 
 
-def refusals(tag: str, version: str, changelog: str, changes: str) -> list[str]:
+def refusals(tag: str, version: str, changelog: str, changes: str, home: str) -> list[str]:
     """Return why this cannot be released; `tag` is empty for a trial, `changes` those of git."""
     faults = [f"not committed, so not in it: {changes}"] if changes else []
+    if tag and not home.startswith("https://"):
+        faults.append("say where the project is, for packages: URL=https://github.com/OWNER/qsf")
     if not re.search(rf"^## {re.escape(version)} - ", changelog, re.MULTILINE):
         faults.append(f"CHANGELOG.md has no chapter '## {version} - DATE'")
     if tag and tag != f"v{version}":
@@ -58,13 +63,19 @@ def refusals(tag: str, version: str, changelog: str, changes: str) -> list[str]:
 
 
 def pack(archive: Path, files: dict[str, Path], epoch: int) -> None:
-    """Write a .tar.gz that depends on contents, names and epoch only."""
+    """Write a .tar.gz or .zip that depends on contents, names and epoch only."""
     raw = io.BytesIO()
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+            for name, path in sorted(files.items()):
+                packed.writestr(zipfile.ZipInfo(name, time.gmtime(epoch)[:6]), path.read_bytes(),
+                                zipfile.ZIP_DEFLATED)  # fmt: skip
+        return
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for name, path in sorted(files.items()):
             member = tarfile.TarInfo(f"{archive.name.removesuffix('.tar.gz')}/{name}")
             member.size, member.mtime = path.stat().st_size, epoch
-            member.mode = 0o755 if name == "qsf" else 0o644
+            member.mode = 0o755 if path.name in ("qsf", "rules") else 0o644
             tar.addfile(member, io.BytesIO(path.read_bytes()))
     archive.write_bytes(gzip.compress(raw.getvalue(), 9, mtime=epoch))
 
@@ -84,7 +95,7 @@ def settle(path: Path) -> None:
 def members(path: Path) -> dict[str, str]:
     """Return what is in an archive: place and name -> time, mode and hash; {} if it is none."""
     rows = []
-    if path.suffix == ".whl":
+    if path.suffix in (".whl", ".zip"):
         with zipfile.ZipFile(path) as wheel:
             for item in wheel.infolist():
                 about = f"{item.date_time} {item.external_attr:o}"
@@ -118,7 +129,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def build(clone: Path, umask: int, commit: str) -> Path:
+def build(clone: Path, umask: int, commit: str, home: str) -> Path:
     """Clone the commit, build everything there, and return the folder of what was made."""
     output_of("git", "clone", "-q", "--no-checkout", ROOT, clone)
     os.umask(umask)
@@ -141,10 +152,17 @@ def build(clone: Path, umask: int, commit: str) -> Path:
         sys.exit(f"release: not in {sdist.name}: {' '.join(missing)}")
     texts = {"LICENSE": clone / "LICENSE", **{f"licenses/{path.name}": path for path in
                                               (clone / "licenses").glob("*.txt")}}  # fmt: skip
-    for program in sorted(made.glob("*-linux-*/program/qsf")):
-        pack(dist / f"qsf-{version}-{program.parts[-3]}.tar.gz", {"qsf": program, **texts}, epoch)
+    for program in [*made.glob("*-*/program/qsf"), *made.glob("*-*/program/qsf.exe")]:
+        kind = "zip" if program.suffix else "tar.gz"
+        pack(dist / f"qsf-{version}-{program.parts[-3]}.{kind}", {program.name: program, **texts},
+             epoch)  # fmt: skip
     source = {name: made / "amalgamation" / name for name in ("qsf.c", "qsf.h")}
     pack(dist / f"qsf-{version}-c.tar.gz", {**source, **texts}, epoch)
+    filled = made / "packaging"
+    print(output_of(sys.executable, "tools/make_packages.py", dist, home, str(epoch), filled,
+                    where=clone))  # fmt: skip
+    files = {str(path.relative_to(filled)): path for path in filled.rglob("*") if path.is_file()}
+    pack(dist / f"qsf-{version}-packaging.tar.gz", files, epoch)
 
     zig = output_of(python, "-m", "ziglang", "version")
     stamp = output_of("git", "show", "-s", "--format=%cd", "--date=format-local:%Y-%m-%dT%H:%M:%SZ",
@@ -169,6 +187,7 @@ def main() -> None:
     """Build twice, compare, and say what a person has to do."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tag", nargs="?", default="")
+    parser.add_argument("home", nargs="?", default="", help="the project's address")
     parser.add_argument("--trial", action="store_true", help="HEAD, whatever its tag")
     given = parser.parse_args()
     if bool(given.tag) == given.trial:
@@ -178,13 +197,14 @@ def main() -> None:
     version = re.findall(r'^version = "([^"]+)"', project, re.MULTILINE)[0]
     changes = output_of("git", "status", "--porcelain") if given.trial else ""
     faults = refusals(
-        given.tag, version, output_of("git", "show", f"{commit}:CHANGELOG.md"), changes
+        given.tag, version, output_of("git", "show", f"{commit}:CHANGELOG.md"), changes, given.home
     )
     if faults:
         sys.exit("\n".join(f"release: {fault}" for fault in faults))
     shutil.rmtree(ROOT / "build" / "release", ignore_errors=True)
+    home = given.home or "https://qsf.invalid"  # of a trial
     first, second = (
-        build(ROOT / "build" / "release" / name, umask, commit) for name, umask in CLONES
+        build(ROOT / "build" / "release" / name, umask, commit, home) for name, umask in CLONES
     )
     faults = differences(first, second)
     if faults:

@@ -11,12 +11,13 @@ import pytest
 from house.test_build import load_tool
 
 release, sbom = load_tool("release"), load_tool("make_sbom")
+HOME = "https://forge.invalid/someone/qsf"
 DATED = "# Changelog\n\n## 1.2.0 - 2026-12-01\n"
 
 
 def test_a_release_in_order_is_not_refused() -> None:
-    assert release.refusals("v1.2.0", "1.2.0", DATED, "") == []
-    assert release.refusals("", "1.2.0", "## 1.2.0 - unreleased\n", "") == []
+    assert release.refusals("v1.2.0", "1.2.0", DATED, "", HOME) == []
+    assert release.refusals("", "1.2.0", "## 1.2.0 - unreleased\n", "", "") == []
 
 
 @pytest.mark.parametrize(
@@ -31,8 +32,13 @@ def test_a_release_in_order_is_not_refused() -> None:
 def test_a_release_out_of_order_is_refused(
     tag: str, changelog: str, changes: str, fault: str
 ) -> None:
-    (found,) = release.refusals(tag, "1.2.0", changelog, changes)
+    (found,) = release.refusals(tag, "1.2.0", changelog, changes, HOME)
     assert fault in found
+
+
+def test_a_release_needs_the_address_that_packages_name() -> None:
+    (found,) = release.refusals("v1.2.0", "1.2.0", DATED, "", "")
+    assert "URL=https://" in found
 
 
 def test_archives_depend_on_contents_and_epoch_only(tmp_path: Path) -> None:
@@ -42,7 +48,8 @@ def test_archives_depend_on_contents_and_epoch_only(tmp_path: Path) -> None:
         (folder / "qsf").write_bytes(b"program")
         (folder / "qsf").chmod(mode)
         os.utime(folder / "qsf", (time, time))
-        release.pack(folder / "qsf-1-x.tar.gz", {"qsf": folder / "qsf"}, 1_700_000_000)
+        for name in ("qsf-1-x.tar.gz", "qsf-1-w.zip"):
+            release.pack(folder / name, {"qsf": folder / "qsf"}, 1_700_000_000)
         (folder / "qsf").unlink()
     assert release.differences(tmp_path / "one", tmp_path / "two") == []
     (row,) = release.members(tmp_path / "one" / "qsf-1-x.tar.gz").items()
