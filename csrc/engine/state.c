@@ -38,6 +38,15 @@ static uint32_t check_ropes(const qsf_model *m)
     return crc;
 }
 
+/* Latents are stored once; states that have them twice are other states. */
+static bool has_latents(const qsf_model *m)
+{
+    bool has = false;
+    for (uint32_t i = 0; i < m->config.n_layers; i++)
+        has = has || m->config.layers[i].kind->latent_rank != 0;
+    return has;
+}
+
 qsf_status qsf_model_state_key(qsf_model *m, unsigned char *key)
 {
     QSF_REQUIRE(m);
@@ -49,7 +58,7 @@ qsf_status qsf_model_state_key(qsf_model *m, unsigned char *key)
     const char *const version = qsf_version();
     const uint32_t policy[] = {m->options.kv_window_tokens, m->options.kv_pinned_tokens};
     const uint32_t form = p->kv_k_bits | p->kv_v_bits << 8 | (uint32_t)p->kv_is_rotated << 16 |
-                          (uint32_t)m->options.exact << 17;
+                          (uint32_t)m->options.exact << 17 | (uint32_t)has_latents(m) << 18;
     const uint32_t words[QSF_STATE_KEY_BYTES / 4] = {
         qsf_crc32(0, header, 64),
         qsf_crc32(0, header + 64, sizeof header - 64),

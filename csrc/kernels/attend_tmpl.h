@@ -4,8 +4,8 @@
  * the scores themselves are matrix products.
  *
  * Values of f16 and f32 are decoded once for all query rows: a block of two pages becomes [64, 64]
- * floats, which stay in the first-level cache. A single row decodes while it adds. Values stored
- * as codes become products (values_tmpl.h).
+ * floats, which stay in the first-level cache. A single row decodes V pages while it adds. Values
+ * stored as codes become products (values_tmpl.h).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 
@@ -225,9 +225,26 @@ QSF_FORCED_INLINE void decode_slots(qsf_dtype dtype, const unsigned char *block,
                         values_at(dtype, block, slot, i));
 }
 
-/* Adds a piece to all rows; `all` are the slots in any row's range. Pages outside need not
- * exist. */
-QSF_FORCED_INLINE void add_piece(qsf_dtype dtype, const unsigned char *const *blocks,
+/* Decodes both tiles of a block of a K page, columns [64, 16], to floats [32, 64]. */
+QSF_FORCED_INLINE void decode_keys(qsf_dtype dtype, const unsigned char *tile, size_t tile_step,
+                                   float *decoded)
+{
+    for (size_t d = 0; d < 2 * (size_t)QSF_BLOCK; d++) {
+        const size_t at = d % QSF_BLOCK * QSF_TILE_ROWS;
+        const unsigned char *const from = tile + d / QSF_BLOCK * tile_step;
+        float *const to = decoded + d / QSF_BLOCK * QSF_TILE_ROWS * QSF_BLOCK + d % QSF_BLOCK;
+        float column[QSF_LANES];
+        lanes_store(column, dtype == QSF_DTYPE_F32
+                                ? lanes_load((const float *)(const void *)from + at)
+                                : lanes_load_f16(from + 2 * at));
+        for (size_t i = 0; i < QSF_LANES; i++)
+            to[i * QSF_BLOCK] = column[i];
+    }
+}
+
+/* Adds two pages, from first_page on, to all rows; `all` are the slots in any row's range. Pages
+ * outside need not exist. */
+QSF_FORCED_INLINE void add_piece(qsf_dtype dtype, const qsf_value_blocks *blocks, size_t first_page,
                                  const float *e, const qsf_span_range *ranges, qsf_span_range all,
                                  size_t first, size_t n_rows, float *values, size_t stride)
 {
@@ -235,8 +252,12 @@ QSF_FORCED_INLINE void add_piece(qsf_dtype dtype, const unsigned char *const *bl
     for (size_t page = 0; page < QSF_PIECE_PAGES; page++) {
         const size_t slot = page * QSF_KV_PAGE_TOKENS;
         const qsf_span_range range = range_in(all, slot, QSF_KV_PAGE_TOKENS);
-        if (range.begin < range.end)
-            decode_slots(dtype, blocks[page], range, decoded + slot * QSF_BLOCK);
+        if (range.begin < range.end && blocks->tile_step != 0)
+            decode_keys(dtype, blocks->pages[first_page + page], blocks->tile_step,
+                        decoded + slot * QSF_BLOCK);
+        else if (range.begin < range.end)
+            decode_slots(dtype, blocks->pages[first_page + page], range,
+                         decoded + slot * QSF_BLOCK);
     }
     size_t r = 0;
     for (; r + QSF_SUM_ROWS <= n_rows; r += QSF_SUM_ROWS)
@@ -253,17 +274,18 @@ QSF_FORCED_INLINE void add_piece(qsf_dtype dtype, const unsigned char *const *bl
                           values + r * stride, stride);
 }
 
-QSF_FORCED_INLINE void add_values(qsf_dtype dtype, const unsigned char *const *blocks,
-                                  const float *e, const qsf_span_range *ranges, size_t n_rows,
-                                  float *values, size_t stride)
+QSF_FORCED_INLINE void add_values(qsf_dtype dtype, const qsf_value_blocks *blocks, const float *e,
+                                  const qsf_span_range *ranges, size_t n_rows, float *values,
+                                  size_t stride)
 {
-    for (size_t page = 0; page < QSF_KV_SPAN_PAGES && n_rows == 1; page++) {
+    const bool is_by_slot = n_rows == 1 && blocks->tile_step == 0;
+    for (size_t page = 0; page < QSF_KV_SPAN_PAGES && is_by_slot; page++) {
         const size_t first = page * QSF_KV_PAGE_TOKENS;
         const qsf_span_range range = range_in(ranges[0], first, QSF_KV_PAGE_TOKENS);
         if (range.begin < range.end)
-            add_slots(dtype, blocks[page], e + first, range.begin, range.end, values);
+            add_slots(dtype, blocks->pages[page], e + first, range.begin, range.end, values);
     }
-    for (size_t page = 0; page < QSF_KV_SPAN_PAGES && n_rows > 1; page += QSF_PIECE_PAGES) {
+    for (size_t page = 0; page < QSF_KV_SPAN_PAGES && !is_by_slot; page += QSF_PIECE_PAGES) {
         const size_t first = page * QSF_KV_PAGE_TOKENS;
         qsf_span_range all = {QSF_PIECE_TOKENS, 0};
         for (size_t r = 0; r < n_rows; r++) {
@@ -274,18 +296,18 @@ QSF_FORCED_INLINE void add_values(qsf_dtype dtype, const unsigned char *const *b
             all.end = larger_u32(all.end, range.end);
         }
         if (all.begin < all.end)
-            add_piece(dtype, blocks + page, e + first, ranges, all, first, n_rows, values, stride);
+            add_piece(dtype, blocks, page, e + first, ranges, all, first, n_rows, values, stride);
     }
 }
 
-static void QSF_NAME(add_values_f32)(const unsigned char *const *blocks, const float *e,
+static void QSF_NAME(add_values_f32)(const qsf_value_blocks *blocks, const float *e,
                                      const qsf_span_range *ranges, size_t n_rows, float *values,
                                      size_t stride)
 {
     add_values(QSF_DTYPE_F32, blocks, e, ranges, n_rows, values, stride);
 }
 
-static void QSF_NAME(add_values_f16)(const unsigned char *const *blocks, const float *e,
+static void QSF_NAME(add_values_f16)(const qsf_value_blocks *blocks, const float *e,
                                      const qsf_span_range *ranges, size_t n_rows, float *values,
                                      size_t stride)
 {

@@ -289,10 +289,16 @@ typedef void qsf_span_softmax_fn(float *scores, const qsf_span_range *ranges, si
  * is that of scores[0] from the position of the query; n <= distance + 1 */
 typedef void qsf_alibi_fn(float *scores, float scale, float slope, uint32_t distance, size_t n);
 
+/* A block of 64 dims of the values of a span: of V pages, or of K pages that have them */
+typedef struct qsf_value_blocks {
+    const unsigned char *pages[QSF_KV_SPAN_PAGES]; /* the block, or the first of its two tiles */
+    size_t tile_step; /* of K pages: bytes from the first tile to the second; else 0 */
+} qsf_value_blocks;
+
 /* Adds the slots of `ranges` [n_rows], in ascending order, to values [n_rows, 64], rows `stride`
- * floats apart, which are zeros before the first. e [n_rows, 256], blocks [8]: f32 or f16, of the
- * V pages of the span. Does not read blocks that are in no range. */
-typedef void qsf_add_values_fn(const unsigned char *const *blocks, const float *e,
+ * floats apart, which are zeros before the first. e [n_rows, 256], blocks: f32 or f16. Does not
+ * read blocks that are in no range. */
+typedef void qsf_add_values_fn(const qsf_value_blocks *blocks, const float *e,
                                const qsf_span_range *ranges, size_t n_rows, float *values,
                                size_t stride);
 
@@ -306,8 +312,8 @@ typedef struct qsf_value_tiles {
     float min[QSF_KV_SPAN_TOKENS];
 } qsf_value_tiles;
 
-/* blocks [8] of the V pages of the span; reads those that `range` meets. */
-typedef void qsf_value_tiles_fn(const unsigned char *const *blocks, qsf_span_range range,
+/* Reads the blocks that `range` meets. */
+typedef void qsf_value_tiles_fn(const qsf_value_blocks *blocks, qsf_span_range range,
                                 qsf_value_tiles *tiles);
 
 /* Weights of the values for some rows, by 64 positions: fine = 256 * q + q_low */

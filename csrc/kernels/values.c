@@ -16,15 +16,14 @@ qsf_span_range qsf_union_of_ranges(const qsf_span_range *ranges, size_t n_rows)
     return all;
 }
 
-void qsf_span_values_prepare(const qsf_kernels *k, qsf_dtype dtype,
-                             const unsigned char *const *blocks, qsf_span_range range,
-                             qsf_value_tiles *tiles)
+void qsf_span_values_prepare(const qsf_kernels *k, qsf_dtype dtype, const qsf_value_blocks *blocks,
+                             qsf_span_range range, qsf_value_tiles *tiles)
 {
     if (k->value_tiles[dtype] != NULL)
         k->value_tiles[dtype](blocks, range, tiles);
 }
 
-void qsf_span_values(const qsf_kernels *k, qsf_dtype dtype, const unsigned char *const *blocks,
+void qsf_span_values(const qsf_kernels *k, qsf_dtype dtype, const qsf_value_blocks *blocks,
                      const qsf_value_tiles *tiles, qsf_span_range all, const float *e,
                      const qsf_span_range *ranges, size_t n_rows, float *values, size_t stride)
 {

@@ -6,14 +6,14 @@
 
 /* Codes of a slot's 64 dims: pieces of 16 bytes. Byte i of piece j holds those of dims 16 j + i, 16
  * (j + n_pieces) + i and so on, low bits first. */
-QSF_FORCED_INLINE void value_tiles(size_t bits, const unsigned char *const *blocks,
-                                   qsf_span_range range, qsf_value_tiles *out)
+QSF_FORCED_INLINE void row_tiles(size_t bits, const qsf_value_blocks *blocks, qsf_span_range range,
+                                 qsf_value_tiles *out)
 {
     const bool has_min = bits < 8;
     const size_t n_pieces = bits / 2;
     const size_t stride = 16 * n_pieces;
     for (size_t p = range.begin / 4 * 4; p < range.end; p += 4) {
-        const unsigned char *const codes = blocks[p / QSF_KV_PAGE_TOKENS] +
+        const unsigned char *const codes = blocks->pages[p / QSF_KV_PAGE_TOKENS] +
                                            (has_min ? 4 : 2) * QSF_KV_PAGE_TOKENS +
                                            p % QSF_KV_PAGE_TOKENS * stride;
         for (size_t j = 0; j < n_pieces; j++)
@@ -23,18 +23,42 @@ QSF_FORCED_INLINE void value_tiles(size_t bits, const unsigned char *const *bloc
     }
     for (size_t p = range.begin / QSF_LANES * QSF_LANES; p < range.end; p += QSF_LANES) {
         const unsigned char *const scales =
-            blocks[p / QSF_KV_PAGE_TOKENS] + 2 * (p % QSF_KV_PAGE_TOKENS);
+            blocks->pages[p / QSF_KV_PAGE_TOKENS] + 2 * (p % QSF_KV_PAGE_TOKENS);
         lanes_store(out->scale + p, lanes_load_f16(scales));
         lanes_store(out->min + p,
                     has_min ? lanes_load_f16(scales + 2 * QSF_KV_PAGE_TOKENS) : lanes_set(0.0F));
     }
 }
 
-#define VALUE_TILES(type, bits)                                                            \
-    static void QSF_NAME(value_tiles_##type)(const unsigned char *const *blocks,           \
-                                             qsf_span_range range, qsf_value_tiles *tiles) \
-    {                                                                                      \
-        value_tiles(bits, blocks, range, tiles);                                           \
+/* The same of keys: 16 positions at a time, each a tile. A plane of 64 bytes is [16, 4]: four dims,
+ * and with more than one code a byte as many more, n_pieces * 16 dims further. */
+QSF_FORCED_INLINE void key_tiles(size_t bits, const qsf_value_blocks *blocks, qsf_span_range range,
+                                 qsf_value_tiles *out)
+{
+    const bool has_min = bits < 8;
+    const size_t n_pieces = bits / 2;
+    for (size_t p = range.begin / QSF_LANES * QSF_LANES; p < range.end; p += QSF_LANES) {
+        const unsigned char *const tile =
+            blocks->pages[p / QSF_KV_PAGE_TOKENS] +
+            p % QSF_KV_PAGE_TOKENS / QSF_TILE_ROWS * blocks->tile_step;
+        for (size_t j = 0; j < n_pieces; j++)
+            lanes_turn_codes(tile + QSF_TILE_CODES_OFF(has_min) + 256 * j, bits,
+                             out->codes[j][p / QSF_BLOCK] + p % QSF_BLOCK * QSF_TILE_ROWS,
+                             n_pieces * sizeof out->codes[0]);
+        lanes_store(out->scale + p, lanes_load_f16(tile + QSF_TILE_SCALES_OFF));
+        lanes_store(out->min + p,
+                    has_min ? lanes_load_f16(tile + QSF_TILE_MINS_OFF) : lanes_set(0.0F));
+    }
+}
+
+#define VALUE_TILES(type, bits)                                                                    \
+    static void QSF_NAME(value_tiles_##type)(const qsf_value_blocks *blocks, qsf_span_range range, \
+                                             qsf_value_tiles *tiles)                               \
+    {                                                                                              \
+        if (blocks->tile_step != 0)                                                                \
+            key_tiles(bits, blocks, range, tiles);                                                 \
+        else                                                                                       \
+            row_tiles(bits, blocks, range, tiles);                                                 \
     }
 
 VALUE_TILES(8bit, 8)

@@ -116,7 +116,6 @@ void qsf_heads_store_latent(const qsf_ops *o, const qsf_chunk *chunk, uint32_t l
     rotate_row(o, k, kind->latent_rank, t, false);
     rotate_row(o, k + kind->latent_rank, kind->head_dim - kind->latent_rank, t, true);
     qsf_kvcache_store_k(kv, o->kernels, layer, 0, position, k);
-    qsf_kvcache_store_v(kv, o->kernels, layer, 0, position, k);
 }
 
 /* The argument of finish_tokens */

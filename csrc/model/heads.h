@@ -27,7 +27,7 @@ void qsf_heads_store_v(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
 
 /* Apply the epilogue to row t of latent attention. A query has two parts: that for K_UP gets the
  * temperature, the other RoPE and Hadamard too. The latent k [head_dim] is rotated, its parts
- * separately, and stored: all of it as the key, the first part as the value. */
+ * separately, and stored as the key, whose first part is the value. */
 void qsf_heads_turn_latent_q(const qsf_ops *o, size_t t, float *nope, float *rope);
 void qsf_heads_store_latent(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer, size_t t,
                             float *k);

@@ -169,19 +169,23 @@ typedef struct weighed_span {
     qsf_span_range all;           /* their union */
 } weighed_span;
 
-/* Computes a block of the values of all rows. */
-static void span_values(const weighed_span *s, size_t block, const void *const *v_pages,
-                        float *values, size_t stride)
+/* Computes a block of the values of all rows. pages: of V, or of K if the values are there. */
+static void span_values(const weighed_span *s, const qsf_kv_layer *layer, size_t block,
+                        const void *const *pages, float *values, size_t stride)
 {
     const qsf_kernels *const k = s->job->ops->kernels;
-    const qsf_dtype type = s->group->segment->sequence->kv.pool->form.v_type;
-    const size_t block_off = block * qsf_kv_value_block_bytes(type);
-    const unsigned char *blocks[QSF_KV_SPAN_PAGES];
+    const qsf_kv_form *const form = &s->job->ops->scratch->kv_form;
+    const bool is_in_keys = layer->v_page_bytes == 0;
+    const qsf_dtype type = is_in_keys ? form->k_type : form->v_type;
+    const size_t block_bytes =
+        is_in_keys ? qsf_dtype_tile_bytes(type) : qsf_kv_value_block_bytes(type);
+    qsf_value_blocks blocks = {.tile_step = is_in_keys ? layer->k_page_bytes / 2 : 0};
     qsf_value_tiles tiles;
     for (size_t i = 0; i < QSF_KV_SPAN_PAGES; i++)
-        blocks[i] = v_pages[i] == NULL ? NULL : (const unsigned char *)v_pages[i] + block_off;
-    qsf_span_values_prepare(k, type, blocks, s->all, &tiles);
-    qsf_span_values(k, type, blocks, &tiles, s->all, s->e, s->ranges, s->group->n_rows, values,
+        if (pages[i] != NULL)
+            blocks.pages[i] = (const unsigned char *)pages[i] + block * block_bytes;
+    qsf_span_values_prepare(k, type, &blocks, s->all, &tiles);
+    qsf_span_values(k, type, &blocks, &tiles, s->all, s->e, s->ranges, s->group->n_rows, values,
                     stride);
 }
 
@@ -204,7 +208,7 @@ void qsf_row_group_attend_span(const qsf_attention_job *job, const qsf_row_group
     const qsf_kv_layer *const layer = &kv->pool->layers[job->layer];
     const size_t first_page = all.begin / QSF_KV_PAGE_TOKENS;
     const size_t end_page = qsf_ceil_div(all.end, QSF_KV_PAGE_TOKENS);
-    const void *k_pages[QSF_KV_SPAN_PAGES];
+    const void *k_pages[QSF_KV_SPAN_PAGES] = {NULL};
     const void *v_pages[QSF_KV_SPAN_PAGES] = {NULL};
     const size_t first_hot =
         find_cold_pages(job, group, page, first_page, end_page, k_pages, v_pages);
@@ -219,5 +223,6 @@ void qsf_row_group_attend_span(const qsf_attention_job *job, const qsf_row_group
     float *const values = s->span_values + worker_idx * QSF_ATTEND_ROWS * stride;
     const weighed_span weighed = {job, group, scores, ranges, all};
     for (size_t b = 0; b < stride / QSF_BLOCK; b++)
-        span_values(&weighed, b, v_pages, values + b * QSF_BLOCK, stride);
+        span_values(&weighed, layer, b, layer->v_page_bytes == 0 ? k_pages : v_pages,
+                    values + b * QSF_BLOCK, stride);
 }

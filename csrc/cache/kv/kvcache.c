@@ -81,7 +81,7 @@ static qsf_status move_record(qsf_kvcache *kv, uint32_t record, bool is_written)
 {
     for (uint32_t i = 0; i < kv->pool->n_layers; i++) {
         const qsf_kv_layer *const l = &kv->pool->layers[i];
-        for (uint32_t part = 0; l->group_idx == 0 && part < 2 * l->n_kv_heads; part++) {
+        for (uint32_t part = 0; l->group_idx == 0 && part < qsf_kv_part_count(l); part++) {
             const qsf_kv_cold_page p = {l, record, part / 2, part % 2 == 0};
             const size_t n_bytes = p.is_key ? l->k_page_bytes : l->v_page_bytes;
             QSF_TRY(is_written ? qsf_kv_cold_write(&kv->cold, &p, 0, n_bytes, page_in_pool(kv, &p))
@@ -360,7 +360,7 @@ static qsf_status move_image(qsf_kvcache *kv, uint32_t position, uint64_t offset
 {
     uint64_t at = 0;
     for (uint32_t i = 0; i < kv->pool->n_layers && at < offset + n_bytes; i++) {
-        for (uint32_t part = 0; part < 2 * kv->pool->layers[i].n_kv_heads; part++) {
+        for (uint32_t part = 0; part < qsf_kv_part_count(&kv->pool->layers[i]); part++) {
             const qsf_image_part p = find_part(kv, position, i, part);
             const uint64_t part_bytes = (uint64_t)count_pages(&p.pages) * p.page_bytes;
             if (at < offset + n_bytes && offset < at + part_bytes)
@@ -426,7 +426,7 @@ static qsf_status copy_record(qsf_kvcache *kv, qsf_kvcache *from, uint32_t posit
         const qsf_kv_layer *const l = &kv->pool->layers[i];
         if (l->group_idx != 0 || record < find_range(l, position).first)
             continue;
-        for (uint32_t part = 0; part < 2 * l->n_kv_heads; part++) {
+        for (uint32_t part = 0; part < qsf_kv_part_count(l); part++) {
             const qsf_kv_cold_page p = {l, record, part / 2, part % 2 == 0};
             const size_t n_bytes = p.is_key ? l->k_page_bytes : l->v_page_bytes;
             for (size_t at = 0; at < n_bytes; at += sizeof bytes) {

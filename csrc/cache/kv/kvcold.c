@@ -109,7 +109,7 @@ qsf_status qsf_kv_cold_read_records(qsf_kv_cold *cold, const qsf_kv_layer *layer
                         n_bytes - at < READ_BYTES ? n_bytes - at : READ_BYTES));
     cold->read_bytes += n_bytes;
     for (uint32_t record = first; record < end; record++)
-        for (uint32_t part = 0; part < 2 * layer->n_kv_heads; part++) {
+        for (uint32_t part = 0; part < qsf_kv_part_count(layer); part++) {
             const qsf_kv_cold_page p = {layer, record, part / 2, part % 2 == 0};
             if (qsf_crc32(0, dst, page_bytes(&p)) != *checksum_of(cold, &p))
                 return damaged(&p);

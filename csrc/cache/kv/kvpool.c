@@ -71,7 +71,8 @@ static qsf_kv_layer describe_layer(qsf_kv_pool *pool, const qsf_layer_kind *k,
         .value_dim = qsf_value_dim(k),
         .group_idx = find_group(pool, count_kept(k, sizes), qsf_kv_pinned_pages(k)),
         .k_page_bytes = qsf_kv_page_bytes(k->head_dim, pool->form.k_type),
-        .v_page_bytes = qsf_kv_page_bytes(qsf_value_dim(k), pool->form.v_type),
+        .v_page_bytes =
+            k->latent_rank != 0 ? 0 : qsf_kv_page_bytes(qsf_value_dim(k), pool->form.v_type),
     };
 }
 

@@ -64,11 +64,18 @@ typedef struct qsf_kv_layer {
     uint32_t value_dim; /* of a value */
     uint32_t group_idx;
     size_t k_page_bytes;
-    size_t v_page_bytes;
+    size_t v_page_bytes;  /* 0: the values are the first dimensions of the keys */
     unsigned char *pages; /* [kv_heads]: n_blocks pages of K, then n_blocks of V */
     uint64_t cold_off;    /* of its records in a session's file */
     size_t first_cold;    /* index of its first page there */
 } qsf_kv_layer;
+
+/* Returns the number of parts of a layer's pages of the same 32 positions: part 2 h is K of head h,
+ * part 2 h + 1 is V; only part 0 if the values are in the keys, whose head is the only one. */
+static inline uint32_t qsf_kv_part_count(const qsf_kv_layer *l)
+{
+    return l->v_page_bytes != 0 ? 2 * l->n_kv_heads : l->n_kv_heads;
+}
 
 /* Returns the bytes of a record: a layer's pages of the same 32 positions, of each head K and V. */
 static inline size_t qsf_kv_record_bytes(const qsf_kv_layer *l)

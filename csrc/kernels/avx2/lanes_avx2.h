@@ -287,6 +287,21 @@ static inline void lanes_spread_codes(const unsigned char *from, size_t stride, 
     }
 }
 
+static inline void lanes_turn_codes(const unsigned char *from, size_t bits, unsigned char *to,
+                                    size_t step)
+{
+    const __m256i by_byte = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    for (size_t i = 0; i < 16; i += 2) {
+        const unsigned char *const plane = from + i % 4 * 64 + i / 4 * 16;
+        const __m256i two = _mm256_set_m128i(_mm_loadu_si128((const void *)(plane + 64)),
+                                             _mm_loadu_si128((const void *)plane));
+        const __m256i four = _mm256_shuffle_epi8(two, by_byte);
+        for (size_t k = 0; k < 8 / bits; k++)
+            spread_codes8(four, bits, k, to + k * step + 16 * i);
+    }
+}
+
 static inline __m256 butterfly8(__m256 v, size_t h)
 {
     const __m256 swapped = h == 4   ? _mm256_permute2f128_ps(v, v, 1)

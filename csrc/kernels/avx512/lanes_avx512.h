@@ -200,23 +200,47 @@ static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uin
         _mm512_and_si512(_mm512_srli_epi32(words, shift), _mm512_set1_epi32((int)mask)));
 }
 
+/* Stores code k of each byte to `to` + k * step, plus 128 if it has fewer than 8 bits. */
+static inline void spread_codes16(__m512i four, size_t bits, unsigned char *to, size_t step)
+{
+    const __m512i mask = _mm512_set1_epi8((char)((1U << bits) - 1));
+    for (size_t k = 0; k < 8 / bits; k++) {
+        const __m512i codes = _mm512_and_si512(_mm512_srli_epi32(four, (unsigned)(k * bits)), mask);
+        _mm512_storeu_si512((void *)(to + k * step),
+                            bits == 8 ? four : _mm512_or_si512(codes, _mm512_set1_epi8(-128)));
+    }
+}
+
 static inline void lanes_spread_codes(const unsigned char *from, size_t stride, size_t bits,
                                       unsigned char *to, size_t step)
 {
     const __m512i by_row = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m512i by_byte =
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-    const __m512i mask = _mm512_set1_epi8((char)((1U << bits) - 1));
     __m512i four = _mm512_castsi128_si512(_mm_loadu_si128((const void *)from));
     four = _mm512_inserti32x4(four, _mm_loadu_si128((const void *)(from + stride)), 1);
     four = _mm512_inserti32x4(four, _mm_loadu_si128((const void *)(from + 2 * stride)), 2);
     four = _mm512_inserti32x4(four, _mm_loadu_si128((const void *)(from + 3 * stride)), 3);
     four = _mm512_shuffle_epi8(_mm512_permutexvar_epi32(by_row, four), by_byte);
-    for (size_t k = 0; k < 8 / bits; k++) {
-        const __m512i codes = _mm512_and_si512(_mm512_srli_epi32(four, (unsigned)(k * bits)), mask);
-        _mm512_storeu_si512((void *)(to + k * step),
-                            bits == 8 ? four : _mm512_or_si512(codes, _mm512_set1_epi8(-128)));
-    }
+    spread_codes16(four, bits, to, step);
+}
+
+static inline void lanes_turn_codes(const unsigned char *from, size_t bits, unsigned char *to,
+                                    size_t step)
+{
+    const __m512i by_byte =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    __m512i four[4];
+    for (size_t i = 0; i < 4; i++)
+        four[i] = _mm512_shuffle_epi8(_mm512_loadu_si512((const void *)(from + 64 * i)), by_byte);
+    const __m512i low[2] = {_mm512_shuffle_i32x4(four[0], four[1], 0x44),
+                            _mm512_shuffle_i32x4(four[2], four[3], 0x44)};
+    const __m512i high[2] = {_mm512_shuffle_i32x4(four[0], four[1], 0xEE),
+                             _mm512_shuffle_i32x4(four[2], four[3], 0xEE)};
+    spread_codes16(_mm512_shuffle_i32x4(low[0], low[1], 0x88), bits, to, step);
+    spread_codes16(_mm512_shuffle_i32x4(low[0], low[1], 0xDD), bits, to + 64, step);
+    spread_codes16(_mm512_shuffle_i32x4(high[0], high[1], 0x88), bits, to + 128, step);
+    spread_codes16(_mm512_shuffle_i32x4(high[0], high[1], 0xDD), bits, to + 192, step);
 }
 
 static inline lanes lanes_butterfly(lanes v, size_t h)

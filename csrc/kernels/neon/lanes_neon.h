@@ -280,19 +280,34 @@ static inline lanes lanes_load_codes(const unsigned char *p, unsigned shift, uin
                    load_codes4(p + 32, shift, mask), load_codes4(p + 48, shift, mask)};
 }
 
+/* Returns code k of each byte, plus 128 if it has fewer than 8 bits. */
+static inline uint8x16_t codes_of(uint8x16_t bytes, size_t bits, size_t k)
+{
+    const uint8x16_t shifted = vshlq_u8(bytes, vdupq_n_s8((int8_t)(0 - (int)(k * bits))));
+    return vorrq_u8(vandq_u8(shifted, vdupq_n_u8((uint8_t)((1U << bits) - 1))),
+                    vdupq_n_u8(bits == 8 ? 0 : 128));
+}
+
 static inline void lanes_spread_codes(const unsigned char *from, size_t stride, size_t bits,
                                       unsigned char *to, size_t step)
 {
-    const uint8x16_t mask = vdupq_n_u8((uint8_t)((1U << bits) - 1));
-    const uint8x16_t zero = vdupq_n_u8(bits == 8 ? 0 : 128);
     for (size_t k = 0; k < 8 / bits; k++) {
         uint8x16x4_t codes;
-        for (size_t j = 0; j < 4; j++) {
-            const uint8x16_t row = vld1q_u8(from + j * stride);
-            const uint8x16_t shifted = vshlq_u8(row, vdupq_n_s8((int8_t)(0 - (int)(k * bits))));
-            codes.val[j] = vorrq_u8(vandq_u8(shifted, mask), zero);
-        }
+        for (size_t j = 0; j < 4; j++)
+            codes.val[j] = codes_of(vld1q_u8(from + j * stride), bits, k);
         vst4q_u8(to + k * step, codes);
+    }
+}
+
+static inline void lanes_turn_codes(const unsigned char *from, size_t bits, unsigned char *to,
+                                    size_t step)
+{
+    static const uint8_t by_byte[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+    for (size_t i = 0; i < 16; i++) {
+        const uint8x16_t four =
+            vqtbl1q_u8(vld1q_u8(from + i % 4 * 64 + i / 4 * 16), vld1q_u8(by_byte));
+        for (size_t k = 0; k < 8 / bits; k++)
+            vst1q_u8(to + k * step + 16 * i, codes_of(four, bits, k));
     }
 }
 

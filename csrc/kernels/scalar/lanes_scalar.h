@@ -249,6 +249,22 @@ static inline void lanes_spread_codes(const unsigned char *from, size_t stride, 
             }
 }
 
+/* Of the codes of `bits` bits in bytes [4, 16, 4], low bits first: code k of byte [i, r, c] becomes
+ * byte [r / 4, 4 i + c, r % 4] of [4, 16, 4] at to + k * step, plus 128 if it has fewer than 8
+ * bits. */
+static inline void lanes_turn_codes(const unsigned char *from, size_t bits, unsigned char *to,
+                                    size_t step)
+{
+    for (size_t k = 0; k < 8 / bits; k++)
+        for (size_t r = 0; r < 16; r++)
+            for (size_t d = 0; d < 16; d++) {
+                const unsigned byte = from[d / 4 * 64 + r * 4 + d % 4];
+                const unsigned code = byte >> (k * bits) & ((1U << bits) - 1);
+                to[k * step + r / 4 * 64 + d * 4 + r % 4] =
+                    (unsigned char)(code + (bits == 8 ? 0 : 128));
+            }
+}
+
 /* Lanes l and l + h, for l & h == 0, become their sum and difference; h is 1, 2, 4 or 8. */
 static inline lanes lanes_butterfly(lanes v, size_t h)
 {

@@ -320,7 +320,7 @@ static void span_free(span *s)
     free(s->e);
 }
 
-static void values_of_block(const qsf_kernels *k, const span *s, const unsigned char *const *blocks,
+static void values_of_block(const qsf_kernels *k, const span *s, const qsf_value_blocks *blocks,
                             size_t first_row, size_t n_rows, float *out, size_t stride)
 {
     const qsf_span_range *const row_ranges = s->ranges + first_row;
@@ -337,12 +337,12 @@ static output sum_values(const qsf_kernels *k, const span *s, size_t first_row, 
     const size_t stride = n_blocks * QSF_BLOCK;
     const output out = output_make(n_rows * stride * sizeof(float));
     for (size_t b = 0; b < n_blocks; b++) {
-        const unsigned char *blocks[QSF_KV_SPAN_PAGES];
+        qsf_value_blocks blocks = {0};
         for (size_t i = 0; i < QSF_KV_SPAN_PAGES; i++)
-            blocks[i] = s->pages[i] == NULL ? NULL
-                                            : (const unsigned char *)s->pages[i] +
-                                                  b * qsf_kv_value_block_bytes(s->type);
-        values_of_block(k, s, blocks, first_row, n_rows, (float *)out.at + b * QSF_BLOCK, stride);
+            if (s->pages[i] != NULL)
+                blocks.pages[i] =
+                    (const unsigned char *)s->pages[i] + b * qsf_kv_value_block_bytes(s->type);
+        values_of_block(k, s, &blocks, first_row, n_rows, (float *)out.at + b * QSF_BLOCK, stride);
     }
     return out;
 }
@@ -569,10 +569,10 @@ static void run_values(const qsf_kernels *k, const void *args)
 {
     const span *const s = args;
     static float out[MAX_ROWS * 64];
-    const unsigned char *blocks[QSF_KV_SPAN_PAGES];
+    qsf_value_blocks blocks = {0};
     for (size_t i = 0; i < QSF_KV_SPAN_PAGES; i++)
-        blocks[i] = s->pages[i];
-    values_of_block(k, s, blocks, 0, s->n_rows, out, QSF_BLOCK);
+        blocks.pages[i] = s->pages[i];
+    values_of_block(k, s, &blocks, 0, s->n_rows, out, QSF_BLOCK);
 }
 
 static void run_softmax(const qsf_kernels *k, const void *args)

@@ -239,6 +239,19 @@ def test_options_and_what_the_plan_says(long_llama: Path) -> None:
     assert sizes[0] > 5 * sizes[3]
 
 
+def test_a_latent_is_stored_once(tmp_path: Path) -> None:
+    """The values are the first dimensions of the keys, which have two blocks of 64 here."""
+    path = write_model(tmp_path / "m.qsf", LATENT[:1], dtype=Dtype.F16)
+    for kv_type, block_bytes in (("8bit", 66), ("4bit", 36), ("f16", 128), ("k8v16", 66)):
+        sizes = [
+            qsf.Model.plan(
+                path, ram_budget=None, kv_type=kv_type, max_seq_len=n_tokens
+            ).kv_pool_bytes
+            for n_tokens in (64, 320)
+        ]
+        assert sizes[1] - sizes[0] == (320 - 64) * 2 * block_bytes
+
+
 def test_what_cannot_be(long_llama: Path, tmp_path: Path) -> None:
     with pytest.raises(QsfArgumentError, match=r"kv_type must be a type of KV cache.*'k3v4'"):
         qsf.Model(long_llama, kv_type="k3v4")

@@ -249,7 +249,10 @@ class _Pass:
         q = self.round_queries(q)
         if is_own:
             k = k if self.kv[0] == "float" else quantise_kv(k, self.kv[0]).astype(self.dtype)
-            v = v if self.kv[1] == "float" else quantise_kv(v, self.kv[1]).astype(self.dtype)
+            if layer.latent is not None:
+                v = k[..., :n_values]
+            elif self.kv[1] != "float":
+                v = quantise_kv(v, self.kv[1]).astype(self.dtype)
         self.keep(f"{at}.q_rope", q.reshape(n_tokens, -1))
         self.keep(f"{at}.k_rope", k.reshape(n_tokens, -1))
         self.keep(f"{at}.v", v.reshape(n_tokens, -1))
