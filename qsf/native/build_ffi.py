@@ -22,7 +22,9 @@ INTERNAL = ("format/records.h", "stream/contents.h")
 OPEN = """
 import os, sys
 _name = {"win32": "qsf.dll", "darwin": "libqsf.dylib"}.get(sys.platform, "libqsf.so")
-lib = ffi.dlopen(os.path.join(os.path.dirname(os.path.abspath(__file__)), _name))
+# What is collected when the interpreter ends, after `lib`, still calls the library: it stays.
+_stays = getattr(os, "RTLD_NODELETE", 0) | getattr(os, "RTLD_NOW", 0)
+lib = ffi.dlopen(os.path.join(os.path.dirname(os.path.abspath(__file__)), _name), _stays)
 """
 
 
