@@ -33,14 +33,14 @@ def _try(budget_bytes: int | None, io: str) -> str:
     import numpy as np  # imported before the plan, which counts the process's present memory
 
     import qsf
-    from qsf.system import process
+    from qsf.native.binding import describe_machine
 
     budget = qsf.Model.plan(_MODEL).min_budget_bytes if budget_bytes == 0 else budget_bytes
     with qsf.Model(_MODEL, ram_budget=budget, io=io, threads=2) as model:
         logits = np.ascontiguousarray(model.logits(model.tokenize(_PROMPT)))
         text = "".join(model.generate("a word", max_tokens=24, temperature=0))
         has_logits = zlib.crc32(logits.tobytes()) == _LOGITS_CRC
-        peak_bytes = process.peak_bytes() or 0
+        peak_bytes = describe_machine().peak_bytes
         return f"{model.info.isa_name} {has_logits} {text == _TEXT} {budget or 0} {peak_bytes}"
 
 

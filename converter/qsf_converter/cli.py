@@ -17,6 +17,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from qsf.errors import QsfArgumentError, error_line
+from qsf.native.binding import describe_machine
 from qsf.report.html import write_page
 from qsf.report.record import Report
 from qsf.report.text import full_lines, summary_lines
@@ -341,8 +342,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _print_summary(report: Report, out: Path, report_out: Path | None, *, is_verbose: bool) -> None:
-    peak_bytes = process.peak_bytes()
-    memory = "" if peak_bytes is None else f", peak memory {peak_bytes / _MB:.0f} MB"
+    memory = f", peak memory {describe_machine().peak_bytes / _MB:.0f} MB"
     size, *quality = summary_lines(report, str(out))
     print(f"{size} in {duration_text(report.elapsed_s)}{memory}")
     for line in report.notes:

@@ -61,7 +61,7 @@ def announced(name: str, url: str, budget_bytes: int) -> Iterator[None]:
             fd = files.open_lock(path, 0o600)
             stack.callback(os.close, fd)
             files.try_lock(fd)
-            stack.callback(path.unlink, missing_ok=True)
+            stack.callback(files.unlink_locked, fd, path)
             os.ftruncate(fd, 0)
             os.write(fd, json.dumps(asdict(facts)).encode())
         yield

@@ -76,6 +76,6 @@ def _remove_unless_locked(temporary: Path) -> None:
         fd = files.open_no_link(temporary)
         try:
             files.try_lock(fd)
-            temporary.unlink()
+            files.unlink_locked(fd, temporary)
         finally:
             os.close(fd)

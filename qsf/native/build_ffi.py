@@ -21,10 +21,14 @@ INTERNAL = ("format/records.h", "stream/contents.h")
 
 OPEN = """
 import os, sys
-_name = {"win32": "qsf.dll", "darwin": "libqsf.dylib"}.get(sys.platform, "libqsf.so")
+_suffix = {"win32": "dll", "darwin": "dylib"}.get(sys.platform, "so")
+_path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libqsf." + _suffix)
 # What is collected when the interpreter ends, after `lib`, still calls the library: it stays.
+if sys.platform == "win32":
+    import _ctypes
+    _ctypes.LoadLibrary(_path)
 _stays = getattr(os, "RTLD_NODELETE", 0) | getattr(os, "RTLD_NOW", 0)
-lib = ffi.dlopen(os.path.join(os.path.dirname(os.path.abspath(__file__)), _name), _stays)
+lib = ffi.dlopen(_path, _stays)
 """
 
 

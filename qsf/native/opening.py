@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,9 +66,12 @@ def native_options(options: ModelOptions, reserve_bytes: int = 0) -> binding.Opt
 
 
 def temporary_folder() -> str:
-    """Return the folder of files that are larger than memory: TMPDIR, else /var/tmp or /tmp."""
+    """Return the folder of files that are larger than memory: TMPDIR, else /var/tmp or /tmp.
+
+    On Windows it is TEMP.
+    """
     usual = "/var/tmp" if Path("/var/tmp").is_dir() else "/tmp"
-    return os.environ.get("TMPDIR") or usual
+    return os.environ.get("TEMP" if sys.platform == "win32" else "TMPDIR") or usual
 
 
 def budget_mb(ram_budget: int | str | None) -> int | str | None:

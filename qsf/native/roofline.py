@@ -221,10 +221,9 @@ def _read_file(
     path: Path, flag: int, first: int, n_places: int, n_readers: int
 ) -> tuple[float, int]:
     """Open the file and read it as `_read` does, buffered from a cold cache."""
-    fd = os.open(path, os.O_RDONLY | flag)
+    fd = os.open(path, files.READ_FLAGS | flag)
     try:
         if not flag:
-            os.fsync(fd)  # the cache would keep unwritten pages
             files.forget_cached(fd)
         return _read(fd, first, n_places, n_readers)
     finally:
@@ -260,8 +259,7 @@ def _read(fd: int, first: int, n_places: int, n_readers: int) -> tuple[float, in
 def _buffers(n_buffers: int) -> Iterator[list[memoryview]]:
     """A megabyte for each reader, in its own huge page if the system grants them."""
     n_bytes = (n_buffers + 1) * _HUGE_PAGE_BYTES
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # a shared mapping gets no huge pages
-    with mmap.mmap(-1, n_bytes, flags=flags) as block:
+    with files.new_memory(n_bytes) as block:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel built without them
                 block.madvise(mmap.MADV_HUGEPAGE)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qsf.errors import QsfMemoryError
+from qsf.native.binding import describe_machine
 from qsf.serve.http.problems import Problem
 from qsf.serve.serving import LATEST
-from qsf.system.process import resident_bytes
 
 if TYPE_CHECKING:
     from qsf.native.binding import ModelInfo
@@ -195,5 +195,5 @@ class Hosts:
         memory.
         """
         plans = [host.serving.model.info.plan for host in self.loaded.values()]
-        taken = (resident_bytes() or 0) - self._base_bytes
+        taken = describe_machine().resident_bytes - self._base_bytes
         return max(0, sum(plan.engine_bytes for plan in plans) - max(0, taken))

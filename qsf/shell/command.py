@@ -239,11 +239,16 @@ class _WholeOutput(io.FileIO):
         return n_bytes
 
 
+_ENCODING = "utf-8" if sys.platform == "win32" else None  # None: as the user's locale has it
+
+
 def _whole(stream: TextIO) -> TextIO:
     """Return a standard stream that never loses bytes silently and can write every character."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream  # a stream that somebody replaced
-    stream.reconfigure(errors="replace")
+    stream.reconfigure(encoding=_ENCODING, errors="replace")
+    if not isinstance(getattr(stream.buffer, "raw", stream.buffer), io.FileIO):
+        return stream  # the console of Windows, which takes characters
     if stream not in (sys.__stdout__, sys.__stderr__) or isinstance(stream.buffer, _WholeOutput):
         return stream
     stream.flush()

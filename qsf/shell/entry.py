@@ -27,8 +27,8 @@ def _leave_on_signals() -> None:
     for number in (_signal.SIGINT, _signal.SIGTERM):
         if _signal.getsignal(number) != _signal.SIG_IGN:  # nohup and shells request that
             _signal.signal(number, _leave)
-    # Our scripts start with it blocked
-    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {_signal.SIGINT})
+    if hasattr(_signal, "pthread_sigmask"):  # our scripts start with it blocked; not on Windows
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {_signal.SIGINT})
 
 
 def start(module: str, function: str = "main") -> NoReturn:

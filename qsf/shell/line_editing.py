@@ -21,8 +21,11 @@ def line_editing(complete: Callable[[str, str], Sequence[str]]) -> Iterator[None
     ``complete(before, word)`` returns completions of ``word``, which follows ``before`` on the
     line.
     """
-    import readline
-
+    try:
+        import readline
+    except ImportError:  # Windows, whose console edits lines itself
+        yield
+        return
     matches: list[str] = []
 
     def completer(word: str, state: int) -> str | None:
@@ -56,11 +59,13 @@ def line_editing(complete: Callable[[str, str], Sequence[str]]) -> Iterator[None
 @contextlib.contextmanager
 def prefilled(text: str) -> Iterator[None]:
     """Start the next input() with ``text``, which the user can edit."""
+    try:
+        import readline
+    except ImportError:
+        text = ""
     if not text:
         yield
         return
-    import readline
-
     readline.set_startup_hook(lambda: readline.insert_text(text))
     try:
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from typing import Final
 
 # Ways to end by a signal.
@@ -13,12 +14,17 @@ FULL: Final = "memory"  # an allocation failed
 NESTED: Final = "stack"
 SLOW: Final = "time"  # the limit of processor time
 
-_ENDS: Final = {  # by exit code
-    -signal.SIGKILL: KILLED,
-    -signal.SIGABRT: FULL,  # how libraries react to a failed allocation
-    -signal.SIGSEGV: NESTED,
-    -signal.SIGBUS: NESTED,
-    -signal.SIGXCPU: SLOW,
+_SIGNALS: Final = {
+    "SIGKILL": KILLED,
+    "SIGABRT": FULL,  # how libraries react to a failed allocation
+    "SIGSEGV": NESTED,
+    "SIGBUS": NESTED,
+    "SIGXCPU": SLOW,
+}
+_WINDOWS: Final = {  # STATUS_STACK_BUFFER_OVERRUN is how they react there
+    0xC0000409: FULL,
+    0xC00000FD: NESTED,  # STATUS_STACK_OVERFLOW
+    1816: SLOW,  # ERROR_NOT_ENOUGH_QUOTA
 }
 
 
@@ -33,9 +39,12 @@ def start_apart(command: list[str]) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
     )
 
 
 def how_ended(returncode: int) -> str:
     """Return KILLED, FULL, NESTED or SLOW; "" for any other exit code."""
-    return _ENDS.get(returncode, "")
+    if returncode < 0:
+        return _SIGNALS.get(signal.Signals(-returncode).name, "")
+    return _WINDOWS.get(returncode, "") if sys.platform == "win32" else ""

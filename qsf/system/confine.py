@@ -6,11 +6,23 @@ Imports nothing of the package: ``qsf/text/render_child.py`` runs without it.
 
 from __future__ import annotations
 
-import resource
+import struct
+import sys
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 
 def confine(free_bytes: int, n_seconds: int, stack_bytes: int) -> None:
-    """Limit this process to ``free_bytes`` more memory than it has now."""
+    """Limit this process to ``free_bytes`` more memory than it has now.
+
+    Raises OSError if the system refuses.
+    """
+    if resource is None:
+        _enter_job(free_bytes, n_seconds)
+        return
     _limit(resource.RLIMIT_CORE, 1)  # one byte: neither a file nor a crash handler gets a dump
     _limit(resource.RLIMIT_CPU, n_seconds, 1)
     _limit(resource.RLIMIT_STACK, stack_bytes)
@@ -18,8 +30,12 @@ def confine(free_bytes: int, n_seconds: int, stack_bytes: int) -> None:
 
 
 def limit_file_bytes(n_bytes: int) -> None:
-    """Limit the size of files that this process writes; longer writes raise OSError."""
-    _limit(resource.RLIMIT_FSIZE, n_bytes)
+    """Limit the size of files that this process writes; longer writes raise OSError.
+
+    Not on Windows.
+    """
+    if resource is not None:
+        _limit(resource.RLIMIT_FSIZE, n_bytes)
 
 
 def _limit(kind: int, most: int, slack: int = 0) -> None:
@@ -38,3 +54,28 @@ def _data_bytes() -> int:
             return int(file.read().split()[5]) * resource.getpagesize()
     except OSError:
         return 0
+
+
+def job_limits(memory_bytes: int, n_seconds: int) -> bytes:
+    """Return Windows' JOBOBJECT_EXTENDED_LIMIT_INFORMATION: commit and user time of a process."""
+    flags = 0x100 | 0x2  # JOB_OBJECT_LIMIT_PROCESS_MEMORY, JOB_OBJECT_LIMIT_PROCESS_TIME
+    basic = struct.pack("<qqI4xQQI4xQII", n_seconds * 10**7, 0, flags, 0, 0, 0, 0, 0, 0)
+    return basic + bytes(48) + struct.pack("<QQQQ", memory_bytes, 0, 0, 0)
+
+
+def _enter_job(free_bytes: int, n_seconds: int) -> None:
+    """Put this process into a job of its own. The stack is that of the program's file."""
+    if sys.platform == "win32":
+        import ctypes
+
+        kernel = ctypes.WinDLL("kernel32", use_last_error=True)
+        kernel.CreateJobObjectW.restype = kernel.GetCurrentProcess.restype = ctypes.c_void_p
+        process, job = (ctypes.c_void_p(handle) for handle in (
+            kernel.GetCurrentProcess(), kernel.CreateJobObjectW(None, None)))  # fmt: skip
+        counters = ctypes.create_string_buffer(struct.pack("<I68x", 72), 72)
+        is_done = kernel.K32GetProcessMemoryInfo(process, counters, 72)
+        (committed,) = struct.unpack_from("<Q", counters, 56)  # PagefileUsage
+        limits = job_limits(committed + free_bytes, n_seconds)
+        is_done = is_done and kernel.SetInformationJobObject(job, 9, limits, len(limits))
+        if not (is_done and kernel.AssignProcessToJobObject(job, process)):
+            raise ctypes.WinError(ctypes.get_last_error())

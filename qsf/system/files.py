@@ -3,81 +3,149 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
+import mmap
 import os
 import select
+import threading
+import time
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_BINARY = getattr(os, "O_BINARY", 0)  # Windows would change line ends
 # Without O_NONBLOCK a named pipe would wait for a writer.
-READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+READ_FLAGS = os.O_RDONLY | _BINARY | getattr(os, "O_NONBLOCK", 0)
 DIRECT_FLAG = getattr(os, "O_DIRECT", 0)  # 0: the system cannot bypass the page cache
+_LOCKED_BYTE = (
+    0x7FFF0000  # Windows locks bytes, and then nobody else reads them: one behind the end
+)
+_POLL_SECONDS = 0.05
+_seeking = threading.Lock()  # where a descriptor's position must be moved
 
 
 def open_lock(path: Path, mode: int) -> int:
     """Open an existing file for locking; create it with ``mode`` if it is missing."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+    return os.open(path, os.O_RDWR | os.O_CREAT | _BINARY, mode)
 
 
 def create_new(path: Path) -> int:
     """Create a file for reading and writing. Raises FileExistsError."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
 
 
 def open_no_link(path: Path) -> int:
     """Open a file for reading. Raises OSError for a symbolic link."""
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    if not hasattr(os, "O_NOFOLLOW") and path.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return os.open(path, os.O_RDONLY | _BINARY | getattr(os, "O_NOFOLLOW", 0))
 
 
 def forget_cached(fd: int) -> None:
     """Drop a file's pages from the page cache, if the system can."""
     if hasattr(os, "posix_fadvise"):
+        os.fsync(fd)  # the cache would keep unwritten pages
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def path_of(fd: int) -> Path:
-    """Return a path that opens the same file, even if it has no name."""
-    return Path(f"/proc/self/fd/{fd}")
+    """Return a path that opens the same file, even if it has no name; it may not exist."""
+    return Path("/proc/self/fd" if DIRECT_FLAG else "/dev/fd") / str(fd)
 
 
 def lock(fd: int) -> None:
     """Wait for the lock of a file. Raises OSError on a file system without locks."""
-    fcntl.flock(fd, fcntl.LOCK_EX)
+    while fcntl is None:
+        try:
+            return try_lock(fd)
+        except BlockingIOError:
+            time.sleep(_POLL_SECONDS)
+    return fcntl.flock(fd, fcntl.LOCK_EX)
 
 
 def try_lock(fd: int) -> None:
     """Lock a file. Raises BlockingIOError if another process holds it, OSError as ``lock``."""
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if fcntl is not None:
+        return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    import msvcrt
+
+    before = os.lseek(fd, 0, os.SEEK_CUR)
+    try:
+        os.lseek(fd, _LOCKED_BYTE, os.SEEK_SET)
+        msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+    except PermissionError as error:
+        raise BlockingIOError(*error.args) from error
+    finally:
+        os.lseek(fd, before, os.SEEK_SET)
+    return None
+
+
+def unlink_locked(fd: int, path: Path) -> None:
+    """Remove a file that this process has locked; the caller closes ``fd``."""
+    if fcntl is None:  # an open file cannot be removed
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, fd)
+        os.close(null)
+    path.unlink(missing_ok=True)
 
 
 def read_at(fd: int, n_bytes: int, off: int) -> bytes:
     """Read at most ``n_bytes``; fewer may come."""
-    return os.pread(fd, n_bytes, off)
+    if hasattr(os, "pread"):
+        return os.pread(fd, n_bytes, off)
+    with _seeking:
+        os.lseek(fd, off, os.SEEK_SET)
+        return os.read(fd, n_bytes)
 
 
 def read_into(fd: int, buffer: memoryview, off: int) -> int:
     """Fill ``buffer`` or its beginning; return the number of bytes read."""
-    return os.preadv(fd, [buffer], off)
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [buffer], off)
+    data = read_at(fd, len(buffer), off)
+    buffer[: len(data)] = data
+    return len(data)
 
 
 def write_at(fd: int, data: memoryview, off: int) -> int:
     """Write ``data`` or its beginning; return the number of bytes written."""
-    return os.pwrite(fd, data, off)
+    if hasattr(os, "pwrite"):
+        return os.pwrite(fd, data, off)
+    with _seeking:
+        os.lseek(fd, off, os.SEEK_SET)
+        return os.write(fd, data)
 
 
 def wait_writable(fd: int) -> None:
     """Wait until a non-blocking descriptor accepts bytes again."""
-    select.select([], [fd], [])
+    try:
+        select.select([], [fd], [])
+    except OSError:  # Windows waits for sockets only
+        time.sleep(_POLL_SECONDS)
 
 
 def make_private(fd: int) -> None:
     """Give only the user the right to read and write a file."""
-    os.fchmod(fd, 0o600)
+    if hasattr(os, "fchmod"):  # in a folder of the user's, Windows needs no rights of the file
+        os.fchmod(fd, 0o600)
 
 
 def sync_folder(folder: Path) -> None:
     """Wait until the entries of a folder are on the disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if not hasattr(os, "O_DIRECTORY"):
+        return  # Windows keeps a journal of them
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def new_memory(n_bytes: int) -> mmap.mmap:
+    """Map memory that no file backs; with MADV_HUGEPAGE it may get huge pages."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, n_bytes)
+    return mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared: never huge

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def unseen_keys() -> Iterator[None]:
     """Turn the terminal's echo off; typed keys stay for the next line that is read."""
-    import termios
-
+    try:
+        import termios
+    except ImportError:  # Windows
+        yield
+        return
     try:
         fd = sys.stdin.fileno()
         before = termios.tcgetattr(fd)

@@ -6,15 +6,29 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Final
 
 _M_MMAP_THRESHOLD: Final = -3  # of glibc's malloc.h
 _UNMAPPED_BYTES: Final = 4 << 20
+_SYNCHRONIZE: Final = 0x100000  # of Windows
+_ERROR_ACCESS_DENIED: Final = 5
+_WAIT_TIMEOUT: Final = 258
 
 
 def is_alive(pid: int) -> bool:
     """Return whether a process of that number lives; True too if it belongs to another user."""
+    if sys.platform == "win32":  # os.kill(pid, 0) would be Ctrl-C there
+        import ctypes
+
+        kernel = ctypes.WinDLL("kernel32", use_last_error=True)
+        handle = kernel.OpenProcess(_SYNCHRONIZE, False, pid)
+        if not handle:
+            return ctypes.get_last_error() == _ERROR_ACCESS_DENIED
+        is_waiting = kernel.WaitForSingleObject(handle, 0) == _WAIT_TIMEOUT
+        kernel.CloseHandle(handle)
+        return is_waiting
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -24,34 +38,16 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def resident_bytes() -> int | None:
-    """Return the resident memory of this process; None if the system does not report it."""
-    return _status_bytes("VmRSS:")
-
-
-def peak_bytes() -> int | None:
-    """Return the highest resident memory so far; None if the system does not report it."""
-    return _status_bytes("VmHWM:")
-
-
 def unmap_freed_arrays() -> None:
     """Return arrays of 4 MB and more to the system as soon as they are freed.
 
     glibc raises its threshold to the size of each freed block, and then each thread's heap keeps up
     to twice as much: 85 MB after a conversion. Other C libraries are left unchanged.
     """
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError, AttributeError, TypeError):
         import ctypes  # imported late: 1 MB that no other command needs
 
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _UNMAPPED_BYTES)
-
-
-def _status_bytes(field: str) -> int | None:
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii")
-        return int(status.split(field, 1)[1].split()[0]) * 1024
-    except (OSError, IndexError, ValueError):
-        return None
 
 
 def processor_name() -> str:

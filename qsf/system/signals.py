@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import signal
 import threading
@@ -13,11 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import asyncio
+    from _socket import socket
     from collections.abc import Callable, Iterator
 
     from typing_extensions import Self
 
-HANGUP: Final = signal.SIGHUP  # the terminal was closed; treated as SIGTERM
+# The terminal was closed; treated as SIGTERM. Windows says it by SIGBREAK.
+HANGUP: Final = getattr(signal, "SIGHUP" if hasattr(signal, "SIGHUP") else "SIGBREAK")
 STOPPING: Final = {
     signal.SIGINT: signal.SIGINT,
     signal.SIGTERM: signal.SIGTERM,
@@ -35,7 +36,19 @@ def handle_stopping(loop: asyncio.AbstractEventLoop, on_signal: Callable[[int], 
     """
     for number in STOPPING:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, on_signal, number)
+            try:
+                loop.add_signal_handler(number, on_signal, number)
+            except NotImplementedError:  # Windows
+                signal.signal(number, lambda n, _: loop.call_soon_threadsafe(on_signal, n))
+
+
+def _socket_pair() -> tuple[socket, socket]:
+    """Return two sockets; what one sends, the other receives."""
+    try:
+        from _socket import socketpair  # the module `socket` is large
+    except ImportError:  # Windows
+        from socket import socketpair
+    return socketpair()
 
 
 class Watcher:
@@ -43,7 +56,7 @@ class Watcher:
 
     Python runs signal handlers in the main thread between two instructions: during a call of the
     engine, seconds with a large model, Ctrl-C would do nothing. The system's handler writes the
-    signal's number into a pipe at once, and a thread here reads it.
+    signal's number into a socket at once, and a thread here reads it.
 
     Args:
         on_signal: called in that thread for SIGINT and SIGTERM, as soon as they arrive; SIGHUP
@@ -57,25 +70,25 @@ class Watcher:
         self._on_signal = on_signal
         self._on_tick = on_tick
         self._thread: threading.Thread | None = None
-        self._reader = self._writer = self._previous = -1
+        self._previous = -1
 
     def __enter__(self) -> Self:
         """Start; does nothing outside of the main thread, which alone gets signals."""
         if threading.current_thread() is threading.main_thread():
-            self._reader, self._writer = os.pipe()
-            os.set_blocking(self._writer, False)
+            self._reader, self._writer = _socket_pair()
+            self._writer.setblocking(False)
             self._thread = threading.Thread(target=self._watch, daemon=True)
             self._thread.start()
-            self._previous = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+            self._previous = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *_error: object) -> None:
         """Stop; ``on_signal`` is never called afterwards."""
         if self._thread is not None:
             signal.set_wakeup_fd(self._previous)
-            os.close(self._writer)
+            self._writer.close()
             self._thread.join()
-            os.close(self._reader)
+            self._reader.close()
 
     def _watch(self) -> None:
         wait_seconds = None if self._on_tick is None else _TICK_SECONDS
@@ -85,7 +98,7 @@ class Watcher:
                 if self._on_tick is not None:
                     self._on_tick()
                 continue
-            numbers = os.read(self._reader, 64)
+            numbers = self._reader.recv(64)
             if not numbers:
                 return
             for number, meaning in STOPPING.items():
@@ -108,7 +121,8 @@ def interruptible_wait() -> Iterator[None]:
     pressed. So a second signal without meaning follows; it interrupts the wait, and Python handles
     the first.
     """
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or not hasattr(signal, "SIGURG"):  # on Windows Ctrl-C ends the wait itself
         yield
         return
     previous = signal.signal(signal.SIGURG, lambda *_: None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+from qsf.native.binding import describe_machine
 from qsf.system import process
 
 if TYPE_CHECKING:
@@ -139,13 +140,12 @@ class Metrics:
 
 
 def _process_lines() -> list[str]:
-    """Return memory and open files of this process; "" if the system does not report them."""
-    n_bytes, n_files = process.resident_bytes(), process.open_file_count()
-    if n_bytes is None or n_files is None:
-        return []
-    return [
+    """Return memory of this process, and its open files if the system reports them."""
+    lines = [
         "# TYPE process_resident_memory_bytes gauge",
-        f"process_resident_memory_bytes {n_bytes}",
-        "# TYPE process_open_fds gauge",
-        f"process_open_fds {n_files}",
+        f"process_resident_memory_bytes {describe_machine().resident_bytes}",
     ]
+    n_files = process.open_file_count()
+    if n_files is not None:
+        lines += ["# TYPE process_open_fds gauge", f"process_open_fds {n_files}"]
+    return lines
