@@ -458,7 +458,8 @@ class ModelOptions(CheckedOptions):
         "auto",
         Choice("auto", "off", has_files=True),
         "auto: a pass over the weights also evaluates guesses of the next tokens, made from the "
-        "text so far, where that saves time; the text is the same with and without. FILE: a "
+        "text so far and by the file's MTP head, if it has one, where that saves time; the text "
+        "is the same with and without. FILE: a "
         "smaller model, a .qsf file with the same tokenizer, guesses too",
     )
     draft_rows: int = option_field(15, Whole(1, 127), "most guesses in a pass")

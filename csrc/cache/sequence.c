@@ -16,12 +16,16 @@ void qsf_sequence_pools_layout(qsf_sequence_pools *pools, qsf_arena *a, const qs
         .snapshots_bytes = (a->used_bytes - used_bytes) / form->sizes.n_sessions,
     };
     qsf_state_pool_layout(&pools->states, a, c, form->describe, &sizes);
+    pools->most_hidden = c->n_trunk_layers < c->n_layers ? form->n_drafts + 1 : 0;
+    pools->hidden_stride = qsf_stride(c->dim);
 }
 
 void qsf_sequence_layout(qsf_sequence *q, qsf_arena *a, qsf_sequence_pools *pools, uint32_t home)
 {
     qsf_kvcache_layout(&q->kv, a, &pools->kv, home);
     qsf_statecache_layout(&q->states, a, &pools->states);
+    q->most_hidden = pools->most_hidden;
+    q->hidden = qsf_arena_push(a, q->most_hidden * pools->hidden_stride, sizeof *q->hidden);
 }
 
 qsf_status qsf_sequence_open_cold(qsf_sequence *q, const char *folder)
@@ -72,6 +76,8 @@ void qsf_sequence_trim(qsf_sequence *q, uint32_t n_tokens)
 qsf_status qsf_sequence_share(qsf_sequence *q, qsf_sequence *from, uint32_t position)
 {
     qsf_statecache_share(&q->states, &from->states, position);
+    q->mtp_begin = from->mtp_begin;
+    q->n_hidden = 0;
     return qsf_kvcache_share(&q->kv, &from->kv, position);
 }
 
@@ -105,6 +111,8 @@ qsf_status qsf_sequence_begin_load(qsf_sequence *q, uint32_t position)
     qsf_sequence_trim(q, 0);
     QSF_TRY(qsf_kvcache_reserve(&q->kv, 0, position));
     qsf_statecache_begin_image(&q->states, position);
+    q->mtp_begin = position + 1;
+    q->n_hidden = 0;
     return QSF_OK;
 }
 

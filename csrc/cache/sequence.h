@@ -23,11 +23,19 @@
 typedef struct qsf_sequence_pools {
     qsf_kv_pool kv;
     qsf_state_pool states;
+    uint32_t most_hidden; /* of each sequence; 0: the model has no MTP head */
+    size_t hidden_stride; /* floats of a row */
 } qsf_sequence_pools;
 
 typedef struct qsf_sequence {
     qsf_kvcache kv;
     qsf_statecache states;
+    /* For the MTP head, whose guesses may be wrong: not saved, and nothing depends on it. */
+    float *hidden; /* [most_hidden, hidden_stride] final hidden states, position p at p modulo */
+    uint32_t most_hidden;
+    uint32_t hidden_end; /* the last n_hidden positions before this one have rows */
+    uint32_t n_hidden;
+    uint32_t mtp_begin; /* the head has keys and values from this position on */
 } qsf_sequence;
 
 typedef struct qsf_sequence_form {

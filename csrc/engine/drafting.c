@@ -73,7 +73,7 @@ static uint32_t ask_model(qsf_session *s, uint32_t n_tokens, double best_chance,
     qsf_guess *const noted = &s->buffers.model_guesses[chain->n_drafts];
     s->n_model_guesses = chain->n_drafts + 1;
     noted->kind = QSF_KIND_CALLER;
-    if (s->drafter == NULL ||
+    if ((s->drafter == NULL && !s->model->reader.has_mtp) ||
         !qsf_speculation_wants_model(&s->model->shared.costs, &s->chances, chain, best_chance) ||
         !qsf_drafter_guess(s, n_tokens, chain, out))
         return 0;
@@ -124,6 +124,7 @@ static uint32_t guess_part(const qsf_pass_part *p, uint32_t n_rows, uint32_t n_m
     memcpy(s->buffers.tokens + s->n_tokens, p->tokens, p->n_tokens * sizeof *p->tokens);
     qsf_speculation_begin(&s->chain, n_rows, n_most);
     s->n_model_guesses = 0;
+    s->mtp_position = 0;
     const uint32_t n_offered = s->n_offered < n_most ? s->n_offered : n_most;
     if (s->n_offered == 0)
         guess_tokens(s, end, n_most);

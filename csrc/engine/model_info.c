@@ -48,7 +48,7 @@ void qsf_model_info(qsf_model *m, qsf_model_facts *out)
     out->io_method = m->io_setup.method;
     out->io_depth = m->io_setup.depth;
     out->io_is_probed = m->io_is_probed;
-    out->n_layers = h->n_layers;
+    out->n_layers = m->plan.n_layers;
     out->dim = h->dim;
     out->n_heads = h->n_heads;
     out->n_kv_heads = h->n_kv_heads;

@@ -84,8 +84,20 @@ static qsf_status take_tables(qsf_model *m)
                : qsf_pool_init(t.pool, m->options.n_threads, m->options.pin_threads != 0, &m->pool);
 }
 
-/* Opens and checks the file, and takes skipped layers out. Acquires only small tables. */
-static qsf_status read_directory(qsf_model *m, const char *path, const qsf_faults *faults)
+/* Leaves out the layers that the options skip, and the MTP head unless with_mtp. */
+static qsf_status choose_layers(qsf_model *m, bool with_mtp)
+{
+    bool is_left_out[QSF_MAX_LAYERS] = {false};
+    QSF_TRY(qsf_skip_layers(&m->reader, m->options.quality, is_left_out));
+    for (uint32_t i = qsf_reader_trunk_layers(&m->reader); i < m->reader.header.n_layers; i++)
+        is_left_out[i] = !with_mtp;
+    qsf_reader_leave_out(&m->reader, is_left_out);
+    return QSF_OK;
+}
+
+/* Opens and checks the file, and chooses its layers. Acquires only small tables. */
+static qsf_status read_directory(qsf_model *m, const char *path, const qsf_faults *faults,
+                                 bool may_have_mtp)
 {
     qsf_isa isa;
     QSF_TRY(qsf_isa_choose(&isa));
@@ -93,7 +105,7 @@ static qsf_status read_directory(qsf_model *m, const char *path, const qsf_fault
     QSF_TRY(qsf_kernels_check_rounding(&m->kernels));
     QSF_TRY(qsf_reader_open(&m->reader, &m->ledger, path,
                             faults != NULL ? faults->reads_until_fault : -1));
-    QSF_TRY(qsf_skip_layers(&m->reader, m->options.quality));
+    QSF_TRY(choose_layers(m, may_have_mtp));
     void *memory;
     m->layers_bytes = m->reader.n_pass_layers * sizeof *m->layers;
     QSF_TRY(acquire_memory(m, QSF_USE_TABLES, m->layers_bytes, &memory));
@@ -152,14 +164,36 @@ static qsf_status limit_windows(const qsf_options *opt, qsf_reader *r)
                                  opt->kv_window_tokens);
 }
 
-static qsf_status prepare(qsf_model *m, const char *path, const qsf_faults *faults)
+/* Makes the plan with or without the MTP head. */
+static qsf_status plan_layers(qsf_model *m, bool with_mtp)
 {
-    QSF_TRY(read_directory(m, path, faults));
-    QSF_TRY(limit_windows(&m->options, &m->reader));
+    QSF_TRY(choose_layers(m, with_mtp));
     QSF_TRY(qsf_config_init(&m->config, &m->reader, m->layers, &m->ends));
     if (m->is_drafter && m->options.ctx_tokens > m->config.max_tokens)
         m->options.ctx_tokens = m->config.max_tokens;
     return make_plan(m, 0);
+}
+
+/* Opens the file and makes the plan: with the MTP head if it may have one and there is room for
+ * drafts beside it. */
+static qsf_status prepare(qsf_model *m, const char *path, const qsf_faults *faults,
+                          bool may_have_mtp)
+{
+    QSF_TRY(read_directory(m, path, faults, may_have_mtp));
+    const bool has_mtp = m->reader.has_mtp;
+    QSF_TRY(limit_windows(&m->options, &m->reader));
+    QSF_TRY(plan_layers(m, false));
+    if (!has_mtp)
+        return QSF_OK;
+    const uint64_t min_budget_bytes = m->plan.min_budget_bytes;
+    const uint32_t ctx_tokens = m->plan.ctx_tokens;
+    const bool is_held = plan_layers(m, true) == QSF_OK && m->plan.draft_rows != 0 &&
+                         m->plan.ctx_tokens >= ctx_tokens;
+    if (!is_held)
+        QSF_TRY(plan_layers(m, false));
+    m->plan.min_budget_bytes = min_budget_bytes;
+    m->plan.mtp_state = is_held ? QSF_DRAFTER_HELD : QSF_DRAFTER_NO_ROOM;
+    return QSF_OK;
 }
 
 /* Bytes that each pass reads; if it reads none, bytes that loading reads. */
@@ -345,7 +379,7 @@ static qsf_status prepare_drafter(qsf_model *m, const char *path)
     const qsf_faults left = {m->ledger.grants_until_fault, m->reader.file.reads_until_fault, 0};
     QSF_TRY(create_empty(&opt, &left, &m->drafter));
     m->drafter->is_drafter = true;
-    QSF_TRY(prepare(m->drafter, path, &left));
+    QSF_TRY(prepare(m->drafter, path, &left, false));
     hand_faults(m, m->drafter);
     return qsf_drafter_check_tokens(&m->reader, &m->drafter->reader);
 }
@@ -408,7 +442,7 @@ static qsf_status prepare_both(qsf_model *m, const char *path, const qsf_faults 
 {
     const char *const draft_path = m->options.draft_path;
     m->options.draft_path = NULL; /* belongs to the caller */
-    QSF_TRY(prepare(m, path, faults));
+    QSF_TRY(prepare(m, path, faults, draft_path == NULL && m->options.draft_rows != 0));
     if (draft_path == NULL)
         return QSF_OK;
     const qsf_status status = prepare_drafter(m, draft_path);

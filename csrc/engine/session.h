@@ -38,6 +38,7 @@ struct qsf_session {
         has_likeliest; /* likeliest holds predictions of the latest pass that are not learned yet */
     uint32_t n_offered;          /* drafts of the caller for the next pass of a step */
     uint32_t n_model_guesses;    /* guesses of the latest pass, evaluated or not */
+    uint32_t mtp_position;       /* of the chain's latest guess by the MTP head; 0: none */
     qsf_session *drafter;        /* of the draft model, or NULL */
     qsf_last_choice last_choice; /* the draft model imitates it */
     qsf_chances chances;

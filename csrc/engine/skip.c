@@ -27,7 +27,7 @@ static float importance_of(const qsf_reader *r, uint32_t layer)
 
 static bool has_importances(const qsf_reader *r)
 {
-    for (uint32_t i = 1; i < r->header.n_layers; i++)
+    for (uint32_t i = 1; i < qsf_reader_trunk_layers(r); i++)
         if (importance_of(r, i) != importance_of(r, 0))
             return true;
     return false;
@@ -36,7 +36,7 @@ static bool has_importances(const qsf_reader *r)
 /* Returns the distance in half layers. */
 static uint32_t distance_to_middle(const qsf_reader *r, uint32_t layer)
 {
-    const uint32_t last = r->header.n_layers - 1;
+    const uint32_t last = qsf_reader_trunk_layers(r) - 1;
     return 2 * layer > last ? 2 * layer - last : last - 2 * layer;
 }
 
@@ -52,25 +52,25 @@ static bool goes_before(const qsf_reader *r, uint32_t a, uint32_t b)
 /* Layers at the ends always run, and those whose keys and values others read. */
 static bool can_skip(const qsf_reader *r, uint32_t layer)
 {
-    for (uint32_t i = layer + 1; i < r->header.n_layers; i++)
+    for (uint32_t i = layer + 1; i < qsf_reader_trunk_layers(r); i++)
         if (qsf_reader_layer_kind(r, i)->kv_source == layer + 1)
             return false;
-    return layer >= N_KEPT_AT_AN_END && layer + N_KEPT_AT_AN_END < r->header.n_layers;
+    return layer >= N_KEPT_AT_AN_END && layer + N_KEPT_AT_AN_END < qsf_reader_trunk_layers(r);
 }
 
 /* Marks one more layer. */
 static void skip_next(const qsf_reader *r, bool *is_skipped)
 {
     uint32_t next = UINT32_MAX;
-    for (uint32_t i = 0; i < r->header.n_layers; i++)
+    for (uint32_t i = 0; i < qsf_reader_trunk_layers(r); i++)
         if (can_skip(r, i) && !is_skipped[i] && (next == UINT32_MAX || goes_before(r, i, next)))
             next = i;
     is_skipped[next] = true;
 }
 
-qsf_status qsf_skip_layers(qsf_reader *r, double quality)
+qsf_status qsf_skip_layers(const qsf_reader *r, double quality, bool *is_skipped)
 {
-    const uint32_t n_layers = r->header.n_layers;
+    const uint32_t n_layers = qsf_reader_trunk_layers(r);
     if (quality >= 1.0)
         return QSF_OK;
     if (n_layers <= 2 * N_KEPT_AT_AN_END)
@@ -89,17 +89,15 @@ qsf_status qsf_skip_layers(qsf_reader *r, double quality)
     uint32_t n_skips = count_asked(n_layers, quality);
     if (n_skips > n_skippable)
         n_skips = n_skippable;
-    bool is_skipped[QSF_MAX_LAYERS] = {false};
     for (uint32_t i = 0; i < n_skips; i++)
         skip_next(r, is_skipped);
-    qsf_reader_leave_out(r, is_skipped);
     return QSF_OK;
 }
 
 void qsf_skip_describe(const qsf_reader *r, double quality, qsf_plan *plan)
 {
-    plan->n_layers = r->header.n_layers;
-    plan->n_layers_skipped = r->header.n_layers - r->n_pass_layers;
+    plan->n_layers = qsf_reader_trunk_layers(r);
+    plan->n_layers_skipped = plan->n_layers - (r->n_pass_layers - (r->has_mtp ? 1 : 0));
     plan->n_skips_asked = count_asked(plan->n_layers, quality);
     memset(plan->skipped_layers, 0, sizeof plan->skipped_layers);
     uint32_t layer = 0;

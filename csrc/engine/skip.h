@@ -15,9 +15,10 @@
 
 #include "format/records.h"
 
-/* Leaves layers out of the reader. QSF_ERR_ARG: quality is below 1, but the file has no importances
- * (all are equal) or the model has no layer that may be skipped. */
-qsf_status qsf_skip_layers(qsf_reader *r, double quality);
+/* Sets the entries of is_skipped [n_layers of the header] that are skipped. QSF_ERR_ARG: quality is
+ * below 1, but the file has no importances (all are equal) or the model has no layer that may be
+ * skipped. */
+qsf_status qsf_skip_layers(const qsf_reader *r, double quality, bool *is_skipped);
 
 /* Fills in the plan's fields on skipped layers. */
 void qsf_skip_describe(const qsf_reader *r, double quality, qsf_plan *plan);

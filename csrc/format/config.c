@@ -139,6 +139,7 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
         [OF_FFN] = k->ffn_dim,
         [OF_EXPERTS] = k->n_experts,
         [OF_OWN] = r->arch.own_width,
+        [OF_JOINED] = 2 * r->header.dim,
     };
     tensor_rule rules[N_LAYER_ROWS];
     const qsf_tensor *tensors[N_LAYER_ROWS];
@@ -294,6 +295,8 @@ static void add_layer(qsf_config *c, const qsf_layer *l)
     if (k->value_norm != 0)
         raise_to(&c->ones, k->head_dim);
     raise_to(&c->ffn_dim, c->own_width);
+    if (k->is_mtp != 0)
+        raise_to(&c->ffn_dim, 2 * c->dim);
     c->has_gate |= c->own_width != 0;
     raise_sides_bytes(c, l);
 }
@@ -372,6 +375,7 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
     QSF_TRY(check_positions(r));
     *c = (qsf_config){
         .n_layers = r->n_pass_layers,
+        .n_trunk_layers = r->n_pass_layers - (r->has_mtp ? 1 : 0),
         .n_storing_layers = r->n_storing_layers,
         .layers = layers,
         .dim = h->dim,

@@ -40,6 +40,7 @@ typedef enum qsf_layer_tensor {
     QSF_LAYER_SSD_GATE,                        /* [values, dim]: SSD */
     QSF_LAYER_SSD_STEP,                        /* [value heads, dim]: SSD */
     QSF_LAYER_SSD_OUT,                         /* [dim, values]: SSD */
+    QSF_LAYER_MTP_JOIN,                        /* [dim, 2 dim]: the MTP head */
     QSF_LAYER_MATRICES,                        /* how many are matrices; vectors follow */
     QSF_LAYER_INPUT_NORM = QSF_LAYER_MATRICES, /* [dim], optional: norm of the residual itself */
     QSF_LAYER_INPUT_NORM_BIAS,                 /* [dim], optional */
@@ -83,6 +84,10 @@ typedef enum qsf_layer_tensor {
     QSF_LAYER_OWN_IN_NORM,      /* [own_width]; likewise */
     QSF_LAYER_OWN_NORM,         /* [dim] */
     QSF_LAYER_SCALE,            /* [1], optional: factor of the residual after the layer */
+    QSF_LAYER_MTP_TRUNK_NORM,   /* [dim]: the MTP head; likewise the next three */
+    QSF_LAYER_MTP_TOKEN_NORM,
+    QSF_LAYER_MTP_HIDDEN_NORM,
+    QSF_LAYER_MTP_END_NORM,
     QSF_LAYER_TENSORS
 } qsf_layer_tensor;
 
@@ -108,6 +113,7 @@ typedef struct qsf_layer {
 
 typedef struct qsf_config {
     uint32_t n_layers;
+    uint32_t n_trunk_layers;   /* without the MTP head, which is the last layer if there is one */
     uint32_t n_storing_layers; /* layers after these compute only rows that the head needs */
     const qsf_layer *layers;   /* [n_layers] */
     uint32_t dim;

@@ -30,6 +30,7 @@ static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned ch
     const qsf_key keys[] = {
         U32(1, "mixer", mixer, 0, QSF_MIXER_COUNT - 1),
         U32(16, "parallel", is_parallel, 0, 1),
+        U32(17, "MTP head", is_mtp, 0, 1),
         U32(32, "heads", n_heads, 1, h->n_heads),
         U32(33, "KV heads", n_kv_heads, 1, h->n_kv_heads),
         U32(34, "head dimension", head_dim, 1, h->head_dim),
@@ -337,6 +338,22 @@ static qsf_status check_sources(const qsf_reader *r)
     return QSF_OK;
 }
 
+/* Only the last layer can be an MTP head. */
+static qsf_status check_mtp(const qsf_reader *r)
+{
+    for (uint32_t i = 0; i < r->n_pass_layers; i++) {
+        const qsf_layer_kind *const k = qsf_reader_layer_kind(r, i);
+        if (k->is_mtp != 0 && (i == 0 || i + 1 != r->n_pass_layers ||
+                               k->mixer != QSF_MIXER_ATTENTION || k->kv_source != 0))
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "KIND: layer %" PRIu32 " of %" PRIu32
+                            " is an MTP head (key 17), allowed: the last of 2 or more, with "
+                            "attention to keys of its own",
+                            i, r->n_pass_layers);
+    }
+    return QSF_OK;
+}
+
 qsf_status qsf_kinds_read(qsf_reader *r)
 {
     size_t head_bytes = 0;
@@ -354,5 +371,6 @@ qsf_status qsf_kinds_read(qsf_reader *r)
     for (uint32_t i = 0; i < r->n_kinds; i++)
         if (r->kinds[i].score_scale == 0.0F)
             r->kinds[i].score_scale = 1.0F / sqrtf((float)r->kinds[i].head_dim);
+    QSF_TRY(check_mtp(r));
     return check_sources(r);
 }

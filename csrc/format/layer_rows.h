@@ -37,6 +37,7 @@ typedef enum extent {
     OF_FFN,
     OF_EXPERTS,
     OF_OWN,
+    OF_JOINED,
     N_EXTENTS
 } extent;
 
@@ -72,6 +73,7 @@ typedef enum condition {
     IF_SHARED_APART,
     IF_ANY_FFN,
     WITH_OWN, /* embeddings of its own */
+    WITH_MTP, /* the MTP head */
     WITH_FFN, /* this and the next three: of the dense FFN, or of an expert's */
     IF_FFN,
     WITH_GATE,
@@ -103,6 +105,10 @@ typedef struct layer_row {
 
 /* In the order of the pass */
 static const layer_row layer_rows[] = {
+    VECTOR(MTP_TRUNK_NORM, MTP_TRUNK_NORM, "mtp_trunk_norm", WITH_MTP, OF_DIM),
+    VECTOR(MTP_TOKEN_NORM, MTP_TOKEN_NORM, "mtp_token_norm", WITH_MTP, OF_DIM),
+    VECTOR(MTP_HIDDEN_NORM, MTP_HIDDEN_NORM, "mtp_hidden_norm", WITH_MTP, OF_DIM),
+    MATRIX(MTP_JOIN, MTP_JOIN, "mtp_join", WITH_MTP, OF_DIM, OF_JOINED),
     VECTOR(INPUT_NORM, INPUT_NORM, "input_norm", IF_ANY, OF_DIM),
     VECTOR(INPUT_NORM_BIAS, INPUT_NORM_BIAS, "input_norm_bias", IF_ANY, OF_DIM),
     VECTOR(ATTN_NORM, ATTN_NORM, "attn_norm", IF_MIXED, OF_DIM),
@@ -173,6 +179,7 @@ static const layer_row layer_rows[] = {
     MATRIX(OWN_OUT, OWN_OUT, "own_out", WITH_OWN, OF_DIM, OF_OWN),
     VECTOR(OWN_NORM, OWN_NORM, "own_norm", WITH_OWN, OF_DIM),
     VECTOR(LAYER_SCALE, SCALE, "layer_scale", IF_ANY, OF_ONE),
+    VECTOR(MTP_END_NORM, MTP_END_NORM, "mtp_end_norm", WITH_MTP, OF_DIM),
 };
 
 #define N_LAYER_ROWS (sizeof layer_rows / sizeof layer_rows[0])
@@ -212,6 +219,7 @@ static presence presence_in(const qsf_layer_kind *k, bool has_own, condition whe
         [WITH_LATENT] = is_latent ? ALWAYS : NEVER,
         [WITH_QUERY_RANK] = k->query_rank != 0 ? ALWAYS : NEVER,
         [WITH_OWN] = has_own ? ALWAYS : NEVER,
+        [WITH_MTP] = k->is_mtp != 0 ? ALWAYS : NEVER,
         [WITH_ROUTER] = is_routed ? ALWAYS : NEVER,
         [IF_ROUTED] = is_routed ? OPTIONAL : NEVER,
         [IF_SHARED] = is_routed && has_ffn ? OPTIONAL : NEVER,

@@ -226,7 +226,12 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_SSD_CONV_BIAS = 77,
     QSF_TENSOR_SSD_NORM = 78,
     QSF_TENSOR_SSD_OUT = 79,
-    QSF_TENSOR_TYPE_COUNT = 80
+    QSF_TENSOR_MTP_TRUNK_NORM = 80, /* 80 .. 84: of the MTP head; 80 is a copy of 27 */
+    QSF_TENSOR_MTP_TOKEN_NORM = 81,
+    QSF_TENSOR_MTP_HIDDEN_NORM = 82,
+    QSF_TENSOR_MTP_JOIN = 83,
+    QSF_TENSOR_MTP_END_NORM = 84,
+    QSF_TENSOR_TYPE_COUNT = 85
 } qsf_tensor_type;
 
 #endif

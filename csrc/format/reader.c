@@ -54,12 +54,13 @@ static qsf_status read_bands(qsf_reader *r)
 }
 
 /* Layers after the last one with keys, values or a state of its own store nothing of a token. */
-static void count_storing(qsf_reader *r)
+static void count_layers(qsf_reader *r)
 {
     r->n_storing_layers = r->n_pass_layers;
     while (r->n_storing_layers > 1 &&
            qsf_reader_layer_kind(r, r->n_storing_layers - 1)->kv_source != 0)
         r->n_storing_layers--;
+    r->has_mtp = qsf_reader_layer_kind(r, r->n_pass_layers - 1)->is_mtp != 0;
 }
 
 static qsf_status read_all(qsf_reader *r)
@@ -77,7 +78,7 @@ static qsf_status read_all(qsf_reader *r)
     QSF_TRY(read_arch(r));
     QSF_TRY(qsf_rope_read(r));
     QSF_TRY(qsf_kinds_read(r));
-    count_storing(r);
+    count_layers(r);
     QSF_TRY(qsf_index_link_experts(r));
     QSF_TRY(qsf_tensor_table_read(r));
     if (r->kind_table.bytes == NULL &&
@@ -126,13 +127,11 @@ void qsf_reader_close(qsf_reader *r)
 void qsf_reader_leave_out(qsf_reader *r, const bool *is_left_out)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < r->n_pass_units; i++) {
-        const qsf_unit *const u = &r->units[r->pass_units[i]];
-        if (u->role != QSF_UNIT_LAYER || !is_left_out[u->layer])
-            r->pass_units[n++] = r->pass_units[i];
-    }
-    r->n_pass_layers -= r->n_pass_units - n;
+    for (uint32_t i = 0; i < r->n_stream_units; i++)
+        if (r->units[i].role != QSF_UNIT_LAYER || !is_left_out[r->units[i].layer])
+            r->pass_units[n++] = i;
+    r->n_pass_layers = r->header.n_layers - (r->n_stream_units - n);
     r->n_pass_units = n;
     assert(r->n_pass_layers > 0);
-    count_storing(r);
+    count_layers(r);
 }

@@ -72,7 +72,9 @@ typedef struct qsf_arch {
 
 /* The computation of a layer: docs/format.md, section 7. Defaults are filled in. */
 typedef struct qsf_layer_kind {
-    uint32_t mixer;       /* qsf_mixer_kind; the next fields, up to query_rank, are of attention */
+    uint32_t mixer;  /* qsf_mixer_kind; the next fields, up to query_rank, are of attention */
+    uint32_t is_mtp; /* 0 or 1: the MTP head, which is the last layer and guesses the next token but
+                        one; its input is made of a token's embedding and the hidden state before */
     uint32_t is_parallel; /* 0 or 1 */
     uint32_t n_heads;
     uint32_t n_kv_heads;
@@ -183,6 +185,7 @@ typedef struct qsf_reader {
     uint32_t own_table_unit; /* 0: there is none */
     uint32_t n_pass_units;   /* units that a pass runs, without experts: qsf_reader_leave_out */
     uint32_t n_pass_layers;
+    bool has_mtp; /* the last of them is an MTP head */
     uint32_t
         n_storing_layers; /* layers of a pass up to the last one that stores something of a token */
     uint32_t n_tensors;
@@ -228,6 +231,13 @@ static inline const qsf_unit *qsf_reader_layer(const qsf_reader *r, uint32_t i)
 static inline const qsf_layer_kind *qsf_reader_layer_kind(const qsf_reader *r, uint32_t i)
 {
     return &r->kinds[qsf_reader_layer(r, i)->kind];
+}
+
+/* The layers of the file without its MTP head. */
+static inline uint32_t qsf_reader_trunk_layers(const qsf_reader *r)
+{
+    const qsf_unit *const last = &r->units[r->final_unit - 1]; /* units are in order of roles */
+    return r->header.n_layers - (r->kinds[last->kind].is_mtp != 0 ? 1 : 0);
 }
 
 /* NULL when the file has no such section. `tag` has four bytes. */

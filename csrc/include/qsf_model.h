@@ -148,6 +148,8 @@ typedef struct qsf_plan {
     uint32_t logits_rows;          /* 0: a pass gives logits to one item */
     uint32_t draft_rows;           /* 0: steps evaluate no drafts */
     uint32_t drafter_state;        /* a qsf_drafter_state */
+    uint32_t mtp_state;            /* the same of the file's MTP head, unless a draft model or no
+                                    * drafts are asked for */
     uint64_t drafter_wanted_bytes; /* drafter_bytes if the draft model were held */
     uint32_t kv_k_bits;            /* bits of a key in the KV cache; 16 and 32 are floats */
     uint32_t kv_v_bits;

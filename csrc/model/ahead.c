@@ -67,7 +67,7 @@ static bool can_guess(const qsf_ops *o, const qsf_layer *next)
 
 qsf_status qsf_ahead_guess(qsf_ops *o, uint32_t layer_idx)
 {
-    if (layer_idx + 1 == o->config->n_layers ||
+    if (layer_idx + 1 >= o->config->n_trunk_layers ||
         o->config->layers[layer_idx + 1].tensors[QSF_LAYER_ROUTER] == NULL)
         return QSF_OK;
     const qsf_layer *const next = &o->config->layers[layer_idx + 1];

@@ -12,6 +12,7 @@
 #include "model/ffn.h"
 #include "model/linear.h"
 #include "model/mixers/mixers.h"
+#include "model/mtp.h"
 #include "model/own.h"
 
 /* Writes the position of each row in its sequence, and its angles. */
@@ -191,8 +192,9 @@ static void end_rows(qsf_forward *f, qsf_chunk *chunk)
     place_rows(&f->ops, chunk);
 }
 
-/* logits = head(norm(x)) for the rows that get logits; hidden = norm(x) for the others */
-static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk)
+/* logits = head(norm(x)) for the rows that get logits; hidden = norm(x) for the others. x is
+ * `normed` if it is normalised already. */
+static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk, bool is_normed)
 {
     qsf_ops *const o = &f->ops;
     const qsf_scratch *const s = o->scratch;
@@ -203,7 +205,10 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk)
         head.epilogue = head_epilogue;
     QSF_TRY(begin_unit(o, f->ends->final_norm->unit_idx));
     qsf_acts in;
-    QSF_TRY(qsf_block_norm(o, s->x, f->ends->final_norm, f->ends->final_norm_bias, &in));
+    if (is_normed)
+        in = qsf_ops_prepare(o, s->normed, c->dim, &(qsf_norm_weights){NULL, NULL}, s->normed);
+    else
+        QSF_TRY(qsf_block_norm(o, s->x, f->ends->final_norm, f->ends->final_norm_bias, &in));
     f->hidden = s->normed + chunk->n_logits_rows * s->dim_stride;
     in.n_tokens = chunk->n_logits_rows;
     o->n_tokens = chunk->n_logits_rows;
@@ -237,6 +242,21 @@ static qsf_status run_layers(qsf_forward *f, const qsf_chunk *chunk, uint32_t be
     return QSF_OK;
 }
 
+static qsf_mtp mtp_of(qsf_forward *f)
+{
+    return (qsf_mtp){&f->ops, &f->embedding, f->ends->embedding};
+}
+
+static qsf_status store_mtp(qsf_forward *f, const qsf_chunk *chunk)
+{
+    const qsf_mtp mtp = mtp_of(f);
+    const qsf_layer *const l = &f->ops.config->layers[f->ops.config->n_trunk_layers];
+    f->ops.kind = l->kind;
+    QSF_TRY(begin_unit(&f->ops, l->unit_idx));
+    QSF_TRY(qsf_mtp_store(&mtp, chunk));
+    return end_unit(&f->ops, QSF_PHASE_OTHER);
+}
+
 static qsf_status run_units(qsf_forward *f, const qsf_chunk *whole)
 {
     const qsf_config *const c = f->ops.config;
@@ -245,12 +265,15 @@ static qsf_status run_units(qsf_forward *f, const qsf_chunk *whole)
     place_rows(&f->ops, &chunk);
     QSF_TRY(embed(f, &chunk));
     qsf_stopwatch_lap(chunk.stopwatch, QSF_PHASE_EMBEDDING);
-    QSF_TRY(run_layers(f, &chunk, 0, c->n_storing_layers));
+    const bool has_mtp = c->n_trunk_layers < c->n_layers;
+    QSF_TRY(run_layers(f, &chunk, 0, has_mtp ? c->n_trunk_layers : c->n_storing_layers));
+    if (has_mtp)
+        QSF_TRY(store_mtp(f, &chunk));
     if (count_head_rows(&chunk) == 0)
         return QSF_OK;
     end_rows(f, &chunk);
     QSF_TRY(run_layers(f, &chunk, c->n_storing_layers, c->n_layers));
-    return run_head(f, &chunk);
+    return run_head(f, &chunk, false);
 }
 
 qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk)
@@ -264,5 +287,60 @@ qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk)
     qsf_experts_end_pass(f->ops.experts);
     qsf_stream_end_pass(f->ops.stream);
     f->ops.stopwatch = NULL;
+    return status;
+}
+
+/* Runs the MTP head and the model's head for one token. */
+static qsf_status run_guess(qsf_forward *f, const qsf_chunk *chunk, const float *hidden)
+{
+    qsf_ops *const o = &f->ops;
+    const uint32_t layer_idx = o->config->n_trunk_layers;
+    const qsf_layer *const l = &o->config->layers[layer_idx];
+    const uint32_t n_seen =
+        chunk->segments->first_position + 1 - chunk->segments->sequence->mtp_begin;
+    qsf_layer_kind kind = *l->kind; /* sees only positions for which there are keys */
+    if (kind.window_tokens == 0 || kind.window_tokens > n_seen)
+        kind.window_tokens = n_seen;
+    qsf_norm_weights end = {NULL, NULL};
+    const qsf_mtp mtp = mtp_of(f);
+    o->kind = &kind;
+    o->n_tokens = 1;
+    place_rows(o, chunk);
+    QSF_TRY(begin_unit(o, l->unit_idx));
+    QSF_TRY(qsf_mtp_begin(&mtp, chunk->tokens[0], hidden));
+    QSF_TRY(qsf_mixers[kind.mixer].run(o, l, chunk, layer_idx));
+    QSF_TRY(qsf_ffn_run(o, l, layer_idx));
+    QSF_TRY(end_layer(o, l));
+    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_MTP_END_NORM], 0, &end.weight));
+    qsf_ops_norm(o, o->scratch->x, &end, o->scratch->normed);
+    QSF_TRY(end_unit(o, QSF_PHASE_OTHER));
+    QSF_TRY(run_head(f, chunk, true));
+    f->hidden = o->scratch->normed;
+    return QSF_OK;
+}
+
+qsf_status qsf_forward_guess(qsf_forward *f, const qsf_segment *segment, uint32_t token,
+                             const float *hidden, float *logits)
+{
+    const qsf_config *const c = f->ops.config;
+    const qsf_chunk chunk = {.tokens = &token,
+                             .n_tokens = 1,
+                             .segments = segment,
+                             .n_segments = 1,
+                             .n_logits_rows = 1,
+                             .logits = logits};
+    const uint32_t units[] = {c->layers[c->n_trunk_layers].unit_idx, f->ends->final_norm->unit_idx,
+                              f->ends->head->unit_idx};
+    bool is_streamed = false;
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++)
+        is_streamed |= !qsf_stream_is_resident(f->ops.stream, units[i]);
+    if (is_streamed) /* else the stream goes on with reading for the next pass */
+        begin_pass(f, &chunk);
+    qsf_experts_begin_pass(f->ops.experts, 1, NULL, NULL);
+    const qsf_status status = run_guess(f, &chunk, hidden);
+    if (status != QSF_OK)
+        qsf_stream_abandon(f->ops.stream);
+    qsf_experts_end_pass(f->ops.experts);
+    f->ops.kind = NULL;
     return status;
 }

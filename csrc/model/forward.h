@@ -19,9 +19,15 @@ typedef struct qsf_forward {
     const qsf_ends *ends;
     const unsigned char *positions; /* f16 [max_tokens, dim], learned positions; or NULL */
     qsf_embedding embedding;        /* zeroed: no cache */
-    const float *hidden; /* [n_hidden_rows, dim_stride] of the latest chunk: the last norm's */
+    const float *hidden; /* [n_hidden_rows, dim_stride] of the latest chunk: the last norm's; after
+                            a guess the one that stands for the token's */
 } qsf_forward;
 
 qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk);
+
+/* logits [n_vocab] = those of the MTP head for the token after `token`, the only one of the
+ * segment, which is behind position 0; hidden: of the token before it (mtp.h). */
+qsf_status qsf_forward_guess(qsf_forward *f, const qsf_segment *segment, uint32_t token,
+                             const float *hidden, float *logits);
 
 #endif

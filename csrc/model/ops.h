@@ -33,6 +33,7 @@ typedef struct qsf_ops {
     qsf_scratch *scratch;
     const qsf_rope *ropes;      /* [n_ropes of the config] */
     const qsf_layer_kind *kind; /* of the layer that runs */
+    bool stores_only;           /* a mixer ends when keys and values are stored */
     bool exact;                 /* f32 activations for all weight types */
     uint32_t n_tokens;          /* rows of the current chunk */
     qsf_stopwatch *stopwatch;   /* of the chunk, or NULL */

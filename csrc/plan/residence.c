@@ -25,12 +25,16 @@ static uint64_t keep(const qsf_reader *r, uint32_t unit_idx, uint64_t room_bytes
     return n_bytes;
 }
 
-/* Marks the units at the end of a pass: the final norm with the head, and a tied embedding. */
+/* Marks the units at the end of a pass: the final norm with the head, and a tied embedding; and the
+ * MTP head, for whose guesses these units are used again. */
 static uint64_t keep_head(const qsf_reader *r, uint64_t room_bytes, bool *is_resident)
 {
     uint64_t kept_bytes = keep(r, r->final_unit, room_bytes, is_resident);
     if (qsf_stream_passes_ring(r, r->embedding_unit))
         kept_bytes += keep(r, r->embedding_unit, room_bytes - kept_bytes, is_resident);
+    if (r->has_mtp)
+        kept_bytes +=
+            keep(r, r->layer_units[r->n_pass_layers - 1], room_bytes - kept_bytes, is_resident);
     return kept_bytes;
 }
 

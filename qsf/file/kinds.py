@@ -111,6 +111,7 @@ class LayerKind:
     ffn: int  # Ffn
     ffn_dim: int
     activation: int
+    is_mtp: int = 0  # 1: the MTP head, the last layer
     is_parallel: bool = False  # the FFN reads the layer's input instead of attention's output
     score_scale: float = 0.0  # of q . k; 0: 1 / sqrt(head_dim)
     score_cap: float = 0.0  # c: score becomes c * tanh(score / c); 0: none
@@ -234,6 +235,7 @@ def kind_keys(header: Header) -> tuple[Key, ...]:
     return (
         Key(1, "mixer", U32, most=max(Mixer)),
         Key(16, "is_parallel", U32, most=1),
+        Key(17, "is_mtp", U32, most=1),
         Key(32, "n_heads", U32, least=1, most=header.n_heads),
         Key(33, "n_kv_heads", U32, least=1, most=n_kv_heads),
         Key(34, "head_dim", U32, least=1, most=header.head_dim),
@@ -408,7 +410,10 @@ def check_kind(
 
 
 def check_sources(layers: Sequence[LayerKind], error: type[QsfError]) -> None:
-    """Raise ``error`` unless layers read keys and values of earlier ones with the same heads."""
+    """Raise ``error`` unless layers read keys and values of earlier ones with the same heads.
+
+    Only the last layer may be an MTP head.
+    """
 
     def heads(kind: LayerKind) -> tuple[object, ...]:
         heads = kind.n_kv_heads, kind.head_dim, kind.window_tokens
@@ -416,6 +421,12 @@ def check_sources(layers: Sequence[LayerKind], error: type[QsfError]) -> None:
 
     for i, kind in enumerate(layers):
         source = kind.kv_source - 1
+        is_alone = i == 0 or i + 1 != len(layers) or kind.kv_source
+        if kind.is_mtp and (is_alone or kind.mixer != Mixer.ATTENTION):
+            raise error(
+                f"KIND: layer {i} of {len(layers)} is an MTP head (key 17), allowed: the last of 2"
+                " or more, with attention to keys of its own"
+            )
         if kind.kv_source and (
             source >= i or layers[source].kv_source or heads(layers[source]) != heads(kind)
         ):

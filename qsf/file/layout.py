@@ -266,6 +266,11 @@ class TensorType(IntEnum):
     SSD_CONV_BIAS = 77
     SSD_NORM = 78
     SSD_OUT = 79
+    MTP_TRUNK_NORM = 80  # of the MTP head: a copy of FINAL_NORM; likewise the next
+    MTP_TOKEN_NORM = 81
+    MTP_HIDDEN_NORM = 82
+    MTP_JOIN = 83
+    MTP_END_NORM = 84
 
 
 TABLES: Final = (TensorType.EMBEDDING, TensorType.OWN_TABLE)  # with checksums of bands in EBND
@@ -274,6 +279,7 @@ EXACT: Final = (  # f16 or f32 alone
 )  # fmt: skip
 FINE: Final = (  # of 8 bits at least: all heads, or few numbers, go through them
     TensorType.K_UP, TensorType.V_UP, TensorType.OWN_IN, TensorType.OWN_GATE, TensorType.OWN_OUT,
+    TensorType.MTP_JOIN,
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from qsf.file.layout import (
 
 _T = TensorType
 _LAYER_ORDER: Final = (  # vectors and outlier tables come before the matrix that uses them
+    _T.MTP_TRUNK_NORM, _T.MTP_TOKEN_NORM, _T.MTP_HIDDEN_NORM, _T.MTP_JOIN,
     _T.INPUT_NORM, _T.INPUT_NORM_BIAS,
     _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.Q_BIAS, _T.K_BIAS, _T.V_BIAS, _T.Q_NORM, _T.K_NORM,
     _T.SINKS, _T.DECAY_RATE, _T.DECAY_BIAS, _T.MIX_NORM,
@@ -35,6 +36,7 @@ _LAYER_ORDER: Final = (  # vectors and outlier tables come before the matrix tha
     _T.FFN_DOWN_BIAS, _T.FFN_DOWN_OUTLIERS, _T.FFN_DOWN,
     _T.DENSE_POST_NORM, _T.ROUTED_NORM, _T.ROUTED_POST_NORM, _T.POST_FFN_NORM,
     _T.OWN_IN_NORM, _T.OWN_IN, _T.OWN_GATE, _T.OWN_OUT, _T.OWN_NORM, _T.LAYER_SCALE,
+    _T.MTP_END_NORM,
 )  # fmt: skip
 _EXPERT_ORDER: Final = (
     _T.FFN_GATE_BIAS, _T.FFN_UP_BIAS, _T.FFN_GATE, _T.FFN_UP, _T.FFN_DOWN_BIAS, _T.FFN_DOWN,
@@ -54,7 +56,7 @@ def layer_shapes(h: Header, kind: LayerKind, own_width: int) -> dict[int, tuple[
         _T.INPUT_NORM, _T.INPUT_NORM_BIAS, _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.FFN_NORM,
         _T.FFN_NORM_BIAS, _T.ATTN_OUT_BIAS, _T.FFN_DOWN_BIAS, _T.POST_ATTN_NORM, _T.POST_FFN_NORM,
         _T.ROUTER_NORM, _T.ROUTED_NORM, _T.ROUTED_POST_NORM, _T.DENSE_POST_NORM,
-        _T.OWN_NORM,
+        _T.OWN_NORM, _T.MTP_TRUNK_NORM, _T.MTP_TOKEN_NORM, _T.MTP_HIDDEN_NORM, _T.MTP_END_NORM,
     )  # fmt: skip
     matrices: dict[int, tuple[int, int]] = {
         _T.Q: (q, h.dim),
@@ -101,6 +103,7 @@ def layer_shapes(h: Header, kind: LayerKind, own_width: int) -> dict[int, tuple[
         _T.OWN_IN: (own_width, h.dim),
         _T.OWN_GATE: (own_width, h.dim),
         _T.OWN_OUT: (h.dim, own_width),
+        _T.MTP_JOIN: (h.dim, 2 * h.dim),
     }
 
 

@@ -155,6 +155,7 @@ class MemoryPlan:
     logits_rows: int
     draft_rows: int
     drafter_state: int
+    mtp_state: int
     drafter_wanted_bytes: int
     kv_k_bits: int
     kv_v_bits: int
@@ -183,7 +184,7 @@ def memory_plan(struct: Any, *, is_enough: bool) -> MemoryPlan:
     return record(MemoryPlan, struct, skipped_layers=skipped, is_enough=is_enough)
 
 
-GUESSERS = ("the text", "what followed before", "the draft model", "the caller")
+GUESSERS = ("the text", "what followed before", "the draft model or the MTP head", "the caller")
 """Who guesses tokens, as ``QSF_N_GUESSERS`` in qsf_stats.h counts them."""
 
 

@@ -91,6 +91,24 @@ static qsf_status move_record(qsf_kvcache *kv, uint32_t record, bool is_written)
     return QSF_OK;
 }
 
+/* Zeroes a record's pages that no image has. */
+static qsf_status clear_record(qsf_kvcache *kv, uint32_t record)
+{
+    static const unsigned char zeros[4096];
+    for (uint32_t i = kv->pool->n_saved_layers; i < kv->pool->n_layers; i++) {
+        const qsf_kv_layer *const l = &kv->pool->layers[i];
+        for (uint32_t part = 0; l->group_idx == 0 && part < qsf_kv_part_count(l); part++) {
+            const qsf_kv_cold_page p = {l, record, part / 2, part % 2 == 0};
+            const size_t n_bytes = p.is_key ? l->k_page_bytes : l->v_page_bytes;
+            for (size_t at = 0; at < n_bytes; at += sizeof zeros) {
+                const size_t end = n_bytes - at < sizeof zeros ? n_bytes : at + sizeof zeros;
+                QSF_TRY(qsf_kv_cold_write(&kv->cold, &p, at, end, zeros));
+            }
+        }
+    }
+    return QSF_OK;
+}
+
 /* Moves older pages to the file of cold pages: those whose places positions up to end - 1 will
  * need. Positions before `begin` are stored. */
 static qsf_status write_cold(qsf_kvcache *kv, uint32_t begin, uint32_t end)
@@ -102,8 +120,8 @@ static qsf_status write_cold(qsf_kvcache *kv, uint32_t begin, uint32_t end)
     for (; kv->cold.n_records < n_wanted && kv->cold.n_records < end_page_of(begin);
          kv->cold.n_records++)
         QSF_TRY(move_record(kv, kv->cold.n_records, true));
-    if (kv->cold.n_records < n_wanted)
-        kv->cold.n_records = n_wanted; /* an image will be written there */
+    for (; kv->cold.n_records < n_wanted; kv->cold.n_records++) /* an image will be written there */
+        QSF_TRY(clear_record(kv, kv->cold.n_records));
     return QSF_OK;
 }
 
@@ -305,7 +323,7 @@ static qsf_image_part find_part(const qsf_kvcache *kv, uint32_t position, uint32
 uint64_t qsf_kvcache_image_bytes(const qsf_kvcache *kv, uint32_t position)
 {
     uint64_t n_bytes = 0;
-    for (uint32_t i = 0; i < kv->pool->n_layers; i++) {
+    for (uint32_t i = 0; i < kv->pool->n_saved_layers; i++) {
         const qsf_kv_layer *const l = &kv->pool->layers[i];
         const qsf_seen_pages pages = find_range(l, position);
         n_bytes +=
@@ -359,7 +377,7 @@ static qsf_status move_image(qsf_kvcache *kv, uint32_t position, uint64_t offset
                              unsigned char *dst, const unsigned char *src, size_t n_bytes)
 {
     uint64_t at = 0;
-    for (uint32_t i = 0; i < kv->pool->n_layers && at < offset + n_bytes; i++) {
+    for (uint32_t i = 0; i < kv->pool->n_saved_layers && at < offset + n_bytes; i++) {
         for (uint32_t part = 0; part < qsf_kv_part_count(&kv->pool->layers[i]); part++) {
             const qsf_image_part p = find_part(kv, position, i, part);
             const uint64_t part_bytes = (uint64_t)count_pages(&p.pages) * p.page_bytes;

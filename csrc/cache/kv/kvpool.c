@@ -110,6 +110,7 @@ void qsf_kv_pool_layout(qsf_kv_pool *pool, qsf_arena *a, const qsf_config *c,
     *pool = (qsf_kv_pool){
         .form = *form,
         .n_layers = c->n_layers,
+        .n_saved_layers = c->n_trunk_layers,
         .n_sessions = sizes->n_sessions,
         .n_cold_records = n_resident < n_context ? n_context : 0,
     };

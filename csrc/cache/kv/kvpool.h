@@ -97,8 +97,9 @@ typedef struct qsf_kv_group {
 typedef struct qsf_kv_pool {
     qsf_kv_form form;
     uint32_t n_layers;
-    uint32_t n_groups; /* group 0: the layers without a window */
-    uint32_t n_places; /* of a session's table */
+    uint32_t n_saved_layers; /* those in an image: not the MTP head, which only guesses */
+    uint32_t n_groups;       /* group 0: the layers without a window */
+    uint32_t n_places;       /* of a session's table */
     uint32_t n_sessions;
     uint32_t n_cold_records; /* of a layer of the first group, for all of the context; 0: no page
                               * is ever cold */

@@ -91,7 +91,7 @@ static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, attention_jo
     QSF_TRY(qsf_ops_load_sides(o, &layer->sides[QSF_LAYER_V], &n_used, &qkv[2].sides));
     for (size_t i = 0; i < kind->value_norm * head_dim; i++)
         s->ones[i] = 1.0F;
-    if (kind->output_gate != 0)
+    if (kind->output_gate != 0 && !o->stores_only)
         qkv[n_linears++] = qkv[3];
     QSF_TRY(qsf_linear_run(o, qkv, n_linears, &in));
     if (is_whole)
@@ -121,6 +121,8 @@ qsf_status qsf_mix_attention(qsf_ops *o, const qsf_layer *l, const qsf_chunk *ch
     qsf_acts attended;
     QSF_TRY(project_heads(o, l, &job));
     qsf_ops_lap(o, QSF_PHASE_QKV);
+    if (o->stores_only)
+        return QSF_OK;
     QSF_TRY(qsf_attention_run(o, chunk, l->kv_layer, job.sinks));
     if (o->kind->output_gate != 0)
         qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(8 * (size_t)qsf_q_dim(o->kind)), gate_rows,

@@ -125,6 +125,8 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, latent_job *job)
     QSF_TRY(qsf_linear_run(o, qk, 2, &in));
     qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(8 * (size_t)kind->head_dim), finish_latents,
                  job);
+    if (o->stores_only)
+        return QSF_OK;
     if (has_rank) {
         in = qsf_ops_prepare(o, s->v, kind->query_rank, &none, s->v);
         QSF_TRY(qsf_linear_run(o, &q_up, 1, &in));
@@ -147,6 +149,8 @@ qsf_status qsf_mix_latent(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk
     qsf_acts values;
     QSF_TRY(project(o, l, &job));
     qsf_ops_lap(o, QSF_PHASE_QKV);
+    if (o->stores_only)
+        return QSF_OK;
     QSF_TRY(qsf_attention_run(o, chunk, layer_idx, job.sinks));
     qsf_ops_lap(o, QSF_PHASE_ATTENTION);
     QSF_TRY(run_heads(o, &v_up, s->attended, kind->latent_rank, kind->latent_value_dim));

@@ -104,9 +104,12 @@ def _io_text(model: Model) -> str:
 
 
 def _drafts_text(plan: MemoryPlan) -> str:
+    from qsf.native.records import DRAFTER_HELD
+
     if plan.draft_rows:
-        model = ", also by the draft model" if plan.drafter_bytes else ""
-        return f"at most {plan.draft_rows} in a pass{model}"
+        guesser = "the draft model" if plan.drafter_bytes else "the file's MTP head"
+        has_one = plan.drafter_bytes or plan.mtp_state == DRAFTER_HELD
+        return f"at most {plan.draft_rows} in a pass{f', also by {guesser}' if has_one else ''}"
     if 4 * plan.expert_slots < 3 * plan.n_experts:
         return (
             f"none: wrong ones would read experts in vain, of which {plan.expert_slots} of "
@@ -119,6 +122,8 @@ def drafter_lines(plan: MemoryPlan) -> list[str]:
     """Return why the draft model is not loaded; empty if it is, or if none was requested."""
     from qsf.native.records import DRAFTER_HELD, DRAFTER_NONE, DRAFTER_NOT_WORTH
 
+    if plan.mtp_state not in (DRAFTER_NONE, DRAFTER_HELD):
+        return ["without the file's MTP head: there is no room for drafts beside the context"]
     if plan.drafter_state in (DRAFTER_NONE, DRAFTER_HELD):
         return []
     why = (
