@@ -194,7 +194,9 @@ static void check_closing(void)
     qsf_ledger_init(&ledger, UINT64_MAX);
     if (!CHECK_OK(qsf_reader_open(&r, &ledger, path, -1)))
         return;
-    CHECK_OK(qsf_skip_layers(&r, 0.7));
+    bool is_skipped[QSF_MAX_LAYERS] = {false};
+    CHECK_OK(qsf_skip_layers(&r, 0.7, is_skipped));
+    qsf_reader_leave_out(&r, is_skipped);
     CHECK_EQ(r.n_pass_units, TINY_LAYERS + 2 - 3);
     CHECK_EQ(r.n_pass_layers, TINY_LAYERS - 3);
     CHECK_EQ(r.n_units, TINY_LAYERS + 2);

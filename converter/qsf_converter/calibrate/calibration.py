@@ -154,6 +154,9 @@ class Calibration:
             if self._state is not None and not self._is_mixture:
                 self._state.save(unit.id.layer, tensors, (streams.exact, streams.rounded))
             yield RoundedUnit(unit, tensors)
+        for unit_of_mtp in rounded_units(self._plan.mtp_units, self._checkpoint, self._n_threads):
+            yield unit_of_mtp
+            self._advance(sum(t.source_bytes for t in unit_of_mtp.unit.targets))
         unit = self._plan.units[-1]
         yield RoundedUnit(unit, self._final(unit, streams))
 

@@ -83,7 +83,7 @@ class Sensitivity:
         It is the loss that skipping the layer causes. The cosine, in contrast, is nearly equal for
         most layers and ignores what later layers do with the change.
         """
-        return self.layers[layer].kl_skipped
+        return self.layers[layer].kl_skipped if layer < len(self.layers) else 0.0  # the MTP head
 
     def as_json(self) -> dict[str, Any]:
         """The record for META; rounded, because the last digits depend on the machine."""

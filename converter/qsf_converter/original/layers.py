@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -52,7 +53,8 @@ class Original:
 
     def __init__(self, plan: Plan, checkpoint: Checkpoint) -> None:
         """Store the plan of ``make_plan``; weights are read later."""
-        self.header: Header = plan.facts.header
+        # without the MTP head, which only guesses
+        self.header: Header = replace(plan.facts.header, n_layers=plan.facts.n_trunk_layers)
         self.arch: Arch = plan.facts.arch
         if plan.facts.arch.own_width or any(kind.kv_source for kind in plan.facts.layer_kinds):
             raise QsfConversionError(

@@ -37,6 +37,7 @@ from qsf_converter.rounding.tiles import bits_per_weight, tile_bytes
 from qsf_converter.sources.checkpoint import KEPT as KEPT_OF_GGUF
 from qsf_converter.sources.checkpoint import MXFP4, Checkpoint, SourceTensor
 from qsf_converter.sources.families.family import Factor, Facts, Family
+from qsf_converter.sources.families.mtp import COPIES, has_mtp, numbered, with_mtp
 from qsf_converter.sources.families.rules import Place, TensorRule, in_file_order
 
 QUANT_TYPES: Mapping[str, Dtype] = {
@@ -182,6 +183,7 @@ class Target:
     exponents: tuple[int, ...] = ()  # of the outputs; empty: all are 0
     joined: tuple[str, ...] = ()  # vectors of further heads, which follow that of the first
     slice_idx: int = 0  # index of the expert in a source with this tensor of all experts
+    is_mtp: bool = False  # of the MTP head, whose type is not chosen: no text depends on it
     outliers: OutlierPlan | None = None
     tensor_scale: float | None = None  # rule absmean: one scale for the whole matrix
 
@@ -199,10 +201,10 @@ class Target:
 
     @property
     def has_choice(self) -> bool:
-        """True for a matrix whose type is chosen; routers and matrices of types of `KEPT` keep
-        their type.
+        """True for a matrix whose type is chosen; routers, the MTP head and matrices of types of
+        `KEPT` keep their type.
         """
-        return self.has_unit_type and self.dtype not in KEPT
+        return self.has_unit_type and self.dtype not in KEPT and not self.is_mtp
 
     @property
     def has_unit_type(self) -> bool:
@@ -287,8 +289,15 @@ class Plan:
 
     @property
     def layers(self) -> tuple[PlannedUnit, ...]:
-        """The units that are layers."""
-        return tuple(unit for unit in self.units if unit.place is Place.LAYER)
+        """The units that are layers, without the MTP head."""
+        n_layers = self.facts.n_trunk_layers
+        layers = (unit for unit in self.units if unit.place is Place.LAYER)
+        return tuple(unit for unit in layers if unit.id.layer < n_layers)
+
+    @property
+    def mtp_units(self) -> tuple[PlannedUnit, ...]:
+        """The MTP head and its experts; empty if there is none."""
+        return tuple(unit for unit in self.units if any(t.is_mtp for t in unit.targets))
 
     @property
     def layer_dtype(self) -> Dtype:
@@ -349,7 +358,9 @@ def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Poli
             flags.add("separate_head")
         if "separate_head" not in flags:
             facts = dataclasses.replace(facts, arch=dataclasses.replace(facts.arch, tied_head=True))
-    used: set[str] = set()
+    n_layers = facts.header.n_layers
+    by_name = numbered(by_name, n_layers)
+    facts, used = _with_mtp(family, facts, checkpoint, by_name)
     targets = []
     rules = _rules(family, facts, by_name)
     for unit, rule in rules_in_order(rules, facts):
@@ -363,8 +374,33 @@ def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Poli
         sources = [by_name[name] for name in names]
         targets.append(_target(rule, sources, unit, facts, policy))
     unused = set(by_name) - used - ({head} if facts.arch.tied_head else set())
-    warnings += _unused_warnings(family, unused, facts.header.n_layers)
+    warnings += _unused_warnings(family, unused, n_layers)
     return Plan(facts, family, tuple(targets), tuple(warnings))
+
+
+def _with_mtp(
+    family: Family, facts: Facts, checkpoint: Checkpoint, by_name: Mapping[str, SourceTensor]
+) -> tuple[Facts, set[str]]:
+    """Return the contents with the MTP head, if there is a whole one that is run, and the names of
+    its tensors that repeat others of the model.
+    """
+    n_layers, more = facts.header.n_layers, with_mtp(facts)
+    if not has_mtp(facts, family.rules, by_name):
+        return facts, set()
+    names = {
+        name
+        for unit, rule in rules_in_order(_rules(family, more, by_name), more)
+        if unit.role in (Role.LAYER, Role.EXPERT) and unit.layer == n_layers
+        if rule.flag is None or rule.flag in facts.flags
+        for name in rule.names(n_layers, more.dims, unit.expert)
+    }
+    originals = {rule.target: by_name.get(rule.source) for rule in family.rules}
+    copies = {f"layers.{n_layers}.{name}": originals[of] for name, of in COPIES.items()}
+    copies = {name: of for name, of in copies.items() if name in by_name}
+    is_whole = names <= by_name.keys() and all(
+        _is_repeated(checkpoint, by_name[name], of) for name, of in copies.items()
+    )
+    return (more, set(copies)) if is_whole else (facts, set())
 
 
 def _is_repeated(checkpoint: Checkpoint, matrix: SourceTensor, other: SourceTensor | None) -> bool:
@@ -485,6 +521,8 @@ def _target(
                 f"{source.name} of the same layer {source.dtype}"
             )
     is_vector = rule.is_vector
+    is_mtp = unit.role in (Role.LAYER, Role.EXPERT) and unit.layer >= facts.n_trunk_layers
+    dtype = policy.of_source(source, rule, target_name(rule, unit))
     n_outputs = math.prod(dims[dim] for dim in (rule.shape if is_vector else rule.shape[:1]))
     n_inputs = 0 if is_vector else dims[rule.shape[1]]
     if rule.place is Place.POSITIONS and n_outputs * n_inputs * 2 > _MAX_POSITIONS_BYTES:
@@ -498,7 +536,8 @@ def _target(
         n_rows=1 if is_vector else n_outputs,
         n_cols=n_outputs if is_vector else n_inputs,
         share=_share(rule, dims, unit.layer),
-        dtype=policy.of_source(source, rule, target_name(rule, unit)),
+        dtype=Dtype.Q4 if is_mtp and dtype == Dtype.MIXED else dtype,
+        is_mtp=is_mtp,
         is_vector=is_vector,
         factor=1.0 if rule.scale is None else facts.factors[rule.scale],
         joined=tuple(part.name for part in sources[1:]),
@@ -535,8 +574,8 @@ def _unused_warnings(family: Family, unused: set[str], n_layers: int) -> list[st
     lines = []
     if ahead:
         lines.append(
-            f"{len(ahead)} tensors of multi-token prediction are left out: nothing runs them yet,"
-            " and no answer depends on them"
+            f"{len(ahead)} tensors of multi-token prediction are left out: only the first head of"
+            " some families is run, and no answer depends on it"
         )
     unknown = sorted(unused - ahead)
     if unknown:

@@ -87,13 +87,21 @@ POST = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_MTP = {
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.shared_head_norm": "shared_head.norm",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_head": "shared_head.head",
+}
 QK = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _ENDS = ends_of("model.embed_tokens", "model.norm")
 
 
 def names(*tables: Mapping[str, str]) -> dict[str, str]:
     """Return the names of all tensors of a file with the layer tensors of ``tables``."""
-    joined = {here: there for table in tables for here, there in table.items()}
+    joined = {here: there for table in (*tables, _MTP) for here, there in table.items()}
     return {**_ENDS, **layers_of("model.layers", joined)}
 
 

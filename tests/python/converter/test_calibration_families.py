@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from make import calibrated_models, golden_families
+from make import calibrated_models, golden_families, mtp_models
 from qsf.file.layout import Dtype
 from qsf_converter.calibrate.calibration import Calibration
 
 NAMES = ("qwen3-bias", "phi", "gpt_neox", "falcon-alibi", "bloom", "stablelm-heads", "olmo2",
          "bitnet", "gemma2", "gemma3", "granite-bias", "phi3-longrope-short", "smollm3",
-         "ministral3", "gpt_oss", "qwen3_5", "qwen3_5_moe",
+         "ministral3", "gpt_oss", "qwen3_5", "qwen3_5+mtp", "qwen3_5_moe+mtp",
          "granitemoehybrid-moe", "nemotron_h-moe", "falcon_h1-norm",
          "gemma4", "gemma4-moe", "deepseek_v2", "youtu", "minicpm3")  # fmt: skip
 
@@ -33,7 +33,8 @@ def mean_kl(folder: Path, dtype: Dtype) -> float:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_both_streams_pass_all_layers(name: str, tmp_path: Path) -> None:
-    folder = golden_families.cases()[name].write(tmp_path / "m")
+    case = golden_families.cases()[name.removesuffix("+mtp")]
+    folder = (mtp_models.write_hf if "+mtp" in name else type(case).write)(case, tmp_path / "m")
     unrounded = abs(mean_kl(folder, Dtype.F16))
     assert unrounded < 1e-7
     assert 10 * unrounded < mean_kl(folder, Dtype.Q8) < 1e-2

@@ -7,12 +7,16 @@ from pathlib import Path
 
 from make.golden_families import cases, weights_of, write_checkpoint
 from make.kind_models import VOCAB
+from make.mtp_models import head_tensors
 from qsf_converter import convert
 
 
 def write_recurrent(folder: Path, *, case: str = "lfm2", quant_type: str = "4bit") -> Path:
-    """Write a golden case with a context that holds several snapshots, and VOCAB tokens."""
-    golden = cases()[case]
+    """Write a golden case with a context that holds several snapshots, and VOCAB tokens.
+
+    With an MTP head if the name of the case ends so.
+    """
+    golden = cases()[case.removesuffix("+mtp")]
     config = {**golden.config, "max_position_embeddings": 512, "vocab_size": VOCAB}
     if "vocab_size_per_layer_input" in config:
         config["vocab_size_per_layer_input"] = VOCAB
@@ -21,6 +25,8 @@ def write_recurrent(folder: Path, *, case: str = "lfm2", quant_type: str = "4bit
         name: weights_of(name, tuple(VOCAB if n == n_before else n for n in shape))
         for name, shape in golden.shapes.items()
     }
+    if case.endswith("+mtp"):
+        tensors |= head_tensors(golden)
     source = write_checkpoint(folder / f"{case}-source", config, tensors)
     path = folder / f"{case}.qsf"
     convert(source, path, quant_type=quant_type)

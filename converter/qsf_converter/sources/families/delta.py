@@ -35,6 +35,7 @@ from qsf_converter.sources.families.llama import (
     qkv,
     unrotated,
 )
+from qsf_converter.sources.families.mtp import mtp_rules
 from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import T, Where, ends, layer, linear, norm
 
@@ -61,6 +62,7 @@ _RULES: Final = (
           **_DELTA),
     *linear(T.ATTN_OUT, None, f"{_LIN}out_proj", "hidden", "values", **_DELTA),
     *ends("embed_tokens", "norm", add=1.0),
+    *mtp_rules(add=1.0),
 )  # fmt: skip
 _PARTS: Final = (
     *fused(dict.fromkeys((T.Q, T.K, T.V)), f"{_LIN}in_proj_qkv", _QKV, **_DELTA),

@@ -37,6 +37,11 @@ class Facts:
     rope_sets: tuple[RopeSet, ...] = ()
     factors: Mapping[str, Factor] = field(default_factory=dict)
 
+    @property
+    def n_trunk_layers(self) -> int:
+        """The layers without the MTP head, which is the last one if there is one."""
+        return self.header.n_layers - sum(kind.is_mtp for kind in self.layer_kinds[-1:])
+
     def tables(self) -> dict[str, bytes]:
         """Return the sections ARCH, ROPE and KIND that the file needs."""
         return pack_tables(

@@ -28,6 +28,7 @@ from qsf_converter.sources.families.experts import (
 )
 from qsf_converter.sources.families.family import Draft, Family, usual
 from qsf_converter.sources.families.llama import ENDS, MLP, out, pre_norms, qk_norms, qkv
+from qsf_converter.sources.families.mtp import mtp_rules
 
 
 def grouped(draft: Draft, *, has_groups: bool = True, **routing: Any) -> None:
@@ -95,6 +96,7 @@ FAMILIES = (
             *(replace(rule, flag="use_qk_norm") for rule in qk_norms()),
             *out(),
             *_FFN,
+            *mtp_rules(),
         ),
         layouts=SELECTED,
         renames=RENAMES,
@@ -109,7 +111,7 @@ FAMILIES = (
             first_k_dense_replace=1,
         ),
         flags={"attention_bias": False, "use_qk_norm": False},
-        # Layers after the last one predict further tokens; their tensors are left out.
+        # Layers after the last one predict further tokens: the first of them is the MTP head.
         neutral={"num_nextn_predict_layers": (0, 1), "num_mtp_layers": (0, 1)},
         adjust=grouped,
     ),

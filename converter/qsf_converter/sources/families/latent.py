@@ -20,6 +20,7 @@ from qsf_converter.sources.families.experts import DENSE, EXPERT_DEFAULTS, LAYOU
 from qsf_converter.sources.families.family import Draft, Family, usual
 from qsf_converter.sources.families.grouped import RENAMES, SELECTED, grouped
 from qsf_converter.sources.families.llama import ATTN, ENDS, TEXT_PREFIXES, gated, pre_norms
+from qsf_converter.sources.families.mtp import mtp_rules
 from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import T, TensorRule, ends, layer, linear, norm
 
@@ -202,7 +203,7 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "rope_interleave": (True,),
     "mlp_bias": (False,),
 }
-# Layers after the last one predict further tokens; their tensors are left out.
+# Layers after the last one predict further tokens: the first of them is the MTP head.
 _AHEAD: Final = {"num_nextn_predict_layers": (0, 1), "num_mtp_layers": (0, 1)}
 _ROUTED: Final[dict[str, Any]] = {
     "moe_layer_freq": (1,),
@@ -243,7 +244,7 @@ FAMILIES = (
         name="DeepseekV3ForCausalLM",
         title="DeepSeek V3, R1, Kimi K2",
         model_type="deepseek_v3",
-        rules=(*_LATENT, *DENSE, ROUTER, *SHARED, *ENDS),
+        rules=(*_LATENT, *DENSE, ROUTER, *SHARED, *ENDS, *mtp_rules()),
         layouts=_layouts(SELECTED),
         renames=_RENAMES,
         defaults=usual(
@@ -272,7 +273,7 @@ FAMILIES = (
         name="Glm4MoeLiteForCausalLM",
         title="GLM-4.7-Flash",
         model_type="glm4_moe_lite",
-        rules=(*_LATENT, *DENSE, ROUTER, *SHARED, *ENDS),
+        rules=(*_LATENT, *DENSE, ROUTER, *SHARED, *ENDS, *mtp_rules()),
         layouts=_layouts(SELECTED),
         renames=_RENAMES,
         defaults=usual(

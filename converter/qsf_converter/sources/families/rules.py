@@ -52,6 +52,7 @@ class Where(enum.Enum):
     SHARED_KEYS = enum.auto()  # those that read the keys of another layer
     WINDOWED_KEYS = enum.auto()  # both of WINDOWED and of KEYS
     UNLIMITED_KEYS = enum.auto()  # both of UNLIMITED and of KEYS
+    MTP = enum.auto()  # the MTP head
     OWN_VALUES = enum.auto()  # UNLIMITED_KEYS, with values that are not the keys
 
     def holds(self, kind: LayerKind | None) -> bool:
@@ -75,6 +76,7 @@ class Where(enum.Enum):
             Where.WINDOWED: is_windowed,
             Where.UNLIMITED: is_unlimited,
             Where.KEYS: has_keys,
+            Where.MTP: kind is not None and kind.is_mtp != 0,
             Where.SHARED_KEYS: not has_keys,
             Where.WINDOWED_KEYS: is_windowed and has_keys,
             Where.UNLIMITED_KEYS: is_unlimited and has_keys,
@@ -210,7 +212,8 @@ def ends(
 
 # docs/format.md, section 4: small vectors come before the matrix that needs them.
 _ORDER: Final = (
-    T.EMBEDDING, T.INPUT_NORM, T.INPUT_NORM_BIAS, T.ATTN_NORM, T.ATTN_NORM_BIAS,
+    T.EMBEDDING, T.MTP_TRUNK_NORM, T.MTP_TOKEN_NORM, T.MTP_HIDDEN_NORM, T.MTP_JOIN,
+    T.INPUT_NORM, T.INPUT_NORM_BIAS, T.ATTN_NORM, T.ATTN_NORM_BIAS,
     T.Q_BIAS, T.K_BIAS, T.V_BIAS, T.Q_NORM, T.K_NORM, T.SINKS, T.DECAY_RATE, T.DECAY_BIAS,
     T.MIX_NORM, T.Q, T.K, T.V, T.Q_UP, T.K_UP, T.V_UP, T.MIX_GATE, T.BETA, T.DECAY,
     T.CONV, T.CONV_BIAS, T.ATTN_SUB_NORM, T.ATTN_OUT_BIAS, T.ATTN_OUT, T.POST_ATTN_NORM,
@@ -222,6 +225,7 @@ _ORDER: Final = (
     T.FFN_SUB_NORM, T.FFN_DOWN_BIAS, T.FFN_DOWN,
     T.DENSE_POST_NORM, T.ROUTED_NORM, T.ROUTED_POST_NORM, T.POST_FFN_NORM,
     T.OWN_IN_NORM, T.OWN_IN, T.OWN_GATE, T.OWN_OUT, T.OWN_NORM, T.LAYER_SCALE,
+    T.MTP_END_NORM,
     T.FINAL_NORM, T.FINAL_NORM_BIAS, T.HEAD_BIAS, T.HEAD, T.OWN_TABLE,
 )  # fmt: skip
 

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The MTP head of a checkpoint guesses what numpy guesses, and never changes a text."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qsf
+from make import mtp_models
+from make.golden_families import cases
+from oracle.file.reader import Reader
+from qsf.native import records
+from qsf.passes import PassItem
+from qsf_converter import convert
+
+OPEN: dict[str, Any] = {"exact": True, "kv_type": "f32", "ram_budget": None}
+N_VOCAB = cases()["qwen3_5"].config["vocab_size"]
+N_LAYERS = 24  # a guess costs one layer, a pass all of them
+
+
+def f16(source: Path, path: Path) -> Path:
+    convert(source, path, quant_type="f16", embed_type="f16")
+    return path
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mtp")
+    case = mtp_models.deep(cases()["qwen3_5"], 3 * N_LAYERS)  # some MB
+    return f16(mtp_models.write_hf(case, folder / "m"), folder / "m.qsf")
+
+
+def take_guesses(session: Any, guesser: mtp_models.Guesser, tokens: list[int]) -> int:
+    """Evaluate the last token; check the guesses of the pass, and take them. Returns how many."""
+    before = session.stats()
+    session.step(tokens[-1])
+    after = session.stats()
+    n = after.n_drafted[2] - before.n_drafted[2]
+    if sum(after.n_drafted) - sum(before.n_drafted) != n:
+        return 0  # some are guesses from the text
+    for token in guesser.guesses(tokens, n):
+        assert session.is_ahead(token)
+        session.step(token)
+        tokens.append(token)
+    assert session.stats().n_step_passes == after.n_step_passes
+    return int(n)
+
+
+@pytest.mark.parametrize("name", mtp_models.FAMILIES)
+def test_guesses_are_those_of_numpy(name: str, tmp_path: Path) -> None:
+    case = mtp_models.deep(cases()[name], N_LAYERS)
+    source = mtp_models.write_hf(case, tmp_path / "m")
+    guesser = mtp_models.Guesser(source)
+    with qsf.Model(f16(source, tmp_path / "m.qsf"), **OPEN, threads=1) as model:
+        assert model.info.plan.mtp_state == records.DRAFTER_HELD
+        session, counts = model.session._native, [0]
+        rng = np.random.default_rng(1)
+        while sum(counts) < 8 or max(counts) < 2:  # a guess after a guess
+            tokens = rng.integers(1, 50, 9).tolist()
+            session.sync_chunk(array("I", tokens[:-1]))
+            for _ in range(3):
+                counts.append(take_guesses(session, guesser, tokens))
+                tokens += guesser.guesses(tokens, 1)  # so that they turn out to be right
+            assert len(counts) < 600, counts
+
+
+# ---- the same texts ----
+
+
+def logits_of(session: Any) -> Any:
+    logits = np.empty(N_VOCAB, np.float32)
+    session._native.read_logits(logits)
+    return logits
+
+
+def likeliest(session: Any) -> int:
+    return int(np.argmax(logits_of(session)))
+
+
+def go_on(session: Any, prompt: list[int], n: int) -> None:
+    """Hold the prompt behind the tokens; then evaluate n times what is most probable."""
+    tokens = array("I", [*session.tokens, *prompt])
+    while prompt and session._native.sync_chunk(tokens) < len(tokens):
+        pass
+    for _ in range(n):
+        session._native.step(likeliest(session))
+
+
+def texts_of(path: Path, **options: Any) -> list[tuple[list[int], bytes]]:
+    """What two sessions take turns to generate; the logits after it; with a rewind and a fork."""
+    with qsf.Model(path, sessions=4, max_seq_len=160, **options) as model:
+        out = []
+        with model.create_session() as first, model.create_session() as second:
+            for i in range(12):
+                for n, session in enumerate((first, second)):
+                    go_on(session, [1 + n, 9, 4, 7] if i == 0 else [], 5)
+            first.rewind(40)
+            with first.fork() as fork:
+                for session in (first, fork):
+                    go_on(session, [3], 30)
+            for _ in range(30):
+                batch = [PassItem(s, [likeliest(s)], "ahead") for s in (first, second)]
+                model.run_pass(batch)
+            for session in (first, second):
+                out.append((list(session.tokens), logits_of(session).tobytes()))
+        return out
+
+
+def budgets_with_streaming(path: Path) -> list[int]:
+    """Whole MB, from nearly all that the model takes down to the least."""
+    plan = qsf.Model.plan(path, sessions=4, max_seq_len=160, ram_budget=None)
+    first = (plan.process_bytes + plan.engine_bytes) >> 20
+    return list(range(first, -(-plan.min_budget_bytes >> 20), -1))
+
+
+def test_no_text_depends_on_the_head(qwen: Path, tmp_path: Path) -> None:
+    want = texts_of(qwen, ram_budget=None, draft="off")
+    assert texts_of(qwen, ram_budget=None, threads=3) == want
+    states = set()
+    for mb in budgets_with_streaming(qwen):
+        plan = qsf.Model.plan(qwen, sessions=4, max_seq_len=160, ram_budget=mb)
+        states.add(plan.mtp_state)
+        assert texts_of(qwen, ram_budget=mb) == want
+    assert states >= {records.DRAFTER_HELD}
+    assert texts_of(qwen, ram_budget=None, kv_policy="disk", threads=1) == want
+
+
+def test_left_out_the_head_costs_nothing(qwen: Path, tmp_path: Path) -> None:
+    case = mtp_models.deep(cases()["qwen3_5"], 3 * N_LAYERS)
+    plain = f16(case.write(tmp_path / "plain"), tmp_path / "plain.qsf")
+    for draft in ("off", "auto"):
+        with qsf.Model(qwen, ram_budget=None, draft=draft) as model:
+            assert model.info.n_layers == 3 * N_LAYERS
+    off, without = (qsf.Model.plan(p, ram_budget=None, draft="off") for p in (qwen, plain))
+    for part in ("weights_bytes", "kv_bytes", "scratch_bytes", "model_bytes", "n_units"):
+        assert getattr(off, part) == getattr(without, part), part
+    least = off.min_budget_bytes - off.process_bytes
+    auto = qsf.Model.plan(qwen, ram_budget=None)
+    assert auto.min_budget_bytes - auto.process_bytes - least < 1 << 20
+    assert auto.mtp_state == records.DRAFTER_HELD
+    assert off.mtp_state == records.DRAFTER_NONE
+
+
+def test_a_saved_session_goes_on_with_and_without_the_head(qwen: Path, tmp_path: Path) -> None:
+    tokens = [(i * i + 3) % 50 for i in range(100)]
+    for policy in ("none", "disk"):
+        for before, after in (("auto", "auto"), ("auto", "off"), ("off", "auto")):
+            with qsf.Model(qwen, **OPEN, draft=before, kv_policy=policy) as model:
+                model.logits(tokens, first_row=99)
+                model.session.save(tmp_path / "kept")
+                go_on(model.session, [1], 40)
+                want = list(model.session.tokens)
+            with qsf.Model(qwen, **OPEN, draft=after, kv_policy=policy) as model:
+                model.session.load(tmp_path / "kept")
+                go_on(model.session, [1], 40)
+                assert list(model.session.tokens) == want
+                assert model.session_stats.prompt_tokens <= 2
+
+
+# ---- conversion ----
+
+
+@pytest.mark.parametrize("name", mtp_models.FAMILIES)
+def test_both_sources_give_one_file(name: str, tmp_path: Path) -> None:
+    case = mtp_models.text_part(cases()[name])
+    sources = {
+        "gguf": mtp_models.write_gguf(case, tmp_path / "m.gguf"),
+        "hf": mtp_models.write_hf(case, tmp_path / "m"),
+    }
+    for kind, source in sources.items():
+        report = convert(source, tmp_path / f"{kind}.qsf", quant_type="4bit")
+        assert not [text for text in report.warnings if "tokenizer" not in text]
+    with Reader(tmp_path / "gguf.qsf") as one, Reader(tmp_path / "hf.qsf") as other:
+        assert one.layer_kinds[-1] == other.layer_kinds[-1]
+        assert [kind.is_mtp for kind in one.layer_kinds].index(1) == len(one.layer_kinds) - 1
+        of_head = [
+            i for i, unit in enumerate(one.units) if unit.id.layer == len(one.layer_kinds) - 1
+        ]
+        assert len(of_head) == 1 + one.layer_kinds[-1].n_experts
+        for i in of_head:
+            assert one.read_unit(i) == other.read_unit(i), i
+
+
+@pytest.mark.parametrize("options", [{"quant_type": "mixed"}, {"quant_type": "ternary"}])
+def test_the_head_has_a_type_whatever_is_asked(options: dict[str, Any], tmp_path: Path) -> None:
+    source = mtp_models.write_hf(cases()["qwen3_5"], tmp_path / "m")
+    convert(source, tmp_path / "m.qsf", **options)
+    with qsf.Model(tmp_path / "m.qsf", ram_budget=None) as model:
+        assert model.info.plan.mtp_state == records.DRAFTER_HELD
+        go_on(model.session, [1, 2, 3], 20)
+
+
+def test_heads_that_are_not_run_are_left_out(tmp_path: Path) -> None:
+    case = cases()["qwen3_5"]
+    at = f"model.layers.{mtp_models.n_layers_of(case)}."
+    own = {f"{at}embed_tokens.weight": case.tensors()["model.embed_tokens.weight"][::-1].copy()}
+    more = {
+        f"{at.replace('4', '5')}eh_proj.weight": mtp_models.head_tensors(case)[
+            f"{at}eh_proj.weight"
+        ]
+    }
+    for i, changed in enumerate((own, more)):
+        source = mtp_models.write_hf(case, tmp_path / f"m{i}", **changed)
+        report = convert(source, tmp_path / f"{i}.qsf", quant_type="4bit")
+        assert [text for text in report.warnings if "multi-token prediction" in text]
+        with Reader(tmp_path / f"{i}.qsf") as reader:
+            assert reader.header.n_layers == mtp_models.n_layers_of(case)
+    copy = {f"{at}embed_tokens.weight": case.tensors()["model.embed_tokens.weight"]}
+    report = convert(mtp_models.write_hf(case, tmp_path / "m", **copy), tmp_path / "m.qsf")
+    assert not [text for text in report.warnings if "multi-token prediction" in text]
