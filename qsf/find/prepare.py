@@ -109,7 +109,7 @@ def _download(named: Named, *, is_quiet: bool, is_yes: bool, keeps_copy: bool = 
     if find_spec("huggingface_hub") is None:
         raise QsfError(
             f"{repo} is neither a file nor a folder, and not in the HuggingFace cache. To download "
-            f"it: pip install 'qsf[hub]'. {elsewhere(repo)}"
+            f"it: pip install huggingface_hub. {elsewhere(repo)}"
         )
     words = ["download", repo, named.type_name]
     flags = {"--quiet": is_quiet, "--yes": is_yes, "--no-copy": not keeps_copy}

@@ -224,7 +224,7 @@ def _dequantiser(tensor: SourceTensor) -> tuple[Any, Any]:
     except ImportError as error:
         raise QsfConversionError(
             f"tensor {tensor.name} is stored as {tensor.dtype}, which needs the package gguf: "
-            "pip install 'qsf[gguf]'"
+            "pip install gguf"
         ) from error
     kind = getattr(package.GGMLQuantizationType, tensor.dtype, None)
     try:

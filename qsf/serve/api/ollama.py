@@ -108,8 +108,7 @@ def _add_thinking(fields: Fields, body: dict[str, Any], serving: Serving) -> boo
 def _with_rest(
     request: CompletionRequest, fields: Fields, options: Fields, serving: Serving, **extra: Any
 ) -> CompletionRequest:
-    keep = fields.take("keep_alive", Duration())
-    request.keep_seconds = None if keep is None else Duration.seconds(keep)
+    request.keep_seconds = Duration.seconds(fields.take("keep_alive", Duration()))
     request.ignored = [*request.ignored, *ignored_fields([fields, options], serving)]
     request.extra |= extra
     request.is_lines = True

@@ -56,25 +56,25 @@ class Duration(Kind):
 
     def is_valid(self, value: Any) -> bool:
         """Return whether ``value`` is a number, or such a text."""
-        if isinstance(value, str):
-            return re.fullmatch(DURATION, value) is not None
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return self.seconds(value) is not None
 
     def parse(self, text: str) -> float:
         """Return the seconds."""
-        if not self.is_valid(text):
+        seconds = self.seconds(text)
+        if seconds is None:
             raise ValueError(f"{text!r} is not {self.rule}")
-        return self.seconds(text)
+        return seconds
 
     @staticmethod
-    def seconds(value: str | float) -> float:
-        """Return the seconds of a valid value; infinity: for ever."""
-        if not isinstance(value, str):
+    def seconds(value: Any) -> float | None:
+        """Return the seconds, infinity for ever; None: the value is not valid, or absent."""
+        if isinstance(value, int | float) and not isinstance(value, bool):
             return float(value) if 0 <= value < 1e9 else math.inf
-        match = re.fullmatch(DURATION, value)
-        assert match is not None
+        match = re.fullmatch(DURATION, value) if isinstance(value, str) else None
+        if match is None or match[1]:
+            return match and math.inf
         parts = re.findall(r"([0-9.]+)([a-z]*)", match[2])
-        return math.inf if match[1] else sum(float(n) * _UNIT_SECONDS[unit] for n, unit in parts)
+        return sum(float(n) * _UNIT_SECONDS[unit] for n, unit in parts)
 
 
 class Probe(dict[str, Any]):

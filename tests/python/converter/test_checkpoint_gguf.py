@@ -240,7 +240,7 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     quantised = gguf_files.write(folder, tmp_path / "quantised.gguf", kind=Type.Q8_0)
     monkeypatch.setitem(sys.modules, "gguf", None)
     convert(plain, tmp_path / "plain.qsf", quant_type="8bit")
-    with pytest.raises(QsfConversionError, match=r"Q8_0, which needs .*pip install 'qsf\[gguf\]'"):
+    with pytest.raises(QsfConversionError, match=r"Q8_0, which needs .*pip install gguf"):
         convert(quantised, tmp_path / "quantised.qsf", quant_type="8bit")
     assert not (tmp_path / "quantised.qsf").exists()
 

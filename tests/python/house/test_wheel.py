@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from make import gguf_files
+from make.gguf_files import Type
+
 ROOT = Path(__file__).resolve().parents[3]
 WHERE_LIBRARIES_ARE = """
 import qsf
@@ -62,3 +65,9 @@ def test_a_wheel_needs_no_compiler_and_no_libraries(tmp_path: Path) -> None:
     here = said([sys.executable, "-m", "qsf", *story], tmp_path, dict(os.environ))
     assert said([str(clean / "bin" / "python"), "-m", "qsf", *story], tmp_path, inside) == here
     assert len(here) > 40
+
+    gguf = gguf_files.write(checkpoint, tmp_path / "m.gguf", kind=Type.Q5_1)
+    words = [str(gguf), "m.qsf", "--quant-type", "8bit", "--allow-no-tokenizer"]
+    said([str(clean / "bin" / "qsf"), "convert", *words], tmp_path, inside)
+    find_hub = "import huggingface_hub, h11"  # qsf pull, qsf serve
+    said([str(clean / "bin" / "python"), "-c", find_hub], tmp_path, inside)
