@@ -130,6 +130,9 @@ SHAPES: Final[Mapping[str, Shape]] = {
     "deepseek-v3": _LATENT(
         61, 7168, 2048, 128, 128, 129280, 163840, "deepseek_v3", n_experts=256, n_chosen=8
     ),
+    "lfm2-1.2b": Shape(
+        16, 2048, 12288, 32, 8, 65536, 128000, family="lfm2", head_dim=64, is_tied=True
+    ),
     "granite4-h-micro": _GRANITE4(40, 2048, 8192, 32, 8, n_value_heads=64),
     "granite4-h-tiny": _GRANITE4(
         40, 1536, 512, 12, 4, n_value_heads=48, n_experts=64, n_chosen=6
@@ -187,6 +190,8 @@ _MORE: Final[Mapping[str, Mapping[str, Any]]] = {
     "deepseek_v2": {"intermediate_size": 10944, "q_lora_rank": None, "first_k_dense_replace": 1},
     "glm4_moe_lite": {"intermediate_size": 10240},
     "deepseek_v3": {"intermediate_size": 18432},
+    # The converter makes 8192 of 12288.
+    "lfm2": {"full_attn_idxs": [2, 5, 8, 10, 12, 14], "block_auto_adjust_ff_dim": True},
     # Four layers of forty have attention.
     "granitemoehybrid": {
         "layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4,
