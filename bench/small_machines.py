@@ -34,6 +34,7 @@ SHAPES = (
     "deepseek-v2-lite", "gpt-oss-20b",
     "gemma4-26b-a4b", "qwen3.8-27b", "glm-4.7-flash", "qwen3-30b-a3b", "gemma4-31b",
     "nemotron3-nano-30b-a3b", "qwen3.6-35b-a3b",
+    "kimi-linear-48b-a3b",
 )  # fmt: skip
 COLUMNS = (
     "shape", "file", "memory for all of it", "a token reads", "tok/s at 10 GB/s, reckoned",

@@ -119,6 +119,10 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
         [OF_K] = dims.k,
         [OF_V] = dims.v,
         [OF_MIXED] = dims.out,
+        [OF_GATE] = k->gate_rank != 0 ? k->gate_rank : dims.out,
+        [OF_RANK] = k->gate_rank,
+        [OF_DECAY] = k->gate_rank != 0 ? k->gate_rank : qsf_n_decays(k),
+        [OF_DECAYS] = qsf_n_decays(k),
         [OF_VALUE_HEADS] = k->n_value_heads,
         [OF_VALUE] = k->value_dim,
         [OF_VALUES] = dims.values,
@@ -276,7 +280,10 @@ static void add_layer(qsf_config *c, const qsf_layer *l)
     if (l->tensors[QSF_LAYER_MIX_GATE] != NULL)
         raise_to(&c->gate_dim, dims.out);
     raise_to(&c->gate_dim, dims.values);
-    raise_to(&c->n_value_heads, k->n_value_heads);
+    raise_to(&c->n_steps, k->n_value_heads + qsf_n_decays(k));
+    raise_to(&c->q_dim, qsf_n_decays(k));
+    raise_to(&c->q_dim, k->gate_rank);
+    raise_to(&c->kv_dim, k->gate_rank);
     raise_to(&c->conv_cols, k->n_taps * dims.channels);
     raise_to(&c->conv_channels, dims.channels);
     raise_to(&c->ffn_dim, k->ffn_dim);
@@ -399,6 +406,7 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
         QSF_TRY(check_exact(&layers[i], QSF_LAYER_ROUTER, "the router"));
         QSF_TRY(check_exact(&layers[i], QSF_LAYER_BETA, "beta"));
         QSF_TRY(check_exact(&layers[i], QSF_LAYER_DECAY, "decay"));
+        QSF_TRY(check_exact(&layers[i], QSF_LAYER_DECAY_UP, "decay_up"));
         QSF_TRY(check_exact(&layers[i], QSF_LAYER_SSD_STEP, "the step"));
         QSF_TRY(check_norms(&layers[i]));
         add_layer(c, &layers[i]);

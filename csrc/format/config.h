@@ -27,9 +27,11 @@ typedef enum qsf_layer_tensor {
     QSF_LAYER_UP,                              /* [ffn_dim, dim] */
     QSF_LAYER_DOWN,                            /* [dim, ffn_dim] */
     QSF_LAYER_ROUTER,                          /* [n_experts, dim], layers with experts */
-    QSF_LAYER_MIX_GATE,                        /* [out_cols, dim]: delta rule, gated attention */
+    QSF_LAYER_MIX_GATE,                        /* [out_cols or gate_rank, dim] */
     QSF_LAYER_BETA,                            /* [value heads, dim]: delta rule */
-    QSF_LAYER_DECAY,                           /* [value heads, dim]: delta rule */
+    QSF_LAYER_DECAY,                           /* [decays or gate_rank, dim]: delta rule */
+    QSF_LAYER_GATE_UP,                         /* [out_cols, gate_rank]: delta rule */
+    QSF_LAYER_DECAY_UP,                        /* [decays, gate_rank]: delta rule */
     QSF_LAYER_Q_UP,                            /* [heads * (nope + rope), query_rank]: latents */
     QSF_LAYER_K_UP,                            /* [heads * latent_rank, nope_dim]: latents */
     QSF_LAYER_V_UP,                            /* [heads * value dim, latent_rank]: latents */
@@ -52,8 +54,8 @@ typedef enum qsf_layer_tensor {
     QSF_LAYER_Q_NORM,                          /* [head_dim], [q_dim] or [query_rank] */
     QSF_LAYER_K_NORM,                          /* [head_dim], [kv_dim] or [latent_rank] */
     QSF_LAYER_SINKS,                           /* [n_heads], optional */
-    QSF_LAYER_DECAY_RATE,                      /* [value heads], delta rule; likewise the next */
-    QSF_LAYER_DECAY_BIAS,                      /* [value heads] */
+    QSF_LAYER_DECAY_RATE,                      /* [decays], delta rule; likewise the next */
+    QSF_LAYER_DECAY_BIAS,                      /* [decays] */
     QSF_LAYER_MIX_NORM,                        /* [value_dim] */
     QSF_LAYER_CONV,                            /* [n_taps * channels] */
     QSF_LAYER_CONV_BIAS,                       /* [dim], optional; short convolutions */
@@ -124,7 +126,7 @@ typedef struct qsf_config {
     uint32_t q_dim;          /* heads * head_dim, or channels of a convolution by heads */
     uint32_t kv_dim;         /* KV heads * head_dim */
     uint32_t gate_dim;       /* rows of a gate; 0: none */
-    uint32_t n_value_heads;  /* of mixers with a state by heads; 0: none */
+    uint32_t n_steps;        /* a token's betas and decays, of states by heads; 0: none */
     uint32_t ffn_dim;        /* or expert_dim, or own_width */
     uint32_t least_kv_heads; /* smallest of all layers */
     uint32_t qk_norm_cols;   /* of the widest Q or K norm; 0: none */
@@ -184,6 +186,12 @@ static inline uint32_t qsf_value_dim(const qsf_layer_kind *k)
 static inline uint32_t qsf_latent_query_dim(const qsf_layer_kind *k)
 {
     return k->nope_dim + k->head_dim - k->latent_rank;
+}
+
+/* Decays of a token: one for each value head, or for each channel of its keys */
+static inline uint32_t qsf_n_decays(const qsf_layer_kind *k)
+{
+    return k->n_value_heads * (k->has_channel_decays != 0 ? k->key_dim : 1);
 }
 
 /* Do tokens attend to keys and values? */

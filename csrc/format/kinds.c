@@ -69,7 +69,10 @@ static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned ch
         U32(114, "key dimension", key_dim, 1, QSF_MAX_STATE_DIM),
         U32(115, "value dimension", value_dim, 1, QSF_MAX_STATE_DIM),
         U32(116, "taps", n_taps, 2, QSF_MAX_TAPS),
+        U32(117, "rank of gate and decay", gate_rank, 1, QSF_MAX_DIM),
+        U32(118, "decays", has_channel_decays, 0, 1),
         F32(119, "factor of beta", beta_factor),
+        U32(123, "function of the gate", has_sigmoid_gate, 0, 1),
         F32(125, "epsilon of the norm of values", value_epsilon),
         U32(126, "order of value heads", has_tiled_heads, 0, 1),
         F32(128, "residual factor", residual_factor),
@@ -159,8 +162,9 @@ static qsf_status check_state(const char *where, const qsf_layer_kind *k)
                             ", allowed: 1 or more for the delta rule (2) and SSD (3, 4), else none",
                             where, k->mixer, 112 + i, *fields[i]);
     if (!is_delta &&
-        (k->has_tiled_heads != 0 || k->beta_factor != 1.0F || k->value_epsilon != 0.0F))
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s: mixer %" PRIu32 " (key 1) with keys 119 .. 126", where,
+        (k->gate_rank != 0 || k->has_channel_decays != 0 || k->has_sigmoid_gate != 0 ||
+         k->has_tiled_heads != 0 || k->beta_factor != 1.0F || k->value_epsilon != 0.0F))
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s: mixer %" PRIu32 " (key 1) with keys 117 .. 126", where,
                         k->mixer);
     if (!has_heads)
         return QSF_OK;

@@ -190,7 +190,9 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_Q_UP = 38,
     QSF_TENSOR_K_UP = 39,
     QSF_TENSOR_V_UP = 40,
-    QSF_TENSOR_FIRST_FREE = 41, /* .. 43 and 49: kept for other mixers */
+    QSF_TENSOR_GATE_UP = 41,
+    QSF_TENSOR_DECAY_UP = 42,
+    QSF_TENSOR_FIRST_FREE = 43, /* and 49: kept for other mixers */
     QSF_TENSOR_ROUTER_BIAS = 44,
     QSF_TENSOR_SELECTION_BIAS = 45,
     QSF_TENSOR_SHARED_GATE = 46,

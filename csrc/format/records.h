@@ -102,7 +102,10 @@ typedef struct qsf_layer_kind {
     uint32_t n_value_heads;    /* a multiple of the key heads */
     uint32_t key_dim;
     uint32_t value_dim;
-    float beta_factor;        /* of the delta rule; likewise the next two */
+    uint32_t gate_rank;          /* of the delta rule, likewise the next five; 0: one matrix each */
+    uint32_t has_channel_decays; /* 0 or 1: a decay for each channel of a value head's keys */
+    uint32_t has_sigmoid_gate;   /* 0 or 1: the gate's function is no silu */
+    float beta_factor;
     float value_epsilon;      /* of the norm of a value; 0: the model's */
     uint32_t has_tiled_heads; /* 0 or 1: value heads of a key head are n_key_heads apart */
     uint32_t ffn;             /* qsf_ffn */

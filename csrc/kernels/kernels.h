@@ -179,11 +179,12 @@ typedef void qsf_ssd_gates_fn(float *step, float *decay, const float *rate, cons
 
 /* The state of a head of the gated delta rule is [key_dim, value_dim], in blocks [key_dim, 32] of
  * columns; columns after value_dim are +0. For rows t ascending and each column j of a block:
- *   r = 0; for i ascending: r = fmaf(decay * k[i], s[i][j], r)
+ *   r = 0; for i ascending: r = fmaf(decay[i] * k[i], s[i][j], r)
  *   d = (v[j] - r) * beta
- *   s[i][j] = fmaf(k[i], d, decay * s[i][j])
+ *   s[i][j] = fmaf(k[i], d, decay[i] * s[i][j])
  *   o[j] = 0; for i ascending: o[j] = fmaf(q[i], s[i][j], o[j])
- * v[j] becomes d. A replay makes s of k, of d in the place of v, and of decay alone.
+ * v[j] becomes d. A replay makes s of k, of d in the place of v, and of decay alone. All i have one
+ * decay, unless there is one for each channel.
  *
  * The rule of SSD is the same with r = 0 and d = v[j] * beta, and then o[j] = fmaf(skip, v, o[j])
  * of v as it was. */
@@ -199,10 +200,11 @@ typedef struct qsf_state_rows {
     size_t stride;
     float *o; /* [n_cols] */
     size_t o_stride;
-    const float *beta; /* one number a row, gate_stride floats apart */
-    const float *decay;
+    const float *beta;  /* one number a row, gate_stride floats apart */
+    const float *decay; /* the same, or [key_dim] a row */
     size_t gate_stride;
-    float skip; /* of SSD */
+    bool has_channel_decays; /* never of SSD */
+    float skip;              /* of SSD */
 } qsf_state_rows;
 
 typedef void qsf_state_rule_fn(float *state, const qsf_state_rows *x);

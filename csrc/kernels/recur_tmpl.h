@@ -137,36 +137,42 @@ static inline columns update_row(float *s, float k, columns d, lanes decay)
     return now;
 }
 
-static inline void decayed_key(const float *k, float decay, size_t n, float *out)
+QSF_FORCED_INLINE void decayed_key(const float *k, const float *decay, bool by_channel, size_t n,
+                                   float *out)
 {
+    const lanes of_all = lanes_set(decay[0]);
     for (size_t i = 0; i < n; i += QSF_LANES) {
         const size_t m = lanes_left(n, i);
-        lanes_store_part(out + i, lanes_mul(lanes_load_part(k + i, m), lanes_set(decay)), m);
+        const lanes factor = by_channel ? lanes_load_part(decay + i, m) : of_all;
+        lanes_store_part(out + i, lanes_mul(lanes_load_part(k + i, m), factor), m);
     }
 }
 
 /* One walk over the state computes the output of a row and the recall of the next row; the
  * contract describes them as two walks. */
-static void QSF_NAME(delta_rule)(float *state, const qsf_state_rows *x)
+QSF_FORCED_INLINE void run_delta(float *state, const qsf_state_rows *x, bool by_channel)
 {
     float key[QSF_MAX_STATE_DIM]; /* of the next row, times its decay */
     columns recall = {lanes_set(0.0F), lanes_set(0.0F)};
-    decayed_key(x->k, x->decay[0], x->key_dim, key);
+    decayed_key(x->k, x->decay, by_channel, x->key_dim, key);
     for (size_t i = 0; i < x->key_dim; i++)
         recall = columns_fma(key[i], columns_load(state + i * QSF_STATE_COLS), recall);
     for (size_t t = 0; t < x->n_rows; t++) {
         const float *const k = x->k + t * x->stride;
         const float *const q = x->q + t * x->stride;
         const lanes beta = lanes_set(x->beta[t * x->gate_stride]);
-        const lanes decay = lanes_set(x->decay[t * x->gate_stride]);
+        const float *const decays = x->decay + t * x->gate_stride;
+        const lanes of_all = lanes_set(decays[0]);
         const columns v = columns_load_part(x->v + t * x->stride, x->n_cols);
         const columns d = {lanes_mul(lanes_sub(v.lo, recall.lo), beta),
                            lanes_mul(lanes_sub(v.hi, recall.hi), beta)};
         const size_t next = t + 1 < x->n_rows ? t + 1 : t; /* after the last: not used */
         columns out = {lanes_set(0.0F), lanes_set(0.0F)};
         recall = out;
-        decayed_key(x->k + next * x->stride, x->decay[next * x->gate_stride], x->key_dim, key);
+        decayed_key(x->k + next * x->stride, x->decay + next * x->gate_stride, by_channel,
+                    x->key_dim, key);
         for (size_t i = 0; i < x->key_dim; i++) {
+            const lanes decay = by_channel ? lanes_set(decays[i]) : of_all;
             const columns s = update_row(state + i * QSF_STATE_COLS, k[i], d, decay);
             out = columns_fma(q[i], s, out);
             recall = columns_fma(key[i], s, recall);
@@ -174,6 +180,14 @@ static void QSF_NAME(delta_rule)(float *state, const qsf_state_rows *x)
         columns_store_part(x->v + t * x->stride, d, x->n_cols);
         columns_store_part(x->o + t * x->o_stride, out, x->n_cols);
     }
+}
+
+static void QSF_NAME(delta_rule)(float *state, const qsf_state_rows *x)
+{
+    if (x->has_channel_decays)
+        run_delta(state, x, true);
+    else
+        run_delta(state, x, false);
 }
 
 static void QSF_NAME(ssd_rule)(float *state, const qsf_state_rows *x)
@@ -195,12 +209,13 @@ static void QSF_NAME(ssd_rule)(float *state, const qsf_state_rows *x)
 
 static void QSF_NAME(state_replay)(float *state, const qsf_state_rows *x)
 {
+    const size_t step = x->has_channel_decays ? 1 : 0;
     for (size_t t = 0; t < x->n_rows; t++) {
         const float *const k = x->k + t * x->stride;
-        const lanes decay = lanes_set(x->decay[t * x->gate_stride]);
+        const float *const decays = x->decay + t * x->gate_stride;
         const columns d = columns_load_part(x->v + t * x->stride, x->n_cols);
         for (size_t i = 0; i < x->key_dim; i++)
-            (void)update_row(state + i * QSF_STATE_COLS, k[i], d, decay);
+            (void)update_row(state + i * QSF_STATE_COLS, k[i], d, lanes_set(decays[i * step]));
     }
 }
 

@@ -135,7 +135,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
     s->attended = qsf_arena_push(a, n * q_stride, sizeof *s->attended);
     s->mix_gate = qsf_arena_push(a, n * gate_stride, sizeof *s->mix_gate);
     s->by_head = qsf_arena_push(a, n * latent_stride, sizeof *s->by_head);
-    s->steps = qsf_arena_push(a, n * 2 * c->n_value_heads, sizeof *s->steps);
+    s->steps = qsf_arena_push(a, n * c->n_steps, sizeof *s->steps);
     s->gate = qsf_arena_push(a, n_wide * ffn_stride, sizeof *s->gate);
     s->up = c->has_gate ? qsf_arena_push(a, n_wide * ffn_stride, sizeof *s->up) : NULL;
     s->embedded = qsf_arena_push(a, c->own_width != 0 ? n * s->dim_stride : 0, sizeof *s->embedded);

@@ -82,7 +82,7 @@ typedef struct qsf_scratch {
     float *attended; /* [chunk, q_stride] */
     float *mix_gate; /* [chunk, gate_stride] gates of a mixer's output */
     float *by_head;  /* [heads, chunk, nope_stride] queries that K_UP reads, of latent attention */
-    float *steps;    /* [chunk, 2 value heads] beta, then decay, of the delta rule */
+    float *steps;    /* [chunk, n_steps] betas, then decays, of states by heads */
     float *gate;     /* [wide, ffn_stride] input of the down projection */
     float *up;       /* [wide, ffn_stride]; NULL if the FFN has no gate */
     float *embedded; /* [chunk, dim_stride] the embedding, if layers have embeddings of their own */

@@ -12,15 +12,7 @@ from typing import Any, Final
 
 from qsf.errors import QsfError
 from qsf.file.arch import pack_arch
-from qsf.file.keyvalues import (
-    F32,
-    F32_ARRAY,
-    U32,
-    Key,
-    Value,
-    as_stored,
-    pack_values,
-)
+from qsf.file.keyvalues import F32, F32_ARRAY, U32, Key, Value, as_stored, pack_values
 from qsf.file.layout import (
     F32_MAX,
     MAX_CHOSEN,
@@ -147,7 +139,10 @@ class LayerKind:
     n_value_heads: int = 0  # a multiple of the key heads
     key_dim: int = 0
     value_dim: int = 0
-    beta_factor: float = 1.0  # of the delta rule; likewise the next two
+    gate_rank: int = 0  # of the delta rule, likewise the next five; 0: one matrix each
+    has_channel_decays: int = 0  # 1: a decay for each channel of a value head's keys
+    has_sigmoid_gate: int = 0  # 1: the function of the gate, which is else silu
+    beta_factor: float = 1.0
     value_epsilon: float = 0.0  # of the norm of a value; 0: the model's
     has_tiled_heads: int = 0  # 1: the value heads of a key head are n_key_heads apart
 
@@ -165,6 +160,11 @@ class LayerKind:
     def values(self) -> int:
         """The values of all heads of a state."""
         return self.n_value_heads * self.value_dim
+
+    @property
+    def n_decays(self) -> int:
+        """The decays of a token."""
+        return self.n_value_heads * (self.key_dim if self.has_channel_decays else 1)
 
     @property
     def value_head_dim(self) -> int:
@@ -274,7 +274,10 @@ def kind_keys(header: Header) -> tuple[Key, ...]:
         Key(114, "key_dim", U32, least=1, most=MAX_STATE_DIM),
         Key(115, "value_dim", U32, least=1, most=MAX_STATE_DIM),
         Key(116, "n_taps", U32, least=2, most=MAX_TAPS),
+        Key(117, "gate_rank", U32, least=1, most=MAX_DIM),
+        Key(118, "has_channel_decays", U32, most=1),
         Key(119, "beta_factor", F32),
+        Key(123, "has_sigmoid_gate", U32, most=1),
         Key(125, "value_epsilon", F32),
         Key(126, "has_tiled_heads", U32, most=1),
         Key(128, "residual_factor", F32),
@@ -295,7 +298,10 @@ _ATTENTION_FIELDS: Final = (
     "output_gate", "value_norm", "values_are_keys", "latent_rank",
 )  # fmt: skip
 _HEAD_FIELDS: Final = ("n_key_heads", "n_value_heads", "key_dim", "value_dim")  # keys 112 .. 115
-_DELTA_FIELDS: Final = ("beta_factor", "value_epsilon", "has_tiled_heads")  # keys 119 .. 126
+_DELTA_FIELDS: Final = (  # keys 117 .. 126
+    "gate_rank", "has_channel_decays", "has_sigmoid_gate", "beta_factor", "value_epsilon",
+    "has_tiled_heads",
+)  # fmt: skip
 
 
 def _check_mixer(name: str, k: LayerKind, header: Header, error: type[QsfError]) -> None:
@@ -359,7 +365,7 @@ def _check_state(name: str, k: LayerKind, error: type[QsfError]) -> None:
     if k.mixer != Mixer.DELTA and any(
         getattr(k, f) != LayerKind.__dataclass_fields__[f].default for f in _DELTA_FIELDS
     ):
-        raise error(f"{name}: mixer {int(k.mixer)} (key 1) with keys 119 .. 126")
+        raise error(f"{name}: mixer {int(k.mixer)} (key 1) with keys 117 .. 126")
     if not has_heads:
         return
     n_rows = k.channels(0)

@@ -231,6 +231,8 @@ class TensorType(IntEnum):
     Q_UP = 38  # queries from the latent of Q, of latent attention
     K_UP = 39  # maps queries to the latent, and its transpose values back: one product a head
     V_UP = 40
+    GATE_UP = 41  # of the delta rule, likewise the next: MIX_GATE and DECAY have a low rank
+    DECAY_UP = 42
     ROUTER_BIAS = 44
     SELECTION_BIAS = 45
     SHARED_GATE = 46
@@ -275,11 +277,12 @@ class TensorType(IntEnum):
 
 TABLES: Final = (TensorType.EMBEDDING, TensorType.OWN_TABLE)  # with checksums of bands in EBND
 EXACT: Final = (  # f16 or f32 alone
-    TensorType.EXPERT_ROUTER, TensorType.BETA, TensorType.DECAY, TensorType.SSD_STEP,
+    TensorType.EXPERT_ROUTER, TensorType.BETA, TensorType.DECAY, TensorType.DECAY_UP,
+    TensorType.SSD_STEP,
 )  # fmt: skip
 FINE: Final = (  # of 8 bits at least: all heads, or few numbers, go through them
-    TensorType.K_UP, TensorType.V_UP, TensorType.OWN_IN, TensorType.OWN_GATE, TensorType.OWN_OUT,
-    TensorType.MTP_JOIN,
+    TensorType.K_UP, TensorType.V_UP, TensorType.GATE_UP, TensorType.OWN_IN, TensorType.OWN_GATE,
+    TensorType.OWN_OUT, TensorType.MTP_JOIN,
 )  # fmt: skip
 
 

@@ -127,6 +127,9 @@ SHAPES: Final[Mapping[str, Shape]] = {
     "glm-4.7-flash": _LATENT(
         47, 2048, 1536, 20, 20, 154880, 202752, "glm4_moe_lite", n_experts=64, n_chosen=4
     ),
+    "kimi-linear-48b-a3b": _LATENT(
+        27, 2304, 1024, 32, 32, 163840, 1048576, "kimi_linear", n_experts=256, n_chosen=8
+    ),
     "deepseek-v3": _LATENT(
         61, 7168, 2048, 128, 128, 129280, 163840, "deepseek_v3", n_experts=256, n_chosen=8
     ),
@@ -189,6 +192,7 @@ _MORE: Final[Mapping[str, Mapping[str, Any]]] = {
     # Of a mixture ``ffn_dim`` is that of an expert; this is that of the first layers.
     "deepseek_v2": {"intermediate_size": 10944, "q_lora_rank": None, "first_k_dense_replace": 1},
     "glm4_moe_lite": {"intermediate_size": 10240},
+    "kimi_linear": {"intermediate_size": 9216},
     "deepseek_v3": {"intermediate_size": 18432},
     # The converter makes 8192 of 12288.
     "lfm2": {"full_attn_idxs": [2, 5, 8, 10, 12, 14], "block_auto_adjust_ff_dim": True},

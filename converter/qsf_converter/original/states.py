@@ -50,20 +50,23 @@ def delta_rule(w: Weights, y: Float32Array, epsilon: float) -> Float32Array:
     queries, keys = of_keys(0) / math.sqrt(k.key_dim), of_keys(n_keys)
     values = mixed[:, 2 * n_keys :].reshape(n_tokens, -1, k.value_dim).astype(np.float64)
     beta = k.beta_factor / (1 + np.exp(-linear(w, T.BETA, y).astype(np.float64)))
-    step = np.logaddexp(0, linear(w, T.DECAY, y).astype(np.float64) + w[T.DECAY_BIAS])
-    decay = np.exp(-w[T.DECAY_RATE] * step)
+    low, gate = linear(w, T.DECAY, y), linear(w, T.MIX_GATE, y)
+    if k.gate_rank:
+        low, gate = linear(w, T.DECAY_UP, low), linear(w, T.GATE_UP, gate)
+    step = np.logaddexp(0, low.astype(np.float64) + w[T.DECAY_BIAS])
+    decay = np.exp(-w[T.DECAY_RATE] * step).reshape(n_tokens, k.n_value_heads, -1, 1)
     state = np.zeros((k.n_value_heads, k.key_dim, k.value_dim))
     out = np.empty_like(values)
     for t in range(n_tokens):
-        state *= decay[t][:, None, None]
+        state *= decay[t]
         recalled = np.einsum("hij,hi->hj", state, keys[t])
         delta = (values[t] - recalled) * beta[t][:, None]
         state += keys[t][:, :, None] * delta[:, None, :]
         out[t] = np.einsum("hij,hi->hj", state, queries[t])
     squares = (out * out).mean(axis=-1, keepdims=True) + (k.value_epsilon or epsilon)
     normed = out / np.sqrt(squares) * w[T.MIX_NORM]
-    gate = linear(w, T.MIX_GATE, y)
-    return np.asarray(normed.reshape(n_tokens, -1) * (gate / (1 + np.exp(-gate))), np.float32)
+    factor = (1 if k.has_sigmoid_gate else gate) / (1 + np.exp(-gate))
+    return np.asarray(normed.reshape(n_tokens, -1) * factor, np.float32)
 
 
 def ssd(

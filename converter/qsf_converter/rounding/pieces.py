@@ -209,6 +209,8 @@ def _read_raw(piece: Piece, checkpoint: Checkpoint, *, is_kept: bool = False) ->
         names = (source.name, *target.joined)
         parts = [checkpoint.read_rows(name, 0, checkpoint.tensors[name].n_rows) for name in names]
         rows = np.concatenate(parts)
+        if target.rule.is_repeated:
+            rows = np.repeat(rows.reshape(-1, 1), target.n_cols // rows.size, axis=1)
         return np.ascontiguousarray(rows.T if target.rule.transposed else rows).reshape(1, -1)
     if target.is_vector:
         places = share.places(0, target.n_cols) + share.span(0, target.n_cols)[0]

@@ -509,7 +509,7 @@ def _target(
     for part in sources:
         shape = part.shape
         if rule.is_flat:  # several parts have their rows together
-            shape = (sum(of.shape[0] for of in sources), *shape[1:])
+            shape = (sum(of.n_rows for of in sources), shape[-1])
         if _without_ones(rule, shape) != _without_ones(rule, expected):
             raise QsfConversionError(
                 f"tensor {part.name} has shape {list(part.shape)}, "

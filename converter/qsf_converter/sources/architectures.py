@@ -24,6 +24,7 @@ from qsf_converter.sources.families import (
     granite,
     grouped,
     hybrids,
+    kimi,
     latent,
     lfm2,
     llama,
@@ -45,6 +46,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         latent,
         lfm2,
         delta,
+        kimi,
         hybrids,
     )
     for family in module.FAMILIES
@@ -54,7 +56,7 @@ _NESTED: Final = {name: family for family in FAMILIES.values() for name in famil
 # A part of an architecture's name -> the computation that the engine lacks, and a related
 # architecture that runs.
 _MISSING: Final = (
-    (r"KimiLinear|Bailing.*Linear", "a gated delta rule of another form", "Qwen 3.5"),
+    (r"Bailing.*(Linear|Hybrid)|Glm5", "a gated delta rule of another form", "Kimi Linear"),
     (r"Mamba|Jamba|FalconH1|NemotronH|Bamba|Zamba|Hybrid", "layers with recurrent states",
      "Granite 4 H"),
     (r"Lfm", "layers of another form beside short convolutions", "LFM2"),

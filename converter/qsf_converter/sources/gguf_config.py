@@ -187,7 +187,10 @@ def family_of(config: Mapping[str, Any], dialect: Dialect) -> Family:
 
 # What is said of each layer: none in layers without it, others in layers without a window.
 _OF_LAYERS: Final = (
-    *(f"{name}.attention.head_count_kv" for name in ("lfm2", "lfm2moe", "gemma4", *MAMBA_DIALECTS)),
+    *(
+        f"{name}.attention.head_count_kv"
+        for name in ("lfm2", "lfm2moe", "gemma4", "kimi-linear", *MAMBA_DIALECTS)
+    ),
     "gemma4.feed_forward_length",
     "nemotron_h.feed_forward_length",
     "nemotron_h_moe.feed_forward_length",

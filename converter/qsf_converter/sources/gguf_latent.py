@@ -98,6 +98,39 @@ def _mistral4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict
     return {**_sizes(fields, shapes, config), "norm_topk_prob": is_by_sum}
 
 
+_AT: Final = "model.layers.{layer}.self_attn."
+_KDA: Final = {
+    **{f"attn_{part}": f"self_attn.{part}_proj" for part in "kv"},
+    **{f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"},
+    **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_norm": "self_attn.o_norm",
+}
+
+
+def _kimi(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The layers with KDA have rates of decay; the heads are those of beta."""
+    n_keys, n_values = (fields.get(f"attention.{name}_length_mla") for name in ("key", "value"))
+    n_rope, n_layers = fields.get("rope.dimension_count"), own_layers(fields, config)
+    if type(n_keys) is not int or type(n_rope) is not int:
+        raise QsfConversionError(
+            f"its heads of {shown(n_keys)} dimensions have {shown(n_rope)} of the rotated part"
+        )
+    if fields.get("expert_gating_func", 2) != 2:
+        raise QsfConversionError("its metadata's expert_gating_func is not 2, a sigmoid")
+    is_kda = [f"blk.{i}.ssm_a" in shapes for i in range(n_layers)]
+    beta = shapes.get(f"blk.{is_kda.index(True) if any(is_kda) else 0}.ssm_beta.weight", (0,))
+    return {
+        "qk_rope_head_dim": n_rope,
+        "qk_nope_head_dim": n_keys - n_rope,
+        "v_head_dim": n_values,
+        "q_lora_rank": fields.get("attention.q_lora_rank"),
+        "linear_num_heads": beta[0],
+        "norm_topk_prob": fields.get("expert_weights_norm", True),
+        "layer_types": ["linear_attention" if kda else "full_attention" for kda in is_kda],
+    }
+
+
 _CONFIG: Final = {**RMS_CONFIG, "kv_lora_rank": "attention.kv_lora_rank"}
 _READ: Final = (
     "attention.q_lora_rank", "attention.key_length_mla", "attention.value_length_mla",
@@ -139,6 +172,25 @@ LATENT_DIALECTS: Final[Mapping[str, Dialect]] = {
         },
         n_layouts=1,
         more=_mistral4,
+    ),
+    "kimi-linear": replace(
+        _DEEPSEEK2,
+        family="KimiLinearForCausalLM",
+        other_families=(),
+        config={
+            **_CONFIG,
+            "linear_head_dim": "kda.head_dim",
+            "linear_conv_kernel_dim": "ssm.conv_kernel",
+        },
+        tensors={
+            **_DEEPSEEK2.tensors,
+            **names(_KDA),
+            "blk.{layer}.ssm_a": f"{_AT}minus_rate",
+            "blk.{layer}.ssm_dt.bias": f"{_AT}dt_bias",
+        },
+        has_tenth_of_mscale=False,
+        n_layouts=1,
+        more=_kimi,
     ),
     # llama.cpp knows the factors of the embedding, the layers and the logits.
     "minicpm3": replace(

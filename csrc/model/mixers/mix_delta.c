@@ -11,22 +11,38 @@ static void make_gates(const qsf_heads_job *job, float *steps, float *decays)
 {
     const qsf_kernels *const k = job->ops->kernels;
     k->betas(steps, job->ops->kind->beta_factor, job->z.n_value_heads);
-    k->decays(decays, job->decay_rate, job->decay_bias, job->z.n_value_heads);
+    k->decays(decays, job->decay_rate, job->decay_bias, job->z.n_decays);
 }
 
-/* gate = silu(gate) * norm(o) for a head in all rows of a segment */
+/* gate = silu(gate) * norm(o), or sigmoid(gate), for a head in all rows of a segment */
 static void finish_head(const qsf_heads_job *job, const qsf_segment *g, size_t head)
 {
     const size_t n = job->z.value_dim;
     const size_t gate_stride = qsf_stride((uint32_t)job->z.values);
     const qsf_ops *const ops = job->ops;
+    qsf_gated_fn *const gate_by =
+        ops->kind->has_sigmoid_gate != 0 ? ops->kernels->sigmoid_mul : ops->kernels->silu_mul;
     const float epsilon =
         ops->kind->value_epsilon != 0.0F ? ops->kind->value_epsilon : ops->config->norm_epsilon;
     for (size_t row = g->first_row; row < (size_t)g->first_row + g->n_tokens; row++) {
         float *const out = ops->scratch->q + row * job->conv.stride + head * n;
         ops->kernels->rmsnorm(out, job->norm, epsilon, n, out);
-        ops->kernels->silu_mul(ops->scratch->mix_gate + row * gate_stride + head * n, out, n);
+        gate_by(ops->scratch->mix_gate + row * gate_stride + head * n, out, n);
     }
+}
+
+/* Computes gate and decays of their products of a low rank, which are in the place of keys and
+ * values. */
+static qsf_status raise_ranks(qsf_ops *o, const qsf_layer *l, qsf_linear gate, qsf_linear decay)
+{
+    const qsf_scratch *const s = o->scratch;
+    const qsf_norm_weights none = {NULL, NULL};
+    gate.w = l->tensors[QSF_LAYER_GATE_UP];
+    decay.w = l->tensors[QSF_LAYER_DECAY_UP];
+    qsf_acts in = qsf_ops_prepare(o, s->k, o->kind->gate_rank, &none, s->k);
+    QSF_TRY(qsf_linear_run(o, &gate, 1, &in));
+    in = qsf_ops_prepare(o, s->v, o->kind->gate_rank, &none, s->v);
+    return qsf_linear_run(o, &decay, 1, &in);
 }
 
 /* Computes q, k, v in one row, the gate, and the steps, of norm(x). */
@@ -35,7 +51,9 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, qsf_heads_job *job)
     const qsf_scratch *const s = o->scratch;
     const qsf_tensor *const *const t = l->tensors;
     const size_t stride = job->conv.stride;
-    const size_t steps_stride = 2 * job->z.n_value_heads;
+    const size_t steps_stride = job->z.n_steps;
+    const bool has_rank = o->kind->gate_rank != 0;
+    const size_t rank_stride = qsf_stride(o->kind->gate_rank);
     const size_t gate_stride = qsf_stride((uint32_t)job->z.values);
     float *const decays = s->steps + job->z.n_value_heads;
     size_t n_used = 0;
@@ -48,6 +66,14 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, qsf_heads_job *job)
         {t[QSF_LAYER_BETA], NULL, s->steps, steps_stride, 1, NULL, NULL, {0}},
         {t[QSF_LAYER_DECAY], NULL, decays, steps_stride, 1, NULL, NULL, {0}},
     };
+    qsf_linear *const gate = &parts[3];
+    qsf_linear *const decay = &parts[5];
+    const qsf_linear ups[] = {*gate, *decay};
+    if (has_rank) {
+        gate->y = s->k;
+        decay->y = s->v;
+        gate->y_stride = decay->y_stride = rank_stride;
+    }
     QSF_TRY(qsf_block_norm(o, s->x, t[QSF_LAYER_ATTN_NORM], t[QSF_LAYER_ATTN_NORM_BIAS], &in));
     qsf_ops_lap(o, QSF_PHASE_NORM);
     QSF_TRY(qsf_block_load(o, t[QSF_LAYER_DECAY_RATE], 1, &job->decay_rate));
@@ -56,6 +82,8 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, qsf_heads_job *job)
     for (uint32_t i = 0; i < 3; i++)
         QSF_TRY(qsf_ops_load_sides(o, &l->sides[QSF_LAYER_Q + i], &n_used, &parts[i].sides));
     QSF_TRY(qsf_linear_run(o, parts, sizeof parts / sizeof parts[0], &in));
+    if (has_rank)
+        QSF_TRY(raise_ranks(o, l, ups[0], ups[1]));
     QSF_TRY(qsf_ops_load_vector(o, t[QSF_LAYER_CONV], s->conv, &job->conv.w));
     qsf_ops_lap(o, QSF_PHASE_QKV);
     return QSF_OK;

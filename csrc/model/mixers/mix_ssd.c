@@ -43,7 +43,7 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, const qsf_acts *in, qs
     const qsf_linear parts[] = {
         {t[QSF_LAYER_SSD_GATE], NULL, s->mix_gate, gate_stride, 1, NULL, NULL, {0}},
         {t[QSF_LAYER_SSD_IN], NULL, s->q, job->conv.stride, 1, NULL, NULL, {0}},
-        {t[QSF_LAYER_SSD_STEP], NULL, s->steps, 2 * job->z.n_value_heads, 1, NULL, NULL, {0}},
+        {t[QSF_LAYER_SSD_STEP], NULL, s->steps, job->z.n_steps, 1, NULL, NULL, {0}},
     };
     QSF_TRY(qsf_block_load(o, t[QSF_LAYER_SSD_RATE], 0, &job->decay_rate));
     QSF_TRY(qsf_block_load(o, t[QSF_LAYER_SSD_STEP_BIAS], 1, &job->decay_bias));

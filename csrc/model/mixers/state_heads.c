@@ -28,6 +28,8 @@ qsf_head_sizes qsf_head_sizes_of(const qsf_layer_kind *k)
         .q_off = is_delta ? 0 : values + keys,
         .k_off = is_delta ? keys : values,
         .v_off = is_delta ? 2 * keys : 0,
+        .n_decays = qsf_n_decays(k),
+        .n_steps = k->n_value_heads + qsf_n_decays(k),
         .n_blocks = qsf_ceil_div(k->value_dim, QSF_STATE_COLS),
         .block_floats = (size_t)k->key_dim * QSF_STATE_COLS,
         .first_block = qsf_round_up(qsf_convolution_floats(k, channels), QSF_BLOCK),
@@ -39,6 +41,12 @@ qsf_head_sizes qsf_head_sizes_of(const qsf_layer_kind *k)
 static size_t key_head_of(const qsf_head_sizes *z, size_t head)
 {
     return z->is_tiled ? head % z->n_key_heads : head / (z->n_value_heads / z->n_key_heads);
+}
+
+/* The first decay of a value head */
+static size_t decay_at(const qsf_head_sizes *z, size_t head)
+{
+    return head * (z->n_decays / z->n_value_heads);
 }
 
 static size_t block_at(const qsf_head_sizes *z, size_t head, size_t block)
@@ -97,8 +105,9 @@ static void replay_heads(void *arg, size_t begin, size_t end, size_t worker_idx)
                 .k = job->rows + logged_keys(z) + key_head * z->key_dim,
                 .v = (float *)job->rows + logged_deltas(z) + col, /* read by a replay */
                 .stride = job->layer->row_floats,
-                .decay = job->rows + logged_decays(z) + h,
+                .decay = job->rows + logged_decays(z) + decay_at(z, h),
                 .gate_stride = job->layer->row_floats,
+                .has_channel_decays = job->layer->kind->has_channel_decays != 0,
             };
             if (job->from != NULL)
                 memcpy(to, job->from + block_at(z, h, b), z->block_floats * sizeof *to);
@@ -124,7 +133,7 @@ void qsf_heads_describe(const qsf_config *c, uint32_t layer, qsf_state_layer *ou
     const qsf_layer_kind *const kind = c->layers[layer].kind;
     const qsf_head_sizes z = qsf_head_sizes_of(kind);
     out->state_floats = block_at(&z, z.n_value_heads, 0);
-    out->row_floats = logged_decays(&z) + z.n_value_heads;
+    out->row_floats = logged_decays(&z) + z.n_decays;
     out->replay = replay;
     out->kind = kind;
 }
@@ -145,12 +154,12 @@ static void run_gates(const qsf_heads_job *job, const qsf_segment *g)
 {
     const qsf_head_sizes *const z = &job->z;
     for (uint32_t t = 0; t < g->n_tokens; t++) {
-        float *const beta = job->ops->scratch->steps + (g->first_row + t) * 2 * z->n_value_heads;
+        float *const beta = job->ops->scratch->steps + (g->first_row + t) * z->n_steps;
         float *const decay = beta + z->n_value_heads;
         float *const logged = draft_row(job, g, t);
         job->gates(job, beta, decay);
         if (logged != NULL)
-            memcpy(logged + logged_decays(z), decay, z->n_value_heads * sizeof *decay);
+            memcpy(logged + logged_decays(z), decay, z->n_decays * sizeof *decay);
     }
 }
 
@@ -205,7 +214,7 @@ static qsf_state_rows rows_of(const qsf_heads_job *job, const qsf_segment *g, si
     const size_t key_off = key_head_of(z, head) * z->key_dim;
     const size_t col = head * z->value_dim + block * QSF_STATE_COLS;
     float *const mixed = s->attended + row * job->conv.stride;
-    float *const steps = s->steps + row * 2 * z->n_value_heads + head;
+    const float *const steps = s->steps + row * z->n_steps;
     return (qsf_state_rows){
         .n_rows = n,
         .key_dim = z->key_dim,
@@ -216,9 +225,10 @@ static qsf_state_rows rows_of(const qsf_heads_job *job, const qsf_segment *g, si
         .stride = job->conv.stride,
         .o = s->q + row * job->conv.stride + col,
         .o_stride = job->conv.stride,
-        .beta = steps,
-        .decay = steps + z->n_value_heads,
-        .gate_stride = 2 * z->n_value_heads,
+        .beta = steps + head,
+        .decay = steps + z->n_value_heads + decay_at(z, head),
+        .gate_stride = z->n_steps,
+        .has_channel_decays = job->ops->kind->has_channel_decays != 0,
         .skip = job->skip != NULL ? job->skip[head] : 0.0F,
     };
 }

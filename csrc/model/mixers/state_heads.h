@@ -4,7 +4,7 @@
  * convolution together. The value heads are divided equally among the key heads: neighbouring
  * ones, or tiled, n_key_heads apart. The state of a layer is that of the convolution, then [value
  * heads][blocks of 32 columns][key_dim][32]. A row of the log has the convolution's row, keys, d
- * of the value heads, and their decays.
+ * of the value heads, and all decays.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_MODEL_STATE_HEADS_H
@@ -29,6 +29,8 @@ typedef struct qsf_head_sizes {
     size_t q_off; /* offsets of the parts of a row */
     size_t k_off;
     size_t v_off;
+    size_t n_decays; /* of a token; a row of steps has the value heads' betas before them */
+    size_t n_steps;
     size_t n_blocks; /* of a value head */
     size_t block_floats;
     size_t first_block; /* floats of a state before it */
@@ -46,8 +48,8 @@ struct qsf_heads_job {
     qsf_convolution conv; /* of q, k, v in one row; the rows become o after it */
     /* Makes the steps and the decays of a row */
     void (*gates)(const qsf_heads_job *job, float *steps, float *decays);
-    const float *decay_rate; /* [value heads] */
-    const float *decay_bias; /* [value heads] */
+    const float *decay_rate; /* [n_decays] */
+    const float *decay_bias; /* [n_decays] */
     qsf_state_rule_fn *rule;
     const float *skip;    /* [value heads], as the rule has it; or NULL */
     bool has_normed_keys; /* q and k are normalised by head */

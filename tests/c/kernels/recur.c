@@ -146,7 +146,14 @@ typedef struct rule_case {
     size_t key_dim;
     size_t n_cols;
     bool is_ssd;
+    bool has_channel_decays;
 } rule_case;
+
+/* Floats of a row of gates: beta, then a decay or one for each channel */
+static size_t gate_floats(const rule_case *c)
+{
+    return 1 + (c->has_channel_decays ? c->key_dim : 1);
+}
 
 static size_t state_floats(const rule_case *c)
 {
@@ -165,7 +172,7 @@ static size_t changing_floats(const rule_case *c)
     return state_floats(c) + c->n_rows * (row_floats(c) + c->n_cols);
 }
 
-/* in: what changes, then beta and decay of each row */
+/* in: what changes, then beta and decays of each row */
 static qsf_state_rows rows_of(const rule_case *c, float *changing, const float *gates)
 {
     float *const rows = changing + state_floats(c);
@@ -181,7 +188,8 @@ static qsf_state_rows rows_of(const rule_case *c, float *changing, const float *
         .o_stride = c->n_cols,
         .beta = gates,
         .decay = gates + 1,
-        .gate_stride = 2,
+        .gate_stride = gate_floats(c),
+        .has_channel_decays = c->has_channel_decays,
         .skip = 0.7F,
     };
 }
@@ -198,15 +206,16 @@ static void run_column(const rule_case *c, float *state, const qsf_state_rows *x
     const float *const k = x->k + t * x->stride;
     const float *const q = x->q + t * x->stride;
     float *const v = x->v + t * x->stride;
-    const float decay = x->decay[t * x->gate_stride];
+    const float *const decay = x->decay + t * x->gate_stride;
+    const size_t step = c->has_channel_decays ? 1 : 0;
     float recall = 0.0F;
     for (size_t i = 0; i < x->key_dim && !c->is_ssd; i++)
-        recall = qsf_fmaf(decay * k[i], state[i * QSF_STATE_COLS + j], recall);
+        recall = qsf_fmaf(decay[i * step] * k[i], state[i * QSF_STATE_COLS + j], recall);
     const float d = (c->is_ssd ? v[j] : v[j] - recall) * x->beta[t * x->gate_stride];
     float out = 0.0F;
     for (size_t i = 0; i < x->key_dim; i++) {
         float *const s = &state[i * QSF_STATE_COLS + j];
-        *s = qsf_fmaf(k[i], d, decay * *s);
+        *s = qsf_fmaf(k[i], d, decay[i * step] * *s);
         out = qsf_fmaf(q[i], *s, out);
     }
     x->o[t * x->o_stride + j] = c->is_ssd ? qsf_fmaf(x->skip, v[j], out) : out;
@@ -244,10 +253,11 @@ static void check_replay(const rule_case *c, const qsf_kernels *k, const float *
 static void check_rule(const rule_case *c, fill how)
 {
     const size_t n = changing_floats(c);
-    float *const in = exact_floats(n + 2 * c->n_rows);
+    const size_t n_gates = gate_floats(c) * c->n_rows;
+    float *const in = exact_floats(n + n_gates);
     const float *const gates = in + n;
-    fill_floats(in, n + 2 * c->n_rows, how);
-    for (size_t i = 0; i < 2 * c->n_rows && how <= FILL_EXTREMES; i++)
+    fill_floats(in, n + n_gates, how);
+    for (size_t i = 0; i < n_gates && how <= FILL_EXTREMES; i++)
         in[n + i] = random_u32() % 5 == 0 ? (float)(i / 2 % 2) : fabsf(random_unit());
     const output want = output_make(n * sizeof *in);
     memcpy(want.at, in, n * sizeof *in);
@@ -272,7 +282,11 @@ static void check_rule(const rule_case *c, fill how)
             for (size_t at = 0; at < state_floats(c); at++)
                 if (at % QSF_STATE_COLS >= c->n_cols)
                     ((float *)have.at)[at] = 0.0F;
-        compare(&want, &have, i, c->is_ssd ? "ssd_rule" : "delta_rule", c->key_dim, how);
+        compare(&want, &have, i,
+                c->is_ssd               ? "ssd_rule"
+                : c->has_channel_decays ? "delta_rule by channels"
+                                        : "delta_rule",
+                c->key_dim, how);
     }
     free(want.block);
     free(in);
@@ -280,9 +294,11 @@ static void check_rule(const rule_case *c, fill how)
 
 int check_recur(void)
 {
-    static const rule_case cases[] = {{1, 1, 1, false},   {2, 16, 24, false},  {3, 17, 32, false},
-                                      {5, 24, 8, false},  {70, 20, 16, false}, {9, 128, 32, false},
-                                      {2, 256, 31, false}};
+    static const rule_case cases[] = {
+        {.n_rows = 1, .key_dim = 1, .n_cols = 1},    {.n_rows = 2, .key_dim = 16, .n_cols = 24},
+        {.n_rows = 3, .key_dim = 17, .n_cols = 32},  {.n_rows = 5, .key_dim = 24, .n_cols = 8},
+        {.n_rows = 70, .key_dim = 20, .n_cols = 16}, {.n_rows = 9, .key_dim = 128, .n_cols = 32},
+        {.n_rows = 2, .key_dim = 256, .n_cols = 31}};
     for (fill how = FILL_RANDOM; how < FILL_COUNT; how++) {
         for (size_t s = 0; s < COUNT_OF(sizes); s++) {
             for (size_t n_taps = 2; n_taps <= MOST_TAPS; n_taps += 7)
@@ -294,8 +310,11 @@ int check_recur(void)
         }
         for (size_t c = 0; c < COUNT_OF(cases); c++) {
             rule_case of_ssd = cases[c];
+            rule_case of_channels = cases[c];
             of_ssd.is_ssd = true;
+            of_channels.has_channel_decays = true;
             check_rule(&cases[c], how);
+            check_rule(&of_channels, how);
             check_rule(&of_ssd, how);
         }
     }
@@ -310,12 +329,12 @@ int check_recur(void)
 
 static float bench_state[BENCH_DIM * BENCH_DIM];
 static float bench_rows[BENCH_ROWS * 4 * BENCH_DIM];
-static float bench_gates[2 * BENCH_ROWS];
+static float bench_gates[(1 + BENCH_DIM) * BENCH_ROWS];
 
 /* A head of 128 x 128, of SSD 128 x 64, over 64 rows */
-static void run_bench_rule(const qsf_kernels *k, const void *is_ssd)
+static void run_bench_rule(const qsf_kernels *k, const void *which)
 {
-    const rule_case c = {.is_ssd = is_ssd != NULL};
+    const rule_case c = *(const rule_case *)which;
     for (size_t col = 0; col < (c.is_ssd ? BENCH_DIM / 2 : BENCH_DIM); col += QSF_STATE_COLS) {
         const qsf_state_rows x = {
             .n_rows = BENCH_ROWS,
@@ -329,7 +348,8 @@ static void run_bench_rule(const qsf_kernels *k, const void *is_ssd)
             .o_stride = 4 * BENCH_DIM,
             .beta = bench_gates,
             .decay = bench_gates + 1,
-            .gate_stride = 2,
+            .gate_stride = 1 + BENCH_DIM,
+            .has_channel_decays = c.has_channel_decays,
         };
         rule_of(&c, k)(bench_state + col * BENCH_DIM, &x);
     }
@@ -343,6 +363,10 @@ void bench_recur(void)
     for (size_t i = 0; i < COUNT_OF(bench_gates); i++)
         bench_gates[i] = 0.5F;
     /* 1000 elements: so the figures are nanoseconds a head and token */
-    bench_line("delta_rule, ns a head of 128 x 128", 1000.0 * BENCH_ROWS, run_bench_rule, NULL);
-    bench_line("ssd_rule, ns a head of 128 x 64", 1000.0 * BENCH_ROWS, run_bench_rule, "");
+    const rule_case delta = {0};
+    const rule_case kda = {.has_channel_decays = true};
+    const rule_case ssd = {.is_ssd = true};
+    bench_line("delta_rule, ns a head of 128 x 128", 1000.0 * BENCH_ROWS, run_bench_rule, &delta);
+    bench_line("delta_rule by channels (KDA)", 1000.0 * BENCH_ROWS, run_bench_rule, &kda);
+    bench_line("ssd_rule, ns a head of 128 x 64", 1000.0 * BENCH_ROWS, run_bench_rule, &ssd);
 }

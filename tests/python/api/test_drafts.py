@@ -55,6 +55,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "recurrent-small": ("recurrent", {"chunk_tokens": 8, "n_threads": 3, "draft_rows": 5}),
     "delta": ("delta", {"chunk_tokens": 40, "n_threads": 2}),
     "delta-small": ("delta", {"chunk_tokens": 8, "draft_rows": 5}),
+    "kda": ("kda", {"chunk_tokens": 24, "n_threads": 2, "draft_rows": 5}),
     "ssd": ("ssd", {"chunk_tokens": 24, "n_threads": 2, "draft_rows": 5}),
     "recurrent-short": ("recurrent", {"chunk_tokens": 8, "ctx_tokens": 100}),
 }  # fmt: skip

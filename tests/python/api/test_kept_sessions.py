@@ -60,7 +60,13 @@ def next_logits(session: qsf.Session, tokens: list[int]) -> np.ndarray[Any, Any]
 # ---- the same bits ----
 
 
-GOLDEN = {"recurrent": "lfm2", "delta": "qwen3_next", "own": "gemma4-own", "ssd": "falcon_h1"}
+GOLDEN = {
+    "recurrent": "lfm2",
+    "delta": "qwen3_next",
+    "kda": "kimi_linear",
+    "own": "gemma4-own",
+    "ssd": "falcon_h1",
+}
 
 
 def written(folder: Path, name: str) -> Path:
@@ -75,7 +81,7 @@ def written(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "8bit", "k8v4", "4bit", "2bit", "exact"])
-@pytest.mark.parametrize("name", ["mixed", "routed", "recurrent", "delta", "own", "ssd"])
+@pytest.mark.parametrize("name", ["mixed", "routed", *GOLDEN])
 def test_what_is_loaded_goes_on_with_the_same_bits(tmp_path: Path, name: str, kv_type: str) -> None:
     """Windows, experts, other threads and a context for which rings have other sizes."""
     path, file = written(tmp_path, name), tmp_path / "kept"
@@ -204,7 +210,7 @@ def test_hostile_files_give_typed_errors_or_text(
     assert 20 < n_loaded < 280
 
 
-@pytest.mark.parametrize("name", ["recurrent", "delta"])
+@pytest.mark.parametrize("name", ["recurrent", "delta", "kda"])
 def test_hostile_states_of_mixers_give_typed_errors_or_text(tmp_path: Path, name: str) -> None:
     path = tmp_path / "hostile"
     with qsf.Model(written(tmp_path, name), ram_budget=None, max_seq_len=128) as model:

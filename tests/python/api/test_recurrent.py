@@ -25,7 +25,9 @@ CTX_TOKENS = 200
 MOST_AGAIN = 40  # tokens that may be evaluated again when a session goes back
 
 
-@pytest.fixture(scope="module", params=["lfm2", "qwen3_5", "falcon_h1-norm", "qwen3_5+mtp"])
+@pytest.fixture(
+    scope="module", params=["lfm2", "qwen3_5", "kimi_linear", "falcon_h1-norm", "qwen3_5+mtp"]
+)
 def path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     return write_recurrent(tmp_path_factory.mktemp("recurrent"), case=request.param)
 

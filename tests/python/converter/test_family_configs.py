@@ -153,7 +153,7 @@ def test_sharded_and_split_checkpoints_give_the_same_file(tmp_path: Path) -> Non
     ("name", "lacks"),
     [
         ("Llama4ForCausalLM", "a mixture of experts of another form"),
-        ("KimiLinearForCausalLM", "a gated delta rule of another form"),
+        ("BailingMoeLinearForCausalLM", "a gated delta rule of another form"),
         ("Lfm3ForCausalLM", "layers of another form beside short convolutions"),
         ("DeepseekV32ForCausalLM", "attention with an indexer"),
         ("Gemma3nForCausalLM", "embeddings of each layer and several residual streams"),

@@ -10,6 +10,11 @@ _BASE: Final[dict[str, Any]] = {
     "hidden_size": 72, "intermediate_size": 80, "vocab_size": 67, "bos_token_id": 0,
     "eos_token_id": 1, "pad_token_id": None, "tie_word_embeddings": False,
 }  # fmt: skip
+_KIMI: Final[dict[str, Any]] = {
+    **_BASE, "num_hidden_layers": 4, "num_attention_heads": 3, "num_key_value_heads": 3,
+    "model_max_length": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16,
+    "v_head_dim": 16, "num_experts": 8, "num_experts_per_token": 2, "moe_intermediate_size": 40,
+}  # fmt: skip
 _F, _L = "full_attention", "linear_attention"
 _QWEN: Final[dict[str, Any]] = {
     **_BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
@@ -68,6 +73,19 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         {**_QWEN, **_MOE, "mlp_only_layers": [0], "linear_conv_kernel_dim": 3,
          "norm_topk_prob": False, "num_hidden_layers": 3, "layer_types": [_F, _L, _L]},
     ),
+    "kimi_linear": (
+        "kimi_linear",
+        {**_KIMI, "linear_attn_config": {
+            "head_dim": 24, "num_heads": 2, "short_conv_kernel_size": 4, "full_attn_layers": [3],
+            "kda_layers": [1, 2, 4]}},
+    ),
+    "kimi_linear-groups": (
+        "kimi_linear",
+        {**_KIMI, "q_lora_rank": 40, "num_expert_group": 4, "topk_group": 2, "num_hidden_layers": 3,
+         "num_shared_experts": 2, "moe_renormalize": False,
+         "layer_types": [_F, _L, _L], "linear_head_dim": 36, "linear_num_heads": 3,
+         "linear_conv_kernel_dim": 3, "first_k_dense_replace": 2, "rms_norm_eps": 1e-4},
+    ),
     "olmo_hybrid": ("olmo_hybrid", {**_OLMO, "rope_parameters": {"rope_theta": None,
                                                                  "rope_type": "default"}}),
     "olmo_hybrid-rope": (
@@ -81,6 +99,7 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 }  # fmt: skip
 # Tensors that transformers saves under other names than published checkpoints have.
 _RENAMED: Final = {
+    "kimi_linear": (r"block_sparse_moe\.((gate|up|down)_proj)", r"mlp.\1"),
     "olmo_hybrid": (r"(layers\.3\.)feedforward_layer_norm", r"\1post_attention_layernorm"),
 }
 

@@ -26,6 +26,7 @@ def make_draft_models(folder: Path) -> dict[str, Path]:
         "streamed": make_streamed_gpt2(folder),
         "recurrent": write_recurrent(folder),
         "delta": write_recurrent(folder, case="qwen3_5-three"),
+        "kda": write_recurrent(folder, case="kimi_linear"),
         "ssd": write_recurrent(folder, case="granitemoehybrid-moe"),
         "experts": Path(__file__).parents[2] / "golden" / "tiny-experts-4bit.qsf",
     }

@@ -17,6 +17,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from make import gguf_kimi
 from make.gguf_files import add, close
 from make.golden_families import Case
 
@@ -44,7 +45,8 @@ ARCHITECTURES = {
     "lfm2_moe": "lfm2moe", "granitemoehybrid": "granitehybrid", "falcon_h1": "falcon-h1",
     "nemotron_h": "nemotron_h", "dots1": "dots1", "minimax_m2": "minimax-m2",
     "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
-    "youtu": "deepseek2", "mistral4": "mistral4", "minicpm3": "minicpm3",
+    "kimi_linear": "kimi-linear", "youtu": "deepseek2", "mistral4": "mistral4",
+    "minicpm3": "minicpm3",
 }  # fmt: skip
 """model_type of a config.json -> architecture of llama.cpp."""
 _EXPERT_KEYS = {
@@ -94,7 +96,7 @@ def begin(case: Case, path: Path, *, n_ahead: int = 0, is_older: bool = False) -
 
     n_ahead: layers behind the last that predict further tokens.
     """
-    config = case.config
+    config = gguf_kimi.general(case.config)
     arch = arch_of(config)
     writer = gguf.GGUFWriter(path, arch)
     said = {**_sizes(config), **_more(config, arch)}
@@ -118,12 +120,14 @@ def converted_tensors(
     names = gguf.get_tensor_name_map(kind, _n_layers(config))
     if arch in DELTA:
         tensors = _delta_tensors(config, arch, tensors)
-    if arch in LATENT[:2] and not is_older:
+    if arch in (*LATENT[:2], "kimi-linear") and not is_older:
         tensors = _apart(config, tensors)
     if arch in HYBRIDS:
         tensors = _mamba_tensors(config, arch, tensors)
     joined = tensors if arch in ("gemma4", "mistral4") else joined_experts(tensors)
     for name, stored in joined.items():
+        if arch == "kimi-linear":
+            name, stored = gguf_kimi.stored(name, stored)
         # The package's table has BitNet's names of before transformers.
         known = name.replace("ffn_sub_norm", "ffn_layernorm")
         known = known.replace("attn_sub_norm", "inner_attn_ln")
@@ -147,7 +151,7 @@ def converted_tensors(
         exact = (
             "ffn_gate_inp.weight",
             ".bias",
-            "ssm_conv1d.weight",
+            *(f"ssm_conv1d{part}.weight" for part in ("", "_q", "_k", "_v")),
             "ssm_a",
             "ssm_d",
             "_norm.weight",
@@ -533,6 +537,8 @@ def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
         }
     if arch in HYBRIDS:
         said |= _said_of_mamba(config, arch)
+    if arch == "kimi-linear":
+        said |= gguf_kimi.said(config)
     if arch == "gptneox":
         said[Keys.LLM.USE_PARALLEL_RESIDUAL] = config["use_parallel_residual"]
     if arch == "falcon":

@@ -106,6 +106,7 @@ class Layer:
             usual -= {T.K, T.V, T.K_NORM}
         if self.kind.mixer == Mixer.DELTA:
             usual |= {T.MIX_GATE, T.BETA, T.DECAY, T.DECAY_RATE, T.DECAY_BIAS, T.MIX_NORM, T.CONV}
+            usual |= {T.GATE_UP, T.DECAY_UP} if self.kind.gate_rank else set()
         elif self.kind.output_gate:
             usual.add(T.MIX_GATE)
         return (usual | set(self.extra)) - set(self.without)
@@ -183,6 +184,9 @@ RECURRENT: Final = (
     Layer(replace(DELTA, n_taps=2, n_key_heads=1, n_value_heads=2, key_dim=17, value_dim=33,
                   ffn=Ffn.NONE, n_experts=6, n_chosen=2, expert_dim=40, residual_factor=0.5)),
     Layer(kind(n_heads=3, n_kv_heads=1, window_tokens=9, output_gate=1), (T.SINKS,)),
+    Layer(replace(DELTA, gate_rank=20, has_channel_decays=1, has_sigmoid_gate=1)),
+    Layer(replace(DELTA, n_value_heads=2, key_dim=72, value_dim=17, has_channel_decays=1)),
+    Layer(replace(DELTA, gate_rank=200, n_taps=2), POST_NORMS),
     Layer(SSD, (T.SSD_CONV_BIAS, T.SSD_NORM)),
     Layer(replace(SSD, n_taps=2, n_key_heads=3, n_value_heads=3, key_dim=17, value_dim=33,
                   ffn=Ffn.NONE, residual_factor=0.5)),

@@ -18,6 +18,8 @@ def write_recurrent(folder: Path, *, case: str = "lfm2", quant_type: str = "4bit
     """
     golden = cases()[case.removesuffix("+mtp")]
     config = {**golden.config, "max_position_embeddings": 512, "vocab_size": VOCAB}
+    if "model_max_length" in config:  # the name of Kimi Linear
+        config["model_max_length"] = 512
     if "vocab_size_per_layer_input" in config:
         config["vocab_size_per_layer_input"] = VOCAB
     n_before = golden.config["vocab_size"]

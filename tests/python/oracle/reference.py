@@ -172,8 +172,12 @@ class _Pass:
             q, k = (np.repeat(y, n_each, axis=1) for y in (q, k))
         v = parts[2].reshape(len(x), n_value, value_dim)
         beta = layer.beta_factor / (1 + np.exp(-self.linear(x, f"{at}.beta")))
-        step = np.logaddexp(0, self.linear(x, f"{at}.decay"))  # which has a bias
+        low, gate = x @ self.weight(f"{at}.decay").T, self.linear(x, f"{at}.mix_gate")
+        if f"{at}.gate_up" in self.model.weights:
+            low, gate = low @ self.weight(f"{at}.decay_up").T, self.linear(gate, f"{at}.gate_up")
+        step = np.logaddexp(0, low + self.weight(f"{at}.decay_bias"))
         decay = np.exp(-self.weight(f"{at}.decay_rate") * step)
+        decay = decay.reshape(len(x), n_value, -1, 1)  # of a head, or of each channel
         out = np.empty_like(v)
         for h in range(n_value):
             state: Array = np.zeros((key_dim, value_dim), self.dtype)
@@ -182,7 +186,7 @@ class _Pass:
                 d = (v[t, h] - k[t, h] @ state) * beta[t, h]
                 state = state + np.outer(k[t, h], d)
                 out[t, h] = q[t, h] @ state
-        gate = activate(self.linear(x, f"{at}.mix_gate"), "silu")
+        gate = (1 if layer.has_sigmoid_gate else gate) / (1 + np.exp(-gate))
         y = self.normed(out, layer.value_epsilon) * self.weight(f"{at}.mix_norm")
         y = y.reshape(len(x), -1) * gate
         self.keep(f"{at}.heads", y)

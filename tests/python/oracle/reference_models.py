@@ -49,6 +49,7 @@ class Layer:
     mixer: str = "attention"  # short_conv, delta, ssd, attention_and_ssd, none
     state: tuple[int, int, int, int] = (0, 0, 0, 0)  # heads of keys, of values, dims of both
     has_tiled_heads: bool = False  # value heads of a key head are n_key_heads apart
+    has_sigmoid_gate: bool = False
     beta_factor: float = 1.0
     value_epsilon: float = 0.0  # of the norm of a value; 0: the model's
     has_value_norm: bool = False
@@ -302,6 +303,7 @@ def _layer_of(
         mixer=kinds.Mixer(kind.mixer).name.lower(),
         state=(kind.n_key_heads, kind.n_value_heads, kind.key_dim, kind.value_dim),
         has_tiled_heads=bool(kind.has_tiled_heads),
+        has_sigmoid_gate=bool(kind.has_sigmoid_gate),
         beta_factor=kind.beta_factor,
         value_epsilon=kind.value_epsilon,
         has_value_norm=bool(kind.value_norm),

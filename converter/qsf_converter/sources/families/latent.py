@@ -30,8 +30,7 @@ Rules = tuple[TensorRule, ...]
 
 _BY_HEAD: Final[dict[str, Any]] = {"parts": ("nopes", "values"), "groups": "heads"}
 _STACKED: Final[dict[str, Any]] = {"groups": "heads", "is_stacked": True}
-_LATENT: Final[Rules] = (
-    *pre_norms(),
+LATENT: Final[Rules] = (
     *linear(T.Q, None, f"{ATTN}q_proj", "queries", "hidden", flag="one_query"),
     *linear(T.Q, None, f"{ATTN}q_a_proj", "query rank", "hidden", flag="query_rank"),
     layer(T.Q_BIAS, f"{ATTN}q_a_proj.bias", "query rank", flag="query_bias"),
@@ -43,12 +42,12 @@ _LATENT: Final[Rules] = (
     *linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, f"{ATTN}o_proj", "hidden", "values",
             bias_flag="attention_bias"),
 )  # fmt: skip
-_FUSED: Final[Rules] = (
+FUSED: Final[Rules] = (
     *linear(T.K_UP, None, f"{ATTN}kv_b_proj", "latents", "nope", part=0, is_turned=True,
             **_BY_HEAD),
     *linear(T.V_UP, None, f"{ATTN}kv_b_proj", "values", "latent", part=1, **_BY_HEAD),
 )  # fmt: skip
-_SPLIT: Final[Rules] = (
+SPLIT: Final[Rules] = (
     *linear(T.K_UP, None, f"{ATTN}k_b_proj", "latents", "nope", **_STACKED),
     *linear(T.V_UP, None, f"{ATTN}v_b_proj", "values", "latent", **_STACKED),
 )
@@ -56,7 +55,7 @@ _SPLIT: Final[Rules] = (
 
 def _layouts(experts: tuple[Rules, ...]) -> tuple[Rules, ...]:
     """The layouts of checkpoints, then the two of GGUF files."""
-    return (*((*_FUSED, *rules) for rules in experts), (*_SPLIT, *experts[-1]))
+    return (*((*FUSED, *rules) for rules in experts), (*SPLIT, *experts[-1]))
 
 
 # ---- configurations ----
@@ -81,7 +80,7 @@ def _multiple(config: Config, name: str, most: int, step: int) -> int:
     return n
 
 
-def _latent(draft: Draft) -> None:
+def latent(draft: Draft) -> None:
     """Keys are latents and one rotated head; the scale of scores depends on the size of queries."""
     config, heads = draft.config, draft.header.n_heads
     n_rope = draft.header.head_dim
@@ -134,7 +133,7 @@ def _size(scaling: Config) -> float:
 
 def _v2(draft: Draft) -> None:
     config = draft.config
-    _latent(draft)
+    latent(draft)
     by_groups = config.get("topk_method") == "group_limited_greedy"
     grouped(
         draft,
@@ -146,12 +145,7 @@ def _v2(draft: Draft) -> None:
     )
 
 
-def _v3(draft: Draft) -> None:
-    _latent(draft)
-    grouped(draft)
-
-
-def _glm_lite(draft: Draft) -> None:
+def latent_moe(draft: Draft) -> None:
     """The first layers have no experts; either key states their number."""
     config, n_layers = draft.config, draft.header.n_layers
     types = config.of_layers("mlp_layer_types", n_layers, ("dense", "sparse"))
@@ -160,17 +154,18 @@ def _glm_lite(draft: Draft) -> None:
         if types != ["dense"] * n_dense + ["sparse"] * (n_layers - n_dense):
             raise config.error("mlp_layer_types", "has dense layers behind others")
         draft.dims["dense layers"] = n_dense
-    _v3(draft)
+    latent(draft)
+    grouped(draft)
 
 
 def _mistral4(draft: Draft) -> None:
-    _latent(draft)
+    latent(draft)
     grouped(draft, expert_score=ExpertScore.SOFTMAX)
 
 
 def _minicpm3(draft: Draft) -> None:
     config, header = draft.config, draft.header
-    _latent(draft)
+    latent(draft)
     draft.arch = replace(draft.arch, embedding_factor=config.positive("scale_emb"))
     depth = math.sqrt(header.n_layers)
     draft.set_all(residual_factor=config.positive("scale_depth", depth) / depth)
@@ -216,7 +211,7 @@ FAMILIES = (
         name="DeepseekV2ForCausalLM",
         title="DeepSeek V2 (Lite, Coder)",
         model_type="deepseek_v2",
-        rules=(*_LATENT, *DENSE, ROUTER, *SHARED, *ENDS),
+        rules=(*pre_norms(), *LATENT, *DENSE, ROUTER, *SHARED, *ENDS),
         layouts=_layouts(LAYOUTS),
         renames=_RENAMES,
         defaults=usual(
@@ -244,7 +239,7 @@ FAMILIES = (
         name="DeepseekV3ForCausalLM",
         title="DeepSeek V3, R1, Kimi K2",
         model_type="deepseek_v3",
-        rules=(*_LATENT, *DENSE, ROUTER, *SHARED, *ENDS, *mtp_rules()),
+        rules=(*pre_norms(), *LATENT, *DENSE, ROUTER, *SHARED, *ENDS, *mtp_rules()),
         layouts=_layouts(SELECTED),
         renames=_RENAMES,
         defaults=usual(
@@ -266,14 +261,14 @@ FAMILIES = (
             "scoring_func": ("sigmoid",),
             "topk_method": ("noaux_tc",),
         },
-        adjust=_v3,
+        adjust=latent_moe,
         **_COMMON,
     ),
     Family(
         name="Glm4MoeLiteForCausalLM",
         title="GLM-4.7-Flash",
         model_type="glm4_moe_lite",
-        rules=(*_LATENT, *DENSE, ROUTER, *SHARED, *ENDS, *mtp_rules()),
+        rules=(*pre_norms(), *LATENT, *DENSE, ROUTER, *SHARED, *ENDS, *mtp_rules()),
         layouts=_layouts(SELECTED),
         renames=_RENAMES,
         defaults=usual(
@@ -291,7 +286,7 @@ FAMILIES = (
             norm_topk_prob=True,
         ),
         neutral={**_NEUTRAL, **_AHEAD, "topk_method": ("noaux_tc",)},
-        adjust=_glm_lite,
+        adjust=latent_moe,
         **_COMMON,
     ),
     Family(
@@ -301,8 +296,8 @@ FAMILIES = (
         nested=("Mistral3ForConditionalGeneration",),
         prefixes=TEXT_PREFIXES,
         left_out=("vision_tower.", "multi_modal_projector."),
-        rules=(*_LATENT, *DENSE, ROUTER, *SHARED, *ENDS),
-        layouts=(*_layouts(LAYOUTS), (*_SPLIT, *LAYOUTS[1])),  # GGUF files have gate and up in one
+        rules=(*pre_norms(), *LATENT, *DENSE, ROUTER, *SHARED, *ENDS),
+        layouts=(*_layouts(LAYOUTS), (*SPLIT, *LAYOUTS[1])),  # GGUF files have gate and up in one
         renames=_RENAMES,
         defaults=usual(
             _DEFAULTS,
@@ -324,20 +319,20 @@ FAMILIES = (
         name="YoutuForCausalLM",
         title="Youtu-LLM",
         model_type="youtu",
-        rules=(*_LATENT, *gated(), *ENDS),
-        layouts=(_FUSED, _SPLIT),
+        rules=(*pre_norms(), *LATENT, *gated(), *ENDS),
+        layouts=(FUSED, SPLIT),
         renames=_RENAMES,
         defaults=usual(_DEFAULTS, context=131072, tied=True),
         neutral=_NEUTRAL,
-        adjust=_latent,
+        adjust=latent,
         **_COMMON,
     ),
     Family(
         name="MiniCPM3ForCausalLM",
         title="MiniCPM3",
         model_type="minicpm3",
-        rules=(*_LATENT, *gated(), *ends("embed_tokens", "norm", scale="logits")),
-        layouts=(_FUSED,),
+        rules=(*pre_norms(), *LATENT, *gated(), *ends("embed_tokens", "norm", scale="logits")),
+        layouts=(FUSED,),
         renames=_RENAMES,
         defaults=usual(
             _DEFAULTS,

@@ -88,21 +88,21 @@ class Where(enum.Enum):
 class TensorRule:
     """How one kind of source tensor becomes one QSF tensor.
 
-    ``source`` is the name without the family's prefix; {layer} in it is the layer's number, and
-    a tensor of a layer without a number belongs to the first one. ``shape`` names the
-    dimensions of the tensor that is made of it. A matrix is ``transposed`` if the source stores
-    [in, out] (GPT-2's Conv1D). A fused source holds ``parts``, named by the dimensions of their
-    outputs, one after another along its output axis; ``part`` says which. With ``groups``, a
-    dimension too, they take turns: each of so many groups holds its share of every part (Q, K
-    and V of one head, then those of the next); ``is_turned`` ones are transposed, each group by
-    itself. A source that ``is_stacked`` has the groups along an axis of its own. With {head} in
-    ``source`` each of the groups is a vector of its own; with {part} q, k and v are sources, one
-    after another. ``flag``, if given, is a fact of the
-    configuration without which the tensor does not exist. The values are ``add`` plus what is
-    stored, times the factor of the configuration that ``scale`` names, or each row times its
-    own; of a logarithm (``is_log``) they are e to its power. A matrix that ``is_flat`` becomes a
-    vector, one row after the other. What is ``of_all`` layers is a vector that all have, or a
-    matrix with the outputs of one layer after another.
+    ``source`` is the name without the family's prefix; {layer} in it is the layer's number, and a
+    tensor of a layer without a number belongs to the first one. ``shape`` names the dimensions of
+    the tensor that is made of it. A matrix is ``transposed`` if the source stores [in, out]
+    (GPT-2's Conv1D). A fused source holds ``parts``, named by the dimensions of their outputs, one
+    after another along its output axis; ``part`` says which. With ``groups``, a dimension too, they
+    take turns: each of so many groups holds its share of every part (Q, K and V of one head, then
+    those of the next); ``is_turned`` ones are transposed, each group by itself. A source that
+    ``is_stacked`` has the groups along an axis of its own. With {head} in ``source`` each of the
+    groups is a vector of its own; with {part} q, k and v are sources, one after another. ``flag``,
+    if given, is a fact of the configuration without which the tensor does not exist. The values are
+    ``add`` plus what is stored, times the factor of the configuration that ``scale`` names, or each
+    row times its own; of a logarithm (``is_log``) they are e to its power. A matrix that
+    ``is_flat`` becomes a vector, one row after the other; one that ``is_repeated`` is a column for
+    all its columns. What is ``of_all`` layers is a vector that all have, or a matrix with the
+    outputs of one layer after another.
     """
 
     place: Place
@@ -119,6 +119,7 @@ class TensorRule:
     add: float = 0.0
     scale: str | None = None
     is_flat: bool = False
+    is_repeated: bool = False
     is_log: bool = False
     is_turned: bool = False
     is_stacked: bool = False
@@ -141,7 +142,7 @@ class TensorRule:
         n_outputs = sum(dims[part] for part in self.parts or self.shape[:1])
         n_outputs //= 1 if self.is_flat else len(self.names(0, dims))
         n_outputs *= dims["layers"] if self.of_all and not self.is_vector else 1
-        shape = (n_outputs, *(dims[dim] for dim in self.shape[1:]))
+        shape = (n_outputs, *(1 if self.is_repeated else dims[dim] for dim in self.shape[1:]))
         if self.groups is not None and self.is_turned:
             shape = (n_outputs, dims[self.shape[0]] // dims[self.groups])
         if self.groups is not None and self.is_stacked:
@@ -216,6 +217,7 @@ _ORDER: Final = (
     T.INPUT_NORM, T.INPUT_NORM_BIAS, T.ATTN_NORM, T.ATTN_NORM_BIAS,
     T.Q_BIAS, T.K_BIAS, T.V_BIAS, T.Q_NORM, T.K_NORM, T.SINKS, T.DECAY_RATE, T.DECAY_BIAS,
     T.MIX_NORM, T.Q, T.K, T.V, T.Q_UP, T.K_UP, T.V_UP, T.MIX_GATE, T.BETA, T.DECAY,
+    T.GATE_UP, T.DECAY_UP,
     T.CONV, T.CONV_BIAS, T.ATTN_SUB_NORM, T.ATTN_OUT_BIAS, T.ATTN_OUT, T.POST_ATTN_NORM,
     T.SSD_RATE, T.SSD_STEP_BIAS, T.SSD_SKIP, T.SSD_GATE, T.SSD_IN, T.SSD_STEP, T.SSD_CONV,
     T.SSD_CONV_BIAS, T.SSD_NORM, T.SSD_OUT,
