@@ -113,11 +113,11 @@ class Hosts:
         self._keep(self.current, self.keep_seconds)
 
     @asynccontextmanager
-    async def using(self, name: str | None) -> AsyncIterator[Host]:
+    async def using(self, name: str | None, *, is_loading: bool = True) -> AsyncIterator[Host]:
         """Yield a model, which stays in memory until the context ends; None: the one used last.
-        Raises Problem for an unknown name.
+        Raises Problem for an unknown name, and for one that is not in memory if it may not load it.
         """
-        host = await self._get(name)
+        host = await self._get(name, is_loading=is_loading)
         if host.leaving is not None:
             host.leaving.cancel()
         host.n_users += 1
@@ -142,7 +142,7 @@ class Hosts:
             if self.loaded.get(host.serving.name) is host:
                 await self._let_go(host)
 
-    async def _get(self, name: str | None) -> Host:
+    async def _get(self, name: str | None, *, is_loading: bool) -> Host:
         if name is not None and name not in self.paths:
             name = name.removesuffix(LATEST)
             if name not in self.paths:
@@ -152,6 +152,8 @@ class Hosts:
         async with self._turn:  # requests that wait for memory stay first
             if name is None:
                 name = self.current.serving.name if self.loaded else next(iter(self.paths))
+            if not is_loading and name not in self.loaded:
+                raise Problem(404, "not_loaded", f"{name} is not in memory", param="model")
             deadline = time.monotonic() + self.wait_seconds
             while name not in self.loaded:
                 await self._bring(name, deadline)

@@ -322,11 +322,13 @@ class Server:
         Its values are read again by who uses them: the memory plan has room for those of one body,
         and a request may wait long for its model.
         """
-        name = None
+        name, is_loading = None, True
         if len(self.hosts.paths) > 1:
             body = await self._in_thread(partial(self._body_of, exchange))
             name = body.get("model", body.get("name"))
-        async with self.hosts.using(name if isinstance(name, str) else None) as host:
+            is_loading = not ollama.is_unloading(body)
+        name = name if isinstance(name, str) else None
+        async with self.hosts.using(name, is_loading=is_loading) as host:
             yield host
 
     async def _complete(self, read: Any, make_form: Any, exchange: Exchange, owner: str) -> str:

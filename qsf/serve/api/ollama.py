@@ -105,6 +105,12 @@ def _add_thinking(fields: Fields, body: dict[str, Any], serving: Serving) -> boo
     return think is not False
 
 
+def is_unloading(body: dict[str, Any]) -> bool:
+    """Return whether a request only wants its model to leave memory."""
+    text = body.get("prompt") or body.get("messages") or body.get("input")
+    return Duration.seconds(body.get("keep_alive")) == 0 and not text
+
+
 def _with_rest(
     request: CompletionRequest, fields: Fields, options: Fields, serving: Serving, **extra: Any
 ) -> CompletionRequest:

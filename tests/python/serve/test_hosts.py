@@ -167,6 +167,9 @@ def test_a_request_says_how_long_its_model_stays(client: Client) -> None:
     done = client.post("/api/chat", model="chat", keep_alive=0, stream=False).json
     assert (done["done"], done["done_reason"]) == (True, "unload")
     wait_for(client, {"four"})
+    wrong = client.post("/api/generate", model="eight:latest", keep_alive=0)  # not to be loaded
+    assert (wrong.status, wrong.json["error"]) == (404, "eight is not in memory")
+    assert loaded(client) == {"four"}
     client.post("/api/embed", model="four", input="a", keep_alive="200ms")
     wait_for(client, set())
     assert client.get("/health").status == client.get("/metrics").status == 200
