@@ -118,12 +118,24 @@ def _drafts_text(plan: MemoryPlan) -> str:
     return "none"
 
 
+def _mtp_lines(plan: MemoryPlan) -> list[str]:
+    """Return whether the file's MTP head guesses, or why not; empty if there is none."""
+    from qsf.native.records import DRAFTER_HELD, DRAFTER_NONE
+
+    if plan.mtp_state == DRAFTER_NONE:
+        return []
+    if plan.mtp_state == DRAFTER_HELD:
+        return ["drafts also by the file's MTP head"]
+    why = "there is no room for drafts beside the context"
+    if 4 * plan.expert_slots < 3 * plan.n_experts:
+        why = "wrong drafts would read experts in vain"
+    return [f"without the file's MTP head: {why}"]
+
+
 def drafter_lines(plan: MemoryPlan) -> list[str]:
     """Return why the draft model is not loaded; empty if it is, or if none was requested."""
     from qsf.native.records import DRAFTER_HELD, DRAFTER_NONE, DRAFTER_NOT_WORTH
 
-    if plan.mtp_state not in (DRAFTER_NONE, DRAFTER_HELD):
-        return ["without the file's MTP head: there is no room for drafts beside the context"]
     if plan.drafter_state in (DRAFTER_NONE, DRAFTER_HELD):
         return []
     why = (
@@ -171,7 +183,7 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
     if plan.expert_slots < plan.n_experts:
         name = f"and at most {plan.experts_a_token} experts that are not in memory"
         lines.append(_map_line(name, mb(plan.expert_token_bytes)))
-    return lines + hit_lines(plan) + drafter_lines(plan) + skip_lines(plan)
+    return lines + hit_lines(plan) + _mtp_lines(plan) + drafter_lines(plan) + skip_lines(plan)
 
 
 def _kv_cache_text(plan: MemoryPlan) -> str:

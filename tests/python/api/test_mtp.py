@@ -14,6 +14,7 @@ import qsf
 from make import mtp_models
 from make.golden_families import cases
 from oracle.file.reader import Reader
+from qsf.cli.run import report
 from qsf.native import records
 from qsf.passes import PassItem
 from qsf_converter import convert
@@ -121,13 +122,19 @@ def budgets_with_streaming(path: Path) -> list[int]:
 def test_no_text_depends_on_the_head(qwen: Path, tmp_path: Path) -> None:
     want = texts_of(qwen, ram_budget=None, draft="off")
     assert texts_of(qwen, ram_budget=None, threads=3) == want
-    states = set()
+    states, no_room = set(), 2  # QSF_DRAFTER_NO_ROOM
     for mb in budgets_with_streaming(qwen):
         plan = qsf.Model.plan(qwen, sessions=4, max_seq_len=160, ram_budget=mb)
         states.add(plan.mtp_state)
         assert texts_of(qwen, ram_budget=mb) == want
-    assert states >= {records.DRAFTER_HELD}
+        lines = "\n".join(report.plan_lines(plan))
+        is_held = plan.mtp_state == records.DRAFTER_HELD
+        assert ("drafts also by the file's MTP head" in lines) == is_held
+        assert ("without the file's MTP head" in lines) != is_held
+    assert states == {records.DRAFTER_HELD, no_room}
     assert texts_of(qwen, ram_budget=None, kv_policy="disk", threads=1) == want
+    windows = {"ram_budget": None, "kv_policy": "window:40:8"}
+    assert texts_of(qwen, **windows) == texts_of(qwen, **windows, draft="off")
 
 
 def test_left_out_the_head_costs_nothing(qwen: Path, tmp_path: Path) -> None:
