@@ -88,6 +88,7 @@ static qsf_status take_tables(qsf_model *m)
 static qsf_status choose_layers(qsf_model *m, bool with_mtp)
 {
     bool is_left_out[QSF_MAX_LAYERS] = {false};
+    qsf_reader_leave_out(&m->reader, is_left_out); /* an earlier choice */
     QSF_TRY(qsf_skip_layers(&m->reader, m->options.quality, is_left_out));
     for (uint32_t i = qsf_reader_trunk_layers(&m->reader); i < m->reader.header.n_layers; i++)
         is_left_out[i] = !with_mtp;
