@@ -30,7 +30,7 @@ from qsf.serve.scheduling.metrics import Metrics
 from qsf.serve.scheduling.scheduler import Limits, Scheduler
 from qsf.session import create_session
 from qsf.text.arguments import as_messages, as_tokens
-from qsf.text.embedding import POOLINGS, unit_vector
+from qsf.text.embedding import unit_vector
 from qsf.text.generation import GenerationStats, answer_values, seed_of
 from qsf.text.sampling import resolve_sampling, sampling_fields
 
@@ -165,7 +165,7 @@ class Batch:
             sink=sink,
             reading=self._reading,
         )
-        if job.max_tokens == 0:
+        if job.max_tokens == 0 and self._reading is None:
             job.reason = "length"
             self._ended.append(BatchAnswer(index, "", _stats(job)))
             return False
@@ -201,9 +201,9 @@ def embed(
     """Yield a vector for each text: see ``Model.embed``."""
     how, dim = opened.vectors, opened.info.dim
     pooling = how.pooling if pooling is None else pooling
-    if pooling not in POOLINGS:
+    if pooling not in how.poolings:
         raise QsfArgumentError(
-            f"pooling must be {' or '.join(POOLINGS)}, not {pooling!r}", argument="pooling"
+            f"pooling must be {' or '.join(how.poolings)}, not {pooling!r}", argument="pooling"
         )
     if dimensions is not None:
         check_value("dimensions", dimensions, Whole(1, dim))
@@ -215,7 +215,9 @@ def embed(
         else text
         for text in texts
     )
-    batch = Batch(opened, GenerationOptions(), Reading(pooling=pooling, dim=dim))
+    batch = Batch(
+        opened, GenerationOptions(), Reading(pooling=pooling, dim=dim, is_whole=how.is_encoder)
+    )
     waiting: dict[int, BatchAnswer] = {}  # finished before an answer with a smaller index
     n_told = 0
     for answer in batch.answers(session, prompts):

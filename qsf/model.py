@@ -241,7 +241,8 @@ class Model(Closing, Uncopyable):
         Args:
             texts: texts, to which the model's end token is added, or token ids, which are used as
                 they are.
-            pooling: "last" or "mean" of the hidden states; None: the makers' choice.
+            pooling: "last" or "mean" of the hidden states, of encoders "mean" or "cls", the first
+                one; None: the makers' choice.
             dimensions: return only so many first values; None: all.
 
         Raises:

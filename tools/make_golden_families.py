@@ -146,6 +146,10 @@ VISION_OF_QWEN: dict[str, Any] = {
     "vision_end_token_id": 63, "tie_word_embeddings": False,
 }  # fmt: skip
 
+# The hidden states are kept instead of logits, so the vocabulary has their size.
+ENCODER = {"hidden_size": 72, "intermediate_size": 80, "num_hidden_layers": 3,
+           "num_attention_heads": 6, "vocab_size": 72, "max_position_embeddings": 64}  # fmt: skip
+
 # fmt: off
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-dynamic": ("llama", {**WIDE, **rope("dynamic", factor=3.0)}),
@@ -407,6 +411,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m2": ("minimax_m2", {**LOCAL, "head_dim": 24, "num_local_experts": 6,
                                   **rope(partial_rotary_factor=0.5)}),
     **delta_cases.CASES,
+    "bert": ("bert", {**ENCODER, "type_vocab_size": 2}),
+    "xlm-roberta": ("xlm-roberta", {**ENCODER, "max_position_embeddings": 70, "pad_token_id": 4,
+                                    "type_vocab_size": 1}),
+    "roberta": ("roberta", {**ENCODER, "max_position_embeddings": 70, "pad_token_id": 4}),
+    "nomic_bert": ("nomic_bert", {**ENCODER, "hidden_act": "silu", "head_dim": 12}),
+    "gemma3-encoder": ("gemma3_text", {**GEMMA3, "hidden_size": 72, "vocab_size": 72,
+                                       "use_bidirectional_attention": True}),
     **hybrid_cases.CASES,
     **latent_cases.CASES,
 }
@@ -473,6 +484,9 @@ def golden(
     """
     config = transformers.AutoConfig.for_model(model_type, **options)
     loader: Any = transformers.AutoModelForCausalLM
+    is_encoder = model_type in made.ENCODERS or "use_bidirectional_attention" in options
+    if is_encoder:
+        loader = transformers.AutoModel
     if "text_config" in options:
         loader = transformers.AutoModelForImageTextToText
     with tempfile.TemporaryDirectory() as name:
@@ -496,7 +510,8 @@ def golden(
         n_vocab = options.get("text_config", options)["vocab_size"]
         tokens = made.tokens_of(n_vocab)
         with _Chosen(model) as chosen:
-            logits = model(torch.tensor([tokens])).logits[0].double().numpy()
+            out = model(torch.tensor([tokens]))
+            logits = (out.last_hidden_state if is_encoder else out.logits)[0].double().numpy()
     return saved, shapes, logits, chosen.arrays()
 
 

@@ -17,6 +17,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from qsf.errors import QsfArgumentError, error_line
+from qsf.file.reader import Reader
 from qsf.native.binding import describe_machine
 from qsf.report.html import write_page
 from qsf.report.record import Report
@@ -36,7 +37,12 @@ from qsf_converter.request import (
     bytes_of,
 )
 from qsf_converter.rounding.compression import AUTO, COMPRESSIONS, DEFAULT_COMPRESSION
-from qsf_converter.rounding.plan import DEFAULT_QUANT_TYPE, KEEP, QUANT_TYPES
+from qsf_converter.rounding.plan import (
+    DEFAULT_QUANT_TYPE,
+    ENCODER_QUANT_TYPE,
+    KEEP,
+    QUANT_TYPES,
+)
 from qsf_converter.rounding.tiles import bits_per_weight
 from qsf_converter.sources.gguf_config import families
 
@@ -91,8 +97,8 @@ _QuantType = Annotated[
         help=f"Type of the layers' matrices: {', '.join(QUANT_TYPES)}; mixed, which chooses "
         "one for each matrix; or keep, which stores the blocks of a quantised GGUF file as they "
         "are.",
-        show_default=f"{DEFAULT_QUANT_TYPE}; {MIXED} with a target size; ternary for such weights; "
-        f"{KEEP} for a quantised GGUF file",
+        show_default=f"{DEFAULT_QUANT_TYPE}; {ENCODER_QUANT_TYPE} for encoders; {MIXED} with a "
+        f"target size; ternary for such weights; {KEEP} for a quantised GGUF file",
     ),
 ]
 _EmbedType = Annotated[
@@ -253,7 +259,10 @@ def convert_command(
         _print_summary(report, out, report_out, is_verbose=verbose)
         if not allow_no_tokenizer:
             file = shlex.quote(str(out))
-            print(f'next: {command.runnable()} run {file} --prompt "Once upon a time"')
+            with Reader(out) as reader:
+                is_encoder = reader.arch.is_encoder
+            words = f"embed {file} -" if is_encoder else f'run {file} --prompt "Once upon a time"'
+            print(f"next: {command.runnable()} {words}")
 
 
 def _locate(model: str, *, is_quiet: bool, is_yes: bool) -> Path:

@@ -44,7 +44,7 @@ from qsf_converter.rounding.disk import read_bytes_per_s
 from qsf_converter.rounding.key_channels import with_equal_keys
 from qsf_converter.rounding.outlier_tables import with_outlier_plans
 from qsf_converter.rounding.pieces import rounded_units, with_exact_types, with_tensor_scales
-from qsf_converter.rounding.plan import KEEP, Plan, make_plan
+from qsf_converter.rounding.plan import ENCODER_QUANT_TYPE, KEEP, Plan, make_plan
 from qsf_converter.sources.checkpoint import KEPT
 from qsf_converter.sources.checkpoint_files import READABLE as PLAIN
 from qsf_converter.sources.source import Source, open_source
@@ -181,6 +181,8 @@ def _with_type(request: Request, source: Source) -> tuple[Request, list[str]]:
     if source.keeps and (request.layer_type == KEEP or (is_free and request.calibration is None)):
         unkept = request.unkept_type if source.unkept_type is None else source.unkept_type.name
         return dataclasses.replace(request, quant_type=KEEP, unkept_type=unkept), []
+    if is_free and least is None and source.facts.arch.is_encoder:
+        return dataclasses.replace(request, quant_type=ENCODER_QUANT_TYPE), []
     if request.quant_type is not None or request.has_target or least is None:
         return request, []
     warning = f"converted to {least.name}, as its matrices have {least.bits:.2f} bits a weight"

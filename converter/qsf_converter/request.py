@@ -46,9 +46,9 @@ class Request:
         quant_type: type of the layers' matrices; ``mixed`` chooses one for each matrix, ``keep``
             stores the blocks of a quantised GGUF file as they are. Default: ``mixed`` with a
             target size, ``ternary`` if the source's weights are, ``keep`` if they are blocks that
-            can be kept, else 4bit.
-        embed_type: type of the embeddings and the head; default: 8bit, f16 if ``quant_type`` is
-            f16, chosen with ``mixed``, kept with ``keep``.
+            can be kept, 8bit of encoders, else 4bit.
+        embed_type: type of the embeddings and the head; default: 8bit, ``quant_type`` if it
+            is f16 or f32, chosen with ``mixed``, kept with ``keep``.
         calibration: a file of text or JSONL for calibration, or ``bundled`` for our own text.
             Finished layers are kept in the folder OUT.calibration until the file is complete:
             after an interruption the same call continues from there and makes the same file.
@@ -205,7 +205,8 @@ class Request:
             embeddings = parse_quant_type(embed_type, option="embed type") if embed_type else rest
             return Policy(rest, embeddings, keeps_layers=True, keeps_embeddings=not embed_type)
         if embed_type is None:
-            embed_type = "f16" if self.layer_type == "f16" else DEFAULT_EMBED_TYPE
+            is_float = self.layer_type in ("f16", "f32")
+            embed_type = self.layer_type if is_float else DEFAULT_EMBED_TYPE
         embeddings = parse_quant_type(embed_type, option="embed type")
         layers = Dtype.MIXED if self.layer_type == MIXED else parse_quant_type(self.layer_type)
         return Policy(layers, embeddings)

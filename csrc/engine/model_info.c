@@ -31,7 +31,7 @@ static uint64_t count_parameters(const qsf_reader *r)
             n += count_weights(r->tensors + first->first_tensor, first->n_tensors);
     }
     const qsf_section *const positions = qsf_reader_section(r, "WPOS");
-    return positions != NULL ? n + positions->n_bytes / 2 : n;
+    return positions != NULL ? n + (uint64_t)r->header.max_tokens * r->header.dim : n;
 }
 
 void qsf_model_info(qsf_model *m, qsf_model_facts *out)

@@ -30,7 +30,7 @@
 typedef struct tables {
     qsf_rope *ropes;          /* [n_ropes] */
     float *rope_frequencies;  /* [n_own_pairs] */
-    unsigned char *positions; /* f16 [max_tokens, dim], or NULL */
+    unsigned char *positions; /* f16 or f32 [max_tokens, dim], or NULL */
     char *kv_folder;          /* a copy of the options', or NULL */
     void *pool;
 } tables;
@@ -78,6 +78,8 @@ static qsf_status take_tables(qsf_model *m)
         const qsf_section *const section = qsf_reader_section(&m->reader, "WPOS");
         QSF_TRY(qsf_reader_read_section(&m->reader, section, t.positions));
         m->forward.positions = t.positions;
+        m->forward.has_f32_positions =
+            section->n_bytes == (uint64_t)m->config.max_tokens * m->config.dim * 4;
     }
     return m->is_drafter
                ? QSF_OK
@@ -152,7 +154,7 @@ static qsf_status limit_windows(const qsf_options *opt, qsf_reader *r)
     bool is_limited = opt->kv_window_tokens == 0;
     for (uint32_t i = 0; opt->kv_window_tokens != 0 && i < r->n_kinds; i++) {
         qsf_layer_kind *const k = &r->kinds[i];
-        if (k->window_tokens != 0 || !qsf_has_attention(k))
+        if (k->window_tokens != 0 || !qsf_has_attention(k) || k->is_encoder != 0)
             continue;
         k->window_tokens = opt->kv_window_tokens;
         k->pinned_tokens = opt->kv_pinned_tokens;
@@ -160,9 +162,23 @@ static qsf_status limit_windows(const qsf_options *opt, qsf_reader *r)
     }
     return is_limited ? QSF_OK
                       : QSF_FAIL(QSF_ERR_ARG,
-                                 "a window of %u tokens is for layers that see all of the context: "
-                                 "all layers of this model have windows of their own",
+                                 "a window of %u tokens is for layers that see all of the context "
+                                 "before a token, and no more: this model has none",
                                  opt->kv_window_tokens);
+}
+
+/* A text passes through an encoder at once, and the pages of all layers' keys and values are the
+ * same, so f32 costs little. */
+static void choose_for_encoder(qsf_options *opt, const qsf_config *c)
+{
+    if (!c->is_encoder)
+        return;
+    opt->chunk_tokens = c->max_tokens; /* at most the context */
+    opt->draft_rows = 0;
+    if (opt->kv_k_type == QSF_KV_DEFAULT)
+        opt->kv_k_type = QSF_KV_F32;
+    if (opt->kv_v_type == QSF_KV_DEFAULT)
+        opt->kv_v_type = QSF_KV_F32;
 }
 
 /* Makes the plan with or without the MTP head. */
@@ -170,6 +186,7 @@ static qsf_status plan_layers(qsf_model *m, bool with_mtp)
 {
     QSF_TRY(choose_layers(m, with_mtp));
     QSF_TRY(qsf_config_init(&m->config, &m->reader, m->layers, &m->ends));
+    choose_for_encoder(&m->options, &m->config);
     if (m->is_drafter && m->options.ctx_tokens > m->config.max_tokens)
         m->options.ctx_tokens = m->config.max_tokens;
     return make_plan(m, 0);

@@ -72,6 +72,7 @@ static void gather_part(const qsf_shared_buffers *b, const qsf_pass_part *p, qsf
     qsf_session *const s = p->session;
     const uint32_t segment_idx = chunk->n_segments++;
     const uint32_t n_rows = p->n_rows + p->n_hidden;
+    const bool is_first = s->model->config.is_encoder;
     uint32_t *const rows = b->head_rows + chunk->n_logits_rows + chunk->n_hidden_rows;
     b->segments[segment_idx] =
         (qsf_segment){&s->buffers.sequence, chunk->n_tokens, p->n_tokens, s->n_tokens};
@@ -80,7 +81,7 @@ static void gather_part(const qsf_shared_buffers *b, const qsf_pass_part *p, qsf
     memcpy(b->tokens + chunk->n_tokens, p->tokens, p->n_tokens * sizeof *p->tokens);
     chunk->n_tokens += p->n_tokens;
     for (uint32_t row = 0; row < n_rows; row++)
-        rows[row] = chunk->n_tokens - n_rows + row;
+        rows[row] = chunk->n_tokens - (is_first ? p->n_tokens : n_rows) + row;
     chunk->n_logits_rows += p->n_rows;
     chunk->n_hidden_rows += p->n_hidden;
     if (p->n_rows > 0) /* if no other part has rows, all of them */
@@ -218,6 +219,10 @@ qsf_status qsf_pass_run(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, qs
     const qsf_cancel cancel = {m->shared.cancelled, n_parts};
     qsf_status status = QSF_OK;
     const float *logits;
+    for (uint32_t i = 0; i < n_parts && m->config.is_encoder; i++)
+        if (parts[i].n_rows != 0 || parts[i].session->n_tokens != 0)
+            return QSF_FAIL(QSF_ERR_ARG, "this model is an encoder: it makes vectors of whole "
+                                         "texts (qsf embed, /v1/embeddings), and no text");
     /* A session that is cancelled must not stop the others. */
     for (uint32_t i = 0; i < n_parts && status == QSF_OK; i++)
         status = catch_up(m, parts[i].session, n_parts == 1 ? &cancel : NULL, w);

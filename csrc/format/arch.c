@@ -32,6 +32,7 @@ static const qsf_key keys[] = {
     F32(11, "embedding factor", embedding_factor),
     F32(12, "logit cap", logit_cap),
     U32(13, "width of own embeddings", own_width, 0, QSF_MAX_OWN_WIDTH),
+    U32(14, "encoder", is_encoder, 0, 1),
     U32(0x8010, "bits of keys", kv_k_bits, 2, 32),
     U32(0x8011, "bits of values", kv_v_bits, 2, 32),
     U32(0x8012, "bits of activations", act_bits, 8, 16),

@@ -97,6 +97,10 @@ static tensor_rule rule_of(const layer_row *row, presence presence_of_row,
 static qsf_status find_source(const qsf_reader *r, uint32_t idx, uint32_t *source)
 {
     const uint32_t wanted = qsf_reader_layer_kind(r, idx)->kv_source;
+    if (r->arch.is_encoder != 0) {
+        *source = 0; /* only the layer that runs needs its keys and values */
+        return QSF_OK;
+    }
     for (*source = wanted == 0 ? idx : 0; *source < idx; ++*source)
         if (qsf_reader_layer(r, *source)->layer + 1U == wanted)
             return QSF_OK;
@@ -213,8 +217,9 @@ void qsf_expert_find(const qsf_reader *r, uint32_t unit_idx,
 static qsf_status check_norms(const qsf_layer *l)
 {
     const bool is_post = l->tensors[QSF_LAYER_POST_ATTN_NORM] != NULL && !qsf_has_ssd(l->kind);
-    const bool has_attn_norm =
-        l->kind->mixer == QSF_MIXER_NONE || is_post || l->tensors[QSF_LAYER_ATTN_NORM] != NULL;
+    const bool has_attn_norm = l->kind->mixer == QSF_MIXER_NONE || is_post ||
+                               l->kind->is_post_norm != 0 ||
+                               l->tensors[QSF_LAYER_ATTN_NORM] != NULL;
     const bool has_ffn_norm = l->tensors[QSF_LAYER_FFN_NORM] != NULL ||
                               l->tensors[QSF_LAYER_POST_FFN_NORM] != NULL || l->kind->is_parallel ||
                               (l->kind->ffn == QSF_FFN_NONE && l->kind->n_experts == 0);
@@ -310,13 +315,15 @@ static void add_layer(qsf_config *c, const qsf_layer *l)
 
 static qsf_status match_ends(const qsf_config *c, const qsf_reader *r, qsf_ends *ends)
 {
-    const presence head = c->has_tied_head ? NEVER : ALWAYS;
+    const presence head = c->has_tied_head || c->is_encoder ? NEVER : ALWAYS;
+    const presence dense = c->is_encoder ? OPTIONAL : NEVER;
     const tensor_rule embedding[] = {
         {QSF_TENSOR_EMBEDDING, "embedding", QSF_LAYOUT_TILES, ALWAYS, c->n_vocab, c->dim},
     };
     const tensor_rule final[] = {
         {QSF_TENSOR_FINAL_NORM, "final_norm", QSF_LAYOUT_VECTOR, ALWAYS, 1, c->dim},
         {QSF_TENSOR_FINAL_NORM_BIAS, "final_norm_bias", QSF_LAYOUT_VECTOR, OPTIONAL, 1, c->dim},
+        {QSF_TENSOR_DENSE, "dense", QSF_LAYOUT_TILES, dense, c->dim, c->dim},
         {QSF_TENSOR_HEAD_BIAS, "head_bias", QSF_LAYOUT_VECTOR, OPTIONAL, 1, c->n_vocab},
         {QSF_TENSOR_HEAD, "head", QSF_LAYOUT_TILES, head, c->n_vocab, c->dim},
     };
@@ -325,8 +332,9 @@ static qsf_status match_ends(const qsf_config *c, const qsf_reader *r, qsf_ends 
     QSF_TRY(match_unit(r, r->final_unit, final, sizeof final / sizeof final[0], tensors));
     ends->final_norm = tensors[0];
     ends->final_norm_bias = tensors[1];
-    ends->head_bias = tensors[2];
-    ends->head = tensors[3];
+    ends->dense = tensors[2];
+    ends->head_bias = tensors[3];
+    ends->head = tensors[4];
     if (c->has_tied_head)
         ends->head = ends->embedding;
     ends->own_table = NULL;
@@ -392,6 +400,7 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
         .is_rms_norm = h->norm == QSF_NORM_RMS,
         .has_learned_positions = h->positions == QSF_POSITIONS_LEARNED,
         .has_tied_head = r->arch.tied_head != 0,
+        .is_encoder = r->arch.is_encoder != 0,
         .norm_epsilon = r->arch.norm_epsilon,
         .embedding_factor = r->arch.embedding_factor,
         .logit_cap = r->arch.logit_cap,

@@ -19,55 +19,56 @@
 /* The tensors of a layer. Optional ones may be NULL; layer_rows.h has a row for each: its
  * type in the file, its shape, and the layers that have it. */
 typedef enum qsf_layer_tensor {
-    QSF_LAYER_Q,                               /* [q_rows, dim]; C of a short convolution */
-    QSF_LAYER_K,                               /* [k_rows, dim]; B of a short convolution */
-    QSF_LAYER_V,                               /* [v_rows, dim]; x of a short convolution */
-    QSF_LAYER_ATTN_OUT,                        /* [dim, out_cols] */
-    QSF_LAYER_GATE,                            /* [ffn_dim, dim], gated FFNs */
-    QSF_LAYER_UP,                              /* [ffn_dim, dim] */
-    QSF_LAYER_DOWN,                            /* [dim, ffn_dim] */
-    QSF_LAYER_ROUTER,                          /* [n_experts, dim], layers with experts */
-    QSF_LAYER_MIX_GATE,                        /* [out_cols or gate_rank, dim] */
-    QSF_LAYER_BETA,                            /* [value heads, dim]: delta rule */
-    QSF_LAYER_DECAY,                           /* [decays or gate_rank, dim]: delta rule */
-    QSF_LAYER_GATE_UP,                         /* [out_cols, gate_rank]: delta rule */
-    QSF_LAYER_DECAY_UP,                        /* [decays, gate_rank]: delta rule */
-    QSF_LAYER_Q_UP,                            /* [heads * (nope + rope), query_rank]: latents */
-    QSF_LAYER_K_UP,                            /* [heads * latent_rank, nope_dim]: latents */
-    QSF_LAYER_V_UP,                            /* [heads * value dim, latent_rank]: latents */
-    QSF_LAYER_OWN_IN,                          /* [own_width, dim], own embeddings; the next two */
-    QSF_LAYER_OWN_GATE,                        /* [own_width, dim] */
-    QSF_LAYER_OWN_OUT,                         /* [dim, own_width] */
-    QSF_LAYER_SSD_IN,                          /* [channels, dim]: x, B and C of SSD */
-    QSF_LAYER_SSD_GATE,                        /* [values, dim]: SSD */
-    QSF_LAYER_SSD_STEP,                        /* [value heads, dim]: SSD */
-    QSF_LAYER_SSD_OUT,                         /* [dim, values]: SSD */
-    QSF_LAYER_MTP_JOIN,                        /* [dim, 2 dim]: the MTP head */
-    QSF_LAYER_MATRICES,                        /* how many are matrices; vectors follow */
-    QSF_LAYER_INPUT_NORM = QSF_LAYER_MATRICES, /* [dim], optional: norm of the residual itself */
-    QSF_LAYER_INPUT_NORM_BIAS,                 /* [dim], optional */
-    QSF_LAYER_ATTN_NORM,                       /* [dim]; optional if there is a post_attn_norm */
-    QSF_LAYER_ATTN_NORM_BIAS,                  /* [dim], optional */
-    QSF_LAYER_Q_BIAS,                          /* [q_rows], optional; not the delta rule */
-    QSF_LAYER_K_BIAS,                          /* [k_rows], optional; likewise */
-    QSF_LAYER_V_BIAS,                          /* [v_rows], optional; likewise */
-    QSF_LAYER_Q_NORM,                          /* [head_dim], [q_dim] or [query_rank] */
-    QSF_LAYER_K_NORM,                          /* [head_dim], [kv_dim] or [latent_rank] */
-    QSF_LAYER_SINKS,                           /* [n_heads], optional */
-    QSF_LAYER_DECAY_RATE,                      /* [decays], delta rule; likewise the next */
-    QSF_LAYER_DECAY_BIAS,                      /* [decays] */
-    QSF_LAYER_MIX_NORM,                        /* [value_dim] */
-    QSF_LAYER_CONV,                            /* [n_taps * channels] */
-    QSF_LAYER_CONV_BIAS,                       /* [dim], optional; short convolutions */
-    QSF_LAYER_SSD_RATE,                        /* [value heads], SSD; likewise the next two */
-    QSF_LAYER_SSD_STEP_BIAS,                   /* [value heads] */
-    QSF_LAYER_SSD_SKIP,                        /* [value heads] */
-    QSF_LAYER_SSD_CONV,                        /* [n_taps * channels] */
-    QSF_LAYER_SSD_CONV_BIAS,                   /* [channels], optional */
-    QSF_LAYER_SSD_NORM,                        /* [values], optional */
-    QSF_LAYER_ATTN_SUB_NORM,                   /* [out_cols], optional */
-    QSF_LAYER_ATTN_OUT_BIAS,                   /* [dim], optional */
-    QSF_LAYER_POST_ATTN_NORM,                  /* [dim], optional */
+    QSF_LAYER_Q,                                /* [q_rows, dim]; C of a short convolution */
+    QSF_LAYER_K,                                /* [k_rows, dim]; B of a short convolution */
+    QSF_LAYER_V,                                /* [v_rows, dim]; x of a short convolution */
+    QSF_LAYER_ATTN_OUT,                         /* [dim, out_cols] */
+    QSF_LAYER_GATE,                             /* [ffn_dim, dim], gated FFNs */
+    QSF_LAYER_UP,                               /* [ffn_dim, dim] */
+    QSF_LAYER_DOWN,                             /* [dim, ffn_dim] */
+    QSF_LAYER_ROUTER,                           /* [n_experts, dim], layers with experts */
+    QSF_LAYER_MIX_GATE,                         /* [out_cols or gate_rank, dim] */
+    QSF_LAYER_BETA,                             /* [value heads, dim]: delta rule */
+    QSF_LAYER_DECAY,                            /* [decays or gate_rank, dim]: delta rule */
+    QSF_LAYER_GATE_UP,                          /* [out_cols, gate_rank]: delta rule */
+    QSF_LAYER_DECAY_UP,                         /* [decays, gate_rank]: delta rule */
+    QSF_LAYER_Q_UP,                             /* [heads * (nope + rope), query_rank]: latents */
+    QSF_LAYER_K_UP,                             /* [heads * latent_rank, nope_dim]: latents */
+    QSF_LAYER_V_UP,                             /* [heads * value dim, latent_rank]: latents */
+    QSF_LAYER_OWN_IN,                           /* [own_width, dim], own embeddings; the next two */
+    QSF_LAYER_OWN_GATE,                         /* [own_width, dim] */
+    QSF_LAYER_OWN_OUT,                          /* [dim, own_width] */
+    QSF_LAYER_SSD_IN,                           /* [channels, dim]: x, B and C of SSD */
+    QSF_LAYER_SSD_GATE,                         /* [values, dim]: SSD */
+    QSF_LAYER_SSD_STEP,                         /* [value heads, dim]: SSD */
+    QSF_LAYER_SSD_OUT,                          /* [dim, values]: SSD */
+    QSF_LAYER_MTP_JOIN,                         /* [dim, 2 dim]: the MTP head */
+    QSF_LAYER_MATRICES,                         /* how many are matrices; vectors follow */
+    QSF_LAYER_INPUT_SHIFT = QSF_LAYER_MATRICES, /* [dim], optional: added to the residual */
+    QSF_LAYER_INPUT_NORM,                       /* [dim], optional: norm of the residual itself */
+    QSF_LAYER_INPUT_NORM_BIAS,                  /* [dim], optional */
+    QSF_LAYER_ATTN_NORM,                        /* [dim]; optional if there is a post_attn_norm */
+    QSF_LAYER_ATTN_NORM_BIAS,                   /* [dim], optional */
+    QSF_LAYER_Q_BIAS,                           /* [q_rows], optional; not the delta rule */
+    QSF_LAYER_K_BIAS,                           /* [k_rows], optional; likewise */
+    QSF_LAYER_V_BIAS,                           /* [v_rows], optional; likewise */
+    QSF_LAYER_Q_NORM,                           /* [head_dim], [q_dim] or [query_rank] */
+    QSF_LAYER_K_NORM,                           /* [head_dim], [kv_dim] or [latent_rank] */
+    QSF_LAYER_SINKS,                            /* [n_heads], optional */
+    QSF_LAYER_DECAY_RATE,                       /* [decays], delta rule; likewise the next */
+    QSF_LAYER_DECAY_BIAS,                       /* [decays] */
+    QSF_LAYER_MIX_NORM,                         /* [value_dim] */
+    QSF_LAYER_CONV,                             /* [n_taps * channels] */
+    QSF_LAYER_CONV_BIAS,                        /* [dim], optional; short convolutions */
+    QSF_LAYER_SSD_RATE,                         /* [value heads], SSD; likewise the next two */
+    QSF_LAYER_SSD_STEP_BIAS,                    /* [value heads] */
+    QSF_LAYER_SSD_SKIP,                         /* [value heads] */
+    QSF_LAYER_SSD_CONV,                         /* [n_taps * channels] */
+    QSF_LAYER_SSD_CONV_BIAS,                    /* [channels], optional */
+    QSF_LAYER_SSD_NORM,                         /* [values], optional */
+    QSF_LAYER_ATTN_SUB_NORM,                    /* [out_cols], optional */
+    QSF_LAYER_ATTN_OUT_BIAS,                    /* [dim], optional */
+    QSF_LAYER_POST_ATTN_NORM,                   /* [dim], optional */
     QSF_LAYER_FFN_NORM,         /* [dim]; optional if there is a post_ffn_norm, or parallel */
     QSF_LAYER_FFN_NORM_BIAS,    /* [dim], optional */
     QSF_LAYER_ROUTER_NORM,      /* [dim], optional: norm of the residual for the router */
@@ -146,6 +147,8 @@ typedef struct qsf_config {
     bool keeps_input; /* some FFN needs its layer's input again, or a place for the dense part */
     bool has_learned_positions;
     bool has_tied_head;
+    bool
+        is_encoder; /* no head; a pass has whole texts; layers share the pages of keys and values */
     bool has_head_bias;
     bool has_fine_acts;  /* 16-bit activations for all weights with codes */
     bool has_only_parts; /* every quantised matrix has scales of fewer than 64 columns */
@@ -161,7 +164,8 @@ typedef struct qsf_ends {
     const qsf_tensor *final_norm;      /* [dim] */
     const qsf_tensor *final_norm_bias; /* [dim], optional */
     const qsf_tensor *head_bias;       /* [n_vocab], optional; NULL when tied */
-    const qsf_tensor *head;            /* [n_vocab, dim]; the embedding when tied */
+    const qsf_tensor *dense;           /* [dim, dim] after the final norm, optional */
+    const qsf_tensor *head;            /* [n_vocab, dim]; the embedding when tied; or NULL */
     const qsf_tensor *own_table;       /* [n_vocab, own_cols]; or NULL */
 } qsf_ends;
 

@@ -78,14 +78,16 @@ static qsf_status check_sections(const qsf_reader *r, const qsf_header_links *li
     const bool is_learned = h->positions == QSF_POSITIONS_LEARNED;
     if (is_learned && wpos == NULL)
         return QSF_FAIL(QSF_ERR_FORMAT, "the positions are learned, but there is no section WPOS");
-    const uint64_t bands_bytes = (uint64_t)r->n_bands * 4; /* of each of one table or two */
+    const uint64_t bands_bytes = (uint64_t)r->n_bands * 4;         /* of each of one table or two */
+    const uint64_t n_positions = (uint64_t)h->max_tokens * h->dim; /* numbers: f16, or f32 */
     const qsf_section *const ebnd = qsf_reader_section(r, "EBND");
+    const bool wpos_is_f32 = is_learned && wpos->n_bytes == n_positions * 4;
     const struct {
         const qsf_section *section;
         uint64_t n_bytes;
     } sizes[] = {
         {ebnd, ebnd->n_bytes == 2 * bands_bytes ? 2 * bands_bytes : bands_bytes},
-        {is_learned ? wpos : NULL, (uint64_t)h->max_tokens * h->dim * 2},
+        {is_learned ? wpos : NULL, n_positions * (wpos_is_f32 ? 4 : 2)},
     };
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         if (sizes[i].section != NULL && sizes[i].section->n_bytes != sizes[i].n_bytes)

@@ -31,6 +31,7 @@ static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned ch
         U32(1, "mixer", mixer, 0, QSF_MIXER_COUNT - 1),
         U32(16, "parallel", is_parallel, 0, 1),
         U32(17, "MTP head", is_mtp, 0, 1),
+        U32(18, "post-norm", is_post_norm, 0, 1),
         U32(32, "heads", n_heads, 1, h->n_heads),
         U32(33, "KV heads", n_kv_heads, 1, h->n_kv_heads),
         U32(34, "head dimension", head_dim, 1, h->head_dim),
@@ -88,6 +89,7 @@ static qsf_layer_kind plain_kind(const qsf_reader *r)
         .n_kv_heads = h->n_kv_heads,
         .head_dim = h->head_dim,
         .window_tokens = r->arch.window_tokens,
+        .is_encoder = r->arch.is_encoder,
         .rope_set = h->positions == QSF_POSITIONS_ROPE ? 0 : QSF_ROPE_NONE,
         .ffn = QSF_FFN_GATED,
         .ffn_dim = h->ffn_dim,
@@ -250,6 +252,17 @@ static qsf_status check_kind(const qsf_reader *r, const char *where, const qsf_l
                         "%s: RoPE set %" PRIu32 " rotates %" PRIu32
                         " dimensions, the heads have %" PRIu32,
                         where, k->rope_set, rotary_dims, k->head_dim - k->latent_rank);
+    const qsf_header *const h = &r->header;
+    if (k->is_encoder != 0 &&
+        (k->mixer != QSF_MIXER_ATTENTION || k->latent_rank != 0 || k->kv_source != 0 ||
+         k->alibi_slopes.n != 0 || k->n_kv_heads != h->n_kv_heads || k->head_dim != h->head_dim))
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "%s: of an encoder (ARCH, key 14), allowed: attention with the header's KV "
+                        "heads and head dimension, without keys 43, 44, 49",
+                        where);
+    if (k->is_post_norm != 0 && k->is_parallel != 0)
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s: post-norm (key 18) with a parallel FFN (key 16)",
+                        where);
     if ((k->temperature_beta != 0.0F) != (k->temperature_step != 0))
         return QSF_FAIL(QSF_ERR_FORMAT, "%s: a query temperature has both a beta and a step",
                         where);

@@ -114,6 +114,7 @@ static const layer_row layer_rows[] = {
     VECTOR(MTP_TOKEN_NORM, MTP_TOKEN_NORM, "mtp_token_norm", WITH_MTP, OF_DIM),
     VECTOR(MTP_HIDDEN_NORM, MTP_HIDDEN_NORM, "mtp_hidden_norm", WITH_MTP, OF_DIM),
     MATRIX(MTP_JOIN, MTP_JOIN, "mtp_join", WITH_MTP, OF_DIM, OF_JOINED),
+    VECTOR(INPUT_SHIFT, INPUT_SHIFT, "input_shift", IF_ANY, OF_DIM),
     VECTOR(INPUT_NORM, INPUT_NORM, "input_norm", IF_ANY, OF_DIM),
     VECTOR(INPUT_NORM_BIAS, INPUT_NORM_BIAS, "input_norm_bias", IF_ANY, OF_DIM),
     VECTOR(ATTN_NORM, ATTN_NORM, "attn_norm", IF_MIXED, OF_DIM),

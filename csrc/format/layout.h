@@ -233,7 +233,9 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_MTP_HIDDEN_NORM = 82,
     QSF_TENSOR_MTP_JOIN = 83,
     QSF_TENSOR_MTP_END_NORM = 84,
-    QSF_TENSOR_TYPE_COUNT = 85
+    QSF_TENSOR_INPUT_SHIFT = 85,
+    QSF_TENSOR_DENSE = 86,
+    QSF_TENSOR_TYPE_COUNT = 87
 } qsf_tensor_type;
 
 #endif

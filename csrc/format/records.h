@@ -61,6 +61,7 @@ typedef struct qsf_arch {
     uint32_t rope_dims;
     uint32_t rope_interleaved; /* 0 or 1 */
     uint32_t tied_head;        /* 0 or 1 */
+    uint32_t is_encoder;       /* 0 or 1: no head, and a token sees later ones too */
     uint32_t window_tokens;    /* 0: none */
     float embedding_factor;
     float logit_cap;    /* 0: none */
@@ -75,7 +76,9 @@ typedef struct qsf_layer_kind {
     uint32_t mixer;  /* qsf_mixer_kind; the next fields, up to query_rank, are of attention */
     uint32_t is_mtp; /* 0 or 1: the MTP head, which is the last layer and guesses the next token but
                         one; its input is made of a token's embedding and the hidden state before */
-    uint32_t is_parallel; /* 0 or 1 */
+    uint32_t is_parallel;  /* 0 or 1 */
+    uint32_t is_post_norm; /* 0 or 1: the FFN's norm is one of the residual itself */
+    uint32_t is_encoder;   /* as in qsf_arch; never stored in a kind */
     uint32_t n_heads;
     uint32_t n_kv_heads;
     uint32_t head_dim;

@@ -224,13 +224,13 @@ static qsf_status check_contents(const qsf_reader *r)
             (r->own_table_unit == 0 || r->tensors[i].unit_idx != r->own_table_unit) &&
             ((r->tensors[i].type >= QSF_TENSOR_EMBEDDING &&
               r->tensors[i].type <= QSF_TENSOR_FINAL_NORM_BIAS) ||
-             r->tensors[i].type == QSF_TENSOR_HEAD_BIAS ||
+             r->tensors[i].type == QSF_TENSOR_HEAD_BIAS || r->tensors[i].type == QSF_TENSOR_DENSE ||
              r->tensors[i].type == QSF_TENSOR_OWN_TABLE))
             return QSF_FAIL(QSF_ERR_FORMAT,
                             "tensor table: entry %" PRIu32 " of a layer or expert has type %" PRIu32
-                            ", allowed there: all but %d .. %d, %d and %d",
+                            ", allowed there: all but %d .. %d, %d, %d and %d",
                             i, r->tensors[i].type, QSF_TENSOR_EMBEDDING, QSF_TENSOR_FINAL_NORM_BIAS,
-                            QSF_TENSOR_HEAD_BIAS, QSF_TENSOR_OWN_TABLE);
+                            QSF_TENSOR_HEAD_BIAS, QSF_TENSOR_OWN_TABLE, QSF_TENSOR_DENSE);
 
     /* In the order of use: norm, its bias if any, the head's bias if any and the head, unless tied.
      */
@@ -239,11 +239,14 @@ static qsf_status check_contents(const qsf_reader *r)
     QSF_TRY(check_is(&t[0], QSF_TENSOR_FINAL_NORM, QSF_LAYOUT_VECTOR, 1, h->dim));
     if (i < finl->n_tensors && t[i].type == QSF_TENSOR_FINAL_NORM_BIAS)
         QSF_TRY(check_is(&t[i++], QSF_TENSOR_FINAL_NORM_BIAS, QSF_LAYOUT_VECTOR, 1, h->dim));
+    if (i < finl->n_tensors && t[i].type == QSF_TENSOR_DENSE)
+        QSF_TRY(check_is(&t[i++], QSF_TENSOR_DENSE, QSF_LAYOUT_TILES, h->dim, h->dim));
     if (i < finl->n_tensors && t[i].type == QSF_TENSOR_HEAD_BIAS)
         QSF_TRY(check_is(&t[i++], QSF_TENSOR_HEAD_BIAS, QSF_LAYOUT_VECTOR, 1, h->n_vocab));
-    if (i < finl->n_tensors && !r->arch.tied_head)
+    const bool has_head = r->arch.tied_head == 0 && r->arch.is_encoder == 0;
+    if (i < finl->n_tensors && has_head)
         QSF_TRY(check_is(&t[i++], QSF_TENSOR_HEAD, QSF_LAYOUT_TILES, h->n_vocab, h->dim));
-    else if (!r->arch.tied_head)
+    else if (has_head)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "tensor table: the final unit has no output head (type %d), and ARCH does "
                         "not tie it to the embedding",
@@ -252,7 +255,7 @@ static qsf_status check_contents(const qsf_reader *r)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "tensor table: the final unit has type %" PRIu32
                         " after its last tensor (head %s)",
-                        t[i].type, r->arch.tied_head ? "tied" : "not tied");
+                        t[i].type, has_head ? "not tied" : "tied or none");
     return QSF_OK;
 }
 

@@ -27,7 +27,7 @@ QSF_API qsf_status qsf_text_create(const void *section, uint64_t n_bytes, qsf_te
 QSF_API void qsf_text_close(qsf_text *t);
 
 typedef struct qsf_text_facts {
-    char model[16];      /* "byte-level BPE", "BPE" or "unigram" */
+    char model[16];      /* "byte-level BPE", "BPE", "unigram" or "WordPiece" */
     uint32_t n_tokens;   /* tokens, added ones included */
     uint32_t n_ids;      /* one more than the largest id */
     uint64_t n_bytes;    /* memory that the vocabulary takes */

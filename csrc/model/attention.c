@@ -56,7 +56,7 @@ static qsf_row_group row_group_of(const qsf_attention_job *job, const qsf_segmen
     };
     for (size_t r = 0; r < group.n_rows; r++) {
         const qsf_seen seen =
-            qsf_seen_at(kind, positions[(first_row + r) / qsf_heads_per_kv(kind)]);
+            qsf_seen_at(kind, g, positions[(first_row + r) / qsf_heads_per_kv(kind)]);
         group.seen[r] = seen;
         if (seen.first < group.all.first)
             group.all = (qsf_seen){seen.pinned, seen.first, group.all.end};
@@ -233,7 +233,7 @@ static void merge_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
         const qsf_spans all = qsf_seen_spans(o->kind, g);
         for (; begin < end && begin < end_row; begin++) {
             const qsf_seen seen =
-                qsf_seen_at(o->kind, o->scratch->positions[begin / o->kind->n_heads]);
+                qsf_seen_at(o->kind, g, o->scratch->positions[begin / o->kind->n_heads]);
             qsf_span_sums *const sums = s->partial_sums + begin * s->n_spans;
             float *const values = s->partial_values + begin * s->n_spans * stride;
             size_t first = 0;
@@ -289,7 +289,7 @@ static void run_items(qsf_attention_job *job)
     size_t n_scores = 0; /* approximate */
     for (uint32_t i = 0; i < job->chunk->n_segments; i++) {
         const qsf_segment *const g = &job->chunk->segments[i];
-        const qsf_seen last = qsf_seen_at(kind, g->first_position + g->n_tokens - 1);
+        const qsf_seen last = qsf_seen_at(kind, g, g->first_position + g->n_tokens - 1);
         n_items += items_of(job, g);
         n_scores += (last.end - last.first + last.pinned) * g->n_tokens * kind->n_heads;
     }
@@ -306,7 +306,7 @@ static qsf_status attend_by_parts(const qsf_ops *o, qsf_attention_job *job)
     const qsf_kv_layer *const l = &kv->pool->layers[job->layer];
     const size_t n_cold = qsf_kvcache_cold_pages(kv, job->layer);
     const size_t first_page =
-        qsf_seen_at(o->kind, segments[0].first_position).first / QSF_KV_PAGE_TOKENS;
+        qsf_seen_at(o->kind, segments, segments[0].first_position).first / QSF_KV_PAGE_TOKENS;
     const size_t part_spans =
         qsf_kv_transit_bytes(kv->pool) / qsf_kv_record_bytes(l) / QSF_KV_SPAN_PAGES;
     const qsf_spans all = qsf_seen_spans(o->kind, &segments[0]);

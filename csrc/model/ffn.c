@@ -18,6 +18,14 @@ static qsf_status prepare_ffn(qsf_ops *o, const qsf_layer *l, qsf_acts *out)
 {
     const qsf_scratch *const s = o->scratch;
     const qsf_norm_weights none = {0};
+    qsf_norm_weights weights;
+    if (o->kind->is_post_norm != 0) {
+        QSF_TRY(qsf_block_load_norm(o, l->tensors[QSF_LAYER_FFN_NORM],
+                                    l->tensors[QSF_LAYER_FFN_NORM_BIAS], &weights));
+        qsf_ops_norm(o, s->x, &weights, s->x);
+        *out = qsf_ops_prepare(o, s->x, o->config->dim, &none, s->x);
+        return QSF_OK;
+    }
     if (!o->kind->is_parallel)
         return qsf_block_norm(o, s->x, l->tensors[QSF_LAYER_FFN_NORM],
                               l->tensors[QSF_LAYER_FFN_NORM_BIAS], out);

@@ -41,10 +41,11 @@ static qsf_status embed(qsf_forward *f, const qsf_chunk *chunk)
             f->ops.kernels->scale(x, c->embedding_factor, c->dim);
         if (f->positions == NULL)
             continue;
-        const size_t position = s->positions[t];
-        const unsigned char *const row = f->positions + position * c->dim * 2;
+        const size_t first = (size_t)s->positions[t] * c->dim;
         for (size_t i = 0; i < c->dim; i++)
-            x[i] += qsf_half_to_float(qsf_load_u16(row + 2 * i));
+            x[i] += f->has_f32_positions
+                        ? qsf_load_f32(f->positions + 4 * (first + i))
+                        : qsf_half_to_float(qsf_load_u16(f->positions + 2 * (first + i)));
     }
     return c->own_width != 0 ? qsf_own_read(&f->ops, f->ends->own_table, chunk->tokens) : QSF_OK;
 }
@@ -66,11 +67,15 @@ static qsf_status end_unit(qsf_ops *o, qsf_phase phase)
     return QSF_OK;
 }
 
-/* The steps before attention: the norm of the residual, and a copy for a parallel FFN. */
+/* The steps before attention: shift and norm of the residual, and a copy for a parallel FFN. */
 static qsf_status begin_layer(qsf_ops *o, const qsf_layer *l)
 {
     const qsf_scratch *const s = o->scratch;
     qsf_norm_weights weights;
+    const float *shift;
+    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_INPUT_SHIFT], 2, &shift));
+    for (uint32_t t = 0; shift != NULL && t < o->n_tokens; t++)
+        o->kernels->add_scaled(s->x + t * s->dim_stride, shift, 1.0F, o->config->dim);
     if (l->tensors[QSF_LAYER_INPUT_NORM] != NULL) {
         QSF_TRY(qsf_block_load_norm(o, l->tensors[QSF_LAYER_INPUT_NORM],
                                     l->tensors[QSF_LAYER_INPUT_NORM_BIAS], &weights));
@@ -210,6 +215,14 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk, bool is_norme
     else
         QSF_TRY(qsf_block_norm(o, s->x, f->ends->final_norm, f->ends->final_norm_bias, &in));
     f->hidden = s->normed + chunk->n_logits_rows * s->dim_stride;
+    if (c->is_encoder) {
+        const qsf_linear dense = {f->ends->dense, NULL, s->y, s->dim_stride, 1, NULL, NULL, {0}};
+        if (f->ends->dense != NULL) {
+            QSF_TRY(qsf_linear_run(o, &dense, 1, &in));
+            f->hidden = s->y;
+        }
+        return end_unit(o, QSF_PHASE_HEAD);
+    }
     in.n_tokens = chunk->n_logits_rows;
     o->n_tokens = chunk->n_logits_rows;
     QSF_TRY(qsf_ops_load_vector(o, f->ends->head_bias, s->head_bias, &head.bias));

@@ -17,7 +17,8 @@
 typedef struct qsf_forward {
     qsf_ops ops;
     const qsf_ends *ends;
-    const unsigned char *positions; /* f16 [max_tokens, dim], learned positions; or NULL */
+    const unsigned char *positions; /* [max_tokens, dim], learned positions; or NULL */
+    bool has_f32_positions;         /* else they are f16 */
     qsf_embedding embedding;        /* zeroed: no cache */
     const float *hidden; /* [n_hidden_rows, dim_stride] of the latest chunk: the last norm's; after
                             a guess the one that stands for the token's */

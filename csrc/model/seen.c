@@ -4,11 +4,15 @@
 
 #include "base/checked.h"
 
-qsf_seen qsf_seen_at(const qsf_layer_kind *k, size_t position)
+qsf_seen qsf_seen_at(const qsf_layer_kind *k, const qsf_segment *g, size_t position)
 {
-    const size_t end = position + 1;
     const size_t window = k->window_tokens;
-    const size_t first = window != 0 && end > window ? end - window : 0;
+    const size_t first = window != 0 && position >= window ? position + 1 - window : 0;
+    size_t end = position + 1;
+    if (k->is_encoder != 0) {
+        end = (size_t)g->first_position + g->n_tokens;
+        end = window != 0 && position + window < end ? position + window : end;
+    }
     return first <= k->pinned_tokens ? (qsf_seen){0, 0, end}
                                      : (qsf_seen){k->pinned_tokens, first, end};
 }
@@ -35,12 +39,12 @@ static size_t end_span(qsf_seen seen)
 
 qsf_spans qsf_seen_spans(const qsf_layer_kind *k, const qsf_segment *g)
 {
-    const qsf_seen seen = qsf_seen_at(k, g->first_position);
+    const qsf_seen seen = qsf_seen_at(k, g, g->first_position);
     const size_t last = (size_t)g->first_position + g->n_tokens - 1;
     const size_t first = seen.first / QSF_KV_SPAN_TOKENS;
     const size_t n_pinned = qsf_ceil_div(seen.pinned, QSF_KV_SPAN_TOKENS);
     qsf_spans all = {n_pinned < first ? n_pinned : first, first, 0};
-    all.n = all.n_pinned + end_span(qsf_seen_at(k, last)) - first;
+    all.n = all.n_pinned + end_span(qsf_seen_at(k, g, last)) - first;
     return all;
 }
 
@@ -49,5 +53,5 @@ size_t qsf_seen_most_spans(const qsf_layer_kind *k, size_t chunk_tokens, size_t 
     const size_t n_all = qsf_ceil_div(ctx_tokens, QSF_KV_SPAN_TOKENS);
     const size_t n_seen = qsf_ceil_div(k->pinned_tokens, QSF_KV_SPAN_TOKENS) +
                           qsf_ceil_div(k->window_tokens + chunk_tokens, QSF_KV_SPAN_TOKENS) + 1;
-    return k->window_tokens != 0 && n_seen < n_all ? n_seen : n_all;
+    return k->window_tokens != 0 && k->is_encoder == 0 && n_seen < n_all ? n_seen : n_all;
 }

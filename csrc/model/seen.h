@@ -15,8 +15,9 @@ typedef struct qsf_seen {
     size_t end;
 } qsf_seen;
 
-/* Returns the positions that a token sees: itself and earlier ones, within the window or pinned. */
-qsf_seen qsf_seen_at(const qsf_layer_kind *k, size_t position);
+/* Returns the positions that a token of a segment sees: itself and earlier ones, of an encoder also
+ * later ones, within the window or pinned. */
+qsf_seen qsf_seen_at(const qsf_layer_kind *k, const qsf_segment *g, size_t position);
 
 /* Returns the slots that are seen in the span from position `begin` on, from the first to the
  * last; slots between pinned positions and the window are among them. Begin and end are 0 if

@@ -37,6 +37,14 @@ size_t qsf_decode_token(const qsf_vocabulary *v, uint32_t id, bool is_first_toke
             out[0] = (unsigned char)byte;
         return 1;
     }
+    if (v->model == QSF_TEXT_WORDPIECE && name.n > 0) {
+        const size_t n_prefix = QSF_WORD_PREFIX_BYTES;
+        const bool goes_on = name.n > n_prefix && memcmp(name.p, QSF_WORD_PREFIX, n_prefix) == 0;
+        const size_t n_out = goes_on ? name.n - n_prefix : name.n + 1;
+        for (size_t i = 0; i < n_out && i < cap; i++)
+            out[i] = goes_on ? name.p[n_prefix + i] : i == 0 ? ' ' : name.p[i - 1];
+        return n_out;
+    }
     if ((v->flags & QSF_TEXT_MARKS) == 0) {
         memcpy(out, name.p, name.n < cap ? name.n : cap);
         return name.n;
@@ -100,7 +108,7 @@ size_t qsf_decode_push(const qsf_vocabulary *v, qsf_text_decoder *d, uint32_t id
     d->is_at_start = 0;
     /* The bytes are put at the end of the room, the text at its beginning. The text never
      * reaches unread bytes: each byte becomes at most three, and four more may be pending. */
-    const size_t n_most = qsf_vocabulary_text(v, id).n;
+    const size_t n_most = qsf_vocabulary_text(v, id).n + (v->model == QSF_TEXT_WORDPIECE);
     unsigned char *const bytes = out + qsf_decode_room(n_most) - n_most;
     const size_t n_bytes = qsf_decode_token(v, id, is_first, bytes, n_most);
     size_t n = 0;

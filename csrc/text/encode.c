@@ -15,6 +15,7 @@
 #include "text/unicode.h"
 #include "text/unigram.h"
 #include "text/utf8.h"
+#include "text/wordpiece.h"
 
 typedef struct encoder {
     const qsf_vocabulary *v;
@@ -42,6 +43,13 @@ static qsf_status split_on(const encoder *e, uint32_t step_idx, const unsigned c
     return split(e, step_idx + 1, (qsf_bytes){begin, (size_t)(end - begin)}, is_first);
 }
 
+static bool is_dropped(qsf_step_kind kind, const unsigned char *p)
+{
+    size_t n_bytes;
+    return kind >= QSF_STEP_BERT &&
+           (qsf_unicode_kind(qsf_utf8_load(p, &n_bytes)) & QSF_CHAR_SPACE) != 0;
+}
+
 /* Both matches and the texts between them become pieces. */
 static qsf_status split_matches(const encoder *e, uint32_t step_idx, qsf_bytes piece, bool is_first)
 {
@@ -58,7 +66,8 @@ static qsf_status split_matches(const encoder *e, uint32_t step_idx, qsf_bytes p
             continue;
         }
         QSF_TRY(split_on(e, step_idx, between, p, is_first && between == piece.p));
-        QSF_TRY(split_on(e, step_idx, p, match_end, is_first && p == piece.p));
+        if (!is_dropped(e->v->steps[step_idx].kind, p))
+            QSF_TRY(split_on(e, step_idx, p, match_end, is_first && p == piece.p));
         p = match_end;
         between = p;
     }
@@ -144,8 +153,9 @@ static qsf_status mark_spaces(const encoder *e, uint32_t step_idx, qsf_bytes pie
 static qsf_status split(const encoder *e, uint32_t step_idx, qsf_bytes piece, bool is_first)
 {
     if (step_idx == e->v->n_steps)
-        return e->v->model == QSF_TEXT_UNIGRAM ? qsf_unigram_encode(e->v, e->w, piece, e->out)
-                                               : qsf_bpe_encode(e->v, e->w, piece, e->out);
+        return (e->v->model == QSF_TEXT_UNIGRAM     ? qsf_unigram_encode
+                : e->v->model == QSF_TEXT_WORDPIECE ? qsf_wordpiece_encode
+                                                    : qsf_bpe_encode)(e->v, e->w, piece, e->out);
     const qsf_step_kind kind = e->v->steps[step_idx].kind;
     if (kind < QSF_STEP_SPLIT)
         return split(e, step_idx + 1, piece, is_first);

@@ -23,6 +23,7 @@ typedef struct composer {
     qsf_work *w;
     int block; /* of the result */
     bool is_compatible;
+    bool is_decomposed;      /* NFD: nothing is composed */
     uint32_t first_unstable; /* lower characters are normalised already unless a mark follows */
     size_t n_out;
     size_t n_run; /* a starter and the marks after it, or marks alone at the beginning */
@@ -135,7 +136,7 @@ static qsf_status close_run(composer *c)
         return QSF_OK;
     const bool has_starter = qsf_unicode_class(run[0]) == 0;
     QSF_TRY(sort_marks(c, has_starter));
-    if (!has_starter)
+    if (!has_starter || c->is_decomposed)
         return QSF_OK;
     size_t n_kept = 1;
     unsigned last_class = 0;
@@ -171,8 +172,8 @@ static qsf_status add_char(composer *c, uint32_t ch)
     uint32_t *const run = c->w->blocks[QSF_WORK_RUN];
     if (qsf_unicode_class(ch) == 0) {
         QSF_TRY(close_run(c));
-        const uint32_t joined =
-            c->n_run == 1 && qsf_unicode_class(run[0]) == 0 ? compose(run[0], ch) : 0;
+        const bool may_join = c->n_run == 1 && qsf_unicode_class(run[0]) == 0 && !c->is_decomposed;
+        const uint32_t joined = may_join ? compose(run[0], ch) : 0;
         if (joined != 0) {
             run[0] = joined;
             return QSF_OK;
@@ -272,6 +273,32 @@ static qsf_status replace(composer *c, const qsf_step *step, qsf_bytes in, qsf_b
     return QSF_OK;
 }
 
+/* The longest key at each place becomes its text; the rest of a character that the key ends in goes
+ * too. */
+static qsf_status map(composer *c, const qsf_vocabulary *v, qsf_bytes in, qsf_bytes *out)
+{
+    for (size_t at = 0; at < in.n;) {
+        size_t end = at + qsf_utf8_length(in.p[at]);
+        qsf_bytes to = {in.p + at, end - at};
+        uint32_t node = 0;
+        for (size_t i = at; i < in.n; i++) {
+            node = qsf_tree_child(v->map_nodes, node, in.p[i]);
+            if (node == 0)
+                break;
+            const uint32_t id = qsf_load_u32(v->map_nodes + (size_t)node * 12 + 8);
+            if (id == QSF_TOKEN_NONE)
+                continue;
+            to = (qsf_bytes){v->pool + (id >> 8), id & 0xFF};
+            for (end = i + 1; end < in.n && (in.p[end] & 0xC0) == 0x80;)
+                end++;
+        }
+        QSF_TRY(put_bytes(c, to.p, to.n));
+        at = end;
+    }
+    *out = (qsf_bytes){c->w->blocks[c->block], c->n_out};
+    return QSF_OK;
+}
+
 qsf_status qsf_normalize(const qsf_vocabulary *v, qsf_work *w, qsf_bytes in, qsf_bytes *out)
 {
     int block = QSF_WORK_NORMAL_A;
@@ -280,11 +307,14 @@ qsf_status qsf_normalize(const qsf_vocabulary *v, qsf_work *w, qsf_bytes in, qsf
         const qsf_step *const step = &v->steps[i];
         const qsf_bytes before = *out;
         composer c = {.w = w, .block = block, .is_compatible = step->kind == QSF_STEP_NFKC};
-        c.first_unstable = c.is_compatible ? 0xA0 : 0x300;
+        c.is_decomposed = step->kind == QSF_STEP_NFD;
+        c.first_unstable = c.is_compatible ? 0xA0 : c.is_decomposed ? 0xC0 : 0x300;
         if (step->kind == QSF_STEP_PREPEND)
             QSF_TRY(prepend(&c, step, before, out));
         else if (step->kind == QSF_STEP_REPLACE)
             QSF_TRY(replace(&c, step, before, out));
+        else if (step->kind == QSF_STEP_MAP)
+            QSF_TRY(map(&c, v, before, out));
         else
             QSF_TRY(normalize_composed(&c, before, out));
         if (out->p != before.p)

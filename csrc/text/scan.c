@@ -466,6 +466,25 @@ static at scan_puncts(at p, at end)
     return or_null(skip(begin, end, QSF_CHAR_PUNCT), begin);
 }
 
+static at scan_spaces(at p, at end)
+{
+    return or_null(skip(p, end, QSF_CHAR_SPACE), p);
+}
+
+/* Spaces, or one punctuation mark, or one ideograph as BERT lists them */
+static at scan_bert(at p, at end)
+{
+    static const char_range ideographs[] = {
+        {0x3400, 0x4DBF},   {0x4E00, 0x9FFF},   {0xF900, 0xFAFF},  {0x20000, 0x2A6DF},
+        {0x2A700, 0x2B81F}, {0x2B820, 0x2CEAF}, {0x2F800, 0x2FA1F}};
+    at next;
+    const bool is_mark =
+        (look(p, end, &next) & QSF_CHAR_PUNCT) != 0 || (*p < 0x80 && is_ascii_punct(*p));
+    if (is_mark || skip_ranges(p, next, ideographs, 7) == next)
+        return next;
+    return scan_spaces(p, end);
+}
+
 qsf_scanner *qsf_scanner_of(qsf_step_kind kind)
 {
     static qsf_scanner *const scanners[QSF_STEP_COUNT] = {
@@ -492,6 +511,8 @@ qsf_scanner *qsf_scanner_of(qsf_step_kind kind)
         [QSF_STEP_IDEOGRAPHS] = scan_ideographs,
         [QSF_STEP_LETTERS] = scan_letters,
         [QSF_STEP_PUNCTS] = scan_puncts,
+        [QSF_STEP_BERT] = scan_bert,
+        [QSF_STEP_SPACES] = scan_spaces,
     };
     return (unsigned)kind < QSF_STEP_COUNT ? scanners[kind] : NULL;
 }

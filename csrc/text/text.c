@@ -63,7 +63,8 @@ void qsf_text_close(qsf_text *t)
 
 void qsf_text_info(const qsf_text *t, qsf_text_facts *out)
 {
-    static const char *const names[QSF_TEXT_MODEL_COUNT] = {"byte-level BPE", "BPE", "unigram"};
+    static const char *const names[QSF_TEXT_MODEL_COUNT] = {"byte-level BPE", "BPE", "unigram",
+                                                            "WordPiece"};
     if (t == NULL || out == NULL)
         return;
     const qsf_vocabulary *const v = &t->vocabulary;

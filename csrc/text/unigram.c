@@ -30,25 +30,6 @@ static void offer(place *p, double score, size_t begin, uint32_t id)
         *p = (place){score, (uint32_t)begin, id};
 }
 
-/* The child of `node` for a byte; 0: no child. */
-static uint32_t child(const qsf_vocabulary *v, uint32_t node, unsigned char byte)
-{
-    const unsigned char *const p = v->nodes + (size_t)node * 12;
-    uint32_t low = qsf_load_u32(p);
-    uint32_t high = low + (qsf_load_u32(p + 4) >> 8);
-    while (low < high) {
-        const uint32_t middle = low + (high - low) / 2;
-        const unsigned char here = v->nodes[(size_t)middle * 12 + 4];
-        if (here == byte)
-            return middle;
-        if (here < byte)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return 0;
-}
-
 /* Tries all tokens that begin at `begin`, which must be reachable. */
 static void offer_tokens(const qsf_vocabulary *v, qsf_bytes piece, size_t begin, place *places)
 {
@@ -57,7 +38,7 @@ static void offer_tokens(const qsf_vocabulary *v, qsf_bytes piece, size_t begin,
     bool has_single = false;
     uint32_t node = 0;
     for (size_t i = begin; i < piece.n; i++) {
-        node = child(v, node, piece.p[i]);
+        node = qsf_tree_child(v->nodes, node, piece.p[i]);
         if (node == 0)
             break;
         const uint32_t id = qsf_load_u32(v->nodes + (size_t)node * 12 + 8);

@@ -86,6 +86,7 @@ static qsf_status check_tokens(qsf_vocabulary *v, uint32_t n_text_bytes)
             v->max_token_bytes = end - before;
         before = end;
     }
+    v->max_token_bytes += v->model == QSF_TEXT_WORDPIECE; /* decoding puts a space before it */
     if (before != n_text_bytes || n_tokens != v->n_tokens)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "section TEXT: %" PRIu32 " tokens of %" PRIu32
@@ -140,7 +141,7 @@ static qsf_status check_added(qsf_vocabulary *v, uint32_t n_pool_bytes)
 
 static bool is_known_step(uint32_t kind)
 {
-    return (kind >= QSF_STEP_NFC && kind <= QSF_STEP_REPLACE) ||
+    return (kind >= QSF_STEP_NFC && kind <= QSF_STEP_MAP) ||
            (kind >= QSF_STEP_SPLIT && kind < QSF_STEP_COUNT);
 }
 
@@ -170,6 +171,7 @@ static qsf_status check_steps(qsf_vocabulary *v, const unsigned char *steps, uin
         }
         const bool is_normalising = kind < QSF_STEP_SPLIT;
         if ((kind == QSF_STEP_REPLACE && step->a.n == 0) ||
+            (kind == QSF_STEP_MAP && v->n_map_nodes == 0) ||
             (is_normalising && i != 0 && v->steps[i - 1].kind >= QSF_STEP_SPLIT))
             return QSF_FAIL(QSF_ERR_FORMAT,
                             "section TEXT: step %" PRIu32 " replaces nothing or comes too late", i);
@@ -178,21 +180,43 @@ static qsf_status check_steps(qsf_vocabulary *v, const unsigned char *steps, uin
 }
 
 /* Children come after their parent, so a walk ends; a node's children are sorted by byte. */
-static qsf_status check_nodes(const qsf_vocabulary *v)
+static qsf_status check_tree(const unsigned char *nodes, uint32_t n_nodes, uint32_t n_ids)
 {
-    for (uint32_t i = 0; i < v->n_nodes; i++) {
-        const unsigned char *const p = v->nodes + (size_t)i * 12;
+    for (uint32_t i = 0; i < n_nodes; i++) {
+        const unsigned char *const p = nodes + (size_t)i * 12;
         const uint32_t first = qsf_load_u32(p);
         const uint32_t n_children = qsf_load_u32(p + 4) >> 8;
         const uint32_t id = qsf_load_u32(p + 8);
         if (n_children > 256 || (n_children != 0 && first <= i) ||
-            !qsf_extent_inside(first, n_children, v->n_nodes) ||
-            (id >= v->n_ids && id != QSF_TOKEN_NONE))
+            !qsf_extent_inside(first, n_children, n_nodes) || (id >= n_ids && id != QSF_TOKEN_NONE))
             return QSF_FAIL(QSF_ERR_FORMAT,
                             "section TEXT: node %" PRIu32 " has %" PRIu32 " children from %" PRIu32
                             " on and token %" PRIu32,
                             i, n_children, first, id);
     }
+    return QSF_OK;
+}
+
+/* What texts are replaced by lies in the pool, which is checked with them. */
+static qsf_status check_map(const qsf_vocabulary *v, uint32_t n_pool_bytes)
+{
+    QSF_TRY(check_tree(v->map_nodes, v->n_map_nodes, QSF_TOKEN_NONE));
+    for (uint32_t i = 0; i < v->n_map_nodes; i++) {
+        const uint32_t id = qsf_load_u32(v->map_nodes + (size_t)i * 12 + 8);
+        if (id != QSF_TOKEN_NONE &&
+            (!qsf_extent_inside(id >> 8, id & 0xFF, n_pool_bytes) ||
+             qsf_utf8_valid_bytes(v->pool + (id >> 8), id & 0xFF) != (id & 0xFF)))
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "section TEXT: node %" PRIu32 " of the map has %" PRIu32
+                            " bytes at %" PRIu32,
+                            i, id & 0xFF, id >> 8);
+    }
+    return QSF_OK;
+}
+
+static qsf_status check_nodes(const qsf_vocabulary *v)
+{
+    QSF_TRY(check_tree(v->nodes, v->n_nodes, v->n_ids));
     for (uint32_t id = 0; id < v->n_ids && v->model == QSF_TEXT_UNIGRAM; id++) {
         const uint64_t bits = qsf_load_u64(v->scores + (size_t)id * 8);
         double score;
@@ -217,7 +241,7 @@ static qsf_status check_header(const qsf_vocabulary *v, const unsigned char *sec
     QSF_TRY(check_most("the length of the prefix", v->n_prefix, QSF_TEXT_MAX_PREFIX));
     QSF_TRY(check_most("the number of steps", v->n_steps, QSF_TEXT_MAX_STEPS));
     QSF_TRY(check_most("the number of probes", v->max_probes, QSF_TEXT_MAX_PROBES));
-    for (size_t i = 80; i < QSF_TEXT_HEADER_BYTES; i++)
+    for (size_t i = 84; i < QSF_TEXT_HEADER_BYTES; i++)
         if (section[i] != 0)
             return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: reserved byte %zu is %u, allowed: 0", i,
                             section[i]);
@@ -246,6 +270,7 @@ static void load_header(qsf_vocabulary *v, const unsigned char *p)
     v->n_steps = qsf_load_u32(p + 56);
     v->n_nodes = qsf_load_u32(p + 64);
     v->max_probes = qsf_load_u32(p + 68);
+    v->n_map_nodes = qsf_load_u32(p + 80);
     const uint64_t bits = qsf_load_u64(p + 72);
     memcpy(&v->unk_score, &bits, sizeof bits);
 }
@@ -280,6 +305,7 @@ qsf_status qsf_vocabulary_init(qsf_vocabulary *v, const unsigned char *section, 
     v->pool = take(&c, n_pool_bytes, 1);
     v->scores = take(&c, v->model == QSF_TEXT_UNIGRAM ? v->n_ids : 0, 8);
     v->nodes = take(&c, v->n_nodes, 12);
+    v->map_nodes = take(&c, v->n_map_nodes, 12);
     if (c.failed || c.at != n_bytes)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "section TEXT: its tables do not fill its %zu bytes exactly", n_bytes);
@@ -292,6 +318,7 @@ qsf_status qsf_vocabulary_init(qsf_vocabulary *v, const unsigned char *section, 
     QSF_TRY(check_numbers("prefix", v->prefix, v->n_prefix, v->n_ids, false));
     QSF_TRY(check_added(v, n_pool_bytes));
     QSF_TRY(check_steps(v, steps, n_pool_bytes));
+    QSF_TRY(check_map(v, n_pool_bytes));
     return check_nodes(v);
 }
 
@@ -312,4 +339,22 @@ uint32_t qsf_vocabulary_find(const qsf_vocabulary *v, qsf_bytes text)
         slot = (slot + 1) & mask;
     }
     return QSF_TOKEN_NONE;
+}
+
+uint32_t qsf_tree_child(const unsigned char *nodes, uint32_t node, unsigned char byte)
+{
+    const unsigned char *const p = nodes + (size_t)node * 12;
+    uint32_t low = qsf_load_u32(p);
+    uint32_t high = low + (qsf_load_u32(p + 4) >> 8);
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        const unsigned char here = nodes[(size_t)middle * 12 + 4];
+        if (here == byte)
+            return middle;
+        if (here < byte)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return 0;
 }

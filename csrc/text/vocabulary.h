@@ -24,11 +24,15 @@
 #define QSF_TEXT_MAX_TOKEN_BYTES 65535
 #define QSF_TEXT_MAX_ADDED_BYTES 512
 
+#define QSF_WORD_PREFIX "##" /* WordPiece: of tokens that go on with a word */
+#define QSF_WORD_PREFIX_BYTES 2
+
 typedef enum qsf_text_model {
     QSF_TEXT_BPE_BYTES = 0, /* units are bytes */
     QSF_TEXT_BPE_CHARS = 1, /* units are characters */
     QSF_TEXT_UNIGRAM = 2,
-    QSF_TEXT_MODEL_COUNT = 3
+    QSF_TEXT_WORDPIECE = 3,
+    QSF_TEXT_MODEL_COUNT = 4
 } qsf_text_model;
 
 enum {                             /* flags of the section */
@@ -63,6 +67,8 @@ typedef enum qsf_step_kind {
     QSF_STEP_NFKC = 2,
     QSF_STEP_PREPEND = 3, /* a, before a text that is not empty */
     QSF_STEP_REPLACE = 4, /* b for every a */
+    QSF_STEP_NFD = 5,
+    QSF_STEP_MAP = 6, /* texts of the second tree, the longest first, by others */
     QSF_STEP_SPLIT = 16,
     QSF_STEP_PREFIX_SPACE = 16, /* a space before a text that does not begin with one */
     QSF_STEP_MARK_SPACES = 17,  /* U+2581 for every space */
@@ -94,6 +100,8 @@ typedef enum qsf_step_kind {
     QSF_STEP_IDEOGRAPHS = 42,
     QSF_STEP_LETTERS = 43,
     QSF_STEP_PUNCTS = 44,
+    QSF_STEP_BERT = 45,   /* no spaces; punctuation and ideographs are pieces of their own */
+    QSF_STEP_SPACES = 46, /* no spaces */
     QSF_STEP_COUNT
 } qsf_step_kind;
 
@@ -131,6 +139,7 @@ typedef struct qsf_vocabulary {
     uint32_t n_prefix;
     uint32_t n_steps;
     uint32_t n_nodes;
+    uint32_t n_map_nodes;
     uint32_t max_probes;
     uint32_t max_token_bytes;
     double unk_score;
@@ -145,8 +154,9 @@ typedef struct qsf_vocabulary {
     const unsigned char *added;       /* u32 [n_added, 4] */
     const unsigned char *prefix;      /* u32 [n_prefix] */
     const unsigned char *pool;
-    const unsigned char *scores; /* f64 [n_ids] */
-    const unsigned char *nodes;  /* u32 [n_nodes, 3]: first child, children << 8 | byte, id */
+    const unsigned char *scores;    /* f64 [n_ids] */
+    const unsigned char *nodes;     /* u32 [n_nodes, 3]: first child, children << 8 | byte, id */
+    const unsigned char *map_nodes; /* the same; id: place in the pool << 8 | bytes */
     qsf_step steps[QSF_TEXT_MAX_STEPS];
     uint32_t first_added[2][257]; /* raw and normalised: by first byte, into `added` */
 } qsf_vocabulary;
@@ -165,6 +175,9 @@ static inline qsf_bytes qsf_vocabulary_text(const qsf_vocabulary *v, uint32_t id
 
 /* The token with this text, or QSF_TOKEN_NONE. */
 uint32_t qsf_vocabulary_find(const qsf_vocabulary *v, qsf_bytes text);
+
+/* The child of a node of a tree for a byte; 0: no child. */
+uint32_t qsf_tree_child(const unsigned char *nodes, uint32_t node, unsigned char byte);
 
 #define QSF_MERGE_NONE UINT32_MAX
 

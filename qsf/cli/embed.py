@@ -16,7 +16,7 @@ import typer
 
 from qsf.errors import QsfArgumentError
 from qsf.shell import command, typer_app
-from qsf.text.embedding import POOLINGS
+from qsf.text.embedding import ALL_POOLINGS
 
 _MAX_LINE_BYTES = 4 << 20
 _EPILOG = """\b
@@ -43,9 +43,10 @@ def embed_command(
     pooling: Annotated[
         str | None,
         typer.Option(
-            help="Hidden states that a vector is of: that of the last token, or the mean.",
-            metavar="|".join(POOLINGS),
-            show_default="as the model was trained, else last",
+            help="Hidden states that a vector is of: that of the last token, the mean, or of an "
+            "encoder's first token.",
+            metavar="|".join(ALL_POOLINGS),
+            show_default="as the model was trained",
         ),
     ] = None,
     dimensions: Annotated[

@@ -105,6 +105,7 @@ class LayerKind:
     activation: int
     is_mtp: int = 0  # 1: the MTP head, the last layer
     is_parallel: bool = False  # the FFN reads the layer's input instead of attention's output
+    is_post_norm: bool = False  # the FFN's norm is one of the residual itself
     score_scale: float = 0.0  # of q . k; 0: 1 / sqrt(head_dim)
     score_cap: float = 0.0  # c: score becomes c * tanh(score / c); 0: none
     temperature_beta: float = 0.0  # query *= 1 + beta * ln(1 + floor(position / step)); 0: none
@@ -112,9 +113,7 @@ class LayerKind:
     alibi_slopes: tuple[float, ...] = ()  # score += slope * (key position - query position)
     qk_norm: int = QkNorm.NONE
     kv_source: int = 0  # 1 + the layer whose keys and values it reads; 0: its own
-    residual_factor: float = (
-        1.0  # factor of the outputs of attention and FFN before the residual addition
-    )
+    residual_factor: float = 1.0  # of the outputs of attention and FFN, before their addition
     n_experts: int = 0  # 0: no routed part; with one, ffn and ffn_dim are the dense part beside it
     n_chosen: int = 0  # experts of a token
     expert_dim: int = 0  # FFN dimension of an expert
@@ -236,6 +235,7 @@ def kind_keys(header: Header) -> tuple[Key, ...]:
         Key(1, "mixer", U32, most=max(Mixer)),
         Key(16, "is_parallel", U32, most=1),
         Key(17, "is_mtp", U32, most=1),
+        Key(18, "is_post_norm", U32, most=1),
         Key(32, "n_heads", U32, least=1, most=header.n_heads),
         Key(33, "n_kv_heads", U32, least=1, most=n_kv_heads),
         Key(34, "head_dim", U32, least=1, most=header.head_dim),
@@ -396,6 +396,8 @@ def check_kind(
                 f"{name}: RoPE set {kind.rope_set} rotates {dims} dimensions, the heads have"
                 f" {kind.head_dim - kind.latent_rank}"
             )
+    if kind.is_post_norm and kind.is_parallel:
+        raise error(f"{name}: post-norm (key 18) with a parallel FFN (key 16)")
     if (kind.temperature_beta == 0.0) != (kind.temperature_step == 0):
         raise error(f"{name}: a query temperature has both a beta and a step")
     if kind.values_are_keys and kind.qk_norm == QkNorm.WHOLE_WIDTH:

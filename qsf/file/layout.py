@@ -273,6 +273,8 @@ class TensorType(IntEnum):
     MTP_HIDDEN_NORM = 82
     MTP_JOIN = 83
     MTP_END_NORM = 84
+    INPUT_SHIFT = 85  # added to the residual before the input norm
+    DENSE = 86  # of an encoder, after the final norm
 
 
 TABLES: Final = (TensorType.EMBEDDING, TensorType.OWN_TABLE)  # with checksums of bands in EBND
@@ -426,6 +428,7 @@ class Arch:
     window_tokens: int = 0
     embedding_factor: float = 1.0
     logit_cap: float = 0.0  # 0: none
+    is_encoder: bool = False  # no head, and a token sees later ones too
     own_width: int = 0  # of the embeddings that each layer has of its own; 0: none
     kv_key_bits: int = 0  # default of the KV cache, 2, 4, 8, 16 or 32; 0: none
     kv_value_bits: int = 0

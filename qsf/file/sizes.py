@@ -66,7 +66,7 @@ def size_of(reader: Reader) -> ModelSize:
         tensor_bytes=tensor_bytes,
         token_bytes=token_bytes(tensor_bytes, unused_bytes, tables),
         token_madds=token_madds,
-        head_madds=header.n_vocab * header.dim,
+        head_madds=0 if reader.arch.is_encoder else header.n_vocab * header.dim,
     )
 
 

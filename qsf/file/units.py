@@ -21,7 +21,7 @@ from qsf.file.layout import (
 _T = TensorType
 _LAYER_ORDER: Final = (  # vectors and outlier tables come before the matrix that uses them
     _T.MTP_TRUNK_NORM, _T.MTP_TOKEN_NORM, _T.MTP_HIDDEN_NORM, _T.MTP_JOIN,
-    _T.INPUT_NORM, _T.INPUT_NORM_BIAS,
+    _T.INPUT_SHIFT, _T.INPUT_NORM, _T.INPUT_NORM_BIAS,
     _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.Q_BIAS, _T.K_BIAS, _T.V_BIAS, _T.Q_NORM, _T.K_NORM,
     _T.SINKS, _T.DECAY_RATE, _T.DECAY_BIAS, _T.MIX_NORM,
     _T.Q_OUTLIERS, _T.K_OUTLIERS, _T.V_OUTLIERS, _T.Q, _T.K, _T.V, _T.Q_UP, _T.K_UP, _T.V_UP,
@@ -41,7 +41,7 @@ _LAYER_ORDER: Final = (  # vectors and outlier tables come before the matrix tha
 _EXPERT_ORDER: Final = (
     _T.FFN_GATE_BIAS, _T.FFN_UP_BIAS, _T.FFN_GATE, _T.FFN_UP, _T.FFN_DOWN_BIAS, _T.FFN_DOWN,
 )  # fmt: skip
-_FINAL_ORDER: Final = (_T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.HEAD_BIAS, _T.HEAD)
+_FINAL_ORDER: Final = (_T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.DENSE, _T.HEAD_BIAS, _T.HEAD)
 EXPERT_TYPES: Final = (
     _T.FFN_GATE, _T.FFN_UP, _T.FFN_DOWN,
     _T.FFN_GATE_OUTLIERS, _T.FFN_UP_OUTLIERS, _T.FFN_DOWN_OUTLIERS,
@@ -53,9 +53,9 @@ def layer_shapes(h: Header, kind: LayerKind, own_width: int) -> dict[int, tuple[
     q, k, v, mixed = kind.mixer_dims(h.dim)
     per_head = kind.qk_norm == QkNorm.PER_HEAD
     hidden = (
-        _T.INPUT_NORM, _T.INPUT_NORM_BIAS, _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.FFN_NORM,
-        _T.FFN_NORM_BIAS, _T.ATTN_OUT_BIAS, _T.FFN_DOWN_BIAS, _T.POST_ATTN_NORM, _T.POST_FFN_NORM,
-        _T.ROUTER_NORM, _T.ROUTED_NORM, _T.ROUTED_POST_NORM, _T.DENSE_POST_NORM,
+        _T.INPUT_SHIFT, _T.INPUT_NORM, _T.INPUT_NORM_BIAS, _T.ATTN_NORM, _T.ATTN_NORM_BIAS,
+        _T.FFN_NORM, _T.FFN_NORM_BIAS, _T.ATTN_OUT_BIAS, _T.FFN_DOWN_BIAS, _T.POST_ATTN_NORM,
+        _T.POST_FFN_NORM, _T.ROUTER_NORM, _T.ROUTED_NORM, _T.ROUTED_POST_NORM, _T.DENSE_POST_NORM,
         _T.OWN_NORM, _T.MTP_TRUNK_NORM, _T.MTP_TOKEN_NORM, _T.MTP_HIDDEN_NORM, _T.MTP_END_NORM,
     )  # fmt: skip
     matrices: dict[int, tuple[int, int]] = {
@@ -148,6 +148,7 @@ def unit_shapes(
         _T.EMBEDDING: (h.n_vocab, h.dim),
         _T.FINAL_NORM: (1, h.dim),
         _T.FINAL_NORM_BIAS: (1, h.dim),
+        _T.DENSE: (h.dim, h.dim),
         _T.HEAD_BIAS: (1, h.n_vocab),
         _T.HEAD: (h.n_vocab, h.dim),
         _T.OWN_TABLE: (h.n_vocab, h.n_layers * own_width),

@@ -130,7 +130,7 @@ class Writer(Output):
         self._arch = arch
         self._tables = pack_tables(header, arch, layer_kinds, rope_sets, QsfArgumentError)
         self._kinds = layer_kinds or (plain_kind(header, arch),) * header.n_layers
-        self._is_tied = arch.tied_head
+        self._is_tied = arch.tied_head or arch.is_encoder  # no head of its own
         self._n_threads = n_threads or min(_MAX_THREADS, os.cpu_count() or 1)
         self._entries: list[_Entry] = []
         self._units: list[_OpenUnit] = []  # complete units
@@ -441,10 +441,11 @@ class Writer(Output):
         flags = _FLAGS_BY_TAG.get(tag, lay.SECTION_REQUIRED if required else 0)
         h = self.header
         if tag == "WPOS" and h.positions == Positions.LEARNED:
-            n_bytes = h.max_tokens * h.dim * 2
-            if len(data) != n_bytes:
+            n_bytes = h.max_tokens * h.dim * 2  # of f16
+            if len(data) not in (n_bytes, 2 * n_bytes):
                 raise QsfArgumentError(
-                    f"section WPOS: {len(data)} bytes, the header makes it {n_bytes}"
+                    f"section WPOS: {len(data)} bytes, the header makes it {n_bytes} in f16 and"
+                    f" {2 * n_bytes} in f32"
                 )
         self._put_section(tag, flags, data)
 

@@ -15,6 +15,7 @@ from qsf.find.catalogue import likely_name, suggested
 from qsf.foreign_json import read_json_file
 
 DEFAULT_TYPE = "4bit"
+VECTORS_TYPE = "8bit"  # of models for vectors of texts, which have no answers to judge
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?([^/]+/[^/?#]+)")
 _MAX_JSON_BYTES = 16 << 20
@@ -46,7 +47,10 @@ class Named:
             # A type by llama.cpp's name selects a file; it is not converted to another type.
             type_name = "" if type_name.upper() in self.path.name.upper() else type_name
             return our_type(type_name) if type_name else ""
-        return our_type(type_name) if type_name else DEFAULT_TYPE
+        if type_name:
+            return our_type(type_name)
+        is_for_vectors = self.path is not None and (self.path / "1_Pooling").is_dir()
+        return VECTORS_TYPE if is_for_vectors else DEFAULT_TYPE
 
 
 def meaning_of(model: str) -> Named:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from qsf.text.tokenizer import Tokenizer
 
 POOLINGS = ("last", "mean")
+ENCODER_POOLINGS = ("mean", "cls")  # the first is what a model without settings has
+ALL_POOLINGS = tuple(dict.fromkeys((*POOLINGS, *ENCODER_POOLINGS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,22 +23,34 @@ class TextVectors:
     """How the model's makers compute vectors of texts.
 
     Attributes:
-        pooling: the hidden state of the "last" token, or the "mean" of all.
+        pooling: the hidden state of the "last" token, the "mean" of all, or, of encoders, that of
+            the first token ("cls").
         end_ids: tokens appended to a text.
     """
 
     pooling: str = POOLINGS[0]
     end_ids: tuple[int, ...] = ()
+    is_encoder: bool = False
+
+    @property
+    def poolings(self) -> tuple[str, ...]:
+        """The poolings that the model can have."""
+        return ENCODER_POOLINGS if self.is_encoder else POOLINGS
 
 
-def text_vectors(chat: Mapping[str, Any], tokenizer: Tokenizer | None) -> TextVectors:
-    """Return the settings of section CHAT; without settings, the last token."""
+def text_vectors(
+    chat: Mapping[str, Any], tokenizer: Tokenizer | None, *, is_encoder: bool
+) -> TextVectors:
+    """Return the settings of section CHAT; without settings, the last token, or the mean."""
     facts = chat.get("embedding")
     facts = facts if isinstance(facts, dict) else {}
     pooling, end = facts.get("pooling"), facts.get("end_token")
     end_id = tokenizer.token_id(end) if tokenizer is not None and isinstance(end, str) else None
+    poolings = TextVectors(is_encoder=is_encoder).poolings
     return TextVectors(
-        pooling if pooling in POOLINGS else POOLINGS[0], () if end_id is None else (end_id,)
+        pooling=pooling if pooling in poolings else poolings[0],
+        end_ids=() if end_id is None else (end_id,),
+        is_encoder=is_encoder,
     )
 
 

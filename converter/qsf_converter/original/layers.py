@@ -62,6 +62,10 @@ class Original:
                 " Gemma 4 E2B and E4B, is not evaluated as a checkpoint: convert it without"
                 " calibration, and compare .qsf files"
             )
+        if plan.facts.arch.is_encoder:
+            raise QsfConversionError(
+                "an encoder has no logits to be evaluated by: convert it without calibration"
+            )
         self._checkpoint = checkpoint
         self._by_unit: dict[UnitId, list[Target]] = {}
         self._kept_experts: dict[UnitId, Weights] = {}  # the tensors of one layer

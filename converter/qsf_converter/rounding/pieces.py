@@ -41,7 +41,6 @@ from qsf_converter.sources.checkpoint import (
     RawArray,
     to_float32,
 )
-from qsf_converter.sources.families.rules import Place
 
 _PIECE_BYTES = 32 << 20  # of f32
 _IN_FLIGHT_BYTES = 128 << 20  # of f32; at least one piece
@@ -369,18 +368,18 @@ def _round_apart(piece: Piece, rows: NDArray[np.float32], outliers: OutlierPlan)
 
 
 def round_plain(piece: Piece, rows: NDArray[np.float32]) -> RoundedPiece:
-    """Store rows one after another, without tiles: f16 of learned positions, f32 of vectors.
+    """Store rows one after another, without tiles: f16 or f32.
 
     Raises UnrepresentableError for a value that the type cannot store.
     """
-    is_positions = piece.target.rule.place is Place.POSITIONS
-    dtype: np.dtype[Any] = np.dtype("<f2" if is_positions else "<f4")
+    is_half = piece.target.dtype == Dtype.F16
+    dtype: np.dtype[Any] = np.dtype("<f2" if is_half else "<f4")
     with np.errstate(over="ignore"):
         stored = rows.astype(dtype)
     bad = np.argwhere(~np.isfinite(stored))
     if len(bad):
         row, col = (int(idx) for idx in bad[0])
-        limit = F16_MAX if is_positions else math.inf
+        limit = F16_MAX if is_half else math.inf
         raise UnrepresentableError(row, col, float(rows[row, col]), limit)
     errors = ErrorSums()
     errors.observe(rows, stored.astype(np.float32))

@@ -36,6 +36,7 @@ from qsf.file.type_names import our_type
 from qsf_converter.rounding.tiles import bits_per_weight, tile_bytes
 from qsf_converter.sources.checkpoint import KEPT as KEPT_OF_GGUF
 from qsf_converter.sources.checkpoint import MXFP4, Checkpoint, SourceTensor
+from qsf_converter.sources.families.encoders import DENSE
 from qsf_converter.sources.families.family import Factor, Facts, Family
 from qsf_converter.sources.families.mtp import COPIES, has_mtp, numbered, with_mtp
 from qsf_converter.sources.families.rules import Place, TensorRule, in_file_order
@@ -52,11 +53,13 @@ QUANT_TYPES: Mapping[str, Dtype] = {
         Dtype.TERNARY_DENSE,
         Dtype.Q8,
         Dtype.F16,
+        Dtype.F32,
     )
 }
 TERNARY_TYPES = (Dtype.TERNARY, Dtype.TERNARY_DENSE)
 KEEP = "keep"
 DEFAULT_QUANT_TYPE = "4bit"
+ENCODER_QUANT_TYPE = "8bit"  # 4 bits turn vectors by 15 degrees, 8 bits by one
 DEFAULT_EMBED_TYPE = "8bit"
 
 _MAX_POSITIONS_BYTES = 256 << 20  # the only tensor that is held whole
@@ -89,10 +92,12 @@ class Policy:
         return self.dtype_of(rule, name)
 
     def dtype_of(self, rule: TensorRule, name: str) -> Dtype:
-        """Vectors are f32, position rows and matrices of EXACT f16; the head has the embedding's
-        type.
+        """Vectors are f32, matrices of EXACT f16, position rows f16 unless the layers are f32; the
+        head has the embedding's type.
         """
-        if rule.place is Place.POSITIONS or rule.target in EXACT:
+        if rule.place is Place.POSITIONS:
+            return Dtype.F32 if self.layers == Dtype.F32 else Dtype.F16
+        if rule.target in EXACT:
             return Dtype.F16
         if rule.is_vector:
             return Dtype.F32
@@ -225,7 +230,7 @@ class Target:
     def n_bytes(self) -> int:
         """Bytes of its data in the file."""
         if self.rule.place is Place.POSITIONS:
-            return self.n_rows * self.n_cols * 2
+            return self.n_rows * self.n_cols * (4 if self.dtype == Dtype.F32 else 2)
         if self.is_vector:
             return self.n_cols * 4
         return tile_bytes(self.dtype, self.n_rows, self.n_cols)
@@ -346,9 +351,9 @@ def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Poli
     """
     by_name, left_out = _named(family, checkpoint)
     warnings = [*facts.warnings, *left_out]
-    flags = set(facts.flags)
-    head = next(rule.source for rule in family.rules if rule.target == TensorType.HEAD)
-    if not facts.arch.tied_head:
+    flags = set(facts.flags) | ({"dense"} if DENSE in by_name else set())
+    head = next((rule.source for rule in family.rules if rule.target == TensorType.HEAD), "")
+    if not facts.arch.tied_head and not facts.arch.is_encoder:
         embedding = next(r.source for r in family.rules if r.target == TensorType.EMBEDDING)
         if head not in by_name:
             warnings.append(f"no {head}: the embeddings are used as the head")
@@ -488,7 +493,8 @@ def rules_in_order(
         layer = layer_unit(layer_idx)
         kind = facts.layer_kinds[layer_idx] if facts.layer_kinds else None
         for rule in of_place[Place.LAYER]:
-            is_here = layer_idx == 0 or rule.of_all or "{layer}" in rule.source
+            is_here = "{before}" in rule.source if layer_idx else "{before}" not in rule.source
+            is_here |= rule.of_all or "{layer}" in rule.source
             if rule.where.holds(kind) and is_here:
                 yield layer, rule
         for expert in range(kind.n_experts if kind is not None else 0):
@@ -546,8 +552,10 @@ def _target(
 
 
 def _without_ones(rule: TensorRule, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape without the axis of 1 that a convolution has between channels and taps."""
-    return tuple(n for n in shape if n != 1) if rule.is_flat else shape
+    """Return the shape without axes of 1: a convolution has one between channels and taps, and a
+    table of one type of tokens has one or not.
+    """
+    return tuple(n for n in shape if n != 1) if rule.is_flat or rule.is_vector else shape
 
 
 def _share(rule: TensorRule, dims: Mapping[str, int], layer_idx: int) -> Share:

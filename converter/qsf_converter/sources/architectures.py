@@ -17,6 +17,7 @@ from qsf.file.layout import check_header
 from qsf_converter.sources.families import (
     cohere,
     delta,
+    encoders,
     experts,
     gemma,
     gemma4,
@@ -48,6 +49,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         delta,
         kimi,
         hybrids,
+        encoders,
     )
     for family in module.FAMILIES
 }
@@ -65,7 +67,7 @@ _MISSING: Final = (
     (r"Moe|MoE|Dbrx|Llama4|Jetmoe|Arctic", "a mixture of experts of another form", "Qwen 3 MoE"),
     (r"Gemma3n", "embeddings of each layer and several residual streams", "Gemma 3"),
     (r"T5|Bart|Whisper|Marian|Pegasus", "an encoder with a decoder", "Qwen 3"),
-    (r"Bert|Roberta|Electra|Deberta", "an encoder without a decoder", "Qwen 3"),
+    (r"Bert|Roberta|Electra|Deberta", "an encoder of another form", "BERT"),
     (r"VL|Vision|Llava|Idefics|Omni|Audio|ForConditionalGeneration", "more than text",
      "Qwen 3 VL, whose text part runs"),
 )  # fmt: skip

@@ -20,6 +20,7 @@ from qsf_converter.sources.architectures import FAMILIES, what_it_lacks
 from qsf_converter.sources.families.family import Family
 from qsf_converter.sources.gguf_delta import DELTA_DIALECTS
 from qsf_converter.sources.gguf_dialects import DIALECTS, Dialect
+from qsf_converter.sources.gguf_encoders import ENCODER_DIALECTS
 from qsf_converter.sources.gguf_experts import EXPERT_DIALECTS
 from qsf_converter.sources.gguf_gemma4 import GEMMA4_DIALECTS
 from qsf_converter.sources.gguf_latent import LATENT_DIALECTS
@@ -36,6 +37,7 @@ ALL_DIALECTS: Final[Mapping[str, Dialect]] = {
     **GEMMA4_DIALECTS,
     **LATENT_DIALECTS,
     **MAMBA_DIALECTS,
+    **ENCODER_DIALECTS,
 }
 
 # Tensors that belong to the configuration.
@@ -66,6 +68,11 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 # Read elsewhere, or without effect on the computation.
 _KNOWN = {
     "vocab_size",
+    "pooling_type",
+    "dense_2_feat_in",
+    "dense_2_feat_out",
+    "dense_3_feat_in",
+    "dense_3_feat_out",
     "attention.value_length",
     "rope.dimension_count",
     "rope.scaling.type",

@@ -1,8 +1,9 @@
 """Makes tokenizer.json and the section CHAT from the vocabulary of a GGUF file.
 
-Two kinds are rebuilt: byte-level BPE (model "gpt2" in GGUF: words, merges and the name of a
-splitting rule) and SentencePiece's BPE (model "llama": words with scores, of which the merges
-follow; "gemma4": with merges). Other kinds are left out with a warning.
+Four kinds are rebuilt: byte-level BPE (model "gpt2" in GGUF: words, merges and the name of a
+splitting rule), SentencePiece's BPE (model "llama": words with scores, of which the merges
+follow; "gemma4": with merges), its unigram model ("t5") and WordPiece ("bert", of which llama.cpp
+knows the uncased form). Other kinds are left out with a warning.
 
 Sources: src/llama-vocab.cpp of llama.cpp for the splitting rules and defaults;
 convert_slow_tokenizer.py of transformers for merges from scores.
@@ -11,6 +12,7 @@ convert_slow_tokenizer.py of transformers for merges from scores.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Mapping
@@ -141,6 +143,10 @@ def _tokenizer(metadata: Metadata) -> dict[str, Any]:
         parts = _byte_level(metadata, ids)
     elif model in ("llama", "gemma4"):
         parts = _sentence_piece(metadata, ids, words, kinds)
+    elif model == "t5":
+        parts = _unigram(metadata, words)
+    elif model == "bert":
+        parts = _wordpiece(metadata, words, kinds)
     else:
         raise _LeftOutError(f"tokenizer.ggml.model {str(model)[:40]!r} is not supported")
     return {
@@ -266,6 +272,62 @@ def _sentence_piece(
     }
 
 
+def _unigram(metadata: Metadata, words: list[str]) -> dict[str, Any]:
+    """Return SentencePiece's unigram model: the tokens with the largest sum of scores."""
+    scores = _numbers(metadata, "scores", len(words))
+    charsmap = metadata.get("tokenizer.ggml.precompiled_charsmap")
+    data = None if charsmap is None else base64.b64encode(np.asarray(charsmap, np.uint8).tobytes())
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": (data or b"").decode()}
+    metaspace = {"type": "Metaspace", "replacement": _WORD, "prepend_scheme": "always"}
+    return {
+        "normalizer": normalizer if data else None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "WhitespaceSplit"}, {**metaspace, "split": True}],
+        },
+        "decoder": metaspace,
+        "model": {
+            "type": "Unigram",
+            "unk_id": metadata.get("tokenizer.ggml.unknown_token_id", 2),
+            "vocab": [[word, score] for word, score in zip(words, scores, strict=True)],
+            "byte_fallback": False,
+        },
+    }
+
+
+def _wordpiece(metadata: Metadata, words: list[str], kinds: list[float]) -> dict[str, Any]:
+    """Return WordPiece: in GGUF a word begins with a mark, in tokenizer.json others with ##."""
+    vocab = {
+        word if kinds[i] in (_UNKNOWN, _CONTROL) else _piece(word): i
+        for i, word in enumerate(words)
+    }
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id", 100)
+    if not isinstance(unknown, int) or not 0 <= unknown < len(words):
+        raise _LeftOutError(f"the unknown token {str(unknown)[:40]} is not in the vocabulary")
+    return {
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": True,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": words[unknown],
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": vocab,
+        },
+    }
+
+
+def _piece(word: str) -> str:
+    return word[1:] if word.startswith(_WORD) else f"##{word}"
+
+
 def _scored(
     metadata: Metadata, ids: Mapping[str, int], words: list[str], kinds: list[float]
 ) -> list[list[str]]:
@@ -292,6 +354,8 @@ def _prefix(metadata: Metadata, words: list[str], model: str) -> dict[str, Any] 
     is_llama3 = isinstance(rule, str) and _SAME_SPLIT.get(rule, rule) == "llama-bpe"
     is_wanted = metadata.get("tokenizer.ggml.add_bos_token", model != "gpt2" or is_llama3)
     bos = metadata.get("tokenizer.ggml.bos_token_id", 1 if model == "llama" else None)
+    if model == "bert":  # always, and under this name in older files
+        is_wanted, bos = True, metadata.get("tokenizer.ggml.cls_token_id", bos)
     if is_wanted is not True or not isinstance(bos, int) or not 0 <= bos < len(words):
         return None
     word = words[bos]

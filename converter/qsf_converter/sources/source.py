@@ -26,6 +26,7 @@ from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint, LeastType
 from qsf_converter.sources.checkpoint_mxfp4 import Mxfp4Checkpoint, is_mxfp4
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
 from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
+from qsf_converter.sources.dense import with_dense_of_folder, with_dense_of_gguf
 from qsf_converter.sources.families.family import Facts, Family
 from qsf_converter.sources.gguf_file import MAGIC
 from qsf_converter.sources.gguf_tokenizer import chat_of, tokenizer_of
@@ -104,7 +105,8 @@ def _open_directory(path: Path) -> Iterator[Source]:
     bitnet = bitnet_of(config)
     generation, left_out = usable_generation(metadata.generation_config(path))
     chat, more = usable_chat(
-        metadata.chat_bytes(path, config, generation), embedding.of_folder(path)
+        metadata.chat_bytes(path, config, generation),
+        embedding.of_folder(path, has_head=family.has_head),
     )
     left_out += more
     ids = metadata.token_ids(read_json(chat)["generation"])
@@ -126,6 +128,8 @@ def _open_directory(path: Path) -> Iterator[Source]:
             checkpoint = TernaryCheckpoint(stored, bitnet)
         if has_mxfp4:
             checkpoint = Mxfp4Checkpoint(stored)
+        if facts.arch.is_encoder:
+            checkpoint = with_dense_of_folder(stored, path)
         yield _with_usable_tokenizer(
             Source(
                 path=path,
@@ -202,9 +206,11 @@ def _open_gguf(path: Path) -> Iterator[Source]:
             raise QsfConversionError(f"{path}: its metadata, as {error}") from error
         tokenizer, reason = tokenizer_of(fields)
         chat, left_out = usable_chat(
-            chat_of(fields, metadata.token_ids(checkpoint.config)), embedding.of_gguf(fields)
+            chat_of(fields, metadata.token_ids(checkpoint.config)),
+            embedding.of_gguf(fields, has_head=checkpoint.family.has_head),
         )
         reasons = (reason,) if reason else ()
+        is_encoder = facts.arch.is_encoder
         warnings = (*facts.warnings, *checkpoint.warnings, *left_out, *reasons)
         yield _with_usable_tokenizer(
             Source(
@@ -212,7 +218,7 @@ def _open_gguf(path: Path) -> Iterator[Source]:
                 config=checkpoint.config,
                 family=checkpoint.family,
                 facts=dataclasses.replace(facts, warnings=warnings),
-                checkpoint=checkpoint,
+                checkpoint=with_dense_of_gguf(checkpoint) if is_encoder else checkpoint,
                 tokenizer=tokenizer,
                 chat=chat,
                 least_type=checkpoint.least_type,

@@ -13,12 +13,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from qsf_converter.text.maps import bert_map, precompiled_map
+
 MARK: Final = "\u2581"  # SentencePiece's space
 
 # Kinds of steps: csrc/text/vocabulary.h has the same.
-NFC, NFKC, PREPEND, REPLACE = 1, 2, 3, 4
+NFC, NFKC, PREPEND, REPLACE, NFD, MAP = range(1, 7)
 PREFIX_SPACE, MARK_SPACES, MARK_ALL, MARK_FIRST, SPLIT_MARKS, CUT_MARKS = range(16, 22)
-DIGITS, DIGIT, GPT2 = 22, 23, 24
+DIGITS, DIGIT, GPT2, BERT, SPACES = 22, 23, 24, 45, 46
 
 MARKS, BYTE_TOKENS, FIRST_TOKEN = 8, 16, 32  # flags of decoding
 
@@ -93,11 +95,12 @@ class NotCoveredError(Exception):
 
 
 class Step(NamedTuple):
-    """One step, with up to two strings."""
+    """One step, with up to two strings, or what texts become."""
 
     kind: int
     a: str = ""
     b: str = ""
+    table: Mapping[bytes, str] = {}
 
 
 def refuse(feature: str, value: object = None) -> NotCoveredError:
@@ -127,12 +130,25 @@ def normalizing_steps(normalizer: Mapping[str, Any] | None) -> list[Step]:
         pattern = part.get("pattern") or {}
         if kind in ("NFC", "NFKC"):
             steps.append(Step(NFC if kind == "NFC" else NFKC))
+        elif kind == "BertNormalizer" and part.get("handle_chinese_chars"):
+            is_lower = bool(part.get("lowercase"))
+            accents = part.get("strip_accents")
+            is_bare = is_lower if accents is None else bool(accents)
+            steps += [Step(NFD)] if is_bare else []
+            table = bert_map(
+                is_clean=bool(part.get("clean_text")), is_bare=is_bare, is_lower=is_lower
+            )
+            steps.append(Step(MAP, table=table))
+        elif kind == "Precompiled":
+            steps.append(Step(MAP, table=precompiled_map(part["precompiled_charsmap"])))
         elif kind == "Prepend" and part["prepend"]:
             steps.append(Step(PREPEND, part["prepend"]))
         elif kind == "Replace" and pattern.get("String"):
             steps.append(Step(REPLACE, pattern["String"], part["content"]))
         else:
             raise refuse("the normalizer", dict(part))
+    if sum(step.kind == MAP for step in steps) > 1:
+        raise refuse("two normalizers with tables of characters")
     return steps
 
 
@@ -145,6 +161,10 @@ def normalize(text: str, steps: Iterable[Step]) -> str:
             text = step.a + text if text else text
         elif step.kind == REPLACE:
             text = text.replace(step.a, step.b)
+        elif step.kind == NFD:
+            text = unicodedata.normalize("NFD", text)
+        elif step.kind == MAP:
+            text = "".join(step.table.get(char.encode(), char) for char in text)
     return text
 
 
@@ -173,6 +193,10 @@ def splitting_of(pre_tokenizer: Mapping[str, Any] | None, before: list[Step]) ->
             split.steps.append(Step(DIGIT if part.get("individual_digits") else DIGITS))
         elif kind == "Metaspace":
             split.steps += _metaspace_steps(part, before)
+        elif kind == "BertPreTokenizer":
+            split.steps.append(Step(BERT))
+        elif kind == "WhitespaceSplit":
+            split.steps.append(Step(SPACES))
         else:
             raise refuse("the pre-tokenizer", dict(part))
     n_transforms = sum(PREFIX_SPACE <= step.kind <= MARK_FIRST for step in split.steps)
@@ -221,6 +245,8 @@ def decoding_of(decoder: Mapping[str, Any] | None, *, is_byte_level: bool) -> tu
         kind = kinds[i]
         if kind == "Replace" and (part["pattern"].get("String"), part["content"]) == (MARK, " "):
             flags |= MARKS
+        elif kind == "WordPiece":
+            n_leading = 1
         elif kind == "ByteFallback":
             flags |= BYTE_TOKENS
         elif kind == "Metaspace" and len(parts) == 1 and part.get("replacement") == MARK:

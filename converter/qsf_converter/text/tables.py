@@ -17,6 +17,7 @@ from qsf.foreign_json import read_json
 from qsf.text.tokenizer import byte_of_char
 from qsf_converter.text.steps import (
     CUT_MARKS,
+    MAP,
     MARK,
     NotCoveredError,
     Step,
@@ -34,7 +35,7 @@ TOKENIZER_MEMORY_BYTES: Final = 768 << 20
 _VERSION: Final = 1
 _NONE: Final = 0xFFFFFFFF
 _HEADER_BYTES: Final = 128
-_BPE_BYTES, _BPE_CHARS, _UNIGRAM = 0, 1, 2
+_BPE_BYTES, _BPE_CHARS, _UNIGRAM, _WORDPIECE = 0, 1, 2, 3
 _IGNORE_MERGES, _FUSE_UNK, _BYTE_FALLBACK = 1, 2, 4
 _PRESENT, _SPECIAL = 1, 2
 _LSTRIP, _RSTRIP, _SINGLE_WORD, _NORMALIZED, _IS_SPECIAL = 1, 2, 4, 8, 16
@@ -133,6 +134,13 @@ def _compile(data: Mapping[str, Any], bos_id: int | None, add_bos: bool | None) 
     merge_slots, merge_probes = _slots_of(_hash_pairs(words.merges), ranks)
     offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])])
     nodes = _tree(keys) if words.model == _UNIGRAM else np.zeros((0, 3), np.uint32)
+    mapped = {
+        key: pool.place(text)[0] << 8 | len(text.encode())
+        for step in steps
+        if step.kind == MAP
+        for key, text in step.table.items()
+    }
+    map_nodes = _tree(mapped) if mapped else np.zeros((0, 3), np.uint32)
     unk_score = min(words.scores) - _UNK_PENALTY if words.scores else 0.0
     units = [keys.get(bytes([byte]), _NONE) for byte in range(256)]
     tokens_of_bytes = [words.ids.get(f"<0x{byte:02X}>", _NONE) for byte in range(256)]
@@ -153,13 +161,14 @@ def _compile(data: Mapping[str, Any], bos_id: int | None, add_bos: bool | None) 
         if words.model == _UNIGRAM
         else np.zeros(0),
         nodes,
+        map_nodes,
     ]
     header = struct.pack(
-        "<18Id",
+        "<18IdI",
         *(_VERSION, words.model, words.flags | decoding, n_leading, n_ids, n_names),
         *(words.unk_id, int(offsets[-1]), len(slots), len(words.merges), len(merge_slots)),
         *(len(added_rows), n_raw, len(prefix), len(step_rows), len(pool.data), len(nodes)),
-        *(max(probes, merge_probes), unk_score),
+        *(max(probes, merge_probes), unk_score, len(map_nodes)),
     )
     return header.ljust(_HEADER_BYTES, b"\0") + b"".join(map(_padded, arrays))
 
@@ -202,6 +211,8 @@ def _vocabulary_of(model: Mapping[str, Any], *, is_byte_level: bool) -> _Vocabul
         return _bpe(model, is_byte_level=is_byte_level)
     if kind == "Unigram" and not is_byte_level:
         return _unigram(model)
+    if kind == "WordPiece":
+        return _wordpiece(model)
     raise refuse(f"a model of type {kind}" + (" on bytes" if is_byte_level else ""))
 
 
@@ -250,6 +261,15 @@ def _unigram(model: Mapping[str, Any]) -> _Vocabulary:
         raise refuse("a unigram vocabulary without an unknown token")
     flags = _FUSE_UNK | (_BYTE_FALLBACK if model.get("byte_fallback") else 0)
     return _Vocabulary(_UNIGRAM, flags, ids, unk_id, np.zeros((0, 3), np.uint32), scores)
+
+
+def _wordpiece(model: Mapping[str, Any]) -> _Vocabulary:
+    rules = (model.get("continuing_subword_prefix"), model.get("max_input_chars_per_word", 100))
+    if rules != ("##", 100):
+        raise refuse("a WordPiece model with other words:", rules)
+    ids = _checked_ids(model["vocab"])
+    unk_id = ids.get(model["unk_token"], _NONE)
+    return _Vocabulary(_WORDPIECE, 0, ids, unk_id, np.zeros((0, 3), np.uint32), [])
 
 
 def _checked_ids(vocabulary: Mapping[str, int]) -> dict[str, int]:

@@ -58,11 +58,12 @@ size_t qsf_kv_page_bytes(uint32_t head_dim, qsf_dtype type)
     return qsf_ceil_div(head_dim, QSF_BLOCK) * qsf_kv_value_block_bytes(type); /* two tiles each */
 }
 
-/* A layer without keys and values of its own has no pages. */
-static qsf_kv_layer describe_layer(qsf_kv_pool *pool, const qsf_layer_kind *k,
+/* A layer whose keys and values lie in the pages of an earlier one has no pages. */
+static qsf_kv_layer describe_layer(qsf_kv_pool *pool, const qsf_config *c, uint32_t idx,
                                    const qsf_kv_sizes *sizes)
 {
-    if (!qsf_has_attention(k) || k->kv_source != 0)
+    const qsf_layer_kind *const k = c->layers[idx].kind;
+    if (!qsf_has_attention(k) || c->layers[idx].kv_layer != idx)
         return (qsf_kv_layer){.kind = k};
     return (qsf_kv_layer){
         .kind = k,
@@ -116,7 +117,7 @@ void qsf_kv_pool_layout(qsf_kv_pool *pool, qsf_arena *a, const qsf_config *c,
     };
     add_group(pool, n_resident, 0, n_resident * sizes->n_contexts); /* below 2^30: layout.h */
     for (uint32_t i = 0; i < c->n_layers; i++) {
-        qsf_kv_layer l = describe_layer(pool, c->layers[i].kind, sizes);
+        qsf_kv_layer l = describe_layer(pool, c, i, sizes);
         pages_bytes = qsf_add_capped(pages_bytes, layer_bytes(pool, &l));
         add_records(pool, &l, &file_bytes);
     }
@@ -133,7 +134,7 @@ void qsf_kv_pool_layout(qsf_kv_pool *pool, qsf_arena *a, const qsf_config *c,
     pool->cold_token_bytes = 0;
     file_bytes = 0;
     for (uint32_t i = 0; i < c->n_layers; i++) {
-        pool->layers[i] = describe_layer(pool, c->layers[i].kind, sizes);
+        pool->layers[i] = describe_layer(pool, c, i, sizes);
         pool->layers[i].pages = at;
         at += layer_bytes(pool, &pool->layers[i]);
         add_records(pool, &pool->layers[i], &file_bytes);

@@ -184,11 +184,17 @@ def _open_in_budget(request: Request) -> Model:
     from qsf.model import Model
 
     try:
-        return Model.opened(request.path, request.opening)
+        model = Model.opened(request.path, request.opening)
     except QsfMemoryError as error:
         if error.plan is None:
             raise
         raise QsfMemoryError(_does_not_fit(error.plan)) from None
+    if model.text_vectors.is_encoder:
+        raise QsfArgumentError(
+            f"{request.path.name} is an encoder: it makes vectors of texts, and no text; "
+            f"`qsf embed {request.path} FILE` prints them"
+        )
+    return model
 
 
 def _begin_conversation(model: Model, request: Request) -> None:

@@ -258,12 +258,12 @@ def ignored_fields(fields: Sequence[Fields], serving: Serving) -> Sequence[str]:
 
 
 def fit(
-    prompts: list[list[int]], wanted: int | None, serving: Serving, name: str
+    prompts: list[list[int]], wanted: int | None, serving: Serving, name: str, *, least: int = 1
 ) -> dict[str, Any]:
     """Return how many tokens an answer may have, as fields of ``CompletionRequest``.
 
     ``wanted``: None or NO_LIMIT mean all that fit. A larger number is reduced to what fits, unless
-    the server is strict. Raises Problem if nothing fits.
+    the server is strict. Raises Problem if not even ``least`` fit.
     """
     ctx_tokens = serving.ctx_tokens
     n_prompt = max(map(len, prompts))
@@ -272,8 +272,8 @@ def fit(
     n_free = ctx_tokens - n_prompt
     if wanted == NO_LIMIT:
         wanted = None
-    is_cut = n_free < (wanted or 1)
-    if n_free < 1 or (is_cut and serving.is_strict):
+    is_cut = n_free < (wanted or least)
+    if n_free < least or (is_cut and serving.is_strict):
         answer = f" and max_tokens is {wanted}" if wanted else ""
         raise invalid(
             name,

@@ -401,7 +401,7 @@ def show(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     fields.ignore("name", "verbose")
     model, info = serving.model, serving.model.info
     template, family = model.chat_template, info.architecture
-    capabilities = ["completion", "embedding"]
+    capabilities = ["embedding"] if model.text_vectors.is_encoder else ["completion", "embedding"]
     if find_format(template.tool_source) or not isinstance(serving.constraints, str):
         capabilities.append("tools")
     if thinks(template.source):

@@ -26,7 +26,7 @@ from qsf.serve.api.openai import MAX_PROMPTS
 from qsf.serve.http.fields import DURATION, Probe
 from qsf.serve.serving import Serving
 from qsf.serve.tools.request import MAX_TOOLS
-from qsf.text.embedding import POOLINGS, TextVectors
+from qsf.text.embedding import ALL_POOLINGS, TextVectors
 
 Schema = dict[str, Any]
 
@@ -134,7 +134,7 @@ _EMBEDDED = {
 }
 _FORMS = {
     "encoding_format": _words(*vectors.FORMATS),
-    "pooling": _words(*POOLINGS),
+    "pooling": _words(*ALL_POOLINGS),
     "normalize": {"const": True},
 }
 _FILES = _list(_object("filename text", filename=_TEXT, text=_TEXT), llama_server.MAX_FILES)

@@ -25,7 +25,7 @@ from qsf.serve.http.fields import Fields
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Choosing, Reading
 from qsf.serve.serving import Serving
-from qsf.text.embedding import POOLINGS, unit_vector
+from qsf.text.embedding import unit_vector
 
 MAX_TEXTS = 2048
 MAX_DOCUMENTS = 512
@@ -52,7 +52,7 @@ def read_embeddings(body: dict[str, Any], serving: Serving) -> CompletionRequest
     fields.ignore("user")
     how, dim = serving.model.text_vectors, serving.model.info.dim
     form = _word(fields, "encoding_format", FORMATS) or FORMATS[0]
-    pooling = _word(fields, "pooling", POOLINGS) or how.pooling
+    pooling = _word(fields, "pooling", how.poolings) or how.pooling
     dimensions = fields.take("dimensions", Whole(1, dim), dim)
     if not fields.flag("normalize", True):
         why = "normalize must be true: vectors have the length 1"
@@ -67,7 +67,7 @@ def read_embeddings(body: dict[str, Any], serving: Serving) -> CompletionRequest
         raise invalid("input", f"{text}{most} at a time")
     if isinstance(value, str) or any(isinstance(text, str) for text in value):
         prompts = [[*prompt, *how.end_ids] for prompt in prompts]
-    reading = Reading(pooling=pooling, dim=dim)
+    reading = Reading(pooling=pooling, dim=dim, is_whole=how.is_encoder)
     extra = {"form": form, "dimensions": dimensions}
     return _request(fields, serving, prompts, "input", reading, extra)
 
@@ -125,7 +125,7 @@ def _request(
     return CompletionRequest(
         prompts=prompts,
         choosing=Choosing(params=serving.model.sampling_params(), seed=0),
-        **fit(prompts, 1, serving, name),
+        **fit(prompts, None, serving, name, least=0),
         stops=(),
         reading=reading,
         ignored=ignored_fields([fields], serving),

@@ -85,13 +85,15 @@ class Reading:
     """What a job computes that generates no text.
 
     Attributes:
-        pooling: the hidden state of the "last" token, or the "mean" of all; "": none.
+        pooling: as in ``TextVectors``; "": none.
         dim: size of a hidden state.
+        is_whole: all tokens must be in one pass, as an encoder needs them.
         labels: tokens whose log-probabilities after the prompt are computed instead.
     """
 
     pooling: str = ""
     dim: int = 0
+    is_whole: bool = False
     labels: Sequence[int] = ()
 
 
@@ -152,7 +154,8 @@ class Job(Answer):
     @property
     def reads_all(self) -> bool:
         """Each prompt token must be evaluated, even those that another sequence holds."""
-        return self.is_scoring or (self.reading is not None and self.reading.pooling == "mean")
+        how = self.reading
+        return self.is_scoring or (how is not None and (how.is_whole or how.pooling == "mean"))
 
     def begin_again(self) -> None:
         """Drop the results of the evaluated part of the prompt."""
@@ -173,7 +176,8 @@ class Job(Answer):
     def finish_reading(self, values: Sequence[float], now: float) -> Event:
         """End a job that generates no text; ``values`` are those of its labels."""
         self.first = self.last = now
-        n_read = self.n_prompt if self.reads_all else 1
+        how = self.reading
+        n_read = self.n_prompt if how is not None and how.pooling == "mean" else 1
         self.end("end")
         return Event(reason="end", values=values or array("d", [x / n_read for x in self.hidden]))
 

@@ -354,6 +354,8 @@ class Scheduler:
             n_rows = min(n_left, n_free if is_alone else -(-n_free // 2))
             if job.is_scoring:
                 n_rows, n_score = min(n_rows, n_score), 0
+            if job.reading is not None and job.reading.is_whole:
+                n_rows = n_left if n_left <= n_free else 0
             if n_rows <= 0:
                 continue
             n_free -= n_rows

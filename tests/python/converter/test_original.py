@@ -99,7 +99,10 @@ def test_a_layer_leaves_what_it_is_given(tmp_path: Path) -> None:
             np.testing.assert_array_equal(weights[kind], values)
 
 
-@pytest.mark.parametrize("name", sorted(golden_families.cases().keys() - {"gemma4-own"}))
+EVALUATED = [name for name, case in golden_families.cases().items() if not case.is_encoder]
+
+
+@pytest.mark.parametrize("name", sorted({*EVALUATED} - {"gemma4-own"}))
 def test_every_family_gives_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
     case = golden_families.cases()[name]
     with calibrated_models.original(case.write(tmp_path / "m")) as original:

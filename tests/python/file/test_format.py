@@ -89,7 +89,8 @@ def arches(draw: st.DrawFn) -> Arch:
         rope_interleaved=draw(st.booleans()),
         tied_head=draw(st.booleans()),
         window_tokens=draw(st.integers(0, 2**32 - 1)),
-        **{f"kv_{of}_bits": draw(st.sampled_from([0, 2, 4, 8, 16, 32])) for of in ("key", "value")},
+        kv_key_bits=draw(st.sampled_from([0, 2, 4, 8, 16, 32])),
+        kv_value_bits=draw(st.sampled_from([0, 2, 4, 8, 16, 32])),
     )
 
 

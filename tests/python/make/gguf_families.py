@@ -27,7 +27,7 @@ LATENT = ("deepseek2", "mistral4", "minicpm3")
 HYBRIDS = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1")
 PERMUTED = (*HYBRIDS[:3], "arcee", "granite", "granitemoe", "mistral3", "smollm3", "llama")
 DELTA = ("qwen35", "qwen35moe", "qwen3next")
-PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron", *DELTA)
+PLUS_ONE = ("gemma", "gemma2", "gemma3", "gemma-embedding", "nemotron", *DELTA)
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi": "phi2", "phi3": "phi3",
     "smollm3": "smollm3", "granite": "granite", "gemma": "gemma", "gemma2": "gemma2",
@@ -47,6 +47,7 @@ ARCHITECTURES = {
     "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
     "kimi_linear": "kimi-linear", "youtu": "deepseek2", "mistral4": "mistral4",
     "minicpm3": "minicpm3",
+    "bert": "bert", "xlm-roberta": "bert", "roberta": "bert", "nomic_bert": "nomic-bert",
 }  # fmt: skip
 """model_type of a config.json -> architecture of llama.cpp."""
 _EXPERT_KEYS = {
@@ -124,10 +125,13 @@ def converted_tensors(
         tensors = _apart(config, tensors)
     if arch in HYBRIDS:
         tensors = _mamba_tensors(config, arch, tensors)
+    tensors = {name: values for name, values in tensors.items() if "pooler." not in name}
     joined = tensors if arch in ("gemma4", "mistral4") else joined_experts(tensors)
     for name, stored in joined.items():
         if arch == "kimi-linear":
             name, stored = gguf_kimi.stored(name, stored)
+        if "roberta" in config["model_type"] and "position_embeddings" in name:
+            stored = stored[config["pad_token_id"] + 1 :]
         # The package's table has BitNet's names of before transformers.
         known = name.replace("ffn_sub_norm", "ffn_layernorm")
         known = known.replace("attn_sub_norm", "inner_attn_ln")
@@ -145,7 +149,8 @@ def converted_tensors(
                 ("_scalar", "gate_up_proj", "experts.down_proj")
             ):
                 known += ".weight"
-            there = names.get_name(known, try_suffixes=(".weight", ".bias"))
+            suffixes = (".weight", ".bias")  # the second name: of Gemma without a head
+            there = names.get_name(known, suffixes) or names.get_name(f"model.{known}", suffixes)
         assert there is not None, name
         values = _converted(config, arch, name, stored)
         exact = (
@@ -373,6 +378,8 @@ def _mamba_tensors(
 
 def arch_of(config: dict[str, Any]) -> str:
     """Return llama.cpp's name of the architecture."""
+    if config.get("use_bidirectional_attention") is True:
+        return "gemma-embedding"
     is_mixture = "moe" in config.get("layers_block_type", ())
     return ARCHITECTURES[config["model_type"]] + ("_moe" if is_mixture else "")
 
@@ -475,7 +482,12 @@ def _rope(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
 
 
 def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+    is_encoder = arch in ("bert", "nomic-bert", "gemma-embedding")
+    said: dict[str, Any] = {Keys.Attention.CAUSAL: False} if is_encoder else {}
+    if "roberta" in config["model_type"]:
+        said[Keys.LLM.CONTEXT_LENGTH] = (
+            config["max_position_embeddings"] - config["pad_token_id"] - 1
+        )
     for name, key in (
         ("embedding_multiplier", Keys.LLM.EMBEDDING_SCALE),
         ("residual_multiplier", Keys.LLM.RESIDUAL_SCALE),

@@ -24,6 +24,7 @@ from make.tiny_checkpoints import safetensors_bytes
 
 PATH = Path(__file__).resolve().parents[2] / "golden" / "families.npz"
 N_TOKENS = 40
+ENCODERS = ("bert", "xlm-roberta", "roberta", "nomic_bert")  # by model_type
 LOGIT_STEPS = 1 << 19  # between nought and the largest logit: 2e-6 of it, rounded to 1e-6
 _ROUTER = re.compile(
     r"\.(mlp|mixer|block_sparse_moe|feed_forward)\.(gate|router|router\.layer)\.weight$|\.router\.proj\.weight$"
@@ -33,7 +34,10 @@ _TABLES = ("embed", "wte", "word_embeddings")  # their rows are looked up, not s
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One checkpoint. `logits` [40, vocabulary] are within 1e-6 of the largest of them."""
+    """One checkpoint. `logits` [40, vocabulary] are within 1e-6 of the largest of them.
+
+    Of an encoder they are the hidden states, [40, hidden].
+    """
 
     name: str
     config: dict[str, Any]  # config.json as transformers saves it
@@ -43,6 +47,12 @@ class Case:
     # Of a mixture: what was chosen in each routed layer, [routed layers, 40, chosen].
     experts: NDArray[np.uint8] | None = None
     weights: NDArray[np.float32] | None = None
+
+    @property
+    def is_encoder(self) -> bool:
+        """Has it no head?"""
+        name = self.config["architectures"][0]
+        return name.endswith("Model") and not name.endswith("LMHeadModel")
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """The weights, all of which f16 holds exactly."""

@@ -393,12 +393,16 @@ class _Pass:
     def layer(self, x: Array, layer: Layer, at: str) -> Array:
         """The stream behind a layer, of the stream `x` before it."""
         factor = self.dtype(layer.residual_factor)
+        if f"{at}.input_shift" in self.model.weights:
+            x = x + self.weight(f"{at}.input_shift")
         x = self.normalise(x, f"{at}.input_norm")
         y = self.keep(f"{at}.attn_norm", self.normalise(x, f"{at}.attn_norm"))
         behind = self.keep(f"{at}.residual_attn", x + factor * self.mixed(y, layer, at))
         if f"{at}.ffn_up" not in self.model.weights and layer.routing is None:
             return self.add_own(behind, layer, at)
-        if not layer.is_parallel:
+        if layer.is_post_norm:
+            y = behind = self.normalise(behind, f"{at}.ffn_norm")
+        elif not layer.is_parallel:
             y = self.normalise(behind, f"{at}.ffn_norm")
         elif f"{at}.ffn_norm" in self.model.weights:
             y = self.normalise(x, f"{at}.ffn_norm")
@@ -433,6 +437,8 @@ class _Pass:
         for i in sorted(set(range(config.n_layers)) - set(skip)):
             x = self.layer(x, config.layer(i), f"layer.{i}")
         x = self.keep("final_norm", self.normalise(x, "final_norm"))
+        if "dense" in self.model.weights:
+            x = self.keep("dense", self.linear(x, "dense"))
         head = "head" if "head" in self.model.weights else "embedding"
         logits = self.linear(x, head)
         if head == "embedding" and "head_bias" in self.model.weights:

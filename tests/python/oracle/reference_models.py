@@ -42,6 +42,8 @@ class Layer:
     slopes: tuple[float, ...] = ()  # of ALiBi
     qk_norm: Literal["none", "per_head", "whole_width", "own_weights"] = "none"
     is_parallel: bool = False
+    is_post_norm: bool = False
+    sees_later: bool = False
     residual_factor: float = 1.0
     routing: Routing | None = None  # of layers with experts
     pinned_tokens: int = 0  # first positions, seen beside the window
@@ -191,8 +193,10 @@ def load_qsf(path: Path, context: int = 0) -> Model:
                 integer[name] = 16 if is_fine else arch.act_bits
         learned = header.positions == layout.Positions.LEARNED
         if learned:
-            table = np.frombuffer(reader.read_section("WPOS"), "<f2").astype(np.float32)
-            weights["positions"] = table.reshape(header.max_tokens, header.dim)
+            data = reader.read_section("WPOS")
+            shape = header.max_tokens, header.dim
+            kind = "<f4" if len(data) == 4 * shape[0] * shape[1] else "<f2"
+            weights["positions"] = np.frombuffer(data, kind).astype(np.float32).reshape(shape)
         has_kinds = "KIND" in reader.sections or "ROPE" in reader.sections
         kinds = reader.layer_kinds
         # The last one of a number that begins at this context at most.
@@ -235,7 +239,9 @@ def _config_of(
         logit_cap=arch.logit_cap,
     )
     plain = config.layer(0).frequencies
-    layers = tuple(_layer_of(kind, sets, plain, config) for kind in kinds)
+    layers = tuple(
+        _layer_of(kind, sets, plain, config, is_encoder=arch.is_encoder) for kind in kinds
+    )
     return dataclasses.replace(config, layers=layers)
 
 
@@ -268,7 +274,12 @@ def _routing_of(kind: LayerKind) -> Routing | None:
 
 
 def _layer_of(
-    kind: LayerKind, sets: Mapping[int, RopeSet], plain: Array | None, config: Config
+    kind: LayerKind,
+    sets: Mapping[int, RopeSet],
+    plain: Array | None,
+    config: Config,
+    *,
+    is_encoder: bool,
 ) -> Layer:
     """What a layer of a `.qsf` file computes; `plain` are the frequencies without section ROPE."""
     from qsf.file import kinds, layout
@@ -297,6 +308,8 @@ def _layer_of(
         slopes=kind.alibi_slopes,
         qk_norm=names[kind.qk_norm],
         is_parallel=kind.is_parallel,
+        is_post_norm=bool(kind.is_post_norm),
+        sees_later=is_encoder,
         residual_factor=kind.residual_factor,
         routing=_routing_of(kind),
         n_taps=kind.n_taps,

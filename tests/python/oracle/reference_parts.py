@@ -142,19 +142,20 @@ def attend(q: Array, k: Array, v: Array, window_tokens: int = 0) -> Array:
 
 
 def attend_layer(q: Array, k: Array, v: Array, layer: Layer, sinks: Array | None = None) -> Array:
-    """Causal attention of every position over those before it and itself.
+    """Attention of every position over itself and those before it, or over all.
 
     `q` is [n_tokens, n_heads, head_dim], `k` and `v` [n_tokens, n_kv_heads, head_dim]; returned
-    is [n_tokens, n_heads * head_dim]. Position i sees position j when 0 <= i - j, and also
-    i - j < window_tokens or j < pinned_tokens if there is a window. `sinks` [n_heads] are scores
+    is [n_tokens, n_heads * head_dim]. Position i sees position j when 0 <= i - j or if
+    the layer sees later ones, and also |i - j| < window_tokens or j < pinned_tokens if there is a
+    window. `sinks` [n_heads] are scores
     without a value.
     """
     n_tokens, n_heads, head_dim = q.shape
     n_queries_per_kv = n_heads // k.shape[1]
     distance = np.arange(n_tokens)[:, None] - np.arange(n_tokens)[None, :]
-    seen = distance >= 0
+    seen = distance >= (-n_tokens if layer.sees_later else 0)
     if layer.window_tokens > 0:
-        seen &= (distance < layer.window_tokens) | (np.arange(n_tokens) < layer.pinned_tokens)
+        seen &= (abs(distance) < layer.window_tokens) | (np.arange(n_tokens) < layer.pinned_tokens)
     scale = q.dtype.type(layer.score_scale or 1 / math.sqrt(head_dim))
     out = np.empty((n_tokens, n_heads, v.shape[-1]), q.dtype)
     for head in range(n_heads):

@@ -27,6 +27,7 @@ ACTIVATIONS: Final = {
     "relu2": Activation.RELU_SQUARED,
     "silu": Activation.SILU,
     "swish": Activation.SILU,
+    "swiglu": Activation.SILU,
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from qsf.errors import QsfConversionError
 from qsf.file.kinds import ROPE_NONE, Ffn, LayerKind, RopeSet, pack_tables, plain_kind
-from qsf.file.layout import Arch, Architecture, Dtype, Header, Norm, Positions
+from qsf.file.layout import Arch, Architecture, Dtype, Header, Norm, Positions, TensorType
 from qsf_converter.sources.families import config as limits
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.positions import Rope, parameters_of, rope_of
@@ -149,6 +149,11 @@ class Family:
         """Put the rules into the order of the file."""
         object.__setattr__(self, "rules", in_file_order(self.rules))
         object.__setattr__(self, "layouts", tuple(in_file_order(rules) for rules in self.layouts))
+
+    @property
+    def has_head(self) -> bool:
+        """False for encoders."""
+        return any(rule.target == TensorType.HEAD for rule in self.rules)
 
     def config_of(self, values: Mapping[str, Any]) -> Config:
         """Return the reader of a config.json of this family."""

@@ -41,7 +41,8 @@ def scale_and_cap(draft: Draft) -> None:
     draft.arch = replace(draft.arch, embedding_factor=factor, logit_cap=cap)
 
 
-def _gemma(draft: Draft) -> None:
+def scale_and_cap_scores(draft: Draft) -> None:
+    """The embedding's factor, and how scores are scaled and capped."""
     scale_and_cap(draft)
     config = draft.config
     if draft.config.get("query_pre_attn_scalar") is not None:
@@ -57,7 +58,7 @@ def _bf16(value: float) -> float:
     return float((bits & np.uint32(0xFFFF0000)).view(np.float32))
 
 
-def _rope_of_gemma3(config: Config, layer_type: str) -> Config:
+def rope_of_gemma3(config: Config, layer_type: str) -> Config:
     """Older configurations state the theta of windowed layers only, and scale the other layers
     alone.
     """
@@ -78,7 +79,7 @@ _SANDWICH = (
 )
 _COMMON: Mapping[str, Any] = {
     "flags": {"attention_bias": False},
-    "adjust": _gemma,
+    "adjust": scale_and_cap_scores,
     "neutral": {"use_bidirectional_attention": (None, False)},
 }
 RENAMES = {"norm_epsilon": "rms_norm_eps", "hidden_act": "hidden_activation"}
@@ -102,9 +103,20 @@ _GEMMA2_DEFAULTS: Mapping[str, Any] = usual(
     final_logit_softcapping=30.0,
 )
 
+GEMMA3_DEFAULTS: Mapping[str, Any] = usual(
+    _WINDOWED,
+    context=131072,
+    vocab_size=262208,
+    num_attention_heads=8,
+    sliding_window_pattern=6,
+    theta=1000000.0,
+    rope_local_base_freq=10000.0,
+)
+BLOCK = (*_SANDWICH, *_ATTENTION)
+
 
 def _gemma1(draft: Draft) -> None:
-    _gemma(draft)
+    scale_and_cap_scores(draft)
     # Its files say gelu but mean the tanh form; transformers reads them so.
     draft.config.get("hidden_activation")
     if draft.header.activation == Activation.GELU_ERF:
@@ -157,18 +169,10 @@ FAMILIES = (
         nested=("Gemma3ForConditionalGeneration",),
         left_out=SENSES,
         renames=RENAMES,
-        defaults=usual(
-            _WINDOWED,
-            context=131072,
-            vocab_size=262208,
-            num_attention_heads=8,
-            sliding_window_pattern=6,
-            theta=1000000.0,
-            rope_local_base_freq=10000.0,
-        ),
+        defaults=GEMMA3_DEFAULTS,
         kind={"qk_norm": QkNorm.PER_HEAD},
         windows=window_but_every,
-        rope_parameters=_rope_of_gemma3,
+        rope_parameters=rope_of_gemma3,
         **_COMMON,
     ),
 )

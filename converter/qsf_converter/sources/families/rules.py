@@ -88,21 +88,22 @@ class Where(enum.Enum):
 class TensorRule:
     """How one kind of source tensor becomes one QSF tensor.
 
-    ``source`` is the name without the family's prefix; {layer} in it is the layer's number, and a
-    tensor of a layer without a number belongs to the first one. ``shape`` names the dimensions of
-    the tensor that is made of it. A matrix is ``transposed`` if the source stores [in, out]
-    (GPT-2's Conv1D). A fused source holds ``parts``, named by the dimensions of their outputs, one
-    after another along its output axis; ``part`` says which. With ``groups``, a dimension too, they
-    take turns: each of so many groups holds its share of every part (Q, K and V of one head, then
-    those of the next); ``is_turned`` ones are transposed, each group by itself. A source that
-    ``is_stacked`` has the groups along an axis of its own. With {head} in ``source`` each of the
-    groups is a vector of its own; with {part} q, k and v are sources, one after another. ``flag``,
-    if given, is a fact of the configuration without which the tensor does not exist. The values are
-    ``add`` plus what is stored, times the factor of the configuration that ``scale`` names, or each
-    row times its own; of a logarithm (``is_log``) they are e to its power. A matrix that
-    ``is_flat`` becomes a vector, one row after the other; one that ``is_repeated`` is a column for
-    all its columns. What is ``of_all`` layers is a vector that all have, or a matrix with the
-    outputs of one layer after another.
+    ``source`` is the name without the family's prefix; {layer} in it is the layer's number,
+    {before} that of the layer before it, {last} the last one's; a tensor of a layer without a
+    number belongs to the first one. ``shape`` names the dimensions of the tensor that is made of
+    it. A matrix is ``transposed`` if the source stores [in, out] (GPT-2's Conv1D). A fused source
+    holds ``parts``, named by the dimensions of their outputs, one after another along its output
+    axis; ``part`` says which. With ``groups``, a dimension too, they take turns: each of so many
+    groups holds its share of every part (Q, K and V of one head, then those of the next);
+    ``is_turned`` ones are transposed, each group by itself. A source that ``is_stacked`` has the
+    groups along an axis of its own. With {head} in ``source`` each of the groups is a vector of its
+    own; with {part} q, k and v are sources, one after another. ``flag``, if given, is a fact of the
+    configuration without which the tensor does not exist. The values are ``add`` plus what is
+    stored, times the factor of the configuration that ``scale`` names, or each row times its own;
+    of a logarithm (``is_log``) they are e to its power. A matrix that ``is_flat`` becomes a vector,
+    one row after the other; one that ``is_repeated`` is a column for all its columns. What is
+    ``of_all`` layers is a vector that all have, or a matrix with the outputs of one layer after
+    another.
     """
 
     place: Place
@@ -135,7 +136,8 @@ class TensorRule:
         if "{part}" in self.source:
             return [self.source.format(layer=layer_idx, part=part) for part in "qkv"]
         n = 1 if "{head}" not in self.source or self.groups is None else dims[self.groups]
-        return [self.source.format(layer=layer_idx, head=i, expert=expert) for i in range(n)]
+        numbers = {"layer": layer_idx, "before": layer_idx - 1, "last": dims["layers"] - 1}
+        return [self.source.format(head=i, expert=expert, **numbers) for i in range(n)]
 
     def source_shape(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         """The shape that each source tensor must have; those of {part} have it together."""
@@ -214,7 +216,7 @@ def ends(
 # docs/format.md, section 4: small vectors come before the matrix that needs them.
 _ORDER: Final = (
     T.EMBEDDING, T.MTP_TRUNK_NORM, T.MTP_TOKEN_NORM, T.MTP_HIDDEN_NORM, T.MTP_JOIN,
-    T.INPUT_NORM, T.INPUT_NORM_BIAS, T.ATTN_NORM, T.ATTN_NORM_BIAS,
+    T.INPUT_SHIFT, T.INPUT_NORM, T.INPUT_NORM_BIAS, T.ATTN_NORM, T.ATTN_NORM_BIAS,
     T.Q_BIAS, T.K_BIAS, T.V_BIAS, T.Q_NORM, T.K_NORM, T.SINKS, T.DECAY_RATE, T.DECAY_BIAS,
     T.MIX_NORM, T.Q, T.K, T.V, T.Q_UP, T.K_UP, T.V_UP, T.MIX_GATE, T.BETA, T.DECAY,
     T.GATE_UP, T.DECAY_UP,
@@ -228,7 +230,7 @@ _ORDER: Final = (
     T.DENSE_POST_NORM, T.ROUTED_NORM, T.ROUTED_POST_NORM, T.POST_FFN_NORM,
     T.OWN_IN_NORM, T.OWN_IN, T.OWN_GATE, T.OWN_OUT, T.OWN_NORM, T.LAYER_SCALE,
     T.MTP_END_NORM,
-    T.FINAL_NORM, T.FINAL_NORM_BIAS, T.HEAD_BIAS, T.HEAD, T.OWN_TABLE,
+    T.FINAL_NORM, T.FINAL_NORM_BIAS, T.DENSE, T.HEAD_BIAS, T.HEAD, T.OWN_TABLE,
 )  # fmt: skip
 
 

@@ -105,7 +105,12 @@ class Reader(OpenedFile):
         check_experts(self.units, kinds)
         self.tensors = self._parse_tensors(self.read_section("TENS"))
         self._place_tensors()
-        check_contents(self.units, self.header, self.arch.own_width, is_tied=self.arch.tied_head)
+        check_contents(
+            self.units,
+            self.header,
+            self.arch.own_width,
+            is_tied=self.arch.tied_head or self.arch.is_encoder,
+        )
         if "KIND" not in self.sections:
             is_gated = self.tensor(self.layers[0].idx, TensorType.FFN_GATE) is not None
             kind = plain_kind(self.header, self.arch, is_gated=is_gated)
@@ -229,7 +234,9 @@ class Reader(OpenedFile):
         if h.positions == Positions.LEARNED:
             if "WPOS" not in self.sections:
                 raise QsfFormatError("the positions are learned, but there is no section WPOS")
-            sizes["WPOS"] = h.max_tokens * h.dim * 2
+            n_numbers = h.max_tokens * h.dim
+            is_f32 = self.sections["WPOS"].n_bytes == n_numbers * 4
+            sizes["WPOS"] = n_numbers * (4 if is_f32 else 2)
         for tag, n_bytes in sizes.items():
             if self.sections[tag].n_bytes != n_bytes:
                 raise QsfFormatError(

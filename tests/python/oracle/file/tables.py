@@ -121,7 +121,7 @@ def parse_arch(data: bytes, header: Header) -> Arch:
     """
     values: dict[str, Any] = dict(parse_values("ARCH", ARCH_KEYS, data))
     check_arch(values, header, QsfFormatError)
-    for name in ("rope_interleaved", "tied_head"):
+    for name in ("rope_interleaved", "tied_head", "is_encoder"):
         if name in values:
             values[name] = bool(values[name])
     return replace(DEFAULT_ARCH, **{"rope_dims": header.head_dim, **values})

@@ -12,7 +12,7 @@ from qsf.file.units import unit_order, unit_shapes
 
 _T = TensorType
 _TYPES_OF_ENDS = (
-    _T.EMBEDDING, _T.HEAD, _T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.HEAD_BIAS, _T.OWN_TABLE,
+    _T.EMBEDDING, _T.HEAD, _T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.HEAD_BIAS, _T.OWN_TABLE, _T.DENSE,
 )  # fmt: skip
 
 
@@ -65,11 +65,11 @@ def check_contents(units: Sequence[Unit], h: Header, own_width: int, *, is_tied:
             if t.type in _TYPES_OF_ENDS:
                 raise QsfFormatError(
                     f"tensor table: unit {u.idx} has type {t.type}, allowed there: all"
-                    " but 25 .. 28, 66 and 70"
+                    " but 25 .. 28, 66, 70 and 86"
                 )
     wanted = [_T.FINAL_NORM]
     for kind in unit_order(Role.FINAL, is_tied=is_tied)[1:]:
-        is_optional = kind in (_T.FINAL_NORM_BIAS, _T.HEAD_BIAS)
+        is_optional = kind in (_T.FINAL_NORM_BIAS, _T.DENSE, _T.HEAD_BIAS)
         is_next = len(finl.tensors) > len(wanted) and finl.tensors[len(wanted)].type == kind
         if is_next or not is_optional:
             wanted.append(kind)
@@ -101,7 +101,7 @@ def _check_own_table(
 
 
 def _check_is(t: Tensor, kind: TensorType, shapes: dict[int, tuple[int, int]]) -> None:
-    is_matrix = kind in (*lay.TABLES, _T.HEAD)
+    is_matrix = kind in (*lay.TABLES, _T.HEAD, _T.DENSE)
     wanted = (0, Layout.TILES if is_matrix else Layout.VECTOR, *shapes[kind])
     real = (t.index, t.layout, t.n_rows, t.n_cols)
     if t.type != kind or real != wanted:

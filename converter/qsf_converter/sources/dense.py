@@ -1,0 +1,81 @@
+"""The dense layers that sentence-transformers computes behind the pooling, as one matrix.
+
+They are linear, as the mean is: their product makes the same vectors when it is applied to the
+hidden states.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+
+from qsf.errors import QsfConversionError, shown
+from qsf_converter.sources.checkpoint import (
+    Checkpoint,
+    Float32Array,
+    RawArray,
+    SourceTensor,
+    WrappedCheckpoint,
+    to_float32,
+)
+from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
+from qsf_converter.sources.families.encoders import DENSE
+from qsf_converter.sources.metadata import read_json_object
+
+_GGUF_NAMES = ("dense_2.weight", "dense_3.weight")
+_IDENTITY = "torch.nn.modules.linear.Identity"
+
+
+class DenseCheckpoint(WrappedCheckpoint):
+    """A checkpoint with the product of dense layers."""
+
+    def __init__(self, stored: Checkpoint, matrices: Sequence[Float32Array]) -> None:
+        """Multiply ``matrices`` [out, in], of which the first reads the pooled vector."""
+        super().__init__(stored)
+        try:
+            product = reduce(lambda done, next_: next_ @ done, (m.astype(float) for m in matrices))
+        except ValueError as error:
+            raise QsfConversionError(f"its dense layers do not fit together: {error}") from error
+        self._dense = product.astype(np.float32)
+        shape = self._dense.shape
+        self._tensors = {
+            **{name: t for name, t in stored.tensors.items() if name not in _GGUF_NAMES},
+            DENSE: SourceTensor(DENSE, shape, "F32", self._dense.nbytes),
+        }
+
+    def read_rows(self, name: str, start: int, stop: int) -> RawArray:
+        """Read rows; see ``Checkpoint.read_rows``."""
+        return (
+            self._dense[start:stop] if name == DENSE else self._stored.read_rows(name, start, stop)
+        )
+
+
+def with_dense_of_folder(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
+    """Return the checkpoint with the dense layers of the folder, 2_Dense and so on, if any."""
+    matrices = []
+    for path in sorted(folder.glob("[0-9]_Dense")):
+        config = read_json_object(path / "config.json") or {}
+        activation = config.get("activation_function")
+        if activation != _IDENTITY or config.get("bias"):
+            raise QsfConversionError(
+                f"{path.name}: a dense layer with the activation {shown(activation)} and bias "
+                f"{shown(config.get('bias'))} is not supported; allowed: Identity, no bias"
+            )
+        with SafetensorsCheckpoint(path) as dense:
+            (tensor,) = dense.tensors.values()
+            matrices.append(to_float32(dense.read_rows(tensor.name, 0, tensor.n_rows)))
+    return DenseCheckpoint(checkpoint, matrices) if matrices else checkpoint
+
+
+def with_dense_of_gguf(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with the dense layers of a GGUF file, if it has some."""
+    matrices = [
+        to_float32(checkpoint.read_rows(name, 0, checkpoint.tensors[name].n_rows))
+        for name in _GGUF_NAMES
+        if name in checkpoint.tensors
+    ]
+    return DenseCheckpoint(checkpoint, matrices) if matrices else checkpoint

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encoders: vectors of whole texts, with the same bits whatever runs beside them; no text."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from array import array
+from dataclasses import replace
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+import qsf
+from make import golden_families
+from make.tiny_checkpoints import safetensors_bytes
+from oracle.reference import forward, load_qsf
+from qsf.errors import QsfArgumentError, QsfConversionError
+from qsf.native import binding
+from qsf.passes import PassItem
+from qsf_converter import convert
+
+N_POSITIONS = 700
+TEXTS = [[(7 * i + n) % 72 for i in range(n)] for n in (1, 3, 300, 17, 256, 257, 45, N_POSITIONS)]
+FAMILIES = ("nomic_bert", "gemma3-encoder")  # of which one has windows
+
+DUMP = """
+import sys, qsf, json
+path, texts, out = sys.argv[1:]
+with qsf.Model(path, threads=2, sessions=3, ram_budget=None) as model:
+    vectors = [list(v) for v in model.embed(json.loads(texts), pooling="mean")]
+open(out, "w").write(json.dumps([model.info.isa_name, vectors]))
+"""
+
+
+def make(folder: Path, name: str = "nomic_bert", **config: Any) -> Path:
+    """Write a checkpoint for long texts and return its folder."""
+    case = golden_families.cases()[name]
+    more = {"max_position_embeddings": N_POSITIONS, **config}
+    return with_tokenizer(replace(case, config={**case.config, **more}).write(folder))
+
+
+def with_tokenizer(folder: Path) -> Path:
+    """Write BERT's tokenizer with words of single letters."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = [*special, *ascii_lowercase, *(f"##{letter}" for letter in ascii_lowercase)]
+    ids = {word: i for i, word in enumerate(words)}
+    made = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    ends = [("[CLS]", 2), ("[SEP]", 3)]
+    made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=ends)
+    made.add_special_tokens(special)
+    made.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def vectors(path: Path, texts: Any = TEXTS, **options: Any) -> list[array[float]]:
+    pooling = options.pop("pooling", "mean")
+    with qsf.Model(path, **{"ram_budget": None, **options}) as model:
+        return list(model.embed(texts, pooling=pooling))
+
+
+def unit(vector: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(vector / np.linalg.norm(vector))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_long_texts_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
+    """Keys of several spans on both sides of a token; windows across their edges."""
+    convert(make(tmp_path / "m", name), tmp_path / "m.qsf", quant_type="f32")
+    model = load_qsf(tmp_path / "m.qsf")
+    for pooling in ("mean", "cls"):
+        got = vectors(tmp_path / "m.qsf", exact=True, pooling=pooling)
+        for text, vector in zip(TEXTS, got, strict=True):
+            states = forward(model, text, dtype=np.float64).values["final_norm"]
+            want = unit(states[0] if pooling == "cls" else states.mean(axis=0))
+            assert np.abs(np.array(vector) - want).max() < 2e-6
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("quant_type", ["8bit", "4bit", "f16"])
+def test_nothing_beside_a_text_changes_a_bit(name: str, quant_type: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.qsf"
+    convert(make(tmp_path / "m", name), path, quant_type=quant_type)
+    alone = [vectors(path, [text], threads=1)[0] for text in TEXTS]
+    for n_threads, sessions in ((1, 8), (2, 1), (2, 3), (3, 8)):
+        assert vectors(path, threads=n_threads, sessions=sessions) == alone
+    assert vectors(path, TEXTS[::-1], sessions=4)[::-1] == alone
+    assert vectors(path, TEXTS[:4], max_seq_len=300) == alone[:4]
+    for isa in binding.describe_machine().isa_available:
+        out = tmp_path / f"{isa}.json"
+        arguments = [sys.executable, "-c", DUMP, str(path), json.dumps(TEXTS), str(out)]
+        subprocess.run(arguments, env={**os.environ, "QSF_ISA": isa}, check=True)
+        name_of_isa, there = json.loads(out.read_text())
+        assert name_of_isa == isa
+        assert [array("f", each) for each in there] == alone, isa
+
+
+def test_budgets_change_no_bit_and_bound_the_context(tmp_path: Path) -> None:
+    """Layers that are streamed for each pass; a context that is as long as fits, or is refused."""
+    wide = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 6, "vocab_size": 72}
+    case = golden_families.cases()["nomic_bert"]
+    config = {**case.config, **wide, "head_dim": 96, "max_position_embeddings": 8192}
+    shapes = {
+        name.replace(".0.", f".{i}."): tuple(
+            {72: 576, 216: 1728, 80: 1536}.get(n, n) for n in shape
+        )
+        for i in range(6)
+        for name, shape in case.shapes.items()
+        if ".0." in name or "layers" not in name
+    }
+    shapes["embeddings.word_embeddings.weight"] = (72, 576)
+    path = tmp_path / "m.qsf"
+    convert(with_tokenizer(replace(case, config=config, shapes=shapes).write(tmp_path / "m")), path)
+    resident = vectors(path, TEXTS[:4])
+    least = -(-qsf.Model.plan(path, ram_budget=1, max_seq_len=300).min_budget_bytes // 2**20)
+    for more_mb in (1, 4):
+        with qsf.Model(path, ram_budget=least + more_mb, max_seq_len=300) as model:
+            assert model.info.plan.streamed_bytes > 0
+            assert list(model.embed(TEXTS[:4])) == resident
+    with qsf.Model(path, ram_budget=least + 4) as model:
+        n_fitting = model.info.plan.ctx_tokens
+        assert 256 <= n_fitting == model.info.plan.chunk_tokens < 8192
+        (longest,) = model.embed([[5] * n_fitting])
+        assert abs(np.linalg.norm(longest) - 1) < 1e-6
+        with pytest.raises(QsfArgumentError, match=f"{n_fitting + 1}.*{n_fitting}"):
+            list(model.embed([[5] * (n_fitting + 1)]))
+    with pytest.raises(qsf.QsfMemoryError):
+        qsf.Model(path, ram_budget=least + 4, max_seq_len=8192)
+
+
+def test_what_an_encoder_cannot_do_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.qsf"
+    convert(make(tmp_path / "m"), path)
+    with qsf.Model(path, ram_budget=None, sessions=2) as model:
+        assert model.text_vectors.pooling == "mean"
+        for call in (
+            lambda: model.logits([1, 2]),
+            lambda: list(model.generate([1, 2])),
+            lambda: model.run_pass([PassItem(model.session, [1], "last")]),
+        ):
+            with pytest.raises(QsfArgumentError, match=r"is an encoder.*vectors of whole texts"):
+                call()
+        room = array("d", bytes(8 * model.info.dim))
+        part = PassItem(model.session, [1, 2], "none", n_hidden=1, hidden=room)
+        model.run_pass([part])
+        with pytest.raises(QsfArgumentError, match="whole texts"):
+            model.run_pass([part])  # tokens behind others
+        with pytest.raises(QsfArgumentError, match="mean or cls"):
+            list(model.embed([[1]], pooling="last"))
+    with pytest.raises(QsfArgumentError, match="before a token"):
+        qsf.Model(path, ram_budget=None, kv_policy="window:64")
+    with pytest.raises(QsfConversionError, match="no logits"):
+        convert(tmp_path / "m", tmp_path / "c.qsf", calibration="bundled", force=True)
+
+
+def dense_folder(folder: Path, activation: str = "Identity") -> Path:
+    """EmbeddingGemma's form: mean pooling, then two dense layers."""
+    make(folder, "gemma3-encoder")
+    rng = np.random.default_rng(3)
+    for i, shape in ((2, (100, 72)), (3, (72, 100))):
+        (folder / f"{i}_Dense").mkdir()
+        weights = {"linear.weight": rng.standard_normal(shape).astype(np.float32)}
+        (folder / f"{i}_Dense" / "model.safetensors").write_bytes(
+            safetensors_bytes(weights, "fp32")
+        )
+        name = f"torch.nn.modules.linear.{activation}"
+        config = {"bias": False, "activation_function": name}
+        (folder / f"{i}_Dense" / "config.json").write_text(json.dumps(config))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    return folder
+
+
+def test_dense_layers_are_computed_behind_the_pooling(tmp_path: Path) -> None:
+    folder = dense_folder(tmp_path / "m")
+    convert(folder, tmp_path / "m.qsf", quant_type="f32")
+    rng = np.random.default_rng(3)
+    first, second = (
+        rng.standard_normal(shape).astype(np.float32) for shape in ((100, 72), (72, 100))
+    )
+    model = load_qsf(tmp_path / "m.qsf")
+    for text, got in zip(TEXTS, vectors(tmp_path / "m.qsf", exact=True), strict=True):
+        states = forward(model, text, dtype=np.float64).values["final_norm"]
+        want = unit(second @ (first @ states.mean(axis=0)))
+        assert np.abs(np.array(got) - want).max() < 2e-6
+    with pytest.raises(QsfConversionError, match=r"Tanh.*allowed: Identity"):
+        convert(dense_folder(tmp_path / "t", "Tanh"), tmp_path / "t.qsf")
+
+
+def test_the_makers_pooling_and_the_usual_type(tmp_path: Path) -> None:
+    folder = make(tmp_path / "m")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    convert(folder, tmp_path / "m.qsf")
+    with qsf.Model(tmp_path / "m.qsf", ram_budget=None) as model:
+        assert (model.text_vectors.pooling, model.info.quant_type) == ("cls", "8bit")
+        ids = [2, 5, 4 + 27, 3]
+        assert list(model.embed(["Aa"])) == list(model.embed([ids], pooling="cls"))
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}')
+    with pytest.raises(QsfConversionError, match="none of the modes"):
+        convert(folder, tmp_path / "n.qsf")
