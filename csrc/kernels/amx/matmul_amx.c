@@ -521,20 +521,20 @@ static void value_products_amx(const qsf_value_tiles *tiles, const qsf_value_wei
 
 /* The chunk, 100 KiB, is on the stack of a separate function, so that it and the AVX-512 chunk
  * are never on the stack together. */
-#define BY_TOKENS(id, symbol, type, ...)                                             \
-    static __attribute__((noinline)) void matmul_##type##_chunks(                    \
-        const unsigned char *tiles, size_t n_tile_rows, const qsf_acts *x, float *y, \
-        size_t y_stride)                                                             \
-    {                                                                                \
-        matmul_amx(qsf_form_of(id), tiles, n_tile_rows, x, y, y_stride);             \
-    }                                                                                \
-    static void matmul_##type##_amx(const unsigned char *tiles, size_t n_tile_rows,  \
-                                    const qsf_acts *x, float *y, size_t y_stride)    \
-    {                                                                                \
-        if (!has_amx(qsf_form_of(id)) || x->n_tokens < amx_from(qsf_form_of(id)))    \
-            qsf_matmul_avx512(id)(tiles, n_tile_rows, x, y, y_stride);               \
-        else                                                                         \
-            matmul_##type##_chunks(tiles, n_tile_rows, x, y, y_stride);              \
+#define BY_TOKENS(id, symbol, type, ...)                                                      \
+    static QSF_NOT_INLINED void matmul_##type##_chunks(const unsigned char *tiles,            \
+                                                       size_t n_tile_rows, const qsf_acts *x, \
+                                                       float *y, size_t y_stride)             \
+    {                                                                                         \
+        matmul_amx(qsf_form_of(id), tiles, n_tile_rows, x, y, y_stride);                      \
+    }                                                                                         \
+    static void matmul_##type##_amx(const unsigned char *tiles, size_t n_tile_rows,           \
+                                    const qsf_acts *x, float *y, size_t y_stride)             \
+    {                                                                                         \
+        if (!has_amx(qsf_form_of(id)) || x->n_tokens < amx_from(qsf_form_of(id)))             \
+            qsf_matmul_avx512(id)(tiles, n_tile_rows, x, y, y_stride);                        \
+        else                                                                                  \
+            matmul_##type##_chunks(tiles, n_tile_rows, x, y, y_stride);                       \
     }
 QSF_CODED_TYPES(BY_TOKENS)
 

@@ -77,21 +77,26 @@ QSF_FORCED_INLINE void panel_parts(qsf_form form, const qsf_acts *x, size_t i, s
     }
 }
 
-/* Copies blocks b0 .. b0 + n_blocks - 1 of n tokens from t0 on; up to n_tokens the last again. */
-QSF_FORCED_INLINE void panel_fill(qsf_form form, const qsf_acts *x, size_t b0, size_t n_blocks,
-                                  size_t t0, size_t n, size_t n_tokens, panel *p)
+/* Copies blocks b0 .. b0 + n_blocks - 1 of n tokens from t0 on; up to n_tokens the last again. One
+ * copy of it serves all types. It takes parts of a qsf_form: a whole one, passed by address, would
+ * not be a literal any more. */
+static QSF_NOT_INLINED void panel_fill(qsf_codes codes, size_t scale_cols, bool has_min,
+                                       int32_t zero, const qsf_acts *x, size_t b0, size_t n_blocks,
+                                       size_t t0, size_t n, size_t n_tokens, panel *p)
 {
+    const qsf_form form = {
+        .codes = codes, .scale_cols = scale_cols, .has_min = has_min, .zero = zero};
     for (size_t t = 0; t < n_tokens; t++) {
         const size_t i = (t0 + (t < n ? t : n - 1)) * x->n_blocks + b0;
         for (size_t b = 0; b < n_blocks; b++) {
             const size_t at = (i + b) * QSF_BLOCK;
             _mm512_store_si512(p->q[b][t], _mm512_loadu_si512(x->q + at));
-            if (form.codes == QSF_CODES_8BIT)
+            if (codes == QSF_CODES_8BIT)
                 _mm512_store_si512(p->q_low[b][t], _mm512_loadu_si512(x->q_low + at));
         }
-        for (size_t b = 0; b < n_blocks && form.scale_cols < QSF_BLOCK; b++)
+        for (size_t b = 0; b < n_blocks && scale_cols < QSF_BLOCK; b++)
             panel_parts(form, x, i + b, t, b, p);
-        for (size_t b = 0; b < n_blocks && form.scale_cols == QSF_BLOCK; b += 16)
+        for (size_t b = 0; b < n_blocks && scale_cols == QSF_BLOCK; b += 16)
             panel_scales(form, x, i + b, n_blocks - b, t, b, p);
     }
 }
@@ -282,7 +287,8 @@ QSF_FORCED_INLINE void wide_tokens(qsf_form form, const wide_tiles *w, const qsf
 {
     const size_t tile_bytes = form.tile_bytes;
     const size_t row_bytes = x->n_blocks * tile_bytes;
-    panel_fill(form, x, w->b0, w->n_blocks, t0, n, n_tokens, p);
+    panel_fill(form.codes, form.scale_cols, form.has_min, form.zero, x, w->b0, w->n_blocks, t0, n,
+               n_tokens, p);
     wide_rows rows = {.tiles = w->tiles,
                       .codes = w->codes,
                       .row_bytes = row_bytes,
