@@ -23,7 +23,7 @@ WORKDIR /models
 ENTRYPOINT ["/qsf"]
 
 FROM build AS build-wheel
-RUN make wheel
+RUN machine=$(uname -m) && make wheels SYSTEMS=manylinux_2_17_$machine=$machine-linux-gnu.2.17
 
 FROM debian:bookworm-slim
 RUN apt-get update -q && apt-get install -y -q --no-install-recommends python3 python3-venv \

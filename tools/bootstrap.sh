@@ -39,6 +39,7 @@ fi
 if [ "${1:-}" = targets ]; then
     command -v qemu-arm >/dev/null || missing+=(qemu-user)
     command -v wine >/dev/null || missing+=(wine wine64)
+    command -v aarch64-linux-gnu-objdump >/dev/null || missing+=(binutils-aarch64-linux-gnu)
 fi
 if [ "${1:-}" = page ]; then # a browser, for the test that looks at the HTML reports
     command -v chromium >/dev/null || command -v chromium-browser >/dev/null ||

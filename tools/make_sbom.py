@@ -1,7 +1,7 @@
 """Prints what is inside a release and what it needs, as CycloneDX 1.6 (JSON).
 
-Names, versions, licences and SHA-256: LZ4 and ZSTD from their sources and as the wheel has them,
-what zig links into static programs, the Python packages that the wheel asks for (with the licence
+Names, versions, licences and SHA-256: LZ4 and ZSTD from their sources, what zig links into static
+programs, the Python packages that the wheel asks for (with the licence
 that the installed one states).
 
 Usage: python tools/make_sbom.py WHEEL CODECS ZIG_VERSION TIME   (CODECS: of tools/fetch_codecs.sh)
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 CODECS = {"lz4": "BSD-2-Clause", "zstd": "BSD-3-Clause"}
-IN_WHEEL = re.compile(r".+\.libs/lib([a-z0-9]+)-\w+\.so\.([\d.]+)")
 
 
 def hashes(data: bytes) -> list[dict[str, str]]:
@@ -53,24 +52,18 @@ def codec_sources(folder: Path) -> list[Any]:
         files = [{"type": "file", "name": file, "hashes": hashes((folder / file).read_bytes())}
                  for file in (f"{name}.c", f"{name}.h")]  # fmt: skip
         parts.append(part(name, ".".join(numbers), license_id, components=files,
-                          description="from source, in the programs and in qsf.c"))  # fmt: skip
+                          description="from source, in wheels, programs and qsf.c"))  # fmt: skip
     return parts
 
 
 def of_wheel(path: Path) -> tuple[str, list[Any]]:
-    """Return the wheel's version; the libraries inside it and the packages that it asks for."""
+    """Return the wheel's version, and the packages that it asks for."""
     parts = []
     with zipfile.ZipFile(path) as wheel:
         names = sorted(wheel.namelist())
         about = email.message_from_bytes(
             wheel.read(next(name for name in names if name.endswith(".dist-info/METADATA")))
         )
-        for name in [name for name in names if ".libs/" in name and not name.endswith("/")]:
-            match = IN_WHEEL.fullmatch(name)
-            if match is None or match[1] not in CODECS:
-                sys.exit(f"make_sbom: {path.name} has {name}, which CODECS does not know")
-            parts.append(part(match[1], match[2], CODECS[match[1]], hashes=hashes(wheel.read(name)),
-                              description="the build system's, in the wheel"))  # fmt: skip
     for need in sorted(
         text for text in about.get_all("Requires-Dist", []) if "extra ==" not in text
     ):

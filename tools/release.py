@@ -1,7 +1,7 @@
 """Builds a release in two folders from what is committed, and compares it bit for bit.
 
 The two clones differ in path and umask, share no cache, and have the time of the commit. dist/ gets
-the source package, the wheel, the programs, the one C file, what packagers need (packaging/),
+the source package, the wheels, the programs, the one C file, what packagers need (packaging/),
 qsf.cdx.json (what is inside: CycloneDX), BUILD.txt (tools, sizes, exported names) and SHA256SUMS.
 
 Usage: python tools/release.py TAG HOME | --trial     (--trial: HEAD, whatever its tag)
@@ -34,7 +34,7 @@ What a person has to do:
   1. Sign:     git tag -s, if the tag is not signed; gpg --armor --detach-sign dist/SHA256SUMS
   2. Try:      twine upload -r testpypi dist/qsf-VERSION.tar.gz dist/*.whl; then, installed from
                there into an empty environment: python -m qsf.selftest
-  3. Publish:  git push origin TAG; twine upload the same two files; all of dist/ to the tag's page
+  3. Publish:  git push origin TAG; twine upload the same files; all of dist/ to the tag's page
   4. Package:  qsf-VERSION-packaging.tar.gz: debian/ into the source package, the others to
                homebrew-core, winget-pkgs and conda-forge/staged-recipes
   5. Go on:    the next version in pyproject.toml, its chapter "unreleased" in CHANGELOG.md"""
@@ -139,9 +139,10 @@ def build(clone: Path, umask: int, commit: str, home: str) -> Path:
     env |= {"SOURCE_DATE_EPOCH": str(epoch), "CCACHE_DISABLE": "1", "LC_ALL": "C", "TZ": "UTC",
             "ZIG_GLOBAL_CACHE_DIR": str(clone / "build" / "zig")}  # fmt: skip
     print(f"release: building in {clone}", flush=True)
-    print(output_of("make", "wheel", "program", "amalgamation", where=clone, env=env), flush=True)
+    print(output_of("make", "wheels", "program", "amalgamation", where=clone, env=env), flush=True)
     dist, python, made = clone / "dist", clone / ".venv" / "bin" / "python", clone / "build"
-    settle(next(dist.glob("*.whl")))
+    for wheel in dist.glob("*.whl"):
+        settle(wheel)
     sdist = dist / output_of(python, "-c", SDIST, "dist", where=clone, env=env).splitlines()[-1]
     version = sdist.name.removesuffix(".tar.gz").removeprefix("qsf-")
     with tarfile.open(sdist) as tar:
@@ -170,8 +171,9 @@ def build(clone: Path, umask: int, commit: str, home: str) -> Path:
     bom = output_of(sys.executable, "tools/make_sbom.py", next(dist.glob("*.whl")), made / "codecs",
                zig, stamp, where=clone)  # fmt: skip
     (dist / "qsf.cdx.json").write_text(f"{bom}\n")
-    names = output_of(python, "tools/check_exports.py", made / "wheel" / "cmake" / "libqsf.a",
-                 "--shared", made / "wheel" / "cmake" / "libqsf.so", where=clone)  # fmt: skip
+    musl = made / "x86_64-linux-musl"
+    names = output_of(python, "tools/check_exports.py", musl / "libqsf.a",
+                 "--shared", musl / "libqsf.so", where=clone)  # fmt: skip
     tools = [output_of(tool, "--version").splitlines()[0]
              for tool in ("gcc", "ld", clone / ".venv" / "bin" / "cmake", python)]  # fmt: skip
     sizes = [f"{path.stat().st_size:>9} {path.name}" for path in sorted(dist.iterdir())]

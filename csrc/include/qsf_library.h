@@ -6,9 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(QSF_IS_DLL)
-#define QSF_API __declspec(dllexport)
-#elif defined(_WIN32)
+#if defined(_WIN32)
 #define QSF_API
 #elif defined(__GNUC__)
 #define QSF_API __attribute__((visibility("default")))

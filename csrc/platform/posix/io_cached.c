@@ -14,6 +14,10 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#if defined(RWF_NOWAIT)
+#include <sys/syscall.h>
+#endif
+
 #include "platform/posix/descriptor.h"
 
 #define N_PLACES 64
@@ -43,7 +47,9 @@ static bool reads_at_once(const qsf_file *file, uint64_t off)
 #if defined(RWF_NOWAIT)
     unsigned char byte;
     const struct iovec to = {.iov_base = &byte, .iov_len = 1};
-    if (preadv2(qsf_file_fd(file), &to, 1, (off_t)off, RWF_NOWAIT) == 1)
+    /* Not by preadv2(), which glibc has from 2.26 and musl from 1.2.5. */
+    if (syscall(SYS_preadv2, qsf_file_fd(file), &to, 1, (long)off, (long)(off >> 32), RWF_NOWAIT) ==
+        1)
         return true;
     if (errno == EAGAIN)
         return false;
