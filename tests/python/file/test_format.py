@@ -461,7 +461,7 @@ MISTAKES: list[tuple[str, Callable[[Writer], object]]] = [
     ("index", lambda w: [layer_1(w), w.begin_tensor(T.Q, 8, 8, 3, TILES, 1)]),
     ("index", lambda w: [layer_1(w), w.begin_tensor(T.FFN_UP, 12, 8, 3, TILES, 65536)]),
     ("belong", lambda w: [layer_1(w), w.begin_tensor(T.EMBEDDING, 20, 8, 6, TILES)]),
-    ("belong", lambda w: [layer_1(w), w.begin_tensor(41, 1, 8, 8, VECTOR)]),
+    ("belong", lambda w: [layer_1(w), w.begin_tensor(43, 1, 8, 8, VECTOR)]),
     ("twice", lambda w: [layer_1(w), vector(w, T.ATTN_NORM), vector(w, T.ATTN_NORM)]),
     ("comes after", lambda w: [layer_1(w), vector(w, T.FFN_NORM), vector(w, T.ATTN_NORM)]),
     ("not ended", lambda w: [layer_1(w), w.begin_tensor(T.Q, 8, 8, 3, TILES), w.end_unit()]),
