@@ -45,6 +45,7 @@
 
 /* Share of the free memory that a larger chunk, ring or cache may take from weights. */
 #define PART_FOR_MORE 8
+#define PART_FOR_CHUNK 4 /* the same of the chunk of a mixture of experts */
 
 /* A resident unit may make the buffers smaller, which makes room for another unit. */
 #define MAX_ROUNDS 4
@@ -210,10 +211,13 @@ static uint64_t with_an_eighth(const qsf_plan *plan)
     return qsf_candidate_needed_bytes(plan) + qsf_candidate_room_bytes(plan) / PART_FOR_MORE;
 }
 
-/* Experts need all remaining memory, so a chunk may take only a part of it. */
+/* Experts need all remaining memory, so a chunk may take only a part of it: a quarter, because a
+ * prompt reads nearly all experts for each chunk, and a quarter of the slots has fewer hits. */
 static uint64_t most_for_chunk(const qsf_candidate *d)
 {
-    return d->plan->n_experts == 0 ? TOO_MANY_BYTES : with_an_eighth(d->plan);
+    return d->plan->n_experts == 0 ? TOO_MANY_BYTES
+                                   : qsf_candidate_needed_bytes(d->plan) +
+                                         qsf_candidate_room_bytes(d->plan) / PART_FOR_CHUNK;
 }
 
 /* Right drafts save whole passes, so drafts may take half of the rest. */
