@@ -131,7 +131,7 @@ static const rule plain_rules[] = {
     {{{"TENS", TENSOR(10, 0), 4, 0}, {"UNIT", UNIT(3, 8), 8, 512}, {"UNIT", UNIT(3, 16), 8, 512},
       {"UNIT", UNIT(3, 40), 4, 2}}, F,
      "entry 10 is of unit 0, allowed: sorted by unit"},
-    {{{"TENS", TENSOR(2, 4), 4, 41}}, U, "tensor type 41"},
+    {{{"TENS", TENSOR(2, 4), 4, 43}}, U, "tensor type 43"},
     {{{"TENS", TENSOR(2, 4), 4, 29}}, F, "entry 2 is [20, 64] of layout 1"},
     {{{"TENS", TENSOR(2, 4), 4, 0xFFFFFFFF}}, U, "tensor type 4294967295"},
     {{{"TENS", TENSOR(2, 4), 4, 26}}, F, "of a layer or expert has type 26"},
