@@ -123,7 +123,9 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
         [OF_K] = dims.k,
         [OF_V] = dims.v,
         [OF_MIXED] = dims.out,
-        [OF_GATE] = k->gate_rank != 0 ? k->gate_rank : dims.out,
+        [OF_GATE] = k->gate_rank != 0                            ? k->gate_rank
+                    : k->output_gate == QSF_OUTPUT_GATE_OF_HEADS ? k->n_heads
+                                                                 : dims.out,
         [OF_RANK] = k->gate_rank,
         [OF_DECAY] = k->gate_rank != 0 ? k->gate_rank : qsf_n_decays(k),
         [OF_DECAYS] = qsf_n_decays(k),

@@ -48,7 +48,7 @@ static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned ch
         U32(47, "rank of the query", query_rank, 1, QSF_MAX_DIM),
         U32(48, "Q and K norm", qk_norm, 0, QSF_QK_NORM_COUNT - 1),
         U32(49, "KV source", kv_source, 0, h->n_layers - 1),
-        U32(56, "output gate", output_gate, 0, 1),
+        U32(56, "output gate", output_gate, 0, QSF_OUTPUT_GATE_COUNT - 1),
         U32(57, "V norm", value_norm, 0, 1),
         U32(59, "values", values_are_keys, 0, 1),
         U32(64, "form of the FFN", ffn, 0, QSF_FFN_COUNT - 1),

@@ -111,6 +111,13 @@ typedef enum qsf_rope_scaling {
     QSF_ROPE_SCALING_LLAMA3 = 2
 } qsf_rope_scaling;
 
+typedef enum qsf_output_gate {
+    QSF_OUTPUT_GATE_NONE = 0,
+    QSF_OUTPUT_GATE_OF_ELEMENTS = 1, /* attended * sigmoid(gate) */
+    QSF_OUTPUT_GATE_OF_HEADS = 2,    /* one number a head */
+    QSF_OUTPUT_GATE_COUNT
+} qsf_output_gate;
+
 typedef enum qsf_qk_norm {
     QSF_QK_NORM_NONE = 0,
     QSF_QK_NORM_PER_HEAD = 1,    /* one weight [head_dim] for all heads */

@@ -93,7 +93,7 @@ typedef struct qsf_layer_kind {
     qsf_floats alibi_slopes;   /* [n_heads], or none */
     uint32_t qk_norm;          /* qsf_qk_norm */
     uint32_t kv_source;        /* 1 + the layer whose keys and values it reads; 0: its own */
-    uint32_t output_gate;      /* 0 or 1: attended * sigmoid(gate) */
+    uint32_t output_gate;      /* qsf_output_gate */
     uint32_t value_norm;       /* 0 or 1: each head of the values is normalised, without weights */
     uint32_t values_are_keys;  /* 0 or 1: values are the keys before their norm and RoPE */
     uint32_t latent_rank;      /* of latent attention; else 0; likewise the next two */

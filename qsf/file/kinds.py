@@ -126,7 +126,7 @@ class LayerKind:
     group_score: int = GroupScore.LARGEST
     expert_ffn: int = Ffn.GATED  # or PLAIN
     mixer: int = Mixer.ATTENTION  # without attention, fields up to qk_norm are of `plain_kind`
-    output_gate: int = 0  # of attention; 1: attended * sigmoid(gate)
+    output_gate: int = 0  # 1: attended * sigmoid(gate), 2: the same with one number a head
     value_norm: int = 0  # 1: each head of the values is normalised, without weights
     values_are_keys: int = 0  # 1: values are the keys before their norm and RoPE
     latent_rank: int = 0  # of latent attention, whose keys are latents; likewise the next two
@@ -252,7 +252,7 @@ def kind_keys(header: Header) -> tuple[Key, ...]:
         Key(47, "query_rank", U32, least=1, most=MAX_DIM),
         Key(48, "qk_norm", U32, most=max(QkNorm)),
         Key(49, "kv_source", U32, most=header.n_layers - 1),
-        Key(56, "output_gate", U32, most=1),
+        Key(56, "output_gate", U32, most=2),
         Key(57, "value_norm", U32, most=1),
         Key(59, "values_are_keys", U32, most=1),
         Key(64, "ffn", U32, most=max(Ffn)),

@@ -79,7 +79,7 @@ def layer_shapes(h: Header, kind: LayerKind, own_width: int) -> dict[int, tuple[
         _T.K_UP: (kind.n_heads * kind.latent_rank, kind.nope_dim),
         _T.V_UP: (mixed, kind.latent_rank),
         _T.SINKS: (1, kind.n_heads),
-        _T.MIX_GATE: (kind.gate_rank or mixed, h.dim),
+        _T.MIX_GATE: (kind.n_heads if kind.output_gate == 2 else kind.gate_rank or mixed, h.dim),
         _T.BETA: (kind.n_value_heads, h.dim),
         _T.DECAY: (kind.gate_rank or kind.n_decays, h.dim),
         _T.GATE_UP: (mixed, kind.gate_rank),

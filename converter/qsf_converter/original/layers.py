@@ -293,7 +293,8 @@ class Original:
             out = out.transpose(1, 0, 2)
         mixed = out.reshape(n_tokens, -1)
         if T.MIX_GATE in w:
-            mixed /= 1 + np.exp(-linear(w, T.MIX_GATE, y))
+            gate = 1 + np.exp(-linear(w, T.MIX_GATE, y))
+            mixed /= np.repeat(gate, mixed.shape[1] // gate.shape[1], axis=1)
         return self._normalise(w, T.ATTN_SUB_NORM, mixed)
 
     def mixer_output(self, w: Weights, matrix: TensorType, mixed: Float32Array) -> Float32Array:

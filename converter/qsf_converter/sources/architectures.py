@@ -61,7 +61,6 @@ _MISSING: Final = (
     (r"Bailing.*(Linear|Hybrid)|Glm5", "a gated delta rule of another form", "Kimi Linear"),
     (r"Mamba|Jamba|FalconH1|NemotronH|Bamba|Zamba|Hybrid", "layers with recurrent states",
      "Granite 4 H"),
-    (r"Lfm", "layers of another form beside short convolutions", "LFM2"),
     (r"Rwkv|RecurrentGemma|xLSTM", "recurrent layers", "Qwen 3"),
     (r"DeepseekV(32|4)|GlmMoeDsa", "attention with an indexer", "DeepSeek V3"),
     (r"Moe|MoE|Dbrx|Llama4|Jetmoe|Arctic", "a mixture of experts of another form", "Qwen 3 MoE"),

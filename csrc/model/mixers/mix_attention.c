@@ -59,6 +59,11 @@ static void k_epilogue(const void *arg, size_t begin, size_t end)
                           job->ops->n_tokens);
 }
 
+static size_t gate_stride(const qsf_layer_kind *k)
+{
+    return qsf_stride(k->output_gate == QSF_OUTPUT_GATE_OF_HEADS ? k->n_heads : qsf_q_dim(k));
+}
+
 /* Computes q, k and v of norm(x) with their epilogues; k and v go to the cache. */
 static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, attention_job *job)
 {
@@ -75,7 +80,7 @@ static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, attention_jo
         {t[QSF_LAYER_Q], NULL, s->q, q_stride, head_dim, is_whole ? NULL : q_epilogue, job, {0}},
         {t[QSF_LAYER_K], NULL, s->k, kv_stride, head_dim, is_whole ? NULL : k_epilogue, job, {0}},
         {t[QSF_LAYER_V], NULL, s->v, kv_stride, head_dim, v_epilogue, job, {0}},
-        {t[QSF_LAYER_MIX_GATE], NULL, s->mix_gate, q_stride, 1, NULL, NULL, {0}},
+        {t[QSF_LAYER_MIX_GATE], NULL, s->mix_gate, gate_stride(kind), 1, NULL, NULL, {0}},
     };
     size_t n_linears = kind->kv_source != 0 ? 1 : kind->values_are_keys != 0 ? 2 : 3;
     QSF_TRY(qsf_block_norm(o, s->x, t[QSF_LAYER_ATTN_NORM], t[QSF_LAYER_ATTN_NORM_BIAS], &in));
@@ -99,14 +104,23 @@ static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, attention_jo
     return QSF_OK;
 }
 
-/* gate = attended * sigmoid(gate) */
+/* attended *= sigmoid(gate), by heads; or gate = attended * sigmoid(gate), by elements */
 static void gate_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
     const qsf_ops *const o = arg;
-    const uint32_t q_dim = qsf_q_dim(o->kind);
+    const qsf_layer_kind *const kind = o->kind;
     (void)worker_idx;
-    for (size_t i = begin * qsf_stride(q_dim); i < end * qsf_stride(q_dim); i += qsf_stride(q_dim))
-        o->kernels->sigmoid_mul(o->scratch->mix_gate + i, o->scratch->attended + i, q_dim);
+    for (size_t t = begin; t < end; t++) {
+        float *const gate = o->scratch->mix_gate + t * gate_stride(kind);
+        float *const attended = o->scratch->attended + t * qsf_stride(qsf_q_dim(kind));
+        if (kind->output_gate == QSF_OUTPUT_GATE_OF_ELEMENTS) {
+            o->kernels->sigmoid_mul(gate, attended, qsf_q_dim(kind));
+            continue;
+        }
+        o->kernels->betas(gate, 1.0F, kind->n_heads);
+        for (uint32_t h = 0; h < kind->n_heads; h++)
+            o->kernels->scale(attended + (size_t)h * kind->head_dim, gate[h], kind->head_dim);
+    }
 }
 
 qsf_status qsf_mix_attention(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
@@ -128,7 +142,8 @@ qsf_status qsf_mix_attention(qsf_ops *o, const qsf_layer *l, const qsf_chunk *ch
         qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(8 * (size_t)qsf_q_dim(o->kind)), gate_rows,
                      o);
     qsf_ops_lap(o, QSF_PHASE_ATTENTION);
-    float *const out = o->kind->output_gate != 0 ? o->scratch->mix_gate : o->scratch->attended;
+    float *const out = o->kind->output_gate == QSF_OUTPUT_GATE_OF_ELEMENTS ? o->scratch->mix_gate
+                                                                           : o->scratch->attended;
     QSF_TRY(qsf_block_sub_norm(o, out, qsf_q_dim(o->kind), l->tensors[QSF_LAYER_ATTN_SUB_NORM],
                                &attended));
     QSF_TRY(qsf_block_add_product(o, &end, &attended));

@@ -50,6 +50,23 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
             "mamba_d_conv": 3,
         },
     ),
+    "lfm3": (
+        "lfm3",
+        {**_WIDE, "num_hidden_layers": 5, "sliding_window": 7, "tie_word_embeddings": True},
+    ),
+    "lfm3-plain": (
+        "lfm3",
+        {
+            **_WIDE,
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", _F, "conv"],
+            "conv_L_cache": 4,
+            "conv_bias": True,
+            "attention_bias": True,
+            "use_sandwich_norm": False,
+            "use_attention_gate": False,
+        },
+    ),
     "bamba": (
         "bamba",
         {**_WIDE, **_MAMBA, "num_hidden_layers": 3, "attn_layer_indices": [1], "pad_token_id": 2},

@@ -125,7 +125,7 @@ KIND_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("kind: an MTP head without attention", F, kind(b"", CONV + u32(17, 1), of_layers=b"\0\1")),
     ("kind: an MTP head with shared keys", F, kind(b"", SHARED + u32(17, 1), of_layers=b"\0\1")),
     ("kind: mixer 6", F, kind(u32(1, 6))),
-    ("kind: output gate 2", F, kind(u32(56, 2))),
+    ("kind: output gate 3", F, kind(u32(56, 3))),
     ("kind: V norm 2", F, kind(u32(57, 2))),
     ("kind: key 58", U, kind(u32(58, 1))),
     ("kind: values 2", F, kind(u32(59, 2))),

@@ -184,6 +184,8 @@ RECURRENT: Final = (
     Layer(replace(DELTA, n_taps=2, n_key_heads=1, n_value_heads=2, key_dim=17, value_dim=33,
                   ffn=Ffn.NONE, n_experts=6, n_chosen=2, expert_dim=40, residual_factor=0.5)),
     Layer(kind(n_heads=3, n_kv_heads=1, window_tokens=9, output_gate=1), (T.SINKS,)),
+    Layer(kind(n_heads=3, n_kv_heads=1, head_dim=10, rope_set=ROPE_NONE, output_gate=2),
+          POST_NORMS),
     Layer(replace(DELTA, gate_rank=20, has_channel_decays=1, has_sigmoid_gate=1)),
     Layer(replace(DELTA, n_value_heads=2, key_dim=72, value_dim=17, has_channel_decays=1)),
     Layer(replace(DELTA, gate_rank=200, n_taps=2), POST_NORMS),

@@ -269,7 +269,8 @@ class _Pass:
             mixed = self.by_head(mixed, f"{at}.v_up")
         mixed = mixed.reshape(n_tokens, -1)
         if f"{at}.mix_gate" in self.model.weights:
-            mixed = mixed / (1 + np.exp(-self.linear(x, f"{at}.mix_gate")))
+            gate = 1 + np.exp(-self.linear(x, f"{at}.mix_gate"))  # of elements or of heads
+            mixed = mixed / np.repeat(gate, mixed.shape[1] // gate.shape[1], axis=1)
         self.keep(f"{at}.heads", mixed)
         mixed = self.normalise(mixed, f"{at}.attn_sub_norm")
         return self.keep(f"{at}.attn_out", self.linear(mixed, f"{at}.attn_out"))

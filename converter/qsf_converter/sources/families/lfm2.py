@@ -1,4 +1,4 @@
-"""LFM2: short convolutions between layers with attention."""
+"""LFM2 and 3: short convolutions between layers with attention."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from qsf.errors import shown
 from qsf.file.kinds import MAX_TAPS, ROPE_NONE, ExpertScore, Mixer, QkNorm
-from qsf_converter.sources.families.config import MAX_FFN_DIM, Config
+from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_TOKENS, Config
 from qsf_converter.sources.families.experts import (
     by_sum,
     of_gguf,
@@ -18,8 +18,9 @@ from qsf_converter.sources.families.experts import (
     router,
     selection_bias,
 )
-from qsf_converter.sources.families.family import FULL, Draft, Family, usual
-from qsf_converter.sources.families.llama import AT, ATTN, DEFAULTS, fused
+from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family, usual
+from qsf_converter.sources.families.llama import AT, ATTN, DEFAULTS, fused, out, qk_norms, qkv
+from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import T, TensorRule, Where, ends, layer, linear, norm
 
 CONV: Final = "conv"
@@ -27,15 +28,17 @@ _AT_CONV, _FFN = f"{AT}conv.", f"{AT}feed_forward."
 _ATTENTION: Mapping[str, Any] = {"where": Where.ATTENTION}
 _CONVOLUTION: Mapping[str, Any] = {"where": Where.SHORT_CONV, "bias_flag": "conv_bias"}
 _PARTS = {T.K: T.K_BIAS, T.Q: T.Q_BIAS, T.V: T.V_BIAS}  # B, C, x
-_RULES = (
-    *norm(T.ATTN_NORM, f"{AT}operator_norm"),
-    *norm(T.FFN_NORM, f"{AT}ffn_norm"),
+_ATTENTION_RULES = (
     *linear(T.Q, None, f"{ATTN}q_proj", "q", "hidden", **_ATTENTION),
     *linear(T.K, None, f"{ATTN}k_proj", "kv", "hidden", **_ATTENTION),
     *linear(T.V, None, f"{ATTN}v_proj", "kv", "hidden", **_ATTENTION),
     *norm(T.Q_NORM, f"{ATTN}q_layernorm", "head", **_ATTENTION),
     *norm(T.K_NORM, f"{ATTN}k_layernorm", "head", **_ATTENTION),
     *linear(T.ATTN_OUT, None, f"{ATTN}out_proj", "hidden", "q", **_ATTENTION),
+)
+_COMMON = (
+    *norm(T.ATTN_NORM, f"{AT}operator_norm"),
+    *norm(T.FFN_NORM, f"{AT}ffn_norm"),
     *fused(_PARTS, f"{_AT_CONV}in_proj", ("hidden",) * 3, **_CONVOLUTION),
     layer(T.CONV, f"{_AT_CONV}conv.weight", "taps", "hidden", is_flat=True, transposed=True,
           where=Where.SHORT_CONV),
@@ -46,6 +49,16 @@ _RULES = (
     *linear(T.FFN_UP, None, f"{_FFN}w3", "ffn", "hidden", where=Where.DENSE),
     *linear(T.FFN_DOWN, None, f"{_FFN}w2", "hidden", "ffn", where=Where.DENSE),
     *ends("embed_tokens", "embedding_norm"),
+)  # fmt: skip
+_RULES = (*_ATTENTION_RULES, *_COMMON)
+_LFM3 = (
+    *(replace(rule, **_ATTENTION) for rule in (*qkv(bias="attention_bias"), *qk_norms(),
+                                               *out(bias="attention_bias"))),
+    *linear(T.MIX_GATE, None, f"{ATTN}gate_proj", "heads", "hidden", flag="use_attention_gate",
+            **_ATTENTION),
+    *norm(T.POST_ATTN_NORM, f"{AT}post_operator_norm", flag="use_sandwich_norm"),
+    *norm(T.POST_FFN_NORM, f"{AT}post_ffn_norm", flag="use_sandwich_norm"),
+    *_COMMON,
 )  # fmt: skip
 
 
@@ -89,7 +102,7 @@ def _mixers(draft: Draft) -> None:
         raise config.error("conv_L_cache", f"= {n_taps} is not supported: 2 to {MAX_TAPS} are")
     draft.dims["taps"] = n_taps
     draft.layers = [
-        replace(kind, mixer=Mixer.SHORT_CONV, n_taps=n_taps, rope_set=ROPE_NONE,
+        replace(kind, mixer=Mixer.SHORT_CONV, n_taps=n_taps, rope_set=ROPE_NONE, output_gate=0,
                 qk_norm=QkNorm.NONE) if type_ == CONV else kind
         for kind, type_ in zip(draft.layers, draft.layer_types, strict=True)
     ]  # fmt: skip
@@ -119,6 +132,26 @@ def _lfm2_moe(draft: Draft) -> None:
         weights_epsilon=1e-6 if is_divided else 0.0,
         weights_factor=config.positive("routed_scaling_factor"),
     )
+
+
+def _lfm3_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
+    """Of four layers two are convolutions, one has a window."""
+    types = config.of_layers("layer_types", n_layers, (FULL, SLIDING, CONV))
+    of_four = (SLIDING, CONV, FULL, CONV)
+    types = types or [of_four[i % 4] if i else CONV for i in range(n_layers)]
+    return config.count("sliding_window", MAX_TOKENS), types
+
+
+def _lfm3_rope(config: Config, layer_type: str) -> Config:
+    plain = Config({"rope_theta": 10000.0})  # which nothing uses
+    return plain if layer_type == CONV else parameters_of(config, layer_type)
+
+
+def _lfm3(draft: Draft) -> None:
+    if "use_attention_gate" in draft.flags:
+        draft.set_all(output_gate=2)
+    _mixers(draft)
+    draft.ropes.pop(CONV, None)
 
 
 def _selection(name: str) -> tuple[TensorRule, ...]:
@@ -159,6 +192,38 @@ FAMILIES = (
             "block_use_xavier_init": (True, False),
             "conv_use_xavier_init": (True, False),
         },
+    ),
+    Family(
+        name="Lfm3ForCausalLM",
+        title="LFM3",
+        model_type="lfm3",
+        rules=_LFM3,
+        renames={"norm_epsilon": "norm_eps"},
+        defaults=usual(
+            _DEFAULTS,
+            kv_heads=4,
+            head=128,
+            window=256,
+            conv_L_cache=7,
+            rope_parameters={
+                SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+                FULL: {
+                    "rope_type": "proportional",
+                    "rope_theta": 1000000.0,
+                    "partial_rotary_factor": 0.5,
+                },
+            },
+        ),
+        flags={
+            "conv_bias": False,
+            "attention_bias": False,
+            "use_attention_gate": True,
+            "use_sandwich_norm": True,
+        },
+        kind={"qk_norm": QkNorm.PER_HEAD},
+        windows=_lfm3_types,
+        rope_parameters=_lfm3_rope,
+        adjust=_lfm3,
     ),
     Family(
         name="Lfm2MoeForCausalLM",
