@@ -19,6 +19,7 @@ _PRIVATE = (
     *(bytes([0xF3, byte]) for byte in range(0xB0, 0xC0)),
     *(bytes([0xF4, byte]) for byte in range(0x80, 0x90)),
 )
+_LONGEST = 255  # bytes of a text and of what it becomes
 _NO_CHARACTERS = ("\U000ffffe", "\U000fffff", "\U0010fffe", "\U0010ffff")
 
 
@@ -52,7 +53,8 @@ def precompiled_map(charsmap: str) -> dict[bytes, str]:
     """Return the table of SentencePiece's rules, in base64: the bytes of a trie, the trie, texts.
 
     A unit of the trie (darts-clone) has a label, the distance to its children, and whether one of
-    them, of label 0, is a leaf: its value is the place of a text, which a zero byte ends.
+    them, of label 0, is a leaf: its value is the place of a text, which a zero byte ends. Raises
+    ValueError if it is no trie, or a text is longer than 255 bytes.
     """
     data = base64.b64decode(charsmap)
     n_bytes = int.from_bytes(data[:4], "little")
@@ -60,17 +62,22 @@ def precompiled_map(charsmap: str) -> dict[bytes, str]:
     texts = data[4 + n_bytes :]
     table: dict[bytes, str] = {}
     todo = [(b"", _children(units[0]))]
-    while todo:
+    for _ in units:  # each has one way to it
+        if not todo:
+            return table
         key, at = todo.pop()
+        if len(key) > _LONGEST:
+            break
         for byte in range(256):
             unit = units[at ^ byte] if at ^ byte < len(units) else 0
             if unit & 0x800000FF != byte or (at ^ byte) == 0:
                 continue
             if unit >> 8 & 1:
                 place = units[(at ^ byte) ^ _children(unit)] & 0x7FFFFFFF
-                table[key + bytes([byte])] = texts[place : texts.index(b"\0", place)].decode()
+                end = texts.index(b"\0", place, place + _LONGEST + 1)
+                table[key + bytes([byte])] = texts[place:end].decode()
             todo.append((key + bytes([byte]), (at ^ byte) ^ _children(unit)))
-    return table
+    raise ValueError("the table of characters is not a trie")
 
 
 def _children(unit: int) -> int:

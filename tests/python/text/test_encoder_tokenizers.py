@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import random
 import re
+import struct
 import unicodedata
 import zlib
 from typing import Any
@@ -15,6 +16,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from make.text_families import MARK, random_text
+from qsf_converter.text.maps import precompiled_map
 from qsf_converter.text.tokenizer import open_tokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -108,6 +110,15 @@ def test_ids_are_those_of_the_library(kind: str) -> None:
             ours.encode(text, add_prefix=False)
             == library.encode(text, add_special_tokens=False).ids
         )
+
+
+@pytest.mark.parametrize("leaf", [0, 1 << 8])
+def test_a_table_of_characters_that_is_no_trie_is_refused(leaf: int) -> None:
+    """Each unit is a child of all."""
+    units = [0, *(byte | byte << 10 | leaf for byte in range(1, 0x100))]
+    data = (4 * len(units)).to_bytes(4, "little") + struct.pack("<256I", *units) + b"a\0"
+    with pytest.raises(ValueError, match="not a trie"):
+        precompiled_map(base64.b64encode(data).decode())
 
 
 def test_a_text_has_its_first_and_last_token() -> None:
