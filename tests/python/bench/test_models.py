@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -308,18 +307,3 @@ def test_a_mixed_file_gets_the_nearest_type() -> None:
     assert baseline_type("mixed", shape, 3.3) == "Q2_K"
     assert baseline_type("4bit", shape, 4.6) == "Q4_K_M"
     assert baseline_type("4bit", shape, 8.0) == "Q8_0"  # as with f16 tables on a small model
-
-
-# ---- the scripts ----
-
-
-@pytest.mark.slow
-def test_make_model_writes_the_size_that_its_shape_has(project_root: Path, tmp_path: Path) -> None:
-    def run(script: str, *words: str) -> str:
-        command = [sys.executable, str(project_root / "bench" / script), *words]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-    out = tmp_path / "m.qsf"
-    said = run("make_model.py", str(out), "--shape", "tiny", "--quant-type", "2bit")
-    assert read_facts(out).tensor_bytes == qsf_bytes(SHAPES["tiny"], "2bit")
-    assert said.startswith(f"{out}: 2 MB, ")
