@@ -11,7 +11,8 @@ from qsf.errors import QsfConversionError
 from qsf_converter.sources.metadata import read_json_object
 from qsf_converter.text.tables import TOKENIZER_MEMORY_BYTES
 
-# sentence-transformers' names, and llama.cpp's numbers.
+# sentence-transformers' names, before release 5 a flag for each, and llama.cpp's numbers.
+_NAMES = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 _MODES = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_mean_tokens": "mean",
@@ -26,7 +27,8 @@ def of_folder(model_dir: Path, *, has_head: bool) -> dict[str, Any]:
     An encoder (without a head) is one even without settings, for the mean.
     """
     pooling = read_json_object(model_dir / "1_Pooling" / "config.json") or {}
-    modes = [mode for name, mode in _MODES.items() if pooling.get(name) is True]
+    modes = [mode for name, mode in _NAMES.items() if pooling.get("pooling_mode") == name]
+    modes += [mode for name, mode in _MODES.items() if pooling.get(name) is True]
     if pooling and not modes and not has_head:
         raise QsfConversionError("1_Pooling: none of the modes lasttoken, mean_tokens, cls_token")
     if not modes and has_head:

@@ -283,29 +283,35 @@ def fit(
     return {"max_tokens": min(wanted or n_free, n_free), "is_cut": is_cut}
 
 
-def encode_text(text: str, serving: Serving, name: str, *, is_foreign: bool = False) -> list[int]:
+def encode_text(
+    text: str, serving: Serving, name: str, *, is_foreign: bool = False, is_cut: bool = False
+) -> list[int]:
     """Return the tokens of a text to be continued. Raises Problem.
 
-    ``is_foreign``: the text is a part of a prompt, in which names of special tokens are ordinary
-    text.
+    Args:
+        is_foreign: the text is a part of a prompt, in which names of special tokens are ordinary
+            text.
+        is_cut: of a text that is too long the beginning is enough, still longer than the context.
     """
+    most = 4 * serving.ctx_tokens if is_cut else serving.ctx_tokens
     try:
         return serving.model.tokenizer.encode(
-            text,
-            add_prefix=not is_foreign,
-            parse_special=not is_foreign,
-            max_tokens=serving.ctx_tokens,
+            text, add_prefix=not is_foreign, parse_special=not is_foreign, max_tokens=most
         )
     except QsfArgumentError as error:
+        if is_cut and error.argument == "prompt":
+            return encode_text(text[: len(text) // 2], serving, name, is_cut=True)
         raise too_long(error, name) from None
 
 
-def read_prompts(value: Any, serving: Serving, name: str, most: int) -> list[list[int]]:
-    """Return the prompts: a text, token ids, or up to ``most`` of either."""
+def read_prompts(
+    value: Any, serving: Serving, name: str, most: int, *, is_cut: bool = False
+) -> list[list[int]]:
+    """Return the prompts: a text, token ids, or up to ``most`` of either; as ``encode_text``."""
     several = value if isinstance(value, list) and value and not _is_ids(value) else [value]
     if len(several) > most:
         raise invalid(name, f"{name} has {len(several)} entries, and {most} is the limit")
-    return [_read_prompt(prompt, serving, name) for prompt in several]
+    return [_read_prompt(prompt, serving, name, is_cut=is_cut) for prompt in several]
 
 
 def _is_ids(value: Any) -> bool:
@@ -314,9 +320,9 @@ def _is_ids(value: Any) -> bool:
     )
 
 
-def _read_prompt(value: Any, serving: Serving, name: str) -> list[int]:
+def _read_prompt(value: Any, serving: Serving, name: str, *, is_cut: bool) -> list[int]:
     if isinstance(value, str):
-        return encode_text(value, serving, name)
+        return encode_text(value, serving, name, is_cut=is_cut)
     if not _is_ids(value):
         raise invalid(
             name, f"{name} must be a text, token ids, or a list of either, not {shown(value)}"

@@ -192,8 +192,9 @@ def read_embedding(body: dict[str, Any], serving: Serving) -> CompletionRequest:
 
 def _read_embed(body: dict[str, Any], serving: Serving, name: str) -> CompletionRequest:
     fields = Fields(body)
-    fields.ignore("options", "truncate")
+    fields.ignore("options")
     new = {"model": fields.text("model"), "input": fields.raw(name)}
+    new["truncate"] = fields.flag("truncate", True)
     new["dimensions"] = fields.take("dimensions", Whole(1))
     if new["input"] is None:
         raise invalid(name, f"{name} is missing")

@@ -60,13 +60,16 @@ def read_embeddings(body: dict[str, Any], serving: Serving) -> CompletionRequest
     value = fields.raw("input")
     if value is None:
         raise invalid("input", "input is missing")
-    prompts = read_prompts(value, serving, "input", MAX_TEXTS)
+    is_cut = fields.flag("truncate")
+    prompts = read_prompts(value, serving, "input", MAX_TEXTS, is_cut=is_cut)
     most = max(1, _MOST_VALUES[form] // dimensions)
     if len(prompts) > most:
         text = f"input has {len(prompts)} texts of {dimensions} values as {form}: send at most "
         raise invalid("input", f"{text}{most} at a time")
-    if isinstance(value, str) or any(isinstance(text, str) for text in value):
-        prompts = [[*prompt, *how.end_ids] for prompt in prompts]
+    has_text = isinstance(value, str) or any(isinstance(text, str) for text in value)
+    end_ids = how.end_ids if has_text else ()
+    n_kept = serving.ctx_tokens - len(end_ids) if is_cut else None
+    prompts = [[*prompt[:n_kept], *end_ids] for prompt in prompts]
     reading = Reading(pooling=pooling, dim=dim, is_whole=how.is_encoder)
     extra = {"form": form, "dimensions": dimensions}
     return _request(fields, serving, prompts, "input", reading, extra)

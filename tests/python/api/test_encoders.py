@@ -27,6 +27,7 @@ from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.native import binding
 from qsf.passes import PassItem
 from qsf_converter import convert
+from qsf_converter.sources.embedding import of_folder
 
 N_POSITIONS = 700
 TEXTS = [[(7 * i + n) % 72 for i in range(n)] for n in (1, 3, 300, 17, 256, 257, 45, N_POSITIONS)]
@@ -207,6 +208,8 @@ def test_the_makers_pooling_and_the_usual_type(tmp_path: Path) -> None:
         assert (model.text_vectors.pooling, model.info.quant_type) == ("cls", "8bit")
         ids = [2, 5, 4 + 27, 3]
         assert list(model.embed(["Aa"])) == list(model.embed([ids], pooling="cls"))
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')  # release 5
+    assert of_folder(folder, has_head=False)["pooling"] == "cls"
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}')
     with pytest.raises(QsfConversionError, match="none of the modes"):
         convert(folder, tmp_path / "n.qsf")

@@ -85,6 +85,17 @@ def test_what_cannot_be_embedded_is_refused(client: Client) -> None:
     assert f"send at most {2**17 // dim} at a time" in many.error["message"] or dim < 64
 
 
+@pytest.mark.parametrize("n_words", [600, 20_000])
+def test_the_beginning_of_a_long_text_has_a_vector(client: Client, n_words: int) -> None:
+    text = "a cat " * n_words
+    ids = client.model.tokenizer.encode(text)[:512]
+    (want,) = vectors(client, input=ids)
+    assert vectors(client, input=[text, "A cat"], truncate=True)[0] == want
+    assert client.post("/api/embed", input=text).json["embeddings"] == [want]
+    refused = client.post("/api/embed", input=text, truncate=False)
+    assert (refused.status, "512" in refused.body.decode()) == (400, True)
+
+
 def test_reranking_asks_for_yes_or_no(client: Client) -> None:
     answer = client.post(
         "/v1/rerank", query="a cat?", documents=TEXTS, return_documents=True
