@@ -333,6 +333,7 @@ def _advance_of(progress: Progress | None, total: int) -> Callable[[int], None]:
         if progress is not None:
             progress(done, total)
 
+    advance(0)  # the time begins to count
     return advance
 
 

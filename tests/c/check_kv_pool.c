@@ -59,7 +59,7 @@ static void rig_make(rig *g, const layer_sees *sees, uint32_t ctx_tokens, uint32
                                        .head_dim = HEAD_DIM,
                                        .window_tokens = sees[i].window,
                                        .pinned_tokens = sees[i].pinned};
-        g->layers[i].kind = &g->kinds[i];
+        g->layers[i] = (qsf_layer){.kind = &g->kinds[i], .kv_layer = i};
     }
     qsf_kernels_init(&g->kernels, QSF_ISA_SCALAR);
     qsf_arena a;

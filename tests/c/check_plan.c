@@ -287,8 +287,8 @@ static void check_huge(void)
     static qsf_layer layers[QSF_MAX_LAYERS];
     const qsf_layer_kind kind = {
         .n_heads = QSF_MAX_HEADS, .n_kv_heads = QSF_MAX_HEADS, .head_dim = QSF_MAX_HEAD_DIM};
-    for (size_t i = 0; i < QSF_MAX_LAYERS; i++)
-        layers[i].kind = &kind;
+    for (uint32_t i = 0; i < QSF_MAX_LAYERS; i++)
+        layers[i] = (qsf_layer){.kind = &kind, .kv_layer = i};
     o.config.layers = layers;
     o.config.n_layers = QSF_MAX_LAYERS;
     o.config.dim = QSF_MAX_DIM;

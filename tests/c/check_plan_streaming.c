@@ -38,7 +38,7 @@ static void make_model(uint32_t n_layers, uint64_t layer_bytes, bool is_tied)
     const uint64_t final_bytes = is_tied ? 16 * KIB : 72 * MIB;
     units.units[n_layers + 1].raw_bytes = units.units[n_layers + 1].stored_bytes = final_bytes;
     for (uint32_t i = 0; i < n_layers; i++)
-        layers[i].kind = &kind;
+        layers[i] = (qsf_layer){.kind = &kind, .kv_layer = i};
     config = (qsf_config){.n_layers = n_layers,
                           .layers = layers,
                           .dim = 4096,

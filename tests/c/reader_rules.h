@@ -175,7 +175,7 @@ static const rule plain_rules[] = {
     {{{"TENS", TENSOR(10, 4), 4, 3}}, F, "where type 26"},
     {{{"TENS", TENSOR(10, 8), 4, 39}}, F, "[39, 64] where"},
     {{{"TENS", TENSOR(10, 18), 2, 1}}, F, "index 1, layout 1"},
-    {{{"ARCH", 20, 4, 1}}, F, "type 26 after its last tensor (head tied)"},
+    {{{"ARCH", 20, 4, 1}}, F, "type 26 after its last tensor (head tied or none)"},
     /* tensor headers in the units, and padding there */
     {{{"unit:0", 0, 4, 24}}, V, "unit 0: the tensor header at 0"},
     {{{"unit:0", 4, 4, 41}}, V, "unit 0: the tensor header at 0"},
@@ -191,7 +191,7 @@ static const rule plain_rules[] = {
     {{{"unit:0", 64 + 3168 + 31, 1, 128}}, V, "unit 0: the padding at 3232"},
     /* 6: ARCH; norm epsilon at 0, rotary dimensions at 8, tied head at 16, 0x8001 at 24 */
     {{{"ARCH", 0, 2, 0}}, U, "key 0"},
-    {{{"ARCH", 8, 2, 14}}, U, "key 14"},
+    {{{"ARCH", 8, 2, 15}}, U, "key 15"},
     {{{"ARCH", 24, 2, 0x7FFF}, {"ARCH", 26, 1, 9}}, U, "key 32767"},
     {{{"ARCH", 8, 2, 1}}, F, "key 1 after key 1"},
     {{{"ARCH", 0, 2, 7}}, F, "key 7) has value type 2"},
@@ -235,7 +235,7 @@ static const rule learned_rules[] = { /* learned positions, tied head */
     {{{"head", 36, 4, 3}}, F, "the header makes it 384"},
     {{{"head", 52, 4, 0x3F800000}}, F, "allowed without RoPE: 0"},
     {{{"ARCH", 20, 4, 0}}, F, "no output head (type 26)"},
-    {{{"TENS", TENSOR(9, 4), 4, 26}}, F, "type 26 after its last tensor (head tied)"},
+    {{{"TENS", TENSOR(9, 4), 4, 26}}, F, "type 26 after its last tensor (head tied or none)"},
 };
 
 /* LZ4 and ZSTD: a block's stored size is at 0 of the layer, its raw size at 4. Their places in

@@ -92,7 +92,9 @@ def test_quantised_weights_exact_path(
         assert_near(model.logits(tokens), forward(load_qsf(path), tokens, dtype=np.float64).logits)
 
 
-@pytest.mark.parametrize(("name", "quant_type", "embed_type"), QUANTISED)
+@pytest.mark.parametrize(
+    ("name", "quant_type", "embed_type"), [case for case in QUANTISED if case[1] != "f32"]
+)
 def test_default_path_rounds_as_the_reference_does(
     name: str, quant_type: str, embed_type: str | None, tmp_path: Path
 ) -> None:

@@ -256,7 +256,7 @@ def test_a_model_of_windows_needs_none(folder: Path) -> None:
     path = folder / "windows.qsf"
     layer = next(layer for layer in MIXED if layer.kind.window_tokens)
     write_model(path, (layer, layer), dtype=Dtype.Q4)
-    with pytest.raises(errors.QsfArgumentError, match="all layers of this model have windows"):
+    with pytest.raises(errors.QsfArgumentError, match="and no more: this model has none"):
         qsf.Model(path, ram_budget=None, kv_policy=POLICY, max_seq_len=200)
     with qsf.Model(path, ram_budget=None, kv_policy="recompute:4", max_seq_len=200) as model:
         assert model.info.plan.kv_policy == "recompute:4"

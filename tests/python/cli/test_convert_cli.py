@@ -31,7 +31,7 @@ from qsf_converter.rounding.plan import QUANT_TYPES
 
 BITS = {
     "2bit": 2.5, "2bit-sym": 2.25, "3bit": 3.5, "4bit": 4.5, "4bit-sym": 4.25, "ternary": 2.25,
-    "ternary-dense": 1.875, "8bit": 8.25, "f16": 16,
+    "ternary-dense": 1.875, "8bit": 8.25, "f16": 16, "f32": 32,
 }  # fmt: skip
 
 COMMAND = [sys.executable, "-m", "qsf_converter.cli"]
@@ -252,9 +252,9 @@ def test_wrong_models_are_one_line(tmp_path: Path, here: Here) -> None:
 
     config.write_text("{")
     assert_one_error(here(folder, out), "config.json: not JSON")
-    config.write_text(json.dumps({**hf_makers.LLAMA_CONFIG, "architectures": ["BertModel"]}))
+    config.write_text(json.dumps({**hf_makers.LLAMA_CONFIG, "architectures": ["DebertaModel"]}))
     assert_one_error(
-        here(folder, out), "BertModel is not supported: an encoder without a decoder; the nearest"
+        here(folder, out), "DebertaModel is not supported: an encoder of another form; the nearest"
     )
     config.write_text(json.dumps(hf_makers.LLAMA_CONFIG))
 

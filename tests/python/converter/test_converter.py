@@ -301,7 +301,7 @@ def test_progress_reaches_the_end(tmp_path: Path) -> None:
 
 
 def test_every_type_that_is_rounded_to_can_be_asked_for() -> None:
-    assert set(QUANT_TYPES.values()) == set(Dtype) - {*KEPT, Dtype.MIXED, Dtype.F32}
+    assert set(QUANT_TYPES.values()) == set(Dtype) - {*KEPT, Dtype.MIXED}
 
 
 def test_public_names() -> None:

@@ -40,7 +40,7 @@ def refuse(folder: Path, message: str, error: type[QsfError] = QsfConversionErro
             {"architectures": ["NoForCausalLM"]},
             "NoForCausalLM is not supported; `qsf convert --families` lists what is",
         ),
-        ({"architectures": None, "model_type": "bert"}, "names no architecture.*bert"),
+        ({"architectures": None, "model_type": "deberta"}, "names no architecture.*deberta"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": {"type": "spiral", "factor": 4.0}}, "'spiral' is not supported"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "short_factor = None is not a list of 5"),

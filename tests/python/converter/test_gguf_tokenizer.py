@@ -233,7 +233,7 @@ def test_sentence_pieces_with_merges_are_merged_by_these() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model 't5' is not supported"),
+        ({"tokenizer.ggml.model": "rwkv"}, "tokenizer.ggml.model 'rwkv' is not supported"),
         ({"tokenizer.ggml.tokens": 5}, "the file has no vocabulary"),
         ({"tokenizer.ggml.tokens": ["a", "a"]}, "1 of its 2 words occur twice"),
         ({"tokenizer.ggml.scores": [1.0]}, "scores has no number for each of 268 words"),

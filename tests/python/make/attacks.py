@@ -301,7 +301,6 @@ TENSOR_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("unit", F, tensor(0, "I", 0, 4)),
     ("unit order", F, tensor(1, "I", 0, 2)),
     ("unit 0 empty", F, tensor(0, "I", 0, 1)),
-    ("type", U, tensor(1, "I", 4, 43)),
     ("free type before the router bias", U, tensor(1, "I", 4, 43)),
     ("free type behind the scales of experts", U, tensor(1, "I", 4, 49)),
     ("experts that no layer has", F, lambda d: grow(d, b"UNIT", units_with_an_expert(d))),

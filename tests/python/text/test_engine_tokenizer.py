@@ -204,8 +204,8 @@ def test_many_threads_may_encode_at_once() -> None:
     ("change", "reason"),
     [
         ({"normalizer": {"type": "Lowercase"}}, "Lowercase"),
-        ({"pre_tokenizer": {"type": "BertPreTokenizer"}}, "BertPreTokenizer"),
-        ({"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}, "WordPiece"),
+        ({"pre_tokenizer": {"type": "Punctuation", "behavior": "Isolated"}}, "Punctuation"),
+        ({"decoder": {"type": "BPEDecoder", "suffix": "</w>"}}, "BPEDecoder"),
         ({"decoder": None}, "decoder"),
         ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}, "WordLevel"),
         ({"post_processor": {"type": "Other"}}, "Other"),

@@ -253,10 +253,8 @@ def test_what_is_not_a_tokenizer_is_refused(data: bytes) -> None:
 
 
 def test_a_decoder_of_another_kind_is_refused_by_name() -> None:
-    with pytest.raises(QsfUnsupportedError, match="WordPiece"):
-        open_tokenizer(
-            spm_json({"type": "WordPiece", "prefix": "##", "cleanup": True}), bos_id=None
-        )
+    with pytest.raises(QsfUnsupportedError, match="BPEDecoder"):
+        open_tokenizer(spm_json({"type": "BPEDecoder", "suffix": "</w>"}), bos_id=None)
 
 
 @pytest.mark.parametrize("n_bytes", [1 << 20, 50 << 20])
