@@ -40,7 +40,7 @@ PYTEST_ARGS ?=
 WERROR ?= $(if $(CI),ON,OFF)
 
 # $(call c_tests,folder,flags,ctest's flags): configures, builds and runs the C tests. In build/c the
-# objects are there already: the Python module was built there.
+# objects are there already: the library of the Python package was built there.
 c_tests = $(call c_build,$(1),$(2),all); $(call ctest,$(1)) $(3)
 c_build = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_BINDING=OFF \
 		-DQSF_WERROR=$(WERROR) $(2) >build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \

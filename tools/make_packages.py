@@ -52,9 +52,9 @@ def facts(sdist: Path, home: str, epoch: int) -> dict[str, str]:
     }
 
 
-def fill(text: str, known: dict[str, str], dist: Path) -> str:
+def fill(text: str, values: dict[str, str], dist: Path) -> str:
     """Replace @NAME@ and @SHA256 FILE@; FileNotFoundError if FILE is not in `dist`."""
-    for name, value in known.items():
+    for name, value in values.items():
         text = text.replace(f"@{name}@", value)
     return re.sub(
         r"@SHA256 ([^@\s]+)@",
@@ -66,11 +66,11 @@ def fill(text: str, known: dict[str, str], dist: Path) -> str:
 def main() -> None:
     """Write the files into OUT."""
     dist, home, epoch, out = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
-    known = facts(next(dist.glob("qsf-*[0-9].tar.gz")), home, epoch)
+    values = facts(next(dist.glob("qsf-*[0-9].tar.gz")), home, epoch)
     for path in sorted(path for path in PACKAGING.rglob("*") if path.is_file()):
-        name = fill(str(path.relative_to(PACKAGING)), known, dist)
+        name = fill(str(path.relative_to(PACKAGING)), values, dist)
         try:
-            text = fill(path.read_text("utf-8"), known, dist)
+            text = fill(path.read_text("utf-8"), values, dist)
         except FileNotFoundError as error:
             print(f"make_packages: {name} is left out: {error.filename} is not there")
             continue

@@ -1,8 +1,8 @@
 """Prints what is inside a release and what it needs, as CycloneDX 1.6 (JSON).
 
 Names, versions, licences and SHA-256: LZ4 and ZSTD from their sources, what zig links into static
-programs, the Python packages that the wheel asks for (with the licence
-that the installed one states).
+programs, the Python packages that the wheel asks for (with the licence that the installed one
+states).
 
 Usage: python tools/make_sbom.py WHEEL CODECS ZIG_VERSION TIME   (CODECS: of tools/fetch_codecs.sh)
 """

@@ -147,8 +147,7 @@ typedef struct qsf_config {
     bool keeps_input; /* some FFN needs its layer's input again, or a place for the dense part */
     bool has_learned_positions;
     bool has_tied_head;
-    bool
-        is_encoder; /* no head; a pass has whole texts; layers share the pages of keys and values */
+    bool is_encoder; /* no head; a pass has whole texts, whose layers share their KV pages */
     bool has_head_bias;
     bool has_fine_acts;  /* 16-bit activations for all weights with codes */
     bool has_only_parts; /* every quantised matrix has scales of fewer than 64 columns */

@@ -1,6 +1,5 @@
 /* contents.h - an open file for the tools of the Python package: its records, its sections, and a
- * check of every byte. Exported, but not in the public
- * API, which opens models.
+ * check of every byte. Exported, but not in the public API, which opens models.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_STREAM_CONTENTS_H

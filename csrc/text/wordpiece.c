@@ -40,8 +40,8 @@ qsf_status qsf_wordpiece_encode(const qsf_vocabulary *v, qsf_work *w, qsf_bytes 
     const size_t n_prefix = QSF_WORD_PREFIX_BYTES;
     QSF_TRY(qsf_work_reserve(w, QSF_WORK_HEAP, n_prefix + word.n));
     QSF_TRY(qsf_work_reserve(w, QSF_WORK_UNITS, word.n * sizeof(uint32_t)));
-    unsigned char *const bytes =
-        w->blocks[QSF_WORK_HEAP]; /* what was taken gives way to a prefix */
+    /* The word after room for a prefix; later prefixes replace what was taken. */
+    unsigned char *const bytes = w->blocks[QSF_WORK_HEAP];
     uint32_t *const ids = w->blocks[QSF_WORK_UNITS];
     memcpy(bytes + n_prefix, word.p, word.n);
     size_t n = 0;

@@ -21,7 +21,10 @@ _SIGNALS: Final = {
     "SIGBUS": NESTED,
     "SIGXCPU": SLOW,
 }
-_WINDOWS: Final = {  # STATUS_STACK_BUFFER_OVERRUN is how they react there
+_ENDS: Final = {
+    -number: _SIGNALS[number.name] for number in signal.Signals if number.name in _SIGNALS
+}
+_WINDOWS: Final = {  # exit codes; STATUS_STACK_BUFFER_OVERRUN is how they react there
     0xC0000409: FULL,
     0xC00000FD: NESTED,  # STATUS_STACK_OVERFLOW
     1816: SLOW,  # ERROR_NOT_ENOUGH_QUOTA
@@ -45,6 +48,4 @@ def start_apart(command: list[str]) -> subprocess.Popen[bytes]:
 
 def how_ended(returncode: int) -> str:
     """Return KILLED, FULL, NESTED or SLOW; "" for any other exit code."""
-    if returncode < 0:
-        return _SIGNALS.get(signal.Signals(-returncode).name, "")
-    return _WINDOWS.get(returncode, "") if sys.platform == "win32" else ""
+    return (_WINDOWS if sys.platform == "win32" else _ENDS).get(returncode, "")

@@ -20,9 +20,7 @@ _BINARY = getattr(os, "O_BINARY", 0)  # Windows would change line ends
 # Without O_NONBLOCK a named pipe would wait for a writer.
 READ_FLAGS = os.O_RDONLY | _BINARY | getattr(os, "O_NONBLOCK", 0)
 DIRECT_FLAG = getattr(os, "O_DIRECT", 0)  # 0: the system cannot bypass the page cache
-_LOCKED_BYTE = (
-    0x7FFF0000  # Windows locks bytes, and then nobody else reads them: one behind the end
-)
+_LOCKED_BYTE = 0x7FFF0000  # after the end: Windows locks bytes, and nobody else can read them
 _POLL_SECONDS = 0.05
 _seeking = threading.Lock()  # where a descriptor's position must be moved
 

@@ -27,6 +27,7 @@ from qsf_converter.sources.families.encoders import DENSE
 from qsf_converter.sources.metadata import read_json_object
 
 _GGUF_NAMES = ("dense_2.weight", "dense_3.weight")
+_WEIGHT = "linear.weight"
 _IDENTITY = "torch.nn.modules.linear.Identity"
 
 
@@ -66,8 +67,10 @@ def with_dense_of_folder(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
                 f"{shown(config.get('bias'))} is not supported; allowed: Identity, no bias"
             )
         with SafetensorsCheckpoint(path) as dense:
-            (tensor,) = dense.tensors.values()
-            matrices.append(to_float32(dense.read_rows(tensor.name, 0, tensor.n_rows)))
+            names = list(dense.tensors)
+            if names != [_WEIGHT]:
+                raise QsfConversionError(f"{path.name}: it has {shown(names)}, allowed: {_WEIGHT}")
+            matrices.append(to_float32(dense.read_rows(_WEIGHT, 0, dense.tensors[_WEIGHT].n_rows)))
     return DenseCheckpoint(checkpoint, matrices) if matrices else checkpoint
 
 

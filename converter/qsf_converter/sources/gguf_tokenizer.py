@@ -275,9 +275,11 @@ def _sentence_piece(
 def _unigram(metadata: Metadata, words: list[str]) -> dict[str, Any]:
     """Return SentencePiece's unigram model: the tokens with the largest sum of scores."""
     scores = _numbers(metadata, "scores", len(words))
-    charsmap = metadata.get("tokenizer.ggml.precompiled_charsmap")
-    data = None if charsmap is None else base64.b64encode(np.asarray(charsmap, np.uint8).tobytes())
-    normalizer = {"type": "Precompiled", "precompiled_charsmap": (data or b"").decode()}
+    charsmap = np.asarray(metadata.get("tokenizer.ggml.precompiled_charsmap", ()))
+    if charsmap.size and (charsmap.ndim != 1 or charsmap.dtype.kind not in "iu"):
+        raise _LeftOutError("tokenizer.ggml.precompiled_charsmap is no list of bytes")
+    data = charsmap.astype(np.uint8).tobytes()
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}
     metaspace = {"type": "Metaspace", "replacement": _WORD, "prepend_scheme": "always"}
     return {
         "normalizer": normalizer if data else None,

@@ -300,7 +300,8 @@ def encode_text(
         )
     except QsfArgumentError as error:
         if is_cut and error.argument == "prompt":
-            return encode_text(text[: len(text) // 2], serving, name, is_cut=True)
+            half = text[: len(text) // 2]
+            return encode_text(half, serving, name, is_foreign=is_foreign, is_cut=True)
         raise too_long(error, name) from None
 
 

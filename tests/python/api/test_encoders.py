@@ -197,6 +197,10 @@ def test_dense_layers_are_computed_behind_the_pooling(tmp_path: Path) -> None:
         assert np.abs(np.array(got) - want).max() < 2e-6
     with pytest.raises(QsfConversionError, match=r"Tanh.*allowed: Identity"):
         convert(dense_folder(tmp_path / "t", "Tanh"), tmp_path / "t.qsf")
+    weights = {name: np.zeros((72, 72), np.float32) for name in ("linear.weight", "other")}
+    (folder / "2_Dense" / "model.safetensors").write_bytes(safetensors_bytes(weights, "fp32"))
+    with pytest.raises(QsfConversionError, match=r"2_Dense: it has .*other.*allowed: linear"):
+        convert(folder, tmp_path / "u.qsf")
 
 
 def test_the_makers_pooling_and_the_usual_type(tmp_path: Path) -> None:

@@ -234,6 +234,11 @@ def test_sentence_pieces_with_merges_are_merged_by_these() -> None:
     ("change", "reason"),
     [
         ({"tokenizer.ggml.model": "rwkv"}, "tokenizer.ggml.model 'rwkv' is not supported"),
+        *(
+            ({"tokenizer.ggml.model": "t5", "tokenizer.ggml.precompiled_charsmap": value},
+             "precompiled_charsmap is no list of bytes")
+            for value in ("x", 10**9, [1.5])
+        ),
         ({"tokenizer.ggml.tokens": 5}, "the file has no vocabulary"),
         ({"tokenizer.ggml.tokens": ["a", "a"]}, "1 of its 2 words occur twice"),
         ({"tokenizer.ggml.scores": [1.0]}, "scores has no number for each of 268 words"),

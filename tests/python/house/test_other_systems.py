@@ -155,6 +155,11 @@ def test_ends_of_processes_on_windows(code: int, end: str, monkeypatch: pytest.M
     assert children.how_ended(code) == end
 
 
+def test_ends_of_processes_by_signals() -> None:
+    ends = {-9: children.KILLED, -11: children.NESTED, -15: "", -37: ""}  # 37: one without a name
+    assert {code: children.how_ended(code) for code in ends} == ends
+
+
 def test_the_limits_of_a_job_are_where_windows_reads_them() -> None:
     limits = confine.job_limits(5 << 20, 10)
     assert len(limits) == 144  # of 64-bit Windows

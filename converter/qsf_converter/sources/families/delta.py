@@ -36,7 +36,7 @@ from qsf_converter.sources.families.llama import (
     unrotated,
 )
 from qsf_converter.sources.families.mtp import mtp_rules
-from qsf_converter.sources.families.positions import parameters_of
+from qsf_converter.sources.families.positions import NO_ROPE, parameters_of
 from qsf_converter.sources.families.rules import T, Where, ends, layer, linear, norm
 
 LINEAR: Final = "linear_attention"
@@ -213,8 +213,7 @@ def _has_rope(config: Config) -> bool:
 
 
 def _olmo_rope(config: Config, layer_type: str) -> Config:
-    plain = Config({"rope_theta": 10000.0})  # which nothing uses
-    return parameters_of(config, layer_type) if _has_rope(config) else plain
+    return parameters_of(config, layer_type) if _has_rope(config) else NO_ROPE
 
 
 def _olmo(draft: Draft) -> None:

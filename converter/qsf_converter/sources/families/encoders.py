@@ -12,6 +12,7 @@ from qsf.file.layout import Norm, Positions
 from qsf_converter.sources.families import gemma
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.family import Draft, Family, usual
+from qsf_converter.sources.families.gpt import GPT2_RENAMES
 from qsf_converter.sources.families.llama import fused, gated, qk_norms, window_but_every
 from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import Place, T, TensorRule, layer, linear, norm
@@ -171,15 +172,7 @@ FAMILIES = (
             *linear(T.FFN_UP, None, f"{_N}mlp.fc11", "ffn", "hidden"),
             *linear(T.FFN_DOWN, None, f"{_N}mlp.fc2", "hidden", "ffn"),
         ),
-        renames={
-            "hidden_size": "n_embd",
-            "num_attention_heads": "n_head",
-            "num_hidden_layers": "n_layer",
-            "max_position_embeddings": "n_positions",
-            "intermediate_size": "n_inner",
-            "hidden_act": "activation_function",
-            "norm_epsilon": "layer_norm_epsilon",
-        },
+        renames=GPT2_RENAMES,
         defaults=usual(_DEFAULTS, hidden_act="silu", type_vocab_size=2, theta=1000.0),
         kind={"is_post_norm": True},
         adjust=_as_nomic,

@@ -148,7 +148,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "ffn_multiple": 4,
 }
 # transformers accepts its general names besides GPT-2's own.
-_GPT2_RENAMES = {
+GPT2_RENAMES = {
     "hidden_size": "n_embd",
     "num_attention_heads": "n_head",
     "num_hidden_layers": "n_layer",
@@ -179,7 +179,7 @@ FAMILIES = (
             *_plain(f"{_H}mlp.c_fc", f"{_H}mlp.c_proj", bias="always", transposed=True),
             *ends("wte", "ln_f", bias=True),
         ),
-        renames=_GPT2_RENAMES,
+        renames=GPT2_RENAMES,
         defaults=usual(_DEFAULTS, context=None, hidden_act="gelu_new", tied=True),
         facts=_ALWAYS,
         neutral={
@@ -307,7 +307,7 @@ FAMILIES = (
             *_plain(f"{_H}mlp.fc_in", f"{_H}mlp.fc_out", bias="always"),
             *ends("wte", "ln_f", bias=True, head_bias="always"),
         ),
-        renames=_GPT2_RENAMES,
+        renames=GPT2_RENAMES,
         defaults=usual(_DEFAULTS, hidden_act="gelu_new", rotary_dim=64),
         facts=_ALWAYS,
         kind={"is_parallel": True},

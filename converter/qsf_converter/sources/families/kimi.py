@@ -13,7 +13,6 @@ from qsf.file.layout import MAX_HEAD_DIM, MAX_HEADS, Positions
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.delta import LINEAR
 from qsf_converter.sources.families.experts import (
-    EXPERT_DEFAULTS,
     SPARSE,
     of_gguf,
     one_each,
@@ -21,7 +20,13 @@ from qsf_converter.sources.families.experts import (
     selection_bias,
 )
 from qsf_converter.sources.families.family import FULL, Draft, Family, usual
-from qsf_converter.sources.families.latent import FUSED, LATENT, SPLIT, latent_moe
+from qsf_converter.sources.families.latent import (
+    FUSED,
+    LATENT,
+    LATENT_DEFAULTS,
+    SPLIT,
+    latent_moe,
+)
 from qsf_converter.sources.families.llama import ATTN, ENDS, MLP, Rules, gated, pre_norms
 from qsf_converter.sources.families.rules import T, Where, layer, linear, norm
 
@@ -159,21 +164,14 @@ FAMILIES = (
         layouts=_LAYOUTS,
         renames=_RENAMES,
         defaults=usual(
-            EXPERT_DEFAULTS,
+            LATENT_DEFAULTS,
             context=1048576,
             epsilon=1e-5,
-            kv_lora_rank=512,
             q_lora_rank=None,
-            qk_nope_head_dim=128,
-            head=64,
-            v_head_dim=128,
             experts=256,
             chosen=8,
             expert_dim=1024,
-            n_shared_experts=1,
             first_k_dense_replace=1,
-            n_group=1,
-            topk_group=1,
             norm_topk_prob=True,
             routed_scaling_factor=2.446,
             linear_head_dim=128,

@@ -174,7 +174,7 @@ def _minicpm3(draft: Draft) -> None:
 
 
 _RENAMES: Final = {**RENAMES, "head_dim": "qk_rope_head_dim"}
-_DEFAULTS: Final = usual(
+LATENT_DEFAULTS: Final = usual(
     EXPERT_DEFAULTS,
     kv_lora_rank=512,
     q_lora_rank=1536,
@@ -215,7 +215,7 @@ FAMILIES = (
         layouts=_layouts(LAYOUTS),
         renames=_RENAMES,
         defaults=usual(
-            _DEFAULTS,
+            LATENT_DEFAULTS,
             context=2048,
             experts=64,
             expert_dim=1407,
@@ -243,7 +243,7 @@ FAMILIES = (
         layouts=_layouts(SELECTED),
         renames=_RENAMES,
         defaults=usual(
-            _DEFAULTS,
+            LATENT_DEFAULTS,
             context=4096,
             experts=256,
             chosen=8,
@@ -272,7 +272,7 @@ FAMILIES = (
         layouts=_layouts(SELECTED),
         renames=_RENAMES,
         defaults=usual(
-            _DEFAULTS,
+            LATENT_DEFAULTS,
             context=202752,
             epsilon=1e-5,
             q_lora_rank=768,
@@ -300,7 +300,7 @@ FAMILIES = (
         layouts=(*_layouts(LAYOUTS), (*SPLIT, *LAYOUTS[1])),  # GGUF files have gate and up in one
         renames=_RENAMES,
         defaults=usual(
-            _DEFAULTS,
+            LATENT_DEFAULTS,
             context=1048576,
             kv_lora_rank=256,
             q_lora_rank=1024,
@@ -322,7 +322,7 @@ FAMILIES = (
         rules=(*pre_norms(), *LATENT, *gated(), *ENDS),
         layouts=(FUSED, SPLIT),
         renames=_RENAMES,
-        defaults=usual(_DEFAULTS, context=131072, tied=True),
+        defaults=usual(LATENT_DEFAULTS, context=131072, tied=True),
         neutral=_NEUTRAL,
         adjust=latent,
         **_COMMON,
@@ -335,7 +335,7 @@ FAMILIES = (
         layouts=(FUSED,),
         renames=_RENAMES,
         defaults=usual(
-            _DEFAULTS,
+            LATENT_DEFAULTS,
             context=32768,
             epsilon=1e-5,
             tied=True,

@@ -20,7 +20,7 @@ from qsf_converter.sources.families.experts import (
 )
 from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family, usual
 from qsf_converter.sources.families.llama import AT, ATTN, DEFAULTS, fused, out, qk_norms, qkv
-from qsf_converter.sources.families.positions import parameters_of
+from qsf_converter.sources.families.positions import NO_ROPE, parameters_of
 from qsf_converter.sources.families.rules import T, TensorRule, Where, ends, layer, linear, norm
 
 CONV: Final = "conv"
@@ -143,8 +143,7 @@ def _lfm3_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
 
 
 def _lfm3_rope(config: Config, layer_type: str) -> Config:
-    plain = Config({"rope_theta": 10000.0})  # which nothing uses
-    return plain if layer_type == CONV else parameters_of(config, layer_type)
+    return NO_ROPE if layer_type == CONV else parameters_of(config, layer_type)
 
 
 def _lfm3(draft: Draft) -> None:

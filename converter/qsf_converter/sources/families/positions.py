@@ -58,6 +58,9 @@ class _Place:
         return self.scaling.count(_ORIGINAL, MAX_TOKENS, self.max_tokens)
 
 
+NO_ROPE = Config({"rope_theta": 10000.0})  # of layers that rotate nothing: no number is used
+
+
 def parameters_of(
     config: Config,
     layer_type: str,
