@@ -37,8 +37,7 @@ static qsf_status load_norms(const qsf_mtp *m, input_norms *out)
     return qsf_block_load(m->ops, t[QSF_LAYER_MTP_HIDDEN_NORM], 2, &out->hidden.weight);
 }
 
-/* gate[row] = [norm(embedding of the token) | norm(hidden)]; zeros where hidden is NULL: not known
- */
+/* gate[row] = [norm(embedding of the token) | norm(hidden)], zeros if hidden is NULL */
 static qsf_status fill_row(const qsf_mtp *m, const input_norms *norms, size_t row, uint32_t token,
                            const float *hidden)
 {
