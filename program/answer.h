@@ -1,7 +1,6 @@
 /* answer.h - one answer: tokens, their text as it comes, why it ends. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef PROGRAM_ANSWER_H
-#define PROGRAM_ANSWER_H
+#pragma once
 
 #include "arguments.h"
 #include "chat_form.h"
@@ -33,5 +32,3 @@ typedef struct answer {
  * `is_shown`. begins_text: the answer is a text of its own. */
 void answer_prompt(opened *o, const request *r, uint64_t seed, bool begins_text, bool is_shown,
                    token_list *tokens, answer *out);
-
-#endif

@@ -1,7 +1,6 @@
 /* arguments.h - the command line: options with the names and meanings of the Python command. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef PROGRAM_ARGUMENTS_H
-#define PROGRAM_ARGUMENTS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -37,5 +36,3 @@ typedef struct request {
 
 /* Fills *out. After an error, or after --help and --version, the program ends. */
 void parse_arguments(int argc, char **argv, request *out);
-
-#endif

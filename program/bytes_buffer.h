@@ -1,7 +1,6 @@
 /* bytes_buffer.h - bytes that grow; memory of the program, not of the engine. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef PROGRAM_BYTES_BUFFER_H
-#define PROGRAM_BYTES_BUFFER_H
+#pragma once
 
 #include <stddef.h>
 
@@ -24,5 +23,3 @@ size_t buffer_find(const buffer *b, size_t from, const char *what, size_t n_what
 
 /* Memory or the end of the program. */
 void *grown(void *p, size_t n_bytes);
-
-#endif

@@ -3,8 +3,7 @@
  * The form is what the converter made of the file's chat template (docs/format.md, section CHAT).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef PROGRAM_CHAT_FORM_H
-#define PROGRAM_CHAT_FORM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -35,5 +34,3 @@ typedef struct chat_form {
  */
 void chat_form_read(qsf_model *model, const request *r, chat_form *form, qsf_sampling *how);
 void chat_form_free(chat_form *form);
-
-#endif

@@ -1,7 +1,6 @@
 /* json.h - values of a JSON text without copies, and texts as JSON. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef PROGRAM_JSON_H
-#define PROGRAM_JSON_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -25,5 +24,3 @@ bool json_is(json value, const char *word); /* "true", "false", "null" */
 
 /* Adds `text` [n] with its quotes; characters that could steer a terminal are escaped. */
 void json_add_text(buffer *out, const char *text, size_t n);
-
-#endif

@@ -1,7 +1,6 @@
 /* prompt.h - a prompt or a conversation to token ids. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef PROGRAM_PROMPT_H
-#define PROGRAM_PROMPT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -36,5 +35,3 @@ void conversation_add(conversation *c, const char *text, size_t n);
  * only: in messages such texts are ordinary ones. */
 void tokens_add_conversation(token_list *list, const qsf_text *text, const chat_form *form,
                              const conversation *c);
-
-#endif

@@ -1,7 +1,6 @@
 /* report.h - plans, files and answers as lines of text or as JSON. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef PROGRAM_REPORT_H
-#define PROGRAM_REPORT_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -13,5 +12,3 @@ void print_answer_json(const opened *o, const answer *a, const token_list *token
 
 /* One line on standard error. */
 void print_speed(const answer *a);
-
-#endif

@@ -1,7 +1,6 @@
 /* stop.h - how the program ends: errors of the engine, and Ctrl-C. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef PROGRAM_STOP_H
-#define PROGRAM_STOP_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -17,5 +16,3 @@ _Noreturn void fail(const char *what);
 /* From now on Ctrl-C cancels what this session does; a second one ends the program. */
 void stop_on_interrupt(qsf_session *session);
 bool was_interrupted(void);
-
-#endif

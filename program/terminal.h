@@ -1,7 +1,6 @@
 /* terminal.h - what the system does to a program's arguments, streams and Ctrl-C. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef PROGRAM_TERMINAL_H
-#define PROGRAM_TERMINAL_H
+#pragma once
 
 /* First of all: from then on arguments, names of files and standard streams are UTF-8, byte for
  * byte. */
@@ -9,5 +8,3 @@ void terminal_begin(int *argc, char ***argv);
 
 /* From now on Ctrl-C calls it, and ends a read that waits. */
 void terminal_on_interrupt(void (*handler)(int));
-
-#endif

@@ -29,6 +29,8 @@ SYSTEMS = {  # folder of csrc/platform/ -> where it is compiled (CMakeLists.txt:
 }
 CODEC = "stream/codec.c"  # what LZ4 and ZSTD include comes late: windows.h defines words of ours
 COMMENT = re.compile(r'/\*.*?\*/|//[^\n]*|("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')', re.DOTALL)
+ONCE = "#pragma once\n"  # of the headers of csrc/; the public ones have a macro
+GUARD = re.compile(rf"^(?:{ONCE}|#define \w+_H$)", re.MULTILINE)
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include "([^"]+)".*\n', re.MULTILINE)
 MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 CODE_BEFORE = re.compile(
@@ -99,9 +101,9 @@ def without_comments(text: str) -> str:
 
 
 def read(name: str) -> str:
-    """Return the text of a file of csrc/ without its line of the licence."""
+    """Return the text of a file of csrc/ without its line of the licence and `ONCE`."""
     text = (CSRC / name).read_text(encoding="ascii")
-    return text.replace("/* SPDX-License-Identifier: Apache-2.0 */\n", "")
+    return text.replace("/* SPDX-License-Identifier: Apache-2.0 */\n", "").replace(ONCE, "")
 
 
 def target(name: str, included: str) -> str:
@@ -109,12 +111,17 @@ def target(name: str, included: str) -> str:
     return included if "/" in included else f"{Path(name).parent}/{included}"
 
 
+def is_guarded(name: str) -> bool:
+    """Return whether a second inclusion of the header does nothing."""
+    return GUARD.search((CSRC / name).read_text(encoding="ascii")) is not None
+
+
 def find_inner(names: list[str]) -> set[str]:
     """Return the headers without guard and those that some file includes after code of its own."""
     inner = set()
     for name in names:
         text = without_comments(read(name))
-        if name.endswith(".h") and not re.search(r"#define \w+_H$", text, re.MULTILINE):
+        if name.endswith(".h") and not is_guarded(name):
             inner.add(name)
         for include in INCLUDE.finditer(text):
             if CODE_BEFORE.search(text[: include.start()]):
@@ -129,7 +136,7 @@ def paste(name: str, done: set[str], inner: set[str], is_inner: bool) -> str:
         other = target(name, include[1])
         if (other in inner) != is_inner or other in done:
             return ""
-        if not is_inner:
+        if is_guarded(other):
             done.add(other)
         return paste(other, done, inner, is_inner)
 
@@ -213,7 +220,7 @@ def amalgamate(codecs_folder: Path) -> tuple[str, str]:
         if name not in done:
             done.add(name)
             texts[name] = behind(name, paste(name, done, inner, False))
-    scopes = {name: paste(name, done, inner, True) for name in sources}
+    scopes = {name: paste(name, set(done), inner, True) for name in sources}
     count = Counter(own for text in (*texts.values(), *scopes.values()) for own in own_names(text))
     words = set(re.findall(r"\w+", without_comments("".join(texts.values()))))
 

@@ -1,7 +1,6 @@
 /* asan.h - marks bytes that no code may access; does nothing without AddressSanitizer. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_BASE_ASAN_H
-#define QSF_BASE_ASAN_H
+#pragma once
 
 #if defined(__SANITIZE_ADDRESS__)
 #define QSF_ASAN 1
@@ -21,6 +20,4 @@
 #else
 #define QSF_ASAN_POISON(p, n_bytes) ((void)(p), (void)(n_bytes))
 #define QSF_ASAN_UNPOISON(p, n_bytes) ((void)(p), (void)(n_bytes))
-#endif
-
 #endif

@@ -3,8 +3,7 @@
  * Only these functions turn bytes of a file into numbers. No code casts bytes to a struct.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_BASE_BYTES_H
-#define QSF_BASE_BYTES_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -56,5 +55,3 @@ static inline void qsf_store_f32(unsigned char *p, float value)
     memcpy(&bits, &value, sizeof bits);
     qsf_store_u32(p, bits);
 }
-
-#endif

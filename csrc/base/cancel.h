@@ -1,7 +1,6 @@
 /* cancel.h - flags by which other threads, or signal handlers, end a computation. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_BASE_CANCEL_H
-#define QSF_BASE_CANCEL_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -23,5 +22,3 @@ static inline bool qsf_cancel_is_set(const qsf_cancel *cancel)
             return false;
     return true;
 }
-
-#endif

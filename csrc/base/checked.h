@@ -4,8 +4,7 @@
  * fit.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_BASE_CHECKED_H
-#define QSF_BASE_CHECKED_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -64,5 +63,3 @@ static inline size_t qsf_round_up(size_t n, size_t group)
 {
     return qsf_ceil_div(n, group) * group;
 }
-
-#endif

@@ -4,8 +4,7 @@
  * a subnormal result twice, so it differs from the instruction.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_BASE_FUSED_H
-#define QSF_BASE_FUSED_H
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -46,5 +45,3 @@ static inline double qsf_fma(double a, double b, double c)
 {
     return fma(a, b, c);
 }
-
-#endif

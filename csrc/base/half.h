@@ -4,8 +4,7 @@
  * ties to even. NaN stays NaN.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_BASE_HALF_H
-#define QSF_BASE_HALF_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -72,5 +71,3 @@ static inline float qsf_half_scale_from_e8m0(uint8_t e)
     memcpy(&scale, &bits, sizeof scale);
     return scale;
 }
-
-#endif

@@ -5,8 +5,7 @@
  * can cause begins with "internal error: ".
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_BASE_STATUS_H
-#define QSF_BASE_STATUS_H
+#pragma once
 
 #include "include/qsf.h"
 
@@ -40,5 +39,3 @@ static inline double qsf_mb(uint64_t n_bytes)
         if ((p) == NULL)                                                  \
             return QSF_FAIL(QSF_ERR_ARG, "%s: %s is NULL", __func__, #p); \
     } while (0)
-
-#endif

@@ -9,8 +9,7 @@
  * Only one thread at a time may take, share or release memory of the pools.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_CACHE_SEQUENCE_H
-#define QSF_CACHE_SEQUENCE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -97,5 +96,3 @@ void qsf_sequence_adopt(qsf_sequence *q, uint32_t position);
 
 /* Returns the bytes that n_tokens positions take. */
 uint64_t qsf_sequence_used_bytes(const qsf_sequence *q, uint32_t n_tokens);
-
-#endif

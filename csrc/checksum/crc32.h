@@ -3,8 +3,7 @@
  * For data in parts: begin with crc 0 and pass each result to the next call.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_CHECKSUM_CRC32_H
-#define QSF_CHECKSUM_CRC32_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -13,5 +12,3 @@ uint32_t qsf_crc32(uint32_t crc, const void *data, size_t n_bytes);
 
 /* The checksum of a followed by b, computed from both checksums; b has n_bytes_b bytes. */
 uint32_t qsf_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t n_bytes_b);
-
-#endif

@@ -4,8 +4,7 @@
  * work on the register, which is the complement of the checksum.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_CHECKSUM_CRC32_WAYS_H
-#define QSF_CHECKSUM_CRC32_WAYS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -42,6 +41,4 @@ qsf_crc32_fn qsf_crc32_by_clmul512;
 #endif
 #if QSF_ARCH_ARM
 qsf_crc32_fn *qsf_crc32_arm_fn(void); /* NULL when the compiler does not offer them */
-#endif
-
 #endif

@@ -1,7 +1,6 @@
 /* drafter.h - a session of a smaller model, which guesses the choices of a session's model. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_ENGINE_DRAFTER_H
-#define QSF_ENGINE_DRAFTER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -13,5 +12,3 @@
  * time to the chain. */
 bool qsf_drafter_guess(qsf_session *s, uint32_t n_tokens, qsf_speculation_chain *chain,
                        qsf_guess *out);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Call all functions under the model's lock. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_ENGINE_DRAFTING_H
-#define QSF_ENGINE_DRAFTING_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -26,5 +25,3 @@ void qsf_drafting_learn(qsf_session *s, uint32_t token);
  * with a row of logits: the most probable drafts of all parts, as long as they promise to save
  * time. */
 qsf_status qsf_drafting_run(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, qsf_stopwatch *w);
-
-#endif

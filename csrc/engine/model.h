@@ -3,8 +3,7 @@
  * plan.c plans the memory, model_open.c and session.c acquire it, and model.c releases it.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_ENGINE_MODEL_H
-#define QSF_ENGINE_MODEL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -75,5 +74,3 @@ void qsf_model_release(qsf_model *m);
 /* Removes one session from the count. Destroys a closed model with its last session. Call
  * without the lock. */
 void qsf_model_forget_session(qsf_model *m);
-
-#endif

@@ -5,8 +5,7 @@
  * kept up to date. The caller holds the model's lock, between two units.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_ENGINE_MODEL_MEMORY_H
-#define QSF_ENGINE_MODEL_MEMORY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -29,5 +28,3 @@ qsf_memory_move qsf_model_take(qsf_model *m, uint64_t room_bytes);
 
 /* Returns the cost of the next qsf_model_take; 0: nothing was released. */
 uint64_t qsf_model_next_cost_bytes(const qsf_model *m);
-
-#endif

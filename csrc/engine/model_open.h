@@ -1,7 +1,6 @@
 /* model_open.h - opens a model: its file, its plan, its memory. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_ENGINE_MODEL_OPEN_H
-#define QSF_ENGINE_MODEL_OPEN_H
+#pragma once
 
 #include <stdint.h>
 
@@ -18,5 +17,3 @@ typedef struct qsf_faults {
 /* qsf_model_open with faults, which may be NULL. The options have been checked. */
 qsf_status qsf_model_create(const char *path, const qsf_options *opt, const qsf_faults *faults,
                             qsf_model **out);
-
-#endif

@@ -1,7 +1,6 @@
 /* pass.h - tokens of one or many sessions in one pass over the weights. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_ENGINE_PASS_H
-#define QSF_ENGINE_PASS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -21,5 +20,3 @@ qsf_status qsf_pass_run(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, qs
 
 /* Adds n / n_all of the stopwatch's phases to the session's, after ending its last lap. */
 void qsf_pass_count_phases(qsf_session *s, qsf_stopwatch *w, uint64_t n, uint64_t n_all);
-
-#endif

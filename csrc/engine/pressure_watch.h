@@ -1,7 +1,6 @@
 /* pressure_watch.h - measures the system's memory and moves the model's, as pressure.h decides. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_ENGINE_PRESSURE_WATCH_H
-#define QSF_ENGINE_PRESSURE_WATCH_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -13,5 +12,3 @@ void qsf_pressure_begin(qsf_model *m);
 /* Takes a measurement if one is due, and moves memory. The caller holds the model's lock,
  * between two units. True: units of the stream moved. */
 bool qsf_pressure_watch(qsf_model *m);
-
-#endif

@@ -4,8 +4,7 @@
  * lower id. Allocates nothing.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_ENGINE_SAMPLE_H
-#define QSF_ENGINE_SAMPLE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -61,5 +60,3 @@ double qsf_random_uniform(uint64_t *state);
 
 /* Returns the state after n_draws more. */
 uint64_t qsf_random_after(uint64_t state, uint32_t n_draws);
-
-#endif

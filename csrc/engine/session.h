@@ -2,8 +2,7 @@
  *
  * Evaluating tokens (pass.h) changes a session only on success. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_ENGINE_SESSION_H
-#define QSF_ENGINE_SESSION_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -68,5 +67,3 @@ void qsf_session_trim(qsf_session *s, uint32_t n_tokens);
 
 /* QSF_ERR_ARG: nothing was evaluated yet, or the session was rewound. */
 qsf_status qsf_session_check_logits(const qsf_session *s);
-
-#endif

@@ -1,7 +1,6 @@
 /* session_buffers.h - the memory of a session, and of what all sessions of a model share. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_ENGINE_SESSION_BUFFERS_H
-#define QSF_ENGINE_SESSION_BUFFERS_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -80,5 +79,3 @@ typedef struct qsf_shared_buffers {
 /* As qsf_session_layout(). */
 void qsf_shared_layout(qsf_shared_buffers *b, qsf_arena *a, const qsf_config *c,
                        const qsf_plan *plan);
-
-#endif

@@ -10,8 +10,7 @@
  * (qsf_reader_leave_out).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_ENGINE_SKIP_H
-#define QSF_ENGINE_SKIP_H
+#pragma once
 
 #include "format/records.h"
 
@@ -22,5 +21,3 @@ qsf_status qsf_skip_layers(const qsf_reader *r, double quality, bool *is_skipped
 
 /* Fills in the plan's fields on skipped layers. */
 void qsf_skip_describe(const qsf_reader *r, double quality, qsf_plan *plan);
-
-#endif

@@ -1,12 +1,9 @@
 /* text_open.h - a vocabulary from an open file. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_ENGINE_TEXT_OPEN_H
-#define QSF_ENGINE_TEXT_OPEN_H
+#pragma once
 
 #include "format/records.h"
 #include "text/text.h"
 
 /* Reads and checks the section TEXT. After a failure *out may be set; close it in any case. */
 qsf_status qsf_text_read(qsf_reader *r, qsf_text **out);
-
-#endif

@@ -1,7 +1,6 @@
 /* arch.h - the ARCH section: architecture key-values. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_FORMAT_ARCH_H
-#define QSF_FORMAT_ARCH_H
+#pragma once
 
 #include <stddef.h>
 
@@ -10,5 +9,3 @@
 /* Parses a whole section. Absent keys get defaults, which depend on the header. QSF_ERR_FORMAT;
  * QSF_ERR_UNSUPPORTED: an unknown key that a reader must not skip. */
 qsf_status qsf_arch_parse(unsigned char *bytes, size_t n_bytes, const qsf_header *h, qsf_arch *out);
-
-#endif

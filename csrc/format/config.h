@@ -4,8 +4,7 @@
  * shapes again. Models that this build cannot run are refused here.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_FORMAT_CONFIG_H
-#define QSF_FORMAT_CONFIG_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -259,5 +258,3 @@ void qsf_expert_find(const qsf_reader *r, uint32_t unit_idx,
 
 /* True if the FFN of a layer reads the layer's input, which attention has already changed. */
 bool qsf_layer_keeps_input(const qsf_layer *l);
-
-#endif

@@ -1,7 +1,6 @@
 /* extents.h - the parts of a file (extents) in file order. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_FORMAT_EXTENTS_H
-#define QSF_FORMAT_EXTENTS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -29,5 +28,3 @@ qsf_status qsf_extents_check_end(const qsf_extent *extents, size_t n_extents, ui
 
 /* QSF_ERR_FORMAT if two extents overlap; the text names them. */
 qsf_status qsf_extents_check_apart(const qsf_extent *extents, size_t n_extents);
-
-#endif

@@ -1,7 +1,6 @@
 /* header.h - the first 128 bytes of a .qsf file as checked numbers. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_FORMAT_HEADER_H
-#define QSF_FORMAT_HEADER_H
+#pragma once
 
 #include <stdint.h>
 
@@ -22,5 +21,3 @@ typedef struct qsf_header_links {
  * QSF_ERR_UNSUPPORTED. */
 qsf_status qsf_header_parse(const unsigned char *bytes, uint64_t file_bytes, qsf_header *h,
                             qsf_header_links *links);
-
-#endif

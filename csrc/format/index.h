@@ -1,7 +1,6 @@
 /* index.h - the section UNIT: the units of the file, and where they are. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_FORMAT_INDEX_H
-#define QSF_FORMAT_INDEX_H
+#pragma once
 
 #include "format/header.h"
 #include "format/records.h"
@@ -12,5 +11,3 @@ qsf_status qsf_index_read(qsf_reader *r, const qsf_header_links *links);
 
 /* Gives the layers their experts. The caller has read the kinds. */
 qsf_status qsf_index_link_experts(qsf_reader *r);
-
-#endif

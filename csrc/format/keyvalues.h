@@ -1,7 +1,6 @@
 /* keyvalues.h - the key-values of the sections ARCH and KIND: docs/format.md, section 6. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_FORMAT_KEYVALUES_H
-#define QSF_FORMAT_KEYVALUES_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -29,5 +28,3 @@ qsf_status qsf_keyvalues_parse(const char *where, unsigned char *bytes, size_t n
 
 /* Turns n f32 values at a multiple of 4 into the machine's byte order. */
 qsf_floats qsf_floats_in_place(unsigned char *bytes, uint32_t n);
-
-#endif

@@ -1,7 +1,6 @@
 /* kinds.h - the sections ROPE and KIND: what each layer computes. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_FORMAT_KINDS_H
-#define QSF_FORMAT_KINDS_H
+#pragma once
 
 #include "format/records.h"
 
@@ -9,5 +8,3 @@
  * one kind, of the defaults. QSF_ERR_FORMAT, _UNSUPPORTED, _NOMEM, _IO. */
 qsf_status qsf_rope_read(qsf_reader *r);
 qsf_status qsf_kinds_read(qsf_reader *r);
-
-#endif

@@ -3,8 +3,7 @@
  * Of config.c alone, which includes config.h before it.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_FORMAT_LAYER_ROWS_H
-#define QSF_FORMAT_LAYER_ROWS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -242,5 +241,3 @@ static presence presence_in(const qsf_layer_kind *k, bool has_own, condition whe
     };
     return presences[when];
 }
-
-#endif

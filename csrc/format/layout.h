@@ -1,7 +1,6 @@
 /* layout.h - the constants of docs/format.md: magic, sizes, limits, tensor types. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_FORMAT_LAYOUT_H
-#define QSF_FORMAT_LAYOUT_H
+#pragma once
 
 #include <stdint.h>
 
@@ -244,5 +243,3 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_DENSE = 86,
     QSF_TENSOR_TYPE_COUNT = 87
 } qsf_tensor_type;
-
-#endif

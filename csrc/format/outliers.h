@@ -5,8 +5,7 @@
  * hostile file is refused and never read out of bounds.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_FORMAT_OUTLIERS_H
-#define QSF_FORMAT_OUTLIERS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -33,5 +32,3 @@ bool qsf_outliers_find(const qsf_outliers *o, size_t tile_row, const unsigned ch
 
 /* Checks all tile rows. QSF_ERR_FORMAT: the text names the first malformed one. */
 qsf_status qsf_outliers_check(const qsf_outliers *o);
-
-#endif

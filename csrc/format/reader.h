@@ -3,8 +3,7 @@
  * qsf_reader_open checks every number of records.h against docs/format.md. It reads no weights.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_FORMAT_READER_H
-#define QSF_FORMAT_READER_H
+#pragma once
 
 #include "format/records.h"
 
@@ -18,5 +17,3 @@ void qsf_reader_close(qsf_reader *r);
 /* Removes layers from the pass: pass_units and layer_units. The other records stay, and units keep
  * their numbers. is_left_out [n_layers of the header]: at least one layer must stay. */
 void qsf_reader_leave_out(qsf_reader *r, const bool *is_left_out);
-
-#endif

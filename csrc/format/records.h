@@ -4,8 +4,7 @@
  * docs/format.md; they are read-only afterwards.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_FORMAT_RECORDS_H
-#define QSF_FORMAT_RECORDS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -259,5 +258,3 @@ qsf_status qsf_reader_keep_section(qsf_reader *r, const char *tag, qsf_table *ou
 /* The tensor of this type (index 0) in a unit; NULL when absent. Tensors of an expert are those of
  * its template. */
 const qsf_tensor *qsf_reader_tensor(const qsf_reader *r, uint32_t unit_idx, uint32_t type);
-
-#endif

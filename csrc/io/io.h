@@ -10,8 +10,7 @@
  *     mmap       no                    one for each queue; a read copies (see io_mmap.c)
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_IO_IO_H
-#define QSF_IO_IO_H
+#pragma once
 
 #include <stdint.h>
 
@@ -61,5 +60,3 @@ qsf_status qsf_io_finish(qsf_io_queue *queue, qsf_io_read *read);
 
 /* True if qsf_io_finish() may be called and need not wait; false if a read takes place there. */
 bool qsf_io_has_ended(const qsf_io_queue *queue);
-
-#endif

@@ -1,7 +1,6 @@
 /* io_choose.h - chooses how to read: for this file, this disk and the free memory. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_IO_IO_CHOOSE_H
-#define QSF_IO_IO_CHOOSE_H
+#pragma once
 
 #include "io/io.h"
 
@@ -34,5 +33,3 @@ typedef struct qsf_io_wish {
  * QSF_ERR_ARG: the depth is above QSF_IO_MAX_DEPTH, or the method does not exist. */
 qsf_status qsf_io_choose(qsf_io *io, qsf_file *file, const qsf_io_wish *wish, void *buffer,
                          size_t buffer_bytes, qsf_io_setup *setup, bool *is_probed);
-
-#endif

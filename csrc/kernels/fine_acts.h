@@ -4,8 +4,7 @@
  * Included inside a target region.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_KERNELS_FINE_ACTS_H
-#define QSF_KERNELS_FINE_ACTS_H
+#pragma once
 
 /* A block of some tokens */
 typedef struct fine_acts {
@@ -20,5 +19,3 @@ QSF_FORCED_INLINE void load_fine(const int8_t *q, const int8_t *q_low, size_t q_
     (void)n_tokens;
     *x = (fine_acts){q, q_low, q_stride};
 }
-
-#endif

@@ -5,8 +5,7 @@
  * inlining, arrays indexed by such a count become registers.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_KERNELS_FORCED_INLINE_H
-#define QSF_KERNELS_FORCED_INLINE_H
+#pragma once
 
 #if defined(__GNUC__)
 #define QSF_FORCED_INLINE static inline __attribute__((always_inline))
@@ -14,6 +13,4 @@
 #else
 #define QSF_FORCED_INLINE static inline
 #define QSF_NOT_INLINED
-#endif
-
 #endif

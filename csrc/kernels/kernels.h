@@ -11,8 +11,7 @@
  * Buffers need no alignment. They do not overlap unless the contract allows it.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_KERNELS_KERNELS_H
-#define QSF_KERNELS_KERNELS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -442,6 +441,4 @@ void qsf_kernels_fill_amx(qsf_kernels *k);
 void qsf_kernels_fill_neon(qsf_kernels *k);
 void qsf_kernels_fill_dotprod(qsf_kernels *k);
 void qsf_kernels_fill_i8mm(qsf_kernels *k);
-#endif
-
 #endif

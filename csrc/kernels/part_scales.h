@@ -3,8 +3,7 @@
  * Included inside a target region, after a lanes_*.h.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_KERNELS_PART_SCALES_H
-#define QSF_KERNELS_PART_SCALES_H
+#pragma once
 
 #include "base/half.h"
 #include "kernels/forced_inline.h"
@@ -91,5 +90,3 @@ QSF_FORCED_INLINE int32_t part_sum(qsf_form form, const qsf_act_parts *sums, int
     return form.scale_cols == 16 ? sums->quarter[part]
                                  : sums->quarter[2 * part] + sums->quarter[2 * part + 1];
 }
-
-#endif

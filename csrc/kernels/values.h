@@ -1,7 +1,6 @@
 /* values.h - the values of a span, of every type of V pages. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_KERNELS_VALUES_H
-#define QSF_KERNELS_VALUES_H
+#pragma once
 
 #include "kernels/kernels.h"
 
@@ -18,5 +17,3 @@ void qsf_span_values_prepare(const qsf_kernels *k, qsf_dtype dtype, const qsf_va
 void qsf_span_values(const qsf_kernels *k, qsf_dtype dtype, const qsf_value_blocks *blocks,
                      const qsf_value_tiles *tiles, qsf_span_range all, const float *e,
                      const qsf_span_range *ranges, size_t n_rows, float *values, size_t stride);
-
-#endif

@@ -5,8 +5,7 @@
  * construction. Only AVX-512 rounds activations by a body of its own (quantise_avx512.h).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_KERNELS_VECOPS_H
-#define QSF_KERNELS_VECOPS_H
+#pragma once
 
 #include "base/bytes.h" /* the templates need it outside of any target region */
 #include "base/half.h"
@@ -19,6 +18,4 @@ void qsf_vecops_fill_avx512(qsf_kernels *k);
 #endif
 #if QSF_ARCH_ARM
 void qsf_vecops_fill_neon(qsf_kernels *k);
-#endif
-
 #endif

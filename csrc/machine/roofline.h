@@ -2,8 +2,7 @@
  * integer multiply-adds.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MACHINE_ROOFLINE_H
-#define QSF_MACHINE_ROOFLINE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -33,5 +32,3 @@ double qsf_roofline_read_rate(qsf_pool *pool, unsigned char *bytes, size_t n_byt
 /* Highest rate, in multiply-adds of bytes per second, of all threads: the best pass within about
  * n_ms; 0 if the level has no loop. */
 double qsf_roofline_madd_rate(qsf_pool *pool, qsf_isa isa, uint32_t n_ms);
-
-#endif

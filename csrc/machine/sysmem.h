@@ -1,7 +1,6 @@
 /* sysmem.h - how much memory the machine has and this process uses. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MACHINE_SYSMEM_H
-#define QSF_MACHINE_SYSMEM_H
+#pragma once
 
 #include <stdint.h>
 
@@ -16,5 +15,3 @@ typedef struct qsf_sysmem {
 
 /* Never fails: a number that the system does not report is 0. */
 void qsf_sysmem_read(qsf_sysmem *out);
-
-#endif

@@ -10,8 +10,7 @@
  * The arena owns no memory: the block belongs to the caller of qsf_arena_init().
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MEMORY_ARENA_H
-#define QSF_MEMORY_ARENA_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,5 +33,3 @@ void qsf_arena_init_measuring(qsf_arena *a);
  * Returns NULL while measuring or if it does not fit. A push of 0 bytes uses no space; its pointer
  * must not be used. */
 void *qsf_arena_push(qsf_arena *a, uint64_t n, size_t elem_bytes);
-
-#endif

@@ -4,8 +4,7 @@
  * the model's lock protects open, session creation and close, where allocations happen.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MEMORY_LEDGER_H
-#define QSF_MEMORY_LEDGER_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -50,5 +49,3 @@ void qsf_ledger_release(qsf_ledger *l, qsf_use use, void *p, size_t n_bytes);
 
 /* Never NULL: "weights", "kv", ... */
 const char *qsf_use_name(qsf_use use);
-
-#endif

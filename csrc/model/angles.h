@@ -1,7 +1,6 @@
 /* angles.h - the angles of RoPE for the positions of a chunk. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_ANGLES_H
-#define QSF_MODEL_ANGLES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,5 +25,3 @@ void qsf_ropes_choose(const qsf_config *c, const qsf_reader *r, uint32_t ctx_tok
  * positions [n_tokens]. */
 void qsf_ropes_fill(const qsf_rope *ropes, uint32_t n_ropes, const uint32_t *positions,
                     uint32_t n_tokens, size_t chunk_tokens, float *rope_cos, float *rope_sin);
-
-#endif

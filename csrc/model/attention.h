@@ -1,7 +1,6 @@
 /* attention.h - attention of a chunk, from q, k and v as heads.h leaves them. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_ATTENTION_H
-#define QSF_MODEL_ATTENTION_H
+#pragma once
 
 #include <stdint.h>
 
@@ -14,5 +13,3 @@
  * (cache/kv/kvcold.h). */
 qsf_status qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
                              const float *sinks);
-
-#endif

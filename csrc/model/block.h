@@ -1,8 +1,7 @@
 /* block.h - shared by mixers and FFNs: the norms before them, and the product after them that is
  * added to the residual. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_BLOCK_H
-#define QSF_MODEL_BLOCK_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -38,5 +37,3 @@ typedef struct qsf_block_end {
 
 /* x += factor * (w @ in (+ bias)), normalised before it is added if there is a post norm */
 qsf_status qsf_block_add_product(qsf_ops *o, const qsf_block_end *end, const qsf_acts *in);
-
-#endif

@@ -4,8 +4,7 @@
  * batched decode is many segments of one token. Only attention distinguishes between rows.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_CHUNK_H
-#define QSF_MODEL_CHUNK_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -39,5 +38,3 @@ typedef struct qsf_chunk {
     bool (*before_layer)(void *arg);
     void *before_layer_arg;
 } qsf_chunk;
-
-#endif

@@ -9,8 +9,7 @@
  * So a zeroed record is an empty cache, and a cache without rows is valid.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_EMBEDDING_H
-#define QSF_MODEL_EMBEDDING_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -47,5 +46,3 @@ qsf_status qsf_embedding_decode(qsf_stream *stream, const qsf_kernels *kernels,
  * same bits. If it fails, the cache does not change. */
 qsf_status qsf_embedding_row(qsf_embedding *e, qsf_stream *stream, const qsf_kernels *kernels,
                              const qsf_tensor *table, uint32_t token, float *x);
-
-#endif

@@ -4,8 +4,7 @@
  * QSF_OK: only then did all bytes that it read pass their checksums.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_FORWARD_H
-#define QSF_MODEL_FORWARD_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -30,5 +29,3 @@ qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk);
  * segment, which is behind position 0; hidden: of the token before it (mtp.h). */
 qsf_status qsf_forward_guess(qsf_forward *f, const qsf_segment *segment, uint32_t token,
                              const float *hidden, float *logits);
-
-#endif

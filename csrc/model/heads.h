@@ -4,8 +4,7 @@
  * are complete; different threads may work on different heads or rows.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_HEADS_H
-#define QSF_MODEL_HEADS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -35,5 +34,3 @@ void qsf_heads_store_latent(const qsf_ops *o, const qsf_chunk *chunk, uint32_t l
 /* Normalises q and k over their whole width, then finishes all heads of all rows. */
 void qsf_heads_finish_whole(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
                             const float *q_weight, const float *k_weight);
-
-#endif

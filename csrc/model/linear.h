@@ -6,8 +6,7 @@
  * rows as the stream can hold. Neither the ranges nor the number of threads change a bit.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_LINEAR_H
-#define QSF_MODEL_LINEAR_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -61,5 +60,3 @@ typedef struct qsf_linear_apart {
 #define QSF_LINEAR_APART_MAX 16
 void qsf_linear_run_apart(qsf_ops *o, const qsf_linear_apart *products, size_t n_products,
                           bool is_paired);
-
-#endif

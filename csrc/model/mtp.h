@@ -11,8 +11,7 @@
  * pass that follows replaces. Guesses are checked like all drafts, so nothing here changes a text.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_MTP_H
-#define QSF_MODEL_MTP_H
+#pragma once
 
 #include "model/chunk.h"
 #include "model/embedding.h"
@@ -35,5 +34,3 @@ qsf_status qsf_mtp_store(const qsf_mtp *m, const qsf_chunk *chunk);
 
 /* x = the head's input for the only row of the chunk, of the token `token`. In the head's unit. */
 qsf_status qsf_mtp_begin(const qsf_mtp *m, uint32_t token, const float *hidden);
-
-#endif

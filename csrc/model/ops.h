@@ -5,8 +5,7 @@
  * (linear.h): no operation assumes that a whole tensor is in memory.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_OPS_H
-#define QSF_MODEL_OPS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -110,5 +109,3 @@ qsf_acts qsf_acts_low(const qsf_acts *x);
 
 /* Returns rows [first, first + n) of x. */
 qsf_acts qsf_acts_rows(const qsf_acts *x, size_t first, size_t n);
-
-#endif

@@ -5,8 +5,7 @@
  * the file: a row costs a read of its band of 16 rows.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_OWN_H
-#define QSF_MODEL_OWN_H
+#pragma once
 
 #include "model/ops.h"
 
@@ -17,5 +16,3 @@ qsf_status qsf_own_read(qsf_ops *o, const qsf_tensor *table, const uint32_t *tok
 /* p = (norm(in @ embedding / sqrt(dim)) + own embedding * sqrt(own_width)) / sqrt(2);
  * x += norm(out @ (activation(gate @ x) * p)) for the rows of the chunk. Errors of the stream. */
 qsf_status qsf_own_run(qsf_ops *o, const qsf_layer *l);
-
-#endif

@@ -5,8 +5,7 @@
  * at the same time.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_ROUTED_H
-#define QSF_MODEL_ROUTED_H
+#pragma once
 
 #include "model/ops.h"
 
@@ -21,5 +20,3 @@ qsf_status qsf_routed_gates(qsf_ops *o, const qsf_layer *l, const qsf_acts *x);
  * layer does so; then the experts' outputs for x are added, after normalising their sum if the
  * layer does so. Ends the request. */
 qsf_status qsf_routed_add(qsf_ops *o, const qsf_layer *l, const float *x);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * A changed choice affects a token more than any rounding: all of it is f32 in a fixed order. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_ROUTING_H
-#define QSF_MODEL_ROUTING_H
+#pragma once
 
 #include <stdint.h>
 
@@ -18,5 +17,3 @@ void qsf_routing_choose(const qsf_kernels *k, const qsf_layer_kind *kind, float 
 
 /* Returns sigmoid(w . x), n values: 16 lanes of fmaf, added pairwise. */
 float qsf_routing_gate(const qsf_kernels *k, const float *w, const float *x, uint32_t n);
-
-#endif

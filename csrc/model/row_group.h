@@ -1,7 +1,6 @@
 /* row_group.h - query rows that share a pass over the pages, one span at a time. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_ROW_GROUP_H
-#define QSF_MODEL_ROW_GROUP_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -55,5 +54,3 @@ qsf_acts qsf_row_group_gather(const qsf_ops *o, const qsf_row_group *group, size
 void qsf_row_group_attend_span(const qsf_attention_job *job, const qsf_row_group *group,
                                const qsf_acts *x, size_t span, size_t worker_idx,
                                qsf_span_range *ranges, qsf_span_sums *sums);
-
-#endif

@@ -6,8 +6,7 @@
  * these are more.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_SCRATCH_H
-#define QSF_MODEL_SCRATCH_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -125,5 +124,3 @@ typedef struct qsf_scratch_sizes {
  * its sizes are read. */
 void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const qsf_kv_pool *pool,
                         const qsf_scratch_sizes *sizes);
-
-#endif

@@ -1,7 +1,6 @@
 /* seen.h - which positions a token sees, and in which spans (256 positions) and slots they are. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_SEEN_H
-#define QSF_MODEL_SEEN_H
+#pragma once
 
 #include <stddef.h>
 
@@ -42,5 +41,3 @@ static inline size_t qsf_span_at(const qsf_spans *s, size_t i)
 {
     return i < s->n_pinned ? i : s->first + (i - s->n_pinned);
 }
-
-#endif

@@ -4,8 +4,7 @@
  * arena. A sum that does not fit 64 bits becomes UINT64_MAX, which is above every ceiling.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLAN_CANDIDATE_H
-#define QSF_PLAN_CANDIDATE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -94,5 +93,3 @@ uint64_t qsf_candidate_room_bytes(const qsf_plan *plan);
 
 /* Returns the bytes of a cache of n_rows embedding rows. */
 uint64_t qsf_plan_embedding_bytes(const qsf_config *c, uint32_t n_rows);
-
-#endif

@@ -10,8 +10,7 @@
  *                  keep running and the system does not swap
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLAN_CEILING_H
-#define QSF_PLAN_CEILING_H
+#pragma once
 
 #include <stdint.h>
 
@@ -32,5 +31,3 @@ uint64_t qsf_ceiling_bytes(const qsf_supply *s, uint64_t budget_bytes);
  * is ours; outside, three quarters of the available memory; the default budget if that is
  * unknown. */
 uint64_t qsf_ceiling_auto_budget_bytes(const qsf_supply *s);
-
-#endif

@@ -6,8 +6,7 @@
  * several layers, is last.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLAN_EVICTION_H
-#define QSF_PLAN_EVICTION_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -30,5 +29,3 @@ uint32_t qsf_eviction_choose(const qsf_residency *now);
  * another unit still keeps the ring. QSF_UNIT_NONE: no planned unit is missing, or there is no ring
  * to load it through. */
 uint32_t qsf_eviction_choose_return(const qsf_residency *now);
-
-#endif

@@ -7,8 +7,7 @@
  * budget that would work. docs/memory.md has the reasons.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLAN_PLAN_H
-#define QSF_PLAN_PLAN_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -17,5 +16,3 @@
 /* Fills *plan and is_resident [n_stream_units of the reader]. QSF_ERR_NOMEM: *plan is the smallest
  * possible plan. QSF_ERR_ARG: the context is longer than the model allows. */
 qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resident);
-
-#endif

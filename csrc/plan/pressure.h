@@ -4,8 +4,7 @@
  * The decision depends only on measurements of the system, not on the model. pressure_watch.h
  * calls it between units, at most every quarter of a second, and acts. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLAN_PRESSURE_H
-#define QSF_PLAN_PRESSURE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -65,5 +64,3 @@ void qsf_pressure_record(qsf_pressure *p, const qsf_pressure_signs *signs, uint6
 
 /* Copies the latest events, oldest first; returns their number. */
 size_t qsf_pressure_list_events(const qsf_pressure *p, qsf_memory_event *out, size_t cap_events);
-
-#endif

@@ -12,8 +12,7 @@
  * one around the end of the pass, with the head and the choice of the token.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLAN_RESIDENCE_H
-#define QSF_PLAN_RESIDENCE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -28,5 +27,3 @@ uint64_t qsf_residence_add(const qsf_reader *r, uint64_t room_bytes, bool *is_re
 /* Returns the raw bytes of the longest run of resident units between two streamed ones, also around
  * the end of the pass; 0 if nothing is streamed. */
 uint64_t qsf_residence_longest_run_bytes(const qsf_reader *r, const bool *is_resident);
-
-#endif

@@ -4,8 +4,7 @@
  * them. On other systems there are no limits.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLATFORM_CGROUP_H
-#define QSF_PLATFORM_CGROUP_H
+#pragma once
 
 #include <stdint.h>
 
@@ -18,5 +17,3 @@ typedef struct qsf_cgroup {
 /* `root` is a prefix of all paths: "" for this machine; tests use a folder with its own proc/ and
  * sys/. Never fails: a limit that is not found is no limit. */
 void qsf_cgroup_read(qsf_cgroup *out, const char *root);
-
-#endif

@@ -1,7 +1,6 @@
 /* clock.h - monotonic time, and waiting. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLATFORM_CLOCK_H
-#define QSF_PLATFORM_CLOCK_H
+#pragma once
 
 #include <stdint.h>
 
@@ -9,5 +8,3 @@ uint64_t qsf_clock_ns(void);
 
 /* Lets the calling thread sleep for at least n_ms, also if signals arrive. */
 void qsf_sleep_ms(uint32_t n_ms);
-
-#endif

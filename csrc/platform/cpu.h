@@ -6,8 +6,7 @@
  * every 64-bit ARM; dotprod adds SDOT, i8mm SMMLA. The environment variable QSF_ISA forces a level.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLATFORM_CPU_H
-#define QSF_PLATFORM_CPU_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -87,5 +86,3 @@ bool qsf_cpu_has_crc32(void);
 /* Returns the number of physical cores that this process may use; 0 if the system does not report
  * it. Writes one processor of each of the first `cap` cores to cpus. */
 uint32_t qsf_cpu_list_cores(uint32_t *cpus, uint32_t cap);
-
-#endif

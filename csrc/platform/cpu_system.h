@@ -1,7 +1,6 @@
 /* cpu_system.h - facts about the processor that only the operating system reports. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLATFORM_CPU_SYSTEM_H
-#define QSF_PLATFORM_CPU_SYSTEM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -22,6 +21,4 @@ typedef struct qsf_arm_features {
 } qsf_arm_features;
 
 qsf_arm_features qsf_cpu_arm_features(void);
-#endif
-
 #endif

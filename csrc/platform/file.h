@@ -3,8 +3,7 @@
  * A read or write is complete or fails; these functions handle short ones and EINTR.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLATFORM_FILE_H
-#define QSF_PLATFORM_FILE_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -54,5 +53,3 @@ qsf_status qsf_file_write_at(qsf_file *f, uint64_t offset, const void *src, size
 /* For reads by other means (io.h): counts one successful read and injects the fault of a test if
  * its turn has come. n_bytes: bytes that the caller will use. */
 qsf_status qsf_file_end_read(qsf_file *f, uint64_t offset, void *dst, size_t n_bytes);
-
-#endif

@@ -1,8 +1,7 @@
 /* file_calls.h - calls that each system implements; file.c and io_way.c make complete reads and
  * writes from them. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLATFORM_FILE_CALLS_H
-#define QSF_PLATFORM_FILE_CALLS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -19,5 +18,3 @@ int qsf_file_write_once(intptr_t handle, uint64_t offset, const void *src, size_
 
 /* Writes the text of an error of the system. */
 void qsf_system_error_text(int code, char text[QSF_SYSTEM_ERROR_BYTES]);
-
-#endif

@@ -3,8 +3,7 @@
  * Memory is aligned to 64 bytes and zeroed.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLATFORM_HEAP_H
-#define QSF_PLATFORM_HEAP_H
+#pragma once
 
 #include <stddef.h>
 
@@ -25,5 +24,3 @@ void *qsf_heap_alloc_row(size_t n, size_t item_bytes);
 
 /* Frees memory of these functions; accepts NULL. */
 void qsf_heap_free(void *p, size_t n_bytes);
-
-#endif

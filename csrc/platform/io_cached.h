@@ -1,7 +1,6 @@
 /* io_cached.h - whether the page cache holds a file. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLATFORM_IO_CACHED_H
-#define QSF_PLATFORM_IO_CACHED_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -10,5 +9,3 @@
 /* Samples pages all over the file. True if the page cache holds more than half of them; false if
  * the system cannot report it. Hardly changes the cache. */
 bool qsf_io_is_cached(const qsf_file *file);
-
-#endif

@@ -1,8 +1,7 @@
 /* io_slots.h - shared by the queues of all systems: a slot for each read in flight, and the rest
  * of reads that the system performed only in part. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLATFORM_IO_SLOTS_H
-#define QSF_PLATFORM_IO_SLOTS_H
+#pragma once
 
 #include "platform/io_way.h"
 
@@ -38,5 +37,3 @@ void qsf_io_slots_drain(qsf_io_queue *queue, const qsf_io_slot_fns *fns);
 
 /* Opens a queue, reads one block through it and closes it. QSF_ERR_UNSUPPORTED: the read failed. */
 qsf_status qsf_io_try_queue(qsf_io *io, const qsf_io_queue_fns *fns);
-
-#endif

@@ -4,8 +4,7 @@
  * time (queue_fns).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLATFORM_IO_WAY_H
-#define QSF_PLATFORM_IO_WAY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -86,5 +85,3 @@ qsf_status qsf_io_read_steps(const qsf_io *io, intptr_t handle, const qsf_io_rea
  * (QSF_ERR_FORMAT). */
 qsf_status qsf_io_fail_system(const qsf_io *io, const qsf_io_read *read, int error);
 qsf_status qsf_io_fail_short(const qsf_io *io, const qsf_io_read *read, size_t done_bytes);
-
-#endif

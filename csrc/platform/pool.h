@@ -6,8 +6,7 @@
  * spin briefly, then sleep.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLATFORM_POOL_H
-#define QSF_PLATFORM_POOL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -54,5 +53,3 @@ uint64_t qsf_pool_end_ns(const qsf_pool *p);
  * the items are too few for two pieces, the caller runs fn once and wakes no worker. n_items is
  * below 2^32. One caller at a time; fn must not call qsf_pool_run. */
 void qsf_pool_run(qsf_pool *p, size_t n_items, size_t min_piece, qsf_pool_fn *fn, void *arg);
-
-#endif

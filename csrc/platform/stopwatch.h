@@ -6,8 +6,7 @@
  * for their own phase and subtracted from the lap. All functions but start do nothing for NULL.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLATFORM_STOPWATCH_H
-#define QSF_PLATFORM_STOPWATCH_H
+#pragma once
 
 #include <stdint.h>
 
@@ -31,5 +30,3 @@ void qsf_stopwatch_lap_at(qsf_stopwatch *w, qsf_phase phase, uint64_t now_ns);
 
 /* Counts begin_ns .. end_ns, inside the current lap, for `phase` instead of the lap's phase. */
 void qsf_stopwatch_set_aside(qsf_stopwatch *w, qsf_phase phase, uint64_t begin_ns, uint64_t end_ns);
-
-#endif

@@ -1,7 +1,6 @@
 /* system_memory.h - memory of the machine and of this process, as the system reports it. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLATFORM_SYSTEM_MEMORY_H
-#define QSF_PLATFORM_SYSTEM_MEMORY_H
+#pragma once
 
 #include <stdint.h>
 
@@ -14,5 +13,3 @@ typedef struct qsf_system_memory {
 
 /* Never fails: a number that the system does not report is 0. */
 void qsf_system_memory_read(qsf_system_memory *out);
-
-#endif

@@ -1,7 +1,6 @@
 /* thread.h - threads, mutexes and condition variables of the system. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLATFORM_THREAD_H
-#define QSF_PLATFORM_THREAD_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -47,5 +46,3 @@ void qsf_thread_yield(void);
 /* Pins a started thread to processor `cpu`. QSF_ERR_ARG: the system refuses; QSF_ERR_UNSUPPORTED:
  * the system cannot pin threads. */
 qsf_status qsf_thread_pin(qsf_thread *t, uint32_t cpu);
-
-#endif

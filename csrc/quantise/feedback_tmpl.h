@@ -5,8 +5,7 @@
  * factor is read once for 64 rows.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_QUANTISE_FEEDBACK_TMPL_H
-#define QSF_QUANTISE_FEEDBACK_TMPL_H
+#pragma once
 
 #define CATCH_UP_DEPTH 128 /* columns at a time: their errors and factors fit the caches */
 
@@ -97,5 +96,3 @@ static void feedback_block(const qsf_code_range *range, const qsf_fit *fit, cons
         .to_halves = to_halves, .measure = measure, .feedback_catch_up = feedback_catch_up, \
         .feedback_block = feedback_block,                                                   \
     }
-
-#endif

@@ -10,8 +10,7 @@
  * larger magnitude belongs to the k largest values for some k, so it sorts and tries all k.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_QUANTISE_FIT_TMPL_H
-#define QSF_QUANTISE_FIT_TMPL_H
+#pragma once
 
 #define ROUND_MAGIC 12582912.0F /* 1.5 * 2^23: adding and subtracting it rounds to nearest even */
 
@@ -384,5 +383,3 @@ static void measure(const qsf_tile_floats *x, const qsf_tile_floats *stored, siz
     lanes_store(losses->inner_product, product);
     lanes_store(losses->max_error, largest);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* pack.h - makes a tile from codes, scales and mins (docs/format.md, section 5). */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_QUANTISE_PACK_H
-#define QSF_QUANTISE_PACK_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -12,5 +11,3 @@
  * n_cols, become 0. `codes` are integers. */
 void qsf_pack_tile(uint32_t dtype, const qsf_tile_floats *codes, const qsf_fit *fit, size_t n_rows,
                    size_t n_cols, unsigned char *tile);
-
-#endif

@@ -3,8 +3,7 @@
  * Callers pass rows of a matrix; rows do not influence each other. Allocates nothing.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_QUANTISE_QUANTISE_H
-#define QSF_QUANTISE_QUANTISE_H
+#pragma once
 
 #include <stddef.h>
 
@@ -36,5 +35,3 @@ void qsf_put_tile(const qsf_rounding_job *job, size_t row, size_t col, const qsf
 
 /* Returns QSF_ERR_NUMERIC; sums.bad_row becomes the row. */
 qsf_status qsf_fail_at_row(const qsf_rounding_job *job, size_t row);
-
-#endif

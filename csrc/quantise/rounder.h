@@ -6,8 +6,7 @@
  * column after the other, from +0.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_QUANTISE_ROUNDER_H
-#define QSF_QUANTISE_ROUNDER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -116,6 +115,4 @@ extern const qsf_rounder qsf_rounder_avx512;
 #endif
 #if QSF_ARCH_ARM
 extern const qsf_rounder qsf_rounder_neon;
-#endif
-
 #endif

@@ -1,7 +1,6 @@
 /* rounding_job.h - the rows to round, and the destination of the result. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_QUANTISE_ROUNDING_JOB_H
-#define QSF_QUANTISE_ROUNDING_JOB_H
+#pragma once
 
 #include <stddef.h>
 
@@ -24,5 +23,3 @@ typedef struct qsf_rounding_job {
 /* Checks the arguments of a public function, whose tiles have cap_bytes; clears the sums and
  * chooses the rounder. QSF_ERR_ARG names the argument that is out of range. */
 qsf_status qsf_rounding_job_begin(qsf_rounding_job *job, size_t cap_bytes);
-
-#endif

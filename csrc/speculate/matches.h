@@ -1,7 +1,6 @@
 /* matches.h - guesses the next token by the longest n-gram match in the context. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_SPECULATE_MATCHES_H
-#define QSF_SPECULATE_MATCHES_H
+#pragma once
 
 #include <stdint.h>
 
@@ -20,5 +19,3 @@ qsf_match qsf_match_find(const uint32_t *tokens, uint32_t n_tokens);
 /* Returns the match after the text has grown by its last token, of tokens [n_tokens]: the
  * continued match if it predicted the token, else a new one. */
 qsf_match qsf_match_extend(qsf_match before, const uint32_t *tokens, uint32_t n_tokens);
-
-#endif

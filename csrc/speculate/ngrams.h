@@ -1,8 +1,7 @@
 /* ngrams.h - a table of n-grams: the likeliest next tokens when the model last evaluated the same
  * one or two tokens ("token recycling"). Rows of rejected drafts update it too. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_SPECULATE_NGRAMS_H
-#define QSF_SPECULATE_NGRAMS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -37,5 +36,3 @@ void qsf_ngrams_learn(qsf_ngrams *f, const uint32_t *tokens, uint32_t n_tokens,
  * has no entry. */
 const qsf_ngram_token *qsf_ngrams_find(const qsf_ngrams *f, const uint32_t *tokens,
                                        uint32_t n_tokens, uint32_t n_before);
-
-#endif

@@ -1,8 +1,7 @@
 /* speculation_budget.h - chooses the number of drafts of a pass by measured costs of passes and
  * measured acceptance rates of guesses. Generated text does not depend on it. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_SPECULATE_SPECULATION_BUDGET_H
-#define QSF_SPECULATE_SPECULATION_BUDGET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -98,5 +97,3 @@ void qsf_speculation_spend(qsf_costs *t, qsf_speculation_chain *c, uint64_t ns, 
 /* Sets n_chosen of all chains of a pass: the most probable drafts, at most n_most, that are
  * worth their time. */
 void qsf_speculation_choose(const qsf_costs *t, qsf_speculation_chain *first, uint32_t n_most);
-
-#endif

@@ -1,8 +1,7 @@
 /* codec.h - decodes one compressed block in memory of the caller; safe for hostile input.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_STREAM_CODEC_H
-#define QSF_STREAM_CODEC_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -18,5 +17,3 @@ size_t qsf_codec_workspace_bytes(uint32_t compression);
 qsf_status qsf_codec_decode(uint32_t compression, void *workspace, size_t workspace_bytes,
                             const unsigned char *src, size_t src_bytes, unsigned char *dst,
                             size_t dst_bytes);
-
-#endif

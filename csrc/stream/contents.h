@@ -2,8 +2,7 @@
  * check of every byte. Exported, but not in the public API, which opens models.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_STREAM_CONTENTS_H
-#define QSF_STREAM_CONTENTS_H
+#pragma once
 
 #include "format/records.h"
 
@@ -38,5 +37,3 @@ QSF_API qsf_status qsf_contents_read(qsf_contents *c, uint32_t i, void *dst);
 QSF_API qsf_status qsf_contents_verify(qsf_contents *c, uint32_t i, uint64_t *end);
 
 /* ---- cdef end ---- */
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Pure arithmetic: the same uses give the same decisions, independent of clock and disk. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_STREAM_EXPERT_POLICY_H
-#define QSF_STREAM_EXPERT_POLICY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -33,5 +32,3 @@ bool qsf_expert_policy_is_worse(const qsf_expert_policy *p, uint32_t a, uint32_t
 
 /* True if a missing expert, whose use is already counted, should replace `victim`. */
 bool qsf_expert_policy_admits(const qsf_expert_policy *p, uint32_t missing, uint32_t victim);
-
-#endif

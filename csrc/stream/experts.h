@@ -7,8 +7,7 @@
  * Neither caching nor guessing changes any result.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_STREAM_EXPERTS_H
-#define QSF_STREAM_EXPERTS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -155,5 +154,3 @@ void qsf_experts_report(qsf_experts *e, qsf_stats *out);
  * short. */
 bool qsf_experts_give_slot(qsf_experts *e);
 bool qsf_experts_take_slot(qsf_experts *e);
-
-#endif

@@ -3,8 +3,7 @@
  * Only the computing thread changes which expert a place holds; the threads change states,
  * under the lock. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_STREAM_EXPERTS_PRIVATE_H
-#define QSF_STREAM_EXPERTS_PRIVATE_H
+#pragma once
 
 #include "stream/experts.h"
 
@@ -35,5 +34,3 @@ void qsf_experts_return_slots(qsf_experts *e);
 
 /* A reading thread of the qsf_experts. */
 void *qsf_experts_read(void *experts);
-
-#endif

@@ -12,8 +12,7 @@
  * One consumer thread. Bytes that it takes stay valid until it takes more or ends the unit.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_STREAM_RING_H
-#define QSF_STREAM_RING_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -77,5 +76,3 @@ qsf_status qsf_ring_end_unit(qsf_ring *ring, uint64_t *wait_ns, uint64_t *read_n
 void qsf_ring_abandon(qsf_ring *ring);
 
 qsf_ring_counts qsf_ring_count(qsf_ring *ring);
-
-#endif

@@ -9,8 +9,7 @@
  * READING, the consumer afterwards.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_STREAM_RING_PRIVATE_H
-#define QSF_STREAM_RING_PRIVATE_H
+#pragma once
 
 #include "stream/ring.h"
 #include "platform/thread.h"
@@ -86,5 +85,3 @@ void qsf_ring_stop_readers(qsf_ring *ring);
 /* True if the unit at the cursor of reading may be read now. Moves the cursor past the end of a
  * pass. Caller holds the lock. */
 bool qsf_ring_is_next_wanted(qsf_ring *ring);
-
-#endif

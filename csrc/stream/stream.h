@@ -12,8 +12,7 @@
  * at a time.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_STREAM_STREAM_H
-#define QSF_STREAM_STREAM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -160,5 +159,3 @@ const unsigned char *qsf_stream_resident(const qsf_stream *s, uint32_t unit_idx)
 void qsf_stream_report(const qsf_stream *s, qsf_stats *out);
 /* Copies the times of the first cap_units units. */
 void qsf_stream_timeline(const qsf_stream *s, qsf_unit_time *out, size_t cap_units);
-
-#endif

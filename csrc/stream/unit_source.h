@@ -4,8 +4,7 @@
  * the stored bytes, verifies their checksum and gives the memory for the raw bytes.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_STREAM_UNIT_SOURCE_H
-#define QSF_STREAM_UNIT_SOURCE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -43,5 +42,3 @@ uint64_t qsf_unit_source_left_bytes(const qsf_unit_source *s);
 
 /* After the last raw byte: QSF_ERR_FORMAT if stored bytes are left. */
 qsf_status qsf_unit_source_finish(const qsf_unit_source *s);
-
-#endif

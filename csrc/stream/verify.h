@@ -1,7 +1,6 @@
 /* verify.h - checks every byte of a file. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_STREAM_VERIFY_H
-#define QSF_STREAM_VERIFY_H
+#pragma once
 
 #include "format/extents.h"
 #include "format/records.h"
@@ -16,5 +15,3 @@ qsf_status qsf_reader_verify(qsf_reader *r, void *buffer, size_t buffer_bytes);
  * file. buffer: as for qsf_reader_verify. */
 qsf_status qsf_reader_verify_part(qsf_reader *r, const qsf_extent *extents, size_t n_extents,
                                   size_t i, void *buffer, size_t buffer_bytes);
-
-#endif

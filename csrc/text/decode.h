@@ -1,7 +1,6 @@
 /* decode.h - tokens to text, one after another: complete characters, never half a one. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_TEXT_DECODE_H
-#define QSF_TEXT_DECODE_H
+#pragma once
 
 #include "text/vocabulary.h"
 
@@ -23,5 +22,3 @@ size_t qsf_decode_push(const qsf_vocabulary *v, qsf_text_decoder *d, uint32_t id
 
 /* Ends the text: writes U+FFFD for an incomplete character, or nothing; out [3]. */
 size_t qsf_decode_flush(qsf_text_decoder *d, unsigned char *out);
-
-#endif

@@ -3,8 +3,7 @@
  * Each returns the match of Oniguruma for the expression above it in scan.c: the first
  * alternative that matches here, as long as its quantifiers allow. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_TEXT_SCAN_H
-#define QSF_TEXT_SCAN_H
+#pragma once
 
 #include "text/vocabulary.h"
 
@@ -13,5 +12,3 @@ typedef const unsigned char *qsf_scanner(const unsigned char *p, const unsigned 
 
 /* Returns NULL for steps without a regular expression. */
 qsf_scanner *qsf_scanner_of(qsf_step_kind kind);
-
-#endif

@@ -1,7 +1,6 @@
 /* sink.h - collects token ids: stores as many as fit the caller's array, and counts all. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_TEXT_SINK_H
-#define QSF_TEXT_SINK_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -18,5 +17,3 @@ static inline void qsf_sink_put(qsf_sink *s, uint32_t id)
         s->ids[s->n] = id;
     s->n++;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* text.h - the handle of a vocabulary: its memory and its tables. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_TEXT_TEXT_H
-#define QSF_TEXT_TEXT_H
+#pragma once
 
 #include "memory/ledger.h"
 #include "text/vocabulary.h"
@@ -17,5 +16,3 @@ struct qsf_text {
  * second checks it. After any failure call qsf_text_close. */
 qsf_status qsf_text_reserve(uint64_t n_bytes, qsf_text **out);
 qsf_status qsf_text_check(qsf_text *t);
-
-#endif

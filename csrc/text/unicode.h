@@ -4,8 +4,7 @@
  * with it.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_TEXT_UNICODE_H
-#define QSF_TEXT_UNICODE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -92,5 +91,3 @@ typedef struct qsf_composition {
 extern qsf_decomposition qsf_unicode_decompositions[QSF_UNICODE_DECOMPOSITIONS];
 extern uint32_t qsf_unicode_pool[QSF_UNICODE_POOL];
 extern qsf_composition qsf_unicode_compositions[QSF_UNICODE_COMPOSITIONS];
-
-#endif

@@ -1,7 +1,6 @@
 /* unigram.h - the most probable tokens of one piece of text. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_TEXT_UNIGRAM_H
-#define QSF_TEXT_UNIGRAM_H
+#pragma once
 
 #include "text/sink.h"
 #include "text/work.h"
@@ -9,5 +8,3 @@
 /* Maximises the sum of scores; time O(n) times the longest token, 16 bytes of memory for each
  * byte. */
 qsf_status qsf_unigram_encode(const qsf_vocabulary *v, qsf_work *w, qsf_bytes piece, qsf_sink *out);
-
-#endif

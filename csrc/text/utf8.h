@@ -1,7 +1,6 @@
 /* utf8.h - characters of UTF-8, in texts known to be valid and in others. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_TEXT_UTF8_H
-#define QSF_TEXT_UTF8_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -72,5 +71,3 @@ qsf_utf8_kind qsf_utf8_look(const unsigned char *p, size_t n_bytes, size_t *n_us
 
 /* Offset of the first byte that is not part of a character; n_bytes if all is valid. */
 size_t qsf_utf8_valid_bytes(const unsigned char *p, size_t n_bytes);
-
-#endif

@@ -5,8 +5,7 @@
  * ends after max_probes.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_TEXT_VOCABULARY_H
-#define QSF_TEXT_VOCABULARY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -219,5 +218,3 @@ static inline qsf_added qsf_vocabulary_added(const qsf_vocabulary *v, uint32_t i
         .content = {v->pool + qsf_load_u32(p + 8), qsf_load_u32(p + 12)},
     };
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* wordpiece.h - the tokens of a word, longest first. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_TEXT_WORDPIECE_H
-#define QSF_TEXT_WORDPIECE_H
+#pragma once
 
 #include "text/sink.h"
 #include "text/work.h"
@@ -10,5 +9,3 @@
  * that tokens do not cover, is the unknown token. */
 qsf_status qsf_wordpiece_encode(const qsf_vocabulary *v, qsf_work *w, qsf_bytes word,
                                 qsf_sink *out);
-
-#endif

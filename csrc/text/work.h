@@ -2,8 +2,7 @@
  *
  * Encoding allocates only when a piece is longer than all before it, never for each token. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_TEXT_WORK_H
-#define QSF_TEXT_WORK_H
+#pragma once
 
 #include "memory/ledger.h"
 #include "text/vocabulary.h"
@@ -34,5 +33,3 @@ void qsf_work_destroy(qsf_work *w);
 /* Grows block `idx` to at least n_bytes and keeps its contents. QSF_ERR_NOMEM if all blocks
  * together exceed QSF_TEXT_WORK_BYTES. */
 qsf_status qsf_work_reserve(qsf_work *w, int idx, size_t n_bytes);
-
-#endif

@@ -3,8 +3,7 @@
  * A matrix is stored as tiles of 16 rows x 64 columns. Only table.h knows the size of a tile.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_TYPES_DTYPE_H
-#define QSF_TYPES_DTYPE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -154,5 +153,3 @@ static inline size_t qsf_codes_off(qsf_form form)
 {
     return qsf_tiles_per_head(form) * (form.tile_bytes - qsf_code_bytes(form.codes));
 }
-
-#endif

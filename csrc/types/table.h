@@ -4,8 +4,7 @@
  * which tests/python/file/test_layout.py compares.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_TYPES_TABLE_H
-#define QSF_TYPES_TABLE_H
+#pragma once
 
 /* clang-format off */
 
@@ -39,5 +38,3 @@
     X( 8, F32, f32, "f32", 4096)
 
 /* clang-format on */
-
-#endif

@@ -17,8 +17,7 @@
  * are rotated back.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_CACHE_KVCACHE_H
-#define QSF_CACHE_KVCACHE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -95,5 +94,3 @@ void qsf_kvcache_adopt(qsf_kvcache *kv, uint32_t position);
 
 /* Returns the bytes of the pages that n_tokens positions touch. */
 uint64_t qsf_kvcache_used_bytes(const qsf_kvcache *kv, uint32_t n_tokens);
-
-#endif

@@ -4,8 +4,7 @@
  * once. Checksums stay in memory: 4 bytes a page.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_CACHE_KVCOLD_H
-#define QSF_CACHE_KVCOLD_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -51,5 +50,3 @@ qsf_status qsf_kv_cold_read(qsf_kv_cold *cold, const qsf_kv_cold_page *page, siz
 /* Reads records first .. end - 1 of a layer to dst. Errors as above. */
 qsf_status qsf_kv_cold_read_records(qsf_kv_cold *cold, const qsf_kv_layer *layer, uint32_t first,
                                     uint32_t end, unsigned char *dst);
-
-#endif

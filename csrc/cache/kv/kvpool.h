@@ -12,8 +12,7 @@
  * Untouched pages cost no memory.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_CACHE_KVPOOL_H
-#define QSF_CACHE_KVPOOL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -154,5 +153,3 @@ static inline unsigned char *qsf_kv_pool_v_page(const qsf_kv_pool *pool, const q
     return l->pages + kv_head * n_blocks * (l->k_page_bytes + l->v_page_bytes) +
            n_blocks * l->k_page_bytes + block * l->v_page_bytes;
 }
-
-#endif

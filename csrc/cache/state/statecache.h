@@ -7,8 +7,7 @@
  * valid when the pass is committed: a pass that fails changes nothing.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_CACHE_STATECACHE_H
-#define QSF_CACHE_STATECACHE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -88,5 +87,3 @@ static inline float *qsf_statecache_row(const qsf_statecache *s, uint32_t layer,
     const qsf_state_layer *const l = &s->pool->layers[layer];
     return s->log + l->row_off * s->pool->n_drafts + (position - s->next_position) * l->row_floats;
 }
-
-#endif

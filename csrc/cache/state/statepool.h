@@ -6,8 +6,7 @@
  * pool, so taking a slot cannot fail.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_CACHE_STATEPOOL_H
-#define QSF_CACHE_STATEPOOL_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -92,5 +91,3 @@ static inline float *qsf_state_pool_at(const qsf_state_pool *pool, uint32_t slot
                ? NULL
                : pool->slots + slot * pool->slot_floats + pool->layers[layer].state_off;
 }
-
-#endif

@@ -6,8 +6,7 @@
  * Half of a tile is rows 0..7 or 8..15: bytes 0..31 or 32..63 of each 64.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_KERNELS_CODES_AVX2_H
-#define QSF_KERNELS_CODES_AVX2_H
+#pragma once
 
 /* sum += addend, in this order. Integer sums may be reordered, so compilers would keep every
  * product in memory and add them at the end. */
@@ -219,5 +218,3 @@ QSF_FORCED_INLINE void unpack_tile(qsf_form form, const unsigned char *tile, uns
             _mm256_storeu_si256((void *)(to_half + 32 * 15), load_dense_end(codes, h));
     }
 }
-
-#endif

@@ -3,8 +3,7 @@
  * Included inside a target region, after <immintrin.h>.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_KERNELS_LANES_AVX2_H
-#define QSF_KERNELS_LANES_AVX2_H
+#pragma once
 
 #define QSF_LANES 16
 
@@ -320,5 +319,3 @@ static inline lanes lanes_butterfly(lanes v, size_t h)
         return (lanes){_mm256_add_ps(v.lo, v.hi), _mm256_sub_ps(v.lo, v.hi)};
     return (lanes){butterfly8(v.lo, h), butterfly8(v.hi, h)};
 }
-
-#endif

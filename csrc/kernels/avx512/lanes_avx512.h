@@ -3,8 +3,7 @@
  * Included inside a target region, after <immintrin.h>.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_KERNELS_LANES_AVX512_H
-#define QSF_KERNELS_LANES_AVX512_H
+#pragma once
 
 #define QSF_LANES 16
 
@@ -252,5 +251,3 @@ static inline lanes lanes_butterfly(lanes v, size_t h)
     const __mmask16 second = h == 8 ? 0xFF00 : h == 4 ? 0xF0F0 : h == 2 ? 0xCCCC : 0xAAAA;
     return _mm512_mask_sub_ps(_mm512_add_ps(v, swapped), second, swapped, v);
 }
-
-#endif

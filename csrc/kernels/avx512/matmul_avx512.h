@@ -1,7 +1,6 @@
 /* matmul_avx512.h - the integer products of AVX-512, for the instruction sets above it. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_KERNELS_MATMUL_AVX512_H
-#define QSF_KERNELS_MATMUL_AVX512_H
+#pragma once
 
 #include "kernels/kernels.h"
 
@@ -9,5 +8,3 @@
 qsf_matmul_fn *qsf_matmul_avx512(qsf_dtype dtype);
 
 qsf_value_products_fn *qsf_value_products_avx512(void);
-
-#endif

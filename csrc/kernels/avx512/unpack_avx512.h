@@ -3,8 +3,7 @@
  * Included inside a target region, after <immintrin.h>.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_KERNELS_UNPACK_AVX512_H
-#define QSF_KERNELS_UNPACK_AVX512_H
+#pragma once
 
 #define QSF_TILE_GROUPS 16 /* groups of 4 columns: one register of codes each */
 
@@ -184,5 +183,3 @@ QSF_FORCED_INLINE void unpack_scaled(qsf_form form, const unsigned char *tile, i
         }
     }
 }
-
-#endif

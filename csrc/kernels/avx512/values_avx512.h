@@ -3,8 +3,7 @@
  * Included inside a target region, after lanes_avx512.h.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_KERNELS_VALUES_AVX512_H
-#define QSF_KERNELS_VALUES_AVX512_H
+#pragma once
 
 /* Values of row r of 16 dims from their dots, whose codes have zero point 128 */
 QSF_FORCED_INLINE lanes values_of(__m512i dot, const qsf_value_weights *w, size_t r)
@@ -13,5 +12,3 @@ QSF_FORCED_INLINE lanes values_of(__m512i dot, const qsf_value_weights *w, size_
     return lanes_fma(_mm512_cvtepi32_ps(_mm512_sub_epi32(dot, zero)), lanes_set(w->factor[r]),
                      lanes_set(w->start[r]));
 }
-
-#endif

@@ -4,8 +4,7 @@
  * Included inside a target region, after unpack_avx512.h; the including file provides
  * add_four(). */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_KERNELS_WIDE_AVX512_H
-#define QSF_KERNELS_WIDE_AVX512_H
+#pragma once
 
 #include "kernels/part_scales.h"
 
@@ -353,5 +352,3 @@ QSF_FORCED_INLINE void matmul_wide(qsf_form form, const unsigned char *tiles, si
             wide_part(form, &w, x, &p, y + i * QSF_TILE_ROWS, y_stride);
         }
 }
-
-#endif

@@ -11,8 +11,7 @@
  * Arguments called literals are constants after inlining: instructions contain them.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_KERNELS_DOT_TILE_NEON_H
-#define QSF_KERNELS_DOT_TILE_NEON_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -255,5 +254,3 @@ QSF_FORCED_INLINE lanes dots_to_lanes(dots d, int32_t factor, int32_t start)
         quarter_to_f32(d.quarter[0], factor, start4), quarter_to_f32(d.quarter[1], factor, start4),
         quarter_to_f32(d.quarter[2], factor, start4), quarter_to_f32(d.quarter[3], factor, start4)};
 }
-
-#endif

@@ -5,8 +5,7 @@
  * another register, and adds to 4 row sums.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_KERNELS_DOT_TILE_SDOT_H
-#define QSF_KERNELS_DOT_TILE_SDOT_H
+#pragma once
 
 typedef int32x4_t partial;
 
@@ -101,5 +100,3 @@ QSF_FORCED_INLINE void sdot_fine(const unsigned char *bytes, size_t first, size_
     for (size_t quarter = 0; quarter < 4; quarter += n_quarters)
         dot_quarters_fine(bytes, first, n, q, q_low, q_stride, n_tokens, quarter, n_quarters, dot);
 }
-
-#endif

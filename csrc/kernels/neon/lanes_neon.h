@@ -5,8 +5,7 @@
  * returns NaN if either operand is NaN.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_KERNELS_LANES_NEON_H
-#define QSF_KERNELS_LANES_NEON_H
+#pragma once
 
 #define QSF_LANES 16
 
@@ -333,5 +332,3 @@ static inline lanes lanes_butterfly(lanes v, size_t h)
                        vsubq_f32(v.c, v.d)};
     return h == 2 ? LANES_OF_1(butterfly2, v) : LANES_OF_1(butterfly1, v);
 }
-
-#endif

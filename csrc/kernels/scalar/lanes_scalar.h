@@ -5,8 +5,7 @@
  * exact or rounded once per lane, so all give the same bits (a NaN is NaN in all, with any bits).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_KERNELS_LANES_SCALAR_H
-#define QSF_KERNELS_LANES_SCALAR_H
+#pragma once
 
 #define QSF_LANES 16
 
@@ -273,5 +272,3 @@ static inline lanes lanes_butterfly(lanes v, size_t h)
         out.at[l] = (l & h) == 0 ? v.at[l] + v.at[l + h] : v.at[l - h] - v.at[l];
     return out;
 }
-
-#endif

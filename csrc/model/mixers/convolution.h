@@ -3,8 +3,7 @@
  * It reads rows of a chunk and, for the first rows of a segment, the n_taps - 1 rows before
  * it. These are the state, the oldest first; a row of the log begins with the convolution's row. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_CONVOLUTION_H
-#define QSF_MODEL_CONVOLUTION_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -39,5 +38,3 @@ void qsf_convolution_row(const qsf_convolution *c, const qsf_segment *g, uint32_
 /* Stores channels begin .. end - 1 of the states after a segment's own tokens, and of its
  * drafts. */
 void qsf_convolution_keep(const qsf_convolution *c, const qsf_segment *g, size_t begin, size_t end);
-
-#endif

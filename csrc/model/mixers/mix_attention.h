@@ -1,7 +1,6 @@
 /* mix_attention.h - the mixer that attends to earlier tokens. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_MIX_ATTENTION_H
-#define QSF_MODEL_MIX_ATTENTION_H
+#pragma once
 
 #include <stdint.h>
 
@@ -11,5 +10,3 @@
 /* an entry of the table in mixers.h */
 qsf_status qsf_mix_attention(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
                              uint32_t layer_idx);
-
-#endif

@@ -10,8 +10,7 @@
  * Its state is that of heads (state_heads.h).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_MIX_DELTA_H
-#define QSF_MODEL_MIX_DELTA_H
+#pragma once
 
 #include <stdint.h>
 
@@ -21,5 +20,3 @@
 /* Of the table in mixers.h */
 qsf_status qsf_mix_delta(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
                          uint32_t layer_idx);
-
-#endif

@@ -7,8 +7,7 @@
  * Prompts and single tokens are computed alike, so bits do not depend on how a prompt is cut.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_MIX_LATENT_H
-#define QSF_MODEL_MIX_LATENT_H
+#pragma once
 
 #include <stdint.h>
 
@@ -18,5 +17,3 @@
 /* an entry of the table in mixers.h, for attention with a latent_rank */
 qsf_status qsf_mix_latent(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
                           uint32_t layer_idx);
-
-#endif

@@ -7,8 +7,7 @@
  * norm is optional and computed for each group. The state is that of heads (state_heads.h).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_MIX_SSD_H
-#define QSF_MODEL_MIX_SSD_H
+#pragma once
 
 #include <stdint.h>
 
@@ -20,5 +19,3 @@
 qsf_status qsf_mix_ssd(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk, uint32_t layer_idx);
 qsf_status qsf_mix_attention_and_ssd(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
                                      uint32_t layer_idx);
-
-#endif

@@ -4,8 +4,7 @@
  * what later tokens need in a cache of each segment's sequence: keys and values, or a recurrent
  * state. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_MIXERS_H
-#define QSF_MODEL_MIXERS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -26,5 +25,3 @@ extern const qsf_mixer qsf_mixers[QSF_MIXER_COUNT]; /* by qsf_mixer_kind */
 
 /* Describes the state of a layer by its mixer. */
 void qsf_mixers_describe_state(const qsf_config *c, uint32_t layer, qsf_state_layer *out);
-
-#endif

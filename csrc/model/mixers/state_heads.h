@@ -7,8 +7,7 @@
  * of the value heads, and all decays.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_MODEL_STATE_HEADS_H
-#define QSF_MODEL_STATE_HEADS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -66,5 +65,3 @@ void qsf_heads_run(qsf_heads_job *job);
 
 /* an entry of the table in mixers.h */
 void qsf_heads_describe(const qsf_config *c, uint32_t layer, qsf_state_layer *out);
-
-#endif

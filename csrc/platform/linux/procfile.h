@@ -1,7 +1,6 @@
 /* procfile.h - the small text files in which Linux describes itself (/proc, /sys). */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLATFORM_LINUX_PROCFILE_H
-#define QSF_PLATFORM_LINUX_PROCFILE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,5 +25,3 @@ bool qsf_procfile_field(const char *text, const char *key, uint64_t *out);
 
 /* Parses the file as one number. Returns false if it is a word, such as "max", or negative. */
 bool qsf_procfile_number(const char *path, uint64_t *out);
-
-#endif

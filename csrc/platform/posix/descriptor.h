@@ -1,7 +1,6 @@
 /* descriptor.h - a handle of file.h and io_way.h is a file descriptor on POSIX systems. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLATFORM_POSIX_DESCRIPTOR_H
-#define QSF_PLATFORM_POSIX_DESCRIPTOR_H
+#pragma once
 
 #include "platform/io_way.h"
 
@@ -14,5 +13,3 @@ static inline int qsf_io_direct_fd(const qsf_io *io)
 {
     return (int)io->direct;
 }
-
-#endif

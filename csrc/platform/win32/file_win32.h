@@ -1,7 +1,6 @@
 /* file_win32.h - handles of files. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef QSF_PLATFORM_WIN32_FILE_WIN32_H
-#define QSF_PLATFORM_WIN32_FILE_WIN32_H
+#pragma once
 
 #include <windows.h>
 
@@ -15,5 +14,3 @@ static inline HANDLE qsf_file_handle(intptr_t handle)
 /* A second handle of the same file whose reads pass by the cache of the system, to which the first
  * stays bound. INVALID_HANDLE_VALUE on failure. */
 HANDLE qsf_file_reopen_direct(intptr_t handle);
-
-#endif
