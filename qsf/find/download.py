@@ -24,9 +24,12 @@ from qsf.find.prepare import elsewhere
 from qsf.find.store import pieces_folder
 from qsf.foreign_json import JsonError, check_json
 from qsf.shell import command
+from qsf.shell.output import write_text
 from qsf.system.confine import limit_file_bytes
 
 _TEXTS = ("*.json", "*.jinja", "README.md", "LICENSE*")
+# How sentence-transformers pools, and its dense layers
+_MODULE = re.compile(r"[0-9]_(Pooling|Dense)/(config\.json|model\.safetensors)")
 _MAX_FILES = 2000
 _MAX_ANSWER_BYTES = 8 << 20  # of an answer that is not a file
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -90,7 +93,7 @@ def download(
         sizes = {file.rfilename: max(0, file.size or 0) for file in info.siblings or []}
         wanted = wanted_files(repo, sizes, type_name)
         n_bytes = sum(sizes[name] for name in wanted)
-        weights = sorted(name for name in wanted if name.endswith(".safetensors"))
+        weights = [name for name in sorted(wanted) if re.fullmatch(r"[^/]+\.safetensors", name)]
         is_safe = not ENDPOINT.startswith("http:") or "//127.0.0.1:" in ENDPOINT
         if not weights or not is_safe or (keeps_copy and n_bytes <= _free_bytes(HF_HUB_CACHE)):
             _check_room(repo, n_bytes, HF_HUB_CACHE)
@@ -103,8 +106,7 @@ def download(
             for name in weights:
                 url = hf_hub_url(repo, name, revision=info.sha)
                 text = json.dumps({"url": url, "size": sizes[name]})
-                if name not in {path.name for path in folder.iterdir()}:
-                    (folder / name).write_text(text, "utf-8")
+                write_text(folder / name, text, overwrite=True)
             return folder
         limit_file_bytes(max(sizes[name] for name in wanted) + _MAX_ANSWER_BYTES)
         folder = Path(snapshot_download(repo, revision=info.sha, allow_patterns=sorted(wanted)))
@@ -161,6 +163,7 @@ def wanted_files(repo: str, sizes: dict[str, int], type_name: str) -> set[str]:
 
     names = [name for name in sizes if name.isprintable() and not set("/\\:") & set(name)]
     texts = {name for name in names if any(fnmatch(name, pattern) for pattern in _TEXTS)}
+    texts |= {name for name in sizes if _MODULE.fullmatch(name)}
     for pattern in ("*.safetensors", "pytorch_model*.bin"):
         weights = {name for name in names if fnmatch(name, pattern)}
         if weights and "config.json" in names:

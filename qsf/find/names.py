@@ -20,6 +20,7 @@ _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?([^/]+/[^/?#]+)")
 _MAX_JSON_BYTES = 16 << 20
 _LFS = b"version https://git-lfs"
+_NO_TEXT = re.compile(r".*(?:(?<!LMHead)Model|ForMaskedLM)")  # architectures that write none
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Named:
             return our_type(type_name) if type_name else ""
         if type_name:
             return our_type(type_name)
-        is_for_vectors = self.path is not None and (self.path / "1_Pooling").is_dir()
+        is_for_vectors = self.path is not None and _is_for_vectors(self.path)
         return VECTORS_TYPE if is_for_vectors else DEFAULT_TYPE
 
 
@@ -170,6 +171,17 @@ def _check_pointers(folder: Path) -> None:
                 f"{path} is a Git LFS pointer, not the weights: `git lfs pull` in its folder gets "
                 "them"
             )
+
+
+def _is_for_vectors(folder: Path) -> bool:
+    """Return whether a model is for vectors of texts: its makers pool, or it has no head."""
+    if (folder / "1_Pooling").is_dir():
+        return True
+    try:
+        facts = read_json_file(folder / "config.json", max_bytes=_MAX_JSON_BYTES)
+        return _NO_TEXT.fullmatch(str(facts["architectures"][0])) is not None
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def _base_model(path: Path) -> str:

@@ -18,7 +18,10 @@ _WAIT_TIMEOUT: Final = 258
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process of that number lives; True too if it belongs to another user."""
+    """Return whether a process of that number lives; True too if it belongs to another user.
+
+    One that has ended and was never waited for, as happens in containers, does not live.
+    """
     if sys.platform == "win32":  # os.kill(pid, 0) would be Ctrl-C there
         import ctypes
 
@@ -35,6 +38,8 @@ def is_alive(pid: int) -> bool:
         return True
     except (OSError, OverflowError):
         return False
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] not in b"ZX"
     return True
 
 

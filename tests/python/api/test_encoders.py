@@ -10,17 +10,15 @@ import sys
 from array import array
 from dataclasses import replace
 from pathlib import Path
-from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
 from numpy.typing import NDArray
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 import qsf
 from make import golden_families
+from make.encoders import with_tokenizer
 from make.tiny_checkpoints import safetensors_bytes
 from oracle.reference import forward, load_qsf
 from qsf.errors import QsfArgumentError, QsfConversionError
@@ -47,22 +45,6 @@ def make(folder: Path, name: str = "nomic_bert", **config: Any) -> Path:
     case = golden_families.cases()[name]
     more = {"max_position_embeddings": N_POSITIONS, **config}
     return with_tokenizer(replace(case, config={**case.config, **more}).write(folder))
-
-
-def with_tokenizer(folder: Path) -> Path:
-    """Write BERT's tokenizer with words of single letters."""
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    words = [*special, *ascii_lowercase, *(f"##{letter}" for letter in ascii_lowercase)]
-    ids = {word: i for i, word in enumerate(words)}
-    made = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = decoders.WordPiece()
-    ends = [("[CLS]", 2), ("[SEP]", 3)]
-    made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=ends)
-    made.add_special_tokens(special)
-    made.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 def vectors(path: Path, texts: Any = TEXTS, **options: Any) -> list[array[float]]:

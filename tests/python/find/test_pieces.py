@@ -5,15 +5,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+import qsf as package
+from make import golden_families
+from make.encoders import with_tokenizer
 from make.fake_hub import COMMIT, REPO, FakeHub, hub
 from qsf.errors import QsfIOError
 from qsf.file.open_file import PIECES_FOLDER
+from qsf.find.names import meaning_of
 from qsf_converter.sources import ranged
 
 assert hub  # a fixture
@@ -66,6 +72,71 @@ def test_connections_that_break_go_on_where_they_were(hub: FakeHub, tmp_path: Pa
     assert models(tmp_path)
     ends = {first + hub.break_after for _, first, _ in hub.ranges}
     assert any(first in ends for _, first, _ in hub.ranges)
+
+
+def remains(tmp_path: Path) -> set[str]:
+    folder = tmp_path / "cache" / "qsf" / "models"
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    return {name for name in names if not name.endswith(".lock")}
+
+
+@pytest.mark.parametrize("flag", ["--no-copy", "-q"])
+def test_after_a_kill_it_begins_again_and_nothing_is_half_there(
+    hub: FakeHub, tmp_path: Path, flag: str
+) -> None:
+    """Killed from the first moments to the last, with its children or alone."""
+    assert qsf("pull", REPO, flag, "-q").returncode == 0
+    whole = remains(tmp_path)
+    (path,) = models(tmp_path)
+    want = path.read_bytes()
+    words = [sys.executable, "-m", "qsf", "pull", REPO, flag, "-q"]
+    n_killed = 0
+    for i in range(6):
+        for each in path.parent.glob("*.[qj]s*"):
+            each.unlink()
+        process = subprocess.Popen(words, start_new_session=True, stderr=subprocess.DEVNULL)
+        time.sleep(0.3 * i)
+        if process.poll() is None:
+            n_killed += 1
+            os.killpg(process.pid, signal.SIGKILL) if i % 3 else process.kill()
+        process.wait()
+        assert all(path.read_bytes() == want for path in models(tmp_path))
+    assert n_killed > 2
+    for pointer in tmp_path.glob("cache/qsf/models/pieces/*/*/*.safetensors"):
+        pointer.write_text("{", "utf-8")  # as an older release could leave it
+    done = qsf("pull", REPO, flag, "-q")
+    assert done.returncode == 0, done.stderr
+    assert path.read_bytes() == want
+    for _ in range(100):  # a child of a process that was killed alone may be at work still
+        if remains(tmp_path) == whole:
+            break
+        time.sleep(0.1)
+    assert remains(tmp_path) == whole
+
+
+def test_the_makers_pooling_comes_with_the_model(hub: FakeHub, tmp_path: Path) -> None:
+    """And an encoder is converted to 8 bits, whether it says how it pools or not."""
+    folder = with_tokenizer(golden_families.cases()["nomic_bert"].write(tmp_path / "encoder"))
+    assert meaning_of(str(folder)).quant_type == "8bit"
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    hub.files = FakeHub(folder).files | {"onnx/model.onnx": b"", "../1_Pooling/config.json": b""}
+    for flag in ("--no-copy", "-q"):
+        done = qsf("pull", REPO, flag, "-q")
+        assert done.returncode == 0, done.stderr
+        (path,) = models(tmp_path)
+        with package.Model(path, ram_budget=None) as model:
+            assert (model.text_vectors.pooling, model.info.quant_type) == ("cls", "8bit")
+        path.unlink()
+        path.with_suffix(".json").unlink()
+    for name, quant_type in (
+        ("BertModel", "8bit"), ("XLMRobertaForMaskedLM", "8bit"), ("GPT2LMHeadModel", "4bit"),
+        ("LlamaForCausalLM", "4bit"), ("Gemma3ForConditionalGeneration", "4bit"),
+    ):  # fmt: skip
+        other = tmp_path / name
+        other.mkdir()
+        (other / "config.json").write_text(json.dumps({"architectures": [name]}), "utf-8")
+        assert meaning_of(str(other)).quant_type == quant_type
 
 
 def opened(

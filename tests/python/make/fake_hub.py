@@ -31,7 +31,8 @@ class FakeHub:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        self.files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
         self.fetched: list[tuple[str, int]] = []
         self.ranges: list[tuple[str, int, int]] = []
         self.break_after: int | None = None
@@ -68,8 +69,8 @@ class FakeHub:
             siblings = [self._entry(name, "rfilename") for name in self.files]
             facts = {"id": REPO, "sha": COMMIT, "siblings": siblings, **self.facts}
             self._send_json(handler, facts)
-        elif path.startswith(f"/{REPO}/resolve/") and path.split("/")[-1] in self.files:
-            self._send_file(handler, path.split("/")[-1], has_body=has_body)
+        elif path.startswith(f"/{REPO}/resolve/") and path.split("/", 5)[-1] in self.files:
+            self._send_file(handler, path.split("/", 5)[-1], has_body=has_body)
         else:
             body = b"not found"
             handler.send_response(404)
