@@ -27,11 +27,7 @@ Examples:
 """
 
 app = typer_app.create_app()
-
-
-def main() -> int:
-    """Run ``qsf embed`` and return its exit code."""
-    return typer_app.run(app, sys.argv[1:], program="qsf embed")
+main = typer_app.runner(app, "qsf embed")
 
 
 @app.command(epilog=_EPILOG)

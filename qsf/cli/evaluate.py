@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -59,16 +59,7 @@ Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.
 """
 
 app = typer_app.create_app()
-
-
-def main() -> NoReturn:
-    """Run ``qsf-eval`` on the command line's arguments and exit."""
-    sys.exit(run(sys.argv[1:]))
-
-
-def run(arguments: list[str]) -> int:
-    """Run ``qsf-eval`` and return its exit code."""
-    return typer_app.run(app, arguments, program=PROGRAM)
+run = typer_app.runner(app, PROGRAM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,4 +529,4 @@ def protocol_text(evaluation: Evaluation) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run())

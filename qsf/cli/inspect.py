@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -41,16 +41,7 @@ Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.
 """
 
 app = typer_app.create_app()
-
-
-def main() -> NoReturn:
-    """Run ``qsf-inspect`` on the command line's arguments and exit."""
-    sys.exit(run(sys.argv[1:]))
-
-
-def run(arguments: list[str]) -> int:
-    """Run ``qsf-inspect`` and return its exit code."""
-    return typer_app.run(app, arguments, program=PROGRAM)
+run = typer_app.runner(app, PROGRAM)
 
 
 @app.command(epilog=_EPILOG)
@@ -367,4 +358,4 @@ def _report_meta(reader: Reader) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run())

@@ -18,24 +18,10 @@ from qsf.shell import command, typer_app
 
 _MB = 2**20
 
-list_app = typer_app.create_app()
-remove_app = typer_app.create_app()
-pull_app = typer_app.create_app()
-
-
-def main() -> int:
-    """Run ``qsf list`` and return its exit code."""
-    return typer_app.run(list_app, sys.argv[1:], program="qsf list")
-
-
-def remove_main() -> int:
-    """Run ``qsf rm`` and return its exit code."""
-    return typer_app.run(remove_app, sys.argv[1:], program="qsf rm")
-
-
-def pull_main() -> int:
-    """Run ``qsf pull`` and return its exit code."""
-    return typer_app.run(pull_app, sys.argv[1:], program="qsf pull")
+list_app, remove_app, pull_app = (typer_app.create_app() for _ in range(3))
+list_main = typer_app.runner(list_app, "qsf list")
+remove_main = typer_app.runner(remove_app, "qsf rm")
+pull_main = typer_app.runner(pull_app, "qsf pull")
 
 
 def show_main() -> int:

@@ -40,11 +40,7 @@ _CACHE_BYTES = 64 * _MB
 _REACHED = {"memory": 0.85, "disk": 0.8, "arithmetic": 0.65}
 
 app = typer_app.create_app()
-
-
-def main() -> int:
-    """Run ``qsf plan`` and return its exit code."""
-    return typer_app.run(app, sys.argv[1:], program="qsf plan")
+main = typer_app.runner(app, "qsf plan")
 
 
 @app.command()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,18 +17,9 @@ from qsf.system.process import ask_to_end
 
 _POLL_SECONDS = 0.05
 
-list_app = typer_app.create_app()
-stop_app = typer_app.create_app()
-
-
-def list_main() -> int:
-    """Run ``qsf ps`` and return its exit code."""
-    return typer_app.run(list_app, sys.argv[1:], program="qsf ps")
-
-
-def stop_main() -> int:
-    """Run ``qsf stop`` and return its exit code."""
-    return typer_app.run(stop_app, sys.argv[1:], program="qsf stop")
+list_app, stop_app = typer_app.create_app(), typer_app.create_app()
+list_main = typer_app.runner(list_app, "qsf ps")
+stop_main = typer_app.runner(stop_app, "qsf stop")
 
 
 @list_app.command()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,14 +17,10 @@ _MB = 2**20
 _MAX_SHOWN = 60  # characters of a message in a list
 
 app = typer_app.create_app()
+main = typer_app.runner(app, "qsf sessions")
 
 _Files = Annotated[list[Path], typer.Argument(help="Session files.", show_default=False)]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def main() -> int:
-    """Run ``qsf sessions`` and return its exit code."""
-    return typer_app.run(app, sys.argv[1:], program="qsf sessions")
 
 
 @app.callback()

@@ -31,14 +31,6 @@ def _leave_on_signals() -> None:
         _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {_signal.SIGINT})
 
 
-def start(module: str, function: str = "main") -> NoReturn:
-    """Run a function of ``module``, a command, and exit with its return value."""
-    _leave_on_signals()
-    from importlib import import_module
-
-    sys.exit(getattr(import_module(module), function)())
-
-
 def _one_blas_thread() -> None:
     """Let matrix products run on one thread each, unless the user decides otherwise.
 
@@ -52,115 +44,77 @@ def _one_blas_thread() -> None:
 
 def run() -> NoReturn:
     """Start ``qsf-run``."""
-    start("qsf.cli.run.main")
+    start("run")
 
 
 def convert() -> NoReturn:
     """Start ``qsf-convert``."""
-    _one_blas_thread()
-    start("qsf_converter.cli")
+    start("convert")
 
 
 def inspect() -> NoReturn:
     """Start ``qsf-inspect``."""
-    start("qsf.cli.inspect")
+    start("inspect")
 
 
 def evaluate() -> NoReturn:
     """Start ``qsf-eval``."""
-    _one_blas_thread()
-    start("qsf.cli.evaluate")
+    start("eval")
 
 
 def bench() -> NoReturn:
     """Start ``python -m qsf.bench``."""
-    _one_blas_thread()
-    start("qsf_bench.cli")
+    start("bench")
 
 
 def serve() -> NoReturn:
     """Start ``qsf-serve``."""
-    start("qsf.cli.serve")
-
-
-def chat() -> NoReturn:
-    """Start ``qsf-run`` with ``--interactive``."""
-    sys.argv[1:1] = ["--interactive"]
-    run()
-
-
-def plan() -> NoReturn:
-    """Start ``qsf plan``."""
-    start("qsf.cli.plan")
-
-
-def show_models() -> NoReturn:
-    """Start ``qsf list``."""
-    start("qsf.cli.models")
-
-
-def remove_models() -> NoReturn:
-    """Start ``qsf rm``."""
-    start("qsf.cli.models", "remove_main")
-
-
-def pull() -> NoReturn:
-    """Start ``qsf pull``."""
-    start("qsf.cli.models", "pull_main")
-
-
-def show() -> NoReturn:
-    """Start ``qsf show``."""
-    start("qsf.cli.models", "show_main")
-
-
-def sessions() -> NoReturn:
-    """Start ``qsf sessions``."""
-    start("qsf.cli.sessions")
-
-
-def embed() -> NoReturn:
-    """Start ``qsf embed``."""
-    start("qsf.cli.embed")
-
-
-def show_servers() -> NoReturn:
-    """Start ``qsf ps``."""
-    start("qsf.cli.servers", "list_main")
-
-
-def stop() -> NoReturn:
-    """Start ``qsf stop``."""
-    start("qsf.cli.servers", "stop_main")
-
-
-def complete() -> NoReturn:
-    """Start ``qsf completion``."""
-    start("qsf.shell.completion")
+    start("serve")
 
 
 # ---- one command ----
 
 VERBS = {
-    "run": (run, "generate text from a model"),
-    "chat": (chat, "talk to a model"),
-    "serve": (serve, "answer HTTP requests with a model, many at a time"),
-    "ps": (show_servers, "list the servers that run"),
-    "stop": (stop, "stop one of them"),
-    "convert": (convert, "make a .qsf file from a HuggingFace folder or a GGUF file"),
-    "inspect": (inspect, "say what is in a .qsf file, and check it"),
-    "eval": (evaluate, "measure how well a model predicts a text"),
-    "bench": (bench, "measure how fast a model is, beside llama.cpp"),
-    "embed": (embed, "make a vector of each line of a file"),
-    "plan": (plan, "say how fast a model would be in which budget"),
-    "pull": (pull, "download a model and convert it, for `run` and `chat` to begin at once"),
-    "show": (show, "say what is in a model that was converted, by its name"),
-    "list": (show_models, "list the models that `run` and `chat` have converted"),
-    "rm": (remove_models, "remove some of them"),
-    "sessions": (sessions, "list, show and remove conversations that were kept"),
-    "completion": (complete, "print what lets a shell complete these commands"),
-}
-"""What starts each command, and what it does."""
+    "run": ("qsf.cli.run.main:main", "generate text from a model"),
+    "chat": ("qsf.cli.run.main:main", "talk to a model"),
+    "serve": ("qsf.cli.serve:main", "answer HTTP requests with a model, many at a time"),
+    "ps": ("qsf.cli.servers:list_main", "list the servers that run"),
+    "stop": ("qsf.cli.servers:stop_main", "stop one of them"),
+    "convert": (
+        "qsf_converter.cli:main", "make a .qsf file from a HuggingFace folder or a GGUF file"
+    ),
+    "inspect": ("qsf.cli.inspect:run", "say what is in a .qsf file, and check it"),
+    "eval": ("qsf.cli.evaluate:run", "measure how well a model predicts a text"),
+    "bench": ("qsf_bench.cli:main", "measure how fast a model is, beside llama.cpp"),
+    "embed": ("qsf.cli.embed:main", "make a vector of each line of a file"),
+    "plan": ("qsf.cli.plan:main", "say how fast a model would be in which budget"),
+    "pull": (
+        "qsf.cli.models:pull_main",
+        "download a model and convert it, for `run` and `chat` to begin at once",
+    ),
+    "show": (
+        "qsf.cli.models:show_main", "say what is in a model that was converted, by its name"
+    ),
+    "list": ("qsf.cli.models:list_main", "list the models that `run` and `chat` have converted"),
+    "rm": ("qsf.cli.models:remove_main", "remove some of them"),
+    "sessions": ("qsf.cli.sessions:main", "list, show and remove conversations that were kept"),
+    "completion": ("qsf.shell.completion:main", "print what lets a shell complete these commands"),
+}  # fmt: skip
+"""What each command runs, as scripts of pyproject.toml say it, and what it does."""
+
+
+def start(verb: str) -> NoReturn:
+    """Run the command on the words of the command line, and exit with its return value."""
+    if verb in ("convert", "eval", "bench"):
+        _one_blas_thread()
+    if verb == "chat":
+        sys.argv[1:1] = ["--interactive"]
+    _leave_on_signals()
+    from importlib import import_module
+
+    module, _, function = VERBS[verb][0].partition(":")
+    sys.exit(getattr(import_module(module), function)())
+
 
 _FIRST_STEPS = """QSF runs language models in much less memory than they have weights.
 
@@ -180,7 +134,7 @@ def front() -> NoReturn:
     name = words[0] if words else ""
     if name in VERBS:
         sys.argv[:2] = [f"qsf {name}"]  # the beginning of errors: see command.typed
-        VERBS[name][0]()
+        start(name)
     if name in ("", "-h", "--help", "help"):
         _print(_help() if name else _FIRST_STEPS)
     if name in ("--version", "version"):
@@ -193,7 +147,7 @@ def front() -> NoReturn:
         say_error("qsf", f"there is no command {name!r}{_guess(name)} (see qsf --help)")
         sys.exit(2)
     sys.argv[0] = "qsf run"
-    run()
+    start("run")
 
 
 def _print(text: str) -> NoReturn:

@@ -27,6 +27,15 @@ def create_app() -> typer.Typer:
     )
 
 
+def runner(app: Callable[..., object], program: str) -> Callable[..., int]:
+    """Return ``run`` for an application, whose default arguments are the command line's."""
+
+    def run_app(arguments: list[str] | None = None) -> int:
+        return run(app, sys.argv[1:] if arguments is None else arguments, program=program)
+
+    return run_app
+
+
 def model_option(name: str, *, help: str = "", default_help: str = "") -> Any:
     """Return the option ``name`` of ``qsf.ModelOptions`` for typer, with other help if given."""
     option = next(o for o in described(ModelOptions) if o.name == name)

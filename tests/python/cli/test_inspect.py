@@ -20,7 +20,7 @@ from qsf.cli import inspect as cli
 from qsf.errors import QsfFormatError, QsfIOError
 from qsf.file import reader
 from qsf.file.layout import Dtype
-from qsf.shell import command
+from qsf.shell import command, typer_app
 
 ROOT = Path(__file__).parents[3]
 META = {
@@ -45,7 +45,7 @@ def run(*args: str | Path) -> str:
 
 def run_process(*args: str | Path) -> subprocess.CompletedProcess[str]:
     """Run main() in a process of its own, so that exit codes and stderr are the real ones."""
-    code = "from qsf.cli.inspect import main; main()"
+    code = "from qsf.shell.entry import inspect; inspect()"
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, args)],
         capture_output=True,
@@ -204,15 +204,12 @@ def test_interrupt_is_130(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("error", [QsfFormatError, QsfIOError])
 def test_main_prints_one_line_for_any_qsf_error(
-    error: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: type[Exception], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_arguments: object, **_options: object) -> None:
         raise error("what happened")
 
-    monkeypatch.setattr(cli, "app", fail)
-    with pytest.raises(SystemExit) as exit_info:
-        cli.main()
-    assert exit_info.value.code == 1
+    assert typer_app.run(fail, [], program=cli.PROGRAM) == 1
     assert capsys.readouterr().err == "qsf-inspect: error: what happened\n"
 
 
@@ -242,7 +239,7 @@ def test_damage_says_what_to_do(tiny: Path) -> None:
 def test_a_full_disk_is_one_line(tiny: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-c", "from qsf.cli.inspect import main; main()", str(tiny)],
+            [sys.executable, "-c", "from qsf.shell.entry import inspect; inspect()", str(tiny)],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
