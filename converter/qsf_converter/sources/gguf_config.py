@@ -151,6 +151,9 @@ def config_of(
     config["tie_word_embeddings"] = "output.weight" not in shapes
     config.update(dialect.constants)
     config.update(_head_fields(name, fields, config, dialect))
+    config |= {
+        field: any(part in tensor for tensor in shapes) for field, part in dialect.has.items()
+    }
     if dialect.more is not None:
         config.update(dialect.more(fields, shapes, config))
     if FAMILIES[dialect.family].positions == Positions.ROPE:

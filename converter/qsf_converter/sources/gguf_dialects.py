@@ -20,18 +20,21 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Dialect:
     """How llama.cpp stores one architecture.
 
-    ``constants`` are fields of config.json that such a file does not say. ``has_one_in_norms``: its
+    ``constants`` are fields of config.json that such a file does not say, ``has`` those that say
+    whether there are tensors with such a part in their names. ``has_one_in_norms``: its
     norms are stored as 1 + w, and ``is_ungrouped``: fused tensors hold all of Q, then K, then V.
-    ``more`` reads what is said in other ways than by a value. ``yarn`` are fields of that scaling
+    ``more`` reads what is said in still other ways. ``yarn`` are fields of that scaling
     of RoPE which such a file does not say; its multiplier may be a tenth of ``mscale_all_dim``,
     which is ``mscale`` too. Files may have each of the last ``n_layouts`` layouts of the family.
     """
 
     family: str
-    config: Mapping[str, str]  # field of config.json -> key of the metadata
     tensors: Mapping[str, str]  # HuggingFace's name -> GGUF's name; {layer} is the number
-    optional: Mapping[str, str] = field(default_factory=dict)
+    # Field of config.json -> key of the metadata
+    config: Mapping[str, str] = field(default_factory=lambda: RMS_CONFIG)
+    optional: Mapping[str, str] = field(default_factory=lambda: OPTIONAL)
     constants: Mapping[str, Any] = field(default_factory=dict)
+    has: Mapping[str, str] = field(default_factory=dict)
     # Tensors whose rows are stored in the order of interleaved RoPE -> the field with their heads.
     permuted: Mapping[str, str] = field(default_factory=dict)
     has_one_in_norms: bool = False
@@ -113,13 +116,15 @@ CONFIG = {
     "num_attention_heads": "attention.head_count",
     "max_position_embeddings": "context_length",
 }
-RMS_CONFIG = {**CONFIG, "rms_norm_eps": "attention.layer_norm_rms_epsilon"}
-OPTIONAL = {
+RMS_CONFIG: Mapping[str, str] = {**CONFIG, "rms_norm_eps": "attention.layer_norm_rms_epsilon"}
+OPTIONAL: Mapping[str, str] = {
     "num_key_value_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length",
     "rope_theta": "rope.freq_base",
 }
 WINDOW = {"sliding_window": "attention.sliding_window"}
+ATTENTION_BIAS = {"attention_bias": "attn_q.bias"}
+BIASES = {**ATTENTION_BIAS, "mlp_bias": "ffn_up.bias"}
 # Keys for images: the sections of RoPE, and inputs of deeper layers.
 VISION_KEYS = ("rope.dimension_sections", "n_deepstack_layers")
 PERMUTED = {
@@ -132,23 +137,7 @@ def _llama(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> Mapping
     if fields.get("expert_count"):
         counts = {name: fields.get(key) for name, key in EXPERT_COUNTS.items()}
         return {"architectures": ["MixtralForCausalLM"], **counts}
-    more: dict[str, Any] = biases(fields, shapes, config)
-    if config.get("sliding_window"):
-        more["architectures"] = ["MistralForCausalLM"]
-    return more
-
-
-def biases(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read whether attention and FFN have biases."""
-    return {
-        "attention_bias": any("attn_q.bias" in name for name in shapes),
-        "mlp_bias": any("ffn_up.bias" in name for name in shapes),
-    }
-
-
-def attention_bias(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read whether Q, K and V have biases."""
-    return {"attention_bias": biases(fields, shapes, config)["attention_bias"]}
+    return {"architectures": ["MistralForCausalLM"]} if config.get("sliding_window") else {}
 
 
 def own_layers(fields: Fields, config: Mapping[str, Any]) -> int:
@@ -182,7 +171,6 @@ def _gemma(period: int, largest: int) -> Callable[..., dict[str, Any]]:
         is_largest = config["num_hidden_layers"] == largest
         width = config["hidden_size"] // config["num_attention_heads"]
         return {
-            **attention_bias(fields, shapes, config),
             **layer_types(fields, config, period),
             "query_pre_attn_scalar": width if is_largest else config["head_dim"],
         }
@@ -190,30 +178,17 @@ def _gemma(period: int, largest: int) -> Callable[..., dict[str, Any]]:
     return more
 
 
-def _seed_oss(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "attention_bias": any("attn_q.bias" in name for name in shapes),
-        "attention_out_bias": any("attn_output.bias" in name for name in shapes),
-        "mlp_bias": any("ffn_up.bias" in name for name in shapes),
-    }
-
-
-def _ernie4_5(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
-    return {"use_bias": any("attn_q.bias" in name for name in shapes)}
-
-
-def _olmo(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    more = attention_bias(fields, shapes, config)
-    if config.get("sliding_window"):
-        more |= {"architectures": ["Olmo3ForCausalLM"], **layer_types(fields, config, 4)}
-    return more
+def _olmo(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    if not config.get("sliding_window"):
+        return {}
+    return {"architectures": ["Olmo3ForCausalLM"], **layer_types(fields, config, 4)}
 
 
 def _exaone4(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     return {"sliding_window": config.get("sliding_window"), **layer_types(fields, config, 4)}
 
 
-def lfm2(_fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+def lfm2(_fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     """Layers without KV heads are short convolutions; the stated FFN width is already adjusted."""
     of_layers = config.get("num_key_value_heads")
     if not isinstance(of_layers, list):
@@ -222,29 +197,27 @@ def lfm2(_fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str
         "num_key_value_heads": max(of_layers, default=0),
         "layer_types": ["full_attention" if n else "conv" for n in of_layers],
         "block_auto_adjust_ff_dim": False,
-        "conv_bias": any("shortconv.in_proj.bias" in name for name in shapes),
     }
 
 
 LLAMA = Dialect(
     family="LlamaForCausalLM",
-    config=RMS_CONFIG,
     optional={**OPTIONAL, **WINDOW},
-    constants={"hidden_act": "silu"},
     tensors={**LLAMA_NAMES, **layers_of("model.layers", EXPERTS)},
     permuted=PERMUTED,
+    has=BIASES,
     more=_llama,
     read_by_more=("expert_count",),
     other_families=("MistralForCausalLM", "MixtralForCausalLM"),
 )
+_ALONE = replace(LLAMA, more=None, other_families=())  # its tensors, for other families
 _QWEN2 = replace(
-    LLAMA,
+    _ALONE,
     family="Qwen2ForCausalLM",
     optional=OPTIONAL,
-    constants={"hidden_act": "silu", "use_sliding_window": False},
+    constants={"use_sliding_window": False},
     permuted={},
-    more=None,
-    other_families=(),
+    has={},
 )
 _GEMMA_FIELDS: Mapping[str, Any] = {
     # Published checkpoints are bf16, in which the factor of the embedding is rounded.
@@ -253,7 +226,6 @@ _GEMMA_FIELDS: Mapping[str, Any] = {
 }
 _GEMMA2 = Dialect(
     family="Gemma2ForCausalLM",
-    config=RMS_CONFIG,
     optional={
         **OPTIONAL,
         **WINDOW,
@@ -266,87 +238,71 @@ _GEMMA2 = Dialect(
         QKV, OUT, FFN,
     ),
     has_one_in_norms=True,
+    has=ATTENTION_BIAS,
     more=_gemma(2, 46),
 )  # fmt: skip
 _GLM4 = Dialect(
     family="Glm4ForCausalLM",
-    config=RMS_CONFIG,
-    optional=OPTIONAL,
-    constants={"hidden_act": "silu"},
     tensors=names(
         {**PRE, "post_attention_norm": "post_self_attn_layernorm",
          "post_ffw_norm": "post_mlp_layernorm"},
         QKV, OUT, _FUSED_FFN,
     ),
-    more=attention_bias,
+    has=ATTENTION_BIAS,
 )  # fmt: skip
 DIALECTS: Final[Mapping[str, Dialect]] = {
     "llama": LLAMA,
-    "mistral3": replace(
-        LLAMA,
-        other_families=(),
-        family="Ministral3ForCausalLM",
-        optional=OPTIONAL,
-        constants={"hidden_act": "silu"},
-        more=None,
-    ),
+    "mistral3": replace(_ALONE, family="Ministral3ForCausalLM", optional=OPTIONAL),
     "qwen2": _QWEN2,
     "qwen3": replace(
         _QWEN2,
         family="Qwen3ForCausalLM",
         tensors=names(PRE, QKV, QK, OUT, FFN),
-        more=attention_bias,
+        has=ATTENTION_BIAS,
     ),
     "qwen3vl": replace(
         _QWEN2,
         family="Qwen3VLTextForCausalLM",
-        constants={"hidden_act": "silu"},
+        constants={},
         tensors=names(PRE, QKV, QK, OUT, FFN),
+        has=ATTENTION_BIAS,
         read_by_more=VISION_KEYS,
-        more=attention_bias,
     ),
     "seed_oss": replace(
         _QWEN2,
         family="SeedOssForCausalLM",
-        constants={"hidden_act": "silu"},
+        constants={},
         tensors=names({**PRE, "post_attention_norm": PRE["ffn_norm"]}, QKV, OUT, FFN),
-        more=_seed_oss,
+        has={**BIASES, "attention_out_bias": "attn_output.bias"},
     ),
     "ernie4_5": replace(
         _QWEN2,
         family="Ernie4_5ForCausalLM",
-        constants={"hidden_act": "silu"},
-        more=_ernie4_5,
+        constants={},
+        has={"use_bias": "attn_q.bias"},
     ),
     "arcee": replace(
-        LLAMA,
-        other_families=(),
+        _ALONE,
         family="ArceeForCausalLM",
         optional=OPTIONAL,
         constants={"hidden_act": "relu2"},
-        more=biases,
         read_by_more=(),
     ),
     "phi3": replace(
-        LLAMA,
-        other_families=(),
+        _ALONE,
         family="Phi3ForCausalLM",
         tensors=names(PRE, {"attn_qkv": "self_attn.qkv_proj"}, OUT, _FUSED_FFN),
         permuted={},
-        more=None,
     ),
     "smollm3": replace(
-        LLAMA,
-        other_families=(),
+        _ALONE,
         family="SmolLM3ForCausalLM",
         optional=OPTIONAL,
         # llama.cpp skips RoPE in every fourth layer of this architecture.
-        constants={"hidden_act": "silu", "no_rope_layer_interval": 4},
-        more=biases,
+        constants={"no_rope_layer_interval": 4},
     ),
     "granite": replace(
-        LLAMA,
-        other_families=(),
+        _ALONE,
         family="GraniteForCausalLM",
         optional={
             **OPTIONAL,
@@ -355,7 +311,6 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
             "attention_multiplier": "attention.scale",
             "logits_scaling": "logit_scale",
         },
-        more=biases,
     ),
     "lfm2": Dialect(
         family="Lfm2ForCausalLM",
@@ -364,8 +319,6 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
             "norm_eps": "attention.layer_norm_rms_epsilon",
             "conv_L_cache": "shortconv.l_cache",
         },
-        optional=OPTIONAL,
-        constants={"hidden_act": "silu"},
         tensors={
             **names(
                 {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"},
@@ -378,16 +331,15 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
             ),
             "token_embd_norm.weight": "model.embedding_norm.weight",  # this is the final norm
         },
+        has={"conv_bias": "shortconv.in_proj.bias"},
         more=lfm2,
     ),
     "gemma": Dialect(
         family="GemmaForCausalLM",
-        config=RMS_CONFIG,
-        optional=OPTIONAL,
         constants={"hidden_act": "gelu_pytorch_tanh", "dtype": "bfloat16"},
         tensors=LLAMA_NAMES,
         has_one_in_norms=True,
-        more=attention_bias,
+        has=ATTENTION_BIAS,
     ),
     "gemma2": _GEMMA2,
     "gemma3": replace(
@@ -406,8 +358,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         more=_olmo,
     ),
     "exaone4": replace(
-        LLAMA,
-        other_families=(),
+        _ALONE,
         family="Exaone4ForCausalLM",
         tensors=names(POST, QKV, QK, OUT, FFN),
         permuted={},
@@ -416,8 +367,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     "chatglm": replace(_GLM4, family="GlmForCausalLM", tensors=names(PRE, QKV, OUT, _FUSED_FFN)),
     "glm4": _GLM4,
     "bitnet": replace(
-        LLAMA,
-        other_families=(),
+        _ALONE,
         family="BitNetForCausalLM",
         optional=OPTIONAL,
         constants={"hidden_act": "relu2"},
@@ -429,6 +379,5 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
             {"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"},
         ),
         permuted={},
-        more=attention_bias,
     ),
 }

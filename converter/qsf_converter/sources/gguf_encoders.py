@@ -45,6 +45,7 @@ _EMBEDDINGS = {
 _BERT = Dialect(
     family="BertModel",
     config={**CONFIG, "layer_norm_eps": "attention.layer_norm_epsilon"},
+    optional={},
     constants={"hidden_act": "gelu"},
     tensors={
         **_EMBEDDINGS,

@@ -13,12 +13,12 @@ from typing import Any, Final
 from qsf.errors import QsfConversionError, shown
 from qsf_converter.sources import gguf_dialects
 from qsf_converter.sources.gguf_dialects import (
+    ATTENTION_BIAS,
     EXPERT_COUNTS,
     EXPERTS,
     FFN,
     OPTIONAL,
     OUT,
-    PERMUTED,
     PRE,
     QK,
     QKV,
@@ -26,7 +26,6 @@ from qsf_converter.sources.gguf_dialects import (
     Dialect,
     Fields,
     Shapes,
-    attention_bias,
     layer_types,
     layers_of,
     lfm2,
@@ -42,26 +41,15 @@ _SHARED = {
 }
 
 
-def _qwen3(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+def _qwen(_fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     routed = {name.split(".")[1] for name in shapes if ".ffn_gate_inp." in name}
     layers = range(config["num_hidden_layers"])
-    return {
-        **attention_bias(fields, shapes, config),
-        "mlp_only_layers": [i for i in layers if str(i) not in routed],
-    }
+    return {"mlp_only_layers": [i for i in layers if str(i) not in routed]}
 
 
-def _qwen2(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    more = _qwen3(fields, shapes, config)
-    more["qkv_bias"] = more.pop("attention_bias")
-    return more
-
-
-def _granite(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    more = attention_bias(fields, shapes, config)
-    if config.get("shared_intermediate_size"):
-        more["architectures"] = ["GraniteMoeSharedForCausalLM"]
-    return more
+def _granite(_fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    is_shared = config.get("shared_intermediate_size")
+    return {"architectures": ["GraniteMoeSharedForCausalLM"]} if is_shared else {}
 
 
 def _sigmoid(fields: Fields, _shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,46 +65,38 @@ def _sigmoid(fields: Fields, _shapes: Shapes, _config: Mapping[str, Any]) -> dic
 def _lfm2_moe(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     stated = lfm2(fields, shapes, config)
     del stated["block_auto_adjust_ff_dim"]
-    has_bias = any("exp_probs_b" in name for name in shapes)
-    return {**_sigmoid(fields, shapes, config), **stated, "use_expert_bias": has_bias}
+    return {**_sigmoid(fields, shapes, config), **stated}
 
 
 def _dots1(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **_sigmoid(fields, shapes, config),
-        **attention_bias(fields, shapes, config),
-        "sliding_window": None,
-    }
+    return {**_sigmoid(fields, shapes, config), "sliding_window": None}
 
 
 def _glm4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **_sigmoid(fields, shapes, config),
-        **attention_bias(fields, shapes, config),
         "num_hidden_layers": own_layers(fields, config),
-        "use_qk_norm": any("attn_q_norm" in name for name in shapes),
     }
 
 
-def _gpt_oss(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    return {**attention_bias(fields, shapes, config), **layer_types(fields, config, 2)}
+def _gpt_oss(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    return layer_types(fields, config, 2)
 
 
 _OLMOE = Dialect(
     family="OlmoeForCausalLM",
     config={**RMS_CONFIG, **EXPERT_COUNTS},
-    optional=OPTIONAL,
-    constants={"hidden_act": "silu", "norm_topk_prob": False},
+    constants={"norm_topk_prob": False},
     tensors=names(PRE, QKV, QK, OUT, EXPERTS),
-    more=attention_bias,
+    has=ATTENTION_BIAS,
 )
 _QWEN3 = replace(
     _OLMOE,
     family="Qwen3MoeForCausalLM",
     config={**_OLMOE.config, **_WIDTH},
-    constants={"hidden_act": "silu", "norm_topk_prob": True},
+    constants={"norm_topk_prob": True},
     tensors=names(PRE, QKV, QK, OUT, FFN, EXPERTS),
-    more=_qwen3,
+    more=_qwen,
 )
 _GRANITE = gguf_dialects.DIALECTS["granite"]
 _LFM2 = gguf_dialects.DIALECTS["lfm2"]
@@ -133,7 +113,8 @@ _GROUPED = replace(
         "n_group": "expert_group_count",
         "topk_group": "expert_group_used_count",
     },
-    constants={"hidden_act": "silu"},
+    constants={},
+    has={**ATTENTION_BIAS, "use_qk_norm": "attn_q_norm"},
     tensors=names(
         {**PRE, "post_attention_norm": PRE["ffn_norm"]},
         QKV,
@@ -158,7 +139,7 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
             **_QWEN3.config,
             "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
         },
-        constants={"hidden_act": "silu", "norm_topk_prob": False},
+        constants={"norm_topk_prob": False},
         tensors=names(
             PRE,
             QKV,
@@ -168,7 +149,7 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
             {name: there.replace("experts", "expert") for name, there in _SHARED.items()},
             {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"},
         ),
-        more=_qwen2,
+        has={"qkv_bias": "attn_q.bias"},
     ),
     "qwen3vlmoe": replace(
         _QWEN3,
@@ -190,7 +171,6 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
             EXPERTS,
             {name: there.replace("shared_experts", "shared") for name, there in _SHARED.items()},
         ),
-        permuted=PERMUTED,
         read_by_more=(),
         more=_granite,
         other_families=("GraniteMoeSharedForCausalLM",),
@@ -198,7 +178,6 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
     "minimax-m2": replace(
         _OLMOE,
         family="MiniMaxM2ForCausalLM",
-        constants={"hidden_act": "silu"},
         tensors=names(PRE, QKV, QK, OUT, EXPERTS, _SELECTION),
         read_by_more=("expert_gating_func", "expert_feed_forward_length"),
         more=_sigmoid,
@@ -208,7 +187,7 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
         family="Dots1ForCausalLM",
         config=_GROUPED.config,
         optional=_GROUPED.optional,
-        constants={"hidden_act": "silu"},
+        constants={},
         tensors=names(PRE, QKV, QK, OUT, FFN, EXPERTS, _SHARED, _SELECTION),
         read_by_more=("expert_gating_func",),
         more=_dots1,
@@ -241,6 +220,7 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
                 },
             ),
         },
+        has={**_LFM2.has, "use_expert_bias": "exp_probs_b"},
         more=_lfm2_moe,
         read_by_more=("expert_gating_func",),
     ),
@@ -253,7 +233,6 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
             "intermediate_size": "expert_feed_forward_length",
             "sliding_window": "attention.sliding_window",
         },
-        constants={"hidden_act": "silu"},
         tensors=names(
             {**PRE, "post_attention_norm": PRE["ffn_norm"]},
             QKV,
@@ -274,10 +253,9 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
             "moe_layer_start_index": "leading_dense_block_count",
         },
         optional={**OPTIONAL, "moe_num_shared_experts": "expert_shared_count"},
-        constants={"hidden_act": "silu"},
         tensors=names(PRE, QKV, OUT, FFN, EXPERTS, _SHARED, {"exp_probs_b": "mlp.gate.selection"}),
         # Some models state a wrong width in the metadata; the shapes of the tensors are right.
         read_by_more=("expert_shared_feed_forward_length",),
-        more=None,
+        has={},
     ),
 }

@@ -13,18 +13,17 @@ from typing import Any, Final
 from qsf.errors import QsfConversionError
 from qsf_converter.sources.families.family import FULL, SLIDING
 from qsf_converter.sources.gguf_dialects import (
+    ATTENTION_BIAS,
     FFN,
     OPTIONAL,
     OUT,
     POST,
     QK,
     QKV,
-    RMS_CONFIG,
     WINDOW,
     Dialect,
     Fields,
     Shapes,
-    attention_bias,
     names,
 )
 
@@ -88,7 +87,6 @@ def _gemma4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[s
     with_keys = [i for i in full if i < n_layers - n_shared]
     of_full, of_windowed = (next(iter(heads[type_]), None) for type_ in (FULL, SLIDING))
     return {
-        **attention_bias(fields, shapes, config),
         **_ffn_dims(config, n_layers),
         "layer_types": types,
         "attention_k_eq_v": any(f"blk.{i}.attn_v.weight" not in shapes for i in with_keys),
@@ -120,11 +118,11 @@ def _ffn_dims(config: Mapping[str, Any], n_layers: int) -> dict[str, Any]:
 GEMMA4_DIALECTS: Final[Mapping[str, Dialect]] = {
     "gemma4": Dialect(
         family="Gemma4ForCausalLM",
-        config=RMS_CONFIG,
         optional={**OPTIONAL, **WINDOW, **_KEYS},
         # Published checkpoints are bf16, in which the factor of the embedding is rounded.
         constants={"hidden_activation": "gelu_pytorch_tanh", "dtype": "bfloat16"},
         tensors={**names(_NORMS, QKV, QK, OUT, FFN, _EXPERTS, _OWN), **_SCALES},
+        has=ATTENTION_BIAS,
         more=_gemma4,
         read_by_more=_READ,
         other_families=("Gemma4UnifiedForCausalLM",),

@@ -69,7 +69,6 @@ def _sizes(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[st
         "qk_nope_head_dim": q // n_heads - n_rope,
         "v_head_dim": values // n_heads,
         "q_lora_rank": fields.get("attention.q_lora_rank"),
-        "attention_bias": any("attn_kv_a_mqa.bias" in name for name in shapes),
     }
 
 
@@ -150,8 +149,8 @@ _DEEPSEEK2: Final = Dialect(
         "n_group": "expert_group_count",
         "topk_group": "expert_group_used_count",
     },
-    constants={"hidden_act": "silu"},
     tensors=names(PRE, _LATENT, OUT, FFN, EXPERTS, _SHARED, {"exp_probs_b": "mlp.gate.selection"}),
+    has={"attention_bias": "attn_kv_a_mqa.bias"},
     has_tenth_of_mscale=True,
     n_layouts=2,
     more=_deepseek2,

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from qsf.errors import QsfConversionError
 from qsf_converter.sources.gguf_dialects import (
+    ATTENTION_BIAS,
+    BIASES,
     CONFIG,
     FFN,
     LLAMA_NAMES,
@@ -20,8 +22,6 @@ from qsf_converter.sources.gguf_dialects import (
     Dialect,
     Fields,
     Shapes,
-    attention_bias,
-    biases,
     ends_of,
     layers_of,
     names,
@@ -34,29 +34,12 @@ def _stablelm(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> di
             "norms of single heads' queries are not supported in GGUF files; convert the "
             "original model"
         )
-    return {
-        "use_qkv_bias": any("attn_q.bias" in name for name in shapes),
-        "use_parallel_residual": not any("ffn_norm" in name for name in shapes),
-    }
+    return {"use_parallel_residual": not any("ffn_norm" in name for name in shapes)}
 
 
-def _starcoder2(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
-    return {"use_bias": any("attn_q.bias" in name for name in shapes)}
-
-
-def _gpt_neox(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
-    return {"attention_bias": any("attn_qkv.bias" in name for name in shapes)}
-
-
-def _falcon(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+def _falcon(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     n_kv_heads = fields.get("attention.head_count_kv", config["num_attention_heads"])
-    has_two_norms = any("attn_norm_2" in name for name in shapes)
-    return {
-        "new_decoder_architecture": has_two_norms,
-        "multi_query": n_kv_heads == 1,
-        "num_kv_heads": n_kv_heads,
-        "bias": any("attn_qkv.bias" in name for name in shapes),
-    }
+    return {"multi_query": n_kv_heads == 1, "num_kv_heads": n_kv_heads}
 
 
 def _mpt(fields: Fields, _shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,24 +68,22 @@ _FALCON = Dialect(
         **layers_of("transformer.h", _FALCON_LAYER),
     },
     is_ungrouped=True,
+    has={"bias": "attn_qkv.bias", "new_decoder_architecture": "attn_norm_2"},
     more=_falcon,
 )
 
 _COHERE = Dialect(
     family="CohereForCausalLM",
     config={**_LAYER_NORM, "logit_scale": "logit_scale"},
-    optional=OPTIONAL,
-    constants={"hidden_act": "silu"},
     tensors=names({"attn_norm": "input_layernorm"}, QKV, OUT, FFN),
-    more=attention_bias,
+    has=ATTENTION_BIAS,
 )
 _JAIS2 = Dialect(
     family="Jais2ForCausalLM",
     config=_LAYER_NORM,
-    optional=OPTIONAL,
     constants={"hidden_act": "relu2"},
     tensors=LLAMA_NAMES,
-    more=biases,
+    has=BIASES,
 )
 
 LAYER_NORM_DIALECTS: Final[Mapping[str, Dialect]] = {
@@ -126,6 +107,7 @@ LAYER_NORM_DIALECTS: Final[Mapping[str, Dialect]] = {
             "n_positions": "context_length",
             "layer_norm_epsilon": "attention.layer_norm_epsilon",
         },
+        optional={},
         constants={"activation_function": "gelu_new"},
         tensors={
             **ends_of("transformer.wte", "transformer.ln_f"),
@@ -146,7 +128,6 @@ LAYER_NORM_DIALECTS: Final[Mapping[str, Dialect]] = {
     "phi2": Dialect(
         family="PhiForCausalLM",
         config=_LAYER_NORM,
-        optional=OPTIONAL,
         constants={"hidden_act": "gelu_new"},
         tensors={
             **ends_of("model.embed_tokens", "model.final_layernorm"),
@@ -165,18 +146,16 @@ LAYER_NORM_DIALECTS: Final[Mapping[str, Dialect]] = {
     "stablelm": Dialect(
         family="StableLmForCausalLM",
         config=_LAYER_NORM,
-        optional=OPTIONAL,
-        constants={"hidden_act": "silu"},
         tensors=LLAMA_NAMES,
+        has={"use_qkv_bias": "attn_q.bias"},
         more=_stablelm,
     ),
     "starcoder2": Dialect(
         family="Starcoder2ForCausalLM",
         config={**CONFIG, "norm_epsilon": "attention.layer_norm_epsilon"},
-        optional=OPTIONAL,
         constants={"hidden_act": "gelu_pytorch_tanh"},
         tensors=names(PRE, QKV, OUT, {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
-        more=_starcoder2,
+        has={"use_bias": "attn_q.bias"},
     ),
     "gptneox": Dialect(
         family="GPTNeoXForCausalLM",
@@ -201,7 +180,7 @@ LAYER_NORM_DIALECTS: Final[Mapping[str, Dialect]] = {
             ),
         },
         is_ungrouped=True,
-        more=_gpt_neox,
+        has={"attention_bias": "attn_qkv.bias"},
     ),
     "falcon": _FALCON,
     "bloom": Dialect(
@@ -213,6 +192,7 @@ LAYER_NORM_DIALECTS: Final[Mapping[str, Dialect]] = {
             "seq_length": "context_length",
             "layer_norm_epsilon": "attention.layer_norm_epsilon",
         },
+        optional={},
         tensors={
             **ends_of("transformer.word_embeddings", "transformer.ln_f"),
             "token_embd_norm.weight": "transformer.word_embeddings_layernorm.weight",
@@ -230,6 +210,7 @@ LAYER_NORM_DIALECTS: Final[Mapping[str, Dialect]] = {
             "max_seq_len": "context_length",
             "layer_norm_epsilon": "attention.layer_norm_epsilon",
         },
+        optional={},
         tensors={
             **ends_of("transformer.wte", "transformer.norm_f"),
             **layers_of(

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from qsf.errors import QsfConversionError, shown
 from qsf_converter.sources.gguf_dialects import (
+    ATTENTION_BIAS,
     DIALECTS,
     EXPERT_COUNTS,
     EXPERTS,
@@ -22,13 +23,13 @@ from qsf_converter.sources.gguf_dialects import (
     Dialect,
     Fields,
     Shapes,
-    attention_bias,
     ends_of,
     layers_of,
     names,
     own_layers,
 )
 
+_CONV_BIAS = "ssm_conv1d.bias"
 _SSD = ("in_proj", "conv1d", "norm", "out_proj")
 _SIZES = {
     "mamba_n_heads": "ssm.time_step_rank",
@@ -59,12 +60,10 @@ def _largest(value: Any) -> Any:
     return max(value, default=0) if isinstance(value, list) else value
 
 
-def _common(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+def _common(fields: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        **attention_bias(fields, shapes, config),
         "num_key_value_heads": _largest(config.get("num_key_value_heads")),
         "mamba_d_ssm": fields.get("ssm.inner_size"),
-        "mamba_conv_bias": any("ssm_conv1d.bias" in name for name in shapes),
     }
 
 
@@ -73,7 +72,7 @@ def _granite(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[
     layers = range(_whole("block_count", config["num_hidden_layers"]))
     width = config.get("shared_intermediate_size") or config["intermediate_size"]
     return {
-        **_common(fields, shapes, config),
+        **_common(fields, config),
         "layer_types": ["mamba" if f"blk.{i}.ssm_a" in shapes else "attention" for i in layers],
         "position_embedding_type": "rope" if fields.get("rope.scaling.finetuned") else None,
         "num_local_experts": config.get("num_experts") or 0,
@@ -81,18 +80,14 @@ def _granite(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[
     }
 
 
-def _falcon(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **_common(fields, shapes, config),
-        "mamba_rms_norm": any("ssm_norm" in name for name in shapes),
-        "mamba_norm_before_gate": False,
-    }
+def _falcon(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_common(fields, config), "mamba_norm_before_gate": False}
 
 
 def _nemotron(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     """The kind of a block follows from its tensors."""
     n_layers = own_layers(fields, config)
-    keys = _common(fields, shapes, config)
+    keys = _common(fields, config)
     kinds = {"ssm_a": "mamba", "attn_q.weight": "attention", "ffn_gate_inp.weight": "moe"}
     blocks = [
         next((kind for name, kind in kinds.items() if f"blk.{i}.{name}" in shapes), "mlp")
@@ -100,7 +95,6 @@ def _nemotron(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict
     ]
     inner = _whole("ssm.inner_size", keys.pop("mamba_d_ssm"))
     keys["mamba_d_head"] = inner // _whole("ssm.time_step_rank", config["mamba_n_heads"], 1)
-    keys["use_conv_bias"] = keys.pop("mamba_conv_bias")
     return {
         **keys,
         "num_hidden_layers": n_layers,
@@ -128,8 +122,8 @@ _NEMOTRON = Dialect(
         **_SIZES,
         "layer_norm_epsilon": RMS_CONFIG["rms_norm_eps"],
     },
-    optional=OPTIONAL,
     constants={"mlp_hidden_act": "relu2"},
+    has={**ATTENTION_BIAS, "use_conv_bias": _CONV_BIAS},
     tensors={
         **ends_of("backbone.embeddings", "backbone.norm_f"),
         **layers_of("backbone.layers", _MIXER),
@@ -153,15 +147,18 @@ MAMBA_DIALECTS: Final[Mapping[str, Dialect]] = {
             **names(PRE, QKV, OUT, EXPERTS, _DENSE, _SHARED),
             **_ssd_names("model.layers", "mamba"),
         },
-        permuted=PERMUTED,
+        has={**ATTENTION_BIAS, "mamba_conv_bias": _CONV_BIAS},
         more=_granite,
         read_by_more=_READ,
     ),
     "falcon-h1": Dialect(
         family="FalconH1ForCausalLM",
         config={**RMS_CONFIG, **_SIZES},
-        optional=OPTIONAL,
-        constants={"hidden_act": "silu"},
+        has={
+            **ATTENTION_BIAS,
+            "mamba_conv_bias": _CONV_BIAS,
+            "mamba_rms_norm": "ssm_norm",
+        },
         tensors={
             **ends_of("model.embed_tokens", "model.final_layernorm"),
             **layers_of(
