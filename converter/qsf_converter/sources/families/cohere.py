@@ -11,15 +11,14 @@ from qsf.file.layout import Norm
 from qsf_converter.sources.families.family import FULL, Draft, Family, usual
 from qsf_converter.sources.families.llama import (
     AT,
+    ATTENTION,
     BIASES,
     DEFAULTS,
     ENDS,
     MLP,
     Rules,
     gated,
-    out,
     pre_norms,
-    qkv,
     unrotated,
     window_but_every,
 )
@@ -50,14 +49,13 @@ def _plus_one(rules: Rules) -> Rules:
     return tuple(replace(rule, add=1.0) if rule.target in norms else rule for rule in rules)
 
 
-_ATTENTION = (*qkv(bias="attention_bias"), *out(bias="attention_bias"))
 _PLAIN = (
     *linear(T.FFN_UP, T.FFN_UP_BIAS, f"{MLP}up_proj", "ffn", "hidden", bias_flag="mlp_bias"),
     *linear(T.FFN_DOWN, T.FFN_DOWN_BIAS, f"{MLP}down_proj", "hidden", "ffn", bias_flag="mlp_bias"),
 )
 _COHERE_RULES = (
     *norm(T.ATTN_NORM, f"{AT}input_layernorm"),
-    *_ATTENTION,
+    *ATTENTION,
     *gated(),
     *ends("embed_tokens", "norm", scale="logits"),
 )
@@ -112,7 +110,7 @@ FAMILIES = (
         norm=Norm.LAYER,
         ffn=Ffn.PLAIN,
         has_partial_rope=True,
-        rules=_plus_one((*_layer_norms(), *_ATTENTION, *_PLAIN, *_BIASED_ENDS)),
+        rules=_plus_one((*_layer_norms(), *ATTENTION, *_PLAIN, *_BIASED_ENDS)),
         renames={"norm_epsilon": "norm_eps"},
         defaults=usual(_RELU2, context=4096, partial_rotary_factor=0.5),
         flags=BIASES,
@@ -124,7 +122,7 @@ FAMILIES = (
         model_type="jais2",
         norm=Norm.LAYER,
         ffn=Ffn.PLAIN,
-        rules=(*_layer_norms(), *_ATTENTION, *_PLAIN, *_BIASED_ENDS),
+        rules=(*_layer_norms(), *ATTENTION, *_PLAIN, *_BIASED_ENDS),
         renames=_EPSILON,
         defaults=usual(_RELU2, context=8192),
         flags={"attention_bias": True, "mlp_bias": True},
@@ -134,7 +132,7 @@ FAMILIES = (
         title="Arcee AFM",
         model_type="arcee",
         ffn=Ffn.PLAIN,
-        rules=(*pre_norms(), *_ATTENTION, *_PLAIN, *ENDS),
+        rules=(*pre_norms(), *ATTENTION, *_PLAIN, *ENDS),
         defaults=usual(_RELU2, context=4096),
         flags=BIASES,
     ),

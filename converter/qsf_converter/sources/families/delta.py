@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Final
 
 from qsf.file.kinds import MAX_STATE_DIM, MAX_TAPS, ROPE_NONE, ExpertWeights, Mixer, QkNorm
@@ -27,6 +26,7 @@ from qsf_converter.sources.families.llama import (
     SENSES,
     TEXT_PREFIXES,
     Rules,
+    attention,
     fused,
     gated,
     out,
@@ -52,10 +52,9 @@ _RULES: Final = (
     *pre_norms(add=1.0),
     *linear(T.Q, None, f"{ATTN}q_proj", "q", "hidden", part=0, **_Q_AND_GATE),
     *linear(T.MIX_GATE, None, f"{ATTN}q_proj", "q", "hidden", part=1, **_Q_AND_GATE),
-    *linear(T.K, None, f"{ATTN}k_proj", "kv", "hidden", **_ATTENTION),
-    *linear(T.V, None, f"{ATTN}v_proj", "kv", "hidden", **_ATTENTION),
+    *qkv(**_ATTENTION)[1:],
     *qk_norms(add=1.0, **_ATTENTION),
-    *linear(T.ATTN_OUT, None, f"{ATTN}o_proj", "hidden", "q", **_ATTENTION),
+    *out(**_ATTENTION),
     *norm(T.MIX_NORM, f"{_LIN}norm", "value", **_DELTA),
     layer(T.DECAY_BIAS, f"{_LIN}dt_bias", "value heads", **_DELTA),
     layer(T.CONV, f"{_LIN}conv1d.weight", "taps", "channels", is_flat=True, transposed=True,
@@ -150,10 +149,7 @@ def _mixers(draft: Draft) -> None:
         "qk_norm": QkNorm.NONE,
         "output_gate": 0,
     }
-    draft.layers = [
-        replace(kind, **delta) if type_ == LINEAR else kind
-        for kind, type_ in zip(draft.layers, draft.layer_types, strict=True)
-    ]
+    draft.set_type(LINEAR, **delta)
 
 
 def _moe(draft: Draft) -> None:
@@ -181,9 +177,8 @@ _OLMO: Final = (
     *norm(T.ATTN_NORM, f"{AT}attention_layer_norm", **_DELTA),
     *norm(T.FFN_NORM, f"{AT}feedforward_layer_norm", **_DELTA),
     *norm(T.POST_FFN_NORM, f"{AT}post_feedforward_layernorm", **_ATTENTION),
-    *(replace(rule, **_ATTENTION) for rule in qkv(bias="attention_bias")),
+    *attention(bias="attention_bias", **_ATTENTION),
     *qk_norms("q", "kv", **_ATTENTION),
-    *(replace(rule, **_ATTENTION) for rule in out(bias="attention_bias")),
     *(
         rule
         for target, name, dim in (
@@ -223,10 +218,7 @@ def _olmo(draft: Draft) -> None:
         config.get(f"linear_dt_{name}")
     _mixers(draft)
     factor = 2.0 if config.boolean("linear_allow_neg_eigval") else 1.0
-    draft.layers = [
-        replace(kind, beta_factor=factor, value_epsilon=1e-5) if kind.mixer == Mixer.DELTA else kind
-        for kind in draft.layers
-    ]
+    draft.set_type(LINEAR, beta_factor=factor, value_epsilon=1e-5)
     if not _has_rope(config):
         unrotated(draft, list(range(draft.header.n_layers)))
 

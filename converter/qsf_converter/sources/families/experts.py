@@ -19,11 +19,13 @@ from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, Confi
 from qsf_converter.sources.families.family import Draft, Family, usual
 from qsf_converter.sources.families.llama import (
     AT,
+    ATTENTION,
     ENDS,
     MLP,
     SENSES,
     TEXT_PREFIXES,
     Rules,
+    attention,
     gated,
     out,
     pre_norms,
@@ -280,15 +282,7 @@ EXPERT_DEFAULTS: Mapping[str, Any] = {
 }
 EXPERT_RENAMES = {"norm_epsilon": "rms_norm_eps", "num_experts": "num_local_experts"}
 QWEN_DEFAULTS = usual(EXPERT_DEFAULTS, context=32768, decoder_sparse_step=1)
-_QWEN3_MOE_RULES = (
-    *pre_norms(),
-    *qkv(bias="attention_bias"),
-    *qk_norms(),
-    *out(bias="attention_bias"),
-    *DENSE,
-    ROUTER,
-    *ENDS,
-)
+_QWEN3_MOE_RULES = (*pre_norms(), *ATTENTION, *qk_norms(), *DENSE, ROUTER, *ENDS)
 # No published Qwen mixture has windows.
 _NO_WINDOWS: Mapping[str, Any] = {"use_sliding_window": (None, False)}
 
@@ -297,14 +291,7 @@ FAMILIES = (
         name="OlmoeForCausalLM",
         title="OLMoE",
         model_type="olmoe",
-        rules=(
-            *pre_norms(),
-            *qkv(bias="attention_bias"),
-            *qk_norms("q", "kv"),
-            *out(bias="attention_bias"),
-            ROUTER,
-            *ENDS,
-        ),
+        rules=(*pre_norms(), *ATTENTION, *qk_norms("q", "kv"), ROUTER, *ENDS),
         layouts=LAYOUTS,
         renames=EXPERT_RENAMES,
         defaults=usual(EXPERT_DEFAULTS, context=4096, epsilon=1e-5, experts=64, chosen=8),
@@ -381,7 +368,7 @@ FAMILIES = (
         name="MixtralForCausalLM",
         title="Mixtral",
         model_type="mixtral",
-        rules=(*pre_norms(), *qkv(), *out(), *ENDS),
+        rules=(*pre_norms(), *attention(), *ENDS),
         layouts=(
             (router(f"{SPARSE}gate.weight"), *one_each(SPARSE, "w1", "w3", "w2")),
             *((ROUTER, *rules) for rules in LAYOUTS),
@@ -406,8 +393,7 @@ FAMILIES = (
         model_type="gpt_oss",
         rules=(
             *pre_norms(),
-            *qkv(bias="attention_bias"),
-            *out(bias="attention_bias"),
+            *ATTENTION,
             router(f"{MLP}router.weight"),
             layer(T.ROUTER_BIAS, f"{MLP}router.bias", "experts", where=Where.ROUTED),
             *ENDS,
@@ -454,7 +440,7 @@ FAMILIES = (
         title="ERNIE 4.5 MoE",
         model_type="ernie4_5_moe",
         is_interleaved=True,
-        rules=(*pre_norms(), *qkv(), *out(), *DENSE, ROUTER, *SHARED, *ENDS),
+        rules=(*pre_norms(), *attention(), *DENSE, ROUTER, *SHARED, *ENDS),
         layouts=(
             (
                 selection_bias(f"{MLP}moe_statics.e_score_correction_bias", slices="one"),

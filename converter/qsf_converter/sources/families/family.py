@@ -68,6 +68,13 @@ class Draft:
         """Change the kind of every layer."""
         self.layers = [dataclasses.replace(layer, **changes) for layer in self.layers]
 
+    def set_type(self, of: str, **changes: Any) -> None:
+        """Change the kind of every layer of a type."""
+        self.layers = [
+            dataclasses.replace(layer, **changes) if type_ == of else layer
+            for layer, type_ in zip(self.layers, self.layer_types, strict=True)
+        ]
+
 
 def _count_layers(config: Config) -> int:
     return config.count("num_hidden_layers", limits.MAX_LAYERS)

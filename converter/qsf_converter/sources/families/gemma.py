@@ -16,13 +16,12 @@ from qsf_converter.sources.families.config import MAX_DIM, Config
 from qsf_converter.sources.families.family import SLIDING, Draft, Family, usual
 from qsf_converter.sources.families.llama import (
     AT,
+    ATTENTION,
     SENSES,
     TEXT_PREFIXES,
     gated,
-    out,
     pre_norms,
     qk_norms,
-    qkv,
     window_but_every,
 )
 from qsf_converter.sources.families.positions import parameters_of
@@ -70,7 +69,6 @@ def rope_of_gemma3(config: Config, layer_type: str) -> Config:
 
 
 _ENDS = ends("embed_tokens", "norm", add=1.0)
-_ATTENTION = (*qkv(bias="attention_bias"), *out(bias="attention_bias"))
 _SANDWICH = (
     *norm(T.ATTN_NORM, f"{AT}input_layernorm", add=1.0),
     *norm(T.POST_ATTN_NORM, f"{AT}post_attention_layernorm", add=1.0),
@@ -112,7 +110,7 @@ GEMMA3_DEFAULTS: Mapping[str, Any] = usual(
     theta=1000000.0,
     rope_local_base_freq=10000.0,
 )
-BLOCK = (*_SANDWICH, *_ATTENTION)
+BLOCK = (*_SANDWICH, *ATTENTION)
 
 
 def _gemma1(draft: Draft) -> None:
@@ -129,7 +127,7 @@ FAMILIES = (
         name="GemmaForCausalLM",
         title="Gemma 1",
         model_type="gemma",
-        rules=(*pre_norms(add=1.0), *_ATTENTION, *gated(), *_ENDS),
+        rules=(*pre_norms(add=1.0), *ATTENTION, *gated(), *_ENDS),
         renames={"norm_epsilon": "rms_norm_eps"},
         defaults=usual(_DEFAULTS, context=8192, kv_heads=16),
         **{**_COMMON, "adjust": _gemma1},
@@ -138,7 +136,7 @@ FAMILIES = (
         name="Gemma2ForCausalLM",
         title="Gemma 2",
         model_type="gemma2",
-        rules=(*_SANDWICH, *_ATTENTION, *gated(), *_ENDS),
+        rules=(*_SANDWICH, *ATTENTION, *gated(), *_ENDS),
         renames=RENAMES,
         defaults=_GEMMA2_DEFAULTS,
         windows=window_but_every,
@@ -151,7 +149,7 @@ FAMILIES = (
         rules=(
             *norm(T.ATTN_NORM, f"{AT}input_layernorm", add=1.0),
             *norm(T.FFN_NORM, f"{AT}pre_feedforward_layernorm", add=1.0),
-            *_ATTENTION,
+            *ATTENTION,
             *gated(),
             *_ENDS,
         ),
@@ -164,7 +162,7 @@ FAMILIES = (
         name="Gemma3ForCausalLM",
         title="Gemma 3",
         model_type="gemma3_text",
-        rules=(*_SANDWICH, *_ATTENTION, *qk_norms(add=1.0), *gated(), *_ENDS),
+        rules=(*_SANDWICH, *ATTENTION, *qk_norms(add=1.0), *gated(), *_ENDS),
         prefixes=TEXT_PREFIXES,
         nested=("Gemma3ForConditionalGeneration",),
         left_out=SENSES,

@@ -176,15 +176,7 @@ def _widen_heads(draft: Draft) -> None:
         "global kv": n_kv_heads * head_dim,
         "global head": head_dim,
     }
-    own: dict[str, Any] = {
-        "head_dim": head_dim,
-        "n_kv_heads": n_kv_heads,
-        "values_are_keys": int(is_shared),
-    }
-    draft.layers = [
-        kind if type_ == SLIDING else replace(kind, **own)
-        for kind, type_ in zip(draft.layers, draft.layer_types, strict=True)
-    ]
+    draft.set_type(FULL, head_dim=head_dim, n_kv_heads=n_kv_heads, values_are_keys=int(is_shared))
     draft.header = replace(
         header,
         head_dim=max(kind.head_dim for kind in draft.layers),

@@ -12,7 +12,7 @@ from qsf.file.kinds import ROPE_NONE, Ffn, QkNorm
 from qsf.file.layout import Architecture, Norm, Positions, TensorType
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.family import Draft, Family, usual
-from qsf_converter.sources.families.llama import ATTN, gated, out, qkv, window_of_all
+from qsf_converter.sources.families.llama import ATTN, attention, gated, out, qkv, window_of_all
 from qsf_converter.sources.families.positions import alibi_slopes, mpt_slopes, parameters_of
 from qsf_converter.sources.families.rules import Place, T, TensorRule, ends, linear, norm
 
@@ -20,11 +20,10 @@ Rules = tuple[TensorRule, ...]
 _ALWAYS = frozenset({"always"})
 
 
-def _norms(attention: str, ffn: str | None, **options: Any) -> Rules:
-    rules = norm(T.ATTN_NORM, attention, bias=T.ATTN_NORM_BIAS, **options)
-    if ffn is not None:
-        rules += norm(T.FFN_NORM, ffn, bias=T.FFN_NORM_BIAS, **options)
-    return rules
+def _norms(attention: str | None, ffn: str | None, **options: Any) -> Rules:
+    names = ((T.ATTN_NORM, T.ATTN_NORM_BIAS, attention), (T.FFN_NORM, T.FFN_NORM_BIAS, ffn))
+    rules = (norm(weight, name, bias=bias, **options) for weight, bias, name in names if name)
+    return tuple(rule for of_norm in rules for rule in of_norm)
 
 
 def _plain(up: str, down: str, *, bias: str = "", **options: Any) -> Rules:
@@ -217,12 +216,7 @@ FAMILIES = (
         norm=Norm.LAYER,
         rules=(
             *_norms(f"{_AT}input_layernorm", None),
-            *norm(
-                T.FFN_NORM,
-                f"{_AT}post_attention_layernorm",
-                bias=T.FFN_NORM_BIAS,
-                flag="sequential",
-            ),
+            *_norms(None, f"{_AT}post_attention_layernorm", flag="sequential"),
             *qkv(bias="use_qkv_bias"),
             *_norm_of_heads(T.Q_NORM, "q", "heads"),
             *_norm_of_heads(T.K_NORM, "kv", "kv heads"),
@@ -248,8 +242,7 @@ FAMILIES = (
         renames={},
         rules=(
             *_norms(f"{_AT}input_layernorm", f"{_AT}post_attention_layernorm"),
-            *qkv(bias="use_bias"),
-            *out(bias="use_bias"),
+            *attention(bias="use_bias"),
             *_plain(f"{_AT}mlp.c_fc", f"{_AT}mlp.c_proj", bias="use_bias"),
             *ends("embed_tokens", "norm", bias=True),
         ),
@@ -300,9 +293,7 @@ FAMILIES = (
         ignored_suffixes=(".attn.bias", ".attn.masked_bias"),
         rules=(
             *_norms(f"{_H}ln_1", None),
-            *linear(T.Q, None, f"{_H}attn.q_proj", "q", "hidden"),
-            *linear(T.K, None, f"{_H}attn.k_proj", "kv", "hidden"),
-            *linear(T.V, None, f"{_H}attn.v_proj", "kv", "hidden"),
+            *qkv(f"{_H}attn."),
             *_out(f"{_H}attn.out_proj"),
             *_plain(f"{_H}mlp.fc_in", f"{_H}mlp.fc_out", bias="always"),
             *ends("wte", "ln_f", bias=True, head_bias="always"),
@@ -322,12 +313,7 @@ FAMILIES = (
         prefixes=("transformer.",),
         rules=(
             *_norms(f"{_H}input_layernorm", None, flag="one norm"),
-            *norm(
-                T.FFN_NORM,
-                f"{_H}post_attention_layernorm",
-                bias=T.FFN_NORM_BIAS,
-                flag="sequential",
-            ),
+            *_norms(None, f"{_H}post_attention_layernorm", flag="sequential"),
             *_norms(f"{_H}ln_attn", f"{_H}ln_mlp", flag="two norms"),
             *_qkv(f"{_H}self_attention.query_key_value", bias="bias", groups="kv heads"),
             *_out(f"{_H}self_attention.dense", bias="bias"),

@@ -23,17 +23,17 @@ from qsf_converter.sources.families.experts import (
 from qsf_converter.sources.families.family import FULL, Draft, Family
 from qsf_converter.sources.families.llama import (
     AT,
+    ATTENTION,
     BIASES,
     DEFAULTS,
     ENDS,
     LLAMA_RULES,
     MLP,
     Rules,
+    attention,
     fused,
     gated,
-    out,
     pre_norms,
-    qkv,
 )
 from qsf_converter.sources.families.mamba import DEFAULTS as SSD_DEFAULTS
 from qsf_converter.sources.families.mamba import FLAGS as SSD_FLAGS
@@ -122,7 +122,7 @@ _FACTORS = {
     "logits_scaling": 1.0,
 }
 _SCALED_ENDS = ends("embed_tokens", "norm", scale="logits")
-_ATTENTION = (*pre_norms(), *qkv(bias="attention_bias"), *out(bias="attention_bias"))
+_ATTENTION = (*pre_norms(), *ATTENTION)
 _MOE_LAYOUTS = (
     (
         router(f"{SPARSE}router.layer.weight"),
@@ -137,14 +137,12 @@ _MOE_LAYOUTS = (
 _SHARED: Mapping[str, Any] = {"where": Where.ROUTED, "flag": "shared"}
 _MOE_DEFAULTS = {**EXPERT_DEFAULTS, **_FACTORS, "num_experts": 8, "num_experts_per_tok": 2}
 _AT_SSD = f"{AT}mamba."
-_OF_ATTENTION: Mapping[str, Any] = {"where": Where.ATTENTION}
 _HYBRID = (
     *pre_norms(),
-    *(replace(rule, **_OF_ATTENTION) for rule in (*qkv(bias="attention_bias"),
-                                                  *out(bias="attention_bias"))),
+    *attention(bias="attention_bias", where=Where.ATTENTION),
     *ssd_rules(_AT_SSD),
     *_SCALED_ENDS,
-)  # fmt: skip
+)
 
 FAMILIES = (
     Family(

@@ -27,7 +27,16 @@ from qsf_converter.sources.families.experts import (
     selection_bias,
 )
 from qsf_converter.sources.families.family import Draft, Family, usual
-from qsf_converter.sources.families.llama import ENDS, MLP, out, pre_norms, qk_norms, qkv
+from qsf_converter.sources.families.llama import (
+    ATTENTION,
+    ENDS,
+    MLP,
+    attention,
+    out,
+    pre_norms,
+    qk_norms,
+    qkv,
+)
 from qsf_converter.sources.families.mtp import mtp_rules
 
 
@@ -119,7 +128,7 @@ FAMILIES = (
         name="SolarOpenForCausalLM",
         title="Solar Open",
         model_type="solar_open",
-        rules=(*pre_norms(), *qkv(bias="attention_bias"), *out(bias="attention_bias"), *_FFN),
+        rules=(*pre_norms(), *ATTENTION, *_FFN),
         layouts=SELECTED,
         renames=RENAMES,
         defaults=usual(
@@ -142,13 +151,7 @@ FAMILIES = (
         name="Dots1ForCausalLM",
         title="dots.llm1",
         model_type="dots1",
-        rules=(
-            *pre_norms(),
-            *qkv(bias="attention_bias"),
-            *qk_norms(),
-            *out(bias="attention_bias"),
-            *_FFN,
-        ),
+        rules=(*pre_norms(), *ATTENTION, *qk_norms(), *_FFN),
         layouts=SELECTED,
         renames=RENAMES,
         defaults=usual(_DEFAULTS, context=2048, norm_topk_prob=False, window=4096),
@@ -162,7 +165,7 @@ FAMILIES = (
         title="MiniMax-M2",
         model_type="minimax_m2",
         has_partial_rope=True,
-        rules=(*pre_norms(), *qkv(), *qk_norms("q", "kv"), *out(), *ENDS),
+        rules=(*pre_norms(), *attention(), *qk_norms("q", "kv"), *ENDS),
         layouts=(
             (
                 router(f"{SPARSE}gate.weight"),

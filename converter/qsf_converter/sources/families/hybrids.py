@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,12 +20,18 @@ from qsf_converter.sources.families.experts import (
 )
 from qsf_converter.sources.families.family import FULL, Draft, Family, usual
 from qsf_converter.sources.families.grouped import by_groups
-from qsf_converter.sources.families.llama import AT, ATTN, DEFAULTS, Rules, gated, out, qkv
+from qsf_converter.sources.families.llama import (
+    AT,
+    ATTN,
+    DEFAULTS,
+    Rules,
+    attention,
+    gated,
+)
 from qsf_converter.sources.families.mamba import ssd_layers, ssd_layouts, ssd_rules, with_layouts
 from qsf_converter.sources.families.rules import T, Where, ends, linear, norm
 
 _AT_SSD, _FFN, _MIXER = f"{AT}mamba.", f"{AT}feed_forward.", f"{AT}mixer."
-_ATTENTION: Mapping[str, Any] = {"where": Where.ATTENTION}
 _NORMS = (
     *norm(T.ATTN_NORM, f"{AT}input_layernorm"),
     *norm(T.FFN_NORM, f"{AT}pre_ff_layernorm"),
@@ -171,10 +176,7 @@ def _plain(at: str, dim: str, where: Where) -> Rules:
 _NEMOTRON = (
     *norm(T.ATTN_NORM, f"{AT}norm", where=Where.MIXED),
     *norm(T.FFN_NORM, f"{AT}norm", where=Where.FED),
-    *linear(T.Q, None, f"{_MIXER}q_proj", "q", "hidden", **_ATTENTION),
-    *linear(T.K, None, f"{_MIXER}k_proj", "kv", "hidden", **_ATTENTION),
-    *linear(T.V, None, f"{_MIXER}v_proj", "kv", "hidden", **_ATTENTION),
-    *linear(T.ATTN_OUT, None, f"{_MIXER}o_proj", "hidden", "q", **_ATTENTION),
+    *attention(_MIXER, where=Where.ATTENTION),
     *ssd_rules(_MIXER, conv_bias="use_conv_bias"),
     *_plain(_MIXER, "ffn", Where.DENSE),
     router(f"{_MIXER}gate.weight"),
@@ -198,7 +200,7 @@ FAMILIES = (
         has_partial_rope=True,
         rules=(
             *_NORMS,
-            *(replace(rule, **_ATTENTION) for rule in (*qkv(), *out())),
+            *attention(where=Where.ATTENTION),
             *ssd_rules(_AT_SSD),
             *gated(_FFN),
             *ends("embed_tokens", "final_layernorm"),

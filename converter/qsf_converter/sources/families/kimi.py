@@ -135,10 +135,7 @@ def _kimi(draft: Draft) -> None:
         "key_dim": dim, "value_dim": dim, "gate_rank": dim, "has_channel_decays": 1,
         "has_sigmoid_gate": 1,
     }  # fmt: skip
-    draft.layers = [
-        replace(kind, **kda) if type_ == LINEAR else kind
-        for kind, type_ in zip(draft.layers, draft.layer_types, strict=True)
-    ]
+    draft.set_type(LINEAR, **kda)
 
 
 _LATENT: Final = tuple(  # ``key`` is a dimension of KDA here

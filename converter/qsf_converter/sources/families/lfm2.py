@@ -19,7 +19,15 @@ from qsf_converter.sources.families.experts import (
     selection_bias,
 )
 from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family, usual
-from qsf_converter.sources.families.llama import AT, ATTN, DEFAULTS, fused, out, qk_norms, qkv
+from qsf_converter.sources.families.llama import (
+    AT,
+    ATTN,
+    DEFAULTS,
+    attention,
+    fused,
+    qk_norms,
+    qkv,
+)
 from qsf_converter.sources.families.positions import NO_ROPE, parameters_of
 from qsf_converter.sources.families.rules import T, TensorRule, Where, ends, layer, linear, norm
 
@@ -29,9 +37,7 @@ _ATTENTION: Mapping[str, Any] = {"where": Where.ATTENTION}
 _CONVOLUTION: Mapping[str, Any] = {"where": Where.SHORT_CONV, "bias_flag": "conv_bias"}
 _PARTS = {T.K: T.K_BIAS, T.Q: T.Q_BIAS, T.V: T.V_BIAS}  # B, C, x
 _ATTENTION_RULES = (
-    *linear(T.Q, None, f"{ATTN}q_proj", "q", "hidden", **_ATTENTION),
-    *linear(T.K, None, f"{ATTN}k_proj", "kv", "hidden", **_ATTENTION),
-    *linear(T.V, None, f"{ATTN}v_proj", "kv", "hidden", **_ATTENTION),
+    *qkv(**_ATTENTION),
     *norm(T.Q_NORM, f"{ATTN}q_layernorm", "head", **_ATTENTION),
     *norm(T.K_NORM, f"{ATTN}k_layernorm", "head", **_ATTENTION),
     *linear(T.ATTN_OUT, None, f"{ATTN}out_proj", "hidden", "q", **_ATTENTION),
@@ -52,8 +58,8 @@ _COMMON = (
 )  # fmt: skip
 _RULES = (*_ATTENTION_RULES, *_COMMON)
 _LFM3 = (
-    *(replace(rule, **_ATTENTION) for rule in (*qkv(bias="attention_bias"), *qk_norms(),
-                                               *out(bias="attention_bias"))),
+    *attention(bias="attention_bias", **_ATTENTION),
+    *qk_norms(**_ATTENTION),
     *linear(T.MIX_GATE, None, f"{ATTN}gate_proj", "heads", "hidden", flag="use_attention_gate",
             **_ATTENTION),
     *norm(T.POST_ATTN_NORM, f"{AT}post_operator_norm", flag="use_sandwich_norm"),
@@ -101,11 +107,10 @@ def _mixers(draft: Draft) -> None:
     if n_taps < 2:
         raise config.error("conv_L_cache", f"= {n_taps} is not supported: 2 to {MAX_TAPS} are")
     draft.dims["taps"] = n_taps
-    draft.layers = [
-        replace(kind, mixer=Mixer.SHORT_CONV, n_taps=n_taps, rope_set=ROPE_NONE, output_gate=0,
-                qk_norm=QkNorm.NONE) if type_ == CONV else kind
-        for kind, type_ in zip(draft.layers, draft.layer_types, strict=True)
-    ]  # fmt: skip
+    draft.set_type(
+        CONV, mixer=Mixer.SHORT_CONV, n_taps=n_taps, rope_set=ROPE_NONE, output_gate=0,
+        qk_norm=QkNorm.NONE,
+    )  # fmt: skip
 
 
 def _lfm2(draft: Draft) -> None:

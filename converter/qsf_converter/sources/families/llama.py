@@ -29,12 +29,13 @@ TEXT_PREFIXES = ("model.", "language_model.model.", "model.language_model.", "la
 # ---- rules ----
 
 
-def qkv(*, bias: str = "", bias_v: bool = True) -> Rules:
+def qkv(at: str = ATTN, *, bias: str = "", **options: Any) -> Rules:
     """Q, K and V as separate matrices, with biases if the flag ``bias`` holds."""
+    options["bias_flag"] = bias
     return (
-        *linear(T.Q, T.Q_BIAS, f"{ATTN}q_proj", "q", "hidden", bias_flag=bias),
-        *linear(T.K, T.K_BIAS, f"{ATTN}k_proj", "kv", "hidden", bias_flag=bias),
-        *linear(T.V, T.V_BIAS if bias_v else None, f"{ATTN}v_proj", "kv", "hidden", bias_flag=bias),
+        *linear(T.Q, T.Q_BIAS, f"{at}q_proj", "q", "hidden", **options),
+        *linear(T.K, T.K_BIAS, f"{at}k_proj", "kv", "hidden", **options),
+        *linear(T.V, T.V_BIAS, f"{at}v_proj", "kv", "hidden", **options),
     )
 
 
@@ -49,9 +50,15 @@ def fused(names: Mapping[Any, Any], source: str, outs: tuple[str, ...], **option
     )
 
 
-def out(*, bias: str = "") -> Rules:
+def out(at: str = ATTN, *, bias: str = "", **options: Any) -> Rules:
     """The output matrix of attention."""
-    return linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, f"{ATTN}o_proj", "hidden", "q", bias_flag=bias)
+    options["bias_flag"] = bias
+    return linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, f"{at}o_proj", "hidden", "q", **options)
+
+
+def attention(at: str = ATTN, **options: Any) -> Rules:
+    """All four matrices of attention."""
+    return (*qkv(at, **options), *out(at, **options))
 
 
 def gated(at: str = MLP, dim: str = "ffn", *, bias: str = "", **options: Any) -> Rules:
@@ -98,13 +105,8 @@ def qk_norms(q: str = "head", k: str = "head", **options: Any) -> Rules:
 
 
 ENDS = ends("embed_tokens", "norm")
-LLAMA_RULES = (
-    *pre_norms(),
-    *qkv(bias="attention_bias"),
-    *out(bias="attention_bias"),
-    *gated(bias="mlp_bias"),
-    *ENDS,
-)
+ATTENTION = attention(bias="attention_bias")
+LLAMA_RULES = (*pre_norms(), *ATTENTION, *gated(bias="mlp_bias"), *ENDS)
 
 # ---- windows ----
 
@@ -214,24 +216,10 @@ DEFAULTS: Mapping[str, Any] = {
     "tie_word_embeddings": False,
 }
 BIASES = {"attention_bias": False, "mlp_bias": False}
-_QWEN3_RULES = (
-    *pre_norms(),
-    *qkv(bias="attention_bias"),
-    *qk_norms(),
-    *out(bias="attention_bias"),
-    *gated(),
-    *ENDS,
-)
+_QWEN3_RULES = (*pre_norms(), *ATTENTION, *qk_norms(), *gated(), *ENDS)
 _QWEN_DEFAULTS = usual(DEFAULTS, context=32768, window=4096, max_window_layers=28)
 _OLMO_DEFAULTS = usual(DEFAULTS, context=2048, epsilon=1e-5)
-_OLMO_RULES = (
-    *post_norms(),
-    *qkv(bias="attention_bias"),
-    *qk_norms("q", "kv"),
-    *out(bias="attention_bias"),
-    *gated(),
-    *ENDS,
-)
+_OLMO_RULES = (*post_norms(), *ATTENTION, *qk_norms("q", "kv"), *gated(), *ENDS)
 _NESTED_MISTRAL: Mapping[str, Any] = {
     "prefixes": TEXT_PREFIXES,
     "left_out": SENSES,
@@ -364,7 +352,7 @@ FAMILIES = (
         name="Exaone4ForCausalLM",
         title="EXAONE 4",
         model_type="exaone4",
-        rules=(*post_norms(), *qkv(), *qk_norms(), *out(), *gated(), *ENDS),
+        rules=(*post_norms(), *attention(), *qk_norms(), *gated(), *ENDS),
         defaults=usual(
             DEFAULTS, context=2048, epsilon=1e-5, kv_heads=32, window=4096, sliding_window_pattern=4
         ),
@@ -393,8 +381,7 @@ FAMILIES = (
         is_interleaved=True,
         rules=(
             *pre_norms(),
-            *qkv(bias="use_bias"),
-            *out(bias="use_bias"),
+            *attention(bias="use_bias"),
             *gated(bias="use_bias"),
             *ENDS,
         ),
@@ -445,8 +432,7 @@ FAMILIES = (
             is_interleaved=True,
             has_partial_rope=True,
             rules=(
-                *norm(T.ATTN_NORM, f"{AT}input_layernorm"),
-                *norm(T.FFN_NORM, f"{AT}post_attention_layernorm"),
+                *pre_norms(),
                 *more,
                 *qkv(bias="attention_bias"),
                 *out(),
@@ -481,9 +467,8 @@ FAMILIES = (
         model_type="bitnet",
         rules=(
             *pre_norms(),
-            *qkv(bias="attention_bias"),
+            *ATTENTION,
             *norm(T.ATTN_SUB_NORM, f"{ATTN}attn_sub_norm"),
-            *out(bias="attention_bias"),
             *norm(T.FFN_SUB_NORM, f"{MLP}ffn_sub_norm", "ffn"),
             *gated(),
             *ENDS,
