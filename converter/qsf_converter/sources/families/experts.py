@@ -8,6 +8,7 @@ all experts in it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -286,20 +287,20 @@ _QWEN3_MOE_RULES = (*pre_norms(), *ATTENTION, *qk_norms(), *DENSE, ROUTER, *ENDS
 # No published Qwen mixture has windows.
 _NO_WINDOWS: Mapping[str, Any] = {"use_sliding_window": (None, False)}
 
+_mixture = functools.partial(Family, layouts=LAYOUTS, renames=EXPERT_RENAMES)
+
 FAMILIES = (
-    Family(
+    _mixture(
         name="OlmoeForCausalLM",
         title="OLMoE",
         model_type="olmoe",
         rules=(*pre_norms(), *ATTENTION, *qk_norms("q", "kv"), ROUTER, *ENDS),
-        layouts=LAYOUTS,
-        renames=EXPERT_RENAMES,
         defaults=usual(EXPERT_DEFAULTS, context=4096, epsilon=1e-5, experts=64, chosen=8),
         flags={"attention_bias": False},
         kind={"qk_norm": QkNorm.WHOLE_WIDTH},
         adjust=_olmoe,
     ),
-    Family(
+    _mixture(
         name="Qwen2MoeForCausalLM",
         title="Qwen 1.5, 2 MoE",
         model_type="qwen2_moe",
@@ -313,7 +314,6 @@ FAMILIES = (
             *ENDS,
         ),
         layouts=with_shared_gate(),
-        renames=EXPERT_RENAMES,
         defaults=usual(
             QWEN_DEFAULTS,
             experts=60,
@@ -326,20 +326,18 @@ FAMILIES = (
         neutral=_NO_WINDOWS,
         adjust=qwen2_moe,
     ),
-    Family(
+    _mixture(
         name="Qwen3MoeForCausalLM",
         title="Qwen 3 MoE (30B-A3B, Coder)",
         model_type="qwen3_moe",
         rules=_QWEN3_MOE_RULES,
-        layouts=LAYOUTS,
-        renames=EXPERT_RENAMES,
         defaults=usual(QWEN_DEFAULTS, experts=128, chosen=8, expert_dim=768, kv_heads=4),
         flags={"attention_bias": False},
         kind={"qk_norm": QkNorm.PER_HEAD},
         neutral={**_NO_WINDOWS, "use_qk_norm": (True,)},
         adjust=_qwen_moe,
     ),
-    Family(
+    _mixture(
         name="Qwen3VLMoeTextForCausalLM",
         title="Qwen 3 VL MoE (30B-A3B), text",
         model_type="qwen3_vl_moe_text",
@@ -348,7 +346,6 @@ FAMILIES = (
         left_out=SENSES,
         rules=_QWEN3_MOE_RULES,
         layouts=(*LAYOUTS[:2], _TRANSPOSED, LAYOUTS[2]),
-        renames=EXPERT_RENAMES,
         defaults=usual(
             QWEN_DEFAULTS,
             context=128000,
@@ -364,7 +361,7 @@ FAMILIES = (
         kind={"qk_norm": QkNorm.PER_HEAD},
         adjust=_qwen_moe,
     ),
-    Family(
+    _mixture(
         name="MixtralForCausalLM",
         title="Mixtral",
         model_type="mixtral",
@@ -373,7 +370,6 @@ FAMILIES = (
             (router(f"{SPARSE}gate.weight"), *one_each(SPARSE, "w1", "w3", "w2")),
             *((ROUTER, *rules) for rules in LAYOUTS),
         ),
-        renames=EXPERT_RENAMES,
         defaults=usual(
             EXPERT_DEFAULTS,
             context=131072,
@@ -387,7 +383,7 @@ FAMILIES = (
         windows=window_of_all,
         adjust=_mixtral,
     ),
-    Family(
+    _mixture(
         name="GptOssForCausalLM",
         title="gpt-oss",
         model_type="gpt_oss",
@@ -403,7 +399,6 @@ FAMILIES = (
             _of_gpt_oss("gate_up_proj", "down_proj", transposed=True),
             _gpt_oss_of_gguf(),
         ),
-        renames=EXPERT_RENAMES,
         defaults=usual(
             EXPERT_DEFAULTS,
             context=131072,
@@ -435,7 +430,7 @@ FAMILIES = (
         },
         adjust=_gpt_oss,
     ),
-    Family(
+    _mixture(
         name="Ernie4_5_MoeForCausalLM",
         title="ERNIE 4.5 MoE",
         model_type="ernie4_5_moe",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -75,12 +76,14 @@ _SANDWICH = (
     *norm(T.FFN_NORM, f"{AT}pre_feedforward_layernorm", add=1.0),
     *norm(T.POST_FFN_NORM, f"{AT}post_feedforward_layernorm", add=1.0),
 )
-_COMMON: Mapping[str, Any] = {
-    "flags": {"attention_bias": False},
-    "adjust": scale_and_cap_scores,
-    "neutral": {"use_bidirectional_attention": (None, False)},
-}
 RENAMES = {"norm_epsilon": "rms_norm_eps", "hidden_act": "hidden_activation"}
+_family = functools.partial(
+    Family,
+    renames=RENAMES,
+    flags={"attention_bias": False},
+    adjust=scale_and_cap_scores,
+    neutral={"use_bidirectional_attention": (None, False)},
+)
 _DEFAULTS: Mapping[str, Any] = {
     "norm_epsilon": 1e-6,
     "hidden_act": "gelu_pytorch_tanh",
@@ -123,26 +126,24 @@ def _gemma1(draft: Draft) -> None:
 
 
 FAMILIES = (
-    Family(
+    _family(
         name="GemmaForCausalLM",
         title="Gemma 1",
         model_type="gemma",
         rules=(*pre_norms(add=1.0), *ATTENTION, *gated(), *_ENDS),
         renames={"norm_epsilon": "rms_norm_eps"},
         defaults=usual(_DEFAULTS, context=8192, kv_heads=16),
-        **{**_COMMON, "adjust": _gemma1},
+        adjust=_gemma1,
     ),
-    Family(
+    _family(
         name="Gemma2ForCausalLM",
         title="Gemma 2",
         model_type="gemma2",
         rules=(*_SANDWICH, *ATTENTION, *gated(), *_ENDS),
-        renames=RENAMES,
         defaults=_GEMMA2_DEFAULTS,
         windows=window_but_every,
-        **_COMMON,
     ),
-    Family(
+    _family(
         name="VaultGemmaForCausalLM",
         title="VaultGemma",
         model_type="vaultgemma",
@@ -153,12 +154,10 @@ FAMILIES = (
             *gated(),
             *_ENDS,
         ),
-        renames=RENAMES,
         defaults=_GEMMA2_DEFAULTS,
         windows=window_but_every,
-        **_COMMON,
     ),
-    Family(
+    _family(
         name="Gemma3ForCausalLM",
         title="Gemma 3",
         model_type="gemma3_text",
@@ -166,11 +165,9 @@ FAMILIES = (
         prefixes=TEXT_PREFIXES,
         nested=("Gemma3ForConditionalGeneration",),
         left_out=SENSES,
-        renames=RENAMES,
         defaults=GEMMA3_DEFAULTS,
         kind={"qk_norm": QkNorm.PER_HEAD},
         windows=window_but_every,
         rope_parameters=rope_of_gemma3,
-        **_COMMON,
     ),
 )

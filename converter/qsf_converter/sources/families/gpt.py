@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -138,7 +139,7 @@ def _mpt(draft: Draft) -> None:
     _with_slopes(draft, mpt_slopes(draft.header.n_heads, own.positive("alibi_bias_max")))
 
 
-_COMMON: Mapping[str, Any] = {"norm": Norm.LAYER, "ffn": Ffn.PLAIN}
+_plain_family = functools.partial(Family, norm=Norm.LAYER, ffn=Ffn.PLAIN)
 _DEFAULTS: Mapping[str, Any] = {
     "norm_epsilon": 1e-5,
     "hidden_act": "gelu",
@@ -162,7 +163,7 @@ _H = "h.{layer}."
 _B = "blocks.{layer}."
 
 FAMILIES = (
-    Family(
+    _plain_family(
         name="GPT2LMHeadModel",
         title="GPT-2",
         model_type="gpt2",
@@ -187,9 +188,8 @@ FAMILIES = (
             "reorder_and_upcast_attn": (None, False, True),
             "position_embedding_type": (None, "absolute"),
         },
-        **_COMMON,
     ),
-    Family(
+    _plain_family(
         name="PhiForCausalLM",
         title="Phi-1, 1.5, 2",
         has_partial_rope=True,
@@ -206,7 +206,6 @@ FAMILIES = (
         defaults=usual(_DEFAULTS, hidden_act="gelu_new", partial_rotary_factor=0.5),
         facts=_ALWAYS,
         kind={"is_parallel": True},
-        **_COMMON,
     ),
     Family(
         name="StableLmForCausalLM",
@@ -235,7 +234,7 @@ FAMILIES = (
         flags={"use_qkv_bias": False, "qk_layernorm": False},
         adjust=_stablelm,
     ),
-    Family(
+    _plain_family(
         name="Starcoder2ForCausalLM",
         title="StarCoder 2",
         model_type="starcoder2",
@@ -257,9 +256,8 @@ FAMILIES = (
         flags={"use_bias": True},
         windows=window_of_all,
         neutral={"mlp_type": ("default",)},
-        **_COMMON,
     ),
-    Family(
+    _plain_family(
         name="GPTNeoXForCausalLM",
         title="GPT-NeoX, Pythia",
         has_partial_rope=True,
@@ -281,9 +279,8 @@ FAMILIES = (
         flags={"attention_bias": True},
         rope_parameters=_rope_of_neox,
         adjust=_parallel,
-        **_COMMON,
     ),
-    Family(
+    _plain_family(
         name="GPTJForCausalLM",
         title="GPT-J",
         has_partial_rope=True,
@@ -304,9 +301,8 @@ FAMILIES = (
         kind={"is_parallel": True},
         rope_parameters=_rope_of_gptj,
         neutral={"rotary": (None, True), "scale_attn_weights": (None, True)},
-        **_COMMON,
     ),
-    Family(
+    _plain_family(
         name="FalconForCausalLM",
         title="Falcon",
         model_type="falcon",
@@ -336,9 +332,8 @@ FAMILIES = (
         flags={"bias": False},
         adjust=_falcon,
         neutral={"apply_residual_connection_post_layernorm": (None, False)},
-        **_COMMON,
     ),
-    Family(
+    _plain_family(
         name="BloomForCausalLM",
         title="BLOOM",
         model_type="bloom",
@@ -374,9 +369,8 @@ FAMILIES = (
             "slow_but_exact": (True, False),
             "offset_alibi": (100,),
         },
-        **_COMMON,
     ),
-    Family(
+    _plain_family(
         name="MptForCausalLM",
         title="MPT",
         model_type="mpt",
@@ -406,6 +400,5 @@ FAMILIES = (
             "embedding_fraction": (None, 1.0),
             "init_device": (None, "cpu", "meta"),
         },
-        **_COMMON,
     ),
 )

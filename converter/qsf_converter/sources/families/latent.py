@@ -8,6 +8,7 @@ separately.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from typing import Any, Final
@@ -186,11 +187,6 @@ LATENT_DEFAULTS: Final = usual(
     routed_scaling_factor=1.0,
     n_shared_experts=1,
 )
-_COMMON: Final[dict[str, Any]] = {
-    "is_interleaved": True,
-    "flags": {"attention_bias": False},
-    "rope_parameters": _rope,
-}
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     # sizes that transformers derives from others
     "head_dim": tuple(range(MAX_HEAD_DIM + 1)),
@@ -206,14 +202,22 @@ _ROUTED: Final[dict[str, Any]] = {
     "aux_loss_alpha": (0.001, 0.0001),
 }
 
+_family = functools.partial(
+    Family,
+    is_interleaved=True,
+    renames=_RENAMES,
+    flags={"attention_bias": False},
+    rope_parameters=_rope,
+    neutral=_NEUTRAL,
+)
+
 FAMILIES = (
-    Family(
+    _family(
         name="DeepseekV2ForCausalLM",
         title="DeepSeek V2 (Lite, Coder)",
         model_type="deepseek_v2",
         rules=(*pre_norms(), *LATENT, *DENSE, ROUTER, *SHARED, *ENDS),
         layouts=_layouts(LAYOUTS),
-        renames=_RENAMES,
         defaults=usual(
             LATENT_DEFAULTS,
             context=2048,
@@ -233,15 +237,13 @@ FAMILIES = (
             "topk_group": tuple(range(MAX_LAYER_EXPERTS)),
         },
         adjust=_v2,
-        **_COMMON,
     ),
-    Family(
+    _family(
         name="DeepseekV3ForCausalLM",
         title="DeepSeek V3, R1, Kimi K2",
         model_type="deepseek_v3",
         rules=(*pre_norms(), *LATENT, *DENSE, ROUTER, *SHARED, *ENDS, *mtp_rules()),
         layouts=_layouts(SELECTED),
-        renames=_RENAMES,
         defaults=usual(
             LATENT_DEFAULTS,
             context=4096,
@@ -262,15 +264,13 @@ FAMILIES = (
             "topk_method": ("noaux_tc",),
         },
         adjust=latent_moe,
-        **_COMMON,
     ),
-    Family(
+    _family(
         name="Glm4MoeLiteForCausalLM",
         title="GLM-4.7-Flash",
         model_type="glm4_moe_lite",
         rules=(*pre_norms(), *LATENT, *DENSE, ROUTER, *SHARED, *ENDS, *mtp_rules()),
         layouts=_layouts(SELECTED),
-        renames=_RENAMES,
         defaults=usual(
             LATENT_DEFAULTS,
             context=202752,
@@ -287,9 +287,8 @@ FAMILIES = (
         ),
         neutral={**_NEUTRAL, **_AHEAD, "topk_method": ("noaux_tc",)},
         adjust=latent_moe,
-        **_COMMON,
     ),
-    Family(
+    _family(
         name="Mistral4ForCausalLM",
         title="Mistral Small 4, text",
         model_type="mistral4",
@@ -298,7 +297,6 @@ FAMILIES = (
         left_out=("vision_tower.", "multi_modal_projector."),
         rules=(*pre_norms(), *LATENT, *DENSE, ROUTER, *SHARED, *ENDS),
         layouts=(*_layouts(LAYOUTS), (*SPLIT, *LAYOUTS[1])),  # GGUF files have gate and up in one
-        renames=_RENAMES,
         defaults=usual(
             LATENT_DEFAULTS,
             context=1048576,
@@ -311,29 +309,23 @@ FAMILIES = (
             first_k_dense_replace=0,
             norm_topk_prob=True,
         ),
-        neutral=_NEUTRAL,
         adjust=_mistral4,
-        **_COMMON,
     ),
-    Family(
+    _family(
         name="YoutuForCausalLM",
         title="Youtu-LLM",
         model_type="youtu",
         rules=(*pre_norms(), *LATENT, *gated(), *ENDS),
         layouts=(FUSED, SPLIT),
-        renames=_RENAMES,
         defaults=usual(LATENT_DEFAULTS, context=131072, tied=True),
-        neutral=_NEUTRAL,
         adjust=latent,
-        **_COMMON,
     ),
-    Family(
+    _family(
         name="MiniCPM3ForCausalLM",
         title="MiniCPM3",
         model_type="minicpm3",
         rules=(*pre_norms(), *LATENT, *gated(), *ends("embed_tokens", "norm", scale="logits")),
         layouts=(FUSED,),
-        renames=_RENAMES,
         defaults=usual(
             LATENT_DEFAULTS,
             context=32768,
@@ -348,8 +340,7 @@ FAMILIES = (
             scale_depth=1.4,
             dim_model_base=256,
         ),
-        neutral=_NEUTRAL,
         adjust=_minicpm3,
-        **{**_COMMON, "is_interleaved": False},
+        is_interleaved=False,
     ),
 )
