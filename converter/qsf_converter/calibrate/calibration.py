@@ -16,18 +16,20 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf.file.layout import EXACT, FINAL_UNIT, FINE, Dtype, Role, TensorType
+from qsf.file.layout import EXACT, FINAL_UNIT, FINE, OWN_TABLE_UNIT, Dtype, Role, TensorType
 from qsf_converter.calibrate import transforms
 from qsf_converter.calibrate.compensation import InputSums, Rounded, Rounding
 from qsf_converter.calibrate.experts import RoutedPart, round_plainly
+from qsf_converter.calibrate.sensitivity import round_matrix
 from qsf_converter.calibrate.state import CalibrationState
 from qsf_converter.original.divergence import Divergence
 from qsf_converter.original.layers import Original, for_each
@@ -62,10 +64,20 @@ FEEDBACK: Final = "feedback"
 
 @dataclass(slots=True)
 class Streams:
-    """The residual streams [n_samples, n_tokens, dim] before a layer."""
+    """The residual streams before a layer: ``whole`` [n_samples, n_tokens, width] each, as
+    `Original` has them.
+    """
 
-    exact: Float32Array
+    whole: tuple[Float32Array, Float32Array]
+    exact: Float32Array  # views, [n_samples, n_tokens, dim]
     rounded: Float32Array
+    beside: tuple[Float32Array, Float32Array]  # views of their further columns
+
+    @classmethod
+    def of(cls, original: Original, whole: tuple[Float32Array, Float32Array]) -> Streams:
+        """Return both streams with the views."""
+        (exact, beside_exact), (rounded, beside_rounded) = map(original.parts, whole)
+        return cls(whole, exact, rounded, (beside_exact, beside_rounded))
 
 
 _Mixed = dict[TensorType, Float32Array]
@@ -147,34 +159,42 @@ class Calibration:
                 self._read_through(unit)
                 yield RoundedUnit(unit, self._state.tensors(unit.id.layer, unit.targets))
                 if unit.id.layer + 1 == n_saved:  # the last saved layer
-                    streams = Streams(*self._state.streams())
+                    streams = Streams.of(self._original, self._state.streams())
                 self._advance(sum(t.source_bytes for t in unit.targets))
                 continue
             tensors = self._layer(unit, streams).tensors
             if self._state is not None and not self._is_mixture:
-                self._state.save(unit.id.layer, tensors, (streams.exact, streams.rounded))
+                self._state.save(unit.id.layer, tensors, streams.whole)
             yield RoundedUnit(unit, tensors)
-        for unit_of_mtp in rounded_units(self._plan.mtp_units, self._checkpoint, self._n_threads):
-            yield unit_of_mtp
-            self._advance(sum(t.source_bytes for t in unit_of_mtp.unit.targets))
-        unit = self._plan.units[-1]
-        yield RoundedUnit(unit, self._final(unit, streams))
+        yield from self._plainly(self._plan.mtp_units)
+        units = {unit.id: unit for unit in self._plan.units}
+        yield RoundedUnit(units[FINAL_UNIT], self._final(units[FINAL_UNIT], streams))
+        yield from self._plainly([units[id] for id in units if id == OWN_TABLE_UNIT])
 
     # ---- units ----
+
+    def _plainly(self, units: Sequence[PlannedUnit]) -> Iterator[RoundedUnit]:
+        for unit in rounded_units(units, self._checkpoint, self._n_threads):
+            yield unit
+            self._advance(sum(t.source_bytes for t in unit.unit.targets))
 
     def _embed(self) -> Generator[RoundedUnit, None, Streams]:
         """Yield positions and embeddings; return the residual streams, made from their rows."""
         units = [u for u in self._plan.units if u.place in (Place.POSITIONS, Place.EMBEDDING)]
-        shape = (*self._tokens.shape, self._plan.facts.header.dim)
-        streams = Streams(self._original.embed(self._tokens), np.zeros(shape, np.float32))
+        whole = self._original.embed(self._tokens)
+        streams = Streams.of(self._original, (whole, whole.copy()))
+        streams.rounded[:] = 0
         for planned in units:
             rounded: Iterable[RoundedUnit]
             if self._has_coarse_tied_head and planned.place is Place.EMBEDDING:
-                rounded = (self._tied_head(planned, streams.exact),)
+                rounded = (self._tied_head(planned, whole),)
             else:
                 rounded = rounded_units([planned], self._checkpoint, self._n_threads)
             for unit in rounded:
                 yield RoundedUnit(planned, self._embedded(unit, streams))
+        self._original.keep_embedded(streams.whole[1])
+        for table in self._original.targets(OWN_TABLE_UNIT):
+            self._original.round_own(streams.whole[1], partial(round_matrix, table.dtype))
         self._advance(sum(t.source_bytes for unit in units for t in unit.targets))
         return streams
 
@@ -195,7 +215,7 @@ class Calibration:
         x = embedded[: self._n_fitted : step]
         for layer in self._plan.layers:
             x = original.layer(original.weights(layer.id), x)
-        sums = InputSums(x.shape[-1])
+        sums = InputSums(target.n_cols)
         for y in original.final_norm(original.vectors(FINAL_UNIT), x):
             sums.add(y, y, None)
         head = self._head(target, Rounding(sums, self._n_threads))
@@ -234,7 +254,7 @@ class Calibration:
         targets = {t.rule.target: t for t in unit.targets if t.rule.target is not None}
         dtypes = {kind: target.dtype for kind, target in targets.items()}
         plain = original.weights(unit.id)
-        energies = self._energies(plain, streams.exact)
+        energies = self._energies(plain, streams.whole[0])
         exact, actions = transforms.choose(plain, dtypes, energies)
         del plain, energies
         stored = exact.changed()
@@ -335,10 +355,10 @@ class Calibration:
             yield RoundedUnit(planned, tensors, expert.share)
             self._advance(sum(t.source_bytes for t in of_expert.values()))
         streams.exact[:] = self._original.joined(
-            layer.exact, streams.exact, layer.dense[0], sums[0]
+            layer.exact, streams.exact, streams.beside[0], layer.dense[0], sums[0]
         )
         streams.rounded[:] = self._original.joined(
-            layer.stored, streams.rounded, layer.dense[1], sums[1]
+            layer.stored, streams.rounded, streams.beside[1], layer.dense[1], sums[1]
         )
 
     def _round_expert(
@@ -358,8 +378,7 @@ class Calibration:
         """Yield norm and head, then compare the predictions on the held-out samples."""
         original, dim = self._original, self._plan.facts.header.dim
         vectors = original.vectors(unit.id)
-        exact = original.final_norm(vectors, streams.exact)
-        rounded = original.final_norm(vectors, streams.rounded)
+        exact, rounded = (original.final_norm(vectors, whole) for whole in streams.whole)
         head = self._embedding
         for target in unit.targets:
             if target.is_vector:
@@ -414,7 +433,8 @@ class Calibration:
             sums[kinds] = sums[kinds] + product if kinds in sums else product.astype(np.float64)
 
         step = max(1, self._n_fitted // _SAMPLES_TO_CHOOSE)
-        w = Weights(w, dataclasses.replace(w.kind, n_experts=0))  # experts are not compared
+        kind = dataclasses.replace(w.kind, n_experts=0)  # experts are not compared
+        w = Weights(w, kind, layer=w.layer)
         self._original.layer(w, x[: self._n_fitted : step], observe)
         return sums
 
@@ -498,13 +518,14 @@ class Calibration:
             i: int,
             w: Weights,
             xs: Float32Array,
+            beside: Float32Array,
             of: dict[int, _Mixed],
             before: dict[int, Float32Array],
             dense: dict[int, Float32Array],
         ) -> None:
             if T.Q in group:
                 xs[i] = original.layer_input(w, xs[i])
-                of[i] = original.mixed(w, original.attention_input(w, xs[i]))
+                of[i] = original.mixed(w, original.attention_input(w, xs[i]), beside[i])
             elif group[0] in _OUTS:
                 if w.kind.is_parallel and i not in before:
                     before[i] = xs[i].copy()
@@ -515,11 +536,13 @@ class Calibration:
                 if w.kind.n_experts:
                     dense[i] = y
                 else:
-                    xs[i] = original.joined(w, xs[i], y)
+                    xs[i] = original.joined(w, xs[i], beside[i], y)
 
+        of_exact = (heads.exact, heads.before_exact, heads.dense_exact)
+        of_rounded = (heads.rounded, heads.before_rounded, heads.dense_rounded)
         for each in (
-            (exact, streams.exact, heads.exact, heads.before_exact, heads.dense_exact),
-            (stored, streams.rounded, heads.rounded, heads.before_rounded, heads.dense_rounded),
+            (exact, streams.exact, streams.beside[0], *of_exact),
+            (stored, streams.rounded, streams.beside[1], *of_rounded),
         ):
             for_each(len(each[1]), lambda i, each=each: advance(i, *each))  # type: ignore[misc]
 

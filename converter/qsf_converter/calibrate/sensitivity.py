@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.file.layout import (
     FINAL_UNIT,
+    OWN_TABLE_UNIT,
     Dtype,
     Role,
     TensorType,
@@ -135,7 +137,7 @@ def choose_effort(
     for measured in (MEASURED, MEASURED[:1]):
         n_streams = len(_jobs(original, candidates, measured)) + original.header.n_layers
         # The 3 are the original's stream, and input and output of the current layer.
-        n_tokens = memory_bytes // ((n_streams + 3) * original.header.dim * 4)
+        n_tokens = memory_bytes // ((n_streams + 3) * original.width * 4)
         if n_tokens >= _FEW_TOKENS:
             break
     return Effort(measured, max(1, min(MOST_TOKENS, n_tokens)))
@@ -192,7 +194,7 @@ class _Stream:
 
     name: str  # of the matrix; of a skipped layer its number
     dtype: Dtype | None  # None: skipped
-    x: Float32Array  # [n_samples, n_tokens, dim]
+    x: Float32Array  # [n_samples, n_tokens, width]
     head: Dtype | None = None  # the type that the head is rounded to
 
 
@@ -246,9 +248,13 @@ class _Measurement:
     def _start_embeddings(self, x: Float32Array) -> None:
         """Start a stream for each type of the embedding; a tied head is rounded with it."""
         for unit, name, dtype in self.jobs:
-            if unit.role != Role.EMBEDDING:
+            if unit.role not in (Role.EMBEDDING, Role.OWN_TABLE):
                 continue
             changed = x.copy()
+            if unit.role == Role.OWN_TABLE:
+                self.original.round_own(changed, partial(self._round, name, dtype))
+                self.streams.append(_Stream(name, dtype, changed))
+                continue
             factor = np.float32(self.original.arch.embedding_factor)
             for start, rows in self.original.embedding_rows():
                 here = (self.samples >= start) & (self.samples < start + len(rows))
@@ -256,7 +262,8 @@ class _Measurement:
                 if len(ids):
                     used = rows[ids]
                     lost = self._round(name, dtype, used) - used
-                    changed[here] += (lost * factor)[places]
+                    self.original.parts(changed)[0][here] += (lost * factor)[places]
+            self.original.keep_embedded(changed)
             head = dtype if self.original.arch.tied_head else None
             self.streams.append(_Stream(name, dtype, changed, head))
 
@@ -274,7 +281,7 @@ class _Measurement:
 
         out = original.layer(weights, x, observe)
         self._advance()
-        self.cosines.append(_mean_cosine(x, out))
+        self.cosines.append(_mean_cosine(original.parts(x)[0], original.parts(out)[0]))
         self._pass_streams(weights)
         for target in original.targets(layer_unit(layer)):
             if target.name in self.candidates:
@@ -483,7 +490,7 @@ def _check(
 def _matrices(original: Original) -> list[Target]:
     """All matrices; the first expert of a layer represents all its experts."""
     targets: list[Target] = []
-    for unit in pass_units(original.header.n_layers):
+    for unit in [OWN_TABLE_UNIT, *pass_units(original.header.n_layers)]:
         targets += original.targets(unit)
         if unit.role == Role.LAYER:
             targets += original.targets(unit.of_expert(0))

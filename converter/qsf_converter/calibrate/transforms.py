@@ -98,8 +98,8 @@ def scale_inputs(
         _divide(out, in_front, scales)
     elif group == (T.ATTN_OUT,):
         of = weights.kind
-        if of.value_norm or of.values_are_keys:
-            return None  # a norm takes the factor back, and keys are not to change
+        if of.value_norm or of.values_are_keys or of.kv_source:
+            return None  # a norm takes the factor back; keys and other layers are not to change
         if of.latent_rank:
             _divide(out, T.V_UP, scales)
         else:

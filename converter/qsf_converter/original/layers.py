@@ -4,6 +4,10 @@ Calibration and evaluation need the outputs of the unrounded model. A layer's we
 f32 matrices before the layer runs and dropped afterwards, so memory holds one layer and the
 activations of the texts, whatever the model's size. Layers have the shapes of docs/format.md;
 products are numpy's, so sums are those of the machine's BLAS, not of the engine.
+
+What layers read besides the residual stream goes with it, in the columns after its ``dim``: where
+layers have embeddings of their own, the token's embedding and the index of its own rows; then the
+keys and values of each layer that others read.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -24,6 +28,7 @@ from qsf.file.kinds import ROPE_NONE, LayerKind, Mixer, QkNorm, plain_kind
 from qsf.file.layout import (
     EMBEDDING_UNIT,
     FINAL_UNIT,
+    OWN_TABLE_UNIT,
     Activation,
     Arch,
     Header,
@@ -56,15 +61,10 @@ class Original:
         # without the MTP head, which only guesses
         self.header: Header = replace(plan.facts.header, n_layers=plan.facts.n_trunk_layers)
         self.arch: Arch = plan.facts.arch
-        if plan.facts.arch.own_width or any(kind.kv_source for kind in plan.facts.layer_kinds):
-            raise QsfConversionError(
-                "a model whose layers have embeddings of their own or read the keys of others, as"
-                " Gemma 4 E2B and E4B, is not evaluated as a checkpoint: convert it without"
-                " calibration, and compare .qsf files"
-            )
         if plan.facts.arch.is_encoder:
             raise QsfConversionError(
-                "an encoder has no logits to be evaluated by: convert it without calibration"
+                "an encoder predicts no tokens, by which calibration and qsf eval judge: convert it"
+                " without --calibration (8bit by default), and compare what qsf embed prints"
             )
         self._checkpoint = checkpoint
         self._by_unit: dict[UnitId, list[Target]] = {}
@@ -77,6 +77,15 @@ class Original:
         self._kinds = facts.layer_kinds or (plain,) * self.header.n_layers
         self._rope_sets = facts.rope_sets
         self._frequencies = rope_frequencies(self.header, self.arch)
+        dim = self.header.dim
+        self.width = 2 * dim + 1 if self.arch.own_width else dim  # of the stream, with all columns
+        self._keys_at: dict[int, slice] = {}  # after ``dim``: of layers whose keys others read
+        for source in sorted({kind.kv_source - 1 for kind in self._kinds if kind.kv_source}):
+            n_columns = 2 * self._kinds[source].n_kv_heads * self._kinds[source].head_dim
+            self._keys_at[source] = slice(self.width - dim, self.width - dim + n_columns)
+            self.width += n_columns
+        self._own_rows = np.empty((0, self.header.n_layers * self.arch.own_width), np.float32)
+        self._n_own = 0  # of them as they are in the checkpoint; rounded ones follow
 
     def targets(self, unit: UnitId) -> list[Target]:
         """The tensors of a unit; empty if the model has no such unit."""
@@ -91,7 +100,8 @@ class Original:
         def expert(number: int) -> Weights:
             return self._expert(unit.of_expert(number))
 
-        return self._read(self._by_unit[unit], Weights({}, self._kinds[unit.layer], expert))
+        empty = Weights({}, self._kinds[unit.layer], expert, layer=unit.layer)
+        return self._read(self._by_unit[unit], empty)
 
     def _expert(self, unit: UnitId) -> Weights:
         if unit in self._kept_experts:
@@ -122,11 +132,13 @@ class Original:
         }
 
     def embed(self, tokens: NDArray[np.integer]) -> Float32Array:
-        """Return the residual stream [n_samples, n_tokens, dim] of token ids [n_samples, n_tokens].
+        """Return the residual stream [n_samples, n_tokens, width] of ids [n_samples, n_tokens].
 
-        Reads only the needed rows of the embedding, and the positions.
+        Reads only the needed rows of the embedding, and the positions. The stream can be used until
+        the next call.
         """
-        x = np.empty((*tokens.shape, self.header.dim), np.float32)
+        whole = np.zeros((*tokens.shape, self.width), np.float32)
+        x, beside = self.parts(whole)
         for start, rows in self.embedding_rows():
             here = (tokens >= start) & (tokens < start + len(rows))
             x[here] = rows[tokens[here] - start]
@@ -134,44 +146,89 @@ class Original:
         for target in self._by_unit[EMBEDDING_UNIT]:
             if target.rule.place is Place.POSITIONS:
                 x += read_tensor(target, self._checkpoint)[: tokens.shape[1]]
-        return x
+        for table in self.targets(OWN_TABLE_UNIT):
+            ids, places = np.unique(tokens, return_inverse=True)
+            pieces = (Piece(table, int(idx), int(idx) + 1) for idx in ids)
+            self._own_rows = np.concatenate([read_rows(p, self._checkpoint) for p in pieces])
+            self._n_own = len(ids)
+            beside[..., self.header.dim] = places.reshape(tokens.shape)
+        self.keep_embedded(whole)
+        return whole
+
+    def parts(self, whole: Float32Array) -> tuple[Float32Array, Float32Array]:
+        """Return views of the stream proper, [..., dim], and of the columns beside it."""
+        return whole[..., : self.header.dim], whole[..., self.header.dim :]
+
+    def keep_embedded(self, whole: Float32Array) -> None:
+        """Note that the stream holds the tokens' embeddings, which layers may read later."""
+        x, beside = self.parts(whole)
+        if self.arch.own_width:
+            beside[..., : self.header.dim] = x
+
+    def round_own(
+        self, whole: Float32Array, round_rows: Callable[[Float32Array], Float32Array]
+    ) -> None:
+        """Let a stream that reads the checkpoint's own rows read rounded ones."""
+        whole[..., 2 * self.header.dim] += len(self._own_rows)
+        rounded = round_rows(self._own_rows[: self._n_own])
+        self._own_rows = np.concatenate([self._own_rows, rounded])
 
     def layer(
         self, weights: Weights, x: Float32Array, observe: Observer | None = None
     ) -> Float32Array:
-        """Return the residual stream after a layer; ``x`` [n_samples, n_tokens, dim] is not
+        """Return the residual stream after a layer; ``x`` [n_samples, n_tokens, width] is not
         changed.
 
         ``observe`` is called with the input of every matrix outside of experts: all tokens of a
         sample at once, one sample after another.
         """
-        behind, inputs, dense = (np.zeros_like(x) for _ in range(3))
+        whole = np.zeros_like(x)
+        behind, beside = self.parts(whole)
+        inputs, dense = (np.zeros(behind.shape, np.float32) for _ in range(2))
 
         def pass_sample(i: int) -> None:
-            behind[i], inputs[i], dense[i] = self._parts_of_sample(weights, x[i], observe)
+            before, beside[i] = self.parts(x[i])
+            behind[i], inputs[i], dense[i] = self._parts_of_sample(
+                weights, before, beside[i], observe
+            )
 
         for_each(len(x), pass_sample, n_threads=1 if observe is not None else None)
-        if weights.kind.n_experts:
-            return self.joined(weights, behind, dense, self._routed(weights, inputs, behind))
-        return self.joined(weights, behind, dense)
+        routed = self._routed(weights, inputs, behind) if weights.kind.n_experts else None
+        behind[:] = self.joined(weights, behind, beside, dense, routed)
+        return whole
 
     def joined(
         self,
         w: Weights,
         behind: Float32Array,
+        beside: Float32Array,
         dense: Float32Array,
         routed: Float32Array | None = None,
     ) -> Float32Array:
-        """Return the stream after a layer, from the stream after attention and the FFN's parts."""
+        """Return the stream after a layer, [..., dim], from that after attention, the columns
+        ``beside`` it, and the FFN's parts.
+        """
         y = dense
         if routed is not None:
             dense = self._normalise(w, T.DENSE_POST_NORM, dense)
             y = dense + self._normalise(w, T.ROUTED_POST_NORM, routed)
         y = self._normalise(w, T.POST_FFN_NORM, y)
-        out = behind + (
-            y if w.kind.residual_factor == 1 else y * np.float32(w.kind.residual_factor)
-        )
+        factor = np.float32(w.kind.residual_factor)
+        out = behind + (y if factor == 1 else y * factor)
+        if T.OWN_GATE in w:
+            out += factor * self._own(w, out, beside)
         return out * w[T.LAYER_SCALE] if T.LAYER_SCALE in w else out
+
+    def _own(self, w: Weights, x: Float32Array, beside: Float32Array) -> Float32Array:
+        """Return what the layer's own embeddings add to the stream ``x`` [..., dim]."""
+        dim, width = self.header.dim, self.arch.own_width
+        p = linear(w, T.OWN_IN, beside[..., :dim]) / np.float32(math.sqrt(dim))
+        at = slice(w.layer * width, (w.layer + 1) * width)
+        own = self._own_rows[beside[..., dim].astype(np.intp), at]
+        p = self._normalise(w, T.OWN_IN_NORM, p) + own * np.float32(math.sqrt(width))
+        gate = _activate(w.kind.activation, linear(w, T.OWN_GATE, x))
+        y = linear(w, T.OWN_OUT, gate * p * np.float32(math.sqrt(0.5)))
+        return self._normalise(w, T.OWN_NORM, y)
 
     def routed_inputs(
         self, w: Weights, y: Float32Array, behind: Float32Array
@@ -200,8 +257,8 @@ class Original:
     def final_norm(
         self, weights: Mapping[TensorType, Float32Array], x: Float32Array
     ) -> Float32Array:
-        """Return the input of the head from ``x`` [..., dim]; ``weights`` are the final unit's."""
-        return self._normalise(weights, T.FINAL_NORM, x)
+        """Return the input of the head, [..., dim]; ``weights`` are the final unit's."""
+        return self._normalise(weights, T.FINAL_NORM, self.parts(x)[0])
 
     def finish_logits(
         self, weights: Mapping[TensorType, Float32Array], products: Float32Array, start: int
@@ -229,7 +286,7 @@ class Original:
                 yield from _row_ranges(target, self._checkpoint)
 
     def logits(self, x: Float32Array) -> Float32Array:
-        """Return logits [n_tokens, n_vocab] of the residual stream [n_tokens, dim]."""
+        """Return logits [n_tokens, n_vocab] of the residual stream [n_tokens, width]."""
         vectors = self.vectors(FINAL_UNIT)
         x = self.final_norm(vectors, x)
         out = np.empty((len(x), self.header.n_vocab), np.float32)
@@ -247,24 +304,29 @@ class Original:
         """Return the input of Q, K and V, [n_tokens, dim]."""
         return self._normalise(w, T.ATTN_NORM, x)
 
-    def mixed(self, w: Weights, y: Float32Array) -> dict[TensorType, Float32Array]:
-        """Return what the output matrices of the mixer read, [n_tokens, n_inputs] each."""
+    def mixed(
+        self, w: Weights, y: Float32Array, beside: Float32Array
+    ) -> dict[TensorType, Float32Array]:
+        """Return what the output matrices of the mixer read, [n_tokens, n_inputs] each.
+
+        Keys and values that later layers read are left in ``beside``.
+        """
         if w.kind.mixer == Mixer.SHORT_CONV:
             inner = linear(w, T.K, y) * linear(w, T.V, y)
             return {T.ATTN_OUT: convolve(w, inner) * linear(w, T.Q, y)}
         if w.kind.mixer == Mixer.DELTA:
             return {T.ATTN_OUT: delta_rule(w, y, self.arch.norm_epsilon)}
-        out = {T.ATTN_OUT: self._attended(w, y)} if w.kind.has_attention else {}
+        out = {T.ATTN_OUT: self._attended(w, y, beside)} if w.kind.has_attention else {}
         if w.kind.has_ssd:
             out[T.SSD_OUT] = ssd(w, y, self._normalised)
         return out
 
-    def _attended(self, w: Weights, y: Float32Array) -> Float32Array:
+    def _attended(self, w: Weights, y: Float32Array, beside: Float32Array) -> Float32Array:
         """Return the heads of attention, [n_tokens, n_heads * head_dim]."""
         kind, n_tokens = w.kind, len(y)
         n_shared = kind.n_heads // kind.n_kv_heads
         # [heads, tokens, head_dim]
-        q, k, v = self._latents(w, y) if kind.latent_rank else self._qkv(w, y)
+        q, k, v = self._latents(w, y) if kind.latent_rank else self._qkv(w, y, beside)
         scale = np.float32(kind.score_scale or 1 / math.sqrt(kind.head_dim))
         behind = np.arange(n_tokens)[:, None] - np.arange(n_tokens)
         hidden = _hidden_positions(behind, kind.window_tokens)
@@ -330,7 +392,7 @@ class Original:
         return linear(w, T.FFN_DOWN, hidden)
 
     def _parts_of_sample(
-        self, w: Weights, x: Float32Array, observe: Observer | None
+        self, w: Weights, x: Float32Array, beside: Float32Array, observe: Observer | None
     ) -> tuple[Float32Array, Float32Array, Float32Array]:
         """Return the stream after attention, and the input and output of the dense part."""
 
@@ -343,7 +405,7 @@ class Original:
         x = behind = self.layer_input(w, x)
         if w.kind.mixer != Mixer.NONE:
             read = observed(of_mixer, self.attention_input(w, x))
-            for matrix, mixed in self.mixed(w, read).items():
+            for matrix, mixed in self.mixed(w, read, beside).items():
                 behind = behind + self.mixer_output(w, matrix, observed((matrix,), mixed))
         y = self.ffn_input(w, x, behind)
         if T.FFN_UP not in w:
@@ -352,11 +414,23 @@ class Original:
         hidden = observed(of_down, self.ffn_hidden(w, y))
         return behind, y, self.ffn_output(w, hidden)
 
-    def _qkv(self, w: Weights, y: Float32Array) -> tuple[Float32Array, Float32Array, Float32Array]:
-        q, k = (self._turned(w, matrix, norm, y) for matrix, norm in _QK)
-        v = linear(w, T.K if w.kind.values_are_keys else T.V, y)
-        v = v.reshape(len(y), -1, w.kind.head_dim).transpose(1, 0, 2)
-        return q, k, self._normalised(v) if w.kind.value_norm else v
+    def _qkv(
+        self, w: Weights, y: Float32Array, beside: Float32Array
+    ) -> tuple[Float32Array, Float32Array, Float32Array]:
+        n_tokens, kind = len(y), w.kind
+        q = self._turned(w, T.Q, T.Q_NORM, y)
+        if kind.kv_source:
+            kept = beside[:, self._keys_at[kind.kv_source - 1]]
+            k, v = kept.reshape(n_tokens, 2, -1, kind.head_dim).transpose(1, 2, 0, 3)
+            return q, k, v
+        k = self._turned(w, T.K, T.K_NORM, y)
+        v = linear(w, T.K if kind.values_are_keys else T.V, y)
+        v = v.reshape(n_tokens, -1, kind.head_dim).transpose(1, 0, 2)
+        v = self._normalised(v) if kind.value_norm else v
+        if w.layer in self._keys_at:
+            kept = np.stack([k, v]).transpose(2, 0, 1, 3)
+            beside[:, self._keys_at[w.layer]] = kept.reshape(n_tokens, -1)
+        return q, k, v
 
     def _latents(
         self, w: Weights, y: Float32Array
@@ -425,9 +499,6 @@ class Original:
             x = x - x.mean(axis=-1, keepdims=True)
         square = np.mean(x * x, axis=-1, keepdims=True)
         return np.asarray(x / np.sqrt(square + np.float32(self.arch.norm_epsilon)))
-
-
-_QK: Final = ((T.Q, T.Q_NORM), (T.K, T.K_NORM))
 
 
 def for_each(n: int, act: Callable[[int], None], *, n_threads: int | None = None) -> None:

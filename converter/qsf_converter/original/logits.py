@@ -92,7 +92,7 @@ class OriginalLogits:
     def _batch_end(self, windows: Sequence[Window], start: int) -> int:
         """Return the end of the batch: windows of equal length, run through the layers together."""
         n_tokens = len(windows[start].tokens)
-        window_bytes = 4 * n_tokens * self._original.header.dim
+        window_bytes = 4 * n_tokens * self._original.width
         most = max(1, self._memory_bytes // window_bytes)
         end = start + 1
         while end < len(windows) and end - start < most and len(windows[end].tokens) == n_tokens:
@@ -112,9 +112,10 @@ class OriginalLogits:
                 x[i : i + step] = original.layer(weights, x[i : i + step])
                 advance(step * tokens.shape[1] / n_layers)
         final = self._weights(FINAL_UNIT)
+        states, _ = original.parts(x)
         for i in range(len(x)):
-            x[i] = original.final_norm(final, x[i])
-        return x
+            states[i] = original.final_norm(final, x[i])
+        return states
 
     def _weights(self, unit: UnitId) -> Weights:
         if unit in self._kept:

@@ -30,7 +30,7 @@ BIASES: Final = {
 class Weights(dict[TensorType, Float32Array]):
     """The tensors of a unit by their types, and for a layer its kind.
 
-    ``expert`` reads the tensors of an expert of the layer by its number.
+    ``expert`` reads the tensors of an expert of the layer by its number. ``layer`` is the layer's.
     """
 
     def __init__(
@@ -38,10 +38,13 @@ class Weights(dict[TensorType, Float32Array]):
         tensors: Mapping[TensorType, Float32Array],
         kind: LayerKind,
         expert: Callable[[int], Weights] | None = None,
+        *,
+        layer: int = 0,
     ) -> None:
         super().__init__(tensors)
         self.kind = kind
         self.expert = expert
+        self.layer = layer
 
     def changed(
         self,
@@ -49,7 +52,8 @@ class Weights(dict[TensorType, Float32Array]):
         expert: Callable[[int], Weights] | None = None,
     ) -> Weights:
         """Return a copy with some tensors replaced, or with other experts."""
-        return Weights({**self, **(changes or {})}, self.kind, expert or self.expert)
+        changed = {**self, **(changes or {})}
+        return Weights(changed, self.kind, expert or self.expert, layer=self.layer)
 
     @property
     def is_shared_norm(self) -> bool:

@@ -143,7 +143,7 @@ def test_what_an_encoder_cannot_do_is_refused(tmp_path: Path) -> None:
             list(model.embed([[1]], pooling="last"))
     with pytest.raises(QsfArgumentError, match="before a token"):
         qsf.Model(path, ram_budget=None, kv_policy="window:64")
-    with pytest.raises(QsfConversionError, match="no logits"):
+    with pytest.raises(QsfConversionError, match="predicts no tokens"):
         convert(tmp_path / "m", tmp_path / "c.qsf", calibration="bundled", force=True)
 
 

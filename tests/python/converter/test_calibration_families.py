@@ -16,7 +16,8 @@ NAMES = ("qwen3-bias", "phi", "gpt_neox", "falcon-alibi", "bloom", "stablelm-hea
          "bitnet", "gemma2", "gemma3", "granite-bias", "phi3-longrope-short", "smollm3",
          "ministral3", "gpt_oss", "qwen3_5", "qwen3_5+mtp", "qwen3_5_moe+mtp",
          "granitemoehybrid-moe", "nemotron_h-moe", "falcon_h1-norm",
-         "gemma4", "gemma4-moe", "deepseek_v2", "youtu", "minicpm3")  # fmt: skip
+         "gemma4", "gemma4-moe", "gemma4-own",
+         "gemma4-shared", "deepseek_v2", "youtu", "minicpm3")  # fmt: skip
 
 
 def mean_kl(folder: Path, dtype: Dtype) -> float:

@@ -283,6 +283,47 @@ def test_a_signal_keeps_what_is_done(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_embeddings_and_keys_that_layers_share(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    """Gemma 4 E2B: nearer with a text, by size too; the same with two threads, after a stop."""
+    model = calibrated_models.own_embeddings(tmp_path / "m", tiny_llama_dir)
+    text, other = tmp_path / "text.txt", tmp_path / "other.txt"
+    text.write_text(bundled_text()[:40_000], "utf-8")
+    other.write_text(bundled_text()[-8_000:], "utf-8")
+    asked = ("--calibration", text, "--calibration-tokens", 2048, "-q")
+
+    def made(name: str, *options: object) -> Path:
+        out = tmp_path / name
+        done = run(model, out, *options)
+        assert done.returncode == 0, done.stderr
+        return out
+
+    def kl(file: Path, against: Path) -> float:
+        figures = tmp_path / "figures.json"
+        options = ("--text", other, "--exact", "-q", "--against", against, "--json", figures)
+        done = run(file, *options, command=[sys.executable, "-m", "qsf.cli.evaluate"])
+        assert done.returncode == 0, done.stderr
+        return float(json.loads(figures.read_text("utf-8"))["kl_mean"])
+
+    two_bits = ("--quant-type", "2bit")
+    f16 = made("f16.qsf", "--quant-type", "f16", "--embed-type", "f16", "-q")
+    plain, nearer = made("plain.qsf", *two_bits, "-q"), made("nearer.qsf", *two_bits, *asked)
+    assert 0 <= kl(f16, model) < 1e-9
+    assert kl(plain, plain) == 0
+    lost = kl(plain, model)
+    assert lost == pytest.approx(kl(plain, f16), rel=1e-4)
+    assert kl(nearer, model) < 0.95 * lost
+    sized = [made("a.qsf", "--target-size", 0.8, "-q"), made("b.qsf", "--target-size", 0.8, *asked)]
+    assert kl(sized[1], model) < 0.8 * kl(sized[0], model)
+    assert max(file.stat().st_size for file in sized) <= 0.8 * MB
+
+    stopped = command_that_is_sent("SIGINT", 4)
+    out = tmp_path / "again.qsf"
+    done = run(model, out, *two_bits, *asked, "--threads", 1, command=stopped)
+    assert done.returncode == 130
+    assert made("again.qsf", *two_bits, *asked, "--threads", 2).read_bytes() == nearer.read_bytes()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_a_signal_before_anything_is_kept_says_so(model: Path, tmp_path: Path) -> None:
     code = command_that_is_sent("SIGINT", 99)
     code[-1] = code[-1].replace(

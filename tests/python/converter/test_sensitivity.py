@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,11 +12,13 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from make import tiny_checkpoints
+from make import calibrated_models, golden_families, tiny_checkpoints
+from oracle import reference
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.file.layout import EMBEDDING_UNIT, FINAL_UNIT, Dtype, TensorType, layer_unit, pass_units
 from qsf_converter.calibrate import sensitivity
 from qsf_converter.calibrate.sensitivity import measure, measure_layers, round_matrix
+from qsf_converter.convert import convert
 from qsf_converter.original import layers as original_module
 from qsf_converter.original.layers import Original
 from qsf_converter.rounding.plan import Policy, make_plan
@@ -256,6 +259,31 @@ def test_a_model_that_computes_nan_is_refused(
     for model in open_original(folder):
         with np.errstate(all="ignore"), pytest.raises(QsfConversionError, match=message):
             measure_layers(model, some_samples())
+
+
+def test_own_embeddings_and_keys_of_others(tmp_path: Path) -> None:
+    """What each costs is what the numpy reference loses with it, from the stored tensors."""
+    folder = golden_families.cases()["gemma4-own"].write(tmp_path / "m")
+    convert(folder, tmp_path / "m.qsf", quant_type="f16", embed_type="f16")
+    exact = reference.load_qsf(tmp_path / "m.qsf")
+    names = {"OWN_TABLE": "own_table", "EMBEDDING": "embedding", "1.V": "layer.1.v",
+             "2.K": "layer.2.k", "3.Q": "layer.3.q"}  # fmt: skip
+    samples = np.random.default_rng(3).integers(0, 67, (2, 24)).astype(np.int32)
+
+    def predict(model: reference.Model) -> NDArray[np.float64]:
+        rows = [reference.forward(model, sample, dtype=np.float64).logits for sample in samples]
+        return calibrated_models.log_softmax(np.stack(rows))
+
+    for model in open_original(folder):
+        found = measure(model, samples, dict.fromkeys(names, TYPES), measured=TYPES)
+        assert set(found.kl) == set(names)
+        for name, key in names.items():
+            for dtype, value in found.kl[name].items():
+                rounded = round_matrix(dtype, exact.weights[key].astype(np.float32))
+                changed = dataclasses.replace(exact, weights={**exact.weights, key: rounded})
+                expected = divergence(predict(exact), predict(changed))
+                assert value == pytest.approx(expected, rel=2e-3, abs=2e-6), (name, dtype)
+            assert found.kl[name][Dtype.Q2] > 1e-5, name
 
 
 def test_effort_keeps_the_streams_in_memory(llama: Original) -> None:
