@@ -107,15 +107,24 @@ void print_answer_json(const opened *o, const answer *a, const token_list *token
         buffer_add_text(&line, id);
     }
     const size_t n_steps = a->n_generated > 0 ? a->n_generated - 1 : 0;
+    qsf_stats stats;
+    qsf_session_stats(o->session, &stats);
+    uint64_t n_drafted = 0;
+    uint64_t n_accepted = 0;
+    for (int i = 0; i < QSF_N_GUESSERS; i++) {
+        n_drafted += stats.n_drafted[i];
+        n_accepted += stats.n_accepted[i];
+    }
     char rest[500];
     snprintf(rest, sizeof rest,
              "], \"stop_reason\": \"%s\", \"seed\": %" PRIu64 ", \"prompt_tokens\": %zu, "
              "\"generated_tokens\": %zu, \"prompt_tokens_per_s\": %.6g, \"tokens_per_s\": %.6g, "
              "\"first_token_s\": %.6g, \"peak_bytes\": %" PRIu64 ", \"budget_bytes\": %" PRIu64
-             ", \"context_tokens\": %" PRIu32 "}",
+             ", \"context_tokens\": %" PRIu32 ", \"drafted_tokens\": %" PRIu64
+             ", \"accepted_tokens\": %" PRIu64 "}",
              a->reason, seed, a->n_prompt, a->n_generated, rate(a->n_evaluated, a->prompt_seconds),
              rate(n_steps, a->step_seconds), a->first_seconds, machine.peak_bytes,
-             o->facts.plan.budget_bytes, o->facts.plan.ctx_tokens);
+             o->facts.plan.budget_bytes, o->facts.plan.ctx_tokens, n_drafted, n_accepted);
     buffer_add_text(&line, rest);
     puts(line.p);
     buffer_free(&line);

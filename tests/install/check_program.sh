@@ -58,7 +58,7 @@ for model in "$work/chat.qsf" "$tiny"; do
 done
 
 # ---- the other commands, and errors of one line ----
-keys='import json,sys; r=json.loads(sys.stdin.read()); print(r["text"], r["ids"], r["stop_reason"])'
+keys='import json,sys; r=json.loads(sys.stdin.read()); print(r["text"], r["ids"], r["stop_reason"], "accepted_tokens" in r)'
 ask=(run "$tiny" -p "Once" --seed 2 -n 12 --json)
 [ "$("${program[@]}" "${ask[@]}" | "$python/python" -c "$keys")" = \
     "$("$python/qsf" "${ask[@]}" | "$python/python" -c "$keys")" ] || fail "--json says something else"

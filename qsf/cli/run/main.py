@@ -283,7 +283,8 @@ def _complete(model: Model, request: Request, prompt: str) -> int:
     if stats is None:
         return 0
     if request.json:
-        show(report.json_line(report.answer_record(model, stats, "".join(texts))))
+        record = report.answer_record(model, stats, "".join(texts))
+        show(report.json_line(record | report.draft_record(model.session_stats)))
         return 0
     shown.end()
     if not request.quiet:

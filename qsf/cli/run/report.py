@@ -338,6 +338,11 @@ def cold_lines(stats: SessionStats) -> list[str]:
     ]
 
 
+def draft_record(stats: SessionStats) -> dict[str, int]:
+    """Return how many drafts were evaluated and how many were right, for ``--json``."""
+    return {"drafted_tokens": sum(stats.n_drafted), "accepted_tokens": sum(stats.n_accepted)}
+
+
 def draft_lines(stats: SessionStats) -> list[str]:
     """Return the gain of drafts; "" if no draft was evaluated."""
     from qsf.native.records import GUESSERS

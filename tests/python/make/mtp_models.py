@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from make import gguf_families, gguf_files
-from make.golden_families import Case, weights_of, write_checkpoint
+from make.golden_families import Case, cases, weights_of, write_checkpoint
 from qsf.file.layout import FINAL_UNIT, Dtype, TensorType, layer_unit
 from qsf_converter.original.layers import Original
 from qsf_converter.rounding.plan import Policy, make_plan
@@ -91,6 +93,30 @@ def write_hf(case: Case, folder: Path, **changed: Array) -> Path:
         return f"mtp.layers.0.{part}" if own is None else f"{own}.weight"
 
     return write_checkpoint(folder, case.config, {name_of(n): t for n, t in tensors.items()})
+
+
+def write_sure(folder: Path, tokenizer_from: Path, *, n_layers: int) -> Path:
+    """Qwen 3.5 whose next token follows from the last one alone, so that its head guesses right.
+
+    It has the tokenizer of another model. The head reads the token, nothing of the trunk.
+    """
+    case = deep(cases()["qwen3_5"], n_layers)
+    n_before, dim = case.config["vocab_size"], case.config["hidden_size"]
+    n_vocab = json.loads((tokenizer_from / "config.json").read_text("utf-8"))["vocab_size"]
+    tables = ("model.embed_tokens.weight", "lm_head.weight")
+    assert all(case.shapes[name] == (n_before, dim) for name in tables)
+    shapes = {**case.shapes, **dict.fromkeys(tables, (n_vocab, dim))}
+    case = replace(case, config={**case.config, "vocab_size": n_vocab}, shapes=shapes)
+    tensors, at = {**case.tensors(), **head_tensors(case)}, f"model.layers.{n_layers}."
+    writes = ("out_proj.weight", "o_proj.weight", "down_proj.weight")
+    tensors |= {name: t * np.float32(1e-3) for name, t in tensors.items() if name.endswith(writes)}
+    tensors[f"{at}enorm.weight"] = np.zeros(dim, np.float32)  # of 1 + w
+    tensors[f"{at}eh_proj.weight"] = np.eye(dim, 2 * dim, dtype=np.float32)
+    tensors[f"{at}shared_head.norm.weight"] = tensors["model.norm.weight"]
+    write_hf(case, folder, **tensors)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tokenizer_from / name, folder / name)
+    return folder
 
 
 def text_part(case: Case) -> Case:
