@@ -25,7 +25,7 @@ from qsf_converter.sources.gguf_experts import EXPERT_DIALECTS
 from qsf_converter.sources.gguf_gemma4 import GEMMA4_DIALECTS
 from qsf_converter.sources.gguf_latent import LATENT_DIALECTS
 from qsf_converter.sources.gguf_layer_norm import LAYER_NORM_DIALECTS, variant_of
-from qsf_converter.sources.gguf_mamba import MAMBA_DIALECTS
+from qsf_converter.sources.gguf_mamba import MAMBA_DIALECTS, hybrid_of
 
 Metadata = Mapping[str, Any]
 
@@ -117,7 +117,7 @@ def dialect_of(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> Dia
             f"architecture {shown(name)} of a GGUF file is not supported"
             f"{what_it_lacks(plain, re.IGNORECASE)}; `qsf convert --families` lists what is"
         )
-    return variant_of(ALL_DIALECTS[name], shapes)
+    return variant_of(hybrid_of(ALL_DIALECTS[name], metadata, shapes), shapes)
 
 
 def config_of(
@@ -279,7 +279,8 @@ def _rope_fields(
         head_dim = config["hidden_size"] // max(1, config["num_attention_heads"])
     scaling = _rope_scaling(fields, tensors, dialect)
     rotary_dims = fields.get("rope.dimension_count", head_dim)
-    if dialect.permuted and rotary_dims != head_dim:
+    is_partial = FAMILIES[dialect.family].has_partial_rope
+    if dialect.permuted and rotary_dims != head_dim and not is_partial:
         raise QsfConversionError(
             f"its metadata's {name}.rope.dimension_count = {shown(rotary_dims)} is not supported "
             f"with heads of {shown(head_dim)}"

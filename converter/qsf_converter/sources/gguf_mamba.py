@@ -67,6 +67,12 @@ def _common(fields: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _bamba(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    layers = range(_whole("block_count", config["num_hidden_layers"]))
+    listed = [i for i in layers if f"blk.{i}.ssm_a" not in shapes]
+    return {**_common(fields, config), "attn_layer_indices": listed}
+
+
 def _granite(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     """RoPE is recognised by a field that actually describes something else."""
     layers = range(_whole("block_count", config["num_hidden_layers"]))
@@ -133,10 +139,52 @@ _NEMOTRON = Dialect(
     more=_nemotron,
     read_by_more=(*_READ, "nextn_predict_layers", "attention.layer_norm_epsilon"),
 )
+_FALCON = Dialect(
+    family="FalconH1ForCausalLM",
+    config={**RMS_CONFIG, **_SIZES},
+    has={**ATTENTION_BIAS, "mamba_conv_bias": _CONV_BIAS, "mamba_rms_norm": "ssm_norm"},
+    tensors={
+        **ends_of("model.embed_tokens", "model.final_layernorm"),
+        **layers_of(
+            "model.layers",
+            {
+                **QKV,
+                **OUT,
+                **{name: of.replace("mlp.", "feed_forward.") for name, of in FFN.items()},
+                "attn_norm": "input_layernorm",
+                "ffn_norm": "pre_ff_layernorm",
+            },
+        ),
+        **_ssd_names("model.layers", "mamba"),
+    },
+    more=_falcon,
+    read_by_more=_READ,
+)
+# Its rows are in the order of a RoPE on whole heads, of which the first half is turned.
+_BAMBA = replace(
+    _FALCON,
+    family="BambaForCausalLM",
+    has={**ATTENTION_BIAS, "mamba_conv_bias": _CONV_BIAS},
+    permuted=PERMUTED,
+    more=_bamba,
+)
+
+
+def hybrid_of(dialect: Dialect, metadata: Mapping[str, Any], shapes: Shapes) -> Dialect:
+    """Return the dialect of a file: Bamba's are of Granite 4 H, with RoPE and without a scale."""
+    if dialect is not MAMBA_DIALECTS["granitehybrid"]:
+        return dialect
+    has_rope = metadata.get("granitehybrid.rope.scaling.finetuned")
+    has_scale = "granitehybrid.attention.scale" in metadata
+    has_states = any("ssm_a" in name for name in shapes)
+    return _BAMBA if has_rope and has_states and not has_scale else dialect
+
+
 MAMBA_DIALECTS: Final[Mapping[str, Dialect]] = {
     "granitehybrid": replace(
         _GRANITE,
         family="GraniteMoeHybridForCausalLM",
+        other_families=("BambaForCausalLM",),
         config={**RMS_CONFIG, **_SIZES},
         optional={
             **_GRANITE.optional,
@@ -151,31 +199,12 @@ MAMBA_DIALECTS: Final[Mapping[str, Dialect]] = {
         more=_granite,
         read_by_more=_READ,
     ),
-    "falcon-h1": Dialect(
-        family="FalconH1ForCausalLM",
-        config={**RMS_CONFIG, **_SIZES},
-        has={
-            **ATTENTION_BIAS,
-            "mamba_conv_bias": _CONV_BIAS,
-            "mamba_rms_norm": "ssm_norm",
-        },
+    "falcon-h1": replace(
+        _FALCON,
         tensors={
-            **ends_of("model.embed_tokens", "model.final_layernorm"),
-            **layers_of(
-                "model.layers",
-                {
-                    **QKV,
-                    **OUT,
-                    **{name: of.replace("mlp.", "feed_forward.") for name, of in FFN.items()},
-                    "attn_norm": "input_layernorm",
-                    "ffn_norm": "pre_ff_layernorm",
-                },
-            ),
+            **_FALCON.tensors,
             "blk.{layer}.ffn_norm": "model.layers.{layer}.pre_ff_layernorm.weight",
-            **_ssd_names("model.layers", "mamba"),
         },
-        more=_falcon,
-        read_by_more=_READ,
     ),
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": replace(

@@ -39,8 +39,6 @@ NOT_SAID = (
     "qwen3_next-dense",  # of which GGUF files never have any
     "vaultgemma", "solar_open", "granitemoehybrid", "granitemoehybrid-nope", "olmo_hybrid",
     "olmo_hybrid-rope", "lfm3", "lfm3-plain",
-    # Its file is that of Granite 4 H with a part of RoPE, of which nobody knows the order of rows.
-    "bamba",
     "nemotron_h-groups",  # how many groups are kept
 )  # fmt: skip
 

@@ -42,11 +42,11 @@ ARCHITECTURES = {
     "cohere2": "cohere2", "nemotron": "nemotron", "jais2": "jais2", "arcee": "arcee",
     "granitemoeshared": "granitemoe", "lfm2": "lfm2",
     "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
-    "lfm2_moe": "lfm2moe", "granitemoehybrid": "granitehybrid", "falcon_h1": "falcon-h1",
-    "nemotron_h": "nemotron_h", "dots1": "dots1", "minimax_m2": "minimax-m2",
+    "lfm2_moe": "lfm2moe", "granitemoehybrid": "granitehybrid", "bamba": "granitehybrid",
+    "falcon_h1": "falcon-h1", "nemotron_h": "nemotron_h", "dots1": "dots1",
     "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
     "kimi_linear": "kimi-linear", "youtu": "deepseek2", "mistral4": "mistral4",
-    "minicpm3": "minicpm3",
+    "minicpm3": "minicpm3", "minimax_m2": "minimax-m2",
     "bert": "bert", "xlm-roberta": "bert", "roberta": "bert", "nomic_bert": "nomic-bert",
 }  # fmt: skip
 """model_type of a config.json -> architecture of llama.cpp."""
@@ -385,11 +385,8 @@ def arch_of(config: dict[str, Any]) -> str:
 
 
 def _n_layers(config: dict[str, Any]) -> int:
-    return (
-        len(config["layers_block_type"])
-        if "layers_block_type" in config
-        else _first(config, *N_LAYERS)
-    )
+    blocks = config.get("layers_block_type")
+    return len(blocks) if blocks else _first(config, *N_LAYERS)
 
 
 def _interleaved(values: Array, n_heads: int) -> Array:
@@ -564,6 +561,9 @@ def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
 
 def _said_of_mamba(config: dict[str, Any], arch: str) -> dict[str, Any]:
     types = config.get("layers_block_type") or config.get("layer_types") or ()
+    attention = config.get("attn_layer_indices", ())  # of Bamba, which has RoPE
+    if attention:
+        types = [("mamba", "full_attention")[i in attention] for i in range(_n_layers(config))]
     n_heads = _first(config, "mamba_n_heads", "mamba_num_heads")
     inner = _first(config, "mamba_d_ssm") if arch == "falcon-h1" else 2 * config["hidden_size"]
     if "mamba_head_dim" in config:
@@ -577,7 +577,7 @@ def _said_of_mamba(config: dict[str, Any], arch: str) -> dict[str, Any]:
     }
     if types:
         of_layers = [config["num_key_value_heads"] * (t == "full_attention") for t in types]
-        is_turned = config.get("position_embedding_type") == "rope"
+        is_turned = bool(attention) or config.get("position_embedding_type") == "rope"
         said |= {Keys.Attention.HEAD_COUNT_KV: of_layers, Keys.Rope.SCALING_FINETUNED: is_turned}
     if "layers_block_type" in config:
         of = config["moe_intermediate_size" if arch == "nemotron_h_moe" else "intermediate_size"]
