@@ -45,8 +45,7 @@ void print_plan(const qsf_plan *plan, bool is_json)
     const size_t n = sizeof rows / sizeof rows[0];
     char counts[200];
     snprintf(counts, sizeof counts,
-             "\"ctx_tokens\": %" PRIu32 ", \"n_units\": %" PRIu32 ", \"n_units_resident\": %" PRIu32
-             ", \"n_threads\": %" PRIu32,
+             "\"ctx_tokens\": %u, \"n_units\": %u, \"n_units_resident\": %u, \"n_threads\": %u",
              plan->ctx_tokens, plan->n_units, plan->n_units_resident, plan->n_threads);
     if (is_json) {
         print_json_rows(rows, n, counts);
@@ -103,7 +102,7 @@ void print_answer_json(const opened *o, const answer *a, const token_list *token
     buffer_add_text(&line, ", \"ids\": [");
     for (size_t i = a->n_prompt; i < tokens->n; i++) {
         char id[16];
-        snprintf(id, sizeof id, "%s%" PRIu32, i > a->n_prompt ? ", " : "", tokens->ids[i]);
+        snprintf(id, sizeof id, "%s%u", i > a->n_prompt ? ", " : "", tokens->ids[i]);
         buffer_add_text(&line, id);
     }
     const size_t n_steps = a->n_generated > 0 ? a->n_generated - 1 : 0;
@@ -120,7 +119,7 @@ void print_answer_json(const opened *o, const answer *a, const token_list *token
              "], \"stop_reason\": \"%s\", \"seed\": %" PRIu64 ", \"prompt_tokens\": %zu, "
              "\"generated_tokens\": %zu, \"prompt_tokens_per_s\": %.6g, \"tokens_per_s\": %.6g, "
              "\"first_token_s\": %.6g, \"peak_bytes\": %" PRIu64 ", \"budget_bytes\": %" PRIu64
-             ", \"context_tokens\": %" PRIu32 ", \"drafted_tokens\": %" PRIu64
+             ", \"context_tokens\": %u, \"drafted_tokens\": %" PRIu64
              ", \"accepted_tokens\": %" PRIu64 "}",
              a->reason, seed, a->n_prompt, a->n_generated, rate(a->n_evaluated, a->prompt_seconds),
              rate(n_steps, a->step_seconds), a->first_seconds, machine.peak_bytes,

@@ -2,8 +2,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "format/arch.h"
 
-#include <inttypes.h>
-
 #include "base/status.h"
 #include "format/keyvalues.h"
 
@@ -41,8 +39,7 @@ static const qsf_key keys[] = {
 static qsf_status check_act_bits(uint32_t bits)
 {
     if (bits != 8 && bits != 16)
-        return QSF_FAIL(QSF_ERR_FORMAT, "ARCH: bits of activations are %" PRIu32 ", allowed: 8, 16",
-                        bits);
+        return QSF_FAIL(QSF_ERR_FORMAT, "ARCH: bits of activations are %u, allowed: 8, 16", bits);
     return QSF_OK;
 }
 
@@ -50,9 +47,8 @@ static qsf_status check_kv_bits(const char *name, uint32_t bits)
 {
     if ((bits & (bits - 1)) != 0)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "ARCH: bits of %s in the KV cache are %" PRIu32
-                        ", allowed: 2, 4, 8, 16, 32",
-                        name, bits);
+                        "ARCH: bits of %s in the KV cache are %u, allowed: 2, 4, 8, 16, 32", name,
+                        bits);
     return QSF_OK;
 }
 
@@ -77,8 +73,7 @@ qsf_status qsf_arch_parse(unsigned char *bytes, size_t n_bytes, const qsf_header
         out->rope_dims = h->head_dim;
     else if (out->rope_dims % 2 != 0 || out->rope_dims > h->head_dim)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "ARCH: %" PRIu32
-                        " rotary dimensions, allowed: even, up to the head's %" PRIu32,
+                        "ARCH: %u rotary dimensions, allowed: even, up to the head's %u",
                         out->rope_dims, h->head_dim);
     if (!(out->rope_high_freq_factor > out->rope_low_freq_factor))
         return QSF_FAIL(QSF_ERR_FORMAT,

@@ -42,10 +42,10 @@ static qsf_status check_entry(const qsf_reader *r, const qsf_section *s, uint32_
     char tag[5];
     qsf_section_name(s->tag, tag);
     if ((s->flags & ~QSF_SECTION_REQUIRED) != 0 || reserved != 0)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "section %s: flags %08" PRIx32 " and reserved %08" PRIx32
-                        ", allowed: flags 0 or 1, reserved 0",
-                        tag, s->flags, reserved);
+        return QSF_FAIL(
+            QSF_ERR_FORMAT,
+            "section %s: flags %08x and reserved %08x, allowed: flags 0 or 1, reserved 0", tag,
+            s->flags, reserved);
     const tag_row *const row = find_tag(s->tag);
     if (row == NULL && (s->flags & QSF_SECTION_REQUIRED) != 0)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
@@ -100,8 +100,7 @@ static qsf_status check_sections(const qsf_reader *r, const qsf_header_links *li
                         unit->off, links->unit_index_off);
     if (unit->crc32 != links->unit_index_crc32)
         return QSF_FAIL(QSF_ERR_DAMAGED,
-                        "section UNIT: checksum is %08" PRIx32 " in the directory, %08" PRIx32
-                        " in the header",
+                        "section UNIT: checksum is %08x in the directory, %08x in the header",
                         unit->crc32, links->unit_index_crc32);
     return QSF_OK;
 }
@@ -118,8 +117,7 @@ qsf_status qsf_directory_read(qsf_reader *r, const qsf_header_links *links)
     QSF_TRY(qsf_file_read_at(&r->file, links->directory_off, bytes, n_bytes));
     const uint32_t crc32 = qsf_crc32(0, bytes, n_bytes);
     if (crc32 != links->directory_crc32)
-        return QSF_FAIL(QSF_ERR_DAMAGED,
-                        "directory: checksum is %08" PRIx32 ", the header says %08" PRIx32, crc32,
+        return QSF_FAIL(QSF_ERR_DAMAGED, "directory: checksum is %08x, the header says %08x", crc32,
                         links->directory_crc32);
     r->directory_off = links->directory_off;
     r->n_sections = links->n_sections;

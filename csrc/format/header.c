@@ -14,9 +14,8 @@
 static qsf_status check_range(const char *field, uint32_t value, uint32_t least, uint32_t most)
 {
     if (value < least || value > most)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "header: %s is %" PRIu32 ", allowed: %" PRIu32 " .. %" PRIu32, field, value,
-                        least, most);
+        return QSF_FAIL(QSF_ERR_FORMAT, "header: %s is %u, allowed: %u .. %u", field, value, least,
+                        most);
     return QSF_OK;
 }
 
@@ -24,9 +23,8 @@ static qsf_status check_token(const char *field, uint32_t id, uint32_t n_vocab)
 {
     if (id != QSF_TOKEN_NONE && id >= n_vocab)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "header: %s is %" PRIu32 ", allowed: below the vocabulary of %" PRIu32
-                        ", or none",
-                        field, id, n_vocab);
+                        "header: %s is %u, allowed: below the vocabulary of %u, or none", field, id,
+                        n_vocab);
     return QSF_OK;
 }
 
@@ -39,45 +37,42 @@ static qsf_status check_identity(const unsigned char *bytes, uint64_t file_bytes
                         bytes[0], bytes[1], bytes[2], bytes[3]);
     const uint32_t version = qsf_load_u32(bytes + 4);
     if (version != QSF_FILE_VERSION)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "file version %" PRIu32 ", this build reads version %d: %s", version,
-                        QSF_FILE_VERSION,
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "file version %u, this build reads version %d: %s",
+                        version, QSF_FILE_VERSION,
                         version < QSF_FILE_VERSION
                             ? "`qsf convert MODEL FILE` makes it again from the original model"
                             : "`pip install --upgrade qsf` gets a newer one");
     const uint32_t header_bytes = qsf_load_u32(bytes + 8);
     if (header_bytes != QSF_HEADER_BYTES)
-        return QSF_FAIL(QSF_ERR_FORMAT, "header: size is %" PRIu32 ", allowed: %d", header_bytes,
+        return QSF_FAIL(QSF_ERR_FORMAT, "header: size is %u, allowed: %d", header_bytes,
                         QSF_HEADER_BYTES);
     const uint32_t stored[2] = {qsf_load_u32(bytes + 96), qsf_load_u32(bytes + 124)};
     const uint32_t real[2] = {qsf_crc32(0, bytes, 96), qsf_crc32(0, bytes + 100, 24)};
     for (int i = 0; i < 2; i++)
         if (stored[i] != real[i])
-            return QSF_FAIL(QSF_ERR_DAMAGED,
-                            "header: checksum of bytes %s is %08" PRIx32 ", stored is %08" PRIx32,
+            return QSF_FAIL(QSF_ERR_DAMAGED, "header: checksum of bytes %s is %08x, stored is %08x",
                             i == 0 ? "0..95" : "100..123", real[i], stored[i]);
     const uint32_t low_bytes = qsf_load_u32(bytes + 92);
     if (low_bytes != (file_bytes & 0xFFFFFFFF))
-        return QSF_FAIL(QSF_ERR_DAMAGED,
-                        "the file has %" PRIu64
-                        " bytes, but its header was written for one of %" PRIu32
-                        " (mod 2^32): truncated or extended",
-                        file_bytes, low_bytes);
+        return QSF_FAIL(
+            QSF_ERR_DAMAGED,
+            "the file has %" PRIu64
+            " bytes, but its header was written for one of %u (mod 2^32): truncated or extended",
+            file_bytes, low_bytes);
     return QSF_OK;
 }
 
 static qsf_status check_dimensions(const qsf_header *h)
 {
     if (h->architecture >= QSF_ARCHITECTURE_COUNT)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "architecture %" PRIu32 ", this build reads 0 .. %d",
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "architecture %u, this build reads 0 .. %d",
                         h->architecture, QSF_ARCHITECTURE_COUNT - 1);
     QSF_TRY(check_range("number of layers", h->n_layers, 1, QSF_MAX_LAYERS));
     QSF_TRY(check_range("hidden dimension", h->dim, 1, QSF_MAX_DIM));
     QSF_TRY(check_range("number of attention heads", h->n_heads, 1, QSF_MAX_HEADS));
     QSF_TRY(check_range("number of KV heads", h->n_kv_heads, 1, h->n_heads));
     if (h->n_heads % h->n_kv_heads != 0)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "header: %" PRIu32 " KV heads do not divide %" PRIu32 " attention heads",
+        return QSF_FAIL(QSF_ERR_FORMAT, "header: %u KV heads do not divide %u attention heads",
                         h->n_kv_heads, h->n_heads);
     QSF_TRY(check_range("vocabulary", h->n_vocab, 1, QSF_MAX_VOCAB));
     QSF_TRY(check_range("maximum sequence length", h->max_tokens, 1, QSF_MAX_TOKENS));

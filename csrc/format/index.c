@@ -17,31 +17,28 @@ static qsf_status check_unit(const qsf_reader *r, uint32_t i, const qsf_unit *u)
     if (u->off % QSF_UNIT_ALIGN != 0 ||
         !qsf_extent_inside(u->off, u->stored_bytes, r->file.n_bytes))
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "unit %" PRIu32 ": %" PRIu64 " bytes at %" PRIu64
+                        "unit %u: %" PRIu64 " bytes at %" PRIu64
                         ", allowed: at a multiple of %d, inside the file of %" PRIu64 " bytes",
                         i, u->stored_bytes, u->off, QSF_UNIT_ALIGN, r->file.n_bytes);
     if (u->stored_bytes == 0 || u->raw_bytes == 0)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "unit %" PRIu32 ": %" PRIu64 " bytes stored, %" PRIu64
-                        " raw, allowed: 1 or more",
-                        i, u->stored_bytes, u->raw_bytes);
+                        "unit %u: %" PRIu64 " bytes stored, %" PRIu64 " raw, allowed: 1 or more", i,
+                        u->stored_bytes, u->raw_bytes);
     if (u->dtype >= QSF_DTYPE_COUNT)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "unit %" PRIu32 ": quantisation type is %d, allowed: 0 .. %d", i, u->dtype,
-                        QSF_DTYPE_COUNT - 1);
+        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: quantisation type is %d, allowed: 0 .. %d", i,
+                        u->dtype, QSF_DTYPE_COUNT - 1);
     const int most_compression =
         u->role == QSF_UNIT_LAYER ? QSF_COMPRESSION_COUNT - 1 : QSF_COMPRESSION_NONE;
     if (u->compression > most_compression)
-        return QSF_FAIL(QSF_ERR_FORMAT, "unit %" PRIu32 ": compression is %d, allowed: 0 .. %d", i,
+        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: compression is %d, allowed: 0 .. %d", i,
                         u->compression, most_compression);
     if (u->compression == QSF_COMPRESSION_NONE && u->stored_bytes != u->raw_bytes)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "unit %" PRIu32 ": %" PRIu64 " bytes stored, %" PRIu64
+                        "unit %u: %" PRIu64 " bytes stored, %" PRIu64
                         " raw, allowed: the same without compression",
                         i, u->stored_bytes, u->raw_bytes);
     if (!isfinite(u->importance) || u->importance < 0.0F)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "unit %" PRIu32 ": importance is %g, allowed: finite, 0 or more", i,
+        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: importance is %g, allowed: finite, 0 or more", i,
                         (double)u->importance);
     return QSF_OK;
 }
@@ -56,21 +53,19 @@ static qsf_status check_role(const qsf_reader *r, uint32_t i, const qsf_unit *u)
 {
     const bool is_of_layer = u->role == QSF_UNIT_LAYER || u->role == QSF_UNIT_EXPERT;
     if (u->role >= QSF_UNIT_ROLE_COUNT)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "unit %" PRIu32 " has role %d, this build knows 0 .. %d", i, u->role,
-                        QSF_UNIT_ROLE_COUNT - 1);
+        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "unit %u has role %d, this build knows 0 .. %d", i,
+                        u->role, QSF_UNIT_ROLE_COUNT - 1);
     if (u->layer >= (is_of_layer ? r->header.n_layers : 1) ||
         (u->expert != 0 && u->role != QSF_UNIT_EXPERT))
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "unit %" PRIu32
-                        " of role %d is of layer %d, expert %d; the file has %" PRIu32 " layers",
-                        i, u->role, u->layer, u->expert, r->header.n_layers);
+                        "unit %u of role %d is of layer %d, expert %d; the file has %u layers", i,
+                        u->role, u->layer, u->expert, r->header.n_layers);
     if (i > 0 && rank_of(u) <= rank_of(u - 1))
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "unit %" PRIu32
-                        " (role %d, layer %d, expert %d) comes after role %d, layer %d, expert %d, "
-                        "allowed: ascending",
-                        i, u->role, u->layer, u->expert, u[-1].role, u[-1].layer, u[-1].expert);
+        return QSF_FAIL(
+            QSF_ERR_FORMAT,
+            "unit %u (role %d, layer %d, expert %d) comes after role %d, layer %d, expert %d, "
+            "allowed: ascending",
+            i, u->role, u->layer, u->expert, u[-1].role, u[-1].layer, u[-1].expert);
     return QSF_OK;
 }
 
@@ -83,17 +78,17 @@ static qsf_status check_template(const qsf_reader *r, uint32_t i, const qsf_unit
     if (first > i || u->role != QSF_UNIT_EXPERT || r->units[first].role != QSF_UNIT_EXPERT ||
         r->units[first].template_idx != first)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "unit %" PRIu32 " has the tensors of unit %" PRIu32
-                        ", allowed: itself; of an expert also an earlier one with tensors of its "
+                        "unit %u has the tensors of unit %u, allowed: itself; of an expert also an "
+                        "earlier one with tensors of its "
                         "own",
                         i, first);
     const qsf_unit *const t = &r->units[first];
     if (u->raw_bytes != t->raw_bytes || u->dtype != t->dtype || u->n_tensors != t->n_tensors)
-        return QSF_FAIL(
-            QSF_ERR_FORMAT,
-            "unit %" PRIu32 " has %" PRIu32 " tensors, %" PRIu64 " bytes, type %d; unit %" PRIu32
-            ", whose tensors it has: %" PRIu32 ", %" PRIu64 ", %d",
-            i, u->n_tensors, u->raw_bytes, u->dtype, first, t->n_tensors, t->raw_bytes, t->dtype);
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "unit %u has %u tensors, %" PRIu64
+                        " bytes, type %d; unit %u, whose tensors it has: %u, %" PRIu64 ", %d",
+                        i, u->n_tensors, u->raw_bytes, u->dtype, first, t->n_tensors, t->raw_bytes,
+                        t->dtype);
     return QSF_OK;
 }
 
@@ -103,8 +98,7 @@ static qsf_status check_ascent(uint32_t i, const qsf_unit *u)
     if (i == 0 || u->role != QSF_UNIT_EXPERT || u[-1].role != QSF_UNIT_EXPERT ||
         u->off >= u[-1].off + u[-1].stored_bytes)
         return QSF_OK;
-    return QSF_FAIL(QSF_ERR_FORMAT,
-                    "unit %" PRIu32 " is at %" PRIu64 ", allowed: behind expert unit %" PRIu32, i,
+    return QSF_FAIL(QSF_ERR_FORMAT, "unit %u is at %" PRIu64 ", allowed: behind expert unit %u", i,
                     u->off, i - 1);
 }
 
@@ -127,8 +121,7 @@ static qsf_status parse_unit(qsf_reader *r, uint32_t i, const unsigned char *ent
         .template_idx = qsf_load_u32(entry + 44),
     };
     if (entry[35] != 0)
-        return QSF_FAIL(QSF_ERR_FORMAT, "unit %" PRIu32 ": reserved is %02x, allowed: 0", i,
-                        entry[35]);
+        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: reserved is %02x, allowed: 0", i, entry[35]);
     QSF_TRY(check_role(r, i, u));
     QSF_TRY(check_unit(r, i, u));
     QSF_TRY(check_template(r, i, u));
@@ -146,17 +139,17 @@ static qsf_status find_roles(qsf_reader *r, const qsf_header_links *links)
             first_of[r->units[i].role] = i;
     if (n_of[QSF_UNIT_EMBEDDING] != 1 || n_of[QSF_UNIT_FINAL] != 1 ||
         n_of[QSF_UNIT_LAYER] != r->header.n_layers)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "section UNIT has %" PRIu32 " embeddings, %" PRIu32 " layers, %" PRIu32
-                        " final units, allowed: 1, %" PRIu32 ", 1",
-                        n_of[QSF_UNIT_EMBEDDING], n_of[QSF_UNIT_LAYER], n_of[QSF_UNIT_FINAL],
-                        r->header.n_layers);
+        return QSF_FAIL(
+            QSF_ERR_FORMAT,
+            "section UNIT has %u embeddings, %u layers, %u final units, allowed: 1, %u, 1",
+            n_of[QSF_UNIT_EMBEDDING], n_of[QSF_UNIT_LAYER], n_of[QSF_UNIT_FINAL],
+            r->header.n_layers);
     r->n_experts = n_of[QSF_UNIT_EXPERT];
     if (r->n_experts > QSF_MAX_EXPERTS)
-        return QSF_FAIL(QSF_ERR_FORMAT, "section UNIT has %" PRIu32 " experts, allowed: up to %u",
+        return QSF_FAIL(QSF_ERR_FORMAT, "section UNIT has %u experts, allowed: up to %u",
                         r->n_experts, QSF_MAX_EXPERTS);
     if (n_of[QSF_UNIT_OWN_TABLE] > 1)
-        return QSF_FAIL(QSF_ERR_FORMAT, "section UNIT has %" PRIu32 " own tables, allowed: 0, 1",
+        return QSF_FAIL(QSF_ERR_FORMAT, "section UNIT has %u own tables, allowed: 0, 1",
                         n_of[QSF_UNIT_OWN_TABLE]);
     r->own_table_unit = first_of[QSF_UNIT_OWN_TABLE];
     r->n_stream_units = r->n_units - r->n_experts - n_of[QSF_UNIT_OWN_TABLE];
@@ -246,13 +239,11 @@ qsf_status qsf_index_link_experts(qsf_reader *r)
         for (uint32_t expert = 0; expert < n_experts; expert++, at++)
             if (at == end || r->units[at].layer != u->layer || r->units[at].expert != expert)
                 return QSF_FAIL(QSF_ERR_FORMAT,
-                                "layer %d has %" PRIu32
-                                " experts, but section UNIT no expert %" PRIu32 " of it",
+                                "layer %d has %u experts, but section UNIT no expert %u of it",
                                 u->layer, n_experts, expert);
     }
     if (at != end)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "section UNIT has expert %d of layer %d, the layer has %" PRIu32,
+        return QSF_FAIL(QSF_ERR_FORMAT, "section UNIT has expert %d of layer %d, the layer has %u",
                         r->units[at].expert, r->units[at].layer,
                         r->kinds[r->units[r->layer_units[r->units[at].layer]].kind].n_experts);
     return QSF_OK;

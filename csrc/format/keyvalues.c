@@ -28,21 +28,18 @@ static qsf_status measure_value(const char *where, uint32_t key, uint32_t type,
 {
     size_t n = 4;
     if (type < QSF_VALUE_U32 || type > QSF_VALUE_F32_ARRAY)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: key %" PRIu32 " has value type %" PRIu32 ", allowed: 1 .. 3", where,
-                        key, type);
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s: key %u has value type %u, allowed: 1 .. 3", where, key,
+                        type);
     if (type == QSF_VALUE_F32_ARRAY && n_left >= 4) {
         const uint32_t n_values = qsf_load_u32(value);
         if (n_values > MAX_ARRAY_VALUES)
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "%s: key %" PRIu32 " has %" PRIu32 " values, allowed: 0 .. %u", where,
+            return QSF_FAIL(QSF_ERR_FORMAT, "%s: key %u has %u values, allowed: 0 .. %u", where,
                             key, n_values, MAX_ARRAY_VALUES);
         n += (size_t)n_values * 4;
     }
     if (n > n_left)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: the value of key %" PRIu32 " needs %zu bytes, %zu are left", where,
-                        key, n, n_left);
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s: the value of key %u needs %zu bytes, %zu are left",
+                        where, key, n, n_left);
     *value_bytes = n;
     return QSF_OK;
 }
@@ -54,8 +51,8 @@ static qsf_status check_finite(const char *where, uint32_t key, uint32_t type,
         return QSF_OK;
     for (size_t at = type == QSF_VALUE_F32 ? 0 : 4; at < value_bytes; at += 4)
         if (!isfinite(qsf_load_f32(value + at)))
-            return QSF_FAIL(QSF_ERR_FORMAT, "%s: key %" PRIu32 " has a value that is not finite",
-                            where, key);
+            return QSF_FAIL(QSF_ERR_FORMAT, "%s: key %u has a value that is not finite", where,
+                            key);
     return QSF_OK;
 }
 
@@ -68,9 +65,8 @@ static qsf_status store_value(const char *where, const qsf_key *key, unsigned ch
     const float f = qsf_load_f32(value);
     if (key->type == QSF_VALUE_U32) {
         if (u < key->least || u > key->most)
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "%s: %s (key %d) is %" PRIu32 ", allowed: %" PRIu32 " .. %" PRIu32,
-                            where, key->name, key->number, u, key->least, key->most);
+            return QSF_FAIL(QSF_ERR_FORMAT, "%s: %s (key %d) is %u, allowed: %u .. %u", where,
+                            key->name, key->number, u, key->least, key->most);
         memcpy(field, &u, sizeof u);
         return QSF_OK;
     }
@@ -103,12 +99,11 @@ static qsf_status check_head(const char *where, const unsigned char *head, int64
 {
     const uint32_t number = qsf_load_u16(head);
     if (head[3] != 0)
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s: reserved byte of key %" PRIu32 " is %d, allowed: 0",
-                        where, number, head[3]);
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s: reserved byte of key %u is %d, allowed: 0", where,
+                        number, head[3]);
     if ((int64_t)number <= last_key)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: key %" PRIu32 " after key %" PRId64 ", allowed: ascending", where,
-                        number, last_key);
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s: key %u after key %" PRId64 ", allowed: ascending",
+                        where, number, last_key);
     return QSF_OK;
 }
 
@@ -127,15 +122,14 @@ qsf_status qsf_keyvalues_parse(const char *where, unsigned char *bytes, size_t n
         const qsf_key *const key = find_key(keys, n_keys, number);
         /* Checked before the value, because a newer key may have a type of unknown size. */
         if (key == NULL && number < FIRST_OPTIONAL_KEY)
-            return QSF_FAIL(QSF_ERR_UNSUPPORTED, "%s: this build does not know key %" PRIu32, where,
+            return QSF_FAIL(QSF_ERR_UNSUPPORTED, "%s: this build does not know key %u", where,
                             number);
         at += ENTRY_HEAD_BYTES;
         size_t value_bytes = 0;
         QSF_TRY(measure_value(where, number, type, bytes + at, n_bytes - at, &value_bytes));
         QSF_TRY(check_finite(where, number, type, bytes + at, value_bytes));
         if (key != NULL && type != key->type)
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "%s: %s (key %d) has value type %" PRIu32 ", allowed: %d", where,
+            return QSF_FAIL(QSF_ERR_FORMAT, "%s: %s (key %d) has value type %u, allowed: %d", where,
                             key->name, key->number, type, key->type);
         if (key != NULL)
             QSF_TRY(store_value(where, key, bytes + at, record));

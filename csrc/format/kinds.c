@@ -2,7 +2,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "format/kinds.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 
@@ -136,14 +135,13 @@ static qsf_status check_experts(const char *where, const qsf_layer_kind *k)
             "%s: experts (key 80) without those chosen (81) or their FFN dimension (82)", where);
     if (k->n_experts % k->n_groups != 0 || k->n_groups_kept > k->n_groups ||
         k->n_experts / k->n_groups < least)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: %" PRIu32 " experts in %" PRIu32 " groups, %" PRIu32
-                        " kept, allowed: groups of the same size, %" PRIu32 " or more",
-                        where, k->n_experts, k->n_groups, k->n_groups_kept, least);
+        return QSF_FAIL(
+            QSF_ERR_FORMAT,
+            "%s: %u experts in %u groups, %u kept, allowed: groups of the same size, %u or more",
+            where, k->n_experts, k->n_groups, k->n_groups_kept, least);
     const uint32_t n_left = k->n_experts / k->n_groups * k->n_groups_kept;
     if (k->n_chosen > n_left)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: %" PRIu32 " experts are chosen of %" PRIu32 ", allowed: at most all",
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s: %u experts are chosen of %u, allowed: at most all",
                         where, k->n_chosen, n_left);
     if (k->expert_weights == QSF_EXPERT_WEIGHTS_BY_SUM && k->expert_score == QSF_EXPERT_LOGIT)
         return QSF_FAIL(QSF_ERR_FORMAT, "%s: logits (key 83) divided by their sum (key 84)", where);
@@ -160,21 +158,21 @@ static qsf_status check_state(const char *where, const qsf_layer_kind *k)
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
         if (has_heads != (*fields[i] != 0))
             return QSF_FAIL(QSF_ERR_FORMAT,
-                            "%s: mixer %" PRIu32 " (key 1) with a key %zu of %" PRIu32
-                            ", allowed: 1 or more for the delta rule (2) and SSD (3, 4), else none",
+                            "%s: mixer %u (key 1) with a key %zu of %u, allowed: 1 or more for the "
+                            "delta rule (2) and SSD (3, 4), else none",
                             where, k->mixer, 112 + i, *fields[i]);
     if (!is_delta &&
         (k->gate_rank != 0 || k->has_channel_decays != 0 || k->has_sigmoid_gate != 0 ||
          k->has_tiled_heads != 0 || k->beta_factor != 1.0F || k->value_epsilon != 0.0F))
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s: mixer %" PRIu32 " (key 1) with keys 117 .. 126", where,
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s: mixer %u (key 1) with keys 117 .. 126", where,
                         k->mixer);
     if (!has_heads)
         return QSF_OK;
     const uint32_t n_rows = 2 * k->n_key_heads * k->key_dim + k->n_value_heads * k->value_dim;
     if (k->n_value_heads % k->n_key_heads != 0 || n_rows > QSF_MAX_MIXED_ROWS)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: %" PRIu32 " value heads, %" PRIu32 " key heads, %" PRIu32
-                        " rows of q, k and v, allowed: a multiple of the key heads, at most %u "
+                        "%s: %u value heads, %u key heads, %u rows of q, k and v, allowed: a "
+                        "multiple of the key heads, at most %u "
                         "rows",
                         where, k->n_value_heads, k->n_key_heads, n_rows, QSF_MAX_MIXED_ROWS);
     return QSF_OK;
@@ -194,9 +192,8 @@ static qsf_status check_latent(const char *where, const qsf_layer_kind *k)
         k->nope_dim == 0 || k->latent_value_dim == 0 ||
         k->latent_value_dim % QSF_LATENT_VALUE_STEP != 0 || !is_plain)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: a latent of %" PRIu32 " in keys of %" PRIu32 ", queries of %" PRIu32
-                        ", values of %" PRIu32 ", %" PRIu32
-                        " KV heads, allowed: a multiple of %u below the keys, 1 or more, a "
+                        "%s: a latent of %u in keys of %u, queries of %u, values of %u, %u KV "
+                        "heads, allowed: a multiple of %u below the keys, 1 or more, a "
                         "multiple of %u, 1, without keys 48 .. 59",
                         where, k->latent_rank, k->head_dim, k->nope_dim, k->latent_value_dim,
                         k->n_kv_heads, QSF_LATENT_STEP, QSF_LATENT_VALUE_STEP);
@@ -218,7 +215,7 @@ static qsf_status check_mixer(const qsf_reader *r, const char *where, const qsf_
         k->latent_rank == 0;
     if (!qsf_has_attention(k) && !is_plain)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: mixer %" PRIu32 " (key 1) with attention's keys 32 .. 59, allowed: "
+                        "%s: mixer %u (key 1) with attention's keys 32 .. 59, allowed: "
                         "a window (36) of 0, RoPE set (37) 255",
                         where, k->mixer);
     if (qsf_has_ssd(k) && k->kv_source != 0)
@@ -226,8 +223,8 @@ static qsf_status check_mixer(const qsf_reader *r, const char *where, const qsf_
                         where);
     if (has_conv != (k->n_taps != 0))
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: mixer %" PRIu32 " (key 1) has %" PRIu32
-                        " taps (key 116), allowed: 2 .. %u for a convolution (1 .. 4), else none",
+                        "%s: mixer %u (key 1) has %u taps (key 116), allowed: 2 .. %u for a "
+                        "convolution (1 .. 4), else none",
                         where, k->mixer, k->n_taps, QSF_MAX_TAPS);
     QSF_TRY(check_latent(where, k));
     if (k->mixer == QSF_MIXER_NONE && (is_parallel || is_empty))
@@ -243,14 +240,12 @@ static qsf_status check_kind(const qsf_reader *r, const char *where, const qsf_l
     uint32_t rotary_dims = 0;
     QSF_TRY(check_mixer(r, where, k));
     if (k->n_heads % k->n_kv_heads != 0)
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s: %" PRIu32 " KV heads do not divide %" PRIu32 " heads",
-                        where, k->n_kv_heads, k->n_heads);
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s: %u KV heads do not divide %u heads", where,
+                        k->n_kv_heads, k->n_heads);
     if (k->rope_set != QSF_ROPE_NONE && !find_rotary_dims(r, k->rope_set, &rotary_dims))
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s: there is no RoPE set %" PRIu32, where, k->rope_set);
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s: there is no RoPE set %u", where, k->rope_set);
     if (rotary_dims > k->head_dim - k->latent_rank)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: RoPE set %" PRIu32 " rotates %" PRIu32
-                        " dimensions, the heads have %" PRIu32,
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s: RoPE set %u rotates %u dimensions, the heads have %u",
                         where, k->rope_set, rotary_dims, k->head_dim - k->latent_rank);
     const qsf_header *const h = &r->header;
     if (k->is_encoder != 0 &&
@@ -278,8 +273,8 @@ static qsf_status check_kind(const qsf_reader *r, const char *where, const qsf_l
             "own (keys 44, 48, 57, 59), allowed: of queries, per head",
             where);
     if (k->alibi_slopes.n != 0 && k->alibi_slopes.n != k->n_heads)
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s: %" PRIu32 " slopes for %" PRIu32 " heads", where,
-                        k->alibi_slopes.n, k->n_heads);
+        return QSF_FAIL(QSF_ERR_FORMAT, "%s: %u slopes for %u heads", where, k->alibi_slopes.n,
+                        k->n_heads);
     return check_experts(where, k);
 }
 
@@ -295,15 +290,12 @@ static qsf_status parse_layers(qsf_reader *r, size_t *head_bytes)
     r->n_kinds = qsf_load_u16(t->bytes);
     const uint32_t reserved = qsf_load_u16(t->bytes + 2);
     if (r->n_kinds == 0 || r->n_kinds > QSF_MAX_LAYER_KINDS || reserved != 0)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "KIND: %" PRIu32 " kinds, reserved %" PRIu32
-                        ", allowed: 1 .. %u, reserved 0",
+        return QSF_FAIL(QSF_ERR_FORMAT, "KIND: %u kinds, reserved %u, allowed: 1 .. %u, reserved 0",
                         r->n_kinds, reserved, QSF_MAX_LAYER_KINDS);
     for (uint32_t i = 0; i < n_layers; i++) {
         const uint8_t kind = t->bytes[LAYERS_OFF + i];
         if (kind >= r->n_kinds)
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "KIND: layer %" PRIu32 " is of kind %d, there are %" PRIu32, i, kind,
+            return QSF_FAIL(QSF_ERR_FORMAT, "KIND: layer %u is of kind %d, there are %u", i, kind,
                             r->n_kinds);
         r->units[r->layer_units[i]].kind = kind;
     }
@@ -319,7 +311,7 @@ static qsf_status parse_kinds(qsf_reader *r, size_t at)
     const qsf_table *const t = &r->kind_table;
     for (uint32_t i = 0; i < r->n_kinds; i++) {
         char where[24];
-        (void)snprintf(where, sizeof where, "KIND: kind %" PRIu32, i);
+        (void)snprintf(where, sizeof where, "KIND: kind %u", i);
         const size_t n_left = t->n_bytes - at;
         const uint32_t n_bytes = n_left >= 4 ? qsf_load_u32(t->bytes + at) : UINT32_MAX;
         if (n_left < 4 || n_bytes > n_left - 4)
@@ -347,8 +339,8 @@ static qsf_status check_sources(const qsf_reader *r)
             from->latent_rank != 0 || from->n_kv_heads != k->n_kv_heads ||
             from->head_dim != k->head_dim || from->window_tokens != k->window_tokens)
             return QSF_FAIL(QSF_ERR_FORMAT,
-                            "KIND: layer %" PRIu32 " reads keys and values of layer %" PRIu32
-                            ", allowed: an earlier layer with keys of its own, as many KV heads, "
+                            "KIND: layer %u reads keys and values of layer %u, allowed: an earlier "
+                            "layer with keys of its own, as many KV heads, "
                             "the same head dimension and window",
                             i, source);
     }
@@ -363,8 +355,8 @@ static qsf_status check_mtp(const qsf_reader *r)
         if (k->is_mtp != 0 && (i == 0 || i + 1 != r->n_pass_layers ||
                                k->mixer != QSF_MIXER_ATTENTION || k->kv_source != 0))
             return QSF_FAIL(QSF_ERR_FORMAT,
-                            "KIND: layer %" PRIu32 " of %" PRIu32
-                            " is an MTP head (key 17), allowed: the last of 2 or more, with "
+                            "KIND: layer %u of %u is an MTP head (key 17), allowed: the last of 2 "
+                            "or more, with "
                             "attention to keys of its own",
                             i, r->n_pass_layers);
     }
@@ -381,7 +373,7 @@ qsf_status qsf_kinds_read(qsf_reader *r)
         QSF_TRY(parse_layers(r, &head_bytes));
     r->kinds = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, r->n_kinds * sizeof *r->kinds);
     if (r->kinds == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for %" PRIu32 " kinds of layers", r->n_kinds);
+        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for %u kinds of layers", r->n_kinds);
     r->kinds[0] = plain_kind(r);
     if (has_section)
         QSF_TRY(parse_kinds(r, head_bytes));

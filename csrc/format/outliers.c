@@ -9,8 +9,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "format/outliers.h"
 
-#include <inttypes.h>
-
 #include "base/bytes.h"
 #include "base/checked.h"
 #include "types/dtype.h"
@@ -95,9 +93,8 @@ qsf_status qsf_outliers_check(const qsf_outliers *o)
     for (size_t i = 0; i < tile_row_count(t); i++)
         if (!qsf_outliers_find(o, i, &entries, &n_entries))
             return QSF_FAIL(QSF_ERR_FORMAT,
-                            "unit %" PRIu32 ": the outliers of tensor type %" PRIu32
-                            " in tile row %zu are not in order, inside [%" PRIu32 ", %" PRIu32
-                            "] and finite",
+                            "unit %u: the outliers of tensor type %u in tile row %zu are not in "
+                            "order, inside [%u, %u] and finite",
                             t->unit_idx, t->type, i, t->n_rows, t->n_cols);
     return QSF_OK;
 }

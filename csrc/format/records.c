@@ -32,8 +32,8 @@ qsf_status qsf_reader_read_section(qsf_reader *r, const qsf_section *s, void *ds
     char name[5];
     qsf_section_name(s->tag, name);
     return QSF_FAIL(QSF_ERR_DAMAGED,
-                    "section %s (%" PRIu64 " bytes at %" PRIu64 "): checksum is %08" PRIx32
-                    ", stored is %08" PRIx32,
+                    "section %s (%" PRIu64 " bytes at %" PRIu64
+                    "): checksum is %08x, stored is %08x",
                     name, s->n_bytes, s->off, crc32, s->crc32);
 }
 

@@ -45,8 +45,7 @@ static qsf_status add_seen(qsf_reader *r, seen_set *seen, const qsf_tensor *t)
         seen->others[bit / 8] |= (unsigned char)(1U << bit % 8);
     }
     if (was_seen)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "tensor table: unit %" PRIu32 " has type %" PRIu32 ", index %d twice",
+        return QSF_FAIL(QSF_ERR_FORMAT, "tensor table: unit %u has type %u, index %d twice",
                         t->unit_idx, t->type, t->index);
     return QSF_OK;
 }
@@ -107,24 +106,19 @@ static qsf_status parse_tensor(const qsf_reader *r, const unsigned char *entry, 
     t->n_entries = qsf_load_u32(entry + 20);
     t->data_off = qsf_load_u64(entry + 24);
     if (t->unit_idx >= r->n_units)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "tensor table: entry %" PRIu32 " is of unit %" PRIu32
-                        ", allowed: 0 .. %" PRIu32,
+        return QSF_FAIL(QSF_ERR_FORMAT, "tensor table: entry %u is of unit %u, allowed: 0 .. %u",
                         entry_idx, t->unit_idx, r->n_units - 1);
     if (!is_known(t->type))
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "tensor table: entry %" PRIu32 " has tensor type %" PRIu32
-                        ", which this build does not know",
+                        "tensor table: entry %u has tensor type %u, which this build does not know",
                         entry_idx, t->type);
     if (t->n_entries != 0 && t->layout != QSF_LAYOUT_OUTLIERS)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "tensor table: reserved of entry %" PRIu32 " is %08" PRIx32 ", allowed: 0",
+        return QSF_FAIL(QSF_ERR_FORMAT, "tensor table: reserved of entry %u is %08x, allowed: 0",
                         entry_idx, t->n_entries);
     if (!measure(t, &t->data_bytes))
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "tensor table: entry %" PRIu32 " is [%" PRIu32 ", %" PRIu32
-                        "] of layout %d in type %d (%s) with %" PRIu32
-                        " outliers, allowed: layout 0, 1 row, f16 or f32; layout 1, a tile type; "
+                        "tensor table: entry %u is [%u, %u] of layout %d in type %d (%s) with %u "
+                        "outliers, allowed: layout 0, 1 row, f16 or f32; layout 1, a tile type; "
                         "or, for types %d .. %d alone, layout 2, f16, an outlier or more, at most "
                         "one in %u weights; each dimension 1 .. %u",
                         entry_idx, t->n_rows, t->n_cols, t->layout, t->dtype,
@@ -146,9 +140,8 @@ static qsf_status place_unit(qsf_reader *r, seen_set *seen, uint32_t unit_idx, u
         if (t->data_off != off + QSF_TENSOR_HEADER_BYTES ||
             !qsf_extent_inside(t->data_off, t->data_bytes, u->raw_bytes))
             return QSF_FAIL(QSF_ERR_FORMAT,
-                            "tensor table: entry %" PRIu32 " has %" PRIu64 " bytes at %" PRIu64
-                            ", allowed: at %" PRIu64 ", inside unit %" PRIu32 " of %" PRIu64
-                            " bytes",
+                            "tensor table: entry %u has %" PRIu64 " bytes at %" PRIu64
+                            ", allowed: at %" PRIu64 ", inside unit %u of %" PRIu64 " bytes",
                             *at, t->data_bytes, t->data_off, off + QSF_TENSOR_HEADER_BYTES,
                             unit_idx, u->raw_bytes);
         /* Cannot wrap: the data is inside a unit, whose bytes are fewer than 2^63. */
@@ -158,13 +151,11 @@ static qsf_status place_unit(qsf_reader *r, seen_set *seen, uint32_t unit_idx, u
     const uint32_t n_tensors = *at - u->first_tensor;
     if (off != u->raw_bytes)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "tensor table: the %" PRIu32 " tensors of unit %" PRIu32 " take %" PRIu64
+                        "tensor table: the %u tensors of unit %u take %" PRIu64
                         " bytes, the unit has %" PRIu64,
                         n_tensors, unit_idx, off, u->raw_bytes);
     if (n_tensors != u->n_tensors)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "tensor table: unit %" PRIu32 " has %" PRIu32
-                        " tensors, its index says %" PRIu32,
+        return QSF_FAIL(QSF_ERR_FORMAT, "tensor table: unit %u has %u tensors, its index says %u",
                         unit_idx, n_tensors, u->n_tensors);
     clear_seen(seen, r->tensors + u->first_tensor, n_tensors);
     return QSF_OK;
@@ -176,9 +167,8 @@ static qsf_status check_is(const qsf_tensor *t, uint32_t type, uint8_t layout, u
     if (t->type != type || t->index != 0 || t->layout != layout || t->n_rows != n_rows ||
         t->n_cols != n_cols)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "tensor table: unit %" PRIu32 " has type %" PRIu32
-                        ", index %d, layout %d, [%" PRIu32 ", %" PRIu32 "] where type %" PRIu32
-                        ", index 0, layout %d, [%" PRIu32 ", %" PRIu32 "] belongs",
+                        "tensor table: unit %u has type %u, index %d, layout %d, [%u, %u] where "
+                        "type %u, index 0, layout %d, [%u, %u] belongs",
                         t->unit_idx, t->type, t->index, t->layout, t->n_rows, t->n_cols, type,
                         layout, n_rows, n_cols);
     return QSF_OK;
@@ -190,15 +180,13 @@ static qsf_status check_own_table(const qsf_reader *r)
 {
     if ((r->own_table_unit != 0) != (r->arch.own_width != 0))
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "ARCH: own embeddings (key 13) of width %" PRIu32
-                        ", the file has %d tables of them",
+                        "ARCH: own embeddings (key 13) of width %u, the file has %d tables of them",
                         r->arch.own_width, r->own_table_unit != 0);
     if (r->own_table_unit == 0)
         return QSF_OK;
     const qsf_unit *const u = &r->units[r->own_table_unit];
     if (u->n_tensors != 1)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "tensor table: the own table has %" PRIu32 " tensors, allowed: 1",
+        return QSF_FAIL(QSF_ERR_FORMAT, "tensor table: the own table has %u tensors, allowed: 1",
                         u->n_tensors);
     return check_is(&r->tensors[u->first_tensor], QSF_TENSOR_OWN_TABLE, QSF_LAYOUT_TILES,
                     r->header.n_vocab, r->header.n_layers * r->arch.own_width);
@@ -213,7 +201,7 @@ static qsf_status check_contents(const qsf_reader *r)
     const qsf_unit *const finl = &r->units[r->final_unit];
     if (embd->n_tensors != 1)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "tensor table: the embedding unit has %" PRIu32 " tensors, allowed: 1",
+                        "tensor table: the embedding unit has %u tensors, allowed: 1",
                         embd->n_tensors);
     QSF_TRY(check_is(&r->tensors[embd->first_tensor], QSF_TENSOR_EMBEDDING, QSF_LAYOUT_TILES,
                      h->n_vocab, h->dim));
@@ -227,8 +215,8 @@ static qsf_status check_contents(const qsf_reader *r)
              r->tensors[i].type == QSF_TENSOR_HEAD_BIAS || r->tensors[i].type == QSF_TENSOR_DENSE ||
              r->tensors[i].type == QSF_TENSOR_OWN_TABLE))
             return QSF_FAIL(QSF_ERR_FORMAT,
-                            "tensor table: entry %" PRIu32 " of a layer or expert has type %" PRIu32
-                            ", allowed there: all but %d .. %d, %d, %d and %d",
+                            "tensor table: entry %u of a layer or expert has type %u, allowed "
+                            "there: all but %d .. %d, %d, %d and %d",
                             i, r->tensors[i].type, QSF_TENSOR_EMBEDDING, QSF_TENSOR_FINAL_NORM_BIAS,
                             QSF_TENSOR_HEAD_BIAS, QSF_TENSOR_OWN_TABLE, QSF_TENSOR_DENSE);
 
@@ -253,8 +241,7 @@ static qsf_status check_contents(const qsf_reader *r)
                         QSF_TENSOR_HEAD);
     if (i < finl->n_tensors)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "tensor table: the final unit has type %" PRIu32
-                        " after its last tensor (head %s)",
+                        "tensor table: the final unit has type %u after its last tensor (head %s)",
                         t[i].type, has_head ? "not tied" : "tied or none");
     return QSF_OK;
 }
@@ -277,9 +264,8 @@ static qsf_status parse_table(qsf_reader *r, const unsigned char *bytes)
     QSF_TRY(status);
     if (at != r->n_tensors)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "tensor table: entry %" PRIu32 " is of unit %" PRIu32
-                        ", allowed: sorted by unit",
-                        at, r->tensors[at].unit_idx);
+                        "tensor table: entry %u is of unit %u, allowed: sorted by unit", at,
+                        r->tensors[at].unit_idx);
     return check_contents(r);
 }
 

@@ -67,7 +67,7 @@ qsf_status qsf_io_open(qsf_io *io, qsf_file *file, uint32_t method)
     *io = (qsf_io){.direct = -1};
     const qsf_io_way *const way = way_of(method);
     if (way == NULL)
-        return QSF_FAIL(QSF_ERR_ARG, "I/O method %" PRIu32 " does not exist", method);
+        return QSF_FAIL(QSF_ERR_ARG, "I/O method %u does not exist", method);
     *io = (qsf_io){.file = file, .method = method, .way = way, .direct = -1};
     const qsf_status status = way->open(io);
     if (status != QSF_OK)
@@ -87,8 +87,7 @@ qsf_status qsf_io_queue_open(qsf_io_queue *queue, qsf_io *io, uint32_t depth)
 {
     *queue = (qsf_io_queue){.io = io, .depth = depth};
     if (depth < 1 || depth > QSF_IO_MAX_DEPTH)
-        return QSF_FAIL(QSF_ERR_ARG, "I/O depth is %" PRIu32 ", allowed: 1 .. %d", depth,
-                        QSF_IO_MAX_DEPTH);
+        return QSF_FAIL(QSF_ERR_ARG, "I/O depth is %u, allowed: 1 .. %d", depth, QSF_IO_MAX_DEPTH);
     return io->way->queue_fns != NULL ? io->way->queue_fns->open(queue) : QSF_OK;
 }
 

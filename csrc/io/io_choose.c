@@ -2,7 +2,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "io/io_choose.h"
 
-#include <inttypes.h>
 #include <stdatomic.h>
 
 #include "base/status.h"
@@ -233,10 +232,10 @@ qsf_status qsf_io_choose(qsf_io *io, qsf_file *file, const qsf_io_wish *wish, vo
     *setup = (qsf_io_setup){0};
     *is_probed = false;
     if (wish->depth > QSF_IO_MAX_DEPTH || wish->max_threads < 1)
-        return QSF_FAIL(QSF_ERR_ARG,
-                        "I/O depth is %" PRIu32 " with %" PRIu32
-                        " reading threads, allowed: depth 0 .. %d, threads 1 or more",
-                        wish->depth, wish->max_threads, QSF_IO_MAX_DEPTH);
+        return QSF_FAIL(
+            QSF_ERR_ARG,
+            "I/O depth is %u with %u reading threads, allowed: depth 0 .. %d, threads 1 or more",
+            wish->depth, wish->max_threads, QSF_IO_MAX_DEPTH);
     if (wish->method != QSF_IO_AUTO)
         return open_as(io, file, wish, wish->method, usual_depth(wish->method), setup);
     if (wish->read_bytes <= wish->cache_bytes || qsf_io_is_cached(file))

@@ -3,7 +3,6 @@
 #include "stream/experts_private.h"
 
 #include <assert.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -366,8 +365,8 @@ static qsf_status wait_for(qsf_experts *e, const qsf_expert_slot *s)
         if (begin_ns == 0)
             begin_ns = qsf_clock_ns();
         if (qsf_cancel_is_set(e->cancel))
-            status = QSF_FAIL(QSF_ERR_CANCELLED,
-                              "cancelled while reading experts of layer %" PRIu32, e->layer_idx);
+            status = QSF_FAIL(QSF_ERR_CANCELLED, "cancelled while reading experts of layer %u",
+                              e->layer_idx);
         else
             qsf_condition_wait_for(&e->has_data, &e->lock, CANCEL_POLL_NS);
     }

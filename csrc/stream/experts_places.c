@@ -1,6 +1,5 @@
 /* experts_places.c - the memory that experts are read into: slots and transit slots. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <inttypes.h>
 
 #include "base/checked.h"
 #include "base/status.h"
@@ -48,8 +47,7 @@ qsf_status qsf_experts_acquire_places(qsf_experts *e)
         if (row != NULL)
             use_memory(&e->slots[i], row + i * n_bytes);
         else if (!acquire_place(e, &e->slots[i]))
-            return QSF_FAIL(QSF_ERR_NOMEM,
-                            "no memory for expert %" PRIu32 " of %" PRIu32 " in memory: %.1f MB", i,
+            return QSF_FAIL(QSF_ERR_NOMEM, "no memory for expert %u of %u in memory: %.1f MB", i,
                             e->n_places, qsf_mb(e->slot_bytes));
     }
     return QSF_OK;

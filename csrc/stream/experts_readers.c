@@ -26,7 +26,7 @@ static void fail_place(qsf_experts *e, qsf_expert_slot *s, qsf_status status, co
     if (!s->is_wanted || e->failure_status != QSF_OK)
         return; /* a right guess is read again */
     e->failure_status = status;
-    snprintf(e->failure, sizeof e->failure, "unit %" PRIu32 " (an expert of layer %" PRIu32 "): %s",
+    snprintf(e->failure, sizeof e->failure, "unit %u (an expert of layer %u): %s",
              qsf_reader_expert_unit(e->reader, s->expert), qsf_experts_unit(e, s->expert)->layer,
              why);
 }
@@ -69,8 +69,7 @@ static void end_piece(qsf_experts *e, const piece *p, qsf_status status, uint32_
     } else if (s->state == QSF_SLOT_QUEUED && s->done_bytes == u->stored_bytes) {
         char why[96];
         snprintf(why, sizeof why,
-                 "%" PRIu64 " bytes at %" PRIu64 ": checksum is %08" PRIx32
-                 ", stored is %08" PRIx32,
+                 "%" PRIu64 " bytes at %" PRIu64 ": checksum is %08x, stored is %08x",
                  u->stored_bytes, u->off, s->crc32, u->crc32);
         if (s->crc32 == u->crc32)
             s->state = QSF_SLOT_READY;

@@ -193,8 +193,7 @@ qsf_status qsf_ring_begin_unit(qsf_ring *ring, uint32_t unit_idx)
     if (ring->unit_idx != NONE || place == ring->n_order) {
         qsf_mutex_unlock(&ring->lock);
         return QSF_FAIL(QSF_ERR_ARG,
-                        "internal error: unit %" PRIu32
-                        " is not streamed, or another unit has not ended",
+                        "internal error: unit %u is not streamed, or another unit has not ended",
                         unit_idx);
     }
     if (place >= ring->n_always)
@@ -252,8 +251,7 @@ static qsf_status wait_for(qsf_ring *ring, uint64_t piece_no)
         if (ring->failure_status != QSF_OK)
             return QSF_FAIL(ring->failure_status, "%s", ring->failure);
         if (qsf_cancel_is_set(ring->cancel))
-            return QSF_FAIL(QSF_ERR_CANCELLED, "cancelled while reading unit %" PRIu32,
-                            ring->unit_idx);
+            return QSF_FAIL(QSF_ERR_CANCELLED, "cancelled while reading unit %u", ring->unit_idx);
         qsf_condition_wait_for(&ring->has_data, &ring->lock, CANCEL_POLL_NS);
     }
 }
@@ -347,10 +345,10 @@ qsf_status qsf_ring_end_unit(qsf_ring *ring, uint64_t *wait_ns, uint64_t *read_n
     const uint32_t crc32 = ring->unit_crc32;
     if (status == QSF_OK && crc32 != u->crc32) {
         ring->is_paused = true;
-        status = QSF_FAIL(QSF_ERR_DAMAGED,
-                          "unit %" PRIu32 " (%" PRIu64 " bytes at %" PRIu64
-                          "): checksum is %08" PRIx32 ", stored is %08" PRIx32,
-                          unit_idx, u->stored_bytes, u->off, crc32, u->crc32);
+        status =
+            QSF_FAIL(QSF_ERR_DAMAGED,
+                     "unit %u (%" PRIu64 " bytes at %" PRIu64 "): checksum is %08x, stored is %08x",
+                     unit_idx, u->stored_bytes, u->off, crc32, u->crc32);
     }
     *read_ns = ring->unit_last_ns - ring->unit_first_ns;
     qsf_mutex_unlock(&ring->lock);

@@ -1,6 +1,5 @@
 /* ring_readers.c - the threads that fill the pieces of a ring. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <inttypes.h>
 #include <stdio.h>
 
 #include "base/checked.h"
@@ -69,7 +68,7 @@ static void end_piece(qsf_ring *ring, qsf_piece *p, qsf_status status)
     p->state = status == QSF_OK ? PIECE_READY : PIECE_FAILED;
     if (status != QSF_OK && ring->failure_status == QSF_OK) {
         ring->failure_status = status;
-        snprintf(ring->failure, sizeof ring->failure, "unit %" PRIu32 ": %s", p->unit_idx,
+        snprintf(ring->failure, sizeof ring->failure, "unit %u: %s", p->unit_idx,
                  qsf_error_detail());
     }
     ring->n_reading--;

@@ -151,8 +151,7 @@ static qsf_status load_units(qsf_stream *s, uint32_t n_units)
         const uint32_t unit_idx = s->order[i];
         const uint64_t raw_bytes = s->reader->units[unit_idx].raw_bytes;
         if (raw_bytes > SIZE_MAX)
-            return QSF_FAIL(QSF_ERR_NOMEM,
-                            "unit %" PRIu32 " of %" PRIu64 " MB exceeds the address space",
+            return QSF_FAIL(QSF_ERR_NOMEM, "unit %u of %" PRIu64 " MB exceeds the address space",
                             unit_idx, raw_bytes >> 20);
         unsigned char *to;
         QSF_TRY(acquire(s, QSF_USE_WEIGHTS, (size_t)raw_bytes, &to));
@@ -296,17 +295,14 @@ const unsigned char *qsf_stream_resident(const qsf_stream *s, uint32_t unit_idx)
 qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx)
 {
     if (s->unit_idx != NONE || unit_idx >= s->reader->n_stream_units)
-        return QSF_FAIL(QSF_ERR_ARG,
-                        "internal error: unit %" PRIu32 " of %" PRIu32
-                        " begins before unit %" PRIu32 " ends",
+        return QSF_FAIL(QSF_ERR_ARG, "internal error: unit %u of %u begins before unit %u ends",
                         unit_idx, s->reader->n_stream_units, s->unit_idx);
     s->begin_ns = s->stopwatch != NULL ? s->stopwatch->last_ns : qsf_clock_ns();
     s->unit_wait_ns = 0;
     if (s->resident[unit_idx] == NULL) {
         if (s->ring == NULL)
             return QSF_FAIL(QSF_ERR_NOMEM,
-                            "unit %" PRIu32
-                            " cannot be streamed: the system had no memory for the ring",
+                            "unit %u cannot be streamed: the system had no memory for the ring",
                             unit_idx);
         QSF_TRY(qsf_ring_begin_unit(s->ring, unit_idx));
         s->decode_off = 0;
@@ -364,9 +360,8 @@ static qsf_status check_range(const qsf_stream *s, uint64_t off, size_t n_bytes)
     if (!qsf_extent_inside(off, n_bytes, raw_bytes) || off < first_off ||
         n_bytes > qsf_stream_range_bytes(s, unit_idx, off))
         return QSF_FAIL(QSF_ERR_ARG,
-                        "internal error: unit %" PRIu32 ": %zu bytes at %" PRIu64
-                        ", allowed: from %" PRIu64 " on, inside %" PRIu64
-                        " bytes, at most one range",
+                        "internal error: unit %u: %zu bytes at %" PRIu64 ", allowed: from %" PRIu64
+                        " on, inside %" PRIu64 " bytes, at most one range",
                         unit_idx, n_bytes, off, first_off, raw_bytes);
     return QSF_OK;
 }
@@ -466,9 +461,8 @@ qsf_status qsf_stream_table_band(qsf_stream *s, const qsf_tensor *table, uint32_
     const uint32_t crc32 = qsf_crc32(0, band->bytes, row_bytes);
     const uint32_t stored = r->band_crc32[is_own ? r->n_bands + band_idx : band_idx];
     if (crc32 != stored)
-        return QSF_FAIL(QSF_ERR_DAMAGED,
-                        "%s band %" PRIu32 ": checksum is %08" PRIx32 ", stored is %08" PRIx32,
-                        name, band_idx, crc32, stored);
+        return QSF_FAIL(QSF_ERR_DAMAGED, "%s band %u: checksum is %08x, stored is %08x", name,
+                        band_idx, crc32, stored);
     band->idx = band_idx;
     return QSF_OK;
 }
@@ -512,8 +506,8 @@ qsf_status qsf_stream_drop(qsf_stream *s, uint32_t unit_idx, size_t ring_bytes)
         s->ring == NULL ? 0 : qsf_stream_buffer_bytes(r, &s->sizes, s->ring_bytes);
     if (needed_bytes > free_bytes && needed_bytes - free_bytes > raw_bytes + old_bytes)
         return QSF_FAIL(QSF_ERR_NOMEM,
-                        "dropping unit %" PRIu32 " frees %" PRIu64
-                        " MB, but streaming it needs %" PRIu64 " MB",
+                        "dropping unit %u frees %" PRIu64 " MB, but streaming it needs %" PRIu64
+                        " MB",
                         unit_idx, raw_bytes >> 20, needed_bytes >> 20);
     if (takes_buffers)
         release_buffers(s);

@@ -71,7 +71,7 @@ static qsf_status next_block(qsf_unit_source *s, unsigned char *dst, size_t cap_
     const uint64_t stored_left_bytes = u->stored_bytes - s->stored_done_bytes;
     if (stored_left_bytes < BLOCK_HEAD_BYTES)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "unit %" PRIu32 ": %" PRIu64 " stored bytes left for %" PRIu64 " raw ones",
+                        "unit %u: %" PRIu64 " stored bytes left for %" PRIu64 " raw ones",
                         s->unit_idx, stored_left_bytes, raw_left_bytes);
     const unsigned char *bytes;
     QSF_TRY(take(s, BLOCK_HEAD_BYTES, &bytes));
@@ -81,9 +81,8 @@ static qsf_status next_block(qsf_unit_source *s, unsigned char *dst, size_t cap_
         stored_bytes < 1 || stored_bytes > raw_bytes ||
         stored_bytes > stored_left_bytes - BLOCK_HEAD_BYTES)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "unit %" PRIu32 ": a block of %" PRIu32 " stored and %" PRIu32
-                        " raw bytes, allowed: raw 1 .. %u, stored 1 .. raw; left are %" PRIu64
-                        " and %" PRIu64,
+                        "unit %u: a block of %u stored and %u raw bytes, allowed: raw 1 .. %u, "
+                        "stored 1 .. raw; left are %" PRIu64 " and %" PRIu64,
                         s->unit_idx, stored_bytes, raw_bytes, QSF_COMPRESSED_BLOCK_BYTES,
                         stored_left_bytes - BLOCK_HEAD_BYTES, raw_left_bytes);
     assert(raw_bytes <= cap_bytes);
@@ -112,7 +111,7 @@ qsf_status qsf_unit_source_finish(const qsf_unit_source *s)
     assert(qsf_unit_source_left_bytes(s) == 0);
     if (s->stored_done_bytes != stored_bytes)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "unit %" PRIu32 ": %" PRIu64 " stored bytes are left after its last block",
+                        "unit %u: %" PRIu64 " stored bytes are left after its last block",
                         s->unit_idx, stored_bytes - s->stored_done_bytes);
     return QSF_OK;
 }

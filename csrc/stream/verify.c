@@ -53,8 +53,7 @@ static qsf_status check_tensor_header(const unit_walk *w, const qsf_tensor *t)
         qsf_load_u16(p + 14) != t->index || qsf_load_u32(p + 16) != t->n_entries ||
         !is_zero(p + 20, sizeof w->header - 20))
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "unit %" PRIu32 ": the tensor header at %" PRIu64
-                        " differs from the tensor table",
+                        "unit %u: the tensor header at %" PRIu64 " differs from the tensor table",
                         w->unit_idx, t->data_off - QSF_TENSOR_HEADER_BYTES);
     return QSF_OK;
 }
@@ -70,9 +69,8 @@ static qsf_status walk_band(unit_walk *w, const qsf_tensor *t, const unsigned ch
     const uint64_t band_idx = first + at / band_bytes;
     if ((at + n_bytes) % band_bytes == 0 && w->band_crc32 != w->reader->band_crc32[band_idx])
         return QSF_FAIL(QSF_ERR_DAMAGED,
-                        "embedding band %" PRIu64 ": checksum is %08" PRIx32
-                        ", stored is %08" PRIx32,
-                        band_idx, w->band_crc32, w->reader->band_crc32[band_idx]);
+                        "embedding band %" PRIu64 ": checksum is %08x, stored is %08x", band_idx,
+                        w->band_crc32, w->reader->band_crc32[band_idx]);
     return QSF_OK;
 }
 
@@ -94,8 +92,7 @@ static qsf_status walk_table(unit_walk *w, const qsf_tensor *t, const unsigned c
     if (w->table == NULL)
         w->table = qsf_ledger_acquire(w->reader->ledger, QSF_USE_TABLES, data_bytes);
     if (w->table == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM,
-                        "no memory to verify unit %" PRIu32 ": its outliers need %zu MB",
+        return QSF_FAIL(QSF_ERR_NOMEM, "no memory to verify unit %u: its outliers need %zu MB",
                         w->unit_idx, data_bytes >> 20);
     memcpy(w->table + at, p, n_bytes);
     if (at + n_bytes < data_bytes)
@@ -132,9 +129,8 @@ static qsf_status walk_part(unit_walk *w, const unsigned char *p, size_t *n_byte
     } else if (off < data_end && t->layout == QSF_LAYOUT_OUTLIERS) {
         QSF_TRY(walk_table(w, t, p, *n_bytes));
     } else if (off >= data_end && !is_zero(p, *n_bytes)) {
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "unit %" PRIu32 ": the padding at %" PRIu64 " is not all zero", w->unit_idx,
-                        data_end);
+        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: the padding at %" PRIu64 " is not all zero",
+                        w->unit_idx, data_end);
     }
     w->raw_off += *n_bytes;
     if (w->raw_off == pad_end)
@@ -203,8 +199,8 @@ static qsf_status verify_unit(qsf_reader *r, uint32_t unit_idx, unsigned char *b
     QSF_TRY(qsf_unit_source_finish(&source));
     if (bytes.running_crc32 != u->crc32)
         return QSF_FAIL(QSF_ERR_DAMAGED,
-                        "unit %" PRIu32 " (%" PRIu64 " bytes at %" PRIu64
-                        "): checksum is %08" PRIx32 ", stored is %08" PRIx32,
+                        "unit %u (%" PRIu64 " bytes at %" PRIu64
+                        "): checksum is %08x, stored is %08x",
                         unit_idx, u->stored_bytes, u->off, bytes.running_crc32, u->crc32);
     return walked;
 }
@@ -216,9 +212,8 @@ static qsf_status verify_compressed(qsf_reader *r, uint32_t unit_idx)
                              qsf_codec_workspace_bytes(r->units[unit_idx].compression);
     unsigned char *const buffers = qsf_ledger_acquire(r->ledger, QSF_USE_STREAM, all_bytes);
     if (buffers == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM,
-                        "no memory to verify unit %" PRIu32 ": decoding it needs %zu MB", unit_idx,
-                        all_bytes >> 20);
+        return QSF_FAIL(QSF_ERR_NOMEM, "no memory to verify unit %u: decoding it needs %zu MB",
+                        unit_idx, all_bytes >> 20);
     const qsf_status status = verify_unit(r, unit_idx, buffers, QSF_COMPRESSED_BLOCK_BYTES);
     qsf_ledger_release(r->ledger, QSF_USE_STREAM, buffers, all_bytes);
     return status;
@@ -253,8 +248,8 @@ static qsf_status verify_section(qsf_reader *r, const qsf_extent *e, unsigned ch
     }
     if (e->is_checked && crc32 != e->crc32)
         return QSF_FAIL(QSF_ERR_DAMAGED,
-                        "section %s (%" PRIu64 " bytes at %" PRIu64 "): checksum is %08" PRIx32
-                        ", stored is %08" PRIx32,
+                        "section %s (%" PRIu64 " bytes at %" PRIu64
+                        "): checksum is %08x, stored is %08x",
                         e->name, e->n_bytes, e->off, crc32, e->crc32);
     return QSF_OK;
 }

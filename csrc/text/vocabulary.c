@@ -2,7 +2,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "text/vocabulary.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
@@ -39,17 +38,16 @@ static const unsigned char *take(cursor *c, uint64_t n, uint64_t element_bytes)
 static qsf_status check_most(const char *field, uint32_t value, uint32_t most)
 {
     if (value > most)
-        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: %s is %" PRIu32 ", allowed: up to %" PRIu32,
-                        field, value, most);
+        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: %s is %u, allowed: up to %u", field, value,
+                        most);
     return QSF_OK;
 }
 
 static qsf_status check_slots(const char *field, uint32_t n_slots)
 {
     if (n_slots == 0 || (n_slots & (n_slots - 1)) != 0)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "section TEXT: %s has %" PRIu32 " slots, allowed: powers of two", field,
-                        n_slots);
+        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: %s has %u slots, allowed: powers of two",
+                        field, n_slots);
     return QSF_OK;
 }
 
@@ -60,8 +58,7 @@ static qsf_status check_numbers(const char *field, const unsigned char *numbers,
     for (size_t i = 0; i < n; i++) {
         const uint32_t value = qsf_load_u32(numbers + i * 4);
         if (value >= limit && !(may_be_none && value == QSF_TOKEN_NONE))
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "section TEXT: %s %zu is %" PRIu32 ", allowed: below %" PRIu32 "%s",
+            return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: %s %zu is %u, allowed: below %u%s",
                             field, i, value, limit, may_be_none ? " or none" : "");
     }
     return QSF_OK;
@@ -71,16 +68,16 @@ static qsf_status check_tokens(qsf_vocabulary *v, uint32_t n_text_bytes)
 {
     uint32_t before = qsf_load_u32(v->offsets);
     if (before != 0)
-        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: the first token begins at %" PRIu32, before);
+        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: the first token begins at %u", before);
     uint32_t n_tokens = 0;
     for (uint32_t id = 0; id < v->n_ids; id++) {
         const uint32_t end = qsf_load_u32(v->offsets + (size_t)id * 4 + 4);
         if (end < before || end - before > QSF_TEXT_MAX_TOKEN_BYTES || end > n_text_bytes ||
             v->kinds[id] > QSF_TOKEN_ALL_KINDS)
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "section TEXT: token %" PRIu32 " is of kind %u and goes from %" PRIu32
-                            " to %" PRIu32 " of %" PRIu32 " bytes",
-                            id, v->kinds[id], before, end, n_text_bytes);
+            return QSF_FAIL(
+                QSF_ERR_FORMAT,
+                "section TEXT: token %u is of kind %u and goes from %u to %u of %u bytes", id,
+                v->kinds[id], before, end, n_text_bytes);
         n_tokens += (v->kinds[id] & QSF_TOKEN_PRESENT) != 0;
         if (end - before > v->max_token_bytes)
             v->max_token_bytes = end - before;
@@ -89,9 +86,8 @@ static qsf_status check_tokens(qsf_vocabulary *v, uint32_t n_text_bytes)
     v->max_token_bytes += v->model == QSF_TEXT_WORDPIECE; /* decoding puts a space before it */
     if (before != n_text_bytes || n_tokens != v->n_tokens)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "section TEXT: %" PRIu32 " tokens of %" PRIu32
-                        " bytes, the header says %" PRIu32 " of %" PRIu32,
-                        n_tokens, before, v->n_tokens, n_text_bytes);
+                        "section TEXT: %u tokens of %u bytes, the header says %u of %u", n_tokens,
+                        before, v->n_tokens, n_text_bytes);
     return QSF_OK;
 }
 
@@ -116,16 +112,15 @@ static qsf_status check_added(qsf_vocabulary *v, uint32_t n_pool_bytes)
             ((flags & QSF_ADDED_NORMALIZED) != 0) != is_normalized || n_bytes == 0 ||
             n_bytes > QSF_TEXT_MAX_ADDED_BYTES || !qsf_extent_inside(off, n_bytes, n_pool_bytes) ||
             qsf_utf8_valid_bytes(v->pool + off, n_bytes) != n_bytes)
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "section TEXT: added token %" PRIu32 " is token %" PRIu32
-                            " with flags %" PRIu32 " and %" PRIu32 " bytes at %" PRIu32,
-                            i, qsf_load_u32(p), flags, n_bytes, off);
+            return QSF_FAIL(
+                QSF_ERR_FORMAT,
+                "section TEXT: added token %u is token %u with flags %u and %u bytes at %u", i,
+                qsf_load_u32(p), flags, n_bytes, off);
         const qsf_added added = qsf_vocabulary_added(v, i);
         if (i != 0 && i != v->n_added_raw &&
             compare_bytes(qsf_vocabulary_added(v, i - 1).content, added.content) >= 0)
             return QSF_FAIL(QSF_ERR_FORMAT,
-                            "section TEXT: added token %" PRIu32 " is not behind the one before",
-                            i);
+                            "section TEXT: added token %u is not behind the one before", i);
     }
     for (int group = 0; group < 2; group++) {
         uint32_t at = group == 0 ? 0 : v->n_added_raw;
@@ -152,8 +147,7 @@ static qsf_status check_steps(qsf_vocabulary *v, const unsigned char *steps, uin
         const uint32_t kind = qsf_load_u32(p);
         if (!is_known_step(kind))
             return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                            "section TEXT: step %" PRIu32 " is of kind %" PRIu32
-                            ", which this build does not know",
+                            "section TEXT: step %u is of kind %u, which this build does not know",
                             i, kind);
         qsf_step *const step = &v->steps[i];
         step->kind = (qsf_step_kind)kind;
@@ -164,9 +158,8 @@ static qsf_status check_steps(qsf_vocabulary *v, const unsigned char *steps, uin
             if (!qsf_extent_inside(off, n_bytes, n_pool_bytes) ||
                 n_bytes > QSF_TEXT_MAX_ADDED_BYTES ||
                 qsf_utf8_valid_bytes(v->pool + off, n_bytes) != n_bytes)
-                return QSF_FAIL(QSF_ERR_FORMAT,
-                                "section TEXT: step %" PRIu32 " has %" PRIu32 " bytes at %" PRIu32,
-                                i, n_bytes, off);
+                return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: step %u has %u bytes at %u", i,
+                                n_bytes, off);
             *strings[k] = (qsf_bytes){v->pool + off, n_bytes};
         }
         const bool is_normalising = kind < QSF_STEP_SPLIT;
@@ -174,7 +167,7 @@ static qsf_status check_steps(qsf_vocabulary *v, const unsigned char *steps, uin
             (kind == QSF_STEP_MAP && v->n_map_nodes == 0) ||
             (is_normalising && i != 0 && v->steps[i - 1].kind >= QSF_STEP_SPLIT))
             return QSF_FAIL(QSF_ERR_FORMAT,
-                            "section TEXT: step %" PRIu32 " replaces nothing or comes too late", i);
+                            "section TEXT: step %u replaces nothing or comes too late", i);
     }
     return QSF_OK;
 }
@@ -190,9 +183,8 @@ static qsf_status check_tree(const unsigned char *nodes, uint32_t n_nodes, uint3
         if (n_children > 256 || (n_children != 0 && first <= i) ||
             !qsf_extent_inside(first, n_children, n_nodes) || (id >= n_ids && id != QSF_TOKEN_NONE))
             return QSF_FAIL(QSF_ERR_FORMAT,
-                            "section TEXT: node %" PRIu32 " has %" PRIu32 " children from %" PRIu32
-                            " on and token %" PRIu32,
-                            i, n_children, first, id);
+                            "section TEXT: node %u has %u children from %u on and token %u", i,
+                            n_children, first, id);
     }
     return QSF_OK;
 }
@@ -206,9 +198,7 @@ static qsf_status check_map(const qsf_vocabulary *v, uint32_t n_pool_bytes)
         if (id != QSF_TOKEN_NONE &&
             (!qsf_extent_inside(id >> 8, id & 0xFF, n_pool_bytes) ||
              qsf_utf8_valid_bytes(v->pool + (id >> 8), id & 0xFF) != (id & 0xFF)))
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "section TEXT: node %" PRIu32 " of the map has %" PRIu32
-                            " bytes at %" PRIu32,
+            return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: node %u of the map has %u bytes at %u",
                             i, id & 0xFF, id >> 8);
     }
     return QSF_OK;
@@ -222,8 +212,8 @@ static qsf_status check_nodes(const qsf_vocabulary *v)
         double score;
         memcpy(&score, &bits, sizeof score);
         if (!isfinite(score))
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "section TEXT: the score of token %" PRIu32 " is not finite", id);
+            return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: the score of token %u is not finite",
+                            id);
     }
     if (v->model == QSF_TEXT_UNIGRAM && (v->n_nodes == 0 || !isfinite(v->unk_score)))
         return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: a unigram model without a tree or score");
@@ -247,8 +237,7 @@ static qsf_status check_header(const qsf_vocabulary *v, const unsigned char *sec
                             section[i]);
     if (v->unk_id != QSF_TOKEN_NONE && v->unk_id >= v->n_ids)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "section TEXT: the unknown token is %" PRIu32 ", allowed: below %" PRIu32
-                        " or none",
+                        "section TEXT: the unknown token is %u, allowed: below %u or none",
                         v->unk_id, v->n_ids);
     return QSF_OK;
 }
@@ -279,13 +268,13 @@ qsf_status qsf_vocabulary_init(qsf_vocabulary *v, const unsigned char *section, 
 {
     memset(v, 0, sizeof *v);
     if (n_bytes < QSF_TEXT_HEADER_BYTES || n_bytes > QSF_TEXT_MAX_BYTES)
-        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT has %zu bytes, allowed: %d to %" PRIu32,
-                        n_bytes, QSF_TEXT_HEADER_BYTES, QSF_TEXT_MAX_BYTES);
+        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT has %zu bytes, allowed: %d to %u", n_bytes,
+                        QSF_TEXT_HEADER_BYTES, QSF_TEXT_MAX_BYTES);
     const uint32_t version = qsf_load_u32(section);
     if (version != VERSION)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "section TEXT is of version %" PRIu32 ", this build reads version %d",
-                        version, VERSION);
+                        "section TEXT is of version %u, this build reads version %d", version,
+                        VERSION);
     load_header(v, section);
     QSF_TRY(check_header(v, section));
     const uint32_t n_text_bytes = qsf_load_u32(section + 28);
