@@ -63,27 +63,25 @@ static qsf_status match_unit(const qsf_reader *r, uint32_t unit_idx, const tenso
 
 /* ---- layers ---- */
 
-static size_t sides_bytes(const qsf_sides *sides)
+static size_t outliers_bytes(const qsf_layer *l, qsf_layer_tensor matrix)
 {
-    size_t n_bytes = 0;
-    for (uint32_t i = 0; i < sides->n; i++)
-        n_bytes += qsf_round_up((size_t)sides->tensors[i]->data_bytes, QSF_DATA_ALIGN);
-    return n_bytes;
+    const qsf_tensor *const t = l->outliers[matrix];
+    return t != NULL ? qsf_round_up((size_t)t->data_bytes, QSF_DATA_ALIGN) : 0;
 }
 
-/* Matrices that run together need their side products in memory together. */
-static void raise_sides_bytes(qsf_config *c, const qsf_layer *l)
+/* Matrices that run together need their outliers in memory together. */
+static void raise_outliers_bytes(qsf_config *c, const qsf_layer *l)
 {
     const size_t wanted_bytes[] = {
-        sides_bytes(&l->sides[QSF_LAYER_Q]) + sides_bytes(&l->sides[QSF_LAYER_K]) +
-            sides_bytes(&l->sides[QSF_LAYER_V]),
-        sides_bytes(&l->sides[QSF_LAYER_ATTN_OUT]),
-        sides_bytes(&l->sides[QSF_LAYER_GATE]) + sides_bytes(&l->sides[QSF_LAYER_UP]),
-        sides_bytes(&l->sides[QSF_LAYER_DOWN]),
+        outliers_bytes(l, QSF_LAYER_Q) + outliers_bytes(l, QSF_LAYER_K) +
+            outliers_bytes(l, QSF_LAYER_V),
+        outliers_bytes(l, QSF_LAYER_ATTN_OUT),
+        outliers_bytes(l, QSF_LAYER_GATE) + outliers_bytes(l, QSF_LAYER_UP),
+        outliers_bytes(l, QSF_LAYER_DOWN),
     };
     for (size_t i = 0; i < sizeof wanted_bytes / sizeof wanted_bytes[0]; i++)
-        if (wanted_bytes[i] > c->sides_bytes)
-            c->sides_bytes = wanted_bytes[i];
+        if (wanted_bytes[i] > c->outliers_bytes)
+            c->outliers_bytes = wanted_bytes[i];
 }
 
 static tensor_rule rule_of(const layer_row *row, presence presence_of_row,
@@ -163,12 +161,8 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
     QSF_TRY(find_source(r, idx, &l->kv_layer));
     QSF_TRY(match_unit(r, l->unit_idx, rules, N_LAYER_ROWS, tensors));
     for (size_t i = 0; i < N_LAYER_ROWS; i++) {
-        if (layer_rows[i].layout != QSF_LAYOUT_OUTLIERS) {
-            l->tensors[layer_rows[i].tensor] = tensors[i];
-        } else if (tensors[i] != NULL) {
-            qsf_sides *const sides = &l->sides[layer_rows[i].tensor];
-            sides->tensors[sides->n++] = tensors[i];
-        }
+        const bool is_outliers = layer_rows[i].layout == QSF_LAYOUT_OUTLIERS;
+        (is_outliers ? l->outliers : l->tensors)[layer_rows[i].tensor] = tensors[i];
     }
     return QSF_OK;
 }
@@ -312,7 +306,7 @@ static void add_layer(qsf_config *c, const qsf_layer *l)
     if (k->is_mtp != 0)
         raise_to(&c->ffn_dim, 2 * c->dim);
     c->has_gate |= c->own_width != 0;
-    raise_sides_bytes(c, l);
+    raise_outliers_bytes(c, l);
 }
 
 static qsf_status match_ends(const qsf_config *c, const qsf_reader *r, qsf_ends *ends)

@@ -93,15 +93,6 @@ typedef enum qsf_layer_tensor {
     QSF_LAYER_TENSORS
 } qsf_layer_tensor;
 
-/* Side products of a matrix: computed next to its product and added to it. Today sparse
- * outliers. */
-#define QSF_MOST_SIDES 1
-
-typedef struct qsf_sides {
-    const qsf_tensor *tensors[QSF_MOST_SIDES]; /* [n] */
-    uint32_t n;
-} qsf_sides;
-
 /* The computation of a layer, and its tensors. */
 typedef struct qsf_layer {
     const qsf_layer_kind *kind;
@@ -110,7 +101,7 @@ typedef struct qsf_layer {
     uint32_t kv_layer; /* whose keys and values it reads, in this array: its own index or less */
     uint32_t own_col;  /* of its own embeddings in a row of their table */
     const qsf_tensor *tensors[QSF_LAYER_TENSORS];
-    qsf_sides sides[QSF_LAYER_MATRICES];
+    const qsf_tensor *outliers[QSF_LAYER_MATRICES]; /* NULL: the matrix has none */
 } qsf_layer;
 
 typedef struct qsf_config {
@@ -152,8 +143,8 @@ typedef struct qsf_config {
     bool has_only_parts; /* every quantised matrix has scales of fewer than 64 columns */
     float norm_epsilon;
     float embedding_factor;
-    float logit_cap;    /* 0: none */
-    size_t sides_bytes; /* most bytes of side products in use at the same time */
+    float logit_cap;       /* 0: none */
+    size_t outliers_bytes; /* most bytes of sparse outliers in use at the same time */
 } qsf_config;
 
 /* The tensors outside the layers. */

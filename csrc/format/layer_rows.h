@@ -88,7 +88,7 @@ typedef enum condition {
 /* A tensor that a layer may have */
 typedef struct layer_row {
     qsf_tensor_type type;
-    qsf_layer_tensor tensor; /* of a side product: its matrix */
+    qsf_layer_tensor tensor; /* of outliers: their matrix */
     const char *name;
     qsf_layout layout;
     condition when;
@@ -104,7 +104,7 @@ typedef struct layer_row {
     ROW(type, tensor, name, VECTOR, condition, OF_ONE, n)
 #define MATRIX(type, tensor, name, condition, rows, cols) \
     ROW(type, tensor, name, TILES, condition, rows, cols)
-#define SIDE(type, matrix, name, condition, rows, cols) \
+#define OUTLIERS(type, matrix, name, condition, rows, cols) \
     ROW(type, matrix, name, OUTLIERS, condition, rows, cols)
 
 /* In the order of the pass */
@@ -127,9 +127,9 @@ static const layer_row layer_rows[] = {
     VECTOR(DECAY_RATE, DECAY_RATE, "decay_rate", WITH_DELTA, OF_DECAYS),
     VECTOR(DECAY_BIAS, DECAY_BIAS, "decay_bias", WITH_DELTA, OF_DECAYS),
     VECTOR(MIX_NORM, MIX_NORM, "mix_norm", WITH_DELTA, OF_VALUE),
-    SIDE(Q_OUTLIERS, Q, "q_outliers", IF_Q, OF_Q, OF_DIM),
-    SIDE(K_OUTLIERS, K, "k_outliers", IF_KEYS, OF_K, OF_DIM),
-    SIDE(V_OUTLIERS, V, "v_outliers", IF_VALUES, OF_V, OF_DIM),
+    OUTLIERS(Q_OUTLIERS, Q, "q_outliers", IF_Q, OF_Q, OF_DIM),
+    OUTLIERS(K_OUTLIERS, K, "k_outliers", IF_KEYS, OF_K, OF_DIM),
+    OUTLIERS(V_OUTLIERS, V, "v_outliers", IF_VALUES, OF_V, OF_DIM),
     MATRIX(Q, Q, "q", WITH_Q, OF_Q, OF_DIM),
     MATRIX(K, K, "k", WITH_KEYS, OF_K, OF_DIM),
     MATRIX(V, V, "v", WITH_VALUES, OF_V, OF_DIM),
@@ -145,7 +145,7 @@ static const layer_row layer_rows[] = {
     VECTOR(CONV_BIAS, CONV_BIAS, "conv_bias", IF_SHORT_CONV, OF_DIM),
     VECTOR(ATTN_SUB_NORM, ATTN_SUB_NORM, "attn_sub_norm", IF_ATTENTION, OF_MIXED),
     VECTOR(ATTN_OUT_BIAS, ATTN_OUT_BIAS, "attn_out_bias", IF_Q, OF_DIM),
-    SIDE(ATTN_OUT_OUTLIERS, ATTN_OUT, "attn_out_outliers", IF_Q, OF_DIM, OF_MIXED),
+    OUTLIERS(ATTN_OUT_OUTLIERS, ATTN_OUT, "attn_out_outliers", IF_Q, OF_DIM, OF_MIXED),
     MATRIX(ATTN_OUT, ATTN_OUT, "attn_out", WITH_Q, OF_DIM, OF_MIXED),
     VECTOR(POST_ATTN_NORM, POST_ATTN_NORM, "post_attn_norm", IF_Q, OF_DIM),
     VECTOR(SSD_RATE, SSD_RATE, "ssd_rate", WITH_SSD, OF_VALUE_HEADS),
@@ -168,13 +168,13 @@ static const layer_row layer_rows[] = {
     VECTOR(SHARED_GATE, SHARED_GATE, "shared_gate", IF_SHARED, OF_DIM),
     VECTOR(FFN_GATE_BIAS, GATE_BIAS, "gate_bias", IF_GATE, OF_FFN),
     VECTOR(FFN_UP_BIAS, UP_BIAS, "up_bias", IF_FFN, OF_FFN),
-    SIDE(FFN_GATE_OUTLIERS, GATE, "gate_outliers", IF_GATE, OF_FFN, OF_DIM),
-    SIDE(FFN_UP_OUTLIERS, UP, "up_outliers", IF_FFN, OF_FFN, OF_DIM),
+    OUTLIERS(FFN_GATE_OUTLIERS, GATE, "gate_outliers", IF_GATE, OF_FFN, OF_DIM),
+    OUTLIERS(FFN_UP_OUTLIERS, UP, "up_outliers", IF_FFN, OF_FFN, OF_DIM),
     MATRIX(FFN_GATE, GATE, "gate", WITH_GATE, OF_FFN, OF_DIM),
     MATRIX(FFN_UP, UP, "up", WITH_FFN, OF_FFN, OF_DIM),
     VECTOR(FFN_SUB_NORM, FFN_SUB_NORM, "ffn_sub_norm", IF_FFN, OF_FFN),
     VECTOR(FFN_DOWN_BIAS, DOWN_BIAS, "down_bias", IF_FFN, OF_DIM),
-    SIDE(FFN_DOWN_OUTLIERS, DOWN, "down_outliers", IF_FFN, OF_DIM, OF_FFN),
+    OUTLIERS(FFN_DOWN_OUTLIERS, DOWN, "down_outliers", IF_FFN, OF_DIM, OF_FFN),
     MATRIX(FFN_DOWN, DOWN, "down", WITH_FFN, OF_DIM, OF_FFN),
     VECTOR(DENSE_POST_NORM, DENSE_POST_NORM, "dense_post_norm", IF_SHARED_APART, OF_DIM),
     VECTOR(ROUTED_NORM, ROUTED_NORM, "routed_norm", IF_APART, OF_DIM),

@@ -366,3 +366,11 @@ qsf_status qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
                      qsf_ops_piece(2 * most_spans * kind->head_dim), merge_rows, &job);
     return QSF_OK;
 }
+
+qsf_status qsf_attention_load(qsf_ops *o, const qsf_layer *l, qsf_mix_job *job)
+{
+    float *const *const spaces = o->scratch->qk_norms;
+    QSF_TRY(qsf_ops_load_vector(o, l->tensors[QSF_LAYER_Q_NORM], spaces[0], &job->q_norm));
+    QSF_TRY(qsf_ops_load_vector(o, l->tensors[QSF_LAYER_K_NORM], spaces[1], &job->k_norm));
+    return qsf_ops_load_vector(o, l->tensors[QSF_LAYER_SINKS], o->scratch->vectors[3], &job->sinks);
+}

@@ -13,3 +13,16 @@
  * (cache/kv/kvcold.h). */
 qsf_status qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
                              const float *sinks);
+
+/* What the epilogues and loops of a mixer with attention need */
+typedef struct qsf_mix_job {
+    const qsf_ops *ops;
+    const qsf_chunk *chunk;
+    uint32_t layer_idx;  /* of the keys and values */
+    const float *q_norm; /* weights, or NULL */
+    const float *k_norm;
+    const float *sinks;
+} qsf_mix_job;
+
+/* Loads the norms and the sinks of a layer. */
+qsf_status qsf_attention_load(qsf_ops *o, const qsf_layer *l, qsf_mix_job *job);

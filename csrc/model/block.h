@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "model/ops.h"
+#include "model/linear.h"
 
 /* Loads an optional vector of the current unit into vectors[i] of the scratch; *out becomes NULL if
  * t is. */
@@ -30,10 +30,18 @@ qsf_status qsf_block_sub_norm(qsf_ops *o, float *x, uint32_t dim, const qsf_tens
 typedef struct qsf_block_end {
     const qsf_tensor *w;
     const qsf_tensor *bias;
-    const qsf_sides *sides;
+    const qsf_tensor *outliers;
     const qsf_tensor *post_norm;
     bool is_kept; /* stays in y, because more will be added to it */
 } qsf_block_end;
 
+/* Loads the outliers of matrices `first` on, which run together as parts [n]. */
+qsf_status qsf_block_load_outliers(qsf_ops *o, const qsf_layer *l, qsf_layer_tensor first, size_t n,
+                                   qsf_linear *parts);
+
 /* x += factor * (w @ in (+ bias)), normalised before it is added if there is a post norm */
 qsf_status qsf_block_add_product(qsf_ops *o, const qsf_block_end *end, const qsf_acts *in);
+
+/* Ends a mixer: adds the product of ATTN_OUT and rows of its result x [n_tokens, dim], whose
+ * sub-norm is in place. */
+qsf_status qsf_block_end_mixer(qsf_ops *o, const qsf_layer *l, float *x, uint32_t dim);

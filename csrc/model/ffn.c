@@ -4,7 +4,6 @@
 
 #include "base/status.h"
 #include "model/block.h"
-#include "model/linear.h"
 #include "model/routed.h"
 
 static void up_epilogue(const void *arg, size_t begin, size_t end)
@@ -42,21 +41,21 @@ static qsf_status run_dense(qsf_ops *o, const qsf_layer *l, const qsf_acts *in)
     const qsf_scratch *const s = o->scratch;
     const size_t stride = qsf_stride(o->kind->ffn_dim);
     const qsf_block_end end = {l->tensors[QSF_LAYER_DOWN], l->tensors[QSF_LAYER_DOWN_BIAS],
-                               &l->sides[QSF_LAYER_DOWN], l->tensors[QSF_LAYER_POST_FFN_NORM],
+                               l->outliers[QSF_LAYER_DOWN], l->tensors[QSF_LAYER_POST_FFN_NORM],
                                o->kind->n_experts != 0};
-    size_t n_used = 0;
     qsf_acts activated;
-    qsf_linear gate = {l->tensors[QSF_LAYER_GATE], NULL, s->gate, stride, 1, NULL, NULL, {0}};
-    qsf_linear up = {l->tensors[QSF_LAYER_UP], NULL, s->up, stride, 1, up_epilogue, o, {0}};
-    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_GATE_BIAS], 1, &gate.bias));
-    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_UP_BIAS], 0, &up.bias));
-    QSF_TRY(qsf_ops_load_sides(o, &l->sides[QSF_LAYER_GATE], &n_used, &gate.sides));
-    QSF_TRY(qsf_ops_load_sides(o, &l->sides[QSF_LAYER_UP], &n_used, &up.sides));
+    qsf_linear parts[] = {
+        {l->tensors[QSF_LAYER_GATE], NULL, s->gate, stride, 1, NULL, NULL, {0}},
+        {l->tensors[QSF_LAYER_UP], NULL, s->up, stride, 1, up_epilogue, o, {0}},
+    };
+    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_GATE_BIAS], 1, &parts[0].bias));
+    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_UP_BIAS], 0, &parts[1].bias));
+    QSF_TRY(qsf_block_load_outliers(o, l, QSF_LAYER_GATE, 2, parts));
     if (l->tensors[QSF_LAYER_GATE] != NULL) {
-        QSF_TRY(qsf_linear_run_pair(o, &gate, &up, in));
+        QSF_TRY(qsf_linear_run_pair(o, &parts[0], &parts[1], in));
     } else {
-        up.y = s->gate;
-        QSF_TRY(qsf_linear_run(o, &up, 1, in));
+        parts[1].y = s->gate;
+        QSF_TRY(qsf_linear_run(o, &parts[1], 1, in));
     }
     qsf_ops_lap(o, QSF_PHASE_GATE_UP);
     QSF_TRY(qsf_block_sub_norm(o, s->gate, o->kind->ffn_dim, l->tensors[QSF_LAYER_FFN_SUB_NORM],

@@ -124,8 +124,7 @@ static void run_tail(const range *s, const part *p, size_t tile_row, size_t work
 
 /* Adds sparse outliers of tile rows [begin, end), right after their products. Each thread checks
  * the entries that it uses; a pass that finds malformed ones fails. */
-static void add_outliers(range *s, const part *p, const qsf_outliers *outliers, size_t begin,
-                         size_t end)
+static void add_outliers(range *s, const part *p, size_t begin, size_t end)
 {
     const qsf_linear *const l = p->linear;
     for (size_t i = begin; i < end; i++) {
@@ -133,7 +132,7 @@ static void add_outliers(range *s, const part *p, const qsf_outliers *outliers, 
         const size_t rows_left = l->w->n_rows - row;
         const unsigned char *entries;
         size_t n_entries;
-        if (!qsf_outliers_find(outliers, i, &entries, &n_entries))
+        if (!qsf_outliers_find(&l->outliers, i, &entries, &n_entries))
             atomic_store_explicit(&s->is_malformed, true, memory_order_relaxed);
         else if (n_entries > 0)
             s->ops->kernels->add_outliers(entries, n_entries,
@@ -142,7 +141,7 @@ static void add_outliers(range *s, const part *p, const qsf_outliers *outliers, 
     }
 }
 
-/* Runs tile rows [begin, end) of a part: products, side products, bias and epilogue. */
+/* Runs tile rows [begin, end) of a part: products, those of outliers, bias and epilogue. */
 static void run_tile_rows(range *s, const part *p, size_t begin, size_t end, size_t worker_idx)
 {
     const qsf_linear *const l = p->linear;
@@ -155,8 +154,8 @@ static void run_tile_rows(range *s, const part *p, size_t begin, size_t end, siz
         multiply(s, p, x, begin, whole_end, l->y + begin * QSF_TILE_ROWS, l->y_stride, worker_idx);
     if (end > n_whole)
         run_tail(s, p, n_whole, worker_idx);
-    for (uint32_t i = 0; i < l->sides.n; i++)
-        add_outliers(s, p, &l->sides.outliers[i], begin, end);
+    if (l->outliers.bytes != NULL)
+        add_outliers(s, p, begin, end);
     const size_t row = begin * QSF_TILE_ROWS;
     const size_t row_end = end > n_whole ? l->w->n_rows : end * QSF_TILE_ROWS;
     for (size_t t = 0; l->bias != NULL && t < x->n_tokens; t++)
@@ -238,11 +237,9 @@ static qsf_status run_range(qsf_ops *o, range *s, bool is_paired)
     run_parts(o, s, is_paired);
     if (!atomic_load_explicit(&s->is_malformed, memory_order_relaxed))
         return QSF_OK;
-    for (size_t i = 0; i < s->n_parts; i++) {
-        const qsf_loaded_sides *const sides = &s->parts[i].linear->sides;
-        for (uint32_t k = 0; k < sides->n; k++)
-            QSF_TRY(qsf_outliers_check(&sides->outliers[k]));
-    }
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].linear->outliers.bytes != NULL)
+            QSF_TRY(qsf_outliers_check(&s->parts[i].linear->outliers));
     return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: the sparse outliers changed while they were read",
                     s->parts[0].linear->w->unit_idx);
 }

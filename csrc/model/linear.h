@@ -17,7 +17,7 @@
  * may call it at the same time for different rows. */
 typedef void qsf_epilogue_fn(const void *arg, size_t begin, size_t end);
 
-/* y [n_tokens, y_stride] = x @ w^T, plus its side products (+ bias [n_rows] unless NULL);
+/* y [n_tokens, y_stride] = x @ w^T, plus that of its outliers (+ bias [n_rows] unless NULL);
  * then the epilogue, unless NULL */
 typedef struct qsf_linear {
     const qsf_tensor *w; /* [n_rows, n_cols] of the current unit */
@@ -27,7 +27,7 @@ typedef struct qsf_linear {
     size_t group_rows; /* rows of a group, which the epilogue gets whole; divides n_rows */
     qsf_epilogue_fn *epilogue;
     const void *epilogue_arg;
-    qsf_loaded_sides sides;
+    qsf_outliers outliers;
 } qsf_linear;
 
 /* Runs up to QSF_LINEAR_MAX matrices of the current unit on x, in file order. QSF_ERR_FORMAT:
@@ -37,7 +37,7 @@ qsf_status qsf_linear_run(qsf_ops *o, const qsf_linear *linears, size_t n_linear
                           const qsf_acts *x);
 
 /* Runs a matrix of heads, each of head_rows rows in whole tiles, on input rows of their own: x
- * [heads * n_tokens], grouped by head. It has no side products. */
+ * [heads * n_tokens], grouped by head. It has no outliers. */
 qsf_status qsf_linear_run_heads(qsf_ops *o, const qsf_linear *linear, size_t head_rows,
                                 const qsf_acts *x);
 

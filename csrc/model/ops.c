@@ -71,14 +71,16 @@ qsf_status qsf_ops_load_vector(qsf_ops *o, const qsf_tensor *t, float *space, co
     return QSF_OK;
 }
 
-static qsf_status load_side(qsf_ops *o, const qsf_tensor *t, size_t *n_used, qsf_outliers *out)
+qsf_status qsf_ops_load_outliers(qsf_ops *o, const qsf_tensor *t, size_t *n_used, qsf_outliers *out)
 {
     *out = (qsf_outliers){t, NULL};
+    if (t == NULL)
+        return QSF_OK;
     const size_t n_bytes = (size_t)t->data_bytes;
     if (qsf_stream_is_resident(o->stream, t->unit_idx))
         return qsf_stream_acquire(o->stream, t->data_off, n_bytes, &out->bytes);
-    unsigned char *const to = o->scratch->sides + *n_used;
-    assert(*n_used + n_bytes <= o->config->sides_bytes);
+    unsigned char *const to = o->scratch->outliers + *n_used;
+    assert(*n_used + n_bytes <= o->config->outliers_bytes);
     for (size_t done = 0; done < n_bytes;) {
         const uint64_t off = t->data_off + done;
         const size_t cap_bytes = qsf_stream_range_bytes(o->stream, t->unit_idx, off);
@@ -90,15 +92,6 @@ static qsf_status load_side(qsf_ops *o, const qsf_tensor *t, size_t *n_used, qsf
     }
     *n_used += qsf_round_up(n_bytes, QSF_DATA_ALIGN);
     out->bytes = to;
-    return QSF_OK;
-}
-
-qsf_status qsf_ops_load_sides(qsf_ops *o, const qsf_sides *sides, size_t *n_used,
-                              qsf_loaded_sides *out)
-{
-    out->n = sides->n;
-    for (uint32_t i = 0; i < sides->n; i++)
-        QSF_TRY(load_side(o, sides->tensors[i], n_used, &out->outliers[i]));
     return QSF_OK;
 }
 

@@ -55,16 +55,11 @@ qsf_status qsf_ops_acquire(qsf_ops *o, uint64_t off, size_t n_bytes, const unsig
  * if it is resident and f32, else a copy in space [n_cols]. NULL for a NULL tensor. */
 qsf_status qsf_ops_load_vector(qsf_ops *o, const qsf_tensor *t, float *space, const float **out);
 
-/* Side products of a matrix in memory: sparse outliers */
-typedef struct qsf_loaded_sides {
-    uint32_t n;
-    qsf_outliers outliers[QSF_MOST_SIDES]; /* [n] */
-} qsf_loaded_sides;
-
-/* *out = the side products of a matrix of the current unit, valid until the unit ends: in place if
- * resident, else copies in the scratch from byte *n_used on. *n_used grows by their size. */
-qsf_status qsf_ops_load_sides(qsf_ops *o, const qsf_sides *sides, size_t *n_used,
-                              qsf_loaded_sides *out);
+/* *out = the sparse outliers of a matrix of the current unit, valid until the unit ends: in place
+ * if resident, else a copy in the scratch from byte *n_used on. *n_used grows by its size. None for
+ * a NULL tensor. */
+qsf_status qsf_ops_load_outliers(qsf_ops *o, const qsf_tensor *t, size_t *n_used,
+                                 qsf_outliers *out);
 
 /* A norm: the weight [dim] and the bias [dim], which may be NULL. A NULL weight means no norm. */
 typedef struct qsf_norm_weights {

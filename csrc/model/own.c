@@ -8,7 +8,6 @@
 #include "base/status.h"
 #include "model/block.h"
 #include "model/embedding.h"
-#include "model/linear.h"
 
 #define HALF_ROOT 0.70710678118654752F /* 1 / sqrt(2) */
 
@@ -59,8 +58,7 @@ qsf_status qsf_own_run(qsf_ops *o, const qsf_layer *l)
     const qsf_scratch *const s = o->scratch;
     const uint32_t width = o->config->own_width;
     const qsf_norm_weights none = {0};
-    const qsf_sides no_sides = {0};
-    const qsf_block_end end = {l->tensors[QSF_LAYER_OWN_OUT], NULL, &no_sides,
+    const qsf_block_end end = {l->tensors[QSF_LAYER_OWN_OUT], NULL, NULL,
                                l->tensors[QSF_LAYER_OWN_NORM], false};
     const qsf_linear in = {
         l->tensors[QSF_LAYER_OWN_IN], NULL, s->up, qsf_stride(width), 1, NULL, NULL, {0}};

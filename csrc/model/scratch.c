@@ -155,7 +155,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
         s->qk_norms[i] = qsf_arena_push(a, c->qk_norm_cols, sizeof *s->qk_norms[i]);
     s->conv = qsf_arena_push(a, (size_t)c->conv_cols + c->conv_channels, sizeof *s->conv);
     s->head_bias = qsf_arena_push(a, c->has_head_bias ? c->n_vocab : 0, sizeof *s->head_bias);
-    s->sides = qsf_arena_push(a, c->sides_bytes, 1);
+    s->outliers = qsf_arena_push(a, c->outliers_bytes, 1);
     layout_routed(&s->routed, a, c, n, s->dim_stride);
     layout_integers(s, a, c, n_wide, widest);
     s->low_rows = c->has_fine_acts ? larger(n_wide, 2 * smaller(n_wide, QSF_LOW_TOGETHER)) : 0;

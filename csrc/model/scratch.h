@@ -100,7 +100,7 @@ typedef struct qsf_scratch {
     float *ones;        /* [ones] of the config: weights of V norms */
     float *conv;        /* [conv_cols] weights, then zeros: [conv_channels] */
     float *head_bias;   /* [n_vocab], if the head has one */
-    unsigned char *sides; /* [config's sides_bytes] side products in use at the same time */
+    unsigned char *outliers; /* [config's outliers_bytes] those in use at the same time */
     qsf_routed_scratch routed;
     /* Matmul input as integers. q_low follows q of all rows; with 16-bit activations the
      * description of q_low (qsf_acts_low) follows that of q. */

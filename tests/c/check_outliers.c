@@ -248,9 +248,8 @@ static void run_unit(const run *r, uint32_t unit_idx, const tiny_file *plain)
             qsf_reader_tensor(r->reader, unit_idx, kind + i + QSF_TENSOR_Q_OUTLIERS);
         expect(r, plain, w, outliers, i);
         linears[i] = (qsf_linear){w, NULL, y[i], Y_STRIDE, 1, NULL, NULL, {0}};
-        const qsf_sides sides = {{outliers}, outliers != NULL};
-        CHECK_OK(qsf_ops_load_sides(r->ops, &sides, &n_used, &linears[i].sides));
-        CHECK_EQ(linears[i].sides.n, sides.n);
+        CHECK_OK(qsf_ops_load_outliers(r->ops, outliers, &n_used, &linears[i].outliers));
+        CHECK_EQ(linears[i].outliers.bytes != NULL, outliers != NULL);
     }
     if (unit_idx == 1)
         CHECK_OK(qsf_linear_run(r->ops, linears, 3, r->x));
@@ -268,15 +267,14 @@ static void run_malformed(const run *r)
     const qsf_tensor *const t = qsf_reader_tensor(r->reader, 1, QSF_TENSOR_Q_OUTLIERS);
     unsigned char table[1024];
     size_t n_used = 0;
-    const qsf_sides sides = {{t}, 1};
-    qsf_loaded_sides o;
+    qsf_outliers o;
     CHECK_OK(qsf_stream_begin_unit(r->ops->stream, 1));
-    if (!CHECK_OK(qsf_ops_load_sides(r->ops, &sides, &n_used, &o)) ||
+    if (!CHECK_OK(qsf_ops_load_outliers(r->ops, t, &n_used, &o)) ||
         !CHECK(t->data_bytes <= sizeof table))
         return;
-    memcpy(table, o.outliers[0].bytes, (size_t)t->data_bytes);
+    memcpy(table, o.bytes, (size_t)t->data_bytes);
     qsf_store_u32(table + 8, 0xFFFFFFFF); /* where tile row 2 begins */
-    const qsf_linear linear = {w, NULL, y[0], Y_STRIDE, 1, NULL, NULL, {1, {{t, table}}}};
+    const qsf_linear linear = {w, NULL, y[0], Y_STRIDE, 1, NULL, NULL, {t, table}};
     CHECK_STATUS(qsf_linear_run(r->ops, &linear, 1, r->x), QSF_ERR_FORMAT);
     CHECK_CONTAINS(qsf_error_detail(), "unit 1: the outliers of tensor type 29 in tile row 1");
     qsf_stream_abandon(r->ops->stream);
@@ -287,8 +285,8 @@ static void run_all(qsf_stream *stream, const qsf_reader *reader, const tiny_fil
 {
     static float tails[3][N_TOKENS * QSF_TILE_ROWS];
     static unsigned char tables[4096];
-    const qsf_config config = {.sides_bytes = sizeof tables};
-    qsf_scratch scratch = {.tails = {tails[0], tails[1], tails[2]}, .sides = tables};
+    const qsf_config config = {.outliers_bytes = sizeof tables};
+    qsf_scratch scratch = {.tails = {tails[0], tails[1], tails[2]}, .outliers = tables};
     qsf_kernels kernels;
     qsf_pool *pool;
     void *const block = check_alloc(64, qsf_pool_bytes(n_threads));

@@ -1,6 +1,6 @@
 /* mix_attention.c - projections, attention to the KV cache, and the product after it. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/mixers/mix_attention.h"
+#include "model/mixers/mixers.h"
 
 #include <string.h>
 
@@ -8,22 +8,10 @@
 #include "model/attention.h"
 #include "model/block.h"
 #include "model/heads.h"
-#include "model/linear.h"
-#include "model/mixers/mix_latent.h"
-
-/* The argument of the epilogues */
-typedef struct attention_job {
-    const qsf_ops *ops;
-    const qsf_chunk *chunk;
-    uint32_t layer_idx;  /* of the keys and values */
-    const float *q_norm; /* weights, or NULL */
-    const float *k_norm;
-    const float *sinks;
-} attention_job;
 
 static void q_epilogue(const void *arg, size_t begin, size_t end)
 {
-    const attention_job *const job = arg;
+    const qsf_mix_job *const job = arg;
     const size_t head_dim = job->ops->kind->head_dim;
     for (size_t h = begin / head_dim; h < end / head_dim; h++)
         qsf_heads_finish_q(job->ops, job->q_norm, (uint32_t)h, 0, job->ops->n_tokens);
@@ -40,7 +28,7 @@ static void copy_keys(const qsf_ops *o, size_t begin, size_t end)
 
 static void v_epilogue(const void *arg, size_t begin, size_t end)
 {
-    const attention_job *const job = arg;
+    const qsf_mix_job *const job = arg;
     const size_t head_dim = job->ops->kind->head_dim;
     for (size_t h = begin / head_dim; h < end / head_dim; h++)
         qsf_heads_store_v(job->ops, job->chunk, job->layer_idx, (uint32_t)h);
@@ -48,7 +36,7 @@ static void v_epilogue(const void *arg, size_t begin, size_t end)
 
 static void k_epilogue(const void *arg, size_t begin, size_t end)
 {
-    const attention_job *const job = arg;
+    const qsf_mix_job *const job = arg;
     const size_t head_dim = job->ops->kind->head_dim;
     if (job->ops->kind->values_are_keys != 0) {
         copy_keys(job->ops, begin, end);
@@ -65,7 +53,7 @@ static size_t gate_stride(const qsf_layer_kind *k)
 }
 
 /* Computes q, k and v of norm(x) with their epilogues; k and v go to the cache. */
-static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, attention_job *job)
+static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, qsf_mix_job *job)
 {
     const qsf_scratch *const s = o->scratch;
     const qsf_tensor *const *const t = layer->tensors;
@@ -74,7 +62,6 @@ static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, attention_jo
     const size_t q_stride = qsf_stride(qsf_q_dim(kind));
     const size_t kv_stride = qsf_stride(qsf_kv_dim(kind));
     const size_t head_dim = kind->head_dim;
-    size_t n_used = 0;
     qsf_acts in;
     qsf_linear qkv[] = {
         {t[QSF_LAYER_Q], NULL, s->q, q_stride, head_dim, is_whole ? NULL : q_epilogue, job, {0}},
@@ -85,15 +72,10 @@ static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, attention_jo
     size_t n_linears = kind->kv_source != 0 ? 1 : kind->values_are_keys != 0 ? 2 : 3;
     QSF_TRY(qsf_block_norm(o, s->x, t[QSF_LAYER_ATTN_NORM], t[QSF_LAYER_ATTN_NORM_BIAS], &in));
     qsf_ops_lap(o, QSF_PHASE_NORM);
-    QSF_TRY(qsf_block_load(o, t[QSF_LAYER_Q_BIAS], 0, &qkv[0].bias));
-    QSF_TRY(qsf_block_load(o, t[QSF_LAYER_K_BIAS], 1, &qkv[1].bias));
-    QSF_TRY(qsf_block_load(o, t[QSF_LAYER_V_BIAS], 2, &qkv[2].bias));
-    QSF_TRY(qsf_ops_load_vector(o, t[QSF_LAYER_Q_NORM], s->qk_norms[0], &job->q_norm));
-    QSF_TRY(qsf_ops_load_vector(o, t[QSF_LAYER_K_NORM], s->qk_norms[1], &job->k_norm));
-    QSF_TRY(qsf_block_load(o, t[QSF_LAYER_SINKS], 3, &job->sinks));
-    QSF_TRY(qsf_ops_load_sides(o, &layer->sides[QSF_LAYER_Q], &n_used, &qkv[0].sides));
-    QSF_TRY(qsf_ops_load_sides(o, &layer->sides[QSF_LAYER_K], &n_used, &qkv[1].sides));
-    QSF_TRY(qsf_ops_load_sides(o, &layer->sides[QSF_LAYER_V], &n_used, &qkv[2].sides));
+    for (uint32_t i = 0; i < 3; i++)
+        QSF_TRY(qsf_block_load(o, t[QSF_LAYER_Q_BIAS + i], i, &qkv[i].bias));
+    QSF_TRY(qsf_attention_load(o, layer, job));
+    QSF_TRY(qsf_block_load_outliers(o, layer, QSF_LAYER_Q, 3, qkv));
     for (size_t i = 0; i < kind->value_norm * head_dim; i++)
         s->ones[i] = 1.0F;
     if (kind->output_gate != 0 && !o->stores_only)
@@ -128,11 +110,7 @@ qsf_status qsf_mix_attention(qsf_ops *o, const qsf_layer *l, const qsf_chunk *ch
 {
     if (o->kind->latent_rank != 0)
         return qsf_mix_latent(o, l, chunk, layer_idx);
-    attention_job job = {o, chunk, l->kv_layer, NULL, NULL, NULL};
-    const qsf_block_end end = {l->tensors[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_ATTN_OUT_BIAS],
-                               &l->sides[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_POST_ATTN_NORM],
-                               false};
-    qsf_acts attended;
+    qsf_mix_job job = {o, chunk, l->kv_layer, NULL, NULL, NULL};
     QSF_TRY(project_heads(o, l, &job));
     qsf_ops_lap(o, QSF_PHASE_QKV);
     if (o->stores_only)
@@ -144,9 +122,5 @@ qsf_status qsf_mix_attention(qsf_ops *o, const qsf_layer *l, const qsf_chunk *ch
     qsf_ops_lap(o, QSF_PHASE_ATTENTION);
     float *const out = o->kind->output_gate == QSF_OUTPUT_GATE_OF_ELEMENTS ? o->scratch->mix_gate
                                                                            : o->scratch->attended;
-    QSF_TRY(qsf_block_sub_norm(o, out, qsf_q_dim(o->kind), l->tensors[QSF_LAYER_ATTN_SUB_NORM],
-                               &attended));
-    QSF_TRY(qsf_block_add_product(o, &end, &attended));
-    qsf_ops_lap(o, QSF_PHASE_ATTN_OUT);
-    return QSF_OK;
+    return qsf_block_end_mixer(o, l, out, qsf_q_dim(o->kind));
 }

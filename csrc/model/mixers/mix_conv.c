@@ -1,11 +1,12 @@
-/* mix_conv.c - the projections of a short convolution, the convolution, and the product after it.
+/* mix_conv.c - the mixer of a gated short convolution (LFM2): out(c * conv(b * x)).
+ *
+ * Its state is the last n_taps - 1 rows of b * x, the oldest first; so is a row of the log.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/mixers/mix_conv.h"
+#include "model/mixers/mixers.h"
 
 #include "base/status.h"
 #include "model/block.h"
-#include "model/linear.h"
 #include "model/mixers/convolution.h"
 
 static void replay(const qsf_state_layer *l, const qsf_state_tools *tools, const float *from,
@@ -53,7 +54,6 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, size_t stride)
 {
     const qsf_scratch *const s = o->scratch;
     const qsf_tensor *const *const t = l->tensors;
-    size_t n_used = 0;
     qsf_acts in;
     qsf_linear parts[] = {
         {t[QSF_LAYER_Q], NULL, s->q, stride, 1, NULL, NULL, {0}},
@@ -64,8 +64,7 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, size_t stride)
     qsf_ops_lap(o, QSF_PHASE_NORM);
     for (uint32_t i = 0; i < 3; i++)
         QSF_TRY(qsf_block_load(o, t[QSF_LAYER_Q_BIAS + i], i, &parts[i].bias));
-    for (uint32_t i = 0; i < 3; i++)
-        QSF_TRY(qsf_ops_load_sides(o, &l->sides[QSF_LAYER_Q + i], &n_used, &parts[i].sides));
+    QSF_TRY(qsf_block_load_outliers(o, l, QSF_LAYER_Q, 3, parts));
     QSF_TRY(qsf_linear_run(o, parts, sizeof parts / sizeof parts[0], &in));
     qsf_ops_lap(o, QSF_PHASE_QKV);
     return QSF_OK;
@@ -75,19 +74,12 @@ qsf_status qsf_mix_conv(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk, 
 {
     const qsf_scratch *const s = o->scratch;
     const uint32_t dim = o->config->dim;
-    const qsf_block_end end = {l->tensors[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_ATTN_OUT_BIAS],
-                               &l->sides[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_POST_ATTN_NORM],
-                               false};
     conv_job job = {{o, layer_idx, s->k, qsf_stride(dim), dim, NULL, NULL}, chunk};
-    qsf_acts mixed;
     QSF_TRY(project(o, l, job.conv.stride));
     QSF_TRY(qsf_ops_load_vector(o, l->tensors[QSF_LAYER_CONV], s->conv, &job.conv.w));
     QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_CONV_BIAS], 3, &job.conv.bias));
     const size_t n_rows = chunk->n_tokens * (size_t)o->kind->n_taps;
     qsf_pool_run(o->pool, dim, qsf_ops_piece(n_rows), convolve, &job);
     qsf_ops_lap(o, QSF_PHASE_ATTENTION);
-    QSF_TRY(qsf_block_sub_norm(o, s->q, dim, NULL, &mixed));
-    QSF_TRY(qsf_block_add_product(o, &end, &mixed));
-    qsf_ops_lap(o, QSF_PHASE_ATTN_OUT);
-    return QSF_OK;
+    return qsf_block_end_mixer(o, l, s->q, dim);
 }

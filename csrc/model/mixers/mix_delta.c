@@ -1,10 +1,19 @@
-/* mix_delta.c - the projections of the gated delta rule, and the norm and the gate after it. */
+/* mix_delta.c - the mixer of the gated delta rule (Qwen 3.5, Olmo Hybrid).
+ *
+ *     q, k, v = silu(conv(Q h, K h, V h)); q, k normalised by head
+ *     beta = factor * sigmoid(BETA h), decay = exp(-rate * softplus(a + bias)), a = DECAY h
+ *     o = the delta rule of q, k, v, beta, decay (kernels.h); out(norm(o) * silu(GATE h))
+ *
+ * KDA (Kimi Linear): a decay for each channel of a head's keys, GATE_UP GATE h, DECAY_UP DECAY h,
+ * and a sigmoid of the gate.
+ *
+ * Its state is that of heads (state_heads.h).
+ */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/mixers/mix_delta.h"
+#include "model/mixers/mixers.h"
 
 #include "base/status.h"
 #include "model/block.h"
-#include "model/linear.h"
 #include "model/mixers/state_heads.h"
 
 static void make_gates(const qsf_heads_job *job, float *steps, float *decays)
@@ -56,7 +65,6 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, qsf_heads_job *job)
     const size_t rank_stride = qsf_stride(o->kind->gate_rank);
     const size_t gate_stride = qsf_stride((uint32_t)job->z.values);
     float *const decays = s->steps + job->z.n_value_heads;
-    size_t n_used = 0;
     qsf_acts in;
     qsf_linear parts[] = {
         {t[QSF_LAYER_Q], NULL, s->q + job->z.q_off, stride, 1, NULL, NULL, {0}},
@@ -79,8 +87,7 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, qsf_heads_job *job)
     QSF_TRY(qsf_block_load(o, t[QSF_LAYER_DECAY_RATE], 1, &job->decay_rate));
     QSF_TRY(qsf_block_load(o, t[QSF_LAYER_DECAY_BIAS], 2, &job->decay_bias));
     QSF_TRY(qsf_block_load(o, t[QSF_LAYER_MIX_NORM], 3, &job->norm));
-    for (uint32_t i = 0; i < 3; i++)
-        QSF_TRY(qsf_ops_load_sides(o, &l->sides[QSF_LAYER_Q + i], &n_used, &parts[i].sides));
+    QSF_TRY(qsf_block_load_outliers(o, l, QSF_LAYER_Q, 3, parts));
     QSF_TRY(qsf_linear_run(o, parts, sizeof parts / sizeof parts[0], &in));
     if (has_rank)
         QSF_TRY(raise_ranks(o, l, ups[0], ups[1]));
@@ -91,11 +98,7 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, qsf_heads_job *job)
 
 qsf_status qsf_mix_delta(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk, uint32_t layer_idx)
 {
-    const qsf_block_end end = {l->tensors[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_ATTN_OUT_BIAS],
-                               &l->sides[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_POST_ATTN_NORM],
-                               false};
     qsf_heads_job job = qsf_heads_begin(o, chunk, layer_idx);
-    qsf_acts mixed;
     job.gates = make_gates;
     job.rule = o->kernels->delta_rule;
     job.has_normed_keys = true;
@@ -103,8 +106,5 @@ qsf_status qsf_mix_delta(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
     QSF_TRY(project(o, l, &job));
     qsf_heads_run(&job);
     qsf_ops_lap(o, QSF_PHASE_ATTENTION);
-    QSF_TRY(qsf_block_sub_norm(o, o->scratch->mix_gate, (uint32_t)job.z.values, NULL, &mixed));
-    QSF_TRY(qsf_block_add_product(o, &end, &mixed));
-    qsf_ops_lap(o, QSF_PHASE_ATTN_OUT);
-    return QSF_OK;
+    return qsf_block_end_mixer(o, l, o->scratch->mix_gate, (uint32_t)job.z.values);
 }

@@ -1,6 +1,13 @@
-/* mix_latent.c - the latent and the queries that read it, attention, and the products by heads. */
+/* mix_latent.c - latent attention, absorbed: heads attend to the latents of keys and values.
+ *
+ *     c = norm(first rows of K h), k_r = rope(the others): one key [c, k_r] and value c of all
+ * heads q = Q h, or Q_UP norm(Q h); of each head [q_n, q_r]: its query is [K_UP q_n, rope(q_r)]
+ *     out(V_UP attended), K_UP and V_UP by heads
+ *
+ * Prompts and single tokens are computed alike, so bits do not depend on how a prompt is cut.
+ */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/mixers/mix_latent.h"
+#include "model/mixers/mixers.h"
 
 #include <string.h>
 
@@ -8,25 +15,14 @@
 #include "model/attention.h"
 #include "model/block.h"
 #include "model/heads.h"
-#include "model/linear.h"
 
 #define LATENT_EPSILON 1e-6F /* of the norms of latents, independent of the model's epsilon */
-
-/* The argument of epilogues and parallel loops */
-typedef struct latent_job {
-    const qsf_ops *ops;
-    const qsf_chunk *chunk;
-    uint32_t layer_idx;
-    const float *q_norm; /* [query_rank], or NULL */
-    const float *k_norm; /* [latent_rank] */
-    const float *sinks;
-} latent_job;
 
 /* Apply the epilogue to the latents of rows begin .. end - 1: norms and RoPE; then store key and
  * value. */
 static void finish_latents(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
-    const latent_job *const job = arg;
+    const qsf_mix_job *const job = arg;
     const qsf_ops *const o = job->ops;
     const qsf_layer_kind *const kind = o->kind;
     (void)worker_idx;
@@ -44,7 +40,7 @@ static void finish_latents(void *arg, size_t begin, size_t end, size_t worker_id
  * its place after K_UP's outputs. */
 static void q_epilogue(const void *arg, size_t begin, size_t end)
 {
-    const latent_job *const job = arg;
+    const qsf_mix_job *const job = arg;
     const qsf_ops *const o = job->ops;
     const qsf_layer_kind *const kind = o->kind;
     const size_t dim = qsf_latent_query_dim(kind);
@@ -90,7 +86,7 @@ static qsf_status run_heads(qsf_ops *o, const qsf_linear *linear, float *x, uint
 }
 
 /* Computes the latents, which go to the cache, and the queries of norm(x). */
-static qsf_status project(qsf_ops *o, const qsf_layer *l, latent_job *job)
+static qsf_status project(qsf_ops *o, const qsf_layer *l, qsf_mix_job *job)
 {
     const qsf_scratch *const s = o->scratch;
     const qsf_tensor *const *const t = l->tensors;
@@ -100,7 +96,6 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, latent_job *job)
     const bool has_rank = kind->query_rank != 0;
     const size_t q_stride = qsf_stride(kind->n_heads * (uint32_t)dim);
     const size_t latents_stride = (size_t)kind->n_heads * kind->latent_rank;
-    size_t n_used = 0;
     qsf_acts in;
     qsf_linear q_up = {t[QSF_LAYER_Q_UP], NULL, s->attended, q_stride, dim, q_epilogue, job, {0}};
     const qsf_linear k_up = {t[QSF_LAYER_K_UP], NULL,          s->attended, latents_stride,
@@ -117,11 +112,8 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, latent_job *job)
     qsf_ops_lap(o, QSF_PHASE_NORM);
     QSF_TRY(qsf_block_load(o, t[QSF_LAYER_Q_BIAS], 0, &qk[0].bias));
     QSF_TRY(qsf_block_load(o, t[QSF_LAYER_K_BIAS], 1, &qk[1].bias));
-    QSF_TRY(qsf_ops_load_vector(o, t[QSF_LAYER_Q_NORM], s->qk_norms[0], &job->q_norm));
-    QSF_TRY(qsf_ops_load_vector(o, t[QSF_LAYER_K_NORM], s->qk_norms[1], &job->k_norm));
-    QSF_TRY(qsf_block_load(o, t[QSF_LAYER_SINKS], 3, &job->sinks));
-    QSF_TRY(qsf_ops_load_sides(o, &l->sides[QSF_LAYER_Q], &n_used, &qk[0].sides));
-    QSF_TRY(qsf_ops_load_sides(o, &l->sides[QSF_LAYER_K], &n_used, &qk[1].sides));
+    QSF_TRY(qsf_attention_load(o, l, job));
+    QSF_TRY(qsf_block_load_outliers(o, l, QSF_LAYER_Q, 2, qk));
     QSF_TRY(qsf_linear_run(o, qk, 2, &in));
     qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(8 * (size_t)kind->head_dim), finish_latents,
                  job);
@@ -139,14 +131,10 @@ qsf_status qsf_mix_latent(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk
 {
     const qsf_scratch *const s = o->scratch;
     const qsf_layer_kind *const kind = o->kind;
-    latent_job job = {o, chunk, layer_idx, NULL, NULL, NULL};
+    qsf_mix_job job = {o, chunk, layer_idx, NULL, NULL, NULL};
     const uint32_t n_values = kind->n_heads * kind->latent_value_dim;
     const qsf_linear v_up = {
         l->tensors[QSF_LAYER_V_UP], NULL, s->q, qsf_stride(n_values), 1, NULL, NULL, {0}};
-    const qsf_block_end end = {l->tensors[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_ATTN_OUT_BIAS],
-                               &l->sides[QSF_LAYER_ATTN_OUT], l->tensors[QSF_LAYER_POST_ATTN_NORM],
-                               false};
-    qsf_acts values;
     QSF_TRY(project(o, l, &job));
     qsf_ops_lap(o, QSF_PHASE_QKV);
     if (o->stores_only)
@@ -154,8 +142,5 @@ qsf_status qsf_mix_latent(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk
     QSF_TRY(qsf_attention_run(o, chunk, layer_idx, job.sinks));
     qsf_ops_lap(o, QSF_PHASE_ATTENTION);
     QSF_TRY(run_heads(o, &v_up, s->attended, kind->latent_rank, kind->latent_value_dim));
-    QSF_TRY(qsf_block_sub_norm(o, s->q, n_values, l->tensors[QSF_LAYER_ATTN_SUB_NORM], &values));
-    QSF_TRY(qsf_block_add_product(o, &end, &values));
-    qsf_ops_lap(o, QSF_PHASE_ATTN_OUT);
-    return QSF_OK;
+    return qsf_block_end_mixer(o, l, s->q, n_values);
 }

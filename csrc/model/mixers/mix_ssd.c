@@ -1,11 +1,16 @@
-/* mix_ssd.c - the projections of SSD, and the gate and the norm after its rule. */
+/* mix_ssd.c - the mixer of Mamba-2, a state space model (SSD).
+ *
+ *     x, B, C = silu(conv(IN h)); step = softplus(STEP h + bias), decay = exp(-rate * step)
+ *     o = the SSD rule of C, B, x, step, decay (kernels.h); out(norm(o * silu(GATE h)))
+ *
+ * C, B and x are what queries, keys and values are to the delta rule; a group is a key head. The
+ * norm is optional and computed for each group. The state is that of heads (state_heads.h).
+ */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/mixers/mix_ssd.h"
+#include "model/mixers/mixers.h"
 
 #include "base/status.h"
 #include "model/block.h"
-#include "model/linear.h"
-#include "model/mixers/mix_attention.h"
 #include "model/mixers/state_heads.h"
 
 static void make_gates(const qsf_heads_job *job, float *steps, float *decays)
@@ -59,8 +64,7 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, const qsf_acts *in, qs
 static qsf_status run_ssd(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
                           uint32_t layer_idx, const qsf_acts *in)
 {
-    const qsf_sides none = {0};
-    const qsf_block_end end = {l->tensors[QSF_LAYER_SSD_OUT], NULL, &none, NULL, false};
+    const qsf_block_end end = {l->tensors[QSF_LAYER_SSD_OUT], NULL, NULL, NULL, false};
     qsf_heads_job job = qsf_heads_begin(o, chunk, layer_idx);
     qsf_acts mixed;
     job.gates = make_gates;
@@ -86,6 +90,7 @@ qsf_status qsf_mix_ssd(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk, u
     return run_ssd(o, l, chunk, layer_idx, &in);
 }
 
+/* Attention and SSD read the same norm(x). */
 qsf_status qsf_mix_attention_and_ssd(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
                                      uint32_t layer_idx)
 {

@@ -2,10 +2,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/mixers/mixers.h"
 
-#include "model/mixers/mix_attention.h"
-#include "model/mixers/mix_conv.h"
-#include "model/mixers/mix_delta.h"
-#include "model/mixers/mix_ssd.h"
 #include "model/mixers/state_heads.h"
 
 const qsf_mixer qsf_mixers[QSF_MIXER_COUNT] = {

@@ -21,6 +21,16 @@ typedef struct qsf_mixer {
     qsf_state_describe_fn *describe_state; /* NULL: the mixer has no state */
 } qsf_mixer;
 
+/* The entries of the table: each file says what its mixer computes. Attention runs as latent
+ * attention if its layer has a latent_rank. */
+qsf_mixer_run_fn qsf_mix_attention;
+qsf_mixer_run_fn qsf_mix_latent;
+qsf_mixer_run_fn qsf_mix_conv;
+qsf_mixer_run_fn qsf_mix_delta;
+qsf_mixer_run_fn qsf_mix_ssd;
+qsf_mixer_run_fn qsf_mix_attention_and_ssd;
+qsf_state_describe_fn qsf_mix_conv_describe;
+
 extern const qsf_mixer qsf_mixers[QSF_MIXER_COUNT]; /* by qsf_mixer_kind */
 
 /* Describes the state of a layer by its mixer. */
