@@ -389,9 +389,9 @@ def _with_mtp(
     """Return the contents with the MTP head, if there is a whole one that is run, and the names of
     its tensors that repeat others of the model.
     """
-    n_layers, more = facts.header.n_layers, with_mtp(facts)
     if not has_mtp(facts, family.rules, by_name):
         return facts, set()
+    n_layers, more = facts.header.n_layers, with_mtp(facts)
     names = {
         name
         for unit, rule in rules_in_order(_rules(family, more, by_name), more)

@@ -86,6 +86,12 @@ def _granite(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[
     }
 
 
+def _mamba2(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    inner = _whole("ssm.inner_size", fields.get("ssm.inner_size"))
+    head_dim = inner // _whole("ssm.time_step_rank", config["num_heads"], 1)
+    return {"mamba_d_ssm": inner, "head_dim": head_dim}
+
+
 def _falcon(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     return {**_common(fields, config), "mamba_norm_before_gate": False}
 
@@ -161,6 +167,26 @@ _FALCON = Dialect(
     read_by_more=_READ,
 )
 # Its rows are in the order of a RoPE on whole heads, of which the first half is turned.
+_MAMBA2 = Dialect(
+    family="Mamba2ForCausalLM",
+    config={
+        "hidden_size": "embedding_length",
+        "num_hidden_layers": "block_count",
+        "max_position_embeddings": "context_length",
+        "layer_norm_epsilon": RMS_CONFIG["rms_norm_eps"],
+        **{name: key for name, key in _SIZES.items() if name != "mamba_n_heads"},
+        "num_heads": _SIZES["mamba_n_heads"],
+    },
+    optional={},
+    has={"use_conv_bias": _CONV_BIAS},
+    tensors={
+        **ends_of("backbone.embeddings", "backbone.norm_f"),
+        **layers_of("backbone.layers", {"attn_norm": "norm"}),
+        **_ssd_names("backbone.layers", "mixer"),
+    },
+    more=_mamba2,
+    read_by_more=(*_READ, "attention.head_count"),
+)
 _BAMBA = replace(
     _FALCON,
     family="BambaForCausalLM",
@@ -206,6 +232,7 @@ MAMBA_DIALECTS: Final[Mapping[str, Dialect]] = {
             "blk.{layer}.ffn_norm": "model.layers.{layer}.pre_ff_layernorm.weight",
         },
     ),
+    "mamba2": _MAMBA2,
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": replace(
         _NEMOTRON,

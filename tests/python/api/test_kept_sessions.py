@@ -66,6 +66,7 @@ GOLDEN = {
     "kda": "kimi_linear",
     "own": "gemma4-own",
     "ssd": "falcon_h1",
+    "states": "mamba2",
 }
 
 

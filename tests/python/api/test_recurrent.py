@@ -135,6 +135,7 @@ def hold_alone(path: Path, tokens: list[int]) -> Any:
         "granitemoehybrid-h",
         "granitemoehybrid-moe",
         "bamba",
+        "mamba2",
         "nemotron_h-groups",
         "falcon_h1",
     ],

@@ -15,7 +15,7 @@ from qsf_converter.calibrate.calibration import Calibration
 NAMES = ("qwen3-bias", "phi", "gpt_neox", "falcon-alibi", "bloom", "stablelm-heads", "olmo2",
          "bitnet", "gemma2", "gemma3", "granite-bias", "phi3-longrope-short", "smollm3",
          "ministral3", "gpt_oss", "qwen3_5", "qwen3_5+mtp", "qwen3_5_moe+mtp",
-         "granitemoehybrid-moe", "nemotron_h-moe", "falcon_h1-norm",
+         "granitemoehybrid-moe", "nemotron_h-moe", "falcon_h1-norm", "mamba2",
          "gemma4", "gemma4-moe", "gemma4-own",
          "gemma4-shared", "deepseek_v2", "youtu", "minicpm3")  # fmt: skip
 

@@ -17,14 +17,14 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from make import gguf_kimi
+from make import gguf_kimi, gguf_mamba
 from make.gguf_files import add, close
 from make.golden_families import Case
 
 Array = NDArray[np.float32]
 Keys = gguf.Keys
 LATENT = ("deepseek2", "mistral4", "minicpm3")
-HYBRIDS = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1")
+HYBRIDS = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1", "mamba2")
 PERMUTED = (*HYBRIDS[:3], "arcee", "granite", "granitemoe", "mistral3", "smollm3", "llama")
 DELTA = ("qwen35", "qwen35moe", "qwen3next")
 PLUS_ONE = ("gemma", "gemma2", "gemma3", "gemma-embedding", "nemotron", *DELTA)
@@ -46,7 +46,7 @@ ARCHITECTURES = {
     "falcon_h1": "falcon-h1", "nemotron_h": "nemotron_h", "dots1": "dots1",
     "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
     "kimi_linear": "kimi-linear", "youtu": "deepseek2", "mistral4": "mistral4",
-    "minicpm3": "minicpm3", "minimax_m2": "minimax-m2",
+    "minicpm3": "minicpm3", "mamba2": "mamba2", "minimax_m2": "minimax-m2",
     "bert": "bert", "xlm-roberta": "bert", "roberta": "bert", "nomic_bert": "nomic-bert",
 }  # fmt: skip
 """model_type of a config.json -> architecture of llama.cpp."""
@@ -97,7 +97,7 @@ def begin(case: Case, path: Path, *, n_ahead: int = 0, is_older: bool = False) -
 
     n_ahead: layers behind the last that predict further tokens.
     """
-    config = gguf_kimi.general(case.config)
+    config = gguf_mamba.general(gguf_kimi.general(case.config))
     arch = arch_of(config)
     writer = gguf.GGUFWriter(path, arch)
     said = {**_sizes(config), **_more(config, arch)}
@@ -124,7 +124,7 @@ def converted_tensors(
     if arch in (*LATENT[:2], "kimi-linear") and not is_older:
         tensors = _apart(config, tensors)
     if arch in HYBRIDS:
-        tensors = _mamba_tensors(config, arch, tensors)
+        tensors = gguf_mamba.stored(config, arch, tensors)
     tensors = {name: values for name, values in tensors.items() if "pooler." not in name}
     joined = tensors if arch in ("gemma4", "mistral4") else joined_experts(tensors)
     for name, stored in joined.items():
@@ -334,48 +334,6 @@ def _latent_sizes(config: dict[str, Any], *, is_older: bool) -> dict[str, Any]:
     return said
 
 
-def _mamba_tensors(
-    config: dict[str, Any], arch: str, tensors: dict[str, Array]
-) -> dict[str, Array]:
-    """Make -e^A_log, matrices of vectors, and fold Falcon's factors into its matrices."""
-    n_groups = config.get("mamba_n_groups") or config["n_groups"]
-    has_experts = arch == "nemotron_h_moe" or config.get("num_local_experts")
-    factors: dict[str, Any] = {}
-    if arch == "falcon-h1":
-        inner = config["mamba_d_ssm"]
-        n_keys = n_groups * config["mamba_d_state"]
-        of_parts = np.array(config["ssm_multipliers"]) * config["ssm_in_multiplier"]
-        n_of_parts = (inner, inner, n_keys, n_keys, config["mamba_n_heads"])
-        attention = config["attention_in_multiplier"]
-        factors = {
-            "mamba.in_proj": np.repeat(of_parts, n_of_parts)[:, None],
-            "mamba.out_proj": config["ssm_out_multiplier"],
-            "q_proj": attention,
-            "k_proj": attention * config["key_multiplier"],
-            "v_proj": attention,
-            "o_proj": config["attention_out_multiplier"],
-            "gate_proj": config["mlp_multipliers"][0],
-            "down_proj": config["mlp_multipliers"][1],
-            "embed_tokens": config["embedding_multiplier"],
-            "lm_head": config["lm_head_multiplier"],
-        }
-    made: dict[str, Array] = {}
-    for name, values in tensors.items():
-        if name.endswith(("A_log", ".D")):
-            values = values[:, None]
-        if name.endswith("A_log"):
-            values = -np.exp(values.astype(np.float64)).astype(np.float32)
-        elif name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
-            values = values.reshape(n_groups, -1)
-        for part, factor in factors.items():
-            if name.endswith(f"{part}.weight"):
-                values = (values * factor).astype(np.float32)
-        if "shared_mlp" in name and not has_experts:  # one FFN
-            name = name.replace("shared_mlp", "mlp.shared")
-        made[name.replace(".dt_bias", ".dt_proj.bias")] = values
-    return made
-
-
 def arch_of(config: dict[str, Any]) -> str:
     """Return llama.cpp's name of the architecture."""
     if config.get("use_bidirectional_attention") is True:
@@ -545,7 +503,7 @@ def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
             Keys.SSM.INNER_SIZE: n_value * config["linear_value_head_dim"],
         }
     if arch in HYBRIDS:
-        said |= _said_of_mamba(config, arch)
+        said |= gguf_mamba.said(config, arch)
     if arch == "kimi-linear":
         said |= gguf_kimi.said(config)
     if arch == "gptneox":
@@ -556,33 +514,6 @@ def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
     if arch == "mpt":
         bias = config["attn_config"]["alibi_bias_max"]
         said[Keys.Attention.MAX_ALIBI_BIAS] = float(bias)
-    return said
-
-
-def _said_of_mamba(config: dict[str, Any], arch: str) -> dict[str, Any]:
-    types = config.get("layers_block_type") or config.get("layer_types") or ()
-    attention = config.get("attn_layer_indices", ())  # of Bamba, which has RoPE
-    if attention:
-        types = [("mamba", "full_attention")[i in attention] for i in range(_n_layers(config))]
-    n_heads = _first(config, "mamba_n_heads", "mamba_num_heads")
-    inner = _first(config, "mamba_d_ssm") if arch == "falcon-h1" else 2 * config["hidden_size"]
-    if "mamba_head_dim" in config:
-        inner = n_heads * config["mamba_head_dim"]
-    said: dict[str, Any] = {
-        Keys.SSM.CONV_KERNEL: _first(config, "mamba_d_conv", "conv_kernel"),
-        Keys.SSM.STATE_SIZE: _first(config, "mamba_d_state", "ssm_state_size"),
-        Keys.SSM.GROUP_COUNT: _first(config, "mamba_n_groups", "n_groups"),
-        Keys.SSM.TIME_STEP_RANK: n_heads,
-        Keys.SSM.INNER_SIZE: inner,
-    }
-    if types:
-        of_layers = [config["num_key_value_heads"] * (t == "full_attention") for t in types]
-        is_turned = bool(attention) or config.get("position_embedding_type") == "rope"
-        said |= {Keys.Attention.HEAD_COUNT_KV: of_layers, Keys.Rope.SCALING_FINETUNED: is_turned}
-    if "layers_block_type" in config:
-        of = config["moe_intermediate_size" if arch == "nemotron_h_moe" else "intermediate_size"]
-        said[Keys.LLM.FEED_FORWARD_LENGTH] = [of * (t in ("mlp", "moe")) for t in types]
-        said[Keys.Attention.LAYERNORM_RMS_EPS] = config["layer_norm_epsilon"]
     return said
 
 

@@ -71,6 +71,22 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         "bamba",
         {**_WIDE, **_MAMBA, "num_hidden_layers": 3, "attn_layer_indices": [1], "pad_token_id": 2},
     ),
+    "mamba2": (
+        "mamba2",
+        {
+            "hidden_size": 72,
+            "vocab_size": 67,
+            "num_hidden_layers": 3,
+            "num_heads": 6,
+            "head_dim": 24,
+            "n_groups": 2,
+            "state_size": 24,
+            "chunk_size": 16,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+            "pad_token_id": None,
+        },
+    ),
     "nemotron_h": ("nemotron_h", _NEMOTRON_H),
     "nemotron_h-moe": (
         "nemotron_h",

@@ -1,8 +1,9 @@
-"""Bamba, Falcon-H1 and Nemotron-H: Mamba-2 alternating with attention, beside it, or alone."""
+"""Bamba, Falcon-H1, Nemotron-H, Mamba2: Mamba-2 alternating with attention, beside it, or alone."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -113,7 +114,7 @@ _BLOCKS: Final = {
 
 _OF_TRAINING: Final = (
     "mtp_layers_block_type", "mtp_hybrid_override_pattern", "time_step_min", "time_step_max",
-    "time_step_floor", "norm_eps",
+    "time_step_floor", "time_step_rank", "time_step_init_scheme", "time_step_scale", "norm_eps",
 )  # fmt: skip
 
 
@@ -166,6 +167,13 @@ def _nemotron(draft: Draft) -> None:
         route(draft, routed, expert_ffn=Ffn.PLAIN, **by_groups(config))
 
 
+def _alone(draft: Draft) -> None:
+    for name in _OF_TRAINING:
+        draft.config.get(name)
+    draft.set_all(ffn=Ffn.NONE)
+    ssd_layers(draft, range(draft.header.n_layers))
+
+
 def _plain(at: str, dim: str, where: Where) -> Rules:
     return (
         *linear(T.FFN_UP, None, f"{at}up_proj", dim, "hidden", where=where),
@@ -192,7 +200,55 @@ _NEMOTRON_EXPERTS = tuple(
     )
 )
 
+_OF_STATES: Final = {
+    "mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel", "mamba_expand": "expand",
+    "norm_epsilon": "layer_norm_epsilon",
+}  # fmt: skip
+_NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
+    **mamba.NEUTRAL,
+    "use_bias": (False,),
+    **dict.fromkeys(("residual_in_fp32", "rescale_prenorm_residual"), (True, False)),
+    "chunk_size": mamba.NEUTRAL["mamba_chunk_size"],
+}
+
 FAMILIES = (
+    Family(
+        name="Mamba2ForCausalLM",
+        title="Mamba-2, Mamba-Codestral",
+        model_type="mamba2",
+        prefixes=("model.backbone.", "backbone.", "model."),
+        rules=(
+            *norm(T.ATTN_NORM, f"{AT}norm"),
+            *ssd_rules(_MIXER, conv_bias="use_conv_bias"),
+            *ends("embeddings", "norm_f"),
+        ),
+        layouts=ssd_layouts(_MIXER),
+        renames={
+            **_OF_STATES,
+            **dict.fromkeys(("mamba_n_heads", "num_attention_heads"), "num_heads"),
+            "mamba_d_head": "head_dim",
+            "mamba_d_state": "state_size",
+        },
+        # It states no context; layers without an FFN have no use for its width.
+        defaults=usual(
+            {**DEFAULTS, **mamba.DEFAULTS},
+            context=1 << 20,
+            epsilon=1e-5,
+            ffn_multiple=2,
+            mamba_n_groups=8,
+            mamba_d_state=128,
+            num_attention_heads=128,
+            kv_heads=None,
+            head=64,
+        ),
+        flags={"use_conv_bias": True},
+        neutral={
+            **_NO_EFFECT,
+            "rms_norm": (True,),
+            "norm_before_gate": (True, False),  # read by nobody
+        },
+        adjust=_alone,
+    ),
     Family(
         name="BambaForCausalLM",
         title="Bamba",
@@ -272,15 +328,12 @@ FAMILIES = (
         rules=_NEMOTRON,
         layouts=with_layouts(ssd_layouts(_MIXER), _NEMOTRON_EXPERTS),
         renames={
-            "norm_epsilon": "layer_norm_epsilon",
+            **_OF_STATES,
             "hidden_act": "mlp_hidden_act",
             "num_experts": "n_routed_experts",
             "mamba_n_heads": "mamba_num_heads",
             "mamba_d_head": "mamba_head_dim",
-            "mamba_n_groups": "n_groups",
             "mamba_d_state": "ssm_state_size",
-            "mamba_d_conv": "conv_kernel",
-            "mamba_expand": "expand",
         },
         defaults=usual(
             {**EXPERT_DEFAULTS, **mamba.DEFAULTS},
@@ -308,21 +361,12 @@ FAMILIES = (
         count_layers=lambda config: len(_blocks(config)),
         windows=_block_types,
         neutral={
-            **mamba.NEUTRAL,
-            **dict.fromkeys(("attention_bias", "mlp_bias", "use_bias"), (False,)),
-            **dict.fromkeys(
-                (
-                    "use_mamba_kernels",
-                    "residual_in_fp32",
-                    "rescale_prenorm_residual",
-                    "moe_shared_expert_overlap",
-                ),
-                (True, False),
-            ),
+            **_NO_EFFECT,
+            **dict.fromkeys(("attention_bias", "mlp_bias"), (False,)),
+            **dict.fromkeys(("use_mamba_kernels", "moe_shared_expert_overlap"), (True, False)),
             "n_shared_experts": (1,),
             "mamba_ssm_cache_dtype": ("float32",),
             "num_nextn_predict_layers": tuple(range(17)),
-            "chunk_size": mamba.NEUTRAL["mamba_chunk_size"],
         },
         adjust=_nemotron,
     ),

@@ -77,7 +77,8 @@ def has_mtp(facts: Facts, rules: tuple[TensorRule, ...], names: Mapping[str, obj
     """True if the tensors are those of one head of a family that runs it."""
     n_layers = facts.header.n_layers
     return (
-        any(rule.target == T.MTP_JOIN for rule in rules)
+        (not facts.layer_kinds or any(kind.has_attention for kind in facts.layer_kinds))
+        and any(rule.target == T.MTP_JOIN for rule in rules)
         and f"layers.{n_layers}.eh_proj.weight" in names
         and f"layers.{n_layers + 1}.eh_proj.weight" not in names
         and n_layers < MAX_LAYERS
