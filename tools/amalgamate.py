@@ -187,8 +187,12 @@ def decoder_of_zstd(text: str) -> str:
 
 def codecs(folder: Path) -> str:
     """Return LZ4 and the decoder of ZSTD, in whose place the system's headers may come."""
-    lz4 = (folder / "lz4.c").read_text(encoding="utf-8")
-    lz4 = lz4.replace('#include "lz4.h"', (folder / "lz4.h").read_text(encoding="utf-8"), 1)
+    lz4 = ""
+    for name in ("lz4", "lz4hc"):
+        text = (folder / f"{name}.c").read_text(encoding="utf-8")
+        header = (folder / f"{name}.h").read_text(encoding="utf-8")
+        text = text.replace(f'#include "{name}.h"', header, 1)
+        lz4 += re.sub('#include "lz4.[ch]"', "", text) if lz4 else text
     zstd = decoder_of_zstd((folder / "zstd.c").read_text(encoding="utf-8"))
     texts = []
     for text, prefix in ((lz4, "LZ4_"), (zstd, "ZSTD_")):
@@ -236,7 +240,7 @@ def amalgamate(codecs_folder: Path) -> tuple[str, str]:
         if name == CODEC:
             parts.append(codecs(codecs_folder))
             text = re.sub(
-                r"(#include <(lz4|zstd)\.h>)", r"#ifdef QSF_SYSTEM_CODECS\n\1\n#endif", text
+                r"(#include <(lz4|lz4hc|zstd)\.h>)", r"#ifdef QSF_SYSTEM_CODECS\n\1\n#endif", text
             )
         parts.append(behind(name, f"\n/* ---- csrc/{name} ---- */\n{text}"))
 

@@ -5,7 +5,7 @@
 set -euo pipefail
 
 folder=${1:?Usage: tools/fetch_codecs.sh FOLDER}
-[ ! -e "$folder/zstd.c" ] || exit 0
+[ ! -e "$folder/lz4hc.c" ] || exit 0
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -16,6 +16,6 @@ sha256sum --quiet -c - <<EOF
 7713e1179d162cf5c7906da876ec2ccb9c3a9dcbdffef0cc7f70c3667a205f0b  $work/zstandard-0.25.0.tar.gz
 EOF
 mkdir -p "$folder"
-tar xzf "$work/lz4-4.4.5.tar.gz" -C "$folder" --strip-components=2 lz4-4.4.5/lz4libs/lz4.{c,h}
+tar xzf "$work/lz4-4.4.5.tar.gz" -C "$folder" --strip-components=2 lz4-4.4.5/lz4libs/lz4{,hc}.{c,h}
 tar xzf "$work/zstandard-0.25.0.tar.gz" -C "$folder" --strip-components=2 zstandard-0.25.0/zstd/zstd.{c,h} \
     zstandard-0.25.0/zstd/zstd_errors.h

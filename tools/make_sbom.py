@@ -50,7 +50,7 @@ def codec_sources(folder: Path) -> list[Any]:
         header = (folder / f"{name}.h").read_text("utf-8")
         numbers = re.findall(r"define \w+_VERSION_(?:MAJOR|MINOR|RELEASE) +(\d+)", header)
         files = [{"type": "file", "name": file, "hashes": hashes((folder / file).read_bytes())}
-                 for file in (f"{name}.c", f"{name}.h")]  # fmt: skip
+                 for file in sorted(path.name for path in folder.glob(f"{name}*"))]  # fmt: skip
         parts.append(part(name, ".".join(numbers), license_id, components=files,
                           description="from source, in wheels, programs and qsf.c"))  # fmt: skip
     return parts
@@ -67,7 +67,7 @@ def of_wheel(path: Path) -> tuple[str, list[Any]]:
     for need in sorted(
         text for text in about.get_all("Requires-Dist", []) if "extra ==" not in text
     ):
-        name, versions = re.findall(r"^([\w.-]+)\s*(.*)$", need)[0]
+        name, versions = re.findall(r"^([\w.-]+)\s*([^;]*)", need)[0]
         parts.append(part(name, versions, stated_license(name), purl=f"pkg:pypi/{name.lower()}",
                           description="not inside: pip installs it with the wheel"))  # fmt: skip
     return str(about["Version"]), parts

@@ -1,4 +1,4 @@
-/* qsf_rounding.h - part of qsf.h: rounding matrices to tiles, for converters. */
+/* qsf_rounding.h - part of qsf.h: rounding matrices to tiles and packing, for converters. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_ROUNDING_H
 #define QSF_ROUNDING_H
@@ -62,6 +62,15 @@ QSF_API qsf_status qsf_feedback_rows(const qsf_rounding *how, const float *rows,
                                      size_t n_cols, const float *factor, const int32_t *order,
                                      float *work, size_t cap_floats, void *tiles, size_t cap_bytes,
                                      float *stored, qsf_rounding_sums *sums);
+
+/* Packs raw_bytes as one LZ4 block without a size in front, by LZ4-HC if level is 1 .. 12, and
+ * returns its bytes; 0 if it has more than cap_bytes. Any number of threads may call. */
+QSF_API size_t qsf_lz4_pack(const void *raw, size_t raw_bytes, int32_t level, void *packed,
+                            size_t cap_bytes);
+
+/* Unpacks such a block into exactly raw_bytes. QSF_ERR_FORMAT: it is damaged. */
+QSF_API qsf_status qsf_lz4_unpack(const void *packed, size_t packed_bytes, void *raw,
+                                  size_t raw_bytes);
 
 /* ---- cdef end ---- */
 

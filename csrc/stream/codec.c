@@ -3,7 +3,9 @@
 #include "stream/codec.h"
 
 #include <assert.h>
+#include <limits.h>
 #include <lz4.h>
+#include <lz4hc.h>
 /* For decompression in memory of the caller; the normal interface allocates memory that the ledger
  * does not count. */
 #define ZSTD_STATIC_LINKING_ONLY
@@ -18,15 +20,25 @@ size_t qsf_codec_workspace_bytes(uint32_t compression)
     return compression == QSF_COMPRESSION_ZSTD ? qsf_round_up(ZSTD_estimateDCtxSize(), 64) : 0;
 }
 
-static qsf_status decode_lz4(const unsigned char *src, size_t src_bytes, unsigned char *dst,
-                             size_t dst_bytes)
+size_t qsf_lz4_pack(const void *raw, size_t raw_bytes, int32_t level, void *packed,
+                    size_t cap_bytes)
 {
-    const int got =
-        LZ4_decompress_safe((const char *)src, (char *)dst, (int)src_bytes, (int)dst_bytes);
-    if (got < 0 || (size_t)got != dst_bytes)
+    if (raw_bytes > LZ4_MAX_INPUT_SIZE)
+        return 0;
+    const int cap = cap_bytes < INT_MAX ? (int)cap_bytes : INT_MAX;
+    return (size_t)(level > 0 ? LZ4_compress_HC(raw, packed, (int)raw_bytes, cap, level)
+                              : LZ4_compress_default(raw, packed, (int)raw_bytes, cap));
+}
+
+qsf_status qsf_lz4_unpack(const void *packed, size_t packed_bytes, void *raw, size_t raw_bytes)
+{
+    const int got = packed_bytes > INT_MAX || raw_bytes > INT_MAX
+                        ? -1
+                        : LZ4_decompress_safe(packed, raw, (int)packed_bytes, (int)raw_bytes);
+    if (got < 0 || (size_t)got != raw_bytes)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "damaged LZ4 block: %zu bytes decode to %d, %zu were announced", src_bytes,
-                        got, dst_bytes);
+                        "damaged LZ4 block: %zu bytes decode to %d, %zu were announced",
+                        packed_bytes, got, raw_bytes);
     return QSF_OK;
 }
 
@@ -62,5 +74,5 @@ qsf_status qsf_codec_decode(uint32_t compression, void *workspace, size_t worksp
     if (compression == QSF_COMPRESSION_ZSTD)
         return decode_zstd(workspace, workspace_bytes, src, src_bytes, dst, dst_bytes);
     assert(compression == QSF_COMPRESSION_LZ4 || compression == QSF_COMPRESSION_LZ4HC);
-    return decode_lz4(src, src_bytes, dst, dst_bytes);
+    return qsf_lz4_unpack(src, src_bytes, dst, dst_bytes);
 }

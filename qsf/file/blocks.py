@@ -1,7 +1,6 @@
 """The blocks of a compressed layer: packing and unpacking one (docs/format.md, section 3).
 
-lz4 and zstandard are imported when the first compressed layer is met, so that files
-without compression need neither.
+LZ4 is the engine's own; zstandard is imported when the first layer that wants it is met.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from qsf.errors import QsfUnsupportedError
 from qsf.file.layout import Compression
+from qsf.native._qsf import ffi, lib
+from qsf.native.binding import check_status
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -23,26 +24,18 @@ if TYPE_CHECKING:
 ZSTD_LEVEL: Final = 3
 LZ4HC_LEVEL: Final = 9
 
-_PACKAGES = {  # module, name on the package index
-    Compression.LZ4: ("lz4.block", "lz4"),
-    Compression.LZ4HC: ("lz4.block", "lz4"),
-    Compression.ZSTD: ("zstandard", "zstandard"),
-}
-
 
 def load_codec(compression: int) -> Any:
-    """Return the module of this compression.
+    """Return the module of ZSTD; LZ4 needs none.
 
     Raises:
         QsfUnsupportedError: it is not installed.
     """
-    module, package = _PACKAGES[Compression(compression)]
     try:
-        return importlib.import_module(module)
+        return importlib.import_module("zstandard") if compression == Compression.ZSTD else None
     except ImportError as e:
         raise QsfUnsupportedError(
-            f"{Compression(compression).name} compression needs the Python package {package}:"
-            f" pip install {package}"
+            "ZSTD compression needs the Python package zstandard: pip install zstandard"
         ) from e
 
 
@@ -51,16 +44,13 @@ def pack_block(compression: int, raw: bytes, *, level: int | None = None) -> byt
 
     ``level`` of LZ4HC or ZSTD is for measuring; files get the usual one.
     """
-    codec = load_codec(compression)
     if compression == Compression.ZSTD:
-        packed = codec.ZstdCompressor(level=level or ZSTD_LEVEL).compress(raw)
-    elif compression == Compression.LZ4HC:
-        packed = codec.compress(
-            raw, mode="high_compression", compression=level or LZ4HC_LEVEL, store_size=False
-        )
-    else:
-        packed = codec.compress(raw, store_size=False)
-    return bytes(packed) if len(packed) < len(raw) else raw
+        packed = load_codec(compression).ZstdCompressor(level=level or ZSTD_LEVEL).compress(raw)
+        return bytes(packed) if len(packed) < len(raw) else raw
+    level = (level or LZ4HC_LEVEL) if compression == Compression.LZ4HC else 0
+    room = ffi.new("char[]", len(raw))
+    n_packed = lib.qsf_lz4_pack(ffi.from_buffer(raw), len(raw), level, room, max(len(raw), 1) - 1)
+    return bytes(ffi.buffer(room, n_packed)) if n_packed else raw
 
 
 def pack_blocks(
@@ -89,7 +79,8 @@ def pack_blocks(
 
 def unpack_block(compression: int, packed: bytes, raw_bytes: int) -> bytes:
     """Return the ``raw_bytes`` bytes of a block that `pack_block` has made smaller."""
-    codec = load_codec(compression)
     if compression == Compression.ZSTD:
-        return bytes(codec.ZstdDecompressor().decompress(packed))
-    return bytes(codec.decompress(packed, uncompressed_size=raw_bytes))
+        return bytes(load_codec(compression).ZstdDecompressor().decompress(packed))
+    room = ffi.new("char[]", raw_bytes)
+    check_status(lib.qsf_lz4_unpack(ffi.from_buffer(packed), len(packed), room, raw_bytes))
+    return bytes(ffi.buffer(room))

@@ -24,7 +24,8 @@ from make.examples import examples
 from make.failing_calls import ERRORS, FailingCalls
 from make.qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
 from oracle.file.reader import Reader
-from qsf.errors import QsfArgumentError, QsfIOError, QsfUnsupportedError
+from qsf.errors import QsfArgumentError, QsfFormatError, QsfIOError, QsfUnsupportedError
+from qsf.file.blocks import pack_block, unpack_block
 from qsf.file.layout import (
     EMBEDDING_UNIT,
     FINAL_UNIT,
@@ -206,24 +207,30 @@ def test_a_layer_of_many_blocks(tmp_path: Path, compression: Compression) -> Non
     assert any(stored < unpacked for stored, unpacked in sizes)
 
 
-@pytest.mark.parametrize(
-    ("compression", "module", "package"),
-    [(Compression.LZ4, "lz4.block", "lz4"), (Compression.ZSTD, "zstandard", "zstandard")],
-)
-def test_a_missing_package_is_named(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    compression: Compression,
-    module: str,
-    package: str,
-) -> None:
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def import_module(name: str) -> object:
-        assert name == module
+        assert name == "zstandard"
         raise ImportError(name)
 
     monkeypatch.setattr("importlib.import_module", import_module)
-    with pytest.raises(QsfUnsupportedError, match=f"pip install {package}"):
-        write_tiny(tmp_path / "m.qsf", compression=compression)
+    write_tiny(tmp_path / "m.qsf", compression=Compression.LZ4)  # the engine's own
+    with pytest.raises(QsfUnsupportedError, match="pip install zstandard"):
+        write_tiny(tmp_path / "m.qsf", compression=Compression.ZSTD)
+
+
+@pytest.mark.parametrize("compression", [Compression.LZ4, Compression.LZ4HC])
+def test_lz4_is_unpacked_by_another_library(compression: Compression) -> None:
+    block_module = pytest.importorskip("lz4.block")
+    words = bytes(range(64)) * 400 + b"end"
+    packed = pack_block(compression, words)
+    assert len(packed) < 200
+    assert block_module.decompress(packed, uncompressed_size=len(words)) == words
+    assert unpack_block(compression, packed, len(words)) == words
+    for raw in (b"", b"a", bytes(range(256))):
+        assert pack_block(compression, raw) == raw  # does not shrink
+    for damaged, n_raw in ((packed[:-1], len(words)), (packed, len(words) - 1), (packed, 1 << 20)):
+        with pytest.raises(QsfFormatError, match="damaged LZ4 block"):
+            unpack_block(compression, damaged, n_raw)
 
 
 def test_permissions_follow_the_umask(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_homebrew_and_conda_take_the_source_package(filled: Path) -> None:
     assert recipe["about"]["license"] == LICENSE
     needs = {row.replace(" ", "") for row in recipe["requirements"]["run"]}
     (python,) = re.findall(r'^requires-python = "(.*?)"', PROJECT, re.MULTILINE)
-    assert needs == {f"python{python}", *re.findall(r'"(.+?)"', DEPENDENCIES)}
+    assert needs == {f"python{python}", *re.findall(r'^ +"([^";]+)', DEPENDENCIES, re.MULTILINE)}
 
 
 def test_winget_takes_the_programs_for_windows(filled: Path) -> None:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import importlib
+
 from qsf.errors import QsfFormatError
-from qsf.file.blocks import load_codec
 from qsf.file.layout import Compression
 
 
@@ -12,9 +13,10 @@ def unpack_block(compression: int, stored: bytes, raw_bytes: int) -> bytes:
     """Return the bytes of a block whose sizes have been checked. QsfFormatError: it is damaged."""
     if len(stored) == raw_bytes:
         return stored
-    codec = load_codec(compression)
+    is_zstd = compression == Compression.ZSTD
+    codec = importlib.import_module("zstandard" if is_zstd else "lz4.block")
     try:
-        if compression == Compression.ZSTD:
+        if is_zstd:
             # The size that the frame announces would be allocated, so it is checked first.
             if codec.frame_content_size(stored) != raw_bytes:
                 raise QsfFormatError("a ZSTD frame announces another size than the block")
