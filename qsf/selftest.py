@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import zlib
@@ -27,8 +28,8 @@ _TRIAL_SECONDS = 120
 def _try(budget_bytes: int | None, io: str) -> str:
     """Open the model, compute and compare, in a child process whose QSF_ISA is set.
 
-    Returns as words: instruction set, whether logits and text are equal, bytes of the budget, and
-    the process's peak memory.
+    Returns as words: instruction set, whether logits and text are equal, bytes of the budget, the
+    process's peak memory, and the emulator or "-".
     """
     import numpy as np  # imported before the plan, which counts the process's present memory
 
@@ -41,12 +42,26 @@ def _try(budget_bytes: int | None, io: str) -> str:
         text = "".join(model.generate("a word", max_tokens=24, temperature=0))
         has_logits = zlib.crc32(logits.tobytes()) == _LOGITS_CRC
         peak_bytes = describe_machine().peak_bytes
-        return f"{model.info.isa_name} {has_logits} {text == _TEXT} {budget or 0} {peak_bytes}"
+        return f"{model.info.isa_name} {has_logits} {text == _TEXT} {budget or 0} {peak_bytes} {_emulator()}"
+
+
+def _emulator() -> str:
+    """Return the name of the emulator whose memory counts as this process's, or "-".
+
+    qemu's ``maps`` has the files of the program, ``smaps`` those of the whole process.
+    """
+    files = [
+        set(re.findall(r" (/.*)$", path.read_text("utf-8", "replace"), re.MULTILINE))
+        for path in (Path("/proc/self/maps"), Path("/proc/self/smaps"))
+        if path.exists()
+    ]
+    names = {Path(file).name for file in files[1] - files[0]} if len(files) == 2 else set()
+    return min((name for name in names if name.startswith("qemu-")), default="-")
 
 
 def _verdict(isa: str | None, words: str) -> str:
     """Return "ok", or the difference in the output of `_try`."""
-    used_isa, has_logits, has_text, budget_bytes, peak_bytes = words.split()
+    used_isa, has_logits, has_text, budget_bytes, peak_bytes, emulator = words.split()
     if isa is not None and used_isa != isa:
         return f"FAILED: {used_isa} was used"
     if has_logits != "True":
@@ -54,7 +69,10 @@ def _verdict(isa: str | None, words: str) -> str:
     if has_text != "True":
         return "FAILED: the text differs"
     if 0 < int(budget_bytes) < int(peak_bytes):
-        return f"FAILED: {int(peak_bytes) / 1e6:.1f} MB taken of {int(budget_bytes) / 1e6:.1f} MB"
+        taken = f"{int(peak_bytes) / 1e6:.1f} MB taken of {int(budget_bytes) / 1e6:.1f} MB"
+        if emulator != "-":
+            return f"bits ok; memory not measured: {taken}, of which a part is {emulator}'s own"
+        return f"FAILED: {taken}"
     return "ok"
 
 

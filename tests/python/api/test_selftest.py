@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 
@@ -26,15 +27,30 @@ def test_this_machine_passes() -> None:
 @pytest.mark.parametrize(
     ("words", "verdict"),
     [
-        ("avx2 True True 0 30000000", "ok"),
-        ("scalar True True 0 0", "FAILED: scalar was used"),
-        ("avx2 False True 0 0", "FAILED: the bits of the logits differ"),
-        ("avx2 True False 0 0", "FAILED: the text differs"),
-        ("avx2 True True 28000000 33600000", "FAILED: 33.6 MB taken of 28.0 MB"),
+        ("avx2 True True 0 30000000 -", "ok"),
+        ("scalar True True 0 0 -", "FAILED: scalar was used"),
+        ("avx2 False True 0 0 -", "FAILED: the bits of the logits differ"),
+        ("avx2 True False 0 0 -", "FAILED: the text differs"),
+        ("avx2 True True 28000000 33600000 -", "FAILED: 33.6 MB taken of 28.0 MB"),
+        (
+            "avx2 True True 28000000 33600000 qemu-x86_64",
+            "bits ok; memory not measured: 33.6 MB taken of 28.0 MB, of which a part is qemu-x86_64's "
+            "own",
+        ),
+        ("avx2 False True 28000000 33600000 qemu-x86_64", "FAILED: the bits of the logits differ"),
     ],
 )
 def test_what_differs_is_said(words: str, verdict: str) -> None:
     assert selftest._verdict("avx2", words) == verdict
+
+
+def test_only_an_emulator_is_taken_for_one() -> None:
+    assert selftest._emulator() == "-"
+    program = [sys.executable, "-c", "from qsf import selftest; print(selftest._emulator())"]
+    if (qemu := shutil.which("qemu-x86_64")) is None:
+        pytest.skip("no qemu-x86_64")
+    done = subprocess.run([qemu, *program], capture_output=True, text=True)
+    assert done.stdout == "qemu-x86_64\n", done.stderr
 
 
 def test_a_trial_that_cannot_run_is_a_failure() -> None:
