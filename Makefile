@@ -49,7 +49,7 @@ c_build = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_BINDING=O
 ctest = $(CTEST) --test-dir build/$(1) -j $(JOBS) --timeout 600 --output-on-failure --no-tests=error
 
 .PHONY: help demo link test test-c test-py check check-isa check-hostile check-san check-arm check-old check-targets check-slow \
-	check-real program amalgamation lint format fuzz baseline bench wheels release install clean
+	check-musl-python check-real program amalgamation lint format fuzz baseline bench wheels release install clean
 .NOTPARALLEL:
 
 help: ## show this list
@@ -222,6 +222,11 @@ check-targets: build/install.stamp ## the C library for musl, 32 bits, RISC-V, W
 		WINEPREFIX="$(CURDIR)/build/wine" WINEDEBUG=-all tests/install/check_wheels.sh $(PY) build/wheels "$$zig"
 	@$(zig); WINEPREFIX="$(CURDIR)/build/wine" WINEDEBUG=-all tests/install/check_amalgamation.sh "$$zig" \
 		build/amalgamation $(TARGETS_TESTED) $(TARGETS_EMULATED) $(TARGETS_BUILT)
+
+# Some five minutes of a core the first time, of which CI has none left; both need root and Debian.
+check-musl-python: build/install.stamp ## the wheel for musl by a Python in a root without glibc; MODEL=FILE.gguf runs it too
+	@$(MAKE) --no-print-directory wheels WHEELS=build/wheels SYSTEMS=musllinux_1_2_x86_64=x86_64-linux-musl
+	@tests/install/check_musl_python.sh $(PY) build/wheels/qsf-*-musllinux_1_2_x86_64.whl build/musl-python $(MODEL)
 
 PROGRAM_TARGETS := x86_64-linux-musl aarch64-linux-musl arm-linux-musleabihf riscv64-linux-musl \
 	x86_64-windows-gnu aarch64-windows-gnu aarch64-macos.11.0 x86_64-macos.10.15
