@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import subprocess
 import sys
 import zlib
@@ -35,6 +34,7 @@ def _try(budget_bytes: int | None, io: str) -> str:
 
     import qsf
     from qsf.native.binding import describe_machine
+    from qsf.system import process
 
     budget = qsf.Model.plan(_MODEL).min_budget_bytes if budget_bytes == 0 else budget_bytes
     with qsf.Model(_MODEL, ram_budget=budget, io=io, threads=2) as model:
@@ -42,21 +42,8 @@ def _try(budget_bytes: int | None, io: str) -> str:
         text = "".join(model.generate("a word", max_tokens=24, temperature=0))
         has_logits = zlib.crc32(logits.tobytes()) == _LOGITS_CRC
         peak_bytes = describe_machine().peak_bytes
-        return f"{model.info.isa_name} {has_logits} {text == _TEXT} {budget or 0} {peak_bytes} {_emulator()}"
-
-
-def _emulator() -> str:
-    """Return the name of the emulator whose memory counts as this process's, or "-".
-
-    qemu's ``maps`` has the files of the program, ``smaps`` those of the whole process.
-    """
-    files = [
-        set(re.findall(r" (/.*)$", path.read_text("utf-8", "replace"), re.MULTILINE))
-        for path in (Path("/proc/self/maps"), Path("/proc/self/smaps"))
-        if path.exists()
-    ]
-    names = {Path(file).name for file in files[1] - files[0]} if len(files) == 2 else set()
-    return min((name for name in names if name.startswith("qemu-")), default="-")
+        bits = f"{model.info.isa_name} {has_logits} {text == _TEXT}"
+        return f"{bits} {budget or 0} {peak_bytes} {process.emulator_name()}"
 
 
 def _verdict(isa: str | None, words: str) -> str:

@@ -36,7 +36,8 @@ def facts(sdist: Path, home: str, epoch: int) -> dict[str, str]:
                  if (file := tar.extractfile(f"{folder}/{name}"))]  # fmt: skip
     about = email.message_from_string(texts[0])
     build = re.findall(r"^requires = \[(.*)\]", texts[1], re.MULTILINE)[0]
-    needs = [need.partition(";")[0] for need in about.get_all("Requires-Dist", []) if "extra ==" not in need]
+    needs = [need.partition(";")[0] for need in about.get_all("Requires-Dist", [])
+             if "extra ==" not in need]  # fmt: skip
     version = str(about["Version"])
     return {
         "VERSION": version,

@@ -80,3 +80,17 @@ def open_file_count() -> int | None:
 def ask_to_end(pid: int) -> None:
     """Ask a process to end. Raises OSError if it does not exist or belongs to another user."""
     os.kill(pid, signal.SIGTERM)
+
+
+def emulator_name() -> str:
+    """Return the name of the emulator whose memory counts as this process's, or "-".
+
+    qemu's ``maps`` has the files of the program, ``smaps`` those of the whole process.
+    """
+    files = [
+        {line.partition(" /")[2] for line in path.read_text("utf-8", "replace").splitlines()}
+        for path in (Path("/proc/self/maps"), Path("/proc/self/smaps"))
+        if path.exists()
+    ]
+    names = {Path(file).name for file in files[1] - files[0]} if len(files) == 2 else set()
+    return min((name for name in names if name.startswith("qemu-")), default="-")

@@ -11,6 +11,7 @@ import pytest
 
 from qsf import selftest
 from qsf.native import binding
+from qsf.system import process
 
 
 def test_this_machine_passes() -> None:
@@ -34,8 +35,8 @@ def test_this_machine_passes() -> None:
         ("avx2 True True 28000000 33600000 -", "FAILED: 33.6 MB taken of 28.0 MB"),
         (
             "avx2 True True 28000000 33600000 qemu-x86_64",
-            "bits ok; memory not measured: 33.6 MB taken of 28.0 MB, of which a part is qemu-x86_64's "
-            "own",
+            "bits ok; memory not measured: 33.6 MB taken of 28.0 MB, of which a part is "
+            "qemu-x86_64's own",
         ),
         ("avx2 False True 28000000 33600000 qemu-x86_64", "FAILED: the bits of the logits differ"),
     ],
@@ -45,8 +46,12 @@ def test_what_differs_is_said(words: str, verdict: str) -> None:
 
 
 def test_only_an_emulator_is_taken_for_one() -> None:
-    assert selftest._emulator() == "-"
-    program = [sys.executable, "-c", "from qsf import selftest; print(selftest._emulator())"]
+    assert process.emulator_name() == "-"
+    program = [
+        sys.executable,
+        "-c",
+        "from qsf.system import process; print(process.emulator_name())",
+    ]
     if (qemu := shutil.which("qemu-x86_64")) is None:
         pytest.skip("no qemu-x86_64")
     done = subprocess.run([qemu, *program], capture_output=True, text=True)
