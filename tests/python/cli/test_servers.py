@@ -61,6 +61,33 @@ def test_one_is_listed_and_stopped(server: subprocess.Popen[str], state: Path) -
     assert "qsf serve MODEL" in qsf("ps").stdout
 
 
+def test_one_of_several_models_leaves_memory(
+    tiny_llama_4bit: Path, tiny_chat_8bit: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name, path in (("four", tiny_llama_4bit), ("chat", tiny_chat_8bit)):
+        (folder / f"{name}.qsf").symlink_to(path)
+    where = tmp_path / "socket"
+    words = [sys.executable, "-m", "qsf", "serve", str(folder), "--host", str(where)]
+    with started([*words, "--keep-alive", "2h", "--ram-budget", "200"]) as process:
+        assert process.stderr is not None
+        while f" at {where}" not in (line := process.stderr.readline()):
+            assert line
+        (facts,) = listed()
+        assert 6900 < facts["models"]["chat"] <= 7201
+        assert "  chat is in memory, leaves in " in qsf("ps").stdout
+        wrong = qsf("stop", "four")  # which is not in memory
+        assert "no server is four; these run: chat, four" in wrong.stderr
+        assert qsf("stop", "chat").stdout == f"chat leaves memory at {where}\n"
+        for _ in range(50):
+            if listed()[0]["models"] == {}:
+                break
+        assert listed()[0]["models"] == {}
+        assert qsf("stop").stdout == f"stopped chat, four at {where}\n"
+        assert process.wait(10) == 0
+
+
 def test_one_that_was_killed_is_forgotten(server: subprocess.Popen[str], state: Path) -> None:
     server.send_signal(signal.SIGKILL)
     server.wait(10)

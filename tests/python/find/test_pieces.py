@@ -114,6 +114,23 @@ def test_after_a_kill_it_begins_again_and_nothing_is_half_there(
     assert remains(tmp_path) == whole
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_download_at_once(hub: FakeHub, tmp_path: Path, number: int) -> None:
+    """And not at the end of the file; the next command goes on from there."""
+    hub.pause_seconds = 1.0
+    words = [sys.executable, "-m", "qsf", "pull", REPO, "-q"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        while not hub.n_bytes_sent:
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+        assert process.stderr is not None
+        assert "; the same command continues from there" in process.stderr.read()
+    assert hub.n_bytes_sent < len(hub.files["model.safetensors"])
+    hub.pause_seconds = 0
+    assert qsf("pull", REPO, "-q").returncode == 0
+
+
 def test_the_makers_pooling_comes_with_the_model(hub: FakeHub, tmp_path: Path) -> None:
     """And an encoder is converted to 8 bits, whether it says how it pools or not."""
     folder = with_tokenizer(golden_families.cases()["nomic_bert"].write(tmp_path / "encoder"))

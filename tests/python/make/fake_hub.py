@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,6 +29,8 @@ class FakeHub:
         facts: other values in what it says of the model.
         headers: other headers of files.
         n_extra_bytes: sent behind each file.
+        pause_seconds: between the eighths of a file.
+        n_bytes_sent: of weights.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -39,6 +42,8 @@ class FakeHub:
         self.facts: dict[str, Any] = {}
         self.headers: dict[str, str] = {}
         self.n_extra_bytes = 0
+        self.pause_seconds = 0.0
+        self.n_bytes_sent = 0
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -115,8 +120,14 @@ class FakeHub:
         sent = end
         if self.break_after is not None and name.endswith(".safetensors"):
             sent = min(end, first + self.break_after)
+        step = max(1, (sent - first) // 8) if self.pause_seconds else sent - first
         with contextlib.suppress(OSError):
-            handler.wfile.write(data[first:sent] + bytes(self.n_extra_bytes))
+            for at in range(first, sent, max(1, step)):
+                piece = data[at : min(sent, at + step)]
+                handler.wfile.write(piece)
+                self.n_bytes_sent += len(piece) if name.endswith(".safetensors") else 0
+                time.sleep(self.pause_seconds)
+            handler.wfile.write(bytes(self.n_extra_bytes))
         if sent < end:
             handler.close_connection = True
 
