@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -26,6 +27,7 @@ from qsf.foreign_json import JsonError, check_json
 from qsf.shell import command
 from qsf.shell.output import write_text
 from qsf.system.confine import limit_file_bytes
+from qsf.system.signals import STOPPING
 
 _TEXTS = ("*.json", "*.jinja", "README.md", "LICENSE*")
 # How sentence-transformers pools, and its dense layers
@@ -42,26 +44,34 @@ _HEADERS = {"x-repo-commit": _COMMIT} | dict.fromkeys(
 def main() -> int:
     """Download ``sys.argv[1]``, of the type in ``sys.argv[2]``; exit with 1 if that fails."""
     repo, type_name, *flags = sys.argv[1:]
+    for number in STOPPING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _leave)
     try:
-        with command.stopped_by_signals():
-            path = download(
-                repo,
-                type_name,
-                is_quiet="--quiet" in flags,
-                is_yes="--yes" in flags,
-                keeps_copy="--no-copy" not in flags,
-            )
-            print(path, flush=True)  # noqa: T201
+        path = download(
+            repo,
+            type_name,
+            is_quiet="--quiet" in flags,
+            is_yes="--yes" in flags,
+            keeps_copy="--no-copy" not in flags,
+        )
+        print(path, flush=True)  # noqa: T201
         code = 0
-    except command.StoppedError as stopped:
-        command.say_error("qsf", f"{stopped.text}; the same command continues from there")
-        code = stopped.exit_code
+    except BrokenPipeError:  # who started it was killed
+        os._exit(1)
     except QsfError as error:
         command.say_error("qsf", str(error))
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # threads of the download may still wait for the network
+
+
+def _leave(number: int, _frame: object) -> None:
+    """End at once: threads of the library would go on to the end of their files."""
+    stopped = command.StoppedError(STOPPING[signal.Signals(number)])
+    command.say_error("qsf", f"{stopped.text}; the same command continues from there")
+    os._exit(stopped.exit_code)
 
 
 def download(

@@ -146,13 +146,12 @@ def _run_child(words: list[str]) -> str:
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONSAFEPATH": "1", **store.environment_of(Path(words[1]))},
     )
-    try:
-        with process:
+    with process:  # which waits for its end
+        try:
             output = process.communicate()[0]
-    except BaseException:
-        process.terminate()  # it removes its unfinished files
-        process.wait()
-        raise
+        except BaseException:
+            process.terminate()  # it removes its unfinished files
+            raise
     if process.returncode != 0:
         raise ChildFailedError(process.returncode if process.returncode > 0 else 1)
     return output.decode("utf-8", "surrogateescape")
