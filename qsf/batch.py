@@ -10,7 +10,7 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import (
@@ -29,7 +29,7 @@ from qsf.serve.scheduling.job import Choosing, Event, Job, Reading
 from qsf.serve.scheduling.metrics import Metrics
 from qsf.serve.scheduling.scheduler import Limits, Scheduler
 from qsf.session import create_session
-from qsf.text.arguments import as_messages, as_tokens
+from qsf.text.arguments import as_tokens
 from qsf.text.embedding import unit_vector
 from qsf.text.generation import GenerationStats, answer_values, seed_of
 from qsf.text.sampling import resolve_sampling, sampling_fields
@@ -180,15 +180,8 @@ class Batch:
             return as_tokens(opened.tokenizer.encode(prompt, max_tokens=ctx_tokens)), options
         if not isinstance(prompt, Mapping) and not _are_messages(prompt):
             return as_tokens(prompt, "prompt"), options  # type: ignore[arg-type]
-        template = opened.template
-        tokens = template.encode(
-            as_messages(prompt),
-            opened.tokenizer,
-            template_args=options.template_args,
-            max_tokens=ctx_tokens,
-        )
-        begins_text = options.begins_text or not template.is_plain
-        return as_tokens(tokens), replace(options, begins_text=begins_text)
+        tokens, options = opened.prompt_of(prompt, options)
+        return as_tokens(tokens), options
 
 
 def embed(

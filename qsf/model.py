@@ -433,8 +433,7 @@ class Model(Closing, Uncopyable):
             QsfArgumentError: as ``generate``, or the template refuses the messages.
             QsfFormatError: the template is broken.
         """
-        prompt = self.chat_tokens(messages, options.template_args)
-        return call_with(self._session.generate, prompt, self._answering(options))
+        return call_with(self._session.generate, *self._opened.prompt_of(messages, options))
 
     @taking(GenerationOptions)
     def achat(
@@ -446,12 +445,7 @@ class Model(Closing, Uncopyable):
             messages: as ``chat`` takes them.
             {options}
         """
-        prompt = self.chat_tokens(messages, options.template_args)
-        return call_with(self._session.agenerate, prompt, self._answering(options))
-
-    def _answering(self, options: GenerationOptions) -> GenerationOptions:
-        begins_text = options.begins_text or not self.chat_template.is_plain
-        return replace(options, begins_text=begins_text, template_args=None)
+        return call_with(self._session.agenerate, *self._opened.prompt_of(messages, options))
 
 
 def checked_path(path: object) -> str | os.PathLike[str]:

@@ -9,7 +9,6 @@ import threading
 import time
 from array import array
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from qsf.closable import Closing
@@ -318,14 +317,7 @@ class Session(Closing, Uncopyable):
 
     def _chat(self, messages: Any, options: GenerationOptions) -> tuple[Generation, Iterator[str]]:
         messages = [*self.messages, *as_messages(messages)]
-        template = self._opened.template
-        n_ctx = self._opened.info.plan.ctx_tokens
-        tokens = template.encode(
-            messages, self._opened.tokenizer, template_args=options.template_args, max_tokens=n_ctx
-        )
-        begins_text = options.begins_text or not template.is_plain
-        options = replace(options, begins_text=begins_text, template_args=None)
-        run, pieces = self._generate(tokens, options)
+        run, pieces = self._generate(*self._opened.prompt_of(messages, options))
         return run, self._answer(messages, pieces)
 
     def _answer(self, messages: list[dict[str, Any]], pieces: Iterator[str]) -> Iterator[str]:

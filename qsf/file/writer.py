@@ -54,9 +54,7 @@ _COPY_BYTES: Final = 1 << 20
 _NO_INDEX: Final = -1  # of a unit whose place in the file is not known yet
 _MAX_THREADS: Final = 4
 _RESERVED_TAGS: Final = ["UNIT", "ARCH", "TENS", "EBND", "KIND", "ROPE"]
-_FLAGS_BY_TAG: Final = {"WPOS": lay.SECTION_REQUIRED} | dict.fromkeys(
-    ("META", "TOKN", "CHAT", "TEXT"), 0
-)
+_IS_REQUIRED: Final = {"WPOS": True} | dict.fromkeys(("META", "TOKN", "CHAT", "TEXT"), False)
 
 
 @dataclass(slots=True)
@@ -71,17 +69,6 @@ class _OpenUnit:
     stored_bytes: int = 0
     template: UnitId | None = None  # an earlier expert with the same tensors
     tensors: list[Tensor] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Entry:
-    """One entry of the directory to be written."""
-
-    tag: str
-    flags: int
-    off: int
-    n_bytes: int
-    crc32: int
 
 
 class Writer(Output):
@@ -132,7 +119,7 @@ class Writer(Output):
         self._kinds = layer_kinds or (plain_kind(header, arch),) * header.n_layers
         self._is_tied = arch.tied_head or arch.is_encoder  # no head of its own
         self._n_threads = n_threads or min(_MAX_THREADS, os.cpu_count() or 1)
-        self._entries: list[_Entry] = []
+        self._entries: list[lay.Section] = []
         self._units: list[_OpenUnit] = []  # complete units
         ids = self._list_ids()
         self._next_experts = deque(i for i in ids if i.role == Role.EXPERT)
@@ -438,7 +425,6 @@ class Writer(Output):
         most = lay.MAX_TEXT_BYTES.get(tag, len(data))
         if len(data) > most:
             raise QsfArgumentError(f"section {tag}: {len(data)} bytes, allowed: up to {most}")
-        flags = _FLAGS_BY_TAG.get(tag, lay.SECTION_REQUIRED if required else 0)
         h = self.header
         if tag == "WPOS" and h.positions == Positions.LEARNED:
             n_bytes = h.max_tokens * h.dim * 2  # of f16
@@ -447,9 +433,9 @@ class Writer(Output):
                     f"section WPOS: {len(data)} bytes, the header makes it {n_bytes} in f16 and"
                     f" {2 * n_bytes} in f32"
                 )
-        self._put_section(tag, flags, data)
+        self._put_section(tag, data, is_required=_IS_REQUIRED.get(tag, required))
 
-    def _put_section(self, tag: str, flags: int, data: Data) -> _Entry:
+    def _put_section(self, tag: str, data: Data, *, is_required: bool = True) -> lay.Section:
         n_bytes = memoryview(data).nbytes
         if n_bytes == 0:
             raise QsfArgumentError(f"section {tag} is empty, allowed: 1 byte or more")
@@ -459,7 +445,7 @@ class Writer(Output):
         if len(self._entries) == lay.MAX_SECTIONS - n_kept_free:
             raise QsfArgumentError(f"section {tag}: the directory is full")
         self._align(lay.DATA_ALIGN)
-        entry = _Entry(tag, flags, self._at, n_bytes, zlib.crc32(data))
+        entry = lay.Section(tag, self._at, n_bytes, zlib.crc32(data), is_required)
         self._append(data)
         self._entries.append(entry)
         return entry
@@ -513,7 +499,7 @@ class Writer(Output):
         if h.positions == Positions.LEARNED and all(e.tag != "WPOS" for e in self._entries):
             raise QsfArgumentError("the positions are learned, but there is no section WPOS")
         units = sorted(self._units, key=lambda unit: unit.id)
-        index = self._put_section("UNIT", lay.SECTION_REQUIRED, _pack_units(units))
+        index = self._put_section("UNIT", _pack_units(units))
         tensors = b"".join(
             pack_tensor(t, i)
             for i, unit in enumerate(units)
@@ -521,14 +507,14 @@ class Writer(Output):
             for t in unit.tensors
         )
         for tag, data in self._tables.items():
-            self._put_section(tag, lay.SECTION_REQUIRED, data)
-        self._put_section("TENS", lay.SECTION_REQUIRED, tensors)
+            self._put_section(tag, data)
+        self._put_section("TENS", tensors)
         bands = struct.pack(f"<{len(self._bands)}I", *self._bands)
-        self._put_section("EBND", lay.SECTION_REQUIRED, bands)
+        self._put_section("EBND", bands)
         self._align(lay.DATA_ALIGN)
         directory_off = self._at
         directory = b"".join(
-            lay.DIRECTORY_ENTRY.pack(e.tag.encode(), e.flags, e.off, e.n_bytes, e.crc32, 0)
+            lay.DIRECTORY_ENTRY.pack(e.tag.encode(), e.is_required, e.off, e.n_bytes, e.crc32, 0)
             for e in self._entries
         )
         self._append(directory)

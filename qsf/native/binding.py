@@ -424,28 +424,13 @@ class NativeSampler:
     """Chooses tokens: parameters and the state of one random generator."""
 
     def __init__(
-        self,
-        *,
-        temperature: float,
-        top_p: float,
-        top_k: int,
-        min_p: float,
-        repetition_penalty: float,
-        seed: int,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        logit_bias: Mapping[int, float] | None = None,
+        self, *, seed: int, logit_bias: Mapping[int, float] | None = None, **how: float
     ) -> None:
-        """Set parameters that ``SamplingParams`` has checked; ``logit_bias`` is by token id."""
+        """Set the fields of ``qsf_sampling`` in ``how``; ``logit_bias`` is by token id."""
         self._how = ffi.new("qsf_sampling *")
         lib.qsf_sampling_default(self._how)
-        self._how.temperature = temperature
-        self._how.top_p = top_p
-        self._how.top_k = top_k
-        self._how.min_p = min_p
-        self._how.repetition_penalty = repetition_penalty
-        self._how.frequency_penalty = frequency_penalty
-        self._how.presence_penalty = presence_penalty
+        for name, value in how.items():
+            setattr(self._how, name, value)
         self._n_biased = len(logit_bias or ())
         self._biased = ffi.new("uint32_t[]", list(logit_bias or ()))
         self._biases = ffi.new("float[]", list((logit_bias or {}).values()))

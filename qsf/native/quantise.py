@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from qsf.errors import QsfArgumentError
 from qsf.native._qsf import ffi, lib
 from qsf.native.binding import check_status
+from qsf.native.records import record
 
 Float32Array = NDArray[np.float32]
 
@@ -124,12 +125,4 @@ def _sums(status: int, sums: Any) -> RoundingSums:
     is_bad = status == lib.QSF_ERR_NUMERIC
     if not is_bad:
         check_status(status)
-    return RoundingSums(
-        n_values=sums.n_values,
-        squared_error=sums.squared_error,
-        source_energy=sums.source_energy,
-        stored_energy=sums.stored_energy,
-        inner_product=sums.inner_product,
-        max_error=sums.max_error,
-        bad_row=int(sums.bad_row) if is_bad else None,
-    )
+    return record(RoundingSums, sums, bad_row=int(sums.bad_row) if is_bad else None)

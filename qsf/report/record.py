@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 ROUNDED = "rounded"  # to the nearest that its type can hold
 EXACT = "exact"  # stored without any loss
@@ -24,6 +24,8 @@ _MAX_FACTS = 32
 _MAX_TEXT = 200  # characters
 _MAX_COUNT = 1 << 48
 _MAX_NUMBER = 1e30
+
+_Record = TypeVar("_Record")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +165,14 @@ class Quality:
         """Return the report in ``meta``, or None."""
         if not isinstance(meta, dict):
             return None
-        tensors, n_bad_tensors = _read_list(meta.get("tensors"), _read_tensor, _MAX_TENSORS)
-        layers, n_bad_layers = _read_list(meta.get("layers"), _read_layer, _MAX_LAYERS)
+        tensors, n_bad_tensors = _read_list(TensorReport, meta.get("tensors"), _MAX_TENSORS)
+        layers, n_bad_layers = _read_list(LayerReport, meta.get("layers"), _MAX_LAYERS)
         if not tensors:
             return None
         n_unreadable = n_bad_tensors + n_bad_layers
         evaluation = None
         if meta.get("evaluation") is not None:
-            evaluation = _read_evaluation(meta["evaluation"])
+            evaluation = _read(Evaluation, meta["evaluation"])
             n_unreadable += evaluation is None
         facts = meta.get("calibration")
         return cls(
@@ -262,103 +264,55 @@ def _round(value: Any) -> Any:
 # ---- META: numbers out of a file, which may hold anything ----
 
 
-class _UnreadableError(ValueError):
-    """An entry of a report is malformed."""
+# Least and most of a number that a file may state; of other numbers, 0 .. _MAX_NUMBER.
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "n_rows": (1, _MAX_COUNT),
+    "n_cols": (1, _MAX_COUNT),
+    "bits_per_weight": (0.01, 1024),
+    "cosine": (-1, 1),
+    "outliers": (0, 1),
+    "importance": (-_MAX_NUMBER, _MAX_NUMBER),
+    "kl_skipped": (-_MAX_NUMBER, _MAX_NUMBER),
+    "kl_mean": (-1, _MAX_NUMBER),
+    "kl_p99": (-1, _MAX_NUMBER),
+    "top1_agreement": (0, 1),
+}
+_MAY_LACK = {"source": "", "text": "", "protocol": ""}  # of older files
 
 
-class _Fields:
-    """A JSON object whose values are checked as they are read."""
-
-    def __init__(self, entry: object) -> None:
-        if not isinstance(entry, dict):
-            raise _UnreadableError
-        self._entry: dict[str, Any] = entry
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self._entry.get(key, default)
-        if not isinstance(value, str):
-            raise _UnreadableError
-        return value[:_MAX_TEXT]
-
-    def count(self, key: str, *, least: int = 0) -> int:
-        value = self._entry.get(key)
-        if type(value) is not int or not least <= value <= _MAX_COUNT:  # True is an int
-            raise _UnreadableError
-        return value
-
-    def number(self, key: str, *, low: float = 0.0, high: float = _MAX_NUMBER) -> float:
-        value = self.optional(key, low=low, high=high)
-        if value is None:
-            raise _UnreadableError
-        return value
-
-    def optional(self, key: str, *, low: float = 0.0, high: float = _MAX_NUMBER) -> float | None:
-        value = self._entry.get(key)
-        if value is None:
+def _read(kind: type[_Record], entry: object) -> _Record | None:
+    """Return a record of the values of a JSON object, or None if one of them is malformed."""
+    if not isinstance(entry, dict):
+        return None
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(cast("type[Any]", kind)):
+        value: Any = entry.get(field.name)
+        if value is None and field.default is not dataclasses.MISSING:
+            continue
+        value = _MAY_LACK.get(field.name) if value is None else value
+        if field.type == "str":
+            if not isinstance(value, str):
+                return None
+            values[field.name] = value[:_MAX_TEXT]
+            continue
+        is_count = field.type == "int"
+        least, most = _RANGES.get(field.name, (0, _MAX_COUNT if is_count else _MAX_NUMBER))
+        # True is an int; the comparison is false for NaN
+        if type(value) not in ((int,) if is_count else (int, float)) or not least <= value <= most:
             return None
-        if type(value) not in (int, float) or not low <= value <= high:  # false for NaN too
-            raise _UnreadableError
-        return float(value)
+        values[field.name] = value if is_count else float(value)
+    return kind(**values)
 
 
-def _read_list(entries: object, read: Any, most: int) -> tuple[list[Any], int]:
-    """Return the entries as ``read`` makes them, and the number of malformed ones."""
+def _read_list(kind: type[_Record], entries: object, most: int) -> tuple[list[_Record], int]:
+    """Return the entries that can be read, and the number of malformed ones."""
     if entries is None:
         return [], 0
     if not isinstance(entries, list):
         return [], 1
-    done = []
-    for entry in entries[:most]:
-        try:
-            done.append(read(_Fields(entry)))
-        except _UnreadableError:
-            continue
+    records = [_read(kind, entry) for entry in entries[:most]]
+    done = [record for record in records if record is not None]
     return done, len(entries) - len(done)
-
-
-def _read_tensor(fields: _Fields) -> TensorReport:
-    return TensorReport(
-        name=fields.text("name"),
-        source=fields.text("source", ""),
-        type=fields.text("type"),
-        n_rows=fields.count("n_rows", least=1),
-        n_cols=fields.count("n_cols", least=1),
-        bits_per_weight=fields.number("bits_per_weight", low=0.01, high=1024),
-        mse=fields.number("mse"),
-        max_error=fields.number("max_error"),
-        cosine=fields.number("cosine", low=-1, high=1),
-        relative_error=fields.optional("relative_error"),
-        outliers=fields.optional("outliers", high=1),
-        action=fields.text("action", ROUNDED),
-        output_error=fields.optional("output_error"),
-    )
-
-
-def _read_layer(fields: _Fields) -> LayerReport:
-    return LayerReport(
-        layer=fields.count("layer"),
-        importance=fields.number("importance", low=-_MAX_NUMBER),
-        cosine=fields.optional("cosine", low=-1, high=1),
-        kl_skipped=fields.optional("kl_skipped", low=-_MAX_NUMBER),
-    )
-
-
-def _read_evaluation(entry: object) -> Evaluation | None:
-    try:
-        fields = _Fields(entry)
-        return Evaluation(
-            text=fields.text("text", ""),
-            tokens=fields.count("tokens"),
-            ctx_tokens=fields.count("ctx_tokens"),
-            protocol=fields.text("protocol", ""),
-            perplexity=fields.number("perplexity"),
-            perplexity_original=fields.optional("perplexity_original"),
-            kl_mean=fields.optional("kl_mean", low=-1),
-            kl_p99=fields.optional("kl_p99", low=-1),
-            top1_agreement=fields.optional("top1_agreement", high=1),
-        )
-    except _UnreadableError:
-        return None
 
 
 def _read_facts(entry: dict[str, Any]) -> dict[str, Any]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from qsf.errors import QsfArgumentError, QsfFormatError
+from qsf.text.arguments import as_messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from qsf.native import binding
+    from qsf.options import GenerationOptions
     from qsf.text.chat import ChatTemplate
     from qsf.text.embedding import TextVectors
     from qsf.text.tokenizer import Tokenizer
@@ -71,3 +73,16 @@ class OpenedModel:
         if isinstance(self.template_or_error, QsfFormatError):
             raise self.template_or_error
         return self.template_or_error
+
+    def prompt_of(
+        self, messages: Any, options: GenerationOptions
+    ) -> tuple[list[int], GenerationOptions]:
+        """Return the prompt for the answer to ``messages``, and the options to continue it with."""
+        tokens = self.template.encode(
+            as_messages(messages),
+            self.tokenizer,
+            template_args=options.template_args,
+            max_tokens=self.info.plan.ctx_tokens,
+        )
+        begins_text = options.begins_text or not self.template.is_plain
+        return tokens, replace(options, begins_text=begins_text, template_args=None)
