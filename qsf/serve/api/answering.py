@@ -7,7 +7,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from qsf.passes import Chosen
 from qsf.serve.http.problems import Problem
@@ -44,54 +44,37 @@ class Choice:
         return "".join(self.texts)
 
 
-class Form(Protocol):
-    """How an API writes answers. ``Choice``s are in the order of the jobs."""
+class Form:
+    """How an API writes answers; without events, except in overridden methods.
 
-    @property
-    def name(self) -> str:
-        """The id of the answer."""
+    ``Choice``s are in the order of the jobs.
+    """
+
+    name: str  # the id of the answer
 
     def begin(self, choices: Sequence[Choice]) -> list[Sent]:
         """Return the first events of a stream."""
+        return []
 
     def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
         """Return the events for more text."""
+        return []
 
     def end(self, index: int, choice: Choice) -> list[Sent]:
         """Return the events for the end of one choice."""
+        return []
 
     def finish(self, choices: Sequence[Choice]) -> list[Sent]:
         """Return the last events of a stream that went well."""
+        return []
 
     def fail(self, problem: Problem) -> list[Sent]:
         """Return the last events of a stream that failed."""
+        return []
 
     def whole(self, choices: Sequence[Choice]) -> object:
         """Return the answer in one piece."""
-
-
-class QuietForm:
-    """A ``Form`` whose streams have no events, except in overridden methods."""
-
-    def begin(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return no events."""
-        return []
-
-    def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
-        """Return no events."""
-        return []
-
-    def end(self, index: int, choice: Choice) -> list[Sent]:
-        """Return no events."""
-        return []
-
-    def finish(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return no events."""
-        return []
-
-    def fail(self, problem: Problem) -> list[Sent]:
-        """Return no events."""
-        return []
+        raise NotImplementedError
 
 
 class Call:

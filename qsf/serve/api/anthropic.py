@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from qsf.errors import shown
-from qsf.foreign_json import JsonError
 from qsf.options import Whole
-from qsf.serve.api.answering import Choice, Sent
+from qsf.serve.api.answering import Choice, Form, Sent
 from qsf.serve.api.completion_request import (
     CompletionRequest,
     fit,
@@ -26,7 +25,6 @@ from qsf.serve.http.fields import Fields
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving
-from qsf.serve.tools.call_formats import read_output
 from qsf.serve.tools.call_reader import CallPart
 from qsf.serve.tools.request import (
     MAX_TOOLS,
@@ -176,7 +174,7 @@ def count_tokens(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     return {"input_tokens": len(_read_prompt(fields, serving, tools, arguments)[0])}
 
 
-class MessagesForm:
+class MessagesForm(Form):
     """Answers of /v1/messages."""
 
     def __init__(self, request: CompletionRequest, serving: Serving) -> None:
@@ -273,7 +271,7 @@ class MessagesForm:
         blocks = [_thoughts(thoughts)] if thoughts else []
         if choice.text or not (thoughts or choice.calls):
             blocks.append({"type": "text", "text": choice.text})
-        blocks += [_tool_use(call, _input(call)) for call in choice.calls]
+        blocks += [_tool_use(call, call.values()) for call in choice.calls]
         return self._message(choices, blocks)
 
 
@@ -283,14 +281,6 @@ def _thoughts(text: str) -> dict[str, Any]:
 
 def _tool_use(call: CallPart, value: Any) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": value}
-
-
-def _input(call: CallPart) -> Any:
-    """Return the arguments; {} if ``max_tokens`` cut them, so that they are not JSON."""
-    try:
-        return read_output(call.arguments)
-    except JsonError:
-        return {}
 
 
 def _event(kind: str, **more: Any) -> Sent:

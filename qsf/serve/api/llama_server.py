@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 
 from qsf.errors import shown
 from qsf.serve.api import openai
-from qsf.serve.api.answering import Choice, QuietForm, Sent
+from qsf.serve.api.answering import Choice, Form, Sent
 from qsf.serve.api.completion_request import CompletionRequest, read_infill
 from qsf.serve.api.timings import timings
 from qsf.serve.http.fields import Fields, as_body
@@ -118,7 +118,7 @@ def slot_action(
     return act
 
 
-class CompletionForm(QuietForm):
+class CompletionForm(Form):
     """Answers of /completion and /infill."""
 
     def __init__(self, request: CompletionRequest, serving: Serving) -> None:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import shown
-from qsf.foreign_json import JsonError
 from qsf.options import Whole
 from qsf.serve.api import openai, vectors
-from qsf.serve.api.answering import Choice, QuietForm, Sent
+from qsf.serve.api.answering import Choice, Form, Sent
 from qsf.serve.api.completion_request import (
     MAX_MESSAGES,
     MAX_TOP,
@@ -27,7 +26,7 @@ from qsf.serve.http.fields import Duration, Fields
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import LATEST, Serving
-from qsf.serve.tools.call_formats import find_format, read_output
+from qsf.serve.tools.call_formats import find_format
 from qsf.serve.tools.request import MAX_TOOLS
 from qsf.text.infill import infill_marks
 from qsf.text.thinking import thinks
@@ -213,7 +212,7 @@ def _expires(host: Host) -> float:
     return time.time() + host.keep_seconds - (0 if host.n_users else time.monotonic() - host.used)
 
 
-class _Form(QuietForm):
+class _Form(Form):
     """The shared part of answers."""
 
     def __init__(self, request: CompletionRequest, serving: Serving) -> None:
@@ -283,17 +282,9 @@ class ChatForm(_Form):
             message["thinking"] = thoughts
         if calls:
             message["tool_calls"] = [
-                {"function": {"name": call.name, "arguments": _arguments(call)}} for call in calls
+                {"function": {"name": call.name, "arguments": call.values()}} for call in calls
             ]
         return {"model": self.serving.name, "created_at": _stamp(), "message": message}
-
-
-def _arguments(call: CallPart) -> Any:
-    """Return the arguments; {} if ``num_predict`` cut them, so that they are not JSON."""
-    try:
-        return read_output(call.arguments)
-    except JsonError:
-        return {}
 
 
 class GenerateForm(_Form):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from qsf.errors import QsfArgumentError, shown
 from qsf.options import Keywords, Whole
 from qsf.passes import Chosen
-from qsf.serve.api.answering import Choice, Sent
+from qsf.serve.api.answering import Choice, Form, Sent
 from qsf.serve.api.completion_request import (
     MAX_TOP,
     MOST_CHOICES,
@@ -220,7 +220,7 @@ def read_completion(body: dict[str, Any], serving: Serving) -> CompletionRequest
 # ---- answers ----
 
 
-class _OpenAiForm:
+class _OpenAiForm(Form):
     """The shared part of both kinds of completions."""
 
     stream_object = ""
@@ -230,17 +230,13 @@ class _OpenAiForm:
     def __init__(self, request: CompletionRequest, serving: Serving) -> None:
         self.request = request
         self.serving = serving
+        self.name = f"{self.prefix}-{os.urandom(12).hex()}"
         self._base = {
-            "id": f"{self.prefix}-{os.urandom(12).hex()}",
+            "id": self.name,
             "created": int(time.time()),
             "model": serving.name,
             "system_fingerprint": serving.fingerprint,
         }
-
-    @property
-    def name(self) -> str:
-        """The id of the answer."""
-        return str(self._base["id"])
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> Sent:
         value = {**self._base, "object": self.stream_object, "choices": choices, **more}

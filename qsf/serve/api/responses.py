@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qsf.errors import shown
-from qsf.serve.api.answering import Choice, Sent
+from qsf.serve.api.answering import Choice, Form, Sent
 from qsf.serve.api.completion_request import (
     MAX_MESSAGES,
     MOST_TOKENS,
@@ -29,12 +29,10 @@ from qsf.serve.serving import Serving
 from qsf.serve.tools.call_reader import CallPart
 from qsf.serve.tools.forms import read_form
 from qsf.serve.tools.request import (
-    MAX_TOOLS,
     Tool,
     Tools,
     call_turn,
-    choose_tools,
-    read_function,
+    read_chat_tools,
     tools_constraint,
 )
 
@@ -70,7 +68,7 @@ def read(body: dict[str, Any], serving: Serving) -> CompletionRequest:
             raise invalid("include", why, "unsupported_parameter")
     if fields.text("truncation", "disabled") != "disabled":
         raise invalid("truncation", "truncation must be disabled: nothing is cut")
-    tools = _read_tools(fields, serving)
+    tools = read_chat_tools(fields, serving, is_nested=False)
     text = fields.object("text")
     form = read_form(fields, text.object("format"), "text.format")
     text.ignore("verbosity")
@@ -95,17 +93,6 @@ def read(body: dict[str, Any], serving: Serving) -> CompletionRequest:
         ignored=ignored_fields([fields, text, reasoning], serving),
         extra={"instructions": fields.text("instructions")},
     )
-
-
-def _read_tools(fields: Fields, serving: Serving) -> Tools | None:
-    tools = []
-    for value in fields.list("tools", MAX_TOOLS):
-        kind = value.get("type") if isinstance(value, dict) else value
-        if kind != "function":
-            text = f"tools must be functions, not {shown(kind)}"
-            raise invalid("tools", text, "unsupported_parameter")
-        tools.append(read_function(value, "tools"))
-    return choose_tools(fields, tools, serving)
 
 
 def _read_turns(fields: Fields) -> list[dict[str, Any]]:
@@ -169,7 +156,7 @@ def _texts(parts: list[Any]) -> list[Any]:
     return parts
 
 
-class ResponsesForm:
+class ResponsesForm(Form):
     """Answers of /v1/responses: reasoning, a message, calls of functions."""
 
     def __init__(self, request: CompletionRequest, serving: Serving) -> None:

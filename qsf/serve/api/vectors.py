@@ -12,7 +12,7 @@ from typing import Any
 
 from qsf.errors import shown
 from qsf.options import Whole
-from qsf.serve.api.answering import Choice, QuietForm
+from qsf.serve.api.answering import Choice, Form
 from qsf.serve.api.completion_request import (
     CompletionRequest,
     encode_text,
@@ -136,7 +136,7 @@ def _request(
     )
 
 
-class _WholeForm(QuietForm):
+class _WholeForm(Form):
     """The form of an answer that is never a stream."""
 
     def __init__(self, request: CompletionRequest, serving: Serving) -> None:

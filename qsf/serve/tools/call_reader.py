@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from qsf.foreign_json import JsonError
 from qsf.serve.tools.call_formats import JSON_HEAD, Format, read_output, read_whole
 from qsf.serve.tools.pythonic import read_call, read_head
 from qsf.text.sampling import n_overlap
@@ -36,6 +37,13 @@ class CallPart:
     arguments: str
     name: str = ""
     id: str = ""
+
+    def values(self) -> Any:
+        """Return the arguments; {} if the most tokens cut them, so that they are not JSON."""
+        try:
+            return read_output(self.arguments)
+        except JsonError:
+            return {}
 
 
 class _Braces:

@@ -265,21 +265,19 @@ def read_function(value: Any, place: str, schema_name: str = "parameters") -> To
     return Tool(name, function.text("description"), schema, function.flag("strict"))
 
 
-def read_chat_tools(fields: Fields, serving: Serving) -> Tools | None:
-    """Return the tools of the fields ``tools``, ``tool_choice`` and ``parallel_tool_calls``."""
-    tools = []
+def read_chat_tools(fields: Fields, serving: Serving, *, is_nested: bool = True) -> Tools | None:
+    """Return the tools of the fields ``tools``, ``tool_choice`` and ``parallel_tool_calls``.
+
+    ``is_nested``: a tool has its function in an object of its own.
+    """
+    tools: list[Tool] = []
     for value in fields.list("tools", MAX_TOOLS):
         kind = value.get("type") if isinstance(value, dict) else value
-        if kind != "function":
+        if kind != "function" or not isinstance(value, dict):
             raise invalid(
                 "tools", f"tools must be functions, not {shown(kind)}", "unsupported_parameter"
             )
-        tools.append(read_function(value.get("function"), "tools"))
-    return choose_tools(fields, tools, serving)
-
-
-def choose_tools(fields: Fields, tools: Sequence[Tool], serving: Serving) -> Tools | None:
-    """Return the tools with the fields ``tool_choice`` and ``parallel_tool_calls`` applied."""
+        tools.append(read_function(value.get("function") if is_nested else value, "tools"))
     choice = fields.raw("tool_choice")
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "function":
@@ -301,7 +299,7 @@ def _function_name(value: dict[str, Any]) -> Any:
     return function.get("name") if isinstance(function, dict) else value.get("name")
 
 
-def _read_allowed(value: Any, tools: Sequence[Tool]) -> tuple[Sequence[Tool], str]:
+def _read_allowed(value: Any, tools: Sequence[Tool]) -> tuple[list[Tool], str]:
     """Return the functions that are allowed, and whether one must be called."""
     place = "tool_choice.allowed_tools"
     if not isinstance(value, dict) or not isinstance(value.get("tools"), list):
