@@ -90,10 +90,6 @@ def _run(request: Request) -> int:
         require_tokenizer(path)
     # Made before the model is opened, so that the memory plan counts it.
     _leave_ssl_out()
-    try:
-        import h11  # noqa: F401
-    except ImportError:
-        return _fail("serving needs the Python package h11: pip install h11")
     import asyncio
 
     from qsf.serve.server import Server  # noqa: F401

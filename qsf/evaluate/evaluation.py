@@ -244,12 +244,12 @@ def evaluate(
     model_seconds = _score(source, reference, windows, scores, progress)
     return _summary(
         scores,
+        windows,
+        _scored_bytes(windows, source.tokenizer),
         protocol=protocol,
         ctx_tokens=ctx_tokens,
         stride_tokens=checked_stride(protocol, ctx_tokens, stride_tokens),
-        windows=windows,
         text_tokens=len(tokens),
-        scored_bytes=_scored_bytes(windows, source.tokenizer),
         seconds=time.perf_counter() - started,
         tokens_per_second=sum(len(w.tokens) - 1 for w in windows) / max(model_seconds, 1e-9),
     )
@@ -493,34 +493,21 @@ def _exp(nats: float) -> float:
 
 
 def _summary(
-    scores: _Scores,
-    *,
-    protocol: str,
-    ctx_tokens: int,
-    stride_tokens: int | None,
-    windows: Sequence[Window],
-    text_tokens: int,
-    scored_bytes: int | None,
-    seconds: float,
-    tokens_per_second: float,
+    scores: _Scores, windows: Sequence[Window], scored_bytes: int | None, **facts: Any
 ) -> Evaluation:
+    """Return the figures of the scores, beside the ``facts`` of how they were measured."""
     nll = np.concatenate(scores.nll)
     perplexity = _exp(float(nll.mean()))
     bits = float(nll.sum()) / math.log(2)
     return Evaluation(
-        protocol=protocol,
-        ctx_tokens=ctx_tokens,
-        stride_tokens=stride_tokens,
         windows=len(windows),
         tokens=len(nll),
-        text_tokens=text_tokens,
         scored_bytes=scored_bytes,
         perplexity=perplexity,
         perplexity_error=perplexity * _mean_error(nll),
         bits_per_byte=bits / scored_bytes if scored_bytes else None,
         **_comparison(scores, nll),
-        seconds=seconds,
-        tokens_per_second=tokens_per_second,
+        **facts,
         token_nll=nll,
         top_tokens=np.concatenate(scores.top),
         places=_places(scores, nll, windows),
@@ -563,7 +550,7 @@ def perplexity_change(nll: Floats, reference_nll: Floats) -> tuple[float, float]
     return 100 * (ratio - 1), 100 * ratio * _mean_error(difference)
 
 
-def _comparison(scores: _Scores, nll: Floats) -> dict[str, float | None]:
+def _comparison(scores: _Scores, nll: Floats) -> dict[str, Any]:
     """The fields that need a reference."""
     if not scores.kl:
         return dict.fromkeys(_COMPARED)

@@ -7,10 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
-from qsf.errors import QsfError, QsfIOError
+from qsf.errors import QsfIOError
 from qsf.find import store
 from qsf.find.names import Named, cached_source, meaning_of
 
@@ -106,11 +105,6 @@ def _type_of(path: Path) -> str:
 
 def _download(named: Named, *, is_quiet: bool, is_yes: bool, keeps_copy: bool = True) -> Path:
     repo = named.repo
-    if find_spec("huggingface_hub") is None:
-        raise QsfError(
-            f"{repo} is neither a file nor a folder, and not in the HuggingFace cache. To download "
-            f"it: pip install huggingface_hub. {elsewhere(repo)}"
-        )
     words = ["download", repo, named.type_name]
     flags = {"--quiet": is_quiet, "--yes": is_yes, "--no-copy": not keeps_copy}
     answer = _run_child([*words, *(flag for flag, is_given in flags.items() if is_given)])

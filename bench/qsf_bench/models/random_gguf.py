@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from qsf.errors import QsfArgumentError, QsfIOError, QsfUnsupportedError
+from qsf.errors import QsfArgumentError, QsfIOError
 from qsf.file.partial import create_partial
 from qsf_bench.models.shapes import Shape, config_of, facts_of, family_of
 from qsf_converter.sources.families.rules import Place
@@ -273,20 +273,20 @@ def write_model(
 ) -> None:
     """Write the file ``out`` atomically.
 
-    ``progress`` is called with bytes written and all bytes. Raises QsfUnsupportedError without the
-    package gguf, QsfArgumentError for an unknown type, and QsfIOError if the system refuses, such
-    as for a full disk.
+    ``progress`` is called with bytes written and all bytes. Raises QsfArgumentError for an unknown
+    type, and QsfIOError if the system refuses, such as for a full disk.
     """
+    import gguf  # late: a tenth of a second
+
     total_bytes = gguf_bytes(shape, mixture)
-    writer_type, type_numbers = _library()
     if out.is_dir() or not out.parent.is_dir():
         raise QsfIOError(f"{out}: no file can be written there")
     try:
         fd, temporary = create_partial(out)
         try:
-            writer = writer_type(temporary, _dialect_of(shape)[0])
+            writer = gguf.GGUFWriter(temporary, _dialect_of(shape)[0])
             try:
-                _add_heads(writer, type_numbers, shape, mixture)
+                _add_heads(writer, gguf.GGMLQuantizationType, shape, mixture)
                 _write_data(writer, shape, mixture, seed, progress, total_bytes)
             finally:
                 writer.close()
@@ -299,17 +299,6 @@ def write_model(
         raise QsfIOError(
             f"{out}: {error.strerror or error}; about {total_bytes / 1e6:.0f} MB are needed"
         ) from error
-
-
-def _library() -> tuple[Any, Any]:
-    """Return the writer's class and the enumeration of types."""
-    try:
-        import gguf
-    except ImportError as error:
-        raise QsfUnsupportedError(
-            f"making a GGUF file needs the package gguf ({error}): pip install gguf"
-        ) from None
-    return gguf.GGUFWriter, gguf.GGMLQuantizationType
 
 
 def _add_heads(writer: Any, type_numbers: Any, shape: Shape, mixture: str) -> None:

@@ -37,7 +37,7 @@ class LlamaError(Exception):
 
 
 def tokens_of(n_tokens: int, n_vocab: int, *, is_even: bool) -> array[int]:
-    """Return the tokens of a test: the same for both engines (see `worker_qsf`).
+    """Return the tokens of a test: the same for both engines.
 
     Consecutive tokens of the first half of the vocabulary, or random ones of the other half (see
     `random_qsf`).

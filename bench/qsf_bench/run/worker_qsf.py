@@ -4,8 +4,7 @@ Run as ``python -m qsf_bench.run.worker_qsf TASK``. TASK is the JSON of a `tasks
 `tasks.Answer` goes as JSON into the file that the environment variable ``QSF_BENCH_ANSWER`` names,
 because anything may write to stdout.
 
-Memory is measured, so only modules that ``qsf-run`` imports are imported here.
-
+Memory is measured, so beside small ones only modules that ``qsf-run`` imports are imported here.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import sys
 import time
 from array import array
@@ -27,25 +25,12 @@ from qsf.native import binding
 from qsf.native.opening import does_not_fit, open_native
 from qsf.options import ModelOptions
 from qsf_bench.run.tasks import ANSWER_VARIABLE, Answer, Task, Test, TestRun, parse_task
+from qsf_bench.run.worker_llama import disk_bytes, tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _NO_TOKENS = array("I")
-
-
-def tokens_of(n_tokens: int, n_vocab: int, *, is_even: bool) -> array[int]:
-    """Return the tokens of a test: the same for both engines (see `worker_llama`).
-
-    Consecutive tokens of the first half of the vocabulary, or random ones of the other half (see
-    `random_qsf`).
-    """
-    chosen = random.Random(n_tokens)
-    n_half = (n_vocab + 1) // 2
-    if is_even:
-        return array("I", (n_vocab - 1 - chosen.randrange(n_half) for _ in range(n_tokens)))
-    first = chosen.randrange(n_half)
-    return array("I", ((first + i) % n_half for i in range(n_tokens)))
 
 
 class Loop:
@@ -180,15 +165,6 @@ def test_run(
         n_expert_uses=grown("n_expert_uses"),
         n_expert_hits=grown("n_expert_hits"),
     )
-
-
-def disk_bytes() -> int | None:
-    """Return the bytes that the kernel has read from disks for this process; None: not reported."""
-    try:
-        lines = Path("/proc/self/io").read_text("ascii").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), None)
 
 
 def measure(task: Task) -> Answer:

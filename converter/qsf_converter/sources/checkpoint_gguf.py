@@ -217,15 +217,9 @@ def _least_type(tensors: Iterable[GgufTensor]) -> LeastType | None:
 def _dequantiser(tensor: SourceTensor) -> tuple[Any, Any]:
     """Return the ``gguf`` package and its number of the type.
 
-    Raises QsfConversionError if the package is missing or cannot dequantise ``tensor``.
+    Raises QsfConversionError if the package cannot dequantise ``tensor``.
     """
-    try:
-        package: Any = importlib.import_module("gguf")
-    except ImportError as error:
-        raise QsfConversionError(
-            f"tensor {tensor.name} is stored as {tensor.dtype}, which needs the package gguf: "
-            "pip install gguf"
-        ) from error
+    package: Any = importlib.import_module("gguf")
     kind = getattr(package.GGMLQuantizationType, tensor.dtype, None)
     try:
         _, block_bytes = package.GGML_QUANT_SIZES[kind]

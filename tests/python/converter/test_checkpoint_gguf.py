@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 import struct
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -231,18 +230,6 @@ def test_the_default_type_is_not_below_the_files_own(
     assert (warning in report.warnings) == bool(bits)
     report = convert(path, tmp_path / "m.qsf", quant_type="3bit", force=True)
     assert not any("converted to" in warning for warning in report.warnings)
-
-
-def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain types need none; others say what to install."""
-    folder = tiny_checkpoints.make_llama(tmp_path / "m", dim=96, head_dim=32, ffn_dim=128)
-    plain = gguf_files.write(folder, tmp_path / "plain.gguf")
-    quantised = gguf_files.write(folder, tmp_path / "quantised.gguf", kind=Type.Q8_0)
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    convert(plain, tmp_path / "plain.qsf", quant_type="8bit")
-    with pytest.raises(QsfConversionError, match=r"Q8_0, which needs .*pip install gguf"):
-        convert(quantised, tmp_path / "quantised.qsf", quant_type="8bit")
-    assert not (tmp_path / "quantised.qsf").exists()
 
 
 def test_what_the_file_says_of_itself(tmp_path: Path) -> None:

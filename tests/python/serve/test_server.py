@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -553,20 +552,6 @@ def test_a_port_in_use_and_a_plan(tiny_llama_4bit: Path, plain: Client) -> None:
         done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         assert float(done.stdout.split("reserved for Python")[1].split()[0]) == n_mb
-
-
-def test_a_missing_package_is_named(tmp_path: Path, tiny_llama_4bit: Path) -> None:
-    (tmp_path / "h11.py").write_text("raise ModuleNotFoundError('No module named h11')", "utf-8")
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    for words, code in (["--help"], 0), ([str(tiny_llama_4bit)], 1):
-        done = subprocess.run(
-            [sys.executable, "-m", "qsf", "serve", *words],
-            env={**os.environ, "PYTHONPATH": path},
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        assert done.returncode == code, done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.endswith("h11: pip install h11\n")
 
 
 @pytest.mark.parametrize(
