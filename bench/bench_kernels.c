@@ -1,7 +1,7 @@
 /* bench_kernels.c - speed of the matrix products, compared with the machine's limits.
  *
  * usage: bench_kernels [--isa NAME] [--type NAME] [--tokens N] [--mib N] [--threads N]
- *                      [--huge 0|1] [--runs N] [--json | --table]
+ *                      [--huge 0|1] [--runs N] [--table]
  *
  * One line per instruction set, type and number of tokens (all by default): GB/s of
  * weights read and G multiply-adds/s. For comparison, measured in turn with each run on the same
@@ -13,9 +13,8 @@
  * The weights, matrices of 5632 rows and 2048 columns, fill --mib MiB (256), which should exceed
  * the caches, in huge pages if the system has some (--huge 0: in small ones). --threads N threads
  * (1) take stripes of 32 tile rows, as the engine's do. The scalar kernels only run on request.
- * --json prints one object a line, for programs. --table prints the table of docs/benchmarks.md:
- * for each type the share of the binding limit, reading or multiplying, for 1, 8, 64 and 512
- * tokens.
+ * --table prints the table of docs/benchmarks.md: for each type the share of the binding limit,
+ * reading or multiplying, for 1, 8, 64 and 512 tokens.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <inttypes.h>
@@ -58,7 +57,6 @@ typedef struct options {
     size_t n_threads;
     size_t n_runs;
     bool huge;
-    bool json;
     bool table;
 } options;
 
@@ -97,8 +95,6 @@ typedef struct result {
     double gb_s;
     double read_gb_s;
     double gmadd_s;
-    double gmadd_s_best;
-    double gmadd_s_worst;
     double roofline_gmadd_s; /* 0: unknown */
 } result;
 
@@ -260,9 +256,7 @@ static result measure(work *w)
     const double at_median = median(seconds[0], n_runs);
     result r = {.gb_s = gb / at_median,
                 .read_gb_s = gb / median(seconds[1], n_runs),
-                .gmadd_s = gmadds / at_median,
-                .gmadd_s_best = gmadds / seconds[0][0],
-                .gmadd_s_worst = gmadds / seconds[0][n_runs - 1]};
+                .gmadd_s = gmadds / at_median};
     if (w->madds != NULL)
         r.roofline_gmadd_s =
             w->madds(w->n_rounds) * (double)b->opt.n_threads * 1e-9 / median(seconds[2], n_runs);
@@ -271,8 +265,6 @@ static result measure(work *w)
 
 static void print_head(const options *opt)
 {
-    if (opt->json)
-        return;
     if (opt->table) {
         printf("| instruction set | type | 1 row | 8 | 64 | 512 |\n|---|---|---|---|---|---|\n");
         return;
@@ -296,29 +288,14 @@ static double roofline_part(qsf_dtype dtype, const result *r)
     return r->roofline_gmadd_s > 0 ? per_madd * r->gmadd_s / r->roofline_gmadd_s : 0;
 }
 
-static void print_result(const options *opt, const char *isa, qsf_dtype dtype, size_t n_tokens,
-                         const result *r)
+static void print_result(const char *isa, qsf_dtype dtype, size_t n_tokens, const result *r)
 {
-    const double of_reading = read_part(r);
-    const double of_madds = roofline_part(dtype, r);
-    if (opt->json) {
-        printf("{\"kernel\": \"matmul\", \"type\": \"%s\", \"isa\": \"%s\", \"tokens\": %zu, "
-               "\"threads\": %zu, \"huge\": %d, \"weights_gb_s\": %.2f, \"read_gb_s\": %.2f, "
-               "\"read_part\": %.3f, \"gmadd_s\": %.1f, \"gmadd_s_best\": %.1f, "
-               "\"gmadd_s_worst\": %.1f, \"roofline_gmadd_s\": %.1f, \"roofline_part\": %.3f, "
-               "\"runs\": %zu}\n",
-               qsf_dtype_name(dtype), isa, n_tokens, opt->n_threads, opt->huge, r->gb_s,
-               r->read_gb_s, of_reading, r->gmadd_s, r->gmadd_s_best, r->gmadd_s_worst,
-               r->roofline_gmadd_s, of_madds, opt->n_runs);
-    } else if (r->roofline_gmadd_s > 0) {
-        printf("%-8s %-14s %6zu | %8.2f %8.2f %5.0f%% | %8.1f %8.1f %5.0f%%\n", isa,
-               qsf_dtype_name(dtype), n_tokens, r->gb_s, r->read_gb_s, 100 * of_reading, r->gmadd_s,
-               r->roofline_gmadd_s, 100 * of_madds);
-    } else {
-        printf("%-8s %-14s %6zu | %8.2f %8.2f %5.0f%% | %8.1f %8s %6s\n", isa,
-               qsf_dtype_name(dtype), n_tokens, r->gb_s, r->read_gb_s, 100 * of_reading, r->gmadd_s,
-               "-", "-");
-    }
+    printf("%-8s %-14s %6zu | %8.2f %8.2f %5.0f%% | %8.1f ", isa, qsf_dtype_name(dtype), n_tokens,
+           r->gb_s, r->read_gb_s, 100 * read_part(r), r->gmadd_s);
+    if (r->roofline_gmadd_s > 0)
+        printf("%8.1f %5.0f%%\n", r->roofline_gmadd_s, 100 * roofline_part(dtype, r));
+    else
+        printf("%8s %6s\n", "-", "-");
     fflush(stdout);
 }
 
@@ -366,7 +343,7 @@ static void bench_isa(const bench *b, qsf_isa isa)
             if (t > 0 && (b->opt.n_tokens != 0 || is_scalar))
                 continue;
             const result r = measure_tokens(b, &k, isa, dtypes[d], n_tokens);
-            print_result(&b->opt, k.isa_name, dtypes[d], n_tokens, &r);
+            print_result(k.isa_name, dtypes[d], n_tokens, &r);
         }
     }
 }
@@ -375,7 +352,7 @@ static _Noreturn void usage(void)
 {
     fprintf(stderr, "usage: bench_kernels [--isa NAME] [--type NAME] [--tokens 1..512]\n"
                     "       [--mib 16..65536] [--threads 1..64] [--huge 0|1] [--runs 1..99] "
-                    "[--json | --table]\n");
+                    "[--table]\n");
     exit(2);
 }
 
@@ -393,9 +370,8 @@ static options options_of(int argc, char **argv)
     options o = {.mib = 256, .n_threads = 1, .n_runs = 21, .huge = true};
     for (int i = 1; i < argc; i++) {
         const char *const name = argv[i];
-        if (strcmp(name, "--json") == 0 || strcmp(name, "--table") == 0) {
-            o.json = o.json || name[2] == 'j';
-            o.table = o.table || name[2] == 't';
+        if (strcmp(name, "--table") == 0) {
+            o.table = true;
             continue;
         }
         const char *const value = ++i < argc ? argv[i] : NULL;
@@ -418,7 +394,7 @@ static options options_of(int argc, char **argv)
         else
             usage();
     }
-    if (o.table && (o.json || o.n_tokens != 0))
+    if (o.table && o.n_tokens != 0)
         usage();
     return o;
 }
