@@ -21,7 +21,7 @@ from make.streamed_models import write_random_llama, write_random_mixture
 from qsf_bench.run import launch, tasks
 from qsf_bench.run.launch import Ended, run_command, run_task
 from qsf_bench.run.memory_group import CapError, memory_group
-from qsf_bench.run.worker_qsf import disk_bytes
+from qsf_bench.run.worker_llama import disk_bytes
 
 pytestmark = pytest.mark.slow
 
