@@ -233,7 +233,9 @@ def convert_command(
     if calibration is None and calibration_tokens is not None:
         raise QsfArgumentError("--calibration-tokens is only for --calibration")
     if not model_dir.exists():
-        model_dir = _locate(str(model_dir), is_quiet=quiet, is_yes=yes)
+        from qsf.find.prepare import find_source
+
+        model_dir = find_source(str(model_dir), is_quiet=quiet, is_yes=yes)
     if report_out is not None:
         _check_report(report_out, out, model_dir, is_forced=force)
     request = Request(
@@ -263,16 +265,6 @@ def convert_command(
                 is_encoder = reader.arch.is_encoder
             words = f"embed {file} -" if is_encoder else f'run {file} --prompt "Once upon a time"'
             print(f"next: {command.runnable()} {words}")
-
-
-def _locate(model: str, *, is_quiet: bool, is_yes: bool) -> Path:
-    """Return the place of the model with this name; downloads it if needed."""
-    from qsf.find.prepare import ChildFailedError, find_source
-
-    try:
-        return find_source(model, is_quiet=is_quiet, is_yes=is_yes)
-    except ChildFailedError as failed:
-        raise typer.Exit(failed.exit_code) from None
 
 
 def _convert(request: Request, model_dir: Path, out: Path, *, is_quiet: bool) -> Report:

@@ -54,14 +54,11 @@ def embed_command(
     threads: Annotated[int | None, typer_app.model_option("threads")] = None,
 ) -> None:
     """Make a vector of length 1 of each line of FILE, to be compared by products."""
-    from qsf.find.prepare import ChildFailedError, find_model
+    from qsf.find.prepare import find_model
     from qsf.model import Model
     from qsf.native.opening import budget_mb
 
-    try:
-        path = find_model(model, is_quiet=False)
-    except ChildFailedError as failed:
-        raise typer.Exit(failed.exit_code) from None
+    path = find_model(model, is_quiet=False)
     options: Any = {"threads": threads, "max_seq_len": max_seq_len, "draft": "off"}
     with (
         _opened(file) as lines,

@@ -79,12 +79,9 @@ def pull_model(
 
     An interrupted download is resumed.
     """
-    from qsf.find.prepare import ChildFailedError, find_model
+    from qsf.find.prepare import find_model
 
-    try:
-        path = find_model(model, is_quiet=is_quiet, is_yes=True, keeps_copy=not has_no_copy)
-    except ChildFailedError as failed:
-        return failed.exit_code
+    path = find_model(model, is_quiet=is_quiet, is_yes=True, keeps_copy=not has_no_copy)
     if not is_quiet:
         size = path.stat().st_size / _MB
         command.show_lines(f"{model} is ready, {size:,.1f} MB: {command.runnable()} chat {model}")

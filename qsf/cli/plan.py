@@ -52,12 +52,9 @@ def plan_command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the table only.")] = False,
 ) -> None:
     """Say how fast a model can be on this machine in 200 MB, 1 GB, 4 GB and with `auto`."""
-    from qsf.find.prepare import ChildFailedError, find_model
+    from qsf.find.prepare import find_model
 
-    try:
-        path = find_model(model, is_quiet=quiet)
-    except ChildFailedError as failed:
-        raise typer.Exit(failed.exit_code) from None
+    path = find_model(model, is_quiet=quiet)
     with Reader(path) as reader:
         header, kinds, size = reader.header, reader.layer_kinds, size_of(reader)
     requests = [{"ram_budget": budget, "threads": threads} for _, budget in _BUDGETS]

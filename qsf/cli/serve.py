@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING
 
 from qsf.cli.announced import announced
 from qsf.cli.serve_options import Request, ServeOptions, parse
-from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError, QsfMemoryError
+from qsf.errors import QsfArgumentError, QsfError, QsfIOError, QsfMemoryError
 from qsf.file.open_file import is_qsf_file
 from qsf.option_arguments import call_with
 from qsf.shell import command
 from qsf.shell.arguments import UsageError
-from qsf.shell.command import EXIT_FAILED, EXIT_USAGE
 from qsf.system import signals
 from qsf.text.chat import RENDER_BYTES
 
@@ -56,32 +55,14 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         request = parse(words)
         return _run(request)
-    except UsageError as error:
-        return _fail(f"{error} (see {command.typed('qsf-serve')} --help)", EXIT_USAGE)
-    except QsfError as error:
-        if request is None:
-            return _fail(command.explain(error), EXIT_USAGE)
-        read = Path(request.models[0]) if isinstance(error, QsfFormatError) else None
-        return _fail(command.explain(error, read))
-    except BrokenPipeError:  # the reader of --help or --plan has closed its end
-        command.drop_output()
-        return 0
-    except OSError as error:
-        command.drop_output()
-        return _fail(command.explain_system(error))
     except Exception as error:
-        return _fail(command.explain_unexpected(error))
-
-
-def _fail(text: str, exit_code: int = EXIT_FAILED) -> int:
-    command.say_error("qsf-serve", text)
-    return exit_code
+        if request is None:
+            return command.fail("qsf-serve", error, usage=QsfError)
+        return command.fail("qsf-serve", error, Path(request.models[0]))
 
 
 def _run(request: Request) -> int:
     paths = _find(request)
-    if isinstance(paths, int):
-        return paths
     from qsf.model import Model
     from qsf.native.opening import does_not_fit
     from qsf.text.parts import require_tokenizer
@@ -105,7 +86,8 @@ def _run(request: Request) -> int:
             _print_plan(plans[other])
         if not plans[other].is_enough:
             text = does_not_fit(plans[other], is_command=True)
-            return _fail(f"{other}: {text}" if len(paths) > 1 else text)
+            command.say_error("qsf-serve", f"{other}: {text}" if len(paths) > 1 else text)
+            return command.EXIT_FAILED
     if request.is_plan:
         return 0
     try:
@@ -212,9 +194,9 @@ def _leave_ssl_out() -> None:
         sys.modules["ssl"] = None  # type: ignore[assignment]
 
 
-def _find(request: Request) -> dict[str, Path] | int:
-    """Return the files of the models by name, or the exit code of a failed conversion."""
-    from qsf.find.prepare import ChildFailedError, find_model
+def _find(request: Request) -> dict[str, Path]:
+    """Return the files of the models by name."""
+    from qsf.find.prepare import find_model
 
     paths: dict[str, Path] = {}
     for word in request.models:
@@ -225,10 +207,7 @@ def _find(request: Request) -> dict[str, Path] | int:
         given_name = word  # a name on the hub is the model's name
         if Path(word).exists():
             given_name = "" if files else Path(word).name.removesuffix(".gguf")
-        try:
-            files = files or [find_model(word, is_quiet=request.is_quiet, is_yes=request.is_yes)]
-        except ChildFailedError as failed:
-            return failed.exit_code
+        files = files or [find_model(word, is_quiet=request.is_quiet, is_yes=request.is_yes)]
         for path in files:
             name = given_name or path.stem
             if name in paths:

@@ -12,14 +12,7 @@ from pathlib import Path
 from qsf.errors import QsfIOError
 from qsf.find import store
 from qsf.find.names import Named, cached_source, meaning_of
-
-
-class ChildFailedError(Exception):
-    """A download or conversion failed and has printed why."""
-
-    def __init__(self, exit_code: int) -> None:
-        super().__init__()
-        self.exit_code = exit_code
+from qsf.shell.command import ChildFailedError as ChildFailedError
 
 
 def find_model(

@@ -20,6 +20,10 @@ _Options = TypeVar("_Options")
 class UsageError(Exception):
     """The command line is wrong."""
 
+    def format_message(self) -> str:
+        """Return the text, by the name that errors of typer have for it."""
+        return str(self)
+
 
 class Text(Kind):
     """A text from a command line, unchanged."""

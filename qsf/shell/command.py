@@ -15,9 +15,9 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
-from qsf.errors import clean, error_line, one_line
+from qsf.errors import QsfError, QsfFormatError, clean, error_line, one_line
 from qsf.system.files import wait_writable
 from qsf.system.signals import STOPPING
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from typing_extensions import Buffer
-
-    from qsf.errors import QsfError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -47,6 +45,14 @@ class StoppedError(BaseException):
         self.text = "interrupted" if number == signal.SIGINT else "terminated"
         self.exit_code = 128 + number
         self.outcome = ""  # replaces the default outcome text of the command
+
+
+class ChildFailedError(Exception):
+    """A download or conversion failed and has printed why."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__()
+        self.exit_code = exit_code
 
 
 def _raise_stopped(number: int, _frame: object) -> None:
@@ -173,9 +179,35 @@ def read_answer(question: str, *, default: bool) -> bool:
     return answer in ("y", "yes") if answer else default
 
 
-def explain_system(error: OSError) -> str:
-    """Return the text of an error of the system, with its file."""
-    return f"{error.filename or 'output'}: {error.strerror or error}"
+def fail(
+    program: str,
+    error: Exception,
+    read: Path | None = None,
+    usage: type[QsfError] | tuple[()] = (),
+) -> int:
+    """Print what has ended a program, unless that is done, and return its exit code.
+
+    ``read`` is the file of a wrong format; errors of the kind ``usage`` mean wrong options.
+    """
+    if isinstance(error, ChildFailedError):
+        return error.exit_code
+    if isinstance(error, OSError) and not isinstance(error, QsfError):
+        drop_output()
+        if isinstance(error, BrokenPipeError):
+            return 0  # the reader of our output has closed it; flushing at exit would fail
+        say_error(program, f"{error.filename or 'output'}: {error.strerror or error}")
+        return EXIT_FAILED
+    explain_usage: Any = getattr(error, "format_message", None)
+    if callable(explain_usage):
+        say_error(program, f"{explain_usage()} (see {typed(program)} --help)")
+        return EXIT_USAGE
+    if isinstance(error, QsfError):
+        say_error(program, explain(error, read if isinstance(error, QsfFormatError) else None))
+        return EXIT_USAGE if isinstance(error, usage) else EXIT_FAILED
+    is_full = isinstance(error, MemoryError)
+    what = f"internal error, please report it: {type(error).__name__}: {error}"
+    say_error(program, "out of memory" if is_full else what)
+    return EXIT_FAILED
 
 
 def explain(error: QsfError, path: Path | None = None) -> str:
@@ -203,13 +235,6 @@ def _option_names() -> set[str]:
 
     kinds = (ModelOptions, GenerationOptions)
     return {option.name for kind in kinds for option in described(kind) if option.commands}
-
-
-def explain_unexpected(error: Exception) -> str:
-    """Return the text for an unexpected error."""
-    if isinstance(error, MemoryError):
-        return "out of memory"
-    return f"internal error, please report it: {type(error).__name__}: {error}"
 
 
 def explain_folder(path: Path) -> str:

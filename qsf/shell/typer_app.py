@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from qsf.errors import QsfArgumentError, QsfError
+from qsf.errors import QsfArgumentError
 from qsf.options import Flag, ModelOptions, described
 from qsf.shell import command
 
@@ -85,27 +85,9 @@ def run(
         if outcome:
             command.say_error(program, f"{stopped.text}; {outcome}")
         return stopped.exit_code
-    except (BrokenPipeError, SystemExit):
-        # The reader of our output has closed it: typer raises SystemExit.
+    except SystemExit:  # of typer, if the reader of our output has closed it
         command.drop_output()
         return 0
     except Exception as error:
-        if isinstance(error, OSError) and not isinstance(error, QsfError):
-            command.drop_output()
-        text, exit_code = _explain(error, program)
-        command.say_error(program, text)
-        return exit_code
+        return command.fail(program, error, usage=QsfArgumentError)
     return code if isinstance(code, int) else 0
-
-
-def _explain(error: Exception, program: str) -> tuple[str, int]:
-    """Return the text and the exit code of an error."""
-    explain_usage: Any = getattr(error, "format_message", None)
-    if callable(explain_usage):
-        return f"{explain_usage()} (see {command.typed(program)} --help)", command.EXIT_USAGE
-    if isinstance(error, QsfError):
-        is_usage = isinstance(error, QsfArgumentError)
-        return command.explain(error), command.EXIT_USAGE if is_usage else command.EXIT_FAILED
-    if isinstance(error, OSError):
-        return command.explain_system(error), command.EXIT_FAILED
-    return command.explain_unexpected(error), command.EXIT_FAILED

@@ -19,13 +19,13 @@ from qsf.cli.run import report
 from qsf.cli.run.answer import Shown, generate, say_lines, show
 from qsf.cli.run.form import read_constraint
 from qsf.cli.run.options import Request, parse
-from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
+from qsf.errors import QsfArgumentError, QsfError, QsfMemoryError
 from qsf.file.open_file import is_qsf_file
 from qsf.option_arguments import call_with
 from qsf.options import MAX_U32
 from qsf.shell import command
 from qsf.shell.arguments import UsageError, valid_text
-from qsf.shell.command import EXIT_FAILED, EXIT_USAGE, StoppedError
+from qsf.shell.command import StoppedError
 from qsf.system.keys import unseen_keys
 from qsf.system.signals import Watcher
 from qsf.text.tokenizer import max_text_bytes
@@ -43,56 +43,30 @@ _DEFAULT_CTX_TOKENS = 4096
 def main(arguments: list[str] | None = None) -> int:
     """Run ``qsf-run`` and return its exit code."""
     command.prepare_streams()
-    try:
-        with command.stopped_by_signals():
-            return _main(sys.argv[1:] if arguments is None else arguments)
-    except StoppedError as stopped:
-        return stopped.exit_code
-    except BrokenPipeError:
-        # The reader of our output has closed it. Flushing at exit would fail.
-        command.drop_output()
-        return 0
-    except OSError as error:
-        command.drop_output()
-        return _fail(command.explain_system(error))
-    except Exception as error:
-        return _fail(command.explain_unexpected(error))
-
-
-def _main(arguments: list[str]) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
     request: Request | None = None
     try:
-        if "--version" in arguments:
-            print(command.version_line("qsf-run"), flush=True)
-            return 0
-        request = parse(arguments)
-        path = request.path if is_qsf_file(request.path) else _converted_file(request)
-        if isinstance(path, int):
-            return path
-        request = replace(request, path=path)
-        return _run(request)
-    except UsageError as error:
-        return _fail(f"{error} (see {command.typed('qsf-run')} --help)", EXIT_USAGE)
-    except QsfError as error:
+        with command.stopped_by_signals():
+            if "--version" in words:
+                print(command.version_line("qsf-run"), flush=True)
+                return 0
+            request = parse(words)
+            request = replace(request, path=_path_of(request))
+            return _run(request)
+    except StoppedError as stopped:
+        return stopped.exit_code
+    except Exception as error:
         if request is None:  # before the user's defaults are read
-            return _fail(str(error), EXIT_USAGE)
-        read = request.path if isinstance(error, QsfFormatError) else None
-        return _fail(command.explain(error, read))
+            return command.fail("qsf-run", error, usage=QsfError)
+        return command.fail("qsf-run", error, request.path)
 
 
-def _fail(text: str, exit_code: int = EXIT_FAILED) -> int:
-    command.say_error("qsf-run", text)
-    return exit_code
+def _path_of(request: Request) -> Path:
+    if is_qsf_file(request.path):
+        return request.path
+    from qsf.find.prepare import find_model
 
-
-def _converted_file(request: Request) -> Path | int:
-    """Return the converted .qsf file of a model, or the exit code of the failed conversion."""
-    from qsf.find.prepare import ChildFailedError, find_model
-
-    try:
-        return find_model(request.model, is_quiet=request.quiet, is_yes=request.yes)
-    except ChildFailedError as failed:
-        return failed.exit_code
+    return find_model(request.model, is_quiet=request.quiet, is_yes=request.yes)
 
 
 def _run(request: Request) -> int:
@@ -308,7 +282,8 @@ def _print_plan(request: Request) -> int:
     sys.stdout.flush()
     if plan.is_enough:
         return 0
-    return _fail(_does_not_fit(plan))
+    command.say_error("qsf-run", _does_not_fit(plan))
+    return command.EXIT_FAILED
 
 
 def _cost_lines(request: Request) -> list[str]:
