@@ -126,6 +126,9 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
                     )
                 if len(tensor.shape) == 1 and tensor.block_items > 1:
                     raise QsfConversionError(f"tensor {tensor.name}, a bias, is {tensor.type}")
+        return self._stored(name, tensor, n_heads)
+
+    def _stored(self, name: str, tensor: GgufTensor, n_heads: int = 0) -> _Stored:
         source = SourceTensor(name, tensor.shape, tensor.type, tensor.n_bytes)
         file, path = self._files[tensor.part], self._paths[tensor.part]
         return _Stored(source, file, path, tensor.offset, n_heads=n_heads)
@@ -136,9 +139,7 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
                 f"tensor {tensor.name} is {tensor.type} of shape {list(tensor.shape)}, "
                 "which is not a list of RoPE factors"
             )
-        source = SourceTensor(tensor.name, tensor.shape, tensor.type, tensor.n_bytes)
-        file, path = self._files[tensor.part], self._paths[tensor.part]
-        located = _Stored(source, file, path, tensor.offset)
+        located = self._stored(tensor.name, tensor)
         return np.frombuffer(self._read_at(located, 0, tensor.n_bytes), "<f4")
 
     def _check_readable(self, located: _Stored) -> None:

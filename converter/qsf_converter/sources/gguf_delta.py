@@ -14,18 +14,21 @@ from typing import Any, Final
 from qsf.errors import QsfConversionError
 from qsf_converter.sources.gguf_dialects import (
     EXPERT_COUNTS,
+    EXPERT_WIDTH,
     EXPERTS,
     FFN,
     OUT,
     QK,
     QKV,
     RMS_CONFIG,
+    SHARED_EXPERTS,
     VISION_KEYS,
     Dialect,
     Fields,
     Shapes,
     names,
     own_layers,
+    renamed,
 )
 
 _NORMS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
@@ -46,7 +49,7 @@ _RATES = {  # names without the ending ".weight"
 }
 _SHARED = {
     **EXPERTS,
-    **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+    **renamed(SHARED_EXPERTS, "experts", "expert"),
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
 _KEYS = ("ssm.inner_size", "nextn_predict_layers", "full_attention_interval")
@@ -90,7 +93,7 @@ _QWEN35 = Dialect(
 _MOE_CONFIG = {
     **{field: key for field, key in _QWEN35.config.items() if field != "intermediate_size"},
     **EXPERT_COUNTS,
-    "moe_intermediate_size": "expert_feed_forward_length",
+    **EXPERT_WIDTH,
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }
 DELTA_DIALECTS: Final[Mapping[str, Dialect]] = {

@@ -70,6 +70,16 @@ def ends_of(embedding: str, norm: str, head: str = "lm_head") -> dict[str, str]:
     }
 
 
+def own_names(at: str, ends: tuple[str, ...], **layer: str) -> dict[str, str]:
+    """Return the names of all tensors where both layers and ends are called otherwise."""
+    return {**ends_of(*ends), **layers_of(at, layer)}
+
+
+def renamed(table: Mapping[str, str], old: str, new: str) -> dict[str, str]:
+    """Return a table with another word in HuggingFace's names."""
+    return {here: there.replace(old, new) for here, there in table.items()}
+
+
 QKV = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -84,7 +94,17 @@ EXPERTS = {
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
 }
+SHARED_EXPERTS = {
+    f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
+}
 EXPERT_COUNTS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+EXPERT_WIDTH = {"moe_intermediate_size": "expert_feed_forward_length"}
+EXPERT_WEIGHTS = {
+    "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
+}
+EXPERT_GROUPS = {"n_group": "expert_group_count", "topk_group": "expert_group_used_count"}
+SELECTION = {"exp_probs_b": "mlp.gate.selection"}
 PRE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 POST = {
     "post_attention_norm": "post_attention_layernorm",

@@ -15,6 +15,9 @@ from qsf_converter.sources import gguf_dialects
 from qsf_converter.sources.gguf_dialects import (
     ATTENTION_BIAS,
     EXPERT_COUNTS,
+    EXPERT_GROUPS,
+    EXPERT_WEIGHTS,
+    EXPERT_WIDTH,
     EXPERTS,
     FFN,
     OPTIONAL,
@@ -23,6 +26,8 @@ from qsf_converter.sources.gguf_dialects import (
     QK,
     QKV,
     RMS_CONFIG,
+    SELECTION,
+    SHARED_EXPERTS,
     Dialect,
     Fields,
     Shapes,
@@ -31,14 +36,8 @@ from qsf_converter.sources.gguf_dialects import (
     lfm2,
     names,
     own_layers,
+    renamed,
 )
-
-_WIDTH = {"moe_intermediate_size": "expert_feed_forward_length"}
-_SHARED = {
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
-}
 
 
 def _qwen(_fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,37 +92,28 @@ _OLMOE = Dialect(
 _QWEN3 = replace(
     _OLMOE,
     family="Qwen3MoeForCausalLM",
-    config={**_OLMOE.config, **_WIDTH},
+    config={**_OLMOE.config, **EXPERT_WIDTH},
     constants={"norm_topk_prob": True},
     tensors=names(PRE, QKV, QK, OUT, FFN, EXPERTS),
     more=_qwen,
 )
 _GRANITE = gguf_dialects.DIALECTS["granite"]
 _LFM2 = gguf_dialects.DIALECTS["lfm2"]
-_SELECTION = {"exp_probs_b": "mlp.gate.selection"}
 _GROUPED = replace(
     _OLMOE,
     family="Glm4MoeForCausalLM",
-    config={**_OLMOE.config, **_WIDTH, "first_k_dense_replace": "leading_dense_block_count"},
+    config={**_QWEN3.config, "first_k_dense_replace": "leading_dense_block_count"},
     optional={
         **OPTIONAL,
+        **EXPERT_WEIGHTS,
+        **EXPERT_GROUPS,
         "n_shared_experts": "expert_shared_count",
-        "routed_scaling_factor": "expert_weights_scale",
-        "norm_topk_prob": "expert_weights_norm",
-        "n_group": "expert_group_count",
-        "topk_group": "expert_group_used_count",
     },
     constants={},
     has={**ATTENTION_BIAS, "use_qk_norm": "attn_q_norm"},
     tensors=names(
         {**PRE, "post_attention_norm": PRE["ffn_norm"]},
-        QKV,
-        QK,
-        OUT,
-        FFN,
-        EXPERTS,
-        _SHARED,
-        _SELECTION,
+        *(QKV, QK, OUT, FFN, EXPERTS, SHARED_EXPERTS, SELECTION),
     ),
     read_by_more=("nextn_predict_layers", "expert_gating_func"),
     more=_glm4,
@@ -146,7 +136,7 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
             OUT,
             FFN,
             EXPERTS,
-            {name: there.replace("experts", "expert") for name, there in _SHARED.items()},
+            renamed(SHARED_EXPERTS, "experts", "expert"),
             {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"},
         ),
         has={"qkv_bias": "attn_q.bias"},
@@ -164,13 +154,7 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
             **_GRANITE.optional,
             "shared_intermediate_size": "expert_shared_feed_forward_length",
         },
-        tensors=names(
-            PRE,
-            QKV,
-            OUT,
-            EXPERTS,
-            {name: there.replace("shared_experts", "shared") for name, there in _SHARED.items()},
-        ),
+        tensors=names(PRE, QKV, OUT, EXPERTS, renamed(SHARED_EXPERTS, "shared_experts", "shared")),
         read_by_more=(),
         more=_granite,
         other_families=("GraniteMoeSharedForCausalLM",),
@@ -178,7 +162,7 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
     "minimax-m2": replace(
         _OLMOE,
         family="MiniMaxM2ForCausalLM",
-        tensors=names(PRE, QKV, QK, OUT, EXPERTS, _SELECTION),
+        tensors=names(PRE, QKV, QK, OUT, EXPERTS, SELECTION),
         read_by_more=("expert_gating_func", "expert_feed_forward_length"),
         more=_sigmoid,
     ),
@@ -188,7 +172,7 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
         config=_GROUPED.config,
         optional=_GROUPED.optional,
         constants={},
-        tensors=names(PRE, QKV, QK, OUT, FFN, EXPERTS, _SHARED, _SELECTION),
+        tensors=names(PRE, QKV, QK, OUT, FFN, EXPERTS, SHARED_EXPERTS, SELECTION),
         read_by_more=("expert_gating_func",),
         more=_dots1,
     ),
@@ -199,26 +183,14 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
         config={
             **_LFM2.config,
             **EXPERT_COUNTS,
-            **_WIDTH,
+            **EXPERT_WIDTH,
             "num_dense_layers": "leading_dense_block_count",
         },
-        optional={
-            **_LFM2.optional,
-            "routed_scaling_factor": "expert_weights_scale",
-            "norm_topk_prob": "expert_weights_norm",
-        },
+        optional={**_LFM2.optional, **EXPERT_WEIGHTS},
         tensors={
             **_LFM2.tensors,
-            **layers_of(
-                "model.layers",
-                {
-                    **{
-                        here: there.replace("mlp.", "feed_forward.")
-                        for here, there in EXPERTS.items()
-                    },
-                    "exp_probs_b": "feed_forward.expert_bias",
-                },
-            ),
+            **layers_of("model.layers", renamed(EXPERTS, "mlp.", "feed_forward.")),
+            **layers_of("model.layers", {"exp_probs_b": "feed_forward.expert_bias"}),
         },
         has={**_LFM2.has, "use_expert_bias": "exp_probs_b"},
         more=_lfm2_moe,
@@ -247,13 +219,12 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
         _OLMOE,
         family="Ernie4_5_MoeForCausalLM",
         config={
-            **_OLMOE.config,
-            **_WIDTH,
+            **_QWEN3.config,
             "moe_layer_interval": "interleave_moe_layer_step",
             "moe_layer_start_index": "leading_dense_block_count",
         },
         optional={**OPTIONAL, "moe_num_shared_experts": "expert_shared_count"},
-        tensors=names(PRE, QKV, OUT, FFN, EXPERTS, _SHARED, {"exp_probs_b": "mlp.gate.selection"}),
+        tensors=names(PRE, QKV, OUT, FFN, EXPERTS, SHARED_EXPERTS, SELECTION),
         # Some models state a wrong width in the metadata; the shapes of the tensors are right.
         read_by_more=("expert_shared_feed_forward_length",),
         has={},

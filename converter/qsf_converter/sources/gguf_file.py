@@ -13,7 +13,7 @@ import hashlib
 import io
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -282,15 +282,7 @@ class _Reader:
                     f"{self._path}: truncated: tensor {name!r} ends at {end} of "
                     f"{n_data_bytes} bytes of tensors"
                 )
-            tensors[entry.name] = GgufTensor(
-                entry.name,
-                entry.shape,
-                entry.type,
-                entry.block_items,
-                entry.block_bytes,
-                data_off + entry.offset,
-                entry.n_bytes,
-            )
+            tensors[entry.name] = replace(entry, offset=data_off + entry.offset)
         return tensors
 
     # ---- refusals ----

@@ -14,6 +14,7 @@ from qsf.errors import QsfConversionError
 from qsf_converter.sources.families.family import FULL, SLIDING
 from qsf_converter.sources.gguf_dialects import (
     ATTENTION_BIAS,
+    EXPERT_WIDTH,
     FFN,
     OPTIONAL,
     OUT,
@@ -54,7 +55,7 @@ _SCALES = {
 _KEYS = {
     "num_experts": "expert_count",
     "top_k_experts": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
+    **EXPERT_WIDTH,
     "final_logit_softcapping": "final_logit_softcapping",
     "rope_local_base_freq": "rope.freq_base_swa",
     "num_kv_shared_layers": "attention.shared_kv_layers",

@@ -14,11 +14,15 @@ from typing import Any, Final
 from qsf.errors import QsfConversionError, shown
 from qsf_converter.sources.gguf_dialects import (
     EXPERT_COUNTS,
+    EXPERT_GROUPS,
+    EXPERT_WIDTH,
     EXPERTS,
     FFN,
     OUT,
     PRE,
     RMS_CONFIG,
+    SELECTION,
+    SHARED_EXPERTS,
     Dialect,
     Fields,
     Shapes,
@@ -38,9 +42,6 @@ _LATENT: Final = {
     "attn_v_b": "self_attn.v_b_proj",
 }
 _MLP: Final = "model.layers.{layer}.mlp."
-_SHARED: Final = {
-    f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
-}
 _OF_ROUTED: Final = (
     "num_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts",
     "first_k_dense_replace", "routed_scaling_factor", "n_group", "topk_group",
@@ -141,15 +142,14 @@ _DEEPSEEK2: Final = Dialect(
     config=_CONFIG,
     optional={
         **EXPERT_COUNTS,
+        **EXPERT_WIDTH,
+        **EXPERT_GROUPS,
         "rope_theta": "rope.freq_base",
-        "moe_intermediate_size": "expert_feed_forward_length",
         "n_shared_experts": "expert_shared_count",
         "first_k_dense_replace": "leading_dense_block_count",
         "routed_scaling_factor": "expert_weights_scale",
-        "n_group": "expert_group_count",
-        "topk_group": "expert_group_used_count",
     },
-    tensors=names(PRE, _LATENT, OUT, FFN, EXPERTS, _SHARED, {"exp_probs_b": "mlp.gate.selection"}),
+    tensors=names(PRE, _LATENT, OUT, FFN, EXPERTS, SHARED_EXPERTS, SELECTION),
     has={"attention_bias": "attn_kv_a_mqa.bias"},
     has_tenth_of_mscale=True,
     n_layouts=2,
@@ -163,7 +163,7 @@ LATENT_DIALECTS: Final[Mapping[str, Dialect]] = {
         family="Mistral4ForCausalLM",
         other_families=(),
         tensors={
-            **names(PRE, _LATENT, OUT, FFN, EXPERTS, _SHARED),
+            **names(PRE, _LATENT, OUT, FFN, EXPERTS, SHARED_EXPERTS),
             **{
                 f"blk.{{layer}}.ffn_{part}_exps.weight": f"{_MLP}experts.{part}_proj"
                 for part in ("gate_up", "down")

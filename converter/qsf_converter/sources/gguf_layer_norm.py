@@ -22,9 +22,9 @@ from qsf_converter.sources.gguf_dialects import (
     Dialect,
     Fields,
     Shapes,
-    ends_of,
     layers_of,
     names,
+    own_names,
 )
 
 
@@ -47,13 +47,6 @@ def _mpt(fields: Fields, _shapes: Shapes, _config: Mapping[str, Any]) -> dict[st
 
 
 _LAYER_NORM = {**CONFIG, "layer_norm_eps": "attention.layer_norm_epsilon"}
-_FALCON_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_qkv": "self_attention.query_key_value",
-    "attn_output": "self_attention.dense",
-    "ffn_up": "mlp.dense_h_to_4h",
-    "ffn_down": "mlp.dense_4h_to_h",
-}
 _FALCON = Dialect(
     family="FalconForCausalLM",
     config={
@@ -63,10 +56,15 @@ _FALCON = Dialect(
     },
     optional={"rope_theta": "rope.freq_base"},
     constants={"activation": "gelu", "parallel_attn": True, "alibi": False},
-    tensors={
-        **ends_of("transformer.word_embeddings", "transformer.ln_f"),
-        **layers_of("transformer.h", _FALCON_LAYER),
-    },
+    tensors=own_names(
+        "transformer.h",
+        ("transformer.word_embeddings", "transformer.ln_f"),
+        attn_norm="input_layernorm",
+        attn_qkv="self_attention.query_key_value",
+        attn_output="self_attention.dense",
+        ffn_up="mlp.dense_h_to_4h",
+        ffn_down="mlp.dense_4h_to_h",
+    ),
     is_ungrouped=True,
     has={"bias": "attn_qkv.bias", "new_decoder_architecture": "attn_norm_2"},
     more=_falcon,
@@ -110,18 +108,16 @@ LAYER_NORM_DIALECTS: Final[Mapping[str, Dialect]] = {
         optional={},
         constants={"activation_function": "gelu_new"},
         tensors={
-            **ends_of("transformer.wte", "transformer.ln_f"),
             "position_embd.weight": "transformer.wpe.weight",
-            **layers_of(
+            **own_names(
                 "transformer.h",
-                {
-                    "attn_norm": "ln_1",
-                    "attn_qkv": "attn.c_attn",
-                    "attn_output": "attn.c_proj",
-                    "ffn_norm": "ln_2",
-                    "ffn_up": "mlp.c_fc",
-                    "ffn_down": "mlp.c_proj",
-                },
+                ("transformer.wte", "transformer.ln_f"),
+                attn_norm="ln_1",
+                attn_qkv="attn.c_attn",
+                attn_output="attn.c_proj",
+                ffn_norm="ln_2",
+                ffn_up="mlp.c_fc",
+                ffn_down="mlp.c_proj",
             ),
         },
     ),
@@ -129,19 +125,15 @@ LAYER_NORM_DIALECTS: Final[Mapping[str, Dialect]] = {
         family="PhiForCausalLM",
         config=_LAYER_NORM,
         constants={"hidden_act": "gelu_new"},
-        tensors={
-            **ends_of("model.embed_tokens", "model.final_layernorm"),
-            **layers_of(
-                "model.layers",
-                {
-                    **QKV,
-                    "attn_norm": "input_layernorm",
-                    "attn_output": "self_attn.dense",
-                    "ffn_up": "mlp.fc1",
-                    "ffn_down": "mlp.fc2",
-                },
-            ),
-        },
+        tensors=own_names(
+            "model.layers",
+            ("model.embed_tokens", "model.final_layernorm"),
+            **QKV,
+            attn_norm="input_layernorm",
+            attn_output="self_attn.dense",
+            ffn_up="mlp.fc1",
+            ffn_down="mlp.fc2",
+        ),
     ),
     "stablelm": Dialect(
         family="StableLmForCausalLM",
@@ -165,20 +157,16 @@ LAYER_NORM_DIALECTS: Final[Mapping[str, Dialect]] = {
             "use_parallel_residual": "use_parallel_residual",
         },
         constants={"hidden_act": "gelu"},
-        tensors={
-            **ends_of("gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out"),
-            **layers_of(
-                "gpt_neox.layers",
-                {
-                    "attn_norm": "input_layernorm",
-                    "attn_qkv": "attention.query_key_value",
-                    "attn_output": "attention.dense",
-                    "ffn_norm": "post_attention_layernorm",
-                    "ffn_up": "mlp.dense_h_to_4h",
-                    "ffn_down": "mlp.dense_4h_to_h",
-                },
-            ),
-        },
+        tensors=own_names(
+            "gpt_neox.layers",
+            ("gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out"),
+            attn_norm="input_layernorm",
+            attn_qkv="attention.query_key_value",
+            attn_output="attention.dense",
+            ffn_norm="post_attention_layernorm",
+            ffn_up="mlp.dense_h_to_4h",
+            ffn_down="mlp.dense_4h_to_h",
+        ),
         is_ungrouped=True,
         has={"attention_bias": "attn_qkv.bias"},
     ),
@@ -194,10 +182,10 @@ LAYER_NORM_DIALECTS: Final[Mapping[str, Dialect]] = {
         },
         optional={},
         tensors={
-            **ends_of("transformer.word_embeddings", "transformer.ln_f"),
+            **_FALCON.tensors,
             "token_embd_norm.weight": "transformer.word_embeddings_layernorm.weight",
             "token_embd_norm.bias": "transformer.word_embeddings_layernorm.bias",
-            **layers_of("transformer.h", {**_FALCON_LAYER, "ffn_norm": "post_attention_layernorm"}),
+            **layers_of("transformer.h", {"ffn_norm": "post_attention_layernorm"}),
         },
         is_ungrouped=True,
     ),
@@ -211,20 +199,16 @@ LAYER_NORM_DIALECTS: Final[Mapping[str, Dialect]] = {
             "layer_norm_epsilon": "attention.layer_norm_epsilon",
         },
         optional={},
-        tensors={
-            **ends_of("transformer.wte", "transformer.norm_f"),
-            **layers_of(
-                "transformer.blocks",
-                {
-                    "attn_norm": "norm_1",
-                    "attn_qkv": "attn.Wqkv",
-                    "attn_output": "attn.out_proj",
-                    "ffn_norm": "norm_2",
-                    "ffn_up": "ffn.up_proj",
-                    "ffn_down": "ffn.down_proj",
-                },
-            ),
-        },
+        tensors=own_names(
+            "transformer.blocks",
+            ("transformer.wte", "transformer.norm_f"),
+            attn_norm="norm_1",
+            attn_qkv="attn.Wqkv",
+            attn_output="attn.out_proj",
+            ffn_norm="norm_2",
+            ffn_up="ffn.up_proj",
+            ffn_down="ffn.down_proj",
+        ),
         more=_mpt,
         read_by_more=("attention.max_alibi_bias",),
     ),

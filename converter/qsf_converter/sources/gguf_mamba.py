@@ -12,6 +12,9 @@ from qsf_converter.sources.gguf_dialects import (
     ATTENTION_BIAS,
     DIALECTS,
     EXPERT_COUNTS,
+    EXPERT_GROUPS,
+    EXPERT_WEIGHTS,
+    EXPERT_WIDTH,
     EXPERTS,
     FFN,
     OPTIONAL,
@@ -20,13 +23,15 @@ from qsf_converter.sources.gguf_dialects import (
     PRE,
     QKV,
     RMS_CONFIG,
+    SHARED_EXPERTS,
     Dialect,
     Fields,
     Shapes,
-    ends_of,
     layers_of,
     names,
     own_layers,
+    own_names,
+    renamed,
 )
 
 _CONV_BIAS = "ssm_conv1d.bias"
@@ -116,12 +121,12 @@ def _nemotron(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict
 
 
 _GRANITE = DIALECTS["granite"]
-_SHARED = {f"ffn_{part}_shexp": f"mlp.shared.{part}_proj" for part in ("gate", "up", "down")}
-_DENSE = {name: there.replace("mlp.", "mlp.shared.") for name, there in FFN.items()}
+_SHARED = renamed(SHARED_EXPERTS, "shared_experts", "shared")
+_DENSE = renamed(FFN, "mlp.", "mlp.shared.")
 _READ = ("ssm.inner_size", "expert_shared_count")
 _MIXER = {
-    **{name: there.replace("self_attn.", "mixer.") for name, there in (QKV | OUT).items()},
-    **{name: there.replace("mlp.", "mixer.") for name, there in (FFN | EXPERTS).items()},
+    **renamed(QKV | OUT, "self_attn.", "mixer."),
+    **renamed(FFN | EXPERTS, "mlp.", "mixer."),
     "ffn_up_shexp": "mixer.shared_experts.up_proj",
     "ffn_down_shexp": "mixer.shared_experts.down_proj",
     "exp_probs_b": "mixer.gate.selection",
@@ -137,8 +142,7 @@ _NEMOTRON = Dialect(
     constants={"mlp_hidden_act": "relu2"},
     has={**ATTENTION_BIAS, "use_conv_bias": _CONV_BIAS},
     tensors={
-        **ends_of("backbone.embeddings", "backbone.norm_f"),
-        **layers_of("backbone.layers", _MIXER),
+        **own_names("backbone.layers", ("backbone.embeddings", "backbone.norm_f"), **_MIXER),
         **_ssd_names("backbone.layers", "mixer"),
     },
     permuted={name.replace("self_attn", "mixer"): of for name, of in PERMUTED.items()},
@@ -150,16 +154,12 @@ _FALCON = Dialect(
     config={**RMS_CONFIG, **_SIZES},
     has={**ATTENTION_BIAS, "mamba_conv_bias": _CONV_BIAS, "mamba_rms_norm": "ssm_norm"},
     tensors={
-        **ends_of("model.embed_tokens", "model.final_layernorm"),
-        **layers_of(
+        **own_names(
             "model.layers",
-            {
-                **QKV,
-                **OUT,
-                **{name: of.replace("mlp.", "feed_forward.") for name, of in FFN.items()},
-                "attn_norm": "input_layernorm",
-                "ffn_norm": "pre_ff_layernorm",
-            },
+            ("model.embed_tokens", "model.final_layernorm"),
+            **(QKV | OUT | renamed(FFN, "mlp.", "feed_forward.")),
+            attn_norm="input_layernorm",
+            ffn_norm="pre_ff_layernorm",
         ),
         **_ssd_names("model.layers", "mamba"),
     },
@@ -180,8 +180,9 @@ _MAMBA2 = Dialect(
     optional={},
     has={"use_conv_bias": _CONV_BIAS},
     tensors={
-        **ends_of("backbone.embeddings", "backbone.norm_f"),
-        **layers_of("backbone.layers", {"attn_norm": "norm"}),
+        **own_names(
+            "backbone.layers", ("backbone.embeddings", "backbone.norm_f"), attn_norm="norm"
+        ),
         **_ssd_names("backbone.layers", "mixer"),
     },
     more=_mamba2,
@@ -239,15 +240,9 @@ MAMBA_DIALECTS: Final[Mapping[str, Dialect]] = {
         config={
             **_NEMOTRON.config,
             **EXPERT_COUNTS,
-            "moe_intermediate_size": "expert_feed_forward_length",
+            **EXPERT_WIDTH,
             "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
         },
-        optional={
-            **OPTIONAL,
-            "routed_scaling_factor": "expert_weights_scale",
-            "norm_topk_prob": "expert_weights_norm",
-            "n_group": "expert_group_count",
-            "topk_group": "expert_group_used_count",
-        },
+        optional={**OPTIONAL, **EXPERT_WEIGHTS, **EXPERT_GROUPS},
     ),
 }
