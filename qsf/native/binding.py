@@ -244,19 +244,16 @@ class _Owner:
             self._close(handle)
 
 
-class NativeModel:
-    """Owns one ``qsf_model``; closed by ``close()`` or when collected."""
+class _Handle:
+    """What owns a handle of the engine, until ``close()`` or until it is collected."""
 
-    def __init__(self, path: str | os.PathLike[str], options: Options) -> None:
-        """Open the file at ``path``; raises ``QsfError``."""
-        out = ffi.new("qsf_model **")
-        check_status(lib.qsf_model_open(path_bytes(path), options.as_struct(), out))
-        self.owner = _Owner(lib.qsf_model_close, "model")
-        self._handle: Any = ffi.gc(out[0], self.owner)
-        self.n_vocab = self.info().n_vocab
+    def __init__(self, handle: Any, close: Any, kind: str, closed: str) -> None:
+        self.owner = _Owner(close, kind)
+        self._handle: Any = ffi.gc(handle, self.owner)
+        self._closed = closed
 
     def close(self) -> None:
-        """Let go of the model; its memory is freed with its last session."""
+        """Let go of it; the memory of a model is freed with its last session."""
         handle, self._handle = self._handle, None
         if handle is not None:
             ffi.release(handle)
@@ -269,8 +266,19 @@ class NativeModel:
     def _live_handle(self) -> Any:
         self.owner.check()
         if self._handle is None:
-            raise errors.QsfStateError("the model is closed")
+            raise errors.QsfStateError(f"{self._closed} is closed")
         return self._handle
+
+
+class NativeModel(_Handle):
+    """Owns one ``qsf_model``."""
+
+    def __init__(self, path: str | os.PathLike[str], options: Options) -> None:
+        """Open the file at ``path``; raises ``QsfError``."""
+        out = ffi.new("qsf_model **")
+        check_status(lib.qsf_model_open(path_bytes(path), options.as_struct(), out))
+        super().__init__(out[0], lib.qsf_model_close, "model", "the model")
+        self.n_vocab = self.info().n_vocab
 
     def info(self) -> ModelInfo:
         """Return the facts about the model and the plan it was opened with."""
@@ -309,30 +317,12 @@ class NativeModel:
         return NativeSession(out[0])
 
 
-class NativeSession:
+class NativeSession(_Handle):
     """Owns one ``qsf_session``. Tokens are arrays of unsigned ints, so that nothing is copied."""
 
     def __init__(self, handle: Any) -> None:
         """Take ownership of ``handle``, a ``qsf_session *``."""
-        self.owner = _Owner(lib.qsf_session_destroy, "session")
-        self._handle: Any = ffi.gc(handle, self.owner)
-
-    def close(self) -> None:
-        """Free the session."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            ffi.release(handle)
-
-    def _live_handle(self) -> Any:
-        self.owner.check()
-        if self._handle is None:
-            raise errors.QsfStateError("the session or the model is closed")
-        return self._handle
-
-    @property
-    def is_closed(self) -> bool:
-        """``close()`` was called."""
-        return self._handle is None
+        super().__init__(handle, lib.qsf_session_destroy, "session", "the session or the model")
 
     def sync_chunk(self, tokens: array[int]) -> int:
         """Evaluate at most one chunk towards holding ``tokens``; return how many are done."""
