@@ -20,6 +20,7 @@ import typer
 
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError, one_line
 from qsf.evaluate.windows import DEFAULT_PROTOCOL, PROTOCOLS
+from qsf.file.open_file import is_qsf_file
 from qsf.kv import kv_type_name
 from qsf.option_arguments import call_with
 from qsf.options import ModelOptions
@@ -35,7 +36,6 @@ PROGRAM = "qsf-eval"
 
 _MB = 2**20
 _MAX_TEXT_BYTES = 16 << 20
-_MAGIC = b"QSF1"
 
 # Typer joins the lines of a paragraph; a line with only \b keeps them apart.
 _EPILOG = """\b
@@ -356,10 +356,7 @@ def _opened(request: _Request) -> Iterator[tuple[Model, Model | LogitSource | No
 
 
 def _is_qsf(path: Path) -> bool:
-    if not path.is_file():  # a named pipe would wait here for a writer
-        return False
-    with path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC or path.suffix == ".qsf"
+    return is_qsf_file(path) or (path.is_file() and path.suffix == ".qsf")
 
 
 def _working_mb(request: _Request) -> int:

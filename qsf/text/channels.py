@@ -94,7 +94,6 @@ class _ChannelDecoder(IncrementalDecoder):
         self._role = ""
         self._channel = ""
         self._is_call = False
-        self._reasoning = ""
 
     def push(self, token_id: int) -> str:
         """Return the text that is complete with this token."""
@@ -116,11 +115,6 @@ class _ChannelDecoder(IncrementalDecoder):
         held = self._role if self._marker == "" else ""
         self._role = ""
         return held + self._sort(self._decoder.flush())
-
-    def take_reasoning(self) -> str:
-        """Return the text of other channels since the last call."""
-        text, self._reasoning = self._reasoning, ""
-        return text
 
     @property
     def is_thinking(self) -> bool:

@@ -147,7 +147,6 @@ class _ThinkingDecoder(IncrementalDecoder):
         self._marks = {begin: True, end: False}
         self._is_open = is_open
         self._at_edge = is_open  # after a mark: line breaks there belong to neither text
-        self._reasoning = ""
         self._end = end
         self._label = label
         self._held = ""  # may be the label
@@ -175,11 +174,6 @@ class _ThinkingDecoder(IncrementalDecoder):
         """Return the rest of the answer."""
         return self._sort(self._decoder.flush())
 
-    def take_reasoning(self) -> str:
-        """Return the thoughts since the last call."""
-        text, self._reasoning = self._reasoning, ""
-        return text
-
     def _sort(self, text: str) -> str:
         if self._at_edge:
             text = (self._held + text).lstrip("\n")
@@ -206,7 +200,6 @@ class _WrittenThinkingDecoder(IncrementalDecoder):
         self._is_undecided = not self._end
         self._at_edge = bool(self._end)
         self._held = ""  # may be the beginning of a mark
-        self._reasoning = ""
 
     @property
     def is_thinking(self) -> bool:
@@ -224,11 +217,6 @@ class _WrittenThinkingDecoder(IncrementalDecoder):
     def flush(self) -> str:
         """Return the rest of the answer."""
         return self._sort(self._decoder.flush(), is_last=True)
-
-    def take_reasoning(self) -> str:
-        """Return the thoughts since the last call."""
-        text, self._reasoning = self._reasoning, ""
-        return text
 
     def _sort(self, text: str, *, is_last: bool) -> str:
         if not (self._is_undecided or self._end or self._at_edge):

@@ -182,6 +182,8 @@ class IncrementalDecoder:
     emitted only for bytes of which no continuation could make a character.
     """
 
+    _reasoning = ""  # since the last call
+
     def __init__(self, decoder: TextDecoder) -> None:
         """Made by ``Tokenizer.incremental``."""
         self._native = decoder
@@ -196,7 +198,8 @@ class IncrementalDecoder:
 
     def take_reasoning(self) -> str:
         """Return the reasoning since the last call, which is not part of the answer."""
-        return ""
+        text, self._reasoning = self._reasoning, ""
+        return text
 
     @property
     def is_thinking(self) -> bool:

@@ -21,57 +21,39 @@ from typing import Any, Final
 import numpy as np
 
 from qsf.errors import QsfError
-from qsf_converter.text.steps import DEEPSEEK_CODER, DEEPSEEK_LLM
+from qsf_converter.text.steps import (
+    DEEPSEEK_CODER,
+    DEEPSEEK_LLM,
+    DEEPSEEK_V3,
+    GPT4O,
+    LLAMA3,
+    MARK,
+    OF_GGUF,
+    QWEN2,
+    QWEN35,
+    TEKKEN,
+)
 from qsf_converter.text.tokenizer import open_tokenizer
 
 Metadata = Mapping[str, Any]
 
-_WORD = "\u2581"  # SentencePiece's space
 _MAX_WORD_CHARS = 256  # merges are searched at every position within a word
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # of tokenizer.ggml.token_type; 1 is normal
 
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_SYMBOLS_AND_SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_CASED_WORDS = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
-)
-_SYMBOLS_AND_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 # Name of the rule -> the expressions that split a text before BPE, one after another.
 _SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
     "gpt-2": (),  # the rule of ByteLevel itself
     "smollm": (r"\p{N}",),  # then the rule of ByteLevel
-    "llama-bpe": (
-        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_SYMBOLS_AND_SPACES}",
-    ),
-    # llama-bpe's, without a token that begins a text.
-    "glm4": (
-        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_SYMBOLS_AND_SPACES}",
-    ),
-    "qwen2": (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_SYMBOLS_AND_SPACES}",),
-    "qwen35": (
-        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-        r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ),
-    "gpt-4o": (
-        rf"{_CASED_WORDS[0]}{_CONTRACTIONS}?|{_CASED_WORDS[1]}{_CONTRACTIONS}?"
-        rf"|\p{{N}}{{1,3}}|{_SYMBOLS_AND_SLASHES}",
-    ),
-    "tekken": (rf"{_CASED_WORDS[0]}|{_CASED_WORDS[1]}|\p{{N}}|{_SYMBOLS_AND_SLASHES}",),
-    "deepseek-v3": (
-        r"\p{N}{1,3}",
-        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ),
+    "llama-bpe": (LLAMA3,),
+    "glm4": (LLAMA3,),  # without a token that begins a text
+    "qwen2": (QWEN2,),
+    "qwen35": (QWEN35,),
+    "gpt-4o": (GPT4O,),
+    "tekken": (TEKKEN,),
+    "deepseek-v3": DEEPSEEK_V3,
     "deepseek-llm": (*DEEPSEEK_LLM, r"\p{N}+"),
     "deepseek-coder": DEEPSEEK_CODER,
-    "default": (
-        r"[\p{P}\$\+<=>\^~\|]+",
-        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
-        r"\p{N}+",
-        "[0-9][0-9][0-9]",
-    ),
+    "default": OF_GGUF,
 }
 _SAME_SPLIT = {
     "llama3": "llama-bpe",
@@ -205,18 +187,23 @@ def _byte_level(metadata: Metadata, ids: Mapping[str, int]) -> dict[str, Any]:
             {"type": "Sequence", "pretokenizers": [*splits, byte_level]} if splits else byte_level
         ),
         "decoder": {**byte_level, "add_prefix_space": True, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": rule in ("llama-bpe", "gpt-4o", "tekken"),
-            "vocab": dict(ids),
-            "merges": pairs,
-        },
+        "model": _bpe(ids, pairs, ignore_merges=rule in ("llama-bpe", "gpt-4o", "tekken")),
+    }
+
+
+def _bpe(ids: Mapping[str, int], pairs: list[list[str]], **more: Any) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": dict(ids),
+        "merges": pairs,
+        **more,
     }
 
 
@@ -242,8 +229,8 @@ def _sentence_piece(
     is_scored = metadata["tokenizer.ggml.model"] == "llama"
     pairs = _scored(metadata, ids, words, kinds) if is_scored else _pairs(metadata)
     has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": _WORD}
-    prepend = [{"type": "Prepend", "prepend": _WORD}] if has_prefix else []
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": MARK}
+    prepend = [{"type": "Prepend", "prepend": MARK}] if has_prefix else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_prefix else []
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]},
@@ -251,24 +238,13 @@ def _sentence_piece(
         "decoder": {
             "type": "Sequence",
             "decoders": [
-                {"type": "Replace", "pattern": {"String": _WORD}, "content": " "},
+                {"type": "Replace", "pattern": {"String": MARK}, "content": " "},
                 {"type": "ByteFallback"},
                 {"type": "Fuse"},
                 *strip,
             ],
         },
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": words[unknown],
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "ignore_merges": False,
-            "vocab": dict(ids),
-            "merges": pairs,
-        },
+        "model": _bpe(ids, pairs, unk_token=words[unknown], fuse_unk=True, byte_fallback=True),
     }
 
 
@@ -280,7 +256,7 @@ def _unigram(metadata: Metadata, words: list[str]) -> dict[str, Any]:
         raise _LeftOutError("tokenizer.ggml.precompiled_charsmap is no list of bytes")
     data = charsmap.astype(np.uint8).tobytes()
     normalizer = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}
-    metaspace = {"type": "Metaspace", "replacement": _WORD, "prepend_scheme": "always"}
+    metaspace = {"type": "Metaspace", "replacement": MARK, "prepend_scheme": "always"}
     return {
         "normalizer": normalizer if data else None,
         "pre_tokenizer": {
@@ -327,7 +303,7 @@ def _wordpiece(metadata: Metadata, words: list[str], kinds: list[float]) -> dict
 
 
 def _piece(word: str) -> str:
-    return word[1:] if word.startswith(_WORD) else f"##{word}"
+    return word[1:] if word.startswith(MARK) else f"##{word}"
 
 
 def _scored(

@@ -63,27 +63,36 @@ DEEPSEEK_LLM: Final = (
 )
 DEEPSEEK_CODER: Final = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _IDEOGRAPHS, r"\p{N}")
 
+DEEPSEEK_V3: Final = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_TAIL}",
+)
+OF_GGUF: Final = (  # where a GGUF file names no rule
+    r"[\p{P}\$\+<=>\^~\|]+",
+    _GPT2.removesuffix(r"|\s+"),
+    r"\p{N}+",
+    "[0-9][0-9][0-9]",
+)
+LLAMA3: Final = rf"{_CONTRACTIONS}|{_FIRST}\p{{L}}+|\p{{N}}{{1,3}}|{_SYMBOLS}[\r\n]*|{_TAIL}"
+QWEN2: Final = rf"{_CONTRACTIONS}|{_FIRST}\p{{L}}+|\p{{N}}|{_SYMBOLS}[\r\n]*|{_TAIL}"
+QWEN35: Final = (
+    rf"{_CONTRACTIONS}|{_FIRST}[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_TAIL}"
+)
+GPT4O: Final = _CASED.replace("{end}", f"{_CONTRACTIONS}?").replace("{numbers}", r"\p{N}{1,3}")
+TEKKEN: Final = _CASED.replace("{end}", "").replace("{numbers}", r"\p{N}")
+
 # Expressions whose matches cover every text without gaps.
 _COVERING: Final[Mapping[str, int]] = {
-    _GPT2: GPT2,
-    rf"{_CONTRACTIONS}|{_FIRST}\p{{L}}+|\p{{N}}{{1,3}}|{_SYMBOLS}[\r\n]*|{_TAIL}": 25,
-    rf"{_CONTRACTIONS}|{_FIRST}\p{{L}}+|\p{{N}}|{_SYMBOLS}[\r\n]*|{_TAIL}": 26,
-    rf"{_CONTRACTIONS}|{_FIRST}[\p{{L}}\p{{M}}]+|\p{{N}}"
-    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_TAIL}": 27,
-    _CASED.replace("{end}", f"{_CONTRACTIONS}?").replace("{numbers}", r"\p{N}{1,3}"): 28,
-    _CASED.replace("{end}", "").replace("{numbers}", r"\p{N}"): 37,
-}
+    _GPT2: GPT2, LLAMA3: 25, QWEN2: 26, QWEN35: 27, GPT4O: 28, TEKKEN: 37
+}  # fmt: skip
 EXPRESSIONS: Final[Mapping[str, int]] = {
     **_COVERING,
-    r"\p{N}{1,3}": 29,
-    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+": 30,
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_TAIL}": 31,
+    **{expression: 29 + i for i, expression in enumerate(DEEPSEEK_V3)},
     r"\p{N}": 32,
-    "[0-9][0-9][0-9]": 33,
-    _GPT2.removesuffix(r"|\s+"): 34,
-    r"[\p{P}\$\+<=>\^~\|]+": 35,
-    r"\p{N}+": 36,
+    **dict(zip(OF_GGUF, (35, 34, 36, 33), strict=True)),
     **{expression: 38 + i for i, expression in enumerate(DEEPSEEK_LLM)},
     r"\s?\p{L}+": 43,
     r"\s?\p{P}+": 44,
@@ -221,10 +230,15 @@ def _split_steps(part: Mapping[str, Any], before: list[Step]) -> list[Step]:
     raise refuse("the pre-tokenizer", dict(part))
 
 
+def _scheme_of(metaspace: Mapping[str, Any]) -> Any:
+    usual = "always" if metaspace.get("add_prefix_space", True) else "never"
+    return metaspace.get("prepend_scheme", usual)
+
+
 def _metaspace_steps(part: Mapping[str, Any], before: list[Step]) -> list[Step]:
     if part.get("replacement") != MARK:
         raise refuse("the pre-tokenizer", dict(part))
-    scheme = part.get("prepend_scheme", "always" if part.get("add_prefix_space", True) else "never")
+    scheme = _scheme_of(part)
     kinds = {"always": MARK_ALL, "first": MARK_FIRST, "never": MARK_SPACES}
     if scheme not in kinds or (scheme == "first" and any(s.kind > NFKC for s in before)):
         raise refuse("the pre-tokenizer", dict(part))
@@ -250,10 +264,7 @@ def decoding_of(decoder: Mapping[str, Any] | None, *, is_byte_level: bool) -> tu
         elif kind == "ByteFallback":
             flags |= BYTE_TOKENS
         elif kind == "Metaspace" and len(parts) == 1 and part.get("replacement") == MARK:
-            scheme = part.get(
-                "prepend_scheme", "always" if part.get("add_prefix_space", True) else "never"
-            )
-            flags |= MARKS | (FIRST_TOKEN if scheme != "never" else 0)
+            flags |= MARKS | (FIRST_TOKEN if _scheme_of(part) != "never" else 0)
         elif (
             kind == "Strip"
             and part["content"] == " "
