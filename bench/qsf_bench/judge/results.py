@@ -124,16 +124,12 @@ _ABOVE_LIMIT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio(Spread):
     """The ratio of tok/s of rows[row] to rows[vs], round by round."""
 
     row: int
     vs: int
-    median: float
-    min: float
-    max: float
-    values: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from qsf.native.roofline import Limits, bound_of
 from qsf_bench.judge import bounds
@@ -296,4 +296,4 @@ def _ratio(i: int, mine: _Draft, k: int, other: _Draft) -> Ratio | None:
     if not rounds:
         return None
     values = spread_of([mine.by_round[number] / other.by_round[number] for number in rounds])
-    return Ratio(i, k, values.median, values.min, values.max, values.values)
+    return Ratio(**asdict(values), row=i, vs=k)

@@ -41,16 +41,6 @@ _DIMENSIONS: Final = {
 }
 
 
-# llama.cpp's names of the mixtures (llama_ftype).
-_FILE_TYPE_NAMES: Final = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
-    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
-    17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS",
-    23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M",
-    30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0",
-}  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFacts(ModelSize):
     """A file in numbers.
@@ -185,9 +175,11 @@ def _gguf_dimensions(path: Path, head: GgufHead) -> dict[str, int]:
 
 def _gguf_type(head: GgufHead) -> str:
     """Return the name of the mixture, or of the type of most weights."""
+    from gguf import LlamaFileType  # late: a tenth of a second
+
     stated = head.metadata.get("general.file_type")
-    if isinstance(stated, int) and stated in _FILE_TYPE_NAMES:
-        return _FILE_TYPE_NAMES[stated]
+    if isinstance(stated, int) and stated in LlamaFileType._value2member_map_:
+        return LlamaFileType(stated).name.removeprefix("MOSTLY_").removeprefix("ALL_")
     counts: Counter[str] = Counter()
     for tensor in head.tensors.values():
         counts[tensor.type] += math.prod(tensor.shape)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from qsf.native.roofline import Limits
-from qsf_bench.judge.results import Ratio, Results, Row, Spread
+from qsf_bench.judge.results import Results, Row, Spread
 from qsf_bench.run.tasks import QSF
 
 _N_BESIDE = 3  # rows of a breakdown side by side: with their names, 80 columns
@@ -68,7 +68,7 @@ def rate_text(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
-def spread_text(spread: Spread | Ratio, suffix: str = "") -> str:
+def spread_text(spread: Spread, suffix: str = "") -> str:
     """Return a ratio such as "1.90x (1.85-1.98)": least and most after several rounds."""
     middle = f"{rate_text(spread.median)}{suffix}"
     if len(spread.values) == 1 or spread.min == spread.max:

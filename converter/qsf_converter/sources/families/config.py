@@ -83,14 +83,14 @@ class Config(Mapping[str, Any]):
         key = self._renames.get(name, name)
         return QsfConversionError(f"config.json: {self._where}{key} {problem}")
 
-    def count(self, name: str, most: int, default: int | None = None) -> int:
-        """A whole number from 1 to ``most``; None counts as missing."""
+    def count(self, name: str, most: int, default: int | None = None, *, least: int = 1) -> int:
+        """A whole number from ``least`` to ``most``; None counts as missing."""
         value = self.get(name)
         value = default if value is None else value
         if value is None:
             raise self.error(name, "is missing")
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise self.error(name, f"= {shown(value)} is not within 1..{most}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.error(name, f"= {shown(value)} is not within {least}..{most}")
         return value
 
     def positive(self, name: str, default: float | None = None) -> float:

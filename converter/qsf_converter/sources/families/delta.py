@@ -122,9 +122,7 @@ def _mixers(draft: Draft) -> None:
             "linear_num_value_heads",
             f"= {heads['value']} is not a multiple of {heads['key']} key heads",
         )
-    n_taps = config.count("linear_conv_kernel_dim", MAX_TAPS)
-    if n_taps < 2:
-        raise config.error("linear_conv_kernel_dim", f"= {n_taps}: 2 to {MAX_TAPS} are supported")
+    n_taps = config.count("linear_conv_kernel_dim", MAX_TAPS, least=2)
     keys, values = (heads[name] * dims[name] for name in names)
     is_tiled = config.boolean("has_tiled_heads", False) and heads["key"] != heads["value"]
     draft.dims |= {

@@ -103,9 +103,7 @@ def _mixers(draft: Draft) -> None:
                         ("num_heads", draft.header.n_heads)):  # fmt: skip
         if config.get(name, value) != value:
             raise config.error(name, f"differs from {value}, which is not supported")
-    n_taps = config.count("conv_L_cache", MAX_TAPS)
-    if n_taps < 2:
-        raise config.error("conv_L_cache", f"= {n_taps} is not supported: 2 to {MAX_TAPS} are")
+    n_taps = config.count("conv_L_cache", MAX_TAPS, least=2)
     draft.dims["taps"] = n_taps
     draft.set_type(
         CONV, mixer=Mixer.SHORT_CONV, n_taps=n_taps, rope_set=ROPE_NONE, output_gate=0,

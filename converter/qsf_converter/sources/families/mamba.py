@@ -93,7 +93,7 @@ def ssd_layers(
     n_heads = config.count("mamba_n_heads", MAX_HEADS)
     n_groups = config.count("mamba_n_groups", MAX_HEADS)
     n_states = config.count("mamba_d_state", MAX_STATE_DIM)
-    n_taps = config.count("mamba_d_conv", MAX_TAPS)
+    n_taps = config.count("mamba_d_conv", MAX_TAPS, least=2)
     inner = config.count("mamba_d_ssm", MAX_DIM, config.count("mamba_expand", 1 << 10) * dim)
     head_dim = inner // n_heads
     if config.get("mamba_d_head") != "auto":
@@ -104,8 +104,6 @@ def ssd_layers(
         raise config.error("mamba_n_heads", f"= {n_heads} of {head_dim} are not {inner} dimensions")
     if n_heads % n_groups:
         raise config.error("mamba_n_groups", f"= {n_groups} do not divide {n_heads} heads")
-    if n_taps < 2:
-        raise config.error("mamba_d_conv", f"= {n_taps}: 2 to {MAX_TAPS} are supported")
     draft.dims |= {
         "one": 1,
         "taps": n_taps,
