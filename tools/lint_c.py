@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from lint_python import find_circles, run
+
 # A room may include itself, the public header and the rooms named here; nothing else.
 MAY_INCLUDE: dict[str, frozenset[str]] = {
     "include": frozenset(),
@@ -204,21 +206,10 @@ def calls_of(codes: dict[Path, str]) -> Arrows:
 
 
 def check_circles(arrows: Arrows, kind: str) -> Iterator[str]:
-    """Find modules whose arrows form a circle, each circle once."""
-    done: set[str] = set()
-
-    def visit(module: str, way: list[str]) -> Iterator[str]:
-        if module in way:
-            circle = way[way.index(module) :]
-            name, line = arrows[circle[-1]][module]
-            yield f"csrc/{name}:{line}: a circle of {kind}: {' -> '.join([*circle, module])}"
-        elif module not in done:
-            for other in sorted(arrows.get(module, {})):
-                yield from visit(other, [*way, module])
-            done.add(module)
-
-    for module in sorted(arrows):
-        yield from visit(module, [])
+    """Find modules whose arrows form a circle."""
+    for circle in find_circles({module: set(others) for module, others in arrows.items()}):
+        name, line = arrows[circle[-2]][circle[-1]]
+        yield f"csrc/{name}:{line}: a circle of {kind}: {' -> '.join(circle)}"
 
 
 def check_sections(root: Path) -> list[str]:
@@ -273,15 +264,5 @@ def check(root: Path) -> list[str]:
     return faults + check_sections(root)
 
 
-def main() -> int:
-    """Print the violations; the exit code is 1 if there are any."""
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[1]
-    faults = check(root)
-    for line in faults:
-        print(line)
-    print(f"lint_c: {len(faults)} violations")
-    return 1 if faults else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(check, "lint_c"))

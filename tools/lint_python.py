@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -400,15 +400,15 @@ def check(root: Path) -> list[str]:
     return [f"{path}:{line}: {text}" for path, line, text in sorted(violations)]
 
 
-def main() -> int:
-    """Print the violations; the exit code is 1 if there are any."""
+def run(check: Callable[[Path], list[str]], name: str) -> int:
+    """Print the violations that a linter finds; the exit code is 1 if there are any."""
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[1]
     violations = check(root)
     for line in violations:
         print(line)
-    print(f"lint_python: {len(violations)} violations")
+    print(f"{name}: {len(violations)} violations")
     return 1 if violations else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(check, "lint_python"))

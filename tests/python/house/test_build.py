@@ -23,6 +23,7 @@ def load_tool(name: str) -> ModuleType:
     return module
 
 
+load_tool("lint_python")  # which lint_c uses
 lint_c = load_tool("lint_c")
 check_exports = load_tool("check_exports")
 
