@@ -25,7 +25,6 @@ from qsf_converter.sources.families.llama import (
     ENDS,
     SENSES,
     TEXT_PREFIXES,
-    Rules,
     attention,
     fused,
     gated,
@@ -167,10 +166,6 @@ def _next(draft: Draft) -> None:
 # ---- Olmo Hybrid ----
 
 
-def _olmo_post_norm(name: str) -> Rules:
-    return norm(T.POST_ATTN_NORM, f"{AT}{name}", **_ATTENTION)
-
-
 _OLMO: Final = (
     *norm(T.ATTN_NORM, f"{AT}attention_layer_norm", **_DELTA),
     *norm(T.FFN_NORM, f"{AT}feedforward_layer_norm", **_DELTA),
@@ -267,7 +262,10 @@ FAMILIES = (
         model_type="olmo_hybrid",
         rules=_OLMO,
         # As published, and as transformers writes it.
-        layouts=tuple(map(_olmo_post_norm, ("post_attention_layernorm", "feedforward_layer_norm"))),
+        layouts=tuple(
+            norm(T.POST_ATTN_NORM, f"{AT}{name}", **_ATTENTION)
+            for name in ("post_attention_layernorm", "feedforward_layer_norm")
+        ),
         defaults=_OLMO_DEFAULTS,
         flags={"attention_bias": False},
         kind={"qk_norm": QkNorm.WHOLE_WIDTH},

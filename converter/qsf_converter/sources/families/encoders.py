@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from qsf.file.kinds import Ffn, QkNorm
 from qsf.file.layout import Norm, Positions
 from qsf_converter.sources.families import gemma
-from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.family import Draft, Family, usual
 from qsf_converter.sources.families.gpt import GPT2_RENAMES
 from qsf_converter.sources.families.llama import fused, gated, qk_norms, window_but_every
@@ -50,10 +50,6 @@ def _as_nomic(draft: Draft) -> None:
     draft.arch = replace(draft.arch, norm_epsilon=epsilon)
     for name in ("max_trained_positions", "pad_vocab_size_multiple"):  # without effect
         draft.config.get(name)
-
-
-def _rope_of_nomic(config: Config, layer_type: str) -> Config:
-    return parameters_of(config, layer_type, theta="rotary_emb_base")
 
 
 def _as_embedding_gemma(draft: Draft) -> None:
@@ -176,7 +172,7 @@ FAMILIES = (
         defaults=usual(_DEFAULTS, hidden_act="silu", type_vocab_size=2, theta=1000.0),
         kind={"is_post_norm": True},
         adjust=_as_nomic,
-        rope_parameters=_rope_of_nomic,
+        rope_parameters=partial(parameters_of, theta="rotary_emb_base"),
         neutral={
             "dense_seq_output": (True,),
             "use_xentropy": (True,),

@@ -21,6 +21,7 @@ from qsf_converter.sources.families.family import Draft, Family, usual
 from qsf_converter.sources.families.llama import (
     AT,
     ATTENTION,
+    DEFAULTS,
     ENDS,
     MLP,
     SENSES,
@@ -74,10 +75,6 @@ def in_one(gate_up: str, down: str) -> Rules:
     )
 
 
-def _in_one_transposed(gate_up: str, down: str) -> Rules:
-    return tuple(replace(rule, transposed=True) for rule in in_one(gate_up, down))
-
-
 def of_gguf(at: str = MLP) -> Rules:
     """Each matrix of all experts in one tensor, as in GGUF files."""
     at = f"{at}experts."
@@ -123,7 +120,7 @@ LAYOUTS = (
     in_one(f"{MLP}experts.gate_up_proj", f"{MLP}experts.down_proj"),
     of_gguf(),
 )
-_TRANSPOSED = _in_one_transposed(f"{MLP}experts.gate_up_proj", f"{MLP}experts.down_proj")
+_TRANSPOSED = tuple(replace(rule, transposed=True) for rule in LAYOUTS[1])
 ROUTER = router(f"{MLP}gate.weight")
 DENSE = gated(where=Where.DENSE)
 SHARED = gated(f"{MLP}shared_experts.", "shared", where=Where.ROUTED, flag="shared")
@@ -214,10 +211,6 @@ def _olmoe(draft: Draft) -> None:
     route_all(draft, expert_weights=by_sum(draft.config))
 
 
-def _mixtral(draft: Draft) -> None:
-    route_all(draft, expert_weights=ExpertWeights.BY_SUM)
-
-
 def _qwen_moe(draft: Draft) -> None:
     config, n_layers = draft.config, draft.header.n_layers
     dense = config.get("mlp_only_layers") or []
@@ -275,12 +268,7 @@ def _gpt_oss(draft: Draft) -> None:
     route_all(draft, expert_score=ExpertScore.LOGIT, expert_weights=ExpertWeights.SOFTMAX)
 
 
-EXPERT_DEFAULTS: Mapping[str, Any] = {
-    "norm_epsilon": 1e-6,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "norm_topk_prob": False,
-}
+EXPERT_DEFAULTS: Mapping[str, Any] = {**DEFAULTS, "norm_topk_prob": False}
 EXPERT_RENAMES = {"norm_epsilon": "rms_norm_eps", "num_experts": "num_local_experts"}
 QWEN_DEFAULTS = usual(EXPERT_DEFAULTS, context=32768, decoder_sparse_step=1)
 _QWEN3_MOE_RULES = (*pre_norms(), *ATTENTION, *qk_norms(), *DENSE, ROUTER, *ENDS)
@@ -381,7 +369,7 @@ FAMILIES = (
             chosen=2,
         ),
         windows=window_of_all,
-        adjust=_mixtral,
+        adjust=functools.partial(route_all, expert_weights=ExpertWeights.BY_SUM),
     ),
     _mixture(
         name="GptOssForCausalLM",

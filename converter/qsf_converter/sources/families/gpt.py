@@ -13,7 +13,15 @@ from qsf.file.kinds import ROPE_NONE, Ffn, QkNorm
 from qsf.file.layout import Architecture, Norm, Positions, TensorType
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.family import Draft, Family, usual
-from qsf_converter.sources.families.llama import ATTN, attention, gated, out, qkv, window_of_all
+from qsf_converter.sources.families.llama import (
+    ATTN,
+    attention,
+    fused,
+    gated,
+    out,
+    qkv,
+    window_of_all,
+)
 from qsf_converter.sources.families.positions import alibi_slopes, mpt_slopes, parameters_of
 from qsf_converter.sources.families.rules import Place, T, TensorRule, ends, linear, norm
 
@@ -35,18 +43,10 @@ def _plain(up: str, down: str, *, bias: str = "", **options: Any) -> Rules:
     )
 
 
-def _qkv(source: str, *, bias: str = "", groups: str | None = None, **options: Any) -> Rules:
+def _qkv(source: str, *, bias: str = "", **options: Any) -> Rules:
     """Q, K and V from one matrix; with ``groups`` each head, or group, has its own three."""
-    parts = ("q", "kv", "kv")
-    names = ((T.Q, T.Q_BIAS), (T.K, T.K_BIAS), (T.V, T.V_BIAS))
-    return tuple(
-        rule
-        for i, (matrix, of_bias) in enumerate(names)
-        for rule in linear(
-            matrix, of_bias, source, parts[i], "hidden", parts=parts, part=i, groups=groups,
-            bias_flag=bias, **options,
-        )
-    )  # fmt: skip
+    names = {T.Q: T.Q_BIAS, T.K: T.K_BIAS, T.V: T.V_BIAS}
+    return fused(names, source, ("q", "kv", "kv"), bias_flag=bias, **options)
 
 
 def _out(source: str, *, bias: str = "", **options: Any) -> Rules:

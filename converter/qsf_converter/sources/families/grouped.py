@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from qsf.errors import shown
@@ -70,10 +71,6 @@ def by_groups(config: Config, *, has_groups: bool = True) -> dict[str, Any]:
         "n_groups_kept": kept,
         "group_score": GroupScore.TWO_LARGEST if n_groups > 1 else GroupScore.LARGEST,
     }
-
-
-def _minimax(draft: Draft) -> None:
-    route_all(draft, expert_score=ExpertScore.SIGMOID, expert_weights=ExpertWeights.BY_SUM)
 
 
 _BIASES = ("gate.e_score_correction_bias", "gate.e_score_correction_bias", "gate.selection.bias")
@@ -196,6 +193,8 @@ FAMILIES = (
             "num_mtp_modules": (0, 1, 2, 3),
             "mtp_transformer_layers": (0, 1),
         },
-        adjust=_minimax,
+        adjust=partial(
+            route_all, expert_score=ExpertScore.SIGMOID, expert_weights=ExpertWeights.BY_SUM
+        ),
     ),
 )
