@@ -242,7 +242,8 @@ def imports_of(
                 for alias in node.names
             ]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names = [node.value] if _is_hidden_import(module.name, node.value) else []
+            is_hidden = _is_hidden_import(module.name, node.value)
+            names = [node.value.partition(":")[0]] if is_hidden else []
         for name in sorted(set(names) & all_names):
             yield Import(name, getattr(node, "lineno", 1))
 
