@@ -242,6 +242,7 @@ static void *run_worker(void *arg)
     pool_worker *const worker = arg;
     qsf_pool *const p = worker->pool;
     uint32_t seen_generation = 0;
+    qsf_thread_hurry();
     for (;;) {
         wait_for_news(p, seen_generation);
         if (atomic_load(&p->stopping))

@@ -43,6 +43,11 @@ void qsf_thread_join(qsf_thread *t);
 /* Offers this processor to another thread. */
 void qsf_thread_yield(void);
 
+/* Asks that this thread, which works briefly and then waits, interrupts longer work when it wakes:
+ * Linux 6.12 and newer lets threads of short slices do that, unless the application chose a policy.
+ * Elsewhere without effect. */
+void qsf_thread_hurry(void);
+
 /* Pins a started thread to processor `cpu`. QSF_ERR_ARG: the system refuses; QSF_ERR_UNSUPPORTED:
  * the system cannot pin threads. */
 qsf_status qsf_thread_pin(qsf_thread *t, uint32_t cpu);

@@ -161,6 +161,7 @@ static void *run_reader(void *arg)
 {
     qsf_ring *const ring = arg;
     qsf_io_queue queue;
+    qsf_thread_hurry();
     const qsf_status status = qsf_io_queue_open(&queue, ring->io, ring->queue_depth);
     qsf_mutex_lock(&ring->lock);
     if (status != QSF_OK) {

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -409,6 +410,7 @@ static void check_items_of_a_slow_worker(void)
 typedef struct placement {
     meeting met;
     cpu_set_t sets[MAX_PINNED];
+    uint64_t slices_ns[MAX_PINNED];
 } placement;
 
 static void note_place(void *arg, size_t begin, size_t end, size_t worker_idx)
@@ -458,6 +460,40 @@ static void check_pinned(void)
     }
 }
 
+/* Slice of the calling thread: 0 before Linux 6.12 and where a sandbox hides it. */
+static uint64_t slice_ns(void)
+{
+    uint64_t attributes[6] = {0}; /* sched_attr: the slice is the fourth */
+    return syscall(SYS_sched_getattr, 0, attributes, sizeof attributes, 0) == 0 ? attributes[3] : 0;
+}
+
+static void note_slice(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    placement *const p = arg;
+    meet(&p->met, begin, end, worker_idx);
+    p->slices_ns[worker_idx] = slice_ns();
+}
+
+/* Workers have short slices, so that they interrupt what else runs; the caller keeps its own. */
+static void check_slices(void)
+{
+    static placement p;
+    const uint64_t before_ns = slice_ns();
+    if (before_ns == 0) {
+        printf("skipped: slices: the system does not tell them\n");
+        return;
+    }
+    memset(&p, 0, sizeof p);
+    p.met.n_expected = 3;
+    started_pool s = start(3);
+    qsf_pool_run(s.pool, 3, 1, note_slice, &p);
+    CHECK(!p.met.missed);
+    CHECK_EQ_U64(p.slices_ns[0], before_ns);
+    CHECK_EQ_U64(p.slices_ns[1], 100000);
+    CHECK_EQ_U64(p.slices_ns[2], 100000);
+    stop(&s);
+}
+
 #endif
 
 int main(void)
@@ -474,6 +510,7 @@ int main(void)
     check_items_of_a_slow_worker();
 #if defined(__linux__)
     check_pinned();
+    check_slices();
 #endif
     return check_report("check_pool");
 }

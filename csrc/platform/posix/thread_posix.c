@@ -12,6 +12,9 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 
 #include "base/status.h"
 
@@ -165,6 +168,24 @@ void qsf_thread_join(qsf_thread *t)
 void qsf_thread_yield(void)
 {
     (void)sched_yield();
+}
+
+void qsf_thread_hurry(void)
+{
+#if defined(__linux__)
+    struct { /* sched_attr of its first version, which only glibc 2.41 and newer have */
+        uint32_t n_bytes, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t slice_ns, deadline_ns, period_ns;
+    } attributes;
+    if (syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) != 0)
+        return;
+    attributes.slice_ns = UINT64_C(100) * 1000; /* the least that Linux allows */
+    if (attributes.policy == SCHED_OTHER)
+        (void)syscall(SYS_sched_setattr, 0, &attributes, 0);
+#endif
 }
 
 qsf_status qsf_thread_pin(qsf_thread *t, uint32_t cpu)

@@ -119,6 +119,10 @@ void qsf_thread_yield(void)
     (void)SwitchToThread();
 }
 
+void qsf_thread_hurry(void) /* Windows boosts threads whose reads end */
+{
+}
+
 /* Windows numbers processors within groups of at most 64; `cpu` counts through all groups, each of
  * which takes 64 numbers, as cpu_win32.c lists them. */
 qsf_status qsf_thread_pin(qsf_thread *t, uint32_t cpu)
