@@ -24,7 +24,7 @@ _TEXT = "9��א|b�DDart|가:�dlestart|>art|L9`a "  # the continuation of 
 _TRIAL_SECONDS = 120
 
 
-def _try(budget_bytes: int | None, io: str) -> str:
+def _try(budget_mb: int | None, io: str) -> str:
     """Open the model, compute and compare, in a child process whose QSF_ISA is set.
 
     Returns as words: instruction set, whether logits and text are equal, bytes of the budget, the
@@ -36,14 +36,20 @@ def _try(budget_bytes: int | None, io: str) -> str:
     from qsf.native.binding import describe_machine
     from qsf.system import process
 
-    budget = qsf.Model.plan(_MODEL).min_budget_bytes if budget_bytes == 0 else budget_bytes
-    with qsf.Model(_MODEL, ram_budget=budget, io=io, threads=2) as model:
+    if budget_mb == 0:
+        budget_mb = -(-qsf.Model.plan(_MODEL).min_budget_bytes // (1 << 20))
+    budget = (budget_mb or 0) << 20
+    if 0 < budget < (held := describe_machine().resident_bytes):
+        raise qsf.QsfUnsupportedError(
+            f"not measured: {held / 1e6:.1f} MB of {budget / 1e6:.1f} MB before the model"
+        )
+    with qsf.Model(_MODEL, ram_budget=budget_mb, io=io, threads=2) as model:
         logits = np.ascontiguousarray(model.logits(model.tokenize(_PROMPT)))
         text = "".join(model.generate("a word", max_tokens=24, temperature=0))
         has_logits = zlib.crc32(logits.tobytes()) == _LOGITS_CRC
         peak_bytes = describe_machine().peak_bytes
         bits = f"{model.info.isa_name} {has_logits} {text == _TEXT}"
-        return f"{bits} {budget or 0} {peak_bytes} {process.emulator_name()}"
+        return f"{bits} {budget} {peak_bytes} {process.emulator_name()}"
 
 
 def _verdict(isa: str | None, words: str) -> str:
@@ -63,10 +69,10 @@ def _verdict(isa: str | None, words: str) -> str:
     return "ok"
 
 
-def _judge(isa: str | None, budget_bytes: int | None, io: str) -> str:
+def _judge(isa: str | None, budget_mb: int | None, io: str) -> str:
     """Return the verdict on a trial in a child process."""
     environment = {**os.environ, **({"QSF_ISA": isa} if isa is not None else {})}
-    command = [sys.executable, "-m", "qsf.selftest", "--trial", str(budget_bytes), io]
+    command = [sys.executable, "-m", "qsf.selftest", "--trial", str(budget_mb), io]
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, timeout=_TRIAL_SECONDS, check=False
@@ -99,8 +105,8 @@ def _rows() -> Iterator[tuple[str, str]]:
         yield f"bits, {isa}", _judge(isa, None, "auto")
     for io in ("buffered", "direct", "uring", "mmap"):
         yield f"reading, {io}", _judge(None, 0, io)
-    for name, budget_bytes in (("least", 0), ("64 MB", 64 << 20), ("none", None)):
-        yield f"budget, {name}", _judge(None, budget_bytes, "auto")
+    for name, budget_mb in (("least", 0), ("64 MB", 64), ("none", None)):
+        yield f"budget, {name}", _judge(None, budget_mb, "auto")
     gb_per_s, gmadds_per_s = roofline.measure_memory([1, machine.n_cores], lambda _: None)
     for name, rates, unit in (
         ("memory", gb_per_s, "GB/s"),

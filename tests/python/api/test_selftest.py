@@ -21,6 +21,7 @@ def test_this_machine_passes() -> None:
     assert rows["result"].strip() == "all passed"
     for isa in binding.describe_machine().isa_available:
         assert rows[f"bits, {isa}"].strip() == "ok"
+    assert rows["budget, 64 MB"].strip() == "ok"
     assert rows["reading, buffered"].strip() == rows["budget, least"].strip() == "ok"
     assert "GB/s" in rows["speed, memory"]
 
@@ -43,6 +44,10 @@ def test_this_machine_passes() -> None:
 )
 def test_what_differs_is_said(words: str, verdict: str) -> None:
     assert selftest._verdict("avx2", words) == verdict
+
+
+def test_the_budget_of_a_trial_is_in_mb() -> None:
+    assert "not measured: " in selftest._judge(None, 1, "auto")
 
 
 def test_only_an_emulator_is_taken_for_one() -> None:
