@@ -1,6 +1,6 @@
 /* arch.c - the keys of ARCH: docs/format.md, section 6. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "format/arch.h"
+#include "format/sections.h"
 
 #include "base/status.h"
 #include "format/keyvalues.h"

@@ -3,7 +3,7 @@
  * Before allocating for a count, it checks that the file contains the bytes the count describes.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "format/directory.h"
+#include "format/sections.h"
 
 #include <inttypes.h>
 #include <string.h>

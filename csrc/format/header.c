@@ -1,6 +1,6 @@
 /* header.c - reads and checks the first 128 bytes: docs/format.md, section 1. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "format/header.h"
+#include "format/sections.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /* index.c - reads and checks the section UNIT: docs/format.md, section 3. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "format/index.h"
+#include "format/sections.h"
 
 #include <inttypes.h>
 #include <math.h>

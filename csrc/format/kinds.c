@@ -1,6 +1,6 @@
 /* kinds.c - reads and checks KIND: docs/format.md, section 7. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "format/kinds.h"
+#include "format/sections.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -9,12 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/status.h"
-#include "format/arch.h"
-#include "format/directory.h"
-#include "format/header.h"
-#include "format/index.h"
-#include "format/kinds.h"
-#include "format/tensor_table.h"
+#include "format/sections.h"
 
 static qsf_status read_arch(qsf_reader *r)
 {

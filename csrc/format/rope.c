@@ -5,7 +5,7 @@
 #include "base/bytes.h"
 #include "base/status.h"
 #include "format/keyvalues.h"
-#include "format/kinds.h"
+#include "format/sections.h"
 
 #define HEAD_BYTES 4
 #define SET_HEAD_BYTES 12

@@ -7,7 +7,7 @@
  *            0      64                ^ next               ^ raw bytes
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "format/tensor_table.h"
+#include "format/sections.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -79,7 +79,8 @@ void qsf_io_close(qsf_io *io)
 {
     if (io->way == NULL)
         return;
-    io->way->close(io);
+    if (io->way->close != NULL)
+        io->way->close(io);
     *io = (qsf_io){.direct = -1};
 }
 

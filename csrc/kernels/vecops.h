@@ -7,8 +7,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include "base/bytes.h" /* the templates need it outside of any target region */
+#include <float.h> /* the templates need these outside of any target region */
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/fused.h"
 #include "base/half.h"
+#include "kernels/forced_inline.h"
 #include "kernels/kernels.h"
 
 void qsf_vecops_fill_scalar(qsf_kernels *k);

@@ -8,23 +8,24 @@
 
 _Static_assert(QSF_IO_MAX_DEPTH == 32, "`busy` has a bit for each slot");
 
-static void release(qsf_io_queue *queue, qsf_io_slots *s, uint32_t slot)
+static void release(qsf_io_queue *queue, uint32_t slot)
 {
+    qsf_io_slots *const s = queue->ring;
     s->busy &= ~(UINT32_C(1) << slot);
     queue->n_started--;
 }
 
 /* Submits the rest of the read in `slot`. */
-static int submit_rest(qsf_io_queue *queue, const qsf_io_slots *s, const qsf_io_slot_fns *fns,
-                       uint32_t slot)
+static int submit_rest(qsf_io_queue *queue, uint32_t slot)
 {
+    const qsf_io_slots *const s = queue->ring;
     /* A direct read must begin at a multiple of QSF_IO_ALIGN, so some bytes are read twice. */
-    return fns->submit(queue, slot, s->done_bytes[slot] / QSF_IO_ALIGN * QSF_IO_ALIGN);
+    return s->fns->submit(queue, slot, s->done_bytes[slot] / QSF_IO_ALIGN * QSF_IO_ALIGN);
 }
 
-qsf_status qsf_io_slots_start(qsf_io_queue *queue, qsf_io_slots *s, const qsf_io_slot_fns *fns,
-                              const qsf_io_read *read)
+qsf_status qsf_io_slots_start(qsf_io_queue *queue, const qsf_io_read *read)
 {
+    qsf_io_slots *const s = queue->ring;
     uint32_t slot = 0;
     while (qsf_io_slot_is_busy(s, slot))
         slot++;
@@ -32,17 +33,18 @@ qsf_status qsf_io_slots_start(qsf_io_queue *queue, qsf_io_slots *s, const qsf_io
     s->done_bytes[slot] = 0;
     s->busy |= UINT32_C(1) << slot;
     queue->n_started++;
-    const int error = submit_rest(queue, s, fns, slot);
+    const int error = submit_rest(queue, slot);
     if (error == 0)
         return QSF_OK;
-    release(queue, s, slot);
+    release(queue, slot);
     return qsf_io_fail_system(queue->io, read, error);
 }
 
 /* Applies the end of a read in `slot`. *is_done is false if the rest was submitted again. */
-static qsf_status judge(qsf_io_queue *queue, qsf_io_slots *s, const qsf_io_slot_fns *fns,
-                        uint32_t slot, size_t n_bytes, int error, bool *is_done)
+static qsf_status judge(qsf_io_queue *queue, uint32_t slot, size_t n_bytes, int error,
+                        bool *is_done)
 {
+    qsf_io_slots *const s = queue->ring;
     const qsf_io_read *const read = &queue->started[slot];
     *is_done = true;
     if (error != 0 && error != QSF_IO_AGAIN)
@@ -55,25 +57,25 @@ static qsf_status judge(qsf_io_queue *queue, qsf_io_slots *s, const qsf_io_slot_
             return qsf_io_fail_short(queue->io, read, s->done_bytes[slot]);
         s->done_bytes[slot] = done_bytes;
     }
-    error = submit_rest(queue, s, fns, slot);
+    error = submit_rest(queue, slot);
     if (error != 0)
         return qsf_io_fail_system(queue->io, read, error);
     *is_done = false;
     return QSF_OK;
 }
 
-qsf_status qsf_io_slots_finish(qsf_io_queue *queue, qsf_io_slots *s, const qsf_io_slot_fns *fns,
-                               qsf_io_read *read)
+qsf_status qsf_io_slots_finish(qsf_io_queue *queue, qsf_io_read *read)
 {
+    const qsf_io_slots *const s = queue->ring;
     for (;;) {
         uint32_t slot = 0;
         size_t n_bytes = 0;
         int error = 0;
         bool is_done = true;
-        const int wait_error = fns->take(queue, &slot, &n_bytes, &error);
+        const int wait_error = s->fns->take(queue, &slot, &n_bytes, &error);
         qsf_status status;
         if (wait_error == 0) {
-            status = judge(queue, s, fns, slot, n_bytes, error, &is_done);
+            status = judge(queue, slot, n_bytes, error, &is_done);
         } else { /* the state of all reads is unknown; report any one */
             for (slot = 0; !qsf_io_slot_is_busy(s, slot);)
                 slot++;
@@ -82,17 +84,18 @@ qsf_status qsf_io_slots_finish(qsf_io_queue *queue, qsf_io_slots *s, const qsf_i
         if (!is_done)
             continue;
         *read = queue->started[slot];
-        release(queue, s, slot);
+        release(queue, slot);
         return status;
     }
 }
 
-void qsf_io_slots_drain(qsf_io_queue *queue, const qsf_io_slot_fns *fns)
+void qsf_io_slots_drain(qsf_io_queue *queue)
 {
+    const qsf_io_slots *const s = queue->ring;
     uint32_t slot;
     size_t n_bytes;
     int error;
-    while (queue->n_started > 0 && fns->take(queue, &slot, &n_bytes, &error) == 0)
+    while (queue->n_started > 0 && s->fns->take(queue, &slot, &n_bytes, &error) == 0)
         queue->n_started--;
 }
 

@@ -7,11 +7,6 @@
 
 #define QSF_IO_AGAIN (-1) /* not an error of the system: the read must be submitted again */
 
-typedef struct qsf_io_slots {
-    uint32_t busy;                       /* bit i: slot i of queue->started */
-    size_t done_bytes[QSF_IO_MAX_DEPTH]; /* of the read in the slot */
-} qsf_io_slots;
-
 /* The calls of a system. */
 typedef struct qsf_io_slot_fns {
     /* Starts bytes [from, n_bytes) of the read in `slot`. Returns 0 or an error of the system. */
@@ -21,19 +16,24 @@ typedef struct qsf_io_slot_fns {
     int (*take)(qsf_io_queue *queue, uint32_t *slot, size_t *n_bytes, int *error);
 } qsf_io_slot_fns;
 
+/* The first member of queue->ring */
+typedef struct qsf_io_slots {
+    const qsf_io_slot_fns *fns;
+    uint32_t busy;                       /* bit i: slot i of queue->started */
+    size_t done_bytes[QSF_IO_MAX_DEPTH]; /* of the read in the slot */
+} qsf_io_slots;
+
 static inline bool qsf_io_slot_is_busy(const qsf_io_slots *s, uint32_t slot)
 {
     return (s->busy >> slot & 1) != 0;
 }
 
 /* `start` and `finish` of qsf_io_queue_fns. */
-qsf_status qsf_io_slots_start(qsf_io_queue *queue, qsf_io_slots *s, const qsf_io_slot_fns *fns,
-                              const qsf_io_read *read);
-qsf_status qsf_io_slots_finish(qsf_io_queue *queue, qsf_io_slots *s, const qsf_io_slot_fns *fns,
-                               qsf_io_read *read);
+qsf_status qsf_io_slots_start(qsf_io_queue *queue, const qsf_io_read *read);
+qsf_status qsf_io_slots_finish(qsf_io_queue *queue, qsf_io_read *read);
 
 /* Waits for all reads in flight, as far as a wait is possible. */
-void qsf_io_slots_drain(qsf_io_queue *queue, const qsf_io_slot_fns *fns);
+void qsf_io_slots_drain(qsf_io_queue *queue);
 
 /* Opens a queue, reads one block through it and closes it. QSF_ERR_UNSUPPORTED: the read failed. */
 qsf_status qsf_io_try_queue(qsf_io *io, const qsf_io_queue_fns *fns);

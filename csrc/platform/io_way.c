@@ -23,7 +23,8 @@ qsf_status qsf_io_fail_system(const qsf_io *io, const qsf_io_read *read, int err
                     read->n_bytes, read->off, why);
 }
 
-qsf_status qsf_io_read_steps(const qsf_io *io, intptr_t handle, const qsf_io_read *read,
+/* Reads through a handle in steps of at most step_bytes, until need_bytes are there. */
+static qsf_status read_steps(const qsf_io *io, intptr_t handle, const qsf_io_read *read,
                              size_t step_bytes)
 {
     size_t done_bytes = 0;
@@ -42,4 +43,14 @@ qsf_status qsf_io_read_steps(const qsf_io *io, intptr_t handle, const qsf_io_rea
         done_bytes = from + got_bytes;
     }
     return QSF_OK;
+}
+
+qsf_status qsf_io_read_buffered(const qsf_io *io, const qsf_io_read *read)
+{
+    return read_steps(io, io->file->handle, read, QSF_IO_CACHED_STEP_BYTES);
+}
+
+qsf_status qsf_io_read_direct(const qsf_io *io, const qsf_io_read *read)
+{
+    return read_steps(io, io->direct, read, SIZE_MAX);
 }

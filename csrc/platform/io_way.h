@@ -61,7 +61,7 @@ struct qsf_io_way {
     const char *name;
     /* Sets io->direct or io->map and tries a read. On failure it changes neither. */
     qsf_status (*open)(qsf_io *io);
-    void (*close)(qsf_io *io); /* also after a failed open */
+    void (*close)(qsf_io *io); /* also after a failed open; NULL: nothing is open */
     /* Reads in the calling thread, completely or not at all. NULL: the way has queue_fns. */
     qsf_status (*read)(const qsf_io *io, const qsf_io_read *read);
     const qsf_io_queue_fns *queue_fns;
@@ -77,9 +77,9 @@ extern const qsf_io_way qsf_io_mmap_way;
 qsf_status qsf_io_direct_open(qsf_io *io);
 void qsf_io_direct_close(qsf_io *io);
 
-/* Reads through a handle in steps of at most step_bytes, until need_bytes are there. */
-qsf_status qsf_io_read_steps(const qsf_io *io, intptr_t handle, const qsf_io_read *read,
-                             size_t step_bytes);
+/* `read` through the page cache, and through io->direct. */
+qsf_status qsf_io_read_buffered(const qsf_io *io, const qsf_io_read *read);
+qsf_status qsf_io_read_direct(const qsf_io *io, const qsf_io_read *read);
 
 /* The errors of a read: an error of the system (QSF_ERR_IO), the file ends early
  * (QSF_ERR_FORMAT). */

@@ -8,12 +8,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include <float.h> /* the templates need these outside of any target region */
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
-#include "types/dtype.h"
+#include "base/bytes.h"
+#include "base/fused.h"
+#include "base/half.h"
+#include "kernels/forced_inline.h"
 #include "platform/cpu.h"
+#include "types/dtype.h"
 
 /* The codes of a type; integers as floats. */
 typedef struct qsf_code_range {

@@ -4,14 +4,7 @@
 
 #if QSF_ARCH_ARM
 
-#include <float.h>
-#include <math.h>
-#include <string.h>
-
 #include <arm_neon.h>
-
-#include "base/half.h"
-#include "kernels/forced_inline.h"
 
 /* Columns and tiles of 16 rows whose sums stay in registers. */
 #define QSF_CATCH_UP_COLS 3

@@ -2,15 +2,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "quantise/rounder.h"
 
-#include <float.h>
-#include <math.h>
-#include <string.h>
-
-#include "base/bytes.h"
-#include "base/fused.h"
-#include "base/half.h"
-#include "kernels/forced_inline.h"
-
 /* Columns and tiles of 16 rows whose sums stay in registers. */
 #define QSF_CATCH_UP_COLS 2
 #define QSF_CATCH_UP_TILES 1

@@ -1,6 +1,6 @@
 /* bpe.c - short pieces by a search for the lowest rank, long ones with a heap. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "text/bpe.h"
+#include "text/encode.h"
 
 #include <string.h>
 

@@ -9,13 +9,10 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "text/bpe.h"
 #include "text/normalize.h"
 #include "text/scan.h"
 #include "text/unicode.h"
-#include "text/unigram.h"
 #include "text/utf8.h"
-#include "text/wordpiece.h"
 
 typedef struct encoder {
     const qsf_vocabulary *v;

@@ -1,7 +1,7 @@
 /* unigram.c - finds the best path to each place from the beginning on, then follows it back from
  * the end. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "text/unigram.h"
+#include "text/encode.h"
 
 #include <string.h>
 

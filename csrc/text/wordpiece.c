@@ -1,6 +1,6 @@
 /* wordpiece.c - takes the longest token that begins where the last one ends. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "text/wordpiece.h"
+#include "text/encode.h"
 
 #include <string.h>
 

@@ -10,10 +10,7 @@
 #if QSF_ARCH_X86
 
 #include <immintrin.h>
-#include <stdbool.h>
-#include <string.h>
 
-#include "kernels/forced_inline.h"
 #include "kernels/avx512/matmul_avx512.h"
 
 #define GROUP_TOKENS 16 /* tokens whose dots one product computes */

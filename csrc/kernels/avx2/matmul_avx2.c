@@ -9,10 +9,6 @@
 #if QSF_ARCH_X86
 
 #include <immintrin.h>
-#include <stdbool.h>
-#include <string.h>
-
-#include "kernels/forced_inline.h"
 
 #define QSF_NAME(op) op##_avx2
 #define QSF_FLOAT_SUMS 4 /* in 8 of 16 registers */

@@ -8,10 +8,6 @@
 #if QSF_ARCH_X86
 
 #include <immintrin.h>
-#include <stdbool.h>
-#include <string.h>
-
-#include "kernels/forced_inline.h"
 
 #define QSF_NAME(op) op##_avxvnni
 #define QSF_GROUP_TOKENS 8

@@ -9,10 +9,7 @@
 #if QSF_ARCH_X86
 
 #include <immintrin.h>
-#include <stdbool.h>
-#include <string.h>
 
-#include "kernels/forced_inline.h"
 #include "kernels/avx512/matmul_avx512.h"
 
 #define QSF_NAME(op) op##_avx512

@@ -4,15 +4,7 @@
 
 #if QSF_ARCH_X86
 
-#include <float.h>
-#include <math.h>
-#include <stdbool.h>
-#include <string.h>
-
 #include <immintrin.h>
-
-#include "base/fused.h"
-#include "kernels/forced_inline.h"
 
 #define QSF_NAME(op) op##_avx512
 #define lane_fma qsf_fmaf_by_instruction

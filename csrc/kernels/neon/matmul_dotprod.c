@@ -9,12 +9,7 @@
  * has them (as Apple's have). Otherwise this level uses the kernels of neon. */
 #if QSF_ARCH_ARM && (defined(__ARM_FEATURE_DOTPROD) || !defined(__clang__) || __clang_major__ >= 16)
 
-#include <stdbool.h>
-#include <string.h>
-
 #include <arm_neon.h>
-
-#include "kernels/forced_inline.h"
 
 #define QSF_NAME(op) op##_dotprod
 #define QSF_FLOAT_SUMS 4 /* in 16 of 32 registers */

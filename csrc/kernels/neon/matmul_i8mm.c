@@ -12,12 +12,7 @@
 #if QSF_ARCH_ARM && \
     (defined(__ARM_FEATURE_MATMUL_INT8) || !defined(__clang__) || __clang_major__ >= 16)
 
-#include <stdbool.h>
-#include <string.h>
-
 #include <arm_neon.h>
-
-#include "kernels/forced_inline.h"
 
 #define QSF_NAME(op) op##_i8mm
 #define QSF_GROUP_TOKENS 8

@@ -9,12 +9,7 @@
 
 #if QSF_ARCH_ARM
 
-#include <stdbool.h>
-#include <string.h>
-
 #include <arm_neon.h>
-
-#include "kernels/forced_inline.h"
 
 #define QSF_NAME(op) op##_neon
 #define QSF_FLOAT_SUMS 4 /* in 16 of 32 registers */

@@ -4,13 +4,7 @@
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <assert.h>
-#include <math.h>
-#include <stdbool.h>
 
-#include "base/bytes.h"
-#include "base/fused.h"
-#include "base/half.h"
-#include "kernels/forced_inline.h"
 #include "kernels/vecops.h"
 
 #define TILE_VALUES ((size_t)QSF_TILE_ROWS * QSF_BLOCK)

@@ -2,14 +2,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/vecops.h"
 
-#include <float.h>
-#include <math.h>
-#include <stdbool.h>
-#include <string.h>
-
-#include "base/fused.h"
-#include "kernels/forced_inline.h"
-
 #define QSF_NAME(op) op##_scalar
 #define lane_fma qsf_fmaf
 

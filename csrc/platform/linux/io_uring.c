@@ -36,8 +36,8 @@
 #define PAUSE_NS 1000000
 
 typedef struct ring {
-    int fd;
     qsf_io_slots slots;
+    int fd;
     void *queues; /* submission and completion queue, mapped */
     size_t queues_bytes;
     struct io_uring_sqe *requests; /* mapped */
@@ -128,23 +128,6 @@ static void tear_down(ring *r)
     (void)munmap(r, sizeof *r);
 }
 
-static qsf_status open_queue(qsf_io_queue *queue)
-{
-    /* A ring takes about one page, the smallest unit of mmap. */
-    ring *const r =
-        mmap(NULL, sizeof *r, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (r == MAP_FAILED)
-        return QSF_FAIL(QSF_ERR_NOMEM, "io_uring: the system has no memory left for a queue");
-    r->fd = -1;
-    const qsf_status status = set_up(r, queue->depth);
-    if (status != QSF_OK) {
-        tear_down(r);
-        return status;
-    }
-    queue->ring = r;
-    return QSF_OK;
-}
-
 static int submit(qsf_io_queue *queue, uint32_t slot, size_t from)
 {
     ring *const r = queue->ring;
@@ -200,16 +183,22 @@ static int take(qsf_io_queue *queue, uint32_t *slot, size_t *n_bytes, int *error
 
 static const qsf_io_slot_fns slot_fns = {.submit = submit, .take = take};
 
-static qsf_status start_read(qsf_io_queue *queue, const qsf_io_read *read)
+static qsf_status open_queue(qsf_io_queue *queue)
 {
-    ring *const r = queue->ring;
-    return qsf_io_slots_start(queue, &r->slots, &slot_fns, read);
-}
-
-static qsf_status finish_read(qsf_io_queue *queue, qsf_io_read *read)
-{
-    ring *const r = queue->ring;
-    return qsf_io_slots_finish(queue, &r->slots, &slot_fns, read);
+    /* A ring takes about one page, the smallest unit of mmap. */
+    ring *const r =
+        mmap(NULL, sizeof *r, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (r == MAP_FAILED)
+        return QSF_FAIL(QSF_ERR_NOMEM, "io_uring: the system has no memory left for a queue");
+    r->fd = -1;
+    const qsf_status status = set_up(r, queue->depth);
+    if (status != QSF_OK) {
+        tear_down(r);
+        return status;
+    }
+    r->slots.fns = &slot_fns;
+    queue->ring = r;
+    return QSF_OK;
 }
 
 static bool has_ended(const qsf_io_queue *queue)
@@ -221,7 +210,7 @@ static bool has_ended(const qsf_io_queue *queue)
 
 static void close_queue(qsf_io_queue *queue)
 {
-    qsf_io_slots_drain(queue, &slot_fns);
+    qsf_io_slots_drain(queue);
     tear_down(queue->ring);
     queue->ring = NULL;
 }
@@ -229,8 +218,8 @@ static void close_queue(qsf_io_queue *queue)
 static const qsf_io_queue_fns queue_fns = {
     .open = open_queue,
     .close = close_queue,
-    .start = start_read,
-    .finish = finish_read,
+    .start = qsf_io_slots_start,
+    .finish = qsf_io_slots_finish,
     .has_ended = has_ended,
 };
 

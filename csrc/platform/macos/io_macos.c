@@ -8,9 +8,4 @@ static qsf_status refuse(qsf_io *io)
     return QSF_FAIL(QSF_ERR_UNSUPPORTED, "I/O method %s: this system lacks it", io->way->name);
 }
 
-static void close_nothing(qsf_io *io)
-{
-    (void)io;
-}
-
-const qsf_io_way qsf_io_uring_way = {.name = "uring", .open = refuse, .close = close_nothing};
+const qsf_io_way qsf_io_uring_way = {.name = "uring", .open = refuse};

@@ -33,21 +33,6 @@ static void stop_readahead(const qsf_io *io)
 #endif
 }
 
-static void close_buffered(qsf_io *io)
-{
-    (void)io;
-}
-
-static qsf_status read_buffered(const qsf_io *io, const qsf_io_read *read)
-{
-    return qsf_io_read_steps(io, io->file->handle, read, QSF_IO_CACHED_STEP_BYTES);
-}
-
-static qsf_status read_direct(const qsf_io *io, const qsf_io_read *read)
-{
-    return qsf_io_read_steps(io, io->direct, read, SIZE_MAX);
-}
-
 #if defined(O_DIRECT) || defined(F_NOCACHE)
 
 static qsf_status fail_direct(const char *reason, int system_errno)
@@ -156,8 +141,7 @@ void qsf_io_direct_close(qsf_io *io)
 const qsf_io_way qsf_io_buffered_way = {
     .name = "buffered",
     .open = open_buffered,
-    .close = close_buffered,
-    .read = read_buffered,
+    .read = qsf_io_read_buffered,
     .stop_readahead = stop_readahead,
 };
 
@@ -165,5 +149,5 @@ const qsf_io_way qsf_io_direct_way = {
     .name = "direct",
     .open = qsf_io_direct_open,
     .close = qsf_io_direct_close,
-    .read = read_direct,
+    .read = qsf_io_read_direct,
 };

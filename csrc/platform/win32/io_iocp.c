@@ -13,9 +13,9 @@
 #define MAX_READ_BYTES ((size_t)1 << 30) /* of a call */
 
 typedef struct ring {
+    qsf_io_slots slots;
     HANDLE file;
     HANDLE port;
-    qsf_io_slots slots;
     OVERLAPPED reads[QSF_IO_MAX_DEPTH]; /* of the slots */
 } ring;
 
@@ -34,23 +34,6 @@ static qsf_status fail_setup(const char *reason)
     qsf_system_error_text((int)GetLastError(), why);
     return QSF_FAIL(QSF_ERR_UNSUPPORTED, "I/O method uring (a completion port): %s: %s", reason,
                     why);
-}
-
-static qsf_status open_queue(qsf_io_queue *queue)
-{
-    ring *const r = VirtualAlloc(NULL, sizeof *r, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
-    if (r == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "the system has no memory left for a completion port");
-    r->file = qsf_file_reopen_direct(queue->io->file->handle);
-    if (r->file != INVALID_HANDLE_VALUE)
-        r->port = CreateIoCompletionPort(r->file, NULL, 0, 1);
-    if (r->port == NULL) {
-        const qsf_status status = fail_setup("cannot open the file for it");
-        tear_down(r);
-        return status;
-    }
-    queue->ring = r;
-    return QSF_OK;
 }
 
 /* After the end of the file Windows starts no read: a packet of no bytes stands for it. */
@@ -92,16 +75,22 @@ static int take(qsf_io_queue *queue, uint32_t *slot, size_t *n_bytes, int *error
 
 static const qsf_io_slot_fns slot_fns = {.submit = submit, .take = take};
 
-static qsf_status start_read(qsf_io_queue *queue, const qsf_io_read *read)
+static qsf_status open_queue(qsf_io_queue *queue)
 {
-    ring *const r = queue->ring;
-    return qsf_io_slots_start(queue, &r->slots, &slot_fns, read);
-}
-
-static qsf_status finish_read(qsf_io_queue *queue, qsf_io_read *read)
-{
-    ring *const r = queue->ring;
-    return qsf_io_slots_finish(queue, &r->slots, &slot_fns, read);
+    ring *const r = VirtualAlloc(NULL, sizeof *r, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
+    if (r == NULL)
+        return QSF_FAIL(QSF_ERR_NOMEM, "the system has no memory left for a completion port");
+    r->file = qsf_file_reopen_direct(queue->io->file->handle);
+    if (r->file != INVALID_HANDLE_VALUE)
+        r->port = CreateIoCompletionPort(r->file, NULL, 0, 1);
+    if (r->port == NULL) {
+        const qsf_status status = fail_setup("cannot open the file for it");
+        tear_down(r);
+        return status;
+    }
+    r->slots.fns = &slot_fns;
+    queue->ring = r;
+    return QSF_OK;
 }
 
 static bool has_ended(const qsf_io_queue *queue)
@@ -115,21 +104,16 @@ static bool has_ended(const qsf_io_queue *queue)
 
 static void close_queue(qsf_io_queue *queue)
 {
-    qsf_io_slots_drain(queue, &slot_fns);
+    qsf_io_slots_drain(queue);
     tear_down(queue->ring);
     queue->ring = NULL;
-}
-
-static void close_nothing(qsf_io *io)
-{
-    (void)io;
 }
 
 static const qsf_io_queue_fns queue_fns = {
     .open = open_queue,
     .close = close_queue,
-    .start = start_read,
-    .finish = finish_read,
+    .start = qsf_io_slots_start,
+    .finish = qsf_io_slots_finish,
     .has_ended = has_ended,
 };
 
@@ -141,6 +125,5 @@ static qsf_status open_iocp(qsf_io *io)
 const qsf_io_way qsf_io_uring_way = {
     .name = "uring",
     .open = open_iocp,
-    .close = close_nothing,
     .queue_fns = &queue_fns,
 };

@@ -12,21 +12,6 @@ static qsf_status open_buffered(qsf_io *io)
     return QSF_OK;
 }
 
-static void close_buffered(qsf_io *io)
-{
-    (void)io;
-}
-
-static qsf_status read_buffered(const qsf_io *io, const qsf_io_read *read)
-{
-    return qsf_io_read_steps(io, io->file->handle, read, QSF_IO_CACHED_STEP_BYTES);
-}
-
-static qsf_status read_direct(const qsf_io *io, const qsf_io_read *read)
-{
-    return qsf_io_read_steps(io, io->direct, read, SIZE_MAX);
-}
-
 static qsf_status fail_direct(const char *reason, DWORD code)
 {
     char why[QSF_SYSTEM_ERROR_BYTES];
@@ -69,13 +54,12 @@ bool qsf_io_is_cached(const qsf_file *file)
 const qsf_io_way qsf_io_buffered_way = {
     .name = "buffered",
     .open = open_buffered,
-    .close = close_buffered,
-    .read = read_buffered,
+    .read = qsf_io_read_buffered,
 };
 
 const qsf_io_way qsf_io_direct_way = {
     .name = "direct",
     .open = qsf_io_direct_open,
     .close = qsf_io_direct_close,
-    .read = read_direct,
+    .read = qsf_io_read_direct,
 };
