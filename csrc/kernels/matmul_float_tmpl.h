@@ -148,14 +148,25 @@ QSF_FORCED_INLINE void decode_2bit_codes(decoder d, const unsigned char *codes, 
             }
 }
 
-QSF_FORCED_INLINE void decode_4bit_codes(decoder d, const unsigned char *codes, float *columns)
+/* The level of a code of LEVELS */
+QSF_FORCED_INLINE lanes level_of(lanes code)
+{
+    static const float levels[] = {QSF_LEVELS};
+    lanes level = lanes_set(levels[0]);
+    for (size_t i = 1; i < 16; i++)
+        level = lanes_where_less(code, lanes_set((float)i), level, lanes_set(levels[i]));
+    return level;
+}
+
+QSF_FORCED_INLINE void decode_4bit_codes(decoder d, const unsigned char *codes, bool is_level,
+                                         float *columns)
 {
     for (unsigned p = 0; p < 8; p++)
         for (unsigned j = 0; j < 4; j++) {
             const lanes low = lanes_load_codes(codes + p * 64, 8 * j, 15);
             const lanes high = lanes_load_codes(codes + p * 64, 8 * j + 4, 15);
-            decode_column(d, low, columns, 4 * p + j);
-            decode_column(d, high, columns, 4 * (p + 8) + j);
+            decode_column(d, is_level ? level_of(low) : low, columns, 4 * p + j);
+            decode_column(d, is_level ? level_of(high) : high, columns, 4 * (p + 8) + j);
         }
 }
 
@@ -253,8 +264,8 @@ QSF_FORCED_INLINE void decode_tile(qsf_form form, const unsigned char *row, size
     const decoder d = decoder_of(form, tile);
     if (form.codes == QSF_CODES_8BIT)
         decode_8bit_codes(d, codes, columns);
-    else if (form.codes == QSF_CODES_4BIT)
-        decode_4bit_codes(d, codes, columns);
+    else if (form.codes == QSF_CODES_4BIT || form.codes == QSF_CODES_LEVELS)
+        decode_4bit_codes(d, codes, form.codes == QSF_CODES_LEVELS, columns);
     else if (form.codes == QSF_CODES_TRITS)
         decode_trits(d, codes, columns);
     else

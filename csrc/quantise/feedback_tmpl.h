@@ -69,14 +69,12 @@ static void feedback_block(const qsf_code_range *range, const qsf_fit *fit, cons
 {
     const lanes scale = lanes_load(fit->scales);
     const lanes off = offset_of(range, fit);
-    const lanes low = lanes_set(range->low);
-    const lanes high = lanes_set(range->high);
     const lanes zero_code = lanes_set(range->zero);
     for (size_t k = first; k < first + width; k++) {
         const float *const row = factor + k * n_cols;
         const size_t place = places[k - first];
         const lanes value = lanes_load(work + k * QSF_FEEDBACK_ROWS);
-        const lanes q = code_of(value, scale, off, low, high);
+        const lanes q = code_of(range, value, scale, off);
         const lanes kept = lanes_fma(q, scale, off);
         const lanes error = lanes_div(lanes_sub(value, kept), lanes_set(row[k]));
         lanes_store(codes->at[place], lanes_add(q, zero_code));

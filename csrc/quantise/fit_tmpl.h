@@ -21,10 +21,18 @@ static inline lanes lanes_round_f16(lanes v)
     return lanes_load_f16(halves);
 }
 
-/* Returns the nearest integer in low .. high; low for NaN. */
-static inline lanes nearest_code(lanes v, lanes low, lanes high)
+/* Returns the nearest code, of two the one that is even or lower; the lowest for NaN. */
+static inline lanes nearest_code(const qsf_code_range *range, lanes v)
 {
-    v = lanes_min(lanes_max(v, low), high);
+    const float *const levels = range->levels;
+    v = lanes_min(lanes_max(v, lanes_set(range->low)), lanes_set(range->high));
+    if (levels != NULL) {
+        lanes level = lanes_set(levels[15]);
+        for (size_t i = 15; i-- > 0;)
+            level = lanes_where_less(lanes_set(0.5F * (levels[i] + levels[i + 1])), v, level,
+                                     lanes_set(levels[i]));
+        return level;
+    }
     return lanes_sub(lanes_add(v, lanes_set(ROUND_MAGIC)), lanes_set(ROUND_MAGIC));
 }
 
@@ -108,8 +116,6 @@ static inline void try_scale(search *s, lanes scale, lanes min)
         lanes_where_less(zero, lanes_abs(scale), lanes_div(lanes_set(1.0F), scale), zero);
     const lanes bias = lanes_mul(lanes_sub(zero, off), inverse);
     const lanes minus_scale = lanes_sub(zero, scale);
-    const lanes low = lanes_set(range->low);
-    const lanes high = lanes_set(range->high);
     lanes loss = zero;
     lanes sum_q = zero;
     lanes sum_qq = zero;
@@ -117,7 +123,7 @@ static inline void try_scale(search *s, lanes scale, lanes min)
     for (size_t c = 0; c < s->in->width; c++) {
         const lanes x = lanes_load(s->x.at[c]);
         const lanes w = lanes_set(s->in->weights[c]);
-        const lanes q = nearest_code(lanes_fma(x, inverse, bias), low, high);
+        const lanes q = nearest_code(range, lanes_fma(x, inverse, bias));
         const lanes d = lanes_fma(q, minus_scale, lanes_sub(x, off));
         const lanes wq = lanes_mul(w, q);
         loss = lanes_fma(lanes_mul(w, d), d, loss);
@@ -321,13 +327,13 @@ static void fit_search(const qsf_code_range *range, const qsf_fit_input *in, qsf
 }
 
 /* Returns the code nearest to x; 0 if the scale is 0. */
-static inline lanes code_of(lanes x, lanes scale, lanes off, lanes low, lanes high)
+static inline lanes code_of(const qsf_code_range *range, lanes x, lanes scale, lanes off)
 {
     const lanes zero = lanes_set(0.0F);
     const lanes is_scaled =
         lanes_where_less(zero, lanes_abs(scale), lanes_set(1.0F), lanes_set(0.0F));
     const lanes divisor = lanes_where_less(zero, is_scaled, scale, lanes_set(1.0F));
-    const lanes q = nearest_code(lanes_div(lanes_sub(x, off), divisor), low, high);
+    const lanes q = nearest_code(range, lanes_div(lanes_sub(x, off), divisor));
     return lanes_where_less(zero, is_scaled, q, zero);
 }
 
@@ -342,11 +348,9 @@ static void encode(const qsf_code_range *range, const qsf_tile_floats *x, size_t
 {
     const lanes scale = lanes_load(fit->scales);
     const lanes off = offset_of(range, fit);
-    const lanes low = lanes_set(range->low);
-    const lanes high = lanes_set(range->high);
     const lanes zero_code = lanes_set(range->zero);
     for (size_t c = 0; c < width; c++) {
-        const lanes q = code_of(lanes_load(x->at[c]), scale, off, low, high);
+        const lanes q = code_of(range, lanes_load(x->at[c]), scale, off);
         lanes_store(codes->at[c], lanes_add(q, zero_code));
         lanes_store(stored->at[c], lanes_fma(q, scale, off));
     }

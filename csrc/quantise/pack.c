@@ -30,6 +30,18 @@ static void gather_words(const qsf_tile_floats *codes, size_t n_rows, size_t n_c
     }
 }
 
+/* Replaces levels by their codes. */
+static void codes_of_levels(code_words *words)
+{
+    static const uint8_t levels[] = {QSF_LEVELS};
+    uint8_t code_of[64] = {0};
+    for (uint8_t code = 0; code < sizeof levels; code++)
+        code_of[levels[code]] = code;
+    unsigned char *const bytes = (unsigned char *)words->at;
+    for (size_t i = 0; i < sizeof words->at; i++)
+        bytes[i] = code_of[bytes[i]];
+}
+
 static void put_plane(const uint32_t *words, unsigned char *out)
 {
     for (size_t r = 0; r < QSF_TILE_ROWS; r++)
@@ -113,7 +125,9 @@ void qsf_pack_tile(uint32_t dtype, const qsf_tile_floats *codes, const qsf_fit *
     if (form.codes == QSF_CODES_8BIT) {
         for (size_t g = 0; g < N_GROUPS; g++)
             put_plane(words.at[g], out + QSF_BLOCK * g);
-    } else if (form.codes == QSF_CODES_4BIT) {
+    } else if (qsf_code_bytes(form.codes) == 512) {
+        if (form.codes == QSF_CODES_LEVELS)
+            codes_of_levels(&words);
         put_bits(&words, 4, 0x0F0F0F0F, out);
     } else if (form.codes == QSF_CODES_TRITS) {
         put_dense(&words, out);

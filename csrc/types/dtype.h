@@ -24,7 +24,7 @@
 typedef enum qsf_dtype {
     QSF_CODED_TYPES(QSF_DTYPE_OF) QSF_FLOAT_TYPES(QSF_DTYPE_OF) QSF_DTYPE_MIXED =
         5, /* of a file or a layer, never of a tensor */
-    QSF_DTYPE_COUNT = 20
+    QSF_DTYPE_COUNT = 21
 } qsf_dtype;
 #undef QSF_DTYPE_OF
 
@@ -38,7 +38,8 @@ typedef enum qsf_codes {
     QSF_CODES_6BIT, /* the same, with two bits as QSF_CODES_2BIT */
     QSF_CODES_8BIT,
     QSF_CODES_TRITS, /* five digits in base 3 a byte */
-    QSF_CODES_E2M1   /* floats of 4 bits, which lie as QSF_CODES_4BIT */
+    QSF_CODES_E2M1,  /* floats of 4 bits, which lie as QSF_CODES_4BIT */
+    QSF_CODES_LEVELS /* numbers of QSF_LEVELS, which lie as QSF_CODES_4BIT */
 } qsf_codes;
 
 typedef enum qsf_scales {
@@ -126,6 +127,7 @@ static inline size_t qsf_code_bytes(qsf_codes codes)
         return 384;
     case QSF_CODES_4BIT:
     case QSF_CODES_E2M1:
+    case QSF_CODES_LEVELS:
         return 512;
     case QSF_CODES_5BIT:
         return 640;

@@ -12,7 +12,7 @@
  * tile; arrangement of the codes (qsf_codes); form of the scales (qsf_scales); columns that share a
  * scale; 1 if they share a min, too; then, without a min, the weight is
  *   (factor * code - zero) * unit * scale
- * where a code of E2M1 is looked up first, plus its zero. */
+ * where a code of E2M1 or of LEVELS is looked up first, plus its zero. */
 #define QSF_CODED_TYPES(X)                                                                   \
     X( 0, 2BIT_SYM,      2bit_sym,      "2bit-sym",       288, 2BIT,  F16,  64, 0,   3, 2, 0.5F) \
     X( 1, 2BIT,          2bit,          "2bit",           320, 2BIT,  F16,  64, 1,   0, 1, 1.0F) \
@@ -30,7 +30,12 @@
     X(16, Q8_0,          q8_0,          "q8_0",          1088, 8BIT,  F16,  32, 0, 128, 1, 1.0F) \
     X(17, Q4_K,          q4_k,          "q4_k",           576, 4BIT,  6BIT, 32, 1,   0, 1, 1.0F) \
     X(18, Q5_K,          q5_k,          "q5_k",           704, 5BIT,  6BIT, 32, 1,   0, 1, 1.0F) \
-    X(19, Q6_K,          q6_k,          "q6_k",           840, 6BIT,  8BIT, 16, 0,  32, 1, 1.0F)
+    X(19, Q6_K,          q6_k,          "q6_k",           840, 6BIT,  8BIT, 16, 0,  32, 1, 1.0F) \
+    X(20, 4BIT_NL,       4bit_nl,       "4bit-nl",        544, LEVELS, F16, 64, 0,  32, 1, 1.0F)
+
+/* The levels of LEVELS + 32, by code: those that leave real weights the least squared error among
+ * integers of 6 bits with 0 (docs/quality.md). 16-bit sums hold four products of them. */
+#define QSF_LEVELS 0, 7, 13, 17, 21, 24, 27, 30, 32, 35, 38, 41, 44, 48, 53, 60
 
 /* Without codes. Columns: the first five of above */
 #define QSF_FLOAT_TYPES(X)        \

@@ -160,6 +160,7 @@ class Dtype(IntEnum):
     Q4_K = 17
     Q5_K = 18
     Q6_K = 19
+    Q4_NL = 20
 
 
 class Layout(IntEnum):
@@ -320,6 +321,7 @@ _DTYPES: Final[dict[int, tuple[str, int, int]]] = {  # name, bytes of a tile, by
     Dtype.Q4_K: ("q4_k", 576, 0),
     Dtype.Q5_K: ("q5_k", 704, 0),
     Dtype.Q6_K: ("q6_k", 840, 0),
+    Dtype.Q4_NL: ("4bit-nl", 544, 0),
 }
 
 

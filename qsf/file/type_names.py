@@ -25,6 +25,8 @@ def our_type(name: str) -> str:
     match = re.fullmatch(r"(TQ|IQ|Q)([1-8])(?:_\w+)?", upper)
     if match is None:
         raise QsfArgumentError(f"{name!r} is not a type of weights: {', '.join(TYPE_NAMES)}")
+    if match[1] + match[2] == "IQ4":
+        return "4bit-nl"
     if match[1] == "TQ" or match[2] == "1":
         return "ternary"
     return {"2": "2bit", "3": "3bit", "4": "4bit"}.get(match[2], "8bit")

@@ -231,7 +231,7 @@ static void check_dtypes(void)
         {"f16", 7, 16, 0, false},    {"f32", 8, 32, 0, false},   {"4bit-sym", 10, 4, 1, true},
         {"mxfp4", 11, 4, 1, true},   {"q4_0", 12, 4, 2, true},   {"q4_1", 13, 4, 4, true},
         {"q5_0", 14, 5, 2, true},    {"q5_1", 15, 5, 4, true},   {"q8_0", 16, 8, 2, true},
-        {"q4_k", 17, 4, 2, true},    {"q5_k", 18, 5, 2, true},
+        {"q4_k", 17, 4, 2, true},    {"q5_k", 18, 5, 2, true},   {"4bit-nl", 20, 4, 1, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const uint32_t dtype = cases[i].dtype;

@@ -309,8 +309,8 @@ static void check_arguments(void)
 int main(void)
 {
     stride = check_stride();
+    check_search(); /* first: its weights do not depend on the number of types */
     check_types();
-    check_search();
     check_feedback();
     check_bad_orders();
     check_bad_values();

@@ -41,8 +41,8 @@ from qsf_converter.rounding.quantisers import ErrorSums, quantise_rows
 from qsf_converter.rounding.tiles import tile_bytes
 from qsf_converter.sources.families.rules import Place
 
-LAYER_CANDIDATES: Final = (Dtype.Q2_SYM, Dtype.Q2, Dtype.Q3, Dtype.Q4_SYM, Dtype.Q4, Dtype.Q8)
-EMBEDDING_CANDIDATES: Final = (Dtype.Q3, Dtype.Q4_SYM, Dtype.Q4, Dtype.Q8, Dtype.F16)
+LAYER_CANDIDATES: Final = (Dtype.Q2_SYM, Dtype.Q2, Dtype.Q3, Dtype.Q4_NL, Dtype.Q4, Dtype.Q8)
+EMBEDDING_CANDIDATES: Final = (Dtype.Q3, Dtype.Q4_NL, Dtype.Q4, Dtype.Q8, Dtype.F16)
 
 # Matrices of a layer that get more bits without a measurement; the others: _MIXED_FALLBACK.
 _MIXED: Final[Mapping[int, Dtype]] = {

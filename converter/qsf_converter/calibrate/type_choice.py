@@ -20,7 +20,7 @@ from qsf_converter.request import MIXED, Request
 from qsf_converter.rounding.plan import Plan, Policy, parse_quant_type
 from qsf_converter.sources.checkpoint import Checkpoint
 
-_LAYER_TOKENS: Final = 2048  # to measure layers
+_LAYER_TOKENS: Final = 512  # to measure layers
 
 # Called with the name of a phase that begins; returns the phase's progress function, which is
 # called with the steps done and all steps.

@@ -49,6 +49,7 @@ QUANT_TYPES: Mapping[str, Dtype] = {
         Dtype.Q3,
         Dtype.Q4,
         Dtype.Q4_SYM,
+        Dtype.Q4_NL,
         Dtype.TERNARY,
         Dtype.TERNARY_DENSE,
         Dtype.Q8,

@@ -51,6 +51,7 @@ TILE_DTYPES: Final[dict[int, np.dtype[np.void]]] = {
     ),
     Dtype.Q4: np.dtype([("scales", *_HALVES), ("mins", *_HALVES), ("codes", *_plane(8))]),
     Dtype.Q4_SYM: np.dtype([("scales", *_HALVES), ("codes", *_plane(8))]),
+    Dtype.Q4_NL: np.dtype([("scales", *_HALVES), ("codes", *_plane(8))]),
     Dtype.MXFP4: np.dtype([("scales", "u1", (2, TILE_ROWS)), ("codes", *_plane(8))]),
     Dtype.TERNARY: np.dtype([("scales", *_HALVES), ("codes", *_plane(4))]),
     Dtype.TERNARY_DENSE: np.dtype(
@@ -75,10 +76,14 @@ TILE_DTYPES: Final[dict[int, np.dtype[np.void]]] = {
     Dtype.F32: np.dtype([("values", "<f4", (BLOCK, TILE_ROWS))]),
 }
 
+# By code of 4bit-nl: the weight is (level - 32) * scale.
+LEVELS: Final = np.array([0, 7, 13, 17, 21, 24, 27, 30, 32, 35, 38, 41, 44, 48, 53, 60], np.uint8)
+
 # A code c of a symmetric type means (c - centre) * scale.
 CENTRES: Final[dict[int, float]] = {
     Dtype.Q2_SYM: 1.5,
     Dtype.Q4_SYM: 8,
+    Dtype.Q4_NL: 32,
     Dtype.TERNARY: 1,
     Dtype.TERNARY_DENSE: 1,
     Dtype.Q8: 128,
@@ -137,13 +142,14 @@ def mxfp4_tiles(raw: RawArray) -> bytes:
 
 
 def _unpack(dtype: int, tiles: TileArray) -> CodeArray:
-    """The codes of ``tiles`` [tile rows, blocks], as [tile row, row, block, 64]."""
+    """The codes of ``tiles`` [tile rows, blocks], as [tile row, row, block, 64]; of 4bit-nl the
+    levels."""
     n_tile_rows, n_blocks = tiles.shape
     planes = tiles["codes"].transpose(2, 0, 1, 3)  # [planes, tile rows, blocks, 16 rows]
     groups = np.empty((16, n_tile_rows, n_blocks, TILE_ROWS), "<u4")
     if dtype == Dtype.Q8:
         groups[:] = planes
-    elif dtype in (Dtype.Q4, Dtype.Q4_SYM, Dtype.MXFP4):
+    elif dtype in (Dtype.Q4, Dtype.Q4_SYM, Dtype.Q4_NL, Dtype.MXFP4):
         groups[:8] = planes & 0x0F0F0F0F
         groups[8:] = planes >> 4 & 0x0F0F0F0F
     elif dtype == Dtype.TERNARY_DENSE:
@@ -160,7 +166,8 @@ def _unpack(dtype: int, tiles: TileArray) -> CodeArray:
             for g in range(16):
                 h, i, b = g // 2 % 2, g % 2, g // 4
                 groups[g] |= (thirds[h] >> (4 * i + b) & 0x01010101) << 2
-    return np.ascontiguousarray(groups.transpose(1, 3, 2, 0)).view(np.uint8)
+    codes = np.ascontiguousarray(groups.transpose(1, 3, 2, 0)).view(np.uint8)
+    return LEVELS[codes] if dtype == Dtype.Q4_NL else codes
 
 
 def _trit(dense: CodeArray, k: int) -> CodeArray:

@@ -59,7 +59,7 @@ typedef struct code_layout {
 
 QSF_FORCED_INLINE code_layout layout_of(qsf_codes codes)
 {
-    if (codes == QSF_CODES_4BIT)
+    if (codes == QSF_CODES_4BIT || codes == QSF_CODES_LEVELS)
         return (code_layout){8, 2, 1, 8};
     if (codes == QSF_CODES_TRITS)
         return (code_layout){3, 5, 5, 1};
@@ -94,15 +94,21 @@ QSF_FORCED_INLINE void load_trits(__m256i bytes, __m256i *code)
     }
 }
 
-/* Loads the codes of plane p of half a tile: code [n_codes]. Literal is_odd: p % 2. */
+/* Loads the codes of plane p of half a tile, of LEVELS the levels: code [n_codes]. Literal is_odd:
+ * p % 2. */
 QSF_FORCED_INLINE void load_plane(qsf_codes kind, const unsigned char *half, size_t p, bool is_odd,
                                   __m256i *code)
 {
     const __m256i bytes = load32(half + p * 64);
-    if (kind == QSF_CODES_4BIT) {
+    if (kind == QSF_CODES_4BIT || kind == QSF_CODES_LEVELS) {
         const __m256i mask = _mm256_set1_epi8(15);
         code[0] = _mm256_and_si256(bytes, mask);
         code[1] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
+        if (kind == QSF_CODES_4BIT)
+            return;
+        const __m256i levels = _mm256_broadcastsi128_si256(_mm_setr_epi8(QSF_LEVELS));
+        code[0] = _mm256_shuffle_epi8(levels, code[0]);
+        code[1] = _mm256_shuffle_epi8(levels, code[1]);
         return;
     }
     if (kind == QSF_CODES_TRITS) {

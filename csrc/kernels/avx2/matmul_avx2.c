@@ -36,11 +36,11 @@ QSF_FORCED_INLINE void add_codes(__m256i codes, const int8_t *q, size_t q_stride
 }
 
 /* Returns the number of groups of columns whose 16-bit sum cannot overflow: g groups of codes up
- * to c reach at most g * 2 * c * 127, which is 30480 for 8 groups of 4 bits and 28448 for 16
- * groups of 3 bits. */
+ * to c reach at most g * 2 * c * 127, which is 30480 for 8 groups of 4 bits, 28448 for 16 groups of
+ * 3 bits and 30480 for 2 groups of levels up to 60. */
 QSF_FORCED_INLINE size_t groups_per_sum(qsf_codes codes)
 {
-    return codes == QSF_CODES_4BIT ? 8 : 16;
+    return codes == QSF_CODES_4BIT ? 8 : codes == QSF_CODES_LEVELS ? 2 : 16;
 }
 
 QSF_FORCED_INLINE void sums_begin(size_t n_tokens, __m256i *sum)

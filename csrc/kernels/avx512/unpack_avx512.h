@@ -38,6 +38,15 @@ QSF_FORCED_INLINE void unpack_e2m1(const unsigned char *bytes, size_t p, __m512i
     codes[1] = e2m1_values(codes[1]);
 }
 
+/* As unpack_4bit, of LEVELS: the levels */
+QSF_FORCED_INLINE void unpack_levels(const unsigned char *bytes, size_t p, __m512i *codes)
+{
+    const __m512i levels = _mm512_broadcast_i32x4(_mm_setr_epi8(QSF_LEVELS));
+    unpack_4bit(bytes, p, codes);
+    codes[0] = _mm512_shuffle_epi8(levels, codes[0]);
+    codes[1] = _mm512_shuffle_epi8(levels, codes[1]);
+}
+
 /* Group g, a literal, of types with parts; of E2M1 values + 12 */
 QSF_FORCED_INLINE __m512i unpack_group(qsf_codes codes, const unsigned char *bytes, size_t g)
 {
@@ -134,7 +143,7 @@ QSF_FORCED_INLINE planes planes_of(qsf_codes codes)
 {
     if (codes == QSF_CODES_8BIT)
         return (planes){16, 1};
-    if (codes == QSF_CODES_4BIT || codes == QSF_CODES_E2M1)
+    if (qsf_code_bytes(codes) == 512)
         return (planes){8, 2};
     return codes == QSF_CODES_TRITS ? (planes){4, 5} : (planes){4, 4};
 }
@@ -156,6 +165,8 @@ QSF_FORCED_INLINE void unpack_plane(qsf_codes codes, const unsigned char *bytes,
         unpack_4bit(bytes, p, out);
     else if (codes == QSF_CODES_E2M1)
         unpack_e2m1(bytes, p, out);
+    else if (codes == QSF_CODES_LEVELS)
+        unpack_levels(bytes, p, out);
     else if (codes == QSF_CODES_3BIT)
         unpack_3bit(bytes, p, out);
     else if (codes == QSF_CODES_TRITS)

@@ -1,13 +1,14 @@
 /* dot_tile_neon.h - unpacks the tiles of the low-bit types and multiplies them, with NEON.
  *
  * A register holds the codes of 4 rows x 4 columns: quarter i = 0..3 is the rows 4i .. 4i + 3,
- * group g = 0..15 the columns 4g .. 4g + 3. Codes are below 16, so they are signed bytes as
+ * group g = 0..15 the columns 4g .. 4g + 3. Codes are below 64, so they are signed bytes as
  * well as unsigned ones. The including file provides
  *   partial                a type: the sums of one quarter, in any form
  *   partial_zero()
  *   partial_add(partial sums, int8x16_t codes, int8x16_t q, size_t lane)
  *                          adds codes * q, q being bytes 4 lane .. 4 lane + 3, for every row
  *   partial_rows(partial)  the sums of the four rows
+ *   LEVEL_PAIRS            pairs of groups of levels whose sums fit a partial: 2, or 8 (all)
  * Arguments called literals are constants after inlining: instructions contain them.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
@@ -45,6 +46,15 @@ QSF_FORCED_INLINE code_pair unpack_4bit(const unsigned char *codes, size_t quart
 {
     const uint8x16_t bytes = vld1q_u8(codes + 64 * g + 16 * quarter);
     return code_pair_of(vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8(bytes, 4));
+}
+
+/* The levels of codes of LEVELS */
+QSF_FORCED_INLINE code_pair levels_of(code_pair codes)
+{
+    static const uint8_t values[] = {QSF_LEVELS};
+    const uint8x16_t levels = vld1q_u8(values);
+    return code_pair_of(vqtbl1q_u8(levels, vreinterpretq_u8_s8(codes.at[0])),
+                        vqtbl1q_u8(levels, vreinterpretq_u8_s8(codes.at[1])));
 }
 
 /* Columns 4(p + 4b) + j are bits 2b, 2b + 1 of plane p: groups g and g + 8 lie in one byte. */
@@ -103,6 +113,8 @@ QSF_FORCED_INLINE code_pair unpack_pair(qsf_form form, const unsigned char *tile
     const unsigned char *const codes = tile + qsf_codes_off(form);
     if (form.codes == QSF_CODES_4BIT)
         return unpack_4bit(codes, quarter, g);
+    if (form.codes == QSF_CODES_LEVELS)
+        return levels_of(unpack_4bit(codes, quarter, g));
     if (form.codes == QSF_CODES_3BIT)
         return unpack_3bit(codes, quarter, g);
     if (form.codes == QSF_CODES_TRITS)
@@ -141,18 +153,25 @@ QSF_FORCED_INLINE void dot_quarters(qsf_form form, const unsigned char *tile, co
                                     size_t q_stride, size_t n_tokens, size_t first_quarter,
                                     size_t n_quarters, dots *dot)
 {
-    partial acc[8];
+    const size_t n_pairs = form.codes == QSF_CODES_LEVELS ? LEVEL_PAIRS : 8;
     QSF_UNROLL
-    for (size_t i = 0; i < n_tokens * n_quarters; i++)
-        acc[i] = partial_zero();
-    QSF_UNROLL
-    for (size_t g = 0; g < 8; g++)
-        add_groups(form, tile, q, q_stride, n_tokens, first_quarter, n_quarters, g, acc);
-    QSF_UNROLL
-    for (size_t t = 0; t < n_tokens; t++) {
+    for (size_t first = 0; first < 8; first += n_pairs) {
+        partial acc[8];
         QSF_UNROLL
-        for (size_t i = 0; i < n_quarters; i++)
-            dot[t].quarter[first_quarter + i] = partial_rows(acc[t * n_quarters + i]);
+        for (size_t i = 0; i < n_tokens * n_quarters; i++)
+            acc[i] = partial_zero();
+        QSF_UNROLL
+        for (size_t g = first; g < first + n_pairs; g++)
+            add_groups(form, tile, q, q_stride, n_tokens, first_quarter, n_quarters, g, acc);
+        QSF_UNROLL
+        for (size_t t = 0; t < n_tokens; t++) {
+            QSF_UNROLL
+            for (size_t i = 0; i < n_quarters; i++) {
+                int32x4_t *const rows = dot[t].quarter + first_quarter + i;
+                const int32x4_t more = partial_rows(acc[t * n_quarters + i]);
+                *rows = first == 0 ? more : vaddq_s32(*rows, more);
+            }
+        }
     }
 }
 

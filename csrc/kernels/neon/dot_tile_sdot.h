@@ -7,6 +7,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#define LEVEL_PAIRS 8
+
 typedef int32x4_t partial;
 
 QSF_FORCED_INLINE partial partial_zero(void)

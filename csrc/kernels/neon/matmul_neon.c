@@ -20,6 +20,8 @@
 
 #include "kernels/matmul_float_tmpl.h"
 
+#define LEVEL_PAIRS 2 /* 4 * 60 * 127 = 30480 */
+
 /* Sums by row and column of a group, 4 rows x 4 columns */
 typedef struct partial {
     int16x8_t rows01;

@@ -70,6 +70,7 @@ QSF_FORCED_INLINE place place_of(qsf_form form, const unsigned char *tiles, size
 
 QSF_FORCED_INLINE int32_t code_of(qsf_form form, place at)
 {
+    static const uint8_t levels[] = {QSF_LEVELS};
     const unsigned char *const codes = at.codes;
     const size_t g = at.c / 4;
     switch (form.codes) {
@@ -80,6 +81,8 @@ QSF_FORCED_INLINE int32_t code_of(qsf_form form, place at)
     case QSF_CODES_4BIT:
     case QSF_CODES_E2M1:
         return (int32_t)nibble(codes, at.r, at.c);
+    case QSF_CODES_LEVELS:
+        return (int32_t)levels[nibble(codes, at.r, at.c)];
     case QSF_CODES_5BIT:
         return (int32_t)(nibble(codes, at.r, at.c) |
                          (plane_byte(codes + 512, g % 2, at.r, at.c) >> g / 2 & 1) << 4);

@@ -127,6 +127,11 @@ static weight weight_at(const unsigned char *tile, qsf_dtype dtype, size_t r, si
         return with_min(tile, r, tile[64 + g % 8 * 64 + at] / (g < 8 ? 1 : 16) % 16);
     case QSF_DTYPE_4BIT_SYM:
         return without_min(tile, r, tile[32 + g % 8 * 64 + at] / (g < 8 ? 1 : 16) % 16 - 8.0);
+    case QSF_DTYPE_4BIT_NL: {
+        static const double steps[] = {-32, -25, -19, -15, -11, -8, -5, -2,
+                                       0,   3,   6,   9,   12,  16, 21, 28};
+        return without_min(tile, r, steps[tile[32 + g % 8 * 64 + at] / (g < 8 ? 1 : 16) % 16]);
+    }
     case QSF_DTYPE_TERNARY:
         return without_min(tile, r, tile[32 + g % 4 * 64 + at] / two_bits(g / 4) % 4 - 1.0);
     case QSF_DTYPE_TERNARY_DENSE: {

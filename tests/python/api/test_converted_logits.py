@@ -86,6 +86,7 @@ def test_ternary_checkpoints_lose_nothing(tmp_path: Path, quant: str) -> None:
         ("8bit", 0.05),
         ("4bit", 0.6),
         ("4bit-sym", 0.6),
+        ("4bit-nl", 0.6),
         ("3bit", 0.9),
         ("2bit", 1.2),
         ("2bit-sym", 1.2),

@@ -36,7 +36,7 @@ TOKENS = np.random.default_rng(8).integers(0, 101, 60).tolist()
 # Every type once as the type of everything, and the families with the usual mixtures.
 MODELS: list[tuple[str, str, str | None]] = [("llama", quant, quant) for quant in QUANT_TYPES]
 MODELS += [(f"fine {maker}", "4bit", None) for maker in MAKERS]  # 16-bit activations
-MODELS += [("fine llama", quant, None) for quant in ("2bit", "3bit", "4bit-sym", "ternary-dense")]
+MODELS += [("fine llama", quant, None) for quant in ("2bit", "3bit", "4bit-nl", "ternary-dense")]
 MODELS += [(maker, quant, None) for maker in MAKERS for quant in ("4bit", "8bit")]  # MXFP4: gpt_oss
 MODELS += [("mistral", "f16", None), ("gpt2", "f16", None), ("gpt2", "2bit", "ternary-dense")]
 

@@ -30,8 +30,8 @@ from qsf.model import Model
 from qsf_converter.rounding.plan import QUANT_TYPES
 
 BITS = {
-    "2bit": 2.5, "2bit-sym": 2.25, "3bit": 3.5, "4bit": 4.5, "4bit-sym": 4.25, "ternary": 2.25,
-    "ternary-dense": 1.875, "8bit": 8.25, "f16": 16, "f32": 32,
+    "2bit": 2.5, "2bit-sym": 2.25, "3bit": 3.5, "4bit": 4.5, "4bit-sym": 4.25, "4bit-nl": 4.25,
+    "ternary": 2.25, "ternary-dense": 1.875, "8bit": 8.25, "f16": 16, "f32": 32,
 }  # fmt: skip
 
 COMMAND = [sys.executable, "-m", "qsf_converter.cli"]

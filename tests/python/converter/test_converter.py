@@ -132,6 +132,7 @@ def test_gpt2_arrives_split_and_transposed(tmp_path: Path) -> None:
         ("3bit", None, Dtype.Q3, Dtype.Q8),
         ("4bit", None, Dtype.Q4, Dtype.Q8),
         ("4bit-sym", None, Dtype.Q4_SYM, Dtype.Q8),
+        ("4bit-nl", None, Dtype.Q4_NL, Dtype.Q8),
         ("ternary", None, Dtype.TERNARY, Dtype.Q8),
         ("ternary-dense", None, Dtype.TERNARY_DENSE, Dtype.Q8),
         ("8bit", None, Dtype.Q8, Dtype.Q8),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from make.examples import examples
+from oracle.naive_tiles import NL_LEVELS
 from oracle.reference_tiles import TILE_BYTES, decode_tiles
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.file.layout import KEPT, Dtype, dtype_name
@@ -22,8 +23,9 @@ from qsf_converter.rounding.quantisers import (
 QUANTISED = [d for d in Dtype if d not in (Dtype.MIXED, *KEPT, Dtype.F16, Dtype.F32)]
 LEVELS = {  # what codes stand for, in scales
     Dtype.Q2: np.arange(4), Dtype.Q3: np.arange(8), Dtype.Q4: np.arange(16),
-    Dtype.Q4_SYM: np.arange(-8, 8), Dtype.Q8: np.arange(-127, 128),
-    Dtype.Q2_SYM: np.arange(-1.5, 2), Dtype.TERNARY: np.arange(-1, 2),
+    Dtype.Q4_SYM: np.arange(-8, 8), Dtype.Q4_NL: np.array(NL_LEVELS),
+    Dtype.Q8: np.arange(-127, 128), Dtype.Q2_SYM: np.arange(-1.5, 2),
+    Dtype.TERNARY: np.arange(-1, 2),
     Dtype.TERNARY_DENSE: np.arange(-1, 2),
 }  # fmt: skip
 

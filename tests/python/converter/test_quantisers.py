@@ -35,8 +35,8 @@ TERNARY = [Dtype.TERNARY, Dtype.TERNARY_DENSE]
 # The largest magnitude that every block may have; beyond it a scale or a min may overflow.
 LIMITS = {
     Dtype.Q2: 65504, Dtype.Q2_SYM: 65504 * 1.5, Dtype.Q3: 65504, Dtype.Q4: 65504,
-    Dtype.Q4_SYM: 65504 * 8, Dtype.TERNARY: 65504, Dtype.TERNARY_DENSE: 65504,
-    Dtype.Q8: 65504 * 127, Dtype.F16: 65504, Dtype.F32: 3.4e38,
+    Dtype.Q4_SYM: 65504 * 8, Dtype.Q4_NL: 65504 * 32, Dtype.TERNARY: 65504,
+    Dtype.TERNARY_DENSE: 65504, Dtype.Q8: 65504 * 127, Dtype.F16: 65504, Dtype.F32: 3.4e38,
 }  # fmt: skip
 
 

@@ -386,7 +386,7 @@ def test_an_unwritable_folder_is_refused_at_once(tmp_path: Path) -> None:
     [
         {"architecture": 5}, {"n_layers": 0}, {"n_layers": 4097}, {"dim": 0}, {"n_heads": 0},
         {"n_kv_heads": 3}, {"n_vocab": 0}, {"max_tokens": 0}, {"ffn_dim": 1 << 23},
-        {"head_dim": 0}, {"dtype": 20}, {"activation": 6}, {"norm": 2}, {"positions": 3},
+        {"head_dim": 0}, {"dtype": 21}, {"activation": 6}, {"norm": 2}, {"positions": 3},
         {"rope_theta": 0.0}, {"rope_theta": float("nan")}, {"rope_theta": float("inf")},
         {"rope_theta": 1e-60}, {"rope_theta": 1e300}, {"positions": Positions.ALIBI},
         {"bos_id": 20}, {"eos_id": -1}, {"pad_id": 1 << 32}, {"dim": -1},
@@ -454,7 +454,7 @@ MISTAKES: list[tuple[str, Callable[[Writer], object]]] = [
     ("come next", lambda w: w.begin_unit(LAYER, dtype=Dtype.Q4)),
     ("has not ended", lambda w: [w.begin_unit(EMBEDDING_UNIT, dtype=Dtype.Q8) for _ in range(2)]),
     ("no tensor", lambda w: [w.begin_unit(EMBEDDING_UNIT, dtype=Dtype.Q8), w.end_unit()]),
-    ("quantisation type 20", lambda w: w.begin_unit(EMBEDDING_UNIT, dtype=20)),
+    ("quantisation type 21", lambda w: w.begin_unit(EMBEDDING_UNIT, dtype=21)),
     ("only layers", lambda w: w.begin_unit(EMBEDDING_UNIT, dtype=6, compression=Compression.LZ4)),
     ("compression 4", lambda w: [embedding(w), w.begin_unit(LAYER, dtype=3, compression=4)]),
     ("importance", lambda w: [embedding(w), w.begin_unit(LAYER, dtype=3, importance=-1.0)]),

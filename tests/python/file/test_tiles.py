@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from make.examples import examples
 from oracle.golden_tiles import GOLDEN
-from oracle.naive_tiles import WITH_MIN, naive_tiles, pack
+from oracle.naive_tiles import NL_LEVELS, WITH_MIN, naive_tiles, pack
 from oracle.reference_tiles import TILE_BYTES, decode_tiles
 from qsf.file.layout import KEPT, Dtype, Layout, dtype_name, tensor_bytes
 from qsf_converter.rounding.quantisers import Rule, quantise_rows
@@ -24,7 +24,7 @@ QUANTISED = [dtype for dtype in ALL_TYPES if dtype not in (Dtype.F16, Dtype.F32)
 EDGE_ROWS = [1, 15, 16, 17, 33]
 EDGE_COLS = [1, 3, 63, 64, 65, 130]
 N_CODES = {Dtype.TERNARY: 3, Dtype.TERNARY_DENSE: 3, Dtype.Q8: 256, Dtype.Q3: 8, Dtype.Q4: 16,
-           Dtype.Q4_SYM: 16, Dtype.Q2: 4, Dtype.Q2_SYM: 4}  # fmt: skip
+           Dtype.Q4_SYM: 16, Dtype.Q4_NL: 16, Dtype.Q2: 4, Dtype.Q2_SYM: 4}  # fmt: skip
 
 
 def random_rows(n_rows: int, n_cols: int, seed: int = 0) -> np.ndarray:
@@ -79,7 +79,7 @@ def test_any_codes_come_back(dtype: Dtype, n_tiles: int, seed: int) -> None:
     ends = np.array([0, N_CODES[dtype] - 1], np.uint8)
     if dtype == Dtype.Q8:
         codes, ends = np.maximum(codes, 1), np.array([1, 255], np.uint8)
-    if dtype == Dtype.Q4_SYM:
+    if dtype in (Dtype.Q4_SYM, Dtype.Q4_NL):
         ends = ends[:1]
     for block in codes.reshape(-1, 64):
         block[rng.permutation(64)[: len(ends)]] = ends
@@ -87,6 +87,8 @@ def test_any_codes_come_back(dtype: Dtype, n_tiles: int, seed: int) -> None:
     if dtype in WITH_MIN:
         zero = 0
     rows = codes.reshape(16, -1).astype(np.float32) - np.float32(zero)
+    if dtype == Dtype.Q4_NL:
+        rows = np.array(NL_LEVELS, np.float32)[codes].reshape(16, -1)
     tiles = quantise_rows(dtype, rows, rule="nearest")
     np.testing.assert_array_equal(decode_tiles(dtype_name(dtype), tiles, *rows.shape), rows)
     size, head = TILE_BYTES[dtype_name(dtype)], 64 if dtype in WITH_MIN else 32
@@ -151,7 +153,7 @@ def naive_codes(dtype: Dtype, tile: np.void) -> np.ndarray:
         plain["mins"] = 0
         zero = 0.0
     else:
-        zero = {Dtype.Q8: 128, Dtype.Q4_SYM: 8, Dtype.Q2_SYM: 1.5}.get(dtype, 1)
+        zero = {Dtype.Q8: 128, Dtype.Q4_SYM: 8, Dtype.Q4_NL: 32, Dtype.Q2_SYM: 1.5}.get(dtype, 1)
     codes: np.ndarray = decode_tiles(dtype_name(dtype), plain.tobytes(), 16, 64) + np.float32(zero)
     return codes
 

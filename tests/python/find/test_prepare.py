@@ -135,7 +135,8 @@ def test_the_figures_of_a_suggested_model_are_those_of_its_plan(tmp_path: Path) 
 
 def test_types_of_llama_cpp_have_ours_beside_them() -> None:
     names = {"Q2_K": "2bit", "Q3_K_M": "3bit", "Q4_0": "4bit", "Q5_K_S": "8bit", "Q6_K": "8bit",
-             "q8_0": "8bit", "BF16": "f16", "TQ1_0": "ternary", "4bit-sym": "4bit-sym"}  # fmt: skip
+             "q8_0": "8bit", "BF16": "f16", "TQ1_0": "ternary", "4bit-sym": "4bit-sym",
+             "IQ4_XS": "4bit-nl"}  # fmt: skip
     assert {name: our_type(name) for name in names} == names
     files = ["m-Q2_K.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "README.md"]
     assert gguf_of(files, "q4_k_m") == "m-Q4_K_M.gguf"

@@ -152,6 +152,15 @@ GOLDEN: dict[Dtype, Golden] = {
         n_planes=8,
         zero=0x88,
     ),
+    Dtype.Q4_NL: Golden(
+        (
+            Row(0, "quarters", (-8, -2, 1.5, 7), 0.25, _FOUR_BITS["quarters"]),
+            Row(3, "neighbours", (-32, -5, 3, 28), 1, _FOUR_BITS["neighbours"]),
+            Row(15, "groups", (-56, 30, -24, 64), -2, _FOUR_BITS["groups"]),
+        ),
+        n_planes=8,
+        zero=0x88,
+    ),
     Dtype.TERNARY: Golden(
         (
             Row(1, "quarters", _TERNARY["quarters"], 3, "24" * 16),

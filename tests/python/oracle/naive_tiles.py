@@ -72,6 +72,23 @@ def code_4bit_sym(block: Block) -> Codes:
     return symmetric(block, scale, 8, -8, 7)
 
 
+NL_LEVELS = (-32, -25, -19, -15, -11, -8, -5, -2, 0, 3, 6, 9, 12, 16, 21, 28)
+
+
+def code_4bit_nl(block: Block) -> Codes:
+    """As 4bit-sym, with uneven levels: of two that are as near, the lower one."""
+    low, high = min(block), max(block)
+    extreme = high if high >= -low else low
+    scale = ceil_f16(abs(extreme) / F(32))
+    if extreme > 0:
+        scale = -scale
+    if scale == 0:
+        return [NL_LEVELS.index(0)] * len(block), scale, np.float16(0)
+    levels = np.array(NL_LEVELS, F)
+    middles = (levels[1:] + levels[:-1]) / F(2)
+    return [int((middles < w / F(scale)).sum()) for w in block], scale, np.float16(0)
+
+
 def code_8bit(block: Block) -> Codes:
     """From -amax to amax."""
     return symmetric(block, ceil_f16(max(abs(w) for w in block) / F(127)), 128, -127, 127)
@@ -91,6 +108,7 @@ CODERS: dict[Dtype, Callable[[Block], Codes]] = {
     Dtype.Q3: lambda block: code_asymmetric(block, 7),
     Dtype.Q4: lambda block: code_asymmetric(block, 15),
     Dtype.Q4_SYM: code_4bit_sym,
+    Dtype.Q4_NL: code_4bit_nl,
     Dtype.TERNARY: code_ternary,
     Dtype.TERNARY_DENSE: code_ternary,
     Dtype.Q8: code_8bit,
@@ -101,7 +119,8 @@ WITH_MIN = (Dtype.Q2, Dtype.Q3, Dtype.Q4)
 
 def pack(dtype: Dtype, codes: list[list[int]]) -> bytes:
     """The codes of a tile, [16][64], as bytes."""
-    n_bytes = {Dtype.Q8: 1024, Dtype.Q4: 512, Dtype.Q4_SYM: 512, Dtype.Q3: 384}.get(dtype, 256)
+    is_4bit = dtype in (Dtype.Q4, Dtype.Q4_SYM, Dtype.Q4_NL)
+    n_bytes = 512 if is_4bit else {Dtype.Q8: 1024, Dtype.Q3: 384}.get(dtype, 256)
     out = bytearray(n_bytes)
     if dtype == Dtype.TERNARY_DENSE:
         return bytes(pack_dense(codes, plane, r, j) for plane, r, j in dense_places())
@@ -112,7 +131,7 @@ def pack(dtype: Dtype, codes: list[list[int]]) -> bytes:
             at = r * 4 + j
             if dtype == Dtype.Q8:
                 out[g * 64 + at] = code
-            elif dtype in (Dtype.Q4, Dtype.Q4_SYM):
+            elif is_4bit:
                 out[g % 8 * 64 + at] |= code << (g // 8 * 4)
             else:
                 out[g % 4 * 64 + at] |= (code & 3) << (g // 4 * 2)

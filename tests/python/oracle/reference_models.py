@@ -205,8 +205,8 @@ def load_qsf(path: Path, context: int = 0) -> Model:
     config = _config_of(header, arch, kinds if has_kinds else (), sets)
     if "head" in weights:  # the embedding is only looked up
         multiplied.pop("embedding", None)
-    # From MXFP4 on, scales of weights are of 32 columns or fewer.
-    has_only_parts = all(dtype >= layout.Dtype.MXFP4 for dtype in multiplied.values())
+    # Scales of the kept types are of 32 columns or fewer.
+    has_only_parts = all(dtype in layout.KEPT for dtype in multiplied.values())
     return Model(config, weights, integer, outliers, 32 if has_only_parts else 64)
 
 

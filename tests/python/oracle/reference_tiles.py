@@ -21,6 +21,7 @@ TILE_BYTES = {
     "3bit": 448,
     "4bit": 576,
     "4bit-sym": 544,
+    "4bit-nl": 544,
     "mxfp4": 544,
     "ternary": 288,
     "ternary-dense": 240,
@@ -41,6 +42,10 @@ TILE_BYTES = {
 
 # The table of the OCP's specification of microscaling formats, version 1.0, but for -0.
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+LEVELS = np.array([0, 7, 13, 17, 21, 24, 27, 30, 32, 35, 38, 41, 44, 48, 53, 60])
+"""Of 4bit-nl, by code: the value is (level - 32) * scale."""
 
 
 def decode_tiles(kind: str, data: bytes, n_rows: int, n_cols: int) -> Array:
@@ -70,7 +75,7 @@ def decode_tiles(kind: str, data: bytes, n_rows: int, n_cols: int) -> Array:
             mins = tiles[:, 32:64].view("<f2")[:, :, None].astype(np.float64)
             values = (codes * scales + mins).astype(np.float32)
         else:
-            zero = {"2bit-sym": 1.5, "4bit-sym": 8, "8bit": 128}.get(kind, 1)
+            zero = {"2bit-sym": 1.5, "4bit-sym": 8, "4bit-nl": 32, "8bit": 128}.get(kind, 1)
             values = ((codes - zero) * scales).astype(np.float32)
     matrix = values.reshape(n_bands, n_blocks, 16, BLOCK_COLS).transpose(0, 2, 1, 3)
     out: Array = matrix.reshape(n_bands * 16, n_blocks * BLOCK_COLS)[:n_rows, :n_cols]
@@ -147,9 +152,9 @@ def _codes(kind: str, codes: NDArray[np.uint8], r: Array, c: Array) -> NDArray[n
     if kind == "8bit":
         found = codes[:, g * 64 + r * 4 + j].astype(np.int64)
         return found
-    if kind in ("4bit", "4bit-sym", "mxfp4"):
+    if kind in ("4bit", "4bit-sym", "4bit-nl", "mxfp4"):
         found = codes[:, g % 8 * 64 + r * 4 + j].astype(np.int64) >> (g // 8 * 4) & 15
-        return found
+        return LEVELS[found] if kind == "4bit-nl" else found
     if kind == "ternary-dense":
         is_last = g == 15
         byte = np.where(is_last, 192 + r, g // 5 * 64 + r * 4 + j)
