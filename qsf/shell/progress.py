@@ -15,23 +15,34 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _REDRAW_S = 0.1
-_RATE_S = 60.0  # the time over which the speed is averaged, for an estimate that is steady
+_RATE_S = 60.0  # the least time over which the speed is averaged, for an estimate that is steady
 
 
 class _Remaining:
     """Estimates how long a task still takes, from how fast it was lately."""
 
     def __init__(self, now: float) -> None:
-        self._at, self._fraction, self._rate = now, 0.0, 0.0
+        self._started = self._at = self._estimated = now
+        self._fraction = 0.0
+        self._done = self._passed_s = 0.0  # both forget alike: no short step spoils the speed
+        self._left_s: float | None = None
 
     def seconds(self, fraction: float, now: float) -> float | None:
-        """Return the time left; None: nothing was done yet."""
+        """Return the time left, small corrections by quarters; None: nothing was done yet."""
         passed_s, done = now - self._at, fraction - self._fraction
         if passed_s > 0 and done > 0:
-            share = max(1 - math.exp(-passed_s / _RATE_S), done / fraction)  # all of it, at first
-            self._rate += share * (done / passed_s - self._rate)
+            kept = math.exp(-passed_s / max(_RATE_S, (now - self._started) / 4))
+            self._done = kept * self._done + done
+            self._passed_s = kept * self._passed_s + passed_s
             self._at, self._fraction = now, fraction
-        return (1 - fraction) / self._rate if self._rate > 0 else None
+        if self._done == 0:
+            return None
+        left_s = (1 - fraction) * self._passed_s / self._done
+        due_s = left_s if self._left_s is None else self._left_s - (now - self._estimated)
+        if abs(left_s - due_s) < 0.1 * left_s:
+            left_s = due_s + (left_s - due_s) / 4
+        self._left_s, self._estimated = left_s, now
+        return left_s
 
 
 class _Bar:
