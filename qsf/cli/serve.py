@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from qsf.model import Model
     from qsf.native.binding import MemoryPlan
     from qsf.options import ModelOptions
-    from qsf.serve.hosts import Host
+    from qsf.serve.hosts import Host, Hosts
     from qsf.serve.scheduling.metrics import Metrics
     from qsf.serve.server import Server
     from qsf.text.constraints import Constraints
@@ -78,9 +78,10 @@ def _run(request: Request) -> int:
     path = next(iter(paths.values()))
     constraints, opening = _prepared(path, request)
     plans: dict[str, MemoryPlan] = {}  # of each alone
-    for other in paths if request.is_plan or len(paths) > 1 else ():
+    has_grammars = not isinstance(constraints, str)
+    for other in paths if request.is_plan or not request.serving.is_for_one(paths) else ():
         plans[other] = call_with(
-            Model.plan, paths[other], _opening(paths[other], request, constraints)
+            Model.plan, paths[other], _opening(paths[other], request, has_grammars)
         )
         if request.is_plan:
             _print_plan(plans[other])
@@ -106,6 +107,7 @@ def _run(request: Request) -> int:
             is_quiet=request.is_quiet,
             paths=paths,
             load=partial(_load, paths, plans, request),
+            check=partial(_check, plans, request, has_grammars),
         )
         del constraints  # which leave memory with their model
         return asyncio.run(_serve(server, model.info.plan.budget_bytes, request.serving))
@@ -140,15 +142,43 @@ def _load(
     return Model.opened(paths[name], opening), constraints
 
 
+def _check(
+    plans: dict[str, MemoryPlan],
+    request: Request,
+    has_grammars: bool,
+    hosts: Hosts,
+    name: str,
+    path: Path,
+) -> None:
+    """Plan another model as if it were alone. Raises QsfError if it cannot be served."""
+    from qsf.model import Model
+    from qsf.text.parts import require_tokenizer
+
+    require_tokenizer(path)
+    taken_bytes, options = hosts.taken_bytes, request.opening
+    if hosts.budget_bytes:
+        options = replace(options, ram_budget=(hosts.budget_bytes + taken_bytes) >> 20)
+    opening = _opening(path, replace(request, opening=options), has_grammars)
+    plan = call_with(Model.plan, path, opening)
+    if not plan.is_enough:
+        needed_mb = -(-(plan.min_budget_bytes - taken_bytes) // (1 << 20))
+        raise QsfMemoryError(
+            f"{name} is on the disk now, but needs {needed_mb} MB, and the server has "
+            f"{hosts.budget_bytes >> 20}: --ram-budget {needed_mb}",
+            plan,
+        )
+    plans[name] = plan
+
+
 def _prepared(path: Path, request: Request) -> tuple[Constraints | str, ModelOptions]:
     """Return the maker of constraints, and the options for opening a model."""
     from qsf.native.opening import text_budget_bytes
 
     constraints = read_constraints(path, request.serving, text_budget_bytes(request.opening))
-    return constraints, _opening(path, request, constraints)
+    return constraints, _opening(path, request, not isinstance(constraints, str))
 
 
-def _opening(path: Path, request: Request, constraints: Constraints | str) -> ModelOptions:
+def _opening(path: Path, request: Request, has_grammars: bool) -> ModelOptions:
     """Return the options for opening a model.
 
     If it has recurrent states, as many sequences are served as have room next to a context.
@@ -156,7 +186,7 @@ def _opening(path: Path, request: Request, constraints: Constraints | str) -> Mo
     from qsf.file.reader import Reader
     from qsf.model import Model
 
-    reserved = reserve_mb(request.serving, has_grammars=not isinstance(constraints, str))
+    reserved = reserve_mb(request.serving, has_grammars=has_grammars)
     wanted, *fewer = (
         replace(request.opening, **sessions, reserve_mb=reserved)
         for sessions in request.serving.sessions()
@@ -214,13 +244,18 @@ def _find(request: Request) -> dict[str, Path]:
                 raise UsageError(f"two models are called {name}: {paths[name]} and {path}")
             paths[name] = path
     options = request.serving
-    if len(paths) == 1:
+    if options.is_for_one(paths):
         return {options.alias or name: path for name, path in paths.items()}
     draft = request.opening.draft
     given = {"--alias": options.alias, "--prefix": options.prefix}
     for flag, value in {**given, "--draft FILE": draft not in ("auto", "off")}.items():
         if value:
-            raise UsageError(f"{flag} is for one model, and {len(paths)} are to be served")
+            others = (
+                "--allow-pull lets clients get more"
+                if options.allow_pull
+                else (f"{len(paths)} are to be served")
+            )
+            raise UsageError(f"{flag} is for one model, and {others}")
     return paths
 
 
@@ -256,13 +291,14 @@ def make_server(
     constraints: Constraints | str = "",
     *,
     is_quiet: bool = False,
-    paths: Mapping[str, Path] | None = None,
+    paths: dict[str, Path] | None = None,
     load: Callable[[str, int | None, bool], tuple[Model, Constraints | str]],
+    check: Callable[[Hosts, str, Path], None] = lambda *_: None,
 ) -> Server:
     """Return a server for an open model; the caller starts it.
 
     ``paths`` are the files of all models by name, this one first, and ``load`` opens one of them
-    inside so many MB, alone or next to others.
+    inside so many MB, alone or next to others. ``check`` is called before others are added.
     """
     from qsf.serve.hosts import Hosts
     from qsf.serve.http.gate import Gate, is_loopback, read_keys
@@ -290,6 +326,10 @@ def make_server(
     hosts = Hosts(
         paths, host, load_host, wait_seconds=options.queue_seconds, keep_seconds=keep_seconds
     )
+    if options.allow_pull:
+        from qsf.cli.serve_pull import Pulls
+
+        hosts.fetch = Pulls(paths, partial(check, hosts)).lines
     return Server(hosts, metrics, gate, bounds, None if is_quiet else log_line)
 
 
@@ -325,13 +365,13 @@ def _make_host(
         constraints=constraints,
         max_seconds=options.max_seconds,
         is_strict=options.strict,
-        is_strict_model=options.strict_model and len(paths) == 1,
+        is_strict_model=options.strict_model and options.is_for_one(paths),
     )
     kept = None
     if options.session_dir is not None:
         folder = Path(options.session_dir)
         kept = SlotFiles(
-            folder if len(paths) == 1 else folder / re.sub(r"[^\w.-]", "-", name),
+            folder if options.is_for_one(paths) else folder / re.sub(r"[^\w.-]", "-", name),
             engine,
             options.session_dir_limit << 20,
             lambda text: command.say_error("qsf-serve", text),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,6 +136,9 @@ class ServeOptions(CheckedOptions):
     session_dir_limit: int = _serve(
         2048, Whole(1, 1 << 30), "most MB of the files in --session-dir that are of this model"
     )
+    allow_pull: bool = _serve(
+        False, Flag(), "let clients get models of the hub by name, by ollama's /api/pull"
+    )
     keep_alive: float | None = _serve(
         None,
         Duration(),
@@ -160,6 +163,10 @@ class ServeOptions(CheckedOptions):
                 f"--kv-contexts {self.kv_contexts} is more than --parallel {n_parallel}",
                 argument="kv_contexts",
             )
+
+    def is_for_one(self, models: Collection[str]) -> bool:
+        """Return whether one model is served as long as the server runs."""
+        return len(models) == 1 and not self.allow_pull
 
     def sessions(self) -> list[dict[str, Any]]:
         """Return numbers of sessions, and of contexts in the KV pool, to open a model with.

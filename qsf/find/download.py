@@ -26,6 +26,7 @@ from qsf.find.store import pieces_folder
 from qsf.foreign_json import JsonError, check_json
 from qsf.shell import command
 from qsf.shell.output import write_text
+from qsf.shell.progress import PROGRESS_LINES, ProgressLine
 from qsf.system.confine import limit_file_bytes
 from qsf.system.signals import STOPPING
 
@@ -119,13 +120,33 @@ def download(
                 write_text(folder / name, text, overwrite=True)
             return folder
         limit_file_bytes(max(sizes[name] for name in wanted) + _MAX_ANSWER_BYTES)
-        folder = Path(snapshot_download(repo, revision=info.sha, allow_patterns=sorted(wanted)))
+        patterns, bar = sorted(wanted), _bar_of(n_bytes)
+        folder = Path(
+            snapshot_download(repo, revision=info.sha, allow_patterns=patterns, tqdm_class=bar)
+        )
     except QsfError:
         raise
     except Exception as error:
         raise QsfIOError(_reason(repo, error)) from error
     gguf = gguf_of(sorted(wanted), type_name)
     return folder / gguf if gguf is not None else folder
+
+
+def _bar_of(n_bytes: int) -> Any:
+    """Return a bar that prints lines for a program which reads them; None: the library's."""
+    if not os.environ.get(PROGRESS_LINES):
+        return None
+    base: Any = import_module("tqdm").tqdm
+    line, most = ProgressLine(enabled=True, unit="B"), 0
+
+    class Lines(base):  # type: ignore[misc]
+        def display(self, *_: object, **_more: object) -> None:
+            nonlocal most
+            if self.unit == "B" and most < self.n <= n_bytes:
+                most = int(self.n)
+                line.update(most, n_bytes)
+
+    return Lines
 
 
 def _check_answer(repo: str, answer: Any) -> None:

@@ -54,6 +54,25 @@ class Named:
         return VECTORS_TYPE if is_for_vectors else DEFAULT_TYPE
 
 
+def hub_address(name: str) -> str:
+    """Return the address on the hub of ``org/name`` or a short name, whatever files are here.
+
+    Raises QsfArgumentError if it is neither.
+    """
+    url = _URL.match(name)
+    name = name if url is None else url[1]
+    repo, _, type_name = name.partition(":")
+    short = suggested(name)
+    if short is not None:
+        repo, type_name = short.repo, ""
+    elif _REPO.fullmatch(repo) is None:
+        likely = likely_name(name) or "qwen3:4b"
+        raise QsfArgumentError(f"{name!r} is no name on the hub: org/name is, or {likely}")
+    if type_name:
+        our_type(type_name)
+    return f"https://huggingface.co/{repo}" + (f":{type_name}" if type_name else "")
+
+
 def meaning_of(model: str) -> Named:
     """Return the meaning of ``model``. Raises QsfError, with what to do, if it is no model."""
     url = _URL.match(model)
@@ -72,8 +91,8 @@ def meaning_of(model: str) -> Named:
         return _existing(Path(text), type_name)
     folder, _, name = text.partition("/")
     is_file = Path(name).suffix in (".qsf", ".gguf", ".safetensors")
-    is_repo = _REPO.fullmatch(text) is not None and not is_file and not Path(folder).is_dir()
-    if not is_repo:
+    is_repo = _REPO.fullmatch(text) is not None and not is_file
+    if not is_repo or (url is None and Path(folder).is_dir()):
         raise QsfIOError(f"{model}: there is no such file or folder{_neighbours(Path(model))}")
     if type_name:
         our_type(type_name)

@@ -119,17 +119,22 @@ def elsewhere(repo: str) -> str:
 # ``python -m`` would look for modules in the user's folder first.
 _CHILD = "import sys; sys.argv[0] = 'qsf'; sys.path = [p for p in sys.path if p]; "
 _PROGRAMS = {
+    "pull": "from qsf.shell.entry import start; main = lambda: start('pull')",
     "convert": "from qsf.shell.entry import convert as main",
     "download": "from qsf.find.download import main",
 }
 
 
+def child_command(words: list[str]) -> list[str]:
+    """Return the command for one of our programs as a process of its own."""
+    program, *arguments = words
+    return [sys.executable, "-c", f"{_CHILD}{_PROGRAMS[program]}; main()", *arguments]
+
+
 def _run_child(words: list[str]) -> str:
     """Run one of our programs to its end and return its output. Raises ChildFailedError."""
-    program, *arguments = words
-    code = f"{_CHILD}{_PROGRAMS[program]}; main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
+        child_command(words),
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONSAFEPATH": "1", **store.environment_of(Path(words[1]))},
     )

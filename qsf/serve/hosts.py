@@ -11,10 +11,10 @@ import math
 import threading
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfMemoryError
 from qsf.native.binding import describe_machine
@@ -90,13 +90,25 @@ class Hosts:
         """
         plan = first.serving.model.info.plan
         self.paths = paths
+        # Gets a model by its name and adds it to ``paths``; yields lines of progress.
+        self.fetch: Callable[[str], AsyncGenerator[dict[str, Any], None]] | None = None
         self.loaded = {first.serving.name: first}
         self.infos: dict[str, ModelInfo] = {first.serving.name: first.serving.model.info}
         self._load, self.wait_seconds, self.keep_seconds = load, wait_seconds, keep_seconds
-        self._budget_bytes, self._base_bytes = plan.budget_bytes, plan.process_bytes
+        self.budget_bytes, self._base_bytes = plan.budget_bytes, plan.process_bytes
         self._turn = asyncio.Lock()
         self._freed = asyncio.Event()
         self._deliver: Callable[[], None] = lambda: None
+
+    @property
+    def taken_bytes(self) -> int:
+        """The memory that models take now."""
+        return max(0, describe_machine().resident_bytes - self._base_bytes)
+
+    @property
+    def is_by_name(self) -> bool:
+        """The name in a request matters: there are several models, or may be."""
+        return len(self.paths) > 1 or self.fetch is not None
 
     @property
     def current(self) -> Host:
@@ -162,8 +174,8 @@ class Hosts:
     async def _bring(self, name: str, deadline: float) -> None:
         """Load a model; evicts an unused one, or waits for one, if memory is short."""
         loop = asyncio.get_running_loop()
-        left_bytes = self._budget_bytes - self._promised_bytes()
-        budget_mb = max(1, left_bytes >> 20) if self._budget_bytes else None
+        left_bytes = self.budget_bytes - self._promised_bytes()
+        budget_mb = max(1, left_bytes >> 20) if self.budget_bytes else None
         try:
             host = await loop.run_in_executor(None, self._load, name, budget_mb, not self.loaded)
         except QsfMemoryError:
@@ -197,5 +209,4 @@ class Hosts:
         memory.
         """
         plans = [host.serving.model.info.plan for host in self.loaded.values()]
-        taken = describe_machine().resident_bytes - self._base_bytes
-        return max(0, sum(plan.engine_bytes for plan in plans) - max(0, taken))
+        return max(0, sum(plan.engine_bytes for plan in plans) - self.taken_bytes)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -323,7 +323,7 @@ class Server:
         and a request may wait long for its model.
         """
         name, is_loading = None, True
-        if len(self.hosts.paths) > 1:
+        if self.hosts.is_by_name:
             body = await self._in_thread(partial(self._body_of, exchange))
             name = body.get("model", body.get("name"))
             is_loading = not ollama.is_unloading(body)
@@ -390,14 +390,33 @@ class Server:
         name, is_stream = await self._in_thread(
             lambda: ollama.read_pull(self._body_of(exchange), None)
         )
-        lines = ollama.pull(self.hosts, name)
-        if not is_stream:
-            await exchange.send_json(lines[-1])
-            return
-        await exchange.begin_stream(is_lines=True)
-        for line in lines:
-            await exchange.send_event(line)
-        exchange.end_stream()
+        exchange.drop_body()
+        work = asyncio.ensure_future(self._send_lines(exchange, name, is_stream=is_stream))
+        exchange.on_gone = work.cancel
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not exchange.is_gone:
+                raise
+        self._endpoints = self._table()
+
+    async def _send_lines(self, exchange: Exchange, name: str, *, is_stream: bool) -> None:
+        line: dict[str, Any] = {}
+        try:
+            async with aclosing(ollama.pull(self.hosts, name)) as lines:
+                async for line in lines:
+                    if is_stream and not exchange.has_begun:
+                        await exchange.begin_stream(is_lines=True)
+                    if is_stream:
+                        await exchange.send_event(line)
+        except QsfError as error:
+            if not exchange.has_begun:
+                raise
+            await exchange.send_event(ollama.problem_body(problem_of(error)))
+        if is_stream:
+            exchange.end_stream()
+        else:
+            await exchange.send_json(line)
 
     async def _answer_page(self, exchange: Exchange, _owner: str) -> None:
         await exchange.send(200, self._page, "text/html; charset=utf-8", page_headers(self._page))

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -14,7 +16,9 @@ from qsf.shell import command
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+PROGRESS_LINES = "QSF_PROGRESS_LINES"  # if set, ProgressLine prints lines of JSON for a program
 _REDRAW_S = 0.1
+_WRITE_S = 0.3
 _RATE_S = 60.0  # the least time over which the speed is averaged, for an estimate that is steady
 
 
@@ -115,11 +119,18 @@ class ProgressLine:
     def __init__(self, *, enabled: bool, unit: str, scale: float = 1) -> None:
         self._unit, self._scale = unit, scale
         self._started = time.monotonic()
-        self._bar = _Bar("", enabled=enabled)
+        self._written = 0.0
+        self._is_json = enabled and bool(os.environ.get(PROGRESS_LINES))
+        self._bar = _Bar("", enabled=enabled and not self._is_json)
 
     def update(self, done: float, total: float) -> None:
         """Show that ``done`` of ``total`` are complete."""
-        elapsed_s = max(time.monotonic() - self._started, 1e-3)
+        now = time.monotonic()
+        if self._is_json and (now - self._written > _WRITE_S or done >= total):
+            self._written = now
+            facts = {"unit": self._unit, "completed": int(done), "total": int(total)}
+            _print(json.dumps(facts))
+        elapsed_s = max(now - self._started, 1e-3)
         self._bar.update(
             done / total if total else 1.0,
             f"{done / self._scale:.0f} of {total / self._scale:.0f} {self._unit}, "

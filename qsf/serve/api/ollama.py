@@ -6,7 +6,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -363,12 +364,19 @@ def read_pull(body: dict[str, Any], _serving: Serving | None) -> tuple[str, bool
     return model or name or "", fields.flag("stream", True)
 
 
-def pull(hosts: Hosts, name: str) -> list[dict[str, Any]]:
-    """Return the lines for a model that is here. Raises Problem for others."""
-    if name.removesuffix(LATEST) not in hosts.paths:
-        text = f"the model {name[:100]!r} is not here: `qsf pull` gets one, a restart serves it"
+async def pull(hosts: Hosts, name: str) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the lines of progress. Raises Problem, QsfError."""
+    name = name.removesuffix(LATEST)
+    if name in hosts.paths:
+        yield {"status": "pulling manifest"}
+    elif hosts.fetch is None:
+        text = f"the model {name[:100]!r} is not here: --allow-pull lets clients get one"
         raise Problem(404, "model_not_found", text, param="model")
-    return [{"status": "pulling manifest"}, {"status": "success"}]
+    else:
+        async with aclosing(hosts.fetch(name)) as lines:
+            async for line in lines:
+                yield line
+    yield {"status": "success"}
 
 
 def running(hosts: Hosts) -> dict[str, Any]:

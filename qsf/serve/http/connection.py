@@ -103,7 +103,7 @@ class Exchange:
     is_lines: bool = False
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
-    on_gone: Callable[[], None] | None = None
+    on_gone: Callable[[], object] | None = None
     holds: asyncio.Semaphore | None = None
 
     def drop_body(self) -> None:

@@ -9,7 +9,7 @@ import json
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,7 +146,7 @@ def started(words: list[str]) -> Iterator[subprocess.Popen[str]]:
 def serving(
     path: Path,
     model: Model | None = None,
-    paths: Mapping[str, Path] | None = None,
+    paths: dict[str, Path] | None = None,
     load: Any = None,
     **options: Any,
 ) -> Iterator[Client]:

@@ -104,7 +104,7 @@ def test_what_is_here_is_pulled(client: Client) -> None:
     assert client.post("/api/pull", name="chat", stream=False).json == {"status": "success"}
     wrong = client.post("/api/pull", model="five")
     assert wrong.status == 404
-    assert "`qsf pull` gets one" in wrong.json["error"]
+    assert "--allow-pull lets clients get one" in wrong.json["error"]
 
 
 def test_one_that_answers_stays_and_who_waits_is_not_passed_by(client: Client) -> None:

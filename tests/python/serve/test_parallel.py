@@ -42,7 +42,7 @@ def test_states_and_a_context_have_room(
 ) -> None:
     taken_mb = Model.plan(path, ram_budget="auto").process_bytes >> 20
     request = parse([str(path), "--ram-budget", str(taken_mb + more_mb), *options])
-    opening = serve._opening(path, request, "off")
+    opening = serve._opening(path, request, False)
     assert (opening.kv_contexts, opening.sessions) == (n_sequences, n_sessions)
     plan = call_with(Model.plan, path, opening)
     assert plan.is_enough
