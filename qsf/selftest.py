@@ -37,7 +37,8 @@ def _try(budget_mb: int | None, io: str) -> str:
     from qsf.system import process
 
     if budget_mb == 0:
-        budget_mb = -(-qsf.Model.plan(_MODEL).min_budget_bytes // (1 << 20))
+        # What Python takes grows by pages until the model is open.
+        budget_mb = 1 - (-qsf.Model.plan(_MODEL).min_budget_bytes // (1 << 20))
     budget = (budget_mb or 0) << 20
     if 0 < budget < (held := describe_machine().resident_bytes):
         raise qsf.QsfUnsupportedError(
