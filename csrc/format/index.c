@@ -79,8 +79,7 @@ static qsf_status check_template(const qsf_reader *r, uint32_t i, const qsf_unit
         r->units[first].template_idx != first)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "unit %u has the tensors of unit %u, allowed: itself; of an expert also an "
-                        "earlier one with tensors of its "
-                        "own",
+                        "earlier one with tensors of its own",
                         i, first);
     const qsf_unit *const t = &r->units[first];
     if (u->raw_bytes != t->raw_bytes || u->dtype != t->dtype || u->n_tensors != t->n_tensors)

@@ -172,8 +172,7 @@ static qsf_status check_state(const char *where, const qsf_layer_kind *k)
     if (k->n_value_heads % k->n_key_heads != 0 || n_rows > QSF_MAX_MIXED_ROWS)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "%s: %u value heads, %u key heads, %u rows of q, k and v, allowed: a "
-                        "multiple of the key heads, at most %u "
-                        "rows",
+                        "multiple of the key heads, at most %u rows",
                         where, k->n_value_heads, k->n_key_heads, n_rows, QSF_MAX_MIXED_ROWS);
     return QSF_OK;
 }
@@ -193,8 +192,8 @@ static qsf_status check_latent(const char *where, const qsf_layer_kind *k)
         k->latent_value_dim % QSF_LATENT_VALUE_STEP != 0 || !is_plain)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "%s: a latent of %u in keys of %u, queries of %u, values of %u, %u KV "
-                        "heads, allowed: a multiple of %u below the keys, 1 or more, a "
-                        "multiple of %u, 1, without keys 48 .. 59",
+                        "heads, allowed: a multiple of %u below the keys, 1 or more, a multiple of "
+                        "%u, 1, without keys 48 .. 59",
                         where, k->latent_rank, k->head_dim, k->nope_dim, k->latent_value_dim,
                         k->n_kv_heads, QSF_LATENT_STEP, QSF_LATENT_VALUE_STEP);
     return QSF_OK;
@@ -215,8 +214,8 @@ static qsf_status check_mixer(const qsf_reader *r, const char *where, const qsf_
         k->latent_rank == 0;
     if (!qsf_has_attention(k) && !is_plain)
         return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: mixer %u (key 1) with attention's keys 32 .. 59, allowed: "
-                        "a window (36) of 0, RoPE set (37) 255",
+                        "%s: mixer %u (key 1) with attention's keys 32 .. 59, allowed: a window "
+                        "(36) of 0, RoPE set (37) 255",
                         where, k->mixer);
     if (qsf_has_ssd(k) && k->kv_source != 0)
         return QSF_FAIL(QSF_ERR_FORMAT, "%s: SSD (key 1) with another layer's keys (key 49)",
@@ -267,11 +266,10 @@ static qsf_status check_kind(const qsf_reader *r, const char *where, const qsf_l
                         where);
     if (k->kv_source != 0 && (k->latent_rank != 0 || k->value_norm != 0 ||
                               k->values_are_keys != 0 || k->qk_norm == QSF_QK_NORM_WHOLE_WIDTH))
-        return QSF_FAIL(
-            QSF_ERR_FORMAT,
-            "%s: keys and values of another layer (key 49) with a latent or norms of its "
-            "own (keys 44, 48, 57, 59), allowed: of queries, per head",
-            where);
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "%s: keys and values of another layer (key 49) with a latent or norms of "
+                        "its own (keys 44, 48, 57, 59), allowed: of queries, per head",
+                        where);
     if (k->alibi_slopes.n != 0 && k->alibi_slopes.n != k->n_heads)
         return QSF_FAIL(QSF_ERR_FORMAT, "%s: %u slopes for %u heads", where, k->alibi_slopes.n,
                         k->n_heads);
@@ -338,11 +336,11 @@ static qsf_status check_sources(const qsf_reader *r)
         if (source >= i || from->kv_source != 0 || from->mixer != QSF_MIXER_ATTENTION ||
             from->latent_rank != 0 || from->n_kv_heads != k->n_kv_heads ||
             from->head_dim != k->head_dim || from->window_tokens != k->window_tokens)
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "KIND: layer %u reads keys and values of layer %u, allowed: an earlier "
-                            "layer with keys of its own, as many KV heads, "
-                            "the same head dimension and window",
-                            i, source);
+            return QSF_FAIL(
+                QSF_ERR_FORMAT,
+                "KIND: layer %u reads keys and values of layer %u, allowed: an earlier layer with "
+                "keys of its own, as many KV heads, the same head dimension and window",
+                i, source);
     }
     return QSF_OK;
 }
@@ -356,8 +354,7 @@ static qsf_status check_mtp(const qsf_reader *r)
                                k->mixer != QSF_MIXER_ATTENTION || k->kv_source != 0))
             return QSF_FAIL(QSF_ERR_FORMAT,
                             "KIND: layer %u of %u is an MTP head (key 17), allowed: the last of 2 "
-                            "or more, with "
-                            "attention to keys of its own",
+                            "or more, with attention to keys of its own",
                             i, r->n_pass_layers);
     }
     return QSF_OK;

@@ -56,8 +56,7 @@ static qsf_status parse_set(qsf_reader *r, uint32_t idx, size_t *at)
         4 * (size_t)n_pairs > n_left - SET_HEAD_BYTES)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "ROPE: set %u has pairing %d and %u pairs, with %zu bytes left; allowed: "
-                        "pairing 0, 1; 1 .. %u pairs of 4 "
-                        "bytes",
+                        "pairing 0, 1; 1 .. %u pairs of 4 bytes",
                         idx, set[1], n_pairs, n_left - SET_HEAD_BYTES, QSF_MAX_ROPE_PAIRS);
     r->rope_sets[idx] = (qsf_rope_set){
         .number = set[0],

@@ -264,7 +264,7 @@ QSF_FORCED_INLINE void decode_tile(qsf_form form, const unsigned char *row, size
     const decoder d = decoder_of(form, tile);
     if (form.codes == QSF_CODES_8BIT)
         decode_8bit_codes(d, codes, columns);
-    else if (form.codes == QSF_CODES_4BIT || form.codes == QSF_CODES_LEVELS)
+    else if (qsf_are_nibbles(form.codes))
         decode_4bit_codes(d, codes, form.codes == QSF_CODES_LEVELS, columns);
     else if (form.codes == QSF_CODES_TRITS)
         decode_trits(d, codes, columns);

@@ -21,19 +21,20 @@ static inline lanes lanes_round_f16(lanes v)
     return lanes_load_f16(halves);
 }
 
-/* Returns the nearest code, of two the one that is even or lower; the lowest for NaN. */
-static inline lanes nearest_code(const qsf_code_range *range, lanes v)
+/* Returns the nearest code, of two the one that is even or lower; the lowest for NaN. levels: those
+ * of the range, a literal in loops that are to be fast without */
+QSF_FORCED_INLINE lanes nearest_code(const qsf_code_range *range, const float *levels, lanes v,
+                                     lanes low, lanes high)
 {
-    const float *const levels = range->levels;
-    v = lanes_min(lanes_max(v, lanes_set(range->low)), lanes_set(range->high));
-    if (levels != NULL) {
-        lanes level = lanes_set(levels[15]);
-        for (size_t i = 15; i-- > 0;)
-            level = lanes_where_less(lanes_set(0.5F * (levels[i] + levels[i + 1])), v, level,
-                                     lanes_set(levels[i]));
-        return level;
+    v = lanes_min(lanes_max(v, low), high);
+    if (levels == NULL)
+        return lanes_sub(lanes_add(v, lanes_set(ROUND_MAGIC)), lanes_set(ROUND_MAGIC));
+    lanes level = lanes_set(levels[15] - range->zero);
+    for (size_t i = 15; i-- > 0;) {
+        const float middle = 0.5F * (levels[i] + levels[i + 1]) - range->zero; /* exact */
+        level = lanes_where_less(lanes_set(middle), v, level, lanes_set(levels[i] - range->zero));
     }
-    return lanes_sub(lanes_add(v, lanes_set(ROUND_MAGIC)), lanes_set(ROUND_MAGIC));
+    return level;
 }
 
 /* Returns the smallest f16 that is not below the value (>= 0); never -0. */
@@ -99,11 +100,42 @@ typedef struct search {
     lanes next_scale_here; /* with the min unchanged */
 } search;
 
+/* Sums over the columns of a block, of the codes q of a trial: weight * loss, q, q * q, q * x */
+typedef struct code_sums {
+    lanes loss;
+    lanes q;
+    lanes qq;
+    lanes qx;
+} code_sums;
+
+QSF_FORCED_INLINE code_sums sum_codes(const search *s, const float *levels, lanes scale, lanes off)
+{
+    const lanes zero = lanes_set(0.0F);
+    const lanes inverse =
+        lanes_where_less(zero, lanes_abs(scale), lanes_div(lanes_set(1.0F), scale), zero);
+    const lanes bias = lanes_mul(lanes_sub(zero, off), inverse);
+    const lanes minus_scale = lanes_sub(zero, scale);
+    const lanes low = lanes_set(s->range->low);
+    const lanes high = lanes_set(s->range->high);
+    code_sums sums = {zero, zero, zero, zero};
+    for (size_t c = 0; c < s->in->width; c++) {
+        const lanes x = lanes_load(s->x.at[c]);
+        const lanes w = lanes_set(s->in->weights[c]);
+        const lanes q = nearest_code(s->range, levels, lanes_fma(x, inverse, bias), low, high);
+        const lanes d = lanes_fma(q, minus_scale, lanes_sub(x, off));
+        const lanes wq = lanes_mul(w, q);
+        sums.loss = lanes_fma(lanes_mul(w, d), d, sums.loss);
+        sums.q = lanes_add(sums.q, wq);
+        sums.qq = lanes_fma(wq, q, sums.qq);
+        sums.qx = lanes_fma(wq, x, sums.qx);
+    }
+    return sums;
+}
+
 /* Tries a scale and a min, rounded to f16; keeps them in each row where they reduce the loss. */
 static inline void try_scale(search *s, lanes scale, lanes min)
 {
     const qsf_code_range *const range = s->range;
-    const lanes zero = lanes_set(0.0F);
     scale = lanes_round_f16(scale);
     lanes off;
     if (range->has_min) {
@@ -112,35 +144,18 @@ static inline void try_scale(search *s, lanes scale, lanes min)
     } else {
         off = lanes_mul(scale, lanes_set(range->half));
     }
-    const lanes inverse =
-        lanes_where_less(zero, lanes_abs(scale), lanes_div(lanes_set(1.0F), scale), zero);
-    const lanes bias = lanes_mul(lanes_sub(zero, off), inverse);
-    const lanes minus_scale = lanes_sub(zero, scale);
-    lanes loss = zero;
-    lanes sum_q = zero;
-    lanes sum_qq = zero;
-    lanes sum_qx = zero;
-    for (size_t c = 0; c < s->in->width; c++) {
-        const lanes x = lanes_load(s->x.at[c]);
-        const lanes w = lanes_set(s->in->weights[c]);
-        const lanes q = nearest_code(range, lanes_fma(x, inverse, bias));
-        const lanes d = lanes_fma(q, minus_scale, lanes_sub(x, off));
-        const lanes wq = lanes_mul(w, q);
-        loss = lanes_fma(lanes_mul(w, d), d, loss);
-        sum_q = lanes_add(sum_q, wq);
-        sum_qq = lanes_fma(wq, q, sum_qq);
-        sum_qx = lanes_fma(wq, x, sum_qx);
-    }
-    s->scale = lanes_where_less(loss, s->loss, scale, s->scale);
-    s->min = lanes_where_less(loss, s->loss, min, s->min);
-    s->loss = lanes_where_less(loss, s->loss, loss, s->loss);
-    s->next_scale_here = lanes_div(lanes_sub(sum_qx, lanes_mul(off, sum_q)), sum_qq);
+    const code_sums sums = range->levels == NULL ? sum_codes(s, NULL, scale, off)
+                                                 : sum_codes(s, range->levels, scale, off);
+    s->scale = lanes_where_less(sums.loss, s->loss, scale, s->scale);
+    s->min = lanes_where_less(sums.loss, s->loss, min, s->min);
+    s->loss = lanes_where_less(sums.loss, s->loss, sums.loss, s->loss);
+    s->next_scale_here = lanes_div(lanes_sub(sums.qx, lanes_mul(off, sums.q)), sums.qq);
     s->next_scale = s->next_scale_here;
     if (range->has_min) {
-        const lanes det = lanes_sub(lanes_mul(s->sum_w, sum_qq), lanes_mul(sum_q, sum_q));
-        const lanes num = lanes_sub(lanes_mul(s->sum_w, sum_qx), lanes_mul(sum_q, s->sum_wx));
+        const lanes det = lanes_sub(lanes_mul(s->sum_w, sums.qq), lanes_mul(sums.q, sums.q));
+        const lanes num = lanes_sub(lanes_mul(s->sum_w, sums.qx), lanes_mul(sums.q, s->sum_wx));
         s->next_scale = lanes_div(num, det);
-        const lanes rest = lanes_sub(s->sum_wx, lanes_mul(s->next_scale, sum_q));
+        const lanes rest = lanes_sub(s->sum_wx, lanes_mul(s->next_scale, sums.q));
         s->next_min = lanes_add(lanes_div(rest, s->sum_w), s->centre);
     }
 }
@@ -333,7 +348,8 @@ static inline lanes code_of(const qsf_code_range *range, lanes x, lanes scale, l
     const lanes is_scaled =
         lanes_where_less(zero, lanes_abs(scale), lanes_set(1.0F), lanes_set(0.0F));
     const lanes divisor = lanes_where_less(zero, is_scaled, scale, lanes_set(1.0F));
-    const lanes q = nearest_code(range, lanes_div(lanes_sub(x, off), divisor));
+    const lanes q = nearest_code(range, range->levels, lanes_div(lanes_sub(x, off), divisor),
+                                 lanes_set(range->low), lanes_set(range->high));
     return lanes_where_less(zero, is_scaled, q, zero);
 }
 

@@ -125,7 +125,7 @@ void qsf_pack_tile(uint32_t dtype, const qsf_tile_floats *codes, const qsf_fit *
     if (form.codes == QSF_CODES_8BIT) {
         for (size_t g = 0; g < N_GROUPS; g++)
             put_plane(words.at[g], out + QSF_BLOCK * g);
-    } else if (qsf_code_bytes(form.codes) == 512) {
+    } else if (qsf_are_nibbles(form.codes)) {
         if (form.codes == QSF_CODES_LEVELS)
             codes_of_levels(&words);
         put_bits(&words, 4, 0x0F0F0F0F, out);

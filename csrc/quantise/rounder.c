@@ -16,10 +16,9 @@ static const qsf_code_range range_ternary = {
     .low = -1, .high = 1, .zero = 1, .reach = 1, .is_even = true, .is_exact = true};
 static const qsf_code_range range_8bit = {
     .low = -127, .high = 127, .zero = 128, .reach = 127, .is_even = true};
-static const float levels_4bit_nl[] = {-32, -25, -19, -15, -11, -8, -5, -2,
-                                       0,   3,   6,   9,   12,  16, 21, 28};
+static const float levels[] = {QSF_LEVELS};
 static const qsf_code_range range_4bit_nl = {
-    .levels = levels_4bit_nl, .low = -32, .high = 28, .zero = 32, .reach = 32};
+    .levels = levels, .low = -32, .high = 28, .zero = 32, .reach = 32};
 static const qsf_code_range range_4bit_sym = {.low = -8, .high = 7, .zero = 8, .reach = 8};
 
 static const qsf_code_range *const range_by_dtype[QSF_DTYPE_COUNT] = {

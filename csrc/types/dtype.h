@@ -143,6 +143,12 @@ static inline size_t qsf_code_bytes(qsf_codes codes)
     return 0;
 }
 
+/* True if codes lie as QSF_CODES_4BIT. */
+static inline bool qsf_are_nibbles(qsf_codes codes)
+{
+    return codes == QSF_CODES_4BIT || codes == QSF_CODES_E2M1 || codes == QSF_CODES_LEVELS;
+}
+
 /* Tiles of a group, whose scales lie together before the codes of all of them; a row has whole
  * groups. */
 static inline size_t qsf_tiles_per_head(qsf_form form)

@@ -59,7 +59,7 @@ typedef struct code_layout {
 
 QSF_FORCED_INLINE code_layout layout_of(qsf_codes codes)
 {
-    if (codes == QSF_CODES_4BIT || codes == QSF_CODES_LEVELS)
+    if (qsf_are_nibbles(codes))
         return (code_layout){8, 2, 1, 8};
     if (codes == QSF_CODES_TRITS)
         return (code_layout){3, 5, 5, 1};
@@ -94,21 +94,26 @@ QSF_FORCED_INLINE void load_trits(__m256i bytes, __m256i *code)
     }
 }
 
+/* What codes stand for: of E2M1 the values + 12, of LEVELS the levels; 4 bits as they are */
+QSF_FORCED_INLINE __m256i looked_up(qsf_codes kind, __m256i codes)
+{
+    const __m128i values = kind == QSF_CODES_E2M1 ? _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24,
+                                                                  12, 11, 10, 9, 8, 6, 4, 0)
+                                                  : _mm_setr_epi8(QSF_LEVELS);
+    return kind == QSF_CODES_4BIT ? codes
+                                  : _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), codes);
+}
+
 /* Loads the codes of plane p of half a tile, of LEVELS the levels: code [n_codes]. Literal is_odd:
  * p % 2. */
 QSF_FORCED_INLINE void load_plane(qsf_codes kind, const unsigned char *half, size_t p, bool is_odd,
                                   __m256i *code)
 {
     const __m256i bytes = load32(half + p * 64);
-    if (kind == QSF_CODES_4BIT || kind == QSF_CODES_LEVELS) {
+    if (qsf_are_nibbles(kind)) {
         const __m256i mask = _mm256_set1_epi8(15);
-        code[0] = _mm256_and_si256(bytes, mask);
-        code[1] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
-        if (kind == QSF_CODES_4BIT)
-            return;
-        const __m256i levels = _mm256_broadcastsi128_si256(_mm_setr_epi8(QSF_LEVELS));
-        code[0] = _mm256_shuffle_epi8(levels, code[0]);
-        code[1] = _mm256_shuffle_epi8(levels, code[1]);
+        code[0] = looked_up(kind, _mm256_and_si256(bytes, mask));
+        code[1] = looked_up(kind, _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask));
         return;
     }
     if (kind == QSF_CODES_TRITS) {
@@ -139,12 +144,8 @@ QSF_FORCED_INLINE __m256i load_group(qsf_codes kind, const unsigned char *half, 
     const __m256i both = load32(half + g % 8 * 64);
     const __m256i nibbles =
         _mm256_and_si256(g < 8 ? both : _mm256_srli_epi16(both, 4), _mm256_set1_epi8(15));
-    if (kind == QSF_CODES_E2M1)
-        return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_setr_epi8(
-                                       12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0)),
-                                   nibbles);
-    if (kind == QSF_CODES_4BIT)
-        return nibbles;
+    if (qsf_are_nibbles(kind))
+        return looked_up(kind, nibbles);
     const size_t n_planes = kind == QSF_CODES_5BIT ? 2 : 4;
     const int shift = (int)(kind == QSF_CODES_5BIT ? g / 2 : g / 4 * 2); /* of the higher bits */
     const __m256i high = load32(half + 512 + g % n_planes * 64);

@@ -14,37 +14,24 @@ QSF_FORCED_INLINE __m512i load64(const unsigned char *p)
 
 /* Each unpack_*: plane p of a tile, 64 bytes, to the codes of some groups of columns. */
 
+/* What codes stand for: of E2M1 the values + 12, of LEVELS the levels; 4 bits as they are */
+QSF_FORCED_INLINE __m512i looked_up(qsf_codes kind, __m512i codes)
+{
+    const __m128i values = kind == QSF_CODES_E2M1 ? _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24,
+                                                                  12, 11, 10, 9, 8, 6, 4, 0)
+                                                  : _mm_setr_epi8(QSF_LEVELS);
+    return kind == QSF_CODES_4BIT ? codes
+                                  : _mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), codes);
+}
+
 /* Groups p and p + 8 */
-QSF_FORCED_INLINE void unpack_4bit(const unsigned char *bytes, size_t p, __m512i *codes)
+QSF_FORCED_INLINE void unpack_nibbles(qsf_codes kind, const unsigned char *bytes, size_t p,
+                                      __m512i *codes)
 {
     const __m512i nibbles = _mm512_set1_epi8(15);
     const __m512i both = load64(bytes + p * 64);
-    codes[0] = _mm512_and_si512(both, nibbles);
-    codes[1] = _mm512_and_si512(_mm512_srli_epi32(both, 4), nibbles);
-}
-
-QSF_FORCED_INLINE __m512i e2m1_values(__m512i codes)
-{
-    const __m512i values = _mm512_broadcast_i32x4(
-        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-    return _mm512_shuffle_epi8(values, codes);
-}
-
-/* As unpack_4bit, of E2M1: values + 12 */
-QSF_FORCED_INLINE void unpack_e2m1(const unsigned char *bytes, size_t p, __m512i *codes)
-{
-    unpack_4bit(bytes, p, codes);
-    codes[0] = e2m1_values(codes[0]);
-    codes[1] = e2m1_values(codes[1]);
-}
-
-/* As unpack_4bit, of LEVELS: the levels */
-QSF_FORCED_INLINE void unpack_levels(const unsigned char *bytes, size_t p, __m512i *codes)
-{
-    const __m512i levels = _mm512_broadcast_i32x4(_mm_setr_epi8(QSF_LEVELS));
-    unpack_4bit(bytes, p, codes);
-    codes[0] = _mm512_shuffle_epi8(levels, codes[0]);
-    codes[1] = _mm512_shuffle_epi8(levels, codes[1]);
+    codes[0] = looked_up(kind, _mm512_and_si512(both, nibbles));
+    codes[1] = looked_up(kind, _mm512_and_si512(_mm512_srli_epi32(both, 4), nibbles));
 }
 
 /* Group g, a literal, of types with parts; of E2M1 values + 12 */
@@ -53,10 +40,8 @@ QSF_FORCED_INLINE __m512i unpack_group(qsf_codes codes, const unsigned char *byt
     const __m512i both = load64(bytes + g % 8 * 64);
     const __m512i nibbles =
         _mm512_and_si512(g < 8 ? both : _mm512_srli_epi32(both, 4), _mm512_set1_epi8(15));
-    if (codes == QSF_CODES_E2M1)
-        return e2m1_values(nibbles);
-    if (codes == QSF_CODES_4BIT)
-        return nibbles;
+    if (qsf_are_nibbles(codes))
+        return looked_up(codes, nibbles);
     const size_t n_planes = codes == QSF_CODES_5BIT ? 2 : 4;
     const size_t shift = codes == QSF_CODES_5BIT ? g / 2 : g / 4 * 2; /* of the higher bits */
     const __m512i high = load64(bytes + 512 + g % n_planes * 64);
@@ -143,7 +128,7 @@ QSF_FORCED_INLINE planes planes_of(qsf_codes codes)
 {
     if (codes == QSF_CODES_8BIT)
         return (planes){16, 1};
-    if (qsf_code_bytes(codes) == 512)
+    if (qsf_are_nibbles(codes))
         return (planes){8, 2};
     return codes == QSF_CODES_TRITS ? (planes){4, 5} : (planes){4, 4};
 }
@@ -161,12 +146,8 @@ QSF_FORCED_INLINE void unpack_plane(qsf_codes codes, const unsigned char *bytes,
 {
     if (codes == QSF_CODES_8BIT)
         out[0] = load64(bytes + p * 64);
-    else if (codes == QSF_CODES_4BIT)
-        unpack_4bit(bytes, p, out);
-    else if (codes == QSF_CODES_E2M1)
-        unpack_e2m1(bytes, p, out);
-    else if (codes == QSF_CODES_LEVELS)
-        unpack_levels(bytes, p, out);
+    else if (qsf_are_nibbles(codes))
+        unpack_nibbles(codes, bytes, p, out);
     else if (codes == QSF_CODES_3BIT)
         unpack_3bit(bytes, p, out);
     else if (codes == QSF_CODES_TRITS)

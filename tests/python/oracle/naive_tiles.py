@@ -62,26 +62,25 @@ def code_ternary(block: Block) -> Codes:
     return symmetric(block, ceil_f16(max(abs(w) for w in block)), 1, -1, 1)
 
 
-def code_4bit_sym(block: Block) -> Codes:
-    """The value of the largest magnitude is -8 scales; of two, the positive one."""
+def signed_scale(block: Block, most: int) -> np.float16:
+    """The value of the largest magnitude is -most scales; of two, the positive one."""
     low, high = min(block), max(block)
     extreme = high if high >= -low else low
-    scale = ceil_f16(abs(extreme) / F(8))
-    if extreme > 0:
-        scale = -scale
-    return symmetric(block, scale, 8, -8, 7)
+    scale = ceil_f16(abs(extreme) / F(most))
+    return -scale if extreme > 0 else scale
+
+
+def code_4bit_sym(block: Block) -> Codes:
+    """From -8 to 7 scales."""
+    return symmetric(block, signed_scale(block, 8), 8, -8, 7)
 
 
 NL_LEVELS = (-32, -25, -19, -15, -11, -8, -5, -2, 0, 3, 6, 9, 12, 16, 21, 28)
 
 
 def code_4bit_nl(block: Block) -> Codes:
-    """As 4bit-sym, with uneven levels: of two that are as near, the lower one."""
-    low, high = min(block), max(block)
-    extreme = high if high >= -low else low
-    scale = ceil_f16(abs(extreme) / F(32))
-    if extreme > 0:
-        scale = -scale
+    """The nearest of uneven levels; of two that are as near, the lower one."""
+    scale = signed_scale(block, 32)
     if scale == 0:
         return [NL_LEVELS.index(0)] * len(block), scale, np.float16(0)
     levels = np.array(NL_LEVELS, F)
