@@ -1,4 +1,4 @@
-"""What the engine and its tools raise, all of it a ``QsfError``.
+"""What the engine and its tools raise: a ``QsfError``. ``ChildFailedError`` stays inside.
 
 - ``QsfArgumentError``, also a ``ValueError``
   - ``QsfStateError``
@@ -162,3 +162,11 @@ class QsfNumericError(QsfError, ArithmeticError):
 
 class QsfConversionError(QsfError):
     """A checkpoint cannot be converted: a part is missing, wrong or not supported."""
+
+
+class ChildFailedError(Exception):
+    """A download or conversion failed and has printed why."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__()
+        self.exit_code = exit_code

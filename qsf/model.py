@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qsf.closable import Closing
-from qsf.errors import QsfArgumentError, QsfConversionError
+from qsf.errors import ChildFailedError, QsfArgumentError, QsfConversionError
 from qsf.native.opening import io_origin, open_native, plan_native, with_policy
 from qsf.option_arguments import call_with, taking
 from qsf.options import GenerationOptions, ModelOptions
@@ -112,15 +112,15 @@ class Model(Closing, Uncopyable):
 
         Args:
             name: a .qsf file, a folder with a HuggingFace model, a GGUF file, or ``org/name`` on
-                the hub, which is downloaded (extra ``hub``) unless it is in the hub's cache; with
-                ``:TYPE`` after it for another type than the default.
+                the hub, which is downloaded unless it is in the hub's cache; with ``:TYPE`` after
+                it for another type than the default.
             {options}
 
         Raises:
             QsfConversionError: the download or the conversion failed; stderr has the reason.
             QsfError: there is no such model, or what ``Model(path, ...)`` raises.
         """
-        from qsf.find.prepare import ChildFailedError, find_model  # never needed for a path
+        from qsf.find.prepare import find_model  # never needed for a path
 
         try:
             path = find_model(os.fspath(checked_path(name)), is_quiet=True, is_yes=True)

@@ -250,11 +250,9 @@ def _find(request: Request) -> dict[str, Path]:
     given = {"--alias": options.alias, "--prefix": options.prefix}
     for flag, value in {**given, "--draft FILE": draft not in ("auto", "off")}.items():
         if value:
-            others = (
-                "--allow-pull lets clients get more"
-                if options.allow_pull
-                else (f"{len(paths)} are to be served")
-            )
+            others = f"{len(paths)} are to be served"
+            if options.allow_pull:
+                others = "--allow-pull lets clients get more"
             raise UsageError(f"{flag} is for one model, and {others}")
     return paths
 

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qsf.errors import QsfIOError
+from qsf.errors import ChildFailedError, QsfIOError
 from qsf.find.names import hub_address
-from qsf.find.prepare import ChildFailedError, child_command, find_model
+from qsf.find.prepare import child_command, find_model
 from qsf.foreign_json import read_json
 from qsf.shell.progress import PROGRESS_LINES
 

@@ -9,10 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from qsf.errors import QsfIOError
+from qsf.errors import ChildFailedError, QsfIOError
 from qsf.find import store
 from qsf.find.names import Named, cached_source, meaning_of
-from qsf.shell.command import ChildFailedError as ChildFailedError
 
 
 def find_model(

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from qsf.errors import QsfError, QsfFormatError, clean, error_line, one_line
+from qsf.errors import ChildFailedError, QsfError, QsfFormatError, clean, error_line, one_line
 from qsf.system.files import wait_writable
 from qsf.system.signals import STOPPING
 
@@ -45,14 +45,6 @@ class StoppedError(BaseException):
         self.text = "interrupted" if number == signal.SIGINT else "terminated"
         self.exit_code = 128 + number
         self.outcome = ""  # replaces the default outcome text of the command
-
-
-class ChildFailedError(Exception):
-    """A download or conversion failed and has printed why."""
-
-    def __init__(self, exit_code: int) -> None:
-        super().__init__()
-        self.exit_code = exit_code
 
 
 def _raise_stopped(number: int, _frame: object) -> None:

@@ -166,7 +166,6 @@ _FALCON = Dialect(
     more=_falcon,
     read_by_more=_READ,
 )
-# Its rows are in the order of a RoPE on whole heads, of which the first half is turned.
 _MAMBA2 = Dialect(
     family="Mamba2ForCausalLM",
     config={
@@ -188,6 +187,7 @@ _MAMBA2 = Dialect(
     more=_mamba2,
     read_by_more=(*_READ, "attention.head_count"),
 )
+# Its rows are in the order of a RoPE on whole heads, of which the first half is turned.
 _BAMBA = replace(
     _FALCON,
     family="BambaForCausalLM",

@@ -17,13 +17,13 @@ import pytest
 from make import gguf_files, tiny_checkpoints
 from make.fake_hub import COMMIT, REPO, FakeHub
 from make.fake_hub import hub as hub
-from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
+from qsf.errors import ChildFailedError, QsfArgumentError, QsfConversionError, QsfIOError
 from qsf.file.open_file import is_qsf_file
 from qsf.file.type_names import our_type
 from qsf.find import prepare, store
 from qsf.find.catalogue import SUGGESTED
 from qsf.find.names import gguf_of, meaning_of
-from qsf.find.prepare import ChildFailedError, find_model
+from qsf.find.prepare import find_model
 from qsf.native.opening import plan_native
 from qsf.options import ModelOptions
 from qsf_bench.models.random_qsf import embed_type_of, write_model
