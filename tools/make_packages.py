@@ -67,7 +67,8 @@ def fill(text: str, values: dict[str, str], dist: Path) -> str:
 def main() -> None:
     """Write the files into OUT."""
     dist, home, epoch, out = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
-    values = facts(next(dist.glob("qsf-*[0-9].tar.gz")), home, epoch)
+    (sdist,) = (path for path in dist.glob("qsf-*.tar.gz") if path.name.count("-") == 1)
+    values = facts(sdist, home, epoch)
     for path in sorted(path for path in PACKAGING.rglob("*") if path.is_file()):
         name = fill(str(path.relative_to(PACKAGING)), values, dist)
         try:

@@ -25,6 +25,8 @@ VERSION, LICENSE, SUMMARY = (
 DEPENDENCIES = re.findall(r"^dependencies = \[\n(.*?)^\]", PROJECT, re.MULTILINE | re.DOTALL)[0]
 HOME = "https://forge.invalid/someone/qsf"
 ZIPS = [f"qsf-{VERSION}-{cpu}-windows-gnu.zip" for cpu in ("x86_64", "aarch64")]
+# Beside the source package, and named like it but for the system.
+PROGRAMS = [f"qsf-{VERSION}-{of}.tar.gz" for of in ("aarch64-macos.11.0", "riscv64-linux-musl")]
 TEMPLATES = [path for path in make_packages.PACKAGING.rglob("*") if path.is_file()]
 
 
@@ -39,7 +41,7 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with tarfile.open(dist / f"qsf-{VERSION}.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "PKG-INFO", f"qsf-{VERSION}/PKG-INFO")
         tar.add(ROOT / "pyproject.toml", f"qsf-{VERSION}/pyproject.toml")
-    for name in ZIPS:
+    for name in (*ZIPS, *PROGRAMS):
         (dist / name).write_bytes(name.encode())
     fill(monkeypatch, tmp_path)
     return tmp_path
