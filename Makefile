@@ -49,7 +49,8 @@ c_build = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_BINDING=O
 ctest = $(CTEST) --test-dir build/$(1) -j $(JOBS) --timeout 600 --output-on-failure --no-tests=error
 
 .PHONY: help demo link test test-c test-py check check-isa check-hostile check-san check-arm check-old check-targets check-slow \
-	check-musl-python check-real program amalgamation lint format fuzz baseline bench wheels release install clean
+	check-musl-python check-windows-python check-real program amalgamation lint format fuzz baseline bench wheels \
+	release install clean
 .NOTPARALLEL:
 
 help: ## show this list
@@ -220,8 +221,15 @@ check-targets: build/install.stamp ## the C library for musl, 32 bits, RISC-V, W
 		aarch64-linux-gnu-objdump
 	@$(call c_build,c,-DQSF_BUILD_LIBRARY=ON,example_generate); $(zig); \
 		WINEPREFIX="$(CURDIR)/build/wine" WINEDEBUG=-all tests/install/check_wheels.sh $(PY) build/wheels "$$zig"
+	@$(windows_python)
 	@$(zig); WINEPREFIX="$(CURDIR)/build/wine" WINEDEBUG=-all tests/install/check_amalgamation.sh "$$zig" \
 		build/amalgamation $(TARGETS_TESTED) $(TARGETS_EMULATED) $(TARGETS_BUILT)
+
+windows_python = $(zig); WINEPREFIX="$(CURDIR)/build/wine" tests/install/check_windows_python.sh $(PY) \
+	build/wheels/qsf-*-win_amd64.whl build/windows-python "$$zig"
+check-windows-python: build/install.stamp ## the wheel for Windows by CPython for Windows in wine: each command
+	@$(MAKE) --no-print-directory wheels WHEELS=build/wheels SYSTEMS=win_amd64=x86_64-windows-gnu
+	@$(windows_python)
 
 # Some five minutes of a core the first time, of which CI has none left; both need root and Debian.
 check-musl-python: build/install.stamp ## the wheel for musl by a Python in a root without glibc; MODEL=FILE.gguf runs it too

@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 import select
+import struct
 import threading
 import time
 from pathlib import Path
@@ -20,6 +21,8 @@ _BINARY = getattr(os, "O_BINARY", 0)  # Windows would change line ends
 # Without O_NONBLOCK a named pipe would wait for a writer.
 READ_FLAGS = os.O_RDONLY | _BINARY | getattr(os, "O_NONBLOCK", 0)
 DIRECT_FLAG = getattr(os, "O_DIRECT", 0)  # 0: the system cannot bypass the page cache
+_AT_ONCE, _EXCLUSIVE = 1, 2  # flags of LockFileEx; msvcrt's locking() gives wine's errors no number
+_ERROR_LOCK_VIOLATION = 33
 _LOCKED_BYTE = 0x7FFF0000  # after the end: Windows locks bytes, and nobody else can read them
 _POLL_SECONDS = 0.05
 _seeking = threading.Lock()  # where a descriptor's position must be moved
@@ -68,16 +71,17 @@ def try_lock(fd: int) -> None:
     """Lock a file. Raises BlockingIOError if another process holds it, OSError as ``lock``."""
     if fcntl is not None:
         return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    import ctypes
     import msvcrt
 
-    before = os.lseek(fd, 0, os.SEEK_CUR)
-    try:
-        os.lseek(fd, _LOCKED_BYTE, os.SEEK_SET)
-        msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
-    except PermissionError as error:
-        raise BlockingIOError(*error.args) from error
-    finally:
-        os.lseek(fd, before, os.SEEK_SET)
+    kernel = ctypes.WinDLL("kernel32", use_last_error=True)
+    handle = ctypes.c_void_p(msvcrt.get_osfhandle(fd))
+    place = ctypes.create_string_buffer(struct.pack("<QQQQ", 0, 0, _LOCKED_BYTE, 0), 32)
+    if not kernel.LockFileEx(handle, _AT_ONCE | _EXCLUSIVE, 0, 1, 0, place):
+        code = ctypes.get_last_error()
+        if code == _ERROR_LOCK_VIOLATION:
+            raise BlockingIOError(errno.EACCES, os.strerror(errno.EACCES))
+        raise ctypes.WinError(code)
     return None
 
 

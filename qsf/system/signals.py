@@ -10,6 +10,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from qsf.system.process import when_asked_to_end
+
 if TYPE_CHECKING:
     import asyncio
     from _socket import socket
@@ -40,6 +42,7 @@ def handle_stopping(loop: asyncio.AbstractEventLoop, on_signal: Callable[[int], 
                 loop.add_signal_handler(number, on_signal, number)
             except NotImplementedError:  # Windows
                 signal.signal(number, lambda n, _: loop.call_soon_threadsafe(on_signal, n))
+    when_asked_to_end(lambda: loop.call_soon_threadsafe(on_signal, signal.SIGTERM))
 
 
 def _socket_pair() -> tuple[socket, socket]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 import subprocess
 import tempfile
@@ -93,6 +92,10 @@ def run_command(
         CapError: the group cannot be made.
         WorkerError: the command cannot be started.
     """
+    try:
+        import resource
+    except ImportError:  # Windows
+        raise WorkerError("this system does not say how much memory a process took") from None
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="qsf-bench-"))
         paths = [Path(folder, name) for name in ("output", "errors")]

@@ -16,7 +16,6 @@ import json
 import os
 import random
 import re
-import resource
 import sys
 import time
 from array import array
@@ -185,6 +184,8 @@ def disk_bytes() -> int | None:
 
 def peak_rss_bytes() -> int:
     """Return the peak memory of this process."""
+    import resource  # not on Windows
+
     peak_kb = number_in("/proc/self/status", "VmHWM:")
     return 1024 * (peak_kb or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 

@@ -14,7 +14,7 @@ from qsf.system import children, confine
 ROOT = Path(__file__).resolve().parents[3]
 # Python as Windows has it, as far as Linux can show it: what is missing there is removed.
 WINDOWS = """
-import os, signal, sys, mmap, select, subprocess, asyncio, threading, types, socket, errno
+import os, signal, sys, mmap, select, subprocess, asyncio, threading, types, socket, errno, ctypes
 import _signal, _socket
 pair = _socket.socketpair
 socket.socketpair = lambda: pair()
@@ -30,12 +30,13 @@ for module, names in (
         delattr(module, name)
 signal.SIGBREAK = signal.SIGTTIN
 _held = set()
-def locking(fd, _kind, _n):
-    key = os.fstat(fd).st_ino
-    if key in _held:
-        raise PermissionError(errno.EACCES, "locked")
-    _held.add(key)
-sys.modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
+class Kernel32:
+    def LockFileEx(self, handle, *_):
+        key = os.fstat(handle.value).st_ino
+        return key not in _held and not _held.add(key)
+ctypes.WinDLL = lambda *_, **__: Kernel32()
+ctypes.get_last_error = lambda: 33
+sys.modules["msvcrt"] = types.SimpleNamespace(get_osfhandle=lambda fd: fd)
 """
 
 
@@ -52,8 +53,8 @@ def on_windows(script: str, *arguments: str | Path) -> str:
 def test_every_module_of_the_packages_can_be_imported() -> None:
     printed = on_windows("""
         import importlib, pkgutil
-        import qsf, qsf_converter
-        names = [m.name for p in (qsf, qsf_converter) for m in pkgutil.walk_packages(
+        import qsf, qsf_bench, qsf_converter
+        names = [m.name for p in (qsf, qsf_bench, qsf_converter) for m in pkgutil.walk_packages(
                  p.__path__, p.__name__ + ".") if not m.name.endswith(("build_ffi", "libqsf"))
                  and not m.name.endswith(("__main__", "render_child", "qsf.bench"))]
         for name in names:
