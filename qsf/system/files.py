@@ -86,12 +86,19 @@ def try_lock(fd: int) -> None:
 
 
 def unlink_locked(fd: int, path: Path) -> None:
-    """Remove a file that this process has locked; the caller closes ``fd``."""
+    """Remove a file that this process has locked; the caller closes ``fd``.
+
+    On Windows it stays, without the lock, if another process looks at it just then.
+    """
     if fcntl is None:  # an open file cannot be removed
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, fd)
         os.close(null)
-    path.unlink(missing_ok=True)
+    try:
+        path.unlink(missing_ok=True)
+    except PermissionError:
+        if fcntl is not None:
+            raise
 
 
 def read_at(fd: int, n_bytes: int, off: int) -> bytes:

@@ -9,7 +9,7 @@ python=$(realpath -s "$1") wheel=$(realpath "$2") zig=$4
 mkdir -p "$3"
 work=$(realpath "$3")
 cd "$work"
-fail() { cat out/errors 2>/dev/null; echo "check_windows_python: $*" >&2; exit 1; }
+fail() { cat out/errors* 2>/dev/null; echo "check_windows_python: $*" >&2; exit 1; }
 skip() { echo "wheel: Windows: skipped, $*"; exit 0; }
 command -v wine >/dev/null || skip "there is no wine"
 
@@ -35,7 +35,7 @@ mkdir out
 export WINEPREFIX=${WINEPREFIX:-$work/wine} WINEDEBUG=-all
 unset PYTHONPATH
 # All output comes through a pipe: in wine, Python cannot write into a file of Linux.
-there() { timeout 200 wine python/python.exe -m "$@" 2> >(sed -u 's/\r$//' >out/errors) | tr -d '\r'; }
+there() { timeout 200 wine python/python.exe -m "$@" 2> >(sed -u 's/\r$//' >"out/errors${errors:-}") | tr -d '\r'; }
 here() { "$python" -m qsf "$@" 2>/dev/null; }
 same() { # NAME, then a command that writes the same here and there
     local name=$1
@@ -95,10 +95,10 @@ done >out/talk
     <(tail -n "$(($(wc -l <out/talk) / 2))" out/talk) || fail "a conversation has another text"
 
 # ---- a server, asked from here ----
-there qsf serve out/here.qsf --port 0 </dev/null &
+errors=-serve there qsf serve out/here.qsf --port 0 </dev/null &
 server=$!
-for _ in {1..100}; do ! grep -q "at http" out/errors || break; sleep 0.1; done
-url=$(sed -n 's/.* at \(http[^ ]*\)$/\1/p' out/errors)
+for _ in {1..600}; do ! grep -qs "at http" out/errors-serve || break; sleep 0.1; done
+url=$(sed -n 's/.* at \(http[^ ]*\)$/\1/p' out/errors-serve)
 [ -n "$url" ] || fail "the server does not start"
 "$python" - "$url" <<END | cmp - <(here run out/here.qsf --raw -p "Once upon a time" "${greedy[@]}") || fail "the server"
 import json, sys, urllib.request
