@@ -86,17 +86,14 @@ def try_lock(fd: int) -> None:
 
 
 def unlink_locked(fd: int, path: Path) -> None:
-    """Remove a file that this process has locked; the caller closes ``fd``.
-
-    On Windows it stays, without the lock, if another process looks at it just then.
-    """
+    """Remove a file that this process has locked; the caller closes ``fd``."""
     if fcntl is None:  # an open file cannot be removed
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, fd)
         os.close(null)
     try:
         path.unlink(missing_ok=True)
-    except PermissionError:
+    except PermissionError:  # on Windows it stays, without the lock, while others look at it
         if fcntl is not None:
             raise
 

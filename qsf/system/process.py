@@ -7,17 +7,15 @@ import contextlib
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 _M_MMAP_THRESHOLD: Final = -3  # of glibc's malloc.h
 _UNMAPPED_BYTES: Final = 4 << 20
 _SYNCHRONIZE: Final = 0x100000  # of Windows
 _ERROR_ACCESS_DENIED: Final = 5
 _WAIT_TIMEOUT: Final = 258
-_INFINITE: Final = 0xFFFFFFFF
+_END_EVENT: Final = "Local\\qsf-end-{}"
 
 
 def is_alive(pid: int) -> bool:
@@ -82,36 +80,22 @@ def open_file_count() -> int | None:
 
 def ask_to_end(pid: int) -> None:
     """Ask a process to end. Raises OSError if it does not exist or belongs to another user."""
-    if sys.platform != "win32":
-        return os.kill(pid, signal.SIGTERM)
-    kernel, event = _end_event(pid)  # os.kill would end it at once
-    return kernel.SetEvent(event)
+    if sys.platform == "win32":  # os.kill would end it at once
+        import _overlapped
+
+        _overlapped.SetEvent(_overlapped.CreateEvent(None, True, False, _END_EVENT.format(pid)))
+    else:
+        os.kill(pid, signal.SIGTERM)
 
 
-def when_asked_to_end(call: Callable[[], object]) -> None:
-    """Call when ``ask_to_end`` names this process; only on Windows, elsewhere it is a signal."""
+def wait_to_be_asked() -> None:
+    """Wait until ``ask_to_end`` names this process; only on Windows, elsewhere it is a signal."""
     if sys.platform == "win32":
-        kernel, event = _end_event(os.getpid())
+        import _overlapped
+        import _winapi
 
-        def wait() -> None:
-            kernel.WaitForSingleObject(event, _INFINITE)
-            call()
-
-        threading.Thread(target=wait, daemon=True).start()
-
-
-def _end_event(pid: int) -> tuple[Any, Any]:
-    """Return Windows' kernel32, and the event that asks a process to end."""
-    if sys.platform != "win32":
-        raise NotImplementedError
-    import ctypes
-
-    kernel = ctypes.WinDLL("kernel32", use_last_error=True)
-    kernel.CreateEventW.restype = ctypes.c_void_p
-    event = kernel.CreateEventW(None, True, False, f"Local\\qsf-end-{pid}")
-    if event is None:
-        raise ctypes.WinError(ctypes.get_last_error())
-    return kernel, ctypes.c_void_p(event)
+        event = _overlapped.CreateEvent(None, True, False, _END_EVENT.format(os.getpid()))
+        _winapi.WaitForSingleObject(event, _winapi.INFINITE)
 
 
 def emulator_name() -> str:

@@ -6,11 +6,12 @@ from __future__ import annotations
 import contextlib
 import select
 import signal
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from qsf.system.process import when_asked_to_end
+from qsf.system import process
 
 if TYPE_CHECKING:
     import asyncio
@@ -42,7 +43,13 @@ def handle_stopping(loop: asyncio.AbstractEventLoop, on_signal: Callable[[int], 
                 loop.add_signal_handler(number, on_signal, number)
             except NotImplementedError:  # Windows
                 signal.signal(number, lambda n, _: loop.call_soon_threadsafe(on_signal, n))
-    when_asked_to_end(lambda: loop.call_soon_threadsafe(on_signal, signal.SIGTERM))
+    if sys.platform == "win32":
+
+        def wait() -> None:
+            process.wait_to_be_asked()
+            loop.call_soon_threadsafe(on_signal, signal.SIGTERM)
+
+        threading.Thread(target=wait, daemon=True).start()
 
 
 def _socket_pair() -> tuple[socket, socket]:
