@@ -222,6 +222,7 @@ check-targets: build/install.stamp ## the C library for musl, 32 bits, RISC-V, W
 	@$(call c_build,c,-DQSF_BUILD_LIBRARY=ON,example_generate); $(zig); \
 		WINEPREFIX="$(CURDIR)/build/wine" WINEDEBUG=-all tests/install/check_wheels.sh $(PY) build/wheels "$$zig"
 	@$(windows_python)
+	@$(musl_python)
 	@$(zig); WINEPREFIX="$(CURDIR)/build/wine" WINEDEBUG=-all tests/install/check_amalgamation.sh "$$zig" \
 		build/amalgamation $(TARGETS_TESTED) $(TARGETS_EMULATED) $(TARGETS_BUILT)
 
@@ -231,10 +232,12 @@ check-windows-python: build/install.stamp ## the wheel for Windows by CPython fo
 	@$(MAKE) --no-print-directory wheels WHEELS=build/wheels SYSTEMS=win_amd64=x86_64-windows-gnu
 	@$(windows_python)
 
-# Some five minutes of a core the first time, of which CI has none left; both need root and Debian.
+# 70 seconds of a core the first time; needs root and Debian, else it says that it is skipped.
+musl_python = tests/install/check_musl_python.sh $(PY) build/wheels/qsf-*-musllinux_1_2_x86_64.whl \
+	build/musl-python $(MODEL)
 check-musl-python: build/install.stamp ## the wheel for musl by a Python in a root without glibc; MODEL=FILE.gguf runs it too
 	@$(MAKE) --no-print-directory wheels WHEELS=build/wheels SYSTEMS=musllinux_1_2_x86_64=x86_64-linux-musl
-	@tests/install/check_musl_python.sh $(PY) build/wheels/qsf-*-musllinux_1_2_x86_64.whl build/musl-python $(MODEL)
+	@$(musl_python)
 
 PROGRAM_TARGETS := x86_64-linux-musl aarch64-linux-musl arm-linux-musleabihf riscv64-linux-musl \
 	x86_64-windows-gnu aarch64-windows-gnu aarch64-macos.11.0 x86_64-macos.10.15

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The wheel for musl in a root that has a Python made for musl and nothing of glibc: the self test, a
-# conversion and texts as here. Python, libffi and zlib are compiled from Debian's sources (some five
-# minutes of a core), once: FOLDER keeps them.
+# conversion and texts as here. Python, libffi and zlib are compiled from Debian's sources (70
+# seconds of a core), once: FOLDER keeps them.
 # Usage: check_musl_python.sh PYTHON WHEEL FOLDER [FILE.gguf]
 set -euo pipefail
 
@@ -12,10 +12,12 @@ work=$(realpath "$3") model=${4:+$(realpath "$4")}
 root=$work/root
 cd "$work"
 fail() { echo "check_musl_python: $*" >&2; exit 1; }
+skip() { echo "wheel: musl, its own Python: skipped, $*"; exit 0; }
 
 build_python() {
-    [ "$(id -u)" = 0 ] || fail "needs root, to fetch Debian's sources"
-    apt-get install -y -q --no-install-recommends musl-tools bubblewrap dpkg-dev >log 2>&1
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || skip "it needs root, and Debian's sources"
+    apt-get install -y -q --no-install-recommends musl-tools bubblewrap dpkg-dev >log 2>&1 ||
+        skip "Debian's packages are not there"
     mkdir -p lists/partial kernel "$root"/{lib,out,proc,dev,tmp}
     . /etc/os-release
     echo "deb-src http://deb.debian.org/debian $VERSION_CODENAME main" >sources.list
@@ -23,7 +25,8 @@ build_python() {
         -o "Dir::State::lists=$work/lists")
     apt-get "${apt[@]}" update >log 2>&1
     series=$(apt-cache "${apt[@]}" depends python3-minimal | sed -n 's/.*Depends: \(python3[.0-9]*\)-minimal.*/\1/p')
-    apt-get "${apt[@]}" source --tar-only "$series" libffi zlib >log 2>&1
+    apt-get "${apt[@]}" source --tar-only "$series" libffi zlib >log 2>&1 ||
+        skip "Debian's sources are not there"
     local name
     for name in "$series" libffi zlib; do
         mkdir -p "$name"
@@ -46,14 +49,23 @@ END
     (cd libffi && ./configure --build=x86_64-linux-musl --prefix="$work/made" --disable-shared \
         --disable-docs --disable-multi-os-directory && make install) >log 2>&1
     mkdir -p build
+    # Not `make install`: it compiles all modules three times.
     (cd build && "../$series/configure" --build=x86_64-linux-musl --prefix=/usr --without-ensurepip \
-        --disable-test-modules CPPFLAGS="-I$work/made/include" LDFLAGS="-L$work/made/lib" \
-        PKG_CONFIG=false && make && make install DESTDIR="$root") >log 2>&1
+        --without-doc-strings --disable-test-modules CPPFLAGS="-I$work/made/include" LDFLAGS="-L$work/made/lib" \
+        PKG_CONFIG=false && make python sharedmods) >log 2>&1
+    local lib="$root/usr/lib/$series"
+    mkdir -p "$root/usr/bin" "$lib"
+    (cd "$series/Lib" && tar c --exclude=test --exclude=tests --exclude=idlelib --exclude=lib2to3 .) | tar x -C "$lib"
+    cp -r build/build/lib.*/ "$lib/lib-dynload"
+    cp build/python "$root/usr/bin/$series"
     cp -L /lib/ld-musl-x86_64.so.1 "$root/lib"
     touch "$root/lib/is-whole"
 }
 
-[ -e "$root/lib/is-whole" ] || build_python || { tail -20 log; fail "Python for musl was not built"; }
+set -E
+trap 'tail -20 log; fail "Python for musl was not built"' ERR
+[ -e "$root/lib/is-whole" ] || build_python
+trap - ERR
 series=$(ls "$root/usr/lib" | grep -x "python3\.[0-9]*")
 # Debian 12's musl does not load newer wheels of numpy.
 rm -rf "$root/usr/lib/$series/site-packages" out
