@@ -22,7 +22,7 @@ static inline lanes lanes_round_f16(lanes v)
 }
 
 /* Returns the nearest code, of two the one that is even or lower; the lowest for NaN. levels: those
- * of the range, a literal in loops that are to be fast without */
+ * of the range; a literal NULL where a loop must not look for them again and again */
 QSF_FORCED_INLINE lanes nearest_code(const qsf_code_range *range, const float *levels, lanes v,
                                      lanes low, lanes high)
 {

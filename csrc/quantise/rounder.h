@@ -24,7 +24,7 @@
 
 /* The codes of a type; integers as floats. */
 typedef struct qsf_code_range {
-    const float *levels; /* the 16 codes there are + zero, ascending; NULL: all from low to high */
+    const float *levels; /* the 16 codes + zero, ascending; NULL: all from low to high */
     float low;
     float high;
     float zero;

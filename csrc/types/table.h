@@ -33,8 +33,9 @@
     X(19, Q6_K,          q6_k,          "q6_k",           840, 6BIT,  8BIT, 16, 0,  32, 1, 1.0F) \
     X(20, 4BIT_NL,       4bit_nl,       "4bit-nl",        544, LEVELS, F16, 64, 0,  32, 1, 1.0F)
 
-/* The levels of LEVELS + 32, by code: those that leave real weights the least squared error among
- * integers of 6 bits with 0 (docs/quality.md). 16-bit sums hold four products of them. */
+/* By code, the level that a code of LEVELS stands for, plus 32. The levels are integers of 6 bits,
+ * one of them 0, which were searched for the least squared error of real weights (docs/quality.md).
+ * A 16-bit sum holds four products of them. */
 #define QSF_LEVELS 0, 7, 13, 17, 21, 24, 27, 30, 32, 35, 38, 41, 44, 48, 53, 60
 
 /* Without codes. Columns: the first five of above */

@@ -63,8 +63,8 @@ def stop_command(
     server: Annotated[
         str | None,
         typer.Argument(
-            help="Its model's name, address or process; may be left out where one runs. The name "
-            "of one of several models: that leaves memory.",
+            help="Its model's name, address or process; may be left out where one runs. With the "
+            "name of one of its several models, only that model leaves memory.",
             metavar="SERVER",
             show_default=False,
         ),

@@ -28,7 +28,7 @@ class _Remaining:
     def __init__(self, now: float) -> None:
         self._started = self._at = self._estimated = now
         self._fraction = 0.0
-        self._done = self._passed_s = 0.0  # both forget alike: no short step spoils the speed
+        self._done = self._passed_s = 0.0  # old parts fade alike: no short step spoils the speed
         self._left_s: float | None = None
 
     def seconds(self, fraction: float, now: float) -> float | None:

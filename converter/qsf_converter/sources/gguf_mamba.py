@@ -198,7 +198,7 @@ _BAMBA = replace(
 
 
 def hybrid_of(dialect: Dialect, metadata: Mapping[str, Any], shapes: Shapes) -> Dialect:
-    """Return the dialect of a file: Bamba's are of Granite 4 H, with RoPE and without a scale."""
+    """Return the dialect of a file. Bamba's have Granite 4 H's name, but RoPE and no scale."""
     if dialect is not MAMBA_DIALECTS["granitehybrid"]:
         return dialect
     has_rope = metadata.get("granitehybrid.rope.scaling.finetuned")
