@@ -313,6 +313,8 @@ static qsf_status match_ends(const qsf_config *c, const qsf_reader *r, qsf_ends 
 {
     const presence head = c->has_tied_head || c->is_encoder ? NEVER : ALWAYS;
     const presence dense = c->is_encoder ? OPTIONAL : NEVER;
+    const qsf_tensor *const rest = qsf_reader_tensor(r, r->final_unit, QSF_TENSOR_HEAD_REST);
+    const uint32_t n_rest = rest == NULL ? 0 : rest->n_rows;
     const tensor_rule embedding[] = {
         {QSF_TENSOR_EMBEDDING, "embedding", QSF_LAYOUT_TILES, ALWAYS, c->n_vocab, c->dim},
     };
@@ -321,7 +323,8 @@ static qsf_status match_ends(const qsf_config *c, const qsf_reader *r, qsf_ends 
         {QSF_TENSOR_FINAL_NORM_BIAS, "final_norm_bias", QSF_LAYOUT_VECTOR, OPTIONAL, 1, c->dim},
         {QSF_TENSOR_DENSE, "dense", QSF_LAYOUT_TILES, dense, c->dim, c->dim},
         {QSF_TENSOR_HEAD_BIAS, "head_bias", QSF_LAYOUT_VECTOR, OPTIONAL, 1, c->n_vocab},
-        {QSF_TENSOR_HEAD, "head", QSF_LAYOUT_TILES, head, c->n_vocab, c->dim},
+        {QSF_TENSOR_HEAD, "head", QSF_LAYOUT_TILES, head, c->n_vocab - n_rest, c->dim},
+        {QSF_TENSOR_HEAD_REST, "head_rest", QSF_LAYOUT_TILES, OPTIONAL, n_rest, c->dim},
     };
     const qsf_tensor *tensors[sizeof final / sizeof final[0]];
     QSF_TRY(match_unit(r, r->embedding_unit, embedding, 1, &ends->embedding));
@@ -331,6 +334,7 @@ static qsf_status match_ends(const qsf_config *c, const qsf_reader *r, qsf_ends 
     ends->dense = tensors[2];
     ends->head_bias = tensors[3];
     ends->head = tensors[4];
+    ends->head_rest = tensors[5];
     if (c->has_tied_head)
         ends->head = ends->embedding;
     ends->own_table = NULL;

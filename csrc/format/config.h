@@ -155,6 +155,7 @@ typedef struct qsf_ends {
     const qsf_tensor *head_bias;       /* [n_vocab], optional; NULL when tied */
     const qsf_tensor *dense;           /* [dim, dim] after the final norm, optional */
     const qsf_tensor *head;            /* [n_vocab, dim]; the embedding when tied; or NULL */
+    const qsf_tensor *head_rest;       /* the last rows of [n_vocab, dim], if `head` lacks them */
     const qsf_tensor *own_table;       /* [n_vocab, own_cols]; or NULL */
 } qsf_ends;
 

@@ -241,5 +241,6 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_MTP_END_NORM = 84,
     QSF_TENSOR_INPUT_SHIFT = 85,
     QSF_TENSOR_DENSE = 86,
-    QSF_TENSOR_TYPE_COUNT = 87
+    QSF_TENSOR_HEAD_REST = 87, /* the head's rows after those of 26 */
+    QSF_TENSOR_TYPE_COUNT = 88
 } qsf_tensor_type;

@@ -192,6 +192,25 @@ static qsf_status check_own_table(const qsf_reader *r)
                     r->header.n_vocab, r->header.n_layers * r->arch.own_width);
 }
 
+/* Checks the head at t[*i], which is one matrix or two, and goes behind it: the first has whole
+ * tiles, the second the rows after them. */
+static qsf_status check_head(const qsf_header *h, const qsf_tensor *t, uint32_t n_tensors,
+                             uint32_t *i)
+{
+    const bool is_split = *i + 1 < n_tensors && t[*i + 1].type == QSF_TENSOR_HEAD_REST;
+    const uint32_t n_rows = is_split ? t[*i].n_rows : h->n_vocab;
+    if (is_split && (n_rows >= h->n_vocab || n_rows % QSF_TILE_ROWS != 0))
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "tensor table: the head's first part has %u rows, allowed: multiples of %d "
+                        "below %u",
+                        n_rows, QSF_TILE_ROWS, h->n_vocab);
+    QSF_TRY(check_is(&t[(*i)++], QSF_TENSOR_HEAD, QSF_LAYOUT_TILES, n_rows, h->dim));
+    if (!is_split)
+        return QSF_OK;
+    return check_is(&t[(*i)++], QSF_TENSOR_HEAD_REST, QSF_LAYOUT_TILES, h->n_vocab - n_rows,
+                    h->dim);
+}
+
 /* Checks the fixed contents of the embedding unit and the final unit, which layers must not have.
  */
 static qsf_status check_contents(const qsf_reader *r)
@@ -213,12 +232,14 @@ static qsf_status check_contents(const qsf_reader *r)
             ((r->tensors[i].type >= QSF_TENSOR_EMBEDDING &&
               r->tensors[i].type <= QSF_TENSOR_FINAL_NORM_BIAS) ||
              r->tensors[i].type == QSF_TENSOR_HEAD_BIAS || r->tensors[i].type == QSF_TENSOR_DENSE ||
+             r->tensors[i].type == QSF_TENSOR_HEAD_REST ||
              r->tensors[i].type == QSF_TENSOR_OWN_TABLE))
             return QSF_FAIL(QSF_ERR_FORMAT,
                             "tensor table: entry %u of a layer or expert has type %u, allowed "
-                            "there: all but %d .. %d, %d, %d and %d",
+                            "there: all but %d .. %d, %d, %d, %d and %d",
                             i, r->tensors[i].type, QSF_TENSOR_EMBEDDING, QSF_TENSOR_FINAL_NORM_BIAS,
-                            QSF_TENSOR_HEAD_BIAS, QSF_TENSOR_OWN_TABLE, QSF_TENSOR_DENSE);
+                            QSF_TENSOR_HEAD_BIAS, QSF_TENSOR_OWN_TABLE, QSF_TENSOR_DENSE,
+                            QSF_TENSOR_HEAD_REST);
 
     /* In the order of use: norm, its bias if any, the head's bias if any and the head, unless tied.
      */
@@ -233,7 +254,7 @@ static qsf_status check_contents(const qsf_reader *r)
         QSF_TRY(check_is(&t[i++], QSF_TENSOR_HEAD_BIAS, QSF_LAYOUT_VECTOR, 1, h->n_vocab));
     const bool has_head = r->arch.tied_head == 0 && r->arch.is_encoder == 0;
     if (i < finl->n_tensors && has_head)
-        QSF_TRY(check_is(&t[i++], QSF_TENSOR_HEAD, QSF_LAYOUT_TILES, h->n_vocab, h->dim));
+        QSF_TRY(check_head(h, t, finl->n_tensors, &i));
     else if (has_head)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "tensor table: the final unit has no output head (type %d), and ARCH does "

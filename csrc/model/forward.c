@@ -132,7 +132,7 @@ static qsf_status run_layer(qsf_forward *f, const qsf_chunk *chunk, uint32_t lay
 /* The argument of head_epilogue */
 typedef struct head_job {
     const qsf_ops *ops;
-    float *logits; /* [n_tokens, n_vocab] */
+    float *logits; /* [n_tokens, n_vocab], from the first row of this part of the head */
 } head_job;
 
 static void head_epilogue(const void *arg, size_t begin, size_t end)
@@ -197,6 +197,29 @@ static void end_rows(qsf_forward *f, qsf_chunk *chunk)
     place_rows(&f->ops, chunk);
 }
 
+/* logits = head(in) (+ bias [n_vocab] unless NULL); the head is one matrix or two. */
+static qsf_status multiply_head(qsf_forward *f, const qsf_chunk *chunk, const float *bias,
+                                const qsf_acts *in)
+{
+    const qsf_config *const c = f->ops.config;
+    const qsf_tensor *const matrices[] = {f->ends->head, f->ends->head_rest};
+    head_job jobs[2];
+    qsf_linear parts[2];
+    size_t n_parts = 0;
+    for (size_t row = 0; row < c->n_vocab; row += matrices[n_parts++]->n_rows) {
+        jobs[n_parts] = (head_job){&f->ops, chunk->logits + row};
+        parts[n_parts] = (qsf_linear){matrices[n_parts],
+                                      bias == NULL ? NULL : bias + row,
+                                      chunk->logits + row,
+                                      c->n_vocab,
+                                      1,
+                                      c->logit_cap != 0.0F ? head_epilogue : NULL,
+                                      &jobs[n_parts],
+                                      {0}};
+    }
+    return qsf_linear_run(&f->ops, parts, n_parts, in);
+}
+
 /* logits = head(norm(x)) for the rows that get logits; hidden = norm(x) for the others. x is
  * `normed` if it is normalised already. */
 static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk, bool is_normed)
@@ -204,10 +227,7 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk, bool is_norme
     qsf_ops *const o = &f->ops;
     const qsf_scratch *const s = o->scratch;
     const qsf_config *const c = o->config;
-    const head_job job = {o, chunk->logits};
-    qsf_linear head = {f->ends->head, NULL, chunk->logits, c->n_vocab, 1, NULL, &job, {0}};
-    if (c->logit_cap != 0.0F)
-        head.epilogue = head_epilogue;
+    const float *bias;
     QSF_TRY(begin_unit(o, f->ends->final_norm->unit_idx));
     qsf_acts in;
     if (is_normed)
@@ -225,7 +245,7 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk, bool is_norme
     }
     in.n_tokens = chunk->n_logits_rows;
     o->n_tokens = chunk->n_logits_rows;
-    QSF_TRY(qsf_ops_load_vector(o, f->ends->head_bias, s->head_bias, &head.bias));
+    QSF_TRY(qsf_ops_load_vector(o, f->ends->head_bias, s->head_bias, &bias));
     if (c->has_tied_head) {
         QSF_TRY(end_unit(o, QSF_PHASE_NORM));
         QSF_TRY(begin_unit(o, f->ends->embedding->unit_idx));
@@ -233,7 +253,7 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk, bool is_norme
         qsf_ops_lap(o, QSF_PHASE_NORM);
     }
     if (o->n_tokens > 0)
-        QSF_TRY(qsf_linear_run(o, &head, 1, &in));
+        QSF_TRY(multiply_head(f, chunk, bias, &in));
     return end_unit(o, QSF_PHASE_HEAD);
 }
 

@@ -276,8 +276,10 @@ class TensorType(IntEnum):
     MTP_END_NORM = 84
     INPUT_SHIFT = 85  # added to the residual before the input norm
     DENSE = 86  # of an encoder, after the final norm
+    HEAD_REST = 87  # the head's rows after those of HEAD
 
 
+HEADS: Final = (TensorType.HEAD, TensorType.HEAD_REST)
 TABLES: Final = (TensorType.EMBEDDING, TensorType.OWN_TABLE)  # with checksums of bands in EBND
 EXACT: Final = (  # f16 or f32 alone
     TensorType.EXPERT_ROUTER, TensorType.BETA, TensorType.DECAY, TensorType.DECAY_UP,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from qsf.errors import QsfArgumentError
@@ -41,7 +41,7 @@ _LAYER_ORDER: Final = (  # vectors and outlier tables come before the matrix tha
 _EXPERT_ORDER: Final = (
     _T.FFN_GATE_BIAS, _T.FFN_UP_BIAS, _T.FFN_GATE, _T.FFN_UP, _T.FFN_DOWN_BIAS, _T.FFN_DOWN,
 )  # fmt: skip
-_FINAL_ORDER: Final = (_T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.DENSE, _T.HEAD_BIAS, _T.HEAD)
+_FINAL_ORDER: Final = (_T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.DENSE, _T.HEAD_BIAS)
 EXPERT_TYPES: Final = (
     _T.FFN_GATE, _T.FFN_UP, _T.FFN_DOWN,
     _T.FFN_GATE_OUTLIERS, _T.FFN_UP_OUTLIERS, _T.FFN_DOWN_OUTLIERS,
@@ -137,9 +137,12 @@ def expert_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
 
 
 def unit_shapes(
-    h: Header, kinds: Sequence[LayerKind], unit: UnitId, own_width: int
+    h: Header, kinds: Sequence[LayerKind], unit: UnitId, own_width: int, head_rows: int = 0
 ) -> dict[int, tuple[int, int]]:
-    """Return [rows, cols] of each tensor of a unit; ``kinds`` are those of the layers."""
+    """Return [rows, cols] of each tensor of a unit; ``kinds`` are those of the layers.
+
+    ``head_rows`` are the rows of HEAD if HEAD_REST has the others.
+    """
     if unit.role == Role.LAYER:
         return layer_shapes(h, kinds[unit.layer], own_width)
     if unit.role == Role.EXPERT:
@@ -150,7 +153,8 @@ def unit_shapes(
         _T.FINAL_NORM_BIAS: (1, h.dim),
         _T.DENSE: (h.dim, h.dim),
         _T.HEAD_BIAS: (1, h.n_vocab),
-        _T.HEAD: (h.n_vocab, h.dim),
+        _T.HEAD: (head_rows or h.n_vocab, h.dim),
+        _T.HEAD_REST: (h.n_vocab - head_rows, h.dim),
         _T.OWN_TABLE: (h.n_vocab, h.n_layers * own_width),
     }
 
@@ -160,10 +164,16 @@ def unit_order(role: Role, *, is_tied: bool) -> tuple[TensorType, ...]:
     return {
         Role.EMBEDDING: (_T.EMBEDDING,),
         Role.LAYER: _LAYER_ORDER,
-        Role.FINAL: _FINAL_ORDER[:-1] if is_tied else _FINAL_ORDER,
+        Role.FINAL: _FINAL_ORDER if is_tied else (*_FINAL_ORDER, *lay.HEADS),
         Role.EXPERT: _EXPERT_ORDER,
         Role.OWN_TABLE: (_T.OWN_TABLE,),
     }[role]
+
+
+def head_rows_of(h: Header, tensors: Iterable[tuple[int, int]]) -> int:
+    """Return the rows of HEAD if HEAD_REST may follow, else 0; ``tensors`` are (type, rows)."""
+    rows = next((n_rows for kind, n_rows in tensors if kind == _T.HEAD), 0)
+    return rows if rows < h.n_vocab and rows % lay.TILE_ROWS == 0 else 0
 
 
 def check_order(

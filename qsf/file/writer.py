@@ -44,6 +44,7 @@ from qsf.file.output import Data, Output
 from qsf.file.units import (
     EXPERT_TYPES,
     check_order,
+    head_rows_of,
     pack_tensor,
     unit_order,
     unit_shapes,
@@ -239,12 +240,15 @@ class Writer(Output):
         fault = lay.tensor_fault(type, n_rows, n_cols, dtype, layout, n_entries)
         if fault is not None:
             raise QsfArgumentError(f"{name}: {fault}")
-        shape = unit_shapes(self.header, self._kinds, unit.id, self._arch.own_width).get(type)
+        parts = [*((t.type, t.n_rows) for t in unit.tensors), (type, n_rows)]
+        head_rows = head_rows_of(self.header, parts)
+        own_width = self._arch.own_width
+        shape = unit_shapes(self.header, self._kinds, unit.id, own_width, head_rows).get(type)
         if shape is not None and index == 0 and shape != (n_rows, n_cols):
             raise QsfArgumentError(f"{name}: the header makes it [{shape[0]}, {shape[1]}]")
         if not 0 <= index <= 0xFFFF or (index and type not in EXPERT_TYPES):
             raise QsfArgumentError(f"{name}: index {index}, allowed: 0, or an expert's number")
-        if type in (*lay.TABLES, TensorType.HEAD) and layout != Layout.TILES:
+        if type in (*lay.TABLES, *lay.HEADS) and layout != Layout.TILES:
             raise QsfArgumentError(f"{name}: allowed: layout tiles")
         kinds = unit_order(unit.id.role, is_tied=self._is_tied)
         check_order(kinds, [(t.type, t.index) for t in unit.tensors], type, index, name)
@@ -374,8 +378,13 @@ class Writer(Output):
         types = [t.type for t in unit.tensors]
         if types[0] != TensorType.FINAL_NORM:
             raise QsfArgumentError("the final unit has no final norm")
-        if not self._is_tied and types[-1] != TensorType.HEAD:
+        if not self._is_tied and types[-1] not in lay.HEADS:
             raise QsfArgumentError("the final unit has no output head, and it is not tied")
+        n_rows = sum(t.n_rows for t in unit.tensors if t.type in lay.HEADS)
+        if not self._is_tied and n_rows != self.header.n_vocab:
+            raise QsfArgumentError(
+                f"the output head has {n_rows} rows, needed: {self.header.n_vocab}"
+            )
 
     def _compress(self, unit: _OpenUnit) -> tuple[Compression, int]:
         """Compress the layer after its raw bytes, then move it over them if that saves enough.

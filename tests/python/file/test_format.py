@@ -446,6 +446,16 @@ def final(w: Writer) -> None:
     w.begin_unit(FINAL_UNIT, dtype=Dtype.Q8)
 
 
+def head(w: Writer, *parts: tuple[TensorType, int]) -> None:
+    """Write the final unit with these matrices of the head, as (type, rows)."""
+    final(w)
+    vector(w, T.FINAL_NORM)
+    for kind, n_rows in parts:
+        w.begin_tensor(kind, n_rows, 8, Dtype.Q8, TILES)
+        w.write(bytes(1056 * -(-n_rows // 16)))
+        w.end_tensor()
+
+
 TILES, VECTOR = Layout.TILES, Layout.VECTOR
 MISTAKES: list[tuple[str, Callable[[Writer], object]]] = [
     ("no unit", lambda w: w.begin_tensor(T.Q, 8, 8, Dtype.Q4, TILES)),
@@ -482,6 +492,11 @@ MISTAKES: list[tuple[str, Callable[[Writer], object]]] = [
     ("no final norm", lambda w: [final(w), w.begin_tensor(T.HEAD, 20, 8, 6, TILES),
         w.write(bytes(2112)), w.end_tensor(), w.end_unit()]),
     ("no output head", lambda w: [final(w), vector(w, T.FINAL_NORM), w.end_unit()]),
+    ("has 16 rows, needed: 20", lambda w: [head(w, (T.HEAD, 16)), w.end_unit()]),
+    ("makes it .20, 8", lambda w: head(w, (T.HEAD, 8))),
+    ("makes it .4, 8", lambda w: head(w, (T.HEAD, 16), (T.HEAD_REST, 20))),
+    ("has 40 rows", lambda w: [head(w, (T.HEAD, 20), (T.HEAD_REST, 20)), w.end_unit()]),
+    ("comes after", lambda w: head(w, (T.HEAD_REST, 20), (T.HEAD, 20))),
     ("units are written", lambda w: [embedding(w), w.finish()]),
     ("has not ended", lambda w: [layer_1(w), w.finish()]),
     ("has not ended", lambda w: [layer_1(w), w.add_section("META", b"{}")]),
@@ -509,12 +524,20 @@ def test_a_mistake_is_refused(
     assert_untouched(path)
 
 
+def test_a_head_may_have_two_parts(tmp_path: Path) -> None:
+    with Writer(tmp_path / "m.qsf", tiny_header(), Arch()) as w:
+        head(w, (T.HEAD, 16), (T.HEAD_REST, 4))
+        w.end_unit()
+    with Reader(tmp_path / "m.qsf") as r:
+        r.verify()
+        rows = [(t.type, t.n_rows) for t in r.tensors][-2:]
+        assert rows == [(T.HEAD, 16), (T.HEAD_REST, 4)]
+
+
 def test_a_tied_head_is_not_written(tmp_path: Path) -> None:
     def make() -> None:
         with Writer(tmp_path / "m.qsf", tiny_header(), Arch(tied_head=True)) as w:
-            final(w)
-            vector(w, T.FINAL_NORM)
-            w.begin_tensor(T.HEAD, 20, 8, Dtype.Q8, TILES)
+            head(w, (T.HEAD, 20))
 
     with pytest.raises(QsfArgumentError, match="belong"):
         make()
@@ -527,11 +550,7 @@ def test_learned_positions_need_their_table(tmp_path: Path) -> None:
         with Writer(tmp_path / "m.qsf", header, Arch()) as w:
             if n_bytes:
                 w.add_section("WPOS", bytes(n_bytes))
-            final(w)
-            vector(w, T.FINAL_NORM)
-            w.begin_tensor(T.HEAD, 20, 8, Dtype.Q8, TILES)
-            w.write(bytes(2112))
-            w.end_tensor()
+            head(w, (T.HEAD, 20))
             w.end_unit()
 
     with pytest.raises(QsfArgumentError, match="no section WPOS"):

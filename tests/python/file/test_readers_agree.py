@@ -23,6 +23,7 @@ from make.attacks import (
     PACKED_ATTACKS,
     PLAIN,
     SMALL,
+    SPLIT,
     TIED,
     UNIT_BYTES,
     Change,
@@ -39,7 +40,8 @@ from oracle.readers import agree, c_verdict, python_verdict, verdict
 from qsf.errors import QsfError, QsfFormatError, QsfIOError
 from qsf.file.layout import HEAD_COLS, Compression, Dtype
 
-BASES = [PLAIN, LEARNED, TIED, OWN, KINDS, LATENTS, EXPERTS, *PACKED.values(), *SMALL.values()]
+BASES = [PLAIN, SPLIT, LEARNED, TIED, OWN, KINDS, LATENTS, EXPERTS]
+BASES += [*PACKED.values(), *SMALL.values()]
 
 
 @pytest.fixture
@@ -108,6 +110,23 @@ def test_attacks_on_experts(path: Path, error: type[QsfError], change: Change) -
     data = bytearray(EXPERTS)
     change(data)
     assert verdict(path, repair(data)) is error
+
+
+@pytest.mark.parametrize(
+    ("first", "rest"),
+    [((26, 16), (87, 3)), ((26, 16), (87, 5)), ((26, 15), (87, 4)), ((26, 20), (87, 4)),
+     ((87, 16), (26, 4)), ((26, 16), (26, 4)), ((26, 0), (87, 4)), ((87, 16), (87, 4))],
+)  # fmt: skip
+def test_attacks_on_a_head_in_two_parts(
+    path: Path, first: tuple[int, int], rest: tuple[int, int]
+) -> None:
+    """Types and rows of both parts, in the table and in the headers inside the unit."""
+    data = bytearray(SPLIT)
+    n_bytes = struct.unpack_from("<Q", data, entry_at(data, b"TENS") + 16)[0]
+    at = section_at(data, b"TENS") + n_bytes - 64  # the last two entries
+    for entry_off, (kind, n_rows) in ((at, first), (at + 32, rest)):
+        struct.pack_into("<II", data, entry_off + 4, kind, n_rows)
+    assert verdict(path, repair(data)) is QsfFormatError
 
 
 @pytest.mark.parametrize("compression", PACKED)

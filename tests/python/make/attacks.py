@@ -26,6 +26,7 @@ def build(
     arch: Arch | None = None,
     compression: Compression = NONE,
     is_dull: bool = False,
+    head_rows: int = 0,
     layer_kinds: Sequence[LayerKind] = (),
     rope_sets: Sequence[RopeSet] = (),
     head_dim: int = 4,
@@ -41,12 +42,16 @@ def build(
         path = Path(folder) / "m.qsf"
         write_tiny(
             path, 5, header=header, arch=arch, compression=compression, is_dull=is_dull,
-            sections={"META": b"{}", "NEWS": b"?"}, layer_kinds=layer_kinds, rope_sets=rope_sets,
+            head_rows=head_rows, sections={"META": b"{}", "NEWS": b"?"}, layer_kinds=layer_kinds,
+            rope_sets=rope_sets,
         )  # fmt: skip
         return path.read_bytes()
 
 
 PLAIN = build()
+
+
+SPLIT = build(head_rows=16)  # of 20
 
 
 LEARNED = build(positions=Positions.LEARNED)
@@ -304,7 +309,7 @@ TENSOR_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("free type before the router bias", U, tensor(1, "I", 4, 43)),
     ("free type behind the scales of experts", U, tensor(1, "I", 4, 49)),
     ("experts that no layer has", F, lambda d: grow(d, b"UNIT", units_with_an_expert(d))),
-    ("type behind the last", U, tensor(1, "I", 4, 87)),
+    ("type behind the last", U, tensor(1, "I", 4, 88)),
     ("own table in a layer", F, tensor(1, "I", 4, 70)),
     ("head bias in a layer", F, tensor(1, "I", 4, 66)),
     ("an outlier table in tiles", F, tensor(2, "I", 4, 29)),

@@ -52,6 +52,7 @@ T = TensorType
 
 DIM: Final = 72
 VOCAB: Final = 101
+HEAD_ROWS: Final = 48  # of the first part of the head
 MAX_TOKENS: Final = 512
 PLAIN: Final = LayerKind(
     n_heads=4, n_kv_heads=2, head_dim=16, window_tokens=0, rope_set=0, ffn=Ffn.GATED, ffn_dim=80,
@@ -261,11 +262,12 @@ def write_model(
             if not is_layer and norm == Norm.RMS:
                 types -= {T.FINAL_NORM_BIAS}
             w.begin_unit(unit, dtype=dtype, importance=0.1 * n)
-            shapes = unit_shapes(header, kinds, unit, arch.own_width)
+            shapes = unit_shapes(header, kinds, unit, arch.own_width, HEAD_ROWS)
             for type in order:
                 if type not in types:
                     continue
-                _write_tensor(w, rng, type, shapes[type], dtype)
+                is_fine = type is T.HEAD and dtype is Dtype.Q4  # the first part of the head
+                _write_tensor(w, rng, type, shapes[type], Dtype.Q8 if is_fine else dtype)
             w.end_unit()
             if is_layer:
                 _write_experts(w, rng, layers[unit.layer], unit, dtype)

@@ -107,6 +107,7 @@ def write_tiny(
     dtype: int = Dtype.Q4,
     compression: int = Compression.NONE,
     is_dull: bool = False,
+    head_rows: int = 0,
     sections: dict[str, bytes] | None = None,
     layer_kinds: Sequence[LayerKind] = (),
     rope_sets: Sequence[RopeSet] = (),
@@ -138,7 +139,11 @@ def write_tiny(
                 w.end_unit()
         final = [(int(T.FINAL_NORM), 1, h.dim, int(Dtype.F32), int(Layout.VECTOR))]
         if not a.tied_head:
-            final.append((T.HEAD, h.n_vocab, h.dim, Dtype.Q8, Layout.TILES))
+            n_first = head_rows or h.n_vocab
+            final.append((T.HEAD, n_first, h.dim, Dtype.Q8, Layout.TILES))
+            if n_first < h.n_vocab:
+                rest = (T.HEAD_REST, h.n_vocab - n_first, h.dim, Dtype.Q4_NL, Layout.TILES)
+                final.append(rest)
         unit(FINAL_UNIT, final, Compression.NONE)
         if a.own_width:
             own = (T.OWN_TABLE, h.n_vocab, h.n_layers * a.own_width, Dtype.Q8, Layout.TILES)

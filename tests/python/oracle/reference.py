@@ -97,16 +97,20 @@ class _Pass:
 
     def linear(self, x: Array, name: str) -> Array:
         """`x` [n_tokens, n_inputs] times the matrix, plus its bias if it has one."""
+        y = self.product(x, name)
+        if f"{name}_bias" in self.model.weights:
+            y = y + self.weight(f"{name}_bias")
+        return y
+
+    def product(self, x: Array, name: str) -> Array:
+        """`x` [n_tokens, n_inputs] times the matrix and its outliers."""
         far: Array | float = 0.0
         if name in self.model.outliers:
             far = x @ np.asarray(self.model.outliers[name], self.dtype).T
         if self.activations == "integer" and name in self.model.integer:
             codes, scales = quantise_activations(x, self.model.integer[name], self.model.scale_cols)
             x = (codes * scales[:, :, None].astype(self.dtype)).reshape(len(x), -1)[:, : x.shape[1]]
-        y = x @ self.weight(name).T + far
-        if f"{name}_bias" in self.model.weights:
-            y = y + self.weight(f"{name}_bias")
-        return np.asarray(y)
+        return np.asarray(x @ self.weight(name).T + far)
 
     def normalise(self, x: Array, name: str) -> Array:
         """`x` [..., width of the weight], or as it is where the model has no such norm."""
@@ -440,9 +444,10 @@ class _Pass:
         x = self.keep("final_norm", self.normalise(x, "final_norm"))
         if "dense" in self.model.weights:
             x = self.keep("dense", self.linear(x, "dense"))
-        head = "head" if "head" in self.model.weights else "embedding"
-        logits = self.linear(x, head)
-        if head == "embedding" and "head_bias" in self.model.weights:
+        parts = [name for name in ("head", "head_rest") if name in self.model.weights]
+        products = [self.product(x, name) for name in parts or ["embedding"]]
+        logits = np.concatenate(products, axis=-1)
+        if "head_bias" in self.model.weights:
             logits = logits + self.weight("head_bias")
         if config.logit_cap:
             cap = self.dtype(config.logit_cap)

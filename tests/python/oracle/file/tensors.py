@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from qsf.errors import QsfFormatError, QsfUnsupportedError
 from qsf.file import layout as lay
 from qsf.file.layout import Header, Layout, Role, Tensor, TensorType, Unit
-from qsf.file.units import unit_order, unit_shapes
+from qsf.file.units import head_rows_of, unit_order, unit_shapes
 
 _T = TensorType
 _TYPES_OF_ENDS = (
     _T.EMBEDDING, _T.HEAD, _T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.HEAD_BIAS, _T.OWN_TABLE, _T.DENSE,
+    _T.HEAD_REST,
 )  # fmt: skip
 
 
@@ -54,7 +55,9 @@ def check_contents(units: Sequence[Unit], h: Header, own_width: int, *, is_tied:
         raise QsfFormatError(
             f"tensor table: the embedding unit has {len(embd.tensors)} tensors, allowed: 1"
         )
-    shapes = unit_shapes(h, (), embd.id, own_width)
+    rest = any(t.type == _T.HEAD_REST for t in finl.tensors)
+    rows = head_rows_of(h, ((t.type, t.n_rows) for t in finl.tensors if rest))
+    shapes = unit_shapes(h, (), embd.id, own_width, rows)
     _check_own_table(units, own_width, shapes)
     _check_is(embd.tensors[0], _T.EMBEDDING, shapes)
     for u in units:
@@ -65,11 +68,11 @@ def check_contents(units: Sequence[Unit], h: Header, own_width: int, *, is_tied:
             if t.type in _TYPES_OF_ENDS:
                 raise QsfFormatError(
                     f"tensor table: unit {u.idx} has type {t.type}, allowed there: all"
-                    " but 25 .. 28, 66, 70 and 86"
+                    " but 25 .. 28, 66, 70, 86 and 87"
                 )
     wanted = [_T.FINAL_NORM]
     for kind in unit_order(Role.FINAL, is_tied=is_tied)[1:]:
-        is_optional = kind in (_T.FINAL_NORM_BIAS, _T.DENSE, _T.HEAD_BIAS)
+        is_optional = kind in (_T.FINAL_NORM_BIAS, _T.DENSE, _T.HEAD_BIAS, _T.HEAD_REST)
         is_next = len(finl.tensors) > len(wanted) and finl.tensors[len(wanted)].type == kind
         if is_next or not is_optional:
             wanted.append(kind)
@@ -101,7 +104,7 @@ def _check_own_table(
 
 
 def _check_is(t: Tensor, kind: TensorType, shapes: dict[int, tuple[int, int]]) -> None:
-    is_matrix = kind in (*lay.TABLES, _T.HEAD, _T.DENSE)
+    is_matrix = kind in (*lay.TABLES, *lay.HEADS, _T.DENSE)
     wanted = (0, Layout.TILES if is_matrix else Layout.VECTOR, *shapes[kind])
     real = (t.index, t.layout, t.n_rows, t.n_cols)
     if t.type != kind or real != wanted:
