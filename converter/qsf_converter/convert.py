@@ -36,11 +36,13 @@ from qsf_converter.costs import Costs, measure_costs
 from qsf_converter.request import (
     DEFAULT_CALIBRATION_TOKENS,
     DEFAULT_TERNARY_RULE,
+    MIXED,
     Request,
     bytes_of,
 )
 from qsf_converter.rounding.compression import AUTO, DEFAULT_COMPRESSION, Chooser
 from qsf_converter.rounding.disk import read_bytes_per_s
+from qsf_converter.rounding.fine_parts import with_fine_values, with_split_head
 from qsf_converter.rounding.key_channels import with_equal_keys
 from qsf_converter.rounding.outlier_tables import with_outlier_plans
 from qsf_converter.rounding.pieces import rounded_units, with_exact_types, with_tensor_scales
@@ -233,6 +235,8 @@ class _Conversion:
         plan = make_plan(source.family, source.facts, checkpoint, request.first_policy())
         plan = with_exact_types(plan, checkpoint)
         plan = with_equal_keys(plan, checkpoint)
+        is_free = request.layer_type == MIXED and request.embed_type is None
+        plan = with_fine_values(with_split_head(plan, has_free_type=is_free))
         tables, _ = _text_tables(source)
         text_bytes = {} if tables is None else {"TEXT": len(tables)}
         other_bytes = meta.section_bytes(source, request, plan, self.text)

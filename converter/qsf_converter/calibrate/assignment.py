@@ -36,6 +36,7 @@ from qsf.file.layout import (
     layer_unit,
     padded,
 )
+from qsf_converter.rounding.fine_parts import table_type
 from qsf_converter.rounding.plan import Plan, Policy, Target, common_dtype
 from qsf_converter.rounding.quantisers import ErrorSums, quantise_rows
 from qsf_converter.rounding.tiles import tile_bytes
@@ -69,6 +70,7 @@ _WEIGHTS: Final[Mapping[int, float]] = {
 }
 _FIRST_LAYER: Final = 3.0  # relative to the other layers
 _TABLES: Final = 5.0  # embedding and head together, times the number of layers
+_FIRST_ROWS: Final = 0.65  # the part of a head's loss that the rows of frequent tokens have
 
 _EXACT: Final = 1e-9  # costs with a smaller relative difference count as equal
 _NEGLIGIBLE: Final = 1e-4  # of a file
@@ -104,7 +106,8 @@ def mixed_policy(targets: Sequence[Target]) -> Policy:
             in_layer = target.is_of_layer
             kind = target.rule.target
             assert kind is not None  # only learned positions have no type
-            dtype = _MIXED.get(kind, Dtype.Q4) if in_layer else _MIXED_EMBEDDING
+            table_dtype = table_type(target, _MIXED_EMBEDDING)
+            dtype = _MIXED.get(kind, Dtype.Q4) if in_layer else table_dtype
             is_for_all = is_mixture and target.unit.role != Role.EXPERT
             by_name[target.name] = Dtype.Q4 if is_for_all else dtype
     return policy_of(targets, by_name)
@@ -303,7 +306,10 @@ def guessed_costs(
 def _weight(target: Target, plan: Plan) -> float:
     if not target.is_of_layer:
         n_tables = 1 if plan.facts.arch.tied_head else 2
-        return _TABLES * plan.facts.header.n_layers / n_tables
+        n_rows, n_all = target.n_rows, target.share.n_outputs
+        share = _FIRST_ROWS if target.rule.target == TensorType.HEAD else 1.0 - _FIRST_ROWS
+        of_head = share if n_rows < n_all else 1.0
+        return of_head * _TABLES * plan.facts.header.n_layers / n_tables
     assert target.rule.target is not None  # only learned positions have no type
     by_layer = _FIRST_LAYER if target.unit == layer_unit(0) else 1.0
     return _WEIGHTS.get(target.rule.target, 1.0) * by_layer

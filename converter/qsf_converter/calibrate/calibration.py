@@ -379,17 +379,21 @@ class Calibration:
         original, dim = self._original, self._plan.facts.header.dim
         vectors = original.vectors(unit.id)
         exact, rounded = (original.final_norm(vectors, whole) for whole in streams.whole)
-        head = self._embedding
+        head = list(self._embedding)
+        rounding: Rounding | None = None
         for target in unit.targets:
             if target.is_vector:
                 assert target.rule.target is not None
                 yield RoundedTensor(target, (_vector(target, vectors[target.rule.target]),))
                 continue
-            sums = InputSums(dim)
-            for i in range(self._n_fitted):
-                sums.add(exact[i], rounded[i], None)
-            head = list(self._head(target, Rounding(sums, self._n_threads)))
-            yield RoundedTensor(target, head, _action(target, ""))
+            if rounding is None:
+                sums = InputSums(dim)
+                for i in range(self._n_fitted):
+                    sums.add(exact[i], rounded[i], None)
+                rounding = Rounding(sums, self._n_threads)
+            part = list(self._head(target, rounding))
+            head += part
+            yield RoundedTensor(target, part, _action(target, ""))
         self.divergence = self._compare(head, exact, rounded, vectors)
         self._advance(sum(target.source_bytes for target in unit.targets))
 
@@ -413,13 +417,14 @@ class Calibration:
             piece = part.piece
             rows = read_rows(piece, self._checkpoint)
             stored = dequantise_tiles(piece.target.dtype, part.data, *rows.shape)
+            first = piece.target.share.first + piece.start
             for i in range(len(held_out)):
                 at = self._n_fitted + i
                 z, y = (
-                    self._original.finish_logits(vectors, products, piece.start)
+                    self._original.finish_logits(vectors, products, first)
                     for products in (exact[at] @ rows.T, rounded[at] @ stored.T)
                 )
-                divergence.add(i, piece.start, z, y)
+                divergence.add(i, first, z, y)
         return divergence
 
     # ---- parts of a layer ----

@@ -195,7 +195,8 @@ class _Stream:
     name: str  # of the matrix; of a skipped layer its number
     dtype: Dtype | None  # None: skipped
     x: Float32Array  # [n_samples, n_tokens, width]
-    head: Dtype | None = None  # the type that the head is rounded to
+    head: Dtype | None = None  # the type that rows of the head are rounded to
+    head_rows: range = range(0)  # these rows
 
 
 @dataclass(slots=True)
@@ -265,7 +266,8 @@ class _Measurement:
                     self.original.parts(changed)[0][here] += (lost * factor)[places]
             self.original.keep_embedded(changed)
             head = dtype if self.original.arch.tied_head else None
-            self.streams.append(_Stream(name, dtype, changed, head))
+            rows_of_head = range(self.original.header.n_vocab)
+            self.streams.append(_Stream(name, dtype, changed, head, rows_of_head))
 
     def _pass_layer(self, layer: int, x: Float32Array) -> Float32Array:
         """Run all streams through a layer, add streams of its own changes, return the original's
@@ -362,7 +364,9 @@ class _Measurement:
     def _start_heads(self, x: Float32Array) -> None:
         for unit, name, dtype in self.jobs:
             if unit.role == Role.FINAL:
-                self.streams.append(_Stream(name, dtype, x, dtype))
+                (share,) = (t.share for t in self.original.targets(unit) if t.name == name)
+                part = range(share.first, share.first + share.n)
+                self.streams.append(_Stream(name, dtype, x, dtype, part))
 
     def _round(self, name: str, dtype: Dtype, rows: Float32Array) -> Float32Array:
         try:
@@ -381,8 +385,7 @@ class _Measurement:
         exp z + log sum exp y, p being the softmax of z; the sums go over the ranges.
         """
         original = self.original
-        weights = original.weights(FINAL_UNIT)
-        weights.pop(TensorType.HEAD, None)
+        weights = original.vectors(FINAL_UNIT)
         base = original.final_norm(weights, x)
         for stream in self.streams:
             stream.x = original.final_norm(weights, stream.x)
@@ -393,15 +396,16 @@ class _Measurement:
         log_sums = [_LogSum(base.shape[:2]) for _ in self.streams]
         gaps = np.zeros((len(self.streams), *base.shape[:2]))
         for start, rows in original.head_rows():
+            types = [stream.head if start in stream.head_rows else None for stream in self.streams]
             heads = {
                 dtype: rows if dtype is None else self._round(_HEAD, dtype, rows)
-                for dtype in dict.fromkeys(stream.head for stream in self.streams)
+                for dtype in dict.fromkeys(types)
             }
             for i in range(len(base)):
                 z = original.finish_logits(weights, base[i] @ rows.T, start)
                 p = np.exp(z - log_sum.value(i)[:, None].astype(np.float32))
                 for k, stream in enumerate(self.streams):
-                    products = stream.x[i] @ heads[stream.head].T
+                    products = stream.x[i] @ heads[types[k]].T
                     y = original.finish_logits(weights, products, start)
                     log_sums[k].add(i, y)
                     gaps[k, i] += np.einsum("tv,tv->t", p, z - y, dtype=np.float64)

@@ -17,6 +17,7 @@ from qsf_converter.calibrate.sensitivity import Sensitivity, choose_effort, meas
 from qsf_converter.calibrate.state import CalibrationState
 from qsf_converter.original.layers import Original
 from qsf_converter.request import MIXED, Request
+from qsf_converter.rounding.fine_parts import table_type
 from qsf_converter.rounding.plan import Plan, Policy, parse_quant_type
 from qsf_converter.sources.checkpoint import Checkpoint
 
@@ -75,7 +76,7 @@ def _candidates(plan: Plan, request: Request) -> dict[str, tuple[Dtype, ...]]:
         embed_dtype = parse_quant_type(request.embed_type)
         for target in plan.targets:
             if target.name in types and not target.is_of_layer:
-                types[target.name] = (embed_dtype,)
+                types[target.name] = (table_type(target, embed_dtype),)
     return types
 
 
@@ -87,7 +88,7 @@ def _with_embed_type(plan: Plan, policy: Policy, request: Request) -> Policy:
     by_name = dict(policy.by_name)
     for target in plan.targets:
         if target.has_choice and not target.is_of_layer:
-            by_name[target.name] = embeddings
+            by_name[target.name] = table_type(target, embeddings)
     return dataclasses.replace(policy, embeddings=embeddings, by_name=by_name)
 
 

@@ -283,7 +283,8 @@ class Original:
         place = Place.EMBEDDING if self.arch.tied_head else Place.FINAL
         for target in self._by_unit[EMBEDDING_UNIT] + self._by_unit[FINAL_UNIT]:
             if target.is_matrix and target.rule.place is place:
-                yield from _row_ranges(target, self._checkpoint)
+                for start, rows in _row_ranges(target, self._checkpoint):
+                    yield target.share.first + start, rows
 
     def logits(self, x: Float32Array) -> Float32Array:
         """Return logits [n_tokens, n_vocab] of the residual stream [n_tokens, width]."""

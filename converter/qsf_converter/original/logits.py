@@ -111,7 +111,7 @@ class OriginalLogits:
             for i in range(0, len(x), step):
                 x[i : i + step] = original.layer(weights, x[i : i + step])
                 advance(step * tokens.shape[1] / n_layers)
-        final = self._weights(FINAL_UNIT)
+        final = original.vectors(FINAL_UNIT)
         states, _ = original.parts(x)
         for i in range(len(x)):
             states[i] = original.final_norm(final, x[i])
@@ -136,7 +136,7 @@ class OriginalLogits:
     def _head(self, states: Float32Array) -> Float32Array:
         """Return logits [n_rows, n_vocab] of ``states`` [n_rows, dim]."""
         original = self._original
-        final = self._weights(FINAL_UNIT)
+        final = original.vectors(FINAL_UNIT)
         out = np.empty((len(states), self.n_vocab), np.float32)
         for start, rows in self._head_rows():
             part = original.finish_logits(final, states @ rows.T, start)

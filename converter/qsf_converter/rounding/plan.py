@@ -190,6 +190,7 @@ class Target:
     joined: tuple[str, ...] = ()  # vectors of further heads, which follow that of the first
     slice_idx: int = 0  # index of the expert in a source with this tensor of all experts
     is_mtp: bool = False  # of the MTP head, whose type is not chosen: no text depends on it
+    is_raised: bool = False  # to more bits than its unit's type has
     outliers: OutlierPlan | None = None
     tensor_scale: float | None = None  # rule absmean: one scale for the whole matrix
 
@@ -214,8 +215,8 @@ class Target:
 
     @property
     def has_unit_type(self) -> bool:
-        """True for a matrix whose type counts as its unit's; a router's does not."""
-        return self.is_matrix and self.rule.target not in (*EXACT, *FINE)
+        """True for a matrix whose type is its unit's; a router's is not."""
+        return self.is_matrix and not self.is_raised and self.rule.target not in (*EXACT, *FINE)
 
     @property
     def is_matrix(self) -> bool:
