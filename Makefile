@@ -246,6 +246,8 @@ program: build/tools.stamp ## qsf without Python, one file for each system and p
 	@PYTHON=$(PY) tools/fetch_codecs.sh build/codecs
 	@$(zig); for target in $(PROGRAM_TARGETS); do \
 		$(call c_build,$$target,$(zig_flags) -DQSF_BUILD_PROGRAM=ON,qsf_program); \
+		! grep -qF "$(CURDIR)" build/$$target/program/qsf* || { echo "build/$$target/program/qsf names" \
+			"the folder of its build, so nobody else could build the same" >&2; exit 1; }; \
 		ls -l build/$$target/program/qsf* | awk '{ print $$9, $$5, "bytes" }'; \
 	done
 

@@ -25,7 +25,7 @@ if(WIN32) # which exports all names or those of a list
   target_sources(qsf PRIVATE ${PROJECT_BINARY_DIR}/qsf.def)
 endif()
 if(QSF_CODECS) # without the parts of LZ4 and ZSTD that nobody calls
-  target_link_options(qsf PRIVATE -s $<IF:$<BOOL:${APPLE}>,-Wl$<COMMA>-dead_strip,-Wl$<COMMA>--gc-sections>)
+  target_link_options(qsf PRIVATE ${QSF_STRIPPED})
 endif()
 
 install(TARGETS qsf qsf_core EXPORT qsf COMPONENT library
