@@ -109,6 +109,7 @@ QSF_FORCED_INLINE void add_wide_part(qsf_form form, const unsigned char *codes, 
     for (size_t g = part * n; g < (part + 1) * n; g++) {
         const __m512i group = form.codes == QSF_CODES_8BIT ? load64(codes + g * 64)
                                                            : unpack_group(form.codes, codes, g);
+        QSF_UNROLLED
         for (size_t t = 0; t < n_tokens; t++)
             dot[t] = add_four(dot[t], group, q, t * QSF_BLOCK + 4 * g);
     }
@@ -130,11 +131,13 @@ QSF_FORCED_INLINE void wide_head(qsf_form form, const unsigned char *head, const
 #pragma GCC unroll 4
         for (size_t part = 0; part < n_parts; part++) {
             __m512i dot[WIDE];
+            QSF_UNROLLED
             for (size_t t = 0; t < n_tokens; t++)
                 dot[t] = form.has_min || is_fine ? _mm512_setzero_si512()
                                                  : _mm512_set1_epi32(p->start[part][t][b]);
             add_wide_part(form, codes, p->q[b][0], part, n_tokens, dot);
             if (is_fine) {
+                QSF_UNROLLED
                 for (size_t t = 0; t < n_tokens; t++)
                     dot[t] = _mm512_add_epi32(_mm512_slli_epi32(dot[t], 8),
                                               _mm512_set1_epi32(p->start[part][t][b]));
@@ -143,10 +146,12 @@ QSF_FORCED_INLINE void wide_head(qsf_form form, const unsigned char *head, const
             const lanes scale = scales.scale[i * n_parts + part];
             const float(*const x_scale)[WIDE_BLOCKS] =
                 part < n_parts / 2 ? p->scale : p->second_scale;
+            QSF_UNROLLED
             for (size_t t = 0; t < n_tokens; t++) {
                 const lanes factor = lanes_mul(scale, lanes_set(x_scale[t][b]));
                 acc[t] = lanes_fma(_mm512_cvtepi32_ps(dot[t]), factor, acc[t]);
             }
+            QSF_UNROLLED
             for (size_t t = 0; t < n_tokens && form.has_min; t++)
                 acc[t] = lanes_fma(scales.min[i * n_parts + part],
                                    lanes_set(p->part_sum[part][t][b]), acc[t]);
@@ -173,6 +178,7 @@ QSF_FORCED_INLINE void add_wide_dots(qsf_form form, const unsigned char *tile,
             const size_t g = group_of(kind, p, k);
             if (form.factor == 2)
                 codes[k] = _mm512_add_epi8(codes[k], codes[k]);
+            QSF_UNROLLED
             for (size_t t = 0; t < n_tokens; t++)
                 dot[t] = add_four(dot[t], codes[k], q, t * QSF_BLOCK + 4 * g);
         }
@@ -186,11 +192,13 @@ QSF_FORCED_INLINE void wide_block(qsf_form form, const unsigned char *tile,
 {
     const bool is_fine = form.codes == QSF_CODES_8BIT;
     __m512i dot[WIDE];
+    QSF_UNROLLED
     for (size_t t = 0; t < n_tokens; t++)
         dot[t] =
             form.has_min || is_fine ? _mm512_setzero_si512() : _mm512_set1_epi32(p->start[0][t][b]);
     add_wide_dots(form, tile, codes, p->q[b][0], n_tokens, dot);
     if (is_fine) {
+        QSF_UNROLLED
         for (size_t t = 0; t < n_tokens; t++)
             dot[t] = _mm512_add_epi32(_mm512_slli_epi32(dot[t], 8),
                                       _mm512_set1_epi32(p->start[0][t][b]));
@@ -199,6 +207,7 @@ QSF_FORCED_INLINE void wide_block(qsf_form form, const unsigned char *tile,
     lanes scale = lanes_load_f16(tile + QSF_TILE_SCALES_OFF);
     if (form.unit != 1.0F)
         scale = lanes_mul(scale, lanes_set(form.unit));
+    QSF_UNROLLED
     for (size_t t = 0; t < n_tokens; t++) {
         const lanes factor = lanes_mul(scale, lanes_set(p->scale[t][b]));
         acc[t] = lanes_fma(_mm512_cvtepi32_ps(dot[t]), factor, acc[t]);
@@ -206,6 +215,7 @@ QSF_FORCED_INLINE void wide_block(qsf_form form, const unsigned char *tile,
     if (!form.has_min)
         return;
     const lanes min = lanes_load_f16(tile + QSF_TILE_MINS_OFF);
+    QSF_UNROLLED
     for (size_t t = 0; t < n_tokens; t++)
         acc[t] = lanes_fma(min, lanes_set(p->scaled_sum[t][b]), acc[t]);
 }
@@ -243,9 +253,10 @@ QSF_FORCED_INLINE void wide_group(qsf_form form, const wide_rows *w, const panel
     const size_t n_rows = n_streams == 1 ? 1 : w->n_rows;
     lanes acc[WIDE_STREAMS][WIDE];
     for (size_t r = 0; r < n_rows; r++)
-        for (size_t t = 0; t < n_tokens; t++)
-            acc[r][t] = w->is_first || t >= n ? lanes_set(0.0F)
-                                              : lanes_load(y + r * QSF_TILE_ROWS + t * y_stride);
+        QSF_UNROLLED
+    for (size_t t = 0; t < n_tokens; t++)
+        acc[r][t] = w->is_first || t >= n ? lanes_set(0.0F)
+                                          : lanes_load(y + r * QSF_TILE_ROWS + t * y_stride);
     for (size_t b = 0; b < w->n_blocks; b += qsf_tiles_per_head(form))
         for (size_t r = 0; r < n_rows; r++) {
             const unsigned char *const tile = w->tiles + r * w->row_bytes + b * tile_bytes;
@@ -264,9 +275,10 @@ QSF_FORCED_INLINE void wide_group(qsf_form form, const wide_rows *w, const panel
             wide_block(form, tile, codes, same, b, n_tokens, acc[r]);
         }
     for (size_t r = 0; r < n_rows; r++)
-        for (size_t t = 0; t < n_tokens; t++)
-            if (t < n)
-                lanes_store(y + r * QSF_TILE_ROWS + t * y_stride, acc[r][t]);
+        QSF_UNROLLED
+    for (size_t t = 0; t < n_tokens; t++)
+        if (t < n)
+            lanes_store(y + r * QSF_TILE_ROWS + t * y_stride, acc[r][t]);
 }
 
 /* Blocks b0 .. b0 + n_blocks - 1 of some tile rows. */
