@@ -38,6 +38,9 @@
  * A 16-bit sum holds four products of them. */
 #define QSF_LEVELS 0, 7, 13, 17, 21, 24, 27, 30, 32, 35, 38, 41, 44, 48, 53, 60
 
+/* By code, the values of E2M1 in halves, plus 12 */
+#define QSF_E2M1_LEVELS 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0
+
 /* Without codes. Columns: the first five of above */
 #define QSF_FLOAT_TYPES(X)        \
     X( 7, F16, f16, "f16", 2048)  \

@@ -372,7 +372,7 @@ class Writer(Output):
         return Stored(Compression(unit.compression), unit.stored_bytes, unit.raw_bytes)
 
     def _check_fixed(self, unit: _OpenUnit) -> None:
-        """True if the final unit has its norm, and its head unless that is tied."""
+        """Refuse a final unit without its norm, or without all rows of its head unless tied."""
         if unit.id.role != Role.FINAL:
             return
         types = [t.type for t in unit.tensors]

@@ -79,7 +79,10 @@ def open_file_count() -> int | None:
 
 
 def ask_to_end(pid: int) -> None:
-    """Ask a process to end. Raises OSError if it does not exist or belongs to another user."""
+    """Ask a process to end.
+
+    Raises OSError if it does not exist or belongs to another user; Windows does not say so.
+    """
     if sys.platform == "win32":  # os.kill would end it at once
         import _overlapped
 

@@ -18,7 +18,7 @@ from qsf.file.layout import TILE_ROWS, Dtype, TensorType, UnitId
 from qsf_converter.rounding.plan import TERNARY_TYPES, Plan, Target
 from qsf_converter.rounding.tiles import bits_per_weight
 
-_LEAST_SHARED: Final = 4  # query heads of a KV head: then V has a 24th of the attention's weights
+_LEAST_SHARED: Final = 4  # query heads of a KV head: V has a tenth of attention's weights or less
 _LEAST_ROWS: Final = 16384  # of a head that is worth two matrices
 _SHARE: Final = 32  # one of so many rows is of a frequent token
 

@@ -97,9 +97,8 @@ QSF_FORCED_INLINE void load_trits(__m256i bytes, __m256i *code)
 /* What codes stand for: of E2M1 the values + 12, of LEVELS the levels; 4 bits as they are */
 QSF_FORCED_INLINE __m256i looked_up(qsf_codes kind, __m256i codes)
 {
-    const __m128i values = kind == QSF_CODES_E2M1 ? _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24,
-                                                                  12, 11, 10, 9, 8, 6, 4, 0)
-                                                  : _mm_setr_epi8(QSF_LEVELS);
+    const __m128i values =
+        kind == QSF_CODES_E2M1 ? _mm_setr_epi8(QSF_E2M1_LEVELS) : _mm_setr_epi8(QSF_LEVELS);
     return kind == QSF_CODES_4BIT ? codes
                                   : _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), codes);
 }
