@@ -221,7 +221,6 @@ check-targets: build/install.stamp ## the C library for musl, 32 bits, RISC-V, W
 		aarch64-linux-gnu-objdump
 	@$(call c_build,c,-DQSF_BUILD_LIBRARY=ON,example_generate); $(zig); \
 		WINEPREFIX="$(CURDIR)/build/wine" WINEDEBUG=-all tests/install/check_wheels.sh $(PY) build/wheels "$$zig"
-	@$(windows_python)
 	@$(musl_python)
 	@$(zig); WINEPREFIX="$(CURDIR)/build/wine" WINEDEBUG=-all tests/install/check_amalgamation.sh "$$zig" \
 		build/amalgamation $(TARGETS_TESTED) $(TARGETS_EMULATED) $(TARGETS_BUILT)
