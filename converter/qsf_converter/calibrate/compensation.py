@@ -9,7 +9,7 @@ d is the error of the residual stream so far (original - rounded), for matrices 
 First the weights become those whose output is nearest to the original's output plus d: they
 minimise sum |W' y - (W z + d)|^2, which is W' = W + (W (C - H) + D) H^-1. Then they are rounded
 with error feedback under H (GPTQ, Frantar et al. 2022). Correcting for z is GPTAQ's idea (Li et
-al. 2025).
+al. 2025). In both H is damped: few tokens describe themselves rather than the inputs.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +33,13 @@ from qsf_converter.sources.checkpoint import Float32Array
 
 Float64Array = NDArray[np.float64]
 
-# This share of the mean of H's diagonal is added to the diagonal, against the noise of few tokens.
-DAMPING: Final = 0.05
-# Larger ones if feedback grows without bound
-_DAMPINGS: Final = (DAMPING, 10 * DAMPING, 100 * DAMPING)
+# What is added to H's diagonal against the noise of few tokens: so many times its mean for each
+# input that a token stands for (inputs / tokens); of feedback at least LEAST_DAMPING, more if it
+# grows without bound. Corrections fit noise most. docs/quality.md has the measurements.
+DAMPING: Final = 0.5
+LEAST_DAMPING: Final = 0.01
+CORRECTION_DAMPING: Final = 2.0
+_MORE: Final = (10, 10)  # times as much, one after another
 _ROWS_AT_ONCE: Final = 512  # rows of a piece that one thread rounds
 _LEAST_SPLIT: Final = 256  # below that, numpy's own inverse is as fast
 
@@ -48,9 +51,11 @@ class InputSums:
         self.inputs = np.zeros((n_inputs, n_inputs))  # H
         self.original = np.zeros((n_inputs, n_inputs))  # C
         self.lacking: Float64Array | None = None  # D, [dim, n_inputs]
+        self.n_tokens = 0
 
     def add(self, z: Float32Array, y: Float32Array, lacking: Float32Array | None) -> None:
         """Add tokens: inputs [n_tokens, n_inputs] of the original and of the rounded model."""
+        self.n_tokens += len(y)
         factors = [y, z] if lacking is None else [y, z, lacking]
         products = [y] * len(factors)
 
@@ -79,21 +84,27 @@ class Rounded:
 class Rounding:
     """The solution for one group of matrices; their common factor is computed once."""
 
-    def __init__(self, sums: InputSums, n_threads: int, damping: float = DAMPING) -> None:
+    def __init__(
+        self, sums: InputSums, n_threads: int, correction_damping: float = CORRECTION_DAMPING
+    ) -> None:
         """Factorise. Raises QsfConversionError when the sums are not finite."""
         self._sums = sums
         self._n_threads = n_threads
-        self._prepare(damping)
+        self._correction_damping = correction_damping
+        inputs_per_token = len(sums.inputs) / max(1, sums.n_tokens)
+        self._correction_damping = correction_damping * inputs_per_token
+        self._damping = max(LEAST_DAMPING, DAMPING * inputs_per_token)
+        self._prepare()
 
-    def _prepare(self, damping: float) -> None:
-        diagonal = np.diag(self._sums.inputs).copy()
+    def _prepare(self) -> None:
+        diagonal = np.diag(self._sums.inputs)
         if not np.isfinite(diagonal).all():
             raise QsfConversionError("the activations on the calibration text are not finite")
-        self.energies = diagonal.astype(np.float32)
-        self._order = activation_order(diagonal)
-        damped = self._sums.inputs[np.ix_(self._order, self._order)]
-        damped[np.diag_indices(len(damped))] += damping * diagonal.mean() or 1.0
-        self._factor = inverse_factor(damped)
+        order = self._order = activation_order(diagonal)
+        self._factor = inverse_factor(_damp(self._sums.inputs[np.ix_(order, order)], self._damping))
+        # What an error of a column costs once later columns have compensated for it
+        self._costs = np.empty(len(order), np.float32)
+        self._costs[order] = np.diag(self._factor) ** -2
 
     def round(self, dtype: Dtype, weights: Float32Array, *, has_table: bool = False) -> Rounded:
         """Round ``weights`` [n_rows, n_cols] of the original to ``dtype``.
@@ -104,11 +115,12 @@ class Rounding:
         """
         if dtype in (Dtype.F16, Dtype.F32):
             return self._plain(dtype, weights)
-        for damping in _DAMPINGS[1:]:
+        for factor in _MORE:
             try:
                 return self._feedback(dtype, weights, has_table)
             except QsfConversionError:  # feedback exceeded the range of numbers
-                self._prepare(damping)
+                self._damping *= factor
+                self._prepare()
         return self._feedback(dtype, weights, has_table)
 
     def _plain(self, dtype: Dtype, weights: Float32Array) -> Rounded:
@@ -130,7 +142,7 @@ class Rounding:
                 plain[rows],
                 self._factor,
                 self._order,
-                weights=self.energies,
+                weights=self._costs,
                 stored=stored[rows],
             )
 
@@ -152,9 +164,8 @@ class Rounding:
         gap = weights @ (self._sums.original - self._sums.inputs).astype(np.float32)
         if self._sums.lacking is not None:
             gap += self._sums.lacking
-        solved = gap[:, self._order] @ self._factor.T @ self._factor
-        wanted: Float32Array = weights.copy()
-        wanted[:, self._order] += solved
+        damped = _damp(self._sums.inputs.astype(np.float32), self._correction_damping)
+        wanted: Float32Array = weights + np.linalg.solve(damped, gap.T).T
         return wanted
 
     def _output_error(self, wanted: Float32Array, stored: Float32Array) -> float:
@@ -162,6 +173,11 @@ class Rounding:
         error = wanted - stored
         energy = float(np.vdot(wanted @ inputs, wanted))
         return max(0.0, float(np.vdot(error @ inputs, error))) / energy if energy > 0 else 0.0
+
+
+def _damp(matrix: NDArray[Any], share: float) -> NDArray[Any]:
+    matrix[np.diag_indices(len(matrix))] += share * np.diag(matrix).mean() or 1.0
+    return matrix
 
 
 def _row_ranges(n_rows: int) -> Iterator[slice]:

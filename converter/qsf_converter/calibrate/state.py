@@ -40,7 +40,7 @@ _OUR_NAMES: Final = re.compile(
 )
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 # Increased when the same model, text and options would give another file.
-_STATE_VERSION: Final = 3
+_STATE_VERSION: Final = 4
 
 
 def folder_of(out: Path) -> Path:
