@@ -90,7 +90,6 @@ class Rounding:
         """Factorise. Raises QsfConversionError when the sums are not finite."""
         self._sums = sums
         self._n_threads = n_threads
-        self._correction_damping = correction_damping
         inputs_per_token = len(sums.inputs) / max(1, sums.n_tokens)
         self._correction_damping = correction_damping * inputs_per_token
         self._damping = max(LEAST_DAMPING, DAMPING * inputs_per_token)
