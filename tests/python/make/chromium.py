@@ -122,10 +122,14 @@ class Browser:
     def wait_for(self, condition: str, seconds: float = 60) -> None:
         ends_at = time.monotonic() + seconds
         while not self.run(f"!!({condition})"):
-            assert time.monotonic() < ends_at, condition
+            if time.monotonic() > ends_at:
+                shown = self.run("document.body.innerText.slice(0, 1000)")
+                raise AssertionError(f"not {condition}: {self.errors}, the page: {shown}")
             time.sleep(0.02)
 
     def type(self, text: str) -> None:
+        """Type into the field that has the focus; a page gives it with its first frame."""
+        self.wait_for("document.activeElement !== document.body")
         self.call("Input.insertText", text=text)
 
     def press(self, key: str) -> None:
