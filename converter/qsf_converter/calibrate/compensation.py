@@ -9,7 +9,7 @@ d is the error of the residual stream so far (original - rounded), for matrices 
 First the weights become those whose output is nearest to the original's output plus d: they
 minimise sum |W' y - (W z + d)|^2, which is W' = W + (W (C - H) + D) H^-1. Then they are rounded
 with error feedback under H (GPTQ, Frantar et al. 2022). Correcting for z is GPTAQ's idea (Li et
-al. 2025). In both H is damped: few tokens describe themselves rather than the inputs.
+al. 2025). Both damp H, because the sums of few tokens are noisy.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -33,13 +33,14 @@ from qsf_converter.sources.checkpoint import Float32Array
 
 Float64Array = NDArray[np.float64]
 
-# What is added to H's diagonal against the noise of few tokens: so many times its mean for each
-# input that a token stands for (inputs / tokens); of feedback at least LEAST_DAMPING, more if it
-# grows without bound. Corrections fit noise most. docs/quality.md has the measurements.
+# Against the noise of few tokens, H's mean diagonal is added to its diagonal: times the number of
+# inputs / the number of tokens, times these. Feedback gets at least LEAST_DAMPING times the mean,
+# and more if it grows without bound. Corrections fit noise most (docs/quality.md).
 DAMPING: Final = 0.5
 LEAST_DAMPING: Final = 0.01
 CORRECTION_DAMPING: Final = 2.0
-_MORE: Final = (10, 10)  # times as much, one after another
+_MORE: Final = 10  # times as much in each further attempt
+_FURTHER_ATTEMPTS: Final = 2
 _ROWS_AT_ONCE: Final = 512  # rows of a piece that one thread rounds
 _LEAST_SPLIT: Final = 256  # below that, numpy's own inverse is as fast
 
@@ -82,7 +83,7 @@ class Rounded:
 
 
 class Rounding:
-    """The solution for one group of matrices; their common factor is computed once."""
+    """The solution for one group of matrices; the factor of feedback is computed once."""
 
     def __init__(
         self, sums: InputSums, n_threads: int, correction_damping: float = CORRECTION_DAMPING
@@ -114,11 +115,11 @@ class Rounding:
         """
         if dtype in (Dtype.F16, Dtype.F32):
             return self._plain(dtype, weights)
-        for factor in _MORE:
+        for _ in range(_FURTHER_ATTEMPTS):
             try:
                 return self._feedback(dtype, weights, has_table)
             except QsfConversionError:  # feedback exceeded the range of numbers
-                self._damping *= factor
+                self._damping *= _MORE
                 self._prepare()
         return self._feedback(dtype, weights, has_table)
 
