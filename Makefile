@@ -15,7 +15,7 @@ CTEST = $$(dirname "$(CMAKE)")/ctest
 JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 CLANG_FORMAT = $(VENV)/bin/clang-format
 C_FILES = $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] \
-	tests/fuzz/*.[ch] bench/*.[ch] examples/*.[ch] program/*.[ch])
+	tests/fuzz/*.[ch] examples/*.[ch] program/*.[ch])
 # What is installed: the environment is renewed when one of these changes.
 INPUTS := $(shell find csrc qsf converter bench/qsf_bench -name '*.[ch]' -o -name '*.py' -o -name '*.pyi') \
 	pyproject.toml CMakeLists.txt
@@ -49,7 +49,7 @@ c_build = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_BINDING=O
 ctest = $(CTEST) --test-dir build/$(1) -j $(JOBS) --timeout 600 --output-on-failure --no-tests=error
 
 .PHONY: help demo link test test-c test-py check check-isa check-hostile check-san check-arm check-old check-targets check-slow \
-	check-musl-python check-windows-python check-real program amalgamation lint format fuzz baseline bench wheels \
+	check-musl-python check-windows-python check-real program amalgamation lint format fuzz baseline wheels \
 	release install clean
 .NOTPARALLEL:
 
@@ -287,12 +287,7 @@ check-hostile: build/install.stamp ## JSON that takes many times its bytes: VmHW
 baseline: build/install.stamp ## llama.cpp for python -m qsf.bench, built for this processor
 	@tools/bootstrap.sh baseline
 	@tools/build_baseline.sh $(PY)
-	@$(PY) -c 'from qsf_bench.run.baseline import find_baseline; print(find_baseline().words)'
-
-bench: build/install.stamp ## build and run the benchmarks
-	@$(CMAKE) -S . -B build/bench -DQSF_BUILD_BENCH=ON >/dev/null
-	@$(CMAKE) --build build/bench -j $(JOBS)
-	@for program in build/bench/bench_*[a-z]; do "$$program"; done
+	@$(PY) -c 'from qsf_bench.tasks import find_baseline; print(find_baseline())'
 
 # The tag of a wheel = zig's target. One library serves every Python there: see qsf/native/build_ffi.py.
 SYSTEMS ?= manylinux_2_17_x86_64=x86_64-linux-gnu.2.17 manylinux_2_17_aarch64=aarch64-linux-gnu.2.17 \

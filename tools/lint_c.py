@@ -243,7 +243,7 @@ def check(root: Path) -> list[str]:
     seen: dict[str, Path] = {}
     includes: Arrows = {}
     codes: dict[Path, str] = {}
-    for folder in ("csrc", "program", "tests/c", "tests/fuzz", "bench", "examples"):
+    for folder in ("csrc", "program", "tests/c", "tests/fuzz", "examples"):
         for path in sorted((root / folder).rglob("*.[ch]")):
             text = path.read_text(encoding="utf-8", errors="replace")
             code = NOT_CODE.sub(blank, text)

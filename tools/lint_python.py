@@ -52,17 +52,6 @@ _BENCH_BASE = (
     | {"qsf.shell", "qsf.find"}
     | {"qsf_converter.sources", "qsf_converter.rounding", "qsf_converter.text"}
 )
-_BENCH = frozenset(
-    {
-        "qsf_bench.models",
-        "qsf_bench.run",
-        "qsf_bench.judge",
-        "qsf_bench.show",
-        "qsf_bench.options",
-        "qsf_bench.request",
-        "qsf_bench.campaign",
-    }
-)
 _SERVE = frozenset(
     f"qsf.serve.{name}" for name in ("serving", "http", "tools", "scheduling", "hosts", "api")
 )
@@ -135,13 +124,16 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf.bench": frozenset({"qsf.shell"}),  # only the name of `qsf_bench`
     # A program on top of both packages, which makes the models that it measures.
     "qsf_bench.models": _BENCH_BASE,
-    "qsf_bench.run": _BENCH_BASE | {"qsf_bench.models"},
-    "qsf_bench.judge": _BENCH_BASE | {"qsf_bench.models", "qsf_bench.run"},
-    "qsf_bench.show": frozenset({"qsf.native", "qsf_bench.judge", "qsf_bench.run"}),
-    "qsf_bench.options": _BENCH_BASE | {"qsf_bench.models", "qsf_bench.run"},
-    "qsf_bench.request": _BENCH_BASE | {"qsf_bench.models", "qsf_bench.run", "qsf_bench.options"},
-    "qsf_bench.campaign": _BENCH_BASE | (_BENCH - {"qsf_bench.campaign"}),
-    "qsf_bench.cli": _BENCH_BASE | _BENCH,
+    "qsf_bench.files": _BENCH_BASE | {"qsf_bench.models"},
+    "qsf_bench.memory_group": _BENCH_BASE,
+    "qsf_bench.processes": _BENCH_BASE | {"qsf_bench.memory_group"},
+    "qsf_bench.worker_llama": frozenset(),
+    "qsf_bench.worker_qsf": _BENCH_BASE | {"qsf_bench.worker_llama"},
+    "qsf_bench.tasks": _BENCH_BASE | {"qsf_bench.memory_group", "qsf_bench.processes"},
+    "qsf_bench.table": frozenset({"qsf_bench.files", "qsf_bench.tasks"}),
+    "qsf_bench.cli": _BENCH_BASE
+    | {f"qsf_bench.{name}" for name in ("models", "files", "memory_group", "tasks", "table")}
+    | {"qsf_bench.worker_llama"},
     "qsf_bench": frozenset(),
 }
 

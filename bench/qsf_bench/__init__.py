@@ -1,20 +1,17 @@
-"""``python -m qsf.bench``: QSF compared with the machine's limits and with llama.cpp.
+"""``python -m qsf.bench``: QSF and llama.cpp in turns, on the same files and threads.
 
-==========  =====================================================================================
-`cli`       the command; with `options`, the command line, the only module here that prints
-`request`   the options, checked, with their defaults
-`campaign`  a run, from its request to its results
-`models/`   files to measure: `shapes` of well-known models, `random_qsf` and `random_gguf` write
-            random weights, `cache` keeps them, `facts` are the bytes and multiply-adds of a token
-`run/`      measured processes: `tasks` and answers, `worker_qsf`, `worker_llama`
-            do them, `launch` starts them, `memory_group` limits them, `rounds` has them take turns,
-            `baseline` finds llama.cpp
-`judge/`    from times to `results`: the `machine`, `bounds` of a test, `rows` and ratios; the
-            machine's limits are `qsf.native.roofline`'s
-`show/`     `report`: its parts, which `table` shows on a terminal or as HTML
-==========  =====================================================================================
+================  ==========================================================================
+`cli`             the command: options, files, rounds, report; the only module that prints
+`tasks`           one measured process: its task, its answer, and the turns of several
+`worker_qsf`      the measured process of QSF
+`worker_llama`    the measured process of llama.cpp
+`processes`       starts a process, limits its memory, and returns its exit and output
+`memory_group`    a memory control group
+`files`           files to measure: bytes of a token; random weights, kept in a cache
+`models/`         `shapes` of well-known models; `random_qsf` and `random_gguf` write weights
+`table`           the report: text, JSON and a web page
+================  ==========================================================================
 
-Packages import downwards only: the modules here, then show, judge, run, models. Nothing else
-imports any of it: `qsf.bench` is only its name.
+Nothing else imports any of it: `qsf.bench` is only its name.
 """
 # SPDX-License-Identifier: Apache-2.0

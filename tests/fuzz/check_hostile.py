@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT / "tests" / "python"))
 from make.attacks import entry_at, grow  # noqa: E402
 from make.qsf_files import repair  # noqa: E402
 from qsf.file.reader import Reader  # noqa: E402
-from qsf_bench.run.memory_group import CapError, memory_group  # noqa: E402
+from qsf_bench.memory_group import CapError, memory_group  # noqa: E402
 
 BIN = Path(sys.executable).parent
 MB = 1 << 20

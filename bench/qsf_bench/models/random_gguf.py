@@ -1,4 +1,4 @@
-"""A GGUF model of a shape with random weights, for llama.cpp as the baseline.
+"""A GGUF model of a shape of LLaMA with random weights, for llama.cpp as the baseline.
 
 Every tensor has the type that ``llama-quantize`` would give it, so that size and speed are
 realistic; the quantised codes are random bytes, and only the scales of the blocks are chosen, for
@@ -18,15 +18,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from qsf.errors import QsfArgumentError, QsfIOError
+from qsf.errors import QsfIOError
 from qsf.file.partial import create_partial
-from qsf_bench.models.shapes import Shape, config_of, facts_of, family_of
-from qsf_converter.sources.families.rules import Place
-from qsf_converter.sources.gguf_config import ALL_DIALECTS
-from qsf_converter.sources.gguf_dialects import Dialect
+from qsf_bench.models.shapes import Shape
 from qsf_converter.sources.gguf_file import TYPES
 
-GENERATOR: Final = 2  # increased when the same arguments give another file
+GENERATOR: Final = 3  # increased when the same arguments give another file
 
 # Mixture -> the type of most matrices, and the number of the mixture in llama.cpp.
 FILE_TYPES: Final[Mapping[str, tuple[str, int]]] = {
@@ -40,7 +37,7 @@ FILE_TYPES: Final[Mapping[str, tuple[str, int]]] = {
     "TQ2_0": ("TQ2_0", 37),
 }
 
-# QSF's type -> the mixture that it is compared with; for "mixed" see `facts.baseline_type`.
+# QSF's type -> the mixture that it is compared with.
 BASELINE_TYPES: Final[Mapping[str, str]] = {
     "2bit": "Q2_K",
     "2bit-sym": "Q2_K",
@@ -106,14 +103,8 @@ class Tensor:
         return math.prod(self.byte_dims)
 
 
-def gguf_bits_per_weight(shape: Shape, mixture: str) -> float:
-    """Return the mean bits of a weight over all tensors."""
-    all_tensors = list(tensors(shape, mixture))
-    return 8 * sum(t.n_bytes for t in all_tensors) / sum(t.n_values for t in all_tensors)
-
-
 def gguf_bytes(shape: Shape, mixture: str) -> int:
-    """Return the bytes of all tensors. Raises QsfArgumentError for an unknown type."""
+    """Return the bytes of all tensors."""
     return sum(tensor.n_bytes for tensor in tensors(shape, mixture))
 
 
@@ -121,71 +112,31 @@ def gguf_bytes(shape: Shape, mixture: str) -> int:
 
 
 def tensors(shape: Shape, mixture: str) -> Iterator[Tensor]:
-    """Yield the tensors in file order. Raises QsfArgumentError for an unknown type."""
-    if mixture not in FILE_TYPES:
-        raise QsfArgumentError(
-            f"type {mixture!r} of a GGUF file is unknown; known: {', '.join(FILE_TYPES)}"
-        )
+    """Yield the tensors in file order."""
     base = FILE_TYPES[mixture][0]
     head = base if base in ("Q8_0", "F16") else "Q6_K"
     embedding = "Q4_K" if base in ("TQ1_0", "TQ2_0") else base
     table = (shape.n_vocab, shape.dim)
     yield _matrix("token_embd.weight", table, head if shape.is_tied else embedding)
-    if shape.family == "gpt2":
-        yield Tensor("position_embd.weight", (shape.max_tokens, shape.dim), "F32")
+    yield Tensor("output_norm.weight", (shape.dim,), "F32")
     if not shape.is_tied:
         yield _matrix("output.weight", table, head)
-    if shape.own_width:
-        own = (shape.n_vocab, shape.n_layers * shape.own_width)
-        yield _matrix("per_layer_token_embd.weight", own, head)
-    yield from _tensors_of_layers(shape, mixture)
-
-
-def _dialect_of(shape: Shape) -> tuple[str, Dialect]:
-    """Return llama.cpp's name of the architecture, and its dialect."""
-    family = family_of(shape).name
-    return next(
-        (arch, dialect) for arch, dialect in ALL_DIALECTS.items() if dialect.family == family
-    )
-
-
-def _tensors_of_layers(shape: Shape, mixture: str) -> Iterator[Tensor]:
-    """Yield the tensors of the layers and the final norm, by the converter's tables."""
-    family, (_, dialect) = family_of(shape), _dialect_of(shape)
-    facts = facts_of(shape)
-    here = {there: name for name, there in dialect.tensors.items()}
-    vectors: dict[str, int] = {}
+    n_queries, n_keys = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
+    matrices = {
+        "attn_q": (n_queries, shape.dim),
+        "attn_k": (n_keys, shape.dim),
+        "attn_v": (n_keys, shape.dim),
+        "attn_output": (shape.dim, n_queries),
+        "ffn_gate": (shape.ffn_dim, shape.dim),
+        "ffn_up": (shape.ffn_dim, shape.dim),
+        "ffn_down": (shape.dim, shape.ffn_dim),
+    }
     for layer in range(shape.n_layers):
-        layer_kind = facts.layer_kinds[layer] if facts.layer_kinds else None
-        n_experts = 0 if layer_kind is None else layer_kind.n_experts
-        done = set()
-        for rule in (*family.rules, *(family.layouts or ((),))[-1]):
-            if rule.place is not Place.LAYER and (rule.place is not Place.EXPERT or not n_experts):
-                continue
-            if not rule.where.holds(layer_kind) or (rule.of_all and layer):
-                continue
-            if rule.flag not in (None, *facts.flags):
-                continue
-            pattern = here[family.prefixes[0] + rule.source]
-            name = pattern.format(layer=layer)
-            dims = rule.source_shape(facts.dims)
-            if name in done:  # several tensors of a .qsf file are one tensor here
-                continue
-            done.add(name)
-            if len(dims) == 1:
-                vectors[name] = dims[0]
-                continue
-            if shape.family == "gpt2":  # only its checkpoints have [inputs, outputs]
-                dims = dims[::-1]
-            kind = name.rsplit(".", 2)[-2].removesuffix("_exps")
-            is_router = kind == "ffn_gate_inp"  # llama-quantize does not quantise it
-            wanted = "F32" if is_router else _layer_type(mixture, kind, layer, shape)
-            yield _matrix(name, dims, wanted)
-    vectors["output_norm.weight"] = shape.dim
-    if shape.family == "gpt2":
-        vectors["output_norm.bias"] = shape.dim
-    for name, length in vectors.items():
-        yield Tensor(name, (length,), "F32")
+        for kind, dims in matrices.items():
+            wanted = _layer_type(mixture, kind, layer, shape)
+            yield _matrix(f"blk.{layer}.{kind}.weight", dims, wanted)
+        for norm in ("attn_norm", "ffn_norm"):
+            yield Tensor(f"blk.{layer}.{norm}.weight", (shape.dim,), "F32")
 
 
 def _matrix(name: str, dims: tuple[int, ...], wanted: str) -> Tensor:
@@ -204,26 +155,16 @@ def _gets_more_bits(layer: int, n_layers: int) -> bool:
 
 def _layer_type(mixture: str, kind: str, layer: int, shape: Shape) -> str:
     """Return the type that llama-quantize gives a matrix of a layer, without importance matrix."""
-    mixed = _mixed_type(mixture, kind, layer, shape)
-    # llama.cpp gives V of LLaMA 70B more bits, because eight heads share it.
-    is_70b = shape.family == "llama" and shape.n_layers == 80 and shape.n_heads > shape.n_kv_heads
-    return "Q5_K" if is_70b and kind == "attn_v" and mixed in ("Q3_K", "Q4_K") else mixed
-
-
-def _mixed_type(mixture: str, kind: str, layer: int, shape: Shape) -> str:
     base = FILE_TYPES[mixture][0]
-    is_v = kind in ("attn_v", "attn_qkv")
-    if mixture == "Q4_K_M" and (is_v or kind == "ffn_down"):
+    if mixture == "Q4_K_M" and kind in ("attn_v", "ffn_down"):
         return "Q6_K" if _gets_more_bits(layer, shape.n_layers) else base
-    if mixture == "Q3_K_M":
-        n_first = {"attn_v": 2, "attn_qkv": 2, "ffn_down": shape.n_layers // 16}.get(kind, 0)
-        if is_v or kind in ("ffn_down", "attn_output"):
-            return "Q5_K" if layer < n_first else "Q4_K"
-    if mixture == "Q2_K":
-        if is_v and shape.n_heads >= 4 * shape.n_kv_heads:
-            return "Q4_K"
-        if is_v or kind in ("attn_output", "ffn_down"):
-            return "Q3_K"
+    if mixture == "Q3_K_M" and kind in ("attn_v", "ffn_down", "attn_output"):
+        n_first = {"attn_v": 2, "ffn_down": shape.n_layers // 16}.get(kind, 0)
+        return "Q5_K" if layer < n_first else "Q4_K"
+    if mixture == "Q2_K" and kind == "attn_v" and shape.n_heads >= 4 * shape.n_kv_heads:
+        return "Q4_K"
+    if mixture == "Q2_K" and kind in ("attn_v", "attn_output", "ffn_down"):
+        return "Q3_K"
     return base
 
 
@@ -231,35 +172,22 @@ def _mixed_type(mixture: str, kind: str, layer: int, shape: Shape) -> str:
 
 
 def _metadata(shape: Shape, mixture: str) -> dict[str, int | float | str]:
-    """Return the metadata in the file's order; there is no tokenizer."""
-    arch, dialect = _dialect_of(shape)
-    config, facts = config_of(shape), facts_of(shape)
-    metadata: dict[str, int | float | str] = {
-        "general.architecture": arch,
+    """Return the metadata in the file's order, without the tokenizer's lists."""
+    return {
         "general.file_type": FILE_TYPES[mixture][1],
         "general.quantization_version": 2,
-        f"{arch}.block_count": shape.n_layers,
-        f"{arch}.context_length": shape.max_tokens,
-        f"{arch}.embedding_length": shape.dim,
-        f"{arch}.feed_forward_length": shape.ffn_dim,
-        f"{arch}.attention.head_count": shape.n_heads,
-        f"{arch}.vocab_size": shape.n_vocab,
-        "tokenizer.ggml.model": "no_vocab",
-    }
-    metadata |= {
-        f"{arch}.{key}": config[field]
-        for field, key in {**dialect.config, **dialect.optional}.items()
-        if config.get(field) is not None
-    }
-    if shape.n_experts:
-        metadata[f"{arch}.expert_count"] = shape.n_experts
-        metadata[f"{arch}.expert_used_count"] = shape.n_chosen
-    if shape.family == "gpt2":
-        return metadata
-    return metadata | {
-        f"{arch}.attention.value_length": shape.head_dim,
-        f"{arch}.rope.dimension_count": facts.arch.rope_dims or shape.head_dim,
-        f"{arch}.rope.freq_base": facts.header.rope_theta,
+        "llama.block_count": shape.n_layers,
+        "llama.context_length": shape.max_tokens,
+        "llama.embedding_length": shape.dim,
+        "llama.feed_forward_length": shape.ffn_dim,
+        "llama.attention.head_count": shape.n_heads,
+        "llama.attention.head_count_kv": shape.n_kv_heads,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.attention.key_length": shape.head_dim,
+        "llama.attention.value_length": shape.head_dim,
+        "llama.rope.dimension_count": shape.head_dim,
+        "llama.vocab_size": shape.n_vocab,
+        "tokenizer.ggml.model": "llama",
     }
 
 
@@ -273,8 +201,8 @@ def write_model(
 ) -> None:
     """Write the file ``out`` atomically.
 
-    ``progress`` is called with bytes written and all bytes. Raises QsfArgumentError for an unknown
-    type, and QsfIOError if the system refuses, such as for a full disk.
+    ``progress`` is called with bytes written and all bytes. Raises QsfIOError if the system
+    refuses, such as for a full disk.
     """
     import gguf  # late: a tenth of a second
 
@@ -284,7 +212,7 @@ def write_model(
     try:
         fd, temporary = create_partial(out)
         try:
-            writer = gguf.GGUFWriter(temporary, _dialect_of(shape)[0])
+            writer = gguf.GGUFWriter(temporary, "llama")
             try:
                 _add_heads(writer, gguf.GGMLQuantizationType, shape, mixture)
                 _write_data(writer, shape, mixture, seed, progress, total_bytes)
@@ -304,14 +232,18 @@ def write_model(
 def _add_heads(writer: Any, type_numbers: Any, shape: Shape, mixture: str) -> None:
     """Write metadata and tensor infos, which precede the weights."""
     for key, value in _metadata(shape, mixture).items():
-        if key == "general.architecture":
-            continue  # the writer adds it itself
         if isinstance(value, str):
             writer.add_string(key, value)
         elif isinstance(value, float):
             writer.add_float32(key, value)
         else:
             writer.add_uint32(key, value)
+    # Byte tokens and made-up words: llama.cpp's server does not start without a vocabulary.
+    n_words = shape.n_vocab - 259
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+    writer.add_token_list([*words, *(f"t{i}" for i in range(n_words))])
+    writer.add_token_scores([0.0] * shape.n_vocab)
+    writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * n_words])
     for tensor in tensors(shape, mixture):
         dtype = {"F32": np.float32, "F16": np.float16}.get(tensor.type, np.uint8)
         dims = tensor.byte_dims if dtype is np.uint8 else tensor.dims
@@ -346,8 +278,7 @@ def _random_data(tensor: Tensor, random: np.random.Generator) -> npt.NDArray[Any
             values: npt.NDArray[np.float32] = random.standard_normal(tensor.dims, np.float32)
             values *= np.float32(0.02)
             return values if tensor.type == "F32" else values.astype(np.float16)
-        value = 0 if tensor.name.endswith(".bias") else 1
-        return np.full(tensor.dims, value, np.float32)
+        return np.ones(tensor.dims, np.float32)
     data = random.integers(0, 256, tensor.n_bytes, np.uint8)
     if tensor.type == "TQ2_0":
         data &= ~(data & (data << 1) & 0xAA)  # three of the four codes are used: 3 becomes 1

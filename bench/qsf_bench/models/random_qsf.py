@@ -188,13 +188,6 @@ def _size(shape: Shape, quant_type: Dtype, embed_type: Dtype) -> tuple[int, int]
     return n_values, n_bytes
 
 
-def qsf_bits_per_weight(shape: Shape, quant_type: str, *, embed_type: str | None = None) -> float:
-    """Return the mean bits of a weight over all tensors."""
-    dtypes = parse_quant_type(quant_type), embed_type_of(quant_type, embed_type)
-    n_values, n_bytes = _size(shape, *dtypes)
-    return 8 * n_bytes / n_values
-
-
 def qsf_bytes(shape: Shape, quant_type: str, *, embed_type: str | None = None) -> int:
     """Return the bytes of all tensors, without compression."""
     return _size(shape, parse_quant_type(quant_type), embed_type_of(quant_type, embed_type))[1]

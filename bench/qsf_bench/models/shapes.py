@@ -1,4 +1,4 @@
-"""Dimensions of well-known models, and of a .qsf file for which a baseline's file is made."""
+"""Dimensions of well-known models."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -6,14 +6,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Final
 
-from qsf.errors import QsfArgumentError, QsfConversionError, QsfUnsupportedError
-from qsf.file.kinds import ROPE_NONE, LayerKind, plain_kind
-from qsf.file.layout import OUTLIERS_OF, Arch, Architecture, Header, TensorType
-from qsf.file.reader import Reader
+from qsf.errors import QsfArgumentError
+from qsf.file.layout import TensorType
 from qsf_converter.sources.architectures import FAMILIES, read_facts
 from qsf_converter.sources.families.family import Facts, Family
 from qsf_converter.sources.families.rules import Place, in_file_order
@@ -162,26 +159,6 @@ def find_shape(name: str) -> Shape:
     return shape
 
 
-def name_of(shape: Shape) -> str:
-    """Return the shape's name, or a name made of its dimensions."""
-    for name, other in SHAPES.items():
-        if other == shape:
-            return name
-    tied = "-tied" if shape.is_tied else ""
-    if shape.window_tokens:
-        tied += f"-window{shape.window_tokens}"
-    if shape.n_experts:
-        tied += f"-experts{shape.n_experts}.{shape.n_chosen}"
-    if shape.n_value_heads:
-        tied += f"-value{shape.n_value_heads}"
-    if shape.own_width:
-        tied += f"-own{shape.own_width}.{shape.n_sharing}{'-wide' * shape.is_wide}"
-    return (
-        f"{shape.family}-{shape.n_layers}x{shape.dim}-ffn{shape.ffn_dim}-heads{shape.n_heads}"
-        f".{shape.n_kv_heads}.{shape.head_dim}-vocab{shape.n_vocab}-ctx{shape.max_tokens}{tied}"
-    )
-
-
 # Values of published configurations that are not sizes.
 _MORE: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3": {"rope_theta": 1000000.0},
@@ -321,78 +298,3 @@ def _entries(shape: Shape, place: Place, layer: int = 0) -> list[Entry]:
 
 def _size(dims: tuple[int, ...], is_vector: bool) -> tuple[int, int]:
     return (0, math.prod(dims)) if is_vector else (dims[0], dims[1])
-
-
-# ---- of a file ----
-
-
-def shape_of_file(path: Path) -> Shape:
-    """Return the shape of a .qsf file, so that a baseline's file of the same work can be made.
-
-    Numbers that do not change the work may differ: epsilon, base and scaling of RoPE, and outlier
-    tables, which are a part of QSF's way of storing a matrix.
-
-    Raises QsfUnsupportedError for a model whose work no random file has; QsfIOError and
-    QsfFormatError if the file does not open.
-    """
-    with Reader(path) as reader:
-        header, kinds = reader.header, reader.layer_kinds
-        window_tokens = max(_window(kind, header) for kind in kinds)
-        families = sorted({shape.family for shape in SHAPES.values()})
-        for family in families:
-            shape = Shape(
-                header.n_layers, header.dim, header.ffn_dim, header.n_heads, header.n_kv_heads,
-                header.n_vocab, header.max_tokens, family, header.head_dim, reader.arch.tied_head,
-                window_tokens, max(kind.n_experts for kind in kinds),
-                max(kind.n_chosen for kind in kinds),
-                max(kind.n_value_heads for kind in kinds),
-            )  # fmt: skip
-            if _does_the_work_of(reader, shape):
-                return shape
-    raise QsfUnsupportedError(
-        f"{path}: its layers do the work of none of {', '.join(families)}: no random GGUF has the "
-        "same work; give one of the model itself"
-    )
-
-
-def _does_the_work_of(reader: Reader, shape: Shape) -> bool:
-    """Return whether every layer of the file computes what a layer of the shape does."""
-    header, arch = reader.header, reader.arch
-    try:
-        facts = facts_of(shape)
-    except QsfConversionError:
-        return False
-    plain = (plain_kind(facts.header, facts.arch),) * header.n_layers
-    return (
-        _parts(facts.header, facts.arch) == _parts(header, arch)
-        and [_work(kind, header) for kind in facts.layer_kinds or plain]
-        == [_work(kind, header) for kind in reader.layer_kinds]
-        and all(
-            {T(tensor.type) for tensor in unit.tensors} - set(OUTLIERS_OF.values())
-            == {kind for kind, _, _ in layer_entries(shape, i)}
-            for i, unit in enumerate(reader.layers)
-        )
-    )
-
-
-def _parts(header: Header, arch: Arch) -> tuple[object, ...]:
-    """Return the common properties of all layers; Mistral is LLaMA with a window in its kinds."""
-    is_llama = header.architecture == Architecture.MISTRAL
-    architecture = Architecture.LLAMA if is_llama else header.architecture
-    rope_dims = header.head_dim if arch.rope_dims is None else arch.rope_dims
-    return (architecture, header.activation, header.norm, header.positions, header.head_dim,
-            rope_dims)  # fmt: skip
-
-
-def _window(kind: LayerKind, header: Header) -> int:
-    """Return the window of a layer; 0 if it is not shorter than the context."""
-    return kind.window_tokens if kind.window_tokens < header.max_tokens else 0
-
-
-def _work(kind: LayerKind, header: Header) -> LayerKind:
-    """Return the kind without fields that do not change the work, and the FFN's form by its
-    tensors.
-    """
-    rope_set = min(kind.rope_set, ROPE_NONE) // ROPE_NONE
-    window_tokens = _window(kind, header)
-    return replace(kind, rope_set=rope_set, window_tokens=window_tokens, score_scale=0.0, ffn=0)

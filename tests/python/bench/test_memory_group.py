@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from qsf.errors import QsfArgumentError
-from qsf_bench.run import memory_group
+from qsf_bench import memory_group
 
 MB = 1 << 20
 

@@ -90,7 +90,6 @@ def test_lint_accepts(tmp_path: Path, name: str, body: str) -> None:
         ("csrc/base/bad.c", "int x;\n" * 600, "602 lines"),
         ("csrc/base/bad.c", "int x; \n", "space at the end"),
         ("csrc/base/bad.c", "void f(void)\n{\n" + "    g();\n" * 81 + "}\n", "function of 82"),
-        ("bench/bad.c", "int x;\n" * 600, "602 lines"),
     ],
 )
 def test_lint_finds(tmp_path: Path, name: str, body: str, expected: str) -> None:

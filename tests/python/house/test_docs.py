@@ -86,12 +86,6 @@ def test_options_named_in_the_user_guide_exist() -> None:
     assert set(named) <= known
 
 
-def test_the_tables_of_the_documents_are_those_of_the_results() -> None:
-    command = [sys.executable, str(ROOT / "bench" / "readme_table.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def python_examples() -> list[tuple[str, str]]:
     return [
         (f"{path.name} {i}", code)

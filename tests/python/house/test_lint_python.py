@@ -49,7 +49,7 @@ def lint(root: Path, files: dict[str, str]) -> list[str]:
         },
         {"qsf/file/a.py": "TEXT = 'qsf_converter.cli is a module'\n", f"{CONVERTER}/cli.py": ""},
         {"qsf/system/a.py": "import fcntl\nimport os\nos.O_CLOEXEC\nopen('/proc/self/io')\n"},
-        {"bench/qsf_bench/run/a.py": "import resource\n"},
+        {"bench/qsf_bench/models/a.py": "import resource\n"},
         {"qsf/file/a.py": "import os, signal\nos.O_RDONLY, signal.SIGINT, os.getpid()\n"},
         {"qsf/foreign_json.py": "import json\njson.loads('1')\n"},
         {"qsf/file/a.py": DOCSTRING},

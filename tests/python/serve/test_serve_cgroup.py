@@ -16,7 +16,7 @@ import pytest
 
 from make.served import started
 from make.streamed_models import write_random_llama
-from qsf_bench.run.memory_group import CapError, memory_group
+from qsf_bench.memory_group import CapError, memory_group
 
 pytestmark = pytest.mark.slow
 

@@ -1,2 +1,0 @@
-"""Measured processes: tasks, their workers, and the order of runs."""
-# SPDX-License-Identifier: Apache-2.0
