@@ -36,7 +36,7 @@ from qsf_converter.request import (
     Request,
     bytes_of,
 )
-from qsf_converter.rounding.compression import AUTO, COMPRESSIONS, DEFAULT_COMPRESSION
+from qsf_converter.rounding.compression import COMPRESSIONS, DEFAULT_COMPRESSION
 from qsf_converter.rounding.plan import (
     DEFAULT_QUANT_TYPE,
     ENCODER_QUANT_TYPE,
@@ -56,7 +56,7 @@ Examples:
   qsf-convert examples/tiny-llama tiny.qsf
   qsf-convert examples/tiny-llama tiny.qsf --quant-type 8bit --force
   qsf-convert examples/tiny-llama tiny.qsf --quant-type 2bit --embed-type 4bit
-  qsf-convert examples/tiny-llama tiny.qsf --compress auto --disk-speed 200
+  qsf-convert examples/tiny-llama tiny.qsf --compress zstd
   qsf-convert examples/tiny-llama tiny.qsf --report tiny.html
   qsf-convert examples/tiny-llama tiny.qsf --quant-type 3bit --calibration bundled
   qsf-convert examples/tiny-llama tiny.qsf --target-size 1.5 --calibration my.txt
@@ -119,16 +119,8 @@ _TernaryRule = Annotated[
 _Compress = Annotated[
     str,
     typer.Option(
-        help=f"Compression of the layers: {', '.join(COMPRESSIONS)}; auto compresses those "
-        "layers that disk and processor together then deliver at least 3 % faster."
-    ),
-]
-_DiskSpeed = Annotated[
-    float | None,
-    typer.Option(
-        help="For --compress auto: MB/s of the disk that the model will be read from.",
-        min=0.001,
-        show_default="measured on OUT's disk",
+        help=f"Compression of the layers: {', '.join(COMPRESSIONS)}. A layer that it makes less "
+        "than 3 % smaller is stored as it is."
     ),
 ]
 _ReportOut = Annotated[
@@ -213,7 +205,6 @@ def convert_command(
     embed_type: _EmbedType = None,
     ternary_rule: _TernaryRule = DEFAULT_TERNARY_RULE,
     compress: _Compress = DEFAULT_COMPRESSION,
-    disk_speed: _DiskSpeed = None,
     report_out: _ReportOut = None,
     force: _Force = False,
     allow_no_tokenizer: _AllowNoTokenizer = False,
@@ -229,8 +220,6 @@ def convert_command(
     version: _Version = False,
 ) -> None:
     """Convert a HuggingFace or GGUF model to one .qsf file with everything needed to run it."""
-    if disk_speed is not None and compress != AUTO:
-        raise QsfArgumentError("--disk-speed is only for --compress auto")
     if calibration is None and calibration_tokens is not None:
         raise QsfArgumentError("--calibration-tokens is only for --calibration")
     if not model_dir.exists():
@@ -248,7 +237,6 @@ def convert_command(
         target_bpw=target_bpw,
         ternary_rule=ternary_rule,
         compress=compress,
-        disk_bytes_per_s=None if disk_speed is None else disk_speed * 1e6,
         needs_tokenizer=not allow_no_tokenizer,
         overwrite=force,
         n_threads=threads,

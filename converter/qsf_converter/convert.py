@@ -40,8 +40,7 @@ from qsf_converter.request import (
     Request,
     bytes_of,
 )
-from qsf_converter.rounding.compression import AUTO, DEFAULT_COMPRESSION, Chooser
-from qsf_converter.rounding.disk import read_bytes_per_s
+from qsf_converter.rounding.compression import DEFAULT_COMPRESSION, StoredLayers
 from qsf_converter.rounding.fine_parts import with_fine_values, with_split_head
 from qsf_converter.rounding.key_channels import with_equal_keys
 from qsf_converter.rounding.outlier_tables import with_outlier_plans
@@ -68,7 +67,6 @@ def convert(
     target_bpw: float | None = None,
     ternary_rule: str = DEFAULT_TERNARY_RULE,
     compress: str = DEFAULT_COMPRESSION,
-    disk_speed: float | None = None,
     allow_no_tokenizer: bool = True,
     force: bool = False,
     threads: int | None = None,
@@ -77,8 +75,8 @@ def convert(
 ) -> Report:
     """Convert a model with the options of ``qsf convert``, under their names.
 
-    ``target_size`` is in MB of 2^20 bytes, ``disk_speed`` in MB/s of 10^6. Other than the command
-    this converts models without a usable tokenizer, unless ``allow_no_tokenizer`` is false.
+    ``target_size`` is in MB of 2^20 bytes. Other than the command this converts models without a
+    usable tokenizer, unless ``allow_no_tokenizer`` is false.
     `Request` explains the options, `convert_as` the other arguments, the result and the errors.
     """
     request = Request(
@@ -90,7 +88,6 @@ def convert(
         target_bpw=target_bpw,
         ternary_rule=ternary_rule,
         compress=compress,
-        disk_bytes_per_s=None if disk_speed is None else disk_speed * 1e6,
         needs_tokenizer=not allow_no_tokenizer,
         overwrite=force,
         n_threads=threads,
@@ -136,10 +133,10 @@ def convert_as(
             request = request.for_ternary_source()
         conversion = _Conversion.of(source, request, out)
         plan, sensitivity = conversion.plan(phase or _no_phase)
-        chooser = _chooser(request, out, source, phase or _no_phase)
+        stored = StoredLayers(request.compress)
         try:
             quality, costs = conversion.write(
-                plan, sensitivity, chooser, progress, phase or _no_phase
+                plan, sensitivity, stored, progress, phase or _no_phase
             )
             file_bytes = out.stat().st_size
         except QsfIOError:
@@ -156,12 +153,12 @@ def convert_as(
             warnings.append("without a tokenizer the file can only be run on token ids")
     return Report(
         quality=quality,
-        warnings=(*warnings, *chooser.warnings),
+        warnings=tuple(warnings),
         n_weights=sum(target.n_rows * target.n_cols for target in plan.targets),
         source_bytes=plan.source_bytes,
         file_bytes=file_bytes,
         elapsed_s=time.monotonic() - started,
-        compression=chooser.summary(),
+        compression=stored.summary(),
         notes=(*cost_lines(costs), *_kept(plan)),
     )
 
@@ -253,7 +250,7 @@ class _Conversion:
         self,
         plan: Plan,
         sensitivity: Sensitivity | None,
-        chooser: Chooser,
+        stored: StoredLayers,
         progress: Progress | None,
         phase: Phase,
     ) -> tuple[Quality, Costs]:
@@ -273,7 +270,7 @@ class _Conversion:
             needed_bytes=needed_bytes,
             n_threads=self.request.n_threads,
         ) as writer:
-            quality = self._write_units(writer, plan, sensitivity, chooser, progress)
+            quality = self._write_units(writer, plan, sensitivity, stored, progress)
             tables, _ = _text_tables(source)
             if tables is not None:
                 writer.add_section("TEXT", tables)
@@ -289,7 +286,7 @@ class _Conversion:
                     phase("measuring the arithmetic"),
                     is_kept=any(t.dtype in ALL_KEPT for t in plan.targets),
                 )
-            section = meta.meta_bytes(source, self.request, plan, quality, chooser, costs)
+            section = meta.meta_bytes(source, self.request, plan, quality, stored, costs)
             writer.add_section("META", section)
         return quality, costs
 
@@ -298,7 +295,7 @@ class _Conversion:
         writer: Writer,
         plan: Plan,
         sensitivity: Sensitivity | None,
-        chooser: Chooser,
+        stored: StoredLayers,
         progress: Progress | None,
     ) -> Quality:
         advance = _advance_of(progress, plan.source_bytes)
@@ -306,7 +303,7 @@ class _Conversion:
         if self.text is None:
             units = rounded_units(plan.units, checkpoint, n_threads)
             with contextlib.closing(units):
-                tensors = UnitWriter(writer, chooser, sensitivity, advance).write(units)
+                tensors = UnitWriter(writer, stored, sensitivity, advance).write(units)
             return Quality(tensors=tensors)
         calibration = Calibration(
             plan,
@@ -317,7 +314,7 @@ class _Conversion:
             state=self.state,
             progress=advance,  # also within a layer, which takes minutes
         )
-        tensors = UnitWriter(writer, chooser, sensitivity, None).write(calibration.units())
+        tensors = UnitWriter(writer, stored, sensitivity, None).write(calibration.units())
         assert calibration.divergence is not None  # all tensors were written
         return Quality(
             tensors=tensors,
@@ -356,15 +353,6 @@ def _text_tables(source: Source) -> tuple[bytes | None, str | None]:
         source.facts.header.bos_id,
         add_bos if isinstance(add_bos, bool) else None,
     )
-
-
-def _chooser(request: Request, out: Path, source: Source, phase: Phase) -> Chooser:
-    disk_bytes_per_s = request.disk_bytes_per_s
-    is_given = disk_bytes_per_s is not None
-    if request.compress == AUTO and not is_given:
-        phase("measuring the disk")  # for some seconds
-        disk_bytes_per_s = read_bytes_per_s(out.absolute().parent, source.checkpoint.paths)
-    return Chooser(request.compress, disk_bytes_per_s, is_given=is_given)
 
 
 def _least_bytes(plan: Plan) -> int:

@@ -32,7 +32,7 @@ from qsf_converter.calibrate.transforms import ROTATED, SCALED
 from qsf_converter.costs import Costs
 from qsf_converter.original.divergence import Divergence
 from qsf_converter.request import Request
-from qsf_converter.rounding.compression import Chooser
+from qsf_converter.rounding.compression import StoredLayers
 from qsf_converter.rounding.outliers import TABLE_ACTION
 from qsf_converter.rounding.plan import QUANT_TYPES, Plan, Target
 from qsf_converter.rounding.quantisers import ErrorSums
@@ -55,7 +55,7 @@ def meta_bytes(
     request: Request,
     plan: Plan,
     quality: Quality,
-    chooser: Chooser,
+    stored: StoredLayers,
     costs: Costs,
 ) -> bytes:
     """Return the META section of a file whose tensors are all written."""
@@ -65,7 +65,7 @@ def meta_bytes(
         weights_sha256=source.checkpoint.digest(),
         options=_options(request, plan.layer_dtype, plan.embedding_dtype),
         quality=quality.meta(),
-        compression=chooser.meta(),
+        compression=stored.meta(),
         costs=costs,
     )
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from qsf.errors import QsfArgumentError
 from qsf.file.layout import Dtype, dtype_name
-from qsf_converter.rounding.compression import AUTO, DEFAULT_COMPRESSION, parse_compression
+from qsf_converter.rounding.compression import DEFAULT_COMPRESSION, parse_compression
 from qsf_converter.rounding.plan import (
     DEFAULT_EMBED_TYPE,
     DEFAULT_QUANT_TYPE,
@@ -57,9 +57,7 @@ class Request:
         target_bpw: the same, in bits of the file for each weight, above 0 and at most 32.
         ternary_rule: how ternary types round: ``search`` finds the best scale of each block;
             ``absmean`` is BitNet b1.58's rule, one scale for each matrix.
-        compress: compression of the layers: none, lz4, lz4hc, zstd; or auto, which compresses a
-            layer if that makes reading from a disk of ``disk_bytes_per_s`` faster.
-        disk_bytes_per_s: for auto; default: measured on the disk of the output.
+        compress: compression of the layers: none, lz4, lz4hc, zstd.
         needs_tokenizer: refuse a model without a usable tokenizer.
         overwrite: replace the output if it exists.
         n_threads: threads that round; default: one per core.
@@ -74,7 +72,6 @@ class Request:
     target_bpw: float | None = None
     ternary_rule: str = DEFAULT_TERNARY_RULE
     compress: str = DEFAULT_COMPRESSION
-    disk_bytes_per_s: float | None = None
     needs_tokenizer: bool = False
     overwrite: bool = False
     n_threads: int | None = None
@@ -133,11 +130,6 @@ class Request:
                 f"{LEAST_CALIBRATION_TOKENS} are needed"
             )
         parse_compression(self.compress)
-        speed = self.disk_bytes_per_s
-        if speed is not None and not (self.compress == AUTO and 0 < speed < math.inf):
-            raise QsfArgumentError(
-                "the disk's speed must be above zero, and is only for compression auto"
-            )
 
     def _check_types(self) -> None:
         if self.layer_type == KEEP and self.calibration is not None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from qsf.file.layout import OUTLIERS_OF, Dtype, Layout, Role
+from qsf.file.layout import OUTLIERS_OF, Compression, Dtype, Layout, Role
 from qsf.file.writer import Writer
 from qsf.report.record import TensorReport
 from qsf_converter.calibrate.sensitivity import Sensitivity
 from qsf_converter.meta import WrittenTensor, report_of_experts
-from qsf_converter.rounding.compression import Chooser
+from qsf_converter.rounding.compression import StoredLayers
 from qsf_converter.rounding.outlier_tables import OutlierTable, with_outlier_tables
 from qsf_converter.rounding.pieces import RoundedTensor, RoundedUnit
 from qsf_converter.rounding.plan import PlannedUnit
@@ -23,7 +23,7 @@ class UnitWriter:
 
     Args:
         writer: of the file.
-        chooser: chooses the compression of each layer, and records the result.
+        stored: records how each layer is stored, and has their compression.
         sensitivity: gives the importance of each layer; None: all are equally important.
         progress: called with the source bytes of each piece that is written.
     """
@@ -31,12 +31,12 @@ class UnitWriter:
     def __init__(
         self,
         writer: Writer,
-        chooser: Chooser,
+        stored: StoredLayers,
         sensitivity: Sensitivity | None,
         progress: Callable[[int], None] | None,
     ) -> None:
         self._writer = writer
-        self._chooser = chooser
+        self._stored = stored
         self._sensitivity = sensitivity
         self._progress = progress or (lambda _n_bytes: None)
         self._positions = bytearray()
@@ -69,14 +69,16 @@ class UnitWriter:
     def _begin(self, unit: PlannedUnit, importance: float) -> None:
         if unit.id.role == Role.LAYER and self._sensitivity is not None:
             importance = self._sensitivity.importance(unit.id.layer)
-        self._writer.begin_unit(unit.id, dtype=unit.dtype, importance=importance)
+        is_layer = unit.place is Place.LAYER
+        compression = self._stored.compression if is_layer else Compression.NONE
+        self._writer.begin_unit(
+            unit.id, dtype=unit.dtype, importance=importance, compression=compression
+        )
 
     def _end(self, unit: PlannedUnit) -> None:
+        stored = self._writer.end_unit()
         if unit.place is Place.LAYER:
-            compression = self._chooser.for_layer(self._writer.sample)
-            self._chooser.note(self._writer.end_unit(compression=compression))
-        else:
-            self._writer.end_unit()
+            self._stored.note(stored)
 
     def _write_tensor(self, tensor: RoundedTensor) -> WrittenTensor:
         target = tensor.target

@@ -328,36 +328,18 @@ class Writer(Output):
         unit.tensors.append(tensor)
         self._tensor = None
 
-    def sample(self, n_blocks: int) -> list[bytes]:
-        """Return up to ``n_blocks`` blocks of the complete unit, evenly spread, read back."""
-        unit = self._complete_unit()
-        n_all = math.ceil(unit.raw_bytes / lay.COMPRESSED_BLOCK_BYTES)
-        n = min(n_all, n_blocks)
-        return [self._get_block(unit, (2 * i + 1) * n_all // (2 * n)) for i in range(n)]
-
     def _get_block(self, unit: _OpenUnit, idx: int) -> bytes:
         done = idx * lay.COMPRESSED_BLOCK_BYTES
         n_bytes = min(lay.COMPRESSED_BLOCK_BYTES, unit.raw_bytes - done)
         return self._get_at(unit.off + done, n_bytes)
 
-    def _complete_unit(self) -> _OpenUnit:
+    def end_unit(self) -> Stored:
+        """End the unit; a compressed layer is packed now. Return how it is stored."""
         unit = self._open_unit()
         if self._tensor is not None:
             raise QsfArgumentError(f"tensor type {self._tensor.type} has not ended")
         if not unit.tensors:
             raise QsfArgumentError(f"{unit.id.name} has no tensor")
-        return unit
-
-    def end_unit(self, *, compression: int | None = None) -> Stored:
-        """End the unit; a compressed layer is packed now. Return how it is stored.
-
-        Args:
-            compression: replaces that of ``begin_unit``, such as after ``sample``.
-        """
-        unit = self._complete_unit()
-        if compression is not None:
-            self._check_compression(unit.id, compression)
-            unit.compression = compression
         unit.stored_bytes = unit.raw_bytes
         if unit.compression != Compression.NONE:
             unit.compression, unit.stored_bytes = self._compress(unit)

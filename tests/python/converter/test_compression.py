@@ -268,52 +268,28 @@ def test_threads_do_not_change_the_file(tmp_path: Path) -> None:
     assert len(files) == 1
 
 
-# ---- deciding at the end of a unit ----
+# ---- the end of a unit ----
 
 
-def open_layer(w: Writer, data: bytes) -> None:
-    write_embedding(w)
-    w.begin_unit(layer_unit(0), dtype=Dtype.F32)
-    w.begin_tensor(T.FFN_UP, 1, len(data) // 4, Dtype.F32, Layout.VECTOR, index=1)
-    w.write(data)
-    w.end_tensor()
-
-
-def test_a_sample_is_spread_over_the_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layout, "COMPRESSED_BLOCK_BYTES", 64)
-    data = b"".join(bytes([i]) * 64 for i in range(99)) + b"abcd"
-    w = Writer(tmp_path / "m.qsf", tiny_header(n_layers=1), Arch())
-    open_layer(w, data)
-    # The tensor's header is block 0, and the last one holds four bytes and padding.
-    assert [block[0] for block in w.sample(3)] == [16 - 1, 50 - 1, 84 - 1]
-    every = w.sample(1000)
-    assert len(every) == 101
-    assert b"".join(every)[64:] == data + bytes(60)
-    assert w.end_unit(compression=Compression.LZ4).compression == Compression.LZ4
-    w.abort()
-
-
-def test_a_sample_and_a_late_decision_are_checked(tmp_path: Path) -> None:
+def test_a_unit_that_is_not_complete_does_not_end(tmp_path: Path) -> None:
     w = Writer(tmp_path / "m.qsf", tiny_header(n_layers=1), Arch())
     with pytest.raises(QsfArgumentError, match="no unit has begun"):
-        w.sample(1)
+        w.end_unit()
+    with pytest.raises(QsfArgumentError, match="only layers can be compressed"):
+        w.begin_unit(EMBEDDING_UNIT, dtype=Dtype.Q8, compression=Compression.LZ4)
     w.begin_unit(EMBEDDING_UNIT, dtype=Dtype.Q8)
     with pytest.raises(QsfArgumentError, match="has no tensor"):
-        w.sample(1)
+        w.end_unit()
     w.begin_tensor(T.EMBEDDING, 20, 8, Dtype.Q8, Layout.TILES)
     with pytest.raises(QsfArgumentError, match="has not ended"):
-        w.sample(1)
+        w.end_unit()
     with pytest.raises(QsfArgumentError, match="a table has no holes"):
         w.write_zeros(1)
     w.write(bytes(tensor_bytes(20, 8, Dtype.Q8, Layout.TILES)))
     w.end_tensor()
-    with pytest.raises(QsfArgumentError, match="only layers can be compressed"):
-        w.end_unit(compression=Compression.LZ4)
+    assert w.end_unit().stored_bytes > 0
     with pytest.raises(QsfArgumentError, match="compression 9, allowed"):
-        w.end_unit(compression=9)
-    assert w.end_unit(compression=Compression.NONE).stored_bytes > 0
+        w.begin_unit(layer_unit(0), dtype=Dtype.Q8, compression=9)
     w.abort()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""qsf-convert --compress: the same model in fewer bytes, what auto decides, and failures."""
+"""qsf-convert --compress: the same model in fewer bytes, and failures."""
 
 from __future__ import annotations
 
@@ -8,31 +8,26 @@ import dataclasses
 import errno
 import importlib
 import json
-import math
 import os
 import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 import qsf
-from qsf.errors import QsfArgumentError, QsfIOError, QsfUnsupportedError
+from qsf.errors import QsfArgumentError, QsfIOError
 from qsf.file import blocks, writer
 from qsf.file.layout import Compression, Stored
 from qsf.file.reader import Reader
 from qsf_converter import convert
-from qsf_converter.rounding import compression as compression_module
-from qsf_converter.rounding import disk
-from qsf_converter.rounding.compression import Chooser, Measured, choose, measure
+from qsf_converter.rounding.compression import StoredLayers
 
 NONE, LZ4, LZ4HC, ZSTD = Compression
 CODECS = {"lz4": LZ4, "lz4hc": LZ4HC, "zstd": ZSTD}
@@ -117,185 +112,14 @@ def test_what_compression_saved_is_said(tmp_path: Path, pruned: dict[str, Path])
     )
 
 
-# ---- what auto decides ----
-
-
-def planted(compression: Compression, ratio: float, decode_mb_per_s: float) -> Measured:
-    raw_bytes = 8 << 20
-    return Measured(
-        compression, round(ratio * raw_bytes), raw_bytes, raw_bytes / MB / decode_mb_per_s
-    )
-
-
-@pytest.mark.parametrize(
-    ("measured", "disk_mb_per_s", "expected"),
-    [
-        ([], 100, NONE),
-        ([(ZSTD, 0.80, 1000)], 100, ZSTD),
-        ([(ZSTD, 0.80, 1000)], 900, ZSTD),
-        ([(ZSTD, 0.80, 1000)], 969, ZSTD),  # decoding takes 96.9 % of reading
-        ([(ZSTD, 0.80, 1000)], 971, NONE),
-        ([(ZSTD, 0.80, 1000)], 2000, NONE),
-        ([(ZSTD, 0.969, 1000)], 100, ZSTD),
-        ([(ZSTD, 0.971, 1000)], 100, NONE),
-        ([(LZ4, 1.00001, math.inf), (ZSTD, 0.80, 1000)], 100, ZSTD),
-        ([(LZ4, 0.90, 5000), (ZSTD, 0.80, 1000)], 100, ZSTD),
-        ([(LZ4, 0.90, 5000), (ZSTD, 0.80, 1000)], 2000, LZ4),
-        ([(LZ4, 0.90, 5000), (ZSTD, 0.80, 1000)], 6000, NONE),
-        # Equally fast: the one that is decoded in less time, whatever the order.
-        ([(LZ4HC, 0.90, 4000), (LZ4, 0.90, 5000)], 100, LZ4),
-        ([(LZ4, 0.90, 5000), (LZ4HC, 0.90, 4000)], 100, LZ4),
-    ],
-)
-def test_auto_takes_what_is_there_first(
-    measured: list[tuple[Compression, float, float]], disk_mb_per_s: float, expected: Compression
-) -> None:
-    assert choose([planted(*m) for m in measured], disk_mb_per_s * MB) == expected
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([LZ4, LZ4HC, ZSTD]), st.floats(0.01, 1.1), st.floats(1, 20_000)),
-        max_size=3,
-        unique_by=lambda m: m[0],
-    ),
-    st.floats(1, 20_000),
-)
-def test_auto_is_never_slower_than_another_choice(
-    values: list[tuple[Compression, float, float]], disk_mb_per_s: float
-) -> None:
-    measured = [planted(*value) for value in values]
-    disk_bytes_per_s = disk_mb_per_s * MB
-
-    def seconds(m: Measured) -> float:
-        return max(m.stored_bytes / disk_bytes_per_s, m.decode_s)
-
-    chosen = choose(measured, disk_bytes_per_s)
-    plain_s = (8 << 20) / disk_bytes_per_s
-    times = {m.compression: seconds(m) for m in measured}
-    if chosen == NONE:
-        assert all(time > plain_s * 0.97 for time in times.values())
-    else:
-        assert times[chosen] <= plain_s * 0.97
-        assert times[chosen] == min(times.values())
-
-
-def test_measuring_counts_what_is_stored_and_times_only_decoding() -> None:
-    noise = np.random.default_rng(1).bytes(5000)
-    dull = bytes(3000)
-    clock: Iterator[float] = iter([0, 0, 10, 11, 20, 22, 30, 33, 40, 44, 50, 55])
-    m = measure(ZSTD, [noise, dull], clock=lambda: next(clock))
-    assert m.raw_bytes == 8000
-    assert m.stored_bytes == 5000 + len(blocks.pack_block(ZSTD, dull)) + 2 * 8
-    assert m.decode_s == 3  # the median of 1 .. 5; the first round, 0, does not count
-    assert list(clock) == []
-    plain = measure(LZ4, [noise])
-    assert (plain.ratio, plain.decode_bytes_per_s) == (5008 / 5000, math.inf)
-
-
-def plant(
-    monkeypatch: pytest.MonkeyPatch, figures: Callable[[int], dict[Compression, float]]
-) -> None:
-    """Let ``figures(layer)`` be the ratios that are measured, at 1000 MB/s."""
-    calls = -1
-
-    def measure_planted(compression: Compression, blocks: Sequence[bytes]) -> Measured:
-        nonlocal calls
-        assert blocks
-        calls += 1
-        return planted(compression, figures(calls // 3)[compression], 1000)
-
-    monkeypatch.setattr(compression_module, "measure", measure_planted)
-
-
-def test_auto_decides_for_every_layer_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pruned: dict[str, Path]
-) -> None:
-    files = []
-    best = {0: ZSTD, 1: LZ4, 2: NONE, 3: LZ4HC}
-
-    def ratios(layer: int) -> dict[Compression, float]:
-        return {c: 0.8 if c == best.get(layer, ZSTD) else 0.99 for c in CODECS.values()}
-
-    for _ in range(2):
-        plant(monkeypatch, ratios)
-        report = convert(
-            pruned["tiny-llama"],
-            tmp_path / "m.qsf",
-            compress="auto",
-            disk_speed=200 * MB / 1e6,
-            force=True,
-        )
-        files.append((tmp_path / "m.qsf").read_bytes())
-    assert files[0] == files[1]
-    with Reader(tmp_path / "m.qsf") as reader:
-        used = [unit.compression for unit in reader.layers]
-        meta = json.loads(reader.read_section("META"))["compression"]
-        reader.verify()
-    assert used == [ZSTD, LZ4, NONE, LZ4HC, ZSTD, ZSTD]
-    assert report.compression is not None
-    assert report.compression.startswith(
-        "layers: 6, 5 of them compressed with lz4 and lz4hc and zstd, stored at "
-    )
-    assert report.compression.endswith(" % (disk 200 MB/s, given)")
-    assert (meta["disk_mb_per_s"], meta["disk_speed_from"]) == (200, "--disk-speed")
-    assert [layer["chosen"] for layer in meta["layers"]] == [
-        Compression(c).name.lower() for c in used
-    ]
-    assert meta["layers"][1]["sampled"]["lz4"] == {"ratio": 0.8, "decode_mb_per_s": 1000}
-    assert meta["layers"][1]["sampled"]["zstd"]["ratio"] == 0.99
-
-
-def test_auto_measures_the_disk_of_the_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pruned: dict[str, Path]
-) -> None:
-    asked: list[tuple[Path, Sequence[Path]]] = []
-    speeds: list[float | None] = []
-
-    def read_bytes_per_s(folder: Path, sources: Sequence[Path]) -> float | None:
-        asked.append((folder, sources))
-        return speeds[-1]
-
-    monkeypatch.setitem(convert.__globals__, "read_bytes_per_s", read_bytes_per_s)
-    plant(monkeypatch, lambda _: {LZ4: 0.9, LZ4HC: 0.9, ZSTD: 0.8})
-    (tmp_path / "folder").mkdir()
-    monkeypatch.chdir(tmp_path / "folder")
-    for speed, text, warnings in [
-        (500 * MB, "compressed with zstd, stored at", 0),
-        (5000 * MB, "no compression reads 3 % faster: stored as they are (disk 5000 MB/s, meas", 0),
-        (None, "the disk's speed is unknown: stored as they are", 1),
-    ]:
-        speeds.append(speed)
-        report = convert(pruned["tiny-llama"], "m.qsf", compress="auto", force=True)
-        assert text in str(report.compression)
-        assert sum("--disk-speed" in warning for warning in report.warnings) == warnings
-    assert [folder for folder, _ in asked] == [tmp_path / "folder"] * 3
-    assert [path.name for path in asked[0][1]] == ["model.safetensors"]
-
-
-def test_auto_does_without_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = importlib.import_module
-
-    def import_module(name: str) -> object:
-        if name == "zstandard":
-            raise ImportError(name)
-        return real(name)
-
-    monkeypatch.setattr("importlib.import_module", import_module)
-    chooser = Chooser("auto", 100 * MB, is_given=True)
-    assert [w for w in chooser.warnings if "pip install zstandard" in w]
-    assert chooser.for_layer(lambda n: [bytes(1000)] * n) in (LZ4, LZ4HC)
-    with pytest.raises(QsfUnsupportedError, match="pip install zstandard"):
-        Chooser("zstd", None, is_given=False)
+# ---- what is refused, and what is said ----
 
 
 def test_wrong_arguments(tmp_path: Path, tiny_llama_dir: Path) -> None:
     out = tmp_path / "m.qsf"
     for options, text in [
-        ({"compress": "gzip"}, "compression gzip is unknown; available: none, lz4, lz4hc, zstd, a"),
-        ({"compress": "zstd", "disk_speed": 1e6}, "for compression auto"),
-        ({"compress": "auto", "disk_speed": 0.0}, "above zero"),
-        ({"compress": "auto", "disk_speed": math.nan}, "above zero"),
+        ({"compress": "gzip"}, "compression gzip is unknown; available: none, lz4, lz4hc, zstd"),
+        ({"compress": "auto"}, "compression auto is unknown"),
     ]:
         with pytest.raises(QsfArgumentError, match=text):
             convert(tiny_llama_dir, out, **options)  # type: ignore[arg-type]
@@ -303,52 +127,10 @@ def test_wrong_arguments(tmp_path: Path, tiny_llama_dir: Path) -> None:
 
 
 def test_a_summary_names_the_share_of_all_layers() -> None:
-    chooser = Chooser("lz4", None, is_given=False)
-    chooser.note(Stored(LZ4, 50, 100))
-    chooser.note(Stored(NONE, 300, 300))
-    assert chooser.summary() == "layers: 2, 1 of them compressed with lz4, stored at 88 %"
-
-
-# ---- the disk ----
-
-
-def test_the_speed_of_a_disk_is_measured_and_nothing_stays(tmp_path: Path) -> None:
-    speed = disk.read_bytes_per_s(tmp_path, [])
-    assert speed is not None
-    assert speed > 0
-    assert list(tmp_path.iterdir()) == []
-    assert disk.read_bytes_per_s(tmp_path / "gone", []) is None
-
-
-def test_a_large_source_on_the_same_disk_is_read_instead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(disk, "_LEAST_BYTES", 3 << 20)
-    read: list[Path] = []
-
-    def measure_planted(path: Path) -> float:
-        read.append(path)
-        return 1.0
-
-    monkeypatch.setattr(disk, "_measure", measure_planted)
-    small, large = tmp_path / "small", tmp_path / "large"
-    small.write_bytes(bytes(1 << 20))
-    large.write_bytes(bytes(3 << 20))
-    assert disk.read_bytes_per_s(tmp_path, [small, large]) == 1
-    assert read == [large]
-    disk.read_bytes_per_s(tmp_path, [small])
-    assert str(read[1]).startswith("/proc/self/fd/")
-
-
-def test_a_disk_that_cannot_be_read_has_no_speed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def preadv(*_: object) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "preadv", preadv)
-    assert disk.read_bytes_per_s(tmp_path, []) is None
-    assert list(tmp_path.iterdir()) == []
+    layers = StoredLayers("lz4")
+    layers.note(Stored(LZ4, 50, 100))
+    layers.note(Stored(NONE, 300, 300))
+    assert layers.summary() == "layers: 2, 1 of them compressed with lz4, stored at 88 %"
 
 
 # ---- failures ----
@@ -437,7 +219,7 @@ def small_disk() -> Iterator[Path]:
             subprocess.run(["umount", folder], check=True)
 
 
-@pytest.mark.parametrize("compress", ["none", "lz4", "zstd", "auto"])
+@pytest.mark.parametrize("compress", ["none", "lz4", "zstd"])
 def test_a_disk_that_is_really_full(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, pruned: dict[str, Path], compress: str
 ) -> None:
@@ -486,13 +268,11 @@ def test_a_disk_that_only_the_compressed_file_fits(
         convert(pruned["tiny-llama"], out, compress="zstd", force=True)
 
 
-def test_the_three_percent_are_the_writers(
+def test_a_layer_that_saves_too_little_is_stored_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pruned: dict[str, Path]
 ) -> None:
-    """What a sample promised and the whole layer does not keep is stored as it is."""
-    plant(monkeypatch, lambda _: {LZ4: 0.1, LZ4HC: 0.99, ZSTD: 0.99})
     monkeypatch.setattr(writer, "LEAST_SAVING", 0.999)
-    report = convert(pruned["tiny-llama"], tmp_path / "m.qsf", compress="auto", disk_speed=1)
+    report = convert(pruned["tiny-llama"], tmp_path / "m.qsf", compress="lz4")
     assert "stored as they are" in str(report.compression)
     with Reader(tmp_path / "m.qsf") as reader:
         meta = json.loads(reader.read_section("META"))["compression"]
