@@ -1,4 +1,5 @@
-/* absent.c - replaces what only Linux has: a mapping that the kernel copies from. */
+/* absent.c - replaces what only Linux has: a mapping that the kernel copies from, and
+ * a queue of reads. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/status.h"
 #include "platform/io_way.h"
@@ -13,4 +14,5 @@ static void close_nothing(qsf_io *io)
     (void)io;
 }
 
+const qsf_io_way qsf_io_uring_way = {.name = "uring", .open = refuse};
 const qsf_io_way qsf_io_mmap_way = {.name = "mmap", .open = refuse, .close = close_nothing};
