@@ -62,7 +62,7 @@ help: ## show this list
 # blocked, where `env` can do that, and unless the path has what `env -S` would not take literally.
 install_qsf = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" tools/show_progress.sh build/c \
 	$(PY) -m pip install -q --no-build-isolation \
-		--config-settings=cmake.define.QSF_WERROR=$(WERROR) -e ".[$(1)]"; \
+		--config-settings=cmake.define.QSF_WERROR=$(WERROR) -e ".$(1)"; \
 	if env --block-signal=INT true 2>/dev/null; then \
 		sed -i '1s,^\#!\(/[A-Za-z0-9_./-]*\)$$,\#!/usr/bin/env -S --block-signal=INT \1,' \
 			$(VENV)/bin/qsf $(VENV)/bin/qsf-*; fi
@@ -84,11 +84,16 @@ build/tools.stamp: build/system.stamp | $(PY)
 build/install.stamp: $(INPUTS) build/tools.stamp | $(PY)
 	@echo "Building and installing qsf into $(VENV)"
 	@[ -f build/c/build.ninja ] || rm -rf build/c # of another generator, in a clone that is older
-	@$(call install_qsf,test)
+	@$(call install_qsf,)
 	@touch $@
 
-build/lint.stamp: pyproject.toml build/install.stamp
-	@$(call install_qsf,lint)
+# What the tests need besides: test runners, oracles, clients of the server.
+build/test.stamp: pyproject.toml build/install.stamp
+	@$(call install_qsf,[test])
+	@touch $@
+
+build/lint.stamp: pyproject.toml build/test.stamp
+	@$(call install_qsf,[lint])
 	@touch $@
 
 # The clients of qsf serve that are no Python packages, or too large for every environment. An
@@ -123,24 +128,24 @@ link: build/install.stamp ## link the command qsf into ~/.local/bin
 
 test: test-c test-py ## the C tests and the quick Python tests
 
-test-c: build/install.stamp ## the C tests
+test-c: build/test.stamp ## the C tests
 	@$(call c_tests,c,-DQSF_BUILD_LIBRARY=ON -DQSF_BUILD_PROGRAM=ON)
 	@tests/install/check_program.sh $(CURDIR)/$(VENV)/bin build/c/program/qsf
 	@$(PY) tools/check_isa_leaks.py build/c/CMakeFiles/qsf_objects.dir
 
 # What Python compiles is kept, whatever the environment says: rewriting the tests takes 7 s a run.
 test-py: export PYTHONDONTWRITEBYTECODE :=
-test-py: build/install.stamp ## the quick Python tests
+test-py: build/test.stamp ## the quick Python tests
 	@$(PY) -m pytest -m "not slow and not golden" $(QUICK_ARGS) $(PYTEST_ARGS)
 
-check-slow: build/install.stamp ## the slow Python tests, all random examples; in CI, with a browser for the reports and all clients
+check-slow: build/test.stamp ## the slow Python tests, all random examples; in CI, with a browser for the reports and all clients
 	@if [ -n "$(CI)" ]; then tools/bootstrap.sh page && { $(MAKE) build/clients.stamp || true; }; fi
 	@$(PY) -m pytest -m "slow and not golden" $(PYTEST_ARGS)
 	@QSF_EXAMPLES=all $(PY) -m pytest -m "hypothesis and not slow and not golden" $(QUICK_ARGS) \
 		$(PYTEST_ARGS)
 
 # What skips, and why, is said: -rs. A pip that finds no llama.cpp is no failure, its tests skip.
-check-real: build/install.stamp ## real models: MODELS=FOLDER with GGUF files; TABLE=docs/quality.md writes the table there
+check-real: build/test.stamp ## real models: MODELS=FOLDER with GGUF files; TABLE=docs/quality.md writes the table there
 	@test -n "$(wildcard $(MODELS)/*.gguf)" || { echo "check-real: MODELS must name a folder with GGUF" \
 		"files, not '$(MODELS)'; tools/fetch_real.sh FOLDER fetches two" >&2; exit 1; }
 	@$(PY) -c 'import xllamacpp' 2>/dev/null || $(PY) -m pip install -q xllamacpp || true
@@ -150,7 +155,7 @@ check-real: build/install.stamp ## real models: MODELS=FOLDER with GGUF files; T
 check: lint check-isa check-san check-slow test ## everything that this machine can run
 
 # Not on the best level: `make test` takes that one.
-check-isa: build/install.stamp ## the C tests and those of models, on each lower instruction set
+check-isa: build/test.stamp ## the C tests and those of models, on each lower instruction set
 	@levels=$$($(PY) -c 'from qsf.native._qsf import ffi, lib; m = ffi.new("qsf_machine *"); \
 		assert lib.qsf_machine_describe(m) == 0; best = ffi.string(m.isa_name); \
 		print(*(isa.decode() for isa in ffi.string(m.isa_available).split() if isa != best))'); \
@@ -162,13 +167,13 @@ check-isa: build/install.stamp ## the C tests and those of models, on each lower
 			$$(printf 'tests/python/api/test_%s.py ' $$tests); \
 	done
 
-check-san: build/install.stamp ## the C tests with address, undefined and thread sanitizers
+check-san: build/test.stamp ## the C tests with address, undefined and thread sanitizers
 	@$(THINNED) $(call c_tests,asan,-DQSF_SANITIZE=address$(COMMA)undefined)
 	@$(THINNED) $(call c_tests,tsan,-DQSF_SANITIZE=thread)
 
 # All tests on the newest processor that qemu can be; then those whose course depends on the
 # instruction set, on processors without SMMLA and without SDOT and with scalar forced.
-check-arm: build/install.stamp ## the C tests for 64-bit ARM under qemu, on each level
+check-arm: build/test.stamp ## the C tests for 64-bit ARM under qemu, on each level
 	@tools/bootstrap.sh arm
 	@$(THINNED) export QEMU_CPU=max QSF_CHECK_ISA=i8mm; \
 		$(call c_tests,arm,-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake)
@@ -180,7 +185,7 @@ check-arm: build/install.stamp ## the C tests for 64-bit ARM under qemu, on each
 	@$(THINNED) export QEMU_CPU=max QSF_CHECK_ISA=i8mm QSF_ISA=scalar; \
 		$(call ctest,arm) -R '^check_(isa|model)'
 
-check-old: build/install.stamp ## kernels and models on an x86-64 processor without AVX, under qemu
+check-old: build/test.stamp ## kernels and models on an x86-64 processor without AVX, under qemu
 	@tools/bootstrap.sh old
 	@$(THINNED) $(call c_tests,old,-DCMAKE_TOOLCHAIN_FILE=cmake/old-x86.cmake,-R '^check_(isa|kernels|model$$)')
 
@@ -192,7 +197,7 @@ TARGETS_BUILT := aarch64-linux-musl aarch64-windows-gnu aarch64-macos.11.0 x86_6
 zig = zig=$$($(PY) -c 'import ziglang; print(ziglang.__path__[0])')/zig
 zig_flags = -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja -DQSF_ZIG=$$zig \
 	-DCMAKE_TOOLCHAIN_FILE=cmake/zig.cmake -DQSF_TARGET=$$target -DQSF_CODECS=$(CURDIR)/build/codecs
-check-targets: build/install.stamp ## the C library for musl, 32 bits, RISC-V, Windows, macOS; tests under qemu and wine
+check-targets: build/test.stamp ## the C library for musl, 32 bits, RISC-V, Windows, macOS; tests under qemu and wine
 	@tools/bootstrap.sh targets
 	@$(PY) -m pip install -q ziglang==0.17.1
 	@PYTHON=$(PY) tools/fetch_codecs.sh build/codecs
@@ -227,14 +232,14 @@ check-targets: build/install.stamp ## the C library for musl, 32 bits, RISC-V, W
 
 windows_python = $(zig); WINEPREFIX="$(CURDIR)/build/wine" tests/install/check_windows_python.sh $(PY) \
 	build/wheels/qsf-*-win_amd64.whl build/windows-python "$$zig"
-check-windows-python: build/install.stamp ## the wheel for Windows by CPython for Windows in wine: each command
+check-windows-python: build/test.stamp ## the wheel for Windows by CPython for Windows in wine: each command
 	@$(MAKE) --no-print-directory wheels WHEELS=build/wheels SYSTEMS=win_amd64=x86_64-windows-gnu
 	@$(windows_python)
 
 # 70 seconds of a core the first time; needs root and Debian, else it says that it is skipped.
 musl_python = tests/install/check_musl_python.sh $(PY) build/wheels/qsf-*-musllinux_1_2_x86_64.whl \
 	build/musl-python $(MODEL)
-check-musl-python: build/install.stamp ## the wheel for musl by a Python in a root without glibc; MODEL=FILE.gguf runs it too
+check-musl-python: build/test.stamp ## the wheel for musl by a Python in a root without glibc; MODEL=FILE.gguf runs it too
 	@$(MAKE) --no-print-directory wheels WHEELS=build/wheels SYSTEMS=musllinux_1_2_x86_64=x86_64-linux-musl
 	@$(musl_python)
 
@@ -267,7 +272,7 @@ format: build/lint.stamp ## let ruff and clang-format rewrite the sources
 	@$(VENV)/bin/ruff check --fix .
 	@$(CLANG_FORMAT) -i $(C_FILES)
 
-fuzz: build/install.stamp ## each fuzz target and section for FUZZ_SECONDS (needs clang)
+fuzz: build/test.stamp ## each fuzz target and section for FUZZ_SECONDS (needs clang)
 	@$(CMAKE) -S . -B build/fuzz -DCMAKE_C_COMPILER=clang -DQSF_BUILD_FUZZERS=ON >/dev/null
 	@$(CMAKE) --build build/fuzz -j $(JOBS)
 	@for target in build/fuzz/fuzz_*[a-z]; do \
@@ -281,7 +286,7 @@ fuzz: build/install.stamp ## each fuzz target and section for FUZZ_SECONDS (need
 	@$(PY) tests/fuzz/fuzz_sections.py $(FUZZ_SECONDS) build/fuzz/sections
 	@$(PY) tests/fuzz/check_hostile.py $$((3 * $(FUZZ_SECONDS))) "$$RANDOM"
 
-check-hostile: build/install.stamp ## JSON that takes many times its bytes: VmHWM of each command against its budget
+check-hostile: build/test.stamp ## JSON that takes many times its bytes: VmHWM of each command against its budget
 	@$(PY) tests/fuzz/check_hostile.py
 
 baseline: build/install.stamp ## llama.cpp for python -m qsf.bench, built for this processor
@@ -306,15 +311,19 @@ wheels: build/tools.stamp ## a wheel for each of SYSTEMS, with LZ4 and ZSTD insi
 			$$define.QSF_ZIG=$$zig $$define.QSF_CODECS=$(CURDIR)/build/codecs .; \
 	done; ls -l "$(WHEELS)"/qsf-*.whl | awk '{ print $$9, $$5, "bytes" }'
 
-release: build/install.stamp ## all of it into dist, built twice and compared: TAG=v1.2.3 URL=HOME, or TRIAL=yes for HEAD
+release: build/test.stamp ## all of it into dist, built twice and compared: TAG=v1.2.3 URL=HOME, or TRIAL=yes for HEAD
 	@$(PY) tools/release.py $(if $(TRIAL),--trial,$(TAG) $(URL))
 
+# From the objects that `make demo` compiled, where they are there.
 install: ## the C library into PREFIX (docs/c.md); DESTDIR for packages
 	@command -v "$(CMAKE)" >/dev/null || { echo "CMake 3.21 or newer was not found" >&2; exit 1; }
-	@$(CMAKE) -S . -B build/library -DQSF_BUILD_LIBRARY=ON \
-		-DCMAKE_INSTALL_PREFIX="$(abspath $(PREFIX))" >/dev/null
-	@$(CMAKE) --build build/library -j $(JOBS)
-	@$(CMAKE) --install build/library --component library
+	@folder=build/c; [ -f build/c/build.ninja ] || folder=build/library; mkdir -p $$folder; \
+	{ $(CMAKE) -S . -B $$folder -DQSF_BUILD_LIBRARY=ON -DQSF_BUILD_BINDING=OFF \
+		-DCMAKE_INSTALL_PREFIX="$(abspath $(PREFIX))" && \
+	$(CMAKE) --build $$folder -j $(JOBS) && \
+	$(CMAKE) --install $$folder --component library; } >build/install.log 2>&1 || \
+		{ cat build/install.log; exit 1; }
+	@echo "Installed the C library into $(DESTDIR)$(abspath $(PREFIX))"
 
 clean: ## remove what was built; the environment stays
 	rm -rf build dist
