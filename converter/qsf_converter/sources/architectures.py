@@ -58,6 +58,13 @@ _NESTED: Final = {name: family for family in FAMILIES.values() for name in famil
 # A part of an architecture's name -> the computation that the engine lacks, and a related
 # architecture that runs.
 _MISSING: Final = (
+    (r"Inkling2Loop", "layers that run several times, residuals that attend, learned biases of "
+     "distance", "Qwen 3 MoE"),
+    (r"Inkling", "residuals that attend, learned biases of distance", "Qwen 3 MoE"),
+    (r"Qwen4Exp", "hyper-connections, attention to chosen blocks, rows for n-grams",
+     "Qwen 3.5, 3.6 MoE"),
+    (r"Gemma4\w*Assistant", "a drafter that attends to its model's keys",
+     "Gemma 4, whose small models can be --draft"),
     (r"Bailing.*(Linear|Hybrid)|Glm5", "a gated delta rule of another form", "Kimi Linear"),
     (r"Mamba|Jamba|FalconH1|NemotronH|Bamba|Zamba|Hybrid", "layers with recurrent states",
      "Granite 4 H"),
@@ -70,6 +77,12 @@ _MISSING: Final = (
     (r"VL|Vision|Llava|Idefics|Omni|Audio|ForConditionalGeneration", "more than text",
      "Qwen 3 VL, whose text part runs"),
 )  # fmt: skip
+# Another model_type of a text part -> that of its family.
+_OTHER_TYPES: Final[Mapping[Any, str]] = {
+    "kimi_k2": "deepseek_v3",
+    "exaone4_5_text": "exaone4",
+    "qwen2_vl_text": "qwen2_5_vl_text",
+}
 _LIST: Final = "`qsf convert --families` lists what is"
 
 
@@ -109,12 +122,13 @@ def what_it_lacks(name: str, flags: int = 0) -> str:
 
 def _of_text(usual: Family, config: Mapping[str, Any]) -> Family:
     """The family of the text part, which may be one of several that the class can contain."""
-    text = config.get("text_config")
+    text = config.get("text_config", {})  # older files have its keys outside
     if not isinstance(text, dict):
         raise QsfConversionError(f"config.json: text_config = {shown(text)} is not an object")
     name = config["architectures"][0]
+    type_ = text.get("model_type", usual.model_type)
     for family in FAMILIES.values():
-        if family.model_type == text.get("model_type", usual.model_type):
+        if family.model_type == _OTHER_TYPES.get(type_, type_):
             if name in family.nested:
                 return family
             break

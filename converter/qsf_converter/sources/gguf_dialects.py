@@ -274,6 +274,9 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     "llama": LLAMA,
     "mistral3": replace(_ALONE, family="Ministral3ForCausalLM", optional=OPTIONAL),
     "qwen2": _QWEN2,
+    "qwen2vl": replace(
+        _QWEN2, family="Qwen2_5_VLTextForCausalLM", read_by_more=VISION_KEYS
+    ),
     "qwen3": replace(
         _QWEN2,
         family="Qwen3ForCausalLM",

@@ -17,6 +17,7 @@ from qsf_converter.sources.gguf_dialects import (
     OPTIONAL,
     OUT,
     PRE,
+    QK,
     QKV,
     WINDOW,
     Dialect,
@@ -73,8 +74,8 @@ _FALCON = Dialect(
 _COHERE = Dialect(
     family="CohereForCausalLM",
     config={**_LAYER_NORM, "logit_scale": "logit_scale"},
-    tensors=names({"attn_norm": "input_layernorm"}, QKV, OUT, FFN),
-    has=ATTENTION_BIAS,
+    tensors=names({"attn_norm": "input_layernorm"}, QKV, QK, OUT, FFN),
+    has={**ATTENTION_BIAS, "use_qk_norm": "attn_q_norm"},
 )
 _JAIS2 = Dialect(
     family="Jais2ForCausalLM",
@@ -87,7 +88,12 @@ _JAIS2 = Dialect(
 LAYER_NORM_DIALECTS: Final[Mapping[str, Dialect]] = {
     "command-r": _COHERE,
     # llama.cpp uses no window in every fourth layer of this architecture.
-    "cohere2": replace(_COHERE, family="Cohere2ForCausalLM", optional={**OPTIONAL, **WINDOW}),
+    "cohere2": replace(
+        _COHERE,
+        family="Cohere2ForCausalLM",
+        optional={**OPTIONAL, **WINDOW},
+        has=ATTENTION_BIAS,
+    ),
     "jais2": _JAIS2,
     "nemotron": replace(
         _JAIS2,

@@ -160,7 +160,12 @@ def test_sharded_and_split_checkpoints_give_the_same_file(tmp_path: Path) -> Non
         ("DeepseekV32ForCausalLM", "attention with an indexer"),
         ("Gemma3nForCausalLM", "embeddings of each layer and several residual streams"),
         ("BertForMaskedLM", "an encoder of another form"),
-        ("Qwen2_5_VLForConditionalGeneration", "more than text"),
+        ("LlavaForConditionalGeneration", "more than text"),
+        ("Inkling2LoopForConditionalGeneration", "layers that run several times"),
+        ("Inkling2ForCausalLM", "residuals that attend"),
+        ("Qwen4ExpForConditionalGeneration", "hyper-connections, attention to chosen blocks"),
+        ("Gemma4AssistantForCausalLM", "a drafter that attends to its model's keys"),
+        ("Gemma4UnifiedAssistantForCausalLM", "a drafter that attends to its model's keys"),
     ],
 )
 def test_others_are_refused_with_what_they_lack(name: str, lacks: str) -> None:
@@ -168,6 +173,29 @@ def test_others_are_refused_with_what_they_lack(name: str, lacks: str) -> None:
         family_of({"architectures": [name]})
     assert "nearest" in str(caught.value)
     assert len(str(caught.value)) < 240
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "text_type"),
+    [
+        ("kimi_k25", "KimiK25ForConditionalGeneration", "kimi_k2"),
+        ("exaone4_5", "Exaone4_5_ForConditionalGeneration", "exaone4_5_text"),
+        ("qwen2_5_vl", "Qwen2VLForConditionalGeneration", "qwen2_vl_text"),
+        ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", None),  # its keys lie outside
+    ],
+)
+def test_a_text_part_may_be_called_as_published(
+    name: str, architecture: str, text_type: str | None
+) -> None:
+    config = CASES[name].config
+    text = {**config["text_config"], "model_type": text_type}
+    outer = {**config, "architectures": [architecture]}
+    published = {**outer, "text_config": text}
+    if text_type is None:
+        del outer["text_config"]
+        published = {**text, **outer, "rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]}}
+    facts = [read_facts(family_of(c), c) for c in (config, published)]
+    assert facts[0] == facts[1]
 
 
 def test_experts_may_be_stored_with_rows_and_columns_exchanged(tmp_path: Path) -> None:

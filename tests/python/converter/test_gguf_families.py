@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ NOT_SAID = (
     # llama.cpp has no architecture for these, or writes them as one that is tried.
     "cwm", "helium", "internlm3", "internlm3-plain", "hyperclovax", "hyperclovax-plain",
     "qwen3_next-dense",  # of which GGUF files never have any
-    "vaultgemma", "solar_open", "granitemoehybrid", "granitemoehybrid-nope", "olmo_hybrid",
+    "vaultgemma", "granite_swa", "granite_swa-plain", "granitemoe_swa", "solar_open", "granitemoehybrid", "granitemoehybrid-nope", "olmo_hybrid",
     "olmo_hybrid-rope", "lfm3", "lfm3-plain",
     "nemotron_h-groups",  # how many groups are kept
 )  # fmt: skip
@@ -67,7 +68,7 @@ def _text_part(case: Case) -> Case:
     shapes = {
         name.replace("model.language_model.", "model.").removeprefix("language_model."): shape
         for name, shape in case.shapes.items()
-        if not name.startswith(("model.visual", "vision_tower", "multi_modal_projector"))
+        if not re.match(r"(model\.)?(visual|vision_tower|multi_modal_projector|mm_projector)", name)
     }
     return replace(case, config={**text, "architectures": [family.name]}, shapes=shapes)
 

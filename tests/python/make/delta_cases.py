@@ -99,6 +99,7 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 }  # fmt: skip
 # Tensors that transformers saves under other names than published checkpoints have.
 _RENAMED: Final = {
+    "kimi_k25": (r"(language_model\.model)\.blocks\.", r"\1.layers."),
     "kimi_linear": (r"block_sparse_moe\.((gate|up|down)_proj)", r"mlp.\1"),
     "olmo_hybrid": (r"(layers\.3\.)feedforward_layer_norm", r"\1post_attention_layernorm"),
 }

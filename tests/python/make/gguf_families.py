@@ -38,7 +38,7 @@ ARCHITECTURES = {
     "starcoder2": "starcoder2", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "mixtral": "llama",
     "qwen3_moe": "qwen3moe", "granitemoe": "granitemoe", "ernie4_5_moe": "ernie4_5-moe",
     "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "seed_oss": "seed_oss", "ernie4_5": "ernie4_5",
-    "qwen3_vl_text": "qwen3vl", "qwen3_vl_moe_text": "qwen3vlmoe", "cohere": "command-r",
+    "qwen3_vl_text": "qwen3vl", "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_moe_text": "qwen3vlmoe", "cohere": "command-r",
     "cohere2": "cohere2", "nemotron": "nemotron", "jais2": "jais2", "arcee": "arcee",
     "granitemoeshared": "granitemoe", "lfm2": "lfm2",
     "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",

@@ -39,6 +39,15 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         {**_MOE, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "attention_bias": True,
          "norm_topk_prob": False, "first_k_dense_replace": 2, "tie_word_embeddings": True},
     ),
+    "kimi_k25": (
+        "kimi_k25",
+        {"text_config": {**_MOE, "model_type": "deepseek_v3", "n_group": 1, "topk_group": 1},
+         "vision_config": {"patch_size": 4, "pos_emb_height": 4, "pos_emb_width": 4,
+                           "pos_emb_time": 2, "num_attention_heads": 2, "num_hidden_layers": 1,
+                           "hidden_size": 16, "intermediate_size": 16, "merge_kernel_size": [1, 1]},
+         "projection_hidden_size": 16, "image_token_id": 60, "video_token_id": 61,
+         "vision_start_token_id": 62, "vision_end_token_id": 63, "tie_word_embeddings": False},
+    ),
     "glm4_moe_lite": (
         "glm4_moe_lite",
         {**_MOE, "n_shared_experts": 1, "mlp_layer_types": ["dense"] * 2 + ["sparse"]},

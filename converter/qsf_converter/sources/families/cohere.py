@@ -6,12 +6,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from qsf.file.kinds import Ffn
+from qsf.file.kinds import Ffn, QkNorm
 from qsf.file.layout import Norm
 from qsf_converter.sources.families.family import FULL, Draft, Family, usual
 from qsf_converter.sources.families.llama import (
     AT,
     ATTENTION,
+    ATTN,
     BIASES,
     DEFAULTS,
     ENDS,
@@ -22,10 +23,12 @@ from qsf_converter.sources.families.llama import (
     unrotated,
     window_but_every,
 )
-from qsf_converter.sources.families.rules import T, ends, linear, norm
+from qsf_converter.sources.families.rules import T, ends, layer, linear, norm
 
 
 def _cohere(draft: Draft) -> None:
+    if "use_qk_norm" in draft.flags:
+        draft.set_all(qk_norm=QkNorm.OWN_WEIGHTS)
     draft.factors["logits"] = draft.config.positive("logit_scale")
     draft.set_all(is_parallel=True)
 
@@ -53,9 +56,12 @@ _PLAIN = (
     *linear(T.FFN_UP, T.FFN_UP_BIAS, f"{MLP}up_proj", "ffn", "hidden", bias_flag="mlp_bias"),
     *linear(T.FFN_DOWN, T.FFN_DOWN_BIAS, f"{MLP}down_proj", "hidden", "ffn", bias_flag="mlp_bias"),
 )
+_OF_HEADS: dict[str, Any] = {"flag": "use_qk_norm", "is_flat": True}
 _COHERE_RULES = (
     *norm(T.ATTN_NORM, f"{AT}input_layernorm"),
     *ATTENTION,
+    layer(T.Q_NORM, f"{ATTN}q_norm.weight", "heads", "head", **_OF_HEADS),
+    layer(T.K_NORM, f"{ATTN}k_norm.weight", "kv heads", "head", **_OF_HEADS),
     *gated(),
     *ends("embed_tokens", "norm", scale="logits"),
 )
@@ -67,15 +73,14 @@ _RELU2 = {**DEFAULTS, "norm_epsilon": 1e-5, "hidden_act": "relu2"}
 FAMILIES = (
     Family(
         name="CohereForCausalLM",
-        title="Command R",
+        title="Command R, R+",
         model_type="cohere",
         norm=Norm.LAYER,
         is_interleaved=True,
         rules=_COHERE_RULES,
         renames=_EPSILON,
         defaults=usual(_COHERE_DEFAULTS, theta=500000.0),
-        flags={"attention_bias": False},
-        neutral={"use_qk_norm": (None, False)},
+        flags={"attention_bias": False, "use_qk_norm": False},
         adjust=_cohere,
     ),
     Family(

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from qsf.errors import shown
 from qsf.file.kinds import ROPE_NONE, ExpertScore, ExpertWeights
 from qsf_converter.sources.families.config import MAX_FFN_DIM, Config
 from qsf_converter.sources.families.delta import LINEAR
@@ -20,7 +22,7 @@ from qsf_converter.sources.families.experts import (
     route_all,
     router,
 )
-from qsf_converter.sources.families.family import FULL, Draft, Family
+from qsf_converter.sources.families.family import FULL, Draft, Family, usual
 from qsf_converter.sources.families.llama import (
     AT,
     ATTENTION,
@@ -34,12 +36,15 @@ from qsf_converter.sources.families.llama import (
     fused,
     gated,
     pre_norms,
+    unrotated,
+    window_but_first_of_four,
 )
 from qsf_converter.sources.families.mamba import DEFAULTS as SSD_DEFAULTS
 from qsf_converter.sources.families.mamba import FLAGS as SSD_FLAGS
 from qsf_converter.sources.families.mamba import NEUTRAL as SSD_NEUTRAL
 from qsf_converter.sources.families.mamba import ssd_layers, ssd_layouts, ssd_rules, with_layouts
-from qsf_converter.sources.families.rules import T, Where, ends, linear, norm
+from qsf_converter.sources.families.positions import parameters_of, rope_of
+from qsf_converter.sources.families.rules import T, Where, ends, layer, linear, norm
 
 
 def _factors(draft: Draft) -> None:
@@ -53,6 +58,37 @@ def _factors(draft: Draft) -> None:
 def _granite(draft: Draft) -> None:
     _factors(draft)
     draft.factors["logits"] = 1 / draft.config.positive("logits_scaling")
+
+
+def _granite_windows(draft: Draft) -> None:
+    """Each layer may have a theta of its own; one of 0 has no RoPE."""
+    _granite(draft)
+    thetas = draft.config.get("layer_rope_theta")
+    if thetas is None:
+        return
+    header, stated = draft.header, parameters_of(draft.config, FULL)
+    if not isinstance(thetas, list) or len(thetas) != header.n_layers:
+        raise draft.config.error(
+            "layer_rope_theta", f"= {shown(thetas)} is not a list for {header.n_layers} layers"
+        )
+    draft.layer_types = [f"theta {theta}" for theta in thetas]
+    unrotated(draft, [i for i, theta in enumerate(thetas) if theta == 0])
+    draft.ropes = {
+        f"theta {theta}": rope_of(
+            Config({**stated, "rope_theta": theta}, where="layer_rope_theta."),
+            header.head_dim,
+            header.max_tokens,
+            is_interleaved=False,
+            may_be_partial=False,
+        )
+        for theta in thetas
+        if theta != 0
+    } or {f"theta {thetas[0]}": next(iter(draft.ropes.values()))}
+
+
+def _granite_moe_windows(draft: Draft) -> None:
+    _granite_shared(draft)
+    _granite_windows(draft)
 
 
 def _hyperclova(draft: Draft) -> None:
@@ -123,6 +159,8 @@ _FACTORS = {
 }
 _SCALED_ENDS = ends("embed_tokens", "norm", scale="logits")
 _ATTENTION = (*pre_norms(), *ATTENTION)
+_SINKS = layer(T.SINKS, f"{AT}self_attn.sinks", "heads")
+_WINDOWS = {"sliding_window": 128}
 _MOE_LAYOUTS = (
     (
         router(f"{SPARSE}router.layer.weight"),
@@ -144,6 +182,16 @@ _HYBRID = (
     *_SCALED_ENDS,
 )
 
+_shared_family = functools.partial(
+    Family,
+    layouts=(
+        *((*rules, *_shared_ffn("shared", **_SHARED)) for rules in _MOE_LAYOUTS[:2]),
+        (*_MOE_LAYOUTS[2], *gated(f"{MLP}shared.", "shared", **_SHARED)),
+    ),
+    renames=EXPERT_RENAMES,
+    flags={"attention_bias": False},
+)
+
 FAMILIES = (
     Family(
         name="GraniteForCausalLM",
@@ -153,6 +201,18 @@ FAMILIES = (
         defaults={**DEFAULTS, **_FACTORS},
         flags=BIASES,
         adjust=_granite,
+    ),
+    Family(
+        name="GraniteSWAForCausalLM",
+        title="Granite with windows",
+        model_type="granite_swa",
+        rules=(*LLAMA_RULES[: -len(ENDS)], _SINKS, *_SCALED_ENDS),
+        defaults=usual(
+            {**DEFAULTS, **_FACTORS, **_WINDOWS}, context=8192, epsilon=1e-5, kv_heads=4, tied=True
+        ),
+        flags=BIASES,
+        windows=window_but_first_of_four,
+        adjust=_granite_windows,
     ),
     Family(
         name="GraniteMoeHybridForCausalLM",
@@ -188,19 +248,22 @@ FAMILIES = (
         flags={"attention_bias": False},
         adjust=_granite_moe,
     ),
-    Family(
+    _shared_family(
         name="GraniteMoeSharedForCausalLM",
         title="Granite MoE with a shared expert",
         model_type="granitemoeshared",
         rules=(*_ATTENTION, *_SCALED_ENDS),
-        layouts=(
-            *((*rules, *_shared_ffn("shared", **_SHARED)) for rules in _MOE_LAYOUTS[:2]),
-            (*_MOE_LAYOUTS[2], *gated(f"{MLP}shared.", "shared", **_SHARED)),
-        ),
-        renames=EXPERT_RENAMES,
         defaults=_MOE_DEFAULTS,
-        flags={"attention_bias": False},
         adjust=_granite_shared,
+    ),
+    _shared_family(
+        name="GraniteMoeSWAForCausalLM",
+        title="Granite MoE with windows",
+        model_type="granitemoe_swa",
+        rules=(*_ATTENTION, _SINKS, *_SCALED_ENDS),
+        defaults={**_MOE_DEFAULTS, **_WINDOWS},
+        windows=window_but_first_of_four,
+        adjust=_granite_moe_windows,
     ),
     Family(
         name="HyperCLOVAXForCausalLM",

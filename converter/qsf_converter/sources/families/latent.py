@@ -20,7 +20,7 @@ from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.experts import DENSE, EXPERT_DEFAULTS, LAYOUTS, ROUTER, SHARED
 from qsf_converter.sources.families.family import Draft, Family, usual
 from qsf_converter.sources.families.grouped import RENAMES, SELECTED, grouped
-from qsf_converter.sources.families.llama import ATTN, ENDS, TEXT_PREFIXES, gated, pre_norms
+from qsf_converter.sources.families.llama import ATTN, ENDS, SENSES, TEXT_PREFIXES, gated, pre_norms
 from qsf_converter.sources.families.mtp import mtp_rules
 from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import T, TensorRule, ends, layer, linear, norm
@@ -240,8 +240,11 @@ FAMILIES = (
     ),
     _family(
         name="DeepseekV3ForCausalLM",
-        title="DeepSeek V3, R1, Kimi K2",
+        title="DeepSeek V3, R1, Kimi K2; K2.5, text",
         model_type="deepseek_v3",
+        nested=("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
+        prefixes=TEXT_PREFIXES,
+        left_out=SENSES,
         rules=(*pre_norms(), *LATENT, *DENSE, ROUTER, *SHARED, *ENDS, *mtp_rules()),
         layouts=_layouts(SELECTED),
         defaults=usual(

@@ -146,8 +146,8 @@ def window_but_every(config: Config, n_layers: int) -> tuple[int, list[str]]:
     return _windows(config, n_layers, usual)
 
 
-def _window_but_first_of_four(config: Config, n_layers: int) -> tuple[int, list[str]]:
-    """CWM: every fourth layer, beginning with the first, has no window."""
+def window_but_first_of_four(config: Config, n_layers: int) -> tuple[int, list[str]]:
+    """CWM, Granite: every fourth layer, beginning with the first, has no window."""
     return _windows(config, n_layers, [SLIDING if i % 4 else FULL for i in range(n_layers)])
 
 
@@ -216,6 +216,7 @@ DEFAULTS: Mapping[str, Any] = {
     "tie_word_embeddings": False,
 }
 BIASES = {"attention_bias": False, "mlp_bias": False}
+_QWEN2_RULES = (*pre_norms(), *qkv(bias="always"), *out(), *gated(), *ENDS)
 _QWEN3_RULES = (*pre_norms(), *ATTENTION, *qk_norms(), *gated(), *ENDS)
 _QWEN_DEFAULTS = usual(DEFAULTS, context=32768, window=4096, max_window_layers=28)
 _OLMO_DEFAULTS = usual(DEFAULTS, context=2048, epsilon=1e-5)
@@ -266,11 +267,25 @@ FAMILIES = (
         name="Qwen2ForCausalLM",
         title="Qwen 2, 2.5",
         model_type="qwen2",
-        rules=(*pre_norms(), *qkv(bias="always"), *out(), *gated(), *ENDS),
+        rules=_QWEN2_RULES,
         defaults=_QWEN_DEFAULTS,
         facts=frozenset({"always"}),
         windows=window_when_switched,
         neutral={"use_mrope": (None, False)},
+    ),
+    Family(
+        name="Qwen2_5_VLTextForCausalLM",
+        title="Qwen 2 VL, 2.5 VL (2B to 72B), text",
+        model_type="qwen2_5_vl_text",
+        nested=("Qwen2_5_VLForConditionalGeneration", "Qwen2VLForConditionalGeneration"),
+        prefixes=TEXT_PREFIXES,
+        left_out=SENSES,
+        rules=_QWEN2_RULES,
+        defaults=usual(
+            _QWEN_DEFAULTS, epsilon=1e-5, kv_heads=8, theta=1000000.0, max_window_layers=80
+        ),
+        facts=frozenset({"always"}),
+        windows=window_when_switched,
     ),
     Family(
         name="Qwen3ForCausalLM",
@@ -350,8 +365,11 @@ FAMILIES = (
     ),
     Family(
         name="Exaone4ForCausalLM",
-        title="EXAONE 4",
+        title="EXAONE 4; 4.5, text",
         model_type="exaone4",
+        nested=("Exaone4_5_ForConditionalGeneration",),
+        prefixes=TEXT_PREFIXES,
+        left_out=(*SENSES, "mtp."),
         rules=(*post_norms(), *attention(), *qk_norms(), *gated(), *ENDS),
         defaults=usual(
             DEFAULTS, context=2048, epsilon=1e-5, kv_heads=32, window=4096, sliding_window_pattern=4
@@ -405,7 +423,7 @@ FAMILIES = (
             window=8192,
         ),
         flags=BIASES,
-        windows=_window_but_first_of_four,
+        windows=window_but_first_of_four,
     ),
     Family(
         name="HeliumForCausalLM",
