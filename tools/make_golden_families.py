@@ -319,6 +319,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt_neox",
         {**NEOX, "use_parallel_residual": False, "attention_bias": False},
     ),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", WIDE),
+    "hunyuan_v1_dense-alpha": (
+        "hunyuan_v1_dense",
+        {**WIDE, "attention_bias": True, "tie_word_embeddings": True,
+         **rope("dynamic", factor=1.0, alpha=20.0)},
+    ),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", {**WIDE, "intermediate_size": 40, "num_experts": 6,
+                                          "moe_topk": 2}),
+    "apertus": ("apertus", {**WIDE, "num_hidden_layers": 3, **rope()}),
+    "apertus-llama3": ("apertus", {**WIDE, "attention_bias": True}),  # as the class scales RoPE
     "gptj": (
         "gptj",
         {"n_embd": 72, "n_inner": 80, "n_layer": 2, "n_head": 3, "rotary_dim": 8,
@@ -344,6 +354,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "mpt",
         {"d_model": 72, "n_heads": 6, "n_layers": 2, "max_seq_len": 64,
          "vocab_size": 67, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 1},
+    ),
+    "mpt-clip": (
+        "mpt",
+        {"d_model": 72, "n_heads": 3, "n_layers": 2, "max_seq_len": 64,
+         "vocab_size": 67, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 1,
+         "attn_config": {"clip_qkv": 0.6}},
     ),
     "bitnet": ("bitnet", {**SIX, "hidden_act": "relu2", "tie_word_embeddings": True}),
     "olmoe": ("olmoe", {**LOCAL, "num_local_experts": 8, "num_experts_per_tok": 3}),

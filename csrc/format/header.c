@@ -83,7 +83,7 @@ static qsf_status check_dimensions(const qsf_header *h)
 static qsf_status check_kinds(const qsf_header *h)
 {
     QSF_TRY(check_range("quantisation type", h->dtype, 0, QSF_DTYPE_COUNT - 1));
-    QSF_TRY(check_range("activation", h->activation, 0, QSF_ACTIVATION_COUNT - 1));
+    QSF_TRY(check_range("activation", h->activation, 0, QSF_ACTIVATION_HEADER_COUNT - 1));
     QSF_TRY(check_range("normalisation", h->norm, 0, QSF_NORM_COUNT - 1));
     QSF_TRY(check_range("positions", h->positions, 0, QSF_POSITIONS_COUNT - 1));
     if (h->positions == QSF_POSITIONS_ROPE) {

@@ -47,12 +47,18 @@ static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned ch
         U32(47, "rank of the query", query_rank, 1, QSF_MAX_DIM),
         U32(48, "Q and K norm", qk_norm, 0, QSF_QK_NORM_COUNT - 1),
         U32(49, "KV source", kv_source, 0, h->n_layers - 1),
+        U32(50, "late Q and K norm", has_late_qk_norm, 0, 1),
+        F32(51, "limit of Q, K and V", qkv_limit),
+        U32(52, "normalised dimensions of the latent", latent_norm_dim, 1, h->head_dim),
         U32(56, "output gate", output_gate, 0, QSF_OUTPUT_GATE_COUNT - 1),
         U32(57, "V norm", value_norm, 0, 1),
         U32(59, "values", values_are_keys, 0, 1),
         U32(64, "form of the FFN", ffn, 0, QSF_FFN_COUNT - 1),
         U32(65, "FFN dimension", ffn_dim, 1, h->ffn_dim),
         U32(66, "activation", activation, 0, QSF_ACTIVATION_COUNT - 1),
+        F32(67, "xIELU's factor of squares", xielu[0]),
+        F32(68, "xIELU's factor of exponentials", xielu[1]),
+        F32(69, "xIELU's factor of x", xielu[2]),
         U32(80, "experts", n_experts, 1, QSF_MAX_LAYER_EXPERTS),
         U32(81, "chosen experts", n_chosen, 1, QSF_MAX_CHOSEN),
         U32(82, "FFN dimension of an expert", expert_dim, 1, h->ffn_dim),
@@ -72,6 +78,7 @@ static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned ch
         U32(117, "rank of gate and decay", gate_rank, 1, QSF_MAX_DIM),
         U32(118, "decays", has_channel_decays, 0, 1),
         F32(119, "factor of beta", beta_factor),
+        F32(120, "limit of decays", decay_limit),
         U32(123, "function of the gate", has_sigmoid_gate, 0, 1),
         F32(125, "epsilon of the norm of values", value_epsilon),
         U32(126, "order of value heads", has_tiled_heads, 0, 1),
@@ -161,9 +168,9 @@ static qsf_status check_state(const char *where, const qsf_layer_kind *k)
                             "%s: mixer %u (key 1) with a key %zu of %u, allowed: 1 or more for the "
                             "delta rule (2) and SSD (3, 4), else none",
                             where, k->mixer, 112 + i, *fields[i]);
-    if (!is_delta &&
-        (k->gate_rank != 0 || k->has_channel_decays != 0 || k->has_sigmoid_gate != 0 ||
-         k->has_tiled_heads != 0 || k->beta_factor != 1.0F || k->value_epsilon != 0.0F))
+    if (!is_delta && (k->gate_rank != 0 || k->has_channel_decays != 0 || k->has_sigmoid_gate != 0 ||
+                      k->has_tiled_heads != 0 || k->beta_factor != 1.0F ||
+                      k->value_epsilon != 0.0F || k->decay_limit != 0.0F))
         return QSF_FAIL(QSF_ERR_FORMAT, "%s: mixer %u (key 1) with keys 117 .. 126", where,
                         k->mixer);
     if (!has_heads)
@@ -181,10 +188,14 @@ static qsf_status check_state(const char *where, const qsf_layer_kind *k)
 static qsf_status check_latent(const char *where, const qsf_layer_kind *k)
 {
     const bool is_plain = k->n_kv_heads == 1 && k->qk_norm == QSF_QK_NORM_NONE &&
-                          k->output_gate == 0 && k->value_norm == 0 && k->values_are_keys == 0;
+                          k->qkv_limit == 0.0F && k->output_gate != QSF_OUTPUT_GATE_OF_ELEMENTS &&
+                          k->value_norm == 0 && k->values_are_keys == 0 &&
+                          k->latent_norm_dim <= k->latent_rank;
     if (k->latent_rank == 0) {
-        if (k->nope_dim != 0 || k->latent_value_dim != 0 || k->query_rank != 0)
-            return QSF_FAIL(QSF_ERR_FORMAT, "%s: keys 45 .. 47 without a latent (key 44)", where);
+        if (k->nope_dim != 0 || k->latent_value_dim != 0 || k->query_rank != 0 ||
+            k->latent_norm_dim != 0)
+            return QSF_FAIL(QSF_ERR_FORMAT, "%s: keys 45 .. 47, 52 without a latent (key 44)",
+                            where);
         return QSF_OK;
     }
     if (k->latent_rank % QSF_LATENT_STEP != 0 || k->latent_rank >= k->head_dim ||
@@ -193,7 +204,8 @@ static qsf_status check_latent(const char *where, const qsf_layer_kind *k)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "%s: a latent of %u in keys of %u, queries of %u, values of %u, %u KV "
                         "heads, allowed: a multiple of %u below the keys, 1 or more, a multiple of "
-                        "%u, 1, without keys 48 .. 59",
+                        "%u, 1, without keys 48 .. 59 but a gate of heads (56), and a norm (52) "
+                        "of at most all",
                         where, k->latent_rank, k->head_dim, k->nope_dim, k->latent_value_dim,
                         k->n_kv_heads, QSF_LATENT_STEP, QSF_LATENT_VALUE_STEP);
     return QSF_OK;
@@ -210,8 +222,8 @@ static qsf_status check_mixer(const qsf_reader *r, const char *where, const qsf_
         k->head_dim == r->header.head_dim && k->window_tokens == 0 &&
         k->rope_set == QSF_ROPE_NONE && k->score_scale == 0.0F && k->score_cap == 0.0F &&
         k->temperature_beta == 0.0F && k->alibi_slopes.n == 0 && k->qk_norm == QSF_QK_NORM_NONE &&
-        k->kv_source == 0 && k->output_gate == 0 && k->value_norm == 0 && k->values_are_keys == 0 &&
-        k->latent_rank == 0;
+        k->qkv_limit == 0.0F && k->kv_source == 0 && k->output_gate == 0 && k->value_norm == 0 &&
+        k->values_are_keys == 0 && k->latent_rank == 0;
     if (!qsf_has_attention(k) && !is_plain)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "%s: mixer %u (key 1) with attention's keys 32 .. 59, allowed: a window "
@@ -260,6 +272,24 @@ static qsf_status check_kind(const qsf_reader *r, const char *where, const qsf_l
     if ((k->temperature_beta != 0.0F) != (k->temperature_step != 0))
         return QSF_FAIL(QSF_ERR_FORMAT, "%s: a query temperature has both a beta and a step",
                         where);
+    const bool is_by_head =
+        k->qk_norm == QSF_QK_NORM_PER_HEAD || k->qk_norm == QSF_QK_NORM_OWN_WEIGHTS;
+    if (k->has_late_qk_norm != 0 && (!is_by_head || k->temperature_step != 0))
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "%s: a late norm of Q and K (key 50), allowed: by heads (key 48 of 1 or 3) "
+                        "without a query temperature (40, 41)",
+                        where);
+    if (k->qkv_limit != 0.0F && k->qk_norm == QSF_QK_NORM_WHOLE_WIDTH)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "%s: a limit of Q, K and V (key 51), whose heads have one norm (key 48)",
+                        where);
+    const bool is_xielu = k->activation == QSF_ACTIVATION_XIELU;
+    for (size_t i = 0; i < sizeof k->xielu / sizeof k->xielu[0]; i++)
+        if ((k->xielu[i] != 0.0F) != is_xielu)
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "%s: activation %u (key 66), allowed: 6 with all of keys 67 .. 69, "
+                            "others with none",
+                            where, k->activation);
     if (k->values_are_keys != 0 && k->qk_norm == QSF_QK_NORM_WHOLE_WIDTH)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "%s: values that are keys (key 59), whose heads have one norm (key 48)",

@@ -28,7 +28,7 @@
 #define QSF_MAX_OUTLIERS (1U << 24) /* sparse outliers of a matrix */
 #define QSF_LEAST_WEIGHTS_PER_OUTLIER 100U
 #define QSF_MAX_TABLE_BYTES (64U << 20) /* ARCH, ROPE, KIND, TENS, EBND, UNIT */
-#define QSF_MAX_LAYER_KINDS 64U
+#define QSF_MAX_LAYER_KINDS 128U
 #define QSF_MAX_EXPERTS 65536U      /* of a file */
 #define QSF_MAX_LAYER_EXPERTS 1024U /* of a layer */
 #define QSF_MAX_CHOSEN 64U          /* experts of a token in a layer */
@@ -62,7 +62,9 @@ typedef enum qsf_activation {
     QSF_ACTIVATION_GELU_ERF = 3,
     QSF_ACTIVATION_RELU_SQUARED = 4,
     QSF_ACTIVATION_SILU_CLAMPED = 5,
-    QSF_ACTIVATION_COUNT = 6
+    QSF_ACTIVATION_HEADER_COUNT = 6, /* those that the header can name */
+    QSF_ACTIVATION_XIELU = 6,        /* with numbers of its own in KIND */
+    QSF_ACTIVATION_COUNT = 7
 } qsf_activation;
 
 typedef enum qsf_norm { QSF_NORM_LAYER = 0, QSF_NORM_RMS = 1, QSF_NORM_COUNT = 2 } qsf_norm;

@@ -91,6 +91,8 @@ typedef struct qsf_layer_kind {
     uint32_t temperature_step; /* 0: none */
     qsf_floats alibi_slopes;   /* [n_heads], or none */
     uint32_t qk_norm;          /* qsf_qk_norm */
+    uint32_t has_late_qk_norm; /* 0 or 1: that norm is behind RoPE */
+    float qkv_limit;           /* q, k and v are clamped to -limit .. limit; 0: none */
     uint32_t kv_source;        /* 1 + the layer whose keys and values it reads; 0: its own */
     uint32_t output_gate;      /* qsf_output_gate */
     uint32_t value_norm;       /* 0 or 1: each head of the values is normalised, without weights */
@@ -98,6 +100,7 @@ typedef struct qsf_layer_kind {
     uint32_t latent_rank;      /* of latent attention; else 0; likewise the next two */
     uint32_t nope_dim;         /* of a query without its part for RoPE, before K_UP */
     uint32_t latent_value_dim; /* of a head after V_UP */
+    uint32_t latent_norm_dim;  /* of the latent's first numbers; the others are 0; 0: all */
     uint32_t query_rank;       /* of latent attention; 0: queries come from one matrix */
     uint32_t n_taps;           /* of a convolution; else 0 */
     uint32_t n_key_heads;      /* of the delta rule, groups of SSD; else 0; likewise the next 3 */
@@ -108,11 +111,13 @@ typedef struct qsf_layer_kind {
     uint32_t has_channel_decays; /* 0 or 1: a decay for each channel of a value head's keys */
     uint32_t has_sigmoid_gate;   /* 0 or 1: the gate's function is no silu */
     float beta_factor;
+    float decay_limit;        /* decay = exp(-limit * sigmoid(rate * (a + bias))); 0: by softplus */
     float value_epsilon;      /* of the norm of a value; 0: the model's */
     uint32_t has_tiled_heads; /* 0 or 1: value heads of a key head are n_key_heads apart */
     uint32_t ffn;             /* qsf_ffn */
     uint32_t ffn_dim;
     uint32_t activation; /* qsf_activation */
+    float xielu[3];      /* of that activation: factors of squares, of e^x - 1 - x, and of x */
     float residual_factor;
     uint32_t n_experts; /* 0: no routed part */
     uint32_t n_chosen;  /* experts of a token */

@@ -397,6 +397,7 @@ static void QSF_NAME(fill)(qsf_kernels *k)
     k->relu = QSF_NAME(relu);
     k->relu_squared = QSF_NAME(relu_squared);
     k->silu_clamped = QSF_NAME(silu_clamped);
+    k->xielu = QSF_NAME(xielu);
     k->gelu_tanh_mul = QSF_NAME(gelu_tanh_mul);
     k->gelu_erf_mul = QSF_NAME(gelu_erf_mul);
     k->silu_mul = QSF_NAME(silu_mul);

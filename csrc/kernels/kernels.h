@@ -134,6 +134,9 @@ typedef void qsf_activation_fn(float *x, size_t n);
  * added to it */
 typedef void qsf_gated_fn(float *gate, const float *up, size_t n);
 
+/* Activation xIELU: x > 0: by[0] x^2 + by[2] x, else by[1] (e^x - 1 - x) + by[2] x */
+typedef void qsf_xielu_fn(float *x, const float *by, size_t n);
+
 /* a * b + c, as the compiler makes it: rounded twice, unless it fuses products with sums */
 typedef float qsf_sum_of_product_fn(float a, float b, float c);
 
@@ -171,6 +174,10 @@ typedef void qsf_betas_fn(float *beta, float factor, size_t n);
 
 /* decay[i] = exp(-(rate[i] * softplus(decay[i] + bias[i]))); softplus: recur_tmpl.h */
 typedef void qsf_decays_fn(float *decay, const float *rate, const float *bias, size_t n);
+
+/* decay[i] = exp(-limit / (1 + exp(-(rate[i] * (decay[i] + bias[i]))))) */
+typedef void qsf_bounded_decays_fn(float *decay, const float *rate, const float *bias, float limit,
+                                   size_t n);
 
 /* Of SSD: step[i] = softplus(step[i] + bias[i]); decay[i] = exp(-(rate[i] * step[i])) */
 typedef void qsf_ssd_gates_fn(float *step, float *decay, const float *rate, const float *bias,
@@ -385,6 +392,7 @@ typedef struct qsf_kernels {
     qsf_activation_fn *relu;
     qsf_activation_fn *relu_squared;
     qsf_activation_fn *silu_clamped; /* g / (1 + e^(-1.702 g)), g = min(x, 7) */
+    qsf_xielu_fn *xielu;
     qsf_gated_fn *gelu_tanh_mul;
     qsf_gated_fn *gelu_erf_mul;
     qsf_gated_fn *silu_mul;
@@ -402,6 +410,7 @@ typedef struct qsf_kernels {
     qsf_l2norm_fn *l2norm;
     qsf_betas_fn *betas;
     qsf_decays_fn *decays;
+    qsf_bounded_decays_fn *bounded_decays;
     qsf_ssd_gates_fn *ssd_gates;
     qsf_state_rule_fn *delta_rule;
     qsf_state_rule_fn *ssd_rule;

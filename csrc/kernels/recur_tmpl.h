@@ -79,6 +79,17 @@ static void QSF_NAME(decays)(float *decay, const float *rate, const float *bias,
         (void)step_and_decay(decay + i, bias + i, rate + i, decay + i, lanes_left(n, i));
 }
 
+static void QSF_NAME(bounded_decays)(float *decay, const float *rate, const float *bias,
+                                     float limit, size_t n)
+{
+    for (size_t i = 0; i < n; i += QSF_LANES) {
+        const size_t m = lanes_left(n, i);
+        const lanes a = lanes_add(lanes_load_part(decay + i, m), lanes_load_part(bias + i, m));
+        const lanes z = lanes_mul(lanes_load_part(rate + i, m), a);
+        lanes_store_part(decay + i, lanes_exp(times_logistic(lanes_set(-limit), z)), m);
+    }
+}
+
 static void QSF_NAME(ssd_gates)(float *step, float *decay, const float *rate, const float *bias,
                                 size_t n)
 {
@@ -225,6 +236,7 @@ static void QSF_NAME(fill_recur)(qsf_kernels *k)
     k->l2norm = QSF_NAME(l2norm);
     k->betas = QSF_NAME(betas);
     k->decays = QSF_NAME(decays);
+    k->bounded_decays = QSF_NAME(bounded_decays);
     k->delta_rule = QSF_NAME(delta_rule);
     k->ssd_gates = QSF_NAME(ssd_gates);
     k->ssd_rule = QSF_NAME(ssd_rule);

@@ -130,6 +130,21 @@ static void QSF_NAME(silu_clamped_mul)(float *gate, const float *up, size_t n)
     }
 }
 
+static void QSF_NAME(xielu)(float *x, const float *by, size_t n)
+{
+    const lanes zeros = lanes_set(0.0F);
+    for (size_t i = 0; i < n; i += QSF_LANES) {
+        const size_t m = lanes_left(n, i);
+        const lanes v = lanes_load_part(x + i, m);
+        const lanes linear = lanes_mul(lanes_set(by[2]), v);
+        const lanes above = lanes_fma(lanes_mul(lanes_set(by[0]), v), v, linear);
+        const lanes e = lanes_exp(lanes_where_less(zeros, v, zeros, v));
+        const lanes curve = lanes_sub(lanes_sub(e, lanes_set(1.0F)), v);
+        const lanes below = lanes_fma(lanes_set(by[1]), curve, linear);
+        lanes_store_part(x + i, lanes_where_less(zeros, v, above, below), m);
+    }
+}
+
 static void QSF_NAME(sigmoid_mul)(float *gate, const float *up, size_t n)
 {
     for (size_t i = 0; i < n; i += QSF_LANES) {

@@ -6,8 +6,10 @@
 
 #include <math.h>
 
-/* Turns x [n], of a head in row t, by the position, and by Hadamard if the cache is rotated. */
-static void rotate_row(const qsf_ops *o, float *x, size_t n, size_t t, bool has_positions)
+/* Turns x [n], of a head in row t, by the position, and by Hadamard if the cache is rotated; its
+ * norm between them is `late`, if it has a weight. */
+static void rotate_row(const qsf_ops *o, float *x, size_t n, size_t t, bool has_positions,
+                       const qsf_norm_weights *late)
 {
     const qsf_scratch *const s = o->scratch;
     if (has_positions && o->kind->rope_set != QSF_ROPE_NONE) {
@@ -16,6 +18,8 @@ static void rotate_row(const qsf_ops *o, float *x, size_t n, size_t t, bool has_
         (rope->is_interleaved ? o->kernels->rope_interleaved : o->kernels->rope_split)(
             x, s->rope_cos + row, s->rope_sin + row, rope->n_pairs);
     }
+    if (late != NULL && late->weight != NULL)
+        qsf_ops_norm_row(o, x, late, n, x);
     if (s->kv_form.is_rotated)
         o->kernels->hadamard(x, n);
 }
@@ -49,12 +53,13 @@ void qsf_heads_finish_q(const qsf_ops *o, const float *weight, uint32_t head, si
     const qsf_layer_kind *const kind = o->kind;
     const qsf_scratch *const s = o->scratch;
     const qsf_norm_weights norm = head_norm(kind, weight, head);
+    const bool is_late = kind->has_late_qk_norm != 0;
     for (size_t t = begin; t < end; t++) {
         float *const q = s->q + t * qsf_stride(qsf_q_dim(kind)) + (size_t)head * kind->head_dim;
-        if (norm.weight != NULL)
+        if (norm.weight != NULL && !is_late)
             qsf_ops_norm_row(o, q, &norm, kind->head_dim, q);
         heat(o, q, kind->head_dim, t);
-        rotate_row(o, q, kind->head_dim, t, true);
+        rotate_row(o, q, kind->head_dim, t, true, is_late ? &norm : NULL);
     }
 }
 
@@ -73,11 +78,12 @@ void qsf_heads_store_k(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
     const qsf_layer_kind *const kind = o->kind;
     const qsf_scratch *const s = o->scratch;
     const qsf_norm_weights norm = head_norm(kind, weight, kv_head);
+    const bool is_late = kind->has_late_qk_norm != 0;
     for (size_t t = begin; t < end; t++) {
         float *const k = s->k + t * qsf_stride(qsf_kv_dim(kind)) + (size_t)kv_head * kind->head_dim;
-        if (norm.weight != NULL)
+        if (norm.weight != NULL && !is_late)
             qsf_ops_norm_row(o, k, &norm, kind->head_dim, k);
-        rotate_row(o, k, kind->head_dim, t, true);
+        rotate_row(o, k, kind->head_dim, t, true, is_late ? &norm : NULL);
         const qsf_segment *const g = segment_of(chunk, t);
         qsf_kvcache_store_k(&g->sequence->kv, o->kernels, layer, kv_head, s->positions[t], k);
     }
@@ -92,7 +98,7 @@ void qsf_heads_store_v(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
         float *const v = s->v + t * qsf_stride(qsf_kv_dim(kind)) + (size_t)kv_head * kind->head_dim;
         if (kind->value_norm != 0)
             qsf_ops_norm_row(o, v, &norm, kind->head_dim, v);
-        rotate_row(o, v, kind->head_dim, t, false);
+        rotate_row(o, v, kind->head_dim, t, false, NULL);
         const qsf_segment *const g = segment_of(chunk, t);
         qsf_kvcache_store_v(&g->sequence->kv, o->kernels, layer, kv_head, s->positions[t], v);
     }
@@ -104,7 +110,7 @@ void qsf_heads_turn_latent_q(const qsf_ops *o, size_t t, float *nope, float *rop
     const size_t n = kind->head_dim - kind->latent_rank;
     heat(o, nope, kind->nope_dim, t);
     heat(o, rope, n, t);
-    rotate_row(o, rope, n, t, true);
+    rotate_row(o, rope, n, t, true, NULL);
 }
 
 void qsf_heads_store_latent(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer, size_t t,
@@ -113,9 +119,18 @@ void qsf_heads_store_latent(const qsf_ops *o, const qsf_chunk *chunk, uint32_t l
     const qsf_layer_kind *const kind = o->kind;
     const uint32_t position = o->scratch->positions[t];
     qsf_kvcache *const kv = &segment_of(chunk, t)->sequence->kv;
-    rotate_row(o, k, kind->latent_rank, t, false);
-    rotate_row(o, k + kind->latent_rank, kind->head_dim - kind->latent_rank, t, true);
+    rotate_row(o, k, kind->latent_rank, t, false, NULL);
+    rotate_row(o, k + kind->latent_rank, kind->head_dim - kind->latent_rank, t, true, NULL);
     qsf_kvcache_store_k(kv, o->kernels, layer, 0, position, k);
+}
+
+void qsf_heads_gate(const qsf_ops *o, size_t t, float *x, size_t n)
+{
+    const uint32_t n_heads = o->kind->n_heads;
+    float *const gate = o->scratch->mix_gate + t * qsf_stride(n_heads);
+    o->kernels->betas(gate, 1.0F, n_heads);
+    for (uint32_t h = 0; h < n_heads; h++)
+        o->kernels->scale(x + h * n, gate[h], n);
 }
 
 /* The argument of finish_tokens */

@@ -34,3 +34,6 @@ void qsf_heads_store_latent(const qsf_ops *o, const qsf_chunk *chunk, uint32_t l
 /* Normalises q and k over their whole width, then finishes all heads of all rows. */
 void qsf_heads_finish_whole(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
                             const float *q_weight, const float *k_weight);
+
+/* Multiplies the parts [n] of x, which are of the heads of row t, by the sigmoid of their gates. */
+void qsf_heads_gate(const qsf_ops *o, size_t t, float *x, size_t n);

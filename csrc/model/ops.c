@@ -252,7 +252,8 @@ qsf_acts qsf_ops_gather(qsf_ops *o, const float *x, const uint32_t *rows, float 
     return acts_of(o, copies, stride);
 }
 
-static qsf_gated_fn *gated_of(const qsf_ops *o)
+/* gate [n] = activation(gate) * up */
+static void activate_gated(const qsf_ops *o, float *gate, const float *up, size_t n)
 {
     const qsf_kernels *const k = o->kernels;
     qsf_gated_fn *const gated[QSF_ACTIVATION_COUNT] = {
@@ -263,14 +264,19 @@ static qsf_gated_fn *gated_of(const qsf_ops *o)
         [QSF_ACTIVATION_RELU_SQUARED] = k->relu_squared_mul,
         [QSF_ACTIVATION_SILU_CLAMPED] = k->silu_clamped_mul,
     };
-    return gated[o->kind->activation];
+    if (o->kind->activation == QSF_ACTIVATION_XIELU) {
+        k->xielu(gate, o->kind->xielu, n);
+        k->mul(gate, up, n);
+        return;
+    }
+    gated[o->kind->activation](gate, up, n);
 }
 
 void qsf_ops_activate_gated(const qsf_ops *o, size_t stride, size_t begin, size_t end)
 {
     const qsf_scratch *const s = o->scratch;
     for (size_t t = 0; t < o->n_tokens; t++)
-        gated_of(o)(s->gate + t * stride + begin, s->up + t * stride + begin, end - begin);
+        activate_gated(o, s->gate + t * stride + begin, s->up + t * stride + begin, end - begin);
 }
 
 void qsf_ops_activate(const qsf_ops *o, size_t first_row, size_t n, size_t begin, size_t end)
@@ -289,7 +295,9 @@ void qsf_ops_activate(const qsf_ops *o, size_t first_row, size_t n, size_t begin
     for (size_t t = first_row; t < first_row + n; t++) {
         const size_t i = t * stride + begin;
         if (o->kind->ffn == QSF_FFN_GATED)
-            gated_of(o)(s->gate + i, s->up + i, end - begin);
+            activate_gated(o, s->gate + i, s->up + i, end - begin);
+        else if (o->kind->activation == QSF_ACTIVATION_XIELU)
+            k->xielu(s->gate + i, o->kind->xielu, end - begin);
         else
             plain[o->kind->activation](s->gate + i, end - begin);
     }

@@ -1,9 +1,8 @@
-"""What each layer computes: the sections KIND and ROPE (docs/format.md, sections 7 and 8)."""
+"""What each layer computes: the section KIND (docs/format.md, section 7)."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,24 +10,19 @@ from enum import IntEnum
 from typing import Any, Final
 
 from qsf.errors import QsfError
-from qsf.file.arch import pack_arch
 from qsf.file.keyvalues import F32, F32_ARRAY, U32, Key, Value, as_stored, pack_values
 from qsf.file.layout import (
-    F32_MAX,
     MAX_CHOSEN,
     MAX_DIM,
     MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_LAYER_EXPERTS,
     MAX_LAYER_KINDS,
-    MAX_ROPE_PAIRS,
-    MAX_ROPE_SETS,
     Activation,
     Arch,
     Header,
     Positions,
     padded,
-    to_f32,
 )
 
 ROPE_NONE: Final = 255  # instead of the number of a RoPE set
@@ -103,6 +97,9 @@ class LayerKind:
     ffn: int  # Ffn
     ffn_dim: int
     activation: int
+    xielu_square: float = 0.0  # of that activation: the factors of squares,
+    xielu_exp: float = 0.0  # of e^x - 1 - x,
+    xielu_line: float = 0.0  # and of x
     is_mtp: int = 0  # 1: the MTP head, the last layer
     is_parallel: bool = False  # the FFN reads the layer's input instead of attention's output
     is_post_norm: bool = False  # the FFN's norm is one of the residual itself
@@ -112,6 +109,8 @@ class LayerKind:
     temperature_step: int = 0
     alibi_slopes: tuple[float, ...] = ()  # score += slope * (key position - query position)
     qk_norm: int = QkNorm.NONE
+    has_late_qk_norm: int = 0  # 1: that norm is behind RoPE
+    qkv_limit: float = 0.0  # q, k and v are clamped to -limit .. limit; 0: none
     kv_source: int = 0  # 1 + the layer whose keys and values it reads; 0: its own
     residual_factor: float = 1.0  # of the outputs of attention and FFN, before their addition
     n_experts: int = 0  # 0: no routed part; with one, ffn and ffn_dim are the dense part beside it
@@ -132,15 +131,17 @@ class LayerKind:
     latent_rank: int = 0  # of latent attention, whose keys are latents; likewise the next two
     nope_dim: int = 0  # of a query without its part for RoPE, before K_UP
     latent_value_dim: int = 0  # of a head after V_UP
+    latent_norm_dim: int = 0  # of the latent's first numbers, the others are 0; 0: all
     query_rank: int = 0  # 0: queries come from one matrix
     n_taps: int = 0  # of a convolution
     n_key_heads: int = 0  # of the delta rule, groups of SSD; likewise the next three
     n_value_heads: int = 0  # a multiple of the key heads
     key_dim: int = 0
     value_dim: int = 0
-    gate_rank: int = 0  # of the delta rule, likewise the next five; 0: one matrix each
+    gate_rank: int = 0  # of the delta rule, likewise the next six; 0: one matrix each
     has_channel_decays: int = 0  # 1: a decay for each channel of a value head's keys
     has_sigmoid_gate: int = 0  # 1: the function of the gate, which is else silu
+    decay_limit: float = 0.0  # l: decay = exp(-l * sigmoid(rate * (a + bias))); 0: by softplus
     beta_factor: float = 1.0
     value_epsilon: float = 0.0  # of the norm of a value; 0: the model's
     has_tiled_heads: int = 0  # 1: the value heads of a key head are n_key_heads apart
@@ -252,12 +253,18 @@ def kind_keys(header: Header) -> tuple[Key, ...]:
         Key(47, "query_rank", U32, least=1, most=MAX_DIM),
         Key(48, "qk_norm", U32, most=max(QkNorm)),
         Key(49, "kv_source", U32, most=header.n_layers - 1),
+        Key(50, "has_late_qk_norm", U32, most=1),
+        Key(51, "qkv_limit", F32),
+        Key(52, "latent_norm_dim", U32, least=1, most=header.head_dim),
         Key(56, "output_gate", U32, most=2),
         Key(57, "value_norm", U32, most=1),
         Key(59, "values_are_keys", U32, most=1),
         Key(64, "ffn", U32, most=max(Ffn)),
         Key(65, "ffn_dim", U32, least=1, most=header.ffn_dim),
         Key(66, "activation", U32, most=max(Activation)),
+        Key(67, "xielu_square", F32),
+        Key(68, "xielu_exp", F32),
+        Key(69, "xielu_line", F32),
         Key(80, "n_experts", U32, least=1, most=MAX_LAYER_EXPERTS),
         Key(81, "n_chosen", U32, least=1, most=MAX_CHOSEN),
         Key(82, "expert_dim", U32, least=1, most=header.ffn_dim),
@@ -277,6 +284,7 @@ def kind_keys(header: Header) -> tuple[Key, ...]:
         Key(117, "gate_rank", U32, least=1, most=MAX_DIM),
         Key(118, "has_channel_decays", U32, most=1),
         Key(119, "beta_factor", F32),
+        Key(120, "decay_limit", F32),
         Key(123, "has_sigmoid_gate", U32, most=1),
         Key(125, "value_epsilon", F32),
         Key(126, "has_tiled_heads", U32, most=1),
@@ -295,12 +303,12 @@ def rotary_dims_of(header: Header, arch: Arch, sets: Sequence[RopeSet]) -> dict[
 
 _ATTENTION_FIELDS: Final = (
     "score_scale", "score_cap", "temperature_beta", "alibi_slopes", "qk_norm", "kv_source",
-    "output_gate", "value_norm", "values_are_keys", "latent_rank",
+    "output_gate", "value_norm", "values_are_keys", "latent_rank", "qkv_limit",
 )  # fmt: skip
 _HEAD_FIELDS: Final = ("n_key_heads", "n_value_heads", "key_dim", "value_dim")  # keys 112 .. 115
 _DELTA_FIELDS: Final = (  # keys 117 .. 126
     "gate_rank", "has_channel_decays", "has_sigmoid_gate", "beta_factor", "value_epsilon",
-    "has_tiled_heads",
+    "has_tiled_heads", "decay_limit",
 )  # fmt: skip
 
 
@@ -332,10 +340,10 @@ def _check_mixer(name: str, k: LayerKind, header: Header, error: type[QsfError])
 def _check_latent(name: str, k: LayerKind, error: type[QsfError]) -> None:
     """Raise ``error`` for wrong fields of latent attention, which other attention does not have."""
     if not k.latent_rank:
-        if k.nope_dim or k.latent_value_dim or k.query_rank:
-            raise error(f"{name}: keys 45 .. 47 without a latent (key 44)")
+        if k.nope_dim or k.latent_value_dim or k.query_rank or k.latent_norm_dim:
+            raise error(f"{name}: keys 45 .. 47, 52 without a latent (key 44)")
         return
-    others = (k.qk_norm, k.output_gate, k.value_norm, k.values_are_keys)
+    others = (k.qk_norm, k.output_gate == 1, k.value_norm, k.values_are_keys, k.qkv_limit)
     if (
         k.latent_rank % LATENT_STEP
         or k.latent_rank >= k.head_dim
@@ -343,13 +351,15 @@ def _check_latent(name: str, k: LayerKind, error: type[QsfError]) -> None:
         or not k.latent_value_dim
         or k.latent_value_dim % LATENT_VALUE_STEP
         or k.n_kv_heads != 1
+        or k.latent_norm_dim > k.latent_rank
         or any(others)
     ):
         raise error(
             f"{name}: a latent of {k.latent_rank} in keys of {k.head_dim}, queries of"
             f" {k.nope_dim}, values of {k.latent_value_dim}, {k.n_kv_heads} KV heads, allowed: a"
             f" multiple of {LATENT_STEP} below the keys, 1 or more, a multiple of"
-            f" {LATENT_VALUE_STEP}, 1, without keys 48 .. 59"
+            f" {LATENT_VALUE_STEP}, 1, without keys 48 .. 59 but a gate of heads (56), and a norm"
+            " (52) of at most all"
         )
 
 
@@ -400,6 +410,7 @@ def check_kind(
         raise error(f"{name}: post-norm (key 18) with a parallel FFN (key 16)")
     if (kind.temperature_beta == 0.0) != (kind.temperature_step == 0):
         raise error(f"{name}: a query temperature has both a beta and a step")
+    _check_values(name, kind, error)
     if kind.values_are_keys and kind.qk_norm == QkNorm.WHOLE_WIDTH:
         raise error(f"{name}: values that are keys (key 59), whose heads have one norm (key 48)")
     if kind.kv_source and (
@@ -442,6 +453,24 @@ def check_sources(layers: Sequence[LayerKind], error: type[QsfError]) -> None:
                 f"KIND: layer {i} reads keys and values of layer {source}, allowed: an earlier"
                 " layer with keys of its own, as many KV heads, the same head dimension and window"
             )
+
+
+def _check_values(name: str, k: LayerKind, error: type[QsfError]) -> None:
+    """Raise ``error`` for norms and limits of Q and K, or an activation, that are not complete."""
+    is_by_head = k.qk_norm in (QkNorm.PER_HEAD, QkNorm.OWN_WEIGHTS)
+    if k.has_late_qk_norm and (not is_by_head or k.temperature_step):
+        raise error(
+            f"{name}: a late norm of Q and K (key 50), allowed: by heads (key 48 of 1 or 3) without"
+            " a query temperature (40, 41)"
+        )
+    if k.qkv_limit and k.qk_norm == QkNorm.WHOLE_WIDTH:
+        raise error(f"{name}: a limit of Q, K and V (key 51), whose heads have one norm (key 48)")
+    is_xielu = k.activation == Activation.XIELU
+    if any((n != 0) != is_xielu for n in (k.xielu_square, k.xielu_exp, k.xielu_line)):
+        raise error(
+            f"{name}: activation {int(k.activation)} (key 66), allowed: 6 with all of keys 67"
+            " .. 69, others with none"
+        )
 
 
 _EXPERT_FIELDS: Final = (
@@ -528,72 +557,3 @@ def pack_kinds(
     check_sources(layers, error)
     is_plain = all(replace(kind, ffn=Ffn.GATED) == plain for kind in kinds) and len(kinds) == 1
     return None if is_plain and kinds[0].ffn != Ffn.NONE else bytes(out)
-
-
-SET_HEAD: Final = struct.Struct("<BBHIf")
-
-
-def check_set(name: str, s: RopeSet, last: RopeSet | None, error: type[QsfError]) -> None:
-    """Raise ``error`` for a RoPE set that breaks a rule or may not follow the set ``last``."""
-    first_number = 0 if last is None else last.number + 1
-    is_next = last is not None and s.number == last.number
-    if not is_next and s.number != first_number:
-        raise error(f"{name} has number {s.number}, allowed: ascending from 0 without gaps")
-    if not is_next and s.least_context != 0:
-        raise error(f"{name} is the first of its number from context {s.least_context}, allowed: 0")
-    if last is not None and is_next and s.least_context <= last.least_context:
-        raise error(f"{name}: context {s.least_context} after {last.least_context}")
-    if (
-        last is not None
-        and is_next
-        and (s.is_interleaved != last.is_interleaved or len(s.frequencies) != len(last.frequencies))
-    ):
-        raise error(f"{name} has other pairs than the one before it, of the same number")
-    if not 1 <= len(s.frequencies) <= MAX_ROPE_PAIRS:
-        raise error(f"{name} has {len(s.frequencies)} pairs, allowed: 1 .. {MAX_ROPE_PAIRS}")
-    if not 0.0 < to_f32(s.factor) <= F32_MAX:
-        raise error(f"{name}: factor is {s.factor:g}, allowed: finite, above 0")
-    for frequency in s.frequencies:
-        if not 0.0 <= frequency <= F32_MAX or not math.isfinite(frequency):
-            raise error(f"{name}: a frequency is {frequency:g}, allowed: finite, 0 or more")
-
-
-def pack_rope(sets: Sequence[RopeSet], error: type[QsfError]) -> bytes:
-    """Return the section ROPE; raises ``error`` for values that no reader accepts."""
-    if not 1 <= len(sets) <= MAX_ROPE_SETS:
-        raise error(f"ROPE: {len(sets)} sets, allowed: 1 .. {MAX_ROPE_SETS}")
-    out = bytearray(struct.pack("<HH", len(sets), 0))
-    last = None
-    for i, s in enumerate(sets):
-        check_set(f"ROPE: set {i}", s, last, error)
-        out += SET_HEAD.pack(
-            s.number, s.is_interleaved, len(s.frequencies), s.least_context, s.factor
-        )
-        out += struct.pack(f"<{len(s.frequencies)}f", *s.frequencies)
-        last = s
-    return bytes(out)
-
-
-def pack_tables(
-    header: Header,
-    arch: Arch,
-    layers: Sequence[LayerKind],
-    sets: Sequence[RopeSet],
-    error: type[QsfError],
-) -> dict[str, bytes]:
-    """Return the sections ARCH, ROPE and KIND that the file needs, by their tags.
-
-    Args:
-        header: of the file.
-        arch: of the file.
-        layers: the kind of each layer; empty: what header and ``arch`` say.
-        sets: the RoPE sets; empty: one, from header and ``arch``.
-        error: raised for values that no reader accepts.
-    """
-    tables = {"ARCH": pack_arch(arch, header, error)}
-    if sets:
-        tables["ROPE"] = pack_rope(sets, error)
-    kinds = pack_kinds(layers, header, arch, sets, error) if layers else None
-    if kinds is not None:
-        tables["KIND"] = kinds
-    return tables

@@ -37,7 +37,7 @@ MAX_DIM: Final = 1 << 20
 MAX_OWN_WIDTH: Final = 4096
 MAX_VOCAB: Final = 1 << 24
 MAX_EXTENT_ROWS: Final = 1 << 24  # rows or columns of a tensor
-MAX_LAYER_KINDS: Final = 64
+MAX_LAYER_KINDS: Final = 128
 MAX_LAYER_EXPERTS: Final = 1024
 MAX_CHOSEN: Final = 64  # experts of a token in a layer
 MAX_ROPE_SETS: Final = 64
@@ -120,6 +120,7 @@ class Activation(IntEnum):
     GELU_ERF = 3
     RELU_SQUARED = 4
     SILU_CLAMPED = 5
+    XIELU = 6  # in KIND alone
 
 
 class Norm(IntEnum):
@@ -504,7 +505,7 @@ _RANGES: Final = (
     ("ffn_dim", "FFN dimension", 1, 1 << 22),
     ("head_dim", "head dimension", 1, 4096),
     ("dtype", "quantisation type", 0, max(Dtype)),
-    ("activation", "activation", 0, max(Activation)),
+    ("activation", "activation", 0, Activation.SILU_CLAMPED),
     ("norm", "normalisation", 0, max(Norm)),
     ("positions", "positions", 0, max(Positions)),
 )

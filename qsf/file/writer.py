@@ -26,7 +26,7 @@ from qsf.file import layout as lay
 from qsf.file.arch import pack_arch
 from qsf.file.blocks import load_codec, pack_blocks
 from qsf.file.crc32 import crc32_of_zeros
-from qsf.file.kinds import LayerKind, RopeSet, pack_tables, plain_kind
+from qsf.file.kinds import LayerKind, RopeSet, plain_kind
 from qsf.file.layout import (
     Arch,
     Compression,
@@ -41,6 +41,7 @@ from qsf.file.layout import (
     UnitId,
 )
 from qsf.file.output import Data, Output
+from qsf.file.tables import pack_tables
 from qsf.file.units import (
     EXPERT_TYPES,
     check_order,

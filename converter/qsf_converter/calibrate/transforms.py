@@ -98,8 +98,8 @@ def scale_inputs(
         _divide(out, in_front, scales)
     elif group == (T.ATTN_OUT,):
         of = weights.kind
-        if of.value_norm or of.values_are_keys or of.kv_source:
-            return None  # a norm takes the factor back; keys and other layers are not to change
+        if of.value_norm or of.values_are_keys or of.kv_source or of.qkv_limit:
+            return None  # a norm or limit takes the factor back; keys, other layers do not change
         if of.latent_rank:
             _divide(out, T.V_UP, scales)
         else:
@@ -134,10 +134,11 @@ def _is_of_mixer(group: tuple[TensorType, ...]) -> bool:
 def rotate_heads(weights: Weights) -> Weights | None:
     """Rotate the values of each head, and rotate them back in the attention's output matrix.
 
-    None if the head dimension is not a power of two, or a norm or gate is between the two.
+    None if the head dimension is not a power of two, or a norm, limit or gate is between the two.
     """
     n = weights.kind.head_dim
-    is_apart = weights.kind.value_norm or T.ATTN_SUB_NORM in weights or T.MIX_GATE in weights
+    kind = weights.kind
+    is_apart = kind.value_norm or kind.qkv_limit or {T.ATTN_SUB_NORM, T.MIX_GATE} & weights.keys()
     if n < 2 or n & (n - 1) or is_apart or T.V not in weights:
         return None
     turn = _hadamard(n)

@@ -226,7 +226,7 @@ class Original:
         at = slice(w.layer * width, (w.layer + 1) * width)
         own = self._own_rows[beside[..., dim].astype(np.intp), at]
         p = self._normalise(w, T.OWN_IN_NORM, p) + own * np.float32(math.sqrt(width))
-        gate = _activate(w.kind.activation, linear(w, T.OWN_GATE, x))
+        gate = _activate(w.kind, linear(w, T.OWN_GATE, x))
         y = linear(w, T.OWN_OUT, gate * p * np.float32(math.sqrt(0.5)))
         return self._normalise(w, T.OWN_NORM, y)
 
@@ -380,9 +380,9 @@ class Original:
         """Return the input of the down matrix, [n_tokens, ffn_dim]."""
         up = linear(w, T.FFN_UP, y)
         if T.FFN_GATE not in w:
-            hidden = _activate(w.kind.activation, up)
+            hidden = _activate(w.kind, up)
         else:
-            hidden = _activate(w.kind.activation, linear(w, T.FFN_GATE, y))
+            hidden = _activate(w.kind, linear(w, T.FFN_GATE, y))
             hidden *= _gated(w.kind.activation, up)
         if T.SHARED_GATE in w:  # the gate applies to the output, with the same result
             hidden /= 1 + np.exp(-(y @ w[T.SHARED_GATE]))[:, None]
@@ -425,7 +425,7 @@ class Original:
             k, v = kept.reshape(n_tokens, 2, -1, kind.head_dim).transpose(1, 2, 0, 3)
             return q, k, v
         k = self._turned(w, T.K, T.K_NORM, y)
-        v = linear(w, T.K if kind.values_are_keys else T.V, y)
+        v = _limited(kind, linear(w, T.K if kind.values_are_keys else T.V, y))
         v = v.reshape(n_tokens, -1, kind.head_dim).transpose(1, 0, 2)
         v = self._normalised(v) if kind.value_norm else v
         if w.layer in self._keys_at:
@@ -442,7 +442,7 @@ class Original:
         if kind.query_rank:
             q = _latent_norm(q) * w[T.Q_NORM] @ w[T.Q_UP].T
         q = q.reshape(n_tokens, kind.n_heads, kind.query_dim).transpose(1, 0, 2)
-        latent = _latent_norm(k[:, : kind.latent_rank]) * w[T.K_NORM]
+        latent = _latent_norm(k[:, : kind.latent_rank], kind.latent_norm_dim) * w[T.K_NORM]
         rope, key = q[..., kind.nope_dim :], k[None, :, kind.latent_rank :]
         if kind.rope_set != ROPE_NONE:
             angles = self._angles(kind, n_tokens)
@@ -456,17 +456,23 @@ class Original:
     ) -> Float32Array:
         """Queries or keys, normalised and rotated: [heads, n_tokens, head_dim]."""
         kind, n_tokens = w.kind, len(y)
-        x = linear(w, matrix, y)
+        x = _limited(kind, linear(w, matrix, y))
         if kind.qk_norm == QkNorm.WHOLE_WIDTH:
             x = self._normalise(w, norm, x)
         x = x.reshape(n_tokens, -1, kind.head_dim)
-        if kind.qk_norm == QkNorm.PER_HEAD:
-            x = self._normalise(w, norm, x)
-        elif kind.qk_norm == QkNorm.OWN_WEIGHTS:
-            x = self._normalised(x) * w[norm].reshape(x.shape[1:])
-        x = x.transpose(1, 0, 2)
+
+        def normed(x: Float32Array) -> Float32Array:
+            if kind.qk_norm == QkNorm.PER_HEAD:
+                return self._normalise(w, norm, x)
+            if kind.qk_norm == QkNorm.OWN_WEIGHTS:
+                return self._normalised(x) * w[norm].reshape(x.shape[1:])
+            return x
+
+        x = (x if kind.has_late_qk_norm else normed(x)).transpose(1, 0, 2)
         if kind.rope_set != ROPE_NONE:
             x = rotate(x, *self._angles(kind, n_tokens))
+        if kind.has_late_qk_norm:
+            x = normed(x.transpose(1, 0, 2)).transpose(1, 0, 2)
         return np.asarray(_heated(kind, x) if matrix == T.Q else x, np.float32)
 
     def _angles(self, kind: LayerKind, n_tokens: int) -> tuple[Float32Array, Float32Array, bool]:
@@ -522,9 +528,18 @@ def _by_head(w: Weights, matrix: TensorType) -> Float32Array:
     return w[matrix].reshape(w.kind.n_heads, -1, w[matrix].shape[1])
 
 
-def _latent_norm(x: Float32Array) -> Float32Array:
-    """The norm of latents, whose epsilon is not the model's."""
-    return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(1e-6)))
+def _latent_norm(x: Float32Array, n: int = 0) -> Float32Array:
+    """The norm of latents, whose epsilon is not the model's; after the first n they are 0."""
+    kept = x[:, : n or None]
+    square = np.mean(kept * kept, axis=-1, keepdims=True)
+    out = np.zeros_like(x)
+    out[:, : kept.shape[1]] = kept / np.sqrt(square + np.float32(1e-6))
+    return out
+
+
+def _limited(kind: LayerKind, x: Float32Array) -> Float32Array:
+    """Clamp queries, keys or values if the layer does."""
+    return np.clip(x, -kind.qkv_limit, kind.qkv_limit) if kind.qkv_limit else x
 
 
 def _heated(kind: LayerKind, q: Float32Array) -> Float32Array:
@@ -558,7 +573,12 @@ def _gated(kind: int, up: Float32Array) -> Float32Array:
     return np.clip(up, -7, 7) + 1 if kind == Activation.SILU_CLAMPED else up
 
 
-def _activate(kind: int, x: Float32Array) -> Float32Array:
+def _activate(of: LayerKind, x: Float32Array) -> Float32Array:
+    kind = of.activation
+    if kind == Activation.XIELU:
+        curve = np.expm1(np.minimum(x, 0)) - x
+        sides = np.float32(of.xielu_square) * x * x, np.float32(of.xielu_exp) * curve
+        return np.asarray(np.where(x > 0, *sides) + np.float32(of.xielu_line) * x)
     if kind == Activation.SILU:
         with np.errstate(over="ignore"):
             return np.asarray(x / (1 + np.exp(-x)))

@@ -53,8 +53,13 @@ def delta_rule(w: Weights, y: Float32Array, epsilon: float) -> Float32Array:
     low, gate = linear(w, T.DECAY, y), linear(w, T.MIX_GATE, y)
     if k.gate_rank:
         low, gate = linear(w, T.DECAY_UP, low), linear(w, T.GATE_UP, gate)
-    step = np.logaddexp(0, low.astype(np.float64) + w[T.DECAY_BIAS])
-    decay = np.exp(-w[T.DECAY_RATE] * step).reshape(n_tokens, k.n_value_heads, -1, 1)
+    step = low.astype(np.float64) + w[T.DECAY_BIAS]
+    rate = w[T.DECAY_RATE].astype(np.float64)
+    if k.decay_limit:
+        forgotten = k.decay_limit / (1 + np.exp(-rate * step))
+    else:
+        forgotten = rate * np.logaddexp(0, step)
+    decay = np.exp(-forgotten).reshape(n_tokens, k.n_value_heads, -1, 1)
     state = np.zeros((k.n_value_heads, k.key_dim, k.value_dim))
     out = np.empty_like(values)
     for t in range(n_tokens):

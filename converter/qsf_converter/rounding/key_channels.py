@@ -54,7 +54,7 @@ def with_equal_keys(plan: Plan, checkpoint: Checkpoint) -> Plan:
     for layer_idx, kind in enumerate(kinds):
         unit = layer_unit(layer_idx)
         targets = by_unit[unit]
-        if not kind.has_attention or kind.latent_rank or kind.kv_source:
+        if not kind.has_attention or kind.latent_rank or kind.kv_source or kind.qkv_limit:
             continue
         # Layers whose queries read these keys, too.
         sharing = [i for i, other in enumerate(kinds) if other.kv_source == layer_idx + 1]

@@ -15,6 +15,7 @@ from typing import Any, Final
 from qsf.errors import QsfConversionError, shown
 from qsf.file.layout import check_header
 from qsf_converter.sources.families import (
+    apertus,
     cohere,
     delta,
     encoders,
@@ -24,6 +25,7 @@ from qsf_converter.sources.families import (
     gpt,
     granite,
     grouped,
+    hunyuan,
     hybrids,
     kimi,
     latent,
@@ -37,6 +39,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family
     for module in (
         llama,
+        apertus,
+        hunyuan,
         cohere,
         granite,
         gemma,
@@ -65,7 +69,7 @@ _MISSING: Final = (
      "Qwen 3.5, 3.6 MoE"),
     (r"Gemma4\w*Assistant", "a drafter that attends to its model's keys",
      "Gemma 4, whose small models can be --draft"),
-    (r"Bailing.*(Linear|Hybrid)|Glm5", "a gated delta rule of another form", "Kimi Linear"),
+    (r"Bailing.*Linear|BailingMoeV2_5|Glm5", "a gated delta rule of another form", "Kimi Linear"),
     (r"Mamba|Jamba|FalconH1|NemotronH|Bamba|Zamba|Hybrid", "layers with recurrent states",
      "Granite 4 H"),
     (r"Rwkv|RecurrentGemma|xLSTM", "recurrent layers", "Qwen 3"),

@@ -201,6 +201,7 @@ _OF_LAYERS: Final = (
         f"{name}.attention.head_count_kv"
         for name in ("lfm2", "lfm2moe", "gemma4", "kimi-linear", *MAMBA_DIALECTS)
     ),
+    *(f"apertus.xielu.{name}" for name in ("alpha_p", "alpha_n", "beta")),
     "gemma4.feed_forward_length",
     "nemotron_h.feed_forward_length",
     "nemotron_h_moe.feed_forward_length",

@@ -118,6 +118,10 @@ _MTP = {
     "nextn.embed_tokens": "embed_tokens",
     "nextn.shared_head_head": "shared_head.head",
 }
+HUNYUAN_QK = {
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
+}
 QK = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _ENDS = ends_of("model.embed_tokens", "model.norm")
 
@@ -274,9 +278,29 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     "llama": LLAMA,
     "mistral3": replace(_ALONE, family="Ministral3ForCausalLM", optional=OPTIONAL),
     "qwen2": _QWEN2,
-    "qwen2vl": replace(
-        _QWEN2, family="Qwen2_5_VLTextForCausalLM", read_by_more=VISION_KEYS
+    "hunyuan-dense": replace(
+        _QWEN2,
+        family="HunYuanDenseV1ForCausalLM",
+        constants={},
+        tensors=names(PRE, QKV, HUNYUAN_QK, OUT, FFN),
+        has=ATTENTION_BIAS,
     ),
+    "apertus": replace(
+        _QWEN2,
+        family="ApertusForCausalLM",
+        constants={"hidden_act": "xielu"},
+        optional={
+            **OPTIONAL,
+            **{f"xielu_{name}": f"xielu.{name}" for name in ("alpha_p", "alpha_n", "beta")},
+        },
+        tensors=names(
+            {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
+            *(QKV, QK, OUT, FFN),
+        ),
+        has=ATTENTION_BIAS,
+        read_by_more=("xielu.eps",),
+    ),
+    "qwen2vl": replace(_QWEN2, family="Qwen2_5_VLTextForCausalLM", read_by_more=VISION_KEYS),
     "qwen3": replace(
         _QWEN2,
         family="Qwen3ForCausalLM",

@@ -159,6 +159,21 @@ EXPERT_DIALECTS: Final[Mapping[str, Dialect]] = {
         more=_granite,
         other_families=("GraniteMoeSharedForCausalLM",),
     ),
+    "hunyuan-moe": replace(
+        _OLMOE,
+        family="HunYuanMoEV1ForCausalLM",
+        constants={},
+        tensors=names(
+            *(PRE, QKV, gguf_dialects.HUNYUAN_QK, OUT),
+            {**EXPERTS, "ffn_gate_inp": "mlp.gate.wg"},
+            renamed(SHARED_EXPERTS, "shared_experts", "shared_mlp"),
+        ),
+        read_by_more=(
+            "expert_shared_count",
+            "expert_feed_forward_length",
+            "expert_shared_feed_forward_length",
+        ),
+    ),
     "minimax-m2": replace(
         _OLMOE,
         family="MiniMaxM2ForCausalLM",

@@ -44,7 +44,12 @@ def _falcon(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[
 
 
 def _mpt(fields: Fields, _shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
-    return {"attn_config": {"alibi_bias_max": fields.get("attention.max_alibi_bias", 8.0)}}
+    return {
+        "attn_config": {
+            "alibi_bias_max": fields.get("attention.max_alibi_bias", 8.0),
+            "clip_qkv": fields.get("attention.clamp_kqv"),
+        }
+    }
 
 
 _LAYER_NORM = {**CONFIG, "layer_norm_eps": "attention.layer_norm_epsilon"}
@@ -216,7 +221,7 @@ LAYER_NORM_DIALECTS: Final[Mapping[str, Dialect]] = {
             ffn_down="ffn.down_proj",
         ),
         more=_mpt,
-        read_by_more=("attention.max_alibi_bias",),
+        read_by_more=("attention.max_alibi_bias", "attention.clamp_kqv"),
     ),
 }
 

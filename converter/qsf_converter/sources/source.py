@@ -20,7 +20,7 @@ from qsf_converter.sources import (
     metadata,
 )
 from qsf_converter.sources.architectures import family_of, read_facts
-from qsf_converter.sources.checkpoint import Checkpoint
+from qsf_converter.sources.checkpoint import Checkpoint, to_float32
 from qsf_converter.sources.checkpoint_bitnet import TernaryCheckpoint, bitnet_of
 from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint, LeastType
 from qsf_converter.sources.checkpoint_mxfp4 import Mxfp4Checkpoint, is_mxfp4
@@ -117,6 +117,9 @@ def _open_directory(path: Path) -> Iterator[Source]:
     has_mxfp4 = is_mxfp4(config)
     if has_mxfp4:
         del values["quantization_config"]
+    if family.scalars:
+        with _open_weights(path, reads_bytes=False) as stored:
+            values |= _scalars(family, stored)
     facts = read_facts(family, values)
     tokenizer = metadata.tokenizer_bytes(path)
     if tokenizer is None:
@@ -176,6 +179,16 @@ def _open_weights(path: Path, *, reads_bytes: bool) -> SafetensorsCheckpoint | T
     )
     there = f"; there are {', '.join(others[:4])}" if others else ""
     raise QsfConversionError(f"{path}: no weights: none of {wanted}{there}{_gguf_hint(path)}")
+
+
+def _scalars(family: Family, stored: Checkpoint) -> dict[str, list[float]]:
+    """Return the numbers of the layers that are tensors of their own, as GGUF's metadata."""
+    found: dict[str, list[float]] = {key: [] for key in family.scalars}
+    for key, source in family.scalars.items():
+        name = f"{family.prefixes[0]}{source}"
+        while (here := name.format(layer=len(found[key]))) in stored.tensors:
+            found[key].append(float(to_float32(stored.read_rows(here, 0, 1)).ravel()[0]))
+    return found
 
 
 def _no_tokenizer(path: Path) -> str:

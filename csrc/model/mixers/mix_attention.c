@@ -9,10 +9,19 @@
 #include "model/block.h"
 #include "model/heads.h"
 
+/* Clamps columns [begin, end) of all rows of q, k or v. */
+static void limit(const qsf_ops *o, float *x, uint32_t dim, size_t begin, size_t end)
+{
+    if (o->kind->qkv_limit != 0.0F)
+        for (size_t t = 0; t < o->n_tokens; t++)
+            o->kernels->clamp(x + t * qsf_stride(dim) + begin, o->kind->qkv_limit, end - begin);
+}
+
 static void q_epilogue(const void *arg, size_t begin, size_t end)
 {
     const qsf_mix_job *const job = arg;
     const size_t head_dim = job->ops->kind->head_dim;
+    limit(job->ops, job->ops->scratch->q, qsf_q_dim(job->ops->kind), begin, end);
     for (size_t h = begin / head_dim; h < end / head_dim; h++)
         qsf_heads_finish_q(job->ops, job->q_norm, (uint32_t)h, 0, job->ops->n_tokens);
 }
@@ -30,6 +39,7 @@ static void v_epilogue(const void *arg, size_t begin, size_t end)
 {
     const qsf_mix_job *const job = arg;
     const size_t head_dim = job->ops->kind->head_dim;
+    limit(job->ops, job->ops->scratch->v, qsf_kv_dim(job->ops->kind), begin, end);
     for (size_t h = begin / head_dim; h < end / head_dim; h++)
         qsf_heads_store_v(job->ops, job->chunk, job->layer_idx, (uint32_t)h);
 }
@@ -38,6 +48,7 @@ static void k_epilogue(const void *arg, size_t begin, size_t end)
 {
     const qsf_mix_job *const job = arg;
     const size_t head_dim = job->ops->kind->head_dim;
+    limit(job->ops, job->ops->scratch->k, qsf_kv_dim(job->ops->kind), begin, end);
     if (job->ops->kind->values_are_keys != 0) {
         copy_keys(job->ops, begin, end);
         v_epilogue(arg, begin, end);
@@ -99,9 +110,7 @@ static void gate_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
             o->kernels->sigmoid_mul(gate, attended, qsf_q_dim(kind));
             continue;
         }
-        o->kernels->betas(gate, 1.0F, kind->n_heads);
-        for (uint32_t h = 0; h < kind->n_heads; h++)
-            o->kernels->scale(attended + (size_t)h * kind->head_dim, gate[h], kind->head_dim);
+        qsf_heads_gate(o, t, attended, kind->head_dim);
     }
 }
 

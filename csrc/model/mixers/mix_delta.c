@@ -5,7 +5,7 @@
  *     o = the delta rule of q, k, v, beta, decay (kernels.h); out(norm(o) * silu(GATE h))
  *
  * KDA (Kimi Linear): a decay for each channel of a head's keys, GATE_UP GATE h, DECAY_UP DECAY h,
- * and a sigmoid of the gate.
+ * and a sigmoid of the gate; of Ling 3 decay = exp(-limit * sigmoid(rate * (a + bias))).
  *
  * Its state is that of heads (state_heads.h).
  */
@@ -20,7 +20,11 @@ static void make_gates(const qsf_heads_job *job, float *steps, float *decays)
 {
     const qsf_kernels *const k = job->ops->kernels;
     k->betas(steps, job->ops->kind->beta_factor, job->z.n_value_heads);
-    k->decays(decays, job->decay_rate, job->decay_bias, job->z.n_decays);
+    const float limit = job->ops->kind->decay_limit;
+    if (limit != 0.0F)
+        k->bounded_decays(decays, job->decay_rate, job->decay_bias, limit, job->z.n_decays);
+    else
+        k->decays(decays, job->decay_rate, job->decay_bias, job->z.n_decays);
 }
 
 /* gate = silu(gate) * norm(o), or sigmoid(gate), for a head in all rows of a segment */

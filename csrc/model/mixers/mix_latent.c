@@ -2,7 +2,7 @@
  *
  *     c = norm(first rows of K h), k_r = rope(the others): one key [c, k_r] and value c of all
  * heads q = Q h, or Q_UP norm(Q h); of each head [q_n, q_r]: its query is [K_UP q_n, rope(q_r)]
- *     out(V_UP attended), K_UP and V_UP by heads
+ *     out(V_UP attended), K_UP and V_UP by heads, whose outputs may have a gate each
  *
  * Prompts and single tokens are computed alike, so bits do not depend on how a prompt is cut.
  */
@@ -29,7 +29,9 @@ static void finish_latents(void *arg, size_t begin, size_t end, size_t worker_id
     for (size_t t = begin; t < end; t++) {
         float *const k = o->scratch->k + t * qsf_stride(qsf_kv_dim(kind));
         float *const q = o->scratch->v + t * qsf_stride(kind->query_rank);
-        o->kernels->rmsnorm(k, job->k_norm, LATENT_EPSILON, kind->latent_rank, k);
+        const uint32_t n = kind->latent_norm_dim != 0 ? kind->latent_norm_dim : kind->latent_rank;
+        o->kernels->rmsnorm(k, job->k_norm, LATENT_EPSILON, n, k);
+        memset(k + n, 0, (kind->latent_rank - n) * sizeof *k);
         if (job->q_norm != NULL)
             o->kernels->rmsnorm(q, job->q_norm, LATENT_EPSILON, kind->query_rank, q);
         qsf_heads_store_latent(o, job->chunk, job->layer_idx, t, k);
@@ -103,7 +105,9 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, qsf_mix_job *job)
     qsf_linear qk[] = {
         {t[QSF_LAYER_Q], NULL, s->v, qsf_stride(kind->query_rank), 1, NULL, NULL, {0}},
         {t[QSF_LAYER_K], NULL, s->k, qsf_stride(qsf_kv_dim(kind)), 1, NULL, NULL, {0}},
+        {t[QSF_LAYER_MIX_GATE], NULL, s->mix_gate, qsf_stride(kind->n_heads), 1, NULL, NULL, {0}},
     };
+    const size_t n_linears = kind->output_gate != 0 && !o->stores_only ? 3 : 2;
     if (!has_rank) {
         qk[0] = q_up;
         qk[0].w = t[QSF_LAYER_Q];
@@ -114,7 +118,7 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, qsf_mix_job *job)
     QSF_TRY(qsf_block_load(o, t[QSF_LAYER_K_BIAS], 1, &qk[1].bias));
     QSF_TRY(qsf_attention_load(o, l, job));
     QSF_TRY(qsf_block_load_outliers(o, l, QSF_LAYER_Q, 2, qk));
-    QSF_TRY(qsf_linear_run(o, qk, 2, &in));
+    QSF_TRY(qsf_linear_run(o, qk, n_linears, &in));
     qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(8 * (size_t)kind->head_dim), finish_latents,
                  job);
     if (o->stores_only)
@@ -124,6 +128,15 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, qsf_mix_job *job)
         QSF_TRY(qsf_linear_run(o, &q_up, 1, &in));
     }
     return run_heads(o, &k_up, s->by_head, kind->nope_dim, kind->latent_rank);
+}
+
+static void gate_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    const qsf_ops *const o = arg;
+    const uint32_t n = o->kind->latent_value_dim;
+    (void)worker_idx;
+    for (size_t t = begin; t < end; t++)
+        qsf_heads_gate(o, t, o->scratch->q + t * qsf_stride(o->kind->n_heads * n), n);
 }
 
 qsf_status qsf_mix_latent(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
@@ -142,5 +155,7 @@ qsf_status qsf_mix_latent(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk
     QSF_TRY(qsf_attention_run(o, chunk, layer_idx, job.sinks));
     qsf_ops_lap(o, QSF_PHASE_ATTENTION);
     QSF_TRY(run_heads(o, &v_up, s->attended, kind->latent_rank, kind->latent_value_dim));
+    if (kind->output_gate != 0)
+        qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(8 * (size_t)n_values), gate_rows, o);
     return qsf_block_end_mixer(o, l, s->q, n_values);
 }

@@ -111,6 +111,28 @@ static void run_gates(const qsf_kernels *k, bool is_ssd, float *gates, const flo
     k->decays(gates + n, others, others + n, n);
 }
 
+/* in: decay, rate, bias; [n] each */
+static void check_bounded_decays(size_t n, fill how)
+{
+    float *const in = exact_floats(3 * n);
+    const output want = output_make(n * sizeof *in);
+    fill_floats(in, 3 * n, how);
+    memcpy(want.at, in, n * sizeof *in);
+    scalar.bounded_decays(want.at, in + n, in + 2 * n, 5.0F, n);
+    for (size_t i = 0; i < n && how <= FILL_ZEROS; i++) {
+        const double z = (double)in[n + i] * (double)(in[i] + in[2 * n + i]);
+        CHECK(fabs((double)((const float *)want.at)[i] - exp(-5.0 / (1.0 + exp(-z)))) <= 1e-5);
+    }
+    for (size_t i = 1; i <= n_levels; i++) {
+        const output have = output_make(n * sizeof *in);
+        memcpy(have.at, in, n * sizeof *in);
+        level(i)->bounded_decays(have.at, in + n, in + 2 * n, 5.0F, n);
+        compare(&want, &have, i, "bounded_decays", n, how);
+    }
+    free(want.block);
+    free(in);
+}
+
 /* in: beta, decay, rate, bias; [n] each. Of SSD beta is the step, of which the decay is. */
 static void check_gates(size_t n, fill how, bool is_ssd)
 {
@@ -307,6 +329,7 @@ int check_recur(void)
             check_sigmoid_mul(sizes[s], how);
             check_gates(sizes[s], how, false);
             check_gates(sizes[s], how, true);
+            check_bounded_decays(sizes[s], how);
         }
         for (size_t c = 0; c < COUNT_OF(cases); c++) {
             rule_case of_ssd = cases[c];

@@ -189,6 +189,30 @@ static void check_activation_sweep(const activation *a)
     free(x);
 }
 
+static void check_xielu(size_t n, fill how)
+{
+    static const float by[3] = {0.8F, 0.7F, 0.5F};
+    float *const x = exact_floats(n);
+    fill_floats(x, n, how);
+    const output want = output_make(n * sizeof *x);
+    memcpy(want.at, x, n * sizeof *x);
+    scalar.xielu(want.at, by, n);
+    for (size_t i = 0; i < n_levels; i++) {
+        output have = output_make(n * sizeof *x);
+        memcpy(have.at, x, n * sizeof *x);
+        levels[i].xielu(have.at, by, n);
+        compare_and_free(&want, &have, levels[i].isa_name, "xielu", n, how);
+    }
+    for (size_t i = 0; i < n && how <= FILL_ZEROS; i++) {
+        const double v = (double)x[i];
+        const double curve = v > 0.0 ? (double)by[0] * v * v : (double)by[1] * (expm1(v) - v);
+        check_close("xielu", i, n, ((const float *)want.at)[i], curve + (double)by[2] * v,
+                    4.0 * EPS * (1.0 + fabs(v) + v * v));
+    }
+    free(want.block);
+    free(x);
+}
+
 /* ---- operations on two vectors ---- */
 
 static output run_gated(const qsf_kernels *k, const activation *a, const float *x, const float *y,
@@ -465,6 +489,7 @@ int check_vecops(void)
                 check_activation(&activations[a], sizes[s], how);
                 check_gated(&activations[a], sizes[s], how);
             }
+            check_xielu(sizes[s], how);
             for (simple which = ADD; which < SIMPLE_COUNT; which++)
                 check_simple(which, sizes[s], how);
             for (norm which = NORM_RMS; which < NORM_COUNT; which++)

@@ -31,10 +31,6 @@ def difference(logits: NDArray[Any], case: Case) -> float:
     return float(np.abs(logits - case.logits).max() / np.abs(case.logits).max())
 
 
-def is_delta(case: Case) -> bool:
-    return "linear_attn" in " ".join(case.shapes)
-
-
 def check_encoder(path: Path, case: Case, ours: NDArray[Any]) -> None:
     """Compare the hidden states of the reference, and the engine's sums of them."""
     assert difference(ours, case) < 1e-5
@@ -57,11 +53,11 @@ def test_engine_and_reference_agree_with_transformers(name: str, tmp_path: Path)
     if case.is_encoder:
         check_encoder(path, case, ours.values["final_norm"])
         return
-    assert difference(ours.logits, case) < (DELTA_BOUND if is_delta(case) else 1e-5)
+    assert difference(ours.logits, case) < (DELTA_BOUND if case.has_delta_rule else 1e-5)
     with qsf.Model(path, exact=True, kv_type="f32", max_seq_len=CONTEXT, ram_budget=None) as model:
         logits = model.logits(case.tokens)
-    assert difference(logits, case) < (DELTA_BOUND if is_delta(case) else BOUND)
-    if is_delta(case):
+    assert difference(logits, case) < (DELTA_BOUND if case.has_delta_rule else BOUND)
+    if case.has_delta_rule:
         of_rows = np.abs(logits - ours.logits).max(axis=1) / np.abs(case.logits).max()
         assert of_rows.max() < DELTA_BOUND
         assert np.median(of_rows) < DELTA_MEDIAN

@@ -32,14 +32,16 @@ ASSUMED: dict[str, dict[str, Any]] = {
 # Windows of Qwen and scalings that llama.cpp does not write into files of that architecture.
 NOT_SAID = (
     "qwen2-window", "starcoder2-window", "llama-dynamic", "llama-yarn-more", "llama-yarn-factor",
-    "llama-llama3", "llama-proportional", "falcon-alibi", "gemma3-nested", "mistral-nested", "gptj",
+    "llama-llama3", "apertus-llama3", "llama-proportional", "falcon-alibi",
+    "gemma3-nested", "mistral-nested", "gptj",
     "gemma4-nested",
     "stablelm-heads", "olmoe-sum", "qwen2_moe-sum", "qwen3_moe-sparse",
     # llama.cpp has no architecture for these, or writes them as one that is tried.
     "cwm", "helium", "internlm3", "internlm3-plain", "hyperclovax", "hyperclovax-plain",
     "qwen3_next-dense",  # of which GGUF files never have any
-    "vaultgemma", "granite_swa", "granite_swa-plain", "granitemoe_swa", "solar_open", "granitemoehybrid", "granitemoehybrid-nope", "olmo_hybrid",
-    "olmo_hybrid-rope", "lfm3", "lfm3-plain",
+    "vaultgemma", "granite_swa", "granite_swa-plain", "granitemoe_swa", "solar_open",
+    "bailing_hybrid", "bailing_hybrid-plain", "granitemoehybrid", "granitemoehybrid-nope",
+    "olmo_hybrid", "olmo_hybrid-rope", "lfm3", "lfm3-plain",
     "nemotron_h-groups",  # how many groups are kept
 )  # fmt: skip
 

@@ -109,7 +109,7 @@ def test_every_family_gives_the_logits_of_transformers(name: str, tmp_path: Path
         for layer in range(original.header.n_layers):
             x = original.layer(original.weights(layer_unit(layer)), x)
         logits = original.logits(x[0])
-    bound = 2e-4 if "linear_attn" in " ".join(case.shapes) else 1e-5  # see test_families.py
+    bound = 2e-4 if case.has_delta_rule else 1e-5  # see test_families.py
     assert np.abs(logits - case.logits).max() < bound * np.abs(case.logits).max()
 
 

@@ -15,6 +15,7 @@ _KIMI: Final[dict[str, Any]] = {
     "model_max_length": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16,
     "v_head_dim": 16, "num_experts": 8, "num_experts_per_token": 2, "moe_intermediate_size": 40,
 }  # fmt: skip
+_LING: Final[dict[str, Any]] = {**_KIMI, "head_dim": 16}
 _F, _L = "full_attention", "linear_attention"
 _QWEN: Final[dict[str, Any]] = {
     **_BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
@@ -38,6 +39,17 @@ _OLMO: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "bailing_hybrid": (
+        "bailing_hybrid",
+        {**_LING, "num_hidden_layers": 5, "layer_group_size": 2, "num_expert_group": 4,
+         "topk_group": 2, "first_k_dense_replace": 1},
+    ),
+    "bailing_hybrid-plain": (
+        "bailing_hybrid",
+        {**_LING, "num_hidden_layers": 3, "layer_types": [_F, _L, _L], "q_lora_rank": 40,
+         "num_expert_group": 1, "topk_group": 1, "first_k_dense_replace": 2,
+         "kda_safe_gate": False, "short_conv_kernel_size": 3},
+    ),
     "qwen3_5": (
         "qwen3_5_text",
         {**_QWEN, "linear_num_value_heads": 4, "linear_value_head_dim": 24,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from make import gguf_kimi, gguf_mamba
 from make.gguf_files import add, close
-from make.golden_families import Case
+from make.golden_families import Case, weights_of
 
 Array = NDArray[np.float32]
 Keys = gguf.Keys
@@ -38,7 +38,9 @@ ARCHITECTURES = {
     "starcoder2": "starcoder2", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "mixtral": "llama",
     "qwen3_moe": "qwen3moe", "granitemoe": "granitemoe", "ernie4_5_moe": "ernie4_5-moe",
     "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "seed_oss": "seed_oss", "ernie4_5": "ernie4_5",
-    "qwen3_vl_text": "qwen3vl", "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_moe_text": "qwen3vlmoe", "cohere": "command-r",
+    "qwen3_vl_text": "qwen3vl", "qwen2_5_vl_text": "qwen2vl",
+    "apertus": "apertus", "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe", "qwen3_vl_moe_text": "qwen3vlmoe", "cohere": "command-r",
     "cohere2": "cohere2", "nemotron": "nemotron", "jais2": "jais2", "arcee": "arcee",
     "granitemoeshared": "granitemoe", "lfm2": "lfm2",
     "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
@@ -125,7 +127,9 @@ def converted_tensors(
         tensors = _apart(config, tensors)
     if arch in HYBRIDS:
         tensors = gguf_mamba.stored(config, arch, tensors)
-    tensors = {name: values for name, values in tensors.items() if "pooler." not in name}
+    # The numbers of xIELU are metadata.
+    beside = re.compile(r"pooler\.|\.act_fn\.")
+    tensors = {name: values for name, values in tensors.items() if not beside.search(name)}
     joined = tensors if arch in ("gemma4", "mistral4") else joined_experts(tensors)
     for name, stored in joined.items():
         if arch == "kimi-linear":
@@ -514,6 +518,23 @@ def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
     if arch == "mpt":
         bias = config["attn_config"]["alibi_bias_max"]
         said[Keys.Attention.MAX_ALIBI_BIAS] = float(bias)
+        said[Keys.Attention.CLAMP_KQV] = config["attn_config"]["clip_qkv"]
+    if arch == "apertus":
+        for name in ("alpha_p", "alpha_n", "beta", "eps"):
+            names = (f"model.layers.{i}.mlp.act_fn.{name}" for i in range(_n_layers(config)))
+            said[f"{{arch}}.xielu.{name}"] = [
+                float(weights_of(at, (() if name in ("beta", "eps") else (1,))).ravel()[0])
+                for at in names
+            ]
+    if arch == "hunyuan-moe":
+        said |= {
+            Keys.LLM.EXPERT_USED_COUNT: config["moe_topk"],
+            Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH: config["intermediate_size"],
+        }
+    if config.get("rope_parameters", {}).get("alpha"):
+        dim = config["head_dim"]
+        stretched = config["rope_parameters"]["alpha"] ** (dim / (dim - 2))
+        said[Keys.Rope.FREQ_BASE] = config["rope_parameters"]["rope_theta"] * stretched
     return said
 
 

@@ -54,6 +54,11 @@ class Case:
         name = self.config["architectures"][0]
         return name.endswith("Model") and not name.endswith("LMHeadModel")
 
+    @property
+    def has_delta_rule(self) -> bool:
+        """Has it the delta rule, of whose output transformers itself is further from the same?"""
+        return any("linear_attn" in name or "attention.A_log" in name for name in self.shapes)
+
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """The weights, all of which f16 holds exactly."""
         return {name: weights_of(name, shape) for name, shape in self.shapes.items()}
@@ -107,6 +112,8 @@ def weights_of(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         values *= 0.4
     elif name.endswith("A_log"):  # states that remember one token, and a hundred
         values = 2 * values - 2
+    elif not shape:  # Apertus: where the curve begins, and its slope there
+        values = np.full(shape, -1e-6 if name.endswith("eps") else 0.4)
     elif len(shape) == 1:
         values = 1 + 0.5 * values
     elif any(part in name for part in _TABLES):

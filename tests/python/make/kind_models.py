@@ -118,6 +118,9 @@ def kind(**changes: object) -> LayerKind:
     return replace(PLAIN, **changes)  # type: ignore[arg-type]
 
 
+_XIELU: Final[dict[str, object]] = {
+    "activation": Activation.XIELU, "xielu_square": 0.8, "xielu_exp": 0.7, "xielu_line": 0.5,
+}  # fmt: skip
 MIXED: Final = (
     Layer(kind(qk_norm=QkNorm.PER_HEAD, window_tokens=5), (T.INPUT_NORM, *POST_NORMS)),
     Layer(kind(n_heads=6, n_kv_heads=3, rope_set=1, score_cap=2.0, activation=Activation.GELU_TANH),
@@ -132,6 +135,9 @@ MIXED: Final = (
                window_tokens=40, activation=Activation.SILU_CLAMPED), (*BIASES, T.SINKS)),
     Layer(kind(n_kv_heads=4, activation=Activation.RELU_SQUARED), SUB_NORMS),
     Layer(kind(ffn=Ffn.NONE, window_tokens=33, rope_set=1)),
+    Layer(kind(qk_norm=QkNorm.PER_HEAD, has_late_qk_norm=1, qkv_limit=0.5, **_XIELU)),
+    Layer(kind(n_kv_heads=1, qk_norm=QkNorm.OWN_WEIGHTS, has_late_qk_norm=1, rope_set=1,
+               ffn=Ffn.PLAIN, **_XIELU), BIASES),
 )  # fmt: skip
 LAYER_NORMS: Final = (
     Layer(kind(ffn=Ffn.PLAIN, rope_set=ROPE_NONE, alibi_slopes=(1.0, 0.5, 0.25, 0.0)),
@@ -150,7 +156,8 @@ LATENT: Final = (
                latent_value_dim=48, window_tokens=40, temperature_beta=0.3, temperature_step=7,
                n_experts=4, n_chosen=2, expert_dim=24), (T.SINKS, T.ATTN_SUB_NORM, T.Q_BIAS)),
     Layer(kind(n_heads=2, n_kv_heads=1, head_dim=65, latent_rank=64, nope_dim=5, query_rank=90,
-               latent_value_dim=32, rope_set=ROPE_NONE, alibi_slopes=(0.5, 0.25), score_cap=3.0),
+               latent_value_dim=32, rope_set=ROPE_NONE, alibi_slopes=(0.5, 0.25), score_cap=3.0,
+               output_gate=2, latent_norm_dim=40),
           (T.Q_BIAS, T.K_BIAS, T.ATTN_OUT_BIAS, *POST_NORMS)),
 )  # fmt: skip
 ROUTED: Final = (
@@ -190,6 +197,7 @@ RECURRENT: Final = (
     Layer(replace(DELTA, gate_rank=20, has_channel_decays=1, has_sigmoid_gate=1)),
     Layer(replace(DELTA, n_value_heads=2, key_dim=72, value_dim=17, has_channel_decays=1)),
     Layer(replace(DELTA, gate_rank=200, n_taps=2), POST_NORMS),
+    Layer(replace(DELTA, has_channel_decays=1, has_sigmoid_gate=1, decay_limit=3.0)),
     Layer(SSD, (T.SSD_CONV_BIAS, T.SSD_NORM)),
     Layer(replace(SSD, n_taps=2, n_key_heads=3, n_value_heads=3, key_dim=17, value_dim=33,
                   ffn=Ffn.NONE, residual_factor=0.5)),

@@ -30,6 +30,7 @@ from oracle.reference_parts import (
     attend,
     attend_layer,
     hadamard,
+    limited,
     quantise_activations,
     quantise_kv,
     rotate,
@@ -129,17 +130,23 @@ class _Pass:
 
     def heads(self, y: Array, layer: Layer, at: str, kind: str) -> Array:
         """Queries or keys, normalised and rotated: [n_tokens, heads, head_dim]."""
-        x = self.linear(y, f"{at}.{kind}")
+        x = limited(self.linear(y, f"{at}.{kind}"), layer)
         name = f"{at}.{kind}_norm"
         if layer.qk_norm == "whole_width":
             x = self.normalise(x, name)
         x = x.reshape(len(x), -1, layer.head_dim)
+
+        def turned(x: Array) -> Array:
+            if layer.frequencies is None:
+                return x
+            return rotate_by(x, layer.frequencies, layer.rope_interleaved, layer.rope_factor)
+
+        x = turned(x) if layer.has_late_qk_norm else x
         if layer.qk_norm == "per_head":
             x = self.normalise(x, name)
         elif layer.qk_norm == "own_weights":
             x = self.normed(x) * self.weight(name).reshape(x.shape[1:])
-        if layer.frequencies is not None:
-            x = rotate_by(x, layer.frequencies, layer.rope_interleaved, layer.rope_factor)
+        x = x if layer.has_late_qk_norm else turned(x)
         if kind == "q" and layer.temperature is not None:
             beta, step = layer.temperature
             factors = 1 + beta * np.log1p(np.arange(len(x)) // step)
@@ -179,8 +186,11 @@ class _Pass:
         low, gate = x @ self.weight(f"{at}.decay").T, self.linear(x, f"{at}.mix_gate")
         if f"{at}.gate_up" in self.model.weights:
             low, gate = low @ self.weight(f"{at}.decay_up").T, self.linear(gate, f"{at}.gate_up")
-        step = np.logaddexp(0, low + self.weight(f"{at}.decay_bias"))
-        decay = np.exp(-self.weight(f"{at}.decay_rate") * step)
+        low, rate = low + self.weight(f"{at}.decay_bias"), self.weight(f"{at}.decay_rate")
+        if layer.decay_limit:
+            decay = np.exp(-layer.decay_limit / (1 + np.exp(-rate * low)))
+        else:
+            decay = np.exp(-rate * np.logaddexp(0, low))
         decay = decay.reshape(len(x), n_value, -1, 1)  # of a head, or of each channel
         out = np.empty_like(v)
         for h in range(n_value):
@@ -285,8 +295,11 @@ class _Pass:
         rank, n_nope = layer.latent
 
         def normed(y: Array, name: str) -> Array:
-            size = (y * y).mean(axis=-1, keepdims=True) + self.dtype(1e-6)
-            return np.asarray(y / np.sqrt(size) * self.weight(name))
+            n = layer.latent_norm_dim if name.endswith("k_norm") else 0
+            n = n or y.shape[1]
+            size = (y[:, :n] ** 2).mean(axis=-1, keepdims=True) + self.dtype(1e-6)
+            kept = np.arange(y.shape[1]) < n
+            return np.asarray(y / np.sqrt(size) * self.weight(name) * kept)
 
         q, k = self.linear(x, f"{at}.q"), self.linear(x, f"{at}.k")
         if f"{at}.q_up" in self.model.weights:
@@ -321,7 +334,7 @@ class _Pass:
 
     def keys_and_values(self, x: Array, layer: Layer, at: str) -> tuple[Array, Array]:
         """Of the layer itself, each [n_tokens, n_kv_heads, head_dim]."""
-        v = self.linear(x, f"{at}.k" if layer.values_are_keys else f"{at}.v")
+        v = limited(self.linear(x, f"{at}.k" if layer.values_are_keys else f"{at}.v"), layer)
         v = v.reshape(len(x), layer.n_kv_heads, layer.head_dim)
         return self.heads(x, layer, at, "k"), self.normed(v) if layer.has_value_norm else v
 
@@ -347,9 +360,9 @@ class _Pass:
             if layer.activation == "silu_clamped":
                 hidden = silu_clamped(gate, up)
             else:
-                hidden = activate(gate, layer.activation) * up
+                hidden = activate(gate, layer.activation, layer.xielu) * up
         else:
-            hidden = activate(up, layer.activation)
+            hidden = activate(up, layer.activation, layer.xielu)
         self.keep(f"{at}.ffn_hidden", hidden)
         hidden = self.normalise(hidden, f"{at}.ffn_sub_norm")
         return self.keep(f"{at}.ffn_out", self.linear(hidden, f"{at}.ffn_down"))
@@ -427,7 +440,7 @@ class _Pass:
         own = self.weight("own_table")[self.tokens, begin : begin + width]
         p = self.linear(self.values["embedded"], f"{at}.own_in") / np.sqrt(self.dtype(x.shape[1]))
         p = self.normalise(p, f"{at}.own_in_norm") + own * np.sqrt(self.dtype(width))
-        gate = activate(self.linear(x, f"{at}.own_gate"), layer.activation)
+        gate = activate(self.linear(x, f"{at}.own_gate"), layer.activation, layer.xielu)
         y = self.linear(gate * (p / np.sqrt(self.dtype(2))), f"{at}.own_out")
         y = self.normalise(y, f"{at}.own_norm")
         return np.asarray(x + self.dtype(layer.residual_factor) * y)

@@ -41,6 +41,11 @@ class Layer:
     temperature: tuple[float, int] | None = None  # beta, step
     slopes: tuple[float, ...] = ()  # of ALiBi
     qk_norm: Literal["none", "per_head", "whole_width", "own_weights"] = "none"
+    has_late_qk_norm: bool = False  # behind RoPE
+    qkv_limit: float = 0.0  # 0: none
+    latent_norm_dim: int = 0  # 0: all
+    decay_limit: float = 0.0  # 0: none
+    xielu: tuple[float, float, float] = (0.0, 0.0, 0.0)
     is_parallel: bool = False
     is_post_norm: bool = False
     sees_later: bool = False
@@ -307,6 +312,11 @@ def _layer_of(
         temperature=(beta, step) if step else None,
         slopes=kind.alibi_slopes,
         qk_norm=names[kind.qk_norm],
+        has_late_qk_norm=bool(kind.has_late_qk_norm),
+        qkv_limit=kind.qkv_limit,
+        latent_norm_dim=kind.latent_norm_dim,
+        decay_limit=kind.decay_limit,
+        xielu=(kind.xielu_square, kind.xielu_exp, kind.xielu_line),
         is_parallel=kind.is_parallel,
         is_post_norm=bool(kind.is_post_norm),
         sees_later=is_encoder,

@@ -111,8 +111,12 @@ def rotate_by(
     return out
 
 
-def activate(x: Array, name: str) -> Array:
+def activate(x: Array, name: str, xielu: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> Array:
     """The activation function `name`, element by element."""
+    if name == "xielu":
+        square, exp, line = xielu
+        low = np.minimum(x, 0)
+        return np.asarray(np.where(x > 0, square * x * x, exp * (np.expm1(low) - low)) + line * x)
     if name == "silu":
         return np.asarray(x / (1 + np.exp(-x)))
     if name == "gelu_tanh":
@@ -133,6 +137,11 @@ def silu_clamped(gate: Array, up: Array, limit: float = 7.0, alpha: float = 1.70
     """The product of gpt-oss's gate and up."""
     gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
     return np.asarray((up + 1) * gate / (1 + np.exp(-gate.dtype.type(alpha) * gate)))
+
+
+def limited(x: Array, layer: Layer) -> Array:
+    """Queries, keys or values within the layer's limit."""
+    return np.clip(x, -layer.qkv_limit, layer.qkv_limit) if layer.qkv_limit else x
 
 
 def attend(q: Array, k: Array, v: Array, window_tokens: int = 0) -> Array:

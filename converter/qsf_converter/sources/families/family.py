@@ -9,8 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qsf.errors import QsfConversionError
-from qsf.file.kinds import ROPE_NONE, Ffn, LayerKind, RopeSet, pack_tables, plain_kind
-from qsf.file.layout import Arch, Architecture, Dtype, Header, Norm, Positions, TensorType
+from qsf.file.kinds import ROPE_NONE, Ffn, LayerKind, RopeSet, plain_kind
+from qsf.file.layout import (
+    Activation,
+    Arch,
+    Architecture,
+    Dtype,
+    Header,
+    Norm,
+    Positions,
+    TensorType,
+)
+from qsf.file.tables import pack_tables
 from qsf_converter.sources.families import config as limits
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.positions import Rope, parameters_of, rope_of
@@ -123,6 +133,7 @@ class Family:
     tensors, such as experts: separately or in one tensor; GGUF files use the last one. ``nested``
     are classes for more than text whose text part has this family: the keys lie under
     ``text_config``, and the tensors whose names begin with one of ``left_out`` are not converted.
+    ``scalars`` are tensors of one number in each layer, which become lists of the configuration.
     """
 
     name: str
@@ -137,6 +148,8 @@ class Family:
     architecture: Architecture = Architecture.OTHER
     norm: Norm = Norm.RMS
     ffn: Ffn = Ffn.GATED
+    activation: Activation | None = None  # of the header; None: hidden_act
+    scalars: Mapping[str, str] = field(default_factory=dict)  # key of the config -> tensors of it
     positions: Positions = Positions.ROPE
     is_interleaved: bool = False
     renames: Mapping[str, str] = field(default_factory=lambda: RENAMES)
@@ -231,7 +244,9 @@ def _header(family: Family, config: Config, warnings: list[str]) -> Header:
         ffn_dim=ffn_dim,
         head_dim=head_dim,
         dtype=Dtype.F16,
-        activation=config.activation("hidden_act"),
+        activation=config.activation("hidden_act")
+        if family.activation is None
+        else family.activation,
         norm=family.norm,
         positions=family.positions,
         rope_theta=10000.0 if is_rope else 0.0,  # until RoPE is read

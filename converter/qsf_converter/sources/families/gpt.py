@@ -126,7 +126,9 @@ def _mpt(draft: Draft) -> None:
     if not isinstance(attention, dict):
         raise draft.config.error("attn_config", "is not an object")
     own = Config(attention, defaults={"alibi": True, "alibi_bias_max": 8}, where="attn_config.")
-    for name in ("clip_qkv", "softmax_scale", "qk_ln", "prefix_lm", "attn_uses_sequence_id"):
+    if own.get("clip_qkv"):
+        draft.set_all(qkv_limit=own.positive("clip_qkv"))
+    for name in ("softmax_scale", "qk_ln", "prefix_lm", "attn_uses_sequence_id"):
         if own.get(name) not in (None, False):
             raise own.error(name, f"= {own[name]} is not supported")
     if own.get("attn_type", "multihead_attention") != "multihead_attention":

@@ -1,4 +1,6 @@
-"""Kimi Linear: the delta rule with a decay for each channel (KDA), and latents without RoPE."""
+"""The delta rule with a decay for each channel (KDA), and latents: Kimi Linear, whose latents have
+no RoPE, and Ling 3, whose gates and decays are of one matrix each.
+"""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -8,9 +10,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from qsf.errors import shown
-from qsf.file.kinds import MAX_STATE_DIM, MAX_TAPS, LayerKind, Mixer
+from qsf.file.kinds import MAX_STATE_DIM, MAX_TAPS, ROPE_NONE, LayerKind, Mixer
 from qsf.file.layout import MAX_HEAD_DIM, MAX_HEADS, Positions
-from qsf_converter.sources.families.config import Config
+from qsf_converter.sources.families.config import MAX_LAYERS, Config
 from qsf_converter.sources.families.delta import LINEAR
 from qsf_converter.sources.families.experts import (
     SPARSE,
@@ -26,9 +28,10 @@ from qsf_converter.sources.families.latent import (
     LATENT_DEFAULTS,
     SPLIT,
     latent_moe,
+    rope_of_latent,
 )
 from qsf_converter.sources.families.llama import ATTN, ENDS, MLP, Rules, gated, pre_norms
-from qsf_converter.sources.families.rules import T, Where, layer, linear, norm
+from qsf_converter.sources.families.rules import T, Where, ends, layer, linear, norm
 
 _DELTA: Final[dict[str, Any]] = {"where": Where.DELTA}
 _MATRICES: Final = (
@@ -121,6 +124,11 @@ def _kimi(draft: Draft) -> None:
     for name, value in sizes.unread():
         raise sizes.error(name, f"= {shown(value)} is not supported")
     latent_moe(draft)
+    _set_kda(draft, n_heads, dim, n_taps, gate_rank=dim)
+
+
+def _set_kda(draft: Draft, n_heads: int, dim: int, n_taps: int, **more: Any) -> None:
+    """Make KDA of the layers that have no latents."""
     keys = n_heads * dim
     draft.dims |= {"taps": n_taps, "keys": keys, "channels": 3 * keys, "value heads": n_heads}
     draft.dims |= {"key": dim, "latent key": draft.dims["key"]}
@@ -130,15 +138,64 @@ def _kimi(draft: Draft) -> None:
         **{name: none[name].default for name in
            ("score_scale", "latent_rank", "nope_dim", "latent_value_dim", "query_rank")},
         "mixer": Mixer.DELTA, "n_taps": n_taps, "n_key_heads": n_heads, "n_value_heads": n_heads,
-        "key_dim": dim, "value_dim": dim, "gate_rank": dim, "has_channel_decays": 1,
-        "has_sigmoid_gate": 1,
+        "key_dim": dim, "value_dim": dim, "has_channel_decays": 1, "has_sigmoid_gate": 1,
+        "rope_set": ROPE_NONE, **more,
     }  # fmt: skip
     draft.set_type(LINEAR, **kda)
 
 
+def _ling_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
+    """Latent attention in the last layer of each group."""
+    types = config.of_layers("layer_types", n_layers, (FULL, LINEAR))
+    n = config.count("layer_group_size", MAX_LAYERS)
+    return 0, types or [LINEAR if (i + 1) % n else FULL for i in range(n_layers)]
+
+
+def _ling(draft: Draft) -> None:
+    config = draft.config
+    own = config.get("linear_head_dim")  # as transformers saves it
+    dim = config.count("kda_dim" if own is None else "linear_head_dim", MAX_STATE_DIM)
+    config.get("kda_dim")
+    n_taps = config.count("short_conv_kernel_size", MAX_TAPS, least=2)
+    for name, value in (("linear_num_heads", draft.header.n_heads),
+                        ("linear_conv_kernel_dim", n_taps)):  # fmt: skip
+        if config.get(name) not in (None, value):
+            raise config.error(name, f"= {shown(config[name])} is not {value}")
+    limit, bound = 0.0, config.get("kda_lower_bound")
+    if config.boolean("kda_safe_gate"):
+        if not isinstance(bound, (int, float)) or not -1e3 < bound < 0:
+            raise config.error("kda_lower_bound", f"= {shown(bound)} is not a number below 0")
+        limit = -float(bound)
+    latent_moe(draft)
+    draft.set_type(FULL, output_gate=2)
+    _set_kda(draft, draft.header.n_heads, dim, n_taps, decay_limit=limit)
+
+
+_RANKED: Final = (T.MIX_GATE, T.GATE_UP, T.BETA, T.DECAY, T.DECAY_UP)
 _LATENT: Final = tuple(  # ``key`` is a dimension of KDA here
     replace(rule, shape=tuple({"key": "latent key"}.get(dim, dim) for dim in rule.shape))
     for rule in LATENT
+)
+_LING_MATRICES: Final = (
+    (T.MIX_GATE, "g_proj", "keys"), (T.BETA, "b_proj", "value heads"), (T.DECAY, "f_proj", "keys"),
+)  # fmt: skip
+_LING: Final = tuple(
+    replace(
+        rule,
+        source=rule.source.replace(".self_attn.", ".attention.").replace(".o_proj.", ".dense."),
+    )
+    for rule in (
+        *_of_attention(_LATENT),
+        *_of_attention(FUSED),
+        *linear(T.MIX_GATE, None, f"{ATTN}g_proj", "value heads", "hidden", where=Where.ATTENTION),
+        *(rule for rule in _KDA if rule.target not in _RANKED),
+        *(
+            rule
+            for target, name, rows in _LING_MATRICES
+            for rule in linear(target, None, f"{ATTN}{name}", rows, "hidden", **_DELTA)
+        ),
+        *_rate("A_log", is_log=True),
+    )
 )
 _RENAMES: Mapping[str, str] = {
     "norm_epsilon": "rms_norm_eps",
@@ -183,6 +240,52 @@ FAMILIES = (
             "moe_layer_freq": (1,),
             "moe_router_activation_func": ("sigmoid",),
             "use_grouped_topk": (True, False),
+        },
+    ),
+    Family(
+        name="BailingHybridForCausalLM",
+        title="Ling 3 (Flash 127B-A5B)",
+        model_type="bailing_hybrid",
+        is_interleaved=True,
+        rules=(
+            *pre_norms(),
+            *_LING,
+            *gated(where=Where.DENSE),
+            *_choice(MLP, "expert_bias"),
+            *ends("word_embeddings", "norm"),
+        ),
+        layouts=(one_each(MLP),),
+        renames={**_RENAMES, "kda_dim": "head_dim"},
+        defaults=usual(
+            LATENT_DEFAULTS,
+            context=262144,
+            q_lora_rank=None,
+            experts=512,
+            chosen=8,
+            expert_dim=768,
+            first_k_dense_replace=2,
+            n_group=8,
+            topk_group=4,
+            norm_topk_prob=True,
+            routed_scaling_factor=2.5,
+            theta=6000000.0,
+            kda_dim=128,
+            short_conv_kernel_size=4,
+            layer_group_size=6,
+            kda_safe_gate=True,
+            kda_lower_bound=-5.0,
+        ),
+        flags={"attention_bias": False},
+        windows=_ling_types,
+        rope_parameters=rope_of_latent,
+        adjust=_ling,
+        neutral={
+            "qk_head_dim": tuple(range(2 * MAX_HEAD_DIM + 1)),
+            "rope_interleave": (True,),
+            # Layers behind the last one, which predict further tokens.
+            "num_nextn_predict_layers": (0, 1, 2, 3),
+            "num_mtp_layers": (0, 1, 2, 3),
+            "mtp_loss_scaling_factor": (0, 0.1, 0.3),
         },
     ),
 )

@@ -62,7 +62,7 @@ def _layouts(experts: tuple[Rules, ...]) -> tuple[Rules, ...]:
 # ---- configurations ----
 
 
-def _rope(config: Config, layer_type: str) -> Config:
+def rope_of_latent(config: Config, layer_type: str) -> Config:
     """The RoPE parameters of the rotated part of a head; the file states no others."""
     n_rope = config.get("head_dim")
     stated = parameters_of(config, layer_type)
@@ -108,7 +108,7 @@ def latent(draft: Draft) -> None:
         type_: rope if rope.arch is None else replace(rope, arch=rope.arch | {"rope_dims": n_rope})
         for type_, rope in draft.ropes.items()
     }
-    scaling = _rope(config, draft.layer_types[0])
+    scaling = rope_of_latent(config, draft.layer_types[0])
     size = 1.0
     if scaling.get("rope_type", scaling.get("type", "default")) != "default":
         size = _size(scaling)
@@ -207,7 +207,7 @@ _family = functools.partial(
     is_interleaved=True,
     renames=_RENAMES,
     flags={"attention_bias": False},
-    rope_parameters=_rope,
+    rope_parameters=rope_of_latent,
     neutral=_NEUTRAL,
 )
 

@@ -189,7 +189,7 @@ def _rope_of_olmo3(config: Config, layer_type: str) -> Config:
     return parameters_of(config, layer_type)
 
 
-_LLAMA3_OF_CWM: Mapping[str, Any] = {
+LLAMA3_OF_CWM: Mapping[str, Any] = {
     "rope_type": "llama3",
     "rope_theta": 1000000.0,
     "factor": 16.0,
@@ -419,7 +419,7 @@ FAMILIES = (
             epsilon=1e-5,
             kv_heads=8,
             head=128,
-            rope_parameters=_LLAMA3_OF_CWM,
+            rope_parameters=LLAMA3_OF_CWM,
             window=8192,
         ),
         flags=BIASES,

@@ -13,11 +13,9 @@ from qsf.errors import QsfFormatError, QsfUnsupportedError
 from qsf.file.arch import ARCH_KEYS, check_arch
 from qsf.file.keyvalues import F32, F32_ARRAY, U32, Key, Value, check_value
 from qsf.file.kinds import (
-    SET_HEAD,
     LayerKind,
     RopeSet,
     check_kind,
-    check_set,
     check_sources,
     kind_keys,
     plain_kind,
@@ -31,6 +29,7 @@ from qsf.file.layout import (
     Header,
     padded,
 )
+from qsf.file.tables import SET_HEAD, check_set
 
 _FIRST_OPTIONAL_KEY = 0x8000
 _MAX_ARRAY_VALUES = 65536
