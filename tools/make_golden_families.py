@@ -26,7 +26,7 @@ import transformers
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 
-from make import delta_cases, hybrid_cases, latent_cases  # noqa: E402
+from make import delta_cases, dense_cases, hybrid_cases, latent_cases  # noqa: E402
 from make import golden_families as made  # noqa: E402
 
 BASE: dict[str, Any] = {
@@ -171,11 +171,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**SIX, "num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 7,
          "max_window_layers": 2},
     ),
-    "qwen2_5_vl": ("qwen2_5_vl", {**VISION_OF_QWEN, "text_config": {
-        **SIX, **rope(mrope_section=[2, 2, 2])}, "vision_config": {
-        "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2,
-        "out_hidden_size": 72, "patch_size": 4, "spatial_merge_size": 1,
-        "temporal_patch_size": 1, "window_size": 8, "fullatt_block_indexes": [0]}}),
     "qwen3": ("qwen3", {**WIDE, "tie_word_embeddings": True}),
     "qwen3-bias": ("qwen3", {**WIDE, "attention_bias": True, **rope("yarn", **YARN)}),
     "phi": ("phi", PHI),
@@ -203,18 +198,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "granite",
         {**SIX, "embedding_multiplier": 0.7, "residual_multiplier": 0.22, "logits_scaling": 0.6,
          "attention_multiplier": 0.3, "attention_bias": True, "mlp_bias": False},
-    ),
-    "granite_swa": (
-        "granite_swa",
-        {**SIX, **GRANITE, "num_hidden_layers": 5, "sliding_window": 6, "attention_bias": True,
-         "layer_rope_theta": [0, 500.0, 500.0, 5000.0, 0]},
-    ),
-    "granite_swa-plain": ("granite_swa", {**WIDE, **GRANITE, "sliding_window": 7,
-                                          "tie_word_embeddings": True, **rope("yarn", **YARN)}),
-    "granitemoe_swa": (
-        "granitemoe_swa",
-        {**LOCAL, **GRANITE, "num_hidden_layers": 3, "sliding_window": 7,
-         "layer_types": [S, F, S], "shared_intermediate_size": 56},
     ),
     "lfm2": (
         "lfm2",
@@ -288,16 +271,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "exaone4-full": ("exaone4", {**SIX, "sliding_window": None, "layer_types": [F, F],
                                  "tie_word_embeddings": True}),
-    "exaone4_5": (
-        "exaone4_5",
-        {"text_config": {"model_type": "exaone4", **SIX, "num_hidden_layers": 3,
-                         "sliding_window": 6, "layer_types": [S, F, S]},
-         "vision_config": {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2,
-                           "num_key_value_heads": 1, "out_hidden_size": 72, "patch_size": 4,
-                           "spatial_merge_size": 1, "temporal_patch_size": 1, "window_size": 8,
-                           "fullatt_block_indexes": [0]},
-         "image_token_id": 60, "video_token_id": 61},
-    ),
     "glm": ("glm", {**WIDE, "attention_bias": True, **rope(partial_rotary_factor=0.5)}),
     "glm4": ("glm4", {**WIDE, "attention_bias": True, **rope(partial_rotary_factor=0.5)}),
     "stablelm": ("stablelm", {**SIX, "num_key_value_heads": 3, **rope(partial_rotary_factor=0.34)}),
@@ -319,16 +292,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt_neox",
         {**NEOX, "use_parallel_residual": False, "attention_bias": False},
     ),
-    "hunyuan_v1_dense": ("hunyuan_v1_dense", WIDE),
-    "hunyuan_v1_dense-alpha": (
-        "hunyuan_v1_dense",
-        {**WIDE, "attention_bias": True, "tie_word_embeddings": True,
-         **rope("dynamic", factor=1.0, alpha=20.0)},
-    ),
-    "hunyuan_v1_moe": ("hunyuan_v1_moe", {**WIDE, "intermediate_size": 40, "num_experts": 6,
-                                          "moe_topk": 2}),
-    "apertus": ("apertus", {**WIDE, "num_hidden_layers": 3, **rope()}),
-    "apertus-llama3": ("apertus", {**WIDE, "attention_bias": True}),  # as the class scales RoPE
     "gptj": (
         "gptj",
         {"n_embd": 72, "n_inner": 80, "n_layer": 2, "n_head": 3, "rotary_dim": 8,
@@ -354,12 +317,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "mpt",
         {"d_model": 72, "n_heads": 6, "n_layers": 2, "max_seq_len": 64,
          "vocab_size": 67, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 1},
-    ),
-    "mpt-clip": (
-        "mpt",
-        {"d_model": 72, "n_heads": 3, "n_layers": 2, "max_seq_len": 64,
-         "vocab_size": 67, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 1,
-         "attn_config": {"clip_qkv": 0.6}},
     ),
     "bitnet": ("bitnet", {**SIX, "hidden_act": "relu2", "tie_word_embeddings": True}),
     "olmoe": ("olmoe", {**LOCAL, "num_local_experts": 8, "num_experts_per_tok": 3}),
@@ -414,8 +371,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "internlm3-plain": ("internlm3", {**WIDE, "tie_word_embeddings": True}),
     "qwen3_vl": ("qwen3_vl", VISION_OF_QWEN),
     "cohere": ("cohere", {**SIX, "logit_scale": 0.3, "tie_word_embeddings": True}),
-    "cohere-norms": ("cohere", {**SIX, "num_key_value_heads": 3, "use_qk_norm": True,
-                                "logit_scale": 0.3, "tie_word_embeddings": True}),
     "cohere2": ("cohere2", {**WIDE, "num_hidden_layers": 4, "sliding_window": 7,
                             "logit_scale": 0.3, "tie_word_embeddings": True}),
     "nemotron": ("nemotron", {**SIX, "head_dim": 12, **rope(partial_rotary_factor=0.5)}),
@@ -465,6 +420,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                        "use_bidirectional_attention": True}),
     **hybrid_cases.CASES,
     **latent_cases.CASES,
+    **dense_cases.CASES,
 }
 # Keys that transformers saves under other names than the published checkpoints have.
 PUBLISHED: dict[str, dict[str, Any]] = {

@@ -24,6 +24,7 @@ from qsf_converter.sources.checkpoint import Checkpoint, to_float32
 from qsf_converter.sources.checkpoint_bitnet import TernaryCheckpoint, bitnet_of
 from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint, LeastType
 from qsf_converter.sources.checkpoint_mxfp4 import Mxfp4Checkpoint, is_mxfp4
+from qsf_converter.sources.checkpoint_padded import PaddedCheckpoint
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
 from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
 from qsf_converter.sources.dense import with_dense_of_folder, with_dense_of_gguf
@@ -133,6 +134,8 @@ def _open_directory(path: Path) -> Iterator[Source]:
             checkpoint = Mxfp4Checkpoint(stored)
         if facts.arch.is_encoder:
             checkpoint = with_dense_of_folder(stored, path)
+        if facts.padded:
+            checkpoint = PaddedCheckpoint(checkpoint, facts.padded)
         yield _with_usable_tokenizer(
             Source(
                 path=path,
@@ -224,6 +227,9 @@ def _open_gguf(path: Path) -> Iterator[Source]:
         )
         reasons = (reason,) if reason else ()
         is_encoder = facts.arch.is_encoder
+        weights: Checkpoint = with_dense_of_gguf(checkpoint) if is_encoder else checkpoint
+        if facts.padded:
+            weights = PaddedCheckpoint(weights, facts.padded)
         warnings = (*facts.warnings, *checkpoint.warnings, *left_out, *reasons)
         yield _with_usable_tokenizer(
             Source(
@@ -231,7 +237,7 @@ def _open_gguf(path: Path) -> Iterator[Source]:
                 config=checkpoint.config,
                 family=checkpoint.family,
                 facts=dataclasses.replace(facts, warnings=warnings),
-                checkpoint=with_dense_of_gguf(checkpoint) if is_encoder else checkpoint,
+                checkpoint=weights,
                 tokenizer=tokenizer,
                 chat=chat,
                 least_type=checkpoint.least_type,

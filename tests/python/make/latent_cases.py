@@ -64,6 +64,14 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     ),
     "youtu": ("youtu", {**_BASE, "tie_word_embeddings": True}),
     "youtu-one": ("youtu", {**_BASE, **_ONE_QUERY}),
+    "deepseek_v2-odd": (
+        "deepseek_v2", {**_MOE, "q_lora_rank": None, "kv_lora_rank": 40, "v_head_dim": 20},
+    ),
+    "deepseek_v3-odd": (
+        "deepseek_v3",
+        {**_MOE, "n_group": 1, "topk_group": 1, "kv_lora_rank": 72, "v_head_dim": 24,
+         "attention_bias": True},
+    ),
     "minicpm3": (
         "minicpm3",
         {**_BASE, "v_head_dim": 48, "scale_emb": 6, "scale_depth": 1.1, "dim_model_base": 36,

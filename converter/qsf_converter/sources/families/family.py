@@ -21,6 +21,7 @@ from qsf.file.layout import (
     TensorType,
 )
 from qsf.file.tables import pack_tables
+from qsf_converter.sources.checkpoint_padded import Axis
 from qsf_converter.sources.families import config as limits
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.positions import Rope, parameters_of, rope_of
@@ -35,7 +36,8 @@ class Facts:
     """The contents of a configuration: everything but the weights. ``header.dtype`` is provisional.
 
     ``layer_kinds`` and ``rope_sets`` are empty if header and ``arch`` describe them. ``factors``
-    are the factors of rules with ``scale``: of a matrix, or of each row.
+    are the factors of rules with ``scale``: of a matrix, or of each row. ``padded`` are the axes of
+    tensors that get zeros, by a part of their name.
     """
 
     header: Header
@@ -46,6 +48,7 @@ class Facts:
     layer_kinds: tuple[LayerKind, ...] = ()
     rope_sets: tuple[RopeSet, ...] = ()
     factors: Mapping[str, Factor] = field(default_factory=dict)
+    padded: Mapping[str, Mapping[int, Axis]] = field(default_factory=dict)
 
     @property
     def n_trunk_layers(self) -> int:
@@ -73,6 +76,7 @@ class Draft:
     ropes: dict[str, Rope]  # by type of layers
     warnings: list[str] = field(default_factory=list)
     factors: dict[str, Factor] = field(default_factory=dict)
+    padded: dict[str, Mapping[int, Axis]] = field(default_factory=dict)  # see checkpoint_padded
 
     def set_all(self, **changes: Any) -> None:
         """Change the kind of every layer."""
@@ -337,6 +341,7 @@ def _facts_of(draft: Draft) -> Facts:
         layer_kinds=tuple(layers),
         rope_sets=sets,
         factors=draft.factors,
+        padded=draft.padded,
     )
 
 

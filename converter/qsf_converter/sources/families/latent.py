@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from qsf.errors import shown
 from qsf.file.kinds import LATENT_STEP, LATENT_VALUE_STEP, ExpertScore, ExpertWeights, GroupScore
-from qsf.file.layout import MAX_DIM, MAX_HEAD_DIM, MAX_LAYER_EXPERTS
+from qsf.file.layout import MAX_DIM, MAX_HEAD_DIM, MAX_LAYER_EXPERTS, padded
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.experts import DENSE, EXPERT_DEFAULTS, LAYOUTS, ROUTER, SHARED
 from qsf_converter.sources.families.family import Draft, Family, usual
@@ -74,20 +74,15 @@ def rope_of_latent(config: Config, layer_type: str) -> Config:
     return Config(values, where="rope_parameters.")
 
 
-def _multiple(config: Config, name: str, most: int, step: int) -> int:
-    n = config.count(name, most)
-    if n % step:
-        raise config.error(name, f"= {n} is not a multiple of {step}")
-    return n
-
-
 def latent(draft: Draft) -> None:
     """Keys are latents and one rotated head; the scale of scores depends on the size of queries."""
     config, heads = draft.config, draft.header.n_heads
     n_rope = draft.header.head_dim
-    rank = _multiple(config, "kv_lora_rank", MAX_HEAD_DIM - n_rope, LATENT_STEP)
+    own_rank = config.count("kv_lora_rank", MAX_HEAD_DIM - n_rope - LATENT_STEP + 1)
+    rank = padded(own_rank, LATENT_STEP)
     n_nope = config.count("qk_nope_head_dim", MAX_HEAD_DIM)
-    n_values = _multiple(config, "v_head_dim", MAX_HEAD_DIM, LATENT_VALUE_STEP)
+    own_values = config.count("v_head_dim", MAX_HEAD_DIM)
+    n_values = padded(own_values, LATENT_VALUE_STEP)
     has_rank = config.get("q_lora_rank") is not None
     query_rank = config.count("q_lora_rank", MAX_DIM) if has_rank else 0
     draft.flags.add("query_rank" if has_rank else "one_query")
@@ -108,6 +103,17 @@ def latent(draft: Draft) -> None:
         type_: rope if rope.arch is None else replace(rope, arch=rope.arch | {"rope_dims": n_rope})
         for type_, rope in draft.ropes.items()
     }
+    if (own_rank, own_values) != (rank, n_values):
+        latent, values = (own_rank, rank), (own_values, n_values)
+        whole, of_values = (1, (latent,)), (heads, (values,))
+        draft.padded |= {
+            r"kv_a_proj_with_mqa\.(weight|bias)$": {0: (1, (latent, (n_rope, n_rope)))},
+            r"kv_a_layernorm\.weight$": {0: whole},
+            r"kv_b_proj\.weight$": {0: (heads, ((n_nope, n_nope), values)), 1: whole},
+            r"k_b_proj\.weight$": {1: whole},
+            r"v_b_proj\.weight$": {1: (1, (values,)), 2: whole},
+            r"(o_proj|attention\.dense)\.weight$": {1: of_values},
+        }
     scaling = rope_of_latent(config, draft.layer_types[0])
     size = 1.0
     if scaling.get("rope_type", scaling.get("type", "default")) != "default":
@@ -116,6 +122,7 @@ def latent(draft: Draft) -> None:
         n_kv_heads=1,
         head_dim=rank + n_rope,
         latent_rank=rank,
+        latent_norm_dim=own_rank if own_rank != rank else 0,
         nope_dim=n_nope,
         latent_value_dim=n_values,
         query_rank=query_rank,
