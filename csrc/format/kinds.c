@@ -56,9 +56,9 @@ static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned ch
         U32(64, "form of the FFN", ffn, 0, QSF_FFN_COUNT - 1),
         U32(65, "FFN dimension", ffn_dim, 1, h->ffn_dim),
         U32(66, "activation", activation, 0, QSF_ACTIVATION_COUNT - 1),
-        F32(67, "xIELU's factor of squares", xielu[0]),
-        F32(68, "xIELU's factor of exponentials", xielu[1]),
-        F32(69, "xIELU's factor of x", xielu[2]),
+        F32(67, "xIELU's factor of squares", xielu_square),
+        F32(68, "xIELU's factor of exponentials", xielu_exp),
+        F32(69, "xIELU's factor of x", xielu_line),
         U32(80, "experts", n_experts, 1, QSF_MAX_LAYER_EXPERTS),
         U32(81, "chosen experts", n_chosen, 1, QSF_MAX_CHOSEN),
         U32(82, "FFN dimension of an expert", expert_dim, 1, h->ffn_dim),
@@ -284,8 +284,9 @@ static qsf_status check_kind(const qsf_reader *r, const char *where, const qsf_l
                         "%s: a limit of Q, K and V (key 51), whose heads have one norm (key 48)",
                         where);
     const bool is_xielu = k->activation == QSF_ACTIVATION_XIELU;
-    for (size_t i = 0; i < sizeof k->xielu / sizeof k->xielu[0]; i++)
-        if ((k->xielu[i] != 0.0F) != is_xielu)
+    const float xielu[] = {k->xielu_square, k->xielu_exp, k->xielu_line};
+    for (size_t i = 0; i < sizeof xielu / sizeof xielu[0]; i++)
+        if ((xielu[i] != 0.0F) != is_xielu)
             return QSF_FAIL(QSF_ERR_FORMAT,
                             "%s: activation %u (key 66), allowed: 6 with all of keys 67 .. 69, "
                             "others with none",

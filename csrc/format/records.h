@@ -117,7 +117,9 @@ typedef struct qsf_layer_kind {
     uint32_t ffn;             /* qsf_ffn */
     uint32_t ffn_dim;
     uint32_t activation; /* qsf_activation */
-    float xielu[3];      /* of that activation: factors of squares, of e^x - 1 - x, and of x */
+    float xielu_square;  /* of that activation: the factors of squares, */
+    float xielu_exp;     /* of e^x - 1 - x, */
+    float xielu_line;    /* and of x */
     float residual_factor;
     uint32_t n_experts; /* 0: no routed part */
     uint32_t n_chosen;  /* experts of a token */

@@ -252,6 +252,13 @@ qsf_acts qsf_ops_gather(qsf_ops *o, const float *x, const uint32_t *rows, float 
     return acts_of(o, copies, stride);
 }
 
+static void xielu(const qsf_ops *o, float *x, size_t n)
+{
+    const qsf_layer_kind *const k = o->kind;
+    const float by[] = {k->xielu_square, k->xielu_exp, k->xielu_line};
+    o->kernels->xielu(x, by, n);
+}
+
 /* gate [n] = activation(gate) * up */
 static void activate_gated(const qsf_ops *o, float *gate, const float *up, size_t n)
 {
@@ -265,7 +272,7 @@ static void activate_gated(const qsf_ops *o, float *gate, const float *up, size_
         [QSF_ACTIVATION_SILU_CLAMPED] = k->silu_clamped_mul,
     };
     if (o->kind->activation == QSF_ACTIVATION_XIELU) {
-        k->xielu(gate, o->kind->xielu, n);
+        xielu(o, gate, n);
         k->mul(gate, up, n);
         return;
     }
@@ -297,7 +304,7 @@ void qsf_ops_activate(const qsf_ops *o, size_t first_row, size_t n, size_t begin
         if (o->kind->ffn == QSF_FFN_GATED)
             activate_gated(o, s->gate + i, s->up + i, end - begin);
         else if (o->kind->activation == QSF_ACTIVATION_XIELU)
-            k->xielu(s->gate + i, o->kind->xielu, end - begin);
+            xielu(o, s->gate + i, end - begin);
         else
             plain[o->kind->activation](s->gate + i, end - begin);
     }

@@ -64,7 +64,7 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "hunyuan_v1_moe": (
         "hunyuan_v1_moe", {**_WIDE, "intermediate_size": 40, "num_experts": 6, "moe_topk": 2},
     ),
-    "apertus": ("apertus", {**_WIDE, "num_hidden_layers": 3, **_rope()}),
+    "apertus": ("apertus", {**_WIDE, "num_hidden_layers": 3, **_rope("linear", factor=4.0)}),
     "apertus-llama3": ("apertus", {**_WIDE, "attention_bias": True}),  # as the class scales RoPE
     "mpt-clip": (
         "mpt",

@@ -138,6 +138,10 @@ FAMILIES = (
         layouts=LAYOUTS,
         renames={"norm_epsilon": "rms_norm_eps", "num_experts_per_tok": "moe_topk"},
         adjust=_moe,
-        **{**_COMMON, "neutral": {**_COMMON["neutral"], **_OF_MOE}},
+        **{
+            **_COMMON,
+            "defaults": usual(_COMMON["defaults"], experts=1, chosen=1),
+            "neutral": {**_COMMON["neutral"], **_OF_MOE},
+        },
     ),
 )
