@@ -39,7 +39,8 @@ class PaddedCheckpoint(WrappedCheckpoint):
         for name, tensor in stored.tensors.items():
             own = next((of for suffix, of in axes.items() if re.search(suffix, name)), {})
             self._tensors[name] = tensor
-            if own and all(_size(own[i], 0) == tensor.shape[i] for i in own):
+            fits = len(tensor.shape) > max(own, default=0)  # else its shape is refused later
+            if own and fits and all(_size(own[i], 0) == tensor.shape[i] for i in own):
                 shape = list(tensor.shape)
                 for i in own:
                     shape[i] = _size(own[i], 1)

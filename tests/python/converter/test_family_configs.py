@@ -214,6 +214,31 @@ def test_experts_may_be_stored_with_rows_and_columns_exchanged(tmp_path: Path) -
 
 
 REFUSED: dict[str, tuple[str, Callable[[Config], Config], str]] = {
+    "numbers that are none": (
+        "apertus",
+        lambda c: {**c, **{f"xielu_{n}": ["a", 1, 1] for n in ("alpha_p", "alpha_n", "beta")}},
+        r"xielu_alpha_p = \['a', 1, 1\] is not a number of each of 3 layers",
+    ),
+    "a huge alpha": (
+        "hunyuan_v1_dense-alpha",
+        lambda c: {**c, "rope_parameters": {**c["rope_parameters"], "alpha": 1e300}},
+        r"alpha = 1e\+300 is above 10\^9",
+    ),
+    "a theta that is none": (
+        "granite_swa",
+        lambda c: {**c, "layer_rope_theta": ["x"] * 5},
+        r"layer_rope_theta.rope_theta = 'x' is not a number",
+    ),
+    "a bound above 0": (
+        "bailing_hybrid",
+        lambda c: {**c, "kda_lower_bound": 5.0},
+        r"kda_lower_bound = 5.0 is not a number below 0",
+    ),
+    "experts of other widths": (
+        "hunyuan_v1_moe",
+        lambda c: {**c, "moe_intermediate_size": [40, 56]},
+        r"moe_intermediate_size = \[40, 56\] differs between layers",
+    ),
     "another scale": (
         "mpt",
         lambda c: {**c, "attn_config": {**c["attn_config"], "softmax_scale": 6}},

@@ -34,8 +34,14 @@ def _apertus(draft: Draft) -> None:
     numbers: list[list[float]] = []
     for name in _XIELU:
         values = config.get(f"xielu_{name}")
-        if not isinstance(values, list) or len(values) != n_layers:
-            raise config.error(f"xielu_{name}", f"= {shown(values)} is not of {n_layers} layers")
+        if (
+            not isinstance(values, list)
+            or len(values) != n_layers
+            or not all(isinstance(n, (int, float)) and abs(n) < 1e6 for n in values)
+        ):
+            raise config.error(
+                f"xielu_{name}", f"= {shown(values)} is not a number of each of {n_layers} layers"
+            )
         numbers.append(values)
     square, exp, line = numbers
     draft.layers = [

@@ -29,6 +29,8 @@ def _rope(config: Config, layer_type: str) -> Config:
     stated = parameters_of(config, layer_type)
     if not stated.get("alpha"):
         return stated
+    if stated.positive("alpha") > 1e9:
+        raise stated.error("alpha", f"= {shown(stated['alpha'])} is above 10^9")
     heads = config.get("num_attention_heads") or 1
     dim = config.get("head_dim") or (config.get("hidden_size") or 0) // heads
     theta = stated.positive("rope_theta", 10000.0)
