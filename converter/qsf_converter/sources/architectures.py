@@ -163,12 +163,7 @@ def _check_unread(family: Family, config: Config) -> None:
             continue
         if name not in neutral and (not value or _HARMLESS.fullmatch(name)):
             continue
-        hint = (
-            "; convert the original, unquantised checkpoint"
-            if name == "quantization_config"
-            else f" for {family.name}"
-        )
-        raise config.error(name, f"= {shown(value)} is not supported{hint}")
+        raise config.error(name, f"= {shown(value)} is not supported for {family.name}")
 
 
 # Values of keys of some families that change nothing; other values are refused.

@@ -66,8 +66,8 @@ def bitnet_of(config: Mapping[str, Any]) -> BitNet | None:
 class TernaryCheckpoint(WrappedCheckpoint):
     """The ternary weights of another checkpoint, unpacked and scaled; a ``Checkpoint``.
 
-    ``stored`` must read U8 tensors too. Raises QsfConversionError for a packed tensor that is not
-    a matrix, or whose scale is missing or not positive.
+    Raises QsfConversionError for a packed tensor that is not a matrix, or whose scale is missing or
+    not positive.
     """
 
     def __init__(self, stored: Checkpoint, bitnet: BitNet) -> None:
@@ -121,8 +121,8 @@ class TernaryCheckpoint(WrappedCheckpoint):
             first, last = max(start, i * quarter), min(stop, (i + 1) * quarter)
             if first >= last:
                 continue
-            packed = self._stored.read_rows(name, first - i * quarter, last - i * quarter)
-            codes = packed.view(np.uint8) >> (2 * i) & 3
+            packed = self._stored.read_stored(name, first - i * quarter, last - i * quarter)
+            codes = packed >> (2 * i) & 3
             if codes.max(initial=0) > _LARGEST_CODE:
                 raise QsfConversionError(f"tensor {name}: 3 is not the code of a ternary weight")
             values[first - start : last - start] = codes

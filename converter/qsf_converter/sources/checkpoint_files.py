@@ -53,9 +53,8 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
     QsfIOError if the system refuses to read.
     """
 
-    def __init__(self, place: Path, *, reads_bytes: bool = False) -> None:
-        """Open the files at ``place`` and check their headers; ``reads_bytes``: U8 is read too."""
-        self._readable = {**READABLE, "U8": np.dtype("u1")} if reads_bytes else READABLE
+    def __init__(self, place: Path) -> None:
+        """Open the files at ``place`` and check their headers."""
         self._files: list[io.RawIOBase] = []
         self._located: dict[str, LocatedT] = {}
         self._paths: tuple[Path, ...] = ()
@@ -149,7 +148,7 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
     def _check_readable(self, located: LocatedT) -> None:
         """Raise QsfConversionError when the tensor cannot be read as numbers."""
         tensor = located.tensor
-        if tensor.dtype not in self._readable:
+        if tensor.dtype not in READABLE:
             raise QsfConversionError(
                 f"tensor {tensor.name} is stored as {tensor.dtype}; "
                 f"only {', '.join(READABLE)} weights can be converted"
@@ -162,7 +161,7 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
 
     def _values(self, located: LocatedT, stored: bytearray, n_rows: int) -> RawArray:
         """Return the numbers in ``stored``, [n_rows, n_cols]."""
-        dtype = self._readable[located.tensor.dtype]
+        dtype = READABLE[located.tensor.dtype]
         raw: RawArray = np.frombuffer(stored, dtype)
         return raw.reshape(n_rows, located.tensor.row_bytes // dtype.itemsize)
 

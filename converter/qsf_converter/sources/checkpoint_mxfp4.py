@@ -8,8 +8,7 @@ integrations/mxfp4.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -28,18 +27,12 @@ _BYTES: Final = "U8"
 _CODES, _SCALES = "_blocks", "_scales"
 
 
-def is_mxfp4(config: Mapping[str, Any]) -> bool:
-    """True if ``quantization_config`` announces tensors of MXFP4."""
-    stated = config.get("quantization_config")
-    return isinstance(stated, dict) and stated.get("quant_method") == "mxfp4"
-
-
 class Mxfp4Checkpoint(WrappedCheckpoint):
     """The tensors of another checkpoint, codes and scales joined; a ``Checkpoint``.
 
     A joined tensor has the name of its codes, the type ``MXFP4`` and the shape of its weights.
-    ``stored`` must read U8 tensors too. Raises QsfConversionError for codes or scales that are not
-    bytes, whose shapes do not match, or that are alone.
+    Raises QsfConversionError for codes or scales that are not bytes, whose shapes do not match, or
+    that are alone.
     """
 
     def __init__(self, stored: Checkpoint) -> None:
@@ -74,9 +67,9 @@ class Mxfp4Checkpoint(WrappedCheckpoint):
             raise IndexError(f"rows [{start}, {stop}) of {name}, which has {tensor.n_rows}")
         n_blocks = tensor.shape[-1] // MXFP4_COLS
         raw = np.empty((stop - start, n_blocks), MXFP4_BLOCK)
-        codes = self._stored.read_rows(name, start * n_blocks, stop * n_blocks)
+        codes = self._stored.read_stored(name, start * n_blocks, stop * n_blocks)
         raw["codes"] = codes.reshape(stop - start, n_blocks, -1)
-        raw["scale"] = self._stored.read_rows(_scales_of(name), start, stop)
+        raw["scale"] = self._stored.read_stored(_scales_of(name), start, stop)
         return raw
 
 

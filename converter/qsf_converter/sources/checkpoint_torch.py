@@ -89,17 +89,14 @@ class TorchCheckpoint(FileCheckpoint[_View]):
             for name, tensor in tensors.items()
         }
 
-    def _check_readable(self, located: _View) -> None:
-        super()._check_readable(located)
+    def _stored_rows(self, located: _View, start: int, stop: int) -> bytearray:
         if located.problem is not None:
             raise QsfConversionError(f"tensor {located.tensor.name} {located.problem}")
-
-    def _stored_rows(self, located: _View, start: int, stop: int) -> bytearray:
         n_rows, item_bytes = stop - start, located.item_bytes
         n_cols = located.tensor.row_bytes // item_bytes
         if not n_rows or not n_cols or (located.row_step, located.col_step) == (n_cols, 1):
             return super()._stored_rows(located, start, stop)
-        dtype = self._readable[located.tensor.dtype]
+        dtype: np.dtype[np.generic] = np.dtype((np.void, item_bytes))
         rows = bytearray(n_rows * n_cols * item_bytes)
         out = np.frombuffer(rows, dtype).reshape(n_rows, n_cols)
         if located.col_step == 1:  # columns of a wider matrix

@@ -15,6 +15,7 @@ import io
 import json
 import os
 import stat
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata as package_metadata
@@ -29,7 +30,6 @@ from qsf_converter.text.tables import TOKENIZER_MEMORY_BYTES
 _MAX_JSON_BYTES = 64 << 20  # limit of the section TOKN
 # Most memory of a parsed list of tensors: enough for 100,000, far more than known shards have.
 INDEX_MEMORY_BYTES = 256 << 20
-_MAX_DIGITS = 20
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 _LICENCE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "COPYING")
@@ -99,7 +99,7 @@ def read_json_object(path: Path, memory_bytes: int = MEMORY_BYTES) -> dict[str, 
     if data is None:
         return None
     try:
-        parsed = read_json(data, memory_bytes=memory_bytes, has_nan=True, parse_int=_parse_int)
+        parsed = read_json(data, memory_bytes=memory_bytes, has_nan=True, parse_int=_whole_number)
     except JsonError as error:
         raise QsfConversionError(f"{path}: {error}") from error
     if not isinstance(parsed, dict):
@@ -107,11 +107,9 @@ def read_json_object(path: Path, memory_bytes: int = MEMORY_BYTES) -> dict[str, 
     return parsed
 
 
-def _parse_int(digits: str) -> int:
-    """Parse an integer of JSON. Raises ValueError if it has too many digits."""
-    if len(digits) > _MAX_DIGITS:
-        raise ValueError(f"a whole number of {len(digits)} digits")
-    return int(digits)
+def _whole_number(digits: str) -> int | float:
+    """Return the number; beyond f64, which every use of it overflows, that of f64: infinity."""
+    return int(digits) if len(digits) <= sys.float_info.max_10_exp else float(digits)
 
 
 def tokenizer_bytes(model_dir: Path) -> bytes | None:

@@ -18,12 +18,12 @@ from qsf_converter.sources import (
     embedding,
     gguf_config,
     metadata,
+    quantised,
 )
 from qsf_converter.sources.architectures import family_of, read_facts
 from qsf_converter.sources.checkpoint import Checkpoint, to_float32
 from qsf_converter.sources.checkpoint_bitnet import TernaryCheckpoint, bitnet_of
 from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint, LeastType
-from qsf_converter.sources.checkpoint_mxfp4 import Mxfp4Checkpoint, is_mxfp4
 from qsf_converter.sources.checkpoint_padded import PaddedCheckpoint
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
 from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
@@ -111,29 +111,25 @@ def _open_directory(path: Path) -> Iterator[Source]:
     )
     left_out += more
     ids = metadata.token_ids(read_json(chat)["generation"])
-    values = {**config, **ids, **metadata.token_ids(config)}
-    if bitnet is not None:
-        del values["quantization_config"]
-        left_out += () if bitnet.is_ternary else (_MASTER_WEIGHTS,)
-    has_mxfp4 = is_mxfp4(config)
-    if has_mxfp4:
-        del values["quantization_config"]
+    method = quantised.method_of(config, path) if bitnet is None else None
+    values = quantised.without_method({**config, **ids, **metadata.token_ids(config)})
+    if bitnet is not None and not bitnet.is_ternary:
+        left_out += (_MASTER_WEIGHTS,)
     if family.scalars:
-        with _open_weights(path, reads_bytes=False) as stored:
+        with _open_weights(path) as stored:
             values |= _scalars(family, stored)
     facts = read_facts(family, values)
     tokenizer = metadata.tokenizer_bytes(path)
     if tokenizer is None:
         left_out += (_no_tokenizer(path),)
     is_ternary = bitnet is not None and bitnet.is_ternary
-    with _open_weights(path, reads_bytes=is_ternary or has_mxfp4) as stored:
-        checkpoint: Checkpoint = stored
-        if bitnet is not None and is_ternary:
-            checkpoint = TernaryCheckpoint(stored, bitnet)
-        if has_mxfp4:
-            checkpoint = Mxfp4Checkpoint(stored)
+    with _open_weights(path) as stored:
+        if bitnet is not None and bitnet.is_ternary:
+            checkpoint: Checkpoint = TernaryCheckpoint(stored, bitnet)
+        else:
+            checkpoint = quantised.dequantised(stored, method)
         if facts.arch.is_encoder:
-            checkpoint = with_dense_of_folder(stored, path)
+            checkpoint = with_dense_of_folder(checkpoint, path)
         if facts.padded:
             checkpoint = PaddedCheckpoint(checkpoint, facts.padded)
         yield _with_usable_tokenizer(
@@ -159,7 +155,7 @@ def _with_usable_tokenizer(source: Source) -> Source:
     return dataclasses.replace(source, facts=facts, tokenizer=tokenizer)
 
 
-def _open_weights(path: Path, *, reads_bytes: bool) -> SafetensorsCheckpoint | TorchCheckpoint:
+def _open_weights(path: Path) -> SafetensorsCheckpoint | TorchCheckpoint:
     """Open the weights of a directory, in any supported format."""
     formats: list[tuple[Any, tuple[str, str]]] = [
         (
@@ -170,9 +166,7 @@ def _open_weights(path: Path, *, reads_bytes: bool) -> SafetensorsCheckpoint | T
     ]
     for opener, names in formats:
         if any((path / name).exists() for name in names):
-            checkpoint: SafetensorsCheckpoint | TorchCheckpoint = opener(
-                path, reads_bytes=reads_bytes
-            )
+            checkpoint: SafetensorsCheckpoint | TorchCheckpoint = opener(path)
             return checkpoint
     wanted = ", ".join(name for _, names in formats for name in names)
     others = sorted(
