@@ -8,9 +8,11 @@ can take is within the caller's limit.
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import stat
+import sys
 from typing import TYPE_CHECKING, Any
 
 from qsf.system.files import READ_FLAGS
@@ -66,6 +68,7 @@ def read_json(
             surrogate.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    data = data.removeprefix(codecs.BOM_UTF8)  # as Python's reader of bytes
     check_json(data, memory_bytes, has_surrogates=has_surrogates)
     if not has_nan and parse_constant is None:
         parse_constant = _refuse_constant
@@ -77,8 +80,15 @@ def read_json(
             parse_int=parse_int,
             object_pairs_hook=object_pairs_hook,
         )
-    except ValueError as error:  # its message quotes the whole text
-        raise JsonError(f"not JSON: {error}") from None
+    except ValueError as error:
+        raise _fault(error) from None  # its message quotes the whole text
+
+
+def _fault(error: ValueError) -> JsonError:
+    """Return the error of a text that ``json`` refuses."""
+    if isinstance(error, json.JSONDecodeError) or "digits" not in str(error):
+        return JsonError(f"not JSON: {error}")
+    return JsonError(f"a whole number of more than {sys.get_int_max_str_digits()} digits")
 
 
 def read_json_at(text: str, at: int, *, memory_bytes: int = MEMORY_BYTES) -> tuple[Any, int]:
@@ -91,7 +101,7 @@ def read_json_at(text: str, at: int, *, memory_bytes: int = MEMORY_BYTES) -> tup
     try:
         return json.JSONDecoder(parse_constant=_refuse_constant).raw_decode(text, at)
     except ValueError as error:
-        raise JsonError(f"not JSON: {error}") from None
+        raise _fault(error) from None
 
 
 def read_json_file(path: Path, *, max_bytes: int, memory_bytes: int = MEMORY_BYTES) -> Any:

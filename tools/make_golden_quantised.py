@@ -125,8 +125,10 @@ def four_bits(kind: str, *, nested: bool) -> Case:
         values, blocksize=64, quant_type=kind, compress_statistics=nested
     )
     stored = {f"{W}.{k}": v for k, v in state.as_dict(packed=True).items()}
-    return {"quant_method": "bitsandbytes", "load_in_4bit": True}, {W: codes, **stored}, (
-        bnb.dequantize_4bit(codes, state)
+    return (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        {W: codes, **stored},
+        (bnb.dequantize_4bit(codes, state)),
     )
 
 

@@ -242,7 +242,7 @@ def test_damaged_tensors_are_refused(what: str, tmp_path: Path) -> None:
         ({**DIVIDED, "use_rms_norm": True}, "quantization_config.use_rms_norm = True is not"),
         ({**DIVIDED, "linear_class": ["x"]}, r"quantization_config.linear_class = \['x'\] is not"),
         ({**DIVIDED, "quantization_mode": 1}, "quantization_config.quantization_mode = 1 is not"),
-        ({"quant_method": "gptq"}, "convert the original, unquantised checkpoint"),
+        ({"quant_method": "hqq"}, "convert the original, unquantised checkpoint"),
     ],
 )
 def test_other_ways_to_compute_are_refused(

@@ -268,7 +268,7 @@ REFUSED: dict[str, tuple[str, Callable[[Config], Config], str]] = {
     "packed weights": (
         "qwen3",
         lambda c: {**c, "quantization_config": {"quant_method": "awq"}},
-        "convert the original, unquantised checkpoint",
+        "quantization_config = {'quant_method': 'awq'} is not supported",
     ),
     "a text of another family": (
         "gemma3-nested",

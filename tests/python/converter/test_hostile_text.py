@@ -221,14 +221,30 @@ def test_no_usable_tokenizer_is_refused(
         assert read_text_parts(out).tokenizer is None
 
 
-@pytest.mark.parametrize("value", [HUGE, "\ud800"])
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
-def test_json_that_no_field_can_hold(
-    clean: Path, capsys: pytest.CaptureFixture[str], name: str, value: object
+JSON_FILES = ["config.json", "generation_config.json", "tokenizer_config.json"]
+
+
+@pytest.mark.parametrize("name", JSON_FILES)
+def test_a_text_that_no_field_can_hold(
+    clean: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     old = json.loads((clean / name).read_text()) if (clean / name).exists() else {}
-    write(clean / name, {**old, "other": value})
+    write(clean / name, {**old, "other": "\ud800"})
     assert name in check_command(clean, capsys)
+
+
+@pytest.mark.parametrize("n_digits", [31, 308, 309, 4300])
+@pytest.mark.parametrize("name", [*JSON_FILES, "tokenizer.json"])
+def test_whole_numbers_have_any_number_of_digits(
+    clean: Path, capsys: pytest.CaptureFixture[str], name: str, n_digits: int
+) -> None:
+    old = (clean / name).read_text() if (clean / name).exists() else "{}"
+    value = "1" + "0" * (n_digits - 1)  # model_max_length is int(1e30) in published files
+    more = "" if old == "{}" else f", {old[1:-1]}"
+    (clean / name).write_text(f'{{"model_max_length": {value}{more}}}')
+    assert check_command(clean, capsys) == ""
+    (clean / name).write_text(f"\ufeff{(clean / name).read_text()}")  # a mark, as of Windows
+    assert check_command(clean, capsys) == ""
 
 
 def test_names_that_are_not_utf8(clean: Path, tmp_path: Path) -> None:

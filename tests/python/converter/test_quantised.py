@@ -68,7 +68,9 @@ CASES = sorted(GOLDEN_METHODS)
 
 
 def case_of(name: str) -> tuple[dict[str, Any], Stored, tuple[str, tuple[int, ...], bytes]]:
-    own = {k.removeprefix(f"{name}/"): v for k, v in GOLDEN_TENSORS.items() if k.startswith(f"{name}/")}
+    own = {
+        k.removeprefix(f"{name}/"): v for k, v in GOLDEN_TENSORS.items() if k.startswith(f"{name}/")
+    }
     return json.loads(GOLDEN_METHODS[name]), own, own.pop(f"={W}")
 
 

@@ -109,7 +109,7 @@ def test_any_bytes_are_a_value_or_one_error(data: bytes) -> None:
         (b'{"\\udead": 1}', "lone surrogate"),
         (b"NaN", "NaN is not a number"),
         (b"[-Infinity]", "-Infinity is not a number"),
-        (b"1" * 5000, "not JSON"),
+        (b"1" * 5000, "a whole number of more than 4300 digits"),
         (b"\xff\xfe1\x00", "not JSON"),
         (b"", "not JSON"),
         (b'{"a":1}x', "not JSON"),
@@ -141,6 +141,11 @@ def test_memory_is_refused_before_it_is_taken() -> None:
 def test_numbers_that_json_lacks_are_taken_where_a_reader_wants_them() -> None:
     assert read_json("[Infinity]", has_nan=True) == [float("inf")]
     assert read_json("[NaN, 1.5]", parse_constant=lambda name: name) == ["NaN", 1.5]
+
+
+def test_whole_numbers_and_a_mark_are_read_as_python_reads_them() -> None:
+    for text in (str(int(1e30)), str(10**4299), str(-(2**63) - 1)):
+        assert read_json(text) == read_json(f"\ufeff{text}") == json.loads(text.encode())
 
 
 def test_of_a_key_that_occurs_twice_the_last_value_counts() -> None:
