@@ -16,6 +16,7 @@ import importlib.util
 import json
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from awq.modules.linear.gemm import WQLinear_GEMM
 from awq.utils.packing_utils import dequantize_gemm
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-from compressed_tensors.quantization.lifecycle.forward import quantize
 from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
@@ -37,10 +37,12 @@ Case = tuple[dict[str, Any], dict[str, torch.Tensor], torch.Tensor]
 
 
 def weights(n_rows: int = N_ROWS, n_cols: int = N_COLS) -> torch.Tensor:
+    """Return random weights."""
     return torch.randn(n_rows, n_cols) * 0.05
 
 
 def fp8(dtype: torch.dtype, rows: int, cols: int, scale_type: torch.dtype) -> Case:
+    """FP8 with scales of blocks."""
     values = weights()
     blocks = values.reshape(N_ROWS // rows, rows, N_COLS // cols, cols)
     scale = (blocks.abs().amax((1, 3)) / torch.finfo(dtype).max).to(scale_type)
@@ -51,6 +53,7 @@ def fp8(dtype: torch.dtype, rows: int, cols: int, scale_type: torch.dtype) -> Ca
 
 
 def packed(form: str, **args: Any) -> Case:
+    """A format of compressed-tensors, as its compressor stores it."""
     own = QuantizationArgs(**args)
     values = weights()
     size = own.group_size or N_COLS
@@ -87,6 +90,7 @@ def auto_gptq_linear() -> Any:
 
 
 def gptq(bits: int, *, sym: bool, shuffled: bool) -> Case:
+    """AutoGPTQ: random codes and zeros."""
     group = 32
     layer = torch.nn.Linear(N_COLS, N_ROWS, bias=False)
     g_idx = (torch.randperm(N_COLS) if shuffled else torch.arange(N_COLS)) // group
@@ -106,6 +110,7 @@ def gptq(bits: int, *, sym: bool, shuffled: bool) -> Case:
 
 
 def awq() -> Case:
+    """AutoAWQ, version gemm."""
     group = 32
     layer = torch.nn.Linear(N_COLS, N_ROWS, bias=False)
     zeros = torch.randint(0, 16, (N_COLS // group, N_ROWS))
@@ -120,6 +125,7 @@ def awq() -> Case:
 
 
 def four_bits(kind: str, *, nested: bool) -> Case:
+    """NF4 or FP4."""
     values = weights(64, 260 if nested else 6).half()  # nested: more than 256 blocks
     codes, state = bnb.quantize_4bit(
         values, blocksize=64, quant_type=kind, compress_statistics=nested
@@ -133,6 +139,7 @@ def four_bits(kind: str, *, nested: bool) -> Case:
 
 
 def eight_bits() -> Case:
+    """LLM.int8()."""
     codes, scales, _ = bnb.int8_vectorwise_quant(weights().half())
     stored = {W: codes, "m.SCB": scales, f"{W}_format": torch.tensor(0, dtype=torch.uint8)}
     config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
@@ -140,6 +147,7 @@ def eight_bits() -> Case:
 
 
 def torchao(kind: str) -> Case:
+    """A tensor of torchao as its safetensors form."""
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
     from torchao.quantization import (
         Float8WeightOnlyConfig,
@@ -160,7 +168,7 @@ def torchao(kind: str) -> Case:
     return {"quant_method": "torchao"}, stored, layer[0].weight.dequantize()
 
 
-CASES = {
+CASES: dict[str, Callable[[], Case]] = {
     "fp8-blocks": lambda: fp8(torch.float8_e4m3fn, 16, 32, torch.float32),
     "fp8-bf16": lambda: fp8(torch.float8_e4m3fn, 16, 32, torch.bfloat16),
     "fp8-e5m2": lambda: fp8(torch.float8_e5m2, 1, N_COLS, torch.float32),
@@ -177,23 +185,24 @@ CASES = {
         "pack-quantized", num_bits=4, strategy="group", group_size=16, symmetric=False
     ),
     "ct-int8-packed": lambda: packed("pack-quantized", num_bits=8, strategy="group", group_size=32),
-    **{
-        f"gptq-{bits}{'-zero' * (not sym)}{'-order' * order}": lambda b=bits, s=sym, o=order: gptq(
-            b, sym=s, shuffled=o
-        )
-        for bits, sym, order in ((2, True, False), (3, False, False), (4, True, False),
-                                 (4, False, True), (8, True, True))
-    },
+    "gptq-2": lambda: gptq(2, sym=True, shuffled=False),
+    "gptq-3-zero": lambda: gptq(3, sym=False, shuffled=False),
+    "gptq-4": lambda: gptq(4, sym=True, shuffled=False),
+    "gptq-4-zero-order": lambda: gptq(4, sym=False, shuffled=True),
+    "gptq-8-order": lambda: gptq(8, sym=True, shuffled=True),
     "awq": awq,
     "nf4": lambda: four_bits("nf4", nested=False),
     "nf4-nested": lambda: four_bits("nf4", nested=True),
     "fp4": lambda: four_bits("fp4", nested=False),
     "bnb-int8": eight_bits,
-    **{f"torchao-{kind}": lambda k=kind: torchao(k) for kind in ("int8", "float8", "intx")},
-}  # fmt: skip
+    "torchao-int8": lambda: torchao("int8"),
+    "torchao-float8": lambda: torchao("float8"),
+    "torchao-intx": lambda: torchao("intx"),
+}
 
 
 def main() -> None:
+    """Write the file."""
     tensors: dict[str, torch.Tensor] = {}
     configs: dict[str, str] = {}
     for seed, (name, make) in enumerate(CASES.items()):

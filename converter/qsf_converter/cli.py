@@ -45,6 +45,7 @@ from qsf_converter.rounding.plan import (
 )
 from qsf_converter.rounding.tiles import bits_per_weight
 from qsf_converter.sources.gguf_config import families
+from qsf_converter.sources.quantised import METHODS
 
 PROGRAM = "qsf-convert"
 
@@ -183,6 +184,8 @@ def _list_families(wanted: bool) -> None:
     if wanted:
         for title, names, dialects in families():
             typer.echo(f"{title}: {', '.join([*names, *(f'GGUF {name}' for name in dialects)])}")
+        for method, (what, _) in METHODS.items():
+            typer.echo(f"Weights quantised by {method}: {what}")
         raise typer.Exit
 
 
@@ -190,7 +193,7 @@ _Families = Annotated[
     bool,
     typer.Option(
         "--families",
-        help="List the families of models that can be converted.",
+        help="List the families of models and the quantised weights that can be converted.",
         callback=_list_families,
         is_eager=True,
     ),

@@ -159,7 +159,7 @@ def convert_as(
         file_bytes=file_bytes,
         elapsed_s=time.monotonic() - started,
         compression=stored.summary(),
-        notes=(*cost_lines(costs), *_kept(plan)),
+        notes=(*cost_lines(costs), *_stored(source), *_kept(plan)),
     )
 
 
@@ -188,6 +188,12 @@ def _with_type(request: Request, source: Source) -> tuple[Request, list[str]]:
     return dataclasses.replace(request, quant_type=least.name), [warning]
 
 
+def _stored(source: Source) -> list[str]:
+    """Return a line of the types in which a quantised checkpoint stores its matrices."""
+    stored = source.origin.stored
+    return [] if stored is None else [f"its matrices are stored as {stored}"]
+
+
 def _kept(plan: Plan) -> list[str]:
     """Return a line of the types that the source's matrices keep."""
     types = sorted({dtype_name(t.dtype) for t in plan.targets if t.dtype in ALL_KEPT})
@@ -200,7 +206,11 @@ def _rounded_again(plan: Plan) -> list[str]:
     again = sorted({t.source.dtype for t in matrices if t.dtype not in ALL_KEPT})
     if not again:
         return []
-    best = "--quant-type keep loses nothing" if set(again) <= set(KEPT) else "8bit adds the least"
+    best = (
+        "--quant-type keep loses nothing"
+        if set(again) <= set(KEPT)
+        else "f16 and 8bit add the least"
+    )
     return [
         f"its matrices are rounded already ({', '.join(again)}), and are rounded again, which "
         f"adds the errors that the report shows; {best}, the original checkpoint is better",

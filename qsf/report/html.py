@@ -98,6 +98,7 @@ def _origin(reader: Reader) -> Iterator[str]:
     source, converter = _object(meta, "source"), _object(meta, "converter")
     named = {
         "converted from": _short(source, "name"),
+        "stored as": _short(source, "stored"),
         "by": f"{_short(converter, 'name')} {_short(converter, 'version')}".strip(),
         "licence": _short(meta, "licence"),
         "SHA-256 of the source weights": _short(source, "weights_sha256"),

@@ -42,6 +42,7 @@ class Origin:
     name: str
     config_sha256: str  # of config.json, or of the metadata of a GGUF file
     licence: str | None
+    stored: str | None = None  # how a quantised checkpoint stores its matrices
 
 
 def origin_of(model_dir: Path) -> Origin:
@@ -166,6 +167,7 @@ def meta_bytes(
             "architecture": architecture,
             "config_sha256": origin.config_sha256,
             "weights_sha256": weights_sha256,
+            **({} if origin.stored is None else {"stored": origin.stored}),
         },
         "converter": {"name": "qsf-convert", "version": _version(), "options": options},
         "quality": quality,

@@ -128,6 +128,8 @@ def _open_directory(path: Path) -> Iterator[Source]:
             checkpoint: Checkpoint = TernaryCheckpoint(stored, bitnet)
         else:
             checkpoint = quantised.dequantised(stored, method)
+        origin = metadata.origin_of(path)
+        origin = dataclasses.replace(origin, stored=quantised.storage_of(checkpoint, method))
         if facts.arch.is_encoder:
             checkpoint = with_dense_of_folder(checkpoint, path)
         if facts.padded:
@@ -141,7 +143,7 @@ def _open_directory(path: Path) -> Iterator[Source]:
                 checkpoint=checkpoint,
                 tokenizer=tokenizer,
                 chat=chat,
-                origin=metadata.origin_of(path),
+                origin=origin,
                 is_ternary=is_ternary,
             )
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from qsf.errors import QsfConversionError, shown
-from qsf_converter.sources.checkpoint import Checkpoint
+from qsf_converter.sources.checkpoint import MXFP4, Checkpoint
 from qsf_converter.sources.checkpoint_mxfp4 import Mxfp4Checkpoint
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.metadata import read_json_object
@@ -98,6 +98,15 @@ def _name_of(stated: Mapping[str, Any]) -> Any:
         packing = str(stated.get("packing_format")).lower()
         return next((other for other in ("gptq", "awq") if packing.endswith(other)), name)
     return name
+
+
+def storage_of(checkpoint: Checkpoint, method: Method | None) -> str | None:
+    """Return how it stores its matrices, for people; None if none is quantised."""
+    types = {matrix.type for matrix in getattr(checkpoint, "matrices", ())}
+    if isinstance(checkpoint, Mxfp4Checkpoint):
+        types = {MXFP4}
+    where = "" if method is None else f" ({method.name})"
+    return f"{', '.join(sorted(types))}{where}" if types else None
 
 
 def dequantised(stored: Checkpoint, method: Method | None) -> Checkpoint:

@@ -16,7 +16,7 @@ import numpy as np
 
 from qsf.errors import QsfConversionError
 from qsf.foreign_json import JsonError, read_json
-from qsf_converter.sources.checkpoint import Float32Array
+from qsf_converter.sources.checkpoint import RawArray
 from qsf_converter.sources.families.config import MAX_FFN_DIM, Config
 from qsf_converter.sources.quantised.matrix import Matrix
 from qsf_converter.sources.quantised.stored import FLOATS, Stored, unpack
@@ -25,7 +25,6 @@ _STATE: Final = ".quant_state.bitsandbytes__"
 _BYTES: Final = ("U8", "I8", "F16", "BF16", "F32", "I32")  # bnb_4bit_quant_storage
 _ROW: Final = np.float32(1 / 127)  # int8_vectorwise_dequant multiplies by it
 _MAX_STATE_BYTES: Final = 1 << 16
-_FORMATS: Final = (0,)  # row by row; others are for single GPUs
 
 
 def matrices(stored: Stored, own: Config) -> Iterator[Matrix]:
@@ -53,9 +52,9 @@ def matrices(stored: Stored, own: Config) -> Iterator[Matrix]:
 def _of_eight_bits(
     stored: Stored, weight: str, shape: tuple[int, ...], parts: tuple[str, ...]
 ) -> Matrix:
-    def read(start: int, stop: int) -> Float32Array:
+    def read(start: int, stop: int) -> RawArray:
         scales = stored.columns(parts[1], start, stop).T.astype(np.float32)
-        values: Float32Array = stored.rows(weight, start, stop).astype(np.float32)
+        values = stored.rows(weight, start, stop).astype(np.float32)
         values *= scales
         values *= _ROW
         return values
@@ -98,21 +97,23 @@ def _of_four_bits(stored: Stored, name: str, state: str, kind: str) -> Matrix:
         raise QsfConversionError(f"tensor {name}: its nested scales do not fit")
     offset = np.float32(fields.get("nested_offset", 0))
 
-    def scales(first: int, last: int) -> Float32Array:
+    def scales(first: int, last: int) -> RawArray:
         own = stored.columns(absmax, first, last)[0]
         if not is_nested:
-            return own.astype(np.float32)
+            return np.asarray(own, np.float32)
         outer = stored.whole(nested[0]).astype(np.float32)
-        values = stored.whole(nested[1]).astype(np.float32)
-        return values[own] * outer[np.arange(first, last) // n_outer] + offset
+        values: RawArray = stored.whole(nested[1]).astype(np.float32)[own]
+        values *= outer[np.arange(first, last) // n_outer]
+        values += offset
+        return values
 
-    def read(start: int, stop: int) -> Float32Array:
+    def read(start: int, stop: int) -> RawArray:
         first, last = start * shape[1], stop * shape[1]
         per_row = 2 * codes.row_bytes
         rows = stored.raw(name, first // per_row, -(-last // per_row)).reshape(1, -1)
         halves = unpack(rows, 4).reshape(-1, 2)[:, ::-1].reshape(-1)
         at = first // per_row * per_row
-        values = stored.whole(table).astype(np.float32)[halves[first - at : last - at]]
+        values: RawArray = stored.whole(table).astype(np.float32)[halves[first - at : last - at]]
         blocks = np.arange(first, last) // block
         begin = first // block
         values *= scales(begin, -(-last // block))[blocks - begin]

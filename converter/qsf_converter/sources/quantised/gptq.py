@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError, shown
-from qsf_converter.sources.checkpoint import Float32Array, SourceTensor
+from qsf_converter.sources.checkpoint import RawArray, SourceTensor
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.quantised.matrix import Matrix
 from qsf_converter.sources.quantised.stored import FLOATS, Stored, unpack
@@ -25,7 +24,7 @@ _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # the places in a word of the code
 _SPAN: Final = 32  # outputs whose codes fill whole words, whatever their bits
 
 # Outputs [start, stop) of a tensor of words along them, [n_rows, n].
-_Along = Callable[[str, int, int], NDArray[np.uint8]]
+_Along = Callable[[str, int, int], RawArray]
 
 
 def gptq_matrices(stored: Stored, own: Config) -> Iterator[Matrix]:
@@ -34,13 +33,13 @@ def gptq_matrices(stored: Stored, own: Config) -> Iterator[Matrix]:
     form = _choice(own, "checkpoint_format", ("gptq", "gptq_v2"))
     add = 1 if form == "gptq" else 0  # AutoGPTQ stores the zeros less one
 
-    def along(name: str, start: int, stop: int) -> NDArray[np.uint8]:
+    def along(name: str, start: int, stop: int) -> RawArray:
         first, last = start // _SPAN * bits, -(-stop // _SPAN) * bits
         last = min(last, stored.tensors[name].shape[-1])
         at = start - first // bits * _SPAN
         return unpack(stored.columns(name, first, last), bits)[:, at : at + stop - start]
 
-    def codes(name: str, start: int, stop: int) -> NDArray[np.uint8]:
+    def codes(name: str, start: int, stop: int) -> RawArray:
         return unpack(stored.columns(name, start, stop).T, bits)
 
     for words in _words(stored):
@@ -53,13 +52,14 @@ def awq_matrices(stored: Stored, own: Config) -> Iterator[Matrix]:
     bits = _choice(own, "bits" if own.has("bits") else "w_bit", (4,))
     version = str(_choice(own, "version", ("gemm", "gemv", "GEMM", "GEMV"))).lower()
 
-    def along(name: str, start: int, stop: int) -> NDArray[np.uint8]:
+    def along(name: str, start: int, stop: int) -> RawArray:
         first = start // 8
-        found = unpack(stored.columns(name, first, -(-stop // 8)), bits)
-        found = found.reshape(len(found), -1, 8)[..., _AWQ_ORDER].reshape(len(found), -1)
-        return found[:, start - first * 8 : stop - first * 8]
+        found: RawArray = unpack(stored.columns(name, first, -(-stop // 8)), bits)
+        found = found.reshape(len(found), -1, 8)[..., _AWQ_ORDER]
+        found = found.reshape(len(found), -1)
+        return np.asarray(found[:, start - first * 8 : stop - first * 8])
 
-    def along_rows(name: str, start: int, stop: int) -> NDArray[np.uint8]:
+    def along_rows(name: str, start: int, stop: int) -> RawArray:
         return unpack(stored.rows(name, start, stop), bits).T
 
     for words in _words(stored):
@@ -131,7 +131,7 @@ def _matrix(
             f"zeros {list(qzeros.shape)} are not those of {n_groups} groups of {bits} bits"
         )
 
-    def read(start: int, stop: int) -> Float32Array:
+    def read(start: int, stop: int) -> RawArray:
         groups = own_groups if len(parts) < 4 else stored.whole(g_idx).astype(np.int64)
         if groups.min(initial=0) < 0 or groups.max(initial=0) >= n_groups:
             raise QsfConversionError(f"tensor {g_idx} names a group that is not there")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -66,6 +66,11 @@ class DequantisedCheckpoint(WrappedCheckpoint):
             n_bytes = sum(stored.tensors[part].n_bytes for part in matrix.parts)
             self._tensors[name] = SourceTensor(name, matrix.shape, matrix.type, n_bytes)
 
+    @property
+    def matrices(self) -> Collection[Matrix]:
+        """The quantised matrices."""
+        return self._matrices.values()
+
     def read_rows(self, name: str, start: int, stop: int) -> RawArray:
         """Read rows [start, stop); see ``Checkpoint.read_rows``."""
         matrix = self._matrices.get(name)
@@ -87,11 +92,6 @@ class DequantisedCheckpoint(WrappedCheckpoint):
         return np.ascontiguousarray(rows).view(np.uint8).reshape(stop - start, -1)
 
 
-def types_of(checkpoint: DequantisedCheckpoint) -> list[str]:
-    """Return the types of its matrices."""
-    return sorted({matrix.type for matrix in checkpoint._matrices.values()})
-
-
 def scales_of(
     stored: Stored,
     name: str,
@@ -105,7 +105,9 @@ def scales_of(
     in, [n, n_cols] or [n, 1].
 
     ``block``: the rows and columns of one; by default blocks are equal parts. ``groups``: the block
-    of each column. Bytes are exponents of a scale, and numbers of a zero. Raises QsfConversionError if the shape is not one of blocks.
+    of each column. Bytes are exponents of a scale, and numbers of a zero.
+
+    Raises QsfConversionError if the shape is not one of blocks.
     """
     tensor = stored.tensors[name]
     n_rows, n_cols = shape[-2:]
@@ -132,12 +134,15 @@ def scales_of(
             rows = stored.columns(name, first * n_wide, last * n_wide).reshape(-1, n_wide)
         if is_scale and tensor.dtype == "U8":
             rows = POWERS[rows]
-        return rows.astype(np.float32, copy=False)
+        found: Float32Array = rows.astype(np.float32, copy=False)
+        return found
 
-    def read(start: int, stop: int) -> Float32Array:
+    def read(start: int, stop: int) -> RawArray:
         row = np.arange(start, stop)
-        at = row // n_rows * n_high + row % n_rows // high if n_grid_rows > 1 else 0 * row
-        found = numbers(int(at[0]), int(at[-1]) + 1)[at - at[0]]
+        at = 0 * row
+        if n_grid_rows > 1:
+            at = row // n_rows * n_high + row % n_rows // high
+        found: RawArray = numbers(int(at[0]), int(at[-1]) + 1)[at - at[0]]
         if groups is not None:
             return found[:, groups]
         return found if n_wide == 1 else np.repeat(found, wide, axis=1)[:, :n_cols]
@@ -172,9 +177,9 @@ def scaled(
         zero = scales_of(stored, parts[2], of.shape, block=block, is_scale=False)
 
     def read(start: int, stop: int) -> Float32Array:
-        values = stored.rows(of.name, start, stop).astype(np.float32, copy=False)
+        values: Float32Array = stored.rows(of.name, start, stop).astype(np.float32, copy=False)
         if zero is not None:
             values = values - zero(start, stop)
-        return values * scale(start, stop)
+        return np.asarray(values * scale(start, stop))
 
     return Matrix(name, of.shape, kind or ("FP8" if of.dtype in FP8 else "INT8"), parts, read)

@@ -20,7 +20,6 @@ from qsf_converter.sources.checkpoint import (
     MXFP4_BLOCK,
     MXFP4_COLS,
     MXFP4_VALUES,
-    Float32Array,
     RawArray,
     SourceTensor,
 )
@@ -82,7 +81,7 @@ def _weights_of(own: Config) -> list[dict[str, Any]]:
 
 def _block_of(own: Config) -> Sequence[int]:
     blocks = [own.get("weight_block_size"), *(w.get("block_structure") for w in _weights_of(own))]
-    block = next((block for block in blocks if block), [])
+    block: Any = next((block for block in blocks if block), [])
     if isinstance(block, str):  # "128x128"
         block = [int(size) if size.isdecimal() else 0 for size in block.lower().split("x")]
     if block and not (
@@ -135,13 +134,12 @@ def _packed(stored: Stored, words: SourceTensor, bits: set[int]) -> Matrix:
         if groups is None:
             groups = np.arange(n_cols) // -(-n_cols // scale.shape[-1])
 
-    def read(start: int, stop: int) -> Float32Array:
+    def read(start: int, stop: int) -> RawArray:
         codes = unpack(stored.rows(words.name, start, stop), width)[:, :n_cols]
-        if zeros is None:
-            values = codes.astype(np.float32) - np.float32(1 << (width - 1))
-        else:
-            values = codes.astype(np.float32) - zeros(start, stop)[:, groups]
-        return values * scales(start, stop)
+        values: RawArray = codes.astype(np.float32)
+        values -= 1 << (width - 1) if zeros is None else zeros(start, stop)[:, groups]
+        values *= scales(start, stop)
+        return values
 
     return Matrix(name, shape, f"INT{width}", tuple(parts), read)
 
@@ -170,11 +168,12 @@ def _zeros(stored: Stored, name: str, shape: tuple[int, ...], n_groups: int, bit
             f"matrix {list(shape)}"
         )
 
-    def read(start: int, stop: int) -> Float32Array:
+    def read(start: int, stop: int) -> RawArray:
         first, last = start * bits // 32, -(-stop * bits // 32)
         codes = unpack(stored.rows(name, first, last).T, bits)
         skipped = start - first * 32 // bits
-        return codes[:, skipped : skipped + stop - start].T.astype(np.float32)
+        zeros: RawArray = codes[:, skipped : skipped + stop - start].T.astype(np.float32)
+        return zeros
 
     return read
 
@@ -191,7 +190,7 @@ def _nvfp4(stored: Stored, name: str, codes: SourceTensor, scale: str, total: st
         raise QsfConversionError(f"tensor {scale} has no scales of blocks of 16 of {name}")
     scales = scales_of(stored, scale, shape)
 
-    def read(start: int, stop: int) -> Float32Array:
+    def read(start: int, stop: int) -> RawArray:
         values = MXFP4_VALUES[unpack(stored.rows(codes.name, start, stop), 4)]
         of_blocks = scales(start, stop)
         is_divided = total.endswith("_global_scale")

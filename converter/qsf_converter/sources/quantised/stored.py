@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
 from qsf_converter.sources.checkpoint import (
@@ -46,7 +45,8 @@ def _fp8(exponent_bits: int, bias: int, *, is_fnuz: bool = False) -> Float32Arra
     else:
         values[exponent == 31] = np.nan
         values[[124, 252]] = np.inf, -np.inf
-    return values.astype(np.float32)
+    table: Float32Array = values.astype(np.float32)
+    return table
 
 
 POWERS: Final = np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32("nan"))  # E8M0
@@ -122,12 +122,12 @@ def _numbers(raw: RawArray, dtype: str) -> RawArray:
     return to_float32(numbers) if dtype == "BF16" else numbers
 
 
-def unpack(words: RawArray, bits: int) -> NDArray[np.uint8]:
+def unpack(words: RawArray, bits: int) -> RawArray:
     """Return the codes in each row of ``words``, the lowest bits first; any may cross bytes."""
     data = np.ascontiguousarray(words).view(np.uint8)
     if 8 % bits == 0:
         shifts = np.arange(0, 8, bits, dtype=np.uint8)
-        codes = data[..., None] >> shifts & np.uint8((1 << bits) - 1)
+        codes: RawArray = data[..., None] >> shifts & np.uint8((1 << bits) - 1)
     else:
         set_bits = np.unpackbits(data, axis=1, bitorder="little")
         codes = set_bits.reshape(len(data), -1, bits) @ (1 << np.arange(bits, dtype=np.uint8))

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from qsf.errors import QsfConversionError
-from qsf_converter.sources.checkpoint import Float32Array, SourceTensor
+from qsf_converter.sources.checkpoint import RawArray, SourceTensor
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.quantised.matrix import Matrix, scaled
 from qsf_converter.sources.quantised.stored import FLOATS, FP8, Stored, unpack
@@ -53,7 +53,7 @@ def _int4(stored: Stored, name: str, codes: SourceTensor, parts: tuple[str, ...]
             f"tensor {scale.name} of shape {list(scale.shape)} has no scales of {name}"
         )
 
-    def read(start: int, stop: int) -> Float32Array:
+    def read(start: int, stop: int) -> RawArray:
         values = unpack(stored.rows(codes.name, start, stop), 4).astype(np.float32)
         values -= 16 * (values > 7)
         for part, join in ((scale.name, np.multiply), (zero.name, np.add)):
