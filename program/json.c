@@ -172,7 +172,7 @@ bool json_text(json value, buffer *out)
 
 bool json_number(json value, double *out)
 {
-    char digits[40] = {0};
+    char digits[400] = {0}; /* whole numbers beyond are above every double */
     for (size_t i = 0; i + 1 < sizeof digits && value.p + i < value.end; i++)
         digits[i] = value.p[i];
     char *end;

@@ -173,8 +173,8 @@ def _with_type(request: Request, source: Source) -> tuple[Request, list[str]]:
     least = source.least_type
     if request.layer_type == KEEP and not source.keeps:
         raise QsfArgumentError(
-            f"quant type keep is for GGUF files of {', '.join(KEPT)}; {source.path.name} has no "
-            "such matrix: give a type"
+            f"quant type keep is for GGUF files of {', '.join(KEPT)} and for symmetric int4 and "
+            f"int8; {source.path.name} has no such matrix: give a type"
         )
     is_free = request.quant_type is None and not request.has_target
     if source.keeps and (request.layer_type == KEEP or (is_free and request.calibration is None)):

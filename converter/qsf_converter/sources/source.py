@@ -21,7 +21,7 @@ from qsf_converter.sources import (
     quantised,
 )
 from qsf_converter.sources.architectures import family_of, read_facts
-from qsf_converter.sources.checkpoint import Checkpoint, to_float32
+from qsf_converter.sources.checkpoint import KEPT, Checkpoint, to_float32
 from qsf_converter.sources.checkpoint_bitnet import TernaryCheckpoint, bitnet_of
 from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint, LeastType
 from qsf_converter.sources.checkpoint_padded import PaddedCheckpoint
@@ -145,6 +145,7 @@ def _open_directory(path: Path) -> Iterator[Source]:
                 chat=chat,
                 origin=origin,
                 is_ternary=is_ternary,
+                keeps=any(tensor.dtype in KEPT for tensor in checkpoint.tensors.values()),
             )
         )
 

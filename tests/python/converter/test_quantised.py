@@ -14,7 +14,7 @@ import pytest
 
 from make import hf_makers
 from make.golden_families import cases, weights_of
-from make.tiny_checkpoints import safetensors_bytes
+from make.tiny_checkpoints import make_llama, safetensors_bytes
 from oracle import reference
 from qsf.errors import QsfConversionError
 from qsf.file.reader import Reader
@@ -228,8 +228,11 @@ def awq_gemv() -> Made:  # zeros and scales are padded to whole words
 
 def torchao_int4() -> Made:  # Int4Tensor: signed codes times a scale, plus a zero
     codes, scale, zero = random(16, N, M), scales(3, N), scales(3, N)
-    stored = {"m._weight_qdata": of("I8", nibbles(codes).view(np.int8)),
-              "m._weight_scale": of("F32", scale), "m._weight_zero_point": of("F32", zero)}  # fmt: skip
+    stored = {
+        "m._weight_qdata": of("I8", nibbles(codes).view(np.int8)),
+        "m._weight_scale": of("F32", scale),
+        "m._weight_zero_point": of("F32", zero),
+    }
     signed = codes.astype(np.float32) - np.float32(16) * (codes > 7)
     return (
         {"quant_method": "torchao"},
@@ -304,8 +307,9 @@ def test_a_mixture_converts_as_its_dequantised_checkpoint(tmp_path: Path) -> Non
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "config.json").write_text(json.dumps(case.config))
     weights = {"num_bits": 4, "group_size": 8, "strategy": "group"}
-    write_file(tmp_path / "q", stored, {"quant_method": "compressed-tensors",
-               "config_groups": {"group_0": {"weights": weights}}, "ignore": ["lm_head"]})  # fmt: skip
+    groups = {"group_0": {"weights": weights}}
+    method = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ["lm_head"]}
+    write_file(tmp_path / "q", stored, method)
     (tmp_path / "p" / "model.safetensors").write_bytes(safetensors_bytes(plain, "fp32"))
     options: dict[str, Any] = {"quant_type": "f32", "embed_type": "f32"}
     report = convert(tmp_path / "q", tmp_path / "q.qsf", **options)
@@ -319,6 +323,34 @@ def test_a_mixture_converts_as_its_dequantised_checkpoint(tmp_path: Path) -> Non
         meta = read_meta(reader)
         assert meta is not None
         assert meta["source"]["stored"] == "INT4 (compressed-tensors)"
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_symmetric_groups_are_kept_as_blocks(bits: int, tmp_path: Path) -> None:
+    sizes = {"dim": 64, "ffn_dim": 96, "n_heads": 4, "n_kv_heads": 2}
+    folder = make_llama(tmp_path / "m", head_dim=16, **sizes)
+    stored, _ = read_file(folder / "model.safetensors")
+    expected = {}
+    for name in [name for name in stored if name.endswith("_proj.weight")]:
+        shape = stored.pop(name)[1]
+        codes = RNG.integers(0, 1 << bits, shape).astype(np.uint8)
+        scale = scales(shape[1] // 32, shape[0]).astype(np.float16)
+        zeros = np.full((shape[1] // 32, shape[0]), (1 << bits - 1) - 1)
+        base = name.removesuffix(".weight")
+        stored |= {f"{base}.qweight": of("I32", np.ascontiguousarray(words(codes, bits).T)),
+                   f"{base}.qzeros": of("I32", words(zeros, bits)),
+                   f"{base}.scales": of("F16", scale)}  # fmt: skip
+        spread = scale.T.astype(np.float32).repeat(32, 1)
+        expected[name] = (codes.astype(np.float32) - (1 << bits - 1)) * spread
+    write_file(folder, stored, {"quant_method": "gptq", "bits": bits, "group_size": 32})
+    report = convert(folder, tmp_path / "m.qsf", allow_no_tokenizer=True)
+    kind = {4: "q4_0", 8: "q8_0"}[bits]
+    assert f"kept as they are: {kind}" in report.notes
+    assert f"its matrices are stored as INT{bits} (gptq)" in report.notes
+    weights = reference.load_qsf(tmp_path / "m.qsf").weights
+    np.testing.assert_array_equal(
+        weights["layer.1.ffn_down"], expected["model.layers.1.mlp.down_proj.weight"]
+    )
 
 
 # ---- what is refused ----
@@ -349,10 +381,16 @@ def test_parts_that_are_missing_or_do_not_fit_are_refused(name: str, tmp_path: P
         for change in changes:
             others = {key: value for key, value in stored.items() if key != part}
             write_file(tmp_path, {**others, **change}, method)
-            with pytest.raises(QsfConversionError), opened(tmp_path) as checkpoint:
-                if not checkpoint.tensors.keys() & {W, "m.gate_up_proj"}:
-                    raise QsfConversionError("a family will ask for it")
-                values(checkpoint, *checkpoint.tensors.keys() & {W, "m.gate_up_proj"})
+            with pytest.raises(QsfConversionError):
+                read_whole(tmp_path)
+
+
+def read_whole(folder: Path) -> None:
+    with opened(folder) as checkpoint:
+        names = checkpoint.tensors.keys() & {W, "m.gate_up_proj"}
+        if not names:
+            raise QsfConversionError("a family will ask for it")
+        values(checkpoint, next(iter(names)))
 
 
 def test_the_list_of_families_names_the_methods(capsys: pytest.CaptureFixture[str]) -> None:

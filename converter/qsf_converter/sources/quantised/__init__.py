@@ -17,7 +17,7 @@ from qsf_converter.sources.checkpoint import MXFP4, Checkpoint
 from qsf_converter.sources.checkpoint_mxfp4 import Mxfp4Checkpoint
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.metadata import read_json_object
-from qsf_converter.sources.quantised import bitsandbytes, scaled, torchao
+from qsf_converter.sources.quantised import bitsandbytes, scaled
 from qsf_converter.sources.quantised.gptq import awq_matrices, gptq_matrices
 from qsf_converter.sources.quantised.matrix import DequantisedCheckpoint, Matrix
 from qsf_converter.sources.quantised.stored import FP8, Stored
@@ -35,7 +35,7 @@ METHODS: Final[Mapping[str, tuple[str, _Matrices | None]]] = {
     "gptq": ("2, 3, 4 and 8 bits, versions 1 and 2, desc_act", gptq_matrices),
     "awq": ("4 bits, gemm and gemv", awq_matrices),
     "bitsandbytes": ("NF4, FP4, nested too, int8", bitsandbytes.matrices),
-    "torchao": ("int4, int8 and float8 in safetensors", torchao.matrices),
+    "torchao": ("int4, int8 and float8 in safetensors", scaled.torchao_matrices),
 }
 _KEYS: Final = ("quantization_config", "compression_config")
 # Of older repositories.
@@ -102,7 +102,7 @@ def _name_of(stated: Mapping[str, Any]) -> Any:
 
 def storage_of(checkpoint: Checkpoint, method: Method | None) -> str | None:
     """Return how it stores its matrices, for people; None if none is quantised."""
-    types = {matrix.type for matrix in getattr(checkpoint, "matrices", ())}
+    types = {matrix.type for matrix in getattr(checkpoint, "matrices", {}).values()}
     if isinstance(checkpoint, Mxfp4Checkpoint):
         types = {MXFP4}
     where = "" if method is None else f" ({method.name})"

@@ -16,135 +16,126 @@ import numpy as np
 from qsf.errors import QsfConversionError, shown
 from qsf_converter.sources.checkpoint import RawArray, SourceTensor
 from qsf_converter.sources.families.config import Config
-from qsf_converter.sources.quantised.matrix import Matrix
-from qsf_converter.sources.quantised.stored import FLOATS, Stored, unpack
+from qsf_converter.sources.quantised.matrix import Matrix, affine, kept_type
+from qsf_converter.sources.quantised.stored import FLOATS, INTEGERS, Stored, unpack
 
 _CODES: Final = ".qweight"
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # the places in a word of the codes of 8 outputs
 _SPAN: Final = 32  # outputs whose codes fill whole words, whatever their bits
+_CHECKED: Final = 4096  # outputs at once
 
-# Outputs [start, stop) of a tensor of words along them, [n_rows, n].
-_Along = Callable[[str, int, int], RawArray]
+_Read = Callable[[str, int, int], RawArray]  # of outputs [start, stop)
 
 
 def gptq_matrices(stored: Stored, own: Config) -> Iterator[Matrix]:
     """Yield the matrices of GPTQ. Raises QsfConversionError for parts that do not fit."""
     bits = _choice(own, "bits", (2, 3, 4, 8))
     form = _choice(own, "checkpoint_format", ("gptq", "gptq_v2"))
-    add = 1 if form == "gptq" else 0  # AutoGPTQ stores the zeros less one
+    add = np.uint8(form == "gptq")  # AutoGPTQ stores the zeros less one
+    mask = np.uint8(255 if bits == 3 else (1 << bits) - 1)  # of 3 bits it lets the zero be 8
 
-    def along(name: str, start: int, stop: int) -> RawArray:
+    def zeros(name: str, start: int, stop: int) -> RawArray:
         first, last = start // _SPAN * bits, -(-stop // _SPAN) * bits
-        last = min(last, stored.tensors[name].shape[-1])
-        at = start - first // bits * _SPAN
-        return unpack(stored.columns(name, first, last), bits)[:, at : at + stop - start]
+        words = stored.columns(name, first, min(last, stored.tensors[name].shape[-1]))
+        found = unpack(words, bits)[:, start % _SPAN :][:, : stop - start]
+        return np.transpose(found + add & mask)
 
     def codes(name: str, start: int, stop: int) -> RawArray:
         return unpack(stored.columns(name, start, stop).T, bits)
 
     for words in _words(stored):
-        n_inputs = words.shape[0] * 32 // bits
-        yield _matrix(stored, own, words, (words.shape[1], n_inputs), bits, codes, along, add=add)
+        shape = (words.shape[1], words.shape[0] * 32 // bits)
+        yield _matrix(stored, own, words, shape, bits, codes, zeros, _transposed(stored))
 
 
 def awq_matrices(stored: Stored, own: Config) -> Iterator[Matrix]:
     """Yield the matrices of AWQ. Raises QsfConversionError for parts that do not fit."""
     bits = _choice(own, "bits" if own.has("bits") else "w_bit", (4,))
-    version = str(_choice(own, "version", ("gemm", "gemv", "GEMM", "GEMV"))).lower()
+    version = _choice(own, "version", ("gemm", "gemv", "GEMM", "GEMV")).lower()
 
-    def along(name: str, start: int, stop: int) -> RawArray:
-        first = start // 8
-        found: RawArray = unpack(stored.columns(name, first, -(-stop // 8)), bits)
-        found = found.reshape(len(found), -1, 8)[..., _AWQ_ORDER]
-        found = found.reshape(len(found), -1)
-        return np.asarray(found[:, start - first * 8 : stop - first * 8])
+    def turned(name: str, start: int, stop: int) -> RawArray:
+        found = unpack(stored.columns(name, start // 8, -(-stop // 8)), bits)
+        found = found.reshape(len(found), -1, 8)[..., _AWQ_ORDER].reshape(len(found), -1)
+        return np.transpose(found[:, start % 8 :][:, : stop - start])
 
-    def along_rows(name: str, start: int, stop: int) -> RawArray:
-        return unpack(stored.rows(name, start, stop), bits).T
+    def plain(name: str, start: int, stop: int) -> RawArray:
+        return unpack(stored.rows(name, start, stop), bits)
 
     for words in _words(stored):
         n, m = words.shape
         if version == "gemv":
-            shape, zeros = (n, m * 8), along_rows
+            yield _matrix(stored, own, words, (n, m * 8), bits, plain, plain, stored.rows)
         else:
-            shape, zeros = (m * 8, n), along
-        yield _matrix(
-            stored, own, words, shape, bits, lambda *of, read=zeros: read(*of).T, zeros,
-            is_turned=version == "gemv",
-        )  # fmt: skip
+            scales = _transposed(stored)
+            yield _matrix(stored, own, words, (m * 8, n), bits, turned, turned, scales)
+
+
+def _transposed(stored: Stored) -> _Read:
+    return lambda name, start, stop: np.transpose(stored.columns(name, start, stop))
 
 
 def _choice(own: Config, name: str, allowed: tuple[Any, ...]) -> Any:
-    """Return the value of a key, by default the first of those allowed."""
-    value = own.get(name)
-    if value is None and len(allowed) < 3:
-        return allowed[0]
-    if isinstance(value, bool) or value not in allowed:
+    """Return the value of a key, by default the first one allowed; bits must be stated."""
+    value = own.get(name, None if name == "bits" else allowed[0]) or allowed[0]
+    if isinstance(value, bool) or value not in allowed or (name == "bits" and not own.has(name)):
         options = ", ".join(map(str, allowed))
-        raise own.error(name, f"= {shown(value)} is not supported; allowed: {options}")
+        raise own.error(name, f"= {shown(own.get(name))} is not supported; allowed: {options}")
     return value
 
 
 def _words(stored: Stored) -> Iterator[SourceTensor]:
-    for name in stored.tensors:
-        if name.endswith(_CODES):
-            words = stored.need(name, ("I32",), of=name)
-            if len(words.shape) != 2 or 0 in words.shape:
-                raise QsfConversionError(f"tensor {name} of shape {list(words.shape)}: no matrix")
-            yield words
+    for name in [name for name in stored.tensors if name.endswith(_CODES)]:
+        words = stored.need(name, ("I32",))
+        if len(words.shape) != 2 or 0 in words.shape:
+            raise QsfConversionError(f"tensor {name} of shape {list(words.shape)} is no matrix")
+        yield words
 
 
 def _matrix(
-    stored: Stored,
-    own: Config,
-    words: SourceTensor,
-    shape: tuple[int, int],
-    bits: int,
-    codes: _Along,
-    zeros: _Along,
-    *,
-    add: int = 0,
-    is_turned: bool = False,
-) -> Matrix:
-    """Return the matrix; ``is_turned``: scales and zeros have a row for each output."""
+    stored: Stored, own: Config, words: SourceTensor, shape: tuple[int, int], bits: int,
+    codes: _Read, zeros: _Read, scales: _Read,
+) -> Matrix:  # fmt: skip
+    """Return the matrix of the parts beside ``words``."""
     base = words.name.removesuffix(_CODES)
-    name, g_idx = f"{base}.weight", f"{base}.g_idx"
-    qzeros = stored.need(f"{base}.qzeros", ("I32",), of=name)
-    scales = stored.need(f"{base}.scales", FLOATS, of=name)
-    parts = [words.name, qzeros.name, scales.name]
-    n_outputs, n_inputs = shape
+    g_idx, n_outputs, n_inputs = f"{base}.g_idx", *shape
+    factor, zero = stored.need(f"{base}.scales", FLOATS), stored.need(f"{base}.qzeros", ("I32",))
+    parts = [words.name, zero.name, factor.name]
     if g_idx in stored.tensors:
-        parts.append(stored.need(g_idx, ("I32", "I64"), of=name).name)
+        parts.append(stored.need(g_idx, INTEGERS).name)
         n_inputs = min(n_inputs, stored.tensors[g_idx].shape[0])
     size = own.get("group_size", own.get("q_group_size"))
     size = size if isinstance(size, int) and size > 0 else n_inputs
     n_groups = -(-n_inputs // size)
-    own_groups = np.arange(n_inputs) // size
-    zero_words = -(-n_outputs * bits // 32)
-    fits = scales.shape == (n_groups, n_outputs) and qzeros.shape == (n_groups, zero_words)
-    if is_turned:  # both are padded
-        fits = scales.shape[0] == qzeros.shape[0] == n_outputs
-        fits &= min(scales.shape[-1], qzeros.shape[-1] * 32 // bits) >= n_groups
+    in_order = np.arange(n_inputs) // size
+    if scales == stored.rows:  # of gemv: both are padded
+        fits = factor.shape[0] == zero.shape[0] == n_outputs
+        fits &= min(factor.shape[-1], zero.shape[-1] * 32 // bits) >= n_groups
+    else:
+        fits = factor.shape == (n_groups, n_outputs)
+        fits &= zero.shape == (n_groups, -(-n_outputs * bits // 32))
     if not fits:
         raise QsfConversionError(
-            f"tensor {words.name} of shape {list(words.shape)}: scales {list(scales.shape)} and "
-            f"zeros {list(qzeros.shape)} are not those of {n_groups} groups of {bits} bits"
+            f"tensor {words.name} of shape {list(words.shape)}: scales {list(factor.shape)} and "
+            f"zeros {list(zero.shape)} are not those of {n_groups} groups of {bits} bits"
         )
 
-    def read(start: int, stop: int) -> RawArray:
-        groups = own_groups if len(parts) < 4 else stored.whole(g_idx).astype(np.int64)
-        if groups.min(initial=0) < 0 or groups.max(initial=0) >= n_groups:
+    def groups() -> RawArray:
+        found = stored.whole(g_idx) if g_idx in parts else in_order
+        if found.min(initial=0) < 0 or found.max(initial=0) >= n_groups:
             raise QsfConversionError(f"tensor {g_idx} names a group that is not there")
-        if is_turned:
-            factors = stored.rows(scales.name, start, stop)
-        else:
-            factors = stored.columns(scales.name, start, stop).T
-        zero = zeros(qzeros.name, start, stop).T + np.uint8(add)
-        if bits != 3:  # of 3 bits AutoGPTQ lets the zero be 8
-            zero &= np.uint8((1 << bits) - 1)
-        values = codes(words.name, start, stop)[:, :n_inputs].astype(np.float32)
-        values -= zero[:, groups]
-        values *= factors.astype(np.float32)[:, groups]
-        return values
+        return found
 
-    return Matrix(name, (n_outputs, n_inputs), f"INT{bits}", tuple(parts), read)
+    kept = None
+    spans = ((at, min(at + _CHECKED, n_outputs)) for at in range(0, n_outputs, _CHECKED))
+    middle = 1 << (bits - 1)
+    if np.array_equal(groups(), in_order) and all(
+        (zeros(zero.name, *span)[:, :n_groups] == middle).all() for span in spans
+    ):
+        kept = kept_type(stored, factor.name, bits, n_inputs, min(size, n_inputs))
+    return affine(
+        f"{base}.weight", (n_outputs, n_inputs), f"INT{bits}", parts,
+        lambda start, stop: codes(words.name, start, stop)[:, :n_inputs],
+        lambda start, stop: scales(factor.name, start, stop)[:, groups()],
+        lambda start, stop: zeros(zero.name, start, stop)[:, groups()],
+        kept,
+    )  # fmt: skip

@@ -5,46 +5,42 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf_converter.sources.checkpoint import (
-    Checkpoint,
-    Float32Array,
-    RawArray,
-    SourceTensor,
-    WrappedCheckpoint,
-)
-from qsf_converter.sources.quantised.stored import EXPONENTS, FLOATS, FP8, POWERS, Stored
+from qsf_converter.sources.checkpoint import Checkpoint, RawArray, SourceTensor, WrappedCheckpoint
+from qsf_converter.sources.quantised.stored import POWERS, Stored
 
 Rows = Callable[[int, int], RawArray]
-SCALES: Final = (*FLOATS, EXPONENTS, "F8_E4M3", "U8")  # U8: the exponents of E8M0
 
 # How other engines round activations and caches; this one measures that itself.
 _OF_ACTIVATIONS: Final = re.compile(
     r"\.((input|activation|output|[qkv]|kv)(_activation)?_(scale|zero_point|global_scale)"
     r"|input_scale_ub)$"
 )
+_KEPT: Final = {4: "Q4_0", 8: "Q8_0"}  # blocks of codes and a scale of f16
+_KEPT_COLS: Final = 32
+_CHECKED_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """A matrix made of several stored tensors.
 
-    ``type`` is for reports. ``read`` returns rows; ``blocks``, if given, reads them as bytes of the
-    type, which is one that files keep.
+    ``type`` is for reports. ``read`` returns rows. If a file can keep the matrix, ``kept`` is the
+    type and ``blocks`` reads rows of its blocks.
     """
 
     name: str
     shape: tuple[int, ...]
     type: str
-    parts: tuple[str, ...]
+    parts: Sequence[str]
     read: Rows
+    kept: str | None = None
     blocks: Rows | None = None
 
 
@@ -53,27 +49,23 @@ class DequantisedCheckpoint(WrappedCheckpoint):
 
     def __init__(self, stored: Checkpoint, matrices: Iterable[Matrix]) -> None:
         super().__init__(stored)
-        self._matrices = {matrix.name: matrix for matrix in matrices}
-        parts = {part for matrix in self._matrices.values() for part in matrix.parts}
+        self.matrices = {matrix.name: matrix for matrix in matrices}
+        parts = {part for matrix in self.matrices.values() for part in matrix.parts}
         self._tensors = {
             name: tensor
             for name, tensor in stored.tensors.items()
             if name not in parts and not _OF_ACTIVATIONS.search(name)
         }
-        for name, matrix in self._matrices.items():
+        for name, matrix in self.matrices.items():
             if name in self._tensors:
                 raise QsfConversionError(f"tensor {name} is stored twice, quantised and as it is")
             n_bytes = sum(stored.tensors[part].n_bytes for part in matrix.parts)
-            self._tensors[name] = SourceTensor(name, matrix.shape, matrix.type, n_bytes)
-
-    @property
-    def matrices(self) -> Collection[Matrix]:
-        """The quantised matrices."""
-        return self._matrices.values()
+            kind = matrix.kept or matrix.type
+            self._tensors[name] = SourceTensor(name, matrix.shape, kind, n_bytes)
 
     def read_rows(self, name: str, start: int, stop: int) -> RawArray:
         """Read rows [start, stop); see ``Checkpoint.read_rows``."""
-        matrix = self._matrices.get(name)
+        matrix = self.matrices.get(name)
         if matrix is None:
             return self._stored.read_rows(name, start, stop)
         n_rows = self._tensors[name].n_rows
@@ -85,11 +77,57 @@ class DequantisedCheckpoint(WrappedCheckpoint):
 
     def read_stored(self, name: str, start: int, stop: int) -> RawArray:
         """Read rows as bytes: of a matrix those of its kept type, else of its values."""
-        matrix = self._matrices.get(name)
+        matrix = self.matrices.get(name)
         if matrix is None:
             return self._stored.read_stored(name, start, stop)
         rows = (matrix.blocks or matrix.read)(start, stop)
         return np.ascontiguousarray(rows).view(np.uint8).reshape(stop - start, -1)
+
+
+def affine(
+    name: str,
+    shape: tuple[int, ...],
+    kind: str,
+    parts: Sequence[str],
+    codes: Rows,
+    scale: Rows,
+    zero: Rows | None = None,
+    kept: str | None = None,
+) -> Matrix:
+    """Return the matrix of (codes - zero) * scale; ``kept``: see `kept_type`."""
+
+    def read(start: int, stop: int) -> RawArray:
+        values = codes(start, stop).astype(np.float32, copy=False)
+        if zero is not None:
+            values = values - zero(start, stop).astype(np.float32)
+        return np.asarray(values * scale(start, stop).astype(np.float32))
+
+    def blocks(start: int, stop: int) -> RawArray:
+        found = codes(start, stop).reshape(stop - start, -1, _KEPT_COLS)
+        n_bytes, half = (16, 16) if kept == "Q4_0" else (32, 0)
+        block = np.dtype([("scale", "<f2"), ("codes", "u1", (n_bytes,))])
+        raw = np.empty(found.shape[:2], block)
+        raw["scale"] = scale(start, stop)[:, ::_KEPT_COLS]
+        raw["codes"] = found[..., :half] | found[..., half:] << 4 if half else found ^ 128
+        return raw
+
+    return Matrix(name, shape, kind, parts, read, kept, blocks if kept else None)
+
+
+def kept_type(stored: Stored, scales: str, bits: int, n_cols: int, group: int) -> str | None:
+    """Return the type whose blocks hold a matrix exactly whose zeros are the middle of the codes;
+    None if there is none. Reads the scales, unless they are of f16.
+    """
+    tensor = stored.tensors[scales]
+    if bits not in _KEPT or n_cols % _KEPT_COLS or group % _KEPT_COLS:
+        return None
+    step = max(1, _CHECKED_BYTES // max(1, tensor.row_bytes))
+    for start in range(0, tensor.n_rows if tensor.dtype != "F16" else 0, step):
+        numbers = stored.rows(scales, start, min(start + step, tensor.n_rows))
+        with np.errstate(over="ignore"):
+            if not np.array_equal(numbers.astype(np.float16), numbers):
+                return None
+    return _KEPT[bits]
 
 
 def scales_of(
@@ -98,14 +136,14 @@ def scales_of(
     shape: tuple[int, ...],
     *,
     block: Sequence[int] = (),
-    groups: NDArray[np.int64] | None = None,
-    is_scale: bool = True,
+    groups: RawArray | None = None,
+    is_zero: bool = False,
 ) -> Rows:
     """Return a function of rows [start, stop) of a matrix: the numbers of the blocks that they are
     in, [n, n_cols] or [n, 1].
 
     ``block``: the rows and columns of one; by default blocks are equal parts. ``groups``: the block
-    of each column. Bytes are exponents of a scale, and numbers of a zero.
+    of each column. Bytes are exponents, unless they are zeros.
 
     Raises QsfConversionError if the shape is not one of blocks.
     """
@@ -113,36 +151,31 @@ def scales_of(
     n_rows, n_cols = shape[-2:]
     grid = tensor.shape
     if math.prod(grid) == 1:
-        grid = (1,) * len(shape)
-    elif len(grid) == len(shape) - 1:
-        grid = (*grid, 1) if len(shape) == 2 else (*grid, 1, 1)[: len(shape)]
+        grid = (*(1 for _ in shape),)
+    elif len(grid) == len(shape) - 1:  # a number of each row, or of each expert
+        grid = (*grid, 1, 1)[: len(shape)] if len(shape) > 2 else (*grid, 1)
     n_high, n_wide = grid[-2:] if len(grid) > 1 else (0, 0)
     high = _block(n_rows, n_high, block[0] if block else 0)
-    wide = 1 if groups is not None else _block(n_cols, n_wide, block[-1] if block else 0)
-    leading = grid[:-2]
-    if not high or not wide or (leading != shape[:-2] and math.prod(grid) != 1):
+    wide = _block(n_cols, n_wide, block[-1] if block else 0)
+    if groups is not None:
+        high, wide = n_rows // n_high if n_high in (1, n_rows) else 0, 1
+    if not high or not wide or (math.prod(grid) > 1 and grid[:-2] != shape[:-2]):
         raise QsfConversionError(
-            f"tensor {name} of shape {list(tensor.shape)} has no numbers of blocks of a matrix "
-            f"{list(shape)}" + (f" in blocks of {list(block)}" if block else "")
+            f"tensor {name} of shape {list(tensor.shape)} has no numbers of blocks {list(block)} "
+            f"of a matrix {list(shape)}"
         )
     n_grid_rows = math.prod(grid[:-1])
 
-    def numbers(first: int, last: int) -> Float32Array:
-        if tensor.n_rows == n_grid_rows:
-            rows = stored.rows(name, first, last)
-        else:
-            rows = stored.columns(name, first * n_wide, last * n_wide).reshape(-1, n_wide)
-        if is_scale and tensor.dtype == "U8":
-            rows = POWERS[rows]
-        found: Float32Array = rows.astype(np.float32, copy=False)
-        return found
-
     def read(start: int, stop: int) -> RawArray:
         row = np.arange(start, stop)
-        at = 0 * row
-        if n_grid_rows > 1:
-            at = row // n_rows * n_high + row % n_rows // high
-        found: RawArray = numbers(int(at[0]), int(at[-1]) + 1)[at - at[0]]
+        at = row // n_rows * n_high + row % n_rows // high if n_grid_rows > 1 else 0 * row
+        first, last = int(at[0]), int(at[-1]) + 1
+        if tensor.n_rows == n_grid_rows:
+            found = stored.rows(name, first, last)
+        else:  # a vector is one row
+            found = stored.columns(name, first * n_wide, last * n_wide).reshape(-1, n_wide)
+        found = POWERS[found] if tensor.dtype == "U8" and not is_zero else found
+        found = found[at - first]
         if groups is not None:
             return found[:, groups]
         return found if n_wide == 1 else np.repeat(found, wide, axis=1)[:, :n_cols]
@@ -155,31 +188,3 @@ def _block(size: int, n_blocks: int, stated: int) -> int:
     if stated > 0 and -(-size // stated) == n_blocks:
         return stated
     return size // n_blocks if n_blocks and size % n_blocks == 0 else 0
-
-
-def scaled(
-    stored: Stored,
-    name: str,
-    of: SourceTensor,
-    parts: tuple[str, ...],
-    *,
-    block: Sequence[int] = (),
-    kind: str | None = None,
-) -> Matrix:
-    """Return the matrix ``name`` whose values ``of``, minus a zero if there is one, times a scale.
-
-    ``parts``: the tensors of the values, of the scales and, perhaps, of the zeros.
-    """
-    stored.need(parts[1], SCALES, of=name)
-    scale = scales_of(stored, parts[1], of.shape, block=block)
-    zero = None
-    if len(parts) > 2:
-        zero = scales_of(stored, parts[2], of.shape, block=block, is_scale=False)
-
-    def read(start: int, stop: int) -> Float32Array:
-        values: Float32Array = stored.rows(of.name, start, stop).astype(np.float32, copy=False)
-        if zero is not None:
-            values = values - zero(start, stop)
-        return np.asarray(values * scale(start, stop))
-
-    return Matrix(name, of.shape, kind or ("FP8" if of.dtype in FP8 else "INT8"), parts, read)

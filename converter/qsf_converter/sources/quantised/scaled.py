@@ -1,18 +1,19 @@
 """FP8, int8, int4, NVFP4 and MXFP4 with scales of blocks, groups, rows or whole matrices.
 
-DeepSeek's fp8, fbgemm_fp8, compressed-tensors (vllm-project/compressed-tensors) and NVIDIA's
-modelopt: NAME.weight or NAME.weight_packed, and beside it NAME.weight_scale or _scale_inv, by which
-both multiply. The form of the tensors decides: those that a model keeps unquantised have no scales.
+DeepSeek's fp8, fbgemm_fp8, compressed-tensors, NVIDIA's modelopt: NAME.weight or .weight_packed,
+and beside it .weight_scale or .weight_scale_inv, by which all multiply. The form of the tensors
+decides: those that a model keeps unquantised have no scales. torchao's safetensors have NAME's
+._weight_qdata, ._weight_scale and ._weight_zero_point.
 """
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError, shown
 from qsf_converter.sources.checkpoint import (
@@ -24,82 +25,92 @@ from qsf_converter.sources.checkpoint import (
     SourceTensor,
 )
 from qsf_converter.sources.families.config import Config
-from qsf_converter.sources.quantised.matrix import SCALES, Matrix, scaled, scales_of
-from qsf_converter.sources.quantised.stored import FLOATS, FP8, Stored, unpack
+from qsf_converter.sources.quantised.matrix import Matrix, affine, kept_type, scales_of
+from qsf_converter.sources.quantised.stored import FLOATS, FP8, INTEGERS, Stored, unpack
 
 _PACKED: Final = "_packed"
+_SCALES: Final = (*FLOATS, "F8_E8M0", "F8_E4M3", "U8")  # U8: exponents, as of E8M0
+_QDATA: Final = "._weight_qdata"
 _FORMATS: Final = (
     None, "dense", "float-quantized", "naive-quantized", "int-quantized", "pack-quantized",
     "mixed-precision", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized",
 )  # fmt: skip
-_NVFP4_COLS: Final = 16
 
 
 def matrices(stored: Stored, own: Config) -> Iterator[Matrix]:
     """Yield the matrices with scales. Raises QsfConversionError if a part is missing or does not
     fit.
     """
-    _check(own)
-    block, bits = _block_of(own), _bits_of(own)
+    if own.get("quant_method") == "compressed-tensors" and own.get("format") not in _FORMATS:
+        raise own.error("format", f"= {shown(own['format'])} is not supported")
+    for key in ("transform_config", "sparsity_config"):
+        stated = own.get(key)
+        if stated and not (isinstance(stated, dict) and stated.get("format") == "dense"):
+            raise own.error(key, f"= {shown(stated)} is not supported")
+    groups = own.get("config_groups")
+    groups = list(groups.values()) if isinstance(groups, dict) else []
+    weights = [w for g in groups if isinstance(g, dict) and isinstance(w := g.get("weights"), dict)]
+    block = _block_of([own.get("weight_block_size"), *(w.get("block_structure") for w in weights)])
+    bits = {w["num_bits"] for w in weights if w.get("num_bits") in (1, 2, 4, 8)}
     for tensor in stored.tensors.values():
         name = tensor.name
+        ends = [end for end in ("_scale_inv", "_scale") if f"{name}{end}" in stored.tensors]
         if name.endswith(("_scale", "_scale_inv", "_zero_point")):
             continue
         if name.endswith(_PACKED):
             yield _packed(stored, tensor, bits)
-        elif tensor.dtype == "U8" and f"{name}_scale" in stored.tensors:
+        elif tensor.dtype == "U8" and ends:
             yield _nvfp4(stored, name, tensor, f"{name}_scale", f"{name}_scale_2")
-        elif tensor.dtype in (*FP8, "I8"):
-            scales = [f"{name}{end}" for end in ("_scale_inv", "_scale")]
-            scale = next((end for end in scales if end in stored.tensors), None)
-            zero = f"{name}_zero_point"
-            if scale is not None:
-                parts = (name, scale, *([zero] if zero in stored.tensors else []))
-                yield scaled(stored, name, tensor, parts, block=block)
-            elif own:
-                raise QsfConversionError(f"tensor {name} is {tensor.dtype} and has no {scales[0]}")
-            elif tensor.dtype in FP8:  # a cast, not a quantisation
-                yield Matrix(name, tensor.shape, "FP8", (name,), _cast(stored, name))
+        elif tensor.dtype in (*FP8, "I8") and ends:
+            yield _scaled(stored, name, tensor, f"{name}{ends[0]}", f"{name}_zero_point", block)
+        elif tensor.dtype in (*FP8, "I8") and own:
+            raise QsfConversionError(f"tensor {name} is {tensor.dtype} and has no {name}_scale_inv")
+        elif tensor.dtype in FP8:  # a cast, not a quantisation
+            yield Matrix(name, tensor.shape, "FP8", [name], _rows(stored, name))
 
 
-def _check(own: Config) -> None:
-    if own.get("quant_method") == "compressed-tensors" and own.get("format") not in _FORMATS:
-        raise own.error("format", f"= {shown(own['format'])} is not supported")
-    for name in ("transform_config", "sparsity_config"):
-        stated = own.get(name)
-        if stated and not (isinstance(stated, dict) and stated.get("format") == "dense"):
-            raise own.error(name, f"= {shown(stated)} is not supported")
+def torchao_matrices(stored: Stored, _own: Config) -> Iterator[Matrix]:
+    """Yield torchao's matrices. Raises QsfConversionError for a layout that cannot be read."""
+    for codes in [tensor for name, tensor in stored.tensors.items() if name.endswith(_QDATA)]:
+        base = codes.name.removesuffix(_QDATA)
+        name, scale, zero = f"{base}.weight", f"{base}._weight_scale", f"{base}._weight_zero_point"
+        if scale not in stored.tensors or codes.dtype not in (*FP8, "I8", "U8"):
+            raise QsfConversionError(
+                f"tensor {codes.name} is {codes.dtype} of torchao in an order for one GPU; convert "
+                "the original, or save it with Int4WeightOnlyConfig(int4_packing_format='plain')"
+            )
+        if zero in stored.tensors and stored.tensors[zero].dtype in FLOATS:
+            yield _torchao_int4(stored, name, codes, scale, zero)
+        else:
+            yield _scaled(stored, name, codes, scale, zero, ())
 
 
-def _weights_of(own: Config) -> list[dict[str, Any]]:
-    """Return how each group of compressed-tensors stores its weights."""
-    groups = own.get("config_groups")
-    groups = list(groups.values()) if isinstance(groups, dict) else []
-    weights = [group.get("weights") for group in groups if isinstance(group, dict)]
-    return [stated for stated in weights if isinstance(stated, dict)]
+def _rows(stored: Stored, name: str) -> Any:
+    return lambda start, stop: stored.rows(name, start, stop)
 
 
-def _block_of(own: Config) -> Sequence[int]:
-    blocks = [own.get("weight_block_size"), *(w.get("block_structure") for w in _weights_of(own))]
-    block: Any = next((block for block in blocks if block), [])
+def _block_of(stated: list[Any]) -> Sequence[int]:
+    block: Any = next((block for block in stated if block), [])
     if isinstance(block, str):  # "128x128"
-        block = [int(size) if size.isdecimal() else 0 for size in block.lower().split("x")]
-    if block and not (
-        isinstance(block, list) and len(block) == 2 and all(isinstance(b, int) for b in block)
-    ):
-        raise own.error("weight_block_size", f"= {shown(block)} is not two sizes")
+        block = [int(size) if size.isdecimal() else None for size in block.lower().split("x")]
+    if block and not (isinstance(block, list) and len(block) == 2 and {*map(type, block)} == {int}):
+        raise QsfConversionError(f"config.json: weight_block_size = {shown(block)} is no two sizes")
     return [*block]
 
 
-def _bits_of(own: Config) -> set[int]:
-    return {w["num_bits"] for w in _weights_of(own) if w.get("num_bits") in (1, 2, 4, 8)}
-
-
-def _cast(stored: Stored, name: str) -> Any:
-    def read(start: int, stop: int) -> RawArray:
-        return stored.rows(name, start, stop)
-
-    return read
+def _scaled(
+    stored: Stored, name: str, of: SourceTensor, scale: str, zero: str, block: Sequence[int]
+) -> Matrix:
+    """Values times scales; minus zeros first, if there are such tensors."""
+    stored.need(scale, _SCALES)
+    parts = [of.name, scale]
+    zeros = None
+    if zero in stored.tensors:
+        parts.append(zero)
+        zeros = scales_of(stored, zero, of.shape, block=block, is_zero=True)
+    scales = scales_of(stored, scale, of.shape, block=block)
+    kind = "FP8" if of.dtype in FP8 else "INT8"
+    return affine(name, of.shape, kind, parts, _rows(stored, of.name), scales, zeros)
 
 
 def _packed(stored: Stored, words: SourceTensor, bits: set[int]) -> Matrix:
@@ -107,50 +118,45 @@ def _packed(stored: Stored, words: SourceTensor, bits: set[int]) -> Matrix:
     nvfp4 and mxfp4 of compressed-tensors.
     """
     name = words.name.removesuffix(_PACKED)
-    scale = stored.need(f"{name}_scale", SCALES, of=name)
+    scale = stored.need(f"{name}_scale", _SCALES)
     if words.dtype == "U8" and scale.dtype == "U8":
         return _mxfp4(name, words, scale, stored)
     if words.dtype == "U8":
         return _nvfp4(stored, name, words, scale.name, f"{name}_global_scale")
-    stored.need(words.name, ("I32",), of=name)
-    sizes = stored.whole(stored.need(f"{name}_shape", ("I64", "I32"), of=name).name)
+    stored.need(words.name, ("I32",))
+    sizes = stored.whole(stored.need(f"{name}_shape", INTEGERS).name)
     n_cols = int(sizes[-1])
     shape = (*words.shape[:-1], n_cols)
     fitting = [b for b in bits if n_cols > 0 and -(-n_cols * b // 32) == words.shape[-1]]
-    if len(fitting) != 1 or sizes.tolist() != list(shape):
+    if len(fitting) != 1 or sizes.tolist() != [*shape]:
         raise QsfConversionError(
             f"tensor {words.name} of shape {list(words.shape)} has no codes of a matrix "
             f"{sizes.tolist()} of {' or '.join(map(str, sorted(bits))) or 'unknown'} bits"
         )
-    parts = [words.name, scale.name, f"{name}_shape"]
-    groups = _groups(stored, f"{name}_g_idx", n_cols, scale)
-    parts += [f"{name}_g_idx"] if f"{name}_g_idx" in stored.tensors else []
+    (width,) = fitting
+    optional = [f"{name}_g_idx", f"{name}_zero_point"]
+    parts = [words.name, scale.name, f"{name}_shape", *(p for p in optional if p in stored.tensors)]
+    groups = _groups(stored, optional[0], n_cols, scale) if optional[0] in parts else None
     scales = scales_of(stored, scale.name, shape, groups=groups)
-    width = fitting[0]
-    zeros = None
-    if f"{name}_zero_point" in stored.tensors:
-        parts.append(f"{name}_zero_point")
-        zeros = _zeros(stored, parts[-1], shape, scale.shape[-1], width)
+    kept = None
+    if optional[1] in parts:
+        zero = _zeros(stored, optional[1], shape, scale.shape[-1], width, groups)
+    else:
+        middle = np.array([[1 << (width - 1)]])
+        zero = lambda _start, _stop: middle  # noqa: E731
         if groups is None:
-            groups = np.arange(n_cols) // -(-n_cols // scale.shape[-1])
+            group = n_cols // math.prod(scale.shape[-1:])
+            kept = kept_type(stored, scale.name, width, n_cols, group)
 
-    def read(start: int, stop: int) -> RawArray:
-        codes = unpack(stored.rows(words.name, start, stop), width)[:, :n_cols]
-        values: RawArray = codes.astype(np.float32)
-        values -= 1 << (width - 1) if zeros is None else zeros(start, stop)[:, groups]
-        values *= scales(start, stop)
-        return values
+    def codes(start: int, stop: int) -> RawArray:
+        return unpack(stored.rows(words.name, start, stop), width)[:, :n_cols]
 
-    return Matrix(name, shape, f"INT{width}", tuple(parts), read)
+    return affine(name, shape, f"INT{width}", parts, codes, scales, zero, kept)
 
 
-def _groups(
-    stored: Stored, name: str, n_cols: int, scale: SourceTensor
-) -> NDArray[np.int64] | None:
+def _groups(stored: Stored, name: str, n_cols: int, scale: SourceTensor) -> RawArray | None:
     """Return the group of each column if these are not in order."""
-    if name not in stored.tensors:
-        return None
-    groups = stored.whole(stored.need(name, ("I32", "I64"), of=scale.name).name).astype(np.int64)
+    groups = stored.whole(stored.need(name, INTEGERS).name)
     if len(groups) != n_cols or groups.max(initial=0) >= scale.shape[-1]:
         raise QsfConversionError(
             f"tensor {name} has {len(groups)} numbers up to {groups.max(initial=0)}, expected "
@@ -159,21 +165,28 @@ def _groups(
     return None if groups.min(initial=0) < 0 else groups  # -1: not used
 
 
-def _zeros(stored: Stored, name: str, shape: tuple[int, ...], n_groups: int, bits: int) -> Any:
+def _zeros(
+    stored: Stored,
+    name: str,
+    shape: tuple[int, ...],
+    n_groups: int,
+    bits: int,
+    groups: RawArray | None,
+) -> Any:
     """Return a function of rows: zeros, which are packed along the rows of the matrix."""
-    words = stored.need(name, ("I32",), of=name)
+    words = stored.need(name, ("I32",))
     if words.shape != (-(-shape[0] * bits // 32), n_groups) or len(shape) != 2:
         raise QsfConversionError(
             f"tensor {name} of shape {list(words.shape)} has no zeros of {n_groups} groups of a "
             f"matrix {list(shape)}"
         )
+    groups = np.arange(shape[1]) // -(-shape[1] // n_groups) if groups is None else groups
 
     def read(start: int, stop: int) -> RawArray:
         first, last = start * bits // 32, -(-stop * bits // 32)
         codes = unpack(stored.rows(name, first, last).T, bits)
         skipped = start - first * 32 // bits
-        zeros: RawArray = codes[:, skipped : skipped + stop - start].T.astype(np.float32)
-        return zeros
+        return np.transpose(codes[:, skipped : skipped + stop - start])[:, groups]
 
     return read
 
@@ -182,22 +195,18 @@ def _nvfp4(stored: Stored, name: str, codes: SourceTensor, scale: str, total: st
     """Two E2M1 in a byte, a scale of E4M3 for 16, and one of f32: modelopt multiplies by it,
     compressed-tensors divides.
     """
-    stored.need(scale, ("F8_E4M3",), of=name)
-    stored.need(total, FLOATS, of=name)
-    factor = stored.whole(total).astype(np.float32)
+    stored.need(scale, ("F8_E4M3",))
+    factor = stored.whole(stored.need(total, FLOATS).name).astype(np.float32)
     shape = (*codes.shape[:-1], 2 * codes.shape[-1])
-    if factor.size != 1 or stored.tensors[scale].shape[-1] * _NVFP4_COLS != shape[-1]:
+    if factor.size != 1 or stored.tensors[scale].shape[-1] * 16 != shape[-1]:
         raise QsfConversionError(f"tensor {scale} has no scales of blocks of 16 of {name}")
-    scales = scales_of(stored, scale, shape)
-
-    def read(start: int, stop: int) -> RawArray:
-        values = MXFP4_VALUES[unpack(stored.rows(codes.name, start, stop), 4)]
-        of_blocks = scales(start, stop)
-        is_divided = total.endswith("_global_scale")
-        values *= of_blocks / factor if is_divided else of_blocks * factor
-        return values
-
-    return Matrix(name, shape, "NVFP4", (codes.name, scale, total), read)
+    blocks = scales_of(stored, scale, shape)
+    join = np.divide if total.endswith("_global_scale") else np.multiply
+    return affine(
+        name, shape, "NVFP4", [codes.name, scale, total],
+        lambda start, stop: MXFP4_VALUES[unpack(stored.rows(codes.name, start, stop), 4)],
+        lambda start, stop: join(blocks(start, stop), factor),
+    )  # fmt: skip
 
 
 def _mxfp4(name: str, codes: SourceTensor, scale: SourceTensor, stored: Stored) -> Matrix:
@@ -212,4 +221,23 @@ def _mxfp4(name: str, codes: SourceTensor, scale: SourceTensor, stored: Stored) 
         raw["scale"] = stored.rows(scale.name, start, stop)
         return raw
 
-    return Matrix(name, (*codes.shape[:-1], n_cols), MXFP4, (codes.name, scale.name), read)
+    return Matrix(name, (*codes.shape[:-1], n_cols), MXFP4, [codes.name, scale.name], read)
+
+
+def _torchao_int4(stored: Stored, name: str, codes: SourceTensor, scale: str, zero: str) -> Matrix:
+    """Int4Tensor: two signed codes in a byte, times a scale, plus a zero, both [groups, rows]."""
+    n_rows, n_cols = codes.shape[0], 2 * codes.shape[-1]
+    shape = stored.need(scale, FLOATS).shape
+    n_groups = shape[0] if shape else 0
+    if shape != (n_groups, n_rows) or stored.tensors[zero].shape != shape or n_cols % n_groups:
+        raise QsfConversionError(f"tensor {scale} of shape {list(shape)} has no scales of {name}")
+
+    def read(start: int, stop: int) -> RawArray:
+        values = unpack(stored.rows(codes.name, start, stop), 4).astype(np.float32)
+        values -= 16 * (values > 7)
+        for part, join in ((scale, np.multiply), (zero, np.add)):
+            of_groups = stored.columns(part, start, stop).T.astype(np.float32)
+            join(values, np.repeat(of_groups, n_cols // n_groups, axis=1), out=values)
+        return values
+
+    return Matrix(name, (n_rows, n_cols), "INT4", [codes.name, scale, zero], read)

@@ -3,34 +3,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Final
 
 import numpy as np
 
 from qsf.errors import QsfConversionError
-from qsf_converter.sources.checkpoint import (
-    Checkpoint,
-    Float32Array,
-    RawArray,
-    SourceTensor,
-    to_float32,
-)
+from qsf_converter.sources.checkpoint import Checkpoint, RawArray, SourceTensor, to_float32
 
 FLOATS: Final = ("F16", "BF16", "F32", "F64")
 FP8: Final = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
-EXPONENTS: Final = "F8_E8M0"
+INTEGERS: Final = ("I32", "I64")
 
 _BAND_BYTES: Final = 16 << 20  # columns of a matrix that is stored transposed, held at once
 _N_BANDS: Final = 4  # codes, zeros, scales
 _SLAB_BYTES: Final = 4 << 20
-_PLAIN: Final[Mapping[str, str]] = {
+_PLAIN: Final = {
     "U8": "u1", "I8": "i1", "I16": "<i2", "I32": "<i4", "U32": "<u4", "I64": "<i8",
     "F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8",
 }  # fmt: skip
 
 
-def _fp8(exponent_bits: int, bias: int, *, is_fnuz: bool = False) -> Float32Array:
+def _fp8(exponent_bits: int, bias: int, *, is_fnuz: bool = False) -> RawArray:
     """Return the value of each byte of a type with a sign; ``is_fnuz``: -0 is the only NaN."""
     byte = np.arange(256)
     mantissa_bits = 7 - exponent_bits
@@ -45,17 +39,16 @@ def _fp8(exponent_bits: int, bias: int, *, is_fnuz: bool = False) -> Float32Arra
     else:
         values[exponent == 31] = np.nan
         values[[124, 252]] = np.inf, -np.inf
-    table: Float32Array = values.astype(np.float32)
-    return table
+    return np.asarray(values, np.float32)
 
 
 POWERS: Final = np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32("nan"))  # E8M0
-_TABLES: Final[Mapping[str, Float32Array]] = {
+_TABLES: Final = {
     "F8_E4M3": _fp8(4, 7),
     "F8_E5M2": _fp8(5, 15),
     "F8_E4M3FNUZ": _fp8(4, 8, is_fnuz=True),
     "F8_E5M2FNUZ": _fp8(5, 16, is_fnuz=True),
-    EXPONENTS: POWERS,
+    "F8_E8M0": POWERS,
 }
 
 
@@ -64,29 +57,26 @@ class Stored:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.tensors = checkpoint.tensors
-        self._checkpoint = checkpoint
+        self.raw = checkpoint.read_stored
         self._bands: dict[str, tuple[int, int, RawArray]] = {}
 
-    def need(self, name: str, types: Collection[str], *, of: str) -> SourceTensor:
-        """Return a tensor that ``of`` needs. Raises QsfConversionError if it is missing or of
-        another type.
-        """
+    def need(self, name: str, types: Collection[str]) -> SourceTensor:
+        """Return a tensor. Raises QsfConversionError if it is missing or of another type."""
         tensor = self.tensors.get(name)
         if tensor is None:
-            raise QsfConversionError(f"tensor {of} is quantised, and its {name} is missing")
+            raise QsfConversionError(f"a quantised matrix has no tensor {name}")
         if tensor.dtype not in types:
-            raise QsfConversionError(
-                f"tensor {name} is stored as {tensor.dtype}, allowed: {', '.join(types)}"
-            )
+            allowed = ", ".join(types)
+            raise QsfConversionError(f"tensor {name} is {tensor.dtype}, allowed: {allowed}")
         return tensor
 
     def rows(self, name: str, start: int, stop: int) -> RawArray:
         """Return rows [start, stop): types of 8-bit floats and bf16 as f32, others as stored."""
-        return _numbers(self.raw(name, start, stop), self.tensors[name].dtype)
-
-    def raw(self, name: str, start: int, stop: int) -> RawArray:
-        """Return rows [start, stop) as bytes."""
-        return self._checkpoint.read_stored(name, start, stop)
+        raw, dtype = self.raw(name, start, stop), self.tensors[name].dtype
+        if dtype in _TABLES:
+            return _TABLES[dtype][raw]
+        numbers: RawArray = np.ascontiguousarray(raw).view(_PLAIN[dtype])
+        return to_float32(numbers) if dtype == "BF16" else numbers
 
     def whole(self, name: str) -> RawArray:
         """Return all values, one after another."""
@@ -110,16 +100,6 @@ class Stored:
         if len(self._bands) > _N_BANDS:
             del self._bands[next(iter(self._bands))]
         return band[:, start - first : stop - first]
-
-
-def _numbers(raw: RawArray, dtype: str) -> RawArray:
-    table = _TABLES.get(dtype)
-    if table is not None:
-        return table[raw]
-    if dtype not in _PLAIN:
-        raise QsfConversionError(f"numbers of type {dtype} cannot be read")
-    numbers: RawArray = np.ascontiguousarray(raw).view(_PLAIN[dtype])
-    return to_float32(numbers) if dtype == "BF16" else numbers
 
 
 def unpack(words: RawArray, bits: int) -> RawArray:

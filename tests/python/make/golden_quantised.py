@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write tests/golden/quantised.safetensors: quantised matrices, and their values.
 
 The packages that publish each format make both: transformers (fp8), compressed-tensors, AutoGPTQ
@@ -5,7 +6,7 @@ The packages that publish each format make both: transformers (fp8), compressed-
 checkpoint and CASE/=NAME for the values that the package computes; its metadata has CASE and the
 quantization_config.
 
-Usage, in an environment with these packages: python tools/make_golden_quantised.py
+Usage, in an environment with these packages: python tests/python/make/golden_quantised.py
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
-OUT = Path(__file__).resolve().parents[1] / "tests" / "golden" / "quantised.safetensors"
+OUT = Path(__file__).resolve().parents[2] / "golden" / "quantised.safetensors"
 N_ROWS, N_COLS = 32, 64
 W = "m.weight"
 Case = tuple[dict[str, Any], dict[str, torch.Tensor], torch.Tensor]
