@@ -1,9 +1,9 @@
 """Checks the rules of the Python sources that neither ruff nor mypy checks.
 
 Which room (package) of qsf/ and converter/ may import which, no circles between rooms nor between
-modules, who parses JSON, and the length of files and functions. An import inside a function counts
-like one at the top; an import for type checkers only does not. Prints one line per violation;
-exits with 1 if there is any.
+modules, who parses JSON, slow regular expressions, and the length of files and functions. An import
+inside a function counts like one at the top; an import for type checkers only does not. Prints one
+line per violation; exits with 1 if there is any.
 
 Usage: python tools/lint_python.py [PROJECT_ROOT]
 """
@@ -137,6 +137,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf_bench": frozenset(),
 }
 
+# Space beside space, with at most one optional sign between; a repetition of a repetition.
+SLOW_PATTERNS = re.compile(
+    r"\\s[*+]\??(?:\\?[^\\()]\?)?\\s[*+]|\((?:\?:)?(?:\\?[^\\()|?*+]\?)*\\?[^\\()|?*+][*+]\)[*+]"
+)
 # The imports of qsf_converter that qsf may have: in a function, or as a name in a string, so that
 # running a model imports none of it. (importing module, imported module) -> why.
 LATE_IMPORTS: dict[tuple[str, str], str] = {
@@ -361,6 +365,16 @@ def check_json(module: Module) -> Iterator[Violation]:
             yield module.path, getattr(node, "lineno", 1), "JSON is parsed by qsf.foreign_json only"
 
 
+def check_patterns(module: Module) -> Iterator[Violation]:
+    """Find regular expressions that may read the same text in many ways, and so are slow."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re.") and node.args:
+            pattern = ast.unparse(node.args[0]).replace("\\\\", "\\")
+            for slow in SLOW_PATTERNS.finditer(pattern):
+                text = f"{slow[0]}: its time may grow faster than the text"
+                yield module.path, node.lineno, text
+
+
 def check_docstrings(module: Module) -> Iterator[Violation]:
     """Find docstrings with two empty lines, or with sections or entries too far to the right."""
     for node in ast.walk(module.tree):
@@ -389,6 +403,7 @@ def check(root: Path) -> list[str]:
             *check_system(module),
             *check_json(module),
             *check_docstrings(module),
+            *check_patterns(module),
         ]
     return [f"{path}:{line}: {text}" for path, line, text in sorted(violations)]
 

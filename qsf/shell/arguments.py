@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
             if not unknown.startswith("-"):
                 message = f"one MODEL is enough: what is {unknown!r}? Texts with spaces need quotes"
         # argparse's "argument -n/--max-tokens/--n-predict: ..." lists all names of an option.
-        raise UsageError(re.sub(r"^argument (?:-\w/)?([\w-]+)[\w/-]*:", r"\1:", message))
+        raise UsageError(re.sub(r"^argument (?:-\w/)?([\w-]+)(?:/[\w/-]*)?:", r"\1:", message))
 
     def print_help(self, file: Any = None) -> None:
         """Print the help. Raises OSError, which argparse ignores, if it cannot be written."""

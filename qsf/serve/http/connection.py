@@ -37,7 +37,7 @@ REFUSAL = (
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _BAD_LINE = re.compile(rb"(?<!\r)\n|\r\n[ \t]")  # or a continuation line
 _LENGTHS = re.compile(rb"\ncontent-length[ \t]*:", re.IGNORECASE)
-_ABSOLUTE = re.compile(r"https?://([^/?#]+)(.*)", re.IGNORECASE)  # RFC 9112, 3.2.2
+_ABSOLUTE = re.compile(r"https?://([^/?#]+)([/?#].*)?", re.IGNORECASE)  # RFC 9112, 3.2.2
 _REQUEST_ID = re.compile(r"[\w.:/=+-]{1,128}", re.ASCII)
 
 
@@ -431,7 +431,7 @@ class Connection(asyncio.Protocol):
         target = event.target.decode("latin-1")
         absolute = _ABSOLUTE.fullmatch(target)
         if absolute is not None:  # the host of the target replaces the header
-            headers["host"], target = absolute[1], absolute[2]
+            headers["host"], target = absolute[1], absolute[2] or ""
         path, _, query = target.partition("?")
         method = event.method.decode("latin-1")
         head = Head(method, unquote(path) or "/", headers, self.peer, query=query)

@@ -54,6 +54,7 @@ def lint(root: Path, files: dict[str, str]) -> list[str]:
         {"qsf/foreign_json.py": "import json\njson.loads('1')\n"},
         {"qsf/file/a.py": DOCSTRING},
         {"qsf/file/a.py": "#\n" * 600},
+        {"qsf/file/a.py": "re.compile(r'\\s*(?:,\\s*)?b(?:a|\\\\.)*(a+b)*(?:xa+)*')\n"},
     ],
 )
 def test_lint_accepts(files: dict[str, str], tmp_path: Path) -> None:
@@ -111,6 +112,12 @@ def test_lint_accepts(files: dict[str, str], tmp_path: Path) -> None:
         ({"qsf/file/a.py": LONG}, "long: a function of 61 lines, at most 60"),
         ({"qsf/file/a.py": "#\n" * 601}, "qsf/file/a.py:601: at most 600 lines"),
         ({"tools/a.py": "#\n" * 601}, "tools/a.py:601: at most 600 lines"),
+        (
+            {"qsf/file/a.py": "re.compile(rb'a\\s*,?\\s*b')\n"},
+            "a.py:1: \\s*,?\\s*: its time may grow",
+        ),
+        ({"qsf/file/a.py": "re.match(r'\\s*\\[?\\s*{', x)\n"}, "its time may grow"),
+        ({"qsf/file/a.py": "re.sub(rf'(?:x?a+)*{b}', '', x)\n"}, "its time may grow"),
     ],
 )
 def test_lint_finds(files: dict[str, str], expected: str, tmp_path: Path) -> None:
