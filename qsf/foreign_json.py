@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import re
 import stat
 import sys
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ _BYTES_PER_MEMBER = 240
 _BYTES_PER_VALUE = 40
 _BYTES_PER_STRING = 64
 _MB = 1 << 20
+_SIGN = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[{}\[\]]', re.DOTALL)
 
 
 class JsonError(ValueError):
@@ -95,13 +97,23 @@ def read_json_at(text: str, at: int, *, memory_bytes: int = MEMORY_BYTES) -> tup
     """Return the value at ``at`` and the index after it; other text may follow.
 
     Raises:
-        JsonError: there is no value, or the rest of the text needs more memory than allowed.
+        JsonError: there is no value, or it needs more memory than allowed.
     """
-    check_json(text[at:].encode("utf-8", "surrogatepass"), memory_bytes)
+    check_json(text[at : _end_of_value(text, at)].encode("utf-8", "surrogatepass"), memory_bytes)
     try:
         return json.JSONDecoder(parse_constant=_refuse_constant).raw_decode(text, at)
     except ValueError as error:
         raise _fault(error) from None
+
+
+def _end_of_value(text: str, at: int) -> int:
+    """Return the index after a value in brackets; of others, which take little memory, ``at``."""
+    depth = 0
+    for sign in _SIGN.finditer(text, at) if text[at : at + 1] in ("{", "[") else ():
+        depth += (sign[0] in "{[") - (sign[0] in "}]")
+        if not depth:
+            return sign.end()
+    return len(text) if depth else at
 
 
 def read_json_file(path: Path, *, max_bytes: int, memory_bytes: int = MEMORY_BYTES) -> Any:

@@ -21,6 +21,7 @@ _MARKERS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", *_ENDS)
 CALL_BEGIN = "<|channel|>commentary to=functions."
 CALL_MIDDLE = " <|constrain|>json<|message|>"
 CALL_MARKERS = ("<|channel|>", "<|constrain|>", "<|message|>")
+_MAX_HEADER = 200  # characters of a role or a channel's name that are looked at
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 
 
@@ -134,13 +135,13 @@ class _ChannelDecoder(IncrementalDecoder):
 
     def _sort(self, text: str) -> str:
         if self._marker == "<|channel|>":
-            self._channel += text
+            self._channel = (self._channel + text)[:_MAX_HEADER]
         elif self._marker == "<|message|>":
             if not self.is_thinking:
                 return text
             self._reasoning += text
         elif self._marker == "<|start|>":
-            self._role += text
+            self._role = (self._role + text)[:_MAX_HEADER]
         elif self._marker == "":
             return self._sort_first(text)
         return ""
@@ -148,7 +149,8 @@ class _ChannelDecoder(IncrementalDecoder):
     def _sort_first(self, text: str) -> str:
         """Hold back text before the first marker, which may name the recipient."""
         self._role += text
-        if not self._has_text and self._role.lstrip()[:3] == "to="[: len(self._role.lstrip())]:
+        start = self._role.lstrip()[:3]
+        if not self._has_text and "to=".startswith(start) and len(self._role) < _MAX_HEADER:
             return ""
         text, self._role = self._role, ""
         self._has_text = True

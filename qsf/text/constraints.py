@@ -1,7 +1,7 @@
 """Answers that must have a form: JSON schemas, regular expressions, choices, grammars.
 
 llguidance computes which tokens may come next; the engine chooses among these. A form that cannot
-be enforced is refused, never ignored.
+be enforced is refused, never ignored; keywords of a schema that cannot are named.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfArgumentError, QsfError, shown
+from qsf.errors import QsfArgumentError, shown
 from qsf.file.reader import Reader
 from qsf.foreign_json import read_json
 from qsf.text.channels import ends_with_channels
-from qsf.text.endless import is_endless_grammar, is_endless_schema
+from qsf.text.endless import check_expressions, check_grammar, check_schema
 from qsf.text.parts import read_text_parts
 from qsf.text.sampling import end_ids
+from qsf.text.schemas import keywords_of, simplified
 
 if TYPE_CHECKING:
     from qsf.text.tokenizer import Tokenizer
@@ -29,6 +32,7 @@ _MAX_PROPERTIES = 500
 _MAX_CHOICES = 1000
 # The usual layout of JSON. With one layout only, most of its tokens are forced.
 _JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+_JSON_FORM |= {"lenient": True}  # keywords that llguidance lacks are warnings
 # A quarter of llguidance's own limit.
 _LIMITS = {
     "initial_lexer_fuel": 250_000,
@@ -39,7 +43,7 @@ _LIMITS = {
 }
 # Memory of llguidance's tables for each token, slices included. Measured: 370 to 420.
 _TOKEN_BYTES = 400
-_ENDLESS = "its recursion never ends: each text of this form would contain another one"
+_STACK_BYTES = 16 << 20  # more than twice what the deepest grammar takes (``endless.MAX_LEVELS``)
 KINDS = ("json", "regex", "choice", "grammar")
 
 
@@ -63,14 +67,20 @@ class _Vocabulary:
 class Constraint:
     """The state of a constraint while an answer is generated. Used by one thread at a time."""
 
-    def __init__(self, matcher: Any, tokenizer: Any) -> None:
+    def __init__(
+        self, matcher: Any, tokenizer: Any, name: str, unenforced: frozenset[str], schema: Any
+    ) -> None:
+        self.unenforced = unenforced  # keywords of its schemas
+        self.schema = schema  # of the whole text; None: that is not JSON alone
         self._matcher = matcher
         self._tokenizer = tokenizer
+        self._name = name  # of the argument with the form
         self._forced: deque[int] = deque()  # forced tokens, as far as they are known
 
     def copy(self) -> Constraint:
         """Return a copy for another answer."""
-        return Constraint(self._matcher.deep_copy(), self._tokenizer)
+        matcher = self._matcher.deep_copy()
+        return Constraint(matcher, self._tokenizer, self._name, self.unenforced, self.schema)
 
     def forced(self) -> int | None:
         """Return the forced token; None: there is a choice. Raises QsfError.
@@ -108,7 +118,8 @@ class Constraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise QsfError(f"the grammar cannot be followed: {_error_text(self._matcher)}")
+            text = f"{self._name} cannot be followed: {_error_text(self._matcher)}"
+            raise QsfArgumentError(text, argument=self._name)
 
 
 class Constraints:
@@ -154,19 +165,25 @@ class Constraints:
         """
         try:
             grammar = self._grammar(kind, value)
-            if kind in ("grammar", "lark") and is_endless_grammar(grammar):
-                raise ValueError(_ENDLESS)
+            if kind in ("grammar", "lark"):
+                check_grammar(grammar)
         except ValueError as error:
             raise QsfArgumentError(f"{name}: {error}") from None
         except RecursionError:
             raise QsfArgumentError(f"{name}: its brackets are nested too deeply") from None
+        matcher = _on_large_stack(lambda: self._matcher(grammar))
+        if matcher.is_error():
+            raise QsfArgumentError(f"{name} cannot be enforced: {_error_text(matcher)}")
+        unenforced = keywords_of(matcher.get_grammar_warnings())
+        schema = (read_json(value) if isinstance(value, str) else value) if kind == "json" else None
+        return Constraint(matcher, self._tokenizer, name, unenforced, schema)
+
+    def _matcher(self, grammar: str) -> Any:
         limits = self._library.LLParserLimits(**_LIMITS)
         matcher = self._library.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # an error here is the grammar's: no token was chosen yet
-        if matcher.is_error():
-            raise QsfArgumentError(f"{name} cannot be enforced: {_error_text(matcher)}")
-        return Constraint(matcher, self._tokenizer)
+        return matcher
 
     def _grammar(self, kind: str, value: Any) -> str:
         size = len(json.dumps(value))
@@ -184,6 +201,8 @@ class Constraints:
             raise ValueError(f"must be a text, not {shown(value)}")
         elif "\0" in value:
             raise ValueError("has a zero byte")
+        elif kind == "regex":
+            check_expressions([value])
         elif (
             kind == "lark"
         ):  # llguidance's "grammar" guesses the notation, which a schema could mislead
@@ -195,9 +214,19 @@ class Constraints:
             schema = read_json(schema)
         _check_schema(schema)
         grammar: str = self._library.LLMatcher.grammar_from_json_schema(
-            schema, overrides=_JSON_FORM
+            simplified(schema), overrides=_JSON_FORM
         )
         return grammar
+
+
+def _on_large_stack(call: Callable[[], Any]) -> Any:
+    """Return what a call returns that may nest deeply; it runs in a thread of its own."""
+    usual = threading.stack_size(_STACK_BYTES)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(call).result()
+    finally:
+        threading.stack_size(usual)
 
 
 def _error_text(matcher: Any) -> str:
@@ -209,33 +238,34 @@ def _error_text(matcher: Any) -> str:
 def lark_json(schema: Any) -> str:
     """Return a schema as a part of a Lark grammar. Raises ValueError if that is impossible."""
     _check_schema(schema)
-    return "%json " + json.dumps({**schema, "x-guidance": _JSON_FORM})
+    return "%json " + json.dumps({**simplified(schema), "x-guidance": _JSON_FORM})
 
 
 def _check_schema(schema: Any) -> None:
     if not isinstance(schema, dict):
         raise ValueError(f"must be a JSON schema, not {shown(schema)}")
-    n_properties = sum(len(properties) for properties in _properties(schema))
+    all_properties = [each["properties"] for each in _objects(schema) if "properties" in each]
+    n_properties = sum(len(each) for each in all_properties if isinstance(each, dict))
     if n_properties > _MAX_PROPERTIES:
         raise ValueError(f"{n_properties} properties, and {_MAX_PROPERTIES} is the limit")
     if "x-guidance" in schema:
         raise ValueError("x-guidance is not for requests")
-    if is_endless_schema(schema):
-        raise ValueError(_ENDLESS)
+    patterns = [each["pattern"] for each in _objects(schema) if "pattern" in each]
+    check_expressions(text for text in patterns if isinstance(text, str))
+    check_schema(schema)
 
 
 def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(text, str) and text for text in value)
 
 
-def _properties(value: Any) -> Iterable[Mapping[str, Any]]:
-    """Yield all values of the key "properties" in a schema."""
+def _objects(value: Any) -> Iterable[Mapping[str, Any]]:
+    """Yield all objects in a schema."""
     stack = [value]
     while stack:
         part = stack.pop()
         if isinstance(part, dict):
-            if isinstance(part.get("properties"), dict):
-                yield part["properties"]
+            yield part
             stack += part.values()
         elif isinstance(part, list):
             stack += part
