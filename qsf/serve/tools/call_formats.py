@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,11 @@ class Format:
         return self.arguments in (*_ELEMENTS, "marked")
 
     @property
+    def is_python(self) -> bool:
+        """Arguments are written in Python's syntax."""
+        return self.arguments == "python"
+
+    @property
     def head(self) -> re.Pattern[str]:
         """A call up to its arguments; arguments that are elements have none."""
         if '{"' in self.before or self.arguments != "json":
@@ -82,7 +87,7 @@ class Format:
 
 
 JSON_HEAD = re.compile(
-    r'\s*\[?\s*\{\s*(?:"tool_call_id"\s*:\s*"[^"\\]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*'
+    r'\s*(?:\[\s*)?\{\s*(?:"tool_call_id"\s*:\s*"[^"\\]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*'
     r'"(?P<name>[^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 _OBJECT: Any = {"before": '{"name": "', "middle": '", "arguments": ', "after": "}"}
@@ -369,26 +374,33 @@ def _arguments_text(entry: Mapping[str, Any]) -> str:
 
 
 _ELEMENTS = {
-    "parameter": (
-        re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>\s*)?", re.DOTALL),
-        re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL),
-    ),
-    "arg_key": (
-        re.compile(r"\s*([^\s<]+)(.*)", re.DOTALL),
-        re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL),
-    ),
+    "parameter": (re.compile(r"\s*<function=([^<>\n]+)>"), "</parameter>"),
+    "arg_key": (re.compile(r"\s*([^\s<]+)"), "</arg_value>"),
 }
+_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>\n?")
 
 
 def _read_elements(form: Format, body: str, schemas: Mapping[str, Any]) -> tuple[str, str]:
-    call, element = _ELEMENTS[form.arguments]
-    match = call.fullmatch(body)
+    head, end = _ELEMENTS[form.arguments]
+    match = head.match(body)
     if match is None or match[1] not in schemas:
         raise ValueError("no call")
     properties = schemas[match[1]].get("properties", {})
-    pairs: Iterable[tuple[str, str]] = element.findall(match[2])
-    values = {key: _read_value(text, properties.get(key, {})) for key, text in pairs}
+    read = _read_parameter if form.arguments == "parameter" else _read_pair
+    pairs = [read(text) for text in body[match.end() :].split(end)[:-1]]
+    values = {key: _read_value(text, properties.get(key, {})) for key, text in filter(None, pairs)}
     return match[1], json.dumps(values, ensure_ascii=False)
+
+
+def _read_parameter(text: str) -> tuple[str, str] | None:
+    match = _PARAMETER.search(text)
+    return None if match is None else (match[1], text[match.end() :].removesuffix("\n"))
+
+
+def _read_pair(text: str) -> tuple[str, str] | None:
+    key, _, rest = text.partition("<arg_key>")[2].partition("</arg_key>")
+    _, sign, value = rest.partition("<arg_value>")
+    return (key, value) if sign else None
 
 
 def _read_value(text: str, schema: Any) -> Any:

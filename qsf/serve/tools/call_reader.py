@@ -13,7 +13,7 @@ from typing import Any
 
 from qsf.foreign_json import JsonError
 from qsf.serve.tools.call_formats import JSON_HEAD, Format, read_output, read_whole
-from qsf.serve.tools.pythonic import read_call, read_head
+from qsf.serve.tools.pythonic import PYTHON_ENDS, read_call, read_head
 from qsf.text.sampling import n_overlap
 
 # Mistral's templates refuse ids of another form; other templates accept any.
@@ -21,7 +21,7 @@ _ID_LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9
 _TAGS = ("<|python_tag|>", "<|python_start|>")  # of Llama: before a call that is the whole answer
 _OBJECT_START = '{"name":'
-_MAX_HEAD = 200  # characters held back while the answer may begin a call
+_MAX_HEAD = 500  # characters that are held back while they may begin a call
 
 
 @dataclass(slots=True)
@@ -46,26 +46,32 @@ class CallPart:
             return {}
 
 
-class _Braces:
-    """Finds the end of a JSON object or list."""
+_JSON_ENDS = ("{[", "}]", '"')
 
-    def __init__(self, depth: int) -> None:
+
+class _Braces:
+    """Finds the end of a JSON object or list, or of a call in Python's syntax."""
+
+    def __init__(self, depth: int, signs: tuple[str, str, str] = _JSON_ENDS) -> None:
+        """Start inside so many brackets; ``signs`` are what opens and closes, and the quotes."""
         self._depth = depth
-        self._is_text = self._is_escaped = False
+        self._openers, self._closers, self._quotes = signs
+        self._quote = ""  # of the text that the next letter belongs to
+        self._is_escaped = False
 
     def end(self, text: str) -> int | None:
         """Return the index after the end of the value; None: ``text`` ends inside of it."""
         for i, letter in enumerate(text):
             if self._is_escaped:
                 self._is_escaped = False
-            elif self._is_text:
+            elif self._quote:
                 self._is_escaped = letter == "\\"
-                self._is_text = letter != '"'
-            elif letter == '"':
-                self._is_text = True
-            elif letter in "{[":
+                self._quote = "" if letter == self._quote else self._quote
+            elif letter in self._quotes:
+                self._quote = letter
+            elif letter in self._openers:
                 self._depth += 1
-            elif letter in "}]":
+            elif letter in self._closers:
                 self._depth -= 1
                 if self._depth == 0:
                     return i + 1
@@ -76,7 +82,8 @@ class CallReader:
     """Receives the text of an answer piece by piece; returns the text outside of calls, and the
     calls.
 
-    A call of an unknown function counts as text.
+    A call of an unknown function counts as text. What arrives is looked at once, and again only in
+    a head, which has at most ``_MAX_HEAD`` characters: a model may write anything in a loop.
     """
 
     def __init__(self, form: Format, schemas: Mapping[str, Any], *, is_parallel: bool) -> None:
@@ -86,19 +93,25 @@ class CallReader:
         self._is_parallel = is_parallel
         self._head = form.head
         self._rest = ""  # not looked at yet
-        self._raw = ""  # what has begun the calls, should they be none
+        self._raw: list[str] = []  # what has begun the calls, should they be none
+        self._body: list[str] = []  # of a call that is read when it is complete
         self._state: Callable[[], bool] = self._in_text if form.begin else self._at_start
         if form.begin and form.arguments == "json" and self._head is JSON_HEAD:
             self._state = self._at_bare_start
         self._braces = _Braces(0)
         self._text: list[str] = []
-        self._space = ""  # space at the end of the text, held back
+        self._space: list[str] = []  # space at the end of the text, held back
         self._parts: list[CallPart] = []
         self._is_behind_call = False  # after a call, before any text
         self.n_calls = 0
         self.is_full = False  # the answer has all its calls
         self.open_name: str | None = None  # function whose arguments are arriving
-        self.open_arguments = ""
+        self._open_arguments: list[str] = []
+
+    @property
+    def open_arguments(self) -> str:
+        """The arguments of that function so far."""
+        return "".join(self._open_arguments)
 
     def push(self, text: str) -> tuple[str, tuple[CallPart, ...]]:
         """Read more text; return the text and the parts of calls that are complete."""
@@ -111,16 +124,16 @@ class CallReader:
         """Return the rest at the end of the answer."""
         if self.is_full:
             return "", ()
-        if self._state == self._in_head:
-            self._take_whole(self._rest, "")
-        elif self._state in (
-            *(self._in_text, self._at_start, self._at_bare_start),
-            self._behind_calls,
-        ):
+        if self._state in (self._at_start, self._at_bare_start):
+            self._give_up()
+        if self._state in (self._in_head, self._in_body, self._in_python):
+            self._take_whole("".join([*self._body, self._rest]), "")
+        elif self._state in (self._in_text, self._behind_calls):
             self._say(self._rest)
         if not self._is_behind_call:
-            self._text.append(self._space)
-        self._rest = self._space = ""
+            self._text += self._space
+        self._rest = ""
+        self._space = []
         return self._taken()
 
     def _taken(self) -> tuple[str, tuple[CallPart, ...]]:
@@ -138,20 +151,18 @@ class CallReader:
 
     def _say(self, text: str) -> None:
         """Report text; holds back space at its end, and drops it next to calls."""
-        text = self._space + text
         shown = text.rstrip()
-        self._space = text[len(shown) :]
-        if self._is_behind_call:
-            shown = shown.lstrip()
         if shown:
-            self._text.append(shown)
+            self._text += [shown.lstrip()] if self._is_behind_call else [*self._space, shown]
+            self._space = []
             self._is_behind_call = False
+        self._space.append(text[len(shown) :])
 
     def _begin(self, name: str, arguments: str = "") -> None:
         letters = "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
         self._parts.append(CallPart(self.n_calls, arguments, name, letters))
         self.n_calls += 1
-        self._space = ""
+        self._space = []
         self._is_behind_call = True
 
     def _take_whole(self, body: str, end: str) -> None:
@@ -159,38 +170,56 @@ class CallReader:
         for name, arguments in calls if self._is_parallel else calls[:1]:
             self._begin(name, arguments)
         if not calls:
-            self._say(self._raw + body + end)
+            self._say("".join([*self._raw, body, end]))
+        self._body = []
         self.is_full = bool(calls) and not self._is_parallel
 
     # ---- states: each returns whether the next one may run ----
 
     def _at_start(self) -> bool:
         """State: the answer may be a call as a whole."""
-        text = self._rest.lstrip()
-        if not text:
+        if not self._skip_space():
             return False
-        self._raw = self._rest[: len(self._rest) - len(text)]
         for tag in _TAGS:
-            if text.startswith(tag):
-                self._raw, text = self._raw + tag, text[len(tag) :].lstrip()
-            elif tag.startswith(text):
+            if self._rest.startswith(tag):
+                self._raw.append(tag)
+                self._rest = self._rest[len(tag) :]
+                return True
+            if tag.startswith(self._rest):
                 return False
-        self._rest = text
         self._state = self._in_head
         return True
 
+    def _skip_space(self) -> bool:
+        """Move space from the rest to what may have begun a call; return whether text is left."""
+        text = self._rest.lstrip()
+        if len(text) < len(self._rest):
+            self._raw.append(self._rest[: len(self._rest) - len(text)])
+        self._rest = text
+        return bool(text)
+
+    def _give_up(self) -> None:
+        """Read what may have begun a call as text."""
+        self._rest = "".join([*self._raw, self._rest])
+        self._raw = []
+        self._state = self._in_text
+
     def _at_bare_start(self) -> bool:
         """State: a small model may write a call as the whole answer, without the begin mark."""
-        text = self._rest.lstrip()
-        match = JSON_HEAD.match(text)
+        if not self._skip_space():
+            return False
+        match = JSON_HEAD.match(self._rest)
         if match is not None and match["name"] in self._schemas:
             self._state = self._in_head
             return True
-        start = re.sub(r"\s", "", text[:100])[: len(_OBJECT_START)]
-        if match is None and _OBJECT_START.startswith(start) and len(text) < _MAX_HEAD:
+        if match is None and self._may_be_object() and len(self._rest) < _MAX_HEAD:
             return False
-        self._state = self._in_text
+        self._give_up()
         return True
+
+    def _may_be_object(self) -> bool:
+        start = re.sub(r"\s", "", self._rest[:100])[: len(_OBJECT_START)]
+        return _OBJECT_START.startswith(start)
 
     def _in_text(self) -> bool:
         begin = self._form.begin
@@ -201,51 +230,81 @@ class CallReader:
             self._rest = self._rest[n_shown:]
             return False
         self._say(self._rest[:at])
-        self._raw, self._rest = begin, self._rest[at + len(begin) :]
+        self._raw, self._rest = [begin], self._rest[at + len(begin) :]
         self._state = self._in_head
         return True
 
     def _in_head(self) -> bool:
         form = self._form
+        if not self._skip_space():
+            return False
         match = None if form.is_elements else self._head.match(self._rest)
         if match is not None and match["name"] in self._schemas:
             self._begin(match["name"])
-            self.open_name, self.open_arguments = match["name"], ""
+            self.open_name, self._open_arguments = match["name"], []
             self._rest = self._rest[match.end() :]
             self._braces = _Braces(0)
             self._state = self._in_arguments
             return True
-        if form.arguments == "python" and (is_taken := self._take_python()) is not None:
-            return is_taken
-        if form.end:
-            body, end, rest = self._rest.partition(form.end)
-            if not end:
-                return False
-            self._rest = rest
-            self._state = self._in_text
-            self._take_whole(body, end)
+        if form.is_elements:
+            self._state = self._in_body
             return True
-        start = re.sub(r"\s", "", self._rest[:100])[: len(_OBJECT_START)]
-        if not form.begin and not _OBJECT_START.startswith(start):
-            self._rest = self._raw + self._rest
-            self._state = self._in_text
+        is_undecided = True
+        if form.is_python:
+            name, n_head = read_head(self._rest)
+            if name in self._schemas:
+                self._body, self._rest = [self._rest[:n_head]], self._rest[n_head:]
+                self._braces = _Braces(1, PYTHON_ENDS)
+                self._state = self._in_python
+                return True
+            is_undecided = name == ""
+        if not form.begin and not self._may_be_object() and not (form.is_python and is_undecided):
+            self._give_up()
+            return True
+        is_whole = bool(form.end) and (form.end in self._rest or not is_undecided)
+        if is_whole or len(self._rest) > _MAX_HEAD:
+            self._state = self._in_body
             return True
         return False
 
-    def _take_python(self) -> bool | None:
-        """Report a complete call; return whether there was one, or None if there is no call."""
-        name = read_head(self._rest)
-        if name is None or (name and name not in self._schemas):
-            return None
+    def _up_to_end(self) -> tuple[str, bool]:
+        """Take the rest up to the end mark, which stays; return it, and whether there is a mark."""
+        end = self._form.end
+        at = self._rest.find(end) if end else -1
+        n_read = at if at >= 0 else len(self._rest) - (n_overlap(self._rest, end) if end else 0)
+        text, self._rest = self._rest[:n_read], self._rest[n_read:]
+        return text, at >= 0
+
+    def _in_body(self) -> bool:
+        """State: a call that is read when it is complete."""
+        text, is_complete = self._up_to_end()
+        self._body.append(text)
+        if is_complete:
+            self._rest = self._rest[len(self._form.end) :]
+            self._state = self._in_text
+            self._take_whole("".join(self._body), self._form.end)
+        return is_complete
+
+    def _in_python(self) -> bool:
+        """State: after the opening bracket of a call in Python's syntax."""
+        text, is_over = self._up_to_end()
+        n_read = self._braces.end(text)
+        self._body.append(text[:n_read])
+        if n_read is None:
+            self._state = self._in_body if is_over else self._in_python
+            return is_over
+        self._rest = text[n_read:] + self._rest
         try:
-            call = read_call(self._rest) if ")" in self._rest else None
-            if call is None:
-                return None if self._form.end and self._form.end in self._rest else False
-            arguments = json.dumps(read_output(call[1]), ensure_ascii=False)
+            name, values = read_call("".join(self._body))
+            self._begin(name, json.dumps(read_output(values), ensure_ascii=False))
         except ValueError:
-            return None
-        self._begin(call[0], arguments)
-        self._rest = self._rest[call[2] :]
+            self._state = self._in_body
+            if not self._form.end:
+                self._raw += self._body
+                self._body = []
+                self._give_up()
+            return True
+        self._body = []
         self._state = self._behind_calls
         return True
 
@@ -253,7 +312,7 @@ class CallReader:
         end = self._braces.end(self._rest)
         text = self._rest[:end]
         if text:
-            self.open_arguments += text
+            self._open_arguments.append(text)
             self._tell(text)
         self._rest = self._rest[len(text) :]
         if end is None:
@@ -287,7 +346,7 @@ class CallReader:
         mark = "" if self._head is JSON_HEAD else form.before.removeprefix(form.begin)
         is_object = text[:1] == "{" and (form.first or not form.begin)
         if text[:1] in (",", ";") or is_object or (mark and text.startswith(mark)):
-            self._raw, self._rest = "", text.lstrip(",;")
+            self._raw, self._rest = [], text.lstrip(",;")
             self._state = self._in_head
             return True
         if not text or any(sign.startswith(text) for sign in (*form.behind, mark)):

@@ -79,10 +79,10 @@ def _description(
     schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     example = _written(form, [("FUNCTION", {"PARAMETER": "VALUE"}, 0)])
     return Trusted(
-        "# Tools\n\nYou can call functions to help with what is asked. They are described within "
-        f"<tools></tools>, in JSON:\n<tools>\n{protected(schemas, special_names)}\n</tools>\n\n"
-        f"To call one, end your answer with exactly this, in which capitals are filled in:\n"
-        f"{example}\n\nThen wait for what it returns. If none of them helps, answer in words."
+        "# Tools\n\nYou can call these functions:\n<tools>\n"
+        f"{protected(schemas, special_names)}\n</tools>\n\n"
+        f"To call one, end with exactly this, capitals filled in:\n{example}\n\n"
+        "If none helps, answer in words."
     )
 
 

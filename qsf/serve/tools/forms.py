@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 
 
 class AnswerForm(NamedTuple):
-    """A kind of ``Constraints.make``, its value, and the request's field."""
+    """A kind of ``Constraints.make``, its value, and the request's field.
+
+    ``is_strict``: all keywords of its schemas must be enforced.
+    """
 
     kind: str
     value: Any
     place: str
+    is_strict: bool = False
 
 
 def read_form(fields: Fields, formats: Fields, name: str) -> AnswerForm | None:
@@ -37,8 +41,9 @@ def read_form(fields: Fields, formats: Fields, name: str) -> AnswerForm | None:
         forms.append(AnswerForm("json", {"type": "object"}, name))
     elif kind == "json_schema":
         place = formats.object("json_schema") if "json_schema" in formats else formats
-        place.ignore("name", "description", "strict")
-        forms.append(AnswerForm("json", place.raw("schema"), place.name("schema")))
+        place.ignore("name", "description")
+        is_strict = place.flag("strict")
+        forms.append(AnswerForm("json", place.raw("schema"), place.name("schema"), is_strict))
     elif kind != "text":
         raise invalid(
             name, f"{name}.type must be text, json_object or json_schema, not {shown(kind)}"
@@ -63,9 +68,13 @@ def read_form(fields: Fields, formats: Fields, name: str) -> AnswerForm | None:
 def constrain(constraints: Constraints | str, form: AnswerForm) -> Constraint:
     """Return the constraint of a form. Raises Problem for a form that cannot be enforced."""
     try:
-        return need_constraints(constraints, form.place).make(*form)
+        constraint = need_constraints(constraints, form.place).make(*form[:3])
     except QsfArgumentError as error:
         raise invalid(form.place, str(error), "invalid_grammar") from None
+    if form.is_strict and constraint.unenforced:
+        text = f"{form.place} is strict, and {', '.join(sorted(constraint.unenforced))} cannot be "
+        raise invalid(form.place, f"{text}enforced while an answer is written", "invalid_grammar")
+    return constraint
 
 
 def need_constraints(constraints: Constraints | str, place: str) -> Constraints:

@@ -9,36 +9,39 @@ from collections.abc import Mapping
 from typing import Any
 
 _HEAD = re.compile(r"[\s\[,]*(?P<name>[A-Za-z_][\w.-]*)\s*\(")
-_TOKEN = re.compile(
+_UNDECIDED = re.compile(r"[\s\[,]*(?:[\w.-]+\s*)?")
+_TOKEN = re.compile(  # the quotes of a call come in pairs
     r"""(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<word>[A-Za-z_]\w*)(?P<is>\s*=)?|"""
-    r"""(?P<other>[^'"A-Za-z_])|(?P<open>['"])""",
+    r"""(?P<other>[^'"A-Za-z_])""",
     re.DOTALL,
 )
+PYTHON_ENDS = ("", ")", "'\"")  # what opens and closes a call's arguments, and quotes
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _LETTER = re.compile(r'\\(?:x([0-9a-fA-F]{2})|(.))|(["\x00-\x1f])', re.DOTALL)
 
 
-def read_head(text: str) -> str | None:
-    """Return the name of the function whose call begins a text; "": undecided; None: no call."""
-    match = _HEAD.match(text)
-    if match is not None:
-        return match["name"]
-    return "" if re.fullmatch(r"[\s\[,]*[\w.-]*\s*", text) else None
+def read_head(text: str) -> tuple[str | None, int]:
+    """Return the name of the function whose call begins a text, and the length up to its arguments.
 
-
-def read_call(text: str) -> tuple[str, str, int] | None:
-    """Return name, arguments in JSON and length of the call that begins a text; None: it is cut.
-
-    The JSON is not checked. Raises ValueError if the text begins no call.
+    The name is "" if the text is too short to say, None if no call begins it.
     """
     match = _HEAD.match(text)
-    if match is None:
+    if match is not None:
+        return match["name"], match.end()
+    return ("" if _UNDECIDED.fullmatch(text) else None), 0
+
+
+def read_call(text: str) -> tuple[str, str]:
+    """Return the name and the arguments in JSON of a call. The JSON is not checked.
+
+    Raises ValueError if the text is no call.
+    """
+    match = _HEAD.match(text)
+    if match is None or text[-1] != ")":
         raise ValueError("no call")
     parts: list[str] = []
     depth = 0
-    for token in _TOKEN.finditer(text, match.end()):
-        if token["open"] is not None:
-            return None
+    for token in _TOKEN.finditer(text, match.end(), len(text) - 1):
         if token["text"] is not None:
             parts.append(_as_json(token["text"]))
         elif token["is"] is not None:
@@ -47,13 +50,11 @@ def read_call(text: str) -> tuple[str, str, int] | None:
             parts.append(json.dumps(token["word"]) + ": ")
         elif token["word"] is not None:
             parts.append(_WORDS.get(token["word"], token["word"]))
-        elif token["other"] == ")":
-            return match["name"], "{" + "".join(parts).strip() + "}", token.end()
         else:
             depth += token["other"] in "[{"
             depth -= token["other"] in "]}"
             parts.append(token["other"])
-    return None
+    return match["name"], "{" + "".join(parts).strip() + "}"
 
 
 def _as_json(literal: str) -> str:

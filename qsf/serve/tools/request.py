@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfArgumentError, QsfError, shown
+from qsf.errors import QsfError, shown
 from qsf.foreign_json import JsonError
 from qsf.serve.http.fields import Fields, read_inner
 from qsf.serve.http.problems import invalid
@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
-_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+_NO_PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {},
+    "additionalProperties": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +208,8 @@ def _strict_constraints(
         )
     return {
         tool.name: constrain(
-            serving.constraints, AnswerForm("json_then_text", dict(tool.schema), place)
+            serving.constraints,
+            AnswerForm("json_then_text", dict(tool.schema), place, tool.is_strict),
         )
         for tool in strict
     }
@@ -221,7 +226,7 @@ def tools_constraint(
     if tools is None or (tools.choice == "auto" and form is None):
         return None if form is None else constrain(serving.constraints, form)
     place = "tool_choice" if tools.choice != "auto" or form is None else form.place
-    constraints = need_constraints(serving.constraints, place)
+    need_constraints(serving.constraints, place)
     answer = form.value if tools.choice == "auto" and form is not None else None
     if answer is not None and form is not None and form.kind != "json":
         raise invalid(
@@ -238,11 +243,10 @@ def tools_constraint(
             is_parallel=tools.is_parallel and tools.choice in ("auto", "required"),
             answer=answer,
         )
-        return constraints.make("lark", grammar, place)
-    except QsfArgumentError as error:  # its message names the place
-        raise invalid(place, str(error), "invalid_grammar") from None
     except ValueError as error:
         raise invalid(place, f"{place}: {error}", "invalid_grammar") from None
+    is_strict = any(tool.is_strict for tool in chosen) or (form is not None and form.is_strict)
+    return constrain(serving.constraints, AnswerForm("lark", grammar, place, is_strict))
 
 
 # ---- OpenAI's chat completions ----
@@ -338,7 +342,7 @@ def _chat_turn(message: dict[str, Any]) -> dict[str, Any]:
     calls = message.get("tool_calls")
     _check_id(message.get("tool_call_id"), "tool_call_id")
     if not isinstance(calls, list | None):
-        raise invalid("messages", f"tool_calls must be a list, not {shown(calls)}")
+        raise invalid("messages", f"messages: tool_calls must be a list, not {shown(calls)}")
     if not calls:  # templates may test whether the key exists
         return {name: value for name, value in message.items() if name != "tool_calls"}
     turn = {**message, "tool_calls": [_chat_call(call) for call in calls]}
@@ -349,14 +353,14 @@ def _chat_turn(message: dict[str, Any]) -> dict[str, Any]:
 def _chat_call(call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise invalid("messages", f"tool_calls must name functions, not {shown(call)}")
+        raise invalid("messages", f"messages: tool_calls must name functions, not {shown(call)}")
     _check_id(call.get("id"), "the id of a call")
     return call_turn(call.get("id"), function["name"], function.get("arguments"))
 
 
 def _check_id(value: Any, name: str) -> None:
     if not isinstance(value, str | None):
-        raise invalid("messages", f"{name} must be a text, not {shown(value)}")
+        raise invalid("messages", f"messages: {name} must be a text, not {shown(value)}")
 
 
 def call_turn(call_id: Any, name: str, arguments: Any, place: str = "messages") -> dict[str, Any]:

@@ -422,6 +422,7 @@ def called(arguments: Any) -> Any:
 
 
 UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+STRICT = {"type": "function", "function": {"name": "f", "strict": True, "parameters": UNIQUE}}
 WRONG: Any = [
     ({"tools": [{"type": "web_search"}]}, "tools", "must be functions, not 'web_search'"),
     ({"tools": [{"type": "function"}]}, "tools", "must be objects"),
@@ -436,12 +437,9 @@ WRONG: Any = [
     (allowed({"mode": "required", "tools": []}), "tool_choice", "required, and tools is empty"),
     ({"tool_choice": "required"}, "tool_choice", "is required, and tools is empty"),
     (
-        {
-            "tool_choice": "required",
-            "tools": [{"type": "function", "function": {"name": "f", "parameters": UNIQUE}}],
-        },
+        {"tool_choice": "required", "tools": [STRICT]},
         "tool_choice",
-        "tool_choice cannot be enforced",
+        "tool_choice is strict, and uniqueItems cannot be enforced",
     ),
     *(
         ({"messages": [{"role": role, "tool_calls": [{"id": "1"}]}]}, "messages", "tool_calls")
