@@ -394,7 +394,9 @@ class Session(Closing, Uncopyable):
         ids.
         """
         if not tokens:
-            raise QsfArgumentError(f"the {name} is empty: there is no token to begin with", name)
+            raise QsfArgumentError(
+                f"the {name} is empty: there is no token to begin with", argument=name
+            )
         info = self._opened.info
         ctx_tokens = info.plan.ctx_tokens
         if len(tokens) > ctx_tokens:

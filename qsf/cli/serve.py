@@ -369,7 +369,7 @@ def _make_host(
     if options.session_dir is not None:
         folder = Path(options.session_dir)
         kept = SlotFiles(
-            folder if options.is_for_one(paths) else folder / re.sub(r"[^\w.-]", "-", name),
+            folder if options.is_for_one(paths) else folder / _folder_name(name),
             engine,
             options.session_dir_limit << 20,
             lambda text: command.say_error("qsf-serve", text),
@@ -377,6 +377,14 @@ def _make_host(
     prefix = None if options.prefix is None else read_prefix(Path(options.prefix), model)
     scheduler = Scheduler(engine, limits, metrics, files=kept)
     return Host(serving, scheduler, kept, prefix)
+
+
+def _folder_name(name: str) -> str:
+    """Return the name of a folder for a model's sequences, which no other model has."""
+    plain = re.sub(r"[^\w.-]", "-", name)
+    if plain == name and name.strip("."):
+        return plain
+    return f"{plain}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
 
 
 def _texts(value: str | Sequence[str]) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 Each command runs in a memory control group whose limit is its budget, where this user can make
 one, and its VmHWM is compared with the budget everywhere. Prints one line for each case; the exit
 code is 1 where a process took more, was killed, or did not refuse its input by one line. Then RUNS
-(200) random documents follow, a reader after the other, which commands may also take.
+(200) random documents follow, a reader after the other, which commands may also take. While qsf
+serve reads what takes other servers long, its /health must answer within 100 ms.
 
 Usage: python tests/fuzz/check_hostile.py [RUNS [SEED]]
 """
@@ -22,6 +23,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -276,13 +278,15 @@ def convert_cases(folder: Path, source: Path) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def served(model: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run qsf serve with 70 MB; yield its process and port when it answers."""
+def served(
+    model: Path, budget_mb: int = 70, constraints: str = "off"
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Run qsf serve; yield its process and port when it answers."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = ["qsf-serve", model, "--port", port, "--ram-budget", 70, "--constraints", "off"]
-    with started(words, 70, subprocess.DEVNULL) as server:
+    words = ["qsf-serve", model, "--port", port, "--ram-budget", budget_mb]
+    with started([*words, "--constraints", constraints], budget_mb, subprocess.DEVNULL) as server:
         for _ in range(300):
             time.sleep(0.1)
             with socket.socket() as probe:
@@ -324,6 +328,67 @@ def serve_cases(model: Path) -> Iterator[bool]:
             yield ask(f"body, {name}", server, port, body, 400)
 
 
+def slow_bodies() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield name, path and body of requests that may take more time than their size says."""
+    user = {"role": "user", "content": "Hi"}
+    function = {"name": "f", "arguments": "{" + " " * 1200 + "@"}
+    called = {"role": "assistant", "tool_calls": [{"id": "a", "function": function}]}
+    yield "cut arguments", "/v1/chat/completions", {"messages": [user, called]}
+    for name, grammar in (
+        ("signs", "start: " + "<" * 60_000),
+        ("quotes", "start: " + '"\\"' * 20_000),
+        (
+            "a chain",
+            "start: a0\n" + "".join(f"a{i}:a{i + 1}?\n" for i in range(4000)) + 'a4000:"x"',
+        ),
+        ("brackets", "start: " + "(" * 30_000),
+    ):
+        outputs = {"structured_outputs": {"grammar": grammar}}
+        yield f"grammar, {name}", "/v1/completions", {"prompt": "x", "max_tokens": 1, **outputs}
+    links = {f"a{i}": {"properties": {"a": {"$ref": f"#/$defs/a{i + 1}"}}} for i in range(1200)}
+    for name, schema in (
+        ("a chain", {"$ref": "#/$defs/a0", "$defs": {**links, "a1200": {}}}),
+        ("names of a part", {"allOf": [{"$ref": f"#/allOf/{'0' * i}1"} for i in range(300)]}),
+    ):
+        outputs = {"structured_outputs": {"json": schema}}
+        yield f"schema, {name}", "/v1/completions", {"prompt": "x", "max_tokens": 1, **outputs}
+    repeats = {"structured_outputs": {"regex": "(a?)" * 1600 + "a" * 1600}}
+    yield "regex", "/v1/completions", {"prompt": "x", "max_tokens": 1, **repeats}
+    yield "stops", "/v1/completions", {"prompt": "x", "max_tokens": 1, "stop": "a" * 900_000}
+
+
+def slow_cases(model: Path) -> Iterator[bool]:
+    """Yield whether qsf serve was there for others while it read each body.
+
+    Other programs may have delayed an answer, so the best of three tries counts.
+    """
+    with served(model, 200, "on") as (server, port):
+        for name, path, body in slow_bodies():
+            tries = [delay_beside(port, path, body) for _ in range(3)]
+            worst, status = min(tries)
+            is_fine = status in (200, 400) and worst < 0.1 and server.poll() is None
+            print(f"{name:26} {1000 * worst:6.1f} ms {'' if is_fine else 'WRONG'} {status}")
+            yield is_fine
+
+
+def delay_beside(port: int, path: str, body: dict[str, Any]) -> tuple[float, int]:
+    """Return the longest time of /health in seconds while a request is answered, and its status."""
+    sent = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    sent.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+    statuses: list[int] = []
+    sender = threading.Thread(target=lambda: statuses.append(sent.getresponse().status))
+    sender.start()
+    worst = 0.0
+    while sender.is_alive():
+        started = time.monotonic()
+        health = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        health.request("GET", "/health")
+        health.getresponse().read()
+        worst = max(worst, time.monotonic() - started)
+        time.sleep(0.01)
+    return worst, statuses[0] if statuses else 0
+
+
 def groups_can_be_made() -> bool:
     """Return whether this user can make a memory control group, and say so."""
     try:
@@ -349,6 +414,7 @@ def main() -> int:
         model = folder / "model.qsf"
         subprocess.run([BIN / "qsf-convert", source, model, "-q"], check=True)
         results = [*run_cases(folder, model), *convert_cases(folder, source), *serve_cases(model)]
+        results += slow_cases(model)
         n_runs, seed = (int(word) for word in (*sys.argv[1:], *("200", "0")[len(sys.argv) - 1 :]))
         results += random_cases(folder, model, source, n_runs, seed)
     print(f"{len(results)} cases, {results.count(False)} of them broke a promise")

@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from qsf.foreign_json import JsonError
 from qsf.passes import Chosen
 from qsf.serve.http.problems import Problem
 from qsf.serve.scheduling.job import Event, Job
+from qsf.serve.tools.call_formats import read_output
 from qsf.serve.tools.call_reader import CallPart
+from qsf.text.schemas import Check
 
 if TYPE_CHECKING:
     from qsf.serve.api.completion_request import CompletionRequest
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from qsf.serve.scheduling.scheduler import Scheduler
 
 PING_SECONDS = 15.0
+_UNENFORCED = "x-qsf-unenforced"
 
 Sent = tuple[str, Any]
 """An event of a stream: its name, mostly "", and what is sent: JSON, or a text as it is."""
@@ -31,9 +35,10 @@ class Choice:
 
     job: Job
     texts: list[str] = field(default_factory=list)
-    reasoning: str = ""
-    # Calls of functions, each as far as it has arrived
+    thoughts: list[str] = field(default_factory=list)
+    # Calls of functions; their arguments are complete at the end of the answer
     calls: list[CallPart] = field(default_factory=list)
+    arguments: list[list[str]] = field(default_factory=list)  # of each call, in pieces
     tokens: list[Chosen] = field(default_factory=list)
     reason: str = ""
     values: Sequence[float] = ()  # of a job that generates no text
@@ -42,6 +47,11 @@ class Choice:
     def text(self) -> str:
         """The text so far."""
         return "".join(self.texts)
+
+    @property
+    def reasoning(self) -> str:
+        """The thoughts so far."""
+        return "".join(self.thoughts)
 
 
 class Form:
@@ -148,6 +158,8 @@ async def answer_call(
     if request.ignored:
         names = ("".join(c if "!" <= c <= "~" else "?" for c in name) for name in request.ignored)
         exchange.headers["x-qsf-ignored"] = ", ".join(names)[:1000].rstrip()
+    if request.unenforced:
+        exchange.headers[_UNENFORCED] = request.unenforced
     exchange.on_gone = call.mark_gone
     if exchange.is_gone:
         call.mark_gone()
@@ -157,6 +169,8 @@ async def answer_call(
         else:
             async for item in call.events(len(jobs), 3600.0):
                 _take(choices, item)
+            if request.unenforced:
+                exchange.headers[_UNENFORCED] = await _judged(request, choices)
             if not exchange.is_gone:
                 await exchange.send_json(form.whole(choices))
     finally:
@@ -177,12 +191,16 @@ def _take(choices: Sequence[Choice], item: tuple[int, Event] | None) -> None:
     choice = choices[index]
     if event.text:
         choice.texts.append(event.text)
-    choice.reasoning += event.reasoning
+    if event.reasoning:
+        choice.thoughts.append(event.reasoning)
     for part in event.calls:
         if part.name:
             choice.calls.append(replace(part))
-        else:
-            choice.calls[part.index].arguments += part.arguments
+            choice.arguments.append([])
+        choice.arguments[part.index].append(part.arguments)
+    if event.is_last:
+        for call, pieces in zip(choice.calls, choice.arguments, strict=True):
+            call.arguments = "".join(pieces)
     choice.tokens += event.tokens
     choice.reason = event.reason
     choice.values = event.values
@@ -209,12 +227,35 @@ async def _stream(
                 await _send(exchange, form.more(index, choices[index], event))
             if event.is_last:
                 await _send(exchange, form.end(index, choices[index]))
+        if request.unenforced:
+            await exchange.send_comment(f"{_UNENFORCED}: {await _judged(request, choices)}")
         await _send(exchange, form.finish(choices))
     except Problem as problem:
         await _send(exchange, form.fail(problem))
         raise
     finally:
         exchange.end_stream()
+
+
+async def _judged(request: CompletionRequest, choices: Sequence[Choice]) -> str:
+    """Return the keywords that were not enforced, and whether the answers have their form."""
+    schemas = {tool.name: tool.schema for tool in (request.tools.tools if request.tools else ())}
+    values: list[tuple[Any, str]] = []
+    for choice in choices:
+        values += [(schemas[call.name], call.arguments) for call in choice.calls]
+        if request.constraint is not None and not choice.calls:
+            values.append((request.constraint.schema, choice.text))
+    loop = asyncio.get_running_loop()
+    fits = [await loop.run_in_executor(None, _fits, *pair) for pair in values]
+    word = "no" if False in fits else "unknown" if None in fits or not fits else "yes"
+    return f"{request.unenforced}; holds={word}"
+
+
+def _fits(schema: Any, text: str) -> bool | None:
+    try:
+        return None if schema is None else Check(schema).fits(read_output(text))
+    except JsonError:  # the answer was cut
+        return None
 
 
 async def _send(exchange: Exchange, events: Sequence[Sent]) -> None:

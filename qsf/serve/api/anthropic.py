@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from qsf.errors import shown
+from qsf.errors import QsfArgumentError, shown
 from qsf.options import Whole
 from qsf.serve.api.answering import Choice, Form, Sent
 from qsf.serve.api.completion_request import (
@@ -18,6 +18,7 @@ from qsf.serve.api.completion_request import (
     read_messages,
     read_model,
     read_stops,
+    too_long,
 )
 from qsf.serve.api.openai import encode_messages
 from qsf.serve.api.timings import usage
@@ -35,6 +36,7 @@ from qsf.serve.tools.request import (
     read_tools,
     tools_constraint,
 )
+from qsf.text.arguments import as_messages
 
 _REASONS = {"end": "end_turn", "stop": "stop_sequence", "length": "max_tokens", "calls": "tool_use"}
 _THINKING = ("enabled", "adaptive", "disabled")
@@ -57,6 +59,10 @@ def _read_turns(fields: Fields) -> list[dict[str, Any]]:
     messages = read_messages(fields)
     system = fields.raw("system")
     turns = [] if system is None else [{"role": "system", "content": system}]
+    try:
+        as_messages(turns)
+    except QsfArgumentError as error:
+        raise too_long(error, "system") from None
     for message in messages:
         content = message.get("content") if isinstance(message, dict) else None
         turns += _blocks(message, content) if isinstance(content, list) else [message]

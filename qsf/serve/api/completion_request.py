@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfArgumentError, shown
+from qsf.errors import QsfArgumentError, QsfError, shown
 from qsf.options import GenerationOptions, Kind, Number, Texts, Whole, described
 from qsf.serve.http.fields import Fields
 from qsf.serve.http.problems import Problem, invalid
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from qsf.text.constraints import Constraint
 
 MAX_STOPS = 16
+MAX_STOP_CHARS = 1000
 MAX_BIASES = 1024
 MAX_MESSAGES = 256
 MAX_TOP = 20
@@ -40,10 +41,10 @@ TOP_K = Whole(NO_LIMIT)
 
 
 class MostTokens(Whole):
-    """The most tokens of an answer: at least 1, or -1 for no limit."""
+    """The most tokens of an answer: at least so many, or -1 for no limit."""
 
-    def __init__(self) -> None:
-        super().__init__(1)
+    def __init__(self, least: int = 1) -> None:
+        super().__init__(least)
         self.rule += f", or {NO_LIMIT} for all that fit"
 
     def is_valid(self, value: Any) -> bool:
@@ -52,6 +53,7 @@ class MostTokens(Whole):
 
 
 MOST_TOKENS = MostTokens()
+ANY_TOKENS = MostTokens(0)  # 0: the prompt is evaluated alone
 # Samplers of other programs: the value that turns each off, and what to use instead.
 _OTHER_SAMPLERS = {
     "typical_p": (1, "min_p"),
@@ -101,6 +103,13 @@ class CompletionRequest:
     ignored: Sequence[str] = ()
     extra: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def unenforced(self) -> str:
+        """Keywords of schemas that are not enforced while the answer is written; "": none."""
+        strict = () if self.tools is None else self.tools.strict.values()
+        forms = [form for form in (self.constraint, *strict) if form is not None]
+        return ", ".join(sorted({name for form in forms for name in form.unenforced}))
+
 
 def read_choosing(fields: Fields, serving: Serving, *, n_top: int, has_logprob: bool) -> Choosing:
     """Return how tokens are chosen. Raises Problem for samplers that QSF lacks."""
@@ -135,7 +144,7 @@ def _read_biases(fields: Fields, serving: Serving) -> Mapping[int, float]:
     n_vocab = serving.model.info.n_vocab
     name = fields.name("logit_bias")
     biases = {}
-    for key, value in fields.mapping("logit_bias", MAX_BIASES).items():
+    for key, value in _bias_entries(fields, serving):
         if not key.isascii() or not key.isdigit() or len(key) > 9 or int(key) >= n_vocab:
             raise invalid(
                 name, f"{name} must be for token ids below {n_vocab}, and one is {shown(key)}"
@@ -146,6 +155,22 @@ def _read_biases(fields: Fields, serving: Serving) -> Mapping[int, float]:
             )
         biases[int(key)] = float(value)
     return biases
+
+
+def _bias_entries(fields: Fields, serving: Serving) -> Iterable[tuple[str, Any]]:
+    """Return biases by token id: OpenAI's object, or llama-server's pairs of an id or a text, all
+    of whose tokens are meant, and a number or false, which means never.
+    """
+    if not isinstance(fields.raw("logit_bias"), list):
+        return fields.mapping("logit_bias", MAX_BIASES).items()
+    entries: list[tuple[str, Any]] = []
+    for pair in fields.list("logit_bias", MAX_BIASES):
+        key, bias = pair if isinstance(pair, list) and len(pair) == 2 else (None, None)
+        tokens: list[Any] = [key]
+        if isinstance(key, str):
+            tokens = encode_text(key, serving, fields.name("logit_bias"), is_foreign=True)
+        entries += [(str(token), BIAS.least if bias is False else bias) for token in tokens]
+    return entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +238,11 @@ def read_stops(fields: Fields, name: str = "stop") -> list[str]:
     if len(stops) > MAX_STOPS:
         name = fields.name(name)
         raise invalid(name, f"{name} has {len(stops)} texts, and {MAX_STOPS} is the limit")
+    longest = max(map(len, stops), default=0)
+    if longest > MAX_STOP_CHARS:  # it is compared with the end of the text at each token
+        name = fields.name(name)
+        text = f"{name} has a text of {longest} characters, and {MAX_STOP_CHARS} is the limit"
+        raise invalid(name, text)
     return stops
 
 
@@ -272,6 +302,7 @@ def fit(
     n_free = ctx_tokens - n_prompt
     if wanted == NO_LIMIT:
         wanted = None
+    least = least if wanted is None else min(least, wanted)
     is_cut = n_free < (wanted or least)
     if n_free < least or (is_cut and serving.is_strict):
         answer = f" and max_tokens is {wanted}" if wanted else ""
@@ -280,7 +311,7 @@ def fit(
             f"{name} has {n_prompt} tokens{answer}, but the context holds {ctx_tokens}",
             "context_length_exceeded",
         )
-    return {"max_tokens": min(wanted or n_free, n_free), "is_cut": is_cut}
+    return {"max_tokens": min(n_free if wanted is None else wanted, n_free), "is_cut": is_cut}
 
 
 def encode_text(
@@ -335,10 +366,11 @@ def _read_prompt(value: Any, serving: Serving, name: str, *, is_cut: bool) -> li
     return list(value)
 
 
-def too_long(error: QsfArgumentError, name: str) -> Problem:
+def too_long(error: QsfError, name: str) -> Problem:
     """Return the problem of a text that cannot be encoded, usually one that is too long."""
     is_long = error.argument == "prompt"
-    return invalid(name, str(error), "context_length_exceeded" if is_long else "invalid_value")
+    text = str(error) if name in str(error) else f"{name}: {error}"  # some APIs send the text alone
+    return invalid(name, text, "context_length_exceeded" if is_long else "invalid_value")
 
 
 def make_jobs(

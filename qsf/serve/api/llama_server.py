@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from qsf.errors import shown
+from qsf.options import Whole
+from qsf.passes import Chosen
 from qsf.serve.api import openai
 from qsf.serve.api.answering import Choice, Form, Sent
-from qsf.serve.api.completion_request import CompletionRequest, read_infill
+from qsf.serve.api.completion_request import MAX_TOP, CompletionRequest, read_infill
 from qsf.serve.api.timings import timings
 from qsf.serve.http.fields import Fields, as_body
 from qsf.serve.http.problems import Problem, invalid
@@ -35,7 +37,7 @@ _NAMES = {
 # Fields for llama-server's own settings, without effect on texts here.
 _NO_EFFECT = (
     *("cache_prompt", "id_slot", "n_keep", "samplers", "return_tokens"),
-    *("t_max_predict_ms", "repeat_last_n", "post_sampling_probs", "response_fields", "n_indent"),
+    *("t_max_predict_ms", "repeat_last_n", "response_fields", "n_indent"),
     *("min_keep", "t_max_prompt_ms"),
 )
 _STOPS = {"end": "eos", "stop": "word", "length": "limit"}
@@ -76,14 +78,16 @@ def _read(
     own = ("n_probs", "input_prefix", "input_suffix", "input_extra", *_NO_EFFECT)
     new = {_NAMES.get(name, name): value for name, value in body.items() if name not in own}
     fields.ignore(*own)
-    fields.refuse({"n_probs": "log-probabilities are told by /v1/completions"})
+    if n_top := fields.take("n_probs", Whole(0, MAX_TOP)):
+        new["logprobs"] = n_top
+    fields.refuse({"post_sampling_probs": "n_probs tells log-probabilities before sampling"})
     new.setdefault("max_tokens", -1)
     schema = new.pop("json_schema", None)
     if schema:
         new["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
     if tokens is not None:
         new["prompt"] = tokens
-    return openai.read_completion(as_body(new, body), serving)
+    return openai.read_completion(as_body(new, body, _NAMES), serving)
 
 
 def read_slot_file(body: dict[str, Any], _serving: Serving) -> str | None:
@@ -129,7 +133,7 @@ class CompletionForm(Form):
         """Return a piece of the text."""
         times = {"timings": timings([choice])} if self._request.has_timings else {}
         piece = {"index": index, "content": event.text, "tokens": [], "stop": False, **times}
-        return [("", piece)] if event.text else []
+        return [("", {**piece, **self._probabilities(event.tokens)})] if event.text else []
 
     def end(self, index: int, choice: Choice) -> list[Sent]:
         """Return the stop reason."""
@@ -144,9 +148,24 @@ class CompletionForm(Form):
         entries = [self._entry(i, choice) for i, choice in enumerate(choices)]
         return entries[0] if len(entries) == 1 else entries
 
+    def _probabilities(self, tokens: Sequence[Chosen]) -> dict[str, Any]:
+        """Return the tokens with their log-probabilities, if ``n_probs`` asks for them."""
+        tokenizer = self._serving.model.tokenizer
+
+        def entry(token: int, logprob: float | None) -> dict[str, Any]:
+            return {"id": token, **openai.token_entry(token, logprob or 0.0, tokenizer)}
+
+        entries = [
+            {**entry(one.token, one.logprob), "top_logprobs": [entry(*other) for other in one.top]}
+            for one in tokens
+        ]
+        has_logprob = self._request.choosing.has_logprob
+        return {"completion_probabilities": entries} if has_logprob else {}
+
     def _entry(self, index: int, choice: Choice) -> dict[str, Any]:
         job = choice.job
         return {
+            **self._probabilities(choice.tokens),
             "index": index,
             "content": choice.text,
             "tokens": [],

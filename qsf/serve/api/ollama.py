@@ -23,7 +23,7 @@ from qsf.serve.api.completion_request import (
     read_infill,
     read_model,
 )
-from qsf.serve.http.fields import Duration, Fields
+from qsf.serve.http.fields import Duration, Fields, Probe
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import LATEST, Serving
@@ -55,6 +55,7 @@ _OPTIONS = {
         )
     },
 }
+_CLIENT_NAMES = {new: f"options.{old}" for old, new in _OPTIONS.items()}
 _TO_THE_END = (-1, -2)  # values of num_predict that mean no limit
 # A client loads the model by a request without messages or prompt. This replaces the missing field,
 # so that the rest of the request is checked.
@@ -133,7 +134,7 @@ def read_chat(body: dict[str, Any], serving: Serving) -> CompletionRequest:
         "logprobs": fields.flag("logprobs"),
         "top_logprobs": fields.take("top_logprobs", Whole(0, MAX_TOP), 0),
     }
-    request = openai.read_chat(new, serving)
+    request = openai.read_chat(Probe(new, _CLIENT_NAMES), serving)
     if not turns:
         request.prompts = []
     return _with_rest(request, fields, options, serving, has_thoughts=shows)
@@ -169,12 +170,12 @@ def read_generate(body: dict[str, Any], serving: Serving) -> CompletionRequest:
         new.pop("chat_template_kwargs", None)
         new.setdefault("prompt", f"{system}\n{prompt}" if system else prompt)
         new.setdefault("max_tokens", -1)
-        request = openai.read_completion(new, serving)
+        request = openai.read_completion(Probe(new, _CLIENT_NAMES), serving)
         request.is_infill = bool(suffix)
     else:
         turns = [{"role": "system", "content": system}] if system else []
         new["messages"] = [*turns, {"role": "user", "content": prompt}]
-        request = openai.read_chat(new, serving)
+        request = openai.read_chat(Probe(new, _CLIENT_NAMES), serving)
     if is_loading:
         request.prompts = []
     return _with_rest(request, fields, options, serving, has_thoughts=shows)
@@ -193,12 +194,10 @@ def read_embedding(body: dict[str, Any], serving: Serving) -> CompletionRequest:
 def _read_embed(body: dict[str, Any], serving: Serving, name: str) -> CompletionRequest:
     fields = Fields(body)
     fields.ignore("options")
-    new = {"model": fields.text("model"), "input": fields.raw(name)}
+    new = {"model": fields.text("model"), name: fields.raw(name)}
     new["truncate"] = fields.flag("truncate", True)
     new["dimensions"] = fields.take("dimensions", Whole(1))
-    if new["input"] is None:
-        raise invalid(name, f"{name} is missing")
-    return _with_rest(vectors.read_embeddings(new, serving), fields, Fields({}), serving)
+    return _with_rest(vectors.read_embeddings(new, serving, name), fields, Fields({}), serving)
 
 
 # ---- answers ----

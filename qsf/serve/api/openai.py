@@ -9,11 +9,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfArgumentError, shown
+from qsf.errors import QsfArgumentError, QsfFormatError, shown
 from qsf.options import Keywords, Whole
 from qsf.passes import Chosen
 from qsf.serve.api.answering import Choice, Form, Sent
 from qsf.serve.api.completion_request import (
+    ANY_TOKENS,
     MAX_TOP,
     MOST_CHOICES,
     MOST_TOKENS,
@@ -137,9 +138,13 @@ def read_turns(
 
 
 def encode_messages(
-    messages: list[Any], arguments: dict[str, Any], serving: Serving, tools: Tools | None = None
+    messages: list[Any],
+    arguments: dict[str, Any],
+    serving: Serving,
+    tools: Tools | None = None,
+    name: str = "messages",
 ) -> tuple[list[int], bool]:
-    """Return the prompt for messages, and whether the answer begins a text.
+    """Return the prompt for the messages of a field, and whether the answer begins a text.
 
     If the last message is the assistant's, the answer continues it.
     """
@@ -161,8 +166,8 @@ def encode_messages(
             prompt += final_header(model.tokenizer) + model.tokenizer.encode(
                 prefix, add_prefix=False, parse_special=False, max_tokens=serving.ctx_tokens
             )
-    except QsfArgumentError as error:
-        raise too_long(error, "messages") from None
+    except (QsfArgumentError, QsfFormatError) as error:  # of the template, for these messages
+        raise too_long(error, name) from None
     return prompt, not prefix and not template.is_plain
 
 
@@ -172,6 +177,9 @@ def as_turns(messages: list[Any]) -> list[dict[str, Any]]:
     for turn in turns:
         if turn["role"] == "developer":
             turn["role"] = "system"
+        if turn["content"] is None and turn["role"] != "assistant":
+            raise QsfArgumentError(f"the content of a message of {shown(turn['role'])} is null")
+        turn["content"] = turn["content"] or ""
         thoughts = turn.get("reasoning_content")
         if isinstance(thoughts, str) and turn.get("tool_calls") and not turn["content"]:
             turn.setdefault("thinking", thoughts)  # gpt-oss's name of the field
@@ -202,7 +210,7 @@ def read_completion(body: dict[str, Any], serving: Serving) -> CompletionRequest
     if value is None:
         raise invalid("prompt", "prompt is missing")
     prompts = read_prompts(value, serving, "prompt", MAX_PROMPTS)
-    most = fields.take("max_tokens", MOST_TOKENS)
+    most = fields.take("max_tokens", ANY_TOKENS)
     choosing = read_choosing(fields, serving, n_top=n_top or 0, has_logprob=n_top is not None)
     return CompletionRequest(
         prompts=prompts,
@@ -424,10 +432,11 @@ class TextForm(_OpenAiForm):
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         echo = self._echo(index) if self.request.extra["has_echo"] else ""
+        has_logprobs = choice.tokens or choice.job.wants_scores
         return {
             "index": index,
             "text": echo + choice.text,
-            "logprobs": self._logprobs(choice.tokens, choice) if choice.tokens else None,
+            "logprobs": self._logprobs(choice.tokens, choice) if has_logprobs else None,
             "finish_reason": _REASONS[choice.reason],
         }
 
@@ -435,25 +444,30 @@ class TextForm(_OpenAiForm):
         """Return log-probabilities, after those of the prompt if ``echo`` requests them."""
         tokenizer = self.serving.model.tokenizer
 
-        def name(token: int) -> str:
+        def text(token: int) -> str:
             return tokenizer.token_bytes(token, skip_special=False).decode("utf-8", "replace")
+
+        def name(token: int) -> str:  # as OpenAI names tokens that are parts of characters
+            data = tokenizer.token_bytes(token, skip_special=False)
+            is_text = data.decode("utf-8", "ignore").encode() == data
+            return text(token) if is_text else "bytes:" + "".join(f"\\x{b:02x}" for b in data)
 
         def top_names(top: Sequence[tuple[int, float]]) -> dict[str, float]:
             # The most probable token of each name
             return {name(t): value for t, value in reversed(top)}
 
-        names: list[str] = []
+        ids: list[int] = []
         logprobs: list[float | None] = []
         tops: list[dict[str, float] | None] = []
         if choice is not None and choice.job.wants_scores:
-            names.append(name(choice.job.prompt[0]))
+            ids.append(choice.job.prompt[0])
             logprobs.append(None)  # no token precedes it
             tops.append(None)
             tokens = [*choice.job.scores, *tokens]
-        names += [name(chosen.token) for chosen in tokens]
-        ends = itertools.accumulate(map(len, names), initial=0)
+        ids += [chosen.token for chosen in tokens]
+        ends = itertools.accumulate((len(text(token)) for token in ids), initial=0)
         return {
-            "tokens": names,
+            "tokens": [name(token) for token in ids],
             "token_logprobs": [*logprobs, *(chosen.logprob for chosen in tokens)],
             "top_logprobs": [*tops, *(top_names(chosen.top) for chosen in tokens)],
             "text_offset": list(ends)[:-1],

@@ -18,6 +18,7 @@ from qsf.serve.api.completion_request import (
     BIAS,
     MAX_BIASES,
     MAX_MESSAGES,
+    MAX_STOP_CHARS,
     MAX_STOPS,
     NO_LIMIT,
     MostTokens,
@@ -55,7 +56,7 @@ def _schema(kind: Kind | type | Probe | None) -> Schema:
         least = "exclusiveMinimum" if kind.is_open else "minimum"
         return {"type": "number", least: kind.least, "maximum": kind.most}
     assert isinstance(kind, Texts)
-    text = {"type": "string", "minLength": 1}
+    text = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
     return {"anyOf": [text, {"type": "array", "items": text, "maxItems": MAX_STOPS}]}
 
 
@@ -99,10 +100,12 @@ _ANSWER_FORM = _object(type=_words("text", "json_object", "json_schema"))
 # `Fields`.
 _SHAPES: Mapping[str, Schema] = {
     "logit_bias": {
-        "type": "object",
+        "type": ["object", "array"],
         "maxProperties": MAX_BIASES,
         "propertyNames": {"pattern": "^[0-9]{1,9}$"},
         "additionalProperties": _schema(BIAS),
+        "maxItems": MAX_BIASES,
+        "items": {"type": "array", "minItems": 2, "maxItems": 2},
     },
     "grammar": _TEXT,
     "messages": _MESSAGES,

@@ -78,7 +78,8 @@ def read(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     is_stream = fields.flag("stream")
     most = fields.take("max_output_tokens", MOST_TOKENS)
     choosing = read_choosing(fields, serving, n_top=0, has_logprob=False)
-    prompt, begins_text = encode_messages(_read_turns(fields), thoughts.arguments, serving, tools)
+    turns = _read_turns(fields)
+    prompt, begins_text = encode_messages(turns, thoughts.arguments, serving, tools, "input")
     room = fit([prompt], most, serving, "input")
     return CompletionRequest(
         prompts=[prompt],

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from qsf.errors import QsfArgumentError, shown
+from qsf.errors import QsfArgumentError, QsfFormatError, shown
 from qsf.options import Keywords
 from qsf.serve.api.completion_request import read_messages, too_long
 from qsf.serve.api.openai import as_turns, read_turns
@@ -181,6 +181,6 @@ def apply_template(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
             add_generation_prompt=fields.flag("add_generation_prompt", True),
             max_bytes=max_text_bytes(serving.ctx_tokens),
         )
-    except QsfArgumentError as error:
+    except (QsfArgumentError, QsfFormatError) as error:
         raise too_long(error, "messages") from None
     return {"prompt": prompt}

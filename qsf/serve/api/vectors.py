@@ -45,8 +45,13 @@ _SPECIAL = ("<|im_start|>", "<|im_end|>")
 _LABELS = ("yes", "no")
 
 
-def read_embeddings(body: dict[str, Any], serving: Serving) -> CompletionRequest:
-    """Return the checked request to /v1/embeddings. Raises Problem."""
+def read_embeddings(
+    body: dict[str, Any], serving: Serving, name: str = "input"
+) -> CompletionRequest:
+    """Return the checked request to /v1/embeddings. Raises Problem.
+
+    ``name``: of the field with the texts.
+    """
     fields = Fields(body)
     read_model(fields, serving)
     fields.ignore("user")
@@ -57,22 +62,22 @@ def read_embeddings(body: dict[str, Any], serving: Serving) -> CompletionRequest
     if not fields.flag("normalize", True):
         why = "normalize must be true: vectors have the length 1"
         raise invalid("normalize", why, "unsupported_parameter")
-    value = fields.raw("input")
+    value = fields.raw(name)
     if value is None:
-        raise invalid("input", "input is missing")
+        raise invalid(name, f"{name} is missing")
     is_cut = fields.flag("truncate")
-    prompts = read_prompts(value, serving, "input", MAX_TEXTS, is_cut=is_cut)
+    prompts = read_prompts(value, serving, name, MAX_TEXTS, is_cut=is_cut)
     most = max(1, _MOST_VALUES[form] // dimensions)
     if len(prompts) > most:
-        text = f"input has {len(prompts)} texts of {dimensions} values as {form}: send at most "
-        raise invalid("input", f"{text}{most} at a time")
+        text = f"{name} has {len(prompts)} texts of {dimensions} values as {form}: send at most "
+        raise invalid(name, f"{text}{most} at a time")
     has_text = isinstance(value, str) or any(isinstance(text, str) for text in value)
     end_ids = how.end_ids if has_text else ()
     n_kept = serving.ctx_tokens - len(end_ids) if is_cut else None
     prompts = [[*prompt[:n_kept], *end_ids] for prompt in prompts]
     reading = Reading(pooling=pooling, dim=dim, is_whole=how.is_encoder)
     extra = {"form": form, "dimensions": dimensions}
-    return _request(fields, serving, prompts, "input", reading, extra)
+    return _request(fields, serving, prompts, name, reading, extra)
 
 
 def read_rerank(body: dict[str, Any], serving: Serving) -> CompletionRequest:

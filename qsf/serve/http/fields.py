@@ -83,16 +83,23 @@ class Probe(dict[str, Any]):
     Attributes:
         taken: by name the kind of a field, its JSON type, the Probe of an object, or None if the
             reader checks the value itself.
+        names: what the client calls fields that were renamed.
     """
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any], names: Mapping[str, str] | None = None) -> None:
         super().__init__(values)
+        self.names = names or {}
         self.taken: dict[str, Kind | type | Probe | None] = {}
 
 
-def as_body(values: Mapping[str, Any], source: Mapping[str, Any]) -> Probe:
-    """Return the body of another request with the fields of ``source``; a Probe records both."""
-    body = Probe(values)
+def as_body(
+    values: Mapping[str, Any], source: Mapping[str, Any], names: Mapping[str, str]
+) -> Probe:
+    """Return the body of another request with the fields of ``source``; a Probe records both.
+
+    ``names``: the new names of fields by those of the client.
+    """
+    body = Probe(values, {new: old for old, new in names.items()})
     body.taken = source.taken if isinstance(source, Probe) else body.taken
     return body
 
@@ -112,7 +119,7 @@ class Fields:
 
     def name(self, name: str) -> str:
         """Return the field's name with ``place`` before it."""
-        return self._place + name
+        return self._place + self._probe.names.get(name, name)
 
     def raw(self, name: str) -> Any:
         """Return a field unchecked; None: absent."""

@@ -63,6 +63,7 @@ def is_loopback(host: str) -> bool:
 _ANY = "*"
 _WANTED_HEADERS = "access-control-request-headers"
 _HEADERS = ("authorization", "content-type", "x-api-key", "x-request-id")
+_SHOWN = ("x-request-id", "x-qsf-ignored", "x-qsf-max-tokens", "x-qsf-unenforced")
 # The official client libraries
 _OF_CLIENTS = re.compile(r"(x-stainless|anthropic|openai)-[a-z0-9-]{1,48}")
 
@@ -87,7 +88,8 @@ class Gate:
     def check_page(self, head: Head) -> None:
         """Raise Problem for a request that a foreign web page may have made."""
         name = head.get("host")
-        if not self.has_any_host and _bare(name) not in (*_LOOPBACK, *self.hosts):
+        is_named = "host" in head.headers  # only HTTP/1.0, which no browser speaks, leaves it out
+        if is_named and not self.has_any_host and _bare(name) not in (*_LOOPBACK, *self.hosts):
             raise Problem(
                 403,
                 "forbidden_host",
@@ -119,7 +121,7 @@ class Gate:
             "access-control-allow-origin": origin,
             "access-control-allow-methods": "GET, POST, OPTIONS",
             "access-control-allow-headers": ", ".join(allowed),
-            "access-control-expose-headers": "x-request-id, x-qsf-ignored, x-qsf-max-tokens",
+            "access-control-expose-headers": ", ".join(_SHOWN),
             "access-control-max-age": "600",
         }
 

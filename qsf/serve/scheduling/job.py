@@ -178,8 +178,9 @@ class Job(Answer):
         self.first = self.last = now
         how = self.reading
         n_read = self.n_prompt if how is not None and how.pooling == "mean" else 1
-        self.end("end")
-        return Event(reason="end", values=values or array("d", [x / n_read for x in self.hidden]))
+        reason = "end" if how is not None else "length"  # a prompt alone
+        self.end(reason)
+        return Event(reason=reason, values=values or array("d", [x / n_read for x in self.hidden]))
 
     @property
     def is_full(self) -> bool:

@@ -388,7 +388,8 @@ class Scheduler:
                 if item.wants == "all" and not self._score(slot, job):
                     continue
                 if job.n_held == len(job.tokens):
-                    self._finish_reading(slot, job) if job.reading else ready.append(slot)
+                    is_over = job.reading is not None or not job.max_tokens
+                    self._finish_reading(slot, job) if is_over else ready.append(slot)
                 elif job.wants_progress and is_prompt and not job.first:
                     job.sink(job, Event(n_done=min(job.n_held, job.n_prompt)))
                 continue
@@ -409,9 +410,9 @@ class Scheduler:
         self._choose_tokens(ready)
 
     def _finish_reading(self, slot: Slot, job: Job) -> None:
-        assert job.reading is not None
+        labels = () if job.reading is None else job.reading.labels
         try:
-            values = self._engine.label_scores(slot.index, job.reading.labels)
+            values = self._engine.label_scores(slot.index, labels)
         except QsfError as error:
             self._fail(slot, error)
             return

@@ -206,7 +206,8 @@ def test_what_cannot_be_enforced_is_refused(client: Client, tiny_llama_4bit: Pat
     schema = {"type": "object", "properties": {str(i): {} for i in range(501)}}
     for fields, name, said in (
         ({"json": {"type": "strange"}}, "json", "strange"),
-        ({"json": {"type": "array", "uniqueItems": True}}, "json", "uniqueItems"),
+        ({"json": {"type": "string", "pattern": 5}}, "json", "pattern"),
+        ({"grammar": "start: a\n" + "a: b?\nb: c\n" * 2000}, "grammar", "grammar"),
         ({"json": schema}, "json", "501 properties, and 500 is the limit"),
         ({"json": {"description": "x" * 70_000}}, "json", "65536 is the limit"),
         ({"json": 5}, "json", "must be a JSON schema"),
@@ -216,7 +217,10 @@ def test_what_cannot_be_enforced_is_refused(client: Client, tiny_llama_4bit: Pat
         ({"grammar": "root ::= " + "(" * 5000}, "grammar", "grammar"),
         ({"regex": "[^\\s\\S]"}, "regex", "no text has this form"),
         ({"regex": "[0-9"}, "regex", "cannot be enforced"),
-        ({"regex": "(" * 20_000}, "regex", "cannot be enforced"),
+        ({"regex": "(" * 5_000}, "regex", "cannot be enforced"),
+        ({"regex": "(a?)" * 2000 + "a" * 2000}, "regex", "10000 characters, and 8192 is the limit"),
+        ({"json": {"items": {"pattern": "a" * 9000}}}, "json", "9000 characters"),
+        ({"grammar": "start: A\nA: " + '"a"? ' * 2000}, "grammar", "characters, and 8192"),
         ({"choice": []}, "choice", "must be 1 to 1000 texts"),
         ({"choice": [1]}, "choice", "must be 1 to 1000 texts"),
         ({"grammar": "root := ((("}, "grammar", "grammar"),
