@@ -24,7 +24,7 @@ from qsf.option_arguments import call_with
 from qsf.shell import command
 from qsf.shell.arguments import UsageError
 from qsf.system import signals
-from qsf.text.chat import RENDER_BYTES
+from qsf.text.chat import KEPT_RENDER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -66,6 +66,7 @@ def _run(request: Request) -> int:
     from qsf.model import Model
     from qsf.native.opening import does_not_fit
     from qsf.text.parts import require_tokenizer
+    from qsf.text.render import one_process
 
     for path in paths.values():
         require_tokenizer(path)
@@ -110,7 +111,8 @@ def _run(request: Request) -> int:
             check=partial(_check, plans, request, has_grammars),
         )
         del constraints  # which leave memory with their model
-        return asyncio.run(_serve(server, model.info.plan.budget_bytes, request.serving))
+        with one_process():
+            return asyncio.run(_serve(server, model.info.plan.budget_bytes, request.serving))
 
 
 def _load(
@@ -211,7 +213,7 @@ def reserve_mb(options: ServeOptions, *, has_grammars: bool) -> int:
     renders a chat template is on top of all that.
     """
     return (
-        (RENDER_BYTES >> 20)
+        (KEPT_RENDER_BYTES >> 20)
         + 8 * (1 + has_grammars)
         + 10 * options.max_body_mb
         + -(-options.connections // 32)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -44,6 +46,17 @@ def start_apart(command: list[str]) -> subprocess.Popen[bytes]:
         start_new_session=True,
         creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
     )
+
+
+def end_apart(process: subprocess.Popen[bytes]) -> None:
+    """End a process of ``start_apart``, with all that it has started, and close its pipes."""
+    if process.poll() is None:
+        if sys.platform == "win32":
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(BrokenPipeError), process:  # waits for the end
+        pass
 
 
 def how_ended(returncode: int) -> str:

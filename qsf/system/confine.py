@@ -6,8 +6,13 @@ Imports nothing of the package: ``qsf/text/render_child.py`` runs without it.
 
 from __future__ import annotations
 
+import os
 import struct
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 try:
     import resource
@@ -16,7 +21,7 @@ except ImportError:  # Windows
 
 
 def confine(free_bytes: int, n_seconds: int, stack_bytes: int) -> None:
-    """Limit this process to ``free_bytes`` more memory than it has now.
+    """Limit this process to ``free_bytes`` more memory than it has now, and to its open files.
 
     Raises OSError if the system refuses.
     """
@@ -27,6 +32,36 @@ def confine(free_bytes: int, n_seconds: int, stack_bytes: int) -> None:
     _limit(resource.RLIMIT_CPU, n_seconds, 1)
     _limit(resource.RLIMIT_STACK, stack_bytes)
     _limit(resource.RLIMIT_DATA, _data_bytes() + free_bytes)
+    _limit(resource.RLIMIT_NOFILE, 0)  # what is open stays; no file, socket or program is opened
+
+
+def run_in_fork(
+    work: Callable[[Callable[[bytes], object]], None], most_bytes: int
+) -> tuple[int, bytes]:
+    """Run ``work(write)`` in a fork; return its exit code, or minus the number of a signal, and the
+    first ``most_bytes`` that it wrote. The fork has no standard input and output.
+    """
+    reader, writer = os.pipe()
+    process = os.fork()
+    if process == 0:
+        code = 1
+        try:
+            for descriptor in (0, 1, reader):
+                os.close(descriptor)
+            with os.fdopen(writer, "wb") as file:
+
+                def write(data: bytes) -> None:
+                    file.write(data)
+                    file.flush()  # what follows may end the process
+
+                work(write)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as written:
+        answer = written.read(most_bytes)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), answer
 
 
 def limit_file_bytes(n_bytes: int) -> None:

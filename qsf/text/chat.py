@@ -1,8 +1,7 @@
 """Messages to the prompt of a chat model, by the file's template.
 
-Templates are rendered as HuggingFace transformers renders them: Jinja with trimmed blocks, loop
-controls, Python's string methods, ``raise_exception``, ``strftime_now`` and a ``tojson`` that does
-not escape ``<``.
+Templates are rendered as HuggingFace transformers renders them, by Jinja2 with the same settings
+(``qsf/text/render_child.py``).
 
 **Without a template** (a model not trained for chat) the turns are joined by line breaks and the
 model continues the last one: plain text, no roles.
@@ -27,9 +26,23 @@ if TYPE_CHECKING:
 # A Unicode noncharacter, which no real text contains.
 _SEAM = "\ufdd0"
 MAX_SOURCE_BYTES = 128 << 10  # several times the longest known template
-# Most private memory of the process that renders a template, for a prompt of up to 64 KB.
-RENDER_BYTES = 12 << 20
+# Most private memory of the process that renders a template for a prompt of up to 64 KB. Jinja2's
+# and Python's syntax trees come on top, for each byte of the template.
+RENDER_BYTES = 11 << 20
+COMPILER_PER_BYTE = 160
+# With a template of up to 10 KB, of a process that stays and its fork together
+KEPT_RENDER_BYTES = 16 << 20
 _MAX_TEXT_BYTES = 4 << 20
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # a message's thoughts
+
+# What a conversion tries a template with
+_SYSTEM = {"role": "system", "content": "Be brief."}
+_USER = {"role": "user", "content": "Hello"}
+_PARAMETERS = {"type": "object", "properties": {"x": {"type": "string", "description": "A text."}}}
+_TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "A function.", "parameters": _PARAMETERS},
+}
 
 
 class Trusted(str):
@@ -46,7 +59,7 @@ def _template_source(template: object) -> str | None:
         named = {
             entry.get("name"): entry.get("template")
             for entry in template
-            if isinstance(entry, dict)
+            if isinstance(entry, dict) and isinstance(entry.get("name"), str)
         }
         template = named
     if isinstance(template, dict) and isinstance(template.get("default"), str):
@@ -87,6 +100,7 @@ class ChatTemplate:
             raise QsfFormatError(
                 f"the file's chat template has {n_bytes} bytes, allowed: up to {MAX_SOURCE_BYTES}"
             )
+        self.render_bytes = RENDER_BYTES + COMPILER_PER_BYTE * n_bytes
         self._special_tokens = {
             name: text for name, text in (special_tokens or {}).items() if isinstance(text, str)
         }
@@ -144,15 +158,20 @@ class ChatTemplate:
                 "template_args are for a chat template, and the file has none",
                 argument="template_args",
             )
-        values["messages"] = [dict(message) for message in messages]
+        values["messages"] = [_message(message) for message in messages]
         values = _json_values(values, max_bytes)
         if self._source is None:
-            return "\n".join(str(message["content"]) for message in values["messages"])
+            return "\n".join(str(message.get("content", "")) for message in values["messages"])
         from qsf.text.render import render  # imports subprocess, which only chats need
 
         values["add_generation_prompt"] = add_generation_prompt
         source = self._source if tools is None else self._tool_source
-        return render(source or "", {**self._special_tokens, **values}, max_bytes=max_bytes)
+        return render(
+            source or "",
+            {**self._special_tokens, **values},
+            max_bytes=max_bytes,
+            compiler_bytes=COMPILER_PER_BYTE * len(source or ""),
+        )
 
     def encode(
         self,
@@ -188,6 +207,17 @@ class ChatTemplate:
         for piece in pieces[1:]:
             ids += tokenizer.encode(piece, add_prefix=False, max_tokens=max_tokens)
         return ids
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message as transformers gives it to templates: without what is None, and with
+    thoughts under the names that templates read.
+    """
+    given = {name: value for name, value in message.items() if value is not None}
+    thoughts = [given[name] for name in _REASONING if name in given]
+    if thoughts:
+        given = {"thinking": thoughts[0], **given, "reasoning_content": thoughts[0]}
+    return given
 
 
 def protected(content: Any, names: Sequence[str]) -> Any:
@@ -228,15 +258,36 @@ def _json_values(values: dict[str, Any], max_bytes: int) -> dict[str, Any]:
 
 
 def template_fault(
-    template: object, special_tokens: Mapping[str, object] | None = None
+    template: object,
+    special_tokens: Mapping[str, object] | None = None,
+    named: Mapping[str, str] | None = None,
 ) -> str | None:
-    """Try a chat template on one message; return why it fails, or None (also without a template).
+    """Try a chat template; return why it fails, or None (also without a template).
 
-    A template that refuses the message (``raise_exception``) is fine.
+    A template that refuses the messages (``raise_exception``) is fine. ``named`` are all templates
+    of a file that has several; the one for tools is tried too.
     """
+    if template is None and named:
+        return f"none of the file's chat templates ({', '.join(named)}) is called default"
+    fault = _fault(template, special_tokens, [_USER])
+    others: tuple[Any, ...] = (([_SYSTEM, _USER], None), ([_USER], [_TOOL]))
+    if fault and not all(_fault(template, special_tokens, *how) for how in others):
+        fault = None
+    tool_template = (named or {}).get("tool_use")
+    return fault or (tool_template and _fault(tool_template, special_tokens, [_USER], [_TOOL]))
+
+
+def _fault(
+    template: object,
+    special_tokens: Mapping[str, object] | None,
+    messages: list[dict[str, str]],
+    tools: list[Any] | None = None,
+) -> str | None:
+    from qsf.text.render import TemplateFailedError
+
     try:
-        ChatTemplate(template, special_tokens).render([{"role": "user", "content": "Hello"}])
-    except QsfFormatError as error:
+        ChatTemplate(template, special_tokens).render(messages, tools=tools)
+    except (QsfFormatError, TemplateFailedError) as error:
         return str(error)
     except QsfArgumentError:
         return None

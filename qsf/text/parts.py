@@ -11,7 +11,7 @@ from qsf.errors import QsfArgumentError, QsfFormatError
 from qsf.file.family import family_of
 from qsf.file.reader import Reader
 from qsf.foreign_json import JsonError, read_json
-from qsf.text.chat import RENDER_BYTES, ChatTemplate
+from qsf.text.chat import ChatTemplate
 from qsf.text.embedding import TextVectors, text_vectors
 from qsf.text.tokenizer import Tokenizer
 
@@ -38,8 +38,9 @@ class TextParts:
     @property
     def reserve_bytes(self) -> int:
         """Least reserve: the memory of the process that renders a chat template."""
-        has_template = isinstance(self.template, ChatTemplate) and not self.template.is_plain
-        return RENDER_BYTES if has_template else 0
+        if isinstance(self.template, QsfFormatError) or self.template.is_plain:
+            return 0
+        return self.template.render_bytes
 
 
 def read_text_parts(path: str | os.PathLike[str]) -> TextParts:

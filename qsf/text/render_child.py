@@ -1,30 +1,41 @@
 """The program of the process that renders an untrusted chat template.
 
-A template may loop, multiply strings or nest until the stack is full, and the rendering library
-does not limit bytes. So it runs here, under the system's limits, where a crash harms nothing.
+The engine is Jinja2, configured as HuggingFace transformers configures it. A template may loop,
+multiply strings or nest until the stack is full, and Jinja2 bounds none of it. So it runs here,
+under the system's limits, where a crash harms nothing.
 ``qsf.text.render`` starts this file by its path, without its package: imports here take memory
-that the budget must leave free. Its arguments are the folders of ``qsf.system.confine`` and of the
-package minijinja.
+that the budget must leave free. Its further arguments are the folders of ``qsf.system.confine``,
+of Jinja2 and of MarkupSafe.
 
-Standard input, by ``marshal``: the limits, a dict; then the template and the values by name.
-Standard output: ``!`` when the limits hold, then a letter and UTF-8 text: ``T`` the rendered text,
-``L`` its length where that is too much, ``R`` why the template refuses the messages, ``E`` why it
-cannot be rendered, ``M`` nothing (out of memory). ``!`` alone: the template ended the process.
+With the argument ``stay`` each template has a fork of its own, so that the libraries are imported
+once and nothing of one rendering reaches the next. With ``once`` the process renders one and ends.
+
+Standard output begins with ``+`` when all is imported. Standard input, by ``marshal``: bytes, which
+are by ``marshal`` the limits, a dict; then the template and the values by name. Standard output, by
+``marshal``: the exit code of the fork and its answer. That is ``!`` when the limits hold, then a
+letter and UTF-8 text: ``T`` the rendered text, ``L`` its length where that is too much, ``R`` why
+the template refuses the messages, ``F`` why it fails with them, ``E`` why it fails with any, ``M``
+nothing (out of memory). ``!`` alone: the template ended the process.
 """
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+import gc
+import io
 import marshal
-import re
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import minijinja
+    from collections.abc import Callable
 
-# Marks the model's own text, for training; rendered as the text alone.
-_GENERATION_TAG = re.compile(r"{%(-?)\s*(end)?generation\s*(-?)%}")
+    from jinja2 import Environment, nodes
+    from jinja2.parser import Parser
+
+_MOST_BYTES = 16 << 20  # of an answer; twice what any may have
+_NAME = "<template>"  # of the template's frames in a traceback
 
 
 class _RefusedError(Exception):
@@ -41,71 +52,140 @@ def _strftime_now(form: str) -> str:
     return datetime.datetime.now().strftime(form)
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, **form: Any) -> str:
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
     import json
 
-    return json.dumps(value, ensure_ascii=ensure_ascii, **form)
-
-
-def _plain_generation_tags(source: str) -> str:
-    return _GENERATION_TAG.sub(
-        lambda tag: "{%" + tag[1] + (" endif " if tag[2] else " if true ") + tag[3] + "%}", source
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
     )
 
 
-def _describe(error: minijinja.TemplateError, fuel: int) -> str:
-    where = f"line {error.line}: " if error.line else ""
-    if error.kind == "OutOfFuel":
-        return f"{where}it takes more than {fuel} steps"
-    return f"{where}{error.detail or error.kind}"
+def _environment() -> Environment:
+    """Return Jinja2 as transformers configures it for chat templates."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+    class Generation(Extension):
+        """The tag around the model's own text, for training; rendered as the text alone."""
 
-def _render(source: str, values: dict[str, Any], fuel: int) -> tuple[str, str]:
-    """Return the letter and the text of the answer."""
-    import minijinja
+        tags = {"generation"}  # noqa: RUF012 (as Extension declares it)
 
-    environment = minijinja.Environment(
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            call = self.call_method("text_of")
+            return nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+        def text_of(self, caller: Any) -> Any:
+            return caller()
+
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
-        debug=False,
-        fuel=fuel,
-        filters={"tojson": _tojson},
-        globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
+        extensions=[Generation, "jinja2.ext.loopcontrols"],
     )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    line = getattr(error, "lineno", None)
+    trace = error.__traceback__
+    while line is None and trace is not None:
+        if trace.tb_frame.f_code.co_filename == _NAME:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    where = f"line {line}: " if line else ""
+    text = str(getattr(error, "message", None) or error) or "no reason given"
+    is_jinjas = type(error).__module__.startswith("jinja2")
+    return where + (text if is_jinjas else f"{type(error).__name__}: {text}")
+
+
+def _render(source: str, values: dict[str, Any]) -> tuple[str, str]:
+    """Return the letter and the text of the answer."""
+    kind = "E"
     try:
-        environment.add_template("chat", _plain_generation_tags(source))
-        return "T", str(environment.render_template("chat", **values))
-    except minijinja.TemplateError as error:
-        cause = error.__cause__
-        if isinstance(cause, _RefusedError):
-            return "R", str(cause)
-        return ("M", "") if isinstance(cause, MemoryError) else ("E", _describe(error, fuel))
+        template = _environment().from_string(source)
+        kind = "F"
+        return "T", template.render(values)
+    except _RefusedError as error:
+        return "R", str(error)
+    except (MemoryError, SystemError):  # the second: a call without memory, in some Pythons
+        return "M", ""
+    except Exception as error:  # any error that a template provokes
+        return kind, _describe(error)
+
+
+def _answer(request: bytes, write: Callable[[bytes], object]) -> None:
+    from confine import confine  # type: ignore[import-not-found]
+
+    file = io.BytesIO(request)
+    limits = marshal.load(file)
+    confine(limits["free_bytes"], limits["n_seconds"], limits["stack_bytes"])
+    write(b"!")
+    try:
+        kind, text = _render(*marshal.load(file))
+        answer = text.encode("utf-8", "strict" if kind == "T" else "replace")
+        if len(answer) > limits["max_bytes"]:
+            kind, answer = ("L", b"%d" % len(answer)) if kind == "T" else (kind, answer[:1000])
+    except MemoryError:
+        kind, answer = "M", b""
+    except UnicodeEncodeError:
+        kind, answer = "E", b"its text is not valid Unicode: it has lone surrogates"
+    write(kind.encode() + answer)
 
 
 def main() -> None:
-    """Answer the request on standard input."""
-    sys.path += sys.argv[1:3]
-    import minijinja  # noqa: F401  (before the limits, so that they count the template only)
-    from confine import confine  # type: ignore[import-not-found]
+    """Answer the requests on standard input."""
+    sys.path += sys.argv[2:]
+    # All that a template may need, before the limits, which count the template only and forbid to
+    # open files. Nothing needs the hashes of OpenSSL, which take 3.5 MB.
+    sys.modules["_hashlib"] = None  # type: ignore[assignment]
+    import codecs
+    import datetime  # noqa: F401
+    import html  # noqa: F401
+    import json  # noqa: F401
+    import textwrap  # noqa: F401
+    import unicodedata  # noqa: F401 (names with letters that are not ASCII)
 
-    limits = marshal.load(sys.stdin.buffer)
-    confine(limits["free_bytes"], limits["n_seconds"], limits["stack_bytes"])
-    sys.stdout.buffer.write(b"!")
-    sys.stdout.buffer.flush()
-    try:
-        source, values = marshal.load(sys.stdin.buffer)
-        kind, text = _render(source, values, limits["fuel"])
-        answer = text.encode("utf-8", "replace")
-        if len(answer) > limits["max_bytes"]:
-            kind, answer = ("L", b"%d" % len(answer)) if kind == "T" else (kind, answer[:1000])
-    except _RefusedError as error:
-        kind, answer = "R", str(error).encode("utf-8", "replace")[:1000]
-    except MemoryError:
-        kind, answer = "M", b""
-    except Exception as error:  # any error that a template provokes in a filter
-        kind, answer = "E", f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:1000]
-    sys.stdout.buffer.write(kind.encode() + answer)
-    sys.stdout.buffer.flush()
+    import jinja2.debug  # noqa: F401
+    from confine import run_in_fork
+
+    codecs.lookup("unicode-escape")  # of texts in a template
+    environment = _environment()
+
+    out = sys.stdout.buffer
+    out.write(b"+")
+    out.flush()
+    if sys.argv[1] == "once":
+        parts: list[bytes] = []
+        _answer(marshal.load(sys.stdin.buffer), parts.append)
+        marshal.dump((0, b"".join(parts)), out)
+        return
+    environment.from_string("{{ 1 }}").render()  # fills Jinja2's caches
+    gc.freeze()  # the collector then leaves these pages to be shared
+    while True:
+        try:
+            request = marshal.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        marshal.dump(run_in_fork(partial(_answer, request), _MOST_BYTES), out)
+        out.flush()
 
 
 if __name__ == "__main__":

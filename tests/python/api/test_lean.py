@@ -23,8 +23,8 @@ MOST_MB = 60
 # Large, or slow to import, or a door to such.
 UNWANTED = """
 asyncio cffi click concurrent ctypes difflib email ftplib http huggingface_hub jinja2 logging lz4
-minijinja multiprocessing numpy packaging pdb pickle pkg_resources pycparser pydantic pydoc readline
-requests rich safetensors setuptools socket ssl subprocess tempfile tokenizers torch tqdm
+markupsafe multiprocessing numpy packaging pdb pickle pkg_resources pycparser pydantic pydoc
+readline requests rich safetensors setuptools socket ssl subprocess tempfile tokenizers torch tqdm
 transformers typer typing_extensions unittest uuid xml yaml zstandard qsf_converter
 qsf.cli.inspect qsf.shell.typer_app importlib.metadata
 """

@@ -59,7 +59,7 @@ def test_all_names_exist_and_are_few() -> None:
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
-    heavy = ("numpy", "tokenizers", "minijinja", "_cffi_backend", "qsf.model", "typing_extensions")
+    heavy = ("numpy", "tokenizers", "jinja2", "_cffi_backend", "qsf.model", "typing_extensions")
     code = f"import qsf, sys; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

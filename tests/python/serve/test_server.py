@@ -547,7 +547,7 @@ def test_a_port_in_use_and_a_plan(tiny_llama_4bit: Path, plain: Client) -> None:
     said = f"qsf serve: error: --host 127.0.0.1 --port {plain.port}: Address already in use"
     assert done.stderr.startswith(said)
     assert done.stderr.count("\n") == 1
-    for switch, n_mb in ("off", 32), ("on", 40):
+    for switch, n_mb in ("off", 36), ("on", 44):
         asked = [*words, "--plan", "--constraints", switch]
         done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr

@@ -158,16 +158,27 @@ def test_what_is_no_template_is_refused(template: object) -> None:
         ChatTemplate(template)
 
 
-@pytest.mark.parametrize("source", ["{% if %}", "{{ a.b.c }}", "{{ 1 | no_such_filter }}"])
+@pytest.mark.parametrize("source", ["{% if %}", "{{ 1 | no_such_filter }}"])
 def test_a_broken_template_is_the_files_fault(source: str) -> None:
     with pytest.raises(QsfFormatError, match="line 1"):
         ChatTemplate(source).render([USER])
 
 
-def test_a_template_without_end_is_stopped() -> None:
-    loop = "{% for a in range(9999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    with pytest.raises(QsfFormatError, match="more than 20000000 steps"):
-        ChatTemplate(loop).render([USER])
+def test_a_template_that_fails_with_a_message_is_an_error_of_the_argument() -> None:
+    template = ChatTemplate("\n{{ messages[0].content + 'x' }}")
+    assert template.render([USER]) == "\nHix"
+    with pytest.raises(QsfArgumentError, match="fails with these messages: line 2: TypeError"):
+        template.render([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}])
+
+
+def test_messages_reach_the_template_as_in_transformers() -> None:
+    """What is None is missing, and thoughts have all names that templates read."""
+    template = ChatTemplate("{{ messages[0] | tojson }}")
+    message = {"role": "assistant", "content": None, "reasoning": "r", "tool_calls": None}
+    assert template.render([message]) == (
+        '{"thinking": "r", "role": "assistant", "reasoning": "r", "reasoning_content": "r"}'
+    )
+    assert ChatTemplate(None).render([message, USER]) == "\nHi"
 
 
 @pytest.mark.parametrize(
