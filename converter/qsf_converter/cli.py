@@ -142,6 +142,14 @@ _AllowNoTokenizer = Annotated[
         "can use it on token ids.",
     ),
 ]
+_AllowNoTemplate = Annotated[
+    bool,
+    typer.Option(
+        "--allow-no-template",
+        help="Convert a model whose chat template cannot be rendered too: without it, the file "
+        "continues texts and does not answer.",
+    ),
+]
 _Threads = Annotated[
     int | None, typer.Option(help="Threads that quantise.", min=1, show_default="one per core")
 ]
@@ -211,6 +219,7 @@ def convert_command(
     report_out: _ReportOut = None,
     force: _Force = False,
     allow_no_tokenizer: _AllowNoTokenizer = False,
+    allow_no_template: _AllowNoTemplate = False,
     threads: _Threads = None,
     verbose: _Verbose = False,
     quiet: _Quiet = False,
@@ -229,8 +238,7 @@ def convert_command(
         from qsf.find.prepare import find_source
 
         model_dir = find_source(str(model_dir), is_quiet=quiet, is_yes=yes)
-    if report_out is not None:
-        _check_report(report_out, out, model_dir, is_forced=force)
+    _check_report(report_out, out, model_dir, is_forced=force)
     request = Request(
         quant_type=quant_type,
         embed_type=embed_type,
@@ -241,6 +249,7 @@ def convert_command(
         ternary_rule=ternary_rule,
         compress=compress,
         needs_tokenizer=not allow_no_tokenizer,
+        needs_template=not allow_no_template,
         overwrite=force,
         n_threads=threads,
     )
@@ -314,8 +323,10 @@ class _Progress:
             self._line.close()
 
 
-def _check_report(report_out: Path, out: Path, model_dir: Path, *, is_forced: bool) -> None:
+def _check_report(report_out: Path | None, out: Path, model_dir: Path, *, is_forced: bool) -> None:
     """Refuse an output that would fail after the long work, or destroy another file."""
+    if report_out is None:
+        return
     check_output(report_out, overwrite=is_forced)
     if report_out.resolve() == out.resolve():
         raise QsfArgumentError(f"the report and the model are the same file: {out}")

@@ -68,6 +68,7 @@ def convert(
     ternary_rule: str = DEFAULT_TERNARY_RULE,
     compress: str = DEFAULT_COMPRESSION,
     allow_no_tokenizer: bool = True,
+    allow_no_template: bool = False,
     force: bool = False,
     threads: int | None = None,
     progress: Progress | None = None,
@@ -89,6 +90,7 @@ def convert(
         ternary_rule=ternary_rule,
         compress=compress,
         needs_tokenizer=not allow_no_tokenizer,
+        needs_template=not allow_no_template,
         overwrite=force,
         n_threads=threads,
     )
@@ -128,6 +130,8 @@ def convert_as(
         request, warnings = _with_type(request, source)
         if request.needs_tokenizer:
             source.require_tokenizer()
+        if request.needs_template:
+            source.require_template()
         original_request = request
         if source.is_ternary:
             request = request.for_ternary_source()

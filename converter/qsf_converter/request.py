@@ -59,6 +59,7 @@ class Request:
             ``absmean`` is BitNet b1.58's rule, one scale for each matrix.
         compress: compression of the layers: none, lz4, lz4hc, zstd.
         needs_tokenizer: refuse a model without a usable tokenizer.
+        needs_template: refuse a model whose chat template cannot be rendered.
         overwrite: replace the output if it exists.
         n_threads: threads that round; default: one per core.
         unkept_type: with ``keep``, type of matrices that cannot be kept.
@@ -73,6 +74,7 @@ class Request:
     ternary_rule: str = DEFAULT_TERNARY_RULE
     compress: str = DEFAULT_COMPRESSION
     needs_tokenizer: bool = False
+    needs_template: bool = True
     overwrite: bool = False
     n_threads: int | None = None
     unkept_type: str = DEFAULT_EMBED_TYPE

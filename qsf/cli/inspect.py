@@ -19,6 +19,9 @@ from qsf.inspect import quality as quality_report
 from qsf.report.meta import read_meta
 from qsf.shell import command, typer_app
 from qsf.shell.progress import ProgressLine
+from qsf.text.channels import ends_with_channels
+from qsf.text.parts import read_text_parts
+from qsf.text.sampling import end_ids
 
 if TYPE_CHECKING:
     from qsf.file.layout import Tensor, Unit
@@ -207,6 +210,7 @@ def describe(reader: Reader) -> dict[str, Any]:
         "has_tokenizer": "TEXT" in reader.sections,
         "tokenizer": _tokenizer(reader),
         "has_chat_template": _has_template(reader),
+        "end_tokens": _end_tokens(reader),
         "meta": read_meta(reader),
     }
 
@@ -239,12 +243,33 @@ def report_lines(reader: Reader, *, with_tensors: bool) -> Iterator[str]:
     used = _tokenizer(reader)
     yield "tokenizer: no" if used is None else f"tokenizer: yes, that of the {used}"
     yield f"chat template: {'yes' if _has_template(reader) else 'no'}"
+    ends = (f"{end['text']} ({end['id']})" for end in _end_tokens(reader))
+    yield f"an answer ends at: {', '.join(ends) or 'no token'}"
     yield from _report_meta(reader)
 
 
 def _tokenizer(reader: Reader) -> str | None:
     """Return which program part encodes and decodes text for this file."""
     return "engine" if "TEXT" in reader.sections else None
+
+
+def _end_tokens(reader: Reader) -> list[dict[str, Any]]:
+    """Return the tokens that end an answer; their texts are "" without a tokenizer."""
+    try:
+        parts = read_text_parts(reader.path)
+        ends = end_ids(reader.header.eos_id, parts.generation)
+    except QsfError:  # --verify says what is damaged
+        return []
+    tokenizer = parts.tokenizer
+    return [
+        {
+            "id": end,
+            "text": ""
+            if tokenizer is None
+            else tokenizer.token_bytes(end, skip_special=False).decode("utf-8", "replace"),
+        }
+        for end in sorted(ends_with_channels(ends, tokenizer))
+    ]
 
 
 def _has_template(reader: Reader) -> bool:

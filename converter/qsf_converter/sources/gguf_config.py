@@ -390,7 +390,7 @@ def llama3_scaling(factors: Any, theta: Any, head_dim: int) -> dict[str, Any] | 
 
 
 def _token_ids(metadata: Metadata) -> dict[str, Any]:
-    """Return the ids of BOS, EOS (and the end of a turn, if that is another token) and PAD."""
+    """Return the ids of BOS, EOS (with the ends of a turn and of a message) and PAD."""
     ids = {
         field: metadata[f"tokenizer.ggml.{key}_token_id"]
         for field, key in (
@@ -400,7 +400,13 @@ def _token_ids(metadata: Metadata) -> dict[str, Any]:
         )
         if f"tokenizer.ggml.{key}_token_id" in metadata
     }
-    eot = metadata.get("tokenizer.ggml.eot_token_id")
-    if isinstance(eot, int) and eot != ids.get("eos_token_id", eot):
-        ids["eos_token_id"] = [ids["eos_token_id"], eot]
+    ends = [ids["eos_token_id"]] if "eos_token_id" in ids else []
+    ends += [
+        token
+        for name in ("eot", "eom")
+        if isinstance(token := metadata.get(f"tokenizer.ggml.{name}_token_id"), int)
+        and token not in ends
+    ]
+    if len(ends) > 1 or ("eos_token_id" not in ids and ends):
+        ids["eos_token_id"] = ends
     return ids

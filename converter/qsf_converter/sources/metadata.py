@@ -181,14 +181,11 @@ def meta_bytes(
 
 def _chat_templates(model_dir: Path, tokenizer: dict[str, Any]) -> dict[str, Any]:
     """Return the template from the first place where transformers would find it."""
-    jinja = read_bytes(model_dir / "chat_template.jinja")
-    if jinja is not None:
-        try:
-            return {"chat_template": jinja.decode()}
-        except UnicodeDecodeError as error:
-            raise QsfConversionError(
-                f"{model_dir / 'chat_template.jinja'}: not UTF-8: {error}"
-            ) from error
+    files = {file.stem: file for file in model_dir.glob("additional_chat_templates/*.jinja")}
+    files["default"] = model_dir / "chat_template.jinja"
+    named = {name: text for name in sorted(files) if (text := _text_of(files[name])) is not None}
+    if named:
+        return {"chat_template": named.get("default"), "chat_templates": named}
     separate = read_json_object(model_dir / "chat_template.json") or {}
     template = separate.get("chat_template", tokenizer.get("chat_template"))
     if isinstance(template, list):
@@ -199,8 +196,17 @@ def _chat_templates(model_dir: Path, tokenizer: dict[str, Any]) -> dict[str, Any
             and isinstance(entry.get("name"), str)
             and isinstance(entry.get("template"), str)
         }
-        return {"chat_template": named.get("default"), "chat_templates": named}
+        if named:
+            return {"chat_template": named.get("default"), "chat_templates": named}
     return {"chat_template": template}
+
+
+def _text_of(path: Path) -> str | None:
+    try:
+        data = read_bytes(path)
+        return None if data is None else data.decode()
+    except UnicodeDecodeError as error:
+        raise QsfConversionError(f"{path}: not UTF-8: {error}") from error
 
 
 def _special_tokens(model_dir: Path, tokenizer: dict[str, Any]) -> dict[str, Any]:

@@ -53,6 +53,7 @@ class Source:
     tokenizer: bytes | None  # tokenizer.json
     chat: bytes  # the CHAT section
     origin: Origin  # for the META section
+    template_fault: str | None = None  # why the chat template is left out
     least_type: LeastType | None = None  # of a quantised source
     keeps: bool = False  # matrices can be stored unchanged
     unkept_type: LeastType | None = None  # of its other matrices
@@ -69,6 +70,14 @@ class Source:
             raise QsfConversionError(
                 f"{self.path}: {self.tokenizer_fault}; "
                 "with --allow-no-tokenizer a file for token ids only is written"
+            )
+
+    def require_template(self) -> None:
+        """Raise QsfConversionError if the chat template had to be left out."""
+        if self.template_fault is not None:
+            raise QsfConversionError(
+                f"{self.path}: {self.template_fault}; with --allow-no-template the file is written "
+                "without it, and continues texts instead of answering"
             )
 
     @property
@@ -105,7 +114,7 @@ def _open_directory(path: Path) -> Iterator[Source]:
     family = family_of(config)
     bitnet = bitnet_of(config)
     generation, left_out = usable_generation(metadata.generation_config(path))
-    chat, more = usable_chat(
+    chat, more, template_fault = usable_chat(
         metadata.chat_bytes(path, config, generation),
         embedding.of_folder(path, has_head=family.has_head),
     )
@@ -143,6 +152,7 @@ def _open_directory(path: Path) -> Iterator[Source]:
                 checkpoint=checkpoint,
                 tokenizer=tokenizer,
                 chat=chat,
+                template_fault=template_fault,
                 origin=origin,
                 is_ternary=is_ternary,
                 keeps=any(tensor.dtype in KEPT for tensor in checkpoint.tensors.values()),
@@ -153,9 +163,9 @@ def _open_directory(path: Path) -> Iterator[Source]:
 def _with_usable_tokenizer(source: Source) -> Source:
     if source.tokenizer is None:
         return source
-    tokenizer, left_out = usable_tokenizer(source.tokenizer, source.facts.header, source.chat)
+    tokenizer, chat, left_out = usable_tokenizer(source.tokenizer, source.facts.header, source.chat)
     facts = dataclasses.replace(source.facts, warnings=(*source.facts.warnings, *left_out))
-    return dataclasses.replace(source, facts=facts, tokenizer=tokenizer)
+    return dataclasses.replace(source, facts=facts, tokenizer=tokenizer, chat=chat)
 
 
 def _open_weights(path: Path) -> SafetensorsCheckpoint | TorchCheckpoint:
@@ -218,7 +228,7 @@ def _open_gguf(path: Path) -> Iterator[Source]:
         except QsfConversionError as error:
             raise QsfConversionError(f"{path}: its metadata, as {error}") from error
         tokenizer, reason = tokenizer_of(fields)
-        chat, left_out = usable_chat(
+        chat, left_out, template_fault = usable_chat(
             chat_of(fields, metadata.token_ids(checkpoint.config)),
             embedding.of_gguf(fields, has_head=checkpoint.family.has_head),
         )
@@ -237,6 +247,7 @@ def _open_gguf(path: Path) -> Iterator[Source]:
                 checkpoint=weights,
                 tokenizer=tokenizer,
                 chat=chat,
+                template_fault=template_fault,
                 least_type=checkpoint.least_type,
                 keeps=checkpoint.keeps,
                 unkept_type=checkpoint.unkept_type,

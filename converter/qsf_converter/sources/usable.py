@@ -15,9 +15,11 @@ from qsf.errors import QsfError, QsfFormatError, shown
 from qsf.file.layout import Header
 from qsf.foreign_json import read_json
 from qsf.text.chat import template_fault
+from qsf.text.render import one_process
 from qsf.text.sampling import end_ids, resolve_sampling
 from qsf_converter.sources.chat_form import chat_form
 from qsf_converter.sources.metadata import TOKEN_IDS
+from qsf_converter.sources.turn_ends import with_turn_ends
 from qsf_converter.text.tokenizer import open_tokenizer
 
 _REASON_CHARS = 300
@@ -47,8 +49,12 @@ def usable_generation(generation: Mapping[str, Any]) -> tuple[dict[str, Any], tu
     return kept, tuple(warnings)
 
 
-def usable_chat(data: bytes, embedding: Mapping[str, Any]) -> tuple[bytes, tuple[str, ...]]:
-    """Return the CHAT section with its usable parts, and a warning for each other part.
+@one_process()
+def usable_chat(
+    data: bytes, embedding: Mapping[str, Any]
+) -> tuple[bytes, tuple[str, ...], str | None]:
+    """Return the CHAT section with its usable parts, a warning for each other part, and the fault
+    of the chat template, which is then left out.
 
     ``embedding``: settings for vectors of texts, if any.
     """
@@ -56,22 +62,29 @@ def usable_chat(data: bytes, embedding: Mapping[str, Any]) -> tuple[bytes, tuple
     if embedding:
         chat["embedding"] = dict(embedding)
     chat["generation"], left_out = usable_generation(chat["generation"])
-    fault = template_fault(chat["chat_template"], chat["special_tokens"])
+    fault = template_fault(
+        chat["chat_template"], chat["special_tokens"], chat.get("chat_templates")
+    )
     if fault is not None:
+        fault = f"the chat template is left out: {fault[:_REASON_CHARS]}"
+        left_out += (fault,)
         chat["chat_template"] = None
-        chat.get("chat_templates", {}).pop("default", None)
-        left_out += (f"the chat template is left out: {fault[:_REASON_CHARS]}",)
+        chat.pop("chat_templates", None)
     form = chat_form(chat["chat_template"], chat["special_tokens"])
     if form is not None:
         chat["form"] = form
-    return json.dumps(chat, ensure_ascii=False, allow_nan=False).encode(), left_out
+    return json.dumps(chat, ensure_ascii=False, allow_nan=False).encode(), left_out, fault
 
 
+@one_process()
 def usable_tokenizer(
     data: bytes, header: Header, chat: bytes
-) -> tuple[bytes | None, tuple[str, ...]]:
-    """Return tokenizer.json, or None and a warning that says why it cannot be used."""
-    add_bos = read_json(chat)["special_tokens"].get("add_bos_token")
+) -> tuple[bytes | None, bytes, tuple[str, ...]]:
+    """Return tokenizer.json, or None and a warning that says why it cannot be used; and the CHAT
+    section with all tokens that end a turn.
+    """
+    parsed = read_json(chat, has_nan=True)
+    add_bos = parsed["special_tokens"].get("add_bos_token")
     try:
         tokenizer = open_tokenizer(
             data,
@@ -83,9 +96,10 @@ def usable_tokenizer(
         reason = str(error)[:_REASON_CHARS]
     else:
         if largest_id < header.n_vocab:
-            return data, ()
+            parsed = with_turn_ends(parsed, tokenizer)
+            return data, json.dumps(parsed, ensure_ascii=False, allow_nan=False).encode(), ()
         reason = f"it makes the token {largest_id}, and the model has {header.n_vocab} tokens"
-    return None, (f"the tokenizer is left out: {reason}",)
+    return None, chat, (f"the tokenizer is left out: {reason}",)
 
 
 def _meant(name: str, value: Any) -> Any:

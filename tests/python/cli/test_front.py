@@ -218,7 +218,9 @@ def test_a_template_is_told_keywords(run: Run, told_file: Path) -> None:
 def test_inspect_says_whether_there_really_is_a_template(
     qsf: Run, tiny_chat_8bit: Path, tiny_llama_8bit: Path
 ) -> None:
-    assert "chat template: yes" in qsf("inspect", tiny_chat_8bit).stdout
+    shown = qsf("inspect", tiny_chat_8bit).stdout
+    assert "chat template: yes" in shown
+    assert "an answer ends at: <|end_of_text|> (1)" in shown
     assert "chat template: no" in qsf("inspect", tiny_llama_8bit).stdout
 
 

@@ -134,6 +134,7 @@ def test_json_says_what_the_reader_says(tiny: Path) -> None:
     assert said["meta"] == META
     assert not said["has_tokenizer"]  # TOKN alone is none: the engine encodes
     assert not said["has_chat_template"]
+    assert said["end_tokens"] == [{"id": said["header"]["eos_id"], "text": ""}]
 
 
 @pytest.mark.parametrize("meta", [b"[1]", b"\xff\xfe", b"{", b"[" * 100_000])

@@ -62,5 +62,5 @@ def test_a_template_without_a_form_gets_none(source: str | None) -> None:
 def test_the_section_has_the_form() -> None:
     """CHAT keeps the template and has its form beside it."""
     chat = {"chat_template": _CHATML, "special_tokens": {}, "generation": {}}
-    data, _ = usable_chat(json.dumps(chat).encode(), {})
+    data, _, _ = usable_chat(json.dumps(chat).encode(), {})
     assert json.loads(data)["form"]["ask"] == "<|end|><|assistant|>"

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from make import hf_makers
 from make.tiny_checkpoints import LLAMA3_SCALING
 from oracle.file.stored_tokenizer import unpack_tokenizer
+from qsf import Model
 from qsf.file.layout import Activation
 from qsf.file.reader import Reader
 from qsf_converter import convert
@@ -144,6 +145,26 @@ def test_named_chat_templates(tmp_path: Path) -> None:
         chat = json.loads(reader.read_section("CHAT"))
     assert chat["chat_template"] == "d"
     assert chat["chat_templates"] == {"tool_use": "t", "default": "d"}
+
+
+def test_chat_templates_in_files_of_their_own(tmp_path: Path) -> None:
+    """As transformers writes them: they are preferred, and their line ends stay."""
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "other"}))
+    (folder / "chat_template.jinja").write_bytes(b"{{ 'd' }}\r\n")
+    convert(folder, tmp_path / "out.qsf")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("t")
+    convert(folder, tmp_path / "more.qsf")
+    for name, named in (("out", {}), ("more", {"tool_use": "t"})):
+        with Reader(tmp_path / f"{name}.qsf") as reader:
+            chat = json.loads(reader.read_section("CHAT"))
+        assert chat["chat_template"] == "{{ 'd' }}\r\n"
+        assert chat["chat_templates"] == {"default": "{{ 'd' }}\r\n", **named}
+    with Model(tmp_path / "more.qsf", ram_budget=None) as model:
+        user = [{"role": "user", "content": "x"}]
+        assert model.chat_template.render(user) == "d"
+        assert model.chat_template.render(user, tools=[]) == "t"
 
 
 def test_warnings_name_what_is_not_used(tmp_path: Path) -> None:

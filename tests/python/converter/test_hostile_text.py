@@ -172,13 +172,21 @@ def test_generation_defaults(
 
 
 @pytest.mark.parametrize(
-    "template", ["{% if %}", "{{ 1 + }}", 5, {"default": 1}, ["x"], "{{ x.y.z }}"]
+    "template",
+    [
+        *("{% if %}", "{{ 1 + }}", 5, {"default": 1}, ["x"], "{{ x.y.z }}"),
+        [{"name": "rag", "template": "x"}],
+        [{"name": "default", "template": "x"}, {"name": "tool_use", "template": "{{ tools.x.y }}"}],
+    ],
 )
-def test_a_template_that_cannot_be_used_is_left_out(
+def test_a_template_that_cannot_be_used_is_an_error_unless_allowed(
     clean: Path, tmp_path: Path, template: object
 ) -> None:
     write(clean / "tokenizer_config.json", {"chat_template": template})
-    convert(clean, tmp_path / "m.qsf")
+    with pytest.raises(QsfConversionError, match=r"chat template.*--allow-no-template"):
+        convert(clean, tmp_path / "m.qsf")
+    report = convert(clean, tmp_path / "m.qsf", allow_no_template=True)
+    assert "the chat template is left out" in report.warnings[0]
     parts = read_text_parts(tmp_path / "m.qsf")
     assert not isinstance(parts.template, Exception)
     assert parts.template.is_plain
@@ -273,3 +281,10 @@ def test_an_end_of_turn_that_is_no_token_is_ignored(eot: object) -> None:
     assert gguf_config._token_ids(said) == {}
     said["tokenizer.ggml.eos_token_id"] = 2
     assert gguf_config._token_ids(said) == {"eos_token_id": 2}
+
+
+def test_ends_of_turns_and_messages_are_ends() -> None:
+    said = {f"tokenizer.ggml.{name}_token_id": i for i, name in enumerate(("eot", "eom"))}
+    assert gguf_config._token_ids(said) == {"eos_token_id": [0, 1]}
+    said["tokenizer.ggml.eos_token_id"] = 1
+    assert gguf_config._token_ids(said) == {"eos_token_id": [1, 0]}
