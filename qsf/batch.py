@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import (
@@ -32,6 +34,7 @@ from qsf.session import create_session
 from qsf.text.arguments import as_tokens
 from qsf.text.embedding import unit_vector
 from qsf.text.generation import GenerationStats, answer_values, seed_of
+from qsf.text.reranking import TASK, Reranker, reranker_of
 from qsf.text.sampling import resolve_sampling, sampling_fields
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from qsf.session import Session
+    from qsf.text.embedding import TextVectors
     from qsf.text.open_model import OpenedModel
 
     Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -160,7 +164,7 @@ class Batch:
                 self._ended.append(BatchAnswer(index, text, _stats(job), values=event.values))
 
         job = Job(
-            **answer_values(self._opened, options, tokens),
+            **answer_values(self._opened, options, tokens, has_text=self._reading is None),
             choosing=Choosing(params=self._params, seed=seed_of(options)),
             sink=sink,
             reading=self._reading,
@@ -184,6 +188,60 @@ class Batch:
         return as_tokens(tokens), options
 
 
+def reading_of(reranker: Reranker, how: TextVectors, dim: int) -> Reading:
+    """Return what a job computes of a pair of texts."""
+    if reranker.classifier is None:
+        return Reading(labels=reranker.labels)
+    return Reading(pooling=how.pooling, dim=dim, is_whole=how.is_encoder)
+
+
+@dataclass(frozen=True, slots=True)
+class RankedDocument:
+    """A document and how well it answers a query.
+
+    Attributes:
+        index: which document, from 0.
+        score: the probability that it fits, from 0 to 1.
+        is_cut: its end was left out, because the pair did not fit in the model's context.
+    """
+
+    index: int
+    score: float
+    is_cut: bool = False
+
+
+def rerank(
+    opened: OpenedModel,
+    session: Session,
+    query: str,
+    documents: Iterable[str],
+    instruction: str | None,
+) -> list[RankedDocument]:
+    """Return the documents, best first: see ``Model.rerank``."""
+    how, ctx_tokens = opened.vectors, opened.info.plan.ctx_tokens
+    reranker = reranker_of(opened.tokenizer, how)
+    most = min(ctx_tokens, how.max_tokens or ctx_tokens)
+    encode = partial(
+        opened.tokenizer.encode_beginning, most=most, add_prefix=False, parse_special=False
+    )
+    cuts: list[bool] = []
+
+    def prompts() -> Iterator[list[int]]:
+        for text in documents:
+            tokens, is_cut = reranker.prompt(query, text, instruction or TASK, encode, most)
+            cuts.append(is_cut)
+            yield tokens
+
+    batch = Batch(opened, GenerationOptions(), reading_of(reranker, how, opened.info.dim))
+    ranked = []
+    for answer in batch.answers(session, prompts()):
+        if answer.error is not None:
+            raise answer.error
+        score = reranker.score(answer.values)
+        ranked.append(RankedDocument(answer.index, score, cuts[answer.index]))
+    return sorted(ranked, key=lambda document: (-document.score, document.index))
+
+
 def embed(
     opened: OpenedModel,
     session: Session,
@@ -193,6 +251,7 @@ def embed(
 ) -> Iterator[array[float]]:
     """Yield a vector for each text: see ``Model.embed``."""
     how, dim = opened.vectors, opened.info.dim
+    how.check_vectors()
     pooling = how.pooling if pooling is None else pooling
     if pooling not in how.poolings:
         raise QsfArgumentError(
@@ -200,13 +259,9 @@ def embed(
         )
     if dimensions is not None:
         check_value("dimensions", dimensions, Whole(1, dim))
-    ends = list(how.end_ids)
-    ctx_tokens = opened.info.plan.ctx_tokens
     prompts = (
-        opened.tokenizer.encode(text, max_tokens=ctx_tokens) + ends
-        if isinstance(text, str)
-        else text
-        for text in texts
+        _tokens_of(opened, index, text) if isinstance(text, str) else text
+        for index, text in enumerate(texts)
     )
     batch = Batch(
         opened, GenerationOptions(), Reading(pooling=pooling, dim=dim, is_whole=how.is_encoder)
@@ -220,6 +275,23 @@ def embed(
                 raise first.error
             n_told += 1
             yield unit_vector(first.values, dimensions or 0)
+
+
+def _tokens_of(opened: OpenedModel, index: int, text: str) -> list[int]:
+    """Return the tokens of a text to be embedded; warns about one that is cut."""
+    how, tokenizer = opened.vectors, opened.tokenizer
+    ctx_tokens = opened.info.plan.ctx_tokens
+    if how.max_tokens:
+        tokens, is_cut = how.complete(tokenizer.encode_beginning(text, ctx_tokens))
+    else:
+        tokens, is_cut = how.complete(tokenizer.encode(text, max_tokens=ctx_tokens))
+    if is_cut:
+        warnings.warn(
+            f"text {index} is longer than the {how.max_tokens} tokens that the model was made "
+            "for: its end is cut",
+            stacklevel=2,
+        )
+    return tokens
 
 
 def _are_messages(prompt: object) -> bool:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Self
 
-    from qsf.batch import Batch, BatchAnswer
+    from qsf.batch import Batch, BatchAnswer, RankedDocument
     from qsf.errors import QsfError
     from qsf.native import binding
     from qsf.passes import Choice, Chosen, PassItem, PassReport
@@ -252,6 +252,26 @@ class Model(Closing, Uncopyable):
         from qsf.batch import embed  # few need it
 
         return embed(self._opened, self._session, texts, pooling, dimensions)
+
+    def rerank(
+        self, query: str, documents: Iterable[str], *, instruction: str | None = None
+    ) -> list[RankedDocument]:
+        """Return the documents by how well they answer ``query``, best first.
+
+        For cross-encoders, and for models that answer "yes" and "no" as Qwen3-Reranker does. The
+        end of a document that does not fit in the context is left out (``is_cut``).
+
+        Args:
+            query: what is looked for.
+            documents: texts; as many as the model has sessions share a pass.
+            instruction: the task, for models that read one; None: web search.
+
+        Raises:
+            QsfArgumentError: the model is of another kind, or the query does not fit.
+        """
+        from qsf.batch import rerank  # few need it
+
+        return rerank(self._opened, self._session, query, documents, instruction)
 
     def sampling_params(self, **params: float | None) -> SamplingParams:
         """Return the sampling parameters of ``generate`` with these options; None: not given."""

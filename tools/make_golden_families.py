@@ -149,6 +149,10 @@ VISION_OF_QWEN: dict[str, Any] = {
 # The hidden states are kept instead of logits, so the vocabulary has their size.
 ENCODER = {"hidden_size": 72, "intermediate_size": 80, "num_hidden_layers": 3,
            "num_attention_heads": 6, "vocab_size": 72, "max_position_embeddings": 64}  # fmt: skip
+MODERN = {**ENCODER, "local_attention": 9, "global_attn_every_n_layers": 3, "pad_token_id": 4,
+          "bos_token_id": 0, "eos_token_id": 1, "cls_token_id": 0, "sep_token_id": 1,
+          "rope_parameters": {F: {"rope_type": "default", "rope_theta": 5000.0},
+                              S: {"rope_type": "default", "rope_theta": 500.0}}}  # fmt: skip
 
 # fmt: off
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -416,6 +420,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                     "type_vocab_size": 1}),
     "roberta": ("roberta", {**ENCODER, "max_position_embeddings": 70, "pad_token_id": 4}),
     "nomic_bert": ("nomic_bert", {**ENCODER, "hidden_act": "silu", "head_dim": 12}),
+    "modernbert": ("modernbert", {**MODERN, "num_hidden_layers": 4}),
+    "modernbert-bias": (
+        "modernbert",
+        {**MODERN, "num_hidden_layers": 3, "norm_bias": True, "attention_bias": True,
+         "mlp_bias": True, "hidden_activation": "silu", "layer_types": [S, F, S]},
+    ),
+    "bert-pairs": ("bert", {**ENCODER, "type_vocab_size": 2, "num_labels": 1}),
+    "xlm-roberta-pairs": (
+        "xlm-roberta", {**ENCODER, "max_position_embeddings": 70, "pad_token_id": 4,
+                        "type_vocab_size": 1, "num_labels": 1}),
+    "modernbert-pairs": ("modernbert", {**MODERN, "classifier_pooling": "mean", "num_labels": 1}),
+    "modernbert-pairs-cls": (
+        "modernbert", {**MODERN, "classifier_bias": True, "norm_bias": True, "num_labels": 1}),
     "gemma3-encoder": ("gemma3_text", {**GEMMA3, "hidden_size": 72, "vocab_size": 72,
                                        "use_bidirectional_attention": True}),
     **hybrid_cases.CASES,
@@ -488,6 +505,8 @@ def golden(
     is_encoder = model_type in made.ENCODERS or "use_bidirectional_attention" in options
     if is_encoder:
         loader = transformers.AutoModel
+    if "num_labels" in options:
+        loader = transformers.AutoModelForSequenceClassification
     if "text_config" in options:
         loader = transformers.AutoModelForImageTextToText
     with tempfile.TemporaryDirectory() as name:
@@ -510,10 +529,26 @@ def golden(
         model.eval()
         n_vocab = options.get("text_config", options)["vocab_size"]
         tokens = made.tokens_of(n_vocab)
+        if "num_labels" in options:
+            return saved, shapes, *_of_pairs(model, tokens)
         with _Chosen(model) as chosen:
             out = model(torch.tensor([tokens]))
             logits = (out.last_hidden_state if is_encoder else out.logits)[0].double().numpy()
     return saved, shapes, logits, chosen.arrays()
+
+
+def _of_pairs(
+    model: Any, tokens: list[int]
+) -> tuple[np.ndarray[Any, Any], dict[str, np.ndarray[Any, Any]]]:
+    """Return the hidden states of the text, and the logits of pairs."""
+    has_types = getattr(model.config, "type_vocab_size", 1) > 1
+    scores = []
+    for pair in made.pairs_of(2 if "roberta" in model.config.model_type else 1):
+        types = [int(3 in pair[:i]) for i in range(len(pair))]
+        more = {"token_type_ids": torch.tensor([types])} if has_types else {}
+        scores.append(model(torch.tensor([pair]), **more).logits[0, 0].item())
+    hidden = model.base_model(torch.tensor([tokens])).last_hidden_state[0]
+    return hidden.double().numpy(), {"scores": np.array(scores, np.float32)}
 
 
 class _Chosen:

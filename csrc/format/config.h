@@ -44,9 +44,10 @@ typedef enum qsf_layer_tensor {
     QSF_LAYER_MTP_JOIN,                         /* [dim, 2 dim]: the MTP head */
     QSF_LAYER_MATRICES,                         /* how many are matrices; vectors follow */
     QSF_LAYER_INPUT_SHIFT = QSF_LAYER_MATRICES, /* [dim], optional: added to the residual */
-    QSF_LAYER_INPUT_NORM,                       /* [dim], optional: norm of the residual itself */
+    QSF_LAYER_SECOND_SHIFT, /* [dim], optional: instead, for the second text of a pair */
+    QSF_LAYER_INPUT_NORM,   /* [dim], optional: norm of the residual itself */
     QSF_LAYER_INPUT_NORM_BIAS,                  /* [dim], optional */
-    QSF_LAYER_ATTN_NORM,                        /* [dim]; optional if there is a post_attn_norm */
+    QSF_LAYER_ATTN_NORM,                        /* [dim]; optional if there is another norm */
     QSF_LAYER_ATTN_NORM_BIAS,                   /* [dim], optional */
     QSF_LAYER_Q_BIAS,                           /* [q_rows], optional; not the delta rule */
     QSF_LAYER_K_BIAS,                           /* [k_rows], optional; likewise */

@@ -48,6 +48,7 @@ typedef enum extent {
  */
 typedef enum condition {
     IF_ANY,
+    IF_ENCODER,
     IF_MIXED, /* those with a mixer */
     WITH_Q,   /* those with Q, K and an output matrix; likewise the next */
     IF_Q,
@@ -78,8 +79,9 @@ typedef enum condition {
     IF_ANY_FFN,
     WITH_OWN, /* embeddings of its own */
     WITH_MTP, /* the MTP head */
-    WITH_FFN, /* this and the next three: of the dense FFN, or of an expert's */
+    WITH_FFN, /* this and the next four: of the dense FFN, or of an expert's */
     IF_FFN,
+    IF_OUT, /* also of the routed part alone */
     WITH_GATE,
     IF_GATE,
     N_CONDITIONS
@@ -114,6 +116,7 @@ static const layer_row layer_rows[] = {
     VECTOR(MTP_HIDDEN_NORM, MTP_HIDDEN_NORM, "mtp_hidden_norm", WITH_MTP, OF_DIM),
     MATRIX(MTP_JOIN, MTP_JOIN, "mtp_join", WITH_MTP, OF_DIM, OF_JOINED),
     VECTOR(INPUT_SHIFT, INPUT_SHIFT, "input_shift", IF_ANY, OF_DIM),
+    VECTOR(SECOND_SHIFT, SECOND_SHIFT, "second_shift", IF_ENCODER, OF_DIM),
     VECTOR(INPUT_NORM, INPUT_NORM, "input_norm", IF_ANY, OF_DIM),
     VECTOR(INPUT_NORM_BIAS, INPUT_NORM_BIAS, "input_norm_bias", IF_ANY, OF_DIM),
     VECTOR(ATTN_NORM, ATTN_NORM, "attn_norm", IF_MIXED, OF_DIM),
@@ -173,7 +176,7 @@ static const layer_row layer_rows[] = {
     MATRIX(FFN_GATE, GATE, "gate", WITH_GATE, OF_FFN, OF_DIM),
     MATRIX(FFN_UP, UP, "up", WITH_FFN, OF_FFN, OF_DIM),
     VECTOR(FFN_SUB_NORM, FFN_SUB_NORM, "ffn_sub_norm", IF_FFN, OF_FFN),
-    VECTOR(FFN_DOWN_BIAS, DOWN_BIAS, "down_bias", IF_FFN, OF_DIM),
+    VECTOR(FFN_DOWN_BIAS, DOWN_BIAS, "down_bias", IF_OUT, OF_DIM),
     OUTLIERS(FFN_DOWN_OUTLIERS, DOWN, "down_outliers", IF_FFN, OF_DIM, OF_FFN),
     MATRIX(FFN_DOWN, DOWN, "down", WITH_FFN, OF_DIM, OF_FFN),
     VECTOR(DENSE_POST_NORM, DENSE_POST_NORM, "dense_post_norm", IF_SHARED_APART, OF_DIM),
@@ -204,6 +207,7 @@ static presence presence_in(const qsf_layer_kind *k, bool has_own, condition whe
     const bool is_gated = k->ffn == QSF_FFN_GATED;
     const presence presences[N_CONDITIONS] = {
         [IF_ANY] = OPTIONAL,
+        [IF_ENCODER] = k->is_encoder != 0 ? OPTIONAL : NEVER,
         [IF_MIXED] = k->mixer != QSF_MIXER_NONE ? OPTIONAL : NEVER,
         [WITH_Q] = has_q ? ALWAYS : NEVER,
         [IF_Q] = has_q ? OPTIONAL : NEVER,
@@ -236,6 +240,7 @@ static presence presence_in(const qsf_layer_kind *k, bool has_own, condition whe
         [IF_ANY_FFN] = is_routed || has_ffn ? OPTIONAL : NEVER,
         [WITH_FFN] = has_ffn ? ALWAYS : NEVER,
         [IF_FFN] = has_ffn ? OPTIONAL : NEVER,
+        [IF_OUT] = is_routed || has_ffn ? OPTIONAL : NEVER,
         [WITH_GATE] = is_gated ? ALWAYS : NEVER,
         [IF_GATE] = is_gated ? OPTIONAL : NEVER,
     };

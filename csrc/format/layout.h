@@ -244,5 +244,6 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_INPUT_SHIFT = 85,
     QSF_TENSOR_DENSE = 86,
     QSF_TENSOR_HEAD_REST = 87, /* the head's rows after those of 26 */
-    QSF_TENSOR_TYPE_COUNT = 88
+    QSF_TENSOR_SECOND_SHIFT = 88,
+    QSF_TENSOR_TYPE_COUNT = 89
 } qsf_tensor_type;

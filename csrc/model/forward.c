@@ -67,15 +67,34 @@ static qsf_status end_unit(qsf_ops *o, qsf_phase phase)
     return QSF_OK;
 }
 
+/* Adds `second`, unless NULL, to the second text of a pair: [CLS] first [SEP] second [SEP]. It
+ * begins behind the first token that equals the last one. All other rows get `shift`. */
+static void shift_rows(const qsf_ops *o, const qsf_chunk *chunk, const float *shift,
+                       const float *second)
+{
+    for (uint32_t i = 0; i < chunk->n_segments; i++) {
+        const qsf_segment *const g = &chunk->segments[i];
+        const uint32_t *const tokens = chunk->tokens + g->first_row;
+        bool is_second = false;
+        for (uint32_t t = 0; t < g->n_tokens; t++) {
+            o->kernels->add_scaled(o->scratch->x + (g->first_row + t) * o->scratch->dim_stride,
+                                   is_second ? second : shift, 1.0F, o->config->dim);
+            is_second = second != NULL && (is_second || tokens[t] == tokens[g->n_tokens - 1]);
+        }
+    }
+}
+
 /* The steps before attention: shift and norm of the residual, and a copy for a parallel FFN. */
-static qsf_status begin_layer(qsf_ops *o, const qsf_layer *l)
+static qsf_status begin_layer(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk)
 {
     const qsf_scratch *const s = o->scratch;
     qsf_norm_weights weights;
     const float *shift;
+    const float *second;
     QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_INPUT_SHIFT], 2, &shift));
-    for (uint32_t t = 0; shift != NULL && t < o->n_tokens; t++)
-        o->kernels->add_scaled(s->x + t * s->dim_stride, shift, 1.0F, o->config->dim);
+    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_SECOND_SHIFT], 1, &second));
+    if (shift != NULL)
+        shift_rows(o, chunk, shift, second);
     if (l->tensors[QSF_LAYER_INPUT_NORM] != NULL) {
         QSF_TRY(qsf_block_load_norm(o, l->tensors[QSF_LAYER_INPUT_NORM],
                                     l->tensors[QSF_LAYER_INPUT_NORM_BIAS], &weights));
@@ -119,7 +138,7 @@ static qsf_status run_layer(qsf_forward *f, const qsf_chunk *chunk, uint32_t lay
     const qsf_layer *const l = &o->config->layers[layer_idx];
     o->kind = l->kind;
     QSF_TRY(begin_unit(o, l->unit_idx));
-    QSF_TRY(begin_layer(o, l));
+    QSF_TRY(begin_layer(o, l, chunk));
     if (qsf_mixers[l->kind->mixer].run != NULL)
         QSF_TRY(qsf_mixers[l->kind->mixer].run(o, l, chunk, layer_idx));
     QSF_TRY(qsf_ffn_run(o, l, layer_idx));

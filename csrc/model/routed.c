@@ -351,7 +351,7 @@ static qsf_status run_experts(qsf_ops *o, const float *x)
     return QSF_OK;
 }
 
-/* y = the dense part, to which experts are added. If the experts' sum has its own norm, the
+/* y = the dense part, or without one its bias, to which experts are added. If the experts' sum has its own norm, the
  * dense part waits in `input`. */
 static qsf_status begin_sums(qsf_ops *o, const qsf_layer *l)
 {
@@ -360,6 +360,9 @@ static qsf_status begin_sums(qsf_ops *o, const qsf_layer *l)
     const bool has_dense = l->tensors[QSF_LAYER_UP] != NULL;
     const bool is_apart = l->tensors[QSF_LAYER_ROUTED_POST_NORM] != NULL;
     qsf_norm_weights norm;
+    const float *bias = NULL;
+    if (!has_dense)
+        QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_DOWN_BIAS], 0, &bias));
     for (uint32_t t = 0; l->tensors[QSF_LAYER_SHARED_GATE] != NULL && t < o->n_tokens; t++)
         o->kernels->scale(s->y + t * s->dim_stride, s->routed.gates[t], o->config->dim);
     QSF_TRY(qsf_block_load_norm(o, l->tensors[QSF_LAYER_DENSE_POST_NORM], NULL, &norm));
@@ -369,6 +372,8 @@ static qsf_status begin_sums(qsf_ops *o, const qsf_layer *l)
         memcpy(s->input, s->y, n_bytes);
     if (!has_dense || is_apart)
         memset(s->y, 0, n_bytes);
+    for (uint32_t t = 0; bias != NULL && t < o->n_tokens; t++)
+        memcpy(s->y + t * s->dim_stride, bias, o->config->dim * sizeof *bias);
     return QSF_OK;
 }
 

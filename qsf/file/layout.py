@@ -278,6 +278,7 @@ class TensorType(IntEnum):
     INPUT_SHIFT = 85  # added to the residual before the input norm
     DENSE = 86  # of an encoder, after the final norm
     HEAD_REST = 87  # the head's rows after those of HEAD
+    SECOND_SHIFT = 88  # instead of INPUT_SHIFT for the second text of a pair
 
 
 HEADS: Final = (TensorType.HEAD, TensorType.HEAD_REST)

@@ -21,7 +21,7 @@ from qsf.file.layout import (
 _T = TensorType
 _LAYER_ORDER: Final = (  # vectors and outlier tables come before the matrix that uses them
     _T.MTP_TRUNK_NORM, _T.MTP_TOKEN_NORM, _T.MTP_HIDDEN_NORM, _T.MTP_JOIN,
-    _T.INPUT_SHIFT, _T.INPUT_NORM, _T.INPUT_NORM_BIAS,
+    _T.INPUT_SHIFT, _T.SECOND_SHIFT, _T.INPUT_NORM, _T.INPUT_NORM_BIAS,
     _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.Q_BIAS, _T.K_BIAS, _T.V_BIAS, _T.Q_NORM, _T.K_NORM,
     _T.SINKS, _T.DECAY_RATE, _T.DECAY_BIAS, _T.MIX_NORM,
     _T.Q_OUTLIERS, _T.K_OUTLIERS, _T.V_OUTLIERS, _T.Q, _T.K, _T.V, _T.Q_UP, _T.K_UP, _T.V_UP,
@@ -53,7 +53,8 @@ def layer_shapes(h: Header, kind: LayerKind, own_width: int) -> dict[int, tuple[
     q, k, v, mixed = kind.mixer_dims(h.dim)
     per_head = kind.qk_norm == QkNorm.PER_HEAD
     hidden = (
-        _T.INPUT_SHIFT, _T.INPUT_NORM, _T.INPUT_NORM_BIAS, _T.ATTN_NORM, _T.ATTN_NORM_BIAS,
+        _T.INPUT_SHIFT, _T.SECOND_SHIFT, _T.INPUT_NORM, _T.INPUT_NORM_BIAS, _T.ATTN_NORM,
+        _T.ATTN_NORM_BIAS,
         _T.FFN_NORM, _T.FFN_NORM_BIAS, _T.ATTN_OUT_BIAS, _T.FFN_DOWN_BIAS, _T.POST_ATTN_NORM,
         _T.POST_FFN_NORM, _T.ROUTER_NORM, _T.ROUTED_NORM, _T.ROUTED_POST_NORM, _T.DENSE_POST_NORM,
         _T.OWN_NORM, _T.MTP_TRUNK_NORM, _T.MTP_TOKEN_NORM, _T.MTP_HIDDEN_NORM, _T.MTP_END_NORM,

@@ -117,6 +117,7 @@ class Server:
 
         entries = partial(text_api.model_entries, self.hosts, self._created)
         health = get(self._health, is_open=True)
+        rerank = complete(vectors.read_rerank, vectors.RerankForm)
         chat = complete(openai.read_chat, openai.ChatForm)
         texts = complete(openai.read_completion, openai.TextForm)
         own = llama_server.CompletionForm
@@ -145,7 +146,8 @@ class Server:
             ("POST", "/v1/responses"): complete(responses.read, responses.ResponsesForm),
             ("POST", "/v1/messages"): complete(anthropic.read, anthropic.MessagesForm),
             ("POST", "/v1/embeddings"): complete(vectors.read_embeddings, vectors.EmbeddingsForm),
-            ("POST", "/v1/rerank"): complete(vectors.read_rerank, vectors.RerankForm),
+            ("POST", "/v1/rerank"): rerank,
+            ("POST", "/rerank"): rerank,
             ("POST", "/completion"): complete(llama_server.read_completion, own),
             ("POST", "/infill"): complete(llama_server.read_infill_request, own),
             ("GET", "/api/tags"): get(partial(ollama.tags, self.hosts, self._created)),

@@ -13,11 +13,11 @@ from qsf.native import binding
 from qsf.options import MAX_U32
 from qsf.text.channels import answer_decoder
 from qsf.text.sampling import StopMatcher, resolve_sampling, sampling_fields
+from qsf.text.tokenizer import IncrementalDecoder
 
 if TYPE_CHECKING:
     from qsf.options import GenerationOptions
     from qsf.text.open_model import OpenedModel
-    from qsf.text.tokenizer import IncrementalDecoder
     from qsf.text.tokens import TokenConstraint
 
 
@@ -156,19 +156,21 @@ class Answer:
 
 
 def answer_values(
-    opened: OpenedModel, options: GenerationOptions, tokens: array[int]
+    opened: OpenedModel, options: GenerationOptions, tokens: array[int], *, has_text: bool = True
 ) -> dict[str, Any]:
-    """Return the arguments of an ``Answer`` to a prompt of these tokens."""
+    """Return the arguments of an ``Answer`` to a prompt of these tokens; without ``has_text``, of
+    one that generates no text, which needs no tokenizer.
+    """
     constraint = options.constraint
+    decoder = IncrementalDecoder(None)
+    if has_text:
+        # A constraint covers the whole answer, which then has no thoughts.
+        prompt = tokens if constraint is None else ()
+        decoder = answer_decoder(opened.tokenizer, begins_text=options.begins_text, prompt=prompt)
     return {
         "prompt": tokens,
         "max_tokens": options.max_tokens,
-        "decoder": answer_decoder(
-            opened.tokenizer,
-            begins_text=options.begins_text,
-            # A constraint covers the whole answer, which then has no thoughts.
-            prompt=tokens if constraint is None else (),
-        ),
+        "decoder": decoder,
         "matcher": StopMatcher([options.stop] if isinstance(options.stop, str) else options.stop),
         "end_ids": opened.end_ids,
         "constraint": None if constraint is None else constraint(),

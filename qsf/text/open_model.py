@@ -64,7 +64,9 @@ class OpenedModel:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises QsfArgumentError if the file has none."""
         if self.tokenizer_or_none is None:
-            raise QsfArgumentError("the file has no tokenizer: logits() can be used, on token ids")
+            raise QsfArgumentError(
+                "the file has no tokenizer: logits() and embed() can be used, on token ids"
+            )
         return self.tokenizer_or_none
 
     @property

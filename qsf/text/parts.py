@@ -58,7 +58,7 @@ def read_text_parts(path: str | os.PathLike[str]) -> TextParts:
         tokenizer = Tokenizer(path, bos_id=reader.header.bos_id) if has_text else None
         chat = _json_object(reader.read_section("CHAT") if "CHAT" in reader.sections else b"{}")
         family = family_of(reader)
-        is_encoder = reader.arch.is_encoder
+        header, arch = reader.header, reader.arch
     special = chat.get("special_tokens") or {}
     generation = chat.get("generation") or {}
     if not isinstance(special, dict) or not isinstance(generation, dict):
@@ -73,7 +73,7 @@ def read_text_parts(path: str | os.PathLike[str]) -> TextParts:
         )
     except QsfFormatError as error:
         template = error
-    vectors = text_vectors(chat, tokenizer, is_encoder=is_encoder)
+    vectors = text_vectors(chat, tokenizer, header, arch)
     return TextParts(tokenizer, template, generation, text_bytes, family, vectors)
 
 

@@ -151,6 +151,17 @@ class Tokenizer:
             return ids
         return [*self._prefix, *ids]
 
+    def encode_beginning(self, text: str, most: int, **options: bool) -> list[int]:
+        """Return the tokens of a text, as ``encode``; of one that is too long at least the first
+        ``most`` ones.
+        """
+        try:
+            return self.encode(text, max_tokens=4 * most, **options)
+        except QsfArgumentError as error:
+            if error.argument != "prompt":
+                raise
+        return self.encode_beginning(text[: len(text) // 2], most, **options)
+
     def _bare_ids(self, text: str, *, parse_special: bool) -> list[int]:
         return self._text.encode(text.encode(), parse_special=parse_special, add_prefix=False)
 
@@ -184,17 +195,17 @@ class IncrementalDecoder:
 
     _reasoning = ""  # since the last call
 
-    def __init__(self, decoder: TextDecoder) -> None:
-        """Made by ``Tokenizer.incremental``."""
+    def __init__(self, decoder: TextDecoder | None) -> None:
+        """Made by ``Tokenizer.incremental``; with None for what generates no text."""
         self._native = decoder
 
     def push(self, token_id: int) -> str:
         """Return the text that is complete with this token: often "", never half a character."""
-        return self._native.push(token_id)
+        return "" if self._native is None else self._native.push(token_id)
 
     def flush(self) -> str:
         """Return the rest: U+FFFD for an unfinished character, else ""."""
-        return self._native.flush()
+        return "" if self._native is None else self._native.flush()
 
     def take_reasoning(self) -> str:
         """Return the reasoning since the last call, which is not part of the answer."""

@@ -189,6 +189,7 @@ class Target:
     exponents: tuple[int, ...] = ()  # of the outputs; empty: all are 0
     joined: tuple[str, ...] = ()  # vectors of further heads, which follow that of the first
     slice_idx: int = 0  # index of the expert in a source with this tensor of all experts
+    n_slices: int = 1  # tensors of this shape in the source
     is_mtp: bool = False  # of the MTP head, whose type is not chosen: no text depends on it
     is_raised: bool = False  # to more bits than its unit's type has
     outliers: OutlierPlan | None = None
@@ -243,11 +244,6 @@ class Target:
         n_outputs = self.n_cols if self.is_vector else self.n_rows
         n_bytes = self.source.n_bytes * (1 + len(self.joined)) // self.n_slices
         return n_bytes * n_outputs // self.share.n_outputs
-
-    @property
-    def n_slices(self) -> int:
-        """Number of tensors of this shape in the source, along its first axis."""
-        return 1 if self.rule.slices is None else self.source.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,7 +491,7 @@ def rules_in_order(
         layer = layer_unit(layer_idx)
         kind = facts.layer_kinds[layer_idx] if facts.layer_kinds else None
         for rule in of_place[Place.LAYER]:
-            is_here = "{before}" in rule.source if layer_idx else "{before}" not in rule.source
+            is_here = rule.is_of_later == (layer_idx > 0)
             is_here |= rule.of_all or "{layer}" in rule.source
             if rule.where.holds(kind) and is_here:
                 yield layer, rule
@@ -549,7 +545,8 @@ def _target(
         is_vector=is_vector,
         factor=1.0 if rule.scale is None else facts.factors[rule.scale],
         joined=tuple(part.name for part in sources[1:]),
-        slice_idx=0 if rule.slices is None else unit.expert,
+        slice_idx=0 if rule.slices is None else unit.expert + rule.first_slice,
+        n_slices=1 if rule.slices is None else dims[rule.slices],
     )
 
 

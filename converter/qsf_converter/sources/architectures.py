@@ -75,6 +75,8 @@ _MISSING: Final = (
     (r"Rwkv|RecurrentGemma|xLSTM", "recurrent layers", "Qwen 3"),
     (r"DeepseekV(32|4)|GlmMoeDsa", "attention with an indexer", "DeepSeek V3"),
     (r"Moe|MoE|Dbrx|Llama4|Jetmoe|Arctic", "a mixture of experts of another form", "Qwen 3 MoE"),
+    (r"EmbeddingGemma2", "an encoder whose layers differ in heads, and embeddings of each layer",
+     "EmbeddingGemma"),
     (r"Gemma3n", "embeddings of each layer and several residual streams", "Gemma 3"),
     (r"T5|Bart|Whisper|Marian|Pegasus", "an encoder with a decoder", "Qwen 3"),
     (r"Bert|Roberta|Electra|Deberta", "an encoder of another form", "BERT"),
@@ -188,5 +190,5 @@ _HARMLESS: Final = re.compile(
     r"|output_.*|return_.*|torchscript|use_bfloat16|chunk_size_feed_forward|cross_attention.*"
     r"|is_decoder|pruned_heads|tf_legacy_loss|tie_encoder_decoder|bad_words_ids|add_bos_token"
     r"|add_eos_token|rope_theta|rotary|ep_size|router_.*|cache_implementation|license|version"
-    r"|fused_.*|.*fused|attention_implementation|mm_.*|vision_.*|unk_token|model_max_length"
+    r"|sentence_transformers|sbert_.*|fused_.*|.*fused|attention_implementation|mm_.*|vision_.*|unk_token|model_max_length"
 )

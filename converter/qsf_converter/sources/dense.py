@@ -7,7 +7,7 @@ hidden states.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import reduce
 from pathlib import Path
 
@@ -34,8 +34,15 @@ _IDENTITY = "torch.nn.modules.linear.Identity"
 class DenseCheckpoint(WrappedCheckpoint):
     """A checkpoint with the product of dense layers."""
 
-    def __init__(self, stored: Checkpoint, matrices: Sequence[Float32Array]) -> None:
-        """Multiply ``matrices`` [out, in], of which the first reads the pooled vector."""
+    def __init__(
+        self,
+        stored: Checkpoint,
+        matrices: Sequence[Float32Array],
+        without: Container[str] = _GGUF_NAMES,
+    ) -> None:
+        """Multiply ``matrices`` [out, in], of which the first reads the pooled vector, and leave
+        out the stored tensors ``without``.
+        """
         super().__init__(stored)
         try:
             product = reduce(lambda done, next_: next_ @ done, (m.astype(float) for m in matrices))
@@ -44,7 +51,7 @@ class DenseCheckpoint(WrappedCheckpoint):
         self._dense = product.astype(np.float32)
         shape = self._dense.shape
         self._tensors = {
-            **{name: t for name, t in stored.tensors.items() if name not in _GGUF_NAMES},
+            **{name: t for name, t in stored.tensors.items() if name not in without},
             DENSE: SourceTensor(DENSE, shape, "F32", self._dense.nbytes),
         }
 

@@ -27,6 +27,7 @@ from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint, LeastType
 from qsf_converter.sources.checkpoint_padded import PaddedCheckpoint
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
 from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
+from qsf_converter.sources.classifier import is_classifier, with_classifier
 from qsf_converter.sources.dense import with_dense_of_folder, with_dense_of_gguf
 from qsf_converter.sources.families.family import Facts, Family
 from qsf_converter.sources.gguf_file import MAGIC
@@ -139,7 +140,10 @@ def _open_directory(path: Path) -> Iterator[Source]:
             checkpoint = quantised.dequantised(stored, method)
         origin = metadata.origin_of(path)
         origin = dataclasses.replace(origin, stored=quantised.storage_of(checkpoint, method))
-        if facts.arch.is_encoder:
+        if is_classifier(family):
+            checkpoint, head = with_classifier(checkpoint, family, config)
+            chat = embedding.with_settings(chat, head)
+        elif facts.arch.is_encoder:
             checkpoint = with_dense_of_folder(checkpoint, path)
         if facts.padded:
             checkpoint = PaddedCheckpoint(checkpoint, facts.padded)
@@ -233,8 +237,12 @@ def _open_gguf(path: Path) -> Iterator[Source]:
             embedding.of_gguf(fields, has_head=checkpoint.family.has_head),
         )
         reasons = (reason,) if reason else ()
-        is_encoder = facts.arch.is_encoder
-        weights: Checkpoint = with_dense_of_gguf(checkpoint) if is_encoder else checkpoint
+        weights: Checkpoint = checkpoint
+        if is_classifier(checkpoint.family):
+            weights, head = with_classifier(checkpoint, checkpoint.family, checkpoint.config)
+            chat = embedding.with_settings(chat, head)
+        elif facts.arch.is_encoder:
+            weights = with_dense_of_gguf(checkpoint)
         if facts.padded:
             weights = PaddedCheckpoint(weights, facts.padded)
         warnings = (*facts.warnings, *checkpoint.warnings, *left_out, *reasons)

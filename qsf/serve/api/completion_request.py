@@ -324,15 +324,13 @@ def encode_text(
             text.
         is_cut: of a text that is too long the beginning is enough, still longer than the context.
     """
-    most = 4 * serving.ctx_tokens if is_cut else serving.ctx_tokens
+    tokenizer, most = serving.model.tokenizer, serving.ctx_tokens
+    options = {"add_prefix": not is_foreign, "parse_special": not is_foreign}
     try:
-        return serving.model.tokenizer.encode(
-            text, add_prefix=not is_foreign, parse_special=not is_foreign, max_tokens=most
-        )
+        if is_cut:
+            return tokenizer.encode_beginning(text, most, **options)
+        return tokenizer.encode(text, max_tokens=most, **options)
     except QsfArgumentError as error:
-        if is_cut and error.argument == "prompt":
-            half = text[: len(text) // 2]
-            return encode_text(half, serving, name, is_foreign=is_foreign, is_cut=True)
         raise too_long(error, name) from None
 
 

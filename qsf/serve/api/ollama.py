@@ -197,7 +197,13 @@ def _read_embed(body: dict[str, Any], serving: Serving, name: str) -> Completion
     new = {"model": fields.text("model"), name: fields.raw(name)}
     new["truncate"] = fields.flag("truncate", True)
     new["dimensions"] = fields.take("dimensions", Whole(1))
-    return _with_rest(vectors.read_embeddings(new, serving, name), fields, Fields({}), serving)
+    is_loading = new[name] in (None, "", [])
+    if is_loading:
+        new[name] = _ANY_TEXT
+    request = vectors.read_embeddings(new, serving, name)
+    if is_loading:
+        request.prompts = []
+    return _with_rest(request, fields, Fields({}), serving)
 
 
 # ---- answers ----
@@ -312,7 +318,7 @@ class EmbeddingForm(vectors.EmbeddingsForm):
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Return the vector."""
-        return {"embedding": self.vector(choices[0])}
+        return {"embedding": self.vector(choices[0]) if choices else []}
 
 
 # ---- the model ----

@@ -1,16 +1,17 @@
-"""Requests without generated text: embeddings, and reranking by yes and no."""
+"""Requests without generated text: embeddings and reranking."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import base64
-import math
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
-from qsf.errors import shown
+from qsf.batch import reading_of
+from qsf.errors import QsfArgumentError, shown
 from qsf.options import Whole
 from qsf.serve.api.answering import Choice, Form
 from qsf.serve.api.completion_request import (
@@ -26,23 +27,12 @@ from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Choosing, Reading
 from qsf.serve.serving import Serving
 from qsf.text.embedding import unit_vector
+from qsf.text.reranking import TASK, reranker_of
 
 MAX_TEXTS = 2048
 MAX_DOCUMENTS = 512
 FORMATS = ("float", "base64")
 _MOST_VALUES = {"float": 1 << 17, "base64": 1 << 19}  # bytes of an answer, which is made in memory
-
-# The prompt that Qwen3-Reranker was trained with (its model card): system message, the pair, no
-# thoughts.
-_HEAD = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
-    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
-    "<|im_start|>user\n"
-)
-_TAIL = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-_TASK = "Given a web search query, retrieve relevant passages that answer the query"
-_SPECIAL = ("<|im_start|>", "<|im_end|>")
-_LABELS = ("yes", "no")
 
 
 def read_embeddings(
@@ -56,6 +46,7 @@ def read_embeddings(
     read_model(fields, serving)
     fields.ignore("user")
     how, dim = serving.model.text_vectors, serving.model.info.dim
+    _check(how.check_vectors)
     form = _word(fields, "encoding_format", FORMATS) or FORMATS[0]
     pooling = _word(fields, "pooling", how.poolings) or how.pooling
     dimensions = fields.take("dimensions", Whole(1, dim), dim)
@@ -66,18 +57,21 @@ def read_embeddings(
     if value is None:
         raise invalid(name, f"{name} is missing")
     is_cut = fields.flag("truncate")
-    prompts = read_prompts(value, serving, name, MAX_TEXTS, is_cut=is_cut)
+    cuts = is_cut or how.max_tokens > 0
+    prompts = read_prompts(value, serving, name, MAX_TEXTS, is_cut=cuts)
     most = max(1, _MOST_VALUES[form] // dimensions)
     if len(prompts) > most:
         text = f"{name} has {len(prompts)} texts of {dimensions} values as {form}: send at most "
         raise invalid(name, f"{text}{most} at a time")
     has_text = isinstance(value, str) or any(isinstance(text, str) for text in value)
-    end_ids = how.end_ids if has_text else ()
-    n_kept = serving.ctx_tokens - len(end_ids) if is_cut else None
-    prompts = [[*prompt[:n_kept], *end_ids] for prompt in prompts]
+    most = serving.ctx_tokens if is_cut else 0
+    if has_text:
+        completed = [how.complete(prompt, most) for prompt in prompts]
+    else:
+        completed = [(prompt[: most or None], 0 < most < len(prompt)) for prompt in prompts]
     reading = Reading(pooling=pooling, dim=dim, is_whole=how.is_encoder)
     extra = {"form": form, "dimensions": dimensions}
-    return _request(fields, serving, prompts, name, reading, extra)
+    return _request(fields, serving, completed, name, reading, extra)
 
 
 def read_rerank(body: dict[str, Any], serving: Serving) -> CompletionRequest:
@@ -91,21 +85,30 @@ def read_rerank(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     if not documents:
         raise invalid("documents", "documents must be a list of at least one text")
     top_n = fields.take("top_n", Whole(1), len(documents))
-    task = fields.text("instruction", _TASK)
+    task = fields.text("instruction") or TASK
     has_documents = fields.flag("return_documents")
-    tokenizer = serving.model.tokenizer
-    ids = [tokenizer.encode(label, add_prefix=False) for label in _LABELS]
-    if any(len(each) != 1 for each in ids) or None in map(tokenizer.token_id, _SPECIAL):
-        text = 'rerank is for models that answer "yes" and "no" as Qwen3-Reranker does'
-        raise Problem(400, "unsupported_model", f"{text}: this one lacks its tokens")
-    head, tail = (tokenizer.encode(text, add_prefix=False) for text in (_HEAD, _TAIL))
-    pairs = (f"<Instruct>: {task}\n<Query>: {query}\n<Document>: {text}" for text in documents)
-    prompts = [
-        [*head, *encode_text(pair, serving, "documents", is_foreign=True), *tail] for pair in pairs
-    ]
-    reading = Reading(labels=[token for (token,) in ids])
+    how, dim = serving.model.text_vectors, serving.model.info.dim
+    reranker = _check(partial(reranker_of, serving.model.tokenizer, how))
+    encode = partial(encode_text, serving=serving, name="documents", is_foreign=True, is_cut=True)
+    most = min(serving.ctx_tokens, how.max_tokens or serving.ctx_tokens)
+    try:
+        pairs = [reranker.prompt(query, text, task, encode, most) for text in documents]
+    except QsfArgumentError as error:
+        raise invalid("query", str(error), "context_length_exceeded") from None
     extra = {"documents": documents, "has_documents": has_documents, "top_n": top_n}
-    return _request(fields, serving, prompts, "documents", reading, extra)
+    extra["reranker"] = reranker
+    return _request(fields, serving, pairs, "documents", reading_of(reranker, how, dim), extra)
+
+
+_T = TypeVar("_T")
+
+
+def _check(use: Callable[[], _T]) -> _T:
+    """Return what ``use`` returns. Raises Problem if the model does not have it."""
+    try:
+        return use()
+    except QsfArgumentError as error:
+        raise Problem(400, "unsupported_model", str(error)) from None
 
 
 def _word(fields: Fields, name: str, words: Sequence[str]) -> str | None:
@@ -125,11 +128,13 @@ def _document(value: Any) -> str:
 def _request(
     fields: Fields,
     serving: Serving,
-    prompts: list[list[int]],
+    completed: Sequence[tuple[list[int], bool]],
     name: str,
     reading: Reading,
     extra: dict[str, Any],
 ) -> CompletionRequest:
+    prompts = [prompt for prompt, _ in completed]
+    extra["cut"] = [index for index, (_, is_cut) in enumerate(completed) if is_cut]
     return CompletionRequest(
         prompts=prompts,
         choosing=Choosing(params=serving.model.sampling_params(), seed=0),
@@ -155,6 +160,11 @@ class _WholeForm(Form):
         n_prompt = sum(choice.job.n_prompt for choice in choices)
         return {"prompt_tokens": n_prompt, "total_tokens": n_prompt}
 
+    @property
+    def cuts(self) -> dict[str, Any]:
+        """The indices of texts that were cut, if any, as a field of the answer."""
+        return {"truncated": self.extra["cut"]} if self.extra["cut"] else {}
+
 
 class EmbeddingsForm(_WholeForm):
     """Answers of /v1/embeddings."""
@@ -170,6 +180,7 @@ class EmbeddingsForm(_WholeForm):
             "data": list(entries),
             "model": self.model,
             "usage": self.usage(choices),
+            **self.cuts,
         }
 
     def vector(self, choice: Choice) -> str | list[float]:
@@ -186,14 +197,11 @@ class RerankForm(_WholeForm):
     """Answers of /v1/rerank, in the form of Jina, Cohere and llama-server."""
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Return the probability of "yes" against "no" for each document, best first."""
+        """Return the probability that each document fits, best first."""
         results: list[dict[str, Any]] = []
         for i, choice in enumerate(choices):
-            yes, no = choice.values
-            result: dict[str, Any] = {
-                "index": i,
-                "relevance_score": 1.0 / (1.0 + math.exp(min(no - yes, 700.0))),
-            }
+            score = self.extra["reranker"].score(choice.values)
+            result: dict[str, Any] = {"index": i, "relevance_score": score}
             if self.extra["has_documents"]:
                 result["document"] = {"text": self.extra["documents"][i]}
             results.append(result)
@@ -204,4 +212,5 @@ class RerankForm(_WholeForm):
             "model": self.model,
             "results": results[: self.extra["top_n"]],
             "usage": self.usage(choices),
+            **self.cuts,
         }

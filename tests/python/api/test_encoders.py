@@ -199,3 +199,40 @@ def test_the_makers_pooling_and_the_usual_type(tmp_path: Path) -> None:
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}')
     with pytest.raises(QsfConversionError, match="none of the modes"):
         convert(folder, tmp_path / "n.qsf")
+
+
+def test_texts_are_cut_where_the_makers_cut_them(tmp_path: Path) -> None:
+    """As sentence-transformers does: the tokens around a text stay."""
+    folder = make(tmp_path / "m")
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 9}')
+    settings = folder / "sentence_bert_config.json"
+    for text, most in (('{"max_seq_length": 6}', 6), ('{"max_seq_length": null}', 9), ("{}", 9)):
+        settings.write_text(text)
+        convert(folder, tmp_path / "m.qsf", force=True)
+        letters = "a b c d e f g h i j k l"
+        ids = [2, *range(5, 5 + most - 2), 3]
+        with qsf.Model(tmp_path / "m.qsf", ram_budget=None) as model:
+            assert model.text_vectors.max_tokens == most
+            with pytest.warns(UserWarning, match="longer than") as warned:
+                short, cut, very = model.embed(["a", letters, letters * 2000])
+            assert [str(each.message).split(" tokens")[0] for each in warned] == [
+                f"text {i} is longer than the {most}" for i in (1, 2)
+            ]
+            assert list(model.embed([ids])) == [cut] == [very]
+            assert list(model.embed([ids + ids])) != [cut]  # token ids are used as they are
+            assert list(model.embed([letters[: 2 * (most - 2)]])) == [cut] != [short]
+    settings.write_text('{"max_seq_length": "many"}')
+    with pytest.raises(QsfConversionError, match=r"max_seq_length = 'many' is not a number"):
+        convert(folder, tmp_path / "m.qsf", force=True)
+
+
+def test_ids_need_no_tokenizer(tmp_path: Path) -> None:
+    case = golden_families.cases()["nomic_bert"]
+    convert(case.write(tmp_path / "m"), tmp_path / "m.qsf", allow_no_tokenizer=True)
+    with qsf.Model(tmp_path / "m.qsf", ram_budget=None) as model:
+        (vector,) = model.embed([[1, 2, 3]])
+        assert len(vector) == 72
+        with pytest.raises(QsfArgumentError, match=r"no tokenizer: logits.*embed.*token ids"):
+            list(model.embed(["a"]))
+        with pytest.raises(QsfArgumentError, match="no tokenizer"):
+            model.rerank("a", ["b"])

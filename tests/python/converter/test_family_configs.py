@@ -160,6 +160,7 @@ def test_sharded_and_split_checkpoints_give_the_same_file(tmp_path: Path) -> Non
         ("BailingMoeLinearForCausalLM", "a gated delta rule of another form"),
         ("DeepseekV32ForCausalLM", "attention with an indexer"),
         ("Gemma3nForCausalLM", "embeddings of each layer and several residual streams"),
+        ("EmbeddingGemma2Model", "an encoder whose layers differ in heads"),
         ("BertForMaskedLM", "an encoder of another form"),
         ("LlavaForConditionalGeneration", "more than text"),
         ("Inkling2LoopForConditionalGeneration", "layers that run several times"),

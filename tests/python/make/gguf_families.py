@@ -50,6 +50,7 @@ ARCHITECTURES = {
     "kimi_linear": "kimi-linear", "youtu": "deepseek2", "mistral4": "mistral4",
     "minicpm3": "minicpm3", "mamba2": "mamba2", "minimax_m2": "minimax-m2",
     "bert": "bert", "xlm-roberta": "bert", "roberta": "bert", "nomic_bert": "nomic-bert",
+    "modernbert": "modern-bert",
 }  # fmt: skip
 """model_type of a config.json -> architecture of llama.cpp."""
 _EXPERT_KEYS = {
@@ -410,7 +411,7 @@ def _rope(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
     if rope is None:
         return said
     if "full_attention" in rope:
-        if config["model_type"].startswith("gemma"):
+        if config["model_type"].startswith(("gemma", "modernbert")):
             said[Keys.Rope.FREQ_BASE_SWA] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
     part = rope.get("partial_rotary_factor", 1.0)
@@ -441,7 +442,7 @@ def _rope(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
 
 
 def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
-    is_encoder = arch in ("bert", "nomic-bert", "gemma-embedding")
+    is_encoder = arch in ("bert", "nomic-bert", "modern-bert", "gemma-embedding")
     said: dict[str, Any] = {Keys.Attention.CAUSAL: False} if is_encoder else {}
     if "roberta" in config["model_type"]:
         said[Keys.LLM.CONTEXT_LENGTH] = (
@@ -463,6 +464,12 @@ def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
         if "layer_types" in config and arch != "gpt-oss":  # llama.cpp knows that they alternate
             windows = [kind == "sliding_attention" for kind in config["layer_types"]]
             said[Keys.Attention.SLIDING_WINDOW_PATTERN] = windows
+    if arch == "modern-bert":
+        said[Keys.Attention.SLIDING_WINDOW] = config["local_attention"]
+        said["{arch}.hidden_activation"] = config["hidden_activation"]
+        windows = [kind == "sliding_attention" for kind in config["layer_types"]]
+        is_usual = not windows[0]
+        said[Keys.Attention.SLIDING_WINDOW_PATTERN] = 3 if is_usual else windows
     if arch in ("lfm2", "lfm2moe"):
         is_attention = [kind == "full_attention" for kind in config["layer_types"]]
         of_layers = [config["num_key_value_heads"] * is_one for is_one in is_attention]

@@ -24,7 +24,9 @@ from make.tiny_checkpoints import safetensors_bytes
 
 PATH = Path(__file__).resolve().parents[2] / "golden" / "families.npz"
 N_TOKENS = 40
-ENCODERS = ("bert", "xlm-roberta", "roberta", "nomic_bert")  # by model_type
+ENCODERS = ("bert", "xlm-roberta", "roberta", "nomic_bert", "modernbert")  # by model_type
+QUERY = "w h a t i s a c a t"
+DOCUMENTS = ("a n a n i m a l", "a", "i t r a i n s i n a p r i l a n d i n m a y", "z z z")
 LOGIT_STEPS = 1 << 19  # between nought and the largest logit: 2e-6 of it, rounded to 1e-6
 _ROUTER = re.compile(
     r"\.(mlp|mixer|block_sparse_moe|feed_forward)\.(gate|router|router\.layer)\.weight$|\.router\.proj\.weight$"
@@ -47,6 +49,7 @@ class Case:
     # Of a mixture: what was chosen in each routed layer, [routed layers, 40, chosen].
     experts: NDArray[np.uint8] | None = None
     weights: NDArray[np.float32] | None = None
+    scores: NDArray[np.float32] | None = None  # of a cross-encoder: the logit of each pair
 
     @property
     def is_encoder(self) -> bool:
@@ -69,8 +72,23 @@ class Case:
 
 
 def cases() -> dict[str, Case]:
-    """The cases of all families, by name."""
-    return dict(_stored())
+    """The cases of all families but cross-encoders, by name."""
+    return {name: case for name, case in _stored().items() if case.scores is None}
+
+
+def rerankers() -> dict[str, Case]:
+    """The cases of cross-encoders."""
+    return {name: case for name, case in _stored().items() if case.scores is not None}
+
+
+def pairs_of(n_between: int) -> list[list[int]]:
+    """The query with each document, as BERT's tokenizer of single letters makes them."""
+
+    def ids(text: str) -> list[int]:
+        return [5 + ord(letter) - ord("a") for letter in text.split()]
+
+    middle = [3] * n_between
+    return [[2, *ids(QUERY), *middle, *ids(text), 3] for text in DOCUMENTS]
 
 
 @functools.cache
@@ -87,6 +105,7 @@ def _stored() -> dict[str, Case]:
                 shapes={tensor: tuple(shape) for tensor, shape in shapes.items()},
                 tokens=tokens_of(planes.shape[2]),
                 logits=(units * (largest / LOGIT_STEPS)).astype(np.float32),
+                scores=stored.get(f"{name}/scores"),
                 experts=stored.get(f"{name}/experts"),
                 weights=stored.get(f"{name}/weights"),
             )

@@ -393,8 +393,11 @@ class _Pass:
         Both read `x`, unless router or experts have a norm of the stream `behind` attention.
         """
         out = np.zeros_like(x)
+        bias: Array | float = 0.0
         if f"{at}.ffn_up" in self.model.weights:
             out = self.ffn(x, layer, at)
+        elif f"{at}.ffn_down_bias" in self.model.weights:
+            bias = self.weight(f"{at}.ffn_down_bias")
         if f"{at}.shared_gate" in self.model.weights:
             gate = x @ self.weight(f"{at}.shared_gate")
             out = out / (1 + np.exp(-gate))[:, None]
@@ -404,7 +407,7 @@ class _Pass:
             self.normalise(behind, name) if name in self.model.weights else x
             for name in (f"{at}.router_norm", f"{at}.routed_norm")
         )
-        routed = self.routed(of_experts, of_router, layer, at)
+        routed = self.routed(of_experts, of_router, layer, at) + bias
         out = self.normalise(out, f"{at}.dense_post_norm")
         return out + self.normalise(routed, f"{at}.routed_post_norm")
 

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from make import golden_families
 from make.added_tokens import make_with_tokens
+from make.encoders import with_tokenizer
 from make.served import Client, serving
 from qsf.passes import Choice
 from qsf_converter import convert
@@ -165,6 +167,68 @@ def test_a_failure_of_the_labels_ends_the_request(
         answer = client.post("/v1/rerank", query="a", documents=["b"])
         assert (answer.status, answer.error["code"]) == (500, "engine_error")
     assert client.post("/v1/rerank", query="a", documents=["b"]).status == 200
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A cross-encoder for 20 tokens."""
+    folder = tmp_path_factory.mktemp("pairs")
+    with_tokenizer(golden_families.rerankers()["bert-pairs"].write(folder / "m"))
+    (folder / "m" / "tokenizer_config.json").write_text('{"model_max_length": 20}')
+    convert(folder / "m", folder / "m.qsf")
+    with serving(folder / "m.qsf", parallel=2) as found:
+        yield found
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank"])
+def test_a_cross_encoder_ranks_documents(encoder: Client, path: str) -> None:
+    texts = ["a b c", "x y z", "c b a " * 200]
+    answer = encoder.post(
+        path, query="a b", documents=[*texts[:2], {"text": texts[2]}], return_documents=True
+    ).json
+    ranked = encoder.model.rerank("a b", texts)
+    assert [(each["index"], each["relevance_score"]) for each in answer["results"]] == [
+        (each.index, each.score) for each in ranked
+    ]
+    assert [each["document"]["text"] for each in answer["results"]] == [
+        texts[each.index] for each in ranked
+    ]
+    assert answer["truncated"] == [2]
+    short = encoder.post(path, query="a b", documents=texts[:2], top_n=1).json
+    best = next(each.index for each in ranked if each.index < 2)
+    assert [each["index"] for each in short["results"]] == [best]
+    assert "truncated" not in short
+    refused = encoder.post(path, query="a " * 18, documents=texts)
+    assert (refused.status, refused.error["param"]) == (400, "query")
+    refused = encoder.post("/v1/embeddings", input="a")
+    assert (refused.status, refused.error["code"]) == (400, "unsupported_model")
+
+
+def test_texts_that_are_cut_are_named(tmp_path: Path) -> None:
+    folder = with_tokenizer(golden_families.cases()["nomic_bert"].write(tmp_path / "m"))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 8}')
+    convert(folder, tmp_path / "m.qsf")
+    with serving(tmp_path / "m.qsf") as found:
+        texts = ["a b", "a b c d e f g h", "a b c d e f", "a b c d e f " * 500]
+        answer = found.post("/v1/embeddings", input=texts).json
+        assert answer["truncated"] == [1, 3]
+        values = [entry["embedding"] for entry in answer["data"]]
+        assert values[0] != values[1] == values[2] == values[3]
+        ids = [[2, *range(5, 30), 3]]
+        assert "truncated" not in found.post("/v1/embeddings", input=ids).json
+
+
+def test_nothing_has_no_vector(client: Client) -> None:
+    """ollama's clients load a model so; OpenAI and llama-server refuse it."""
+    for fields in ({"input": ""}, {"input": []}, {"input": None}, {}):
+        answer = client.post("/api/embed", fields)
+        assert (answer.status, answer.json["embeddings"]) == (200, [])
+    for fields in ({"prompt": ""}, {}):
+        answer = client.post("/api/embeddings", fields)
+        assert (answer.status, answer.json) == (200, {"embedding": []})
+    for value in ([], [[]], ["a", []]):
+        answer = client.post("/v1/embeddings", input=value)
+        assert (answer.status, answer.error["param"]) == (400, "input"), value
 
 
 @pytest.mark.slow

@@ -119,7 +119,7 @@ def test_what_cannot_be_is_refused_in_its_form(
         ("chat", {"messages": [{"role": "user", "content": "a", "images": ["aa"]}]}, "images"),
         ("generate", {"prompt": "a", "template": "b"}, "raw"),
         ("generate", {"prompt": "a", "suffix": "b"}, "fill in the middle"),
-        ("embed", {}, "input is missing"),
+        ("embed", {"input": 3}, "input must be a text"),
     ):
         answer = client.post(f"/api/{path}", fields)
         assert answer.status == 400

@@ -9,13 +9,15 @@ from functools import partial
 from typing import Any
 
 from qsf.file.kinds import Ffn, QkNorm
-from qsf.file.layout import Norm, Positions
+from qsf.file.layout import MAX_CHOSEN, MAX_LAYER_EXPERTS, Norm, Positions
 from qsf_converter.sources.families import gemma
-from qsf_converter.sources.families.family import Draft, Family, usual
+from qsf_converter.sources.families.config import MAX_LAYERS, MAX_TOKENS, Config
+from qsf_converter.sources.families.experts import router
+from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family, usual
 from qsf_converter.sources.families.gpt import GPT2_RENAMES
 from qsf_converter.sources.families.llama import fused, gated, qk_norms, window_but_every
 from qsf_converter.sources.families.positions import parameters_of
-from qsf_converter.sources.families.rules import Place, T, TensorRule, layer, linear, norm
+from qsf_converter.sources.families.rules import Place, T, TensorRule, Where, layer, linear, norm
 
 Rules = tuple[TensorRule, ...]
 _L = "encoder.layer.{layer}."
@@ -31,6 +33,12 @@ def as_encoder(draft: Draft) -> None:
     config = draft.config
     draft.arch = replace(draft.arch, is_encoder=True, tied_head=False)
     draft.dims |= {"types": config.count("type_vocab_size", 1 << 16, 1), "offset": 0}
+
+
+def _as_pairs(draft: Draft) -> None:
+    """The second text of a pair has a type of its own."""
+    as_encoder(draft)
+    draft.flags |= {"pairs"} if draft.dims["types"] > 1 else set()
 
 
 def _as_roberta(draft: Draft) -> None:
@@ -50,6 +58,33 @@ def _as_nomic(draft: Draft) -> None:
     draft.arch = replace(draft.arch, norm_epsilon=epsilon)
     for name in ("max_trained_positions", "pad_vocab_size_multiple"):  # without effect
         draft.config.get(name)
+    _add_experts(draft)
+
+
+def _add_experts(draft: Draft) -> None:
+    """Of a mixture every n-th layer has experts, from the second layer on; no FFN is gated."""
+    config, n_experts = draft.config, draft.config.get("num_experts")
+    if not config.get("moe_every_n_layers") or not n_experts:
+        return
+    every = config.count("moe_every_n_layers", MAX_LAYERS, least=2)
+    n_experts = config.count("num_experts", MAX_LAYER_EXPERTS)
+    n_chosen = config.count("moe_top_k", min(MAX_CHOSEN, n_experts))
+    draft.dims |= {"experts": n_experts, "expert": draft.header.ffn_dim}
+    draft.set_all(ffn=Ffn.PLAIN)
+    routed: dict[str, Any] = {"n_experts": n_experts, "n_chosen": n_chosen, "ffn": Ffn.NONE}
+    routed |= {"expert_dim": draft.header.ffn_dim, "expert_ffn": Ffn.PLAIN}
+    draft.layers = [
+        replace(kind, **routed) if i % every == 1 else kind for i, kind in enumerate(draft.layers)
+    ]
+
+
+def _as_modern(draft: Draft) -> None:
+    as_encoder(draft)
+    for name in ("classifier_activation", "classifier_bias", "classifier_pooling", "decoder_bias",
+                 "deterministic_flash_attn", "layer_norm_eps", "position_embedding_type",
+                 "reference_compile", "repad_logits_with_grad", "sparse_prediction",
+                 "sparse_pred_ignore_index", "embedding_dropout"):  # fmt: skip
+        draft.config.get(name)  # of heads and training: without effect
 
 
 def _as_embedding_gemma(draft: Draft) -> None:
@@ -64,6 +99,21 @@ def _as_embedding_gemma(draft: Draft) -> None:
         replace(kind, window_tokens=kind.window_tokens and kind.window_tokens // 2 + 1)
         for kind in draft.layers
     ]
+
+
+def _modern_windows(config: Config, n_layers: int) -> tuple[int, list[str]]:
+    """Every third layer sees all tokens; the others half of the local ones on each side."""
+    every = config.count("global_attn_every_n_layers", MAX_LAYERS)
+    usual = [SLIDING if i % every else FULL for i in range(n_layers)]
+    types = config.of_layers("layer_types", n_layers, (SLIDING, FULL))
+    return config.count("local_attention", MAX_TOKENS) // 2 + 1, types or usual
+
+
+def _rope_of_modern(config: Config, layer_type: str) -> Config:
+    thetas = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
+    for theta in thetas.values():  # a model may lack layers of a type
+        config.get(theta)
+    return parameters_of(config, layer_type, theta=thetas[layer_type])
 
 
 def post_norms(embeddings: str, attention: str, ffn: str) -> Rules:
@@ -94,6 +144,13 @@ def ends(embeddings: str) -> Rules:
 
 
 _BIASED: Mapping[str, Any] = {"bias_flag": "always"}
+
+
+def _modern_norm(weight: T, bias: T, source: str) -> Rules:
+    return (*norm(weight, source), layer(bias, f"{source}.bias", "hidden", flag="norm_bias"))
+
+
+_M = "layers.{layer}."
 _BERT: Mapping[str, Any] = {
     "norm": Norm.LAYER,
     "ffn": Ffn.PLAIN,
@@ -128,7 +185,69 @@ _BERT: Mapping[str, Any] = {
 }
 _DEFAULTS = usual({}, norm_epsilon=1e-12, hidden_act="gelu", context=512, tied=False)
 
-FAMILIES = (
+
+def _mixture(ending: str) -> Rules:
+    """Plain FFNs with biases, or experts and one bias behind their sum."""
+    at, dense = f"{_N}mlp.experts.", Where.DENSE
+    shape = ("expert", "hidden")
+    joined: dict[str, Any] = {"slices": "experts", "is_joined": not ending}
+    up, out = (f"{at}mlp.{name}{ending}" for name in ("w1", "w2"))
+    return (
+        *linear(T.FFN_UP, None, f"{_N}mlp.fc1", "ffn", "hidden", where=dense),
+        *linear(T.FFN_DOWN, None, f"{_N}mlp.fc2", "hidden", "ffn", where=dense),
+        layer(T.FFN_UP_BIAS, f"{_N}mlp.fc1.bias", "ffn", flag="mlp_fc1_bias", where=dense),
+        layer(T.FFN_DOWN_BIAS, f"{_N}mlp.fc2.bias", "hidden", flag="mlp_fc2_bias", where=dense),
+        layer(T.FFN_DOWN_BIAS, f"{at}bias", "hidden", flag="experts_bias", where=Where.ROUTED),
+        router(f"{_N}mlp.router.layer.weight"),
+        TensorRule(Place.EXPERT, T.FFN_UP, up, shape, **joined),
+        TensorRule(Place.EXPERT, T.FFN_DOWN, out, shape[::-1], transposed=not ending, **joined),
+    )
+
+
+_QKV = {T.Q: T.Q_BIAS, T.K: T.K_BIAS, T.V: T.V_BIAS}
+_GATE_UP = {T.FFN_GATE: T.FFN_GATE_BIAS, T.FFN_UP: T.FFN_UP_BIAS}
+_QB: Mapping[str, Any] = {"bias_flag": "qkv_proj_bias"}
+_AB: Mapping[str, Any] = {"bias_flag": "attention_bias"}
+_MB: Mapping[str, Any] = {"bias_flag": "mlp_bias"}
+_MODERN: Mapping[str, Any] = {
+    "title": "ModernBERT: gte-modernbert, modernbert-embed",
+    "model_type": "modernbert",
+    "norm": Norm.LAYER,
+    "rules": (
+        _DENSE,
+        TensorRule(
+            Place.EMBEDDING, T.EMBEDDING, "embeddings.tok_embeddings.weight", ("vocab", "hidden")
+        ),
+        *_modern_norm(T.INPUT_NORM, T.INPUT_NORM_BIAS, "embeddings.norm"),
+        *_modern_norm(T.ATTN_NORM, T.ATTN_NORM_BIAS, "layers.{later}.attn_norm"),
+        *_modern_norm(T.FFN_NORM, T.FFN_NORM_BIAS, f"{_M}mlp_norm"),
+        *fused(_QKV, f"{_M}attn.Wqkv", ("q", "kv", "kv"), **_AB),
+        *linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, f"{_M}attn.Wo", "hidden", "q", **_AB),
+        *fused(_GATE_UP, f"{_M}mlp.Wi", ("ffn", "ffn"), **_MB),
+        *linear(T.FFN_DOWN, T.FFN_DOWN_BIAS, f"{_M}mlp.Wo", "hidden", "ffn", **_MB),
+        *(
+            replace(rule, place=Place.FINAL)
+            for rule in _modern_norm(T.FINAL_NORM, T.FINAL_NORM_BIAS, "final_norm")
+        ),
+    ),
+    "renames": {"norm_epsilon": "norm_eps", "hidden_act": "hidden_activation"},
+    "defaults": {
+        **usual({}, vocab_size=50368, norm_epsilon=1e-5, hidden_act="gelu", context=8192),
+        **usual({}, tied=False, global_attn_every_n_layers=3, local_attention=128),
+        **usual({}, global_rope_theta=160000.0, local_rope_theta=10000.0),
+    },
+    "flags": {"norm_bias": False, "attention_bias": False, "mlp_bias": False},
+    "ignored_suffixes": tuple(  # of a head that guesses words
+        f"{part}.{kind}"
+        for part in ("head.dense", "head.norm", "decoder")
+        for kind in ("weight", "bias")
+    ),
+    "windows": _modern_windows,
+    "rope_parameters": _rope_of_modern,
+    "adjust": _as_modern,
+}
+
+_ENCODERS = (
     Family(
         name="BertModel",
         title="BERT: bge, e5, GTE, all-MiniLM",
@@ -155,19 +274,29 @@ FAMILIES = (
     ),
     Family(
         name="NomicBertModel",
-        title="Nomic Embed 1, 1.5",
+        title="Nomic Embed 1, 1.5, 2 (a mixture)",
         model_type="nomic_bert",
         norm=Norm.LAYER,
         prefixes=("nomic_bert.",),
         rules=(
             *ends("embeddings."),
             *post_norms("emb_ln", f"{_N}norm1", f"{_N}norm2"),
-            *fused(dict.fromkeys((T.Q, T.K, T.V)), f"{_N}attn.Wqkv", ("q", "kv", "kv")),
-            *linear(T.ATTN_OUT, None, f"{_N}attn.out_proj", "hidden", "q"),
-            *linear(T.FFN_GATE, None, f"{_N}mlp.fc12", "ffn", "hidden"),
-            *linear(T.FFN_UP, None, f"{_N}mlp.fc11", "ffn", "hidden"),
-            *linear(T.FFN_DOWN, None, f"{_N}mlp.fc2", "hidden", "ffn"),
+            *fused(_QKV, f"{_N}attn.Wqkv", ("q", "kv", "kv"), **_QB),
+            *linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, f"{_N}attn.out_proj", "hidden", "q", **_QB),
         ),
+        layouts=(
+            _mixture(""),
+            _mixture(".weight"),
+            (
+                *linear(T.FFN_GATE, None, f"{_N}mlp.fc12", "ffn", "hidden"),
+                *linear(T.FFN_UP, None, f"{_N}mlp.fc11", "ffn", "hidden"),
+                *linear(T.FFN_DOWN, None, f"{_N}mlp.fc2", "hidden", "ffn"),
+            ),
+        ),
+        flags={
+            **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), False),
+            "experts_bias": True,
+        },
         renames=GPT2_RENAMES,
         defaults=usual(_DEFAULTS, hidden_act="silu", type_vocab_size=2, theta=1000.0),
         kind={"is_post_norm": True},
@@ -178,8 +307,12 @@ FAMILIES = (
             "use_xentropy": (True,),
             "scale_attn_weights": (True,),
             "rotary_emb_fraction": (1,),
+            "moe_normalize_expert_weights": (False,),
+            "moe_impl": ("megablocks",),
+            "ffn_div": (1,),
         },
     ),
+    *(Family(name=name, **_MODERN) for name in ("ModernBertModel", "ModernBertForMaskedLM")),
     Family(
         name="Gemma3TextModel",
         title="EmbeddingGemma",
@@ -199,5 +332,26 @@ FAMILIES = (
         windows=window_but_every,
         rope_parameters=gemma.rope_of_gemma3,
         adjust=_as_embedding_gemma,
+    ),
+)
+_TYPES = "embeddings.token_type_embeddings.weight"
+_SECOND = layer(T.SECOND_SHIFT, _TYPES, "hidden", slices="types", first_slice=1, flag="pairs")
+_OF_PAIRS: Mapping[str, Mapping[str, Any]] = {
+    "BertModel": {"title": "BERT rerankers: ms-marco-MiniLM", "adjust": _as_pairs},
+    "XLMRobertaModel": {"title": "XLM-RoBERTa rerankers: bge-reranker"},
+    "RobertaModel": {"title": "RoBERTa rerankers"},
+    "ModernBertModel": {"title": "ModernBERT rerankers: gte-reranker-modernbert"},
+}
+FAMILIES = (
+    *_ENCODERS,
+    *(
+        replace(
+            family,
+            name=family.name.replace("Model", "ForSequenceClassification"),
+            rules=(*family.rules, _SECOND),
+            **_OF_PAIRS[family.name],
+        )
+        for family in _ENCODERS
+        if family.name in _OF_PAIRS
     ),
 )

@@ -89,16 +89,17 @@ class TensorRule:
     """How one kind of source tensor becomes one QSF tensor.
 
     ``source`` is the name without the family's prefix; {layer} in it is the layer's number,
-    {before} that of the layer before it, {last} the last one's; a tensor of a layer without a
-    number belongs to the first one. ``shape`` names the dimensions of the tensor that is made of
-    it. A matrix is ``transposed`` if the source stores [in, out] (GPT-2's Conv1D). A fused source
-    holds ``parts``, named by the dimensions of their outputs, one after another along its output
-    axis; ``part`` says which. With ``groups``, a dimension too, they take turns: each of so many
-    groups holds its share of every part (Q, K and V of one head, then those of the next);
-    ``is_turned`` ones are transposed, each group by itself. A source that ``is_stacked`` has the
-    groups along an axis of its own. With {head} in ``source`` each of the groups is a vector of its
-    own; with {part} q, k and v are sources, one after another. ``flag``, if given, is a fact of the
-    configuration without which the tensor does not exist. The values are ``add`` plus what is
+    {before} that of the layer before it, {later} its own where the first layer has no such tensor,
+    {last} the last one's; a tensor of a layer without a number belongs to the first one. ``shape``
+    names the dimensions of the tensor that is made of it. A matrix is ``transposed`` if the source
+    stores [in, out] (GPT-2's Conv1D). A fused source holds ``parts``, named by the dimensions of
+    their outputs, one after another along its output axis; ``part`` says which. With ``groups``, a
+    dimension too, they take turns: each of so many groups holds its share of every part (Q, K and V
+    of one head, then those of the next); ``is_turned`` ones are transposed, each group by itself. A
+    source that ``is_stacked`` has the groups along an axis of its own. With {head} in ``source``
+    each of the groups is a vector of its own; with {part} q, k and v are sources, one after
+    another. ``flag``, if given, is a fact of the configuration without which the tensor does not
+    exist. The values are ``add`` plus what is
     stored, times the factor of the configuration that ``scale`` names, or each row times its own;
     of a logarithm (``is_log``) they are e to its power. A matrix that ``is_flat`` becomes a vector,
     one row after the other; one that ``is_repeated`` is a column for all its columns. What is
@@ -115,6 +116,8 @@ class TensorRule:
     part: int = 0
     groups: str | None = None
     slices: str | None = None
+    first_slice: int = 0  # of a layer, or of its first expert
+    is_joined: bool = False  # the slices are rows of one matrix, one slice after another
     flag: str | None = None
     where: Where = Where.EVERYWHERE
     add: float = 0.0
@@ -127,6 +130,11 @@ class TensorRule:
     of_all: bool = False
 
     @property
+    def is_of_later(self) -> bool:
+        """True if the first layer lacks it."""
+        return "{before}" in self.source or "{later}" in self.source
+
+    @property
     def is_vector(self) -> bool:
         """True if the file stores it without tiles."""
         return len(self.shape) == 1 or self.is_flat
@@ -136,7 +144,8 @@ class TensorRule:
         if "{part}" in self.source:
             return [self.source.format(layer=layer_idx, part=part) for part in "qkv"]
         n = 1 if "{head}" not in self.source or self.groups is None else dims[self.groups]
-        numbers = {"layer": layer_idx, "before": layer_idx - 1, "last": dims["layers"] - 1}
+        numbers = {"layer": layer_idx, "later": layer_idx, "before": layer_idx - 1}
+        numbers["last"] = dims["layers"] - 1
         return [self.source.format(head=i, expert=expert, **numbers) for i in range(n)]
 
     def source_shape(self, dims: Mapping[str, int]) -> tuple[int, ...]:
@@ -150,6 +159,8 @@ class TensorRule:
         if self.groups is not None and self.is_stacked:
             shape = (dims[self.groups], n_outputs // dims[self.groups], *shape[1:])
         shape = shape[::-1] if self.transposed else shape
+        if self.is_joined and self.slices is not None:
+            return dims[self.slices] * shape[0], *shape[1:]
         return shape if self.slices is None else (dims[self.slices], *shape)
 
 
@@ -216,7 +227,7 @@ def ends(
 # docs/format.md, section 4: small vectors come before the matrix that needs them.
 _ORDER: Final = (
     T.EMBEDDING, T.MTP_TRUNK_NORM, T.MTP_TOKEN_NORM, T.MTP_HIDDEN_NORM, T.MTP_JOIN,
-    T.INPUT_SHIFT, T.INPUT_NORM, T.INPUT_NORM_BIAS, T.ATTN_NORM, T.ATTN_NORM_BIAS,
+    T.INPUT_SHIFT, T.SECOND_SHIFT, T.INPUT_NORM, T.INPUT_NORM_BIAS, T.ATTN_NORM, T.ATTN_NORM_BIAS,
     T.Q_BIAS, T.K_BIAS, T.V_BIAS, T.Q_NORM, T.K_NORM, T.SINKS, T.DECAY_RATE, T.DECAY_BIAS,
     T.MIX_NORM, T.Q, T.K, T.V, T.Q_UP, T.K_UP, T.V_UP, T.MIX_GATE, T.BETA, T.DECAY,
     T.GATE_UP, T.DECAY_UP,
