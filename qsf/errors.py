@@ -68,7 +68,8 @@ def error_line(text: str) -> str:
             return value
         return f"{value[: MAX_QUOTED - 2]}...{value[-1]}"
 
-    return _cut_middle(one_line(_QUOTED.sub(cut, text)), MAX_LINE)
+    # The search takes 100 times the memory of a long quoted text.
+    return _cut_middle(one_line(_QUOTED.sub(cut, _cut_middle(text, 16 * MAX_LINE))), MAX_LINE)
 
 
 def _cut_middle(text: str, max_chars: int) -> str:

@@ -327,9 +327,9 @@ def make_server(
         paths, host, load_host, wait_seconds=options.queue_seconds, keep_seconds=keep_seconds
     )
     if options.allow_pull:
-        from qsf.cli.serve_pull import Pulls
+        from qsf.cli.serve_pull import Pulls, served_name
 
-        hosts.fetch = Pulls(paths, partial(check, hosts)).lines
+        hosts.fetch, hosts.spelled = Pulls(paths, partial(check, hosts)).lines, served_name
     return Server(hosts, metrics, gate, bounds, None if is_quiet else log_line)
 
 

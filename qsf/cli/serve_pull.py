@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qsf.errors import ChildFailedError, QsfIOError
-from qsf.find.names import hub_address
+from qsf.errors import ChildFailedError, QsfArgumentError, QsfIOError
+from qsf.find.names import hub_address, hub_name
 from qsf.find.prepare import child_command, find_model
 from qsf.foreign_json import read_json
 from qsf.shell.progress import PROGRESS_LINES
 
 _MAX_LINE_BYTES = 64 << 10
+_MAX_MODELS = 200  # of the server: each takes memory
 _STATUS = {"B": "pulling", "MB": "converting", "tokens": "measuring"}
 
 
@@ -34,7 +35,9 @@ class Pulls:
 
         Closing the iterator ends the work, which the next call continues. Raises QsfError.
         """
-        address = hub_address(name)
+        name, address = hub_name(name), hub_address(name)
+        if len(self._paths) >= _MAX_MODELS:
+            raise QsfArgumentError(f"the server has {_MAX_MODELS} models, which is its most")
         yield {"status": "pulling manifest"}
         async with self._turn:
             process = await asyncio.create_subprocess_exec(
@@ -67,6 +70,14 @@ class Pulls:
                 raise QsfIOError(f"{name} was removed while it came: pull it again") from None
             await loop.run_in_executor(None, self._check, name, path)
         self._paths[name] = path
+
+
+def served_name(name: str) -> str:
+    """Return the name of a pulled model in its one spelling; other names unchanged."""
+    try:
+        return hub_name(name)
+    except QsfArgumentError:
+        return name
 
 
 def _in_ollamas_form(facts: dict[str, Any], name: str) -> dict[str, Any]:

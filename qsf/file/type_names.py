@@ -22,7 +22,7 @@ def our_type(name: str) -> str:
     upper = name.upper()
     if upper in ("F16", "BF16", "F32"):
         return "f16"
-    match = re.fullmatch(r"(TQ|IQ|Q)([1-8])(?:_\w+)?", upper)
+    match = re.fullmatch(r"(TQ|IQ|Q)([1-8])(?:_[A-Z0-9]{1,3}){0,3}", upper)
     if match is None:
         raise QsfArgumentError(f"{name!r} is not a type of weights: {', '.join(TYPE_NAMES)}")
     if match[1] + match[2] == "IQ4":

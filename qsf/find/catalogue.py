@@ -65,6 +65,8 @@ SUGGESTED: Final = (
 )  # fmt: skip
 """By size. Only families that `qsf convert --families` lists."""
 
+_MAX_CHARS = 200
+
 
 def suggested(name: str) -> Suggested | None:
     """Return the model with that short name, in any case of letters."""
@@ -77,6 +79,8 @@ def likely_name(name: str) -> str | None:
     """
     from difflib import get_close_matches
 
+    if len(name) > _MAX_CHARS:  # a search of similar names would take its memory many times
+        return None
     names = [model.name for model in SUGGESTED]
     same = [each for each in names if each.split(":")[0] == name.lower().split(":")[0]]
     return next(iter(same or get_close_matches(name.lower(), names, 1)), None)

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
+from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError, shown
 from qsf.file.gguf_parts import name_without_part, part_names
 from qsf.file.type_names import TYPE_NAMES, our_type
 from qsf.find.catalogue import likely_name, suggested
@@ -19,6 +19,7 @@ VECTORS_TYPE = "8bit"  # of models for vectors of texts, which have no answers t
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?([^/]+/[^/?#]+)")
 _MAX_JSON_BYTES = 16 << 20
+_MAX_CHARS = 400  # of a name: an address with two names of 96 and what follows
 _LFS = b"version https://git-lfs"
 _NO_TEXT = re.compile(r".*(?:(?<!LMHead)Model|ForMaskedLM)")  # architectures that write none
 
@@ -54,23 +55,33 @@ class Named:
         return VECTORS_TYPE if is_for_vectors else DEFAULT_TYPE
 
 
-def hub_address(name: str) -> str:
-    """Return the address on the hub of ``org/name`` or a short name, whatever files are here.
+def hub_name(name: str) -> str:
+    """Return the one spelling of a model's name: a short name, or ``org/name`` with ``:TYPE``.
 
-    Raises QsfArgumentError if it is neither.
+    Files here do not matter. Raises QsfArgumentError if it is neither.
     """
+    if len(name) > _MAX_CHARS:
+        raise QsfArgumentError(f"a model's name has at most {_MAX_CHARS} characters: {shown(name)}")
     url = _URL.match(name)
     name = name if url is None else url[1]
     repo, _, type_name = name.partition(":")
     short = suggested(name)
     if short is not None:
-        repo, type_name = short.repo, ""
-    elif _REPO.fullmatch(repo) is None:
+        return short.name
+    if _REPO.fullmatch(repo) is None:
         likely = likely_name(name) or "qwen3:4b"
         raise QsfArgumentError(f"{name!r} is no name on the hub: org/name is, or {likely}")
-    if type_name:
-        our_type(type_name)
-    return f"https://huggingface.co/{repo}" + (f":{type_name}" if type_name else "")
+    if not type_name:
+        return repo
+    is_ours = our_type(type_name) == type_name.lower()
+    return f"{repo}:{type_name.lower() if is_ours else type_name.upper()}"
+
+
+def hub_address(name: str) -> str:
+    """Return the address on the hub of a model by its name. Raises as ``hub_name``."""
+    name = hub_name(name)
+    short = suggested(name)
+    return f"https://huggingface.co/{name if short is None else short.repo}"
 
 
 def meaning_of(model: str) -> Named:

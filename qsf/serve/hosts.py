@@ -92,6 +92,8 @@ class Hosts:
         self.paths = paths
         # Gets a model by its name and adds it to ``paths``; yields lines of progress.
         self.fetch: Callable[[str], AsyncGenerator[dict[str, Any], None]] | None = None
+        # The one spelling of a name under which ``fetch`` adds a model.
+        self.spelled: Callable[[str], str] = str
         self.loaded = {first.serving.name: first}
         self.infos: dict[str, ModelInfo] = {first.serving.name: first.serving.model.info}
         self._load, self.wait_seconds, self.keep_seconds = load, wait_seconds, keep_seconds
@@ -156,7 +158,7 @@ class Hosts:
 
     async def _get(self, name: str | None, *, is_loading: bool) -> Host:
         if name is not None and name not in self.paths:
-            name = name.removesuffix(LATEST)
+            name = self.spelled(name.removesuffix(LATEST))
             if name not in self.paths:
                 here = ", ".join(self.paths)
                 text = f"the model {name[:100]!r} is not here: {here} are"

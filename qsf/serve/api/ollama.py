@@ -372,6 +372,7 @@ def read_pull(body: dict[str, Any], _serving: Serving | None) -> tuple[str, bool
 async def pull(hosts: Hosts, name: str) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the lines of progress. Raises Problem, QsfError."""
     name = name.removesuffix(LATEST)
+    name = name if name in hosts.paths else hosts.spelled(name)
     if name in hosts.paths:
         yield {"status": "pulling manifest"}
     elif hosts.fetch is None:

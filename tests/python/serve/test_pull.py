@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import threading
@@ -20,8 +21,9 @@ from make.fake_hub import hub as hub
 from make.served import Client, started
 from qsf.cli import serve
 from qsf.cli.serve_options import parse
+from qsf.cli.serve_pull import Pulls, served_name
 from qsf.errors import QsfArgumentError, QsfMemoryError
-from qsf.find.names import hub_address
+from qsf.find.names import hub_address, hub_name
 from qsf.native.binding import describe_machine
 from qsf.shell.arguments import UsageError
 
@@ -84,8 +86,14 @@ def test_a_model_is_pulled_and_answers(hub: FakeHub, tiny_chat_8bit: Path, tmp_p
         names = [entry["name"] for entry in client.get("/api/tags").json["models"]]
         assert names == [f"{tiny_chat_8bit.stem}:latest", f"{REPO}:latest"]
         hub.fetched.clear()
-        assert lines_of(client, REPO)[-1] == {"status": "success"}
+        for same in (REPO, f"hf.co/{REPO}?{'A' * 300}", f"https://huggingface.co/{REPO}/tree/main"):
+            assert lines_of(client, same)[-1] == {"status": "success"}
+            assert client.post("/v1/completions", {**ASKED, "model": same}).status == 200
         assert hub.fetched == []
+        assert len(client.get("/v1/models").json["data"]) == 2  # strangers' spellings take no room
+        long = client.post("/api/pull", model=f"hf.co/{REPO}?{'A' * 100_000}", stream=False)
+        assert long.status == 400
+        assert "at most 400 characters" in long.json["error"]
         assert ai.generate(f"{REPO}:latest", "Once", options={"num_predict": 2}).done
         ai._client.close()
         assert client.post("/v1/completions", {**ASKED, "model": tiny_chat_8bit.stem}).status == 200
@@ -162,9 +170,23 @@ def test_names_are_read_without_looking_at_files(tmp_path: Path, monkeypatch: An
         ("https://huggingface.co/org/name", "org/name"), ("qwen3:4b", "Qwen/Qwen3-4B"),
     ):  # fmt: skip
         assert hub_address(name) == f"https://huggingface.co/{want}"
+    for name, want in (
+        ("hf.co/org/name?x:q4_k_m", "org/name"), ("org/name:q4_k_m", "org/name:Q4_K_M"),
+        ("Qwen3:4B", "qwen3:4b"), ("org/name:8BIT", "org/name:8bit"),
+    ):  # fmt: skip
+        assert hub_name(name) == served_name(name) == want
+    assert served_name("a model of mine") == "a model of mine"
+    with pytest.raises(QsfArgumentError, match="is not a type of weights"):
+        hub_name(f"org/name:Q4_{'A' * 99}")
     for wrong in ("name", "org/name/more", "a b/c", "/etc/passwd", "file://x/y", "org/../x"):
         with pytest.raises(QsfArgumentError, match="is no name on the hub"):
             hub_address(wrong)
+
+
+def test_a_server_takes_only_so_many_models() -> None:
+    pulls = Pulls({f"org/{i}": Path() for i in range(200)}, lambda *_: None)
+    with pytest.raises(QsfArgumentError, match="has 200 models, which is its most"):
+        asyncio.run(anext(pulls.lines("org/other")))
 
 
 def test_options_for_one_model_are_refused(tiny_chat_8bit: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import tracemalloc
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,10 @@ def test_an_error_is_a_line_with_its_start_and_its_end(n: int) -> None:
     assert len(error_line(text)) <= MAX_LINE
     assert re.fullmatch(r"file: x*( \.\.\. \(cut here\) \.\.\. x*)?: a fault", error_line(text))
     assert len(error_line("'" + "\\'" * n)) <= MAX_LINE  # not the square of n
+    tracemalloc.start()  # nor many times the memory of a value that somebody sent
+    assert len(error_line(f"the name is {'A' * (1 << 20)!r}: too long")) < 200
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
     for unsafe in ("\x1b[2J" * n, "\u202e\n\r\v\x85" * n):
         assert error_line(unsafe).isprintable()
 
