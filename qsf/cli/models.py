@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from qsf.errors import QsfArgumentError, QsfError, one_line
+from qsf.find.blobs import Blobs
 from qsf.find.catalogue import SUGGESTED, suggested
 from qsf.find.store import Kept, all_kept, remove, store_folder
 from qsf.shell import command, typer_app
@@ -77,7 +78,7 @@ def pull_model(
 ) -> int:
     """Download a model and convert it, so that `qsf run` and `qsf chat` begin at once.
 
-    An interrupted download is resumed.
+    An interrupted download continues; `qsf rm MODEL` removes what came of it.
     """
     from qsf.find.prepare import find_model
 
@@ -188,7 +189,10 @@ def remove_models(
         list[str], typer.Argument(help="Names as `qsf list` has them, also with :TYPE.")
     ],
 ) -> None:
-    """Remove converted models. Their sources stay: `qsf run` converts them again."""
+    """Remove converted models, and what an interrupted download left.
+
+    Their sources stay: `qsf run` converts them again.
+    """
     models = all_kept()
     chosen: list[Kept] = []
     for name in names:
@@ -197,7 +201,11 @@ def remove_models(
         names_here = {name, f"{Path(path).resolve()}{colon}{quant_type}"}
         names_here |= {short.repo} if short is not None else set()
         same = [k for k in models if names_here & {k.name, k.full_name, k.path.name, str(k.path)}]
-        if not same:
+        repos = {k.name for k in same} | {short.repo if short is not None else path}
+        n_bytes = sum(Blobs(repo).remove_unfinished() for repo in repos)
+        if n_bytes:
+            command.show_lines(f"removed {n_bytes / _MB:,.1f} MB of a download that never ended")
+        elif not same:
             raise QsfArgumentError(f"there is no converted model {name}: `qsf list` has the names")
         chosen += [kept for kept in same if kept not in chosen]
     for kept in chosen:

@@ -1,6 +1,7 @@
 """Downloads a model from the HuggingFace hub into its cache: a process of its own.
 
-Only the files that a conversion needs are fetched; an interrupted download is resumed.
+Only the files that a conversion needs are fetched. Weights come by ranges into the hub's cache: an
+interrupted download continues, which the library's own do not, since their names are random.
 Prints the folder, or the GGUF file.
 """
 # SPDX-License-Identifier: Apache-2.0
@@ -20,6 +21,7 @@ from typing import Any
 
 from qsf.errors import QsfConversionError, QsfError, QsfIOError
 from qsf.file.gguf_parts import part_names
+from qsf.find.blobs import Blobs
 from qsf.find.names import gguf_of
 from qsf.find.prepare import elsewhere
 from qsf.find.store import pieces_folder
@@ -35,6 +37,7 @@ _TEXTS = ("*.json", "*.jinja", "README.md", "LICENSE*")
 _MODULE = re.compile(r"[0-9]_(Pooling|Dense)/(config\.json|model\.safetensors)")
 _MAX_FILES = 2000
 _MAX_ANSWER_BYTES = 8 << 20  # of an answer that is not a file
+_WEIGHTS = (".safetensors", ".bin", ".gguf")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # The library makes file names of these values; ".." in one could name any file.
 _HEADERS = {"x-repo-commit": _COMMIT} | dict.fromkeys(
@@ -87,8 +90,7 @@ def download(
         QsfIOError: the hub or the network refused.
         QsfConversionError: nothing there can be converted.
     """
-    if is_quiet:
-        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     from huggingface_hub import HfApi, get_session, hf_hub_url, snapshot_download
     from huggingface_hub.constants import ENDPOINT, HF_HUB_CACHE
 
@@ -120,10 +122,19 @@ def download(
                 write_text(folder / name, text, overwrite=True)
             return folder
         limit_file_bytes(max(sizes[name] for name in wanted) + _MAX_ANSWER_BYTES)
-        patterns, bar = sorted(wanted), _bar_of(n_bytes)
-        folder = Path(
-            snapshot_download(repo, revision=info.sha, allow_patterns=patterns, tqdm_class=bar)
-        )
+        blobs = Blobs(repo)
+        large = [name for name in sorted(wanted) if name.endswith(_WEIGHTS) and sizes[name]]
+        with _bar_of(sum(map(sizes.__getitem__, large)), is_quiet=is_quiet) as bar:
+            urls = [hf_hub_url(repo, name, revision=info.sha) for name in large]
+            kept = {
+                name: blobs.fetch(url, sizes[name], bar.update)
+                for name, url in zip(large, urls, strict=True)
+            }
+        folder = Path(snapshot_download(repo, revision=info.sha, allow_patterns=sorted(wanted)))
+        for name, blob in kept.items():
+            if not (folder / name).is_symlink():  # Windows: it is a copy
+                blob.unlink(missing_ok=True)
+        blobs.remove_unfinished()
     except QsfError:
         raise
     except Exception as error:
@@ -132,21 +143,20 @@ def download(
     return folder / gguf if gguf is not None else folder
 
 
-def _bar_of(n_bytes: int) -> Any:
-    """Return a bar that prints lines for a program which reads them; None: the library's."""
-    if not os.environ.get(PROGRESS_LINES):
-        return None
+def _bar_of(n_bytes: int, *, is_quiet: bool) -> Any:
+    """Return a bar of bytes; it prints lines for a program which reads them."""
     base: Any = import_module("tqdm").tqdm
-    line, most = ProgressLine(enabled=True, unit="B"), 0
+    line = ProgressLine(enabled=bool(os.environ.get(PROGRESS_LINES)), unit="B")
 
-    class Lines(base):  # type: ignore[misc]
-        def display(self, *_: object, **_more: object) -> None:
-            nonlocal most
-            if self.unit == "B" and most < self.n <= n_bytes:
-                most = int(self.n)
-                line.update(most, n_bytes)
+    class Bar(base):  # type: ignore[misc]
+        def display(self, *words: object, **more: object) -> None:
+            if os.environ.get(PROGRESS_LINES):
+                line.update(self.n, n_bytes)
+            else:
+                super().display(*words, **more)
 
-    return Lines
+    is_hidden = is_quiet and not os.environ.get(PROGRESS_LINES)
+    return Bar(total=n_bytes, unit="B", unit_scale=True, disable=is_hidden)
 
 
 def _check_answer(repo: str, answer: Any) -> None:

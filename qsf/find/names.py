@@ -236,6 +236,11 @@ def hub_cache() -> Path:
 _HUB = "huggingface/hub"
 
 
+def cache_folder(repo: str) -> Path:
+    """Return the folder of ``org/name`` in the hub's cache."""
+    return hub_cache() / f"models--{repo.replace('/', '--')}"
+
+
 def snapshot_of(folder: Path) -> Path:
     """Return the snapshot of a folder of the hub's cache (``models--org--name``); other folders
     unchanged.
@@ -255,7 +260,7 @@ def snapshot_of(folder: Path) -> Path:
 
 def cached_source(named: Named) -> Path | None:
     """Return the complete model of that name in the hub's cache: a folder or a GGUF file."""
-    folder = hub_cache() / f"models--{named.repo.replace('/', '--')}"
+    folder = cache_folder(named.repo)
     snapshot = snapshot_of(folder)
     if snapshot == folder or not snapshot.is_dir():
         return None

@@ -18,10 +18,10 @@ import numpy as np
 
 from qsf.closable import Closing
 from qsf.errors import QsfConversionError, QsfIOError, shown
+from qsf.file.ranged import RangedFile, is_ranged
 from qsf.foreign_json import read_json
 from qsf_converter.sources.checkpoint import RawArray, SourceTensor
 from qsf_converter.sources.metadata import INDEX_MEMORY_BYTES, open_regular, read_bytes
-from qsf_converter.sources.ranged import RangedFile, is_ranged
 
 # Types that are converted without unpacking; a subclass may add types of packed bytes.
 READABLE: Mapping[str, np.dtype[Any]] = {
@@ -169,7 +169,7 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
 
     def _open_raw(self, path: Path) -> io.RawIOBase:
         """Open a file that is closed with the checkpoint."""
-        file: io.RawIOBase = RangedFile(path) if is_ranged(path) else open_regular(path)
+        file: io.RawIOBase = RangedFile.of_pointer(path) if is_ranged(path) else open_regular(path)
         self._files.append(file)
         return file
 

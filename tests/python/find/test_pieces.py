@@ -18,9 +18,11 @@ from make import golden_families
 from make.encoders import with_tokenizer
 from make.fake_hub import COMMIT, REPO, FakeHub, hub
 from qsf.errors import QsfIOError
+from qsf.file import ranged
 from qsf.file.open_file import PIECES_FOLDER
+from qsf.find.blobs import Blobs
 from qsf.find.names import meaning_of
-from qsf_converter.sources import ranged
+from qsf.system import files
 
 assert hub  # a fixture
 
@@ -120,19 +122,52 @@ def test_after_a_kill_it_begins_again_and_nothing_is_half_there(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_download_at_once(hub: FakeHub, tmp_path: Path, number: int) -> None:
-    """And not at the end of the file; the next command goes on from there."""
-    hub.pause_seconds = 1.0
+    """And not at the end of the file; the next command goes on from there, and leaves nothing."""
+    hub.pause_seconds = 0.3
     words = [sys.executable, "-m", "qsf", "pull", REPO, "-q"]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
-        while not hub.n_bytes_sent:
+        while hub.n_bytes_sent < 2_000_000:
             time.sleep(0.05)
         process.send_signal(number)
         assert process.wait(30) == 128 + number
         assert process.stderr is not None
         assert "; the same command continues from there" in process.stderr.read()
     assert hub.n_bytes_sent < len(hub.files["model.safetensors"])
+    (part,) = (tmp_path / "hf").rglob("*.incomplete")
+    n_bytes = part.stat().st_size
+    other = part.with_name(f"{'0' * 40}.89abcdef.incomplete")  # as huggingface_hub 2 names its own
+    other.write_bytes(b"x")
     hub.pause_seconds = 0
     assert qsf("pull", REPO, "-q").returncode == 0
+    assert [at for name, at in hub.fetched if name == "model.safetensors"] == [0, n_bytes]
+    assert n_bytes > 500_000
+    assert not list((tmp_path / "hf").rglob("*.incomplete"))
+
+
+def test_rm_removes_what_a_download_left(hub: FakeHub, tmp_path: Path) -> None:
+    blobs = tmp_path / "hf" / "hub" / f"models--{REPO.replace('/', '--')}" / "blobs"
+    blobs.mkdir(parents=True)
+    part = blobs / "abc.incomplete"
+    part.write_bytes(bytes(3 << 20))
+    with Blobs(REPO)._locked("abc", files.try_lock):  # another process is at work
+        assert "no converted model" in qsf("rm", REPO).stderr
+    assert qsf("rm", REPO).stdout == "removed 3.0 MB of a download that never ended\n"
+    assert not list(blobs.iterdir())
+
+
+def test_an_unfinished_file_that_is_too_long_begins_again(hub: FakeHub, tmp_path: Path) -> None:
+    data = hub.files["model.safetensors"]
+    blobs = Blobs(REPO)
+    blobs._folder.mkdir(parents=True)
+    url = f"{hub.url}/{REPO}/resolve/{COMMIT}/model.safetensors"
+    etag = hub._entry("model.safetensors", "path")["oid"]
+    (blobs._folder / f"{etag}.incomplete").write_bytes(bytes(len(data) + 1))
+    done: list[int] = []
+    assert blobs.fetch(url, len(data), done.append).read_bytes() == data
+    assert sum(done) == len(data)
+    hub.headers = {"ETag": ""}
+    with pytest.raises(QsfIOError, match="names no etag"):
+        blobs.fetch(url, len(data), done.append)
 
 
 def test_the_makers_pooling_comes_with_the_model(hub: FakeHub, tmp_path: Path) -> None:
@@ -168,7 +203,8 @@ def opened(
     path.write_text(json.dumps({"url": url, "size": size}), "utf-8")
     monkeypatch.setenv(PIECES_FOLDER, str(tmp_path))
     assert ranged.is_ranged(path)
-    return ranged.RangedFile(path, pause=lambda _: None)
+    monkeypatch.setattr(ranged.RangedFile, "_pause", staticmethod(lambda _: None))
+    return ranged.RangedFile.of_pointer(path)
 
 
 def test_what_a_hub_may_not_do(
@@ -189,7 +225,7 @@ def test_what_a_hub_may_not_do(
     for changes, size, said in (
         ({}, len(data) + 1, "another file than it said"),
         ({"n_extra_bytes": 10}, len(data), "more than was asked for"),
-        ({"n_extra_bytes": 0, "break_after": 0}, len(data), r"stopped at byte 0 .*begins"),
+        ({"n_extra_bytes": 0, "break_after": 0}, len(data), r"stopped at byte 0 .*begin"),
         ({"files": {}}, len(data), "no longer has it"),
     ):
         vars(hub).update(changes)

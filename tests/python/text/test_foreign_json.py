@@ -7,7 +7,6 @@ import json
 import os
 import re
 import tracemalloc
-import tracemalloc
 from pathlib import Path
 from typing import Any
 

@@ -1,6 +1,8 @@
-"""Weights that stay on the hub: read by ranges of bytes during a conversion. Such a file is
-replaced by a pointer with its address and size. Pointers are followed only in the folder named by
-the environment variable ``PIECES_FOLDER``, so a pointer in an untrusted model is ignored.
+"""Files of the hub, read by ranges of bytes: weights that stay there, and downloads that continue.
+
+For a conversion without a copy, a pointer with the file's address and size replaces it. Pointers
+are followed only in the folder named by the environment variable ``PIECES_FOLDER``, so a pointer in
+an untrusted model is ignored.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -9,7 +11,7 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from qsf.foreign_json import JsonError, read_json_file
 
 _MAX_POINTER_BYTES = 4096
 _BLOCK_BYTES = 1 << 20  # smaller reads use cached blocks, because neighbouring reads follow soon
+_RANGE_BYTES = 32 << 20  # of one request, whose answer shows whether the file is still the same
 _MAX_BLOCKS = 16  # cached blocks
 _MAX_FAILURES = 6  # failures in a row without a byte received
 _MAX_WAIT_SECONDS = 16.0
@@ -37,22 +40,28 @@ class RangedFile(io.RawIOBase):
     """A file of the hub, read only. Raises QsfIOError if the hub's answer differs from the
     pointer."""
 
-    def __init__(self, path: Path, pause: Callable[[float], None] = time.sleep) -> None:
-        """Read the pointer at ``path``. Raises QsfConversionError if it is malformed."""
+    _pause = staticmethod(time.sleep)
+
+    def __init__(self, name: str, url: str, n_bytes: int) -> None:
+        """Set the name for errors, the address and the size; nothing is read yet."""
         super().__init__()
-        try:
-            facts = read_json_file(path, max_bytes=_MAX_POINTER_BYTES)
-            self._url, self._n_bytes = str(facts["url"]), int(facts["size"])
-        except (JsonError, KeyError, TypeError, ValueError) as error:
-            raise QsfConversionError(f"{path}: no pointer to a file of the hub: {error}") from error
+        self._name, self._url, self._n_bytes = name, url, n_bytes
         # Imported late: only needed for models on the hub
         hub: Any = import_module("huggingface_hub.utils")
         self._session: Any = hub.get_session()
         self._headers = {**hub.build_hf_headers(), "accept-encoding": "identity"}
-        self._path, self._pause = path, pause
         self._etag = ""
         self._at = 0
         self._blocks: dict[int, bytes] = {}  # by number, the last used one at the end
+
+    @classmethod
+    def of_pointer(cls, path: Path) -> RangedFile:
+        """Read the pointer at ``path``. Raises QsfConversionError if it is malformed."""
+        try:
+            facts = read_json_file(path, max_bytes=_MAX_POINTER_BYTES)
+            return cls(path.name, str(facts["url"]), int(facts["size"]))
+        except (JsonError, KeyError, TypeError, ValueError) as error:
+            raise QsfConversionError(f"{path}: no pointer to a file of the hub: {error}") from error
 
     def readable(self) -> bool:
         """It is."""
@@ -102,33 +111,38 @@ class RangedFile(io.RawIOBase):
         return block
 
     def _fetch(self, view: memoryview, off: int) -> None:
-        """Fill ``view`` from byte ``off``; a broken connection is resumed."""
-        n_done = n_failures = 0
-        while n_done < len(view):
-            n_before = n_done
+        """Fill ``view`` from byte ``off``."""
+        n_done = 0
+        for piece in self.pieces(off, off + len(view)):
+            view[n_done : n_done + len(piece)] = piece
+            n_done += len(piece)
+
+    def pieces(self, begin: int, end: int) -> Iterator[bytes]:
+        """Yield the bytes [begin, end) as they arrive; a broken connection is resumed."""
+        at, n_failures = begin, 0
+        while at < end:
+            last, stop = at, min(end, at + _RANGE_BYTES)
             problem: object = "it sends fewer bytes than it says"
             try:
-                for piece in self._pieces(off + n_done, off + len(view)):
-                    if n_done + len(piece) > len(view):
+                for piece in self._answer(at, stop):
+                    if at + len(piece) > stop:
                         raise QsfIOError(f"{self._name}: the hub sends more than was asked for")
-                    view[n_done : n_done + len(piece)] = piece
-                    n_done += len(piece)
+                    at += len(piece)
+                    yield piece
             except QsfIOError:
                 raise
             except Exception as error:  # errors of the library and of its dependencies
                 problem = error
-            if n_done == len(view):
-                return
-            n_failures = n_failures + 1 if n_done == n_before else 0
+            n_failures = n_failures + 1 if at == last else 0
             if n_failures > _MAX_FAILURES:
                 raise QsfIOError(
-                    f"{self._name}: the hub stopped at byte {off + n_done} of "
-                    f"{self._n_bytes} ({type(problem).__name__}: {problem}); the same command "
-                    "begins the conversion again"
+                    f"{self._name}: the hub stopped at byte {at} of {self._n_bytes} "
+                    f"({type(problem).__name__}: {problem}); begin the same command again"
                 )
-            self._pause(min(_MAX_WAIT_SECONDS, 0.5 * (2**n_failures - 1)))
+            if at < stop:
+                self._pause(min(_MAX_WAIT_SECONDS, 0.5 * (2**n_failures - 1)))
 
-    def _pieces(self, begin: int, end: int) -> Any:
+    def _answer(self, begin: int, end: int) -> Iterator[bytes]:
         """Yield the bytes [begin, end) as they arrive. Raises the library's errors."""
         headers = {**self._headers, "range": f"bytes={begin}-{end - 1}"}
         with self._session.stream(
@@ -150,7 +164,3 @@ class RangedFile(io.RawIOBase):
                 )
             self._etag = etag
             yield from answer.iter_raw()
-
-    @property
-    def _name(self) -> str:
-        return self._path.name
