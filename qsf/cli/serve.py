@@ -412,6 +412,9 @@ async def _serve(server: Server, budget_bytes: int, options: ServeOptions) -> in
         # Both the system and the shell report a lost terminal: two SIGHUP do not mean impatience.
         if stopped.is_set() and number != signals.HANGUP:
             command.leave_at_once(number)
+        if not stopped.is_set():
+            how = command.StoppedError(number).text
+            command.say_line(f"{command.typed('qsf-serve')}: {how}: answers that run may end first")
         stopped.set()
 
     signals.handle_stopping(asyncio.get_running_loop(), on_signal)

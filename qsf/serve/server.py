@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import re
 import threading
 import time
@@ -37,6 +39,7 @@ _SLOT = re.compile(r"/slots/([0-9]{1,4})")
 _ANY_SLOT = "/slots/{id_slot}"
 # Memory for each byte of a body: text with characters outside the basic plane takes 8. One body is
 # parsed at a time.
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _BODY_MEMORY = 8
 
 
@@ -86,6 +89,7 @@ class Server:
         self._texts = ThreadPoolExecutor(1, "qsf-text")
         self._listeners: list[asyncio.AbstractServer] = []
         self._is_stopping = False
+        self._silent_until = 0.0
         self._page = read_page()
         self._endpoints = self._table()
 
@@ -168,6 +172,7 @@ class Server:
         """Listen; return the address. ``host`` may be the path of a Unix socket."""
         loop = asyncio.get_running_loop()
         self._loop = loop
+        loop.set_exception_handler(self._report)
         self.hosts.start(self._deliver)
         if host.startswith("/"):
             self._listeners.append(await loop.create_unix_server(self._connect, host))
@@ -195,6 +200,19 @@ class Server:
         for connection in tuple(self._connections):
             connection.abort()
         self._texts.shutdown(wait=False, cancel_futures=True)
+
+    def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Print an error of the loop: in one line a minute that no connection can be accepted.
+
+        The loop waits a second then, but it may report each of the connections in its queue.
+        """
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._silent_until:
+            self._silent_until = loop.time() + 60
+            reason = os.strerror(error.errno)
+            command.say_error("qsf-serve", f"{reason}: new connections wait (see ulimit -n)")
 
     def _connect(self) -> asyncio.Protocol:
         connection = Connection(self, self._bounds.deadlines, self._disconnected, self._is_welcome)

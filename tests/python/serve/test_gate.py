@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -273,6 +274,33 @@ def test_a_socket_of_unix(tiny_llama_4bit: Path, tmp_path: Path) -> None:
             assert sock.recv(4096).startswith(b"HTTP/1.1 200")
         process.terminate()
         assert process.wait(30) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sets limits of another process")
+def test_without_descriptors_connections_wait_and_one_line_says_so(
+    tiny_llama_4bit: Path, tmp_path: Path
+) -> None:
+    import resource
+
+    place = str(tmp_path / "s")
+    words = [sys.executable, "-m", "qsf", "serve", str(tiny_llama_4bit), "--host", place, "-q"]
+    with started(words) as process, ExitStack() as stack:
+        assert process.stderr is not None
+        assert process.stderr.readline().endswith(f" at {place}\n")
+        n_open = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+        limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (n_open, limits[1]))
+        sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+        sock.connect(place)
+        sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        line = process.stderr.readline()
+        assert "error: Too many open files: new connections wait" in line
+        time.sleep(1.5)  # the loop tries again
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
+        assert sock.recv(4096).startswith(b"HTTP/1.1 200")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        assert process.stderr.read() == "qsf serve: interrupted: answers that run may end first\n"
 
 
 # ---- memory ----
