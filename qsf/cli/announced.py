@@ -37,6 +37,17 @@ class Running:
     budget_mb: int
     started: int
 
+    def is_of(self, path: Path) -> bool:
+        """Return whether a server can have written this to ``path``."""
+        numbers = (self.pid, self.budget_mb, self.started)
+        return (
+            all(type(number) is int and 0 <= number < 2**31 for number in numbers)
+            and isinstance(self.name, str)
+            and isinstance(self.url, str)
+            and self.pid > 1  # 0 would be our own group, 1 the system
+            and path.stem == str(self.pid)
+        )
+
     @property
     def is_there(self) -> bool:
         """The server has not ended yet."""
@@ -70,12 +81,11 @@ def announced(name: str, url: str, budget_bytes: int) -> Iterator[None]:
 def running_servers() -> list[Running]:
     """Return the running servers, the oldest first; removes the files of servers that ended."""
     servers = []
-    with contextlib.suppress(OSError):
-        for path in sorted(_folder().glob("*.json")):
+    for path in sorted(_folder().glob("*.json")):
+        with contextlib.suppress(OSError, JsonError, TypeError, ValueError):
             if _is_locked(path):
-                with contextlib.suppress(OSError, JsonError, TypeError, ValueError):
-                    facts = Running(**read_json_file(path, max_bytes=_MAX_BYTES))
-                    servers.append(facts) if facts.pid == int(path.stem) else None
+                facts = Running(**read_json_file(path, max_bytes=_MAX_BYTES))
+                servers.append(facts) if facts.is_of(path) else None
             else:
                 path.unlink(missing_ok=True)
     return sorted(servers, key=lambda server: server.started)

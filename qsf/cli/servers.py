@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -90,10 +91,12 @@ def stop_command(
 
 def _ask(server: Running, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
     """Return the status and the value of a server's answer; 0: there is none in time."""
-    address = urlsplit(server.url)
-    link = http.client.HTTPConnection(
-        address.hostname or "localhost", address.port, timeout=_ANSWER_SECONDS
-    )
+    try:
+        address = urlsplit(server.url)
+        host, port = address.hostname or "localhost", address.port
+    except ValueError:
+        return 0, None
+    link = http.client.HTTPConnection(host, port, timeout=_ANSWER_SECONDS)
     headers = {"host": "localhost", "content-type": "application/json"}
     try:
         if server.url.startswith("/"):
@@ -118,11 +121,13 @@ def _in_memory(server: Running) -> dict[str, float | None]:
     """
     status, facts = _ask(server, "/api/ps")
     models: dict[str, float | None] = {}
-    for model in facts["models"] if status == 200 else ():
-        stamp = datetime.fromisoformat(model["expires_at"].replace("Z", "+00:00"))
-        seconds = max(0.0, stamp.timestamp() - time.time())
-        name = model["name"].removesuffix(LATEST)
-        models[name] = seconds if seconds < _FOR_EVER_SECONDS else None
+    # A program that is no server of ours may answer anything.
+    with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError, OverflowError):
+        for model in facts["models"] if status == 200 else ():
+            stamp = datetime.fromisoformat(model["expires_at"].replace("Z", "+00:00"))
+            seconds = max(0.0, stamp.timestamp() - time.time())
+            name = model["name"].removesuffix(LATEST)
+            models[name] = seconds if seconds < _FOR_EVER_SECONDS else None
     return models
 
 

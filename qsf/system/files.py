@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 import select
+import stat
 import struct
 import threading
 import time
@@ -39,10 +40,14 @@ def create_new(path: Path) -> int:
 
 
 def open_no_link(path: Path) -> int:
-    """Open a file for reading. Raises OSError for a symbolic link."""
+    """Open a regular file for reading. Raises OSError for others, symbolic links included."""
     if not hasattr(os, "O_NOFOLLOW") and path.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-    return os.open(path, os.O_RDONLY | _BINARY | getattr(os, "O_NOFOLLOW", 0))
+    fd = os.open(path, READ_FLAGS | getattr(os, "O_NOFOLLOW", 0))
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return fd
 
 
 def forget_cached(fd: int) -> None:

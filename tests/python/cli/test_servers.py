@@ -9,12 +9,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from make.served import started
+from qsf.cli import servers
+from qsf.cli.announced import Running, running_servers
+from qsf.system import files
 
 
 @pytest.fixture(autouse=True)
@@ -118,3 +122,33 @@ def test_a_folder_that_cannot_be_written_stops_no_server(
             assert line
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="named pipes and locks of POSIX")
+def test_strange_files_are_no_servers(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pid of 0 or -1 would signal a whole group, a named pipe would wait for ever."""
+    state.mkdir(parents=True)
+    os.mkfifo(state / "9.json")
+    (state / "2.json").mkdir()
+    good = {"name": "x", "url": "http://127.0.0.1:1", "budget_mb": 1, "started": 5}
+    strange = [{"pid": 0}, {"pid": -1}, {"pid": 1}, {"pid": 2**40}, {"pid": 77, "started": "5"},
+               {"pid": 78, "name": None}, {"pid": 79, "url": []}, {"pid": True}]  # fmt: skip
+    with ExitStack() as stack:
+        for facts in (*strange, {"pid": 4, "url": "http://[::1"}, {"pid": 5, "url": "http://x:y"}):
+            path = state / f"{facts['pid']}.json"
+            path.write_text(json.dumps(good | facts))
+            fd = os.open(path, os.O_RDWR)
+            stack.callback(os.close, fd)
+            files.try_lock(fd)
+        assert {server.pid for server in running_servers()} == {4, 5}
+        assert [each["models"] for each in listed()] == [{}, {}]
+    assert running_servers() == []
+
+
+@pytest.mark.parametrize("facts", [None, [], {"models": 1}, {"models": [{"name": 1}]},
+                                   {"models": [{"name": "a", "expires_at": "never"}]}])  # fmt: skip
+def test_an_answer_of_another_program_names_no_models(
+    facts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "_ask", lambda *_: (200, facts))
+    assert servers._in_memory(Running(9, "x", "/s", 1, 1)) == {}
