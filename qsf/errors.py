@@ -30,7 +30,8 @@ _CUT: Final = " ... (cut here) ... "
 # Texts between quotes as `repr` writes them; an apostrophe within a word begins none. A text
 # without closing quote goes to the end, else the search would take quadratic time.
 _QUOTED: Final = re.compile(
-    r"""(?<!\w)(?:'(?:[^'\\]|\\.)*(?:'|\\?\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z))""", re.DOTALL
+    r"""(?<!\w)(?:'[^'\\]*(?:\\.[^'\\]*)*(?:'|\\?\Z)|"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z))""",
+    re.DOTALL,
 )
 
 
@@ -68,8 +69,10 @@ def error_line(text: str) -> str:
             return value
         return f"{value[: MAX_QUOTED - 2]}...{value[-1]}"
 
-    # The search takes 100 times the memory of a long quoted text.
-    return _cut_middle(one_line(_QUOTED.sub(cut, _cut_middle(text, 16 * MAX_LINE))), MAX_LINE)
+    if len(text) > 16 * MAX_LINE:  # each escape takes 100 bytes of the search
+        for escape in ("\\\\", "\\'", '\\"', "\\"):
+            text = text.replace(escape, "?")
+    return _cut_middle(one_line(_QUOTED.sub(cut, text)), MAX_LINE)
 
 
 def _cut_middle(text: str, max_chars: int) -> str:

@@ -15,6 +15,7 @@ from typing import IO, Annotated, Any
 import typer
 
 from qsf.errors import QsfArgumentError
+from qsf.file.foreign_text import text_of
 from qsf.shell import command, typer_app
 from qsf.text.embedding import ALL_POOLINGS
 
@@ -80,10 +81,7 @@ def _texts(lines: IO[bytes]) -> Iterator[str]:
         number += 1
         if len(line) > _MAX_LINE_BYTES:
             raise QsfArgumentError(f"line {number} is longer than {_MAX_LINE_BYTES} bytes")
-        try:
-            text = line.decode().rstrip("\r\n")
-        except UnicodeDecodeError:
-            raise QsfArgumentError(f"line {number} is not UTF-8") from None
+        text = text_of(line, f"line {number}").rstrip("\r\n")
         if not text:
             raise QsfArgumentError(f"line {number} is empty: there is no text")
         yield text

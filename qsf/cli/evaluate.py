@@ -20,6 +20,7 @@ import typer
 
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError, one_line
 from qsf.evaluate.windows import DEFAULT_PROTOCOL, PROTOCOLS
+from qsf.file.foreign_text import text_of
 from qsf.file.open_file import is_qsf_file
 from qsf.kv import kv_type_name
 from qsf.option_arguments import call_with
@@ -256,7 +257,7 @@ def _ctx_tokens(model: Path, ctx_tokens: int | None) -> int:
 
 
 def _read_text(path: Path, budget_mb: Any) -> str:
-    """Return the text as it is: no line end is changed.
+    """Return the text: no line end is changed.
 
     A text takes up to four times its bytes, so within a budget it may have a 16th of that.
     """
@@ -271,13 +272,7 @@ def _read_text(path: Path, budget_mb: Any) -> str:
         raise QsfError(
             f"{name} is too long: more than {most} bytes, the most for {limit}: give a part of it"
         )
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise QsfError(
-            f"{name} is not UTF-8: byte 0x{data[error.start]:02x} at position {error.start} of "
-            f"{len(data)} ({error.reason})"
-        ) from None
+    text = text_of(data, name)
     if not text:
         raise QsfError(f"{name} is empty: there is no text to predict")
     return text

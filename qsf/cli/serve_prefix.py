@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from qsf.cli.run.conversation import read_messages
 from qsf.errors import QsfArgumentError, QsfIOError
+from qsf.file.foreign_text import text_of
 from qsf.text.arguments import as_tokens, count_common
 
 if TYPE_CHECKING:
@@ -26,12 +27,10 @@ def read_prefix(path: Path, model: Model) -> array[int]:
         if path.suffix == ".json":
             tokens = _message_tokens(path, model)
         else:
-            text = path.read_text("utf-8")
+            text = text_of(path.read_bytes(), f"--prefix {path}")
             tokens = as_tokens(model.tokenizer.encode(text, max_tokens=ctx_tokens))
     except OSError as error:
         raise QsfIOError(f"--prefix {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise QsfArgumentError(f"--prefix {path}: not UTF-8: {error}") from error
     if not 0 < len(tokens) < ctx_tokens:
         raise QsfArgumentError(
             f"--prefix {path} has {len(tokens)} tokens; it must have 1 to {ctx_tokens - 1}, so "

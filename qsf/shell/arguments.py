@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from qsf.errors import QsfArgumentError
 from qsf.options import Flag, Keywords, Kind, Option, Switch, Texts, described
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def parser_of(kind: Kind) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
         try:
             value = kind.parse(text)
-            return valid_text(value) if isinstance(kind, Texts) else value
+            return valid_text(value, "the text") if isinstance(kind, Texts) else value
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -205,6 +206,11 @@ def taken(kind: type[_Options], given: argparse.Namespace, command: str = "run")
     return kind(**values)
 
 
-def valid_text(text: str) -> str:
-    """Return text from outside without lone surrogates, which stand for bytes not in UTF-8."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+def valid_text(text: str, name: str) -> str:
+    """Return text from outside. Raises QsfArgumentError for lone surrogates, by which Python has
+    bytes that are not UTF-8.
+    """
+    try:
+        return text.encode("utf-8", "surrogateescape").decode()
+    except ValueError:
+        raise QsfArgumentError(f"{name} is not UTF-8") from None

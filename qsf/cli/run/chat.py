@@ -150,7 +150,7 @@ class Chat:
             if more is None:
                 return text
             if len(text) + len(more) > self._max_bytes:
-                return self._refuse_line()
+                return self._check_length("", is_long=True)
             text += f"\n{more}"
         return text.rstrip().removesuffix(_QUOTES).strip("\n")
 
@@ -164,11 +164,13 @@ class Chat:
         if self._is_terminal:
             try:
                 with prefilled(given), interruptible_wait():
-                    line = valid_text(input(prompt))
+                    line = valid_text(input(prompt), "the line")
             except EOFError:
                 say("")
                 return None
-            return self._refuse_line() if len(line.encode()) > self._max_bytes else line
+            except QsfArgumentError as error:
+                return self._refuse_line(str(error))
+            return self._check_length(line, is_long=len(line.encode()) > self._max_bytes)
         data = sys.stdin.buffer.readline(self._max_bytes + 1)
         if not data:
             return None
@@ -176,10 +178,18 @@ class Chat:
         while is_long and (rest := sys.stdin.buffer.readline(self._max_bytes)):
             if rest.endswith(b"\n"):
                 break
-        return self._refuse_line() if is_long else data.decode("utf-8", "replace").rstrip("\r\n")
+        try:
+            line = data.decode("utf-8", "replace" if is_long else "strict").rstrip("\r\n")
+        except UnicodeDecodeError:
+            return self._refuse_line("the line is not UTF-8")
+        return self._check_length(line, is_long=is_long)
 
-    def _refuse_line(self) -> str:
-        say(f"(more than {self._max_bytes} bytes are too many for the context: left out)")
+    def _check_length(self, line: str, *, is_long: bool) -> str:
+        text = f"more than {self._max_bytes} bytes are too many for the context"
+        return self._refuse_line(text) if is_long else line
+
+    def _refuse_line(self, reason: str) -> str:
+        say(f"({reason}: left out)")
         return ""
 
     # ---- answering ----

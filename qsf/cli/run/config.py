@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qsf.errors import QsfArgumentError, QsfIOError
+from qsf.file.foreign_text import text_of
 from qsf.options import Flag, GenerationOptions, ModelOptions, Option, Switch, Texts, described
 from qsf.system.files import READ_FLAGS
 
@@ -70,8 +71,9 @@ def _parsed(path: Path, data: bytes) -> dict[str, Any]:
         raise QsfArgumentError(
             f"{path}: reading it takes Python 3.11 or newer: remove it, or use options"
         ) from None
+    text = text_of(data, str(path))
     try:
-        values: dict[str, Any] = tomllib.loads(data.decode())
+        values: dict[str, Any] = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise QsfArgumentError(f"{path}: {error}") from error
     return values

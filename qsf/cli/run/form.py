@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qsf.errors import QsfArgumentError
+from qsf.file.foreign_text import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,9 +36,6 @@ def read_constraint(path: Path, form: tuple[str, str] | None) -> Callable[[], Co
             data = file.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
             raise QsfArgumentError(f"{value} is larger than {_MAX_BYTES} bytes")
-        try:
-            value = data.decode()
-        except UnicodeDecodeError as error:
-            raise QsfArgumentError(f"{value} is not UTF-8: {error}") from None
+        value = text_of(data, value)
     kind = "json" if option == "json-schema" else option
     return Constraints(path).make(kind, value, f"--{option}").copy

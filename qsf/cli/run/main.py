@@ -20,6 +20,7 @@ from qsf.cli.run.answer import Shown, generate, say_lines, show
 from qsf.cli.run.form import read_constraint
 from qsf.cli.run.options import Request, parse
 from qsf.errors import QsfArgumentError, QsfError, QsfMemoryError
+from qsf.file.foreign_text import text_of
 from qsf.file.open_file import is_qsf_file
 from qsf.option_arguments import call_with
 from qsf.options import MAX_U32
@@ -185,7 +186,7 @@ def _begin_conversation(model: Model, request: Request) -> None:
         reason = read_conversation(request.session, model.session, model.input_bytes)
         if reason and not request.quiet:
             say_lines([f"note: {reason}", "note: so the conversation is evaluated again"])
-    system = None if request.system is None else valid_text(request.system)
+    system = None if request.system is None else valid_text(request.system, "--system")
     messages[:] = with_system(messages, system)
     if not request.quiet:
         say_lines(system_lines(model))
@@ -193,7 +194,7 @@ def _begin_conversation(model: Model, request: Request) -> None:
 
 def _prompt(request: Request) -> str:
     if request.prompt is not None:
-        return valid_text(request.prompt)
+        return valid_text(request.prompt, "the prompt")
     if request.prompt_file is None and sys.stdin.isatty():
         raise UsageError("no prompt: give --prompt, --prompt-file or --interactive")
     most = max_text_bytes(request.opening.max_seq_len or _DEFAULT_CTX_TOKENS)
@@ -207,7 +208,8 @@ def _prompt(request: Request) -> str:
             f"the prompt is too long: more than {most} bytes, the most for its context (16 for "
             "each token): --max-seq-len asks for a longer one"
         )
-    text = data.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r")
+    name = "standard input" if request.prompt_file in (None, "-") else str(request.prompt_file)
+    text = text_of(data, name).removesuffix("\n").removesuffix("\r")
     if not text:
         raise QsfArgumentError(
             "the prompt is empty: give --prompt TEXT, --prompt-file FILE or text on standard input"

@@ -107,11 +107,33 @@ def test_special_tokens_can_be_kept_ordinary(run: Run, tiny_llama_8bit: Path) ->
 
 
 @pytest.mark.skipif(os.name != "posix", reason="arguments are bytes")
-def test_a_prompt_that_is_not_utf8_is_no_error(tiny_llama_8bit: Path, tmp_path: Path) -> None:
+def test_a_prompt_that_is_not_utf8_is_refused(tiny_llama_8bit: Path, tmp_path: Path) -> None:
     command = [os.fsencode(part) for part in (*COMMAND, str(tiny_llama_8bit))]
-    command += [b"-n", b"2", b"-p", b"caf\xe9"]
-    done = subprocess.run(command, capture_output=True, cwd=tmp_path, check=False)
-    assert done.returncode == 0, done.stderr
+    for words, stdin, said in (
+        ([b"-p", b"caf\xe9"], b"", b"error: the prompt is not UTF-8\n"),
+        ([], b"caf\xe9", b"error: standard input is not UTF-8: byte 0xe9 at position 3 of 4: "),
+        ([b"-i"], b"caf\xe9\n", b"(the line is not UTF-8: left out)\n"),
+    ):
+        done = subprocess.run([*command, b"-n", b"2", *words], input=stdin, capture_output=True,
+                              cwd=tmp_path, check=False)  # fmt: skip
+        assert said in done.stderr
+        assert (done.returncode, done.stdout) == (0 if words == [b"-i"] else 1, b"")
+
+
+def test_files_of_windows_programs_are_read_as_meant(
+    run: Run, tiny_llama_8bit: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("llguidance")
+    for encoding in ("utf-8-sig", "utf-16"):
+        (tmp_path / "p.txt").write_bytes(f"{PROMPT}\r\n".encode(encoding))
+        done = run(tiny_llama_8bit, "-f", tmp_path / "p.txt", "-n", 9, "--temp", 0)
+        assert done.stdout.startswith(KNOWN), done.stderr
+    (tmp_path / "s.json").write_text('{"enum": ["x"]}', "utf-8-sig")
+    done = run(tiny_llama_8bit, "-p", PROMPT, "--json-schema", tmp_path / "s.json", "-n", 8)
+    assert done.stdout == '"x"\n'
+    (tmp_path / "p.jsonl").write_text('{"prompt": "hi"}\r\n"the"\r\n', "utf-8-sig")
+    done = run(tiny_llama_8bit, "--prompts", tmp_path / "p.jsonl", "-n", 2)
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_full_context_is_said(run: Run, tiny_llama_8bit: Path) -> None:

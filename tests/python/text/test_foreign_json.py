@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
@@ -15,7 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from make.examples import examples
-from qsf.errors import MAX_LINE, QsfError, error_line, shown
+from qsf.errors import MAX_LINE, QsfArgumentError, QsfError, error_line, shown
+from qsf.file.foreign_text import text_of
 from qsf.foreign_json import (
     MAX_DEPTH,
     JsonError,
@@ -188,12 +190,33 @@ def test_an_error_is_a_line_with_its_start_and_its_end(n: int) -> None:
     assert len(error_line(text)) <= MAX_LINE
     assert re.fullmatch(r"file: x*( \.\.\. \(cut here\) \.\.\. x*)?: a fault", error_line(text))
     assert len(error_line("'" + "\\'" * n)) <= MAX_LINE  # not the square of n
-    tracemalloc.start()  # nor many times the memory of a value that somebody sent
-    assert len(error_line(f"the name is {'A' * (1 << 20)!r}: too long")) < 200
-    assert tracemalloc.get_traced_memory()[1] < 8 << 20
-    tracemalloc.stop()
     for unsafe in ("\x1b[2J" * n, "\u202e\n\r\v\x85" * n):
         assert error_line(unsafe).isprintable()
+
+
+@pytest.mark.parametrize("text", ["AAAA", "'\\n"])
+def test_an_error_takes_no_memory_for_a_value_that_somebody_sent(text: str) -> None:
+    value = text * (1 << 18)
+    tracemalloc.start()
+    assert len(error_line(f"the name is {value!r}: too long")) < 200
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 8 << 20
+
+
+def test_a_byte_order_mark_is_no_part_of_json_nor_of_a_text() -> None:
+    assert read_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
+    text = "h\u00f6ren \U0001f600"
+    for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-32"):
+        assert text_of(text.encode(encoding), "p.txt") == text
+    assert text_of(codecs.BOM_UTF16_BE + text.encode("utf-16-be"), "p.txt") == text
+    assert text_of(b"", "p.txt") == ""
+    for data, said in (
+        ("h\u00f6".encode("latin-1"), "p.txt is not UTF-8: byte 0xf6 at position 1 of 2: save"),
+        (codecs.BOM_UTF16_LE + b"a", "p.txt is not UTF-16: byte 0x61 at position 2 of 3"),
+    ):
+        with pytest.raises(QsfArgumentError, match=said):
+            text_of(data, "p.txt")
 
 
 def test_a_message_of_somebody_else_is_shown_short() -> None:
