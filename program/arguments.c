@@ -2,6 +2,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "arguments.h"
 
+#include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +10,7 @@
 
 static const char HELP[] =
     "usage: qsf run MODEL.qsf [PROMPT]   an answer, by the file's chat form, or a continuation\n"
-    "       qsf chat MODEL.qsf           a conversation: one message a line\n"
+    "       qsf chat MODEL.qsf           a conversation: one message a line, /exit ends\n"
     "       qsf plan MODEL.qsf           where the memory would go\n"
     "       qsf inspect MODEL.qsf        what the file is\n"
     "       qsf verify MODEL.qsf         checks every byte of the file\n\n"
@@ -42,7 +43,7 @@ static const char HELP[] =
     "  --version  -h, --help\n\n"
     "plan takes those from --ram-budget to --exact and --json, inspect and verify only --json.\n";
 
-typedef enum kind { TEXT, FLAG, COUNT, REAL, SPECIAL } kind;
+typedef enum kind { TEXT, FLAG, COUNT, REAL, WHOLE, SPECIAL } kind; /* WHOLE: a double, too */
 
 typedef struct option {
     const char *name;
@@ -77,7 +78,7 @@ static const option OPTIONS[] = {
     {"temperature", 0, REAL, AT(temperature), 0, 100, "rc"},
     {"temp", 0, REAL, AT(temperature), 0, 100, "rc"},
     {"top-p", 0, REAL, AT(top_p), 1e-9, 1, "rc"},
-    {"top-k", 0, REAL, AT(top_k), 0, MOST_U32, "rc"},
+    {"top-k", 0, WHOLE, AT(top_k), 0, MOST_U32, "rc"},
     {"min-p", 0, REAL, AT(min_p), 0, 1, "rc"},
     {"repetition-penalty", 0, REAL, AT(repetition_penalty), 0.01, 100, "rc"},
     {"repeat-penalty", 0, REAL, AT(repetition_penalty), 0.01, 100, "rc"},
@@ -109,7 +110,8 @@ static double parse_real(const option *o, const char *value)
     const double number = strtod(value, &end);
     char what[80];
     snprintf(what, sizeof what, "it is not a number from %g to %g", o->least, o->most);
-    if (end == value || *end != '\0' || !(number >= o->least && number <= o->most))
+    const bool is_decimal = value[strspn(value, "0123456789.eE+-")] == '\0';
+    if (end == value || *end != '\0' || !is_decimal || !(number >= o->least && number <= o->most))
         refuse(o->name, value, what);
     return number;
 }
@@ -118,7 +120,7 @@ static double parse_real(const option *o, const char *value)
 static uint32_t parse_count(const option *o, const char *value)
 {
     const double number = parse_real(o, value);
-    if (number != (double)(uint32_t)number)
+    if (number < 0 || number != (double)(uint32_t)number)
         refuse(o->name, value, "it is not a whole number");
     return (uint32_t)number;
 }
@@ -193,10 +195,11 @@ static void set_special(request *r, const option *o, const char *value)
         r->max_tokens = strcmp(value, "-1") == 0 ? UINT32_MAX : parse_count(o, value);
     } else if (strcmp(o->name, "seed") == 0) {
         char *end;
+        errno = 0;
         r->seed = strtoull(value, &end, 10);
         r->has_seed = true;
-        if (*value < '0' || *value > '9' || *end != '\0')
-            refuse(o->name, value, "it is not a whole number of at least 0");
+        if (*value < '0' || *value > '9' || *end != '\0' || errno != 0)
+            refuse(o->name, value, "it is not a whole number from 0 to 18446744073709551615");
     } else if (strcmp(o->name, "stop") == 0) {
         if (*value == '\0' || r->n_stops == MAX_STOPS)
             refuse(o->name, value, "it is empty, or there are more than 16");
@@ -234,8 +237,8 @@ static void set_option(request *r, const option *o, const char *value)
         r->opening.exact = 1;
     else if (o->kind == SPECIAL)
         set_special(r, o, value);
-    else if (o->kind == REAL) {
-        const double number = parse_real(o, value);
+    else if (o->kind == REAL || o->kind == WHOLE) {
+        const double number = o->kind == REAL ? parse_real(o, value) : parse_count(o, value);
         memcpy(field, &number, sizeof number);
     } else {
         const uint32_t number = parse_count(o, value);

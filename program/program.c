@@ -57,6 +57,8 @@ static void read_all(FILE *file, const char *name, buffer *out)
     }
     if (out->n > MAX_PROMPT_BYTES)
         fail("the prompt is too long: more than 4 MB");
+    if (out->n >= 3 && memcmp(out->p, "\xEF\xBB\xBF", 3) == 0) /* a byte order mark */
+        buffer_replace(out, 0, 3, "", 0);
     if (out->n > 0 && out->p[out->n - 1] == '\n')
         out->n--;
     if (out->n > 0 && out->p[out->n - 1] == '\r')
@@ -115,17 +117,61 @@ static int run(request *r)
     return is_cancelled ? 130 : 0;
 }
 
-/* The next line without its end; false at the end of the input. */
+/* The next line without its end, or its beginning if it is too long for any context; false at the
+ * end of the input. */
 static bool read_line(buffer *line)
 {
     int c = getchar();
-    for (; c != EOF && c != '\n' && line->n <= MAX_PROMPT_BYTES; c = getchar()) {
+    for (; c != EOF && c != '\n'; c = getchar()) {
         const char byte = (char)c;
-        buffer_add(line, &byte, 1);
+        if (line->n <= MAX_PROMPT_BYTES)
+            buffer_add(line, &byte, 1);
     }
     while (line->n > 0 && line->p[line->n - 1] == '\r')
         line->n--;
     return c != EOF || line->n > 0;
+}
+
+static bool ends_chat(const buffer *line)
+{
+    static const char *const WORDS[] = {"/exit", "/quit", "/bye"};
+    for (size_t i = 0; i < 3; i++)
+        if (line->n == strlen(WORDS[i]) && memcmp(line->p, WORDS[i], line->n) == 0)
+            return true;
+    return false;
+}
+
+/* Adds the user's message, and forgets the oldest turns until the prompt fits the context. Says why
+ * and returns false if the message alone does not fit, or is not UTF-8. */
+static bool begin_turn(const opened *o, conversation *c, const buffer *line, token_list *tokens)
+{
+    size_t n_ids;
+    if (qsf_tokenize(o->text, line->p, line->n, 0, NULL, 0, &n_ids) != QSF_OK) {
+        fprintf(stderr, "(the line is left out: %s)\n", qsf_error_detail());
+        return false;
+    }
+    const size_t most = o->facts.plan.ctx_tokens;
+    size_t n_forgotten = 0;
+    conversation_add(c, line->p, line->n);
+    conversation kept = *c; /* what follows the forgotten turns */
+    tokens_add_conversation(tokens, o->text, &o->form, &kept);
+    for (; tokens->n > most && kept.n_messages > 2; n_forgotten++) {
+        kept.messages += 2;
+        kept.n_messages -= 2;
+        tokens->n = 0;
+        tokens_add_conversation(tokens, o->text, &o->form, &kept);
+    }
+    if (tokens->n > most) {
+        fprintf(stderr, "(the line is left out: it takes %zu tokens, the context has %zu)\n",
+                tokens->n, most);
+        buffer_free(&c->messages[--c->n_messages]);
+        return false;
+    }
+    if (n_forgotten > 0)
+        fprintf(stderr, "(the context was full: the oldest %zu turn%s forgotten)\n", n_forgotten,
+                n_forgotten == 1 ? " is" : "s are");
+    conversation_forget(c, 2 * n_forgotten);
+    return true;
 }
 
 static int chat(request *r)
@@ -145,16 +191,19 @@ static int chat(request *r)
         line.n = 0;
         if (is_terminal)
             fputs("> ", stderr);
-        if (!read_line(&line) || (line.n == 5 && memcmp(line.p, "/exit", 5) == 0))
+        if (!read_line(&line) || ends_chat(&line))
             break;
-        if (line.n == 0)
-            continue;
-        conversation_add(&c, line.p, line.n);
         token_list tokens = {0};
+        if (line.n == 0 || !begin_turn(&o, &c, &line, &tokens)) {
+            free(tokens.ids);
+            continue;
+        }
         answer a;
-        tokens_add_conversation(&tokens, o.text, &o.form, &c);
         answer_prompt(&o, r, seed, o.form.is_known, true, &tokens, &a);
         puts("");
+        if (strcmp(a.reason, "context") == 0)
+            fputs("(cut: the context is full; the next message forgets the oldest turns)\n",
+                  stderr);
         if (is_terminal && !r->is_quiet)
             print_speed(&a);
         conversation_add(&c, a.text.p, a.text.n);

@@ -38,6 +38,14 @@ void conversation_add(conversation *c, const char *text, size_t n)
     buffer_add(&c->messages[c->n_messages++], text, n);
 }
 
+void conversation_forget(conversation *c, size_t n_messages)
+{
+    for (size_t i = 0; i < n_messages; i++)
+        buffer_free(&c->messages[i]);
+    c->n_messages -= n_messages;
+    memmove(c->messages, c->messages + n_messages, c->n_messages * sizeof *c->messages);
+}
+
 static size_t character_bytes(const char *p)
 {
     const unsigned char c = (unsigned char)*p;

@@ -31,6 +31,9 @@ typedef struct conversation {
 
 void conversation_add(conversation *c, const char *text, size_t n);
 
+/* Removes the first messages. */
+void conversation_forget(conversation *c, size_t n_messages);
+
 /* Adds the tokens of the prompt that asks for the next answer. Special tokens come from the form
  * only: in messages such texts are ordinary ones. */
 void tokens_add_conversation(token_list *list, const qsf_text *text, const chat_form *form,

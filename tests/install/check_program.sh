@@ -57,6 +57,24 @@ for model in "$work/chat.qsf" "$tiny"; do
     cmp "$work/said" "$work/expected" || fail "another conversation: $model"
 done
 
+# ---- what ends no conversation: a full context, lines that are too long or not UTF-8 ----
+full() {
+    printf 'Once upon a time there was a dog.\nAnd a cat?\n\xff\xfe\nAnd a bird in a tree?\n'
+    printf 'word %.0s' {1..300}
+    printf '\nWho else was there?\n/bye\nnever\n'
+}
+for model in "$work/chat.qsf" "$tiny"; do
+    full | "$python/qsf" chat "$model" --seed 4 -n 30 -c 64 -q >"$work/expected" 2>/dev/null
+    full | "${program[@]}" chat "$model" --seed 4 -n 30 -c 64 -q >"$work/said" 2>"$work/notes" ||
+        fail "a full context ends a chat: $(cat "$work/notes")"
+    cmp "$work/said" "$work/expected" || fail "another conversation in a full context: $model"
+    for note in "not UTF-8" "tokens, the context has 64)" "forgotten)"; do
+        grep -qF "$note" "$work/notes" || fail "not said: $note: $(cat "$work/notes")"
+    done
+done
+printf '\xEF\xBB\xBFOnce upon a time\n' >"$work/mark.txt"
+compare "$tiny" -f "$work/mark.txt" --temperature 0 -n 9
+
 # ---- the other commands, and errors of one line ----
 keys='import json,sys; r=json.loads(sys.stdin.read()); print(r["text"], r["ids"], r["stop_reason"], "accepted_tokens" in r)'
 ask=(run "$tiny" -p "Once" --seed 2 -n 12 --json)
@@ -70,6 +88,8 @@ done
 head -c 1000000 "$tiny" >"$work/cut.qsf"
 for refused in "verify $work/cut.qsf" "run $tiny -p x --ram-budget 1" "run $work/none -p x" \
     "run $tiny -p x --temp hot" "run $tiny -p x --no-such" "walk $tiny" \
+    "run $tiny -p x --seed 18446744073709551616" "run $tiny -p x -n -1.0" "run $tiny -p x -n -0.5" \
+    "run $tiny -p x --top-k 40.5" "run $tiny -p x -n 0x10" "run $tiny -p x --temp nan" \
     "inspect $tiny --temp 1" "verify $tiny -t 1" "chat $tiny --json" "plan $tiny --seed 1"; do
     # shellcheck disable=SC2086
     ! "${program[@]}" $refused >/dev/null 2>"$work/said" || fail "not refused: $refused"
@@ -90,4 +110,4 @@ if [[ ${program[0]##*/} != wine* ]]; then
     exec 8>&-
     [ "$code" = 130 ] || fail "Ctrl-C ends a chat with $code"
 fi
-echo "check_program: ${program[*]##*/}: $n_compared texts and 2 conversations, as the Python command"
+echo "check_program: ${program[*]##*/}: $n_compared texts and 4 conversations, as the Python command"
