@@ -95,6 +95,30 @@ _SIZE_MB = {
 _MAX_BUDGET_MB = MAX_U32
 
 
+def megabytes(text: str, others: str = "") -> float:
+    """Return the MB of a size: "300", "300MB", "1.5GB"; ``others`` may be given in its place.
+
+    Raises ValueError.
+    """
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,17})?) ?([A-Za-z]{0,3})", text)
+    factor = None if match is None else _SIZE_MB.get(match[2].upper())
+    if match is None or factor is None:
+        raise ValueError(
+            f"{text!r} is not a size: MB as a number (300), a size (300MB, 1.5GB){others}"
+        )
+    return float(match[1]) * factor
+
+
+class Size(Whole):
+    """A whole number of MB of 2^20 bytes; on a command line a size."""
+
+    metavar = "SIZE"
+
+    def parse(self, text: str) -> int:
+        """Return the MB."""
+        return super().parse(str(int(megabytes(text))))
+
+
 class Budget(Kind):
     """Memory in MB of 2^20 bytes, as a size ("1.5GB"), as a share ("50%"), or "auto"."""
 
@@ -118,24 +142,20 @@ class Budget(Kind):
         """Return MB, "auto" or a share such as "50%"; None for 0, which means no limit."""
         if text == "auto":
             return text
-        match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?(%|[A-Za-z]{0,3})", text)
-        unit = match[2].upper() if match is not None else "?"
-        if match is None or (unit not in _SIZE_MB and unit != "%"):
-            raise ValueError(
-                f"{text!r} is not a size: MB as a number (300), a size (300MB, 1.5GB), a share of "
-                "the machine's memory (50%), 0 for no ceiling, or auto"
-            )
-        number = float(match[1])
-        if unit == "%":
+        is_share = text.endswith("%")
+        number = megabytes(
+            f"{text[:-1]}MB" if is_share else text,
+            ", a share of the machine's memory (50%), 0 for no ceiling, or auto",
+        )
+        if is_share:
             if not 1 <= number <= 100:
                 raise ValueError(f"{text} is not from 1% to 100%")
             return text
-        n_mb = int(number * _SIZE_MB[unit])
-        if n_mb > _MAX_BUDGET_MB:
+        if number >= _MAX_BUDGET_MB + 1:
             raise ValueError(f"{text} is too much: at most {_MAX_BUDGET_MB} MB")
-        if n_mb == 0 and number > 0:
+        if 0 < number < 1:
             raise ValueError(f"{text} is less than 1 MB")
-        return n_mb or None
+        return int(number) or None
 
 
 class Number(Kind):

@@ -54,13 +54,13 @@ _MB = 2**20  # as qsf-run and system monitors count
 # Typer joins the lines of a paragraph; a line with only \b keeps them apart.
 _EPILOG = f"""\b
 Examples:
-  qsf-convert examples/tiny-llama tiny.qsf
-  qsf-convert examples/tiny-llama tiny.qsf --quant-type 8bit --force
-  qsf-convert examples/tiny-llama tiny.qsf --quant-type 2bit --embed-type 4bit
-  qsf-convert examples/tiny-llama tiny.qsf --compress zstd
-  qsf-convert examples/tiny-llama tiny.qsf --report tiny.html
-  qsf-convert examples/tiny-llama tiny.qsf --quant-type 3bit --calibration bundled
-  qsf-convert examples/tiny-llama tiny.qsf --target-size 1.5 --calibration my.txt
+  qsf convert examples/tiny-llama tiny.qsf
+  qsf convert examples/tiny-llama tiny.qsf --quant-type 8bit --force
+  qsf convert examples/tiny-llama tiny.qsf --quant-type 2bit --embed-type 4bit
+  qsf convert examples/tiny-llama tiny.qsf --compress zstd
+  qsf convert examples/tiny-llama tiny.qsf --report tiny.html
+  qsf convert examples/tiny-llama tiny.qsf --quant-type 3bit --calibration bundled
+  qsf convert examples/tiny-llama tiny.qsf --target-size 1.5MB --calibration my.txt
 
 \b
 {
@@ -138,7 +138,7 @@ _AllowNoTokenizer = Annotated[
     bool,
     typer.Option(
         "--allow-no-tokenizer",
-        help="Convert a model without a usable tokenizer too: qsf-run refuses such a file, Python "
+        help="Convert a model without a usable tokenizer too: qsf run refuses such a file, Python "
         "can use it on token ids.",
     ),
 ]
@@ -178,7 +178,9 @@ _CalibrationTokens = Annotated[
 _TargetSize = Annotated[
     float | None,
     typer.Option(
-        help="Largest size of OUT; a type is chosen for each tensor.", metavar="MB", min=0.01
+        help="Largest size of OUT, in MB or as 1.5GB; a type is chosen for each tensor.",
+        metavar="SIZE",
+        parser=typer_app.parser_of(typer_app.megabytes),
     ),
 ]
 _TargetBpw = Annotated[

@@ -41,12 +41,12 @@ _MAX_TEXT_BYTES = 16 << 20
 # Typer joins the lines of a paragraph; a line with only \b keeps them apart.
 _EPILOG = """\b
 Examples:
-  qsf-eval model.qsf --text test.txt
-  qsf-eval model.qsf --text test.txt --against tiny-llama
-  qsf-eval model.qsf --text test.txt --against other.qsf --max-tokens 20000
-  qsf-eval model.qsf --text test.txt --protocol llama.cpp --ctx 512
-  qsf-eval model.qsf --text test.txt --protocol sliding --ctx 1024 --stride 512
-  qsf-eval model.qsf --text test.txt --json - > figures.json
+  qsf eval model.qsf --text test.txt
+  qsf eval model.qsf --text test.txt --against tiny-llama
+  qsf eval model.qsf --text test.txt --against other.qsf --max-tokens 20000
+  qsf eval model.qsf --text test.txt --protocol llama.cpp --ctx 512
+  qsf eval model.qsf --text test.txt --protocol sliding --ctx 1024 --stride 512
+  qsf eval model.qsf --text test.txt --json - > figures.json
 
 \b
 Protocols: which tokens are scored. Compare figures of one protocol and --ctx.
@@ -142,7 +142,7 @@ _JsonOut = Annotated[
 _KvType = Annotated[
     str | None,
     typer_app.model_option(
-        "kv_type", default_help="f16, and again that of qsf-run; f32 with --exact"
+        "kv_type", default_help="f16, and again that of qsf run; f32 with --exact"
     ),
 ]
 _KvPolicy = Annotated[
@@ -464,7 +464,7 @@ def report_lines(
     if e.kl_mean is not None:
         yield from _comparison_lines(request, e)
     if run_cache is not None:
-        yield "as qsf-run does it", f"KV cache {run_cache.kv_type}"
+        yield "as qsf run does it", f"KV cache {run_cache.kv_type}"
         yield "  perplexity", f"{run_cache.perplexity:.4f}"
         yield (
             "  difference",

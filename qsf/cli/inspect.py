@@ -32,12 +32,12 @@ PROGRAM = "qsf-inspect"
 # Typer joins the lines of a paragraph; a line with only \b keeps them apart.
 _EPILOG = """\b
 Examples:
-  qsf-inspect model.qsf
-  qsf-inspect model.qsf --tensors
-  qsf-inspect model.qsf --json > model.json
-  qsf-inspect model.qsf --verify
-  qsf-inspect model.qsf --quality
-  qsf-inspect model.qsf --report model.html
+  qsf inspect model.qsf
+  qsf inspect model.qsf --tensors
+  qsf inspect model.qsf --json > model.json
+  qsf inspect model.qsf --verify
+  qsf inspect model.qsf --quality
+  qsf inspect model.qsf --report model.html
 
 \b
 Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.

@@ -186,7 +186,8 @@ def _ago(seconds: float) -> str:
 @remove_app.command()
 def remove_models(
     names: Annotated[
-        list[str], typer.Argument(help="Names as `qsf list` has them, also with :TYPE.")
+        list[str],
+        typer.Argument(help="Names as `qsf list` has them, also with :TYPE.", metavar="MODEL"),
     ],
 ) -> None:
     """Remove converted models, and what an interrupted download left.

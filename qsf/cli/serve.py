@@ -425,7 +425,7 @@ async def _serve(server: Server, budget_bytes: int, options: ServeOptions) -> in
         raise QsfIOError(f"--host {options.host} --port {options.port}: {reason}") from None
     names = ", ".join(server.hosts.paths)
     with announced(names, where, budget_bytes):
-        command.say_line(f"qsf-serve: {names} at {where}")
+        command.say_line(f"{command.typed('qsf-serve')}: {names} at {where}")
         await stopped.wait()
         await server.stop(options.grace)
     return 0

@@ -14,6 +14,7 @@ from qsf.options import (
     Kind,
     ModelOptions,
     Number,
+    Size,
     Switch,
     Texts,
     Whole,
@@ -134,7 +135,7 @@ class ServeOptions(CheckedOptions):
         "nothing is kept",
     )
     session_dir_limit: int = _serve(
-        2048, Whole(1, 1 << 30), "most MB of the files in --session-dir that are of this model"
+        2048, Size(1, 1 << 30), "most of the files in --session-dir that are of this model, in MB"
     )
     allow_pull: bool = _serve(
         False, Flag(), "let clients get models of the hub by name, by ollama's /api/pull"
@@ -208,7 +209,7 @@ class Request:
 def _parser() -> Parser:
     parser = model_parser(
         "qsf serve",
-        "the same as qsf-serve",
+        "clients ask it by HTTP",
         "Answer HTTP requests with a model inside a memory budget, many at a time.\n"
         "The APIs are those of OpenAI, Anthropic and ollama. Several models, or a\n"
         "folder with .qsf files, share the budget.",

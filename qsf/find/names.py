@@ -148,6 +148,9 @@ def _existing(path: Path, type_name: str) -> Named:
         )
     if start.startswith(b"GGUF"):
         return Named(_first_part(path), type_name=type_name)
+    if not start or path.suffix.lower() == ".gguf":
+        what = f"begins with {start[:8]!r}, not with b'GGUF'" if start else "is an empty file"
+        raise QsfConversionError(f"{path} {what}: download or copy it again")
     if path.suffix in (".safetensors", ".bin", ".pth", ".pt"):
         raise QsfArgumentError(
             f"{path} is one file of a model: name its folder, {path.absolute().parent}"

@@ -76,7 +76,7 @@ class Parser(argparse.ArgumentParser):
     def print_help(self, file: Any = None) -> None:
         """Print the help. Raises OSError, which argparse ignores, if it cannot be written."""
         stream = file or sys.stdout
-        stream.write(self.format_help())
+        stream.write(self.format_help().replace("usage: ", "Usage: ", 1))
         stream.flush()
 
     def _suggestion(self, word: str) -> str:
@@ -99,7 +99,7 @@ def model_parser(
     """Return a parser of a command with options and MODEL; ``model_help`` says its other names."""
     parser = Parser(
         prog=prog,
-        usage=f"{prog} [options] MODEL{' ...' * takes_several}     ({model_help})",
+        usage=f"{prog} [OPTIONS] MODEL{' ...' * takes_several}     ({model_help})",
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -191,7 +192,12 @@ def fail(
         return EXIT_FAILED
     explain_usage: Any = getattr(error, "format_message", None)
     if callable(explain_usage):
-        say_error(program, f"{explain_usage()} (see {typed(program)} --help)")
+        text = re.sub(r"^Missing argument '(\S+)'\.$", r"\1 is missing", explain_usage())
+        epilog = getattr(getattr(getattr(error, "ctx", None), "command", None), "epilog", None)
+        example = re.search(r"^  (qsf .+)", epilog or "", re.MULTILINE)
+        if example is not None and text.endswith(" is missing"):
+            text += f", as in: {example[1]}"
+        say_error(program, f"{text} (see {typed(program)} --help)")
         return EXIT_USAGE
     if isinstance(error, QsfError):
         say_error(program, explain(error, read if isinstance(error, QsfFormatError) else None))

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from qsf.shell.entry import VERBS
 
 _USAGE = """\
-usage: qsf completion [--help] bash|zsh|fish
+Usage: qsf completion [--help] bash|zsh|fish
 
   bash    qsf completion bash > ~/.local/share/bash-completion/completions/qsf
   zsh     qsf completion zsh > ~/.zfunc/_qsf      (with ~/.zfunc in fpath)

@@ -166,7 +166,7 @@ def _print(text: str) -> NoReturn:
 def _help() -> str:
     rows = "".join(f"  {name:11} {summary}\n" for name, (_, summary) in VERBS.items())
     return (
-        f"usage: qsf COMMAND ...     or qsf MODEL [options], which is qsf run\n\n{rows}\n"
+        f"Usage: qsf COMMAND ...     or qsf MODEL [OPTIONS], which is qsf run\n\n{rows}\n"
         "qsf COMMAND --help says more; --version prints the version.\n"
     )
 

@@ -14,6 +14,7 @@ import typer
 
 from qsf.errors import QsfArgumentError
 from qsf.options import Flag, ModelOptions, described
+from qsf.options import megabytes as megabytes
 from qsf.shell import command
 
 
@@ -36,20 +37,25 @@ def runner(app: Callable[..., object], program: str) -> Callable[..., int]:
     return run_app
 
 
+def parser_of(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """Return ``parse`` with its error as typer shows it."""
+
+    def parse_value(value: Any) -> Any:
+        try:
+            return parse(str(value))
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return parse_value
+
+
 def model_option(name: str, *, help: str = "", default_help: str = "") -> Any:
     """Return the option ``name`` of ``qsf.ModelOptions`` for typer, with other help if given."""
     option = next(o for o in described(ModelOptions) if o.name == name)
     text = help or option.help
-
-    def parse(value: Any) -> Any:
-        try:
-            return option.kind.parse(str(value))
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
-
     facts: dict[str, Any] = {"help": f"{text[:1].upper()}{text[1:]}."}
     if not isinstance(option.kind, Flag):
-        facts |= {"parser": parse, "metavar": option.kind.metavar}
+        facts |= {"parser": parser_of(option.kind.parse), "metavar": option.kind.metavar}
         facts |= {"show_default": default_help or option.default_help or True}
     return typer.Option(option.flag, **facts)
 

@@ -336,7 +336,7 @@ def parse_quant_type(name: str, *, option: str = "quant type") -> Dtype:
     try:
         nearest = our_type(name)
     except QsfArgumentError:
-        types = ", ".join((*QUANT_TYPES, KEEP))
+        types = ", ".join((*QUANT_TYPES, *(["mixed", KEEP] if option == "quant type" else [KEEP])))
         raise QsfArgumentError(f"{option} {name} is unknown; available: {types}") from None
     raise QsfArgumentError(f"{name} is llama.cpp's; use {option} {nearest}")
 

@@ -151,7 +151,8 @@ class _Reader:
     def head(self) -> GgufHead:
         magic = self._file.peek(4)[:4]
         if magic != MAGIC:
-            raise QsfConversionError(f"{self._path}: not a GGUF file: it begins with {magic!r}")
+            start = f"begins with {magic!r}" if magic else "is an empty file: copy it again"
+            raise QsfConversionError(f"{self._path}: not a GGUF file: it {start}")
         self._take(4, "the magic number")
         version = self._number(4, "the version")
         if version not in _VERSIONS:

@@ -244,7 +244,7 @@ def _parser(*, shows_all: bool = True, is_chat: bool = False) -> Parser:
     else:
         parser = model_parser(
             "qsf run",
-            "or MODEL PROMPT; the same as qsf-run; qsf chat MODEL chats",
+            "or MODEL PROMPT; qsf chat MODEL chats",
             "Generate text with a model inside a memory budget. On a terminal, without a prompt, "
             "chat with it.",
             _EPILOG + (_MORE_EPILOG if shows_all else "\n--help-all shows all options.\n"),

@@ -20,7 +20,7 @@ from qsf.cli.run.config import read_defaults
 from qsf.errors import QsfArgumentError
 from qsf.native import binding
 from qsf.native.opening import budget_mb
-from qsf.options import ModelOptions
+from qsf.options import ModelOptions, Size
 from qsf.shell import completion
 from qsf.shell.entry import VERBS
 from qsf_converter import convert
@@ -238,6 +238,10 @@ def test_the_file_is_looked_at_before_the_prompt(run: Run, tmp_path: Path) -> No
 )
 def test_budgets_are_sizes_too(text: str, mb: int | None) -> None:
     assert budget_mb(text) == mb
+    if mb is not None:
+        assert Size(1).parse(text) == mb
+        with pytest.raises(ValueError, match="is not a size: MB as a number"):
+            Size(1).parse(f"{text}?")
 
 
 def test_a_budget_may_be_a_share_of_the_machine(tiny_llama_8bit: Path) -> None:

@@ -167,7 +167,7 @@ def test_damage_is_one_line_and_exit_code_1(tiny: Path) -> None:
     [
         (["missing.qsf"], 1, "No such file"),
         (["."], 1, "is a folder, not a .qsf file"),
-        ([], 2, "Missing argument"),
+        ([], 2, "MODEL is missing, as in: qsf inspect model.qsf"),
         (["--nonsense", "x"], 2, "No such option"),
         (["a", "b"], 2, "unexpected extra argument"),
     ],
@@ -182,7 +182,7 @@ def test_wrong_use_is_said_without_traceback(args: list[str], code: int, text: s
 def test_help_shows_examples_and_loads_no_reader() -> None:
     done = run_process("--help")
     assert done.returncode == 0
-    assert "  qsf-inspect model.qsf --verify\n" in done.stdout
+    assert "  qsf inspect model.qsf --verify\n" in done.stdout
     code = (
         "import sys, qsf.cli.inspect;"
         "sys.exit(any(m in sys.modules for m in ('numpy', 'qsf.format', 'lz4', 'zstandard')))"

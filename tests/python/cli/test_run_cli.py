@@ -528,6 +528,6 @@ def test_an_answer_ends_where_the_model_ends_it(run: Run, tiny_chat_8bit: Path) 
 
 def test_chat_has_its_own_help(run: Run) -> None:
     shown = run("--interactive", "--help").stdout
-    assert shown.startswith("usage: qsf chat ")
+    assert shown.startswith("Usage: qsf chat ")
     assert "--session" in shown
     assert "--prompts" not in shown

@@ -224,10 +224,11 @@ def test_bits_a_weight(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     [
         (("--target-size", 1, "--quant-type", "4bit"), "quant type mixed, not 4bit", 2),
         (("--target-size", 1, "--target-bpw", 4), "given twice", 2),
-        (("--target-size", 0), "--target-size", 2),
+        (("--target-size", 0), "target size is not above zero", 2),
+        (("--target-size", "1XB"), "'1XB' is not a size: MB as a number (300)", 2),
         (("--target-size", -1), "--target-size", 2),
         (("--target-size", "nan"), "--target-size", 2),
-        (("--target-size", "inf"), "--target-size is inf, not a number of MB", 2),
+        (("--target-size", "inf"), "'inf' is not a size: MB as a number (300)", 2),
         (("--target-bpw", 0), "--target-bpw", 2),
         (("--target-bpw", 40), "--target-bpw", 2),
         (("--target-bpw", "nan"), "--target-bpw", 2),

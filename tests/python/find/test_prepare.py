@@ -65,6 +65,8 @@ def test_what_cannot_be_a_model_says_what_to_do(tmp_path: Path) -> None:
     write(tmp_path / "many" / "a.gguf", "GGUF")
     write(tmp_path / "many" / "b.gguf", "GGUF")
     write(tmp_path / "weights.safetensors", "x")
+    write(tmp_path / "none.gguf", "")
+    write(tmp_path / "page.gguf", "<html>")
     write(tmp_path / "part-00002-of-00003.gguf", "GGUF")
     for name, kind, said in (
         ("lfs.gguf", QsfIOError, "`git lfs pull`"),
@@ -73,6 +75,8 @@ def test_what_cannot_be_a_model_says_what_to_do(tmp_path: Path) -> None:
         ("empty", QsfConversionError, "a folder without config.json"),
         ("many", QsfArgumentError, "name one of its files, such as"),
         ("weights.safetensors", QsfArgumentError, "name its folder"),
+        ("none.gguf", QsfConversionError, "none.gguf is an empty file: download or copy it again"),
+        ("page.gguf", QsfConversionError, "begins with b'<html>', not with b'GGUF'"),
         ("part-00002-of-00003.gguf", QsfConversionError, "is one of 3 parts: name the first,"),
         ("weight.safetensors", QsfIOError, "did you mean"),
     ):

@@ -225,7 +225,7 @@ def test_they_share_one_budget_and_their_conversations_last(
         assert process.stderr is not None
         while " at http" not in (line := process.stderr.readline()):
             assert line
-        assert line.startswith("qsf-serve: chat, eight, four at ")
+        assert line.startswith("qsf serve: chat, eight, four at ")
         client = Client(int(line.rpartition(":")[2]), None, None)  # type: ignore[arg-type]
         texts = {name: said(client, name, max_tokens=40) for name in paths}
         assert len(loaded(client)) < 3

@@ -507,7 +507,7 @@ def test_the_command_serves_and_ends(tiny_llama_4bit: Path) -> None:
     with started(words) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
-        assert line.startswith("qsf-serve: tiny-llama-4bit at http://127.0.0.1:")
+        assert line.startswith("qsf serve: tiny-llama-4bit at http://127.0.0.1:")
         url = line.split()[-1]
         body = json.dumps({"prompt": START, "max_tokens": 4}).encode()
         request = urllib.request.Request(
