@@ -96,27 +96,13 @@ _MAX_BUDGET_MB = MAX_U32
 
 
 def megabytes(text: str, others: str = "") -> float:
-    """Return the MB of a size: "300", "300MB", "1.5GB"; ``others`` may be given in its place.
-
-    Raises ValueError.
-    """
+    """Return the MB of "300", "300MB" or "1.5GB". Raises ValueError, which names ``others`` too."""
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,17})?) ?([A-Za-z]{0,3})", text)
     factor = None if match is None else _SIZE_MB.get(match[2].upper())
     if match is None or factor is None:
-        raise ValueError(
-            f"{text!r} is not a size: MB as a number (300), a size (300MB, 1.5GB){others}"
-        )
+        examples = "MB as a number (300), a size (300MB, 1.5GB)"
+        raise ValueError(f"{text!r} is not a size: {examples}{others}")
     return float(match[1]) * factor
-
-
-class Size(Whole):
-    """A whole number of MB of 2^20 bytes; on a command line a size."""
-
-    metavar = "SIZE"
-
-    def parse(self, text: str) -> int:
-        """Return the MB."""
-        return super().parse(str(int(megabytes(text))))
 
 
 class Budget(Kind):
@@ -143,10 +129,8 @@ class Budget(Kind):
         if text == "auto":
             return text
         is_share = text.endswith("%")
-        number = megabytes(
-            f"{text[:-1]}MB" if is_share else text,
-            ", a share of the machine's memory (50%), 0 for no ceiling, or auto",
-        )
+        others = ", a share of the machine's memory (50%), 0 for no ceiling, or auto"
+        number = megabytes(f"{text[:-1]}MB" if is_share else text, others)
         if is_share:
             if not 1 <= number <= 100:
                 raise ValueError(f"{text} is not from 1% to 100%")

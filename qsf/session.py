@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from qsf.text.generation import GenerationStats
 
+_ANSWER_TOKENS = 256  # that a context which holds a prompt should have for its answer
+
 
 class Uncopyable:
     """Refuses ``copy.copy``, ``copy.deepcopy`` and pickle: engine memory cannot be copied so."""
@@ -400,10 +402,11 @@ class Session(Closing, Uncopyable):
         info = self._opened.info
         ctx_tokens = info.plan.ctx_tokens
         if len(tokens) > ctx_tokens:
+            enough = min(len(tokens) + _ANSWER_TOKENS, info.max_tokens)
             why = (
-                "max_seq_len asks for more, which a larger budget may take"
-                if ctx_tokens < info.max_tokens
-                else "the model was made for no more"
+                f"max_seq_len={enough} holds more, if the budget does"
+                if len(tokens) <= info.max_tokens
+                else f"the model was made for at most {info.max_tokens}"
             )
             raise QsfArgumentError(
                 f"the {name} has {len(tokens)} tokens, but the context holds {ctx_tokens} ({why})"

@@ -34,7 +34,7 @@ from qsf_converter.original.divergence import Divergence
 from qsf_converter.request import Request
 from qsf_converter.rounding.compression import StoredLayers
 from qsf_converter.rounding.outliers import TABLE_ACTION
-from qsf_converter.rounding.plan import QUANT_TYPES, Plan, Target
+from qsf_converter.rounding.plan import KEEP, QUANT_TYPES, Plan, Target
 from qsf_converter.rounding.quantisers import ErrorSums
 from qsf_converter.sources import metadata
 from qsf_converter.sources.source import Source
@@ -60,7 +60,7 @@ def meta_bytes(
 ) -> bytes:
     """Return the META section of a file whose tensors are all written."""
     return metadata.meta_bytes(
-        source.origin,
+        _origin(source, request),
         architecture=source.family.name,
         weights_sha256=source.checkpoint.digest(),
         options=_options(request, plan.layer_dtype, plan.embedding_dtype),
@@ -87,7 +87,7 @@ def section_bytes(
         evaluation = Evaluation(text.evaluation_name, *counts, _PROTOCOL, *numbers)
         quality = Quality(tensors, layers, evaluation, text.meta())
     meta = metadata.meta_bytes(
-        source.origin,
+        _origin(source, request),
         architecture=source.family.name,
         weights_sha256="0" * 64,
         options=_options(request, *(QUANT_TYPES[_LONGEST_TYPE],) * 2),
@@ -95,6 +95,11 @@ def section_bytes(
     )
     sizes = {} if source.tokenizer is None else {"TOKN": len(pack_tokenizer(source.tokenizer))}
     return {**sizes, "CHAT": len(source.chat), "META": len(meta) + _COMPRESSION_BYTES}
+
+
+def _origin(source: Source, request: Request) -> metadata.Origin:
+    is_kept = request.layer_type == KEEP
+    return source.origin if is_kept else dataclasses.replace(source.origin, type_name="")
 
 
 def _options(request: Request, layers: Dtype, embeddings: Dtype) -> dict[str, str]:

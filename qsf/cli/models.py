@@ -3,42 +3,87 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from qsf.errors import QsfArgumentError, QsfError, one_line
 from qsf.find.blobs import Blobs
 from qsf.find.catalogue import SUGGESTED, suggested
-from qsf.find.store import Kept, all_kept, remove, store_folder
+from qsf.find.store import Kept, all_kept, named, remove, store_folder
 from qsf.shell import command, typer_app
+
+if TYPE_CHECKING:
+    from qsf.file.reader import Reader
 
 _MB = 2**20
 
-list_app, remove_app, pull_app = (typer_app.create_app() for _ in range(3))
+list_app, remove_app, pull_app, show_app = (typer_app.create_app() for _ in range(4))
 list_main = typer_app.runner(list_app, "qsf list")
 remove_main = typer_app.runner(remove_app, "qsf rm")
 pull_main = typer_app.runner(pull_app, "qsf pull")
+show_main = typer_app.runner(show_app, "qsf show")
 
 
-def show_main() -> int:
-    """Run ``qsf show``, which is ``qsf inspect`` of a model by its name; return its exit code."""
+@show_app.command()
+def show_model(
+    model: Annotated[
+        str, typer.Argument(help="A .qsf file, or a name as `qsf list` has it.", metavar="MODEL")
+    ],
+    is_verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show sections, layers and sizes, too.")
+    ] = False,
+    is_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Show what a model is: its type, size, context, licence and defaults.
+
+    `qsf inspect` lists the tensors of a file, checks every byte, and has the quality report.
+    """
     from qsf.cli import inspect
+    from qsf.file.reader import Reader
 
-    words = sys.argv[1:]
-    at = next((i for i, word in enumerate(words) if not word.startswith("-")), None)
-    if at is None:
-        return inspect.run(words)
-    try:
-        words[at] = str(kept_file(words[at]))
-    except QsfError as error:
-        command.say_error("qsf show", str(error))
-        return command.EXIT_FAILED
-    return inspect.run(words)
+    with Reader(kept_file(model)) as reader:
+        if is_json:
+            command.show_json(inspect.describe(reader))
+        elif is_verbose:
+            command.show_lines("\n".join(inspect.report_lines(reader, with_tensors=False)))
+        else:
+            command.show_lines("\n".join(_summary(reader)))
+
+
+def _summary(reader: Reader) -> list[str]:
+    from qsf.file.family import family_of, type_of
+    from qsf.file.sizes import size_of
+    from qsf.report.meta import read_meta
+    from qsf.text.chat import ChatTemplate
+    from qsf.text.parts import read_text_parts
+    from qsf.text.sampling import resolve_sampling
+
+    meta = read_meta(reader) or {}
+    source = meta.get("source")
+    parts = read_text_parts(reader.path)
+    sampling = resolve_sampling(parts.generation)
+    n_weights = size_of(reader).n_weights
+    has_template = isinstance(parts.template, ChatTemplate) and not parts.template.is_plain
+    rows = {
+        "name": source.get("name") if isinstance(source, dict) else None,
+        "file": reader.path,
+        "size": f"{reader.file_bytes / _MB:,.1f} MB, {n_weights / 1e6:,.0f} million weights",
+        "type": type_of(reader),
+        "family": family_of(reader),
+        "context": f"up to {reader.header.max_tokens:,} tokens",
+        "licence": meta.get("licence"),
+        "answers": "by its chat template" if has_template else "none: it continues texts",
+        "sampling": f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}, top-k "
+        f"{sampling.top_k}, min-p {sampling.min_p:g}, repetition penalty "
+        f"{sampling.repetition_penalty:g}",
+    }
+    if reader.arch.is_encoder:
+        rows |= {"answers": "none: it makes vectors of texts", "sampling": None}
+    return [f"{name:9} {str(value)[:200]}" for name, value in rows.items() if value]
 
 
 def kept_file(model: str) -> Path:
@@ -109,15 +154,16 @@ def list_models(
             f"no models yet in {store_folder()}: qsf list --available names some to begin with"
         )
         return
-    width = max(len(kept.name) for kept in models)
-    rows = [(kept, _facts(kept)) for kept in models]
-    family_width = max(6, *(len(facts["family"]) for _, facts in rows))
+    names = [kept.short_name if named(kept.short_name) else kept.name for kept in models]
+    width = max(map(len, names))
+    rows = [(name, kept, _facts(kept)) for name, kept in zip(names, models, strict=True)]
+    family_width = max(6, *(len(facts["family"]) for _, _, facts in rows))
     command.show_lines(
         f"{'model':<{width}}  {'type':<9} {'family':<{family_width}} {'MB':>9}  last used"
     )
-    for kept, facts in rows:
+    for name, kept, facts in rows:
         command.show_lines(
-            one_line(kept.name).ljust(width)
+            one_line(name).ljust(width)
             + f"  {kept.quant_type:<9} {facts['family']:<{family_width}}"
             f" {kept.n_bytes / _MB:>9,.1f}  {_ago(kept.used_seconds)}"
         )
@@ -202,6 +248,7 @@ def remove_models(
         names_here = {name, f"{Path(path).resolve()}{colon}{quant_type}"}
         names_here |= {short.repo} if short is not None else set()
         same = [k for k in models if names_here & {k.name, k.full_name, k.path.name, str(k.path)}]
+        same = same or named(path, quant_type)
         repos = {k.name for k in same} | {short.repo if short is not None else path}
         n_bytes = sum(Blobs(repo).remove_unfinished() for repo in repos)
         if n_bytes:

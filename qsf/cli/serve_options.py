@@ -14,10 +14,10 @@ from qsf.options import (
     Kind,
     ModelOptions,
     Number,
-    Size,
     Switch,
     Texts,
     Whole,
+    megabytes,
     option_field,
 )
 from qsf.serve.http.fields import Duration
@@ -54,6 +54,16 @@ def _serve(default: Any, kind: Kind, help: str, default_help: str = "", **more: 
     return option_field(
         default, kind, help, default_help, commands=("serve",), is_main=True, **more
     )
+
+
+class Size(Whole):
+    """A whole number of MB of 2^20 bytes; on a command line a size."""
+
+    metavar = "SIZE"
+
+    def parse(self, text: str) -> int:
+        """Return the MB."""
+        return super().parse(str(int(megabytes(text))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError, shown
 from qsf.file.gguf_parts import name_without_part, part_names
 from qsf.file.type_names import TYPE_NAMES, our_type
+from qsf.find import store
 from qsf.find.catalogue import likely_name, suggested
 from qsf.foreign_json import read_json_file
 
@@ -100,6 +101,8 @@ def meaning_of(model: str) -> Named:
         text = short.repo
     elif url is None and os.path.lexists(text):
         return _existing(Path(text), type_name)
+    if url is None and short is None and (kept := store.named(text, type_name)):
+        return Named(kept[0].path, is_qsf=True)
     folder, _, name = text.partition("/")
     is_file = Path(name).suffix in (".qsf", ".gguf", ".safetensors")
     is_repo = _REPO.fullmatch(text) is not None and not is_file

@@ -88,11 +88,11 @@ def _converted(source: Path, name: str, quant_type: str, *, is_quiet: bool) -> P
 
 
 def _type_of(path: Path) -> str:
-    from qsf.file.layout import dtype_name
+    from qsf.file.family import type_of
     from qsf.file.reader import Reader
 
     with Reader(path) as reader:
-        return dtype_name(reader.header.dtype)
+        return type_of(reader)
 
 
 def _download(named: Named, *, is_quiet: bool, is_yes: bool, keeps_copy: bool = True) -> Path:

@@ -20,6 +20,7 @@ from qsf.errors import QsfIOError
 from qsf.file.gguf_parts import part_names
 from qsf.file.layout import VERSION
 from qsf.file.open_file import PIECES_FOLDER
+from qsf.find.catalogue import SUGGESTED
 from qsf.foreign_json import read_json_file
 from qsf.system import files
 
@@ -34,6 +35,12 @@ class Kept:
     fingerprint: str  # of the source when it was converted
     n_bytes: int
     used_seconds: float  # since 1970
+
+    @property
+    def short_name(self) -> str:
+        """The last part of the name, without ``.gguf``; for a suggested model its short name."""
+        short = next((model.name for model in SUGGESTED if model.repo == self.name), None)
+        return short or Path(self.name).name.removesuffix(".gguf")
 
     @property
     def full_name(self) -> str:
@@ -123,6 +130,15 @@ def all_kept() -> list[Kept]:
         return []
     kept = [kept for path in paths if (kept := read_kept(path)) is not None]
     return sorted(kept, key=lambda kept: -kept.used_seconds)
+
+
+def named(short_name: str, quant_type: str = "") -> list[Kept]:
+    """Return the converted models of one source by its short name, the one used last first; none if
+    several sources have that name.
+    """
+    same = [kept for kept in all_kept() if kept.short_name == short_name]
+    same = same if len({kept.name for kept in same}) == 1 else []
+    return [kept for kept in same if quant_type.lower() in ("", kept.quant_type.lower())]
 
 
 def remove(kept: Kept) -> None:

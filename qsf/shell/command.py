@@ -221,6 +221,7 @@ def explain(error: QsfError, path: Path | None = None) -> str:
             return f"{flag} {text.removeprefix(f'{name}=')}"
         if text.startswith(name):
             text = flag + text.removeprefix(name)
+    text = re.sub(r"\bmax_seq_len=(\d)", r"--max-seq-len \1", text)
     if path is not None and one_line(str(path)) not in text:
         text = f"{path}: {text}"
     if error.is_damage:

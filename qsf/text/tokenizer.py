@@ -142,7 +142,8 @@ class Tokenizer:
             if n_tokens > max_tokens + 64:
                 raise QsfArgumentError(
                     f"the text is too long: the first {n_chars} of its {len(text)} characters "
-                    f"have {n_tokens} tokens already, and {max_tokens} is the limit",
+                    f"have {n_tokens} tokens already, and the context holds {max_tokens} "
+                    f"(the whole takes about max_seq_len={n_tokens * len(text) // n_chars})",
                     argument="prompt",
                 )
             n_chars *= 2

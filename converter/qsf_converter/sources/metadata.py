@@ -43,6 +43,7 @@ class Origin:
     config_sha256: str  # of config.json, or of the metadata of a GGUF file
     licence: str | None
     stored: str | None = None  # how a quantised checkpoint stores its matrices
+    type_name: str = ""  # of the weights, by llama.cpp's name; "": none, or not kept
 
 
 def origin_of(model_dir: Path) -> Origin:
@@ -165,6 +166,7 @@ def meta_bytes(
         "source": {
             "name": origin.name,
             "architecture": architecture,
+            **({"type": origin.type_name} if origin.type_name else {}),
             "config_sha256": origin.config_sha256,
             "weights_sha256": weights_sha256,
             **({} if origin.stored is None else {"stored": origin.stored}),

@@ -30,6 +30,7 @@ from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
 from qsf_converter.sources.classifier import is_classifier, with_classifier
 from qsf_converter.sources.dense import with_dense_of_folder, with_dense_of_gguf
 from qsf_converter.sources.families.family import Facts, Family
+from qsf_converter.sources.gguf_config import FILE_TYPES
 from qsf_converter.sources.gguf_file import MAGIC
 from qsf_converter.sources.gguf_tokenizer import chat_of, tokenizer_of
 from qsf_converter.sources.metadata import Origin
@@ -263,6 +264,7 @@ def _open_gguf(path: Path) -> Iterator[Source]:
                     name=_text(fields, "general.name") or metadata.file_name(path.stem),
                     config_sha256=checkpoint.head.metadata_sha256,
                     licence=_text(fields, "general.license"),
+                    type_name=FILE_TYPES.get(fields.get("general.file_type"), ""),
                 ),
             )
         )

@@ -24,9 +24,11 @@ from qsf.cli.run.conversation import (
 )
 from qsf.cli.run.options import Request
 from qsf.errors import QsfArgumentError, QsfError
+from qsf.file.family import type_of
+from qsf.file.reader import Reader
 from qsf.kv import parse_kv_policy
 from qsf.option_arguments import call_with
-from qsf.options import GenerationOptions, Option, described
+from qsf.options import MAX_U32, GenerationOptions, Option, described
 from qsf.shell import command
 from qsf.shell.arguments import valid_text
 from qsf.shell.command import StoppedError
@@ -34,6 +36,7 @@ from qsf.shell.line_editing import file_names, line_editing, prefilled
 from qsf.shell.prose import dim
 from qsf.system.keys import unseen_keys
 from qsf.system.signals import interruptible_wait
+from qsf.text.sampling import sampling_fields
 from qsf.text.tokenizer import max_text_bytes
 
 if TYPE_CHECKING:
@@ -51,8 +54,9 @@ _HELP = """\
 /set NAME VALUE  an option, such as temperature 0.2; without VALUE: as it was; alone: all
 /think on|off    let the model think before it answers, or not; show or hide: its thoughts
 /context         how full the context is
-/help            this; /exit or Ctrl-D ends, Ctrl-C stops an answer
+/help            this; /exit, /quit or Ctrl-D ends, Ctrl-C stops an answer
 \"\"\" begins and ends a message of several lines."""
+_ENDS = ("/exit", "/quit", "/bye")
 _QUOTES = '"""'
 _THINKING = {
     "on": "the model thinks from now on",
@@ -78,6 +82,7 @@ class Chat:
         self._max_bytes = max_text_bytes(model.info.plan.ctx_tokens)
         self._hides_thoughts = request.hide_thinking
         self._is_terminal = sys.stdin.isatty()
+        self._typed = ""  # a command that ended an edit
         self._commands: dict[str, Callable[[str], object]] = {
             "/system": self._set_system,
             "/retry": self._retry,
@@ -100,7 +105,9 @@ class Chat:
                 "text, which the model continues."
             )
         if self._is_terminal and not self._request.quiet:
-            say_lines(report.greeting_lines(self._model, self._request.path.name))
+            name = Path(self._request.model).name.removesuffix(".qsf").removesuffix(".gguf")
+            with Reader(self._request.path) as reader:
+                say_lines(report.greeting_lines(self._model, name, type_of(reader)))
             if self._request.session is not None:
                 say_lines(resumed_lines(self._model, self._request.session))
         with line_editing(self._completed) if self._is_terminal else contextlib.nullcontext():
@@ -111,9 +118,9 @@ class Chat:
     def _turn(self) -> bool:
         """Read and answer one message; return False at the end of the conversation."""
         try:
-            line = self._read_message()
+            line, self._typed = self._typed or self._read_message(), ""
             typed = "" if line is None else line.strip()
-            if line is None or typed in ("/exit", "/bye", "/quit"):
+            if line is None or typed in _ENDS:
                 return False
             name, _, rest = typed.partition(" ")
             if re.fullmatch("/[a-z]+", name) and "\n" not in typed:
@@ -322,7 +329,11 @@ class Chat:
         content = self._messages[at]["content"]
         if not isinstance(content, str):
             raise QsfArgumentError("the last question is a list of parts: /undo, and ask again")
-        question = self._read_line("> ", content)  # Ctrl-C here changes nothing
+        say("(an empty line or Ctrl-C leaves it as it was)")
+        question = self._read_line("> ", content)
+        if question is not None and question.split(" ")[0] in {*self._commands, *_ENDS}:
+            self._typed = question
+            return
         if question is None or not question.strip():
             say("(nothing has changed)")
             return
@@ -357,9 +368,12 @@ class Chat:
         options = _settings()
         name, _, text = rest.partition(" ")
         if not name:
+            used = self._model.sampling_params(**sampling_fields(self._options))
             for shown, each in options.items():
-                value = getattr(self._options, each.name)
-                say(f"{shown:20} {each.default_text if value in (None, ()) else value}")
+                value = getattr(used, each.name, getattr(self._options, each.name))
+                text = f"{value:g}" if isinstance(value, float) else str(value)
+                text = each.default_text or "none" if value in (None, ()) else text
+                say(f"{shown:20} {'-1 (until the model ends)' if value == MAX_U32 else text}")
             return
         option = options.get(name.removeprefix("--").replace("_", "-"))
         if option is None:

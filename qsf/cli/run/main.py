@@ -9,7 +9,7 @@ Exit codes: 0, 1 (it could not be done), 2 (wrong options), 130 (Ctrl-C), 143 (t
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -55,6 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
             request = replace(request, path=_path_of(request))
             return _run(request)
     except StoppedError as stopped:
+        if request is not None and not request.quiet:
+            command.say_line(f"{command.typed('qsf-run')}: {stopped.text}")
         return stopped.exit_code
     except Exception as error:
         if request is None:  # before the user's defaults are read
@@ -143,13 +145,17 @@ def _streaming_lines(model: Model, request: Request) -> list[str]:
 
 def _open(request: Request) -> Model:
     progress = command.Progress(f"loading {request.path.name}", is_wanted=not request.quiet)
+    echo = ExitStack()
 
     def leave(number: int) -> None:
         progress.end()
+        echo.close()
+        command.say_line(f"{command.typed('qsf-run')}: {StoppedError(number).text}")
         command.leave_at_once(number)
 
     try:
-        with Watcher(leave, progress.tick):
+        with echo, Watcher(leave, progress.tick):
+            echo.enter_context(unseen_keys())
             return _open_in_budget(request)
     finally:
         progress.end()
@@ -250,6 +256,8 @@ def _complete(model: Model, request: Request, prompt: str) -> int:
     except (QsfError, StoppedError):
         if texts and not request.json:
             shown.end()
+            if model.stats is not None and not request.quiet:
+                say_lines(report.stats_lines(model, model.stats, is_verbose=False))
         raise
     if request.session is not None:
         from qsf.cli.run.conversation import write_conversation

@@ -232,15 +232,14 @@ def streaming_lines(plan: MemoryPlan, auto: MemoryPlan) -> list[str]:
     ]
 
 
-def greeting_lines(model: Model, name: str) -> list[str]:
+def greeting_lines(model: Model, name: str, type_name: str) -> list[str]:
     """Return the first lines of a chat."""
     info = model.info
     budget = info.plan.budget_bytes
     memory = f"in {budget >> 20} MB" if budget else "in as much memory as it needs"
     return [
-        f"{name}: {info.architecture}, {info.n_parameters / 1e6:,.0f}M weights, "
-        f"{info.quant_type}, {memory}, context {info.plan.ctx_tokens} tokens. /help says what "
-        "can be typed."
+        f"{name}: {info.architecture}, {info.n_parameters / 1e6:,.0f}M weights, {type_name}, "
+        f"{memory}, context {info.plan.ctx_tokens} tokens. /help says what can be typed."
     ]
 
 

@@ -100,9 +100,23 @@ def test_the_last_question_can_be_edited(
     chat.type(" there\n")
     chat.read_until("5 tokens, ")
     chat.ask(f"/save {saved}\n", "(2 messages")
-    chat.ask("/exit\n", "\n")
+    assert f"{tiny_chat_8bit.stem}: llama, 3M weights, 8bit, in " in chat.text
+    for typed, answer in (
+        ("\x15/context\n", "in 2 messages)"),
+        ("\x15\n", "(nothing has changed)"),
+    ):
+        chat.ask("/edit\n", "(an empty line or Ctrl-C leaves it as it was)")
+        chat.read_until("> Hello there")
+        chat.type(typed)
+        chat.read_until(answer)
+    chat.ask("/edit\n", "> Hello there")
+    chat.type("\x15/exit\n")
     assert chat.wait() == 0
     assert json.loads(saved.read_text("utf-8"))[0]["content"] == "Hello there"
+    listed = run(tiny_chat_8bit, "-i", "--temp", 0, stdin="/set\n/quit\nHello\n")
+    assert listed.stdout == ""
+    for line in ("max-tokens           -1 (until the model ends)", "top-p                0.9"):
+        assert f"{line}\n" in listed.stderr
     piped = run(tiny_chat_8bit, "-i", *GREEDY, stdin="Hello\n/edit\n")
     assert piped.returncode == 0
     assert "(/edit needs a terminal: /undo, and ask again)" in piped.stderr

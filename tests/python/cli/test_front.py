@@ -17,10 +17,11 @@ from make.commands import PROMPT, Here, Run, check_refused
 from qsf import Model
 from qsf.cli.run import main as cli
 from qsf.cli.run.config import read_defaults
+from qsf.cli.serve_options import Size
 from qsf.errors import QsfArgumentError
 from qsf.native import binding
 from qsf.native.opening import budget_mb
-from qsf.options import ModelOptions, Size
+from qsf.options import ModelOptions
 from qsf.shell import completion
 from qsf.shell.entry import VERBS
 from qsf_converter import convert

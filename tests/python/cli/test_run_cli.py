@@ -136,6 +136,15 @@ def test_files_of_windows_programs_are_read_as_meant(
     assert done.returncode == 0, done.stdout
 
 
+def test_a_prompt_that_is_too_long_names_the_option_and_a_value(
+    run: Run, tiny_llama_8bit: Path
+) -> None:
+    for n, value in ((60, 319), (300, 303)):
+        done = run(tiny_llama_8bit, "-p", "word " * n, "--max-seq-len", 32)
+        assert done.returncode == 1
+        assert f"--max-seq-len {value}" in done.stderr, done.stderr
+
+
 def test_a_full_context_is_said(run: Run, tiny_llama_8bit: Path) -> None:
     done = run(tiny_llama_8bit, "-p", PROMPT, "--max-seq-len", 16)
     assert done.returncode == 0
@@ -434,14 +443,22 @@ def test_a_signal_while_the_session_is_taken_is_no_error(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_ctrl_c_ends_quietly_with_130(endless: Path, start: Start) -> None:
-    process = start(endless, "-p", "abc", *ENDLESS)
+@pytest.mark.parametrize("quiet", [(), ("-q",)])
+def test_ctrl_c_ends_with_130_and_says_so(
+    endless: Path, start: Start, quiet: tuple[str, ...]
+) -> None:
+    process = start(endless, "-p", "abc", *ENDLESS, *quiet)
     assert process.stdout is not None
     assert process.stdout.read(20)  # it is generating
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.strip() == b""
+    if quiet:
+        assert said.strip() == b""
+        return
+    figures, last = said.decode().strip().splitlines()
+    assert re.match(r"prompt \d+ tokens.* \| generated \d+ tokens", figures)
+    assert last == "qsf-run: interrupted"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes")

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from qsf.file.open_file import is_qsf_file
 from qsf.file.type_names import our_type
 from qsf.find import prepare, store
 from qsf.find.catalogue import SUGGESTED
-from qsf.find.names import gguf_of, meaning_of
+from qsf.find.names import Named, gguf_of, meaning_of
 from qsf.find.prepare import find_model
 from qsf.native.opening import plan_native
 from qsf.options import ModelOptions
@@ -184,11 +185,17 @@ def test_a_gguf_file_keeps_its_bits(cache: Path, tmp_path: Path, tiny_llama_dir:
         tmp_path / "m", n_layers=1, n_vocab=2048, tokenizer_from=tiny_llama_dir, **sizes
     )
     path = gguf_files.write(
-        folder, tmp_path / "m-Q4_1.gguf", kind=gguf_files.Type.Q4_1, tokenizer=True
+        folder,
+        tmp_path / "m-Q4_1.gguf",
+        kind=gguf_files.Type.Q4_1,
+        tokenizer=True,
+        changes={"general.file_type": 15},
     )
     for name in (f"{path}", f"{path}:Q4_1", f"{path}:Q4_K_M"):
         find_model(name)
-    assert {kept.full_name for kept in store.all_kept()} == {f"{path}:q4_1", f"{path}:4bit"}
+    assert {kept.full_name for kept in store.all_kept()} == {f"{path}:Q4_K_M", f"{path}:4bit"}
+    assert len(store.named("m-Q4_1")) == 2
+    assert [kept.quant_type for kept in store.named("m-Q4_1", "q4_k_m")] == ["Q4_K_M"]
 
 
 def test_two_processes_convert_one_model_once(
@@ -250,7 +257,7 @@ def test_a_model_with_only_tokenizer_model_says_how_to_make_the_other(
 
 def test_a_model_is_pulled_shown_and_removed(hub: FakeHub) -> None:
     absent = qsf("show", REPO)
-    assert absent.returncode == 1
+    assert absent.returncode == 2
     assert f"{REPO} is not converted yet: " in absent.stderr
     assert f"qsf pull {REPO}" in absent.stderr
     pulled = qsf("pull", REPO)
@@ -261,10 +268,21 @@ def test_a_model_is_pulled_shown_and_removed(hub: FakeHub) -> None:
     hub.fetched.clear()
     assert qsf("pull", REPO, "-q").stdout == ""
     assert hub.fetched == []
-    shown = qsf("show", REPO)
-    assert (shown.returncode, shown.stderr) == (0, "")
     (kept,) = store.all_kept()
-    assert shown.stdout == qsf("inspect", kept.path).stdout
+    short = REPO.split("/")[1]
+    assert qsf("list").stdout.splitlines()[1].split()[:2] == [short, "4bit"]
+    assert meaning_of(short) == meaning_of(f"{short}:4bit") == Named(kept.path, is_qsf=True)
+    for name in (REPO, short):
+        shown = qsf("show", name)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        for line in ("type      4bit\n", "context   up to 512 tokens\n", "sampling  temperature "):
+            assert line in shown.stdout
+    assert qsf("show", short, "--verbose").stdout == qsf("inspect", kept.path).stdout
+    with pytest.raises(QsfIOError, match="there is no such file"):
+        meaning_of(f"{short}:8bit")
+    with pytest.MonkeyPatch.context() as patch:  # of two that are called so none is meant
+        patch.setattr(store, "all_kept", lambda: [kept, replace(kept, name=f"other/{short}")])
+        assert store.named(short) == []
     failed = qsf("pull", "some-org/absent")
     assert failed.returncode == 1
     assert "some-org/absent is not on the hub" in failed.stderr

@@ -157,7 +157,9 @@ def test_stop_and_errors(client: Client, browser: Browser, monkeypatch: pytest.M
     browser.run("$('text').value = 'x '.repeat(3000)")
     browser.run("$('send').click()")
     is_done(browser, 2)
-    assert "and 512 is the limit" in browser.run("document.querySelector('.error').textContent")
+    assert "and the context holds 512" in browser.run(
+        "document.querySelector('.error').textContent"
+    )
 
 
 @pytest.mark.slow
