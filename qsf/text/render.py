@@ -116,6 +116,7 @@ class _Child:
             self._is_over.wait()
             is_answered = not isinstance(self._answer, OSError) and len(self._answer[1]) > 1
         except RuntimeError as error:  # no more threads
+            self._is_over.set()
             raise QsfMemoryError(f"the chat template cannot be rendered: {error}") from error
         finally:
             if not is_answered:

@@ -186,6 +186,20 @@ def test_one_process_renders_all_and_keeps_nothing() -> None:
     assert children(os.getpid()) == []
 
 
+def test_without_threads_nothing_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    template = ChatTemplate("{{ messages[0].content }}")
+    with one_process():
+        assert template.render([USER]) == "Hi"
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            with pytest.raises(QsfMemoryError, match="can't start new thread"):
+                template.render([USER])
+        assert template.render([USER]) == "Hi"
+
+
 def test_a_template_opens_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Were it let out of Jinja2's sandbox, it could open nothing."""
     program = Path(render_module.__file__).with_name("render_child.py").read_text("utf-8")
