@@ -108,7 +108,7 @@ static int run(request *r)
     else
         puts("");
     if (!r->is_json && !r->is_quiet)
-        print_speed(&a);
+        print_speed(&o, &a);
     const bool is_cancelled = strcmp(a.reason, "cancelled") == 0;
     buffer_free(&a.text);
     buffer_free(&prompt);
@@ -205,7 +205,7 @@ static int chat(request *r)
             fputs("(cut: the context is full; the next message forgets the oldest turns)\n",
                   stderr);
         if (is_terminal && !r->is_quiet)
-            print_speed(&a);
+            print_speed(&o, &a);
         conversation_add(&c, a.text.p, a.text.n);
         if (!r->has_seed)
             seed++;

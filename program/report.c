@@ -129,13 +129,19 @@ void print_answer_json(const opened *o, const answer *a, const token_list *token
     buffer_free(&line);
 }
 
-void print_speed(const answer *a)
+void print_speed(const opened *o, const answer *a)
 {
+    const qsf_plan *const plan = &o->facts.plan;
+    const uint64_t taken_bytes = plan->process_bytes + plan->reserve_bytes + plan->engine_bytes;
+    const uint64_t allowed_bytes =
+        plan->ceiling_bytes != 0 ? plan->ceiling_bytes : plan->budget_bytes;
     qsf_machine machine;
     check(qsf_machine_describe(&machine));
     fprintf(stderr,
-            "prompt %zu tokens, %.1f tok/s; generated %zu tokens, %.1f tok/s; peak %.1f MB\n",
+            "prompt %zu tokens, %.1f tok/s; generated %zu tokens, %.1f tok/s; peak %.1f MB; in "
+            "memory %" PRIu64 " MB of at most %" PRIu64 " MB, context %u\n",
             a->n_prompt, rate(a->n_evaluated, a->prompt_seconds), a->n_generated,
             rate(a->n_generated > 0 ? a->n_generated - 1 : 0, a->step_seconds),
-            (double)machine.peak_bytes / 1048576);
+            (double)machine.peak_bytes / 1048576, (taken_bytes + 1048575) >> 20,
+            (allowed_bytes + 1048575) >> 20, plan->ctx_tokens);
 }

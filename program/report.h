@@ -11,4 +11,4 @@ void print_facts(const qsf_model_facts *facts, bool is_json);
 void print_answer_json(const opened *o, const answer *a, const token_list *tokens, uint64_t seed);
 
 /* One line on standard error. */
-void print_speed(const answer *a);
+void print_speed(const opened *o, const answer *a);

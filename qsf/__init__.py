@@ -2,7 +2,7 @@
 
     import qsf
 
-    with qsf.Model("model.qsf", ram_budget=200) as model:
+    with qsf.Model("model.qsf") as model:
         for piece in model.generate("Once upon a time"):
             print(piece, end="", flush=True)
 

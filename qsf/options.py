@@ -395,11 +395,12 @@ class ModelOptions(CheckedOptions):
     """How to open a model. Checked when made. Raises QsfArgumentError, which names the option."""
 
     ram_budget: int | str | None = option_field(
-        200,
+        "auto",
         Budget(),
         "ceiling for the memory of the whole process, Python and tokenizer included: MB of 2^20 "
-        "bytes, or 300MB, 1.5GB, 50% of the machine; auto: what the machine, or its control "
-        "group, has to give; 0 (in Python None): no ceiling",
+        "bytes, or 300MB, 1.5GB, 50% of the machine; auto: what the model and its context need, "
+        "at most half of the memory that is free here, at least 200 MB; 0 (in Python None): no "
+        "ceiling",
         commands=_EVERY,
         is_main=True,
     )
@@ -413,7 +414,7 @@ class ModelOptions(CheckedOptions):
         None,
         Whole(1),
         "longest sequence in tokens, prompt included",
-        "the model's, at most 4096, less where the budget is small",
+        "the model's, at most 16384, less where the budget is small",
         also=("-c", "--ctx-size"),
         is_main=True,
     )

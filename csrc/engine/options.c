@@ -13,7 +13,7 @@
 void qsf_options_default(qsf_options *out)
 {
     *out = (qsf_options){
-        .budget_bytes = UINT64_C(200) << 20,
+        .budget_bytes = QSF_BUDGET_AUTO,
         .max_sessions = 1,
         .quality = 1.0,
     };

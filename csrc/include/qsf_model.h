@@ -12,7 +12,10 @@ extern "C" {
 /* ---- cdef begin ---- (cffi reads this part too, so it has declarations and integer
  * #defines only: no #if, no inline functions) */
 
-#define QSF_BUDGET_AUTO 0xFFFFFFFFFFFFFFFF /* budget_bytes: all that the machine can spare */
+/* budget_bytes, the default: half of the memory that is free without this process, at least 200
+ * MiB, of which a plan takes what the model and its context need */
+#define QSF_BUDGET_AUTO 0xFFFFFFFFFFFFFFFF
+#define QSF_DEFAULT_CTX_TOKENS 16384
 #define QSF_TOKEN_NONE 0xFFFFFFFF          /* "no such token" in qsf_model_info */
 #define QSF_MAX_DRAFT_ROWS 127
 #define QSF_SKIP_WORDS 64 /* words of 64 bits; one bit for each layer that a file may have */
@@ -48,11 +51,13 @@ typedef enum qsf_io_method {
 /* How to open a model. Fill it with qsf_options_default() before you set fields. */
 typedef struct qsf_options {
     uint64_t budget_bytes;  /* most memory of the whole process; 0: all that the machine has
-                             * left; QSF_BUDGET_AUTO: that, less a share for other processes */
-    uint64_t reserve_bytes; /* part of the budget that the caller will use itself */
+                             * left; default: QSF_BUDGET_AUTO */
+    uint64_t reserve_bytes; /* part of the budget that the caller will use itself, at least ... */
+    uint32_t reserve_token_bytes; /* ... so much for each token of the context, of which
+                                   * QSF_DEFAULT_CTX_TOKENS count at most */
     uint32_t n_threads;     /* 0: one per physical core */
-    uint32_t ctx_tokens;    /* longest sequence of a session; 0: the model's, at most 4096, less
-                             * if the budget is small */
+    uint32_t ctx_tokens;    /* longest sequence of a session; 0: the model's, at most
+                             * QSF_DEFAULT_CTX_TOKENS, less if the budget is small */
     uint32_t chunk_tokens;  /* most prompt tokens evaluated together; 0: the plan chooses */
     uint32_t max_sessions;  /* sessions that may be open at once; the plan includes their caches */
     uint32_t kv_contexts;   /* sequences of ctx_tokens that the KV pool of all sessions has room

@@ -7,6 +7,7 @@
 #include "base/checked.h"
 
 #define MIB (UINT64_C(1) << 20)
+#define LEAST_AUTO_BYTES (200 * MIB)
 
 static bool is_known(const qsf_supply *s)
 {
@@ -43,7 +44,7 @@ uint64_t qsf_ceiling_bytes(const qsf_supply *s, uint64_t budget_bytes)
 uint64_t qsf_ceiling_auto_budget_bytes(const qsf_supply *s)
 {
     if (!is_known(s))
-        return 200 * MIB;
-    return supply_without(s, s->limit_bytes != 0 ? qsf_ceiling_margin_bytes(s)
-                                                 : s->available_bytes / 4);
+        return LEAST_AUTO_BYTES;
+    const uint64_t half_bytes = qsf_add_capped(s->process_bytes, s->available_bytes) / 2;
+    return half_bytes > LEAST_AUTO_BYTES ? half_bytes : LEAST_AUTO_BYTES;
 }

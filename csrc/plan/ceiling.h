@@ -27,7 +27,6 @@ uint64_t qsf_ceiling_margin_bytes(const qsf_supply *s);
 /* Returns the lower of the budget (0: none) and the memory there is; 0 only if neither is known. */
 uint64_t qsf_ceiling_bytes(const qsf_supply *s, uint64_t budget_bytes);
 
-/* Returns the budget for QSF_BUDGET_AUTO: in a group, all that the limit leaves, because the group
- * is ours; outside, three quarters of the available memory; the default budget if that is
- * unknown. */
+/* Returns the budget for QSF_BUDGET_AUTO: half of the memory that would be free without this
+ * process, at least 200 MiB; 200 MiB if it is unknown. */
 uint64_t qsf_ceiling_auto_budget_bytes(const qsf_supply *s);

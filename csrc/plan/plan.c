@@ -17,7 +17,6 @@
 
 #define MIB ((size_t)1 << 20)
 
-#define DEFAULT_CTX_TOKENS 4096
 /* Context if units are streamed and the KV cache would exceed its share. */
 #define PATIENT_CTX_TOKENS 1024
 #define PART_FOR_KV 8
@@ -163,7 +162,7 @@ static qsf_status first_choice(const qsf_plan_input *in, uint64_t ceiling_bytes,
     how->kv_v_bits = kv_bits(opt, opt->kv_v_type, in->reader->arch.kv_v_bits);
     how->ctx_tokens = opt->ctx_tokens;
     if (how->ctx_tokens == 0)
-        how->ctx_tokens = max_tokens < DEFAULT_CTX_TOKENS ? max_tokens : DEFAULT_CTX_TOKENS;
+        how->ctx_tokens = max_tokens < QSF_DEFAULT_CTX_TOKENS ? max_tokens : QSF_DEFAULT_CTX_TOKENS;
     how->resident_tokens = opt->kv_folder != NULL && opt->kv_resident_tokens != 0
                                ? opt->kv_resident_tokens
                                : how->ctx_tokens;
@@ -460,8 +459,7 @@ static qsf_status refuse(const qsf_candidate *d, const qsf_supply *supply)
     const qsf_plan *const plan = d->plan;
     char relief[128];
     describe_relief(d, relief, sizeof relief);
-    if (plan->ceiling_bytes == plan->budget_bytes &&
-        d->in->options->budget_bytes != QSF_BUDGET_AUTO)
+    if (plan->ceiling_bytes == plan->budget_bytes)
         return QSF_FAIL(
             QSF_ERR_NOMEM,
             "the memory budget of %.1f MB is too small: the process already uses %.1f MB, the "

@@ -27,14 +27,14 @@ class Running:
 
     Attributes:
         url: its address, or the path of its socket.
-        budget_mb: its memory budget; 0: none.
+        memory: what it takes of its budget, in words.
         started: seconds since 1970.
     """
 
     pid: int
     name: str
     url: str
-    budget_mb: int
+    memory: str
     started: int
 
     def is_of(self, path: Path) -> bool:
@@ -62,9 +62,9 @@ def _folder() -> Path:
 
 
 @contextlib.contextmanager
-def announced(name: str, url: str, budget_bytes: int) -> Iterator[None]:
+def announced(name: str, url: str, memory: str) -> Iterator[None]:
     """Announce this server to ``qsf ps``; does nothing if no folder is writable."""
-    facts = Running(os.getpid(), name, url, budget_bytes >> 20, int(time.time()))
+    facts = Running(os.getpid(), name, url, memory, int(time.time()))
     path = _folder() / f"{facts.pid}.json"
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError, RuntimeError):

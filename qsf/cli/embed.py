@@ -51,7 +51,7 @@ def embed_command(
     ] = None,
     parallel: Annotated[int, typer.Option(help="Texts in a pass.", min=1, max=256)] = 4,
     max_seq_len: Annotated[int | None, typer_app.model_option("max_seq_len")] = None,
-    ram_budget: Annotated[Any, typer_app.model_option("ram_budget")] = 200,
+    ram_budget: Annotated[Any, typer_app.model_option("ram_budget")] = "auto",
     threads: Annotated[int | None, typer_app.model_option("threads")] = None,
 ) -> None:
     """Make a vector of length 1 of each line of FILE, to be compared by products."""
@@ -68,6 +68,7 @@ def embed_command(
         texts = _texts(lines)
         for vector in opened.embed(texts, pooling=pooling, dimensions=dimensions):
             command.show_lines("[" + ", ".join(f"{value:.9g}" for value in vector) + "]")
+        command.say_line(opened.info.plan.text)
 
 
 def _opened(file: Path) -> contextlib.AbstractContextManager[IO[bytes]]:

@@ -304,9 +304,11 @@ def _measure(request: _Request, *, is_quiet: bool) -> tuple[Evaluation, str]:
                 against=reference,
                 progress=line.update,
             )
-            return evaluation, kv_type_name(plan.kv_k_bits, plan.kv_v_bits)
     finally:
         line.close()
+    if not is_quiet:
+        command.say_line(plan.text)
+    return evaluation, kv_type_name(plan.kv_k_bits, plan.kv_v_bits)
 
 
 def _source(model: Model, ctx_tokens: int) -> Model | LogitSource:

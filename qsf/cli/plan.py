@@ -146,7 +146,7 @@ def table_lines(
             kv_token_bytes=position_bytes * (_N_TOKENS + (_N_TOKENS + 1) / 2) + state_bytes,
             streamed_bytes=_read_bytes(plan),
         )
-        taken = (plan.process_bytes + plan.reserve_bytes + plan.engine_bytes) / _MB
+        taken = plan.taken_bytes / _MB
         expected, most, by = ("-", "-", "not measured")
         if bound is not None:
             most, by = _speed(bound.tok_per_s), bound.limited_by

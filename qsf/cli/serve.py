@@ -112,7 +112,7 @@ def _run(request: Request) -> int:
         )
         del constraints  # which leave memory with their model
         with one_process():
-            return asyncio.run(_serve(server, model.info.plan.budget_bytes, request.serving))
+            return asyncio.run(_serve(server, model.info.plan, request.serving))
 
 
 def _load(
@@ -403,7 +403,7 @@ def _fingerprint(model: Model, path: Path) -> str:
     return "qsf-" + hashlib.blake2b(start + repr(how).encode(), digest_size=6).hexdigest()
 
 
-async def _serve(server: Server, budget_bytes: int, options: ServeOptions) -> int:
+async def _serve(server: Server, plan: MemoryPlan, options: ServeOptions) -> int:
     import asyncio
 
     stopped = asyncio.Event()
@@ -424,8 +424,11 @@ async def _serve(server: Server, budget_bytes: int, options: ServeOptions) -> in
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise QsfIOError(f"--host {options.host} --port {options.port}: {reason}") from None
     names = ", ".join(server.hosts.paths)
-    with announced(names, where, budget_bytes):
-        command.say_line(f"{command.typed('qsf-serve')}: {names} at {where}")
+    n_parallel = options.parallel_of(plan.kv_contexts)
+    requests = "1 request" if n_parallel == 1 else f"{n_parallel} requests"
+    with announced(names, where, plan.memory_text):
+        name = command.typed("qsf-serve")
+        command.say_line(f"{name}: {names} at {where} | {plan.text}, {requests} at a time")
         await stopped.wait()
         await server.stop(options.grace)
     return 0

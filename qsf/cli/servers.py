@@ -48,11 +48,10 @@ def list_command(
         return
     width = max(len(server.name) for server in servers)
     for server in servers:
-        budget = f"{server.budget_mb} MB" if server.budget_mb else "no limit"
         minutes = max(int(time.time()) - server.started, 0) // 60
         command.show_lines(
             f"{one_line(server.name):<{width}}  {one_line(server.url)}  "
-            f"{budget}  process {server.pid}  since {minutes} min"
+            f"{one_line(server.memory)}  process {server.pid}  since {minutes} min"
         )
         for name, seconds in _in_memory(server).items():
             leaves = "" if seconds is None else f", leaves in {duration_text(seconds)} unless used"

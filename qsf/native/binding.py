@@ -41,7 +41,7 @@ _ERROR_OF_STATUS: dict[int, type[errors.QsfError]] = {
 
 
 BUDGET_AUTO: int = lib.QSF_BUDGET_AUTO
-"""As ``budget_bytes``: what the machine can well give."""
+"""As ``budget_bytes``: at most half of the free memory."""
 
 _MAX_EVENTS = 64  # more than the engine keeps
 
@@ -108,6 +108,7 @@ class Options:
 
     budget_bytes: int | None = None
     reserve_bytes: int | None = None
+    reserve_token_bytes: int | None = None
     n_threads: int | None = None
     ctx_tokens: int | None = None
     chunk_tokens: int | None = None

@@ -20,10 +20,10 @@ BYTES_PER_MB = 2**20
 # tokens).
 _RESERVE_BYTES = 8 * BYTES_PER_MB
 
-# Memory for encoding the longest text of a context (qsf.text.tokenizer.max_text_bytes). 8 MB are
-# enough for the default of 4096 tokens.
+# Memory for encoding the longest text of a context (qsf.text.tokenizer.max_text_bytes), for each
+# token; at most 32 MB, see docs/memory.md.
 _RESERVE_BYTES_PER_TOKEN = 2 << 10
-_MAX_RESERVE_BYTES = 32 * BYTES_PER_MB  # longer contexts: see docs/memory.md
+_LEAST_AUTO_BYTES = 200 * BYTES_PER_MB
 
 # Options that would save less than this are not named.
 _WORTH_BYTES = BYTES_PER_MB
@@ -38,11 +38,8 @@ def native_options(options: ModelOptions, reserve_bytes: int = 0) -> binding.Opt
     n_resident = resident_tokens(options.kv_policy)
     return binding.Options(
         budget_bytes=_budget_bytes(options.ram_budget),
-        reserve_bytes=max(
-            reserve_bytes,
-            _reserve_bytes(options.max_seq_len or 0),
-            options.reserve_mb * BYTES_PER_MB,
-        ),
+        reserve_bytes=max(reserve_bytes, _RESERVE_BYTES, options.reserve_mb * BYTES_PER_MB),
+        reserve_token_bytes=_RESERVE_BYTES_PER_TOKEN,
         n_threads=options.threads,
         ctx_tokens=options.max_seq_len,
         max_sessions=options.sessions,
@@ -94,13 +91,8 @@ def text_budget_bytes(options: ModelOptions) -> int | None:
     """Return the memory that a tokenizer may take before a plan exists; None: no limit."""
     n_mb = budget_mb(options.ram_budget)
     if isinstance(n_mb, str):
-        return binding.describe_machine().available_bytes
+        return max(_LEAST_AUTO_BYTES, binding.describe_machine().available_bytes // 2)
     return None if n_mb is None else n_mb * BYTES_PER_MB
-
-
-def _reserve_bytes(n_tokens: int) -> int:
-    wanted = max(_RESERVE_BYTES, _RESERVE_BYTES_PER_TOKEN * n_tokens)
-    return min(wanted, _MAX_RESERVE_BYTES)
 
 
 def plan_native(

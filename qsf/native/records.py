@@ -176,6 +176,36 @@ class MemoryPlan:
     text_bytes: int = 0
     kv_policy: str = "none"
 
+    @property
+    def taken_bytes(self) -> int:
+        """The most memory of the whole process with this plan."""
+        return self.process_bytes + self.reserve_bytes + self.engine_bytes
+
+    @property
+    def allowed_bytes(self) -> int:
+        """The budget, or less if the machine has less; 0: unknown."""
+        return self.ceiling_bytes or self.budget_bytes
+
+    @property
+    def memory_text(self) -> str:
+        """What is taken beside what is allowed: "in memory 624 MB of at most 8.0 GB"."""
+        allowed = f" of at most {size_text(self.allowed_bytes)}" if self.allowed_bytes else ""
+        return f"in memory {size_text(self.taken_bytes)}{allowed}"
+
+    @property
+    def text(self) -> str:
+        """The line of every command: memory, context, and what is read for each token."""
+        streamed = self.streamed_bytes
+        read = f", {size_text(streamed)} read from the file for each token" if streamed else ""
+        return f"{self.memory_text}, context {self.ctx_tokens}{read}"
+
+
+def size_text(n_bytes: int) -> str:
+    """Return a size in MB or GB of 2^20 and 2^30 bytes, rounded up."""
+    if n_bytes > 1000 << 20:
+        return f"{-(-10 * n_bytes // 2**30) / 10:.1f} GB"
+    return f"{-(-n_bytes // 2**20)} MB"
+
 
 def memory_plan(struct: Any, *, is_enough: bool) -> MemoryPlan:
     """Return a ``qsf_plan`` as a record."""

@@ -14,7 +14,7 @@ static void check_unknown(void)
     CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), 200 * MIB);
 }
 
-/* Outside of groups a sixteenth stays free, at most 256 MiB; of an automatic budget a quarter. */
+/* Outside of groups a sixteenth stays free, at most 256 MiB; an automatic budget is half. */
 static void check_machine(void)
 {
     qsf_supply s = {.process_bytes = 40 * MIB, .available_bytes = 1600 * MIB};
@@ -22,10 +22,12 @@ static void check_machine(void)
     CHECK_EQ_U64(qsf_ceiling_bytes(&s, 0), 1540 * MIB);
     CHECK_EQ_U64(qsf_ceiling_bytes(&s, 200 * MIB), 200 * MIB);
     CHECK_EQ_U64(qsf_ceiling_bytes(&s, 1540 * MIB + 1), 1540 * MIB);
-    CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), 1240 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), 820 * MIB);
     s.available_bytes = 64 * GIB;
     CHECK_EQ_U64(qsf_ceiling_margin_bytes(&s), 256 * MIB);
-    CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), 48 * GIB + 40 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), 32 * GIB + 20 * MIB);
+    s.available_bytes = 100 * MIB; /* the ceiling bounds the least budget */
+    CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), 200 * MIB);
 }
 
 /* In a group: a hundredth of the limit, at least 2 MiB, and nothing for others. */
@@ -35,7 +37,7 @@ static void check_group(void)
     CHECK_EQ_U64(qsf_ceiling_margin_bytes(&s), 3 * MIB);
     CHECK_EQ_U64(qsf_ceiling_bytes(&s, 300 * MIB), 287 * MIB);
     CHECK_EQ_U64(qsf_ceiling_bytes(&s, 200 * MIB), 200 * MIB);
-    CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), 287 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), 200 * MIB);
     s.locked_bytes = MIB; /* page cache that cannot be reclaimed */
     CHECK_EQ_U64(qsf_ceiling_bytes(&s, 300 * MIB), 286 * MIB);
     s.locked_bytes = 0;
@@ -54,7 +56,7 @@ static void check_huge(void)
     const qsf_supply s = {UINT64_MAX - 5, UINT64_MAX - 5, 0, 0};
     CHECK_EQ_U64(qsf_ceiling_bytes(&s, 0), UINT64_MAX);
     CHECK_EQ_U64(qsf_ceiling_bytes(&s, UINT64_MAX - 1), UINT64_MAX - 1);
-    CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), UINT64_MAX);
+    CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), UINT64_MAX / 2);
 }
 
 int main(void)

@@ -196,7 +196,7 @@ static void check_order(void)
     qsf_options opt = options_of(0);
     opt.max_sessions = 64; /* that take more than loading does */
     CHECK_OK(make(&o, &opt, &plan, is_resident));
-    CHECK_EQ(plan.ctx_tokens, 4096);
+    CHECK_EQ(plan.ctx_tokens, QSF_DEFAULT_CTX_TOKENS);
     CHECK_EQ(plan.chunk_tokens, 256);
     opt.budget_bytes = 1;
     CHECK_STATUS(make(&o, &opt, &plan, is_resident), QSF_ERR_NOMEM);

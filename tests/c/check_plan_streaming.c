@@ -213,7 +213,7 @@ static void check_ladder(void)
         if (plan.ring_bytes != 0)
             CHECK(ctx_tokens == 1024 || plan.kv_bytes <= opt.budget_bytes / 8);
     }
-    CHECK_EQ(ctx_tokens, 4096);
+    CHECK_EQ(ctx_tokens, 8192);
     /* What the least plan leaves of two megabytes goes to the ring before the chunk. */
     opt.budget_bytes = least_budget(&opt) + 2 * MIB;
     CHECK_OK(make(&opt, &plan));
@@ -313,11 +313,11 @@ static void check_supply(void)
 
     opt.budget_bytes = QSF_BUDGET_AUTO;
     CHECK_OK(make_beside(&opt, 2 * GIB, 0, &plan));
-    CHECK_EQ_U64(plan.budget_bytes, PROCESS_BYTES + 3 * GIB / 2);
+    CHECK_EQ_U64(plan.budget_bytes, (PROCESS_BYTES + 2 * GIB) / 2);
     CHECK_EQ_U64(plan.ceiling_bytes, plan.budget_bytes);
     CHECK(needed_bytes(&plan) <= plan.budget_bytes);
     CHECK_OK(make_beside(&opt, 500 * MIB, 600 * MIB, &plan));
-    CHECK_EQ_U64(plan.budget_bytes, PROCESS_BYTES + 493 * MIB);
+    CHECK_EQ_U64(plan.budget_bytes, (PROCESS_BYTES + 500 * MIB) / 2);
     const uint64_t least_bytes = plan.min_budget_bytes;
     CHECK_STATUS(make_beside(&opt, 20 * MIB, 60 * MIB, &plan), QSF_ERR_NOMEM);
     CHECK_EQ_U64(plan.min_budget_bytes, least_bytes);

@@ -47,20 +47,6 @@ def read_defaults() -> dict[str, Any]:
     return dict(_value(path, options, name, value) for name, value in _parsed(path, data).items())
 
 
-def remember(name: str, value: str | int | float | None) -> None:
-    """Append a default that the file does not set yet. Raises QsfIOError."""
-    from qsf.shell.output import write_text
-
-    path = config_path()
-    text = f'"{value}"' if isinstance(value, str) else str(value)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        before = path.read_text("utf-8") if path.exists() else ""
-    except OSError as error:
-        raise QsfIOError(f"{path}: {error.strerror}") from error
-    write_text(path, f"{name} = {text}\n{before}", overwrite=True)
-
-
 def _parsed(path: Path, data: bytes) -> dict[str, Any]:
     if len(data) > _MAX_BYTES:
         raise QsfArgumentError(f"{path}: more than {_MAX_BYTES} bytes are too many for options")

@@ -28,8 +28,7 @@ def usual_hits(share: float) -> float:
 
 def slots_with_twice(plan: MemoryPlan) -> int:
     """Return the number of experts with a slot in twice the memory, after all other units."""
-    taken = plan.process_bytes + plan.reserve_bytes + plan.engine_bytes
-    more_bytes = max(0, max(plan.budget_bytes, taken) - plan.streamed_bytes)
+    more_bytes = max(0, max(plan.budget_bytes, plan.taken_bytes) - plan.streamed_bytes)
     return min(plan.n_experts, plan.expert_slots + more_bytes // plan.expert_slot_bytes)
 
 

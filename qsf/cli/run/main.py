@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from qsf.model import Model
     from qsf.native.binding import MemoryPlan
 
-# The default of --max-seq-len is no longer than this (csrc/engine/plan.c).
-_DEFAULT_CTX_TOKENS = 4096
+# The default of --max-seq-len is no longer than this (QSF_DEFAULT_CTX_TOKENS).
+_DEFAULT_CTX_TOKENS = 16384
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -87,10 +87,6 @@ def _run(request: Request) -> int:
     prompt = None if is_chat or request.prompts is not None else _prompt(request)
     constraint = read_constraint(request.path, request.form)
     request = replace(request, generation=replace(request.generation, constraint=constraint))
-    if not request.has_budget and not request.quiet and sys.stdin.isatty():
-        from qsf.cli.run.first_run import ask_for_memory
-
-        request = ask_for_memory(request)
     with _lines(request) as lines, _open(request) as model:
         if not (request.has_length or request.raw or model.chat_template.is_plain):
             request = replace(request, generation=replace(request.generation, max_tokens=MAX_U32))
@@ -140,7 +136,8 @@ def _streaming_lines(model: Model, request: Request) -> list[str]:
 
     reserve_bytes = plan.reserve_bytes
     auto = plan_native(request.path, replace(request.opening, ram_budget="auto"), reserve_bytes)
-    return report.streaming_lines(plan, auto)
+    # The memory that this process takes now is that of the open model too.
+    return report.streaming_lines(plan, replace(auto, process_bytes=plan.process_bytes))
 
 
 def _open(request: Request) -> Model:

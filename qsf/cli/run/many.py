@@ -59,7 +59,10 @@ def answer_many(model: Model, request: Request, file: IO[bytes]) -> int:
         rate = n_tokens / (time.perf_counter() - started)
         peak = f"peak RSS {describe_machine().peak_bytes / 2**20:.1f} MB"
         each = f"{n_tokens / max(1, batch.n_passes):.2f} tokens a pass"
-        say(f"answered {n_answers} prompts, {n_tokens} tokens, {rate:.1f} tok/s, {each} | {peak}")
+        say(
+            f"answered {n_answers} prompts, {n_tokens} tokens, {rate:.1f} tok/s, {each} | {peak}"
+            f" | {model.info.plan.text}"
+        )
     if n_failed:
         command.say_error("qsf-run", f'{n_failed} prompts have no answer: see their "error"')
     return 1 if n_failed else 0

@@ -213,7 +213,6 @@ class Request(RunOptions):
     model: str
     generation: GenerationOptions
     has_length: bool  # --max-tokens was given, or is in the user's defaults
-    has_budget: bool  # --ram-budget was given, or is in the user's defaults
     opening: ModelOptions
     plan: bool
     yes: bool
@@ -307,7 +306,6 @@ def parse(arguments: list[str]) -> Request:
         model=model,
         generation=taken(GenerationOptions, options),
         has_length=is_given["max_tokens"],
-        has_budget=is_given["ram_budget"],
         opening=opening,
         plan=options.plan,
         yes=options.yes,

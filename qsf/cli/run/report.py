@@ -165,14 +165,13 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
         ("tables", plan.tables_bytes),
         (f"stacks, {_stacks_text(plan)}", plan.stacks_bytes),
     ]
-    total = plan.process_bytes + plan.reserve_bytes + plan.engine_bytes
     lines = ["memory, MB of 2^20 bytes"]
     lines += [
         _map_line(name, mb(n_bytes))
         for name, n_bytes in rows
         if n_bytes >= _SHOWN_BYTES or name.startswith("weights")
     ]
-    lines.append(_map_line("total", mb(total)))
+    lines.append(_map_line("total", mb(plan.taken_bytes)))
     lines.append(_map_line("budget", mb(plan.budget_bytes) if plan.budget_bytes else "none"))
     if plan.ceiling_bytes and plan.ceiling_bytes != plan.budget_bytes:
         lines.append(_map_line("ceiling: what the machine gives", mb(plan.ceiling_bytes)))
@@ -224,22 +223,21 @@ def streaming_lines(plan: MemoryPlan, auto: MemoryPlan) -> list[str]:
     """Return what a small budget costs if ``auto``, the plan with all free memory, is faster."""
     if not auto.is_enough or auto.streamed_bytes >= plan.streamed_bytes:
         return []
+    from qsf.native.records import size_text
+
     rest = f"only {mb(auto.streamed_bytes)} MB" if auto.streamed_bytes else "nothing"
-    needed = auto.process_bytes + auto.reserve_bytes + auto.engine_bytes
     return [
         f"{mb(plan.streamed_bytes)} MB are read from the file for each token, to stay in "
-        f"{plan.budget_bytes >> 20} MB; --ram-budget auto would read {rest}, in {mb(needed)} MB"
+        f"{size_text(plan.budget_bytes)}; --ram-budget auto would read {rest}, {auto.memory_text}"
     ]
 
 
 def greeting_lines(model: Model, name: str, type_name: str) -> list[str]:
     """Return the first lines of a chat."""
     info = model.info
-    budget = info.plan.budget_bytes
-    memory = f"in {budget >> 20} MB" if budget else "in as much memory as it needs"
     return [
         f"{name}: {info.architecture}, {info.n_parameters / 1e6:,.0f}M weights, {type_name}, "
-        f"{memory}, context {info.plan.ctx_tokens} tokens. /help says what can be typed."
+        f"{info.plan.text}. /help says what can be typed."
     ]
 
 
@@ -313,7 +311,7 @@ def stats_lines(model: Model, stats: GenerationStats, *, is_verbose: bool) -> li
         parts.append("cut: the context is full (--max-seq-len)")
     if stats.n_shortened:
         parts.append(f"context full {stats.n_shortened} times, its middle forgotten")
-    parts.append(f"peak RSS {mb(stats.peak_bytes)} MB")
+    parts += [f"peak RSS {mb(stats.peak_bytes)} MB", model.info.plan.text]
     lines = [" | ".join(parts)]
     if is_verbose:
         done = model.session_stats

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -508,7 +509,10 @@ def test_the_command_serves_and_ends(tiny_llama_4bit: Path) -> None:
         assert process.stderr is not None
         line = process.stderr.readline()
         assert line.startswith("qsf serve: tiny-llama-4bit at http://127.0.0.1:")
-        url = line.split()[-1]
+        url, rest = line.split(" at ", 1)[1].split(" | ")
+        assert re.fullmatch(
+            r"in memory \d+ MB of at most [\d.]+ [MG]B, context 512, 4 requests at a time\n", rest
+        )
         body = json.dumps({"prompt": START, "max_tokens": 4}).encode()
         request = urllib.request.Request(
             f"{url}/v1/completions", body, {"content-type": "application/json"}
