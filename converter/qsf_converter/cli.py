@@ -150,6 +150,14 @@ _AllowNoTemplate = Annotated[
         "continues texts and does not answer.",
     ),
 ]
+_NoMeasure = Annotated[
+    bool,
+    typer.Option(
+        "--no-measure",
+        help="Leave the file's defaults at f16 keys and values, and at activations of 16 bits with "
+        "the weights of a GGUF file, without measuring whether 8 bits would do.",
+    ),
+]
 _Threads = Annotated[
     int | None, typer.Option(help="Threads that quantise.", min=1, show_default="one per core")
 ]
@@ -222,6 +230,7 @@ def convert_command(
     force: _Force = False,
     allow_no_tokenizer: _AllowNoTokenizer = False,
     allow_no_template: _AllowNoTemplate = False,
+    no_measure: _NoMeasure = False,
     threads: _Threads = None,
     verbose: _Verbose = False,
     quiet: _Quiet = False,
@@ -253,6 +262,7 @@ def convert_command(
         needs_tokenizer=not allow_no_tokenizer,
         needs_template=not allow_no_template,
         overwrite=force,
+        measures_costs=not no_measure,
         n_threads=threads,
     )
     report = _convert(request, model_dir, out, is_quiet=quiet)
@@ -287,6 +297,11 @@ def _convert(request: Request, model_dir: Path, out: Path, *, is_quiet: bool) ->
         progress.close()
 
 
+_PURPOSES = {
+    "measuring the arithmetic": ", once, for the defaults of this file; --no-measure leaves it out"
+}
+
+
 class _Progress:
     """Progress lines, one after another: first for measurements, then for the conversion.
 
@@ -303,7 +318,7 @@ class _Progress:
         """Announce a step; return the line that shows its progress."""
         self.close()
         if self._enabled:
-            print(f"{name} ...", file=sys.stderr, flush=True)
+            print(f"{name}{_PURPOSES.get(name, '')} ...", file=sys.stderr, flush=True)
         self._line = ProgressLine(enabled=self._enabled, unit="tokens")
         self._is_converting = False
         return self._line.update

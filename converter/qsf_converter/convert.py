@@ -70,6 +70,7 @@ def convert(
     allow_no_tokenizer: bool = True,
     allow_no_template: bool = False,
     force: bool = False,
+    measure: bool = True,
     threads: int | None = None,
     progress: Progress | None = None,
     phase: Phase | None = None,
@@ -92,6 +93,7 @@ def convert(
         needs_tokenizer=not allow_no_tokenizer,
         needs_template=not allow_no_template,
         overwrite=force,
+        measures_costs=measure,
         n_threads=threads,
     )
     return convert_as(request, model_dir, out, progress=progress, phase=phase)
@@ -299,6 +301,7 @@ class _Conversion:
                     self.request.n_threads,
                     phase("measuring the arithmetic"),
                     is_kept=any(t.dtype in ALL_KEPT for t in plan.targets),
+                    is_wanted=self.request.measures_costs,
                 )
             section = meta.meta_bytes(source, self.request, plan, quality, stored, costs)
             writer.add_section("META", section)

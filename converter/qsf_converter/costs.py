@@ -3,19 +3,24 @@
 The KV cache gets 8 bits, or f16 if these cost too much. 4-bit values alone cost small models more
 than half a percent (docs/quality.md). Activations get 8 bits; a model with weights of a GGUF file
 gets 16 if 8 cost too much. Weights that this converter rounds lose more than 8-bit activations do.
+
+Cheap arithmetic adds noise to the logits. A few tokens tell its size, since each has as many
+logits as the vocabulary, so the measurement stops as soon as the verdict is clear.
 """
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from qsf.errors import QsfError, QsfFormatError, QsfIOError
-from qsf.evaluate.evaluation import Evaluation, evaluate, perplexity_change, working_bytes
+from qsf.evaluate.evaluation import encode_text, log_probabilities
 from qsf.file.reader import Reader
 from qsf.file.writer import Writer
 from qsf.kv import parse_kv_type
@@ -30,62 +35,101 @@ _MOST_CHANGE_PERCENT: Final = 0.5  # change of perplexity, plus two standard err
 # Qwen2.5-Coder-0.5B keeps 20 (98.2 %, 98.9 %).
 _LEAST_KV_AGREEMENT: Final = 0.975
 _LEAST_ACT_AGREEMENT: Final = 0.98
-_CTX_TOKENS: Final = 512
-_MOST_TOKENS: Final = 2048
-_LEAST_TOKENS: Final = 1024  # with fewer tokens the standard error is too large
+# Share of positions at which noise of size 1 changes the likeliest token: 0.25 to 0.32 in models of
+# 0.1B to 0.5B, for noise of 0.03 to 0.1 (docs/quality.md).
+_FLIPS_OF_NOISE: Final = 0.28
+# Tokens of each sample. All but the first are for verdicts that the samples before leave open.
+_SAMPLES: Final = (32, 64, 64, 64)
+_CLEAR_ERRORS: Final = 4  # standard errors between a clear noise and its limit
 # Memory of the whole process: measuring a large model must not need the model's size.
 _BUDGET_MB: Final = 180
 _MARGIN_MB: Final = 32  # above the least memory of the model, so that fewer layers are streamed
-# An evaluation takes about half a minute on two cores, with 16-bit activations a minute. The limit
-# counts weights, not time: a file must not depend on the machine.
+# The limit counts weights, not time: a file must not depend on the machine.
 _MOST_WORK: Final = 4e12  # tokens x weights
-
 
 Costs = dict[str, dict[str, Any]]  # the records of META, by name
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """The change that ``measured`` causes against the reference, over ``tokens`` scored tokens.
+class Noise:
+    """The difference of two models' logits at each scored position.
 
-    ``chosen`` is the file's default: one of the two. ``agreement`` is the share (0 to 1) of
-    positions at which both have the same most probable token.
+    ``sizes`` are root mean squares over the vocabulary; ``lost`` is the Kullback-Leibler
+    divergence in nats, the expected change of the log-likelihood.
     """
 
-    chosen: str | int
-    measured: str | int
-    tokens: int
-    change_percent: float
-    change_error: float
-    agreement: float
+    sizes: NDArray[np.float64]
+    lost: NDArray[np.float64]
 
     @classmethod
-    def between(
-        cls,
-        names: tuple[str | int, str | int],
-        evaluated: tuple[Evaluation, Evaluation],
-        least_agreement: float,
-    ) -> Cost:
-        """Compare an option with the reference; ``names`` and ``evaluated`` are in this order."""
-        measured, reference = evaluated
-        change, error = perplexity_change(measured.token_nll, reference.token_nll)
-        agreement = float((measured.top_tokens == reference.top_tokens).mean())
-        is_cheap = change + 2 * error <= _MOST_CHANGE_PERCENT and agreement >= least_agreement
-        chosen = names[0] if is_cheap else names[1]
-        # Logarithms of C libraries differ in the last bits; files do not.
-        change, error = round(change, 9), round(error, 9)
-        return cls(chosen, names[0], reference.tokens, change, error, agreement)
+    def between(cls, rows: NDArray[np.float32], reference: NDArray[np.float32]) -> Noise:
+        """Compare logits [n_tokens, n_vocab], a row at a time to save memory."""
+        sizes, lost = [], []
+        for ours, theirs in zip(rows, reference, strict=True):
+            ours_log, theirs_log = (log_probabilities(row[None])[0] for row in (ours, theirs))
+            change = theirs_log - ours_log
+            sizes.append(float(change.std()))
+            lost.append(max(0.0, float(np.exp(theirs_log) @ change)))
+        return cls(np.array(sizes), np.array(lost))
 
-    def meta(self, name: str) -> dict[str, Any]:
-        """Return the record for META, with ``chosen`` under a name of its own."""
-        fields = dataclasses.asdict(self)
-        return {name: fields.pop("chosen"), **fields, "text": "bundled"}
+    def without(self, other: Noise) -> Noise:
+        """Return the rest if this is the sum of ``other`` and of independent noise."""
+        squares = np.square(self.sizes) - np.square(other.sizes)
+        return Noise(np.sqrt(np.maximum(squares, 0)), np.maximum(self.lost - other.lost, 0))
+
+    def with_more(self, other: Noise) -> Noise:
+        """Return the noise of both samples."""
+        return Noise(
+            np.concatenate((self.sizes, other.sizes)), np.concatenate((self.lost, other.lost))
+        )
+
+    @property
+    def agreement(self) -> float:
+        """The estimated share of positions at which both have the same most probable token."""
+        return 1 - min(1.0, _FLIPS_OF_NOISE * float(self.sizes.mean()))
+
+    @property
+    def change_percent(self) -> tuple[float, float]:
+        """The estimated change of perplexity, and its standard error."""
+        return 100 * float(self.lost.mean()), 100 * _error_of(self.lost)
+
+    def is_cheap(self, least_agreement: float) -> bool:
+        """Return whether the noise is within both limits."""
+        change, error = self.change_percent
+        return change + 2 * error <= _MOST_CHANGE_PERCENT and self.agreement >= least_agreement
+
+    def is_clear(self, least_agreement: float) -> bool:
+        """Return whether more tokens would hardly change the verdict."""
+        change, error = self.change_percent
+        distance = abs(self.agreement - least_agreement)
+        return (
+            distance > _CLEAR_ERRORS * _FLIPS_OF_NOISE * _error_of(self.sizes)
+            and abs(_MOST_CHANGE_PERCENT - change) > _CLEAR_ERRORS * error
+        )
+
+    def meta(self, name: str, options: tuple[str | int, str | int], least: float) -> dict[str, Any]:
+        """Return the record for META; ``options`` are the measured one and the reference."""
+        # Logarithms of C libraries differ in the last bits; files do not.
+        change, error = (round(value, 6) for value in self.change_percent)
+        return {
+            name: options[0] if self.is_cheap(least) else options[1],
+            "measured": options[0],
+            "tokens": len(self.sizes),
+            "change_percent": change,
+            "change_error": error,
+            "agreement": round(self.agreement, 6),
+            "text": "bundled",
+        }
+
+
+def _error_of(values: NDArray[np.float64]) -> float:
+    return float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
 def n_measured_tokens(n_weights: int) -> int:
-    """Return how many tokens to measure a model with; 0: the model is too large."""
-    n_tokens = min(_MOST_TOKENS, int(_MOST_WORK / n_weights) // _CTX_TOKENS * _CTX_TOKENS)
-    return n_tokens if n_tokens >= _LEAST_TOKENS else 0
+    """Return the most tokens to measure a model with; 0: the model is too large."""
+    n_tokens = int(min(sum(_SAMPLES), _MOST_WORK / n_weights))
+    return n_tokens if n_tokens >= _SAMPLES[0] else 0
 
 
 def measure_costs(
@@ -95,6 +139,7 @@ def measure_costs(
     progress: Callable[[int, int], None],
     *,
     is_kept: bool,
+    is_wanted: bool,
 ) -> Costs:
     """Measure the model of a complete file, and write its defaults into ``ARCH``.
 
@@ -102,42 +147,34 @@ def measure_costs(
         writer: of a file that lacks META only.
         n_weights: weights that a token uses.
         n_threads: of the evaluation; None: one per core.
-        progress: called with the work done and all work.
+        progress: called with the tokens done and all tokens of the samples so far.
         is_kept: the weights are those of a GGUF file.
+        is_wanted: if not, the file gets f16 and, if ``is_kept``, 16 bits.
 
     Returns: the records of META, by name; none if the model is too large, or cannot be evaluated.
 
     Raises:
         QsfIOError, QsfFormatError: the file that was written cannot be read.
     """
-    n_tokens = n_measured_tokens(n_weights)
-    if n_tokens == 0:
+    writer.change_arch(act_bits=_ACT_BITS[is_kept])
+    if not is_wanted:
+        writer.change_arch(kv_key_bits=16, kv_value_bits=16)
         return {}
-    candidate, reference = _KV_TYPES
-    trial = _Trial(n_tokens, n_threads, progress, 3 if is_kept else 2)
-    records: Costs = {}
+    trial = _Trial(writer, is_kept, n_measured_tokens(n_weights), n_threads, progress)
     try:
-        with writer.completed() as path:
-            evaluated = trial.evaluate(path, reference)
-        if is_kept:
-            writer.change_arch(act_bits=_ACT_BITS[1])
-            with writer.completed() as path:
-                fine = trial.evaluate(path, reference)
-            cost = Cost.between(_ACT_BITS, (evaluated, fine), _LEAST_ACT_AGREEMENT)
-            records["activations"] = cost.meta("bits")
-            writer.change_arch(act_bits=int(cost.chosen))
-            evaluated = evaluated if cost.chosen == _ACT_BITS[0] else fine
-        with writer.completed() as path:
-            kv_found = trial.evaluate(path, candidate), evaluated
-        cost = Cost.between(_KV_TYPES, kv_found, _LEAST_KV_AGREEMENT)
+        kv, acts = trial.run()
     except (QsfIOError, QsfFormatError):
         raise
     except QsfError:  # the tokenizer cannot encode the text, or the context is too short
-        writer.change_arch(act_bits=_ACT_BITS[0])
         return {}
-    records["kv_cache"] = cost.meta("type")
-    key_bits, value_bits = parse_kv_type(str(cost.chosen))
-    writer.change_arch(kv_key_bits=key_bits, kv_value_bits=value_bits)
+    records: Costs = {}
+    if acts is not None:
+        records["activations"] = acts.meta("bits", _ACT_BITS, _LEAST_ACT_AGREEMENT)
+        writer.change_arch(act_bits=records["activations"]["bits"])
+    if kv is not None:
+        records["kv_cache"] = kv.meta("type", _KV_TYPES, _LEAST_KV_AGREEMENT)
+        key_bits, value_bits = parse_kv_type(records["kv_cache"]["type"])
+        writer.change_arch(kv_key_bits=key_bits, kv_value_bits=value_bits)
     return records
 
 
@@ -145,31 +182,67 @@ def measure_costs(
 class _Trial:
     """Evaluations of one model, one after the other."""
 
-    n_tokens: int
+    writer: Writer
+    is_kept: bool
+    most_tokens: int
     n_threads: int | None
     progress: Callable[[int, int], None]
-    n_evaluations: int
     n_done: int = 0
+    n_planned: int = 0
 
-    def evaluate(self, path: Path, kv_type: str) -> Evaluation:
-        def advance(done: float, total: float) -> None:
-            self.progress(int(self.n_done * total + done), int(self.n_evaluations * total))
+    def run(self) -> tuple[Noise | None, Noise | None]:
+        """Return the noise of the KV cache and of activations; None: not measured.
 
-        with Reader(path) as reader:
-            n_vocab = reader.header.n_vocab
-        reserve_mb = -(-working_bytes(n_vocab, 1, bundled_text(), self.n_tokens) >> 20)
-        least = Model.plan(
-            path, ram_budget=1, kv_type=_KV_TYPES[1], reserve_mb=reserve_mb
-        ).min_budget_bytes
-        budget_mb = max(_BUDGET_MB, (least >> 20) + _MARGIN_MB)
-        with Model(
-            path, ram_budget=budget_mb, kv_type=kv_type, threads=self.n_threads,
-            reserve_mb=reserve_mb,
-        ) as model:  # fmt: skip
-            ctx_tokens = min(_CTX_TOKENS, model.info.max_tokens)
-            evaluated = evaluate(
-                model, bundled_text(), ctx_tokens=ctx_tokens, max_tokens=self.n_tokens,
-                progress=advance,
-            )  # fmt: skip
-        self.n_done += 1
-        return evaluated
+        Both are measured together first: if their sum is cheap, so is each.
+        """
+        kv: Noise | None = None
+        acts: Noise | None = None
+        at = 0
+        for n_tokens in _SAMPLES:
+            if at + n_tokens > self.most_tokens:
+                break
+            self.n_planned += 2 * n_tokens
+            reference = self._logits(at, n_tokens, _KV_TYPES[1])
+            both = Noise.between(self._cheap(at, n_tokens), reference)
+            rest = both
+            if self.is_kept and not both.is_cheap(_LEAST_ACT_AGREEMENT):
+                self.n_planned += n_tokens
+                both = Noise.between(self._logits(at, n_tokens, _KV_TYPES[0]), reference)
+                rest = rest.without(both)
+            kv = both if kv is None else kv.with_more(both)
+            if self.is_kept:
+                acts = rest if acts is None else acts.with_more(rest)
+            at += n_tokens
+            if kv.is_clear(_LEAST_KV_AGREEMENT) and (
+                acts is None or acts.is_clear(_LEAST_ACT_AGREEMENT)
+            ):
+                break
+        return kv, acts
+
+    def _cheap(self, start: int, n_tokens: int) -> NDArray[np.float32]:
+        """Return the logits with all that is measured: 8 bits for activations and the KV cache."""
+        if self.is_kept:
+            self.writer.change_arch(act_bits=_ACT_BITS[0])
+        try:
+            return self._logits(start, n_tokens, _KV_TYPES[0])
+        finally:
+            if self.is_kept:
+                self.writer.change_arch(act_bits=_ACT_BITS[1])
+
+    def _logits(self, start: int, n_tokens: int, kv_type: str) -> NDArray[np.float32]:
+        with self.writer.completed() as path:
+            with Reader(path) as reader:
+                n_vocab = reader.header.n_vocab
+            reserve_mb = 16 + -(-3 * 4 * n_tokens * n_vocab >> 20)
+            options: dict[str, Any] = {
+                "kv_type": kv_type, "draft": "off",
+                "max_seq_len": n_tokens, "reserve_mb": reserve_mb,
+            }  # fmt: skip
+            least = Model.plan(path, ram_budget=1, **options).min_budget_bytes
+            budget_mb = max(_BUDGET_MB, (least >> 20) + _MARGIN_MB)
+            with Model(path, ram_budget=budget_mb, threads=self.n_threads, **options) as model:
+                ids = encode_text(model.tokenizer, bundled_text(), start + n_tokens)
+                rows = np.array(model.logits(ids[start:]))
+        self.n_done += n_tokens
+        self.progress(self.n_done, max(self.n_done, self.n_planned))
+        return rows

@@ -61,6 +61,8 @@ class Request:
         needs_tokenizer: refuse a model without a usable tokenizer.
         needs_template: refuse a model whose chat template cannot be rendered.
         overwrite: replace the output if it exists.
+        measures_costs: measure what 8-bit activations and an 8-bit KV cache cost; if not, the
+            file's defaults are the safe ones.
         n_threads: threads that round; default: one per core.
         unkept_type: with ``keep``, type of matrices that cannot be kept.
     """
@@ -76,6 +78,7 @@ class Request:
     needs_tokenizer: bool = False
     needs_template: bool = True
     overwrite: bool = False
+    measures_costs: bool = True
     n_threads: int | None = None
     unkept_type: str = DEFAULT_EMBED_TYPE
 

@@ -428,7 +428,8 @@ async def _serve(server: Server, plan: MemoryPlan, options: ServeOptions) -> int
     requests = "1 request" if n_parallel == 1 else f"{n_parallel} requests"
     with announced(names, where, plan.memory_text):
         name = command.typed("qsf-serve")
-        command.say_line(f"{name}: {names} at {where} | {plan.text}, {requests} at a time")
+        command.say_line(f"{name}: {names} at {where}")
+        command.say_line(f"{name}: {plan.text}, {requests} at a time")
         await stopped.wait()
         await server.stop(options.grace)
     return 0

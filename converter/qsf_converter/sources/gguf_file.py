@@ -214,8 +214,24 @@ class _Reader:
         if kind == _STRING:
             self._check_count(count, 8, f"texts in {key[:200]!r}", _MAX_TEXTS - self._n_texts)
             self._n_texts += count
-            return [self._text(part) for _ in range(count)]
+            return self._texts(count, part)
         return self._scalars(kind, count, key, part)
+
+    def _texts(self, count: int, part: str) -> list[str]:
+        """Read texts as ``_text`` does, several times as fast: vocabularies have many."""
+        read, pieces, texts = self._file.read, [], []
+        for _ in range(count):
+            size = read(8)
+            n_bytes = int.from_bytes(size, "little")
+            if len(size) != 8 or self._at + 8 + n_bytes > self._end:
+                raise self._short(8 + n_bytes, part)
+            data = read(n_bytes)
+            self._at += 8 + n_bytes
+            pieces += (size, data)
+            # Some files contain words that are not whole characters.
+            texts.append(data.decode("utf-8", "replace"))
+        self._sha256.update(b"".join(pieces))
+        return texts
 
     def _scalars(self, kind: int, count: int, key: str, part: str) -> np.ndarray[Any, Any]:
         dtype = _SCALARS.get(kind)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import math
 import struct
@@ -188,7 +189,11 @@ def _texts_of(
     kinds[list(special)] |= _SPECIAL
     texts = [b""] * n_ids
     keys: dict[bytes, int] = {}
-    byte_of = byte_of_char() if words.model == _BPE_BYTES else None
+    byte_of = (
+        {ord(char): byte for char, byte in byte_of_char().items()}
+        if words.model == _BPE_BYTES
+        else None
+    )
     for idx, name in names.items():
         mapped = None if byte_of is None else _as_bytes(name, byte_of)
         texts[idx] = name.encode() if mapped is None else mapped
@@ -197,9 +202,11 @@ def _texts_of(
     return len(names), kinds, texts, keys
 
 
-def _as_bytes(name: str, byte_of: Mapping[str, int]) -> bytes | None:
-    values = [byte_of.get(char) for char in name]
-    return None if None in values else bytes(value for value in values if value is not None)
+def _as_bytes(name: str, byte_of: dict[int, int]) -> bytes | None:
+    try:
+        return codecs.charmap_encode(name, "strict", byte_of)[0]
+    except UnicodeEncodeError:
+        return None
 
 
 # ---- the model ----
@@ -228,13 +235,13 @@ def _bpe(model: Mapping[str, Any], *, is_byte_level: bool) -> _Vocabulary:
         raise refuse("an unk_token that is not in the vocabulary:", unk)
     pairs: dict[tuple[int, int], tuple[int, int]] = {}
     for rank, merge in enumerate(model["merges"]):
-        parts = merge.split(" ") if isinstance(merge, str) else merge
-        if len(parts) != 2 or not all(part in ids for part in (*parts, "".join(parts))):
-            raise refuse("a merge of words that are not in the vocabulary:", merge)
-        if unk is not None and unk in parts:
+        try:
+            left, right = merge.split(" ") if isinstance(merge, str) else merge
+            pairs[ids[left], ids[right]] = (rank, ids[left + right])
+        except (KeyError, TypeError, ValueError):
+            raise refuse("a merge of words that are not in the vocabulary:", merge) from None
+        if unk is not None and unk in (left, right):
             raise refuse("a merge with the unknown token:", merge)
-        left, right = parts
-        pairs[ids[left], ids[right]] = (rank, ids[left + right])
     rows = sorted((rank, left, right, both) for (left, right), (rank, both) in pairs.items())
     flags = (
         (_IGNORE_MERGES if model.get("ignore_merges") else 0)

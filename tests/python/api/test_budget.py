@@ -126,7 +126,8 @@ def test_a_server_stays_below_what_its_line_says(
     command = [sys.executable, "-m", "qsf", "serve", str(tiny_llama_4bit), "--port", "0", *words]
     with started(command) as process:
         assert process.stderr is not None
-        said = re.search(r" at (\S+) \| in memory (\d+) MB of", process.stderr.readline())
+        lines = process.stderr.readline() + process.stderr.readline()
+        said = re.search(r" at (\S+)\n.*in memory (\d+) MB of", lines)
         assert said is not None
         body = json.dumps({"prompt": "Once upon a time", "max_tokens": 40, "n": 4}).encode()
         for _ in range(8):

@@ -307,7 +307,7 @@ def test_a_prompt_that_is_too_long_is_one_line(run: Run, tiny_llama_8bit: Path) 
     check_refused(run(tiny_llama_8bit, stdin="a red ball " * 100000), 1, "too long")
     check_refused(run(tiny_llama_8bit, stdin="a red ball " * 200), 1, "the context holds 512")
     long = run(tiny_llama_8bit, "--prompt-file", "/dev/zero")
-    check_refused(long, 1, "the prompt is too long: more than 65536 bytes")
+    check_refused(long, 1, "the prompt is too long: more than 262144 bytes")
 
 
 def test_a_line_that_is_too_long_does_not_end_the_conversation(

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import qsf
@@ -19,7 +20,7 @@ from qsf.cli.run import main as run_cli
 from qsf.file.reader import Reader
 from qsf.report.meta import cost_lines, read_meta
 from qsf_converter import convert
-from qsf_converter.costs import n_measured_tokens
+from qsf_converter.costs import Noise, n_measured_tokens
 
 
 def recorded(path: Path) -> tuple[tuple[int, int], dict[str, Any] | None]:
@@ -49,7 +50,7 @@ def test_the_cost_is_measured_and_stored(
     bits, record = recorded(out)
     assert bits == (8, 8)
     assert record is not None
-    assert (record["type"], record["measured"], record["tokens"]) == ("8bit", "8bit", 2044)
+    assert (record["type"], record["measured"], record["tokens"]) == ("8bit", "8bit", 32)
     assert abs(record["change_percent"]) + 2 * record["change_error"] < 0.5
     assert record["change_error"] > 0
     assert 0.975 <= record["agreement"] <= 1
@@ -123,7 +124,38 @@ def test_without_a_measurement_it_has_8_bits(tmp_path: Path, tiny_llama_8bit: Pa
     convert(make_llama(tmp_path / "hf"), out)
     assert recorded(out) == ((0, 0), None)
     assert planned(out) == (8, 8)
-    assert n_measured_tokens(10**10) == 0
+    assert n_measured_tokens(10**12) == 0
+
+
+def test_what_is_not_to_be_measured_gets_the_safe_defaults(
+    tmp_path: Path, tiny_llama_dir: Path
+) -> None:
+    gguf = gguf_files.write(
+        tiny_llama_dir, tmp_path / "m.gguf", kind=gguf_files.Type.Q5_1, tokenizer=True
+    )
+    for source, act_bits in ((tiny_llama_dir, 8), (gguf, 16)):
+        convert(source, tmp_path / "m.qsf", measure=False, force=True)
+        assert recorded(tmp_path / "m.qsf") == ((16, 16), None)
+        with Reader(tmp_path / "m.qsf") as reader:
+            assert reader.arch.act_bits == act_bits
+
+
+def test_a_measurement_goes_on_until_its_verdict_is_clear() -> None:
+    rng = np.random.default_rng(5)
+
+    def noise(size: float, n_tokens: int) -> Noise:
+        reference = rng.normal(0, 3, (n_tokens, 4000)).astype(np.float32)
+        return Noise.between(reference + rng.normal(0, size, reference.shape), reference)
+
+    for size, is_cheap in ((0.02, True), (0.3, False)):
+        found = noise(size, 32)
+        assert abs(float(found.sizes.mean()) - size) < 0.02 * size
+        assert (found.is_cheap(0.98), found.is_clear(0.98)) == (is_cheap, True)
+    close = noise(0.019 / 0.28, 16).with_more(noise(0.021 / 0.28, 16))  # about the limit
+    assert len(close.sizes) == 32
+    assert not close.is_clear(0.98)
+    rest = noise(0.05, 32).without(noise(0.03, 32))
+    assert abs(float(rest.sizes.mean()) - 0.04) < 0.002
 
 
 def with_large_channels(folder: Path, out: Path) -> Path:
