@@ -213,10 +213,9 @@ void qsf_expert_find(const qsf_reader *r, uint32_t unit_idx,
 static qsf_status check_norms(const qsf_layer *l)
 {
     const bool is_post = l->tensors[QSF_LAYER_POST_ATTN_NORM] != NULL && !qsf_has_ssd(l->kind);
-    const bool has_attn_norm = l->kind->mixer == QSF_MIXER_NONE || is_post ||
-                               l->kind->is_post_norm != 0 ||
-                               l->tensors[QSF_LAYER_INPUT_NORM] != NULL ||
-                               l->tensors[QSF_LAYER_ATTN_NORM] != NULL;
+    const bool has_attn_norm =
+        l->kind->mixer == QSF_MIXER_NONE || is_post || l->kind->is_post_norm != 0 ||
+        l->tensors[QSF_LAYER_INPUT_NORM] != NULL || l->tensors[QSF_LAYER_ATTN_NORM] != NULL;
     const bool has_ffn_norm = l->tensors[QSF_LAYER_FFN_NORM] != NULL ||
                               l->tensors[QSF_LAYER_POST_FFN_NORM] != NULL || l->kind->is_parallel ||
                               (l->kind->ffn == QSF_FFN_NONE && l->kind->n_experts == 0);

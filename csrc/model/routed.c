@@ -351,8 +351,8 @@ static qsf_status run_experts(qsf_ops *o, const float *x)
     return QSF_OK;
 }
 
-/* y = the dense part, or without one its bias, to which experts are added. If the experts' sum has its own norm, the
- * dense part waits in `input`. */
+/* y = the dense part, or without one its bias, to which experts are added. If the experts' sum has
+ * its own norm, the dense part waits in `input`. */
 static qsf_status begin_sums(qsf_ops *o, const qsf_layer *l)
 {
     const qsf_scratch *const s = o->scratch;

@@ -101,5 +101,6 @@ def _most_tokens(model_dir: Path) -> dict[str, Any]:
                 f"{_LEAST_TOKENS} on"
             )
     most = (read_json_object(model_dir / "tokenizer_config.json") or {}).get("model_max_length")
-    is_number = isinstance(most, int | float) and _LEAST_TOKENS <= most <= MAX_TOKENS
-    return {"max_tokens": int(most)} if is_number else {}
+    if isinstance(most, int | float) and _LEAST_TOKENS <= most <= MAX_TOKENS:
+        return {"max_tokens": int(most)}
+    return {}

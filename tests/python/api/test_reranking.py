@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
 import qsf
 from make import gguf_families, golden_families
 from make.encoders import with_tokenizer
+from make.gguf_files import add, close
 from make.golden_families import DOCUMENTS, QUERY, Case
 from oracle.file.reader import Reader
 from qsf.errors import QsfArgumentError, QsfConversionError
@@ -71,8 +73,8 @@ def test_gguf_files_are_the_same_model(name: str, tmp_path: Path) -> None:
 def write_gguf(case: Case, path: Path, *, without: str = "-") -> None:
     """Write a reranker as llama.cpp's converter does."""
     writer = gguf_families.begin(case, path)
-    writer.add_pooling_type(gguf_families.gguf.PoolingType.RANK)
-    gguf_families.add(writer, "tokenizer.ggml.model", "no_vocab")
+    writer.add_pooling_type(gguf.PoolingType.RANK)
+    add(writer, "tokenizer.ggml.model", "no_vocab")
     tensors = {
         re.sub(r"^classifier\.(?=weight|bias)", "classifier.out_proj.", name): values
         for name, values in case.tensors().items()
@@ -81,7 +83,7 @@ def write_gguf(case: Case, path: Path, *, without: str = "-") -> None:
     bare = {re.sub("^(bert|roberta|model)[.]", "", name): v for name, v in tensors.items()}
     for tensor, values in gguf_families.converted_tensors(case, bare):
         writer.add_tensor(tensor, values)
-    gguf_families.close(writer)
+    close(writer)
 
 
 def test_what_is_no_reranker_is_refused(tmp_path: Path) -> None:

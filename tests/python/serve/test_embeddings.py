@@ -220,13 +220,15 @@ def test_texts_that_are_cut_are_named(tmp_path: Path) -> None:
 
 def test_nothing_has_no_vector(client: Client) -> None:
     """ollama's clients load a model so; OpenAI and llama-server refuse it."""
-    for fields in ({"input": ""}, {"input": []}, {"input": None}, {}):
+    inputs: list[dict[str, Any]] = [{"input": ""}, {"input": []}, {"input": None}, {}]
+    for fields in inputs:
         answer = client.post("/api/embed", fields)
         assert (answer.status, answer.json["embeddings"]) == (200, [])
     for fields in ({"prompt": ""}, {}):
         answer = client.post("/api/embeddings", fields)
         assert (answer.status, answer.json) == (200, {"embedding": []})
-    for value in ([], [[]], ["a", []]):
+    values: list[list[Any]] = [[], [[]], ["a", []]]
+    for value in values:
         answer = client.post("/v1/embeddings", input=value)
         assert (answer.status, answer.error["param"]) == (400, "input"), value
 
