@@ -34,7 +34,7 @@ from qsf.session import create_session
 from qsf.text.arguments import as_tokens
 from qsf.text.embedding import unit_vector
 from qsf.text.generation import GenerationStats, answer_values, seed_of
-from qsf.text.reranking import TASK, Reranker, reranker_of
+from qsf.text.reranking import TASK, Reranker
 from qsf.text.sampling import resolve_sampling, sampling_fields
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def rerank(
 ) -> list[RankedDocument]:
     """Return the documents, best first: see ``Model.rerank``."""
     how, ctx_tokens = opened.vectors, opened.info.plan.ctx_tokens
-    reranker = reranker_of(opened.tokenizer, how)
+    reranker = how.reranker(opened.tokenizer)
     most = min(ctx_tokens, how.max_tokens or ctx_tokens)
     encode = partial(
         opened.tokenizer.encode_beginning, most=most, add_prefix=False, parse_special=False

@@ -26,7 +26,7 @@ import transformers
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 
-from make import delta_cases, dense_cases, hybrid_cases, latent_cases  # noqa: E402
+from make import delta_cases, dense_cases, encoder_cases, hybrid_cases, latent_cases  # noqa: E402
 from make import golden_families as made  # noqa: E402
 
 BASE: dict[str, Any] = {
@@ -145,14 +145,6 @@ VISION_OF_QWEN: dict[str, Any] = {
     "image_token_id": 60, "video_token_id": 61, "vision_start_token_id": 62,
     "vision_end_token_id": 63, "tie_word_embeddings": False,
 }  # fmt: skip
-
-# The hidden states are kept instead of logits, so the vocabulary has their size.
-ENCODER = {"hidden_size": 72, "intermediate_size": 80, "num_hidden_layers": 3,
-           "num_attention_heads": 6, "vocab_size": 72, "max_position_embeddings": 64}  # fmt: skip
-MODERN = {**ENCODER, "local_attention": 9, "global_attn_every_n_layers": 3, "pad_token_id": 4,
-          "bos_token_id": 0, "eos_token_id": 1, "cls_token_id": 0, "sep_token_id": 1,
-          "rope_parameters": {F: {"rope_type": "default", "rope_theta": 5000.0},
-                              S: {"rope_type": "default", "rope_theta": 500.0}}}  # fmt: skip
 
 # fmt: off
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -415,24 +407,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m2": ("minimax_m2", {**LOCAL, "head_dim": 24, "num_local_experts": 6,
                                   **rope(partial_rotary_factor=0.5)}),
     **delta_cases.CASES,
-    "bert": ("bert", {**ENCODER, "type_vocab_size": 2}),
-    "xlm-roberta": ("xlm-roberta", {**ENCODER, "max_position_embeddings": 70, "pad_token_id": 4,
-                                    "type_vocab_size": 1}),
-    "roberta": ("roberta", {**ENCODER, "max_position_embeddings": 70, "pad_token_id": 4}),
-    "nomic_bert": ("nomic_bert", {**ENCODER, "hidden_act": "silu", "head_dim": 12}),
-    "modernbert": ("modernbert", {**MODERN, "num_hidden_layers": 4}),
-    "modernbert-bias": (
-        "modernbert",
-        {**MODERN, "num_hidden_layers": 3, "norm_bias": True, "attention_bias": True,
-         "mlp_bias": True, "hidden_activation": "silu", "layer_types": [S, F, S]},
-    ),
-    "bert-pairs": ("bert", {**ENCODER, "type_vocab_size": 2, "num_labels": 1}),
-    "xlm-roberta-pairs": (
-        "xlm-roberta", {**ENCODER, "max_position_embeddings": 70, "pad_token_id": 4,
-                        "type_vocab_size": 1, "num_labels": 1}),
-    "modernbert-pairs": ("modernbert", {**MODERN, "classifier_pooling": "mean", "num_labels": 1}),
-    "modernbert-pairs-cls": (
-        "modernbert", {**MODERN, "classifier_bias": True, "norm_bias": True, "num_labels": 1}),
+    **encoder_cases.CASES,
     "gemma3-encoder": ("gemma3_text", {**GEMMA3, "hidden_size": 72, "vocab_size": 72,
                                        "use_bidirectional_attention": True}),
     **hybrid_cases.CASES,

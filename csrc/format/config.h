@@ -44,31 +44,31 @@ typedef enum qsf_layer_tensor {
     QSF_LAYER_MTP_JOIN,                         /* [dim, 2 dim]: the MTP head */
     QSF_LAYER_MATRICES,                         /* how many are matrices; vectors follow */
     QSF_LAYER_INPUT_SHIFT = QSF_LAYER_MATRICES, /* [dim], optional: added to the residual */
-    QSF_LAYER_SECOND_SHIFT,     /* [dim], optional: instead, for the second text of a pair */
-    QSF_LAYER_INPUT_NORM,       /* [dim], optional: norm of the residual itself */
-    QSF_LAYER_INPUT_NORM_BIAS,  /* [dim], optional */
-    QSF_LAYER_ATTN_NORM,        /* [dim]; optional if there is another norm */
-    QSF_LAYER_ATTN_NORM_BIAS,   /* [dim], optional */
-    QSF_LAYER_Q_BIAS,           /* [q_rows], optional; not the delta rule */
-    QSF_LAYER_K_BIAS,           /* [k_rows], optional; likewise */
-    QSF_LAYER_V_BIAS,           /* [v_rows], optional; likewise */
-    QSF_LAYER_Q_NORM,           /* [head_dim], [q_dim] or [query_rank] */
-    QSF_LAYER_K_NORM,           /* [head_dim], [kv_dim] or [latent_rank] */
-    QSF_LAYER_SINKS,            /* [n_heads], optional */
-    QSF_LAYER_DECAY_RATE,       /* [decays], delta rule; likewise the next */
-    QSF_LAYER_DECAY_BIAS,       /* [decays] */
-    QSF_LAYER_MIX_NORM,         /* [value_dim] */
-    QSF_LAYER_CONV,             /* [n_taps * channels] */
-    QSF_LAYER_CONV_BIAS,        /* [dim], optional; short convolutions */
-    QSF_LAYER_SSD_RATE,         /* [value heads], SSD; likewise the next two */
-    QSF_LAYER_SSD_STEP_BIAS,    /* [value heads] */
-    QSF_LAYER_SSD_SKIP,         /* [value heads] */
-    QSF_LAYER_SSD_CONV,         /* [n_taps * channels] */
-    QSF_LAYER_SSD_CONV_BIAS,    /* [channels], optional */
-    QSF_LAYER_SSD_NORM,         /* [values], optional */
-    QSF_LAYER_ATTN_SUB_NORM,    /* [out_cols], optional */
-    QSF_LAYER_ATTN_OUT_BIAS,    /* [dim], optional */
-    QSF_LAYER_POST_ATTN_NORM,   /* [dim], optional */
+    QSF_LAYER_SECOND_SHIFT,                     /* [dim], optional: of a pair's second text */
+    QSF_LAYER_INPUT_NORM,                       /* [dim], optional: norm of the residual itself */
+    QSF_LAYER_INPUT_NORM_BIAS,                  /* [dim], optional */
+    QSF_LAYER_ATTN_NORM,                        /* [dim]; optional if there is another norm */
+    QSF_LAYER_ATTN_NORM_BIAS,                   /* [dim], optional */
+    QSF_LAYER_Q_BIAS,                           /* [q_rows], optional; not the delta rule */
+    QSF_LAYER_K_BIAS,                           /* [k_rows], optional; likewise */
+    QSF_LAYER_V_BIAS,                           /* [v_rows], optional; likewise */
+    QSF_LAYER_Q_NORM,                           /* [head_dim], [q_dim] or [query_rank] */
+    QSF_LAYER_K_NORM,                           /* [head_dim], [kv_dim] or [latent_rank] */
+    QSF_LAYER_SINKS,                            /* [n_heads], optional */
+    QSF_LAYER_DECAY_RATE,                       /* [decays], delta rule; likewise the next */
+    QSF_LAYER_DECAY_BIAS,                       /* [decays] */
+    QSF_LAYER_MIX_NORM,                         /* [value_dim] */
+    QSF_LAYER_CONV,                             /* [n_taps * channels] */
+    QSF_LAYER_CONV_BIAS,                        /* [dim], optional; short convolutions */
+    QSF_LAYER_SSD_RATE,                         /* [value heads], SSD; likewise the next two */
+    QSF_LAYER_SSD_STEP_BIAS,                    /* [value heads] */
+    QSF_LAYER_SSD_SKIP,                         /* [value heads] */
+    QSF_LAYER_SSD_CONV,                         /* [n_taps * channels] */
+    QSF_LAYER_SSD_CONV_BIAS,                    /* [channels], optional */
+    QSF_LAYER_SSD_NORM,                         /* [values], optional */
+    QSF_LAYER_ATTN_SUB_NORM,                    /* [out_cols], optional */
+    QSF_LAYER_ATTN_OUT_BIAS,                    /* [dim], optional */
+    QSF_LAYER_POST_ATTN_NORM,                   /* [dim], optional */
     QSF_LAYER_FFN_NORM,         /* [dim]; optional if there is a post_ffn_norm, or parallel */
     QSF_LAYER_FFN_NORM_BIAS,    /* [dim], optional */
     QSF_LAYER_ROUTER_NORM,      /* [dim], optional: norm of the residual for the router */

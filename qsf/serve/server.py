@@ -121,8 +121,6 @@ class Server:
 
         entries = partial(text_api.model_entries, self.hosts, self._created)
         health = get(self._health, is_open=True)
-        rerank = complete(vectors.read_rerank, vectors.RerankForm)
-        chat = complete(openai.read_chat, openai.ChatForm)
         texts = complete(openai.read_completion, openai.TextForm)
         own = llama_server.CompletionForm
         return {
@@ -143,14 +141,14 @@ class Server:
             ("POST", "/tokenize"): text(text_api.tokenize),
             ("POST", "/detokenize"): text(text_api.detokenize),
             ("POST", "/apply-template"): text(text_api.apply_template),
-            ("POST", "/v1/chat/completions"): chat,
+            ("POST", "/v1/chat/completions"): (chat := complete(openai.read_chat, openai.ChatForm)),
             ("POST", "/chat/completions"): chat,
             ("POST", "/v1/completions"): texts,
             ("POST", "/completions"): texts,
             ("POST", "/v1/responses"): complete(responses.read, responses.ResponsesForm),
             ("POST", "/v1/messages"): complete(anthropic.read, anthropic.MessagesForm),
             ("POST", "/v1/embeddings"): complete(vectors.read_embeddings, vectors.EmbeddingsForm),
-            ("POST", "/v1/rerank"): rerank,
+            ("POST", "/v1/rerank"): (rerank := complete(vectors.read_rerank, vectors.RerankForm)),
             ("POST", "/rerank"): rerank,
             ("POST", "/completion"): complete(llama_server.read_completion, own),
             ("POST", "/infill"): complete(llama_server.read_infill_request, own),

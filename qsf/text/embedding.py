@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError
-from qsf.text.reranking import Classifier
+from qsf.text.reranking import Classifier, Reranker, reranker_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,6 +49,10 @@ class TextVectors:
                 "the model is a cross-encoder: it scores pairs of texts (rerank), and makes no "
                 "vectors"
             )
+
+    def reranker(self, tokenizer: Tokenizer) -> Reranker:
+        """Return how the model scores pairs. Raises QsfArgumentError if it does not."""
+        return reranker_of(tokenizer, self.classifier, self.pair_ids, self.end_ids)
 
     def complete(self, tokens: list[int], most: int = 0) -> tuple[list[int], bool]:
         """Return the tokens of a text with the appended ones, and whether the text was cut.

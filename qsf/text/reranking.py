@@ -16,7 +16,6 @@ from qsf.errors import QsfArgumentError, QsfFormatError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from qsf.text.embedding import TextVectors
     from qsf.text.tokenizer import Tokenizer
 
 # The prompt that Qwen3-Reranker was trained with (its model card): system message, the pair, no
@@ -129,15 +128,19 @@ class Reranker:
         return 1.0 / (1.0 + math.exp(min(-logit, 700.0)))
 
 
-def reranker_of(tokenizer: Tokenizer, vectors: TextVectors) -> Reranker:
+def reranker_of(
+    tokenizer: Tokenizer,
+    classifier: Classifier | None,
+    between: tuple[int, ...],
+    last: tuple[int, ...],
+) -> Reranker:
     """Return how a model scores pairs. Raises QsfArgumentError if it does not."""
 
     def ids(text: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode(text, add_prefix=False))
 
-    if vectors.classifier is not None:
-        first = tuple(tokenizer.encode(""))
-        return Reranker(vectors.classifier, (), first, vectors.pair_ids, vectors.end_ids)
+    if classifier is not None:
+        return Reranker(classifier, (), tuple(tokenizer.encode("")), between, last)
     labels = tuple(map(ids, _LABELS))
     if any(len(each) != 1 for each in labels) or None in map(tokenizer.token_id, _SPECIAL):
         raise QsfArgumentError(

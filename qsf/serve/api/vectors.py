@@ -27,7 +27,7 @@ from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Choosing, Reading
 from qsf.serve.serving import Serving
 from qsf.text.embedding import unit_vector
-from qsf.text.reranking import TASK, reranker_of
+from qsf.text.reranking import TASK
 
 MAX_TEXTS = 2048
 MAX_DOCUMENTS = 512
@@ -88,7 +88,7 @@ def read_rerank(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     task = fields.text("instruction") or TASK
     has_documents = fields.flag("return_documents")
     how, dim = serving.model.text_vectors, serving.model.info.dim
-    reranker = _check(partial(reranker_of, serving.model.tokenizer, how))
+    reranker = _check(partial(how.reranker, serving.model.tokenizer))
     encode = partial(encode_text, serving=serving, name="documents", is_foreign=True, is_cut=True)
     most = min(serving.ctx_tokens, how.max_tokens or serving.ctx_tokens)
     try:
