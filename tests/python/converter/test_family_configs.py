@@ -50,6 +50,13 @@ def older(config: Config) -> Config:
     if config["model_type"].startswith("gemma4"):
         assert windows is not None
         config = {**published(config), "rope_local_base_freq": windows["rope_theta"]}
+    if config["model_type"] == "modernbert":
+        assert windows is not None
+        config["global_rope_theta"] = config.pop("rope_theta")
+        config["local_rope_theta"] = windows["rope_theta"]
+        if config["layer_types"][0] == "full_attention":
+            config["global_attn_every_n_layers"] = 3
+            del config["layer_types"]
     if config["model_type"] == "gemma2":
         del config["layer_types"]
     return config

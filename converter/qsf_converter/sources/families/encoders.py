@@ -210,7 +210,6 @@ _QB: Mapping[str, Any] = {"bias_flag": "qkv_proj_bias"}
 _AB: Mapping[str, Any] = {"bias_flag": "attention_bias"}
 _MB: Mapping[str, Any] = {"bias_flag": "mlp_bias"}
 _MODERN: Mapping[str, Any] = {
-    "title": "ModernBERT: gte-modernbert, modernbert-embed",
     "model_type": "modernbert",
     "norm": Norm.LAYER,
     "rules": (
@@ -312,7 +311,8 @@ _ENCODERS = (
             "ffn_div": (1,),
         },
     ),
-    *(Family(name=name, **_MODERN) for name in ("ModernBertModel", "ModernBertForMaskedLM")),
+    Family(name="ModernBertModel", title="ModernBERT: gte-modernbert, modernbert-embed", **_MODERN),
+    Family(name="ModernBertForMaskedLM", title="ModernBERT (base, large)", **_MODERN),
     Family(
         name="Gemma3TextModel",
         title="EmbeddingGemma",
