@@ -1,6 +1,7 @@
-"""Writes csrc/text/unicode_tables.c: kinds of characters, and how they are normalised.
+"""Writes the tables of characters: the engine's, and the converter's for regular expressions.
 
-python tools/make_unicode_tables.py csrc/text/unicode_tables.c
+python tools/make_unicode_tables.py csrc/text/unicode_tables.c \\
+    converter/qsf_converter/text/character_table.py
 
 Our tokenizer must equal the ``tokenizers`` library, which has three databases of different
 Unicode versions inside: its regular expressions', its normaliser's and its language's. So the
@@ -11,8 +12,10 @@ be: for the numbers of the combining classes, which are checked against it.
 from __future__ import annotations
 
 import argparse
+import base64
 import itertools
 import unicodedata
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -22,23 +25,24 @@ HEADER = Path(__file__).resolve().parents[1] / "csrc" / "text" / "unicode.h"
 BLOCK = 128  # as QSF_UNICODE_BLOCK
 N_POINTS = 0x110000
 POINTS = [c for c in range(N_POINTS) if not 0xD800 <= c <= 0xDFFF]
+TEXT = "".join(map(chr, POINTS))
 HANGUL = range(0xAC00, 0xAC00 + 11172)  # composed by arithmetic
 
-# Bits of unicode.h -> the expression that its characters match.
-KINDS = {
-    1: r"[\p{Lu}\p{Lt}]",
-    2: r"\p{Ll}",
-    4: r"[\p{Lm}\p{Lo}]",
-    8: r"\p{M}",
-    16: r"\p{N}",
-    32: r"\p{P}",
-    64: r"\p{S}",
-    128: r"\s",
-}
-WORD, NUMERIC = 1, 2
+# Bits of unicode.h
+WORD, SPACE = 1, 2
+
+# Names of Oniguruma's sets of characters that expressions may use; Cn is all that the first lack.
+CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co"
+SCRIPTS = (
+    "Arabic Armenian Balinese Bengali Bopomofo Braille Canadian_Aboriginal Cherokee Common Coptic"
+    " Cyrillic Devanagari Ethiopic Georgian Greek Gujarati Gurmukhi Han Hangul Hebrew Hiragana"
+    " Inherited Javanese Kannada Katakana Khmer Lao Latin Malayalam Mongolian Myanmar Nko Oriya"
+    " Sinhala Sundanese Syriac Tamil Telugu Thaana Thai Tibetan Tifinagh Yi"
+)
+PROPERTIES = "Alphabetic Uppercase Lowercase Space Word Punct Emoji Extended_Pictographic"
 
 HEAD = """\
-/* unicode_tables.c - kinds of characters and their (de)composition, encoded; written by
+/* unicode_tables.c - words, spaces, combining classes and (de)composition, encoded; written by
  * tools/make_unicode_tables.py from the library tokenizers {version}.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
@@ -47,6 +51,14 @@ HEAD = """\
 /* clang-format off */
 const char qsf_unicode_text[][QSF_UNICODE_ROW + 1] = {{
 """
+PYTHON_HEAD = '''\
+"""Sets of characters, packed; written by tools/make_unicode_tables.py from tokenizers {version}."""
+# SPDX-License-Identifier: Apache-2.0
+
+from typing import Final
+
+PACKED: Final = (
+'''
 TAIL = """\
 };
 /* clang-format on */
@@ -58,29 +70,50 @@ N_LAST = 70
 N_ROW = 96  # as QSF_UNICODE_ROW
 
 
-def read_kinds() -> bytearray:
-    """Return the bits of every code point."""
-    kinds = bytearray(N_POINTS)
-    text = "".join(map(chr, POINTS))
-    for bit, expression in KINDS.items():
-        rest = set(normalizers.Replace(Regex(expression + "+"), "").normalize_str(text))
-        for c in POINTS:
-            if chr(c) not in rest:
-                kinds[c] |= bit
-    return kinds
+def members(name: str) -> list[int]:
+    """Return the code points of a set of Oniguruma."""
+    rest = set(normalizers.Replace(Regex(rf"\p{{{name}}}+"), "").normalize_str(TEXT))
+    return [c for c in POINTS if chr(c) not in rest]
+
+
+def split_alone(pre_tokenizer: pre_tokenizers.PreTokenizer) -> list[int]:
+    """Return the code points that the pre-tokenizer cuts off from a letter."""
+    return [c for c in POINTS if len(pre_tokenizer.pre_tokenize_str(f"a{chr(c)}")) == 2]
+
+
+def joined(pre_tokenizer: pre_tokenizers.PreTokenizer) -> list[int]:
+    """Return the code points that stay in one piece with a letter."""
+    whole = [(c, pre_tokenizer.pre_tokenize_str(f"a{chr(c)}")[0][0]) for c in POINTS]
+    return [c for c, piece in whole if len(piece) == 2]
+
+
+def read_sets() -> str:
+    """Return a line for each set of characters: its name, and the distances of its edges."""
+    sets = {name: members(name) for name in f"{CATEGORIES} {SCRIPTS} {PROPERTIES}".split()}
+    sets["rust_numeric"] = split_alone(pre_tokenizers.Digits(individual_digits=True))
+    sets["rust_punctuation"] = split_alone(pre_tokenizers.Punctuation())
+    sets["rust_word"] = joined(pre_tokenizers.Whitespace())
+    lines = []
+    for name, points in sets.items():
+        bits = bytearray(N_POINTS + 2)
+        for c in points:
+            bits[c + 1] = 1
+        edges = [c for c in range(N_POINTS + 1) if bits[c] != bits[c + 1]]
+        distances = (b - a for a, b in itertools.pairwise([0, *edges]))
+        lines.append(" ".join([name, *(f"{distance:x}" for distance in distances)]))
+    return "\n".join(lines)
 
 
 def read_words() -> bytearray:
-    """Return which code points make words beside an added token, and which are numeric."""
+    """Return which code points make words beside an added token, and which are spaces."""
     words = bytearray(N_POINTS)
     tokenizer = Tokenizer(models.WordLevel({"?": 0, "XY": 1}, unk_token="?"))
     tokenizer.add_tokens([AddedToken("XY", single_word=True)])
     encodings = tokenizer.encode_batch([chr(c) + "XY" for c in POINTS])
     for c, encoding in zip(POINTS, encodings, strict=True):
         words[c] |= 0 if 1 in encoding.ids else WORD
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    for c in POINTS:
-        words[c] |= NUMERIC if len(digits.pre_tokenize_str(f"a{chr(c)}")) == 2 else 0
+    for c in members("Space"):
+        words[c] |= SPACE
     return words
 
 
@@ -226,7 +259,7 @@ def write_file() -> str:
     check_sizes(decompositions, compositions)
     rows = write_rows(
         itertools.chain(
-            *(list_two_stages(bytes(read())) for read in (read_kinds, read_words, read_classes)),
+            *(list_two_stages(bytes(read())) for read in (read_words, read_classes)),
             list_decompositions(decompositions),
             list_compositions(compositions),
         )
@@ -234,11 +267,27 @@ def write_file() -> str:
     return HEAD.format(version=tokenizers.__version__) + rows + TAIL
 
 
+def write_sets() -> str:
+    """Return the Python file."""
+    import tokenizers
+
+    text = base64.b85encode(zlib.compress(read_sets().encode(), 9)).decode()
+    rows = [text[i : i + N_ROW - 6] for i in range(0, len(text), N_ROW - 6)]
+    return (
+        PYTHON_HEAD.format(version=tokenizers.__version__)
+        + "".join(f'    "{row}"\n' for row in rows)
+        + ")\n"
+    )
+
+
 def main() -> None:
-    """Write the file that the command line names."""
+    """Write the files that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path)
-    parser.parse_args().output.write_text(write_file(), encoding="ascii")
+    parser.add_argument("python_output", type=Path)
+    args = parser.parse_args()
+    args.output.write_text(write_file(), encoding="ascii")
+    args.python_output.write_text(write_sets(), encoding="ascii")
 
 
 if __name__ == "__main__":

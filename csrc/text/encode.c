@@ -40,35 +40,62 @@ static qsf_status split_on(const encoder *e, uint32_t step_idx, const unsigned c
     return split(e, step_idx + 1, (qsf_bytes){begin, (size_t)(end - begin)}, is_first);
 }
 
-static bool is_dropped(qsf_step_kind kind, const unsigned char *p)
+/* Pieces that matches and the texts between them are put together to. */
+typedef struct joiner {
+    const encoder *e;
+    uint32_t step_idx;
+    const unsigned char *first; /* of the whole, for pieces that begin there */
+    bool is_first;
+    const unsigned char *begin; /* of the piece that the next range may belong to; NULL: none */
+    const unsigned char *end;
+    bool was_match;
+} joiner;
+
+static qsf_status pass_on(joiner *j)
 {
-    size_t n_bytes;
-    return kind >= QSF_STEP_BERT &&
-           (qsf_unicode_kind(qsf_utf8_load(p, &n_bytes)) & QSF_CHAR_SPACE) != 0;
+    const unsigned char *const begin = j->begin;
+    j->begin = NULL;
+    if (begin == NULL)
+        return QSF_OK;
+    return split_on(j->e, j->step_idx, begin, j->end, j->is_first && begin == j->first);
 }
 
-/* Both matches and the texts between them become pieces. */
+static qsf_status join(joiner *j, uint32_t flags, const unsigned char *begin,
+                       const unsigned char *end, bool is_match)
+{
+    const uint32_t behavior = flags & QSF_SPLIT_BEHAVIORS;
+    is_match ^= (flags & QSF_SPLIT_INVERTED) != 0;
+    const bool was_match = j->was_match;
+    j->was_match = is_match;
+    const bool is_joined = (behavior == QSF_SPLIT_CONTIGUOUS && is_match == was_match) ||
+                           (behavior == QSF_SPLIT_WITH_PREVIOUS && is_match && !was_match) ||
+                           (behavior == QSF_SPLIT_WITH_NEXT && !is_match && was_match);
+    if (!is_joined || j->begin == NULL) {
+        QSF_TRY(pass_on(j));
+        j->begin = behavior == QSF_SPLIT_REMOVED && is_match ? NULL : begin;
+    }
+    j->end = end;
+    return QSF_OK;
+}
+
 static qsf_status split_matches(const encoder *e, uint32_t step_idx, qsf_bytes piece, bool is_first)
 {
-    qsf_scanner *const scan = qsf_scanner_of(e->v->steps[step_idx].kind);
-    const unsigned char *const end = piece.p + piece.n;
-    const unsigned char *between = piece.p;
-    const unsigned char *p = piece.p;
-    if (scan == NULL)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "section TEXT: step %u splits nothing", step_idx);
-    while (p != end) {
-        const unsigned char *const match_end = scan(p, end);
-        if (match_end == NULL) {
-            p += qsf_utf8_length(*p);
-            continue;
-        }
-        QSF_TRY(split_on(e, step_idx, between, p, is_first && between == piece.p));
-        if (!is_dropped(e->v->steps[step_idx].kind, p))
-            QSF_TRY(split_on(e, step_idx, p, match_end, is_first && p == piece.p));
-        p = match_end;
-        between = p;
+    const uint32_t flags = e->v->splits[step_idx].flags;
+    joiner j = {.e = e, .step_idx = step_idx, .first = piece.p, .is_first = is_first};
+    const unsigned char *at = piece.p;
+    qsf_scan scan;
+    QSF_TRY(qsf_scan_begin(&scan, e->v, step_idx, e->w, QSF_WORK_STEPS + (int)step_idx, piece));
+    for (;;) {
+        qsf_bytes match;
+        QSF_TRY(qsf_scan_next(&scan, &match));
+        const unsigned char *const end = match.p != NULL ? match.p : piece.p + piece.n;
+        if (at != end)
+            QSF_TRY(join(&j, flags, at, end, false));
+        if (match.p == NULL)
+            return pass_on(&j);
+        at = match.p + match.n;
+        QSF_TRY(join(&j, flags, match.p, at, true));
     }
-    return split_on(e, step_idx, between, end, is_first && between == piece.p);
 }
 
 /* True if `c`, which ends before `end`, is in `list`. */
@@ -225,7 +252,7 @@ static size_t spaces_begin(qsf_bytes text, size_t end)
         while (last != 0 && (text.p[last] & 0xC0) == 0x80)
             last--;
         size_t n_bytes;
-        if ((qsf_unicode_kind(qsf_utf8_load(text.p + last, &n_bytes)) & QSF_CHAR_SPACE) == 0)
+        if ((qsf_unicode_word(qsf_utf8_load(text.p + last, &n_bytes)) & QSF_CHAR_SPACE) == 0)
             break;
         end = last;
     }
@@ -236,7 +263,7 @@ static size_t spaces_end(qsf_bytes text, size_t at)
 {
     size_t n_bytes;
     while (at != text.n &&
-           (qsf_unicode_kind(qsf_utf8_load(text.p + at, &n_bytes)) & QSF_CHAR_SPACE) != 0)
+           (qsf_unicode_word(qsf_utf8_load(text.p + at, &n_bytes)) & QSF_CHAR_SPACE) != 0)
         at += n_bytes;
     return at;
 }

@@ -1,518 +1,204 @@
-/* scan.c - one function for each expression, made from shared parts. */
+/* scan.c - runs the automata of regular expressions over texts. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "text/scan.h"
 
-#include "text/unicode.h"
+#include <string.h>
+
+#include "base/status.h"
 #include "text/utf8.h"
 
-typedef const unsigned char *at;
+#define STRIDE_BITS 6
+#define STRIDE ((size_t)1 << STRIDE_BITS)
 
-/* Kind of the character at p, 0 at the end; *next is after it. */
-static inline unsigned look(at p, at end, at *next)
+typedef const unsigned char *place;
+
+static inline unsigned class_at(const qsf_scan *s, place p, size_t *n_bytes)
 {
-    *next = p;
-    if (p == end)
-        return 0;
+    if (*p < s->n_low) {
+        *n_bytes = 1;
+        return s->low[*p];
+    }
+    const uint32_t c = qsf_utf8_load(p, n_bytes);
+    const uint32_t block = qsf_load_u16(s->v->class_index + (size_t)(c / QSF_TEXT_CLASS_BLOCK) * 2);
+    return s->v->class_blocks[block * QSF_TEXT_CLASS_BLOCK + c % QSF_TEXT_CLASS_BLOCK];
+}
+
+/* The place of the character before p. */
+static inline place before(const qsf_scan *s, place p)
+{
+    do
+        p--;
+    while (s->n_low == 128 && (*p & 0xC0) == 0x80);
+    return p;
+}
+
+static inline const unsigned char *aheads(const qsf_scan *s)
+{
+    return s->split->n_backward != 0 ? s->work->blocks[s->block] : NULL;
+}
+
+/* The entry of the table for a state and the character at p, or the text's end. */
+static inline unsigned entry_at(const qsf_scan *s, const unsigned char *ahead, unsigned state,
+                                place p, size_t *n_bytes)
+{
+    unsigned column = s->v->n_classes - 1;
+    if (p != s->text.p + s->text.n)
+        column = class_at(s, p, n_bytes);
+    if (ahead != NULL)
+        column += ahead[p - s->text.p] * s->v->n_classes;
+    return qsf_load_u16(s->split->forward + ((size_t)state * s->split->n_columns + column) * 2);
+}
+
+static unsigned begin_at(const qsf_scan *s, place p)
+{
+    unsigned column = s->v->n_classes - 1;
     size_t n_bytes;
-    const uint32_t c = qsf_utf8_load(p, &n_bytes);
-    *next = p + n_bytes;
-    return qsf_unicode_kind(c);
+    if ((s->split->flags & QSF_SPLIT_LOOKS_BEHIND) != 0 && p != s->text.p)
+        column = class_at(s, before(s, p), &n_bytes);
+    return qsf_load_u16(s->split->forward + (size_t)column * 2);
 }
 
-static inline bool is_line_end(at p, at end)
+/* ---- what is known to match nothing, so that no part of a text is read again and again ---- */
+
+static unsigned char *memory_of(const qsf_scan *s, place p, unsigned state, unsigned *bit)
 {
-    return p != end && (*p == '\r' || *p == '\n');
+    const size_t n_aheads = aheads(s) != NULL ? s->text.n + 1 : 0;
+    const size_t row = (size_t)(p - s->text.p) >> STRIDE_BITS;
+    *bit = 1U << state % 8;
+    return (unsigned char *)s->work->blocks[s->block] + n_aheads +
+           row * ((s->split->n_forward + 7) / 8) + state / 8;
 }
 
-/* Returns the place after the characters from p on that are of one of these kinds. */
-static inline at skip(at p, at end, unsigned kinds)
+/* Goes from `from` to `end` again, between which there is no match, and remembers the states. */
+static qsf_status remember(qsf_scan *s, place from, unsigned state, place end)
 {
-    at next;
-    while ((look(p, end, &next) & kinds) != 0)
-        p = next;
-    return p;
-}
-
-/* Returns the place after the characters from p on that are of none of these kinds. */
-static inline at skip_others(at p, at end, unsigned kinds)
-{
-    at next;
-    while (p != end && (look(p, end, &next) & kinds) == 0)
-        p = next;
-    return p;
-}
-
-/* The same, for at most `most` characters. */
-static at skip_most(at p, at end, unsigned kinds, int most)
-{
-    at next;
-    for (int i = 0; i < most && (look(p, end, &next) & kinds) != 0; i++)
-        p = next;
-    return p;
-}
-
-static at or_null(at stop, at begin)
-{
-    return stop == begin ? NULL : stop;
-}
-
-/* 's|'t|'re|'ve|'m|'ll|'d */
-static at contraction(at p, at end)
-{
-    if (end - p < 2 || p[0] != '\'')
-        return NULL;
-    const unsigned char a = p[1];
-    if (a == 's' || a == 't' || a == 'm' || a == 'd')
-        return p + 2;
-    if (end - p >= 3 && ((p[2] == 'e' && (a == 'r' || a == 'v')) || (p[2] == 'l' && a == 'l')))
-        return p + 3;
-    return NULL;
-}
-
-/* (?i:'s|'t|'re|'ve|'m|'ll|'d); U+017F is an s there. */
-static at any_contraction(at p, at end)
-{
-    if (end - p < 2 || p[0] != '\'')
-        return NULL;
-    if (end - p >= 3 && p[1] == 0xC5 && p[2] == 0xBF)
-        return p + 3;
-    const unsigned char lower[3] = {'\'', (unsigned char)(p[1] < 0x80 ? p[1] | 0x20 : 0),
-                                    (unsigned char)(end - p >= 3 && p[2] < 0x80 ? p[2] | 0x20 : 0)};
-    const at stop = contraction(lower, lower + (end - p >= 3 ? 3 : 2));
-    return stop == NULL ? NULL : p + (stop - lower);
-}
-
-/* [^\r\n\p{L}\p{N}]?[letters]+ with `not_first` for the kinds that may not come first. */
-static at word(at p, at end, unsigned letters, unsigned not_first)
-{
-    at next;
-    const unsigned kind = look(p, end, &next);
-    if ((kind & not_first) == 0 && !is_line_end(p, end)) {
-        const at stop = skip(next, end, letters);
-        if (stop != next)
-            return stop;
+    if (!s->has_memory) {
+        const size_t n_aheads = aheads(s) != NULL ? s->text.n + 1 : 0;
+        const size_t n_bytes =
+            ((s->text.n >> STRIDE_BITS) + 1) * ((size_t)(s->split->n_forward + 7) / 8);
+        QSF_TRY(qsf_work_reserve(s->work, s->block, n_aheads + n_bytes));
+        memset((unsigned char *)s->work->blocks[s->block] + n_aheads, 0, n_bytes);
+        s->has_memory = true;
     }
-    return or_null(skip(p, end, letters), p);
-}
-
-/* \s*[\r\n]+|\s+(?!\S)|\s+ ; the first alternative only if has_lines, the last only if has_last. */
-static at spaces(at p, at end, bool has_lines, bool has_last)
-{
-    at line_end = NULL; /* after the last line break */
-    at last = p;        /* the last space */
-    at q = p;
-    at next;
-    while ((look(q, end, &next) & QSF_CHAR_SPACE) != 0) {
-        if (is_line_end(q, end))
-            line_end = next;
-        last = q;
-        q = next;
+    const unsigned char *const ahead = aheads(s);
+    while (from < end && state != 0) {
+        size_t n_bytes = 0;
+        const size_t idx = (size_t)(from - s->text.p) >> STRIDE_BITS;
+        state = entry_at(s, ahead, state, from, &n_bytes) & ~QSF_SPLIT_MATCH;
+        from += n_bytes;
+        unsigned bit;
+        if ((size_t)(from - s->text.p) >> STRIDE_BITS != idx)
+            *memory_of(s, from, state, &bit) |= (unsigned char)bit;
     }
-    if (q == p)
-        return NULL;
-    if (has_lines && line_end != NULL)
-        return line_end;
-    if (q == end)
-        return q;
-    if (last != p)
-        return last;
-    return has_last ? q : NULL;
+    return QSF_OK;
 }
 
-/* A space, or nothing, and then a run of the kinds (or of all others). */
-static at after_space(at p, at end, unsigned kinds, bool is_others)
+static bool is_remembered(const qsf_scan *s, place p, unsigned state)
 {
-    const at begin = *p == ' ' ? p + 1 : p;
-    const at stop = is_others ? skip_others(begin, end, kinds) : skip(begin, end, kinds);
-    return stop != begin ? stop : NULL;
+    unsigned bit;
+    return s->has_memory && (*memory_of(s, p, state, &bit) & bit) != 0;
 }
 
-/* ` ?[^\s\p{L}\p{N}]+` and then any of \r, \n and, where has_slash, / */
-static at symbols(at p, at end, unsigned kinds, bool is_others, bool has_slash)
+/* Sets *match_end to the end of the match that begins at p; NULL if there is none. */
+static qsf_status match_at(qsf_scan *s, place p, place *match_end)
 {
-    at stop = after_space(p, end, kinds, is_others);
-    while (stop != NULL && (is_line_end(stop, end) || (has_slash && stop != end && *stop == '/')))
-        stop++;
-    return stop;
-}
-
-/* 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ */
-static at scan_gpt2_tail(at p, at end, bool has_last)
-{
-    at stop = contraction(p, end);
-    if (stop == NULL)
-        stop = after_space(p, end, QSF_CHAR_LETTER, false);
-    if (stop == NULL)
-        stop = after_space(p, end, QSF_CHAR_NUMBER, false);
-    if (stop == NULL)
-        stop = after_space(p, end, QSF_CHAR_SPACE | QSF_CHAR_LETTER | QSF_CHAR_NUMBER, true);
-    return stop != NULL ? stop : spaces(p, end, false, has_last);
-}
-
-static at scan_gpt2(at p, at end)
-{
-    return scan_gpt2_tail(p, end, true);
-}
-
-/* The same without the last alternative. */
-static at scan_llama_cpp(at p, at end)
-{
-    return scan_gpt2_tail(p, end, false);
-}
-
-/* (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?L+|\p{N}{1,3}| ?[^\s L \p{N}]+[\r\n]*|
- * \s*[\r\n]+|\s+(?!\S)|\s+ ; L is \p{L} or [\p{L}\p{M}], and so many numbers */
-static inline at scan_like_cl100k(at p, at end, unsigned letters, int n_numbers)
-{
-    at stop = any_contraction(p, end);
-    if (stop == NULL)
-        stop = word(p, end, letters, QSF_CHAR_LETTER | QSF_CHAR_NUMBER);
-    if (stop == NULL)
-        stop = or_null(skip_most(p, end, QSF_CHAR_NUMBER, n_numbers), p);
-    if (stop == NULL)
-        stop = symbols(p, end, QSF_CHAR_SPACE | letters | QSF_CHAR_NUMBER, true, false);
-    return stop != NULL ? stop : spaces(p, end, true, true);
-}
-
-static at scan_cl100k(at p, at end)
-{
-    return scan_like_cl100k(p, end, QSF_CHAR_LETTER, 3);
-}
-
-static at scan_qwen2(at p, at end)
-{
-    return scan_like_cl100k(p, end, QSF_CHAR_LETTER, 1);
-}
-
-static at scan_qwen35(at p, at end)
-{
-    return scan_like_cl100k(p, end, QSF_CHAR_LETTER | QSF_CHAR_MARK, 1);
-}
-
-/* \p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}, and the same with \p{Ll} for the first two. */
-#define UPPERS (QSF_CHAR_UPPER | QSF_CHAR_OTHER | QSF_CHAR_MARK)
-#define LOWERS (QSF_CHAR_LOWER | QSF_CHAR_OTHER | QSF_CHAR_MARK)
-
-/* [UPPERS]*[LOWERS]+ : without a following lower letter it ends with the last character that is
- * both. */
-static at any_then_lower(at p, at end)
-{
-    at last_both = NULL; /* after it */
-    at next;
-    for (unsigned kind; ((kind = look(p, end, &next)) & UPPERS) != 0; p = next)
-        if ((kind & LOWERS) != 0)
-            last_both = next;
-    const at stop = skip(p, end, LOWERS);
-    return stop != p ? stop : last_both;
-}
-
-/* [UPPERS]+[LOWERS]* */
-static at upper_then_any(at p, at end)
-{
-    const at stop = skip(p, end, UPPERS);
-    return stop == p ? NULL : skip(stop, end, LOWERS);
-}
-
-/* [^\r\n\p{L}\p{N}]? and then one of the two above; without the optional part if necessary. */
-static at cased_word(at p, at end, qsf_scanner *rest)
-{
-    at next;
-    const unsigned kind = look(p, end, &next);
-    if ((kind & (QSF_CHAR_LETTER | QSF_CHAR_NUMBER)) == 0 && !is_line_end(p, end)) {
-        const at stop = rest(next, end);
-        if (stop != NULL)
-            return stop;
-    }
-    return rest(p, end);
-}
-
-/* [^\r\n\p{L}\p{N}]?[UPPERS]*[LOWERS]+C?|[^\r\n\p{L}\p{N}]?[UPPERS]+[LOWERS]*C?|\p{N}{1,3}|
- *  ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+ ; C is (?i:'s|'t|'re|'ve|'m|'ll|'d) */
-static inline at scan_like_o200k(at p, at end, bool has_contractions, int n_numbers)
-{
-    at stop = cased_word(p, end, any_then_lower);
-    if (stop == NULL)
-        stop = cased_word(p, end, upper_then_any);
-    if (stop != NULL) {
-        const at longer = has_contractions ? any_contraction(stop, end) : NULL;
-        return longer != NULL ? longer : stop;
-    }
-    stop = or_null(skip_most(p, end, QSF_CHAR_NUMBER, n_numbers), p);
-    if (stop == NULL)
-        stop = symbols(p, end, QSF_CHAR_SPACE | QSF_CHAR_LETTER | QSF_CHAR_NUMBER, true, true);
-    return stop != NULL ? stop : spaces(p, end, true, true);
-}
-
-static at scan_o200k(at p, at end)
-{
-    return scan_like_o200k(p, end, true, 3);
-}
-
-/* The same without C, and with single numbers. */
-static at scan_tekken(at p, at end)
-{
-    return scan_like_o200k(p, end, false, 1);
-}
-
-static bool is_ascii_letter(at p, at end)
-{
-    return p != end && ((*p | 0x20) >= 'a') && ((*p | 0x20) <= 'z');
-}
-
-static bool is_ascii_punct(unsigned char c)
-{
-    return (c >= '!' && c <= '/') || (c >= ':' && c <= '@') || (c >= '[' && c <= '`') ||
-           (c >= '{' && c <= '~');
-}
-
-/* [ASCII punctuation][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|
- * \s*[\r\n]+|\s+(?!\S)|\s+ */
-static at scan_deepseek3(at p, at end)
-{
-    if (is_ascii_punct(*p) && is_ascii_letter(p + 1, end)) {
-        for (p++; is_ascii_letter(p, end);)
-            p++;
-        return p;
-    }
-    at stop = word(p, end, QSF_CHAR_LETTER | QSF_CHAR_MARK,
-                   QSF_CHAR_LETTER | QSF_CHAR_PUNCT | QSF_CHAR_SYMBOL);
-    if (stop == NULL)
-        stop = symbols(p, end, QSF_CHAR_PUNCT | QSF_CHAR_SYMBOL, false, false);
-    return stop != NULL ? stop : spaces(p, end, true, true);
-}
-
-/* \p{N}{1,3} */
-static at scan_numbers_3(at p, at end)
-{
-    return or_null(skip_most(p, end, QSF_CHAR_NUMBER, 3), p);
-}
-
-/* \p{N} */
-static at scan_number(at p, at end)
-{
-    return or_null(skip_most(p, end, QSF_CHAR_NUMBER, 1), p);
-}
-
-/* \p{N}+ */
-static at scan_numbers(at p, at end)
-{
-    return or_null(skip(p, end, QSF_CHAR_NUMBER), p);
-}
-
-/* [0-9][0-9][0-9] */
-static at scan_ascii_3(at p, at end)
-{
-    for (int i = 0; i < 3; i++)
-        if (end - p <= i || p[i] < '0' || p[i] > '9')
-            return NULL;
-    return p + 3;
-}
-
-/* U+4E00 to U+9FA5, and U+3040 to U+30FF: [\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+ */
-static at scan_cjk(at p, at end)
-{
-    const at begin = p;
-    while (p != end) {
-        size_t n_bytes;
-        const uint32_t c = qsf_utf8_load(p, &n_bytes);
-        if (!((c >= 0x4E00 && c <= 0x9FA5) || (c >= 0x3040 && c <= 0x30FF)))
-            break;
-        p += n_bytes;
-    }
-    return or_null(p, begin);
-}
-
-/* [\p{P}\$\+<=>\^~\|]+ */
-static at scan_punct_falcon(at p, at end)
-{
-    const at begin = p;
-    at next;
-    while (p != end && ((look(p, end, &next) & QSF_CHAR_PUNCT) != 0 ||
-                        (*p < 0x80 && is_ascii_punct(*p) && *p != '`'))) {
-        p = next;
-    }
-    return or_null(p, begin);
-}
-
-static at digits(at p, at end, bool is_single)
-{
-    const at begin = p;
-    while (p != end) {
-        size_t n_bytes;
-        if ((qsf_unicode_word(qsf_utf8_load(p, &n_bytes)) & QSF_CHAR_NUMERIC) == 0)
-            break;
-        p += n_bytes;
-        if (is_single)
-            break;
-    }
-    return or_null(p, begin);
-}
-
-/* Characters that are numeric to Rust's char::is_numeric */
-static at scan_digits(at p, at end)
-{
-    return digits(p, end, false);
-}
-
-static at scan_digit(at p, at end)
-{
-    return digits(p, end, true);
-}
-
-/* [\r\n] */
-static at scan_line_end(at p, at end)
-{
-    return is_line_end(p, end) ? p + 1 : NULL;
-}
-
-typedef struct char_range {
-    uint32_t first;
-    uint32_t last;
-} char_range;
-
-/* Returns the place after the characters from p on that are in ascending ranges. */
-static at skip_ranges(at p, at end, const char_range *ranges, size_t n)
-{
-    while (p != end) {
-        size_t n_bytes;
-        const uint32_t c = qsf_utf8_load(p, &n_bytes);
-        size_t low = 0;
-        for (size_t high = n; low < high;) {
-            const size_t i = low + (high - low) / 2;
-            if (ranges[i].last < c)
-                low = i + 1;
-            else
-                high = i;
+    const unsigned char *const ahead = aheads(s);
+    const place end = s->text.p + s->text.n;
+    const size_t n_row_bytes = (size_t)s->split->n_columns * 2;
+    unsigned state = begin_at(s, p);
+    place last = p; /* the last end of a match, or the beginning, and the state there */
+    unsigned last_state = state;
+    place found = NULL;
+    const unsigned char *const low = s->low;
+    const unsigned n_low = s->n_low;
+    while (state != 0) {
+        const size_t n_left = (size_t)(end - p);
+        const size_t n_stride = STRIDE - ((size_t)(p - s->text.p) & (STRIDE - 1));
+        const place stop = p + (n_left < n_stride ? n_left : n_stride);
+        const unsigned char *row = s->split->forward + state * n_row_bytes;
+        while (p < stop) {
+            size_t n_bytes = 1;
+            unsigned column = *p < n_low ? low[*p] : class_at(s, p, &n_bytes);
+            if (ahead != NULL)
+                column += ahead[p - s->text.p] * s->v->n_classes;
+            const unsigned entry = qsf_load_u16(row + (size_t)column * 2);
+            const unsigned next = entry & ~QSF_SPLIT_MATCH;
+            if (entry != next) {
+                found = last = p;
+                last_state = state;
+            }
+            p += n_bytes;
+            if (next != state) { /* within a run the next step needs not wait for this one */
+                state = next;
+                row = s->split->forward + state * n_row_bytes;
+                if (state == 0)
+                    break;
+            }
         }
-        if (low == n || c < ranges[low].first)
+        if (state == 0 || is_remembered(s, p, state))
             break;
-        p += n_bytes;
+        if (p == end) {
+            size_t n_bytes;
+            if ((entry_at(s, ahead, state, p, &n_bytes) & QSF_SPLIT_MATCH) != 0)
+                found = last = p;
+            break;
+        }
     }
-    return p;
+    *match_end = found;
+    if ((size_t)(p - last) > 2 * STRIDE)
+        return remember(s, last, last_state, p);
+    return QSF_OK;
 }
 
-/* Returns the place after a space, if one is there. */
-static at skip_space(at p, at end)
+qsf_status qsf_scan_begin(qsf_scan *s, const qsf_vocabulary *v, uint32_t step_idx, qsf_work *w,
+                          int block, qsf_bytes text)
 {
-    return skip_most(p, end, QSF_CHAR_SPACE, 1);
+    const qsf_split *const split = &v->splits[step_idx];
+    const bool is_on_bytes = (split->flags & QSF_SPLIT_ON_BYTES) != 0;
+    *s = (qsf_scan){.v = v, .split = split, .work = w, .block = block, .text = text};
+    s->low = is_on_bytes
+                 ? v->byte_classes
+                 : v->class_blocks + (size_t)qsf_load_u16(v->class_index) * QSF_TEXT_CLASS_BLOCK;
+    s->n_low = is_on_bytes ? 256 : 128;
+    s->at = text.p;
+    if (split->n_backward == 0)
+        return QSF_OK;
+    /* From the end on: which look-aheads match in front of each character. */
+    QSF_TRY(qsf_work_reserve(w, block, text.n + 1));
+    unsigned char *const ahead = w->blocks[block];
+    size_t state = 0;
+    for (place p = text.p + text.n;;) {
+        size_t column = v->n_classes - 1;
+        const place last = p;
+        size_t n_bytes;
+        if (p != text.p) {
+            p = before(s, p);
+            column = class_at(s, p, &n_bytes);
+        }
+        const unsigned entry = qsf_load_u16(split->backward + (state * v->n_classes + column) * 2);
+        ahead[last - text.p] = (unsigned char)(entry >> QSF_SPLIT_BACKWARD_BITS);
+        if (last == text.p)
+            break;
+        state = entry & ((1U << QSF_SPLIT_BACKWARD_BITS) - 1);
+    }
+    return QSF_OK;
 }
 
-/* \s?[letters with cases]+, which DeepSeek V2 lists */
-static at scan_cased(at p, at end)
+qsf_status qsf_scan_next(qsf_scan *s, qsf_bytes *match)
 {
-    static const char_range cased[] = {
-        {0x41, 0x5A},       {0x61, 0x7A},       {0xB5, 0xB5},       {0xC0, 0xD6},
-        {0xD8, 0xF6},       {0xF8, 0x1BA},      {0x1BC, 0x1BF},     {0x1C4, 0x293},
-        {0x295, 0x2AF},     {0x370, 0x373},     {0x376, 0x376},     {0x377, 0x377},
-        {0x37B, 0x37D},     {0x37F, 0x37F},     {0x386, 0x386},     {0x388, 0x38A},
-        {0x38C, 0x38C},     {0x38E, 0x3A1},     {0x3A3, 0x3F5},     {0x3F7, 0x481},
-        {0x48A, 0x52F},     {0x531, 0x556},     {0x10A0, 0x10C5},   {0x13A0, 0x13F5},
-        {0x13F8, 0x13FD},   {0x1C90, 0x1CBA},   {0x1CBD, 0x1CBF},   {0x1D00, 0x1D2B},
-        {0x1D6B, 0x1D77},   {0x1D79, 0x1D9A},   {0x1E00, 0x1F15},   {0x1F18, 0x1F1D},
-        {0x1F20, 0x1F45},   {0x1F48, 0x1F4D},   {0x1F50, 0x1F57},   {0x1F59, 0x1F59},
-        {0x1F5B, 0x1F5B},   {0x1F5D, 0x1F5D},   {0x1F5F, 0x1F7D},   {0x1F80, 0x1FB4},
-        {0x1FB6, 0x1FBC},   {0x1FBE, 0x1FBE},   {0x1FC2, 0x1FC4},   {0x1FC6, 0x1FCC},
-        {0x1FD0, 0x1FD3},   {0x1FD6, 0x1FDB},   {0x1FE0, 0x1FEC},   {0x1FF2, 0x1FF4},
-        {0x1FF6, 0x1FFC},   {0x2102, 0x2102},   {0x2107, 0x2107},   {0x210A, 0x2113},
-        {0x2115, 0x2115},   {0x2119, 0x211D},   {0x2124, 0x2124},   {0x2126, 0x2126},
-        {0x2128, 0x2128},   {0x212A, 0x212D},   {0x212F, 0x2134},   {0x2139, 0x2139},
-        {0x213C, 0x213F},   {0x2145, 0x2149},   {0x214E, 0x214E},   {0x2183, 0x2183},
-        {0x2184, 0x2184},   {0x2C00, 0x2C7B},   {0x2C7E, 0x2CE4},   {0x2CEB, 0x2CEE},
-        {0x2CF2, 0x2CF2},   {0x2CF3, 0x2CF3},   {0xA640, 0xA66D},   {0xA680, 0xA69B},
-        {0xA722, 0xA76F},   {0xA771, 0xA787},   {0xA78B, 0xA78E},   {0xAB70, 0xABBF},
-        {0xFB00, 0xFB06},   {0xFB13, 0xFB17},   {0xFF21, 0xFF3A},   {0xFF41, 0xFF5A},
-        {0x10400, 0x1044F}, {0x104B0, 0x104D3}, {0x104D8, 0x104FB}, {0x10C80, 0x10CB2},
-        {0x10CC0, 0x10CF2}, {0x118A0, 0x118DF}, {0x1E900, 0x1E943},
-    };
-    const at begin = skip_space(p, end);
-    return or_null(skip_ranges(begin, end, cased, sizeof cased / sizeof cased[0]), begin);
-}
-
-/* \s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+; U+3000 is a space too */
-static at scan_signs(at p, at end)
-{
-    static const char_range signs[] = {{0x21, 0x2F},     {0x3A, 0x7E},     {0x2018, 0x201F},
-                                       {0x3000, 0x3002}, {0xFF01, 0xFF0F}, {0xFF1A, 0xFF5E}};
-    const size_t n = sizeof signs / sizeof signs[0];
-    const at begin = skip_space(p, end);
-    const at stop = or_null(skip_ranges(begin, end, signs, n), begin);
-    return stop != NULL ? stop : or_null(skip_ranges(p, end, signs, n), p);
-}
-
-/* \s+$ */
-static at scan_last_spaces(at p, at end)
-{
-    return p != end && skip(p, end, QSF_CHAR_SPACE) == end ? end : NULL;
-}
-
-/* [\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+ */
-static at scan_ideographs(at p, at end)
-{
-    static const char_range ideographs[] = {{0x800, 0x9FA5}, {0xAC00, 0xD7FF}};
-    return or_null(skip_ranges(p, end, ideographs, 2), p);
-}
-
-/* \s?\p{L}+ */
-static at scan_letters(at p, at end)
-{
-    const at begin = skip_space(p, end);
-    return or_null(skip(begin, end, QSF_CHAR_LETTER), begin);
-}
-
-/* \s?\p{P}+ */
-static at scan_puncts(at p, at end)
-{
-    const at begin = skip_space(p, end);
-    return or_null(skip(begin, end, QSF_CHAR_PUNCT), begin);
-}
-
-static at scan_spaces(at p, at end)
-{
-    return or_null(skip(p, end, QSF_CHAR_SPACE), p);
-}
-
-/* Spaces, or one punctuation mark, or one ideograph as BERT lists them */
-static at scan_bert(at p, at end)
-{
-    static const char_range ideographs[] = {
-        {0x3400, 0x4DBF},   {0x4E00, 0x9FFF},   {0xF900, 0xFAFF},  {0x20000, 0x2A6DF},
-        {0x2A700, 0x2B81F}, {0x2B820, 0x2CEAF}, {0x2F800, 0x2FA1F}};
-    at next;
-    const bool is_mark =
-        (look(p, end, &next) & QSF_CHAR_PUNCT) != 0 || (*p < 0x80 && is_ascii_punct(*p));
-    if (is_mark || skip_ranges(p, next, ideographs, 7) == next)
-        return next;
-    return scan_spaces(p, end);
-}
-
-qsf_scanner *qsf_scanner_of(qsf_step_kind kind)
-{
-    static qsf_scanner *const scanners[QSF_STEP_COUNT] = {
-        [QSF_STEP_DIGITS] = scan_digits,
-        [QSF_STEP_DIGIT] = scan_digit,
-        [QSF_STEP_GPT2] = scan_gpt2,
-        [QSF_STEP_CL100K] = scan_cl100k,
-        [QSF_STEP_QWEN2] = scan_qwen2,
-        [QSF_STEP_QWEN35] = scan_qwen35,
-        [QSF_STEP_O200K] = scan_o200k,
-        [QSF_STEP_NUMBERS_3] = scan_numbers_3,
-        [QSF_STEP_CJK] = scan_cjk,
-        [QSF_STEP_DEEPSEEK3] = scan_deepseek3,
-        [QSF_STEP_NUMBER] = scan_number,
-        [QSF_STEP_ASCII_3] = scan_ascii_3,
-        [QSF_STEP_LLAMA_CPP] = scan_llama_cpp,
-        [QSF_STEP_PUNCT_FALCON] = scan_punct_falcon,
-        [QSF_STEP_NUMBERS] = scan_numbers,
-        [QSF_STEP_TEKKEN] = scan_tekken,
-        [QSF_STEP_LINE_END] = scan_line_end,
-        [QSF_STEP_CASED] = scan_cased,
-        [QSF_STEP_SIGNS] = scan_signs,
-        [QSF_STEP_LAST_SPACES] = scan_last_spaces,
-        [QSF_STEP_IDEOGRAPHS] = scan_ideographs,
-        [QSF_STEP_LETTERS] = scan_letters,
-        [QSF_STEP_PUNCTS] = scan_puncts,
-        [QSF_STEP_BERT] = scan_bert,
-        [QSF_STEP_SPACES] = scan_spaces,
-    };
-    return (unsigned)kind < QSF_STEP_COUNT ? scanners[kind] : NULL;
+    const place end = s->text.p + s->text.n;
+    *match = (qsf_bytes){NULL, 0};
+    for (place p = s->at;;) {
+        place match_end;
+        QSF_TRY(match_at(s, p, &match_end));
+        const bool is_again = match_end == p && match_end == s->last_end; /* empty, and no more */
+        if (match_end != NULL && !is_again) {
+            *match = (qsf_bytes){p, (size_t)(match_end - p)};
+            s->at = s->last_end = match_end;
+            return QSF_OK;
+        }
+        if (p == end)
+            return QSF_OK;
+        p += s->n_low == 256 ? 1 : qsf_utf8_length(*p);
+    }
 }

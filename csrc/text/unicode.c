@@ -15,7 +15,6 @@
 #define N_DIGITS 92U
 #define N_LAST_DIGITS 70U /* digits that end a number */
 
-qsf_unicode_property qsf_unicode_kinds;
 qsf_unicode_property qsf_unicode_words;
 qsf_unicode_property qsf_unicode_classes;
 qsf_decomposition qsf_unicode_decompositions[QSF_UNICODE_DECOMPOSITIONS];
@@ -114,7 +113,6 @@ void qsf_unicode_load(void)
         return;
     }
     const char *at = qsf_unicode_text[0];
-    read_property(&at, &qsf_unicode_kinds);
     read_property(&at, &qsf_unicode_words);
     read_property(&at, &qsf_unicode_classes);
     read_decompositions(&at);

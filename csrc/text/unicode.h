@@ -1,4 +1,4 @@
-/* unicode.h - the kinds of characters, and their (de)composition.
+/* unicode.h - words and spaces, and the (de)composition of characters.
  *
  * The tables equal those of the `tokenizers` library; tools/make_unicode_tables.py computes them
  * with it.
@@ -23,41 +23,20 @@
 extern const char qsf_unicode_text[][QSF_UNICODE_ROW + 1];
 void qsf_unicode_load(void);
 
-/* Bits of a code point. */
-enum {
-    QSF_CHAR_UPPER = 1,   /* Lu, Lt */
-    QSF_CHAR_LOWER = 2,   /* Ll */
-    QSF_CHAR_OTHER = 4,   /* Lm, Lo: letters without case */
-    QSF_CHAR_MARK = 8,    /* M */
-    QSF_CHAR_NUMBER = 16, /* N */
-    QSF_CHAR_PUNCT = 32,  /* P */
-    QSF_CHAR_SYMBOL = 64, /* S */
-    QSF_CHAR_SPACE = 128, /* White_Space */
-    QSF_CHAR_LETTER = QSF_CHAR_UPPER | QSF_CHAR_LOWER | QSF_CHAR_OTHER
-};
-
 /* The properties of a code point in two stages: a block, and its place in the block. */
 typedef struct qsf_unicode_property {
     uint8_t index[QSF_UNICODE_POINTS / QSF_UNICODE_BLOCK];
     uint8_t blocks[UINT8_MAX + 1][QSF_UNICODE_BLOCK];
 } qsf_unicode_property;
 
-extern qsf_unicode_property qsf_unicode_kinds;
-
-/* Word characters, for added tokens that match whole words only; and numbers, for the step
- * Digits. */
-enum { QSF_CHAR_WORD = 1, QSF_CHAR_NUMERIC = 2 };
+/* Word characters, for added tokens that match whole words only, and spaces (White_Space). */
+enum { QSF_CHAR_WORD = 1, QSF_CHAR_SPACE = 2 };
 
 extern qsf_unicode_property qsf_unicode_words;
 
 static inline unsigned qsf_unicode_look_up(const qsf_unicode_property *p, uint32_t c)
 {
     return p->blocks[p->index[c / QSF_UNICODE_BLOCK]][c % QSF_UNICODE_BLOCK];
-}
-
-static inline unsigned qsf_unicode_kind(uint32_t c)
-{
-    return qsf_unicode_look_up(&qsf_unicode_kinds, c);
 }
 
 static inline unsigned qsf_unicode_word(uint32_t c)

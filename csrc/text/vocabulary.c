@@ -9,7 +9,7 @@
 #include "base/status.h"
 #include "text/utf8.h"
 
-#define VERSION 1
+#define VERSION 2
 
 /* Arrays lie one after the other, each filled up to a multiple of 8. */
 typedef struct cursor {
@@ -134,21 +134,25 @@ static qsf_status check_added(qsf_vocabulary *v, uint32_t n_pool_bytes)
     return QSF_OK;
 }
 
-static bool is_known_step(uint32_t kind)
+/* Version 1 had other steps from that of expressions on. */
+static bool is_known_step(uint32_t kind, uint32_t version)
 {
     return (kind >= QSF_STEP_NFC && kind <= QSF_STEP_MAP) ||
-           (kind >= QSF_STEP_SPLIT && kind < QSF_STEP_COUNT);
+           (kind >= QSF_STEP_SPLIT && kind < QSF_STEP_COUNT &&
+            (kind != QSF_STEP_EXPRESSION || version != 1));
 }
 
-static qsf_status check_steps(qsf_vocabulary *v, const unsigned char *steps, uint32_t n_pool_bytes)
+static qsf_status check_steps(qsf_vocabulary *v, const unsigned char *steps, uint32_t n_pool_bytes,
+                              uint32_t version)
 {
     for (uint32_t i = 0; i < v->n_steps; i++) {
         const unsigned char *const p = steps + (size_t)i * 20;
         const uint32_t kind = qsf_load_u32(p);
-        if (!is_known_step(kind))
+        if (!is_known_step(kind, version))
             return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                            "section TEXT: step %u is of kind %u, which this build does not know",
-                            i, kind);
+                            "section TEXT of version %u: step %u is of kind %u, which this build "
+                            "does not know; make the file again with `qsf convert`",
+                            version, i, kind);
         qsf_step *const step = &v->steps[i];
         step->kind = (qsf_step_kind)kind;
         qsf_bytes *const strings[2] = {&step->a, &step->b};
@@ -169,6 +173,94 @@ static qsf_status check_steps(qsf_vocabulary *v, const unsigned char *steps, uin
             return QSF_FAIL(QSF_ERR_FORMAT,
                             "section TEXT: step %u replaces nothing or comes too late", i);
     }
+    return QSF_OK;
+}
+
+static uint64_t count_splits(const unsigned char *steps, uint32_t n_steps, const cursor *c)
+{
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < n_steps && !c->failed; i++)
+        n += qsf_load_u32(steps + (size_t)i * 20) == QSF_STEP_EXPRESSION;
+    return n;
+}
+
+static qsf_status check_classes(const qsf_vocabulary *v)
+{
+    bool is_right = true;
+    for (size_t i = 0; v->n_classes != 0 && i < QSF_TEXT_CLASS_BLOCKS; i++)
+        is_right &= qsf_load_u16(v->class_index + i * 2) < v->n_class_blocks;
+    for (size_t i = 0; i < (size_t)v->n_class_blocks * QSF_TEXT_CLASS_BLOCK; i++)
+        is_right &= v->class_blocks[i] < v->n_classes;
+    for (size_t i = 0; v->n_classes != 0 && i < 256; i++)
+        is_right &= v->byte_classes[i] < v->n_classes;
+    if (!is_right)
+        return QSF_FAIL(QSF_ERR_FORMAT,
+                        "section TEXT: a character is of a class that is none of %u", v->n_classes);
+    return QSF_OK;
+}
+
+/* The states that entries name exist; behind the edge, the last class, there is none. */
+static bool are_states(const qsf_split *s, uint32_t n_classes, uint32_t n_aheads)
+{
+    bool is_right = true;
+    for (uint64_t i = 0; i < (uint64_t)s->n_forward * s->n_columns; i++) {
+        const uint32_t state = qsf_load_u16(s->forward + i * 2) & ~QSF_SPLIT_MATCH;
+        const bool is_edge = i % n_classes == n_classes - 1 && i >= s->n_columns;
+        is_right &= state < (is_edge ? 1 : s->n_forward);
+    }
+    for (uint64_t i = 0; i < (uint64_t)s->n_backward * n_classes; i++) {
+        const uint32_t entry = qsf_load_u16(s->backward + i * 2);
+        is_right &= entry >> QSF_SPLIT_BACKWARD_BITS < 1U << n_aheads &&
+                    (entry & ((1U << QSF_SPLIT_BACKWARD_BITS) - 1)) < s->n_backward;
+    }
+    return is_right;
+}
+
+/* Behind a step on bytes pieces are no texts: only steps of the kind may follow. */
+static qsf_status check_splits(qsf_vocabulary *v, const unsigned char *rows,
+                               const unsigned char *entries)
+{
+    uint64_t at = 0;
+    bool is_on_bytes = false;
+    for (uint32_t i = 0; i < v->n_steps; i++) {
+        const bool is_split = v->steps[i].kind == QSF_STEP_EXPRESSION;
+        qsf_split *const s = &v->splits[i];
+        uint32_t n_aheads = 0;
+        if (is_split) {
+            s->flags = qsf_load_u32(rows);
+            s->n_forward = qsf_load_u32(rows + 4);
+            s->n_backward = qsf_load_u32(rows + 8);
+            n_aheads = qsf_load_u32(rows + 12);
+            rows += 16;
+        }
+        const bool was_on_bytes = is_on_bytes;
+        is_on_bytes |= (s->flags & QSF_SPLIT_ON_BYTES) != 0;
+        if (is_on_bytes && (v->model != QSF_TEXT_BPE_BYTES || (s->flags & QSF_SPLIT_ON_BYTES) == 0))
+            return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: step %u%s bytes", i,
+                            was_on_bytes ? " is not on" : " is on");
+        if (!is_split)
+            continue;
+        const bool are_sizes = v->n_classes != 0 && n_aheads <= QSF_TEXT_MAX_AHEADS &&
+                               s->n_forward != 0 && s->n_forward <= QSF_TEXT_MAX_STATES &&
+                               s->n_backward <= QSF_TEXT_MAX_STATES &&
+                               (n_aheads == 0) == (s->n_backward == 0);
+        s->n_columns = are_sizes ? v->n_classes << n_aheads : 0;
+        const uint64_t n_forward = (uint64_t)s->n_forward * s->n_columns;
+        const uint64_t n_backward = (uint64_t)s->n_backward * v->n_classes;
+        s->forward = entries + at * 2;
+        s->backward = s->forward + n_forward * 2;
+        at += n_forward + n_backward;
+        if (!are_sizes || s->flags > QSF_SPLIT_ALL_FLAGS ||
+            (s->flags & QSF_SPLIT_BEHAVIORS) > QSF_SPLIT_CONTIGUOUS || at > v->n_entries ||
+            !are_states(s, v->n_classes, n_aheads))
+            return QSF_FAIL(QSF_ERR_FORMAT,
+                            "section TEXT: the expression of step %u has %u and %u states, flags "
+                            "%u, or a state that does not exist",
+                            i, s->n_forward, s->n_backward, s->flags);
+    }
+    if (at != v->n_entries)
+        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: %u entries, its expressions have %llu",
+                        v->n_entries, (unsigned long long)at);
     return QSF_OK;
 }
 
@@ -230,8 +322,9 @@ static qsf_status check_header(const qsf_vocabulary *v, const unsigned char *sec
     QSF_TRY(check_slots("the table of merges", v->n_merge_slots));
     QSF_TRY(check_most("the length of the prefix", v->n_prefix, QSF_TEXT_MAX_PREFIX));
     QSF_TRY(check_most("the number of steps", v->n_steps, QSF_TEXT_MAX_STEPS));
+    QSF_TRY(check_most("the number of classes", v->n_classes, QSF_TEXT_MAX_CLASSES));
     QSF_TRY(check_most("the number of probes", v->max_probes, QSF_TEXT_MAX_PROBES));
-    for (size_t i = 84; i < QSF_TEXT_HEADER_BYTES; i++)
+    for (size_t i = 96; i < QSF_TEXT_HEADER_BYTES; i++)
         if (section[i] != 0)
             return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: reserved byte %zu is %u, allowed: 0", i,
                             section[i]);
@@ -260,6 +353,9 @@ static void load_header(qsf_vocabulary *v, const unsigned char *p)
     v->n_nodes = qsf_load_u32(p + 64);
     v->max_probes = qsf_load_u32(p + 68);
     v->n_map_nodes = qsf_load_u32(p + 80);
+    v->n_classes = qsf_load_u32(p + 84);
+    v->n_class_blocks = qsf_load_u32(p + 88);
+    v->n_entries = qsf_load_u32(p + 92);
     const uint64_t bits = qsf_load_u64(p + 72);
     memcpy(&v->unk_score, &bits, sizeof bits);
 }
@@ -271,9 +367,9 @@ qsf_status qsf_vocabulary_init(qsf_vocabulary *v, const unsigned char *section, 
         return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT has %zu bytes, allowed: %d to %u", n_bytes,
                         QSF_TEXT_HEADER_BYTES, QSF_TEXT_MAX_BYTES);
     const uint32_t version = qsf_load_u32(section);
-    if (version != VERSION)
+    if (version == 0 || version > VERSION)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "section TEXT is of version %u, this build reads version %d", version,
+                        "section TEXT is of version %u, this build reads versions 1 to %d", version,
                         VERSION);
     load_header(v, section);
     QSF_TRY(check_header(v, section));
@@ -295,6 +391,12 @@ qsf_status qsf_vocabulary_init(qsf_vocabulary *v, const unsigned char *section, 
     v->scores = take(&c, v->model == QSF_TEXT_UNIGRAM ? v->n_ids : 0, 8);
     v->nodes = take(&c, v->n_nodes, 12);
     v->map_nodes = take(&c, v->n_map_nodes, 12);
+    const bool has_classes = v->n_classes != 0;
+    v->class_index = take(&c, has_classes ? QSF_TEXT_CLASS_BLOCKS : 0, 2);
+    v->class_blocks = take(&c, v->n_class_blocks, QSF_TEXT_CLASS_BLOCK);
+    v->byte_classes = take(&c, has_classes ? 256 : 0, 1);
+    const unsigned char *const splits = take(&c, count_splits(steps, v->n_steps, &c), 16);
+    const unsigned char *const entries = take(&c, v->n_entries, 2);
     if (c.failed || c.at != n_bytes)
         return QSF_FAIL(QSF_ERR_FORMAT,
                         "section TEXT: its tables do not fill its %zu bytes exactly", n_bytes);
@@ -306,7 +408,9 @@ qsf_status qsf_vocabulary_init(qsf_vocabulary *v, const unsigned char *section, 
     QSF_TRY(check_numbers("merge slot", v->merge_slots, v->n_merge_slots, v->n_merges, true));
     QSF_TRY(check_numbers("prefix", v->prefix, v->n_prefix, v->n_ids, false));
     QSF_TRY(check_added(v, n_pool_bytes));
-    QSF_TRY(check_steps(v, steps, n_pool_bytes));
+    QSF_TRY(check_steps(v, steps, n_pool_bytes, version));
+    QSF_TRY(check_classes(v));
+    QSF_TRY(check_splits(v, splits, entries));
     QSF_TRY(check_map(v, n_pool_bytes));
     return check_nodes(v);
 }

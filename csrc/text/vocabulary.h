@@ -22,6 +22,11 @@
 #define QSF_TEXT_MAX_PREFIX 16
 #define QSF_TEXT_MAX_TOKEN_BYTES 65535
 #define QSF_TEXT_MAX_ADDED_BYTES 512
+#define QSF_TEXT_MAX_CLASSES 255
+#define QSF_TEXT_MAX_AHEADS 3
+#define QSF_TEXT_MAX_STATES 4096
+#define QSF_TEXT_CLASS_BLOCK 128 /* characters of a block of the table of classes */
+#define QSF_TEXT_CLASS_BLOCKS (0x110000 / QSF_TEXT_CLASS_BLOCK)
 
 #define QSF_WORD_PREFIX "##" /* WordPiece: of tokens that go on with a word */
 #define QSF_WORD_PREFIX_BYTES 2
@@ -76,31 +81,7 @@ typedef enum qsf_step_kind {
     QSF_STEP_SPLIT_MARKS = 20, /* a piece begins at every U+2581 */
     QSF_STEP_CUT_MARKS = 21,   /* the same, but only after a character that is neither U+2581 nor in
                                   a: no token crosses such a place, so the ids stay the same */
-    QSF_STEP_DIGITS = 22,      /* runs of numbers are pieces */
-    QSF_STEP_DIGIT = 23,       /* each number is a piece */
-    QSF_STEP_GPT2 = 24,        /* regular expressions: scan.c has them */
-    QSF_STEP_CL100K = 25,
-    QSF_STEP_QWEN2 = 26,
-    QSF_STEP_QWEN35 = 27,
-    QSF_STEP_O200K = 28,
-    QSF_STEP_NUMBERS_3 = 29,
-    QSF_STEP_CJK = 30,
-    QSF_STEP_DEEPSEEK3 = 31,
-    QSF_STEP_NUMBER = 32,
-    QSF_STEP_ASCII_3 = 33,
-    QSF_STEP_LLAMA_CPP = 34,
-    QSF_STEP_PUNCT_FALCON = 35,
-    QSF_STEP_NUMBERS = 36,
-    QSF_STEP_TEKKEN = 37,
-    QSF_STEP_LINE_END = 38, /* this and the next four: of DeepSeek V2 and its coders */
-    QSF_STEP_CASED = 39,
-    QSF_STEP_SIGNS = 40,
-    QSF_STEP_LAST_SPACES = 41,
-    QSF_STEP_IDEOGRAPHS = 42,
-    QSF_STEP_LETTERS = 43,
-    QSF_STEP_PUNCTS = 44,
-    QSF_STEP_BERT = 45,   /* no spaces; punctuation and ideographs are pieces of their own */
-    QSF_STEP_SPACES = 46, /* no spaces */
+    QSF_STEP_EXPRESSION = 22,  /* a qsf_split: matches of a regular expression */
     QSF_STEP_COUNT
 } qsf_step_kind;
 
@@ -114,6 +95,33 @@ typedef struct qsf_step {
     qsf_bytes a;
     qsf_bytes b;
 } qsf_step;
+
+#define QSF_SPLIT_MATCH 0x8000U /* of an entry: a match ends in front of the character */
+
+#define QSF_SPLIT_BACKWARD_BITS 12 /* of an entry of `backward`: the state */
+
+enum { /* of a split: what becomes of matches and of the texts between them */
+       QSF_SPLIT_ISOLATED = 0,
+       QSF_SPLIT_REMOVED = 1,
+       QSF_SPLIT_WITH_PREVIOUS = 2, /* a match and what is in front of it are one piece */
+       QSF_SPLIT_WITH_NEXT = 3,
+       QSF_SPLIT_CONTIGUOUS = 4, /* neighbouring matches are one piece */
+       QSF_SPLIT_BEHAVIORS = 7,
+       QSF_SPLIT_INVERTED = 8,  /* the texts between matches take their part */
+       QSF_SPLIT_ON_BYTES = 16, /* characters are bytes, those of ByteLevel's alphabet */
+       QSF_SPLIT_LOOKS_BEHIND = 32,
+       QSF_SPLIT_ALL_FLAGS = 63
+};
+
+/* An automaton, whose rows are states, its columns classes of characters; docs/format.md. */
+typedef struct qsf_split {
+    const unsigned char *forward;  /* u16 [n_forward, n_columns] */
+    const unsigned char *backward; /* u16 [n_backward, n_classes], for look-aheads */
+    uint32_t n_forward;
+    uint32_t n_backward;
+    uint32_t n_columns; /* n_classes, twice as many for each look-ahead */
+    uint32_t flags;
+} qsf_split;
 
 typedef struct qsf_added {
     uint32_t id;
@@ -139,6 +147,9 @@ typedef struct qsf_vocabulary {
     uint32_t n_steps;
     uint32_t n_nodes;
     uint32_t n_map_nodes;
+    uint32_t n_classes; /* of characters; the last one is the edge of a text */
+    uint32_t n_class_blocks;
+    uint32_t n_entries; /* of all splits */
     uint32_t max_probes;
     uint32_t max_token_bytes;
     double unk_score;
@@ -153,11 +164,15 @@ typedef struct qsf_vocabulary {
     const unsigned char *added;       /* u32 [n_added, 4] */
     const unsigned char *prefix;      /* u32 [n_prefix] */
     const unsigned char *pool;
-    const unsigned char *scores;    /* f64 [n_ids] */
-    const unsigned char *nodes;     /* u32 [n_nodes, 3]: first child, children << 8 | byte, id */
-    const unsigned char *map_nodes; /* the same; id: place in the pool << 8 | bytes */
+    const unsigned char *scores;       /* f64 [n_ids] */
+    const unsigned char *nodes;        /* u32 [n_nodes, 3]: first child, children << 8 | byte, id */
+    const unsigned char *map_nodes;    /* the same; id: place in the pool << 8 | bytes */
+    const unsigned char *class_index;  /* u16 [QSF_TEXT_CLASS_BLOCKS] */
+    const unsigned char *class_blocks; /* u8 [n_class_blocks, QSF_TEXT_CLASS_BLOCK] */
+    const unsigned char *byte_classes; /* u8 [256] */
     qsf_step steps[QSF_TEXT_MAX_STEPS];
-    uint32_t first_added[2][257]; /* raw and normalised: by first byte, into `added` */
+    qsf_split splits[QSF_TEXT_MAX_STEPS]; /* of steps QSF_STEP_EXPRESSION */
+    uint32_t first_added[2][257];         /* raw and normalised: by first byte, into `added` */
 } qsf_vocabulary;
 
 /* QSF_ERR_FORMAT: a rule is broken; QSF_ERR_UNSUPPORTED: a newer version. */

@@ -1,11 +1,11 @@
 """Makes tokenizer.json and the section CHAT from the vocabulary of a GGUF file.
 
-Four kinds are rebuilt: byte-level BPE (model "gpt2" in GGUF: words, merges and the name of a
-splitting rule), SentencePiece's BPE (model "llama": words with scores, of which the merges
-follow; "gemma4": with merges), its unigram model ("t5") and WordPiece ("bert", of which llama.cpp
-knows the uncased form). Other kinds are left out with a warning.
+Four kinds are rebuilt: BPE, mostly on bytes (model "gpt2" in GGUF: words, merges and the name of a
+splitting rule, of which gguf_splits.py knows all), SentencePiece's BPE (model "llama": words with
+scores, of which the merges follow; "gemma4": with merges), its unigram model ("t5") and WordPiece
+("bert", of which llama.cpp knows the uncased form). Other kinds are left out with a warning.
 
-Sources: src/llama-vocab.cpp of llama.cpp for the splitting rules and defaults;
+Sources: src/llama-vocab.cpp of llama.cpp for defaults;
 convert_slow_tokenizer.py of transformers for merges from scores.
 """
 # SPDX-License-Identifier: Apache-2.0
@@ -20,48 +20,20 @@ from typing import Any, Final
 
 import numpy as np
 
-from qsf_converter.text.steps import (
-    DEEPSEEK_CODER,
-    DEEPSEEK_LLM,
-    DEEPSEEK_V3,
-    GPT4O,
-    LLAMA3,
-    MARK,
-    OF_GGUF,
-    QWEN2,
-    QWEN35,
-    TEKKEN,
-)
+from qsf_converter.sources.gguf_splits import ADD_BOS, IGNORE_MERGES, NFC, OF_CHARACTERS, SPLITS
+from qsf_converter.text.steps import MARK
 
 Metadata = Mapping[str, Any]
 
 _MAX_WORD_CHARS = 256  # merges are searched at every position within a word
+_WITH_RULE: Final = ("gpt2", "whitespace")  # values of tokenizer.ggml.model: BPE with a rule
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # of tokenizer.ggml.token_type; 1 is normal
 
-# Name of the rule -> the expressions that split a text before BPE, one after another.
-_SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
-    "gpt-2": (),  # the rule of ByteLevel itself
-    "smollm": (r"\p{N}",),  # then the rule of ByteLevel
-    "llama-bpe": (LLAMA3,),
-    "glm4": (LLAMA3,),  # without a token that begins a text
-    "qwen2": (QWEN2,),
-    "qwen35": (QWEN35,),
-    "gpt-4o": (GPT4O,),
-    "tekken": (TEKKEN,),
-    "deepseek-v3": DEEPSEEK_V3,
-    "deepseek-llm": (*DEEPSEEK_LLM, r"\p{N}+"),
-    "deepseek-coder": DEEPSEEK_CODER,
-    "default": OF_GGUF,
-}
-_SAME_SPLIT = {
-    "llama3": "llama-bpe",
-    "llama-v3": "llama-bpe",
-    "deepseek-r1-qwen": "qwen2",
-    "starcoder": "smollm",
-    "llama4": "gpt-4o",
-    "chatglm-bpe": "glm4",
-}
-_BYTE_LEVEL_SPLITS = frozenset({"gpt-2", "smollm"})  # ByteLevel splits as well
+_NO_RULE: Final = (
+    "the file does not say how texts are split into words (tokenizer.ggml.pre is missing): the rule"
+    " `default` of llama.cpp is assumed, which most models were not trained with; answers may be"
+    " worse, use a newer GGUF file of the model"
+)
 
 
 class _LeftOutError(Exception):
@@ -69,12 +41,13 @@ class _LeftOutError(Exception):
 
 
 def tokenizer_of(metadata: Metadata) -> tuple[bytes | None, str | None]:
-    """Return tokenizer.json, or None and the reason."""
+    """Return tokenizer.json, or None; and what is to be said of it, or the reason."""
     try:
         data = json.dumps(_tokenizer(metadata), ensure_ascii=False).encode("utf-8", "replace")
     except _LeftOutError as error:
         return None, f"the tokenizer is left out: {error}"
-    return data, None
+    is_split = metadata["tokenizer.ggml.model"] in _WITH_RULE
+    return data, None if "tokenizer.ggml.pre" in metadata or not is_split else _NO_RULE
 
 
 def chat_of(metadata: Metadata, token_ids: Mapping[str, Any]) -> bytes:
@@ -112,12 +85,11 @@ def _tokenizer(metadata: Metadata) -> dict[str, Any]:
     words = metadata.get("tokenizer.ggml.tokens")
     if model is None or not isinstance(words, list) or not words:
         raise _LeftOutError("the file has no vocabulary")
+    words = _distinct(words)
     ids = {word: idx for idx, word in enumerate(words)}
-    if len(ids) != len(words):
-        raise _LeftOutError(f"{len(words) - len(ids)} of its {len(words)} words occur twice")
     kinds = _numbers(metadata, "token_type", len(words), default=1)
-    if model == "gpt2":
-        parts = _byte_level(metadata, ids)
+    if model in _WITH_RULE:
+        parts = _with_rule(metadata, ids, words, kinds)
     elif model in ("llama", "gemma4"):
         parts = _sentence_piece(metadata, ids, words, kinds)
     elif model == "t5":
@@ -152,37 +124,58 @@ def _added(idx: int, word: str, is_special: bool) -> dict[str, Any]:
     }
 
 
-def _byte_level(metadata: Metadata, ids: Mapping[str, int]) -> dict[str, Any]:
-    """Return byte-level BPE: the file holds the merges and the name of the splitting rule."""
-    pairs = _pairs(metadata)
+def _distinct(words: list[str]) -> list[str]:
+    """Return the words with names for empty ones, as llama.cpp names them, and for older doubles.
+
+    Of equal words llama.cpp encodes texts with the last one.
+    """
+    last = {word: idx for idx, word in enumerate(words)}
+    names = [
+        f"[EMPTY_{idx}]" if not word else word if last[word] == idx else f"[DOUBLE_{idx}]"
+        for idx, word in enumerate(words)
+    ]
+    if len(set(names)) != len(names):
+        raise _LeftOutError("words of its vocabulary have the names of empty or double ones")
+    return names
+
+
+def _with_rule(
+    metadata: Metadata, ids: Mapping[str, int], words: list[str], kinds: list[float]
+) -> dict[str, Any]:
+    """Return BPE: the file holds the merges and the name of the splitting rule."""
     rule = str(metadata.get("tokenizer.ggml.pre", "default"))
-    rule = _SAME_SPLIT.get(rule, rule)
-    if rule not in _SPLITS:
+    if rule not in SPLITS:
         raise _LeftOutError(
-            f"tokenizer.ggml.pre {rule[:40]!r} is not supported; supported: {', '.join(_SPLITS)}"
+            f"tokenizer.ggml.pre {rule[:40]!r} is none of the {len(SPLITS)} rules"
+            " that llama.cpp knows"
         )
+    if rule in OF_CHARACTERS:
+        parts = _sentence_piece(metadata, ids, words, kinds)
+        marks = {"type": "Metaspace", "replacement": MARK, "prepend_scheme": "always"}
+        return {**parts, "pre_tokenizer": marks} if rule == "mmbert" else parts
+    pairs = _pairs(metadata)
     byte_level = {
         "type": "ByteLevel",
         "add_prefix_space": False,
         "trim_offsets": True,
-        "use_regex": rule in _BYTE_LEVEL_SPLITS,
+        "use_regex": False,
     }
     splits = [
-        {
-            "type": "Split",
-            "pattern": {"Regex": expression},
-            "behavior": "Isolated",
-            "invert": False,
-        }
-        for expression in _SPLITS[rule]
+        {"type": "Split", "pattern": {"Regex": one}, "behavior": "Isolated", "invert": False}
+        for one in SPLITS[rule]
     ]
+    if rule == "whitespace":
+        return {
+            "normalizer": None,
+            "pre_tokenizer": splits[0],
+            "decoder": {"type": "Fuse"},
+            "model": _bpe(ids, pairs),
+        }
     return {
-        "normalizer": {"type": "NFC"} if rule in ("qwen2", "qwen35") else None,
-        "pre_tokenizer": (
-            {"type": "Sequence", "pretokenizers": [*splits, byte_level]} if splits else byte_level
-        ),
+        "normalizer": {"type": "NFC"} if rule in NFC else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, byte_level]},
         "decoder": {**byte_level, "add_prefix_space": True, "use_regex": True},
-        "model": _bpe(ids, pairs, ignore_merges=rule in ("llama-bpe", "gpt-4o", "tekken")),
+        "model": _bpe(ids, pairs, ignore_merges=rule in IGNORE_MERGES),
     }
 
 
@@ -323,9 +316,8 @@ def _scored(
 
 def _prefix(metadata: Metadata, words: list[str], model: str) -> dict[str, Any] | None:
     """Return the rule that puts BOS before a text, or None; with llama.cpp's defaults."""
-    rule = metadata.get("tokenizer.ggml.pre")
-    is_llama3 = isinstance(rule, str) and _SAME_SPLIT.get(rule, rule) == "llama-bpe"
-    is_wanted = metadata.get("tokenizer.ggml.add_bos_token", model != "gpt2" or is_llama3)
+    is_usual = model not in _WITH_RULE or metadata.get("tokenizer.ggml.pre") in ADD_BOS
+    is_wanted = metadata.get("tokenizer.ggml.add_bos_token", is_usual)
     bos = metadata.get("tokenizer.ggml.bos_token_id", 1 if model == "llama" else None)
     if model == "bert":  # always, and under this name in older files
         is_wanted, bos = True, metadata.get("tokenizer.ggml.cls_token_id", bos)

@@ -13,6 +13,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from qsf_converter.text.characters import listed, named, others
+from qsf_converter.text.expressions import (
+    Choice,
+    ExpressionError,
+    Node,
+    One,
+    Repeat,
+    literal,
+    parse,
+)
 from qsf_converter.text.maps import bert_map, precompiled_map
 
 MARK: Final = "\u2581"  # SentencePiece's space
@@ -20,83 +30,24 @@ MARK: Final = "\u2581"  # SentencePiece's space
 # Kinds of steps: csrc/text/vocabulary.h has the same.
 NFC, NFKC, PREPEND, REPLACE, NFD, MAP = range(1, 7)
 PREFIX_SPACE, MARK_SPACES, MARK_ALL, MARK_FIRST, SPLIT_MARKS, CUT_MARKS = range(16, 22)
-DIGITS, DIGIT, GPT2, BERT, SPACES = 22, 23, 24, 45, 46
+EXPRESSION: Final = 22
+
+BEHAVIORS: Final = ("Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+INVERTED, ON_BYTES, LOOKS_BEHIND = 8, 16, 32  # flags of a step EXPRESSION, beside its behavior
 
 MARKS, BYTE_TOKENS, FIRST_TOKEN = 8, 16, 32  # flags of decoding
 
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPERS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-_LOWERS = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_FIRST = r"[^\r\n\p{L}\p{N}]?"
-_SYMBOLS = r" ?[^\s\p{L}\p{N}]+"
+# The expression of ByteLevel.
+GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_CASED = (
-    rf"{_FIRST}{_UPPERS}*{_LOWERS}+{{end}}|{_FIRST}{_UPPERS}+{_LOWERS}*{{end}}"
-    rf"|{{numbers}}|{_SYMBOLS}[\r\n/]*|{_TAIL}"
-)
+_DROPPING_SPACES: Final = ("BertPreTokenizer", "WhitespaceSplit", "Whitespace")
+_MOST_STEPS: Final = 12  # of a pre-tokenizer; a file has room for 16 with those of the normaliser
 
-# Letters that have cases, as the tokenizer of DeepSeek V2 lists them.
-_CASED_LETTERS = (
-    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
-    "\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-"
-    "\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-"
-    "\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-"
-    "\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc"
-    "\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-"
-    "\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-"
-    "\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-"
-    "\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-"
-    "\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-"
-    "\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-"
-    "\U000118df\U0001e900-\U0001e943"
-)
-_IDEOGRAPHS = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
-# What splits a text before BPE in DeepSeek V2, but for numbers, and in its coders.
-DEEPSEEK_LLM: Final = (
-    r"[\r\n]",
-    rf"\s?[{_CASED_LETTERS}]+",
-    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-    r"\s+$",
-    _IDEOGRAPHS,
-)
-DEEPSEEK_CODER: Final = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _IDEOGRAPHS, r"\p{N}")
-
-DEEPSEEK_V3: Final = (
-    r"\p{N}{1,3}",
-    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_TAIL}",
-)
-OF_GGUF: Final = (  # where a GGUF file names no rule
-    r"[\p{P}\$\+<=>\^~\|]+",
-    _GPT2.removesuffix(r"|\s+"),
-    r"\p{N}+",
-    "[0-9][0-9][0-9]",
-)
-LLAMA3: Final = rf"{_CONTRACTIONS}|{_FIRST}\p{{L}}+|\p{{N}}{{1,3}}|{_SYMBOLS}[\r\n]*|{_TAIL}"
-QWEN2: Final = rf"{_CONTRACTIONS}|{_FIRST}\p{{L}}+|\p{{N}}|{_SYMBOLS}[\r\n]*|{_TAIL}"
-QWEN35: Final = (
-    rf"{_CONTRACTIONS}|{_FIRST}[\p{{L}}\p{{M}}]+|\p{{N}}"
-    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_TAIL}"
-)
-GPT4O: Final = _CASED.replace("{end}", f"{_CONTRACTIONS}?").replace("{numbers}", r"\p{N}{1,3}")
-TEKKEN: Final = _CASED.replace("{end}", "").replace("{numbers}", r"\p{N}")
-
-# Expressions whose matches cover every text without gaps.
-_COVERING: Final[Mapping[str, int]] = {
-    _GPT2: GPT2, LLAMA3: 25, QWEN2: 26, QWEN35: 27, GPT4O: 28, TEKKEN: 37
-}  # fmt: skip
-EXPRESSIONS: Final[Mapping[str, int]] = {
-    **_COVERING,
-    **{expression: 29 + i for i, expression in enumerate(DEEPSEEK_V3)},
-    r"\p{N}": 32,
-    **dict(zip(OF_GGUF, (35, 34, 36, 33), strict=True)),
-    **{expression: 38 + i for i, expression in enumerate(DEEPSEEK_LLM)},
-    r"\s?\p{L}+": 43,
-    r"\s?\p{P}+": 44,
-}
+# Characters that BertNormalizer puts spaces around.
+_IDEOGRAPHS: Final = (
+    (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0x2F800, 0x2FA1F),
+)  # fmt: skip
 
 
 class NotCoveredError(Exception):
@@ -104,12 +55,14 @@ class NotCoveredError(Exception):
 
 
 class Step(NamedTuple):
-    """One step, with up to two strings, or what texts become."""
+    """One step, with up to two strings, or what texts become, or a tree whose matches split."""
 
     kind: int
     a: str = ""
     b: str = ""
     table: Mapping[bytes, str] = {}
+    tree: Node | None = None
+    flags: int = 0
 
 
 def refuse(feature: str, value: object = None) -> NotCoveredError:
@@ -139,7 +92,7 @@ def normalizing_steps(normalizer: Mapping[str, Any] | None) -> list[Step]:
         pattern = part.get("pattern") or {}
         if kind in ("NFC", "NFKC"):
             steps.append(Step(NFC if kind == "NFC" else NFKC))
-        elif kind == "BertNormalizer" and part.get("handle_chinese_chars"):
+        elif kind == "BertNormalizer":
             is_lower = bool(part.get("lowercase"))
             accents = part.get("strip_accents")
             is_bare = is_lower if accents is None else bool(accents)
@@ -185,48 +138,81 @@ class Splitting:
     is_byte_level: bool = False
 
 
-def splitting_of(pre_tokenizer: Mapping[str, Any] | None, before: list[Step]) -> Splitting:
-    """Return the steps of the pre-tokenizer; ``before`` are those of the normaliser."""
+def splitting_of(
+    pre_tokenizer: Mapping[str, Any] | None, normalizer: Mapping[str, Any] | None
+) -> Splitting:
+    """Return the steps of the pre-tokenizer, and what of the normaliser is done by splitting."""
     split = Splitting()
+    before = list(flatten(normalizer, "normalizer"))
+    if any(part.get("handle_chinese_chars", True) for part in before if _is_bert(part)):
+        split.steps.append(_expression(One(listed(_IDEOGRAPHS))))
+        parts = list(flatten(pre_tokenizer, "pre-tokenizer"))
+        if not parts or parts[0].get("type") not in _DROPPING_SPACES:
+            raise refuse("BertNormalizer in front of the pre-tokenizer", pre_tokenizer)
     for part in flatten(pre_tokenizer, "pre-tokenizer"):
-        if split.is_byte_level:
-            raise refuse("a pre-tokenizer behind ByteLevel:", dict(part))
         kind = part.get("type")
+        if kind in ("ByteLevel", "Metaspace") and split.is_byte_level:
+            raise refuse("a pre-tokenizer behind ByteLevel:", dict(part))
         if kind == "ByteLevel":
-            split.is_byte_level = True
             split.steps += [Step(PREFIX_SPACE)] if part.get("add_prefix_space", True) else []
-            split.steps += [Step(GPT2)] if part.get("use_regex", True) else []
-        elif kind == "Split":
-            split.steps += _split_steps(part, before)
-        elif kind == "Digits":
-            split.steps.append(Step(DIGIT if part.get("individual_digits") else DIGITS))
+            split.steps += [_expression(parse(GPT2))] if part.get("use_regex", True) else []
+            split.is_byte_level = True
         elif kind == "Metaspace":
             split.steps += _metaspace_steps(part, before)
-        elif kind == "BertPreTokenizer":
-            split.steps.append(Step(BERT))
-        elif kind == "WhitespaceSplit":
-            split.steps.append(Step(SPACES))
         else:
-            raise refuse("the pre-tokenizer", dict(part))
+            flags = ON_BYTES if split.is_byte_level else 0
+            try:
+                steps = _expression_steps(part)
+            except ExpressionError as error:
+                raise refuse(f"the pre-tokenizer's expression: {error}") from error
+            split.steps += [step._replace(flags=step.flags | flags) for step in steps]
     n_transforms = sum(PREFIX_SPACE <= step.kind <= MARK_FIRST for step in split.steps)
     if n_transforms > 1:
         raise refuse("a pre-tokenizer that adds spaces twice:", pre_tokenizer)
+    if len(split.steps) > _MOST_STEPS:
+        raise refuse(f"a pre-tokenizer of {len(split.steps)} steps instead of {_MOST_STEPS}")
     return split
 
 
-def _split_steps(part: Mapping[str, Any], before: list[Step]) -> list[Step]:
-    pattern = part.get("pattern") or {}
-    behavior, invert = part.get("behavior"), part.get("invert", False)
-    expression = pattern.get("Regex")
-    if not isinstance(expression, str):
-        expression = ""
-    if expression in EXPRESSIONS and behavior == "Isolated" and not invert:
-        return [Step(EXPRESSIONS[expression])]
-    if expression in _COVERING and behavior == "Removed" and invert:
-        return [Step(EXPRESSIONS[expression])]
-    text = pattern.get("String")
-    if text and any(s.kind == REPLACE and s.a == text and text not in s.b for s in before[-1:]):
-        return []  # the normaliser leaves nothing to split
+def _is_bert(normalizer: Mapping[str, Any]) -> bool:
+    return normalizer.get("type") == "BertNormalizer"
+
+
+def _expression(tree: Node, behavior: str = "Isolated", *, is_inverted: bool = False) -> Step:
+    flags = BEHAVIORS.index(behavior) | (INVERTED if is_inverted else 0)
+    return Step(EXPRESSION, tree=tree, flags=flags)
+
+
+def _expression_steps(part: Mapping[str, Any]) -> list[Step]:
+    """Return the steps of a pre-tokenizer that only splits."""
+    kind = part.get("type")
+    if kind == "Split":
+        pattern, behavior = part.get("pattern") or {}, part.get("behavior")
+        expression, text = pattern.get("Regex"), pattern.get("String")
+        if behavior not in BEHAVIORS or not (isinstance(expression, str) or text):
+            raise refuse("the pre-tokenizer", dict(part))
+        tree = parse(expression) if isinstance(expression, str) else literal(str(text))
+        return [_expression(tree, behavior, is_inverted=bool(part.get("invert")))]
+    if kind == "Digits":
+        behavior = "Isolated" if part.get("individual_digits") else "Contiguous"
+        return [_expression(One(named("rust_numeric")), behavior)]
+    if kind == "Punctuation" and part.get("behavior", "Isolated") in BEHAVIORS:
+        return [_expression(One(named("rust_punctuation")), part.get("behavior", "Isolated"))]
+    if kind == "WhitespaceSplit":
+        return [_expression(One(named("space")), "Removed")]
+    if kind == "BertPreTokenizer":
+        return [
+            _expression(One(named("space")), "Removed"),
+            _expression(One(named("rust_punctuation"))),
+        ]
+    if kind == "Whitespace":
+        word, space = named("rust_word"), named("space")
+        runs = (Repeat(One(word), 1, None), Repeat(One(others(word | space)), 1, None))
+        return [_expression(Choice(runs), "Removed", is_inverted=True)]
+    if kind == "CharDelimiterSplit" and part.get("delimiter"):
+        return [_expression(literal(part["delimiter"]), "Removed")]
+    if kind == "FixedLength" and part.get("length", 5) > 0:
+        return [_expression(Repeat(One(named("any")), 1, int(part.get("length", 5))))]
     raise refuse("the pre-tokenizer", dict(part))
 
 
@@ -235,12 +221,14 @@ def _scheme_of(metaspace: Mapping[str, Any]) -> Any:
     return metaspace.get("prepend_scheme", usual)
 
 
-def _metaspace_steps(part: Mapping[str, Any], before: list[Step]) -> list[Step]:
+def _metaspace_steps(part: Mapping[str, Any], before: list[Mapping[str, Any]]) -> list[Step]:
     if part.get("replacement") != MARK:
         raise refuse("the pre-tokenizer", dict(part))
     scheme = _scheme_of(part)
     kinds = {"always": MARK_ALL, "first": MARK_FIRST, "never": MARK_SPACES}
-    if scheme not in kinds or (scheme == "first" and any(s.kind > NFKC for s in before)):
+    if scheme not in kinds or (
+        scheme == "first" and any(p.get("type") not in ("NFC", "NFKC") for p in before)
+    ):
         raise refuse("the pre-tokenizer", dict(part))
     marking = [Step(kinds[scheme])]
     return [*marking, Step(SPLIT_MARKS)] if part.get("split", True) else marking

@@ -16,8 +16,12 @@ from numpy.typing import NDArray
 
 from qsf.foreign_json import read_json
 from qsf.text.tokenizer import byte_of_char
+from qsf_converter.text.automata import classes_of, compile_tree, sets_of
+from qsf_converter.text.characters import EDGE
+from qsf_converter.text.expressions import ExpressionError
 from qsf_converter.text.steps import (
     CUT_MARKS,
+    LOOKS_BEHIND,
     MAP,
     MARK,
     NotCoveredError,
@@ -33,7 +37,7 @@ from qsf_converter.text.steps import (
 # Most memory of a parsed tokenizer.json: one of 262,000 tokens and 580,000 merges takes 400 MB.
 TOKENIZER_MEMORY_BYTES: Final = 768 << 20
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _NONE: Final = 0xFFFFFFFF
 _HEADER_BYTES: Final = 128
 _BPE_BYTES, _BPE_CHARS, _UNIGRAM, _WORDPIECE = 0, 1, 2, 3
@@ -43,6 +47,7 @@ _LSTRIP, _RSTRIP, _SINGLE_WORD, _NORMALIZED, _IS_SPECIAL = 1, 2, 4, 8, 16
 _MAX_PROBES: Final = 255
 _MAX_STRING_BYTES: Final = 512
 _MAX_IDS: Final = 1 << 24
+_CLASS_BLOCK: Final = 128  # characters of a block of the table of classes
 _MAX_FILL: Final = 0.6  # share of a table's slots: more make searches long, fewer take memory
 _UNK_PENALTY: Final = 10.0  # below the worst score, as in SentencePiece
 
@@ -117,7 +122,7 @@ class _Vocabulary:
 
 def _compile(data: Mapping[str, Any], bos_id: int | None, add_bos: bool | None) -> bytes:
     normalizing = normalizing_steps(data.get("normalizer"))
-    splitting = splitting_of(data.get("pre_tokenizer"), normalizing)
+    splitting = splitting_of(data.get("pre_tokenizer"), data.get("normalizer"))
     words = _vocabulary_of(data["model"], is_byte_level=splitting.is_byte_level)
     decoding, n_leading = decoding_of(data.get("decoder"), is_byte_level=splitting.is_byte_level)
     added = _added_tokens(data.get("added_tokens") or [], words.ids)
@@ -142,6 +147,7 @@ def _compile(data: Mapping[str, Any], bos_id: int | None, add_bos: bool | None) 
         for key, text in step.table.items()
     }
     map_nodes = _tree(mapped) if mapped else np.zeros((0, 3), np.uint32)
+    class_tables, n_classes = _split_tables(steps)
     unk_score = min(words.scores) - _UNK_PENALTY if words.scores else 0.0
     units = [keys.get(bytes([byte]), _NONE) for byte in range(256)]
     tokens_of_bytes = [words.ids.get(f"<0x{byte:02X}>", _NONE) for byte in range(256)]
@@ -163,15 +169,56 @@ def _compile(data: Mapping[str, Any], bos_id: int | None, add_bos: bool | None) 
         else np.zeros(0),
         nodes,
         map_nodes,
+        *class_tables,
     ]
     header = struct.pack(
-        "<18IdI",
+        "<18Id4I",
         *(_VERSION, words.model, words.flags | decoding, n_leading, n_ids, n_names),
         *(words.unk_id, int(offsets[-1]), len(slots), len(words.merges), len(merge_slots)),
         *(len(added_rows), n_raw, len(prefix), len(step_rows), len(pool.data), len(nodes)),
         *(max(probes, merge_probes), unk_score, len(map_nodes)),
+        *(n_classes, len(class_tables[1]), len(class_tables[4])),
     )
     return header.ljust(_HEADER_BYTES, b"\0") + b"".join(map(_padded, arrays))
+
+
+def _split_tables(steps: Sequence[Step]) -> tuple[list[NDArray[Any]], int]:
+    """Return the tables of the steps EXPRESSION, and the number of classes of characters."""
+    splits = [(step.tree, step.flags) for step in steps if step.tree is not None]
+    if not splits:
+        empty = np.zeros(0, np.uint8)
+        return [empty, empty, empty, empty, empty], 0
+    try:
+        classes = classes_of(chars for tree, _ in splits for chars in sets_of(tree))
+        automata = [(compile_tree(tree, classes), flags) for tree, flags in splits]
+    except ExpressionError as error:
+        raise refuse(f"the pre-tokenizer's expressions: {error}") from error
+    blocks: dict[bytes, int] = {}
+    index = [
+        blocks.setdefault(block.tobytes(), len(blocks))
+        for block in classes[:EDGE].reshape(-1, _CLASS_BLOCK)
+    ]
+    of_bytes = np.zeros(256, np.uint8)
+    for char, byte in byte_of_char().items():
+        of_bytes[byte] = classes[ord(char)]
+    rows = [
+        (
+            flags | (LOOKS_BEHIND if a.looks_behind else 0),
+            len(a.forward),
+            len(a.backward),
+            a.n_aheads,
+        )
+        for a, flags in automata
+    ]
+    entries = [table.reshape(-1) for a, _ in automata for table in (a.forward, a.backward)]
+    tables: list[NDArray[Any]] = [
+        np.array(index, "<u2"),
+        np.frombuffer(b"".join(blocks), np.uint8).reshape(-1, _CLASS_BLOCK),
+        of_bytes,
+        np.array(rows, "<u4"),
+        np.concatenate(entries).astype("<u2"),
+    ]
+    return tables, int(classes[EDGE]) + 1
 
 
 def _texts_of(

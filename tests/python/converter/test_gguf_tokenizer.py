@@ -16,6 +16,7 @@ from oracle.file.stored_tokenizer import unpack_tokenizer
 from qsf.text.chat import ChatTemplate
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter import convert
+from qsf_converter.sources.gguf_splits import OF_CHARACTERS, SPLITS
 from qsf_converter.sources.gguf_tokenizer import chat_of, tokenizer_of
 from qsf_converter.sources.source import open_source
 from qsf_converter.text.tokenizer import open_tokenizer
@@ -162,8 +163,43 @@ def test_who_begins_a_text_with_bos(tiny_llama_dir: Path) -> None:
     del said["tokenizer.ggml.add_bos_token"]
     assert rebuilt({**said, "tokenizer.ggml.pre": "gpt-2"}).encode("a")[0] != 0
     assert rebuilt({**said, "tokenizer.ggml.pre": "llama-bpe"}).encode("a")[0] == 0
+    for rule in ("tekken", "pixtral", "lfm2", "chameleon"):
+        assert rebuilt({**said, "tokenizer.ggml.pre": rule}).encode("a")[0] == 0
     said["tokenizer.ggml.add_bos_token"] = False
     assert rebuilt({**said, "tokenizer.ggml.pre": "llama-bpe"}).encode("a")[0] != 0
+
+
+def test_a_missing_rule_is_said(tiny_llama_dir: Path) -> None:
+    said = gguf_files.byte_level_vocabulary(tiny_llama_dir)
+    del said["tokenizer.ggml.pre"]
+    data, note = tokenizer_of(as_metadata(said))
+    assert data is not None
+    assert note is not None
+    assert "tokenizer.ggml.pre is missing" in note
+    named, note = tokenizer_of(as_metadata({**said, "tokenizer.ggml.pre": "default"}))
+    assert (named, note) == (data, None)
+
+
+def test_empty_and_double_words_get_names(tiny_llama_dir: Path) -> None:
+    """Of equal words the last one is encoded."""
+    said = gguf_files.byte_level_vocabulary(tiny_llama_dir)
+    words = said["tokenizer.ggml.tokens"]
+    kinds = [*said["tokenizer.ggml.token_type"], 5, 5, 1]
+    doubles = {**said, "tokenizer.ggml.tokens": [*words, "", "", words[70]]}
+    tokenizer = rebuilt({**doubles, "tokenizer.ggml.token_type": kinds})
+    n = len(words)
+    assert tokenizer.token_id(f"[EMPTY_{n}]") == n
+    assert tokenizer.token_id("[DOUBLE_70]") == 70
+    assert tokenizer.encode(words[70], add_prefix=False) == [n + 2]
+
+
+@pytest.mark.parametrize("rule", sorted(SPLITS))
+def test_every_rule_of_llama_cpp_is_known(rule: str, tiny_llama_dir: Path) -> None:
+    said = gguf_files.with_runs(gguf_files.byte_level_vocabulary(tiny_llama_dir))
+    tokenizer = rebuilt({**said, "tokenizer.ggml.pre": rule, "tokenizer.ggml.unknown_token_id": 1})
+    text = "It's 2024 words,\nand so."
+    if rule not in OF_CHARACTERS | {"whitespace"}:
+        assert tokenizer.decode(tokenizer.encode(text, add_prefix=False)) == text
 
 
 def test_tokens_that_a_user_defined(tiny_llama_dir: Path) -> None:
@@ -240,7 +276,7 @@ def test_sentence_pieces_with_merges_are_merged_by_these() -> None:
             for value in ("x", 10**9, [1.5])
         ),
         ({"tokenizer.ggml.tokens": 5}, "the file has no vocabulary"),
-        ({"tokenizer.ggml.tokens": ["a", "a"]}, "1 of its 2 words occur twice"),
+        ({"tokenizer.ggml.tokens": ["a", "a", "[DOUBLE_0]"]}, "have the names of empty or double"),
         ({"tokenizer.ggml.scores": [1.0]}, "scores has no number for each of 268 words"),
         ({"tokenizer.ggml.scores": [float("nan")] * 268}, "values that are no numbers"),
         ({"tokenizer.ggml.token_type": [1.0]}, "token_type has no number for each of 268"),
@@ -250,7 +286,7 @@ def test_sentence_pieces_with_merges_are_merged_by_these() -> None:
         (
             {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["a b"],
              "tokenizer.ggml.pre": "mpt-9"},
-            "tokenizer.ggml.pre 'mpt-9' is not supported; supported: gpt-2, smollm, llama-bpe, ",
+            "tokenizer.ggml.pre 'mpt-9' is none of the 93 rules that llama.cpp knows",
         ),
         (
             {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["abc"]},
@@ -334,4 +370,4 @@ def test_the_vocabulary_is_part_of_the_file(tmp_path: Path, tiny_llama_dir: Path
     )
     with open_source(path) as source:
         assert source.tokenizer is None
-        assert "tokenizer.ggml.pre 'x' is not supported" in source.facts.warnings[-1]
+        assert "tokenizer.ggml.pre 'x' is none of" in source.facts.warnings[-1]

@@ -7,9 +7,12 @@ import importlib.util
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from qsf_converter.text.characters import named
 
 tokenizers = pytest.importorskip("tokenizers")
 ROOT = Path(__file__).resolve().parents[3]
@@ -19,6 +22,7 @@ assert spec.loader is not None
 tables = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tables)
 
+SETS = ROOT / "converter" / "qsf_converter" / "text" / "character_table.py"
 FILE = ROOT / "csrc" / "text" / "unicode_tables.c"
 
 
@@ -77,7 +81,15 @@ def test_the_file_has_the_library_s_compositions() -> None:
     assert text.endswith("".join(map(tables.write_number, numbers)))
 
 
+def test_sets_of_characters_are_those_of_the_library() -> None:
+    require_version()
+    assert np.flatnonzero(named("Ll")).tolist() == tables.members("Ll")
+    assert np.flatnonzero(named("Han")).tolist() == tables.members("Han")
+    assert not set(np.flatnonzero(named("Cn")).tolist()) ^ set(tables.members("Cn"))
+
+
 @pytest.mark.slow
 def test_the_file_is_what_the_tool_writes() -> None:
     require_version()
     assert FILE.read_text("ascii") == tables.write_file()
+    assert SETS.read_text("ascii") == tables.write_sets()

@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from qsf_converter.text.steps import DEEPSEEK_CODER, DEEPSEEK_LLM
+from qsf_converter.sources.gguf_splits import SPLITS
 
 MARK = "\u2581"
 
@@ -259,13 +259,13 @@ def families(*, is_small: bool = False) -> dict[str, bytes]:
         "deepseek-v2": make(
             "bytes",
             pre_tokenizer=_sequence(
-                *map(_split, DEEPSEEK_LLM),
+                *map(_split, SPLITS["deepseek-llm"][:-1]),
                 {"type": "Digits", "individual_digits": True},
                 _byte_level(),
             ),
         ),
         "deepseek-coder": make(
-            "bytes", pre_tokenizer=_sequence(*map(_split, DEEPSEEK_CODER), _byte_level())
+            "bytes", pre_tokenizer=_sequence(*map(_split, SPLITS["deepseek-coder"]), _byte_level())
         ),
         "llama.cpp": make(
             "bytes", pre_tokenizer=_sequence(*map(_split, _LLAMA_CPP), _byte_level())

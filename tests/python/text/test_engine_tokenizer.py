@@ -204,7 +204,7 @@ def test_many_threads_may_encode_at_once() -> None:
     ("change", "reason"),
     [
         ({"normalizer": {"type": "Lowercase"}}, "Lowercase"),
-        ({"pre_tokenizer": {"type": "Punctuation", "behavior": "Isolated"}}, "Punctuation"),
+        ({"pre_tokenizer": {"type": "UnicodeScripts"}}, "UnicodeScripts"),
         ({"decoder": {"type": "BPEDecoder", "suffix": "</w>"}}, "BPEDecoder"),
         ({"decoder": None}, "decoder"),
         ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}, "WordLevel"),
@@ -224,8 +224,20 @@ def test_damaged_sections_are_refused() -> None:
     assert section is not None
     with pytest.raises(QsfFormatError, match="TEXT"):
         Tokenizer(section[:-8])
-    with pytest.raises(QsfUnsupportedError, match="version 2"):
-        Tokenizer(b"\2" + section[1:])
+    with pytest.raises(QsfUnsupportedError, match="version 3, this build reads versions 1 to 2"):
+        Tokenizer(b"\3" + section[1:])
+
+
+def test_an_older_section_opens_if_it_has_no_expression() -> None:
+    for name, is_right in (("llama2", True), ("gpt2", False)):
+        section, _ = text_section(families(is_small=True)[name], bos_id=None, add_bos=None)
+        assert section is not None
+        older = b"\1" + section[1:]
+        if is_right:
+            assert Tokenizer(older).encode("a b") == Tokenizer(section).encode("a b")
+        else:
+            with pytest.raises(QsfUnsupportedError, match="make the file again with `qsf convert`"):
+                Tokenizer(older)
 
 
 def test_text_that_is_not_unicode_is_refused() -> None:

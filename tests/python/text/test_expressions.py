@@ -1,0 +1,244 @@
+"""Expressions and settings that split texts: pieces are those of the library."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import random
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from make.examples import examples
+from make.published_splits import OTHERS, SETTINGS, byte_level, sequence, split
+from make.text_families import random_text
+from qsf.text.tokenizer import Tokenizer, byte_of_char
+from qsf_converter.sources.gguf_splits import SPLITS
+from qsf_converter.text.expressions import ExpressionError, parse
+from qsf_converter.text.tables import text_section
+from qsf_converter.text.tokenizer import open_tokenizer
+
+TEXTS = (
+    "It's 3 o'clock; I'LL pay $1234567.89 + 20% of <that>!  DON'Twe\u017f'\u017f",
+    "  two  spaces\n\n\nand lines \t tabs   \r\n\r\n  \n x",
+    "caf\u00e9 e\u0301a \u4f60\u597dworld\u3042\u30a2 \ud55c\uad6d\uc5b4 \U0001f600\U0001f44d",
+    "x=f(y)^2~|z| 'quoted' \"text\" a-b--c ab1y22z333 \u00b2\u00bd\u0663\u2167 CamelCaseWORDs",
+    "\u0e2a\u0e27\u0e31\u0e2a\u0e14 \u0928\u092e\u0938\u094d\u0924\u0947 \u2581a \u3000 \u00a0b",
+    "<sentinel:12>IMGIMGABCZ,\uff01\u2026\u201ca\u201d \u060c\u0964 /a//\n\n/", " ", "",
+)  # fmt: skip
+
+
+@functools.cache
+def _model(*, is_bytes: bool) -> dict[str, Any]:
+    """Return a model whose tokens are all pairs of usual characters: wrong pieces give others."""
+    chars = list(byte_of_char()) if is_bytes else sorted({*"".join(TEXTS), "\u2581"})
+    space, line = ("\u0120", "\u010a") if is_bytes else (" ", "\n")
+    usual = [*"aeorst1'.-xA", space, line, "\u2581" if not is_bytes else "\u00c3"]
+    words = [*chars, *(a + b for a, b in itertools.product(usual, usual))]
+    vocab = {word: idx for idx, word in enumerate(dict.fromkeys([*words, "<unk>"]))}
+    return {
+        "type": "BPE", "vocab": vocab, "unk_token": None if is_bytes else "<unk>",
+        "merges": [[a, b] for a, b in itertools.product(usual, usual)],
+    }  # fmt: skip
+
+
+def tokenizer_json(pre_tokenizer: dict[str, Any]) -> bytes:
+    """Return a tokenizer that shows the pieces of a pre-tokenizer."""
+    is_bytes = "ByteLevel" in json.dumps(pre_tokenizer)
+    decoder = byte_level() if is_bytes else {"type": "Fuse"}
+    return json.dumps(
+        {
+            "version": "1.0", "added_tokens": [], "normalizer": None, "post_processor": None,
+            "pre_tokenizer": pre_tokenizer, "decoder": decoder, "model": _model(is_bytes=is_bytes),
+        }
+    ).encode()  # fmt: skip
+
+
+def compiled(data: bytes) -> Tokenizer:
+    section, reason = text_section(data, bos_id=None, add_bos=None)
+    assert section is not None, reason
+    return Tokenizer(section)
+
+
+def check_equal(ours: Tokenizer, library: tokenizers.Tokenizer, text: str) -> None:
+    ids = library.encode(text, add_special_tokens=False).ids
+    assert ours.encode(text, add_prefix=False) == ids, text
+
+
+@pytest.mark.parametrize("name", [*SETTINGS, *OTHERS])
+def test_published_settings_split_as_the_library_does(name: str) -> None:
+    data = tokenizer_json((SETTINGS | OTHERS)[name])
+    ours, library = _both(data)
+    rng = random.Random(name)
+    for text in (*TEXTS, *(random_text(rng, rng.randrange(1, 16)) for _ in range(40))):
+        check_equal(ours, library, text)
+
+
+@functools.cache
+def _both(data: bytes) -> tuple[Tokenizer, tokenizers.Tokenizer]:
+    return compiled(data), tokenizers.Tokenizer.from_buffer(data)
+
+
+@pytest.mark.parametrize("rule", sorted(set(SPLITS.values())))
+def test_rules_of_gguf_split_as_the_library_does(rule: tuple[str, ...]) -> None:
+    ours, library = _both(tokenizer_json(sequence(*map(split, rule), byte_level())))
+    rng = random.Random(str(rule))
+    for text in (*TEXTS, *(random_text(rng, rng.randrange(1, 16)) for _ in range(20))):
+        check_equal(ours, library, text)
+
+
+# ---- random expressions ----
+
+_SETS = (
+    r"\p{L}", r"\p{N}", r"\p{Lu}", r"\p{Ll}", r"\p{M}", r"\p{P}", r"\p{S}", r"\p{Han}", r"\s",
+    r"\S", r"\d", r"\D", r"\w", r"\W", r"\p{^L}", r"\P{N}", "a", "b", "1", " ", r"\n", r"\r", "'",
+    "s",
+    ".", r"\.", "[0-9]", "[a-z]", r"\h", r"\p{Hiragana}", r"\u4e00", r"\x{41}", "(?i:s)",
+    "(?i:[^a-c])",
+)  # fmt: skip
+_IN_BRACKETS = (
+    r"\p{L}", r"\p{N}", r"\p{Ll}", r"\p{M}", r"\s", r"\r\n", "a-z", "A-Z", "0-9", "/", "'", r"\d",
+    r"\P{L}", "a", "b", "[:punct:]", r"\w", "[ab]", "[^a]", r"\-", r"\]", "\u4e00-\u9fa5",
+)  # fmt: skip
+_COUNTS = (
+    "", "", "", "?", "*", "+", "+", "{1,3}", "{2}", "{1,}", "{,2}", "??", "*?", "+?", "{1}",
+    "{0,2}?", "{2}?", "{1,2}+",
+)  # fmt: skip
+_FIRSTS = ("", "", "", "", "^", r"\b", "(?<=a)", r"(?<!\s)", r"\A")
+_LASTS = (
+    "", "", "", r"(?!\S)", r"(?=\s)", r"(?!\p{L})", "$", r"(?=[ab]|$)", r"\b", r"\B", r"\z",
+    r"(?=(?:\d{3})*\b)", "(?!ab)", "(?=a+b)",
+)  # fmt: skip
+
+_bracket = st.builds(
+    "[{}{}{}]".format,
+    st.sampled_from(["", "", "^"]),
+    st.lists(st.sampled_from(_IN_BRACKETS), min_size=1, max_size=3).map("".join),
+    st.sampled_from(["", "", "", r"&&[^\p{Han}]", r"&&\p{L}", "&&[a-m]"]),
+)
+_set = st.one_of(st.sampled_from(_SETS), _bracket)
+_possessive = st.builds("{}{}".format, _set, st.sampled_from(["?+", "*+", "++"]))
+_atom = st.one_of(
+    st.builds("{}{}".format, _set, st.sampled_from(_COUNTS)),
+    _possessive,
+    st.builds("(?>{}{})".format, _set, st.sampled_from(["", "?", "*", "+", "{1,2}"])),
+    st.sampled_from(["(?i:'s|'t|'re|'ve)", "(?i:'s|'t|'re|'ve)?", "'(?i:[sdmt]|ll)", "(?i:a|b)+"]),
+)
+
+
+def _joined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    chain = st.builds(
+        "{}{}{}".format,
+        st.sampled_from(_FIRSTS),
+        st.lists(inner, min_size=1, max_size=3).map("".join),
+        st.sampled_from(_LASTS),
+    )
+    return st.lists(chain, min_size=1, max_size=3).map("|".join)
+
+
+_group = st.builds(
+    "{}{}){}".format, st.sampled_from(["(?:", "("]), _joined(_atom), st.sampled_from(_COUNTS)
+)
+_expression = _joined(st.one_of(_atom, _atom, _group))
+_text = st.text("aabbsStTrve\u00e9 1123\u0663  \n\r'.,/xAB\u4e2d\u3042\u0301\u017f\u00b2_-Z]")
+_BEHAVIORS = ("Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+
+
+@given(
+    expression=_expression,
+    behavior=st.sampled_from(_BEHAVIORS),
+    invert=st.booleans(),
+    is_behind=st.booleans(),
+    texts=st.lists(_text, min_size=1, max_size=4),
+)
+@settings(
+    max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
+)
+def test_any_expression_splits_as_the_library_does(
+    expression: str, behavior: str, invert: bool, is_behind: bool, texts: list[str]
+) -> None:
+    part = split(expression, behavior, invert=invert)
+    parts = (byte_level(), part) if is_behind else (part, byte_level())
+    data = tokenizer_json(sequence(*parts))
+    section, reason = text_section(data, bos_id=None, add_bos=None)
+    if section is None:  # repetitions of what may be empty, or many look-aheads: by their names
+        assert reason is not None
+        assert "the pre-tokenizer's expression" in reason
+    assume(section is not None)
+    ours, library = Tokenizer(section or b""), tokenizers.Tokenizer.from_buffer(data)
+    for text in texts:
+        check_equal(ours, library, text)
+
+
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [
+        (r"(a)\1", r"\1"),
+        ("(a*)*", "a repetition of what may be empty"),
+        ("(?<=ab)c", "a look-behind of more than a character"),
+        ("(?>a|bc)", "an atomic group"),
+        ("(?i:stress)", "but for case"),
+        (r"\p{Klingon}", "the set of characters 'Klingon'"),
+        ("a{3000}", "more than 2000 times"),
+        ("(" * 60 + "a" + ")" * 60, "more than 50 nested groups"),
+        ("a)", "a closing bracket"),
+        ("(a", "a group without an end"),
+        ("[a", "an unfinished part"),
+        ("*", "a repetition of nothing"),
+        ("[b-a]", "a range that descends"),
+        ("(?x)a", "the option x"),
+        (r"\Xa", r"\X"),
+    ],
+)
+def test_what_an_expression_may_not_have_is_named(expression: str, reason: str) -> None:
+    with pytest.raises(ExpressionError) as caught:
+        parse(expression)
+    assert reason in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_too_large_expressions_are_refused() -> None:
+    for expression, reason in (
+        ("(?:[ab]{1,40}c|[ac]{1,40}b|[bc]{1,40}a){1,9}", "states"),
+        ("(?:(?:a{40}){40}b){40}", "places"),
+        ("(?=ab)a(?=bc)b(?=cd)c(?=de)", "4 look-aheads"),
+    ):
+        data = tokenizer_json(sequence(split(expression), byte_level()))
+        section, said = text_section(data, bos_id=None, add_bos=None)
+        assert section is None
+        assert said is not None
+        assert reason in said
+
+
+@pytest.mark.parametrize(
+    "text", [" " * 1_000_000 + "x", "ab" * 400_000 + "c", "\n" + " " * 500_000]
+)
+@pytest.mark.parametrize("expression", [r"\s+$", r"(?:ab)*d|a", r"\s*[\r\n]+|\s", "(?=a[ab]*d)"])
+def test_long_texts_are_read_once(expression: str, text: str) -> None:
+    """With a new search at every place these took hours."""
+    ours = compiled(tokenizer_json(sequence(split(expression), byte_level())))
+    assert ours.decode(ours.encode(text, add_prefix=False)) == text
+
+
+def test_bert_separates_ideographs_only_if_told_to() -> None:
+    for has_ideographs in (True, False):
+        data = json.loads(tokenizer_json({"type": "BertPreTokenizer"}))
+        data["normalizer"] = {
+            "type": "BertNormalizer", "clean_text": True, "strip_accents": None, "lowercase": False,
+            "handle_chinese_chars": has_ideographs,
+        }  # fmt: skip
+        words = ["a", "b", "\u4f60", "\u597d", "<unk>", "\u4f60\u597d"]
+        data["model"] = {
+            "type": "BPE", "vocab": {word: i for i, word in enumerate(words)}, "unk_token": "<unk>",
+            "merges": [["\u4f60", "\u597d"]],
+        }  # fmt: skip
+        raw = json.dumps(data).encode()
+        library = tokenizers.Tokenizer.from_buffer(raw)
+        ours = open_tokenizer(raw, bos_id=None)
+        for text in ("a\u4f60\u597db", "\u4f60 \u597d\u4f60\u597d"):
+            check_equal(ours, library, text)
