@@ -398,9 +398,8 @@ class ModelOptions(CheckedOptions):
         "auto",
         Budget(),
         "ceiling for the memory of the whole process, Python and tokenizer included: MB of 2^20 "
-        "bytes, or 300MB, 1.5GB, 50% of the machine; auto: what the model and its context need, "
-        "at most half of the memory that is free here, at least 200 MB; 0 (in Python None): no "
-        "ceiling",
+        "bytes, or 300MB, 1.5GB, 50% of the machine; auto: what model and context need, at most "
+        "half of the free memory, at least 200 MB; 0 (in Python None): no ceiling",
         commands=_EVERY,
         is_main=True,
     )

@@ -16,7 +16,7 @@ extern "C" {
  * MiB, of which a plan takes what the model and its context need */
 #define QSF_BUDGET_AUTO 0xFFFFFFFFFFFFFFFF
 #define QSF_DEFAULT_CTX_TOKENS 16384
-#define QSF_TOKEN_NONE 0xFFFFFFFF          /* "no such token" in qsf_model_info */
+#define QSF_TOKEN_NONE 0xFFFFFFFF /* "no such token" in qsf_model_info */
 #define QSF_MAX_DRAFT_ROWS 127
 #define QSF_SKIP_WORDS 64 /* words of 64 bits; one bit for each layer that a file may have */
 
@@ -55,18 +55,18 @@ typedef struct qsf_options {
     uint64_t reserve_bytes; /* part of the budget that the caller will use itself, at least ... */
     uint32_t reserve_token_bytes; /* ... so much for each token of the context, of which
                                    * QSF_DEFAULT_CTX_TOKENS count at most */
-    uint32_t n_threads;     /* 0: one per physical core */
-    uint32_t ctx_tokens;    /* longest sequence of a session; 0: the model's, at most
-                             * QSF_DEFAULT_CTX_TOKENS, less if the budget is small */
-    uint32_t chunk_tokens;  /* most prompt tokens evaluated together; 0: the plan chooses */
-    uint32_t max_sessions;  /* sessions that may be open at once; the plan includes their caches */
-    uint32_t kv_contexts;   /* sequences of ctx_tokens that the KV pool of all sessions has room
-                             * for, at most max_sessions; 0: as many as sessions */
-    uint32_t logits_rows;   /* most tokens with logits in a qsf_model_pass(), at most 4096; 0: as
-                             * many as sessions */
-    uint32_t draft_rows;    /* most drafts that a qsf_session_step() evaluates after its token, 0 to
-                               QSF_MAX_DRAFT_ROWS; 0: none. Fewer if the budget is small or most
-                               experts are not in memory */
+    uint32_t n_threads;           /* 0: one per physical core */
+    uint32_t ctx_tokens;          /* longest sequence of a session; 0: the model's, at most
+                                   * QSF_DEFAULT_CTX_TOKENS, less if the budget is small */
+    uint32_t chunk_tokens;        /* most prompt tokens evaluated together; 0: the plan chooses */
+    uint32_t max_sessions; /* sessions that may be open at once; the plan includes their caches */
+    uint32_t kv_contexts;  /* sequences of ctx_tokens that the KV pool of all sessions has room
+                            * for, at most max_sessions; 0: as many as sessions */
+    uint32_t logits_rows;  /* most tokens with logits in a qsf_model_pass(), at most 4096; 0: as
+                            * many as sessions */
+    uint32_t draft_rows;   /* most drafts that a qsf_session_step() evaluates after its token, 0 to
+                              QSF_MAX_DRAFT_ROWS; 0: none. Fewer if the budget is small or most
+                              experts are not in memory */
     /* UTF-8 path of a smaller model that guesses tokens (draft model), or NULL. It is held in
      * memory, inside the plan, if that saves more time than the same memory for the model's own
      * weights; else drafter_state of the plan says why not. QSF_ERR_ARG if its vocabulary differs,

@@ -163,9 +163,8 @@ void qsf_candidate_add_up(qsf_candidate *d)
     const uint64_t text_bytes =
         (uint64_t)d->in->options->reserve_token_bytes *
         (plan->ctx_tokens < QSF_DEFAULT_CTX_TOKENS ? plan->ctx_tokens : QSF_DEFAULT_CTX_TOKENS);
-    plan->reserve_bytes = text_bytes > d->in->options->reserve_bytes
-                              ? text_bytes
-                              : d->in->options->reserve_bytes;
+    plan->reserve_bytes =
+        text_bytes > d->in->options->reserve_bytes ? text_bytes : d->in->options->reserve_bytes;
     d->in->measure_sessions(c, plan);
     add_units(d);
     add_experts(d);

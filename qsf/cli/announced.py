@@ -39,11 +39,12 @@ class Running:
 
     def is_of(self, path: Path) -> bool:
         """Return whether a server can have written this to ``path``."""
-        numbers = (self.pid, self.budget_mb, self.started)
+        numbers = (self.pid, self.started)
         return (
             all(type(number) is int and 0 <= number < 2**31 for number in numbers)
             and isinstance(self.name, str)
             and isinstance(self.url, str)
+            and isinstance(self.memory, str)
             and self.pid > 1  # 0 would be our own group, 1 the system
             and path.stem == str(self.pid)
         )

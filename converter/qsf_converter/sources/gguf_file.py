@@ -219,7 +219,8 @@ class _Reader:
 
     def _texts(self, count: int, part: str) -> list[str]:
         """Read texts as ``_text`` does, several times as fast: vocabularies have many."""
-        read, pieces, texts = self._file.read, [], []
+        read, texts = self._file.read, []
+        pieces: list[bytes] = []
         for _ in range(count):
             size = read(8)
             n_bytes = int.from_bytes(size, "little")

@@ -85,7 +85,8 @@ options = json.loads(sys.argv[2])
 if not qsf.Model.plan(sys.argv[1], **options).is_enough:
     sys.exit(3)
 with qsf.Model(sys.argv[1], **options) as model:
-    for session in (model.session, *(model.create_session() for _ in range(1, options["sessions"]))):
+    more = [model.create_session() for _ in range(1, options["sessions"])]
+    for session in (model.session, *more):
         list(session.generate([1, 2, 3] * 40, max_tokens=20, temperature=0))
     print(model.info.plan.text)
 status = open("/proc/self/status").read()

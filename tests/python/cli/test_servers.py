@@ -132,7 +132,7 @@ def test_strange_files_are_no_servers(state: Path, monkeypatch: pytest.MonkeyPat
     state.mkdir(parents=True)
     os.mkfifo(state / "9.json")
     (state / "2.json").mkdir()
-    good: dict[str, Any] = {"name": "x", "url": "http://127.0.0.1:1", "budget_mb": 1, "started": 5}
+    good: dict[str, Any] = {"name": "x", "url": "http://127.0.0.1:1", "memory": "1 MB", "started": 5}
     strange: list[dict[str, Any]] = [{"pid": 0}, {"pid": -1}, {"pid": 1}, {"pid": 2**40},
                {"pid": 77, "started": "5"},
                {"pid": 78, "name": None}, {"pid": 79, "url": []}, {"pid": True}]  # fmt: skip
@@ -154,4 +154,4 @@ def test_an_answer_of_another_program_names_no_models(
     facts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "_ask", lambda *_: (200, facts))
-    assert servers._in_memory(Running(9, "x", "/s", 1, 1)) == {}
+    assert servers._in_memory(Running(9, "x", "/s", "in memory 1 MB", 1)) == {}

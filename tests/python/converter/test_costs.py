@@ -145,7 +145,8 @@ def test_a_measurement_goes_on_until_its_verdict_is_clear() -> None:
 
     def noise(size: float, n_tokens: int) -> Noise:
         reference = rng.normal(0, 3, (n_tokens, 4000)).astype(np.float32)
-        return Noise.between(reference + rng.normal(0, size, reference.shape), reference)
+        noisy = reference + rng.normal(0, size, reference.shape).astype(np.float32)
+        return Noise.between(noisy, reference)
 
     for size, is_cheap in ((0.02, True), (0.3, False)):
         found = noise(size, 32)

@@ -510,7 +510,7 @@ def test_the_command_serves_and_ends(tiny_llama_4bit: Path) -> None:
         line = process.stderr.readline()
         assert line.startswith("qsf serve: tiny-llama-4bit at http://127.0.0.1:")
         url = line.split()[-1]
-        memory = r"qsf serve: in memory \d+ MB of at most [\d.]+ [MG]B, context 512, 4 requests at a "
+        memory = r"qsf serve: in memory \d+ MB of at most [\d.]+ [MG]B, context 512, 4 requests "
         assert re.match(memory, process.stderr.readline())
         body = json.dumps({"prompt": START, "max_tokens": 4}).encode()
         request = urllib.request.Request(
