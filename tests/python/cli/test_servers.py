@@ -132,7 +132,12 @@ def test_strange_files_are_no_servers(state: Path, monkeypatch: pytest.MonkeyPat
     state.mkdir(parents=True)
     os.mkfifo(state / "9.json")
     (state / "2.json").mkdir()
-    good: dict[str, Any] = {"name": "x", "url": "http://127.0.0.1:1", "memory": "1 MB", "started": 5}
+    good: dict[str, Any] = {
+        "name": "x",
+        "url": "http://127.0.0.1:1",
+        "memory": "1 MB",
+        "started": 5,
+    }
     strange: list[dict[str, Any]] = [{"pid": 0}, {"pid": -1}, {"pid": 1}, {"pid": 2**40},
                {"pid": 77, "started": "5"},
                {"pid": 78, "name": None}, {"pid": 79, "url": []}, {"pid": True}]  # fmt: skip
