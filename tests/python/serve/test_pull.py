@@ -98,7 +98,7 @@ def test_a_model_is_pulled_and_answers(hub: FakeHub, tiny_chat_8bit: Path, tmp_p
         ai._client.close()
         assert client.post("/v1/completions", {**ASKED, "model": tiny_chat_8bit.stem}).status == 200
     folders = {path.name for path in (tmp_path / "kept").iterdir()}
-    assert folders == {tiny_chat_8bit.stem, REPO.replace("/", "-")}
+    assert folders == {tiny_chat_8bit.stem, serve._folder_name(REPO)}
 
 
 def test_what_cannot_be_pulled_says_why(
