@@ -20,8 +20,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from qsf.errors import QsfError
 from qsf_converter.sources.gguf_splits import ADD_BOS, IGNORE_MERGES, NFC, OF_CHARACTERS, SPLITS
 from qsf_converter.text.steps import MARK
+from qsf_converter.text.tokenizer import open_tokenizer
 
 Metadata = Mapping[str, Any]
 
@@ -44,8 +46,18 @@ def tokenizer_of(metadata: Metadata) -> tuple[bytes | None, str | None]:
     """Return tokenizer.json, or None; and what is to be said of it, or the reason."""
     try:
         data = json.dumps(_tokenizer(metadata), ensure_ascii=False).encode("utf-8", "replace")
+        # As the source will open it, so that a vocabulary is compiled once.
+        bos_id = metadata.get("tokenizer.ggml.bos_token_id")
+        add_bos = metadata.get("tokenizer.ggml.add_bos_token")
+        open_tokenizer(
+            data,
+            bos_id=bos_id if isinstance(bos_id, int) else None,
+            add_bos=add_bos if isinstance(add_bos, bool) else None,
+        )
     except _LeftOutError as error:
         return None, f"the tokenizer is left out: {error}"
+    except QsfError as error:
+        return None, f"the tokenizer is left out: {str(error)[:300]}"
     is_split = metadata["tokenizer.ggml.model"] in _WITH_RULE
     return data, None if "tokenizer.ggml.pre" in metadata or not is_split else _NO_RULE
 
