@@ -222,6 +222,9 @@ static qsf_status check_norms(const qsf_layer *l)
     if (!has_attn_norm || !has_ffn_norm)
         return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has no %s", l->unit_idx,
                         has_attn_norm ? "ffn_norm" : "attn_norm");
+    if (l->tensors[QSF_LAYER_SECOND_SHIFT] != NULL && l->tensors[QSF_LAYER_INPUT_SHIFT] == NULL)
+        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has second_shift but not input_shift",
+                        l->unit_idx);
     if ((l->tensors[QSF_LAYER_INPUT_NORM] == NULL &&
          l->tensors[QSF_LAYER_INPUT_NORM_BIAS] != NULL) ||
         (l->tensors[QSF_LAYER_ATTN_NORM] == NULL && l->tensors[QSF_LAYER_ATTN_NORM_BIAS] != NULL) ||

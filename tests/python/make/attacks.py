@@ -309,7 +309,7 @@ TENSOR_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("free type before the router bias", U, tensor(1, "I", 4, 43)),
     ("free type behind the scales of experts", U, tensor(1, "I", 4, 49)),
     ("experts that no layer has", F, lambda d: grow(d, b"UNIT", units_with_an_expert(d))),
-    ("type behind the last", U, tensor(1, "I", 4, 88)),
+    ("type behind the last", U, tensor(1, "I", 4, 89)),
     ("own table in a layer", F, tensor(1, "I", 4, 70)),
     ("head bias in a layer", F, tensor(1, "I", 4, 66)),
     ("an outlier table in tiles", F, tensor(2, "I", 4, 29)),
