@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qsf.cli.run.answer import say
 from qsf.errors import QsfArgumentError
 from qsf.file.foreign_text import text_of
 
@@ -38,4 +39,8 @@ def read_constraint(path: Path, form: tuple[str, str] | None) -> Callable[[], Co
             raise QsfArgumentError(f"{value} is larger than {_MAX_BYTES} bytes")
         value = text_of(data, value)
     kind = "json" if option == "json-schema" else option
-    return Constraints(path).make(kind, value, f"--{option}").copy
+    constraint = Constraints(path).make(kind, value, f"--{option}")
+    if constraint.unenforced:
+        names = ", ".join(sorted(constraint.unenforced))
+        say(f"warning: --{option}: {names} cannot be enforced: check the answer")
+    return constraint.copy

@@ -104,12 +104,17 @@ def test_forced_tokens_do_not_change_the_text(
 
 def test_wrong_forms_are_refused(tmp_path: Path, tiny_chat_8bit: Path) -> None:
     schema = tmp_path / "schema.json"
-    schema.write_text(json.dumps({"type": "array", "uniqueItems": True}))
+    schema.write_text(json.dumps({"type": "array", "items": {"$ref": "#/$defs/none"}}))
     model = str(tiny_chat_8bit)
     asked = (model, "--prompt", "x")
     said = run(*asked, "--json-schema", str(schema), code=1)
     assert "error: --json-schema cannot be enforced" in said
-    assert "uniqueItems" in said
+    assert "/$defs/none" in said
+    # A context that is too small ends the command behind the warning.
+    schema.write_text(json.dumps({"enum": [[1, 2]], "uniqueItems": True}))
+    assert "warning: --json-schema: uniqueItems cannot be enforced: check the answer" in run(
+        *asked, "--json-schema", str(schema), "--max-seq-len", "1", code=1
+    )
     schema.write_text("{")
     assert "error: --json-schema: not JSON: Expecting" in run(
         *asked, "--json-schema", str(schema), code=1

@@ -389,7 +389,7 @@ MANY_TEXTS = struct.pack("<IQ", 8, (1 << 20) + 1) + bytes(8 << 20) + text(b"")
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "not a GGUF file: it begins with b''"),
+        (b"", "not a GGUF file: it is an empty file"),
         (b"ggml" + bytes(40), "not a GGUF file"),
         (b"GGU", "not a GGUF file"),
         (b"GGUF\3", "truncated: the version"),

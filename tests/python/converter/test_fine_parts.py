@@ -192,7 +192,7 @@ def test_both_parts_get_a_type_by_size(
 ) -> None:
     out = tmp_path / "out.qsf"
     text: dict[str, Any] = {"calibration": small.parent / "text.txt", "calibration_tokens": 512}
-    most_mb = 0.3
+    most_mb = 0.36
     convert(small, out, target_size=most_mb, embed_type=embed_type, **(text if has_text else {}))
     assert out.stat().st_size <= most_mb * 2**20
     parts = head_of(out)

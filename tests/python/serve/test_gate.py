@@ -287,6 +287,7 @@ def test_without_descriptors_connections_wait_and_one_line_says_so(
     with started(words) as process, ExitStack() as stack:
         assert process.stderr is not None
         assert process.stderr.readline().endswith(f" at {place}\n")
+        assert "in memory" in process.stderr.readline()
         n_open = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
         limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (n_open, limits[1]))

@@ -15,6 +15,7 @@ from qsf.file.layout import MAX_HEAD_DIM, MAX_HEADS, Positions
 from qsf_converter.sources.families.config import MAX_LAYERS, Config
 from qsf_converter.sources.families.delta import LINEAR
 from qsf_converter.sources.families.experts import (
+    LAYOUTS,
     SPARSE,
     of_gguf,
     one_each,
@@ -254,7 +255,7 @@ FAMILIES = (
             *_choice(MLP, "expert_bias"),
             *ends("word_embeddings", "norm"),
         ),
-        layouts=(one_each(MLP),),
+        layouts=LAYOUTS[:2],  # there is no GGUF form
         renames={**_RENAMES, "kda_dim": "head_dim"},
         defaults=usual(
             LATENT_DEFAULTS,
