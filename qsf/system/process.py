@@ -12,6 +12,8 @@ from typing import Final
 
 _M_MMAP_THRESHOLD: Final = -3  # of glibc's malloc.h
 _UNMAPPED_BYTES: Final = 4 << 20
+_M_TRIM_THRESHOLD: Final = -1
+_KEPT_HEAP_BYTES: Final = 16 << 20  # of each thread; else smaller arrays cost page faults again
 _SYNCHRONIZE: Final = 0x100000  # of Windows
 _ERROR_ACCESS_DENIED: Final = 5
 _WAIT_TIMEOUT: Final = 258
@@ -53,7 +55,9 @@ def unmap_freed_arrays() -> None:
     with contextlib.suppress(OSError, AttributeError, TypeError):
         import ctypes  # imported late: 1 MB that no other command needs
 
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _UNMAPPED_BYTES)
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _UNMAPPED_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_HEAP_BYTES)
 
 
 def processor_name() -> str:
