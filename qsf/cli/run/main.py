@@ -245,6 +245,8 @@ def _complete(model: Model, request: Request, prompt: str) -> int:
         )  # fmt: skip
         with unseen_keys(), closing(pieces):
             for piece in pieces:
+                if is_continuation and not texts and not request.json and sys.stdout.isatty():
+                    shown.push("".join(c for c in prompt if c.isprintable() or c in "\n\t"))
                 texts.append(piece)
                 if not request.json:
                     shown.push(piece)

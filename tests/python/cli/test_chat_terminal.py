@@ -213,3 +213,14 @@ def test_a_download_is_asked_for_on_the_terminal(on_terminal: OnTerminal, hub: F
     assert accepted.wait() == 0
     assert ", there was a" in accepted.text
     assert "model.safetensors" in {name for name, _ in hub.fetched}
+
+
+def test_a_continuation_begins_with_its_prompt(
+    tiny_llama_8bit: Path, on_terminal: OnTerminal
+) -> None:
+    """On a terminal alone: what a pipe gets is what the model wrote."""
+    terminal = on_terminal(
+        "run", tiny_llama_8bit, "--prompt", "Once upon\x1b a time", "--max-tokens", 3, "-q"
+    )
+    terminal.read_until("Once upon a time, ")
+    assert terminal.wait() == 0
