@@ -199,13 +199,16 @@ static qsf_status check_classes(const qsf_vocabulary *v)
     return QSF_OK;
 }
 
-/* The states that entries name exist; behind the edge, the last class, there is none. */
+/* The states that entries name exist; behind the edge, the last class, there is none. Entries of
+ * the first row are states alone: no match ends where one begins. */
 static bool are_states(const qsf_split *s, uint32_t n_classes, uint32_t n_aheads)
 {
     bool is_right = true;
     for (uint64_t i = 0; i < (uint64_t)s->n_forward * s->n_columns; i++) {
-        const uint32_t state = qsf_load_u16(s->forward + i * 2) & ~QSF_SPLIT_MATCH;
-        const bool is_edge = i % n_classes == n_classes - 1 && i >= s->n_columns;
+        const bool is_first = i < s->n_columns;
+        const uint32_t entry = qsf_load_u16(s->forward + i * 2);
+        const uint32_t state = is_first ? entry : entry & ~QSF_SPLIT_MATCH;
+        const bool is_edge = i % n_classes == n_classes - 1 && !is_first;
         is_right &= state < (is_edge ? 1 : s->n_forward);
     }
     for (uint64_t i = 0; i < (uint64_t)s->n_backward * n_classes; i++) {
