@@ -81,6 +81,7 @@ def run_command(
             finally:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)  # its children too
+                process.wait()  # `with` does not, behind a Ctrl-C
         cap = None
         if group is not None and limit_mb is not None:
             cap = Cap(limit_mb, group.peak_bytes(), group.n_oom_kills())

@@ -78,9 +78,13 @@ def environment_of(source: Path) -> dict[str, str]:
     return {PIECES_FOLDER: str(source)} if is_of_pieces(source) else {}
 
 
+# Raised when kept files must be made again: 2 is section TEXT of version 2.
+_CONVERSION = 2
+
+
 def fingerprint_of(source: Path) -> str:
-    """Return a text that changes with the source's files and with the version of .qsf files."""
-    digest = hashlib.sha256(f"{VERSION}\n".encode())
+    """Return a text that changes with the source's files and with what conversion makes of them."""
+    digest = hashlib.sha256(f"{VERSION}.{_CONVERSION}\n".encode())
     paths = [source.with_name(name) for name in part_names(source.name)]
     if source.is_dir():
         paths = sorted(source.iterdir())
