@@ -230,6 +230,11 @@ def _start_of(model: Model, request: Request, prompt: str) -> Callable[..., Iter
     return partial(call_with, model.generate, tokens)
 
 
+def echo_of(prompt: str) -> str:
+    """Return what a terminal shows of a prompt that is continued: nothing that steers it."""
+    return "".join(c for c in prompt if c.isprintable() or c in "\n\t")
+
+
 def _complete(model: Model, request: Request, prompt: str) -> int:
     start = _start_of(model, request, prompt)
     texts: list[str] = []
@@ -246,7 +251,7 @@ def _complete(model: Model, request: Request, prompt: str) -> int:
         with unseen_keys(), closing(pieces):
             for piece in pieces:
                 if is_continuation and not texts and not request.json and sys.stdout.isatty():
-                    shown.push("".join(c for c in prompt if c.isprintable() or c in "\n\t"))
+                    shown.push(echo_of(prompt))
                 texts.append(piece)
                 if not request.json:
                     shown.push(piece)

@@ -14,6 +14,7 @@ from make.commands import Run
 from make.fake_hub import REPO, FakeHub
 from make.fake_hub import hub as hub
 from make.terminals import OnTerminal
+from qsf.cli.run.main import echo_of
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals"),
@@ -215,12 +216,5 @@ def test_a_download_is_asked_for_on_the_terminal(on_terminal: OnTerminal, hub: F
     assert "model.safetensors" in {name for name, _ in hub.fetched}
 
 
-def test_a_continuation_begins_with_its_prompt(
-    tiny_llama_8bit: Path, on_terminal: OnTerminal
-) -> None:
-    """On a terminal alone: what a pipe gets is what the model wrote."""
-    terminal = on_terminal(
-        "run", tiny_llama_8bit, "--prompt", "Once upon\x1b a time", "--max-tokens", 3, "-q"
-    )
-    terminal.read_until("Once upon a time, ")
-    assert terminal.wait() == 0
+def test_the_echo_of_a_prompt_steers_no_terminal() -> None:
+    assert echo_of("Once\x1b[2J upon\ta\n\u202etime\u00e9") == "Once[2J upon\ta\ntime\u00e9"
