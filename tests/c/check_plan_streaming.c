@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "engine/session_buffers.h"
+#include "io/io.h"
 #include "plan/plan.h"
 #include "plan/residence.h"
 #include "stream/stream.h"
@@ -132,7 +133,8 @@ static void check_sums(const qsf_plan *p, const qsf_options *opt)
     CHECK(p->ring_bytes >= sizes.ring_bytes && p->ring_bytes % QSF_IO_ALIGN == 0);
     if (streamed_bytes != 0)
         CHECK_EQ_U64(p->stream_bytes, qsf_stream_buffer_bytes(r, &sizes, (size_t)p->ring_bytes));
-    const uint32_t n_readers = opt->io_method == QSF_IO_URING && p->io_depth != 0 ? 1 : p->io_depth;
+    const qsf_io_setup setup = {opt->io_method, p->io_depth};
+    const uint32_t n_readers = p->io_depth == 0 ? 0 : qsf_io_queue_count(&setup);
     CHECK_EQ_U64(p->stacks_bytes, (opt->n_threads - 1) * (uint64_t)QSF_POOL_STACK_BYTES +
                                       n_readers * (uint64_t)QSF_RING_STACK_BYTES);
     CHECK_EQ(is_resident[0] && p->embedding_rows != 0, false);
