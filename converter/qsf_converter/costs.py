@@ -35,7 +35,7 @@ _MOST_CHANGE_PERCENT: Final = 0.5  # change of perplexity, plus two standard err
 _LEAST_KV_AGREEMENT: Final = 0.975
 _LEAST_ACT_AGREEMENT: Final = 0.98
 # Share of positions at which noise of size 1 changes the likeliest token: 0.25 to 0.32 in models of
-# 0.1B to 0.5B, for noise of 0.03 to 0.1 (docs/quality.md).
+# 0.1B to 0.5B, for noise of 0.03 to 0.1 (bench/LOG-quantisation.md).
 _FLIPS_OF_NOISE: Final = 0.28
 # Tokens of each sample. All but the first are for verdicts that the samples before leave open.
 _SAMPLES: Final = (48, 80, 80, 80)

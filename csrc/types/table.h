@@ -34,7 +34,7 @@
     X(20, 4BIT_NL,       4bit_nl,       "4bit-nl",        544, LEVELS, F16, 64, 0,  32, 1, 1.0F)
 
 /* By code, the level that a code of LEVELS stands for, plus 32. The levels are integers of 6 bits,
- * one of them 0, which were searched for the least squared error of real weights (docs/quality.md).
+ * one of them 0, with the least squared error of real weights (bench/LOG-quantisation.md).
  * A 16-bit sum holds four products of them. */
 #define QSF_LEVELS 0, 7, 13, 17, 21, 24, 27, 30, 32, 35, 38, 41, 44, 48, 53, 60
 

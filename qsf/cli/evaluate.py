@@ -459,7 +459,10 @@ def report_lines(
     yield "model", f"{request.model}: KV cache {opening.kv_type}{policy}, {arithmetic}{skipping}"
     yield "text", f"{text_path}: {len(request.text.encode()):,} bytes, {e.text_tokens:,} tokens"
     yield "protocol", protocol_text(e)
-    yield "tokens scored", f"{e.tokens:,} in {e.windows:,} window{'' if e.windows == 1 else 's'}"
+    n_left = 0 if e.stride_tokens else max(e.text_tokens - e.windows * e.ctx_tokens, 0)
+    left = f"; the last {n_left:,} fill no window: --protocol sliding scores them" if n_left else ""
+    n_windows = f"{e.windows:,} window{'' if e.windows == 1 else 's'}"
+    yield "tokens scored", f"{e.tokens:,} in {n_windows}{left}"
     yield "perplexity", f"{e.perplexity:.4f} +- {e.perplexity_error:.4f}"
     if e.bits_per_byte is not None:
         yield "bits per byte", f"{e.bits_per_byte:.4f}"

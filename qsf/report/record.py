@@ -1,6 +1,6 @@
 """The quality report of a file: the loss of each tensor, and measurements of the model.
 
-It is the object "quality" of META (docs/quality.md, "The report in the file"). `Quality.meta`
+It is the object "quality" of META (docs/evaluation.md, "The report in the file"). `Quality.meta`
 writes it, `Quality.from_meta` reads it from an untrusted file: it never raises, and returns
 neither numbers that are not finite nor absurd counts.
 """

@@ -35,7 +35,7 @@ Float64Array = NDArray[np.float64]
 
 # Against the noise of few tokens, H's mean diagonal is added to its diagonal: times the number of
 # inputs / the number of tokens, times these. Feedback gets at least LEAST_DAMPING times the mean,
-# and more if it grows without bound. Corrections fit noise most (docs/quality.md).
+# and more if it grows without bound. Corrections fit noise most (bench/LOG-quantisation.md).
 DAMPING: Final = 0.5
 LEAST_DAMPING: Final = 0.01
 CORRECTION_DAMPING: Final = 2.0

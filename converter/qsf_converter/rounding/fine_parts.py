@@ -1,4 +1,4 @@
-"""Keeps 8 bits for the few weights whose rounding costs most (figures: docs/quality.md).
+"""Keeps 8 bits for the few weights whose rounding costs most (figures: bench/LOG-quantisation.md).
 
 V of attention whose query heads share KV heads: in Qwen2.5-Coder-1.5B it has 0.7 % of the weights
 that a token reads, and causes 9 % of what rounding them to `4bit-nl` costs.
