@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from qsf.errors import QsfCancelledError
 from qsf.shell import command
 from qsf.shell.prose import can_move, dim, prose_on
 from qsf.system.signals import Watcher
@@ -15,6 +16,7 @@ from qsf.system.signals import Watcher
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
+    from qsf.cli.run.loop_guard import LoopGuard
     from qsf.model import Model
     from qsf.options import GenerationOptions
 
@@ -90,10 +92,12 @@ def generate(
     *,
     is_quiet: bool,
     hides_thoughts: bool = False,
+    guard: LoopGuard | None = None,
 ) -> Generator[str, None, None]:
     """Yield the pieces of text of ``start(options)``; a signal stops the engine at once.
 
-    Reasoning is shown on standard error if that is a terminal. The caller closes the generator.
+    Reasoning is shown on standard error if that is a terminal. The guard ends an answer, or
+    thoughts, that repeat themselves. The caller closes the generator.
     """
     progress = command.Progress("reading the prompt", is_wanted=not is_quiet)
     thoughts = _Thoughts(is_hidden=hides_thoughts)
@@ -103,9 +107,16 @@ def generate(
         if n_done == n_all:
             progress.end()
 
+    def is_loop(piece: str) -> bool:
+        if guard is not None:
+            guard.push(piece)
+        return guard is not None and guard.found != ""
+
     def show_reasoning(piece: str) -> None:
         progress.end()
         thoughts.push(piece)
+        if is_loop(piece):
+            model.cancel()
 
     def tick() -> None:
         progress.tick()
@@ -120,6 +131,11 @@ def generate(
                 progress.end()
                 thoughts.end()
                 yield piece
+                if is_loop(piece):
+                    break
+    except QsfCancelledError:
+        if guard is None or not guard.found:
+            raise
     finally:
         progress.end()
         thoughts.end()

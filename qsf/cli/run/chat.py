@@ -22,6 +22,7 @@ from qsf.cli.run.conversation import (
     with_thinking,
     write_conversation,
 )
+from qsf.cli.run.loop_guard import terminal_guard
 from qsf.cli.run.options import Request
 from qsf.errors import QsfArgumentError, QsfError
 from qsf.file.family import type_of
@@ -243,10 +244,12 @@ class Chat:
         chat = partial(call_with, self._model.session.chat, line)
         is_plain = self._model.chat_template.is_plain
         shown = Shown(is_as_written=self._request.plain, has_markdown=not is_plain)
+        guard = terminal_guard(is_wanted=not self._request.no_loop_guard)
         try:
             pieces = generate(
                 self._model, options, chat,
                 is_quiet=self._request.quiet, hides_thoughts=self._hides_thoughts,
+                guard=guard,
             )  # fmt: skip
             with unseen_keys(), closing(pieces):
                 for piece in pieces:
@@ -258,6 +261,8 @@ class Chat:
             say("(stopped)")
         else:
             shown.end()
+        if guard is not None and guard.found:
+            say(guard.found)
         stats = self._model.stats
         if stats is None:
             return

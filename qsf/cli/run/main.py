@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING
 from qsf.cli.run import report
 from qsf.cli.run.answer import Shown, generate, say_lines, show
 from qsf.cli.run.form import read_constraint
+from qsf.cli.run.loop_guard import terminal_guard
 from qsf.cli.run.options import Request, parse
 from qsf.errors import QsfArgumentError, QsfError, QsfMemoryError
 from qsf.file.foreign_text import text_of
@@ -238,6 +239,7 @@ def echo_of(prompt: str) -> str:
 def _complete(model: Model, request: Request, prompt: str) -> int:
     start = _start_of(model, request, prompt)
     texts: list[str] = []
+    guard = terminal_guard(is_wanted=not (request.json or request.no_loop_guard))
     is_continuation = request.raw or model.chat_template.is_plain
     shown = Shown(
         is_as_written=request.plain or request.raw or request.form is not None,
@@ -247,6 +249,7 @@ def _complete(model: Model, request: Request, prompt: str) -> int:
         pieces = generate(
             model, request.generation, start,
             is_quiet=request.quiet, hides_thoughts=request.hide_thinking,
+            guard=guard,
         )  # fmt: skip
         with unseen_keys(), closing(pieces):
             for piece in pieces:
@@ -275,6 +278,8 @@ def _complete(model: Model, request: Request, prompt: str) -> int:
         show(report.json_line(record | report.draft_record(model.session_stats)))
         return 0
     shown.end()
+    if guard is not None and guard.found:
+        say_lines([guard.found])
     if not request.quiet:
         say_lines(report.ending_lines(model, stats))
         say_lines(report.stats_lines(model, stats, is_verbose=request.verbose))

@@ -175,6 +175,12 @@ class RunOptions(CheckedOptions):
         "chat",
     )
     hide_thinking: bool = _flag("show only that the model thinks", "run", "chat")
+    no_loop_guard: bool = _flag(
+        "do not end an answer that repeats one text 8 times and for 200 tokens, as is done on a "
+        "terminal",
+        "run",
+        "chat",
+    )
     raw: bool = _flag("continue the prompt: no chat template", "run", is_main=True)
     no_special: bool = _flag(
         "take text in the prompt that reads like a special token as ordinary text, as is always "
