@@ -41,7 +41,7 @@ class LoopGuard:
             )
 
     def _least_chars(self) -> int:
-        """Return the length of the last LEAST_TOKENS pieces; more than there is if they are fewer."""
+        """Return the characters of LEAST_TOKENS pieces; one more than there are if these are fewer."""
         pieces = list(self._pieces)[-LEAST_TOKENS:]
         return sum(map(len, pieces)) + (len(pieces) < LEAST_TOKENS)
 
