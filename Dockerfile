@@ -2,9 +2,9 @@
 # --target program -t qsf .` an image with the program without Python and nothing else (platforms.md).
 # Both build from this tree.
 #
-#   docker run --rm -it -v "$PWD/models:/models" qsf run model.qsf --prompt "Once upon a time"
+#   docker run --rm -it -v "$PWD/models:/models" -v qsf:/cache qsf run model.gguf "Who are you?"
 #
-# The memory limit of a container is a ceiling that QSF heeds: docker run --memory 300m ...
+# The volume at /cache keeps what was downloaded and converted for the next container. The memory limit of a container is a ceiling that QSF heeds: docker run --memory 300m ...
 FROM debian:bookworm-slim AS build
 RUN apt-get update -q && apt-get install -y -q --no-install-recommends \
         ca-certificates gcc libc6-dev make pkg-config liblz4-dev libzstd-dev \
@@ -30,8 +30,13 @@ RUN apt-get update -q && apt-get install -y -q --no-install-recommends python3 p
     && rm -rf /var/lib/apt/lists/* && python3 -m venv /opt/qsf
 COPY --from=build-wheel /src/dist/ /tmp/dist/
 RUN /opt/qsf/bin/pip install --no-cache-dir /tmp/dist/qsf-*.whl && rm -r /tmp/dist
-RUN useradd --create-home user
+RUN useradd --create-home user && install -d -o user -g user /cache
 USER user
-ENV PATH=/opt/qsf/bin:$PATH
+ENV PATH=/opt/qsf/bin:$PATH XDG_CACHE_HOME=/cache HF_HOME=/cache/huggingface
+VOLUME /cache
 WORKDIR /models
+EXPOSE 8080
+# Of `serve`, by the shell alone: a second Python would take 10 MB of the container's memory.
+HEALTHCHECK CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/8080 && \
+printf 'GET /health HTTP/1.0\\r\\n\\r\\n' >&3 && grep -q '^HTTP/1.1 200' <&3"]
 ENTRYPOINT ["python", "-m", "qsf"]
