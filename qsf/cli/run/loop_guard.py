@@ -41,7 +41,7 @@ class LoopGuard:
             )
 
     def _least_chars(self) -> int:
-        """Return the characters of LEAST_TOKENS pieces; one more than there are if these are fewer."""
+        """Return the characters of LEAST_TOKENS pieces; if there are fewer, one more than that."""
         pieces = list(self._pieces)[-LEAST_TOKENS:]
         return sum(map(len, pieces)) + (len(pieces) < LEAST_TOKENS)
 
