@@ -358,3 +358,31 @@ def test_times_of_each_token(client: Client, path: str) -> None:
     assert counts[-1] == 6
     assert len(counts) > 2
     assert sum("timings" in event for event in plain) == (path == "/completion")  # its last one
+
+
+@pytest.mark.slow
+def test_code_is_coloured(client: Client, browser: Browser) -> None:
+    browser.show(client.url, DESK, "light")
+    spans = "[...markdown(element('div'), %s.split('\\n')).querySelectorAll('code span')]"
+    for language, found in {
+        "python": ["word:if", 'literal:"a # b"', "comment:# c"],
+        "c": ["word:if", 'literal:"a # b"'],
+        "text": [],
+    }.items():
+        text = f'```{language}\nif (x == "a # b") # c'
+        script = spans % json.dumps(text) + ".map(e => e.className + ':' + e.textContent)"
+        assert browser.run(script) == found, language
+
+
+@pytest.mark.slow
+def test_enter_on_glass_begins_a_line(client: Client, browser: Browser) -> None:
+    browser.call("Emulation.setTouchEmulationEnabled", enabled=True, maxTouchPoints=5)
+    browser.show(client.url, PHONE, "light")
+    browser.type("one")
+    browser.press("Enter")
+    browser.type("two")
+    assert browser.run("[$('text').value, messages.length]") == ["one\ntwo", 0]
+    browser.run("$('send').click()")
+    browser.wait_for("messages[0].content === 'one\\ntwo'")
+    is_done(browser, 2)
+    assert "seed" not in browser.run("$('speed').textContent")
