@@ -29,7 +29,6 @@ LEFT_OUT = {
     "pip install .": "minutes of compiling; setting up the folder runs it",
     "pip install dist/": "tests/python/house/test_wheel.py installs the wheel",
     "docker build": "needs docker and a network",
-    ".venv/bin/python -m qsf.bench": "minutes of measuring; tests/python/bench runs its commands",
     "qsf serve": "does not end; tests/python/serve runs it",
     "qsf plan": "seconds of measuring; tests/python/cli/test_front.py runs it",
     "qsf completion": "seconds; tests/python/cli/test_front.py runs it for three shells",
