@@ -2,7 +2,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/status.h"
 #include "engine/model.h"
-#include "engine/session.h"
 #include "platform/clock.h"
 
 static qsf_status check_ids(const qsf_model *m, const char *list, const uint32_t *ids, size_t n)

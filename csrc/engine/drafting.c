@@ -4,17 +4,14 @@
  * So a step has the same effect with and without drafts; only its time differs.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine/drafting.h"
-
 #include <math.h>
 #include <string.h>
 
 #include "base/status.h"
-#include "engine/drafter.h"
 #include "engine/model.h"
-#include "engine/session.h"
-#include "speculate/matches.h"
+#include "model/mtp.h"
 #include "platform/clock.h"
+#include "speculate/matches.h"
 
 #define N_GUESSES 4 /* n-gram match, n-grams of one and two tokens, draft model */
 
@@ -44,8 +41,8 @@ static void count_guesses(qsf_session *s, uint32_t token)
     const uint32_t n = list_guesses(&s->model->shared.ngrams, tokens, s->n_tokens, match, guesses);
     for (uint32_t i = 0; i < n; i++)
         qsf_speculation_count(&s->chances, guesses[i].kind, guesses[i].token == token);
-    const uint32_t row = s->n_drafts - s->n_ahead;
-    if (!s->has_likeliest || row >= s->n_model_guesses || row > s->chain.n_chosen)
+    const uint32_t row = s->ahead.n_drafts - s->ahead.n_left;
+    if (!s->ahead.has_likeliest || row >= s->n_model_guesses || row > s->chain.n_chosen)
         return;
     const qsf_guess *const g = &s->buffers.model_guesses[row];
     if (g->kind != QSF_KIND_CALLER)
@@ -183,11 +180,11 @@ static void note_drafts(const qsf_pass_part *p)
     qsf_session *const s = p->session;
     const uint32_t n_vocab = s->model->config.n_vocab;
     qsf_ngram_token *const likeliest = s->buffers.likeliest;
-    s->has_likeliest = find_likeliest(s->model, s->buffers.logits, likeliest);
+    s->ahead.has_likeliest = find_likeliest(s->model, s->buffers.logits, likeliest);
     for (uint32_t i = 0; i < p->n_drafts; i++) {
-        s->has_likeliest =
-            s->has_likeliest &&
-            find_likeliest(s->model, s->draft_logits + i * (size_t)n_vocab, &likeliest[1 + i]);
+        s->ahead.has_likeliest =
+            s->ahead.has_likeliest &&
+            find_likeliest(s->model, s->ahead.logits + i * (size_t)n_vocab, &likeliest[1 + i]);
         s->n_drafted[qsf_speculation_guesser_of(s->buffers.draft_kinds[i])]++;
     }
 }
@@ -227,22 +224,23 @@ qsf_status qsf_drafting_run(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts
 void qsf_drafting_learn(qsf_session *s, uint32_t token)
 {
     const qsf_session_buffers *const b = &s->buffers;
-    const uint32_t first = s->n_drafts - s->n_ahead;
+    const uint32_t first = s->ahead.n_drafts - s->ahead.n_left;
     if (s->model->plan.draft_rows == 0)
         return;
     count_guesses(s, token);
-    if (!s->has_likeliest)
+    if (!s->ahead.has_likeliest)
         return;
     qsf_ngrams_learn(&s->model->shared.ngrams, b->tokens, s->n_tokens, b->likeliest[first]);
-    s->has_likeliest = qsf_drafting_has(s, token);
-    for (uint32_t i = 1; !s->has_likeliest && i <= s->n_ahead; i++) /* the rows that are dropped */
+    s->ahead.has_likeliest = qsf_drafting_has(s, token);
+    for (uint32_t i = 1; !s->ahead.has_likeliest && i <= s->ahead.n_left;
+         i++) /* the rows that are dropped */
         qsf_ngrams_learn(&s->model->shared.ngrams, b->tokens, s->n_tokens + i,
                          b->likeliest[first + i]);
 }
 
 bool qsf_drafting_has(const qsf_session *s, uint32_t token)
 {
-    return s->n_ahead > 0 && s->draft_pass == s->model->shared.logits_pass &&
+    return s->ahead.n_left > 0 && s->ahead.pass == s->model->shared.logits_pass &&
            s->buffers.tokens[s->n_tokens] == token;
 }
 
@@ -252,11 +250,92 @@ qsf_status qsf_drafting_take(qsf_session *s)
     s->has_logits = false;
     if (atomic_exchange(&s->cancelled, false))
         return QSF_FAIL(QSF_ERR_CANCELLED, "cancelled before a token");
-    const uint32_t draft_idx = s->n_drafts - s->n_ahead;
-    memcpy(s->buffers.logits, s->draft_logits + draft_idx * n_vocab, n_vocab * sizeof(float));
+    const uint32_t draft_idx = s->ahead.n_drafts - s->ahead.n_left;
+    memcpy(s->buffers.logits, s->ahead.logits + draft_idx * n_vocab, n_vocab * sizeof(float));
     s->has_logits = true;
     s->n_accepted[qsf_speculation_guesser_of(s->buffers.draft_kinds[draft_idx])]++;
     s->n_tokens++;
-    s->n_ahead--;
+    s->ahead.n_left--;
     return QSF_OK;
+}
+
+/* ---- the draft model follows the text and chooses as the session's model will ---- */
+
+/* Advances the draft model's session to tokens [n_tokens]; false if that is impossible or not
+ * worth it. */
+static bool follow(const qsf_session *s, uint32_t n_tokens)
+{
+    size_t n_done = 0;
+    while (n_done < n_tokens)
+        if (atomic_load(&s->cancelled) ||
+            qsf_session_sync(s->drafter, s->buffers.tokens, n_tokens, &n_done) != QSF_OK)
+            return false;
+    return true;
+}
+
+/* Guesses with the MTP head, whose logits are then the first of the shared ones; false: the hidden
+ * state of the token before the last of n_tokens is not known, or it is impossible. */
+static bool run_head(qsf_session *s, uint32_t n_tokens)
+{
+    qsf_model *const m = s->model;
+    qsf_sequence *const q = &s->buffers.sequence;
+    const uint32_t position = n_tokens - 1;
+    const float *hidden = NULL;
+    if (position > 0 && position <= s->n_tokens && position >= q->mtp_begin)
+        hidden = qsf_mtp_hidden(q, position - 1, m->scratch.dim_stride);
+    else if (s->mtp_position != 0 && position == s->mtp_position + 1)
+        hidden = m->forward.hidden;
+    if (hidden == NULL || atomic_load(&s->cancelled))
+        return false;
+    qsf_mutex_lock(&m->kv_lock);
+    const qsf_status status = qsf_kvcache_reserve(&q->kv, s->n_tokens, n_tokens);
+    qsf_mutex_unlock(&m->kv_lock);
+    const qsf_segment segment = {.sequence = q, .n_tokens = 1, .first_position = position};
+    m->shared.logits_pass++;
+    if (status != QSF_OK || qsf_forward_guess(&m->forward, &segment, s->buffers.tokens[position],
+                                              hidden, m->shared.logits) != QSF_OK)
+        return false;
+    s->mtp_position = position;
+    return true;
+}
+
+/* Chooses the token after the first n_tokens by the draft model's logits, or those of the MTP head,
+ * n_draws choices after the session's next one. Ignores masks and biases. */
+static bool choose(const qsf_session *s, uint32_t n_tokens, uint32_t n_draws, uint32_t *token,
+                   float *logprob)
+{
+    const qsf_last_choice *const c = &s->last_choice;
+    const uint32_t n_new = n_tokens > c->n_tokens ? n_tokens - c->n_tokens : 0;
+    const uint32_t n_recent = n_new + c->n_recent < n_tokens ? n_new + c->n_recent : n_tokens;
+    const uint32_t n_counted = n_new + c->n_counted < n_recent ? n_new + c->n_counted : n_recent;
+    qsf_choose_item item = {
+        .session = s->drafter,
+        .logits = s->drafter == NULL ? s->model->shared.logits : NULL,
+        .how = &c->how,
+        .recent = s->buffers.tokens + n_tokens - n_recent,
+        .n_recent = n_recent,
+        .n_counted = n_counted,
+        .random_state = qsf_random_after(c->random_state, n_draws),
+        .logprob_tokens = token,
+        .logprobs = logprob,
+        .n_logprobs = 1,
+    };
+    return qsf_model_choose(s->drafter != NULL ? s->drafter->model : s->model, &item, 1) == QSF_OK;
+}
+
+bool qsf_drafter_guess(qsf_session *s, uint32_t n_tokens, qsf_speculation_chain *chain,
+                       qsf_guess *out)
+{
+    const uint64_t start_ns = qsf_clock_ns();
+    const uint64_t n_before = s->drafter != NULL ? s->drafter->prompt_tokens : 0;
+    float logprob;
+    const bool has_guess = (s->drafter != NULL ? follow(s, n_tokens) : run_head(s, n_tokens)) &&
+                           choose(s, n_tokens, chain->n_drafts, &out->token, &logprob);
+    const uint64_t n_evaluated = s->drafter != NULL ? s->drafter->prompt_tokens - n_before : 1;
+    qsf_speculation_spend(&s->model->shared.costs, chain, qsf_clock_ns() - start_ns,
+                          (uint32_t)n_evaluated);
+    if (!has_guess || out->token >= s->model->config.n_vocab)
+        return false;
+    out->kind = qsf_speculation_kind_of_model(exp((double)logprob));
+    return true;
 }

@@ -1,20 +1,203 @@
-/* model.h - a model: its file, its plan, its memory, the number of its sessions.
+/* model.h - a model: its file, its plan, its memory; and its sessions: one token sequence and its
+ * KV cache each, the passes that evaluate its tokens, and the drafts that these evaluate ahead.
  *
  * plan.c plans the memory, model_open.c and session.c acquire it, and model.c releases it.
+ * Evaluating tokens changes a session only on success.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include <stdatomic.h>
 #include <stdbool.h>
-#include <stdint.h>
 
-#include "plan/pressure.h"
-#include "engine/session_buffers.h"
+#include "cache/sequence.h"
+#include "engine/sample.h"
 #include "machine/sysmem.h"
+#include "memory/arena.h"
 #include "memory/ledger.h"
 #include "model/forward.h"
+#include "model/scratch.h"
+#include "plan/pressure.h"
+#include "platform/stopwatch.h"
 #include "platform/thread.h"
+#include "speculate/ngrams.h"
+#include "speculate/speculation_budget.h"
 #include "stream/stream.h"
+
+/* ---- the memory of sessions, and what all sessions of a model share ---- */
+
+/* A guess of the next token, and its kind (speculation_budget.h) */
+typedef struct qsf_guess {
+    uint32_t token;
+    uint32_t kind;
+} qsf_guess;
+
+typedef struct qsf_session_buffers {
+    qsf_sequence sequence;
+    uint32_t *tokens;     /* [ctx_tokens] */
+    float *logits;        /* [n_vocab] after the last token */
+    uint32_t *offered;    /* [draft_rows] */
+    uint8_t *draft_kinds; /* [draft_rows] of the drafts of the latest pass */
+    qsf_ngram_token
+        *likeliest; /* [1 + draft_rows] most probable token after each token of the latest pass */
+    /* [1 + draft_rows] the draft model's guesses after the pass's token and after each draft;
+     * QSF_KIND_CALLER: no guess */
+    qsf_guess *model_guesses;
+} qsf_session_buffers;
+
+/* Returns the sizes and forms of the plan's pools. */
+qsf_sequence_form qsf_plan_sequence_form(const qsf_plan *plan);
+
+/* Returns the sizes of the plan's scratch. */
+qsf_scratch_sizes qsf_plan_scratch_sizes(const qsf_plan *plan);
+
+/* measure_sessions of qsf_plan_input: the pool of KV pages, one session, the scratch of a chunk
+ * and the shared buffers. */
+void qsf_session_measure(const qsf_config *c, qsf_plan *plan);
+
+/* Call once on a measuring arena and once on the real one, whose memory is zeroed. `home`: of
+ * qsf_sequence_layout(). */
+void qsf_session_layout(qsf_session_buffers *b, qsf_arena *a, const qsf_config *c,
+                        const qsf_plan *plan, qsf_sequence_pools *pools, uint32_t home);
+
+/* One session's part of a pass. */
+typedef struct qsf_pass_part {
+    qsf_session *session;
+    const uint32_t *tokens; /* [n_tokens] */
+    uint32_t n_tokens;
+    uint32_t n_rows; /* logits of the last n_rows tokens */
+    float *rows; /* [n_rows, n_vocab] receives the logits; NULL: they stay in the shared buffer */
+    qsf_status status;
+    bool may_draft;    /* the pass may also evaluate drafts of the next tokens: see drafting.c */
+    uint32_t n_drafts; /* the last tokens are drafts, which the session does not own yet */
+    uint32_t n_hidden; /* for parts without rows, as in qsf_pass_item */
+    double *hidden;    /* [dim] */
+} qsf_pass_part;
+
+/* Buffers of a model that one pass uses at a time, and one choice of a token. */
+typedef struct qsf_shared_buffers {
+    qsf_pass_part *parts;          /* [max_sessions] */
+    qsf_segment *segments;         /* [max_sessions] */
+    const atomic_bool **cancelled; /* [max_sessions] */
+    uint32_t *tokens;              /* [chunk_tokens] */
+    uint32_t *head_rows;           /* [chunk_tokens] */
+    float *logits;                 /* [rows of the plan and drafts, n_vocab], of */
+    uint64_t logits_pass;          /* the pass with this number */
+    qsf_sampler sampler;
+    qsf_costs costs;
+    qsf_ngrams ngrams; /* empty if the plan has no draft_rows */
+} qsf_shared_buffers;
+
+/* As qsf_session_layout(). */
+void qsf_shared_layout(qsf_shared_buffers *b, qsf_arena *a, const qsf_config *c,
+                       const qsf_plan *plan);
+
+/* ---- a session ---- */
+
+/* How the latest token was chosen from a session's logits. */
+typedef struct qsf_last_choice {
+    qsf_sampling how;
+    uint64_t random_state; /* after it */
+    uint32_t n_tokens;     /* that the session held */
+    uint32_t n_recent;
+    uint32_t n_counted;
+} qsf_last_choice;
+
+/* The drafts that the latest pass evaluated after the session's tokens. Zeroed: none. */
+typedef struct qsf_ahead {
+    uint32_t n_drafts;
+    uint32_t n_left;     /* the last n_left drafts: no step has confirmed them yet */
+    bool has_likeliest;  /* buffers.likeliest has predictions that are not learned yet */
+    const float *logits; /* [n_drafts, n_vocab], valid while the model's logits_pass is this: */
+    uint64_t pass;
+} qsf_ahead;
+
+struct qsf_session {
+    qsf_model *model;
+    qsf_session_buffers buffers;
+    uint32_t n_tokens; /* evaluated */
+    bool has_logits;
+    qsf_ahead ahead;
+    uint32_t n_offered;          /* drafts of the caller for the next pass of a step */
+    uint32_t n_model_guesses;    /* guesses of the latest pass, evaluated or not */
+    uint32_t mtp_position;       /* of the chain's latest guess by the MTP head; 0: none */
+    qsf_session *drafter;        /* of the draft model, or NULL */
+    qsf_last_choice last_choice; /* the draft model imitates it */
+    qsf_chances chances;
+    qsf_speculation_chain chain;
+    qsf_state incoming;        /* the state being restored */
+    uint64_t n_incoming_bytes; /* its bytes so far; 0: none, or the restoring failed */
+    atomic_bool cancelled;     /* set by any thread */
+    uint64_t prompt_tokens;
+    uint64_t prompt_ns;
+    uint64_t step_tokens;
+    uint64_t step_ns;
+    qsf_stopwatch stopwatch;         /* of the running call, or of the latest */
+    uint64_t phase_ns[QSF_N_PHASES]; /* of the calls that succeeded */
+    uint64_t n_again; /* tokens evaluated again, because recurrent states cannot be cut */
+    uint64_t n_step_passes;
+    uint64_t n_step_rows;
+    uint64_t n_drafted[QSF_N_GUESSERS];
+    uint64_t n_accepted[QSF_N_GUESSERS];
+    uint64_t sample_ns;
+    uint64_t n_samples;
+    void *memory; /* of the buffers */
+    size_t memory_bytes;
+};
+
+/* Releases KV blocks without a position below n_tokens. */
+void qsf_session_trim(qsf_session *s, uint32_t n_tokens);
+
+/* The session holds the first n_tokens of its buffer from now on. Forgets the drafts after its
+ * tokens, and its logits if it held another number of tokens. */
+void qsf_session_keep(qsf_session *s, uint32_t n_tokens);
+
+/* QSF_ERR_ARG: nothing was evaluated yet, or the session was rewound. */
+qsf_status qsf_session_check_logits(const qsf_session *s);
+
+/* ---- the pass ---- */
+
+/* QSF_ERR_ARG: n_tokens exceed the context, or one is outside the vocabulary. */
+qsf_status qsf_pass_check_tokens(const qsf_model *m, const uint32_t *tokens, size_t n_tokens);
+
+/* Evaluates the tokens of all parts; call it under the model's lock, with a stopwatch that was
+ * started. If the pass succeeded and the session was not cancelled, a part's session receives the
+ * part's tokens, and the last row as its logits; each part has a status then. After an error of
+ * the whole pass no session holds other tokens. Parts with rows: at most logits_rows in all, or
+ * only one part. */
+qsf_status qsf_pass_run(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, qsf_stopwatch *w);
+
+/* Adds n / n_all of the stopwatch's phases to the session's, after ending its last lap. */
+void qsf_pass_count_phases(qsf_session *s, qsf_stopwatch *w, uint64_t n, uint64_t n_all);
+
+/* ---- drafts of the next tokens, evaluated in the pass of the token before them ---- */
+
+/* Call these functions under the model's lock. */
+
+/* True if the token is already evaluated as the session's next one. */
+bool qsf_drafting_has(const qsf_session *s, uint32_t token);
+
+/* Appends the next draft, which qsf_drafting_has() has confirmed, to the session's tokens.
+ * QSF_ERR_CANCELLED. */
+qsf_status qsf_drafting_take(qsf_session *s);
+
+/* Learns from the session's next token, before it is taken or evaluated. The n-gram table learns
+ * the latest pass's predictions here, after its guesses were counted; if the token is not a
+ * draft, the rows being dropped teach it too. */
+void qsf_drafting_learn(qsf_session *s, uint32_t token);
+
+/* Does what qsf_pass_run() does, and also evaluates drafts after the parts that allow them, each
+ * with a row of logits: the most probable drafts of all parts, as long as they promise to save
+ * time. */
+qsf_status qsf_drafting_run(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, qsf_stopwatch *w);
+
+/* Guesses the token after the first n_tokens of the session's buffer. False: the text is too long
+ * for the draft model, has tokens outside of its vocabulary, or the session was cancelled. Adds its
+ * time to the chain. */
+bool qsf_drafter_guess(qsf_session *s, uint32_t n_tokens, qsf_speculation_chain *chain,
+                       qsf_guess *out);
+
+/* ---- a model ---- */
 
 struct qsf_model {
     /* written once before open returns */

@@ -28,3 +28,12 @@ qsf_memory_move qsf_model_take(qsf_model *m, uint64_t room_bytes);
 
 /* Returns the cost of the next qsf_model_take; 0: nothing was released. */
 uint64_t qsf_model_next_cost_bytes(const qsf_model *m);
+
+/* ---- measures the system's memory and moves the model's, as pressure.h decides ---- */
+
+/* Takes the first measurement. The model is open. */
+void qsf_pressure_begin(qsf_model *m);
+
+/* Takes a measurement if one is due, and moves memory. The caller holds the model's lock,
+ * between two units. True: units of the stream moved. */
+bool qsf_pressure_watch(qsf_model *m);

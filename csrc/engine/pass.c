@@ -1,12 +1,14 @@
-/* pass.c - collects the tokens of sessions, runs them, and distributes the results. */
+/* pass.c - collects the tokens of sessions, runs them, and distributes the results; brings one
+ * session to a token list, chunk by chunk.
+ *
+ * Sessions take turns: a call holds the model's lock while it evaluates one chunk.
+ */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine/pass.h"
-
 #include <string.h>
 
 #include "base/status.h"
-#include "engine/pressure_watch.h"
-#include "engine/session.h"
+#include "engine/model_memory.h"
+#include "engine/model.h"
 #include "platform/clock.h"
 
 qsf_status qsf_pass_check_tokens(const qsf_model *m, const uint32_t *tokens, size_t n_tokens)
@@ -53,8 +55,7 @@ static qsf_status reserve(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts)
     qsf_mutex_lock(&m->kv_lock);
     for (uint32_t i = 0; i < n_parts && status == QSF_OK; i++) {
         qsf_session *const s = parts[i].session;
-        s->n_ahead = 0;
-        s->has_likeliest = false;
+        qsf_session_keep(s, s->n_tokens);
         status = qsf_sequence_begin(&s->buffers.sequence, s->n_tokens,
                                     s->n_tokens + parts[i].n_tokens, parts[i].n_drafts);
     }
@@ -74,8 +75,12 @@ static void gather_part(const qsf_shared_buffers *b, const qsf_pass_part *p, qsf
     const uint32_t n_rows = p->n_rows + p->n_hidden;
     const bool is_first = s->model->config.is_encoder;
     uint32_t *const rows = b->head_rows + chunk->n_logits_rows + chunk->n_hidden_rows;
-    b->segments[segment_idx] =
-        (qsf_segment){&s->buffers.sequence, chunk->n_tokens, p->n_tokens, s->n_tokens};
+    b->segments[segment_idx] = (qsf_segment){
+        .sequence = &s->buffers.sequence,
+        .first_row = chunk->n_tokens,
+        .n_tokens = p->n_tokens,
+        .first_position = s->n_tokens,
+    };
     b->cancelled[segment_idx] = &s->cancelled;
     s->n_incoming_bytes = 0; /* the pass overwrites its pages */
     memcpy(b->tokens + chunk->n_tokens, p->tokens, p->n_tokens * sizeof *p->tokens);
@@ -123,13 +128,16 @@ static void append(const qsf_model *m, const qsf_pass_part *p, const float *rows
     qsf_session *const s = p->session;
     memmove(s->buffers.tokens + s->n_tokens, p->tokens, p->n_tokens * sizeof *p->tokens);
     s->n_tokens += p->n_tokens - p->n_drafts;
-    s->n_ahead = s->n_drafts = p->n_drafts;
-    s->draft_pass = m->shared.logits_pass;
     s->has_logits = p->n_rows > 0;
     if (p->n_rows == 0)
         return;
-    s->draft_logits = rows + (p->n_rows - p->n_drafts) * n_vocab;
-    const float *const last = s->draft_logits - n_vocab;
+    s->ahead = (qsf_ahead){
+        .n_drafts = p->n_drafts,
+        .n_left = p->n_drafts,
+        .logits = rows + (p->n_rows - p->n_drafts) * n_vocab,
+        .pass = m->shared.logits_pass,
+    };
+    const float *const last = s->ahead.logits - n_vocab;
     if (p->rows != NULL && rows != p->rows)
         memcpy(p->rows, rows, p->n_rows * n_vocab * sizeof *rows);
     if (p->rows != s->buffers.logits)
@@ -234,4 +242,106 @@ qsf_status qsf_pass_run(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, qs
     QSF_TRY(reserve(m, parts, n_parts));
     status = run_parts(m, parts, n_parts, &cancel, w, &logits);
     return hand_out(m, parts, n_parts, logits, status);
+}
+
+/* ---- a token list ---- */
+
+/* Evaluates tokens [n_tokens] after those held, with logits of the last n_rows in rows. Appends
+ * them only if the pass succeeded. */
+static qsf_status evaluate(qsf_session *s, const uint32_t *tokens, uint32_t n_tokens,
+                           uint32_t n_rows, float *rows)
+{
+    qsf_pass_part part = {
+        .session = s, .tokens = tokens, .n_tokens = n_tokens, .n_rows = n_rows, .rows = rows};
+    qsf_model *const m = s->model;
+    s->has_logits = false;
+    qsf_mutex_lock(&m->lock);
+    const qsf_status status = qsf_pass_run(m, &part, 1, &s->stopwatch);
+    qsf_mutex_unlock(&m->lock);
+    return status == QSF_OK ? part.status : status;
+}
+
+/* Evaluates a chunk after the tokens held, with logits from position first_row on: position p has
+ * row p - first_row of scores. */
+static qsf_status score_chunk(qsf_session *s, const uint32_t *tokens, uint32_t n_tokens,
+                              size_t first_row, float *scores)
+{
+    const size_t position = s->n_tokens;
+    const size_t n_skipped = first_row > position ? first_row - position : 0;
+    const uint32_t n_rows = n_skipped < n_tokens ? n_tokens - (uint32_t)n_skipped : 0;
+    float *const rows = scores + (position + n_skipped - first_row) * s->model->config.n_vocab;
+    return evaluate(s, tokens, n_tokens, n_rows, n_rows > 0 ? rows : NULL);
+}
+
+/* Brings the session closer to tokens [n_tokens] by one chunk. scores [n_tokens - first_row,
+ * n_vocab], or NULL: only the last token needs logits. */
+static qsf_status advance(qsf_session *s, const uint32_t *tokens, size_t n_tokens, size_t first_row,
+                          float *scores, size_t *n_done)
+{
+    qsf_model *const m = s->model;
+    const uint64_t start_ns = qsf_clock_ns();
+    qsf_stopwatch_start(&s->stopwatch, start_ns);
+    QSF_TRY(qsf_pass_check_tokens(m, tokens, n_tokens));
+    /* Scoring evaluates from its first row on. Otherwise all held tokens may be kept, the last
+     * one only if its logits are available. */
+    uint32_t n_kept = (uint32_t)qsf_session_common(s, tokens, n_tokens);
+    const size_t n_wanted = *n_done < first_row ? first_row : *n_done; /* keep these if held */
+    if (scores != NULL)
+        n_kept = n_wanted < n_kept ? (uint32_t)n_wanted : n_kept;
+    else if (n_kept == n_tokens && !(s->has_logits && s->n_tokens == n_kept))
+        n_kept--;
+    /* If the windows before that position are lost, everything is evaluated again; states return
+     * to a snapshot. */
+    const uint32_t n_same = n_kept;
+    n_kept = qsf_sequence_nearest(&s->buffers.sequence, n_kept);
+    qsf_session_keep(s, n_kept);
+    *n_done = n_kept;
+    if (n_kept == n_tokens)
+        return QSF_OK;
+
+    const size_t left = n_tokens - n_kept;
+    const uint32_t n = left < m->plan.chunk_tokens ? (uint32_t)left : m->plan.chunk_tokens;
+    const bool is_last = n == left;
+    if (scores != NULL)
+        QSF_TRY(score_chunk(s, tokens + n_kept, n, first_row, scores));
+    else
+        QSF_TRY(evaluate(s, tokens + n_kept, n, is_last ? 1 : 0, s->buffers.logits));
+    *n_done = s->n_tokens;
+    s->n_again += n_same - n_kept < n ? n_same - n_kept : n;
+    s->prompt_tokens += n;
+    qsf_pass_count_phases(s, &s->stopwatch, 1, 1);
+    s->prompt_ns += qsf_clock_ns() - start_ns;
+    return QSF_OK;
+}
+
+qsf_status qsf_session_sync(qsf_session *s, const uint32_t *tokens, size_t n_tokens, size_t *n_done)
+{
+    QSF_REQUIRE(s);
+    QSF_REQUIRE(tokens);
+    QSF_REQUIRE(n_done);
+    if (n_tokens == 0)
+        return QSF_FAIL(QSF_ERR_ARG, "a session is synchronised to at least one token");
+    return advance(s, tokens, n_tokens, n_tokens, NULL, n_done);
+}
+
+qsf_status qsf_session_score(qsf_session *s, const uint32_t *tokens, size_t n_tokens,
+                             size_t first_row, float *logits, size_t cap_floats, size_t *n_done)
+{
+    QSF_REQUIRE(s);
+    QSF_REQUIRE(tokens);
+    QSF_REQUIRE(logits);
+    QSF_REQUIRE(n_done);
+    if (n_tokens == 0)
+        return QSF_FAIL(QSF_ERR_ARG, "a session is synchronised to at least one token");
+    if (first_row >= n_tokens)
+        return QSF_FAIL(QSF_ERR_ARG, "first_row is %zu; it must be below n_tokens, %zu", first_row,
+                        n_tokens);
+    const uint32_t n_vocab = s->model->config.n_vocab;
+    if (cap_floats / n_vocab < n_tokens - first_row)
+        return QSF_FAIL(QSF_ERR_ARG, "the buffer holds %zu floats, but %zu rows of %u are needed",
+                        cap_floats, n_tokens - first_row, n_vocab);
+    if (*n_done > n_tokens)
+        return QSF_FAIL(QSF_ERR_ARG, "n_done is %zu; it must be at most n_tokens, %zu", *n_done,
+                        n_tokens);
+    return advance(s, tokens, n_tokens, first_row, logits, n_done);
 }

@@ -7,8 +7,6 @@
 #include "base/status.h"
 #include "checksum/crc32.h"
 #include "engine/model.h"
-#include "engine/pass.h"
-#include "engine/session.h"
 
 /* ---- the key ---- */
 
@@ -152,8 +150,7 @@ static qsf_status begin_state(qsf_session *s, const qsf_state *state)
         return QSF_FAIL(QSF_ERR_ARG, "a state of %u tokens has %llu bytes here, not %llu",
                         state->n_tokens, (unsigned long long)state_bytes(s, state),
                         (unsigned long long)state->n_bytes);
-    s->n_tokens = s->n_ahead = 0;
-    s->has_logits = s->has_likeliest = false;
+    qsf_session_keep(s, 0);
     s->incoming = *state;
     s->n_incoming_bytes = 0;
     qsf_mutex_lock(&s->model->kv_lock);
@@ -238,14 +235,11 @@ qsf_status qsf_session_copy(qsf_session *to, const qsf_session *from, size_t n_t
         qsf_sequence_trim(&to->buffers.sequence, 0);
     qsf_mutex_unlock(&to->model->kv_lock);
     if (status != QSF_OK) {
-        to->n_tokens = to->n_ahead = 0;
-        to->has_likeliest = to->has_logits = false;
+        qsf_session_keep(to, 0);
         return status;
     }
     memcpy(to->buffers.tokens, from->buffers.tokens, n * sizeof *to->buffers.tokens);
-    to->n_tokens = n;
-    to->n_ahead = 0;
-    to->has_likeliest = false;
+    qsf_session_keep(to, n);
     to->n_incoming_bytes = 0;
     to->has_logits = from->has_logits && n == from->n_tokens;
     if (to->has_logits)

@@ -1,7 +1,7 @@
 /* pressure.h - decides when memory must be released to the system, and when it may be taken
  * again.
  *
- * The decision depends only on measurements of the system, not on the model. pressure_watch.h
+ * The decision depends only on measurements of the system, not on the model. model_memory.h
  * calls it between units, at most every quarter of a second, and acts. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once

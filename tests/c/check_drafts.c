@@ -11,7 +11,6 @@
 #include "check.h"
 #include "engine/model.h"
 #include "engine/model_open.h"
-#include "engine/session.h"
 #include "speculate/ngrams.h"
 #include "speculate/matches.h"
 #include "speculate/speculation_budget.h"
@@ -113,10 +112,10 @@ static void check_failures(qsf_fault_kind kind, const char *drafter_path)
             break;
         n_failed++;
         CHECK_EQ(qsf_session_position(o.s), 2);
-        CHECK_EQ(o.s->n_ahead, 0);
+        CHECK_EQ(o.s->ahead.n_left, 0);
     }
     CHECK(n_failed > 0);
-    CHECK(drafter_path != NULL ? o.s->n_ahead > 0 : o.s->n_ahead == 3);
+    CHECK(drafter_path != NULL ? o.s->ahead.n_left > 0 : o.s->ahead.n_left == 3);
     CHECK((drafter_path != NULL) == (o.s->n_drafted[QSF_GUESSER_MODEL] > 0));
     CHECK_OK(qsf_session_step(plain.s, tokens[2]));
     check_same(&o, &plain);

@@ -4,7 +4,6 @@
 #include "check.h"
 #include "engine/model.h"
 #include "engine/model_open.h"
-#include "engine/session.h"
 #include "format/reader.h"
 #include "model/embedding.h"
 #include "system.h"

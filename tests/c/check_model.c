@@ -9,7 +9,6 @@
 #include "check.h"
 #include "engine/model.h"
 #include "engine/model_open.h"
-#include "engine/session.h"
 #include "system.h"
 
 #define GOLDEN_DIR "tests/golden" /* tests run in the project's root */

@@ -10,7 +10,6 @@
 #include "check.h"
 #include "engine/model.h"
 #include "engine/model_open.h"
-#include "engine/session.h"
 #include "platform/thread.h"
 #include "system.h"
 #include "tiny_model.h"

@@ -7,7 +7,7 @@
 
 #include "check.h"
 #include "plan/candidate.h"
-#include "engine/session_buffers.h"
+#include "engine/model.h"
 #include "plan/plan.h"
 #include "format/reader.h"
 #include "stream/stream.h"

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "engine/session_buffers.h"
+#include "engine/model.h"
 #include "io/io.h"
 #include "plan/plan.h"
 #include "plan/residence.h"

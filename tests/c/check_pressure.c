@@ -9,7 +9,7 @@
 #include "check.h"
 #include "engine/model.h"
 #include "engine/model_open.h"
-#include "engine/pressure_watch.h"
+#include "engine/model_memory.h"
 #include "engine/sample.h"
 #include "system.h"
 #include "tiny_model.h"

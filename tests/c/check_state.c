@@ -7,7 +7,6 @@
 
 #include "check.h"
 #include "engine/model.h"
-#include "engine/session.h"
 #include "system.h"
 #include "tiny_model.h"
 

@@ -12,10 +12,8 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "engine/drafting.h"
 #include "engine/model.h"
 #include "engine/model_open.h"
-#include "engine/session.h"
 #include "least_budget.h"
 #include "system.h"
 #include "tiny_model.h"
@@ -137,7 +135,7 @@ static void check_rows(rig *g)
 {
     float want[TINY_MODEL_VOCAB];
     float *const have = malloc((1 + MOST_DRAFTS) * sizeof want);
-    memcpy(have, g->drafted->draft_logits - TINY_MODEL_VOCAB, (1 + g->n_drafts) * sizeof want);
+    memcpy(have, g->drafted->ahead.logits - TINY_MODEL_VOCAB, (1 + g->n_drafts) * sizeof want);
     for (uint32_t i = 0; i <= g->n_drafts; i++) {
         sync_to(g->plain, g->tokens, g->n_held + i);
         CHECK_OK(qsf_session_logits(g->plain, want, TINY_MODEL_VOCAB));
@@ -221,7 +219,7 @@ static void check_failures(void)
         if (status == QSF_OK)
             break;
         CHECK_EQ(g.drafted->n_tokens, 4);
-        CHECK_EQ(g.drafted->n_ahead, 0);
+        CHECK_EQ(g.drafted->ahead.n_left, 0);
     }
     CHECK(n > 0 && n < 1000);
     size_t n_done = 0; /* the fault may have met what is read ahead */

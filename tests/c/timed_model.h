@@ -11,7 +11,6 @@
 #include "check.h"
 #include "engine/model.h"
 #include "engine/model_open.h"
-#include "engine/session.h"
 #include "system.h"
 #include "tiny_model.h"
 
