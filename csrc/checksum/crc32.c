@@ -11,25 +11,17 @@
 
 #include <stdatomic.h>
 
-#include "checksum/crc32_tables.h"
 #include "checksum/crc32_ways.h"
 
-/* No default, so that the compiler warns about a missing way. */
 const char *qsf_crc32_way_name(qsf_crc32_way way)
 {
-    switch (way) {
-    case QSF_CRC32_TABLES_WAY:
-        return "tables";
-    case QSF_CRC32_CLMUL:
-        return "clmul";
-    case QSF_CRC32_CLMUL512:
-        return "clmul512";
-    case QSF_CRC32_ARM:
-        return "arm";
-    case QSF_CRC32_WAY_COUNT:
-        break;
-    }
-    return "unknown";
+    static const char *const names[QSF_CRC32_WAY_COUNT] = {
+        [QSF_CRC32_TABLES_WAY] = "tables",
+        [QSF_CRC32_CLMUL] = "clmul",
+        [QSF_CRC32_CLMUL512] = "clmul512",
+        [QSF_CRC32_ARM] = "arm",
+    };
+    return way < QSF_CRC32_WAY_COUNT ? names[way] : "unknown";
 }
 
 qsf_crc32_fn *qsf_crc32_way_fn(qsf_crc32_way way)

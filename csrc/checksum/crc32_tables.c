@@ -7,7 +7,6 @@
  * are independent.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "checksum/crc32_tables.h"
 
 #include "base/bytes.h"
 #include "checksum/crc32_ways.h"

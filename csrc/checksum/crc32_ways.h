@@ -42,3 +42,7 @@ qsf_crc32_fn qsf_crc32_by_clmul512;
 #if QSF_ARCH_ARM
 qsf_crc32_fn *qsf_crc32_arm_fn(void); /* NULL when the compiler does not offer them */
 #endif
+
+#define QSF_CRC32_POWERS 32
+
+extern const uint32_t qsf_crc32_powers[QSF_CRC32_POWERS];

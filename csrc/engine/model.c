@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "format/reader.h"
+#include "format/records.h"
 #include "types/dtype.h"
 
 void qsf_model_release(qsf_model *m)

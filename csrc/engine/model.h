@@ -12,13 +12,13 @@
 
 #include "cache/sequence.h"
 #include "engine/sample.h"
-#include "machine/sysmem.h"
+#include "machine/machine.h"
 #include "memory/arena.h"
 #include "memory/ledger.h"
 #include "model/forward.h"
-#include "model/scratch.h"
+#include "model/ops.h"
 #include "plan/pressure.h"
-#include "platform/stopwatch.h"
+#include "platform/clock.h"
 #include "platform/thread.h"
 #include "speculate/ngrams.h"
 #include "speculate/speculation_budget.h"
@@ -190,12 +190,6 @@ void qsf_drafting_learn(qsf_session *s, uint32_t token);
  * with a row of logits: the most probable drafts of all parts, as long as they promise to save
  * time. */
 qsf_status qsf_drafting_run(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, qsf_stopwatch *w);
-
-/* Guesses the token after the first n_tokens of the session's buffer. False: the text is too long
- * for the draft model, has tokens outside of its vocabulary, or the session was cancelled. Adds its
- * time to the chain. */
-bool qsf_drafter_guess(qsf_session *s, uint32_t n_tokens, qsf_speculation_chain *chain,
-                       qsf_guess *out);
 
 /* ---- a model ---- */
 

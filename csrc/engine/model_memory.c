@@ -4,10 +4,10 @@
 
 #include "base/checked.h"
 #include "engine/model.h"
-#include "machine/sysmem.h"
-#include "plan/eviction.h"
+#include "machine/machine.h"
+#include "plan/residence.h"
 #include "platform/clock.h"
-#include "platform/psi.h"
+#include "platform/system_memory.h"
 
 #define RING_BYTES ((size_t)4 << 20)
 #define LEAST_RING_BYTES ((size_t)2 << 20) /* a smaller ring makes reads small (docs/memory.md) */

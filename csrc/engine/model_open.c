@@ -7,17 +7,16 @@
 
 #include "base/checked.h"
 #include "base/status.h"
-#include "format/reader.h"
+#include "format/records.h"
 #include "engine/text_open.h"
 #include "engine/model.h"
 #include "engine/options.h"
 #include "plan/plan.h"
 #include "engine/model_memory.h"
 #include "memory/arena.h"
-#include "machine/cores.h"
 #include "platform/cpu.h"
-#include "io/io_choose.h"
-#include "machine/sysmem.h"
+#include "io/io.h"
+#include "machine/machine.h"
 
 /* Largest chunk: layers with windows can roll back this many tokens. */
 #define DRAFTER_CHUNK_TOKENS 128

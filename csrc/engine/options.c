@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "format/reader.h"
+#include "format/records.h"
 #include "io/io.h"
 #include "kernels/kernels.h"
 #include "platform/pool.h"

@@ -6,7 +6,7 @@
 #include "base/status.h"
 #include "engine/model.h"
 #include "model/mixers/mixers.h"
-#include "model/scratch.h"
+#include "model/ops.h"
 
 void qsf_session_trim(qsf_session *s, uint32_t n_tokens)
 {

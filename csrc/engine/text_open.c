@@ -5,11 +5,13 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "format/reader.h"
+#include "format/records.h"
 
-#define READER_BYTES (UINT64_C(8) << 20) /* the file's own tables, until the section is read */
-
-qsf_status qsf_text_read(qsf_reader *r, qsf_text **out)
+#define READER_BYTES                                                                               \
+    (UINT64_C(8)                                                                                   \
+     << 20) /* Reads and checks the section TEXT. After a failure *out may be set; close it in any \
+               case. the file's own tables, until the section is read */
+static qsf_status read_text(qsf_reader *r, qsf_text **out)
 {
     const qsf_section *const section = qsf_reader_section(r, "TEXT");
     if (section == NULL)
@@ -31,7 +33,7 @@ qsf_status qsf_text_open(const char *path, qsf_text **out)
     qsf_reader r = {.file.handle = -1};
     qsf_status status = qsf_reader_open(&r, &ledger, path, -1);
     if (status == QSF_OK)
-        status = qsf_text_read(&r, out);
+        status = read_text(&r, out);
     qsf_reader_close(&r);
     if (status != QSF_OK) {
         qsf_text_close(*out);
@@ -77,9 +79,9 @@ static qsf_status compare_texts(qsf_reader *model, qsf_reader *drafter)
 {
     qsf_text *a = NULL;
     qsf_text *b = NULL;
-    qsf_status status = qsf_text_read(model, &a);
+    qsf_status status = read_text(model, &a);
     if (status == QSF_OK)
-        status = qsf_text_read(drafter, &b);
+        status = read_text(drafter, &b);
     if (status == QSF_OK)
         status = compare(&a->vocabulary, &b->vocabulary);
     qsf_text_close(a);

@@ -5,9 +5,6 @@
 #include "format/records.h"
 #include "text/text.h"
 
-/* Reads and checks the section TEXT. After a failure *out may be set; close it in any case. */
-qsf_status qsf_text_read(qsf_reader *r, qsf_text **out);
-
 /* QSF_ERR_ARG with the first difference, unless all ids that both files have are the same
  * tokens. Needs the memory of both vocabularies meanwhile, unless they are equal byte for byte. */
 qsf_status qsf_drafter_check_tokens(qsf_reader *model, qsf_reader *drafter);

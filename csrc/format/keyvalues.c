@@ -1,6 +1,6 @@
 /* keyvalues.c - walks the entries and checks each value against its key. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "format/keyvalues.h"
+#include "format/sections.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -8,7 +8,6 @@
 #include "base/bytes.h"
 #include "base/status.h"
 #include "format/config.h"
-#include "format/keyvalues.h"
 #include "types/dtype.h"
 
 #define LAYERS_OFF 4 /* offset of the layers' kinds in the section */

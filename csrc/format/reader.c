@@ -1,7 +1,7 @@
 /* reader.c - opens a file in the order of docs/format.md: each step uses only numbers that
  * earlier steps have checked. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "format/reader.h"
+#include "format/records.h"
 
 #include <assert.h>
 #include <inttypes.h>

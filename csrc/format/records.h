@@ -1,6 +1,6 @@
 /* records.h - the numbers and names of an open file, and how to find one of them.
  *
- * qsf_reader_open (reader.h) fills the records and checks every number in them against
+ * qsf_reader_open fills the records and checks every number in them against
  * docs/format.md; they are read-only afterwards.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
@@ -265,3 +265,17 @@ qsf_status qsf_reader_keep_section(qsf_reader *r, const char *tag, qsf_table *ou
 /* The tensor of this type (index 0) in a unit; NULL when absent. Tensors of an expert are those of
  * its template. */
 const qsf_tensor *qsf_reader_tensor(const qsf_reader *r, uint32_t unit_idx, uint32_t type);
+
+/* ---- the reader ---- */
+
+/* Reads the records, and no weights. On failure nothing is held and the reader is closed.
+ * reads_until_fault: as in qsf_file; -1 outside of tests. Errors: QSF_ERR_IO, _FORMAT,
+ * _UNSUPPORTED, _NOMEM. */
+qsf_status qsf_reader_open(qsf_reader *r, qsf_ledger *ledger, const char *path,
+                           int64_t reads_until_fault);
+/* Accepts a reader that is zeroed, closed or half-open. */
+void qsf_reader_close(qsf_reader *r);
+
+/* Removes layers from the pass: pass_units and layer_units. The other records stay, and units keep
+ * their numbers. is_left_out [n_layers of the header]: at least one layer must stay. */
+void qsf_reader_leave_out(qsf_reader *r, const bool *is_left_out);

@@ -1,12 +1,12 @@
 /* io_choose.c - chooses how to read a file: by option, cache state or a probe. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "io/io_choose.h"
+#include "io/io.h"
 
 #include <stdatomic.h>
 
 #include "base/status.h"
 #include "platform/clock.h"
-#include "platform/io_cached.h"
+#include "platform/file.h"
 #include "platform/thread.h"
 
 #define LEAST_PROBED_BYTES (UINT64_C(64) << 20)

@@ -413,5 +413,7 @@ static void QSF_NAME(fill)(qsf_kernels *k)
     QSF_NAME(fill_recur)(k);
     k->cap = QSF_NAME(cap);
     k->sum_of_product = QSF_NAME(sum_of_product);
+    k->bucket_max = QSF_NAME(bucket_max);
+    k->weigh = QSF_NAME(weigh);
     QSF_NAME(fill_kv)(k);
 }

@@ -22,6 +22,10 @@ void qsf_vecops_fill_scalar(qsf_kernels *k);
 #if QSF_ARCH_X86
 void qsf_vecops_fill_avx2(qsf_kernels *k);
 void qsf_vecops_fill_avx512(qsf_kernels *k);
+/* The integer products of AVX-512, for the levels above it; NULL for a type without an integer form
+ */
+qsf_matmul_fn *qsf_matmul_avx512(qsf_dtype dtype);
+qsf_value_products_fn *qsf_value_products_avx512(void);
 #endif
 #if QSF_ARCH_ARM
 void qsf_vecops_fill_neon(qsf_kernels *k);

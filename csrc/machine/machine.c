@@ -1,15 +1,52 @@
 /* machine.c - gathers cpu and memory facts, measures limits. */
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/status.h"
+#include "machine/machine.h"
 #include "memory/ledger.h"
-#include "machine/cores.h"
 #include "platform/cpu.h"
 #include "platform/pool.h"
-#include "machine/roofline.h"
-#include "machine/sysmem.h"
+#include "platform/system_memory.h"
+
+/* Address space of a process: with 32 bits the kernel keeps a quarter for itself. */
+#define ADDRESS_BYTES ((uint64_t)SIZE_MAX / 4 * 3)
+
+void qsf_sysmem_read(qsf_sysmem *out)
+{
+    qsf_system_memory system;
+    qsf_system_memory_read(&system);
+    *out = (qsf_sysmem){.total_bytes = system.total_bytes,
+                        .available_bytes = system.available_bytes,
+                        .resident_bytes = system.resident_bytes,
+                        .peak_bytes = system.peak_bytes};
+
+    qsf_cgroup group;
+    qsf_cgroup_read(&group, "");
+    if (group.limit_bytes < out->total_bytes)
+        out->total_bytes = group.limit_bytes;
+    if (group.left_bytes < out->available_bytes) {
+        out->available_bytes = group.left_bytes;
+        out->limit_bytes = group.limit_bytes;
+    }
+    if (out->available_bytes > ADDRESS_BYTES - out->resident_bytes)
+        out->available_bytes = ADDRESS_BYTES - out->resident_bytes;
+    /* The kernel updates VmHWM only now and then. */
+    if (out->peak_bytes < out->resident_bytes)
+        out->peak_bytes = out->resident_bytes;
+}
+
+uint32_t qsf_core_count(void)
+{
+    uint32_t n_cores = qsf_cpu_list_cores(NULL, 0);
+    if (n_cores == 0)
+        n_cores = qsf_cpu_count_online();
+    qsf_cgroup group;
+    qsf_cgroup_read(&group, "");
+    return n_cores < group.n_cpus ? n_cores : group.n_cpus;
+}
 
 #define ROOFLINE_MIN_BYTES (64ULL << 20)
 #define ROOFLINE_MAX_MS 60000U

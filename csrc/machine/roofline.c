@@ -1,6 +1,6 @@
 /* roofline.c - the simplest loops that read and multiply, and the best of many passes. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "machine/roofline.h"
+#include "machine/machine.h"
 
 #include <stdatomic.h>
 #include <string.h>

@@ -3,8 +3,7 @@
 #include "model/ffn.h"
 
 #include "base/status.h"
-#include "model/block.h"
-#include "model/routed.h"
+#include "model/linear.h"
 
 static void up_epilogue(const void *arg, size_t begin, size_t end)
 {
@@ -40,14 +39,20 @@ static qsf_status run_dense(qsf_ops *o, const qsf_layer *l, const qsf_acts *in)
 {
     const qsf_scratch *const s = o->scratch;
     const size_t stride = qsf_stride(o->kind->ffn_dim);
-    const qsf_block_end end = {l->tensors[QSF_LAYER_DOWN], l->tensors[QSF_LAYER_DOWN_BIAS],
-                               l->outliers[QSF_LAYER_DOWN], l->tensors[QSF_LAYER_POST_FFN_NORM],
-                               o->kind->n_experts != 0};
+    const qsf_block_end end = {
+        .w = l->tensors[QSF_LAYER_DOWN],
+        .bias = l->tensors[QSF_LAYER_DOWN_BIAS],
+        .outliers = l->outliers[QSF_LAYER_DOWN],
+        .post_norm = l->tensors[QSF_LAYER_POST_FFN_NORM],
+        .is_kept = o->kind->n_experts != 0,
+    };
     qsf_acts activated;
     qsf_linear parts[] = {
-        {l->tensors[QSF_LAYER_GATE], NULL, s->gate, stride, 1, NULL, NULL, {0}},
-        {l->tensors[QSF_LAYER_UP], NULL, s->up, stride, 1, up_epilogue, o, {0}},
+        qsf_linear_of(l->tensors[QSF_LAYER_GATE], s->gate, stride),
+        qsf_linear_of(l->tensors[QSF_LAYER_UP], s->up, stride),
     };
+    parts[1].epilogue = up_epilogue;
+    parts[1].epilogue_arg = o;
     QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_GATE_BIAS], 1, &parts[0].bias));
     QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_UP_BIAS], 0, &parts[1].bias));
     QSF_TRY(qsf_block_load_outliers(o, l, QSF_LAYER_GATE, 2, parts));

@@ -2,18 +2,99 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/forward.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/bytes.h"
 #include "base/checked.h"
 #include "base/half.h"
 #include "base/status.h"
-#include "model/block.h"
+#include "model/embedding.h"
 #include "model/ffn.h"
 #include "model/linear.h"
 #include "model/mixers/mixers.h"
-#include "model/mtp.h"
-#include "model/own.h"
+#include "model/ops.h"
+
+/* ---- embeddings of each layer ---- */
+
+/* A token has an embedding for the residual and one of own_width numbers for each layer: a row of
+ * the own table has those of all layers. A pass needs few rows of the large table, so it stays in
+ * the file: a row costs a read of its band of 16 rows. */
+
+#define HALF_ROOT 0.70710678118654752F /* 1 / sqrt(2) */
+
+/* Stores x, the embedding of tokens [n_tokens], and reads their rows of the table. Errors of the
+ * stream. */
+static qsf_status read_layer_embeddings(qsf_ops *o, const qsf_tensor *table, const uint32_t *tokens)
+{
+    const qsf_scratch *const s = o->scratch;
+    memcpy(s->embedded, s->x, o->n_tokens * s->dim_stride * sizeof *s->x);
+    for (uint32_t t = 0; t < o->n_tokens; t++)
+        QSF_TRY(qsf_embedding_decode(o->stream, o->kernels, table, tokens[t],
+                                     s->own + t * s->own_stride));
+    return QSF_OK;
+}
+
+/* The argument of project_rows */
+typedef struct embedding_job {
+    const qsf_ops *ops;
+    const qsf_layer *layer;
+    qsf_norm_weights norm; /* of the projected embedding */
+} embedding_job;
+
+/* up = p, from up = in @ embedding */
+static void project_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    const embedding_job *const job = arg;
+    const qsf_config *const c = job->ops->config;
+    const qsf_scratch *const s = job->ops->scratch;
+    const qsf_kernels *const k = job->ops->kernels;
+    const float factor = 1.0F / sqrtf((float)c->dim);
+    (void)worker_idx;
+    for (size_t t = begin; t < end; t++) {
+        float *const p = s->up + t * qsf_stride(c->own_width);
+        k->scale(p, factor, c->own_width);
+        qsf_ops_norm_row(job->ops, p, &job->norm, c->own_width, p);
+        k->add_scaled(p, s->own + t * s->own_stride + job->layer->own_col,
+                      sqrtf((float)c->own_width), c->own_width);
+        k->scale(p, HALF_ROOT, c->own_width);
+    }
+}
+
+static void gate_epilogue(const void *arg, size_t begin, size_t end)
+{
+    const qsf_ops *const o = arg;
+    qsf_ops_activate_gated(o, qsf_stride(o->config->own_width), begin, end);
+}
+
+/* p = (norm(in @ embedding / sqrt(dim)) + own embedding * sqrt(own_width)) / sqrt(2);
+ * x += norm(out @ (activation(gate @ x) * p)) for the rows of the chunk. Errors of the stream. */
+static qsf_status add_layer_embedding(qsf_ops *o, const qsf_layer *l)
+{
+    const qsf_scratch *const s = o->scratch;
+    const uint32_t width = o->config->own_width;
+    const qsf_norm_weights none = {0};
+    const qsf_block_end end = {.w = l->tensors[QSF_LAYER_OWN_OUT],
+                               .post_norm = l->tensors[QSF_LAYER_OWN_NORM]};
+    const qsf_linear in = qsf_linear_of(l->tensors[QSF_LAYER_OWN_IN], s->up, qsf_stride(width));
+    const qsf_linear gate = {
+        .w = l->tensors[QSF_LAYER_OWN_GATE],
+        .y = s->gate,
+        .y_stride = qsf_stride(width),
+        .group_rows = 1,
+        .epilogue = gate_epilogue,
+        .epilogue_arg = o,
+    };
+    embedding_job job = {o, l, none};
+    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_OWN_IN_NORM], 2, &job.norm.weight));
+    qsf_acts x = qsf_ops_prepare(o, s->embedded, o->config->dim, &none, s->embedded);
+    QSF_TRY(qsf_linear_run(o, &in, 1, &x));
+    qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(8 * (size_t)width), project_rows, &job);
+    x = qsf_ops_prepare(o, s->x, o->config->dim, &none, s->x);
+    QSF_TRY(qsf_linear_run(o, &gate, 1, &x));
+    QSF_TRY(qsf_block_sub_norm(o, s->gate, width, NULL, &x));
+    return qsf_block_add_product(o, &end, &x);
+}
 
 /* Writes the position of each row in its sequence, and its angles. */
 static void place_rows(const qsf_ops *o, const qsf_chunk *chunk)
@@ -47,7 +128,8 @@ static qsf_status embed(qsf_forward *f, const qsf_chunk *chunk)
                         ? qsf_load_f32(f->positions + 4 * (first + i))
                         : qsf_half_to_float(qsf_load_u16(f->positions + 2 * (first + i)));
     }
-    return c->own_width != 0 ? qsf_own_read(&f->ops, f->ends->own_table, chunk->tokens) : QSF_OK;
+    return c->own_width != 0 ? read_layer_embeddings(&f->ops, f->ends->own_table, chunk->tokens)
+                             : QSF_OK;
 }
 
 /* Beginning a resident unit is too cheap to time. */
@@ -143,7 +225,7 @@ static qsf_status run_layer(qsf_forward *f, const qsf_chunk *chunk, uint32_t lay
         QSF_TRY(qsf_mixers[l->kind->mixer].run(o, l, chunk, layer_idx));
     QSF_TRY(qsf_ffn_run(o, l, layer_idx));
     if (o->config->own_width != 0)
-        QSF_TRY(qsf_own_run(o, l));
+        QSF_TRY(add_layer_embedding(o, l));
     QSF_TRY(end_layer(o, l));
     return end_unit(o, QSF_PHASE_DOWN);
 }
@@ -183,7 +265,12 @@ static uint32_t cut_segments(const qsf_chunk *chunk, qsf_segment *rest)
             rest[n - 1].first_position + rest[n - 1].n_tokens == position)
             rest[n - 1].n_tokens++;
         else
-            rest[n++] = (qsf_segment){g->sequence, i, 1, position};
+            rest[n++] = (qsf_segment){
+                .sequence = g->sequence,
+                .first_row = i,
+                .n_tokens = 1,
+                .first_position = position,
+            };
     }
     return n;
 }
@@ -227,14 +314,15 @@ static qsf_status multiply_head(qsf_forward *f, const qsf_chunk *chunk, const fl
     size_t n_parts = 0;
     for (size_t row = 0; row < c->n_vocab; row += matrices[n_parts++]->n_rows) {
         jobs[n_parts] = (head_job){&f->ops, chunk->logits + row};
-        parts[n_parts] = (qsf_linear){matrices[n_parts],
-                                      bias == NULL ? NULL : bias + row,
-                                      chunk->logits + row,
-                                      c->n_vocab,
-                                      1,
-                                      c->logit_cap != 0.0F ? head_epilogue : NULL,
-                                      &jobs[n_parts],
-                                      {0}};
+        parts[n_parts] = (qsf_linear){
+            .w = matrices[n_parts],
+            .bias = bias == NULL ? NULL : bias + row,
+            .y = chunk->logits + row,
+            .y_stride = c->n_vocab,
+            .group_rows = 1,
+            .epilogue = c->logit_cap != 0.0F ? head_epilogue : NULL,
+            .epilogue_arg = &jobs[n_parts],
+        };
     }
     return qsf_linear_run(&f->ops, parts, n_parts, in);
 }
@@ -255,7 +343,7 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk, bool is_norme
         QSF_TRY(qsf_block_norm(o, s->x, f->ends->final_norm, f->ends->final_norm_bias, &in));
     f->hidden = s->normed + chunk->n_logits_rows * s->dim_stride;
     if (c->is_encoder) {
-        const qsf_linear dense = {f->ends->dense, NULL, s->y, s->dim_stride, 1, NULL, NULL, {0}};
+        const qsf_linear dense = qsf_linear_of(f->ends->dense, s->y, s->dim_stride);
         if (f->ends->dense != NULL) {
             QSF_TRY(qsf_linear_run(o, &dense, 1, &in));
             f->hidden = s->y;

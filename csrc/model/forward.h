@@ -9,9 +9,41 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "model/chunk.h"
 #include "model/embedding.h"
 #include "model/ops.h"
+
+/* ---- the input of the MTP head (multi-token prediction), which a checkpoint brings along ---- */
+
+/* The head is one more layer. At position p it reads the embedding of token p and the final hidden
+ * state of token p - 1, and guesses token p + 1:
+ *
+ *     x = join @ [token_norm(embedding) | hidden_norm(hidden)]; hidden' = end_norm(layer(x))
+ *     logits = the model's head @ hidden'; hidden' stands for the hidden state of token p + 1
+ *
+ * Its keys and values lie in the sequence's cache like those of other layers. Each pass stores them
+ * for its tokens, with the true hidden states; a guess stores those of its own position, which the
+ * pass that follows replaces. Guesses are checked like all drafts, so nothing here changes a
+ * text. */
+
+/* What the head computes with */
+typedef struct qsf_mtp {
+    qsf_ops *ops;
+    qsf_embedding *embedding;
+    const qsf_tensor *table; /* of the embedding */
+} qsf_mtp;
+
+/* Returns the final hidden state [dim, padded to dim_stride] of the token at `position`; NULL: it
+ * is not known. */
+const float *qsf_mtp_hidden(const qsf_sequence *q, uint32_t position, size_t dim_stride);
+
+/* Stores keys and values of the MTP head, and the last hidden states, for the rows of the chunk, of
+ * which x is the residual after the last layer of the trunk. x stays. In the head's unit. */
+qsf_status qsf_mtp_store(const qsf_mtp *m, const qsf_chunk *chunk);
+
+/* x = the head's input for the only row of the chunk, of the token `token`. In the head's unit. */
+qsf_status qsf_mtp_begin(const qsf_mtp *m, uint32_t token, const float *hidden);
+
+/* ---- the pass ---- */
 
 typedef struct qsf_forward {
     qsf_ops ops;
@@ -26,6 +58,6 @@ typedef struct qsf_forward {
 qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk);
 
 /* logits [n_vocab] = those of the MTP head for the token after `token`, the only one of the
- * segment, which is behind position 0; hidden: of the token before it (mtp.h). */
+ * segment, which is behind position 0; hidden: of the token before it. */
 qsf_status qsf_forward_guess(qsf_forward *f, const qsf_segment *segment, uint32_t token,
                              const float *hidden, float *logits);

@@ -2,7 +2,7 @@
  * stored.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/heads.h"
+#include "model/attention.h"
 
 #include <math.h>
 

@@ -1,11 +1,10 @@
 /* mtp.c - joins embeddings and hidden states, and stores what later guesses need. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/mtp.h"
+#include "model/forward.h"
 
 #include <string.h>
 
 #include "base/status.h"
-#include "model/block.h"
 #include "model/linear.h"
 #include "model/mixers/mixers.h"
 
@@ -60,14 +59,8 @@ static qsf_status join(const qsf_mtp *m, float *out)
 {
     qsf_ops *const o = m->ops;
     const qsf_norm_weights none = {NULL, NULL};
-    const qsf_linear product = {layer_of(m)->tensors[QSF_LAYER_MTP_JOIN],
-                                NULL,
-                                out,
-                                o->scratch->dim_stride,
-                                1,
-                                NULL,
-                                NULL,
-                                {0}};
+    const qsf_linear product =
+        qsf_linear_of(layer_of(m)->tensors[QSF_LAYER_MTP_JOIN], out, o->scratch->dim_stride);
     const qsf_acts in =
         qsf_ops_prepare(o, o->scratch->gate, 2 * o->config->dim, &none, o->scratch->gate);
     return qsf_linear_run(o, &product, 1, &in);

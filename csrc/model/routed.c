@@ -1,14 +1,148 @@
-/* routed.c - routing of a chunk, sorting by expert, running the experts. */
+/* routed.c - routes a chunk, sorts its rows by expert, runs the experts, and guesses those of the
+ * next layer.
+ */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/routed.h"
+#include "model/ffn.h"
 
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
 #include <string.h>
 
+#include "base/checked.h"
+#include "base/fused.h"
 #include "base/status.h"
-#include "model/block.h"
-#include "model/ahead.h"
 #include "model/linear.h"
-#include "model/routing.h"
+
+/* ---- the choice of one token ---- */
+
+#define LANES 16
+#define STRIPS (QSF_MAX_LAYER_EXPERTS / QSF_STRIP)
+
+/* x [n] = softmax(x) */
+static void softmax(const qsf_kernels *k, float *x, uint32_t n)
+{
+    float sums[STRIPS];
+    float e[QSF_MAX_LAYER_EXPERTS];
+    float max = x[0];
+    float total = 0.0F;
+    for (uint32_t i = 1; i < n; i++)
+        max = x[i] > max ? x[i] : max;
+    k->weigh(x, n, max, 1.0F, 0.0F, e, sums);
+    for (uint32_t i = 0; i * QSF_STRIP < n; i++)
+        total += sums[i];
+    for (uint32_t i = 0; i < n; i++)
+        x[i] = e[i] / total;
+}
+
+/* x [n] = sigmoid(x), by exp(-|x|), which cannot overflow */
+static void sigmoid(const qsf_kernels *k, float *x, uint32_t n)
+{
+    float sums[STRIPS];
+    float below[QSF_MAX_LAYER_EXPERTS] = {0.0F};
+    float e[QSF_MAX_LAYER_EXPERTS];
+    for (uint32_t i = 0; i < n; i++)
+        below[i] = -fabsf(x[i]);
+    k->weigh(below, n, 0.0F, 1.0F, 0.0F, e, sums);
+    for (uint32_t i = 0; i < n; i++)
+        x[i] = (x[i] >= 0.0F ? 1.0F : e[i]) / (1.0F + e[i]);
+}
+
+/* Returns the largest of x [n] that is not taken yet; of equals, and if none is larger than NaN,
+ * the first. */
+static uint32_t find_largest(const float *x, const bool *is_taken, uint32_t n)
+{
+    uint32_t best = n;
+    for (uint32_t i = 0; i < n; i++)
+        if (!is_taken[i] && (best == n || x[i] > x[best]))
+            best = i;
+    return best;
+}
+
+static float score_group(const qsf_layer_kind *kind, const float *x, uint32_t n)
+{
+    bool is_taken[QSF_MAX_LAYER_EXPERTS] = {false};
+    const uint32_t first = find_largest(x, is_taken, n);
+    if (kind->group_score == QSF_GROUP_LARGEST)
+        return x[first];
+    is_taken[first] = true;
+    return x[first] + x[find_largest(x, is_taken, n)];
+}
+
+/* Removes the experts of the groups that are not chosen. */
+static void drop_groups(const qsf_layer_kind *kind, const float *selection, bool *is_taken)
+{
+    float scores[QSF_MAX_LAYER_EXPERTS];
+    bool is_kept[QSF_MAX_LAYER_EXPERTS] = {false};
+    const uint32_t n = kind->n_experts / kind->n_groups;
+    for (uint32_t i = 0; i < kind->n_groups; i++)
+        scores[i] = score_group(kind, selection + (size_t)i * n, n);
+    for (uint32_t i = 0; i < kind->n_groups_kept; i++)
+        is_kept[find_largest(scores, is_kept, kind->n_groups)] = true;
+    for (uint32_t i = 0; i < kind->n_experts; i++)
+        is_taken[i] = !is_kept[i / n];
+}
+
+/* Turns the scores of the chosen [n] into weights. */
+static void make_weights(const qsf_kernels *k, const qsf_layer_kind *kind, float *weights)
+{
+    const uint32_t n = kind->n_chosen;
+    float sum = 0.0F;
+    if (kind->expert_weights == QSF_EXPERT_WEIGHTS_SOFTMAX)
+        softmax(k, weights, n);
+    for (uint32_t i = 0; i < n; i++)
+        sum += weights[i];
+    sum += kind->weights_epsilon;
+    for (uint32_t i = 0; i < n; i++) {
+        if (kind->expert_weights == QSF_EXPERT_WEIGHTS_BY_SUM)
+            weights[i] /= sum;
+        weights[i] *= kind->weights_factor;
+    }
+}
+
+void qsf_routing_choose(const qsf_kernels *k, const qsf_layer_kind *kind, float *logits,
+                        const float *selection_bias, uint16_t *chosen, float *weights)
+{
+    float biased[QSF_MAX_LAYER_EXPERTS];
+    bool is_taken[QSF_MAX_LAYER_EXPERTS] = {false};
+    bool is_chosen[QSF_MAX_LAYER_EXPERTS] = {false};
+    const uint32_t n = kind->n_experts;
+    if (kind->expert_score == QSF_EXPERT_SOFTMAX)
+        softmax(k, logits, n);
+    else if (kind->expert_score == QSF_EXPERT_SIGMOID)
+        sigmoid(k, logits, n);
+    for (uint32_t i = 0; selection_bias != NULL && i < n; i++)
+        biased[i] = logits[i] + selection_bias[i];
+    const float *const selection = selection_bias != NULL ? biased : logits;
+    if (kind->n_groups > 1)
+        drop_groups(kind, selection, is_taken);
+    for (uint32_t i = 0; i < kind->n_chosen; i++) {
+        const uint32_t best = find_largest(selection, is_taken, n);
+        is_taken[best] = true;
+        is_chosen[best] = true;
+    }
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (!is_chosen[i])
+            continue;
+        chosen[at] = (uint16_t)i;
+        weights[at++] = logits[i];
+    }
+    make_weights(k, kind, weights);
+}
+
+/* Returns sigmoid(w . x), n values: 16 lanes of fmaf, added pairwise. */
+static float gate_of(const qsf_kernels *k, const float *w, const float *x, uint32_t n)
+{
+    float lanes[LANES] = {0.0F};
+    for (uint32_t i = 0; i < n; i++)
+        lanes[i % LANES] = qsf_fmaf(w[i], x[i], lanes[i % LANES]);
+    for (uint32_t step = LANES / 2; step > 0; step /= 2)
+        for (uint32_t i = 0; i < step; i++)
+            lanes[i] += lanes[i + step];
+    sigmoid(k, lanes, 1);
+    return lanes[0];
+}
 
 typedef struct choose_job {
     const qsf_ops *ops;
@@ -70,8 +204,7 @@ qsf_status qsf_routed_choose(qsf_ops *o, const qsf_layer *l, uint32_t layer_idx,
     const qsf_scratch *const s = o->scratch;
     const uint32_t n_experts = o->kind->n_experts;
     choose_job job = {.ops = o};
-    qsf_linear router = {
-        l->tensors[QSF_LAYER_ROUTER], NULL, s->routed.scores, n_experts, 1, NULL, NULL, {0}};
+    qsf_linear router = qsf_linear_of(l->tensors[QSF_LAYER_ROUTER], s->routed.scores, n_experts);
     QSF_TRY(qsf_ops_load_vector(o, l->tensors[QSF_LAYER_ROUTER_BIAS], s->routed.biases[0],
                                 &router.bias));
     QSF_TRY(qsf_ops_load_vector(o, l->tensors[QSF_LAYER_SELECTION_BIAS], s->routed.biases[1],
@@ -93,10 +226,95 @@ qsf_status qsf_routed_gates(qsf_ops *o, const qsf_layer *l, const qsf_acts *x)
     const float *gate;
     QSF_TRY(qsf_ops_load_vector(o, l->tensors[QSF_LAYER_SHARED_GATE], s->vectors[2], &gate));
     for (uint32_t t = 0; t < o->n_tokens; t++)
-        s->routed.gates[t] =
-            qsf_routing_gate(o->kernels, gate, x->f32 + t * s->dim_stride, o->config->dim);
+        s->routed.gates[t] = gate_of(o->kernels, gate, x->f32 + t * s->dim_stride, o->config->dim);
     return QSF_OK;
 }
+
+/* ---- a guess: the next layer's router on this layer's state ---- */
+
+#define LIKELY_EIGHTHS 3 /* eighths of the experts that a token chooses */
+
+/* Scores of the next layer's experts for the only row, before this layer's experts are added. */
+static qsf_status score_next(qsf_ops *o, const qsf_layer *next, const float **selection_bias)
+{
+    const qsf_scratch *const s = o->scratch;
+    qsf_norm_weights norm;
+    const uint32_t n = next->kind->n_experts;
+    qsf_linear router = qsf_linear_of(next->tensors[QSF_LAYER_ROUTER], s->routed.scores, n);
+    const bool is_apart = next->tensors[QSF_LAYER_ROUTER_NORM] != NULL;
+    const qsf_tensor *const weight =
+        next->tensors[is_apart ? QSF_LAYER_ROUTER_NORM : QSF_LAYER_FFN_NORM];
+    const qsf_tensor *const bias = is_apart ? NULL : next->tensors[QSF_LAYER_FFN_NORM_BIAS];
+    QSF_TRY(qsf_ops_load_vector(o, weight, s->vectors[2], &norm.weight));
+    QSF_TRY(qsf_ops_load_vector(o, bias, s->vectors[3], &norm.bias));
+    QSF_TRY(qsf_ops_load_vector(o, next->tensors[QSF_LAYER_ROUTER_BIAS], s->routed.biases[0],
+                                &router.bias));
+    QSF_TRY(qsf_ops_load_vector(o, next->tensors[QSF_LAYER_SELECTION_BIAS], s->routed.biases[1],
+                                selection_bias));
+    const qsf_acts x = qsf_ops_prepare(o, s->x, o->config->dim, &norm, s->routed.rows);
+    return qsf_linear_run(o, &router, 1, &x);
+}
+
+/* Writes the n experts with the largest weights for the only row, in descending order. */
+static qsf_status find_likely(qsf_ops *o, const qsf_layer *next, uint32_t n, uint32_t *likely)
+{
+    const uint32_t n_chosen = next->kind->n_chosen;
+    const float *selection_bias;
+    uint16_t chosen[QSF_MAX_CHOSEN];
+    float weights[QSF_MAX_CHOSEN];
+    QSF_TRY(score_next(o, next, &selection_bias));
+    qsf_routing_choose(o->kernels, next->kind, o->scratch->routed.scores, selection_bias, chosen,
+                       weights);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t best = 0;
+        for (uint32_t j = 1; j < n_chosen; j++)
+            if (weights[j] > weights[best])
+                best = j;
+        likely[i] = chosen[best];
+        weights[best] = -INFINITY;
+    }
+    return QSF_OK;
+}
+
+/* If the disk is the bottleneck, a wrong guess costs the time of reading its bytes. So only the
+ * most probable experts are guessed, which are nearly always right, and only if most experts of
+ * this layer had to be read: if most are in memory, half of the guesses for the missing ones are
+ * wrong (bench/LOG.md). */
+static bool can_guess(const qsf_ops *o, const qsf_layer *next)
+{
+    return o->n_tokens == 1 && !next->kind->is_parallel &&
+           2 * o->experts->n_missing > o->experts->n_wanted &&
+           qsf_stream_resident(o->stream, next->unit_idx) != NULL;
+}
+
+/* Call it after the dense part of the layer whose experts are requested. Overwrites the scores,
+ * biases and rows of the routed scratch. */
+static qsf_status guess_next(qsf_ops *o, uint32_t layer_idx)
+{
+    if (layer_idx + 1 >= o->config->n_trunk_layers ||
+        o->config->layers[layer_idx + 1].tensors[QSF_LAYER_ROUTER] == NULL)
+        return QSF_OK;
+    const qsf_layer *const next = &o->config->layers[layer_idx + 1];
+    uint32_t *const likely = o->scratch->routed.likely;
+    uint32_t n = 0;
+    if (o->n_tokens * next->kind->n_chosen >=
+        2 * next->kind->n_experts) { /* hardly any expert is left out */
+        for (; n < next->kind->n_experts; n++)
+            likely[n] = n;
+    } else if (can_guess(o, next)) {
+        n = (uint32_t)qsf_ceil_div(next->kind->n_chosen * LIKELY_EIGHTHS, 8);
+        o->apart = qsf_stream_resident(o->stream, next->unit_idx);
+        const qsf_status status = find_likely(o, next, n, likely);
+        o->apart = NULL;
+        QSF_TRY(status);
+    }
+    for (uint32_t i = 0; i < n; i++)
+        likely[i] += next->first_expert;
+    qsf_experts_guess(o->experts, likely, n);
+    return QSF_OK;
+}
+
+/* ---- running the experts ---- */
 
 /* Experts that run in the same parallel regions. */
 #define WAVE_EXPERTS (QSF_LINEAR_APART_MAX / 2)
@@ -199,6 +417,21 @@ static void activate(const void *arg, size_t begin, size_t end)
     qsf_ops_activate(m->wave->ops, m->first_row, m->n, begin, end);
 }
 
+/* y [m->n, stride] = a matrix of a member on rows x, plus bias `bias_idx` of the member, which is
+ * also the index of the buffer for the last tile row */
+static qsf_linear_apart product_of(const member *m, qsf_layer_tensor matrix, size_t bias_idx,
+                                   float *y, size_t stride, const qsf_acts *x, const qsf_scratch *s)
+{
+    qsf_linear linear = qsf_linear_of(m->tensors[matrix], y, stride);
+    linear.bias = m->biases[bias_idx];
+    return (qsf_linear_apart){
+        .linear = linear,
+        .unit = m->unit,
+        .x = *x,
+        .tail = s->tails[bias_idx] + m->first_row * QSF_TILE_ROWS,
+    };
+}
+
 /* Activated rows of all members, in s->gate: activation(gate x) * (up x), or activation(up x) */
 static void run_gate_up(wave *w, const qsf_acts *x)
 {
@@ -210,26 +443,13 @@ static void run_gate_up(wave *w, const qsf_acts *x)
     for (uint32_t i = 0; i < w->n; i++) {
         const member *const m = &w->members[i];
         const size_t off = m->first_row * stride;
-        const size_t tail_off = m->first_row * QSF_TILE_ROWS;
         const qsf_acts rows = x->n_tokens == w->n_rows ? qsf_acts_rows(x, m->first_row, m->n) : *x;
         float *const up = (is_gated ? s->up : s->gate) + off;
         if (is_gated)
-            products[n++] = (qsf_linear_apart){{m->tensors[QSF_LAYER_GATE],
-                                                m->biases[0],
-                                                s->gate + off,
-                                                stride,
-                                                1,
-                                                NULL,
-                                                NULL,
-                                                {0}},
-                                               m->unit,
-                                               rows,
-                                               s->tails[0] + tail_off};
-        products[n++] = (qsf_linear_apart){
-            {m->tensors[QSF_LAYER_UP], m->biases[1], up, stride, 1, activate, m, {0}},
-            m->unit,
-            rows,
-            s->tails[1] + tail_off};
+            products[n++] = product_of(m, QSF_LAYER_GATE, 0, s->gate + off, stride, &rows, s);
+        products[n] = product_of(m, QSF_LAYER_UP, 1, up, stride, &rows, s);
+        products[n].linear.epilogue = activate;
+        products[n++].linear.epilogue_arg = m;
     }
     qsf_linear_run_apart(w->ops, products, n, is_gated);
 }
@@ -243,11 +463,8 @@ static void run_down(wave *w, const qsf_acts *activated)
         const member *const m = &w->members[i];
         float *const y =
             s->routed.outputs + (w->keeps ? m->first_choice : m->first_row) * s->dim_stride;
-        products[i] = (qsf_linear_apart){
-            {m->tensors[QSF_LAYER_DOWN], m->biases[2], y, s->dim_stride, 1, NULL, NULL, {0}},
-            m->unit,
-            qsf_acts_rows(activated, m->first_row, m->n),
-            s->tails[2] + m->first_row * QSF_TILE_ROWS};
+        const qsf_acts rows = qsf_acts_rows(activated, m->first_row, m->n);
+        products[i] = product_of(m, QSF_LAYER_DOWN, 2, y, s->dim_stride, &rows, s);
     }
     qsf_linear_run_apart(w->ops, products, w->n, false);
 }
@@ -336,7 +553,7 @@ static qsf_status run_experts(qsf_ops *o, const float *x)
     kind.ffn = kind.expert_ffn;
     kind.ffn_dim = kind.expert_dim;
     o->kind = &kind;
-    QSF_TRY(qsf_ahead_guess(o, o->experts->layer_idx));
+    QSF_TRY(guess_next(o, o->experts->layer_idx));
     wave w = {.ops = o,
               .x = x,
               .first_unit = o->config->layers[o->experts->layer_idx].first_expert,

@@ -1,6 +1,6 @@
 /* scratch.c - the layout of the activations of one step. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/scratch.h"
+#include "model/ops.h"
 
 #include "base/checked.h"
 #include "types/dtype.h"

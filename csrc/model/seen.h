@@ -5,7 +5,7 @@
 #include <stddef.h>
 
 #include "kernels/kernels.h"
-#include "model/chunk.h"
+#include "model/ops.h"
 
 /* Positions first .. end - 1, and those below `pinned`, which is 0 or below `first` */
 typedef struct qsf_seen {

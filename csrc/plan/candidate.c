@@ -1,6 +1,6 @@
 /* candidate.c - computes the sizes of a plan. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "plan/candidate.h"
+#include "plan/plan.h"
 
 #include <string.h>
 

@@ -86,3 +86,21 @@ bool qsf_cpu_has_crc32(void);
 /* Returns the number of physical cores that this process may use; 0 if the system does not report
  * it. Writes one processor of each of the first `cap` cores to cpus. */
 uint32_t qsf_cpu_list_cores(uint32_t *cpus, uint32_t cap);
+
+/* ---- facts that only the operating system reports ---- */
+
+/* Requests the state of AMX tiles for this process; false if the system does not grant it. */
+bool qsf_cpu_request_tiles(void);
+
+/* Logical processors that are online; at least 1. */
+uint32_t qsf_cpu_count_online(void);
+
+#if QSF_ARCH_ARM
+typedef struct qsf_arm_features {
+    bool has_dotprod;
+    bool has_i8mm;
+    bool has_crc32;
+} qsf_arm_features;
+
+qsf_arm_features qsf_cpu_arm_features(void);
+#endif

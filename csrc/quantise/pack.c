@@ -1,6 +1,6 @@
 /* pack.c - writes codes in the layouts of tiles. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "quantise/pack.h"
+#include "quantise/quantise.h"
 
 #include <string.h>
 

@@ -6,9 +6,27 @@
 #pragma once
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include "include/qsf.h"
-#include "quantise/rounding_job.h"
+#include "quantise/rounder.h"
+
+#define QSF_ROUNDING_MAX_SIDE (UINT64_C(1) << 24) /* most rows or columns of a matrix */
+
+typedef struct qsf_rounding_job {
+    const qsf_rounder *rounder;
+    const qsf_rounding *how;
+    const float *rows; /* [n_rows, n_cols] */
+    size_t n_rows;
+    size_t n_cols;
+    unsigned char *tiles;
+    float *stored; /* [n_rows, n_cols], or NULL */
+    qsf_rounding_sums *sums;
+} qsf_rounding_job;
+
+/* Checks the arguments of a public function, whose tiles have cap_bytes; clears the sums and
+ * chooses the rounder. QSF_ERR_ARG names the argument that is out of range. */
+qsf_status qsf_rounding_job_begin(qsf_rounding_job *job, size_t cap_bytes);
 
 /* Does the work of qsf_quantise_rows() and qsf_feedback_rows(), with any rounder. */
 qsf_status qsf_quantise_job(const qsf_rounding_job *job);
@@ -35,3 +53,8 @@ void qsf_put_tile(const qsf_rounding_job *job, size_t row, size_t col, const qsf
 
 /* Returns QSF_ERR_NUMERIC; sums.bad_row becomes the row. */
 qsf_status qsf_fail_at_row(const qsf_rounding_job *job, size_t row);
+
+/* Writes the tile of a quantised type. Codes, scales and mins after n_rows, and codes after
+ * n_cols, become 0. `codes` are integers. */
+void qsf_pack_tile(uint32_t dtype, const qsf_tile_floats *codes, const qsf_fit *fit, size_t n_rows,
+                   size_t n_cols, unsigned char *tile);

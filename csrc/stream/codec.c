@@ -1,6 +1,6 @@
 /* codec.c - LZ4 and ZSTD blocks through the system's liblz4 and libzstd. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "stream/codec.h"
+#include "stream/unit_source.h"
 
 #include <assert.h>
 #include <limits.h>

@@ -4,7 +4,7 @@
 
 #include "base/status.h"
 #include "format/extents.h"
-#include "format/reader.h"
+#include "format/records.h"
 #include "stream/verify.h"
 
 /* The part that the caller sees comes first. */

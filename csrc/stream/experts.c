@@ -1,6 +1,6 @@
-/* experts.c - requests of experts, and the places they are read into. */
+/* experts.c - requests of experts, the places that they are read into, and which of them stay. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "stream/experts_private.h"
+#include "stream/experts.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -9,6 +9,199 @@
 #include "base/checked.h"
 #include "base/status.h"
 #include "platform/clock.h"
+
+/* Counts of an expert that a share s of all tokens chooses approach s / (1 - decay). */
+#define STEADY (1.0F / (1.0F - QSF_EXPERT_DECAY))
+/* A chunk of 1024 tokens makes the unit 3e13 times larger: far below the largest float. */
+#define MAX_UNIT 1e15F
+
+void qsf_expert_policy_init(qsf_expert_policy *p, float *counts, uint32_t n)
+{
+    *p = (qsf_expert_policy){counts, n, 1.0F};
+    for (uint32_t i = 0; i < n; i++)
+        counts[i] *= STEADY;
+}
+
+void qsf_expert_policy_advance(qsf_expert_policy *p, uint32_t n_tokens)
+{
+    for (uint32_t t = 0; t < n_tokens; t++) {
+        p->unit /= QSF_EXPERT_DECAY;
+        if (p->unit <= MAX_UNIT)
+            continue;
+        for (uint32_t i = 0; i < p->n; i++)
+            p->counts[i] /= p->unit;
+        p->unit = 1.0F;
+    }
+}
+
+void qsf_expert_policy_use(qsf_expert_policy *p, uint32_t expert, uint32_t n_tokens)
+{
+    p->counts[expert] += (float)n_tokens * p->unit;
+}
+
+bool qsf_expert_policy_is_worse(const qsf_expert_policy *p, uint32_t a, uint32_t a_distance,
+                                uint32_t b, uint32_t b_distance)
+{
+    if (p->counts[a] != p->counts[b])
+        return p->counts[a] < p->counts[b];
+    return a_distance > b_distance;
+}
+
+bool qsf_expert_policy_admits(const qsf_expert_policy *p, uint32_t missing, uint32_t victim)
+{
+    return p->counts[missing] > p->counts[victim];
+}
+
+/* ---- places: slots and transit slots ---- */
+
+uint32_t qsf_experts_count(const qsf_reader *r)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < r->n_pass_layers; i++)
+        n += qsf_experts_of_layer(r, i);
+    return n;
+}
+
+size_t qsf_experts_place_bytes(size_t slot_bytes)
+{
+    return slot_bytes + QSF_IO_ALIGN;
+}
+
+static void use_memory(qsf_expert_slot *s, void *memory)
+{
+    s->memory = memory;
+    s->raw = (unsigned char *)memory + -(uintptr_t)memory % QSF_IO_ALIGN;
+    s->state = QSF_SLOT_EMPTY;
+    s->expert = QSF_EXPERTS_NONE;
+}
+
+static bool acquire_place(qsf_experts *e, qsf_expert_slot *s)
+{
+    void *const memory =
+        qsf_ledger_acquire(e->ledger, QSF_USE_EXPERTS, qsf_experts_place_bytes(e->slot_bytes));
+    if (memory != NULL)
+        use_memory(s, memory);
+    return memory != NULL;
+}
+
+/* Acquires memory for as many places as possible. Places are adjacent if possible: the disk reads
+ * faster into huge pages, which a single place fills only in part. */
+static qsf_status acquire_places(qsf_experts *e)
+{
+    const size_t n_bytes = qsf_experts_place_bytes(e->slot_bytes);
+    unsigned char *const row =
+        qsf_ledger_acquire_row(e->ledger, QSF_USE_EXPERTS, e->n_places, n_bytes);
+    for (uint32_t i = 0; i < e->n_places; i++) {
+        e->slots[i].stays = i < e->n_slots;
+        if (row != NULL)
+            use_memory(&e->slots[i], row + i * n_bytes);
+        else if (!acquire_place(e, &e->slots[i]))
+            return QSF_FAIL(QSF_ERR_NOMEM, "no memory for expert %u of %u in memory: %.1f MB", i,
+                            e->n_places, qsf_mb(e->slot_bytes));
+    }
+    return QSF_OK;
+}
+
+/* Empties a place, and removes it from its expert. */
+static void empty_place(qsf_experts *e, qsf_expert_slot *s)
+{
+    if (s->expert != QSF_EXPERTS_NONE && e->slot_of[s->expert] == (uint32_t)(s - e->slots))
+        e->slot_of[s->expert] = QSF_EXPERTS_NONE;
+    s->state = QSF_SLOT_EMPTY;
+    s->expert = QSF_EXPERTS_NONE;
+    s->is_wanted = false;
+}
+
+static void release_place(qsf_experts *e, qsf_expert_slot *s)
+{
+    empty_place(e, s);
+    qsf_ledger_release(e->ledger, QSF_USE_EXPERTS, s->memory,
+                       qsf_experts_place_bytes(e->slot_bytes));
+    s->memory = NULL;
+}
+
+/* Returns an empty slot, or that of the least used expert; QSF_EXPERTS_NONE: no slot is left. */
+static uint32_t find_worst(const qsf_experts *e)
+{
+    uint32_t worst = QSF_EXPERTS_NONE;
+    for (uint32_t i = 0; i < e->n_places; i++) {
+        const qsf_expert_slot *const s = &e->slots[i];
+        if (s->memory == NULL || !s->stays)
+            continue;
+        const bool is_empty = s->state == QSF_SLOT_EMPTY;
+        if (worst == QSF_EXPERTS_NONE || is_empty ||
+            (e->slots[worst].state != QSF_SLOT_EMPTY &&
+             qsf_expert_policy_is_worse(&e->policy, s->expert, 0, e->slots[worst].expert, 0)))
+            worst = i;
+    }
+    return worst;
+}
+
+/* ---- chunks of prompts ---- */
+
+/* Slots for the layer with most experts, if a chunk of n_tokens reads all its experts. */
+static uint32_t most_read(const qsf_reader *r, uint32_t n_tokens)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < r->n_pass_layers; i++) {
+        const qsf_layer_kind *const k = qsf_reader_layer_kind(r, i);
+        if (n_tokens * k->n_chosen >= 2 * k->n_experts && k->n_experts > most)
+            most = k->n_experts;
+    }
+    return most;
+}
+
+/* The slots are divided by this: such a share of them may be lent. */
+#define LENT_PART 4
+
+/* Before a pass of n_tokens that uses nearly all experts, lends a quarter of the slots, at most
+ * one for each expert of a layer, as transit slots: those of the least used experts. The next
+ * layer's experts are read into them while this layer's attention is computed. */
+static void lend_slots(qsf_experts *e, uint32_t n_tokens)
+{
+    const uint32_t most = most_read(e->reader, n_tokens);
+    if (e->n_held >= qsf_experts_count(e->reader))
+        return; /* nothing will be read */
+    while (e->n_lent < most && e->n_lent < e->n_held / LENT_PART) {
+        qsf_expert_slot *const s = &e->slots[find_worst(e)];
+        empty_place(e, s);
+        s->stays = false;
+        e->n_lent++;
+    }
+}
+
+/* Returns lent slots. Nothing is in transit. */
+static void return_slots(qsf_experts *e)
+{
+    for (uint32_t i = 0; e->n_lent > 0 && i < e->n_places; i++)
+        if (!e->slots[i].stays) {
+            e->slots[i].stays = true;
+            e->n_lent--;
+        }
+}
+
+/* ---- memory pressure ---- */
+
+bool qsf_experts_give_slot(qsf_experts *e)
+{
+    const uint32_t worst = find_worst(e);
+    if (worst == QSF_EXPERTS_NONE)
+        return false;
+    release_place(e, &e->slots[worst]);
+    e->n_held--;
+    return true;
+}
+
+bool qsf_experts_take_slot(qsf_experts *e)
+{
+    for (uint32_t i = 0; i < e->n_places; i++)
+        if (e->slots[i].memory == NULL) {
+            const bool is_there = acquire_place(e, &e->slots[i]);
+            e->n_held += is_there;
+            return is_there;
+        }
+    return false;
+}
 
 #define NONE QSF_EXPERTS_NONE
 /* An expert is read in pieces: several reads run at once, and a piece is checked while the next
@@ -60,7 +253,7 @@ static qsf_status acquire_all(qsf_experts *e)
         e->counts[i] = share < 1.0F ? share : 0.0F; /* 1: not measured */
     }
     qsf_expert_policy_init(&e->policy, e->counts, (uint32_t)n);
-    return qsf_experts_acquire_places(e);
+    return acquire_places(e);
 }
 
 static qsf_status start_threads(qsf_experts *e)
@@ -140,7 +333,7 @@ void qsf_experts_destroy(qsf_experts *e)
     if (e->n_sync > 0)
         qsf_mutex_destroy(&e->lock);
     for (uint32_t i = 0; e->counts != NULL && i < e->n_places; i++)
-        qsf_experts_release_place(e, &e->slots[i]);
+        release_place(e, &e->slots[i]);
     if (e->ledger != NULL) {
         const size_t n = e->reader->n_experts;
         qsf_ledger_release(e->ledger, QSF_USE_TABLES, e->counts, n * sizeof *e->counts);
@@ -196,7 +389,7 @@ static uint32_t find_transit(const qsf_experts *e)
 static void queue(qsf_experts *e, uint32_t place, uint32_t expert)
 {
     qsf_expert_slot *const s = &e->slots[place];
-    qsf_experts_empty(e, s);
+    empty_place(e, s);
     s->state = QSF_SLOT_QUEUED;
     s->expert = expert;
     s->done_bytes = 0;
@@ -212,7 +405,7 @@ static void keep_guess(qsf_experts *e, qsf_expert_slot *guess)
     const uint32_t place = find_slot(e, guess->expert);
     if (place == NONE)
         return;
-    qsf_experts_empty(e, &e->slots[place]);
+    empty_place(e, &e->slots[place]);
     e->slots[place].stays = false;
     guess->stays = true;
 }
@@ -262,7 +455,7 @@ static void drop_guesses(qsf_experts *e)
     const uint32_t first = e->next_job < e->end_job ? e->jobs[e->next_job % e->n_places] : NONE;
     for (uint32_t i = 0; i < e->n_places; i++)
         if (!e->slots[i].stays && !e->slots[i].is_wanted)
-            qsf_experts_empty(e, &e->slots[i]);
+            empty_place(e, &e->slots[i]);
     for (uint64_t i = e->next_job; i < e->end_job; i++) {
         const uint32_t place = e->jobs[i % e->n_places];
         if (e->slots[place].state == QSF_SLOT_QUEUED)
@@ -304,7 +497,7 @@ void qsf_experts_begin_pass(qsf_experts *e, uint32_t n_tokens, const qsf_cancel 
     if (e->n_places == 0)
         return;
     qsf_expert_policy_advance(&e->policy, n_tokens);
-    qsf_experts_lend_slots(e, n_tokens);
+    lend_slots(e, n_tokens);
 }
 
 void qsf_experts_request(qsf_experts *e, uint32_t layer_idx, const uint32_t *wanted,
@@ -426,7 +619,7 @@ void qsf_experts_release(qsf_experts *e, uint32_t i)
     e->is_released[i] = true;
     e->n_released++;
     if (!e->slots[place].stays)
-        qsf_experts_empty(e, &e->slots[place]);
+        empty_place(e, &e->slots[place]);
     place_wanted(e);
 }
 
@@ -451,7 +644,7 @@ void qsf_experts_end(qsf_experts *e)
     for (uint32_t i = 0; i < e->n_places; i++) {
         qsf_expert_slot *const s = &e->slots[i];
         if (s->is_wanted && (!s->stays || s->state == QSF_SLOT_FAILED))
-            qsf_experts_empty(e, s);
+            empty_place(e, s);
         s->is_wanted = false;
     }
     qsf_mutex_unlock(&e->lock);
@@ -468,7 +661,7 @@ void qsf_experts_end_pass(qsf_experts *e)
     stop_reading(e);
     drop_guesses(e);
     qsf_mutex_unlock(&e->lock);
-    qsf_experts_return_slots(e);
+    return_slots(e);
 }
 
 void qsf_experts_report(qsf_experts *e, qsf_stats *out)

@@ -1,7 +1,7 @@
 /* experts.h - the experts of routed layers: a pool of equal slots, filled by threads of its own.
  *
  * A layer requests its experts in ascending order. Experts in a slot are available at once; reads
- * of the others are queued together, into slots of less used experts (expert_policy.h), or into
+ * of the others are queued together, into slots of less used experts, or into
  * transit slots, which keep nothing. Each load is verified once, before its first use. While a
  * layer is computed, experts that the next layer may want are read into free transit slots.
  * Neither caching nor guessing changes any result.
@@ -16,9 +16,36 @@
 #include "base/cancel.h"
 #include "format/records.h"
 #include "io/io.h"
-#include "platform/stopwatch.h"
+#include "platform/clock.h"
 #include "platform/thread.h"
-#include "stream/expert_policy.h"
+
+/* Pure arithmetic: the same uses give the same decisions, independent of clock and disk. */
+
+/* Factor of all counts with each token. */
+#define QSF_EXPERT_DECAY 0.97F
+
+typedef struct qsf_expert_policy {
+    float *counts; /* [n] in a growing unit, instead of multiplying all counts with each token */
+    uint32_t n;
+    float unit; /* one use in the counts */
+} qsf_expert_policy;
+
+/* counts [n] begin as the share of tokens that chose each expert, in [0, 1). */
+void qsf_expert_policy_init(qsf_expert_policy *p, float *counts, uint32_t n);
+
+/* Call it before n_tokens more tokens. */
+void qsf_expert_policy_advance(qsf_expert_policy *p, uint32_t n_tokens);
+
+/* Counts n_tokens uses of the expert. */
+void qsf_expert_policy_use(qsf_expert_policy *p, uint32_t expert, uint32_t n_tokens);
+
+/* True if `a` should be evicted before `b`: its count is smaller, or equal and it is needed
+ * later. Distances are layers until the next use. */
+bool qsf_expert_policy_is_worse(const qsf_expert_policy *p, uint32_t a, uint32_t a_distance,
+                                uint32_t b, uint32_t b_distance);
+
+/* True if a missing expert, whose use is already counted, should replace `victim`. */
+bool qsf_expert_policy_admits(const qsf_expert_policy *p, uint32_t missing, uint32_t victim);
 
 #define QSF_EXPERT_READERS 4 /* they also compute checksums */
 #define QSF_EXPERT_STACK_BYTES (64 * 1024)
@@ -154,3 +181,22 @@ void qsf_experts_report(qsf_experts *e, qsf_stats *out);
  * short. */
 bool qsf_experts_give_slot(qsf_experts *e);
 bool qsf_experts_take_slot(qsf_experts *e);
+
+/* ---- shared by experts.c and experts_readers.c ---- */
+
+/* Only the computing thread changes which expert a place holds; the threads change states,
+ * under the lock. */
+static inline const qsf_unit *qsf_experts_unit(const qsf_experts *e, uint32_t expert)
+{
+    return &e->reader->units[qsf_reader_expert_unit(e->reader, expert)];
+}
+
+static inline uint32_t qsf_experts_of_layer(const qsf_reader *r, uint32_t layer_idx)
+{
+    return qsf_reader_layer_kind(r, layer_idx)->n_experts;
+}
+
+#define QSF_EXPERTS_NONE UINT32_MAX /* no expert */
+
+/* A reading thread of the qsf_experts. */
+void *qsf_experts_read(void *experts);

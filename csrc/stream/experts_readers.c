@@ -7,7 +7,7 @@
 #include "base/status.h"
 #include "checksum/crc32.h"
 #include "platform/clock.h"
-#include "stream/experts_private.h"
+#include "stream/experts.h"
 
 /* Reads in flight of a thread, if the system supports several. */
 #define QUEUE_DEPTH 2

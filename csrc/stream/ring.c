@@ -1,17 +1,301 @@
-/* ring.c - creates and destroys a ring; the consumer's side of it. */
+/* ring.c - creates and destroys a ring; its readers, and its consumer. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "stream/ring.h"
 
 #include <assert.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/checked.h"
 #include "base/status.h"
 #include "checksum/crc32.h"
-#include "stream/ring_private.h"
 #include "memory/arena.h"
 #include "platform/clock.h"
+#include "platform/thread.h"
+
+/* Readers append pieces at `head`, the consumer removes them at `tail`. A piece takes the lowest
+ * free slot, so pieces are mostly adjacent, and only the currently needed part of the ring is
+ * written: recently used memory is faster. A range of pieces that are not adjacent is copied to
+ * the seam.
+ *
+ * `lock` protects all fields below it. The reader owns the bytes of a piece while its state is
+ * READING, the consumer afterwards. */
+typedef enum piece_state { PIECE_READING, PIECE_READY, PIECE_FAILED } piece_state;
+
+typedef struct piece {
+    piece_state state;
+    uint32_t unit_idx;
+    uint32_t crc32;       /* of its data_bytes */
+    uint64_t off;         /* of its first byte in the stored unit, a multiple of 4096 */
+    size_t data_bytes;    /* of the unit; less than a slot has at the end of the unit only */
+    unsigned char *bytes; /* in the ring */
+    uint64_t start_ns;
+    uint64_t end_ns;
+} piece;
+
+struct qsf_ring {
+    qsf_reader *reader; /* borrowed */
+    qsf_ledger *ledger; /* borrowed */
+    qsf_io *io;         /* borrowed */
+    void *block;        /* all memory of the ring, this record included */
+    size_t block_bytes;
+    unsigned char *bytes; /* [n_slots][slot_bytes], aligned to 4096 */
+    size_t slot_bytes;
+    uint32_t n_slots;
+    size_t range_bytes;
+    unsigned char *seam; /* [range_bytes + 64] */
+    uint32_t queue_depth;
+    uint32_t n_threads;
+    qsf_thread threads[QSF_IO_MAX_DEPTH];
+
+    qsf_mutex lock;
+    qsf_condition has_room; /* readers wait */
+    qsf_condition has_data; /* the consumer waits */
+    bool is_stopping;
+    bool is_paused; /* reads do not start, and pieces are invalid */
+    piece *pieces;  /* [n_slots], piece i at i % n_slots */
+    bool *is_taken; /* [n_slots]: the slot has a piece */
+    uint64_t head;  /* pieces [tail, head) are in use */
+    uint64_t tail;
+    uint32_t n_reading;   /* pieces that a reader reads or verifies */
+    uint32_t n_under_way; /* those with a read in flight */
+    /* the cursor of reading */
+    uint32_t *order; /* [n_stream_units] */
+    uint32_t n_order;
+    uint32_t n_always;
+    uint32_t next_order;
+    uint64_t next_off;
+    uint64_t next_pass;
+    /* the consumer */
+    uint64_t pass;
+    bool is_whole;
+    const qsf_cancel *cancel;
+    qsf_stopwatch *stopwatch; /* of the pass, or NULL */
+    uint32_t unit_idx;        /* current unit; NONE: none */
+    uint64_t unit_off;        /* pieces that end before it are removed */
+    uint32_t unit_crc32;      /* of the removed pieces */
+    uint64_t unit_first_ns;
+    uint64_t unit_last_ns;
+    bool is_broken; /* a reader could not open its queue; the failure is permanent */
+    /* the first failure of a reader */
+    char failure[256];
+    qsf_status failure_status;
+    uint64_t busy_since_ns;
+    qsf_ring_counts counts;
+};
+
+/* ---- readers ---- */
+
+/* True if the unit at the cursor of reading may be read now. Moves the cursor past the end of a
+ * pass. Caller holds the lock. */
+static bool is_next_wanted(qsf_ring *ring)
+{
+    if (ring->next_pass == ring->pass &&
+        ring->next_order >= (ring->is_whole ? ring->n_order : ring->n_always)) {
+        ring->next_pass++;
+        ring->next_order = 0;
+    }
+    return ring->next_pass == ring->pass || ring->next_order < ring->n_always;
+}
+
+/* Begins the next piece in the lowest free slot; NULL if there is nothing to read or no slot. */
+static piece *begin_piece(qsf_ring *ring, uint64_t *piece_no)
+{
+    if (ring->is_paused || ring->is_stopping || ring->failure_status != QSF_OK ||
+        ring->n_order == 0 || !is_next_wanted(ring) || ring->head - ring->tail == ring->n_slots)
+        return NULL;
+    uint32_t slot = 0;
+    while (ring->is_taken[slot])
+        slot++;
+    const uint32_t unit_idx = ring->order[ring->next_order];
+    const uint64_t left_bytes = ring->reader->units[unit_idx].stored_bytes - ring->next_off;
+    const uint64_t now_ns = qsf_clock_ns();
+    *piece_no = ring->head++;
+    piece *const p = &ring->pieces[*piece_no % ring->n_slots];
+    *p = (piece){
+        .state = PIECE_READING,
+        .unit_idx = unit_idx,
+        .off = ring->next_off,
+        .data_bytes = left_bytes < ring->slot_bytes ? (size_t)left_bytes : ring->slot_bytes,
+        .bytes = ring->bytes + slot * ring->slot_bytes,
+        .start_ns = now_ns,
+    };
+    ring->is_taken[slot] = true;
+    ring->next_off += p->data_bytes;
+    if (p->data_bytes == left_bytes) {
+        ring->next_off = 0;
+        ring->next_order++;
+    }
+    ring->n_reading++;
+    if (ring->n_under_way++ == 0)
+        ring->busy_since_ns = now_ns;
+    return p;
+}
+
+/* The read of a piece has ended, well or not. */
+static void end_read(qsf_ring *ring, piece *p)
+{
+    p->end_ns = qsf_clock_ns();
+    ring->counts.read_bytes += p->data_bytes;
+    if (--ring->n_under_way == 0)
+        ring->counts.busy_ns += p->end_ns - ring->busy_since_ns;
+}
+
+/* A reader has finished a piece. Keeps the first error for the consumer. */
+static void end_piece(qsf_ring *ring, piece *p, qsf_status status)
+{
+    p->state = status == QSF_OK ? PIECE_READY : PIECE_FAILED;
+    if (status != QSF_OK && ring->failure_status == QSF_OK) {
+        ring->failure_status = status;
+        snprintf(ring->failure, sizeof ring->failure, "unit %u: %s", p->unit_idx,
+                 qsf_error_detail());
+    }
+    ring->n_reading--;
+    qsf_condition_wake_all(&ring->has_data);
+}
+
+/* Starts reads until the queue or the ring is full. Caller holds the lock; it is released during
+ * I/O. */
+static void start_reads(qsf_ring *ring, qsf_io_queue *queue)
+{
+    while (queue->n_started < queue->depth) {
+        uint64_t piece_no;
+        piece *const p = begin_piece(ring, &piece_no);
+        if (p == NULL)
+            return;
+        const qsf_io_read read = {
+            .off = ring->reader->units[p->unit_idx].off + p->off,
+            .dst = p->bytes,
+            .n_bytes = qsf_round_up(p->data_bytes, QSF_IO_ALIGN),
+            .need_bytes = p->data_bytes,
+            .tag = piece_no,
+        };
+        qsf_mutex_unlock(&ring->lock);
+        const qsf_status status = qsf_io_start(queue, &read);
+        qsf_mutex_lock(&ring->lock);
+        if (status != QSF_OK) {
+            end_read(ring, p);
+            end_piece(ring, p, status);
+        }
+    }
+}
+
+/* Waits for a read, and takes all that have ended by then. Returns in `taken` how many of them
+ * are to be verified. Caller holds the lock; it is released meanwhile. */
+static uint32_t take_reads(qsf_ring *ring, qsf_io_queue *queue, piece *taken[QSF_IO_MAX_DEPTH])
+{
+    uint32_t n_taken = 0;
+    do {
+        qsf_io_read read;
+        qsf_mutex_unlock(&ring->lock);
+        const qsf_status status = qsf_io_finish(queue, &read);
+        qsf_mutex_lock(&ring->lock);
+        piece *const p = &ring->pieces[read.tag % ring->n_slots];
+        end_read(ring, p);
+        if (status == QSF_OK)
+            taken[n_taken++] = p;
+        else
+            end_piece(ring, p, status);
+    } while (qsf_io_has_ended(queue));
+    return n_taken;
+}
+
+/* Computes the checksum of a piece. Caller holds the lock; it is released meanwhile. */
+static void check_piece(qsf_ring *ring, piece *p)
+{
+    qsf_mutex_unlock(&ring->lock);
+    const uint64_t start_ns = qsf_clock_ns();
+    const uint32_t crc32 = qsf_crc32(0, p->bytes, p->data_bytes);
+    const uint64_t end_ns = qsf_clock_ns();
+    qsf_mutex_lock(&ring->lock);
+    p->crc32 = crc32;
+    ring->counts.checksum_ns += end_ns - start_ns;
+    end_piece(ring, p, QSF_OK);
+}
+
+/* Reads until the ring stops. A disk serves several reads at once: the next ones are started
+ * before the checksums of finished ones, so that the disk never waits for checksums. Caller
+ * holds the lock. */
+static void read_pieces(qsf_ring *ring, qsf_io_queue *queue)
+{
+    piece *taken[QSF_IO_MAX_DEPTH];
+    uint32_t n_taken = 0;
+    for (;;) {
+        if (!ring->is_stopping)
+            start_reads(ring, queue);
+        for (uint32_t i = 0; i < n_taken; i++)
+            check_piece(ring, taken[i]);
+        if (queue->n_started == 0 && ring->is_stopping)
+            return;
+        if (queue->n_started > 0)
+            n_taken = take_reads(ring, queue, taken);
+        else if (n_taken > 0)
+            n_taken = 0; /* the ring may have room by now */
+        else
+            qsf_condition_wait(&ring->has_room, &ring->lock);
+    }
+}
+
+static void *run_reader(void *arg)
+{
+    qsf_ring *const ring = arg;
+    qsf_io_queue queue;
+    qsf_thread_hurry();
+    const qsf_status status = qsf_io_queue_open(&queue, ring->io, ring->queue_depth);
+    qsf_mutex_lock(&ring->lock);
+    if (status != QSF_OK) {
+        ring->is_broken = true;
+        ring->failure_status = status;
+        snprintf(ring->failure, sizeof ring->failure, "%s", qsf_error_detail());
+        qsf_condition_wake_all(&ring->has_data);
+        qsf_mutex_unlock(&ring->lock);
+        return NULL;
+    }
+    read_pieces(ring, &queue);
+    qsf_mutex_unlock(&ring->lock);
+    qsf_io_queue_close(&queue);
+    return NULL;
+}
+
+static void stop_readers(qsf_ring *ring)
+{
+    qsf_mutex_lock(&ring->lock);
+    ring->is_stopping = true;
+    qsf_condition_wake_all(&ring->has_room);
+    qsf_mutex_unlock(&ring->lock);
+    for (uint32_t i = 0; i < ring->n_threads; i++)
+        qsf_thread_join(&ring->threads[i]);
+    qsf_condition_destroy(&ring->has_data);
+    qsf_condition_destroy(&ring->has_room);
+    qsf_mutex_destroy(&ring->lock);
+}
+
+/* Starts n_threads reader threads; on failure none is running. */
+static qsf_status start_readers(qsf_ring *ring, uint32_t n_threads)
+{
+    QSF_TRY(qsf_mutex_init(&ring->lock));
+    qsf_status status = qsf_condition_init(&ring->has_room);
+    if (status != QSF_OK) {
+        qsf_mutex_destroy(&ring->lock);
+        return status;
+    }
+    status = qsf_condition_init(&ring->has_data);
+    if (status != QSF_OK) {
+        qsf_condition_destroy(&ring->has_room);
+        qsf_mutex_destroy(&ring->lock);
+        return status;
+    }
+    while (status == QSF_OK && ring->n_threads < n_threads) {
+        status = qsf_thread_start(&ring->threads[ring->n_threads], QSF_RING_STACK_BYTES, run_reader,
+                                  ring);
+        if (status == QSF_OK)
+            ring->n_threads++;
+    }
+    if (status != QSF_OK)
+        stop_readers(ring);
+    return status;
+}
 
 #define NONE UINT32_MAX
 /* Large enough to hide the overhead of a read, small enough for several reads in flight. 512 KiB
@@ -41,7 +325,7 @@ static size_t choose_slot_bytes(size_t ring_bytes, size_t range_bytes, uint32_t 
 
 typedef struct layout {
     qsf_ring *ring;
-    qsf_piece *pieces;
+    piece *pieces;
     uint32_t *order;
     bool *is_taken;
     unsigned char *seam;
@@ -108,7 +392,7 @@ qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qs
         .order = l.order,
         .unit_idx = NONE,
     };
-    const qsf_status status = qsf_ring_start_readers(ring, qsf_io_queue_count(setup));
+    const qsf_status status = start_readers(ring, qsf_io_queue_count(setup));
     if (status != QSF_OK) {
         qsf_ledger_release(ledger, QSF_USE_STREAM, block, block_bytes);
         return status;
@@ -121,7 +405,7 @@ void qsf_ring_destroy(qsf_ring *ring)
 {
     if (ring == NULL)
         return;
-    qsf_ring_stop_readers(ring);
+    stop_readers(ring);
     qsf_ledger_release(ring->ledger, QSF_USE_STREAM, ring->block, ring->block_bytes);
 }
 
@@ -162,7 +446,7 @@ void qsf_ring_begin_pass(qsf_ring *ring, bool is_whole, const qsf_cancel *cancel
                          qsf_stopwatch *stopwatch)
 {
     qsf_mutex_lock(&ring->lock);
-    (void)qsf_ring_is_next_wanted(ring); /* moves the cursor past the end of the last pass */
+    (void)is_next_wanted(ring); /* moves the cursor past the end of the last pass */
     ring->pass++;
     ring->is_whole = is_whole;
     ring->cancel = cancel;
@@ -177,10 +461,10 @@ static bool is_at(qsf_ring *ring, uint32_t unit_idx)
     if (ring->is_paused)
         return false;
     if (ring->tail < ring->head) {
-        const qsf_piece *const p = &ring->pieces[ring->tail % ring->n_slots];
+        const piece *const p = &ring->pieces[ring->tail % ring->n_slots];
         return p->unit_idx == unit_idx && p->off == 0;
     }
-    return qsf_ring_is_next_wanted(ring) && ring->order[ring->next_order] == unit_idx &&
+    return is_next_wanted(ring) && ring->order[ring->next_order] == unit_idx &&
            ring->next_off == 0 && ring->failure_status == QSF_OK;
 }
 
@@ -217,7 +501,7 @@ static size_t adjacent_bytes(const qsf_ring *ring, uint64_t off, size_t most_byt
     uint64_t next_off = ring->unit_off;
     const unsigned char *end = NULL; /* NULL: `off` is not reached */
     for (uint64_t i = ring->tail; i < ring->head && n_bytes < most_bytes; i++) {
-        const qsf_piece *const p = &ring->pieces[i % ring->n_slots];
+        const piece *const p = &ring->pieces[i % ring->n_slots];
         if (p->off != next_off || (end != NULL && (p->bytes != end || p->state != PIECE_READY)))
             break;
         next_off += p->data_bytes;
@@ -245,7 +529,7 @@ size_t qsf_ring_range_bytes(qsf_ring *ring, uint64_t off)
 static qsf_status wait_for(qsf_ring *ring, uint64_t piece_no)
 {
     for (;;) {
-        const qsf_piece *const p = &ring->pieces[piece_no % ring->n_slots];
+        const piece *const p = &ring->pieces[piece_no % ring->n_slots];
         if (piece_no < ring->head && p->state == PIECE_READY)
             return QSF_OK;
         if (ring->failure_status != QSF_OK)
@@ -259,7 +543,7 @@ static qsf_status wait_for(qsf_ring *ring, uint64_t piece_no)
 /* Removes the oldest piece, which is ready, and adds it to the checksum and times of its unit. */
 static void remove_oldest(qsf_ring *ring)
 {
-    const qsf_piece *const p = &ring->pieces[ring->tail % ring->n_slots];
+    const piece *const p = &ring->pieces[ring->tail % ring->n_slots];
     ring->unit_crc32 = qsf_crc32_combine(ring->unit_crc32, p->crc32, p->data_bytes);
     if (p->off == 0)
         ring->unit_first_ns = p->start_ns;
@@ -278,7 +562,7 @@ static qsf_status move_to(qsf_ring *ring, uint64_t off, uint64_t end_off)
     uint64_t done_off = ring->unit_off; /* end of the visited pieces */
     for (uint64_t i = ring->tail; done_off < end_off; i++) {
         QSF_TRY(wait_for(ring, i));
-        const qsf_piece *const p = &ring->pieces[i % ring->n_slots];
+        const piece *const p = &ring->pieces[i % ring->n_slots];
         assert(p->unit_idx == ring->unit_idx);
         done_off = p->off + p->data_bytes;
         if (done_off <= off)
@@ -309,7 +593,7 @@ static const unsigned char *copy_to_seam(const qsf_ring *ring, uint64_t off, siz
     size_t done_bytes = 0;
     assert(n_bytes <= ring->range_bytes);
     for (uint64_t i = ring->tail; done_bytes < n_bytes; i++) {
-        const qsf_piece *const p = &ring->pieces[i % ring->n_slots];
+        const piece *const p = &ring->pieces[i % ring->n_slots];
         const size_t skipped_bytes = (size_t)(off + done_bytes - p->off);
         size_t part_bytes = p->data_bytes - skipped_bytes;
         if (part_bytes > n_bytes - done_bytes)
@@ -330,7 +614,7 @@ qsf_status qsf_ring_take(qsf_ring *ring, uint64_t off, size_t n_bytes, uint64_t 
         status == QSF_OK && n_bytes > 0 && adjacent_bytes(ring, off, n_bytes) >= n_bytes;
     qsf_mutex_unlock(&ring->lock);
     QSF_TRY(status);
-    const qsf_piece *const p = &ring->pieces[ring->tail % ring->n_slots];
+    const piece *const p = &ring->pieces[ring->tail % ring->n_slots];
     *out = is_adjacent ? p->bytes + (off - p->off) : copy_to_seam(ring, off, n_bytes);
     return QSF_OK;
 }

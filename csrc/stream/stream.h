@@ -84,9 +84,6 @@ typedef struct qsf_stream {
 /* The smallest sizes for these units. */
 void qsf_stream_least(const qsf_reader *r, const bool *is_resident, qsf_stream_sizes *out);
 
-/* The buffers, without the band, for loading these units. */
-void qsf_stream_load_sizes(const qsf_reader *r, const bool *is_resident, qsf_stream_sizes *out);
-
 /* True if the unit passes through the ring when it is not resident. */
 bool qsf_stream_passes_ring(const qsf_reader *r, uint32_t unit_idx);
 

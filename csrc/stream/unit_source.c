@@ -8,7 +8,6 @@
 
 #include "base/bytes.h"
 #include "base/status.h"
-#include "stream/codec.h"
 #include "platform/clock.h"
 
 #define BLOCK_HEAD_BYTES 8U /* u32 stored size, u32 raw size */

@@ -13,11 +13,10 @@
 #include "base/checked.h"
 #include "types/dtype.h"
 #include "base/status.h"
-#include "stream/codec.h"
 #include "checksum/crc32.h"
 #include "format/extents.h"
 #include "format/outliers.h"
-#include "format/reader.h"
+#include "format/records.h"
 #include "stream/unit_source.h"
 
 #define LEAST_BUFFER_BYTES (64U << 10)

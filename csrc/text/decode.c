@@ -1,6 +1,6 @@
 /* decode.c - the rules of decoding, and a buffer of up to three bytes. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "text/decode.h"
+#include "text/encode.h"
 
 #include <string.h>
 

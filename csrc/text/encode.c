@@ -9,8 +9,6 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "text/normalize.h"
-#include "text/scan.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
 

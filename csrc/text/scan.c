@@ -1,6 +1,6 @@
 /* scan.c - runs the automata of regular expressions over texts. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "text/scan.h"
+#include "text/encode.h"
 
 #include <string.h>
 

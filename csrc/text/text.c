@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "text/decode.h"
 #include "text/encode.h"
 #include "text/unicode.h"
 #include "text/utf8.h"

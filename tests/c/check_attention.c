@@ -6,7 +6,6 @@
 #include "kernels/kernel_data.h"
 #include "memory/arena.h"
 #include "model/attention.h"
-#include "model/heads.h"
 #include "system.h"
 
 #define CTX_TOKENS 700

@@ -1,7 +1,7 @@
 /* check_ceiling.c - how much of what a machine or a control group has left a plan may use. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "check.h"
-#include "plan/ceiling.h"
+#include "plan/plan.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define GIB (UINT64_C(1) << 30)

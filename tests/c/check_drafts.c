@@ -12,7 +12,6 @@
 #include "engine/model.h"
 #include "engine/model_open.h"
 #include "speculate/ngrams.h"
-#include "speculate/matches.h"
 #include "speculate/speculation_budget.h"
 #include "least_budget.h"
 #include "system.h"

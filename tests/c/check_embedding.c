@@ -4,7 +4,7 @@
 #include "check.h"
 #include "engine/model.h"
 #include "engine/model_open.h"
-#include "format/reader.h"
+#include "format/records.h"
 #include "model/embedding.h"
 #include "system.h"
 #include "tiny_file.h"

@@ -12,7 +12,7 @@
 #include "engine/model.h"
 #include "engine/model_memory.h"
 #include "engine/model_open.h"
-#include "model/routing.h"
+#include "model/ffn.h"
 
 static const char path[] = "tests/golden/tiny-experts-4bit.qsf"; /* tests run in the root */
 

@@ -14,8 +14,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "platform/io_cached.h"
-#include "io/io_choose.h"
+#include "platform/file.h"
+#include "io/io.h"
 
 #if defined(__linux__)
 #include <linux/filter.h>

@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-#include "machine/cores.h"
+#include "machine/machine.h"
 #include "platform/cpu.h"
 #include "system.h"
 

@@ -10,7 +10,7 @@
 
 #include "check.h"
 #include "checksum/crc32.h"
-#include "format/reader.h"
+#include "format/records.h"
 #include "stream/stream.h"
 #include "model/linear.h"
 #include "system.h"

@@ -8,7 +8,7 @@
 #include "base/fused.h"
 #include "base/half.h"
 #include "check.h"
-#include "format/reader.h"
+#include "format/records.h"
 #include "format/outliers.h"
 #include "stream/stream.h"
 #include "stream/verify.h"

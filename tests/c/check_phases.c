@@ -3,7 +3,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "timed_model.h"
 
-#include "platform/stopwatch.h"
+#include "platform/clock.h"
 
 #define N_TRIES 20 /* of what a busy machine may disturb */
 

@@ -6,10 +6,9 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "plan/candidate.h"
 #include "engine/model.h"
 #include "plan/plan.h"
-#include "format/reader.h"
+#include "format/records.h"
 #include "stream/stream.h"
 #include "platform/pool.h"
 #include "system.h"

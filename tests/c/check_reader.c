@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "format/reader.h"
+#include "format/records.h"
 #include "stream/stream.h"
 #include "stream/verify.h"
 #include "tiny_file.h"

@@ -1,7 +1,7 @@
 /* check_roofline.c - the machine's limits: that they are measured, not what they are. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "check.h"
-#include "machine/roofline.h"
+#include "machine/machine.h"
 
 #define MIB (UINT64_C(1) << 20)
 

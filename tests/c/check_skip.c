@@ -14,7 +14,7 @@
 #include "engine/model_open.h"
 #include "engine/model_memory.h"
 #include "engine/options.h"
-#include "format/reader.h"
+#include "format/records.h"
 #include "system.h"
 #include "tiny_model.h"
 

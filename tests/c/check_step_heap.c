@@ -16,7 +16,7 @@
 #include "check.h"
 #include "engine/model.h"
 #include "engine/model_open.h"
-#include "format/reader.h"
+#include "format/records.h"
 #include "stream/stream.h"
 #include "tiny_model.h"
 #include "unit_pass.h"

@@ -1,8 +1,8 @@
 /* check_stream.c - the same bytes whatever is resident, compressed or small; damage is found. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "check.h"
-#include "format/reader.h"
-#include "stream/codec.h"
+#include "format/records.h"
+#include "stream/unit_source.h"
 #include "stream/stream.h"
 #include "system.h"
 #include "tiny_file.h"

@@ -9,11 +9,10 @@
 #include <unistd.h>
 
 #include "base/asan.h"
-#include "platform/cgroup.h"
+#include "platform/system_memory.h"
 #include "platform/heap.h"
 #include "platform/linux/procfile.h"
-#include "platform/psi.h"
-#include "machine/sysmem.h"
+#include "machine/machine.h"
 
 #define MIB (UINT64_C(1) << 20)
 

@@ -4,7 +4,7 @@
 #include "checksum/crc32.h"
 #include "golden_text.h"
 #include "platform/thread.h"
-#include "text/normalize.h"
+#include "text/encode.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
 

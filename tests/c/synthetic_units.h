@@ -6,7 +6,7 @@
 #include <assert.h>
 
 #include "types/dtype.h"
-#include "format/reader.h"
+#include "format/records.h"
 
 #define SYNTHETIC_MAX_UNITS (4096 + 2)
 

@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "format/reader.h"
+#include "format/records.h"
 #include "stream/stream.h"
 #include "stream/verify.h"
 #include "repair.h"

@@ -1,6 +1,6 @@
 /* kvcold.c - writes and reads cold pages. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cache/kv/kvcold.h"
+#include "cache/kv/kvcache.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* kvpool.c - lays out the pages, hands out blocks of them. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cache/kv/kvpool.h"
+#include "cache/kv/kvcache.h"
 
 #include <string.h>
 
@@ -53,7 +53,8 @@ static uint32_t find_group(qsf_kv_pool *pool, uint32_t n_places, uint32_t n_pinn
     return pool->n_groups - 1;
 }
 
-size_t qsf_kv_page_bytes(uint32_t head_dim, qsf_dtype type)
+/* Returns the bytes of a K page or a V page. */
+static size_t page_bytes(uint32_t head_dim, qsf_dtype type)
 {
     return qsf_ceil_div(head_dim, QSF_BLOCK) * qsf_kv_value_block_bytes(type); /* two tiles each */
 }
@@ -71,9 +72,8 @@ static qsf_kv_layer describe_layer(qsf_kv_pool *pool, const qsf_config *c, uint3
         .head_dim = k->head_dim,
         .value_dim = qsf_value_dim(k),
         .group_idx = find_group(pool, count_kept(k, sizes), qsf_kv_pinned_pages(k)),
-        .k_page_bytes = qsf_kv_page_bytes(k->head_dim, pool->form.k_type),
-        .v_page_bytes =
-            k->latent_rank != 0 ? 0 : qsf_kv_page_bytes(qsf_value_dim(k), pool->form.v_type),
+        .k_page_bytes = page_bytes(k->head_dim, pool->form.k_type),
+        .v_page_bytes = k->latent_rank != 0 ? 0 : page_bytes(qsf_value_dim(k), pool->form.v_type),
     };
 }
 

@@ -2,7 +2,84 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache/state/statecache.h"
 
+#include <assert.h>
 #include <string.h>
+
+#include "base/checked.h"
+
+/* ---- the pool ---- */
+
+/* States of a sequence: one that a pass reads, and one that it writes */
+#define LIVE_SLOTS 2U
+#define LEAST_SNAPSHOTS 2U
+
+static uint32_t count_snapshots(const qsf_state_sizes *sizes, size_t slot_floats, uint32_t n_places)
+{
+    uint64_t n = sizes->snapshots_bytes / (slot_floats * sizeof(float));
+    n = n < LEAST_SNAPSHOTS ? LEAST_SNAPSHOTS : n;
+    return n < n_places ? (uint32_t)n : n_places;
+}
+
+void qsf_state_pool_layout(qsf_state_pool *pool, qsf_arena *a, const qsf_config *c,
+                           qsf_state_describe_fn *describe, const qsf_state_sizes *sizes)
+{
+    *pool = (qsf_state_pool){.n_layers = c->n_layers, .n_drafts = sizes->n_drafts};
+    pool->layers = qsf_arena_push(a, c->n_layers, sizeof *pool->layers);
+    const bool is_real = !a->measuring && !a->failed;
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        qsf_state_layer l = {0};
+        describe(c, i, &l);
+        l.state_off = pool->slot_floats;
+        l.row_off = pool->row_floats;
+        /* Each layer's state begins at a cache line. */
+        pool->slot_floats += qsf_round_up(l.state_floats, QSF_ARENA_ALIGN / sizeof(float));
+        pool->row_floats += l.row_floats;
+        if (is_real)
+            pool->layers[i] = l;
+    }
+    if (pool->slot_floats == 0)
+        return;
+    pool->n_places = sizes->ctx_tokens / QSF_STATE_STEP;
+    pool->n_snapshots = count_snapshots(sizes, pool->slot_floats, pool->n_places);
+    pool->n_slots = sizes->n_sessions * (LIVE_SLOTS + pool->n_snapshots);
+    pool->n_holders = qsf_arena_push(a, pool->n_slots, sizeof *pool->n_holders);
+    pool->slots =
+        qsf_arena_push(a, (uint64_t)pool->n_slots * pool->slot_floats, sizeof *pool->slots);
+    if (!a->measuring && !a->failed)
+        memset(pool->n_holders, 0, pool->n_slots * sizeof *pool->n_holders);
+}
+
+uint64_t qsf_state_pool_bytes(const qsf_state_pool *pool)
+{
+    uint64_t n_bytes = UINT64_MAX;
+    (void)qsf_mul_u64((uint64_t)pool->n_slots * sizeof(float), pool->slot_floats, &n_bytes);
+    return n_bytes;
+}
+
+/* Takes a free slot for one holder; its contents are undefined. */
+static uint32_t pool_take(qsf_state_pool *pool)
+{
+    uint32_t slot = 0;
+    while (slot < pool->n_slots && pool->n_holders[slot] != 0)
+        slot++;
+    assert(slot < pool->n_slots);
+    pool->n_holders[slot] = 1;
+    return slot;
+}
+
+/* Adds a holder to the slot, unless it is NO_SLOT, and returns the slot; _drop: removes one. */
+static uint32_t pool_hold(qsf_state_pool *pool, uint32_t slot)
+{
+    if (slot != QSF_STATE_NO_SLOT)
+        pool->n_holders[slot]++;
+    return slot;
+}
+
+static void pool_drop(qsf_state_pool *pool, uint32_t slot)
+{
+    if (slot != QSF_STATE_NO_SLOT)
+        pool->n_holders[slot]--;
+}
 
 #define NO_SLOT QSF_STATE_NO_SLOT
 #define NOWHERE QSF_STATE_NOWHERE
@@ -33,7 +110,7 @@ static void drop_snapshot(qsf_statecache *s, uint32_t place)
 {
     if (s->snapshots[place] == NO_SLOT)
         return;
-    qsf_state_pool_drop(s->pool, s->snapshots[place]);
+    pool_drop(s->pool, s->snapshots[place]);
     s->snapshots[place] = NO_SLOT;
     s->n_snapshots--;
 }
@@ -72,7 +149,7 @@ static void thin_out(qsf_statecache *s, uint32_t end)
 
 static void go_to(qsf_statecache *s, uint32_t slot, uint32_t position)
 {
-    qsf_state_pool_drop(s->pool, s->slot);
+    pool_drop(s->pool, s->slot);
     s->slot = slot;
     s->position = position;
     s->n_logged = 0;
@@ -99,7 +176,7 @@ uint32_t qsf_statecache_nearest(const qsf_statecache *s, uint32_t position)
 static uint32_t replay_to(const qsf_statecache *s, uint32_t position)
 {
     const qsf_state_pool *const pool = s->pool;
-    const uint32_t slot = qsf_state_pool_take(s->pool);
+    const uint32_t slot = pool_take(s->pool);
     for (uint32_t i = 0; i < pool->n_layers; i++) {
         const qsf_state_layer *const l = &pool->layers[i];
         if (l->state_floats != 0)
@@ -117,7 +194,7 @@ static void keep_snapshot(qsf_statecache *s)
         return;
     while (s->n_snapshots == s->pool->n_snapshots)
         thin_out(s, s->position + 1);
-    *snapshot_at(s, s->position) = qsf_state_pool_hold(s->pool, s->slot);
+    *snapshot_at(s, s->position) = pool_hold(s->pool, s->slot);
     s->n_snapshots++;
 }
 
@@ -152,8 +229,7 @@ static void restore(qsf_statecache *s, uint32_t position)
     if (covers(s, position))
         advance(s, position);
     else
-        go_to(s, position == 0 ? NO_SLOT : qsf_state_pool_hold(s->pool, *snapshot_at(s, position)),
-              position);
+        go_to(s, position == 0 ? NO_SLOT : pool_hold(s->pool, *snapshot_at(s, position)), position);
 }
 
 /* Takes slots for the latest multiples of 32 up to own_end, as many as a sequence may have. */
@@ -166,7 +242,7 @@ static void take_stops(qsf_statecache *s, uint32_t begin, uint32_t own_end)
         thin_out(s, own_end + 1);
     s->first_stop = (last - n + 1) * STEP;
     for (s->n_stops = 0; s->n_stops < n; s->n_stops++)
-        s->stops[s->n_stops] = qsf_state_pool_take(s->pool);
+        s->stops[s->n_stops] = pool_take(s->pool);
 }
 
 void qsf_statecache_begin(qsf_statecache *s, uint32_t begin, uint32_t own_end, uint32_t n_drafts)
@@ -178,7 +254,7 @@ void qsf_statecache_begin(qsf_statecache *s, uint32_t begin, uint32_t own_end, u
     s->n_logged = 0; /* its rows are overwritten */
     drop_snapshots_behind(s, begin);
     take_stops(s, begin, own_end);
-    s->next_slot = qsf_state_pool_take(s->pool);
+    s->next_slot = pool_take(s->pool);
     s->next_position = own_end;
     s->n_next_logged = n_drafts;
 }
@@ -199,9 +275,9 @@ void qsf_statecache_commit(qsf_statecache *s)
 void qsf_statecache_abandon(qsf_statecache *s)
 {
     for (uint32_t i = 0; i < s->n_stops; i++)
-        qsf_state_pool_drop(s->pool, s->stops[i]);
+        pool_drop(s->pool, s->stops[i]);
     s->n_stops = 0;
-    qsf_state_pool_drop(s->pool, s->next_slot);
+    pool_drop(s->pool, s->next_slot);
     s->next_slot = NO_SLOT;
 }
 
@@ -225,11 +301,11 @@ void qsf_statecache_share(qsf_statecache *s, qsf_statecache *from, uint32_t posi
     if (covers(from, position))
         advance(from, position);
     for (uint32_t i = 0; i < position / STEP; i++) {
-        s->snapshots[i] = qsf_state_pool_hold(s->pool, from->snapshots[i]);
+        s->snapshots[i] = pool_hold(s->pool, from->snapshots[i]);
         s->n_snapshots += s->snapshots[i] != NO_SLOT;
     }
     if (from->position == position)
-        go_to(s, qsf_state_pool_hold(s->pool, from->slot), position);
+        go_to(s, pool_hold(s->pool, from->slot), position);
     else
         restore(s, position);
 }
@@ -304,13 +380,13 @@ void qsf_statecache_begin_image(qsf_statecache *s, uint32_t position)
     qsf_statecache_trim(s, 0);
     if (position == 0)
         return;
-    s->next_slot = qsf_state_pool_take(s->pool);
+    s->next_slot = pool_take(s->pool);
     s->next_position = position;
     s->n_next_logged = 0;
     for (uint32_t i = 0; i < QSF_STATE_IMAGE_SNAPSHOTS; i++)
         if (snapshot_of_image(position, i) != 0) {
             s->first_stop = snapshot_of_image(position, i);
-            s->stops[s->n_stops++] = qsf_state_pool_take(s->pool);
+            s->stops[s->n_stops++] = pool_take(s->pool);
         }
 }
 
@@ -335,7 +411,7 @@ void qsf_statecache_adopt(qsf_statecache *s)
             *snapshot_at(s, snapshot_of_image(s->next_position, i)) = s->stops[i];
             s->n_snapshots++;
         } else {
-            qsf_state_pool_drop(s->pool, s->stops[i]);
+            pool_drop(s->pool, s->stops[i]);
         }
     }
     s->n_stops = 0;

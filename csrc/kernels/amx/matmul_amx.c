@@ -11,8 +11,6 @@
 
 #include <immintrin.h>
 
-#include "kernels/avx512/matmul_avx512.h"
-
 #define GROUP_TOKENS 16 /* tokens whose dots one product computes */
 #define MOST_ROWS 4     /* tile rows of a chunk, and products of each: 16 KiB of codes, which */
 #define MOST_STEPS 4    /* stay in the first-level cache for all tokens, */
@@ -28,8 +26,6 @@ QSF_TARGET_BEGIN("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnn
 #include "kernels/part_scales.h"
 
 #include "kernels/avx512/unpack_avx512.h"
-
-#include "kernels/avx512/values_avx512.h"
 
 /* Types with parts would multiply each part with tiles of its own, half or more of them zeros. */
 QSF_FORCED_INLINE bool has_amx(qsf_form form)

@@ -21,14 +21,11 @@ QSF_TARGET_BEGIN("avx2,fma,f16c")
 
 #include "kernels/attend_tmpl.h"
 
-#include "kernels/sample_tmpl.h"
-
 QSF_TARGET_END
 
 void qsf_vecops_fill_avx2(qsf_kernels *k)
 {
     fill_avx2(k);
-    fill_sample_avx2(k);
 }
 
 #endif

@@ -10,8 +10,6 @@
 
 #include <immintrin.h>
 
-#include "kernels/avx512/matmul_avx512.h"
-
 #define QSF_NAME(op) op##_avx512
 #define QSF_FLOAT_SUMS 8   /* in 8 of 32 registers */
 #define QSF_GROUP_TOKENS 4 /* if there are fewer than WIDE_FROM */
@@ -24,8 +22,6 @@ QSF_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 #include "kernels/avx512/lanes_avx512.h"
 
 #include "kernels/avx512/unpack_avx512.h"
-
-#include "kernels/avx512/values_avx512.h"
 
 #include "kernels/matmul_float_tmpl.h"
 

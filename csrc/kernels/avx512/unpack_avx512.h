@@ -1,6 +1,7 @@
-/* unpack_avx512.h - the codes of a tile of any quantised type as bytes, in AVX-512 registers.
+/* unpack_avx512.h - the codes of a tile of any quantised type as bytes, in AVX-512 registers; the
+ * float step of values that are codes.
  *
- * Included inside a target region, after <immintrin.h>.
+ * Included inside a target region, after lanes_avx512.h.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
@@ -173,4 +174,12 @@ QSF_FORCED_INLINE void unpack_scaled(qsf_form form, const unsigned char *tile, i
                 _mm512_storeu_si512((void *)(codes + g * 64), code[k]);
         }
     }
+}
+
+/* Values of row r of 16 dims from their dots, whose codes have zero point 128 */
+QSF_FORCED_INLINE lanes values_of(__m512i dot, const qsf_value_weights *w, size_t r)
+{
+    const __m512i zero = _mm512_set1_epi32(128 * w->fine_sum[r]);
+    return lanes_fma(_mm512_cvtepi32_ps(_mm512_sub_epi32(dot, zero)), lanes_set(w->factor[r]),
+                     lanes_set(w->start[r]));
 }

@@ -24,15 +24,12 @@ QSF_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 
 #include "kernels/attend_tmpl.h"
 
-#include "kernels/sample_tmpl.h"
-
 QSF_TARGET_END
 
 void qsf_vecops_fill_avx512(qsf_kernels *k)
 {
     fill_avx512(k);
     k->quantise = quantise_by_fours;
-    fill_sample_avx512(k);
 }
 
 #endif

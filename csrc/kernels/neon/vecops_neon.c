@@ -19,12 +19,9 @@
 
 #include "kernels/attend_tmpl.h"
 
-#include "kernels/sample_tmpl.h"
-
 void qsf_vecops_fill_neon(qsf_kernels *k)
 {
     fill_neon(k);
-    fill_sample_neon(k);
 }
 
 #endif

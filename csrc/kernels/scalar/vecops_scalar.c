@@ -15,10 +15,7 @@
 
 #include "kernels/attend_tmpl.h"
 
-#include "kernels/sample_tmpl.h"
-
 void qsf_vecops_fill_scalar(qsf_kernels *k)
 {
     fill_scalar(k);
-    fill_sample_scalar(k);
 }

@@ -6,8 +6,7 @@
 
 #include "base/status.h"
 #include "model/attention.h"
-#include "model/block.h"
-#include "model/heads.h"
+#include "model/linear.h"
 
 /* Clamps columns [begin, end) of all rows of q, k or v. */
 static void limit(const qsf_ops *o, float *x, uint32_t dim, size_t begin, size_t end)
@@ -75,16 +74,22 @@ static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, qsf_mix_job 
     const size_t head_dim = kind->head_dim;
     qsf_acts in;
     qsf_linear qkv[] = {
-        {t[QSF_LAYER_Q], NULL, s->q, q_stride, head_dim, is_whole ? NULL : q_epilogue, job, {0}},
-        {t[QSF_LAYER_K], NULL, s->k, kv_stride, head_dim, is_whole ? NULL : k_epilogue, job, {0}},
-        {t[QSF_LAYER_V], NULL, s->v, kv_stride, head_dim, v_epilogue, job, {0}},
-        {t[QSF_LAYER_MIX_GATE], NULL, s->mix_gate, gate_stride(kind), 1, NULL, NULL, {0}},
+        qsf_linear_of(t[QSF_LAYER_Q], s->q, q_stride),
+        qsf_linear_of(t[QSF_LAYER_K], s->k, kv_stride),
+        qsf_linear_of(t[QSF_LAYER_V], s->v, kv_stride),
+        qsf_linear_of(t[QSF_LAYER_MIX_GATE], s->mix_gate, gate_stride(kind)),
     };
     size_t n_linears = kind->kv_source != 0 ? 1 : kind->values_are_keys != 0 ? 2 : 3;
     QSF_TRY(qsf_block_norm(o, s->x, t[QSF_LAYER_ATTN_NORM], t[QSF_LAYER_ATTN_NORM_BIAS], &in));
     qsf_ops_lap(o, QSF_PHASE_NORM);
-    for (uint32_t i = 0; i < 3; i++)
+    qkv[0].epilogue = is_whole ? NULL : q_epilogue;
+    qkv[1].epilogue = is_whole ? NULL : k_epilogue;
+    qkv[2].epilogue = v_epilogue;
+    for (uint32_t i = 0; i < 3; i++) {
+        qkv[i].group_rows = head_dim;
+        qkv[i].epilogue_arg = job;
         QSF_TRY(qsf_block_load(o, t[QSF_LAYER_Q_BIAS + i], i, &qkv[i].bias));
+    }
     QSF_TRY(qsf_attention_load(o, layer, job));
     QSF_TRY(qsf_block_load_outliers(o, layer, QSF_LAYER_Q, 3, qkv));
     for (size_t i = 0; i < kind->value_norm * head_dim; i++)

@@ -13,8 +13,7 @@
 #include "model/mixers/mixers.h"
 
 #include "base/status.h"
-#include "model/block.h"
-#include "model/mixers/state_heads.h"
+#include "model/linear.h"
 
 static void make_gates(const qsf_heads_job *job, float *steps, float *decays)
 {
@@ -71,12 +70,12 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, qsf_heads_job *job)
     float *const decays = s->steps + job->z.n_value_heads;
     qsf_acts in;
     qsf_linear parts[] = {
-        {t[QSF_LAYER_Q], NULL, s->q + job->z.q_off, stride, 1, NULL, NULL, {0}},
-        {t[QSF_LAYER_K], NULL, s->q + job->z.k_off, stride, 1, NULL, NULL, {0}},
-        {t[QSF_LAYER_V], NULL, s->q + job->z.v_off, stride, 1, NULL, NULL, {0}},
-        {t[QSF_LAYER_MIX_GATE], NULL, s->mix_gate, gate_stride, 1, NULL, NULL, {0}},
-        {t[QSF_LAYER_BETA], NULL, s->steps, steps_stride, 1, NULL, NULL, {0}},
-        {t[QSF_LAYER_DECAY], NULL, decays, steps_stride, 1, NULL, NULL, {0}},
+        qsf_linear_of(t[QSF_LAYER_Q], s->q + job->z.q_off, stride),
+        qsf_linear_of(t[QSF_LAYER_K], s->q + job->z.k_off, stride),
+        qsf_linear_of(t[QSF_LAYER_V], s->q + job->z.v_off, stride),
+        qsf_linear_of(t[QSF_LAYER_MIX_GATE], s->mix_gate, gate_stride),
+        qsf_linear_of(t[QSF_LAYER_BETA], s->steps, steps_stride),
+        qsf_linear_of(t[QSF_LAYER_DECAY], decays, steps_stride),
     };
     qsf_linear *const gate = &parts[3];
     qsf_linear *const decay = &parts[5];

@@ -13,8 +13,7 @@
 
 #include "base/status.h"
 #include "model/attention.h"
-#include "model/block.h"
-#include "model/heads.h"
+#include "model/linear.h"
 
 #define LATENT_EPSILON 1e-6F /* of the norms of latents, independent of the model's epsilon */
 
@@ -99,13 +98,26 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, qsf_mix_job *job)
     const size_t q_stride = qsf_stride(kind->n_heads * (uint32_t)dim);
     const size_t latents_stride = (size_t)kind->n_heads * kind->latent_rank;
     qsf_acts in;
-    qsf_linear q_up = {t[QSF_LAYER_Q_UP], NULL, s->attended, q_stride, dim, q_epilogue, job, {0}};
-    const qsf_linear k_up = {t[QSF_LAYER_K_UP], NULL,          s->attended, latents_stride,
-                             kind->latent_rank, k_up_epilogue, o,           {0}};
+    qsf_linear q_up = {
+        .w = t[QSF_LAYER_Q_UP],
+        .y = s->attended,
+        .y_stride = q_stride,
+        .group_rows = dim,
+        .epilogue = q_epilogue,
+        .epilogue_arg = job,
+    };
+    const qsf_linear k_up = {
+        .w = t[QSF_LAYER_K_UP],
+        .y = s->attended,
+        .y_stride = latents_stride,
+        .group_rows = kind->latent_rank,
+        .epilogue = k_up_epilogue,
+        .epilogue_arg = o,
+    };
     qsf_linear qk[] = {
-        {t[QSF_LAYER_Q], NULL, s->v, qsf_stride(kind->query_rank), 1, NULL, NULL, {0}},
-        {t[QSF_LAYER_K], NULL, s->k, qsf_stride(qsf_kv_dim(kind)), 1, NULL, NULL, {0}},
-        {t[QSF_LAYER_MIX_GATE], NULL, s->mix_gate, qsf_stride(kind->n_heads), 1, NULL, NULL, {0}},
+        qsf_linear_of(t[QSF_LAYER_Q], s->v, qsf_stride(kind->query_rank)),
+        qsf_linear_of(t[QSF_LAYER_K], s->k, qsf_stride(qsf_kv_dim(kind))),
+        qsf_linear_of(t[QSF_LAYER_MIX_GATE], s->mix_gate, qsf_stride(kind->n_heads)),
     };
     const size_t n_linears = kind->output_gate != 0 && !o->stores_only ? 3 : 2;
     if (!has_rank) {
@@ -146,8 +158,7 @@ qsf_status qsf_mix_latent(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk
     const qsf_layer_kind *const kind = o->kind;
     qsf_mix_job job = {o, chunk, layer_idx, NULL, NULL, NULL};
     const uint32_t n_values = kind->n_heads * kind->latent_value_dim;
-    const qsf_linear v_up = {
-        l->tensors[QSF_LAYER_V_UP], NULL, s->q, qsf_stride(n_values), 1, NULL, NULL, {0}};
+    const qsf_linear v_up = qsf_linear_of(l->tensors[QSF_LAYER_V_UP], s->q, qsf_stride(n_values));
     QSF_TRY(project(o, l, &job));
     qsf_ops_lap(o, QSF_PHASE_QKV);
     if (o->stores_only)

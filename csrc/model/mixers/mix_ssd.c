@@ -10,8 +10,7 @@
 #include "model/mixers/mixers.h"
 
 #include "base/status.h"
-#include "model/block.h"
-#include "model/mixers/state_heads.h"
+#include "model/linear.h"
 
 static void make_gates(const qsf_heads_job *job, float *steps, float *decays)
 {
@@ -46,9 +45,9 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, const qsf_acts *in, qs
     const qsf_tensor *const *const t = l->tensors;
     const size_t gate_stride = qsf_stride((uint32_t)job->z.values);
     const qsf_linear parts[] = {
-        {t[QSF_LAYER_SSD_GATE], NULL, s->mix_gate, gate_stride, 1, NULL, NULL, {0}},
-        {t[QSF_LAYER_SSD_IN], NULL, s->q, job->conv.stride, 1, NULL, NULL, {0}},
-        {t[QSF_LAYER_SSD_STEP], NULL, s->steps, job->z.n_steps, 1, NULL, NULL, {0}},
+        qsf_linear_of(t[QSF_LAYER_SSD_GATE], s->mix_gate, gate_stride),
+        qsf_linear_of(t[QSF_LAYER_SSD_IN], s->q, job->conv.stride),
+        qsf_linear_of(t[QSF_LAYER_SSD_STEP], s->steps, job->z.n_steps),
     };
     QSF_TRY(qsf_block_load(o, t[QSF_LAYER_SSD_RATE], 0, &job->decay_rate));
     QSF_TRY(qsf_block_load(o, t[QSF_LAYER_SSD_STEP_BIAS], 1, &job->decay_bias));
@@ -64,7 +63,7 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, const qsf_acts *in, qs
 static qsf_status run_ssd(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
                           uint32_t layer_idx, const qsf_acts *in)
 {
-    const qsf_block_end end = {l->tensors[QSF_LAYER_SSD_OUT], NULL, NULL, NULL, false};
+    const qsf_block_end end = {.w = l->tensors[QSF_LAYER_SSD_OUT]};
     qsf_heads_job job = qsf_heads_begin(o, chunk, layer_idx);
     qsf_acts mixed;
     job.gates = make_gates;

@@ -2,8 +2,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/mixers/mixers.h"
 
-#include "model/mixers/state_heads.h"
-
 const qsf_mixer qsf_mixers[QSF_MIXER_COUNT] = {
     [QSF_MIXER_ATTENTION] = {qsf_mix_attention, NULL},
     [QSF_MIXER_SHORT_CONV] = {qsf_mix_conv, qsf_mix_conv_describe},

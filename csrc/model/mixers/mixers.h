@@ -6,9 +6,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
-#include "model/chunk.h"
 #include "model/ops.h"
 
 /* x += mixer(norm(x)) for the rows of the chunk, in the stream's unit. Errors of the stream, and of
@@ -35,3 +36,92 @@ extern const qsf_mixer qsf_mixers[QSF_MIXER_COUNT]; /* by qsf_mixer_kind */
 
 /* Describes the state of a layer by its mixer. */
 void qsf_mixers_describe_state(const qsf_config *c, uint32_t layer, qsf_state_layer *out);
+
+/* ---- the first step of recurrent mixers ---- */
+
+/* A causal convolution by channels. It reads rows of a chunk and, for the first rows of a segment,
+ * the n_taps - 1 rows before it. These are the state, the oldest first; a row of the log begins
+ * with the convolution's row. */
+
+typedef struct qsf_convolution {
+    const qsf_ops *ops;
+    uint32_t layer_idx;
+    const float *rows; /* [chunk, stride] */
+    size_t stride;
+    size_t n_channels;
+    const float *w;    /* [n_taps, n_channels] */
+    const float *bias; /* [n_channels], or NULL */
+} qsf_convolution;
+
+/* Floats of the state of a layer */
+static inline size_t qsf_convolution_floats(const qsf_layer_kind *k, size_t n_channels)
+{
+    return (k->n_taps - 1) * n_channels;
+}
+
+/* Computes the state after the logged rows; l->row_floats is their stride */
+void qsf_convolution_replay(const qsf_state_layer *l, size_t n_kept, size_t n_channels,
+                            const float *from, const float *rows, size_t n_rows, float *to);
+
+/* out [0 .. end - begin) = channels begin .. end - 1 at row t of a segment */
+void qsf_convolution_row(const qsf_convolution *c, const qsf_segment *g, uint32_t t, size_t begin,
+                         size_t end, float *out);
+
+/* Stores channels begin .. end - 1 of the states after a segment's own tokens, and of its
+ * drafts. */
+void qsf_convolution_keep(const qsf_convolution *c, const qsf_segment *g, size_t begin, size_t end);
+
+/* ---- mixers whose heads have a matrix as their state: the delta rule, and SSD ---- */
+
+/* q, k and v of a token lie in one row, in an order that is the mixer's, and go through a
+ * convolution together. The value heads are divided equally among the key heads: neighbouring
+ * ones, or tiled, n_key_heads apart. The state of a layer is that of the convolution, then [value
+ * heads][blocks of 32 columns][key_dim][32]. A row of the log has the convolution's row, keys, d
+ * of the value heads, and all decays. */
+
+typedef struct qsf_head_sizes {
+    size_t n_key_heads;
+    size_t n_value_heads;
+    size_t key_dim;
+    size_t value_dim;
+    size_t keys; /* floats of all heads; likewise the next */
+    size_t values;
+    size_t channels;
+    size_t q_off; /* offsets of the parts of a row */
+    size_t k_off;
+    size_t v_off;
+    size_t n_decays; /* of a token; a row of steps has the value heads' betas before them */
+    size_t n_steps;
+    size_t n_blocks; /* of a value head */
+    size_t block_floats;
+    size_t first_block; /* floats of a state before it */
+    bool is_tiled;
+} qsf_head_sizes;
+
+/* The argument of the parallel loops */
+typedef struct qsf_heads_job qsf_heads_job;
+struct qsf_heads_job {
+    qsf_head_sizes z;
+    const qsf_ops *ops;
+    const qsf_chunk *chunk;
+    qsf_convolution conv; /* of q, k, v in one row; the rows become o after it */
+    /* Makes the steps and the decays of a row */
+    void (*gates)(const qsf_heads_job *job, float *steps, float *decays);
+    const float *decay_rate; /* [n_decays] */
+    const float *decay_bias; /* [n_decays] */
+    qsf_state_rule_fn *rule;
+    const float *skip;    /* [value heads], as the rule has it; or NULL */
+    bool has_normed_keys; /* q and k are normalised by head */
+    /* Called for each head of a segment after its o is complete; may be NULL */
+    void (*finish)(const qsf_heads_job *job, const qsf_segment *g, size_t head);
+    const float *norm; /* of `finish` */
+};
+
+/* The job of a layer, without weights and functions */
+qsf_heads_job qsf_heads_begin(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer_idx);
+
+/* Runs the convolution, then the rule: o of value head h is at h * value_dim of a row of q. */
+void qsf_heads_run(qsf_heads_job *job);
+
+/* an entry of the table in mixers.h */
+void qsf_heads_describe(const qsf_config *c, uint32_t layer, qsf_state_layer *out);

@@ -1,6 +1,6 @@
 /* state_heads.c - the convolution, the rule by heads, and the states that are kept. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/mixers/state_heads.h"
+#include "model/mixers/mixers.h"
 
 #include <math.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 /* ---- sizes ---- */
 
-qsf_head_sizes qsf_head_sizes_of(const qsf_layer_kind *k)
+static qsf_head_sizes sizes_of(const qsf_layer_kind *k)
 {
     const size_t keys = (size_t)k->n_key_heads * k->key_dim;
     const size_t values = (size_t)k->n_value_heads * k->value_dim;
@@ -121,7 +121,7 @@ static void replay_heads(void *arg, size_t begin, size_t end, size_t worker_idx)
 static void replay(const qsf_state_layer *l, const qsf_state_tools *tools, const float *from,
                    const float *rows, size_t n_rows, float *to)
 {
-    replay_job job = {qsf_head_sizes_of(l->kind), l, tools->kernels, from, rows, n_rows, to};
+    replay_job job = {sizes_of(l->kind), l, tools->kernels, from, rows, n_rows, to};
     const qsf_head_sizes *const z = &job.z;
     qsf_convolution_replay(l, l->kind->n_taps - 1, z->channels, from, rows, n_rows, to);
     qsf_pool_run(tools->pool, z->n_value_heads,
@@ -131,7 +131,7 @@ static void replay(const qsf_state_layer *l, const qsf_state_tools *tools, const
 void qsf_heads_describe(const qsf_config *c, uint32_t layer, qsf_state_layer *out)
 {
     const qsf_layer_kind *const kind = c->layers[layer].kind;
-    const qsf_head_sizes z = qsf_head_sizes_of(kind);
+    const qsf_head_sizes z = sizes_of(kind);
     out->state_floats = block_at(&z, z.n_value_heads, 0);
     out->row_floats = logged_decays(&z) + z.n_decays;
     out->replay = replay;
@@ -297,7 +297,7 @@ static void run_heads(void *arg, size_t begin, size_t end, size_t worker_idx)
 
 qsf_heads_job qsf_heads_begin(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer_idx)
 {
-    const qsf_head_sizes z = qsf_head_sizes_of(o->kind);
+    const qsf_head_sizes z = sizes_of(o->kind);
     return (qsf_heads_job){
         .z = z,
         .ops = o,

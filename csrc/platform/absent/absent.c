@@ -2,7 +2,7 @@
  * a queue of reads. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/status.h"
-#include "platform/io_way.h"
+#include "platform/file.h"
 
 static qsf_status refuse(qsf_io *io)
 {

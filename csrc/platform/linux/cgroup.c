@@ -1,16 +1,17 @@
-/* cgroup.c - finds this process's control groups and reads their limits.
+/* cgroup.c - finds this process's control groups, and reads their limits and their memory pressure.
  *
  * /proc/self/cgroup names the group as "id:controllers:path". /proc/self/mountinfo names the mount
  * point of the hierarchy and its highest visible group; the mount point replaces that part of the
  * path.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "platform/cgroup.h"
+#include "platform/system_memory.h"
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "platform/linux/cgroup_path.h"
 #include "platform/linux/procfile.h"
 
 #define PATH_BYTES 1024
@@ -137,7 +138,8 @@ static void walk_up(const char *root, const char *controller, visit_fn *visit, q
     }
 }
 
-bool qsf_cgroup_path(const char *name, const char *root, char *path, size_t cap_bytes)
+/* Path of the file `name` in this process's version-2 group; false if there is no such group. */
+static bool path_in_group(const char *name, const char *root, char *path, size_t cap_bytes)
 {
     char folder[2 * PATH_BYTES];
     size_t top_bytes;
@@ -232,4 +234,44 @@ void qsf_cgroup_read(qsf_cgroup *out, const char *root)
     walk_up(root, "memory", visit_memory_v1, out);
     walk_up(root, "cpu", visit_cpu_v1, out);
     walk_up(root, "", visit_v2, out);
+}
+
+/* ---- pressure stall information: the line "full avg10=1.23 avg60=..." of Linux ---- */
+
+static const char key[] = "full avg10=";
+
+/* Not strtod, which uses the locale's decimal point. */
+static double parse_percent(const char *at)
+{
+    double percent = 0.0;
+    for (; *at >= '0' && *at <= '9'; at++)
+        percent = percent * 10.0 + (*at - '0');
+    double place = 0.1;
+    if (*at == '.')
+        for (at++; *at >= '0' && *at <= '9'; at++, place /= 10.0)
+            percent += place * (*at - '0');
+    return percent;
+}
+
+static bool read_percent(const char *path, double *out)
+{
+    char text[256];
+    if (!qsf_procfile_read(path, text, sizeof text))
+        return false;
+    const char *const line = strstr(text, key);
+    if (line == NULL)
+        return false;
+    *out = parse_percent(line + sizeof key - 1);
+    return true;
+}
+
+double qsf_psi_memory_percent(const char *root)
+{
+    char path[2 * PATH_BYTES];
+    double percent = 0.0;
+    if (path_in_group("memory.pressure", root, path, sizeof path) && read_percent(path, &percent))
+        return percent;
+    if (join(path, sizeof path, root, "/proc/pressure/memory", ""))
+        (void)read_percent(path, &percent);
+    return percent;
 }

@@ -14,8 +14,7 @@
 #include <unistd.h>
 
 #include "base/status.h"
-#include "platform/io_way.h"
-#include "platform/posix/descriptor.h"
+#include "platform/file.h"
 
 #define AROUND_BYTES (UINT64_C(2) << 20) /* the largest page */
 
@@ -98,7 +97,7 @@ static qsf_status open_mapping(qsf_io *io)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
                         "I/O method mmap: the file of %" PRIu64 " MB exceeds the address space",
                         n_bytes >> 20);
-    void *const map = mmap(NULL, (size_t)n_bytes, PROT_READ, MAP_SHARED, qsf_file_fd(io->file), 0);
+    void *const map = mmap(NULL, (size_t)n_bytes, PROT_READ, MAP_SHARED, (int)io->file->handle, 0);
     if (map == MAP_FAILED)
         return QSF_FAIL(QSF_ERR_UNSUPPORTED,
                         "I/O method mmap: cannot map the file of %" PRIu64 " MB: %s", n_bytes >> 20,
@@ -149,7 +148,7 @@ static qsf_status read_mapping(const qsf_io *io, const qsf_io_read *read)
     /* If the file shrank, bytes after its end are zeroes or missing pages. Only the size of the
      * file reveals the zeroes. */
     struct stat about;
-    if (fstat(qsf_file_fd(io->file), &about) != 0)
+    if (fstat((int)io->file->handle, &about) != 0)
         return qsf_io_fail_system(io, read, errno);
     const uint64_t now_bytes = (uint64_t)about.st_size;
     const size_t have_bytes =

@@ -10,11 +10,11 @@
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/status.h"
-#include "platform/io_slots.h"
-#include "platform/posix/descriptor.h"
+#include "platform/file.h"
 
 #if defined(__has_include)
 #if __has_include(<linux/io_uring.h>)
@@ -35,8 +35,11 @@
 #define MAX_PAUSES 10000
 #define PAUSE_NS 1000000
 
+#define AGAIN (-1) /* not an error of the system: the read must be submitted again */
+
 typedef struct ring {
-    qsf_io_slots slots;
+    uint32_t busy;                       /* bit i: slot i of queue->started has a read in flight */
+    size_t done_bytes[QSF_IO_MAX_DEPTH]; /* of the read in the slot */
     int fd;
     void *queues; /* submission and completion queue, mapped */
     size_t queues_bytes;
@@ -128,16 +131,19 @@ static void tear_down(ring *r)
     (void)munmap(r, sizeof *r);
 }
 
-static int submit(qsf_io_queue *queue, uint32_t slot, size_t from)
+/* Submits the read in `slot`, or its rest. Returns 0 or an error of the system. */
+static int submit(qsf_io_queue *queue, uint32_t slot)
 {
     ring *const r = queue->ring;
     const qsf_io_read *const read = &queue->started[slot];
+    /* A direct read must begin at a multiple of QSF_IO_ALIGN, so some bytes are read twice. */
+    const size_t from = r->done_bytes[slot] / QSF_IO_ALIGN * QSF_IO_ALIGN;
     const size_t n_bytes = read->n_bytes - from;
     const uint32_t tail = atomic_load_explicit(r->request_tail, memory_order_relaxed);
     const uint32_t idx = tail & r->request_mask;
     r->requests[idx] = (struct io_uring_sqe){
         .opcode = IORING_OP_READ,
-        .fd = qsf_io_direct_fd(queue->io),
+        .fd = (int)queue->io->direct,
         .off = read->off + from,
         .addr = (uintptr_t)(read->dst + from),
         .len = (uint32_t)(n_bytes < MAX_READ_BYTES ? n_bytes : MAX_READ_BYTES),
@@ -159,7 +165,9 @@ static int submit(qsf_io_queue *queue, uint32_t slot, size_t from)
     }
 }
 
-/* Retries after errors, because the kernel still writes to the memory of the reads in flight. */
+/* Waits for the end of a read. *n_bytes: its bytes, 0 at the end of the file; *error: 0, its error
+ * or AGAIN. Returns 0, or an error of the wait, which is retried first, because the kernel still
+ * writes to the memory of the reads in flight. */
 static int take(qsf_io_queue *queue, uint32_t *slot, size_t *n_bytes, int *error)
 {
     ring *const r = queue->ring;
@@ -177,11 +185,9 @@ static int take(qsf_io_queue *queue, uint32_t *slot, size_t *n_bytes, int *error
     const bool is_again = answer.res == -EINTR || answer.res == -EAGAIN;
     *slot = (uint32_t)answer.user_data;
     *n_bytes = answer.res > 0 ? (size_t)answer.res : 0;
-    *error = is_again ? QSF_IO_AGAIN : answer.res < 0 ? -answer.res : 0;
+    *error = is_again ? AGAIN : answer.res < 0 ? -answer.res : 0;
     return 0;
 }
-
-static const qsf_io_slot_fns slot_fns = {.submit = submit, .take = take};
 
 static qsf_status open_queue(qsf_io_queue *queue)
 {
@@ -196,9 +202,88 @@ static qsf_status open_queue(qsf_io_queue *queue)
         tear_down(r);
         return status;
     }
-    r->slots.fns = &slot_fns;
     queue->ring = r;
     return QSF_OK;
+}
+
+_Static_assert(QSF_IO_MAX_DEPTH == 32, "`busy` has a bit for each slot");
+
+static void release(qsf_io_queue *queue, uint32_t slot)
+{
+    ring *const r = queue->ring;
+    r->busy &= ~(UINT32_C(1) << slot);
+    queue->n_started--;
+}
+
+static bool is_busy(const ring *r, uint32_t slot)
+{
+    return (r->busy >> slot & 1) != 0;
+}
+
+static qsf_status start_read(qsf_io_queue *queue, const qsf_io_read *read)
+{
+    ring *const r = queue->ring;
+    uint32_t slot = 0;
+    while (is_busy(r, slot))
+        slot++;
+    queue->started[slot] = *read;
+    r->done_bytes[slot] = 0;
+    r->busy |= UINT32_C(1) << slot;
+    queue->n_started++;
+    const int error = submit(queue, slot);
+    if (error == 0)
+        return QSF_OK;
+    release(queue, slot);
+    return qsf_io_fail_system(queue->io, read, error);
+}
+
+/* Applies the end of a read in `slot`. *is_done is false if the rest was submitted again. */
+static qsf_status judge(qsf_io_queue *queue, uint32_t slot, size_t n_bytes, int error,
+                        bool *is_done)
+{
+    ring *const r = queue->ring;
+    const qsf_io_read *const read = &queue->started[slot];
+    *is_done = true;
+    if (error != 0 && error != AGAIN)
+        return qsf_io_fail_system(queue->io, read, error);
+    if (error == 0) {
+        const size_t done_bytes = r->done_bytes[slot] / QSF_IO_ALIGN * QSF_IO_ALIGN + n_bytes;
+        if (done_bytes >= read->need_bytes)
+            return QSF_OK;
+        if (done_bytes <= r->done_bytes[slot])
+            return qsf_io_fail_short(queue->io, read, r->done_bytes[slot]);
+        r->done_bytes[slot] = done_bytes;
+    }
+    error = submit(queue, slot);
+    if (error != 0)
+        return qsf_io_fail_system(queue->io, read, error);
+    *is_done = false;
+    return QSF_OK;
+}
+
+static qsf_status finish_read(qsf_io_queue *queue, qsf_io_read *read)
+{
+    const ring *const r = queue->ring;
+    for (;;) {
+        uint32_t slot = 0;
+        size_t n_bytes = 0;
+        int error = 0;
+        bool is_done = true;
+        const int wait_error = take(queue, &slot, &n_bytes, &error);
+        qsf_status status;
+        if (wait_error == 0) {
+            status = judge(queue, slot, n_bytes, error, &is_done);
+        } else { /* the state of all reads is unknown; report any one */
+            for (slot = 0; !is_busy(r, slot);)
+                slot++;
+            status = qsf_io_fail_system(queue->io, &queue->started[slot], wait_error);
+        }
+        if (!is_done)
+            continue;
+        *read = queue->started[slot];
+        release(queue, slot);
+        return status;
+    }
 }
 
 static bool has_ended(const qsf_io_queue *queue)
@@ -210,7 +295,11 @@ static bool has_ended(const qsf_io_queue *queue)
 
 static void close_queue(qsf_io_queue *queue)
 {
-    qsf_io_slots_drain(queue);
+    uint32_t slot;
+    size_t n_bytes;
+    int error;
+    while (queue->n_started > 0 && take(queue, &slot, &n_bytes, &error) == 0)
+        queue->n_started--;
     tear_down(queue->ring);
     queue->ring = NULL;
 }
@@ -218,8 +307,8 @@ static void close_queue(qsf_io_queue *queue)
 static const qsf_io_queue_fns queue_fns = {
     .open = open_queue,
     .close = close_queue,
-    .start = qsf_io_slots_start,
-    .finish = qsf_io_slots_finish,
+    .start = start_read,
+    .finish = finish_read,
     .has_ended = has_ended,
 };
 
@@ -228,7 +317,20 @@ static const qsf_io_queue_fns queue_fns = {
 static qsf_status open_uring(qsf_io *io)
 {
     QSF_TRY(qsf_io_direct_open(io));
-    return qsf_io_try_queue(io, &queue_fns);
+    _Alignas(QSF_IO_ALIGN) unsigned char block[QSF_IO_ALIGN];
+    const qsf_io_read wanted = {.dst = block, .n_bytes = sizeof block};
+    qsf_io_queue queue = {.io = io, .depth = 1};
+    QSF_TRY(open_queue(&queue));
+    qsf_io_read had;
+    qsf_status status = start_read(&queue, &wanted);
+    if (status == QSF_OK)
+        status = finish_read(&queue, &had);
+    close_queue(&queue);
+    if (status != QSF_ERR_IO)
+        return status;
+    char why[160]; /* the file is readable by other methods */
+    snprintf(why, sizeof why, "%s", qsf_error_detail());
+    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "I/O method uring: a trial read failed: %s", why);
 }
 
 #else

@@ -6,9 +6,7 @@
 #include <mach/mach.h>
 #include <sys/sysctl.h>
 
-#include "platform/cgroup.h"
-#include "platform/cpu_system.h"
-#include "platform/psi.h"
+#include "platform/cpu.h"
 #include "platform/system_memory.h"
 
 /* A number of 32 or 64 bits; 0 if the system does not know the name. */

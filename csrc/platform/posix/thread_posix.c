@@ -1,4 +1,4 @@
-/* thread_posix.c - threads, mutexes and conditions through POSIX threads. */
+/* thread_posix.c - threads, mutexes and conditions through POSIX threads; time and processors. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/thread.h"
 
@@ -17,6 +17,8 @@
 #endif
 
 #include "base/status.h"
+#include "platform/clock.h"
+#include "platform/cpu.h"
 
 _Static_assert(sizeof(pthread_mutex_t) <= QSF_LOCK_BYTES && _Alignof(pthread_mutex_t) <= 8, "");
 _Static_assert(sizeof(pthread_cond_t) <= QSF_LOCK_BYTES && _Alignof(pthread_cond_t) <= 8, "");
@@ -203,4 +205,26 @@ qsf_status qsf_thread_pin(qsf_thread *t, uint32_t cpu)
     (void)t;
     return QSF_FAIL(QSF_ERR_UNSUPPORTED, "this system cannot pin threads (to processor %u)", cpu);
 #endif
+}
+
+/* ---- time ---- */
+
+uint64_t qsf_clock_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now); /* cannot fail: the clock is mandatory */
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+void qsf_sleep_ms(uint32_t n_ms)
+{
+    struct timespec left = {.tv_sec = n_ms / 1000, .tv_nsec = (long)(n_ms % 1000) * 1000000};
+    while (nanosleep(&left, &left) != 0 && errno == EINTR)
+        continue;
+}
+
+uint32_t qsf_cpu_count_online(void)
+{
+    const long n_online = sysconf(_SC_NPROCESSORS_ONLN);
+    return n_online > 0 ? (uint32_t)n_online : 1;
 }

@@ -1,16 +1,20 @@
-/* file_win32.c - files through CreateFileW and overlapped reads and writes. */
+/* file_win32.c - files through CreateFileW and overlapped reads and writes, buffered and direct. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/file.h"
 
 #include <string.h>
 #include <wchar.h>
+#include <windows.h>
 
 #include "base/status.h"
-#include "platform/file_calls.h"
-#include "platform/win32/file_win32.h"
 
 #define MAX_PATH_UNITS 2048 /* of UTF-16 */
 #define MAX_CALL_BYTES ((DWORD)1 << 30)
+
+static HANDLE handle_of(intptr_t handle)
+{
+    return (HANDLE)handle;
+}
 
 static qsf_status fail_io(const char *what, const char *path, DWORD code)
 {
@@ -85,7 +89,7 @@ qsf_status qsf_file_create_unnamed(qsf_file *f, const char *folder)
 void qsf_file_close(qsf_file *f)
 {
     if (f->handle != -1)
-        (void)CloseHandle(qsf_file_handle(f->handle));
+        (void)CloseHandle(handle_of(f->handle));
     f->handle = -1;
 }
 
@@ -103,18 +107,10 @@ static int finish(intptr_t handle, OVERLAPPED *at, BOOL has_ended, size_t *n_byt
     DWORD code = has_ended ? 0 : GetLastError();
     DWORD done_bytes = 0;
     if (code == 0 || code == ERROR_IO_PENDING)
-        code = GetOverlappedResult(qsf_file_handle(handle), at, &done_bytes, TRUE) ? 0
-                                                                                   : GetLastError();
+        code = GetOverlappedResult(handle_of(handle), at, &done_bytes, TRUE) ? 0 : GetLastError();
     (void)CloseHandle(at->hEvent);
     *n_bytes = done_bytes;
     return code == ERROR_HANDLE_EOF ? 0 : (int)code;
-}
-
-HANDLE qsf_file_reopen_direct(intptr_t handle)
-{
-    return ReOpenFile(qsf_file_handle(handle), GENERIC_READ,
-                      FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE,
-                      FILE_FLAG_NO_BUFFERING | FILE_FLAG_OVERLAPPED);
 }
 
 static DWORD step_of(size_t n_bytes)
@@ -129,7 +125,7 @@ int qsf_file_read_once(intptr_t handle, uint64_t offset, void *dst, size_t n_byt
     const DWORD code = begin(&at, offset);
     if (code != 0)
         return (int)code;
-    return finish(handle, &at, ReadFile(qsf_file_handle(handle), dst, step_of(n_bytes), NULL, &at),
+    return finish(handle, &at, ReadFile(handle_of(handle), dst, step_of(n_bytes), NULL, &at),
                   done_bytes);
 }
 
@@ -140,6 +136,69 @@ int qsf_file_write_once(intptr_t handle, uint64_t offset, const void *src, size_
     const DWORD code = begin(&at, offset);
     if (code != 0)
         return (int)code;
-    return finish(handle, &at, WriteFile(qsf_file_handle(handle), src, step_of(n_bytes), NULL, &at),
+    return finish(handle, &at, WriteFile(handle_of(handle), src, step_of(n_bytes), NULL, &at),
                   done_bytes);
 }
+
+/* ---- buffered and direct reads: through the page cache, and past it ---- */
+
+static qsf_status open_buffered(qsf_io *io)
+{
+    (void)io;
+    return QSF_OK;
+}
+
+static qsf_status fail_direct(const char *reason, DWORD code)
+{
+    char why[QSF_SYSTEM_ERROR_BYTES];
+    qsf_system_error_text((int)code, why);
+    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "I/O method direct: %s: %s", reason, why);
+}
+
+/* A second handle of the file, because the first stays bound to the cache. The trial read fails if
+ * a sector of the disk is larger than QSF_IO_ALIGN, and on network drives.
+ */
+qsf_status qsf_io_direct_open(qsf_io *io)
+{
+    HANDLE handle = ReOpenFile(handle_of(io->file->handle), GENERIC_READ,
+                               FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE,
+                               FILE_FLAG_NO_BUFFERING | FILE_FLAG_OVERLAPPED);
+    if (handle == INVALID_HANDLE_VALUE)
+        return fail_direct("cannot open the file a second time", GetLastError());
+    _Alignas(QSF_IO_ALIGN) unsigned char block[QSF_IO_ALIGN];
+    size_t got_bytes;
+    const int code = qsf_file_read_once((intptr_t)handle, 0, block, sizeof block, &got_bytes);
+    if (code != 0) {
+        (void)CloseHandle(handle);
+        return fail_direct("the file system refuses reads of 4096 bytes", (DWORD)code);
+    }
+    io->direct = (intptr_t)handle;
+    return QSF_OK;
+}
+
+void qsf_io_direct_close(qsf_io *io)
+{
+    if (io->direct != -1)
+        (void)CloseHandle(handle_of(io->direct));
+    io->direct = -1;
+}
+
+/* The system does not tell. */
+bool qsf_io_is_cached(const qsf_file *file)
+{
+    (void)file;
+    return false;
+}
+
+const qsf_io_way qsf_io_buffered_way = {
+    .name = "buffered",
+    .open = open_buffered,
+    .read = qsf_io_read_buffered,
+};
+
+const qsf_io_way qsf_io_direct_way = {
+    .name = "direct",
+    .open = qsf_io_direct_open,
+    .close = qsf_io_direct_close,
+    .read = qsf_io_read_direct,
+};

@@ -1,15 +1,21 @@
-/* system_win32.c - memory, cores, features of the processor and the limits of a job, as Windows
- * reports them.
+/* system_win32.c - memory, cores, features of the processor, the limits of a job and the texts of
+ * errors, as Windows reports them; and its allocator.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <assert.h>
+#include <malloc.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <windows.h>
 /* After windows.h. */
 #include <psapi.h>
 
-#include "platform/cgroup.h"
-#include "platform/cpu_system.h"
-#include "platform/psi.h"
+#include "platform/cpu.h"
+#include "platform/file.h"
+#include "platform/heap.h"
 #include "platform/system_memory.h"
 
 static bool read_process(PROCESS_MEMORY_COUNTERS_EX *p)
@@ -130,4 +136,64 @@ double qsf_psi_memory_percent(const char *root)
         (void)CloseHandle(low);
     }
     return is_low ? 100.0 : 0.0;
+}
+
+/* ---- errors ---- */
+
+void qsf_system_error_text(int code, char text[QSF_SYSTEM_ERROR_BYTES])
+{
+    char system[QSF_SYSTEM_ERROR_BYTES - 24] = "";
+    const DWORD english = MAKELANGID(LANG_ENGLISH, SUBLANG_ENGLISH_US);
+    const DWORD n = FormatMessageA(FORMAT_MESSAGE_FROM_SYSTEM | FORMAT_MESSAGE_IGNORE_INSERTS, NULL,
+                                   (DWORD)code, english, system, sizeof system, NULL);
+    system[n < sizeof system ? n : 0] = '\0';
+    system[strcspn(system, "\r\n")] = '\0';
+    (void)snprintf(text, QSF_SYSTEM_ERROR_BYTES, "%s (error %d)",
+                   system[0] != '\0' ? system : "the system gives no text", code);
+}
+
+/* ---- memory ---- */
+
+#define PAGES_FROM_BYTES ((size_t)128 * 1024)
+
+static bool is_pages(size_t n_bytes)
+{
+    return n_bytes >= PAGES_FROM_BYTES;
+}
+
+void *qsf_heap_alloc(size_t n_bytes)
+{
+    assert(n_bytes >= 1);
+    if (n_bytes > SIZE_MAX / 2)
+        return NULL;
+    if (is_pages(n_bytes)) /* zeroed; a page takes memory when it is touched, and counts at once */
+        return VirtualAlloc(NULL, n_bytes, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
+    void *const p = _aligned_malloc(n_bytes, QSF_HEAP_ALIGN);
+    if (p != NULL)
+        memset(p, 0, n_bytes);
+    return p;
+}
+
+/* Large pages of Windows need a right that users do not have. */
+void *qsf_heap_alloc_huge(size_t n_bytes)
+{
+    return qsf_heap_alloc(n_bytes);
+}
+
+/* The system frees only what it allocated in one call. */
+void *qsf_heap_alloc_row(size_t n, size_t item_bytes)
+{
+    (void)n;
+    (void)item_bytes;
+    return NULL;
+}
+
+void qsf_heap_free(void *p, size_t n_bytes)
+{
+    if (p == NULL)
+        return;
+    if (is_pages(n_bytes))
+        (void)VirtualFree(p, 0, MEM_RELEASE);
+    else
+        _aligned_free(p);
 }

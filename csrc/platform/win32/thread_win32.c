@@ -1,4 +1,4 @@
-/* thread_win32.c - threads, slim locks and condition variables of Windows. */
+/* thread_win32.c - threads, slim locks and condition variables of Windows, and its time. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/thread.h"
 
@@ -7,7 +7,8 @@
 #include <windows.h>
 
 #include "base/status.h"
-#include "platform/file_calls.h"
+#include "platform/clock.h"
+#include "platform/file.h"
 
 _Static_assert(sizeof(SRWLOCK) <= QSF_LOCK_BYTES && sizeof(CONDITION_VARIABLE) <= QSF_LOCK_BYTES,
                "thread.h has room for them");
@@ -124,7 +125,7 @@ void qsf_thread_hurry(void) /* Windows boosts threads whose reads end */
 }
 
 /* Windows numbers processors within groups of at most 64; `cpu` counts through all groups, each of
- * which takes 64 numbers, as cpu_win32.c lists them. */
+ * which takes 64 numbers, as system_win32.c lists them. */
 qsf_status qsf_thread_pin(qsf_thread *t, uint32_t cpu)
 {
     const GROUP_AFFINITY affinity = {.Mask = (KAFFINITY)1 << (cpu % 64), .Group = (WORD)(cpu / 64)};
@@ -133,4 +134,25 @@ qsf_status qsf_thread_pin(qsf_thread *t, uint32_t cpu)
     char why[QSF_SYSTEM_ERROR_BYTES];
     qsf_system_error_text((int)GetLastError(), why);
     return QSF_FAIL(QSF_ERR_ARG, "cannot pin a thread to processor %u: %s", cpu, why);
+}
+
+/* ---- time ---- */
+
+uint64_t qsf_clock_ns(void)
+{
+    const uint64_t second_ns = UINT64_C(1000000000);
+    LARGE_INTEGER frequency; /* neither call can fail since Windows XP */
+    LARGE_INTEGER count;
+    QueryPerformanceFrequency(&frequency);
+    QueryPerformanceCounter(&count);
+    const uint64_t per_second = (uint64_t)frequency.QuadPart;
+    const uint64_t ticks = (uint64_t)count.QuadPart;
+    return ticks / per_second * second_ns + ticks % per_second * second_ns / per_second;
+}
+
+void qsf_sleep_ms(uint32_t n_ms)
+{
+    const uint64_t end_ns = qsf_clock_ns() + (uint64_t)n_ms * 1000000;
+    for (uint64_t now_ns = qsf_clock_ns(); now_ns < end_ns; now_ns = qsf_clock_ns())
+        Sleep((DWORD)((end_ns - now_ns + 999999) / 1000000));
 }

@@ -5,7 +5,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/bytes.h"
 #include "base/half.h"
-#include "kernels/values.h"
+#include "kernels/kernels.h"
 #include "kernel_data.h"
 
 #define PAGE QSF_KV_PAGE_TOKENS

@@ -4,7 +4,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/half.h"
 #include "kernel_data.h"
-#include "kernels/values.h"
+#include "kernels/kernels.h"
 
 /* Through each level's loads and stores. */
 static void check_every_half(const qsf_kernels *k)

@@ -1,4 +1,5 @@
-/* cpu_linux.c - cores, AMX tiles and ARM extensions, as the Linux kernel reports them. */
+/* system_linux.c - memory, cores, AMX tiles and ARM extensions, as the Linux kernel reports them.
+ */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <sched.h>
 #include <stdio.h>
@@ -7,8 +8,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "platform/cpu_system.h"
+#include "platform/cpu.h"
 #include "platform/linux/procfile.h"
+#include "platform/system_memory.h"
 
 #define MAX_CPUS 8192 /* most processors of a Linux kernel */
 
@@ -90,3 +92,21 @@ qsf_arm_features qsf_cpu_arm_features(void)
 }
 
 #endif
+
+void qsf_system_memory_read(qsf_system_memory *out)
+{
+    *out = (qsf_system_memory){0};
+    char text[QSF_PROCFILE_BYTES];
+    uint64_t kib;
+    (void)qsf_procfile_read("/proc/meminfo", text, sizeof text);
+    if (qsf_procfile_field(text, "MemTotal:", &kib))
+        out->total_bytes = kib * 1024;
+    if (qsf_procfile_field(text, "MemAvailable:", &kib))
+        out->available_bytes = kib * 1024;
+
+    (void)qsf_procfile_read("/proc/self/status", text, sizeof text);
+    if (qsf_procfile_field(text, "VmRSS:", &kib))
+        out->resident_bytes = kib * 1024;
+    if (qsf_procfile_field(text, "VmHWM:", &kib))
+        out->peak_bytes = kib * 1024;
+}

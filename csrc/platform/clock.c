@@ -1,6 +1,5 @@
-/* stopwatch.c - adds up laps. */
+/* clock.c - adds up the laps of a stopwatch. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "platform/stopwatch.h"
 
 #include <stddef.h>
 

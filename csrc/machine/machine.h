@@ -1,5 +1,5 @@
-/* roofline.h - measures the limits of a machine with simple loops: bytes read from memory and
- * integer multiply-adds.
+/* machine.h - the memory and the cores of the machine that this process may use, and how fast they
+ * are.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
@@ -9,6 +9,24 @@
 
 #include "platform/cpu.h"
 #include "platform/pool.h"
+
+typedef struct qsf_sysmem {
+    uint64_t total_bytes;     /* of the machine, or the control group's limit if lower */
+    uint64_t available_bytes; /* MemAvailable, or memory left in the control group or in the
+                               * addresses of a process if lower */
+    uint64_t limit_bytes;     /* control group's limit if it sets available_bytes; else 0 */
+    uint64_t resident_bytes;  /* of this process now */
+    uint64_t peak_bytes;      /* highest resident memory of this process so far */
+} qsf_sysmem;
+
+/* Never fails: a number that the system does not report is 0. */
+void qsf_sysmem_read(qsf_sysmem *out);
+
+/* Physical cores that this process may use, or fewer if its control group limits processor time; at
+ * least 1. */
+uint32_t qsf_core_count(void);
+
+/* ---- the limits of the machine, measured with simple loops ---- */
 
 /* Reads n_bytes (a multiple of 512) once, in ascending order. The result only keeps the compiler
  * from removing the loop. */
