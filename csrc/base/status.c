@@ -26,28 +26,21 @@ const char *qsf_version(void)
     return QSF_VERSION;
 }
 
-/* No default, so that the compiler warns about a missing status. */
 const char *qsf_status_name(qsf_status status)
 {
-    switch (status) {
-    case QSF_OK:
-        return "QSF_OK";
-    case QSF_ERR_ARG:
-        return "QSF_ERR_ARG";
-    case QSF_ERR_NOMEM:
-        return "QSF_ERR_NOMEM";
-    case QSF_ERR_IO:
-        return "QSF_ERR_IO";
-    case QSF_ERR_FORMAT:
-        return "QSF_ERR_FORMAT";
-    case QSF_ERR_UNSUPPORTED:
-        return "QSF_ERR_UNSUPPORTED";
-    case QSF_ERR_CANCELLED:
-        return "QSF_ERR_CANCELLED";
-    case QSF_ERR_NUMERIC:
-        return "QSF_ERR_NUMERIC";
-    case QSF_ERR_DAMAGED:
-        return "QSF_ERR_DAMAGED";
-    }
-    return "unknown status";
+#define NAME(status) [-(status)] = #status
+    static const char *const names[] = {
+        NAME(QSF_OK),
+        NAME(QSF_ERR_ARG),
+        NAME(QSF_ERR_NOMEM),
+        NAME(QSF_ERR_IO),
+        NAME(QSF_ERR_FORMAT),
+        NAME(QSF_ERR_UNSUPPORTED),
+        NAME(QSF_ERR_CANCELLED),
+        NAME(QSF_ERR_NUMERIC),
+        NAME(QSF_ERR_DAMAGED),
+    };
+#undef NAME
+    const size_t i = (size_t) - (int64_t)status;
+    return i < sizeof names / sizeof names[0] ? names[i] : "unknown status";
 }

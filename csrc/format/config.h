@@ -15,84 +15,104 @@
 #include "format/outliers.h"
 #include "format/records.h"
 
-/* The tensors of a layer. Optional ones may be NULL; layer_rows.h has a row for each: its
- * type in the file, its shape, and the layers that have it. */
+/* The tensors that a layer may have, in the order of the pass. Columns: type in the file
+ * (qsf_tensor_type); member of qsf_layer_tensor, of outliers that of their matrix; name in errors;
+ * the layers that may have it, and whether all of these have it (config.c); columns of a vector, or
+ * rows and columns. Q, K and V of a short convolution are C, B and x.
+ */
+/* clang-format off */
+#define QSF_LAYER_TABLE(VECTOR, MATRIX, OUTLIERS)                                                  \
+    VECTOR(MTP_TRUNK_NORM, MTP_TRUNK_NORM, "mtp_trunk_norm", IN_MTP, ALWAYS, OF_DIM)               \
+    VECTOR(MTP_TOKEN_NORM, MTP_TOKEN_NORM, "mtp_token_norm", IN_MTP, ALWAYS, OF_DIM)               \
+    VECTOR(MTP_HIDDEN_NORM, MTP_HIDDEN_NORM, "mtp_hidden_norm", IN_MTP, ALWAYS, OF_DIM)            \
+    MATRIX(MTP_JOIN, MTP_JOIN, "mtp_join", IN_MTP, ALWAYS, OF_DIM, OF_JOINED)                      \
+    VECTOR(INPUT_SHIFT, INPUT_SHIFT, "input_shift", IN_ALL, OPTIONAL, OF_DIM)                      \
+    VECTOR(SECOND_SHIFT, SECOND_SHIFT, "second_shift", IN_ENCODERS, OPTIONAL, OF_DIM)              \
+    VECTOR(INPUT_NORM, INPUT_NORM, "input_norm", IN_ALL, OPTIONAL, OF_DIM)                         \
+    VECTOR(INPUT_NORM_BIAS, INPUT_NORM_BIAS, "input_norm_bias", IN_ALL, OPTIONAL, OF_DIM)          \
+    VECTOR(ATTN_NORM, ATTN_NORM, "attn_norm", IN_MIXED, OPTIONAL, OF_DIM)                          \
+    VECTOR(ATTN_NORM_BIAS, ATTN_NORM_BIAS, "attn_norm_bias", IN_MIXED, OPTIONAL, OF_DIM)           \
+    VECTOR(Q_BIAS, Q_BIAS, "q_bias", IN_BIASED, OPTIONAL, OF_Q)                                    \
+    VECTOR(K_BIAS, K_BIAS, "k_bias", IN_BIASED_KEYS, OPTIONAL, OF_K)                               \
+    VECTOR(V_BIAS, V_BIAS, "v_bias", IN_BIASED_VALUES, OPTIONAL, OF_V)                             \
+    VECTOR(Q_NORM, Q_NORM, "q_norm", IN_Q_NORMED, ALWAYS, OF_Q_NORM)                               \
+    VECTOR(K_NORM, K_NORM, "k_norm", IN_K_NORMED, ALWAYS, OF_K_NORM)                               \
+    VECTOR(SINKS, SINKS, "sinks", IN_ATTENTION, OPTIONAL, OF_HEADS)                                \
+    VECTOR(DECAY_RATE, DECAY_RATE, "decay_rate", IN_DELTA, ALWAYS, OF_DECAYS)                      \
+    VECTOR(DECAY_BIAS, DECAY_BIAS, "decay_bias", IN_DELTA, ALWAYS, OF_DECAYS)                      \
+    VECTOR(MIX_NORM, MIX_NORM, "mix_norm", IN_DELTA, ALWAYS, OF_VALUE)                             \
+    OUTLIERS(Q_OUTLIERS, Q, "q_outliers", IN_Q, OPTIONAL, OF_Q, OF_DIM)                            \
+    OUTLIERS(K_OUTLIERS, K, "k_outliers", IN_KEYS, OPTIONAL, OF_K, OF_DIM)                         \
+    OUTLIERS(V_OUTLIERS, V, "v_outliers", IN_VALUES, OPTIONAL, OF_V, OF_DIM)                       \
+    MATRIX(Q, Q, "q", IN_Q, ALWAYS, OF_Q, OF_DIM)                                                  \
+    MATRIX(K, K, "k", IN_KEYS, ALWAYS, OF_K, OF_DIM)                                               \
+    MATRIX(V, V, "v", IN_VALUES, ALWAYS, OF_V, OF_DIM)                                             \
+    MATRIX(Q_UP, Q_UP, "q_up", IN_QUERY_RANK, ALWAYS, OF_QUERIES, OF_QUERY_RANK)                   \
+    MATRIX(K_UP, K_UP, "k_up", IN_LATENT, ALWAYS, OF_LATENTS, OF_NOPE)                             \
+    MATRIX(V_UP, V_UP, "v_up", IN_LATENT, ALWAYS, OF_MIXED, OF_LATENT)                             \
+    MATRIX(MIX_GATE, MIX_GATE, "mix_gate", IN_MIXER_GATED, ALWAYS, OF_GATE, OF_DIM)                \
+    MATRIX(BETA, BETA, "beta", IN_DELTA, ALWAYS, OF_VALUE_HEADS, OF_DIM)                           \
+    MATRIX(DECAY, DECAY, "decay", IN_DELTA, ALWAYS, OF_DECAY, OF_DIM)                              \
+    MATRIX(GATE_UP, GATE_UP, "gate_up", IN_GATE_RANK, ALWAYS, OF_MIXED, OF_RANK)                   \
+    MATRIX(DECAY_UP, DECAY_UP, "decay_up", IN_GATE_RANK, ALWAYS, OF_DECAYS, OF_RANK)               \
+    VECTOR(CONV, CONV, "conv", IN_CONV, ALWAYS, OF_CONV)                                           \
+    VECTOR(CONV_BIAS, CONV_BIAS, "conv_bias", IN_SHORT_CONV, OPTIONAL, OF_DIM)                     \
+    VECTOR(ATTN_SUB_NORM, ATTN_SUB_NORM, "attn_sub_norm", IN_ATTENTION, OPTIONAL, OF_MIXED)        \
+    VECTOR(ATTN_OUT_BIAS, ATTN_OUT_BIAS, "attn_out_bias", IN_Q, OPTIONAL, OF_DIM)                  \
+    OUTLIERS(ATTN_OUT_OUTLIERS, ATTN_OUT, "attn_out_outliers", IN_Q, OPTIONAL, OF_DIM, OF_MIXED)   \
+    MATRIX(ATTN_OUT, ATTN_OUT, "attn_out", IN_Q, ALWAYS, OF_DIM, OF_MIXED)                         \
+    VECTOR(POST_ATTN_NORM, POST_ATTN_NORM, "post_attn_norm", IN_Q, OPTIONAL, OF_DIM)               \
+    VECTOR(SSD_RATE, SSD_RATE, "ssd_rate", IN_SSD, ALWAYS, OF_VALUE_HEADS)                         \
+    VECTOR(SSD_STEP_BIAS, SSD_STEP_BIAS, "ssd_step_bias", IN_SSD, ALWAYS, OF_VALUE_HEADS)          \
+    VECTOR(SSD_SKIP, SSD_SKIP, "ssd_skip", IN_SSD, ALWAYS, OF_VALUE_HEADS)                         \
+    MATRIX(SSD_GATE, SSD_GATE, "ssd_gate", IN_SSD, ALWAYS, OF_VALUES, OF_DIM)                      \
+    MATRIX(SSD_IN, SSD_IN, "ssd_in", IN_SSD, ALWAYS, OF_CHANNELS, OF_DIM)                          \
+    MATRIX(SSD_STEP, SSD_STEP, "ssd_step", IN_SSD, ALWAYS, OF_VALUE_HEADS, OF_DIM)                 \
+    VECTOR(SSD_CONV, SSD_CONV, "ssd_conv", IN_SSD, ALWAYS, OF_CONV)                                \
+    VECTOR(SSD_CONV_BIAS, SSD_CONV_BIAS, "ssd_conv_bias", IN_SSD, OPTIONAL, OF_CHANNELS)           \
+    VECTOR(SSD_NORM, SSD_NORM, "ssd_norm", IN_SSD, OPTIONAL, OF_VALUES)                            \
+    MATRIX(SSD_OUT, SSD_OUT, "ssd_out", IN_SSD, ALWAYS, OF_DIM, OF_VALUES)                         \
+    VECTOR(ROUTER_NORM, ROUTER_NORM, "router_norm", IN_APART, OPTIONAL, OF_DIM)                    \
+    VECTOR(FFN_NORM, FFN_NORM, "ffn_norm", IN_ANY_FFN, OPTIONAL, OF_DIM)                           \
+    VECTOR(FFN_NORM_BIAS, FFN_NORM_BIAS, "ffn_norm_bias", IN_ANY_FFN, OPTIONAL, OF_DIM)            \
+    VECTOR(ROUTER_BIAS, ROUTER_BIAS, "router_bias", IN_ROUTED, OPTIONAL, OF_EXPERTS)               \
+    VECTOR(SELECTION_BIAS, SELECTION_BIAS, "selection_bias", IN_ROUTED, OPTIONAL, OF_EXPERTS)      \
+    VECTOR(EXPERT_SCALE, EXPERT_SCALE, "expert_scale", IN_ROUTED, OPTIONAL, OF_EXPERTS)            \
+    MATRIX(EXPERT_ROUTER, ROUTER, "router", IN_ROUTED, ALWAYS, OF_EXPERTS, OF_DIM)                 \
+    VECTOR(SHARED_GATE, SHARED_GATE, "shared_gate", IN_SHARED, OPTIONAL, OF_DIM)                   \
+    VECTOR(FFN_GATE_BIAS, GATE_BIAS, "gate_bias", IN_GATED, OPTIONAL, OF_FFN)                      \
+    VECTOR(FFN_UP_BIAS, UP_BIAS, "up_bias", IN_FFN, OPTIONAL, OF_FFN)                              \
+    OUTLIERS(FFN_GATE_OUTLIERS, GATE, "gate_outliers", IN_GATED, OPTIONAL, OF_FFN, OF_DIM)         \
+    OUTLIERS(FFN_UP_OUTLIERS, UP, "up_outliers", IN_FFN, OPTIONAL, OF_FFN, OF_DIM)                 \
+    MATRIX(FFN_GATE, GATE, "gate", IN_GATED, ALWAYS, OF_FFN, OF_DIM)                               \
+    MATRIX(FFN_UP, UP, "up", IN_FFN, ALWAYS, OF_FFN, OF_DIM)                                       \
+    VECTOR(FFN_SUB_NORM, FFN_SUB_NORM, "ffn_sub_norm", IN_FFN, OPTIONAL, OF_FFN)                   \
+    VECTOR(FFN_DOWN_BIAS, DOWN_BIAS, "down_bias", IN_OUT, OPTIONAL, OF_DIM)                        \
+    OUTLIERS(FFN_DOWN_OUTLIERS, DOWN, "down_outliers", IN_FFN, OPTIONAL, OF_DIM, OF_FFN)           \
+    MATRIX(FFN_DOWN, DOWN, "down", IN_FFN, ALWAYS, OF_DIM, OF_FFN)                                 \
+    VECTOR(DENSE_POST_NORM, DENSE_POST_NORM, "dense_post_norm", IN_SHARED_APART, OPTIONAL, OF_DIM) \
+    VECTOR(ROUTED_NORM, ROUTED_NORM, "routed_norm", IN_APART, OPTIONAL, OF_DIM)                    \
+    VECTOR(ROUTED_POST_NORM, ROUTED_POST_NORM, "routed_post_norm", IN_APART, OPTIONAL, OF_DIM)     \
+    VECTOR(POST_FFN_NORM, POST_FFN_NORM, "post_ffn_norm", IN_ANY_FFN, OPTIONAL, OF_DIM)            \
+    VECTOR(OWN_IN_NORM, OWN_IN_NORM, "own_in_norm", IN_EMBEDDED, ALWAYS, OF_OWN)                   \
+    MATRIX(OWN_IN, OWN_IN, "own_in", IN_EMBEDDED, ALWAYS, OF_OWN, OF_DIM)                          \
+    MATRIX(OWN_GATE, OWN_GATE, "own_gate", IN_EMBEDDED, ALWAYS, OF_OWN, OF_DIM)                    \
+    MATRIX(OWN_OUT, OWN_OUT, "own_out", IN_EMBEDDED, ALWAYS, OF_DIM, OF_OWN)                       \
+    VECTOR(OWN_NORM, OWN_NORM, "own_norm", IN_EMBEDDED, ALWAYS, OF_DIM)                            \
+    VECTOR(LAYER_SCALE, SCALE, "layer_scale", IN_ALL, OPTIONAL, OF_ONE)                            \
+    VECTOR(MTP_END_NORM, MTP_END_NORM, "mtp_end_norm", IN_MTP, ALWAYS, OF_DIM)
+/* clang-format on */
+
+/* QSF_LAYER_Q and so on: QSF_LAYER_MATRICES matrices, then the vectors */
+#define QSF_LAYER_MEMBER(type, tensor, ...) QSF_LAYER_##tensor,
+#define QSF_LAYER_OTHER(...)
 typedef enum qsf_layer_tensor {
-    QSF_LAYER_Q,                                /* [q_rows, dim]; C of a short convolution */
-    QSF_LAYER_K,                                /* [k_rows, dim]; B of a short convolution */
-    QSF_LAYER_V,                                /* [v_rows, dim]; x of a short convolution */
-    QSF_LAYER_ATTN_OUT,                         /* [dim, out_cols] */
-    QSF_LAYER_GATE,                             /* [ffn_dim, dim], gated FFNs */
-    QSF_LAYER_UP,                               /* [ffn_dim, dim] */
-    QSF_LAYER_DOWN,                             /* [dim, ffn_dim] */
-    QSF_LAYER_ROUTER,                           /* [n_experts, dim], layers with experts */
-    QSF_LAYER_MIX_GATE,                         /* [out_cols or gate_rank, dim] */
-    QSF_LAYER_BETA,                             /* [value heads, dim]: delta rule */
-    QSF_LAYER_DECAY,                            /* [decays or gate_rank, dim]: delta rule */
-    QSF_LAYER_GATE_UP,                          /* [out_cols, gate_rank]: delta rule */
-    QSF_LAYER_DECAY_UP,                         /* [decays, gate_rank]: delta rule */
-    QSF_LAYER_Q_UP,                             /* [heads * (nope + rope), query_rank]: latents */
-    QSF_LAYER_K_UP,                             /* [heads * latent_rank, nope_dim]: latents */
-    QSF_LAYER_V_UP,                             /* [heads * value dim, latent_rank]: latents */
-    QSF_LAYER_OWN_IN,                           /* [own_width, dim], own embeddings; the next two */
-    QSF_LAYER_OWN_GATE,                         /* [own_width, dim] */
-    QSF_LAYER_OWN_OUT,                          /* [dim, own_width] */
-    QSF_LAYER_SSD_IN,                           /* [channels, dim]: x, B and C of SSD */
-    QSF_LAYER_SSD_GATE,                         /* [values, dim]: SSD */
-    QSF_LAYER_SSD_STEP,                         /* [value heads, dim]: SSD */
-    QSF_LAYER_SSD_OUT,                          /* [dim, values]: SSD */
-    QSF_LAYER_MTP_JOIN,                         /* [dim, 2 dim]: the MTP head */
-    QSF_LAYER_MATRICES,                         /* how many are matrices; vectors follow */
-    QSF_LAYER_INPUT_SHIFT = QSF_LAYER_MATRICES, /* [dim], optional: added to the residual */
-    QSF_LAYER_SECOND_SHIFT,                     /* [dim], optional: of a pair's second text */
-    QSF_LAYER_INPUT_NORM,                       /* [dim], optional: norm of the residual itself */
-    QSF_LAYER_INPUT_NORM_BIAS,                  /* [dim], optional */
-    QSF_LAYER_ATTN_NORM,                        /* [dim]; optional if there is another norm */
-    QSF_LAYER_ATTN_NORM_BIAS,                   /* [dim], optional */
-    QSF_LAYER_Q_BIAS,                           /* [q_rows], optional; not the delta rule */
-    QSF_LAYER_K_BIAS,                           /* [k_rows], optional; likewise */
-    QSF_LAYER_V_BIAS,                           /* [v_rows], optional; likewise */
-    QSF_LAYER_Q_NORM,                           /* [head_dim], [q_dim] or [query_rank] */
-    QSF_LAYER_K_NORM,                           /* [head_dim], [kv_dim] or [latent_rank] */
-    QSF_LAYER_SINKS,                            /* [n_heads], optional */
-    QSF_LAYER_DECAY_RATE,                       /* [decays], delta rule; likewise the next */
-    QSF_LAYER_DECAY_BIAS,                       /* [decays] */
-    QSF_LAYER_MIX_NORM,                         /* [value_dim] */
-    QSF_LAYER_CONV,                             /* [n_taps * channels] */
-    QSF_LAYER_CONV_BIAS,                        /* [dim], optional; short convolutions */
-    QSF_LAYER_SSD_RATE,                         /* [value heads], SSD; likewise the next two */
-    QSF_LAYER_SSD_STEP_BIAS,                    /* [value heads] */
-    QSF_LAYER_SSD_SKIP,                         /* [value heads] */
-    QSF_LAYER_SSD_CONV,                         /* [n_taps * channels] */
-    QSF_LAYER_SSD_CONV_BIAS,                    /* [channels], optional */
-    QSF_LAYER_SSD_NORM,                         /* [values], optional */
-    QSF_LAYER_ATTN_SUB_NORM,                    /* [out_cols], optional */
-    QSF_LAYER_ATTN_OUT_BIAS,                    /* [dim], optional */
-    QSF_LAYER_POST_ATTN_NORM,                   /* [dim], optional */
-    QSF_LAYER_FFN_NORM,         /* [dim]; optional if there is a post_ffn_norm, or parallel */
-    QSF_LAYER_FFN_NORM_BIAS,    /* [dim], optional */
-    QSF_LAYER_ROUTER_NORM,      /* [dim], optional: norm of the residual for the router */
-    QSF_LAYER_ROUTER_BIAS,      /* [n_experts], optional */
-    QSF_LAYER_SELECTION_BIAS,   /* [n_experts], optional */
-    QSF_LAYER_EXPERT_SCALE,     /* [n_experts], optional: factors of the experts' weights */
-    QSF_LAYER_SHARED_GATE,      /* [dim], optional, of the dense part beside experts */
-    QSF_LAYER_GATE_BIAS,        /* [ffn_dim], optional */
-    QSF_LAYER_UP_BIAS,          /* [ffn_dim], optional */
-    QSF_LAYER_FFN_SUB_NORM,     /* [ffn_dim], optional */
-    QSF_LAYER_DOWN_BIAS,        /* [dim], optional */
-    QSF_LAYER_DENSE_POST_NORM,  /* [dim], optional, of the dense part beside experts */
-    QSF_LAYER_ROUTED_NORM,      /* [dim], optional: norm of the residual for experts */
-    QSF_LAYER_ROUTED_POST_NORM, /* [dim], optional: norm of the experts' sum */
-    QSF_LAYER_POST_FFN_NORM,    /* [dim], optional */
-    QSF_LAYER_OWN_IN_NORM,      /* [own_width]; likewise */
-    QSF_LAYER_OWN_NORM,         /* [dim] */
-    QSF_LAYER_SCALE,            /* [1], optional: factor of the residual after the layer */
-    QSF_LAYER_MTP_TRUNK_NORM,   /* [dim]: the MTP head; likewise the next three */
-    QSF_LAYER_MTP_TOKEN_NORM,
-    QSF_LAYER_MTP_HIDDEN_NORM,
-    QSF_LAYER_MTP_END_NORM,
-    QSF_LAYER_TENSORS
+    QSF_LAYER_TABLE(QSF_LAYER_OTHER, QSF_LAYER_MEMBER, QSF_LAYER_OTHER) QSF_LAYER_MATRICES,
+    QSF_LAYER_LAST_MATRIX = QSF_LAYER_MATRICES - 1,
+    QSF_LAYER_TABLE(QSF_LAYER_MEMBER, QSF_LAYER_OTHER, QSF_LAYER_OTHER) QSF_LAYER_TENSORS
 } qsf_layer_tensor;
+#undef QSF_LAYER_MEMBER
+#undef QSF_LAYER_OTHER
 
 /* The computation of a layer, and its tensors. */
 typedef struct qsf_layer {

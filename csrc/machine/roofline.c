@@ -56,25 +56,17 @@ static uint64_t read_avx2(const unsigned char *p, size_t n_bytes)
     return out[0] ^ out[1] ^ out[2] ^ out[3];
 }
 
-/* One multiply-add of bytes in AVX2 is a vpmaddubsw and its share of the sums. */
-/* These loops are assembly, because gcc would copy every sum, and the copies would be measured. */
+/* One multiply-add of bytes in AVX2 is a vpmaddubsw and its share of the sums. These loops are
+ * assembly, because gcc would copy every sum, and the copies would be measured. */
+#define TEN(ADD) \
+    ADD("0") ADD("1") ADD("2") ADD("3") ADD("4") ADD("5") ADD("6") ADD("7") ADD("8") ADD("9")
+#define SUMS "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm15"
+
 static double madds_avx2(size_t n_rounds)
 {
+#define ADD_PAIRS(i) "vpmaddubsw %%ymm15, %%ymm" i ", %%ymm" i "\n\t"
     for (size_t i = 0; i < n_rounds; i++)
-        __asm__ volatile("vpmaddubsw %%ymm15, %%ymm0, %%ymm0\n\t"
-                         "vpmaddubsw %%ymm15, %%ymm1, %%ymm1\n\t"
-                         "vpmaddubsw %%ymm15, %%ymm2, %%ymm2\n\t"
-                         "vpmaddubsw %%ymm15, %%ymm3, %%ymm3\n\t"
-                         "vpmaddubsw %%ymm15, %%ymm4, %%ymm4\n\t"
-                         "vpmaddubsw %%ymm15, %%ymm5, %%ymm5\n\t"
-                         "vpmaddubsw %%ymm15, %%ymm6, %%ymm6\n\t"
-                         "vpmaddubsw %%ymm15, %%ymm7, %%ymm7\n\t"
-                         "vpmaddubsw %%ymm15, %%ymm8, %%ymm8\n\t"
-                         "vpmaddubsw %%ymm15, %%ymm9, %%ymm9"
-                         :
-                         :
-                         : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8",
-                           "xmm9", "xmm15");
+        __asm__ volatile(TEN(ADD_PAIRS) : : : SUMS);
     return (double)n_rounds * 10 * 32;
 }
 
@@ -83,21 +75,9 @@ QSF_TARGET_END
 /* "avxvnni" is unknown to older compilers, and changes nothing else. */
 static double madds_avxvnni(size_t n_rounds)
 {
+#define ADD_DOTS_256(i) "%{vex%} vpdpbusd %%ymm15, %%ymm15, %%ymm" i "\n\t"
     for (size_t i = 0; i < n_rounds; i++)
-        __asm__ volatile("%{vex%} vpdpbusd %%ymm15, %%ymm15, %%ymm0\n\t"
-                         "%{vex%} vpdpbusd %%ymm15, %%ymm15, %%ymm1\n\t"
-                         "%{vex%} vpdpbusd %%ymm15, %%ymm15, %%ymm2\n\t"
-                         "%{vex%} vpdpbusd %%ymm15, %%ymm15, %%ymm3\n\t"
-                         "%{vex%} vpdpbusd %%ymm15, %%ymm15, %%ymm4\n\t"
-                         "%{vex%} vpdpbusd %%ymm15, %%ymm15, %%ymm5\n\t"
-                         "%{vex%} vpdpbusd %%ymm15, %%ymm15, %%ymm6\n\t"
-                         "%{vex%} vpdpbusd %%ymm15, %%ymm15, %%ymm7\n\t"
-                         "%{vex%} vpdpbusd %%ymm15, %%ymm15, %%ymm8\n\t"
-                         "%{vex%} vpdpbusd %%ymm15, %%ymm15, %%ymm9"
-                         :
-                         :
-                         : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8",
-                           "xmm9", "xmm15");
+        __asm__ volatile(TEN(ADD_DOTS_256) : : : SUMS);
     return (double)n_rounds * 10 * 32;
 }
 
@@ -118,23 +98,12 @@ static uint64_t read_avx512(const unsigned char *p, size_t n_bytes)
 
 static double madds_avx512(size_t n_rounds)
 {
+#define ADD_DOTS_512(i) "vpdpbusd %%zmm15, %%zmm15, %%zmm" i "\n\t"
     for (size_t i = 0; i < n_rounds; i++)
-        __asm__ volatile("vpdpbusd %%zmm15, %%zmm15, %%zmm0\n\t"
-                         "vpdpbusd %%zmm15, %%zmm15, %%zmm1\n\t"
-                         "vpdpbusd %%zmm15, %%zmm15, %%zmm2\n\t"
-                         "vpdpbusd %%zmm15, %%zmm15, %%zmm3\n\t"
-                         "vpdpbusd %%zmm15, %%zmm15, %%zmm4\n\t"
-                         "vpdpbusd %%zmm15, %%zmm15, %%zmm5\n\t"
-                         "vpdpbusd %%zmm15, %%zmm15, %%zmm6\n\t"
-                         "vpdpbusd %%zmm15, %%zmm15, %%zmm7\n\t"
-                         "vpdpbusd %%zmm15, %%zmm15, %%zmm8\n\t"
-                         "vpdpbusd %%zmm15, %%zmm15, %%zmm9\n\t"
-                         "vpdpbusd %%zmm15, %%zmm15, %%zmm10\n\t"
-                         "vpdpbusd %%zmm15, %%zmm15, %%zmm11"
+        __asm__ volatile(TEN(ADD_DOTS_512) ADD_DOTS_512("10") ADD_DOTS_512("11")
                          :
                          :
-                         : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8",
-                           "xmm9", "xmm10", "xmm11", "xmm15");
+                         : SUMS, "xmm10", "xmm11");
     return (double)n_rounds * 12 * 64;
 }
 
@@ -180,6 +149,24 @@ QSF_TARGET_END
 
 #endif
 
+/* A loop of a product of n_madds multiply-adds, on 16 sums */
+#define MADDS(name, product, n_madds)             \
+    static double name(size_t n_rounds)           \
+    {                                             \
+        int32x4_t sum[16];                        \
+        for (size_t k = 0; k < 16; k++)           \
+            sum[k] = vdupq_n_s32(0);              \
+        int8x16_t x = vdupq_n_s8(1);              \
+        for (size_t i = 0; i < n_rounds; i++)     \
+            for (size_t k = 0; k < 16; k++) {     \
+                __asm__ volatile("" : "+w"(x));   \
+                sum[k] = product(sum[k], x, x);   \
+            }                                     \
+        for (size_t k = 0; k < 16; k++)           \
+            __asm__ volatile("" : : "w"(sum[k])); \
+        return (double)n_rounds * 16 * n_madds;   \
+    }
+
 #if HAS_SDOT
 
 #if defined(__clang__)
@@ -188,21 +175,7 @@ QSF_TARGET_BEGIN("dotprod")
 QSF_TARGET_BEGIN("arch=armv8.2-a+dotprod")
 #endif
 
-static double madds_dotprod(size_t n_rounds)
-{
-    int32x4_t sum[16];
-    for (size_t k = 0; k < 16; k++)
-        sum[k] = vdupq_n_s32(0);
-    int8x16_t x = vdupq_n_s8(1);
-    for (size_t i = 0; i < n_rounds; i++)
-        for (size_t k = 0; k < 16; k++) {
-            __asm__ volatile("" : "+w"(x));
-            sum[k] = vdotq_s32(sum[k], x, x);
-        }
-    for (size_t k = 0; k < 16; k++)
-        __asm__ volatile("" : : "w"(sum[k]));
-    return (double)n_rounds * 16 * 16;
-}
+MADDS(madds_dotprod, vdotq_s32, 16)
 
 QSF_TARGET_END
 
@@ -216,21 +189,7 @@ QSF_TARGET_BEGIN("i8mm")
 QSF_TARGET_BEGIN("arch=armv8.2-a+i8mm")
 #endif
 
-static double madds_i8mm(size_t n_rounds)
-{
-    int32x4_t sum[16];
-    for (size_t k = 0; k < 16; k++)
-        sum[k] = vdupq_n_s32(0);
-    int8x16_t x = vdupq_n_s8(1);
-    for (size_t i = 0; i < n_rounds; i++)
-        for (size_t k = 0; k < 16; k++) {
-            __asm__ volatile("" : "+w"(x));
-            sum[k] = vmmlaq_s32(sum[k], x, x);
-        }
-    for (size_t k = 0; k < 16; k++)
-        __asm__ volatile("" : : "w"(sum[k]));
-    return (double)n_rounds * 16 * 32;
-}
+MADDS(madds_i8mm, vmmlaq_s32, 32)
 
 QSF_TARGET_END
 

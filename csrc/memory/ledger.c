@@ -64,30 +64,14 @@ void qsf_ledger_release(qsf_ledger *l, qsf_use use, void *p, size_t n_bytes)
     qsf_heap_free(p, n_bytes);
 }
 
-/* No default, so that the compiler warns about a missing use. */
 const char *qsf_use_name(qsf_use use)
 {
-    switch (use) {
-    case QSF_USE_HANDLE:
-        return "handle";
-    case QSF_USE_TABLES:
-        return "tables";
-    case QSF_USE_WEIGHTS:
-        return "weights";
-    case QSF_USE_STREAM:
-        return "stream";
-    case QSF_USE_EXPERTS:
-        return "experts";
-    case QSF_USE_EMBEDDING:
-        return "embedding";
-    case QSF_USE_KV:
-        return "kv";
-    case QSF_USE_SCRATCH:
-        return "scratch";
-    case QSF_USE_TEXT:
-        return "text";
-    case QSF_USE_COUNT:
-        break;
-    }
-    return "unknown";
+    static const char *const names[QSF_USE_COUNT] = {
+        [QSF_USE_HANDLE] = "handle",   [QSF_USE_TABLES] = "tables",
+        [QSF_USE_WEIGHTS] = "weights", [QSF_USE_STREAM] = "stream",
+        [QSF_USE_EXPERTS] = "experts", [QSF_USE_EMBEDDING] = "embedding",
+        [QSF_USE_KV] = "kv",           [QSF_USE_SCRATCH] = "scratch",
+        [QSF_USE_TEXT] = "text",
+    };
+    return (unsigned)use < QSF_USE_COUNT ? names[use] : "unknown";
 }
