@@ -1,9 +1,8 @@
 /* arguments.c - the command line. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "arguments.h"
+#include "program.h"
 
 #include <errno.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

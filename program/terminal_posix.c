@@ -1,9 +1,8 @@
 /* terminal_posix.c - POSIX systems leave bytes alone. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "terminal.h"
+#include "program.h"
 
 #include <signal.h>
-#include <stddef.h>
 
 void terminal_begin(int *argc, char ***argv)
 {

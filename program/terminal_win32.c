@@ -1,6 +1,6 @@
 /* terminal_win32.c - Windows: a code page for arguments and the console, and line ends. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "terminal.h"
+#include "program.h"
 
 #include <fcntl.h>
 #include <io.h>
@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <windows.h>
+
 /* After windows.h. */
 #include <shellapi.h>
 
