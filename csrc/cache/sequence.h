@@ -11,10 +11,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "cache/kv/kvcache.h"
 #include "cache/state/statecache.h"
 

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <stdatomic.h>
-#include <stdbool.h>
 
 #include "cache/sequence.h"
 #include "engine/sample.h"

@@ -2,8 +2,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stdint.h>
-
 #include "include/qsf.h"
 
 /* For tests: the N-th allocation or read of open fails (negative: none does), and process_bytes

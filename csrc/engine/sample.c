@@ -4,7 +4,6 @@
 
 #include <float.h>
 #include <math.h>
-#include <stdbool.h>
 #include <string.h>
 
 #include "base/checked.h"

@@ -2,9 +2,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "format/config.h"
 
-#include <stdbool.h>
-#include <stddef.h>
-
 #include "base/checked.h"
 #include "base/status.h"
 #include "format/records.h"

@@ -6,10 +6,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "base/checked.h"
 #include "types/dtype.h"
 #include "format/outliers.h"

@@ -7,10 +7,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "format/records.h"
 
 #define QSF_OUTLIER_ENTRY_BYTES 4 /* u16 step, f16 delta */

@@ -6,10 +6,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "format/layout.h"
 #include "include/qsf.h"
 #include "memory/ledger.h"

@@ -2,9 +2,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
-
 #include "format/records.h"
 
 /* Offsets of other parts of the file, as the header states them; not checked here. */

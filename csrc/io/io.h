@@ -12,8 +12,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stdint.h>
-
 #include "platform/file.h"
 
 /* A method and the number of reads in flight. */

@@ -1,6 +1,5 @@
 /* machine.c - gathers cpu and memory facts, measures limits. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -4,9 +4,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
-
 #include "platform/cpu.h"
 #include "platform/pool.h"
 

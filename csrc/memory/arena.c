@@ -3,7 +3,6 @@
 #include "memory/arena.h"
 
 #include <assert.h>
-#include <stdint.h>
 
 #include "base/asan.h"
 #include "base/checked.h"

@@ -10,8 +10,6 @@
 #include "model/attention.h"
 
 #include <math.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
 #include "base/checked.h"

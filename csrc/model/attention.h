@@ -2,8 +2,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stdint.h>
-
 #include "model/ops.h"
 
 /* ---- norms, RoPE and storing of the heads of q, k and v before attention ---- */

@@ -11,9 +11,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
-
 #include "stream/stream.h"
 #include "kernels/kernels.h"
 #include "memory/arena.h"

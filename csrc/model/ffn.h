@@ -2,8 +2,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stdint.h>
-
 #include "format/records.h"
 #include "kernels/kernels.h"
 #include "model/ops.h"

@@ -6,9 +6,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
-
 #include "model/embedding.h"
 #include "model/ops.h"
 

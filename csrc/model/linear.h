@@ -8,10 +8,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "model/ops.h"
 
 /* Works on rows [begin, end) of a result, which are complete for all tokens of the chunk. Threads

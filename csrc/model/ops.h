@@ -8,10 +8,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "base/cancel.h"
 #include "cache/kv/kvcache.h"
 #include "cache/sequence.h"

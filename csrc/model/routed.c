@@ -5,8 +5,6 @@
 #include "model/ffn.h"
 
 #include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
 #include <string.h>
 
 #include "base/checked.h"

@@ -9,10 +9,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "format/config.h"
 #include "format/records.h"
 #include "include/qsf.h"

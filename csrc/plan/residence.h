@@ -14,9 +14,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stdbool.h>
-#include <stdint.h>
-
 #include "format/records.h"
 #include "include/qsf.h"
 #include "stream/stream.h"

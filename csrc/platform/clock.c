@@ -1,8 +1,5 @@
 /* clock.c - adds up the laps of a stopwatch. */
 /* SPDX-License-Identifier: Apache-2.0 */
-
-#include <stddef.h>
-
 #include "platform/clock.h"
 
 _Static_assert((int)QSF_PHASE_OTHER + 1 == QSF_N_PHASES, "QSF_N_PHASES counts the phases");

@@ -2,8 +2,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stdint.h>
-
 #include "include/qsf.h"
 
 uint64_t qsf_clock_ns(void);

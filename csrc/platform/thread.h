@@ -2,9 +2,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
-
 #include "include/qsf.h"
 
 #define QSF_LOCK_BYTES 64 /* room for a mutex or a condition variable of any system */

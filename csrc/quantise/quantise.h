@@ -5,9 +5,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
-
 #include "include/qsf.h"
 #include "quantise/rounder.h"
 

@@ -10,9 +10,6 @@
 
 #include <float.h> /* the templates need these outside of any target region */
 #include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
 #include "base/bytes.h"

@@ -2,7 +2,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "speculate/ngrams.h"
 
-#include <stdbool.h>
 #include <string.h>
 
 #define N_ENTRIES_LOG2 15

@@ -3,8 +3,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stdint.h>
-
 #include "memory/arena.h"
 
 /* Classes of probability: from 0.8, from 0.5, then each half of the class before. */

@@ -14,10 +14,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "base/cancel.h"
 #include "format/records.h"
 #include "io/io.h"

@@ -6,9 +6,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
-
 #include "memory/ledger.h"
 #include "text/vocabulary.h"
 

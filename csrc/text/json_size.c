@@ -3,7 +3,6 @@
 #include "include/qsf_text.h"
 
 #include <stdbool.h>
-#include <stddef.h>
 
 /* The code unit of an escape \uXXXX whose digits begin at p; UINT32_MAX if they are not four hex
  * digits. */

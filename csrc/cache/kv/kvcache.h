@@ -19,10 +19,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "format/config.h"
 #include "include/qsf.h"
 #include "kernels/kernels.h"

@@ -6,10 +6,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "model/ops.h"
 
 /* x += mixer(norm(x)) for the rows of the chunk, in the stream's unit. Errors of the stream, and of

@@ -7,8 +7,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "platform/system_memory.h"
 
-#include <stdbool.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -4,8 +4,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <assert.h>
 #include <malloc.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
