@@ -26,8 +26,13 @@ static qsf_status check_logprobs(const qsf_model *m, size_t n_tokens)
 static void note_choice(qsf_session *s, const qsf_sampling *how, const qsf_adjustment *change,
                         uint64_t random_state)
 {
-    s->last_choice = (qsf_last_choice){*how, random_state, s->n_tokens, (uint32_t)change->n_recent,
-                                       (uint32_t)change->n_counted};
+    s->last_choice = (qsf_last_choice){
+        .how = *how,
+        .random_state = random_state,
+        .n_tokens = s->n_tokens,
+        .n_recent = (uint32_t)change->n_recent,
+        .n_counted = (uint32_t)change->n_counted,
+    };
 }
 
 /* Chooses while holding the sampler's lock, and adds the time to s unless it is NULL. */
@@ -113,8 +118,15 @@ static qsf_status check_item(const qsf_model *m, const qsf_choose_item *item, ui
 static qsf_status choose_item(qsf_model *m, qsf_choose_item *item)
 {
     const float *const logits = item->logits != NULL ? item->logits : item->session->buffers.logits;
-    const qsf_adjustment change = {item->recent, item->n_recent, item->n_counted, item->mask,
-                                   item->biased, item->biases,   item->n_biased};
+    const qsf_adjustment change = {
+        .recent = item->recent,
+        .n_recent = item->n_recent,
+        .n_counted = item->n_counted,
+        .mask = item->mask,
+        .biased = item->biased,
+        .biases = item->biases,
+        .n_biased = item->n_biased,
+    };
     if (item->how != NULL)
         QSF_TRY(choose_locked(m, item->session, logits, item->how, &change, &item->random_state,
                               &item->token));

@@ -89,8 +89,11 @@ qsf_memory_move qsf_model_give(qsf_model *m, uint64_t wanted_bytes)
     if (!has_moved && !has_given)
         return (qsf_memory_move){0};
     update_plan(m, &before);
-    return (qsf_memory_move){has_moved, true,
-                             qsf_sub_floored(before.held_bytes, m->ledger.held_bytes)};
+    return (qsf_memory_move){
+        .has_disturbed = has_moved,
+        .is_done = true,
+        .n_bytes = qsf_sub_floored(before.held_bytes, m->ledger.held_bytes),
+    };
 }
 
 /* Bytes below the ceiling that the plan did not use. */
@@ -110,7 +113,9 @@ static qsf_memory_move widen_ring(qsf_model *m)
     if (qsf_stream_resize_ring(&m->stream, (size_t)m->full_ring_bytes) != QSF_OK)
         return (qsf_memory_move){.has_disturbed = true};
     update_plan(m, &before);
-    return (qsf_memory_move){true, true, m->ledger.held_bytes - before.held_bytes};
+    return (qsf_memory_move){.has_disturbed = true,
+                             .is_done = true,
+                             .n_bytes = m->ledger.held_bytes - before.held_bytes};
 }
 
 static uint32_t missing_slots(const qsf_model *m)
@@ -134,7 +139,7 @@ static qsf_memory_move take_slots(qsf_model *m, uint64_t room_bytes)
     if (m->ledger.held_bytes == before.held_bytes)
         return (qsf_memory_move){0};
     update_plan(m, &before);
-    return (qsf_memory_move){false, true, m->ledger.held_bytes - before.held_bytes};
+    return (qsf_memory_move){.is_done = true, .n_bytes = m->ledger.held_bytes - before.held_bytes};
 }
 
 /* The last unit is loaded through the ring, which is released afterwards: for a moment the model
@@ -159,7 +164,8 @@ qsf_memory_move qsf_model_take(qsf_model *m, uint64_t room_bytes)
     if (status != QSF_OK)
         return (qsf_memory_move){.has_disturbed = true};
     update_plan(m, &before);
-    return (qsf_memory_move){true, true, m->reader.units[unit_idx].raw_bytes};
+    return (qsf_memory_move){
+        .has_disturbed = true, .is_done = true, .n_bytes = m->reader.units[unit_idx].raw_bytes};
 }
 
 uint64_t qsf_model_next_cost_bytes(const qsf_model *m)

@@ -26,7 +26,7 @@
 /* Tables that every plan needs, in one allocation for the life of the model. */
 typedef struct tables {
     qsf_rope *ropes;          /* [n_ropes] */
-    float *rope_frequencies;  /* [n_own_pairs] */
+    float *rope_frequencies;  /* [n_made_pairs] */
     unsigned char *positions; /* f16 or f32 [max_tokens, dim], or NULL */
     char *kv_folder;          /* a copy of the options', or NULL */
     void *pool;
@@ -37,7 +37,7 @@ static void layout_tables(tables *t, qsf_arena *a, const qsf_model *m)
     const qsf_section *const positions =
         m->config.has_learned_positions ? qsf_reader_section(&m->reader, "WPOS") : NULL;
     t->ropes = qsf_arena_push(a, m->config.n_ropes, sizeof *t->ropes);
-    t->rope_frequencies = qsf_arena_push(a, m->config.n_own_pairs, sizeof *t->rope_frequencies);
+    t->rope_frequencies = qsf_arena_push(a, m->config.n_made_pairs, sizeof *t->rope_frequencies);
     t->positions = positions != NULL ? qsf_arena_push(a, (size_t)positions->n_bytes, 1) : NULL;
     const char *const folder = m->options.kv_folder;
     t->kv_folder = folder != NULL ? qsf_arena_push(a, strlen(folder) + 1, 1) : NULL;
@@ -391,7 +391,10 @@ static qsf_status prepare_drafter(qsf_model *m, const char *path)
         .io_depth = m->options.io_depth,
         .quality = 1.0,
     };
-    const qsf_faults left = {m->ledger.grants_until_fault, m->reader.file.reads_until_fault, 0};
+    const qsf_faults left = {
+        .grants_until_fault = m->ledger.grants_until_fault,
+        .reads_until_fault = m->reader.file.reads_until_fault,
+    };
     QSF_TRY(create_empty(&opt, &left, &m->drafter));
     m->drafter->is_drafter = true;
     QSF_TRY(prepare(m->drafter, path, &left, false));

@@ -224,7 +224,7 @@ static qsf_status catch_up(qsf_model *m, qsf_session *s, const qsf_cancel *cance
 
 qsf_status qsf_pass_run(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, qsf_stopwatch *w)
 {
-    const qsf_cancel cancel = {m->shared.cancelled, n_parts};
+    const qsf_cancel cancel = {.flags = m->shared.cancelled, .n = n_parts};
     qsf_status status = QSF_OK;
     const float *logits;
     for (uint32_t i = 0; i < n_parts && m->config.is_encoder; i++)

@@ -35,7 +35,7 @@ typedef enum extent {
     OF_CONV,
     OF_FFN,
     OF_EXPERTS,
-    OF_OWN,
+    OF_PLE,
     OF_JOINED,
     N_EXTENTS
 } extent;
@@ -67,10 +67,10 @@ typedef enum layer_group {
     IN_APART,  /* router and experts may read the residual with norms of their own */
     IN_SHARED_APART,
     IN_ANY_FFN,
-    IN_EMBEDDED, /* with an embedding of the layer */
-    IN_MTP,      /* the MTP head */
-    IN_FFN,      /* this and the next two: of the dense FFN, or of an expert's */
-    IN_OUT,      /* also of the routed part alone */
+    IN_PLE, /* with an embedding of the layer */
+    IN_MTP, /* the MTP head */
+    IN_FFN, /* this and the next two: of the dense FFN, or of an expert's */
+    IN_OUT, /* also of the routed part alone */
     IN_GATED,
     N_LAYER_GROUPS
 } layer_group;
@@ -136,7 +136,7 @@ static presence presence_in(const qsf_layer_kind *k, bool has_own, const layer_r
         [IN_APART] = is_routed && !k->is_parallel,
         [IN_SHARED_APART] = is_routed && has_ffn && !k->is_parallel,
         [IN_ANY_FFN] = is_routed || has_ffn,
-        [IN_EMBEDDED] = has_own,
+        [IN_PLE] = has_own,
         [IN_MTP] = k->is_mtp != 0,
         [IN_FFN] = has_ffn,
         [IN_OUT] = is_routed || has_ffn,
@@ -226,8 +226,14 @@ static void raise_outliers_bytes(qsf_config *c, const qsf_layer *l)
 static tensor_rule rule_of(const layer_row *row, presence presence_of_row,
                            const uint32_t extents[N_EXTENTS])
 {
-    return (tensor_rule){row->type,       row->name,          row->layout,
-                         presence_of_row, extents[row->rows], extents[row->cols]};
+    return (tensor_rule){
+        .type = row->type,
+        .name = row->name,
+        .layout = row->layout,
+        .presence = presence_of_row,
+        .n_rows = extents[row->rows],
+        .n_cols = extents[row->cols],
+    };
 }
 
 /* Finds the layer whose keys and values layer `idx` reads. */
@@ -285,7 +291,7 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
                                             : qsf_kv_dim(k),
         [OF_FFN] = k->ffn_dim,
         [OF_EXPERTS] = k->n_experts,
-        [OF_OWN] = r->arch.own_width,
+        [OF_PLE] = r->arch.own_width,
         [OF_JOINED] = 2 * r->header.dim,
     };
     tensor_rule rules[N_LAYER_ROWS];
@@ -296,7 +302,7 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
     *l = (qsf_layer){.kind = k,
                      .unit_idx = r->layer_units[idx],
                      .first_expert = qsf_reader_layer(r, idx)->first_expert,
-                     .own_col = qsf_reader_layer(r, idx)->layer * r->arch.own_width};
+                     .ple_col = qsf_reader_layer(r, idx)->layer * r->arch.own_width};
     QSF_TRY(find_source(r, idx, &l->kv_layer));
     QSF_TRY(match_unit(r, l->unit_idx, rules, N_LAYER_ROWS, tensors));
     for (size_t i = 0; i < N_LAYER_ROWS; i++) {
@@ -444,10 +450,10 @@ static void add_layer(qsf_config *c, const qsf_layer *l)
     c->keeps_input |= qsf_layer_keeps_input(l) || l->tensors[QSF_LAYER_ROUTED_POST_NORM] != NULL;
     if (k->value_norm != 0)
         raise_to(&c->ones, k->head_dim);
-    raise_to(&c->ffn_dim, c->own_width);
+    raise_to(&c->ffn_dim, c->ple_width);
     if (k->is_mtp != 0)
         raise_to(&c->ffn_dim, 2 * c->dim);
-    c->has_gate |= c->own_width != 0;
+    c->has_gate |= c->ple_width != 0;
     raise_outliers_bytes(c, l);
 }
 
@@ -479,9 +485,9 @@ static qsf_status match_ends(const qsf_config *c, const qsf_reader *r, qsf_ends 
     ends->head_rest = tensors[5];
     if (c->has_tied_head)
         ends->head = ends->embedding;
-    ends->own_table = NULL;
+    ends->ple_table = NULL;
     if (r->own_table_unit != 0)
-        ends->own_table = qsf_reader_tensor(r, r->own_table_unit, QSF_TENSOR_OWN_TABLE);
+        ends->ple_table = qsf_reader_tensor(r, r->own_table_unit, QSF_TENSOR_OWN_TABLE);
     return QSF_OK;
 }
 
@@ -508,8 +514,8 @@ static void count_ropes(qsf_config *c, const qsf_reader *r)
         }
     if (r->n_rope_sets == 0 && r->header.positions == QSF_POSITIONS_ROPE) {
         c->n_ropes = 1;
-        c->n_own_pairs = r->arch.rope_dims / 2;
-        c->n_rope_pairs = c->n_own_pairs;
+        c->n_made_pairs = r->arch.rope_dims / 2;
+        c->n_rope_pairs = c->n_made_pairs;
     }
 }
 
@@ -546,8 +552,8 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
         .norm_epsilon = r->arch.norm_epsilon,
         .embedding_factor = r->arch.embedding_factor,
         .logit_cap = r->arch.logit_cap,
-        .own_width = r->arch.own_width,
-        .own_cols = h->n_layers * r->arch.own_width,
+        .ple_width = r->arch.own_width,
+        .ple_cols = h->n_layers * r->arch.own_width,
         .has_fine_acts = r->arch.act_bits == 16,
     };
     count_ropes(c, r);

@@ -90,11 +90,11 @@
     VECTOR(ROUTED_NORM, ROUTED_NORM, "routed_norm", IN_APART, OPTIONAL, OF_DIM)                    \
     VECTOR(ROUTED_POST_NORM, ROUTED_POST_NORM, "routed_post_norm", IN_APART, OPTIONAL, OF_DIM)     \
     VECTOR(POST_FFN_NORM, POST_FFN_NORM, "post_ffn_norm", IN_ANY_FFN, OPTIONAL, OF_DIM)            \
-    VECTOR(OWN_IN_NORM, OWN_IN_NORM, "own_in_norm", IN_EMBEDDED, ALWAYS, OF_OWN)                   \
-    MATRIX(OWN_IN, OWN_IN, "own_in", IN_EMBEDDED, ALWAYS, OF_OWN, OF_DIM)                          \
-    MATRIX(OWN_GATE, OWN_GATE, "own_gate", IN_EMBEDDED, ALWAYS, OF_OWN, OF_DIM)                    \
-    MATRIX(OWN_OUT, OWN_OUT, "own_out", IN_EMBEDDED, ALWAYS, OF_DIM, OF_OWN)                       \
-    VECTOR(OWN_NORM, OWN_NORM, "own_norm", IN_EMBEDDED, ALWAYS, OF_DIM)                            \
+    VECTOR(OWN_IN_NORM, PLE_IN_NORM, "own_in_norm", IN_PLE, ALWAYS, OF_PLE)                   \
+    MATRIX(OWN_IN, PLE_IN, "own_in", IN_PLE, ALWAYS, OF_PLE, OF_DIM)                          \
+    MATRIX(OWN_GATE, PLE_GATE, "own_gate", IN_PLE, ALWAYS, OF_PLE, OF_DIM)                    \
+    MATRIX(OWN_OUT, PLE_OUT, "own_out", IN_PLE, ALWAYS, OF_DIM, OF_PLE)                       \
+    VECTOR(OWN_NORM, PLE_NORM, "own_norm", IN_PLE, ALWAYS, OF_DIM)                            \
     VECTOR(LAYER_SCALE, SCALE, "layer_scale", IN_ALL, OPTIONAL, OF_ONE)                            \
     VECTOR(MTP_END_NORM, MTP_END_NORM, "mtp_end_norm", IN_MTP, ALWAYS, OF_DIM)
 /* clang-format on */
@@ -116,7 +116,7 @@ typedef struct qsf_layer {
     uint32_t unit_idx;
     uint32_t first_expert; /* the unit of expert 0, layers with experts */
     uint32_t kv_layer; /* whose keys and values it reads, in this array: its own index or less */
-    uint32_t own_col;  /* of its own embeddings in a row of their table */
+    uint32_t ple_col;  /* of its per-layer embedding in a row of their table */
     const qsf_tensor *tensors[QSF_LAYER_TENSORS];
     const qsf_tensor *outliers[QSF_LAYER_MATRICES]; /* NULL: the matrix has none */
 } qsf_layer;
@@ -135,18 +135,18 @@ typedef struct qsf_config {
     uint32_t kv_dim;         /* KV heads * head_dim */
     uint32_t gate_dim;       /* rows of a gate; 0: none */
     uint32_t n_steps;        /* a token's betas and decays, of states by heads; 0: none */
-    uint32_t ffn_dim;        /* or expert_dim, or own_width */
+    uint32_t ffn_dim;        /* or expert_dim, or ple_width */
     uint32_t least_kv_heads; /* smallest of all layers */
     uint32_t qk_norm_cols;   /* of the widest Q or K norm; 0: none */
     uint32_t latent_dim;     /* columns of each head's latent values; 0: none */
     uint32_t ones;           /* weights of the widest V norm; 0: none */
-    uint32_t own_width;      /* of the embeddings that each layer has of its own; 0: none */
-    uint32_t own_cols;       /* of their table: those of all layers of the file */
+    uint32_t ple_width;      /* of a per-layer embedding; 0: none */
+    uint32_t ple_cols;       /* of their table: those of all layers of the file */
     uint32_t conv_cols;      /* of the widest weights of a convolution; 0: none */
     uint32_t conv_channels;  /* of the widest convolution; 0: none */
     uint32_t n_ropes;        /* RoPE sets, for one context each */
     uint32_t n_rope_pairs;   /* of all of them */
-    uint32_t n_own_pairs;    /* of the RoPE set made from header and ARCH */
+    uint32_t n_made_pairs;   /* of the RoPE set made from header and ARCH */
     uint32_t n_experts; /* of the layer with the most; 0: no layer has any; likewise the next */
     uint32_t n_chosen;
     bool is_rms_norm;
@@ -173,7 +173,7 @@ typedef struct qsf_ends {
     const qsf_tensor *dense;           /* [dim, dim] after the final norm, optional */
     const qsf_tensor *head;            /* [n_vocab, dim]; the embedding when tied; or NULL */
     const qsf_tensor *head_rest;       /* the last rows of [n_vocab, dim], if `head` lacks them */
-    const qsf_tensor *own_table;       /* [n_vocab, own_cols]; or NULL */
+    const qsf_tensor *ple_table;       /* [n_vocab, ple_cols]; or NULL */
 } qsf_ends;
 
 /* Sizes of layers with attention */

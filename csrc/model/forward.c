@@ -15,10 +15,10 @@
 #include "model/mixers/mixers.h"
 #include "model/ops.h"
 
-/* ---- embeddings of each layer ---- */
+/* ---- per-layer embeddings (Gemma 4 E2B, E4B) ---- */
 
-/* A token has an embedding for the residual and one of own_width numbers for each layer: a row of
- * the own table has those of all layers. A pass needs few rows of the large table, so it stays in
+/* A token has an embedding for the residual and one of ple_width numbers for each layer: a row of
+ * their table has those of all layers. A pass needs few rows of the large table, so it stays in
  * the file: a row costs a read of its band of 16 rows. */
 
 #define HALF_ROOT 0.70710678118654752F /* 1 / sqrt(2) */
@@ -31,7 +31,7 @@ static qsf_status read_layer_embeddings(qsf_ops *o, const qsf_tensor *table, con
     memcpy(s->embedded, s->x, o->n_tokens * s->dim_stride * sizeof *s->x);
     for (uint32_t t = 0; t < o->n_tokens; t++)
         QSF_TRY(qsf_embedding_decode(o->stream, o->kernels, table, tokens[t],
-                                     s->own + t * s->own_stride));
+                                     s->ple + t * s->ple_stride));
     return QSF_OK;
 }
 
@@ -52,33 +52,33 @@ static void project_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
     const float factor = 1.0F / sqrtf((float)c->dim);
     (void)worker_idx;
     for (size_t t = begin; t < end; t++) {
-        float *const p = s->up + t * qsf_stride(c->own_width);
-        k->scale(p, factor, c->own_width);
-        qsf_ops_norm_row(job->ops, p, &job->norm, c->own_width, p);
-        k->add_scaled(p, s->own + t * s->own_stride + job->layer->own_col,
-                      sqrtf((float)c->own_width), c->own_width);
-        k->scale(p, HALF_ROOT, c->own_width);
+        float *const p = s->up + t * qsf_stride(c->ple_width);
+        k->scale(p, factor, c->ple_width);
+        qsf_ops_norm_row(job->ops, p, &job->norm, c->ple_width, p);
+        k->add_scaled(p, s->ple + t * s->ple_stride + job->layer->ple_col,
+                      sqrtf((float)c->ple_width), c->ple_width);
+        k->scale(p, HALF_ROOT, c->ple_width);
     }
 }
 
 static void gate_epilogue(const void *arg, size_t begin, size_t end)
 {
     const qsf_ops *const o = arg;
-    qsf_ops_activate_gated(o, qsf_stride(o->config->own_width), begin, end);
+    qsf_ops_activate_gated(o, qsf_stride(o->config->ple_width), begin, end);
 }
 
-/* p = (norm(in @ embedding / sqrt(dim)) + own embedding * sqrt(own_width)) / sqrt(2);
+/* p = (norm(in @ embedding / sqrt(dim)) + layer embedding * sqrt(ple_width)) / sqrt(2);
  * x += norm(out @ (activation(gate @ x) * p)) for the rows of the chunk. Errors of the stream. */
 static qsf_status add_layer_embedding(qsf_ops *o, const qsf_layer *l)
 {
     const qsf_scratch *const s = o->scratch;
-    const uint32_t width = o->config->own_width;
+    const uint32_t width = o->config->ple_width;
     const qsf_norm_weights none = {0};
-    const qsf_block_end end = {.w = l->tensors[QSF_LAYER_OWN_OUT],
-                               .post_norm = l->tensors[QSF_LAYER_OWN_NORM]};
-    const qsf_linear in = qsf_linear_of(l->tensors[QSF_LAYER_OWN_IN], s->up, qsf_stride(width));
+    const qsf_block_end end = {.w = l->tensors[QSF_LAYER_PLE_OUT],
+                               .post_norm = l->tensors[QSF_LAYER_PLE_NORM]};
+    const qsf_linear in = qsf_linear_of(l->tensors[QSF_LAYER_PLE_IN], s->up, qsf_stride(width));
     const qsf_linear gate = {
-        .w = l->tensors[QSF_LAYER_OWN_GATE],
+        .w = l->tensors[QSF_LAYER_PLE_GATE],
         .y = s->gate,
         .y_stride = qsf_stride(width),
         .group_rows = 1,
@@ -86,7 +86,7 @@ static qsf_status add_layer_embedding(qsf_ops *o, const qsf_layer *l)
         .epilogue_arg = o,
     };
     embedding_job job = {o, l, none};
-    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_OWN_IN_NORM], 2, &job.norm.weight));
+    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_PLE_IN_NORM], 2, &job.norm.weight));
     qsf_acts x = qsf_ops_prepare(o, s->embedded, o->config->dim, &none, s->embedded);
     QSF_TRY(qsf_linear_run(o, &in, 1, &x));
     qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(8 * (size_t)width), project_rows, &job);
@@ -128,7 +128,7 @@ static qsf_status embed(qsf_forward *f, const qsf_chunk *chunk)
                         ? qsf_load_f32(f->positions + 4 * (first + i))
                         : qsf_half_to_float(qsf_load_u16(f->positions + 2 * (first + i)));
     }
-    return c->own_width != 0 ? read_layer_embeddings(&f->ops, f->ends->own_table, chunk->tokens)
+    return c->ple_width != 0 ? read_layer_embeddings(&f->ops, f->ends->ple_table, chunk->tokens)
                              : QSF_OK;
 }
 
@@ -224,7 +224,7 @@ static qsf_status run_layer(qsf_forward *f, const qsf_chunk *chunk, uint32_t lay
     if (qsf_mixers[l->kind->mixer].run != NULL)
         QSF_TRY(qsf_mixers[l->kind->mixer].run(o, l, chunk, layer_idx));
     QSF_TRY(qsf_ffn_run(o, l, layer_idx));
-    if (o->config->own_width != 0)
+    if (o->config->ple_width != 0)
         QSF_TRY(add_layer_embedding(o, l));
     QSF_TRY(end_layer(o, l));
     return end_unit(o, QSF_PHASE_DOWN);
@@ -293,9 +293,9 @@ static void end_rows(qsf_forward *f, qsf_chunk *chunk)
     gather_rows(chunk, s->x, s->dim_stride);
     if (!has_layers)
         return;
-    if (c->own_width != 0) {
+    if (c->ple_width != 0) {
         gather_rows(chunk, s->embedded, s->dim_stride);
-        gather_rows(chunk, s->own, s->own_stride);
+        gather_rows(chunk, s->ple, s->ple_stride);
     }
     chunk->n_segments = cut_segments(chunk, s->rest);
     chunk->segments = s->rest;
@@ -338,7 +338,7 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk, bool is_norme
     QSF_TRY(begin_unit(o, f->ends->final_norm->unit_idx));
     qsf_acts in;
     if (is_normed)
-        in = qsf_ops_prepare(o, s->normed, c->dim, &(qsf_norm_weights){NULL, NULL}, s->normed);
+        in = qsf_ops_prepare(o, s->normed, c->dim, &(qsf_norm_weights){0}, s->normed);
     else
         QSF_TRY(qsf_block_norm(o, s->x, f->ends->final_norm, f->ends->final_norm_bias, &in));
     f->hidden = s->normed + chunk->n_logits_rows * s->dim_stride;
@@ -441,7 +441,7 @@ static qsf_status run_guess(qsf_forward *f, const qsf_chunk *chunk, const float 
     qsf_layer_kind kind = *l->kind; /* sees only positions for which there are keys */
     if (kind.window_tokens == 0 || kind.window_tokens > n_seen)
         kind.window_tokens = n_seen;
-    qsf_norm_weights end = {NULL, NULL};
+    qsf_norm_weights end = {0};
     const qsf_mtp mtp = mtp_of(f);
     o->kind = &kind;
     o->n_tokens = 1;

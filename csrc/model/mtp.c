@@ -30,7 +30,7 @@ typedef struct input_norms {
 static qsf_status load_norms(const qsf_mtp *m, input_norms *out)
 {
     const qsf_tensor *const *const t = layer_of(m)->tensors;
-    *out = (input_norms){{NULL, NULL}, {NULL, NULL}, {NULL, NULL}};
+    *out = (input_norms){0};
     QSF_TRY(qsf_block_load(m->ops, t[QSF_LAYER_MTP_TRUNK_NORM], 0, &out->trunk.weight));
     QSF_TRY(qsf_block_load(m->ops, t[QSF_LAYER_MTP_TOKEN_NORM], 1, &out->token.weight));
     return qsf_block_load(m->ops, t[QSF_LAYER_MTP_HIDDEN_NORM], 2, &out->hidden.weight);
@@ -58,7 +58,7 @@ static qsf_status fill_row(const qsf_mtp *m, const input_norms *norms, size_t ro
 static qsf_status join(const qsf_mtp *m, float *out)
 {
     qsf_ops *const o = m->ops;
-    const qsf_norm_weights none = {NULL, NULL};
+    const qsf_norm_weights none = {0};
     const qsf_linear product =
         qsf_linear_of(layer_of(m)->tensors[QSF_LAYER_MTP_JOIN], out, o->scratch->dim_stride);
     const qsf_acts in =

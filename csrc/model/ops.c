@@ -389,14 +389,14 @@ static double scale_llama3(const qsf_arch *a, double frequency)
 }
 
 /* Makes the set of a file without the section ROPE. */
-static void choose_own(const qsf_reader *r, uint32_t n_pairs, float *own, qsf_rope *rope)
+static void make_rope(const qsf_reader *r, uint32_t n_pairs, float *frequencies, qsf_rope *rope)
 {
     const qsf_arch *const a = &r->arch;
     *rope = (qsf_rope){
         .is_interleaved = a->rope_interleaved != 0,
         .n_pairs = n_pairs,
         .factor = 1.0F,
-        .frequencies = own,
+        .frequencies = frequencies,
     };
     for (uint32_t i = 0; i < n_pairs; i++) {
         double frequency =
@@ -405,15 +405,15 @@ static void choose_own(const qsf_reader *r, uint32_t n_pairs, float *own, qsf_ro
             frequency /= (double)a->rope_factor;
         else if (a->rope_scaling == QSF_ROPE_SCALING_LLAMA3)
             frequency = scale_llama3(a, frequency);
-        own[i] = (float)frequency;
+        frequencies[i] = (float)frequency;
     }
 }
 
-void qsf_ropes_choose(const qsf_config *c, const qsf_reader *r, uint32_t ctx_tokens, float *own,
+void qsf_ropes_choose(const qsf_config *c, const qsf_reader *r, uint32_t ctx_tokens, float *made,
                       qsf_rope *ropes)
 {
-    if (c->n_own_pairs != 0)
-        choose_own(r, c->n_own_pairs, own, &ropes[0]);
+    if (c->n_made_pairs != 0)
+        make_rope(r, c->n_made_pairs, made, &ropes[0]);
     size_t first_pair = 0;
     for (uint32_t i = 0; i < r->n_rope_sets; i++) { /* by number and least context */
         const qsf_rope_set *const s = &r->rope_sets[i];

@@ -112,7 +112,7 @@ typedef struct qsf_routed_scratch {
 typedef struct qsf_scratch {
     uint32_t chunk_tokens;
     size_t dim_stride; /* dim, padded to 64 */
-    size_t own_stride; /* own_cols, padded to 64 */
+    size_t ple_stride; /* ple_cols, padded to 64 */
     float *x;          /* [chunk, dim_stride] the residual stream */
     float *normed;     /* [chunk, dim_stride] */
     float *input; /* [chunk, dim_stride] for parallel layers, or dense parts; NULL if no layer needs
@@ -126,8 +126,8 @@ typedef struct qsf_scratch {
     float *steps;    /* [chunk, n_steps] betas, then decays, of states by heads */
     float *gate;     /* [wide, ffn_stride] input of the down projection */
     float *up;       /* [wide, ffn_stride]; NULL if the FFN has no gate */
-    float *embedded; /* [chunk, dim_stride] the embedding, if layers have embeddings of their own */
-    float *own;      /* [chunk, own_stride] these, of all layers */
+    float *embedded; /* [chunk, dim_stride] the embedding, if there are per-layer ones */
+    float *ple;      /* [chunk, ple_stride] these, of all layers */
     float *y; /* [chunk, dim_stride] output of attention or the FFN, before the residual add */
     uint32_t *positions; /* [chunk] positions of the rows in their sequences */
     qsf_segment *rest;   /* [chunk] segments of the rows that the head is for */
@@ -176,8 +176,9 @@ typedef struct qsf_rope {
     const float *frequencies; /* [n_pairs] */
 } qsf_rope;
 
-/* Fills ropes [n_ropes]. `own` [n_own_pairs] receives the frequencies made from header and ARCH. */
-void qsf_ropes_choose(const qsf_config *c, const qsf_reader *r, uint32_t ctx_tokens, float *own,
+/* Fills ropes [n_ropes]. `made` [n_made_pairs] receives the frequencies computed from header and
+ * ARCH. */
+void qsf_ropes_choose(const qsf_config *c, const qsf_reader *r, uint32_t ctx_tokens, float *made,
                       qsf_rope *ropes);
 
 /* Computes cos and sin [chunk_tokens, n_pairs] of each set, one set after the other, for

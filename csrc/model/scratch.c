@@ -116,7 +116,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
     *s = (qsf_scratch){
         .chunk_tokens = sizes->chunk_tokens,
         .dim_stride = qsf_stride(c->dim),
-        .own_stride = qsf_stride(c->own_cols),
+        .ple_stride = qsf_stride(c->ple_cols),
         .kv_form = pool->form,
     };
     const size_t q_stride = qsf_stride(c->q_dim);
@@ -138,8 +138,8 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
     s->steps = qsf_arena_push(a, n * c->n_steps, sizeof *s->steps);
     s->gate = qsf_arena_push(a, n_wide * ffn_stride, sizeof *s->gate);
     s->up = c->has_gate ? qsf_arena_push(a, n_wide * ffn_stride, sizeof *s->up) : NULL;
-    s->embedded = qsf_arena_push(a, c->own_width != 0 ? n * s->dim_stride : 0, sizeof *s->embedded);
-    s->own = qsf_arena_push(a, n * s->own_stride, sizeof *s->own);
+    s->embedded = qsf_arena_push(a, c->ple_width != 0 ? n * s->dim_stride : 0, sizeof *s->embedded);
+    s->ple = qsf_arena_push(a, n * s->ple_stride, sizeof *s->ple);
     s->y = qsf_arena_push(a, n * s->dim_stride, sizeof *s->y);
     s->positions = qsf_arena_push(a, n, sizeof *s->positions);
     s->rest = qsf_arena_push(a, c->n_storing_layers < c->n_layers ? n : 0, sizeof *s->rest);

@@ -126,7 +126,7 @@ static void add_units(qsf_candidate *d)
     }
     plan->embedding_rows = d->is_resident[r->embedding_unit] ? 0 : d->how.n_embedding_rows;
     plan->embedding_bytes =
-        qsf_add_capped(sizes.band_bytes + sizes.own_band_bytes,
+        qsf_add_capped(sizes.band_bytes + sizes.ple_band_bytes,
                        qsf_plan_embedding_bytes(d->in->config, plan->embedding_rows));
     plan->weights_bytes = 0;
     plan->streamed_bytes = 0;

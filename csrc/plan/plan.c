@@ -526,8 +526,12 @@ qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resi
 {
     const qsf_options *const opt = in->options;
     const uint32_t depth = opt->io_depth != 0 ? opt->io_depth : DEFAULT_IO_DEPTH;
-    const qsf_supply supply = {in->process_bytes, in->available_bytes, in->limit_bytes,
-                               qsf_io_locked_bytes(opt->io_method, depth)};
+    const qsf_supply supply = {
+        .process_bytes = in->process_bytes,
+        .available_bytes = in->available_bytes,
+        .limit_bytes = in->limit_bytes,
+        .locked_bytes = qsf_io_locked_bytes(opt->io_method, depth),
+    };
     *plan = (qsf_plan){
         .budget_bytes = opt->budget_bytes == QSF_BUDGET_AUTO
                             ? qsf_ceiling_auto_budget_bytes(&supply)

@@ -107,7 +107,7 @@ void qsf_stream_least(const qsf_reader *r, const bool *is_resident, qsf_stream_s
         out->load_bytes = qsf_stream_buffer_bytes(r, &load, load.ring_bytes);
     }
     if (r->own_table_unit != 0)
-        out->own_band_bytes = qsf_round_up(
+        out->ple_band_bytes = qsf_round_up(
             tensor_range_bytes(qsf_reader_tensor(r, r->own_table_unit, QSF_TENSOR_OWN_TABLE)),
             QSF_DATA_ALIGN);
     if (!is_resident[r->embedding_unit])
@@ -311,8 +311,8 @@ static qsf_status fill(qsf_stream *s, const qsf_stream_options *options)
     find_load_sizes(r, options->is_resident, &load);
     QSF_TRY(acquire(s, QSF_USE_EMBEDDING, sizes.band_bytes, &s->band.bytes));
     s->sizes.band_bytes = sizes.band_bytes;
-    QSF_TRY(acquire(s, QSF_USE_EMBEDDING, sizes.own_band_bytes, &s->own_band.bytes));
-    s->sizes.own_band_bytes = sizes.own_band_bytes;
+    QSF_TRY(acquire(s, QSF_USE_EMBEDDING, sizes.ple_band_bytes, &s->ple_band.bytes));
+    s->sizes.ple_band_bytes = sizes.ple_band_bytes;
     uint32_t n_load = 0;
     uint64_t load_bytes = 0;
     for (uint32_t i = 0; i < r->n_pass_units; i++) {
@@ -345,7 +345,7 @@ qsf_status qsf_stream_init(qsf_stream *s, qsf_reader *r, qsf_ledger *ledger,
         .io = options->io,
         .setup = options->setup,
         .band = {NULL, NONE},
-        .own_band = {NULL, NONE},
+        .ple_band = {NULL, NONE},
         .unit_idx = NONE,
     };
     qsf_stream_sizes sizes;
@@ -379,13 +379,13 @@ void qsf_stream_destroy(qsf_stream *s)
     for (uint32_t i = 0; s->resident != NULL && i < n_units; i++)
         qsf_ledger_release(s->ledger, QSF_USE_WEIGHTS, s->resident[i],
                            (size_t)s->reader->units[i].raw_bytes);
-    qsf_ledger_release(s->ledger, QSF_USE_EMBEDDING, s->own_band.bytes, s->sizes.own_band_bytes);
+    qsf_ledger_release(s->ledger, QSF_USE_EMBEDDING, s->ple_band.bytes, s->sizes.ple_band_bytes);
     qsf_ledger_release(s->ledger, QSF_USE_EMBEDDING, s->band.bytes, s->sizes.band_bytes);
     qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->mask, n_units * sizeof *s->mask);
     qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->order, n_units * sizeof *s->order);
     qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->times, n_units * sizeof *s->times);
     qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->resident, n_units * sizeof *s->resident);
-    *s = (qsf_stream){.band = {NULL, NONE}, .own_band = {NULL, NONE}, .unit_idx = NONE};
+    *s = (qsf_stream){.band = {NULL, NONE}, .ple_band = {NULL, NONE}, .unit_idx = NONE};
 }
 
 /* ---- a pass ---- */
@@ -567,7 +567,7 @@ qsf_status qsf_stream_table_band(qsf_stream *s, const qsf_tensor *table, uint32_
     const bool is_own = table->type == QSF_TENSOR_OWN_TABLE;
     const char *const name = is_own ? "own table" : "embedding";
     const unsigned char *const resident = is_own ? NULL : s->resident[table->unit_idx];
-    qsf_stream_band *const band = is_own ? &s->own_band : &s->band;
+    qsf_stream_band *const band = is_own ? &s->ple_band : &s->band;
     if (band_idx >= r->n_bands)
         return QSF_FAIL(QSF_ERR_ARG, "internal error: %s band %u of %u", name, band_idx,
                         r->n_bands);

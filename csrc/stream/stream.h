@@ -28,7 +28,7 @@ typedef struct qsf_stream_sizes {
     size_t decode_bytes;   /* decode buffer of compressed units */
     size_t codec_bytes;    /* workspace for decoding */
     size_t band_bytes;     /* a band of embedding rows */
-    size_t own_band_bytes; /* a band of the own table, which is never resident */
+    size_t ple_band_bytes; /* a band of the own table, which is never resident */
     size_t load_bytes;     /* if nothing is streamed: least size of all buffers while resident units
                             * load; released before init returns */
 } qsf_stream_sizes;
@@ -62,7 +62,7 @@ typedef struct qsf_stream {
     unsigned char *decode_buffer; /* [sizes.decode_bytes] */
     unsigned char *codec;         /* [sizes.codec_bytes] */
     qsf_stream_band band;         /* [sizes.band_bytes] of the embedding */
-    qsf_stream_band own_band;     /* [sizes.own_band_bytes] of the own table */
+    qsf_stream_band ple_band;     /* [sizes.ple_band_bytes] of the own table */
     /* the current unit */
     uint32_t unit_idx;   /* UINT32_MAX: none */
     uint64_t decode_off; /* compressed: raw offset of the decode buffer, a multiple of 64 */

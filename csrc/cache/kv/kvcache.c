@@ -82,8 +82,8 @@ static qsf_status move_record(qsf_kvcache *kv, uint32_t record, bool is_written)
     for (uint32_t i = 0; i < kv->pool->n_layers; i++) {
         const qsf_kv_layer *const l = &kv->pool->layers[i];
         for (uint32_t part = 0; l->group_idx == 0 && part < qsf_kv_part_count(l); part++) {
-            const qsf_kv_cold_page p = {l, record, part / 2, part % 2 == 0};
-            const size_t n_bytes = p.is_key ? l->k_page_bytes : l->v_page_bytes;
+            const qsf_kv_cold_page p = qsf_kv_cold_part(l, record, part);
+            const size_t n_bytes = qsf_kv_cold_page_bytes(&p);
             QSF_TRY(is_written ? qsf_kv_cold_write(&kv->cold, &p, 0, n_bytes, page_in_pool(kv, &p))
                                : qsf_kv_cold_read(&kv->cold, &p, 0, n_bytes, page_in_pool(kv, &p)));
         }
@@ -98,8 +98,8 @@ static qsf_status clear_record(qsf_kvcache *kv, uint32_t record)
     for (uint32_t i = kv->pool->n_saved_layers; i < kv->pool->n_layers; i++) {
         const qsf_kv_layer *const l = &kv->pool->layers[i];
         for (uint32_t part = 0; l->group_idx == 0 && part < qsf_kv_part_count(l); part++) {
-            const qsf_kv_cold_page p = {l, record, part / 2, part % 2 == 0};
-            const size_t n_bytes = p.is_key ? l->k_page_bytes : l->v_page_bytes;
+            const qsf_kv_cold_page p = qsf_kv_cold_part(l, record, part);
+            const size_t n_bytes = qsf_kv_cold_page_bytes(&p);
             for (size_t at = 0; at < n_bytes; at += sizeof zeros) {
                 const size_t end = n_bytes - at < sizeof zeros ? n_bytes : at + sizeof zeros;
                 QSF_TRY(qsf_kv_cold_write(&kv->cold, &p, at, end, zeros));
@@ -339,7 +339,8 @@ static qsf_status move_page(qsf_kvcache *kv, const qsf_image_part *p, uint32_t i
 {
     const uint32_t page = page_at(&p->pages, i);
     if (p->layer->group_idx == 0 && page < kv->cold.n_records) {
-        const qsf_kv_cold_page cold = {p->layer, page, p->kv_head, p->is_key};
+        const qsf_kv_cold_page cold = {
+            .layer = p->layer, .record = page, .kv_head = p->kv_head, .is_key = p->is_key};
         return dst != NULL ? qsf_kv_cold_read(&kv->cold, &cold, from, to, dst)
                            : qsf_kv_cold_write(&kv->cold, &cold, from, to, src);
     }
@@ -445,8 +446,8 @@ static qsf_status copy_record(qsf_kvcache *kv, qsf_kvcache *from, uint32_t posit
         if (l->group_idx != 0 || record < find_range(l, position).first)
             continue;
         for (uint32_t part = 0; part < qsf_kv_part_count(l); part++) {
-            const qsf_kv_cold_page p = {l, record, part / 2, part % 2 == 0};
-            const size_t n_bytes = p.is_key ? l->k_page_bytes : l->v_page_bytes;
+            const qsf_kv_cold_page p = qsf_kv_cold_part(l, record, part);
+            const size_t n_bytes = qsf_kv_cold_page_bytes(&p);
             for (size_t at = 0; at < n_bytes; at += sizeof bytes) {
                 const size_t end = n_bytes - at < sizeof bytes ? n_bytes : at + sizeof bytes;
                 QSF_TRY(qsf_kv_cold_read(&from->cold, &p, at, end, bytes));

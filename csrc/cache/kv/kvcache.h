@@ -193,6 +193,19 @@ typedef struct qsf_kv_cold_page {
     bool is_key;
 } qsf_kv_cold_page;
 
+/* Part `part` of a record: the keys and values of the KV heads in turn */
+static inline qsf_kv_cold_page qsf_kv_cold_part(const qsf_kv_layer *layer, uint32_t record,
+                                                uint32_t part)
+{
+    return (qsf_kv_cold_page){
+        .layer = layer, .record = record, .kv_head = part / 2, .is_key = part % 2 == 0};
+}
+
+static inline size_t qsf_kv_cold_page_bytes(const qsf_kv_cold_page *p)
+{
+    return p->is_key ? p->layer->k_page_bytes : p->layer->v_page_bytes;
+}
+
 /* Writes bytes from .. to - 1 of a page. Parts of a page are written in ascending order.
  * QSF_ERR_IO: the disk is full, or fails. */
 qsf_status qsf_kv_cold_write(qsf_kv_cold *cold, const qsf_kv_cold_page *page, size_t from,

@@ -33,11 +33,6 @@ qsf_status qsf_kv_cold_open(qsf_kv_cold *cold, const char *folder)
     return qsf_file_create_unnamed(&cold->file, folder);
 }
 
-static size_t page_bytes(const qsf_kv_cold_page *p)
-{
-    return p->is_key ? p->layer->k_page_bytes : p->layer->v_page_bytes;
-}
-
 static uint64_t offset_of(const qsf_kv_cold_page *p)
 {
     const qsf_kv_layer *const l = p->layer;
@@ -83,7 +78,7 @@ qsf_status qsf_kv_cold_read(qsf_kv_cold *cold, const qsf_kv_cold_page *page, siz
                             void *dst)
 {
     unsigned char step[STEP_BYTES];
-    const size_t n_bytes = page_bytes(page);
+    const size_t n_bytes = qsf_kv_cold_page_bytes(page);
     uint32_t crc = 0;
     for (size_t at = 0; at < n_bytes; at += sizeof step) {
         const size_t end = n_bytes - at < sizeof step ? n_bytes : at + sizeof step;
@@ -110,10 +105,10 @@ qsf_status qsf_kv_cold_read_records(qsf_kv_cold *cold, const qsf_kv_layer *layer
     cold->read_bytes += n_bytes;
     for (uint32_t record = first; record < end; record++)
         for (uint32_t part = 0; part < qsf_kv_part_count(layer); part++) {
-            const qsf_kv_cold_page p = {layer, record, part / 2, part % 2 == 0};
-            if (qsf_crc32(0, dst, page_bytes(&p)) != *checksum_of(cold, &p))
+            const qsf_kv_cold_page p = qsf_kv_cold_part(layer, record, part);
+            if (qsf_crc32(0, dst, qsf_kv_cold_page_bytes(&p)) != *checksum_of(cold, &p))
                 return damaged(&p);
-            dst += page_bytes(&p);
+            dst += qsf_kv_cold_page_bytes(&p);
         }
     return QSF_OK;
 }

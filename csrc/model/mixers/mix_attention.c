@@ -124,7 +124,7 @@ qsf_status qsf_mix_attention(qsf_ops *o, const qsf_layer *l, const qsf_chunk *ch
 {
     if (o->kind->latent_rank != 0)
         return qsf_mix_latent(o, l, chunk, layer_idx);
-    qsf_mix_job job = {o, chunk, l->kv_layer, NULL, NULL, NULL};
+    qsf_mix_job job = {.ops = o, .chunk = chunk, .layer_idx = l->kv_layer};
     QSF_TRY(project_heads(o, l, &job));
     qsf_ops_lap(o, QSF_PHASE_QKV);
     if (o->stores_only)

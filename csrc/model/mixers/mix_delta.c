@@ -48,7 +48,7 @@ static void finish_head(const qsf_heads_job *job, const qsf_segment *g, size_t h
 static qsf_status raise_ranks(qsf_ops *o, const qsf_layer *l, qsf_linear gate, qsf_linear decay)
 {
     const qsf_scratch *const s = o->scratch;
-    const qsf_norm_weights none = {NULL, NULL};
+    const qsf_norm_weights none = {0};
     gate.w = l->tensors[QSF_LAYER_GATE_UP];
     decay.w = l->tensors[QSF_LAYER_DECAY_UP];
     qsf_acts in = qsf_ops_prepare(o, s->k, o->kind->gate_rank, &none, s->k);

@@ -78,7 +78,7 @@ static void k_up_epilogue(const void *arg, size_t begin, size_t end)
 static qsf_status run_heads(qsf_ops *o, const qsf_linear *linear, float *x, uint32_t dim,
                             size_t head_rows)
 {
-    const qsf_norm_weights none = {NULL, NULL};
+    const qsf_norm_weights none = {0};
     const uint32_t n_tokens = o->n_tokens;
     o->n_tokens = n_tokens * o->kind->n_heads;
     const qsf_acts in = qsf_ops_prepare(o, x, dim, &none, x);
@@ -93,7 +93,7 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, qsf_mix_job *job)
     const qsf_tensor *const *const t = l->tensors;
     const qsf_layer_kind *const kind = o->kind;
     const size_t dim = qsf_latent_query_dim(kind);
-    const qsf_norm_weights none = {NULL, NULL};
+    const qsf_norm_weights none = {0};
     const bool has_rank = kind->query_rank != 0;
     const size_t q_stride = qsf_stride(kind->n_heads * (uint32_t)dim);
     const size_t latents_stride = (size_t)kind->n_heads * kind->latent_rank;
@@ -156,7 +156,7 @@ qsf_status qsf_mix_latent(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk
 {
     const qsf_scratch *const s = o->scratch;
     const qsf_layer_kind *const kind = o->kind;
-    qsf_mix_job job = {o, chunk, layer_idx, NULL, NULL, NULL};
+    qsf_mix_job job = {.ops = o, .chunk = chunk, .layer_idx = layer_idx};
     const uint32_t n_values = kind->n_heads * kind->latent_value_dim;
     const qsf_linear v_up = qsf_linear_of(l->tensors[QSF_LAYER_V_UP], s->q, qsf_stride(n_values));
     QSF_TRY(project(o, l, &job));

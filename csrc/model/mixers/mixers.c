@@ -8,7 +8,7 @@ const qsf_mixer qsf_mixers[QSF_MIXER_COUNT] = {
     [QSF_MIXER_DELTA] = {qsf_mix_delta, qsf_heads_describe},
     [QSF_MIXER_SSD] = {qsf_mix_ssd, qsf_heads_describe},
     [QSF_MIXER_ATTENTION_AND_SSD] = {qsf_mix_attention_and_ssd, qsf_heads_describe},
-    [QSF_MIXER_NONE] = {NULL, NULL},
+    [QSF_MIXER_NONE] = {0},
 };
 
 void qsf_mixers_describe_state(const qsf_config *c, uint32_t layer, qsf_state_layer *out)
