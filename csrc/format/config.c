@@ -401,8 +401,8 @@ static void raise_to(uint32_t *most, uint32_t n)
         *most = n;
 }
 
-/* The same for latent attention: queries before and after K_UP, and the values that heads read
- * one by one. */
+/* Adds the buffers of latent attention: queries before and after K_UP, and the values that heads
+ * read one by one. */
 static void add_latent(qsf_config *c, const qsf_layer_kind *k)
 {
     raise_to(&c->q_dim, k->n_heads * (uint32_t)qsf_stride(qsf_latent_query_dim(k)));

@@ -71,13 +71,11 @@ typedef struct qsf_act_row {
  *   whose scale is of 32 or 16 columns, the same for each of these parts of a block, ascending;
  *   x_scale is that of the part's 32 columns.
  *   With a min: acc = fmaf(w_min, x_scale * (float)(sum of the part's q), acc). Of MXFP4 the value
- * is that of the code, times 2, and the scale is halved. Scales of integers: w_scale = d * integer,
- *   w_min = -d_min * integer, both exact.
- *   8-bit codes, with 16-bit activations (their rounding would otherwise exceed the weights'):
- *     dot = exact integer sum of (code - 128) * (256 * q + q_low), below 2^28
- *     acc = fmaf((float)dot, w_scale * (x_scale * 2^-8), acc)
- * f32 form (f16 and f32 weights, and every type when exact), columns c ascending:
- *     acc = fmaf(w[r][c], x[c], acc)
+ *   is that of the code, times 2, and the scale is halved. Scales of integers: w_scale = d *
+ * integer, w_min = -d_min * integer, both exact. 8-bit codes, with 16-bit activations (their
+ * rounding would otherwise exceed the weights'): dot = exact integer sum of (code - 128) * (256 * q
+ * + q_low), below 2^28 acc = fmaf((float)dot, w_scale * (x_scale * 2^-8), acc) f32 form (f16 and
+ * f32 weights, and every type when exact), columns c ascending: acc = fmaf(w[r][c], x[c], acc)
  * where a quantised w is fmaf((float)code, scale, min) with a min; without, the value of its code
  * times the scale, rounded once.
  *

@@ -40,8 +40,8 @@ void qsf_ledger_init(qsf_ledger *l, uint64_t ceiling_bytes);
  * it, or if a test injects a fault. n_bytes >= 1. */
 void *qsf_ledger_acquire(qsf_ledger *l, qsf_use use, size_t n_bytes);
 
-/* The same for n items in a row, each of which is released separately. Also NULL if that is not
- * possible (platform/heap.h). */
+/* Acquires n items in a row, each of which is released separately. NULL also if the system cannot
+ * do that (platform/heap.h). */
 void *qsf_ledger_acquire_row(qsf_ledger *l, qsf_use use, size_t n, size_t item_bytes);
 
 /* Frees memory from acquire, or an item of a row; use and n_bytes as there. Accepts NULL. */

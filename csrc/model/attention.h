@@ -43,7 +43,7 @@ void qsf_heads_gate(const qsf_ops *o, size_t t, float *x, size_t n);
 qsf_status qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
                              const float *sinks);
 
-/* What the epilogues and loops of a mixer with attention need */
+/* The argument of the epilogues and loops of a mixer with attention */
 typedef struct qsf_mix_job {
     const qsf_ops *ops;
     const qsf_chunk *chunk;

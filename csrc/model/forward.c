@@ -282,8 +282,8 @@ static void gather_rows(const qsf_chunk *chunk, float *rows, size_t stride)
             memcpy(rows + i * stride, rows + chunk->head_rows[i] * stride, stride * sizeof *rows);
 }
 
-/* Goes on with the rows that the head is for: later layers store nothing, so they need no others.
- */
+/* Keeps only the rows that the head needs: the layers after this one store no keys and values, so
+ * the other rows have no effect any more. */
 static void end_rows(qsf_forward *f, qsf_chunk *chunk)
 {
     const qsf_config *const c = f->ops.config;

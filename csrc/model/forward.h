@@ -22,7 +22,7 @@
  * pass that follows replaces. Guesses are checked like all drafts, so nothing here changes a
  * text. */
 
-/* What the head computes with */
+/* The tools of the MTP head */
 typedef struct qsf_mtp {
     qsf_ops *ops;
     qsf_embedding *embedding;

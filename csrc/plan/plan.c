@@ -332,7 +332,7 @@ static bool fits_without_streaming(qsf_candidate *d)
     return false;
 }
 
-/* The same, with fewer drafts if not all fit. */
+/* True if nothing is streamed, with as many drafts as fit. */
 static bool fits_with_fewer_drafts(qsf_candidate *d)
 {
     const uint32_t draft_rows = d->how.draft_rows;

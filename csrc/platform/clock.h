@@ -26,8 +26,8 @@ void qsf_stopwatch_start(qsf_stopwatch *w, uint64_t now_ns);
 /* Ends a lap: adds the time since the latest lap to `phase`. */
 void qsf_stopwatch_lap(qsf_stopwatch *w, qsf_phase phase);
 
-/* The same with a time that the caller has read from the clock. Does nothing if now_ns is not after
- * the latest lap. */
+/* Ends a lap at now_ns, which the caller has read from the clock. Does nothing if now_ns is not
+ * after the latest lap. */
 void qsf_stopwatch_lap_at(qsf_stopwatch *w, qsf_phase phase, uint64_t now_ns);
 
 /* Counts begin_ns .. end_ns, inside the current lap, for `phase` instead of the lap's phase. */

@@ -13,13 +13,13 @@
  * untouched pages cost nothing, and freed ones return to the system at once. */
 void *qsf_heap_alloc(size_t n_bytes);
 
-/* The same for memory that will be used completely and often: large allocations begin at a multiple
+/* Allocates memory that will be used completely and often: large allocations begin at a multiple
  * of 2 MiB, and the system may use huge pages. The rest at the end is in small pages, so the size
  * is not rounded up. */
 void *qsf_heap_alloc_huge(size_t n_bytes);
 
-/* The same for n items in one mapping, so that huge pages cross their borders; each item is freed
- * by itself. NULL too if the system cannot free in parts of item_bytes. */
+/* Allocates n items in one mapping, so that huge pages cross their borders; each item is freed
+ * by itself. NULL also if the system cannot free in parts of item_bytes. */
 void *qsf_heap_alloc_row(size_t n, size_t item_bytes);
 
 /* Frees memory of these functions; accepts NULL. */

@@ -9,10 +9,10 @@
 #define PRIOR_TRIES 6.0F
 /* After so many tries old ones count half. */
 #define MOST_TRIES 96.0F
-/* The same for all guesses of a draft model. These are many, so the initial estimate hardly
+/* Likewise for the guesses of a draft model, which are so many that the initial estimate hardly
  * counts. */
 #define MOST_MODEL_TRIES 512.0F
-/* The same in hits, for all guesses from the text together. */
+/* Weight of the initial estimate, and where old hits count half, for all guesses from the text. */
 #define PRIOR_TEXT_HITS 2.0F
 #define MOST_TEXT_HITS 64.0F
 /* Weights of a new measurement: of the machine's speed after a pass without drafts, after one

@@ -45,7 +45,7 @@ static size_t first_units(const qsf_vocabulary *v, qsf_bytes piece, uint32_t *id
             ids[n++] = id;
             continue;
         }
-        /* As in HF tokenizers, the unknown token follows the byte-fallback tokens after it. */
+        /* Like HF tokenizers: the unknown token follows the byte-fallback tokens after it. */
         if ((v->flags & QSF_TEXT_BYTE_FALLBACK) != 0 && put_bytes(v, unit, ids, &n))
             continue;
         if (v->unk_id == QSF_TOKEN_NONE)

@@ -69,7 +69,7 @@ static unsigned char *memory_of(const qsf_scan *s, place p, unsigned state, unsi
            row * ((s->split->n_forward + 7) / 8) + state / 8;
 }
 
-/* Goes from `from` to `end` again, between which there is no match, and remembers the states. */
+/* Scans from `from` to `end` a second time and remembers the states: no match lies between them. */
 static qsf_status remember(qsf_scan *s, place from, unsigned state, place end)
 {
     if (!s->has_memory) {

@@ -284,7 +284,7 @@ static qsf_status check_tree(const unsigned char *nodes, uint32_t n_nodes, uint3
     return QSF_OK;
 }
 
-/* What texts are replaced by lies in the pool, which is checked with them. */
+/* Checks the replacements of texts; these lie in the pool. */
 static qsf_status check_map(const qsf_vocabulary *v, uint32_t n_pool_bytes)
 {
     QSF_TRY(check_tree(v->map_nodes, v->n_map_nodes, QSF_TOKEN_NONE));

@@ -29,7 +29,7 @@
 
 typedef struct qsf_state_layer qsf_state_layer;
 
-/* What a replay needs for its computation */
+/* The tools of a replay */
 typedef struct qsf_state_tools {
     const qsf_kernels *kernels;
     qsf_pool *pool;

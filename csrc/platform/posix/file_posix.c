@@ -294,9 +294,9 @@ const qsf_io_way qsf_io_direct_way = {
     .read = qsf_io_read_direct,
 };
 
-/* ---- finds out which pages of a file the system has in its page cache ---- */
+/* ---- which pages of a file the system has in its page cache ---- */
 
-/* It combines two system calls. mincore() has no side effect, but on Linux reports every page as
+/* Two system calls find that out. mincore() has no side effect, but on Linux reports every page as
  * resident if the process may not write to the file. preadv2(RWF_NOWAIT), of Linux only, is always
  * right, but a miss may start readahead; so it is used only for pages that mincore() reports, and
  * stops once the misses decide. */
@@ -328,7 +328,7 @@ static bool reads_at_once(const qsf_file *file, uint64_t off)
 #if defined(RWF_NOWAIT)
     unsigned char byte;
     const struct iovec to = {.iov_base = &byte, .iov_len = 1};
-    /* Not by preadv2(), which glibc has from 2.26 and musl from 1.2.5. */
+    /* A system call, because glibc has preadv2() only from 2.26 and musl from 1.2.5. */
     if (syscall(SYS_preadv2, fd_of(file), &to, 1, (long)off, (long)(off >> 32), RWF_NOWAIT) == 1)
         return true;
     if (errno == EAGAIN)
