@@ -168,11 +168,8 @@ def check_system(name: str, text: str, code: str) -> Iterator[Violation]:
 
 
 def module_of(path: Path) -> str:
-    """Return the module that a file under csrc/ belongs to: its header and its source are one.
-
-    A header x_private.h, which several sources share, belongs to x.
-    """
-    return path.with_suffix("").as_posix().removesuffix("_private")
+    """Return the module that a file under csrc/ belongs to: its header and its source are one."""
+    return path.with_suffix("").as_posix()
 
 
 def note_includes(name: Path, text: str, includes: Arrows) -> None:

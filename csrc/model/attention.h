@@ -1,4 +1,4 @@
-/* attention.h - attention of a chunk, from q, k and v as heads.h leaves them. */
+/* attention.h - attention of a chunk: norms, RoPE and storing of the heads, then the attention. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
@@ -39,7 +39,7 @@ void qsf_heads_gate(const qsf_ops *o, size_t t, float *x, size_t n);
 /* attended = softmax(score(q . k)) . v for every token and head of the chunk, whether a prompt, one
  * token, or tokens of many sequences. The layer's kind says how q . k becomes a score. sinks
  * [n_heads], or NULL: a score of each head that has no value. Errors are of the files of cold pages
- * (cache/kv/kvcold.h). */
+ * (cache/kv/kvcache.h). */
 qsf_status qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
                              const float *sinks);
 

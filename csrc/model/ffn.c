@@ -1,4 +1,4 @@
-/* ffn.c - the dense part, and its order relative to the routed part (routed.h). */
+/* ffn.c - the dense part, and its order relative to the routed part (routed.c). */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/ffn.h"
 

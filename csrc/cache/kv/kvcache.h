@@ -31,7 +31,7 @@
  * same 32 positions. A session's table (kvcache.h) has a place for each block that it may need:
  * for all of the context, or for the positions that a chunk sees through a window. If a session
  * keeps only a part of the context in memory, the first group's older pages are cold: in a file of
- * the session (kvcold.h).
+ * the session.
  *
  * Pages of a head lie in the order of the blocks, so consecutive blocks are consecutive pages.
  * Untouched pages cost no memory. */
@@ -166,7 +166,7 @@ static inline unsigned char *qsf_kv_pool_v_page(const qsf_kv_pool *pool, const q
 
 /* ---- cold pages, in a file ---- */
 
-/* A layer's records (kvpool.h) lie one after the other, so that attention reads many of them at
+/* A layer's records lie one after the other, so that attention reads many of them at
  * once. Checksums stay in memory: 4 bytes a page. */
 
 typedef struct qsf_kv_cold {

@@ -7,7 +7,7 @@
  * KDA (Kimi Linear): a decay for each channel of a head's keys, GATE_UP GATE h, DECAY_UP DECAY h,
  * and a sigmoid of the gate; of Ling 3 decay = exp(-limit * sigmoid(rate * (a + bias))).
  *
- * Its state is that of heads (state_heads.h).
+ * Its state is that of heads (state_heads.c).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/mixers/mixers.h"

@@ -4,7 +4,7 @@
  *     o = the SSD rule of C, B, x, step, decay (kernels.h); out(norm(o * silu(GATE h)))
  *
  * C, B and x are what queries, keys and values are to the delta rule; a group is a key head. The
- * norm is optional and computed for each group. The state is that of heads (state_heads.h).
+ * norm is optional and computed for each group. The state is that of heads (state_heads.c).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/mixers/mixers.h"

@@ -138,11 +138,6 @@ def test_lint_finds_a_circle_of_public_headers(tmp_path: Path) -> None:
     assert "include/one -> include/two -> include/one" in found[0]
 
 
-def test_lint_counts_a_private_header_to_its_module(tmp_path: Path) -> None:
-    assert lint(tmp_path, "csrc/stream/ring_private.h", '#include "stream/ring.h"\n') == []
-    assert lint(tmp_path, "csrc/stream/ring.c", '#include "stream/ring_private.h"\n') == []
-
-
 def test_every_declared_function_is_found_in_the_header() -> None:
     header = check_exports.public_header()
     names = check_exports.declared(header)
