@@ -1,16 +1,15 @@
 /* text_open.c - reads a vocabulary from a file, and compares the vocabularies of two files. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine/text_open.h"
+#include "engine/model_open.h"
 
 #include <string.h>
 
 #include "base/status.h"
 #include "format/records.h"
 
-#define READER_BYTES                                                                               \
-    (UINT64_C(8)                                                                                   \
-     << 20) /* Reads and checks the section TEXT. After a failure *out may be set; close it in any \
-               case. the file's own tables, until the section is read */
+#define READER_BYTES (UINT64_C(8) << 20) /* the file's own tables, until the section is read */
+
+/* Reads and checks the section TEXT. After a failure *out may be set; close it in any case. */
 static qsf_status read_text(qsf_reader *r, qsf_text **out)
 {
     const qsf_section *const section = qsf_reader_section(r, "TEXT");

@@ -5,7 +5,6 @@
 #include "base/status.h"
 #include "format/extents.h"
 #include "format/records.h"
-#include "stream/verify.h"
 
 /* The part that the caller sees comes first. */
 typedef struct open_file {

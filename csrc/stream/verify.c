@@ -4,7 +4,7 @@
  * than memory, so the rest is read through one buffer.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "stream/verify.h"
+#include "stream/contents.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -11,7 +11,7 @@
 #include "format/records.h"
 #include "format/outliers.h"
 #include "stream/stream.h"
-#include "stream/verify.h"
+#include "stream/contents.h"
 #include "model/linear.h"
 #define TINY_CAP_BYTES 262144
 #include "system.h"

@@ -5,7 +5,7 @@
 #include "check.h"
 #include "format/records.h"
 #include "stream/stream.h"
-#include "stream/verify.h"
+#include "stream/contents.h"
 #include "tiny_file.h"
 #include "unit_pass.h"
 

@@ -13,7 +13,6 @@
 #include "engine/model.h"
 #include "engine/model_open.h"
 #include "engine/model_memory.h"
-#include "engine/options.h"
 #include "format/records.h"
 #include "system.h"
 #include "tiny_model.h"

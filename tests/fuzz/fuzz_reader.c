@@ -15,7 +15,7 @@
 
 #include "format/records.h"
 #include "stream/stream.h"
-#include "stream/verify.h"
+#include "stream/contents.h"
 #include "repair.h"
 #include "unit_pass.h"
 
