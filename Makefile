@@ -24,9 +24,9 @@ FUZZ_SECONDS ?= 60
 PREFIX ?= /usr/local
 WHEELS ?= dist
 # In these the arithmetic of models is looked at; for the others one instruction set is enough.
-ISA_TESTS := converted_logits forward kv_cache native passes public_api same_everywhere
+ISA_TESTS := converted_logits forward kv_cache native passes public_api same_bits
 # Of these on scalar, which takes ten times as long; that it gives the same bits as the others,
-# check_kernels and test_same_everywhere see on each of them.
+# check_kernels and qsf.selftest see on each of them.
 SCALAR_TESTS := converted_logits native public_api
 # Of the exhaustive loops of the C tests, where a case is slow or was tried by another verb: see
 # tests/c/check.h. `make test-c` runs all cases.

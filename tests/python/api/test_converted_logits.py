@@ -1,83 +1,38 @@
-"""What is converted computes what the checkpoint computes: the numpy reference on both."""
+# SPDX-License-Identifier: Apache-2.0
+"""What is converted holds the weights of the checkpoint: exactly, or near."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
+import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
-from make import tiny_checkpoints
+from make import hf_makers, tiny_checkpoints
 from oracle import reference
+from qsf.errors import QsfArgumentError
+from qsf.file.reader import Reader
 from qsf_converter import convert
-
-LLAMA3 = {"rope_scaling": tiny_checkpoints.LLAMA3_SCALING}
-LINEAR = {"rope_scaling": tiny_checkpoints.LINEAR_SCALING}
-LINEAR_OLD = {"rope_scaling": {"type": "linear", "factor": 4.0}}
 
 
 def logits(model: reference.Model) -> np.ndarray:
     tokens = np.random.default_rng(4).integers(0, 101, 40)
-    values: np.ndarray = reference.forward(model, tokens, dtype=np.float64).logits
+    values: np.ndarray = reference.forward(model, tokens).logits
     return values
 
 
 @pytest.mark.parametrize("storage", ["fp32", "fp16", "bf16"])
-@pytest.mark.parametrize(
-    ("make", "options"),
-    [
-        (tiny_checkpoints.make_llama, {}),
-        (
-            tiny_checkpoints.make_llama,
-            {"tied_head": True, "attention_bias": True, "mlp_bias": True},
-        ),
-        (tiny_checkpoints.make_llama, {**LLAMA3, "n_kv_heads": 1, "head_dim": 10}),
-        (tiny_checkpoints.make_llama, {**LINEAR, "n_kv_heads": 4, "rope_theta": 500.0}),
-        (tiny_checkpoints.make_llama, LINEAR_OLD),
-        (tiny_checkpoints.make_mistral, {}),
-        (tiny_checkpoints.make_mistral, {"sliding_window": None, "hidden_act": "gelu"}),
-        (tiny_checkpoints.make_gpt2, {}),
-        (tiny_checkpoints.make_gpt2, {"tied_head": False, "hidden_act": "relu"}),
-    ],
-)
-def test_f16_files_give_the_logits_of_the_checkpoint(
-    tmp_path: Path, make: Callable[..., Path], options: dict[str, Any], storage: str
-) -> None:
-    folder = make(tmp_path / "m", storage=storage, **options)
-    convert(folder, tmp_path / "out.qsf", quant_type="f16")
-    expected = logits(reference.load_huggingface(folder))
-    found = logits(reference.load_qsf(tmp_path / "out.qsf"))
-    # fp16 weights are kept to the bit; of others f16 keeps eleven bits.
-    tolerance = 1e-6 if storage == "fp16" else 2e-2 * expected.std()
-    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
-
-
-def make_ternary(source: Path, folder: Path) -> Path:
-    """A checkpoint whose layers hold -s, 0 and s, with an s of its own for each matrix."""
-    tensors = load_file(source / "model.safetensors")
-    for name, values in tensors.items():
-        if values.ndim == 2 and ".layers." in name:
-            scale = np.float32(np.float16(np.abs(values).mean()))
-            tensors[name] = (np.rint(values / scale).clip(-1, 1) * scale).astype(np.float32)
-    shutil.copytree(source, folder)
-    (folder / "model.safetensors").write_bytes(tiny_checkpoints.safetensors_bytes(tensors, "fp16"))
-    return folder
-
-
-@pytest.mark.parametrize("quant", ["ternary", "ternary-dense"])
-def test_ternary_checkpoints_lose_nothing(tmp_path: Path, quant: str) -> None:
-    folder = make_ternary(tiny_checkpoints.make_llama(tmp_path / "source"), tmp_path / "ternary")
-    report = convert(folder, tmp_path / "out.qsf", quant_type=quant, embed_type="f16")
-    assert {tensor.max_error for tensor in report.tensors} == {0.0}
-    expected = reference.load_huggingface(folder).weights
-    found = reference.load_qsf(tmp_path / "out.qsf").weights
-    assert found.keys() == expected.keys()
-    for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values, err_msg=name)
+def test_f16_files_give_the_logits_of_the_checkpoint(tmp_path: Path, storage: str) -> None:
+    for make in (tiny_checkpoints.make_llama, tiny_checkpoints.make_gpt2):
+        folder = make(tmp_path / make.__name__, storage=storage)
+        convert(folder, tmp_path / "out.qsf", quant_type="f16", force=True)
+        expected = logits(reference.load_huggingface(folder))
+        found = logits(reference.load_qsf(tmp_path / "out.qsf"))
+        # fp16 weights are kept to the bit; of others f16 keeps eleven bits.
+        tolerance = 1e-6 if storage == "fp16" else 2e-2 * expected.std()
+        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -102,3 +57,58 @@ def test_quantised_files_stay_near(tmp_path: Path, quant: str, tolerance: float)
         expected = logits(reference.load_huggingface(folder))
         error = logits(reference.load_qsf(out)) - expected
         assert 0 < error.std() < tolerance * expected.std()
+
+
+# ---- ternary types ----
+
+MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def is_matrix(name: str) -> bool:
+    return any(f"{kind}.weight" in name for kind in MATRICES)
+
+
+@pytest.mark.parametrize("quant_type", ["ternary", "ternary-dense"])
+def test_ternary_weights_are_kept_bit_for_bit(tmp_path: Path, quant_type: str) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    weights = load_file(folder / "model.safetensors")
+    rng = np.random.default_rng(0)
+    for name, values in weights.items():
+        if is_matrix(name):
+            scales = rng.uniform(1e-4, 3, (len(values), 1)).astype(np.float16)
+            weights[name] = (rng.integers(-1, 2, values.shape) * scales).astype(np.float16)
+    save_file(weights, folder / "model.safetensors")
+    report = convert(folder, tmp_path / "m.qsf", quant_type=quant_type)
+    actions = {tensor.action for tensor in report.tensors if tensor.type == quant_type}
+    assert actions == {"lossless ternary"}
+    source, stored = reference.load_huggingface(folder), reference.load_qsf(tmp_path / "m.qsf")
+    for name, values in source.weights.items():
+        if name.startswith("layer.") and values.ndim == 2:
+            np.testing.assert_array_equal(stored.weights[name], values, err_msg=name)
+
+
+def test_absmean_has_one_scale_for_each_matrix(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    convert(folder, tmp_path / "m.qsf", quant_type="ternary", ternary_rule="absmean")
+    with Reader(tmp_path / "m.qsf") as reader:
+        options = json.loads(reader.read_section("META"))["converter"]["options"]
+    wanted_options = {"ternary_rule": "absmean", "quant_type": "ternary", "embed_type": "8bit"}
+    assert options == wanted_options
+    source, stored = reference.load_huggingface(folder), reference.load_qsf(tmp_path / "m.qsf")
+    for name, values in source.weights.items():
+        if name.startswith("layer.") and values.ndim == 2:
+            scale = float(np.float16(np.abs(values.astype(np.float64)).mean()))
+            wanted = np.clip(np.rint(values / np.float32(scale)), -1, 1) * np.float32(scale)
+            np.testing.assert_array_equal(stored.weights[name], wanted, err_msg=name)
+
+
+def test_what_does_not_go_with_a_ternary_rule_is_refused(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    out = tmp_path / "m.qsf"
+    with pytest.raises(QsfArgumentError, match="is for ternary types, not 4bit"):
+        convert(folder, out, quant_type="4bit", ternary_rule="absmean")
+    with pytest.raises(QsfArgumentError, match="leaves nothing to calibrate"):
+        convert(folder, out, quant_type="ternary", ternary_rule="absmean", calibration="bundled")
+    with pytest.raises(QsfArgumentError, match="rule best is unknown; available: search, absmean"):
+        convert(folder, out, quant_type="ternary", ternary_rule="best")
+    assert not out.exists()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from array import array
@@ -19,7 +18,6 @@ import pytest
 import qsf
 from make.tiny_checkpoints import make_llama
 from qsf.cli.run import report
-from qsf.cli.run.main import main
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfIOError
 from qsf.native import binding, records
 from qsf_converter import convert
@@ -34,19 +32,9 @@ def sibling(converted: Callable[[str, str], Path]) -> Path:
 
 
 SAMPLINGS: list[dict[str, Any]] = [
-    {"temperature": 0.0},
     {"temperature": 0.0, "repetition_penalty": 1.3},
-    *(
-        {
-            "temperature": (0.9, 0.7, 1.3)[seed % 3],
-            "top_k": (40, 0, 5, 0)[seed % 4],
-            "top_p": (0.9, 1.0)[seed // 2 % 2],
-            "min_p": (0.0, 0.02)[seed // 4 % 2],
-            "repetition_penalty": (1.0, 1.2)[seed // 8 % 2],
-            "seed": seed,
-        }
-        for seed in range(20)
-    ),
+    {"temperature": 0.9, "seed": 1},
+    {"temperature": 1.3, "top_k": 0, "top_p": 1.0, "min_p": 0.02, "seed": 2},
 ]
 
 
@@ -195,30 +183,3 @@ def test_the_budget_holds_both(tiny_llama_8bit: Path, sibling: Path) -> None:
     with qsf.Model(tiny_llama_8bit, ram_budget=None, draft="off") as plain:
         want = "".join(plain.generate(PROMPT, max_tokens=100, temperature=0))
     assert text == want + "\n"
-
-
-@pytest.mark.parametrize("form", [(), ("--regex", "[A-Z][a-z]{2,9}( [a-z]+){2,4} the end")])
-def test_prompts_of_a_file_have_a_draft_model(
-    form: tuple[str, ...],
-    tiny_llama_8bit: Path,
-    sibling: Path,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    if form:
-        pytest.importorskip("llguidance")
-    model, drafter = str(tiny_llama_8bit), str(sibling)
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('"Once upon a time"\n"The little dog saw"\n"She"\n' * 3, "utf-8")
-    texts = []
-    for draft in ("off", drafter):
-        words = [model, "--prompts", str(prompts), "-n", "20", "-q", "--draft", draft]
-        words += ["--temperature", "1.1" if form else "0", "--seed", "5", *form]
-        words += ["--parallel", "3", "--ram-budget", "0"]
-        assert main(words) == 0
-        records = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-        texts.append({record["index"]: record["text"] for record in records})
-    assert len(texts[0]) == 9
-    assert texts[0] == texts[1]
-    assert main([model, "--draft", drafter, "--plan", "--ram-budget", "0"]) == 0
-    assert "draft model" in capfd.readouterr().out

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every family: the engine, and the reference, against the logits that transformers computes."""
+"""Every family: engine and converter's original against the logits of transformers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import pytest
 from numpy.typing import NDArray
 
 import qsf
-from make import golden_families
+from make import calibrated_models, golden_families
 from make.golden_families import Case
-from oracle import reference
+from oracle.reference import forward, load_qsf, noted_choices
+from qsf.file.layout import layer_unit
 from qsf.passes import PassItem
 from qsf_converter import convert
+from qsf_converter.original.routing import Choice
 from qsf_converter.sources.architectures import FAMILIES
 
 BOUND = 3e-5  # of the largest logit
@@ -31,9 +33,9 @@ def difference(logits: NDArray[Any], case: Case) -> float:
     return float(np.abs(logits - case.logits).max() / np.abs(case.logits).max())
 
 
-def check_encoder(path: Path, case: Case, ours: NDArray[Any]) -> None:
+def check_encoder(path: Path, case: Case) -> None:
     """Compare the hidden states of the reference, and the engine's sums of them."""
-    assert difference(ours, case) < 1e-5
+    assert difference(forward(load_qsf(path, CONTEXT), case.tokens).final_norm, case) < 1e-5
     with qsf.Model(path, exact=True, ram_budget=None) as model:
         for n in (1, 17, CONTEXT):
             total = array("d", bytes(8 * model.info.dim))
@@ -44,21 +46,40 @@ def check_encoder(path: Path, case: Case, ours: NDArray[Any]) -> None:
             assert np.abs(np.array(total) - want).max() < BOUND * np.abs(want).max()
 
 
+def check_choices(case: Case, choices: list[Choice]) -> None:
+    """Compare where tokens go, and with which weights: [routed layers, tokens, chosen]."""
+    experts, weights = [], []
+    for choice in choices:
+        order = np.argsort(choice.experts, axis=1)
+        experts.append(np.take_along_axis(choice.experts, order, 1))
+        weights.append(np.take_along_axis(choice.weights, order, 1))
+    np.testing.assert_array_equal(np.stack(experts), case.experts)
+    assert case.weights is not None
+    atol = 1e-4 if case.has_delta_rule else 5e-6
+    np.testing.assert_allclose(np.stack(weights), case.weights, atol=atol)
+
+
 @pytest.mark.parametrize("name", golden_families.cases())
-def test_engine_and_reference_agree_with_transformers(name: str, tmp_path: Path) -> None:
+def test_engine_and_original_agree_with_transformers(name: str, tmp_path: Path) -> None:
     case = golden_families.cases()[name]
-    path = tmp_path / "model.qsf"
-    convert(case.write(tmp_path / "m"), path, quant_type="f16", embed_type="f16")
-    ours = reference.forward(reference.load_qsf(path, CONTEXT), case.tokens, dtype=np.float64)
+    folder, path = case.write(tmp_path / "m"), tmp_path / "model.qsf"
+    convert(folder, path, quant_type="f16", embed_type="f16")
     if case.is_encoder:
-        check_encoder(path, case, ours.values["final_norm"])
+        check_encoder(path, case)
         return
-    assert difference(ours.logits, case) < (DELTA_BOUND if case.has_delta_rule else 1e-5)
+    with calibrated_models.original(folder) as original, noted_choices() as choices:
+        x = original.embed(np.array([case.tokens]))
+        for layer in range(original.header.n_layers):
+            x = original.layer(original.weights(layer_unit(layer)), x)
+        ours = original.logits(x[0])
+    if case.experts is not None:
+        check_choices(case, choices)
+    assert difference(ours, case) < (DELTA_BOUND if case.has_delta_rule else 1e-5)
     with qsf.Model(path, exact=True, kv_type="f32", max_seq_len=CONTEXT, ram_budget=None) as model:
         logits = model.logits(case.tokens)
     assert difference(logits, case) < (DELTA_BOUND if case.has_delta_rule else BOUND)
     if case.has_delta_rule:
-        of_rows = np.abs(logits - ours.logits).max(axis=1) / np.abs(case.logits).max()
+        of_rows = np.abs(logits - ours).max(axis=1) / np.abs(case.logits).max()
         assert of_rows.max() < DELTA_BOUND
         assert np.median(of_rows) < DELTA_MEDIAN
 

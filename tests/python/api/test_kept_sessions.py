@@ -1,4 +1,4 @@
-"""Sessions on disk: the same bits as if they had stayed, and never wrong text."""
+"""Sessions on disk: nothing is evaluated again, and never wrong text; bits: test_same_bits.py."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import pytest
 
 import qsf
 from make.failing_calls import ERRORS, FailingCalls
-from make.kind_models import MIXED, ROUTED, VOCAB, write_model
+from make.kind_models import RECURRENT, VOCAB, write_model
 from make.mutants import session_mutant
-from make.recurrent_models import write_recurrent
 from qsf import errors
 from qsf.file.layout import Dtype
 from qsf.file.session_file import BLOCK_BYTES, SessionFile, SessionHead, write_session
@@ -55,50 +54,6 @@ def kept(model: qsf.Model, tmp_path: Path) -> Path:
 
 def next_logits(session: qsf.Session, tokens: list[int]) -> np.ndarray[Any, Any]:
     return session.logits(tokens, first_row=len(session.tokens))
-
-
-# ---- the same bits ----
-
-
-GOLDEN = {
-    "recurrent": "lfm2",
-    "delta": "qwen3_next",
-    "kda": "kimi_linear",
-    "own": "gemma4-own",
-    "ssd": "falcon_h1",
-    "states": "mamba2",
-}
-
-
-def written(folder: Path, name: str) -> Path:
-    path = folder / f"{name}.qsf"
-    if name in GOLDEN:
-        return write_recurrent(folder, case=GOLDEN[name])
-    if name == "mixed":
-        write_model(path, MIXED, dtype=Dtype.Q4)
-    else:
-        write_model(path, ROUTED, dtype=Dtype.Q4, seed=5)
-    return path
-
-
-@pytest.mark.parametrize("kv_type", ["f16", "8bit", "k8v4", "4bit", "2bit", "exact"])
-@pytest.mark.parametrize("name", ["mixed", "routed", *GOLDEN])
-def test_what_is_loaded_goes_on_with_the_same_bits(tmp_path: Path, name: str, kv_type: str) -> None:
-    """Windows, experts, other threads and a context for which rings have other sizes."""
-    path, file = written(tmp_path, name), tmp_path / "kept"
-    how: dict[str, Any] = {"exact": True} if kv_type == "exact" else {"kv_type": kv_type}
-    with qsf.Model(path, ram_budget=None, max_seq_len=220, threads=1, **how) as model:
-        model.logits(TOKENS[:150])
-        model.session.messages.append({"role": "user", "content": "Hi"})
-        model.session.save(file)
-        want = next_logits(model.session, TOKENS)
-    for ctx, threads in ((220, 2), (299, 3)):
-        with qsf.Model(path, ram_budget=None, max_seq_len=ctx, threads=threads, **how) as model:
-            model.session.load(file)
-            assert model.session.tokens == TOKENS[:150]
-            assert model.session.messages == [{"role": "user", "content": "Hi"}]
-            assert np.array_equal(next_logits(model.session, TOKENS), want)
-            assert model.session_stats.prompt_tokens == 50
 
 
 def test_nothing_is_evaluated_again(model: qsf.Model, session: qsf.Session, kept: Path) -> None:
@@ -200,7 +155,7 @@ def test_hostile_files_give_typed_errors_or_text(
 ) -> None:
     data, path = kept.read_bytes(), tmp_path / "hostile"
     n_loaded = 0
-    for seed in range(300):
+    for seed in range(100):
         path.write_bytes(session_mutant(data, seed))
         try:
             session.load(path)
@@ -208,13 +163,13 @@ def test_hostile_files_give_typed_errors_or_text(
             "".join(session.generate([*session.tokens, 5], max_tokens=2, seed=1))
         except errors.QsfError:
             continue
-    assert 20 < n_loaded < 280
+    assert 10 < n_loaded < 90
 
 
-@pytest.mark.parametrize("name", ["recurrent", "delta", "kda"])
-def test_hostile_states_of_mixers_give_typed_errors_or_text(tmp_path: Path, name: str) -> None:
+def test_hostile_states_of_mixers_give_typed_errors_or_text(tmp_path: Path) -> None:
     path = tmp_path / "hostile"
-    with qsf.Model(written(tmp_path, name), ram_budget=None, max_seq_len=128) as model:
+    model_path = write_model(tmp_path / "m.qsf", RECURRENT, dtype=Dtype.Q4)
+    with qsf.Model(model_path, ram_budget=None, max_seq_len=128) as model:
         model.logits(TOKENS[:100])
         model.session.save(path)
         data, n_loaded, session = path.read_bytes(), 0, model.session

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from array import array
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,10 @@ from hypothesis import strategies as st
 
 import qsf
 from make.kind_models import MIXED, ROUTED, VOCAB, write_model
-from make.streamed_models import least_options
-from oracle import reference
-from oracle.reference_models import Layer, load_qsf
 from qsf import errors
 from qsf.file.layout import Dtype
 from qsf.kv import KvPolicy, parse_kv_policy
+from qsf.native import binding
 
 TOKENS = np.random.default_rng(9).integers(0, VOCAB, 400).tolist()
 WINDOW, PINNED = 32, 20
@@ -33,54 +30,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("policies")
 
 
-def written(folder: Path, name: str, dtype: Dtype = Dtype.Q4) -> Path:
-    path = folder / f"{name}-{dtype.name}.qsf"
+def written(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.qsf"
     if not path.exists():
-        write_model(path, MIXED if name == "mixed" else ROUTED, dtype=dtype, seed=5)
+        write_model(path, MIXED if name == "mixed" else ROUTED, dtype=Dtype.Q4, seed=5)
     return path
-
-
-def limited(layer: Layer) -> Layer:
-    """The layer with the policy's window; the model's own windows stay."""
-    if layer.window_tokens:
-        return layer
-    return dataclasses.replace(layer, window_tokens=WINDOW, pinned_tokens=PINNED)
-
-
-# ---- the window: the numbers ----
-
-
-@pytest.mark.parametrize("name", ["mixed", "routed"])
-def test_a_window_is_that_of_the_reference(folder: Path, name: str) -> None:
-    path = written(folder, name, Dtype.F16)
-    model = load_qsf(path, 220)
-    layers = tuple(limited(model.config.layer(i)) for i in range(model.config.n_layers))
-    changed = dataclasses.replace(model, config=dataclasses.replace(model.config, layers=layers))
-    want = reference.forward(changed, TOKENS[:200]).logits
-    whole = reference.forward(model, TOKENS[:200]).logits
-    n_all = WINDOW + PINNED  # nobody has lost anything yet
-    assert np.abs(want[:n_all] - whole[:n_all]).max() < 1e-4 * np.abs(whole).max()
-    assert np.abs(want[-1] - whole[-1]).max() > 1e-2 * np.abs(whole).max()
-    opened = qsf.Model(path, exact=True, max_seq_len=220, ram_budget=None, kv_policy=POLICY)
-    with opened as engine:
-        have = engine.logits(TOKENS[:200])
-    assert np.abs(have - want).max() <= 3e-5 * np.abs(want).max()
-
-
-@pytest.mark.parametrize("kv_type", ["f16", "k8v4", "2bit"])
-def test_the_bits_depend_on_nothing_else(folder: Path, kv_type: str) -> None:
-    """Not on the pages that the ring holds, which follow from chunk and context, nor on threads."""
-    path = written(folder, "mixed")
-    how: dict[str, Any] = {"ram_budget": None, "kv_policy": POLICY, "kv_type": kv_type}
-    with qsf.Model(path, max_seq_len=220, threads=1, **how) as model:
-        want = model.logits(TOKENS[:210])
-    with qsf.Model(path, max_seq_len=290, threads=3, sessions=2, **how) as model:
-        for n in range(0, 210, 7):
-            have = model.logits(TOKENS[: n + 7], first_row=n)
-            assert np.array_equal(have, want[n : n + 7])
-    least = least_options(path, max_seq_len=220, kv_policy=POLICY, kv_type=kv_type)
-    with qsf.Model(path, **least) as model:
-        assert np.array_equal(model.logits(TOKENS[:210]), want)
 
 
 def test_memory_does_not_grow_with_the_context(tiny_llama_8bit: Path) -> None:
@@ -95,6 +49,45 @@ def test_memory_does_not_grow_with_the_context(tiny_llama_8bit: Path) -> None:
     # Pinned pages, the window's and a chunk's (256), and one that both ends touch.
     assert kv_bytes(512, "window:32:33") < 12.5 * page
     assert kv_bytes(512, "window:32:33") == kv_bytes(480, "window:32:33")
+
+
+# ---- windows of the model's own ----
+
+
+def test_a_window_holds_only_its_pages(folder: Path) -> None:
+    """KV memory grows with the context only in the layers without a window."""
+    path = written(folder, "mixed")
+
+    def kv_bytes(ctx_tokens: int) -> int:
+        options = binding.Options(
+            ctx_tokens=ctx_tokens, chunk_tokens=8, max_sessions=1, kv_k_type=4, kv_v_type=4
+        )
+        return binding.plan_model(path, options).kv_bytes
+
+    pages = [0, 0]  # of all layers and heads, at contexts of 256 and 512
+    for layer in MIXED:
+        kind = layer.kind
+        ring = -(-(kind.window_tokens + 8) // 32) + 1 if kind.window_tokens else 1000
+        for i, all_pages in enumerate((8, 16)):
+            pages[i] += kind.n_kv_heads * min(ring, all_pages)
+    page_bytes = 2 * 576 + 64 + 64 + 32 * 32  # K tiles; V scales, mins, codes
+    more_tokens = 256 * 4  # the tokens themselves
+    have = kv_bytes(512) - kv_bytes(256)
+    assert abs(have - (pages[1] - pages[0]) * page_bytes - more_tokens) < 4096
+
+
+def test_what_a_ring_gave_up_is_evaluated_again(folder: Path) -> None:
+    path = written(folder, "mixed")
+    with qsf.Model(path, ram_budget=None, max_seq_len=400, sessions=2) as model:
+        want = model.logits(TOKENS[:20], first_row=19)
+        short = model.logits([*TOKENS[:390], 7], first_row=390)
+        model.logits(TOKENS)
+        with pytest.raises(errors.QsfArgumentError, match="layers with a window hold only the"):
+            model.session.rewind(20)
+        assert model.session.tokens == TOKENS
+        assert np.array_equal(model.logits([*TOKENS[:390], 7], first_row=390), short)
+        assert np.array_equal(model.logits(TOKENS[:20], first_row=19), want)
+        assert model.session.tokens == TOKENS[:20]
 
 
 # ---- the window: sessions ----

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -194,19 +194,6 @@ def test_steps_and_chunks_give_the_same_bits(session: binding.NativeSession) -> 
     while n_done < len(TOKENS):
         n_done = session.score_chunk(TOKENS, rows, n_done)
     assert np.array_equal(rows[-1], expected)
-
-
-def test_one_and_two_threads_give_the_same_bits(converted: Callable[[str, str], Path]) -> None:
-    path = converted("tiny-gpt2", "4bit")
-    results = []
-    for n_threads in (1, 2):
-        model = binding.NativeModel(path, options(n_threads=n_threads))
-        session = model.create_session()
-        sync(session, TOKENS)
-        results.append(read_logits(session, model.info().n_vocab))
-        session.close()
-        model.close()
-    assert np.array_equal(results[0], results[1])
 
 
 def test_tokens_outside_the_vocabulary_are_refused(session: binding.NativeSession) -> None:

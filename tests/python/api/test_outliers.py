@@ -3,58 +3,28 @@
 
 from __future__ import annotations
 
-import os
-import random
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 import qsf
-from make.examples import examples
-from make.outlier_files import Entry, add_outliers, naive_table, random_entries
+from make.outlier_files import Entry, add_outliers, random_entries
 from make.qsf_files import repair, tiny_header, write_tiny
 from make.tiny_checkpoints import make_gpt2, make_llama
 from oracle.file.outliers import unpack_outliers
 from oracle.file.reader import Reader
-from oracle.near import assert_near, count_near, tokens_for
-from oracle.readers import agree, verdict
-from oracle.reference import forward, load_qsf
-from oracle.reference_tiles import decode_outliers
+from oracle.readers import verdict
+from oracle.reference import assert_near, forward, load_qsf, tokens_for
 from qsf.errors import QsfFormatError, QsfUnsupportedError
 from qsf.file.layout import OUTLIERS_OF, Compression, Dtype, Tensor, TensorType
-from qsf.native import binding
 from qsf_converter import convert
 
 T = TensorType
 TOKENS = tokens_for(101)
 TABLE_TYPES = set(OUTLIERS_OF.values())
-
-# ---- the bytes ----
-
-
-@given(st.data())
-@settings(max_examples=examples(100), deadline=None)
-def test_both_decoders_give_back_what_was_packed(data: st.DataObject) -> None:
-    n_rows = data.draw(st.integers(1, 40))
-    n_cols = data.draw(st.integers(-(-100 // n_rows), 300))
-    n = n_rows * n_cols
-    places = data.draw(st.sets(st.integers(0, n - 1), min_size=1, max_size=n // 100))
-    halves = st.floats(-65504, 65504, width=16)
-    entries = [(i // n_cols, i % n_cols, data.draw(halves)) for i in places]
-    table, n_entries = naive_table(entries, n_rows)
-    assert sorted(unpack_outliers(table, n_rows, n_cols, n_entries)) == sorted(entries)
-    dense = np.zeros((n_rows, n_cols), np.float32)
-    for row, col, delta in entries:
-        dense[row, col] = delta
-    assert np.array_equal(decode_outliers(table, n_rows, n_cols), dense)
 
 
 # ---- the readers ----
@@ -133,20 +103,6 @@ def test_hostile_tables(path: Path, tabled: dict[Compression, bytes], name: str)
 
 
 @pytest.mark.parametrize(
-    ("n_rows", "more", "text"),
-    [(40, 1, "behind its 8 rows"), (40, 9, "behind its 24 columns"), (32, 1, "behind its 24 col")],
-)
-def test_the_first_place_outside_is_outside(n_rows: int, more: int, text: str) -> None:
-    """One entry, of the last weight; then some positions further."""
-    data, n = naive_table([(n_rows - 1, 23, 1.5)], n_rows)
-    assert list(unpack_outliers(data, n_rows, 24, n)) == [(n_rows - 1, 23, 1.5)]
-    (step,) = struct.unpack_from("<H", data, len(data) - 4)
-    outside = data[:-4] + struct.pack("<H", step + more) + data[-2:]
-    with pytest.raises(QsfFormatError, match=text):
-        list(unpack_outliers(outside, n_rows, 24, n))
-
-
-@pytest.mark.parametrize(
     ("at", "fmt", "value", "error"),
     [
         (4, "I", 127, QsfUnsupportedError),
@@ -185,33 +141,6 @@ def test_the_header_in_the_unit_says_how_many(path: Path, tabled: dict[Compressi
         assert verdict(path, repair(data)) is QsfFormatError
 
 
-def test_random_damage_of_a_table(path: Path, tabled: dict[Compression, bytes]) -> None:
-    """Both readers say the same of any bytes; some are still good tables."""
-    path.write_bytes(tabled[Compression.NONE])
-    tensor, off, _ = table_of(path, T.FFN_DOWN_OUTLIERS)
-    rng = random.Random(3)
-    verdicts = set()
-    for _ in range(150):
-        data = bytearray(tabled[Compression.NONE])
-        for _ in range(rng.randint(1, 3)):
-            at = off + rng.randrange(tensor.data_bytes)
-            data[at] = rng.choice((data[at] ^ 1 << rng.randrange(8), rng.randrange(256)))
-        verdicts.add(verdict(path, repair(data)))
-    assert verdicts == {None, QsfFormatError}
-
-
-def test_every_byte_of_a_table_is_under_a_checksum(
-    path: Path, tabled: dict[Compression, bytes]
-) -> None:
-    path.write_bytes(tabled[Compression.NONE])
-    tensor, off, _ = table_of(path, T.V_OUTLIERS)
-    for at in range(off - 64, off + tensor.data_bytes):
-        data = bytearray(tabled[Compression.NONE])
-        data[at] ^= 1 << at % 8
-        path.write_bytes(data)
-        assert agree(path) is QsfFormatError
-
-
 # ---- the engine ----
 
 MAKERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -243,7 +172,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-CASES = [("llama", "4bit"), ("llama", "2bit"), ("gpt2", "8bit"), ("gpt2", "3bit")]
+CASES = [("llama", "4bit"), ("gpt2", "8bit")]
 
 
 @pytest.mark.parametrize(("maker", "quant_type"), CASES)
@@ -253,7 +182,7 @@ def test_exact_path_equals_the_reference(folder: Path, maker: str, quant_type: s
     assert len(reference.outliers) > 8
     with qsf.Model(path, exact=True, ram_budget=None) as model:
         got = model.logits(TOKENS)
-    assert_near(got, forward(reference, TOKENS, dtype=np.float64).logits)
+    assert_near(got, forward(reference, TOKENS).logits)
 
 
 @pytest.mark.parametrize("kind", sorted(OUTLIERS_OF))
@@ -264,25 +193,11 @@ def test_no_side_table_is_forgotten(folder: Path, kind: int, tmp_path: Path) -> 
     convert(folder / "hf-llama", plain, quant_type="4bit", force=True)
     chosen = random_entries(9)
     add_outliers(plain, path, lambda t: chosen(t) if t.type == kind else [])
-    want = forward(load_qsf(path), TOKENS, dtype=np.float64).logits
-    without = forward(load_qsf(plain), TOKENS, dtype=np.float64).logits
+    want = forward(load_qsf(path), TOKENS).logits
+    without = forward(load_qsf(plain), TOKENS).logits
     with qsf.Model(path, exact=True, ram_budget=None) as model:
         assert_near(model.logits(TOKENS), want)
     assert np.abs(want - without).max() > 1e-3 * np.abs(want).max()
-
-
-@pytest.mark.parametrize(("maker", "quant_type"), CASES)
-def test_default_path_rounds_as_the_reference_does(
-    folder: Path, maker: str, quant_type: str
-) -> None:
-    """The deltas meet activations that are not rounded. As in test_forward, most are near."""
-    path = tabled_model(folder, maker, quant_type)
-    assert count_near(path, quant_type, n_pairs=20) >= 14
-
-
-def logits_with(path: Path, **options: Any) -> NDArray[np.float32]:
-    with qsf.Model(path, **{"ram_budget": None, **options}) as model:
-        return model.logits(TOKENS)
 
 
 def least_budget(path: Path, **options: Any) -> int:
@@ -294,48 +209,6 @@ def streamed_unit(path: Path) -> int:
     with qsf.Model(path, ram_budget=least_budget(path)) as model:
         model.logits(TOKENS[:1])
         return max(i for i, unit in enumerate(model.timeline[:-1]) if unit.read_bytes > 0)
-
-
-@pytest.mark.parametrize(("quant_type", "compress"), [("4bit", "none"), ("f16", "zstd")])
-@pytest.mark.parametrize("exact", [False, True])
-def test_same_everywhere(folder: Path, quant_type: str, compress: str, exact: bool) -> None:
-    """Threads, pieces of every size, streamed and resident: the same bits."""
-    path = tabled_model(folder, "large", quant_type, compress)
-    with Reader(path) as r:
-        assert (r.units[1].compression != Compression.NONE) == (compress != "none")
-    whole = logits_with(path, threads=1, exact=exact)
-    assert np.isfinite(whole).all()
-    for n_threads in (2, 3):
-        assert np.array_equal(whole, logits_with(path, threads=n_threads, exact=exact))
-    for n_threads in (1, 2):
-        budget = least_budget(path, exact=exact)
-        with qsf.Model(path, ram_budget=budget, threads=n_threads, exact=exact) as model:
-            assert model.info.plan.n_units_resident < model.info.plan.n_units
-            assert np.array_equal(whole, model.logits(TOKENS))
-            assert np.array_equal(whole[:1], model.logits(TOKENS[:1]))
-    with qsf.Model(path, ram_budget=None, exact=exact) as model:
-        for n in (1, 2, 3, 4, 5, 33):
-            assert np.array_equal(whole[:n], model.logits(TOKENS[:n]))
-
-
-DUMP = """
-import sys, qsf, numpy
-isa, out, tokens, path = sys.argv[1:]
-with qsf.Model(path, threads=2, ram_budget=None) as model:
-    assert model.info.isa_name == isa, model.info.isa_name
-    numpy.save(out, model.logits([int(t) for t in tokens.split(",")]))
-"""
-
-
-def test_instruction_sets(folder: Path, tmp_path: Path) -> None:
-    path = tabled_model(folder, "llama", "4bit")
-    here = logits_with(path)
-    for isa in binding.describe_machine().isa_available:
-        out = tmp_path / f"{isa}.npy"
-        arguments = [isa, str(out), ",".join(map(str, TOKENS)), str(path)]
-        env = {**os.environ, "QSF_ISA": isa}
-        subprocess.run([sys.executable, "-c", DUMP, *arguments], env=env, check=True)
-        assert np.array_equal(here, np.load(out)), isa
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -359,20 +232,6 @@ def test_the_engine_refuses_a_hostile_table(folder: Path, path: Path, is_streame
                 assert (plan.n_units_resident < plan.n_units) == is_streamed
                 with pytest.raises(QsfFormatError, match=f"unit {unit_idx}: .*type {int(kind)} "):
                     model.logits(TOKENS[:3])
-
-
-def test_a_flipped_bit_of_a_streamed_table_gives_no_logits(folder: Path, path: Path) -> None:
-    """A delta's low bit: still a good table, but not under its checksum."""
-    data = bytearray(tabled_model(folder, "large", "4bit").read_bytes())
-    path.write_bytes(data)
-    unit_idx = streamed_unit(path)
-    tensor, off, _ = table_of(path, T.FFN_UP_OUTLIERS, unit_idx)
-    data[off + tensor.data_bytes - 2] ^= 1
-    path.write_bytes(data)
-    with qsf.Model(path, ram_budget=least_budget(path)) as model:
-        assert model.info.plan.n_units_resident < model.info.plan.n_units
-        with pytest.raises(QsfFormatError, match=f"unit {unit_idx} .*checksum"):
-            model.logits(TOKENS[:3])
 
 
 def test_the_plan_counts_what_is_copied(folder: Path) -> None:

@@ -1,190 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many sessions in one pass: an answer never depends on who else is in it."""
+"""``Model.run_pass`` and ``Model.choose``; their bits are in test_same_bits.py."""
 
 from __future__ import annotations
 
-import random
 import threading
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import qsf
-from make.kind_models import LATENT, LAYER_NORMS, MIXED, write_model
-from make.recurrent_models import write_recurrent
-from make.streamed_models import make_streamed_gpt2
-from make.tiny_checkpoints import make_llama, make_mistral
 from qsf.errors import QsfArgumentError
-from qsf.file.layout import Dtype, Norm
-from qsf.native import binding
 from qsf.native.passing import run_pass
-from qsf.passes import Choice, Chosen, PassItem, Sampler, Wants
-from qsf_converter import convert
-
-N_SESSIONS = 5
-
-
-def make_tiny(folder: Path, make: Callable[..., Path], name: str) -> Path:
-    make(folder / name, seed=3)
-    convert(folder / name, folder / f"{name}.qsf", quant_type="4bit")
-    return folder / f"{name}.qsf"
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("passes")
-    return {
-        "llama": make_tiny(folder, make_llama, "llama"),
-        "mistral": make_tiny(folder, make_mistral, "mistral"),
-        "mixed": write_model(folder / "mixed.qsf", MIXED),
-        "layer-norms": write_model(folder / "norms.qsf", LAYER_NORMS, norm=Norm.LAYER, seed=1),
-        "latent": write_model(folder / "latent.qsf", LATENT, dtype=Dtype.Q8),
-        "streamed": make_streamed_gpt2(folder),
-        "experts": Path(__file__).parents[2] / "golden" / "tiny-experts-4bit.qsf",
-        "recurrent": write_recurrent(folder),
-        "delta": write_recurrent(folder, case="qwen3_5-three"),
-        "kda": write_recurrent(folder, case="kimi_linear"),
-        "own": write_recurrent(folder, case="gemma4-own"),
-        "ssd": write_recurrent(folder, case="nemotron_h-moe"),
-        "ssd-beside": write_recurrent(folder, case="falcon_h1"),
-    }
-
-
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "one-thread": ("llama", {"n_threads": 1}),
-    "three-threads": ("llama", {"n_threads": 3, "chunk_tokens": 37}),
-    "exact": ("llama", {"is_exact": True}),
-    **{f"{bits}-bit-kv": ("llama", {"kv_k_type": bits, "kv_v_type": bits})
-       for bits in (2, 4, 8, 16, 32)},
-    "window": ("mistral", {"chunk_tokens": 16}),
-    "mixed": ("mixed", {"chunk_tokens": 16}),
-    "latent": ("latent", {"chunk_tokens": 16, "n_threads": 3, "kv_k_type": 4, "kv_v_type": 8}),
-    "mixed-many-rows": ("mixed", {"n_threads": 2, "logits_rows": 40, "chunk_tokens": 40}),
-    "layer-norms": ("layer-norms", {"chunk_tokens": 24}),
-    "experts": ("experts", {"chunk_tokens": 16}),
-    "streamed": ("streamed", {"chunk_tokens": 32, "ctx_tokens": 128}),
-    "recurrent": ("recurrent", {"n_threads": 3}),
-    "delta": ("delta", {"chunk_tokens": 16, "n_threads": 3}),
-    "kda": ("kda", {"chunk_tokens": 16, "n_threads": 3}),
-    "own": ("own", {"chunk_tokens": 16, "n_threads": 2}),
-    "ssd": ("ssd", {"chunk_tokens": 16, "n_threads": 3}),
-    "ssd-beside": ("ssd-beside", {"chunk_tokens": 24, "kv_window_tokens": 40}),
-    "recurrent-window": ("recurrent", {"chunk_tokens": 16, "kv_window_tokens": 40}),
-}  # fmt: skip
-
-
-def opened(name: str, path: Path, **options: Any) -> binding.NativeModel:
-    """Open with what the case asks for; a streamed model in the least budget."""
-    asked = binding.Options(budget_bytes=0, **options)
-    if name == "streamed":
-        least = binding.plan_model(path, replace(asked, budget_bytes=1 << 20)).min_budget_bytes
-        asked = replace(asked, budget_bytes=least + (1 << 20))
-    model = binding.NativeModel(path, asked)
-    assert (model.info().plan.streamed_bytes > 0) == (name == "streamed")
-    return model
-
-
-class Mixture:
-    """Random passes, and what each of them gave: (tokens of a session, logits of the last)."""
-
-    def __init__(self, model: binding.NativeModel, seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.model = model
-        self.plan = model.info().plan
-        self.most = min(120, self.plan.ctx_tokens)
-        self.sessions = [model.create_session() for _ in range(N_SESSIONS)]
-        self.tokens = [array("I") for _ in self.sessions]
-        self.seen: list[tuple[list[int], NDArray[np.float32]]] = []
-        self.n_cancelled = 0
-
-    def draw(self, n: int) -> array[int]:
-        return array("I", [self.rng.randrange(self.model.n_vocab) for _ in range(n)])
-
-    def rewind(self, i: int) -> None:
-        n_tokens = self.rng.randrange(len(self.tokens[i]) + 1)
-        try:
-            self.sessions[i].rewind(n_tokens)
-        except QsfArgumentError:  # a window has gone on
-            n_tokens = 0
-            self.sessions[i].rewind(0)
-        del self.tokens[i][n_tokens:]
-
-    def items(self) -> list[tuple[int, PassItem]]:
-        left, rows_left = self.plan.chunk_tokens, self.plan.logits_rows
-        items: list[tuple[int, PassItem]] = []
-        for i in self.rng.sample(range(N_SESSIONS), self.rng.randint(1, N_SESSIONS)):
-            if len(self.tokens[i]) >= self.most - 2 or self.rng.random() < 0.1:
-                self.rewind(i)
-            room = min(left, self.most - len(self.tokens[i]))
-            if room < 1:
-                continue
-            n = 1 if self.rng.random() < 0.5 else self.rng.randint(1, room)
-            wants: Wants = self.rng.choice(["none", "last", "last", "all"])
-            n_rows = {"none": 0, "last": 1, "all": n}[wants]
-            if n_rows > rows_left:
-                wants, n_rows = "none", 0
-            rows_left -= n_rows
-            logits = np.empty((n, self.model.n_vocab), np.float32) if wants == "all" else None
-            items.append((i, PassItem(self.sessions[i], self.draw(n), wants, logits)))
-            left -= n
-        return items
-
-    def step(self) -> None:
-        items = self.items()
-        asked = {i for i, _ in items if self.rng.random() < 0.1}
-        for i in asked:
-            self.sessions[i].cancel()
-        if not items:
-            return
-        natives = [item.session for _, item in items]
-        report = run_pass(self.model, natives, [item for _, item in items])
-        assert report.n_tokens == sum(len(item.tokens) for _, item in items)
-        for i, item in items:
-            assert item.is_cancelled == (i in asked)
-            if item.is_cancelled:
-                self.n_cancelled += 1
-            else:
-                self.tokens[i].extend(item.tokens)
-                self.note(i, item)
-            assert self.sessions[i].position() == len(self.tokens[i])
-
-    def note(self, i: int, item: PassItem) -> None:
-        n_before = len(self.tokens[i]) - len(item.tokens)
-        if item.logits is not None:
-            for row, logits in enumerate(item.logits):
-                self.seen.append((self.tokens[i][: n_before + row + 1].tolist(), logits))
-        if item.wants != "none":
-            out = np.empty(self.model.n_vocab, np.float32)
-            self.sessions[i].read_logits(out)
-            self.seen.append((self.tokens[i].tolist(), out))
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("case", CASES)
-def test_each_sequence_is_as_if_it_were_alone(paths: dict[str, Path], case: str, seed: int) -> None:
-    name, options = CASES[case]
-    model = opened(name, paths[name], max_sessions=N_SESSIONS, **options)
-    mixture = Mixture(model, seed)
-    for _ in range(40):
-        mixture.step()
-    assert len(mixture.seen) > 40
-    assert mixture.n_cancelled > 0
-    alone = opened(name, paths[name], **options)
-    session = alone.create_session()
-    row = np.empty((1, model.n_vocab), np.float32)
-    for tokens, logits in mixture.seen:
-        n_done = 0
-        while n_done < len(tokens):
-            n_done = session.score_chunk(array("I", tokens), row, n_done, len(tokens) - 1)
-        assert np.array_equal(row[0], logits)
-
+from qsf.passes import Choice, Chosen, PassItem, Sampler
 
 # ---- Model.run_pass and Model.choose ----
 

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -19,11 +16,8 @@ from make.commands import PROMPT, Run, check_refused
 from make.golden import MODELS
 from make.importances import rewrite
 from make.streamed_models import least_options
-from make.tiny_checkpoints import make_gpt2, make_llama
-from oracle.near import assert_near
-from oracle.reference import forward, load_qsf
+from make.tiny_checkpoints import make_llama
 from qsf.errors import QsfArgumentError
-from qsf.native import binding
 from qsf_converter import convert
 
 TOKENS = np.random.default_rng(4).integers(0, 2048, 40).tolist()
@@ -59,54 +53,23 @@ def logits_with(path: Path, **options: Any) -> NDArray[np.float32]:
         return model.logits(TOKENS)
 
 
-# ---- what it computes ----
+# ---- what it computes; numbers: test_forward.py ----
 
 
-@pytest.mark.parametrize("make", [make_llama, make_gpt2])
-def test_the_numpy_reference_agrees(make: Any, tmp_path: Path) -> None:
-    make(tmp_path / "source", seed=3, n_layers=10)
-    convert(tmp_path / "source", tmp_path / "plain.qsf", quant_type="f16")
-    path = rewrite(tmp_path / "plain.qsf", tmp_path / "m.qsf", importances=IMPORTANCES)
-    reference = load_qsf(path)
-    tokens = [token % 101 for token in TOKENS]
-    for quality, skipped in SKIPPED.items():
-        with qsf.Model(path, quality=quality, exact=True, ram_budget=None) as model:
-            assert model.skipped_layers == skipped
-            got = model.logits(tokens)
-        assert_near(got, forward(reference, tokens, dtype=np.float64, skip=skipped).logits)
-
-
-@pytest.mark.parametrize("quality", [0.8, 0.0])
+@pytest.mark.parametrize("quality", [0.7, 0.0])
 def test_the_bits_of_a_file_without_those_layers(measured: Path, quality: float) -> None:
     """Whatever the threads, and with the rest in memory or streamed."""
     name = f"cut-{quality}.qsf"
     cut = rewrite(measured, measured.parent / name, without=SKIPPED[quality])
     want = logits_with(cut, kv_type="8bit")
     assert not np.array_equal(want, logits_with(measured, kv_type="8bit"))
-    for threads in (1, 2, 3):
+    for threads in (1, 3):
         options = least_options(measured, quality=quality, threads=threads)
         with qsf.Model(measured, **options) as model:
             assert model.info.plan.streamed_bytes > 0
             assert np.array_equal(want, model.logits(TOKENS))
         options["ram_budget"] = None
         assert np.array_equal(want, logits_with(measured, **options))
-
-
-DUMP = """
-import sys, qsf, numpy
-path, out, quality, *tokens = sys.argv[1:]
-with qsf.Model(path, quality=float(quality), threads=2, ram_budget=None) as model:
-    numpy.save(out, model.logits([int(t) for t in tokens]))
-"""
-
-
-def test_instruction_sets(measured: Path, tmp_path: Path) -> None:
-    want = logits_with(measured, quality=0.7)
-    for isa in binding.describe_machine().isa_available:
-        arguments = [str(measured), str(tmp_path / f"{isa}.npy"), "0.7", *map(str, TOKENS)]
-        env = {**os.environ, "QSF_ISA": isa}
-        subprocess.run([sys.executable, "-c", DUMP, *arguments], env=env, check=True)
-        assert np.array_equal(want, np.load(tmp_path / f"{isa}.npy")), isa
 
 
 # ---- what it takes ----

@@ -16,8 +16,7 @@ import qsf
 from make.golden import MODELS, ROOT
 from make.streamed_models import make_streamed_llama
 from make.tiny_checkpoints import make_gpt2, make_llama
-from oracle.near import tokens_for
-from oracle.reference import forward, load_qsf
+from oracle.reference import forward, load_qsf, tokens_for
 from qsf.errors import QsfArgumentError
 from qsf.passes import PassItem
 from qsf_converter import convert
@@ -27,7 +26,7 @@ TEXTS = ["Once upon a time", "The cat", "Lily and Ben went to the park to play i
 
 def hidden_states(path: Path, tokens: list[int]) -> NDArray[Any]:
     """Return what the last norm gives, [n_tokens, dim], by the reference."""
-    return forward(load_qsf(path), tokens, dtype=np.float64).values["final_norm"]
+    return forward(load_qsf(path), tokens).final_norm
 
 
 def pooled(states: NDArray[Any], pooling: str, dimensions: int | None = None) -> NDArray[Any]:

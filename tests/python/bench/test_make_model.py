@@ -11,7 +11,7 @@ import pytest
 import qsf
 from oracle.file.reader import Reader
 from oracle.readers import verify_file
-from oracle.reference_models import load_qsf
+from oracle.reference import load_qsf
 from qsf.file.layout import Compression, Dtype, Layout
 from qsf_bench.models import random_qsf
 from qsf_bench.models.shapes import Shape

@@ -119,7 +119,7 @@ def test_the_file_is_as_far_from_its_original_as_it_says(
     best: tuple[list[Any], list[Any]] = [], []
     for sample in held_out:
         for i, model in enumerate(models):
-            logits = reference.forward(model, sample, dtype=np.float64).logits[:-1]
+            logits = reference.forward(model, sample).logits[:-1]
             values = calibrated_models.log_softmax(logits)
             losses[i].extend(-values[np.arange(len(values)), sample[1:]])
             best[i].extend(values.argmax(axis=1))

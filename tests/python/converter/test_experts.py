@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from make import golden_families, tiny_checkpoints
+from make import golden_families, kind_models, tiny_checkpoints
 from make.golden_families import Case
-from oracle import reference
 from oracle.file.reader import Reader
-from oracle.reference_experts import Routing, choose
 from qsf.errors import QsfConversionError
-from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn
+from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn, GroupScore
 from qsf.file.layout import Dtype, TensorType
 from qsf_converter import convert
+from qsf_converter.original.routing import Choice, route
 from qsf_converter.sources.architectures import family_of, read_facts
 
 # Kimi Linear's are stored apart in every form.
@@ -92,45 +91,34 @@ def test_experts_in_one_tensor_give_the_same_file(name: str, tmp_path: Path) -> 
     assert same_files(one, other)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_token_goes_where_transformers_sends_it(name: str, tmp_path: Path) -> None:
-    case = CASES[name]
-    path = tmp_path / "model.qsf"
-    convert(case.write(tmp_path / "m"), path, quant_type="f16", embed_type="f16")
-    model = reference.load_qsf(path, golden_families.N_TOKENS)
-    values = reference.forward(model, case.tokens, dtype=np.float64).values
-    experts, weights = (
-        np.stack([array for at, array in values.items() if at.endswith(what)])
-        for what in (".chosen", ".chosen_weights")
-    )
-    np.testing.assert_array_equal(experts, case.experts)
-    assert case.weights is not None
-    is_delta = any("linear_attn" in at or "A_log" in at for at in case.shapes)
-    atol = 1e-4 if is_delta else 5e-6  # see test_families.py
-    np.testing.assert_allclose(weights, case.weights, atol=atol)
+def chosen(scores: list[float], bias: list[float] | None = None, **kind: Any) -> Choice:
+    """What one token chooses whose router says the scores."""
+    w = {TensorType.EXPERT_ROUTER: np.eye(len(scores), dtype=np.float32)}
+    if bias is not None:
+        w[TensorType.SELECTION_BIAS] = np.array(bias, np.float32)
+    of = kind_models.kind(n_experts=len(scores), **{"expert_score": ExpertScore.LOGIT, **kind})
+    return route(of, w, np.array([scores], np.float32))
 
 
 def test_of_equal_scores_the_lower_number_is_chosen() -> None:
-    logits = np.array([[1.0, 3.0, 3.0, 3.0], [2.0, 2.0, 2.0, 2.0]])
-    routing = Routing(n_experts=4, n_chosen=2, score="logits", weights="softmax")
-    choice = choose(logits, None, routing)
-    np.testing.assert_array_equal(choice.experts, [[1, 2], [0, 1]])
-    np.testing.assert_array_equal(choice.weights, np.full((2, 2), 0.5))
+    for scores, experts in (([1.0, 3.0, 3.0, 3.0], [1, 2]), ([2.0] * 4, [0, 1])):
+        choice = chosen(scores, n_chosen=2, expert_weights=ExpertWeights.SOFTMAX)
+        assert choice.experts.tolist() == [experts]
+        assert choice.weights.tolist() == [[0.5, 0.5]]
 
 
 def test_a_selection_bias_chooses_and_does_not_weigh() -> None:
-    routing = Routing(n_experts=3, n_chosen=1, score="sigmoid", factor=2.0)
-    choice = choose(np.zeros((1, 3)), np.array([0.0, 0.1, 0.2]), routing)
+    how = {"expert_score": ExpertScore.SIGMOID, "weights_factor": 2.0}
+    choice = chosen([0.0] * 3, [0.0, 0.1, 0.2], n_chosen=1, **how)
     assert (int(choice.experts[0, 0]), float(choice.weights[0, 0])) == (2, 1.0)
 
 
 def test_only_the_best_groups_are_chosen_from() -> None:
-    logits = np.array([[9.0, 0.0, 5.0, 5.5, 4.0, 4.0]])
-    routing = Routing(n_experts=6, n_chosen=2, score="logits", n_groups=3)
-    by_largest = choose(logits, None, routing)
-    np.testing.assert_array_equal(by_largest.experts, [[0, 1]])
-    by_two = choose(logits, None, dataclasses.replace(routing, group_score="sum_of_2"))
-    np.testing.assert_array_equal(by_two.experts, [[2, 3]])
+    scores = [9.0, 0.0, 5.0, 5.5, 4.0, 4.0]
+    groups = {"n_chosen": 2, "n_groups": 3, "n_groups_kept": 1}
+    assert sorted(chosen(scores, **groups).experts[0]) == [0, 1]
+    of_two = chosen(scores, **groups, group_score=GroupScore.TWO_LARGEST)
+    assert sorted(of_two.experts[0]) == [2, 3]
 
 
 def router_dtype(case: Case, scale: float, tmp_path: Path) -> Dtype:

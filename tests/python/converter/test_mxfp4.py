@@ -152,18 +152,10 @@ def test_engine_reference_and_dequantised_weights_agree(
     convert(write(tmp_path / "m", config, tensors), native, **f16)
     convert(write(tmp_path / "p", *dequantised(config, tensors)), plain, **f16)
     tokens = golden_families.tokens_of(67)
-    expected = reference.forward(reference.load_qsf(plain, 40), tokens, dtype=np.float64).logits
+    expected = reference.forward(reference.load_qsf(plain, 40), tokens).logits
     options: dict[str, Any] = {"kv_type": "f32", "max_seq_len": 40, "ram_budget": None}
     with qsf.Model(native, exact=True, **options) as model:
         assert np.abs(model.logits(tokens) - expected).max() < 3e-5 * np.abs(expected).max()
-    stored = reference.load_qsf(native, 40)
-    n_near = 0
-    with qsf.Model(native, **options) as model:
-        for first in range(0, 40, 4):
-            few = tokens[first : first + 4]
-            rounded = reference.forward(stored, few, dtype=np.float64, activations="integer").logits
-            n_near += np.abs(model.logits(few) - rounded).max() < 3e-4 * np.abs(rounded).max()
-    assert n_near >= 8  # f64 and f32 may round an activation to different integers at a tie
 
 
 def test_fewer_bits_are_given_only_where_they_are_asked_for(

@@ -271,7 +271,7 @@ def test_own_embeddings_and_keys_of_others(tmp_path: Path) -> None:
     samples = np.random.default_rng(3).integers(0, 67, (2, 24)).astype(np.int32)
 
     def predict(model: reference.Model) -> NDArray[np.float64]:
-        rows = [reference.forward(model, sample, dtype=np.float64).logits for sample in samples]
+        rows = [reference.forward(model, sample).logits for sample in samples]
         return calibrated_models.log_softmax(np.stack(rows))
 
     for model in open_original(folder):

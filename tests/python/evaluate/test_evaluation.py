@@ -242,12 +242,12 @@ def test_json_has_the_keys_that_are_promised() -> None:
 # ---- real models against plain numpy ----
 
 
-def reference_log_probabilities(path: Path, windows: list[list[int]], **kind: Any) -> list[Array]:
+def reference_log_probabilities(path: Path, windows: list[list[int]]) -> list[Array]:
     """Log-softmax [n_tokens, n_vocab] of each window, by the numpy reference."""
     model = reference.load_qsf(path)
     found = []
     for window in windows:
-        logits = reference.forward(model, window, kv="f32", **kind).logits.astype(np.float64)
+        logits = reference.forward(model, window).logits.astype(np.float64)
         found.append(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True))
     return found
 

@@ -110,8 +110,7 @@ def mean_kl(folder: Path, file: Path, windows: NDArray[np.integer[Any]]) -> floa
     found = []
     for window in windows:
         p, q = (
-            log_softmax(reference.forward(model, window, dtype=np.float64).logits[:-1])
-            for model in (whole, rounded)
+            log_softmax(reference.forward(model, window).logits[:-1]) for model in (whole, rounded)
         )
         found.append((np.exp(p) * (p - q)).sum(axis=-1))
     return float(np.mean(found))
