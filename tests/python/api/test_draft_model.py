@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from array import array
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,43 +115,6 @@ def test_the_plan_says_what_became_of_it(tiny_llama_8bit: Path, sibling: Path) -
     assert any(line.strip().startswith("draft model ") for line in report.plan_lines(held))
     not_worth = replace(held, drafter_state=records.DRAFTER_NOT_WORTH, drafter_bytes=0)
     assert "2.25 times as much" in report.drafter_lines(not_worth)[0]
-
-
-@pytest.mark.parametrize("is_tied", [False, True])
-def test_rows_of_the_table_are_read_while_layers_are_streamed(
-    is_tied: bool, tmp_path: Path
-) -> None:
-    sizes = {"n_vocab": 4000, "max_tokens": 128}
-    make_llama(tmp_path / "large", seed=1, n_layers=16, dim=256, ffn_dim=1024, **sizes)
-    make_llama(tmp_path / "small", seed=2, n_layers=1, dim=64, tied_head=is_tied, **sizes)
-    for name in ("large", "small"):
-        convert(tmp_path / name, tmp_path / f"{name}.qsf", quant_type="8bit")
-    large = tmp_path / "large.qsf"
-    asked = binding.Options(budget_bytes=0, draft_rows=4, draft_path=tmp_path / "small.qsf")
-    whole = binding.plan_model(large, asked)
-    budget_bytes = binding.plan_model(large, replace(asked, budget_bytes=1 << 40)).min_budget_bytes
-    plan = whole
-    while plan.drafter_state != records.DRAFTER_HELD or plan is whole:
-        budget_bytes += 1 << 18
-        plan = binding.plan_model(large, replace(asked, budget_bytes=budget_bytes))
-    assert plan.streamed_bytes > 0
-    table_bytes = 4000 * 64
-    less_bytes = whole.drafter_bytes - plan.drafter_bytes
-    assert less_bytes == 0 if is_tied else table_bytes / 2 < less_bytes < 1.1 * table_bytes
-
-    texts = []
-    for options in (replace(asked, budget_bytes=budget_bytes + (1 << 18)), asked, None):
-        options = options or replace(asked, draft_path=None, draft_rows=0)
-        with closing(binding.NativeModel(large, options)) as model:
-            session, logits = model.create_session(), np.empty(4000, np.float32)
-            session.sync_chunk(array("I", [1]))
-            rows = []
-            for _ in range(60):
-                session.read_logits(logits)
-                rows.append(logits.tobytes())
-                session.step(int(logits.argmax()))
-            texts.append(rows)
-    assert texts[0] == texts[1] == texts[2]
 
 
 _PEAK = """

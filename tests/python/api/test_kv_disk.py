@@ -101,30 +101,6 @@ def test_what_stays_in_memory_follows_from_the_budget(tiny_llama_8bit: Path) -> 
     assert fits.process_bytes + fits.reserve_bytes + fits.engine_bytes <= budget * 2**20
 
 
-def test_without_a_ceiling_nothing_is_cold(tiny_llama_8bit: Path) -> None:
-    disk, none = (
-        qsf.Model.plan(tiny_llama_8bit, ram_budget=None, kv_policy=policy)
-        for policy in ("disk", "none")
-    )
-    assert disk.kv_resident_tokens == disk.ctx_tokens
-    assert disk.kv_pool_bytes == none.kv_pool_bytes
-    assert disk.kv_cold_token_bytes == 0
-
-
-def test_the_price_of_a_token_is_known(tiny_llama_8bit: Path) -> None:
-    with qsf.Model(
-        tiny_llama_8bit, ram_budget=None, kv_policy="disk:32", max_seq_len=512, draft="off"
-    ) as model:
-        price = model.info.plan.kv_cold_token_bytes
-        model.logits(list(range(511)), first_row=510)
-        before = model.session_stats.kv_read_bytes
-        model.logits(list(range(512)), first_row=511)
-        # What is cold at last is what has no place in memory.
-        assert model.session_stats.kv_read_bytes - before == price
-        whole = qsf.Model.plan(tiny_llama_8bit, ram_budget=None, max_seq_len=512, draft="off")
-        assert price + model.info.plan.kv_pool_bytes <= whole.kv_pool_bytes
-
-
 def test_drafts_and_batches_change_no_token(tiny_llama_8bit: Path) -> None:
     prompts = [PROMPT, "Once upon a time there was a dog. " * 40, "Lily"]
     how: dict[str, Any] = {"ram_budget": None, "sessions": 3}
@@ -210,13 +186,6 @@ def test_a_folder_that_is_not_there(
     with pytest.raises(errors.QsfIOError, match=r"cannot create a file in .*none"):
         qsf.Model(tiny_llama_8bit, ram_budget=None, kv_policy="disk:32")
     qsf.Model(tiny_llama_8bit, ram_budget=None, kv_policy="disk").close()  # needs no file
-
-
-def test_the_file_has_no_name(folder: Path, tiny_llama_8bit: Path) -> None:
-    before = set(folder.iterdir())
-    with qsf.Model(tiny_llama_8bit, ram_budget=None, kv_policy="disk:32") as model:
-        model.logits(list(range(500)), first_row=499)
-        assert set(folder.iterdir()) == before
 
 
 # ---- what is asked for ----

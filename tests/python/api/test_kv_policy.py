@@ -221,28 +221,12 @@ def test_a_context_with_nothing_to_forget_is_refused(tiny_llama_8bit: Path, poli
         qsf.Model.plan(tiny_llama_8bit, ram_budget=None, kv_policy=policy)
 
 
-def test_a_small_budget_does_not_change_the_answer(tiny_llama_8bit: Path) -> None:
-    """It shortens the context of a model without a policy."""
-    fixed = qsf.Model.plan(tiny_llama_8bit, ram_budget=1, kv_policy="recompute:4")
-    free = qsf.Model.plan(tiny_llama_8bit, ram_budget=1)
-    assert fixed.ctx_tokens == 512 > free.ctx_tokens
-    assert fixed.engine_bytes > free.engine_bytes
-
-
 def test_a_batch_has_no_recompute(tiny_llama_8bit: Path) -> None:
     with (
         qsf.Model(tiny_llama_8bit, ram_budget=None, kv_policy="recompute") as model,
         pytest.raises(errors.QsfArgumentError, match="not for a batch"),
     ):
         list(model.batch(["Once"], max_tokens=2))
-
-
-def test_a_batch_has_the_window(tiny_llama_8bit: Path) -> None:
-    prompts = ["Once upon a time " * 20, "Tom had a ball. " * 22]
-    with qsf.Model(tiny_llama_8bit, ram_budget=None, kv_policy=POLICY, sessions=3) as model:
-        alone = ["".join(model.generate(text, max_tokens=30, **GREEDY)) for text in prompts]
-        answers = list(model.batch(prompts, max_tokens=30, **GREEDY))
-    assert [answer.text for answer in sorted(answers, key=lambda a: a.index)] == alone
 
 
 def test_a_model_of_windows_needs_none(folder: Path) -> None:

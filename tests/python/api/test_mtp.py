@@ -32,7 +32,7 @@ def f16(source: Path, path: Path) -> Path:
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mtp")
-    case = mtp_models.deep(cases()["qwen3_5"], 3 * N_LAYERS)  # some MB
+    case = mtp_models.deep(cases()["qwen3_5"], 2 * N_LAYERS)  # some MB
     return f16(mtp_models.write_hf(case, folder / "m"), folder / "m.qsf")
 
 
@@ -52,7 +52,7 @@ def take_guesses(session: Any, guesser: mtp_models.Guesser, tokens: list[int]) -
     return int(n)
 
 
-@pytest.mark.parametrize("name", mtp_models.FAMILIES)
+@pytest.mark.parametrize("name", ["qwen3_5-nested", "qwen3_5_moe", "deepseek_v3"])
 def test_guesses_are_those_of_numpy(name: str, tmp_path: Path) -> None:
     case = mtp_models.deep(cases()[name], N_LAYERS)
     source = mtp_models.write_hf(case, tmp_path / "m")
@@ -97,7 +97,7 @@ def texts_of(path: Path, **options: Any) -> list[tuple[list[int], bytes]]:
     with qsf.Model(path, sessions=4, max_seq_len=160, **options) as model:
         out = []
         with model.create_session() as first, model.create_session() as second:
-            for i in range(12):
+            for i in range(6):
                 for n, session in enumerate((first, second)):
                     go_on(session, [1 + n, 9, 4, 7] if i == 0 else [], 5)
             first.rewind(40)
@@ -112,18 +112,14 @@ def texts_of(path: Path, **options: Any) -> list[tuple[list[int], bytes]]:
         return out
 
 
-def budgets_with_streaming(path: Path) -> list[int]:
-    """Whole MB, from nearly all that the model takes down to the least."""
-    plan = qsf.Model.plan(path, sessions=4, max_seq_len=160, ram_budget=None)
-    first = (plan.process_bytes + plan.engine_bytes) >> 20
-    return list(range(first, -(-plan.min_budget_bytes >> 20), -1))
-
-
 def test_no_text_depends_on_the_head(qwen: Path, tmp_path: Path) -> None:
     want = texts_of(qwen, ram_budget=None, draft="off")
     assert texts_of(qwen, ram_budget=None, threads=3) == want
     states, no_room = set(), 2  # QSF_DRAFTER_NO_ROOM
-    for mb in budgets_with_streaming(qwen):
+    whole = qsf.Model.plan(qwen, sessions=4, max_seq_len=160, ram_budget=None)
+    most = (whole.process_bytes + whole.engine_bytes) >> 20
+    least = -(-whole.min_budget_bytes >> 20) + 1
+    for mb in (most, (most + least) // 2, least):
         plan = qsf.Model.plan(qwen, sessions=4, max_seq_len=160, ram_budget=mb)
         states.add(plan.mtp_state)
         assert texts_of(qwen, ram_budget=mb) == want
@@ -138,11 +134,11 @@ def test_no_text_depends_on_the_head(qwen: Path, tmp_path: Path) -> None:
 
 
 def test_left_out_the_head_costs_nothing(qwen: Path, tmp_path: Path) -> None:
-    case = mtp_models.deep(cases()["qwen3_5"], 3 * N_LAYERS)
+    case = mtp_models.deep(cases()["qwen3_5"], 2 * N_LAYERS)
     plain = f16(case.write(tmp_path / "plain"), tmp_path / "plain.qsf")
     for draft in ("off", "auto"):
         with qsf.Model(qwen, ram_budget=None, draft=draft) as model:
-            assert model.info.n_layers == 3 * N_LAYERS
+            assert model.info.n_layers == 2 * N_LAYERS
     off, without = (qsf.Model.plan(p, ram_budget=None, draft="off") for p in (qwen, plain))
     for part in ("weights_bytes", "kv_bytes", "scratch_bytes", "model_bytes", "n_units"):
         assert getattr(off, part) == getattr(without, part), part

@@ -187,22 +187,6 @@ def test_a_cancel_that_comes_too_late_cancels_nothing(model: qsf.Model) -> None:
     assert model.logits([0, 1]).shape == (2, 2048)
 
 
-def test_threads_take_turns(model: qsf.Model) -> None:
-    prompts = [PROMPT, "The old man", "A red ball"]
-    alone = [text(model, prompt, temperature=0, max_tokens=12) for prompt in prompts]
-    together: dict[str, str] = {}
-
-    def work(prompt: str) -> None:
-        together[prompt] = text(model, prompt, temperature=0, max_tokens=12)
-
-    threads = [threading.Thread(target=work, args=(prompt,)) for prompt in prompts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [together[prompt] for prompt in prompts] == alone
-
-
 def test_a_full_context_ends_the_text(tiny_llama_8bit: Path) -> None:
     with qsf.Model(tiny_llama_8bit, max_seq_len=16, **ANY_BUDGET) as model:
         text(model, temperature=0, max_tokens=100)
@@ -216,34 +200,7 @@ def test_a_full_context_ends_the_text(tiny_llama_8bit: Path) -> None:
             model.generate(list(range(2, 19)))
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"temperature": -1.0}, "temperature"),
-        ({"seed": -1}, "seed"),
-        ({"seed": 2**64}, "seed"),
-        ({"stop": [""]}, "stop must be"),
-        ({"prompt": []}, "empty"),
-        ({"prompt": [-1]}, "token ids"),
-        ({"prompt": ["a"]}, "token ids"),
-        ({"prompt": "\ud800"}, "Unicode"),
-    ],
-)
-def test_bad_arguments_are_refused_at_once(
-    model: qsf.Model, options: dict[str, object], said: str
-) -> None:
-    with pytest.raises(errors.QsfArgumentError, match=said):
-        model.generate(**{"prompt": PROMPT, **options})  # type: ignore[call-arg,arg-type]
-
-
 # ---- the rest of Model ----
-
-
-def test_text_and_tokens(model: qsf.Model) -> None:
-    ids = model.tokenize(PROMPT)
-    assert ids[0] == model.info.bos_id
-    assert model.detokenize(ids) == PROMPT
 
 
 def test_logits_have_a_row_for_each_token(model: qsf.Model) -> None:
@@ -257,15 +214,6 @@ def test_logits_have_a_row_for_each_token(model: qsf.Model) -> None:
     for bad in ([], [model.info.n_vocab], [-1]):
         with pytest.raises(errors.QsfArgumentError):
             model.logits(bad)
-
-
-def test_the_exact_path_is_close_to_the_default_one(tiny_llama_f16: Path) -> None:
-    results = []
-    for exact in (False, True):
-        with qsf.Model(tiny_llama_f16, exact=exact, **ANY_BUDGET) as model:
-            results.append(model.logits(model.tokenize(PROMPT)))
-    assert not np.array_equal(results[0], results[1])
-    assert float(np.abs(results[0] - results[1]).max()) < 1.0
 
 
 def test_a_chat_prompt_without_a_template_is_the_text(model: qsf.Model) -> None:
@@ -296,37 +244,6 @@ def test_a_plan_says_what_opening_takes(tiny_llama_8bit: Path, model: qsf.Model)
     assert small.min_budget_bytes > 2**20
 
 
-def test_a_budget_that_is_too_small_is_refused(tiny_llama_8bit: Path) -> None:
-    with pytest.raises(MemoryError, match=r"\d"):
-        qsf.Model(tiny_llama_8bit, ram_budget=1)
-
-
-def test_no_ceiling_is_possible(tiny_llama_8bit: Path) -> None:
-    with qsf.Model(tiny_llama_8bit, ram_budget=None) as model:
-        assert model.info.plan.budget_bytes == 0
-
-
-@pytest.mark.parametrize("option", ["ram_budget", "threads", "max_seq_len"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "2", 2**32])
-def test_options_out_of_range_are_refused(
-    tiny_llama_8bit: Path, option: str, value: object
-) -> None:
-    with pytest.raises(ValueError, match=option):
-        qsf.Model(tiny_llama_8bit, **{option: value})  # type: ignore[arg-type]
-
-
-def test_a_closed_model_says_so(tiny_llama_8bit: Path) -> None:
-    model = qsf.Model(tiny_llama_8bit, **ANY_BUDGET)
-    run = model.generate(PROMPT)
-    next(run)
-    model.close()
-    model.close()
-    with pytest.raises(errors.QsfArgumentError, match="closed"):
-        next(run)
-    with pytest.raises(errors.QsfArgumentError, match="closed"):
-        model.logits([0])
-
-
 def test_a_file_without_a_tokenizer_has_logits_but_no_text(tmp_path: Path) -> None:
     path = tmp_path / "bare.qsf"
     write_tiny(path)
@@ -348,14 +265,6 @@ def test_files_that_are_no_models(tmp_path: Path, tiny_llama_8bit: Path) -> None
         file.truncate(damaged.stat().st_size - 1)
     with pytest.raises(errors.QsfFormatError):
         qsf.Model(damaged)
-
-
-def test_a_cancel_between_two_runs_of_the_same_prompt_cancels_nothing(model: qsf.Model) -> None:
-    whole = text(model, temperature=0, max_tokens=12)
-    text(model, temperature=0, max_tokens=0)  # the session holds the prompt, and its logits
-    model.session._native.cancel()  # as from a thread that was late
-    assert text(model, temperature=0, max_tokens=12) == whole
-    assert last_stats(model).stop_reason == "length"
 
 
 def test_a_cancel_ends_every_running_generation(model: qsf.Model) -> None:
@@ -394,11 +303,6 @@ def test_progress_counts_the_tokens_of_a_long_prompt(model: qsf.Model) -> None:
     assert seen[-1] == (len(ids), len(ids))
 
 
-def test_bytes_are_not_taken_for_token_ids(model: qsf.Model) -> None:
-    with pytest.raises(qsf.QsfError, match="not bytes"):
-        model.generate(b"Once upon a time")
-
-
 def test_a_budget_that_would_do_is_said_in_mb(tiny_llama_8bit: Path) -> None:
     with pytest.raises(qsf.QsfError, match=r"does not fit in 5.0 MB.*set ram_budget=\d+"):
         qsf.Model(tiny_llama_8bit, ram_budget=5)
@@ -414,28 +318,6 @@ def test_a_broken_chat_template_hinders_only_chat(tmp_path: Path, tiny_llama_8bi
         assert text(model, max_tokens=5)
         with pytest.raises(qsf.QsfError, match="cannot be rendered"):
             model.chat_tokens([{"role": "user", "content": "Hi"}])
-
-
-def test_ways_of_reading_are_checked(tiny_llama_8bit: Path) -> None:
-    for bad in ("fast", "", 2, b"direct", True):
-        with pytest.raises(
-            errors.QsfArgumentError, match=r"io must be one of auto, buffered, direct"
-        ):
-            qsf.Model(tiny_llama_8bit, io=bad)  # type: ignore[arg-type]
-    for depth in (0, -1, 33, 1.5, True, "4"):
-        with pytest.raises(errors.QsfArgumentError, match=r"io_depth must be"):
-            qsf.Model(tiny_llama_8bit, io_depth=depth)  # type: ignore[arg-type]
-    for budget in ("much", "AUTO", 0, True):
-        with pytest.raises(errors.QsfArgumentError, match=r'ram_budget must be .* or "auto"'):
-            qsf.Model(tiny_llama_8bit, ram_budget=budget)
-
-
-def test_the_budget_may_be_the_machines(tiny_llama_8bit: Path) -> None:
-    plan = qsf.Model.plan(tiny_llama_8bit, ram_budget="auto")
-    assert plan.is_enough
-    assert 0 < plan.budget_bytes < 2**63
-    with qsf.Model(tiny_llama_8bit, ram_budget="auto") as model:
-        assert model.logits([1, 2]).shape[0] == 2
 
 
 def test_a_way_of_reading_that_cannot_be_had_is_named(
@@ -471,12 +353,3 @@ def test_who_chose_the_way_of_reading_is_told(
         assert model.io_origin == "found by a probe"
     with qsf.Model(tiny_llama_8bit, ram_budget=None, io="buffered") as model:
         assert model.io_origin == "as asked"
-
-
-def test_the_timeline_has_a_line_for_every_unit(tiny_llama_8bit: Path) -> None:
-    with qsf.Model(tiny_llama_8bit, ram_budget=None) as model:
-        list(model.generate([1, 2, 3], max_tokens=4, temperature=0))
-        assert model.timeline[0].name == "embedding"
-        assert len(model.timeline) == model.info.plan.n_units
-        assert model.memory_events == []
-        assert model.session_stats.wait_ns == 0

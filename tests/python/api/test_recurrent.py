@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 
 import qsf
 from make.recurrent_models import write_recurrent
-from qsf import errors
 
 N_SESSIONS = 4
 CTX_TOKENS = 200
@@ -80,18 +78,6 @@ def test_with_few_snapshots_more_is_evaluated_again(tmp_path: Path) -> None:
         assert np.array_equal(hold(session, [*tokens_of(40), 7]), have)
 
 
-def test_a_fork_shares_states_and_goes_its_own_way(model: qsf.Model) -> None:
-    with model.create_session() as session, model.create_session() as fresh:
-        hold(session, tokens_of(90))
-        used = session.engine_stats.kv_used_bytes
-        with session.fork() as fork:
-            assert fork.engine_stats.kv_used_bytes == used
-            have = hold(fork, [*tokens_of(90), 3])
-            assert again(fork) == 0
-            assert np.array_equal(have, hold(fresh, [*tokens_of(90), 3]))
-        assert np.array_equal(hold(session, [*tokens_of(90), 4]), hold(fresh, [*tokens_of(90), 4]))
-
-
 def test_a_chat_after_a_restart_goes_back_to_a_snapshot(path: Path, tmp_path: Path) -> None:
     """The file has the state, and the last snapshots: a template may change a turn's end."""
     with opened(path) as model:
@@ -112,19 +98,3 @@ def test_a_chat_after_a_restart_goes_back_to_a_snapshot(path: Path, tmp_path: Pa
 def hold_alone(path: Path, tokens: list[int]) -> Any:
     with opened(path) as model:
         return hold(model.session, tokens)
-
-
-# ---- the same bits ----
-
-
-def test_the_least_budget_has_the_same_bits_and_states_in_its_plan(path: Path) -> None:
-    with opened(path, sessions=1) as model:
-        want = model.logits(tokens_of(100))
-        plan = model.info.plan
-    assert 0 < plan.state_bytes < plan.kv_pool_bytes
-    with pytest.raises(errors.QsfMemoryError) as caught:
-        opened(path, sessions=1, ram_budget=1, draft="off")
-    least_mb = int(re.findall(r"ram_budget=(\d+)", str(caught.value))[0])
-    with opened(path, sessions=1, ram_budget=least_mb, draft="off") as model:
-        assert model.info.plan.chunk_tokens < plan.chunk_tokens
-        assert np.array_equal(model.logits(tokens_of(100)), want)

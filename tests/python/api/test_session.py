@@ -47,11 +47,6 @@ def text(source: qsf.Model | qsf.Session, prompt: str = PROMPT, **options: Any) 
 # ---- sessions beside each other ----
 
 
-def test_a_session_gives_the_text_of_the_model(model: qsf.Model, session: qsf.Session) -> None:
-    assert text(session) == text(model)
-    assert text(session, "The old man") == text(model, "The old man")
-
-
 def test_sessions_keep_their_own_tokens(model: qsf.Model, session: qsf.Session) -> None:
     text(session)
     held = session.tokens
@@ -60,16 +55,6 @@ def test_sessions_keep_their_own_tokens(model: qsf.Model, session: qsf.Session) 
     text(session)
     assert session.stats is not None
     assert session.stats.evaluated_tokens <= 1  # its prompt was there all the time
-
-
-def test_the_plan_has_room_for_as_many_sessions_as_asked_for(tiny_llama_8bit: Path) -> None:
-    one = qsf.Model.plan(tiny_llama_8bit, ram_budget=None)
-    three = qsf.Model.plan(tiny_llama_8bit, ram_budget=None, sessions=3)
-    assert (one.max_sessions, three.max_sessions) == (1, 3)
-    assert three.session_bytes == one.session_bytes
-    assert (one.kv_contexts, three.kv_contexts) == (1, 3)
-    assert three.kv_bytes == three.kv_pool_bytes + 3 * three.session_bytes
-    assert 2.9 * one.kv_pool_bytes < three.kv_pool_bytes <= 3 * one.kv_pool_bytes
 
 
 def test_more_sessions_than_the_plan_has_room_for_are_refused(tiny_llama_8bit: Path) -> None:
@@ -170,14 +155,6 @@ def test_a_fork_has_the_same_bits_and_goes_its_own_way(
         assert fork.engine_stats.prompt_tokens == 1  # what it holds was copied
         fork.logits([1, 2])
         assert session.tokens == [*ids, 9]
-
-
-def test_a_fork_without_room_leaves_nothing_behind(tiny_llama_8bit: Path) -> None:
-    with qsf.Model(tiny_llama_8bit, ram_budget=None) as model:
-        model.logits([1, 2, 3])
-        with pytest.raises(errors.QsfMemoryError, match="sessions=2"):
-            model.session.fork()
-        assert model.session.tokens == [1, 2, 3]
 
 
 # ---- chat ----
