@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ import pytest
 import qsf
 from make.streamed_models import least_options, make_streamed_llama
 from qsf.errors import QsfArgumentError, QsfCancelledError, QsfFormatError
-from qsf.native import opening
-from qsf.native.opening import native_options
 
 PROMPTS: list[Any] = [
     "Once upon a time",
@@ -74,26 +71,6 @@ def test_equal_beginnings_are_evaluated_once(model: qsf.Model) -> None:
     assert evaluated == {0: 101, **dict.fromkeys(range(1, 7), 1)}
     for answer in answers:
         assert answer.text == alone(model, prompts[answer.index], max_tokens=3, temperature=0)[0]
-
-
-def test_streamed_weights_and_a_chunk_smaller_than_the_sessions(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # What a budget leaves for the chunk depends on what this process happens to hold.
-    monkeypatch.setattr(
-        opening, "native_options", lambda *given: replace(native_options(*given), chunk_tokens=4)
-    )
-    path = make_streamed_llama(tmp_path_factory.mktemp("batch"))
-    options: dict[str, Any] = {"max_tokens": 6, "seed": 2}
-    with qsf.Model(path, **least_options(path, sessions=6)) as model:
-        assert model.info.plan.streamed_bytes > 0
-        assert model.info.plan.chunk_tokens <= 4
-        prompts = [[i, i + 1, i + 2] for i in range(9)]
-        answers = {a.index: a.text for a in model.batch(prompts, **options)}
-        passes = model.timeline[1].n_passes
-    with qsf.Model(path, ram_budget=None, max_seq_len=128, kv_type="8bit") as model:
-        assert [answers[i] for i in range(9)] == [alone(model, p, **options)[0] for p in prompts]
-        assert model.timeline[1].n_passes > passes
 
 
 def test_messages_are_answered_as_by_chat(tiny_chat_8bit: Path) -> None:

@@ -222,6 +222,8 @@ class Walk:
 
     def go_back(self, i: int) -> None:
         """Hold fewer tokens, or the first ones of another session."""
+        if not self.tokens[i]:
+            return
         other = self.rng.choice([i, self.rng.randrange(N_SESSIONS)])
         n_tokens = self.rng.randint(0, len(self.tokens[other]))
         if other != i:
@@ -229,14 +231,20 @@ class Walk:
                 copy_tokens(self.sessions[i], self.sessions[other], n_tokens)
             except QsfArgumentError:  # a window of the other has gone on
                 return
-            self.tokens[i], self.future[i] = self.tokens[other][:n_tokens], []
-            return
-        try:
-            self.sessions[i].rewind(n_tokens)
-        except QsfArgumentError:  # a window has gone on
-            n_tokens = 0
-            self.sessions[i].rewind(0)
-        del self.tokens[i][n_tokens:]
+        elif self.rng.random() < 0.7:
+            try:
+                self.sessions[i].rewind(n_tokens)
+            except QsfArgumentError:  # a window has gone on
+                n_tokens = 0
+                self.sessions[i].rewind(0)
+        else:  # as a prompt does
+            tokens = self.tokens[i][: max(1, n_tokens)]
+            while self.sessions[i].sync_chunk(tokens) < len(tokens):
+                pass
+            n_tokens = len(tokens)
+        if self.rng.random() < 0.5:  # on as before: what was evaluated ahead must not come back
+            self.future[i][:0] = self.tokens[i][n_tokens:].tolist()
+        self.tokens[i] = self.tokens[other][:n_tokens]
 
     def act(self) -> None:
         left = rows_left = self.chunk_tokens
