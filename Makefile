@@ -24,7 +24,7 @@ FUZZ_SECONDS ?= 60
 PREFIX ?= /usr/local
 WHEELS ?= dist
 # In these the arithmetic of models is looked at; for the others one instruction set is enough.
-ISA_TESTS := converted_logits forward kv_cache native passes public_api same_bits
+ISA_TESTS := converted_logits forward native passes public_api same_bits
 # Of these on scalar, which takes ten times as long; that it gives the same bits as the others,
 # check_kernels and qsf.selftest see on each of them.
 SCALAR_TESTS := converted_logits native public_api

@@ -232,35 +232,16 @@ WATCHDOG_SECONDS = 300
 
 # Generates the same tokens again and again, and says after each round what is in memory.
 RUNNER = """
-import json, sys
-from qsf.native._qsf import ffi, lib
-
-def check(status):
-    assert status == 0, ffi.string(lib.qsf_error_detail())
-
-options = ffi.new("qsf_options *")
-model, session = ffi.new("qsf_model **"), ffi.new("qsf_session **")
-lib.qsf_options_default(options)
-options.ctx_tokens = 64
-check(lib.qsf_model_open(sys.argv[1].encode(), options, model))
-check(lib.qsf_session_create(model[0], session))
-facts, stats = ffi.new("qsf_model_facts *"), ffi.new("qsf_stats *")
-lib.qsf_model_info(model[0], facts)
-logits = ffi.new("float[]", facts.n_vocab)
-while True:
-    check(lib.qsf_session_rewind(session[0], 0))
-    tokens = [1]
-    for _ in range(24):
-        check(lib.qsf_session_step(session[0], tokens[-1]))
-        check(lib.qsf_session_logits(session[0], logits, facts.n_vocab))
-        tokens.append(max(range(facts.n_vocab), key=logits.__getitem__))
-    lib.qsf_session_stats(session[0], stats)
-    lib.qsf_model_info(model[0], facts)
-    print(json.dumps({
-        "tokens": tokens, "n_resident": facts.plan.n_units_resident, "n_units": facts.plan.n_units,
-        "given_back_bytes": stats.given_back_bytes, "taken_again_bytes": stats.taken_again_bytes,
-        "n_given_back": stats.n_given_back, "n_taken_again": stats.n_taken_again,
-            }), flush=True)
+import json, sys, qsf
+with qsf.Model(sys.argv[1], ram_budget="auto", max_seq_len=64) as model:
+    while True:
+        list(model.generate([1], max_tokens=24, temperature=0, stop=()))
+        stats, units = model.session_stats, model.timeline
+        print(json.dumps({
+            "tokens": model.stats.token_ids, "n_units": len(units),
+            "n_resident": sum(unit.is_resident for unit in units),
+            "given_back_bytes": stats.given_back_bytes, "n_taken_again": stats.n_taken_again,
+        }), flush=True)
 """
 
 # Takes memory step by step and keeps it until its input ends.

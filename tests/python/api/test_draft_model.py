@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 import qsf
 from make.tiny_checkpoints import make_llama
 from qsf.cli.run import report
+from qsf.cli.run.main import main
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfIOError
 from qsf.native import binding, records
 from qsf_converter import convert
@@ -144,3 +146,20 @@ def test_the_budget_holds_both(tiny_llama_8bit: Path, sibling: Path) -> None:
     with qsf.Model(tiny_llama_8bit, ram_budget=None, draft="off") as plain:
         want = "".join(plain.generate(PROMPT, max_tokens=100, temperature=0))
     assert text == want + "\n"
+
+
+def test_prompts_of_a_file_have_a_draft_model(
+    tiny_llama_8bit: Path, sibling: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model, prompts = str(tiny_llama_8bit), tmp_path / "prompts.jsonl"
+    prompts.write_text('"Once upon a time"\n"The little dog saw"\n"She"\n' * 3, "utf-8")
+    texts = []
+    for draft in ("off", str(sibling)):
+        words = [model, "--prompts", str(prompts), "-n", "20", "-q", "--draft", draft]
+        assert main([*words, "--temperature", "0", "--parallel", "3", "--ram-budget", "0"]) == 0
+        answers = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+        texts.append({answer["index"]: answer["text"] for answer in answers})
+    assert len(texts[0]) == 9
+    assert texts[0] == texts[1]
+    assert main([model, "--draft", str(sibling), "--plan", "--ram-budget", "0"]) == 0
+    assert "draft model" in capfd.readouterr().out

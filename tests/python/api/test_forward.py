@@ -12,7 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 import qsf
+from make import gguf_files
+from make.fine_files import convert_fine
 from make.golden import MODELS, load_golden
+from make.gpt_oss import make_gpt_oss
 from make.kind_models import (
     LAYER_NORMS,
     MIXED,
@@ -84,7 +87,7 @@ def test_layers_of_every_kind(name: str, tmp_path: Path) -> None:
     ):
         if len(layers) < 5 and what is None:
             continue  # there is no layer to skip
-        opened = {"exact": True, "max_seq_len": 220, "ram_budget": None, **options}
+        opened: dict[str, Any] = {"exact": True, "max_seq_len": 220, "ram_budget": None, **options}
         with qsf.Model(path, **opened) as model:
             skipped = model.info.plan.skipped_layers
             seen.append(model.logits(tokens))
@@ -115,6 +118,35 @@ def test_keys_and_values_of_few_bits(head_dim: int, tmp_path: Path) -> None:
         errors[kv_type] = error
         assert error < bound, kv_type
     assert list(errors.values()) == sorted(errors.values())
+
+
+def make_kept(tmp_path: Path, kind: str) -> Path:
+    folder = make_llama(tmp_path / "hf", dim=96, head_dim=32, ffn_dim=160)
+    return gguf_files.write(folder, tmp_path / "m.gguf", kind=gguf_files.Type[kind])
+
+
+def errors(path: Path) -> float:
+    """The largest error against exact arithmetic."""
+    found = []
+    for exact in (False, True):
+        with qsf.Model(path, ram_budget=None, exact=exact, kv_type="f32") as model:
+            found.append(model.logits(tokens_for(101)))
+    return float(np.abs(found[0] - found[1]).max())
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q5_0", "3bit", "4bit", "moe"])
+def test_activations_of_16_bits_are_nearly_exact(tmp_path: Path, kind: str) -> None:
+    options: dict[str, Any] = {}
+    if kind.startswith("Q"):
+        source = make_kept(tmp_path, kind)
+    else:
+        source = (
+            make_gpt_oss(tmp_path / "hf", seed=3) if kind == "moe" else make_llama(tmp_path / "hf")
+        )
+        options = {"quant_type": "4bit" if kind == "moe" else kind}
+    convert(source, tmp_path / "8.qsf", **options)
+    fine = convert_fine(source, tmp_path / "16.qsf", **options)
+    assert 0 < errors(fine) < errors(tmp_path / "8.qsf") / 50
 
 
 def kl_divergence(want: NDArray[Any], got: NDArray[Any]) -> NDArray[np.float64]:

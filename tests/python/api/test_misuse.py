@@ -30,78 +30,56 @@ def model(tiny_llama_8bit: Path) -> Iterator[qsf.Model]:
         yield opened
 
 
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("stop", 5),
-        ("stop", [5]),
-        ("stop", [""]),
-        ("stop", b"x"),
-        ("max_tokens", "5"),
-        ("max_tokens", True),
-        ("max_tokens", None),
-        ("seed", 1.5),
-        ("seed", -1),
-        ("seed", 2**64),
-        ("temperature", "hot"),
-        ("temperature", float("nan")),
-        ("top_k", 0.5),
-        ("begins_text", "yes"),
-        ("progress", 5),
-        ("prompt", 5),
-        ("prompt", None),
-        ("prompt", []),
-        ("prompt", [1.5]),
-        ("prompt", [-1]),
-        ("prompt", [10**12]),
-        ("prompt", [10**6]),
-        ("prompt", b"Once"),
-        ("prompt", [1] * 65),
-    ],
-)
-def test_generate_names_the_argument(model: qsf.Model, argument: str, value: object) -> None:
-    arguments: dict[str, Any] = {"prompt": PROMPT, argument: value}
-    with pytest.raises(qsf.QsfArgumentError, match=argument) as caught:
-        model.generate(arguments.pop("prompt"), **arguments)
-    assert caught.value.argument == argument
+OF_GENERATE: dict[str, list[Any]] = {
+    "stop": [5, [5], [""], b"x"],
+    "max_tokens": ["5", True, None, -1],
+    "seed": [1.5, -1, 2**64],
+    "temperature": ["hot", float("nan"), -1.0],
+    "top_k": [0.5],
+    "begins_text": ["yes"],
+    "progress": [5],
+    "prompt": [5, None, [], [1.5], [-1], [10**12], [10**6], b"Once", [1] * 65],
+}
+OF_MODELS: dict[str, list[Any]] = {
+    "kv_rotation": ["x", 1],
+    "kv_type": [5, "5bit"],
+    "io": ["fast", "", 2, b"direct"],
+    "io_depth": [0, 33, True],
+    "quality": ["1", -0.1, 1.5, float("nan"), None],
+    "pin_threads": [1],
+    "exact": ["no"],
+    "sessions": [0, None, 257],
+    "threads": [0, 1.5, 257],
+    "max_seq_len": [True, 2**32],
+    "ram_budget": ["lots", "AUTO", 0],
+    "path": [5, "a\0b"],
+}
 
 
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("kv_rotation", "x"),
-        ("kv_rotation", 1),
-        ("kv_type", 5),
-        ("kv_type", "5bit"),
-        ("io", "fast"),
-        ("io_depth", 33),
-        ("quality", "1"),
-        ("pin_threads", 1),
-        ("exact", "no"),
-        ("sessions", 0),
-        ("sessions", None),
-        ("sessions", 257),
-        ("threads", 257),
-        ("threads", 1.5),
-        ("max_seq_len", True),
-        ("ram_budget", 0),
-        ("ram_budget", "lots"),
-        ("path", 5),
-        ("path", "a\0b"),
-    ],
-)
-def test_opening_names_the_argument(tiny_llama_8bit: Path, argument: str, value: object) -> None:
-    arguments: dict[str, Any] = {"path": tiny_llama_8bit, argument: value}
-    for use in (qsf.Model, qsf.Model.plan):
+@pytest.mark.parametrize("argument", OF_GENERATE)
+def test_generate_names_the_argument(model: qsf.Model, argument: str) -> None:
+    for value in OF_GENERATE[argument]:
+        arguments: dict[str, Any] = {"prompt": PROMPT, argument: value}
         with pytest.raises(qsf.QsfArgumentError, match=argument) as caught:
-            use(arguments["path"], **{k: v for k, v in arguments.items() if k != "path"})
-        assert caught.value.argument == argument
+            model.generate(arguments.pop("prompt"), **arguments)
+        assert caught.value.argument == argument, value
+
+
+@pytest.mark.parametrize("argument", OF_MODELS)
+def test_opening_names_the_argument(tiny_llama_8bit: Path, argument: str) -> None:
+    for value in OF_MODELS[argument]:
+        arguments: dict[str, Any] = {"path": tiny_llama_8bit, argument: value}
+        path = arguments.pop("path")
+        for use in (qsf.Model, qsf.Model.plan):
+            with pytest.raises(qsf.QsfArgumentError, match=argument) as caught:
+                use(path, **arguments)
+            assert caught.value.argument == argument, value
 
 
 def test_tokens_and_texts_name_the_argument(model: qsf.Model) -> None:
     uses: list[tuple[str, Callable[..., Any], list[Any]]] = [
         ("ids", model.detokenize, [[10**12], [-1], ["a"], "text", 5, None]),
-        ("text", model.tokenize, [5, None, b"x", [1], "\ud800"]),
+        ("text", model.tokenize, [5, None, b"x", [1]]),
         ("tokens", model.logits, [[], [10**12], [10**6], "text", 5, [1] * 65]),
         ("messages", model.chat_tokens, [5, [5], [{"content": "x"}], b"x"]),
         ("first_row", lambda v: model.logits([1], first_row=v), ["a", -1, 1.5, 1, None, True]),
@@ -117,6 +95,8 @@ def test_tokens_and_texts_name_the_argument(model: qsf.Model) -> None:
                 call(value)
             assert caught.value.argument == argument, (argument, value)
     assert model.detokenize([10**6]) == ""
+    with pytest.raises(qsf.QsfArgumentError, match="Unicode"):
+        model.tokenize("\ud800")
 
 
 def test_a_missing_or_unknown_argument_is_a_type_error(model: qsf.Model) -> None:

@@ -24,18 +24,16 @@ TOKENS = tokens_for(101)
 MAKERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "llama": (make_llama, {"attention_bias": True, "mlp_bias": True}),
     "gpt2": (make_gpt2, {}),
-    # 5 MB of layers: more than the least budget has room for.
-    "large": (make_llama, {"n_layers": 12, "dim": 256, "ffn_dim": 640, "n_vocab": 101}),
 }
 
 
-def tabled_model(folder: Path, maker: str, quant_type: str, compress: str = "none") -> Path:
+def tabled_model(folder: Path, maker: str, quant_type: str) -> Path:
     """Return a model of which every matrix but layer 1's Q and up has an outlier table."""
-    out = folder / f"{maker}-{quant_type}-{compress}.qsf"
+    out = folder / f"{maker}-{quant_type}.qsf"
     if not out.exists():
         make, options = MAKERS[maker]
         hf = make(folder / f"hf-{maker}", seed=3, **options)
-        convert(hf, folder / "plain.qsf", quant_type=quant_type, compress=compress, force=True)
+        convert(hf, folder / "plain.qsf", quant_type=quant_type, force=True)
         chosen = random_entries(9)
 
         def choose(t: Tensor) -> list[Entry]:

@@ -108,14 +108,14 @@ def test_of_equal_scores_the_lower_number_is_chosen() -> None:
 
 
 def test_a_selection_bias_chooses_and_does_not_weigh() -> None:
-    how = {"expert_score": ExpertScore.SIGMOID, "weights_factor": 2.0}
+    how: dict[str, Any] = {"expert_score": ExpertScore.SIGMOID, "weights_factor": 2.0}
     choice = chosen([0.0] * 3, [0.0, 0.1, 0.2], n_chosen=1, **how)
     assert (int(choice.experts[0, 0]), float(choice.weights[0, 0])) == (2, 1.0)
 
 
 def test_only_the_best_groups_are_chosen_from() -> None:
     scores = [9.0, 0.0, 5.0, 5.5, 4.0, 4.0]
-    groups = {"n_chosen": 2, "n_groups": 3, "n_groups_kept": 1}
+    groups: dict[str, Any] = {"n_chosen": 2, "n_groups": 3, "n_groups_kept": 1}
     assert sorted(chosen(scores, **groups).experts[0]) == [0, 1]
     of_two = chosen(scores, **groups, group_score=GroupScore.TWO_LARGEST)
     assert sorted(of_two.experts[0]) == [2, 3]

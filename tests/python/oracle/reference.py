@@ -131,7 +131,7 @@ class _Stored(Original):
         at = _place_of(unit)
         names = (name for name in self.model.weights if name.rpartition(".")[0] + "." == at or
                  (not at and "." not in name and name != "positions"))  # fmt: skip
-        return {T[name.removeprefix(at).upper()]: self.of(name) for name in names}
+        return {TensorType[name.removeprefix(at).upper()]: self.of(name) for name in names}
 
     def weights(self, unit: UnitId) -> Weights:
         kind = self.model.kinds[unit.layer]
