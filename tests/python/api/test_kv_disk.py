@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 import qsf
-from make.kind_models import MIXED, OWN_ARCH, ROUTED, SHARED, VOCAB, write_model
+from make.kind_models import (
+    MIXED,
+    OWN_ARCH,
+    ROUTED,
+    SHARED,
+    VOCAB,
+    Layer,
+    kind,
+    write_model,
+)
 from make.streamed_models import least_options
 from qsf import errors
 from qsf.file.layout import Dtype
@@ -42,6 +51,8 @@ def written(folder: Path, name: str) -> Path:
     path = folder / f"{name}.qsf"
     if name == "own" and not path.exists():
         write_model(path, SHARED, dtype=Dtype.F16, arch=OWN_ARCH, seed=7)
+    elif name == "plain" and not path.exists():
+        write_model(path, [Layer(kind()), Layer(kind(n_kv_heads=4))], dtype=Dtype.Q4)
     elif not path.exists():
         write_model(path, MIXED if name == "mixed" else ROUTED, dtype=Dtype.Q4, seed=5)
     return path
@@ -116,14 +127,16 @@ def test_drafts_and_batches_change_no_token(tiny_llama_8bit: Path) -> None:
 # ---- sessions ----
 
 
-def test_going_back_forks_and_files(folder: Path, tmp_path: Path) -> None:
-    path, file = written(folder, "mixed"), tmp_path / "kept"
+@pytest.mark.parametrize("name", ["mixed", "plain"])
+def test_going_back_forks_and_files(folder: Path, tmp_path: Path, name: str) -> None:
+    """Without a window the pages that are still held are read back."""
+    path, file = written(folder, name), tmp_path / "kept"
     how: dict[str, Any] = {"ram_budget": None, "sessions": 2, "max_seq_len": 390, "draft": "off"}
     with qsf.Model(path, **how) as model:
         model.logits(TOKENS[:300])
         model.session.save(tmp_path / "whole")
         want = model.logits(TOKENS[:390])
-        branch = model.logits([*TOKENS[:75], *TOKENS[200:330]], first_row=75)
+        branch = model.logits([*TOKENS[:11], *TOKENS[200:330]], first_row=11)
     with qsf.Model(path, **how, kv_policy="disk:1") as model:
         for n in range(0, 300, 20):
             model.logits(TOKENS[: n + 20], first_row=n)
@@ -133,7 +146,7 @@ def test_going_back_forks_and_files(folder: Path, tmp_path: Path) -> None:
             assert np.array_equal(fork.logits(TOKENS[:390], first_row=300), want[300:])
             fork.load(file)
             assert np.array_equal(fork.logits(TOKENS[:390], first_row=300), want[300:])
-        have = model.logits([*TOKENS[:75], *TOKENS[200:330]], first_row=75)
+        have = model.logits([*TOKENS[:11], *TOKENS[200:330]], first_row=11)
         assert np.array_equal(have, branch)
         assert np.array_equal(model.logits(TOKENS[:390], first_row=0), want)
     with qsf.Model(path, **how) as model:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import qsf
 from make.kind_models import LATENT, MIXED, ROUTED, VOCAB, write_model
+from make.streamed_models import least_options
 from make.tiny_checkpoints import make_llama
 from qsf import errors
 from qsf.file.layout import Dtype
@@ -37,6 +38,22 @@ def written(folder: Path, name: str) -> Path:
     if not path.exists():
         write_model(path, MIXED if name == "mixed" else ROUTED, dtype=Dtype.Q4, seed=5)
     return path
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "k8v4"])
+def test_the_bits_depend_on_nothing_else(folder: Path, kv_type: str) -> None:
+    """Not on the pages that the ring holds, which follow from chunk and context, nor on threads."""
+    path = written(folder, "mixed")
+    how: dict[str, Any] = {"ram_budget": None, "kv_policy": POLICY, "kv_type": kv_type}
+    with qsf.Model(path, max_seq_len=220, threads=1, **how) as model:
+        want = model.logits(TOKENS[:210])
+    with qsf.Model(path, max_seq_len=290, threads=3, sessions=2, **how) as model:
+        for n in range(0, 210, 7):
+            have = model.logits(TOKENS[: n + 7], first_row=n)
+            assert np.array_equal(have, want[n : n + 7])
+    least = least_options(path, max_seq_len=220, kv_policy=POLICY, kv_type=kv_type)
+    with qsf.Model(path, **least) as model:
+        assert np.array_equal(model.logits(TOKENS[:210]), want)
 
 
 def test_memory_does_not_grow_with_the_context(tiny_llama_8bit: Path) -> None:
