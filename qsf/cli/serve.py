@@ -107,6 +107,7 @@ def _run(request: Request) -> int:
             constraints,
             is_quiet=request.is_quiet,
             paths=paths,
+            words=request.models,
             load=partial(_load, paths, plans, request),
             check=partial(_check, plans, request, has_grammars),
         )
@@ -292,12 +293,14 @@ def make_server(
     *,
     is_quiet: bool = False,
     paths: dict[str, Path] | None = None,
+    words: Sequence[str] = (),
     load: Callable[[str, int | None, bool], tuple[Model, Constraints | str]],
     check: Callable[[Hosts, str, Path], None] = lambda *_: None,
 ) -> Server:
     """Return a server for an open model; the caller starts it.
 
-    ``paths`` are the files of all models by name, this one first, and ``load`` opens one of them
+    ``paths`` are the files of all models by name, this one first, ``words`` what the command line
+    calls them, and ``load`` opens one of them
     inside so many MB, alone or next to others. ``check`` is called before others are added.
     """
     from qsf.serve.hosts import Hosts
@@ -323,8 +326,17 @@ def make_server(
 
     host = _make_host(model, next(iter(paths)), paths, options, constraints, metrics)
     keep_seconds = math.inf if options.keep_alive is None else options.keep_alive
+    aliases = {path.stem: name for name, path in paths.items()}
+    if len(paths) == 1:  # else the words are the names
+        aliases |= dict.fromkeys([*words, *(Path(word).name for word in words)], next(iter(paths)))
     hosts = Hosts(
-        paths, host, load_host, wait_seconds=options.queue_seconds, keep_seconds=keep_seconds
+        paths,
+        host,
+        load_host,
+        wait_seconds=options.queue_seconds,
+        keep_seconds=keep_seconds,
+        aliases={other: name for other, name in aliases.items() if other not in paths},
+        takes_any_name=options.any_model,
     )
     if options.allow_pull:
         from qsf.cli.serve_pull import Pulls, served_name
@@ -365,7 +377,6 @@ def _make_host(
         constraints=constraints,
         max_seconds=options.max_seconds,
         is_strict=options.strict,
-        is_strict_model=options.strict_model and options.is_for_one(paths),
     )
     kept = None
     if options.session_dir is not None:

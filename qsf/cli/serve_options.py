@@ -116,7 +116,9 @@ class ServeOptions(CheckedOptions):
     )
     alias: str | None = _serve(None, _NAME, "name of the model for clients", "the name of the file")
     strict: bool = _serve(False, Flag(), "refuse fields that are not known, instead of naming them")
-    strict_model: bool = _serve(False, Flag(), "refuse requests for a model of another name")
+    any_model: bool = _serve(
+        False, Flag(), "answer requests for a model that is not here by the one used last"
+    )
     constraints: bool | None = _serve(
         None,
         Switch(),

@@ -77,6 +77,8 @@ class Hosts:
         *,
         wait_seconds: float,
         keep_seconds: float,
+        aliases: Mapping[str, str] | None = None,
+        takes_any_name: bool = False,
     ) -> None:
         """Set the files of all models, and the one in memory.
 
@@ -87,6 +89,8 @@ class Hosts:
                 Raises QsfMemoryError if there is no room.
             wait_seconds: how long a request may wait for memory that others use.
             keep_seconds: how long a model stays in memory unused, unless its last request says.
+            aliases: further names of models, each with the name in ``paths``.
+            takes_any_name: an unknown name means the model used last.
         """
         plan = first.serving.model.info.plan
         self.paths = paths
@@ -96,6 +100,7 @@ class Hosts:
         self.spelled: Callable[[str], str] = str
         self.loaded = {first.serving.name: first}
         self.infos: dict[str, ModelInfo] = {first.serving.name: first.serving.model.info}
+        self._aliases, self._takes_any_name = aliases or {}, takes_any_name
         self._load, self.wait_seconds, self.keep_seconds = load, wait_seconds, keep_seconds
         self.budget_bytes, self._base_bytes = plan.budget_bytes, plan.process_bytes
         self._turn = asyncio.Lock()
@@ -106,11 +111,6 @@ class Hosts:
     def taken_bytes(self) -> int:
         """The memory that models take now."""
         return max(0, describe_machine().resident_bytes - self._base_bytes)
-
-    @property
-    def is_by_name(self) -> bool:
-        """The name in a request matters: there are several models, or may be."""
-        return len(self.paths) > 1 or self.fetch is not None
 
     @property
     def current(self) -> Host:
@@ -157,12 +157,7 @@ class Hosts:
                 await self._let_go(host)
 
     async def _get(self, name: str | None, *, is_loading: bool) -> Host:
-        if name is not None and name not in self.paths:
-            name = self.spelled(name.removesuffix(LATEST))
-            if name not in self.paths:
-                here = ", ".join(self.paths)
-                text = f"the model {name[:100]!r} is not here: {here} are"
-                raise Problem(404, "model_not_found", text, param="model")
+        name = self._known(name) if name else None
         async with self._turn:  # requests that wait for memory stay first
             if name is None:
                 name = self.current.serving.name if self.loaded else next(iter(self.paths))
@@ -172,6 +167,18 @@ class Hosts:
             while name not in self.loaded:
                 await self._bring(name, deadline)
             return self.loaded[name]
+
+    def _known(self, name: str) -> str | None:
+        """Return the name in ``paths`` for a client's name; None: any model. Raises Problem."""
+        bare = name.removesuffix(LATEST)
+        for known in (name, bare, self.spelled(bare)):
+            if known in self.paths or known in self._aliases:
+                return self._aliases.get(known, known)
+        if self._takes_any_name:
+            return None
+        here = ", ".join(self.paths) + (" is" if len(self.paths) == 1 else " are")
+        text = f"the model {name[:100]!r} is not here: {here} (--any-model lets any name pass)"
+        raise Problem(404, "model_not_found", text, param="model")
 
     async def _bring(self, name: str, deadline: float) -> None:
         """Load a model; evicts an unused one, or waits for one, if memory is short."""

@@ -340,12 +340,11 @@ class Server:
         Its values are read again by who uses them: the memory plan has room for those of one body,
         and a request may wait long for its model.
         """
-        name, is_loading = None, True
-        if self.hosts.is_by_name:
-            body = await self._in_thread(partial(self._body_of, exchange))
-            name = body.get("model", body.get("name"))
-            is_loading = not ollama.is_unloading(body)
+        body = await self._in_thread(partial(self._body_of, exchange))
+        name = body.get("model") or body.get("name")
+        is_loading = not ollama.is_unloading(body)
         name = name if isinstance(name, str) else None
+        del body
         async with self.hosts.using(name, is_loading=is_loading) as host:
             yield host
 

@@ -25,7 +25,6 @@ class Serving:
     constraints: Constraints | str = ""  # a text: the reason why there are none
     max_seconds: float | None = None
     is_strict: bool = False
-    is_strict_model: bool = False
 
     @property
     def ctx_tokens(self) -> int:

@@ -16,7 +16,6 @@ from qsf.serve.api.completion_request import (
     ignored_fields,
     read_choosing,
     read_messages,
-    read_model,
     read_stops,
     too_long,
 )
@@ -146,7 +145,7 @@ def _read_prompt(
 def read(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     """Return the checked request to /v1/messages. Raises Problem."""
     fields = Fields(body)
-    read_model(fields, serving)
+    fields.text("model")
     most = fields.take("max_tokens", Whole(1))
     if most is None:
         raise invalid("max_tokens", "max_tokens is missing")
@@ -174,7 +173,7 @@ def read(body: dict[str, Any], serving: Serving) -> CompletionRequest:
 def count_tokens(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     """Answer /v1/messages/count_tokens."""
     fields = Fields(body)
-    read_model(fields, serving)
+    fields.text("model")
     tools = _read_tools(fields, serving)
     _, arguments, _ = _read_thinking(fields)
     return {"input_tokens": len(_read_prompt(fields, serving, tools, arguments)[0])}

@@ -14,7 +14,6 @@ from qsf.options import GenerationOptions, Kind, Number, Texts, Whole, described
 from qsf.serve.http.fields import Fields
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Choosing, Event, Job, Reading
-from qsf.serve.serving import LATEST
 from qsf.serve.tools.request import ArgumentsConstraint
 from qsf.text.channels import answer_decoder
 from qsf.text.infill import infill_end_ids, infill_tokens
@@ -260,19 +259,6 @@ def read_messages(fields: Fields) -> list[Any]:
     if not messages:
         raise invalid("messages", "messages must be a list of at least one message")
     return messages
-
-
-def read_model(fields: Fields, serving: Serving) -> None:
-    """Check the model's name; any name is accepted unless the server is strict."""
-    name = fields.text("model")
-    names = (None, serving.name, serving.name + LATEST)
-    if serving.is_strict_model and name not in names:
-        raise Problem(
-            404,
-            "model_not_found",
-            f"the model {name!r} is not here: {serving.name} is",
-            param="model",
-        )
 
 
 def ignored_fields(fields: Sequence[Fields], serving: Serving) -> Sequence[str]:

@@ -21,7 +21,6 @@ from qsf.serve.api.completion_request import (
     CompletionRequest,
     ignored_fields,
     read_infill,
-    read_model,
 )
 from qsf.serve.http.fields import Duration, Fields, Probe
 from qsf.serve.http.problems import Problem, invalid
@@ -403,7 +402,7 @@ def running(hosts: Hosts) -> dict[str, Any]:
 def show(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     """Answer /api/show."""
     fields = Fields(body)
-    read_model(fields, serving)
+    fields.text("model")
     fields.ignore("name", "verbose")
     model, info = serving.model, serving.model.info
     template, family = model.chat_template, info.architecture

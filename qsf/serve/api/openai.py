@@ -25,7 +25,6 @@ from qsf.serve.api.completion_request import (
     read_choices,
     read_choosing,
     read_messages,
-    read_model,
     read_prompts,
     read_same,
     read_stops,
@@ -99,7 +98,7 @@ def read_common(fields: Fields, serving: Serving, request: dict[str, Any]) -> Fi
 def read_chat(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     """Return the checked request to /v1/chat/completions. Raises Problem."""
     fields = Fields(body)
-    read_model(fields, serving)
+    fields.text("model")
     common: dict[str, Any] = {}
     options = read_common(fields, serving, common)
     has_logprob = fields.flag("logprobs")
@@ -189,7 +188,7 @@ def as_turns(messages: list[Any]) -> list[dict[str, Any]]:
 def read_completion(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     """Return the checked request to /v1/completions. Raises Problem."""
     fields = Fields(body)
-    read_model(fields, serving)
+    fields.text("model")
     common: dict[str, Any] = {}
     fields.refuse({"tools": "calls are for /v1/chat/completions"})
     options = read_common(fields, serving, common)

@@ -17,7 +17,6 @@ from qsf.serve.api.completion_request import (
     fit,
     ignored_fields,
     read_choosing,
-    read_model,
     read_thoughts,
 )
 from qsf.serve.api.openai import encode_messages
@@ -59,7 +58,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 def read(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     """Return the checked request to /v1/responses. Raises Problem."""
     fields = Fields(body)
-    read_model(fields, serving)
+    fields.text("model")
     fields.refuse(_REFUSED)
     fields.ignore(*_NO_EFFECT)
     for part in fields.list("include", MAX_MESSAGES):

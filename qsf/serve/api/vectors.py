@@ -19,7 +19,6 @@ from qsf.serve.api.completion_request import (
     encode_text,
     fit,
     ignored_fields,
-    read_model,
     read_prompts,
 )
 from qsf.serve.http.fields import Fields
@@ -43,7 +42,7 @@ def read_embeddings(
     ``name``: of the field with the texts.
     """
     fields = Fields(body)
-    read_model(fields, serving)
+    fields.text("model")
     fields.ignore("user")
     how, dim = serving.model.text_vectors, serving.model.info.dim
     _check(how.check_vectors)
@@ -77,7 +76,7 @@ def read_embeddings(
 def read_rerank(body: dict[str, Any], serving: Serving) -> CompletionRequest:
     """Return the checked request to /v1/rerank. Raises Problem."""
     fields = Fields(body)
-    read_model(fields, serving)
+    fields.text("model")
     query = fields.text("query")
     if query is None:
         raise invalid("query", "query is missing")

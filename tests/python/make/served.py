@@ -9,7 +9,7 @@ import json
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,9 +148,10 @@ def serving(
     model: Model | None = None,
     paths: dict[str, Path] | None = None,
     load: Any = None,
+    words: Sequence[str] = (),
     **options: Any,
 ) -> Iterator[Client]:
-    """Serve a model; the options are those of ServeOptions, ``paths`` and ``load`` of others."""
+    """Serve a model; the options are those of ServeOptions, the other arguments of make_server."""
     asked = ServeOptions(**{"port": 0, "grace": 5.0, **options})
     opened = model or Model(path, ram_budget=None, threads=1, **asked.sessions()[0])
     constraints = read_constraints(path, asked)
@@ -159,7 +160,9 @@ def serving(
         return Model(path, ram_budget=None, threads=1, **asked.sessions()[0]), constraints
 
     load = load or load_again
-    server = make_server(opened, path, asked, constraints, is_quiet=True, paths=paths, load=load)
+    server = make_server(
+        opened, path, asked, constraints, is_quiet=True, paths=paths, words=words, load=load
+    )
     ready = threading.Event()
     box: dict[str, Any] = {}
 

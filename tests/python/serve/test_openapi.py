@@ -66,7 +66,7 @@ def test_schemathesis_finds_nothing(tiny_chat_8bit: Path, tmp_path: Path) -> Non
     options: Any = {"max_seq_len": 64, "sessions": 2, "threads": 1}  # short answers
     with (
         Model(tiny_chat_8bit, ram_budget=None, **options) as model,
-        serving(tiny_chat_8bit, model, parallel=2, constraints=True) as client,
+        serving(tiny_chat_8bit, model, parallel=2, constraints=True, any_model=True) as client,
     ):
         words = [sys.executable, "-m", "schemathesis.cli", "run", f"{client.url}/openapi.json"]
         words += ["--checks", CHECKS, "--max-examples", "20", "--generation-deterministic"]

@@ -303,13 +303,26 @@ def test_what_is_unknown_is_named_and_refused_by_a_strict_server(
     assert (answer.status, len(answer.headers["x-qsf-ignored"])) == (200, 999)
     answer = client.post("/v1/completions", fields)
     assert (answer.status, answer.headers["x-qsf-ignored"]) == (200, "frobnicate")
-    with serving(tiny_llama_8bit, parallel=1, strict=True, strict_model=True) as strict:
+    with serving(tiny_llama_8bit, parallel=1, strict=True) as strict:
         answer = strict.post("/v1/completions", fields)
         assert (answer.status, answer.error["param"]) == (400, "frobnicate")
-        answer = strict.post("/v1/completions", prompt=START, model="other")
+
+
+def test_a_model_has_several_names_and_others_are_404(tiny_llama_8bit: Path) -> None:
+    body = {"prompt": START, "max_tokens": 1}
+    words = ["org/tiny:q8"]
+    with serving(tiny_llama_8bit, parallel=1, alias="mine", words=words) as client:
+        for name in ("mine", "mine:latest", "tiny-llama-8bit", "org/tiny:q8", "", None):
+            answer = client.post("/v1/completions", {**body, "model": name})
+            assert (answer.status, answer.json["model"]) == (200, "mine")
+        answer = client.post("/v1/completions", {**body, "model": "gpt-99"})
         assert (answer.status, answer.error["code"]) == (404, "model_not_found")
-        name = strict.get("/v1/models").json["data"][0]["id"]
-        assert strict.post("/v1/completions", prompt=START, model=name).status == 200
+        assert "'gpt-99' is not here: mine is (--any-model" in answer.error["message"]
+        assert client.post("/tokenize", content="a", model="gpt-99").status == 404
+        assert client.post("/api/show", name="gpt-99").status == 404
+    with serving(tiny_llama_8bit, parallel=1, any_model=True) as client:
+        answer = client.post("/v1/completions", {**body, "model": "gpt-99"})
+        assert (answer.status, answer.json["model"]) == (200, "tiny-llama-8bit")
 
 
 @pytest.mark.parametrize(
