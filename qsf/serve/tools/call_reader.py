@@ -15,12 +15,15 @@ from qsf.foreign_json import JsonError
 from qsf.serve.tools.call_formats import JSON_HEAD, Format, read_output, read_whole
 from qsf.serve.tools.pythonic import PYTHON_ENDS, read_call, read_head
 from qsf.text.sampling import n_overlap
+from qsf.text.schemas import Check
 
 # Mistral's templates refuse ids of another form; other templates accept any.
 _ID_LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9
 _TAGS = ("<|python_tag|>", "<|python_start|>")  # of Llama: before a call that is the whole answer
 _OBJECT_START = '{"name":'
+_FENCE = re.compile(r"```(?:json)?\s*(?=\{)")
+_FENCE_START = re.compile(r"`{1,3}|```j(?:s(?:on?)?)?|```(?:json)?\s*")
 _MAX_HEAD = 500  # characters that are held back while they may begin a call
 
 
@@ -95,10 +98,9 @@ class CallReader:
         self._rest = ""  # not looked at yet
         self._raw: list[str] = []  # what has begun the calls, should they be none
         self._body: list[str] = []  # of a call that is read when it is complete
-        self._state: Callable[[], bool] = self._in_text if form.begin else self._at_start
-        if form.begin and form.arguments == "json" and self._head is JSON_HEAD:
-            self._state = self._at_bare_start
+        self._state: Callable[[], bool] = self._at_bare_start if form.begin else self._at_start
         self._braces = _Braces(0)
+        self._tail = ""  # what must still follow an object that is the whole answer
         self._text: list[str] = []
         self._space: list[str] = []  # space at the end of the text, held back
         self._parts: list[CallPart] = []
@@ -106,6 +108,7 @@ class CallReader:
         self.n_calls = 0
         self.is_full = False  # the answer has all its calls
         self.open_name: str | None = None  # function whose arguments are arriving
+        self._bare_name = ""
         self._open_arguments: list[str] = []
 
     @property
@@ -124,7 +127,9 @@ class CallReader:
         """Return the rest at the end of the answer."""
         if self.is_full:
             return "", ()
-        if self._state in (self._at_start, self._at_bare_start):
+        if self._state == self._behind_bare and "}" not in self._tail and self._fits():
+            self._begin(self._bare_name, self.open_arguments)
+        elif self._state in (self._at_start, self._at_bare_start, self._in_bare, self._behind_bare):
             self._give_up()
         if self._state in (self._in_head, self._in_body, self._in_python):
             self._take_whole("".join([*self._body, self._rest]), "")
@@ -187,7 +192,7 @@ class CallReader:
                 return True
             if tag.startswith(self._rest):
                 return False
-        self._state = self._in_head
+        self._state = self._at_bare_start if self._rest[0] == "`" else self._in_head
         return True
 
     def _skip_space(self) -> bool:
@@ -200,22 +205,74 @@ class CallReader:
 
     def _give_up(self) -> None:
         """Read what may have begun a call as text."""
-        self._rest = "".join([*self._raw, self._rest])
-        self._raw = []
+        self._rest = "".join([*self._raw, *self._body, self._rest])
+        self._raw, self._body = [], []
+        self.open_name = None
         self._state = self._in_text
 
     def _at_bare_start(self) -> bool:
-        """State: a small model may write a call as the whole answer, without the begin mark."""
+        """State: a model may write a call as its whole answer: one JSON object without the begin
+        mark, bare or in a code fence.
+        """
         if not self._skip_space():
             return False
-        match = JSON_HEAD.match(self._rest)
-        if match is not None and match["name"] in self._schemas:
-            self._state = self._in_head
+        fence = _FENCE.match(self._rest)
+        if fence is not None:
+            self._raw.append(fence[0])
+            self._rest = self._rest[fence.end() :]
+        if self._rest[0] == "{":
+            self._tail = "}" if fence is None else "}```"
+            self._state = self._in_bare
             return True
-        if match is None and self._may_be_object() and len(self._rest) < _MAX_HEAD:
+        if len(self._rest) < _MAX_HEAD and _FENCE_START.fullmatch(self._rest):
             return False
         self._give_up()
         return True
+
+    def _in_bare(self) -> bool:
+        """State: inside an object that may be the whole answer."""
+        if self.open_name is None:
+            match = JSON_HEAD.match(self._rest)
+            if match is None and self._may_be_object() and len(self._rest) < _MAX_HEAD:
+                return False
+            if match is None or match["name"] not in self._schemas:
+                self._give_up()
+                return True
+            self.open_name = self._bare_name = match["name"]
+            self._open_arguments = []
+            self._body, self._rest = [match[0]], self._rest[match.end() :]
+        end = self._braces.end(self._rest)
+        text = self._rest[:end]
+        self._open_arguments.append(text)
+        self._body.append(text)
+        self._rest = self._rest[len(text) :]
+        if end is None:
+            return False
+        self.open_name = None
+        self._state = self._behind_bare
+        return True
+
+    def _behind_bare(self) -> bool:
+        """State: only the end of the object, and of its fence, may follow."""
+        text = self._rest.lstrip()
+        self._body.append(self._rest[: len(self._rest) - len(text)])
+        self._rest = text
+        if not text:
+            return False
+        if text[0] == self._tail[:1]:
+            self._body.append(text[0])
+            self._rest, self._tail = text[1:], self._tail[1:]
+        else:
+            self._give_up()
+        return True
+
+    def _fits(self) -> bool:
+        """Return whether the arguments of the object are what the function takes."""
+        try:
+            value = read_output(self.open_arguments)
+        except JsonError:
+            return False
+        return Check(self._schemas[self._bare_name]).fits(value) is not False
 
     def _may_be_object(self) -> bool:
         start = re.sub(r"\s", "", self._rest[:100])[: len(_OBJECT_START)]
@@ -300,8 +357,6 @@ class CallReader:
         except ValueError:
             self._state = self._in_body
             if not self._form.end:
-                self._raw += self._body
-                self._body = []
                 self._give_up()
             return True
         self._body = []
