@@ -7,11 +7,10 @@ import asyncio
 import errno
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,8 +34,6 @@ from qsf.serve.serving import Serving
 from qsf.shell import command
 
 _KINDS = ("application/json", "", "application/x-www-form-urlencoded")  # what `curl -d` says
-_SLOT = re.compile(r"/slots/([0-9]{1,4})")
-_ANY_SLOT = "/slots/{id_slot}"
 # Memory for each byte of a body: text with characters outside the basic plane takes 8. One body is
 # parsed at a time.
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -135,7 +132,6 @@ class Server:
             },
             ("GET", "/props"): of_current(text_api.props),
             ("GET", "/slots"): of_current(text_api.slots),
-            ("POST", _ANY_SLOT): Endpoint(self._act_on_slot, has_body=True),
             ("GET", "/metrics"): Endpoint(self._answer_metrics),
             ("GET", "/tokenizer_info"): get(lambda: text_api.tokenizer_info(self.serving)),
             ("POST", "/tokenize"): text(text_api.tokenize),
@@ -280,10 +276,9 @@ class Server:
         if head.method == "OPTIONS":
             return Endpoint(self._answer_options), ""
         method = "GET" if head.method == "HEAD" else head.method
-        where = _ANY_SLOT if _SLOT.fullmatch(head.path) else head.path
-        endpoint = self._endpoints.get((method, where))
+        endpoint = self._endpoints.get((method, head.path))
         if endpoint is None:
-            others = [m for m, path in self._endpoints if path == where]
+            others = [m for m, path in self._endpoints if path == head.path]
             if not others:
                 raise Problem(404, "not_found", f"there is nothing at {head.path[:100]!r}")
             text = f"{head.path} takes {' and '.join(others)}"
@@ -380,28 +375,6 @@ class Server:
                 lambda: to_json(make(self._body_of(exchange), host.serving))
             )
         await exchange.send(200, body, "application/json")
-
-    async def _act_on_slot(self, exchange: Exchange, owner: str) -> None:
-        exchange.body = exchange.body or b"{}"
-        index, query = int(exchange.head.path.rpartition("/")[2]), exchange.head.query
-        async with self._using(exchange) as host:
-            name = await self._in_thread(
-                lambda: llama_server.read_slot_file(self._body_of(exchange), host.serving)
-            )
-            act = llama_server.slot_action(query, name, owner)
-            n_slots = len(host.scheduler.slots)
-            if index >= n_slots:
-                text = f"there is no slot {index}: they are 0 to {n_slots - 1}"
-                raise Problem(404, "not_found", text)
-            answer: Future[Any] = Future()
-            host.scheduler.when_idle(index, act, answer)
-            try:
-                most = self.hosts.wait_seconds
-                facts = await asyncio.wait_for(asyncio.wrap_future(answer), most)
-            except asyncio.TimeoutError:
-                text = f"slot {index} has worked for more than {most:g} s"
-                raise Problem(503, "queue_timeout", text, retry_seconds=10) from None
-        await exchange.send_json(facts)
 
     async def _pull(self, exchange: Exchange, _owner: str) -> None:
         name, is_stream = await self._in_thread(

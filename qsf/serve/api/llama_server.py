@@ -1,14 +1,11 @@
-"""llama-server's own requests: /completion, /infill between a prefix and a suffix, and what is
-done with slots.
-"""
+"""llama-server's own requests: /completion, and /infill between a prefix and a suffix."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs
+from collections.abc import Sequence
+from typing import Any
 
 from qsf.errors import shown
 from qsf.options import Whole
@@ -22,12 +19,7 @@ from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving
 
-if TYPE_CHECKING:
-    from qsf.serve.scheduling.slot import Slot
-    from qsf.serve.scheduling.slots import Slots
-
 MAX_FILES = 64
-SLOT_ACTIONS = ("save", "restore", "erase")
 # llama-server's names of fields that completions share.
 _NAMES = {
     "n_predict": "max_tokens",
@@ -88,38 +80,6 @@ def _read(
     if tokens is not None:
         new["prompt"] = tokens
     return openai.read_completion(as_body(new, body, _NAMES), serving)
-
-
-def read_slot_file(body: dict[str, Any], _serving: Serving) -> str | None:
-    """Return the file that a request to /slots/ID names. Raises Problem."""
-    return Fields(body).text("filename")
-
-
-def slot_action(
-    query: str, name: str | None, owner: str
-) -> Callable[[Slots, Slot], dict[str, Any]]:
-    """Return what ``?action=`` does with a slot: save, restore or erase. Raises Problem."""
-    action = parse_qs(query).get("action", [""])[-1]
-    if action not in SLOT_ACTIONS:
-        raise invalid("action", f"action must be save, restore or erase, not {shown(action)}")
-    if name is None and action != "erase":
-        raise invalid("filename", "filename is missing: a name in --session-dir")
-
-    def act(slots: Slots, slot: Slot) -> dict[str, Any]:
-        started = time.perf_counter()
-        if name is None or action == "erase":
-            return {"id_slot": slot.index, "n_erased": slots.erase(slot, owner)}
-        is_save = action == "save"
-        n_tokens, n_bytes = (slots.save if is_save else slots.restore)(slot, owner, name)
-        return {
-            "id_slot": slot.index,
-            "filename": name,
-            "n_saved" if is_save else "n_restored": n_tokens,
-            "n_written" if is_save else "n_read": n_bytes,
-            "timings": {f"{action}_ms": 1000 * (time.perf_counter() - started)},
-        }
-
-    return act
 
 
 class CompletionForm(Form):

@@ -173,7 +173,6 @@ _REQUESTS: Mapping[str, tuple[_Reader, str, Mapping[str, Schema]]] = {
     "/api/embeddings": (ollama.read_embedding, "", {**_OLLAMA, "prompt": _TEXT}),
     "/api/show": (ollama.show, "", {}),
     "/api/pull": (ollama.read_pull, "", {}),
-    "/slots/{id_slot}": (llama_server.read_slot_file, "", {}),
     "/tokenize": (text_api.tokenize, "", {"prompt": _TEXT}),
     "/detokenize": (text_api.detokenize, "tokens", {}),
     "/apply-template": (text_api.apply_template, "messages", {}),
@@ -302,7 +301,6 @@ _ANSWERS: Mapping[tuple[str, str], tuple[str, Schema | str]] = {
     ("GET", "/v1/models/{model}"): ("the model", _ref("Model")),
     ("GET", "/props"): ("defaults and the plan of memory", _OBJECT),
     ("GET", "/slots"): ("what each sequence does", _list(_OBJECT)),
-    ("POST", "/slots/{id_slot}"): ("save, restore or erase a slot, as llama-server", _OBJECT),
     ("GET", "/metrics"): ("counters for Prometheus", "text/plain"),
     ("GET", "/tokenizer_info"): ("texts of special tokens", _OBJECT),
     ("POST", "/tokenize"): ("text or messages to tokens", _ref("Tokens")),
@@ -357,11 +355,6 @@ def describe(version: str, *models: str) -> Schema:
         if "{model}" in path:
             name = {"type": "string", "enum": list(models)}
             operation["parameters"] = [_parameter("model", "path", name)]
-        if "{id_slot}" in path:
-            operation["parameters"] = [
-                _parameter("id_slot", "path", {**_COUNT, "maximum": 9999}),
-                _parameter("action", "query", _words(*llama_server.SLOT_ACTIONS)),
-            ]
         if path in _OPEN:
             operation["security"] = []
         paths.setdefault(path, {})[method.lower()] = operation

@@ -58,7 +58,6 @@ class Head:
 
     Attributes:
         request_id: of the client, or made here; the answer and the log contain it.
-        query: what follows the path's question mark.
     """
 
     method: str
@@ -66,7 +65,6 @@ class Head:
     headers: dict[str, str]
     peer: str
     request_id: str = field(default_factory=lambda: secrets.token_hex(16))
-    query: str = ""
 
     def get(self, name: str) -> str:
         """Return a header, or ""."""
@@ -432,9 +430,9 @@ class Connection(asyncio.Protocol):
         absolute = _ABSOLUTE.fullmatch(target)
         if absolute is not None:  # the host of the target replaces the header
             headers["host"], target = absolute[1], absolute[2] or ""
-        path, _, query = target.partition("?")
+        path = target.partition("?")[0]
         method = event.method.decode("latin-1")
-        head = Head(method, unquote(path) or "/", headers, self.peer, query=query)
+        head = Head(method, unquote(path) or "/", headers, self.peer)
         has_id = _REQUEST_ID.fullmatch(head.get("x-request-id"))
         return replace(head, request_id=has_id[0]) if has_id else head
 

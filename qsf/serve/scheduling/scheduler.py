@@ -15,7 +15,6 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from qsf.errors import (
     QsfCancelledError,
@@ -32,9 +31,6 @@ from qsf.serve.scheduling.pace import Pace
 from qsf.serve.scheduling.slot import Slot
 from qsf.serve.scheduling.slot_files import SlotFiles
 from qsf.serve.scheduling.slots import Engine, Slots
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 _MAX_RETRY_SECONDS = 60
 
@@ -68,7 +64,6 @@ class Scheduler:
         self._slots = Slots(engine, metrics, clock, files)
         self._waiting: dict[str, deque[Job]] = {}  # by owner; the first owner is next
         self._left: list[Job] = []  # jobs that left the queue by cancellation
-        self._actions: list[tuple[Slot, Callable[[Slots, Slot], Any], Future[Any]]] = []
         self._changed = threading.Condition()
         self._is_closed = self._is_ended = False
         self._n_turns = 0  # number of admitted jobs
@@ -133,17 +128,6 @@ class Scheduler:
                 self._engine.cancel(slot.index)
             self._changed.notify()
 
-    def when_idle(self, index: int, act: Callable[[Slots, Slot], Any], answer: Future[Any]) -> None:
-        """Call ``act`` in the engine's thread when the slot has no job, before it gets another.
-
-        ``answer`` receives its result or exception; while it waits it can be cancelled.
-        """
-        with self._changed:
-            if self._is_closed:
-                raise _shutting_down()
-            self._actions.append((self._slots.all[index], act, answer))
-            self._changed.notify()
-
     @property
     def n_waiting(self) -> int:
         """How many jobs wait."""
@@ -194,7 +178,7 @@ class Scheduler:
             with self._changed:
                 if is_busy:
                     continue
-                if self._waiting or self._left or self._actions:  # new work arrived meanwhile
+                if self._waiting or self._left:  # new work arrived meanwhile
                     continue
                 if self._is_closed:
                     return
@@ -203,7 +187,6 @@ class Scheduler:
     def step(self) -> bool:
         """Do one round: ends, admissions, a pass. Return whether there is more to do."""
         self._end_jobs()
-        self._act_on_slots()
         for slot, _ in self._slots.taken:
             if slot.leader is not None and not slot.is_waiting():
                 self._prepare(slot)
@@ -238,17 +221,6 @@ class Scheduler:
                 ended.append((running, problem))
         for job, problem in ended:
             self._end(job, Event(problem=problem))
-
-    def _act_on_slots(self) -> None:
-        with self._changed:
-            ready = [action for action in self._actions if action[0].job is None]
-            self._actions = [action for action in self._actions if action not in ready]
-        for slot, act, answer in ready:
-            if answer.set_running_or_notify_cancel():
-                try:
-                    answer.set_result(act(self._slots, slot))
-                except Exception as error:  # raised again where the answer is awaited
-                    answer.set_exception(error)
 
     def _end_of_any(self, job: Job, now: float) -> Problem | None:
         if job.is_cancelled:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -24,11 +23,9 @@ from qsf.errors import (
     QsfFormatError,
     QsfIOError,
     QsfMemoryError,
-    shown,
 )
 from qsf.file.partial import remove_abandoned
 from qsf.file.session_file import SessionFile
-from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.costs import Costs, value
 from qsf.system import files
 from qsf.text.arguments import count_common
@@ -40,7 +37,6 @@ if TYPE_CHECKING:
 _MOST_TOKENS = 1 << 18
 _OFF_SECONDS = 60.0  # writing stops for so long after the disk has refused
 _SUFFIX = ".qsfs"
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # of a file that a client names
 # Most memory for reading a head: the tokens of the longest context, without a conversation.
 _HEAD_BYTES = 4 << 20
 
@@ -97,7 +93,7 @@ class SlotFiles:
         self._folder, self._engine, self._limit_bytes = folder, engine, limit_bytes
         self._say, self._clock = say, clock
         self._off_until = float("-inf")
-        self._n_named = 0
+        self._n_written = 0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = files.open_lock(folder / "lock", 0o600)
@@ -139,7 +135,7 @@ class SlotFiles:
             remove_abandoned(self._folder / (partial.name[1:].partition(_SUFFIX)[0] + _SUFFIX))
         for path in sorted(self._folder.glob(f"{self._prefix}*{_SUFFIX}")):
             number = path.name[len(self._prefix) : -len(_SUFFIX)]
-            self._n_named = max(self._n_named, int(number) if number.isdecimal() else 0)
+            self._n_written = max(self._n_written, int(number) if number.isdecimal() else 0)
             try:
                 with SessionFile(path, memory_bytes=_HEAD_BYTES) as file:
                     head, info = file.head, path.stat()
@@ -210,8 +206,8 @@ class SlotFiles:
             if kept.salt == slot.salt and kept.tokens == tokens[: len(kept.tokens)]
         ]
         self._make_room(n_bytes, len(tokens), replaced)
-        self._n_named += 1
-        path = self._folder / f"{self._prefix}{self._n_named}{_SUFFIX}"
+        self._n_written += 1
+        path = self._folder / f"{self._prefix}{self._n_written}{_SUFFIX}"
         started = time.perf_counter()
         try:
             self._engine.save(slot.index, path, slot.salt)
@@ -225,46 +221,6 @@ class SlotFiles:
         for kept in replaced:
             self._remove(kept)
         return True
-
-    def save_as(self, slot: Slot, owner: str, name: str) -> int:
-        """Write a slot's state to a file that a client names; return its bytes.
-
-        Such files are the client's: no other reads them, and the server never removes them.
-        Raises QsfError, Problem.
-        """
-        path = self._named(owner, name)
-        n_bytes = self._engine.state_bytes(slot.index)
-        others = (kept for kept in path.parent.parent.glob("*/*") if kept != path)
-        n_other_bytes = sum(kept.stat().st_size for kept in others)
-        if n_bytes + n_other_bytes > self._limit_bytes:
-            text = (
-                f"{name} would have {n_bytes >> 20} MB beside {n_other_bytes >> 20} MB of saved "
-                f"slots: --session-dir-limit allows {self._limit_bytes >> 20} MB"
-            )
-            raise Problem(507, "disk_limit", text)
-        try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._engine.save(slot.index, path, slot.salt)
-            return path.stat().st_size
-        except OSError as error:
-            raise QsfIOError(f"{name}: {error.strerror}") from error
-
-    def check_saved(self, owner: str, name: str) -> Path:
-        """Return the file that ``save_as`` wrote. Raises Problem if it cannot be continued here."""
-        path = self._named(owner, name)
-        if not path.is_file():
-            raise Problem(404, "not_found", f"there is no saved slot {name}", param="filename")
-        with SessionFile(path, memory_bytes=_HEAD_BYTES) as file:
-            if file.head.key != self._key:
-                text = f"{name} was computed by another model, KV type or release"
-                raise invalid("filename", text)
-        return path
-
-    def _named(self, owner: str, name: str) -> Path:
-        if _NAME.fullmatch(name) is None:
-            text = f"filename must have 1 to 100 of A-Za-z0-9_.- and no path, not {shown(name)}"
-            raise invalid("filename", text)
-        return self._folder / "saved" / (owner or "all") / name
 
     def _make_room(self, n_bytes: int, n_tokens: int, replaced: Sequence[Kept]) -> None:
         """Remove the files of least value until ``n_bytes`` fit; ``replaced`` is removed anyway."""

@@ -11,13 +11,11 @@ from __future__ import annotations
 import contextlib
 from array import array
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Protocol
 
 from qsf.errors import QsfError, QsfMemoryError
 from qsf.kv import KV_BLOCK_TOKENS
 from qsf.passes import Chosen, PassItem
-from qsf.serve.http.problems import Problem
 from qsf.serve.scheduling.costs import Costs, value
 from qsf.serve.scheduling.job import Job, State
 from qsf.serve.scheduling.metrics import Metrics
@@ -29,13 +27,6 @@ from qsf.text.arguments import count_common
 _LEAST_TOKENS = KV_BLOCK_TOKENS
 _MEASURED_TOKENS = 64
 _PINNED_SALT = "prefix"  # no job has this salt
-
-
-def _check_owner(slot: Slot, owner: str) -> None:
-    """Raise Problem if the slot holds what another client sent, or the prefix of all."""
-    if slot.is_pinned or (owner and slot.n_held and slot.salt.split(" ")[0] != owner):
-        whose = "the prefix of all" if slot.is_pinned else "tokens of another client"
-        raise Problem(403, "forbidden_slot", f"slot {slot.index} holds {whose}")
 
 
 class Engine(Protocol):
@@ -70,9 +61,6 @@ class Engine(Protocol):
 
     def label_scores(self, slot: int, labels: Sequence[int]) -> list[float]:
         """Return the log-probabilities of ``labels`` after the slot's tokens. Raises QsfError."""
-
-    def load(self, slot: int, path: Path) -> tuple[int, str]:
-        """Load a session file into the slot; returns n_tokens and the owner. Raises QsfError."""
 
     def n_held(self, slot: int) -> int:
         """Return how many tokens the slot holds."""
@@ -259,46 +247,6 @@ class Slots:
         """Evict a slot; a session file keeps its tokens if there is a folder for them."""
         self._write(slot, self._n_elsewhere(slot))
         self.keep(slot, 0)
-
-    def save(self, slot: Slot, owner: str, name: str) -> tuple[int, int]:
-        """Write a slot to a file that its owner names; return its tokens and bytes.
-
-        Raises QsfError, Problem, as the next two.
-        """
-        _check_owner(slot, owner)
-        if not slot.n_held:
-            raise Problem(400, "empty_slot", f"slot {slot.index} holds no tokens")
-        return slot.n_held, self._named_files().save_as(slot, owner, name)
-
-    def restore(self, slot: Slot, owner: str, name: str) -> tuple[int, int]:
-        """Load such a file into a slot, whose own tokens are given up."""
-        files = self._named_files()
-        path = files.check_saved(owner, name)
-        if slot.is_pinned:
-            _check_owner(slot, owner)
-        self.give_up(slot)
-        while True:
-            try:
-                slot.n_held, slot.salt = self._engine.load(slot.index, path)
-                break
-            except QsfMemoryError:
-                if not self.make_room():
-                    raise
-        slot.used = self._clock()
-        return slot.n_held, path.stat().st_size
-
-    def erase(self, slot: Slot, owner: str) -> int:
-        """Forget the tokens of a slot; return how many there were."""
-        _check_owner(slot, owner)
-        n_held = slot.n_held
-        self.keep(slot, 0)
-        return n_held
-
-    def _named_files(self) -> SlotFiles:
-        if self._files is None:
-            text = "the server has no --session-dir: slots are saved and restored there"
-            raise Problem(400, "not_supported", text)
-        return self._files
 
     def write_all(self) -> None:
         """Write the tokens of slots to files; the most valuable slots last, so that they stay."""

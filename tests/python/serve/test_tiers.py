@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 import qsf
 from make.fake_engine import FakeEngine, Told, next_token
 from make.kind_models import VOCAB
-from make.served import Client, engine_of, serving
+from make.served import engine_of, serving
 from qsf.cli.serve_options import ServeOptions
 from qsf.errors import QsfArgumentError
-from qsf.serve.http.problems import Problem
 from qsf.serve.scheduling.costs import Costs
 from qsf.serve.scheduling.job import Choosing
 from qsf.serve.scheduling.metrics import Metrics
@@ -393,112 +391,3 @@ def test_costs_are_learned() -> None:
     one = Costs()
     one.learn_evaluating(0, 64, 0.64)
     assert one.evaluating(0, 64) == pytest.approx(0.64)
-
-
-# ---- slots that clients save ----
-
-
-def act(client: Client, action: str, index: int, **more: Any) -> Any:
-    answer = client.ask("POST", f"/slots/{index}?action={action}", more.pop("body", None), **more)
-    return answer.json if answer.status == 200 else (answer.status, answer.error["message"])
-
-
-def test_a_slot_is_saved_erased_and_restored(tiny_chat_8bit: Path, tmp_path: Path) -> None:
-    fields = {"prompt": "Once upon a time there was a girl", "n_predict": 40, "temperature": 0}
-    named = {"filename": "talk.bin"}
-    with serving(tiny_chat_8bit, parallel=2, session_dir=str(tmp_path / "kept")) as client:
-        want = client.post("/completion", fields).json
-        index = want["id_slot"]
-        held = client.get("/slots").json[index]["n_held"]
-        saved = act(client, "save", index, body=named)
-        assert (saved["n_saved"], saved["filename"]) == (held, "talk.bin")
-        (path,) = (tmp_path / "kept" / "saved" / "all").iterdir()
-        assert (path.name, path.stat().st_size) == ("talk.bin", saved["n_written"])
-        assert path.stat().st_mode & 0o777 == 0o600
-        assert act(client, "erase", index) == {"id_slot": index, "n_erased": held}
-        assert client.get("/slots").json[index]["n_held"] == 0
-        assert act(client, "save", index, body=named)[0] == 400  # it is empty
-    for kept in (tmp_path / "kept").glob("*.qsfs"):
-        kept.unlink()
-    with serving(tiny_chat_8bit, parallel=2, session_dir=str(tmp_path / "kept")) as client:
-        other = (index + 1) % 2
-        read = act(client, "restore", other, body=named)
-        assert (read["n_restored"], read["n_read"]) == (held, saved["n_written"])
-        again = client.post("/completion", fields).json
-        assert again["content"] == want["content"]
-        assert again["tokens_cached"] == again["tokens_evaluated"] - 1
-        for body, status, text in (
-            ({"filename": "../talk.bin"}, 400, "no path"),
-            ({"filename": ".hidden"}, 400, "A-Za-z0-9_"),
-            ({"filename": "talk.bin/x"}, 400, "no path"),
-            ({"filename": ""}, 400, "1 to 100"),
-            ({"filename": "talk2.bin"}, 404, "no saved slot talk2.bin"),
-            ({"filename": 3}, 400, "must be a text"),
-            ({}, 400, "filename is missing"),
-        ):
-            found = act(client, "restore", 0, body=body)
-            assert (found[0], text in found[1]) == (status, True), found
-        assert "there is no slot 99" in act(client, "erase", 99)[1]
-        assert "save, restore or erase" in act(client, "forget", 0)[1]
-        assert client.get("/slots/0").status == 405
-        path.write_bytes(b"\0" * 100)
-        assert act(client, "restore", 0, body=named)[0] == 500
-        assert client.post("/completion", fields).json["content"] == want["content"]
-    with serving(tiny_chat_8bit) as client:
-        assert act(client, "save", 0, body=named)[0] == 400  # nothing in it
-        client.post("/completion", fields)
-        index = max(client.get("/slots").json, key=lambda slot: slot["n_held"])["id"]
-        assert "no --session-dir" in act(client, "save", index, body=named)[1]
-
-
-def test_saved_slots_belong_to_a_key_and_a_model(
-    tiny_chat_8bit: Path, tiny_llama_4bit: Path, tmp_path: Path
-) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("a\nb\n")
-    keys.chmod(0o600)
-    fields = {"prompt": "Once upon a time", "n_predict": 30}
-    named = {"filename": "talk"}
-    options: Any = {"session_dir": str(tmp_path / "kept"), "api_key_file": str(keys)}
-    with serving(tiny_chat_8bit, **options) as client:
-        index = client.ask("POST", "/completion", fields, x_api_key="a").json["id_slot"]
-        assert act(client, "save", index, body=named)[0] == 401
-        for action in ("save", "erase"):
-            found = act(client, action, index, body=named, x_api_key="b")
-            assert found == (403, f"slot {index} holds tokens of another client")
-        assert act(client, "save", index, body=named, x_api_key="a")["n_saved"] > 30
-        assert act(client, "restore", index, body=named, x_api_key="b")[0] == 404
-        assert act(client, "restore", 1, body=named, x_api_key="a")["n_restored"] > 30
-    with serving(tiny_llama_4bit, session_dir_limit=1, **options) as client:
-        found = act(client, "restore", 0, body=named, x_api_key="a")
-        assert (found[0], "another model" in found[1]) == (400, True)
-        index = client.ask("POST", "/completion", fields, x_api_key="b").json["id_slot"]
-        big = tmp_path / "kept" / "saved" / "x" / "big"
-        big.parent.mkdir()
-        big.write_bytes(bytes(1 << 20))
-        found = act(client, "save", index, body=named, x_api_key="b")
-        assert (found[0], "--session-dir-limit allows 1 MB" in found[1]) == (507, True)
-
-
-def test_an_action_waits_for_the_slot(tmp_path: Path) -> None:
-    tiers = Tiers(tmp_path, n_slots=1)
-    busy, waiting = tiers.submit(1), tiers.submit(2)
-    tiers.scheduler.step()
-    answers: list[Future[int]] = [Future(), Future()]
-    for answer in answers:
-        tiers.scheduler.when_idle(0, lambda slots, slot: slots.erase(slot, ""), answer)
-    answers[1].cancel()
-    tiers.scheduler.step()
-    assert not answers[0].done()
-    tiers.run()
-    assert answers[0].result() == 47  # before the one that waits gets the slot
-    assert (busy.text, waiting.text) == (text(1, 40), text(2, 40))
-    broken: Future[int] = Future()
-    tiers.scheduler.when_idle(0, lambda _slots, _slot: 1 // 0, broken)
-    tiers.scheduler.step()
-    with pytest.raises(ZeroDivisionError):
-        broken.result()
-    tiers.scheduler.close()
-    with pytest.raises(Problem, match="shutting down"):
-        tiers.scheduler.when_idle(0, lambda _slots, _slot: 1, Future())
-    tiers.close()
