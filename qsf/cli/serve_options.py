@@ -20,7 +20,7 @@ from qsf.options import (
     megabytes,
     option_field,
 )
-from qsf.serve.http.fields import Duration
+from qsf.serve.http.body import Duration
 from qsf.serve.http.gate import is_loopback
 from qsf.shell.arguments import Group, Parser, Text, UsageError, model_parser, taken
 

@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,14 +19,14 @@ from typing import Any
 from qsf.errors import QsfError
 from qsf.native.binding import version
 from qsf.serve.api import anthropic, llama_server, ollama, openai, responses, text_api, vectors
-from qsf.serve.api.answering import Call, Choice, Form, answer_call
-from qsf.serve.api.completion_request import CompletionRequest, make_jobs
+from qsf.serve.api.answering import Call, Choice, Endpoint, Route, answer_call
+from qsf.serve.api.ask import Ask, make_jobs
 from qsf.serve.hosts import Host, Hosts
+from qsf.serve.http.body import read_body, read_name, read_part
 from qsf.serve.http.connection import Connection, Deadlines, Exchange, Head, to_json
-from qsf.serve.http.fields import read_body
 from qsf.serve.http.gate import Gate
 from qsf.serve.http.page import page_headers, read_page
-from qsf.serve.http.problems import Problem, problem_of
+from qsf.serve.http.problems import Problem, invalid, problem_of
 from qsf.serve.scheduling.job import Event
 from qsf.serve.scheduling.metrics import Metrics
 from qsf.serve.scheduling.scheduler import Scheduler
@@ -36,17 +36,10 @@ from qsf.shell import command
 _KINDS = ("application/json", "", "application/x-www-form-urlencoded")  # what `curl -d` says
 # Memory for each byte of a body: text with characters outside the basic plane takes 8. One body is
 # parsed at a time.
+_MODELS = "/v1/models/"
+_ONE_MODEL = "/v1/models/{model}"
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _BODY_MEMORY = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """An endpoint: the handler of one path."""
-
-    answer: Callable[[Exchange, str], Any]
-    has_body: bool = False
-    is_open: bool = False  # needs no key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +81,7 @@ class Server:
         self._is_stopping = False
         self._silent_until = 0.0
         self._page = read_page()
-        self._endpoints = self._table()
+        self.routes = {(route.method, route.path): route for route in self._table()}
 
     @property
     def serving(self) -> Serving:
@@ -100,65 +93,45 @@ class Server:
         """What runs its jobs."""
         return self.hosts.current.scheduler
 
-    def _table(self) -> dict[tuple[str, str], Endpoint]:
-        def get(make: Callable[[], object], *, is_open: bool = False) -> Endpoint:
+    def _table(self) -> Iterator[Route]:
+        def get(path: str, make: Callable[[], object], summary: str, **more: Any) -> Route:
             async def answer(exchange: Exchange, _owner: str) -> None:
                 await exchange.send_json(make())
 
-            return Endpoint(answer, is_open=is_open)
+            return Route("GET", path, answer, summary, **more)
 
-        def of_current(make: Callable[[Serving, Scheduler], object]) -> Endpoint:
-            return get(lambda: make(self.serving, self.scheduler))
+        def of_model(path: str, make: Callable[[Serving, Scheduler], object], what: str) -> Route:
+            return get(path, lambda: make(self.serving, self.scheduler), what)
 
-        def text(make: Callable[[dict[str, Any], Serving], object]) -> Endpoint:
-            return Endpoint(partial(self._answer_text, make), has_body=True)
+        yield Route("GET", "/", self._answer_page, "a page to chat with", is_open=True)
+        yield get("/openapi.json", self._describe, "this description", is_open=True)
+        for path in ("/health", "/v1/health"):
+            yield get(path, lambda: {"status": "ok"}, "whether it answers", is_open=True)
+        yield get("/v1/models", self._models, "the models")
+        yield Route("GET", _ONE_MODEL, self._answer_model, "a model")
+        yield of_model("/props", text_api.props, "defaults and the plan of memory")
+        yield of_model("/slots", text_api.slots, "what each sequence does")
+        yield of_model("/tokenizer_info", text_api.tokenizer_info, "texts of special tokens")
+        yield Route("GET", "/metrics", self._answer_metrics, "counters for Prometheus")
+        yield get("/api/tags", partial(ollama.tags, self.hosts, self._created), "the models")
+        yield get("/api/ps", partial(ollama.running, self.hosts), "the models in memory")
+        yield get("/api/version", lambda: {"version": version()}, "the version")
+        yield Route("POST", "/api/pull", self._pull, "that a model is here", ollama.Pull)
+        for api in (openai, responses, anthropic, vectors, llama_server, ollama, text_api):
+            for end in api.ENDPOINTS:
+                answer = self._answer_text if end.form is None else self._complete
+                yield Route("POST", end.path, partial(answer, end), end.summary, end.body)
 
-        def complete(read: Any, form: Any) -> Endpoint:
-            return Endpoint(partial(self._complete, read, form), has_body=True)
+    def _models(self) -> dict[str, Any]:
+        created = self._created
+        entries = [text_api.model_entry(self.hosts, name, created) for name in self.hosts.paths]
+        return {"object": "list", "data": entries}
 
-        entries = partial(text_api.model_entries, self.hosts, self._created)
-        health = get(self._health, is_open=True)
-        texts = complete(openai.read_completion, openai.TextForm)
-        own = llama_server.CompletionForm
-        return {
-            ("GET", "/"): Endpoint(self._answer_page, is_open=True),
-            ("GET", "/openapi.json"): get(self._describe, is_open=True),
-            ("GET", "/health"): health,
-            ("GET", "/v1/health"): health,
-            ("GET", "/v1/models"): get(lambda: {"object": "list", "data": [*entries().values()]}),
-            **{
-                ("GET", f"/v1/models/{name}"): get(lambda name=name: entries()[name])  # type: ignore[misc]
-                for name in self.hosts.paths
-            },
-            ("GET", "/props"): of_current(text_api.props),
-            ("GET", "/slots"): of_current(text_api.slots),
-            ("GET", "/metrics"): Endpoint(self._answer_metrics),
-            ("GET", "/tokenizer_info"): get(lambda: text_api.tokenizer_info(self.serving)),
-            ("POST", "/tokenize"): text(text_api.tokenize),
-            ("POST", "/detokenize"): text(text_api.detokenize),
-            ("POST", "/apply-template"): text(text_api.apply_template),
-            ("POST", "/v1/chat/completions"): (chat := complete(openai.read_chat, openai.ChatForm)),
-            ("POST", "/chat/completions"): chat,
-            ("POST", "/v1/completions"): texts,
-            ("POST", "/completions"): texts,
-            ("POST", "/v1/responses"): complete(responses.read, responses.ResponsesForm),
-            ("POST", "/v1/messages"): complete(anthropic.read, anthropic.MessagesForm),
-            ("POST", "/v1/embeddings"): complete(vectors.read_embeddings, vectors.EmbeddingsForm),
-            ("POST", "/v1/rerank"): (rerank := complete(vectors.read_rerank, vectors.RerankForm)),
-            ("POST", "/rerank"): rerank,
-            ("POST", "/completion"): complete(llama_server.read_completion, own),
-            ("POST", "/infill"): complete(llama_server.read_infill_request, own),
-            ("GET", "/api/tags"): get(partial(ollama.tags, self.hosts, self._created)),
-            ("GET", "/api/ps"): get(partial(ollama.running, self.hosts)),
-            ("GET", "/api/version"): get(lambda: {"version": version()}),
-            ("POST", "/api/show"): text(ollama.show),
-            ("POST", "/api/pull"): Endpoint(self._pull, has_body=True),
-            ("POST", "/api/chat"): complete(ollama.read_chat, ollama.ChatForm),
-            ("POST", "/api/generate"): complete(ollama.read_generate, ollama.GenerateForm),
-            ("POST", "/api/embed"): complete(ollama.read_embed, ollama.EmbedForm),
-            ("POST", "/api/embeddings"): complete(ollama.read_embedding, ollama.EmbeddingForm),
-            ("POST", "/v1/messages/count_tokens"): text(anthropic.count_tokens),
-        }
+    async def _answer_model(self, exchange: Exchange, _owner: str) -> None:
+        name = exchange.head.path.removeprefix(_MODELS)
+        if name not in self.hosts.paths:
+            raise Problem(404, "not_found", f"there is no model {name[:100]!r}")
+        await exchange.send_json(text_api.model_entry(self.hosts, name, self._created))
 
     # ---- life ----
 
@@ -270,38 +243,39 @@ class Server:
             return ollama.problem_body(problem)
         return problem.body()
 
-    def check(self, head: Head) -> tuple[Endpoint, str]:
-        """Return the endpoint of this head, and the client. Raises Problem."""
+    def check(self, head: Head) -> tuple[Route, str]:
+        """Return the route of this head, and the client. Raises Problem."""
         self._gate.check_page(head)
         if head.method == "OPTIONS":
-            return Endpoint(self._answer_options), ""
-        method = "GET" if head.method == "HEAD" else head.method
-        endpoint = self._endpoints.get((method, head.path))
-        if endpoint is None:
-            others = [m for m, path in self._endpoints if path == head.path]
+            return Route("OPTIONS", head.path, self._answer_options), ""
+        path = _ONE_MODEL if head.path.startswith(_MODELS) else head.path
+        route = self.routes.get(("GET" if head.method == "HEAD" else head.method, path))
+        if route is None:
+            others = [method for method, other in self.routes if other == path]
             if not others:
                 raise Problem(404, "not_found", f"there is nothing at {head.path[:100]!r}")
             text = f"{head.path} takes {' and '.join(others)}"
             allow = ", ".join([*others, *(["HEAD"] if "GET" in others else []), "OPTIONS"])
             raise Problem(405, "method_not_allowed", text, allow=allow)
-        owner = "" if endpoint.is_open else self._gate.owner_of(head)
-        if endpoint.has_body:
-            kind = head.get("content-type").split(";")[0].strip().lower()
-            if kind not in _KINDS:
-                raise Problem(
-                    415, "not_json", f"the body must be application/json, not {kind[:50]!r}"
-                )
-        elif head.get("content-length") not in ("", "0") or "transfer-encoding" in head.headers:
+        owner = "" if route.is_open else self._gate.owner_of(head)
+        kind = head.get("content-type").split(";")[0].strip().lower()
+        if route.body is not None and kind not in _KINDS:
+            text = f"the body must be application/json, not {kind[:50]!r}"
+            raise Problem(415, "not_json", text)
+        has_body = (
+            head.get("content-length") not in ("", "0") or "transfer-encoding" in head.headers
+        )
+        if route.body is None and has_body:
             raise Problem(400, "bad_request", f"{head.method} {head.path} has no body")
-        return endpoint, owner
+        return route, owner
 
-    async def answer(self, endpoint: tuple[Endpoint, str], exchange: Exchange) -> None:
+    async def answer(self, endpoint: tuple[Route, str], exchange: Exchange) -> None:
         """Answer a request. Raises Problem, which becomes the answer unless one has begun."""
         where, owner = endpoint
         started = time.monotonic()
         note = ""
         try:
-            note = await where.answer(exchange, owner) or ""
+            note = await where.handler(exchange, owner) or ""
         except Problem as problem:
             self._metrics.count_rejection(problem.code)
             note = problem.code
@@ -335,52 +309,56 @@ class Server:
         Its values are read again by who uses them: the memory plan has room for those of one body,
         and a request may wait long for its model.
         """
-        body = await self._in_thread(partial(self._body_of, exchange))
-        name = body.get("model") or body.get("name")
-        is_loading = not ollama.is_unloading(body)
-        name = name if isinstance(name, str) else None
-        del body
-        async with self.hosts.using(name, is_loading=is_loading) as host:
+        name, is_leaving = await self._in_thread(
+            lambda: read_name(exchange.body, _BODY_MEMORY * self.max_body_bytes)
+        )
+        async with self.hosts.using(name, is_loading=not is_leaving) as host:
             yield host
 
-    async def _complete(self, read: Any, make_form: Any, exchange: Exchange, owner: str) -> str:
+    async def _complete(self, endpoint: Endpoint, exchange: Exchange, owner: str) -> str:
         async with self._using(exchange) as host:
             serving = host.serving
-            request: CompletionRequest = await self._in_thread(
-                lambda: read(self._body_of(exchange), serving)
-            )
+
+            def decode() -> Ask:
+                fields, ignored = read_part(endpoint.body, self._body_of(exchange))
+                if ignored and serving.is_strict:
+                    text = f"{ignored[0]} is not known here, and the server is strict"
+                    raise invalid(ignored[0], text, "unsupported_parameter")
+                ask: Ask = endpoint.read(fields, serving)
+                ask.ignored = ignored
+                return ask
+
+            ask = await self._in_thread(decode)
             exchange.drop_body()
-            keep_seconds = request.keep_seconds
-            host.keep_seconds = self.hosts.keep_seconds if keep_seconds is None else keep_seconds
-            form: Form = make_form(request, serving)
+            kept = ask.keep_seconds
+            host.keep_seconds = self.hosts.keep_seconds if kept is None else kept
+            assert endpoint.form is not None
+            form = endpoint.form(ask, serving)
             make = partial(
                 make_jobs,
-                request,
+                ask,
                 serving,
                 owner=owner,
                 name=form.name,
-                max_seconds=_max_seconds(serving, request, exchange),
+                max_seconds=_max_seconds(serving, ask, exchange),
             )
-            choices = await answer_call(exchange, host.scheduler, request, form, make, self._post)
+            choices = await answer_call(exchange, host.scheduler, ask, form, make, self._post)
         return _note(choices)
 
-    async def _answer_text(
-        self,
-        make: Callable[[dict[str, Any], Serving], object],
-        exchange: Exchange,
-        _owner: str,
-    ) -> None:
+    async def _answer_text(self, endpoint: Endpoint, exchange: Exchange, _owner: str) -> None:
         async with self._using(exchange) as host:
-            body = await self._in_thread(
-                lambda: to_json(make(self._body_of(exchange), host.serving))
-            )
+
+            def answer() -> bytes:
+                fields, _ = read_part(endpoint.body, self._body_of(exchange))
+                return to_json(endpoint.read(fields, host.serving))
+
+            body = await self._in_thread(answer)
         await exchange.send(200, body, "application/json")
 
     async def _pull(self, exchange: Exchange, _owner: str) -> None:
-        name, is_stream = await self._in_thread(
-            lambda: ollama.read_pull(self._body_of(exchange), None)
-        )
+        fields, _ = await self._in_thread(lambda: read_part(ollama.Pull, self._body_of(exchange)))
         exchange.drop_body()
+        name, is_stream = fields.model or fields.name or "", fields.stream is not False
         work = asyncio.ensure_future(self._send_lines(exchange, name, is_stream=is_stream))
         exchange.on_gone = work.cancel
         try:
@@ -388,7 +366,6 @@ class Server:
         except asyncio.CancelledError:
             if not exchange.is_gone:
                 raise
-        self._endpoints = self._table()
 
     async def _send_lines(self, exchange: Exchange, name: str, *, is_stream: bool) -> None:
         line: dict[str, Any] = {}
@@ -431,10 +408,7 @@ class Server:
     def _describe(self) -> dict[str, Any]:
         from qsf.serve.api.openapi import describe  # rarely needed
 
-        return describe(version(), *self.hosts.paths)
-
-    def _health(self) -> dict[str, str]:
-        return {"status": "ok"}
+        return describe(self.routes.values(), version(), self.hosts.paths)
 
 
 def _share_used(scheduler: Scheduler, ctx_tokens: int) -> float:
@@ -442,11 +416,11 @@ def _share_used(scheduler: Scheduler, ctx_tokens: int) -> float:
     return used / (ctx_tokens * scheduler.n_running_most)
 
 
-def _max_seconds(serving: Serving, request: CompletionRequest, exchange: Exchange) -> float | None:
+def _max_seconds(serving: Serving, ask: Ask, exchange: Exchange) -> float | None:
     """Return the time limit, shortened by the client's x-stainless-read-timeout."""
     most = serving.max_seconds
     timeout = exchange.head.get("x-stainless-read-timeout")
-    if not request.is_stream and timeout.isdigit() and int(timeout) > 0:
+    if not ask.is_stream and timeout.isdigit() and int(timeout) > 0:
         return min(most or int(timeout), int(timeout))
     return most
 

@@ -7,7 +7,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qsf.foreign_json import JsonError
 from qsf.passes import Chosen
@@ -18,9 +18,11 @@ from qsf.serve.tools.call_reader import CallPart
 from qsf.text.schemas import Check
 
 if TYPE_CHECKING:
-    from qsf.serve.api.completion_request import CompletionRequest
+    from qsf.serve.api.ask import Ask
+    from qsf.serve.http.body import Part
     from qsf.serve.http.connection import Exchange
     from qsf.serve.scheduling.scheduler import Scheduler
+    from qsf.serve.serving import Serving
 
 PING_SECONDS = 15.0
 _UNENFORCED = "x-qsf-unenforced"
@@ -87,6 +89,40 @@ class Form:
         raise NotImplementedError
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What is done with requests of a method to a path.
+
+    Attributes:
+        handler: answers an exchange for a client.
+        body: the fields of the body; None: there is none.
+        is_open: it needs no key.
+    """
+
+    method: str
+    path: str
+    handler: Callable[[Exchange, str], Any]
+    summary: str = ""
+    body: type[Part] | None = None
+    is_open: bool = False
+
+
+class Endpoint(NamedTuple):
+    """A path of an API: how its requests are read, and how its answers are written.
+
+    Attributes:
+        body: the fields of a request.
+        read: makes an ``Ask`` of them, or without ``form`` the answer. Raises Problem.
+        form: writes the answer.
+    """
+
+    path: str
+    summary: str
+    body: type[Part]
+    read: Callable[[Any, Serving], Any]
+    form: Callable[[Ask, Serving], Form] | None = None
+
+
 class Call:
     """The jobs of one request, and their events, which the engine's thread sends to the loop."""
 
@@ -134,7 +170,7 @@ class Call:
 async def answer_call(
     exchange: Exchange,
     scheduler: Scheduler,
-    request: CompletionRequest,
+    ask: Ask,
     form: Form,
     make: Callable[[Callable[[int, Event], None]], Sequence[Job]],
     post: Callable[[Call, int, Event], None],
@@ -142,9 +178,9 @@ async def answer_call(
     """Submit the jobs of a request and send the answer. Raises Problem before its first byte.
 
     Args:
-        exchange: the request.
+        exchange: the ask.
         scheduler: runs the jobs.
-        request: the checked request.
+        ask: the request.
         form: of the answer.
         make: makes the jobs, given a function that receives their events.
         post: sends an event from the engine's thread to this call.
@@ -153,24 +189,24 @@ async def answer_call(
     jobs = make(lambda index, event: post(call, index, event))
     choices = [Choice(job) for job in jobs]
     scheduler.submit(jobs)
-    if request.is_cut:
-        exchange.headers["x-qsf-max-tokens"] = str(request.max_tokens)
-    if request.ignored:
-        names = ("".join(c if "!" <= c <= "~" else "?" for c in name) for name in request.ignored)
+    if ask.is_cut:
+        exchange.headers["x-qsf-max-tokens"] = str(ask.max_tokens)
+    if ask.ignored:
+        names = ("".join(c if "!" <= c <= "~" else "?" for c in name) for name in ask.ignored)
         exchange.headers["x-qsf-ignored"] = ", ".join(names)[:1000].rstrip()
-    if request.unenforced:
-        exchange.headers[_UNENFORCED] = request.unenforced
+    if ask.unenforced:
+        exchange.headers[_UNENFORCED] = ask.unenforced
     exchange.on_gone = call.mark_gone
     if exchange.is_gone:
         call.mark_gone()
     try:
-        if request.is_stream:
-            await _stream(exchange, call, request, form, choices)
+        if ask.is_stream:
+            await _stream(exchange, call, ask, form, choices)
         else:
             async for item in call.events(len(jobs), 3600.0):
                 _take(choices, item)
-            if request.unenforced:
-                exchange.headers[_UNENFORCED] = await _judged(request, choices)
+            if ask.unenforced:
+                exchange.headers[_UNENFORCED] = await _judged(ask, choices)
             if not exchange.is_gone:
                 await exchange.send_json(form.whole(choices))
     finally:
@@ -209,16 +245,16 @@ def _take(choices: Sequence[Choice], item: tuple[int, Event] | None) -> None:
 async def _stream(
     exchange: Exchange,
     call: Call,
-    request: CompletionRequest,
+    ask: Ask,
     form: Form,
     choices: Sequence[Choice],
 ) -> None:
-    await exchange.begin_stream(is_lines=request.is_lines)
+    await exchange.begin_stream(is_lines=ask.is_lines)
     try:
         await _send(exchange, form.begin(choices))
         async for item in call.events(len(choices), PING_SECONDS):
             if item is None:
-                if request.has_pings:
+                if ask.has_pings:
                     await exchange.send_comment("ping")
                 continue
             _take(choices, item)
@@ -227,8 +263,8 @@ async def _stream(
                 await _send(exchange, form.more(index, choices[index], event))
             if event.is_last:
                 await _send(exchange, form.end(index, choices[index]))
-        if request.unenforced:
-            await exchange.send_comment(f"{_UNENFORCED}: {await _judged(request, choices)}")
+        if ask.unenforced:
+            await exchange.send_comment(f"{_UNENFORCED}: {await _judged(ask, choices)}")
         await _send(exchange, form.finish(choices))
     except Problem as problem:
         await _send(exchange, form.fail(problem))
@@ -237,18 +273,18 @@ async def _stream(
         exchange.end_stream()
 
 
-async def _judged(request: CompletionRequest, choices: Sequence[Choice]) -> str:
+async def _judged(ask: Ask, choices: Sequence[Choice]) -> str:
     """Return the keywords that were not enforced, and whether the answers have their form."""
-    schemas = {tool.name: tool.schema for tool in (request.tools.tools if request.tools else ())}
+    schemas = {tool.name: tool.schema for tool in (ask.tools.tools if ask.tools else ())}
     values: list[tuple[Any, str]] = []
     for choice in choices:
         values += [(schemas[call.name], call.arguments) for call in choice.calls]
-        if request.constraint is not None and not choice.calls:
-            values.append((request.constraint.schema, choice.text))
+        if ask.constraint is not None and not choice.calls:
+            values.append((ask.constraint.schema, choice.text))
     loop = asyncio.get_running_loop()
     fits = [await loop.run_in_executor(None, _fits, *pair) for pair in values]
     word = "no" if False in fits else "unknown" if None in fits or not fits else "yes"
-    return f"{request.unenforced}; holds={word}"
+    return f"{ask.unenforced}; holds={word}"
 
 
 def _fits(schema: Any, text: str) -> bool | None:
@@ -261,3 +297,39 @@ def _fits(schema: Any, text: str) -> bool | None:
 async def _send(exchange: Exchange, events: Sequence[Sent]) -> None:
     for name, value in events:
         await exchange.send_event(value, name)
+
+
+def usage(choices: Sequence[Choice], n: int) -> dict[str, Any]:
+    """Return the numbers of tokens; a prompt counts once for its ``n`` choices."""
+    firsts = [choice.job for choice in choices[::n]]
+    n_prompt = sum(job.n_prompt for job in firsts)
+    n_answer = sum(choice.job.n_generated for choice in choices)
+    n_thought = sum(choice.job.n_thought for choice in choices)
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_answer,
+        "total_tokens": n_prompt + n_answer,
+        "prompt_tokens_details": {"cached_tokens": sum(job.n_cached for job in firsts)},
+        "completion_tokens_details": {"reasoning_tokens": n_thought},
+    }
+
+
+def timings(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Return the times of the first choice, with llama-server's names, and its seed."""
+    job = choices[0].job
+    n_new = job.n_prompt - job.n_cached
+    n_steps = max(job.n_generated - 1, 0)
+    prompt_ms = 1e3 * max(job.first - job.admitted, 0.0)
+    answer_ms = 1e3 * max(job.last - job.first, 0.0)
+    return {
+        "cache_n": job.n_cached,
+        "prompt_n": n_new,
+        "prompt_ms": round(prompt_ms, 3),
+        "prompt_per_second": round(1e3 * n_new / prompt_ms, 3) if prompt_ms else 0.0,
+        "predicted_n": job.n_generated,
+        "forced_n": job.n_forced,
+        "predicted_ms": round(answer_ms, 3),
+        "predicted_per_second": round(1e3 * n_steps / answer_ms, 3) if answer_ms else 0.0,
+        "queue_ms": round(1e3 * max(job.admitted - job.arrived, 0.0), 3),
+        "seed": job.choosing.seed,
+    }

@@ -4,30 +4,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from qsf.errors import QsfArgumentError, shown
 from qsf.options import Whole
-from qsf.serve.api.answering import Choice, Form, Sent
-from qsf.serve.api.completion_request import (
-    CompletionRequest,
+from qsf.serve.api.answering import Choice, Endpoint, Form, Sent, usage
+from qsf.serve.api.ask import (
+    Ask,
+    Objects,
+    Repetition,
+    Sampling,
+    Stops,
+    as_list,
     fit,
-    ignored_fields,
     read_choosing,
-    read_messages,
-    read_stops,
     too_long,
 )
 from qsf.serve.api.openai import encode_messages
-from qsf.serve.api.timings import usage
-from qsf.serve.http.fields import Fields
+from qsf.serve.http.body import Part, within
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving
 from qsf.serve.tools.call_reader import CallPart
 from qsf.serve.tools.request import (
-    MAX_TOOLS,
+    Offered,
     Tools,
     call_turn,
     checked_choice,
@@ -38,14 +39,55 @@ from qsf.serve.tools.request import (
 from qsf.text.arguments import as_messages
 
 _REASONS = {"end": "end_turn", "stop": "stop_sequence", "length": "max_tokens", "calls": "tool_use"}
-_THINKING = ("enabled", "adaptive", "disabled")
-_REFUSED = {
-    "mcp_servers": "clients call the tools",
-    "container": "there are no containers",
-    "output_config": "answers are not constrained",
-    "output_format": "answers are not constrained",
-    "context_management": "the whole context is kept",
-}
+
+
+class Thinking(Part):
+    """Whether and how long the model thinks."""
+
+    IGNORED: ClassVar[tuple[str, ...]] = ("display",)
+
+    type: Literal["enabled", "adaptive", "disabled"] | None = None
+    budget_tokens: Annotated[int, within(Whole(0))] | None = None
+
+
+class ToolChoice(Part):
+    """Which tools may be called."""
+
+    type: str | None = None
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Prompt(Sampling, kw_only=True):
+    """The body of a request to /v1/messages/count_tokens."""
+
+    IGNORED: ClassVar[tuple[str, ...]] = (
+        *Sampling.IGNORED,
+        *("metadata", "service_tier", "inference_geo", "cache_control", "speed"),
+    )
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        **Sampling.REFUSED,
+        "mcp_servers": "clients call the tools",
+        "container": "there are no containers",
+        "output_config": "answers are not constrained",
+        "output_format": "answers are not constrained",
+        "context_management": "the whole context is kept",
+    }
+
+    messages: Objects
+    system: str | list[Any] | None = None
+    tools: Offered | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+
+
+class Messages(Prompt, kw_only=True):
+    """The body of a request to /v1/messages."""
+
+    max_tokens: Annotated[int, within(Whole(1))]
+    stream: bool | None = None
+    stop_sequences: Stops | None = None
+    repetition_penalty: Repetition | None = None
 
 
 def problem_body(problem: Problem) -> dict[str, Any]:
@@ -53,16 +95,14 @@ def problem_body(problem: Problem) -> dict[str, Any]:
     return {"type": "error", "error": {"type": problem.kind, "message": str(problem)}}
 
 
-def _read_turns(fields: Fields) -> list[dict[str, Any]]:
+def _turns(fields: Prompt) -> list[dict[str, Any]]:
     """Return the messages, with the system message first."""
-    messages = read_messages(fields)
-    system = fields.raw("system")
-    turns = [] if system is None else [{"role": "system", "content": system}]
+    turns = [] if fields.system is None else [{"role": "system", "content": fields.system}]
     try:
         as_messages(turns)
     except QsfArgumentError as error:
         raise too_long(error, "system") from None
-    for message in messages:
+    for message in fields.messages:
         content = message.get("content") if isinstance(message, dict) else None
         turns += _blocks(message, content) if isinstance(content, list) else [message]
     return turns
@@ -97,95 +137,70 @@ def _blocks(message: dict[str, Any], content: list[Any]) -> list[dict[str, Any]]
     return [*results, {**message, "content": texts}] if texts or not results else results
 
 
-def _read_tools(fields: Fields, serving: Serving) -> Tools | None:
+def _read_tools(fields: Prompt, serving: Serving) -> Tools | None:
     tools = []
-    for value in fields.list("tools", MAX_TOOLS):
+    for value in fields.tools or ():
         kind = value.get("type", "custom") if isinstance(value, dict) else value
         if kind not in ("custom", None):
             text = f"tools must be custom, not {shown(kind)}"
             raise invalid("tools", text, "unsupported_parameter")
         tools.append(read_function(value, "tools", "input_schema"))
-    choice = fields.object("tool_choice")
-    kind = choice.text("type")
-    names = {"any": "required", "tool": choice.text("name")}
+    choice = fields.tool_choice or ToolChoice()
+    names: dict[str | None, str | None] = {"any": "required", "tool": choice.name}
     return read_tools(
         tools,
-        checked_choice(names.get(kind, kind) if kind is not None else None, tools),
-        is_parallel=not choice.flag("disable_parallel_tool_use"),
+        checked_choice(names.get(choice.type, choice.type), tools),
+        is_parallel=not choice.disable_parallel_tool_use,
         place="tools",
         serving=serving,
     )
 
 
-def _read_thinking(fields: Fields) -> tuple[bool, dict[str, Any], int | None]:
-    """Return whether thoughts are shown, arguments of the chat template, and the most tokens of
-    thoughts.
+def _read_prompt(fields: Prompt, serving: Serving, tools: Tools | None) -> tuple[list[int], bool]:
+    """Return the prompt, and whether the answer begins a text.
 
     Many templates take ``enable_thinking``; models that always think then think unseen.
     """
-    thinking = fields.object("thinking")
-    kind = thinking.text("type", "disabled")
-    if kind not in _THINKING:
-        kinds = ", ".join(_THINKING)
-        raise invalid("thinking.type", f"thinking.type must be one of {kinds}, not {shown(kind)}")
-    thinking.ignore("display")
-    budget = thinking.take("budget_tokens", Whole(0))
+    kind = _thinking(fields).type or "disabled"
     arguments = {} if kind == "adaptive" else {"enable_thinking": kind == "enabled"}
-    return kind != "disabled", arguments, budget
+    return encode_messages(_turns(fields), arguments, serving, tools)
 
 
-def _read_prompt(
-    fields: Fields, serving: Serving, tools: Tools | None, arguments: dict[str, Any]
-) -> tuple[list[int], bool]:
-    fields.refuse(_REFUSED)
-    fields.ignore("metadata", "service_tier", "inference_geo", "cache_control", "speed")
-    return encode_messages(_read_turns(fields), arguments, serving, tools)
+def _thinking(fields: Prompt) -> Thinking:
+    return fields.thinking or Thinking()
 
 
-def read(body: dict[str, Any], serving: Serving) -> CompletionRequest:
+def read(fields: Messages, serving: Serving) -> Ask:
     """Return the checked request to /v1/messages. Raises Problem."""
-    fields = Fields(body)
-    fields.text("model")
-    most = fields.take("max_tokens", Whole(1))
-    if most is None:
-        raise invalid("max_tokens", "max_tokens is missing")
-    is_stream = fields.flag("stream")
-    choosing = read_choosing(fields, serving, n_top=0, has_logprob=False)
-    stops = read_stops(fields, "stop_sequences")
+    choosing = read_choosing(fields, serving, fields.repetition_penalty)
     tools = _read_tools(fields, serving)
-    has_thoughts, arguments, max_thoughts = _read_thinking(fields)
-    prompt, begins_text = _read_prompt(fields, serving, tools, arguments)
-    return CompletionRequest(
+    prompt, begins_text = _read_prompt(fields, serving, tools)
+    return Ask(
         prompts=[prompt],
         choosing=choosing,
-        **fit([prompt], most, serving, "messages"),
-        max_thoughts=max_thoughts,
-        stops=stops,
+        **fit([prompt], fields.max_tokens, serving, "messages"),
+        max_thoughts=_thinking(fields).budget_tokens,
+        stops=as_list(fields.stop_sequences),
         begins_text=begins_text,
-        is_stream=is_stream,
+        is_stream=bool(fields.stream),
         tools=tools,
         constraint=tools_constraint(tools, None, serving),
-        ignored=ignored_fields([fields], serving),
-        extra={"has_thoughts": has_thoughts},
+        shows_thoughts=_thinking(fields).type in ("enabled", "adaptive"),
     )
 
 
-def count_tokens(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
+def count_tokens(fields: Prompt, serving: Serving) -> dict[str, Any]:
     """Answer /v1/messages/count_tokens."""
-    fields = Fields(body)
-    fields.text("model")
-    tools = _read_tools(fields, serving)
-    _, arguments, _ = _read_thinking(fields)
-    return {"input_tokens": len(_read_prompt(fields, serving, tools, arguments)[0])}
+    return {"input_tokens": len(_read_prompt(fields, serving, _read_tools(fields, serving))[0])}
 
 
 class MessagesForm(Form):
     """Answers of /v1/messages."""
 
-    def __init__(self, request: CompletionRequest, serving: Serving) -> None:
+    def __init__(self, ask: Ask, serving: Serving) -> None:
         self.name = f"msg_{os.urandom(12).hex()}"
         self._serving = serving
-        self._has_thoughts = bool(request.extra["has_thoughts"])
+        self._has_thoughts = ask.shows_thoughts
         self._n_blocks = 0  # begun
         self._open = ""  # kind of the open block; "": none
 
@@ -290,3 +305,9 @@ def _tool_use(call: CallPart, value: Any) -> dict[str, Any]:
 
 def _event(kind: str, **more: Any) -> Sent:
     return kind, {"type": kind, **more}
+
+
+ENDPOINTS = (
+    Endpoint("/v1/messages", "answer, in the form of Anthropic", Messages, read, MessagesForm),
+    Endpoint("/v1/messages/count_tokens", "how many tokens messages have", Prompt, count_tokens),
+)

@@ -4,94 +4,103 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
-from qsf.errors import shown
-from qsf.options import Whole
+from msgspec import Meta
+
 from qsf.passes import Chosen
 from qsf.serve.api import openai
-from qsf.serve.api.answering import Choice, Form, Sent
-from qsf.serve.api.completion_request import MAX_TOP, CompletionRequest, read_infill
-from qsf.serve.api.timings import timings
-from qsf.serve.http.fields import Fields, as_body
-from qsf.serve.http.problems import Problem, invalid
+from qsf.serve.api.answering import Choice, Endpoint, Form, Sent, timings
+from qsf.serve.api.ask import AnyTokens, Ask, Repetition, Top, one_of, read_infill
+from qsf.serve.http.body import Part
+from qsf.serve.http.problems import Problem
 from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving
+from qsf.serve.tools.request import JsonSchema, ResponseFormat
 
-MAX_FILES = 64
-# llama-server's names of fields that completions share.
-_NAMES = {
-    "n_predict": "max_tokens",
-    "repeat_penalty": "repetition_penalty",
-    "prompt": "prompt",
-}
-# Fields for llama-server's own settings, without effect on texts here.
-_NO_EFFECT = (
-    *("cache_prompt", "id_slot", "n_keep", "samplers", "return_tokens"),
-    *("t_max_predict_ms", "repeat_last_n", "response_fields", "n_indent"),
-    *("min_keep", "t_max_prompt_ms"),
-)
+_MAX_FILES = 64
 _STOPS = {"end": "eos", "stop": "word", "length": "limit"}
 
 
-def read_completion(body: dict[str, Any], serving: Serving) -> CompletionRequest:
+class Completion(openai.Completion):
+    """The body of a request to /completion."""
+
+    # Fields for llama-server's own settings, without effect on texts here
+    IGNORED: ClassVar[tuple[str, ...]] = (
+        *openai.Completion.IGNORED,
+        *("cache_prompt", "id_slot", "n_keep", "samplers", "return_tokens"),
+        *("t_max_predict_ms", "repeat_last_n", "response_fields", "n_indent"),
+        *("min_keep", "t_max_prompt_ms"),
+    )
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        name: why for name, why in openai.Completion.REFUSED.items() if name != "json_schema"
+    } | {"post_sampling_probs": "n_probs tells log-probabilities before sampling"}
+
+    n_predict: AnyTokens | None = None
+    repeat_penalty: Repetition | None = None
+    n_probs: Top | None = None
+    json_schema: dict[str, Any] | None = None
+
+
+class File(Part, kw_only=True):
+    """Text that comes before an infill."""
+
+    filename: str
+    text: str
+
+
+class Infill(Completion):
+    """The body of a request to /infill; the prompt is the beginning of the middle."""
+
+    prompt: str | None = None
+    input_prefix: str | None = None
+    input_suffix: str | None = None
+    input_extra: Annotated[list[File], Meta(max_length=_MAX_FILES)] | None = None
+
+
+def read_completion(fields: Completion, serving: Serving) -> Ask:
     """Return the checked request to /completion. Raises Problem."""
-    return _read(Fields(body), body, serving, None)
+    return _read(fields, serving, fields.prompt)
 
 
-def read_infill_request(body: dict[str, Any], serving: Serving) -> CompletionRequest:
+def read_infill_request(fields: Infill, serving: Serving) -> Ask:
     """Return the checked request to /infill. Raises Problem."""
-    fields = Fields(body)
-    prefix = fields.text("input_prefix", "") or ""
-    suffix = fields.text("input_suffix", "") or ""
-    files = [_file(value) for value in fields.list("input_extra", MAX_FILES)]
-    begun = fields.text("prompt", "") or ""  # the beginning of the middle
+    files = [(file.filename, file.text) for file in fields.input_extra or ()]
+    prefix, suffix = fields.input_prefix or "", fields.input_suffix or ""
     tokens = read_infill(serving, prefix, suffix, files, "input_prefix")
-    if begun:
-        tokens += serving.model.tokenizer.encode(begun, add_prefix=False, parse_special=False)
-    request = _read(fields, body, serving, tokens)
-    request.is_infill = True
-    return request
+    if fields.prompt:
+        tokens += serving.model.tokenizer.encode(
+            fields.prompt, add_prefix=False, parse_special=False
+        )
+    ask = _read(fields, serving, tokens)
+    ask.is_infill = True
+    return ask
 
 
-def _file(value: Any) -> tuple[str, str]:
-    fields = value if isinstance(value, dict) else {}
-    name, text = fields.get("filename"), fields.get("text")
-    if not isinstance(name, str) or not isinstance(text, str):
-        why = f"input_extra must have filename and text, not {shown(value)}"
-        raise invalid("input_extra", why)
-    return name, text
-
-
-def _read(
-    fields: Fields, body: dict[str, Any], serving: Serving, tokens: list[int] | None
-) -> CompletionRequest:
-    own = ("n_probs", "input_prefix", "input_suffix", "input_extra", *_NO_EFFECT)
-    new = {_NAMES.get(name, name): value for name, value in body.items() if name not in own}
-    fields.ignore(*own)
-    if n_top := fields.take("n_probs", Whole(0, MAX_TOP)):
-        new["logprobs"] = n_top
-    fields.refuse({"post_sampling_probs": "n_probs tells log-probabilities before sampling"})
-    new.setdefault("max_tokens", -1)
-    schema = new.pop("json_schema", None)
-    if schema:
-        new["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
-    if tokens is not None:
-        new["prompt"] = tokens
-    return openai.read_completion(as_body(new, body, _NAMES), serving)
+def _read(fields: Completion, serving: Serving, prompt: Any) -> Ask:
+    most = one_of(n_predict=fields.n_predict, max_tokens=fields.max_tokens)
+    if fields.n_probs:
+        fields.logprobs = fields.n_probs
+    if fields.json_schema:
+        schema = JsonSchema(schema=fields.json_schema)
+        fields.response_format = ResponseFormat(type="json_schema", json_schema=schema)
+    repetition = one_of(
+        repeat_penalty=fields.repeat_penalty, repetition_penalty=fields.repetition_penalty
+    )
+    return openai.complete(fields, serving, prompt, -1 if most is None else most, repetition)
 
 
 class CompletionForm(Form):
     """Answers of /completion and /infill."""
 
-    def __init__(self, request: CompletionRequest, serving: Serving) -> None:
+    def __init__(self, ask: Ask, serving: Serving) -> None:
         self.name = f"completion-{time.time_ns():x}"
-        self._request, self._serving = request, serving
+        self._ask, self._serving = ask, serving
 
     def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
         """Return a piece of the text."""
-        times = {"timings": timings([choice])} if self._request.has_timings else {}
+        times = {"timings": timings([choice])} if self._ask.has_timings else {}
         piece = {"index": index, "content": event.text, "tokens": [], "stop": False, **times}
         return [("", {**piece, **self._probabilities(event.tokens)})] if event.text else []
 
@@ -119,7 +128,7 @@ class CompletionForm(Form):
             {**entry(one.token, one.logprob), "top_logprobs": [entry(*other) for other in one.top]}
             for one in tokens
         ]
-        has_logprob = self._request.choosing.has_logprob
+        has_logprob = self._ask.choosing.has_logprob
         return {"completion_probabilities": entries} if has_logprob else {}
 
     def _entry(self, index: int, choice: Choice) -> dict[str, Any]:
@@ -141,3 +150,9 @@ class CompletionForm(Form):
             "has_new_line": "\n" in choice.text,
             "timings": timings([choice]),
         }
+
+
+ENDPOINTS = (
+    Endpoint("/completion", "continue a text", Completion, read_completion, CompletionForm),
+    Endpoint("/infill", "write between two texts", Infill, read_infill_request, CompletionForm),
+)

@@ -1,4 +1,4 @@
-"""ollama's API: OpenAI's readers check its requests; its answers are lines of JSON."""
+"""ollama's API; its answers are lines of JSON."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -6,28 +6,47 @@ from __future__ import annotations
 import functools
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from msgspec import Meta
 
 from qsf.errors import shown
 from qsf.options import Whole
-from qsf.serve.api import openai, vectors
-from qsf.serve.api.answering import Choice, Form, Sent
-from qsf.serve.api.completion_request import (
+from qsf.serve.api import vectors
+from qsf.serve.api.answering import Choice, Endpoint, Form, Sent
+from qsf.serve.api.ask import (
     MAX_MESSAGES,
-    MAX_TOP,
-    CompletionRequest,
-    ignored_fields,
+    Ask,
+    Repetition,
+    Sampling,
+    Stops,
+    Thoughts,
+    Top,
+    as_list,
+    fit,
+    most_tokens,
+    read_choosing,
     read_infill,
+    read_prompts,
+    read_thoughts,
 )
-from qsf.serve.http.fields import Duration, Fields, Probe
+from qsf.serve.api.openai import encode_messages
+from qsf.serve.http.body import DURATION, Duration, Part, within
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import LATEST, Serving
 from qsf.serve.tools.call_formats import find_format
-from qsf.serve.tools.request import MAX_TOOLS
+from qsf.serve.tools.request import (
+    AnswerForm,
+    Offered,
+    Tools,
+    chat_turns,
+    read_chat_tools,
+    tools_constraint,
+)
 from qsf.text.infill import infill_marks
 from qsf.text.thinking import thinks
 
@@ -37,33 +56,13 @@ if TYPE_CHECKING:
     from qsf.serve.tools.call_reader import CallPart
 
 _LAST = 10_981_785_600.0  # the year 2318, as ollama has it: the model stays as long as the server
-_OF_LOADING = (
-    *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "use_mmap"),
-    *("use_mlock", "low_vram", "numa", "vocab_only", "f16_kv", "logits_all", "embedding_only"),
-    *("rope_frequency_base", "rope_frequency_scale", "penalize_newline", "draft_num_predict"),
-)
-# Fields of ``options`` and their names here; those of loading have no effect.
-_OPTIONS = {
-    "num_predict": "max_tokens",
-    "repeat_penalty": "repetition_penalty",
-    **{
-        name: name
-        for name in (
-            *("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty"),
-            *("frequency_penalty", "typical_p", "mirostat", "tfs_z"),
-        )
-    },
-}
-_CLIENT_NAMES = {new: f"options.{old}" for old, new in _OPTIONS.items()}
-_TO_THE_END = (-1, -2)  # values of num_predict that mean no limit
 # A client loads the model by a request without messages or prompt. This replaces the missing field,
 # so that the rest of the request is checked.
 _ANY_TEXT = "a"
 _REASONS = {"end": "stop", "stop": "stop", "length": "length", "calls": "stop"}
-_REFUSED = {
-    "template": "the model's own is used; raw: true uses none",
-    "images": "there is text only",
-}
+KeepAlive = Annotated[
+    float | str, Meta(description=Duration.rule, extra_json_schema={"pattern": DURATION})
+]
 
 
 def problem_body(problem: Problem) -> dict[str, Any]:
@@ -74,69 +73,178 @@ def problem_body(problem: Problem) -> dict[str, Any]:
 # ---- requests ----
 
 
-def _translated(fields: Fields) -> tuple[dict[str, Any], Fields]:
-    """Return the shared fields of chats and texts under OpenAI's names, and the options."""
-    fields.refuse(_REFUSED)
-    options = fields.object("options")
-    body = {new: value for old, new in _OPTIONS.items() if (value := options.raw(old)) is not None}
-    options.ignore(*_OF_LOADING)
-    if body.get("max_tokens") in _TO_THE_END:
-        body["max_tokens"] = -1
-    body |= {"model": fields.text("model"), "stream": fields.flag("stream", True)}
-    form = fields.raw("format")
-    if isinstance(form, dict):
-        body["response_format"] = {"type": "json_schema", "json_schema": {"schema": form}}
-    elif form == "json":
-        body["response_format"] = {"type": "json_object"}
-    elif form not in (None, ""):
-        raise invalid("format", f"format must be json or a schema, not {shown(form)}")
-    return body, options
+class Options(Sampling):
+    """How an answer is made."""
+
+    IGNORED: ClassVar[tuple[str, ...]] = (  # fields of loading
+        *Sampling.IGNORED,
+        *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "use_mmap"),
+        *("use_mlock", "low_vram", "numa", "vocab_only", "f16_kv", "logits_all"),
+        *("embedding_only", "rope_frequency_base", "rope_frequency_scale", "penalize_newline"),
+        *("draft_num_predict", "repeat_last_n"),
+    )
+
+    # -1 and -2 mean no limit
+    num_predict: Annotated[int, within(Whole(-2))] | None = None
+    repeat_penalty: Repetition | None = None
+    stop: Stops | None = None
 
 
-def _add_thinking(fields: Fields, body: dict[str, Any], serving: Serving) -> bool:
-    """Read ``think``; return whether thoughts are a field of their own."""
-    think = fields.raw("think")
-    if not isinstance(think, bool | str | None):
-        raise invalid("think", f"think must be true, false or an effort, not {shown(think)}")
-    if isinstance(think, str):
-        body["reasoning_effort"] = think
-    elif think is not None and not serving.model.chat_template.is_plain:
-        body["chat_template_kwargs"] = {"enable_thinking": think}
-    return think is not False
+class Generated(Part):
+    """What requests for text have in common."""
 
-
-def is_unloading(body: dict[str, Any]) -> bool:
-    """Return whether a request only wants its model to leave memory."""
-    text = body.get("prompt") or body.get("messages") or body.get("input")
-    return Duration.seconds(body.get("keep_alive")) == 0 and not text
-
-
-def _with_rest(
-    request: CompletionRequest, fields: Fields, options: Fields, serving: Serving, **extra: Any
-) -> CompletionRequest:
-    request.keep_seconds = Duration.seconds(fields.take("keep_alive", Duration()))
-    request.ignored = [*request.ignored, *ignored_fields([fields, options], serving)]
-    request.extra |= extra
-    request.is_lines = True
-    return request
-
-
-def read_chat(body: dict[str, Any], serving: Serving) -> CompletionRequest:
-    """Return the checked request to /api/chat. Raises Problem."""
-    fields = Fields(body)
-    new, options = _translated(fields)
-    shows = _add_thinking(fields, new, serving)
-    turns = [_turn(turn) for turn in fields.list("messages", MAX_MESSAGES)]
-    new |= {
-        "messages": turns or [{"role": "user", "content": _ANY_TEXT}],
-        "tools": fields.list("tools", MAX_TOOLS),
-        "logprobs": fields.flag("logprobs"),
-        "top_logprobs": fields.take("top_logprobs", Whole(0, MAX_TOP), 0),
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        "template": "the model's own is used; raw: true uses none",
+        "images": "there is text only",
     }
-    request = openai.read_chat(Probe(new, _CLIENT_NAMES), serving)
-    if not turns:
-        request.prompts = []
-    return _with_rest(request, fields, options, serving, has_thoughts=shows)
+
+    options: Options | None = None
+    stream: bool | None = None
+    format: str | dict[str, Any] | None = None
+    think: Annotated[bool | str, Meta(description="true, false or an effort")] | None = None
+    keep_alive: KeepAlive | None = None
+
+
+class Chat(Generated):
+    """The body of a request to /api/chat."""
+
+    messages: Annotated[list[Any], Meta(max_length=MAX_MESSAGES)] | None = None
+    tools: Offered | None = None
+    logprobs: bool | None = None
+    top_logprobs: Top | None = None
+
+
+class Generate(Generated):
+    """The body of a request to /api/generate."""
+
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+
+
+class Embed(Part):
+    """The body of a request to /api/embed."""
+
+    IGNORED: ClassVar[tuple[str, ...]] = ("options",)
+
+    input: vectors.Texts = None
+    truncate: bool | None = None
+    dimensions: Annotated[int, within(Whole(1))] | None = None
+    keep_alive: KeepAlive | None = None
+
+
+class Embedding(Part):
+    """The body of a request to the older /api/embeddings."""
+
+    IGNORED: ClassVar[tuple[str, ...]] = ("options",)
+
+    prompt: str | None = None
+    truncate: bool | None = None
+    keep_alive: KeepAlive | None = None
+
+
+class Show(Part):
+    """The body of a request to /api/show."""
+
+    IGNORED: ClassVar[tuple[str, ...]] = ("verbose",)
+
+    name: str | None = None
+
+
+class Pull(Part):
+    """The body of a request to /api/pull."""
+
+    IGNORED: ClassVar[tuple[str, ...]] = ("insecure", "username", "password")
+
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = None
+
+
+def _ask(
+    fields: Generated,
+    serving: Serving,
+    prompts: list[list[int]],
+    thoughts: Thoughts,
+    tools: Tools | None = None,
+    *,
+    is_chat: bool,
+    has_logprob: bool = False,
+    n_top: int = 0,
+) -> Ask:
+    options = fields.options or Options()
+    most = None if options.num_predict in (-1, -2) else options.num_predict
+    if is_chat:
+        most_tokens(most, "options.num_predict")
+    form = None
+    if isinstance(fields.format, dict):
+        form = AnswerForm("json", fields.format, "format")
+    elif fields.format == "json":
+        form = AnswerForm("json", {"type": "object"}, "format")
+    elif fields.format:
+        raise invalid("format", f"format must be json or a schema, not {shown(fields.format)}")
+    choosing = read_choosing(
+        options,
+        serving,
+        options.repeat_penalty,
+        n_top=n_top,
+        has_logprob=has_logprob,
+        place="options.",
+    )
+    room = fit(prompts, most, serving, "messages" if is_chat else "prompt")
+    return Ask(
+        prompts=prompts,
+        choosing=choosing,
+        **room,
+        max_thoughts=thoughts.most(room["max_tokens"]),
+        stops=as_list(options.stop),
+        is_stream=fields.stream is not False,
+        is_lines=True,
+        tools=tools,
+        constraint=tools_constraint(tools, form, serving),
+        keep_seconds=_seconds(fields.keep_alive),
+        shows_thoughts=fields.think is not False,
+    )
+
+
+def _seconds(value: float | str | None) -> float | None:
+    seconds = Duration.seconds(value)
+    if value is not None and seconds is None:
+        raise invalid("keep_alive", f"keep_alive must be {Duration.rule}, not {shown(value)}")
+    return seconds
+
+
+def _thoughts(fields: Generated, serving: Serving) -> Thoughts:
+    if isinstance(fields.think, str):
+        return read_thoughts(fields.think, serving, None)
+    is_said = fields.think is not None and not serving.model.chat_template.is_plain
+    return Thoughts({"enable_thinking": fields.think} if is_said else {}, None, 1)
+
+
+def read_chat(fields: Chat, serving: Serving) -> Ask:
+    """Return the checked request to /api/chat. Raises Problem."""
+    if fields.top_logprobs and not fields.logprobs:
+        text = f"top_logprobs is {fields.top_logprobs}, and logprobs is not true"
+        raise invalid("top_logprobs", text)
+    turns = [_turn(turn) for turn in fields.messages or ()]
+    tools = read_chat_tools(fields.tools, None, None, serving)
+    thoughts = _thoughts(fields, serving)
+    messages = chat_turns(turns or [{"role": "user", "content": _ANY_TEXT}])
+    prompt, begins_text = encode_messages(messages, thoughts.arguments, serving, tools)
+    ask = _ask(
+        fields,
+        serving,
+        [prompt],
+        thoughts,
+        tools,
+        is_chat=True,
+        has_logprob=bool(fields.logprobs),
+        n_top=fields.top_logprobs or 0,
+    )
+    ask.begins_text = begins_text
+    ask.prompts = ask.prompts if turns else []
+    return ask
 
 
 def _turn(turn: Any) -> Any:
@@ -151,58 +259,51 @@ def _turn(turn: Any) -> Any:
     return values
 
 
-def read_generate(body: dict[str, Any], serving: Serving) -> CompletionRequest:
+def read_generate(fields: Generate, serving: Serving) -> Ask:
     """Return the checked request to /api/generate. Raises Problem."""
-    fields = Fields(body)
-    new, options = _translated(fields)
-    prompt, suffix = fields.text("prompt", "") or "", fields.text("suffix")
-    system = fields.text("system")
-    is_raw = fields.flag("raw") or serving.model.chat_template.is_plain
-    shows = _add_thinking(fields, new, serving)
-    is_loading = not prompt and not suffix
-    prompt = _ANY_TEXT if is_loading else prompt
-    if suffix:
-        new["prompt"] = read_infill(serving, prompt, suffix, (), "prompt")
-        is_raw = True
-    if is_raw:
-        new.pop("reasoning_effort", None)
-        new.pop("chat_template_kwargs", None)
-        new.setdefault("prompt", f"{system}\n{prompt}" if system else prompt)
-        new.setdefault("max_tokens", -1)
-        request = openai.read_completion(Probe(new, _CLIENT_NAMES), serving)
-        request.is_infill = bool(suffix)
+    is_loading = not fields.prompt and not fields.suffix
+    text = _ANY_TEXT if is_loading else fields.prompt or ""
+    is_raw = fields.raw or fields.suffix or serving.model.chat_template.is_plain
+    thoughts = Thoughts({}, None, 1) if is_raw else _thoughts(fields, serving)
+    begins_text = False
+    if fields.suffix:
+        prompt = read_infill(serving, text, fields.suffix, (), "prompt")
+    elif is_raw:
+        whole = f"{fields.system}\n{text}" if fields.system else text
+        (prompt,) = read_prompts(whole, serving, "prompt", 1)
     else:
-        turns = [{"role": "system", "content": system}] if system else []
-        new["messages"] = [*turns, {"role": "user", "content": prompt}]
-        request = openai.read_chat(Probe(new, _CLIENT_NAMES), serving)
-    if is_loading:
-        request.prompts = []
-    return _with_rest(request, fields, options, serving, has_thoughts=shows)
+        turns = [{"role": "system", "content": fields.system}] if fields.system else []
+        turns.append({"role": "user", "content": text})
+        prompt, begins_text = encode_messages(turns, thoughts.arguments, serving)
+    ask = _ask(fields, serving, [prompt], thoughts, is_chat=not is_raw)
+    ask.begins_text, ask.is_infill = begins_text, bool(fields.suffix)
+    ask.prompts = [] if is_loading else ask.prompts
+    return ask
 
 
-def read_embed(body: dict[str, Any], serving: Serving) -> CompletionRequest:
+def read_embed(fields: Embed, serving: Serving) -> Ask:
     """Return the checked request to /api/embed. Raises Problem."""
-    return _read_embed(body, serving, "input")
+    return _embed(fields, fields.input, fields.dimensions, serving, "input")
 
 
-def read_embedding(body: dict[str, Any], serving: Serving) -> CompletionRequest:
+def read_embedding(fields: Embedding, serving: Serving) -> Ask:
     """Return the checked request to the older /api/embeddings. Raises Problem."""
-    return _read_embed(body, serving, "prompt")
+    return _embed(fields, fields.prompt, None, serving, "prompt")
 
 
-def _read_embed(body: dict[str, Any], serving: Serving, name: str) -> CompletionRequest:
-    fields = Fields(body)
-    fields.ignore("options")
-    new = {"model": fields.text("model"), name: fields.raw(name)}
-    new["truncate"] = fields.flag("truncate", True)
-    new["dimensions"] = fields.take("dimensions", Whole(1))
-    is_loading = new[name] in (None, "", [])
-    if is_loading:
-        new[name] = _ANY_TEXT
-    request = vectors.read_embeddings(new, serving, name)
-    if is_loading:
-        request.prompts = []
-    return _with_rest(request, fields, Fields({}), serving)
+def _embed(
+    fields: Embed | Embedding, texts: Any, dimensions: int | None, serving: Serving, name: str
+) -> Ask:
+    is_loading = texts in (None, "", [])
+    body = vectors.Embeddings(
+        input=_ANY_TEXT if is_loading else texts,
+        truncate=fields.truncate is not False,
+        dimensions=dimensions,
+    )
+    ask = vectors.read_embeddings(body, serving, name)
+    ask.keep_seconds, ask.is_lines = _seconds(fields.keep_alive), True
+    ask.prompts = [] if is_loading else ask.prompts
+    return ask
 
 
 # ---- answers ----
@@ -220,9 +321,9 @@ def _expires(host: Host) -> float:
 class _Form(Form):
     """The shared part of answers."""
 
-    def __init__(self, request: CompletionRequest, serving: Serving) -> None:
+    def __init__(self, ask: Ask, serving: Serving) -> None:
         self.name = f"ollama-{time.time_ns():x}"
-        self.request = request
+        self.ask = ask
         self.serving = serving
         self._started = time.perf_counter_ns()
 
@@ -230,7 +331,7 @@ class _Form(Form):
         raise NotImplementedError
 
     def _thoughts(self, text: str) -> str:
-        return text if self.request.extra["has_thoughts"] else ""
+        return text if self.ask.shows_thoughts else ""
 
     def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
         """Return a piece of the answer; a call is sent whole, at its end."""
@@ -263,7 +364,7 @@ class _Form(Form):
 
     def _facts(self, choices: Sequence[Choice]) -> dict[str, Any]:
         if not choices:
-            reason = "load" if self.request.keep_seconds != 0 else "unload"
+            reason = "load" if self.ask.keep_seconds != 0 else "unload"
             return {"done": True, "done_reason": reason}
         job = choices[0].job
         return {
@@ -360,14 +461,6 @@ def tags(hosts: Hosts, created: int) -> dict[str, Any]:
     return {"models": [{**_model(hosts, name), "modified_at": stamp} for name in hosts.paths]}
 
 
-def read_pull(body: dict[str, Any], _serving: Serving | None) -> tuple[str, bool]:
-    """Return the name in a request to /api/pull, and whether lines are wanted. Raises Problem."""
-    fields = Fields(body)
-    fields.ignore("insecure", "username", "password")
-    model, name = fields.text("model"), fields.text("name")  # both are checked
-    return model or name or "", fields.flag("stream", True)
-
-
 async def pull(hosts: Hosts, name: str) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the lines of progress. Raises Problem, QsfError."""
     name = name.removesuffix(LATEST)
@@ -399,11 +492,8 @@ def running(hosts: Hosts) -> dict[str, Any]:
     }
 
 
-def show(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
+def show(_fields: Show, serving: Serving) -> dict[str, Any]:
     """Answer /api/show."""
-    fields = Fields(body)
-    fields.text("model")
-    fields.ignore("name", "verbose")
     model, info = serving.model, serving.model.info
     template, family = model.chat_template, info.architecture
     capabilities = ["embedding"] if model.text_vectors.is_encoder else ["completion", "embedding"]
@@ -427,3 +517,12 @@ def show(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
             f"{family}.vocab_size": info.n_vocab,
         },
     }
+
+
+ENDPOINTS = (
+    Endpoint("/api/chat", "answer messages", Chat, read_chat, ChatForm),
+    Endpoint("/api/generate", "answer or continue a text", Generate, read_generate, GenerateForm),
+    Endpoint("/api/embed", "a vector for each text", Embed, read_embed, EmbedForm),
+    Endpoint("/api/embeddings", "the vector of a text", Embedding, read_embedding, EmbeddingForm),
+    Endpoint("/api/show", "what the model is", Show, show),
+)

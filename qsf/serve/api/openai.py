@@ -6,39 +6,45 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
 
 from qsf.errors import QsfArgumentError, QsfFormatError, shown
 from qsf.options import Keywords, Whole
 from qsf.passes import Chosen
-from qsf.serve.api.answering import Choice, Form, Sent
-from qsf.serve.api.completion_request import (
-    ANY_TOKENS,
-    MAX_TOP,
-    MOST_CHOICES,
-    MOST_TOKENS,
-    CompletionRequest,
+from qsf.serve.api.answering import Choice, Endpoint, Form, Sent, timings, usage
+from qsf.serve.api.ask import (
+    AnyTokens,
+    Ask,
+    MostTokens,
+    Objects,
+    Offering,
+    Stops,
     Thoughts,
+    Top,
+    as_list,
     fit,
-    ignored_fields,
-    read_choices,
+    most_tokens,
+    one_of,
     read_choosing,
-    read_messages,
     read_prompts,
-    read_same,
-    read_stops,
     read_thoughts,
     too_long,
 )
-from qsf.serve.api.timings import timings, usage
-from qsf.serve.http.fields import Fields
+from qsf.serve.http.body import Part, within
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving
 from qsf.serve.tools.fitting import fit_messages
-from qsf.serve.tools.forms import read_form
-from qsf.serve.tools.request import Tools, chat_turns, read_chat_tools, tools_constraint
+from qsf.serve.tools.request import (
+    ResponseFormat,
+    Tools,
+    chat_turns,
+    read_form,
+    tools_constraint,
+)
 from qsf.text.arguments import as_messages
 from qsf.text.channels import final_header
 
@@ -47,93 +53,185 @@ if TYPE_CHECKING:
     from qsf.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 64
-# Names of llama-server and vLLM for the most tokens of thoughts.
-_BUDGETS = ("thinking_budget_tokens", "thinking_token_budget")
 _REASONS = {"end": "stop", "stop": "stop", "length": "length", "calls": "tool_calls"}
-# OpenAI's fields that are accepted without effect, and those that are refused.
-_NO_EFFECT = (
-    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-    *("verbosity", "prompt_cache_retention"),
-)
 _OLD = "tools and tool_choice have taken its place"
 _USE = "structured_outputs and response_format say what form an answer must have"
-_REFUSED = {
-    "functions": _OLD,
-    "function_call": _OLD,
-    "audio": "answers are text",
-    "web_search_options": "nothing is searched",
-    "prediction": "answers are not predicted",
-    "guided_json": _USE,
-    "guided_regex": _USE,
-    "guided_choice": _USE,
-    "guided_grammar": _USE,
-    "json_schema": _USE,
-    "kv_policy": "it is fixed when the server starts, by qsf serve --kv-policy",
+_Choices = Annotated[int, within(Whole(1, 128))]
+_Prompt: Any = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        {"type": "array", "items": {"type": "string"}, "maxItems": MAX_PROMPTS},
+        {
+            "type": "array",
+            "items": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+            "maxItems": MAX_PROMPTS,
+        },
+    ]
 }
+Prompt = Annotated[Any, Meta(extra_json_schema=_Prompt)]
+Messages = Annotated[
+    Objects, Meta(extra_json_schema={"items": {"$ref": "#/components/schemas/Message"}})
+]
 
 
-def read_common(fields: Fields, serving: Serving, request: dict[str, Any]) -> Fields:
-    """Read the fields that all requests share; return those of ``stream_options``."""
-    request["is_stream"] = fields.flag("stream")
-    options = fields.object("stream_options")
-    request["has_usage"] = options.flag("include_usage")
-    options.ignore("include_obfuscation")
-    request["has_progress"] = fields.flag("return_progress")
-    request["has_timings"] = fields.flag("timings_per_token")
-    request["has_pings"] = fields.flag("sse_ping", True)
-    request["ignores_end"] = fields.flag("ignore_eos")
-    salt = fields.text("cache_salt")
-    request["salt"] = "" if salt is None else f"salt {salt}"
-    fields.ignore(*_NO_EFFECT)
-    fields.refuse(_REFUSED)
-    modalities = fields.list("modalities", 8)
-    if any(modality != "text" for modality in modalities):
-        raise invalid("modalities", f"modalities {shown(modalities)}: answers are text")
-    tools = request["tools"] = read_chat_tools(fields, serving)
-    form = read_form(fields, fields.object("response_format"), "response_format")
-    request["constraint"] = tools_constraint(tools, form, serving)
-    return options
+class StreamOptions(Part):
+    """What a stream has beside its text."""
+
+    IGNORED: ClassVar[tuple[str, ...]] = ("include_obfuscation",)
+
+    include_usage: bool | None = None
 
 
-def read_chat(body: dict[str, Any], serving: Serving) -> CompletionRequest:
+class Common(Offering):
+    """The fields that chats and texts share."""
+
+    # OpenAI's fields that are accepted without effect, and those that are refused
+    IGNORED: ClassVar[tuple[str, ...]] = (
+        *Offering.IGNORED,
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("verbosity", "prompt_cache_retention"),
+    )
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        **Offering.REFUSED,
+        "functions": _OLD,
+        "function_call": _OLD,
+        "audio": "answers are text",
+        "web_search_options": "nothing is searched",
+        "prediction": "answers are not predicted",
+        "guided_json": _USE,
+        "guided_regex": _USE,
+        "guided_choice": _USE,
+        "guided_grammar": _USE,
+        "json_schema": _USE,
+        "kv_policy": "it is fixed when the server starts, by qsf serve --kv-policy",
+    }
+
+    stream_options: StreamOptions | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+    sse_ping: bool | None = None
+    ignore_eos: bool | None = None
+    cache_salt: str | None = None
+    modalities: (
+        Annotated[list[Literal["text"]], Meta(description='a list of "text": answers are text')]
+        | None
+    ) = None
+    response_format: ResponseFormat | None = None
+    stop: Stops | None = None
+    n: _Choices | None = None
+
+
+class Templated(Common):
+    """What a chat template makes a prompt of."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    # Names of llama-server and vLLM for the most tokens of thoughts
+    thinking_budget_tokens: AnyTokens | None = None
+    thinking_token_budget: AnyTokens | None = None
+
+
+class Chat(Templated, kw_only=True):
+    """The body of a request to /v1/chat/completions."""
+
+    messages: Messages
+    max_tokens: MostTokens | None = None
+    max_completion_tokens: MostTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Top | None = None
+
+
+class Completion(Common, kw_only=True):
+    """The body of a request to /v1/completions."""
+
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        **Common.REFUSED,
+        "tools": "calls are for /v1/chat/completions",
+        "suffix": "text is continued at its end",
+    }
+
+    prompt: Prompt
+    max_tokens: AnyTokens | None = None
+    logprobs: Top | None = None
+    echo: bool | None = None
+    best_of: _Choices | None = None
+
+
+def common(fields: Common, serving: Serving, tools: Tools | None = None) -> dict[str, Any]:
+    """Return the fields of an ``Ask`` that need no prompt."""
+    n = fields.n or 1
+    if n > serving.most_choices:
+        raise invalid("n", f"n is {n}, and this server makes {serving.most_choices} at a time")
+    form = read_form(
+        fields.response_format, "response_format", fields.structured_outputs, fields.grammar
+    )
+    return {
+        "is_stream": bool(fields.stream),
+        "has_usage": fields.stream_options is not None and fields.stream_options.include_usage,
+        "has_progress": bool(fields.return_progress),
+        "has_timings": bool(fields.timings_per_token),
+        "has_pings": fields.sse_ping is not False,
+        "ignores_end": bool(fields.ignore_eos),
+        "salt": "" if fields.cache_salt is None else f"salt {fields.cache_salt}",
+        "tools": tools,
+        "constraint": tools_constraint(tools, form, serving),
+        "stops": as_list(fields.stop),
+        "n": n,
+    }
+
+
+def read_chat(fields: Chat, serving: Serving) -> Ask:
     """Return the checked request to /v1/chat/completions. Raises Problem."""
-    fields = Fields(body)
-    fields.text("model")
-    common: dict[str, Any] = {}
-    options = read_common(fields, serving, common)
-    has_logprob = fields.flag("logprobs")
-    n_top = fields.take("top_logprobs", Whole(0, MAX_TOP), 0)
-    if n_top and not has_logprob:
+    tools = fields.read_tools(serving)
+    shared = common(fields, serving, tools)
+    n_top = fields.top_logprobs or 0
+    if n_top and not fields.logprobs:
         raise invalid("top_logprobs", f"top_logprobs is {n_top}, and logprobs is not true")
-    choosing = read_choosing(fields, serving, n_top=n_top, has_logprob=has_logprob)
-    most = read_same(fields, MOST_TOKENS, "max_completion_tokens", "max_tokens")
-    prompt, begins_text, thoughts = read_turns(fields, serving, common["tools"])
+    choosing = read_choosing(
+        fields,
+        serving,
+        fields.repetition_penalty,
+        n_top=n_top,
+        has_logprob=bool(fields.logprobs),
+    )
+    most = one_of(max_completion_tokens=fields.max_completion_tokens, max_tokens=fields.max_tokens)
+    name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
+    most_tokens(most, name)
+    prompt, begins_text, thoughts = read_turns(fields, fields.messages, serving, tools)
     room = fit([prompt], most, serving, "messages")
-    n, stops = read_choices(fields, serving), read_stops(fields)
-    return CompletionRequest(
+    return Ask(
         prompts=[prompt],
         choosing=choosing,
         **room,
         max_thoughts=thoughts.most(room["max_tokens"]),
-        stops=stops,
-        n=n,
         begins_text=begins_text,
-        ignored=ignored_fields([fields, options], serving),
-        **common,
+        **shared,
     )
 
 
 def read_turns(
-    fields: Fields, serving: Serving, tools: Tools | None
+    fields: Templated, messages: list[Any], serving: Serving, tools: Tools | None
 ) -> tuple[list[int], bool, Thoughts]:
     """Return the prompt for ``messages``, whether the answer begins a text, and the thinking
     options.
     """
-    values = fields.take("chat_template_kwargs", Keywords(), {})
-    thoughts = read_thoughts(fields, serving, "reasoning_effort", *_BUDGETS)
-    arguments = {**thoughts.arguments, **values}
-    turns = chat_turns(read_messages(fields))
-    return *encode_messages(turns, arguments, serving, tools), thoughts
+    budget = one_of(
+        thinking_budget_tokens=fields.thinking_budget_tokens,
+        thinking_token_budget=fields.thinking_token_budget,
+    )
+    thoughts = read_thoughts(fields.reasoning_effort, serving, budget)
+    arguments = {**thoughts.arguments, **template_values(fields)}
+    return *encode_messages(chat_turns(messages), arguments, serving, tools), thoughts
+
+
+def template_values(fields: Templated) -> dict[str, Any]:
+    """Return the values for a chat template. Raises Problem."""
+    values = fields.chat_template_kwargs or {}
+    if not Keywords().is_valid(values):
+        name = "chat_template_kwargs"
+        raise invalid(name, f"{name} must be {Keywords.rule}, not {shown(values)}")
+    return values
 
 
 def encode_messages(
@@ -185,42 +283,33 @@ def as_turns(messages: list[Any]) -> list[dict[str, Any]]:
     return turns
 
 
-def read_completion(body: dict[str, Any], serving: Serving) -> CompletionRequest:
+def read_completion(fields: Completion, serving: Serving) -> Ask:
     """Return the checked request to /v1/completions. Raises Problem."""
-    fields = Fields(body)
-    fields.text("model")
-    common: dict[str, Any] = {}
-    fields.refuse({"tools": "calls are for /v1/chat/completions"})
-    options = read_common(fields, serving, common)
-    n_top = fields.take("logprobs", Whole(0, MAX_TOP))
-    has_echo = fields.flag("echo")
-    suffix = fields.text("suffix")
-    if suffix:
-        raise invalid(
-            "suffix",
-            "suffix is not supported: text is continued at its end",
-            "unsupported_parameter",
-        )
-    n = read_choices(fields, serving)
-    best_of = fields.take("best_of", MOST_CHOICES, n)
-    if best_of != n:
+    most = 16 if fields.max_tokens is None else fields.max_tokens
+    return complete(fields, serving, fields.prompt, most, fields.repetition_penalty)
+
+
+def complete(
+    fields: Completion, serving: Serving, prompt: Any, most: int, repetition: float | None
+) -> Ask:
+    """Return the request to continue a prompt, whatever API it came by. Raises Problem."""
+    shared = common(fields, serving)
+    n, best_of = shared["n"], fields.best_of
+    if best_of is not None and best_of != n:
         raise invalid("best_of", f"best_of is {best_of} and n is {n}: all that is made is sent")
-    value = fields.raw("prompt")
-    if value is None:
+    if prompt is None:
         raise invalid("prompt", "prompt is missing")
-    prompts = read_prompts(value, serving, "prompt", MAX_PROMPTS)
-    most = fields.take("max_tokens", ANY_TOKENS)
-    choosing = read_choosing(fields, serving, n_top=n_top or 0, has_logprob=n_top is not None)
-    return CompletionRequest(
+    prompts = read_prompts(prompt, serving, "prompt", MAX_PROMPTS)
+    n_top = fields.logprobs
+    has_logprob = n_top is not None
+    choosing = read_choosing(fields, serving, repetition, n_top=n_top or 0, has_logprob=has_logprob)
+    return Ask(
         prompts=prompts,
         choosing=choosing,
-        **fit(prompts, 16 if most is None else most, serving, "prompt"),
-        stops=read_stops(fields),
-        n=n,
-        wants_scores=has_echo and n_top is not None,
-        ignored=ignored_fields([fields, options], serving),
-        extra={"has_echo": has_echo},
-        **common,
+        **fit(prompts, most, serving, "prompt"),
+        wants_scores=bool(fields.echo) and has_logprob,
+        has_echo=bool(fields.echo),
+        **shared,
     )
 
 
@@ -234,8 +323,8 @@ class _OpenAiForm(Form):
     object = ""
     prefix = ""
 
-    def __init__(self, request: CompletionRequest, serving: Serving) -> None:
-        self.request = request
+    def __init__(self, ask: Ask, serving: Serving) -> None:
+        self.ask = ask
         self.serving = serving
         self.name = f"{self.prefix}-{os.urandom(12).hex()}"
         self._base = {
@@ -247,19 +336,19 @@ class _OpenAiForm(Form):
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> Sent:
         value = {**self._base, "object": self.stream_object, "choices": choices, **more}
-        if self.request.has_usage:
+        if self.ask.has_usage:
             value.setdefault("usage", None)
         return "", value
 
     def _times(self, choice: Choice) -> dict[str, Any]:
-        return {"timings": timings([choice])} if self.request.has_timings else {}
+        return {"timings": timings([choice])} if self.ask.has_timings else {}
 
     def finish(self, choices: Sequence[Choice]) -> list[Sent]:
         """Return the usage if requested, and the end mark."""
         events = []
-        if self.request.has_usage:
+        if self.ask.has_usage:
             events.append(
-                self._chunk([], usage=usage(choices, self.request.n), timings=timings(choices))
+                self._chunk([], usage=usage(choices, self.ask.n), timings=timings(choices))
             )
         return [*events, ("", "[DONE]")]
 
@@ -273,7 +362,7 @@ class _OpenAiForm(Form):
             **self._base,
             "object": self.object,
             "choices": [self._whole_choice(i, choice) for i, choice in enumerate(choices)],
-            "usage": usage(choices, self.request.n),
+            "usage": usage(choices, self.ask.n),
             "timings": timings(choices),
         }
 
@@ -325,7 +414,7 @@ class ChatForm(_OpenAiForm):
         return self._chunk([choice], **more)
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        has_logprob = self.request.choosing.has_logprob
+        has_logprob = self.ask.choosing.has_logprob
         message: dict[str, Any] = {
             "role": "assistant",
             "content": choice.text,
@@ -378,19 +467,19 @@ class TextForm(_OpenAiForm):
     object = "text_completion"
     prefix = "cmpl"
 
-    def __init__(self, request: CompletionRequest, serving: Serving) -> None:
-        super().__init__(request, serving)
+    def __init__(self, ask: Ask, serving: Serving) -> None:
+        super().__init__(ask, serving)
         self._begun: set[int] = set()  # choices whose prompt was sent with its log-probabilities
 
     def begin(self, choices: Sequence[Choice]) -> list[Sent]:
         """Return the prompts if ``echo`` requests them."""
-        if not self.request.extra["has_echo"] or self.request.wants_scores:
+        if not self.ask.has_echo or self.ask.wants_scores:
             return []
         return [self._text(i, self._echo(i)) for i in range(len(choices))]
 
     def _begin_scored(self, index: int, choice: Choice) -> list[Sent]:
         """Return the prompt with its log-probabilities, once for each choice."""
-        if not self.request.wants_scores or index in self._begun:
+        if not self.ask.wants_scores or index in self._begun:
             return []
         self._begun.add(index)
         entry = {
@@ -414,7 +503,7 @@ class TextForm(_OpenAiForm):
         return [*sent, self._text(index, "", reason=_REASONS[choice.reason])]
 
     def _echo(self, index: int) -> str:
-        prompt = self.request.prompts[index // self.request.n]
+        prompt = self.ask.prompts[index // self.ask.n]
         return self.serving.model.tokenizer.decode(prompt)
 
     def _text(
@@ -430,7 +519,7 @@ class TextForm(_OpenAiForm):
         return self._chunk([choice], **more)
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        echo = self._echo(index) if self.request.extra["has_echo"] else ""
+        echo = self._echo(index) if self.ask.has_echo else ""
         has_logprobs = choice.tokens or choice.job.wants_scores
         return {
             "index": index,
@@ -471,3 +560,13 @@ class TextForm(_OpenAiForm):
             "top_logprobs": [*tops, *(top_names(chosen.top) for chosen in tokens)],
             "text_offset": list(ends)[:-1],
         }
+
+
+_CHAT = (Chat, read_chat, ChatForm)
+_TEXT = (Completion, read_completion, TextForm)
+ENDPOINTS = (
+    Endpoint("/v1/chat/completions", "answer messages", *_CHAT),
+    Endpoint("/chat/completions", "answer messages", *_CHAT),
+    Endpoint("/v1/completions", "continue a text", *_TEXT),
+    Endpoint("/completions", "continue a text", *_TEXT),
+)

@@ -5,109 +5,127 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
 
 from qsf.errors import shown
-from qsf.serve.api.answering import Choice, Form, Sent
-from qsf.serve.api.completion_request import (
-    MAX_MESSAGES,
-    MOST_TOKENS,
-    CompletionRequest,
+from qsf.serve.api.answering import Choice, Endpoint, Form, Sent, usage
+from qsf.serve.api.ask import (
+    AnyTokens,
+    Ask,
+    MostTokens,
+    Objects,
+    Offering,
     fit,
-    ignored_fields,
+    most_tokens,
     read_choosing,
     read_thoughts,
 )
 from qsf.serve.api.openai import encode_messages
-from qsf.serve.api.timings import usage
-from qsf.serve.http.fields import Fields
+from qsf.serve.http.body import Part
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving
 from qsf.serve.tools.call_reader import CallPart
-from qsf.serve.tools.forms import read_form
 from qsf.serve.tools.request import (
+    ResponseFormat,
     Tool,
     Tools,
     call_turn,
-    read_chat_tools,
+    read_form,
     tools_constraint,
 )
 
 _STATELESS = "the server keeps no answers"
-_REFUSED = {
-    "previous_response_id": _STATELESS,
-    "conversation": _STATELESS,
-    "background": _STATELESS,
-    "store": _STATELESS,
-    "prompt": "there are no stored prompts",
-    "top_logprobs": "log-probabilities are told by /v1/chat/completions",
-    "max_tool_calls": "clients call the tools",
-    "context_management": "the whole context is kept",
-}
-_NO_EFFECT = (
-    *("metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("service_tier", "stream_options"),
-)
-_ENCRYPTED = "reasoning.encrypted_content"
 _TEXTS = {"rs": "reasoning_text", "msg": "output_text"}  # by the prefixes of the items' ids
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
-def read(body: dict[str, Any], serving: Serving) -> CompletionRequest:
+class Text(Part):
+    """The form of the answer."""
+
+    IGNORED: ClassVar[tuple[str, ...]] = ("verbosity",)
+
+    format: ResponseFormat | None = None
+
+
+class Reasoning(Part):
+    """How much the model thinks."""
+
+    IGNORED: ClassVar[tuple[str, ...]] = ("summary", "generate_summary")
+
+    effort: str | None = None
+    max_tokens: AnyTokens | None = None
+
+
+class Request(Offering, kw_only=True):
+    """The body of a request to /v1/responses."""
+
+    IGNORED: ClassVar[tuple[str, ...]] = (
+        *Offering.IGNORED,
+        *("metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+        *("service_tier", "stream_options"),
+    )
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        **Offering.REFUSED,
+        "previous_response_id": _STATELESS,
+        "conversation": _STATELESS,
+        "background": _STATELESS,
+        "store": _STATELESS,
+        "prompt": "there are no stored prompts",
+        "top_logprobs": "log-probabilities are told by /v1/chat/completions",
+        "max_tool_calls": "clients call the tools",
+        "context_management": "the whole context is kept",
+    }
+
+    input: str | Objects
+    instructions: str | None = None
+    # Reasoning is sent as text
+    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    truncation: (
+        Annotated[Literal["disabled"], Meta(description="disabled: nothing is cut")] | None
+    ) = None
+    text: Text | None = None
+    reasoning: Reasoning | None = None
+    max_output_tokens: MostTokens | None = None
+
+
+def read(fields: Request, serving: Serving) -> Ask:
     """Return the checked request to /v1/responses. Raises Problem."""
-    fields = Fields(body)
-    fields.text("model")
-    fields.refuse(_REFUSED)
-    fields.ignore(*_NO_EFFECT)
-    for part in fields.list("include", MAX_MESSAGES):
-        if part != _ENCRYPTED:  # reasoning is sent as text
-            why = f"include {shown(part)} is not supported: there is nothing more to include"
-            raise invalid("include", why, "unsupported_parameter")
-    if fields.text("truncation", "disabled") != "disabled":
-        raise invalid("truncation", "truncation must be disabled: nothing is cut")
-    tools = read_chat_tools(fields, serving, is_nested=False)
-    text = fields.object("text")
-    form = read_form(fields, text.object("format"), "text.format")
-    text.ignore("verbosity")
-    reasoning = fields.object("reasoning")
-    thoughts = read_thoughts(reasoning, serving, "effort", "max_tokens")
-    reasoning.ignore("summary", "generate_summary")
-    is_stream = fields.flag("stream")
-    most = fields.take("max_output_tokens", MOST_TOKENS)
-    choosing = read_choosing(fields, serving, n_top=0, has_logprob=False)
+    tools = fields.read_tools(serving, is_nested=False)
+    wanted = None if fields.text is None else fields.text.format
+    form = read_form(wanted, "text.format", fields.structured_outputs, fields.grammar)
+    reasoning = fields.reasoning or Reasoning()
+    thoughts = read_thoughts(reasoning.effort, serving, reasoning.max_tokens)
+    most = most_tokens(fields.max_output_tokens, "max_output_tokens")
+    choosing = read_choosing(fields, serving, fields.repetition_penalty)
     turns = _read_turns(fields)
     prompt, begins_text = encode_messages(turns, thoughts.arguments, serving, tools, "input")
     room = fit([prompt], most, serving, "input")
-    return CompletionRequest(
+    return Ask(
         prompts=[prompt],
         choosing=choosing,
         **room,
         max_thoughts=thoughts.most(room["max_tokens"]),
-        stops=[],
+        stops=(),
         begins_text=begins_text,
-        is_stream=is_stream,
+        is_stream=bool(fields.stream),
         tools=tools,
         constraint=tools_constraint(tools, form, serving),
-        ignored=ignored_fields([fields, text, reasoning], serving),
-        extra={"instructions": fields.text("instructions")},
+        instructions=fields.instructions,
     )
 
 
-def _read_turns(fields: Fields) -> list[dict[str, Any]]:
-    instructions = fields.text("instructions")
+def _read_turns(fields: Request) -> list[dict[str, Any]]:
     turns: list[dict[str, Any]] = []
-    if instructions is not None:
-        turns.append({"role": "system", "content": instructions})
-    value = fields.raw("input")
-    if isinstance(value, str):
-        return [*turns, {"role": "user", "content": value}]
-    items = fields.list("input", MAX_MESSAGES)
-    if not items:
-        raise invalid("input", "input must be a text, or a list of at least one message")
+    if fields.instructions is not None:
+        turns.append({"role": "system", "content": fields.instructions})
+    if isinstance(fields.input, str):
+        return [*turns, {"role": "user", "content": fields.input}]
     thoughts = ""
-    for item in items:
+    for item in fields.input:
         if isinstance(item, dict) and item.get("type") == "reasoning":
             thoughts += _read_thoughts(item)
             continue
@@ -159,26 +177,26 @@ def _texts(parts: list[Any]) -> list[Any]:
 class ResponsesForm(Form):
     """Answers of /v1/responses: reasoning, a message, calls of functions."""
 
-    def __init__(self, request: CompletionRequest, serving: Serving) -> None:
+    def __init__(self, ask: Ask, serving: Serving) -> None:
         self.name = f"resp_{os.urandom(12).hex()}"
         self._ids = {kind: f"{kind}_{os.urandom(12).hex()}" for kind in ("rs", "msg")}
         self._created = int(time.time())
-        self._request = request
+        self._ask = ask
         self._serving = serving
         self._n_events = 0
         self._places: list[str | int] = []  # items of the output: "rs", "msg", or numbers of calls
 
     def _response(self, choices: Sequence[Choice], status: str, **more: Any) -> dict[str, Any]:
-        params = self._request.choosing.params
-        tools = self._request.tools
+        params = self._ask.choosing.params
+        tools = self._ask.tools
         return {
             "id": self.name,
             "object": "response",
             "created_at": self._created,
             "status": status,
             "model": self._serving.name,
-            "instructions": self._request.extra["instructions"],
-            "max_output_tokens": self._request.max_tokens,
+            "instructions": self._ask.instructions,
+            "max_output_tokens": self._ask.max_tokens,
             "temperature": params.temperature,
             "top_p": params.top_p,
             "text": {"format": {"type": "text"}},
@@ -362,3 +380,8 @@ def _choice(tools: Tools | None) -> Any:
         return "none"
     is_named = tools.choice not in ("auto", "required")
     return {"type": "function", "name": tools.choice} if is_named else tools.choice
+
+
+ENDPOINTS = (
+    Endpoint("/v1/responses", "answer, in the form of Responses", Request, read, ResponsesForm),
+)

@@ -3,38 +3,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
 
 from qsf.errors import QsfArgumentError, QsfFormatError, shown
-from qsf.options import Keywords
-from qsf.serve.api.completion_request import read_messages, too_long
-from qsf.serve.api.openai import as_turns, read_turns
-from qsf.serve.http.fields import Fields
+from qsf.serve.api.answering import Endpoint
+from qsf.serve.api.ask import too_long
+from qsf.serve.api.openai import Messages, Templated, as_turns, read_turns, template_values
+from qsf.serve.http.body import Part
 from qsf.serve.http.problems import invalid
 from qsf.serve.serving import Serving
 from qsf.serve.tools.fitting import fit_messages
-from qsf.serve.tools.request import chat_turns, read_chat_tools
+from qsf.serve.tools.request import chat_turns
 from qsf.text.tokenizer import max_text_bytes
 
 if TYPE_CHECKING:
     from qsf.serve.hosts import Hosts
     from qsf.serve.scheduling.scheduler import Scheduler
 
-_MAX_IDS = 1 << 16
+_IDS: Any = {"items": {"type": "integer", "minimum": 0}}
 
 
-def model_entries(hosts: Hosts, created: int) -> dict[str, dict[str, Any]]:
-    """Return the models by name, as OpenAI lists them; ``meta`` and ``status`` as llama-server."""
+def model_entry(hosts: Hosts, name: str, created: int) -> dict[str, Any]:
+    """Return a model, as OpenAI lists them; ``meta`` and ``status`` as llama-server."""
     return {
-        name: {
-            "id": name,
-            "object": "model",
-            "created": created,
-            "owned_by": "qsf",
-            "status": {"value": "loaded" if name in hosts.loaded else "unloaded"},
-            "meta": _meta(hosts, name),
-        }
-        for name in hosts.paths
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "qsf",
+        "status": {"value": "loaded" if name in hosts.loaded else "unloaded"},
+        "meta": _meta(hosts, name),
     }
 
 
@@ -108,16 +107,41 @@ def slots(serving: Serving, scheduler: Scheduler) -> list[dict[str, Any]]:
     return entries
 
 
-def tokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
-    """Answer /tokenize with llama-server's ``content``, or vLLM's ``prompt`` or ``messages``."""
-    fields = Fields(body)
+class Tokenize(Templated):
+    """The body of a request to /tokenize: llama-server's ``content``, or vLLM's others."""
+
+    content: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    with_pieces: bool | None = None
+    parse_special: bool | None = None
+    add_special: bool | None = None
+    add_special_tokens: bool | None = None
+
+
+class Detokenize(Part, kw_only=True):
+    """The body of a request to /detokenize."""
+
+    tokens: Annotated[list[Any], Meta(max_length=1 << 16, extra_json_schema=_IDS)]
+
+
+class ApplyTemplate(Templated, kw_only=True):
+    """The body of a request to /apply-template."""
+
+    messages: Messages
+    add_generation_prompt: bool | None = None
+
+
+def tokenize(fields: Tokenize, serving: Serving) -> dict[str, Any]:
+    """Answer /tokenize."""
     tokenizer = serving.model.tokenizer
-    has_pieces = fields.flag("with_pieces")
-    parse_special = fields.flag("parse_special", True)
-    has_prefix = fields.flag("add_special", fields.flag("add_special_tokens", "prompt" in body))
-    text = fields.text("content", fields.text("prompt"))
-    if "messages" in fields:
-        tokens, _, _ = read_turns(fields, serving, read_chat_tools(fields, serving))
+    text = fields.prompt if fields.content is None else fields.content
+    has_prefix = fields.prompt is not None
+    for said in (fields.add_special_tokens, fields.add_special):
+        has_prefix = has_prefix if said is None else said
+    if fields.messages is not None:
+        tools = fields.read_tools(serving)
+        tokens, _, _ = read_turns(fields, fields.messages, serving, tools)
     else:
         if text is None:
             raise invalid("content", "content is missing: a text, or messages")
@@ -125,13 +149,13 @@ def tokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
             tokens = tokenizer.encode(
                 text,
                 add_prefix=has_prefix,
-                parse_special=parse_special,
+                parse_special=fields.parse_special is not False,
                 max_tokens=serving.ctx_tokens,
             )
         except QsfArgumentError as error:
             raise too_long(error, "content") from None
     answer: dict[str, Any] = {"tokens": tokens}
-    if has_pieces:
+    if fields.with_pieces:
         pieces = [tokenizer.token_bytes(t, skip_special=False) for t in tokens]
         answer["tokens"] = [
             {"id": token, "piece": piece.decode("utf-8", "replace")}
@@ -140,7 +164,7 @@ def tokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     return {**answer, "count": len(tokens), "max_model_len": serving.ctx_tokens}
 
 
-def tokenizer_info(serving: Serving) -> dict[str, Any]:
+def tokenizer_info(serving: Serving, _scheduler: Scheduler) -> dict[str, Any]:
     """Answer /tokenizer_info as vLLM does, for clients without a tokenizer."""
     info, tokenizer = serving.model.info, serving.model.tokenizer
 
@@ -150,13 +174,9 @@ def tokenizer_info(serving: Serving) -> dict[str, Any]:
     return {"bos_token": text_of(info.bos_id), "eos_token": text_of(info.eos_id)}
 
 
-def detokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
+def detokenize(fields: Detokenize, serving: Serving) -> dict[str, Any]:
     """Answer /detokenize: ``tokens`` to ``content``, which vLLM calls ``prompt``."""
-    fields = Fields(body)
-    if "tokens" not in fields:
-        raise invalid("tokens", "tokens is missing")
-    tokens = fields.list("tokens", _MAX_IDS)
-    n_vocab = serving.model.info.n_vocab
+    tokens, n_vocab = fields.tokens, serving.model.info.n_vocab
     for token in tokens:
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < n_vocab:
             raise invalid("tokens", f"tokens must be ids below {n_vocab}, not {shown(token)}")
@@ -164,23 +184,30 @@ def detokenize(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
     return {"content": text, "prompt": text}
 
 
-def apply_template(body: dict[str, Any], serving: Serving) -> dict[str, Any]:
+def apply_template(fields: ApplyTemplate, serving: Serving) -> dict[str, Any]:
     """Answer /apply-template: the prompt made of ``messages``; refuses as chats do."""
-    fields = Fields(body)
-    messages = read_messages(fields)
     template = serving.model.chat_template
-    arguments = fields.take("chat_template_kwargs", Keywords(), {})
-    tools = read_chat_tools(fields, serving)
+    arguments = template_values(fields)
+    tools = fields.read_tools(serving)
     try:
         described = None if tools is None else tools.described
-        turns, described = fit_messages(as_turns(chat_turns(messages)), described, template, ())
+        turns, described = fit_messages(
+            as_turns(chat_turns(fields.messages)), described, template, ()
+        )
         prompt = template.render(
             turns,
             tools=described,
             template_args={} if template.is_plain else arguments,
-            add_generation_prompt=fields.flag("add_generation_prompt", True),
+            add_generation_prompt=fields.add_generation_prompt is not False,
             max_bytes=max_text_bytes(serving.ctx_tokens),
         )
     except (QsfArgumentError, QsfFormatError) as error:
         raise too_long(error, "messages") from None
     return {"prompt": prompt}
+
+
+ENDPOINTS = (
+    Endpoint("/tokenize", "text or messages to tokens", Tokenize, tokenize),
+    Endpoint("/detokenize", "tokens to text", Detokenize, detokenize),
+    Endpoint("/apply-template", "messages to a prompt", ApplyTemplate, apply_template),
+)

@@ -8,20 +8,16 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from msgspec import Meta
 
 from qsf.batch import reading_of
 from qsf.errors import QsfArgumentError, shown
 from qsf.options import Whole
-from qsf.serve.api.answering import Choice, Form
-from qsf.serve.api.completion_request import (
-    CompletionRequest,
-    encode_text,
-    fit,
-    ignored_fields,
-    read_prompts,
-)
-from qsf.serve.http.fields import Fields
+from qsf.serve.api.answering import Choice, Endpoint, Form
+from qsf.serve.api.ask import Ask, Ranking, encode_text, fit, read_prompts
+from qsf.serve.http.body import Part, within
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Choosing, Reading
 from qsf.serve.serving import Serving
@@ -30,32 +26,68 @@ from qsf.text.reranking import TASK
 
 MAX_TEXTS = 2048
 MAX_DOCUMENTS = 512
-FORMATS = ("float", "base64")
 _MOST_VALUES = {"float": 1 << 17, "base64": 1 << 19}  # bytes of an answer, which is made in memory
+_Count = Annotated[int, within(Whole(1))]
+_IDS: Any = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_TEXTS: Any = {
+    "anyOf": [
+        {"type": "string"},
+        _IDS,
+        {"type": "array", "items": {"type": "string"}, "maxItems": MAX_TEXTS},
+        {"type": "array", "items": _IDS, "maxItems": MAX_TEXTS},
+    ]
+}
+Texts = Annotated[Any, Meta(extra_json_schema=_TEXTS)]
 
 
-def read_embeddings(
-    body: dict[str, Any], serving: Serving, name: str = "input"
-) -> CompletionRequest:
-    """Return the checked request to /v1/embeddings. Raises Problem.
+class Embeddings(Part, kw_only=True):
+    """The body of a request to /v1/embeddings."""
 
-    ``name``: of the field with the texts.
-    """
-    fields = Fields(body)
-    fields.text("model")
-    fields.ignore("user")
+    IGNORED: ClassVar[tuple[str, ...]] = ("user",)
+
+    input: Texts
+    encoding_format: Literal["float", "base64"] | None = None
+    pooling: Literal["cls", "mean", "last"] | None = None
+    dimensions: _Count | None = None
+    normalize: bool | None = None
+    truncate: bool | None = None
+
+
+class Document(Part, kw_only=True):
+    """A document with its text."""
+
+    text: str
+
+
+class Rerank(Part, kw_only=True):
+    """The body of a request to /v1/rerank."""
+
+    query: str
+    documents: Annotated[list[str | Document], Meta(min_length=1, max_length=MAX_DOCUMENTS)]
+    top_n: _Count | None = None
+    instruction: str | None = None
+    return_documents: bool | None = None
+
+
+def read_embeddings(fields: Embeddings, serving: Serving, name: str = "input") -> Ask:
+    """Return the checked request to /v1/embeddings; ``name``: of the texts. Raises Problem."""
     how, dim = serving.model.text_vectors, serving.model.info.dim
     _check(how.check_vectors)
-    form = _word(fields, "encoding_format", FORMATS) or FORMATS[0]
-    pooling = _word(fields, "pooling", how.poolings) or how.pooling
-    dimensions = fields.take("dimensions", Whole(1, dim), dim)
-    if not fields.flag("normalize", True):
+    form, pooling = fields.encoding_format or "float", fields.pooling or how.pooling
+    if pooling not in how.poolings:
+        text = f"pooling must be {' or '.join(how.poolings)}, not {shown(pooling)}"
+        raise invalid("pooling", text)
+    dimensions = fields.dimensions or dim
+    if dimensions > dim:
+        text = f"dimensions must be a whole number from 1 to {dim}, not {dimensions}"
+        raise invalid("dimensions", text)
+    if fields.normalize is False:
         why = "normalize must be true: vectors have the length 1"
         raise invalid("normalize", why, "unsupported_parameter")
-    value = fields.raw(name)
+    value = fields.input
     if value is None:
         raise invalid(name, f"{name} is missing")
-    is_cut = fields.flag("truncate")
+    is_cut = bool(fields.truncate)
     cuts = is_cut or how.max_tokens > 0
     prompts = read_prompts(value, serving, name, MAX_TEXTS, is_cut=cuts)
     most = max(1, _MOST_VALUES[form] // dimensions)
@@ -68,35 +100,32 @@ def read_embeddings(
         completed = [how.complete(prompt, most) for prompt in prompts]
     else:
         completed = [(prompt[: most or None], 0 < most < len(prompt)) for prompt in prompts]
-    reading = Reading(pooling=pooling, dim=dim, is_whole=how.is_encoder)
-    extra = {"form": form, "dimensions": dimensions}
-    return _request(fields, serving, completed, name, reading, extra)
+    ask = _ask(
+        serving,
+        completed,
+        name,
+        Reading(pooling=pooling, dim=dim, is_whole=how.is_encoder),
+    )
+    ask.dimensions, ask.is_base64 = dimensions, form == "base64"
+    return ask
 
 
-def read_rerank(body: dict[str, Any], serving: Serving) -> CompletionRequest:
+def read_rerank(fields: Rerank, serving: Serving) -> Ask:
     """Return the checked request to /v1/rerank. Raises Problem."""
-    fields = Fields(body)
-    fields.text("model")
-    query = fields.text("query")
-    if query is None:
-        raise invalid("query", "query is missing")
-    documents = [_document(value) for value in fields.list("documents", MAX_DOCUMENTS)]
-    if not documents:
-        raise invalid("documents", "documents must be a list of at least one text")
-    top_n = fields.take("top_n", Whole(1), len(documents))
-    task = fields.text("instruction") or TASK
-    has_documents = fields.flag("return_documents")
+    documents = [value if isinstance(value, str) else value.text for value in fields.documents]
+    task = fields.instruction or TASK
     how, dim = serving.model.text_vectors, serving.model.info.dim
     reranker = _check(partial(how.reranker, serving.model.tokenizer))
     encode = partial(encode_text, serving=serving, name="documents", is_foreign=True, is_cut=True)
     most = min(serving.ctx_tokens, how.max_tokens or serving.ctx_tokens)
     try:
-        pairs = [reranker.prompt(query, text, task, encode, most) for text in documents]
+        pairs = [reranker.prompt(fields.query, text, task, encode, most) for text in documents]
     except QsfArgumentError as error:
         raise invalid("query", str(error), "context_length_exceeded") from None
-    extra = {"documents": documents, "has_documents": has_documents, "top_n": top_n}
-    extra["reranker"] = reranker
-    return _request(fields, serving, pairs, "documents", reading_of(reranker, how, dim), extra)
+    ask = _ask(serving, pairs, "documents", reading_of(reranker, how, dim))
+    top_n = fields.top_n or len(documents)
+    ask.ranking = Ranking(documents, bool(fields.return_documents), top_n, reranker)
+    return ask
 
 
 _T = TypeVar("_T")
@@ -110,47 +139,26 @@ def _check(use: Callable[[], _T]) -> _T:
         raise Problem(400, "unsupported_model", str(error)) from None
 
 
-def _word(fields: Fields, name: str, words: Sequence[str]) -> str | None:
-    word = fields.text(name)
-    if word is not None and word not in words:
-        raise invalid(name, f"{name} must be {' or '.join(words)}, not {shown(word)}")
-    return word
-
-
-def _document(value: Any) -> str:
-    text = value.get("text") if isinstance(value, dict) else value
-    if not isinstance(text, str):
-        raise invalid("documents", f"documents must be texts, not {shown(value)}")
-    return text
-
-
-def _request(
-    fields: Fields,
-    serving: Serving,
-    completed: Sequence[tuple[list[int], bool]],
-    name: str,
-    reading: Reading,
-    extra: dict[str, Any],
-) -> CompletionRequest:
+def _ask(
+    serving: Serving, completed: Sequence[tuple[list[int], bool]], name: str, reading: Reading
+) -> Ask:
     prompts = [prompt for prompt, _ in completed]
-    extra["cut"] = [index for index, (_, is_cut) in enumerate(completed) if is_cut]
-    return CompletionRequest(
+    return Ask(
         prompts=prompts,
         choosing=Choosing(params=serving.model.sampling_params(), seed=0),
         **fit(prompts, None, serving, name, least=0),
         stops=(),
         reading=reading,
-        ignored=ignored_fields([fields], serving),
-        extra=extra,
+        cuts=[index for index, (_, is_cut) in enumerate(completed) if is_cut],
     )
 
 
 class _WholeForm(Form):
     """The form of an answer that is never a stream."""
 
-    def __init__(self, request: CompletionRequest, serving: Serving) -> None:
+    def __init__(self, ask: Ask, serving: Serving) -> None:
         self.name = f"read-{os.urandom(12).hex()}"
-        self.extra = request.extra
+        self.ask = ask
         self.model = serving.name
 
     @staticmethod
@@ -162,7 +170,7 @@ class _WholeForm(Form):
     @property
     def cuts(self) -> dict[str, Any]:
         """The indices of texts that were cut, if any, as a field of the answer."""
-        return {"truncated": self.extra["cut"]} if self.extra["cut"] else {}
+        return {"truncated": self.ask.cuts} if self.ask.cuts else {}
 
 
 class EmbeddingsForm(_WholeForm):
@@ -184,8 +192,8 @@ class EmbeddingsForm(_WholeForm):
 
     def vector(self, choice: Choice) -> str | list[float]:
         """Return the vector of a text in the requested encoding."""
-        vector = unit_vector(choice.values, self.extra["dimensions"])
-        if self.extra["form"] == "float":
+        vector = unit_vector(choice.values, self.ask.dimensions)
+        if not self.ask.is_base64:
             return [float(f"{value:.9g}") for value in vector]  # the digits of an f32
         if sys.byteorder == "big":
             vector.byteswap()
@@ -197,19 +205,31 @@ class RerankForm(_WholeForm):
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Return the probability that each document fits, best first."""
+        ranking = self.ask.ranking
+        assert ranking is not None
         results: list[dict[str, Any]] = []
         for i, choice in enumerate(choices):
-            score = self.extra["reranker"].score(choice.values)
+            score = ranking.reranker.score(choice.values)
             result: dict[str, Any] = {"index": i, "relevance_score": score}
-            if self.extra["has_documents"]:
-                result["document"] = {"text": self.extra["documents"][i]}
+            if ranking.has_documents:
+                result["document"] = {"text": ranking.documents[i]}
             results.append(result)
         results.sort(key=lambda result: -result["relevance_score"])
         return {
             "id": self.name,
             "object": "list",
             "model": self.model,
-            "results": results[: self.extra["top_n"]],
+            "results": results[: ranking.top_n],
             "usage": self.usage(choices),
             **self.cuts,
         }
+
+
+_RERANK = (Rerank, read_rerank, RerankForm)
+ENDPOINTS = (
+    Endpoint(
+        "/v1/embeddings", "a vector for each text", Embeddings, read_embeddings, EmbeddingsForm
+    ),
+    Endpoint("/v1/rerank", "documents by a query", *_RERANK),
+    Endpoint("/rerank", "documents by a query", *_RERANK),
+)

@@ -1,4 +1,4 @@
-"""Tools: the functions that a request offers, and whether an answer may or must call them."""
+"""What a request demands of its answer: the functions that it may or must call, and its form."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -7,22 +7,23 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
-from qsf.errors import QsfError, shown
+from msgspec import Meta
+
+from qsf.errors import QsfArgumentError, QsfError, shown
 from qsf.foreign_json import JsonError
-from qsf.serve.http.fields import Fields, read_inner
-from qsf.serve.http.problems import invalid
+from qsf.serve.http.body import Part, read_inner, read_part
+from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.tools.call_formats import GENERIC, Format, calls_grammar, find_format, marker_tokens
 from qsf.serve.tools.call_reader import CallReader
-from qsf.serve.tools.cut_json import completed
-from qsf.serve.tools.forms import AnswerForm, constrain, need_constraints
 from qsf.text.channels import CALL_MARKERS
+from qsf.text.constraints import KINDS
 from qsf.text.tokenizer import IncrementalDecoder
 
 if TYPE_CHECKING:
     from qsf.serve.serving import Serving
-    from qsf.text.constraints import Constraint
+    from qsf.text.constraints import Constraint, Constraints
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
@@ -31,6 +32,87 @@ _NO_PARAMETERS: Mapping[str, Any] = {
     "properties": {},
     "additionalProperties": False,
 }
+
+
+class AnswerForm(NamedTuple):
+    """A kind of ``Constraints.make``, its value, and the request's field.
+
+    ``is_strict``: all keywords of its schemas must be enforced.
+    """
+
+    kind: str
+    value: Any
+    place: str
+    is_strict: bool = False
+
+
+class JsonSchema(Part):
+    """The schema of an answer, in OpenAI's form."""
+
+    IGNORED: ClassVar[tuple[str, ...]] = ("name", "description")
+
+    schema: Any = None
+    strict: bool | None = None
+
+
+class ResponseFormat(JsonSchema):
+    """The form of an answer; Responses have the schema in the same object."""
+
+    type: Literal["text", "json_object", "json_schema"] | None = None
+    json_schema: JsonSchema | None = None
+
+
+def read_form(
+    wanted: ResponseFormat | None,
+    name: str,
+    structured_outputs: Mapping[str, Any] | None,
+    grammar: str | None,
+) -> AnswerForm | None:
+    """Return the form that the answer must have; None: any. ``name``: of the field ``wanted``."""
+    forms: list[AnswerForm] = []
+    if wanted is not None and wanted.type == "json_object":
+        forms.append(AnswerForm("json", {"type": "object"}, name))
+    elif wanted is not None and wanted.type == "json_schema":
+        inner = wanted.json_schema
+        place = f"{name}.schema" if inner is None else f"{name}.json_schema.schema"
+        inner = inner or wanted
+        forms.append(AnswerForm("json", inner.schema, place, bool(inner.strict)))
+    for kind, value in (structured_outputs or {}).items():
+        place = f"structured_outputs.{kind}"
+        if kind not in KINDS:
+            raise invalid(place, f"{place} is not known", "unsupported_parameter")
+        if value is not None:
+            forms.append(AnswerForm(kind, value, place))
+    if grammar is not None:
+        forms.append(AnswerForm("grammar", grammar, "grammar"))
+    if len(forms) > 1:
+        names = " and ".join(form.place for form in forms)
+        raise invalid(forms[0].place, f"{names} are both given: an answer has one form")
+    return forms[0] if forms else None
+
+
+def constrain(constraints: Constraints | str, form: AnswerForm) -> Constraint:
+    """Return the constraint of a form. Raises Problem for a form that cannot be enforced."""
+    try:
+        constraint = need_constraints(constraints, form.place).make(*form[:3])
+    except QsfArgumentError as error:
+        raise invalid(form.place, str(error), "invalid_grammar") from None
+    if form.is_strict and constraint.unenforced:
+        text = f"{form.place} is strict, and {', '.join(sorted(constraint.unenforced))} cannot be "
+        raise invalid(form.place, f"{text}enforced while an answer is written", "invalid_grammar")
+    return constraint
+
+
+def need_constraints(constraints: Constraints | str, place: str) -> Constraints:
+    """Return the maker of constraints. Raises Problem if the server has none."""
+    if isinstance(constraints, str):
+        raise Problem(
+            400,
+            "unsupported_parameter",
+            f"{place} cannot be enforced: {constraints}",
+            param=place,
+        )
+    return constraints
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,37 +334,52 @@ def tools_constraint(
 # ---- OpenAI's chat completions ----
 
 
+Offered = Annotated[list[Any], Meta(max_length=MAX_TOOLS)]
+
+
+class Function(Part):
+    """A function in a request; the last two are the schema of its arguments in other APIs."""
+
+    name: Any = None
+    description: str | None = None
+    strict: bool | None = None
+    parameters: Any = None
+    input_schema: Any = None
+
+
 def read_function(value: Any, place: str, schema_name: str = "parameters") -> Tool:
     """Return a function from its description in a request. Raises Problem."""
     if not isinstance(value, dict):
         raise invalid(place, f"{place} must be objects, not {shown(value)}")
-    function = Fields(value, f"{place}.")
-    name = function.text("name")
-    if name is None:
-        raise invalid(place, f"{place}: a function has no name")
-    schema = function.raw(schema_name)
+    function, _ = read_part(Function, value, f"{place}.")
+    name, schema = function.name, getattr(function, schema_name)
+    if not isinstance(name, str):
+        raise invalid(place, f"{place}: a function has no name, but {shown(name)}")
     schema = _NO_PARAMETERS if schema is None else schema
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         raise invalid(
             place, f"{place}: {schema_name} of {shown(name)} must be the schema of an object"
         )
-    return Tool(name, function.text("description"), schema, function.flag("strict"))
+    return Tool(name, function.description, schema, bool(function.strict))
 
 
-def read_chat_tools(fields: Fields, serving: Serving, *, is_nested: bool = True) -> Tools | None:
-    """Return the tools of the fields ``tools``, ``tool_choice`` and ``parallel_tool_calls``.
-
-    ``is_nested``: a tool has its function in an object of its own.
-    """
+def read_chat_tools(
+    values: Sequence[Any] | None,
+    choice: Any,
+    is_parallel: bool | None,
+    serving: Serving,
+    *,
+    is_nested: bool = True,
+) -> Tools | None:
+    """Return the tools of a request; ``is_nested``: a tool has its function in an object."""
     tools: list[Tool] = []
-    for value in fields.list("tools", MAX_TOOLS):
+    for value in values or ():
         kind = value.get("type") if isinstance(value, dict) else value
         if kind != "function" or not isinstance(value, dict):
             raise invalid(
                 "tools", f"tools must be functions, not {shown(kind)}", "unsupported_parameter"
             )
         tools.append(read_function(value.get("function") if is_nested else value, "tools"))
-    choice = fields.raw("tool_choice")
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "function":
         choice = _function_name(choice)
@@ -291,7 +388,7 @@ def read_chat_tools(fields: Fields, serving: Serving, *, is_nested: bool = True)
     return read_tools(
         tools,
         checked_choice(choice, tools),
-        is_parallel=fields.flag("parallel_tool_calls", True),
+        is_parallel=is_parallel is not False,
         place="tools",
         serving=serving,
     )
@@ -389,3 +486,44 @@ def _read_arguments(text: str) -> Any:
             with suppress(JsonError):
                 return read_inner(candidate)
         raise
+
+
+# ---- arguments of a call that was cut ----
+
+# A text without closing quote goes to the end, else the search would take quadratic time.
+_TOKEN = re.compile(
+    r'(?P<text>"(?:[^"\\]|\\.)*(?:"|\\?\Z))|(?P<sign>[{}\[\],])|(?P<word>[-+.\w]+)|\S', re.DOTALL
+)
+# Kinds of the tokens that may follow the last complete value.
+_RESTS: tuple[list[str], ...] = (
+    [],
+    ["text"],
+    ["word"],
+    ["text", ":"],
+    ["text", ":", "text"],
+    ["text", ":", "word"],
+)
+
+
+def completed(text: str) -> list[str]:
+    """Return completions of the beginning of an object, the longest first.
+
+    Each may be invalid JSON. []: the text does not begin an object.
+    """
+    closers: list[str] = []
+    at, rest = 0, [""]  # the end of the last complete value, and what follows it
+    for match in _TOKEN.finditer(text):
+        sign = match[0]
+        if match.lastgroup != "sign":
+            if len(rest) < 4:
+                rest.append(match.lastgroup or sign)
+            continue
+        if sign in "{[":
+            closers.append("}" if sign == "{" else "]")
+        elif sign in "}]" and (not closers or closers.pop() != sign):
+            return []
+        at, rest = match.start() if sign == "," else match.end(), []
+    if not closers or rest not in _RESTS:
+        return []
+    ends = "".join(reversed(closers))
+    return [f'{text}"{ends}', text + ends, text[:at] + ends]

@@ -75,7 +75,7 @@ def test_what_cannot_be_embedded_is_refused(client: Client) -> None:
         ({"input": [2052]}, "input", "ids are below"),
         ({"input": "a " * 600}, "input", "512"),
         ({"input": "a", "dimensions": dim + 1}, "dimensions", f"{dim}"),
-        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "float or base64"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "base64 or float"),
         ({"input": "a", "pooling": "cls"}, "pooling", "last or mean"),
         ({"input": "a", "normalize": False}, "normalize", "length 1"),
         ({"input": ["a"] * 2049}, "input", "2048"),

@@ -13,8 +13,8 @@ import pytest
 
 from make.served import Client, serving
 from qsf.passes import Chosen
-from qsf.serve.tools.cut_json import completed
 from qsf.serve.tools.fitting import fit_messages
+from qsf.serve.tools.request import completed
 from qsf.text.chat import ChatTemplate
 
 SCHEMA: Any = {

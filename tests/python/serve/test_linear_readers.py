@@ -11,7 +11,7 @@ from make.steps import count_lines, is_linear
 from qsf.foreign_json import read_json_at
 from qsf.serve.tools.call_formats import FORMATS
 from qsf.serve.tools.call_reader import CallReader
-from qsf.serve.tools.cut_json import completed
+from qsf.serve.tools.request import completed
 
 # What a model may write in a loop, by the family: the first part, then many of the second
 LOOPS = [

@@ -235,7 +235,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": -2}, "max_tokens", "at least 1, or -1 for all that fit, not -2"),
     ({"top_k": -2}, "top_k", "at least -1, not -2"),
     ({"n": 4}, "n", "n is 4, and this server makes 3"),
-    ({"stop": ["x"] * 17}, "stop", "has 17 texts, and 16 is the limit"),
+    ({"stop": ["x"] * 17}, "stop", "has 17 entries, and 16 is the limit"),
     ({"stop": ""}, "stop", "not empty"),
     ({"logit_bias": {"9999": 1}}, "logit_bias", "below 2048"),
     ({"logit_bias": {"1": 101}}, "logit_bias", "-100 to 100"),

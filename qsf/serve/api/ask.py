@@ -1,4 +1,4 @@
-"""A request: its checked fields, and the jobs made of them."""
+"""``Ask``: a checked request of any API, and the jobs made of it."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -6,15 +6,17 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from msgspec import Meta
 
 from qsf.errors import QsfArgumentError, QsfError, shown
-from qsf.options import GenerationOptions, Kind, Number, Texts, Whole, described
-from qsf.serve.http.fields import Fields
+from qsf.options import GenerationOptions, Number, Texts, Whole, described
+from qsf.serve.http.body import Part, within
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Choosing, Event, Job, Reading
-from qsf.serve.tools.request import ArgumentsConstraint
+from qsf.serve.tools.request import ArgumentsConstraint, Offered, read_chat_tools
 from qsf.text.channels import answer_decoder
 from qsf.text.infill import infill_end_ids, infill_tokens
 from qsf.text.sampling import StopMatcher
@@ -24,55 +26,122 @@ if TYPE_CHECKING:
     from qsf.serve.serving import Serving
     from qsf.serve.tools.request import Tools
     from qsf.text.constraints import Constraint
+    from qsf.text.reranking import Reranker
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
 MAX_BIASES = 1024
 MAX_MESSAGES = 256
 MAX_TOP = 20
-SAMPLING = {o.name: o.kind for o in described(GenerationOptions)}
-_NAMES = ("temperature", "min_p", "repetition_penalty")
-PENALTY = Number(-2, 2)
-BIAS = Number(-100, 100)
-MOST_CHOICES = Whole(1, 128)
 NO_LIMIT = -1  # number of tokens: no limit; top_k: off
-TOP_K = Whole(NO_LIMIT)
-
-
-class MostTokens(Whole):
-    """The most tokens of an answer: at least so many, or -1 for no limit."""
-
-    def __init__(self, least: int = 1) -> None:
-        super().__init__(least)
-        self.rule += f", or {NO_LIMIT} for all that fit"
-
-    def is_valid(self, value: Any) -> bool:
-        """Return whether the value is in range or NO_LIMIT."""
-        return super().is_valid(value) or value == NO_LIMIT
-
-
-MOST_TOKENS = MostTokens()
-ANY_TOKENS = MostTokens(0)  # 0: the prompt is evaluated alone
-# Samplers of other programs: the value that turns each off, and what to use instead.
-_OTHER_SAMPLERS = {
-    "typical_p": (1, "min_p"),
-    "tfs_z": (1, "min_p"),
-    "mirostat": (0, "temperature with min_p"),
-    "xtc_probability": (0, "a higher temperature with min_p"),
-    "dry_multiplier": (0, "frequency_penalty or repetition_penalty"),
-}
-_OF_OTHER_SAMPLERS = (
-    *("mirostat_tau", "mirostat_eta", "xtc_threshold", "dry_base", "dry_allowed_length"),
-    *("dry_penalty_last_n", "dry_sequence_breakers"),
-)
-SEED = Whole(-(2**63), 2**64 - 1)
+_SEED = Whole(-(2**63), 2**64 - 1)  # msgspec has no ranges beyond 64 bits with a sign
+_BIAS = Number(-100, 100)
 # Share of the answer's tokens for thoughts by effort, as OpenRouter defines it.
 _SHARES = {"none": 0.0, "minimal": 0.1, "low": 0.2, "medium": 0.5, "high": 0.8, "xhigh": 0.95}
+_RANGES: Any = {
+    o.name: within(o.kind) for o in described(GenerationOptions) if isinstance(o.kind, Number)
+}
+
+# ---- types of fields ----
+
+Penalty = Annotated[float, within(Number(-2, 2))]
+Top = Annotated[int, within(Whole(0, MAX_TOP))]
+_MOST = f"a whole number of at least 1, or {NO_LIMIT} for all that fit"
+_ANY = f"a whole number of at least 0, or {NO_LIMIT} for all that fit"
+MostTokens = Annotated[int, within(Whole(NO_LIMIT), _MOST, **{"not": {"const": 0}})]
+AnyTokens = Annotated[int, within(Whole(NO_LIMIT), _ANY)]
+_Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+Stops = Annotated[
+    _Stop | Annotated[list[_Stop], Meta(max_length=MAX_STOPS)], Meta(description=Texts.rule)
+]
+Repetition = Annotated[float, _RANGES["repetition_penalty"]]
+Objects = Annotated[
+    list[Any],
+    Meta(
+        min_length=1,
+        max_length=MAX_MESSAGES,
+        description="a list of at least one message",
+        extra_json_schema={"items": {"type": "object"}},
+    ),
+]
+
+
+class Sampling(Part):
+    """How tokens are chosen."""
+
+    IGNORED: ClassVar[tuple[str, ...]] = (
+        *("mirostat_tau", "mirostat_eta", "xtc_threshold", "dry_base", "dry_allowed_length"),
+        *("dry_penalty_last_n", "dry_sequence_breakers"),
+    )
+    # Samplers of other programs: what to use instead, and the value that turns each off
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        "typical_p": "use min_p, or 1, which is off",
+        "tfs_z": "use min_p, or 1, which is off",
+        "mirostat": "use temperature with min_p, or 0, which is off",
+        "xtc_probability": "use a higher temperature with min_p, or 0, which is off",
+        "dry_multiplier": "use frequency_penalty or repetition_penalty, or 0, which is off",
+    }
+    OFF: ClassVar[Mapping[str, Any]] = {
+        "typical_p": 1,
+        "tfs_z": 1,
+        "mirostat": 0,
+        "xtc_probability": 0,
+        "dry_multiplier": 0,
+    }
+
+    temperature: Annotated[float, _RANGES["temperature"]] | None = None
+    top_k: Annotated[int, within(Whole(NO_LIMIT))] | None = None
+    top_p: Annotated[float, within(Number(0, 1))] | None = None
+    min_p: Annotated[float, _RANGES["min_p"]] | None = None
+    seed: Annotated[int, Meta(description=_SEED.rule)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: (
+        Annotated[
+            Annotated[dict[str, Any], Meta(max_length=MAX_BIASES)]
+            | Annotated[list[Any], Meta(max_length=MAX_BIASES)],
+            Meta(
+                extra_json_schema={
+                    "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+                    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+                    "items": {"type": "array", "minItems": 2, "maxItems": 2},
+                }
+            ),
+        ]
+        | None
+    ) = None
+
+
+class Offering(Sampling):
+    """What an answer may call, and the form that it must have."""
+
+    tools: Offered | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
+    grammar: str | None = None
+    repetition_penalty: Repetition | None = None
+    stream: bool | None = None
+
+    def read_tools(self, serving: Serving, *, is_nested: bool = True) -> Tools | None:
+        """Return the tools; ``is_nested``: a tool has its function in an object. Raises Problem."""
+        choice, is_parallel = self.tool_choice, self.parallel_tool_calls
+        return read_chat_tools(self.tools, choice, is_parallel, serving, is_nested=is_nested)
+
+
+@dataclass(slots=True)
+class Ranking:
+    """What is told about documents that a request ranks."""
+
+    documents: Sequence[str]
+    has_documents: bool
+    top_n: int
+    reranker: Reranker
 
 
 @dataclass(slots=True, kw_only=True)
-class CompletionRequest:
-    """A checked request: its prompts as tokens, and how to continue them.
+class Ask:
+    """A request: its prompts as tokens, and how to continue them.
 
     Each prompt gets ``n`` choices.
     """
@@ -100,7 +169,13 @@ class CompletionRequest:
     is_infill: bool = False
     keep_seconds: float | None = None  # that the model stays in memory; None: not said
     ignored: Sequence[str] = ()
-    extra: dict[str, Any] = field(default_factory=dict)
+    has_echo: bool = False  # the prompt is a part of the answer
+    shows_thoughts: bool = True
+    instructions: str | None = None
+    dimensions: int = 0  # of a vector
+    is_base64: bool = False
+    cuts: Sequence[int] = ()  # texts whose end was left out
+    ranking: Ranking | None = None
 
     @property
     def unenforced(self) -> str:
@@ -110,65 +185,64 @@ class CompletionRequest:
         return ", ".join(sorted({name for form in forms for name in form.unenforced}))
 
 
-def read_choosing(fields: Fields, serving: Serving, *, n_top: int, has_logprob: bool) -> Choosing:
-    """Return how tokens are chosen. Raises Problem for samplers that QSF lacks."""
-    for name, (off, use) in _OTHER_SAMPLERS.items():
-        if fields.raw(name) not in (None, off):
-            text = f"{name} is not supported: use {use}, or {off}, which is off"
-            raise invalid(fields.name(name), text, "unsupported_parameter")
-    fields.ignore(*_OF_OTHER_SAMPLERS)
-    params: dict[str, Any] = {name: fields.take(name, SAMPLING[name]) for name in _NAMES}
-    top_k = fields.take("top_k", TOP_K)
-    params["top_k"] = 0 if top_k == NO_LIMIT else top_k
-    top_p = fields.take("top_p", Number(0, 1))
-    if top_p == 0:  # OpenAI's smallest value: only the most probable token
-        params["top_k"] = 1
-    else:
-        params["top_p"] = top_p
-    seed = fields.take("seed", SEED)
-    if seed is None:
-        seed = int.from_bytes(os.urandom(4), "little")
+def read_choosing(
+    fields: Sampling,
+    serving: Serving,
+    repetition: float | None,
+    *,
+    n_top: int = 0,
+    has_logprob: bool = False,
+    place: str = "",
+) -> Choosing:
+    """Return how tokens are chosen. ``place`` is what errors put before names. Raises Problem."""
+    params: dict[str, Any] = {"temperature": fields.temperature, "min_p": fields.min_p}
+    params |= {"repetition_penalty": repetition, "top_p": fields.top_p}
+    params["top_k"] = 0 if fields.top_k == NO_LIMIT else fields.top_k
+    if fields.top_p == 0:  # OpenAI's smallest value: only the most probable token
+        params |= {"top_k": 1, "top_p": None}
+    seed = int.from_bytes(os.urandom(4), "little") if fields.seed is None else fields.seed
+    if not _SEED.is_valid(seed):
+        raise invalid(f"{place}seed", f"{place}seed must be {_SEED.rule}, not {shown(seed)}")
     return Choosing(
         params=serving.model.sampling_params(**params),
         seed=seed % 2**64,
-        presence_penalty=fields.take("presence_penalty", PENALTY, 0.0),
-        frequency_penalty=fields.take("frequency_penalty", PENALTY, 0.0),
-        logit_bias=_read_biases(fields, serving),
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        logit_bias=_read_biases(fields.logit_bias or {}, f"{place}logit_bias", serving),
         n_top=n_top,
         has_logprob=has_logprob,
     )
 
 
-def _read_biases(fields: Fields, serving: Serving) -> Mapping[int, float]:
+def _read_biases(value: Any, name: str, serving: Serving) -> Mapping[int, float]:
     n_vocab = serving.model.info.n_vocab
-    name = fields.name("logit_bias")
     biases = {}
-    for key, value in _bias_entries(fields, serving):
+    for key, bias in _bias_entries(value, name, serving):
         if not key.isascii() or not key.isdigit() or len(key) > 9 or int(key) >= n_vocab:
             raise invalid(
                 name, f"{name} must be for token ids below {n_vocab}, and one is {shown(key)}"
             )
-        if not BIAS.is_valid(value):
+        if not _BIAS.is_valid(bias):
             raise invalid(
-                name, f"{name} must be from -100 to 100, and for token {key} it is {shown(value)}"
+                name, f"{name} must be from -100 to 100, and for token {key} it is {shown(bias)}"
             )
-        biases[int(key)] = float(value)
+        biases[int(key)] = float(bias)
     return biases
 
 
-def _bias_entries(fields: Fields, serving: Serving) -> Iterable[tuple[str, Any]]:
+def _bias_entries(value: Any, name: str, serving: Serving) -> Iterable[tuple[str, Any]]:
     """Return biases by token id: OpenAI's object, or llama-server's pairs of an id or a text, all
     of whose tokens are meant, and a number or false, which means never.
     """
-    if not isinstance(fields.raw("logit_bias"), list):
-        return fields.mapping("logit_bias", MAX_BIASES).items()
+    if isinstance(value, dict):
+        return value.items()
     entries: list[tuple[str, Any]] = []
-    for pair in fields.list("logit_bias", MAX_BIASES):
+    for pair in value:
         key, bias = pair if isinstance(pair, list) and len(pair) == 2 else (None, None)
         tokens: list[Any] = [key]
         if isinstance(key, str):
-            tokens = encode_text(key, serving, fields.name("logit_bias"), is_foreign=True)
-        entries += [(str(token), BIAS.least if bias is False else bias) for token in tokens]
+            tokens = encode_text(key, serving, name, is_foreign=True)
+        entries += [(str(token), _BIAS.least if bias is False else bias) for token in tokens]
     return entries
 
 
@@ -193,13 +267,11 @@ class Thoughts:
         return None if self.share == 1 else int(self.share * max_tokens)
 
 
-def read_thoughts(fields: Fields, serving: Serving, effort_name: str, *budgets: str) -> Thoughts:
-    """Return how much thinking is requested: an effort, or a budget under one of several names.
+def read_thoughts(effort: str | None, serving: Serving, budget: int | None) -> Thoughts:
+    """Return how much thinking is requested: an effort, or a budget.
 
     If the chat template takes no effort, thoughts get a share of the answer's tokens instead.
     """
-    effort = fields.text(effort_name)
-    budget = read_same(fields, Whole(NO_LIMIT), *budgets)
     if effort is None:
         return Thoughts({}, budget, 1)
     knows_it = "reasoning_effort" in serving.model.chat_template.source
@@ -209,14 +281,20 @@ def read_thoughts(fields: Fields, serving: Serving, effort_name: str, *budgets: 
     return Thoughts(arguments, budget, 1 if knows_it else _SHARES.get(effort, 1))
 
 
-def read_same(fields: Fields, kind: Kind, *names: str) -> Any:
-    """Return the value of a field that has several names."""
-    values = {name: fields.take(name, kind) for name in names}
+def one_of(**values: Any) -> Any:
+    """Return the value of a field that has several names. Raises Problem if they differ."""
     given = {name: value for name, value in values.items() if value is not None}
     if len(set(given.values())) > 1:
         text = " and ".join(f"{name} is {value}" for name, value in given.items())
-        raise invalid(names[0], f"{text}: they mean the same")
+        raise invalid(next(iter(values)), f"{text}: they mean the same")
     return next(iter(given.values()), None)
+
+
+def most_tokens(value: int | None, name: str) -> int | None:
+    """Return the most tokens of an answer, which may not be 0. Raises Problem."""
+    if value == 0:
+        raise invalid(name, f"{name} must be {_MOST}, not 0")
+    return value
 
 
 def read_infill(
@@ -230,53 +308,15 @@ def read_infill(
         raise too_long(error, name) from None
 
 
-def read_stops(fields: Fields, name: str = "stop") -> list[str]:
-    """Return the stop strings."""
-    value = fields.take(name, Texts(), [])
-    stops = [value] if isinstance(value, str) else list(value)
-    if len(stops) > MAX_STOPS:
-        name = fields.name(name)
-        raise invalid(name, f"{name} has {len(stops)} texts, and {MAX_STOPS} is the limit")
-    longest = max(map(len, stops), default=0)
-    if longest > MAX_STOP_CHARS:  # it is compared with the end of the text at each token
-        name = fields.name(name)
-        text = f"{name} has a text of {longest} characters, and {MAX_STOP_CHARS} is the limit"
-        raise invalid(name, text)
-    return stops
-
-
-def read_choices(fields: Fields, serving: Serving) -> int:
-    """Return the number of requested answers."""
-    n = fields.take("n", MOST_CHOICES, 1)
-    if n > serving.most_choices:
-        raise invalid("n", f"n is {n}, and this server makes {serving.most_choices} at a time")
-    return int(n)
-
-
-def read_messages(fields: Fields) -> list[Any]:
-    """Return ``messages``: at least one."""
-    messages = fields.list("messages", MAX_MESSAGES)
-    if not messages:
-        raise invalid("messages", "messages must be a list of at least one message")
-    return messages
-
-
-def ignored_fields(fields: Sequence[Fields], serving: Serving) -> Sequence[str]:
-    """Return the names of fields without effect. A strict server raises Problem for these."""
-    names = [name for part in fields for name in part.rest()]
-    if names and serving.is_strict:
-        raise invalid(
-            names[0],
-            f"{names[0]} is not known here, and the server is strict",
-            "unsupported_parameter",
-        )
-    return names
+def as_list(stops: str | list[str] | None) -> list[str]:
+    """Return the texts of a field that has one or several."""
+    return [stops] if isinstance(stops, str) else stops or []
 
 
 def fit(
     prompts: list[list[int]], wanted: int | None, serving: Serving, name: str, *, least: int = 1
 ) -> dict[str, Any]:
-    """Return how many tokens an answer may have, as fields of ``CompletionRequest``.
+    """Return how many tokens an answer may have, as fields of ``Ask``.
 
     ``wanted``: None or NO_LIMIT mean all that fit. A larger number is reduced to what fits, unless
     the server is strict. Raises Problem if not even ``least`` fit.
@@ -358,7 +398,7 @@ def too_long(error: QsfError, name: str) -> Problem:
 
 
 def make_jobs(
-    request: CompletionRequest,
+    request: Ask,
     serving: Serving,
     sink: Callable[[int, Event], None],
     *,
