@@ -49,7 +49,6 @@ class Host:
         self.leaving: asyncio.Task[None] | None = None  # does that wait
 
     def start(self, deliver: Callable[[], None]) -> None:
-        """Evaluate the prefix and start the engine's thread. Raises QsfError."""
         self.scheduler.prepare(self._prefix)
         self._thread = threading.Thread(
             target=self.scheduler.run, args=(deliver,), name="qsf-engine", daemon=True
@@ -109,7 +108,6 @@ class Hosts:
 
     @property
     def taken_bytes(self) -> int:
-        """The memory that models take now."""
         return max(0, describe_machine().resident_bytes - self._base_bytes)
 
     @property
@@ -121,7 +119,6 @@ class Hosts:
         return max(self.loaded.values(), key=lambda host: host.used)
 
     def start(self, deliver: Callable[[], None]) -> None:
-        """Start the models in memory; the engines' threads call ``deliver``."""
         self._deliver = deliver
         self.current.start(deliver)
         self._keep(self.current, self.keep_seconds)

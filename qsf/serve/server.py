@@ -44,8 +44,6 @@ _BODY_MEMORY = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Limits for clients."""
-
     max_body_bytes: int = 1 << 20
     max_connections: int = 64
     max_of_address: int = 16
@@ -85,12 +83,10 @@ class Server:
 
     @property
     def serving(self) -> Serving:
-        """The model that was used last."""
         return self.hosts.current.serving
 
     @property
     def scheduler(self) -> Scheduler:
-        """What runs its jobs."""
         return self.hosts.current.scheduler
 
     def _table(self) -> Iterator[Route]:
@@ -231,7 +227,6 @@ class Server:
     # ---- requests ----
 
     def extra_headers(self, head: Head | None) -> dict[str, str]:
-        """Return the headers of every answer to this head."""
         every = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
         return every if head is None else {**every, **self._gate.cors_headers(head)}
 
@@ -244,7 +239,6 @@ class Server:
         return problem.body()
 
     def check(self, head: Head) -> tuple[Route, str]:
-        """Return the route of this head, and the client. Raises Problem."""
         self._gate.check_page(head)
         if head.method == "OPTIONS":
             return Route("OPTIONS", head.path, self._answer_options), ""
@@ -439,6 +433,5 @@ def _note(choices: Sequence[Choice]) -> str:
 
 
 def log_line(text: str) -> None:
-    """Print one line of the log on standard error."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S")
     command.say_line(f"{stamp} {json.dumps(text, ensure_ascii=True)[1:-1]}")

@@ -47,12 +47,10 @@ class Choice:
 
     @property
     def text(self) -> str:
-        """The text so far."""
         return "".join(self.texts)
 
     @property
     def reasoning(self) -> str:
-        """The thoughts so far."""
         return "".join(self.thoughts)
 
 

@@ -42,8 +42,6 @@ _REASONS = {"end": "end_turn", "stop": "stop_sequence", "length": "max_tokens", 
 
 
 class Thinking(Part):
-    """Whether and how long the model thinks."""
-
     IGNORED: ClassVar[tuple[str, ...]] = ("display",)
 
     type: Literal["enabled", "adaptive", "disabled"] | None = None
@@ -51,16 +49,12 @@ class Thinking(Part):
 
 
 class ToolChoice(Part):
-    """Which tools may be called."""
-
     type: str | None = None
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
 class Prompt(Sampling, kw_only=True):
-    """The body of a request to /v1/messages/count_tokens."""
-
     IGNORED: ClassVar[tuple[str, ...]] = (
         *Sampling.IGNORED,
         *("metadata", "service_tier", "inference_geo", "cache_control", "speed"),
@@ -82,8 +76,6 @@ class Prompt(Sampling, kw_only=True):
 
 
 class Messages(Prompt, kw_only=True):
-    """The body of a request to /v1/messages."""
-
     max_tokens: Annotated[int, within(Whole(1))]
     stream: bool | None = None
     stop_sequences: Stops | None = None
@@ -91,7 +83,6 @@ class Messages(Prompt, kw_only=True):
 
 
 def problem_body(problem: Problem) -> dict[str, Any]:
-    """Return an error in Anthropic's form."""
     return {"type": "error", "error": {"type": problem.kind, "message": str(problem)}}
 
 
@@ -171,7 +162,6 @@ def _thinking(fields: Prompt) -> Thinking:
 
 
 def read(fields: Messages, serving: Serving) -> Ask:
-    """Return the checked request to /v1/messages. Raises Problem."""
     choosing = read_choosing(fields, serving, fields.repetition_penalty)
     tools = _read_tools(fields, serving)
     prompt, begins_text = _read_prompt(fields, serving, tools)
@@ -190,13 +180,10 @@ def read(fields: Messages, serving: Serving) -> Ask:
 
 
 def count_tokens(fields: Prompt, serving: Serving) -> dict[str, Any]:
-    """Answer /v1/messages/count_tokens."""
     return {"input_tokens": len(_read_prompt(fields, serving, _read_tools(fields, serving))[0])}
 
 
 class MessagesForm(Form):
-    """Answers of /v1/messages."""
-
     def __init__(self, ask: Ask, serving: Serving) -> None:
         self.name = f"msg_{os.urandom(12).hex()}"
         self._serving = serving
@@ -232,7 +219,6 @@ class MessagesForm(Form):
         }
 
     def begin(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return the message without its text."""
         return [_event("message_start", message=self._message(choices, []))]
 
     def _begin_block(self, block: dict[str, Any]) -> list[Sent]:
@@ -251,7 +237,6 @@ class MessagesForm(Form):
         return _event("content_block_delta", index=self._n_blocks - 1, delta=delta)
 
     def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
-        """Return a piece of thoughts, of text, or of calls."""
         sent: list[Sent] = []
         if event.reasoning and self._has_thoughts:
             if self._open != "thinking":
@@ -269,23 +254,19 @@ class MessagesForm(Form):
         return sent
 
     def end(self, index: int, choice: Choice) -> list[Sent]:
-        """Return the end of the last block."""
         sent = [] if self._n_blocks else self._begin_block({"type": "text", "text": ""})
         return sent + self._end_block()
 
     def finish(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return the stop reason and the numbers of tokens."""
         message = self._message(choices, [])
         delta = {name: message[name] for name in ("stop_reason", "stop_sequence")}
         last = _event("message_delta", delta=delta, usage=message["usage"])
         return [last, _event("message_stop")]
 
     def fail(self, problem: Problem) -> list[Sent]:
-        """Return the error event, which Anthropic's clients raise."""
         return [("error", problem_body(problem))]
 
     def whole(self, choices: Sequence[Choice]) -> object:
-        """Return the answer in one piece."""
         choice = choices[0]
         thoughts = choice.reasoning if self._has_thoughts else ""
         blocks = [_thoughts(thoughts)] if thoughts else []

@@ -67,8 +67,6 @@ Objects = Annotated[
 
 
 class Sampling(Part):
-    """How tokens are chosen."""
-
     IGNORED: ClassVar[tuple[str, ...]] = (
         *("mirostat_tau", "mirostat_eta", "xtc_threshold", "dry_base", "dry_allowed_length"),
         *("dry_penalty_last_n", "dry_sequence_breakers"),
@@ -113,8 +111,6 @@ class Sampling(Part):
 
 
 class Offering(Sampling):
-    """What an answer may call, and the form that it must have."""
-
     tools: Offered | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -300,7 +296,6 @@ def most_tokens(value: int | None, name: str) -> int | None:
 def read_infill(
     serving: Serving, prefix: str, suffix: str, files: Sequence[tuple[str, str]], name: str
 ) -> list[int]:
-    """Return the prompt for infilling between two texts. Raises Problem."""
     ctx_tokens = serving.ctx_tokens
     try:
         return infill_tokens(serving.model.tokenizer, prefix, suffix, files, ctx_tokens)

@@ -24,8 +24,6 @@ _STOPS = {"end": "eos", "stop": "word", "length": "limit"}
 
 
 class Completion(openai.Completion):
-    """The body of a request to /completion."""
-
     # Fields for llama-server's own settings, without effect on texts here
     IGNORED: ClassVar[tuple[str, ...]] = (
         *openai.Completion.IGNORED,
@@ -60,12 +58,10 @@ class Infill(Completion):
 
 
 def read_completion(fields: Completion, serving: Serving) -> Ask:
-    """Return the checked request to /completion. Raises Problem."""
     return _read(fields, serving, fields.prompt)
 
 
 def read_infill_request(fields: Infill, serving: Serving) -> Ask:
-    """Return the checked request to /infill. Raises Problem."""
     files = [(file.filename, file.text) for file in fields.input_extra or ()]
     prefix, suffix = fields.input_prefix or "", fields.input_suffix or ""
     tokens = read_infill(serving, prefix, suffix, files, "input_prefix")
@@ -92,24 +88,19 @@ def _read(fields: Completion, serving: Serving, prompt: Any) -> Ask:
 
 
 class CompletionForm(Form):
-    """Answers of /completion and /infill."""
-
     def __init__(self, ask: Ask, serving: Serving) -> None:
         self.name = f"completion-{time.time_ns():x}"
         self._ask, self._serving = ask, serving
 
     def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
-        """Return a piece of the text."""
         times = {"timings": timings([choice])} if self._ask.has_timings else {}
         piece = {"index": index, "content": event.text, "tokens": [], "stop": False, **times}
         return [("", {**piece, **self._probabilities(event.tokens)})] if event.text else []
 
     def end(self, index: int, choice: Choice) -> list[Sent]:
-        """Return the stop reason."""
         return [("", {**self._entry(index, choice), "content": ""})]
 
     def fail(self, problem: Problem) -> list[Sent]:
-        """Return the error."""
         return [("", problem.body())]
 
     def whole(self, choices: Sequence[Choice]) -> Any:

@@ -66,7 +66,6 @@ KeepAlive = Annotated[
 
 
 def problem_body(problem: Problem) -> dict[str, Any]:
-    """Return an error in ollama's form."""
     return {"error": str(problem)}
 
 
@@ -74,8 +73,6 @@ def problem_body(problem: Problem) -> dict[str, Any]:
 
 
 class Options(Sampling):
-    """How an answer is made."""
-
     IGNORED: ClassVar[tuple[str, ...]] = (  # fields of loading
         *Sampling.IGNORED,
         *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "use_mmap"),
@@ -106,8 +103,6 @@ class Generated(Part):
 
 
 class Chat(Generated):
-    """The body of a request to /api/chat."""
-
     messages: Annotated[list[Any], Meta(max_length=MAX_MESSAGES)] | None = None
     tools: Offered | None = None
     logprobs: bool | None = None
@@ -115,8 +110,6 @@ class Chat(Generated):
 
 
 class Generate(Generated):
-    """The body of a request to /api/generate."""
-
     prompt: str | None = None
     suffix: str | None = None
     system: str | None = None
@@ -124,8 +117,6 @@ class Generate(Generated):
 
 
 class Embed(Part):
-    """The body of a request to /api/embed."""
-
     IGNORED: ClassVar[tuple[str, ...]] = ("options",)
 
     input: vectors.Texts = None
@@ -145,16 +136,12 @@ class Embedding(Part):
 
 
 class Show(Part):
-    """The body of a request to /api/show."""
-
     IGNORED: ClassVar[tuple[str, ...]] = ("verbose",)
 
     name: str | None = None
 
 
 class Pull(Part):
-    """The body of a request to /api/pull."""
-
     IGNORED: ClassVar[tuple[str, ...]] = ("insecure", "username", "password")
 
     model: str | None = None
@@ -223,7 +210,6 @@ def _thoughts(fields: Generated, serving: Serving) -> Thoughts:
 
 
 def read_chat(fields: Chat, serving: Serving) -> Ask:
-    """Return the checked request to /api/chat. Raises Problem."""
     if fields.top_logprobs and not fields.logprobs:
         text = f"top_logprobs is {fields.top_logprobs}, and logprobs is not true"
         raise invalid("top_logprobs", text)
@@ -260,7 +246,6 @@ def _turn(turn: Any) -> Any:
 
 
 def read_generate(fields: Generate, serving: Serving) -> Ask:
-    """Return the checked request to /api/generate. Raises Problem."""
     is_loading = not fields.prompt and not fields.suffix
     text = _ANY_TEXT if is_loading else fields.prompt or ""
     is_raw = fields.raw or fields.suffix or serving.model.chat_template.is_plain
@@ -282,7 +267,6 @@ def read_generate(fields: Generate, serving: Serving) -> Ask:
 
 
 def read_embed(fields: Embed, serving: Serving) -> Ask:
-    """Return the checked request to /api/embed. Raises Problem."""
     return _embed(fields, fields.input, fields.dimensions, serving, "input")
 
 
@@ -319,8 +303,6 @@ def _expires(host: Host) -> float:
 
 
 class _Form(Form):
-    """The shared part of answers."""
-
     def __init__(self, ask: Ask, serving: Serving) -> None:
         self.name = f"ollama-{time.time_ns():x}"
         self.ask = ask
@@ -341,21 +323,17 @@ class _Form(Form):
         return [("", {**self._line(event.text, thoughts, ()), "done": False})]
 
     def end(self, index: int, choice: Choice) -> list[Sent]:
-        """Return the calls."""
         if not choice.calls:
             return []
         return [("", {**self._line("", "", choice.calls), "done": False})]
 
     def finish(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return the last line, with times and counts."""
         return [("", {**self._line("", "", ()), **self._facts(choices)})]
 
     def fail(self, problem: Problem) -> list[Sent]:
-        """Return the error, which ollama's clients raise."""
         return [("", problem_body(problem))]
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Return the answer in one piece."""
         if not choices:
             return {**self._line("", "", ()), **self._facts(choices)}
         choice = choices[0]
@@ -380,8 +358,6 @@ class _Form(Form):
 
 
 class ChatForm(_Form):
-    """Answers of /api/chat."""
-
     def _line(self, text: str, thoughts: str, calls: Sequence[CallPart]) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if thoughts:
@@ -394,18 +370,13 @@ class ChatForm(_Form):
 
 
 class GenerateForm(_Form):
-    """Answers of /api/generate."""
-
     def _line(self, text: str, thoughts: str, calls: Sequence[CallPart]) -> dict[str, Any]:
         line = {"model": self.serving.name, "created_at": _stamp(), "response": text}
         return {**line, "thinking": thoughts} if thoughts else line
 
 
 class EmbedForm(vectors.EmbeddingsForm):
-    """Answers of /api/embed."""
-
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Return the vectors, in the order of the texts."""
         return {
             "model": self.model,
             "embeddings": [self.vector(choice) for choice in choices],
@@ -414,10 +385,7 @@ class EmbedForm(vectors.EmbeddingsForm):
 
 
 class EmbeddingForm(vectors.EmbeddingsForm):
-    """Answers of /api/embeddings."""
-
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Return the vector."""
         return {"embedding": self.vector(choices[0]) if choices else []}
 
 
@@ -456,7 +424,6 @@ def _digest(path: Path) -> str:
 
 
 def tags(hosts: Hosts, created: int) -> dict[str, Any]:
-    """Answer /api/tags: all models."""
     stamp = _stamp(created)
     return {"models": [{**_model(hosts, name), "modified_at": stamp} for name in hosts.paths]}
 
@@ -478,7 +445,6 @@ async def pull(hosts: Hosts, name: str) -> AsyncGenerator[dict[str, Any], None]:
 
 
 def running(hosts: Hosts) -> dict[str, Any]:
-    """Answer /api/ps: the models in memory."""
     return {
         "models": [
             {
@@ -493,7 +459,6 @@ def running(hosts: Hosts) -> dict[str, Any]:
 
 
 def show(_fields: Show, serving: Serving) -> dict[str, Any]:
-    """Answer /api/show."""
     model, info = serving.model, serving.model.info
     template, family = model.chat_template, info.architecture
     capabilities = ["embedding"] if model.text_vectors.is_encoder else ["completion", "embedding"]

@@ -76,8 +76,6 @@ Messages = Annotated[
 
 
 class StreamOptions(Part):
-    """What a stream has beside its text."""
-
     IGNORED: ClassVar[tuple[str, ...]] = ("include_obfuscation",)
 
     include_usage: bool | None = None
@@ -123,8 +121,6 @@ class Common(Offering):
 
 
 class Templated(Common):
-    """What a chat template makes a prompt of."""
-
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     # Names of llama-server and vLLM for the most tokens of thoughts
@@ -133,8 +129,6 @@ class Templated(Common):
 
 
 class Chat(Templated, kw_only=True):
-    """The body of a request to /v1/chat/completions."""
-
     messages: Messages
     max_tokens: MostTokens | None = None
     max_completion_tokens: MostTokens | None = None
@@ -143,8 +137,6 @@ class Chat(Templated, kw_only=True):
 
 
 class Completion(Common, kw_only=True):
-    """The body of a request to /v1/completions."""
-
     REFUSED: ClassVar[Mapping[str, str]] = {
         **Common.REFUSED,
         "tools": "calls are for /v1/chat/completions",
@@ -182,7 +174,6 @@ def common(fields: Common, serving: Serving, tools: Tools | None = None) -> dict
 
 
 def read_chat(fields: Chat, serving: Serving) -> Ask:
-    """Return the checked request to /v1/chat/completions. Raises Problem."""
     tools = fields.read_tools(serving)
     shared = common(fields, serving, tools)
     n_top = fields.top_logprobs or 0
@@ -226,7 +217,6 @@ def read_turns(
 
 
 def template_values(fields: Templated) -> dict[str, Any]:
-    """Return the values for a chat template. Raises Problem."""
     values = fields.chat_template_kwargs or {}
     if not Keywords().is_valid(values):
         name = "chat_template_kwargs"
@@ -284,7 +274,6 @@ def as_turns(messages: list[Any]) -> list[dict[str, Any]]:
 
 
 def read_completion(fields: Completion, serving: Serving) -> Ask:
-    """Return the checked request to /v1/completions. Raises Problem."""
     most = 16 if fields.max_tokens is None else fields.max_tokens
     return complete(fields, serving, fields.prompt, most, fields.repetition_penalty)
 
@@ -317,8 +306,6 @@ def complete(
 
 
 class _OpenAiForm(Form):
-    """The shared part of both kinds of completions."""
-
     stream_object = ""
     object = ""
     prefix = ""
@@ -344,7 +331,6 @@ class _OpenAiForm(Form):
         return {"timings": timings([choice])} if self.ask.has_timings else {}
 
     def finish(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return the usage if requested, and the end mark."""
         events = []
         if self.ask.has_usage:
             events.append(
@@ -353,11 +339,9 @@ class _OpenAiForm(Form):
         return [*events, ("", "[DONE]")]
 
     def fail(self, problem: Problem) -> list[Sent]:
-        """Return the error event, which OpenAI's clients raise."""
         return [("", problem.body())]
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Return the answer in one piece."""
         return {
             **self._base,
             "object": self.object,
@@ -371,19 +355,15 @@ class _OpenAiForm(Form):
 
 
 class ChatForm(_OpenAiForm):
-    """Answers of /v1/chat/completions."""
-
     stream_object = "chat.completion.chunk"
     object = "chat.completion"
     prefix = "chatcmpl"
 
     def begin(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return the role of each choice."""
         delta = {"role": "assistant", "content": ""}
         return [self._delta(index, delta) for index in range(len(choices))]
 
     def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
-        """Return a piece of the answer."""
         if event.n_done:
             job = choice.job
             progress = {"total": job.n_prompt, "cache": job.n_cached, "processed": event.n_done}
@@ -398,7 +378,6 @@ class ChatForm(_OpenAiForm):
         return [self._delta(index, delta, event.tokens, **self._times(choice))]
 
     def end(self, index: int, choice: Choice) -> list[Sent]:
-        """Return the stop reason."""
         return [self._delta(index, {}, reason=_REASONS[choice.reason])]
 
     def _delta(
@@ -455,14 +434,11 @@ def _call(part: CallPart) -> dict[str, Any]:
 
 
 def token_entry(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return a token with its log-probability in OpenAI's form."""
     data = tokenizer.token_bytes(token, skip_special=False)
     return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
 
 
 class TextForm(_OpenAiForm):
-    """Answers of /v1/completions."""
-
     stream_object = "text_completion"
     object = "text_completion"
     prefix = "cmpl"
@@ -472,7 +448,6 @@ class TextForm(_OpenAiForm):
         self._begun: set[int] = set()  # choices whose prompt was sent with its log-probabilities
 
     def begin(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return the prompts if ``echo`` requests them."""
         if not self.ask.has_echo or self.ask.wants_scores:
             return []
         return [self._text(i, self._echo(i)) for i in range(len(choices))]
@@ -491,14 +466,12 @@ class TextForm(_OpenAiForm):
         return [self._chunk([entry])]
 
     def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
-        """Return a piece of text."""
         if event.n_done:
             return []
         sent = self._begin_scored(index, choice)
         return [*sent, self._text(index, event.text, event.tokens, **self._times(choice))]
 
     def end(self, index: int, choice: Choice) -> list[Sent]:
-        """Return the stop reason."""
         sent = self._begin_scored(index, choice)
         return [*sent, self._text(index, "", reason=_REASONS[choice.reason])]
 

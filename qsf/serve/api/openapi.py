@@ -125,7 +125,6 @@ _ANSWERS: Mapping[str, Schema | str] = {
 
 
 def describe(routes: Iterable[Route], version: str, models: Iterable[str]) -> Schema:
-    """Return the description of a server with these models."""
     routes = tuple(routes)
     bodies = list({route.body for route in routes if route.body is not None})
     references, components = msgspec.json.schema_components(bodies, ref_template=_REFS)

@@ -44,16 +44,12 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 class Text(Part):
-    """The form of the answer."""
-
     IGNORED: ClassVar[tuple[str, ...]] = ("verbosity",)
 
     format: ResponseFormat | None = None
 
 
 class Reasoning(Part):
-    """How much the model thinks."""
-
     IGNORED: ClassVar[tuple[str, ...]] = ("summary", "generate_summary")
 
     effort: str | None = None
@@ -61,8 +57,6 @@ class Reasoning(Part):
 
 
 class Request(Offering, kw_only=True):
-    """The body of a request to /v1/responses."""
-
     IGNORED: ClassVar[tuple[str, ...]] = (
         *Offering.IGNORED,
         *("metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
@@ -93,7 +87,6 @@ class Request(Offering, kw_only=True):
 
 
 def read(fields: Request, serving: Serving) -> Ask:
-    """Return the checked request to /v1/responses. Raises Problem."""
     tools = fields.read_tools(serving, is_nested=False)
     wanted = None if fields.text is None else fields.text.format
     form = read_form(wanted, "text.format", fields.structured_outputs, fields.grammar)
@@ -228,7 +221,6 @@ class ResponsesForm(Form):
         return {**items, **{i: _call_item(call, status) for i, call in enumerate(choice.calls)}}
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Return the answer in one piece."""
         choice = choices[0]
         is_cut = choice.reason == "length"
         status = "incomplete" if is_cut else "completed"
@@ -269,7 +261,6 @@ class ResponsesForm(Form):
         return self._event(kind, **place, **more)
 
     def begin(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return the response without its text."""
         response = self._response(choices, "in_progress")
         return [
             self._event("response.created", response=response),
@@ -293,7 +284,6 @@ class ResponsesForm(Form):
         return sent
 
     def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
-        """Return a piece of reasoning, of text, or of calls."""
         sent: list[Sent] = []
         if event.reasoning:
             sent += self._more_text("rs", event.reasoning)
@@ -340,12 +330,10 @@ class ResponsesForm(Form):
         return sent
 
     def finish(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return the whole response."""
         response = self.whole(choices)
         return [self._event(f"response.{response['status']}", response=response)]
 
     def fail(self, problem: Problem) -> list[Sent]:
-        """Return the error."""
         return [self._event("error", code=problem.code, message=str(problem), param=problem.param)]
 
 

@@ -120,20 +120,15 @@ class Tokenize(Templated):
 
 
 class Detokenize(Part, kw_only=True):
-    """The body of a request to /detokenize."""
-
     tokens: Annotated[list[Any], Meta(max_length=1 << 16, extra_json_schema=_IDS)]
 
 
 class ApplyTemplate(Templated, kw_only=True):
-    """The body of a request to /apply-template."""
-
     messages: Messages
     add_generation_prompt: bool | None = None
 
 
 def tokenize(fields: Tokenize, serving: Serving) -> dict[str, Any]:
-    """Answer /tokenize."""
     tokenizer = serving.model.tokenizer
     text = fields.prompt if fields.content is None else fields.content
     has_prefix = fields.prompt is not None

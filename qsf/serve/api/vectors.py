@@ -41,8 +41,6 @@ Texts = Annotated[Any, Meta(extra_json_schema=_TEXTS)]
 
 
 class Embeddings(Part, kw_only=True):
-    """The body of a request to /v1/embeddings."""
-
     IGNORED: ClassVar[tuple[str, ...]] = ("user",)
 
     input: Texts
@@ -54,14 +52,10 @@ class Embeddings(Part, kw_only=True):
 
 
 class Document(Part, kw_only=True):
-    """A document with its text."""
-
     text: str
 
 
 class Rerank(Part, kw_only=True):
-    """The body of a request to /v1/rerank."""
-
     query: str
     documents: Annotated[list[str | Document], Meta(min_length=1, max_length=MAX_DOCUMENTS)]
     top_n: _Count | None = None
@@ -111,7 +105,6 @@ def read_embeddings(fields: Embeddings, serving: Serving, name: str = "input") -
 
 
 def read_rerank(fields: Rerank, serving: Serving) -> Ask:
-    """Return the checked request to /v1/rerank. Raises Problem."""
     documents = [value if isinstance(value, str) else value.text for value in fields.documents]
     task = fields.instruction or TASK
     how, dim = serving.model.text_vectors, serving.model.info.dim
@@ -174,10 +167,7 @@ class _WholeForm(Form):
 
 
 class EmbeddingsForm(_WholeForm):
-    """Answers of /v1/embeddings."""
-
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Return the vectors, in the order of the texts."""
         entries = (
             {"object": "embedding", "index": i, "embedding": self.vector(choice)}
             for i, choice in enumerate(choices)
@@ -191,7 +181,6 @@ class EmbeddingsForm(_WholeForm):
         }
 
     def vector(self, choice: Choice) -> str | list[float]:
-        """Return the vector of a text in the requested encoding."""
         vector = unit_vector(choice.values, self.ask.dimensions)
         if not self.ask.is_base64:
             return [float(f"{value:.9g}") for value in vector]  # the digits of an f32
@@ -204,7 +193,6 @@ class RerankForm(_WholeForm):
     """Answers of /v1/rerank, in the form of Jina, Cohere and llama-server."""
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Return the probability that each document fits, best first."""
         ranking = self.ask.ranking
         assert ranking is not None
         results: list[dict[str, Any]] = []

@@ -192,11 +192,9 @@ class Duration(Kind):
     rule = 'seconds, or a text such as "5m" or "1h30m"; below 0: for ever'
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether ``value`` is a number, or such a text."""
         return self.seconds(value) is not None
 
     def parse(self, text: str) -> float:
-        """Return the seconds."""
         seconds = self.seconds(text)
         if seconds is None:
             raise ValueError(f"{text!r} is not {self.rule}")

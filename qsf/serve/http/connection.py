@@ -43,8 +43,6 @@ _REQUEST_ID = re.compile(r"[\w.:/=+-]{1,128}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Time limits for a client, in seconds."""
-
     head: float = 10.0
     body: float = 30.0
     idle: float = 30.0
@@ -67,33 +65,21 @@ class Head:
     request_id: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def get(self, name: str) -> str:
-        """Return a header, or ""."""
         return self.headers.get(name, "")
 
 
 class Application(Protocol):
-    """The server, as connections call it."""
-
     max_body_bytes: int
     large_bodies: asyncio.Semaphore  # held while a large body is in memory
 
-    def check(self, head: Head) -> object:
-        """Return the endpoint for this head, before the body is read. Raises Problem."""
-
-    async def answer(self, endpoint: Any, exchange: Exchange) -> None:
-        """Answer the request. Raises Problem."""
-
-    def extra_headers(self, head: Head | None) -> dict[str, str]:
-        """Return the headers of every answer to this head."""
-
-    def explain(self, problem: Problem, head: Head | None) -> object:
-        """Return the body of an error, in the form of the requested API."""
+    def check(self, head: Head) -> object: ...
+    async def answer(self, endpoint: Any, exchange: Exchange) -> None: ...
+    def extra_headers(self, head: Head | None) -> dict[str, str]: ...
+    def explain(self, problem: Problem, head: Head | None) -> object: ...
 
 
 @dataclass
 class Exchange:
-    """One request and its answer."""
-
     connection: Connection
     head: Head
     body: bytes = b""
@@ -112,7 +98,6 @@ class Exchange:
             self.holds = None
 
     def mark_gone(self) -> None:
-        """Record that the client has disconnected."""
         if not self.is_gone:
             self.is_gone = True
             if self.on_gone is not None:
@@ -120,13 +105,11 @@ class Exchange:
 
     @property
     def has_begun(self) -> bool:
-        """True once the head of the answer was sent."""
         return self.status != 0
 
     async def send(
         self, status: int, body: bytes, kind: str, headers: dict[str, str] | None = None
     ) -> None:
-        """Send a whole answer."""
         self._begin(status, {"content-type": kind, **(headers or {})}, len(body))
         if self.head.method != "HEAD":
             self.connection.write(h11.Data(data=body))
@@ -136,7 +119,6 @@ class Exchange:
     async def send_json(
         self, value: object, status: int = 200, headers: dict[str, str] | None = None
     ) -> None:
-        """Send a whole answer that is JSON."""
         await self.send(status, to_json(value), "application/json", headers)
 
     async def begin_stream(self, *, is_lines: bool = False) -> None:
@@ -167,7 +149,6 @@ class Exchange:
         await self.connection.drain()
 
     def end_stream(self) -> None:
-        """End the stream."""
         if not self.is_gone:
             self.connection.write(h11.EndOfMessage())
 
@@ -181,7 +162,6 @@ class Exchange:
 
 
 def to_json(value: object) -> bytes:
-    """Return compact JSON."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
@@ -199,7 +179,6 @@ class Connection(asyncio.Protocol):
         on_end: Callable[[Connection], None],
         is_welcome: Callable[[Connection], bool],
     ) -> None:
-        """Created by the server for each client that connects."""
         self._application = application
         self._is_welcome = is_welcome
         self._deadlines = deadlines
@@ -221,7 +200,6 @@ class Connection(asyncio.Protocol):
     # ---- called by asyncio ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start to serve."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         address = transport.get_extra_info("peername")
@@ -254,7 +232,6 @@ class Connection(asyncio.Protocol):
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Record the end of the connection."""
         self.is_counted = False
         self._is_eof = self._is_closing = True
         self._wake()
@@ -265,11 +242,9 @@ class Connection(asyncio.Protocol):
         self._on_end(self)
 
     def pause_writing(self) -> None:
-        """Pause writers: the client reads too slowly."""
         self._drained = asyncio.get_running_loop().create_future()
 
     def resume_writing(self) -> None:
-        """Resume writers."""
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         self._drained = None
@@ -282,12 +257,10 @@ class Connection(asyncio.Protocol):
 
     @property
     def n_unsent(self) -> int:
-        """Bytes of answers that the client has not read yet."""
         return self._transport.get_write_buffer_size()
 
     @property
     def is_idle(self) -> bool:
-        """True while no request is being read or answered."""
         return self._is_waiting and not self._incoming
 
     @property
@@ -296,11 +269,9 @@ class Connection(asyncio.Protocol):
         return self.is_counted and self.is_idle and self._n_served > 0
 
     def extra_headers(self, head: Head | None) -> dict[str, str]:
-        """Return the headers of every answer."""
         return self._application.extra_headers(head)
 
     def write(self, event: Any) -> None:
-        """Send a part of an answer."""
         data = self._h11.send(event)
         if data and not self._transport.is_closing():
             self._transport.write(data)
@@ -326,7 +297,6 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def abort(self) -> None:
-        """End the connection now."""
         self._is_closing = True
         self._transport.abort()
         if self._exchange is not None:
@@ -483,7 +453,6 @@ class Connection(asyncio.Protocol):
                 raise _GoneError
 
     async def _feed(self, seconds: float) -> None:
-        """Pass received bytes to h11. Raises Problem if the body's time limit is over."""
         if not self._incoming:
             try:
                 await self._more(seconds)

@@ -147,7 +147,6 @@ class Gate:
 
 
 def _bare(host: str) -> str:
-    """Return a host name without its port, in lower case."""
     host = host.lower()
     if host.startswith("["):
         return host.partition("]")[0] + "]"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 
 def read_page() -> bytes:
-    """Return the page."""
     return Path(__file__).with_name("page.html").read_bytes()
 
 

@@ -66,7 +66,6 @@ class Problem(Exception):  # noqa: N818
         return {"error": error}
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of the answer."""
         headers = {}
         if self.retry_seconds is not None:
             headers["retry-after"] = str(self.retry_seconds)
@@ -80,7 +79,6 @@ class Problem(Exception):  # noqa: N818
 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> Problem:
-    """Return a problem with a field of a request."""
     return Problem(400, code, message, param=param)
 
 

@@ -136,11 +136,9 @@ class ModelEngine:
         )
 
     def n_held(self, slot: int) -> int:
-        """Return how many tokens the slot holds."""
         return self.sessions[slot].n_tokens
 
     def tokens(self, slot: int) -> array[int]:
-        """Return the tokens that the slot holds."""
         return array("I", self.sessions[slot].tokens)
 
     def count_common(self, slot: int, tokens: array[int]) -> int:
@@ -187,5 +185,4 @@ class ModelEngine:
         return native.describe_state(self.sessions[slot]._native).n_bytes
 
     def cancel(self, slot: int) -> None:
-        """Cancel the evaluation for the slot; from any thread."""
         self.sessions[slot].cancel()

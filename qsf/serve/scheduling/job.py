@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 class State(Enum):
-    """The state of a job."""
-
     WAITING = "waiting"
     PROMPT = "prompt"
     DECODING = "decoding"
@@ -76,7 +74,6 @@ class Event:
 
     @property
     def is_last(self) -> bool:
-        """The job has ended."""
         return bool(self.reason) or self.problem is not None
 
 
@@ -174,7 +171,6 @@ class Job(Answer):
         item.n_hidden = len(item.tokens) if how.pooling == "mean" else int(is_last)
 
     def finish_reading(self, values: Sequence[float], now: float) -> Event:
-        """End a job that generates no text; ``values`` are those of its labels."""
         self.first = self.last = now
         how = self.reading
         n_read = self.n_prompt if how is not None and how.pooling == "mean" else 1
@@ -184,7 +180,6 @@ class Job(Answer):
 
     @property
     def is_full(self) -> bool:
-        """The answer has the most calls of functions that it may have."""
         return self.reader is not None and self.reader.is_full
 
     def advance(self, chosen: Chosen) -> Event | None:
@@ -194,7 +189,6 @@ class Job(Answer):
         return self._event(self.take(chosen.token))
 
     def advance_forced(self) -> Event | None:
-        """Add forced tokens; return the event that can be sent now."""
         return self._event(self.take_forced())
 
     def read(self, text: str) -> str:

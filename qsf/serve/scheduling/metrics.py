@@ -19,20 +19,16 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Histogram:
-    """A histogram: counts of values up to each of some bounds."""
-
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
     def add(self, value: float) -> None:
-        """Count a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     def lines(self, name: str) -> Iterable[str]:
-        """Return the histogram in Prometheus's format."""
         n_values = 0
         for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
             n_values += count
@@ -74,22 +70,18 @@ class Metrics:
         }
 
     def count(self, name: str, value: float = 1) -> None:
-        """Add to a counter."""
         self.counters[name] += value
 
     def count_requests(self, n_jobs: int) -> None:
-        """Count sequences at their start; each end is counted too."""
         self.counters["requests_total"] += n_jobs
 
     def count_prompt(self, job: Job) -> None:
-        """Count a job that was admitted."""
         self.counters["prompt_tokens_total"] += job.n_prompt
         self.counters["prefix_cache_queries_total"] += job.n_prompt
         self.counters["prefix_cache_hits_total"] += job.n_cached
         self.histograms["request_queue_time_seconds"].add(job.admitted - job.arrived)
 
     def count_pass(self, n_tokens: int, n_drafts: int, seconds: float) -> None:
-        """Count a pass with its tokens and drafts."""
         self.counters["passes_total"] += 1
         self.counters["pass_seconds_total"] += seconds
         self.counters["spec_decode_num_draft_tokens_total"] += n_drafts
@@ -108,22 +100,18 @@ class Metrics:
             self.histograms["time_to_first_token_seconds"].add(now - job.arrived)
 
     def count_forced(self, n_tokens: int) -> None:
-        """Count forced tokens, which need no pass of their own."""
         self.counters["generation_tokens_total"] += n_tokens
         self.counters["forced_tokens_total"] += n_tokens
 
     def count_end(self, job: Job, event: Event, now: float) -> None:
-        """Count a job that has ended."""
         reason = event.reason or (event.problem.code if event.problem is not None else "")
         self.ends[reason] = self.ends.get(reason, 0) + 1
         self.histograms["e2e_request_latency_seconds"].add(now - job.arrived)
 
     def count_rejection(self, code: str) -> None:
-        """Count a request that was answered with an error."""
         self.rejections[code] = self.rejections.get(code, 0) + 1
 
     def text(self, gauges: dict[str, float]) -> str:
-        """Return all metrics in Prometheus's format."""
         lines = _process_lines()
         for kind, values in (("gauge", gauges), ("counter", self.counters)):
             for name, value in values.items():

@@ -39,7 +39,6 @@ class Pace:
         return max(_LEAST_ROWS, int((most_seconds - self._base_seconds) / self._row_seconds))
 
     def learn(self, n_decoded: int, n_prompt: int, seconds: float) -> None:
-        """Record the duration of a pass."""
         if seconds <= 0.0 or n_decoded + n_prompt == 0:
             return
         self.tokens_per_second = _mean(self.tokens_per_second, (n_decoded + n_prompt) / seconds)

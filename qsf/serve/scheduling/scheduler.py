@@ -130,23 +130,19 @@ class Scheduler:
 
     @property
     def n_waiting(self) -> int:
-        """How many jobs wait."""
         with self._changed:
             return sum(len(line) for line in self._waiting.values())
 
     @property
     def n_running_most(self) -> int:
-        """How many jobs may have a slot."""
         return self._engine.n_running
 
     @property
     def running(self) -> list[Job]:
-        """The jobs that have a slot."""
         return [job for _, job in self._slots.taken]
 
     @property
     def slots(self) -> Sequence[Slot]:
-        """All slots, for reading."""
         return self._slots.all
 
     # ---- the thread ----
@@ -162,7 +158,6 @@ class Scheduler:
         self._slots.write_all()
 
     def gauges(self) -> dict[str, float]:
-        """Return the counts of slots and files."""
         return self._slots.gauges()
 
     def run(self, deliver: Callable[[], None]) -> None:
@@ -391,7 +386,6 @@ class Scheduler:
         self._tell(slot, job, job.finish_reading(values, self._clock()))
 
     def _score(self, slot: Slot, job: Job) -> bool:
-        """Record the probabilities of prompt tokens; return whether the job continues."""
         tokens = job.prompt[1 + len(job.scores) : job.n_held + 1]
         try:
             job.scores += self._engine.scores(slot.index, tokens, job.choosing.n_top)
@@ -482,7 +476,6 @@ class Scheduler:
                 self._take_forced(slot)
 
     def _tell(self, slot: Slot, job: Job, event: Event) -> bool:
-        """Send an event; return whether the job continues."""
         if event.is_last:
             self._release(slot)
             self._end(job, event)

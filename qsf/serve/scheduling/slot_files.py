@@ -44,20 +44,11 @@ _HEAD_BYTES = 4 << 20
 class FileEngine(Protocol):
     """The part of the engine that writes and reads states of slots."""
 
-    def state_key(self) -> bytes:
-        """Return the key of states: a digest of all that decides their bits."""
-
-    def state_bytes(self, slot: int) -> int:
-        """Return the size of the slot's state in bytes; 0: it cannot be saved."""
-
-    def save(self, slot: int, path: Path, owner: str) -> None:
-        """Write the state of the slot to a session file. Raises QsfError."""
-
-    def tokens(self, slot: int) -> array[int]:
-        """Return the tokens that the slot holds."""
-
-    def load(self, slot: int, path: Path) -> tuple[int, str]:
-        """Load a session file into the slot; returns n_tokens and the owner. Raises QsfError."""
+    def state_key(self) -> bytes: ...
+    def state_bytes(self, slot: int) -> int: ...
+    def save(self, slot: int, path: Path, owner: str) -> None: ...
+    def tokens(self, slot: int) -> array[int]: ...
+    def load(self, slot: int, path: Path) -> tuple[int, str]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -122,12 +113,10 @@ class SlotFiles:
 
     @property
     def n_bytes(self) -> int:
-        """The bytes of all files of this model."""
         return sum(kept.n_bytes for kept in self.all)
 
     @property
     def n_tokens(self) -> int:
-        """The tokens in all files of this model."""
         return sum(len(kept.tokens) for kept in self.all)
 
     def _scan(self) -> None:
@@ -170,7 +159,6 @@ class SlotFiles:
         return best, n_best
 
     def load(self, kept: Kept, slot: Slot) -> bool:
-        """Load a file's tokens into a slot; return whether that worked. Raises QsfMemoryError."""
         started = time.perf_counter()
         slot.n_held = 0
         try:
@@ -190,7 +178,6 @@ class SlotFiles:
         return True
 
     def save(self, slot: Slot) -> bool:
-        """Write a slot's state unless a file has it; return whether a file has it now."""
         tokens = self._engine.tokens(slot.index)
         kept, n_tokens = self.find(tokens, slot.salt, len(tokens))
         if kept is not None and n_tokens == len(tokens):

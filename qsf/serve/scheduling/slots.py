@@ -40,9 +40,7 @@ class Engine(Protocol):
     n_drafts: int  # drafts in the latest pass, in addition to its items
 
     @property
-    def sessions(self) -> Sequence[object]:
-        """The session of each slot, for items of passes."""
-
+    def sessions(self) -> Sequence[object]: ...
     def evaluate(self, items: Sequence[PassItem]) -> list[QsfError | None]:
         """Evaluate all items in one pass; return the error of each, or None.
 
@@ -50,27 +48,13 @@ class Engine(Protocol):
         change; QsfMemoryError if the slots together hold too much.
         """
 
-    def is_ahead(self, slot: int, token: int) -> bool:
-        """Return whether the latest pass already evaluated this token as the slot's next one."""
-
-    def choose(self, jobs: Sequence[tuple[int, Job]]) -> list[Chosen | QsfError]:
-        """Choose the next token for each of (slot, job), from the logits of the last pass."""
-
-    def scores(self, slot: int, tokens: Sequence[int], n_top: int) -> list[Chosen]:
-        """Return the probability of each of ``tokens``, from the rows of the last pass."""
-
-    def label_scores(self, slot: int, labels: Sequence[int]) -> list[float]:
-        """Return the log-probabilities of ``labels`` after the slot's tokens. Raises QsfError."""
-
-    def n_held(self, slot: int) -> int:
-        """Return how many tokens the slot holds."""
-
-    def tokens(self, slot: int) -> array[int]:
-        """Return the tokens that the slot holds."""
-
-    def count_common(self, slot: int, tokens: array[int]) -> int:
-        """Return how many leading tokens the slot holds."""
-
+    def is_ahead(self, slot: int, token: int) -> bool: ...
+    def choose(self, jobs: Sequence[tuple[int, Job]]) -> list[Chosen | QsfError]: ...
+    def scores(self, slot: int, tokens: Sequence[int], n_top: int) -> list[Chosen]: ...
+    def label_scores(self, slot: int, labels: Sequence[int]) -> list[float]: ...
+    def n_held(self, slot: int) -> int: ...
+    def tokens(self, slot: int) -> array[int]: ...
+    def count_common(self, slot: int, tokens: array[int]) -> int: ...
     def n_again(self, slot: int) -> int:
         """Return how many tokens the slot has re-evaluated in total, because recurrent states
         cannot be cut.
@@ -79,14 +63,9 @@ class Engine(Protocol):
     def keep(self, slot: int, n_tokens: int) -> None:
         """Forget all but the first tokens of the slot, or all. Raises QsfError."""
 
-    def copy(self, slot: int, source: int, n_tokens: int) -> None:
-        """Make the slot share the first tokens of another. Raises QsfError if it cannot."""
-
-    def state_bytes(self, slot: int) -> int:
-        """Return the size of a session file of the slot."""
-
-    def cancel(self, slot: int) -> None:
-        """Cancel the evaluation for the slot; from any thread."""
+    def copy(self, slot: int, source: int, n_tokens: int) -> None: ...
+    def state_bytes(self, slot: int) -> int: ...
+    def cancel(self, slot: int) -> None: ...
 
 
 class Slots:
@@ -105,7 +84,6 @@ class Slots:
 
     @property
     def taken(self) -> list[tuple[Slot, Job]]:
-        """The slots that have a job, each with its job."""
         return [(slot, job) for slot in self.all if (job := slot.job) is not None]
 
     def measure(self) -> None:
@@ -298,7 +276,6 @@ class Slots:
         return others[-1][0] if others else None
 
     def gauges(self) -> dict[str, float]:
-        """Return the counts of slots and files."""
         tokens: dict[str, float] = {"kv_tokens_in_memory": sum(slot.n_held for slot in self.all)}
         if (files := self._files) is None:
             return tokens

@@ -59,7 +59,6 @@ class Format:
 
     @property
     def is_python(self) -> bool:
-        """Arguments are written in Python's syntax."""
         return self.arguments == "python"
 
     @property
@@ -212,7 +211,6 @@ class _Lark:
         return " ".join(arguments)
 
     def rule(self, body: str, attribute: str = "") -> str:
-        """Add a rule; return its name."""
         name = f"r{len(self.rules)}"
         self.rules.append(f"{name}{attribute}: {body}")
         return name
@@ -280,7 +278,6 @@ _PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
 def _keywords(
     lark: _Lark, schema: Mapping[str, Any], shared: Mapping[str, Any], arguments: str
 ) -> str:
-    """Return the rule of named arguments; required ones come first."""
     sign, comma, write = ("=", ", ", _python) if arguments == "python" else (":", ",", _marked)
     properties, required = schema.get("properties", {}), schema.get("required", ())
     first, later = lark.rule('""'), lark.rule('""')  # of what follows: as its beginning, or not

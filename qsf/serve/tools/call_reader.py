@@ -113,18 +113,15 @@ class CallReader:
 
     @property
     def open_arguments(self) -> str:
-        """The arguments of that function so far."""
         return "".join(self._open_arguments)
 
     def push(self, text: str) -> tuple[str, tuple[CallPart, ...]]:
-        """Read more text; return the text and the parts of calls that are complete."""
         self._rest += text
         while not self.is_full and self._state():
             pass
         return self._taken()
 
     def finish(self) -> tuple[str, tuple[CallPart, ...]]:
-        """Return the rest at the end of the answer."""
         if self.is_full:
             return "", ()
         if self._state == self._behind_bare and "}" not in self._tail and self._fits():

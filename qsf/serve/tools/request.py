@@ -47,8 +47,6 @@ class AnswerForm(NamedTuple):
 
 
 class JsonSchema(Part):
-    """The schema of an answer, in OpenAI's form."""
-
     IGNORED: ClassVar[tuple[str, ...]] = ("name", "description")
 
     schema: Any = None
@@ -117,8 +115,6 @@ def need_constraints(constraints: Constraints | str, place: str) -> Constraints:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that an answer may call."""
-
     name: str
     description: str | None
     schema: Mapping[str, Any]  # of the function's arguments
@@ -126,7 +122,6 @@ class Tool:
 
     @property
     def described(self) -> dict[str, Any]:
-        """The function in the form of chat templates."""
         function = {"name": self.name, "description": self.description or ""}
         return {"type": "function", "function": {**function, "parameters": self.schema}}
 
@@ -151,16 +146,13 @@ class Tools:
 
     @property
     def names(self) -> set[str]:
-        """The names of the functions."""
         return {tool.name for tool in self.tools}
 
     @property
     def described(self) -> list[dict[str, Any]]:
-        """The functions in the form of chat templates."""
         return [tool.described for tool in self.tools]
 
     def reader(self) -> CallReader:
-        """Return the reader of an answer."""
         schemas = {tool.name: tool.schema for tool in self.tools}
         return CallReader(self.form, schemas, is_parallel=self.is_parallel)
 
@@ -204,11 +196,9 @@ class ArgumentsConstraint:
         self._inner: Constraint | None = None
 
     def forced(self) -> int | None:
-        """Return the forced token; None: there is a choice."""
         return None if self._inner is None else self._inner.forced()
 
     def mask(self) -> bytes | None:
-        """Return the mask of allowed tokens, a bit each; None: all."""
         return None if self._inner is None else self._inner.mask()
 
     def take(self, token: int) -> bool:
@@ -401,7 +391,6 @@ def _function_name(value: dict[str, Any]) -> Any:
 
 
 def _read_allowed(value: Any, tools: Sequence[Tool]) -> tuple[list[Tool], str]:
-    """Return the functions that are allowed, and whether one must be called."""
     place = "tool_choice.allowed_tools"
     if not isinstance(value, dict) or not isinstance(value.get("tools"), list):
         raise invalid("tool_choice", f"{place} must have mode and tools, not {shown(value)}")
