@@ -24,8 +24,7 @@ from qsf.serve.api.ask import Ask, make_jobs
 from qsf.serve.hosts import Host, Hosts
 from qsf.serve.http.body import read_body, read_name, read_part
 from qsf.serve.http.connection import Connection, Deadlines, Exchange, Head, to_json
-from qsf.serve.http.gate import Gate
-from qsf.serve.http.page import page_headers, read_page
+from qsf.serve.http.gate import Gate, page_headers, read_page
 from qsf.serve.http.problems import Problem, invalid, problem_of
 from qsf.serve.scheduling.job import Event
 from qsf.serve.scheduling.metrics import Metrics

@@ -1,4 +1,4 @@
-"""``Job``: one sequence to continue, and its events."""
+"""``Job``: one sequence to continue, its events, and the slot that holds it."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -218,3 +218,30 @@ class Job(Answer):
         self.unsent.clear()
         self.calls.clear()
         return event
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A sequence in the engine: of a job, or kept after one.
+
+    Attributes:
+        n_held: number of tokens in the engine's session.
+        leader: a slot that evaluates the first tokens of this slot's job, with its job and their
+            number; until then this job waits. None: no such slot.
+        is_pinned: holds the shared prefix, and never anything else.
+    """
+
+    index: int
+    job: Job | None = None
+    n_held: int = 0
+    salt: str = ""
+    used: float = 0.0
+    leader: tuple[Slot, Job, int] | None = None
+    is_pinned: bool = False
+
+    def is_waiting(self) -> bool:
+        """Return whether another slot is still evaluating the first tokens of this slot's job."""
+        if self.leader is None:
+            return False
+        slot, job, n_tokens = self.leader
+        return slot.job is job and job.state is State.PROMPT and slot.n_held < n_tokens

@@ -8,6 +8,7 @@ parts of prompts, so many that the pass stays short for the decoding jobs.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import traceback
@@ -23,16 +24,20 @@ from qsf.errors import (
     QsfIOError,
     QsfMemoryError,
 )
+from qsf.options import MAX_U32
 from qsf.passes import PassItem, Wants
 from qsf.serve.http.problems import Problem, problem_of
-from qsf.serve.scheduling.job import Event, Job, State
+from qsf.serve.scheduling.job import Event, Job, Slot, State
 from qsf.serve.scheduling.metrics import Metrics
-from qsf.serve.scheduling.pace import Pace
-from qsf.serve.scheduling.slot import Slot
 from qsf.serve.scheduling.slot_files import SlotFiles
 from qsf.serve.scheduling.slots import Engine, Slots
 
 _MAX_RETRY_SECONDS = 60
+_WEIGHT = 0.2  # weight of the newest measurement
+_LEAST_ROWS = 8  # least rows, so that slow machines progress too
+_FIRST_ROWS = 32  # before the first measurement
+# A pass that exceeds the target time even without prompt rows may take longer by this share.
+_STREAMED_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -526,3 +531,45 @@ class Scheduler:
 
 def _shutting_down() -> Problem:
     return Problem(503, "shutting_down", "the server is shutting down", retry_seconds=5)
+
+
+class Pace:
+    """Learns the duration of passes.
+
+    A pass takes as long as reading the weights or computing its rows, whichever is longer. So rows
+    are nearly free if weights are read from a disk, and expensive if they are in memory. One figure
+    covers both: the seconds that a prompt row adds to a pass.
+    """
+
+    def __init__(self, pass_seconds: float) -> None:
+        """Set the longest duration of a pass while a job decodes; infinity: no limit."""
+        self._wanted_seconds = pass_seconds
+        self._base_seconds = 0.0  # duration of a pass without prompt rows
+        self._row_seconds = 0.0  # that a prompt row adds
+        self.tokens_per_second = 0.0
+
+    def prompt_rows(self, n_decoding: int) -> int:
+        """Return how many prompt rows the next pass may have in addition to decoding ones."""
+        if self._wanted_seconds == math.inf:
+            return MAX_U32
+        if self._row_seconds <= 0.0 or n_decoding == 0:
+            return _FIRST_ROWS
+        most_seconds = max(self._wanted_seconds, (1 + _STREAMED_SHARE) * self._base_seconds)
+        return max(_LEAST_ROWS, int((most_seconds - self._base_seconds) / self._row_seconds))
+
+    def learn(self, n_decoded: int, n_prompt: int, seconds: float) -> None:
+        if seconds <= 0.0 or n_decoded + n_prompt == 0:
+            return
+        self.tokens_per_second = _mean(self.tokens_per_second, (n_decoded + n_prompt) / seconds)
+        if n_prompt == 0:
+            self._base_seconds = _mean(self._base_seconds, seconds)
+        elif n_decoded:
+            self._row_seconds = _mean(
+                self._row_seconds, max(seconds - self._base_seconds, 1e-9) / n_prompt
+            )
+        elif self._row_seconds <= 0.0:
+            self._row_seconds = seconds / n_prompt
+
+
+def _mean(before: float, now: float) -> float:
+    return now if before <= 0.0 else before + _WEIGHT * (now - before)

@@ -26,16 +26,18 @@ from qsf.errors import (
 )
 from qsf.file.partial import remove_abandoned
 from qsf.file.session_file import SessionFile
-from qsf.serve.scheduling.costs import Costs, value
 from qsf.system import files
 from qsf.text.arguments import count_common
 
 if TYPE_CHECKING:
-    from qsf.serve.scheduling.slot import Slot
+    from qsf.serve.scheduling.job import Slot
 
 # The tokens of all files are kept in memory, 1 MB, and compared with each prompt.
 _MOST_TOKENS = 1 << 18
 _OFF_SECONDS = 60.0  # writing stops for so long after the disk has refused
+_KEPT_SHARE = 0.9  # weight of the older measurements in each update
+_SLOPE = 1 / 2048  # assumed slope before measurements: a token at 2048 takes twice as long as at 0
+_LEAST_SECONDS = 1e-3  # least time without use in the value
 _SUFFIX = ".qsfs"
 # Most memory for reading a head: the tokens of the longest context, without a conversation.
 _HEAD_BYTES = 4 << 20
@@ -236,3 +238,55 @@ class SlotFiles:
     def _fail(self, text: str) -> None:
         self.n_failures += 1
         self._say(text)
+
+
+class Costs:
+    """Durations in seconds, learned from passes and files.
+
+    Evaluating a token at position p takes c0 + c1 * p seconds: attention reads all earlier
+    positions.
+    """
+
+    def __init__(self) -> None:
+        self._c0, self._c1 = 1e-3, 1e-3 * _SLOPE
+        # Sums of a*a, a*b, b*b, a*s, b*s over passes with s = c0 * a + c1 * b
+        self._sums = [0.0] * 5
+        self._read_sums = [0.0, 0.0]  # sums of bytes and seconds
+
+    def learn_evaluating(self, first: int, n_tokens: int, seconds: float) -> None:
+        """Record the duration of a prompt pass that starts at position ``first``."""
+        a, b = float(n_tokens), n_tokens * (first + n_tokens / 2)
+        new = (a * a, a * b, b * b, a * seconds, b * seconds)
+        self._sums = [_KEPT_SHARE * s + x for s, x in zip(self._sums, new, strict=True)]
+        aa, ab, bb, at, bt = self._sums
+        determinant = aa * bb - ab * ab
+        if determinant > 1e-3 * aa * bb:
+            c0 = (at * bb - bt * ab) / determinant
+            c1 = (aa * bt - ab * at) / determinant
+            if c0 > 0 and c1 >= 0:
+                self._c0, self._c1 = c0, c1
+                return
+        self._c0 = max(at, 0.0) / (aa + _SLOPE * ab)
+        self._c1 = self._c0 * _SLOPE
+
+    def learn_reading(self, n_bytes: int, seconds: float) -> None:
+        """Record the duration of reading a session file."""
+        sums = zip(self._read_sums, (n_bytes, seconds), strict=True)
+        self._read_sums = [_KEPT_SHARE * s + x for s, x in sums]
+
+    def evaluating(self, first: int, end: int) -> float:
+        """Return the seconds for the tokens from position ``first`` up to ``end``."""
+        return self._c0 * (end - first) + self._c1 * (end * end - first * first) / 2
+
+    def reading(self, n_bytes: int) -> float:
+        """Return the seconds for reading a file; before the first one, at 500 MB/s."""
+        read_bytes, seconds = self._read_sums
+        return n_bytes * (seconds / read_bytes if read_bytes else 2e-9)
+
+
+def value(cost_seconds: float, n_tokens: int, inactive_seconds: float) -> float:
+    """Return the retention value of a sequence: its restoring cost divided by the time without use.
+
+    The value is per token that eviction frees, or one long sequence would outweigh many short ones.
+    """
+    return cost_seconds / max(n_tokens, 1) / max(inactive_seconds, _LEAST_SECONDS)

@@ -16,11 +16,9 @@ from typing import Protocol
 from qsf.errors import QsfError, QsfMemoryError
 from qsf.kv import KV_BLOCK_TOKENS
 from qsf.passes import Chosen, PassItem
-from qsf.serve.scheduling.costs import Costs, value
-from qsf.serve.scheduling.job import Job, State
+from qsf.serve.scheduling.job import Job, Slot, State
 from qsf.serve.scheduling.metrics import Metrics
-from qsf.serve.scheduling.slot import Slot
-from qsf.serve.scheduling.slot_files import SlotFiles
+from qsf.serve.scheduling.slot_files import Costs, SlotFiles, value
 from qsf.text.arguments import count_common
 
 # For fewer tokens, evaluating is better than waiting: a block of the KV pool.

@@ -7,17 +7,17 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from qsf.errors import shown
 from qsf.foreign_json import JsonError, read_json
-from qsf.serve.tools.marked import QUOTE, read_call
 from qsf.text.channels import CALL_BEGIN, CALL_MARKERS, CALL_MIDDLE
 from qsf.text.constraints import lark_json
 
 if TYPE_CHECKING:
     from qsf.text.tokenizer import Tokenizer
 
+QUOTE: Final = '<|"|>'  # of Gemma 4
 _OUTPUT_BYTES = 4 << 20  # most memory for parsing values that the model wrote
 
 
@@ -83,6 +83,21 @@ class Format:
     def is_single(self) -> bool:
         """An answer has at most one call: in Harmony a call ends the answer."""
         return self.begin == CALL_BEGIN
+
+    def written(self, values: Mapping[str, Any]) -> str:
+        """Return arguments in this notation."""
+        if self.arguments == "json":
+            return json.dumps(values, ensure_ascii=False)
+        if self.arguments == "python":
+            return write_python(values)
+        if self.arguments == "marked":
+            return write_marked(values)[1:-1]  # the form has the braces
+        shape = {
+            "parameter": "<parameter={}>\n{}\n</parameter>\n",
+            "arg_key": "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
+        }[self.arguments]
+        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
+        return "".join(shape.format(key, text) for key, text in texts.items())
 
 
 JSON_HEAD = re.compile(
@@ -345,7 +360,7 @@ def read_whole(form: Format, body: str, schemas: Mapping[str, Any]) -> list[tupl
     """Return the calls (name, arguments in JSON) between the begin and end marks; []: none."""
     try:
         if form.arguments == "marked":
-            name, arguments = read_call(body)
+            name, arguments = read_marked(body)
             text = json.dumps(read_output(arguments), ensure_ascii=False)
             return [(name, text)] if name in schemas else []
         if form.is_elements:
@@ -408,3 +423,117 @@ def _read_value(text: str, schema: Any) -> Any:
         return read_output(text)
     except JsonError:
         return text
+
+
+# ---- Gemma 4's notation, f{city:<|"|>Ulm<|"|>,days:3} ----
+
+_MARKED_HEAD = re.compile(r"\s*call:\s*(?P<name>[\w.-]+)\s*(?=\{)")
+_MARKED_TOKEN = re.compile(
+    r"""<\|"\|>(?P<text>.*?)<\|"\|>|(?P<json>"(?:[^"\\]|\\.)*")|"""
+    r"""(?P<word>[^\s{}\[\],:"]+)(?=\s*(?P<is>:)?)|(?P<other>[\s{}\[\],:])""",
+    re.DOTALL,
+)
+
+
+def read_marked(body: str) -> tuple[str, str]:
+    """Return name and arguments in JSON, which is not checked, of what is between the marks.
+
+    Raises ValueError where no call is.
+    """
+    match = _MARKED_HEAD.match(body)
+    if match is None:
+        raise ValueError("no call")
+    parts: list[str] = []
+    at = match.end()
+    while at < len(body):
+        token = _MARKED_TOKEN.match(body, at)
+        if token is None:
+            raise ValueError("a text without its end")
+        at = token.end()
+        is_text = token["text"] is not None or token["is"] is not None
+        parts.append(json.dumps(token["text"] or token["word"] or "") if is_text else token[0])
+    return match["name"], "".join(parts)
+
+
+def write_marked(value: Any) -> str:
+    """Return a value of arguments as a call has it."""
+    if isinstance(value, str):
+        return f"{QUOTE}{value}{QUOTE}"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{write_marked(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(write_marked, value)) + "]"
+    return json.dumps(value)
+
+
+# ---- Python's notation, f(city="Ulm", days=3) ----
+
+_PYTHON_HEAD = re.compile(r"[\s\[,]*(?P<name>[A-Za-z_][\w.-]*)\s*\(")
+_UNDECIDED = re.compile(r"[\s\[,]*(?:[\w.-]+\s*)?")
+_PYTHON_TOKEN = re.compile(  # the quotes of a call come in pairs
+    r"""(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<word>[A-Za-z_]\w*)(?P<is>\s*=)?|"""
+    r"""(?P<other>[^'"A-Za-z_])""",
+    re.DOTALL,
+)
+PYTHON_ENDS = ("", ")", "'\"")  # what opens and closes a call's arguments, and quotes
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+_LETTER = re.compile(r'\\(?:x([0-9a-fA-F]{2})|(.))|(["\x00-\x1f])', re.DOTALL)
+
+
+def read_head(text: str) -> tuple[str | None, int]:
+    """Return the name of the function whose call begins a text, and the length up to its arguments.
+
+    The name is "" if the text is too short to say, None if no call begins it.
+    """
+    match = _PYTHON_HEAD.match(text)
+    if match is not None:
+        return match["name"], match.end()
+    return ("" if _UNDECIDED.fullmatch(text) else None), 0
+
+
+def read_python(text: str) -> tuple[str, str]:
+    """Return the name and the arguments in JSON of a call. The JSON is not checked.
+
+    Raises ValueError if the text is no call.
+    """
+    match = _PYTHON_HEAD.match(text)
+    if match is None or text[-1] != ")":
+        raise ValueError("no call")
+    parts: list[str] = []
+    depth = 0
+    for token in _PYTHON_TOKEN.finditer(text, match.end(), len(text) - 1):
+        if token["text"] is not None:
+            parts.append(_as_json(token["text"]))
+        elif token["is"] is not None:
+            if depth:
+                raise ValueError("a name where a value belongs")
+            parts.append(json.dumps(token["word"]) + ": ")
+        elif token["word"] is not None:
+            parts.append(_WORDS.get(token["word"], token["word"]))
+        else:
+            depth += token["other"] in "[{"
+            depth -= token["other"] in "]}"
+            parts.append(token["other"])
+    return match["name"], "{" + "".join(parts).strip() + "}"
+
+
+def _as_json(literal: str) -> str:
+    """Return a Python string literal as JSON."""
+
+    def letter(match: re.Match[str]) -> str:
+        code, escaped, plain = match.groups()
+        if code is not None or plain is not None:
+            return f"\\u{int(code, 16) if code is not None else ord(plain):04x}"
+        if escaped in '"\\/bfnrtu':
+            return f"\\{escaped}"
+        return "" if escaped == "\n" else escaped if escaped == "'" else f"\\\\{escaped}"
+
+    return f'"{_LETTER.sub(letter, literal[1:-1])}"'
+
+
+def write_python(values: Mapping[str, Any]) -> str:
+    """Return arguments as they are written between the brackets of a call."""
+    return ", ".join(
+        f"{name}={json.dumps(value) if isinstance(value, str) else repr(value)}"
+        for name, value in values.items()
+    )

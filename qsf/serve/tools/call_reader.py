@@ -12,8 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from qsf.foreign_json import JsonError
-from qsf.serve.tools.call_formats import JSON_HEAD, Format, read_output, read_whole
-from qsf.serve.tools.pythonic import PYTHON_ENDS, read_call, read_head
+from qsf.serve.tools.call_formats import (
+    JSON_HEAD,
+    PYTHON_ENDS,
+    Format,
+    read_head,
+    read_output,
+    read_python,
+    read_whole,
+)
 from qsf.text.sampling import n_overlap
 from qsf.text.schemas import Check
 
@@ -349,7 +356,7 @@ class CallReader:
             return is_over
         self._rest = text[n_read:] + self._rest
         try:
-            name, values = read_call("".join(self._body))
+            name, values = read_python("".join(self._body))
             self._begin(name, json.dumps(read_output(values), ensure_ascii=False))
         except ValueError:
             self._state = self._in_body

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from qsf.serve.tools.call_formats import GENERIC, Format, find_format
-from qsf.serve.tools.marked import write_value
-from qsf.serve.tools.pythonic import write_arguments
 from qsf.text.chat import Trusted, protected
 
 if TYPE_CHECKING:
@@ -95,27 +93,12 @@ def _written(form: Format, calls: Sequence[tuple[str, Mapping[str, Any], int]]) 
             + name
             + (f":{number}" if form.is_numbered else "")
             + form.middle
-            + _written_arguments(form, values)
+            + form.written(values)
             + form.after
             for name, values, number in calls
         )
         + form.last
     )
-
-
-def _written_arguments(form: Format, values: Mapping[str, Any]) -> str:
-    if form.arguments == "json":
-        return json.dumps(values, ensure_ascii=False)
-    if form.arguments == "python":
-        return write_arguments(values)
-    if form.arguments == "marked":
-        return write_value(values)[1:-1]  # the form has the braces
-    shape = {
-        "parameter": "<parameter={}>\n{}\n</parameter>\n",
-        "arg_key": "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
-    }[form.arguments]
-    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
-    return "".join(shape.format(key, text) for key, text in texts.items())
 
 
 def _numbered(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -14,8 +14,7 @@ from make.fake_engine import END, FakeEngine, Told, alone, next_token
 from qsf.errors import QsfFormatError, QsfIOError, QsfMemoryError, QsfNumericError
 from qsf.serve.http.problems import Problem
 from qsf.serve.scheduling.metrics import Metrics
-from qsf.serve.scheduling.pace import Pace
-from qsf.serve.scheduling.scheduler import Limits, Scheduler
+from qsf.serve.scheduling.scheduler import Limits, Pace, Scheduler
 
 
 class Clock:

@@ -24,11 +24,10 @@ from make.kind_models import VOCAB
 from make.served import engine_of, serving
 from qsf.cli.serve_options import ServeOptions
 from qsf.errors import QsfArgumentError
-from qsf.serve.scheduling.costs import Costs
 from qsf.serve.scheduling.job import Choosing
 from qsf.serve.scheduling.metrics import Metrics
 from qsf.serve.scheduling.scheduler import Limits, Scheduler
-from qsf.serve.scheduling.slot_files import SlotFiles
+from qsf.serve.scheduling.slot_files import Costs, SlotFiles
 
 
 class Clock:

@@ -12,9 +12,8 @@ import pytest
 
 from make.served import Client, serving
 from qsf.passes import Chosen
-from qsf.serve.tools.call_formats import FORMATS, Format, calls_grammar
+from qsf.serve.tools.call_formats import FORMATS, Format, calls_grammar, write_marked
 from qsf.serve.tools.call_reader import CallReader
-from qsf.serve.tools.marked import write_value
 
 WEATHER: Any = {
     "type": "object",
@@ -50,7 +49,7 @@ def written(form: Format, *calls: tuple[str, dict[str, Any]]) -> str:
 
 def arguments_text(form: Format, values: dict[str, Any]) -> str:
     if form.arguments in ("json", "marked"):
-        return json.dumps(values) if form.arguments == "json" else write_value(values)[1:-1]
+        return json.dumps(values) if form.arguments == "json" else write_marked(values)[1:-1]
     if form.arguments == "python":
         return ", ".join(f"{key}={value!r}" for key, value in values.items())
     at = {
