@@ -304,9 +304,10 @@ def make_server(
     inside so many MB, alone or next to others. ``check`` is called before others are added.
     """
     from qsf.serve.hosts import Hosts
+    from qsf.serve.http.connection import Limits
     from qsf.serve.http.gate import Gate, is_loopback, read_keys
     from qsf.serve.scheduling.metrics import Metrics
-    from qsf.serve.server import Bounds, Server, log_line
+    from qsf.serve.server import Server, log_line
 
     paths = paths or {options.alias or path.stem: path}
     keys = () if options.api_key_file is None else read_keys(Path(options.api_key_file))
@@ -318,7 +319,7 @@ def make_server(
         has_any_host=not is_loopback(options.host) and not allowed,
     )
     metrics = Metrics()
-    bounds = Bounds(max_body_bytes=options.max_body_mb << 20, max_connections=options.connections)
+    limits = Limits(max_body_bytes=options.max_body_mb << 20, max_connections=options.connections)
 
     def load_host(name: str, budget_mb: int | None, is_alone: bool) -> Host:
         opened, files = load(name, budget_mb, is_alone)
@@ -342,7 +343,7 @@ def make_server(
         from qsf.cli.serve_pull import Pulls, served_name
 
         hosts.fetch, hosts.spelled = Pulls(paths, partial(check, hosts)).lines, served_name
-    return Server(hosts, metrics, gate, bounds, None if is_quiet else log_line)
+    return Server(hosts, metrics, gate, limits, None if is_quiet else log_line)
 
 
 def _make_host(

@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ from qsf.serve.api.answering import Call, Choice, Endpoint, Route, answer_call
 from qsf.serve.api.ask import Ask, make_jobs
 from qsf.serve.hosts import Host, Hosts
 from qsf.serve.http.body import read_body, read_name, read_part
-from qsf.serve.http.connection import Connection, Deadlines, Exchange, Head, to_json
+from qsf.serve.http.connection import Connection, Exchange, Head, Limits, to_json
 from qsf.serve.http.gate import Gate, page_headers, read_page
 from qsf.serve.http.problems import Problem, invalid, problem_of
 from qsf.serve.scheduling.job import Event
@@ -41,15 +40,6 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _BODY_MEMORY = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    max_body_bytes: int = 1 << 20
-    max_connections: int = 64
-    max_of_address: int = 16
-    large_bodies: int = 2
-    deadlines: Deadlines = field(default_factory=Deadlines)
-
-
 class Server:
     """Answers HTTP requests with models; ``start`` and ``stop`` belong to the loop's thread."""
 
@@ -58,15 +48,15 @@ class Server:
         hosts: Hosts,
         metrics: Metrics,
         gate: Gate,
-        bounds: Bounds,
+        limits: Limits,
         log: Callable[[str], None] | None = None,
     ) -> None:
         self.hosts = hosts
-        self.max_body_bytes = bounds.max_body_bytes
-        self.large_bodies = asyncio.Semaphore(bounds.large_bodies)
+        self.max_body_bytes = limits.max_body_bytes
+        self.large_bodies = asyncio.Semaphore(limits.large_bodies)
         self._metrics = metrics
         self._gate = gate
-        self._bounds = bounds
+        self._limits = limits
         self._log = log
         self._created = int(time.time())
         self._connections: set[Connection] = set()
@@ -177,21 +167,21 @@ class Server:
             command.say_error("qsf-serve", f"{reason}: new connections wait (see ulimit -n)")
 
     def _connect(self) -> asyncio.Protocol:
-        connection = Connection(self, self._bounds.deadlines, self._disconnected, self._is_welcome)
+        connection = Connection(self, self._limits, self._disconnected, self._is_welcome)
         self._connections.add(connection)
         return connection
 
     def _is_welcome(self, connection: Connection) -> bool:
         """Return whether another connection may open; closes an idle one if necessary."""
-        most = self._bounds.max_connections
+        most = self._limits.max_connections
         if len(self._connections) > 2 * most:
             connection.abort()
             return False
         counted = [other for other in self._connections if other.is_counted]
         is_near = connection.peer in ("", "127.0.0.1", "::1")  # a proxy may run there
         near = [other for other in counted if other.peer == connection.peer]
-        if not is_near and len(near) >= self._bounds.max_of_address:
-            counted, most = near, self._bounds.max_of_address
+        if not is_near and len(near) >= self._limits.max_of_address:
+            counted, most = near, self._limits.max_of_address
         if not self._is_stopping and len(counted) >= most:
             spare = [other for other in counted if other.is_spare]
             if spare:
@@ -299,8 +289,8 @@ class Server:
     async def _using(self, exchange: Exchange) -> AsyncIterator[Host]:
         """Give the model that a request names, loaded if need be.
 
-        Its values are read again by who uses them: the memory plan has room for those of one body,
-        and a request may wait long for its model.
+        The values of its body are made later: the memory plan has room for those of one body, and
+        a request may wait long for its model.
         """
         name, is_leaving = await self._in_thread(
             lambda: read_name(exchange.body, _BODY_MEMORY * self.max_body_bytes)

@@ -107,11 +107,13 @@ def read_part(kind: type[_P], values: Any, place: str = "") -> tuple[_P, list[st
 def _rest(part: Part, values: Mapping[str, Any], place: str) -> list[str]:
     for name, why in part.REFUSED.items():
         value = values.get(name)
-        if value != part.OFF[name] if name in part.OFF and value is not None else value:
+        is_off = value in (None, part.OFF[name]) if name in part.OFF else not value
+        if not is_off:
             name = place + name
             raise invalid(name, f"{name} is not supported: {why}", "unsupported_parameter")
     known = {*part.__struct_fields__, *part.IGNORED, *part.REFUSED, *(() if place else ("model",))}
-    names = [place + name for name, value in values.items() if name not in known and value != None]  # noqa: E711
+    unknown = (name for name, value in values.items() if name not in known and value is not None)
+    names = [place + name for name in unknown]
     for name in part.__struct_fields__:
         inner = getattr(part, name)
         if isinstance(inner, Part):

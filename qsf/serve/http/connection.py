@@ -41,8 +41,14 @@ _ABSOLUTE = re.compile(r"https?://([^/?#]+)([/?#].*)?", re.IGNORECASE)  # RFC 91
 _REQUEST_ID = re.compile(r"[\w.:/=+-]{1,128}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Deadlines:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits for clients: numbers, and how many seconds each step may take."""
+
+    max_body_bytes: int = 1 << 20
+    max_connections: int = 64
+    max_of_address: int = 16
+    large_bodies: int = 2
     head: float = 10.0
     body: float = 30.0
     idle: float = 30.0
@@ -175,13 +181,13 @@ class Connection(asyncio.Protocol):
     def __init__(
         self,
         application: Application,
-        deadlines: Deadlines,
+        limits: Limits,
         on_end: Callable[[Connection], None],
         is_welcome: Callable[[Connection], bool],
     ) -> None:
         self._application = application
         self._is_welcome = is_welcome
-        self._deadlines = deadlines
+        self._limits = limits
         self._on_end = on_end
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES + 1024)
         self._incoming = bytearray()
@@ -208,7 +214,7 @@ class Connection(asyncio.Protocol):
             # Closed when its request has arrived: earlier, the client would only see a reset.
             transport.write(REFUSAL)
             self._is_closing = True
-            asyncio.get_running_loop().call_later(self._deadlines.linger, transport.abort)
+            asyncio.get_running_loop().call_later(self._limits.linger, transport.abort)
             return
         self.is_counted = True
         self._task = asyncio.get_running_loop().create_task(self._serve())
@@ -292,7 +298,7 @@ class Connection(asyncio.Protocol):
         if self._drained is None:
             return
         try:
-            await asyncio.wait_for(asyncio.shield(self._drained), self._deadlines.unread)
+            await asyncio.wait_for(asyncio.shield(self._drained), self._limits.unread)
         except asyncio.TimeoutError:
             self.abort()
 
@@ -334,15 +340,15 @@ class Connection(asyncio.Protocol):
                 del self._incoming[:2]
             if self._incoming and not self._incoming.startswith(b"\r"):
                 break
-            await self._more(self._deadlines.idle)
+            await self._more(self._limits.idle)
         self._is_waiting = False
-        ends_at = loop.time() + self._deadlines.head
+        ends_at = loop.time() + self._limits.head
         while (end := _HEAD_END.search(self._incoming)) is None:
             self._check_head_size(len(self._incoming))
             try:
                 await self._more(ends_at - loop.time())
             except asyncio.TimeoutError:
-                seconds = self._deadlines.head
+                seconds = self._limits.head
                 raise Problem(
                     408, "head_timeout", f"the head took more than {seconds:g} s"
                 ) from None
@@ -414,7 +420,7 @@ class Connection(asyncio.Protocol):
             return  # the answer was a refusal
         if "transfer-encoding" not in head.headers and int(length or 0) <= _SMALL_BYTES:
             return
-        seconds = self._deadlines.body
+        seconds = self._limits.body
         try:
             await asyncio.wait_for(self._application.large_bodies.acquire(), seconds)
         except asyncio.TimeoutError:
@@ -433,7 +439,7 @@ class Connection(asyncio.Protocol):
             self.write(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
         body = bytearray()
         loop = asyncio.get_running_loop()
-        ends_at = loop.time() + self._deadlines.body
+        ends_at = loop.time() + self._limits.body
         while True:
             try:
                 event = self._h11.next_event()
@@ -457,7 +463,7 @@ class Connection(asyncio.Protocol):
             try:
                 await self._more(seconds)
             except asyncio.TimeoutError:
-                limit = self._deadlines.body
+                limit = self._limits.body
                 raise Problem(408, "body_timeout", f"the body took more than {limit:g} s") from None
         data = bytes(self._incoming)
         self._incoming.clear()
@@ -534,7 +540,7 @@ class Connection(asyncio.Protocol):
             return
         n_bytes = 0
         loop = asyncio.get_running_loop()
-        ends_at = loop.time() + self._deadlines.linger
+        ends_at = loop.time() + self._limits.linger
         with contextlib.suppress(OSError, NotImplementedError):
             self._transport.write_eof()
         with contextlib.suppress(_GoneError, asyncio.TimeoutError):

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from qsf.serve.http.connection import Connection, Deadlines, Exchange, Head
+from qsf.serve.http.connection import Connection, Exchange, Head, Limits
 from qsf.serve.http.problems import Problem
 
-QUICK = Deadlines(head=0.05, body=0.05, idle=0.05, unread=0.05, linger=0.02)
+QUICK = Limits(head=0.05, body=0.05, idle=0.05, unread=0.05, linger=0.02)
 
 
 class Echo:
@@ -101,9 +101,9 @@ class Wire(asyncio.Transport):
         pass
 
 
-def connect(app: Echo, deadlines: Deadlines) -> tuple[Connection, Wire]:
+def connect(app: Echo, limits: Limits) -> tuple[Connection, Wire]:
     wire = Wire()
-    connection = Connection(app, deadlines, lambda _one: None, lambda _one: True)
+    connection = Connection(app, limits, lambda _one: None, lambda _one: True)
     wire.protocol = connection
     connection.connection_made(wire)
     return connection, wire
@@ -117,13 +117,13 @@ async def settle(turns: int = 12) -> None:
 def talk(
     parts: Sequence[bytes],
     app: Echo | None = None,
-    deadlines: Deadlines = QUICK,
+    limits: Limits = QUICK,
     act: Callable[[Wire], None] | None = None,
 ) -> bytes:
     """Return what comes back for pieces of bytes, until the server closes."""
 
     async def run() -> bytes:
-        connection, wire = connect(app or Echo(), deadlines)
+        connection, wire = connect(app or Echo(), limits)
         if act is not None:
             act(wire)
         for part in parts:
@@ -179,12 +179,12 @@ def test_requests_follow_each_other() -> None:
 
 @pytest.mark.parametrize("data", [GET + POST, CHUNKED + GET], ids=["plain", "chunked"])
 def test_splits_at_every_byte(data: bytes) -> None:
-    patient = Deadlines(idle=0.4)  # a pause of the machine between two bytes is no slow client
-    whole = statuses(talk([data], deadlines=patient))
+    patient = Limits(idle=0.4)  # a pause of the machine between two bytes is no slow client
+    whole = statuses(talk([data], limits=patient))
 
     async def run() -> None:
         for at in range(1, len(data)):
-            connection, wire = connect(Echo(), Deadlines())
+            connection, wire = connect(Echo(), Limits())
             for part in (data[:at], data[at:]):
                 connection.data_received(part)
                 await settle()
@@ -193,7 +193,7 @@ def test_splits_at_every_byte(data: bytes) -> None:
             await settle(3)
 
     asyncio.run(run())
-    assert statuses(talk([data[i : i + 1] for i in range(len(data))], deadlines=patient)) == whole
+    assert statuses(talk([data[i : i + 1] for i in range(len(data))], limits=patient)) == whole
 
 
 def test_a_stream_is_chunked_and_in_http_1_0_ends_with_the_connection() -> None:
@@ -312,7 +312,7 @@ def test_large_bodies_take_turns() -> None:
 
     async def run() -> None:
         app = Echo()
-        (first, one), (second, two) = (connect(app, Deadlines()) for _ in range(2))
+        (first, one), (second, two) = (connect(app, Limits()) for _ in range(2))
         at = CHUNKED.index(b"3\r\nabc") + 4
         first.data_received(CHUNKED[:at])
         await settle()
@@ -358,7 +358,7 @@ def test_the_end_of_the_connection_is_noticed(how: str) -> None:
     app = Echo()
 
     async def run() -> None:
-        connection, wire = connect(app, Deadlines())
+        connection, wire = connect(app, Limits())
         connection.data_received(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
         await settle()
         assert app.gone == []
@@ -397,7 +397,7 @@ def test_random_heads_never_hang_or_raise(n_heads: int) -> None:
                 else:
                     data[at:at] = rng.choice(words)
             app = Echo()
-            connection, wire = connect(app, Deadlines(linger=0.0))
+            connection, wire = connect(app, Limits(linger=0.0))
             connection.data_received(bytes(data))
             await settle(6)
             if not wire.is_over:
