@@ -66,6 +66,13 @@ Objects = Annotated[
 ]
 
 
+def texts_or_ids(most: int) -> Meta:
+    """Return the schema of a field with a text, token ids, or up to ``most`` of either."""
+    text, ids = {"type": "string"}, {"type": "array", "items": {"type": "integer", "minimum": 0}}
+    several = ({"type": "array", "items": items, "maxItems": most} for items in (text, ids))
+    return Meta(extra_json_schema={"anyOf": [text, ids, *several]})
+
+
 class Sampling(Part):
     IGNORED: ClassVar[tuple[str, ...]] = (
         *("mirostat_tau", "mirostat_eta", "xtc_threshold", "dry_base", "dry_allowed_length"),

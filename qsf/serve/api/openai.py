@@ -31,6 +31,7 @@ from qsf.serve.api.ask import (
     read_choosing,
     read_prompts,
     read_thoughts,
+    texts_or_ids,
     too_long,
 )
 from qsf.serve.http.body import Part, within
@@ -57,19 +58,7 @@ _REASONS = {"end": "stop", "stop": "stop", "length": "length", "calls": "tool_ca
 _OLD = "tools and tool_choice have taken its place"
 _USE = "structured_outputs and response_format say what form an answer must have"
 _Choices = Annotated[int, within(Whole(1, 128))]
-_Prompt: Any = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        {"type": "array", "items": {"type": "string"}, "maxItems": MAX_PROMPTS},
-        {
-            "type": "array",
-            "items": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-            "maxItems": MAX_PROMPTS,
-        },
-    ]
-}
-Prompt = Annotated[Any, Meta(extra_json_schema=_Prompt)]
+Prompt = Annotated[Any, texts_or_ids(MAX_PROMPTS)]
 Messages = Annotated[
     Objects, Meta(extra_json_schema={"items": {"$ref": "#/components/schemas/Message"}})
 ]

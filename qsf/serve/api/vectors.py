@@ -16,7 +16,7 @@ from qsf.batch import reading_of
 from qsf.errors import QsfArgumentError, shown
 from qsf.options import Whole
 from qsf.serve.api.answering import Choice, Endpoint, Form
-from qsf.serve.api.ask import Ask, Ranking, encode_text, fit, read_prompts
+from qsf.serve.api.ask import Ask, Ranking, encode_text, fit, read_prompts, texts_or_ids
 from qsf.serve.http.body import Part, within
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Choosing, Reading
@@ -28,16 +28,7 @@ MAX_TEXTS = 2048
 MAX_DOCUMENTS = 512
 _MOST_VALUES = {"float": 1 << 17, "base64": 1 << 19}  # bytes of an answer, which is made in memory
 _Count = Annotated[int, within(Whole(1))]
-_IDS: Any = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-_TEXTS: Any = {
-    "anyOf": [
-        {"type": "string"},
-        _IDS,
-        {"type": "array", "items": {"type": "string"}, "maxItems": MAX_TEXTS},
-        {"type": "array", "items": _IDS, "maxItems": MAX_TEXTS},
-    ]
-}
-Texts = Annotated[Any, Meta(extra_json_schema=_TEXTS)]
+Texts = Annotated[Any, texts_or_ids(MAX_TEXTS)]
 
 
 class Embeddings(Part, kw_only=True):
