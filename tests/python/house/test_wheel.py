@@ -74,5 +74,5 @@ def test_a_wheel_needs_no_compiler_and_no_libraries(tmp_path: Path) -> None:
     gguf = gguf_files.write(checkpoint, tmp_path / "m.gguf", kind=Type.Q5_1)
     words = [str(gguf), "m.qsf", "--quant-type", "8bit", "--allow-no-tokenizer"]
     said([str(clean / "bin" / "qsf"), "convert", *words], tmp_path, inside)
-    find_hub = "import huggingface_hub, h11"  # qsf pull, qsf serve
+    find_hub = "import huggingface_hub, h11, msgspec"  # qsf pull, qsf serve
     said([str(clean / "bin" / "python"), "-c", find_hub], tmp_path, inside)
