@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from qsf.system.files import READ_FLAGS
 
@@ -33,6 +33,7 @@ _BYTES_PER_MEMBER = 240
 _BYTES_PER_VALUE = 40
 _BYTES_PER_STRING = 64
 _MB = 1 << 20
+_S = TypeVar("_S")
 _SIGN = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[{}\[\]]', re.DOTALL)
 
 
@@ -114,6 +115,20 @@ def _end_of_value(text: str, at: int) -> int:
         if not depth:
             return sign.end()
     return len(text) if depth else at
+
+
+def scan_json(data: bytes, kind: type[_S], *, memory_bytes: int = MEMORY_BYTES) -> _S:
+    """Return the fields of an object that a struct of msgspec has; other values are not made.
+
+    Raises JsonError, also for what only Python's reader accepts.
+    """
+    import msgspec
+
+    check_json(data, memory_bytes)  # its depth above all: msgspec recurses
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise JsonError(str(error)) from None
 
 
 def read_json_file(path: Path, *, max_bytes: int, memory_bytes: int = MEMORY_BYTES) -> Any:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from qsf.errors import shown
-from qsf.foreign_json import JsonError, check_json, needed_bytes, read_json
+from qsf.foreign_json import JsonError, needed_bytes, read_json, scan_json
 from qsf.options import Kind, Number, Whole
 from qsf.serve.http.problems import Problem, invalid
 
@@ -172,9 +172,8 @@ def read_name(data: bytes, memory_bytes: int) -> tuple[str | None, bool]:
     Raises Problem for a body that is no object.
     """
     try:
-        check_json(data, memory_bytes)  # its depth above all: msgspec recurses
-        head = msgspec.json.decode(data, type=_Head)
-    except (JsonError, msgspec.MsgspecError):  # read_body says what is wrong
+        head = scan_json(data, _Head, memory_bytes=memory_bytes)
+    except JsonError:  # read_body says what is wrong
         values = read_body(data, memory_bytes)
         has_text = any(map(values.get, ("prompt", "messages", "input")))
         raw = msgspec.Raw(b"1" if has_text else b"")
