@@ -66,11 +66,11 @@ Objects = Annotated[
 ]
 
 
-def texts_or_ids(most: int) -> Meta:
+def texts_or_ids(most: int, *others: dict[str, Any]) -> Meta:
     """Return the schema of a field with a text, token ids, or up to ``most`` of either."""
     text, ids = {"type": "string"}, {"type": "array", "items": {"type": "integer", "minimum": 0}}
     several = ({"type": "array", "items": items, "maxItems": most} for items in (text, ids))
-    return Meta(extra_json_schema={"anyOf": [text, ids, *several]})
+    return Meta(extra_json_schema={"anyOf": [text, ids, *several, *others]})
 
 
 class Sampling(Part):

@@ -32,6 +32,7 @@ from qsf.serve.api.ask import (
     read_infill,
     read_prompts,
     read_thoughts,
+    texts_or_ids,
 )
 from qsf.serve.api.openai import encode_messages
 from qsf.serve.http.body import DURATION, Duration, Part, within
@@ -119,7 +120,7 @@ class Generate(Generated):
 class Embed(Part):
     IGNORED: ClassVar[tuple[str, ...]] = ("options",)
 
-    input: vectors.Texts = None
+    input: Annotated[Any, texts_or_ids(vectors.MAX_TEXTS, {"type": "null"})] = None
     truncate: bool | None = None
     dimensions: Annotated[int, within(Whole(1))] | None = None
     keep_alive: KeepAlive | None = None
