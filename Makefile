@@ -28,8 +28,8 @@ ISA_TESTS := converted_logits forward native passes public_api same_bits
 # Of these on scalar, which takes ten times as long; that it gives the same bits as the others,
 # check_kernels and qsf.selftest see on each of them.
 SCALAR_TESTS := converted_logits native public_api
-# Of the exhaustive loops of the C tests, where a case is slow or was tried by another verb: see
-# tests/c/check.h. `make test-c` runs all cases.
+# Of the exhaustive loops of the C tests, where a case is slow or is tried by another verb: see
+# tests/c/check.h. `make test-c` in CI runs all cases.
 # Of the C tests under emulation: arithmetic of models, plans, files.
 MODEL_TESTS := ^(check_(file|isa|linear|model$$|plan$$|reader)|example)
 THINNED := export QSF_CHECK_STRIDE=7;
@@ -129,7 +129,7 @@ link: build/install.stamp ## link the command qsf into ~/.local/bin
 test: test-c test-py ## the C tests and the quick Python tests
 
 test-c: build/test.stamp ## the C tests
-	@$(call c_tests,c,-DQSF_BUILD_LIBRARY=ON -DQSF_BUILD_PROGRAM=ON)
+	@$(if $(CI),,$(THINNED)) $(call c_tests,c,-DQSF_BUILD_LIBRARY=ON -DQSF_BUILD_PROGRAM=ON)
 	@tests/install/check_program.sh $(CURDIR)/$(VENV)/bin build/c/program/qsf
 	@$(PY) tools/check_isa_leaks.py build/c/CMakeFiles/qsf_objects.dir
 
@@ -272,7 +272,7 @@ format: build/lint.stamp ## let ruff and clang-format rewrite the sources
 	@$(VENV)/bin/ruff check --fix .
 	@$(CLANG_FORMAT) -i $(C_FILES)
 
-fuzz: build/test.stamp ## each fuzz target and section for FUZZ_SECONDS (needs clang)
+fuzz: build/test.stamp ## each fuzz target for FUZZ_SECONDS, and ten mutants a second (needs clang)
 	@$(CMAKE) -S . -B build/fuzz -DCMAKE_C_COMPILER=clang -DQSF_BUILD_FUZZERS=ON >/dev/null
 	@$(CMAKE) --build build/fuzz -j $(JOBS)
 	@for target in build/fuzz/fuzz_*[a-z]; do \
@@ -281,9 +281,9 @@ fuzz: build/test.stamp ## each fuzz target and section for FUZZ_SECONDS (needs c
 			-artifact_prefix=build/fuzz/ build/fuzz/found/$$name \
 			$$([ -d tests/fuzz/corpus/$$name ] && echo tests/fuzz/corpus/$$name); \
 	done
-	@QSF_FUZZ_EXAMPLES=$$((10 * $(FUZZ_SECONDS))) $(PY) -m pytest -p no:cacheprovider \
-		-k "any_template or any_tokenizer" tests/python/text
-	@$(PY) tests/fuzz/fuzz_sections.py $(FUZZ_SECONDS) build/fuzz/sections
+	@QSF_FUZZ_EXAMPLES=$$((10 * $(FUZZ_SECONDS))) QSF_FUZZ_SEED="$$RANDOM" $(PY) -m pytest \
+		-p no:cacheprovider -k "any_template or any_tokenizer or mutants_give" \
+		tests/python/text tests/python/file/test_mutants.py
 	@$(PY) tests/fuzz/check_hostile.py $$((3 * $(FUZZ_SECONDS))) "$$RANDOM"
 
 check-hostile: build/test.stamp ## JSON that takes many times its bytes: VmHWM of each command against its budget

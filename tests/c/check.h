@@ -6,8 +6,8 @@
  * Checks may be made from one thread only.
  *
  * QSF_CHECK_STRIDE=N in the environment thins the exhaustive loops of the tests that call
- * check_stride(): they take every N-th case. It is for builds in which a case costs ten times
- * as much (sanitizers, an emulator); a plain build runs all cases.
+ * check_stride(): they take every N-th case. `make` sets it but for `make test-c` in CI, which runs
+ * all cases.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef QSF_TESTS_CHECK_H

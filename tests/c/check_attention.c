@@ -1,6 +1,6 @@
 /* check_attention.c - attention without the rest of a model: the same bits for any number of
- * threads, any split of a sequence into chunks, sequences alone or together, any blocks of the
- * pool, and pages in a file; and near the formula in double. Contexts of several spans.
+ * threads, any split of a sequence into chunks, any blocks of the pool, and pages in a file; and
+ * near the formula in double. Contexts of several spans.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/kernel_data.h"
@@ -281,38 +281,6 @@ static void check_bits(const float *want, const float *have, size_t n, const cha
             (double)want[i]);
 }
 
-/* Last tokens of several sequences of different lengths in one chunk, and a longer segment. */
-static void check_batch(const shape *s, qsf_kv_form form, uint32_t n_threads,
-                        uint32_t resident_tokens)
-{
-    static const uint32_t lengths[MAX_SEQUENCES] = {600, 31, 300};
-    static const uint32_t last[MAX_SEQUENCES] = {1, 5, 2};
-    const size_t q_dim = (size_t)s->n_heads * s->head_dim;
-    float *const want = exact_floats(CTX_TOKENS * q_dim);
-    rig g;
-    rig_make(&g, s, form, best, n_threads, 64, resident_tokens);
-    shuffle_blocks(&g);
-    qsf_segment segments[MAX_SEQUENCES];
-    const uint32_t sequences[MAX_SEQUENCES] = {0, 1, 2};
-    for (uint32_t i = 0; i < MAX_SEQUENCES; i++) {
-        run_sequence(&g, i, lengths[i] - last[i], 64, want);
-        segments[i] = (qsf_segment){.n_tokens = last[i], .first_position = lengths[i] - last[i]};
-    }
-    run_chunk(&g, segments, sequences, MAX_SEQUENCES);
-    float *const together = exact_floats(8 * q_dim);
-    for (size_t row = 0; row < 8; row++)
-        memcpy(together + row * q_dim, g.scratch.attended + row * qsf_stride(g.config.q_dim),
-               q_dim * sizeof *together);
-    for (uint32_t i = 0; i < MAX_SEQUENCES; i++) {
-        run_sequence(&g, i, lengths[i], 64, want);
-        check_bits(want + (lengths[i] - last[i]) * q_dim, together + segments[i].first_row * q_dim,
-                   last[i] * q_dim, "in a batch", s, form);
-    }
-    rig_free(&g);
-    free(want);
-    free(together);
-}
-
 static void check_shape(const shape *s, qsf_kv_form form)
 {
     static const uint32_t n_tokens = 600;
@@ -349,9 +317,6 @@ static void check_shape(const shape *s, qsf_kv_form form)
             CHECK((g.sequences[0].kv.cold.read_bytes > 0) == (s->window_tokens != 20));
         rig_free(&g);
     }
-    check_batch(s, form, 2, 0);
-    if (s->pinned_tokens == 0)
-        check_batch(s, form, 2, 64);
     free(want);
     free(have);
 }

@@ -1,4 +1,5 @@
-/* check_base.c - binary16, checked arithmetic, bytes, data types and the texts of failures. */
+/* check_base.c - binary16, checked arithmetic, bytes, data types, the texts of failures
+ * and the stopwatch. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "check.h"
 
@@ -12,6 +13,7 @@
 #include "types/dtype.h"
 #include "base/half.h"
 #include "base/status.h"
+#include "platform/clock.h"
 
 static uint32_t bits_of(float value)
 {
@@ -160,29 +162,38 @@ static void check_arithmetic(void)
             CHECK_EQ_U64(have, mul_fits ? want : 77);
         }
     }
-    uint64_t up = 77;
-    CHECK(qsf_align_up_u64(0, 64, &up));
-    CHECK_EQ_U64(up, 0);
-    CHECK(qsf_align_up_u64(1, 64, &up));
-    CHECK_EQ_U64(up, 64);
-    CHECK(qsf_align_up_u64(64, 64, &up));
-    CHECK_EQ_U64(up, 64);
-    CHECK(qsf_align_up_u64(65, 1, &up));
-    CHECK_EQ_U64(up, 65);
-    CHECK(qsf_align_up_u64(UINT64_MAX - 63, 64, &up));
-    CHECK_EQ_U64(up, UINT64_MAX - 63);
-    CHECK(!qsf_align_up_u64(UINT64_MAX - 62, 64, &up));
-    CHECK_EQ_U64(up, UINT64_MAX - 63);
-
-    CHECK(qsf_extent_inside(0, 0, 0));
-    CHECK(qsf_extent_inside(10, 0, 10));
-    CHECK(qsf_extent_inside(3, 7, 10));
-    CHECK(!qsf_extent_inside(3, 8, 10));
-    CHECK(!qsf_extent_inside(11, 0, 10));
-    CHECK(!qsf_extent_inside(UINT64_MAX, 2, 10));
-    CHECK(!qsf_extent_inside(5, UINT64_MAX, 10));
-    CHECK(qsf_extent_inside(UINT64_MAX, 0, UINT64_MAX));
-
+    static const struct {
+        uint64_t value;
+        uint64_t align;
+        uint64_t want; /* 0 for a value above 0: there is none */
+    } ups[] = {{0, 64, 0},
+               {1, 64, 64},
+               {64, 64, 64},
+               {65, 1, 65},
+               {UINT64_MAX - 63, 64, UINT64_MAX - 63},
+               {UINT64_MAX - 62, 64, 0}};
+    for (size_t i = 0; i < sizeof ups / sizeof ups[0]; i++) {
+        const bool fits = ups[i].value == 0 || ups[i].want != 0;
+        uint64_t up = 77;
+        CHECK(qsf_align_up_u64(ups[i].value, ups[i].align, &up) == fits);
+        CHECK_EQ_U64(up, fits ? ups[i].want : 77);
+    }
+    static const struct {
+        uint64_t off;
+        uint64_t n_bytes;
+        uint64_t all_bytes;
+        bool is_inside;
+    } extents[] = {{0, 0, 0, true},
+                   {10, 0, 10, true},
+                   {3, 7, 10, true},
+                   {3, 8, 10, false},
+                   {11, 0, 10, false},
+                   {UINT64_MAX, 2, 10, false},
+                   {5, UINT64_MAX, 10, false},
+                   {UINT64_MAX, 0, UINT64_MAX, true}};
+    for (size_t i = 0; i < sizeof extents / sizeof extents[0]; i++)
+        CHECK(qsf_extent_inside(extents[i].off, extents[i].n_bytes, extents[i].all_bytes) ==
+              extents[i].is_inside);
     CHECK_EQ(qsf_ceil_div(0, 16), 0);
     CHECK_EQ(qsf_ceil_div(16, 16), 1);
     CHECK_EQ(qsf_ceil_div(17, 16), 2);
@@ -216,44 +227,13 @@ static void check_byte_order(void)
     CHECK_BYTES(out + 1, one_half, 4);
 }
 
+/* Names and bytes of tiles: tests/python/file/test_type_table.py. */
 static void check_dtypes(void)
 {
-    /* bits of a code; parts of 2 bytes stored for each row: scale, or scale and min */
-    static const struct {
-        const char *name;
-        uint32_t dtype;
-        uint32_t code_bits;
-        uint32_t n_row_parts;
-        bool is_quantised;
-    } cases[] = {
-        {"2bit-sym", 0, 2, 1, true}, {"2bit", 1, 2, 2, true},    {"3bit", 2, 3, 2, true},
-        {"4bit", 3, 4, 2, true},     {"ternary", 4, 2, 1, true}, {"8bit", 6, 8, 1, true},
-        {"f16", 7, 16, 0, false},    {"f32", 8, 32, 0, false},   {"4bit-sym", 10, 4, 1, true},
-        {"mxfp4", 11, 4, 1, true},   {"q4_0", 12, 4, 2, true},   {"q4_1", 13, 4, 4, true},
-        {"q5_0", 14, 5, 2, true},    {"q5_1", 15, 5, 4, true},   {"q8_0", 16, 8, 2, true},
-        {"q4_k", 17, 4, 2, true},    {"q5_k", 18, 5, 2, true},   {"4bit-nl", 20, 4, 1, true},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const uint32_t dtype = cases[i].dtype;
-        const size_t want =
-            QSF_TILE_ROWS * (cases[i].n_row_parts * 2 + QSF_BLOCK * cases[i].code_bits / 8);
-        CHECK_STR(qsf_dtype_name(dtype), cases[i].name);
-        CHECK_EQ(qsf_dtype_tile_bytes(dtype), want);
-        CHECK(qsf_dtype_is_quantised(dtype) == cases[i].is_quantised);
-    }
-    /* Five ternary digits in a byte: 64 columns take 13. */
-    CHECK_STR(qsf_dtype_name(QSF_DTYPE_TERNARY_DENSE), "ternary-dense");
-    CHECK_EQ(qsf_dtype_tile_bytes(QSF_DTYPE_TERNARY_DENSE), 16 * (2 + 13));
-    CHECK(qsf_dtype_is_quantised(QSF_DTYPE_TERNARY_DENSE));
-    /* 16 scales of a byte and an f16 for 256 columns */
-    CHECK_STR(qsf_dtype_name(QSF_DTYPE_Q6_K), "q6_k");
-    CHECK_EQ(4 * qsf_dtype_tile_bytes(QSF_DTYPE_Q6_K), 16 * (2 + 16 + 256 * 6 / 8));
-    CHECK_STR(qsf_dtype_name(QSF_DTYPE_MIXED), "mixed");
-    CHECK_EQ(qsf_dtype_tile_bytes(QSF_DTYPE_MIXED), 0);
-
     for (uint32_t dtype = 0; dtype < QSF_DTYPE_COUNT; dtype++) {
         const size_t want = dtype == QSF_DTYPE_F16 ? 2 : dtype == QSF_DTYPE_F32 ? 4 : 0;
         CHECK_EQ(qsf_dtype_scalar_bytes(dtype), want);
+        CHECK(qsf_dtype_is_quantised(dtype) == (want == 0 && dtype != QSF_DTYPE_MIXED));
     }
     static const uint32_t unknown[] = {QSF_DTYPE_COUNT, QSF_DTYPE_COUNT + 1, 1000, UINT32_MAX};
     for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
@@ -359,6 +339,45 @@ static void check_fused(void)
     }
 }
 
+static uint64_t sum_of(const uint64_t *phase_ns)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < QSF_N_PHASES; i++)
+        sum += phase_ns[i];
+    return sum;
+}
+
+static void check_laps(void)
+{
+    qsf_stopwatch w = {.last_ns = 1000};
+    qsf_stopwatch_lap_at(&w, QSF_PHASE_NORM, 1300);
+    CHECK_EQ_U64(w.phase_ns[QSF_PHASE_NORM], 300);
+    qsf_stopwatch_lap_at(&w, QSF_PHASE_QKV, 1300); /* neither of these is a lap */
+    qsf_stopwatch_lap_at(&w, QSF_PHASE_QKV, 1200);
+    CHECK_EQ_U64(w.phase_ns[QSF_PHASE_QKV], 0);
+    CHECK_EQ_U64(w.last_ns, 1300);
+    qsf_stopwatch_set_aside(&w, QSF_PHASE_WAIT, 1400, 1450);
+    qsf_stopwatch_set_aside(&w, QSF_PHASE_DECOMPRESS, 1450, 1500);
+    qsf_stopwatch_lap_at(&w, QSF_PHASE_QKV, 2300);
+    CHECK_EQ_U64(w.phase_ns[QSF_PHASE_QKV], 900);
+    CHECK_EQ_U64(w.phase_ns[QSF_PHASE_WAIT], 50);
+    CHECK_EQ_U64(w.phase_ns[QSF_PHASE_DECOMPRESS], 50);
+    /* A lap that ends before what was set aside does: the rest goes off the next one. */
+    qsf_stopwatch_set_aside(&w, QSF_PHASE_WAIT, 2300, 2500);
+    qsf_stopwatch_lap_at(&w, QSF_PHASE_NORM, 2400);
+    qsf_stopwatch_lap_at(&w, QSF_PHASE_HEAD, 2600);
+    CHECK_EQ_U64(w.phase_ns[QSF_PHASE_NORM], 300);
+    CHECK_EQ_U64(w.phase_ns[QSF_PHASE_HEAD], 100);
+    CHECK_EQ_U64(sum_of(w.phase_ns), 1600);
+    qsf_stopwatch_start(&w, 5000);
+    CHECK_EQ_U64(sum_of(w.phase_ns), 0);
+    CHECK_EQ_U64(w.aside_ns, 0);
+    CHECK_EQ_U64(w.last_ns, 5000);
+    qsf_stopwatch_lap(NULL, QSF_PHASE_NORM);
+    qsf_stopwatch_lap_at(NULL, QSF_PHASE_NORM, 1);
+    qsf_stopwatch_set_aside(NULL, QSF_PHASE_WAIT, 1, 2);
+}
+
 int main(void)
 {
     check_half_to_float();
@@ -371,5 +390,6 @@ int main(void)
     check_dtypes();
     check_fused();
     check_failures();
+    check_laps();
     return check_report("check_base");
 }

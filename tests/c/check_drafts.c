@@ -1,6 +1,6 @@
-/* check_drafts.c - a pass with drafts that fails or is cancelled leaves the session as it was,
- * wherever it fails; guesses and what they cost; draft models in the plan. Bits:
- * tests/python/api/test_drafts.py.
+/* check_drafts.c - a pass that fails changes none of its sessions, wherever it fails: steps with
+ * drafts of the caller and of a draft model, passes of many sessions with and without drafts. Draft
+ * models in the plan. Bits: tests/python/api/test_drafts.py and test_passes.py.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #define TINY_CAP_BYTES (16 << 20) /* a model larger than the buffers of streaming */
@@ -8,25 +8,59 @@
 #define TINY_LAYERS 6
 #define TINY_MODEL_FFN 2048
 
-#include "check.h"
-#include "engine/model.h"
-#include "engine/model_open.h"
-#include "speculate/ngrams.h"
-#include "speculate/speculation_budget.h"
-#include "least_budget.h"
-#include "system.h"
-#include "tiny_model.h"
+#include "engine_rig.h"
+
+#define N_SESSIONS 3
 
 static char path[64];
-static char draft_path[64];
+static char draft_path[64]; /* of two layers: also the model of passes */
 static tiny_file file;
+static size_t stride;
 
 static const uint32_t tokens[8] = {1, 2, 3, 4, 5, 6, 7, 8};
 
-typedef struct opened {
+typedef struct rig {
     qsf_model *m;
-    qsf_session *s;
-} opened;
+    qsf_session *sessions[N_SESSIONS];
+    uint32_t n_sessions;
+    double hidden[TINY_MODEL_DIM]; /* of the second session */
+} rig;
+
+/* What may fail, and what comes before it. */
+typedef struct operation {
+    const char *name;
+    uint32_t n_sessions;
+    uint32_t draft_rows;
+    bool has_drafter;
+    void (*prepare)(rig *g);
+    qsf_status (*run)(rig *g);
+} operation;
+
+static bool rig_start(rig *g, const operation *op)
+{
+    qsf_options opt = rig_options(2, 8 + 2 * op->draft_rows * (op->n_sessions > 1));
+    *g = (rig){.n_sessions = op->n_sessions};
+    opt.draft_rows = op->draft_rows;
+    opt.max_sessions = op->n_sessions;
+    opt.draft_path = op->has_drafter ? draft_path : NULL;
+    g->m = rig_open_streamed(op->n_sessions > 1 ? draft_path : path, opt);
+    if (g->m == NULL)
+        return false;
+    CHECK_EQ(g->m->plan.draft_rows, op->draft_rows);
+    CHECK_EQ(g->m->plan.logits_rows, op->n_sessions > 1 ? op->n_sessions : 0);
+    for (uint32_t i = 0; i < op->n_sessions; i++)
+        if (!CHECK_OK(qsf_session_create(g->m, &g->sessions[i])))
+            return false;
+    op->prepare(g);
+    return true;
+}
+
+static void rig_end(rig *g)
+{
+    for (uint32_t i = 0; i < g->n_sessions; i++)
+        qsf_session_destroy(g->sessions[i]);
+    qsf_model_close(g->m);
+}
 
 /* Makes passes so slow that each guess of the draft model is worth its time. */
 static void slow_down(qsf_costs *t)
@@ -35,264 +69,273 @@ static void slow_down(qsf_costs *t)
     t->compute_ns = 1.0;
 }
 
-/* Opens the streamed model, with a draft model unless its path is NULL, and evaluates two tokens.
- */
-static bool open_one(opened *o, uint32_t draft_rows, const char *drafter_path)
+/* ---- operations ---- */
+
+static void prepare_step(rig *g)
 {
-    qsf_options opt;
-    qsf_options_default(&opt);
-    opt.n_threads = 2;
-    opt.chunk_tokens = 8;
-    opt.draft_rows = draft_rows;
-    const qsf_faults known = least_budget(path, &opt);
-    opt.draft_path = drafter_path;
-    while (
-        CHECK_OK(qsf_model_create(path, &opt, &known, &o->m)) &&
-        (o->m->plan.draft_rows < draft_rows || (drafter_path != NULL && o->m->drafter == NULL))) {
-        qsf_model_close(o->m);
-        opt.budget_bytes += 1 << 16;
+    rig_sync(g->sessions[0], tokens, 2);
+}
+
+static qsf_status step_with_drafts(rig *g)
+{
+    CHECK_OK(qsf_session_draft(g->sessions[0], tokens + 3, 3));
+    return qsf_session_step(g->sessions[0], tokens[2]);
+}
+
+static qsf_status step_with_model(rig *g)
+{
+    CHECK_OK(qsf_session_draft(g->sessions[0], tokens + 3, 0));
+    slow_down(&g->m->shared.costs);
+    return qsf_session_step(g->sessions[0], tokens[2]);
+}
+
+static qsf_pass_item item_of(rig *g, uint32_t i, const uint32_t *from, uint32_t n, uint32_t wants)
+{
+    return (qsf_pass_item){
+        .session = g->sessions[i], .tokens = from, .n_tokens = n, .wants = wants};
+}
+
+static qsf_status run_pass(rig *g, qsf_pass_item *items)
+{
+    const qsf_status status = qsf_model_pass(g->m, items, N_SESSIONS, NULL);
+    for (uint32_t i = 0; i < N_SESSIONS; i++)
+        CHECK_EQ(items[i].status, status);
+    return status;
+}
+
+static void prepare_pass(rig *g)
+{
+    qsf_pass_item items[N_SESSIONS];
+    for (uint32_t i = 0; i < N_SESSIONS; i++)
+        items[i] = item_of(g, i, tokens, 3 - i, QSF_WANTS_LAST);
+    CHECK_OK(run_pass(g, items));
+}
+
+/* A token, a piece of a prompt, a token. */
+static qsf_status pass_of_many(rig *g)
+{
+    qsf_pass_item items[] = {item_of(g, 0, tokens + 3, 1, QSF_WANTS_LAST),
+                             item_of(g, 1, tokens + 2, 4, QSF_WANTS_NONE),
+                             item_of(g, 2, tokens + 1, 1, QSF_WANTS_LAST)};
+    items[1].n_hidden = 3;
+    items[1].hidden = g->hidden;
+    return run_pass(g, items);
+}
+
+static void prepare_nothing(rig *g)
+{
+    (void)g;
+}
+
+static qsf_status pass_with_drafts(rig *g)
+{
+    qsf_pass_item items[N_SESSIONS];
+    for (uint32_t i = 0; i < N_SESSIONS; i++) {
+        items[i] = item_of(g, i, tokens, 1 + i, QSF_WANTS_AHEAD);
+        CHECK_OK(qsf_session_draft(g->sessions[i], tokens + 1 + i, 2));
     }
-    CHECK(o->m->plan.streamed_bytes > 0);
-    CHECK_EQ(o->m->plan.draft_rows, draft_rows);
-    size_t n_done;
-    return CHECK_OK(qsf_session_create(o->m, &o->s)) &&
-           CHECK_OK(qsf_session_sync(o->s, tokens, 2, &n_done));
+    return run_pass(g, items);
 }
 
-static void close_one(opened *o)
+static const operation operations[] = {
+    {"step, drafts of the caller", 1, 4, false, prepare_step, step_with_drafts},
+    {"step, draft model", 1, 4, true, prepare_step, step_with_model},
+    {"pass", N_SESSIONS, 0, false, prepare_pass, pass_of_many},
+    {"pass with drafts", N_SESSIONS, 6, false, prepare_nothing, pass_with_drafts},
+};
+
+/* ---- faults ---- */
+
+/* The tokens that are ahead of a session, a bit for each. */
+static uint32_t ahead_of(qsf_session *s)
 {
-    qsf_session_destroy(o->s);
-    qsf_model_close(o->m);
+    uint32_t bits = 0;
+    for (uint32_t t = 0; t < TINY_MODEL_VOCAB; t++)
+        bits |= (uint32_t)qsf_session_is_ahead(s, t) << t;
+    return bits;
 }
 
-static void check_same(const opened *a, const opened *b)
+/* Both hold as many tokens and have the same logits, or neither has any. A step that failed forgets
+ * those before it. */
+static void check_same_session(const qsf_session *a, const qsf_session *b, bool may_forget)
 {
     float want[TINY_MODEL_VOCAB];
     float have[TINY_MODEL_VOCAB];
-    CHECK_EQ(qsf_session_position(a->s), qsf_session_position(b->s));
-    CHECK_OK(qsf_session_logits(a->s, have, TINY_MODEL_VOCAB));
-    CHECK_OK(qsf_session_logits(b->s, want, TINY_MODEL_VOCAB));
-    CHECK_BYTES(have, want, sizeof want);
-}
-
-/* Takes two tokens that are ahead. */
-static void check_accepted(const opened *o, const opened *plain)
-{
-    CHECK_OK(qsf_session_step(o->s, tokens[3]));
-    CHECK_OK(qsf_session_step(plain->s, tokens[3]));
-    check_same(o, plain);
-    qsf_session_cancel(o->s); /* in the middle of what is accepted */
-    CHECK_STATUS(qsf_session_step(o->s, tokens[4]), QSF_ERR_CANCELLED);
-    CHECK_EQ(qsf_session_position(o->s), 4);
-    CHECK_OK(qsf_session_step(o->s, tokens[4]));
-    CHECK_OK(qsf_session_step(plain->s, tokens[4]));
-    check_same(o, plain);
-    CHECK_EQ(o->s->n_accepted[QSF_GUESSER_CALLER], 2);
-    CHECK_EQ(o->s->n_step_passes, 1);
-}
-
-/* The N-th read of a pass with drafts of the caller, or of a draft model, fails, for every N that
- * there is; then it succeeds. */
-static void check_failures(qsf_fault_kind kind, const char *drafter_path)
-{
-    opened o;
-    opened plain;
-    if (!open_one(&o, 4, drafter_path) || !open_one(&plain, 0, NULL))
+    const qsf_status status = qsf_session_logits(a, have, TINY_MODEL_VOCAB);
+    CHECK_EQ(qsf_session_position(a), qsf_session_position(b));
+    if (may_forget && status == QSF_ERR_ARG)
         return;
-    uint32_t n_failed = 0;
-    for (int64_t n = 0; n < 1000; n++) {
-        CHECK_OK(qsf_session_draft(o.s, tokens + 3, drafter_path == NULL ? 3 : 0));
-        slow_down(&o.m->shared.costs);
+    CHECK_EQ(qsf_session_logits(b, want, TINY_MODEL_VOCAB), status);
+    if (status == QSF_OK)
+        CHECK_BYTES(have, want, sizeof want);
+}
+
+/* The N-th read of an operation fails, for every N that there is: all sessions are as before it,
+ * like those of `before`. Then it succeeds. */
+static void check_faults(const operation *op, qsf_fault_kind kind)
+{
+    rig o;
+    rig before;
+    if (!rig_start(&o, op) || !rig_start(&before, op))
+        return;
+    int64_t n = 0;
+    for (; n < 1000; n += (int64_t)stride) {
         o.m->reader.file.fault_kind = kind;
         o.m->reader.file.reads_until_fault = n;
-        const qsf_status status = qsf_session_step(o.s, tokens[2]);
+        const qsf_status status = op->run(&o);
         o.m->reader.file.reads_until_fault = -1;
         if (status == QSF_OK)
             break;
-        n_failed++;
-        CHECK_EQ(qsf_session_position(o.s), 2);
-        CHECK_EQ(o.s->ahead.n_left, 0);
-    }
-    CHECK(n_failed > 0);
-    CHECK(drafter_path != NULL ? o.s->ahead.n_left > 0 : o.s->ahead.n_left == 3);
-    CHECK((drafter_path != NULL) == (o.s->n_drafted[QSF_GUESSER_MODEL] > 0));
-    CHECK_OK(qsf_session_step(plain.s, tokens[2]));
-    check_same(&o, &plain);
-    if (drafter_path == NULL)
-        check_accepted(&o, &plain);
-    close_one(&o);
-    close_one(&plain);
-}
-
-static void check_matches(void)
-{
-    static const uint32_t text[] = {7, 1, 2, 3, 9, 1, 2, 4, 8, 1, 2, 3};
-    qsf_match m = qsf_match_find(text, 12);
-    CHECK_EQ(m.n_tokens, 3);
-    CHECK_EQ(m.next, 4);
-    m = qsf_match_find(text, 11); /* both are of two tokens: the later one */
-    CHECK_EQ(m.n_tokens, 2);
-    CHECK_EQ(m.next, 7);
-    m = qsf_match_extend(m, text, 12); /* 4 was foretold, and 3 came */
-    CHECK_EQ(m.n_tokens, 3);
-    CHECK_EQ(m.next, 4);
-    m = qsf_match_extend(qsf_match_find(text, 2), text, 3);
-    CHECK_EQ(m.n_tokens, 0);
-    CHECK_EQ(qsf_match_find(text, 1).n_tokens, 0);
-    CHECK_EQ(qsf_match_find(text, 0).n_tokens, 0);
-    uint32_t ones[100];
-    for (size_t i = 0; i < 100; i++)
-        ones[i] = 1;
-    m = qsf_match_find(ones, 100);
-    CHECK_EQ(m.n_tokens, QSF_MATCH_MOST);
-    CHECK_EQ(m.next, 99);
-}
-
-static void check_ngrams(void)
-{
-    static qsf_ngram_entry entries[1 << 15];
-    static const double chances[QSF_NGRAM_CLASSES] = {0.8, 0.79, 0.49, 0.24, 0.1, 0.04, 0.0};
-    for (uint32_t i = 0; i < QSF_NGRAM_CLASSES; i++) {
-        CHECK_EQ(qsf_ngram_token_of(70 + i, chances[i]).token, 70 + i);
-        CHECK_EQ(qsf_ngram_token_of(70 + i, chances[i]).class, i);
-    }
-    qsf_ngrams f = {entries};
-    CHECK(qsf_ngrams_find(&f, tokens, 2, 2) == NULL);
-    CHECK(qsf_ngrams_find(&f, tokens, 0, 1) == NULL);
-    qsf_ngrams_learn(&f, tokens, 2, qsf_ngram_token_of(70, 0.9));
-    qsf_ngrams_learn(&f, tokens + 4, 1, qsf_ngram_token_of(71, 0.6));
-    const qsf_ngram_token *const found[] = {
-        qsf_ngrams_find(&f, tokens, 2, 2),
-        qsf_ngrams_find(&f, tokens + 1, 1, 1),
-        qsf_ngrams_find(&f, tokens + 3, 2, 1),
-    };
-    for (size_t i = 0; i < sizeof found / sizeof found[0]; i++)
-        if (CHECK(found[i] != NULL)) {
-            CHECK_EQ(found[i]->token, i == 2 ? 71 : 70);
-            CHECK_EQ(found[i]->class, i == 2 ? 1 : 0);
+        for (uint32_t i = 0; i < op->n_sessions; i++) {
+            check_same_session(o.sessions[i], before.sessions[i], op->n_sessions == 1);
+            CHECK_EQ(ahead_of(o.sessions[i]), 0);
         }
-    CHECK(qsf_ngrams_find(&f, tokens + 1, 1, 2) == NULL);
-    CHECK(qsf_ngrams_find(&f, tokens + 3, 2, 2) == NULL);
+        CHECK_BYTES(o.hidden, before.hidden, sizeof o.hidden);
+    }
+    if (!CHECK(n > 0 && n < 1000))
+        printf("%s: nothing failed, or all did: %s\n", op->name, qsf_error_detail());
+    CHECK_OK(op->run(&before));
+    CHECK(o.hidden[0] != 0.0 || op->run != pass_of_many);
+    CHECK_BYTES(o.hidden, before.hidden, sizeof o.hidden);
+    for (uint32_t i = 0; i < op->n_sessions; i++) {
+        check_same_session(o.sessions[i], before.sessions[i], false);
+        CHECK_EQ(ahead_of(o.sessions[i]), ahead_of(before.sessions[i]));
+        CHECK((ahead_of(o.sessions[i]) != 0) == (op->draft_rows > 0));
+    }
+    CHECK((o.sessions[0]->n_drafted[QSF_GUESSER_MODEL] > 0) == op->has_drafter);
+    rig_end(&o);
+    rig_end(&before);
 }
 
-/* How many of n_drafts are chosen, each right with this chance. */
-static uint32_t chosen(const qsf_costs *t, uint32_t n_drafts, double chance)
+/* Takes two tokens that are ahead; the second one is cancelled first. */
+static void check_accepted(void)
 {
-    qsf_speculation_chain c;
-    qsf_speculation_begin(&c, 1, QSF_MAX_DRAFT_ROWS);
-    for (uint32_t i = 0; i < n_drafts; i++)
-        (void)qsf_speculation_append(&c, chance);
-    qsf_speculation_choose(t, &c, n_drafts);
-    return c.n_chosen;
+    rig o;
+    rig plain;
+    if (!rig_start(&o, &operations[0]) || !rig_start(&plain, &operations[0]))
+        return;
+    CHECK_OK(step_with_drafts(&o));
+    qsf_session *const s = o.sessions[0];
+    CHECK_OK(qsf_session_step(s, tokens[3]));
+    qsf_session_cancel(s);
+    CHECK_STATUS(qsf_session_step(s, tokens[4]), QSF_ERR_CANCELLED);
+    CHECK_EQ(qsf_session_position(s), 4);
+    CHECK_OK(qsf_session_step(s, tokens[4]));
+    for (uint32_t i = 2; i < 5; i++)
+        CHECK_OK(qsf_session_step(plain.sessions[0], tokens[i]));
+    rig_check_same(plain.sessions[0], s);
+    CHECK_EQ(s->n_accepted[QSF_GUESSER_CALLER], 2);
+    CHECK_EQ(s->n_step_passes, 1);
+    rig_end(&o);
+    rig_end(&plain);
 }
 
-/* Guesses that are never right are not drafted; those that are always right are, as far as the
- * passes are cheap. */
-static void check_budget(void)
+/* A pass that fails overwrites what was ahead of its session: nothing is ahead any more. */
+static void check_forgotten(void)
 {
-    qsf_costs t = {0};
-    qsf_chances chances = {0};
-    CHECK_EQ(chosen(&t, 8, 1.0), 0); /* nothing was measured */
-    for (int i = 0; i < 50; i++)
-        qsf_speculation_learn(&t, 1, 0, 1000, 900); /* behind a disk */
-    CHECK_EQ(chosen(&t, 8, 1.0), 8);
-    CHECK_EQ(chosen(&t, 1, 0.01), 0);
-    for (int i = 0; i < 50; i++)
-        qsf_speculation_learn(&t, 4, 3, 5000, 0); /* passes of four cost more than four */
-    CHECK(chosen(&t, 3, 1.0) < 3);
-    for (int i = 0; i < 1500; i++)
-        qsf_speculation_learn(&t, 1, 0, 1000, 900); /* what was measured long ago is forgotten */
-    CHECK_EQ(chosen(&t, 3, 1.0), 3);
-    const uint32_t kind = qsf_speculation_kind_of_match(40);
-    CHECK_EQ(kind, qsf_speculation_kind_of_match(17));
-    CHECK_EQ(qsf_speculation_kind_of_match(1), QSF_KIND_MATCH);
-    CHECK(qsf_speculation_chance(&chances, kind) > 0.9);
-    for (int i = 0; i < 200; i++)
-        qsf_speculation_count(&chances, kind, false);
-    CHECK(qsf_speculation_chance(&chances, kind) < 0.1);
-    for (int i = 0; i < 500; i++)
-        qsf_speculation_count(&chances, kind, true);
-    CHECK(qsf_speculation_chance(&chances, kind) > 0.9);
+    rig o;
+    rig plain;
+    if (!rig_start(&o, &operations[0]) || !rig_start(&plain, &operations[0]))
+        return;
+    qsf_session *const s = o.sessions[0];
+    CHECK_OK(step_with_drafts(&o));
+    CHECK_EQ(ahead_of(s), 1U << tokens[3]);
+    o.m->reader.file.reads_until_fault = 0;
+    CHECK_STATUS(qsf_session_step(s, tokens[7]), QSF_ERR_IO);
+    o.m->reader.file.reads_until_fault = -1;
+    CHECK_EQ(ahead_of(s), 0);
+    CHECK_EQ(qsf_session_position(s), 3);
+    CHECK_OK(qsf_session_step(s, tokens[3]));
+    rig_sync(plain.sessions[0], tokens, 4);
+    rig_check_same(plain.sessions[0], s);
+    rig_end(&o);
+    rig_end(&plain);
 }
 
-/* Of two sessions the one whose guesses are likelier has more of the drafts, and with more sessions
- * in a pass each draft must gain more. */
-static void check_budget_of_many(void)
+/* All sessions of a pass cancelled: the pass ends; one of them: only its own item. What was ahead
+ * needs no pass. */
+static void check_cancelled(void)
 {
-    qsf_costs t = {0};
-    qsf_speculation_chain chains[2];
-    for (uint32_t i = 0; i < 2; i++) {
-        qsf_speculation_begin(&chains[i], 2, QSF_MAX_DRAFT_ROWS);
-        for (uint32_t j = 0; j < 6; j++)
-            (void)qsf_speculation_append(&chains[i], i == 0 ? 0.9 : 0.4);
+    rig o;
+    qsf_pass_item items[N_SESSIONS];
+    qsf_pass_report report;
+    if (!rig_start(&o, &operations[3]))
+        return;
+    for (uint32_t i = 0; i < N_SESSIONS; i++)
+        qsf_session_cancel(o.sessions[i]);
+    CHECK_STATUS(pass_with_drafts(&o), QSF_ERR_CANCELLED);
+    for (uint32_t i = 0; i < N_SESSIONS; i++)
+        CHECK_EQ(qsf_session_position(o.sessions[i]), 0);
+    CHECK_OK(pass_with_drafts(&o));
+    for (uint32_t i = 0; i < N_SESSIONS; i++)
+        items[i] = item_of(&o, i, tokens + 1 + i, 1, QSF_WANTS_AHEAD);
+    qsf_session_cancel(o.sessions[1]);
+    CHECK_OK(qsf_model_pass(o.m, items, N_SESSIONS, &report));
+    CHECK_EQ(report.ns + report.read_bytes, 0);
+    for (uint32_t i = 0; i < N_SESSIONS; i++) {
+        CHECK_EQ(items[i].status, i == 1 ? QSF_ERR_CANCELLED : QSF_OK);
+        CHECK_EQ(qsf_session_position(o.sessions[i]), 1 + i + (i != 1));
     }
-    chains[0].next = &chains[1];
-    qsf_speculation_choose(&t, chains, 12); /* nothing was measured */
-    CHECK_EQ(chains[0].n_chosen + chains[1].n_chosen, 0);
-    for (int i = 0; i < 50; i++)
-        qsf_speculation_learn(&t, 2, 0, 1000, 900); /* behind a disk, never with one row */
-    CHECK(qsf_speculation_cost_ns(&t, 1) > 900.0);
-    qsf_speculation_choose(&t, chains, 4); /* 0.9, 0.81, 0.73, 0.66 before 0.4 */
-    CHECK_EQ(chains[0].n_chosen, 4);
-    CHECK_EQ(chains[1].n_chosen, 0);
-    qsf_speculation_choose(&t, chains, 8); /* 0.59, 0.53, 0.4, 0.16 */
-    CHECK_EQ(chains[0].n_chosen, 6);
-    CHECK_EQ(chains[1].n_chosen, 2);
-    for (int i = 0; i < 50; i++) {
-        qsf_speculation_learn(&t, 2, 0, 1000, 900);
-        qsf_speculation_learn(&t, 3, 1, 1500, 0); /* each row takes as much as the others */
-    }
-    qsf_speculation_choose(&t, chains, 1);
-    CHECK_EQ(chains[0].n_chosen + chains[1].n_chosen, 0);
+    CHECK_EQ(qsf_session_is_ahead(NULL, 0), 0);
+    rig_end(&o);
 }
 
-/* A draft model that is right takes steps as long as they save more than they take; one that is
- * wrong takes a hundredth of the time. */
-static void check_budget_of_models(void)
+/* One wrong item, and nothing is evaluated. */
+static void check_refused(void)
 {
-    qsf_costs t = {0};
-    qsf_chances chances = {0};
-    qsf_speculation_chain c;
-    qsf_speculation_begin(&c, 1, QSF_MAX_DRAFT_ROWS);
-    CHECK(!qsf_speculation_wants_model(&t, &chances, &c, 0.0)); /* no pass was measured */
-    qsf_speculation_learn(&t, 1, 0, 1000000, 900000);
-    CHECK(qsf_speculation_wants_model(&t, &chances, &c, 0.0));
-    CHECK(!qsf_speculation_wants_model(&t, &chances, &c, 0.9) || t.credit_ns > 0.0);
-    CHECK_EQ(qsf_speculation_guesser_of(qsf_speculation_kind_of_model(1.0)), QSF_GUESSER_MODEL);
-    CHECK_EQ(qsf_speculation_kind_of_model(1.0), QSF_KIND_MODEL + 7);
-    CHECK_EQ(qsf_speculation_kind_of_model(0.0), QSF_KIND_MODEL);
-    uint32_t n_steps = 0;
-    for (; n_steps < 20 && qsf_speculation_wants_model(&t, &chances, &c, 0.0); n_steps++) {
-        qsf_speculation_spend(&t, &c, 50000, 1);
-        CHECK(qsf_speculation_append(&c, 0.9));
+    rig o;
+    rig other;
+    static float room[2 * TINY_MODEL_VOCAB];
+    static const uint32_t outside = TINY_MODEL_VOCAB;
+    if (!rig_start(&o, &operations[2]) || !rig_start(&other, &operations[0]))
+        return;
+    qsf_session *const s = o.sessions[1];
+    const qsf_pass_item wrong[] = {
+        {.tokens = tokens, .n_tokens = 1},
+        {.session = s, .n_tokens = 1},
+        {.session = s, .tokens = tokens},
+        {.session = s, .tokens = tokens, .n_tokens = 8}, /* 9 in all */
+        {.session = s, .tokens = tokens, .n_tokens = UINT32_MAX},
+        {.session = s, .tokens = &outside, .n_tokens = 1},
+        {.session = s, .tokens = tokens, .n_tokens = 1, .wants = 4},
+        {.session = s, .tokens = tokens, .n_tokens = 1, .wants = QSF_WANTS_ALL},
+        {.session = s, .tokens = tokens, .n_tokens = 3, .wants = QSF_WANTS_ALL, .logits = room},
+        {.session = o.sessions[0], .tokens = tokens, .n_tokens = 1},
+        {.session = other.sessions[0], .tokens = tokens, .n_tokens = 1},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        qsf_pass_item items[] = {item_of(&o, 0, tokens, 1, QSF_WANTS_LAST), wrong[i]};
+        CHECK_STATUS(qsf_model_pass(o.m, items, 2, NULL), QSF_ERR_ARG);
+        CHECK_EQ(qsf_session_position(o.sessions[0]), 3);
     }
-    CHECK(n_steps > 3 && n_steps < 20);
-    qsf_speculation_begin(&c, 1, QSF_MAX_DRAFT_ROWS);
-    t.credit_ns = 0.0;
-    CHECK(qsf_speculation_wants_model(&t, &chances, &c, 0.0));
-    for (int i = 0; i < 600; i++)
-        qsf_speculation_count(&chances, QSF_KIND_MODEL + 3, false);
-    double model_ns = 0.0;
-    for (int i = 0; i < 1000; i++) {
-        qsf_speculation_begin(&c, 1, QSF_MAX_DRAFT_ROWS);
-        if (qsf_speculation_wants_model(&t, &chances, &c, 0.0))
-            qsf_speculation_spend(&t, &c, 50000, 1);
-        model_ns += c.model_ns;
-        qsf_speculation_learn(&t, 1, 0, 1000000, 900000);
+    qsf_pass_item items[4] = {item_of(&o, 0, tokens, 1, QSF_WANTS_LAST)};
+    CHECK_STATUS(qsf_model_pass(o.m, items, 0, NULL), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_model_pass(o.m, items, 4, NULL), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_model_pass(NULL, items, 1, NULL), QSF_ERR_ARG);
+    static const float bias = 2e6F;
+    const qsf_choose_item choices[] = {
+        {.session = o.sessions[0], .n_logprobs = 1}, /* no room for them */
+        {.session = other.sessions[0]},
+        {.session = o.sessions[0], .n_counted = 1},
+        {.session = o.sessions[0], .biased = tokens, .biases = &bias, .n_biased = 1},
+    };
+    for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
+        qsf_choose_item choice = choices[i];
+        CHECK_STATUS(qsf_model_choose(o.m, &choice, 1), QSF_ERR_ARG);
     }
-    CHECK(model_ns > 0.0 && model_ns <= 0.011 * 1000 * 1e6);
+    rig_end(&o);
+    rig_end(&other);
 }
+
+/* ---- draft models ---- */
 
 /* Options with a draft model, and the memory that the process is taken to have. */
 static qsf_options with_drafter(uint64_t *process_bytes)
 {
-    qsf_options opt;
-    qsf_options_default(&opt);
-    opt.n_threads = 2;
-    opt.chunk_tokens = 8;
+    qsf_options opt = rig_options(2, 8);
     opt.ctx_tokens = TINY_MODEL_TOKENS;
     opt.draft_rows = 4;
-    *process_bytes = least_budget(path, &opt).process_bytes;
+    *process_bytes = rig_least_budget(path, &opt).process_bytes;
     opt.draft_path = draft_path;
     return opt;
 }
@@ -355,83 +398,58 @@ static void check_failing_open(bool is_read)
     CHECK(n > 10 && n < 1000);
 }
 
-/* The N-th allocation of a session with a draft model fails; then steps are those without, with one
- * that guesses at random, and with one that is always right: the model itself, which chooses with
- * the penalties and random numbers of the session. */
-static void check_drafter(const char *drafter_path, bool is_right, const qsf_sampling *how)
+/* The N-th allocation of a session with a draft model fails: nothing is left behind. A draft model
+ * that fails guesses nothing. */
+static void check_failing_drafter(void)
 {
-    opened o = {0};
-    opened plain;
+    qsf_session *s = NULL;
     qsf_options opt = with_drafter(&(uint64_t){0});
     opt.budget_bytes = 0;
-    opt.draft_path = drafter_path;
-    if (!CHECK_OK(qsf_model_open(path, &opt, &o.m)) || !open_one(&plain, 0, NULL))
+    qsf_model *const m = rig_open(path, &opt);
+    if (m == NULL)
         return;
-    qsf_model *const drafter = o.m->drafter;
     for (int64_t n = 0; n < 2; n++) {
-        drafter->ledger.grants_until_fault = n;
-        CHECK_STATUS(qsf_session_create(o.m, &o.s), QSF_ERR_NOMEM);
-        CHECK(o.s == NULL);
-        CHECK_EQ(o.m->n_sessions + drafter->n_sessions, 0);
+        m->drafter->ledger.grants_until_fault = n;
+        CHECK_STATUS(qsf_session_create(m, &s), QSF_ERR_NOMEM);
+        CHECK(s == NULL);
+        CHECK_EQ(m->n_sessions + m->drafter->n_sessions, 0);
     }
-    drafter->ledger.grants_until_fault = -1;
-    size_t n_done;
-    CHECK_OK(qsf_session_create(o.m, &o.s));
-    CHECK_OK(qsf_session_sync(o.s, tokens, 2, &n_done));
-    uint32_t text[TINY_MODEL_TOKENS];
-    memcpy(text, tokens, 2 * sizeof *text);
-    const uint32_t mask = is_right ? UINT32_MAX : 0x00F0F0FC; /* a draft model does not know it */
-    qsf_choose_item item = {.session = o.s, .how = how, .recent = text, .mask = &mask};
-    for (uint32_t i = 2; i < TINY_MODEL_TOKENS; i++) {
-        item.n_recent = i;
-        item.n_counted = i - 2;
-        CHECK_OK(qsf_model_choose(o.m, &item, 1));
-        text[i] = item.token;
-        slow_down(&o.m->shared.costs);
-        CHECK_OK(qsf_session_step(o.s, text[i]));
-        CHECK_OK(qsf_session_step(plain.s, text[i]));
-        check_same(&o, &plain);
-    }
-    CHECK(o.s->chances.n_model_tries > 0.0F);
-    CHECK(!is_right || o.s->n_accepted[QSF_GUESSER_MODEL] > 0);
-    CHECK(!is_right || o.s->n_step_passes < plain.s->n_step_passes / 2);
-    qsf_session_cancel(o.s->drafter); /* a draft model that fails guesses nothing */
-    qsf_session_cancel(o.s);
-    CHECK_OK(qsf_session_rewind(o.s, 2));
-    CHECK_STATUS(qsf_session_step(o.s, 1), QSF_ERR_CANCELLED);
-    CHECK_OK(qsf_session_step(o.s, 1));
-    close_one(&o);
-    close_one(&plain);
+    m->drafter->ledger.grants_until_fault = -1;
+    CHECK_OK(qsf_session_create(m, &s));
+    rig_sync(s, tokens, 2);
+    slow_down(&m->shared.costs);
+    qsf_session_cancel(s->drafter);
+    CHECK_OK(qsf_session_step(s, tokens[2]));
+    CHECK_EQ(s->n_drafted[QSF_GUESSER_MODEL], 0);
+    slow_down(&m->shared.costs);
+    CHECK_OK(qsf_session_step(s, tokens[3]));
+    qsf_session_cancel(s);
+    CHECK_STATUS(qsf_session_step(s, tokens[4]), QSF_ERR_CANCELLED);
+    CHECK_OK(qsf_session_step(s, tokens[4]));
+    qsf_session_destroy(s);
+    qsf_model_close(m);
 }
 
 int main(void)
 {
+    static const qsf_fault_kind kinds[] = {QSF_FAULT_FAIL, QSF_FAULT_SHORT, QSF_FAULT_CORRUPT};
+    stride = check_stride();
     check_path(path, sizeof path, "check_drafts");
-    tiny_model_build(&file, &(tiny_model){.n_layers = 6, .dtype = QSF_DTYPE_4BIT});
-    if (!CHECK(tiny_write(path, file.bytes, file.n_bytes)))
-        return check_report("check_drafts");
     check_path(draft_path, sizeof draft_path, "check_drafts_small");
-    tiny_model_build(&file, &(tiny_model){.n_layers = 1, .dtype = QSF_DTYPE_4BIT});
-    if (!CHECK(tiny_write(draft_path, file.bytes, file.n_bytes)))
+    if (!rig_build(path, &file, &(tiny_model){.n_layers = 6, .dtype = QSF_DTYPE_4BIT}) ||
+        !rig_build(draft_path, &file, &(tiny_model){.n_layers = 2, .dtype = QSF_DTYPE_4BIT}))
         return check_report("check_drafts");
+    for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++)
+        for (size_t k = 0; k < (i % 2 == 0 ? 3 : 1); k++)
+            check_faults(&operations[i], kinds[k]);
+    check_accepted();
+    check_forgotten();
+    check_cancelled();
+    check_refused();
     check_plan();
     check_failing_open(false);
     check_failing_open(true);
-    const qsf_sampling greedy = {1.3f, 0.0f, 0, 1.0f, 0.0f, 0.0f, 0.0f};
-    const qsf_sampling hot = {1.1f, 1.0f, 20, 0.95f, 0.01f, 0.1f, 0.1f};
-    check_drafter(draft_path, false, &greedy);
-    check_drafter(draft_path, false, &hot);
-    check_drafter(path, true, &greedy);
-    check_drafter(path, true, &hot);
-    check_budget_of_models();
-    check_budget_of_many();
-    check_failures(QSF_FAULT_FAIL, NULL);
-    check_failures(QSF_FAULT_SHORT, NULL);
-    check_failures(QSF_FAULT_CORRUPT, NULL);
-    check_failures(QSF_FAULT_FAIL, draft_path);
-    check_matches();
-    check_ngrams();
-    check_budget();
+    check_failing_drafter();
     unlink(path);
     unlink(draft_path);
     return check_report("check_drafts");

@@ -1,9 +1,7 @@
-/* check_embedding.c - the cache of embedding rows against a plain list; failures; whole models. */
+/* check_embedding.c - the cache of embedding rows against a plain list; failures. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/asan.h"
 #include "check.h"
-#include "engine/model.h"
-#include "engine/model_open.h"
 #include "format/records.h"
 #include "model/embedding.h"
 #include "system.h"
@@ -12,8 +10,6 @@
 
 #define CEILING_BYTES (UINT64_C(64) << 20)
 #define N_STEPS 3000
-#define MODEL_TOKENS 40
-#define MAX_VOCAB 512
 
 static const char path[] = "check_embedding.qsf";
 static const uint32_t capacities[] = {0, 1, 2, 3, 7, 8, 64};
@@ -241,75 +237,6 @@ static void check_resident(void)
     close_stream(&o);
 }
 
-/* The least budget with which the model opens, for a process that uses next to nothing. */
-static qsf_model *open_streamed(const char *model_path, uint64_t budget_bytes)
-{
-    qsf_options opt;
-    qsf_plan plan;
-    qsf_model *m = NULL;
-    const qsf_faults faults = {-1, -1, 1};
-    qsf_options_default(&opt);
-    opt.n_threads = 1;
-    opt.ctx_tokens = MODEL_TOKENS + 1;
-    opt.chunk_tokens = 8;
-    opt.kv_k_type = QSF_KV_4BIT; /* by name, so that no budget makes it 2 bits */
-    opt.kv_v_type = QSF_KV_4BIT;
-    if (!CHECK_OK(qsf_model_plan(model_path, &opt, &plan)))
-        return NULL;
-    opt.budget_bytes =
-        budget_bytes > 0 ? budget_bytes : plan.min_budget_bytes - plan.process_bytes + 1;
-    CHECK_OK(qsf_model_create(model_path, &opt, &faults, &m));
-    return m;
-}
-
-static bool logits_of(qsf_model *m, float *logits)
-{
-    qsf_session *s = NULL;
-    uint32_t tokens[MODEL_TOKENS];
-    size_t n_done = 0;
-    for (uint32_t i = 0; i < MODEL_TOKENS; i++)
-        tokens[i] = i * i * 31 % m->config.n_vocab / (i % 2 == 0 ? 16 : 1);
-    if (!CHECK(m->config.n_vocab <= MAX_VOCAB) || !CHECK_OK(qsf_session_create(m, &s)))
-        return false;
-    bool ok = true;
-    while (ok && n_done < MODEL_TOKENS)
-        ok = CHECK_OK(qsf_session_sync(s, tokens, MODEL_TOKENS, &n_done));
-    ok = ok && CHECK_OK(qsf_session_logits(s, logits, MAX_VOCAB));
-    qsf_session_destroy(s);
-    return ok;
-}
-
-/* A whole model gives the same bits with any cache and with a resident table. */
-static void check_model(const char *model_path)
-{
-    float want[MAX_VOCAB];
-    qsf_model *m = open_streamed(model_path, UINT64_C(1) << 30);
-    if (m == NULL)
-        return;
-    const size_t n_bytes = m->config.n_vocab * sizeof *want;
-    CHECK(m->stream.resident[0] != NULL && logits_of(m, want));
-    CHECK_EQ_U64(m->forward.embedding.n_requested, 0);
-    qsf_model_close(m);
-    m = open_streamed(model_path, 0);
-    if (m == NULL)
-        return;
-    CHECK(m->stream.resident[0] == NULL);
-    const qsf_embedding own = m->forward.embedding;
-    for (size_t i = 0; i < N_CAPACITIES; i++) {
-        float got[MAX_VOCAB];
-        cache_block block;
-        m->forward.embedding = make_cache(capacities[i], m->config.n_vocab, m->config.dim, &block);
-        for (int round = 0; round < 2; round++)
-            if (CHECK(logits_of(m, got)))
-                CHECK_BYTES(got, want, n_bytes);
-        CHECK_EQ_U64(m->forward.embedding.n_requested, 2 * MODEL_TOKENS);
-        CHECK(capacities[i] < 7 || m->forward.embedding.n_hits > 0);
-        free_block(&block);
-    }
-    m->forward.embedding = own;
-    qsf_model_close(m);
-}
-
 int main(void)
 {
     tiny_build(&file, &(tiny_options){{0, 0}, false, false});
@@ -325,7 +252,5 @@ int main(void)
     }
     check_damage();
     remove(path);
-    check_model(QSF_GOLDEN_DIR "/tiny-llama-4bit.qsf");
-    check_model(QSF_GOLDEN_DIR "/tiny-gpt2-8bit.qsf");
     return check_report("check_embedding");
 }

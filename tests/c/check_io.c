@@ -28,6 +28,7 @@ static const uint32_t methods[] = {QSF_IO_BUFFERED, QSF_IO_DIRECT, QSF_IO_URING,
 
 static char folder[] = "check_io.XXXXXX";
 static char path[64];
+static size_t stride;
 static unsigned char *contents; /* and room up to the end of the last piece */
 static unsigned char *buffers;  /* MAX_DEPTH pieces */
 
@@ -40,14 +41,32 @@ static bool write_file(void)
     return fclose(file) == 0 && ok;
 }
 
-static bool open_io(qsf_file *f, qsf_io *io, uint32_t method)
+typedef struct opened {
+    qsf_file f;
+    qsf_io io;
+    qsf_io_queue queue;
+} opened;
+
+/* Opens the file for a method, and a queue unless depth is 0. */
+static bool start(opened *o, uint32_t method, uint32_t depth)
 {
-    if (!CHECK_OK(qsf_file_open(f, path)))
+    *o = (opened){.f = {.handle = -1}};
+    if (!CHECK_OK(qsf_file_open(&o->f, path)))
         return false;
-    if (CHECK_OK(qsf_io_open(io, f, method)))
+    if (CHECK_OK(qsf_io_open(&o->io, &o->f, method)) &&
+        (depth == 0 || CHECK_OK(qsf_io_queue_open(&o->queue, &o->io, depth))))
         return true;
-    qsf_file_close(f);
+    qsf_io_close(&o->io);
+    qsf_file_close(&o->f);
     return false;
+}
+
+static void stop(opened *o, uint32_t depth)
+{
+    if (depth > 0)
+        qsf_io_queue_close(&o->queue);
+    qsf_io_close(&o->io);
+    qsf_file_close(&o->f);
 }
 
 /* False, with a line of output, where the method cannot be had. */
@@ -65,12 +84,6 @@ static bool is_supported(uint32_t method)
     qsf_io_close(&io);
     qsf_file_close(&f);
     return status == QSF_OK;
-}
-
-static void close_io(qsf_file *f, qsf_io *io)
-{
-    qsf_io_close(io);
-    qsf_file_close(f);
 }
 
 /* Piece `idx` of the file; tag and place are those of the buffer. */
@@ -155,31 +168,29 @@ static void read_all(qsf_io *io, uint32_t depth, fault expected)
 
 static void check_all_depths(uint32_t method)
 {
-    qsf_file f;
-    qsf_io io;
-    if (!open_io(&f, &io, method))
+    opened o;
+    if (!start(&o, method, 0))
         return;
     for (uint32_t depth = 1; depth <= MAX_DEPTH; depth++)
-        read_all(&io, depth, (fault){QSF_FAULT_NONE, 0});
-    close_io(&f, &io);
-    qsf_io_close(&io); /* twice is fine */
+        read_all(&o.io, depth, (fault){QSF_FAULT_NONE, 0});
+    stop(&o, 0);
+    qsf_io_close(&o.io); /* twice is fine */
 }
 
 static void check_faults(uint32_t method)
 {
     static const qsf_fault_kind kinds[] = {QSF_FAULT_FAIL, QSF_FAULT_SHORT, QSF_FAULT_CORRUPT};
-    qsf_file f;
-    qsf_io io;
-    if (!open_io(&f, &io, method))
+    opened o;
+    if (!start(&o, method, 0))
         return;
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
-        for (uint32_t n = 0; n < N_PIECES; n++) {
-            read_all(&io, 1, (fault){kinds[i], n});
-            read_all(&io, 4, (fault){kinds[i], n});
+        for (uint32_t n = 0; n < N_PIECES; n += (uint32_t)stride) {
+            read_all(&o.io, 1, (fault){kinds[i], n});
+            read_all(&o.io, 4, (fault){kinds[i], n});
         }
-    read_all(&io, 1, (fault){QSF_FAULT_SLOW, 0});
-    read_all(&io, 4, (fault){QSF_FAULT_SLOW, 13});
-    close_io(&f, &io);
+    read_all(&o.io, 1, (fault){QSF_FAULT_SLOW, 0});
+    read_all(&o.io, 4, (fault){QSF_FAULT_SLOW, 13});
+    stop(&o, 0);
 }
 
 static qsf_status read_one(qsf_io_queue *queue, uint64_t off, size_t n_bytes, size_t need_bytes)
@@ -200,81 +211,73 @@ static qsf_status read_one(qsf_io_queue *queue, uint64_t off, size_t n_bytes, si
 /* Sizes and places; what lies behind the end may be asked for, but not needed. */
 static void check_sizes(uint32_t method)
 {
-    qsf_file f;
-    qsf_io io;
-    qsf_io_queue queue;
-    if (!open_io(&f, &io, method))
-        return;
-    if (!CHECK_OK(qsf_io_queue_open(&queue, &io, 1)))
-        return;
     const uint64_t last_off = FILE_BYTES / QSF_IO_ALIGN * QSF_IO_ALIGN;
     const size_t last_bytes = (size_t)(FILE_BYTES - last_off);
+    const struct {
+        uint64_t off;
+        size_t n_bytes;
+        size_t need_bytes;
+        qsf_status want;
+    } cases[] = {
+        {last_off, QSF_IO_ALIGN, last_bytes, QSF_OK},
+        {last_off, QSF_IO_ALIGN, 1, QSF_OK},
+        {last_off - QSF_IO_ALIGN, 8 * QSF_IO_ALIGN, QSF_IO_ALIGN + last_bytes, QSF_OK},
+        {last_off, QSF_IO_ALIGN, last_bytes + 1, QSF_ERR_FORMAT},
+        {last_off + QSF_IO_ALIGN, QSF_IO_ALIGN, 1, QSF_ERR_FORMAT},
+        {UINT64_C(1) << 40, QSF_IO_ALIGN, 1, QSF_ERR_FORMAT},
+        {UINT64_MAX - QSF_IO_ALIGN + 1, QSF_IO_ALIGN, 1, QSF_ERR_FORMAT},
+        {0, PIECE_BYTES, PIECE_BYTES, QSF_OK}, /* none of it did harm */
+    };
+    opened o;
+    if (!start(&o, method, 1))
+        return;
     for (size_t n_blocks = 1; n_blocks <= 9; n_blocks += 4)
         for (uint64_t block = 0; block < 40; block += 13)
-            CHECK_OK(read_one(&queue, block * QSF_IO_ALIGN, n_blocks * QSF_IO_ALIGN,
+            CHECK_OK(read_one(&o.queue, block * QSF_IO_ALIGN, n_blocks * QSF_IO_ALIGN,
                               n_blocks * QSF_IO_ALIGN));
-    CHECK_OK(read_one(&queue, last_off, QSF_IO_ALIGN, last_bytes));
-    CHECK_OK(read_one(&queue, last_off, QSF_IO_ALIGN, 1));
-    CHECK_OK(read_one(&queue, last_off - QSF_IO_ALIGN, (size_t)8 * QSF_IO_ALIGN,
-                      QSF_IO_ALIGN + last_bytes));
-    CHECK_STATUS(read_one(&queue, last_off, QSF_IO_ALIGN, last_bytes + 1), QSF_ERR_FORMAT);
-    CHECK_CONTAINS(qsf_error_detail(), "ends 1 bytes early");
-    CHECK_STATUS(read_one(&queue, last_off + QSF_IO_ALIGN, QSF_IO_ALIGN, 1), QSF_ERR_FORMAT);
-    CHECK_STATUS(read_one(&queue, UINT64_C(1) << 40, QSF_IO_ALIGN, 1), QSF_ERR_FORMAT);
-    CHECK_STATUS(read_one(&queue, UINT64_MAX - QSF_IO_ALIGN + 1, QSF_IO_ALIGN, 1), QSF_ERR_FORMAT);
-    CHECK_OK(read_one(&queue, 0, PIECE_BYTES, PIECE_BYTES)); /* none of it did harm */
-    qsf_io_queue_close(&queue);
-    close_io(&f, &io);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        CHECK_STATUS(read_one(&o.queue, cases[i].off, cases[i].n_bytes, cases[i].need_bytes),
+                     cases[i].want);
+    stop(&o, 1);
 }
 
 /* A file that is cut while it is open is an error that says so; nothing is raised. */
 static void check_truncated(uint32_t method)
 {
-    qsf_file f;
-    qsf_io io;
-    qsf_io_queue queue;
-    if (!open_io(&f, &io, method))
+    const uint64_t off = 2 * PIECE_BYTES;
+    const size_t left = QSF_IO_ALIGN + 100;
+    opened o;
+    if (!start(&o, method, 2))
         return;
-    if (CHECK_OK(qsf_io_queue_open(&queue, &io, 2))) {
-        const size_t kept_bytes = 2 * PIECE_BYTES + QSF_IO_ALIGN + 100;
-        CHECK_OK(read_one(&queue, 2 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES));
-        CHECK_EQ(truncate(path, (off_t)kept_bytes), 0);
-        CHECK_OK(read_one(&queue, PIECE_BYTES, PIECE_BYTES, PIECE_BYTES));
-        CHECK_OK(read_one(&queue, 2 * PIECE_BYTES, PIECE_BYTES, QSF_IO_ALIGN + 100));
-        CHECK_STATUS(read_one(&queue, 2 * PIECE_BYTES, PIECE_BYTES, QSF_IO_ALIGN + 101),
-                     QSF_ERR_FORMAT);
-        CHECK_CONTAINS(qsf_error_detail(), "ends 1 bytes early");
-        CHECK_STATUS(read_one(&queue, 2 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES), QSF_ERR_FORMAT);
-        CHECK_STATUS(read_one(&queue, 9 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES), QSF_ERR_FORMAT);
-        CHECK_EQ(truncate(path, 0), 0);
-        CHECK_STATUS(read_one(&queue, 0, PIECE_BYTES, PIECE_BYTES), QSF_ERR_FORMAT);
-        CHECK(write_file());
-        CHECK_OK(read_one(&queue, 0, PIECE_BYTES, PIECE_BYTES));
-    }
-    qsf_io_queue_close(&queue);
-    close_io(&f, &io);
+    CHECK_OK(read_one(&o.queue, off, PIECE_BYTES, PIECE_BYTES));
+    CHECK_EQ(truncate(path, (off_t)(off + left)), 0);
+    CHECK_OK(read_one(&o.queue, PIECE_BYTES, PIECE_BYTES, PIECE_BYTES));
+    CHECK_OK(read_one(&o.queue, off, PIECE_BYTES, left));
+    CHECK_STATUS(read_one(&o.queue, off, PIECE_BYTES, left + 1), QSF_ERR_FORMAT);
+    CHECK_CONTAINS(qsf_error_detail(), "ends 1 bytes early");
+    CHECK_STATUS(read_one(&o.queue, off, PIECE_BYTES, PIECE_BYTES), QSF_ERR_FORMAT);
+    CHECK_STATUS(read_one(&o.queue, 9 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES), QSF_ERR_FORMAT);
+    CHECK_EQ(truncate(path, 0), 0);
+    CHECK_STATUS(read_one(&o.queue, 0, PIECE_BYTES, PIECE_BYTES), QSF_ERR_FORMAT);
+    CHECK_STATUS(read_one(&o.queue, 0, QSF_IO_ALIGN, 1), QSF_ERR_FORMAT);
+    CHECK(write_file());
+    CHECK_OK(read_one(&o.queue, 0, PIECE_BYTES, PIECE_BYTES));
+    stop(&o, 2);
 }
 
 /* The file is opened by what is open, not by its name. */
 static void check_replaced(uint32_t method)
 {
-    qsf_file f;
-    qsf_io io;
-    qsf_io_queue queue;
-    if (!CHECK_OK(qsf_file_open(&f, path)))
+    opened o = {.f = {.handle = -1}};
+    if (!CHECK_OK(qsf_file_open(&o.f, path)))
         return;
     unlink(path);
     FILE *const other = fopen(path, "wb");
-    if (CHECK(other != NULL)) {
-        CHECK(fputs("another file", other) >= 0);
-        CHECK_EQ(fclose(other), 0);
-    }
-    if (CHECK_OK(qsf_io_open(&io, &f, method))) {
-        CHECK_OK(qsf_io_queue_open(&queue, &io, 1));
-        CHECK_OK(read_one(&queue, 3 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES));
-        qsf_io_queue_close(&queue);
-    }
-    close_io(&f, &io);
+    CHECK(other != NULL && fputs("another file", other) >= 0 && fclose(other) == 0);
+    if (CHECK_OK(qsf_io_open(&o.io, &o.f, method)) &&
+        CHECK_OK(qsf_io_queue_open(&o.queue, &o.io, 1)))
+        CHECK_OK(read_one(&o.queue, 3 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES));
+    stop(&o, 1);
     unlink(path);
     CHECK(write_file());
 }
@@ -282,23 +285,19 @@ static void check_replaced(uint32_t method)
 /* After a queue is closed nobody writes to its reads' memory: it can be unmapped and used anew. */
 static void check_close_under_way(uint32_t method)
 {
-    qsf_file f;
-    qsf_io io;
-    if (!open_io(&f, &io, method))
-        return;
     for (uint32_t i = 0; i < 20; i++) {
-        qsf_io_queue queue;
-        if (!CHECK_OK(qsf_io_queue_open(&queue, &io, MAX_DEPTH)))
-            break;
+        opened o;
+        if (!start(&o, method, MAX_DEPTH))
+            return;
         for (uint32_t n = 0; n < MAX_DEPTH; n++)
-            start_next(&queue, n + i, n);
+            start_next(&o.queue, n + i, n);
         if (i % 2 == 1) { /* and with one of them taken */
             qsf_io_read had;
-            CHECK_OK(qsf_io_finish(&queue, &had));
+            CHECK_OK(qsf_io_finish(&o.queue, &had));
             CHECK(is_same(&had));
         }
-        qsf_io_queue_close(&queue);
-        CHECK_EQ(queue.n_started, 0);
+        qsf_io_queue_close(&o.queue);
+        CHECK_EQ(o.queue.n_started, 0);
         memset(buffers, 0x55, MAX_DEPTH * PIECE_BYTES);
         const struct timespec pause = {.tv_nsec = 2000000};
         nanosleep(&pause, NULL);
@@ -306,37 +305,32 @@ static void check_close_under_way(uint32_t method)
         while (n_same < MAX_DEPTH * PIECE_BYTES && buffers[n_same] == 0x55)
             n_same++;
         CHECK_EQ_U64(n_same, MAX_DEPTH * PIECE_BYTES);
+        stop(&o, 0);
     }
-    close_io(&f, &io);
 }
 
 /* Calls that bring a part, or nothing yet, are gone on with; from where a block begins. */
 static void check_short_calls(uint32_t method)
 {
-    qsf_file f;
-    qsf_io io;
-    qsf_io_queue queue;
-    if (!open_io(&f, &io, method))
+    static const size_t mosts[] = {QSF_IO_ALIGN, QSF_IO_ALIGN + 512, (size_t)9 * QSF_IO_ALIGN};
+    opened o;
+    if (!start(&o, method, 1))
         return;
-    if (CHECK_OK(qsf_io_queue_open(&queue, &io, 1))) {
-        static const size_t mosts[] = {QSF_IO_ALIGN, QSF_IO_ALIGN + 512, (size_t)9 * QSF_IO_ALIGN};
-        for (size_t i = 0; i < sizeof mosts / sizeof mosts[0]; i++) {
-            memset(&fake, 0, sizeof fake);
-            fake.n_interrupts = 3;
-            fake.most_bytes = mosts[i];
-            CHECK_OK(read_one(&queue, PIECE_BYTES, PIECE_BYTES, PIECE_BYTES));
-            CHECK(fake.n_calls > 3 && !fake.is_odd);
-        }
+    for (size_t i = 0; i < sizeof mosts / sizeof mosts[0]; i++) {
         memset(&fake, 0, sizeof fake);
-        fake.fail_errno = EIO;
-        CHECK_STATUS(read_one(&queue, QSF_IO_ALIGN, PIECE_BYTES, PIECE_BYTES), QSF_ERR_IO);
-        CHECK_CONTAINS(qsf_error_detail(), strerror(EIO));
-        CHECK_CONTAINS(qsf_error_detail(), qsf_io_method_name(method));
-        CHECK_CONTAINS(qsf_error_detail(), "65536 bytes at 4096");
-        memset(&fake, 0, sizeof fake);
+        fake.n_interrupts = 3;
+        fake.most_bytes = mosts[i];
+        CHECK_OK(read_one(&o.queue, PIECE_BYTES, PIECE_BYTES, PIECE_BYTES));
+        CHECK(fake.n_calls > 3 && !fake.is_odd);
     }
-    qsf_io_queue_close(&queue);
-    close_io(&f, &io);
+    memset(&fake, 0, sizeof fake);
+    fake.fail_errno = EIO;
+    CHECK_STATUS(read_one(&o.queue, QSF_IO_ALIGN, PIECE_BYTES, PIECE_BYTES), QSF_ERR_IO);
+    CHECK_CONTAINS(qsf_error_detail(), strerror(EIO));
+    CHECK_CONTAINS(qsf_error_detail(), qsf_io_method_name(method));
+    CHECK_CONTAINS(qsf_error_detail(), "65536 bytes at 4096");
+    memset(&fake, 0, sizeof fake);
+    stop(&o, 1);
 }
 
 /* File systems that let a file be opened for direct reads and then refuse them, as those with
@@ -379,78 +373,53 @@ static long mapped_kib(void)
 /* What has been read from a mapping is not kept in it: it would count against the budget. */
 static void check_mapping_is_empty(void)
 {
-    qsf_file f;
-    qsf_io io;
-    if (!open_io(&f, &io, QSF_IO_MMAP))
+    opened o;
+    if (!start(&o, QSF_IO_MMAP, 0))
         return;
     CHECK_EQ(mapped_kib(), 0);
     for (uint32_t depth = 1; depth <= 4; depth += 3) {
-        read_all(&io, depth, (fault){QSF_FAULT_NONE, 0});
+        read_all(&o.io, depth, (fault){QSF_FAULT_NONE, 0});
         CHECK_EQ(mapped_kib(), 0);
     }
-    close_io(&f, &io);
+    stop(&o, 0);
 }
 
 /* Descriptors are given back by every way out. */
 static void check_descriptors(uint32_t method)
 {
     const int n_open = count_open();
-    qsf_file f;
-    qsf_io io;
-    if (open_io(&f, &io, method)) {
-        qsf_io_queue queues[3];
-        for (size_t i = 0; i < 3; i++)
-            CHECK_OK(qsf_io_queue_open(&queues[i], &io, 3));
-        for (size_t i = 0; i < 3; i++)
-            qsf_io_queue_close(&queues[i]);
-        close_io(&f, &io);
+    opened o;
+    if (start(&o, method, 3)) {
+        qsf_io_queue more;
+        CHECK_OK(qsf_io_queue_open(&more, &o.io, 3));
+        qsf_io_queue_close(&more);
+        stop(&o, 3);
     }
     CHECK_EQ(count_open(), n_open);
-    if (!CHECK_OK(qsf_file_open(&f, path)))
+    if (!start(&o, QSF_IO_BUFFERED, QSF_IO_MAX_DEPTH))
         return;
-    CHECK_STATUS(qsf_io_open(&io, &f, QSF_IO_AUTO), QSF_ERR_ARG);
-    CHECK_STATUS(qsf_io_open(&io, &f, 99), QSF_ERR_ARG);
-    qsf_io_close(&io);
-    CHECK_OK(qsf_io_open(&io, &f, QSF_IO_BUFFERED));
-    qsf_io_queue queue;
-    CHECK_STATUS(qsf_io_queue_open(&queue, &io, 0), QSF_ERR_ARG);
-    CHECK_STATUS(qsf_io_queue_open(&queue, &io, QSF_IO_MAX_DEPTH + 1), QSF_ERR_ARG);
-    CHECK_OK(qsf_io_queue_open(&queue, &io, QSF_IO_MAX_DEPTH));
-    qsf_io_queue_close(&queue);
-    close_io(&f, &io);
+    qsf_io other;
+    qsf_io_queue none;
+    CHECK_STATUS(qsf_io_open(&other, &o.f, QSF_IO_AUTO), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_io_open(&other, &o.f, 99), QSF_ERR_ARG);
+    qsf_io_close(&other);
+    CHECK_STATUS(qsf_io_queue_open(&none, &o.io, 0), QSF_ERR_ARG);
+    CHECK_STATUS(qsf_io_queue_open(&none, &o.io, QSF_IO_MAX_DEPTH + 1), QSF_ERR_ARG);
+    stop(&o, QSF_IO_MAX_DEPTH);
     qsf_io zeroed = {0};
     qsf_io_close(&zeroed);
     CHECK_EQ(count_open(), n_open);
 }
 
-static void check_empty_file(uint32_t method)
-{
-    CHECK_EQ(truncate(path, 0), 0);
-    qsf_file f;
-    qsf_io io;
-    qsf_io_queue queue;
-    if (open_io(&f, &io, method)) {
-        if (CHECK_OK(qsf_io_queue_open(&queue, &io, 1)))
-            CHECK_STATUS(read_one(&queue, 0, QSF_IO_ALIGN, 1), QSF_ERR_FORMAT);
-        qsf_io_queue_close(&queue);
-        close_io(&f, &io);
-    }
-    CHECK(write_file());
-}
-
 static void check_setups(void)
 {
-    for (uint32_t method = QSF_IO_BUFFERED; method <= QSF_IO_MMAP; method++) {
+    static const char *const names[] = {"auto", "buffered", "direct", "uring", "mmap", "unknown"};
+    for (uint32_t method = QSF_IO_AUTO; method <= QSF_IO_MMAP + 1; method++) {
         const qsf_io_setup setup = {.method = method, .depth = 5};
+        CHECK_STR(qsf_io_method_name(method), names[method]);
         CHECK_EQ(qsf_io_queue_count(&setup) * qsf_io_queue_depth(&setup), 5);
         CHECK_EQ(qsf_io_queue_count(&setup) == 1, method == QSF_IO_URING);
     }
-    CHECK_STR(qsf_io_method_name(QSF_IO_AUTO), "auto");
-    CHECK_STR(qsf_io_method_name(QSF_IO_BUFFERED), "buffered");
-    CHECK_STR(qsf_io_method_name(QSF_IO_DIRECT), "direct");
-    CHECK_STR(qsf_io_method_name(QSF_IO_URING), "uring");
-    CHECK_STR(qsf_io_method_name(QSF_IO_MMAP), "mmap");
-    CHECK_STR(qsf_io_method_name(99), "unknown");
 }
 
 /* Bytes of the file that are in the page cache; SIZE_MAX where the system does not say. */
@@ -472,32 +441,31 @@ static size_t cached_bytes(int fd)
  * reclaimed, and a control group that is full of them kills. */
 static void check_no_readahead(uint32_t method)
 {
-    qsf_file f;
-    qsf_io io;
-    qsf_io_queue queue;
-    if (!open_io(&f, &io, method))
+    opened o;
+    if (!start(&o, method, 1))
         return;
-    if (fsync((int)f.handle) != 0 || posix_fadvise((int)f.handle, 0, 0, POSIX_FADV_DONTNEED) != 0 ||
-        cached_bytes((int)f.handle) != 0) {
+    const int fd = (int)o.f.handle;
+    if (fsync(fd) != 0 || posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) != 0 ||
+        cached_bytes(fd) != 0) {
         printf("skipped: %s: pages of this file system stay in memory\n",
                qsf_io_method_name(method));
-    } else if (CHECK_OK(qsf_io_queue_open(&queue, &io, 1))) {
-        qsf_io_stop_readahead(&io);
+    } else {
+        qsf_io_stop_readahead(&o.io);
         const size_t n_bytes = MAX_DEPTH * PIECE_BYTES;
         qsf_io_read read = {.dst = buffers, .n_bytes = n_bytes, .need_bytes = n_bytes};
-        CHECK_OK(qsf_io_start(&queue, &read));
-        CHECK_OK(qsf_io_finish(&queue, &read));
+        CHECK_OK(qsf_io_start(&o.queue, &read));
+        CHECK_OK(qsf_io_finish(&o.queue, &read));
         CHECK(is_same(&read));
-        CHECK(cached_bytes((int)f.handle) <=
+        CHECK(cached_bytes(fd) <=
               n_bytes + qsf_io_locked_bytes(method, 1) - QSF_IO_CACHED_STEP_BYTES);
-        qsf_io_queue_close(&queue);
     }
-    close_io(&f, &io);
+    stop(&o, 1);
 }
 
 int main(void)
 {
     const size_t room_bytes = N_PIECES * PIECE_BYTES;
+    stride = check_stride();
     contents = aligned_alloc(QSF_IO_ALIGN, room_bytes);
     buffers = aligned_alloc(QSF_IO_ALIGN, MAX_DEPTH * PIECE_BYTES);
     if (!CHECK(contents != NULL && buffers != NULL && mkdtemp(folder) != NULL))
@@ -517,7 +485,6 @@ int main(void)
         check_replaced(method);
         check_close_under_way(method);
         check_descriptors(method);
-        check_empty_file(method);
         if (method == QSF_IO_BUFFERED || method == QSF_IO_DIRECT)
             check_short_calls(method);
         if (method == QSF_IO_BUFFERED || method == QSF_IO_MMAP)

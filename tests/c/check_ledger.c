@@ -1,46 +1,10 @@
-/* check_ledger.c - the ceiling holds, the counts are right, memory is aligned and zeroed. */
+/* check_ledger.c - the ceiling holds and the counts are right. Blocks: check_heap.c. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "check.h"
 
 #include "base/asan.h"
 #include "memory/ledger.h"
 #include "platform/heap.h"
-
-static bool is_zeroed(const unsigned char *p, size_t n_bytes)
-{
-    for (size_t i = 0; i < n_bytes; i++)
-        if (p[i] != 0)
-            return false;
-    return true;
-}
-
-/* Sizes on both sides of alignment, pages, and the change from small to mapped blocks. */
-static void check_blocks(void)
-{
-    static const size_t sizes[] = {1,    7,      63,     64,     65,     4095,   4096,
-                                   4097, 131071, 131072, 131073, 200000, 1 << 22};
-    qsf_ledger ledger;
-    qsf_ledger_init(&ledger, UINT64_MAX);
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        for (int round = 0; round < 3; round++) { /* later rounds may get dirty memory again */
-            unsigned char *const p = qsf_ledger_acquire(&ledger, QSF_USE_KV, sizes[i]);
-            if (!CHECK(p != NULL))
-                continue;
-            CHECK_EQ((uintptr_t)p % QSF_HEAP_ALIGN, 0);
-            CHECK(is_zeroed(p, sizes[i]));
-            memset(p, 0xA5, sizes[i]);
-            qsf_ledger_release(&ledger, QSF_USE_KV, p, sizes[i]);
-        }
-    }
-    CHECK_EQ_U64(ledger.held_bytes, 0);
-    CHECK_EQ_U64(ledger.peak_bytes, 1 << 22);
-    /* Too much for any machine: a refusal, and nothing is counted. */
-    CHECK(qsf_ledger_acquire(&ledger, QSF_USE_KV, SIZE_MAX) == NULL);
-    if (SIZE_MAX > UINT32_MAX)
-        CHECK(qsf_ledger_acquire(&ledger, QSF_USE_KV, SIZE_MAX / 2 - 4096) == NULL);
-    CHECK_EQ_U64(ledger.held_bytes, 0);
-    CHECK_EQ_U64(ledger.peak_bytes, 1 << 22);
-}
 
 static void check_ceiling(void)
 {
@@ -137,7 +101,6 @@ static void check_names(void)
 
 int main(void)
 {
-    check_blocks();
     check_ceiling();
     check_row();
     check_faults();

@@ -52,8 +52,6 @@ static bool build(void)
     tiny_add_tensor(f, 3, QSF_TENSOR_HEAD, TINY_VOCAB, TINY_DIM, QSF_DTYPE_4BIT, 1);
     tiny_end_unit(f, QSF_UNIT_FINAL, 0);
     tiny_add_tables(f);
-    qsf_store_u64(f->bytes + 100, TINY_TABLES_OFF);
-    qsf_store_u32(f->bytes + 108, f->n_sections);
     tiny_fill_header(f, &options);
     repair_checksums(f->bytes, f->n_bytes);
     return CHECK(tiny_write(path, f->bytes, f->n_bytes));

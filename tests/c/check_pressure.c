@@ -6,13 +6,9 @@
 #define TINY_MODEL_DIM 256
 #define TINY_MODEL_FFN 2048
 
-#include "check.h"
-#include "engine/model.h"
-#include "engine/model_open.h"
 #include "engine/model_memory.h"
 #include "engine/sample.h"
-#include "system.h"
-#include "tiny_model.h"
+#include "engine_rig.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define GIB (UINT64_C(1) << 30)
@@ -40,6 +36,16 @@ static void check_marks(void)
     CHECK_EQ_U64(begun(GIB, 0).low_bytes, 0);
 }
 
+/* What is to be given back (below 0) or taken. */
+static int64_t judge(qsf_pressure *p, qsf_pressure_signs signs)
+{
+    uint64_t give;
+    uint64_t take;
+    qsf_pressure_judge(p, &signs, &give, &take);
+    CHECK(give == 0 || take == 0);
+    return give > 0 ? -(int64_t)give : (int64_t)take;
+}
+
 typedef struct judged {
     uint64_t available_bytes;
     double percent;
@@ -59,13 +65,9 @@ static void check_shortage(void)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const judged *const c = &cases[i];
         qsf_pressure p = begun(600 * MIB, 16 * GIB);
-        uint64_t give;
-        uint64_t take;
-        qsf_pressure_judge(
-            &p, &(qsf_pressure_signs){9 * SECOND_NS, c->available_bytes, 16 * GIB, c->percent},
-            &give, &take);
-        CHECK_EQ_U64(give, c->give_bytes);
-        CHECK_EQ_U64(take, 0);
+        CHECK_EQ_I64(judge(&p, (qsf_pressure_signs){9 * SECOND_NS, c->available_bytes, 16 * GIB,
+                                                    c->percent}),
+                     -(int64_t)c->give_bytes);
     }
 }
 
@@ -74,13 +76,10 @@ static void check_shortage(void)
 static int looks_until_taken(qsf_pressure *p, qsf_pressure_signs *signs, int n)
 {
     for (int i = 0; i < n; i++) {
-        uint64_t give;
-        uint64_t take;
-        qsf_pressure_judge(p, signs, &give, &take);
+        const int64_t take = judge(p, *signs);
         signs->now_ns += LOOK_NS;
-        CHECK_EQ_U64(give, 0);
-        if (take > 0) {
-            CHECK_EQ_U64(take, signs->available_bytes - 4 * p->low_bytes);
+        if (take != 0) {
+            CHECK_EQ_I64(take, (int64_t)(signs->available_bytes - 4 * p->low_bytes));
             return i;
         }
     }
@@ -89,12 +88,9 @@ static int looks_until_taken(qsf_pressure *p, qsf_pressure_signs *signs, int n)
 
 static void give_once(qsf_pressure *p, qsf_pressure_signs *signs)
 {
-    uint64_t give;
-    uint64_t take;
     const uint64_t available_bytes = signs->available_bytes;
     signs->available_bytes = p->low_bytes - 1;
-    qsf_pressure_judge(p, signs, &give, &take);
-    CHECK(give > 0);
+    CHECK(judge(p, *signs) < 0);
     signs->available_bytes = available_bytes;
     signs->now_ns += LOOK_NS;
 }
@@ -137,13 +133,8 @@ static void check_stalls(void)
 {
     qsf_pressure p = begun(600 * MIB, 16 * GIB);
     int n_gives = 0;
-    for (uint64_t i = 0; i < 40; i++) {
-        uint64_t give;
-        uint64_t take;
-        qsf_pressure_judge(&p, &(qsf_pressure_signs){(9 * 4 + i) * LOOK_NS, 250 * MIB, GIB, 60.0},
-                           &give, &take);
-        n_gives += give > 0;
-    }
+    for (uint64_t i = 0; i < 40; i++)
+        n_gives += judge(&p, (qsf_pressure_signs){(9 * 4 + i) * LOOK_NS, 250 * MIB, GIB, 60.0}) < 0;
     CHECK_EQ(n_gives, 5);
 }
 
@@ -159,12 +150,8 @@ static void check_tight_group(void)
         const uint64_t noise_bytes = (uint64_t)(qsf_random_uniform(&state) * 2.0 * (double)MIB);
         const uint64_t available_bytes = 46 * MIB - touched_bytes - noise_bytes;
         /* Reading through the page cache of a full group stalls on reclaim, without end. */
-        uint64_t give;
-        uint64_t take;
-        qsf_pressure_judge(&p, &(qsf_pressure_signs){i * LOOK_NS, available_bytes, 300 * MIB, 40.0},
-                           &give, &take);
-        CHECK_EQ_U64(give, 0);
-        CHECK_EQ_U64(take, 0);
+        CHECK_EQ_I64(judge(&p, (qsf_pressure_signs){i * LOOK_NS, available_bytes, 300 * MIB, 40.0}),
+                     0);
     }
 }
 
@@ -248,21 +235,6 @@ static void check_random_walks(void)
     }
 }
 
-/* A neighbour that fills up whatever is freed for long: each try waits longer than the last. */
-static void check_greedy_neighbour(void)
-{
-    qsf_pressure p = begun(600 * MIB, 64 * GIB);
-    simulation s = {.unit_bytes = 200 * MIB, .n_units = 10, .n_held = 10};
-    uint64_t now_ns = SECOND_NS;
-    for (int i = 0; i < 4 * 3600; i++, now_ns += LOOK_NS) {
-        const bool is_taken = s.last_take_ns + 2 * SECOND_NS > now_ns || i < 8;
-        const uint64_t free_bytes = is_taken ? 1 * GIB : 3 * GIB;
-        simulate(&p, &s, now_ns, free_bytes, 0.0);
-    }
-    CHECK(s.n_turns >= 3);
-    CHECK(s.n_turns <= 20); /* in an hour */
-}
-
 /* ---- a model ---- */
 
 /* What the test lets the system say: what is left beside the engine and others. */
@@ -298,14 +270,13 @@ static void look(void *arg, qsf_pressure_signs *out)
     };
 }
 
-static bool logits_of(qsf_session *s, float *logits)
+/* Evaluates some tokens from the beginning. */
+static void run(qsf_session *s)
 {
     static const uint32_t tokens[5] = {3, 1, 4, 1, 5};
-    size_t n_done = 0;
-    return CHECK_OK(qsf_session_rewind(s, 0)) &&
-           CHECK_OK(qsf_session_sync(s, tokens, 4, &n_done)) &&
-           CHECK_OK(qsf_session_step(s, tokens[4])) &&
-           CHECK_OK(qsf_session_logits(s, logits, TINY_MODEL_VOCAB));
+    CHECK_OK(qsf_session_rewind(s, 0));
+    rig_sync(s, tokens, 4);
+    CHECK_OK(qsf_session_step(s, tokens[4]));
 }
 
 /* The sums of the plan are the ledger's. */
@@ -358,26 +329,11 @@ static void check_events(qsf_model *m, const qsf_stats *stats)
 /* Runs passes and expects the same logits of all of them. */
 static void run_passes(qsf_model *m, qsf_session *s, const float *wanted, int n)
 {
-    float logits[TINY_MODEL_VOCAB];
     for (int i = 0; i < n; i++) {
-        if (logits_of(s, logits))
-            CHECK_BYTES(logits, wanted, sizeof logits);
+        run(s);
+        rig_check_logits(s, wanted);
         check_books(m);
     }
-}
-
-static qsf_model *open_model(void)
-{
-    qsf_options opt;
-    qsf_options_default(&opt);
-    opt.budget_bytes = 0; /* a sanitizer takes more than any */
-    opt.n_threads = 2;
-    opt.ctx_tokens = 32;
-    opt.io_depth = 1;
-    opt.io_method = QSF_IO_BUFFERED;
-    qsf_model *m = NULL;
-    CHECK_OK(qsf_model_open(path, &opt, &m));
-    return m;
 }
 
 /* From now on the system says what the test wants; low is 1 MiB. */
@@ -403,11 +359,16 @@ typedef struct rig {
 
 static bool open_rig(rig *r, uint64_t step_ns)
 {
-    *r = (rig){.m = open_model()};
+    qsf_options opt = rig_options(2, 0);
+    opt.ctx_tokens = 32;
+    opt.io_depth = 1;
+    opt.io_method = QSF_IO_BUFFERED;
+    *r = (rig){.m = rig_open(path, &opt)};
     if (r->m == NULL || !CHECK_OK(qsf_session_create(r->m, &r->s)))
         return false;
     r->m->pressure.look = NULL; /* this machine's memory is not the subject */
-    logits_of(r->s, r->wanted);
+    run(r->s);
+    CHECK_OK(qsf_session_logits(r->s, r->wanted, TINY_MODEL_VOCAB));
     r->system =
         (system_signs){.model = r->m, .now_ns = SECOND_NS, .step_ns = step_ns, .session = r->s};
     plant(r->m, &r->system);
@@ -507,10 +468,8 @@ static void check_cancelled(void)
 
 static void check_model(const tiny_model *shape)
 {
-    tiny_model_build(&file, shape);
-    CHECK(tiny_write(path, file.bytes, file.n_bytes));
     rig r;
-    if (!open_rig(&r, LOOK_NS))
+    if (!rig_build(path, &file, shape) || !open_rig(&r, LOOK_NS))
         return;
     qsf_model *const m = r.m;
     const qsf_plan plan = m->plan;
@@ -576,7 +535,6 @@ int main(void)
     check_stalls();
     check_tight_group();
     check_random_walks();
-    check_greedy_neighbour();
     check_model(&(tiny_model){.n_layers = TINY_LAYERS, .dtype = QSF_DTYPE_4BIT});
     check_faults();
     check_cancelled();

@@ -1,4 +1,4 @@
-/* check_sample.c - the sampler against a plain restatement of its rules. */
+/* check_sample.c - the sampler against a plain restatement of its rules, token by token. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 #include <stdlib.h>
@@ -22,83 +22,6 @@ static void make_sampler_of(qsf_sampler *s, uint32_t n_vocab)
     memset(block, 0, sizeof block);
     qsf_sampler_layout(s, &arena, n_vocab);
     CHECK(!arena.failed);
-}
-
-static void make_sampler(qsf_sampler *s)
-{
-    make_sampler_of(s, N_VOCAB);
-}
-
-static void random_logits(float *logits, uint64_t *state)
-{
-    for (int i = 0; i < N_VOCAB; i++)
-        logits[i] = (float)floor(qsf_random_uniform(state) * 40.0) / 5.0f - 3.0f; /* with ties */
-}
-
-/* Which ids may be drawn, and with what weight: sorts everything, keeps prefixes. */
-static void plain_weights(const float *logits, const qsf_sampling *how, double *weight)
-{
-    uint32_t order[N_VOCAB];
-    double w[N_VOCAB];
-    for (uint32_t i = 0; i < N_VOCAB; i++)
-        order[i] = i;
-    for (uint32_t i = 0; i < N_VOCAB; i++)
-        for (uint32_t j = i + 1; j < N_VOCAB; j++)
-            if (logits[order[j]] > logits[order[i]] ||
-                (logits[order[j]] == logits[order[i]] && order[j] < order[i])) {
-                const uint32_t swap = order[i];
-                order[i] = order[j];
-                order[j] = swap;
-            }
-    const uint32_t limit = how->top_k == 0 || how->top_k > N_VOCAB ? N_VOCAB : how->top_k;
-    double total = 0.0;
-    for (uint32_t i = 0; i < limit; i++) {
-        w[i] =
-            exp(((double)logits[order[i]] - (double)logits[order[0]]) / (double)how->temperature);
-        total += w[i];
-    }
-    double before = 0.0;
-    for (uint32_t i = 0; i < N_VOCAB; i++)
-        weight[i] = 0.0;
-    for (uint32_t i = 0; i < limit; i++) {
-        const bool is_in_p = i == 0 || how->top_p == 1.0f || before < (double)how->top_p * total;
-        if (is_in_p && w[i] >= (double)how->min_p)
-            weight[order[i]] = w[i];
-        before += w[i];
-    }
-}
-
-/* Draws often and compares the frequencies with the plain weights. */
-static void check_frequencies(const qsf_sampling *how, uint64_t seed)
-{
-    static const int n_draws = 20000;
-    qsf_sampler s;
-    make_sampler(&s);
-    float logits[N_VOCAB];
-    double weight[N_VOCAB];
-    uint32_t n_drawn[N_VOCAB] = {0};
-    uint64_t state = seed;
-    random_logits(logits, &state);
-    plain_weights(logits, how, weight);
-    double total = 0.0;
-    for (int i = 0; i < N_VOCAB; i++)
-        total += weight[i];
-    for (int i = 0; i < n_draws; i++) {
-        uint32_t token = N_VOCAB;
-        CHECK_OK(qsf_sampler_choose(&s, &kernels, logits, how, &unchanged, &state, &token));
-        if (!CHECK(token < N_VOCAB))
-            return;
-        n_drawn[token]++;
-    }
-    for (int i = 0; i < N_VOCAB; i++) {
-        const double p = weight[i] / total;
-        /* Six standard deviations of a binomial count, and one for rounding. */
-        const double bound = 6.0 * sqrt(n_draws * p * (1.0 - p)) + 1.0;
-        CHECK(p > 0.0 || n_drawn[i] == 0);
-        if (!CHECK(fabs(n_drawn[i] - n_draws * p) <= bound))
-            printf("  seed %llu id %d: drawn %u, expected %.1f\n", (unsigned long long)seed, i,
-                   n_drawn[i], n_draws * p);
-    }
 }
 
 /* Pearson's statistic of counts of n cells, less its mean, in standard deviations. */
@@ -144,25 +67,10 @@ static void check_chi_square(bool has_one_seed)
     CHECK(excess_of(n_pairs, pairs, N * N, n_draws - 1) < 5.0);
 }
 
-static void check_filters(void)
-{
-    const qsf_sampling cases[] = {
-        {1.0f, 1.0f, 0, 1.0f, 0.0f, 0.0f, 0.0f},   {1.0f, 0.7f, 0, 1.0f, 0.0f, 0.0f, 0.0f},
-        {1.0f, 1.5f, 5, 1.0f, 0.0f, 0.0f, 0.0f},   {1.0f, 1.0f, 1, 1.0f, 0.0f, 0.0f, 0.0f},
-        {1.0f, 1.0f, 0, 0.5f, 0.0f, 0.0f, 0.0f},   {1.0f, 1.0f, 0, 0.01f, 0.0f, 0.0f, 0.0f},
-        {1.0f, 1.0f, 10, 0.8f, 0.0f, 0.0f, 0.0f},  {1.0f, 1.0f, 0, 1.0f, 0.2f, 0.0f, 0.0f},
-        {1.0f, 0.7f, 40, 0.9f, 0.05f, 0.0f, 0.0f}, {1.0f, 1.0f, 50, 1.0f, 0.0f, 0.0f, 0.0f},
-        {1.0f, 1.0f, 99, 0.9f, 0.0f, 0.0f, 0.0f},  {1.0f, 1.0f, 3, 1.0f, 1.0f, 0.0f, 0.0f},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        for (uint64_t seed = 1; seed <= 3; seed++)
-            check_frequencies(&cases[i], seed + 10 * i);
-}
-
 static void check_greedy(void)
 {
     qsf_sampler s;
-    make_sampler(&s);
+    make_sampler_of(&s, N_VOCAB);
     qsf_sampling how = {1.0f, 0.0f, 0, 1.0f, 0.0f, 0.0f, 0.0f};
     float logits[N_VOCAB] = {0};
     uint64_t state = 7;
@@ -198,7 +106,7 @@ static void check_greedy(void)
 static void check_not_finite(void)
 {
     qsf_sampler s;
-    make_sampler(&s);
+    make_sampler_of(&s, N_VOCAB);
     const qsf_sampling how = {1.0f, 0.0f, 0, 1.0f, 0.0f, 0.0f, 0.0f};
     const float bad[] = {NAN, INFINITY, -INFINITY};
     for (int i = 0; i < 3; i++) {
@@ -214,7 +122,7 @@ static void check_not_finite(void)
 static void check_extremes(void)
 {
     qsf_sampler s;
-    make_sampler(&s);
+    make_sampler_of(&s, N_VOCAB);
     const qsf_sampling how = {1.0f, 1e-6f, 0, 0.9f, 0.0f, 0.0f, 0.0f};
     float logits[N_VOCAB];
     uint64_t state = 5;
@@ -236,7 +144,7 @@ static void check_infinite_penalty(void)
     };
     static const uint32_t recent[] = {20, 31};
     qsf_sampler s;
-    make_sampler(&s);
+    make_sampler_of(&s, N_VOCAB);
     float logits[N_VOCAB];
     for (int i = 0; i < N_VOCAB; i++)
         logits[i] = 1e20f;
@@ -342,7 +250,7 @@ static void check_large_one(uint32_t n, const qsf_sampling *how, int kind, uint6
     }
 }
 
-static void check_large(void)
+static void check_large(size_t stride)
 {
     static const qsf_sampling ways[] = {
         {1.0f, 0.0f, 0, 1.0f, 0.0f, 0.0f, 0.0f},   {1.0f, 0.7f, 40, 0.9f, 0.0f, 0.0f, 0.0f},
@@ -352,10 +260,12 @@ static void check_large(void)
         {1.0f, 9.0f, 0, 0.97f, 0.3f, 0.0f, 0.0f},  {1.0f, 1.0f, 999, 0.9f, 0.1f, 0.0f, 0.0f},
     };
     static const uint32_t sizes[] = {1, 2, 15, 17, 255, 256, 257, 1000, 4096, MAX_VOCAB};
+    size_t n_cases = 0;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         for (size_t w = 0; w < sizeof ways / sizeof ways[0]; w++)
             for (int kind = 0; kind < 3; kind++)
-                check_large_one(sizes[i], &ways[w], kind, 1 + 31 * w);
+                if (n_cases++ % stride == 0)
+                    check_large_one(sizes[i], &ways[w], kind, 1 + 31 * w);
 }
 
 /* One value that is not finite, anywhere. */
@@ -443,20 +353,20 @@ static void check_logprobs(void)
 
 int main(void)
 {
+    const size_t stride = check_stride();
     qsf_kernels plain;
     qsf_kernels_init(&plain, QSF_ISA_SCALAR);
     for (int isa = 0; isa < (int)QSF_ISA_COUNT; isa++) {
         if (!qsf_isa_has((qsf_isa)isa))
             continue;
         qsf_kernels_init(&kernels, (qsf_isa)isa);
-        check_large();
+        check_large(stride);
         check_finite_everywhere();
         check_logprobs();
         check_same_bits(&plain);
     }
     check_generator();
     check_greedy();
-    check_filters();
     check_chi_square(true);
     check_chi_square(false);
     check_not_finite();

@@ -9,13 +9,10 @@
 
 #include <math.h>
 
-#include "check.h"
-#include "engine/model.h"
-#include "engine/model_open.h"
-#include "engine/model_memory.h"
+#include "engine_rig.h"
 #include "format/records.h"
-#include "system.h"
-#include "tiny_model.h"
+#include "engine/model_memory.h"
+#include "engine/model_open.h"
 
 #define PROCESS_BYTES (UINT64_C(10) << 20) /* whatever this process uses, sanitizers and all */
 
@@ -44,10 +41,12 @@ static void set_importances(const float *values, uint32_t n_layers)
         qsf_store_f32(layer_entry(i) + 28, values[i]);
 }
 
-static bool write_to(const char *to)
+/* A model with the importances of `values`, or of all layers. */
+static bool build(const tiny_model *shape, const float *values)
 {
-    repair_checksums(file.bytes, file.n_bytes);
-    return CHECK(tiny_write(to, file.bytes, file.n_bytes));
+    tiny_model_build(&file, shape);
+    set_importances(values, shape->n_layers);
+    return rig_write(path, &file);
 }
 
 static void set_section_bytes(const char *tag, uint64_t n_bytes)
@@ -88,10 +87,8 @@ static void cut(const bool *is_cut, uint32_t n_layers)
 
 static qsf_options options_of(double quality, uint64_t budget_bytes, uint32_t n_threads)
 {
-    qsf_options opt;
-    qsf_options_default(&opt);
+    qsf_options opt = rig_options(n_threads, 0);
     opt.budget_bytes = budget_bytes;
-    opt.n_threads = n_threads;
     opt.io_depth = 1;
     opt.io_method = QSF_IO_BUFFERED;
     opt.kv_k_type = opt.kv_v_type = QSF_KV_4BIT; /* by name, so that no budget makes it 2 bits */
@@ -107,21 +104,20 @@ static qsf_model *open_as(const char *from, const qsf_options *opt)
     return m;
 }
 
-static qsf_status logits_of(qsf_model *m, float *logits)
+/* Checks the logits after some tokens; with NULL for `want` takes them. */
+static void run(qsf_model *m, float *take, const float *want)
 {
     static const uint32_t tokens[6] = {3, 1, 4, 1, 5, 9};
     qsf_session *s;
-    size_t n_done = 0;
-    QSF_TRY(qsf_session_create(m, &s));
-    qsf_status status = QSF_OK;
-    while (status == QSF_OK && n_done < 5)
-        status = qsf_session_sync(s, tokens, 5, &n_done);
-    if (status == QSF_OK)
-        status = qsf_session_step(s, tokens[5]);
-    if (status == QSF_OK)
-        status = qsf_session_logits(s, logits, TINY_MODEL_VOCAB);
+    if (!CHECK_OK(qsf_session_create(m, &s)))
+        return;
+    rig_sync(s, tokens, 5);
+    CHECK_OK(qsf_session_step(s, tokens[5]));
+    if (want != NULL)
+        rig_check_logits(s, want);
+    else
+        CHECK_OK(qsf_session_logits(s, take, TINY_MODEL_VOCAB));
     qsf_session_destroy(s);
-    return status;
 }
 
 /* ---- which layers ---- */
@@ -141,52 +137,52 @@ static void check_chosen(const qsf_plan *plan, const char *want)
     CHECK_EQ(plan->n_units, plan->n_layers + 2 - n_skipped);
 }
 
-static void check_choice(double quality, const float *values, uint32_t n_asked, const char *want)
-{
-    const uint32_t n_layers = (uint32_t)strlen(want);
-    tiny_model shape = llama;
-    shape.n_layers = n_layers;
-    tiny_model_build(&file, &shape);
-    set_importances(values, n_layers);
-    if (!write_to(path))
-        return;
-    const qsf_options opt = options_of(quality, 0, 1);
-    qsf_plan plan;
-    CHECK_OK(qsf_model_plan(path, &opt, &plan));
-    check_chosen(&plan, want);
-    CHECK_EQ(plan.n_skips_asked, n_asked);
-}
-
 static void check_choices(void)
 {
-    check_choice(1.0, importances, 0, "rrrrrrrrrr");
-    check_choice(0.96, importances, 0, "rrrrrrrrrr");
-    check_choice(0.95, importances, 1, "rrrrrr-rrr"); /* half a layer counts as one */
-    check_choice(0.9, importances, 1, "rrrrrr-rrr");
-    check_choice(0.8, importances, 2, "rrr-rr-rrr");
-    check_choice(0.7, importances, 3, "rrr-rr--rr");
-    check_choice(0.55, importances, 5, "rr--r---rr");
-    check_choice(0.4, importances, 6, "rr------rr");
-    check_choice(0.2, importances, 8, "rr------rr"); /* more than may be */
-    check_choice(0.0, importances, 10, "rr------rr");
     static const float alike[TINY_LAYERS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 2};
-    check_choice(0.9, alike, 1, "rrrr-rrrrr"); /* the middle first, the earlier of two */
-    check_choice(0.8, alike, 2, "rrrr--rrrr");
-    check_choice(0.7, alike, 3, "rrr---rrrr");
     static const float odd[9] = {1, 1, 1, 1, 1, 1, 1, 1, 2};
-    check_choice(0.88, odd, 1, "rrrr-rrrr");
-    check_choice(0.77, odd, 2, "rrr--rrrr");
     static const float five[5] = {1, 2, 3, 4, 5};
-    check_choice(0.0, five, 5, "rr-rr");
-    check_choice(0.9, five, 1, "rr-rr"); /* 1 - 0.9 is a little less than 0.1 */
+    static const struct {
+        double quality;
+        const float *values;
+        uint32_t n_asked;
+        const char *want;
+    } cases[] = {
+        {1.0, importances, 0, "rrrrrrrrrr"},
+        {0.96, importances, 0, "rrrrrrrrrr"},
+        {0.95, importances, 1, "rrrrrr-rrr"}, /* half a layer counts as one */
+        {0.9, importances, 1, "rrrrrr-rrr"},
+        {0.8, importances, 2, "rrr-rr-rrr"},
+        {0.7, importances, 3, "rrr-rr--rr"},
+        {0.55, importances, 5, "rr--r---rr"},
+        {0.4, importances, 6, "rr------rr"},
+        {0.2, importances, 8, "rr------rr"}, /* more than may be */
+        {0.0, importances, 10, "rr------rr"},
+        {0.9, alike, 1, "rrrr-rrrrr"}, /* the middle first, the earlier of two */
+        {0.8, alike, 2, "rrrr--rrrr"},
+        {0.7, alike, 3, "rrr---rrrr"},
+        {0.88, odd, 1, "rrrr-rrrr"},
+        {0.77, odd, 2, "rrr--rrrr"},
+        {0.0, five, 5, "rr-rr"},
+        {0.9, five, 1, "rr-rr"}, /* 1 - 0.9 is a little less than 0.1 */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const qsf_options opt = options_of(cases[i].quality, 0, 1);
+        tiny_model shape = llama;
+        shape.n_layers = (uint32_t)strlen(cases[i].want);
+        if (!build(&shape, cases[i].values))
+            return;
+        qsf_plan plan;
+        CHECK_OK(qsf_model_plan(path, &opt, &plan));
+        check_chosen(&plan, cases[i].want);
+        CHECK_EQ(plan.n_skips_asked, cases[i].n_asked);
+    }
 }
 
 /* What the reader took at open it gives back, shorter as its index has become. */
 static void check_closing(void)
 {
-    tiny_model_build(&file, &llama);
-    set_importances(importances, TINY_LAYERS);
-    if (!write_to(path))
+    if (!build(&llama, importances))
         return;
     qsf_ledger ledger;
     qsf_reader r;
@@ -203,29 +199,32 @@ static void check_closing(void)
     CHECK_EQ_U64(ledger.held_bytes, 0);
 }
 
-static void refuse(const tiny_model *shape, double quality, const char *text)
-{
-    const qsf_options opt = options_of(quality, 0, 1);
-    qsf_model *m = NULL;
-    qsf_plan plan;
-    tiny_model_build(&file, shape); /* all importances are 0.5 */
-    if (!write_to(path))
-        return;
-    CHECK_STATUS(qsf_model_open(path, &opt, &m), QSF_ERR_ARG);
-    CHECK_CONTAINS(qsf_error_detail(), text);
-    CHECK(m == NULL);
-    CHECK_STATUS(qsf_model_plan(path, &opt, &plan), QSF_ERR_ARG);
-}
-
 static void check_refusals(void)
 {
-    tiny_model four = llama;
-    four.n_layers = 4;
-    refuse(&llama, 0.99, "no importances for its 10 layers (all are 0.5)");
-    refuse(&four, 0.5, "no layer can be skipped");
-    refuse(&llama, -0.01, "quality is -0.01; it must be 0 to 1");
-    refuse(&llama, 1.01, "quality is 1.01; it must be 0 to 1");
-    refuse(&llama, (double)NAN, "0 to 1");
+    static const struct {
+        uint32_t n_layers;
+        double quality;
+        const char *text;
+    } cases[] = {
+        {TINY_LAYERS, 0.99, "no importances for its 10 layers (all are 0.5)"},
+        {4, 0.5, "no layer can be skipped"},
+        {TINY_LAYERS, -0.01, "quality is -0.01; it must be 0 to 1"},
+        {TINY_LAYERS, 1.01, "quality is 1.01; it must be 0 to 1"},
+        {TINY_LAYERS, (double)NAN, "0 to 1"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const qsf_options opt = options_of(cases[i].quality, 0, 1);
+        tiny_model shape = llama;
+        shape.n_layers = cases[i].n_layers;
+        qsf_model *m = NULL;
+        qsf_plan plan;
+        if (!rig_build(path, &file, &shape)) /* all importances are 0.5 */
+            return;
+        CHECK_STATUS(qsf_model_open(path, &opt, &m), QSF_ERR_ARG);
+        CHECK_CONTAINS(qsf_error_detail(), cases[i].text);
+        CHECK(m == NULL);
+        CHECK_STATUS(qsf_model_plan(path, &opt, &plan), QSF_ERR_ARG);
+    }
 }
 
 /* ---- the same as without them ---- */
@@ -270,13 +269,11 @@ static void check_timeline(qsf_model *m)
         CHECK_EQ(times[i].n_passes != 0, is_layer ? !is_skipped : i > 0 || m->config.has_tied_head);
         CHECK(!is_skipped || (times[i].compute_ns == 0 && times[i].is_resident == 0));
     }
-    for (uint32_t cap = 0; cap < TINY_LAYERS + 2; cap++) {
-        qsf_unit_time fewer[TINY_LAYERS + 2];
-        memset(fewer, 0xFF, sizeof fewer);
-        CHECK_EQ(qsf_model_timeline(m, fewer, cap), TINY_LAYERS + 2);
-        CHECK_BYTES(fewer, times, cap * sizeof *times);
-        CHECK(cap == 0 || fewer[cap].n_passes == UINT64_MAX);
-    }
+    qsf_unit_time fewer[TINY_LAYERS + 2];
+    memset(fewer, 0xFF, sizeof fewer);
+    CHECK_EQ(qsf_model_timeline(m, fewer, 5), TINY_LAYERS + 2);
+    CHECK_BYTES(fewer, times, 5 * sizeof *times);
+    CHECK(fewer[5].n_passes == UINT64_MAX);
     qsf_model_facts facts;
     qsf_model_info(m, &facts);
     CHECK_EQ(facts.n_layers, TINY_LAYERS);
@@ -290,10 +287,8 @@ static void check_runs(double quality, const float *want, bool is_streamed)
         qsf_model *const m = open_as(path, &opt);
         if (m == NULL)
             return;
-        float got[TINY_MODEL_VOCAB] = {0};
         CHECK_EQ(m->plan.streamed_bytes > 0, is_streamed);
-        if (CHECK_OK(logits_of(m, got)))
-            CHECK_BYTES(got, want, sizeof got);
+        run(m, NULL, want);
         CHECK(m->ledger.peak_bytes + m->plan.stacks_bytes <= m->plan.engine_bytes);
         check_timeline(m);
         qsf_model_close(m);
@@ -303,9 +298,7 @@ static void check_runs(double quality, const float *want, bool is_streamed)
 /* One shape, one quality: against the file without those layers. */
 static void check_same(const tiny_model *shape, double quality)
 {
-    tiny_model_build(&file, shape);
-    set_importances(importances, TINY_LAYERS);
-    if (!write_to(path))
+    if (!build(shape, importances))
         return;
     const qsf_options of_whole = options_of(1.0, 0, 1);
     const qsf_options of_skipped = options_of(quality, 0, 1);
@@ -317,14 +310,15 @@ static void check_same(const tiny_model *shape, double quality)
     for (uint32_t i = 0; i < TINY_LAYERS; i++)
         is_cut[i] = skipped.skipped_layers[0] >> i & 1;
     cut(is_cut, TINY_LAYERS);
-    if (!write_to(cut_path))
+    if (!rig_write(cut_path, &file))
         return;
     qsf_model *const m = open_as(cut_path, &of_whole);
     qsf_model *const all = open_as(path, &of_whole);
     float want[TINY_MODEL_VOCAB] = {0};
     float with_all[TINY_MODEL_VOCAB] = {0};
-    if (m != NULL && all != NULL && CHECK_OK(logits_of(m, want)) &&
-        CHECK_OK(logits_of(all, with_all))) {
+    if (m != NULL && all != NULL) {
+        run(m, want, NULL);
+        run(all, with_all, NULL);
         CHECK_EQ(m->config.n_layers, TINY_LAYERS - skipped.n_layers_skipped);
         CHECK(memcmp(want, with_all, sizeof want) != 0);    /* else this shows nothing */
         const uint64_t process_bytes = whole.process_bytes; /* it grows as plans are made */
@@ -349,9 +343,7 @@ static void flip_byte_of_layer(uint32_t layer)
 /* Nobody reads a skipped layer: damage there goes unseen, and elsewhere is named as in the file. */
 static void check_damage(void)
 {
-    tiny_model_build(&file, &llama);
-    set_importances(importances, TINY_LAYERS);
-    if (!write_to(path))
+    if (!build(&llama, importances))
         return;
     flip_byte_of_layer(3);
     CHECK(tiny_write(path, file.bytes, file.n_bytes));
@@ -359,7 +351,7 @@ static void check_damage(void)
     const qsf_options less = options_of(0.8, 0, 1);
     qsf_model *const m = open_as(path, &less);
     if (m != NULL)
-        CHECK_OK(logits_of(m, logits));
+        run(m, logits, NULL);
     qsf_model_close(m);
 
     flip_byte_of_layer(5);
@@ -388,18 +380,15 @@ static void look_in_plenty(void *arg, qsf_pressure_signs *out)
 /* All that runs is given back and taken again; what is skipped stays away. */
 static void check_pressure(void)
 {
-    tiny_model_build(&file, &llama);
-    set_importances(importances, TINY_LAYERS);
-    if (!write_to(path))
+    if (!build(&llama, importances))
         return;
     const qsf_options opt = options_of(0.7, 0, 2);
     qsf_model *const m = open_as(path, &opt);
     float before[TINY_MODEL_VOCAB];
-    float after[TINY_MODEL_VOCAB];
     if (m == NULL)
         return;
     m->pressure.look = NULL; /* this machine's memory is not the subject */
-    CHECK_OK(logits_of(m, before));
+    run(m, before, NULL);
     const qsf_plan plan = m->plan;
     uint64_t now_ns = UINT64_C(1000000000000);
     qsf_pressure_init(&m->pressure, &(qsf_pressure_signs){now_ns, 60 << 20, 60 << 20, 0.0});
@@ -412,16 +401,14 @@ static void check_pressure(void)
     CHECK(m->ledger.held_by_use[QSF_USE_WEIGHTS] == 0);
     CHECK(m->plan.streamed_bytes < plan.model_bytes + 1);
     m->pressure.look = NULL;
-    if (CHECK_OK(logits_of(m, after)))
-        CHECK_BYTES(after, before, sizeof after);
+    run(m, NULL, before);
     m->pressure.look = look_in_plenty;
     for (int i = 0; i < 100; i++)
         (void)qsf_pressure_watch(m);
     CHECK_EQ(m->plan.n_units_resident, TINY_LAYERS + 2 - 3);
     CHECK_EQ_U64(m->plan.weights_bytes, plan.weights_bytes);
     m->pressure.look = NULL;
-    if (CHECK_OK(logits_of(m, after)))
-        CHECK_BYTES(after, before, sizeof after);
+    run(m, NULL, before);
     check_chosen(&m->plan, "rrr-rr--rr");
     check_timeline(m);
     qsf_model_close(m);

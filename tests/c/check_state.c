@@ -5,10 +5,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define TINY_MODEL_TOKENS 200 /* more pages than the ring of a window has */
 
-#include "check.h"
-#include "engine/model.h"
-#include "system.h"
-#include "tiny_model.h"
+#include "engine_rig.h"
 
 #define N_TOKENS 150
 #define MOST_BYTES (1 << 16)
@@ -26,16 +23,13 @@ typedef struct pair {
 
 static bool open_pair(pair *o, uint32_t kv_type, uint32_t ctx_tokens, uint32_t chunk_tokens)
 {
-    qsf_options opt;
-    qsf_options_default(&opt);
-    opt.budget_bytes = 0; /* an emulator may take more than 200 MB for itself */
-    opt.n_threads = 2;
+    qsf_options opt = rig_options(2, chunk_tokens);
     opt.max_sessions = 2;
     opt.kv_k_type = opt.kv_v_type = kv_type;
     opt.ctx_tokens = ctx_tokens;
-    opt.chunk_tokens = chunk_tokens;
-    return CHECK_OK(qsf_model_open(path, &opt, &o->m)) &&
-           CHECK_OK(qsf_session_create(o->m, &o->a)) && CHECK_OK(qsf_session_create(o->m, &o->b));
+    o->m = rig_open(path, &opt);
+    return o->m != NULL && CHECK_OK(qsf_session_create(o->m, &o->a)) &&
+           CHECK_OK(qsf_session_create(o->m, &o->b));
 }
 
 static void close_pair(pair *o)
@@ -43,23 +37,6 @@ static void close_pair(pair *o)
     qsf_session_destroy(o->a);
     qsf_session_destroy(o->b);
     qsf_model_close(o->m);
-}
-
-static void hold(qsf_session *s, size_t n_tokens)
-{
-    size_t n_done = 0;
-    while (n_done < n_tokens)
-        if (!CHECK_OK(qsf_session_sync(s, tokens, n_tokens, &n_done)))
-            return;
-}
-
-static void check_same_logits(const qsf_session *a, const qsf_session *b)
-{
-    float x[TINY_MODEL_VOCAB];
-    float y[TINY_MODEL_VOCAB];
-    CHECK_OK(qsf_session_logits(a, x, TINY_MODEL_VOCAB));
-    CHECK_OK(qsf_session_logits(b, y, TINY_MODEL_VOCAB));
-    CHECK_BYTES(x, y, sizeof x);
 }
 
 /* Moves the state of one session to another, n bytes at a time. */
@@ -87,15 +64,15 @@ static void check_moves(uint32_t kv_type, uint32_t n_tokens)
     if (!open_pair(&o, kv_type, TINY_MODEL_TOKENS, 8))
         return;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        hold(o.a, n_tokens);
-        hold(o.b, 5);
+        rig_sync(o.a, tokens, n_tokens);
+        rig_sync(o.b, tokens, 5);
         CHECK_OK(move(o.a, o.b, sizes[i]));
         CHECK_EQ(qsf_session_position(o.b), n_tokens);
-        check_same_logits(o.a, o.b);
+        rig_check_same(o.a, o.b);
         for (uint32_t t = n_tokens; t < TINY_MODEL_TOKENS; t++) {
             CHECK_OK(qsf_session_step(o.a, tokens[t]));
             CHECK_OK(qsf_session_step(o.b, tokens[t]));
-            check_same_logits(o.a, o.b);
+            rig_check_same(o.a, o.b);
         }
         qsf_stats stats;
         qsf_session_stats(o.b, &stats);
@@ -114,16 +91,16 @@ static void check_other_plan(void)
     if (!open_pair(&o, QSF_KV_4BIT, TINY_MODEL_TOKENS, 8) ||
         !open_pair(&other, QSF_KV_4BIT, N_TOKENS + 8, 96))
         return;
-    hold(o.a, N_TOKENS);
+    rig_sync(o.a, tokens, N_TOKENS);
     CHECK_OK(move(o.a, other.a, 100));
-    check_same_logits(o.a, other.a);
+    rig_check_same(o.a, other.a);
     CHECK_OK(qsf_session_step(o.a, tokens[N_TOKENS]));
     CHECK_OK(qsf_session_step(other.a, tokens[N_TOKENS]));
     CHECK_OK(move(other.a, o.b, 4096));
-    check_same_logits(o.a, o.b);
+    rig_check_same(o.a, o.b);
     CHECK_OK(qsf_session_step(o.a, tokens[N_TOKENS + 1]));
     CHECK_OK(qsf_session_step(o.b, tokens[N_TOKENS + 1]));
-    check_same_logits(o.a, o.b);
+    rig_check_same(o.a, o.b);
     close_pair(&o);
     close_pair(&other);
 }
@@ -134,39 +111,31 @@ static void check_rewinds(uint32_t window_tokens)
     pair o;
     if (!open_pair(&o, QSF_KV_4BIT, TINY_MODEL_TOKENS, TINY_MODEL_TOKENS))
         return;
-    hold(o.a, N_TOKENS);
+    rig_sync(o.a, tokens, N_TOKENS);
     CHECK_OK(move(o.a, o.b, 1000));
     CHECK_STATUS(qsf_session_rewind(o.b, 40), window_tokens != 0 ? QSF_ERR_ARG : QSF_OK);
-    hold(o.b, 41); /* evaluates everything again where it must */
+    rig_sync(o.b, tokens, 41); /* evaluates everything again where it must */
     CHECK_OK(qsf_session_rewind(o.a, 0));
-    hold(o.a, 41);
-    check_same_logits(o.a, o.b);
+    rig_sync(o.a, tokens, 41);
+    rig_check_same(o.a, o.b);
     CHECK_OK(qsf_session_rewind(o.b, 30)); /* as what was moved is forgotten */
     close_pair(&o);
 }
 
-/* A copy of a beginning goes on as if it had been evaluated. */
-static void check_copies(uint32_t kv_type, uint32_t n_kept)
+/* A copy goes on as if it had been evaluated; with a window, only of all or all but one. */
+static void check_copies(uint32_t window_tokens)
 {
     pair o;
-    if (!open_pair(&o, kv_type, TINY_MODEL_TOKENS, 8))
+    if (!open_pair(&o, QSF_KV_4BIT, TINY_MODEL_TOKENS, 8))
         return;
-    hold(o.a, N_TOKENS);
+    rig_sync(o.a, tokens, N_TOKENS);
     CHECK_OK(qsf_session_copy(o.b, o.a, N_TOKENS));
-    check_same_logits(o.a, o.b);
-    if (n_kept == N_TOKENS - 1) {
-        CHECK_STATUS(qsf_session_copy(o.b, o.a, 33), QSF_ERR_ARG);
-        CHECK_EQ(qsf_session_position(o.b), N_TOKENS);
-    }
-    CHECK_OK(qsf_session_copy(o.b, o.a, n_kept));
-    CHECK_EQ(qsf_session_position(o.b), n_kept);
-    float unused[TINY_MODEL_VOCAB];
-    CHECK_STATUS(qsf_session_logits(o.b, unused, TINY_MODEL_VOCAB), QSF_ERR_ARG);
-    hold(o.b, N_TOKENS);
-    check_same_logits(o.a, o.b);
-    qsf_stats stats;
-    qsf_session_stats(o.b, &stats);
-    CHECK_EQ(stats.prompt_tokens, N_TOKENS - n_kept);
+    rig_check_same(o.a, o.b);
+    CHECK_STATUS(qsf_session_copy(o.b, o.a, 33), window_tokens != 0 ? QSF_ERR_ARG : QSF_OK);
+    CHECK_EQ(qsf_session_position(o.b), window_tokens != 0 ? N_TOKENS : 33);
+    CHECK_OK(qsf_session_copy(o.b, o.a, N_TOKENS - 1));
+    CHECK_OK(qsf_session_step(o.b, tokens[N_TOKENS - 1]));
+    rig_check_same(o.a, o.b);
     CHECK_STATUS(qsf_session_copy(o.b, o.a, N_TOKENS + 1), QSF_ERR_ARG);
     CHECK_STATUS(qsf_session_copy(o.b, o.b, 1), QSF_ERR_ARG);
     CHECK_EQ(qsf_session_position(o.b), N_TOKENS);
@@ -180,8 +149,8 @@ static void check_refused(void)
         return;
     qsf_state state;
     uint32_t crc32;
-    hold(o.a, N_TOKENS);
-    hold(o.b, 3);
+    rig_sync(o.a, tokens, N_TOKENS);
+    rig_sync(o.b, tokens, 3);
     CHECK_OK(qsf_session_describe_state(o.a, &state));
     CHECK(state.n_bytes < MOST_BYTES && state.has_logits == 1);
     const size_t n = (size_t)state.n_bytes;
@@ -219,7 +188,7 @@ static void check_refused(void)
     const uint32_t unknown[N_TOKENS] = {TINY_MODEL_VOCAB};
     CHECK_STATUS(qsf_session_adopt_state(o.b, unknown), QSF_ERR_ARG);
     CHECK_STATUS(qsf_session_write_state(o.b, &state, n, bytes, 1, crc32), QSF_ERR_ARG);
-    hold(o.b, 2); /* which overwrites pages */
+    rig_sync(o.b, tokens, 2); /* which overwrites pages */
     CHECK_OK(qsf_session_rewind(o.b, 0));
     CHECK_STATUS(qsf_session_adopt_state(o.b, tokens), QSF_ERR_ARG);
     close_pair(&o);
@@ -227,19 +196,22 @@ static void check_refused(void)
 
 static void run_all(uint32_t window_tokens)
 {
-    static const uint32_t types[] = {QSF_KV_F16, QSF_KV_8BIT, QSF_KV_4BIT, QSF_KV_2BIT};
-    /* Less than a page, its end and the ones beside it, whole pages, almost all. */
-    static const uint32_t lengths[] = {1, 31, 32, 33, 96, 150, TINY_MODEL_TOKENS - 1};
+    static const struct {
+        uint32_t kv_type;
+        uint32_t n_tokens; /* less than a page, its end and the ones beside it, whole pages, ... */
+    } cases[] = {
+        {QSF_KV_F16, 1},   {QSF_KV_F16, 33},
+        {QSF_KV_8BIT, 31}, {QSF_KV_8BIT, 32},
+        {QSF_KV_4BIT, 96}, {QSF_KV_4BIT, 150},
+        {QSF_KV_2BIT, 33}, {QSF_KV_2BIT, TINY_MODEL_TOKENS - 1},
+    };
     const tiny_model model = {
         .n_layers = 2, .dtype = QSF_DTYPE_4BIT, .window_tokens = window_tokens};
-    tiny_model_build(&file, &model);
-    if (!CHECK(tiny_write(path, file.bytes, file.n_bytes)))
+    if (!rig_build(path, &file, &model))
         return;
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
-        for (size_t n = 0; n < sizeof lengths / sizeof *lengths; n++)
-            check_moves(types[i], lengths[n]);
-        check_copies(types[i], window_tokens != 0 ? N_TOKENS - 1 : 33);
-    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check_moves(cases[i].kv_type, cases[i].n_tokens);
+    check_copies(window_tokens);
     check_other_plan();
     check_rewinds(window_tokens);
     check_refused();

@@ -12,23 +12,12 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "base/asan.h"
-#include "check.h"
-#include "engine/model.h"
-#include "engine/model_open.h"
+#include "engine_rig.h"
 #include "format/records.h"
-#include "stream/stream.h"
-#include "tiny_model.h"
+#include "sanitized.h"
 #include "unit_pass.h"
 
-#if defined(__SANITIZE_THREAD__)
-#define IS_TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define IS_TSAN 1
-#endif
-#endif
-#if defined(__GLIBC__) && !QSF_ASAN && !defined(IS_TSAN)
+#if defined(__GLIBC__) && !IS_SANITIZED
 #define COUNTS 1
 #else
 #define COUNTS 0
@@ -158,27 +147,16 @@ static void check_passes(qsf_model *m, const char *what)
 /* With everything in memory, and with as little as will do. */
 static void check_model(const tiny_model *model, const char *what)
 {
-    tiny_model_build(&file, model);
-    if (!CHECK(tiny_write(path, file.bytes, file.n_bytes)))
+    if (!rig_build(path, &file, model))
         return;
     for (int is_streamed = 0; is_streamed < 2; is_streamed++) {
-        qsf_options opt;
-        qsf_plan plan;
-        qsf_model *m = NULL;
-        qsf_options_default(&opt);
-        opt.n_threads = 2;
+        qsf_options opt = rig_options(2, 0);
         opt.max_sessions = 2;
         opt.chunk_tokens = opt.draft_rows = 4;
-        opt.budget_bytes = is_streamed ? 1 : 0;
-        const qsf_status status = qsf_model_plan(path, &opt, &plan);
-        CHECK_EQ(status, is_streamed ? QSF_ERR_NOMEM : QSF_OK);
-        const qsf_faults known = {-1, -1, plan.process_bytes};
-        opt.budget_bytes = is_streamed ? plan.min_budget_bytes : 0;
-        if (!CHECK_OK(qsf_model_create(path, &opt, &known, &m)))
+        qsf_model *const m = is_streamed ? rig_open_streamed(path, opt) : rig_open(path, &opt);
+        if (m == NULL)
             return;
-        qsf_model_facts facts;
-        qsf_model_info(m, &facts);
-        CHECK((facts.plan.n_units_resident == facts.plan.n_units) == (is_streamed == 0));
+        CHECK((m->plan.n_units_resident == m->plan.n_units) == (is_streamed == 0));
         check_steps(m, what);
         check_passes(m, what);
         qsf_model_close(m);
@@ -193,10 +171,8 @@ static void check_packed_stream(uint8_t compression)
     qsf_ledger ledger;
     qsf_reader reader;
     pass_stream pass;
-    tiny_model_build(&file, &model);
     qsf_ledger_init(&ledger, UINT64_MAX);
-    if (!CHECK(tiny_write(path, file.bytes, file.n_bytes)) ||
-        !CHECK_OK(qsf_reader_open(&reader, &ledger, path, -1)))
+    if (!rig_build(path, &file, &model) || !CHECK_OK(qsf_reader_open(&reader, &ledger, path, -1)))
         return;
     if (CHECK_OK(pass_open(&pass, &reader, &ledger, is_resident, 0))) {
         CHECK(pass.stream.decode_buffer != NULL);
@@ -213,7 +189,7 @@ static void check_packed_stream(uint8_t compression)
 
 int main(void)
 {
-    snprintf(path, sizeof path, "/tmp/check_step_heap_%ld.qsf", (long)getpid());
+    check_path(path, sizeof path, "check_step_heap");
 #if COUNTS
     const uint64_t n_calls_before = n_calls;
     free(malloc(1));

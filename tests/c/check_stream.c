@@ -199,37 +199,39 @@ static void check_damage(void)
 static void check_frames(void)
 {
     unsigned char raw[500];
-    unsigned char packed[1000];
     unsigned char have[500];
+    static unsigned char frames[3][1000]; /* one, two, and one that does not say its size */
     const size_t workspace_bytes = qsf_codec_workspace_bytes(QSF_COMPRESSION_ZSTD);
     void *const workspace = check_alloc(64, workspace_bytes);
     ZSTD_CCtx *const context = ZSTD_createCCtx();
     memset(raw, 7, sizeof raw);
     if (!CHECK(workspace != NULL && context != NULL))
         return;
-    const size_t n_first = ZSTD_compressCCtx(context, packed, sizeof packed, raw, 300, 3);
-    CHECK_OK(qsf_codec_decode(QSF_COMPRESSION_ZSTD, workspace, workspace_bytes, packed, n_first,
-                              have, 300));
-    CHECK_BYTES(have, raw, 300);
-    CHECK_STATUS(qsf_codec_decode(QSF_COMPRESSION_ZSTD, workspace, workspace_bytes, packed,
-                                  n_first + 1, have, 300),
-                 QSF_ERR_FORMAT);
-    CHECK_STATUS(qsf_codec_decode(QSF_COMPRESSION_ZSTD, workspace, workspace_bytes, packed, n_first,
-                                  have, 299),
-                 QSF_ERR_FORMAT);
-    CHECK_STATUS(qsf_codec_decode(QSF_COMPRESSION_ZSTD, workspace, workspace_bytes, packed, n_first,
-                                  have, 301),
-                 QSF_ERR_FORMAT);
-    const size_t n_second =
-        ZSTD_compressCCtx(context, packed + n_first, sizeof packed - n_first, raw, 200, 3);
-    CHECK_STATUS(qsf_codec_decode(QSF_COMPRESSION_ZSTD, workspace, workspace_bytes, packed,
-                                  n_first + n_second, have, 500),
-                 QSF_ERR_FORMAT);
+    const size_t n = ZSTD_compressCCtx(context, frames[0], sizeof frames[0], raw, 300, 3);
+    memcpy(frames[1], frames[0], n);
+    const size_t n_second = ZSTD_compressCCtx(context, frames[1] + n, 1000 - n, raw, 200, 3);
     ZSTD_CCtx_setParameter(context, ZSTD_c_contentSizeFlag, 0);
-    const size_t n_unsized = ZSTD_compress2(context, packed, sizeof packed, raw, 300);
-    CHECK_STATUS(qsf_codec_decode(QSF_COMPRESSION_ZSTD, workspace, workspace_bytes, packed,
-                                  n_unsized, have, 300),
-                 QSF_ERR_FORMAT);
+    const size_t n_unsized = ZSTD_compress2(context, frames[2], sizeof frames[2], raw, 300);
+    const struct {
+        size_t frame;
+        size_t n_stored;
+        size_t n_raw;
+        qsf_status want;
+    } cases[] = {
+        {0, n, 300, QSF_OK},
+        {0, n + 1, 300, QSF_ERR_FORMAT},
+        {0, n, 299, QSF_ERR_FORMAT},
+        {0, n, 301, QSF_ERR_FORMAT},
+        {1, n + n_second, 500, QSF_ERR_FORMAT},
+        {2, n_unsized, 300, QSF_ERR_FORMAT},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        if (CHECK_STATUS(qsf_codec_decode(QSF_COMPRESSION_ZSTD, workspace, workspace_bytes,
+                                          frames[cases[i].frame], cases[i].n_stored, have,
+                                          cases[i].n_raw),
+                         cases[i].want) &&
+            i == 0)
+            CHECK_BYTES(have, raw, 300);
     ZSTD_freeCCtx(context);
     check_free(workspace);
 }

@@ -101,7 +101,8 @@ static inline uint32_t tiny_add_outliers(tiny_file *f, uint32_t unit_idx, uint32
             if (i * 16 + p % 16 >= n_rows)
                 continue;
             qsf_store_u16(entries + 4 * (size_t)n, (uint16_t)(p + 1 - end));
-            qsf_store_u16(entries + 4 * (size_t)n + 2, (uint16_t)(0x3400 + 37 * n)); /* 2^-2 .. */
+            qsf_store_u16(entries + 4 * (size_t)n + 2,
+                          (uint16_t)(0x3400 + 37 * (n % 400))); /* 2^-2 .. */
             end = p + 1;
             n++;
         }
@@ -188,10 +189,14 @@ static inline void tiny_end_unit(tiny_file *f, qsf_unit_role role, uint8_t compr
     f->unit_bytes = 0;
 }
 
+/* The directory is whole then. */
 static inline void tiny_add_tables(tiny_file *f)
 {
     tiny_add_section(f, "TENS", 8, f->tens, (size_t)f->n_tensors * QSF_TENSOR_ENTRY_BYTES);
     tiny_add_section(f, "UNIT", 8, f->index, (size_t)f->n_units * QSF_UNIT_ENTRY_BYTES);
+    assert(f->n_bytes <= TINY_CAP_BYTES && f->n_sections <= 10);
+    qsf_store_u64(f->bytes + 100, TINY_TABLES_OFF);
+    qsf_store_u32(f->bytes + 108, f->n_sections);
 }
 
 static inline void tiny_add_arch(tiny_file *f, const tiny_options *o)
@@ -239,8 +244,6 @@ static inline void tiny_fill_header(tiny_file *f, const tiny_options *o)
     h[50] = QSF_NORM_RMS;
     h[51] = o->is_learned ? QSF_POSITIONS_LEARNED : QSF_POSITIONS_ROPE;
     qsf_store_f32(h + 52, o->is_learned ? 0.0F : 10000.0F);
-    qsf_store_u64(h + 100, TINY_TABLES_OFF);
-    qsf_store_u32(h + 108, f->n_sections);
     qsf_store_u64(h + 56, qsf_load_u64(repair_find(h, f->n_bytes, "UNIT") + 8));
     qsf_store_u64(h + 64, qsf_load_u64(f->index));
     qsf_store_u64(h + 72, qsf_load_u64(f->index + (f->n_units - 1) * QSF_UNIT_ENTRY_BYTES));
@@ -281,9 +284,6 @@ static inline void tiny_build(tiny_file *f, const tiny_options *o)
         tiny_add_tensor(f, final_idx, QSF_TENSOR_HEAD, TINY_VOCAB, TINY_DIM, QSF_DTYPE_4BIT, 1);
     tiny_end_unit(f, QSF_UNIT_FINAL, 0);
     tiny_add_tables(f);
-    assert(f->n_bytes <= TINY_CAP_BYTES && f->n_sections <= 10);
-    qsf_store_u64(f->bytes + 100, TINY_TABLES_OFF);
-    qsf_store_u32(f->bytes + 108, f->n_sections);
     tiny_fill_header(f, o);
     repair_checksums(f->bytes, f->n_bytes);
 }

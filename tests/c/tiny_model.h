@@ -108,7 +108,7 @@ static inline void tiny_build_layer(tiny_file *f, const tiny_model *m, uint32_t 
             continue;
         if (tensors[i].type >= QSF_TENSOR_Q_OUTLIERS) {
             tiny_add_outliers(f, unit_idx, tensors[i].type, tensors[i].n_rows, tensors[i].n_cols,
-                              101);
+                              113); /* fewer than one in 100 weights */
             continue;
         }
         const bool is_vector = tensors[i].n_rows == 0;
@@ -179,9 +179,6 @@ static inline void tiny_model_build(tiny_file *f, const tiny_model *m)
         tiny_add_tame(f, final_idx, QSF_TENSOR_HEAD, TINY_MODEL_VOCAB, TINY_MODEL_DIM, m->dtype, 1);
     tiny_end_unit(f, QSF_UNIT_FINAL, 0);
     tiny_add_tables(f);
-    assert(f->n_bytes <= TINY_CAP_BYTES && f->n_sections <= 10);
-    qsf_store_u64(f->bytes + 100, TINY_TABLES_OFF);
-    qsf_store_u32(f->bytes + 108, f->n_sections);
     tiny_model_header(f, m);
     repair_checksums(f->bytes, f->n_bytes);
 }

@@ -6,56 +6,17 @@
  * not finite is an error of the sampler, never a token.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "fuzz.h"
 #include <math.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include "base/status.h"
 #include "engine/model.h"
 #include "engine/model_open.h"
-#include "include/qsf.h"
 #include "repair.h"
 
 #define N_OPTION_BYTES 4
-#define MAX_FILE_BYTES (1U << 20)
 #define MAX_MODEL_BYTES (UINT64_C(8) << 20) /* a few KB of ZSTD may stand for gigabytes */
 #define MAX_ENGINE_BYTES (UINT64_C(48) << 20)
 #define N_TOKENS 3
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
-
-static void require(bool ok, const char *what)
-{
-    if (ok)
-        return;
-    fprintf(stderr, "fuzz_model: %s; last text: %s\n", what, qsf_error_detail());
-    abort();
-}
-
-/* The path of a file in memory with these bytes; the same file each time. */
-static const char *store(const unsigned char *bytes, size_t n_bytes)
-{
-    static char path[64];
-    static int fd = -1;
-    if (fd < 0) {
-        fd = memfd_create("fuzz_model", 0);
-        require(fd >= 0, "no file in memory");
-        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    }
-    require(ftruncate(fd, 0) == 0, "truncate");
-    require(pwrite(fd, bytes, n_bytes, 0) == (ssize_t)n_bytes, "write");
-    return path;
-}
-
-static bool is_about_the_file(qsf_status status)
-{
-    return status == QSF_ERR_FORMAT || status == QSF_ERR_DAMAGED || status == QSF_ERR_UNSUPPORTED;
-}
 
 static void sample(qsf_session *s, const float *logits, uint32_t n_vocab, float temperature)
 {
@@ -160,7 +121,7 @@ static void try_model(const char *path, const uint8_t *choices)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
 {
-    static unsigned char file[MAX_FILE_BYTES];
+    static unsigned char file[FUZZ_FILE_BYTES];
     if (n_bytes < N_OPTION_BYTES || n_bytes - N_OPTION_BYTES > sizeof file)
         return -1;
     const size_t n_file_bytes = n_bytes - N_OPTION_BYTES;

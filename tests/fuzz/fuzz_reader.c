@@ -6,48 +6,16 @@
  * any split.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
+#include "fuzz.h"
 #include "format/records.h"
 #include "stream/stream.h"
 #include "stream/contents.h"
 #include "repair.h"
 #include "unit_pass.h"
 
-#define MAX_FILE_BYTES (1U << 20)
 #define CEILING_BYTES (UINT64_C(64) << 20)
 #define BUFFER_BYTES (64U << 10)
 #define MAX_PASS_BYTES (UINT64_C(16) << 20) /* a few KB of ZSTD may stand for gigabytes */
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
-
-static void require(int ok, const char *what)
-{
-    if (ok)
-        return;
-    fprintf(stderr, "fuzz_reader: %s; last text: %s\n", what, qsf_error_detail());
-    abort();
-}
-
-/* The path of a file in memory with these bytes; the same file each time. */
-static const char *store(const unsigned char *bytes, size_t n_bytes)
-{
-    static char path[64];
-    static int fd = -1;
-    if (fd < 0) {
-        fd = memfd_create("fuzz_reader", 0);
-        require(fd >= 0, "no file in memory");
-        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    }
-    require(ftruncate(fd, 0) == 0, "truncate");
-    require(pwrite(fd, bytes, n_bytes, 0) == (ssize_t)n_bytes, "write");
-    return path;
-}
 
 static uint64_t all_raw_bytes(const qsf_reader *r)
 {
@@ -68,8 +36,7 @@ static int stream(qsf_reader *r, qsf_ledger *ledger, unsigned resident_bits, siz
     if (pass_open(&p, r, ledger, is_resident, extra_bytes) != QSF_OK)
         return 0;
     const qsf_status status = pass_all(&p.stream, max_rows, digest);
-    require(status == QSF_OK || status == QSF_ERR_FORMAT || status == QSF_ERR_DAMAGED,
-            "the stream broke a rule");
+    require(status == QSF_OK || is_about_the_file(status), "the stream broke a rule");
     pass_close(&p);
     return status == QSF_OK;
 }
@@ -81,15 +48,14 @@ static void read_sections(qsf_reader *r)
         void *const bytes = malloc((size_t)s->n_bytes);
         require(bytes != NULL, "memory");
         const qsf_status status = qsf_reader_read_section(r, s, bytes);
-        require(status == QSF_OK || status == QSF_ERR_FORMAT || status == QSF_ERR_DAMAGED,
-                "a section inside the file");
+        require(status == QSF_OK || is_about_the_file(status), "a section inside the file");
         free(bytes);
     }
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
 {
-    static unsigned char file[MAX_FILE_BYTES];
+    static unsigned char file[FUZZ_FILE_BYTES];
     static unsigned char buffer[BUFFER_BYTES];
     if (n_bytes > sizeof file)
         return -1;

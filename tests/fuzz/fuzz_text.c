@@ -4,27 +4,12 @@
  * ids are below its n_ids, decoded text is UTF-8, and streamed text is the text of all ids.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
+#include "fuzz.h"
 #include "base/bytes.h"
-#include "include/qsf.h"
 #include "text/utf8.h"
 
 #define MAX_IDS 65536U
 #define MAX_TEXT_BYTES (1U << 20)
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
-
-static void require(int ok, const char *what)
-{
-    if (ok)
-        return;
-    fprintf(stderr, "fuzz_text: %s; last text: %s\n", what, qsf_error_detail());
-    abort();
-}
 
 static void decode(const qsf_text *t, const uint32_t *ids, size_t n_ids, size_t room_bytes)
 {

@@ -13,7 +13,7 @@ static const char usage[] =
 typedef struct group {
     const char *name;
     int (*check)(void);
-    void (*bench)(void); /* NULL: exp is no kernel of its own */
+    void (*bench)(void); /* NULL: none */
 } group;
 
 /* The longest first, which ctest begins with. */
@@ -25,6 +25,7 @@ static const group groups[] = {
     {"dequant_row", check_dequant_row, bench_dequant_row},
     {"exp", check_exp, NULL},
     {"kv_store", check_kv_store, bench_kv_store},
+    {"outliers", check_outliers, NULL},
     {"quantise", check_quantise, bench_quantise},
     {"recur", check_recur, bench_recur},
     {"vecops", check_vecops, bench_vecops},

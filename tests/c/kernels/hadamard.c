@@ -29,20 +29,15 @@ static void check_hadamard_block(const float *x, const float *y, size_t m)
     }
 }
 
+static void run_hadamard(const qsf_kernels *k, const void *n, float *out)
+{
+    k->hadamard(out, *(const size_t *)n);
+}
+
 static void check_size(size_t n, fill how)
 {
-    float *const x = exact_floats(n);
-    fill_floats(x, n, how);
-    const output want = output_make(n * sizeof *x);
-    memcpy(want.at, x, n * sizeof *x);
-    scalar.hadamard(want.at, n);
-    for (size_t i = 0; i < n_levels; i++) {
-        const output have = output_make(n * sizeof *x);
-        memcpy(have.at, x, n * sizeof *x);
-        levels[i].hadamard(have.at, n);
-        check_outputs(&want, &have, levels[i].isa_name, "hadamard");
-        free(have.block);
-    }
+    float *const x = filled_floats(n, how);
+    const output want = check_kernel(run_hadamard, &n, x, n, "hadamard");
     if (how == FILL_RANDOM) {
         size_t begin = 0;
         for (size_t m = 4096; m >= 16; m /= 2)
@@ -69,7 +64,7 @@ int check_hadamard(void)
 
 /* ---- speed ---- */
 
-static void run_hadamard(const qsf_kernels *k, const void *args)
+static void time_hadamard(const qsf_kernels *k, const void *args)
 {
     float x[128];
     memcpy(x, args, sizeof x);
@@ -80,5 +75,5 @@ void bench_hadamard(void)
 {
     float x[128];
     fill_floats(x, 128, FILL_RANDOM);
-    bench_line("hadamard of 128", 128, run_hadamard, x);
+    bench_line("hadamard of 128", 128, time_hadamard, x);
 }

@@ -34,6 +34,7 @@ int check_exp(void);
 int check_kv_store(void);
 int check_matmul(void);
 int check_matmul_exact(void);
+int check_outliers(void);
 int check_quantise(void);
 int check_recur(void);
 int check_vecops(void);
@@ -52,6 +53,9 @@ void bench_vecops(void);
 /* Prints one line: how long `run` takes with each level's kernels, per element. */
 typedef void bench_run(const qsf_kernels *k, const void *args);
 void bench_line(const char *what, double n_elements, bench_run *run, const void *args);
+
+/* Runs a kernel on what args point to; out is where it writes, and for some what it begins with. */
+typedef void kernel_run(const qsf_kernels *k, const void *args, float *out);
 
 typedef enum fill {
     FILL_RANDOM, /* ordinary values */
@@ -166,6 +170,39 @@ static inline bool check_outputs(const output *want, const output *have, const c
     return ok;
 }
 
+/* The output [n] of a kernel, which begins with `before` unless that is NULL. */
+static inline output run_kernel(const qsf_kernels *k, kernel_run *run, const void *args,
+                                const float *before, size_t n)
+{
+    const output out = output_make(n * sizeof(float));
+    if (before != NULL)
+        memcpy(out.at, before, n * sizeof(float));
+    run(k, args, out.at);
+    return out;
+}
+
+/* Checks that a kernel gives `want` on scalar, unless that is where `want` is from, and on each
+ * level. */
+static inline void check_levels(const output *want, bool is_of_scalar, kernel_run *run,
+                                const void *args, const float *before, const char *what)
+{
+    for (size_t i = is_of_scalar; i <= n_levels; i++) {
+        const qsf_kernels *const k = i == 0 ? &scalar : &levels[i - 1];
+        const output have = run_kernel(k, run, args, before, want->n_bytes / sizeof(float));
+        check_outputs(want, &have, k->isa_name, what);
+        free(have.block);
+    }
+}
+
+/* The output of scalar, to which all levels were compared. */
+static inline output check_kernel(kernel_run *run, const void *args, const float *before, size_t n,
+                                  const char *what)
+{
+    const output want = run_kernel(&scalar, run, args, before, n);
+    check_levels(&want, true, run, args, before, what);
+    return want;
+}
+
 static inline void fill_floats(float *x, size_t n, fill how)
 {
     for (size_t i = 0; i < n; i++) {
@@ -199,6 +236,14 @@ static inline void fill_floats(float *x, size_t n, fill how)
             break;
         }
     }
+}
+
+/* exact_floats() that are filled */
+static inline float *filled_floats(size_t n, fill how)
+{
+    float *const x = exact_floats(n);
+    fill_floats(x, n, how);
+    return x;
 }
 
 #endif

@@ -241,7 +241,7 @@ static output run(const problem *p, const qsf_kernels *k)
     return y;
 }
 
-static void check_levels(const problem *p)
+static void check_product(const problem *p)
 {
     char what[160];
     snprintf(what, sizeof what, "matmul %s%s, fill %d, %zu tokens, %zu blocks, %zu tile rows",
@@ -329,7 +329,7 @@ static void check_problem(qsf_dtype dtype, bool exact, fill how, size_t n_tokens
                           size_t n_tile_rows)
 {
     problem p = problem_make(dtype, exact, how, n_tokens, n_blocks, n_tile_rows);
-    check_levels(&p);
+    check_product(&p);
     if (is_tame(how) && n_tokens * n_blocks * n_tile_rows <= 12)
         check_scalar(&p);
     problem_free(&p);

@@ -10,57 +10,59 @@
 
 static const size_t sizes[] = {1, 2, 15, 16, 17, 33, 64, 65, 192};
 
-static uint64_t n_compared;
-
-/* The kernels from scalar on */
-static const qsf_kernels *level(size_t i)
+static const char *label(const char *op, size_t n, fill how)
 {
-    return i == 0 ? &scalar : &levels[i - 1];
-}
-
-static void compare(const output *want, const output *have, size_t i, const char *op, size_t n,
-                    fill how)
-{
-    char what[96];
+    static char what[96];
     snprintf(what, sizeof what, "%s, n %zu, fill %d", op, n, (int)how);
-    check_outputs(want, have, level(i)->isa_name, what);
-    free(have->block);
-    n_compared++;
+    return what;
 }
 
-/* inputs: rows of the taps, weights of the taps, the bias; [n] each */
+/* Inputs of an operation on vectors [n]: the first ones may be where it writes. */
+typedef struct operands {
+    const float *in;
+    size_t n;
+    size_t n_taps;
+    bool has_bias;
+    bool is_ssd;
+} operands;
+
+/* in: rows of the taps, weights of the taps, the bias; [n] each */
+static void run_conv(const qsf_kernels *k, const void *args, float *out)
+{
+    const operands *const o = args;
+    const float *rows[MOST_TAPS];
+    for (size_t t = 0; t < o->n_taps; t++)
+        rows[t] = o->in + t * o->n;
+    k->conv(rows, o->in + o->n_taps * o->n, o->n, o->n_taps,
+            o->has_bias ? o->in + 2 * o->n_taps * o->n : NULL, out, o->n);
+}
+
 static void check_conv(size_t n, size_t n_taps, bool has_bias, fill how)
 {
-    float *const in = exact_floats((2 * n_taps + 1) * n);
-    const float *const w = in + n_taps * n;
-    const float *const bias = has_bias ? in + 2 * n_taps * n : NULL;
-    const float *rows[MOST_TAPS];
+    float *const in = filled_floats((2 * n_taps + 1) * n, how);
+    const operands o = {.in = in, .n = n, .n_taps = n_taps, .has_bias = has_bias};
     const output want = output_make(n * sizeof(float));
-    fill_floats(in, (2 * n_taps + 1) * n, how);
-    for (size_t t = 0; t < n_taps; t++)
-        rows[t] = in + t * n;
     for (size_t i = 0; i < n; i++) { /* as in kernels.h */
         float sum = 0.0F;
         for (size_t t = 0; t < n_taps; t++)
-            sum = qsf_fmaf(w[t * n + i], rows[t][i], sum);
-        ((float *)want.at)[i] = has_bias ? sum + bias[i] : sum;
+            sum = qsf_fmaf(in[(n_taps + t) * n + i], in[t * n + i], sum);
+        ((float *)want.at)[i] = has_bias ? sum + in[2 * n_taps * n + i] : sum;
     }
-    for (size_t i = 0; i <= n_levels; i++) {
-        const output have = output_make(n * sizeof(float));
-        level(i)->conv(rows, w, n, n_taps, bias, have.at, n);
-        compare(&want, &have, i, "conv", n, how);
-    }
+    check_levels(&want, false, run_conv, &o, NULL, label("conv", n, how));
     free(want.block);
     free(in);
 }
 
+static void run_l2norm(const qsf_kernels *k, const void *args, float *out)
+{
+    k->l2norm(out, EPSILON, FACTOR, ((const operands *)args)->n);
+}
+
 static void check_l2norm(size_t n, fill how)
 {
-    float *const x = exact_floats(n);
-    output want = output_make(n * sizeof *x);
-    fill_floats(x, n, how);
-    memcpy(want.at, x, n * sizeof *x);
-    scalar.l2norm(want.at, EPSILON, FACTOR, n);
+    float *const x = filled_floats(n, how);
+    const operands o = {.n = n};
+    const output want = check_kernel(run_l2norm, &o, x, n, label("l2norm", n, how));
     double squares = 0.0;
     for (size_t i = 0; i < n; i++)
         squares += (double)x[i] * (double)x[i];
@@ -68,94 +70,78 @@ static void check_l2norm(size_t n, fill how)
         const double exact = (double)x[i] / sqrt(squares + (double)EPSILON) * (double)FACTOR;
         CHECK(fabs((double)((float *)want.at)[i] - exact) <= 2e-6 * fabs(exact));
     }
-    for (size_t i = 1; i <= n_levels; i++) {
-        const output have = output_make(n * sizeof *x);
-        memcpy(have.at, x, n * sizeof *x);
-        level(i)->l2norm(have.at, EPSILON, FACTOR, n);
-        compare(&want, &have, i, "l2norm", n, how);
-    }
     free(want.block);
     free(x);
+}
+
+static void run_sigmoid_mul(const qsf_kernels *k, const void *args, float *out)
+{
+    const operands *const o = args;
+    k->sigmoid_mul(out, o->in + o->n, o->n);
 }
 
 static void check_sigmoid_mul(size_t n, fill how)
 {
-    float *const x = exact_floats(2 * n);
-    const output want = output_make(n * sizeof *x);
-    fill_floats(x, 2 * n, how);
-    memcpy(want.at, x, n * sizeof *x);
-    scalar.sigmoid_mul(want.at, x + n, n);
+    float *const x = filled_floats(2 * n, how);
+    const operands o = {.in = x, .n = n};
+    const output want = check_kernel(run_sigmoid_mul, &o, x, n, label("sigmoid_mul", n, how));
     for (size_t i = 0; i < n && how <= FILL_EXTREMES; i++) {
         const double exact = (double)x[n + i] / (1.0 + exp(-(double)x[i]));
         CHECK(fabs((double)((float *)want.at)[i] - exact) <= 5e-7 * fabs(exact) + 1e-35);
-    }
-    for (size_t i = 1; i <= n_levels; i++) {
-        const output have = output_make(n * sizeof *x);
-        memcpy(have.at, x, n * sizeof *x);
-        level(i)->sigmoid_mul(have.at, x + n, n);
-        compare(&want, &have, i, "sigmoid_mul", n, how);
     }
     free(want.block);
     free(x);
 }
 
-/* gates: beta or step, then decay; others: rate, bias; [n] each */
-static void run_gates(const qsf_kernels *k, bool is_ssd, float *gates, const float *others,
-                      size_t n)
+/* in: decay, rate, bias; [n] each */
+static void run_bounded_decays(const qsf_kernels *k, const void *args, float *out)
 {
-    if (is_ssd) {
-        k->ssd_gates(gates, gates + n, others, others + n, n);
-        return;
-    }
-    k->betas(gates, 2.0F, n);
-    k->decays(gates + n, others, others + n, n);
+    const operands *const o = args;
+    k->bounded_decays(out, o->in + o->n, o->in + 2 * o->n, 5.0F, o->n);
 }
 
-/* in: decay, rate, bias; [n] each */
 static void check_bounded_decays(size_t n, fill how)
 {
-    float *const in = exact_floats(3 * n);
-    const output want = output_make(n * sizeof *in);
-    fill_floats(in, 3 * n, how);
-    memcpy(want.at, in, n * sizeof *in);
-    scalar.bounded_decays(want.at, in + n, in + 2 * n, 5.0F, n);
+    float *const in = filled_floats(3 * n, how);
+    const operands o = {.in = in, .n = n};
+    const output want =
+        check_kernel(run_bounded_decays, &o, in, n, label("bounded_decays", n, how));
     for (size_t i = 0; i < n && how <= FILL_ZEROS; i++) {
         const double z = (double)in[n + i] * (double)(in[i] + in[2 * n + i]);
         CHECK(fabs((double)((const float *)want.at)[i] - exp(-5.0 / (1.0 + exp(-z)))) <= 1e-5);
-    }
-    for (size_t i = 1; i <= n_levels; i++) {
-        const output have = output_make(n * sizeof *in);
-        memcpy(have.at, in, n * sizeof *in);
-        level(i)->bounded_decays(have.at, in + n, in + 2 * n, 5.0F, n);
-        compare(&want, &have, i, "bounded_decays", n, how);
     }
     free(want.block);
     free(in);
 }
 
-/* in: beta, decay, rate, bias; [n] each. Of SSD beta is the step, of which the decay is. */
+/* in: beta or step, decay, rate, bias; [n] each. Of SSD beta is the step, of which the decay is. */
+static void run_gates(const qsf_kernels *k, const void *args, float *out)
+{
+    const operands *const o = args;
+    const float *const rate = o->in + 2 * o->n;
+    const float *const bias = o->in + 3 * o->n;
+    if (o->is_ssd) {
+        k->ssd_gates(out, out + o->n, rate, bias, o->n);
+        return;
+    }
+    k->betas(out, 2.0F, o->n);
+    k->decays(out + o->n, rate, bias, o->n);
+}
+
 static void check_gates(size_t n, fill how, bool is_ssd)
 {
-    float *const in = exact_floats(4 * n);
-    const output want = output_make(2 * n * sizeof *in);
-    float *const made = want.at;
-    fill_floats(in, 4 * n, how);
+    float *const in = filled_floats(4 * n, how);
+    const operands o = {.in = in, .n = n, .is_ssd = is_ssd};
     for (size_t i = 2 * n; i < 3 * n; i++)
         in[i] = fabsf(in[i]);
-    memcpy(made, in, 2 * n * sizeof *in);
-    run_gates(&scalar, is_ssd, made, in + 2 * n, n);
+    const output want = check_kernel(run_gates, &o, in, 2 * n, label("gates", n, how));
+    const float *const made = want.at;
     for (size_t i = 0; i < n && how <= FILL_ZEROS; i++) {
         const double step = log1p(exp((double)(in[is_ssd ? i : n + i] + in[3 * n + i])));
         const double beta = is_ssd ? step : 2.0 / (1.0 + exp(-(double)in[i]));
         const double decay = exp(-(double)in[2 * n + i] * step);
         CHECK(fabs((double)made[i] - beta) <= 5e-7 * fmax(beta, 1.0));
         CHECK(fabs((double)made[n + i] - decay) <= 1e-6);
-    }
-    for (size_t i = 1; i <= n_levels; i++) {
-        const output have = output_make(2 * n * sizeof *in);
-        memcpy(have.at, in, 2 * n * sizeof *in);
-        run_gates(level(i), is_ssd, have.at, in + 2 * n, n);
-        compare(&want, &have, i, is_ssd ? "ssd_gates" : "betas and decays", n, how);
     }
     free(want.block);
     free(in);
@@ -291,24 +277,26 @@ static void check_rule(const rule_case *c, fill how)
         for (size_t j = 0; j < c->n_cols; j++)
             run_column(c, want.at, &contract, t, j);
     for (size_t i = 0; i <= n_levels; i++) {
+        const qsf_kernels *const k = i == 0 ? &scalar : &levels[i - 1];
         const size_t cut = random_u32() % c->n_rows;
         const output have = output_make(n * sizeof *in);
         memcpy(have.at, in, n * sizeof *in);
         const qsf_state_rows x = rows_of(c, have.at, gates);
         if (cut > 0)
-            run_rows(rule_of(c, level(i)), have.at, &x, 0, cut);
-        run_rows(rule_of(c, level(i)), have.at, &x, cut, c->n_rows);
+            run_rows(rule_of(c, k), have.at, &x, 0, cut);
+        run_rows(rule_of(c, k), have.at, &x, cut, c->n_rows);
         if (how <= FILL_EXTREMES) /* zeros stay zeros unless they meet an infinity */
-            check_replay(c, level(i), in, have.at, gates);
+            check_replay(c, k, in, have.at, gates);
         if (how > FILL_EXTREMES) /* a decay below 0 makes them -0 */
             for (size_t at = 0; at < state_floats(c); at++)
                 if (at % QSF_STATE_COLS >= c->n_cols)
                     ((float *)have.at)[at] = 0.0F;
-        compare(&want, &have, i,
-                c->is_ssd               ? "ssd_rule"
-                : c->has_channel_decays ? "delta_rule by channels"
-                                        : "delta_rule",
-                c->key_dim, how);
+        check_outputs(&want, &have, k->isa_name,
+                      label(c->is_ssd               ? "ssd_rule"
+                            : c->has_channel_decays ? "delta_rule by channels"
+                                                    : "delta_rule",
+                            c->key_dim, how));
+        free(have.block);
     }
     free(want.block);
     free(in);
@@ -341,7 +329,6 @@ int check_recur(void)
             check_rule(&of_ssd, how);
         }
     }
-    CHECK(n_compared > 100 * n_levels);
     return check_report("recur");
 }
 

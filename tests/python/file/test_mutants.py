@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,10 @@ from make.recurrent_models import write_recurrent
 from qsf.file.kinds import RopeSet
 from qsf.file.reader import Reader
 from qsf_converter import convert
+
+# `make fuzz` asks for more, and for others.
+N_MUTANTS = int(os.environ.get("QSF_FUZZ_EXAMPLES", "24"))
+FIRST_SEED = int(os.environ.get("QSF_FUZZ_SEED", "0"))
 
 
 def of_kinds(source: Path, path: Path) -> Path:
@@ -33,7 +38,7 @@ def of_kinds(source: Path, path: Path) -> Path:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings in Linux only")
-@pytest.mark.parametrize("n_mutants", [8, pytest.param(24, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_mutants", [8, pytest.param(N_MUTANTS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tag", SECTIONS)
 def test_mutants_give_typed_errors(
     tag: str,
@@ -61,7 +66,7 @@ def test_mutants_of_mixers_give_typed_errors(case: str, tag: str, tmp_path: Path
 def check_mutants(base: Path, tag: str, n_mutants: int, folder: Path) -> None:
     data = base.read_bytes()
     paths = []
-    for seed in range(n_mutants):
+    for seed in range(FIRST_SEED, FIRST_SEED + n_mutants):
         path = folder / f"{seed}.qsf"
         path.write_bytes(mutant(data, tag, seed))
         paths.append(path)
