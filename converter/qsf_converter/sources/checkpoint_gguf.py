@@ -32,14 +32,8 @@ from qsf_converter.sources.checkpoint import (
 )
 from qsf_converter.sources.checkpoint_files import READABLE, FileCheckpoint, Located
 from qsf_converter.sources.families.family import Family
-from qsf_converter.sources.gguf_config import (
-    ROPE_TENSORS,
-    config_of,
-    dialect_of,
-    family_of,
-    name_there,
-)
-from qsf_converter.sources.gguf_dialects import Dialect
+from qsf_converter.sources.families.gguf import Gguf
+from qsf_converter.sources.gguf_config import ROPE_TENSORS, dialect_of, read_model
 from qsf_converter.sources.gguf_file import GgufHead, GgufTensor
 from qsf_converter.sources.gguf_parts import read_parts
 
@@ -48,6 +42,8 @@ _N_ROPE_FACTORS = 4096  # half the largest head_dim
 
 
 _BITS_OF_4BIT = 4.5
+# Tensors whose rows can be in the order of interleaved RoPE -> the field with their heads.
+_PERMUTED = {".q_proj.": "num_attention_heads", ".k_proj.": "num_key_value_heads"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,26 +93,26 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
         """Read the configuration and the RoPE factors; name and locate the other tensors."""
         tensors = dict(self.head.tensors)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        dialect = dialect_of(self.head.metadata, shapes)
+        _, form = dialect_of(self.head.metadata)
         factors: dict[str, NDArray[np.float32]] = {
             name: self._rope_factors(tensors.pop(name)) for name in ROPE_TENSORS if name in tensors
         }
-        self.config, self.warnings = config_of(self.head.metadata, shapes, factors)
-        self.family = family_of(self.config, dialect)
+        model = read_model(self.head.metadata, shapes, factors)
+        self.config, self.family, self.warnings = model.config, model.family, model.warnings
         matrices = [tensor for tensor in tensors.values() if len(tensor.shape) > 1]
         self.least_type = _least_type(matrices)
         self.keeps = any(tensor.type in KEPT for tensor in matrices)
         self.unkept_type = _least_type([t for t in matrices if t.type not in KEPT])
         for tensor in tensors.values():
-            name = name_there(dialect, tensor.name)
+            name = model.name_there(tensor.name)
             if name in self._located:
                 raise QsfConversionError(f"two of its tensors are {name}")
-            self._located[name] = self._locate(dialect, name, tensor)
+            self._located[name] = self._locate(form, name, tensor)
 
-    def _locate(self, dialect: Dialect, name: str, tensor: GgufTensor) -> _Stored:
+    def _locate(self, form: Gguf, name: str, tensor: GgufTensor) -> _Stored:
         n_heads = 0
-        for part, field in dialect.permuted.items():
-            if f".{part}." in name:
+        for part, field in _PERMUTED.items() if form.is_permuted else ():
+            if part in name:
                 n_heads = self.config[field]
                 n_rows = tensor.shape[0]
                 if not isinstance(n_heads, int) or n_heads < 1 or n_rows % (2 * n_heads):

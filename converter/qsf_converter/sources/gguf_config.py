@@ -1,12 +1,13 @@
 """Translates the metadata of a GGUF file into HuggingFace's config.json.
 
-`gguf_dialects` has the tables. Metadata that changes the computation and is in no table is refused.
+The families have the tables. Metadata that changes the computation and is in no table is refused.
 """
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 import re
 from collections.abc import Mapping
@@ -15,29 +16,18 @@ from typing import Any, Final
 import numpy as np
 
 from qsf.errors import QsfConversionError, shown
-from qsf.file.layout import Positions
+from qsf.file.layout import Norm, Positions
 from qsf_converter.sources.architectures import FAMILIES, what_it_lacks
 from qsf_converter.sources.families.family import Family
-from qsf_converter.sources.gguf_delta import DELTA_DIALECTS
-from qsf_converter.sources.gguf_dialects import DIALECTS, Dialect
-from qsf_converter.sources.gguf_encoders import ENCODER_DIALECTS
-from qsf_converter.sources.gguf_experts import EXPERT_DIALECTS
-from qsf_converter.sources.gguf_gemma4 import GEMMA4_DIALECTS
-from qsf_converter.sources.gguf_latent import LATENT_DIALECTS
-from qsf_converter.sources.gguf_layer_norm import LAYER_NORM_DIALECTS, variant_of
-from qsf_converter.sources.gguf_mamba import MAMBA_DIALECTS, hybrid_of
+from qsf_converter.sources.families.gguf import Gguf
+from qsf_converter.sources.families.rules import T, TensorRule
 
 Metadata = Mapping[str, Any]
 
-ALL_DIALECTS: Final[Mapping[str, Dialect]] = {
-    **DIALECTS,
-    **LAYER_NORM_DIALECTS,
-    **EXPERT_DIALECTS,
-    **DELTA_DIALECTS,
-    **GEMMA4_DIALECTS,
-    **LATENT_DIALECTS,
-    **MAMBA_DIALECTS,
-    **ENCODER_DIALECTS,
+ALL_DIALECTS: Final[Mapping[str, tuple[Family, Gguf]]] = {
+    architecture: (family, form)
+    for family in FAMILIES.values()
+    for architecture, form in family.gguf.items()
 }
 
 # Names of the values of general.file_type: llama.cpp's enum llama_ftype.
@@ -106,19 +96,20 @@ _KNOWN = {
 
 def families() -> list[tuple[str, list[str], list[str]]]:
     """Return each family's name for people, with its names in config.json and in GGUF files."""
+    others = [(name, other) for name, (_, form) in ALL_DIALECTS.items() for other in form.others]
     rows = [
         (
             family.title,
             [family.name, *family.nested],
-            [name for name, dialect in ALL_DIALECTS.items() if family.name in dialect.families],
+            [*family.gguf, *(name for name, other in others if other == family.name)],
         )
         for family in FAMILIES.values()
     ]
     return sorted(rows, key=lambda row: row[0].lower())
 
 
-def dialect_of(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> Dialect:
-    """Return the table of the file's architecture; raises QsfConversionError if there is none."""
+def dialect_of(metadata: Metadata) -> tuple[Family, Gguf]:
+    """Return what the file's architecture is; raises QsfConversionError if no table has it."""
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ALL_DIALECTS:
         plain = re.sub("[-_]", "", str(name))[:60]  # nemotron_h is NemotronH
@@ -126,104 +117,191 @@ def dialect_of(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> Dia
             f"architecture {shown(name)} of a GGUF file is not supported"
             f"{what_it_lacks(plain, re.IGNORECASE)}; `qsf convert --families` lists what is"
         )
-    return variant_of(hybrid_of(ALL_DIALECTS[name], metadata, shapes), shapes)
+    return ALL_DIALECTS[name]
 
 
-def config_of(
+@dataclasses.dataclass(frozen=True, slots=True)
+class GgufModel:
+    """What a file holds: the fields of config.json, the family with its tensors as such files store
+    them, HuggingFace's names of the tensors, by the names of a layer, and warnings.
+    """
+
+    config: dict[str, Any]
+    family: Family
+    names: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+    def name_there(self, name: str) -> str:
+        """Return HuggingFace's name of a tensor; the given name if the architecture lacks it."""
+        match = re.fullmatch(r"blk\.(0|[1-9]\d{0,5})\.(.*)", name)
+        if match is None:
+            return self.names.get(name, name)
+        there = self.names.get(f"blk.{{layer}}.{match[2]}")
+        return name if there is None else there.format(layer=int(match[1]))
+
+
+def read_model(
     metadata: Metadata,
     shapes: Mapping[str, tuple[int, ...]],
     rope_tensors: Mapping[str, Any],
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the fields of config.json, and warnings.
+) -> GgufModel:
+    """Return the contents of a file but its weights.
 
     ``shapes`` are those of the tensors by their names in the GGUF file, ``rope_tensors`` the values
     [n] of tensors of ``ROPE_TENSORS``. Raises QsfConversionError if the engine cannot compute the
     model.
     """
-    dialect = dialect_of(metadata, shapes)
+    family, form = dialect_of(metadata)
     name = metadata["general.architecture"]
     fields = {
-        key.removeprefix(f"{name}."): _plain(key, value)
+        key.removeprefix(f"{name}."): _plain(key, value, form)
         for key, value in metadata.items()
         if key.startswith(f"{name}.")
     }
-    keys = {**dialect.config, **dialect.optional}
-    _check_neutral(name, fields, {*keys.values(), *dialect.read_by_more})
+    keys = form.fields(is_layer_norm=family.norm == Norm.LAYER)
+    read = {*(key for key, _ in keys.values()), *form.reads}
+    _check_neutral(name, fields, read)
     config: dict[str, Any] = {}
-    for field, key in keys.items():
+    for field, (key, is_needed) in keys.items():
         if key in fields:
             config[field] = fields[key] or None if field == "sliding_window" else fields[key]
-        elif field in dialect.config:
+        elif is_needed:
             raise QsfConversionError(f"its metadata has no {name}.{key}")
     embedding = shapes.get("token_embd.weight", ())
     config["vocab_size"] = embedding[0] if embedding else fields.get("vocab_size")
     config["tie_word_embeddings"] = "output.weight" not in shapes
-    config.update(dialect.constants)
-    config.update(_head_fields(name, fields, config, dialect))
-    config |= {
-        field: any(part in tensor for tensor in shapes) for field, part in dialect.has.items()
-    }
-    if dialect.more is not None:
-        config.update(dialect.more(fields, shapes, config))
-    if FAMILIES[dialect.family].positions == Positions.ROPE:
-        config.update(_rope_fields(name, fields, config, rope_tensors, dialect))
-    family = config.pop("architectures", [dialect.family])
+    config.update(form.constants)
+    if "head_dim" not in form.without:
+        config.update(_head_fields(name, fields, config))
+    if form.more is not None:
+        config.update(form.more(fields, shapes, config))
+    family = _as_stored(FAMILIES[config.pop("architectures", [family.name])[0]], form)
+    if family.positions == Positions.ROPE:
+        config.update(_rope_fields(name, fields, config, rope_tensors, family, form))
+    names, flags = _tensor_names(name, family, form, config)
     config = {
-        "architectures": family,
-        "model_type": FAMILIES[family[0]].model_type,
+        "architectures": [family.name],
+        "model_type": family.model_type,
         **config,
+        **{flag: any(_is_there(t, shapes) for t in flags.get(flag, ())) for flag in family.flags},
         **_token_ids(metadata),
     }
-    understood = {*_KNOWN, *_NEUTRAL, *keys.values(), *dialect.read_by_more}
+    understood = {*_KNOWN, *_NEUTRAL, *read}
     unknown = sorted(key[:80] for key in fields if key not in understood)
     warnings = [f"{name}.{key} of the metadata is not understood and left out" for key in unknown]
-    return config, tuple(warnings[:8])
+    return GgufModel(config, family, names, tuple(warnings[:8]))
 
 
-def name_there(dialect: Dialect, name: str) -> str:
-    """Return HuggingFace's name of a tensor; the given name if the architecture lacks it."""
-    match = re.fullmatch(r"blk\.(0|[1-9]\d{0,5})\.(.*)", name)
-    if match is None:
-        return dialect.tensors.get(name, name)
-    there = dialect.tensors.get(f"blk.{{layer}}.{match[2]}")
-    return name if there is None else there.format(layer=int(match[1]))
+def _is_there(pattern: str, shapes: Mapping[str, Any]) -> bool:
+    """True if a layer has that tensor, or the file if it belongs to none."""
+    at, _, rest = pattern.partition("{layer}")
+    return any(name.startswith(at) and name.endswith(rest) for name in shapes)
 
 
-def family_of(config: Mapping[str, Any], dialect: Dialect) -> Family:
-    """Return the family, with its tensors as GGUF files store them."""
-    family = FAMILIES[config["architectures"][0]]
+def _as_stored(family: Family, form: Gguf) -> Family:
+    """Return the family with its tensors as GGUF files store them."""
     rules = tuple(
         dataclasses.replace(
             rule,
             transposed=rule.is_flat and rule.transposed,
-            add=0.0 if dialect.has_one_in_norms else rule.add,
-            groups=None if dialect.is_ungrouped else rule.groups,
+            add=0.0 if form.has_one_in_norms else rule.add,
+            groups=None if form.is_ungrouped else rule.groups,
         )
         for rule in family.rules
     )
-    return dataclasses.replace(family, rules=rules, layouts=family.layouts[-dialect.n_layouts :])
+    return dataclasses.replace(family, rules=rules, layouts=family.layouts[slice(*form.layouts)])
 
 
-# What is said of each layer: none in layers without it, others in layers without a window.
-_OF_LAYERS: Final = (
-    *(
-        f"{name}.attention.head_count_kv"
-        for name in ("lfm2", "lfm2moe", "gemma4", "kimi-linear", *MAMBA_DIALECTS)
-    ),
-    *(f"apertus.xielu.{name}" for name in ("alpha_p", "alpha_n", "beta")),
-    "gemma4.feed_forward_length",
-    "nemotron_h.feed_forward_length",
-    "nemotron_h_moe.feed_forward_length",
+# Names that the package's map lacks for some architectures, behind the layer's: GGUF's, and ours.
+_MORE_NAMES: Final = (
+    *((f"ffn_{part}.weight", f"mlp.{part}_proj.weight") for part in ("gate", "up", "down")),
+    *((f"ffn_{part}.weight", f"mlp.shared.{part}_proj.weight") for part in ("gate", "up", "down")),
+    *((f"ffn_{part}_shexp.weight", f"mlp.shared.{part}_proj.weight")
+      for part in ("gate", "up", "down")),
+    *((f"ffn_{part}_shexp.weight", f"mixer.shared_experts.{part}_proj.weight")
+      for part in ("up", "down")),
+    *((f"ffn_{part}_exps.weight", f"mixer.experts.{part}_proj.weight") for part in ("up", "down")),
+    *((f"attn_{part}_norm.weight", f"self_attn.{part}_norm.weight") for part in ("q", "k")),
+    *((f"nextn.{part}.weight", f"{part}.weight")
+      for part in ("eh_proj", "enorm", "hnorm", "embed_tokens")),
+    ("nextn.shared_head_norm.weight", "shared_head.norm.weight"),
+    ("nextn.shared_head_head.weight", "shared_head.head.weight"),
+    ("attn_q.weight", "self_attn.q_proj.weight"),
+    ("attn_sub_norm.weight", "attn_sub_norm.weight"),
+    ("ffn_sub_norm.weight", "ffn_sub_norm.weight"),
+    ("ffn_norm", "pre_ff_layernorm.weight"),  # of Falcon-H1
+    ("ffn_gate_inp.weight", "mixer.gate.weight"),
+    ("exp_probs_b.bias", "gate.selection.bias"),
+    ("ssm_a", "minus_rate"),
+    ("ssm_dt.bias", "dt_bias"),
+    ("ffn_gate_up_exps.weight", "experts.gate_up_proj"),
+    ("ffn_down_exps.weight", "experts.down_proj"),
+    ("ffn_gate_inp.scale", "router.scale"),
+    ("ffn_down_exps.scale", "router.per_expert_scale"),
+    ("layer_output_scale.weight", "layer_scalar"),
+)  # fmt: skip
+_AHEAD: Final = tuple(
+    f"layers.{{layer}}.{there}" for here, there in _MORE_NAMES if here.startswith("nextn.")
 )
 
 
-def _plain(key: str, value: Any) -> Any:
+def _tensor_names(
+    architecture: str, family: Family, form: Gguf, config: Mapping[str, Any]
+) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Return HuggingFace's names by GGUF's, and the latter by the flag of their rules.
+
+    Raises QsfConversionError if the installed package gguf is older than the architecture.
+    """
+    package: Any = importlib.import_module("gguf")
+    kinds = {name: kind for kind, name in package.MODEL_ARCH_NAMES.items()}
+    if architecture not in kinds:
+        raise QsfConversionError(
+            f"the installed package gguf does not know the architecture {architecture}: "
+            "a newer one does"
+        )
+    known = package.get_tensor_name_map(kinds[architecture], 1)
+    prefix = family.prefixes[0] if form.prefix is None else form.prefix
+    unused = None if form.unused_flag is None else form.unused_flag(config)
+    names: dict[str, str] = {}
+    flags: dict[str, list[str]] = {}
+    rules = (*family.rules, *(rule for rules in family.layouts for rule in rules))
+    sources = [(s, rule) for rule in rules if rule.flag != unused or unused is None
+               for s in _sources(rule)]  # fmt: skip
+    for source, rule in (*sources, *((s, None) for s in (*form.sources, *_AHEAD))):
+        start = "" if rule is not None and rule.target in (T.HEAD, T.HEAD_BIAS) else prefix
+        here = {
+            f"blk.{{layer}}.{name}"
+            for name, there in _MORE_NAMES
+            if "{layer}" in source and f".{source}".endswith(f".{there}")
+        }
+        for key in (f"{start}{source}", source, f"model.{source}"):
+            found = known.get_name(key.format(layer=0), (".weight", ".bias"))
+            if found is not None:
+                here.add(found.replace("blk.0.", "blk.{layer}."))
+                break
+        if source == "lm_head.weight":
+            here.add("output.weight")
+        names |= dict.fromkeys(here, f"{start}{source}")
+        if rule is not None and rule.flag is not None:
+            flags.setdefault(rule.flag, []).extend(here)
+    return names, flags
+
+
+def _sources(rule: TensorRule) -> list[str]:
+    """Return the names of a rule's tensors, where GGUF files have some."""
+    if rule.target == T.DENSE or "{expert}" in rule.source or "{head}" in rule.source:
+        return []
+    source = re.sub(r"\{(before|later|last)\}", "{layer}", rule.source)
+    if "{part}" not in source:
+        return [source]
+    return [source.replace("{part}", part) for part in "qkv"]
+
+
+def _plain(key: str, value: Any, form: Gguf) -> Any:
     """Return the common value of all layers if the file states one per layer; floats unchanged."""
     if isinstance(value, np.ndarray):
         values = value.tolist()
-        if key.endswith(".sliding_window_pattern"):
-            return values
-        if key in _OF_LAYERS:
+        if key.partition(".")[2] in ("attention.sliding_window_pattern", *form.lists):
             return values
         if not values or any(item != values[0] for item in values):
             raise QsfConversionError(
@@ -249,13 +327,9 @@ def _check_neutral(name: str, fields: Mapping[str, Any], read: set[str]) -> None
             )
 
 
-def _head_fields(
-    name: str, fields: Mapping[str, Any], config: Mapping[str, Any], dialect: Dialect
-) -> dict[str, Any]:
-    """Return the head size and the number of KV heads, if the family states them."""
+def _head_fields(name: str, fields: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the head size and the number of KV heads."""
     more: dict[str, Any] = {}
-    if "head_dim" not in dialect.optional:
-        return more
     head_dim = config.get("head_dim")
     if head_dim is None:
         dim, n_heads = config["hidden_size"], config["num_attention_heads"]
@@ -281,16 +355,16 @@ def _rope_fields(
     fields: Mapping[str, Any],
     config: Mapping[str, Any],
     tensors: Mapping[str, Any],
-    dialect: Dialect,
+    family: Family,
+    form: Gguf,
 ) -> dict[str, Any]:
     """The scaling of RoPE, and the rotated share of a head."""
     head_dim = config.get("head_dim")
     if head_dim is None:
         head_dim = config["hidden_size"] // max(1, config["num_attention_heads"])
-    scaling = _rope_scaling(fields, tensors, dialect)
+    scaling = _rope_scaling(fields, tensors, form)
     rotary_dims = fields.get("rope.dimension_count", head_dim)
-    is_partial = FAMILIES[dialect.family].has_partial_rope
-    if dialect.permuted and rotary_dims != head_dim and not is_partial:
+    if form.is_permuted and rotary_dims != head_dim and not family.has_partial_rope:
         raise QsfConversionError(
             f"its metadata's {name}.rope.dimension_count = {shown(rotary_dims)} is not supported "
             f"with heads of {shown(head_dim)}"
@@ -317,7 +391,7 @@ def _proportional(factors: Any) -> dict[str, Any] | None:
 
 
 def _rope_scaling(
-    fields: Mapping[str, Any], tensors: Mapping[str, Any], dialect: Dialect
+    fields: Mapping[str, Any], tensors: Mapping[str, Any], form: Gguf
 ) -> dict[str, Any] | None:
     kind = fields.get("rope.scaling.type", "linear" if "rope.scale_linear" in fields else "none")
     factor = fields.get("rope.scaling.factor", fields.get("rope.scale_linear", 1.0))
@@ -350,10 +424,10 @@ def _rope_scaling(
         # The key holds mscale_all_dim (or a tenth of it); mscale is then 1 (or the same).
         multiplier = fields.get("rope.scaling.yarn_log_multiplier")
         if multiplier:
-            of_all = float(f"{multiplier * (10 if dialect.has_tenth_of_mscale else 1):.6g}")
-            of_one = of_all if dialect.has_tenth_of_mscale else 1.0
+            of_all = float(f"{multiplier * (10 if form.has_tenth_of_mscale else 1):.6g}")
+            of_one = of_all if form.has_tenth_of_mscale else 1.0
             stated |= {"mscale": of_one, "mscale_all_dim": of_all}
-        return {**dialect.yarn, **stated, "factor": fields.get("rope.scaling.factor")}
+        return {**form.yarn, **stated, "factor": fields.get("rope.scaling.factor")}
     raise QsfConversionError(
         f"its RoPE scaling {shown(kind)} is not supported; "
         "supported: none, linear, llama3, yarn, longrope"

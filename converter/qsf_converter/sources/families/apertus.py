@@ -10,6 +10,7 @@ from qsf.errors import shown
 from qsf.file.kinds import Ffn, QkNorm
 from qsf.file.layout import Activation
 from qsf_converter.sources.families.family import Draft, Family, usual
+from qsf_converter.sources.families.gguf import Gguf
 from qsf_converter.sources.families.llama import (
     AT,
     ATTENTION,
@@ -58,11 +59,19 @@ def _apertus(draft: Draft) -> None:
 
 _XIELU = ("alpha_p", "alpha_n", "beta")
 
+_KEYS = {f"xielu_{name}": f"xielu.{name}" for name in _XIELU}
+
+
 FAMILIES = (
     Family(
         name="ApertusForCausalLM",
         title="Apertus (8B, 70B)",
         model_type="apertus",
+        gguf={
+            "apertus": Gguf(
+                may=tuple(_KEYS), keys=_KEYS, lists=tuple(_KEYS.values()), reads=("xielu.eps",)
+            )
+        },
         ffn=Ffn.PLAIN,
         activation=Activation.SILU,  # KIND has xIELU
         rules=(

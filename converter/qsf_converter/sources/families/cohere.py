@@ -9,6 +9,7 @@ from typing import Any
 from qsf.file.kinds import Ffn, QkNorm
 from qsf.file.layout import Norm
 from qsf_converter.sources.families.family import FULL, Draft, Family, usual
+from qsf_converter.sources.families.gguf import Gguf
 from qsf_converter.sources.families.llama import (
     AT,
     ATTENTION,
@@ -75,6 +76,7 @@ FAMILIES = (
         name="CohereForCausalLM",
         title="Command R, R+",
         model_type="cohere",
+        gguf={"command-r": Gguf(needs=("logit_scale",))},
         norm=Norm.LAYER,
         is_interleaved=True,
         rules=_COHERE_RULES,
@@ -87,6 +89,7 @@ FAMILIES = (
         name="Cohere2ForCausalLM",
         title="Command R7B, Command A",
         model_type="cohere2",
+        gguf={"cohere2": Gguf(needs=("logit_scale",), may=("sliding_window",))},
         norm=Norm.LAYER,
         is_interleaved=True,
         rules=_COHERE_RULES,
@@ -112,6 +115,7 @@ FAMILIES = (
         name="NemotronForCausalLM",
         title="Nemotron, Minitron",
         model_type="nemotron",
+        gguf={"nemotron": Gguf(has_one_in_norms=True)},
         norm=Norm.LAYER,
         ffn=Ffn.PLAIN,
         has_partial_rope=True,
@@ -125,6 +129,7 @@ FAMILIES = (
         name="Jais2ForCausalLM",
         title="Jais 2",
         model_type="jais2",
+        gguf={"jais2": Gguf()},
         norm=Norm.LAYER,
         ffn=Ffn.PLAIN,
         rules=(*_layer_norms(), *ATTENTION, *_PLAIN, *_BIASED_ENDS),
@@ -136,6 +141,7 @@ FAMILIES = (
         name="ArceeForCausalLM",
         title="Arcee AFM",
         model_type="arcee",
+        gguf={"arcee": Gguf(is_permuted=True)},
         ffn=Ffn.PLAIN,
         rules=(*pre_norms(), *ATTENTION, *_PLAIN, *ENDS),
         defaults=usual(_RELU2, context=4096),

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
+from qsf.errors import QsfConversionError
 from qsf.file.kinds import MAX_STATE_DIM, MAX_TAPS, ROPE_NONE, ExpertWeights, Mixer, QkNorm
 from qsf.file.layout import MAX_HEADS
 from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, Config
 from qsf_converter.sources.families.experts import (
     DENSE,
+    GGUF_ROUTED,
     QWEN_DEFAULTS,
     ROUTER,
     SHARED_EXPERT,
@@ -18,6 +22,7 @@ from qsf_converter.sources.families.experts import (
     with_shared_gate,
 )
 from qsf_converter.sources.families.family import FULL, Draft, Family, usual
+from qsf_converter.sources.families.gguf import VISION_KEYS, Fields, Gguf, Shapes, own_layers
 from qsf_converter.sources.families.llama import (
     AT,
     ATTN,
@@ -255,6 +260,45 @@ _OLMO_DEFAULTS: Final = usual(
     linear_conv_kernel_dim=4,
     linear_allow_neg_eigval=True,
 )
+# ---- GGUF files ----
+
+
+def _gguf(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    n_layers = own_layers(fields, config)
+    n_heads, n_inner = config["linear_num_value_heads"], fields.get("ssm.inner_size")
+    if type(n_inner) is not int or type(n_heads) is not int or n_heads < 1 or n_inner % n_heads:
+        raise QsfConversionError(
+            f"its {n_heads!r} value heads do not divide ssm.inner_size = {n_inner!r}"
+        )
+    is_linear = [f"blk.{i}.ssm_a" in shapes for i in range(n_layers)]
+    return {
+        "num_hidden_layers": n_layers,
+        "linear_value_head_dim": n_inner // n_heads,
+        "layer_types": [LINEAR if linear else FULL for linear in is_linear],
+    }
+
+
+def _gguf_tiled(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The value heads of a key head are n_key_heads apart, in all tensors; the engine computes
+    with that order.
+    """
+    return {**_gguf(fields, shapes, config), "has_tiled_heads": True}
+
+
+_GGUF: Final = Gguf(
+    needs=("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+           "linear_conv_kernel_dim"),
+    has_one_in_norms=True,
+    more=_gguf_tiled,
+    reads=(*VISION_KEYS, "ssm.inner_size", "nextn_predict_layers", "full_attention_interval"),
+)  # fmt: skip
+_GGUF_MOE: Final = replace(
+    _GGUF,
+    needs=(*_GGUF.needs, *GGUF_ROUTED, "shared_expert_intermediate_size"),
+    without=("intermediate_size",),
+)
+
+
 FAMILIES = (
     Family(
         name="OlmoHybridForCausalLM",
@@ -276,6 +320,7 @@ FAMILIES = (
     Family(
         name="Qwen3_5ForCausalLM",
         title="Qwen 3.5, 3.6, 3.8 (0.8B to 27B), text",
+        gguf={"qwen35": _GGUF},
         model_type="qwen3_5_text",
         nested=("Qwen3_5ForConditionalGeneration",),
         prefixes=TEXT_PREFIXES,
@@ -288,6 +333,7 @@ FAMILIES = (
     Family(
         name="Qwen3_5MoeForCausalLM",
         title="Qwen 3.5, 3.6 MoE (35B-A3B, 122B-A10B), text",
+        gguf={"qwen35moe": _GGUF_MOE},
         model_type="qwen3_5_moe_text",
         nested=("Qwen3_5MoeForConditionalGeneration",),
         prefixes=TEXT_PREFIXES,
@@ -305,6 +351,7 @@ FAMILIES = (
     Family(
         name="Qwen3NextForCausalLM",
         title="Qwen3-Next (80B-A3B), Qwen3-Coder-Next",
+        gguf={"qwen3next": replace(_GGUF_MOE, more=_gguf)},
         model_type="qwen3_next",
         rules=(*_RULES, *DENSE, ROUTER, *SHARED_EXPERT),
         layouts=with_shared_gate(_FUSED, (*_PARTS, *_STEPS_BY_KEY_HEAD, _MINUS_RATE)),

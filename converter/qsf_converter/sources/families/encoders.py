@@ -8,12 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from qsf.errors import QsfConversionError
 from qsf.file.kinds import Ffn, QkNorm
 from qsf.file.layout import MAX_CHOSEN, MAX_LAYER_EXPERTS, Norm, Positions
 from qsf_converter.sources.families import gemma
 from qsf_converter.sources.families.config import MAX_LAYERS, MAX_TOKENS, Config
 from qsf_converter.sources.families.experts import router
 from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family, usual
+from qsf_converter.sources.families.gguf import KEYS, Fields, Gguf, Shapes, layer_types
 from qsf_converter.sources.families.gpt import GPT2_RENAMES
 from qsf_converter.sources.families.llama import fused, gated, qk_norms, window_but_every
 from qsf_converter.sources.families.positions import parameters_of
@@ -246,10 +248,92 @@ _MODERN: Mapping[str, Any] = {
     "adjust": _as_modern,
 }
 
+# ---- GGUF files ----
+
+_CLS, _RANK = 2, 4  # llama.cpp's numbers of poolings; the second one is of rerankers
+
+
+def _gguf(fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
+    if fields.get("attention.causal", False):
+        raise QsfConversionError("its metadata's attention.causal = True is not supported")
+    types = shapes.get("token_types.weight", (1, 0))
+    n_types = {"type_vocab_size": types[0] if len(types) > 1 else 1}
+    if fields.get("pooling_type") != _RANK and "cls.output.weight" not in shapes:
+        return n_types
+    is_modern = "token_types.weight" not in shapes and "position_embd.weight" not in shapes
+    name = "ModernBert" if is_modern else "Bert"
+    return {**n_types, "architectures": [f"{name}ForSequenceClassification"]}
+
+
+def _gguf_gemma(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    assert gemma.GGUF_GEMMA3.more is not None
+    return {
+        **gemma.GGUF_GEMMA3.more(fields, shapes, config),
+        **_gguf(fields, shapes, config),
+        "use_bidirectional_attention": True,
+    }
+
+
+def _gguf_modern(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The first layer of each period has no window; without a theta for windows there is one."""
+    types = layer_types(fields, {"sliding_window": config.get("local_attention")}, 3)
+    every = types.pop("sliding_window_pattern", 1)
+    return {
+        **_gguf(fields, shapes, config),
+        "classifier_pooling": "cls" if fields.get("pooling_type") == _CLS else "mean",
+        "local_rope_theta": fields.get("rope.freq_base_swa", config.get("global_rope_theta")),
+        **(types or {"global_attn_every_n_layers": every}),
+    }
+
+
+def _head_of(dense: str, out: str) -> tuple[str, ...]:
+    return tuple(
+        f"{name}.{kind}" for name in (dense, out, "head.norm") for kind in ("weight", "bias")
+    )
+
+
+_GGUF_BERT = Gguf(  # XLM-RoBERTa too, whose positions llama.cpp has cut
+    more=_gguf,
+    reads=("attention.causal", "classifier.output_labels"),
+    others=("BertForSequenceClassification",),
+    prefix="",
+    sources=_head_of("classifier.dense", "classifier.out_proj"),
+)
+_GGUF_NOMIC = replace(
+    _GGUF_BERT,
+    may=("rotary_emb_base",),
+    without=("rope_theta",),
+    keys={"rotary_emb_base": "rope.freq_base"},
+    others=(),
+)
+_GGUF_NOMIC_MOE = replace(
+    _GGUF_NOMIC,
+    needs=("num_experts", "moe_top_k"),
+    may=("rotary_emb_base", "moe_every_n_layers"),
+    keys={**_GGUF_NOMIC.keys, "moe_top_k": KEYS["num_experts_per_tok"],
+          "moe_every_n_layers": "moe_every_n_layers"},
+    constants={"hidden_act": "gelu"},
+    layouts=(1, 2),
+)  # fmt: skip
+_GGUF_MODERN = Gguf(
+    may=("global_rope_theta", "local_attention", "hidden_activation"),
+    without=("rope_theta",),
+    keys={"global_rope_theta": "rope.freq_base", "local_attention": KEYS["sliding_window"],
+          "hidden_activation": "hidden_activation"},
+    more=_gguf_modern,
+    reads=("attention.causal", "rope.freq_base_swa", "classifier.output_labels"),
+    others=("ModernBertForSequenceClassification",),
+    prefix="",
+    sources=_head_of("head.dense", "classifier"),
+)  # fmt: skip
+_GGUF_GEMMA = replace(gemma.GGUF_GEMMA3, more=_gguf_gemma, reads=("attention.causal",), prefix="")
+
+
 _ENCODERS = (
     Family(
         name="BertModel",
         title="BERT: bge, e5, GTE, all-MiniLM",
+        gguf={"bert": _GGUF_BERT},
         model_type="bert",
         prefixes=("bert.",),
         defaults=usual(_DEFAULTS, vocab_size=30522, type_vocab_size=2),
@@ -274,6 +358,7 @@ _ENCODERS = (
     Family(
         name="NomicBertModel",
         title="Nomic Embed 1, 1.5, 2 (a mixture)",
+        gguf={"nomic-bert": _GGUF_NOMIC, "nomic-bert-moe": _GGUF_NOMIC_MOE},
         model_type="nomic_bert",
         norm=Norm.LAYER,
         prefixes=("nomic_bert.",),
@@ -311,11 +396,17 @@ _ENCODERS = (
             "ffn_div": (1,),
         },
     ),
-    Family(name="ModernBertModel", title="ModernBERT: gte-modernbert, modernbert-embed", **_MODERN),
+    Family(
+        name="ModernBertModel",
+        title="ModernBERT: gte-modernbert, modernbert-embed",
+        gguf={"modern-bert": _GGUF_MODERN},
+        **_MODERN,
+    ),
     Family(name="ModernBertForMaskedLM", title="ModernBERT (base, large)", **_MODERN),
     Family(
         name="Gemma3TextModel",
         title="EmbeddingGemma",
+        gguf={"gemma-embedding": _GGUF_GEMMA},
         model_type="gemma3_text",
         rules=(
             *gemma.BLOCK,
@@ -349,6 +440,7 @@ FAMILIES = (
             family,
             name=family.name.replace("Model", "ForSequenceClassification"),
             rules=(*family.rules, _SECOND),
+            gguf={},
             **_OF_PAIRS[family.name],
         )
         for family in _ENCODERS

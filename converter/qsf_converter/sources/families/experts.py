@@ -1,8 +1,7 @@
 """Families with mixtures of experts: a router, experts, and dense parts in addition or instead.
 
 Older checkpoints store each expert's matrices separately; newer ones store gate and up of all
-experts in one tensor. GGUF files (names: ``gguf_dialects``) have one tensor for each matrix, with
-all experts in it.
+experts in one tensor. GGUF files have one tensor for each matrix, with all experts in it.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -18,6 +17,15 @@ from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn, QkNorm
 from qsf.file.layout import MAX_CHOSEN, MAX_LAYER_EXPERTS, Activation
 from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, Config
 from qsf_converter.sources.families.family import Draft, Family, usual
+from qsf_converter.sources.families.gguf import (
+    EXPERTS,
+    KEYS,
+    VISION_KEYS,
+    Fields,
+    Gguf,
+    Shapes,
+    windows,
+)
 from qsf_converter.sources.families.llama import (
     AT,
     ATTENTION,
@@ -277,11 +285,36 @@ _NO_WINDOWS: Mapping[str, Any] = {"use_sliding_window": (None, False)}
 
 _mixture = functools.partial(Family, layouts=LAYOUTS, renames=EXPERT_RENAMES)
 
+# ---- GGUF files ----
+
+GGUF_ROUTED = (*EXPERTS, "moe_intermediate_size")
+
+
+def _gguf_qwen(_fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    routed = {name.split(".")[1] for name in shapes if ".ffn_gate_inp." in name}
+    layers = range(config["num_hidden_layers"])
+    return {"mlp_only_layers": [i for i in layers if str(i) not in routed]}
+
+
+_GGUF_ERNIE = Gguf(
+    needs=(*GGUF_ROUTED, "moe_layer_interval", "moe_layer_start_index"),
+    may=("moe_num_shared_experts",),
+    keys={
+        "moe_layer_interval": "interleave_moe_layer_step",
+        "moe_layer_start_index": "leading_dense_block_count",
+        "moe_num_shared_experts": "expert_shared_count",
+    },
+    # Some models state a wrong width in the metadata; the shapes of the tensors are right.
+    reads=("expert_shared_feed_forward_length",),
+)
+
+
 FAMILIES = (
     _mixture(
         name="OlmoeForCausalLM",
         title="OLMoE",
         model_type="olmoe",
+        gguf={"olmoe": Gguf(needs=EXPERTS)},
         rules=(*pre_norms(), *ATTENTION, *qk_norms("q", "kv"), ROUTER, *ENDS),
         defaults=usual(EXPERT_DEFAULTS, context=4096, epsilon=1e-5, experts=64, chosen=8),
         flags={"attention_bias": False},
@@ -292,6 +325,11 @@ FAMILIES = (
         name="Qwen2MoeForCausalLM",
         title="Qwen 1.5, 2 MoE",
         model_type="qwen2_moe",
+        gguf={
+            "qwen2moe": Gguf(
+                needs=(*GGUF_ROUTED, "shared_expert_intermediate_size"), more=_gguf_qwen
+            )
+        },
         rules=(
             *pre_norms(),
             *qkv(bias="qkv_bias"),
@@ -318,6 +356,9 @@ FAMILIES = (
         name="Qwen3MoeForCausalLM",
         title="Qwen 3 MoE (30B-A3B, Coder)",
         model_type="qwen3_moe",
+        gguf={
+            "qwen3moe": Gguf(needs=GGUF_ROUTED, constants={"norm_topk_prob": True}, more=_gguf_qwen)
+        },
         rules=_QWEN3_MOE_RULES,
         defaults=usual(QWEN_DEFAULTS, experts=128, chosen=8, expert_dim=768, kv_heads=4),
         flags={"attention_bias": False},
@@ -329,6 +370,7 @@ FAMILIES = (
         name="Qwen3VLMoeTextForCausalLM",
         title="Qwen 3 VL MoE (30B-A3B), text",
         model_type="qwen3_vl_moe_text",
+        gguf={"qwen3vlmoe": Gguf(needs=GGUF_ROUTED, more=_gguf_qwen, reads=VISION_KEYS)},
         nested=("Qwen3VLMoeForConditionalGeneration",),
         prefixes=TEXT_PREFIXES,
         left_out=SENSES,
@@ -375,6 +417,14 @@ FAMILIES = (
         name="GptOssForCausalLM",
         title="gpt-oss",
         model_type="gpt_oss",
+        gguf={
+            "gpt-oss": Gguf(
+                needs=(*EXPERTS, "sliding_window"),
+                keys={"intermediate_size": KEYS["moe_intermediate_size"]},
+                yarn={"truncate": False},
+                more=windows(2),
+            )
+        },
         rules=(
             *pre_norms(),
             *ATTENTION,
@@ -422,6 +472,7 @@ FAMILIES = (
         name="Ernie4_5_MoeForCausalLM",
         title="ERNIE 4.5 MoE",
         model_type="ernie4_5_moe",
+        gguf={"ernie4_5-moe": _GGUF_ERNIE},
         is_interleaved=True,
         rules=(*pre_norms(), *attention(), *DENSE, ROUTER, *SHARED, *ENDS),
         layouts=(

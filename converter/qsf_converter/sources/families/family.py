@@ -24,6 +24,7 @@ from qsf.file.tables import pack_tables
 from qsf_converter.sources.checkpoint_padded import Axis
 from qsf_converter.sources.families import config as limits
 from qsf_converter.sources.families.config import Config
+from qsf_converter.sources.families.gguf import Gguf
 from qsf_converter.sources.families.positions import Rope, parameters_of, rope_of
 from qsf_converter.sources.families.rules import TensorRule, in_file_order
 
@@ -134,10 +135,11 @@ class Family:
     ``flags`` are facts for the rules: a name that is a key of config.json is read from there, and
     True if the file does not state it; all others always hold. ``kind`` are fields of
     ``LayerKind`` of all layers. ``layouts`` are the ways in which checkpoints store the other
-    tensors, such as experts: separately or in one tensor; GGUF files use the last one. ``nested``
+    tensors, such as experts: separately or in one tensor; most GGUF files use the last. ``nested``
     are classes for more than text whose text part has this family: the keys lie under
     ``text_config``, and the tensors whose names begin with one of ``left_out`` are not converted.
     ``scalars`` are tensors of one number in each layer, which become lists of the configuration.
+    ``gguf`` are its forms in GGUF files, by llama.cpp's names of the architectures.
     """
 
     name: str
@@ -166,6 +168,7 @@ class Family:
     rope_parameters: Callable[[Config, str], Config] = parameters_of
     has_partial_rope: bool = False
     adjust: Callable[[Draft], None] | None = None
+    gguf: Mapping[str, Gguf] = field(default_factory=dict)
     # Field -> the values that change nothing in the engine's computation; others are refused.
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from qsf.file.kinds import QkNorm
 from qsf.file.layout import Activation
 from qsf_converter.sources.families.config import MAX_DIM, Config
 from qsf_converter.sources.families.family import SLIDING, Draft, Family, usual
+from qsf_converter.sources.families.gguf import Fields, Gguf, Shapes, layer_types
 from qsf_converter.sources.families.llama import (
     AT,
     ATTENTION,
@@ -34,7 +35,7 @@ def scale_and_cap(draft: Draft) -> None:
     config = draft.config
     factor = math.sqrt(draft.header.dim)
     if "bfloat16" in (config.get("dtype"), config.get("torch_dtype")):
-        factor = _bf16(factor)
+        factor = _rounded(factor)
     cap = 0.0
     if config.get("final_logit_softcapping") is not None:
         cap = config.positive("final_logit_softcapping")
@@ -52,7 +53,7 @@ def scale_and_cap_scores(draft: Draft) -> None:
         draft.set_all(score_cap=config.positive("attn_logit_softcapping"))
 
 
-def _bf16(value: float) -> float:
+def _rounded(value: float) -> float:
     """The nearest number of bf16; the root of a whole number is never halfway between two."""
     bits = np.float32(value).view(np.uint32) + np.uint32(0x8000)
     return float((bits & np.uint32(0xFFFF0000)).view(np.float32))
@@ -125,11 +126,34 @@ def _gemma1(draft: Draft) -> None:
         draft.set_all(activation=Activation.GELU_TANH)
 
 
+def _gguf(period: int, largest: int) -> Callable[..., dict[str, Any]]:
+    """llama.cpp knows the scale of each generation's largest model, recognised by its layers."""
+
+    def more(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+        is_largest = config["num_hidden_layers"] == largest
+        width = config["hidden_size"] // config["num_attention_heads"]
+        return {
+            **layer_types(fields, config, period),
+            "query_pre_attn_scalar": width if is_largest else config["head_dim"],
+        }
+
+    return more
+
+
+# Published checkpoints are bf16, in which the factor of the embedding is rounded.
+_BF16 = {"dtype": "bfloat16"}
+_GGUF_MAY = (
+    "sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "rope_local_base_freq",
+)  # fmt: skip
+GGUF_GEMMA3 = Gguf(may=_GGUF_MAY, constants=_BF16, has_one_in_norms=True, more=_gguf(6, 62))
+
+
 FAMILIES = (
     _family(
         name="GemmaForCausalLM",
         title="Gemma 1",
         model_type="gemma",
+        gguf={"gemma": Gguf(constants=_BF16, has_one_in_norms=True)},
         rules=(*pre_norms(add=1.0), *ATTENTION, *gated(), *_ENDS),
         renames={"norm_epsilon": "rms_norm_eps"},
         defaults=usual(_DEFAULTS, context=8192, kv_heads=16),
@@ -139,6 +163,11 @@ FAMILIES = (
         name="Gemma2ForCausalLM",
         title="Gemma 2",
         model_type="gemma2",
+        gguf={
+            "gemma2": Gguf(
+                may=_GGUF_MAY[:3], constants=_BF16, has_one_in_norms=True, more=_gguf(2, 46)
+            )
+        },
         rules=(*_SANDWICH, *ATTENTION, *gated(), *_ENDS),
         defaults=_GEMMA2_DEFAULTS,
         windows=window_but_every,
@@ -161,6 +190,7 @@ FAMILIES = (
         name="Gemma3ForCausalLM",
         title="Gemma 3",
         model_type="gemma3_text",
+        gguf={"gemma3": GGUF_GEMMA3},
         rules=(*_SANDWICH, *ATTENTION, *qk_norms(add=1.0), *gated(), *_ENDS),
         prefixes=TEXT_PREFIXES,
         nested=("Gemma3ForConditionalGeneration",),

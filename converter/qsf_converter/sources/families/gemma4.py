@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from qsf.errors import shown
+from qsf.errors import QsfConversionError, shown
 from qsf.file.kinds import ExpertWeights, QkNorm
 from qsf.file.layout import MAX_OWN_WIDTH
 from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_HEAD_DIM, MAX_VOCAB, Config
 from qsf_converter.sources.families.experts import in_one, route
 from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family, usual
 from qsf_converter.sources.families.gemma import RENAMES, scale_and_cap
+from qsf_converter.sources.families.gguf import EXPERTS, Fields, Gguf, Shapes
 from qsf_converter.sources.families.llama import (
     AT,
     ATTN,
@@ -278,11 +279,80 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "enable_moe_block": False,
     "tie_word_embeddings": True,
 }
+# ---- GGUF files ----
+
+
+def _gguf(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Set the head sizes of both types of layers, and whether values are keys."""
+    n_layers, pattern = config["num_hidden_layers"], fields.get("attention.sliding_window_pattern")
+    if not isinstance(pattern, list) or len(pattern) != n_layers:
+        raise QsfConversionError(
+            f"its metadata does not say which of {n_layers} layers have a window"
+        )
+    types = [SLIDING if is_windowed else FULL for is_windowed in pattern]
+    n_kv_heads = config.get("num_key_value_heads")
+    of_layers = n_kv_heads if isinstance(n_kv_heads, list) else [n_kv_heads] * n_layers
+    heads = {type_: {n for n, own in zip(of_layers, types, strict=False) if own == type_}
+             for type_ in (SLIDING, FULL)}  # fmt: skip
+    if len(of_layers) != n_layers or any(len(counts) > 1 for counts in heads.values()):
+        raise QsfConversionError("its KV heads differ between layers of one type")
+    full = [i for i, type_ in enumerate(types) if type_ == FULL]
+    n_shared = config.get("num_kv_shared_layers") or 0
+    with_keys = [i for i in full if i < n_layers - n_shared]
+    of_full, of_windowed = (next(iter(heads[type_]), None) for type_ in (FULL, SLIDING))
+    return {
+        **_ffn_dims(config, n_layers),
+        "layer_types": types,
+        "attention_k_eq_v": any(f"blk.{i}.attn_v.weight" not in shapes for i in with_keys),
+        "num_key_value_heads": of_windowed or of_full,
+        "num_global_key_value_heads": of_full,
+        "global_head_dim": config["head_dim"],
+        "head_dim": fields.get("attention.key_length_swa", config["head_dim"]),
+        "enable_moe_block": bool(config.get("num_experts")),
+    }
+
+
+def _ffn_dims(config: Mapping[str, Any], n_layers: int) -> dict[str, Any]:
+    """Tell whether the layers that share keys and values have FFNs twice as wide."""
+    of_layers = config["intermediate_size"]
+    if not isinstance(of_layers, list):
+        return {}
+    n_shared = config.get("num_kv_shared_layers") or 0
+    usual = of_layers[0] if of_layers else 0
+    for is_wide in (False, True):
+        last = usual * 2 if is_wide else usual
+        if of_layers == [usual] * (n_layers - n_shared) + [last] * n_shared:
+            return {"intermediate_size": usual, "use_double_wide_mlp": is_wide}
+    raise QsfConversionError(
+        f"its metadata has FFN widths {of_layers[:8]}, supported: one, twice as much in the last"
+        f" {n_shared} layers, which share keys and values"
+    )
+
+
+_KEYS: Final = {
+    "num_kv_shared_layers": "attention.shared_kv_layers",
+    "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+}
+# The metadata's head sizes are those of layers without a window.
+_GGUF: Final = Gguf(
+    may=(*EXPERTS, "moe_intermediate_size", "sliding_window", "final_logit_softcapping",
+         "rope_local_base_freq", *_KEYS),
+    keys=_KEYS,
+    # Published checkpoints are bf16, in which the factor of the embedding is rounded.
+    constants={"dtype": "bfloat16"},
+    more=_gguf,
+    reads=("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"),
+    lists=("attention.head_count_kv", "feed_forward_length"),
+    others=("Gemma4UnifiedForCausalLM",),
+)  # fmt: skip
+
+
 FAMILIES = (
     Family(
         name="Gemma4ForCausalLM",
         title="Gemma 4 (E2B, E4B, 31B, 26B-A4B), text",
         model_type="gemma4_text",
+        gguf={"gemma4": _GGUF},
         nested=("Gemma4ForConditionalGeneration",),
         defaults=usual(_DEFAULTS, context=131072, window=512, hidden_size_per_layer_input=256),
         **_COMMON,

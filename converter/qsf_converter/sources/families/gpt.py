@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from qsf.errors import QsfConversionError
 from qsf.file.kinds import ROPE_NONE, Ffn, QkNorm
 from qsf.file.layout import Architecture, Norm, Positions, TensorType
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.family import Draft, Family, usual
+from qsf_converter.sources.families.gguf import Fields, Gguf, Shapes
 from qsf_converter.sources.families.llama import (
     ATTN,
     attention,
@@ -164,10 +166,58 @@ _AT = "layers.{layer}."
 _H = "h.{layer}."
 _B = "blocks.{layer}."
 
+# ---- GGUF files ----
+
+
+def _gguf_stablelm(_fields: Fields, shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
+    if any("attn_q_norm" in name for name in shapes):
+        raise QsfConversionError(
+            "norms of single heads' queries are not supported in GGUF files; convert the "
+            "original model"
+        )
+    return {"use_parallel_residual": not any("ffn_norm" in name for name in shapes)}
+
+
+def _gguf_falcon(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    n_kv_heads = fields.get("attention.head_count_kv", config["num_attention_heads"])
+    is_new = any("attn_norm_2" in name for name in shapes)
+    return {
+        "multi_query": n_kv_heads == 1,
+        "num_kv_heads": n_kv_heads,
+        "new_decoder_architecture": is_new,
+    }
+
+
+def _gguf_unused(config: Mapping[str, Any]) -> str:
+    """The name of the norm before attention is that before the FFN where there are two."""
+    return "one norm" if config["new_decoder_architecture"] else "two norms"
+
+
+def _gguf_mpt(fields: Fields, _shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "attn_config": {
+            "alibi_bias_max": fields.get("attention.max_alibi_bias", 8.0),
+            "clip_qkv": fields.get("attention.clamp_kqv"),
+        }
+    }
+
+
+_GGUF_NEOX = Gguf(
+    may=("rotary_emb_base", "use_parallel_residual"),
+    without=("rope_theta",),
+    keys={
+        "rotary_emb_base": "rope.freq_base",
+        "use_parallel_residual": "use_parallel_residual",
+    },
+    is_ungrouped=True,
+)
+
+
 FAMILIES = (
     _plain_family(
         name="GPT2LMHeadModel",
         title="GPT-2",
+        gguf={"gpt2": Gguf()},
         model_type="gpt2",
         architecture=Architecture.GPT2,
         positions=Positions.LEARNED,
@@ -194,6 +244,7 @@ FAMILIES = (
     _plain_family(
         name="PhiForCausalLM",
         title="Phi-1, 1.5, 2",
+        gguf={"phi2": Gguf()},
         has_partial_rope=True,
         model_type="phi",
         architecture=Architecture.PHI,
@@ -212,6 +263,7 @@ FAMILIES = (
     Family(
         name="StableLmForCausalLM",
         title="StableLM",
+        gguf={"stablelm": Gguf(more=_gguf_stablelm)},
         has_partial_rope=True,
         model_type="stablelm",
         norm=Norm.LAYER,
@@ -239,6 +291,7 @@ FAMILIES = (
     _plain_family(
         name="Starcoder2ForCausalLM",
         title="StarCoder 2",
+        gguf={"starcoder2": Gguf()},
         model_type="starcoder2",
         renames={},
         rules=(
@@ -262,6 +315,7 @@ FAMILIES = (
     _plain_family(
         name="GPTNeoXForCausalLM",
         title="GPT-NeoX, Pythia",
+        gguf={"gptneox": _GGUF_NEOX},
         has_partial_rope=True,
         model_type="gpt_neox",
         prefixes=("gpt_neox.",),
@@ -307,6 +361,7 @@ FAMILIES = (
     _plain_family(
         name="FalconForCausalLM",
         title="Falcon",
+        gguf={"falcon": Gguf(is_ungrouped=True, more=_gguf_falcon, unused_flag=_gguf_unused)},
         model_type="falcon",
         prefixes=("transformer.",),
         rules=(
@@ -338,6 +393,7 @@ FAMILIES = (
     _plain_family(
         name="BloomForCausalLM",
         title="BLOOM",
+        gguf={"bloom": Gguf(is_ungrouped=True)},
         model_type="bloom",
         positions=Positions.ALIBI,
         prefixes=("transformer.",),
@@ -375,6 +431,9 @@ FAMILIES = (
     _plain_family(
         name="MptForCausalLM",
         title="MPT",
+        gguf={
+            "mpt": Gguf(more=_gguf_mpt, reads=("attention.max_alibi_bias", "attention.clamp_kqv"))
+        },
         model_type="mpt",
         positions=Positions.ALIBI,
         prefixes=("transformer.",),

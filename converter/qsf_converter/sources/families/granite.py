@@ -23,6 +23,7 @@ from qsf_converter.sources.families.experts import (
     router,
 )
 from qsf_converter.sources.families.family import FULL, Draft, Family, usual
+from qsf_converter.sources.families.gguf import EXPERTS, Fields, Gguf, Shapes, whole
 from qsf_converter.sources.families.llama import (
     AT,
     ATTENTION,
@@ -41,8 +42,16 @@ from qsf_converter.sources.families.llama import (
 )
 from qsf_converter.sources.families.mamba import DEFAULTS as SSD_DEFAULTS
 from qsf_converter.sources.families.mamba import FLAGS as SSD_FLAGS
+from qsf_converter.sources.families.mamba import (
+    GGUF_READS,
+    GGUF_SIZES,
+    gguf_common,
+    ssd_layers,
+    ssd_layouts,
+    ssd_rules,
+    with_layouts,
+)
 from qsf_converter.sources.families.mamba import NEUTRAL as SSD_NEUTRAL
-from qsf_converter.sources.families.mamba import ssd_layers, ssd_layouts, ssd_rules, with_layouts
 from qsf_converter.sources.families.positions import parameters_of, rope_of
 from qsf_converter.sources.families.rules import T, Where, ends, layer, linear, norm
 
@@ -192,11 +201,45 @@ _shared_family = functools.partial(
     flags={"attention_bias": False},
 )
 
+# ---- GGUF files ----
+
+
+def _gguf_moe(_fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    is_shared = config.get("shared_intermediate_size")
+    return {"architectures": ["GraniteMoeSharedForCausalLM"]} if is_shared else {}
+
+
+def _gguf_hybrid(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    """RoPE is recognised by a field that actually describes something else; Bamba has it, states
+    and no scale.
+    """
+    layers = range(whole("block_count", config["num_hidden_layers"]))
+    states = [f"blk.{i}.ssm_a" in shapes for i in layers]
+    has_rope = fields.get("rope.scaling.finetuned")
+    if has_rope and any(states) and "attention_multiplier" not in config:
+        listed = [i for i in layers if not states[i]]
+        return {"architectures": ["BambaForCausalLM"], **gguf_common(fields, config),
+                "attn_layer_indices": listed}  # fmt: skip
+    width = config.get("shared_intermediate_size") or config["intermediate_size"]
+    return {
+        **gguf_common(fields, config),
+        "layer_types": ["mamba" if has_state else "attention" for has_state in states],
+        "position_embedding_type": "rope" if has_rope else None,
+        "num_local_experts": config.get("num_experts") or 0,
+        "shared_intermediate_size": width,
+    }
+
+
+_GGUF_MAY = ("embedding_multiplier", "residual_multiplier", "attention_multiplier",
+             "logits_scaling")  # fmt: skip
+
+
 FAMILIES = (
     Family(
         name="GraniteForCausalLM",
         title="Granite 3",
         model_type="granite",
+        gguf={"granite": Gguf(may=_GGUF_MAY, is_permuted=True)},
         rules=(*LLAMA_RULES[: -len(ENDS)], *_SCALED_ENDS),
         defaults={**DEFAULTS, **_FACTORS},
         flags=BIASES,
@@ -218,6 +261,17 @@ FAMILIES = (
         name="GraniteMoeHybridForCausalLM",
         title="Granite 4, 4 H (350M to 32B-A9B)",
         model_type="granitemoehybrid",
+        gguf={
+            "granitehybrid": Gguf(
+                needs=GGUF_SIZES,
+                may=(*_GGUF_MAY, *EXPERTS, "shared_intermediate_size"),
+                is_permuted=True,
+                more=_gguf_hybrid,
+                reads=GGUF_READS,
+                lists=("attention.head_count_kv",),
+                others=("BambaForCausalLM",),
+            )
+        },
         rules=_HYBRID,
         layouts=with_layouts(
             ssd_layouts(_AT_SSD),
@@ -241,6 +295,15 @@ FAMILIES = (
         name="GraniteMoeForCausalLM",
         title="Granite 3 MoE",
         model_type="granitemoe",
+        gguf={
+            "granitemoe": Gguf(
+                needs=EXPERTS,
+                may=(*_GGUF_MAY, "shared_intermediate_size"),
+                is_permuted=True,
+                more=_gguf_moe,
+                others=("GraniteMoeSharedForCausalLM",),
+            )
+        },
         rules=(*_ATTENTION, *_SCALED_ENDS),
         layouts=_MOE_LAYOUTS,
         renames=EXPERT_RENAMES,

@@ -16,6 +16,7 @@ from qsf_converter.sources.families.experts import (
     DENSE,
     EXPERT_DEFAULTS,
     EXPERT_RENAMES,
+    GGUF_ROUTED,
     LAYOUTS,
     ROUTER,
     SHARED,
@@ -28,6 +29,16 @@ from qsf_converter.sources.families.experts import (
     selection_bias,
 )
 from qsf_converter.sources.families.family import Draft, Family, usual
+from qsf_converter.sources.families.gguf import (
+    EXPERT_GROUPS,
+    EXPERT_WEIGHTS,
+    EXPERTS,
+    Fields,
+    Gguf,
+    Shapes,
+    only_sigmoid,
+    own_layers,
+)
 from qsf_converter.sources.families.llama import (
     ATTENTION,
     ENDS,
@@ -90,11 +101,27 @@ _DEFAULTS: Mapping[str, Any] = usual(
 )
 _FFN = (*DENSE, ROUTER, *SHARED, *ENDS)
 
+_GGUF_NEEDS = (*GGUF_ROUTED, "first_k_dense_replace")
+_GGUF_MAY = (*EXPERT_WEIGHTS, *EXPERT_GROUPS, "n_shared_experts")
+
+
+def _gguf_glm4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {**only_sigmoid(fields, shapes, config), "num_hidden_layers": own_layers(fields, config)}
+
+
 FAMILIES = (
     Family(
         name="Glm4MoeForCausalLM",
         title="GLM-4.5, 4.6",
         model_type="glm4_moe",
+        gguf={
+            "glm4moe": Gguf(
+                needs=_GGUF_NEEDS,
+                may=_GGUF_MAY,
+                more=_gguf_glm4,
+                reads=("nextn_predict_layers", "expert_gating_func"),
+            )
+        },
         has_partial_rope=True,
         rules=(
             *pre_norms(),
@@ -148,6 +175,15 @@ FAMILIES = (
         name="Dots1ForCausalLM",
         title="dots.llm1",
         model_type="dots1",
+        gguf={
+            "dots1": Gguf(
+                needs=_GGUF_NEEDS,
+                may=_GGUF_MAY,
+                constants={"sliding_window": None},
+                more=only_sigmoid,
+                reads=("expert_gating_func",),
+            )
+        },
         rules=(*pre_norms(), *ATTENTION, *qk_norms(), *_FFN),
         layouts=SELECTED,
         renames=RENAMES,
@@ -161,6 +197,13 @@ FAMILIES = (
         name="MiniMaxM2ForCausalLM",
         title="MiniMax-M2",
         model_type="minimax_m2",
+        gguf={
+            "minimax-m2": Gguf(
+                needs=EXPERTS,
+                more=only_sigmoid,
+                reads=("expert_gating_func", "expert_feed_forward_length"),
+            )
+        },
         has_partial_rope=True,
         rules=(*pre_norms(), *attention(), *qk_norms("q", "kv"), *ENDS),
         layouts=(

@@ -11,6 +11,7 @@ from qsf.file.kinds import ExpertWeights, QkNorm
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.experts import LAYOUTS, route, router
 from qsf_converter.sources.families.family import Draft, Family, usual
+from qsf_converter.sources.families.gguf import EXPERTS, Gguf
 from qsf_converter.sources.families.llama import (
     ATTENTION,
     ATTN,
@@ -123,6 +124,7 @@ FAMILIES = (
         name="HunYuanDenseV1ForCausalLM",
         title="HunYuan (0.5B to 7B)",
         model_type="hunyuan_v1_dense",
+        gguf={"hunyuan-dense": Gguf()},
         rules=(*_RULES, *gated(), *ENDS),
         adjust=_published,
         **_COMMON,
@@ -131,6 +133,16 @@ FAMILIES = (
         name="HunYuanMoEV1ForCausalLM",
         title="HunYuan MoE (A13B)",
         model_type="hunyuan_v1_moe",
+        gguf={
+            "hunyuan-moe": Gguf(
+                needs=EXPERTS,
+                reads=(
+                    "expert_shared_count",
+                    "expert_feed_forward_length",
+                    "expert_shared_feed_forward_length",
+                ),
+            )
+        },
         rules=(
             *_RULES,
             *gated(f"{MLP}shared_mlp.", "shared", where=Where.ROUTED),

@@ -14,12 +14,22 @@ from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, Confi
 from qsf_converter.sources.families.delta import LINEAR
 from qsf_converter.sources.families.experts import (
     EXPERT_DEFAULTS,
+    GGUF_ROUTED,
     plain_experts,
     route,
     router,
     selection_bias,
 )
 from qsf_converter.sources.families.family import FULL, Draft, Family, usual
+from qsf_converter.sources.families.gguf import (
+    EXPERT_GROUPS,
+    EXPERT_WEIGHTS,
+    Fields,
+    Gguf,
+    Shapes,
+    own_layers,
+    whole,
+)
 from qsf_converter.sources.families.grouped import by_groups
 from qsf_converter.sources.families.llama import (
     AT,
@@ -29,7 +39,16 @@ from qsf_converter.sources.families.llama import (
     attention,
     gated,
 )
-from qsf_converter.sources.families.mamba import ssd_layers, ssd_layouts, ssd_rules, with_layouts
+from qsf_converter.sources.families.mamba import (
+    GGUF_READS,
+    GGUF_SIZES,
+    gguf_common,
+    largest,
+    ssd_layers,
+    ssd_layouts,
+    ssd_rules,
+    with_layouts,
+)
 from qsf_converter.sources.families.rules import T, Where, ends, linear, norm
 
 _AT_SSD, _FFN, _MIXER = f"{AT}mamba.", f"{AT}feed_forward.", f"{AT}mixer."
@@ -211,10 +230,61 @@ _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "chunk_size": mamba.NEUTRAL["mamba_chunk_size"],
 }
 
+# ---- GGUF files ----
+
+
+def _gguf_alone(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    inner = whole("ssm.inner_size", fields.get("ssm.inner_size"))
+    head_dim = inner // whole("ssm.time_step_rank", config["mamba_n_heads"], 1)
+    heads = config["mamba_n_heads"]
+    return {"mamba_d_ssm": inner, "head_dim": head_dim, "num_attention_heads": heads}
+
+
+def _gguf_falcon(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {**gguf_common(fields, config), "mamba_norm_before_gate": False}
+
+
+def _gguf_nemotron(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The kind of a block follows from its tensors."""
+    n_layers = own_layers(fields, config)
+    keys = gguf_common(fields, config)
+    kinds = {"ssm_a": "mamba", "attn_q.weight": "attention", "ffn_gate_inp.weight": _MOE}
+    blocks = [
+        next((kind for name, kind in kinds.items() if f"blk.{i}.{name}" in shapes), _MLP)
+        for i in range(n_layers)
+    ]
+    inner = whole("ssm.inner_size", keys.pop("mamba_d_ssm"))
+    keys["mamba_d_head"] = inner // whole("ssm.time_step_rank", config["mamba_n_heads"], 1)
+    return {
+        **keys,
+        "num_hidden_layers": n_layers,
+        "layers_block_type": blocks,
+        "intermediate_size": largest(config["intermediate_size"]),
+    }
+
+
+_GGUF_ALONE: Final = Gguf(
+    needs=GGUF_SIZES,
+    without=("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+             "rope_theta"),
+    more=_gguf_alone,
+    reads=(*GGUF_READS, "attention.head_count"),
+    prefix="backbone.",
+)  # fmt: skip
+_GGUF_NEMOTRON: Final = Gguf(
+    needs=GGUF_SIZES,
+    is_permuted=True,
+    more=_gguf_nemotron,
+    reads=(*GGUF_READS, "nextn_predict_layers", "attention.layer_norm_epsilon"),
+    lists=("attention.head_count_kv", "feed_forward_length"),
+)
+
+
 FAMILIES = (
     Family(
         name="Mamba2ForCausalLM",
         title="Mamba-2, Mamba-Codestral",
+        gguf={"mamba2": _GGUF_ALONE},
         model_type="mamba2",
         prefixes=("model.backbone.", "backbone.", "model."),
         rules=(
@@ -284,6 +354,7 @@ FAMILIES = (
     Family(
         name="FalconH1ForCausalLM",
         title="Falcon-H1 (0.5B to 34B)",
+        gguf={"falcon-h1": Gguf(needs=GGUF_SIZES, more=_gguf_falcon, reads=GGUF_READS)},
         model_type="falcon_h1",
         rules=_FALCON,
         layouts=ssd_layouts(_AT_SSD, norm_flag="mamba_rms_norm"),
@@ -322,6 +393,14 @@ FAMILIES = (
     Family(
         name="NemotronHForCausalLM",
         title="Nemotron-H, Nemotron 3 Nano",
+        gguf={
+            "nemotron_h": _GGUF_NEMOTRON,
+            "nemotron_h_moe": replace(
+                _GGUF_NEMOTRON,
+                needs=(*GGUF_SIZES, *GGUF_ROUTED, "moe_shared_expert_intermediate_size"),
+                may=(*EXPERT_WEIGHTS, *EXPERT_GROUPS),
+            ),
+        },
         model_type="nemotron_h",
         prefixes=("backbone.", "model."),
         ffn=Ffn.PLAIN,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from qsf.errors import shown
+from qsf.errors import QsfConversionError, shown
 from qsf.file.kinds import MAX_STATE_DIM, MAX_TAPS, ROPE_NONE, LayerKind, Mixer
 from qsf.file.layout import MAX_HEAD_DIM, MAX_HEADS, Positions
 from qsf_converter.sources.families.config import MAX_LAYERS, Config
@@ -23,8 +23,10 @@ from qsf_converter.sources.families.experts import (
     selection_bias,
 )
 from qsf_converter.sources.families.family import FULL, Draft, Family, usual
+from qsf_converter.sources.families.gguf import Fields, Shapes, only_sigmoid, own_layers
 from qsf_converter.sources.families.latent import (
     FUSED,
+    GGUF_ROUTED,
     LATENT,
     LATENT_DEFAULTS,
     SPLIT,
@@ -207,10 +209,45 @@ _RENAMES: Mapping[str, str] = {
     "n_shared_experts": "num_shared_experts",
     "head_dim": "qk_rope_head_dim",
 }
+# ---- GGUF files ----
+
+
+def _gguf(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The layers with KDA have rates of decay; the heads are those of beta."""
+    n_keys, n_values = (fields.get(f"attention.{name}_length_mla") for name in ("key", "value"))
+    n_rope, n_layers = fields.get("rope.dimension_count"), own_layers(fields, config)
+    if type(n_keys) is not int or type(n_rope) is not int:
+        raise QsfConversionError(
+            f"its heads of {shown(n_keys)} dimensions have {shown(n_rope)} of the rotated part"
+        )
+    is_kda = [f"blk.{i}.ssm_a" in shapes for i in range(n_layers)]
+    beta = shapes.get(f"blk.{is_kda.index(True) if any(is_kda) else 0}.ssm_beta.weight", (0,))
+    return {
+        **only_sigmoid(fields, shapes, config),
+        "qk_rope_head_dim": n_rope,
+        "qk_nope_head_dim": n_keys - n_rope,
+        "v_head_dim": n_values,
+        "q_lora_rank": fields.get("attention.q_lora_rank"),
+        "linear_num_heads": beta[0],
+        "norm_topk_prob": fields.get("expert_weights_norm", True),
+        "layer_types": [LINEAR if kda else FULL for kda in is_kda],
+    }
+
+
+_GGUF: Final = replace(
+    GGUF_ROUTED,
+    needs=("kv_lora_rank", "linear_head_dim", "linear_conv_kernel_dim"),
+    keys={"linear_head_dim": "kda.head_dim"},
+    lists=("attention.head_count_kv",),
+    more=_gguf,
+)
+
+
 FAMILIES = (
     Family(
         name="KimiLinearForCausalLM",
         title="Kimi Linear (48B-A3B)",
+        gguf={"kimi-linear": _GGUF},
         model_type="kimi_linear",
         positions=Positions.ALIBI,
         rules=(*pre_norms(), *_of_attention(_LATENT), *_KDA, *ENDS),

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from qsf.errors import shown
+from qsf.errors import QsfConversionError, shown
 from qsf.file.kinds import LATENT_STEP, LATENT_VALUE_STEP, ExpertScore, ExpertWeights, GroupScore
 from qsf.file.layout import MAX_DIM, MAX_HEAD_DIM, MAX_LAYER_EXPERTS, padded
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.experts import DENSE, EXPERT_DEFAULTS, LAYOUTS, ROUTER, SHARED
 from qsf_converter.sources.families.family import Draft, Family, usual
+from qsf_converter.sources.families.gguf import Fields, Gguf, Shapes, own_layers
 from qsf_converter.sources.families.grouped import RENAMES, SELECTED, grouped
 from qsf_converter.sources.families.llama import ATTN, ENDS, SENSES, TEXT_PREFIXES, gated, pre_norms
 from qsf_converter.sources.families.mtp import mtp_rules
@@ -218,10 +220,85 @@ _family = functools.partial(
     neutral=_NEUTRAL,
 )
 
+# ---- GGUF files ----
+
+_OF_ROUTED: Final = ("num_experts", "num_experts_per_tok", "moe_intermediate_size",
+                     "n_shared_experts", "first_k_dense_replace", "routed_scaling_factor",
+                     "n_group", "topk_group")  # fmt: skip
+
+
+def _gguf_sizes(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Derive from the shapes what older and newer files state under different keys."""
+    n_rope, n_heads = fields.get("rope.dimension_count"), config["num_attention_heads"]
+    q = shapes.get("blk.0.attn_q_b.weight", shapes.get("blk.0.attn_q.weight", (0,)))[0]
+    values = shapes.get("blk.0.attn_output.weight", (0, 0))[-1]
+    if (
+        type(n_rope) is not int
+        or type(n_heads) is not int
+        or n_heads < 1
+        or q % n_heads
+        or values % n_heads
+        or q // n_heads <= n_rope
+    ):
+        raise QsfConversionError(
+            f"its {shown(n_heads)} heads, of which {shown(n_rope)} dimensions are rotated, have"
+            f" {q} rows of queries and {values} values"
+        )
+    return {
+        "qk_rope_head_dim": n_rope,
+        "qk_nope_head_dim": q // n_heads - n_rope,
+        "v_head_dim": values // n_heads,
+        "q_lora_rank": fields.get("attention.q_lora_rank"),
+    }
+
+
+def _gguf_deepseek2(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Choose the family by its experts: none, a sigmoid with a selection bias, or others."""
+    keys = {**_gguf_sizes(fields, shapes, config), "num_hidden_layers": own_layers(fields, config)}
+    if not fields.get("expert_count"):
+        return {**keys, **dict.fromkeys(_OF_ROUTED), "architectures": ["YoutuForCausalLM"]}
+    has_bias = any("exp_probs_b" in name for name in shapes)
+    function = fields.get("expert_gating_func", 2 if has_bias else 1)
+    if function != (2 if has_bias else 1):
+        raise QsfConversionError(
+            f"its metadata's expert_gating_func = {shown(function)} is not supported"
+            f" {'with' if has_bias else 'without'} a selection bias"
+        )
+    groups = {key: config.get(key) or 1 for key in ("n_group", "topk_group")}
+    keys |= {**groups, "norm_topk_prob": fields.get("expert_weights_norm", False)}
+    if has_bias:
+        return {**keys, "architectures": ["DeepseekV3ForCausalLM"]}
+    by_groups = groups["n_group"] != 1
+    return {**keys, "topk_method": "group_limited_greedy" if by_groups else "greedy"}
+
+
+def _gguf_mistral4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    is_by_sum = fields.get("expert_weights_norm", False)
+    return {**_gguf_sizes(fields, shapes, config), "norm_topk_prob": is_by_sum}
+
+
+GGUF_LATENT: Final = Gguf(
+    needs=("kv_lora_rank",),
+    without=("num_key_value_heads", "head_dim"),
+    reads=("attention.q_lora_rank", "attention.key_length_mla", "attention.value_length_mla",
+           "nextn_predict_layers", "expert_gating_func", "expert_weights_norm", "expert_count"),
+)  # fmt: skip
+GGUF_ROUTED: Final = replace(GGUF_LATENT, may=_OF_ROUTED)
+# Older files have one matrix that makes keys and values from the latent, newer ones two.
+_DEEPSEEK2: Final = replace(
+    GGUF_ROUTED,
+    others=("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"),
+    has_tenth_of_mscale=True,
+    layouts=(-2, None),
+    more=_gguf_deepseek2,
+)
+
+
 FAMILIES = (
     _family(
         name="DeepseekV2ForCausalLM",
         title="DeepSeek V2 (Lite, Coder)",
+        gguf={"deepseek2": _DEEPSEEK2},
         model_type="deepseek_v2",
         rules=(*pre_norms(), *LATENT, *DENSE, ROUTER, *SHARED, *ENDS),
         layouts=_layouts(LAYOUTS),
@@ -301,6 +378,7 @@ FAMILIES = (
     _family(
         name="Mistral4ForCausalLM",
         title="Mistral Small 4, text",
+        gguf={"mistral4": replace(_DEEPSEEK2, layouts=(-1, None), more=_gguf_mistral4, others=())},
         model_type="mistral4",
         nested=("Mistral3ForConditionalGeneration",),
         prefixes=TEXT_PREFIXES,
@@ -333,6 +411,7 @@ FAMILIES = (
     _family(
         name="MiniCPM3ForCausalLM",
         title="MiniCPM3",
+        gguf={"minicpm3": replace(GGUF_LATENT, more=_gguf_sizes)},
         model_type="minicpm3",
         rules=(*pre_norms(), *LATENT, *gated(), *ends("embed_tokens", "norm", scale="logits")),
         layouts=(FUSED,),

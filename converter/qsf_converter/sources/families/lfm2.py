@@ -11,6 +11,7 @@ from qsf.errors import shown
 from qsf.file.kinds import MAX_TAPS, ROPE_NONE, ExpertScore, Mixer, QkNorm
 from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_TOKENS, Config
 from qsf_converter.sources.families.experts import (
+    GGUF_ROUTED,
     by_sum,
     of_gguf,
     one_each,
@@ -19,6 +20,14 @@ from qsf_converter.sources.families.experts import (
     selection_bias,
 )
 from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family, usual
+from qsf_converter.sources.families.gguf import (
+    EXPERT_WEIGHTS,
+    KEYS,
+    Fields,
+    Gguf,
+    Shapes,
+    only_sigmoid,
+)
 from qsf_converter.sources.families.llama import (
     AT,
     ATTN,
@@ -160,6 +169,28 @@ def _selection(name: str) -> tuple[TensorRule, ...]:
     return selection_bias(f"{_FFN}{name}", flag="use_expert_bias"), router(f"{_FFN}gate.weight")
 
 
+# ---- GGUF files ----
+
+_GGUF_TAPS = {"conv_L_cache": "shortconv.l_cache"}
+
+
+def _gguf_moe(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Layers without KV heads are short convolutions."""
+    of_layers = config.get("num_key_value_heads")
+    if not isinstance(of_layers, list):
+        of_layers = [of_layers] * config["num_hidden_layers"]
+    return {
+        **only_sigmoid(fields, shapes, config),
+        "num_key_value_heads": max(of_layers, default=0),
+        "layer_types": [FULL if n else CONV for n in of_layers],
+    }
+
+
+def _gguf(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The stated FFN width is already adjusted."""
+    return {**_gguf_moe(fields, shapes, config), "block_auto_adjust_ff_dim": False}
+
+
 _RENAMES = {
     "norm_epsilon": "norm_eps",
     "intermediate_size": "block_ff_dim",
@@ -173,6 +204,14 @@ FAMILIES = (
         name="Lfm2ForCausalLM",
         title="LFM2",
         model_type="lfm2",
+        gguf={
+            "lfm2": Gguf(
+                needs=("conv_L_cache",),
+                keys=_GGUF_TAPS,
+                more=_gguf,
+                lists=("attention.head_count_kv",),
+            )
+        },
         rules=_RULES,
         renames=_RENAMES,
         defaults=usual(
@@ -231,6 +270,16 @@ FAMILIES = (
         name="Lfm2MoeForCausalLM",
         title="LFM2 MoE",
         model_type="lfm2_moe",
+        gguf={
+            "lfm2moe": Gguf(
+                needs=("conv_L_cache", *GGUF_ROUTED, "num_dense_layers"),
+                may=EXPERT_WEIGHTS,
+                keys={**_GGUF_TAPS, "num_dense_layers": KEYS["first_k_dense_replace"]},
+                more=_gguf_moe,
+                reads=("expert_gating_func",),
+                lists=("attention.head_count_kv",),
+            )
+        },
         rules=_RULES,
         layouts=(
             (*_selection("expert_bias"), *one_each(_FFN, "w1", "w3", "w2")),

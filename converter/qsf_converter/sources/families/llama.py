@@ -12,6 +12,15 @@ from qsf.file.kinds import ROPE_NONE, QkNorm
 from qsf.file.layout import Architecture
 from qsf_converter.sources.families.config import MAX_LAYERS, MAX_TOKENS, Config
 from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family, no_windows, usual
+from qsf_converter.sources.families.gguf import (
+    EXPERTS,
+    KEYS,
+    VISION_KEYS,
+    Fields,
+    Gguf,
+    Shapes,
+    layer_types,
+)
 from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import T, TensorRule, ends, linear, norm
 
@@ -227,11 +236,39 @@ _NESTED_MISTRAL: Mapping[str, Any] = {
     "nested": ("Mistral3ForConditionalGeneration",),
 }
 
+# ---- GGUF files ----
+
+
+def _gguf_llama(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    if fields.get("expert_count"):
+        counts = {name: fields.get(KEYS[name]) for name in EXPERTS}
+        return {"architectures": ["MixtralForCausalLM"], **counts}
+    return {"architectures": ["MistralForCausalLM"]} if config.get("sliding_window") else {}
+
+
+def _gguf_olmo(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    windows = layer_types(fields, config, 4)
+    return {"architectures": ["Olmo3ForCausalLM"], **windows} if windows else {}
+
+
+def _gguf_exaone4(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"sliding_window": config.get("sliding_window"), **layer_types(fields, config, 4)}
+
+
 FAMILIES = (
     Family(
         name="LlamaForCausalLM",
         title="LLaMA 2, 3; SmolLM2; all with its blocks",
         model_type="llama",
+        gguf={
+            "llama": Gguf(
+                may=("sliding_window",),
+                is_permuted=True,
+                more=_gguf_llama,
+                reads=("expert_count",),
+                others=("MistralForCausalLM", "MixtralForCausalLM"),
+            )
+        },
         architecture=Architecture.LLAMA,
         rules=LLAMA_RULES,
         defaults=usual(DEFAULTS, context=2048),
@@ -251,6 +288,7 @@ FAMILIES = (
         name="Ministral3ForCausalLM",
         title="Ministral 3",
         model_type="ministral3",
+        gguf={"mistral3": Gguf(is_permuted=True)},
         rules=LLAMA_RULES,
         defaults=usual(
             DEFAULTS,
@@ -267,6 +305,7 @@ FAMILIES = (
         name="Qwen2ForCausalLM",
         title="Qwen 2, 2.5",
         model_type="qwen2",
+        gguf={"qwen2": Gguf()},
         rules=_QWEN2_RULES,
         defaults=_QWEN_DEFAULTS,
         facts=frozenset({"always"}),
@@ -277,6 +316,7 @@ FAMILIES = (
         name="Qwen2_5_VLTextForCausalLM",
         title="Qwen 2 VL, 2.5 VL (2B to 72B), text",
         model_type="qwen2_5_vl_text",
+        gguf={"qwen2vl": Gguf(reads=VISION_KEYS)},
         nested=("Qwen2_5_VLForConditionalGeneration", "Qwen2VLForConditionalGeneration"),
         prefixes=TEXT_PREFIXES,
         left_out=SENSES,
@@ -291,6 +331,7 @@ FAMILIES = (
         name="Qwen3ForCausalLM",
         title="Qwen 3",
         model_type="qwen3",
+        gguf={"qwen3": Gguf()},
         rules=_QWEN3_RULES,
         defaults=usual(_QWEN_DEFAULTS, head=128),
         flags={"attention_bias": False},
@@ -301,6 +342,7 @@ FAMILIES = (
         name="Qwen3VLTextForCausalLM",
         title="Qwen 3 VL (2B to 32B), text",
         model_type="qwen3_vl_text",
+        gguf={"qwen3vl": Gguf(reads=VISION_KEYS)},
         nested=("Qwen3VLForConditionalGeneration",),
         prefixes=TEXT_PREFIXES,
         left_out=SENSES,
@@ -314,6 +356,7 @@ FAMILIES = (
         title="Phi-3, 3.5, 4, 4-mini",
         has_partial_rope=True,
         model_type="phi3",
+        gguf={"phi3": Gguf(may=("sliding_window",))},
         architecture=Architecture.PHI,
         rules=(
             *pre_norms(),
@@ -329,6 +372,7 @@ FAMILIES = (
         name="SmolLM3ForCausalLM",
         title="SmolLM3",
         model_type="smollm3",
+        gguf={"smollm3": Gguf(is_permuted=True)},
         rules=LLAMA_RULES,
         defaults=usual(
             DEFAULTS,
@@ -347,6 +391,9 @@ FAMILIES = (
         name="Olmo2ForCausalLM",
         title="OLMo 2",
         model_type="olmo2",
+        gguf={
+            "olmo2": Gguf(may=("sliding_window",), more=_gguf_olmo, others=("Olmo3ForCausalLM",))
+        },
         rules=_OLMO_RULES,
         defaults=_OLMO_DEFAULTS,
         flags={"attention_bias": False},
@@ -367,6 +414,7 @@ FAMILIES = (
         name="Exaone4ForCausalLM",
         title="EXAONE 4; 4.5, text",
         model_type="exaone4",
+        gguf={"exaone4": Gguf(may=("sliding_window",), more=_gguf_exaone4)},
         nested=("Exaone4_5_ForConditionalGeneration",),
         prefixes=TEXT_PREFIXES,
         left_out=(*SENSES, "mtp."),
@@ -382,6 +430,7 @@ FAMILIES = (
         name="SeedOssForCausalLM",
         title="Seed-OSS",
         model_type="seed_oss",
+        gguf={"seed_oss": Gguf()},
         rules=(
             *pre_norms(),
             *qkv(bias="attention_bias"),
@@ -396,6 +445,7 @@ FAMILIES = (
         name="Ernie4_5ForCausalLM",
         title="ERNIE 4.5",
         model_type="ernie4_5",
+        gguf={"ernie4_5": Gguf()},
         is_interleaved=True,
         rules=(
             *pre_norms(),
@@ -447,6 +497,7 @@ FAMILIES = (
             name=f"{name}ForCausalLM",
             title=title,
             model_type=name.lower(),
+            gguf={arch: Gguf()},
             is_interleaved=True,
             has_partial_rope=True,
             rules=(
@@ -467,11 +518,12 @@ FAMILIES = (
             ),
             flags={"attention_bias": True},
         )
-        for name, title, more in (
-            ("Glm", "GLM-4-9B", ()),
+        for name, title, arch, more in (
+            ("Glm", "GLM-4-9B", "chatglm", ()),
             (
                 "Glm4",
                 "GLM-4-0414",
+                "glm4",
                 (
                     *norm(T.POST_ATTN_NORM, f"{AT}post_self_attn_layernorm"),
                     *norm(T.POST_FFN_NORM, f"{AT}post_mlp_layernorm"),
@@ -483,6 +535,7 @@ FAMILIES = (
         name="BitNetForCausalLM",
         title="BitNet b1.58",
         model_type="bitnet",
+        gguf={"bitnet": Gguf()},
         rules=(
             *pre_norms(),
             *ATTENTION,

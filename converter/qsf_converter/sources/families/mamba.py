@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from qsf.file.kinds import MAX_STATE_DIM, MAX_TAPS, ROPE_NONE, Mixer, QkNorm
 from qsf.file.layout import MAX_HEADS, Activation
 from qsf_converter.sources.families.config import MAX_DIM, Config
 from qsf_converter.sources.families.family import Draft
+from qsf_converter.sources.families.gguf import Fields
 from qsf_converter.sources.families.llama import Rules
 from qsf_converter.sources.families.rules import T, Where, layer, linear, norm
 
@@ -38,6 +39,27 @@ NEUTRAL: Final[dict[str, Any]] = {
     "mamba_chunk_size": tuple(1 << i for i in range(16)),
     "num_logits_to_keep": (0, 1),
 }
+
+# ---- GGUF files ----
+
+GGUF_SIZES: Final = ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+GGUF_READS: Final = ("ssm.inner_size", "expert_shared_count")
+
+
+def largest(value: Any) -> Any:
+    """Return the common number of the layers that have one; other layers state 0."""
+    return max(value, default=0) if isinstance(value, list) else value
+
+
+def gguf_common(fields: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the KV heads and the width of all states."""
+    return {
+        "num_key_value_heads": largest(config.get("num_key_value_heads")),
+        "mamba_d_ssm": fields.get("ssm.inner_size"),
+    }
+
+
+# ---- rules ----
 
 
 def ssd_rules(at: str, *, conv_bias: str = "mamba_conv_bias", is_scaled: bool = False) -> Rules:
