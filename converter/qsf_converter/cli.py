@@ -37,12 +37,7 @@ from qsf_converter.request import (
     bytes_of,
 )
 from qsf_converter.rounding.compression import COMPRESSIONS, DEFAULT_COMPRESSION
-from qsf_converter.rounding.plan import (
-    DEFAULT_QUANT_TYPE,
-    ENCODER_QUANT_TYPE,
-    KEEP,
-    QUANT_TYPES,
-)
+from qsf_converter.rounding.plan import DEFAULT_QUANT_TYPE, ENCODER_QUANT_TYPE, KEEP, QUANT_TYPES
 from qsf_converter.rounding.tiles import bits_per_weight
 from qsf_converter.sources.gguf_config import families
 from qsf_converter.sources.quantised import METHODS
@@ -192,8 +187,7 @@ _TargetSize = Annotated[
     ),
 ]
 _TargetBpw = Annotated[
-    float | None,
-    typer.Option(help="The same as bits of OUT for each weight.", min=0.01, max=32),
+    float | None, typer.Option(help="The same as bits of OUT for each weight.", min=0.01, max=32)
 ]
 _Version = Annotated[bool, typer_app.version_option(PROGRAM)]
 
@@ -315,7 +309,6 @@ class _Progress:
         self._is_converting = False
 
     def begin(self, name: str) -> Callable[[int, int], None]:
-        """Announce a step; return the line that shows its progress."""
         self.close()
         if self._enabled:
             print(f"{name}{_PURPOSES.get(name, '')} ...", file=sys.stderr, flush=True)
@@ -324,7 +317,6 @@ class _Progress:
         return self._line.update
 
     def update(self, done: int, total: int) -> None:
-        """Show how many bytes of the source are converted."""
         unit, scale = "MB", float(_MB)
         if self._n_tokens is not None:
             unit, scale = "tokens", max(total, 1) / self._n_tokens
@@ -335,7 +327,6 @@ class _Progress:
         self._line.update(done, total)
 
     def close(self) -> None:
-        """Leave the cursor at the start of a line."""
         if self._line is not None:
             self._line.close()
 
@@ -352,12 +343,10 @@ def _check_report(report_out: Path | None, out: Path, model_dir: Path, *, is_for
 
 
 def main() -> NoReturn:
-    """Run ``qsf-convert`` on the command line's arguments and exit."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
-    """Run ``qsf-convert`` and return its exit code."""
     process.unmap_freed_arrays()
     return typer_app.run(app, arguments, program=PROGRAM, when_cut_off="nothing was written")
 

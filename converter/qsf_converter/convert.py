@@ -219,14 +219,12 @@ def _rounded_again(plan: Plan) -> list[str]:
     )
     return [
         f"its matrices are rounded already ({', '.join(again)}), and are rounded again, which "
-        f"adds the errors that the report shows; {best}, the original checkpoint is better",
+        f"adds the errors that the report shows; {best}, the original checkpoint is better"
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class _Conversion:
-    """One conversion: first `plan`, then `write`."""
-
     source: Source
     request: Request
     out: Path
@@ -366,9 +364,7 @@ def _text_tables(source: Source) -> tuple[bytes | None, str | None]:
     special = read_json(source.chat).get("special_tokens") or {}
     add_bos = special.get("add_bos_token")
     return tables_of(
-        source.tokenizer,
-        source.facts.header.bos_id,
-        add_bos if isinstance(add_bos, bool) else None,
+        source.tokenizer, source.facts.header.bos_id, add_bos if isinstance(add_bos, bool) else None
     )
 
 

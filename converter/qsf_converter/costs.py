@@ -86,7 +86,6 @@ class Noise:
 
     @property
     def agreement(self) -> float:
-        """The estimated share of positions at which both have the same most probable token."""
         return 1 - min(1.0, _FLIPS_OF_NOISE * float(self.sizes.mean()))
 
     @property
@@ -181,8 +180,6 @@ def measure_costs(
 
 @dataclass(slots=True)
 class _Trial:
-    """Evaluations of one model, one after the other."""
-
     writer: Writer
     is_kept: bool
     most_tokens: int
@@ -221,7 +218,6 @@ class _Trial:
         return kv, acts
 
     def _cheap(self, start: int, n_tokens: int) -> NDArray[np.float32]:
-        """Return the logits with all that is measured: 8 bits for activations and the KV cache."""
         if self.is_kept:
             self.writer.change_arch(act_bits=_ACT_BITS[0])
         try:

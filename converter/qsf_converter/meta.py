@@ -17,14 +17,7 @@ import numpy as np
 
 from qsf.file.layout import Dtype, dtype_name
 from qsf.file.stored_tokenizer import pack_tokenizer
-from qsf.report.record import (
-    EXACT,
-    ROUNDED,
-    Evaluation,
-    LayerReport,
-    Quality,
-    TensorReport,
-)
+from qsf.report.record import EXACT, ROUNDED, Evaluation, LayerReport, Quality, TensorReport
 from qsf_converter.calibrate.calibration import FEEDBACK
 from qsf_converter.calibrate.calibration_text import CalibrationText
 from qsf_converter.calibrate.sensitivity import Sensitivity
@@ -58,7 +51,6 @@ def meta_bytes(
     stored: StoredLayers,
     costs: Costs,
 ) -> bytes:
-    """Return the META section of a file whose tensors are all written."""
     return metadata.meta_bytes(
         _origin(source, request),
         architecture=source.family.name,
@@ -131,15 +123,12 @@ def _longest_report(target: Target) -> TensorReport:
 
 @dataclass(frozen=True, slots=True)
 class WrittenTensor:
-    """The report of a tensor; ``action`` names a treatment other than plain rounding."""
-
     target: Target
     errors: ErrorSums
     action: str | None
     output_error: float | None
 
     def report(self) -> TensorReport:
-        """Return the record for META."""
         target, errors = self.target, self.errors
         return TensorReport(
             name=target.name,
@@ -159,7 +148,6 @@ class WrittenTensor:
 
 
 def report_of_experts(experts: Sequence[WrittenTensor]) -> TensorReport:
-    """Return one report for a matrix of all experts of a layer, as if they were one tensor."""
     errors = ErrorSums()
     for written in experts:
         errors.add(written.errors)
@@ -194,7 +182,6 @@ def _relative_error(errors: ErrorSums) -> float | None:
 
 
 def layer_reports(sensitivity: Sensitivity | None) -> tuple[LayerReport, ...]:
-    """Return the importance of each layer; empty if it was not measured."""
     if sensitivity is None:
         return ()
     return tuple(
@@ -206,7 +193,6 @@ def layer_reports(sensitivity: Sensitivity | None) -> tuple[LayerReport, ...]:
 
 
 def evaluation(text: CalibrationText, divergence: Divergence) -> Evaluation:
-    """Return the divergence of the rounded model from the original on the held-out samples."""
     original, rounded = divergence.perplexities
     kl = divergence.kl
     return Evaluation(

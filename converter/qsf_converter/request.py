@@ -30,7 +30,6 @@ TERNARY_RULES: Final = (DEFAULT_TERNARY_RULE, "absmean")
 
 
 def bytes_of(target_size: float | None) -> int | None:
-    """Return MB of 2^20 bytes in bytes. Raises QsfArgumentError if they are not finite."""
     if target_size is None:
         return None
     if not math.isfinite(target_size):
@@ -84,7 +83,6 @@ class Request:
 
     @property
     def layer_type(self) -> str:
-        """``quant_type``, or the default type."""
         return self.quant_type or (MIXED if self.has_target else DEFAULT_QUANT_TYPE)
 
     @property

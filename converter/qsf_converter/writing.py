@@ -42,7 +42,6 @@ class UnitWriter:
         self._positions = bytearray()
 
     def write(self, units: Iterable[RoundedUnit]) -> tuple[TensorReport, ...]:
-        """Write all units and the section WPOS; return the report of every tensor."""
         reports: list[TensorReport] = []
         experts: dict[str, list[WrittenTensor]] = {}  # by name; experts of a layer share one
         for unit in units:

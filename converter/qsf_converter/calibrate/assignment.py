@@ -125,7 +125,6 @@ def policy_of(targets: Sequence[Target], dtypes: Mapping[str, Dtype]) -> Policy:
 
 
 def with_policy(plan: Plan, policy: Policy) -> Plan:
-    """Return a copy of the plan with other types."""
     targets = tuple(
         dataclasses.replace(target, dtype=policy.dtype_of(target.rule, target.name))
         if target.has_choice
@@ -140,7 +139,6 @@ def candidates(
     layers: Collection[Dtype] = LAYER_CANDIDATES,
     embeddings: Collection[Dtype] = EMBEDDING_CANDIDATES,
 ) -> dict[str, tuple[Dtype, ...]]:
-    """Return the types that each matrix may get, by ``Target.name``."""
     return {
         target.name: tuple(layers if target.is_of_layer else embeddings)
         for target in targets
@@ -503,7 +501,6 @@ class _Search:
         return extended, (kept // n_options).astype(np.int32), (kept % n_options).astype(np.int8)
 
     def _take(self, trail: Sequence[tuple[NDArray[np.int32], NDArray[np.int8]]], at: int) -> None:
-        """Return the choice that led to a state."""
         for i, (came_from, option) in zip(reversed(self.order), reversed(trail), strict=True):
             self.chosen[i] = int(option[at])
             at = int(came_from[at])

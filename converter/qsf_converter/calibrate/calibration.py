@@ -75,7 +75,6 @@ class Streams:
 
     @classmethod
     def of(cls, original: Original, whole: tuple[Float32Array, Float32Array]) -> Streams:
-        """Return both streams with the views."""
         (exact, beside_exact), (rounded, beside_rounded) = map(original.parts, whole)
         return cls(whole, exact, rounded, (beside_exact, beside_rounded))
 
@@ -111,8 +110,6 @@ class _Layer:
 
 
 class Calibration:
-    """The rounding of one model on one text."""
-
     def __init__(
         self,
         plan: Plan,
@@ -249,7 +246,6 @@ class Calibration:
             self._embedding.append(rounded)
 
     def _layer(self, unit: PlannedUnit, streams: Streams) -> _Layer:
-        """Round one layer except its experts, and run both streams through it."""
         original = self._original
         targets = {t.rule.target: t for t in unit.targets if t.rule.target is not None}
         dtypes = {kind: target.dtype for kind, target in targets.items()}

@@ -35,7 +35,6 @@ class CalibrationText:
         return f"{self.name}, held out"
 
     def meta(self) -> dict[str, Any]:
-        """Return the record of the text in META."""
         return {
             "text": self.name,
             "sha256": self.sha256,

@@ -46,8 +46,6 @@ _LEAST_SPLIT: Final = 256  # below that, numpy's own inverse is as fast
 
 
 class InputSums:
-    """The sums of one group of matrices that read the same input."""
-
     def __init__(self, n_inputs: int) -> None:
         self.inputs = np.zeros((n_inputs, n_inputs))  # H
         self.original = np.zeros((n_inputs, n_inputs))  # C
@@ -73,8 +71,6 @@ class InputSums:
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """A matrix with its values in the file."""
-
     tiles: bytes
     stored: Float32Array  # [n_rows, n_cols], the values that the tiles represent
     errors: ErrorSums  # compared with the original's weights

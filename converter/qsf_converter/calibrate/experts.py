@@ -32,8 +32,6 @@ Round = Callable[[Rounding | None, Target, Float32Array], Rounded]
 
 @dataclass(frozen=True, slots=True)
 class RoundedExpert:
-    """An expert with its values in the file."""
-
     number: int
     weights: Weights  # of the original
     rounded: dict[TensorType, Rounded]  # of its matrices

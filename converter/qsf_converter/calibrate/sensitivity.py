@@ -115,8 +115,6 @@ def round_matrix(dtype: Dtype, rows: Float32Array) -> Float32Array:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """The effort of `measure`: the measured types in layers, and the number of tokens."""
-
     measured: tuple[Dtype, ...]
     n_tokens: int
 
@@ -190,8 +188,6 @@ def measure_layers(
 
 @dataclass(slots=True)
 class _Stream:
-    """The residual stream of a changed model."""
-
     name: str  # of the matrix; of a skipped layer its number
     dtype: Dtype | None  # None: skipped
     x: Float32Array  # [n_samples, n_tokens, width]
@@ -247,7 +243,6 @@ class _Measurement:
             self.progress(self.n_done * self.samples.size, self.n_all * self.samples.size)
 
     def _start_embeddings(self, x: Float32Array) -> None:
-        """Start a stream for each type of the embedding; a tied head is rounded with it."""
         for unit, name, dtype in self.jobs:
             if unit.role not in (Role.EMBEDDING, Role.OWN_TABLE):
                 continue
@@ -447,7 +442,6 @@ class _LogSum:
         self._sum = np.zeros(shape)
 
     def add(self, sample: int, logits: Float32Array) -> None:
-        """Add logits [n_tokens, n_rows] of a sample."""
         before = self._most[sample]
         most = np.maximum(before, logits.max(axis=1))
         shifted = np.exp(logits - most[:, None].astype(np.float32))
@@ -457,11 +451,9 @@ class _LogSum:
         self._most[sample] = most
 
     def value(self, sample: int) -> NDArray[np.float64]:
-        """The result of a sample, [n_tokens]."""
         return np.asarray(self._most[sample] + np.log(self._sum[sample]))
 
     def all(self) -> NDArray[np.float64]:
-        """The result of all samples."""
         return np.asarray(self._most + np.log(self._sum))
 
 
@@ -502,11 +494,8 @@ def _matrices(original: Original) -> list[Target]:
 
 
 def _jobs(
-    original: Original,
-    candidates: Mapping[str, Collection[Dtype]],
-    measured: Collection[Dtype],
+    original: Original, candidates: Mapping[str, Collection[Dtype]], measured: Collection[Dtype]
 ) -> list[_Job]:
-    """All streams of rounded matrices in file order."""
     jobs = []
     for target in _matrices(original):
         types = _types(candidates.get(target.name, ()))

@@ -44,7 +44,6 @@ _STATE_VERSION: Final = 4
 
 
 def folder_of(out: Path) -> Path:
-    """Return the folder of saved layers for the file ``out``."""
     return out.with_name(f"{out.name}.calibration")
 
 
@@ -68,8 +67,6 @@ def state_key(source: Source, request: Request, text: CalibrationText) -> str:
 
 
 class CalibrationState:
-    """The saved layers of one calibration. Saving the first one makes the folder."""
-
     def __init__(self, folder: Path, key: str) -> None:
         """Look for saved layers of the calibration that ``key`` identifies.
 
@@ -130,7 +127,6 @@ class CalibrationState:
         return self._folder / f"streams-{layer:04}.npz"
 
     def _load(self, path: Path) -> dict[str, Any]:
-        """Read a complete file. Raises QsfIOError."""
         try:
             with path.open("rb") as file:
                 file.seek(_DIGEST_BYTES)
@@ -140,12 +136,10 @@ class CalibrationState:
             raise QsfIOError(f"{path}: {error.strerror or error}") from error
 
     def streams(self) -> tuple[Float32Array, Float32Array]:
-        """Return the residual streams after the last finished layer."""
         arrays = self._load(self._streams(self.n_layers - 1))
         return arrays["exact"], arrays["rounded"]
 
     def tensors(self, layer: int, targets: Sequence[Target]) -> Iterator[RoundedTensor]:
-        """Yield the tensors of a layer as they were saved."""
         arrays = self._load(self._layer(layer))
         facts = read_json(arrays["facts"].tobytes(), has_nan=True)
         for i, target in enumerate(targets):
@@ -189,8 +183,7 @@ class CalibrationState:
                 arrays[f"values{i}"] = piece.outliers.values
         arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
         self._put(
-            self._streams(layer),
-            lambda file: np.savez(file, exact=streams[0], rounded=streams[1]),
+            self._streams(layer), lambda file: np.savez(file, exact=streams[0], rounded=streams[1])
         )
         self._put(self._layer(layer), lambda file: np.savez(file, **arrays))
         with contextlib.suppress(OSError):
@@ -229,7 +222,6 @@ class CalibrationState:
         return _sensitivity_of(read_json(text, has_nan=True))
 
     def remove(self) -> None:
-        """Delete the folder, once the output file is complete."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

@@ -41,9 +41,7 @@ Energies = Mapping[tuple[TensorType, ...], NDArray[np.float64]]
 
 
 def choose(
-    weights: Weights,
-    dtypes: Mapping[TensorType, Dtype],
-    energies: Energies,
+    weights: Weights, dtypes: Mapping[TensorType, Dtype], energies: Energies
 ) -> tuple[Weights, dict[TensorType, str]]:
     """Return equivalent weights of a layer, and the transforms of each matrix.
 

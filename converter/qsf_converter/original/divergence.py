@@ -17,8 +17,6 @@ _Float64Array = NDArray[np.float64]
 
 
 class Divergence:
-    """Compares an original and a changed model on samples, at all tokens but the first."""
-
     def __init__(self, tokens: NDArray[np.integer]) -> None:
         self._next = tokens[:, 1:]
         shape = self._next.shape
@@ -29,7 +27,6 @@ class Divergence:
         self._likeliest = np.zeros((2, *shape), np.int64)
 
     def add(self, sample: int, start: int, original: Float32Array, changed: Float32Array) -> None:
-        """Add logits [n_tokens, n_rows] of the vocabulary from ``start`` on, of one sample."""
         wanted = self._next[sample]
         at = np.flatnonzero((wanted >= start) & (wanted < start + original.shape[1]))
         models: tuple[NDArray[np.floating], ...] = (original[:-1].astype(np.float64), changed[:-1])
@@ -50,7 +47,6 @@ class Divergence:
 
     @property
     def n_tokens(self) -> int:
-        """Number of compared predictions."""
         return self._next.size
 
     @property
@@ -62,12 +58,10 @@ class Divergence:
 
     @property
     def perplexities(self) -> tuple[float, float]:
-        """Perplexities of the original and of the changed model."""
         losses = np.log(self._sums) + self._largest - self._chosen
         original, changed = np.exp(losses.mean(axis=(1, 2)))
         return float(original), float(changed)
 
     @property
     def top1_agreement(self) -> float:
-        """The share of positions at which both have the same most probable token."""
         return float((self._likeliest[0] == self._likeliest[1]).mean())

@@ -57,7 +57,6 @@ class Original:
     """A checkpoint as a function, layer by layer; samples of tokens are independent texts."""
 
     def __init__(self, plan: Plan, checkpoint: Checkpoint) -> None:
-        """Store the plan of ``make_plan``; weights are read later."""
         # without the MTP head, which only guesses
         self.header: Header = replace(plan.facts.header, n_layers=plan.facts.n_trunk_layers)
         self.arch: Arch = plan.facts.arch
@@ -88,7 +87,6 @@ class Original:
         self._n_own = 0  # of them as they are in the checkpoint; rounded ones follow
 
     def targets(self, unit: UnitId) -> list[Target]:
-        """The tensors of a unit; empty if the model has no such unit."""
         return self._by_unit.get(unit, [])
 
     def weights(self, unit: UnitId) -> Weights:
@@ -241,7 +239,6 @@ class Original:
         return of_router, of_experts
 
     def _routed(self, w: Weights, inputs: Float32Array, behind: Float32Array) -> Float32Array:
-        """Return the weighted sum of the experts' outputs."""
         assert w.expert is not None
         of_router, of_experts = self.routed_inputs(w, inputs, behind)
         out = np.zeros_like(inputs)
@@ -273,13 +270,11 @@ class Original:
         return products
 
     def embedding_rows(self) -> Iterator[tuple[int, Float32Array]]:
-        """Yield the rows of the embedding as (first row, [n_rows, dim])."""
         for target in self._by_unit[EMBEDDING_UNIT]:
             if target.rule.place is Place.EMBEDDING:
                 yield from _row_ranges(target, self._checkpoint)
 
     def head_rows(self) -> Iterator[tuple[int, Float32Array]]:
-        """Yield the rows of the head as (first row, [n_rows, dim])."""
         place = Place.EMBEDDING if self.arch.tied_head else Place.FINAL
         for target in self._by_unit[EMBEDDING_UNIT] + self._by_unit[FINAL_UNIT]:
             if target.is_matrix and target.rule.place is place:
@@ -287,7 +282,6 @@ class Original:
                     yield target.share.first + start, rows
 
     def logits(self, x: Float32Array) -> Float32Array:
-        """Return logits [n_tokens, n_vocab] of the residual stream [n_tokens, width]."""
         vectors = self.vectors(FINAL_UNIT)
         x = self.final_norm(vectors, x)
         out = np.empty((len(x), self.header.n_vocab), np.float32)
@@ -377,7 +371,6 @@ class Original:
         return self._normalise(w, T.FFN_NORM, x if w.kind.is_parallel else behind)
 
     def ffn_hidden(self, w: Weights, y: Float32Array) -> Float32Array:
-        """Return the input of the down matrix, [n_tokens, ffn_dim]."""
         up = linear(w, T.FFN_UP, y)
         if T.FFN_GATE not in w:
             hidden = _activate(w.kind, up)
@@ -543,7 +536,6 @@ def _limited(kind: LayerKind, x: Float32Array) -> Float32Array:
 
 
 def _heated(kind: LayerKind, q: Float32Array) -> Float32Array:
-    """Queries [heads, n_tokens, ...] times their temperature."""
     if not kind.temperature_step:
         return q
     factors = 1 + kind.temperature_beta * np.log1p(np.arange(q.shape[1]) // kind.temperature_step)

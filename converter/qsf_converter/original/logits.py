@@ -63,7 +63,6 @@ class OriginalLogits:
 
     @property
     def n_vocab(self) -> int:
-        """Tokens in the vocabulary."""
         return self._original.header.n_vocab
 
     @property
@@ -73,13 +72,11 @@ class OriginalLogits:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of the checkpoint."""
         return self._tokenizer
 
     def logits(
         self, windows: Sequence[Window], max_rows: int, advance: Callable[[float], None]
     ) -> Iterator[Float32Array]:
-        """See ``LogitSource``."""
         start = 0
         while start < len(windows):
             end = self._batch_end(windows, start)
@@ -100,7 +97,6 @@ class OriginalLogits:
         return end
 
     def _states(self, windows: Sequence[Window], advance: Callable[[float], None]) -> Float32Array:
-        """Return the input of the head, [n_windows, n_tokens - 1, dim]."""
         original, n_layers = self._original, self._original.header.n_layers
         tokens = np.stack([window.tokens[:-1] for window in windows])
         x = original.embed(tokens)
@@ -134,7 +130,6 @@ class OriginalLogits:
         yield from self._kept_head
 
     def _head(self, states: Float32Array) -> Float32Array:
-        """Return logits [n_rows, n_vocab] of ``states`` [n_rows, dim]."""
         original = self._original
         final = original.vectors(FINAL_UNIT)
         out = np.empty((len(states), self.n_vocab), np.float32)

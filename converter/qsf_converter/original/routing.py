@@ -24,7 +24,6 @@ class Choice:
     weights: Float32Array
 
     def tokens_of(self, expert: int) -> tuple[NDArray[np.intp], Float32Array]:
-        """Return the tokens that go to an expert, ascending, and their weights [n, 1]."""
         tokens, places = np.nonzero(self.experts == expert)
         return tokens, self.weights[tokens, places][:, None]
 

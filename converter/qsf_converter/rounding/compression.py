@@ -31,18 +31,14 @@ def parse_compression(name: str) -> Compression:
 
 
 class StoredLayers:
-    """How the layers were stored, in the order of the file."""
-
     def __init__(self, compression: str) -> None:
         self.compression = parse_compression(compression)
         self._stored: list[Stored] = []
 
     def note(self, stored: Stored) -> None:
-        """Record the compression and size that a layer got."""
         self._stored.append(stored)
 
     def meta(self) -> dict[str, Any] | None:
-        """Return the record for META; None if no compression was requested."""
         if self.compression is Compression.NONE:
             return None
         return {
@@ -57,7 +53,6 @@ class StoredLayers:
         }
 
     def summary(self) -> str | None:
-        """One line for people: the compressions of the layers."""
         if self.compression is Compression.NONE:
             return None
         packed = [s for s in self._stored if s.compression != Compression.NONE]

@@ -57,7 +57,6 @@ def gguf_tiles(
 def exact_shifts(
     dtype: Dtype, stored: NDArray[np.uint8]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return how often each row can be halved and doubled without rounding."""
     blocks = _blocks(dtype, stored)
     values = np.concatenate([_half(blocks, name) for name in _halves(blocks)], axis=1)
     fractions, exponents = np.frexp(np.abs(values.astype(np.float32)))
@@ -70,13 +69,11 @@ def exact_shifts(
 
 
 def _blocks(dtype: Dtype, stored: NDArray[np.uint8]) -> TileArray:
-    """Rows of bytes as blocks [n_rows, n_blocks]."""
     block = np.dtype([(name, "u1", (n_bytes,)) for name, n_bytes in _FIELDS[dtype]])
     return np.ascontiguousarray(stored).view(block)
 
 
 def _halves(blocks: TileArray) -> tuple[str, ...]:
-    """Return the names of the block's f16 fields."""
     return tuple(name for name in ("d", "m") if name in (blocks.dtype.names or ()))
 
 
@@ -95,7 +92,6 @@ def _by_rows(values: NDArray[np.generic], n_parts: int) -> NDArray[np.generic]:
 
 
 def _heads(dtype: Dtype, blocks: TileArray, n_cols: int, *, is_large: bool) -> TileArray:
-    """Return the tiles [tile rows, heads] without their codes."""
     n_tile_rows = -(-len(blocks) // TILE_ROWS)
     heads = np.zeros((n_tile_rows, n_cols // (_LARGE if is_large else BLOCK)), TILE_DTYPES[dtype])
     names = blocks.dtype.names or ()

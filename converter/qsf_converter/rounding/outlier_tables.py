@@ -43,8 +43,6 @@ _MOST_SAMPLED: Final = 0.8 * MOST_FRACTION
 
 @dataclass(frozen=True, slots=True)
 class OutlierTable:
-    """The sparse outlier table of a matrix: a tensor of its own in the file."""
-
     matrix: Target
     packed: PackedOutliers
 
@@ -119,7 +117,6 @@ def _input_group(target: Target) -> tuple[TensorType, ...] | None:
 
 
 def _table_of(tensor: RoundedTensor) -> OutlierTable | None:
-    """Return the table of a matrix; None if none of its weights is an outlier."""
     parts = [piece.outliers for piece in tensor.pieces if piece.outliers is not None]
     if not any(map(len, parts)):
         return None

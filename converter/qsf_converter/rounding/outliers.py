@@ -60,25 +60,20 @@ class OutlierStats:
 
     @classmethod
     def of(cls, rows: Float32Array) -> OutlierStats:
-        """Return the statistics of ``rows``, [n_rows, n_cols], one at least."""
         mean, sigma = float(rows.mean(dtype=np.float64)), float(rows.std(dtype=np.float64))
         n_near = int(find_outliers(rows, mean, sigma, NEAR_SIGMAS).sum())
         return cls(mean, sigma, rows.size, n_near, int(find_outliers(rows, mean, sigma).sum()))
 
     @property
     def near_fraction(self) -> float:
-        """Share of the weights beyond three sigmas."""
         return self.n_near / self.n if self.n else 0.0
 
     @property
     def far_fraction(self) -> float:
-        """Share of the weights that are outliers."""
         return self.n_far / self.n if self.n else 0.0
 
 
 class Gain(NamedTuple):
-    """Squared error of a sample of a matrix without and with an outlier table."""
-
     squared_error: float
     squared_error_with: float
 
@@ -209,7 +204,6 @@ def choose_action(stats: OutlierStats, dtype: int, measured: Gain) -> Action:
 
 
 def join(parts: Sequence[Entries]) -> Entries:
-    """Return the entries of all parts together."""
     return Entries(
         np.concatenate([p.rows for p in parts]),
         np.concatenate([p.cols for p in parts]),

@@ -62,24 +62,19 @@ class Piece:
 
     @classmethod
     def whole(cls, target: Target) -> Piece:
-        """Return all rows of a tensor as one piece."""
         return cls(target, 0, target.n_rows)
 
     @property
     def n_rows(self) -> int:
-        """Number of rows."""
         return self.stop - self.start
 
     @property
     def float_bytes(self) -> int:
-        """Size as f32 in bytes."""
         return self.n_rows * self.target.n_cols * 4
 
 
 @dataclass(frozen=True, slots=True)
 class RoundedPiece:
-    """A piece with its bytes in the file, and its rounding errors."""
-
     piece: Piece
     data: bytes
     errors: ErrorSums
@@ -124,7 +119,6 @@ def rounded_units(
 
 
 def _take(target: Target, rounded: Iterator[RoundedPiece]) -> Iterator[RoundedPiece]:
-    """Yield the pieces of ``target`` from the pieces of all tensors."""
     for piece in pieces_of(target):
         head = next(rounded)
         assert head.piece == piece, "pieces must be taken in file order"
@@ -243,7 +237,6 @@ def _read_raw(piece: Piece, checkpoint: Checkpoint, *, is_kept: bool = False) ->
 
 
 def _turned(piece: Piece, checkpoint: Checkpoint) -> RawArray:
-    """Read rows of a matrix each of whose groups is transposed in the source."""
     share, source = piece.target.share, piece.target.source
     n_rows = source.shape[-1]  # of a group
     first, last = piece.start // n_rows, -(-piece.stop // n_rows)
@@ -267,7 +260,6 @@ def read_rows(piece: Piece, checkpoint: Checkpoint) -> NDArray[np.float32]:
 
 
 def kept_tensor(target: Target, checkpoint: Checkpoint) -> RoundedPiece:
-    """Return a whole tensor of a type of `KEPT` as the file's bytes; see `read_rows`."""
     piece = Piece.whole(target)
     return _keep(piece, _read_raw(piece, checkpoint, is_kept=_is_kept(target)))
 
@@ -275,7 +267,6 @@ def kept_tensor(target: Target, checkpoint: Checkpoint) -> RoundedPiece:
 def exact_shifts_of(
     target: Target, checkpoint: Checkpoint
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """See `exact_shifts`; None for types that round rows or represent any power of two."""
     if not _is_kept(target):
         return None
     raw = _read_raw(Piece.whole(target), checkpoint, is_kept=True)
@@ -283,7 +274,6 @@ def exact_shifts_of(
 
 
 def _is_kept(target: Target) -> bool:
-    """True if it is stored as the blocks of a GGUF file."""
     return target.dtype in KEPT_OF_GGUF.values()
 
 
@@ -295,12 +285,10 @@ def _check_finite(piece: Piece, rows: NDArray[np.float32]) -> None:
 
 
 def read_tensor(target: Target, checkpoint: Checkpoint) -> NDArray[np.float32]:
-    """Return a whole tensor as f32 [n_rows, n_cols]; see `read_rows`."""
     return read_rows(Piece.whole(target), checkpoint)
 
 
 def _oriented(piece: Piece, raw: RawArray) -> NDArray[np.float32]:
-    """Return the rows as f32, with the file's orientation and values."""
     target = piece.target
     is_turned = target.rule.transposed and not target.rule.is_flat
     rows = to_float32(np.ascontiguousarray(raw.T) if is_turned else raw)
@@ -320,7 +308,6 @@ def _oriented(piece: Piece, raw: RawArray) -> NDArray[np.float32]:
 
 
 def _quantise(piece: Piece, raw: RawArray) -> RoundedPiece:
-    """Round the result of ``_read_raw``; runs on a worker."""
     target = piece.target
     if target.dtype in KEPT:
         return _keep(piece, raw)
@@ -345,7 +332,6 @@ def _quantise(piece: Piece, raw: RawArray) -> RoundedPiece:
 
 
 def _keep(piece: Piece, raw: RawArray) -> RoundedPiece:
-    """Make tiles of stored blocks."""
     if piece.target.dtype != Dtype.MXFP4:
         of_rows = piece.target.exponents[piece.start : piece.stop]
         tiles, scales = gguf_tiles(piece.target.dtype, raw, of_rows)
@@ -363,7 +349,6 @@ def _keep(piece: Piece, raw: RawArray) -> RoundedPiece:
 
 
 def _round_apart(piece: Piece, rows: NDArray[np.float32], outliers: OutlierPlan) -> RoundedPiece:
-    """Round a piece without its outliers, and add these to the matrix's table."""
     mask = table_mask(rows, outliers.mean, outliers.sigma)
     tiles, stored, entries = round_apart(piece.target.dtype, rows, mask)
     errors = ErrorSums()
@@ -391,7 +376,6 @@ def round_plain(piece: Piece, rows: NDArray[np.float32]) -> RoundedPiece:
 
 
 def _refusal(piece: Piece, error: UnrepresentableError) -> QsfConversionError:
-    """Return the error with the value's place in the source tensor."""
     target = piece.target
     if target.is_vector:
         position = [target.share.place_of(error.col)]

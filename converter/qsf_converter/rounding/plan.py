@@ -109,7 +109,6 @@ class Policy:
 
 
 def _is_as_stored(rule: TensorRule) -> bool:
-    """True for a matrix with the source's values and rows."""
     is_changed = rule.transposed or rule.is_turned or rule.scale is not None or rule.add
     is_matrix = not rule.is_vector and rule.place is not Place.POSITIONS
     return is_matrix and not is_changed and rule.target not in EXACT
@@ -142,7 +141,6 @@ class Share:
 
     @property
     def is_grouped(self) -> bool:
-        """True if outputs of other tensors are between those of this one."""
         return self.stride != self.n_outputs
 
     def place_of(self, output: int) -> int:
@@ -204,7 +202,6 @@ class Target:
 
     @property
     def is_of_layer(self) -> bool:
-        """True for a tensor of a layer, or of an expert of one."""
         return self.unit.role in (Role.LAYER, Role.EXPERT)
 
     @property
@@ -221,17 +218,14 @@ class Target:
 
     @property
     def is_matrix(self) -> bool:
-        """True if stored in tiles, as a matrix of a quantisation type."""
         return not self.is_vector and self.rule.place is not Place.POSITIONS
 
     @property
     def is_ternary(self) -> bool:
-        """True for a matrix of a ternary type."""
         return self.is_matrix and self.dtype in TERNARY_TYPES
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of its data in the file."""
         if self.rule.place is Place.POSITIONS:
             return self.n_rows * self.n_cols * (4 if self.dtype == Dtype.F32 else 2)
         if self.is_vector:
@@ -240,7 +234,6 @@ class Target:
 
     @property
     def source_bytes(self) -> int:
-        """Bytes read for it from the source."""
         n_outputs = self.n_cols if self.is_vector else self.n_rows
         n_bytes = self.source.n_bytes * (1 + len(self.joined)) // self.n_slices
         return n_bytes * n_outputs // self.share.n_outputs
@@ -248,20 +241,16 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class PlannedUnit:
-    """Tensors that are stored together: those of a unit, or the learned positions."""
-
     place: Place
     id: UnitId
     targets: tuple[Target, ...]
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of its tensors in the file."""
         return sum(target.n_bytes for target in self.targets)
 
     @property
     def dtype(self) -> Dtype:
-        """The type of its matrices, or mixed."""
         return common_dtype(target.dtype for target in self.targets if target.has_unit_type)
 
 
@@ -276,17 +265,14 @@ class Plan:
 
     @property
     def source_bytes(self) -> int:
-        """Bytes read from the source."""
         return sum(target.source_bytes for target in self.targets)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all tensors in the file."""
         return sum(target.n_bytes for target in self.targets)
 
     @property
     def units(self) -> tuple[PlannedUnit, ...]:
-        """The learned positions, if the model has any, then all units in file order."""
         groups = itertools.groupby(self.targets, key=lambda t: (t.rule.place, t.unit))
         return tuple(PlannedUnit(*key, tuple(targets)) for key, targets in groups)
 
@@ -299,24 +285,20 @@ class Plan:
 
     @property
     def mtp_units(self) -> tuple[PlannedUnit, ...]:
-        """The MTP head and its experts; empty if there is none."""
         return tuple(unit for unit in self.units if any(t.is_mtp for t in unit.targets))
 
     @property
     def layer_dtype(self) -> Dtype:
-        """The type of the matrices of all layers and experts, or mixed."""
         return common_dtype(t.dtype for t in self.targets if t.has_unit_type and t.is_of_layer)
 
     @property
     def embedding_dtype(self) -> Dtype:
-        """The type of the embeddings and the head, or mixed."""
         return common_dtype(
             target.dtype for target in self.targets if target.is_matrix and not target.is_of_layer
         )
 
 
 def common_dtype(dtypes: Iterable[Dtype]) -> Dtype:
-    """Return the type if all are equal, else mixed."""
     distinct = set(dtypes)
     return distinct.pop() if len(distinct) == 1 else Dtype.MIXED
 
@@ -449,7 +431,6 @@ def _named(family: Family, checkpoint: Checkpoint) -> tuple[dict[str, SourceTens
 def _rules(
     family: Family, facts: Facts, by_name: Mapping[str, SourceTensor]
 ) -> tuple[TensorRule, ...]:
-    """Return the family's rules with those of this checkpoint's layout."""
     if not family.layouts:
         return family.rules
 
@@ -502,11 +483,7 @@ def rules_in_order(
 
 
 def _target(
-    rule: TensorRule,
-    sources: list[SourceTensor],
-    unit: UnitId,
-    facts: Facts,
-    policy: Policy,
+    rule: TensorRule, sources: list[SourceTensor], unit: UnitId, facts: Facts, policy: Policy
 ) -> Target:
     dims, source = facts.dims, sources[0]
     expected = rule.source_shape(dims)

@@ -78,8 +78,6 @@ class UnrepresentableError(ValueError):
 
 @dataclass(slots=True)
 class ErrorSums:
-    """The error of quantising a tensor, summed over its parts with ``add``."""
-
     n_values: int = 0
     squared_error: float = 0.0
     max_error: float = 0.0
@@ -88,7 +86,6 @@ class ErrorSums:
     inner_product: float = 0.0
 
     def add(self, other: ErrorSums | native.RoundingSums) -> None:
-        """Include the sums of another part of the same tensor."""
         self.n_values += other.n_values
         self.squared_error += other.squared_error
         self.max_error = max(self.max_error, other.max_error)
@@ -110,7 +107,6 @@ class ErrorSums:
 
     @property
     def mse(self) -> float:
-        """Mean squared error of a weight."""
         return self.squared_error / self.n_values if self.n_values else 0.0
 
     @property
@@ -222,7 +218,6 @@ def feedback_rows(
 
 
 def absmean(parts: Iterable[Float32Array]) -> float:
-    """Mean |w| over all parts of a tensor: the scale of rule ``absmean``; 0 of no values."""
     total, n_values = 0.0, 0
     for part in parts:
         total += float(np.abs(part).sum(dtype=np.float64))

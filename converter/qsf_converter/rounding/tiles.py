@@ -33,7 +33,6 @@ def _plane(n: int) -> tuple[str, tuple[int, int]]:
 
 
 def _head(*fields: tuple[str, str, tuple[int, ...]]) -> np.dtype[np.void]:
-    """The type of four tiles with common scales; ``fields`` are those of each tile."""
     tile = np.dtype([("codes", *_plane(8)), *fields])
     return np.dtype([*_HEAD, ("tiles", tile, (4,))])
 
@@ -91,7 +90,6 @@ CENTRES: Final[dict[int, float]] = {
 
 
 def tile_bytes(dtype: int, n_rows: int, n_cols: int) -> int:
-    """Bytes of a matrix in tiles."""
     return tensor_bytes(n_rows, n_cols, dtype, Layout.TILES)
 
 
@@ -101,7 +99,6 @@ def bits_per_weight(dtype: int) -> float:
 
 
 def dequantise_tiles(dtype: int, data: bytes, n_rows: int, n_cols: int) -> Float32Array:
-    """Return the f32 values [n_rows, n_cols] of tiles."""
     n_tile_rows, n_blocks = -(-n_rows // TILE_ROWS), -(-n_cols // BLOCK)
     tiles = np.frombuffer(data, TILE_DTYPES[dtype]).reshape(n_tile_rows, n_blocks)
     if dtype in (Dtype.F16, Dtype.F32):

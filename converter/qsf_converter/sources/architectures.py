@@ -93,7 +93,6 @@ _LIST: Final = "`qsf convert --families` lists what is"
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """Return the family of a configuration; raises QsfConversionError if there is none."""
     names = config.get("architectures")
     if names and not (isinstance(names, list) and isinstance(names[0], str)):
         raise QsfConversionError(

@@ -44,8 +44,6 @@ KEPT: Final[Mapping[str, Dtype]] = {
 
 @dataclass(frozen=True, slots=True)
 class SourceTensor:
-    """The type and the shape of one tensor of a checkpoint."""
-
     name: str
     shape: tuple[int, ...]
     dtype: str  # "F32", "F16", "BF16", or another name of the safetensors format
@@ -58,7 +56,6 @@ class SourceTensor:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
         return self.n_bytes // self.n_rows if self.n_rows else 0
 
 
@@ -104,30 +101,24 @@ class WrappedCheckpoint:
     """
 
     def __init__(self, stored: Checkpoint) -> None:
-        """Keep the checkpoint; derived classes fill ``_tensors``."""
         self._stored = stored
         self._tensors: dict[str, SourceTensor] = {}
 
     @property
     def tensors(self) -> Mapping[str, SourceTensor]:
-        """All tensors but the scales, with the shapes of the weights."""
         return self._tensors
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files that hold the weights."""
         return self._stored.paths
 
     def read_stored(self, name: str, start: int, stop: int) -> RawArray:
-        """Read rows as bytes; see ``Checkpoint.read_stored``."""
         return self._stored.read_stored(name, start, stop)
 
     def digest(self) -> str:
-        """SHA-256 of the tensors as they are stored; see ``Checkpoint.digest``."""
         return self._stored.digest()
 
     def close(self) -> None:
-        """Close the files."""
         self._stored.close()
 
 

@@ -40,8 +40,6 @@ _CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class BitNet:
-    """The fields of config.json that describe BitNet's weights."""
-
     is_ternary: bool  # False: master weights, which the model rounds when it computes
     divides_by_scale: bool  # True: divide by the scale; False: multiply
 
@@ -90,7 +88,6 @@ class TernaryCheckpoint(WrappedCheckpoint):
             self._tensors[tensor.name] = tensor
 
     def read_rows(self, name: str, start: int, stop: int) -> RawArray:
-        """Read rows [start, stop); see ``Checkpoint.read_rows``. Scaled tensors become f32."""
         if name not in self._factors:
             return self._stored.read_rows(name, start, stop)
         if self._tensors[name].dtype == _BYTES:

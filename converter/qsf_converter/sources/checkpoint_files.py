@@ -33,8 +33,6 @@ READABLE: Mapping[str, np.dtype[Any]] = {
 
 @dataclass(slots=True)
 class Located:
-    """A tensor, its place in a file, and the hash of the rows that were read in order."""
-
     tensor: SourceTensor
     file: io.RawIOBase
     path: Path
@@ -54,7 +52,6 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
     """
 
     def __init__(self, place: Path) -> None:
-        """Open the files at ``place`` and check their headers."""
         self._files: list[io.RawIOBase] = []
         self._located: dict[str, LocatedT] = {}
         self._paths: tuple[Path, ...] = ()
@@ -73,33 +70,27 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
 
     @property
     def tensors(self) -> Mapping[str, SourceTensor]:
-        """All tensors by name."""
         return self._tensors
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files that hold the weights."""
         return self._paths
 
     def close(self) -> None:
-        """Close the files."""
         for file in self._files:
             file.close()
         self._files.clear()
 
     def read_rows(self, name: str, start: int, stop: int) -> RawArray:
-        """Read rows [start, stop); see ``Checkpoint.read_rows``."""
         located = self._located[name]
         self._check_readable(located)
         return self._values(located, self._hashed_rows(located, start, stop), stop - start)
 
     def read_stored(self, name: str, start: int, stop: int) -> RawArray:
-        """Read rows [start, stop) as bytes; see ``Checkpoint.read_stored``."""
         stored = self._hashed_rows(self._located[name], start, stop)
         return np.frombuffer(stored, np.uint8).reshape(stop - start, -1)
 
     def _hashed_rows(self, located: LocatedT, start: int, stop: int) -> bytearray:
-        """Return the bytes of rows [start, stop), and count them for the digest."""
         tensor = located.tensor
         if not 0 <= start <= stop <= tensor.n_rows:
             raise IndexError(f"rows [{start}, {stop}) of {tensor.name}, which has {tensor.n_rows}")
@@ -111,7 +102,6 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
         return stored
 
     def digest(self) -> str:
-        """SHA-256 of all tensors read completely; see ``Checkpoint.digest``."""
         total = hashlib.sha256()
         for name in sorted(self._located):
             located = self._located[name]
@@ -138,15 +128,12 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
     # ---- implemented by file formats ----
 
     def _open_file(self, path: Path) -> dict[str, LocatedT]:
-        """Open one file and return its tensors."""
         raise NotImplementedError
 
     def _open(self, place: Path) -> None:
-        """Open the files; fill ``_located`` and ``_paths``."""
         raise NotImplementedError
 
     def _check_readable(self, located: LocatedT) -> None:
-        """Raise QsfConversionError when the tensor cannot be read as numbers."""
         tensor = located.tensor
         if tensor.dtype not in READABLE:
             raise QsfConversionError(
@@ -155,12 +142,10 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
             )
 
     def _stored_rows(self, located: LocatedT, start: int, stop: int) -> bytearray:
-        """Return the bytes of rows [start, stop), one row after another."""
         row_bytes = located.tensor.row_bytes
         return self._read_at(located, start * row_bytes, (stop - start) * row_bytes)
 
     def _values(self, located: LocatedT, stored: bytearray, n_rows: int) -> RawArray:
-        """Return the numbers in ``stored``, [n_rows, n_cols]."""
         dtype = READABLE[located.tensor.dtype]
         raw: RawArray = np.frombuffer(stored, dtype)
         return raw.reshape(n_rows, located.tensor.row_bytes // dtype.itemsize)
@@ -174,7 +159,6 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
         return file
 
     def _read_at(self, located: LocatedT, begin: int, n_bytes: int) -> bytearray:
-        """Return ``n_bytes`` from byte ``begin`` after the tensor's place in its file."""
         buffer = bytearray(n_bytes)
         view = memoryview(buffer)
         try:
@@ -197,7 +181,6 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
     def _open_shards(
         self, index: Path, open_file: Callable[[Path], Mapping[str, LocatedT]]
     ) -> None:
-        """Open the files that ``index`` names and keep the tensors that it assigns to each."""
         folder = index.parent
         names_of_shard: dict[str, list[str]] = {}
         for name, shard in _read_index(index).items():

@@ -59,7 +59,6 @@ class Mxfp4Checkpoint(WrappedCheckpoint):
         return SourceTensor(codes.name, weights, MXFP4, codes.n_bytes + scales.n_bytes)
 
     def read_rows(self, name: str, start: int, stop: int) -> RawArray:
-        """Read rows [start, stop); see ``Checkpoint.read_rows``."""
         tensor = self._tensors[name]
         if tensor.dtype != MXFP4:
             return self._stored.read_rows(name, start, stop)

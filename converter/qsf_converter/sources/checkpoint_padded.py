@@ -17,12 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qsf_converter.sources.checkpoint import (
-    Checkpoint,
-    RawArray,
-    WrappedCheckpoint,
-    to_float32,
-)
+from qsf_converter.sources.checkpoint import Checkpoint, RawArray, WrappedCheckpoint, to_float32
 
 # Of an axis: groups, and the parts of each of them, which are in it one after another.
 Part = tuple[int, int]  # its size, and that with zeros
@@ -63,7 +58,6 @@ class PaddedCheckpoint(WrappedCheckpoint):
         return np.ascontiguousarray(values.reshape(-1, values.shape[-1])[start:stop])
 
     def read_stored(self, name: str, start: int, stop: int) -> RawArray:
-        """Read rows as bytes; see ``Checkpoint.read_stored``."""
         if name not in self._axes:
             return super().read_stored(name, start, stop)
         return self.read_rows(name, start, stop).view(np.uint8)

@@ -81,7 +81,6 @@ class SafetensorsCheckpoint(FileCheckpoint[Located]):
 
 
 def _describe_absence(model_dir: Path) -> str:
-    """Return the error for a directory without weights, which says what to do."""
     others = sorted(path.name for path in model_dir.glob("*.safetensors"))
     if others:
         return (
@@ -99,7 +98,6 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse_header(path: Path, header: bytes, n_data_bytes: int) -> list[tuple[SourceTensor, int]]:
-    """Check a header against the number of bytes after it; return tensors and their offsets."""
     try:
         parsed = read_json(header, memory_bytes=INDEX_MEMORY_BYTES, object_pairs_hook=_unique_keys)
     except JsonError as error:

@@ -138,7 +138,6 @@ def _check_format(path: Path, file: io.RawIOBase) -> None:
 def _locate(
     path: Path, file: io.RawIOBase, name: str, tensor: TorchTensor, record: Record | None
 ) -> _View:
-    """Return the place of a tensor, checked against the record of its storage."""
     storage = tensor.storage
     if record is None:
         raise QsfConversionError(f"{path}: tensor {name}: no record data/{storage.key[:40]}")
@@ -165,7 +164,6 @@ def _locate(
 
 
 def _steps(tensor: TorchTensor) -> tuple[tuple[int, int], str | None]:
-    """Return the steps between rows and between columns, and the fault of the strides if any."""
     shape = tensor.shape
     dense = []
     size = 1

@@ -27,7 +27,6 @@ _POOLINGS: Final = ("cls", "mean")
 
 
 def is_classifier(family: Family) -> bool:
-    """True if the models of a family score pairs of texts."""
     return family.name.endswith("ForSequenceClassification")
 
 

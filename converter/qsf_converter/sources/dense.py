@@ -32,8 +32,6 @@ _IDENTITY = "torch.nn.modules.linear.Identity"
 
 
 class DenseCheckpoint(WrappedCheckpoint):
-    """A checkpoint with the product of dense layers."""
-
     def __init__(
         self,
         stored: Checkpoint,
@@ -56,7 +54,6 @@ class DenseCheckpoint(WrappedCheckpoint):
         }
 
     def read_rows(self, name: str, start: int, stop: int) -> RawArray:
-        """Read rows; see ``Checkpoint.read_rows``."""
         return (
             self._dense[start:stop] if name == DENSE else self._stored.read_rows(name, start, stop)
         )
@@ -82,7 +79,6 @@ def with_dense_of_folder(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
 
 
 def with_dense_of_gguf(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with the dense layers of a GGUF file, if it has some."""
     matrices = [
         to_float32(checkpoint.read_rows(name, 0, checkpoint.tensors[name].n_rows))
         for name in _GGUF_NAMES

@@ -43,7 +43,6 @@ def of_folder(model_dir: Path, *, has_head: bool) -> dict[str, Any]:
 
 
 def of_gguf(fields: Mapping[str, Any], *, has_head: bool) -> dict[str, Any]:
-    """Return the settings of a GGUF file, as ``of_folder``."""
     mode = _NUMBERS.get(fields.get(f"{fields.get('general.architecture')}.pooling_type", 0))
     if mode is None and has_head:
         return {}
@@ -62,7 +61,6 @@ def of_gguf(fields: Mapping[str, Any], *, has_head: bool) -> dict[str, Any]:
 
 
 def with_settings(chat: bytes, more: Mapping[str, Any]) -> bytes:
-    """Return the section CHAT with more settings for vectors of texts."""
     facts = read_json(chat, has_nan=True)
     facts["embedding"] |= more
     return json.dumps(facts, ensure_ascii=False, allow_nan=False).encode()
@@ -90,7 +88,6 @@ def _special_tokens(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _most_tokens(model_dir: Path) -> dict[str, Any]:
-    """Return the length at which sentence-transformers cuts a text, if it is stated."""
     for path in sorted(model_dir.glob("sentence_*_config.json")):
         most = (read_json_object(path) or {}).get("max_seq_length")
         if isinstance(most, int) and most >= _LEAST_TOKENS:

@@ -95,7 +95,6 @@ _KNOWN = {
 
 
 def families() -> list[tuple[str, list[str], list[str]]]:
-    """Return each family's name for people, with its names in config.json and in GGUF files."""
     others = [(name, other) for name, (_, form) in ALL_DIALECTS.items() for other in form.others]
     rows = [
         (
@@ -109,7 +108,6 @@ def families() -> list[tuple[str, list[str], list[str]]]:
 
 
 def dialect_of(metadata: Metadata) -> tuple[Family, Gguf]:
-    """Return what the file's architecture is; raises QsfConversionError if no table has it."""
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ALL_DIALECTS:
         plain = re.sub("[-_]", "", str(name))[:60]  # nemotron_h is NemotronH
@@ -141,9 +139,7 @@ class GgufModel:
 
 
 def read_model(
-    metadata: Metadata,
-    shapes: Mapping[str, tuple[int, ...]],
-    rope_tensors: Mapping[str, Any],
+    metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], rope_tensors: Mapping[str, Any]
 ) -> GgufModel:
     """Return the contents of a file but its weights.
 
@@ -199,7 +195,6 @@ def _is_there(pattern: str, shapes: Mapping[str, Any]) -> bool:
 
 
 def _as_stored(family: Family, form: Gguf) -> Family:
-    """Return the family with its tensors as GGUF files store them."""
     rules = tuple(
         dataclasses.replace(
             rule,
@@ -288,7 +283,6 @@ def _tensor_names(
 
 
 def _sources(rule: TensorRule) -> list[str]:
-    """Return the names of a rule's tensors, where GGUF files have some."""
     if rule.target == T.DENSE or "{expert}" in rule.source or "{head}" in rule.source:
         return []
     source = re.sub(r"\{(before|later|last)\}", "{layer}", rule.source)
@@ -328,7 +322,6 @@ def _check_neutral(name: str, fields: Mapping[str, Any], read: set[str]) -> None
 
 
 def _head_fields(name: str, fields: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the head size and the number of KV heads."""
     more: dict[str, Any] = {}
     head_dim = config.get("head_dim")
     if head_dim is None:

@@ -253,7 +253,6 @@ class _Reader:
         return alignment
 
     def _tensor_entry(self) -> GgufTensor:
-        """Read one entry. Its offset is relative to the start of the data."""
         name = self._text("a tensor's name", _MAX_NAME_BYTES)
         part = f"the entry of tensor {name[:200]!r}"
         n_dims = self._number(4, part)

@@ -349,7 +349,6 @@ def _prefix(metadata: Metadata, words: list[str], model: str) -> dict[str, Any] 
 def _numbers(
     metadata: Metadata, name: str, n_words: int, default: int | None = None
 ) -> list[float]:
-    """Return a list of numbers, one for each word."""
     values = metadata.get(f"tokenizer.ggml.{name}")
     if values is None and default is not None:
         return [default] * n_words

@@ -37,8 +37,6 @@ _LICENCE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "COPYING")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a model, for META."""
-
     name: str
     config_sha256: str  # of config.json, or of the metadata of a GGUF file
     licence: str | None
@@ -47,7 +45,6 @@ class Origin:
 
 
 def origin_of(model_dir: Path) -> Origin:
-    """Return the origin that a model directory states. Raises QsfIOError."""
     config = read_bytes(model_dir / "config.json") or b""
     return Origin(
         name=file_name(model_dir.resolve().name),
@@ -57,7 +54,6 @@ def origin_of(model_dir: Path) -> Origin:
 
 
 def file_name(name: str) -> str:
-    """Return a file's name as text; one that is not UTF-8 has replacement characters."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
@@ -115,7 +111,6 @@ def _whole_number(digits: str) -> int | float:
 
 
 def tokenizer_bytes(model_dir: Path) -> bytes | None:
-    """Return ``tokenizer.json`` verbatim, after checking that it is a JSON object."""
     path = model_dir / "tokenizer.json"
     if read_json_object(path, TOKENIZER_MEMORY_BYTES) is None:
         return None
@@ -123,13 +118,11 @@ def tokenizer_bytes(model_dir: Path) -> bytes | None:
 
 
 def generation_config(model_dir: Path) -> dict[str, Any]:
-    """Return ``generation_config.json`` without its nulls; {} without such a file."""
     parsed = read_json_object(model_dir / "generation_config.json") or {}
     return {name: value for name, value in parsed.items() if value is not None}
 
 
 def token_ids(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the BOS, EOS and PAD ids that a configuration states."""
     return {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
 
 
@@ -182,7 +175,6 @@ def meta_bytes(
 
 
 def _chat_templates(model_dir: Path, tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """Return the template from the first place where transformers would find it."""
     files = {file.stem: file for file in model_dir.glob("additional_chat_templates/*.jinja")}
     files["default"] = model_dir / "chat_template.jinja"
     named = {name: text for name in sorted(files) if (text := _text_of(files[name])) is not None}
@@ -212,7 +204,6 @@ def _text_of(path: Path) -> str | None:
 
 
 def _special_tokens(model_dir: Path, tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """Return the texts of the special tokens, and whether encoding adds them."""
     fallback = read_json_object(model_dir / "special_tokens_map.json") or {}
     tokens: dict[str, Any] = {}
     for name in _SPECIAL_TOKENS:
@@ -228,7 +219,6 @@ def _special_tokens(model_dir: Path, tokenizer: dict[str, Any]) -> dict[str, Any
 
 
 def _licence(model_dir: Path) -> str | None:
-    """Return the licence of the model card, else the first line of a licence file."""
     card = (read_bytes(model_dir / "README.md") or b"").decode("utf-8", "replace").splitlines()
     if card and card[0].strip() == "---":
         for line in card[1:]:

@@ -67,7 +67,6 @@ class Source:
         return (*self.checkpoint.paths, *self.path.glob("*.json"))
 
     def require_tokenizer(self) -> None:
-        """Raise QsfConversionError with the reason if there is no usable tokenizer."""
         if self.tokenizer is None:
             raise QsfConversionError(
                 f"{self.path}: {self.tokenizer_fault}; "
@@ -75,7 +74,6 @@ class Source:
             )
 
     def require_template(self) -> None:
-        """Raise QsfConversionError if the chat template had to be left out."""
         if self.template_fault is not None:
             raise QsfConversionError(
                 f"{self.path}: {self.template_fault}; with --allow-no-template the file is written "
@@ -174,7 +172,6 @@ def _with_usable_tokenizer(source: Source) -> Source:
 
 
 def _open_weights(path: Path) -> SafetensorsCheckpoint | TorchCheckpoint:
-    """Open the weights of a directory, in any supported format."""
     formats: list[tuple[Any, tuple[str, str]]] = [
         (
             SafetensorsCheckpoint,

@@ -51,15 +51,11 @@ _CALLABLE = {
 
 @dataclass(frozen=True, slots=True)
 class StorageType:
-    """A storage class of torch, by its name."""
-
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function or class that the pickle may call, by its full name."""
-
     name: str
 
 
@@ -125,7 +121,6 @@ class _Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """Run the pickle and return the value left on the stack."""
         for _ in range(_MAX_INSTRUCTIONS):
             code = self._take(1)[0]
             if code == _STOP:
@@ -309,7 +304,6 @@ class _Machine:
 
 
 def _tensor(arguments: tuple[Any, ...]) -> TorchTensor:
-    """Return the tensor that torch._utils._rebuild_tensor_v2 would build."""
     # storage, offset, shape, strides, requires_grad, backward_hooks[, metadata]
     if len(arguments) not in (6, 7) or not isinstance(arguments[0], Storage):
         raise _RefusedError("its pickle describes a tensor in an unknown way")

@@ -31,8 +31,6 @@ _FULL_32 = 0xFFFF_FFFF
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record: its bytes are [offset, offset + n_bytes) of the file."""
-
     name: str
     offset: int
     n_bytes: int
@@ -62,7 +60,6 @@ def read_directory(path: Path, file: io.RawIOBase) -> dict[str, Record]:
 
 
 def read_record(path: Path, file: io.RawIOBase, record: Record) -> bytes:
-    """Return the bytes of a record, checked with its CRC-32."""
     file.seek(record.offset)
     data = file.read(record.n_bytes) or b""
     if len(data) != record.n_bytes or zlib.crc32(data) != record.crc32:
@@ -71,7 +68,6 @@ def read_record(path: Path, file: io.RawIOBase, record: Record) -> bytes:
 
 
 def _find_directory(path: Path, file: io.RawIOBase, n_file_bytes: int) -> tuple[int, int, int]:
-    """Return the number of records, and the offset and the bytes of their directory."""
     n_tail_bytes = min(n_file_bytes, _END.size + _MAX_COMMENT_BYTES)
     tail_off = n_file_bytes - n_tail_bytes
     tail = _read_at(path, file, tail_off, n_tail_bytes, n_file_bytes)
@@ -105,7 +101,6 @@ def _find_directory(path: Path, file: io.RawIOBase, n_file_bytes: int) -> tuple[
 
 
 def _parse_entry(path: Path, directory: bytes, at: int) -> tuple[Record, int]:
-    """Return the record whose entry is at ``at``, with the offset of its header, and its end."""
     if at + _CENTRAL.size > len(directory):
         raise _damaged(path, "its directory ends within an entry")
     fields = _CENTRAL.unpack_from(directory, at)

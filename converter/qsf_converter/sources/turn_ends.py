@@ -50,7 +50,6 @@ def with_turn_ends(chat: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, A
 
 
 def _written_after(template: ChatTemplate, tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens with which the template ends an assistant's message."""
     question = {"role": "user", "content": _QUESTION}
     messages = [question, {"role": "assistant", "content": _ANSWER}]
     last = _rendered(template, messages).partition(_ANSWER)[2]

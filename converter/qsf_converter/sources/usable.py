@@ -26,7 +26,6 @@ _REASON_CHARS = 300
 
 
 def usable_generation(generation: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the usable generation defaults, and a warning for each other one."""
     kept: dict[str, Any] = {}
     warnings: list[str] = []
     for name, value in generation.items():
@@ -87,9 +86,7 @@ def usable_tokenizer(
     add_bos = parsed["special_tokens"].get("add_bos_token")
     try:
         tokenizer = open_tokenizer(
-            data,
-            bos_id=header.bos_id,
-            add_bos=add_bos if isinstance(add_bos, bool) else None,
+            data, bos_id=header.bos_id, add_bos=add_bos if isinstance(add_bos, bool) else None
         )
         largest_id = max(tokenizer.encode("Hello"), default=0)
     except QsfError as error:

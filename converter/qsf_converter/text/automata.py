@@ -41,8 +41,6 @@ _State = TypeVar("_State")
 
 @dataclass(frozen=True)
 class Automaton:
-    """The tables of one expression; rows are states, and row 0 says where to begin."""
-
     forward: U16  # [states, classes << aheads]
     backward: U16  # [states, classes]; nothing without look-aheads over several characters
     n_aheads: int
@@ -65,7 +63,6 @@ _END, _ONE, _CHOICE, _LOOK = range(4)
 
 class _Places(list[_Place]):
     def put(self, place: _Place) -> int:
-        """Add a place and return its number."""
         if len(self) >= _MOST_PLACES:
             raise ExpressionError(f"an expression of more than {_MOST_PLACES} places")
         self.append(place)
@@ -86,7 +83,6 @@ def sets_of(node: Node) -> Iterable[Chars]:
 
 
 def classes_of(sets: Iterable[Chars]) -> NDArray[np.uint8]:
-    """Return the class of each character, and of the edge, the last: none divides a set."""
     packed = {chars.tobytes() for chars in sets}
     edge = np.arange(EDGE + 1) == EDGE
     rows = [edge, *(np.frombuffer(data, np.bool_) for data in sorted(packed))]
@@ -113,8 +109,6 @@ def compile_tree(tree: Node, classes: NDArray[np.uint8]) -> Automaton:
 
 
 class _Numbers(Generic[_State]):
-    """Numbers of states, in the order in which they turn up."""
-
     def __init__(self, n_columns: int, *, first: int) -> None:
         self.states: list[_State] = []
         self._most = min(_MOST_STATES - first, _MOST_ENTRIES // n_columns)

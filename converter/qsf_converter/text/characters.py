@@ -40,12 +40,10 @@ _UNIONS: Final = {"lc": ("lu", "ll", "lt"), "alnum": ("alphabetic", "nd")}
 
 
 def empty() -> Chars:
-    """Return the set of nothing."""
     return np.zeros(EDGE + 1, np.bool_)
 
 
 def listed(ranges: Iterable[tuple[int, int]]) -> Chars:
-    """Return the characters of ranges, both ends included."""
     chars = empty()
     for first, last in ranges:
         chars[first : last + 1] = True
@@ -53,13 +51,11 @@ def listed(ranges: Iterable[tuple[int, int]]) -> Chars:
 
 
 def union(sets: Sequence[Chars]) -> Chars:
-    """Return the characters that are in one of the sets."""
     chars: Chars = np.logical_or.reduce(sets)
     return chars
 
 
 def others(chars: Chars) -> Chars:
-    """Return all other characters; the edge is none of them."""
     rest = ~chars
     rest[EDGE] = False
     return rest
@@ -77,7 +73,6 @@ def _edges() -> dict[str, NDArray[np.int64]]:
 
 @functools.lru_cache(maxsize=24)
 def named(name: str) -> Chars:
-    """Return the set of this name. Raises KeyError if there is none."""
     name = name.lower().translate(str.maketrans("", "", " _-"))
     name = _CATEGORIES.get(name, name)
     parts = _UNIONS.get(name)
@@ -115,7 +110,6 @@ def _cases() -> tuple[NDArray[np.int64], NDArray[np.int64], frozenset[str]]:
 
 
 def without_case(chars: Chars) -> Chars:
-    """Return the set with all characters that equal one of it but for case."""
     members, groups, _ = _cases()
     is_hit: Chars = np.bincount(groups, weights=chars[members]) > 0
     wider: Chars = chars.copy()

@@ -49,30 +49,22 @@ class Look:
 
 @dataclass(frozen=True, eq=False)
 class Ahead:
-    """Nothing, where what follows matches a tree, or does not."""
-
     body: Node
     is_wanted: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """All parts, one after another."""
-
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """One of the parts, the first that leads to a match."""
-
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Repeat:
-    """The body, from ``low`` to ``high`` times; None: without an end."""
-
     body: Node
     low: int
     high: int | None
@@ -92,14 +84,12 @@ _POSIX: Final = re.compile(r"\[:(\^?)(\w+):\]")
 
 
 def at_edge(chars: Chars) -> Chars:
-    """Return the set with the edge."""
     wider: Chars = chars.copy()
     wider[EDGE] = True
     return wider
 
 
 def is_empty(node: Node) -> bool:
-    """Return whether the tree may match nothing."""
     if isinstance(node, Chain):
         return all(map(is_empty, node.parts))
     if isinstance(node, Choice):
@@ -110,7 +100,6 @@ def is_empty(node: Node) -> bool:
 
 
 def parse(expression: str) -> Node:
-    """Return the tree of an expression. Raises ExpressionError."""
     parser = _Parser(expression)
     node = parser.choice()
     if parser.at != len(expression):
@@ -119,7 +108,6 @@ def parse(expression: str) -> Node:
 
 
 def literal(text: str) -> Node:
-    """Return the tree that matches ``text``."""
     return Chain(tuple(One(listed([(ord(char), ord(char))])) for char in text))
 
 

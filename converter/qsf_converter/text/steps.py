@@ -66,13 +66,11 @@ class Step(NamedTuple):
 
 
 def refuse(feature: str, value: object = None) -> NotCoveredError:
-    """Return the error that names an unsupported step."""
     text = "" if value is None else " " + json.dumps(value, ensure_ascii=False)[:200]
     return NotCoveredError(f"{feature}{text}")
 
 
 def flatten(part: Mapping[str, Any] | None, name: str) -> Iterable[Mapping[str, Any]]:
-    """Return the parts of nested sequences, in order."""
     if part is None:
         return
     if not isinstance(part, dict):
@@ -85,7 +83,6 @@ def flatten(part: Mapping[str, Any] | None, name: str) -> Iterable[Mapping[str, 
 
 
 def normalizing_steps(normalizer: Mapping[str, Any] | None) -> list[Step]:
-    """Return the steps of the normaliser."""
     steps = []
     for part in flatten(normalizer, "normalizer"):
         kind = part.get("type")
@@ -115,7 +112,6 @@ def normalizing_steps(normalizer: Mapping[str, Any] | None) -> list[Step]:
 
 
 def normalize(text: str, steps: Iterable[Step]) -> str:
-    """Return ``text`` after the steps; for the names of added tokens."""
     for step in steps:
         if step.kind in (NFC, NFKC):
             text = unicodedata.normalize("NFC" if step.kind == NFC else "NFKC", text)
@@ -132,8 +128,6 @@ def normalize(text: str, steps: Iterable[Step]) -> str:
 
 @dataclass
 class Splitting:
-    """How texts are split before the model sees them."""
-
     steps: list[Step] = field(default_factory=list)
     is_byte_level: bool = False
 

@@ -74,13 +74,7 @@ def text_section(
         ), None
     except NotCoveredError as error:
         return None, str(error)
-    except (
-        ArithmeticError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-    ) as error:
+    except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
         return None, f"a tokenizer.json of an unknown form ({error!r})"
 
 
@@ -183,7 +177,6 @@ def _compile(data: Mapping[str, Any], bos_id: int | None, add_bos: bool | None) 
 
 
 def _split_tables(steps: Sequence[Step]) -> tuple[list[NDArray[Any]], int]:
-    """Return the tables of the steps EXPRESSION, and the number of classes of characters."""
     splits = [(step.tree, step.flags) for step in steps if step.tree is not None]
     if not splits:
         empty = np.zeros(0, np.uint8)
@@ -224,7 +217,6 @@ def _split_tables(steps: Sequence[Step]) -> tuple[list[NDArray[Any]], int]:
 def _texts_of(
     words: _Vocabulary, added: Sequence[Mapping[str, Any]]
 ) -> tuple[int, NDArray[np.uint8], list[bytes], dict[bytes, int]]:
-    """Return the number of tokens; kind and text of each id [n_ids]; ids that encoding finds."""
     names: dict[int, str] = {idx: name for name, idx in words.ids.items()}
     names.update({token["id"]: token["content"] for token in added})
     n_ids = max(names, default=-1) + 1
@@ -358,7 +350,6 @@ def _cut_steps(words: _Vocabulary, splitting: Sequence[Step]) -> list[Step]:
 def _added_tokens(
     rows: Iterable[Mapping[str, Any]], ids: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """Return the added tokens with the ids that the library gives them."""
     added: list[dict[str, Any]] = []
     added_ids: dict[str, int] = {}
     for row in rows:
@@ -382,7 +373,6 @@ def _added_tokens(
 def _added_rows(
     added: Iterable[Mapping[str, Any]], normalizing: Sequence[Step], pool: _Pool
 ) -> tuple[list[tuple[int, ...]], int]:
-    """Return id, flags and place of each, in the engine's search order; and how many are raw."""
     groups: tuple[dict[bytes, tuple[int, int]], ...] = ({}, {})
     for token in added:
         is_normalized = bool(token.get("normalized", not token["special"]))
@@ -408,13 +398,10 @@ def _added_rows(
 
 
 class _Pool:
-    """Strings, each with its place."""
-
     def __init__(self) -> None:
         self.data = bytearray()
 
     def place(self, text: str | bytes) -> tuple[int, int]:
-        """Return offset and length of ``text`` in the pool."""
         data = text.encode() if isinstance(text, str) else text
         if len(data) > _MAX_STRING_BYTES:
             raise refuse(f"a string of {len(data)} bytes")
@@ -429,7 +416,6 @@ class _Pool:
 
 
 def _hash_texts(texts: Sequence[bytes]) -> U32:
-    """FNV-1a of each string, with the high bits folded in."""
     lengths = np.array([len(text) for text in texts], np.int64)
     begins = np.concatenate([[0], np.cumsum(lengths)])[:-1]
     data = np.frombuffer(b"".join(texts), np.uint8).astype(np.uint32)

@@ -14,7 +14,6 @@ from qsf_converter.text.tables import text_section
 def tables_of(
     tokenizer_json: bytes, bos_id: int | None, add_bos: bool | None
 ) -> tuple[bytes | None, str | None]:
-    """Return the section TEXT, or None and the reason; see ``text_section``."""
     return text_section(tokenizer_json, bos_id=bos_id, add_bos=add_bos)
 
 

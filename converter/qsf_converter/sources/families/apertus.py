@@ -94,11 +94,7 @@ FAMILIES = (
             context=65536,
             epsilon=1e-5,
             hidden_act="xielu",
-            rope_parameters={
-                **LLAMA3_OF_CWM,
-                "rope_theta": 12000000.0,
-                "factor": 8.0,
-            },
+            rope_parameters={**LLAMA3_OF_CWM, "rope_theta": 12000000.0, "factor": 8.0},
         ),
         flags={"attention_bias": False},
         kind={"qk_norm": QkNorm.PER_HEAD},

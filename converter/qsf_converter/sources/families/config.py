@@ -75,16 +75,13 @@ class Config(Mapping[str, Any]):
         yield from ((key, value) for key, value in self._values.items() if key not in self._read)
 
     def has(self, name: str) -> bool:
-        """True if the file itself states the key."""
         return any(key in self._values for key in (self._renames.get(name, name), name))
 
     def error(self, name: str, problem: str) -> QsfConversionError:
-        """Return the error that names a key as in the file."""
         key = self._renames.get(name, name)
         return QsfConversionError(f"config.json: {self._where}{key} {problem}")
 
     def count(self, name: str, most: int, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number from ``least`` to ``most``; None counts as missing."""
         value = self.get(name)
         value = default if value is None else value
         if value is None:
@@ -94,7 +91,6 @@ class Config(Mapping[str, Any]):
         return value
 
     def positive(self, name: str, default: float | None = None) -> float:
-        """A finite number above 0; None is refused."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             problem = "is missing" if value is None else f"= {shown(value)} is not a number"
@@ -104,21 +100,18 @@ class Config(Mapping[str, Any]):
         return float(value)
 
     def boolean(self, name: str, default: bool = False) -> bool:
-        """True or false."""
         value = self.get(name, default)
         if not isinstance(value, bool):
             raise self.error(name, f"= {shown(value)} is not true or false")
         return value
 
     def numbers(self, name: str, n: int) -> list[float]:
-        """A list of ``n`` finite numbers above 0."""
         value = self.get(name)
         if not isinstance(value, list) or len(value) != n:
             raise self.error(name, f"= {shown(value)} is not a list of {n} numbers")
         return [Config({name: item}, where=self._where).positive(name) for item in value]
 
     def activation(self, name: str) -> Activation:
-        """An activation by its name in transformers."""
         value = self.get(name)
         if not isinstance(value, str) or value not in ACTIVATIONS:
             supported = ", ".join(ACTIVATIONS)
@@ -143,7 +136,6 @@ class Config(Mapping[str, Any]):
         return value[:n_layers]
 
     def token_id(self, name: str, n_vocab: int, warnings: list[str]) -> int | None:
-        """The id, or the first of a list of ids; None when there is none in the vocabulary."""
         value = self.get(name)
         if isinstance(value, list):
             value = value[0] if value else None

@@ -107,7 +107,6 @@ def _layer_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
 
 
 def _mixers(draft: Draft) -> None:
-    """Make the layers that are marked so layers of the delta rule."""
     config = draft.config
     names = ("key", "value")
     heads = {
@@ -155,7 +154,6 @@ def _mixers(draft: Draft) -> None:
 
 
 def _moe(draft: Draft) -> None:
-    """Experts in every layer, with weights divided by their sum."""
     config = draft.config
     _mixers(draft)
     draft.dims["shared"] = config.count("shared_expert_intermediate_size", MAX_FFN_DIM)

@@ -135,7 +135,6 @@ def post_norms(embeddings: str, attention: str, ffn: str) -> Rules:
 
 
 def ends(embeddings: str) -> Rules:
-    """The embedding of tokens, and that of the type of all of them, the first one."""
     return (
         _DENSE,
         TensorRule(

@@ -57,7 +57,6 @@ def _expert(target: T, source: str, *shape: str, **options: Any) -> TensorRule:
 
 
 def _three(gate: str, up: str, down: str, **options: Any) -> Rules:
-    """The matrices of an expert by the names of their tensors."""
     return (
         _expert(T.FFN_GATE, gate, "expert", "hidden", **options),
         _expert(T.FFN_UP, up, "expert", "hidden", **options),
@@ -108,7 +107,6 @@ def plain_experts(at: str) -> tuple[Rules, Rules, Rules]:
 
 
 def router(name: str) -> TensorRule:
-    """The matrix that scores the experts."""
     return layer(T.EXPERT_ROUTER, name, "experts", "hidden", where=Where.ROUTED)
 
 
@@ -204,7 +202,6 @@ def route(draft: Draft, layers: Collection[int], **routing: Any) -> None:
 
 
 def by_sum(config: Config) -> ExpertWeights:
-    """True if the weights of the chosen experts are divided by their sum."""
     is_divided = config.boolean("norm_topk_prob")
     return ExpertWeights.BY_SUM if is_divided else ExpertWeights.AS_IS
 
@@ -330,15 +327,7 @@ FAMILIES = (
                 needs=(*GGUF_ROUTED, "shared_expert_intermediate_size"), more=_gguf_qwen
             )
         },
-        rules=(
-            *pre_norms(),
-            *qkv(bias="qkv_bias"),
-            *out(),
-            *DENSE,
-            ROUTER,
-            *SHARED_EXPERT,
-            *ENDS,
-        ),
+        rules=(*pre_norms(), *qkv(bias="qkv_bias"), *out(), *DENSE, ROUTER, *SHARED_EXPERT, *ENDS),
         layouts=with_shared_gate(),
         defaults=usual(
             QWEN_DEFAULTS,

@@ -57,7 +57,6 @@ class Facts:
         return self.header.n_layers - sum(kind.is_mtp for kind in self.layer_kinds[-1:])
 
     def tables(self) -> dict[str, bytes]:
-        """Return the sections ARCH, ROPE and KIND that the file needs."""
         return pack_tables(
             self.header, self.arch, self.layer_kinds, self.rope_sets, QsfConversionError
         )
@@ -80,11 +79,9 @@ class Draft:
     padded: dict[str, Mapping[int, Axis]] = field(default_factory=dict)  # see checkpoint_padded
 
     def set_all(self, **changes: Any) -> None:
-        """Change the kind of every layer."""
         self.layers = [dataclasses.replace(layer, **changes) for layer in self.layers]
 
     def set_type(self, of: str, **changes: Any) -> None:
-        """Change the kind of every layer of a type."""
         self.layers = [
             dataclasses.replace(layer, **changes) if type_ == of else layer
             for layer, type_ in zip(self.layers, self.layer_types, strict=True)
@@ -173,17 +170,14 @@ class Family:
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Put the rules into the order of the file."""
         object.__setattr__(self, "rules", in_file_order(self.rules))
         object.__setattr__(self, "layouts", tuple(in_file_order(rules) for rules in self.layouts))
 
     @property
     def has_head(self) -> bool:
-        """False for encoders."""
         return any(rule.target == TensorType.HEAD for rule in self.rules)
 
     def config_of(self, values: Mapping[str, Any]) -> Config:
-        """Return the reader of a config.json of this family."""
         text = values.get("text_config")
         if (values.get("architectures") or [None])[0] in self.nested and isinstance(text, dict):
             outer = {key: values[key] for key in _OUTER_KEYS if key in values}
@@ -264,7 +258,6 @@ def _header(family: Family, config: Config, warnings: list[str]) -> Header:
 
 
 def _head_dims(config: Config) -> tuple[int, int, int, int]:
-    """Return hidden size, attention heads, key-value heads and the size of a head."""
     dim = config.count("hidden_size", limits.MAX_DIM)
     n_heads = config.count("num_attention_heads", limits.MAX_HEADS)
     n_kv_heads = config.count("num_key_value_heads", n_heads, n_heads)
@@ -359,8 +352,5 @@ def _key(rope: Rope) -> _RopeKey:
 def _with_rope(layer: LayerKind, rope: Rope, distinct: list[_RopeKey]) -> LayerKind:
     beta, step = rope.temperature or (0.0, 0)
     return dataclasses.replace(
-        layer,
-        rope_set=distinct.index(_key(rope)),
-        temperature_beta=beta,
-        temperature_step=step,
+        layer, rope_set=distinct.index(_key(rope)), temperature_beta=beta, temperature_step=step
     )

@@ -149,7 +149,6 @@ def _share_keys(draft: Draft) -> None:
 
 
 def _embed_layers(draft: Draft) -> None:
-    """Give each layer embeddings of its own."""
     config, header = draft.config, draft.header
     width = config.count("hidden_size_per_layer_input", MAX_OWN_WIDTH)
     n_vocab = config.count("vocab_size_per_layer_input", MAX_VOCAB, header.n_vocab)
@@ -163,7 +162,6 @@ def _embed_layers(draft: Draft) -> None:
 
 
 def _widen_heads(draft: Draft) -> None:
-    """Give the layers without a window their own head sizes."""
     config, header = draft.config, draft.header
     own_config, is_shared = _global_heads(draft), config.boolean("attention_k_eq_v")
     head_dim = own_config.count("head_dim", MAX_HEAD_DIM)

@@ -142,7 +142,6 @@ def layer_types(fields: Fields, config: Mapping[str, Any], period: int) -> dict[
 
 
 def windows(period: int) -> More:
-    """Return a ``more`` that reads the windows."""
     return lambda fields, _shapes, config: layer_types(fields, config, period)
 
 
@@ -157,7 +156,6 @@ def only_sigmoid(fields: Fields, _shapes: Shapes, _config: Mapping[str, Any]) ->
 
 
 def whole(name: str, value: Any, least: int = 0) -> int:
-    """Return a number of the metadata; raises QsfConversionError if it is none."""
     if type(value) is not int or value < least:
         raise QsfConversionError(f"its metadata's {name} = {shown(value)} is not a number")
     return value

@@ -57,7 +57,6 @@ def _out(source: str, *, bias: str = "", **options: Any) -> Rules:
 
 
 def _norm_of_heads(target: TensorType, dim: str, groups: str) -> Rules:
-    """The norm of queries or keys with a weight for each head."""
     source = f"{ATTN}{'q' if dim == 'q' else 'k'}_layernorm.norms.{{head}}"
     return norm(target, source, dim, groups=groups, flag="qk_layernorm")
 
@@ -205,10 +204,7 @@ def _gguf_mpt(fields: Fields, _shapes: Shapes, _config: Mapping[str, Any]) -> di
 _GGUF_NEOX = Gguf(
     may=("rotary_emb_base", "use_parallel_residual"),
     without=("rope_theta",),
-    keys={
-        "rotary_emb_base": "rope.freq_base",
-        "use_parallel_residual": "use_parallel_residual",
-    },
+    keys={"rotary_emb_base": "rope.freq_base", "use_parallel_residual": "use_parallel_residual"},
     is_ungrouped=True,
 )
 

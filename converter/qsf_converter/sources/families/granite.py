@@ -281,11 +281,7 @@ FAMILIES = (
             ),
         ),
         renames=EXPERT_RENAMES,
-        defaults={
-            **_MOE_DEFAULTS,
-            **SSD_DEFAULTS,
-            "shared_intermediate_size": 1024,
-        },
+        defaults={**_MOE_DEFAULTS, **SSD_DEFAULTS, "shared_intermediate_size": 1024},
         flags={"attention_bias": False, **SSD_FLAGS},
         windows=_hybrid_types,
         neutral={"normalization_function": ("rmsnorm",), **SSD_NEUTRAL},

@@ -69,7 +69,6 @@ def grouped(draft: Draft, *, has_groups: bool = True, **routing: Any) -> None:
 
 
 def by_groups(config: Config, *, has_groups: bool = True) -> dict[str, Any]:
-    """The routing by a sigmoid, among the experts of the best groups."""
     n_groups = config.count("n_group", MAX_LAYER_EXPERTS) if has_groups else 1
     kept = config.count("topk_group", n_groups) if has_groups else 1
     weights = by_sum(config)

@@ -73,10 +73,7 @@ def _moe(draft: Draft) -> None:
     """Experts and the part beside them are as wide as ``intermediate_size``."""
     config, dim = draft.config, draft.dims["ffn"]
     _published(draft)
-    for name, allowed in (
-        ("moe_intermediate_size", (None, dim)),
-        ("num_shared_expert", (None, 1)),
-    ):
+    for name, allowed in (("moe_intermediate_size", (None, dim)), ("num_shared_expert", (None, 1))):
         if _common(config, name) not in allowed:
             raise config.error(name, f"= {shown(config[name])} is not {allowed[1]}")
     counts = {name: _common(config, name) for name in ("num_experts", "num_experts_per_tok")}

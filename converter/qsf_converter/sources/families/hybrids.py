@@ -31,14 +31,7 @@ from qsf_converter.sources.families.gguf import (
     whole,
 )
 from qsf_converter.sources.families.grouped import by_groups
-from qsf_converter.sources.families.llama import (
-    AT,
-    ATTN,
-    DEFAULTS,
-    Rules,
-    attention,
-    gated,
-)
+from qsf_converter.sources.families.llama import AT, ATTN, DEFAULTS, Rules, attention, gated
 from qsf_converter.sources.families.mamba import (
     GGUF_READS,
     GGUF_SIZES,
@@ -52,10 +45,7 @@ from qsf_converter.sources.families.mamba import (
 from qsf_converter.sources.families.rules import T, Where, ends, linear, norm
 
 _AT_SSD, _FFN, _MIXER = f"{AT}mamba.", f"{AT}feed_forward.", f"{AT}mixer."
-_NORMS = (
-    *norm(T.ATTN_NORM, f"{AT}input_layernorm"),
-    *norm(T.FFN_NORM, f"{AT}pre_ff_layernorm"),
-)
+_NORMS = (*norm(T.ATTN_NORM, f"{AT}input_layernorm"), *norm(T.FFN_NORM, f"{AT}pre_ff_layernorm"))
 
 # ---- Bamba ----
 

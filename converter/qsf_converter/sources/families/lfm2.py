@@ -28,15 +28,7 @@ from qsf_converter.sources.families.gguf import (
     Shapes,
     only_sigmoid,
 )
-from qsf_converter.sources.families.llama import (
-    AT,
-    ATTN,
-    DEFAULTS,
-    attention,
-    fused,
-    qk_norms,
-    qkv,
-)
+from qsf_converter.sources.families.llama import AT, ATTN, DEFAULTS, attention, fused, qk_norms, qkv
 from qsf_converter.sources.families.positions import NO_ROPE, parameters_of
 from qsf_converter.sources.families.rules import T, TensorRule, Where, ends, layer, linear, norm
 

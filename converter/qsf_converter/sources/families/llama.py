@@ -60,18 +60,15 @@ def fused(names: Mapping[Any, Any], source: str, outs: tuple[str, ...], **option
 
 
 def out(at: str = ATTN, *, bias: str = "", **options: Any) -> Rules:
-    """The output matrix of attention."""
     options["bias_flag"] = bias
     return linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, f"{at}o_proj", "hidden", "q", **options)
 
 
 def attention(at: str = ATTN, **options: Any) -> Rules:
-    """All four matrices of attention."""
     return (*qkv(at, **options), *out(at, **options))
 
 
 def gated(at: str = MLP, dim: str = "ffn", *, bias: str = "", **options: Any) -> Rules:
-    """Gate, up and down."""
     options["bias_flag"] = bias
     return (
         *linear(T.FFN_GATE, T.FFN_GATE_BIAS, f"{at}gate_proj", dim, "hidden", **options),
@@ -81,7 +78,6 @@ def gated(at: str = MLP, dim: str = "ffn", *, bias: str = "", **options: Any) ->
 
 
 def gated_fused() -> Rules:
-    """Gate and up as one matrix, and down."""
     names = {T.FFN_GATE: None, T.FFN_UP: None}
     return (
         *fused(names, f"{MLP}gate_up_proj", ("ffn", "ffn")),
@@ -90,7 +86,6 @@ def gated_fused() -> Rules:
 
 
 def pre_norms(**options: Any) -> Rules:
-    """The norms before attention and FFN."""
     return (
         *norm(T.ATTN_NORM, f"{AT}input_layernorm", **options),
         *norm(T.FFN_NORM, f"{AT}post_attention_layernorm", **options),
@@ -106,7 +101,6 @@ def post_norms() -> Rules:
 
 
 def qk_norms(q: str = "head", k: str = "head", **options: Any) -> Rules:
-    """The norms of queries and keys."""
     return (
         *norm(T.Q_NORM, f"{ATTN}q_norm", q, **options),
         *norm(T.K_NORM, f"{ATTN}k_norm", k, **options),
@@ -186,7 +180,6 @@ def _exaone4(draft: Draft) -> None:
 
 
 def unrotated(draft: Draft, layers: list[int]) -> None:
-    """Layers without RoPE."""
     for i in layers:
         draft.layers[i] = replace(draft.layers[i], rope_set=ROPE_NONE)
 
@@ -447,12 +440,7 @@ FAMILIES = (
         model_type="ernie4_5",
         gguf={"ernie4_5": Gguf()},
         is_interleaved=True,
-        rules=(
-            *pre_norms(),
-            *attention(bias="use_bias"),
-            *gated(bias="use_bias"),
-            *ENDS,
-        ),
+        rules=(*pre_norms(), *attention(bias="use_bias"), *gated(bias="use_bias"), *ENDS),
         defaults=usual(
             DEFAULTS, context=131072, epsilon=1e-5, tied=True, kv_heads=2, head=128, theta=500000.0
         ),
@@ -500,14 +488,7 @@ FAMILIES = (
             gguf={arch: Gguf()},
             is_interleaved=True,
             has_partial_rope=True,
-            rules=(
-                *pre_norms(),
-                *more,
-                *qkv(bias="attention_bias"),
-                *out(),
-                *gated_fused(),
-                *ENDS,
-            ),
+            rules=(*pre_norms(), *more, *qkv(bias="attention_bias"), *out(), *gated_fused(), *ENDS),
             defaults=usual(
                 DEFAULTS,
                 context=131072,

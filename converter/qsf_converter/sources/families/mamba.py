@@ -99,7 +99,6 @@ def ssd_layouts(at: str, norm_flag: str | None = None) -> tuple[Rules, Rules]:
 
 
 def with_layouts(of_ssd: tuple[Rules, Rules], others: tuple[Rules, ...]) -> tuple[Rules, ...]:
-    """All combinations of both layouts; the last is GGUF's."""
     return (*((*rules, *of_ssd[0]) for rules in others[:-1]), (*others[-1], *of_ssd[1]))
 
 

@@ -46,8 +46,6 @@ def mtp_rules(add: float = 0.0) -> tuple[TensorRule, ...]:
 
 
 def numbered(by_name: Mapping[str, _Tensor], n_layers: int) -> dict[str, _Tensor]:
-    """Return the tensors by their names, those of Qwen's head as tensors of layer ``n_layers``."""
-
     def name_of(name: str) -> str:
         match = re.fullmatch(r"mtp\.(?:layers\.(\d{1,6})\.)?(.*)", name)
         if match is None:
@@ -62,7 +60,6 @@ def numbered(by_name: Mapping[str, _Tensor], n_layers: int) -> dict[str, _Tensor
 
 
 def with_mtp(facts: Facts) -> Facts:
-    """Return the contents with an MTP head like the last layer that has attention."""
     kinds = facts.layer_kinds or (plain_kind(facts.header, facts.arch),) * facts.header.n_layers
     kind = next(kind for kind in reversed(kinds) if kind.has_attention)
     return replace(

@@ -98,12 +98,7 @@ def parameters_of(
 
 
 def rope_of(
-    scaling: Config,
-    head_dim: int,
-    max_tokens: int,
-    *,
-    is_interleaved: bool,
-    may_be_partial: bool,
+    scaling: Config, head_dim: int, max_tokens: int, *, is_interleaved: bool, may_be_partial: bool
 ) -> Rope:
     """Return the frequencies for ``scaling``.
 

@@ -24,8 +24,6 @@ INPUT_GROUPS: Final = (
 
 
 class Place(enum.Enum):
-    """The part of the file that a tensor belongs to."""
-
     EMBEDDING = enum.auto()
     LAYER = enum.auto()
     EXPERT = enum.auto()  # the unit of an expert of a layer
@@ -56,7 +54,6 @@ class Where(enum.Enum):
     OWN_VALUES = enum.auto()  # UNLIMITED_KEYS, with values that are not the keys
 
     def holds(self, kind: LayerKind | None) -> bool:
-        """True if a layer of this kind is one of them; None means a plain layer."""
         n_experts = 0 if kind is None else kind.n_experts
         mixer = Mixer.ATTENTION if kind is None else kind.mixer
         is_windowed = kind is not None and kind.window_tokens != 0
@@ -136,7 +133,6 @@ class TensorRule:
 
     @property
     def is_vector(self) -> bool:
-        """True if the file stores it without tiles."""
         return len(self.shape) == 1 or self.is_flat
 
     def names(self, layer_idx: int, dims: Mapping[str, int], expert: int = 0) -> list[str]:
@@ -202,7 +198,6 @@ def ends(
     head_bias: str | None = None,
     **norm_options: Any,
 ) -> tuple[TensorRule, ...]:
-    """The rules of the embedding, the final norm and the head."""
     rules = [
         TensorRule(Place.EMBEDDING, T.EMBEDDING, f"{embedding}.weight", ("vocab", "hidden")),
         TensorRule(Place.FINAL, T.FINAL_NORM, f"{final_norm}.weight", ("hidden",), **norm_options),
@@ -246,5 +241,4 @@ _ORDER: Final = (
 
 
 def in_file_order(rules: tuple[TensorRule, ...]) -> tuple[TensorRule, ...]:
-    """The rules in the file's order of tensors, learned positions first."""
     return tuple(sorted(rules, key=lambda r: -1 if r.target is None else _ORDER.index(r.target)))

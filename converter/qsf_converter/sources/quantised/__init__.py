@@ -48,8 +48,6 @@ _FILES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How a checkpoint is quantised."""
-
     name: str
     own: Config
 
@@ -81,7 +79,6 @@ def method_of(config: Mapping[str, Any], folder: Path) -> Method | None:
 
 
 def without_method(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config.json without its quantisation."""
     kept = {key: value for key, value in config.items() if key not in _KEYS}
     if isinstance(kept.get("text_config"), dict):
         kept["text_config"] = without_method(kept["text_config"])
@@ -101,7 +98,6 @@ def _name_of(stated: Mapping[str, Any]) -> Any:
 
 
 def storage_of(checkpoint: Checkpoint, method: Method | None) -> str | None:
-    """Return how it stores its matrices, for people; None if none is quantised."""
     types = {matrix.type for matrix in getattr(checkpoint, "matrices", {}).values()}
     if isinstance(checkpoint, Mxfp4Checkpoint):
         types = {MXFP4}

@@ -95,7 +95,6 @@ def _matrix(
     stored: Stored, own: Config, words: SourceTensor, shape: tuple[int, int], bits: int,
     codes: _Read, zeros: _Read, scales: _Read,
 ) -> Matrix:  # fmt: skip
-    """Return the matrix of the parts beside ``words``."""
     base = words.name.removesuffix(_CODES)
     g_idx, n_outputs, n_inputs = f"{base}.g_idx", *shape
     factor, zero = stored.need(f"{base}.scales", FLOATS), stored.need(f"{base}.qzeros", ("I32",))

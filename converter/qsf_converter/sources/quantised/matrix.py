@@ -64,7 +64,6 @@ class DequantisedCheckpoint(WrappedCheckpoint):
             self._tensors[name] = SourceTensor(name, matrix.shape, kind, n_bytes)
 
     def read_rows(self, name: str, start: int, stop: int) -> RawArray:
-        """Read rows [start, stop); see ``Checkpoint.read_rows``."""
         matrix = self.matrices.get(name)
         if matrix is None:
             return self._stored.read_rows(name, start, stop)
@@ -76,7 +75,6 @@ class DequantisedCheckpoint(WrappedCheckpoint):
         return matrix.read(start, stop)
 
     def read_stored(self, name: str, start: int, stop: int) -> RawArray:
-        """Read rows as bytes: of a matrix those of its kept type, else of its values."""
         matrix = self.matrices.get(name)
         if matrix is None:
             return self._stored.read_stored(name, start, stop)
@@ -184,7 +182,6 @@ def scales_of(
 
 
 def _block(size: int, n_blocks: int, stated: int) -> int:
-    """Return the size of a block; 0: there is none that fits."""
     if stated > 0 and -(-size // stated) == n_blocks:
         return stated
     return size // n_blocks if n_blocks and size % n_blocks == 0 else 0

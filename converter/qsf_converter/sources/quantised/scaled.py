@@ -70,7 +70,6 @@ def matrices(stored: Stored, own: Config) -> Iterator[Matrix]:
 
 
 def torchao_matrices(stored: Stored, _own: Config) -> Iterator[Matrix]:
-    """Yield torchao's matrices. Raises QsfConversionError for a layout that cannot be read."""
     for codes in [tensor for name, tensor in stored.tensors.items() if name.endswith(_QDATA)]:
         base = codes.name.removesuffix(_QDATA)
         name, scale, zero = f"{base}.weight", f"{base}._weight_scale", f"{base}._weight_zero_point"
@@ -225,7 +224,6 @@ def _mxfp4(name: str, codes: SourceTensor, scale: SourceTensor, stored: Stored) 
 
 
 def _torchao_int4(stored: Stored, name: str, codes: SourceTensor, scale: str, zero: str) -> Matrix:
-    """Int4Tensor: two signed codes in a byte, times a scale, plus a zero, both [groups, rows]."""
     n_rows, n_cols = codes.shape[0], 2 * codes.shape[-1]
     shape = stored.need(scale, FLOATS).shape
     n_groups = shape[0] if shape else 0

@@ -25,7 +25,6 @@ _PLAIN: Final = {
 
 
 def _fp8(exponent_bits: int, bias: int, *, is_fnuz: bool = False) -> RawArray:
-    """Return the value of each byte of a type with a sign; ``is_fnuz``: -0 is the only NaN."""
     byte = np.arange(256)
     mantissa_bits = 7 - exponent_bits
     exponent = byte >> mantissa_bits & (1 << exponent_bits) - 1
@@ -79,7 +78,6 @@ class Stored:
         return to_float32(numbers) if dtype == "BF16" else numbers
 
     def whole(self, name: str) -> RawArray:
-        """Return all values, one after another."""
         return self.rows(name, 0, self.tensors[name].n_rows).reshape(-1)
 
     def columns(self, name: str, start: int, stop: int) -> RawArray:
