@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import io
 import math
+import struct
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -19,11 +22,11 @@ from qsf.errors import QsfConversionError
 from qsf_converter.sources.checkpoint import SourceTensor
 from qsf_converter.sources.checkpoint_files import FileCheckpoint, Located
 from qsf_converter.sources.torch_pickle import MAX_PICKLE_BYTES, TorchTensor, read_state_dict
-from qsf_converter.sources.torch_zip import Record, read_directory, read_record
 
 SINGLE_NAME = "pytorch_model.bin"
 INDEX_NAME = "pytorch_model.bin.index.json"
 
+_LOCAL: Final = struct.Struct("<4s22x2H")  # of a record's header: signature, bytes behind it
 _SLAB_BYTES = 4 << 20  # of a wider matrix held at once
 _MAX_ORDER_BYTES = 16
 _OLD_MAGIC = bytes.fromhex("6cfc9c46f9206aa85019")  # the first number of torch's old format
@@ -59,7 +62,8 @@ class TorchCheckpoint(FileCheckpoint[_View]):
     def _open_file(self, path: Path) -> dict[str, _View]:
         file = self._open_raw(path)
         _check_format(path, file)
-        records = read_directory(path, file)
+        archive = _open_zip(path, file)
+        records = {record.filename: record for record in archive.infolist()}
         pickles = [name for name in records if name.endswith("/data.pkl")]
         if len(pickles) != 1:
             raise QsfConversionError(
@@ -68,18 +72,18 @@ class TorchCheckpoint(FileCheckpoint[_View]):
         top = pickles[0].removesuffix("data.pkl")
         order = records.get(f"{top}byteorder")
         if order is not None and (
-            order.n_bytes > _MAX_ORDER_BYTES or read_record(path, file, order) != b"little"
+            order.file_size > _MAX_ORDER_BYTES or _read_record(path, archive, order) != b"little"
         ):
             raise QsfConversionError(
                 f"{path}: its numbers are big-endian, which is not supported; save it again on a "
                 "little-endian machine"
             )
-        if records[pickles[0]].n_bytes > MAX_PICKLE_BYTES:
+        if records[pickles[0]].file_size > MAX_PICKLE_BYTES:
             raise QsfConversionError(
-                f"{path}: its pickle of {records[pickles[0]].n_bytes} bytes is too large to be "
+                f"{path}: its pickle of {records[pickles[0]].file_size} bytes is too large to be "
                 f"right (at most {MAX_PICKLE_BYTES})"
             )
-        data = read_record(path, file, records[pickles[0]])
+        data = _read_record(path, archive, records[pickles[0]])
         try:
             tensors = read_state_dict(data)
         except QsfConversionError as error:
@@ -135,17 +139,82 @@ def _check_format(path: Path, file: io.RawIOBase) -> None:
     raise QsfConversionError(f"{path}: not a file of torch.save: it is no zip file")
 
 
+class _Bounded:
+    """A file of which nobody reads more at once than a pickle, or a directory, may have."""
+
+    def __init__(self, file: io.RawIOBase) -> None:
+        self.seek, self.tell, self._read = file.seek, file.tell, file.read
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, n: int = -1) -> bytes:
+        if n > MAX_PICKLE_BYTES:
+            raise zipfile.BadZipFile(f"{n} bytes at once are too many to be right")
+        return self._read(min(n, MAX_PICKLE_BYTES) if n >= 0 else MAX_PICKLE_BYTES) or b""
+
+
+def _open_zip(path: Path, file: io.RawIOBase) -> zipfile.ZipFile:
+    """Return the zip file, whose records are neither packed nor called alike.
+
+    Raises QsfConversionError if it is damaged or has other records.
+    """
+    try:
+        archive = zipfile.ZipFile(_Bounded(file))
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error, OSError) as error:
+        raise _damaged(path, error) from error
+    names = set[str]()
+    for record in archive.infolist():
+        name = f"{record.filename[:200]!r}"
+        if record.filename in names:
+            raise _damaged(path, f"two records are called {name}")
+        names.add(record.filename)
+        if record.flag_bits & 1:
+            raise QsfConversionError(f"{path}: its record {name} is encrypted")
+        if record.compress_type or record.compress_size != record.file_size:
+            raise QsfConversionError(
+                f"{path}: its record {name} is compressed, which torch.save never does; "
+                "unpack the file and pack it again with zip -0"
+            )
+        if not 0 <= record.header_offset <= archive.start_dir - record.file_size:
+            raise _damaged(path, f"truncated: {name} does not end before {archive.start_dir}")
+    return archive
+
+
+def _read_record(path: Path, archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> bytes:
+    try:
+        return archive.read(record)
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error, EOFError) as error:
+        raise _damaged(path, error) from error
+
+
+def _begin_of(path: Path, file: io.RawIOBase, record: zipfile.ZipInfo) -> int:
+    """Return where the bytes of a record begin, behind a header of its own."""
+    file.seek(record.header_offset)
+    header = file.read(_LOCAL.size) or b""
+    if len(header) != _LOCAL.size or not header.startswith(b"PK\x03\x04"):
+        raise _damaged(path, f"no header of {record.filename[:200]!r} at {record.header_offset}")
+    _, n_name, n_extra = _LOCAL.unpack(header)
+    return record.header_offset + _LOCAL.size + int(n_name) + int(n_extra)
+
+
+def _damaged(path: Path, fault: object) -> QsfConversionError:
+    return QsfConversionError(
+        f"{path}: damaged or truncated zip file: {' '.join(str(fault)[:300].split())}"
+    )
+
+
 def _locate(
-    path: Path, file: io.RawIOBase, name: str, tensor: TorchTensor, record: Record | None
+    path: Path, file: io.RawIOBase, name: str, tensor: TorchTensor, record: zipfile.ZipInfo | None
 ) -> _View:
     storage = tensor.storage
     if record is None:
         raise QsfConversionError(f"{path}: tensor {name}: no record data/{storage.key[:40]}")
     n_bytes = storage.n_items * storage.item_bytes
-    if n_bytes > record.n_bytes:
+    if n_bytes > record.file_size:
         raise QsfConversionError(
             f"{path}: tensor {name}: {storage.n_items} items of {storage.dtype} take {n_bytes} "
-            f"bytes, their record {record.name[:200]} has {record.n_bytes}"
+            f"bytes, their record {record.filename[:200]} has {record.file_size}"
         )
     steps, problem = _steps(tensor)
     n_items = math.prod(tensor.shape)
@@ -155,7 +224,7 @@ def _locate(
         tensor=SourceTensor(name, tensor.shape, storage.dtype, n_items * storage.item_bytes),
         file=file,
         path=path,
-        file_off=record.offset + tensor.offset * storage.item_bytes,
+        file_off=_begin_of(path, file, record) + tensor.offset * storage.item_bytes,
         row_step=steps[0],
         col_step=steps[1],
         item_bytes=storage.item_bytes,

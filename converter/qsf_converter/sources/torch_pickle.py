@@ -1,22 +1,20 @@
 """Reads descriptions of tensors from the pickle of torch.save without executing anything.
 
-A pickle is a program for a small stack machine that may import and call whatever it likes.
-This machine knows only the instructions that torch.save uses, and handles imports and calls that
-describe tensors as plain data. It refuses all others by name.
+A pickle is a program for a small stack machine that may import and call whatever it likes. Python's
+``pickletools`` reads the instructions; those that torch.save uses are followed here, imports and
+calls only where they describe tensors as plain data. All others are refused by name.
 
 Python's own ``pickle.Unpickler`` with a strict ``find_class`` is not safe enough: one instruction
 makes it allocate 32 GB for its memo (LONG_BINPUT), and a deeply nested tuple used as a key
 overflows the C stack when it is hashed. Here keys are texts, the memo is a dictionary, and the
 number of instructions is bounded.
 
-Sources: PEP 307, PEP 3154 and ``pickletools`` for the instructions; torch/_utils.py and
-torch/serialization.py for what torch writes.
+Sources: torch/_utils.py and torch/serialization.py for what torch writes.
 """
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -94,9 +92,12 @@ def read_state_dict(data: bytes) -> dict[str, TorchTensor]:
             f"its pickle of {len(data)} bytes is too large to be right (at most {MAX_PICKLE_BYTES})"
         )
     try:
-        result = _Machine(data).run()
+        result = _Machine().run(data)
     except _RefusedError as error:
         raise QsfConversionError(str(error)) from error
+    except ValueError as error:  # of pickletools
+        fault = " ".join(str(error)[:200].split())
+        raise QsfConversionError(f"its pickle is damaged: {fault}") from error
     if not isinstance(result, dict):
         raise QsfConversionError(f"it holds a {_kind(result)}, not a dictionary of tensors")
     tensors = {key: value for key, value in result.items() if isinstance(value, TorchTensor)}
@@ -109,121 +110,71 @@ def read_state_dict(data: bytes) -> dict[str, TorchTensor]:
 
 
 class _Machine:
-    """Runs one pickle. Values are None, bools, ints, floats, texts, bytes, lists, tuples,
-    dictionaries with texts as keys, and the classes above.
+    """Runs one pickle. Values are None, bools, ints, floats, texts, lists, tuples, the classes
+    above, and dictionaries with texts as keys.
     """
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-        self._stack: list[Any] = []
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
 
-    def run(self) -> Any:
-        for _ in range(_MAX_INSTRUCTIONS):
-            code = self._take(1)[0]
-            if code == _STOP:
-                return self._pop()
-            instruction = _INSTRUCTIONS.get(code)
+    def run(self, data: bytes) -> Any:
+        """Return the value left on the stack. Raises ValueError for damaged instructions."""
+        import pickletools  # only such checkpoints need it
+
+        for n, (code, argument, at) in enumerate(pickletools.genops(data)):
+            if n == _MAX_INSTRUCTIONS:
+                raise _RefusedError(f"its pickle has more than {_MAX_INSTRUCTIONS} instructions")
+            instruction = _INSTRUCTIONS.get(code.name)
             if instruction is None:
                 raise _RefusedError(
-                    f"its pickle has instruction {code:#04x} at byte {self._at - 1}, "
+                    f"its pickle has instruction {code.name} at byte {at}, "
                     "which torch.save does not use"
                 )
-            instruction(self)
-        raise _RefusedError(f"its pickle has more than {_MAX_INSTRUCTIONS} instructions")
+            instruction(self, argument)
+        return self.pop()
 
-    # ---- reading ----
-
-    def _take(self, n: int) -> bytes:
-        stop = self._at + n
-        if stop > len(self._data):
-            raise _RefusedError(f"its pickle is cut off: {n} bytes at {self._at} are not there")
-        taken = self._data[self._at : stop]
-        self._at = stop
-        return taken
-
-    def number(self, n_bytes: int, *, signed: bool = False) -> int:
-        return int.from_bytes(self._take(n_bytes), "little", signed=signed)
-
-    def double(self) -> float:
-        return float(struct.unpack(">d", self._take(8))[0])
-
-    def text(self, n_bytes: int) -> str:
-        try:
-            return self._take(n_bytes).decode("utf-8", "surrogatepass")
-        except UnicodeDecodeError as error:
-            raise _RefusedError(f"its pickle has a text that is not UTF-8: {error}") from error
-
-    def line(self) -> str:
-        stop = self._data.find(b"\n", self._at, self._at + 1024)
-        if stop < 0:
-            raise _RefusedError("its pickle has a name without an end")
-        name = self.text(stop - self._at)
-        self._at = stop + 1
-        return name
-
-    # ---- the stack ----
-
-    def push(self, value: Any) -> None:
-        self._stack.append(value)
-
-    def _pop(self) -> Any:
-        if len(self._stack) <= (self._marks[-1] if self._marks else 0):
+    def pop(self) -> Any:
+        if len(self.stack) <= (self._marks[-1] if self._marks else 0):
             raise _RefusedError("its pickle takes from an empty stack")
-        return self._stack.pop()
+        return self.stack.pop()
 
-    def _top(self) -> Any:
-        value = self._pop()
-        self._stack.append(value)
+    def top(self) -> Any:
+        value = self.pop()
+        self.stack.append(value)
         return value
 
     def mark(self) -> None:
-        self._marks.append(len(self._stack))
+        self._marks.append(len(self.stack))
 
-    def _pop_to_mark(self) -> list[Any]:
+    def pop_to_mark(self) -> list[Any]:
         if not self._marks:
             raise _RefusedError("its pickle takes from an empty stack")
         start = self._marks.pop()
-        items = self._stack[start:]
-        del self._stack[start:]
+        items = self.stack[start:]
+        del self.stack[start:]
         return items
 
-    def put(self, index: int) -> None:
-        self._memo[index] = self._top()
+    def pop_items(self, n: int) -> list[Any]:
+        return [self.pop() for _ in range(n)][::-1]
 
-    def memoize(self) -> None:
-        self.put(len(self._memo))
+    def put(self, index: int | None) -> None:
+        self._memo[len(self._memo) if index is None else index] = self.top()
 
     def get(self, index: int) -> None:
         if index not in self._memo:
             raise _RefusedError(f"its pickle recalls value {index}, which it never kept")
-        self.push(self._memo[index])
-
-    # ---- containers ----
-
-    def tuple_of(self, n_items: int) -> None:
-        items = [self._pop() for _ in range(n_items)]
-        self.push(tuple(reversed(items)))
-
-    def tuple_from_mark(self) -> None:
-        self.push(tuple(self._pop_to_mark()))
+        self.stack.append(self._memo[index])
 
     def extend(self, items: list[Any]) -> None:
-        target = self._top()
+        target = self.top()
         if not isinstance(target, list):
             raise _RefusedError(f"its pickle appends to a {_kind(target)}")
         target.extend(items)
 
-    def append(self) -> None:
-        self.extend([self._pop()])
-
-    def extend_from_mark(self) -> None:
-        self.extend(self._pop_to_mark())
-
     def update(self, items: list[Any]) -> None:
-        target = self._top()
+        target = self.top()
         if not isinstance(target, dict) or len(items) % 2:
             raise _RefusedError(f"its pickle sets items of a {_kind(target)}")
         for key, value in zip(items[::2], items[1::2], strict=True):
@@ -231,57 +182,46 @@ class _Machine:
                 raise _RefusedError(f"its pickle has a {_kind(key)} as a key, not a text")
             target[key] = value
 
-    def set_item(self) -> None:
-        value, key = self._pop(), self._pop()
-        self.update([key, value])
-
-    def update_from_mark(self) -> None:
-        self.update(self._pop_to_mark())
-
     # ---- imports and calls of an unpickler ----
 
-    def import_name(self, module: str, name: str) -> None:
+    def import_name(self, module: Any, name: Any) -> None:
+        if not isinstance(name, str) or not isinstance(module, str):
+            raise _RefusedError("its pickle imports something that is not named by texts")
         full = f"{module}.{name}"
         if full in _CALLABLE:
-            self.push(Function(full))
+            self.stack.append(Function(full))
         elif module == "torch" and name in STORAGE_DTYPES:
-            self.push(StorageType(name))
+            self.stack.append(StorageType(name))
         else:
             raise _RefusedError(
                 f"its pickle asks for {full[:200]!r}, which is not part of a tensor and is "
                 "not executed; save only the state dict"
             )
 
-    def import_from_stack(self) -> None:
-        name, module = self._pop(), self._pop()
-        if not isinstance(name, str) or not isinstance(module, str):
-            raise _RefusedError("its pickle imports something that is not named by texts")
-        self.import_name(module, name)
-
     def call(self) -> None:
-        arguments, function = self._pop(), self._pop()
+        function, arguments = self.pop_items(2)
         if not isinstance(function, Function) or not isinstance(arguments, tuple):
             raise _RefusedError(f"its pickle calls a {_kind(function)}")
         if function.name == "collections.OrderedDict":
             if arguments not in ((), ([],)):
                 raise _RefusedError("its pickle makes a dictionary in a way torch.save does not")
-            self.push({})
+            self.stack.append({})
         elif function.name == "torch._utils._rebuild_parameter":
             if not arguments or not isinstance(arguments[0], TorchTensor):
                 raise _RefusedError("its pickle makes a parameter of something else than a tensor")
-            self.push(arguments[0])
+            self.stack.append(arguments[0])
         else:
-            self.push(_tensor(arguments))
+            self.stack.append(_tensor(arguments))
 
     def build(self) -> None:
-        """Drops a dictionary's attributes, in which torch keeps versions of modules."""
-        self._pop()
-        if not isinstance(self._top(), dict):
-            raise _RefusedError(f"its pickle sets attributes of a {_kind(self._top())}")
+        """Drop a dictionary's attributes, in which torch keeps versions of modules."""
+        self.pop()
+        if not isinstance(self.top(), dict):
+            raise _RefusedError(f"its pickle sets attributes of a {_kind(self.top())}")
 
     def storage(self) -> None:
         """Read the persistent id of a storage: ("storage", type, key, device, n_items)."""
-        reference = self._pop()
+        reference = self.pop()
         if (
             not isinstance(reference, tuple)
             or len(reference) != 5
@@ -292,15 +232,7 @@ class _Machine:
         ):
             raise _RefusedError("its pickle describes a storage in an unknown way")
         dtype, item_bytes = STORAGE_DTYPES[reference[1].name]
-        self.push(Storage(reference[2], dtype, item_bytes, reference[4]))
-
-    def skip_frame(self) -> None:
-        self._take(8)
-
-    def check_protocol(self) -> None:
-        protocol = self.number(1)
-        if not 2 <= protocol <= 5:
-            raise _RefusedError(f"its pickle has protocol {protocol}, not 2 to 5")
+        self.stack.append(Storage(reference[2], dtype, item_bytes, reference[4]))
 
 
 def _tensor(arguments: tuple[Any, ...]) -> TorchTensor:
@@ -342,41 +274,39 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
-_STOP = ord(".")
-# Handlers by the name of the opcode in pickletools.
-_INSTRUCTIONS: Mapping[int, Callable[[_Machine], None]] = {
-    0x80: _Machine.check_protocol,
-    0x95: _Machine.skip_frame,
-    ord("("): _Machine.mark,
-    ord("N"): lambda m: m.push(None),
-    0x88: lambda m: m.push(True),
-    0x89: lambda m: m.push(False),
-    ord("K"): lambda m: m.push(m.number(1)),
-    ord("M"): lambda m: m.push(m.number(2)),
-    ord("J"): lambda m: m.push(m.number(4, signed=True)),
-    0x8A: lambda m: m.push(m.number(m.number(1), signed=True)),
-    ord("G"): lambda m: m.push(m.double()),
-    ord("X"): lambda m: m.push(m.text(m.number(4))),
-    0x8C: lambda m: m.push(m.text(m.number(1))),
-    ord("}"): lambda m: m.push({}),
-    ord("]"): lambda m: m.push([]),
-    ord(")"): lambda m: m.push(()),
-    ord("t"): _Machine.tuple_from_mark,
-    0x85: lambda m: m.tuple_of(1),
-    0x86: lambda m: m.tuple_of(2),
-    0x87: lambda m: m.tuple_of(3),
-    ord("a"): _Machine.append,
-    ord("e"): _Machine.extend_from_mark,
-    ord("s"): _Machine.set_item,
-    ord("u"): _Machine.update_from_mark,
-    ord("q"): lambda m: m.put(m.number(1)),
-    ord("r"): lambda m: m.put(m.number(4)),
-    0x94: _Machine.memoize,
-    ord("h"): lambda m: m.get(m.number(1)),
-    ord("j"): lambda m: m.get(m.number(4)),
-    ord("c"): lambda m: m.import_name(m.line(), m.line()),
-    0x93: _Machine.import_from_stack,
-    ord("R"): _Machine.call,
-    ord("b"): _Machine.build,
-    ord("Q"): _Machine.storage,
+def _check_protocol(_machine: _Machine, protocol: int) -> None:
+    if not 2 <= protocol <= 5:
+        raise _RefusedError(f"its pickle has protocol {protocol}, not 2 to 5")
+
+
+# By the names of pickletools.
+_INSTRUCTIONS: Mapping[str, Callable[[_Machine, Any], object]] = {
+    "PROTO": _check_protocol,
+    **dict.fromkeys(("FRAME", "STOP"), lambda _m, _value: None),
+    "MARK": lambda m, _: m.mark(),
+    "NONE": lambda m, _: m.stack.append(None),
+    "NEWTRUE": lambda m, _: m.stack.append(True),
+    "NEWFALSE": lambda m, _: m.stack.append(False),
+    **dict.fromkeys(
+        ("BININT1", "BININT2", "BININT", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE"),
+        lambda m, value: m.stack.append(value),
+    ),
+    "EMPTY_DICT": lambda m, _: m.stack.append({}),
+    "EMPTY_LIST": lambda m, _: m.stack.append([]),
+    "EMPTY_TUPLE": lambda m, _: m.stack.append(()),
+    "TUPLE": lambda m, _: m.stack.append(tuple(m.pop_to_mark())),
+    "TUPLE1": lambda m, _: m.stack.append(tuple(m.pop_items(1))),
+    "TUPLE2": lambda m, _: m.stack.append(tuple(m.pop_items(2))),
+    "TUPLE3": lambda m, _: m.stack.append(tuple(m.pop_items(3))),
+    "APPEND": lambda m, _: m.extend(m.pop_items(1)),
+    "APPENDS": lambda m, _: m.extend(m.pop_to_mark()),
+    "SETITEM": lambda m, _: m.update(m.pop_items(2)),
+    "SETITEMS": lambda m, _: m.update(m.pop_to_mark()),
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT", "MEMOIZE"), _Machine.put),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), _Machine.get),
+    "GLOBAL": lambda m, names: m.import_name(*names.rsplit(" ", 1)),
+    "STACK_GLOBAL": lambda m, _: m.import_name(*m.pop_items(2)),
+    "REDUCE": lambda m, _: m.call(),
+    "BUILD": lambda m, _: m.build(),
+    "BINPERSID": lambda m, _: m.storage(),
 }
