@@ -8,8 +8,7 @@ import json
 import pytest
 
 from qsf.text.chat import ChatTemplate
-from qsf_converter.sources.chat_form import chat_form, joined
-from qsf_converter.sources.usable import usable_chat
+from qsf_converter.sources.usable import chat_form, joined, usable_chat
 
 _ANSWER = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 _CHATML = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}" + _ANSWER

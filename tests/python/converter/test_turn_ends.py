@@ -10,7 +10,7 @@ import pytest
 
 from make.jinja_snippets import TEMPLATES
 from qsf.text.tokenizer import Tokenizer, byte_of_char
-from qsf_converter.sources.turn_ends import with_turn_ends
+from qsf_converter.sources.usable import with_turn_ends
 from qsf_converter.text.tokenizer import open_tokenizer
 
 CHATML = (
