@@ -15,21 +15,15 @@ from typing import Any, Final
 from qsf.errors import QsfConversionError, shown
 from qsf.file.layout import check_header
 from qsf_converter.sources.families import (
-    apertus,
-    cohere,
     delta,
     encoders,
     experts,
     gemma,
-    gemma4,
     gpt,
     granite,
     grouped,
-    hunyuan,
     hybrids,
-    kimi,
     latent,
-    lfm2,
     llama,
 )
 from qsf_converter.sources.families.config import Config
@@ -37,24 +31,7 @@ from qsf_converter.sources.families.family import Facts, Family, read_family
 
 FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family
-    for module in (
-        llama,
-        apertus,
-        hunyuan,
-        cohere,
-        granite,
-        gemma,
-        gemma4,
-        gpt,
-        experts,
-        grouped,
-        latent,
-        lfm2,
-        delta,
-        kimi,
-        hybrids,
-        encoders,
-    )
+    for module in (llama, granite, gemma, gpt, experts, grouped, latent, delta, hybrids, encoders)
     for family in module.FAMILIES
 }
 _NESTED: Final = {name: family for family in FAMILIES.values() for name in family.nested}

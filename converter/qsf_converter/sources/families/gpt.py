@@ -1,4 +1,4 @@
-"""Families with LayerNorm: GPT-2 and its heirs, most of them with parallel blocks."""
+"""Families with LayerNorm or a plain FFN: GPT-2 and its heirs, Command R, Nemotron, Arcee."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -13,21 +13,154 @@ from qsf.errors import QsfConversionError
 from qsf.file.kinds import ROPE_NONE, Ffn, QkNorm
 from qsf.file.layout import Architecture, Norm, Positions, TensorType
 from qsf_converter.sources.families.config import Config
-from qsf_converter.sources.families.family import Draft, Family, usual
+from qsf_converter.sources.families.family import FULL, Draft, Family, usual
 from qsf_converter.sources.families.gguf import Fields, Gguf, Shapes
 from qsf_converter.sources.families.llama import (
+    AT,
+    ATTENTION,
     ATTN,
+    BIASES,
+    DEFAULTS,
+    ENDS,
+    MLP,
+    Rules,
     attention,
     fused,
     gated,
     out,
+    pre_norms,
     qkv,
+    unrotated,
+    window_but_every,
     window_of_all,
 )
 from qsf_converter.sources.families.positions import alibi_slopes, mpt_slopes, parameters_of
-from qsf_converter.sources.families.rules import Place, T, TensorRule, ends, linear, norm
+from qsf_converter.sources.families.rules import Place, T, TensorRule, ends, layer, linear, norm
 
-Rules = tuple[TensorRule, ...]
+
+def _cohere(draft: Draft) -> None:
+    if "use_qk_norm" in draft.flags:
+        draft.set_all(qk_norm=QkNorm.OWN_WEIGHTS)
+    draft.factors["logits"] = draft.config.positive("logit_scale")
+    draft.set_all(is_parallel=True)
+
+
+def _cohere2(draft: Draft) -> None:
+    _cohere(draft)
+    types = draft.layer_types
+    unrotated(draft, [i for i, type_ in enumerate(types) if type_ == FULL])
+
+
+def _layer_norms(**options: Any) -> Rules:
+    return (
+        *norm(T.ATTN_NORM, f"{AT}input_layernorm", bias=T.ATTN_NORM_BIAS, **options),
+        *norm(T.FFN_NORM, f"{AT}post_attention_layernorm", bias=T.FFN_NORM_BIAS, **options),
+    )
+
+
+def _plus_one(rules: Rules) -> Rules:
+    """Norm weights are stored as w of 1 + w, norm biases unchanged."""
+    norms = (T.ATTN_NORM, T.FFN_NORM, T.FINAL_NORM)
+    return tuple(replace(rule, add=1.0) if rule.target in norms else rule for rule in rules)
+
+
+_PLAIN = (
+    *linear(T.FFN_UP, T.FFN_UP_BIAS, f"{MLP}up_proj", "ffn", "hidden", bias_flag="mlp_bias"),
+    *linear(T.FFN_DOWN, T.FFN_DOWN_BIAS, f"{MLP}down_proj", "hidden", "ffn", bias_flag="mlp_bias"),
+)
+_OF_HEADS: dict[str, Any] = {"flag": "use_qk_norm", "is_flat": True}
+_COHERE_RULES = (
+    *norm(T.ATTN_NORM, f"{AT}input_layernorm"),
+    *ATTENTION,
+    layer(T.Q_NORM, f"{ATTN}q_norm.weight", "heads", "head", **_OF_HEADS),
+    layer(T.K_NORM, f"{ATTN}k_norm.weight", "kv heads", "head", **_OF_HEADS),
+    *gated(),
+    *ends("embed_tokens", "norm", scale="logits"),
+)
+_BIASED_ENDS = ends("embed_tokens", "norm", bias=True)
+_EPSILON = {"norm_epsilon": "layer_norm_eps"}
+_COHERE_DEFAULTS = usual(DEFAULTS, context=8192, epsilon=1e-5, tied=True, logit_scale=0.0625)
+_RELU2 = {**DEFAULTS, "norm_epsilon": 1e-5, "hidden_act": "relu2"}
+
+_COHERE_FAMILIES = (
+    Family(
+        name="CohereForCausalLM",
+        title="Command R, R+",
+        model_type="cohere",
+        gguf={"command-r": Gguf(needs=("logit_scale",))},
+        norm=Norm.LAYER,
+        is_interleaved=True,
+        rules=_COHERE_RULES,
+        renames=_EPSILON,
+        defaults=usual(_COHERE_DEFAULTS, theta=500000.0),
+        flags={"attention_bias": False, "use_qk_norm": False},
+        adjust=_cohere,
+    ),
+    Family(
+        name="Cohere2ForCausalLM",
+        title="Command R7B, Command A",
+        model_type="cohere2",
+        gguf={"cohere2": Gguf(needs=("logit_scale",), may=("sliding_window",))},
+        norm=Norm.LAYER,
+        is_interleaved=True,
+        rules=_COHERE_RULES,
+        renames=_EPSILON,
+        defaults=usual(_COHERE_DEFAULTS, head=128, window=4096, sliding_window_pattern=4),
+        flags={"attention_bias": False},
+        windows=window_but_every,
+        neutral={
+            # Windows and RoPE as the model's own code places them, which layer_types states too.
+            "order_of_interleaved_layers": ("local_attn_first",),
+            "position_embedding_type": ("rope_gptj",),
+            "rotary_pct": (1.0,),
+            "layer_switch": (4,),
+            "use_embedding_sharing": (True,),
+            "use_gated_activation": (True,),
+            "use_parallel_block": (True,),
+            "use_parallel_embedding": (None, False, True),
+            "use_qk_norm": (None, False),
+        },
+        adjust=_cohere2,
+    ),
+    Family(
+        name="NemotronForCausalLM",
+        title="Nemotron, Minitron",
+        model_type="nemotron",
+        gguf={"nemotron": Gguf(has_one_in_norms=True)},
+        norm=Norm.LAYER,
+        ffn=Ffn.PLAIN,
+        has_partial_rope=True,
+        rules=_plus_one((*_layer_norms(), *ATTENTION, *_PLAIN, *_BIASED_ENDS)),
+        renames={"norm_epsilon": "norm_eps"},
+        defaults=usual(_RELU2, context=4096, partial_rotary_factor=0.5),
+        flags=BIASES,
+        neutral={"normalization": ("layernorm1p",)},
+    ),
+    Family(
+        name="Jais2ForCausalLM",
+        title="Jais 2",
+        model_type="jais2",
+        gguf={"jais2": Gguf()},
+        norm=Norm.LAYER,
+        ffn=Ffn.PLAIN,
+        rules=(*_layer_norms(), *ATTENTION, *_PLAIN, *_BIASED_ENDS),
+        renames=_EPSILON,
+        defaults=usual(_RELU2, context=8192),
+        flags={"attention_bias": True, "mlp_bias": True},
+    ),
+    Family(
+        name="ArceeForCausalLM",
+        title="Arcee AFM",
+        model_type="arcee",
+        gguf={"arcee": Gguf(is_permuted=True)},
+        ffn=Ffn.PLAIN,
+        rules=(*pre_norms(), *ATTENTION, *_PLAIN, *ENDS),
+        defaults=usual(_RELU2, context=4096),
+        flags=BIASES,
+    ),
+)
+
+
 _ALWAYS = frozenset({"always"})
 
 
@@ -160,7 +293,7 @@ GPT2_RENAMES = {
     "hidden_act": "activation_function",
     "norm_epsilon": "layer_norm_epsilon",
 }
-_EPSILON = {"norm_epsilon": "layer_norm_eps"}
+_GPT_EPSILON = {"norm_epsilon": "layer_norm_eps"}
 _AT = "layers.{layer}."
 _H = "h.{layer}."
 _B = "blocks.{layer}."
@@ -209,7 +342,7 @@ _GGUF_NEOX = Gguf(
 )
 
 
-FAMILIES = (
+_GPT_FAMILIES = (
     _plain_family(
         name="GPT2LMHeadModel",
         title="GPT-2",
@@ -251,7 +384,7 @@ FAMILIES = (
             *_plain(f"{_AT}mlp.fc1", f"{_AT}mlp.fc2", bias="always"),
             *ends("embed_tokens", "final_layernorm", bias=True, head_bias="always"),
         ),
-        renames=_EPSILON,
+        renames=_GPT_EPSILON,
         defaults=usual(_DEFAULTS, hidden_act="gelu_new", partial_rotary_factor=0.5),
         facts=_ALWAYS,
         kind={"is_parallel": True},
@@ -273,7 +406,7 @@ FAMILIES = (
             *gated(),
             *ends("embed_tokens", "norm", bias=True),
         ),
-        renames=_EPSILON,
+        renames=_GPT_EPSILON,
         defaults=usual(
             _DEFAULTS,
             context=4096,
@@ -323,7 +456,7 @@ FAMILIES = (
             *_plain(f"{_AT}mlp.dense_h_to_4h", f"{_AT}mlp.dense_4h_to_h", bias="always"),
             *ends("embed_in", "final_layer_norm", bias=True, head="embed_out"),
         ),
-        renames=_EPSILON,
+        renames=_GPT_EPSILON,
         defaults=usual(
             _DEFAULTS, use_parallel_residual=True, rotary_pct=0.25, rotary_emb_base=10000.0
         ),
@@ -459,3 +592,6 @@ FAMILIES = (
         },
     ),
 )
+
+
+FAMILIES = (*_COHERE_FAMILIES, *_GPT_FAMILIES)
