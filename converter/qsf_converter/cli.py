@@ -275,9 +275,7 @@ def convert_command(
 
 
 def _convert(request: Request, model_dir: Path, out: Path, *, is_quiet: bool) -> Report:
-    """Convert with progress on the terminal; after an interruption prints what the next call can
-    reuse.
-    """
+    """Convert with progress on the terminal; if interrupted, say what the next call can reuse."""
     n_tokens = None if request.calibration is None else request.calibration_tokens
     progress = _Progress(enabled=not is_quiet, n_tokens=n_tokens)
     try:

@@ -358,9 +358,7 @@ def assign(
 
 
 def _item(target: Target, costs: Mapping[Dtype, float], n: int) -> _Item:
-    """Return the options of ``n`` matrices like ``target``, without types that another one beats in
-    cost and size.
-    """
+    """Return the options of ``n`` matrices like ``target`` that no other one beats in both."""
     if not costs or not all(math.isfinite(cost) for cost in costs.values()):
         raise QsfConversionError(f"{target.name}: costs {dict(costs)}, they must be finite")
     options = sorted((n * _data_bytes(target, dtype), cost, dtype) for dtype, cost in costs.items())
@@ -483,9 +481,7 @@ class _Search:
     def _extend(
         self, states: _States, i: int, most_bytes: int, gap: float
     ) -> tuple[_States, NDArray[np.int32], NDArray[np.int8]]:
-        """Add the options of item ``i``; keeps states that fit, may be optimal, and are not
-        dominated.
-        """
+        """Add the options of item ``i``; keeps states that fit, may be best, and no other beats."""
         item, regrets = self.items[i], self.regrets[i]
         n_bytes = (states.n_bytes[:, None] + item.n_bytes).ravel()
         costs = (states.costs[:, None] + item.costs).ravel()

@@ -64,9 +64,7 @@ FEEDBACK: Final = "feedback"
 
 @dataclass(slots=True)
 class Streams:
-    """The residual streams before a layer: ``whole`` [n_samples, n_tokens, width] each, as
-    `Original` has them.
-    """
+    """Both residual streams before a layer: ``whole`` [n_samples, n_tokens, width] each."""
 
     whole: tuple[Float32Array, Float32Array]
     exact: Float32Array  # views, [n_samples, n_tokens, dim]

@@ -67,9 +67,7 @@ class RoutedPart:
         n_threads: int,
         streams: tuple[Float32Array, Float32Array],
     ) -> Iterator[RoundedExpert]:
-        """Yield each expert after rounding it and adding its output to both streams [n_tokens,
-        dim].
-        """
+        """Yield each expert, rounded, whose output is then in both streams [n_tokens, dim]."""
         assert self._exact.expert is not None
         for number in range(self._exact.kind.n_experts):
             weights = self._exact.expert(number)

@@ -265,9 +265,7 @@ class _Measurement:
             self.streams.append(_Stream(name, dtype, changed, head, rows_of_head))
 
     def _pass_layer(self, layer: int, x: Float32Array) -> Float32Array:
-        """Run all streams through a layer, add streams of its own changes, return the original's
-        stream.
-        """
+        """Run all streams through a layer, add those of its changes, return the original's."""
         original = self.original
         weights = original.weights(layer_unit(layer))
         inputs: dict[TensorType, list[Float32Array]] = {}
@@ -337,9 +335,7 @@ class _Measurement:
         x: Float32Array,
         inputs: Mapping[TensorType, list[Float32Array]],
     ) -> None:
-        """Measure the output errors of a matrix's types, and start the streams of the measured
-        types.
-        """
+        """Measure the output errors of a matrix's types, and start the streams of some."""
         kind = target.rule.target
         assert kind is not None  # learned positions are in no layer
         exact = weights[kind]

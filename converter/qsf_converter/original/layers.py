@@ -203,9 +203,7 @@ class Original:
         dense: Float32Array,
         routed: Float32Array | None = None,
     ) -> Float32Array:
-        """Return the stream after a layer, [..., dim], from that after attention, the columns
-        ``beside`` it, and the FFN's parts.
-        """
+        """Return the stream behind a layer, of that behind attention, ``beside`` and the FFN's."""
         y = dense
         if routed is not None:
             dense = self._normalise(w, T.DENSE_POST_NORM, dense)

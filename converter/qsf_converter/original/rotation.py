@@ -29,9 +29,7 @@ def rotate(
 
 
 def rope_frequencies(header: Header, arch: Arch) -> NDArray[np.float64]:
-    """Angles per position, one for each pair of dimensions; scaled as in LLaMA 3 if ``scaling``
-    says so.
-    """
+    """Angles per position, one for each pair of dimensions; scaled as ``scaling`` says."""
     if header.positions != Positions.ROPE:
         return np.empty(0)
     n_dims = arch.rope_dims or header.head_dim

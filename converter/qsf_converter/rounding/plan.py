@@ -195,9 +195,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """The name in reports: ``3.FFN_DOWN``, ``EMBEDDING``, and ``3.EXPERTS.FFN_DOWN`` for all
-        experts.
-        """
+        """The name in reports: ``3.FFN_DOWN``, ``EMBEDDING``, ``3.EXPERTS.FFN_DOWN`` of all."""
         return target_name(self.rule, self.unit)
 
     @property
@@ -206,9 +204,7 @@ class Target:
 
     @property
     def has_choice(self) -> bool:
-        """True for a matrix whose type is chosen; routers, the MTP head and matrices of types of
-        `KEPT` keep their type.
-        """
+        """True for a matrix whose type is chosen: no router, MTP head or type of `KEPT`."""
         return self.has_unit_type and self.dtype not in KEPT and not self.is_mtp
 
     @property
@@ -403,9 +399,7 @@ def _is_repeated(checkpoint: Checkpoint, matrix: SourceTensor, other: SourceTens
 
 
 def _named(family: Family, checkpoint: Checkpoint) -> tuple[dict[str, SourceTensor], list[str]]:
-    """Return the tensors by their names without a prefix, and a warning about parts that are not
-    for text.
-    """
+    """Return the tensors by names without a prefix, and a warning of parts not for text."""
     by_name: dict[str, SourceTensor] = {}
     left_out: dict[str, int] = {}
     for tensor in checkpoint.tensors.values():

@@ -93,9 +93,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 
 def what_it_lacks(name: str, flags: int = 0) -> str:
-    """Return what the engine lacks for that architecture, and a related one that runs; "" if
-    unknown.
-    """
+    """Return what the engine lacks for that architecture, and a related one; "" if unknown."""
     for part, feature, nearest in _MISSING:
         if re.search(part, name, flags):
             return f": {feature}; the nearest family that runs is {nearest}"
@@ -121,9 +119,7 @@ def _of_text(usual: Family, config: Mapping[str, Any]) -> Family:
 
 
 def read_facts(family: Family, values: Mapping[str, Any]) -> Facts:
-    """Return the contents of a config.json; raises QsfConversionError if the engine cannot compute
-    them.
-    """
+    """Return the contents of a config.json; raises QsfConversionError if the engine lacks some."""
     config = family.config_of(values)
     facts = read_family(family, config)
     _check_unread(family, config)

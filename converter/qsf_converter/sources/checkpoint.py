@@ -96,9 +96,7 @@ class Checkpoint(Protocol):
 
 
 class WrappedCheckpoint:
-    """Tensors derived from another checkpoint's; subclasses add ``read_rows`` to become a
-    ``Checkpoint``.
-    """
+    """Tensors derived from another checkpoint's; subclasses add ``read_rows``."""
 
     def __init__(self, stored: Checkpoint) -> None:
         self._stored = stored

@@ -112,8 +112,7 @@ def _tokenizer(metadata: Metadata) -> dict[str, Any]:
         raise _LeftOutError(f"tokenizer.ggml.model {str(model)[:40]!r} is not supported")
     return {
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
+        **dict.fromkeys(("truncation", "padding")),
         "added_tokens": [
             _added(idx, words[idx], kinds[idx] != _USER_DEFINED)
             for idx in range(len(words))
@@ -128,10 +127,7 @@ def _added(idx: int, word: str, is_special: bool) -> dict[str, Any]:
     return {
         "id": idx,
         "content": word,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
+        **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
         "special": is_special,
     }
 
@@ -166,12 +162,8 @@ def _with_rule(
         marks = {"type": "Metaspace", "replacement": MARK, "prepend_scheme": "always"}
         return {**parts, "pre_tokenizer": marks} if rule == "mmbert" else parts
     pairs = _pairs(metadata)
-    byte_level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": False,
-    }
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    byte_level |= {"use_regex": False}
     splits = [
         {"type": "Split", "pattern": {"Regex": one}, "behavior": "Isolated", "invert": False}
         for one in SPLITS[rule]
@@ -194,13 +186,9 @@ def _with_rule(
 def _bpe(ids: Mapping[str, int], pairs: list[list[str]], **more: Any) -> dict[str, Any]:
     return {
         "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
+        **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix")),
         "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": False,
+        **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
         "vocab": dict(ids),
         "merges": pairs,
         **more,

@@ -110,9 +110,7 @@ def read_state_dict(data: bytes) -> dict[str, TorchTensor]:
 
 
 class _Machine:
-    """Runs one pickle. Values are None, bools, ints, floats, texts, lists, tuples, the classes
-    above, and dictionaries with texts as keys.
-    """
+    """Runs one pickle, of plain values, dictionaries by texts and the classes above."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []

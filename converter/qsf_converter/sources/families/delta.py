@@ -299,9 +299,7 @@ def _gguf(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str
 
 
 def _gguf_tiled(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The value heads of a key head are n_key_heads apart, in all tensors; the engine computes
-    with that order.
-    """
+    """The value heads of a key head are n_key_heads apart; the engine computes with that."""
     return {**_gguf(fields, shapes, config), "has_tiled_heads": True}
 
 

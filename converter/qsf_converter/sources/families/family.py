@@ -191,9 +191,7 @@ _OUTER_KEYS = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token
 
 
 def read_family(family: Family, config: Config) -> Facts:
-    """Return the contents of ``config``; raises QsfConversionError if the engine cannot compute
-    them.
-    """
+    """Return the contents of ``config``; raises QsfConversionError if the engine lacks some."""
     warnings: list[str] = []
     header = _header(family, config, warnings)
     window_tokens, layer_types = family.windows(config, header.n_layers)

@@ -86,9 +86,7 @@ def _rounded(value: float) -> float:
 
 
 def rope_of_gemma3(config: Config, layer_type: str) -> Config:
-    """Older configurations state the theta of windowed layers only, and scale the other layers
-    alone.
-    """
+    """Older configurations state the theta of windowed layers, and scale the others alone."""
     if layer_type != SLIDING:
         return parameters_of(config, layer_type)
     if config.get("rope_parameters"):

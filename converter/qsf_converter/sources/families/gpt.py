@@ -38,6 +38,31 @@ from qsf_converter.sources.families.positions import alibi_slopes, mpt_slopes, p
 from qsf_converter.sources.families.rules import Place, T, TensorRule, ends, layer, linear, norm
 
 
+def _norms(attention: str | None, ffn: str | None, **options: Any) -> Rules:
+    names = ((T.ATTN_NORM, T.ATTN_NORM_BIAS, attention), (T.FFN_NORM, T.FFN_NORM_BIAS, ffn))
+    rules = (norm(weight, name, bias=bias, **options) for weight, bias, name in names if name)
+    return tuple(rule for of_norm in rules for rule in of_norm)
+
+
+def _plain(up: str, down: str, *, bias: str = "", **options: Any) -> Rules:
+    options = {"bias_flag": bias, **options}
+    return (
+        *linear(T.FFN_UP, T.FFN_UP_BIAS, up, "ffn", "hidden", **options),
+        *linear(T.FFN_DOWN, T.FFN_DOWN_BIAS, down, "hidden", "ffn", **options),
+    )
+
+
+def _qkv(source: str, *, bias: str = "", **options: Any) -> Rules:
+    """Q, K and V from one matrix; with ``groups`` each head, or group, has its own three."""
+    names = {T.Q: T.Q_BIAS, T.K: T.K_BIAS, T.V: T.V_BIAS}
+    return fused(names, source, ("q", "kv", "kv"), bias_flag=bias, **options)
+
+
+def _out(source: str, *, bias: str = "", **options: Any) -> Rules:
+    options["bias_flag"] = bias
+    return linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, source, "hidden", "q", **options)
+
+
 def _cohere(draft: Draft) -> None:
     if "use_qk_norm" in draft.flags:
         draft.set_all(qk_norm=QkNorm.OWN_WEIGHTS)
@@ -51,23 +76,12 @@ def _cohere2(draft: Draft) -> None:
     unrotated(draft, [i for i, type_ in enumerate(types) if type_ == FULL])
 
 
-def _layer_norms(**options: Any) -> Rules:
-    return (
-        *norm(T.ATTN_NORM, f"{AT}input_layernorm", bias=T.ATTN_NORM_BIAS, **options),
-        *norm(T.FFN_NORM, f"{AT}post_attention_layernorm", bias=T.FFN_NORM_BIAS, **options),
-    )
-
-
 def _plus_one(rules: Rules) -> Rules:
     """Norm weights are stored as w of 1 + w, norm biases unchanged."""
     norms = (T.ATTN_NORM, T.FFN_NORM, T.FINAL_NORM)
     return tuple(replace(rule, add=1.0) if rule.target in norms else rule for rule in rules)
 
 
-_PLAIN = (
-    *linear(T.FFN_UP, T.FFN_UP_BIAS, f"{MLP}up_proj", "ffn", "hidden", bias_flag="mlp_bias"),
-    *linear(T.FFN_DOWN, T.FFN_DOWN_BIAS, f"{MLP}down_proj", "hidden", "ffn", bias_flag="mlp_bias"),
-)
 _OF_HEADS: dict[str, Any] = {"flag": "use_qk_norm", "is_flat": True}
 _COHERE_RULES = (
     *norm(T.ATTN_NORM, f"{AT}input_layernorm"),
@@ -130,7 +144,14 @@ _COHERE_FAMILIES = (
         norm=Norm.LAYER,
         ffn=Ffn.PLAIN,
         has_partial_rope=True,
-        rules=_plus_one((*_layer_norms(), *ATTENTION, *_PLAIN, *_BIASED_ENDS)),
+        rules=_plus_one(
+            (
+                *_norms(f"{AT}input_layernorm", f"{AT}post_attention_layernorm"),
+                *ATTENTION,
+                *_plain(f"{MLP}up_proj", f"{MLP}down_proj", bias="mlp_bias"),
+                *_BIASED_ENDS,
+            )
+        ),
         renames={"norm_epsilon": "norm_eps"},
         defaults=usual(_RELU2, context=4096, partial_rotary_factor=0.5),
         flags=BIASES,
@@ -143,7 +164,12 @@ _COHERE_FAMILIES = (
         gguf={"jais2": Gguf()},
         norm=Norm.LAYER,
         ffn=Ffn.PLAIN,
-        rules=(*_layer_norms(), *ATTENTION, *_PLAIN, *_BIASED_ENDS),
+        rules=(
+            *_norms(f"{AT}input_layernorm", f"{AT}post_attention_layernorm"),
+            *ATTENTION,
+            *_plain(f"{MLP}up_proj", f"{MLP}down_proj", bias="mlp_bias"),
+            *_BIASED_ENDS,
+        ),
         renames=_EPSILON,
         defaults=usual(_RELU2, context=8192),
         flags={"attention_bias": True, "mlp_bias": True},
@@ -154,7 +180,12 @@ _COHERE_FAMILIES = (
         model_type="arcee",
         gguf={"arcee": Gguf(is_permuted=True)},
         ffn=Ffn.PLAIN,
-        rules=(*pre_norms(), *ATTENTION, *_PLAIN, *ENDS),
+        rules=(
+            *pre_norms(),
+            *ATTENTION,
+            *_plain(f"{MLP}up_proj", f"{MLP}down_proj", bias="mlp_bias"),
+            *ENDS,
+        ),
         defaults=usual(_RELU2, context=4096),
         flags=BIASES,
     ),
@@ -162,31 +193,6 @@ _COHERE_FAMILIES = (
 
 
 _ALWAYS = frozenset({"always"})
-
-
-def _norms(attention: str | None, ffn: str | None, **options: Any) -> Rules:
-    names = ((T.ATTN_NORM, T.ATTN_NORM_BIAS, attention), (T.FFN_NORM, T.FFN_NORM_BIAS, ffn))
-    rules = (norm(weight, name, bias=bias, **options) for weight, bias, name in names if name)
-    return tuple(rule for of_norm in rules for rule in of_norm)
-
-
-def _plain(up: str, down: str, *, bias: str = "", **options: Any) -> Rules:
-    options = {"bias_flag": bias, **options}
-    return (
-        *linear(T.FFN_UP, T.FFN_UP_BIAS, up, "ffn", "hidden", **options),
-        *linear(T.FFN_DOWN, T.FFN_DOWN_BIAS, down, "hidden", "ffn", **options),
-    )
-
-
-def _qkv(source: str, *, bias: str = "", **options: Any) -> Rules:
-    """Q, K and V from one matrix; with ``groups`` each head, or group, has its own three."""
-    names = {T.Q: T.Q_BIAS, T.K: T.K_BIAS, T.V: T.V_BIAS}
-    return fused(names, source, ("q", "kv", "kv"), bias_flag=bias, **options)
-
-
-def _out(source: str, *, bias: str = "", **options: Any) -> Rules:
-    options["bias_flag"] = bias
-    return linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, source, "hidden", "q", **options)
 
 
 def _norm_of_heads(target: TensorType, dim: str, groups: str) -> Rules:

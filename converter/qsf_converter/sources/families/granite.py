@@ -210,9 +210,7 @@ def _gguf_moe(_fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> di
 
 
 def _gguf_hybrid(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """RoPE is recognised by a field that actually describes something else; Bamba has it, states
-    and no scale.
-    """
+    """RoPE shows in a field of something else; Bamba has it, with states and no scale."""
     layers = range(whole("block_count", config["num_hidden_layers"]))
     states = [f"blk.{i}.ssm_a" in shapes for i in layers]
     has_rope = fields.get("rope.scaling.finetuned")

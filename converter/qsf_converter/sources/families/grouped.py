@@ -60,9 +60,7 @@ from qsf_converter.sources.families.rules import T, Where, norm
 
 
 def grouped(draft: Draft, *, has_groups: bool = True, **routing: Any) -> None:
-    """Experts in all but the first layers, with shared experts; ``routing`` are the differences
-    from GLM.
-    """
+    """Experts in all but the first layers, with shared ones; ``routing`` differs from GLM's."""
     config, n_layers = draft.config, draft.header.n_layers
     n_dense = draft.dims.get("dense layers", config.get("first_k_dense_replace"))
     if type(n_dense) is not int or not 0 <= n_dense < n_layers:

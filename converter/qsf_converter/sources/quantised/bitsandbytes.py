@@ -28,9 +28,7 @@ _MAX_STATE_BYTES: Final = 1 << 16
 
 
 def matrices(stored: Stored, _own: Config) -> Iterator[Matrix]:
-    """Yield the matrices of 4 and of 8 bits. Raises QsfConversionError for parts that do not
-    fit.
-    """
+    """Yield the matrices of 4 and of 8 bits; raises QsfConversionError if parts do not fit."""
     for name in stored.tensors:
         weight, state, kind = name.partition(_STATE)
         if state:

@@ -38,9 +38,7 @@ _FORMATS: Final = (
 
 
 def matrices(stored: Stored, own: Config) -> Iterator[Matrix]:
-    """Yield the matrices with scales. Raises QsfConversionError if a part is missing or does not
-    fit.
-    """
+    """Yield the matrices with scales; raises QsfConversionError if parts do not fit."""
     if own.get("quant_method") == "compressed-tensors" and own.get("format") not in _FORMATS:
         raise own.error("format", f"= {shown(own['format'])} is not supported")
     for key in ("transform_config", "sparsity_config"):
@@ -113,9 +111,7 @@ def _scaled(
 
 
 def _packed(stored: Stored, words: SourceTensor, bits: set[int]) -> Matrix:
-    """Codes in words of 32 bits, or two of FP4 in a byte; see the compressors pack_quantized,
-    nvfp4 and mxfp4 of compressed-tensors.
-    """
+    """Codes in words of 32 bits, or two of FP4 in a byte, as compressed-tensors packs them."""
     name = words.name.removesuffix(_PACKED)
     scale = stored.need(f"{name}_scale", _SCALES)
     if words.dtype == "U8" and scale.dtype == "U8":
