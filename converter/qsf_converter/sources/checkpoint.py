@@ -8,7 +8,7 @@ tensor only if they need it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from qsf.errors import QsfConversionError
 from qsf.file.layout import Dtype
 
 Float32Array = NDArray[np.float32]
@@ -95,12 +96,51 @@ class Checkpoint(Protocol):
         """Close the files."""
 
 
-class WrappedCheckpoint:
-    """Tensors derived from another checkpoint's; subclasses add ``read_rows``."""
+Rows = Callable[[int, int], RawArray]  # rows [start, stop) of a matrix
 
-    def __init__(self, stored: Checkpoint) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix made of several stored tensors, its ``parts``.
+
+    ``type`` is for reports. ``read`` returns rows. If a file can keep the matrix, ``kept`` is the
+    type and ``blocks`` reads rows of its blocks.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    parts: Sequence[str]
+    read: Rows
+    kept: str | None = None
+    blocks: Rows | None = None
+
+
+class DerivedCheckpoint:
+    """Another checkpoint with matrices instead of their parts; a ``Checkpoint``.
+
+    ``is_left_out`` says of which further tensors nothing is read.
+    """
+
+    def __init__(
+        self,
+        stored: Checkpoint,
+        matrices: Iterable[Matrix],
+        is_left_out: Callable[[str], object] = lambda _name: False,
+    ) -> None:
         self._stored = stored
+        self.matrices = {matrix.name: matrix for matrix in matrices}
+        parts = {part for matrix in self.matrices.values() for part in matrix.parts}
         self._tensors: dict[str, SourceTensor] = {}
+        for name, tensor in stored.tensors.items():
+            if name in self.matrices and name not in parts:
+                raise QsfConversionError(f"tensor {name} is stored twice, quantised and as it is")
+            if name in self.matrices or not (name in parts or is_left_out(name)):
+                self._tensors[name] = tensor
+        for name, matrix in self.matrices.items():
+            n_bytes = sum(stored.tensors[part].n_bytes for part in matrix.parts)
+            kind = matrix.kept or matrix.type
+            self._tensors[name] = SourceTensor(name, matrix.shape, kind, n_bytes)
 
     @property
     def tensors(self) -> Mapping[str, SourceTensor]:
@@ -110,10 +150,27 @@ class WrappedCheckpoint:
     def paths(self) -> tuple[Path, ...]:
         return self._stored.paths
 
+    def read_rows(self, name: str, start: int, stop: int) -> RawArray:
+        matrix = self.matrices.get(name)
+        if matrix is None:
+            return self._stored.read_rows(name, start, stop)
+        n_rows = self._tensors[name].n_rows
+        if not 0 <= start <= stop <= n_rows:
+            raise IndexError(f"rows [{start}, {stop}) of {name}, which has {n_rows}")
+        if start == stop:
+            return np.empty((0, matrix.shape[-1]), np.float32)
+        return matrix.read(start, stop)
+
     def read_stored(self, name: str, start: int, stop: int) -> RawArray:
-        return self._stored.read_stored(name, start, stop)
+        """Read rows as bytes: of a matrix those of its kept type, else of its values."""
+        matrix = self.matrices.get(name)
+        if matrix is None:
+            return self._stored.read_stored(name, start, stop)
+        rows = (matrix.blocks or matrix.read)(start, stop)
+        return np.ascontiguousarray(rows).view(np.uint8).reshape(stop - start, -1)
 
     def digest(self) -> str:
+        """SHA-256 of the tensors as they are stored; see ``Checkpoint.digest``."""
         return self._stored.digest()
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from qsf.errors import QsfConversionError, shown
 from qsf_converter.sources.checkpoint import Checkpoint, Float32Array, to_float32
-from qsf_converter.sources.dense import DenseCheckpoint
+from qsf_converter.sources.dense import with_dense
 from qsf_converter.sources.families.family import Family
 
 # Names of the dense layer, of what reads its output, and of a norm between them.
@@ -77,9 +77,11 @@ def with_classifier(
     }
     settings = {key: _packed(read(name)) for key, name in found.items()}
     used = [stored[name] for name in (f"{dense}.weight", *found.values())]
-    with_dense = DenseCheckpoint(checkpoint, [read(f"{dense}.weight")], without=used)
     settings["activation"] = activation
-    return with_dense, {"pooling": pooling, "classifier": settings}
+    return with_dense(checkpoint, [read(f"{dense}.weight")], used), {
+        "pooling": pooling,
+        "classifier": settings,
+    }
 
 
 def _bare(name: str, family: Family) -> str:

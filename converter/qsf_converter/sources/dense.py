@@ -7,7 +7,7 @@ hidden states.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
 
@@ -16,10 +16,9 @@ import numpy as np
 from qsf.errors import QsfConversionError, shown
 from qsf_converter.sources.checkpoint import (
     Checkpoint,
+    DerivedCheckpoint,
     Float32Array,
-    RawArray,
-    SourceTensor,
-    WrappedCheckpoint,
+    Matrix,
     to_float32,
 )
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
@@ -31,32 +30,21 @@ _WEIGHT = "linear.weight"
 _IDENTITY = "torch.nn.modules.linear.Identity"
 
 
-class DenseCheckpoint(WrappedCheckpoint):
-    def __init__(
-        self,
-        stored: Checkpoint,
-        matrices: Sequence[Float32Array],
-        without: Container[str] = _GGUF_NAMES,
-    ) -> None:
-        """Multiply ``matrices`` [out, in], of which the first reads the pooled vector, and leave
-        out the stored tensors ``without``.
-        """
-        super().__init__(stored)
-        try:
-            product = reduce(lambda done, next_: next_ @ done, (m.astype(float) for m in matrices))
-        except ValueError as error:
-            raise QsfConversionError(f"its dense layers do not fit together: {error}") from error
-        self._dense = product.astype(np.float32)
-        shape = self._dense.shape
-        self._tensors = {
-            **{name: t for name, t in stored.tensors.items() if name not in without},
-            DENSE: SourceTensor(DENSE, shape, "F32", self._dense.nbytes),
-        }
-
-    def read_rows(self, name: str, start: int, stop: int) -> RawArray:
-        return (
-            self._dense[start:stop] if name == DENSE else self._stored.read_rows(name, start, stop)
-        )
+def with_dense(
+    stored: Checkpoint, matrices: Sequence[Float32Array], parts: Sequence[str]
+) -> Checkpoint:
+    """Return the checkpoint with the product of ``matrices`` [out, in], of which the first reads
+    the pooled vector, instead of the tensors ``parts``; as it is without any.
+    """
+    if not matrices:
+        return stored
+    try:
+        product = reduce(lambda done, next_: next_ @ done, (m.astype(float) for m in matrices))
+    except ValueError as error:
+        raise QsfConversionError(f"its dense layers do not fit together: {error}") from error
+    dense = product.astype(np.float32)
+    matrix = Matrix(DENSE, dense.shape, "F32", parts, lambda start, stop: dense[start:stop])
+    return DerivedCheckpoint(stored, [matrix])
 
 
 def with_dense_of_folder(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
@@ -75,13 +63,12 @@ def with_dense_of_folder(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
             if names != [_WEIGHT]:
                 raise QsfConversionError(f"{path.name}: it has {shown(names)}, allowed: {_WEIGHT}")
             matrices.append(to_float32(dense.read_rows(_WEIGHT, 0, dense.tensors[_WEIGHT].n_rows)))
-    return DenseCheckpoint(checkpoint, matrices) if matrices else checkpoint
+    return with_dense(checkpoint, matrices, ())
 
 
 def with_dense_of_gguf(checkpoint: Checkpoint) -> Checkpoint:
+    names = [name for name in _GGUF_NAMES if name in checkpoint.tensors]
     matrices = [
-        to_float32(checkpoint.read_rows(name, 0, checkpoint.tensors[name].n_rows))
-        for name in _GGUF_NAMES
-        if name in checkpoint.tensors
+        to_float32(checkpoint.read_rows(name, 0, checkpoint.tensors[name].n_rows)) for name in names
     ]
-    return DenseCheckpoint(checkpoint, matrices) if matrices else checkpoint
+    return with_dense(checkpoint, matrices, names)

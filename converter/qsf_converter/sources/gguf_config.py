@@ -257,12 +257,12 @@ def _tensor_names(
     known = package.get_tensor_name_map(kinds[architecture], 1)
     prefix = family.prefixes[0] if form.prefix is None else form.prefix
     unused = None if form.unused_flag is None else form.unused_flag(config)
-    names: dict[str, str] = {}
+    names = dict(form.tensors)
     flags: dict[str, list[str]] = {}
     rules = (*family.rules, *(rule for rules in family.layouts for rule in rules))
     sources = [(s, rule) for rule in rules if rule.flag != unused or unused is None
                for s in _sources(rule)]  # fmt: skip
-    for source, rule in (*sources, *((s, None) for s in (*form.sources, *_AHEAD))):
+    for source, rule in (*sources, *((s, None) for s in _AHEAD)):
         start = "" if rule is not None and rule.target in (T.HEAD, T.HEAD_BIAS) else prefix
         here = {
             f"blk.{{layer}}.{name}"

@@ -22,9 +22,8 @@ from qsf_converter.sources import (
 )
 from qsf_converter.sources.architectures import family_of, read_facts
 from qsf_converter.sources.checkpoint import KEPT, Checkpoint, to_float32
-from qsf_converter.sources.checkpoint_bitnet import TernaryCheckpoint, bitnet_of
 from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint, LeastType
-from qsf_converter.sources.checkpoint_padded import PaddedCheckpoint
+from qsf_converter.sources.checkpoint_padded import padded
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
 from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
 from qsf_converter.sources.classifier import is_classifier, with_classifier
@@ -112,7 +111,6 @@ def _open_directory(path: Path) -> Iterator[Source]:
             f"{path}: no config.json; is it a HuggingFace model?{_gguf_hint(path)}"
         )
     family = family_of(config)
-    bitnet = bitnet_of(config)
     generation, left_out = usable_generation(metadata.generation_config(path))
     chat, more, template_fault = usable_chat(
         metadata.chat_bytes(path, config, generation),
@@ -120,9 +118,10 @@ def _open_directory(path: Path) -> Iterator[Source]:
     )
     left_out += more
     ids = metadata.token_ids(read_json(chat)["generation"])
-    method = quantised.method_of(config, path) if bitnet is None else None
+    method = quantised.method_of(config, path)
+    is_ternary = method is not None and method.is_ternary
     values = quantised.without_method({**config, **ids, **metadata.token_ids(config)})
-    if bitnet is not None and not bitnet.is_ternary:
+    if method is not None and method.is_bitnet and not is_ternary:
         left_out += (_MASTER_WEIGHTS,)
     if family.scalars:
         with _open_weights(path) as stored:
@@ -131,12 +130,8 @@ def _open_directory(path: Path) -> Iterator[Source]:
     tokenizer = metadata.tokenizer_bytes(path)
     if tokenizer is None:
         left_out += (_no_tokenizer(path),)
-    is_ternary = bitnet is not None and bitnet.is_ternary
     with _open_weights(path) as stored:
-        if bitnet is not None and bitnet.is_ternary:
-            checkpoint: Checkpoint = TernaryCheckpoint(stored, bitnet)
-        else:
-            checkpoint = quantised.dequantised(stored, method)
+        checkpoint = quantised.dequantised(stored, method)
         origin = metadata.origin_of(path)
         origin = dataclasses.replace(origin, stored=quantised.storage_of(checkpoint, method))
         if is_classifier(family):
@@ -144,8 +139,7 @@ def _open_directory(path: Path) -> Iterator[Source]:
             chat = embedding.with_settings(chat, head)
         elif facts.arch.is_encoder:
             checkpoint = with_dense_of_folder(checkpoint, path)
-        if facts.padded:
-            checkpoint = PaddedCheckpoint(checkpoint, facts.padded)
+        checkpoint = padded(checkpoint, facts.padded)
         yield _with_usable_tokenizer(
             Source(
                 path=path,
@@ -241,8 +235,7 @@ def _open_gguf(path: Path) -> Iterator[Source]:
             chat = embedding.with_settings(chat, head)
         elif facts.arch.is_encoder:
             weights = with_dense_of_gguf(checkpoint)
-        if facts.padded:
-            weights = PaddedCheckpoint(weights, facts.padded)
+        weights = padded(weights, facts.padded)
         warnings = (*facts.warnings, *checkpoint.warnings, *left_out, *reasons)
         yield _with_usable_tokenizer(
             Source(

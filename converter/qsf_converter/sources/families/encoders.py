@@ -285,10 +285,12 @@ def _gguf_modern(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> d
     }
 
 
-def _head_of(dense: str, out: str) -> tuple[str, ...]:
-    return tuple(
-        f"{name}.{kind}" for name in (dense, out, "head.norm") for kind in ("weight", "bias")
-    )
+def _head_of(dense: str, out: str) -> dict[str, str]:
+    return {
+        f"{here}.{kind}": f"{there}.{kind}"
+        for here, there in (("cls", dense), ("cls.output", out), ("cls.norm", "head.norm"))
+        for kind in ("weight", "bias")
+    }
 
 
 _GGUF_BERT = Gguf(  # XLM-RoBERTa too, whose positions llama.cpp has cut
@@ -296,7 +298,7 @@ _GGUF_BERT = Gguf(  # XLM-RoBERTa too, whose positions llama.cpp has cut
     reads=("attention.causal", "classifier.output_labels"),
     others=("BertForSequenceClassification",),
     prefix="",
-    sources=_head_of("classifier.dense", "classifier.out_proj"),
+    tensors=_head_of("classifier.dense", "classifier.out_proj"),
 )
 _GGUF_NOMIC = replace(
     _GGUF_BERT,
@@ -323,7 +325,7 @@ _GGUF_MODERN = Gguf(
     reads=("attention.causal", "rope.freq_base_swa", "classifier.output_labels"),
     others=("ModernBertForSequenceClassification",),
     prefix="",
-    sources=_head_of("head.dense", "classifier"),
+    tensors=_head_of("head.dense", "classifier"),
 )  # fmt: skip
 _GGUF_GEMMA = replace(gemma.GGUF_GEMMA3, more=_gguf_gemma, reads=("attention.causal",), prefix="")
 

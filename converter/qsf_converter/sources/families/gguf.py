@@ -79,7 +79,7 @@ class Gguf:
     ``has_one_in_norms``: norms are stored as 1 + w, ``is_ungrouped``: fused tensors hold all of Q,
     then K, then V. ``yarn`` are fields of that scaling of RoPE; its multiplier may be a tenth of
     ``mscale_all_dim``, which is ``mscale`` too. ``layouts`` are those of the family that files
-    have, ``prefix`` the family's, if not its first, and ``sources`` tensors without a rule.
+    have, ``prefix`` the family's, if not its first, ``tensors`` names of those without a rule.
     ``unused_flag`` is that of rules whose tensors a file of this configuration lacks.
     """
 
@@ -99,7 +99,7 @@ class Gguf:
     has_tenth_of_mscale: bool = False
     layouts: tuple[int, int | None] = (-1, None)  # first, end
     prefix: str | None = None
-    sources: tuple[str, ...] = ()
+    tensors: Mapping[str, str] = field(default_factory=dict)  # GGUF's name -> HuggingFace's
     unused_flag: Callable[[Mapping[str, Any]], str] | None = None
 
     def fields(self, *, is_layer_norm: bool) -> dict[str, tuple[str, bool]]:

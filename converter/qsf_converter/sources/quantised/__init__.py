@@ -13,28 +13,28 @@ from pathlib import Path
 from typing import Any, Final
 
 from qsf.errors import QsfConversionError, shown
-from qsf_converter.sources.checkpoint import MXFP4, Checkpoint
-from qsf_converter.sources.checkpoint_mxfp4 import Mxfp4Checkpoint
+from qsf_converter.sources.checkpoint import Checkpoint, DerivedCheckpoint, Matrix
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.metadata import read_json_object
-from qsf_converter.sources.quantised import bitsandbytes, scaled
+from qsf_converter.sources.quantised import bitnet, bitsandbytes, scaled
 from qsf_converter.sources.quantised.gptq import awq_matrices, gptq_matrices
-from qsf_converter.sources.quantised.matrix import DequantisedCheckpoint, Matrix
+from qsf_converter.sources.quantised.matrix import OF_ACTIVATIONS
 from qsf_converter.sources.quantised.stored import FP8, Stored
 
 _Matrices = Callable[[Stored, Config], Iterator[Matrix]]
 
-# quant_method -> what is read of it, for people, and its reader; None: Mxfp4Checkpoint.
-METHODS: Final[Mapping[str, tuple[str, _Matrices | None]]] = {
+# quant_method -> what is read of it, for people, and its reader.
+METHODS: Final[Mapping[str, tuple[str, _Matrices]]] = {
     "fp8": ("scales of blocks, rows or matrices, such as DeepSeek's", scaled.matrices),
     "fbgemm_fp8": ("FP8 with scales of rows", scaled.matrices),
     "mxfp8": ("FP8 in blocks of 32", scaled.matrices),
-    "mxfp4": ("kept", None),
+    "mxfp4": ("kept", scaled.mxfp4_matrices),
     "compressed-tensors": ("FP8, int8, packed int4 and int8, NVFP4, MXFP4", scaled.matrices),
     "modelopt": ("FP8, NVFP4", scaled.matrices),
     "gptq": ("2, 3, 4 and 8 bits, versions 1 and 2, desc_act", gptq_matrices),
     "awq": ("4 bits, gemm and gemv", awq_matrices),
     "bitsandbytes": ("NF4, FP4, nested too, int8", bitsandbytes.matrices),
+    "bitnet": ("ternary weights, kept", bitnet.matrices),
     "torchao": ("int4, int8 and float8 in safetensors", scaled.torchao_matrices),
 }
 _KEYS: Final = ("quantization_config", "compression_config")
@@ -50,6 +50,15 @@ _FILES: Final = {
 class Method:
     name: str
     own: Config
+
+    @property
+    def is_bitnet(self) -> bool:
+        return self.name == "bitnet"
+
+    @property
+    def is_ternary(self) -> bool:
+        """True if the layers' matrices are stored as ternary weights."""
+        return self.is_bitnet and bitnet.is_ternary(self.own)
 
 
 def method_of(config: Mapping[str, Any], folder: Path) -> Method | None:
@@ -73,7 +82,7 @@ def method_of(config: Mapping[str, Any], folder: Path) -> Method | None:
     if name not in METHODS:
         raise QsfConversionError(
             f"config.json: quantization_config.quant_method = {shown(name)} is not supported; "
-            f"supported: {', '.join(METHODS)}, bitnet; convert the original, unquantised checkpoint"
+            f"supported: {', '.join(METHODS)}; convert the original, unquantised checkpoint"
         )
     return Method(name, Config(stated, where="quantization_config."))
 
@@ -98,9 +107,9 @@ def _name_of(stated: Mapping[str, Any]) -> Any:
 
 
 def storage_of(checkpoint: Checkpoint, method: Method | None) -> str | None:
+    if method is not None and method.is_bitnet:
+        return None
     types = {matrix.type for matrix in getattr(checkpoint, "matrices", {}).values()}
-    if isinstance(checkpoint, Mxfp4Checkpoint):
-        types = {MXFP4}
     where = "" if method is None else f" ({method.name})"
     return f"{', '.join(sorted(types))}{where}" if types else None
 
@@ -114,7 +123,5 @@ def dequantised(stored: Checkpoint, method: Method | None) -> Checkpoint:
         if not any(tensor.dtype in FP8 for tensor in stored.tensors.values()):
             return stored
         method = Method("fp8", Config({}))
-    matrices = METHODS[method.name][1]
-    if matrices is None:
-        return Mxfp4Checkpoint(stored)
-    return DequantisedCheckpoint(stored, matrices(Stored(stored), method.own))
+    matrices = METHODS[method.name][1](Stored(stored), method.own)
+    return DerivedCheckpoint(stored, matrices, OF_ACTIVATIONS.search)

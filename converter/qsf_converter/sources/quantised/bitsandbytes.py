@@ -16,9 +16,8 @@ import numpy as np
 
 from qsf.errors import QsfConversionError, shown
 from qsf.foreign_json import JsonError, read_json
-from qsf_converter.sources.checkpoint import RawArray
+from qsf_converter.sources.checkpoint import Matrix, RawArray
 from qsf_converter.sources.families.config import MAX_FFN_DIM, Config
-from qsf_converter.sources.quantised.matrix import Matrix
 from qsf_converter.sources.quantised.stored import FLOATS, Stored, unpack
 
 _STATE: Final = ".quant_state.bitsandbytes__"

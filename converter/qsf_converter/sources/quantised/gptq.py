@@ -14,9 +14,9 @@ from typing import Any, Final
 import numpy as np
 
 from qsf.errors import QsfConversionError, shown
-from qsf_converter.sources.checkpoint import RawArray, SourceTensor
+from qsf_converter.sources.checkpoint import Matrix, RawArray, SourceTensor
 from qsf_converter.sources.families.config import Config
-from qsf_converter.sources.quantised.matrix import Matrix, affine, kept_type
+from qsf_converter.sources.quantised.matrix import affine, kept_type
 from qsf_converter.sources.quantised.stored import FLOATS, INTEGERS, Stored, unpack
 
 _CODES: Final = ".qweight"

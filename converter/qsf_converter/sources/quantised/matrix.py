@@ -5,81 +5,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from qsf.errors import QsfConversionError
-from qsf_converter.sources.checkpoint import Checkpoint, RawArray, SourceTensor, WrappedCheckpoint
+from qsf_converter.sources.checkpoint import Matrix, RawArray, Rows
 from qsf_converter.sources.quantised.stored import POWERS, Stored
 
-Rows = Callable[[int, int], RawArray]
-
 # How other engines round activations and caches; this one measures that itself.
-_OF_ACTIVATIONS: Final = re.compile(
+OF_ACTIVATIONS: Final = re.compile(
     r"\.((input|activation|output|[qkv]|kv)(_activation)?_(scale|zero_point|global_scale)"
     r"|input_scale_ub)$"
 )
 _KEPT: Final = {4: "Q4_0", 8: "Q8_0"}  # blocks of codes and a scale of f16
 _KEPT_COLS: Final = 32
 _CHECKED_BYTES: Final = 4 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """A matrix made of several stored tensors.
-
-    ``type`` is for reports. ``read`` returns rows. If a file can keep the matrix, ``kept`` is the
-    type and ``blocks`` reads rows of its blocks.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    type: str
-    parts: Sequence[str]
-    read: Rows
-    kept: str | None = None
-    blocks: Rows | None = None
-
-
-class DequantisedCheckpoint(WrappedCheckpoint):
-    """Another checkpoint with matrices instead of their parts; a ``Checkpoint``."""
-
-    def __init__(self, stored: Checkpoint, matrices: Iterable[Matrix]) -> None:
-        super().__init__(stored)
-        self.matrices = {matrix.name: matrix for matrix in matrices}
-        parts = {part for matrix in self.matrices.values() for part in matrix.parts}
-        self._tensors = {
-            name: tensor
-            for name, tensor in stored.tensors.items()
-            if name not in parts and not _OF_ACTIVATIONS.search(name)
-        }
-        for name, matrix in self.matrices.items():
-            if name in self._tensors:
-                raise QsfConversionError(f"tensor {name} is stored twice, quantised and as it is")
-            n_bytes = sum(stored.tensors[part].n_bytes for part in matrix.parts)
-            kind = matrix.kept or matrix.type
-            self._tensors[name] = SourceTensor(name, matrix.shape, kind, n_bytes)
-
-    def read_rows(self, name: str, start: int, stop: int) -> RawArray:
-        matrix = self.matrices.get(name)
-        if matrix is None:
-            return self._stored.read_rows(name, start, stop)
-        n_rows = self._tensors[name].n_rows
-        if not 0 <= start <= stop <= n_rows:
-            raise IndexError(f"rows [{start}, {stop}) of {name}, which has {n_rows}")
-        if start == stop:
-            return np.empty((0, matrix.shape[-1]), np.float32)
-        return matrix.read(start, stop)
-
-    def read_stored(self, name: str, start: int, stop: int) -> RawArray:
-        matrix = self.matrices.get(name)
-        if matrix is None:
-            return self._stored.read_stored(name, start, stop)
-        rows = (matrix.blocks or matrix.read)(start, stop)
-        return np.ascontiguousarray(rows).view(np.uint8).reshape(stop - start, -1)
 
 
 def affine(

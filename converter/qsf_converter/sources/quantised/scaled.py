@@ -21,11 +21,12 @@ from qsf_converter.sources.checkpoint import (
     MXFP4_BLOCK,
     MXFP4_COLS,
     MXFP4_VALUES,
+    Matrix,
     RawArray,
     SourceTensor,
 )
 from qsf_converter.sources.families.config import Config
-from qsf_converter.sources.quantised.matrix import Matrix, affine, kept_type, scales_of
+from qsf_converter.sources.quantised.matrix import affine, kept_type, scales_of
 from qsf_converter.sources.quantised.stored import FLOATS, FP8, INTEGERS, Stored, unpack
 
 _PACKED: Final = "_packed"
@@ -115,7 +116,10 @@ def _packed(stored: Stored, words: SourceTensor, bits: set[int]) -> Matrix:
     name = words.name.removesuffix(_PACKED)
     scale = stored.need(f"{name}_scale", _SCALES)
     if words.dtype == "U8" and scale.dtype == "U8":
-        return _mxfp4(name, words, scale, stored)
+        n_cols = 2 * words.shape[-1]
+        if scale.shape != (*words.shape[:-1], n_cols // MXFP4_COLS) or n_cols % MXFP4_COLS:
+            raise QsfConversionError(f"tensor {scale.name} has no scales of blocks of 32 of {name}")
+        return _mxfp4(stored, name, (*words.shape[:-1], n_cols), words.name, scale.name)
     if words.dtype == "U8":
         return _nvfp4(stored, name, words, scale.name, f"{name}_global_scale")
     stored.need(words.name, ("I32",))
@@ -204,19 +208,40 @@ def _nvfp4(stored: Stored, name: str, codes: SourceTensor, scale: str, total: st
     )  # fmt: skip
 
 
-def _mxfp4(name: str, codes: SourceTensor, scale: SourceTensor, stored: Stored) -> Matrix:
-    """MXFP4 as gpt-oss has it, by other names: it is kept."""
-    n_cols = 2 * codes.shape[-1]
-    if scale.shape != (*codes.shape[:-1], n_cols // MXFP4_COLS) or n_cols % MXFP4_COLS:
-        raise QsfConversionError(f"tensor {scale.name} has no scales of blocks of 32 of {name}")
+def mxfp4_matrices(stored: Stored, _own: Config) -> Iterator[Matrix]:
+    """Yield gpt-oss' experts: NAME_blocks [..., rows, blocks, 16] has the codes of 32 columns in 16
+    bytes, the even columns in the low halves, NAME_scales [..., rows, blocks] the exponents, as in
+    transformers' integrations/mxfp4.py. Raises QsfConversionError for bytes that are others.
+    """
+    for tensor in (tensor for tensor in stored.tensors.values() if tensor.dtype == "U8"):
+        base, _, kind = tensor.name.rpartition("_")
+        if kind == "blocks":
+            scales, shape = stored.tensors.get(f"{base}_scales"), tensor.shape
+            if scales is None or scales.dtype != "U8":
+                raise QsfConversionError(f"tensor {tensor.name} has no scales {base}_scales")
+            if len(shape) < 3 or shape[-1] != MXFP4_COLS // 2 or scales.shape != shape[:-1]:
+                raise QsfConversionError(
+                    f"tensor {tensor.name} has shape {list(shape)}, its scales "
+                    f"{list(scales.shape)}: no blocks of MXFP4, which are 16 bytes and a scale for "
+                    "32 weights"
+                )
+            n_cols = shape[-2] * MXFP4_COLS
+            yield _mxfp4(stored, tensor.name, (*shape[:-2], n_cols), tensor.name, scales.name)
+        elif kind != "scales" or f"{base}_blocks" not in stored.tensors:
+            raise QsfConversionError(f"tensor {tensor.name}: bytes without codes of MXFP4")
+
+
+def _mxfp4(stored: Stored, name: str, shape: tuple[int, ...], codes: str, scales: str) -> Matrix:
+    n_blocks = shape[-1] // MXFP4_COLS
+    per_row = stored.tensors[codes].n_rows // math.prod(shape[:-1])  # rows of codes
 
     def read(start: int, stop: int) -> RawArray:
-        raw = np.empty((stop - start, n_cols // MXFP4_COLS), MXFP4_BLOCK)
-        raw["codes"] = stored.rows(codes.name, start, stop).reshape(*raw.shape, -1)
-        raw["scale"] = stored.rows(scale.name, start, stop)
+        raw = np.empty((stop - start, n_blocks), MXFP4_BLOCK)
+        raw["codes"] = stored.rows(codes, start * per_row, stop * per_row).reshape(*raw.shape, -1)
+        raw["scale"] = stored.rows(scales, start, stop)
         return raw
 
-    return Matrix(name, (*codes.shape[:-1], n_cols), MXFP4, [codes.name, scale.name], read)
+    return Matrix(name, shape, MXFP4, [codes, scales], read)
 
 
 def _torchao_int4(stored: Stored, name: str, codes: SourceTensor, scale: str, zero: str) -> Matrix:
