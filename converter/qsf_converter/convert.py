@@ -28,9 +28,9 @@ from qsf.report.record import Quality, Report
 from qsf.shell.output import check_not_a_source, check_output, check_space
 from qsf_converter import meta
 from qsf_converter.calibrate.calibration import Calibration
-from qsf_converter.calibrate.calibration_text import CalibrationText, read_calibration_text
 from qsf_converter.calibrate.sensitivity import Sensitivity
 from qsf_converter.calibrate.state import CalibrationState, folder_of, state_key
+from qsf_converter.calibrate.texts import CalibrationText, read_calibration_text
 from qsf_converter.calibrate.type_choice import Phase, choose_types
 from qsf_converter.costs import Costs, measure_costs
 from qsf_converter.request import (
@@ -41,15 +41,21 @@ from qsf_converter.request import (
     bytes_of,
 )
 from qsf_converter.rounding.compression import DEFAULT_COMPRESSION, StoredLayers
-from qsf_converter.rounding.fine_parts import with_fine_values, with_split_head
 from qsf_converter.rounding.key_channels import with_equal_keys
 from qsf_converter.rounding.outlier_tables import with_outlier_plans
 from qsf_converter.rounding.pieces import rounded_units, with_exact_types, with_tensor_scales
-from qsf_converter.rounding.plan import ENCODER_QUANT_TYPE, KEEP, Plan, make_plan
+from qsf_converter.rounding.plan import (
+    ENCODER_QUANT_TYPE,
+    KEEP,
+    Plan,
+    make_plan,
+    with_fine_values,
+    with_split_head,
+)
 from qsf_converter.sources.checkpoint import KEPT
 from qsf_converter.sources.checkpoint_files import READABLE as PLAIN
 from qsf_converter.sources.source import Source, open_source
-from qsf_converter.text.tokenizer import tables_of
+from qsf_converter.text.tables import tables_of
 from qsf_converter.writing import UnitWriter
 
 Progress = Callable[[int, int], None]  # called with the source bytes done and all source bytes

@@ -19,8 +19,8 @@ from qsf.file.layout import Dtype, dtype_name
 from qsf.file.stored_tokenizer import pack_tokenizer
 from qsf.report.record import EXACT, ROUNDED, Evaluation, LayerReport, Quality, TensorReport
 from qsf_converter.calibrate.calibration import FEEDBACK
-from qsf_converter.calibrate.calibration_text import CalibrationText
 from qsf_converter.calibrate.sensitivity import Sensitivity
+from qsf_converter.calibrate.texts import CalibrationText
 from qsf_converter.calibrate.transforms import ROTATED, SCALED
 from qsf_converter.costs import Costs
 from qsf_converter.original.divergence import Divergence

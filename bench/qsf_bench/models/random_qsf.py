@@ -243,7 +243,7 @@ def write_model(
             writer.add_section("WPOS", weights.positions(shape.max_tokens, shape.dim))
         if tokenizer_from is not None:
             from qsf_converter.sources import metadata
-            from qsf_converter.text.tokenizer import tables_of
+            from qsf_converter.text.tables import tables_of
 
             tokenizer = metadata.tokenizer_bytes(tokenizer_from)
             if tokenizer is not None:

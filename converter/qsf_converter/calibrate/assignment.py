@@ -36,8 +36,7 @@ from qsf.file.layout import (
     layer_unit,
     padded,
 )
-from qsf_converter.rounding.fine_parts import table_type
-from qsf_converter.rounding.plan import Plan, Policy, Target, common_dtype
+from qsf_converter.rounding.plan import Plan, Policy, Target, common_dtype, table_type
 from qsf_converter.rounding.quantisers import ErrorSums, quantise_rows
 from qsf_converter.rounding.tiles import tile_bytes
 from qsf_converter.sources.families.rules import Place

@@ -27,8 +27,13 @@ from numpy.typing import NDArray
 from qsf.errors import QsfConversionError
 from qsf.file.layout import EXACT, FINAL_UNIT, FINE, OWN_TABLE_UNIT, Dtype, Role, TensorType
 from qsf_converter.calibrate import transforms
-from qsf_converter.calibrate.compensation import InputSums, Rounded, Rounding
-from qsf_converter.calibrate.experts import RoutedPart, round_plainly
+from qsf_converter.calibrate.compensation import (
+    InputSums,
+    Rounded,
+    Rounding,
+    RoutedPart,
+    round_plainly,
+)
 from qsf_converter.calibrate.sensitivity import round_matrix
 from qsf_converter.calibrate.state import CalibrationState
 from qsf_converter.original.divergence import Divergence

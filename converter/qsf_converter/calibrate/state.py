@@ -24,8 +24,8 @@ import numpy as np
 from qsf.errors import QsfIOError
 from qsf.file.layout import Dtype
 from qsf.foreign_json import read_json
-from qsf_converter.calibrate.calibration_text import CalibrationText
 from qsf_converter.calibrate.sensitivity import LayerImportance, Sensitivity
+from qsf_converter.calibrate.texts import CalibrationText
 from qsf_converter.request import Request
 from qsf_converter.rounding.outliers import Entries
 from qsf_converter.rounding.pieces import Piece, RoundedPiece, RoundedTensor

@@ -12,13 +12,12 @@ from typing import Final
 
 from qsf.file.layout import Dtype
 from qsf_converter.calibrate import assignment
-from qsf_converter.calibrate.calibration_text import CalibrationText
 from qsf_converter.calibrate.sensitivity import Sensitivity, choose_effort, measure, measure_layers
 from qsf_converter.calibrate.state import CalibrationState
+from qsf_converter.calibrate.texts import CalibrationText
 from qsf_converter.original.layers import Original
 from qsf_converter.request import MIXED, Request
-from qsf_converter.rounding.fine_parts import table_type
-from qsf_converter.rounding.plan import Plan, Policy, parse_quant_type
+from qsf_converter.rounding.plan import Plan, Policy, parse_quant_type, table_type
 from qsf_converter.sources.checkpoint import Checkpoint
 
 _LAYER_TOKENS: Final = 512  # to measure layers

@@ -36,10 +36,17 @@ from qsf.file.layout import (
     TensorType,
     UnitId,
 )
-from qsf_converter.original.rotation import rope_frequencies, rotate
-from qsf_converter.original.routing import route
-from qsf_converter.original.states import convolve, delta_rule, ssd
-from qsf_converter.original.weights import BIASES, Weights, linear
+from qsf_converter.original.weights import (
+    BIASES,
+    Weights,
+    convolve,
+    delta_rule,
+    linear,
+    rope_frequencies,
+    rotate,
+    route,
+    ssd,
+)
 from qsf_converter.rounding.pieces import Piece, read_rows, read_tensor
 from qsf_converter.rounding.plan import Plan, Target
 from qsf_converter.sources.checkpoint import Checkpoint, Float32Array

@@ -24,7 +24,7 @@ from qsf_converter.original.weights import Weights
 from qsf_converter.rounding.plan import Policy, make_plan
 from qsf_converter.sources.checkpoint import Float32Array
 from qsf_converter.sources.source import Source, open_source
-from qsf_converter.text.tokenizer import open_tokenizer
+from qsf_converter.text.tables import open_tokenizer
 
 DEFAULT_MEMORY_BYTES: Final = 256 << 20
 

@@ -34,8 +34,7 @@ from qsf_converter.sources.checkpoint_files import READABLE, FileCheckpoint, Loc
 from qsf_converter.sources.families.family import Family
 from qsf_converter.sources.families.gguf import Gguf
 from qsf_converter.sources.gguf_config import ROPE_TENSORS, dialect_of, read_model
-from qsf_converter.sources.gguf_file import GgufHead, GgufTensor
-from qsf_converter.sources.gguf_parts import read_parts
+from qsf_converter.sources.gguf_file import GgufHead, GgufTensor, read_parts
 
 _SLAB_BYTES = 4 << 20  # of f32 dequantised at once
 _N_ROPE_FACTORS = 4096  # half the largest head_dim

@@ -23,7 +23,7 @@ import numpy as np
 from qsf.errors import QsfError
 from qsf_converter.sources.gguf_splits import ADD_BOS, IGNORE_MERGES, NFC, OF_CHARACTERS, SPLITS
 from qsf_converter.text.steps import MARK
-from qsf_converter.text.tokenizer import open_tokenizer
+from qsf_converter.text.tables import open_tokenizer
 
 Metadata = Mapping[str, Any]
 

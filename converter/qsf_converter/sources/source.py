@@ -26,8 +26,12 @@ from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint, LeastType
 from qsf_converter.sources.checkpoint_padded import padded
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
 from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
-from qsf_converter.sources.classifier import is_classifier, with_classifier
-from qsf_converter.sources.dense import with_dense_of_folder, with_dense_of_gguf
+from qsf_converter.sources.embedding import (
+    is_classifier,
+    with_classifier,
+    with_dense_of_folder,
+    with_dense_of_gguf,
+)
 from qsf_converter.sources.families.family import Facts, Family
 from qsf_converter.sources.gguf_config import FILE_TYPES
 from qsf_converter.sources.gguf_file import MAGIC

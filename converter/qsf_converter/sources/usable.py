@@ -22,7 +22,7 @@ from qsf.text.render import one_process
 from qsf.text.sampling import end_ids, resolve_sampling
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter.sources.metadata import TOKEN_IDS
-from qsf_converter.text.tokenizer import open_tokenizer
+from qsf_converter.text.tables import open_tokenizer
 
 _MARKS = ("qZ0Xk", "qZ1Xk", "qZ2Xk")
 _TRIALS = ("Hi", "  two words\n", "A \n\n B ", "tail ", "end.")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import itertools
 import math
 import struct
@@ -14,8 +15,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from qsf.errors import QsfUnsupportedError
 from qsf.foreign_json import read_json
-from qsf.text.tokenizer import byte_of_char
+from qsf.text.tokenizer import Tokenizer, byte_of_char
 from qsf_converter.text.automata import classes_of, compile_tree, sets_of
 from qsf_converter.text.characters import EDGE
 from qsf_converter.text.expressions import ExpressionError
@@ -486,3 +488,24 @@ def _tree(keys: Mapping[bytes, int]) -> U32:
 def _padded(array: NDArray[Any]) -> bytes:
     data = array.tobytes()
     return data + bytes(-len(data) % 8)
+
+
+@functools.lru_cache(maxsize=2)
+def tables_of(
+    tokenizer_json: bytes, bos_id: int | None, add_bos: bool | None
+) -> tuple[bytes | None, str | None]:
+    return text_section(tokenizer_json, bos_id=bos_id, add_bos=add_bos)
+
+
+def open_tokenizer(
+    tokenizer_json: bytes, *, bos_id: int | None, add_bos: bool | None = None
+) -> Tokenizer:
+    """Return the engine's tokenizer.
+
+    Raises:
+        QsfUnsupportedError: the bytes are no tokenizer, or its kind is not supported.
+    """
+    section, reason = tables_of(tokenizer_json, bos_id, add_bos)
+    if section is None:
+        raise QsfUnsupportedError(f"the engine does not have this kind of tokenizer: {reason}")
+    return Tokenizer(section, bos_id=bos_id)

@@ -17,7 +17,7 @@ from qsf.file.layout import Dtype, TensorType
 from qsf.file.reader import Reader
 from qsf.report.record import Report
 from qsf_converter import convert
-from qsf_converter.calibrate import assignment, experts
+from qsf_converter.calibrate import assignment, compensation
 from qsf_converter.rounding.plan import Policy, make_plan
 
 T = TensorType
@@ -44,7 +44,7 @@ def test_experts_get_feedback_on_the_tokens_that_they_meet(
     assert of_experts.output_error is not None
     assert kinds["2.EXPERT_ROUTER"].type == "f16"
     # The same where no expert meets enough tokens: plain rounding, which is worse.
-    monkeypatch.setattr(experts, "LEAST_TOKENS", 1 << 30)
+    monkeypatch.setattr(compensation, "LEAST_TOKENS", 1 << 30)
     plain = convert(
         tiny_moe_dir,
         tmp_path / "plain.qsf",
@@ -67,7 +67,7 @@ def test_the_report_counts_experts_that_few_tokens_met(
     tiny_moe_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.qsf"
-    monkeypatch.setattr(experts, "LEAST_TOKENS", 900)
+    monkeypatch.setattr(compensation, "LEAST_TOKENS", 900)
     report = convert(
         tiny_moe_dir, path, quant_type="4bit", calibration=BUNDLED, calibration_tokens=N_TOKENS
     )

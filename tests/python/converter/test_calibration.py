@@ -20,7 +20,7 @@ from qsf.errors import QsfConversionError
 from qsf.file.layout import EMBEDDING_UNIT, Dtype
 from qsf_converter.calibrate import calibration as calibration_module
 from qsf_converter.calibrate.calibration import FEEDBACK, Calibration
-from qsf_converter.calibrate.calibration_text import CalibrationText, read_calibration_text
+from qsf_converter.calibrate.texts import CalibrationText, read_calibration_text
 from qsf_converter.convert import convert
 from qsf_converter.request import Request
 

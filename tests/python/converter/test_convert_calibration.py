@@ -18,8 +18,7 @@ from make.commands import Here
 from qsf.cli import inspect as inspect_cli
 from qsf.file.reader import Reader
 from qsf_converter import cli
-from qsf_converter.calibrate.calibration_text import read_calibration_text
-from qsf_converter.calibrate.texts import bundled_text
+from qsf_converter.calibrate.texts import bundled_text, read_calibration_text
 from qsf_converter.convert import convert
 from qsf_converter.request import Request
 from qsf_converter.sources.source import open_source

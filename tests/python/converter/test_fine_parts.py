@@ -18,12 +18,12 @@ from oracle import reference
 from oracle.file.reader import Reader
 from qsf import Model
 from qsf.file.layout import FINAL_UNIT, Dtype, TensorType, layer_unit
-from qsf_converter.calibrate.calibration_text import read_calibration_text
 from qsf_converter.calibrate.sensitivity import measure, round_matrix
+from qsf_converter.calibrate.texts import read_calibration_text
 from qsf_converter.convert import convert
 from qsf_converter.original.layers import Original
 from qsf_converter.request import Request
-from qsf_converter.rounding import fine_parts
+from qsf_converter.rounding import plan as planning
 from qsf_converter.rounding.plan import QUANT_TYPES
 from qsf_converter.rounding.tiles import dequantise_tiles
 
@@ -84,7 +84,7 @@ def small(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Pat
 
 @pytest.fixture
 def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fine_parts, "_LEAST_ROWS", 1024)
+    monkeypatch.setattr(planning, "_LEAST_ROWS", 1024)
 
 
 def head_of(file: Path) -> list[tuple[TensorType, int, Dtype]]:
@@ -146,8 +146,8 @@ def test_the_split_changes_no_bit_of_the_logits(
 ) -> None:
     """Both parts with 8 bits, as the whole."""
     model = tiny_checkpoints.make_llama(tmp_path / "m", n_vocab=n_vocab)
-    real = fine_parts.with_split_head
-    monkeypatch.setattr(fine_parts, "_LEAST_ROWS", 1024)
+    real = planning.with_split_head
+    monkeypatch.setattr(planning, "_LEAST_ROWS", 1024)
     logits = []
     for name, is_split in (("whole", False), ("split", True)):
         monkeypatch.setattr(
@@ -206,7 +206,7 @@ def test_each_part_costs_what_it_loses(small: Path) -> None:
     dtype = Dtype.Q2
     samples = np.random.default_rng(3).integers(2, 2048, (2, 24)).astype(np.int32)
     with calibrated_models.planned(small) as (source, plan):
-        plan = fine_parts.with_split_head(plan, has_free_type=True)
+        plan = planning.with_split_head(plan, has_free_type=True)
         original = Original(plan, source.checkpoint)
         costs = measure(original, samples, {"HEAD": (dtype,), "HEAD_REST": (dtype,)}).kl
         x = original.embed(samples)

@@ -19,7 +19,7 @@ from qsf_converter import convert
 from qsf_converter.sources.gguf_splits import OF_CHARACTERS, SPLITS
 from qsf_converter.sources.gguf_tokenizer import chat_of, tokenizer_of
 from qsf_converter.sources.source import open_source
-from qsf_converter.text.tokenizer import open_tokenizer
+from qsf_converter.text.tables import open_tokenizer
 
 TEXTS = [
     "Once upon a time, there was a little girl.",

@@ -11,7 +11,7 @@ import pytest
 from make.jinja_snippets import TEMPLATES
 from qsf.text.tokenizer import Tokenizer, byte_of_char
 from qsf_converter.sources.usable import with_turn_ends
-from qsf_converter.text.tokenizer import open_tokenizer
+from qsf_converter.text.tables import open_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

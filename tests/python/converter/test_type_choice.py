@@ -19,8 +19,12 @@ from qsf.file.layout import Dtype, Role, TensorType
 from qsf.file.reader import Reader
 from qsf_converter import meta
 from qsf_converter.calibrate.assignment import mixed_policy
-from qsf_converter.calibrate.calibration_text import CalibrationText, read_calibration_text
-from qsf_converter.calibrate.texts import cut_samples, read_texts
+from qsf_converter.calibrate.texts import (
+    CalibrationText,
+    cut_samples,
+    read_calibration_text,
+    read_texts,
+)
 from qsf_converter.convert import convert
 from qsf_converter.request import Request
 

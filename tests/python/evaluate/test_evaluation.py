@@ -23,7 +23,7 @@ from qsf.evaluate.windows import PROTOCOLS, Window, cut_windows
 from qsf.model import Model
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter.original.logits import open_original
-from qsf_converter.text.tokenizer import open_tokenizer
+from qsf_converter.text.tables import open_tokenizer
 
 Array = NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from qsf import Model, Session
 from qsf.passes import Chosen
 from qsf.text.channels import CALL_BEGIN, CALL_MIDDLE, answer_decoder
 from qsf.text.tokenizer import Tokenizer
-from qsf_converter.text.tokenizer import open_tokenizer
+from qsf_converter.text.tables import open_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from qsf.errors import MAX_LINE, QsfArgumentError, QsfFormatError
 from qsf.text.chat import ChatTemplate
 from qsf.text.tokenizer import Tokenizer
-from qsf_converter.text.tokenizer import open_tokenizer
+from qsf_converter.text.tables import open_tokenizer
 
 USER = {"role": "user", "content": "Hi"}
 ASSISTANT = {"role": "assistant", "content": "Hello"}

@@ -16,8 +16,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from make.text_families import MARK, random_text
-from qsf_converter.text.maps import precompiled_map
-from qsf_converter.text.tokenizer import open_tokenizer
+from qsf_converter.text.steps import precompiled_map
+from qsf_converter.text.tables import open_tokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 STRIPPED = normalizers.BertNormalizer(

@@ -19,8 +19,7 @@ from make.examples import examples
 from make.text_families import SPECIAL, families, qwen2_json, random_text
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
 from qsf.text.tokenizer import Tokenizer
-from qsf_converter.text.tables import library_float, text_section
-from qsf_converter.text.tokenizer import open_tokenizer
+from qsf_converter.text.tables import library_float, open_tokenizer, text_section
 
 
 @functools.cache

@@ -20,8 +20,7 @@ from make.text_families import random_text
 from qsf.text.tokenizer import Tokenizer, byte_of_char
 from qsf_converter.sources.gguf_splits import SPLITS
 from qsf_converter.text.expressions import ExpressionError, parse
-from qsf_converter.text.tables import text_section
-from qsf_converter.text.tokenizer import open_tokenizer
+from qsf_converter.text.tables import open_tokenizer, text_section
 
 TEXTS = (
     "It's 3 o'clock; I'LL pay $1234567.89 + 20% of <that>!  DON'Twe\u017f'\u017f",

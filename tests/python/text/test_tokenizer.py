@@ -22,7 +22,7 @@ from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
 from qsf.text.parts import read_text_parts
 from qsf.text.tokenizer import Tokenizer, max_text_bytes, protect_special
 from qsf_converter import convert
-from qsf_converter.text.tokenizer import open_tokenizer
+from qsf_converter.text.tables import open_tokenizer
 
 N_EXAMPLES = int(os.environ.get("QSF_FUZZ_EXAMPLES", examples(150)))  # `make fuzz` asks for more
 

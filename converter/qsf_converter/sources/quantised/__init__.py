@@ -18,8 +18,7 @@ from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.metadata import read_json_object
 from qsf_converter.sources.quantised import bitnet, bitsandbytes, scaled
 from qsf_converter.sources.quantised.gptq import awq_matrices, gptq_matrices
-from qsf_converter.sources.quantised.matrix import OF_ACTIVATIONS
-from qsf_converter.sources.quantised.stored import FP8, Stored
+from qsf_converter.sources.quantised.matrix import FP8, OF_ACTIVATIONS, Stored
 
 _Matrices = Callable[[Stored, Config], Iterator[Matrix]]
 

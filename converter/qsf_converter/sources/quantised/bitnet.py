@@ -16,7 +16,7 @@ import numpy as np
 from qsf.errors import QsfConversionError, shown
 from qsf_converter.sources.checkpoint import Matrix, RawArray, SourceTensor
 from qsf_converter.sources.families.config import Config
-from qsf_converter.sources.quantised.stored import Stored
+from qsf_converter.sources.quantised.matrix import Stored
 
 _BYTES: Final = "U8"  # the type of a packed matrix
 _PACKED_ROWS: Final = 4  # in a row of bytes

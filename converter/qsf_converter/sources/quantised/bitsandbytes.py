@@ -18,7 +18,7 @@ from qsf.errors import QsfConversionError, shown
 from qsf.foreign_json import JsonError, read_json
 from qsf_converter.sources.checkpoint import Matrix, RawArray
 from qsf_converter.sources.families.config import MAX_FFN_DIM, Config
-from qsf_converter.sources.quantised.stored import FLOATS, Stored, unpack
+from qsf_converter.sources.quantised.matrix import FLOATS, Stored, unpack
 
 _STATE: Final = ".quant_state.bitsandbytes__"
 _BYTES: Final = ("U8", "I8", "F16", "BF16", "F32", "I32")  # bnb_4bit_quant_storage

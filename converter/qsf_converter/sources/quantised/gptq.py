@@ -16,8 +16,14 @@ import numpy as np
 from qsf.errors import QsfConversionError, shown
 from qsf_converter.sources.checkpoint import Matrix, RawArray, SourceTensor
 from qsf_converter.sources.families.config import Config
-from qsf_converter.sources.quantised.matrix import affine, kept_type
-from qsf_converter.sources.quantised.stored import FLOATS, INTEGERS, Stored, unpack
+from qsf_converter.sources.quantised.matrix import (
+    FLOATS,
+    INTEGERS,
+    Stored,
+    affine,
+    kept_type,
+    unpack,
+)
 
 _CODES: Final = ".qweight"
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # the places in a word of the codes of 8 outputs

@@ -26,8 +26,16 @@ from qsf_converter.sources.checkpoint import (
     SourceTensor,
 )
 from qsf_converter.sources.families.config import Config
-from qsf_converter.sources.quantised.matrix import affine, kept_type, scales_of
-from qsf_converter.sources.quantised.stored import FLOATS, FP8, INTEGERS, Stored, unpack
+from qsf_converter.sources.quantised.matrix import (
+    FLOATS,
+    FP8,
+    INTEGERS,
+    Stored,
+    affine,
+    kept_type,
+    scales_of,
+    unpack,
+)
 
 _PACKED: Final = "_packed"
 _SCALES: Final = (*FLOATS, "F8_E8M0", "F8_E4M3", "U8")  # U8: exponents, as of E8M0
