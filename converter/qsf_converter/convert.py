@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from qsf.errors import QsfArgumentError, QsfIOError
 from qsf.file.layout import KEPT as ALL_KEPT
-from qsf.file.layout import dtype_name
+from qsf.file.layout import Dtype, dtype_name
 from qsf.file.partial import remove_abandoned
 from qsf.file.stored_tokenizer import pack_tokenizer
 from qsf.file.writer import Writer
@@ -135,21 +136,17 @@ def convert_as(
     remove_abandoned(out)
     with open_source(Path(model_dir)) as source:
         check_not_a_source(out, source.files)
+        requested_type = request.quant_type
         request, warnings = _with_type(request, source)
         if request.needs_tokenizer:
             source.require_tokenizer()
         if request.needs_template:
             source.require_template()
-        original_request = request
-        if source.is_ternary:
-            request = request.for_ternary_source()
-        conversion = _Conversion.of(source, request, out)
-        plan, sensitivity = conversion.plan(phase or _no_phase)
+        conversion = _Conversion.of(source, request, out, phase or _no_phase)
+        plan = conversion.plan()
         stored = StoredLayers(request.compress)
         try:
-            quality, costs = conversion.write(
-                plan, sensitivity, stored, progress, phase or _no_phase
-            )
+            quality, costs = conversion.write(plan, stored, progress)
             file_bytes = out.stat().st_size
         except QsfIOError:
             raise
@@ -158,7 +155,7 @@ def convert_as(
         if conversion.state is not None:
             conversion.state.remove()
         warnings += plan.warnings
-        if request is not original_request:
+        if source.is_ternary and request.quant_type != requested_type:
             warnings.append(f"its weights are ternary: {request.quant_type}, which keeps them")
         warnings += _rounded_again(plan)
         if source.tokenizer is None:
@@ -178,26 +175,31 @@ def convert_as(
 def _with_type(request: Request, source: Source) -> tuple[Request, list[str]]:
     """Return the request with a type that fits the source, unless the user chose one, and warnings.
 
-    Blocks of a GGUF file are kept if possible; else the type has at least the source's bits.
+    Blocks of a GGUF file are kept if possible, and so are ternary weights; else the type has at
+    least the source's bits.
 
-    Raises QsfArgumentError for ``keep`` if no block of the source can be kept.
+    Raises QsfArgumentError for ``keep`` if no block of the source can be kept, and for options that
+    would change ternary weights instead of keeping them.
     """
-    least = source.least_type
+    least, is_free = source.least_type, request.quant_type is None and not request.has_target
     if request.layer_type == KEEP and not source.keeps:
         raise QsfArgumentError(
             f"quant type keep is for GGUF files of {', '.join(KEPT)} and for symmetric int4 and "
             f"int8; {source.path.name} has no such matrix: give a type"
         )
-    is_free = request.quant_type is None and not request.has_target
     if source.keeps and (request.layer_type == KEEP or (is_free and request.calibration is None)):
         unkept = request.unkept_type if source.unkept_type is None else source.unkept_type.name
-        return dataclasses.replace(request, quant_type=KEEP, unkept_type=unkept), []
-    if is_free and least is None and source.facts.arch.is_encoder:
-        return dataclasses.replace(request, quant_type=ENCODER_QUANT_TYPE), []
-    if request.quant_type is not None or request.has_target or least is None:
-        return request, []
-    warning = f"converted to {least.name}, as its matrices have {least.bits:.2f} bits a weight"
-    return dataclasses.replace(request, quant_type=least.name), [warning]
+        request = dataclasses.replace(request, quant_type=KEEP, unkept_type=unkept)
+    elif is_free and least is not None:
+        words = f"converted to {least.name}, as its matrices have {least.bits:.2f} bits a weight"
+        return dataclasses.replace(request, quant_type=least.name), [words]
+    elif is_free and source.facts.arch.is_encoder:
+        request = dataclasses.replace(request, quant_type=ENCODER_QUANT_TYPE)
+    elif is_free and source.is_ternary:
+        request = dataclasses.replace(request, quant_type=dtype_name(Dtype.TERNARY))
+    if source.is_ternary:
+        request.check_for_ternary_source()
+    return request, []
 
 
 def _stored(source: Source) -> list[str]:
@@ -229,50 +231,56 @@ def _rounded_again(plan: Plan) -> list[str]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Conversion:
+    """One conversion: first `plan`, then `write`."""
+
     source: Source
     request: Request
     out: Path
+    phase: Phase
     text: CalibrationText | None
     state: CalibrationState | None
+    sensitivity: Sensitivity | None = None  # what `plan` measured
 
     @classmethod
-    def of(cls, source: Source, request: Request, out: Path) -> _Conversion:
+    def of(cls, source: Source, request: Request, out: Path, phase: Phase) -> _Conversion:
         """Read the calibration text, if there is one, and look for saved layers."""
         text = read_calibration_text(source, request)
         state = None
         if text is not None:
             state = CalibrationState(folder_of(out), state_key(source, request, text))
-        return cls(source, request, out, text, state)
+        return cls(source, request, out, phase, text, state)
 
-    def plan(self, phase: Phase) -> tuple[Plan, Sensitivity | None]:
-        """Return the type, scale and outliers of every tensor, and the measurements."""
-        source, request, checkpoint = self.source, self.request, self.source.checkpoint
-        plan = make_plan(source.family, source.facts, checkpoint, request.first_policy())
-        plan = with_exact_types(plan, checkpoint)
-        plan = with_equal_keys(plan, checkpoint)
-        is_free = request.layer_type == MIXED and request.embed_type is None
-        plan = with_fine_values(with_split_head(plan, has_free_type=is_free))
+    def plan(self) -> Plan:
+        """Return the type, scale and outliers of every tensor."""
+        source, policy = self.source, self.request.first_policy()
+        plan = make_plan(source.family, source.facts, source.checkpoint, policy)
+        for step in _STEPS:
+            plan = step(plan, self)
+        return plan
+
+    @property
+    def has_free_types(self) -> bool:
+        """True if the types of all matrices are chosen."""
+        return self.request.layer_type == MIXED and self.request.embed_type is None
+
+    def with_types(self, plan: Plan) -> Plan:
+        """Return the plan with the types that were chosen; keep what was measured."""
+        source, request = self.source, self.request
         tables, _ = _text_tables(source)
         text_bytes = {} if tables is None else {"TEXT": len(tables)}
-        other_bytes = meta.section_bytes(source, request, plan, self.text)
-        section_bytes = {**text_bytes, **other_bytes}
-        plan, sensitivity = choose_types(
-            plan, checkpoint, request, self.text, section_bytes, phase, self.state
+        section_bytes = {**text_bytes, **meta.section_bytes(source, request, plan, self.text)}
+        plan, self.sensitivity = choose_types(
+            plan, source.checkpoint, request, self.text, section_bytes, self.phase, self.state
         )
-        plan = with_outlier_plans(plan, checkpoint, may_add_bytes=request.may_add_bytes)
-        if request.ternary_rule != DEFAULT_TERNARY_RULE:
-            plan = with_tensor_scales(plan, checkpoint)
-        return plan, sensitivity
+        return plan
 
     def write(
         self,
         plan: Plan,
-        sensitivity: Sensitivity | None,
         stored: StoredLayers,
         progress: Progress | None,
-        phase: Phase,
     ) -> tuple[Quality, Costs]:
         """Write the file; return its quality report, and the costs of its arithmetic."""
         source = self.source
@@ -290,7 +298,7 @@ class _Conversion:
             needed_bytes=needed_bytes,
             n_threads=self.request.n_threads,
         ) as writer:
-            quality = self._write_units(writer, plan, sensitivity, stored, progress)
+            quality = self._write_units(writer, plan, stored, progress)
             tables, _ = _text_tables(source)
             if tables is not None:
                 writer.add_section("TEXT", tables)
@@ -303,7 +311,7 @@ class _Conversion:
                     writer,
                     sum(t.n_rows * t.n_cols for t in plan.targets),
                     self.request.n_threads,
-                    phase("measuring the arithmetic"),
+                    self.phase("measuring the arithmetic"),
                     is_kept=any(t.dtype in ALL_KEPT for t in plan.targets),
                     is_wanted=self.request.measures_costs,
                 )
@@ -315,7 +323,6 @@ class _Conversion:
         self,
         writer: Writer,
         plan: Plan,
-        sensitivity: Sensitivity | None,
         stored: StoredLayers,
         progress: Progress | None,
     ) -> Quality:
@@ -324,7 +331,7 @@ class _Conversion:
         if self.text is None:
             units = rounded_units(plan.units, checkpoint, n_threads)
             with contextlib.closing(units):
-                tensors = UnitWriter(writer, stored, sensitivity, advance).write(units)
+                tensors = UnitWriter(writer, stored, self.sensitivity, advance).write(units)
             return Quality(tensors=tensors)
         calibration = Calibration(
             plan,
@@ -335,14 +342,28 @@ class _Conversion:
             state=self.state,
             progress=advance,  # also within a layer, which takes minutes
         )
-        tensors = UnitWriter(writer, stored, sensitivity, None).write(calibration.units())
+        tensors = UnitWriter(writer, stored, self.sensitivity, None).write(calibration.units())
         assert calibration.divergence is not None  # all tensors were written
         return Quality(
             tensors=tensors,
-            layers=meta.layer_reports(sensitivity),
+            layers=meta.layer_reports(self.sensitivity),
             evaluation=meta.evaluation(self.text, calibration.divergence),
             calibration=self.text.meta(),
         )
+
+
+# What is decided of every tensor, one after another, before the first one is rounded.
+_STEPS: Final[tuple[Callable[[Plan, _Conversion], Plan], ...]] = (
+    lambda plan, c: with_exact_types(plan, c.source.checkpoint),
+    lambda plan, c: with_equal_keys(plan, c.source.checkpoint),
+    lambda plan, c: with_split_head(plan, has_free_type=c.has_free_types),
+    lambda plan, _: with_fine_values(plan),
+    lambda plan, c: c.with_types(plan),
+    lambda plan, c: with_outlier_plans(
+        plan, c.source.checkpoint, may_add_bytes=c.request.may_add_bytes
+    ),
+    lambda plan, c: with_tensor_scales(plan, c.source.checkpoint, c.request.ternary_rule),
+)
 
 
 def _advance_of(progress: Progress | None, total: int) -> Callable[[int], None]:

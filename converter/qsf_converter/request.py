@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Final
 
 from qsf.errors import QsfArgumentError
-from qsf.file.layout import Dtype, dtype_name
+from qsf.file.layout import Dtype
 from qsf_converter.rounding.compression import DEFAULT_COMPRESSION, parse_compression
 from qsf_converter.rounding.plan import (
     DEFAULT_EMBED_TYPE,
@@ -98,26 +97,18 @@ class Request:
         """
         return not self.has_target and self.ternary_rule == DEFAULT_TERNARY_RULE
 
-    def for_ternary_source(self) -> Request:
-        """Return the request for weights that are ternary already.
-
-        Raises QsfArgumentError for options that would change such weights instead of keeping them.
-        """
+    def check_for_ternary_source(self) -> None:
+        """Raise QsfArgumentError for options that would change weights that are ternary already."""
         if self.ternary_rule != DEFAULT_TERNARY_RULE:
             raise QsfArgumentError(
                 f"the weights are ternary already: the ternary rule {self.ternary_rule} would "
                 f"change their scales, {DEFAULT_TERNARY_RULE} keeps them"
             )
-        is_free = self.quant_type is None and not self.has_target
-        request = (
-            dataclasses.replace(self, quant_type=dtype_name(Dtype.TERNARY)) if is_free else self
-        )
-        if self.calibration is not None and QUANT_TYPES.get(request.layer_type) in TERNARY_TYPES:
+        if self.calibration is not None and QUANT_TYPES.get(self.layer_type) in TERNARY_TYPES:
             raise QsfArgumentError(
-                f"the weights are ternary already: {request.layer_type} keeps them, which leaves "
+                f"the weights are ternary already: {self.layer_type} keeps them, which leaves "
                 "nothing to calibrate"
             )
-        return request
 
     def check(self) -> None:
         """Raise QsfArgumentError for an unknown value, or for options that exclude each other.

@@ -44,7 +44,6 @@ from qsf_converter.sources.checkpoint import Float32Array
 MEASURED: Final = (Dtype.Q2, Dtype.Q3)
 DEFAULT_MEMORY_BYTES: Final = 1 << 30  # of all residual streams together
 MOST_TOKENS: Final = 2048
-_FEW_TOKENS: Final = 512
 
 _HEAD: Final = "HEAD"
 
@@ -113,32 +112,20 @@ def round_matrix(dtype: Dtype, rows: Float32Array) -> Float32Array:
     return dequantise_tiles(dtype, quantise_rows(dtype, rows), *rows.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
-    measured: tuple[Dtype, ...]
-    n_tokens: int
-
-
-def choose_effort(
+def n_tokens_within(
     original: Original,
     candidates: Mapping[str, Collection[Dtype]],
-    *,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
-) -> Effort:
-    """Return the largest effort whose residual streams together stay below ``memory_bytes``.
+) -> int:
+    """Return with how many tokens the residual streams together stay below ``memory_bytes``.
 
-    Up to 2048 tokens, which ranks matrices well enough, at least 1. 2-bit and 3-bit are measured
-    if 512 tokens fit, otherwise 2-bit alone with twice as many. A model of 1.1 G weights (22
-    layers, 2048 wide) gets 700 tokens; one of 7 G weights (32 layers, 4096 wide) 260, which take
-    some 5e14 operations: one to two hours on two cores.
+    Up to 2048 tokens, which ranks matrices well enough, at least 1. A model of 1.1 G weights (22
+    layers, 2048 wide) gets 360 tokens.
     """
-    for measured in (MEASURED, MEASURED[:1]):
-        n_streams = len(_jobs(original, candidates, measured)) + original.header.n_layers
-        # The 3 are the original's stream, and input and output of the current layer.
-        n_tokens = memory_bytes // ((n_streams + 3) * original.width * 4)
-        if n_tokens >= _FEW_TOKENS:
-            break
-    return Effort(measured, max(1, min(MOST_TOKENS, n_tokens)))
+    n_streams = len(_jobs(original, candidates)) + original.header.n_layers
+    # The 3 are the original's stream, and input and output of the current layer.
+    n_tokens = memory_bytes // ((n_streams + 3) * original.width * 4)
+    return max(1, min(MOST_TOKENS, n_tokens))
 
 
 def measure(
@@ -146,15 +133,14 @@ def measure(
     samples: NDArray[np.integer],
     candidates: Mapping[str, Collection[Dtype]],
     *,
-    measured: Collection[Dtype] = MEASURED,
     progress: Progress | None = None,
     round_to: Rounder = round_matrix,
 ) -> Sensitivity:
     """Measure the cost of rounding each matrix to each of its candidate types.
 
     A stream goes through all later layers, so time and memory grow with the number of matrices
-    and measured types. In a layer only the types of ``measured`` get a stream (all candidates of a
-    matrix, if none of them is in ``measured``); the cost of another type is that of the measured
+    and measured types. In a layer only the types of ``MEASURED`` get a stream (all candidates of a
+    matrix, if none of them is one); the cost of another type is that of the measured
     type next in size, times the ratio of both types' squared errors in the matrix's output on
     these texts: KL is quadratic in a small change. Embedding and head are few: all their types are
     measured.
@@ -162,9 +148,8 @@ def measure(
     Args:
         original: the model.
         samples: token ids, [n_samples, n_tokens]; independent texts; as many as
-            ``choose_effort`` says.
+            ``n_tokens_within`` says.
         candidates: types by ``Target.name``; matrices that are missing are not measured.
-        measured: the types of which KL is measured in layers.
         progress: called with the tokens done and all; a token counts in each stream, once a layer
             and once for its predictions.
         round_to: the rounding.
@@ -173,7 +158,7 @@ def measure(
     QsfConversionError when a weight cannot be rounded or the model computes no finite numbers.
     """
     _check(original, samples, candidates)
-    return _Measurement(original, samples, candidates, measured, progress, round_to).run()
+    return _Measurement(original, samples, candidates, progress, round_to).run()
 
 
 def measure_layers(
@@ -202,7 +187,6 @@ class _Measurement:
     original: Original
     samples: NDArray[np.integer]
     candidates: Mapping[str, Collection[Dtype]]
-    measured: Collection[Dtype]
     progress: Progress | None
     round_to: Rounder
     streams: list[_Stream] = field(default_factory=list)
@@ -215,7 +199,7 @@ class _Measurement:
     def run(self) -> Sensitivity:
         """Run all streams through all layers, then compare their predictions."""
         original = self.original
-        self.jobs = _jobs(original, self.candidates, self.measured)
+        self.jobs = _jobs(original, self.candidates)
         self._count()
         x = original.embed(self.samples)
         self._start_embeddings(x)
@@ -317,7 +301,7 @@ class _Measurement:
             energy += _energy(exact)
             for dtype in types:
                 lost[dtype] += _energy(self._round(first.name, dtype, exact) - exact)
-        for dtype in _measured_types(types, self.measured):
+        for dtype in _measured_types(types):
 
             def rounded(number: int, dtype: Dtype = dtype) -> Weights:
                 own = read(number)
@@ -346,7 +330,7 @@ class _Measurement:
             rounded = self._round(target.name, dtype, exact)
             lost = sum(_energy(values @ (rounded - exact).T) for values in inputs[kind])
             by_type[dtype] = lost / energy if energy else 0.0
-            if dtype in _measured_types(types, self.measured):
+            if dtype in _measured_types(types):
                 changed = self.original.layer(weights.changed({kind: rounded}), x)
                 self.streams.append(_Stream(target.name, dtype, changed))
                 self._advance()
@@ -489,14 +473,12 @@ def _matrices(original: Original) -> list[Target]:
     return [target for target in targets if target.has_choice]
 
 
-def _jobs(
-    original: Original, candidates: Mapping[str, Collection[Dtype]], measured: Collection[Dtype]
-) -> list[_Job]:
+def _jobs(original: Original, candidates: Mapping[str, Collection[Dtype]]) -> list[_Job]:
     jobs = []
     for target in _matrices(original):
         types = _types(candidates.get(target.name, ()))
         if target.is_of_layer:
-            types = _measured_types(types, measured)
+            types = _measured_types(types)
         jobs += [(target.unit, target.name, dtype) for dtype in types]
     return jobs
 
@@ -510,8 +492,8 @@ def _tile_bytes(dtype: Dtype) -> int:
     return TILE_DTYPES[dtype].itemsize
 
 
-def _measured_types(types: tuple[Dtype, ...], measured: Collection[Dtype]) -> tuple[Dtype, ...]:
-    return tuple(dtype for dtype in types if dtype in measured) or types
+def _measured_types(types: tuple[Dtype, ...]) -> tuple[Dtype, ...]:
+    return tuple(dtype for dtype in types if dtype in MEASURED) or types
 
 
 def _scaled(measured: Mapping[Dtype, float], errors: Mapping[Dtype, float]) -> dict[Dtype, float]:

@@ -12,7 +12,12 @@ from typing import Final
 
 from qsf.file.layout import Dtype
 from qsf_converter.calibrate import assignment
-from qsf_converter.calibrate.sensitivity import Sensitivity, choose_effort, measure, measure_layers
+from qsf_converter.calibrate.sensitivity import (
+    Sensitivity,
+    measure,
+    measure_layers,
+    n_tokens_within,
+)
 from qsf_converter.calibrate.state import CalibrationState
 from qsf_converter.calibrate.texts import CalibrationText
 from qsf_converter.original.layers import Original
@@ -99,10 +104,9 @@ def _measure(
     state: CalibrationState | None,
 ) -> Sensitivity:
     def run() -> Sensitivity:
-        effort = choose_effort(original, types)
         progress = phase("measuring how much each tensor matters")
-        tokens = text.fitted_samples(effort.n_tokens)
-        return measure(original, tokens, types, measured=effort.measured, progress=progress)
+        tokens = text.fitted_samples(n_tokens_within(original, types))
+        return measure(original, tokens, types, progress=progress)
 
     return run() if state is None else state.sensitivity(run)
 

@@ -164,11 +164,13 @@ def pieces_of(target: Target) -> Iterator[Piece]:
         yield Piece(target, start, min(start + step, target.n_rows))
 
 
-def with_tensor_scales(plan: Plan, checkpoint: Checkpoint) -> Plan:
-    """Return the plan with one scale for each ternary matrix: rule absmean (BitNet b1.58).
+def with_tensor_scales(plan: Plan, checkpoint: Checkpoint, ternary_rule: str) -> Plan:
+    """Return the plan with one scale for each ternary matrix by rule absmean (BitNet b1.58).
 
-    Reads these matrices once.
+    Reads these matrices once; of another rule nothing.
     """
+    if ternary_rule != "absmean":
+        return plan
     targets = []
     for target in plan.targets:
         if target.is_ternary:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +49,13 @@ def open_original(folder: Path) -> Iterator[Original]:
     with open_source(folder) as source:
         plan = make_plan(source.family, source.facts, source.checkpoint, Policy(Dtype.Q4, Dtype.Q8))
         yield Original(plan, source.checkpoint)
+
+
+def measure_types(measured: tuple[Dtype, ...], *arguments: Any) -> sensitivity.Sensitivity:
+    """Measure with streams of these types in layers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sensitivity, "MEASURED", measured)
+        return measure(*arguments)
 
 
 def some_samples(n_samples: int = 2, n_tokens: int = 24) -> NDArray[np.int32]:
@@ -97,7 +105,7 @@ def divergence(p: NDArray[np.float64], q: NDArray[np.float64]) -> float:
 
 def test_every_matrix_costs_what_a_model_computed_from_the_start_loses(model: Original) -> None:
     samples = some_samples()
-    found = measure(model, samples, all_candidates(model), measured=TYPES)
+    found = measure_types(TYPES, model, samples, all_candidates(model))
     base = predict(model, samples)
     assert list(found.kl) == list(all_candidates(model))
     for name, by_type in found.kl.items():
@@ -128,7 +136,7 @@ def test_every_layer_matters_as_much_as_skipping_it_changes(model: Original) -> 
 def test_types_that_are_not_measured_are_scaled_by_their_output_error(llama: Original) -> None:
     samples = some_samples()
     types = (Dtype.Q8, Dtype.Q2, Dtype.Q3, Dtype.Q4)
-    found = measure(llama, samples, all_candidates(llama, types), measured=(Dtype.Q2, Dtype.Q4))
+    found = measure_types((Dtype.Q2, Dtype.Q4), llama, samples, all_candidates(llama, types))
     for name, by_type in found.kl.items():
         assert list(by_type) == [Dtype.Q2, Dtype.Q3, Dtype.Q4, Dtype.Q8]
         if name in ("EMBEDDING", "HEAD"):
@@ -140,7 +148,7 @@ def test_types_that_are_not_measured_are_scaled_by_their_output_error(llama: Ori
             expected = by_type[nearest] * errors[dtype] / errors[nearest]
             assert by_type[dtype] == pytest.approx(expected, rel=1e-12)
     # KL is quadratic in a small change, so what is scaled is near what would be measured.
-    measured = measure(llama, samples, all_candidates(llama, types), measured=types)
+    measured = measure_types(types, llama, samples, all_candidates(llama, types))
     scaled = [found.kl[name][Dtype.Q8] for name in found.output_error]
     exact = [measured.kl[name][Dtype.Q8] for name in found.output_error]
     assert sum(scaled) == pytest.approx(sum(exact), rel=0.3)
@@ -148,7 +156,7 @@ def test_types_that_are_not_measured_are_scaled_by_their_output_error(llama: Ori
 
 def test_output_errors_are_those_of_the_matrix_on_its_inputs(llama: Original) -> None:
     samples = some_samples()
-    found = measure(llama, samples, {"0.Q": TYPES}, measured=TYPES)
+    found = measure_types(TYPES, llama, samples, {"0.Q": TYPES})
     seen = []
     weights = llama.weights(layer_unit(0))
     llama.layer(
@@ -164,7 +172,7 @@ def test_output_errors_are_those_of_the_matrix_on_its_inputs(llama: Original) ->
 
 
 def test_matrices_without_a_measured_type_are_measured_at_all_of_theirs(llama: Original) -> None:
-    found = measure(llama, some_samples(), {"1.FFN_UP": (Dtype.Q8, Dtype.Q4)}, measured=(Dtype.Q2,))
+    found = measure_types((Dtype.Q2,), llama, some_samples(), {"1.FFN_UP": (Dtype.Q8, Dtype.Q4)})
     assert found.measured == {"1.FFN_UP": (Dtype.Q4, Dtype.Q8)}
 
 
@@ -275,7 +283,7 @@ def test_own_embeddings_and_keys_of_others(tmp_path: Path) -> None:
         return calibrated_models.log_softmax(np.stack(rows))
 
     for model in open_original(folder):
-        found = measure(model, samples, dict.fromkeys(names, TYPES), measured=TYPES)
+        found = measure_types(TYPES, model, samples, dict.fromkeys(names, TYPES))
         assert set(found.kl) == set(names)
         for name, key in names.items():
             for dtype, value in found.kl[name].items():
@@ -286,16 +294,11 @@ def test_own_embeddings_and_keys_of_others(tmp_path: Path) -> None:
             assert found.kl[name][Dtype.Q2] > 1e-5, name
 
 
-def test_effort_keeps_the_streams_in_memory(llama: Original) -> None:
+def test_so_many_tokens_keep_the_streams_in_memory(llama: Original) -> None:
     candidates = all_candidates(llama, (Dtype.Q2, Dtype.Q3, Dtype.Q4))
     n_matrices, n_fixed = 3 * 7, 3 * 2 + 3 + 3  # embedding and head at 3 types, skips, spare
     token_bytes = 80 * 4
-    effort = sensitivity.choose_effort(llama, candidates)
-    assert effort == sensitivity.Effort(sensitivity.MEASURED, sensitivity.MOST_TOKENS)
-    memory_bytes = 600 * token_bytes * (2 * n_matrices + n_fixed)
-    effort = sensitivity.choose_effort(llama, candidates, memory_bytes=memory_bytes)
-    assert effort == sensitivity.Effort((Dtype.Q2, Dtype.Q3), 600)
-    memory_bytes = 400 * token_bytes * (n_matrices + n_fixed)
-    effort = sensitivity.choose_effort(llama, candidates, memory_bytes=memory_bytes)
-    assert effort == sensitivity.Effort((Dtype.Q2,), 400)
-    assert sensitivity.choose_effort(llama, candidates, memory_bytes=0).n_tokens == 1
+    assert sensitivity.n_tokens_within(llama, candidates) == sensitivity.MOST_TOKENS
+    memory_bytes = 400 * token_bytes * (2 * n_matrices + n_fixed)
+    assert sensitivity.n_tokens_within(llama, candidates, memory_bytes) == 400
+    assert sensitivity.n_tokens_within(llama, candidates, 0) == 1
