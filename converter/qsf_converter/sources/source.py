@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,50 +138,51 @@ def _open_directory(path: Path) -> Iterator[Source]:
         checkpoint = quantised.dequantised(stored, method)
         origin = metadata.origin_of(path)
         origin = dataclasses.replace(origin, stored=quantised.storage_of(checkpoint, method))
-        if is_classifier(family):
-            checkpoint, head = with_classifier(checkpoint, family, config)
-            chat = embedding.with_settings(chat, head)
-        elif facts.arch.is_encoder:
-            checkpoint = with_dense_of_folder(checkpoint, path)
-        checkpoint = padded(checkpoint, facts.padded)
-        yield _with_usable_tokenizer(
-            Source(
-                path=path,
-                config=config,
-                family=family,
-                facts=dataclasses.replace(facts, warnings=(*facts.warnings, *left_out)),
-                checkpoint=checkpoint,
-                tokenizer=tokenizer,
-                chat=chat,
-                template_fault=template_fault,
-                origin=origin,
-                is_ternary=is_ternary,
-                keeps=any(tensor.dtype in KEPT for tensor in checkpoint.tensors.values()),
-            )
+        source = Source(
+            path=path,
+            config=config,
+            family=family,
+            facts=facts,
+            checkpoint=checkpoint,
+            tokenizer=tokenizer,
+            chat=chat,
+            template_fault=template_fault,
+            origin=origin,
+            is_ternary=is_ternary,
+            keeps=any(tensor.dtype in KEPT for tensor in checkpoint.tensors.values()),
         )
+        yield _completed(source, left_out, lambda stored: with_dense_of_folder(stored, path))
 
 
-def _with_usable_tokenizer(source: Source) -> Source:
-    if source.tokenizer is None:
-        return source
-    tokenizer, chat, left_out = usable_tokenizer(source.tokenizer, source.facts.header, source.chat)
-    facts = dataclasses.replace(source.facts, warnings=(*source.facts.warnings, *left_out))
-    return dataclasses.replace(source, facts=facts, tokenizer=tokenizer, chat=chat)
+def _completed(
+    source: Source, warnings: tuple[str, ...], with_dense: Callable[[Checkpoint], Checkpoint]
+) -> Source:
+    """Return the source with what follows from its parts: heads, zeros, ends of turns, warnings."""
+    checkpoint, chat, tokenizer = source.checkpoint, source.chat, source.tokenizer
+    if is_classifier(source.family):
+        checkpoint, head = with_classifier(checkpoint, source.family, source.config)
+        chat = embedding.with_settings(chat, head)
+    elif source.facts.arch.is_encoder:
+        checkpoint = with_dense(checkpoint)
+    if tokenizer is not None:
+        tokenizer, chat, left_out = usable_tokenizer(tokenizer, source.facts.header, chat)
+        warnings += left_out
+    facts = dataclasses.replace(source.facts, warnings=(*source.facts.warnings, *warnings))
+    checkpoint = padded(checkpoint, facts.padded)
+    return dataclasses.replace(
+        source, facts=facts, checkpoint=checkpoint, tokenizer=tokenizer, chat=chat
+    )
 
 
 def _open_weights(path: Path) -> SafetensorsCheckpoint | TorchCheckpoint:
-    formats: list[tuple[Any, tuple[str, str]]] = [
-        (
-            SafetensorsCheckpoint,
-            (checkpoint_safetensors.SINGLE_NAME, checkpoint_safetensors.INDEX_NAME),
-        ),
-        (TorchCheckpoint, (checkpoint_torch.SINGLE_NAME, checkpoint_torch.INDEX_NAME)),
-    ]
-    for opener, names in formats:
-        if any((path / name).exists() for name in names):
-            checkpoint: SafetensorsCheckpoint | TorchCheckpoint = opener(path)
-            return checkpoint
-    wanted = ", ".join(name for _, names in formats for name in names)
+    formats = (
+        (SafetensorsCheckpoint, checkpoint_safetensors),
+        (TorchCheckpoint, checkpoint_torch),
+    )
+    for opener, module in formats:
+        if any((path / name).exists() for name in (module.SINGLE_NAME, module.INDEX_NAME)):
+            return opener(path)
+    wanted = ", ".join(name for _, m in formats for name in (m.SINGLE_NAME, m.INDEX_NAME))
     others = sorted(
         file.name
         for pattern in ("*.safetensors", "*.bin", "*.pth", "*.pt", "*.gguf")
@@ -232,36 +233,27 @@ def _open_gguf(path: Path) -> Iterator[Source]:
             chat_of(fields, metadata.token_ids(checkpoint.config)),
             embedding.of_gguf(fields, has_head=checkpoint.family.has_head),
         )
-        reasons = (reason,) if reason else ()
-        weights: Checkpoint = checkpoint
-        if is_classifier(checkpoint.family):
-            weights, head = with_classifier(checkpoint, checkpoint.family, checkpoint.config)
-            chat = embedding.with_settings(chat, head)
-        elif facts.arch.is_encoder:
-            weights = with_dense_of_gguf(checkpoint)
-        weights = padded(weights, facts.padded)
-        warnings = (*facts.warnings, *checkpoint.warnings, *left_out, *reasons)
-        yield _with_usable_tokenizer(
-            Source(
-                path=path,
-                config=checkpoint.config,
-                family=checkpoint.family,
-                facts=dataclasses.replace(facts, warnings=warnings),
-                checkpoint=weights,
-                tokenizer=tokenizer,
-                chat=chat,
-                template_fault=template_fault,
-                least_type=checkpoint.least_type,
-                keeps=checkpoint.keeps,
-                unkept_type=checkpoint.unkept_type,
-                origin=Origin(
-                    name=_text(fields, "general.name") or metadata.file_name(path.stem),
-                    config_sha256=checkpoint.head.metadata_sha256,
-                    licence=_text(fields, "general.license"),
-                    type_name=FILE_TYPES.get(fields.get("general.file_type"), ""),
-                ),
-            )
+        source = Source(
+            path=path,
+            config=checkpoint.config,
+            family=checkpoint.family,
+            facts=facts,
+            checkpoint=checkpoint,
+            tokenizer=tokenizer,
+            chat=chat,
+            template_fault=template_fault,
+            least_type=checkpoint.least_type,
+            keeps=checkpoint.keeps,
+            unkept_type=checkpoint.unkept_type,
+            origin=Origin(
+                name=_text(fields, "general.name") or metadata.file_name(path.stem),
+                config_sha256=checkpoint.head.metadata_sha256,
+                licence=_text(fields, "general.license"),
+                type_name=FILE_TYPES.get(fields.get("general.file_type"), ""),
+            ),
         )
+        reasons = (reason,) if reason else ()
+        yield _completed(source, (*checkpoint.warnings, *left_out, *reasons), with_dense_of_gguf)
 
 
 def _is_gguf(path: Path) -> bool:
