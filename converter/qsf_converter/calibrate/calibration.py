@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,29 +87,27 @@ _OUTS: Final = (T.ATTN_OUT, T.SSD_OUT)  # of mixers
 
 
 @dataclass(slots=True)
-class _Heads:
-    """The inputs of the mixer's output matrices, by sample; other inputs are recomputed.
-
-    In a parallel layer ``before`` holds the streams before attention, by sample.
+class _Side:
+    """A layer in one of both models: its weights, its stream, and by sample what is not computed
+    anew from the stream: the inputs of the mixer's output matrices; in a parallel layer the stream
+    before attention, [n_tokens, dim]; if the layer has experts, the output of its dense part.
     """
 
-    exact: dict[int, _Mixed] = field(default_factory=dict)  # [n_tokens, n_inputs]
-    rounded: dict[int, _Mixed] = field(default_factory=dict)
-    before_exact: dict[int, Float32Array] = field(default_factory=dict)  # [n_tokens, dim]
-    before_rounded: dict[int, Float32Array] = field(default_factory=dict)
-    dense_exact: dict[int, Float32Array] = field(default_factory=dict)  # if the layer has experts
-    dense_rounded: dict[int, Float32Array] = field(default_factory=dict)
+    weights: Weights
+    xs: Float32Array  # [n_samples, n_tokens, dim]
+    beside: Float32Array
+    mixed: dict[int, _Mixed] = field(default_factory=dict)  # [n_tokens, n_inputs]
+    before: dict[int, Float32Array] = field(default_factory=dict)
+    dense: dict[int, Float32Array] = field(default_factory=dict)
+    ffn_inputs: Float32Array | None = None  # in a layer that has experts
+
+    def dense_outputs(self) -> Float32Array:
+        if not self.dense:
+            return np.zeros_like(self.xs)
+        return np.stack([self.dense[i] for i in range(len(self.xs))])
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """A rounded layer without its experts, and the FFN's input and dense part in both models."""
-
-    tensors: list[RoundedTensor]
-    exact: Weights
-    stored: Weights
-    inputs: tuple[Float32Array, Float32Array] | None  # of the FFN, in a layer that has experts
-    dense: tuple[Float32Array, ...]  # outputs of the dense part
+_Sides = tuple[_Side, _Side]  # of the original, and of the rounded model
 
 
 class Calibration:
@@ -162,7 +160,7 @@ class Calibration:
                     streams = Streams.of(self._original, self._state.streams())
                 self._advance(sum(t.source_bytes for t in unit.targets))
                 continue
-            tensors = self._layer(unit, streams).tensors
+            tensors, _ = self._layer(unit, streams)
             if self._state is not None and not self._is_mixture:
                 self._state.save(unit.id.layer, tensors, streams.whole)
             yield RoundedUnit(unit, tensors)
@@ -248,7 +246,8 @@ class Calibration:
         if self._plan.facts.arch.tied_head:
             self._embedding.append(rounded)
 
-    def _layer(self, unit: PlannedUnit, streams: Streams) -> _Layer:
+    def _layer(self, unit: PlannedUnit, streams: Streams) -> tuple[list[RoundedTensor], _Sides]:
+        """Round one layer except its experts, and run both streams through it."""
         original = self._original
         targets = {t.rule.target: t for t in unit.targets if t.rule.target is not None}
         dtypes = {kind: target.dtype for kind, target in targets.items()}
@@ -261,20 +260,23 @@ class Calibration:
         for kind in {*EXACT, *FINE, T.Q_UP} & set(targets):  # of no group
             rounded[kind] = round_plainly(targets[kind], exact[kind])
             stored[kind] = rounded[kind].stored
-        heads = _Heads()
-        inputs: tuple[Float32Array, Float32Array] | None = None
+        sides = (
+            _Side(exact, streams.exact, streams.beside[0]),
+            _Side(stored, streams.rounded, streams.beside[1]),
+        )
         layer_bytes = sum(target.source_bytes for target in targets.values())
         for n, group in enumerate(INPUT_GROUPS):
             if group[0] is T.FFN_GATE and exact.kind.n_experts:
-                inputs = self._expert_inputs(exact, stored, streams)
+                for side in sides:
+                    side.ffn_inputs = original.ffn_input(side.weights, side.xs, side.xs)
             if any(kind in exact for kind in group):
-                sums = self._sums(group, exact, stored, streams, heads)
-                rounding = Rounding(sums, self._n_threads)
+                rounding = Rounding(self._sums(group, sides), self._n_threads)
                 for kind in group:
                     if kind in exact:
                         rounded[kind] = self._round(rounding, targets[kind], exact[kind])
                         stored[kind] = rounded[kind].stored
-                self._pass(group, exact, stored, streams, heads)
+                for side in sides:
+                    self._pass(group, side)
             self._advance(
                 layer_bytes * (n + 1) // len(INPUT_GROUPS) - layer_bytes * n // len(INPUT_GROUPS)
             )
@@ -288,47 +290,27 @@ class Calibration:
             )
             for kind, target in targets.items()
         ]
-        dense = tuple(
-            np.stack([of[i] for i in range(len(self._tokens))]) if of else np.zeros_like(xs)
-            for of, xs in (
-                (heads.dense_exact, streams.exact),
-                (heads.dense_rounded, streams.rounded),
-            )
-            if inputs is not None
-        )
-        return _Layer(tensors, exact, stored, inputs, dense)
-
-    def _expert_inputs(
-        self, exact: Weights, stored: Weights, streams: Streams
-    ) -> tuple[Float32Array, Float32Array]:
-        """Return the FFN's input in both models."""
-        original = self._original
-        return (
-            original.ffn_input(exact, streams.exact, streams.exact),
-            original.ffn_input(stored, streams.rounded, streams.rounded),
-        )
+        return tensors, sides
 
     def _routed_layer(self, unit: PlannedUnit, streams: Streams) -> Iterator[RoundedUnit]:
         """Yield a layer and its experts, one after another."""
-        layer = self._layer(unit, streams)
-        yield RoundedUnit(unit, layer.tensors)
-        assert layer.inputs is not None
+        tensors, sides = self._layer(unit, streams)
+        yield RoundedUnit(unit, tensors)
         n_tokens, dim = self._tokens.shape[1], self._plan.facts.header.dim
-        of_exact, of_rounded = (
-            [of.reshape(-1, dim) for of in self._original.routed_inputs(w, y, behind)]
-            for w, y, behind in (
-                (layer.exact, layer.inputs[0], streams.exact),
-                (layer.stored, layer.inputs[1], streams.rounded),
-            )
-        )
+        inputs: list[list[Float32Array]] = []
+        for side in sides:
+            assert side.ffn_inputs is not None
+            of_side = self._original.routed_inputs(side.weights, side.ffn_inputs, side.xs)
+            inputs.append([of.reshape(-1, dim) for of in of_side])
         part = RoutedPart(
             self._original,
-            layer.exact,
-            layer.stored,
-            (of_exact[0], of_rounded[0]),
-            (of_exact[1], of_rounded[1]),
+            sides[0].weights,
+            sides[1].weights,
+            (inputs[0][0], inputs[1][0]),
+            (inputs[0][1], inputs[1][1]),
             self._n_fitted * n_tokens,
         )
+        dense = [side.dense_outputs() for side in sides]
         sums = (np.zeros_like(streams.exact), np.zeros_like(streams.rounded))
         both = (sums[0].reshape(-1, dim), sums[1].reshape(-1, dim))
 
@@ -353,12 +335,8 @@ class Calibration:
             ]
             yield RoundedUnit(planned, tensors, expert.share)
             self._advance(sum(t.source_bytes for t in of_expert.values()))
-        streams.exact[:] = self._original.joined(
-            layer.exact, streams.exact, streams.beside[0], layer.dense[0], sums[0]
-        )
-        streams.rounded[:] = self._original.joined(
-            layer.stored, streams.rounded, streams.beside[1], layer.dense[1], sums[1]
-        )
+        for side, of_dense, total in zip(sides, dense, sums, strict=True):
+            side.xs[:] = self._original.joined(side.weights, side.xs, side.beside, of_dense, total)
 
     def _round_expert(
         self, rounding: Rounding | None, target: Target, rows: Float32Array
@@ -442,113 +420,65 @@ class Calibration:
         self._original.layer(w, x[: self._n_fitted : step], observe)
         return sums
 
-    def _inputs(
-        self,
-        group: Group,
-        w: Weights,
-        x: Float32Array,
-        heads: _Mixed | None,
-        before: Float32Array | None,
-    ) -> Float32Array:
-        """Return a group's input in one sample, from the stream ``x`` [n_tokens, dim].
-
-        ``before`` is the stream before attention, for a parallel layer.
-        """
-        original = self._original
+    def _inputs(self, group: Group, side: _Side, i: int) -> Float32Array:
+        """Return a group's input in one sample, [n_tokens, n_inputs]."""
+        original, w, x = self._original, side.weights, side.xs[i]
         if T.Q in group:
             return original.attention_input(w, original.layer_input(w, x))
         if group[0] in _OUTS:
-            assert heads is not None
-            return heads[group[0]]
-        y = original.ffn_input(w, x if before is None else before, x)
+            return side.mixed[i][group[0]]
+        y = original.ffn_input(w, side.before.get(i, x), x)
         return original.ffn_hidden(w, y) if T.FFN_DOWN in group else y
 
-    def _sums(
-        self, group: Group, exact: Weights, stored: Weights, streams: Streams, heads: _Heads
-    ) -> InputSums:
+    def _sums(self, group: Group, sides: _Sides) -> InputSums:
+        exact, rounded = sides
         post = {**dict.fromkeys(_OUTS, T.POST_ATTN_NORM), T.FFN_DOWN: T.POST_FFN_NORM}.get(group[0])
         # Before the addition to the stream, a norm changes the matrix's output.
-        is_adding = post is not None and not {post, T.DENSE_POST_NORM} & exact.keys()
+        is_adding = post is not None and not {post, T.DENSE_POST_NORM} & exact.weights.keys()
         sums: InputSums | None = None
         for start in range(0, self._n_fitted, _SAMPLES_AT_ONCE):
             here = range(start, min(start + _SAMPLES_AT_ONCE, self._n_fitted))
-            inputs = self._inputs_of_both(group, exact, stored, streams, heads, here)
-            z, y = (np.concatenate(of) for of in inputs)
+            inputs: tuple[list[Float32Array], ...] = tuple([exact.xs[0]] * len(here) for _ in sides)
+
+            def compute(k: int, here: range = here, inputs: Any = inputs) -> None:
+                for of_side, side in zip(inputs, sides, strict=True):
+                    of_side[k] = self._inputs(group, side, here[k])
+
+            for_each(len(here), compute)
+            z, y = (np.concatenate(of_side) for of_side in inputs)
             lacking = None
             if is_adding:
                 at = slice(here.start, here.stop)
-                lacking = (streams.exact[at] - streams.rounded[at]).reshape(len(y), -1)
-                lacking /= np.float32(exact.kind.residual_factor)
+                lacking = (exact.xs[at] - rounded.xs[at]).reshape(len(y), -1)
+                lacking /= np.float32(exact.weights.kind.residual_factor)
             sums = sums or InputSums(y.shape[1])
             sums.add(z, y, lacking)
         assert sums is not None  # there is at least one sample
         return sums
 
-    def _inputs_of_both(
-        self,
-        group: Group,
-        exact: Weights,
-        stored: Weights,
-        streams: Streams,
-        heads: _Heads,
-        here: range,
-    ) -> tuple[list[Float32Array], list[Float32Array]]:
-        """Return the inputs of a group in some samples, in the original and the rounded model."""
-        of_exact, of_rounded = ([streams.exact[0]] * len(here) for _ in range(2))
+    def _pass(self, group: Group, side: _Side) -> None:
+        """Run the stream of all samples through a group of matrices."""
+        original, w, xs = self._original, side.weights, side.xs
 
-        def compute(i: int) -> None:
-            at = here[i]
-            of_exact[i] = self._inputs(
-                group, exact, streams.exact[at], heads.exact.get(at), heads.before_exact.get(at)
-            )
-            of_rounded[i] = self._inputs(
-                group,
-                stored,
-                streams.rounded[at],
-                heads.rounded.get(at),
-                heads.before_rounded.get(at),
-            )
-
-        for_each(len(here), compute)
-        return of_exact, of_rounded
-
-    def _pass(
-        self, group: Group, exact: Weights, stored: Weights, streams: Streams, heads: _Heads
-    ) -> None:
-        """Run both residual streams of all samples through a group of matrices."""
-        original = self._original
-
-        def advance(
-            i: int,
-            w: Weights,
-            xs: Float32Array,
-            beside: Float32Array,
-            of: dict[int, _Mixed],
-            before: dict[int, Float32Array],
-            dense: dict[int, Float32Array],
-        ) -> None:
+        def advance(i: int) -> None:
             if T.Q in group:
                 xs[i] = original.layer_input(w, xs[i])
-                of[i] = original.mixed(w, original.attention_input(w, xs[i]), beside[i])
+                side.mixed[i] = original.mixed(
+                    w, original.attention_input(w, xs[i]), side.beside[i]
+                )
             elif group[0] in _OUTS:
-                if w.kind.is_parallel and i not in before:
-                    before[i] = xs[i].copy()
-                xs[i] += original.mixer_output(w, group[0], of[i].pop(group[0]))
+                if w.kind.is_parallel and i not in side.before:
+                    side.before[i] = xs[i].copy()
+                xs[i] += original.mixer_output(w, group[0], side.mixed[i].pop(group[0]))
             elif T.FFN_DOWN in group:
-                hidden = self._inputs(group, w, xs[i], None, before.pop(i, None))
-                y = original.ffn_output(w, hidden)
+                y = original.ffn_output(w, self._inputs(group, side, i))
+                side.before.pop(i, None)
                 if w.kind.n_experts:
-                    dense[i] = y
+                    side.dense[i] = y
                 else:
-                    xs[i] = original.joined(w, xs[i], beside[i], y)
+                    xs[i] = original.joined(w, xs[i], side.beside[i], y)
 
-        of_exact = (heads.exact, heads.before_exact, heads.dense_exact)
-        of_rounded = (heads.rounded, heads.before_rounded, heads.dense_rounded)
-        for each in (
-            (exact, streams.exact, streams.beside[0], *of_exact),
-            (stored, streams.rounded, streams.beside[1], *of_rounded),
-        ):
-            for_each(len(each[1]), lambda i, each=each: advance(i, *each))  # type: ignore[misc]
+        for_each(len(xs), advance)
 
     def _round(self, rounding: Rounding, target: Target, rows: Float32Array) -> Rounded:
         try:
