@@ -46,17 +46,8 @@ from qsf_converter.sources.families.rules import Place, TensorRule, in_file_orde
 QUANT_TYPES: Mapping[str, Dtype] = {
     dtype_name(dtype): dtype
     for dtype in (
-        Dtype.Q2,
-        Dtype.Q2_SYM,
-        Dtype.Q3,
-        Dtype.Q4,
-        Dtype.Q4_SYM,
-        Dtype.Q4_NL,
-        Dtype.TERNARY,
-        Dtype.TERNARY_DENSE,
-        Dtype.Q8,
-        Dtype.F16,
-        Dtype.F32,
+        *(Dtype.Q2, Dtype.Q2_SYM, Dtype.Q3, Dtype.Q4, Dtype.Q4_SYM, Dtype.Q4_NL),
+        *(Dtype.TERNARY, Dtype.TERNARY_DENSE, Dtype.Q8, Dtype.F16, Dtype.F32),
     )
 }
 TERNARY_TYPES = (Dtype.TERNARY, Dtype.TERNARY_DENSE)

@@ -162,5 +162,8 @@ _HARMLESS: Final = re.compile(
     r"|output_.*|return_.*|torchscript|use_bfloat16|chunk_size_feed_forward|cross_attention.*"
     r"|is_decoder|pruned_heads|tf_legacy_loss|tie_encoder_decoder|bad_words_ids|add_bos_token"
     r"|add_eos_token|rope_theta|rotary|ep_size|router_.*|cache_implementation|license|version"
+    r"|use_mtp|mtp_use_dedicated_embeddings|seq_aux|moe_(drop_tokens|random_routing_dropped_token)"
+    r"|.*_use_xavier_init|attention_softmax_in_fp32|bias_dropout_fusion|masked_softmax_fusion"
+    r"|skip_bias_add(_qkv)?|slow_but_exact"
     r"|sentence_transformers|sbert_.*|fused_.*|.*fused|attention_implementation|mm_.*|vision_.*|unk_token|model_max_length"
 )

@@ -32,14 +32,7 @@ MXFP4_OVERFLOWING: Final = 253  # from this scale on values may overflow f32; 25
 
 # GGUF's types that are kept, by GGUF's names.
 KEPT: Final[Mapping[str, Dtype]] = {
-    "Q4_0": Dtype.Q4_0,
-    "Q4_1": Dtype.Q4_1,
-    "Q5_0": Dtype.Q5_0,
-    "Q5_1": Dtype.Q5_1,
-    "Q8_0": Dtype.Q8_0,
-    "Q4_K": Dtype.Q4_K,
-    "Q5_K": Dtype.Q5_K,
-    "Q6_K": Dtype.Q6_K,
+    name: Dtype[name] for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 }
 
 

@@ -65,33 +65,16 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "swin_norm": (False,),
 }
 # Read elsewhere, or without effect on the computation.
-_KNOWN = {
-    "vocab_size",
-    "pooling_type",
-    "dense_2_feat_in",
-    "dense_2_feat_out",
-    "dense_3_feat_in",
-    "dense_3_feat_out",
-    "attention.value_length",
-    "rope.dimension_count",
-    "rope.scaling.type",
-    "rope.scaling.factor",
-    "rope.scaling.original_context_length",
-    "rope.scaling.finetuned",
-    "rope.scaling.attn_factor",
-    "rope.scaling.yarn_beta_fast",
-    "rope.scaling.yarn_beta_slow",
-    "rope.scaling.yarn_log_multiplier",
-    "attention.sliding_window_pattern",
-    "attention.temperature_scale",
-    "attention.key_length",
-    "rope.freq_base",
-    "feed_forward_length",
-    "rope.scale_linear",
-    "tensor_data_layout",
-    "expert_used_count",
-    "attention.head_count_kv",  # GPT-2 states it, although it is no choice there
-}
+_KNOWN: Final = (  # GPT-2 states head_count_kv, although it is no choice there
+    "vocab_size", "pooling_type", "dense_2_feat_in", "dense_2_feat_out", "dense_3_feat_in",
+    "dense_3_feat_out", "attention.value_length", "rope.dimension_count", "rope.scaling.type",
+    "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.finetuned",
+    "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+    "rope.scaling.yarn_log_multiplier", "attention.sliding_window_pattern",
+    "attention.temperature_scale", "attention.key_length", "rope.freq_base",
+    "feed_forward_length", "rope.scale_linear", "tensor_data_layout", "expert_used_count",
+    "attention.head_count_kv",
+)  # fmt: skip
 
 
 def families() -> list[tuple[str, list[str], list[str]]]:

@@ -268,7 +268,6 @@ _COMMON: Final[dict[str, Any]] = {
         "attn_output_gate": (True,),
         "mamba_ssm_dtype": ("float32",),
         **{key: range(17) for key in ("mtp_num_hidden_layers", "num_nextn_predict_layers")},
-        "mtp_use_dedicated_embeddings": (True, False),
         "use_sliding_window": (None, False),
         "norm_topk_prob": (True,),
     },
@@ -576,8 +575,6 @@ _LFM2_FAMILIES = (
             "block_norm_eps": (1e-5,),
             "block_mlp_init_scale": (1.0,),
             "block_out_init_scale": (1.0,),
-            "block_use_xavier_init": (True, False),
-            "conv_use_xavier_init": (True, False),
         },
     ),
     Family(

@@ -553,13 +553,6 @@ _GPT_FAMILIES = (
         adjust=_bloom,
         neutral={
             "apply_residual_connection_post_layernorm": (None, False),
-            # Options of Megatron for the order or precision of the same computation.
-            "attention_softmax_in_fp32": (True, False),
-            "bias_dropout_fusion": (True, False),
-            "masked_softmax_fusion": (True, False),
-            "skip_bias_add": (True, False),
-            "skip_bias_add_qkv": (True, False),
-            "slow_but_exact": (True, False),
             "offset_alibi": (100,),
         },
     ),

@@ -236,7 +236,6 @@ _GROUPED_FAMILIES = (
             "scoring_func": ("sigmoid",),
             "use_routing_bias": (True,),
             # Its heads for further tokens are not converted.
-            "use_mtp": (True, False),
             "num_mtp_modules": (0, 1, 2, 3),
             "mtp_transformer_layers": (0, 1),
         },
@@ -331,8 +330,6 @@ _COMMON: Mapping[str, Any] = {
 _OF_MOE: Mapping[str, tuple[Any, ...]] = {
     "use_mixed_mlp_moe": (True,),
     "norm_topk_prob": (True,),
-    "moe_drop_tokens": (True, False),
-    "moe_random_routing_dropped_token": (True, False),
     "moe_layer_num_skipped": (0,),
     "group_limited_greedy": (False,),
     "capacity_factor": (1.0,),

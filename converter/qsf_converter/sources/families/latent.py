@@ -238,7 +238,6 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 _AHEAD: Final = {"num_nextn_predict_layers": (0, 1), "num_mtp_layers": (0, 1)}
 _ROUTED: Final[dict[str, Any]] = {
     "moe_layer_freq": (1,),
-    "seq_aux": (True, False),
     "aux_loss_alpha": (0.001, 0.0001),
 }
 
