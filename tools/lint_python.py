@@ -100,11 +100,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "qsf_converter.calibrate": _BASE | (_CONVERTER - {"qsf_converter.calibrate"}),
     "qsf_converter.costs": _MODEL | {"qsf.evaluate", "qsf_converter.calibrate"},
     "qsf_converter.meta": _BASE | _CONVERTER | {"qsf.report", "qsf_converter.costs"},
-    "qsf_converter.writing": _BASE | _CONVERTER | {"qsf.report", "qsf_converter.meta"},
     "qsf_converter.convert": _BASE
     | _CONVERTER
-    | {"qsf.report", "qsf.shell", "qsf_converter.costs", "qsf_converter.meta"}
-    | {"qsf_converter.writing"},
+    | {"qsf.report", "qsf.shell", "qsf_converter.costs", "qsf_converter.meta"},
     "qsf_converter": frozenset({"qsf.report", "qsf_converter.request", "qsf_converter.convert"}),
     "qsf_converter.cli": _BASE
     | _CONVERTER

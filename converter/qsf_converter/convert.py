@@ -34,6 +34,7 @@ from qsf_converter.calibrate.state import CalibrationState, folder_of, state_key
 from qsf_converter.calibrate.texts import CalibrationText, read_calibration_text
 from qsf_converter.calibrate.type_choice import Phase, choose_types
 from qsf_converter.costs import Costs, measure_costs
+from qsf_converter.meta import UnitWriter
 from qsf_converter.request import (
     DEFAULT_CALIBRATION_TOKENS,
     DEFAULT_TERNARY_RULE,
@@ -57,7 +58,6 @@ from qsf_converter.sources.checkpoint import KEPT
 from qsf_converter.sources.checkpoint_files import READABLE as PLAIN
 from qsf_converter.sources.source import Source, open_source
 from qsf_converter.text.tables import tables_of
-from qsf_converter.writing import UnitWriter
 
 Progress = Callable[[int, int], None]  # called with the source bytes done and all source bytes
 

@@ -1,17 +1,42 @@
 """Chooses the type of each matrix: the requested one, or by a target size and a measurement.
 
-The measured importance of each matrix and layer is kept for the layer index and the report.
+A file of a given size is to lose least: a multiple-choice knapsack. Every matrix takes one of its
+types, the costs add up, the bytes stay within a budget. `assign` bounds the optimum by Lagrange's
+multiplier and then searches the choices that the bound does not exclude; its result states the
+largest possible distance from the optimum. The bytes of a file are known before it is written, to
+the byte: `file_bytes`. The measured importance of each matrix and layer is kept for the report.
 """
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
-from qsf.file.layout import Dtype
-from qsf_converter.calibrate import assignment
+import numpy as np
+from numpy.typing import NDArray
+
+from qsf.errors import QsfConversionError
+from qsf.file.layout import (
+    DATA_ALIGN,
+    DIRECTORY_ENTRY,
+    HEADER_BYTES,
+    TENSOR_ENTRY,
+    TENSOR_HEADER_BYTES,
+    TILE_ROWS,
+    UNIT_ALIGN,
+    UNIT_ENTRY,
+    Dtype,
+    Role,
+    TensorType,
+    layer_unit,
+    padded,
+)
 from qsf_converter.calibrate.sensitivity import (
     Sensitivity,
     measure,
@@ -22,8 +47,483 @@ from qsf_converter.calibrate.state import CalibrationState
 from qsf_converter.calibrate.texts import CalibrationText
 from qsf_converter.original.layers import Original
 from qsf_converter.request import MIXED, Request
-from qsf_converter.rounding.plan import Plan, Policy, parse_quant_type, table_type
+from qsf_converter.rounding.plan import (
+    Plan,
+    Policy,
+    Target,
+    common_dtype,
+    parse_quant_type,
+    table_type,
+)
+from qsf_converter.rounding.quantisers import ErrorSums, quantise_rows
+from qsf_converter.rounding.tiles import tile_bytes
 from qsf_converter.sources.checkpoint import Checkpoint
+from qsf_converter.sources.families.rules import Place
+
+LAYER_CANDIDATES: Final = (Dtype.Q2_SYM, Dtype.Q2, Dtype.Q3, Dtype.Q4_NL, Dtype.Q4, Dtype.Q8)
+EMBEDDING_CANDIDATES: Final = (Dtype.Q3, Dtype.Q4_NL, Dtype.Q4, Dtype.Q8, Dtype.F16)
+
+# Matrices of a layer that get more bits without a measurement; the others: _MIXED_FALLBACK.
+_MIXED: Final[Mapping[int, Dtype]] = {
+    TensorType.Q: Dtype.Q2,
+    TensorType.K: Dtype.Q2,
+    TensorType.V: Dtype.Q2,
+    TensorType.ATTN_OUT: Dtype.Q3,
+    TensorType.FFN_GATE: Dtype.Q2,
+    TensorType.FFN_UP: Dtype.Q2,
+    TensorType.FFN_DOWN: Dtype.Q4,
+}
+_MIXED_EMBEDDING: Final = Dtype.Q4
+
+# Weights of errors by matrix without a measurement: medians that `sensitivity` measured in a small
+# LLaMA (bench/LOG-quantisation.md).
+_WEIGHTS: Final[Mapping[int, float]] = {
+    TensorType.Q: 0.5,
+    TensorType.K: 0.6,
+    TensorType.V: 1.0,
+    TensorType.ATTN_OUT: 0.7,
+    TensorType.FFN_GATE: 1.4,
+    TensorType.FFN_UP: 1.0,
+    TensorType.FFN_DOWN: 1.5,
+}
+_FIRST_LAYER: Final = 3.0  # relative to the other layers
+_TABLES: Final = 5.0  # embedding and head together, times the number of layers
+_FIRST_ROWS: Final = 0.65  # the part of a head's loss that the rows of frequent tokens have
+
+_EXACT: Final = 1e-9  # costs with a smaller relative difference count as equal
+_NEGLIGIBLE: Final = 1e-4  # of a file
+_MB: Final = 2**20  # as the commands count
+_MOST_STATES: Final = 1 << 23  # partial choices kept in memory, over all matrices
+_LEAST_STATES: Final = 256  # kept after each matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A type for every matrix, by ``Target.name``."""
+
+    dtypes: Mapping[str, Dtype]
+    n_bytes: int  # data of all matrices, each padded to 64
+    cost: float
+    bound: float  # no assignment within the budget costs less; ``cost`` if this one is optimal
+
+
+# ---- types as a policy ----
+
+
+def mixed_policy(targets: Sequence[Target]) -> Policy:
+    """Return the types of ``mixed`` without a measurement.
+
+    Attention Q, K, V and FFN gate and up 2-bit, attention out 3-bit (few weights, and it writes
+    to the residual stream), FFN down 4-bit, embedding and head 4-bit. In mixtures of experts these
+    are the types of experts; the parts that all tokens use are much smaller and get 4-bit.
+    """
+    by_name = {}
+    is_mixture = any(target.unit.role == Role.EXPERT for target in targets)
+    for target in targets:
+        if target.has_choice:
+            in_layer = target.is_of_layer
+            kind = target.rule.target
+            assert kind is not None  # only learned positions have no type
+            table_dtype = table_type(target, _MIXED_EMBEDDING)
+            dtype = _MIXED.get(kind, Dtype.Q4) if in_layer else table_dtype
+            is_for_all = is_mixture and target.unit.role != Role.EXPERT
+            by_name[target.name] = Dtype.Q4 if is_for_all else dtype
+    return policy_of(targets, by_name)
+
+
+def policy_of(targets: Sequence[Target], dtypes: Mapping[str, Dtype]) -> Policy:
+    """Return the policy that gives every matrix of ``targets`` its type in ``dtypes``.
+
+    ``Policy.layers``, which the header states, is the layers' common type or mixed.
+    """
+    matrices = [target for target in targets if target.has_choice]
+    in_layers = [dtypes[t.name] for t in matrices if t.is_of_layer]
+    others = [dtypes[t.name] for t in matrices if not t.is_of_layer]
+    return Policy(common_dtype(in_layers), common_dtype(others), dict(dtypes))
+
+
+def with_policy(plan: Plan, policy: Policy) -> Plan:
+    targets = tuple(
+        dataclasses.replace(target, dtype=policy.dtype_of(target.rule, target.name))
+        if target.has_choice
+        else target
+        for target in plan.targets
+    )
+    return dataclasses.replace(plan, targets=targets)
+
+
+def candidates(
+    targets: Iterable[Target],
+    layers: Collection[Dtype] = LAYER_CANDIDATES,
+    embeddings: Collection[Dtype] = EMBEDDING_CANDIDATES,
+) -> dict[str, tuple[Dtype, ...]]:
+    return {
+        target.name: tuple(layers if target.is_of_layer else embeddings)
+        for target in targets
+        if target.has_choice
+    }
+
+
+# ---- sizes ----
+
+
+def file_bytes(
+    plan: Plan,
+    section_bytes: Mapping[str, int],
+    outlier_bytes: Mapping[str, int] = MappingProxyType({}),
+) -> int:
+    """Return the size of the file that ``Writer`` makes of a plan, without compression.
+
+    ``section_bytes`` has the sizes of ``TOKN``, ``CHAT``, ``META`` in the order in which they are
+    written; those of all others follow from the plan. ``outlier_bytes`` has the sizes of the
+    outlier tables, by ``Target.name`` of the matrix. Upper bounds of these sizes give an upper
+    bound of the file.
+    """
+    at = HEADER_BYTES
+    positions_bytes = n_tensors = n_bands = n_units = 0
+    templates = set[tuple[tuple[object, ...], ...]]()  # tensors of experts, which are listed once
+    for unit in plan.units:
+        if unit.place is Place.POSITIONS:
+            positions_bytes += unit.n_bytes
+            continue
+        at = padded(at, UNIT_ALIGN)
+        for target in unit.targets:
+            at += TENSOR_HEADER_BYTES + padded(target.n_bytes, DATA_ALIGN)
+            if target.name in outlier_bytes:
+                at += TENSOR_HEADER_BYTES + padded(outlier_bytes[target.name], DATA_ALIGN)
+                n_tensors += 1
+            if target.rule.place is Place.EMBEDDING:
+                n_bands = -(-target.n_rows // TILE_ROWS)
+        n_units += 1
+        is_expert = unit.id.role == Role.EXPERT
+        facts = tuple((t.rule.target, t.dtype, t.n_rows, t.n_cols) for t in unit.targets)
+        if not is_expert or facts not in templates:
+            n_tensors += len(unit.targets)
+        if is_expert:
+            templates.add(facts)
+    sizes = [
+        *([positions_bytes] if positions_bytes else []),
+        *section_bytes.values(),
+        n_units * UNIT_ENTRY.size,
+        *map(len, plan.facts.tables().values()),
+        n_tensors * TENSOR_ENTRY.size,
+        n_bands * 4,
+    ]
+    for n_bytes in sizes:
+        at = padded(at, DATA_ALIGN) + n_bytes
+    return padded(at, DATA_ALIGN) + len(sizes) * DIRECTORY_ENTRY.size
+
+
+def bytes_at(plan: Plan, bits_per_weight: float) -> int:
+    """Return the size of a file with the given bits for each weight, all sections included."""
+    return math.floor(bits_per_weight * _n_weights(plan) / 8)
+
+
+def fit_to_size(
+    plan: Plan,
+    costs: Mapping[str, Mapping[Dtype, float]],
+    most_bytes: int,
+    section_bytes: Mapping[str, int],
+    outlier_bytes: Mapping[str, int] = MappingProxyType({}),
+) -> Assignment:
+    """Return the cheapest types with which the file has at most ``most_bytes``.
+
+    ``costs`` names every matrix, with the types it may get; see ``file_bytes`` for
+    ``section_bytes`` and ``outlier_bytes``. Raises QsfConversionError with the smallest possible
+    size when that is larger.
+    """
+
+    def n_bytes_with(dtypes: Mapping[str, Dtype]) -> int:
+        return file_bytes(
+            with_policy(plan, policy_of(plan.targets, dtypes)), section_bytes, outlier_bytes
+        )
+
+    smallest = smallest_types(plan, costs, most_bytes, section_bytes, outlier_bytes)
+    least_bytes = n_bytes_with(smallest)
+    # Padding between units depends on the types of the matrices. So the first try assumes none, and
+    # the second subtracts the excess.
+    matrix_bytes = sum(_data_bytes(t, smallest[t.name]) for t in plan.targets if t.has_choice)
+    budget_bytes = most_bytes - (least_bytes - matrix_bytes) + UNIT_ALIGN * len(plan.units)
+    while budget_bytes >= matrix_bytes:
+        fit = assign(plan.targets, costs, budget_bytes)
+        excess_bytes = n_bytes_with(fit.dtypes) - most_bytes
+        if excess_bytes <= 0:
+            return fit
+        # A full step may skip a better choice, which matters in small files only.
+        step_bytes = excess_bytes if excess_bytes < most_bytes * _NEGLIGIBLE else excess_bytes // 4
+        budget_bytes = min(budget_bytes, fit.n_bytes) - max(step_bytes, DATA_ALIGN)
+    return assign(plan.targets, costs, matrix_bytes)
+
+
+def smallest_types(
+    plan: Plan,
+    types: Mapping[str, Collection[Dtype]],
+    most_bytes: int,
+    section_bytes: Mapping[str, int],
+    outlier_bytes: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, Dtype]:
+    """Return the smallest type of every matrix, by ``Target.name``.
+
+    The other arguments are those of `fit_to_size`. Raises QsfConversionError with the size if the
+    file exceeds ``most_bytes`` even so.
+    """
+    smallest = {
+        target.name: min(types[target.name], key=lambda dtype: _data_bytes(target, dtype))
+        for target in plan.targets
+        if target.has_choice
+    }
+    smallest_plan = with_policy(plan, policy_of(plan.targets, smallest))
+    least_bytes = file_bytes(smallest_plan, section_bytes, outlier_bytes)
+    if least_bytes > most_bytes:
+        others_bytes = sum(section_bytes.values())
+        raise QsfConversionError(
+            f"a file of {most_bytes / _MB:.2f} MB is too small for this model: the smallest has"
+            f" {math.ceil(least_bytes / _MB * 100) / 100:.2f} MB"
+            f" ({least_bytes * 8 / _n_weights(plan):.2f} bits a weight, {others_bytes / _MB:.2f} MB"
+            " of them tokenizer and metadata); ask for that or more, or convert a smaller model"
+        )
+    return smallest
+
+
+def _data_bytes(target: Target, dtype: Dtype) -> int:
+    return padded(tile_bytes(dtype, target.n_rows, target.n_cols), DATA_ALIGN)
+
+
+def _n_weights(plan: Plan) -> int:
+    return sum(target.n_rows * target.n_cols for target in plan.targets)
+
+
+# ---- costs without a measurement ----
+
+
+def guessed_costs(
+    plan: Plan, types: Mapping[str, Collection[Dtype]]
+) -> dict[str, dict[Dtype, float]]:
+    """Return costs for `fit_to_size` without any measurement, by ``Target.name``.
+
+    The cost is the relative squared error of the type on normally distributed weights, times a
+    factor for the kind of matrix. Its size does not matter: rounding a large matrix and a small
+    one disturbs the residual stream about as much. Measured costs are much better.
+    """
+    bell = np.random.default_rng(0).standard_normal((64, 1024)).astype(np.float32)
+    losses: dict[Dtype, float] = {}
+    for dtype in {dtype for some in types.values() for dtype in some}:
+        errors = ErrorSums()
+        quantise_rows(dtype, bell, errors)
+        losses[dtype] = errors.squared_error / errors.source_energy
+    costs = {}
+    for target in plan.targets:
+        if target.name in types:
+            weight = _weight(target, plan)
+            costs[target.name] = {dtype: losses[dtype] * weight for dtype in types[target.name]}
+    return costs
+
+
+def _weight(target: Target, plan: Plan) -> float:
+    if not target.is_of_layer:
+        n_tables = 1 if plan.facts.arch.tied_head else 2
+        n_rows, n_all = target.n_rows, target.share.n_outputs
+        share = _FIRST_ROWS if target.rule.target == TensorType.HEAD else 1.0 - _FIRST_ROWS
+        of_head = share if n_rows < n_all else 1.0
+        return of_head * _TABLES * plan.facts.header.n_layers / n_tables
+    assert target.rule.target is not None  # only learned positions have no type
+    by_layer = _FIRST_LAYER if target.unit == layer_unit(0) else 1.0
+    return _WEIGHTS.get(target.rule.target, 1.0) * by_layer
+
+
+# ---- the knapsack ----
+
+
+@dataclass(slots=True)
+class _Item:
+    """The options of one matrix, by ascending bytes and descending cost."""
+
+    name: str
+    dtypes: list[Dtype]
+    n_bytes: NDArray[np.int64]
+    costs: NDArray[np.float64]
+
+
+def assign(
+    targets: Iterable[Target], costs: Mapping[str, Mapping[Dtype, float]], budget_bytes: int
+) -> Assignment:
+    """Return a type for every matrix of ``targets``: least cost within ``budget_bytes`` of data.
+
+    The result is optimal, or within ``cost - bound`` of the optimum; the gap is at most the cost
+    of one step of one matrix. Of equal costs the smaller size wins. Deterministic.
+
+    Raises QsfConversionError when no types fit, or a cost is not finite.
+    """
+    matrices = [target for target in targets if target.has_choice]
+    counts = Counter(target.name for target in matrices)  # experts of a layer get one type
+    distinct = {target.name: target for target in matrices}.values()
+    items = [_item(target, costs[target.name], counts[target.name]) for target in distinct]
+    least_bytes = sum(int(item.n_bytes[0]) for item in items)
+    if least_bytes > budget_bytes:
+        raise QsfConversionError(
+            f"the matrices take at least {least_bytes} bytes, {budget_bytes} are left for them"
+        )
+    price = _price(items, budget_bytes)
+    chosen = _fill(items, price, budget_bytes)
+    chosen, bound = _Search(items, price, budget_bytes, chosen).run()
+    cost = _cost(items, chosen)
+    return Assignment(
+        dtypes={item.name: item.dtypes[k] for item, k in zip(items, chosen, strict=True)},
+        n_bytes=sum(int(item.n_bytes[k]) for item, k in zip(items, chosen, strict=True)),
+        cost=cost,
+        bound=min(bound, cost),
+    )
+
+
+def _item(target: Target, costs: Mapping[Dtype, float], n: int) -> _Item:
+    """Return the options of ``n`` matrices like ``target`` that no other one beats in both."""
+    if not costs or not all(math.isfinite(cost) for cost in costs.values()):
+        raise QsfConversionError(f"{target.name}: costs {dict(costs)}, they must be finite")
+    options = sorted((n * _data_bytes(target, dtype), cost, dtype) for dtype, cost in costs.items())
+    kept = options[:1]
+    for option in options[1:]:
+        if option[1] < kept[-1][1]:
+            kept.append(option)
+    return _Item(
+        target.name,
+        [dtype for _, _, dtype in kept],
+        np.array([n_bytes for n_bytes, _, _ in kept], np.int64),
+        np.array([cost for _, cost, _ in kept], np.float64),
+    )
+
+
+def _steps(item: _Item) -> list[tuple[float, int, int]]:
+    """The lower convex hull of the options as steps (cost saved per byte, from, to), best first."""
+    steps = []
+    at, last = 0, len(item.dtypes) - 1
+    while at < last:
+        gains = (item.costs[at] - item.costs[at + 1 :]) / (
+            item.n_bytes[at + 1 :] - item.n_bytes[at]
+        )
+        to = at + 1 + int(np.argmax(gains))
+        steps.append((float(gains.max()), at, to))
+        at = to
+    return steps
+
+
+def _price(items: Sequence[_Item], budget_bytes: int) -> float:
+    """The cost that one more byte would save: Lagrange's multiplier; 0 if all options fit."""
+    left = budget_bytes - sum(int(item.n_bytes[0]) for item in items)
+    steps = [
+        (gain, int(item.n_bytes[to] - item.n_bytes[at]))
+        for item in items
+        for gain, at, to in _steps(item)
+    ]
+    for gain, n_bytes in sorted(steps, reverse=True):
+        left -= n_bytes
+        if left < 0:
+            return gain
+    return 0.0
+
+
+def _fill(items: Sequence[_Item], price: float, budget_bytes: int) -> list[int]:
+    """A good starting choice: steps of the hulls, best first, while they fit."""
+    chosen = [0] * len(items)
+    left = budget_bytes - sum(int(item.n_bytes[0]) for item in items)
+    steps = [(-gain, i, at, to) for i, item in enumerate(items) for gain, at, to in _steps(item)]
+    for _, i, at, to in sorted(steps):
+        n_bytes = int(items[i].n_bytes[to] - items[i].n_bytes[at])
+        if chosen[i] == at and n_bytes <= left:
+            chosen[i] = to
+            left -= n_bytes
+    return chosen
+
+
+def _cost(items: Sequence[_Item], chosen: Iterable[int]) -> float:
+    return math.fsum(float(item.costs[k]) for item, k in zip(items, chosen, strict=True))
+
+
+@dataclass(slots=True)
+class _States:
+    """Choices for the items so far, by ascending bytes and descending cost."""
+
+    n_bytes: NDArray[np.int64]
+    costs: NDArray[np.float64]
+    regrets: NDArray[np.float64]  # their cost so far above the multiplier's choice
+
+
+class _Search:
+    """Searches all choices that can be better than the best known one.
+
+    With the multiplier as the price of a byte, an option's regret is its excess cost over the
+    item's cheapest option, price included. The regrets of a choice, plus the price of its unused
+    bytes, are its distance from Lagrange's bound: a choice with more regret than the best known
+    one cannot be better. A partial choice that is neither cheaper nor smaller than another is
+    dropped. (Kellerer, Pferschy, Pisinger: Knapsack Problems, 2004, chapter 11.)
+    """
+
+    def __init__(
+        self, items: Sequence[_Item], price: float, budget_bytes: int, chosen: Sequence[int]
+    ) -> None:
+        self.items = items
+        self.budget_bytes = budget_bytes
+        self.chosen = list(chosen)
+        self.cost = _cost(items, chosen)
+        priced = [item.costs + price * item.n_bytes for item in items]
+        self.regrets = [values - values.min() for values in priced]
+        self.bound = math.fsum(float(v.min()) for v in priced) - price * budget_bytes
+        # The largest items first: small ones fill the rest of the budget.
+        self.order = sorted(range(len(items)), key=lambda i: (-int(items[i].n_bytes[-1]), i))
+        self.most_states = max(_LEAST_STATES, _MOST_STATES // max(1, len(items)))
+
+    def run(self) -> tuple[list[int], float]:
+        """Return the best choice, and a lower bound of the cost of every choice."""
+        least_bytes = np.array([int(self.items[i].n_bytes[0]) for i in self.order], np.int64)
+        needed = np.append(np.cumsum(least_bytes[::-1])[::-1], 0)
+        states = _States(np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
+        trail: list[tuple[NDArray[np.int32], NDArray[np.int8]]] = []
+        dropped = math.inf  # least regret of the states dropped because there were too many
+        tolerance = _EXACT * abs(self.cost)
+        for n, i in enumerate(self.order):
+            gap = self.cost - self.bound
+            states, came_from, option = self._extend(
+                states, i, self.budget_bytes - int(needed[n + 1]), gap
+            )
+            if len(states.costs) > self.most_states:
+                kept = np.sort(np.argsort(states.regrets, kind="stable")[: self.most_states])
+                dropped = min(dropped, float(np.delete(states.regrets, kept).min()))
+                states, came_from, option = _select(states, kept), came_from[kept], option[kept]
+            trail.append((came_from, option))
+        if len(states.costs):
+            best = len(states.costs) - 1  # costs descend
+            if states.costs[best] < self.cost - tolerance:
+                self._take(trail, best)
+        bound = min(self.cost, self.bound + dropped)
+        return self.chosen, bound
+
+    def _extend(
+        self, states: _States, i: int, most_bytes: int, gap: float
+    ) -> tuple[_States, NDArray[np.int32], NDArray[np.int8]]:
+        """Add the options of item ``i``; keeps states that fit, may be best, and no other beats."""
+        item, regrets = self.items[i], self.regrets[i]
+        n_bytes = (states.n_bytes[:, None] + item.n_bytes).ravel()
+        costs = (states.costs[:, None] + item.costs).ravel()
+        regret = (states.regrets[:, None] + regrets).ravel()
+        kept = np.flatnonzero((n_bytes <= most_bytes) & (regret <= gap + _EXACT * abs(self.cost)))
+        kept = kept[np.lexsort((costs[kept], n_bytes[kept]))]
+        least = np.minimum.accumulate(costs[kept])
+        is_better = np.ones(len(kept), bool)
+        is_better[1:] = least[1:] < least[:-1]
+        kept = kept[is_better]
+        n_options = len(item.dtypes)
+        extended = _States(n_bytes[kept], costs[kept], regret[kept])
+        return extended, (kept // n_options).astype(np.int32), (kept % n_options).astype(np.int8)
+
+    def _take(self, trail: Sequence[tuple[NDArray[np.int32], NDArray[np.int8]]], at: int) -> None:
+        for i, (came_from, option) in zip(reversed(self.order), reversed(trail), strict=True):
+            self.chosen[i] = int(option[at])
+            at = int(came_from[at])
+        self.cost = _cost(self.items, self.chosen)
+
+
+def _select(states: _States, kept: NDArray[np.intp]) -> _States:
+    return _States(states.n_bytes[kept], states.costs[kept], states.regrets[kept])
+
 
 _LAYER_TOKENS: Final = 512  # to measure layers
 
@@ -46,36 +546,36 @@ def choose_types(
     Without a target size, ``mixed`` aims at the size that the fixed table of types gives; without
     a text it uses that table. Raises QsfConversionError when the target is too small.
     """
-    table = assignment.mixed_policy(plan.targets)
+    table = mixed_policy(plan.targets)
     if request.layer_type != MIXED:
         sensitivity = None
         if text is not None:
             sensitivity = _measure_layers(Original(plan, checkpoint), text, phase, state)
         return plan, sensitivity
     if text is None and not request.has_target:
-        return assignment.with_policy(plan, _with_embed_type(plan, table, request)), None
+        return with_policy(plan, _with_embed_type(plan, table, request)), None
     types = _candidates(plan, request)
     most_bytes = request.target_bytes
     if request.target_bpw is not None:
-        most_bytes = assignment.bytes_at(plan, request.target_bpw)
+        most_bytes = bytes_at(plan, request.target_bpw)
     if most_bytes is None:
         policy = _with_embed_type(plan, table, request)
-        most_bytes = assignment.file_bytes(assignment.with_policy(plan, policy), section_bytes)
-    assignment.smallest_types(plan, types, most_bytes, section_bytes)  # raises before the long work
+        most_bytes = file_bytes(with_policy(plan, policy), section_bytes)
+    smallest_types(plan, types, most_bytes, section_bytes)  # raises before the long work
     sensitivity = None
     if text is not None:
         sensitivity = _measure(Original(plan, checkpoint), text, types, phase, state)
         costs: Mapping[str, Mapping[Dtype, float]] = sensitivity.kl
     else:
-        costs = assignment.guessed_costs(plan, types)
-    fit = assignment.fit_to_size(plan, costs, most_bytes, section_bytes)
-    policy = assignment.policy_of(plan.targets, fit.dtypes)
-    return assignment.with_policy(plan, policy), sensitivity
+        costs = guessed_costs(plan, types)
+    fit = fit_to_size(plan, costs, most_bytes, section_bytes)
+    policy = policy_of(plan.targets, fit.dtypes)
+    return with_policy(plan, policy), sensitivity
 
 
 def _candidates(plan: Plan, request: Request) -> dict[str, tuple[Dtype, ...]]:
     """Return the types that each matrix may get; embeddings only the requested one, if any."""
-    types = assignment.candidates(plan.targets)
+    types = candidates(plan.targets)
     if request.embed_type is not None:
         embed_dtype = parse_quant_type(request.embed_type)
         for target in plan.targets:

@@ -21,9 +21,8 @@ from qsf_converter.sources import (
     quantised,
 )
 from qsf_converter.sources.architectures import family_of, read_facts
-from qsf_converter.sources.checkpoint import KEPT, Checkpoint, to_float32
+from qsf_converter.sources.checkpoint import KEPT, Checkpoint, padded, to_float32
 from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint, LeastType
-from qsf_converter.sources.checkpoint_padded import padded
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
 from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
 from qsf_converter.sources.embedding import (

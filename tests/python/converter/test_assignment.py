@@ -21,8 +21,8 @@ from qsf.file.layout import Dtype, Layout, TensorType, layer_unit, pass_units
 from qsf.file.reader import Reader
 from qsf.file.writer import Writer
 from qsf_converter import convert
-from qsf_converter.calibrate import assignment
-from qsf_converter.calibrate.assignment import (
+from qsf_converter.calibrate import type_choice
+from qsf_converter.calibrate.type_choice import (
     assign,
     bytes_at,
     candidates,
@@ -155,8 +155,8 @@ def test_the_bound_is_true_when_states_are_dropped(
     ]
     budget_bytes = budget_at(targets, 3.1)
     best = assign(targets, costs, budget_bytes)
-    monkeypatch.setattr(assignment, "_MOST_STATES", 1)
-    monkeypatch.setattr(assignment, "_LEAST_STATES", 1)
+    monkeypatch.setattr(type_choice, "_MOST_STATES", 1)
+    monkeypatch.setattr(type_choice, "_LEAST_STATES", 1)
     found = assign(targets, costs, budget_bytes)
     assert found.bound <= best.cost <= found.cost
     assert found.bound < found.cost  # else nothing was dropped here
@@ -265,7 +265,7 @@ def test_predicted_sizes_are_those_of_the_files(source: Source, tmp_path: Path) 
         mixed_policy(plan.targets),
     ]
     for _ in range(4):
-        types = rng.choice([int(dtype) for dtype in assignment.LAYER_CANDIDATES], 64)
+        types = rng.choice([int(dtype) for dtype in type_choice.LAYER_CANDIDATES], 64)
         names = candidates(plan.targets)
         picked = {name: Dtype(int(dtype)) for name, dtype in zip(names, types, strict=False)}
         policies.append(policy_of(plan.targets, picked))

@@ -17,7 +17,7 @@ from qsf.file.layout import Dtype, TensorType
 from qsf.file.reader import Reader
 from qsf.report.record import Report
 from qsf_converter import convert
-from qsf_converter.calibrate import assignment, compensation
+from qsf_converter.calibrate import compensation, type_choice
 from qsf_converter.rounding.plan import Policy, make_plan
 
 T = TensorType
@@ -112,7 +112,7 @@ def test_the_size_of_a_mixture_is_known_to_the_byte(tiny_moe_dir: Path, tmp_path
         plan = make_plan(source.family, source.facts, source.checkpoint, policy)
         others = ("TEXT", "TOKN", "CHAT", "META")
         sizes = {tag: reader.sections[tag].n_bytes for tag in others}
-        assert assignment.file_bytes(plan, sizes) == path.stat().st_size
+        assert type_choice.file_bytes(plan, sizes) == path.stat().st_size
 
 
 def test_a_tensor_of_all_experts_never_lies_in_memory(tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from oracle.file.stored_tokenizer import unpack_tokenizer
 from qsf.text.chat import ChatTemplate
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter import convert
-from qsf_converter.sources.gguf_splits import OF_CHARACTERS, SPLITS
-from qsf_converter.sources.gguf_tokenizer import chat_of, tokenizer_of
+from qsf_converter.sources.gguf_tokenizer import OF_CHARACTERS, SPLITS, chat_of, tokenizer_of
 from qsf_converter.sources.source import open_source
 from qsf_converter.text.tables import open_tokenizer
 

@@ -18,13 +18,13 @@ from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
 from qsf.file.layout import Dtype, Role, TensorType
 from qsf.file.reader import Reader
 from qsf_converter import meta
-from qsf_converter.calibrate.assignment import mixed_policy
 from qsf_converter.calibrate.texts import (
     CalibrationText,
     cut_samples,
     read_calibration_text,
     read_texts,
 )
+from qsf_converter.calibrate.type_choice import mixed_policy
 from qsf_converter.convert import convert
 from qsf_converter.request import Request
 

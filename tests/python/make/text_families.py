@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from qsf_converter.sources.gguf_splits import SPLITS
+from qsf_converter.sources.gguf_tokenizer import SPLITS
 
 MARK = "\u2581"
 

@@ -18,7 +18,7 @@ from make.examples import examples
 from make.published_splits import OTHERS, SETTINGS, byte_level, sequence, split
 from make.text_families import random_text
 from qsf.text.tokenizer import Tokenizer, byte_of_char
-from qsf_converter.sources.gguf_splits import SPLITS
+from qsf_converter.sources.gguf_tokenizer import SPLITS
 from qsf_converter.text.expressions import ExpressionError, parse
 from qsf_converter.text.tables import open_tokenizer, text_section
 

@@ -21,7 +21,7 @@ from qsf.file.layout import (
     TensorType,
 )
 from qsf.file.tables import pack_tables
-from qsf_converter.sources.checkpoint_padded import Axis
+from qsf_converter.sources.checkpoint import Axis
 from qsf_converter.sources.families import config as limits
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.gguf import Gguf

@@ -24,6 +24,18 @@ from qsf_converter.sources.families.experts import (
 )
 from qsf_converter.sources.families.family import FULL, Draft, Family, usual
 from qsf_converter.sources.families.gguf import EXPERTS, Fields, Gguf, Shapes, whole
+from qsf_converter.sources.families.hybrids import (
+    GGUF_READS,
+    GGUF_SIZES,
+    SSD_DEFAULTS,
+    SSD_FLAGS,
+    SSD_NEUTRAL,
+    gguf_common,
+    ssd_layers,
+    ssd_layouts,
+    ssd_rules,
+    with_layouts,
+)
 from qsf_converter.sources.families.llama import (
     AT,
     ATTENTION,
@@ -40,18 +52,6 @@ from qsf_converter.sources.families.llama import (
     unrotated,
     window_but_first_of_four,
 )
-from qsf_converter.sources.families.mamba import DEFAULTS as SSD_DEFAULTS
-from qsf_converter.sources.families.mamba import FLAGS as SSD_FLAGS
-from qsf_converter.sources.families.mamba import (
-    GGUF_READS,
-    GGUF_SIZES,
-    gguf_common,
-    ssd_layers,
-    ssd_layouts,
-    ssd_rules,
-    with_layouts,
-)
-from qsf_converter.sources.families.mamba import NEUTRAL as SSD_NEUTRAL
 from qsf_converter.sources.families.positions import parameters_of, rope_of
 from qsf_converter.sources.families.rules import T, Where, ends, layer, linear, norm
 

@@ -1,16 +1,17 @@
-"""Bamba, Falcon-H1, Nemotron-H, Mamba2: Mamba-2 alternating with attention, beside it, or alone."""
+"""Families with Mamba-2 (SSD), between attention, beside it, or alone, and its layers in others."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from qsf.errors import shown
-from qsf.file.kinds import Ffn, Mixer
-from qsf_converter.sources.families import mamba
-from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, Config
+from qsf.file.kinds import MAX_STATE_DIM, MAX_TAPS, ROPE_NONE, Ffn, Mixer, QkNorm
+from qsf.file.layout import MAX_HEADS, Activation
+from qsf_converter.sources.families.config import MAX_DIM, MAX_FFN_DIM, MAX_LAYERS, Config
 from qsf_converter.sources.families.delta import LINEAR
 from qsf_converter.sources.families.experts import (
     EXPERT_DEFAULTS,
@@ -32,17 +33,152 @@ from qsf_converter.sources.families.gguf import (
 )
 from qsf_converter.sources.families.grouped import by_groups
 from qsf_converter.sources.families.llama import AT, ATTN, DEFAULTS, Rules, attention, gated
-from qsf_converter.sources.families.mamba import (
-    GGUF_READS,
-    GGUF_SIZES,
-    gguf_common,
-    largest,
-    ssd_layers,
-    ssd_layouts,
-    ssd_rules,
-    with_layouts,
-)
-from qsf_converter.sources.families.rules import T, Where, ends, linear, norm
+from qsf_converter.sources.families.rules import T, Where, ends, layer, linear, norm
+
+_SSD: dict[str, Any] = {"where": Where.SSD}
+_PARTS: Final = {T.SSD_GATE: "values", T.SSD_IN: "channels", T.SSD_STEP: "value heads"}
+# Fields of a layer without attention.
+NO_ATTENTION: Final[dict[str, Any]] = {
+    "rope_set": ROPE_NONE, "qk_norm": QkNorm.NONE, "score_scale": 0.0,
+}  # fmt: skip
+# Keys with the sizes of layers, and keys without effect.
+SSD_DEFAULTS: Final[dict[str, Any]] = {
+    "mamba_n_heads": 128,
+    "mamba_d_head": "auto",
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "time_step_limit": None,
+}
+SSD_FLAGS: Final = {"mamba_conv_bias": True}
+SSD_NEUTRAL: Final[dict[str, Any]] = {
+    "mamba_proj_bias": (False,),
+    "mamba_chunk_size": tuple(1 << i for i in range(16)),
+    "num_logits_to_keep": (0, 1),
+}
+
+# ---- GGUF files ----
+
+GGUF_SIZES: Final = ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+GGUF_READS: Final = ("ssm.inner_size", "expert_shared_count")
+
+
+def largest(value: Any) -> Any:
+    """Return the common number of the layers that have one; other layers state 0."""
+    return max(value, default=0) if isinstance(value, list) else value
+
+
+def gguf_common(fields: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the KV heads and the width of all states."""
+    return {
+        "num_key_value_heads": largest(config.get("num_key_value_heads")),
+        "mamba_d_ssm": fields.get("ssm.inner_size"),
+    }
+
+
+# ---- rules ----
+
+
+def ssd_rules(at: str, *, conv_bias: str = "mamba_conv_bias", is_scaled: bool = False) -> Rules:
+    """All tensors but those of `ssd_layouts`; scaled: by the factors of `_PARTS` and "ssd out"."""
+    outs = tuple(_PARTS.values())
+    parts = (
+        linear(target, None, f"{at}in_proj", out, "hidden", parts=outs, part=part,
+               scale=target.name if is_scaled else None, **_SSD)
+        for part, (target, out) in enumerate(_PARTS.items())
+    )  # fmt: skip
+    return (
+        *(rule for rules in parts for rule in rules),
+        layer(T.SSD_CONV, f"{at}conv1d.weight", "taps", "channels", is_flat=True, transposed=True,
+              **_SSD),
+        layer(T.SSD_CONV_BIAS, f"{at}conv1d.bias", "channels", flag=conv_bias, **_SSD),
+        layer(T.SSD_STEP_BIAS, f"{at}dt_bias", "value heads", **_SSD),
+        *linear(T.SSD_OUT, None, f"{at}out_proj", "hidden", "values",
+                scale=T.SSD_OUT.name if is_scaled else None, **_SSD),
+    )  # fmt: skip
+
+
+def ssd_layouts(at: str, norm_flag: str | None = None) -> tuple[Rules, Rules]:
+    """The tensors that the second layout, GGUF's, stores differently: -e^A_log, and matrices."""
+    flat: dict[str, Any] = {"is_flat": True, **_SSD}
+    return (
+        (
+            layer(T.SSD_RATE, f"{at}A_log", "value heads", is_log=True, **_SSD),
+            layer(T.SSD_SKIP, f"{at}D", "value heads", **_SSD),
+            *norm(T.SSD_NORM, f"{at}norm", "values", flag=norm_flag, **_SSD),
+        ),
+        (
+            layer(T.SSD_RATE, f"{at}minus_rate", "value heads", "one", scale="minus", **flat),
+            layer(T.SSD_SKIP, f"{at}D", "value heads", "one", **flat),
+            layer(T.SSD_NORM, f"{at}norm.weight", "groups", "group", flag=norm_flag, **flat),
+        ),
+    )
+
+
+def with_layouts(of_ssd: tuple[Rules, Rules], others: tuple[Rules, ...]) -> tuple[Rules, ...]:
+    return (*((*rules, *of_ssd[0]) for rules in others[:-1]), (*others[-1], *of_ssd[1]))
+
+
+def ssd_layers(
+    draft: Draft, layers: Collection[int], mixer: Mixer = Mixer.SSD, *, has_width: bool = True
+) -> None:
+    """Give ``layers`` states of Mamba-2, beside attention or instead of it.
+
+    ``has_width``: the configuration states the width of all heads together, which must match.
+    """
+    config, dim = draft.config, draft.header.dim
+    _check(config)
+    n_heads = config.count("mamba_n_heads", MAX_HEADS)
+    n_groups = config.count("mamba_n_groups", MAX_HEADS)
+    n_states = config.count("mamba_d_state", MAX_STATE_DIM)
+    n_taps = config.count("mamba_d_conv", MAX_TAPS, least=2)
+    inner = config.count("mamba_d_ssm", MAX_DIM, config.count("mamba_expand", 1 << 10) * dim)
+    head_dim = inner // n_heads
+    if config.get("mamba_d_head") != "auto":
+        head_dim = config.count("mamba_d_head", MAX_STATE_DIM)
+    if not has_width:
+        inner = n_heads * head_dim
+    if n_heads * head_dim != inner or not 1 <= head_dim <= MAX_STATE_DIM:
+        raise config.error("mamba_n_heads", f"= {n_heads} of {head_dim} are not {inner} dimensions")
+    if n_heads % n_groups:
+        raise config.error("mamba_n_groups", f"= {n_groups} do not divide {n_heads} heads")
+    draft.dims |= {
+        "one": 1,
+        "taps": n_taps,
+        "values": inner,
+        "channels": inner + 2 * n_groups * n_states,
+        "value heads": n_heads,
+        "groups": n_groups,
+        "group": inner // n_groups,
+    }
+    draft.factors["minus"] = -1.0
+    ssd: dict[str, Any] = {
+        "mixer": mixer,
+        "n_taps": n_taps,
+        "n_key_heads": n_groups,
+        "n_value_heads": n_heads,
+        "key_dim": n_states,
+        "value_dim": head_dim,
+    }
+    if mixer == Mixer.SSD:
+        ssd |= NO_ATTENTION
+    for i in layers:
+        draft.layers[i] = replace(draft.layers[i], **ssd)
+
+
+# The spellings of checkpoints, and of transformers.
+_NO_LIMITS: Final = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
+
+
+def _check(config: Config) -> None:
+    name = "hidden_act" if config.get("mamba_hidden_act") is None else "mamba_hidden_act"
+    if config.activation(name) != Activation.SILU:
+        raise config.error(name, f"= {shown(config.get(name))} is not supported; supported: silu")
+    limits = config.get("time_step_limit")
+    if limits not in (None, *_NO_LIMITS):
+        raise config.error("time_step_limit", f"= {shown(limits)}: only none is supported")
+
 
 _AT_SSD, _FFN, _MIXER = f"{AT}mamba.", f"{AT}feed_forward.", f"{AT}mixer."
 _NORMS = (*norm(T.ATTN_NORM, f"{AT}input_layernorm"), *norm(T.FFN_NORM, f"{AT}pre_ff_layernorm"))
@@ -160,7 +296,7 @@ def _nemotron(draft: Draft) -> None:
         config.get(name)  # has no meaning here
     if config.get("attention_head_dim", draft.header.head_dim) != draft.header.head_dim:
         raise config.error("attention_head_dim", f"is not head_dim, {draft.header.head_dim}")
-    draft.set_all(**mamba.NO_ATTENTION)
+    draft.set_all(**NO_ATTENTION)
     for i, block in enumerate(blocks):
         change: dict[str, Any] = {"ffn": Ffn.NONE}
         if block in (_MLP, _MOE):
@@ -214,10 +350,10 @@ _OF_STATES: Final = {
     "norm_epsilon": "layer_norm_epsilon",
 }  # fmt: skip
 _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
-    **mamba.NEUTRAL,
+    **SSD_NEUTRAL,
     "use_bias": (False,),
     **dict.fromkeys(("residual_in_fp32", "rescale_prenorm_residual"), (True, False)),
-    "chunk_size": mamba.NEUTRAL["mamba_chunk_size"],
+    "chunk_size": SSD_NEUTRAL["mamba_chunk_size"],
 }
 
 # ---- GGUF files ----
@@ -291,7 +427,7 @@ FAMILIES = (
         },
         # It states no context; layers without an FFN have no use for its width.
         defaults=usual(
-            {**DEFAULTS, **mamba.DEFAULTS},
+            {**DEFAULTS, **SSD_DEFAULTS},
             context=1 << 20,
             epsilon=1e-5,
             ffn_multiple=2,
@@ -323,16 +459,16 @@ FAMILIES = (
         ),
         layouts=ssd_layouts(_AT_SSD),
         defaults=usual(
-            {**DEFAULTS, **mamba.DEFAULTS},
+            {**DEFAULTS, **SSD_DEFAULTS},
             context=262144,
             epsilon=1e-5,
             kv_heads=8,
             partial_rotary_factor=0.5,
         ),
-        flags=mamba.FLAGS,
+        flags=SSD_FLAGS,
         windows=_bamba_types,
         neutral={
-            **mamba.NEUTRAL,
+            **SSD_NEUTRAL,
             "attention_bias": (False,),
             "mlp_bias": (False,),
             # Half of a head: it follows from the share of rotated dimensions.
@@ -349,7 +485,7 @@ FAMILIES = (
         rules=_FALCON,
         layouts=ssd_layouts(_AT_SSD, norm_flag="mamba_rms_norm"),
         defaults=usual(
-            {**DEFAULTS, **mamba.DEFAULTS},
+            {**DEFAULTS, **SSD_DEFAULTS},
             context=8192,
             epsilon=1e-5,
             kv_heads=8,
@@ -368,9 +504,9 @@ FAMILIES = (
                 1.0,
             ),
         ),
-        flags={**mamba.FLAGS, "mamba_rms_norm": False},
+        flags={**SSD_FLAGS, "mamba_rms_norm": False},
         neutral={
-            **mamba.NEUTRAL,
+            **SSD_NEUTRAL,
             "attention_bias": (False,),
             "mlp_bias": (False,),
             "projectors_bias": (False,),
@@ -405,7 +541,7 @@ FAMILIES = (
             "mamba_d_state": "ssm_state_size",
         },
         defaults=usual(
-            {**EXPERT_DEFAULTS, **mamba.DEFAULTS},
+            {**EXPERT_DEFAULTS, **SSD_DEFAULTS},
             context=4096,
             epsilon=1e-5,
             kv_heads=8,
