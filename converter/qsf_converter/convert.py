@@ -277,10 +277,7 @@ class _Conversion:
         return plan
 
     def write(
-        self,
-        plan: Plan,
-        stored: StoredLayers,
-        progress: Progress | None,
+        self, plan: Plan, stored: StoredLayers, progress: Progress | None
     ) -> tuple[Quality, Costs]:
         """Write the file; return its quality report, and the costs of its arithmetic."""
         source = self.source
@@ -320,11 +317,7 @@ class _Conversion:
         return quality, costs
 
     def _write_units(
-        self,
-        writer: Writer,
-        plan: Plan,
-        stored: StoredLayers,
-        progress: Progress | None,
+        self, writer: Writer, plan: Plan, stored: StoredLayers, progress: Progress | None
     ) -> Quality:
         advance = _advance_of(progress, plan.source_bytes)
         checkpoint, n_threads = self.source.checkpoint, self.request.n_threads

@@ -174,10 +174,7 @@ def _completed(
 
 
 def _open_weights(path: Path) -> SafetensorsCheckpoint | TorchCheckpoint:
-    formats = (
-        (SafetensorsCheckpoint, checkpoint_safetensors),
-        (TorchCheckpoint, checkpoint_torch),
-    )
+    formats = ((SafetensorsCheckpoint, checkpoint_safetensors), (TorchCheckpoint, checkpoint_torch))
     for opener, module in formats:
         if any((path / name).exists() for name in (module.SINGLE_NAME, module.INDEX_NAME)):
             return opener(path)

@@ -34,7 +34,7 @@ from qsf_converter.sources.families.experts import (
     selection_bias,
     with_shared_gate,
 )
-from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family, usual
+from qsf_converter.sources.families.family import FULL, SENSES, SLIDING, Draft, Family, usual
 from qsf_converter.sources.families.gguf import (
     EXPERT_WEIGHTS,
     KEYS,
@@ -50,8 +50,6 @@ from qsf_converter.sources.families.llama import (
     ATTN,
     DEFAULTS,
     ENDS,
-    SENSES,
-    TEXT_PREFIXES,
     attention,
     fused,
     gated,
@@ -320,7 +318,6 @@ _DELTA_FAMILIES = (
     Family(
         name="OlmoHybridForCausalLM",
         title="Olmo Hybrid (7B)",
-        model_type="olmo_hybrid",
         rules=_OLMO,
         # As published, and as transformers writes it.
         layouts=tuple(
@@ -328,8 +325,6 @@ _DELTA_FAMILIES = (
             for name in ("post_attention_layernorm", "feedforward_layer_norm")
         ),
         defaults=_OLMO_DEFAULTS,
-        flags={"attention_bias": False},
-        kind={"qk_norm": QkNorm.WHOLE_WIDTH},
         windows=_layer_types,
         rope_parameters=_olmo_rope,
         adjust=_olmo,
@@ -340,7 +335,6 @@ _DELTA_FAMILIES = (
         gguf={"qwen35": _GGUF},
         model_type="qwen3_5_text",
         nested=("Qwen3_5ForConditionalGeneration",),
-        prefixes=TEXT_PREFIXES,
         rules=(*_RULES, *gated()),
         layouts=(_SPLIT, (*_PARTS, *_STEPS, _MINUS_RATE)),
         defaults={**_DEFAULTS, "num_key_value_heads": 4},
@@ -353,7 +347,6 @@ _DELTA_FAMILIES = (
         gguf={"qwen35moe": _GGUF_MOE},
         model_type="qwen3_5_moe_text",
         nested=("Qwen3_5MoeForConditionalGeneration",),
-        prefixes=TEXT_PREFIXES,
         rules=(*_RULES, ROUTER, *SHARED_EXPERT),
         layouts=with_shared_gate(_SPLIT, (*_PARTS, *_STEPS, _MINUS_RATE)),
         defaults={
@@ -369,7 +362,6 @@ _DELTA_FAMILIES = (
         name="Qwen3NextForCausalLM",
         title="Qwen3-Next (80B-A3B), Qwen3-Coder-Next",
         gguf={"qwen3next": replace(_GGUF_MOE, more=_gguf)},
-        model_type="qwen3_next",
         rules=(*_RULES, *DENSE, ROUTER, *SHARED_EXPERT),
         layouts=with_shared_gate(_FUSED, (*_PARTS, *_STEPS_BY_KEY_HEAD, _MINUS_RATE)),
         defaults={
@@ -548,7 +540,6 @@ _LFM2_FAMILIES = (
     Family(
         name="Lfm2ForCausalLM",
         title="LFM2",
-        model_type="lfm2",
         gguf={
             "lfm2": Gguf(
                 needs=("conv_L_cache",),
@@ -566,7 +557,6 @@ _LFM2_FAMILIES = (
             block_auto_adjust_ff_dim=True,
         ),
         flags={"conv_bias": False},
-        kind={"qk_norm": QkNorm.PER_HEAD},
         windows=_layer_types_of_lfm2,
         adjust=_lfm2,
         neutral={
@@ -580,7 +570,6 @@ _LFM2_FAMILIES = (
     Family(
         name="Lfm3ForCausalLM",
         title="LFM3",
-        model_type="lfm3",
         rules=_LFM3,
         renames={"norm_epsilon": "norm_eps"},
         defaults=usual(
@@ -604,7 +593,6 @@ _LFM2_FAMILIES = (
             "use_attention_gate": True,
             "use_sandwich_norm": True,
         },
-        kind={"qk_norm": QkNorm.PER_HEAD},
         windows=_lfm3_types,
         rope_parameters=_lfm3_rope,
         adjust=_lfm3,
@@ -612,7 +600,6 @@ _LFM2_FAMILIES = (
     Family(
         name="Lfm2MoeForCausalLM",
         title="LFM2 MoE",
-        model_type="lfm2_moe",
         gguf={
             "lfm2moe": Gguf(
                 needs=("conv_L_cache", *GGUF_ROUTED, "num_dense_layers"),
@@ -639,7 +626,6 @@ _LFM2_FAMILIES = (
             routed_scaling_factor=1.0,
         ),
         flags={"conv_bias": False, "use_expert_bias": True},
-        kind={"qk_norm": QkNorm.PER_HEAD},
         windows=_layer_types_of_lfm2,
         adjust=_lfm2_moe,
     ),

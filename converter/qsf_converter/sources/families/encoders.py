@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from qsf.errors import QsfConversionError
-from qsf.file.kinds import Ffn, QkNorm
+from qsf.file.kinds import Ffn
 from qsf.file.layout import MAX_CHOSEN, MAX_LAYER_EXPERTS, Norm, Positions
 from qsf_converter.sources.families import gemma
 from qsf_converter.sources.families.config import MAX_LAYERS, MAX_TOKENS, Config
@@ -419,8 +419,6 @@ _ENCODERS = (
         ),
         renames=gemma.RENAMES,
         defaults=gemma.GEMMA3_DEFAULTS,
-        kind={"qk_norm": QkNorm.PER_HEAD},
-        flags={"attention_bias": False},
         windows=window_but_every,
         rope_parameters=gemma.rope_of_gemma3,
         adjust=_as_embedding_gemma,

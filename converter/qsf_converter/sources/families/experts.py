@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from qsf.errors import shown
-from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn, QkNorm
+from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn
 from qsf.file.layout import MAX_CHOSEN, MAX_LAYER_EXPERTS, Activation
 from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, Config
 from qsf_converter.sources.families.family import Draft, Family, usual
@@ -32,8 +32,6 @@ from qsf_converter.sources.families.llama import (
     DEFAULTS,
     ENDS,
     MLP,
-    SENSES,
-    TEXT_PREFIXES,
     Rules,
     attention,
     gated,
@@ -310,18 +308,14 @@ FAMILIES = (
     _mixture(
         name="OlmoeForCausalLM",
         title="OLMoE",
-        model_type="olmoe",
         gguf={"olmoe": Gguf(needs=EXPERTS)},
         rules=(*pre_norms(), *ATTENTION, *qk_norms("q", "kv"), ROUTER, *ENDS),
         defaults=usual(EXPERT_DEFAULTS, context=4096, epsilon=1e-5, experts=64, chosen=8),
-        flags={"attention_bias": False},
-        kind={"qk_norm": QkNorm.WHOLE_WIDTH},
         adjust=_olmoe,
     ),
     _mixture(
         name="Qwen2MoeForCausalLM",
         title="Qwen 1.5, 2 MoE",
-        model_type="qwen2_moe",
         gguf={
             "qwen2moe": Gguf(
                 needs=(*GGUF_ROUTED, "shared_expert_intermediate_size"), more=_gguf_qwen
@@ -344,14 +338,11 @@ FAMILIES = (
     _mixture(
         name="Qwen3MoeForCausalLM",
         title="Qwen 3 MoE (30B-A3B, Coder)",
-        model_type="qwen3_moe",
         gguf={
             "qwen3moe": Gguf(needs=GGUF_ROUTED, constants={"norm_topk_prob": True}, more=_gguf_qwen)
         },
         rules=_QWEN3_MOE_RULES,
         defaults=usual(QWEN_DEFAULTS, experts=128, chosen=8, expert_dim=768, kv_heads=4),
-        flags={"attention_bias": False},
-        kind={"qk_norm": QkNorm.PER_HEAD},
         neutral={**_NO_WINDOWS, "use_qk_norm": (True,)},
         adjust=_qwen_moe,
     ),
@@ -361,8 +352,6 @@ FAMILIES = (
         model_type="qwen3_vl_moe_text",
         gguf={"qwen3vlmoe": Gguf(needs=GGUF_ROUTED, more=_gguf_qwen, reads=VISION_KEYS)},
         nested=("Qwen3VLMoeForConditionalGeneration",),
-        prefixes=TEXT_PREFIXES,
-        left_out=SENSES,
         rules=_QWEN3_MOE_RULES,
         layouts=(*LAYOUTS[:2], _TRANSPOSED, LAYOUTS[2]),
         defaults=usual(
@@ -376,14 +365,11 @@ FAMILIES = (
             expert_dim=1408,
             kv_heads=16,
         ),
-        flags={"attention_bias": False},
-        kind={"qk_norm": QkNorm.PER_HEAD},
         adjust=_qwen_moe,
     ),
     _mixture(
         name="MixtralForCausalLM",
         title="Mixtral",
-        model_type="mixtral",
         rules=(*pre_norms(), *attention(), *ENDS),
         layouts=(
             (router(f"{SPARSE}gate.weight"), *one_each(SPARSE, "w1", "w3", "w2")),
@@ -405,7 +391,6 @@ FAMILIES = (
     _mixture(
         name="GptOssForCausalLM",
         title="gpt-oss",
-        model_type="gpt_oss",
         gguf={
             "gpt-oss": Gguf(
                 needs=(*EXPERTS, "sliding_window"),
@@ -460,7 +445,6 @@ FAMILIES = (
     _mixture(
         name="Ernie4_5_MoeForCausalLM",
         title="ERNIE 4.5 MoE",
-        model_type="ernie4_5_moe",
         gguf={"ernie4_5-moe": _GGUF_ERNIE},
         is_interleaved=True,
         rules=(*pre_norms(), *attention(), *DENSE, ROUTER, *SHARED, *ENDS),

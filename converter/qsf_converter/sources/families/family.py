@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from qsf.errors import QsfConversionError
-from qsf.file.kinds import ROPE_NONE, Ffn, LayerKind, RopeSet, plain_kind
+from qsf.file.kinds import ROPE_NONE, Ffn, LayerKind, QkNorm, RopeSet, plain_kind
 from qsf.file.layout import (
     Activation,
     Arch,
@@ -88,6 +89,12 @@ class Draft:
         ]
 
 
+# Tensors for images and sound, which are not converted.
+SENSES = ("vision_tower.", "vision_model.", "visual.", "audio_tower.", "multi_modal_projector.",
+          "mm_projector.", "embed_vision.", "embed_audio.")  # fmt: skip
+TEXT_PREFIXES = ("model.", "language_model.model.", "model.language_model.", "language_model.")
+
+
 def _count_layers(config: Config) -> int:
     return config.count("num_hidden_layers", limits.MAX_LAYERS)
 
@@ -128,6 +135,7 @@ Windows = Callable[[Config, int], tuple[int, list[str]]]
 class Family:
     """One architecture of transformers, by its name in ``config.json``.
 
+    Biases of attention and MLP and the norms of queries and keys follow from the rules.
     ``renames`` and ``defaults`` are those of ``Config``; ``defaults`` are the class's. The names in
     ``flags`` are facts for the rules: a name that is a key of config.json is read from there, and
     True if the file does not state it; all others always hold. ``kind`` are fields of
@@ -141,13 +149,14 @@ class Family:
 
     name: str
     title: str  # the models' name for people
-    model_type: str
+    model_type: str = ""  # the name in snake case, if not stated
     rules: tuple[TensorRule, ...]
     layouts: tuple[tuple[TensorRule, ...], ...] = ()
-    prefixes: tuple[str, ...] = ("model.",)  # a name may have this prefix or not
+    # A name may have this prefix or not; usually model., with ``nested`` TEXT_PREFIXES.
+    prefixes: tuple[str, ...] = ()
     ignored_suffixes: tuple[str, ...] = ("rotary_emb.inv_freq",)
     nested: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # with ``nested`` usually SENSES
     architecture: Architecture = Architecture.OTHER
     norm: Norm = Norm.RMS
     ffn: Ffn = Ffn.GATED
@@ -170,8 +179,24 @@ class Family:
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rules", in_file_order(self.rules))
-        object.__setattr__(self, "layouts", tuple(in_file_order(rules) for rules in self.layouts))
+        """Put the rules into the order of the file; state what follows from names and rules."""
+        every = (*self.rules, *(rule for rules in self.layouts for rule in rules))
+        biases = {rule.flag for rule in every} & {"attention_bias", "mlp_bias"}
+        norms = {rule.shape for rule in every if rule.target == TensorType.Q_NORM and not rule.flag}
+        flags: dict[Any, bool] = dict.fromkeys(biases, False)
+        kind: dict[str, Any] = {"qk_norm": QkNorm.PER_HEAD} if ("head",) in norms else {}
+        kind |= {"qk_norm": QkNorm.WHOLE_WIDTH} if ("q",) in norms else {}
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.name.partition("For")[0])
+        for field_, value in (
+            ("rules", in_file_order(self.rules)),
+            ("layouts", tuple(in_file_order(rules) for rules in self.layouts)),
+            ("model_type", self.model_type or name.lower()),
+            ("flags", flags | dict(self.flags)),
+            ("kind", kind | dict(self.kind)),
+            ("prefixes", self.prefixes or (TEXT_PREFIXES if self.nested else ("model.",))),
+            ("left_out", self.left_out or (SENSES if self.nested else ())),
+        ):
+            object.__setattr__(self, field_, value)
 
     @property
     def has_head(self) -> bool:

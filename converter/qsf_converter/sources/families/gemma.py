@@ -35,8 +35,6 @@ from qsf_converter.sources.families.llama import (
     AT,
     ATTENTION,
     ATTN,
-    SENSES,
-    TEXT_PREFIXES,
     Rules,
     gated,
     pre_norms,
@@ -105,7 +103,6 @@ RENAMES = {"norm_epsilon": "rms_norm_eps", "hidden_act": "hidden_activation"}
 _family = functools.partial(
     Family,
     renames=RENAMES,
-    flags={"attention_bias": False},
     adjust=scale_and_cap_scores,
     neutral={"use_bidirectional_attention": (None, False)},
 )
@@ -176,7 +173,6 @@ _GEMMA_FAMILIES = (
     _family(
         name="GemmaForCausalLM",
         title="Gemma 1",
-        model_type="gemma",
         gguf={"gemma": Gguf(constants=_BF16, has_one_in_norms=True)},
         rules=(*pre_norms(add=1.0), *ATTENTION, *gated(), *_ENDS),
         renames={"norm_epsilon": "rms_norm_eps"},
@@ -186,7 +182,6 @@ _GEMMA_FAMILIES = (
     _family(
         name="Gemma2ForCausalLM",
         title="Gemma 2",
-        model_type="gemma2",
         gguf={
             "gemma2": Gguf(
                 may=_GGUF_MAY[:3], constants=_BF16, has_one_in_norms=True, more=_gguf(2, 46)
@@ -216,11 +211,8 @@ _GEMMA_FAMILIES = (
         model_type="gemma3_text",
         gguf={"gemma3": GGUF_GEMMA3},
         rules=(*_SANDWICH, *ATTENTION, *qk_norms(add=1.0), *gated(), *_ENDS),
-        prefixes=TEXT_PREFIXES,
         nested=("Gemma3ForConditionalGeneration",),
-        left_out=SENSES,
         defaults=GEMMA3_DEFAULTS,
-        kind={"qk_norm": QkNorm.PER_HEAD},
         windows=window_but_every,
         rope_parameters=rope_of_gemma3,
     ),
@@ -430,12 +422,10 @@ _LAYOUTS: Final = (
 _COMMON: Final[Mapping[str, Any]] = {
     "rules": _RULES,
     "layouts": _LAYOUTS,
-    "prefixes": TEXT_PREFIXES,
     # Published checkpoints have keys and values also in layers that read those of others.
     "ignored_suffixes": tuple(
         f"self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")
     ),
-    "left_out": SENSES,
     "renames": {**RENAMES, "num_experts_per_tok": "top_k_experts"},
     "flags": {"attention_bias": False},
     "kind": {"qk_norm": QkNorm.PER_HEAD},

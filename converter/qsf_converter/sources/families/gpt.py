@@ -19,7 +19,6 @@ from qsf_converter.sources.families.llama import (
     AT,
     ATTENTION,
     ATTN,
-    BIASES,
     DEFAULTS,
     ENDS,
     MLP,
@@ -100,7 +99,6 @@ _COHERE_FAMILIES = (
     Family(
         name="CohereForCausalLM",
         title="Command R, R+",
-        model_type="cohere",
         gguf={"command-r": Gguf(needs=("logit_scale",))},
         norm=Norm.LAYER,
         is_interleaved=True,
@@ -113,14 +111,12 @@ _COHERE_FAMILIES = (
     Family(
         name="Cohere2ForCausalLM",
         title="Command R7B, Command A",
-        model_type="cohere2",
         gguf={"cohere2": Gguf(needs=("logit_scale",), may=("sliding_window",))},
         norm=Norm.LAYER,
         is_interleaved=True,
         rules=_COHERE_RULES,
         renames=_EPSILON,
         defaults=usual(_COHERE_DEFAULTS, head=128, window=4096, sliding_window_pattern=4),
-        flags={"attention_bias": False},
         windows=window_but_every,
         neutral={
             # Windows and RoPE as the model's own code places them, which layer_types states too.
@@ -139,7 +135,6 @@ _COHERE_FAMILIES = (
     Family(
         name="NemotronForCausalLM",
         title="Nemotron, Minitron",
-        model_type="nemotron",
         gguf={"nemotron": Gguf(has_one_in_norms=True)},
         norm=Norm.LAYER,
         ffn=Ffn.PLAIN,
@@ -154,13 +149,11 @@ _COHERE_FAMILIES = (
         ),
         renames={"norm_epsilon": "norm_eps"},
         defaults=usual(_RELU2, context=4096, partial_rotary_factor=0.5),
-        flags=BIASES,
         neutral={"normalization": ("layernorm1p",)},
     ),
     Family(
         name="Jais2ForCausalLM",
         title="Jais 2",
-        model_type="jais2",
         gguf={"jais2": Gguf()},
         norm=Norm.LAYER,
         ffn=Ffn.PLAIN,
@@ -177,7 +170,6 @@ _COHERE_FAMILIES = (
     Family(
         name="ArceeForCausalLM",
         title="Arcee AFM",
-        model_type="arcee",
         gguf={"arcee": Gguf(is_permuted=True)},
         ffn=Ffn.PLAIN,
         rules=(
@@ -187,7 +179,6 @@ _COHERE_FAMILIES = (
             *ENDS,
         ),
         defaults=usual(_RELU2, context=4096),
-        flags=BIASES,
     ),
 )
 
@@ -381,7 +372,6 @@ _GPT_FAMILIES = (
         title="Phi-1, 1.5, 2",
         gguf={"phi2": Gguf()},
         has_partial_rope=True,
-        model_type="phi",
         architecture=Architecture.PHI,
         rules=(
             *_norms(f"{_AT}input_layernorm", None),
@@ -427,7 +417,6 @@ _GPT_FAMILIES = (
         name="Starcoder2ForCausalLM",
         title="StarCoder 2",
         gguf={"starcoder2": Gguf()},
-        model_type="starcoder2",
         renames={},
         rules=(
             *_norms(f"{_AT}input_layernorm", f"{_AT}post_attention_layernorm"),
@@ -475,7 +464,6 @@ _GPT_FAMILIES = (
         name="GPTJForCausalLM",
         title="GPT-J",
         has_partial_rope=True,
-        model_type="gptj",
         is_interleaved=True,
         prefixes=("transformer.",),
         ignored_suffixes=(".attn.bias", ".attn.masked_bias"),
@@ -497,7 +485,6 @@ _GPT_FAMILIES = (
         name="FalconForCausalLM",
         title="Falcon",
         gguf={"falcon": Gguf(is_ungrouped=True, more=_gguf_falcon, unused_flag=_gguf_unused)},
-        model_type="falcon",
         prefixes=("transformer.",),
         rules=(
             *_norms(f"{_H}input_layernorm", None, flag="one norm"),
@@ -529,7 +516,6 @@ _GPT_FAMILIES = (
         name="BloomForCausalLM",
         title="BLOOM",
         gguf={"bloom": Gguf(is_ungrouped=True)},
-        model_type="bloom",
         positions=Positions.ALIBI,
         prefixes=("transformer.",),
         rules=(
@@ -551,10 +537,7 @@ _GPT_FAMILIES = (
         defaults=usual(_DEFAULTS, hidden_act="gelu_pytorch_tanh", tied=True),
         facts=_ALWAYS,
         adjust=_bloom,
-        neutral={
-            "apply_residual_connection_post_layernorm": (None, False),
-            "offset_alibi": (100,),
-        },
+        neutral={"apply_residual_connection_post_layernorm": (None, False), "offset_alibi": (100,)},
     ),
     _plain_family(
         name="MptForCausalLM",
@@ -562,7 +545,6 @@ _GPT_FAMILIES = (
         gguf={
             "mpt": Gguf(more=_gguf_mpt, reads=("attention.max_alibi_bias", "attention.clamp_kqv"))
         },
-        model_type="mpt",
         positions=Positions.ALIBI,
         prefixes=("transformer.",),
         rules=(

@@ -198,7 +198,6 @@ _shared_family = functools.partial(
         (*_MOE_LAYOUTS[2], *gated(f"{MLP}shared.", "shared", **_SHARED)),
     ),
     renames=EXPERT_RENAMES,
-    flags={"attention_bias": False},
 )
 
 # ---- GGUF files ----
@@ -236,22 +235,18 @@ FAMILIES = (
     Family(
         name="GraniteForCausalLM",
         title="Granite 3",
-        model_type="granite",
         gguf={"granite": Gguf(may=_GGUF_MAY, is_permuted=True)},
         rules=(*LLAMA_RULES[: -len(ENDS)], *_SCALED_ENDS),
         defaults={**DEFAULTS, **_FACTORS},
-        flags=BIASES,
         adjust=_granite,
     ),
     Family(
         name="GraniteSWAForCausalLM",
         title="Granite with windows",
-        model_type="granite_swa",
         rules=(*LLAMA_RULES[: -len(ENDS)], _SINKS, *_SCALED_ENDS),
         defaults=usual(
             {**DEFAULTS, **_FACTORS, **_WINDOWS}, context=8192, epsilon=1e-5, kv_heads=4, tied=True
         ),
-        flags=BIASES,
         windows=window_but_first_of_four,
         adjust=_granite_windows,
     ),
@@ -302,7 +297,6 @@ FAMILIES = (
         layouts=_MOE_LAYOUTS,
         renames=EXPERT_RENAMES,
         defaults=_MOE_DEFAULTS,
-        flags={"attention_bias": False},
         adjust=_granite_moe,
     ),
     _shared_family(

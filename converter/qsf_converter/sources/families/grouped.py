@@ -117,7 +117,6 @@ _GROUPED_FAMILIES = (
     Family(
         name="Glm4MoeForCausalLM",
         title="GLM-4.5, 4.6",
-        model_type="glm4_moe",
         gguf={
             "glm4moe": Gguf(
                 needs=_GGUF_NEEDS,
@@ -155,7 +154,6 @@ _GROUPED_FAMILIES = (
     Family(
         name="SolarOpenForCausalLM",
         title="Solar Open",
-        model_type="solar_open",
         rules=(*pre_norms(), *ATTENTION, *_FFN),
         layouts=SELECTED,
         renames=RENAMES,
@@ -171,14 +169,12 @@ _GROUPED_FAMILIES = (
             expert_dim=1280,
             intermediate_size=10240,
         ),
-        flags={"attention_bias": False},
         neutral={"use_qk_norm": (None, False)},
         adjust=grouped,
     ),
     Family(
         name="Dots1ForCausalLM",
         title="dots.llm1",
-        model_type="dots1",
         gguf={
             "dots1": Gguf(
                 needs=_GGUF_NEEDS,
@@ -192,8 +188,6 @@ _GROUPED_FAMILIES = (
         layouts=SELECTED,
         renames=RENAMES,
         defaults=usual(_DEFAULTS, context=2048, norm_topk_prob=False, window=4096),
-        flags={"attention_bias": False},
-        kind={"qk_norm": QkNorm.PER_HEAD},
         neutral={"max_window_layers": tuple(range(4097))},
         adjust=grouped,
     ),
@@ -229,7 +223,6 @@ _GROUPED_FAMILIES = (
             experts=256,
             chosen=8,
         ),
-        kind={"qk_norm": QkNorm.WHOLE_WIDTH},
         neutral={
             "use_qk_norm": (True,),
             "qk_norm_type": ("per_layer",),

@@ -411,7 +411,6 @@ FAMILIES = (
         name="Mamba2ForCausalLM",
         title="Mamba-2, Mamba-Codestral",
         gguf={"mamba2": _GGUF_ALONE},
-        model_type="mamba2",
         prefixes=("model.backbone.", "backbone.", "model."),
         rules=(
             *norm(T.ATTN_NORM, f"{AT}norm"),
@@ -448,7 +447,6 @@ FAMILIES = (
     Family(
         name="BambaForCausalLM",
         title="Bamba",
-        model_type="bamba",
         has_partial_rope=True,
         rules=(
             *_NORMS,
@@ -481,7 +479,6 @@ FAMILIES = (
         name="FalconH1ForCausalLM",
         title="Falcon-H1 (0.5B to 34B)",
         gguf={"falcon-h1": Gguf(needs=GGUF_SIZES, more=_gguf_falcon, reads=GGUF_READS)},
-        model_type="falcon_h1",
         rules=_FALCON,
         layouts=ssd_layouts(_AT_SSD, norm_flag="mamba_rms_norm"),
         defaults=usual(
@@ -527,7 +524,6 @@ FAMILIES = (
                 may=(*EXPERT_WEIGHTS, *EXPERT_GROUPS),
             ),
         },
-        model_type="nemotron_h",
         prefixes=("backbone.", "model."),
         ffn=Ffn.PLAIN,
         rules=_NEMOTRON,

@@ -46,16 +46,7 @@ from qsf_converter.sources.families.experts import (
 from qsf_converter.sources.families.family import FULL, Draft, Family, usual
 from qsf_converter.sources.families.gguf import Fields, Gguf, Shapes, only_sigmoid, own_layers
 from qsf_converter.sources.families.grouped import RENAMES, SELECTED, grouped
-from qsf_converter.sources.families.llama import (
-    ATTN,
-    ENDS,
-    MLP,
-    SENSES,
-    TEXT_PREFIXES,
-    Rules,
-    gated,
-    pre_norms,
-)
+from qsf_converter.sources.families.llama import ATTN, ENDS, MLP, Rules, gated, pre_norms
 from qsf_converter.sources.families.mtp import mtp_rules
 from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import T, Where, ends, layer, linear, norm
@@ -236,18 +227,10 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 }
 # Layers after the last one predict further tokens: the first of them is the MTP head.
 _AHEAD: Final = {"num_nextn_predict_layers": (0, 1), "num_mtp_layers": (0, 1)}
-_ROUTED: Final[dict[str, Any]] = {
-    "moe_layer_freq": (1,),
-    "aux_loss_alpha": (0.001, 0.0001),
-}
+_ROUTED: Final[dict[str, Any]] = {"moe_layer_freq": (1,), "aux_loss_alpha": (0.001, 0.0001)}
 
 _family = functools.partial(
-    Family,
-    is_interleaved=True,
-    renames=_RENAMES,
-    flags={"attention_bias": False},
-    rope_parameters=rope_of_latent,
-    neutral=_NEUTRAL,
+    Family, is_interleaved=True, renames=_RENAMES, rope_parameters=rope_of_latent, neutral=_NEUTRAL
 )
 
 # ---- GGUF files ----
@@ -329,7 +312,6 @@ _LATENT_FAMILIES = (
         name="DeepseekV2ForCausalLM",
         title="DeepSeek V2 (Lite, Coder)",
         gguf={"deepseek2": _DEEPSEEK2},
-        model_type="deepseek_v2",
         rules=(*pre_norms(), *LATENT, *DENSE, ROUTER, *SHARED, *ENDS),
         layouts=_layouts(LAYOUTS),
         defaults=usual(
@@ -355,10 +337,7 @@ _LATENT_FAMILIES = (
     _family(
         name="DeepseekV3ForCausalLM",
         title="DeepSeek V3, R1, Kimi K2; K2.5, text",
-        model_type="deepseek_v3",
         nested=("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
-        prefixes=TEXT_PREFIXES,
-        left_out=SENSES,
         rules=(*pre_norms(), *LATENT, *DENSE, ROUTER, *SHARED, *ENDS, *mtp_rules()),
         layouts=_layouts(SELECTED),
         defaults=usual(
@@ -385,7 +364,6 @@ _LATENT_FAMILIES = (
     _family(
         name="Glm4MoeLiteForCausalLM",
         title="GLM-4.7-Flash",
-        model_type="glm4_moe_lite",
         rules=(*pre_norms(), *LATENT, *DENSE, ROUTER, *SHARED, *ENDS, *mtp_rules()),
         layouts=_layouts(SELECTED),
         defaults=usual(
@@ -409,9 +387,7 @@ _LATENT_FAMILIES = (
         name="Mistral4ForCausalLM",
         title="Mistral Small 4, text",
         gguf={"mistral4": replace(_DEEPSEEK2, layouts=(-1, None), more=_gguf_mistral4, others=())},
-        model_type="mistral4",
         nested=("Mistral3ForConditionalGeneration",),
-        prefixes=TEXT_PREFIXES,
         left_out=("vision_tower.", "multi_modal_projector."),
         rules=(*pre_norms(), *LATENT, *DENSE, ROUTER, *SHARED, *ENDS),
         layouts=(*_layouts(LAYOUTS), (*SPLIT, *LAYOUTS[1])),  # GGUF files have gate and up in one
@@ -432,7 +408,6 @@ _LATENT_FAMILIES = (
     _family(
         name="YoutuForCausalLM",
         title="Youtu-LLM",
-        model_type="youtu",
         rules=(*pre_norms(), *LATENT, *gated(), *ENDS),
         layouts=(FUSED, SPLIT),
         defaults=usual(LATENT_DEFAULTS, context=131072, tied=True),
@@ -677,7 +652,6 @@ _KIMI_FAMILIES = (
         name="KimiLinearForCausalLM",
         title="Kimi Linear (48B-A3B)",
         gguf={"kimi-linear": _GGUF},
-        model_type="kimi_linear",
         positions=Positions.ALIBI,
         rules=(*pre_norms(), *_of_attention(_LATENT), *_KDA, *ENDS),
         layouts=_LAYOUTS,
@@ -697,7 +671,6 @@ _KIMI_FAMILIES = (
             linear_num_heads=32,
             linear_conv_kernel_dim=4,
         ),
-        flags={"attention_bias": False},
         windows=_layer_types,
         adjust=_kimi,
         neutral={
@@ -712,7 +685,6 @@ _KIMI_FAMILIES = (
     Family(
         name="BailingHybridForCausalLM",
         title="Ling 3 (Flash 127B-A5B)",
-        model_type="bailing_hybrid",
         is_interleaved=True,
         rules=(
             *pre_norms(),
@@ -742,7 +714,6 @@ _KIMI_FAMILIES = (
             kda_safe_gate=True,
             kda_lower_bound=-5.0,
         ),
-        flags={"attention_bias": False},
         windows=_ling_types,
         rope_parameters=rope_of_latent,
         adjust=_ling,

@@ -9,10 +9,18 @@ from dataclasses import replace
 from typing import Any
 
 from qsf.errors import shown
-from qsf.file.kinds import ROPE_NONE, Ffn, QkNorm
+from qsf.file.kinds import ROPE_NONE, Ffn
 from qsf.file.layout import Activation, Architecture
 from qsf_converter.sources.families.config import MAX_LAYERS, MAX_TOKENS, Config
-from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family, no_windows, usual
+from qsf_converter.sources.families.family import (
+    FULL,
+    SENSES,
+    SLIDING,
+    Draft,
+    Family,
+    no_windows,
+    usual,
+)
 from qsf_converter.sources.families.gguf import (
     EXPERTS,
     KEYS,
@@ -29,12 +37,6 @@ Rules = tuple[TensorRule, ...]
 
 AT = "layers.{layer}."
 ATTN, MLP = f"{AT}self_attn.", f"{AT}mlp."
-
-# Tensors for images and sound, which are not converted.
-SENSES = ("vision_tower.", "vision_model.", "visual.", "audio_tower.", "multi_modal_projector.",
-          "mm_projector.", "embed_vision.", "embed_audio.")  # fmt: skip
-TEXT_PREFIXES = ("model.", "language_model.model.", "model.language_model.", "language_model.")
-
 
 # ---- rules ----
 
@@ -224,12 +226,6 @@ _QWEN3_RULES = (*pre_norms(), *ATTENTION, *qk_norms(), *gated(), *ENDS)
 _QWEN_DEFAULTS = usual(DEFAULTS, context=32768, window=4096, max_window_layers=28)
 _OLMO_DEFAULTS = usual(DEFAULTS, context=2048, epsilon=1e-5)
 _OLMO_RULES = (*post_norms(), *ATTENTION, *qk_norms("q", "kv"), *gated(), *ENDS)
-_NESTED_MISTRAL: Mapping[str, Any] = {
-    "prefixes": TEXT_PREFIXES,
-    "left_out": SENSES,
-    "nested": ("Mistral3ForConditionalGeneration",),
-}
-
 # ---- GGUF files ----
 
 
@@ -253,7 +249,6 @@ _LLAMA_FAMILIES = (
     Family(
         name="LlamaForCausalLM",
         title="LLaMA 2, 3; SmolLM2; all with its blocks",
-        model_type="llama",
         gguf={
             "llama": Gguf(
                 may=("sliding_window",),
@@ -266,22 +261,19 @@ _LLAMA_FAMILIES = (
         architecture=Architecture.LLAMA,
         rules=LLAMA_RULES,
         defaults=usual(DEFAULTS, context=2048),
-        flags=BIASES,
     ),
     Family(
         name="MistralForCausalLM",
         title="Mistral, Mistral-Small 3",
-        model_type="mistral",
         architecture=Architecture.MISTRAL,
         rules=LLAMA_RULES,
         defaults=usual(DEFAULTS, context=131072, kv_heads=8, window=4096),
         windows=window_of_all,
-        **_NESTED_MISTRAL,
+        nested=("Mistral3ForConditionalGeneration",),
     ),
     Family(
         name="Ministral3ForCausalLM",
         title="Ministral 3",
-        model_type="ministral3",
         gguf={"mistral3": Gguf(is_permuted=True)},
         rules=LLAMA_RULES,
         defaults=usual(
@@ -293,12 +285,11 @@ _LLAMA_FAMILIES = (
             rope_parameters=_YARN_OF_MINISTRAL,
         ),
         windows=window_of_all,
-        **_NESTED_MISTRAL,
+        nested=("Mistral3ForConditionalGeneration",),
     ),
     Family(
         name="Qwen2ForCausalLM",
         title="Qwen 2, 2.5",
-        model_type="qwen2",
         gguf={"qwen2": Gguf()},
         rules=_QWEN2_RULES,
         defaults=_QWEN_DEFAULTS,
@@ -312,8 +303,6 @@ _LLAMA_FAMILIES = (
         model_type="qwen2_5_vl_text",
         gguf={"qwen2vl": Gguf(reads=VISION_KEYS)},
         nested=("Qwen2_5_VLForConditionalGeneration", "Qwen2VLForConditionalGeneration"),
-        prefixes=TEXT_PREFIXES,
-        left_out=SENSES,
         rules=_QWEN2_RULES,
         defaults=usual(
             _QWEN_DEFAULTS, epsilon=1e-5, kv_heads=8, theta=1000000.0, max_window_layers=80
@@ -324,12 +313,9 @@ _LLAMA_FAMILIES = (
     Family(
         name="Qwen3ForCausalLM",
         title="Qwen 3",
-        model_type="qwen3",
         gguf={"qwen3": Gguf()},
         rules=_QWEN3_RULES,
         defaults=usual(_QWEN_DEFAULTS, head=128),
-        flags={"attention_bias": False},
-        kind={"qk_norm": QkNorm.PER_HEAD},
         windows=window_when_switched,
     ),
     Family(
@@ -338,18 +324,13 @@ _LLAMA_FAMILIES = (
         model_type="qwen3_vl_text",
         gguf={"qwen3vl": Gguf(reads=VISION_KEYS)},
         nested=("Qwen3VLForConditionalGeneration",),
-        prefixes=TEXT_PREFIXES,
-        left_out=SENSES,
         rules=_QWEN3_RULES,
         defaults=usual(DEFAULTS, context=128000, kv_heads=32, head=128, theta=500000.0),
-        flags={"attention_bias": False},
-        kind={"qk_norm": QkNorm.PER_HEAD},
     ),
     Family(
         name="Phi3ForCausalLM",
         title="Phi-3, 3.5, 4, 4-mini",
         has_partial_rope=True,
-        model_type="phi3",
         gguf={"phi3": Gguf(may=("sliding_window",))},
         architecture=Architecture.PHI,
         rules=(
@@ -377,53 +358,42 @@ _LLAMA_FAMILIES = (
             no_rope_layer_interval=4,
             window=None,
         ),
-        flags=BIASES,
         neutral={"use_sliding_window": (None, False)},
         adjust=_smollm3,
     ),
     Family(
         name="Olmo2ForCausalLM",
         title="OLMo 2",
-        model_type="olmo2",
         gguf={
             "olmo2": Gguf(may=("sliding_window",), more=_gguf_olmo, others=("Olmo3ForCausalLM",))
         },
         rules=_OLMO_RULES,
         defaults=_OLMO_DEFAULTS,
-        flags={"attention_bias": False},
-        kind={"qk_norm": QkNorm.WHOLE_WIDTH},
     ),
     Family(
         name="Olmo3ForCausalLM",
         title="OLMo 3",
-        model_type="olmo3",
         rules=_OLMO_RULES,
         defaults=usual(_OLMO_DEFAULTS, theta=500000.0, window=4096, sliding_window_pattern=4),
-        flags={"attention_bias": False},
-        kind={"qk_norm": QkNorm.WHOLE_WIDTH},
         windows=window_but_every,
         rope_parameters=_rope_of_olmo3,
     ),
     Family(
         name="Exaone4ForCausalLM",
         title="EXAONE 4; 4.5, text",
-        model_type="exaone4",
         gguf={"exaone4": Gguf(may=("sliding_window",), more=_gguf_exaone4)},
         nested=("Exaone4_5_ForConditionalGeneration",),
-        prefixes=TEXT_PREFIXES,
         left_out=(*SENSES, "mtp."),
         rules=(*post_norms(), *attention(), *qk_norms(), *gated(), *ENDS),
         defaults=usual(
             DEFAULTS, context=2048, epsilon=1e-5, kv_heads=32, window=4096, sliding_window_pattern=4
         ),
-        kind={"qk_norm": QkNorm.PER_HEAD},
         windows=window_but_every,
         adjust=_exaone4,
     ),
     Family(
         name="SeedOssForCausalLM",
         title="Seed-OSS",
-        model_type="seed_oss",
         gguf={"seed_oss": Gguf()},
         rules=(
             *pre_norms(),
@@ -438,7 +408,6 @@ _LLAMA_FAMILIES = (
     Family(
         name="Ernie4_5ForCausalLM",
         title="ERNIE 4.5",
-        model_type="ernie4_5",
         gguf={"ernie4_5": Gguf()},
         is_interleaved=True,
         rules=(*pre_norms(), *attention(bias="use_bias"), *gated(bias="use_bias"), *ENDS),
@@ -450,7 +419,6 @@ _LLAMA_FAMILIES = (
     Family(
         name="CwmForCausalLM",
         title="CWM",
-        model_type="cwm",
         rules=LLAMA_RULES,
         defaults=usual(
             DEFAULTS,
@@ -461,17 +429,14 @@ _LLAMA_FAMILIES = (
             rope_parameters=LLAMA3_OF_CWM,
             window=8192,
         ),
-        flags=BIASES,
         windows=window_but_first_of_four,
     ),
     Family(
         name="HeliumForCausalLM",
         title="Helium",
-        model_type="helium",
         is_interleaved=True,
         rules=LLAMA_RULES,
         defaults=usual(DEFAULTS, context=4096, epsilon=1e-8, head=128, theta=100000.0),
-        flags=BIASES,
     ),
     Family(
         name="InternLM3ForCausalLM",
@@ -529,7 +494,6 @@ _LLAMA_FAMILIES = (
         defaults=usual(
             DEFAULTS, context=2048, epsilon=1e-5, hidden_act="relu2", kv_heads=5, theta=500000.0
         ),
-        flags={"attention_bias": False},
     ),
 )
 
@@ -577,7 +541,6 @@ _APERTUS_FAMILIES = (
     Family(
         name="ApertusForCausalLM",
         title="Apertus (8B, 70B)",
-        model_type="apertus",
         gguf={
             "apertus": Gguf(
                 may=tuple(_KEYS), keys=_KEYS, lists=tuple(_KEYS.values()), reads=("xielu.eps",)
@@ -607,8 +570,6 @@ _APERTUS_FAMILIES = (
             hidden_act="xielu",
             rope_parameters={**LLAMA3_OF_CWM, "rope_theta": 12000000.0, "factor": 8.0},
         ),
-        flags={"attention_bias": False},
-        kind={"qk_norm": QkNorm.PER_HEAD},
         neutral={"qk_norm": (True,), "post_norm": (None, False), "mlp_bias": (None, False)},
         adjust=_apertus,
     ),
