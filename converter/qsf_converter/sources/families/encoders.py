@@ -27,7 +27,6 @@ _N = "encoder.layers.{layer}."
 # What sentence-transformers computes behind the pooling: sources/dense.py makes it one matrix.
 DENSE = "dense.weight"
 _DENSE = TensorRule(Place.FINAL, T.DENSE, DENSE, ("hidden", "hidden"), flag="dense")
-_ALWAYS = frozenset({"always"})
 
 
 def as_encoder(draft: Draft) -> None:
@@ -154,10 +153,8 @@ def _modern_norm(weight: T, bias: T, source: str) -> Rules:
 _M = "layers.{layer}."
 _BERT: Mapping[str, Any] = {
     "norm": Norm.LAYER,
-    "ffn": Ffn.PLAIN,
     "positions": Positions.LEARNED,
     "kind": {"is_post_norm": True},
-    "facts": _ALWAYS,
     "ignored_suffixes": ("embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias"),
     "renames": {"norm_epsilon": "layer_norm_eps"},
     "neutral": {"position_embedding_type": (None, "absolute"), "is_decoder": (None, False)},

@@ -159,7 +159,7 @@ class Family:
     left_out: tuple[str, ...] = ()  # with ``nested`` usually SENSES
     architecture: Architecture = Architecture.OTHER
     norm: Norm = Norm.RMS
-    ffn: Ffn = Ffn.GATED
+    ffn: Ffn | None = None  # as the rules
     activation: Activation | None = None  # of the header; None: hidden_act
     scalars: Mapping[str, str] = field(default_factory=dict)  # key of the config -> tensors of it
     positions: Positions = Positions.ROPE
@@ -183,6 +183,8 @@ class Family:
         every = (*self.rules, *(rule for rules in self.layouts for rule in rules))
         biases = {rule.flag for rule in every} & {"attention_bias", "mlp_bias"}
         norms = {rule.shape for rule in every if rule.target == TensorType.Q_NORM and not rule.flag}
+        targets = {rule.target for rule in every}
+        is_plain = TensorType.FFN_UP in targets and TensorType.FFN_GATE not in targets
         flags: dict[Any, bool] = dict.fromkeys(biases, False)
         kind: dict[str, Any] = {"qk_norm": QkNorm.PER_HEAD} if ("head",) in norms else {}
         kind |= {"qk_norm": QkNorm.WHOLE_WIDTH} if ("q",) in norms else {}
@@ -192,6 +194,8 @@ class Family:
             ("layouts", tuple(in_file_order(rules) for rules in self.layouts)),
             ("model_type", self.model_type or name.lower()),
             ("flags", flags | dict(self.flags)),
+            ("facts", self.facts | ({rule.flag for rule in every} & {"always"})),
+            ("ffn", self.ffn or (Ffn.PLAIN if is_plain else Ffn.GATED)),
             ("kind", kind | dict(self.kind)),
             ("prefixes", self.prefixes or (TEXT_PREFIXES if self.nested else ("model.",))),
             ("left_out", self.left_out or (SENSES if self.nested else ())),
@@ -225,7 +229,9 @@ def read_family(family: Family, config: Config) -> Facts:
         tied_head=config.boolean("tie_word_embeddings"),
         window_tokens=window_tokens if SLIDING in layer_types else 0,
     )
-    plain = dataclasses.replace(plain_kind(header, arch), ffn=family.ffn, **family.kind)
+    plain = dataclasses.replace(
+        plain_kind(header, arch), ffn=family.ffn or Ffn.GATED, **family.kind
+    )
     layers = [
         dataclasses.replace(plain, window_tokens=window_tokens if type_ == SLIDING else 0)
         for type_ in layer_types

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from qsf.errors import QsfConversionError
-from qsf.file.kinds import ROPE_NONE, Ffn, QkNorm
+from qsf.file.kinds import ROPE_NONE, QkNorm
 from qsf.file.layout import Architecture, Norm, Positions, TensorType
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.family import FULL, Draft, Family, usual
@@ -137,7 +137,6 @@ _COHERE_FAMILIES = (
         title="Nemotron, Minitron",
         gguf={"nemotron": Gguf(has_one_in_norms=True)},
         norm=Norm.LAYER,
-        ffn=Ffn.PLAIN,
         has_partial_rope=True,
         rules=_plus_one(
             (
@@ -156,7 +155,6 @@ _COHERE_FAMILIES = (
         title="Jais 2",
         gguf={"jais2": Gguf()},
         norm=Norm.LAYER,
-        ffn=Ffn.PLAIN,
         rules=(
             *_norms(f"{AT}input_layernorm", f"{AT}post_attention_layernorm"),
             *ATTENTION,
@@ -171,7 +169,6 @@ _COHERE_FAMILIES = (
         name="ArceeForCausalLM",
         title="Arcee AFM",
         gguf={"arcee": Gguf(is_permuted=True)},
-        ffn=Ffn.PLAIN,
         rules=(
             *pre_norms(),
             *ATTENTION,
@@ -181,9 +178,6 @@ _COHERE_FAMILIES = (
         defaults=usual(_RELU2, context=4096),
     ),
 )
-
-
-_ALWAYS = frozenset({"always"})
 
 
 def _norm_of_heads(target: TensorType, dim: str, groups: str) -> Rules:
@@ -272,7 +266,7 @@ def _mpt(draft: Draft) -> None:
     _with_slopes(draft, mpt_slopes(draft.header.n_heads, own.positive("alibi_bias_max")))
 
 
-_plain_family = functools.partial(Family, norm=Norm.LAYER, ffn=Ffn.PLAIN)
+_plain_family = functools.partial(Family, norm=Norm.LAYER)
 _DEFAULTS: Mapping[str, Any] = {
     "norm_epsilon": 1e-5,
     "hidden_act": "gelu",
@@ -359,7 +353,6 @@ _GPT_FAMILIES = (
         ),
         renames=GPT2_RENAMES,
         defaults=usual(_DEFAULTS, context=None, hidden_act="gelu_new", tied=True),
-        facts=_ALWAYS,
         neutral={
             "scale_attn_weights": (None, True),
             "scale_attn_by_inverse_layer_idx": (None, False),
@@ -382,7 +375,6 @@ _GPT_FAMILIES = (
         ),
         renames=_GPT_EPSILON,
         defaults=usual(_DEFAULTS, hidden_act="gelu_new", partial_rotary_factor=0.5),
-        facts=_ALWAYS,
         kind={"is_parallel": True},
     ),
     Family(
@@ -455,7 +447,6 @@ _GPT_FAMILIES = (
         defaults=usual(
             _DEFAULTS, use_parallel_residual=True, rotary_pct=0.25, rotary_emb_base=10000.0
         ),
-        facts=_ALWAYS,
         flags={"attention_bias": True},
         rope_parameters=_rope_of_neox,
         adjust=_parallel,
@@ -476,7 +467,6 @@ _GPT_FAMILIES = (
         ),
         renames=GPT2_RENAMES,
         defaults=usual(_DEFAULTS, hidden_act="gelu_new", rotary_dim=64),
-        facts=_ALWAYS,
         kind={"is_parallel": True},
         rope_parameters=_rope_of_gptj,
         neutral={"rotary": (None, True), "scale_attn_weights": (None, True)},
@@ -535,7 +525,6 @@ _GPT_FAMILIES = (
             "norm_epsilon": "layer_norm_epsilon",
         },
         defaults=usual(_DEFAULTS, hidden_act="gelu_pytorch_tanh", tied=True),
-        facts=_ALWAYS,
         adjust=_bloom,
         neutral={"apply_residual_connection_post_layernorm": (None, False), "offset_alibi": (100,)},
     ),

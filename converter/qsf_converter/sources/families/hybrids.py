@@ -525,7 +525,6 @@ FAMILIES = (
             ),
         },
         prefixes=("backbone.", "model."),
-        ffn=Ffn.PLAIN,
         rules=_NEMOTRON,
         layouts=with_layouts(ssd_layouts(_MIXER), _NEMOTRON_EXPERTS),
         renames={

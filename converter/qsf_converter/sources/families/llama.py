@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from qsf.errors import shown
-from qsf.file.kinds import ROPE_NONE, Ffn
+from qsf.file.kinds import ROPE_NONE
 from qsf.file.layout import Activation, Architecture
 from qsf_converter.sources.families.config import MAX_LAYERS, MAX_TOKENS, Config
 from qsf_converter.sources.families.family import (
@@ -293,7 +293,6 @@ _LLAMA_FAMILIES = (
         gguf={"qwen2": Gguf()},
         rules=_QWEN2_RULES,
         defaults=_QWEN_DEFAULTS,
-        facts=frozenset({"always"}),
         windows=window_when_switched,
         neutral={"use_mrope": (None, False)},
     ),
@@ -307,7 +306,6 @@ _LLAMA_FAMILIES = (
         defaults=usual(
             _QWEN_DEFAULTS, epsilon=1e-5, kv_heads=8, theta=1000000.0, max_window_layers=80
         ),
-        facts=frozenset({"always"}),
         windows=window_when_switched,
     ),
     Family(
@@ -546,7 +544,6 @@ _APERTUS_FAMILIES = (
                 may=tuple(_KEYS), keys=_KEYS, lists=tuple(_KEYS.values()), reads=("xielu.eps",)
             )
         },
-        ffn=Ffn.PLAIN,
         activation=Activation.SILU,  # KIND has xIELU
         rules=(
             *norm(T.ATTN_NORM, f"{AT}attention_layernorm"),
