@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,23 +85,6 @@ class Sensitivity:
         most layers and ignores what later layers do with the change.
         """
         return self.layers[layer].kl_skipped if layer < len(self.layers) else 0.0  # the MTP head
-
-    def as_json(self) -> dict[str, Any]:
-        """The record for META; rounded, because the last digits depend on the machine."""
-        return {
-            "tokens": self.n_tokens,
-            "tensors": {
-                name: {
-                    "kl": {dtype_name(t): _rounded(value) for t, value in by_type.items()},
-                    "measured": [dtype_name(t) for t in self.measured[name]],
-                }
-                for name, by_type in self.kl.items()
-            },
-            "layers": [
-                {"cosine": _rounded(layer.cosine), "kl_skipped": _rounded(layer.kl_skipped)}
-                for layer in self.layers
-            ],
-        }
 
 
 def round_matrix(dtype: Dtype, rows: Float32Array) -> Float32Array:
@@ -520,7 +503,3 @@ def _mean_cosine(x: Float32Array, y: Float32Array) -> float:
     norms = np.sqrt(np.sum(x * x, axis=-1, dtype=np.float64))
     norms *= np.sqrt(np.sum(y * y, axis=-1, dtype=np.float64))
     return float(np.mean(products / np.where(norms == 0, 1.0, norms)))
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.5g}")

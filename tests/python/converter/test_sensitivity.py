@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -194,15 +193,6 @@ def test_the_same_samples_give_the_same_numbers(model: Original) -> None:
     assert first.layers == measure_layers(model, samples)
     for layer in first.layers:
         assert first.importance(layer.layer) == layer.kl_skipped
-
-
-def test_json_holds_all_of_it(llama: Original) -> None:
-    found = measure(llama, some_samples(), {"0.Q": (Dtype.Q8, Dtype.Q2)})
-    data = json.loads(json.dumps(found.as_json(), allow_nan=False))
-    assert data["tokens"] == 48
-    assert data["tensors"]["0.Q"]["measured"] == ["2bit"]
-    assert data["tensors"]["0.Q"]["kl"]["2bit"] == pytest.approx(found.kl["0.Q"][Dtype.Q2], 1e-4)
-    assert [set(layer) for layer in data["layers"]] == [{"cosine", "kl_skipped"}] * 3
 
 
 def test_progress_counts_the_tokens_of_every_pass(model: Original) -> None:
