@@ -24,7 +24,7 @@ from qsf_converter.sources.families.rules import Place, T, TensorRule, Where, la
 Rules = tuple[TensorRule, ...]
 _L = "encoder.layer.{layer}."
 _N = "encoder.layers.{layer}."
-# What sentence-transformers computes behind the pooling: sources/dense.py makes it one matrix.
+# What sentence-transformers computes behind the pooling: sources/embedding.py makes it one matrix.
 DENSE = "dense.weight"
 _DENSE = TensorRule(Place.FINAL, T.DENSE, DENSE, ("hidden", "hidden"), flag="dense")
 

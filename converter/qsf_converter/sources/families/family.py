@@ -77,7 +77,7 @@ class Draft:
     ropes: dict[str, Rope]  # by type of layers
     warnings: list[str] = field(default_factory=list)
     factors: dict[str, Factor] = field(default_factory=dict)
-    padded: dict[str, Mapping[int, Axis]] = field(default_factory=dict)  # see checkpoint_padded
+    padded: dict[str, Mapping[int, Axis]] = field(default_factory=dict)  # see `padded`
 
     def set_all(self, **changes: Any) -> None:
         self.layers = [dataclasses.replace(layer, **changes) for layer in self.layers]
