@@ -88,7 +88,6 @@ def read_json(
 
 
 def _fault(error: ValueError) -> JsonError:
-    """Return the error of a text that ``json`` refuses."""
     if isinstance(error, json.JSONDecodeError) or "digits" not in str(error):
         return JsonError(f"not JSON: {error}")
     return JsonError(f"a whole number of more than {sys.get_int_max_str_digits()} digits")

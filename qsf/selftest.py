@@ -54,7 +54,6 @@ def _try(budget_mb: int | None, io: str) -> str:
 
 
 def _verdict(isa: str | None, words: str) -> str:
-    """Return "ok", or the difference in the output of `_try`."""
     used_isa, has_logits, has_text, budget_bytes, peak_bytes, emulator = words.split()
     if isa is not None and used_isa != isa:
         return f"FAILED: {used_isa} was used"

@@ -49,7 +49,6 @@ def check(
     header: set[str],
     shared: set[str] | None = None,
 ) -> list[str]:
-    """Return the violations, one line of text each."""
     faults = [f"{name} is global but does not start with qsf_"
              for name in sorted(library) if not name.startswith("qsf_")]  # fmt: skip
     faults += [f"{name} is declared in qsf.h but not defined" for name in sorted(header - library)]

@@ -52,7 +52,6 @@ def main() -> int:
 
 
 def compare(case: Case) -> tuple[str, bool]:
-    """Return what was found, and whether it is a fault."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             path = gguf_families.write_case(case, Path(folder) / "m.gguf", is_without_text=True)

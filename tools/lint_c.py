@@ -120,7 +120,6 @@ def check_functions(code: str) -> Iterator[Violation]:
 
 
 def check_room(room: str, text: str, code: str) -> Iterator[Violation]:
-    """Check includes and calls of a file in csrc/`room`."""
     if room not in MAY_INCLUDE:
         yield 1, f"csrc/{room} is not a room; known: {', '.join(MAY_INCLUDE)}"
         return
@@ -173,7 +172,6 @@ def module_of(path: Path) -> str:
 
 
 def note_includes(name: Path, text: str, includes: Arrows) -> None:
-    """Add to `includes` what the file csrc/`name` includes."""
     module = module_of(name)
     for line_idx, line in enumerate(text.splitlines(), 1):
         match = INCLUDE.match(line)

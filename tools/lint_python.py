@@ -200,7 +200,6 @@ class Module:
 
 
 def read_modules(root: Path) -> dict[str, Module]:
-    """Return the modules of both packages by their names."""
     modules = {}
     for package, folder in PACKAGES.items():
         for path in sorted((root / folder).rglob("*.py")):
@@ -259,7 +258,6 @@ def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def check_imports(modules: Mapping[str, Module]) -> Iterator[Violation]:
-    """Check every import against the tables."""
     for module in modules.values():
         room = room_of(module.name)
         if room not in MAY_IMPORT:
@@ -383,7 +381,6 @@ def check_docstrings(module: Module) -> Iterator[Violation]:
 
 
 def check_lengths(root: Path) -> Iterator[Violation]:
-    """Find files that are too long."""
     for folder in (*PACKAGES.values(), *OTHER_FOLDERS):
         for path in sorted((root / folder).rglob("*.py")):
             n_lines = len(path.read_text(encoding="utf-8").splitlines())

@@ -27,7 +27,6 @@ def table() -> str:
 
 
 def main() -> int:
-    """Write, or compare; return the exit code."""
     text = DOCUMENT.read_text("utf-8")
     start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
     wanted = text[:start] + "\n" + table() + "\n" + text[end:]

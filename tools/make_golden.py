@@ -82,7 +82,6 @@ def main() -> int:
 
 
 def write_golden(folder: Path, path: Path) -> None:
-    """Evaluate the model in `folder` and write `path`."""
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )

@@ -34,7 +34,6 @@ SPECIAL = 2  # QSF_TOKENIZE_SPECIAL
 
 
 def golden(tokenizer_json: bytes) -> bytes:
-    """Return the bytes of one file."""
     section, reason = text_section(tokenizer_json, bos_id=None, add_bos=None)
     if section is None:
         raise SystemExit(reason)

@@ -29,7 +29,6 @@ def conda_names(requirements: list[str]) -> str:
 
 
 def facts(sdist: Path, home: str, epoch: int) -> dict[str, str]:
-    """Return what stands between @ and @ in the files."""
     folder = sdist.name.removesuffix(".tar.gz")
     with tarfile.open(sdist) as tar:
         texts = [file.read().decode() for name in ("PKG-INFO", "pyproject.toml")
@@ -65,7 +64,6 @@ def fill(text: str, values: dict[str, str], dist: Path) -> str:
 
 
 def main() -> None:
-    """Write the files into OUT."""
     dist, home, epoch, out = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
     (sdist,) = (path for path in dist.glob("qsf-*.tar.gz") if path.name.count("-") == 1)
     values = facts(sdist, home, epoch)

@@ -74,7 +74,6 @@ def of_wheel(path: Path) -> tuple[str, list[Any]]:
 
 
 def main() -> None:
-    """Print the list."""
     wheel, codecs, zig, time = sys.argv[1:]
     version, parts = of_wheel(Path(wheel))
     linked = [part(name, f"of zig {zig}", "MIT", description="in the programs")

@@ -251,7 +251,6 @@ def write_rows(numbers: Iterable[int]) -> str:
 
 
 def write_file() -> str:
-    """Return the C file."""
     import tokenizers
 
     decompositions = read_decompositions()
@@ -268,7 +267,6 @@ def write_file() -> str:
 
 
 def write_sets() -> str:
-    """Return the Python file."""
     import tokenizers
 
     text = base64.b85encode(zlib.compress(read_sets().encode(), 9)).decode()

@@ -125,7 +125,6 @@ def differences(first: Path, second: Path) -> list[str]:
 
 
 def sha256(data: bytes) -> str:
-    """Return the hash as hexadecimal text."""
     return hashlib.sha256(data).hexdigest()
 
 

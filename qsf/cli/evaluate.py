@@ -245,7 +245,6 @@ def _check_paths(model: Path, against: Path | None, json_out: str | None) -> Non
 
 
 def _ctx_tokens(model: Path, ctx_tokens: int | None) -> int:
-    """Return the context to open the model with."""
     from qsf.evaluate.evaluation import default_ctx_tokens
     from qsf.file.reader import Reader
 
@@ -333,7 +332,6 @@ def _measure_run_cache(request: _Request, evaluation: Evaluation, *, is_quiet: b
 
 @contextlib.contextmanager
 def _opened(request: _Request) -> Iterator[tuple[Model, Model | LogitSource | None]]:
-    """Open the model and its reference, both inside the budget."""
     with contextlib.ExitStack() as stack:
         budget_mb = request.opening.ram_budget
         if isinstance(budget_mb, int):
@@ -513,7 +511,6 @@ def _comparison_lines(request: _Request, e: Evaluation) -> Iterator[tuple[str, s
 
 
 def protocol_text(evaluation: Evaluation) -> str:
-    """Print what was scored, for people."""
     e = evaluation
     if e.protocol == "sliding":
         return f"sliding: windows of {e.ctx_tokens} tokens, every {e.stride_tokens}, what is new"

@@ -165,7 +165,6 @@ def _arch_fields(reader: Reader) -> dict[str, Any]:
 
 
 def describe(reader: Reader) -> dict[str, Any]:
-    """Return what ``--json`` prints."""
     from qsf.file.layout import Compression, Layout, TensorType, dtype_name
     from qsf.inspect.kinds import describe_kinds, describe_rope
 

@@ -174,7 +174,6 @@ def _check(
 
 
 def _prepared(path: Path, request: Request) -> tuple[Constraints | str, ModelOptions]:
-    """Return the maker of constraints, and the options for opening a model."""
     from qsf.native.opening import text_budget_bytes
 
     constraints = read_constraints(path, request.serving, text_budget_bytes(request.opening))
@@ -228,7 +227,6 @@ def _leave_ssl_out() -> None:
 
 
 def _find(request: Request) -> dict[str, Path]:
-    """Return the files of the models by name."""
     from qsf.find.prepare import find_model
 
     paths: dict[str, Path] = {}

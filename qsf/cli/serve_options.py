@@ -62,7 +62,6 @@ class Size(Whole):
     metavar = "SIZE"
 
     def parse(self, text: str) -> int:
-        """Return the MB."""
         return super().parse(str(int(megabytes(text))))
 
 

@@ -33,7 +33,6 @@ def list_sessions(
     folder: Annotated[Path, typer.Argument(help="Where they are.")] = Path(),
     is_json: _Json = False,
 ) -> None:
-    """List the session files in a folder, the latest first."""
     try:
         paths = [path for path in folder.iterdir() if is_session_file(path)]
         paths.sort(key=lambda path: -path.stat().st_mtime)
@@ -80,7 +79,6 @@ def show(files: _Files, is_json: _Json = False) -> None:
 
 @app.command()
 def rm(files: _Files) -> None:
-    """Remove session files, and nothing else."""
     for path in files:
         if not is_session_file(path):
             reason = "is no session file" if path.exists() else "there is no such file"

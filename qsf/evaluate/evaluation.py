@@ -75,7 +75,6 @@ class ModelLogits:
 
     @property
     def n_vocab(self) -> int:
-        """Tokens in the vocabulary."""
         return self._model.info.n_vocab
 
     @property
@@ -85,7 +84,6 @@ class ModelLogits:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of the file."""
         try:
             return self._model.tokenizer
         except QsfArgumentError:
@@ -256,7 +254,6 @@ def evaluate(
 
 
 def as_source(model: Model | LogitSource) -> LogitSource:
-    """Return ``model`` as a source of logits."""
     return ModelLogits(model) if isinstance(model, Model) else model
 
 
@@ -276,7 +273,6 @@ def judged_kv_type(kv_type: str | None, *, is_exact: bool) -> str:
 
 
 def default_ctx_tokens(max_tokens: int) -> int:
-    """Return the default number of tokens of a window."""
     return min(max_tokens, DEFAULT_CTX_TOKENS)
 
 
@@ -551,7 +547,6 @@ def perplexity_change(nll: Floats, reference_nll: Floats) -> tuple[float, float]
 
 
 def _comparison(scores: _Scores, nll: Floats) -> dict[str, Any]:
-    """The fields that need a reference."""
     if not scores.kl:
         return dict.fromkeys(_COMPARED)
     reference_nll, kl = np.concatenate(scores.reference_nll), np.concatenate(scores.kl)

@@ -28,13 +28,11 @@ class ShortenedLogits(ModelLogits):
 
     @property
     def max_tokens(self) -> int:
-        """The longest window."""
         return self._max_tokens
 
     def logits(
         self, windows: Sequence[Window], max_rows: int, advance: Callable[[float], None]
     ) -> Iterator[Logits]:
-        """See ``LogitSource``."""
         for window in windows:
             ids = array("I", window.tokens.tolist())
             held, n_done = array("I"), 0

@@ -50,12 +50,10 @@ class Window:
 
     @property
     def n_rows(self) -> int:
-        """How many tokens are scored."""
         return len(self.tokens) - 1 - self.first_row
 
     @property
     def scored(self) -> Tokens:
-        """The tokens that are scored, [n_rows]."""
         return self.tokens[self.first_row + 1 :]
 
     def blocks(self, max_rows: int) -> Iterator[tuple[int, int]]:
@@ -139,7 +137,6 @@ def _sliding_windows(ids: Tokens, ctx_tokens: int, stride: int) -> Iterator[Wind
 
 
 def checked_stride(protocol: str, ctx_tokens: int, stride_tokens: int | None) -> int | None:
-    """Check the protocol and its numbers; return the stride of ``sliding``."""
     if protocol not in PROTOCOLS:
         raise QsfArgumentError(
             f"there is no protocol {protocol!r}: {', '.join(PROTOCOLS)} are known"

@@ -40,7 +40,6 @@ _NEW: Final = (
 
 
 def check_arch(values: dict[str, Any], header: Header, error: type[QsfError]) -> None:
-    """Raise ``error`` for values that are wrong together."""
     for name in ("kv_key_bits", "kv_value_bits"):
         bits = values.get(name, 2)
         if bits & (bits - 1):

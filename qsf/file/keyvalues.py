@@ -30,7 +30,6 @@ class Key:
 
 
 def check_value(section: str, key: Key, value: Value, error: type[QsfError]) -> None:
-    """Raise ``error`` if a value is outside the limits of its key."""
     if isinstance(value, tuple):
         for i, v in enumerate(value):
             if not 0.0 <= v <= F32_MAX:
@@ -63,7 +62,6 @@ def pack_values(
 
 
 def as_stored(value: Value) -> Value:
-    """Return the number that the file would hold."""
     if isinstance(value, tuple):
         return tuple(to_f32(v) for v in value)
     return to_f32(value) if isinstance(value, float) else value

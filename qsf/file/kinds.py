@@ -148,27 +148,22 @@ class LayerKind:
 
     @property
     def has_attention(self) -> bool:
-        """True if it attends to keys and values."""
         return self.mixer in (Mixer.ATTENTION, Mixer.ATTENTION_AND_SSD)
 
     @property
     def has_ssd(self) -> bool:
-        """True if it has a state of Mamba-2."""
         return self.mixer in (Mixer.SSD, Mixer.ATTENTION_AND_SSD)
 
     @property
     def values(self) -> int:
-        """The values of all heads of a state."""
         return self.n_value_heads * self.value_dim
 
     @property
     def n_decays(self) -> int:
-        """The decays of a token."""
         return self.n_value_heads * (self.key_dim if self.has_channel_decays else 1)
 
     @property
     def value_head_dim(self) -> int:
-        """Dimensions of a value that attention adds up."""
         return self.latent_rank or self.head_dim
 
     @property
@@ -198,7 +193,6 @@ class LayerKind:
         return 4 * (rows + self.n_value_heads * self.key_dim * columns)
 
     def channels(self, dim: int) -> int:
-        """Return the channels of the convolution."""
         if self.mixer == Mixer.SHORT_CONV:
             return dim
         return 2 * self.n_key_heads * self.key_dim + self.values
@@ -230,7 +224,6 @@ def plain_kind(header: Header, arch: Arch, *, is_gated: bool = True) -> LayerKin
 
 
 def kind_keys(header: Header) -> tuple[Key, ...]:
-    """Return the keys of KIND; the header has the maximum of each over all kinds."""
     n_kv_heads = header.n_kv_heads or header.n_heads
     return (
         Key(1, "mixer", U32, most=max(Mixer)),
@@ -293,7 +286,6 @@ def kind_keys(header: Header) -> tuple[Key, ...]:
 
 
 def rotary_dims_of(header: Header, arch: Arch, sets: Sequence[RopeSet]) -> dict[int, int]:
-    """Return the rotary dimensions by the number of the RoPE set."""
     if sets:
         return {s.number: 2 * len(s.frequencies) for s in sets}
     if header.positions != Positions.ROPE:

@@ -82,7 +82,6 @@ class UnitId(NamedTuple):
         }[self.role]
 
     def of_expert(self, expert: int) -> UnitId:
-        """Return the id of an expert of this layer."""
         return UnitId(Role.EXPERT, self.layer, expert)
 
 
@@ -92,7 +91,6 @@ OWN_TABLE_UNIT: Final = UnitId(Role.OWN_TABLE)
 
 
 def layer_unit(layer: int) -> UnitId:
-    """Return the unit id of a layer."""
     return UnitId(Role.LAYER, layer)
 
 
@@ -341,7 +339,6 @@ def dtype_name(dtype: int) -> str:
 
 
 def padded(n_bytes: int, align: int) -> int:
-    """Return ``n_bytes`` rounded up to a multiple of ``align``."""
     return -(-n_bytes // align) * align
 
 
@@ -353,7 +350,6 @@ def band_bytes(n_cols: int, dtype: int) -> int:
 def tensor_fault(
     type: int, n_rows: int, n_cols: int, dtype: int, layout: int, n_entries: int
 ) -> str | None:
-    """Return what is wrong with a tensor's shape, types or layout, or None."""
     is_table = layout == Layout.OUTLIERS
     if n_entries and not is_table:
         return f"{n_entries} outliers (reserved) in layout {layout}, allowed: 0"

@@ -32,7 +32,6 @@ def begins_with(path: str | os.PathLike[str], magic: bytes) -> bool:
 
 
 def is_qsf_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether ``path`` is a regular file that begins as a .qsf file does."""
     return begins_with(path, MAGIC)
 
 
@@ -74,7 +73,6 @@ class OpenedFile(Closing):
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

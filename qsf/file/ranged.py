@@ -64,11 +64,9 @@ class RangedFile(io.RawIOBase):
             raise QsfConversionError(f"{path}: no pointer to a file of the hub: {error}") from error
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
         return True
 
     def seek(self, off: int, whence: int = io.SEEK_SET) -> int:
@@ -77,7 +75,6 @@ class RangedFile(io.RawIOBase):
         return self._at
 
     def tell(self) -> int:
-        """Return the offset of the next byte."""
         return self._at
 
     def readinto(self, buffer: Any) -> int:
@@ -98,7 +95,6 @@ class RangedFile(io.RawIOBase):
         return len(view)
 
     def _block(self, number: int) -> bytes:
-        """Return an aligned block of the file; the latest blocks are cached."""
         block = self._blocks.pop(number, b"")
         if not block:
             off = number * _BLOCK_BYTES
@@ -111,7 +107,6 @@ class RangedFile(io.RawIOBase):
         return block
 
     def _fetch(self, view: memoryview, off: int) -> None:
-        """Fill ``view`` from byte ``off``."""
         n_done = 0
         for piece in self.pieces(off, off + len(view)):
             view[n_done : n_done + len(piece)] = piece

@@ -91,32 +91,26 @@ class Reader(Closing):
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
-        """All units, in ascending order of their ids."""
         return tuple(_unit(i, row, self.tensors) for i, row in enumerate(self._rows("units")))
 
     @cached_property
     def layers(self) -> tuple[Unit, ...]:
-        """The layers."""
         return tuple(u for u in self.units if u.id.role == Role.LAYER)
 
     @cached_property
     def experts(self) -> tuple[Unit, ...]:
-        """The experts of all layers."""
         return tuple(u for u in self.units if u.id.role == Role.EXPERT)
 
     @property
     def embedding(self) -> Unit:
-        """The unit of the embedding."""
         return next(u for u in self.units if u.id.role == Role.EMBEDDING)
 
     @property
     def final(self) -> Unit:
-        """The unit with the final norm and the head."""
         return next(u for u in self.units if u.id.role == Role.FINAL)
 
     @cached_property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """What each layer computes."""
         kinds = [_usual_scale(_record(LayerKind, row)) for row in self._rows("kinds")]
         return tuple(kinds[row.kind] for row in self._rows("units") if row.role == Role.LAYER)
 
@@ -132,7 +126,6 @@ class Reader(Closing):
         return self.units[unit_idx]
 
     def experts_of(self, layer_idx: int) -> tuple[Unit, ...]:
-        """Return the experts of a layer; empty without routed part."""
         return tuple(self._experts_of.get(layer_idx, ()))
 
     @cached_property
@@ -143,7 +136,6 @@ class Reader(Closing):
         return of_layer
 
     def tensor(self, unit_idx: int, type: TensorType) -> Tensor | None:
-        """Return the unit's tensor of this type, or None."""
         return next((t for t in self.unit(unit_idx).tensors if t.type == type), None)
 
     def read_section(self, tag: str) -> bytes:

@@ -79,12 +79,10 @@ class SessionHead:
 
 
 def is_session_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether ``path`` is a regular file that begins as a session file does."""
     return begins_with(path, MAGIC)
 
 
 def _words(numbers: array[int]) -> bytes:
-    """Return 32-bit numbers as bytes of the file."""
     if sys.byteorder == "big":
         numbers = array("I", numbers)
         numbers.byteswap()

@@ -40,7 +40,6 @@ def token_bytes(tensor_bytes: int, unused_bytes: int, tables: list[tuple[int, in
 
 
 def size_of(reader: Reader) -> ModelSize:
-    """Return the size of an open file."""
     header = reader.header
     n_weights = token_madds = tensor_bytes = unused_bytes = 0
     for tensor, n_all, n_met in _tensors_of(reader):

@@ -49,7 +49,6 @@ EXPERT_TYPES: Final = (
 
 
 def layer_shapes(h: Header, kind: LayerKind, own_width: int) -> dict[int, tuple[int, int]]:
-    """Return [rows, cols] of the tensors that a layer of this kind may have."""
     q, k, v, mixed = kind.mixer_dims(h.dim)
     per_head = kind.qk_norm == QkNorm.PER_HEAD
     hidden = (
@@ -126,7 +125,6 @@ def _ssd_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
 
 
 def expert_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
-    """Return [rows, cols] of the tensors that an expert of a layer of this kind may have."""
     return {
         _T.FFN_GATE_BIAS: (1, kind.expert_dim),
         _T.FFN_UP_BIAS: (1, kind.expert_dim),
@@ -161,7 +159,6 @@ def unit_shapes(
 
 
 def unit_order(role: Role, *, is_tied: bool) -> tuple[TensorType, ...]:
-    """Return the types that a unit may have, in their order."""
     return {
         Role.EMBEDDING: (_T.EMBEDDING,),
         Role.LAYER: _LAYER_ORDER,
@@ -193,7 +190,6 @@ def check_order(
 
 
 def pack_tensor(t: Tensor, unit_idx: int) -> bytes:
-    """Return the entry of the tensor table."""
     return lay.TENSOR_ENTRY.pack(
         unit_idx, t.type, t.n_rows, t.n_cols, t.dtype, t.layout, t.index, t.n_entries, t.data_off
     )

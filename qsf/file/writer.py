@@ -155,7 +155,6 @@ class Writer(Output):
     # ---- units ----
 
     def _list_ids(self) -> list[UnitId]:
-        """Return the units that the complete file must have."""
         experts = [
             lay.layer_unit(layer).of_expert(expert)
             for layer, kind in enumerate(self._kinds)
@@ -197,7 +196,6 @@ class Writer(Output):
         self._unit = _OpenUnit(unit, self._at, dtype, compression, importance)
 
     def _left(self, role: Role) -> deque[UnitId]:
-        """Return the missing units of the role's sequence."""
         return self._next_experts if role == Role.EXPERT else self._next_units
 
     def _check_compression(self, unit: UnitId, compression: int) -> None:
@@ -267,7 +265,6 @@ class Writer(Output):
         return self._unit
 
     def write(self, data: Data) -> None:
-        """Write the next bytes of the tensor that has begun."""
         unit = self._open_unit()
         tensor = self._open_tensor()
         view = memoryview(data).cast("B")
@@ -335,7 +332,6 @@ class Writer(Output):
         return self._get_at(unit.off + done, n_bytes)
 
     def end_unit(self) -> Stored:
-        """End the unit; a compressed layer is packed now. Return how it is stored."""
         unit = self._open_unit()
         if self._tensor is not None:
             raise QsfArgumentError(f"tensor type {self._tensor.type} has not ended")
@@ -516,7 +512,6 @@ class Writer(Output):
 
 
 def _pack_units(units: Sequence[_OpenUnit]) -> bytes:
-    """Return the section UNIT of units in the order of their ids."""
     places = {unit.id: i for i, unit in enumerate(units)}
     return b"".join(
         lay.UNIT_ENTRY.pack(

@@ -199,7 +199,6 @@ def _check_room(repo: str, n_bytes: int, cache: str) -> None:
 
 
 def wanted_files(repo: str, sizes: dict[str, int], type_name: str) -> set[str]:
-    """Return the files of a model that a conversion reads."""
     from fnmatch import fnmatch
 
     names = [name for name in sizes if name.isprintable() and not set("/\\:") & set(name)]

@@ -232,7 +232,6 @@ def _base_model(path: Path) -> str:
 
 
 def hub_cache() -> Path:
-    """Return the folder of huggingface_hub's downloads."""
     for name, inner in (("HF_HUB_CACHE", ""), ("HF_HOME", "hub"), ("XDG_CACHE_HOME", _HUB)):
         if os.environ.get(name):
             return Path(os.environ[name]).expanduser() / inner
@@ -280,7 +279,6 @@ def cached_source(named: Named) -> Path | None:
 
 
 def wanted_weights(folder: Path, names: list[str]) -> set[str]:
-    """Return the file names of the weights, from the index if the model has one."""
     for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
         if index in names:
             try:

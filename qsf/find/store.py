@@ -44,12 +44,10 @@ class Kept:
 
     @property
     def full_name(self) -> str:
-        """The model's name for ``run`` and ``rm``."""
         return f"{self.name}:{self.quant_type}"
 
 
 def store_folder() -> Path:
-    """Return the folder of the converted models."""
     folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not folder.is_absolute():
         folder = Path("~/.cache").expanduser()
@@ -69,7 +67,6 @@ def pieces_folder(repo: str, commit: str) -> Path:
 
 
 def is_of_pieces(source: Path) -> bool:
-    """Return whether it is such a folder."""
     return list(source.parents[1:2]) == [store_folder() / "pieces"]
 
 
@@ -121,7 +118,6 @@ def write_note(path: Path, name: str, quant_type: str, fingerprint: str) -> None
 
 
 def mark_used(path: Path) -> None:
-    """Record that the model is used now."""
     with contextlib.suppress(OSError):
         os.utime(path.with_suffix(".json"))
 

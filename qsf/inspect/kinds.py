@@ -78,7 +78,6 @@ def kind_lines(reader: Reader) -> Iterator[str]:
 
 
 def _kinds(reader: Reader) -> list[tuple[LayerKind, list[int]]]:
-    """Return each kind with its layers."""
     layers_of: dict[LayerKind, list[int]] = {}
     for i, kind in enumerate(reader.layer_kinds):
         layers_of.setdefault(kind, []).append(i)

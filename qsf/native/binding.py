@@ -60,7 +60,6 @@ def check_status(status: int) -> None:
 
 
 def version() -> str:
-    """Return the version of the C library."""
     return text_of(lib.qsf_version())
 
 
@@ -261,7 +260,6 @@ class _Handle:
 
     @property
     def is_closed(self) -> bool:
-        """``close()`` was called."""
         return self._handle is None
 
     def _live_handle(self) -> Any:
@@ -288,7 +286,6 @@ class NativeModel(_Handle):
         return record(ModelInfo, out, plan=memory_plan(out.plan, is_enough=True))
 
     def section(self, tag: str) -> bytes | None:
-        """Return the bytes of the section ``tag``; None: the file has none."""
         n_bytes = lib.qsf_model_section_bytes(self._live_handle(), tag.encode())
         if n_bytes == 0:
             return None
@@ -312,7 +309,6 @@ class NativeModel(_Handle):
         return [record(MemoryEvent, event) for event in out[0:n_events]]
 
     def create_session(self) -> NativeSession:
-        """Return a new session, which has its own tokens and cache."""
         out = ffi.new("qsf_session **")
         check_status(lib.qsf_session_create(self._live_handle(), out))
         return NativeSession(out[0])
@@ -369,22 +365,18 @@ class NativeSession(_Handle):
         check_status(lib.qsf_session_draft(self._live_handle(), _tokens(tokens), len(tokens)))
 
     def position(self) -> int:
-        """Return how many tokens the session holds."""
         return int(lib.qsf_session_position(self._live_handle()))
 
     def tokens(self) -> array[int]:
-        """Return the tokens that the session holds."""
         out = array("I", bytes(4 * self.position()))
         lib.qsf_session_tokens(self._live_handle(), _tokens(out), len(out))
         return out
 
     def count_common(self, tokens: array[int]) -> int:
-        """Return how many leading ``tokens`` the session holds."""
         n_common = lib.qsf_session_common(self._live_handle(), _tokens(tokens), len(tokens))
         return int(n_common)
 
     def rewind(self, n_tokens: int) -> None:
-        """Forget all but the first ``n_tokens``."""
         check_status(lib.qsf_session_rewind(self._live_handle(), n_tokens))
 
     def cancel(self) -> None:

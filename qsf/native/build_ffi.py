@@ -33,7 +33,6 @@ lib = ffi.dlopen(_path, _stays)
 
 
 def marked_part(header: Path) -> str:
-    """Return the marked part of a header without parts for the C compiler alone."""
     text = header.read_text(encoding="ascii")
     marked = text.split("/* ---- cdef begin ----", 1)[1].split("/* ---- cdef end ----", 1)[0]
     return marked.split("*/", 1)[1].replace("QSF_API ", "")

@@ -72,7 +72,6 @@ def temporary_folder() -> str:
 
 
 def budget_mb(ram_budget: int | str | None) -> int | str | None:
-    """Return a budget in MB, "auto" or None; sizes and shares become MB."""
     value = Budget().parse(ram_budget) if isinstance(ram_budget, str) else ram_budget
     if isinstance(value, str) and value.endswith("%"):
         memory_bytes = binding.describe_machine().memory_bytes

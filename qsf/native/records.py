@@ -13,7 +13,6 @@ _Record = TypeVar("_Record")
 
 
 def text_of(chars: Any) -> str:
-    """Return a C string."""
     return str(ffi.string(chars).decode())
 
 
@@ -84,7 +83,6 @@ _UNIT_NAMES: Final = ("embedding", "layer {}", "final")  # by role
 
 
 def unit_time(struct: Any) -> UnitTime:
-    """Return a ``qsf_unit_time`` as a record."""
     return record(UnitTime, struct, name=_UNIT_NAMES[struct.role].format(struct.layer))
 
 
@@ -208,7 +206,6 @@ def size_text(n_bytes: int) -> str:
 
 
 def memory_plan(struct: Any, *, is_enough: bool) -> MemoryPlan:
-    """Return a ``qsf_plan`` as a record."""
     words = struct.skipped_layers
     skipped = tuple(i for i in range(struct.n_layers) if words[i // 64] >> (i % 64) & 1)
     return record(MemoryPlan, struct, skipped_layers=skipped, is_enough=is_enough)

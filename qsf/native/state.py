@@ -27,7 +27,6 @@ class State:
 
 
 def state_key(model: NativeModel) -> bytes:
-    """Return a digest of all that decides the bits of a state."""
     key = ffi.new("unsigned char[]", lib.QSF_STATE_KEY_BYTES)
     check_status(lib.qsf_model_state_key(model._live_handle(), key))
     return bytes(key)

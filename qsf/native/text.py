@@ -102,7 +102,6 @@ class Text:
         return None if token_id == lib.QSF_TOKEN_NONE else int(token_id)
 
     def special_ids(self) -> list[int]:
-        """Return the ids of the special tokens, ascending."""
         n_ids = lib.qsf_text_special(self._handle, ffi.NULL, 0)
         ids = ffi.new("uint32_t[]", n_ids + 1)
         lib.qsf_text_special(self._handle, ids, n_ids)
@@ -129,7 +128,6 @@ class TextDecoder:
         lib.qsf_decoder_init(text._handle, flags, self._state)
 
     def push(self, token_id: int) -> str:
-        """Return the text that is complete with this token."""
         if not 0 <= token_id < self._text.facts.n_ids:
             return ""
         handle = self._text._handle

@@ -53,12 +53,10 @@ class TensorReport:
 
     @property
     def n_weights(self) -> int:
-        """Number of its weights."""
         return self.n_rows * self.n_cols
 
     @property
     def n_bytes(self) -> float:
-        """Bytes of its data, uncompressed."""
         return self.bits_per_weight * self.n_weights / 8
 
     @property
@@ -129,7 +127,6 @@ class TypeSum:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits for each weight."""
         return self.n_bytes * 8 / self.n_weights
 
 
@@ -185,15 +182,12 @@ class Quality:
 
     @property
     def n_weights(self) -> int:
-        """Weights of all tensors."""
         return sum(tensor.n_weights for tensor in self.tensors)
 
     def worst(self, n: int) -> tuple[TensorReport, ...]:
-        """The ``n`` tensors with the largest errors."""
         return tuple(sorted(self.tensors, key=lambda tensor: tensor.cosine)[:n])
 
     def least_important(self, n: int) -> tuple[LayerReport, ...]:
-        """The ``n`` layers of least importance."""
         return tuple(sorted(self.layers, key=lambda layer: layer.importance)[:n])
 
     def actions(self) -> tuple[tuple[str, int], ...]:
@@ -202,7 +196,6 @@ class Quality:
         return tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
     def by_type(self) -> tuple[TypeSum, ...]:
-        """The sums of each type, most bytes first."""
         groups: dict[str, list[TensorReport]] = {}
         for tensor in self.tensors:
             groups.setdefault(tensor.type, []).append(tensor)
@@ -234,7 +227,6 @@ class Report:
 
     @property
     def tensors(self) -> tuple[TensorReport, ...]:
-        """The loss of each tensor, in file order."""
         return self.quality.tensors
 
     @property
@@ -243,7 +235,6 @@ class Report:
         return self.file_bytes * 8 / self.n_weights
 
     def worst(self, n: int) -> tuple[TensorReport, ...]:
-        """The ``n`` tensors with the largest errors."""
         return self.quality.worst(n)
 
 
@@ -305,7 +296,6 @@ def _read(kind: type[_Record], entry: object) -> _Record | None:
 
 
 def _read_list(kind: type[_Record], entries: object, most: int) -> tuple[list[_Record], int]:
-    """Return the entries that can be read, and the number of malformed ones."""
     if entries is None:
         return [], 0
     if not isinstance(entries, list):

@@ -22,7 +22,6 @@ class UsageError(Exception):
     """The command line is wrong."""
 
     def format_message(self) -> str:
-        """Return the text, by the name that errors of typer have for it."""
         return str(self)
 
 
@@ -34,11 +33,9 @@ class Text(Kind):
         self.rule = "a text" if may_be_empty else "a text that is not empty"
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether the value is a text."""
         return isinstance(value, str) and (self._may_be_empty or bool(value))
 
     def parse(self, text: str) -> Any:
-        """Return the text."""
         if not self.is_valid(text):
             raise ValueError(f"must be {self.rule}")
         return text
@@ -48,11 +45,9 @@ class FilePath(Text):
     """The path of a file."""
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether the value is a path."""
         return isinstance(value, Path)
 
     def parse(self, text: str) -> Path:
-        """Return the path."""
         return Path(text)
 
 
@@ -64,7 +59,6 @@ class Parser(argparse.ArgumentParser):
         self.flags: list[str] = []
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError."""
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
             message = f"there is no {unknown.split()[0]}{self._suggestion(unknown.split()[0])}"
@@ -132,7 +126,6 @@ class Group:
         self._shows_all = shows_all
 
     def add(self, *names: str, help: str, is_main: bool = False, **values: Any) -> None:
-        """Add an option with argparse's arguments."""
         shown = help.replace("%", "%%") if is_main or self._shows_all else argparse.SUPPRESS
         if not self._shows_all:
             names = (
@@ -162,7 +155,6 @@ class Group:
         self.add("--version", action="store_true", help="print the version and exit")
 
     def _add_option(self, option: Option, *, is_main: bool) -> None:
-        """Add an option of qsf/options.py."""
         short = [name for name in option.also if not name.startswith("--")]
         names = [*short, option.flag, *(name for name in option.also if name not in short)]
         kind = option.kind

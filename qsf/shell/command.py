@@ -83,7 +83,6 @@ class Progress:
     """
 
     def __init__(self, text: str, *, is_wanted: bool) -> None:
-        """Start the clock; ``text`` describes the work."""
         self._text = text
         self._is_over = not is_wanted or sys.stderr is None or not sys.stderr.isatty()
         self._is_shown = False
@@ -91,7 +90,6 @@ class Progress:
         self._lock = threading.Lock()
 
     def update(self, text: str) -> None:
-        """Show ``text`` as the current step."""
         self._text = text
 
     def tick(self) -> None:
@@ -104,7 +102,6 @@ class Progress:
                 sys.stderr.flush()
 
     def end(self) -> None:
-        """Remove the line for good."""
         with self._lock:
             self._is_over = True
             if self._is_shown:
@@ -130,7 +127,6 @@ def show_lines(text: str) -> None:
 
 
 def show_json(value: object) -> None:
-    """Print JSON that is indented for people."""
     sys.stdout.write(f"{json_text(value, 2)}\n")
 
 
@@ -237,7 +233,6 @@ def _option_names() -> set[str]:
 
 
 def explain_folder(path: Path) -> str:
-    """Return why the folder ``path`` is not a valid input."""
     if (path / "config.json").exists():
         return f"{path} is a HuggingFace model: convert it: {runnable()} convert {path} model.qsf"
     return f"{path} is a folder, not a .qsf file"
@@ -251,7 +246,6 @@ class _WholeOutput(io.FileIO):
     """
 
     def write(self, data: Buffer, /) -> int:
-        """Write all of ``data``, waiting for the reader; return its size."""
         left = memoryview(data).cast("B")
         n_bytes = len(left)
         while left:
@@ -298,7 +292,6 @@ def prepare_streams() -> None:
 
 
 def read_at_most(file: IO[bytes], n_bytes: int) -> bytes:
-    """Return the file's bytes, at most the first ``n_bytes``."""
     data = bytearray()
     while len(data) < n_bytes and (piece := file.read(min(n_bytes - len(data), 1 << 16))):
         data += piece
@@ -312,7 +305,6 @@ def drop_output() -> None:
 
 
 def version_line(program: str) -> str:
-    """Return the text of ``--version``."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

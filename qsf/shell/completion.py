@@ -76,7 +76,6 @@ def main() -> int:
 
 
 def options_of(verb: str) -> list[str]:
-    """Return the options of a command from its help."""
     shows_all = "--help-all" if verb in ("run", "chat") else "--help"
     done = subprocess.run(
         [sys.executable, "-c", "from qsf.shell.entry import front; front()", verb, shows_all],

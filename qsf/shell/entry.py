@@ -43,32 +43,26 @@ def _one_blas_thread() -> None:
 
 
 def run() -> NoReturn:
-    """Start ``qsf-run``."""
     start("run")
 
 
 def convert() -> NoReturn:
-    """Start ``qsf-convert``."""
     start("convert")
 
 
 def inspect() -> NoReturn:
-    """Start ``qsf-inspect``."""
     start("inspect")
 
 
 def evaluate() -> NoReturn:
-    """Start ``qsf-eval``."""
     start("eval")
 
 
 def bench() -> NoReturn:
-    """Start ``python -m qsf.bench``."""
     start("bench")
 
 
 def serve() -> NoReturn:
-    """Start ``qsf-serve``."""
     start("serve")
 
 

@@ -74,7 +74,6 @@ def prefilled(text: str) -> Iterator[None]:
 
 
 def file_names(word: str) -> list[str]:
-    """Return the files and folders whose names begin with ``word``."""
     folder, _, start = word.rpartition("/")
     try:
         inside = sorted(Path(f"{folder}/" if "/" in word else ".").expanduser().iterdir())

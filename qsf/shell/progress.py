@@ -81,7 +81,6 @@ class _Bar:
         bar.start()
 
     def update(self, fraction: float, numbers: str = "") -> None:
-        """Show the done fraction, the remaining time, and ``numbers``."""
         if not self._enabled:
             return
         now = time.monotonic()
@@ -100,7 +99,6 @@ class _Bar:
             _print(f"  {', '.join(words).strip()}")
 
     def close(self) -> None:
-        """Remove the bar; shows nothing afterwards."""
         self._enabled = False
         bar, self._bar = self._bar, None
         if bar is not None:
@@ -124,7 +122,6 @@ class ProgressLine:
         self._bar = _Bar("", enabled=enabled and not self._is_json)
 
     def update(self, done: float, total: float) -> None:
-        """Show that ``done`` of ``total`` are complete."""
         now = time.monotonic()
         if self._is_json and (now - self._written > _WRITE_S or done >= total):
             self._written = now
@@ -152,7 +149,6 @@ class Steps:
         self._bar = _Bar("", enabled=False)
 
     def begin(self, step: str) -> None:
-        """Begin a step, and end the one before."""
         self._bar.close()
         if self._enabled and not sys.stderr.isatty():
             _print(step)
@@ -160,11 +156,9 @@ class Steps:
         self._bar.update(0.0)
 
     def update(self, fraction: float, text: str = "") -> None:
-        """Show the done fraction of the step, and its current work."""
         self._bar.update(fraction, text)
 
     def warn(self, text: str) -> None:
-        """Show a permanent line."""
         self._bar.close()
         _print(f"{self._program}: {error_line(text)}")
 

@@ -88,7 +88,6 @@ class Prose:
         self._word_columns = 0
 
     def push(self, piece: str) -> str:
-        """Return the output for the next piece of text."""
         for part in piece.replace("\r", "").splitlines(keepends=True):
             line = part.rstrip("\n\v\f\x1c\x1d\x1e\x85\u2028\u2029")
             self._held += _CONTROLS.sub("?", line)

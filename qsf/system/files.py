@@ -104,7 +104,6 @@ def unlink_locked(fd: int, path: Path) -> None:
 
 
 def read_at(fd: int, n_bytes: int, off: int) -> bytes:
-    """Read at most ``n_bytes``; fewer may come."""
     if hasattr(os, "pread"):
         return os.pread(fd, n_bytes, off)
     with _seeking:
@@ -113,7 +112,6 @@ def read_at(fd: int, n_bytes: int, off: int) -> bytes:
 
 
 def read_into(fd: int, buffer: memoryview, off: int) -> int:
-    """Fill ``buffer`` or its beginning; return the number of bytes read."""
     if hasattr(os, "preadv"):
         return os.preadv(fd, [buffer], off)
     data = read_at(fd, len(buffer), off)
@@ -122,7 +120,6 @@ def read_into(fd: int, buffer: memoryview, off: int) -> int:
 
 
 def write_at(fd: int, data: memoryview, off: int) -> int:
-    """Write ``data`` or its beginning; return the number of bytes written."""
     if hasattr(os, "pwrite"):
         return os.pwrite(fd, data, off)
     with _seeking:

@@ -97,7 +97,6 @@ class _ChannelDecoder(IncrementalDecoder):
         self._is_call = False
 
     def push(self, token_id: int) -> str:
-        """Return the text that is complete with this token."""
         marker = self._markers.get(token_id)
         if marker is None:
             return self._sort(self._decoder.push(token_id))
@@ -112,7 +111,6 @@ class _ChannelDecoder(IncrementalDecoder):
         return text
 
     def flush(self) -> str:
-        """Return the rest of the text."""
         held = self._role if self._marker == "" else ""
         self._role = ""
         return held + self._sort(self._decoder.flush())

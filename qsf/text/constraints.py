@@ -78,7 +78,6 @@ class Constraint:
         self._forced: deque[int] = deque()  # forced tokens, as far as they are known
 
     def copy(self) -> Constraint:
-        """Return a copy for another answer."""
         matcher = self._matcher.deep_copy()
         return Constraint(matcher, self._tokenizer, self._name, self.unenforced, self.schema)
 
@@ -260,7 +259,6 @@ def _is_texts(value: Any) -> bool:
 
 
 def _objects(value: Any) -> Iterable[Mapping[str, Any]]:
-    """Yield all objects in a schema."""
     stack = [value]
     while stack:
         part = stack.pop()

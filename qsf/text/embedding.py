@@ -65,7 +65,6 @@ class TextVectors:
 
     @property
     def poolings(self) -> tuple[str, ...]:
-        """The poolings that the model can have."""
         return ENCODER_POOLINGS if self.is_encoder else POOLINGS
 
 

@@ -57,7 +57,6 @@ class GenerationStats:
 
     @property
     def prompt_rate(self) -> float:
-        """Prompt tokens evaluated per second."""
         return self.evaluated_tokens / self.prompt_seconds if self.prompt_seconds else 0.0
 
     @property
@@ -102,12 +101,10 @@ class Answer:
 
     @property
     def n_prompt(self) -> int:
-        """How many tokens the prompt has."""
         return len(self.prompt)
 
     @property
     def is_full(self) -> bool:
-        """True if the text is complete."""
         return False
 
     def take(self, token: int) -> str:
@@ -143,7 +140,6 @@ class Answer:
         return text
 
     def end(self, reason: str) -> str:
-        """End the answer; return the rest of its text."""
         rest = ""
         if not self.matcher.is_stopped:
             rest = self.matcher.push(self.decoder.flush()) + self.matcher.flush()
@@ -180,7 +176,6 @@ def answer_values(
 
 
 def seed_of(options: GenerationOptions) -> int:
-    """Return the requested seed, or a new one."""
     return int.from_bytes(os.urandom(4), "little") if options.seed is None else options.seed
 
 
@@ -211,7 +206,6 @@ class Generation(Answer):
         self.first_token_seconds = 0.0
 
     def take(self, token: int) -> str:
-        """Add a token: see ``Answer.take``."""
         if token not in self.end_ids:
             self.answer.append(token)
         return super().take(token)
@@ -223,7 +217,6 @@ class Generation(Answer):
             self.n_shortened += 1
 
     def stats(self) -> GenerationStats:
-        """Return the statistics so far."""
         return GenerationStats(
             prompt_tokens=self.n_prompt,
             evaluated_tokens=self.n_evaluated,

@@ -46,7 +46,6 @@ class OpenedModel:
             yield
 
     def close(self) -> None:
-        """Close all sessions, then the model."""
         if self.native.owner.is_elsewhere:
             self.native.close()
             return
@@ -79,7 +78,6 @@ class OpenedModel:
     def prompt_of(
         self, messages: Any, options: GenerationOptions
     ) -> tuple[list[int], GenerationOptions]:
-        """Return the prompt for the answer to ``messages``, and the options to continue it with."""
         tokens = self.template.encode(
             as_messages(messages),
             self.tokenizer,

@@ -117,7 +117,6 @@ def _describe(error: Exception) -> str:
 
 
 def _render(source: str, values: dict[str, Any]) -> tuple[str, str]:
-    """Return the letter and the text of the answer."""
     kind = "E"
     try:
         template = _environment().from_string(source)
@@ -151,7 +150,6 @@ def _answer(request: bytes, write: Callable[[bytes], object]) -> None:
 
 
 def main() -> None:
-    """Answer the requests on standard input."""
     sys.path += sys.argv[2:]
     # All that a template may need, before the limits, which count the template only and forbid to
     # open files. Nothing needs the hashes of OpenSSL, which take 3.5 MB.

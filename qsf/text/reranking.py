@@ -56,7 +56,6 @@ class Classifier:
             raise QsfFormatError(text) from error
 
     def logit(self, pooled: Sequence[float]) -> float:
-        """Return the logit of a pair."""
         x = [self._activate(v) for v in _sum(pooled, self._bias)]
         if self._norm is not None:
             mean = math.fsum(x) / len(x)

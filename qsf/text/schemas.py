@@ -75,7 +75,6 @@ class Check:
     """Checks a value that llguidance has written against all keywords of its schema."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
-        """Make the check of one value."""
         self.root = schema
         self._n_left = _MAX_STEPS
         self.n_judged = 0  # schemas around this place that llguidance does not know
@@ -95,7 +94,6 @@ class Check:
             return None  # a keyword with a value of the wrong kind, where llguidance does not look
 
     def inner(self, schema: Any, value: Any) -> bool | None:
-        """Return whether a value has the form of a part of the schema."""
         self._n_left -= 1
         if self._n_left < 0 or isinstance(schema, bool):
             return schema if self._n_left >= 0 else None

@@ -157,7 +157,6 @@ class _ThinkingDecoder(IncrementalDecoder):
         return self._is_open
 
     def end_of_thoughts(self) -> list[int]:
-        """Return the mark that ends thoughts."""
         return [self._end]
 
     def push(self, token_id: int) -> str:
@@ -171,7 +170,6 @@ class _ThinkingDecoder(IncrementalDecoder):
         return text
 
     def flush(self) -> str:
-        """Return the rest of the answer."""
         return self._sort(self._decoder.flush())
 
     def _sort(self, text: str) -> str:
@@ -215,7 +213,6 @@ class _WrittenThinkingDecoder(IncrementalDecoder):
         return self._sort(self._decoder.push(token_id), is_last=False)
 
     def flush(self) -> str:
-        """Return the rest of the answer."""
         return self._sort(self._decoder.flush(), is_last=True)
 
     def _sort(self, text: str, *, is_last: bool) -> str:

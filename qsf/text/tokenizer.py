@@ -63,18 +63,15 @@ class Tokenizer:
 
     @property
     def description(self) -> str:
-        """Describe the tokenizer."""
         facts = self._text.facts
         return f"{facts.model} of {facts.n_tokens:,} tokens in the engine"
 
     @property
     def n_bytes(self) -> int:
-        """The memory of its tables in bytes."""
         return self._text.facts.n_bytes
 
     @property
     def special_names(self) -> tuple[str, ...]:
-        """The texts of the special tokens, longest first."""
         names = (
             self._text.token_name(token_id).decode("utf-8", "replace")
             for token_id in self._special_ids
@@ -83,7 +80,6 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """The special tokens."""
         return self._special_ids
 
     @property

@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 
 
 def say(text: str) -> None:
-    """Print a line on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def say_lines(lines: list[str]) -> None:
-    """Print lines on standard error."""
     for line in lines:
         say(line)
 
@@ -47,7 +45,6 @@ class Shown:
         self._prose = prose_on(sys.stdout, has_markdown=has_markdown) if is_formatted else None
 
     def push(self, piece: str) -> None:
-        """Print the next piece."""
         show(piece if self._prose is None else self._prose.push(piece))
 
     def end(self) -> None:

@@ -68,7 +68,6 @@ _THINKING = {
 
 
 def _settings() -> dict[str, Option]:
-    """Return the options that /set changes, by name."""
     return {o.flag.removeprefix("--"): o for o in described(GenerationOptions, "run")}
 
 
@@ -99,7 +98,6 @@ class Chat:
         }
 
     def run(self) -> int:
-        """Run the conversation; return the exit code."""
         if self._model.chat_template.is_plain:
             say(
                 "This file has no chat template: your lines and the answers are joined as plain "
@@ -300,7 +298,6 @@ class Chat:
         say("(the conversation is forgotten)")
 
     def _take_last(self) -> str | None:
-        """Remove the last question and its answer, and return the question."""
         at = self._last_question()
         if at is None:
             return None
@@ -309,7 +306,6 @@ class Chat:
         return content if isinstance(content, str) else ""
 
     def _last_question(self) -> int | None:
-        """Return the index of the last question; prints a message if there is none."""
         for at in range(len(self._messages) - 1, -1, -1):
             if self._messages[at]["role"] == "user":
                 return at

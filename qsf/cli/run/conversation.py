@@ -86,7 +86,6 @@ def read_messages(path: Path, memory_bytes: int) -> list[dict[str, Any]]:
 
 
 def write_messages(path: Path, messages: Sequence[dict[str, Any]]) -> None:
-    """Write the messages atomically. Raises QsfError."""
     from qsf.shell.output import write_text
 
     text = command.json_text(list(messages), 2)

@@ -21,7 +21,6 @@ class LoopGuard:
     """
 
     def __init__(self) -> None:
-        """Nothing was written yet."""
         self.found = ""
         self._pieces: deque[str] = deque(maxlen=_KEPT_TOKENS)
         self._n_unchecked = 0
@@ -47,7 +46,6 @@ class LoopGuard:
 
 
 def terminal_guard(*, is_wanted: bool) -> LoopGuard | None:
-    """Return a guard if it is wanted and the answer goes to a terminal."""
     return LoopGuard() if is_wanted and sys.stdout.isatty() else None
 
 

@@ -69,7 +69,6 @@ def answer_many(model: Model, request: Request, file: IO[bytes]) -> int:
 
 
 def _write(record: dict[str, Any], out: IO[str] | None) -> bool:
-    """Write a record as one line, at once; return whether it is an error."""
     line = report.json_line(record)
     if out is None:
         show(line)
@@ -144,7 +143,6 @@ class _Lines:
         self._running: dict[int, tuple[int, str, Any, QsfError | None]] = {}
 
     def prompts(self) -> Generator[Any, None, None]:
-        """Yield the prompts that have no answer yet."""
         for index, line in enumerate(self._lines()):
             if not line.strip():
                 continue
@@ -220,7 +218,6 @@ class _Lines:
         return record["messages"]
 
     def record(self, model: Model, answer: BatchAnswer) -> dict[str, Any]:
-        """Return the output record of an answer."""
         index, digest, name, wrong = self._running.pop(answer.index)
         start = {"index": index, "of": digest} | ({} if name is None else {"id": name})
         error = wrong or answer.error

@@ -319,7 +319,6 @@ def parse(arguments: list[str]) -> Request:
 
 
 def _forms(options: Any) -> list[tuple[str, str]]:
-    """Return the options that constrain the form of answers, with their values."""
     forms = [(name.replace("_", "-"), getattr(options, name)) for name in _FORMS]
     return [(name, value) for name, value in forms if value is not None]
 

@@ -147,7 +147,6 @@ def drafter_lines(plan: MemoryPlan) -> list[str]:
 
 
 def plan_lines(plan: MemoryPlan) -> list[str]:
-    """Return the memory map as a table."""
     reads = "1 read" if plan.io_depth == 1 else f"{plan.io_depth} reads"
     rows = [
         ("process before opening", plan.process_bytes - plan.text_bytes),
@@ -233,7 +232,6 @@ def streaming_lines(plan: MemoryPlan, auto: MemoryPlan) -> list[str]:
 
 
 def greeting_lines(model: Model, name: str, type_name: str) -> list[str]:
-    """Return the first lines of a chat."""
     info = model.info
     return [
         f"{name}: {info.architecture}, {info.n_parameters / 1e6:,.0f}M weights, {type_name}, "
@@ -245,7 +243,6 @@ def greeting_lines(model: Model, name: str, type_name: str) -> list[str]:
 
 
 def ending_lines(model: Model, stats: GenerationStats) -> list[str]:
-    """Return a notice if the end of the context cut the text."""
     if stats.stop_reason != "context":
         return []
     n_tokens = model.info.plan.ctx_tokens
@@ -261,7 +258,6 @@ def ending_lines(model: Model, stats: GenerationStats) -> list[str]:
 
 
 def speed_line(stats: GenerationStats) -> str:
-    """Return the duration and the speed of an answer in a few words."""
     parts = [_counted(stats.generated_tokens, stats.step_rate)]
     if stats.generated_tokens:
         parts.append(f"first after {stats.first_token_seconds:.1f} s")
@@ -269,7 +265,6 @@ def speed_line(stats: GenerationStats) -> str:
 
 
 def answer_record(model: Model, stats: GenerationStats, text: str) -> dict[str, Any]:
-    """Return what ``--json`` prints of a finished answer."""
     return {
         "text": text,
         "ids": list(stats.token_ids),
@@ -287,7 +282,6 @@ def answer_record(model: Model, stats: GenerationStats, text: str) -> dict[str, 
 
 
 def json_line(record: dict[str, Any]) -> str:
-    """Return a record as one line of JSON."""
     return command.json_text(record) + "\n"
 
 
@@ -298,7 +292,6 @@ def _counted(n_tokens: int, rate: float) -> str:
 
 
 def stats_lines(model: Model, stats: GenerationStats, *, is_verbose: bool) -> list[str]:
-    """Return the statistics of one generation."""
     parts = [f"prompt {_counted(stats.prompt_tokens, stats.prompt_rate)}"]
     if stats.evaluated_tokens < stats.prompt_tokens:
         parts[0] += f" ({stats.prompt_tokens - stats.evaluated_tokens} known from before)"
