@@ -1,7 +1,7 @@
 /* table.h - one row for each type of weights, with all properties that the library uses.
  *
- * Formats of tiles: docs/format.md, section 5. qsf/file/layout.py repeats ids, names and bytes,
- * which tests/python/file/test_layout.py compares.
+ * Formats of tiles: docs/format.md, section 5. Python has ids, names and bytes from here: the build
+ * reads the rows by their form (qsf/native/build_ffi.py).
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once

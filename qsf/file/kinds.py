@@ -6,83 +6,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from typing import Any, Final
 
 from qsf.errors import QsfError
 from qsf.file.keyvalues import F32, F32_ARRAY, U32, Key, Value, as_stored, pack_values
-from qsf.file.layout import (
-    MAX_CHOSEN,
-    MAX_DIM,
-    MAX_HEAD_DIM,
-    MAX_HEADS,
-    MAX_LAYER_EXPERTS,
-    MAX_LAYER_KINDS,
-    Activation,
-    Arch,
-    Header,
-    Positions,
-    padded,
-)
+from qsf.file.layout import *
 
-ROPE_NONE: Final = 255  # instead of the number of a RoPE set
-MAX_TAPS: Final = 16  # of a convolution
-MAX_STATE_DIM: Final = 256  # of a key or a value of a state by heads
-LATENT_STEP: Final = 64  # the rank of a latent is a multiple
-LATENT_VALUE_STEP: Final = 16  # and so is the dimension of its values
 STATE_COLS: Final = 32  # columns of a state that lie together in memory
-MAX_MIXED_ROWS: Final = 1 << 20  # of q, k and v together, which a convolution has
-
-
-class Mixer(IntEnum):
-    """How a token gets information from earlier tokens."""
-
-    ATTENTION = 0
-    SHORT_CONV = 1  # out(c * conv(b * x)), with B, C, x in the places of K, Q, V
-    DELTA = 2  # the gated delta rule after a convolution of q, k and v
-    SSD = 3  # the state space rule of Mamba-2 after a convolution of x, B and C
-    ATTENTION_AND_SSD = 4  # of the same input, added
-    NONE = 5  # the layer is an FFN
-
-
-class QkNorm(IntEnum):
-    """How queries and keys are normalised before RoPE."""
-
-    NONE = 0
-    PER_HEAD = 1  # one weight [head_dim] for all heads
-    WHOLE_WIDTH = 2  # all heads together, weight [heads * head_dim]
-    OWN_WEIGHTS = 3  # per head, weight [heads * head_dim]
-
-
-class Ffn(IntEnum):
-    """The form of the feed-forward network."""
-
-    NONE = 0
-    PLAIN = 1  # down(activation(up(x)))
-    GATED = 2  # down(activation(gate(x)) * up(x))
-
-
-class ExpertScore(IntEnum):
-    """The score of an expert, from the router's logits."""
-
-    SOFTMAX = 0  # over all experts of the layer
-    SIGMOID = 1
-    LOGIT = 2
-
-
-class ExpertWeights(IntEnum):
-    """The weights of the chosen experts, from their scores."""
-
-    AS_IS = 0
-    BY_SUM = 1  # divided by their sum
-    SOFTMAX = 2  # over the chosen
-
-
-class GroupScore(IntEnum):
-    """The score of a group of experts, from the scores of its experts with the selection bias."""
-
-    LARGEST = 0
-    TWO_LARGEST = 1  # their sum
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""The records of a .qsf file: constants, enumerations and the header (docs/format.md).
+"""The records of a .qsf file: how they are packed, and which values they may have (docs/format.md).
 
-How a record is packed, and which values it may have, for writer and reader. Pure Python; nothing
-here touches a file.
+Constants, enumerations and weight types are those of csrc/format/layout.h and csrc/types/: they
+come through ``qsf.native._facts``, which the build makes of these headers.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -10,40 +10,17 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final, NamedTuple
 
 from qsf.errors import QsfError
+from qsf.native._facts import *
 
 MAGIC: Final = b"QSF1"
-VERSION: Final = 2
-HEADER_BYTES: Final = 128
-ENTRY_BYTES: Final = 32  # of the directory and the tensor table
-TENSOR_HEADER_BYTES: Final = 64
-UNIT_ALIGN: Final = 4096
-DATA_ALIGN: Final = 64
-BLOCK: Final = 64  # columns of a tile
-TILE_ROWS: Final = 16
-COMPRESSED_BLOCK_BYTES: Final = 1 << 20
-SECTION_REQUIRED: Final = 1
+VERSION: Final = FILE_VERSION
+ENTRY_BYTES: Final = DIRECTORY_ENTRY_BYTES
 TOKEN_NONE: Final = 0xFFFFFFFF
-MAX_SECTIONS: Final = 256
 # Python reads these whole; parsed they take up to 25 times as much memory.
 MAX_TEXT_BYTES: Final = {"TOKN": 64 << 20, "CHAT": 1 << 20, "META": 16 << 20}
-MAX_LAYERS: Final = 4096
-MAX_HEADS: Final = 4096
-MAX_HEAD_DIM: Final = 4096
-MAX_DIM: Final = 1 << 20
-MAX_OWN_WIDTH: Final = 4096
-MAX_VOCAB: Final = 1 << 24
-MAX_EXTENT_ROWS: Final = 1 << 24  # rows or columns of a tensor
-MAX_LAYER_KINDS: Final = 128
-MAX_LAYER_EXPERTS: Final = 1024
-MAX_CHOSEN: Final = 64  # experts of a token in a layer
-MAX_ROPE_SETS: Final = 64
-MAX_ROPE_PAIRS: Final = 2048
-MAX_OUTLIERS: Final = 1 << 24  # of one outlier table
-LEAST_WEIGHTS_PER_OUTLIER: Final = 100
 F32_MAX: Final = 3.4028234663852886e38
 
 DIRECTORY_ENTRY: Final = struct.Struct("<4sIQQII")
@@ -51,16 +28,6 @@ UNIT_ENTRY: Final = struct.Struct("<QQQIfBBBBHHII")
 TENSOR_ENTRY: Final = struct.Struct("<IIIIBBHIQ")
 TENSOR_HEADER: Final = struct.Struct("<IIIBBHI44s")
 BLOCK_HEADER: Final = struct.Struct("<II")
-
-
-class Role(IntEnum):
-    """The role of a unit in the model."""
-
-    EMBEDDING = 0
-    LAYER = 1
-    FINAL = 2  # final norm and output head
-    EXPERT = 3
-    OWN_TABLE = 4  # embeddings that each layer has of its own: read by rows
 
 
 class UnitId(NamedTuple):
@@ -99,186 +66,6 @@ def pass_units(n_layers: int) -> list[UnitId]:
     return [EMBEDDING_UNIT, *map(layer_unit, range(n_layers)), FINAL_UNIT]
 
 
-class Architecture(IntEnum):
-    """Which family of models the file holds."""
-
-    GPT2 = 0
-    LLAMA = 1
-    MISTRAL = 2
-    PHI = 3
-    OTHER = 4
-
-
-class Activation(IntEnum):
-    """The non-linearity of the feed-forward network."""
-
-    GELU_TANH = 0
-    SILU = 1
-    RELU = 2
-    GELU_ERF = 3
-    RELU_SQUARED = 4
-    SILU_CLAMPED = 5
-    XIELU = 6  # in KIND alone
-
-
-class Norm(IntEnum):
-    """How activations are normalised."""
-
-    LAYER = 0
-    RMS = 1
-
-
-class Positions(IntEnum):
-    """How positions reach the model."""
-
-    LEARNED = 0
-    ROPE = 1
-    ALIBI = 2
-
-
-class Dtype(IntEnum):
-    """Quantisation types; an id never changes meaning."""
-
-    Q2_SYM = 0
-    Q2 = 1
-    Q3 = 2
-    Q4 = 3
-    TERNARY = 4
-    MIXED = 5
-    Q8 = 6
-    F16 = 7
-    F32 = 8
-    TERNARY_DENSE = 9
-    Q4_SYM = 10
-    MXFP4 = 11
-    Q4_0 = 12
-    Q4_1 = 13
-    Q5_0 = 14
-    Q5_1 = 15
-    Q8_0 = 16
-    Q4_K = 17
-    Q5_K = 18
-    Q6_K = 19
-    Q4_NL = 20
-
-
-class Layout(IntEnum):
-    """How the values of a tensor lie."""
-
-    VECTOR = 0
-    TILES = 1
-    OUTLIERS = 2
-
-
-class Compression(IntEnum):
-    """How a layer's bytes are packed."""
-
-    NONE = 0
-    LZ4 = 1
-    LZ4HC = 2
-    ZSTD = 3
-
-
-class RopeScaling(IntEnum):
-    """How RoPE frequencies are stretched for longer contexts."""
-
-    NONE = 0
-    LINEAR = 1
-    LLAMA3 = 2
-
-
-class TensorType(IntEnum):
-    """What a tensor is in the model."""
-
-    Q = 0
-    K = 1
-    V = 2
-    ATTN_OUT = 3
-    FFN_GATE = 4
-    FFN_UP = 5
-    FFN_DOWN = 6
-    ATTN_NORM = 7
-    FFN_NORM = 8
-    Q_BIAS = 9
-    K_BIAS = 10
-    V_BIAS = 11
-    ATTN_OUT_BIAS = 12
-    FFN_GATE_BIAS = 13
-    ATTN_NORM_BIAS = 14
-    FFN_NORM_BIAS = 15
-    FFN_UP_BIAS = 16
-    FFN_DOWN_BIAS = 17
-    Q_NORM = 18
-    K_NORM = 19
-    POST_ATTN_NORM = 20
-    POST_FFN_NORM = 21
-    EXPERT_ROUTER = 22
-    ATTN_SUB_NORM = 23
-    FFN_SUB_NORM = 24
-    EMBEDDING = 25
-    HEAD = 26
-    FINAL_NORM = 27
-    FINAL_NORM_BIAS = 28
-    Q_OUTLIERS = 29
-    K_OUTLIERS = 30
-    V_OUTLIERS = 31
-    ATTN_OUT_OUTLIERS = 32
-    FFN_GATE_OUTLIERS = 33
-    FFN_UP_OUTLIERS = 34
-    FFN_DOWN_OUTLIERS = 35
-    SINKS = 36
-    MIX_GATE = 37
-    Q_UP = 38  # queries from the latent of Q, of latent attention
-    K_UP = 39  # maps queries to the latent, and its transpose values back: one product a head
-    V_UP = 40
-    GATE_UP = 41  # of the delta rule, likewise the next: MIX_GATE and DECAY have a low rank
-    DECAY_UP = 42
-    ROUTER_BIAS = 44
-    SELECTION_BIAS = 45
-    SHARED_GATE = 46
-    ROUTER_NORM = 47  # applied to the residual for the router alone
-    EXPERT_SCALE = 48  # factors of the experts' weights
-    CONV = 50  # [taps * channels], the oldest tap first
-    CONV_BIAS = 51
-    DECAY_RATE = 52
-    DECAY_BIAS = 53
-    SSD_SKIP = 54
-    MIX_NORM = 55
-    BETA = 56
-    OWN_GATE = 57  # 57 .. 61: of layers with embeddings of their own
-    OWN_IN = 58
-    OWN_IN_NORM = 59
-    OWN_OUT = 60
-    OWN_NORM = 61
-    ROUTED_NORM = 62  # of the residual, which experts then read by themselves
-    ROUTED_POST_NORM = 63  # applied to the sum of the experts' outputs
-    DENSE_POST_NORM = 64  # applied to the output of the dense part beside experts
-    LAYER_SCALE = 65  # factor of the residual after the layer
-    HEAD_BIAS = 66
-    INPUT_NORM = 67
-    INPUT_NORM_BIAS = 68
-    DECAY = 69
-    OWN_TABLE = 70
-    SSD_IN = 71  # x, B and C
-    SSD_GATE = 72
-    SSD_STEP = 73
-    SSD_RATE = 74
-    SSD_STEP_BIAS = 75
-    SSD_CONV = 76  # as CONV
-    SSD_CONV_BIAS = 77
-    SSD_NORM = 78
-    SSD_OUT = 79
-    MTP_TRUNK_NORM = 80  # of the MTP head: a copy of FINAL_NORM; likewise the next
-    MTP_TOKEN_NORM = 81
-    MTP_HIDDEN_NORM = 82
-    MTP_JOIN = 83
-    MTP_END_NORM = 84
-    INPUT_SHIFT = 85  # added to the residual before the input norm
-    DENSE = 86  # of an encoder, after the final norm
-    HEAD_REST = 87  # the head's rows after those of HEAD
-    SECOND_SHIFT = 88  # instead of INPUT_SHIFT for the second text of a pair
-
-
 HEADS: Final = (TensorType.HEAD, TensorType.HEAD_REST)
 TABLES: Final = (TensorType.EMBEDDING, TensorType.OWN_TABLE)  # with checksums of bands in EBND
 EXACT: Final = (  # f16 or f32 alone
@@ -302,31 +89,6 @@ OUTLIERS_OF: Final[dict[int, TensorType]] = {  # matrix -> its outlier table
 }
 
 
-_DTYPES: Final[dict[int, tuple[str, int, int]]] = {  # name, bytes of a tile, bytes of a scalar
-    Dtype.Q2_SYM: ("2bit-sym", 288, 0),
-    Dtype.Q2: ("2bit", 320, 0),
-    Dtype.Q3: ("3bit", 448, 0),
-    Dtype.Q4: ("4bit", 576, 0),
-    Dtype.TERNARY: ("ternary", 288, 0),
-    Dtype.MIXED: ("mixed", 0, 0),
-    Dtype.Q8: ("8bit", 1056, 0),
-    Dtype.F16: ("f16", 2048, 2),
-    Dtype.F32: ("f32", 4096, 4),
-    Dtype.TERNARY_DENSE: ("ternary-dense", 240, 0),
-    Dtype.Q4_SYM: ("4bit-sym", 544, 0),
-    Dtype.MXFP4: ("mxfp4", 544, 0),
-    Dtype.Q4_0: ("q4_0", 576, 0),
-    Dtype.Q4_1: ("q4_1", 640, 0),
-    Dtype.Q5_0: ("q5_0", 704, 0),
-    Dtype.Q5_1: ("q5_1", 768, 0),
-    Dtype.Q8_0: ("q8_0", 1088, 0),
-    Dtype.Q4_K: ("q4_k", 576, 0),
-    Dtype.Q5_K: ("q5_k", 704, 0),
-    Dtype.Q6_K: ("q6_k", 840, 0),
-    Dtype.Q4_NL: ("4bit-nl", 544, 0),
-}
-
-
 # Types whose tiles share their scales: these need whole multiples of so many columns.
 HEAD_COLS: Final = {Dtype.Q4_K: 256, Dtype.Q5_K: 256, Dtype.Q6_K: 256}
 KEPT: Final = (Dtype.MXFP4, *(Dtype(i) for i in range(Dtype.Q4_0, Dtype.Q6_K + 1)))
@@ -335,7 +97,7 @@ KEPT: Final = (Dtype.MXFP4, *(Dtype(i) for i in range(Dtype.Q4_0, Dtype.Q6_K + 1
 
 def dtype_name(dtype: int) -> str:
     """Return the name people use for a quantisation type, such as ``4bit``."""
-    return _DTYPES[dtype][0] if dtype in _DTYPES else "unknown"
+    return DTYPES[dtype][0] if dtype in DTYPES else "unknown"
 
 
 def padded(n_bytes: int, align: int) -> int:
@@ -344,7 +106,7 @@ def padded(n_bytes: int, align: int) -> int:
 
 def band_bytes(n_cols: int, dtype: int) -> int:
     """Return the bytes of one row of tiles: 16 rows, ``n_cols`` columns padded to 64."""
-    return -(-n_cols // BLOCK) * _DTYPES[dtype][1]
+    return -(-n_cols // BLOCK) * DTYPES[dtype][1]
 
 
 def tensor_fault(
@@ -371,7 +133,7 @@ def tensor_fault(
         if dtype not in (Dtype.F16, Dtype.F32):
             return f"a vector of type {dtype} ({dtype_name(dtype)}), allowed: f16, f32"
     elif layout == Layout.TILES:
-        if dtype not in _DTYPES or dtype == Dtype.MIXED:
+        if dtype not in DTYPES or dtype == Dtype.MIXED:
             name = dtype_name(dtype)
             return f"tiles of type {dtype} ({name}), allowed: 0 .. 4, 6 .. {max(Dtype)}"
         head_cols = HEAD_COLS.get(Dtype(dtype), 1)
@@ -387,7 +149,7 @@ def tensor_bytes(n_rows: int, n_cols: int, dtype: int, layout: int, n_entries: i
     if layout == Layout.OUTLIERS:
         return 4 * (-(-n_rows // TILE_ROWS) + 1 + n_entries)
     if layout == Layout.VECTOR:
-        return n_cols * _DTYPES[dtype][2]
+        return n_cols * DTYPES[dtype][1] // (TILE_ROWS * BLOCK)  # f16 or f32
     return -(-n_rows // TILE_ROWS) * band_bytes(n_cols, dtype)
 
 
@@ -494,13 +256,13 @@ class Stored(NamedTuple):
 
 _RANGES: Final = (
     ("n_layers", "number of layers", 1, MAX_LAYERS),
-    ("dim", "hidden dimension", 1, 1 << 20),
+    ("dim", "hidden dimension", 1, MAX_DIM),
     ("n_heads", "number of attention heads", 1, MAX_HEADS),
     ("n_kv_heads", "number of KV heads", 0, MAX_HEADS),
     ("n_vocab", "vocabulary", 1, MAX_VOCAB),
-    ("max_tokens", "maximum sequence length", 1, 1 << 24),
-    ("ffn_dim", "FFN dimension", 1, 1 << 22),
-    ("head_dim", "head dimension", 1, 4096),
+    ("max_tokens", "maximum sequence length", 1, MAX_TOKENS),
+    ("ffn_dim", "FFN dimension", 1, MAX_FFN_DIM),
+    ("head_dim", "head dimension", 1, MAX_HEAD_DIM),
     ("dtype", "quantisation type", 0, max(Dtype)),
     ("activation", "activation", 0, Activation.SILU_CLAMPED),
     ("norm", "normalisation", 0, max(Norm)),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from qsf import errors
+from qsf.native._facts import ModelFields
 from qsf.native._qsf import ffi, lib
 from qsf.native.records import MemoryEvent as MemoryEvent
 from qsf.native.records import MemoryPlan as MemoryPlan
@@ -185,29 +186,9 @@ def path_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelInfo:
+class ModelInfo(ModelFields):
     """What a model is and how it was opened; fields as ``qsf_model_facts`` in qsf.h."""
 
-    architecture: str
-    quant_type: str
-    isa_name: str
-    io_name: str
-    io_method: int
-    io_depth: int
-    io_is_probed: bool
-    n_layers: int
-    dim: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    ffn_dim: int
-    n_vocab: int
-    max_tokens: int
-    bos_id: int | None
-    eos_id: int | None
-    pad_id: int | None
-    n_parameters: int
-    file_bytes: int
     plan: MemoryPlan
 
 

@@ -2,9 +2,11 @@
 
 These come from the marked parts of the headers that csrc/include/qsf.h includes, and of those with
 the records of a file, so there is one copy of them. A second file makes the C compiler compare the
-size of each struct and the place of each field with what cffi derives from them.
+size of each struct and the place of each field with what cffi derives from them. A third,
+``qsf.native._facts``, has what Python needs without the library: the constants, enumerations and
+weight types of a file, and classes with the fields of structs.
 
-Usage: python build_ffi.py OUT.py LAYOUT.c
+Usage: python build_ffi.py OUT.py LAYOUT.c FACTS.py
 """
 
 from __future__ import annotations
@@ -12,12 +14,46 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from cffi import FFI
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 HEADER = CSRC / "include" / "qsf.h"
 INTERNAL = ("format/records.h", "stream/contents.h")
+FORMAT = ("format/layout.h", "types/dtype.h")
+
+# Enumeration in C -> its name in Python and the beginning of its members' names
+ENUMS = {
+    "qsf_unit_role": ("Role", "QSF_UNIT_"),
+    "qsf_architecture": ("Architecture", "QSF_ARCHITECTURE_"),
+    "qsf_activation": ("Activation", "QSF_ACTIVATION_"),
+    "qsf_norm": ("Norm", "QSF_NORM_"),
+    "qsf_positions": ("Positions", "QSF_POSITIONS_"),
+    "qsf_compression": ("Compression", "QSF_COMPRESSION_"),
+    "qsf_layout": ("Layout", "QSF_LAYOUT_"),
+    "qsf_mixer_kind": ("Mixer", "QSF_MIXER_"),
+    "qsf_rope_scaling": ("RopeScaling", "QSF_ROPE_SCALING_"),
+    "qsf_qk_norm": ("QkNorm", "QSF_QK_NORM_"),
+    "qsf_ffn": ("Ffn", "QSF_FFN_"),
+    "qsf_expert_score": ("ExpertScore", "QSF_EXPERT_"),
+    "qsf_expert_weights": ("ExpertWeights", "QSF_EXPERT_WEIGHTS_"),
+    "qsf_group_score": ("GroupScore", "QSF_GROUP_"),
+    "qsf_tensor_type": ("TensorType", "QSF_TENSOR_"),
+}
+# Struct -> the class with its fields. Those of no simple type are left to who uses the class.
+RECORDS = {
+    "qsf_model_facts": "ModelFields",
+    "qsf_plan": "PlanFields",
+    "qsf_stats": "StatsFields",
+}
+PYTHON_TYPES = {
+    "char[]": "str",
+    "char *": "str",
+    "uint32_t": "int",
+    "uint64_t": "int",
+    "uint64_t[]": "tuple[int, ...]",
+}
 
 OPEN = """
 import os, sys
@@ -57,11 +93,59 @@ def layout(ffi: FFI) -> str:
     return "\n".join([*lines, ""])
 
 
-def build(out: Path, layout_c: Path) -> None:
-    """Write the module to ``out`` and the comparison to ``layout_c``."""
+def facts(ffi: FFI) -> str:
+    """Return the module ``qsf.native._facts``."""
+    text = "".join((CSRC / name).read_text(encoding="ascii") for name in FORMAT)
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    lines = ["from __future__ import annotations", "from dataclasses import dataclass"]
+    lines += ["from enum import IntEnum", ""]
+    for name, number in re.findall(r"^#define QSF_(\w+) ([(\w< )]+?) *$", text, re.MULTILINE):
+        lines.append(f"{name} = {eval(re.sub(r'(?<=[0-9])U', '', number), {})}")
+    for enum, (name, prefix) in ENUMS.items():
+        body = re.search(rf"enum {enum} \{{(.*?)\}}", text, re.DOTALL)
+        assert body is not None, enum
+        members = re.findall(rf"{prefix}(\w+) = (\w+)", body[1])
+        lines += ["", f"class {name}(IntEnum):"]
+        lines += [f"    {member} = {n}" for member, n in members if not HELPERS.search(member)]
+    rows = re.findall(
+        r'X\( *(\d+), *(\w+), +\w+, +("[^"]+"), +(\d+)',
+        (CSRC / "types/table.h").read_text(encoding="ascii"),
+    )
+    rows = sorted([*rows, ("5", "MIXED", '"mixed"', "0")], key=lambda row: int(row[0]))
+    lines += ["", "class Dtype(IntEnum):"]
+    lines += [f"    {re.sub('^([0-9])BIT', 'Q' + chr(92) + '1', s)} = {n}" for n, s, _, _ in rows]
+    lines += ["", "# Name, bytes of a tile", "DTYPES = {"]
+    lines += [f"    {n}: ({name}, {n_bytes})," for n, _, name, n_bytes in rows]
+    lines.append("}")
+    for struct, name in RECORDS.items():
+        lines += ["", "@dataclass(frozen=True, slots=True)", f"class {name}:"]
+        lines += [
+            f"    {field}: {kind}"
+            for field, place in ffi.typeof(struct).fields
+            if (kind := python_type(field, place.type)) is not None
+        ]
+    return "\n".join([*lines, ""])
+
+
+HELPERS = re.compile("COUNT$|^FIRST_FREE$")  # names that are no values of a file
+
+
+def python_type(field: str, kind: Any) -> str | None:
+    """Return the type of a struct's field in Python; None: of another kind."""
+    if field in ("bos_id", "eos_id", "pad_id"):
+        return "int | None"
+    if field.startswith(("is_", "kv_is_", "io_is_")):
+        return "bool"
+    return PYTHON_TYPES.get(re.sub(r"^const |\d+(?=\])", "", kind.cname))
+
+
+def build(out: Path, layout_c: Path, facts_py: Path) -> None:
+    """Write the module to ``out``, the comparison to ``layout_c``, the facts to ``facts_py``."""
     ffi = FFI()
     ffi.cdef(declarations())
     layout_c.write_text(layout(ffi), encoding="ascii")
+    facts_py.parent.mkdir(parents=True, exist_ok=True)
+    facts_py.write_text(facts(ffi), encoding="ascii")
     ffi.set_source("qsf.native._qsf", None)
     ffi.emit_python_code(str(out))
     with out.open("a", encoding="ascii") as file:
@@ -69,4 +153,4 @@ def build(out: Path, layout_c: Path) -> None:
 
 
 if __name__ == "__main__":
-    build(Path(sys.argv[1]), Path(sys.argv[2]))
+    build(*map(Path, sys.argv[1:4]))

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, TypeVar
 
+from qsf.native._facts import PlanFields, StatsFields
 from qsf.native._qsf import ffi, lib
 
 _Record = TypeVar("_Record")
@@ -34,7 +35,8 @@ def record(kind: type[_Record], struct: Any, **more: Any) -> _Record:
 
     A field that the struct lacks gets the record's default.
     """
-    annotations = kind.__annotations__
+    made: Any = kind
+    annotations: dict[str, Any] = {field.name: field.type for field in fields(made)}
     for name in annotations.keys() - more.keys():
         if hasattr(struct, name):
             value = getattr(struct, name)
@@ -112,7 +114,7 @@ DRAFTER_NOT_WORTH: int = lib.QSF_DRAFTER_NOT_WORTH
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPlan:
+class MemoryPlan(PlanFields):
     """Where the memory goes; fields as ``qsf_plan`` in qsf.h.
 
     ``is_enough`` is False if the budget or the free memory is too small; ``min_budget_bytes``
@@ -120,56 +122,6 @@ class MemoryPlan:
     that the tokenizer has taken, and ``kv_policy`` the option; the engine does not know them.
     """
 
-    budget_bytes: int
-    ceiling_bytes: int
-    process_bytes: int
-    reserve_bytes: int
-    engine_bytes: int
-    weights_bytes: int
-    stream_bytes: int
-    ring_bytes: int
-    embedding_bytes: int
-    experts_bytes: int
-    kv_bytes: int
-    kv_pool_bytes: int
-    state_bytes: int
-    kv_cold_token_bytes: int
-    session_bytes: int
-    scratch_bytes: int
-    drafter_bytes: int
-    tables_bytes: int
-    stacks_bytes: int
-    model_bytes: int
-    streamed_bytes: int
-    min_budget_bytes: int
-    n_units: int
-    n_units_resident: int
-    ctx_tokens: int
-    kv_resident_tokens: int
-    chunk_tokens: int
-    n_threads: int
-    max_sessions: int
-    kv_contexts: int
-    logits_rows: int
-    draft_rows: int
-    drafter_state: int
-    mtp_state: int
-    drafter_wanted_bytes: int
-    kv_k_bits: int
-    kv_v_bits: int
-    kv_is_rotated: bool
-    io_depth: int
-    embedding_rows: int
-    n_experts: int
-    experts_a_token: int
-    expert_slots: int
-    expert_transit_slots: int
-    expert_slot_bytes: int
-    expert_token_bytes: int
-    n_layers: int
-    n_layers_skipped: int
-    n_skips_asked: int
-    skipped_layers: tuple[int, ...]
     is_enough: bool
     text_bytes: int = 0
     kv_policy: str = "none"
@@ -216,7 +168,7 @@ GUESSERS = ("the text", "what followed before", "the draft model or the MTP head
 
 
 @dataclass(frozen=True, slots=True)
-class SessionStats:
+class SessionStats(StatsFields):
     """What a session has done; fields as ``qsf_stats`` in qsf.h.
 
     Names tell the units: ``_ns`` are nanoseconds, ``_bytes`` bytes, ``_tokens`` tokens, ``n_``
@@ -225,44 +177,6 @@ class SessionStats:
     one number for each of ``phase_names()``; their sum is that of ``prompt_ns`` and ``step_ns``.
     ``n_drafted`` and ``n_accepted`` have one for each of ``GUESSERS``.
     """
-
-    prompt_tokens: int
-    prompt_ns: int
-    step_tokens: int
-    step_ns: int
-    read_bytes: int
-    read_ns: int
-    wait_ns: int
-    checksum_ns: int
-    decompress_ns: int
-    n_allocations: int
-    allocated_bytes: int
-    kv_used_bytes: int
-    kv_read_bytes: int
-    kv_written_bytes: int
-    n_again: int
-    kv_free_tokens: int
-    n_loops: int
-    n_parallel_regions: int
-    parallel_ns: int
-    n_embedding_rows: int
-    n_embedding_hits: int
-    n_expert_uses: int
-    n_expert_hits: int
-    n_expert_guesses: int
-    n_expert_right_guesses: int
-    expert_read_bytes: int
-    n_given_back: int
-    n_taken_again: int
-    given_back_bytes: int
-    taken_again_bytes: int
-    phase_ns: tuple[int, ...]
-    sample_ns: int
-    n_samples: int
-    n_step_passes: int
-    n_step_rows: int
-    n_drafted: tuple[int, ...]
-    n_accepted: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
