@@ -259,10 +259,11 @@ amalgamation: build/tools.stamp ## the C library as one file: build/amalgamation
 	@PYTHON=$(PY) tools/fetch_codecs.sh build/codecs
 	@$(PY) tools/amalgamate.py build/codecs build/amalgamation
 
-lint: build/lint.stamp ## ruff, mypy, clang-format and the rules of tools/lint_*.py
+lint: build/lint.stamp ## ruff, mypy, import-linter, clang-format and the rules of tools/lint_*.py
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy qsf converter/qsf_converter bench/qsf_bench tools/*.py bench/*.py tests/python
+	@$(VENV)/bin/lint-imports --no-logo >build/imports.log || { cat build/imports.log; exit 1; }
 	@$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 	@$(PY) tools/lint_c.py
 	@$(PY) tools/lint_python.py
