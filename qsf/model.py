@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from qsf.closable import Closing
 from qsf.errors import ChildFailedError, QsfArgumentError, QsfConversionError
 from qsf.native.opening import io_origin, open_native, plan_native, with_policy
-from qsf.option_arguments import call_with, taking
-from qsf.options import GenerationOptions, ModelOptions
+from qsf.options import GenerationOptions, ModelOptions, call_with, taking
 from qsf.passes import choose_items, run_items
 from qsf.session import Session, Uncopyable, create_session
 from qsf.text.arguments import as_messages, as_tokens

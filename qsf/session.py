@@ -21,8 +21,7 @@ from qsf.errors import (
 )
 from qsf.native import binding
 from qsf.native.passing import Choice, Chosen, choose
-from qsf.option_arguments import taking
-from qsf.options import GenerationOptions, Whole, check_value
+from qsf.options import GenerationOptions, Whole, check_value, taking
 from qsf.saved_sessions import copy_held, load_session, save_session
 from qsf.text.arguments import as_messages, as_tokens, check_rows
 from qsf.text.generation import Generation
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from qsf.text.generation import GenerationStats
+
 
 _ANSWER_TOKENS = 256  # that a context which holds a prompt should have for its answer
 

@@ -23,8 +23,7 @@ from qsf.evaluate.windows import DEFAULT_PROTOCOL, PROTOCOLS
 from qsf.file.foreign_text import text_of
 from qsf.file.open_file import is_qsf_file
 from qsf.kv import kv_type_name
-from qsf.option_arguments import call_with
-from qsf.options import ModelOptions
+from qsf.options import ModelOptions, call_with
 from qsf.shell import command, typer_app
 from qsf.shell.progress import ProgressLine
 from qsf.system.signals import Watcher
@@ -311,7 +310,7 @@ def _measure(request: _Request, *, is_quiet: bool) -> tuple[Evaluation, str]:
 
 
 def _source(model: Model, ctx_tokens: int) -> Model | LogitSource:
-    from qsf.evaluate.shortened import ShortenedLogits
+    from qsf.evaluate.evaluation import ShortenedLogits
     from qsf.kv import parse_kv_policy
 
     policy = parse_kv_policy(model.info.plan.kv_policy)

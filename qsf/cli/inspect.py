@@ -6,18 +6,32 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from qsf.cli import inspect as quality_report
 from qsf.errors import QsfArgumentError, QsfError, clean
+from qsf.file.kinds import (
+    ROPE_NONE,
+    ExpertScore,
+    ExpertWeights,
+    Ffn,
+    GroupScore,
+    LayerKind,
+    Mixer,
+    QkNorm,
+)
+from qsf.file.layout import Activation
 from qsf.foreign_json import JsonError, read_json
-from qsf.inspect import quality as quality_report
+from qsf.report.html import read_quality, write_page
 from qsf.report.meta import read_meta
+from qsf.report.text import full_lines
 from qsf.shell import command, typer_app
+from qsf.shell.output import check_not_a_source, check_output
 from qsf.shell.progress import ProgressLine
 from qsf.text.channels import ends_with_channels
 from qsf.text.parts import read_text_parts
@@ -26,6 +40,7 @@ from qsf.text.sampling import end_ids
 if TYPE_CHECKING:
     from qsf.file.layout import Tensor, Unit
     from qsf.file.reader import Reader
+
 
 PROGRAM = "qsf-inspect"
 
@@ -166,7 +181,6 @@ def _arch_fields(reader: Reader) -> dict[str, Any]:
 
 def describe(reader: Reader) -> dict[str, Any]:
     from qsf.file.layout import Compression, Layout, TensorType, dtype_name
-    from qsf.inspect.kinds import describe_kinds, describe_rope
 
     tensors = _all_tensors(reader)
     return {
@@ -216,8 +230,6 @@ def describe(reader: Reader) -> dict[str, Any]:
 
 def report_lines(reader: Reader, *, with_tensors: bool) -> Iterator[str]:
     """Yield the lines for people; texts of the file are in them as they are."""
-    from qsf.inspect.kinds import kind_lines
-
     tensors = _all_tensors(reader)
     yield f"{reader.path}: {reader.file_bytes:,} bytes"
     yield from _fields("model", _header_fields(reader))
@@ -379,6 +391,123 @@ def _report_meta(reader: Reader) -> Iterator[str]:
         for key, v in inner:
             if isinstance(v, str | int | float):
                 yield f"  {(name + ' ' + key).strip():<22} {str(v)[:200]}"
+
+
+_NAMES_OF: Final = {
+    "activation": Activation,
+    "ffn": Ffn,
+    "qk_norm": QkNorm,
+    "mixer": Mixer,
+    "expert_score": ExpertScore,
+    "expert_weights": ExpertWeights,
+    "group_score": GroupScore,
+}
+_IN_HEAD: Final = ("n_heads", "n_kv_heads", "head_dim", "window_tokens", "rope_set")
+_IN_HEAD_TOO: Final = ("ffn", "ffn_dim", "activation")
+
+
+def describe_kinds(reader: Reader) -> list[dict[str, Any]]:
+    """Return the kinds of layers in the order of their first layer, each with its layers."""
+    return [{"layers": layers, **asdict(kind), **_names(kind)} for kind, layers in _kinds(reader)]
+
+
+def describe_rope(reader: Reader) -> list[dict[str, Any]]:
+    """Return the RoPE sets of the section ROPE, with the number of their frequencies."""
+    return [{**asdict(s), "frequencies": len(s.frequencies)} for s in reader.rope_sets]
+
+
+def kind_lines(reader: Reader) -> Iterator[str]:
+    """Yield two lines or three for each kind of layer; none for files without KIND."""
+    if "KIND" not in reader.sections:
+        return
+    yield ""
+    yield "layers"
+    for kind, layers in _kinds(reader):
+        yield f"  {_runs(layers)}"
+        window = f"window {kind.window_tokens}" if kind.window_tokens else "no window"
+        rope = "no rotation" if kind.rope_set == ROPE_NONE else f"RoPE set {kind.rope_set}"
+        names = _names(kind)
+        ffn = f"FFN {names['ffn']} {kind.ffn_dim} {names['activation']}"
+        if kind.has_attention:
+            heads = f"{kind.n_heads} heads of {kind.head_dim}"
+            yield f"    {heads}, {kind.n_kv_heads} for keys and values, {window}, {rope}, {ffn}"
+        else:
+            yield f"    {ffn}"
+        others = [
+            f"{field.name} {_shown(names.get(field.name, getattr(kind, field.name)))}"
+            for field in fields(LayerKind)
+            if field.name not in (*_IN_HEAD, *_IN_HEAD_TOO)
+            and getattr(kind, field.name) != field.default
+        ]
+        if others:
+            yield f"    {', '.join(others)}"
+    for s in reader.rope_sets:
+        pairs = "pairs side by side" if s.is_interleaved else "pairs of halves"
+        least = f", contexts from {s.least_context}" if s.least_context else ""
+        yield (f"  RoPE set {s.number}: {len(s.frequencies)} {pairs}, factor {s.factor:.7g}{least}")
+
+
+def _kinds(reader: Reader) -> list[tuple[LayerKind, list[int]]]:
+    layers_of: dict[LayerKind, list[int]] = {}
+    for i, kind in enumerate(reader.layer_kinds):
+        layers_of.setdefault(kind, []).append(i)
+    return list(layers_of.items())
+
+
+def _names(kind: LayerKind) -> dict[str, str]:
+    return {name: names(getattr(kind, name)).name.lower() for name, names in _NAMES_OF.items()}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({len(value)})"
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
+
+
+def _runs(layers: Sequence[int]) -> str:
+    """Return ascending layers as text: layers 0 .. 4, 6."""
+    runs = []
+    for _, run in itertools.groupby(enumerate(layers), lambda pair: pair[1] - pair[0]):
+        numbers = [layer for _, layer in run]
+        first, last = numbers[0], numbers[-1]
+        runs.append(str(first) if first == last else f"{first} .. {last}")
+    return f"{'layer' if len(layers) == 1 else 'layers'} {', '.join(runs)}"
+
+
+def quality_lines(reader: Reader) -> Iterator[str]:
+    """Yield the whole report for people. Raises QsfError if the file has no report."""
+    quality = read_quality(reader)
+    bits = reader.file_bytes * 8 / quality.n_weights
+    yield f"{reader.path}: {reader.file_bytes:,} bytes, {bits:.2f} bits a weight"
+    yield from full_lines(quality)
+
+
+def describe_quality(reader: Reader) -> dict[str, Any]:
+    """Return the output of ``--quality --json``. Raises QsfError if the file has no report."""
+    quality = read_quality(reader)
+    return {
+        "path": str(reader.path),
+        "file_bytes": reader.file_bytes,
+        "bits_per_weight": reader.file_bytes * 8 / quality.n_weights,
+        "tensors_by_type": [
+            {
+                "type": total.type,
+                "tensors": total.n_tensors,
+                "parameters": total.n_weights,
+                "bits_per_weight": total.bits_per_weight,
+                "cosine": total.cosine,
+            }
+            for total in quality.by_type()
+        ],
+        "quality": quality.meta(),
+    }
+
+
+def write_report(model: Path, out: Path, *, overwrite: bool) -> None:
+    """Write the report of ``model`` as a page to ``out``; see `qsf.report.html.write_page`."""
+    check_output(out, overwrite=overwrite)
+    check_not_a_source(out, [model])
+    write_page(model, out, overwrite=overwrite)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qsf.errors import QsfArgumentError, QsfError, one_line
-from qsf.find.blobs import Blobs
-from qsf.find.catalogue import SUGGESTED, suggested
-from qsf.find.store import Kept, all_kept, named, remove, store_folder
+from qsf.find.download import Blobs
+from qsf.find.store import SUGGESTED, Kept, all_kept, named, remove, store_folder, suggested
 from qsf.shell import command, typer_app
 
 if TYPE_CHECKING:

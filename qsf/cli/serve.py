@@ -11,6 +11,8 @@ import math
 import os
 import re
 import sys
+from array import array
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,11 +21,14 @@ from typing import TYPE_CHECKING
 from qsf.cli.announced import announced
 from qsf.cli.serve_options import Request, ServeOptions, parse
 from qsf.errors import QsfArgumentError, QsfError, QsfIOError, QsfMemoryError
+from qsf.file.foreign_text import text_of
 from qsf.file.open_file import is_qsf_file
-from qsf.option_arguments import call_with
+from qsf.find.prepare import find_model
+from qsf.options import call_with
 from qsf.shell import command
 from qsf.shell.arguments import UsageError
 from qsf.system import signals
+from qsf.text.arguments import as_tokens, count_common
 from qsf.text.chat import KEPT_RENDER_BYTES
 
 if TYPE_CHECKING:
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
     from qsf.serve.scheduling.metrics import Metrics
     from qsf.serve.server import Server
     from qsf.text.constraints import Constraints
+
 
 _FINGERPRINT_BYTES = 64 << 10
 _SWITCH_SECONDS = (
@@ -227,7 +233,6 @@ def _leave_ssl_out() -> None:
 
 
 def _find(request: Request) -> dict[str, Path]:
-    from qsf.find.prepare import find_model
 
     paths: dict[str, Path] = {}
     for word in request.models:
@@ -352,7 +357,6 @@ def _make_host(
     constraints: Constraints | str,
     metrics: Metrics,
 ) -> Host:
-    from qsf.cli.serve_prefix import read_prefix
     from qsf.serve.hosts import Host
     from qsf.serve.scheduling.engine import ModelEngine
     from qsf.serve.scheduling.scheduler import Limits, Scheduler
@@ -443,3 +447,44 @@ async def _serve(server: Server, plan: MemoryPlan, options: ServeOptions) -> int
         await stopped.wait()
         await server.stop(options.grace)
     return 0
+
+
+def read_prefix(path: Path, model: Model) -> array[int]:
+    """Return the tokens of a text, or of messages rendered by the chat template.
+
+    A file called FILE.json has messages. Raises QsfIOError, QsfArgumentError: the file cannot be
+    read, has another form, or does not fit in the context.
+    """
+    ctx_tokens = model.info.plan.ctx_tokens
+    try:
+        if path.suffix == ".json":
+            tokens = _message_tokens(path, model)
+        else:
+            text = text_of(path.read_bytes(), f"--prefix {path}")
+            tokens = as_tokens(model.tokenizer.encode(text, max_tokens=ctx_tokens))
+    except OSError as error:
+        raise QsfIOError(f"--prefix {path}: {error.strerror}") from error
+    if not 0 < len(tokens) < ctx_tokens:
+        raise QsfArgumentError(
+            f"--prefix {path} has {len(tokens)} tokens; it must have 1 to {ctx_tokens - 1}, so "
+            f"that an answer fits a context of {ctx_tokens} too"
+        )
+    return tokens
+
+
+def _message_tokens(path: Path, model: Model) -> array[int]:
+    """Return the common beginning of two different conversations that start with the messages."""
+    from qsf.cli.run.conversation import read_messages
+
+    messages = read_messages(path, model.input_bytes)
+    role = "assistant" if messages and messages[-1]["role"] == "user" else "user"
+    a, b = (
+        model.chat_template.encode(
+            [*messages, {"role": role, "content": content}],
+            model.tokenizer,
+            add_generation_prompt=False,
+            max_tokens=model.info.plan.ctx_tokens,
+        )
+        for content in ("Yes", "7")
+    )
+    return as_tokens(a)[: count_common(as_tokens(a), as_tokens(b))]

@@ -3,14 +3,81 @@
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from qsf.errors import QsfError
-from qsf.file.keyvalues import F32, F32_ARRAY, U32, Key, Value, as_stored, pack_values
 from qsf.file.layout import *
+from qsf.file.layout import (
+    DEFAULT_ARCH,
+    F32_MAX,
+    MAX_OWN_WIDTH,
+    MAX_ROPE_PAIRS,
+    MAX_ROPE_SETS,
+    Arch,
+    Header,
+    RopeScaling,
+    to_f32,
+)
+
+U32: Final = 1
+F32: Final = 2
+F32_ARRAY: Final = 3
+
+Value = int | float | tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key that this release knows."""
+
+    number: int
+    name: str  # of the field
+    type: int  # U32, F32 or F32_ARRAY
+    least: int = 0  # of a u32; an f32 is above 0, the values of an array are 0 or more
+    most: int = 0xFFFFFFFF
+
+
+def check_value(section: str, key: Key, value: Value, error: type[QsfError]) -> None:
+    if isinstance(value, tuple):
+        for i, v in enumerate(value):
+            if not 0.0 <= v <= F32_MAX:
+                raise error(f"{section}: {key.name}[{i}] is {v:g}, allowed: finite, 0 or more")
+    elif key.type == F32:
+        if not 0.0 < value <= F32_MAX:
+            raise error(f"{section}: {key.name} is {value:g}, allowed: finite, above 0")
+    elif not key.least <= value <= key.most:
+        raise error(f"{section}: {key.name} is {value}, allowed: {key.least} .. {key.most}")
+
+
+def pack_values(
+    section: str, keys: Iterable[Key], values: Mapping[str, Value], error: type[QsfError]
+) -> bytes:
+    """Return the entries of the keys that have a value; raises ``error`` if a value is out of
+    range.
+    """
+    out = bytearray()
+    for key in keys:
+        if key.name not in values:
+            continue
+        value = values[key.name]
+        check_value(section, key, value, error)
+        out += struct.pack("<HBB", key.number, key.type, 0)
+        if isinstance(value, tuple):
+            out += struct.pack(f"<I{len(value)}f", len(value), *value)
+        else:
+            out += struct.pack("<f" if key.type == F32 else "<I", value)
+    return bytes(out)
+
+
+def as_stored(value: Value) -> Value:
+    if isinstance(value, tuple):
+        return tuple(to_f32(v) for v in value)
+    return to_f32(value) if isinstance(value, float) else value
+
 
 STATE_COLS: Final = 32  # columns of a state that lie together in memory
 
@@ -479,3 +546,134 @@ def pack_kinds(
     check_sources(layers, error)
     is_plain = all(replace(kind, ffn=Ffn.GATED) == plain for kind in kinds) and len(kinds) == 1
     return None if is_plain and kinds[0].ffn != Ffn.NONE else bytes(out)
+
+
+ARCH_KEYS: Final = (
+    Key(1, "norm_epsilon", F32),
+    Key(2, "rope_scaling", U32, most=max(RopeScaling)),
+    Key(3, "rope_factor", F32),
+    Key(4, "rope_low_freq_factor", F32),
+    Key(5, "rope_high_freq_factor", F32),
+    Key(6, "rope_original_tokens", U32, least=1),
+    Key(7, "rope_dims", U32, most=4096),
+    Key(8, "rope_interleaved", U32, most=1),
+    Key(9, "tied_head", U32, most=1),
+    Key(10, "window_tokens", U32),
+    Key(11, "embedding_factor", F32),
+    Key(12, "logit_cap", F32),
+    Key(13, "own_width", U32, most=MAX_OWN_WIDTH),
+    Key(14, "is_encoder", U32, most=1),
+    Key(0x8010, "kv_key_bits", U32, least=2, most=32),
+    Key(0x8011, "kv_value_bits", U32, least=2, most=32),
+    Key(0x8012, "act_bits", U32, least=8, most=16),
+)
+_NEW: Final = (
+    "embedding_factor",
+    "logit_cap",
+    "own_width",
+    "is_encoder",
+    "kv_key_bits",
+    "kv_value_bits",
+    "act_bits",
+)  # written only if different from the default
+
+
+def check_arch(values: dict[str, Any], header: Header, error: type[QsfError]) -> None:
+    for name in ("kv_key_bits", "kv_value_bits"):
+        bits = values.get(name, 2)
+        if bits & (bits - 1):
+            raise error(f"ARCH: {name} is {bits}, allowed: 2, 4, 8, 16, 32")
+    if (bits := values.get("act_bits", 8)) not in (8, 16):
+        raise error(f"ARCH: act_bits is {bits}, allowed: 8, 16")
+    dims = values.get("rope_dims")
+    if dims is not None and (dims % 2 != 0 or dims > header.head_dim):
+        raise error(
+            f"ARCH: rope_dims is {dims}, allowed: even and at most the head dimension of"
+            f" {header.head_dim}"
+        )
+    low = values.get("rope_low_freq_factor", DEFAULT_ARCH.rope_low_freq_factor)
+    high = values.get("rope_high_freq_factor", DEFAULT_ARCH.rope_high_freq_factor)
+    if not high > low:
+        raise error(f"ARCH: rope_high_freq_factor is {high:g}, allowed: above the low one, {low:g}")
+
+
+def pack_arch(arch: Arch, header: Header, error: type[QsfError]) -> bytes:
+    """Return the ``ARCH`` section, or raise ``error`` for a value that no reader accepts."""
+    values: dict[str, Value] = {}
+    for key in ARCH_KEYS:
+        value = getattr(arch, key.name)
+        if value is None or (key.name in _NEW and value == getattr(DEFAULT_ARCH, key.name)):
+            continue
+        values[key.name] = as_stored(float(value) if key.type == F32 else int(value))
+    data = pack_values("ARCH", ARCH_KEYS, values, error)
+    check_arch(values, header, error)
+    return data
+
+
+SET_HEAD: Final = struct.Struct("<BBHIf")
+
+
+def check_set(name: str, s: RopeSet, last: RopeSet | None, error: type[QsfError]) -> None:
+    """Raise ``error`` for a RoPE set that breaks a rule or may not follow the set ``last``."""
+    first_number = 0 if last is None else last.number + 1
+    is_next = last is not None and s.number == last.number
+    if not is_next and s.number != first_number:
+        raise error(f"{name} has number {s.number}, allowed: ascending from 0 without gaps")
+    if not is_next and s.least_context != 0:
+        raise error(f"{name} is the first of its number from context {s.least_context}, allowed: 0")
+    if last is not None and is_next and s.least_context <= last.least_context:
+        raise error(f"{name}: context {s.least_context} after {last.least_context}")
+    if (
+        last is not None
+        and is_next
+        and (s.is_interleaved != last.is_interleaved or len(s.frequencies) != len(last.frequencies))
+    ):
+        raise error(f"{name} has other pairs than the one before it, of the same number")
+    if not 1 <= len(s.frequencies) <= MAX_ROPE_PAIRS:
+        raise error(f"{name} has {len(s.frequencies)} pairs, allowed: 1 .. {MAX_ROPE_PAIRS}")
+    if not 0.0 < to_f32(s.factor) <= F32_MAX:
+        raise error(f"{name}: factor is {s.factor:g}, allowed: finite, above 0")
+    for frequency in s.frequencies:
+        if not 0.0 <= frequency <= F32_MAX or not math.isfinite(frequency):
+            raise error(f"{name}: a frequency is {frequency:g}, allowed: finite, 0 or more")
+
+
+def pack_rope(sets: Sequence[RopeSet], error: type[QsfError]) -> bytes:
+    """Return the section ROPE; raises ``error`` for values that no reader accepts."""
+    if not 1 <= len(sets) <= MAX_ROPE_SETS:
+        raise error(f"ROPE: {len(sets)} sets, allowed: 1 .. {MAX_ROPE_SETS}")
+    out = bytearray(struct.pack("<HH", len(sets), 0))
+    last = None
+    for i, s in enumerate(sets):
+        check_set(f"ROPE: set {i}", s, last, error)
+        out += SET_HEAD.pack(
+            s.number, s.is_interleaved, len(s.frequencies), s.least_context, s.factor
+        )
+        out += struct.pack(f"<{len(s.frequencies)}f", *s.frequencies)
+        last = s
+    return bytes(out)
+
+
+def pack_tables(
+    header: Header,
+    arch: Arch,
+    layers: Sequence[LayerKind],
+    sets: Sequence[RopeSet],
+    error: type[QsfError],
+) -> dict[str, bytes]:
+    """Return the sections ARCH, ROPE and KIND that the file needs, by their tags.
+
+    Args:
+        header: of the file.
+        arch: of the file.
+        layers: the kind of each layer; empty: what header and ``arch`` say.
+        sets: the RoPE sets; empty: one, from header and ``arch``.
+        error: raised for values that no reader accepts.
+    """
+    tables = {"ARCH": pack_arch(arch, header, error)}
+    if sets:
+        tables["ROPE"] = pack_rope(sets, error)
+    kinds = pack_kinds(layers, header, arch, sets, error) if layers else None
+    if kinds is not None:
+        tables["KIND"] = kinds
+    return tables

@@ -343,3 +343,13 @@ def pack_header(
     )  # fmt: skip
     crcs = [struct.pack("<I", zlib.crc32(part)) for part in (first, second)]
     return first + crcs[0] + second + crcs[1]
+
+
+MAX_STEP: Final = 0xFFFF
+
+
+class PackedOutliers(NamedTuple):
+    """An outlier table as bytes of a file; ``n_entries`` is for ``Writer.begin_tensor``."""
+
+    data: bytes
+    n_entries: int

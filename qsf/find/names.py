@@ -12,7 +12,7 @@ from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError, shown
 from qsf.file.gguf_parts import name_without_part, part_names
 from qsf.file.type_names import TYPE_NAMES, our_type
 from qsf.find import store
-from qsf.find.catalogue import likely_name, suggested
+from qsf.find.store import likely_name, suggested
 from qsf.foreign_json import read_json_file
 
 DEFAULT_TYPE = "4bit"

@@ -19,10 +19,9 @@ from qsf.errors import QsfArgumentError, shown
 from qsf.file.reader import Reader
 from qsf.foreign_json import read_json
 from qsf.text.channels import ends_with_channels
-from qsf.text.endless import check_expressions, check_grammar, check_schema
 from qsf.text.parts import read_text_parts
 from qsf.text.sampling import end_ids
-from qsf.text.schemas import keywords_of, simplified
+from qsf.text.schemas import check_expressions, check_grammar, check_schema, keywords_of, simplified
 
 if TYPE_CHECKING:
     from qsf.text.tokenizer import Tokenizer

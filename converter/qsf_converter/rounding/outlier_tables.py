@@ -16,8 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from qsf.file.layout import Dtype, TensorType
-from qsf.file.outliers import PackedOutliers
+from qsf.file.layout import Dtype, PackedOutliers, TensorType
 from qsf_converter.rounding.outliers import (
     MOST_FRACTION,
     TABLE_ACTION,

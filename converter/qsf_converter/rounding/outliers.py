@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfArgumentError
-from qsf.file.layout import KEPT, LEAST_WEIGHTS_PER_OUTLIER, MAX_OUTLIERS
-from qsf.file.outliers import MAX_STEP, PackedOutliers
+from qsf.file.layout import KEPT, LEAST_WEIGHTS_PER_OUTLIER, MAX_OUTLIERS, MAX_STEP, PackedOutliers
 from qsf_converter.rounding.quantisers import quantise_rows
 from qsf_converter.rounding.tiles import BLOCK, TILE_ROWS, Float32Array, bits_per_weight
 

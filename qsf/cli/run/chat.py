@@ -28,8 +28,7 @@ from qsf.errors import QsfArgumentError, QsfError
 from qsf.file.family import type_of
 from qsf.file.reader import Reader
 from qsf.kv import parse_kv_policy
-from qsf.option_arguments import call_with
-from qsf.options import MAX_U32, GenerationOptions, Option, described
+from qsf.options import MAX_U32, GenerationOptions, Option, call_with, described
 from qsf.shell import command
 from qsf.shell.arguments import valid_text
 from qsf.shell.command import StoppedError

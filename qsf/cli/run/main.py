@@ -17,14 +17,12 @@ from typing import IO, TYPE_CHECKING
 
 from qsf.cli.run import report
 from qsf.cli.run.answer import Shown, generate, say_lines, show
-from qsf.cli.run.form import read_constraint
 from qsf.cli.run.loop_guard import terminal_guard
-from qsf.cli.run.options import Request, parse
+from qsf.cli.run.options import Request, parse, read_constraint
 from qsf.errors import QsfArgumentError, QsfError, QsfMemoryError
 from qsf.file.foreign_text import text_of
 from qsf.file.open_file import is_qsf_file
-from qsf.option_arguments import call_with
-from qsf.options import MAX_U32
+from qsf.options import MAX_U32, call_with
 from qsf.shell import command
 from qsf.shell.arguments import UsageError, valid_text
 from qsf.shell.command import StoppedError

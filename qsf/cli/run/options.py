@@ -7,10 +7,12 @@ import argparse
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from qsf.cli.run.answer import say
 from qsf.cli.run.config import read_defaults
-from qsf.cli.run.form import RESERVE_MB
+from qsf.errors import QsfArgumentError
+from qsf.file.foreign_text import text_of
 from qsf.options import (
     CheckedOptions,
     Flag,
@@ -21,6 +23,43 @@ from qsf.options import (
     option_field,
 )
 from qsf.shell.arguments import FilePath, Group, Parser, Text, UsageError, model_parser, taken
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from qsf.text.constraints import Constraint
+
+
+# Bytes of the budget for the grammar and its matcher.
+RESERVE_MB = 8
+_MAX_BYTES = 64 << 10
+
+
+def read_constraint(path: Path, form: tuple[str, str] | None) -> Callable[[], Constraint] | None:
+    """Return a maker of the constraint for answers of the model at ``path``; None: no constraint.
+
+    ``form`` is an option and its value, such as ("regex", "[a-z]+").
+
+    It takes some megabytes for the vocabulary, so it comes before the model is opened.
+    """
+    if form is None:
+        return None
+    from qsf.text.constraints import Constraints
+
+    option, value = form
+    if option != "regex":
+        with Path(value).open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise QsfArgumentError(f"{value} is larger than {_MAX_BYTES} bytes")
+        value = text_of(data, value)
+    kind = "json" if option == "json-schema" else option
+    constraint = Constraints(path).make(kind, value, f"--{option}")
+    if constraint.unenforced:
+        names = ", ".join(sorted(constraint.unenforced))
+        say(f"warning: --{option}: {names} cannot be enforced: check the answer")
+    return constraint.copy
+
 
 _EPILOG = """\
 examples:

@@ -14,7 +14,7 @@ import qsf
 from make.commands import Run, check_refused
 from qsf.cli import evaluate as eval_cli
 from qsf.cli.serve_options import parse as parse_serving
-from qsf.evaluate.shortened import ShortenedLogits
+from qsf.evaluate.evaluation import ShortenedLogits
 from qsf.evaluate.windows import cut_windows
 from qsf.kv import KvPolicy
 from qsf.shell.arguments import UsageError

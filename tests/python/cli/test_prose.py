@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from make.screens import lines_of
-from qsf.shell.code_colours import coloured
-from qsf.shell.prose import Prose
+from qsf.shell.prose import Prose, coloured
 
 STYLE = re.compile(r"\x1b\[\d*m")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qsf.cli.run import report
-from qsf.cli.run.expert_hits import usual_hits
+from qsf.cli.run.report import usual_hits
 from qsf.native.binding import MemoryEvent, MemoryPlan, SessionStats, UnitTime, phase_names
 from qsf.native.opening import does_not_fit
 

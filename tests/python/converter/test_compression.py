@@ -22,7 +22,6 @@ from oracle.readers import verify_file
 from qsf.errors import QsfArgumentError
 from qsf.file import layout, writer
 from qsf.file.blocks import pack_block, pack_blocks
-from qsf.file.crc32 import crc32_of_zeros
 from qsf.file.layout import (
     EMBEDDING_UNIT,
     FINAL_UNIT,
@@ -37,7 +36,7 @@ from qsf.file.layout import (
     pass_units,
     tensor_bytes,
 )
-from qsf.file.writer import Writer
+from qsf.file.writer import Writer, crc32_of_zeros
 
 MIB = 1 << 20
 CODECS = [Compression.LZ4, Compression.LZ4HC, Compression.ZSTD]

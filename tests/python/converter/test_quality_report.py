@@ -22,9 +22,9 @@ from make.page_parser import PageParser
 from make.qsf_files import write_tiny
 from make.quality_reports import full_quality
 from qsf.cli import inspect as inspect_cli
+from qsf.cli import inspect as inspect_quality
 from qsf.errors import QsfError, clean
 from qsf.file.reader import Reader
-from qsf.inspect import quality as inspect_quality
 from qsf.report import record as converter_report
 from qsf.report.html import page
 from qsf.report.meta import read_meta

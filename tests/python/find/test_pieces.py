@@ -20,7 +20,7 @@ from make.fake_hub import COMMIT, REPO, FakeHub, hub
 from qsf.errors import QsfIOError
 from qsf.file import ranged
 from qsf.file.open_file import PIECES_FOLDER
-from qsf.find.blobs import Blobs
+from qsf.find.download import Blobs
 from qsf.find.names import meaning_of
 from qsf.system import files
 

@@ -22,9 +22,9 @@ from qsf.errors import ChildFailedError, QsfArgumentError, QsfConversionError, Q
 from qsf.file.open_file import is_qsf_file
 from qsf.file.type_names import our_type
 from qsf.find import prepare, store
-from qsf.find.catalogue import SUGGESTED
 from qsf.find.names import Named, gguf_of, meaning_of
 from qsf.find.prepare import find_model
+from qsf.find.store import SUGGESTED
 from qsf.native.opening import plan_native
 from qsf.options import ModelOptions
 from qsf_bench.models.random_qsf import embed_type_of, write_model

@@ -44,8 +44,7 @@ from qsf.file.layout import (
     UnitId,
     layer_unit,
 )
-from qsf.file.units import expert_shapes, unit_order, unit_shapes
-from qsf.file.writer import Writer
+from qsf.file.writer import Writer, expert_shapes, unit_order, unit_shapes
 from qsf_converter.rounding.quantisers import quantise_rows
 
 T = TensorType

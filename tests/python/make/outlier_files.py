@@ -11,8 +11,7 @@ from pathlib import Path
 from oracle.file.reader import Reader
 from qsf.file.kinds import LayerKind, RopeSet
 from qsf.file.layout import OUTLIERS_OF, Compression, Dtype, Layout, Role, Tensor
-from qsf.file.units import unit_order
-from qsf.file.writer import Writer
+from qsf.file.writer import Writer, unit_order
 
 Entry = tuple[int, int, float]  # row, column, delta
 Fields = tuple[int, int, int, int, int, int]  # of `Writer.begin_tensor`

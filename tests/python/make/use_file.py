@@ -7,9 +7,9 @@ import contextlib
 import io
 from pathlib import Path
 
+from qsf.cli.inspect import quality_lines
 from qsf.errors import QsfError
 from qsf.file.reader import Reader
-from qsf.inspect.quality import quality_lines
 from qsf.model import Model
 from qsf.report.meta import read_meta
 from qsf.text.parts import read_text_parts

@@ -11,7 +11,7 @@ from qsf import Model
 from qsf.cli import serve
 from qsf.cli.serve_options import parse
 from qsf.file.layout import Dtype
-from qsf.option_arguments import call_with
+from qsf.options import call_with
 from qsf_bench.models.random_qsf import write_model
 from qsf_bench.models.shapes import Shape
 

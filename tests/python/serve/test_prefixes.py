@@ -17,8 +17,8 @@ from make.kind_models import MIXED, VOCAB, write_model
 from make.recurrent_models import write_recurrent
 from make.served import Client, engine_of, serving
 from qsf import errors
+from qsf.cli.serve import read_prefix
 from qsf.cli.serve_options import ServeOptions
-from qsf.cli.serve_prefix import read_prefix
 from qsf.file.layout import Dtype
 from qsf.serve.scheduling.job import Choosing
 from qsf.serve.scheduling.metrics import Metrics

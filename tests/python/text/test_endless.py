@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from make.steps import count_lines, is_linear
-from qsf.text.endless import check_grammar, check_schema
+from qsf.text.schemas import check_grammar, check_schema
 
 
 def is_endless(check: Callable[[Any], None], form: Any) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qsf.errors import QsfConversionError
-from qsf.file.kinds import ROPE_NONE, Ffn, LayerKind, QkNorm, RopeSet, plain_kind
+from qsf.file.kinds import ROPE_NONE, Ffn, LayerKind, QkNorm, RopeSet, pack_tables, plain_kind
 from qsf.file.layout import (
     Activation,
     Arch,
@@ -21,7 +21,6 @@ from qsf.file.layout import (
     Positions,
     TensorType,
 )
-from qsf.file.tables import pack_tables
 from qsf_converter.sources.checkpoint import Axis
 from qsf_converter.sources.families import config as limits
 from qsf_converter.sources.families.config import Config

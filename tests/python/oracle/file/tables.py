@@ -10,13 +10,21 @@ from dataclasses import replace
 from typing import Any
 
 from qsf.errors import QsfFormatError, QsfUnsupportedError
-from qsf.file.arch import ARCH_KEYS, check_arch
-from qsf.file.keyvalues import F32, F32_ARRAY, U32, Key, Value, check_value
 from qsf.file.kinds import (
+    ARCH_KEYS,
+    F32,
+    F32_ARRAY,
+    SET_HEAD,
+    U32,
+    Key,
     LayerKind,
     RopeSet,
+    Value,
+    check_arch,
     check_kind,
+    check_set,
     check_sources,
+    check_value,
     kind_keys,
     plain_kind,
     rotary_dims_of,
@@ -29,7 +37,6 @@ from qsf.file.layout import (
     Header,
     padded,
 )
-from qsf.file.tables import SET_HEAD, check_set
 
 _FIRST_OPTIONAL_KEY = 0x8000
 _MAX_ARRAY_VALUES = 65536

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from qsf.errors import QsfFormatError, QsfUnsupportedError
 from qsf.file import layout as lay
 from qsf.file.layout import Header, Layout, Role, Tensor, TensorType, Unit
-from qsf.file.units import head_rows_of, unit_order, unit_shapes
+from qsf.file.writer import head_rows_of, unit_order, unit_shapes
 
 _T = TensorType
 _TYPES_OF_ENDS = (
