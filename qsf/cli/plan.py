@@ -22,7 +22,7 @@ from qsf.file.reader import Reader
 from qsf.file.sizes import ModelSize, size_of
 from qsf.foreign_json import read_json
 from qsf.kv import kv_position_bytes
-from qsf.native.roofline import Limits, bound_of, measure_disk, measure_memory
+from qsf.native.roofline import measure_disk, measure_memory
 from qsf.shell import typer_app
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _N_TOKENS = 128  # `tok/s` is the speed of generating so many tokens after as ma
 _MB = 2**20
 _CACHE_BYTES = 64 * _MB
 # Shares of the limit that files of 1.1B and 7B reached on the machines of docs/benchmarks.md.
-_REACHED = {"memory": 0.85, "disk": 0.8, "arithmetic": 0.65}
+_REACHED = {"memory": 0.85, "disk": 0.8}
 
 app = typer_app.create_app()
 main = typer_app.runner(app, "qsf plan")
@@ -61,8 +61,8 @@ def plan_command(
     plans = [
         (name, plan) for (name, _), plan in zip(_BUDGETS, plans_of(path, *requests), strict=True)
     ]
-    limits = _measure(path, plans, is_quiet=quiet)
-    for line in table_lines(path.name, header, kinds, size, limits, plans):
+    gb_per_s = _measure(path, plans, is_quiet=quiet)
+    for line in table_lines(path.name, header, kinds, size, gb_per_s, plans):
         print(line)
 
 
@@ -90,15 +90,19 @@ def plans_of(path: Path, *requests: Mapping[str, Any]) -> list[MemoryPlan]:
     return [MemoryPlan(**facts) for facts in read_json(done.stdout)]
 
 
-def _measure(path: Path, plans: list[tuple[str, MemoryPlan]], *, is_quiet: bool) -> Limits:
+def _measure(
+    path: Path, plans: list[tuple[str, MemoryPlan]], *, is_quiet: bool
+) -> tuple[float, float]:
+    """Return GB/s of memory, and of the disk by the best way; 0: not measured."""
+
     def say(text: str) -> None:
         if not is_quiet:
             sys.stderr.write(f"measuring: {one_line(text)}\n")
 
-    memory, madds = measure_memory([plans[0][1].n_threads], say)
+    memory, _ = measure_memory([plans[0][1].n_threads], say)
     is_streamed = any(_read_bytes(plan) for _, plan in plans)
     disk = measure_disk(path, say) if is_streamed else {}
-    return Limits(memory_gb_per_s=memory, disk_gb_per_s=disk, gmadds_per_s=madds)
+    return max(memory.values(), default=0.0), max(disk.values(), default=0.0)
 
 
 def _read_bytes(plan: MemoryPlan) -> float:
@@ -116,7 +120,7 @@ def table_lines(
     header: Header,
     kinds: Sequence[LayerKind],
     size: ModelSize,
-    limits: Limits,
+    gb_per_s: tuple[float, float],
     plans: list[tuple[str, MemoryPlan]],
 ) -> list[str]:
     """Return the table: a line for each budget, [name, plan], in their order."""
@@ -138,19 +142,15 @@ def table_lines(
         )
         # Once read and once written
         state_bytes = 2 * sum(kind.state_bytes(header.dim) for kind in kinds)
-        bound = bound_of(
-            size,
-            limits,
-            n_tokens=_N_TOKENS,
-            threads=plan.n_threads,
-            kv_token_bytes=position_bytes * (_N_TOKENS + (_N_TOKENS + 1) / 2) + state_bytes,
-            streamed_bytes=_read_bytes(plan),
-        )
+        kv_bytes = position_bytes * (_N_TOKENS + (_N_TOKENS + 1) / 2) + state_bytes
+        n_bytes = {"memory": size.token_bytes + kv_bytes, "disk": _read_bytes(plan)}
+        rates = dict(zip(n_bytes, gb_per_s, strict=True))
         taken = plan.taken_bytes / _MB
         expected, most, by = ("-", "-", "not measured")
-        if bound is not None:
-            most, by = _speed(bound.tok_per_s), bound.limited_by
-            expected = _speed(bound.tok_per_s * _REACHED[by])
+        if all(rates[part] for part in n_bytes if n_bytes[part]):
+            seconds = {part: n / rates[part] / 1e9 for part, n in n_bytes.items() if n}
+            by = max(seconds, key=seconds.__getitem__)  # the slowest part of a token
+            most, expected = _speed(1 / seconds[by]), _speed(_REACHED[by] / seconds[by])
         read_mb = _read_bytes(plan) / _MB
         lines.append(f"{name:>12} {taken:>10,.1f} {read_mb:>14,.1f} {expected:>15} {most:>8}  {by}")
     if size.token_bytes < _CACHE_BYTES:

@@ -19,16 +19,12 @@ class ModelSize:
         tensor_bytes: bytes of all tensors in memory, without compression or alignment.
         token_bytes: bytes of weights that generating one token reads: the chosen experts, one row
             of each embedding or position table, all other tensors; a tied head counts in full.
-        token_madds: multiply-adds of one token's matrices, without the head.
-        head_madds: of the head.
     """
 
     n_weights: int
     file_bytes: int
     tensor_bytes: int
     token_bytes: int
-    token_madds: int
-    head_madds: int
 
 
 def token_bytes(tensor_bytes: int, unused_bytes: int, tables: list[tuple[int, int]]) -> int:
@@ -41,17 +37,12 @@ def token_bytes(tensor_bytes: int, unused_bytes: int, tables: list[tuple[int, in
 
 def size_of(reader: Reader) -> ModelSize:
     header = reader.header
-    n_weights = token_madds = tensor_bytes = unused_bytes = 0
+    n_weights = tensor_bytes = unused_bytes = 0
     for tensor, n_all, n_met in _tensors_of(reader):
         tensor_bytes += tensor.data_bytes * n_all
         unused_bytes += tensor.data_bytes * (n_all - n_met)
-        n_values = tensor.n_rows * tensor.n_cols
-        if tensor.layout == Layout.OUTLIERS:
-            continue
-        n_weights += n_values * n_all
-        is_layer = reader.unit(tensor.unit_idx).id.role in (Role.LAYER, Role.EXPERT)
-        if tensor.layout == Layout.TILES and is_layer:
-            token_madds += n_values * n_met
+        if tensor.layout != Layout.OUTLIERS:
+            n_weights += tensor.n_rows * tensor.n_cols * n_all
     embedding = reader.embedding.tensors[0]
     tables = [] if reader.arch.tied_head else [(header.n_vocab, embedding.data_bytes)]
     tables += [(header.n_vocab, u.raw_bytes) for u in reader.units if u.id.role == Role.OWN_TABLE]
@@ -64,8 +55,6 @@ def size_of(reader: Reader) -> ModelSize:
         file_bytes=reader.file_bytes,
         tensor_bytes=tensor_bytes,
         token_bytes=token_bytes(tensor_bytes, unused_bytes, tables),
-        token_madds=token_madds,
-        head_madds=0 if reader.arch.is_encoder else header.n_vocab * header.dim,
     )
 
 

@@ -1,6 +1,4 @@
-"""The roofline: limits of the machine, and the highest speed of a model by these limits.
-
-Measures bytes a second from memory and from the disk, and multiply-adds a second.
+"""The roofline: bytes a second from memory and from the disk, and multiply-adds a second.
 
 The disk is read as the engine reads it, a megabyte at a time by several threads into huge pages. A
 read into small pages has a list of 256 addresses, which virtual disks serve at half the speed, so
@@ -18,9 +16,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from qsf.errors import QsfIOError
 from qsf.system import files
@@ -37,124 +33,6 @@ _NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)  # how filesystems refuse O_DIRECT
 
 Progress = Callable[[str], None]
 """Is told what is measured next, or what cannot be."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of the machine.
-
-    Keys of memory and multiply-adds are numbers of threads; keys of the disk are ways of reading,
-    such as "direct x4" and "buffered x1".
-    """
-
-    memory_gb_per_s: dict[str, float] = field(default_factory=dict)
-    disk_gb_per_s: dict[str, float] = field(default_factory=dict)
-    gmadds_per_s: dict[str, float] = field(default_factory=dict)  # 10^9 8-bit multiply-adds
-
-    @property
-    def best_disk_gb_per_s(self) -> float | None:
-        """The speed of the best way of reading; None: not measured."""
-        return max(self.disk_gb_per_s.values(), default=None)
-
-    def best_of(self, other: Limits) -> Limits:
-        """Return the larger of each figure: other processes may have slowed one measurement."""
-
-        def larger(a: dict[str, float], b: dict[str, float]) -> dict[str, float]:
-            return {name: max(rates.get(name, 0.0) for rates in (a, b)) for name in {**a, **b}}
-
-        return Limits(
-            memory_gb_per_s=larger(self.memory_gb_per_s, other.memory_gb_per_s),
-            disk_gb_per_s=larger(self.disk_gb_per_s, other.disk_gb_per_s),
-            gmadds_per_s=larger(self.gmadds_per_s, other.gmadds_per_s),
-        )
-
-
-class TokenCost(Protocol):
-    """What a token costs by the file alone: see `qsf.file.sizes.ModelSize`."""
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of weights that generating a token reads."""
-
-    @property
-    def token_madds(self) -> int:
-        """Multiply-adds of a token's matrices, without the head."""
-
-    @property
-    def head_madds(self) -> int:
-        """Multiply-adds of the head."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """The highest speed of a test. ``binding_bytes`` of a token come from the slowest part."""
-
-    limited_by: str  # "memory", "disk", "arithmetic"
-    tok_per_s: float
-    binding_bytes: float | None
-
-
-def bound_of(
-    cost: TokenCost,
-    limits: Limits,
-    *,
-    n_tokens: int,
-    threads: int,
-    kv_token_bytes: float | None,
-    streamed_bytes: float,
-    first_bytes: float = 0.0,
-    n_prompt_passes: int = 0,
-) -> Bound | None:
-    """Return the limit of a test: the time of its slowest part at the machine's best rate.
-
-    Args:
-        cost: the bytes and multiply-adds of a token.
-        limits: of the machine.
-        n_tokens: of the test, generated or of a prompt.
-        threads: number of threads, which selects the limits.
-        kv_token_bytes: bytes of the KV cache that a token reads; ignored for a prompt.
-        streamed_bytes: bytes of weights that a pass reads from the disk.
-        first_bytes: bytes that a token reads from memory before its disk reads are known.
-        n_prompt_passes: passes over the weights for a prompt, one for each chunk; 0: tokens are
-            generated.
-
-    Returns:
-        None if a needed limit was not measured: memory for generation, arithmetic for a prompt,
-        the disk for both if weights are streamed.
-    """
-    memory = limits.memory_gb_per_s.get(str(threads))
-    disk = limits.best_disk_gb_per_s
-    gmadds = limits.gmadds_per_s.get(str(threads))
-    is_prompt = n_prompt_passes > 0
-    per_token = n_prompt_passes / n_tokens if is_prompt else 1.0
-    # Seconds for a token and their bytes, by part
-    seconds: dict[str, tuple[float, float | None]] = {}
-    if streamed_bytes > 0:
-        if not disk:
-            return None
-        n_bytes = streamed_bytes * per_token
-        before = first_bytes / memory if memory and not is_prompt else 0.0
-        seconds["disk"] = ((n_bytes / disk + before) / 1e9, n_bytes)
-    if is_prompt:
-        if not gmadds:
-            return None
-        # Only the last token's logits of a prompt are computed. Attention's own products are left
-        # out: the limit is that of the weights.
-        n_madds = cost.token_madds + cost.head_madds / n_tokens
-        seconds["arithmetic"] = (n_madds / gmadds / 1e9, None)
-        if memory:
-            n_bytes = cost.token_bytes * per_token
-            seconds["memory"] = (n_bytes / memory / 1e9, n_bytes)
-    else:
-        if not memory or kv_token_bytes is None:
-            return None
-        n_bytes = cost.token_bytes + kv_token_bytes
-        seconds["memory"] = (n_bytes / memory / 1e9, n_bytes)
-    by, (token_seconds, binding_bytes) = max(seconds.items(), key=lambda need: need[1][0])
-    return Bound(by, 1 / token_seconds, binding_bytes) if token_seconds > 0 else None
-
-
-# ---- measuring ----
 
 
 def measure_memory(
