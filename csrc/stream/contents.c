@@ -5,6 +5,7 @@
 #include "base/status.h"
 #include "format/extents.h"
 #include "format/records.h"
+#include "format/sections.h"
 
 /* The part that the caller sees comes first. */
 typedef struct open_file {
@@ -61,6 +62,43 @@ void qsf_contents_close(qsf_contents *c)
     qsf_reader_close(&f->reader);
     qsf_ledger ledger = f->ledger; /* its last entry is the block that contains it */
     qsf_ledger_release(&ledger, QSF_USE_HANDLE, f, sizeof *f);
+}
+
+qsf_status qsf_contents_check(const qsf_header *header, const qsf_table *arch,
+                              const qsf_table *rope, const qsf_table *kind)
+{
+    QSF_REQUIRE(header && arch && rope && kind);
+    QSF_REQUIRE(header->n_layers >= 1 && header->n_layers <= QSF_MAX_LAYERS);
+    qsf_ledger ledger;
+    qsf_ledger_init(&ledger, UINT64_MAX);
+    qsf_reader r = {.header = *header,
+                    .n_pass_layers = header->n_layers,
+                    .rope_table = *rope,
+                    .kind_table = *kind,
+                    .ledger = &ledger};
+    const size_t units_bytes = header->n_layers * sizeof *r.units;
+    const size_t order_bytes = header->n_layers * sizeof *r.pass_units;
+    r.units = qsf_ledger_acquire(&ledger, QSF_USE_TABLES, units_bytes);
+    r.pass_units = qsf_ledger_acquire(&ledger, QSF_USE_TABLES, order_bytes);
+    qsf_status status = QSF_OK;
+    if (r.units == NULL || r.pass_units == NULL)
+        status = QSF_FAIL(QSF_ERR_NOMEM, "no memory to check %u layers", header->n_layers);
+    for (uint32_t i = 0; status == QSF_OK && i < header->n_layers; i++) {
+        r.units[i] = (qsf_unit){.role = QSF_UNIT_LAYER, .layer = (uint16_t)i};
+        r.pass_units[i] = i;
+    }
+    r.layer_units = r.pass_units;
+    if (status == QSF_OK)
+        status = qsf_arch_parse(arch->bytes, arch->n_bytes, &r.header, &r.arch);
+    if (status == QSF_OK)
+        status = qsf_rope_read(&r);
+    if (status == QSF_OK)
+        status = qsf_kinds_read(&r);
+    qsf_ledger_release(&ledger, QSF_USE_TABLES, r.rope_sets, r.n_rope_sets * sizeof *r.rope_sets);
+    qsf_ledger_release(&ledger, QSF_USE_TABLES, r.kinds, r.n_kinds * sizeof *r.kinds);
+    qsf_ledger_release(&ledger, QSF_USE_TABLES, r.units, units_bytes);
+    qsf_ledger_release(&ledger, QSF_USE_TABLES, r.pass_units, order_bytes);
+    return status;
 }
 
 qsf_status qsf_contents_read(qsf_contents *c, uint32_t i, void *dst)

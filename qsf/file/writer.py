@@ -24,7 +24,7 @@ from typing import Any, Final
 from qsf.errors import QsfArgumentError
 from qsf.file import layout as lay
 from qsf.file.blocks import load_codec, pack_blocks
-from qsf.file.kinds import LayerKind, QkNorm, RopeSet, pack_arch, pack_tables, plain_kind
+from qsf.file.kinds import LayerKind, QkNorm, RopeSet, pack_tables, plain_kind
 from qsf.file.layout import (
     OUTLIERS_OF,
     Arch,
@@ -308,9 +308,9 @@ class Writer(Output):
             raise QsfArgumentError(
                 f"architecture {header.architecture}, allowed: 0 .. {max(lay.Architecture)}"
             )
-        lay.check_header(header, QsfArgumentError)
         self._arch = arch
-        self._tables = pack_tables(header, arch, layer_kinds, rope_sets, QsfArgumentError)
+        self._parts = (layer_kinds, rope_sets)
+        self._tables = pack_tables(header, arch, *self._parts, QsfArgumentError)
         self._kinds = layer_kinds or (plain_kind(header, arch),) * header.n_layers
         self._is_tied = arch.tied_head or arch.is_encoder  # no head of its own
         self._n_threads = n_threads or min(_MAX_THREADS, os.cpu_count() or 1)
@@ -650,7 +650,7 @@ class Writer(Output):
         """Change fields of ``ARCH`` that depend on measurements of the complete file."""
         values: dict[str, Any] = {**changes}
         self._arch = replace(self._arch, **values)
-        self._tables["ARCH"] = pack_arch(self._arch, self.header, QsfArgumentError)
+        self._tables = pack_tables(self.header, self._arch, *self._parts, QsfArgumentError)
 
     def finish(self) -> None:
         """Write the tables and the header, sync, and rename to the path.

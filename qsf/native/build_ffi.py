@@ -117,6 +117,15 @@ def facts(ffi: FFI) -> str:
     lines += ["", "# Name, bytes of a tile", "DTYPES = {"]
     lines += [f"    {n}: ({name}, {n_bytes})," for n, _, name, n_bytes in rows]
     lines.append("}")
+    for section, file in (("KIND", "kinds.c"), ("ARCH", "arch.c")):
+        lines += ["", "# Number, field, type of a value (qsf_value_type)", f"{section}_KEYS = ("]
+        lines += [
+            f'    ({number}, "{field}", {1 + VALUE_TYPES.index(kind or array)}),'
+            for kind, number, array, field in KEY.findall(
+                (CSRC / "format" / file).read_text("ascii")
+            )
+        ]
+        lines.append(")")
     for struct, name in RECORDS.items():
         lines += ["", "@dataclass(frozen=True, slots=True)", f"class {name}:"]
         lines += [
@@ -127,6 +136,12 @@ def facts(ffi: FFI) -> str:
     return "\n".join([*lines, ""])
 
 
+# A row of a table of keys: U32(1, "mixer", mixer, ..., or {43, QSF_VALUE_F32_ARRAY, "slopes", ...
+KEY = re.compile(
+    r"(?:\b(U32|F32)\(|\{)(0x\w+|\d+), (?:QSF_VALUE_(F32_ARRAY), )?"
+    r'"[^"]+", (?:offsetof\(\w+, )?(\w+)'
+)
+VALUE_TYPES = ("U32", "F32", "F32_ARRAY")
 HELPERS = re.compile("COUNT$|^FIRST_FREE$")  # names that are no values of a file
 
 

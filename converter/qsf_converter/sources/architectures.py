@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from qsf.errors import QsfConversionError, shown
-from qsf.file.layout import check_header
 from qsf_converter.sources.families import (
     delta,
     encoders,
@@ -123,8 +122,7 @@ def read_facts(family: Family, values: Mapping[str, Any]) -> Facts:
     config = family.config_of(values)
     facts = read_family(family, config)
     _check_unread(family, config)
-    check_header(facts.header, QsfConversionError)
-    if "KIND" not in facts.tables():
+    if "KIND" not in facts.tables():  # which checks the header, too
         facts = dataclasses.replace(facts, layer_kinds=())  # header and ARCH describe all layers
     return facts
 

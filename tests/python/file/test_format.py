@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import struct
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from make.qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
 from oracle.file.reader import Reader
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfIOError, QsfUnsupportedError
 from qsf.file.blocks import pack_block, unpack_block
+from qsf.file.kinds import RopeSet, plain_kind
 from qsf.file.layout import (
     EMBEDDING_UNIT,
     FINAL_UNIT,
@@ -35,6 +37,7 @@ from qsf.file.layout import (
     Dtype,
     Header,
     Layout,
+    Mixer,
     Positions,
     TensorType,
     layer_unit,
@@ -598,3 +601,26 @@ def test_progress_counts_the_bytes(tmp_path: Path) -> None:
     w.abort()
     assert seen == sorted(seen)
     assert seen[-1] > 2112
+
+
+@pytest.mark.parametrize(
+    ("kinds", "sets", "text"),
+    [
+        ({"n_heads": 3}, (), "KIND: kind 0: heads .* is 3, allowed"),
+        ({"score_cap": math.nan}, (), "KIND: .*not finite"),
+        ({"window_tokens": -1}, (), "KIND: kind 0: window_tokens is -1"),
+        ({"mixer": Mixer.DELTA}, (), r"KIND: kind 0: mixer 2 \(key 1\) with attention's keys"),
+        ({"n_chosen": 1}, (), r"KIND: kind 0: keys 81 \.\. 91 without experts"),
+        ({"kv_source": 1}, (), "KIND: layer 0 reads keys and values of layer 0"),
+        ({}, (RopeSet(1, (1.0,)),), "ROPE: set 0 has number 1, allowed: ascending from 0"),
+        ({}, (RopeSet(0, (1.0,) * 70_000),), "ROPE: "),
+    ],
+)
+def test_the_engine_refuses_what_a_wrong_writer_packs(
+    kinds: dict[str, Any], sets: tuple[RopeSet, ...], text: str, tmp_path: Path
+) -> None:
+    header = tiny_header()
+    layers = (replace(plain_kind(header, Arch()), **kinds),) * header.n_layers
+    with pytest.raises(QsfArgumentError, match=text):
+        Writer(tmp_path / "m.qsf", header, Arch(), layer_kinds=layers, rope_sets=sets)
+    assert list(tmp_path.iterdir()) == []

@@ -20,8 +20,8 @@ from make.fake_hub import REPO, FakeHub
 from make.fake_hub import hub as hub
 from make.served import Client, started
 from qsf.cli import serve
-from qsf.cli.serve_pull import Pulls, served_name
 from qsf.cli.serve_options import parse
+from qsf.cli.serve_pull import Pulls, served_name
 from qsf.errors import QsfArgumentError, QsfMemoryError
 from qsf.find.names import hub_address, hub_name
 from qsf.native.binding import describe_machine

@@ -9,26 +9,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from qsf.errors import QsfFormatError, QsfUnsupportedError
-from qsf.file.kinds import (
-    ARCH_KEYS,
-    F32,
-    F32_ARRAY,
-    SET_HEAD,
-    U32,
+from oracle.file.rules import (
+    ARCH_RULES,
     Key,
-    LayerKind,
-    RopeSet,
-    Value,
     check_arch,
     check_kind,
     check_set,
     check_sources,
     check_value,
     kind_keys,
-    plain_kind,
     rotary_dims_of,
 )
+from qsf.errors import QsfFormatError, QsfUnsupportedError
+from qsf.file.kinds import F32, F32_ARRAY, SET_HEAD, U32, LayerKind, RopeSet, Value, plain_kind
 from qsf.file.layout import (
     DEFAULT_ARCH,
     MAX_LAYER_KINDS,
@@ -125,7 +118,7 @@ def parse_arch(data: bytes, header: Header) -> Arch:
         QsfFormatError: an entry is malformed or a value outside its limits.
         QsfUnsupportedError: a key below 0x8000 that this release does not know.
     """
-    values: dict[str, Any] = dict(parse_values("ARCH", ARCH_KEYS, data))
+    values: dict[str, Any] = dict(parse_values("ARCH", ARCH_RULES, data))
     check_arch(values, header, QsfFormatError)
     for name in ("rope_interleaved", "tied_head", "is_encoder"):
         if name in values:
