@@ -64,8 +64,7 @@ class Parser(argparse.ArgumentParser):
             message = f"there is no {unknown.split()[0]}{self._suggestion(unknown.split()[0])}"
             if not unknown.startswith("-"):
                 message = f"one MODEL is enough: what is {unknown!r}? Texts with spaces need quotes"
-        # argparse's "argument -n/--max-tokens/--n-predict: ..." lists all names of an option.
-        raise UsageError(re.sub(r"^argument (?:-\w/)?([\w-]+)(?:/[\w/-]*)?:", r"\1:", message))
+        raise UsageError(re.sub(r"^argument (?:-\w+/)?([\w-]+):", r"\1:", message))
 
     def print_help(self, file: Any = None) -> None:
         """Print the help. Raises OSError, which argparse ignores, if it cannot be written."""
@@ -127,13 +126,11 @@ class Group:
 
     def add(self, *names: str, help: str, is_main: bool = False, **values: Any) -> None:
         shown = help.replace("%", "%%") if is_main or self._shows_all else argparse.SUPPRESS
-        if not self._shows_all:
-            names = (
-                tuple(name for name in names if len(name) == 2)
-                + tuple(name for name in names if len(name) > 2)[:1]
-            )
         self._parser.flags += [name for name in names if name.startswith("--")]
-        self._group.add_argument(*names, help=shown, **values)
+        action = self._group.add_argument(*names, help=shown, **values)
+        # Names of other programs are taken, and not listed.
+        longer = [name for name in names if name.startswith("--")]
+        action.option_strings = [name for name in names if name not in longer[1:]]
 
     def add_options(
         self, options: type, command: str = "run", *, main: Collection[str] = ()

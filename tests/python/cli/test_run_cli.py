@@ -338,7 +338,7 @@ def test_help_has_every_option_and_examples(run: Run) -> None:
     assert done.returncode == 0
     options = "prompt max-tokens temperature top-p top-k ram-budget threads quality interactive"
     options += " verbose min-p repetition-penalty seed stop max-seq-len exact plan quiet"
-    options += " kv-type kv-rotation io io-depth json stream session history system raw model yes"
+    options += " kv-type kv-rotation io io-depth json stream session system raw model yes"
     for option in options.split():
         assert f"--{option}" in done.stdout
     assert "examples:" in done.stdout
