@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from qsf import errors
-from qsf.native._facts import ModelFields
+from qsf.native._facts import ModelFields, OptionFields
 from qsf.native._qsf import ffi, lib
 from qsf.native.records import MemoryEvent as MemoryEvent
 from qsf.native.records import MemoryPlan as MemoryPlan
@@ -103,33 +103,8 @@ def measure_roofline(n_threads: int, n_bytes: int, n_ms: int) -> Roofline:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How to open a model; fields as ``qsf_options`` in qsf.h. None: the engine's default."""
-
-    budget_bytes: int | None = None
-    reserve_bytes: int | None = None
-    reserve_token_bytes: int | None = None
-    n_threads: int | None = None
-    ctx_tokens: int | None = None
-    chunk_tokens: int | None = None
-    max_sessions: int | None = None
-    kv_contexts: int | None = None
-    logits_rows: int | None = None
-    draft_rows: int | None = None
-    draft_path: str | os.PathLike[str] | None = None
-    is_pinned: bool = False
-    is_exact: bool = False
-    kv_k_type: int | None = None
-    kv_v_type: int | None = None
-    kv_rotation: bool | None = None
-    kv_window_tokens: int | None = None
-    kv_pinned_tokens: int | None = None
-    kv_folder: str | os.PathLike[str] | None = None
-    kv_resident_tokens: int | None = None
-    ctx_is_fixed: bool = False
-    io_method: int | None = None
-    io_depth: int | None = None
-    quality: float | None = None
+class Options(OptionFields):
+    """How to open a model: fields as ``qsf_options`` in qsf.h. None: the engine's default."""
 
     def as_struct(self) -> Any:
         """Return a new ``qsf_options *``.
@@ -139,30 +114,20 @@ class Options:
         """
         out = ffi.new("qsf_options *")
         lib.qsf_options_default(out)
-        for name in _OPTION_NUMBERS:
-            value = getattr(self, name)
-            if value is None:
-                continue
+        paths = _PATHS[out] = []
+        for name in OptionFields.__slots__:
+            given = value = getattr(self, name)
+            if isinstance(value, str | os.PathLike):
+                paths.append(ffi.new("char[]", path_bytes(value)))
+                given = paths[-1]
             try:
-                setattr(out, name, value)
+                if value is not None:
+                    setattr(out, name, given)
             except (OverflowError, TypeError) as error:
                 raise errors.QsfArgumentError(f"{name} cannot be {value!r}") from error
-        out.pin_threads = int(self.is_pinned)
-        out.exact = int(self.is_exact)
-        if self.kv_rotation is not None:
-            on, off = lib.QSF_KV_ROTATION_ON, lib.QSF_KV_ROTATION_OFF
-            out.kv_rotation = on if self.kv_rotation else off
-        paths = _PATHS[out] = []
-        for name in _OPTION_PATHS:
-            if (path := getattr(self, name)) is not None:
-                paths.append(ffi.new("char[]", path_bytes(path)))
-                setattr(out, name, paths[-1])
         return out
 
 
-_OPTION_PATHS = ("draft_path", "kv_folder")
-_NO_NUMBERS = ("is_pinned", "is_exact", "kv_rotation", *_OPTION_PATHS)
-_OPTION_NUMBERS = tuple(name for name in Options.__slots__ if name not in _NO_NUMBERS)
 # Memory that structs of options point to
 _PATHS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
 

@@ -44,12 +44,15 @@ ENUMS = {
 # Struct -> the class with its fields. Those of no simple type are left to who uses the class.
 RECORDS = {
     "qsf_model_facts": "ModelFields",
+    "qsf_options": "OptionFields",
     "qsf_plan": "PlanFields",
     "qsf_stats": "StatsFields",
 }
 PYTHON_TYPES = {
     "char[]": "str",
-    "char *": "str",
+    "char *": "str | PathLike[str]",
+    "float": "float",
+    "double": "float",
     "uint32_t": "int",
     "uint64_t": "int",
     "uint64_t[]": "tuple[int, ...]",
@@ -98,7 +101,7 @@ def facts(ffi: FFI) -> str:
     text = "".join((CSRC / name).read_text(encoding="ascii") for name in FORMAT)
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
     lines = ["from __future__ import annotations", "from dataclasses import dataclass"]
-    lines += ["from enum import IntEnum", ""]
+    lines += ["from enum import IntEnum", "from os import PathLike", ""]
     for name, number in re.findall(r"^#define QSF_(\w+) ([(\w< )]+?) *$", text, re.MULTILINE):
         lines.append(f"{name} = {eval(re.sub(r'(?<=[0-9])U', '', number), {})}")
     for enum, (name, prefix) in ENUMS.items():
@@ -128,8 +131,9 @@ def facts(ffi: FFI) -> str:
         lines.append(")")
     for struct, name in RECORDS.items():
         lines += ["", "@dataclass(frozen=True, slots=True)", f"class {name}:"]
+        default = " | None = None" if struct == "qsf_options" else ""
         lines += [
-            f"    {field}: {kind}"
+            f"    {field}: {kind}{default}"
             for field, place in ffi.typeof(struct).fields
             if (kind := python_type(field, place.type)) is not None
         ]

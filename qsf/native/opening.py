@@ -11,9 +11,11 @@ from pathlib import Path
 from qsf.errors import QsfFormatError, QsfMemoryError, QsfUnsupportedError
 from qsf.kv import parse_kv_policy, parse_kv_type, resident_tokens
 from qsf.native import binding
+from qsf.native._qsf import lib
 from qsf.options import IO_METHODS, Budget, ModelOptions
 
 BYTES_PER_MB = 2**20
+_ROTATIONS = {None: None, True: lib.QSF_KV_ROTATION_ON, False: lib.QSF_KV_ROTATION_OFF}
 
 # Memory that Python takes after the engine was opened: the growing text and token lists, encoder
 # caches. Measured: below 1 MiB for generating, up to 6 for encoding a prompt of 16 KB (4000
@@ -46,11 +48,11 @@ def native_options(options: ModelOptions, reserve_bytes: int = 0) -> binding.Opt
         kv_contexts=options.kv_contexts,
         draft_rows=0 if options.draft == "off" else options.draft_rows,
         draft_path=None if options.draft in ("auto", "off") else options.draft,
-        is_pinned=options.pin_threads,
-        is_exact=options.exact,
+        pin_threads=options.pin_threads,
+        exact=options.exact,
         kv_k_type=key_bits,
         kv_v_type=value_bits,
-        kv_rotation=options.kv_rotation,
+        kv_rotation=_ROTATIONS[options.kv_rotation],
         kv_window_tokens=policy.window_tokens if policy else None,
         kv_pinned_tokens=policy.pinned_tokens if policy and policy.window_tokens else None,
         kv_folder=None if n_resident is None else temporary_folder(),
