@@ -87,6 +87,11 @@ def inspect(
 
     if model.is_dir():
         raise QsfError(command.explain_folder(model))
+    if model.suffix.lower() == ".gguf" and model.is_file():
+        if model.stat().st_size == 0:
+            raise QsfError(f"{model} is an empty file: download or copy it again")
+        made = f"{command.runnable()} convert {model} model.qsf"
+        raise QsfError(f"{model} is a GGUF file, which {made} makes a .qsf file of")
     if quality and (verify or tensors):
         raise QsfArgumentError("--quality goes with --json and --report only")
     if report is not None:

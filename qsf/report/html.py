@@ -1,6 +1,6 @@
 """The quality report as one HTML page that needs nothing else: no script, no font, no network.
 
-The page depends on the file alone, so ``qsf-convert --report`` and ``qsf-inspect --report`` write
+The page depends on the file alone, so ``qsf convert --report`` and ``qsf inspect --report`` write
 the same. Names come from an untrusted checkpoint: `_text` escapes all of them.
 """
 # SPDX-License-Identifier: Apache-2.0

@@ -249,3 +249,15 @@ def test_a_full_disk_is_one_line(tiny: Path) -> None:
         )
     assert done.returncode == 1
     assert done.stderr == "qsf-inspect: error: output: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "text"), [(b"", "is an empty file: download"), (b"GGUF", "convert {} model.qsf makes")]
+)
+def test_a_gguf_file_is_said(
+    data: bytes, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(data)
+    assert cli.run([str(path)]) == 1
+    assert text.format(path) in capsys.readouterr().err
