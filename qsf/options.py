@@ -70,7 +70,6 @@ class Whole(Kind):
         return is_whole and self.least <= value <= self.most
 
     def parse(self, text: str) -> int:
-        """Return the number."""
         number = int(text) if re.fullmatch(r"[-+]?[0-9]{1,30}", text) else self.least - 1
         if number < self.least:
             raise ValueError(f"{text!r} is not a whole number of at least {self.least}")
@@ -86,7 +85,6 @@ class Length(Whole):
         super().__init__(0)
 
     def parse(self, text: str) -> Any:
-        """Return the number."""
         return MAX_U32 if text == "-1" else super().parse(text)
 
 
@@ -118,7 +116,6 @@ class Budget(Kind):
     )
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether the value is such a number or text."""
         if isinstance(value, str):
             try:
                 return not value[-1:].isdigit() and self.parse(value) is not None
@@ -156,13 +153,11 @@ class Number(Kind):
         self.rule = f"a number {words} {most:g}"
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether the value is in range."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         return self.least <= value <= self.most and not (self.is_open and value == self.least)
 
     def parse(self, text: str) -> float:
-        """Return the number."""
         try:
             number = float(text)
         except ValueError:
@@ -178,7 +173,6 @@ class Flag(Kind):
     rule = "True or False"
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether the value is True or False."""
         return isinstance(value, bool)
 
 
@@ -188,7 +182,6 @@ class Switch(Flag):
     choices = ("auto", "on", "off")
 
     def parse(self, text: str) -> bool | None:
-        """Return the value."""
         return {"auto": None, "on": True, "off": False}[text]
 
 
@@ -201,13 +194,11 @@ class Choice(Kind):
         self.metavar = "|".join((*words, "FILE")) if has_files else None
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether the value is one of the words."""
         if self.choices is None:
             return isinstance(value, str | os.PathLike) and bool(os.fspath(value))
         return isinstance(value, str) and value in self.choices
 
     def parse(self, text: str) -> str:
-        """Return the word, which argparse has checked."""
         return text
 
 
@@ -218,7 +209,6 @@ class Name(Kind):
         self._parse, self.metavar, self.rule = parse, metavar, rule
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether the function accepts the name."""
         try:
             self._parse(value)
         except (TypeError, ValueError):
@@ -226,7 +216,6 @@ class Name(Kind):
         return True
 
     def parse(self, text: str) -> str:
-        """Return the name."""
         self._parse(text)
         return text
 
@@ -246,7 +235,6 @@ class Texts(Kind):
         return all(isinstance(text, str) and text for text in value)
 
     def parse(self, text: str) -> str:
-        """Return one text."""
         if not text:
             raise ValueError("the text is empty")
         return text
@@ -294,7 +282,6 @@ class Call(Kind):
     rule = "a function"
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether the value can be called."""
         return callable(value)
 
 
@@ -314,13 +301,13 @@ class Option:
     """
 
     name: str
-    kind: Kind
     default: Any
+    kind: Kind
     help: str
-    default_help: str
-    commands: tuple[str, ...]
-    also: tuple[str, ...]
-    is_main: bool
+    default_help: str = ""
+    commands: tuple[str, ...] = ("run",)
+    also: tuple[str, ...] = ()
+    is_main: bool = False
 
     @property
     def flag(self) -> str:
@@ -354,26 +341,17 @@ def check_value(name: str, value: object, kind: Kind) -> None:
         raise QsfArgumentError(f"{name} must be {kind.rule}, not {shown(value)}", argument=name)
 
 
-def option_field(
-    default: Any,
-    kind: Kind,
-    help: str,
-    default_help: str = "",
-    *,
-    commands: tuple[str, ...] = ("run",),
-    also: tuple[str, ...] = (),
-    is_main: bool = False,
-) -> Any:
+def option_field(default: Any, *facts: Any, **more: Any) -> Any:
     """Return the field of a ``CheckedOptions``; the arguments are those of ``Option``."""
-    facts = (kind, default, help, default_help, commands, also, is_main)
-    is_shown = not isinstance(kind, Call)  # texts that other processes compare
-    return dataclasses.field(default=default, repr=is_shown, metadata={"option": facts})
+    option = Option("", default, *facts, **more)
+    is_shown = not isinstance(option.kind, Call)  # texts that other processes compare
+    return dataclasses.field(default=default, repr=is_shown, metadata={"option": option})
 
 
 def described(options: type, command: str = "") -> tuple[Option, ...]:
     """Return the options among the fields of ``options``; with a command only those it takes."""
     all_of_them = (
-        Option(field.name, *field.metadata["option"])
+        dataclasses.replace(field.metadata["option"], name=field.name)
         for field in dataclasses.fields(options)
         if field.metadata
     )

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 
-_RESET, _DIM, _GREEN, _BLUE, _YELLOW = "\x1b[0m", "\x1b[2m", "\x1b[32m", "\x1b[34m", "\x1b[33m"
+_RESET, _BOLD, _DIM, _ITALIC = "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[3m"
+_GREEN, _YELLOW, _BLUE, _CYAN = "\x1b[32m", "\x1b[33m", "\x1b[34m", "\x1b[36m"
 _KEYWORDS = frozenset(
     """
 abstract and as assert async await begin bool break case catch char class const continue def
@@ -62,7 +63,6 @@ def coloured(line: str, language: str) -> str:
     return pattern.sub(styled, line)
 
 
-_RESET, _BOLD, _DIM, _ITALIC, _CYAN = "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[3m", "\x1b[36m"
 _LEAST_COLUMNS = 12  # narrower terminals wrap by themselves
 _MAX_HELD = 600  # characters of a line held back for a closing mark
 
