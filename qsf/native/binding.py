@@ -102,9 +102,10 @@ def measure_roofline(n_threads: int, n_bytes: int, n_ms: int) -> Roofline:
     return Roofline(out.read_bytes_per_s / 1e9, out.madds_per_s / 1e9)
 
 
-@dataclass(frozen=True, slots=True)
 class Options(OptionFields):
     """How to open a model: fields as ``qsf_options`` in qsf.h. None: the engine's default."""
+
+    __slots__ = ()
 
     def as_struct(self) -> Any:
         """Return a new ``qsf_options *``.

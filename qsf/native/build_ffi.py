@@ -48,6 +48,8 @@ RECORDS = {
     "qsf_plan": "PlanFields",
     "qsf_stats": "StatsFields",
 }
+# Fields that only Python knows, behind those of the struct
+MORE_FIELDS = {"qsf_plan": ("is_enough: bool", "text_bytes: int = 0", 'kv_policy: str = "none"')}
 PYTHON_TYPES = {
     "char[]": "str",
     "char *": "str | PathLike[str]",
@@ -137,6 +139,7 @@ def facts(ffi: FFI) -> str:
             for field, place in ffi.typeof(struct).fields
             if (kind := python_type(field, place.type)) is not None
         ]
+        lines += [f"    {field}" for field in MORE_FIELDS.get(struct, ())]
     return "\n".join([*lines, ""])
 
 

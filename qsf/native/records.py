@@ -113,7 +113,6 @@ DRAFTER_NOT_WORTH: int = lib.QSF_DRAFTER_NOT_WORTH
 """Values of ``MemoryPlan.drafter_state``: ``qsf_drafter_state`` in qsf.h."""
 
 
-@dataclass(frozen=True, slots=True)
 class MemoryPlan(PlanFields):
     """Where the memory goes; fields as ``qsf_plan`` in qsf.h.
 
@@ -122,9 +121,7 @@ class MemoryPlan(PlanFields):
     that the tokenizer has taken, and ``kv_policy`` the option; the engine does not know them.
     """
 
-    is_enough: bool
-    text_bytes: int = 0
-    kv_policy: str = "none"
+    __slots__ = ()
 
     @property
     def taken_bytes(self) -> int:
@@ -167,7 +164,6 @@ GUESSERS = ("the text", "what followed before", "the draft model or the MTP head
 """Who guesses tokens, as ``QSF_N_GUESSERS`` in qsf_stats.h counts them."""
 
 
-@dataclass(frozen=True, slots=True)
 class SessionStats(StatsFields):
     """What a session has done; fields as ``qsf_stats`` in qsf.h.
 
@@ -177,6 +173,8 @@ class SessionStats(StatsFields):
     one number for each of ``phase_names()``; their sum is that of ``prompt_ns`` and ``step_ns``.
     ``n_drafted`` and ``n_accepted`` have one for each of ``GUESSERS``.
     """
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
