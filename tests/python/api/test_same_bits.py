@@ -117,7 +117,7 @@ def test_threads_pieces_and_memory(
     made: Callable[[str], Path], kind: str, is_exact: bool, tmp_path: Path
 ) -> None:
     path = made(kind)
-    how: dict[str, Any] = {"is_exact": is_exact, "ctx_tokens": 256}
+    how: dict[str, Any] = {"exact": is_exact, "ctx_tokens": 256}
     want = all_logits(path, n_threads=1, chunk_tokens=256, **how)
     assert np.isfinite(want).all()
     for n_threads, chunk_tokens in ((2, 1), (3, 7), (2, 100)):
@@ -177,7 +177,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{kind: (kind, {"chunk_tokens": 24, "n_threads": 2}) for kind in KINDS},
     **{f"{bits}-bit-kv": ("llama", {"kv_k_type": bits, "kv_v_type": 16 // bits})
        for bits in (2, 4, 8)},
-    "exact": ("llama", {"is_exact": True, "n_threads": 3}),
+    "exact": ("llama", {"exact": True, "n_threads": 3}),
     "small-chunk": ("mixed", {"chunk_tokens": 9, "logits_rows": 9}),
     "scarce-kv": ("llama", {"kv_contexts": 2, "ctx_tokens": 64}),
     "window": ("mixed", {"kv_window_tokens": 40, "kv_pinned_tokens": 33, "chunk_tokens": 16}),
