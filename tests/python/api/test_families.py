@@ -18,7 +18,7 @@ from oracle.reference import forward, load_qsf, noted_choices
 from qsf.file.layout import layer_unit
 from qsf.passes import PassItem
 from qsf_converter import convert
-from qsf_converter.original.routing import Choice
+from qsf_converter.original.weights import Choice
 from qsf_converter.sources.architectures import FAMILIES
 
 BOUND = 3e-5  # of the largest logit

@@ -19,7 +19,7 @@ from qsf.errors import QsfConversionError
 from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn, GroupScore
 from qsf.file.layout import Dtype, TensorType
 from qsf_converter import convert
-from qsf_converter.original.routing import Choice, route
+from qsf_converter.original.weights import Choice, route
 from qsf_converter.sources.architectures import family_of, read_facts
 
 # Kimi Linear's are stored apart in every form.
