@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from make.commands import here as here
+from make.commands import process as process
 from make.commands import qsf as qsf
 from make.commands import run as run
 from make.commands import start as start

@@ -1,14 +1,17 @@
-"""Commands started as a user types them: ``qsf-run`` as a process, those of typer in this one."""
+"""Commands as a user types them: in this process, or as one of their own where that matters."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from qsf.shell import entry
 
 PROMPT = "Once upon a time"
 
@@ -41,33 +44,63 @@ def here(capfd: pytest.CaptureFixture[str]) -> Here:
     return call
 
 
-def _in(folder: Path, command: list[str]) -> Run:
-    """Return what runs a command in a folder where only the installed package can be found."""
+def _with_budget(words: list[str]) -> list[str]:
+    """No limit unless told: the process of the tests is larger than the usual budget."""
+    verb = words[0] if words and words[0] in entry.VERBS else "run"
+    has_budget = verb in ("run", "chat", "eval", "embed") and len(words) > 1
+    return [*words, "--ram-budget", "0"] if has_budget and "--ram-budget" not in words else words
+
+
+@pytest.fixture
+def qsf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run ``qsf`` in this process and in an empty folder: no second of a start."""
+    monkeypatch.setattr(entry, "_leave_on_signals", lambda: None)
 
     def call(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*command, *map(str, arguments)],
-            input=stdin,
-            capture_output=True,
-            encoding="utf-8",
-            cwd=folder,
-            timeout=120,
-            check=False,
-        )
+        words = _with_budget([*map(str, arguments)])
+        code: object = 0
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as file, monkeypatch.context() as patch:
+            file.write(stdin)
+            file.seek(0)
+            patch.chdir(tmp_path)
+            patch.setattr(sys, "stdin", file)
+            patch.setattr(sys, "argv", ["qsf", *words])
+            try:
+                entry.front()
+            except SystemExit as end:
+                code = end.code or 0
+        assert isinstance(code, int)
+        return subprocess.CompletedProcess(words, code, *capfd.readouterr())
 
     return call
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Run ``qsf-run`` in an empty folder."""
-    return _in(tmp_path, COMMAND)
+def run(qsf: Run) -> Run:
+    """Run ``qsf run`` in this process and in an empty folder."""
+
+    def call(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return qsf("run", *arguments, stdin=stdin)
+
+    return call
 
 
 @pytest.fixture
-def qsf(tmp_path: Path) -> Run:
-    """Run ``qsf`` in an empty folder."""
-    return _in(tmp_path, [sys.executable, "-m", "qsf"])
+def process(tmp_path: Path) -> Run:
+    """Run ``qsf`` as a process of its own, in an empty folder."""
+
+    def call(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "qsf", *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            encoding="utf-8",
+            cwd=tmp_path,
+            timeout=120,
+            check=False,
+        )
+
+    return call
 
 
 @pytest.fixture
@@ -94,5 +127,5 @@ def check_refused(done: subprocess.CompletedProcess[str], code: int, said: str) 
     assert done.stdout == ""
     lines = done.stderr.splitlines()
     assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("qsf-run: error: ")
+    assert lines[0].startswith(("qsf-run: error: ", "qsf run: error: "))
     assert said in lines[0]
