@@ -1,10 +1,9 @@
-"""The qsf-inspect command, in this process and as a process of its own."""
+"""The command qsf-inspect."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,17 +11,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from make.commands import Here
 from make.expert_attacks import EXPERTS
 from make.kind_models import MIXED, SETS, write_model
 from make.qsf_files import tiny_header, write_tiny
 from oracle.file.reader import Reader
 from qsf.cli import inspect as cli
-from qsf.errors import QsfFormatError, QsfIOError
 from qsf.file import reader
 from qsf.file.layout import Dtype
-from qsf.shell import command, typer_app
+from qsf.shell import command
 
-ROOT = Path(__file__).parents[3]
 META = {
     "source": {"name": "tiny\x1b[31m", "sha256": "00ff"},
     "converter": "qsf 1.0",
@@ -41,18 +39,6 @@ def run(*args: str | Path) -> str:
     result = CliRunner().invoke(cli.app, [str(a) for a in args])
     assert result.exit_code == 0, result.output
     return result.output
-
-
-def run_process(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run main() in a process of its own, so that exit codes and stderr are the real ones."""
-    code = "from qsf.shell.entry import inspect; inspect()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, args)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-    )
 
 
 def test_report_names_everything(tiny: Path) -> None:
@@ -145,56 +131,6 @@ def test_unreadable_meta_is_said_and_harms_nothing(tmp_path: Path, meta: bytes) 
     assert json.loads(run(path, "--json"))["meta"] is None
 
 
-def test_verify_says_ok(tiny: Path) -> None:
-    size = tiny.stat().st_size
-    assert run(tiny, "--verify").startswith(f"ok: {size} bytes verified in ")
-
-
-def test_damage_is_one_line_and_exit_code_1(tiny: Path) -> None:
-    data = bytearray(tiny.read_bytes())
-    data[4096 + 70] ^= 1  # in the embedding, which opening does not read
-    tiny.write_bytes(data)
-    assert run_process(tiny).returncode == 0
-    done = run_process(tiny, "--verify")
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr.startswith(f"qsf-inspect: error: {tiny}: unit 0")
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "text"),
-    [
-        (["missing.qsf"], 1, "No such file"),
-        (["."], 1, "is a folder, not a .qsf file"),
-        ([], 2, "MODEL is missing, as in: qsf inspect model.qsf"),
-        (["--nonsense", "x"], 2, "No such option"),
-        (["a", "b"], 2, "unexpected extra argument"),
-    ],
-)
-def test_wrong_use_is_said_without_traceback(args: list[str], code: int, text: str) -> None:
-    done = run_process(*args)
-    assert done.returncode == code
-    assert text in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_help_shows_examples_and_loads_no_reader() -> None:
-    done = run_process("--help")
-    assert done.returncode == 0
-    assert "  qsf inspect model.qsf --verify\n" in done.stdout
-    code = (
-        "import sys, qsf.cli.inspect;"
-        "sys.exit(any(m in sys.modules for m in ('numpy', 'qsf.format', 'lz4', 'zstandard')))"
-    )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    assert subprocess.run([sys.executable, "-c", code], check=False, env=env).returncode == 0
-
-
-def test_version() -> None:
-    assert run("--version").startswith("qsf-inspect ")
-
-
 def test_interrupt_is_130(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(self: Reader, progress: object = None) -> None:
         raise KeyboardInterrupt
@@ -203,52 +139,36 @@ def test_interrupt_is_130(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliRunner().invoke(cli.app, [str(tiny), "--verify"]).exit_code == 130
 
 
-@pytest.mark.parametrize("error", [QsfFormatError, QsfIOError])
-def test_main_prints_one_line_for_any_qsf_error(
-    error: type[Exception], capsys: pytest.CaptureFixture[str]
+def test_files_are_verified_and_refused_by_one_line(
+    here: Here, tiny: Path, tiny_llama_dir: Path
 ) -> None:
-    def fail(*_arguments: object, **_options: object) -> None:
-        raise error("what happened")
+    def refused(*words: object) -> str:
+        done = here(*words, command=cli.run)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.count("\n") == 1
+        return done.stderr
 
-    assert typer_app.run(fail, [], program=cli.PROGRAM) == 1
-    assert capsys.readouterr().err == "qsf-inspect: error: what happened\n"
-
-
-def test_the_version_is_the_one_of_the_package() -> None:
-    done = run_process("--version")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("qsf-inspect ")
-
-
-def test_a_model_that_is_not_converted_is_said(tiny_llama_dir: Path) -> None:
-    done = run_process(tiny_llama_dir)
-    assert done.returncode == 1
-    assert f"convert it: {command.runnable()} convert {tiny_llama_dir} model.qsf" in done.stderr
-
-
-def test_damage_says_what_to_do(tiny: Path) -> None:
-    data = bytearray(tiny.read_bytes())
-    data[16] ^= 1
-    tiny.write_bytes(data)
-    done = run_process(tiny)
-    assert done.returncode == 1
-    assert "checksum" in done.stderr
-    assert "copy it again, or convert the model again" in done.stderr
+    data = tiny.read_bytes()
+    assert run(tiny, "--verify").startswith(f"ok: {len(data)} bytes verified in ")
+    place = 4096 + 70  # in the embedding, which opening does not read
+    tiny.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+    assert here(tiny, command=cli.run).returncode == 0
+    assert refused(tiny, "--verify").startswith(f"qsf-inspect: error: {tiny}: unit 0")
+    tiny.write_bytes(data[:16] + bytes([data[16] ^ 1]) + data[17:])
+    assert "copy it again, or convert the model again" in refused(tiny)
+    assert "No such file" in refused("missing.qsf")
+    assert "is a folder, not a .qsf file" in refused(".")
+    converting = f"convert it: {command.runnable()} convert {tiny_llama_dir} model.qsf"
+    assert converting in refused(tiny_llama_dir)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_one_line(tiny: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", "from qsf.shell.entry import inspect; inspect()", str(tiny)],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-        )
-    assert done.returncode == 1
-    assert done.stderr == "qsf-inspect: error: output: No space left on device\n"
+def test_help_shows_examples_and_loads_no_reader(here: Here) -> None:
+    assert "  qsf inspect model.qsf --verify\n" in here("--help", command=cli.run).stdout
+    code = (
+        "import sys, qsf.cli.inspect;"
+        "sys.exit(any(m in sys.modules for m in ('numpy', 'qsf.format', 'lz4', 'zstandard')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -166,24 +166,6 @@ def test_nothing_is_imported_before_signals_are_handled() -> None:
     assert done.stdout.split() == ["__future__", "qsf", "qsf.shell", "qsf.shell.entry"]
 
 
-def test_the_package_is_a_command_too() -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "qsf", *arguments],
-            capture_output=True,
-            encoding="utf-8",
-            cwd="/",
-            check=False,
-        )
-
-    assert run().returncode == 0
-    assert "convert" in run("--help").stdout
-    for name in ("run", "convert", "inspect"):
-        done = run(name, "--version")
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith(f"qsf {name} ")
-
-
 # ---- on a terminal ----
 
 
@@ -194,6 +176,7 @@ def test_progress_comes_after_two_seconds_and_goes(
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     progress = command.Progress("reading", is_wanted=True)
+    unwanted = command.Progress("reading", is_wanted=False)
     progress.tick()
     assert capsys.readouterr().err == ""
     clock[0] += 3
@@ -203,16 +186,9 @@ def test_progress_comes_after_two_seconds_and_goes(
     progress.end()
     assert capsys.readouterr().err == "\r\x1b[K"
     progress.tick()
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("is_wanted", [False, True])
-def test_no_progress_where_it_is_not_wanted_or_no_terminal(
-    is_wanted: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: not is_wanted)
-    monkeypatch.setattr(command, "_PATIENCE_SECONDS", 0)
-    progress = command.Progress("reading", is_wanted=is_wanted)
-    progress.tick()
-    progress.end()
+    unwanted.tick()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    no_terminal = command.Progress("reading", is_wanted=True)
+    clock[0] += 3
+    no_terminal.tick()
     assert capsys.readouterr().err == ""

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -20,18 +18,8 @@ def evaluated(stderr: str) -> int:
     return int(stderr.split("prompt ")[1].split()[0])
 
 
-def sessions(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "qsf", "sessions", *map(str, words)],
-        cwd=folder,
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
-
-
 def test_a_session_goes_on_as_if_it_had_stayed(
-    run: Run, tiny_chat_8bit: Path, tmp_path: Path
+    run: Run, qsf: Run, tiny_chat_8bit: Path, tmp_path: Path
 ) -> None:
     asked = "Hi", "And you?", "Why?"
     stayed = run(tiny_chat_8bit, "-i", *GREEDY, stdin="\n".join(asked) + "\n").stdout
@@ -46,7 +34,7 @@ def test_a_session_goes_on_as_if_it_had_stayed(
     again = run(tiny_chat_8bit, "-p", "And you?", *GREEDY, "--session", "talk.json")
     assert by_messages.stdout + again.stdout == "".join(stayed.splitlines(keepends=True)[:2])
     assert isinstance(json.loads((tmp_path / "talk.json").read_text("utf-8")), list)
-    listed = sessions(tmp_path, "list", "--json")
+    listed = qsf("sessions", "list", "--json")
     facts = json.loads(listed.stdout)[0]
     assert facts["file"] == "talk.qsfs"
     assert [m["content"] for m in facts["messages"][::2]] == list(asked)
@@ -98,17 +86,17 @@ def test_what_cannot_go_on_is_evaluated_again(
 
 
 def test_sessions_are_listed_shown_and_removed(
-    run: Run, tiny_chat_8bit: Path, tmp_path: Path
+    run: Run, qsf: Run, tiny_chat_8bit: Path, tmp_path: Path
 ) -> None:
-    assert "no session files" in sessions(tmp_path, "list").stdout
+    assert "no session files" in qsf("sessions", "list").stdout
     run(tiny_chat_8bit, "-p", "Hi\x1b[31m there", *GREEDY, "--session", "talk.qsfs")
     (tmp_path / "other.txt").write_text("mine", "utf-8")
-    listed = sessions(tmp_path, "list").stdout
+    listed = qsf("sessions", "list").stdout
     assert "talk.qsfs" in listed
     assert "there" in listed
     assert "\x1b" not in listed
     assert "other.txt" not in listed
-    shown = sessions(tmp_path, "show", "talk.qsfs")
+    shown = qsf("sessions", "show", "talk.qsfs")
     assert "all checksums right" in shown.stdout
     assert "user: Hi" in shown.stdout
     assert "\x1b" not in shown.stdout
@@ -118,7 +106,7 @@ def test_sessions_are_listed_shown_and_removed(
     write_session(tmp_path / "steer\x1b[2J", head, lambda *_: 0)
     for words in (["list"], ["show", "steer\x1b[2J"], ["rm", "steer\x1b[2J"]):
         for form in ([], ["--json"]) if words[0] != "rm" else ([],):
-            printed = sessions(tmp_path, *words, *form)
+            printed = qsf("sessions", *words, *form)
             assert printed.returncode == 0
             assert printed.stdout.replace("\n", "").isprintable()
     data = bytearray((tmp_path / "talk.qsfs").read_bytes())
@@ -126,13 +114,13 @@ def test_sessions_are_listed_shown_and_removed(
     (tmp_path / "broken").write_bytes(data)
     data[128] ^= 1
     (tmp_path / "worse").write_bytes(data)
-    assert sessions(tmp_path, "show", "broken").returncode == 1
-    assert "damaged" in sessions(tmp_path, "list").stdout
-    refused = sessions(tmp_path, "rm", "talk.qsfs", "other.txt")
+    assert qsf("sessions", "show", "broken").returncode == 1
+    assert "damaged" in qsf("sessions", "list").stdout
+    refused = qsf("sessions", "rm", "talk.qsfs", "other.txt")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "is no session file" in refused.stderr
     assert (tmp_path / "talk.qsfs").exists()
-    assert sessions(tmp_path, "rm", "talk.qsfs", "broken").returncode == 0
+    assert qsf("sessions", "rm", "talk.qsfs", "broken").returncode == 0
     assert not (tmp_path / "talk.qsfs").exists()
     assert (tmp_path / "other.txt").exists()
-    assert sessions(tmp_path, "list", "nowhere").returncode == 1
+    assert qsf("sessions", "list", "nowhere").returncode == 1

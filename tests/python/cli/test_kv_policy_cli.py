@@ -13,11 +13,9 @@ import pytest
 import qsf
 from make.commands import Run, check_refused
 from qsf.cli import evaluate as eval_cli
-from qsf.cli.serve_options import parse as parse_serving
 from qsf.evaluate.evaluation import ShortenedLogits
 from qsf.evaluate.windows import cut_windows
 from qsf.kv import KvPolicy
-from qsf.shell.arguments import UsageError
 
 PROMPT = "Once upon a time"
 GREEDY = ("--temperature", 0)
@@ -37,6 +35,13 @@ def test_the_plan_names_the_policy_and_holds_less(run: Run, tiny_llama_8bit: Pat
 
 def test_an_answer_goes_on_behind_the_context(run: Run, tiny_llama_8bit: Path) -> None:
     asked = ("-p", PROMPT, "--raw", *GREEDY, "-n", 200, "--max-seq-len", 64, "--json")
+    done = run(tiny_llama_8bit, *asked[:-1])
+    assert "--kv-policy goes on" in done.stderr
+    done = run(tiny_llama_8bit, *asked[:-1], "--kv-policy", "recompute:8")
+    assert "its middle forgotten" in done.stderr
+    assert "is full;" not in done.stderr
+    done = run(tiny_llama_8bit, "-p", PROMPT, "--kv-policy", "window:500")
+    check_refused(done, 1, "the context has only 512")
     cut = json.loads(run(tiny_llama_8bit, *asked).stdout)
     assert cut["stop_reason"] == "context"
     for policy in ("recompute:8", "window:32:8"):
@@ -45,14 +50,6 @@ def test_an_answer_goes_on_behind_the_context(run: Run, tiny_llama_8bit: Path) -
         assert len(done["ids"]) >= done["generated_tokens"] - 1
         if policy.startswith("recompute"):
             assert done["text"].startswith(cut["text"])
-
-
-def test_it_says_that_the_middle_was_forgotten(run: Run, tiny_llama_8bit: Path) -> None:
-    asked = ("-p", PROMPT, "--raw", *GREEDY, "-n", 100, "--max-seq-len", 64)
-    assert "--kv-policy goes on" in run(tiny_llama_8bit, *asked).stderr
-    done = run(tiny_llama_8bit, *asked, "--kv-policy", "recompute:8")
-    assert "its middle forgotten" in done.stderr
-    assert "is full;" not in done.stderr
 
 
 def test_a_chat_forgets_half_of_its_turns(run: Run, tiny_llama_8bit: Path) -> None:
@@ -69,27 +66,6 @@ def test_a_long_system_message_is_said_to_be_cut(run: Run, tiny_chat_8bit: Path)
     long = "Be kind and brief. " * 12
     assert "keeps only the first 40" in run(tiny_chat_8bit, *asked, long).stderr
     assert "keeps only" not in run(tiny_chat_8bit, *asked, "Be kind.").stderr
-
-
-@pytest.mark.parametrize(
-    ("policy", "said"),
-    [
-        (
-            "h2o:64",
-            "is not a policy for the KV cache: none, disk[:W], recompute[:P] or window:W[:P]",
-        ),
-        ("window:4", "a window has at least 32"),
-    ],
-)
-def test_other_policies_are_refused(
-    run: Run, tiny_llama_8bit: Path, policy: str, said: str
-) -> None:
-    check_refused(run(tiny_llama_8bit, "-p", PROMPT, "--kv-policy", policy), 2, said)
-
-
-def test_what_has_nothing_to_forget_is_refused(run: Run, tiny_llama_8bit: Path) -> None:
-    done = run(tiny_llama_8bit, "-p", PROMPT, "--kv-policy", "window:500")
-    check_refused(done, 1, "the context has only 512")
 
 
 # ---- measuring ----
@@ -143,8 +119,3 @@ def test_the_plan_and_the_end_say_what_a_file_costs(
     assert done.stdout == whole.stdout
     assert "MB written to a file and" in done.stderr
     assert "written to a file" not in whole.stderr
-
-
-def test_a_server_has_no_file(tiny_llama_8bit: Path) -> None:
-    with pytest.raises(UsageError, match="--kv-policy disk is for qsf run"):
-        parse_serving([str(tiny_llama_8bit), "--kv-policy", "disk:64"])

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from make.commands import Here, Run, Start, check_refused
-from qsf.cli.run import main as cli
+from make.commands import Run, Start, check_refused
 
 MAN = {"prompt": "The old man", "id": "man"}
 LINES: list[Any] = ["Once upon a time", MAN, "She", {"prompt": "A"}]
@@ -105,50 +104,31 @@ def test_other_answers_are_refused(run: Run, tiny_llama_8bit: Path, asked: Path)
     check_refused(
         run(tiny_llama_8bit, "--prompts", short, "--answers", answers, *ALWAYS, "-q"), 1, "lacks"
     )
-    answers.write_text("something else\n", "utf-8")
-    check_refused(run(tiny_llama_8bit, *many, *ALWAYS), 1, "no answer of qsf run")
-    assert answers.read_text("utf-8") == "something else\n"
+    # The digests are indexed by line: a line far away would take more than the file has bytes.
+    of_index = '{"index": %s, "of": "ff"}\n'
+    for line, said in (
+        ("something else\n", "no answer of qsf run"),
+        *((of_index % i, "line 1: no answer of qsf run") for i in ("1e999", '"\\ud800"', "null")),
+        (of_index % 1000000000, "answers a line beyond"),
+    ):
+        answers.write_text(line, "utf-8")
+        check_refused(run(tiny_llama_8bit, *many, *ALWAYS), 1, said)
+        assert answers.read_text("utf-8") == line
 
 
-# A command in the process of the tests, which is larger than the usual budget.
-_HERE = ("--ram-budget", "auto")
-
-
-@pytest.mark.parametrize("index", ["1e999", "-1e999", "NaN", "1.5", '"\\ud800"', "null"])
-def test_an_index_that_is_no_number_is_refused(
-    here: Here, tiny_llama_8bit: Path, asked: Path, index: str
-) -> None:
-    answers = asked.with_name("answers.jsonl")
-    answers.write_text(f'{{"index": {index}, "of": "ff"}}\n', "utf-8")
-    words = (tiny_llama_8bit, "--prompts", asked, "--answers", answers, "-q")
-    check_refused(here(*words, *_HERE, command=cli.main), 1, "line 1: no answer of qsf run")
-
-
-def test_answers_take_memory_of_the_budget_only(
-    here: Here, tiny_llama_8bit: Path, asked: Path
-) -> None:
-    """The digests are indexed by line: a line far away would take more than the file has bytes."""
-    answers = asked.with_name("answers.jsonl")
-    answers.write_text('{"index": 1000000000, "of": "ff"}\n', "utf-8")
-    words = (tiny_llama_8bit, "--prompts", asked, "--answers", answers, "-q")
-    check_refused(here(*words, *_HERE, command=cli.main), 1, "answers a line beyond")
-
-
-@pytest.mark.parametrize("to_file", [False, True])
-def test_an_id_comes_back_as_it_was(
-    here: Here, tiny_llama_8bit: Path, tmp_path: Path, *, to_file: bool
-) -> None:
+def test_an_id_comes_back_as_it_was(run: Run, tiny_llama_8bit: Path, tmp_path: Path) -> None:
     path, answers = tmp_path / "asked.jsonl", tmp_path / "answers.jsonl"
     ids = ["\ud800", "\x1b[31m\x9b1m", "\N{EURO SIGN}", [1, {"a": None}]]
     lines = [json.dumps({"prompt": "She", "id": name}) for name in ids]
     path.write_text("\n".join([*lines, '{"prompt": "She", "id": 1e999}', ""]), "utf-8")
     words = [tiny_llama_8bit, "--prompts", path, "-n", 1, "-q"]
-    done = here(*words, *_HERE, *(["--answers", answers] if to_file else []), command=cli.main)
-    text = answers.read_text("utf-8") if to_file else done.stdout
-    assert [record.get("id") for record in records(text)] == [*ids, None]
-    assert "cannot be given back" in records(text)[-1]["error"]
-    assert text.replace("\n", "").isprintable()
-    assert "\N{EURO SIGN}" in text
+    shown = run(*words).stdout
+    run(*words, "--answers", answers)
+    for text in (shown, answers.read_text("utf-8")):
+        assert [record.get("id") for record in records(text)] == [*ids, None]
+        assert "cannot be given back" in records(text)[-1]["error"]
+        assert text.replace("\n", "").isprintable()
+        assert "\N{EURO SIGN}" in text
 
 
 def test_prompts_may_come_through_a_pipe(
@@ -164,14 +144,14 @@ def test_prompts_may_come_through_a_pipe(
 
 
 def test_answers_and_conversations_need_a_regular_file(
-    here: Here, tiny_chat_8bit: Path, asked: Path, tmp_path: Path
+    run: Run, tiny_chat_8bit: Path, asked: Path, tmp_path: Path
 ) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     words = (tiny_chat_8bit, "--prompts", asked, "-q", "--answers", pipe)
-    check_refused(here(*words, *_HERE, command=cli.main), 1, "not a regular file")
+    check_refused(run(*words), 1, "not a regular file")
     session = (tiny_chat_8bit, "-p", "a", "-q", "--session", pipe)
-    check_refused(here(*session, *_HERE, command=cli.main), 1, "not a regular file")
+    check_refused(run(*session), 1, "not a regular file")
 
 
 WRONG_LINES = {
@@ -196,25 +176,3 @@ def test_a_wrong_line_is_answered_with_its_error(run: Run, tiny_llama_8bit: Path
         assert re.search(said, record["error"])
     assert found[-1]["text"]
     assert len(found) == len(WRONG_LINES) + 1
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--parallel", 2, "-p", "x"), "--parallel is for --prompts"),
-        (("--answers", "a.jsonl", "-p", "x"), "--answers is for --prompts"),
-        (("--prompts", "p.jsonl", "-p", "x"), "leave --prompt out"),
-        (("--prompts", "p.jsonl", "--parallel", 0), "--parallel"),
-        (("--prompts", "p.jsonl", "--system", "x"), "leave --system out"),
-    ],
-)
-def test_options_that_do_not_go_together(
-    here: Here, tiny_llama_8bit: Path, options: tuple[Any, ...], said: str
-) -> None:
-    check_refused(here(tiny_llama_8bit, *options, command=cli.main), 2, said)
-
-
-def test_the_plan_has_a_cache_for_each(run: Run, tiny_llama_8bit: Path) -> None:
-    done = run(tiny_llama_8bit, "--plan", "--parallel", 8)
-    assert done.returncode == 0
-    assert "KV cache, 8 sessions of 512 tokens" in done.stdout

@@ -10,11 +10,7 @@ from pathlib import Path
 import pytest
 
 from make.commands import PROMPT, Run
-from oracle import reference
 from qsf.cli import evaluate as eval_cli
-from qsf.cli.inspect import describe, report_lines
-from qsf.file.reader import Reader
-from qsf.model import Model
 
 STORY = (
     "there was a little girl named Lily. She loved to play with her toys and run around outside. "
@@ -33,26 +29,6 @@ def test_a_story_is_told(run: Run, mixture: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(", there was a little girl named Lily.")
     assert "32 of 32 experts" in done.stderr
-
-
-def test_every_expert_is_counted(mixture: Path) -> None:
-    with Reader(mixture) as reader, Model(mixture, ram_budget=None) as model:
-        assert model.info.n_parameters == describe(reader)["parameters"] > 3_000_000
-        layers = [line for line in report_lines(reader, with_tensors=False) if "layer" in line]
-    assert not [line for line in layers if "mixed" in line]
-
-
-@pytest.mark.parametrize("quant_type", ["8bit", "4bit"])
-def test_the_engine_computes_what_the_reference_does(
-    quant_type: str, converted: Callable[[str, str], Path]
-) -> None:
-    path = converted("tiny-moe", quant_type)
-    tokens = [0, *range(900, 1000)]
-    model = reference.load_qsf(path)
-    wanted = reference.forward(model, tokens).logits
-    with Model(path, exact=True, kv_type="f32", ram_budget=None) as engine:
-        logits = engine.logits(tokens)
-    assert abs(logits - wanted).max() < 1e-3 * abs(wanted).max()
 
 
 def test_it_is_evaluated_against_its_original(

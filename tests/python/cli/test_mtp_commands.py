@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import json
-import sys
-import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,9 @@ import pytest
 
 from make import mtp_models
 from make.commands import Run
-from make.served import started
+from make.served import serving
+from qsf import Model
+from qsf.cli.serve_options import ServeOptions
 from qsf_converter.convert import convert
 
 GREEDY = ("-n", 40, "--temperature", 0)
@@ -65,7 +64,7 @@ def test_chats_and_sessions_go_on_with_and_without(run: Run, sure: Path, tmp_pat
     assert [chat.returncode for chat in chats] == [0, 0], chats
     assert chats[0].stdout == chats[1].stdout
     stayed = run(sure, "-i", *GREEDY, "--draft", "off", stdin="Hi\nAnd you?\nWhy?\n").stdout
-    for kinds in (("auto", "auto", "auto"), ("auto", "off", "auto"), ("off", "auto", "off")):
+    for kinds in (("auto", "auto", "auto"), ("auto", "off", "auto")):
         session = tmp_path / f"{'-'.join(kinds)}.qsfs"
         answers = [
             run(sure, "-p", text, *GREEDY, "--session", session, "--draft", kind)
@@ -75,36 +74,23 @@ def test_chats_and_sessions_go_on_with_and_without(run: Run, sure: Path, tmp_pat
         assert "known from before" in answers[2].stderr
 
 
-@pytest.fixture
-def url(sure: Path, request: pytest.FixtureRequest) -> Iterator[str]:
-    words = [sys.executable, "-m", "qsf", "serve", str(sure), "--port", "0", "--parallel", "2"]
-    with started([*words, "--draft", request.param]) as process:
-        assert process.stderr is not None
-        while " at http" not in (line := process.stderr.readline()):
-            assert line
-        yield "http" + line.split(" at http")[1].split()[0].rstrip("/,")
-
-
-@pytest.mark.parametrize("url", ["auto", "off"], indirect=True)
-def test_two_clients_of_a_server(
-    url: str, run: Run, sure: Path, request: pytest.FixtureRequest
-) -> None:
-    def complete(prompt: str) -> str:
-        fields = {"model": "m", "prompt": prompt, "max_tokens": 40, "temperature": 0}
-        asked = urllib.request.Request(
-            f"{url}/v1/completions",
-            json.dumps(fields).encode(),
-            {"content-type": "application/json"},
-        )
-        with urllib.request.urlopen(asked, timeout=60) as answer:
-            return str(json.loads(answer.read())["choices"][0]["text"])
-
+@pytest.mark.parametrize("draft", ["auto", "off"])
+def test_two_clients_of_a_server(run: Run, sure: Path, draft: str) -> None:
     prompts = ["Once upon a time", "The cat saw"]
     wanted = [run(sure, "--raw", "-p", p, *GREEDY, "--draft", "off").stdout for p in prompts]
-    with ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(complete, prompts * 3))
-    assert [text.rstrip("\n") for text in answers] == [text.rstrip("\n") for text in wanted] * 3
-    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as page:
-        lines = page.read().decode().splitlines()
+    options = {**ServeOptions(parallel=2).sessions()[0], "draft": draft}
+    with (
+        Model(sure, ram_budget=None, **options) as model,
+        serving(sure, model, parallel=2) as client,
+    ):
+
+        def complete(prompt: str) -> str:
+            fields = {"prompt": prompt, "max_tokens": 40, "temperature": 0}
+            answer = client.post("/v1/completions", fields)
+            return f"{answer.json['choices'][0]['text']}\n"
+
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(complete, prompts * 3)) == wanted * 3
+        lines = client.get("/metrics").body.decode().splitlines()
     (right,) = (line for line in lines if "num_accepted_tokens_total" in line and line[0] != "#")
-    assert (float(right.split()[-1]) > 0) == ("auto" in request.node.name)
+    assert (float(right.split()[-1]) > 0) == (draft == "auto")

@@ -29,9 +29,10 @@ for stream in (sys.stdout, sys.stderr):
 N_BYTES = 900 * 100 + 3 * 50_000
 
 
-@pytest.mark.parametrize("is_unbuffered", [False, True])
-@pytest.mark.parametrize("is_blocking", [False, True])
-@pytest.mark.parametrize("name", ["stdout", "stderr"])
+@pytest.mark.parametrize(
+    ("name", "is_blocking", "is_unbuffered"),
+    [("stdout", False, True), ("stderr", False, False), ("stdout", True, False)],
+)
 def test_every_byte_arrives(name: str, *, is_blocking: bool, is_unbuffered: bool) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, is_blocking)
@@ -50,12 +51,11 @@ def test_every_byte_arrives(name: str, *, is_blocking: bool, is_unbuffered: bool
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
-@pytest.mark.parametrize("is_unbuffered", [False, True])
-@pytest.mark.parametrize("words", [["--help"], ["list"], ["run", "--help"], ["serve", "--help"]])
-def test_output_that_cannot_be_written_is_a_failure(
-    words: list[str], *, is_unbuffered: bool
-) -> None:
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1" if is_unbuffered else ""}
+@pytest.mark.parametrize(
+    ("words", "unbuffered"), [(["--help"], ""), (["list"], "1"), (["run", "--help"], "")]
+)
+def test_output_that_cannot_be_written_is_a_failure(words: list[str], unbuffered: str) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "wb") as full:  # noqa: PTH123
         done = subprocess.run(
             [sys.executable, "-m", "qsf", *words],

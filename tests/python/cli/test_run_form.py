@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from make.commands import Run
 from qsf import Model
 from qsf.text.constraints import Constraints
 from qsf.text.generation import Generation
@@ -27,18 +28,16 @@ SCHEMA: Any = {
 }
 
 
-def run(*words: str, code: int = 0, **env: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "qsf", "run", *words],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == code, done.stderr
-    return done.stdout if code == 0 else done.stderr
+@pytest.fixture
+def ask(run: Run) -> Callable[..., str]:
+    """Run the command; return what it prints, or the error where it must end with a code."""
+
+    def call(*words: object, code: int = 0) -> str:
+        done = run(*words)
+        assert done.returncode == code, done.stderr
+        return done.stdout if code == 0 else done.stderr
+
+    return call
 
 
 def is_cat(text: str) -> bool:
@@ -46,33 +45,37 @@ def is_cat(text: str) -> bool:
     return list(value) == ["age_of_the_cat"] and 0 <= value["age_of_the_cat"] <= 40
 
 
-def test_answers_have_the_form(tmp_path: Path, tiny_chat_8bit: Path, tiny_llama_4bit: Path) -> None:
+def test_answers_have_the_form(
+    ask: Callable[..., str], tmp_path: Path, tiny_chat_8bit: Path, tiny_llama_4bit: Path
+) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps(SCHEMA))
     grammar = tmp_path / "grammar.gbnf"
     grammar.write_text('root ::= "<" [xyz] [xyz] ">"')
     history = tmp_path / "history.json"
-    hot = ("--temperature", "1.5", "--seed", "3", "--ram-budget", "400MB", "-q")
-    asked: tuple[str, ...]
+    hot = ("--temperature", "1.5", "--seed", "3", "-q")
+    asked: tuple[object, ...]
     for model in (tiny_chat_8bit, tiny_llama_4bit):
-        asked = (str(model), "--prompt", "How old is the cat?", *hot)
-        assert is_cat(run(*asked, "--json-schema", str(schema)))
-        assert re.fullmatch("<[xyz]{2}>\n", run(*asked, "--grammar", str(grammar)))
-        said = json.loads(run(*asked, "--regex", "[a-c]{3}", "--json"))
+        asked = (model, "--prompt", "How old is the cat?", *hot)
+        assert is_cat(ask(*asked, "--json-schema", schema))
+        assert re.fullmatch("<[xyz]{2}>\n", ask(*asked, "--grammar", grammar))
+        said = json.loads(ask(*asked, "--regex", "[a-c]{3}", "--json"))
         assert re.fullmatch("[a-c]{3}", said["text"])
         assert said["stop_reason"] == "end"
-    asked = (str(tiny_chat_8bit), "--prompt", "How old?", "--history", str(history), *hot)
-    text = run(*asked, "--json-schema", str(schema))
+    asked = (tiny_chat_8bit, "--prompt", "How old?", "--history", history, *hot)
+    text = ask(*asked, "--json-schema", schema)
     turns = json.loads(history.read_text())
     assert turns[-1] == {"role": "assistant", "content": text.removesuffix("\n")}
 
 
-def test_many_prompts_have_the_form(tmp_path: Path, tiny_chat_8bit: Path) -> None:
+def test_many_prompts_have_the_form(
+    ask: Callable[..., str], tmp_path: Path, tiny_chat_8bit: Path
+) -> None:
     schema, prompts = tmp_path / "schema.json", tmp_path / "prompts.jsonl"
     schema.write_text(json.dumps(SCHEMA))
     prompts.write_text("".join(json.dumps(f"How old is cat {i}?") + "\n" for i in range(5)))
-    words = ("--prompts", str(prompts), "--temperature", "1.5", "--ram-budget", "400MB")
-    out = run(str(tiny_chat_8bit), *words, "--json-schema", str(schema))
+    words = ("--prompts", prompts, "--temperature", "1.5")
+    out = ask(tiny_chat_8bit, *words, "--json-schema", schema)
     answers = [json.loads(line) for line in out.splitlines()]
     assert len(answers) == 5
     assert all(is_cat(answer["text"]) for answer in answers)
@@ -102,30 +105,31 @@ def test_forced_tokens_do_not_change_the_text(
         assert sum(n_passes[:5]) < 0.6 * sum(n_passes[5:])
 
 
-def test_wrong_forms_are_refused(tmp_path: Path, tiny_chat_8bit: Path) -> None:
+def test_wrong_forms_are_refused(
+    ask: Callable[..., str],
+    process: Run,
+    tmp_path: Path,
+    tiny_chat_8bit: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps({"type": "array", "items": {"$ref": "#/$defs/none"}}))
-    model = str(tiny_chat_8bit)
-    asked = (model, "--prompt", "x")
-    said = run(*asked, "--json-schema", str(schema), code=1)
+    asked = (tiny_chat_8bit, "--prompt", "x")
+    said = ask(*asked, "--json-schema", schema, code=1)
     assert "error: --json-schema cannot be enforced" in said
     assert "/$defs/none" in said
     # A context that is too small ends the command behind the warning.
     schema.write_text(json.dumps({"enum": [[1, 2]], "uniqueItems": True}))
-    assert "warning: --json-schema: uniqueItems cannot be enforced: check the answer" in run(
-        *asked, "--json-schema", str(schema), "--max-seq-len", "1", code=1
+    assert "warning: --json-schema: uniqueItems cannot be enforced: check the answer" in ask(
+        *asked, "--json-schema", schema, "--max-seq-len", "1", code=1
     )
     schema.write_text("{")
-    assert "error: --json-schema: not JSON: Expecting" in run(
-        *asked, "--json-schema", str(schema), code=1
+    assert "error: --json-schema: not JSON: Expecting" in ask(
+        *asked, "--json-schema", schema, code=1
     )
-    assert "absent" in run(*asked, "--json-schema", str(tmp_path / "absent"), code=1)
-    both = ("--regex", "a", "--grammar", "b")
-    assert "--grammar and --regex exclude each other" in run(*asked, *both, code=2)
-    chat = (model, "--interactive", "--regex", "a")
-    assert "--regex is for --prompt and --prompts" in run(*chat, code=2)
+    assert "absent" in ask(*asked, "--json-schema", tmp_path / "absent", code=1)
     (tmp_path / "llguidance.py").write_text("raise ModuleNotFoundError('no llguidance')")
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    said = run(*asked, "--regex", "a", code=1, PYTHONPATH=path)
-    assert said.endswith("pip install llguidance\n")
-    assert said.count("\n") == 1
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    done = process("run", *asked, "--regex", "a")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.endswith("pip install llguidance\n")

@@ -9,13 +9,14 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from make.commands import Run
 from make.served import started
 from qsf.cli import servers
 from qsf.cli.announced import Running, running_servers
@@ -28,29 +29,28 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state" / "qsf" / "servers"
 
 
-def qsf(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "qsf", *words],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+@pytest.fixture
+def listed(qsf: Run) -> Callable[[], Any]:
+    return lambda: json.loads(qsf("ps", "--json").stdout)
 
 
-def listed() -> list[Any]:
-    found: list[Any] = json.loads(qsf("ps", "--json").stdout)
-    return found
+def wait_for_start(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    while " at " not in (line := process.stderr.readline()):
+        assert line
 
 
 @pytest.fixture
 def server(tiny_llama_4bit: Path) -> Iterator[subprocess.Popen[str]]:
     words = [sys.executable, "-m", "qsf", "serve", str(tiny_llama_4bit), "--port", "0"]
     with started([*words, "--alias", "tiny", "--ram-budget", "120"]) as process:
-        assert process.stderr is not None
-        while " at http" not in (line := process.stderr.readline()):
-            assert line
+        wait_for_start(process)
         yield process
 
 
-def test_one_is_listed_and_stopped(server: subprocess.Popen[str], state: Path) -> None:
+def test_one_is_listed_and_stopped(
+    qsf: Run, listed: Callable[[], Any], server: subprocess.Popen[str], state: Path
+) -> None:
     (facts,) = listed()
     assert (facts["name"], facts["pid"]) == ("tiny", server.pid)
     assert re.fullmatch(r"in memory \d+ MB of at most 120 MB", facts["memory"])
@@ -68,7 +68,7 @@ def test_one_is_listed_and_stopped(server: subprocess.Popen[str], state: Path) -
 
 
 def test_one_of_several_models_leaves_memory(
-    tiny_llama_4bit: Path, tiny_chat_8bit: Path, tmp_path: Path
+    qsf: Run, listed: Callable[[], Any], tiny_llama_4bit: Path, tiny_chat_8bit: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "models"
     folder.mkdir()
@@ -77,9 +77,7 @@ def test_one_of_several_models_leaves_memory(
     where = tmp_path / "socket"
     words = [sys.executable, "-m", "qsf", "serve", str(folder), "--host", str(where)]
     with started([*words, "--keep-alive", "2h", "--ram-budget", "200"]) as process:
-        assert process.stderr is not None
-        while f" at {where}" not in (line := process.stderr.readline()):
-            assert line
+        wait_for_start(process)
         (facts,) = listed()
         assert 6900 < facts["models"]["chat"] <= 7201
         assert "  chat is in memory, leaves in " in qsf("ps").stdout
@@ -94,7 +92,9 @@ def test_one_of_several_models_leaves_memory(
         assert process.wait(10) == 0
 
 
-def test_one_that_was_killed_is_forgotten(server: subprocess.Popen[str], state: Path) -> None:
+def test_one_that_was_killed_is_forgotten(
+    listed: Callable[[], Any], server: subprocess.Popen[str], state: Path
+) -> None:
     server.send_signal(signal.SIGKILL)
     server.wait(10)
     (path,) = state.iterdir()
@@ -102,7 +102,7 @@ def test_one_that_was_killed_is_forgotten(server: subprocess.Popen[str], state: 
     assert not path.exists()
 
 
-def test_files_of_others_stop_nobody(state: Path) -> None:
+def test_files_of_others_stop_nobody(qsf: Run, listed: Callable[[], Any], state: Path) -> None:
     state.mkdir(parents=True)
     facts = {"pid": os.getpid(), "name": "x", "url": "y", "memory": "z", "started": 0}
     (state / f"{os.getpid()}.json").write_text(json.dumps(facts), "utf-8")
@@ -119,15 +119,13 @@ def test_a_folder_that_cannot_be_written_stops_no_server(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     words = [sys.executable, "-m", "qsf", "serve", str(tiny_llama_4bit), "--port", "0"]
     with started(words) as process:
-        assert process.stderr is not None
-        while " at http" not in (line := process.stderr.readline()):
-            assert line
+        wait_for_start(process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
 
 
 @pytest.mark.skipif(os.name != "posix", reason="named pipes and locks of POSIX")
-def test_strange_files_are_no_servers(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strange_files_are_no_servers(listed: Callable[[], Any], state: Path) -> None:
     """A pid of 0 or -1 would signal a whole group, a named pipe would wait for ever."""
     state.mkdir(parents=True)
     os.mkfifo(state / "9.json")
