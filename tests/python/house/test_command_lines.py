@@ -7,15 +7,13 @@ import json
 import re
 import shlex
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from make import importances
 from make.calibrated_models import small_llama
-from make.commands import Here
+from make.commands import Run
 from qsf_converter import convert
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,13 +31,6 @@ LEFT_OUT = {
     "qsf plan": "seconds of measuring; tests/python/cli/test_front.py runs it",
     "qsf completion": "seconds; tests/python/cli/test_front.py runs it for three shells",
     ".venv/bin/python -m pytest": "is a part of these tests",
-}
-
-# In this process, where that changes nothing. `run` and `chat` count the memory of theirs.
-IN_PROCESS = {
-    "convert": "qsf_converter.cli",
-    "inspect": "qsf.cli.inspect",
-    "eval": "qsf.cli.evaluate",
 }
 
 
@@ -75,33 +66,24 @@ def folder(tmp_path: Path, tiny_chat_8bit: Path, monkeypatch: pytest.MonkeyPatch
     return tmp_path
 
 
-def run_line(words: list[str], here: Here) -> subprocess.CompletedProcess[str]:
+def run_line(words: list[str], qsf: Run, process: Run) -> subprocess.CompletedProcess[str]:
+    """In this process, but for those that count the memory of theirs."""
     assert words[0] == "qsf"
     if words[1] == "convert":
         Path(words[3]).unlink(missing_ok=True)  # what an earlier line has left
-    if words[1] in IN_PROCESS:
-        module = __import__(IN_PROCESS[words[1]], fromlist=["run"])
-        run: Callable[[list[str]], int] = module.run
-        return here(*words[2:], command=run)
-    return subprocess.run(
-        [sys.executable, "-m", "qsf", *words[1:]],
-        input="Who are you?\n" if words[1] == "chat" else "",
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    call = process if words[1] in ("run", "chat") else qsf
+    return call(*words[1:], stdin="Who are you?\n" if words[1] == "chat" else "")
 
 
 @pytest.mark.parametrize(
     "document", ["README.md", pytest.param("docs/use.md", marks=pytest.mark.slow)]
 )
-def test_every_command_line_runs(document: str, folder: Path, here: Here) -> None:
+def test_every_command_line_runs(document: str, folder: Path, qsf: Run, process: Run) -> None:
     n_run = 0
     for line in command_lines(document):
         if reason_to_leave_out(line):
             continue
-        done = run_line(shlex.split(line), here)
+        done = run_line(shlex.split(line), qsf, process)
         assert done.returncode == 0, f"{line}: {done.stderr}"
         assert done.stdout or "--answers" in line, line
         n_run += 1

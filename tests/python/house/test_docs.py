@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import subprocess
 import sys
@@ -40,50 +42,36 @@ def commands() -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 @cache
 def options_of(program: str) -> frozenset[str]:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"from qsf.shell.entry import start; start({program[4:]!r})",
-            "--help-all" if program == "qsf-run" else "--help",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
-    )
-    return frozenset(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", done.stdout))
+    """The options in the help of a program."""
+    shown = io.StringIO()
+    words = ["--help-all" if program == "qsf-run" else "--help"]
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown):
+        for name, value in {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "argv", [program, *words])
+        patch.setattr(entry, "_leave_on_signals", lambda: None)
+        with contextlib.suppress(SystemExit):
+            entry.start(program[4:])
+    return frozenset(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", shown.getvalue()))
 
 
-def test_there_are_commands_to_check() -> None:
-    programs = {words[0] for name, words in commands() if name == "README.md"}
-    assert programs >= {"make", "qsf-convert", "qsf-run"}
-
-
-def test_verbs_of_make_exist() -> None:
+def test_verbs_of_make_and_options_exist() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    verbs = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
-    for name, words in commands():
-        if words[0] == "make":
-            missing = [w for w in words[1:] if "=" not in w and w not in verbs]
-            assert missing == [], f"{name}: {' '.join(words)}"
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_options_exist(program: str) -> None:
-    known = options_of(program)
-    assert "--help" in known
-    for name, words in commands():
-        if words[0] == program:
-            options = {word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)}
-            assert options <= known, f"{name}: {' '.join(words)}"
-
-
-def test_options_named_in_the_user_guide_exist() -> None:
-    known = frozenset[str]().union(*map(options_of, PROGRAMS))
-    named = re.findall(r"`(--[a-z][a-z-]*)", (ROOT / "docs" / "use.md").read_text("utf-8"))
-    assert named
-    assert set(named) <= known
+    known = {"make": frozenset(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))}
+    known |= {program: options_of(program) for program in PROGRAMS}
+    assert all("--help" in known[program] for program in PROGRAMS)
+    n_commands = 0
+    for name, (program, *words) in commands():
+        of_make = {w for w in words if "=" not in w}
+        options = {word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        named = of_make if program == "make" else options
+        assert named <= known[program], f"{name}: {program} {' '.join(words)}"
+        n_commands += name == "README.md"
+    assert n_commands > 5
+    use = (ROOT / "docs" / "use.md").read_text("utf-8")
+    of_guide = set(re.findall(r"`(--[a-z][a-z-]*)", use))
+    assert of_guide
+    assert of_guide <= frozenset[str]().union(*known.values())
 
 
 def python_examples() -> list[tuple[str, str]]:

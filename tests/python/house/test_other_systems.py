@@ -147,17 +147,11 @@ def test_text_is_generated_and_a_chat_needs_no_readline(tmp_path: Path) -> None:
     assert len(printed) > 8
 
 
-@pytest.mark.parametrize(
-    ("code", "end"),
-    [(0xC0000409, "memory"), (0xC00000FD, "stack"), (1816, "time"), (1, ""), (0, "")],
-)
-def test_ends_of_processes_on_windows(code: int, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.platform", "win32")
-    assert children.how_ended(code) == end
-
-
-def test_ends_of_processes_by_signals() -> None:
+def test_ends_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = {-9: children.KILLED, -11: children.NESTED, -15: "", -37: ""}  # 37: one without a name
+    assert {code: children.how_ended(code) for code in ends} == ends
+    monkeypatch.setattr("sys.platform", "win32")
+    ends = {0xC0000409: "memory", 0xC00000FD: "stack", 1816: "time", 1: "", 0: ""}
     assert {code: children.how_ended(code) for code in ends} == ends
 
 

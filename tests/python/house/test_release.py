@@ -15,30 +15,24 @@ HOME = "https://forge.invalid/someone/qsf"
 DATED = "# Changelog\n\n## 1.2.0 - 2026-12-01\n"
 
 
-def test_a_release_in_order_is_not_refused() -> None:
-    assert release.refusals("v1.2.0", "1.2.0", DATED, "", HOME) == []
-    assert release.refusals("", "1.2.0", "## 1.2.0 - unreleased\n", "", "") == []
-
-
 @pytest.mark.parametrize(
-    ("tag", "changelog", "changes", "fault"),
+    ("tag", "changelog", "changes", "home", "fault"),
     [
-        ("v1.3.0", DATED, "", "the tag must be v1.2.0"),
-        ("v1.2.0", "## 1.2.0 - unreleased\n", "", "write the date"),
-        ("v1.2.0", "## 1.1.0 - 2026-01-01\n", "", "has no chapter '## 1.2.0 - DATE'"),
-        ("", DATED, "M qsf/model.py", "not committed, so not in it: M qsf/model.py"),
+        ("v1.2.0", DATED, "", HOME, ""),
+        ("", "## 1.2.0 - unreleased\n", "", "", ""),
+        ("v1.3.0", DATED, "", HOME, "the tag must be v1.2.0"),
+        ("v1.2.0", "## 1.2.0 - unreleased\n", "", HOME, "write the date"),
+        ("v1.2.0", "## 1.1.0 - 2026-01-01\n", "", HOME, "has no chapter '## 1.2.0 - DATE'"),
+        ("", DATED, "M qsf/model.py", HOME, "not committed, so not in it: M qsf/model.py"),
+        ("v1.2.0", DATED, "", "", "URL=https://"),
     ],
 )
 def test_a_release_out_of_order_is_refused(
-    tag: str, changelog: str, changes: str, fault: str
+    tag: str, changelog: str, changes: str, home: str, fault: str
 ) -> None:
-    (found,) = release.refusals(tag, "1.2.0", changelog, changes, HOME)
-    assert fault in found
-
-
-def test_a_release_needs_the_address_that_packages_name() -> None:
-    (found,) = release.refusals("v1.2.0", "1.2.0", DATED, "", "")
-    assert "URL=https://" in found
+    found = release.refusals(tag, "1.2.0", changelog, changes, home)
+    assert len(found) == bool(fault)
+    assert fault in "".join(found)
 
 
 def test_archives_depend_on_contents_and_epoch_only(tmp_path: Path) -> None:

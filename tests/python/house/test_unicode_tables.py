@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from make.examples import examples
 from qsf_converter.text.characters import named
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -46,29 +47,12 @@ def read_numbers(text: str) -> list[int]:
     return numbers
 
 
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.integers(0, 2**32 - 1)))
 def test_numbers_are_read_as_they_were_written(numbers: list[int]) -> None:
     rows = tables.write_rows(numbers)
     assert all(len(row) <= tables.N_ROW + 3 for row in rows.splitlines())
     assert read_numbers("".join(re.findall(r'"(.*)",\n', rows))) == numbers
-
-
-def test_a_digit_needs_no_escape_in_c() -> None:
-    assert len(set(tables.DIGITS)) == 92
-    assert not set(tables.DIGITS) & set('"?\\')
-
-
-@given(st.integers(-(2**20), 2**20), st.integers(-(2**20), 2**20))
-def test_folded_numbers_differ(a: int, b: int) -> None:
-    assert tables.fold(a) >= 0
-    assert (tables.fold(a) == tables.fold(b)) == (a == b)
-
-
-@given(st.binary(min_size=1, max_size=40))
-def test_runs_give_their_bytes(values: bytes) -> None:
-    numbers = list(tables.list_runs(values))
-    runs = zip(numbers[::2], numbers[1::2], strict=True)
-    assert b"".join(bytes([value]) * n for n, value in runs) == values
 
 
 def test_the_file_has_the_library_s_compositions() -> None:
