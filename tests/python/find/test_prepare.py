@@ -6,16 +6,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from make import gguf_files, tiny_checkpoints
+from make.commands import Run
 from make.fake_hub import COMMIT, REPO, FakeHub
 from make.fake_hub import hub as hub
 from qsf.errors import ChildFailedError, QsfArgumentError, QsfConversionError, QsfIOError
@@ -39,12 +39,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     return tmp_path / "cache"
-
-
-def qsf(*arguments: object) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "qsf", *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL,
-                          timeout=120, check=False)  # fmt: skip
 
 
 def write(path: Path, text: str) -> Path:
@@ -87,25 +81,24 @@ def test_what_cannot_be_a_model_says_what_to_do(tmp_path: Path) -> None:
         meaning_of("https://example.com/model.qsf")
     with pytest.raises(QsfArgumentError, match="not a type of weights"):
         meaning_of("org/name:9bit")
+    names = {"Q2_K": "2bit", "Q3_K_M": "3bit", "Q4_0": "4bit", "Q5_K_S": "8bit", "Q6_K": "8bit",
+             "q8_0": "8bit", "BF16": "f16", "TQ1_0": "ternary", "4bit-sym": "4bit-sym",
+             "IQ4_XS": "4bit-nl"}  # fmt: skip
+    assert {name: our_type(name) for name in names} == names
+    files = ["m-Q2_K.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "README.md"]
+    wanted = {"q4_k_m": "m-Q4_K_M.gguf", "": "m-Q8_0.gguf", "Q5_0": None}
+    assert {name: gguf_of(files, name) for name in wanted} == wanted
 
 
-@pytest.mark.parametrize(
-    ("model", "repo", "quant_type"),
-    [
+def test_names_of_the_hub_and_what_they_take(
+    qsf: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for model, repo, quant_type in (
         ("Qwen/Qwen3-4B", "Qwen/Qwen3-4B", "4bit"),
         ("Qwen/Qwen3-4B:8bit", "Qwen/Qwen3-4B", "8bit"),
         ("org/name:Q4_K_M", "org/name", "4bit"),
         ("https://huggingface.co/org/name/tree/main", "org/name", "4bit"),
         ("hf.co/org/name:Q8_0", "org/name", "8bit"),
-    ],
-)
-def test_names_of_the_hub(model: str, repo: str, quant_type: str) -> None:
-    named = meaning_of(model)
-    assert (named.repo, named.quant_type, named.path) == (repo, quant_type, None)
-
-
-def test_short_names_and_what_they_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for model, repo, quant_type in (
         ("qwen3:4b", "Qwen/Qwen3-4B", "4bit"),
         ("Qwen3:4B:8bit", "Qwen/Qwen3-4B", "8bit"),
     ):
@@ -138,26 +131,24 @@ def test_the_figures_of_a_suggested_model_are_those_of_its_plan(tmp_path: Path) 
     assert smallest.memory_mb - 60 <= engine_mb <= smallest.memory_mb - 50
 
 
-def test_types_of_llama_cpp_have_ours_beside_them() -> None:
-    names = {"Q2_K": "2bit", "Q3_K_M": "3bit", "Q4_0": "4bit", "Q5_K_S": "8bit", "Q6_K": "8bit",
-             "q8_0": "8bit", "BF16": "f16", "TQ1_0": "ternary", "4bit-sym": "4bit-sym",
-             "IQ4_XS": "4bit-nl"}  # fmt: skip
-    assert {name: our_type(name) for name in names} == names
-    files = ["m-Q2_K.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "README.md"]
-    assert gguf_of(files, "q4_k_m") == "m-Q4_K_M.gguf"
-    assert gguf_of(files, "") == "m-Q8_0.gguf"
-    assert gguf_of(files, "Q5_0") is None
-
-
 # ---- conversions are kept ----
 
 
 def test_a_folder_is_converted_once_and_again_when_it_has_changed(
-    cache: Path, tiny_llama_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    qsf: Run,
+    cache: Path,
+    tiny_llama_dir: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = tmp_path / "my model"
     shutil.copytree(tiny_llama_dir, source)
-    path = find_model(str(source))
+    run_child = Mock(wraps=prepare._run_child)
+    monkeypatch.setattr(prepare, "_run_child", run_child)
+    with ThreadPoolExecutor(3) as pool:  # as several commands would, at the same time
+        (path,) = {*pool.map(find_model, [str(source)] * 3)}
+    run_child.assert_called_once()
     assert path.parent == cache / "qsf" / "models"
     assert is_qsf_file(path)
     assert f"converting {source} to 4bit, once: {path}" in capfd.readouterr().err
@@ -172,6 +163,11 @@ def test_a_folder_is_converted_once_and_again_when_it_has_changed(
     assert (kept.name, kept.quant_type) == (str(source), "4bit")
     listed = json.loads(qsf("list", "--json").stdout)
     assert [(m["name"], m["family"]) for m in listed] == [(str(source), "llama")]
+    (source / "config.json").write_text('{"architectures": ["OddForCausalLM"]}', "utf-8")
+    failed = qsf("run", source, "-p", "x", "-q")
+    assert (failed.returncode, failed.stdout, failed.stderr.count("\n")) == (1, "", 1)
+    assert failed.stderr.startswith("qsf-convert: error: ")
+    assert store.all_kept() == [kept]
     removed = qsf("rm", source)
     assert removed.stdout.startswith(f"removed {source}:4bit")
     assert list(path.parent.iterdir()) == []
@@ -198,64 +194,20 @@ def test_a_gguf_file_keeps_its_bits(cache: Path, tmp_path: Path, tiny_llama_dir:
     assert [kept.quant_type for kept in store.named("m-Q4_1", "q4_k_m")] == ["Q4_K_M"]
 
 
-def test_two_processes_convert_one_model_once(
-    cache: Path, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    n_runs = []
-    run_child = prepare._run_child
-
-    def counted(words: list[str]) -> str:
-        n_runs.append(words)
-        return run_child(words)
-
-    monkeypatch.setattr(prepare, "_run_child", counted)
-    threads = [
-        threading.Thread(target=find_model, args=(str(tiny_llama_dir),), kwargs={"is_quiet": True})
-        for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(n_runs) == 1
-
-
-def test_what_cannot_be_converted_is_one_line_and_leaves_nothing(
-    cache: Path, tmp_path: Path
-) -> None:
-    write(tmp_path / "odd" / "config.json", '{"architectures": ["OddForCausalLM"]}')
-    done = qsf("run", tmp_path / "odd", "-p", "x", "-q")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("qsf-convert: error: ")
-    assert store.all_kept() == []
-
-
 def test_the_budget_of_a_run_counts_nothing_of_the_conversion(
-    cache: Path, tiny_llama_dir: Path
+    process: Run, qsf: Run, cache: Path, tiny_llama_dir: Path
 ) -> None:
     peaks = []
     for _ in range(2):  # with the conversion, then without
-        done = qsf("run", tiny_llama_dir, "-p", "x", "-n", 1, "--json")
+        done = process("run", tiny_llama_dir, "-p", "x", "-n", 1, "--json")
         peaks.append(json.loads(done.stdout)["peak_bytes"] / 2**20)
     assert peaks[0] - peaks[1] < 3  # the converter alone takes some 100
-
-
-def test_a_model_with_only_tokenizer_model_says_how_to_make_the_other(
-    cache: Path, tiny_llama_dir: Path, tmp_path: Path
-) -> None:
-    source = tmp_path / "old"
-    shutil.copytree(tiny_llama_dir, source)
-    (source / "tokenizer.json").rename(source / "tokenizer.model")
-    done = qsf("convert", source, tmp_path / "old.qsf", "-q")
-    assert done.returncode == 1
-    assert "save_pretrained(FOLDER) makes it" in done.stderr
 
 
 # ---- the hub ----
 
 
-def test_a_model_is_pulled_shown_and_removed(hub: FakeHub) -> None:
+def test_a_model_is_pulled_shown_and_removed(qsf: Run, hub: FakeHub) -> None:
     absent = qsf("show", REPO)
     assert absent.returncode == 2
     assert f"{REPO} is not converted yet: " in absent.stderr
@@ -288,7 +240,9 @@ def test_a_model_is_pulled_shown_and_removed(hub: FakeHub) -> None:
     assert "some-org/absent is not on the hub" in failed.stderr
 
 
-def test_a_model_of_the_hub_is_downloaded_if_the_user_says_so(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_model_of_the_hub_is_downloaded_if_the_user_says_so(
+    qsf: Run, hub: FakeHub, tmp_path: Path
+) -> None:
     refused = qsf("run", REPO, "-p", "x")
     assert refused.returncode == 1
     assert "is not on this machine. Download 5.6 MB with --yes" in refused.stderr
@@ -331,37 +285,30 @@ HOSTILE_HUBS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"n_extra_bytes": 32 << 20}, "the hub sends more than was asked for"),
 ]  # fmt: skip
-QUICK_HUBS = 2  # of these; the others are slow tests
 
 
-def refuse_hostile_hub(hub: FakeHub, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [*HOSTILE_HUBS[:2], *(pytest.param(*hub, marks=pytest.mark.slow) for hub in HOSTILE_HUBS[2:])],
+)
+def test_a_hostile_hub_is_refused(
+    qsf: Run,
+    hub: FakeHub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    said: str,
+) -> None:
     vars(hub).update(changes)
-    outside = tmp_path / "as" / "deep" / "as" / "any" / "cache"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HOME", str(outside))
-        done = qsf("pull", f"{REPO}:Q4_0", "-q")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "as" / "deep" / "as" / "any" / "cache"))
+    done = qsf("pull", f"{REPO}:Q4_0", "-q")
     assert done.returncode == 1
     assert said in done.stderr.splitlines()[-1]
     assert "evil" not in {path.name for path in tmp_path.rglob("*")}
 
 
-@pytest.mark.parametrize(("changes", "said"), HOSTILE_HUBS[:QUICK_HUBS])
-def test_a_hostile_hub_is_refused(
-    hub: FakeHub, tmp_path: Path, changes: dict[str, Any], said: str
-) -> None:
-    refuse_hostile_hub(hub, tmp_path, changes, said)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("changes", "said"), HOSTILE_HUBS[QUICK_HUBS:])
-def test_every_hostile_hub_is_refused(
-    hub: FakeHub, tmp_path: Path, changes: dict[str, Any], said: str
-) -> None:
-    refuse_hostile_hub(hub, tmp_path, changes, said)
-
-
 def test_without_the_hub_the_error_says_what_to_do_elsewhere(
-    cache: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+    qsf: Run, cache: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     absent = qsf("run", "some-org/absent", "-p", "x")
     assert "some-org/absent is not on the hub" in absent.stderr
