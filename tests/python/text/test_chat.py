@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -16,16 +15,6 @@ from qsf_converter.text.tables import open_tokenizer
 USER = {"role": "user", "content": "Hi"}
 ASSISTANT = {"role": "assistant", "content": "Hello"}
 
-CHATML = """{% for message in messages %}
-    {% if loop.first and message['role'] != 'system' %}
-{{ '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}
-    {% endif %}
-{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] | trim + '<|im_end|>' + '\\n' }}
-{% endfor %}
-{% if add_generation_prompt %}
-{{ '<|im_start|>assistant\\n' }}
-{% endif %}
-"""
 
 LLAMA2 = (
     "{% for message in messages %}"
@@ -38,52 +27,9 @@ LLAMA2 = (
 )
 
 
-# What gpt-oss's template is built of: macros that read what a caller may leave out, and the date.
-HARMONY = """{%- macro head() -%}
-    {%- if effort is not defined %}{%- set effort = "medium" %}{%- endif %}
-    {{- "Date: " + strftime_now("%Y") + "\\nReasoning: " + effort }}
-    {%- if tools -%}{{- "tools" }}{%- endif -%}
-{%- endmacro -%}
-{{- "<|start|>system<|message|>" }}{{- head() }}{{- "<|end|>" }}
-{%- if messages[0].role == "developer" or messages[0].role == "system" %}
-    {%- set instructions = messages[0].content %}{%- set rest = messages[1:] %}
-{%- else %}{%- set instructions = "" %}{%- set rest = messages %}{%- endif %}
-{%- if instructions %}{{- "<|start|>developer<|message|>" + instructions + "<|end|>" }}{%- endif %}
-{%- set last = namespace(name=none) %}
-{%- for message in rest -%}
-    {%- set later = namespace(found=false) %}
-    {%- for future in rest[loop.index:] %}
-        {%- if future.role == "assistant" %}{%- set later.found = true %}{%- endif %}
-    {%- endfor %}
-    {%- if message.role == "assistant" and "<|channel|>" in message.content %}
-        {{- raise_exception("no channels here") }}
-    {%- elif message.role == "assistant" %}
-        {%- set last.name = message.role %}
-        {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>" }}
-    {%- else %}
-        {{- "<|start|>user<|message|>" + message.content }}
-        {{- ("" if later.found else "!") + "<|end|>" }}
-    {%- endif %}
-{%- endfor -%}
-{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}"""
-
-
 @pytest.fixture(scope="session")
 def tokenizer(tiny_llama_dir: Path) -> Tokenizer:
     return open_tokenizer((tiny_llama_dir / "tokenizer.json").read_bytes(), bos_id=0, add_bos=True)
-
-
-def test_blocks_are_trimmed_as_transformers_trims_them() -> None:
-    assert ChatTemplate(CHATML).render([USER]) == (
-        "<|im_start|>system\nBe kind.<|im_end|>\n\n"
-        "<|im_start|>user\nHi<|im_end|>\n\n"
-        "<|im_start|>assistant\n\n"
-    )
-
-
-def test_the_generation_prompt_can_be_left_out() -> None:
-    text = ChatTemplate(CHATML).render([USER], add_generation_prompt=False)
-    assert "assistant" not in text
 
 
 def test_special_tokens_and_python_methods_are_there() -> None:
@@ -94,20 +40,6 @@ def test_special_tokens_and_python_methods_are_there() -> None:
     assert template.render([USER, ASSISTANT, again]) == (
         "<s>[INST] Hi [/INST] Hello </s><s>[INST] More? [/INST]"
     )
-
-
-def test_a_template_like_harmony() -> None:
-    system = {"role": "system", "content": "Be kind."}
-    text = ChatTemplate(HARMONY).render([system, USER, ASSISTANT, USER])
-    head, _, rest = text.partition("<|end|>")
-    assert re.fullmatch(r"<\|start\|>system<\|message\|>Date: 20\d\d\nReasoning: medium", head)
-    assert rest == (
-        "<|start|>developer<|message|>Be kind.<|end|><|start|>user<|message|>Hi<|end|>"
-        "<|start|>assistant<|channel|>final<|message|>Hello<|end|>"
-        "<|start|>user<|message|>Hi!<|end|><|start|>assistant"
-    )
-    with pytest.raises(QsfArgumentError, match="no channels here"):
-        ChatTemplate(HARMONY).render([USER, {"role": "assistant", "content": "<|channel|>"}])
 
 
 def test_a_template_that_refuses_says_why() -> None:
@@ -122,28 +54,6 @@ def test_what_a_template_says_is_one_line_of_bounded_length() -> None:
     said = str(caught.value)
     assert said.isprintable()
     assert len(said) == MAX_LINE
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("{{ messages | tojson }}", '[{"role": "user", "content": "<é>"}]'),
-        ("{{ messages[0] | tojson(indent=2) }}", '{\n  "role": "user",\n  "content": "<é>"\n}'),
-        ("{{ messages[0].content }}", "<é>"),
-        (
-            "{% for m in [1, 2, 3] %}{% if m == 2 %}{% continue %}{% endif %}{{ m }}{% endfor %}",
-            "13",
-        ),
-        ("{% for m in [1, 2, 3] %}{% if m == 2 %}{% break %}{% endif %}{{ m }}{% endfor %}", "1"),
-        ("{{ tools is none }}{{ undefined_name is defined }}", "TrueFalse"),
-        ("{% set ns = namespace(x=1) %}{% set ns.x = 5 %}{{ ns.x }}", "5"),
-        ("{{ 'a,b'.split(',')[-1].upper() }}{{ 'abc'.startswith('a') }}", "BTrue"),
-        ("a{%- generation -%} b {%- endgeneration %}", "ab"),
-        ("{{ strftime_now('%Y') | length }}", "4"),
-    ],
-)
-def test_the_dialect_of_templates(source: str, expected: str) -> None:
-    assert ChatTemplate(source).render([{"role": "user", "content": "<é>"}]) == expected
 
 
 def test_of_several_templates_the_default_is_used() -> None:

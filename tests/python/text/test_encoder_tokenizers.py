@@ -97,14 +97,14 @@ def test_ids_are_those_of_the_library(kind: str) -> None:
     ours = open_tokenizer(library.to_str().encode(), bos_id=None)
     rng = random.Random(kind)
     n_tried = 0
-    for _ in range(1500):
+    for _ in range(400):
         text = random_text(rng, rng.randrange(1, 25))
         if not is_older(text) or (kind == "unigram" and JOINED.search(text)):
             continue
         n_tried += 1
         want = library.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, add_prefix=False) == want, text
-    assert n_tried > 900
+    assert n_tried > 240
     for text in ("x" * 100, "x" * 101, "", " ", "\u2581a", "a\u2581b"):
         assert (
             ours.encode(text, add_prefix=False)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -29,62 +30,43 @@ LONG = "{% set ns = namespace(x='abcd') %}"
 # What the file may do, and what the error says of it.
 HOSTILE = {
     "not": ("{{ " + "not " * 18_831 + "1 }}", "nested too deeply"),
-    "sum": ("{{ " + "1+" * 19_000 + "1 }}", "nested too deeply"),
-    "minus": ("{{ " + "-" * 100_000 + "1 }}", "nested too deeply"),
     "brackets": ("{{ " + "[" * 20_000 + "]" * 20_000 + " }}", "nested too deeply"),
     "blocks": ("{% if 1 %}" * 4_000 + "{% endif %}" * 4_000, "nested too deeply"),
     "itself": (LONG + "{% set ns.a = ns %}{{ ns | tojson }}", "line 1: TypeError"),
     "macro": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "nested too deeply"),
-    "format": ('{{ "%500000000d" | format(3) }}', "more memory"),
     "doubled": (
         LONG + "{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
         "memory",
     ),
-    "added": (LONG + "{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}", "memory"),
     "replace": ('{{ ("a" * 100000) | replace("a", "b" * 100000) }}', "more memory"),
-    "method": ('{{ ("a" * 100000).replace("a", "b" * 100000) }}', "more memory"),
-    "indent": ('{{ "a" | indent(10**9) }}', "more memory"),
-    "lines": ('{{ ("a\n" * 1000) | indent(100000000) }}', "more memory"),
     "tojson": ("{{ messages | tojson(indent=10**9) }}", "more memory"),
-    "time": ('{{ strftime_now("%Y" * 1000000) }}', "more memory"),
-    "join": ('{{ range(90000) | join("b" * 60000) }}', "more memory"),
     "times": ('{{ ("a" * 60000) * 60000 }}', "more memory"),
-    "list": ("{{ ([1] * 60000) * 60000 }}", "more memory"),
     "power": ("{{ 10**(10**11) }}", "more memory"),
-    "range": ("{{ range(10**9) | list }}", "Range too big"),
-    "include": ("{% include 'other' %}", "no loader"),
     "class": ("{{ ''.__class__.__mro__ }}", "unsafe"),
     "broken": ("{% if %}", "line 1"),
-    "filter": ("{{ 1 | no_such_filter }}", "line 1"),
     "surrogate": ("\ud800", "not valid Unicode"),
     "long": ("a" * (MAX_SOURCE_BYTES + 1), "131073 bytes, allowed: up to 131072"),
 }
 
+HOLDS_ITSELF: list[Any] = []
+HOLDS_ITSELF.append(HOLDS_ITSELF)
 N_EXAMPLES = int(os.environ.get("QSF_FUZZ_EXAMPLES", "30"))  # `make fuzz` asks for more
 
 
-@pytest.mark.parametrize(("source", "reason"), HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_template_is_a_typed_error(source: str, reason: str) -> None:
-    with pytest.raises((QsfFormatError, TemplateFailedError), match=reason) as caught:
-        ChatTemplate(source).render([USER])
-    assert "chat template" in str(caught.value)
-    fault = template_fault(source)
-    assert fault is not None
-    assert fault == str(caught.value), "the same template gives the same error"
+def test_a_hostile_template_is_a_typed_error() -> None:
+    with one_process():
+        for name, (source, reason) in HOSTILE.items():
+            with pytest.raises((QsfFormatError, TemplateFailedError), match=reason) as caught:
+                ChatTemplate(source).render([USER])
+            assert "chat template" in str(caught.value), name
+            assert template_fault(source) == str(caught.value), "the same, the same error"
 
 
-@pytest.mark.parametrize("body", ["", "{% set b = range(9999) | list | tojson %}"])
-def test_a_template_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+def test_a_template_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render_module, "_CPU_SECONDS", 1)
-    source = "{% for i in range(99999) %}{% for j in range(99999) %}@{% endfor %}{% endfor %}"
-    source = source.replace("@", body)
+    source = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(QsfFormatError, match="more than 1 second"):
         ChatTemplate(source).render([USER])
-
-
-def test_nothing_is_compiled_before_it_is_used() -> None:
-    template = ChatTemplate(HOSTILE["not"][0])
-    assert not template.is_plain
 
 
 def test_a_long_prompt_is_an_error_with_size_and_limit() -> None:
@@ -108,18 +90,11 @@ def test_a_long_conversation_has_the_memory_that_it_takes() -> None:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [({1, 2}, "JSON"), ("\ud800", "Unicode"), (b"bytes", "JSON"), (10**5000, "JSON")],
-    ids=["set", "surrogate", "bytes", "digits"],
+    [({1, 2}, "JSON"), ("\ud800", "Unicode"), (10**5000, "JSON"), (HOLDS_ITSELF, "JSON")],
+    ids=["set", "surrogate", "digits", "itself"],
 )
 def test_messages_are_json(content: object, reason: str) -> None:
     with pytest.raises(QsfArgumentError, match=reason):
-        ChatTemplate("x").render([{"role": "user", "content": content}])
-
-
-def test_a_message_that_holds_itself_is_refused() -> None:
-    content: list[Any] = []
-    content.append(content)
-    with pytest.raises(QsfArgumentError, match="JSON"):
         ChatTemplate("x").render([{"role": "user", "content": content}])
 
 
@@ -173,7 +148,7 @@ def test_one_process_renders_all_and_keeps_nothing() -> None:
         with pytest.raises(QsfArgumentError, match="no"):
             ChatTemplate("{{ raise_exception('no') }}").render([USER])
         assert children(os.getpid()) == [pid]
-        for name in ("doubled", "sum", "broken"):
+        for name in ("doubled", "not", "broken"):
             with pytest.raises(QsfFormatError, match=HOSTILE[name][1]):
                 ChatTemplate(HOSTILE[name][0]).render([USER])
             assert good.render([USER]) == "aHi"
@@ -256,8 +231,9 @@ except StoppedError as stopped:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("how", ["nullcontext", "one_process"])
+@pytest.mark.parametrize(
+    ("number", "how"), [(signal.SIGINT, "nullcontext"), (signal.SIGTERM, "one_process")]
+)
 def test_an_interrupt_leaves_no_process_behind(number: int, how: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", BUSY.replace("HOW", how)],
@@ -296,10 +272,12 @@ def test_standard_streams_may_be_closed(closed_streams: None) -> None:
 # ---- a grammar of templates ----
 
 
-@settings(deadline=None, max_examples=N_EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
-@given(TEMPLATES)
-def test_any_template_gives_a_text_or_a_typed_error(source: str) -> None:
-    try:
-        assert isinstance(ChatTemplate(source).render([USER]), str)
-    except (QsfFormatError, QsfArgumentError):
-        return  # typed, as it should be
+def test_any_template_gives_a_text_or_a_typed_error() -> None:
+    @settings(deadline=None, max_examples=N_EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
+    @given(TEMPLATES)
+    def check(source: str) -> None:
+        with contextlib.suppress(QsfFormatError, QsfArgumentError):
+            assert isinstance(ChatTemplate(source).render([USER]), str)
+
+    with one_process():
+        check()

@@ -9,7 +9,6 @@ transformers itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -21,7 +20,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from make.jinja_snippets import EXPRESSIONS, FAILURES, STATEMENTS, TEMPLATES, VALUES
 from qsf.errors import QsfError
 from qsf.text.chat import ChatTemplate
-from qsf.text.render import one_process
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 TOOL = {
@@ -116,12 +114,6 @@ def render(source: str, messages: list[dict[str, Any]], arguments: dict[str, Any
         add_generation_prompt=others.pop("add_generation_prompt", True),
         template_args=others or None,
     )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _process() -> Iterator[None]:
-    with one_process():
-        yield
 
 
 def snippets() -> list[str]:

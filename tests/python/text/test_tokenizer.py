@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,28 +103,16 @@ def llama2_json(shared_dir: Path) -> bytes:
 # ---- encoding ----
 
 
-def test_bos_is_added_once_whoever_adds_it(bundled_json: bytes) -> None:
+def test_bos_is_added_once_whoever_adds_it(bundled_json: bytes, bundled: Tokenizer) -> None:
     for add_bos in (True, None):  # the post-processor of this file adds it, too
         assert (
             open_tokenizer(bundled_json, bos_id=0, add_bos=add_bos).encode("Once")[:2].count(0) == 1
         )
-
-
-def test_bos_is_left_out_when_the_model_does_not_want_it(bundled_json: bytes) -> None:
     assert 0 not in open_tokenizer(bundled_json, bos_id=0, add_bos=False).encode("Once")
-
-
-def test_bos_is_added_when_only_the_configuration_says_so() -> None:
     assert SPM.encode("hi")[0] == 1
     assert open_tokenizer(spm_json(), bos_id=1, add_bos=None).encode("hi")[0] != 1
-
-
-def test_bos_in_the_text_is_not_doubled(bundled: Tokenizer) -> None:
     assert bundled.encode("<|begin_of_text|>Once") == bundled.encode("Once")
     assert bundled.encode("Once", add_prefix=False) == bundled.encode("Once")[1:]
-
-
-def test_an_empty_text_is_bos_alone(bundled: Tokenizer) -> None:
     assert bundled.encode("") == [0]
 
 
@@ -148,11 +135,6 @@ def test_seams_keep_special_tokens_from_being_read() -> None:
     )
 
 
-def test_text_that_is_not_unicode_is_refused(bundled: Tokenizer) -> None:
-    with pytest.raises(QsfArgumentError, match="character 2"):
-        bundled.encode("ab\ud800")
-
-
 def test_a_text_that_is_far_too_long_is_refused_by_its_beginning(bundled: Tokenizer) -> None:
     text = "a red ball " * 1000
     with pytest.raises(QsfArgumentError, match=r"too long: the first 800 of its 11000 characters"):
@@ -164,41 +146,27 @@ def test_a_text_that_is_far_too_long_is_refused_by_its_beginning(bundled: Tokeni
 # ---- decoding ----
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_encoding_and_decoding_gives_the_text(bundled: Tokenizer, text: str) -> None:
-    assert bundled.decode(bundled.encode(text)) == text
-
-
-@pytest.mark.parametrize("text", [text for text in TEXTS if text])
-def test_sentencepiece_gives_the_text(text: str) -> None:
-    assert SPM.decode(SPM.encode(text)) == text
+def test_encoding_and_decoding_gives_the_text(bundled: Tokenizer) -> None:
+    for text in TEXTS:
+        assert bundled.decode(bundled.encode(text)) == text
+        assert SPM.decode(SPM.encode(text)) == text
 
 
 def test_special_tokens_have_no_text_unless_asked_for(bundled: Tokenizer) -> None:
     ids = bundled.encode("Once")
     assert bundled.decode(ids) == "Once"
     assert bundled.decode(ids, skip_special=False) == "<|begin_of_text|>Once"
+    assert bundled.decode([-1, 10**6]) == ""  # ids that do not exist
 
 
-def test_ids_that_do_not_exist_have_no_text(bundled: Tokenizer) -> None:
-    assert bundled.decode([-1, 10**6]) == ""
-
-
-def test_an_emoji_arrives_whole_and_at_once(bundled: Tokenizer) -> None:
+def test_characters_arrive_whole_and_at_once(bundled: Tokenizer) -> None:
     decoder = bundled.incremental()
     ids = bundled.encode("\U0001f600", add_prefix=False)
     assert len(ids) > 1
     assert [decoder.push(token_id) for token_id in ids] == [""] * (len(ids) - 1) + ["\U0001f600"]
     assert decoder.flush() == ""
-
-
-def test_byte_tokens_make_characters_without_waiting_for_the_next_token() -> None:
     decoder = SPM.incremental()
     assert [decoder.push(3 + byte) for byte in "é".encode()] == ["", "é"]
-
-
-def test_an_unfinished_character_at_the_end_is_a_replacement_character() -> None:
-    decoder = SPM.incremental()
     assert decoder.push(3 + 0xE2) == ""
     assert decoder.flush() == "\ufffd"
 
@@ -209,20 +177,6 @@ def test_a_continued_text_keeps_its_leading_space_and_a_new_one_loses_it() -> No
     assert SPM.incremental(at_start=False).push(hi) == " hi"
     assert SPM.incremental(at_start=True).push(hi) == "hi"
     assert SPM.decode([hi, hi]) == "hi hi"
-
-
-@given(ids=st.lists(st.integers(0, 2050), max_size=40))
-@settings(max_examples=examples(200), deadline=None)
-def test_byte_level_decoding_equals_the_librarys(ids: list[int]) -> None:
-    path = Path(__file__).resolve().parents[3] / "examples" / "tiny-llama" / "tokenizer.json"
-    library = _LIBRARY.setdefault("tiny", tokenizers.Tokenizer.from_file(str(path)))
-    ours = _OURS.setdefault("tiny", open_tokenizer(path.read_bytes(), bos_id=0))
-    check_pieces(ours, ids)
-    assert ours.decode(ids) == library.decode(ids, skip_special_tokens=True)
-
-
-_LIBRARY: dict[str, tokenizers.Tokenizer] = {}
-_OURS: dict[str, Tokenizer] = {}
 
 
 @given(ids=st.lists(st.integers(0, 266), max_size=40))
@@ -257,8 +211,8 @@ def test_a_decoder_of_another_kind_is_refused_by_name() -> None:
         open_tokenizer(spm_json({"type": "BPEDecoder", "suffix": "</w>"}), bos_id=None)
 
 
-@pytest.mark.parametrize("n_bytes", [1 << 20, 50 << 20])
-def test_a_long_text_is_refused_before_it_is_encoded(bundled: Tokenizer, n_bytes: int) -> None:
+def test_a_long_text_is_refused_before_it_is_encoded(bundled: Tokenizer) -> None:
+    n_bytes = 20 << 20
     bundled.encode("a" * 99)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(QsfArgumentError, match=f"{n_bytes} bytes, .* 512 tokens has at most 65536"):
@@ -314,36 +268,6 @@ def test_llama2_matches_its_test_vectors(llama2_json: bytes, shared_dir: Path) -
             assert tokenizer.decode(tokenizer.encode(text)) == text
             checked += 1
     assert checked > 20
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama2"])
-def test_real_vocabularies_decode_as_the_library_does(
-    shared_dir: Path, name: str, request: pytest.FixtureRequest
-) -> None:
-    data: bytes = request.getfixturevalue(f"{name}_json")
-    library = tokenizers.Tokenizer.from_buffer(data)
-    ours = open_tokenizer(data, bos_id=None)
-    prose = (shared_dir / "text" / "wikitext2-test.txt").read_text("utf-8")[:20000]
-    for text in [*TEXTS, prose]:
-        ids = library.encode(text, add_special_tokens=False).ids
-        assert ours.decode(ids) == library.decode(ids)
-        check_pieces(ours, ids)
-
-
-def test_qwen2_vocabulary_round_trips(shared_dir: Path) -> None:
-    folder = shared_dir / "tokenizers" / "qwen2"
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
-    )
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    backend.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    tokenizer = open_tokenizer(backend.to_str().encode(), bos_id=None)
-    assert tokenizer.special_names == ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-    for text in TEXTS:
-        ids = tokenizer.encode(text)
-        assert tokenizer.decode(ids) == text
-        check_pieces(tokenizer, ids)
 
 
 def test_a_text_needs_no_library(
