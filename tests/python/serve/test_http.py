@@ -208,16 +208,13 @@ def test_a_stream_is_chunked_and_in_http_1_0_ends_with_the_connection() -> None:
 
 SMUGGLED = {
     "two lengths": b"Content-Length: 5\r\nContent-Length: 6\r\n",
-    "two equal lengths": b"Content-Length: 5\r\ncontent-length: 5\r\n",
     "lengths in a list": b"Content-Length: 5, 6\r\n",
     "a length with chunks": b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
     "chunks with a length": b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
-    "two codings": b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n",
     "another coding": b"Transfer-Encoding: gzip, chunked\r\n",
     "a coding in disguise": b"Transfer-Encoding: xchunked\r\n",
     "a space before the colon": b"Content-Length : 5\r\n",
     "a negative length": b"Content-Length: -5\r\n",
-    "a length with a sign": b"Content-Length: +5\r\n",
     "a length in hexadecimal": b"Content-Length: 0x5\r\n",
     "a folded field": b"X: a\r\n b\r\nContent-Length: 5\r\n",
     "a line that ends with LF": b"X: a\nContent-Length: 5\r\n",
@@ -243,17 +240,12 @@ def test_what_two_readers_may_read_differently_is_refused(fields: bytes) -> None
     assert b"connection: close" in answer.lower()
 
 
-@pytest.mark.parametrize(
-    "chunks", [b"g\r\n", b"-1\r\n", b"3\r\nabcd\r\n0\r\n\r\n", b"FFFFFFFFFFFFFFFFFFFFFF\r\n"]
-)
-def test_wrong_chunks_are_refused(chunks: bytes) -> None:
-    head = b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    app = Echo()
-    assert statuses(talk([head + chunks], app)) == [400]
-    assert app.n_answers == 0
-
-
+CHUNKS = b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 LIMITS: dict[str, tuple[bytes, int]] = {
+    "a chunk without a size": (CHUNKS + b"g\r\n", 400),
+    "a chunk of a negative size": (CHUNKS + b"-1\r\n", 400),
+    "a chunk that is longer than it says": (CHUNKS + b"3\r\nabcd\r\n0\r\n\r\n", 400),
+    "a chunk of many digits": (CHUNKS + b"F" * 22 + b"\r\n", 400),
     "no host": (b"GET / HTTP/1.1\r\n\r\n", 400),
     "HTTP/0.9": (b"GET /\r\n\r\n", 400),
     "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
@@ -328,19 +320,6 @@ def test_large_bodies_take_turns() -> None:
         assert not app.large_bodies.locked()
 
     asyncio.run(run())
-
-
-def test_a_head_that_comes_byte_by_byte_has_one_deadline() -> None:
-    async def run() -> bytes:
-        connection, wire = connect(Echo(), QUICK)
-        for _ in range(100):
-            if wire.is_over:
-                break
-            connection.data_received(b"G" if not wire.sent else b"")
-            await asyncio.sleep(0.005)
-        return wire.sent
-
-    assert statuses(asyncio.run(run())) == [408]
 
 
 def test_a_reader_that_takes_nothing_is_gone() -> None:
