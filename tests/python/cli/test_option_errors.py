@@ -85,6 +85,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("m.qsf --parallel 0", "at least 1"),
         ("m.qsf --paralel 2", "did you mean --parallel?"),
         ("m.qsf --no-auth --api-key-file k", "exclude each other"),
+        ("m.qsf --parallel 2 --kv-contexts 3", "--kv-contexts 3 is more than --parallel 2"),
         ("m.qsf --keep-alive soon", 'seconds, or a text such as "5m"'),
         ("m.qsf --kv-policy disk:64", "--kv-policy disk is for qsf run"),
     ],

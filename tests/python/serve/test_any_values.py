@@ -93,7 +93,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # Fields that errors call by another name
 NAMES = {"model": ""}
-OF_OTHER_MODELS = ("/v1/rerank", "/infill")  # the tiny model lacks their tokens
+OF_OTHER_MODELS = {"/v1/rerank", "/infill"}  # the tiny model lacks their tokens
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.sampled_from([None, True, 0, -1, 1, 2**70, 0.5, 1e308, "", "a", "\x00", "\ud800", "user",
                      "function", "{", "1e5", "#", [], {}, "x" * 300, "none", "text"]),
@@ -156,7 +156,7 @@ def test_any_value_is_answered_or_refused_by_name(
     assert is_general or NAMES.get(place[0], place[0]) in named, (path, place, value, text)
 
 
-@pytest.mark.parametrize("path", [path for path in BODIES if path not in OF_OTHER_MODELS])
-def test_the_bodies_are_good(client: Client, path: str) -> None:
-    answer = client.post(path, BODIES[path])
-    assert answer.status == 200, answer.body[:300]
+def test_the_bodies_are_good(client: Client) -> None:
+    for path in BODIES.keys() - OF_OTHER_MODELS:
+        answer = client.post(path, BODIES[path])
+        assert answer.status == 200, answer.body[:300]

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,21 +136,38 @@ def test_openai(openai: Any, client: Client, text: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_openai_async_cancels(openai: Any, client: Client) -> None:
-    async def run() -> None:
-        async with openai.AsyncOpenAI(base_url=f"{client.url}/v1", api_key="none") as ai:
-            asked = {"model": "x", "messages": CHAT, "stream": True, "max_tokens": 400}
-            stream = await ai.chat.completions.create(**asked, extra_body={"ignore_eos": True})
-            async for _chunk in stream:
-                break
-            await stream.close()
-
-    asyncio.run(run())
-    for _ in range(1000):
-        if not client.server.scheduler.running:
-            return
-        asyncio.run(asyncio.sleep(0.01))
-    pytest.fail("the request goes on")
+def test_official_clients_get_calls(openai: Any, anthropic: Any, client: Client) -> None:
+    pytest.importorskip("llguidance")
+    schema: Any = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Ulm", "Rom"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    function = {"name": "weather", "parameters": schema}
+    asked: Any = {
+        "model": "x",
+        "messages": CHAT,
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": {"type": "function", "function": {"name": "weather"}},
+        "seed": 3,
+    }
+    with openai.OpenAI(base_url=f"{client.url}/v1", api_key="none", max_retries=0) as ai:
+        (call,) = ai.chat.completions.create(**asked).choices[0].message.tool_calls
+        assert json.loads(call.function.arguments)["city"] in ("Ulm", "Rom")
+        with ai.chat.completions.stream(**asked) as stream:
+            (same,) = stream.get_final_completion().choices[0].message.tool_calls
+        assert same.function.arguments == call.function.arguments
+    with anthropic.Anthropic(base_url=client.url, api_key="none", max_retries=0) as ai:
+        choice = {"type": "tool", "name": "weather"}
+        tools = [{"name": "weather", "input_schema": schema}]
+        whole = ai.messages.create(
+            model="x", messages=CHAT, max_tokens=250, tools=tools, tool_choice=choice
+        )
+        assert (whole.stop_reason, whole.content[0].input["city"] in ("Ulm", "Rom")) == (
+            "tool_use",
+            True,
+        )
 
 
 @pytest.mark.slow
@@ -171,27 +187,3 @@ def test_anthropic(
         break_after(client, monkeypatch, 4)
         with pytest.raises(anthropic.APIStatusError, match="Input/output error"):
             list(ai.messages.create(**asked, stream=True))
-
-
-@pytest.mark.slow
-def test_curl(client: Client, text: str) -> None:
-    import shutil
-    import subprocess
-
-    if shutil.which("curl") is None:
-        pytest.skip("needs curl")
-    body = json.dumps({"messages": CHAT, "max_tokens": 20, "stream": True, **FIELDS})
-    done = subprocess.run(
-        [
-            *("curl", "-sN", f"{client.url}/v1/chat/completions", "-d", body),
-            *("-H", "Content-Type: application/json"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    events = [line[6:] for line in done.stdout.splitlines() if line.startswith("data: ")]
-    assert events.pop() == "[DONE]"
-    pieces = [json.loads(event)["choices"][0]["delta"].get("content", "") for event in events]
-    assert "".join(pieces) == text

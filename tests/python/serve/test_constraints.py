@@ -72,7 +72,7 @@ def is_person(value: Any) -> bool:
 def test_a_schema_is_followed(client: Client) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
     texts = set()
-    for seed in range(12):
+    for seed in range(5):
         text, reason = ask(client, seed, response_format=schema)
         assert reason == "stop"
         assert is_person(json.loads(text)), text
@@ -109,7 +109,7 @@ def test_constraints_are_left_out_where_they_take_too_much(tiny_padded_8bit: Pat
 
 
 def test_other_forms_are_followed(client: Client) -> None:
-    for seed in range(6):
+    for seed in range(2):
         text, _ = ask(client, seed, structured_outputs={"choice": ["yes", "no", "perhaps"]})
         assert text in ("yes", "no", "perhaps")
         text, _ = ask(client, seed, structured_outputs={"regex": "[a-f]{3}-[0-9]{2,4}"})
@@ -155,22 +155,20 @@ def test_forced_tokens_ride_in_the_next_pass(
         ({"json": long}, 0.1),  # more than a pass takes
         ({"choice": ["yes"]}, 0.5),
     ):
-        for how in ({"temperature": 1.5}, {"temperature": 0, "frequency_penalty": 1.5}):
-            fields = {"messages": CHAT, "seed": 3, "max_tokens": 300, "n": 2, **how}
-            answers, passes = [], []
-            for is_forcing in (True, False):
-                with monkeypatch.context() as patch:
-                    if not is_forcing:
-                        patch.setattr(Job, "take_forced", lambda _: "")
-                    n_before = counters["passes_total"]
-                    asked = {**fields, "structured_outputs": form, "cache_salt": str(is_forcing)}
-                    answer = client.post("/v1/chat/completions", asked).json
-                    answers.append([c["message"]["content"] for c in answer["choices"]])
-                    passes.append(counters["passes_total"] - n_before)
-                    assert (answer["timings"]["forced_n"] > 0) == is_forcing
-                    assert answer["usage"]["completion_tokens"] >= 2
-            assert answers[0] == answers[1]
-            assert passes[0] <= most * passes[1], (form, passes)
+        fields = {"messages": CHAT, "seed": 3, "max_tokens": 300, "n": 2, "temperature": 1.5}
+        answers, passes = [], []
+        for is_forcing in (True, False):
+            with monkeypatch.context() as patch:
+                if not is_forcing:
+                    patch.setattr(Job, "take_forced", lambda _: "")
+                n_before = counters["passes_total"]
+                asked = {**fields, "structured_outputs": form, "cache_salt": str(is_forcing)}
+                answer = client.post("/v1/chat/completions", asked).json
+                answers.append([c["message"]["content"] for c in answer["choices"]])
+                passes.append(counters["passes_total"] - n_before)
+                assert (answer["timings"]["forced_n"] > 0) == is_forcing
+        assert answers[0] == answers[1]
+        assert passes[0] <= most * passes[1], (form, passes)
     text, _ = ask(client, structured_outputs={"json": long}, logprobs=True)
     assert json.dumps(long["const"]).startswith(text)
 

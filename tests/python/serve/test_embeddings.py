@@ -17,7 +17,6 @@ from make import golden_families
 from make.added_tokens import make_with_tokens
 from make.encoders import with_tokenizer
 from make.served import Client, serving
-from qsf.passes import Choice
 from qsf_converter import convert
 
 TEXTS = ["Once upon a time", "The cat", "Lily went to the park."]
@@ -154,21 +153,6 @@ def test_what_cannot_be_reranked_is_refused(client: Client, tiny_chat_8bit: Path
         assert "Qwen3-Reranker" in answer.error["message"]
 
 
-def test_a_failure_of_the_labels_ends_the_request(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from qsf.errors import QsfError
-
-    def fail(*_: Any) -> list[Choice]:
-        raise QsfError("the logits are not finite")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(client.server.scheduler._engine, "label_scores", fail)
-        answer = client.post("/v1/rerank", query="a", documents=["b"])
-        assert (answer.status, answer.error["code"]) == (500, "engine_error")
-    assert client.post("/v1/rerank", query="a", documents=["b"]).status == 200
-
-
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A cross-encoder for 20 tokens."""
@@ -231,14 +215,3 @@ def test_nothing_has_no_vector(client: Client) -> None:
     for value in values:
         answer = client.post("/v1/embeddings", input=value)
         assert (answer.status, answer.error["param"]) == (400, "input"), value
-
-
-@pytest.mark.slow
-def test_the_client_of_openai(client: Client) -> None:
-    openai = pytest.importorskip("openai")
-    with openai.OpenAI(base_url=f"{client.url}/v1", api_key="none") as ai:
-        answer = ai.embeddings.create(model="any", input=TEXTS)
-        want = vectors(client, input=TEXTS)
-        for entry, values in zip(answer.data, want, strict=True):
-            assert entry.embedding == pytest.approx(values, abs=1e-7)
-        assert answer.usage.prompt_tokens > 5

@@ -212,23 +212,6 @@ def test_the_connection_that_is_idle_longest_makes_room(tiny_llama_4bit: Path) -
             assert answer_of(sock, HEALTH).startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize(
-    ("request_", "status"),
-    [
-        (HEALTH.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"), b"200"),
-        (b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n", b"404"),
-    ],
-    ids=["answered", "refused"],
-)
-def test_a_connection_that_had_its_answer_does_not_count(
-    tiny_llama_4bit: Path, request_: bytes, status: bytes
-) -> None:
-    with serving(tiny_llama_4bit, parallel=1, connections=4) as client, ExitStack() as stack:
-        for _ in range(7):  # their clients do not close them
-            sock = stack.enter_context(client.connect())
-            assert answer_of(sock, request_).startswith(b"HTTP/1.1 " + status)
-
-
 def test_clients_that_close_after_each_answer_all_get_theirs(tiny_llama_4bit: Path) -> None:
     request = HEALTH.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
     with (

@@ -71,26 +71,6 @@ def test_the_text_is_that_of_a_prompt_alone(
     assert cached[3] >= 99
 
 
-def test_what_is_kept_gives_way_to_who_is_answered(tiny_llama_8bit: Path) -> None:
-    """Four blocks for all: each answer takes three, so that what was said before must go."""
-    prompts = [TOKENS[i : i + 62] for i in (0, 1, 2, 0)]
-    with qsf.Model(
-        tiny_llama_8bit, ram_budget=None, sessions=4, kv_contexts=1, max_seq_len=128
-    ) as model:
-        alone = [by_argmax(model, prompt) for prompt in prompts]
-        model.session.rewind(0)
-        scheduler = Scheduler(engine_of(model), Limits(), Metrics(), time.monotonic)
-        told = [Told(prompt, max_tokens=6) for prompt in prompts]
-        for one in told:
-            one.job.end_ids = frozenset()
-            one.job.choosing = greedy(model)
-            scheduler.submit([one.job])
-        while scheduler.step():
-            assert len(scheduler.running) <= 1
-        assert sum(slot.n_held > 0 for slot in scheduler.slots) == 1
-    assert [one.job.tokens[one.job.n_prompt :].tolist() for one in told] == alone
-
-
 def test_what_slots_hold_outlasts_the_server(tiny_chat_8bit: Path, tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     options: dict[str, Any] = {"parallel": 2, "session_dir": str(folder)}

@@ -33,25 +33,6 @@ def form(schema: Any, **more: Any) -> Any:
 # ---- a schema's keywords that tokens cannot follow ----
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "object", "propertyNames": {"type": "string"}, "maxProperties": 1},  # zod
-        {"type": "array", "uniqueItems": False, "maxItems": 0},
-        {"type": "string", "format": "binary", "maxLength": 3},  # pydantic
-        {"$schema": "https://zod.dev", "type": "boolean", "deprecated": True, "x-order": 1},
-    ],
-)
-def test_what_says_nothing_is_passed_over(client: Client, schema: Any) -> None:
-    pytest.importorskip("llguidance")
-    wanted = form(schema, strict=True)
-    answer = client.post(
-        "/v1/chat/completions", messages=CHAT, max_tokens=9, response_format=wanted
-    )
-    assert answer.status == 200, answer.body
-    assert NOT_ENFORCED not in answer.headers
-
-
 def test_what_cannot_be_enforced_is_checked_and_said(client: Client) -> None:
     pytest.importorskip("llguidance")
     fields: Any = {"messages": CHAT, "max_tokens": 60, "response_format": form(UNIQUE)}
@@ -66,42 +47,6 @@ def test_what_cannot_be_enforced_is_checked_and_said(client: Client) -> None:
     answer = client.post("/v1/chat/completions", {**fields, "stream": True})
     assert answer.headers[NOT_ENFORCED] == "uniqueItems"
     assert b"\n: x-qsf-unenforced: uniqueItems; holds=no\n\n" in answer.body
-
-
-def test_arguments_of_calls_are_checked_too(client: Client) -> None:
-    pytest.importorskip("llguidance")
-    schema: Any = {"type": "object", "properties": {"x": UNIQUE}, "required": ["x"]}
-    schema |= {"additionalProperties": False}
-    tool: Any = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    fields: Any = {"messages": CHAT, "max_tokens": 200, "tools": [tool], "tool_choice": "required"}
-    answer = client.post("/v1/chat/completions", {**fields, "parallel_tool_calls": False})
-    assert answer.headers[NOT_ENFORCED] == "uniqueItems; holds=no"
-
-
-def test_strict_refuses_what_cannot_be_enforced(client: Client) -> None:
-    pytest.importorskip("llguidance")
-    wanted = form(UNIQUE, strict=True)
-    answer = client.post("/v1/chat/completions", messages=CHAT, response_format=wanted)
-    assert (answer.status, answer.error["param"]) == (400, "response_format.json_schema.schema")
-    assert "is strict, and uniqueItems cannot be enforced" in answer.error["message"]
-
-
-def test_a_function_without_parameters_takes_none(client: Client) -> None:
-    pytest.importorskip("llguidance")
-    fields: Any = {
-        "messages": CHAT,
-        "max_tokens": 60,
-        "temperature": 1.5,
-        "tool_choice": "required",
-    }
-    tools = [{"type": "function", "function": {"name": "ping"}}]
-    for seed in range(3):
-        answer = client.post(
-            "/v1/chat/completions",
-            {**fields, "tools": tools, "seed": seed, "parallel_tool_calls": False},
-        )
-        (call,) = answer.json["choices"][0]["message"]["tool_calls"]
-        assert call["function"]["arguments"] == "{}"
 
 
 # ---- a request's fault ----
@@ -129,21 +74,6 @@ def test_what_a_template_raises_is_the_requests_fault(
         answer = client.post(path, {name: CHAT, "max_tokens": 1})
         assert (answer.status, answer.error["param"]) == (400, name)
         assert f"{name}: the file's chat template cannot" in answer.error["message"]
-
-
-def test_an_empty_prompt_is_an_error_of_one_sentence(tiny_gpt2_8bit: Path) -> None:
-    with (
-        qsf.Model(tiny_gpt2_8bit, ram_budget=None) as model,
-        pytest.raises(qsf.QsfArgumentError, match=r"^the prompt is empty") as raised,
-    ):
-        list(model.generate([], max_tokens=1))
-    assert raised.value.argument == "prompt"
-
-
-def test_a_long_stop_text_is_refused(client: Client) -> None:
-    answer = client.post("/v1/completions", prompt="a", stop=["x" * 1001])
-    assert (answer.status, answer.error["param"]) == (400, "stop")
-    assert "1001 characters, and 1000 is the limit" in answer.error["message"]
 
 
 # ---- forms of other servers ----

@@ -40,28 +40,6 @@ def ask(url: str, fields: dict[str, Any]) -> tuple[int, Any]:
         return error.code, json.load(error)
 
 
-def test_the_budget_holds_under_load(model: Path) -> None:
-    try:
-        with memory_group(BUDGET_MB << 20) as group:
-            command = [sys.executable, "-m", "qsf", "serve", str(model), "--port", "0"]
-            command += ["--ram-budget", str(BUDGET_MB), "--parallel", "4", "--ctx-size", "256"]
-            words = group.enter_and_run(command)
-            with started(words) as process:
-                assert process.stderr is not None
-                url = process.stderr.readline().split()[-1]
-                threading.Thread(target=process.stderr.read, daemon=True).start()
-                n_served = load(url)
-                plan = json.loads(urllib.request.urlopen(f"{url}/props", timeout=60).read())["plan"]
-                process.terminate()
-                assert process.wait(60) == 0
-            assert group.n_oom_kills() == 0
-    except CapError as error:
-        pytest.skip(str(error))
-    assert n_served == 8
-    assert plan["streamed_bytes"] > 0
-    assert plan["budget_bytes"] == BUDGET_MB << 20
-
-
 def test_ten_times_the_pool_in_the_budget(model: Path, tmp_path: Path) -> None:
     """What many conversations hold goes to files, whose page cache the group counts as well."""
     prompts = [list(range(first, first + 230)) for first in range(1, 1201, 100)]
@@ -80,6 +58,7 @@ def test_ten_times_the_pool_in_the_budget(model: Path, tmp_path: Path) -> None:
                 for _ in range(2):
                     with ThreadPoolExecutor(len(asked)) as pool:
                         rounds.append(list(pool.map(lambda one: ask(url, one), asked)))
+                    assert ask(url, {"prompt": "\u4e2d " * 140_000})[0] == 400
                 metrics = urllib.request.urlopen(f"{url}/metrics", timeout=60).read().decode()
                 process.terminate()
                 assert process.wait(60) == 0
@@ -94,21 +73,3 @@ def test_ten_times_the_pool_in_the_budget(model: Path, tmp_path: Path) -> None:
     assert float(counts["qsf:kv_restored_tokens_total"]) > 8 * 200
     assert float(counts["qsf:kv_tokens_on_disk"]) > 10 * 200
     assert float(counts["qsf:session_files_failures"]) == 0
-
-
-def load(url: str) -> int:
-    """Send what takes memory: answers, long prompts, the largest bodies. Return how many went."""
-    text = {"prompt": START, "max_tokens": 8, "seed": 1}
-    long = {"prompt": list(range(1, 201)), "max_tokens": 4, "seed": 2}
-    large = {"prompt": "\u4e2d " * 140_000}
-    with ThreadPoolExecutor(14) as pool:
-        answers = list(pool.map(lambda one: ask(url, one), [text, long, large] * 4))
-    for status, answer in answers:
-        assert status in (200, 400), answer
-    texts = {
-        json.dumps(answer["choices"]): answer["usage"]["prompt_tokens"]
-        for status, answer in answers
-        if status == 200
-    }
-    assert len(texts) == 2  # the same seed, the same text, however many are served
-    return sum(status == 200 for status, _ in answers)

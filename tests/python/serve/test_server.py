@@ -228,6 +228,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 4}, "n", "n is 4, and this server makes 3"),
     ({"stop": ["x"] * 17}, "stop", "has 17 entries, and 16 is the limit"),
     ({"stop": ""}, "stop", "not empty"),
+    ({"stop": ["x" * 1001]}, "stop", "1001 characters, and 1000 is the limit"),
     ({"logit_bias": {"9999": 1}}, "logit_bias", "below 2048"),
     ({"logit_bias": {"1": 101}}, "logit_bias", "-100 to 100"),
     ({"presence_penalty": 3}, "presence_penalty", "from -2 to 2, not 3"),

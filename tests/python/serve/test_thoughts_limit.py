@@ -98,16 +98,6 @@ def test_messages_have_a_budget(client: Client) -> None:
     assert "thinking.budget_tokens" in wrong.json["error"]["message"]
 
 
-@pytest.mark.slow
-def test_the_client_of_anthropic(client: Client) -> None:
-    anthropic = pytest.importorskip("anthropic")
-    with anthropic.Anthropic(base_url=client.url, api_key="none") as ai:
-        thinking = {"type": "enabled", "budget_tokens": 4}
-        message = ai.messages.create(model="m", messages=CHAT, max_tokens=30, thinking=thinking)
-        assert [block.type for block in message.content] == ["thinking", "text"]
-        assert message.usage.output_tokens_details.thinking_tokens > 4
-
-
 def test_channels_end_with_the_final_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model would analyse forever; it is made to begin its final message."""
     with serving(make_harmony(tmp_path)) as client:

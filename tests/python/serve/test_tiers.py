@@ -19,9 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 import qsf
 from make.fake_engine import FakeEngine, Told, next_token
 from make.kind_models import VOCAB
-from make.served import engine_of, serving
-from qsf.cli.serve_options import ServeOptions
-from qsf.errors import QsfArgumentError
+from make.served import engine_of
 from qsf.serve.scheduling.job import Choosing
 from qsf.serve.scheduling.metrics import Metrics
 from qsf.serve.scheduling.scheduler import Limits, Scheduler
@@ -368,18 +366,6 @@ def test_bits_after_swaps_and_restarts(
         n_cached = metrics.counters["prefix_cache_hits_total"]
     assert n_swaps > 0
     assert n_cached == 10 * 89
-
-
-def test_the_server_tells_what_the_tiers_hold(tiny_chat_8bit: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"parallel": 2, "session_dir": str(tmp_path), "kv_contexts": 1}
-    with serving(tiny_chat_8bit, **options) as client:
-        client.post("/v1/completions", {"prompt": "Once upon a time " * 9, "max_tokens": 3})
-        metrics = client.get("/metrics").body.decode()
-    for name in ("kv_tokens_in_memory", "kv_tokens_on_disk", "session_files_bytes"):
-        assert f"qsf:{name} " in metrics
-    assert list(tmp_path.glob("*.qsfs"))
-    with pytest.raises(QsfArgumentError, match="--kv-contexts 3 is more than --parallel 2"):
-        ServeOptions(parallel=2, kv_contexts=3)
 
 
 def test_costs_are_learned() -> None:

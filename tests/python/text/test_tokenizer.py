@@ -90,16 +90,6 @@ def bundled(bundled_json: bytes) -> Tokenizer:
     return open_tokenizer(bundled_json, bos_id=0, add_bos=True)
 
 
-@pytest.fixture(scope="session")
-def gpt2_json(shared_dir: Path) -> bytes:
-    return (shared_dir / "tokenizers" / "gpt2" / "tokenizer.json").read_bytes()
-
-
-@pytest.fixture(scope="session")
-def llama2_json(shared_dir: Path) -> bytes:
-    return (shared_dir / "tokenizers" / "llama2" / "tokenizer.json").read_bytes()
-
-
 # ---- encoding ----
 
 
@@ -240,34 +230,6 @@ def test_any_tokenizer_of_a_stranger_encodes_or_is_a_typed_error(
         assert isinstance(tokenizer.decode(ids), str)
     except (QsfFormatError, QsfArgumentError):
         return  # QsfUnsupportedError is one of the first
-
-
-# ---- real vocabularies ----
-
-
-def test_gpt2_matches_its_test_vectors(gpt2_json: bytes, shared_dir: Path) -> None:
-    tokenizer = open_tokenizer(gpt2_json, bos_id=50256, add_bos=False)
-    folder = shared_dir / "tokenizers" / "test-vectors"
-    vector = json.loads((folder / "gpt2_encoded_tokens.json").read_text("utf-8"))
-    ids = tokenizer.encode(vector["text"])
-    assert ids == vector["token_ids"]
-    assert tokenizer.decode(ids) == vector["text"]
-
-
-def test_llama2_matches_its_test_vectors(llama2_json: bytes, shared_dir: Path) -> None:
-    tokenizer = open_tokenizer(llama2_json, bos_id=1, add_bos=True)
-    folder = shared_dir / "tokenizers" / "llama.cpp-vectors"
-    inputs = (folder / "ggml-vocab-llama-spm.gguf.inp").read_text("utf-8")
-    outputs = (folder / "ggml-vocab-llama-spm.gguf.out").read_text("utf-8")
-    texts = inputs.split("\n__ggml_vocab_test__\n")
-    expected = [[int(x) for x in line.split()] for line in outputs.split("\n")]
-    checked = 0
-    for text, ids in zip(texts, expected, strict=False):
-        if text.strip():
-            assert tokenizer.encode(text, parse_special=False) == [1, *ids], repr(text)
-            assert tokenizer.decode(tokenizer.encode(text)) == text
-            checked += 1
-    assert checked > 20
 
 
 def test_a_text_needs_no_library(
