@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qsf.errors import MAX_LINE, QsfArgumentError, QsfFormatError
+from qsf.errors import MAX_LINE, QsfArgumentError, QsfError, QsfFormatError
 from qsf.text.chat import ChatTemplate
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter.text.tables import open_tokenizer
@@ -54,6 +54,51 @@ def test_what_a_template_says_is_one_line_of_bounded_length() -> None:
     said = str(caught.value)
     assert said.isprintable()
     assert len(said) == MAX_LINE
+
+
+# Jinja2 as transformers configures it, by what each setting changes.
+DIALECT = {
+    "{{ messages | tojson }}": '[{"role": "user", "content": "<é>"}]',
+    "{{ messages[0] | tojson(indent=2) }}": '{\n  "role": "user",\n  "content": "<é>"\n}',
+    "{{ {'b': 'é'} | tojson(ensure_ascii=true, separators=(',', ':')) }}": '{"b":"\\u00e9"}',
+    "{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}": '{"a": 2, "b": 1}',
+    "{{ messages[0].content }}{{ '<' }}": "<é><",
+    "a\n  {% if 1 %}\nb\n  {% endif %}\nc\n": "a\nb\nc",
+    "{% for m in [1, 2] %}{% if m == 1 %}{% continue %}{% endif %}{{ m }}{% endfor %}": "2",
+    "{% for m in [1, 2] %}{% if m == 2 %}{% break %}{% endif %}{{ m }}{% endfor %}": "1",
+    "{{ tools is none }}{{ documents is none }}{{ other is defined }}": "TrueTrueFalse",
+    "{{ add_generation_prompt }}{{ other }}": "True",
+    "{% set ns = namespace(x=1) %}{% set ns.x = 5 %}{{ ns.x }}": "5",
+    "{{ 'a,b'.split(',')[-1].upper() }}{{ 2**70 }}{{ 1e-07 }}": "B11805916207174113034241e-07",
+    "a{%- generation -%} b {%- endgeneration %}{% generation %}c{% endgeneration %}": "abc",
+    "{{ strftime_now('%Y') | length }}": "4",
+}
+REFUSED = ("{{ messages.append(4) }}", "{{ ''.__class__.a }}", "{% include 'a' %}", "{% do [] %}",
+           "{{ raise_exception('no') }}", "{{ 'a' + 1 }}")  # fmt: skip
+
+
+def test_the_dialect_of_templates() -> None:
+    user = {"role": "user", "content": "<é>"}
+    for source, expected in DIALECT.items():
+        assert ChatTemplate(source).render([user]) == expected, source
+    for source in REFUSED:
+        with pytest.raises(QsfError, match="chat template"):
+            ChatTemplate(source).render([user])
+
+
+@pytest.mark.golden
+def test_the_dialect_is_that_of_transformers() -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    user = {"role": "user", "content": "<é>"}
+    for source, expected in DIALECT.items():
+        rendered, _ = render_jinja_template(
+            [[user]], chat_template=source, add_generation_prompt=True
+        )
+        assert rendered == [expected], source
+    for source in REFUSED:
+        with pytest.raises(Exception):  # noqa: B017, PT011 (any error of Python)
+            render_jinja_template([[user]], chat_template=source)
 
 
 def test_of_several_templates_the_default_is_used() -> None:
