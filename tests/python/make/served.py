@@ -9,6 +9,7 @@ import json
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from qsf import Model
 from qsf.cli.serve import make_server, read_constraints
 from qsf.cli.serve_options import ServeOptions
 from qsf.errors import QsfIOError
+from qsf.passes import Chosen
 from qsf.serve.scheduling.engine import ModelEngine
 from qsf.serve.server import Server
 
@@ -130,6 +132,30 @@ def break_after(client: Client, monkeypatch: pytest.MonkeyPatch, n_passes: int) 
         raise QsfIOError("cannot read the file: Input/output error")
 
     after_passes(client, monkeypatch, n_passes, fail)
+
+
+def scripted(
+    client: Client, monkeypatch: pytest.MonkeyPatch, text: str, *, goes_on: bool = False
+) -> None:
+    """Let the model write ``text``, and end there unless it goes on by itself."""
+    tokens = client.model.tokenizer.encode(text, add_prefix=False)
+    end = min(client.model.end_ids)
+    engine = client.server.scheduler._engine
+    choose = engine.choose
+
+    def begun(jobs: Any) -> list[Chosen]:
+        if goes_on and jobs[0][1].n_generated >= len(tokens):
+            return list(choose(jobs))
+        return [Chosen([*tokens, end][job.n_generated]) for _, job in jobs]
+
+    monkeypatch.setattr(engine, "choose", begun)
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
+    ends_at = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends_at
+        time.sleep(0.005)
 
 
 @contextmanager

@@ -15,11 +15,10 @@ from urllib.parse import quote
 import pytest
 
 from make.chromium import Browser, find_browser
-from make.harmony import ANSWER, TEXT, THOUGHTS, make_harmony, said
-from make.served import Client, after_passes, serving
+from make.harmony import ANSWER, TEXT, THOUGHTS, make_harmony
+from make.served import Client, after_passes, scripted, serving
 from qsf import Model
 from qsf.cli.serve_options import ServeOptions
-from qsf.passes import Chosen
 
 PHONE, DESK = (360, 740), (1100, 800)
 
@@ -80,8 +79,7 @@ def overflow(browser: Browser) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
+@pytest.mark.parametrize(("size", "scheme"), [(PHONE, "dark"), (DESK, "light")])
 def test_a_conversation(
     client: Client, browser: Browser, tmp_path: Path, size: tuple[int, int], scheme: str
 ) -> None:
@@ -291,12 +289,7 @@ def test_thoughts_are_folded(
     tmp_path: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(make_harmony(tmp_path)) as client:
-        tokens = said(client.model.tokenizer, TEXT)
-
-        def choose(jobs: Any) -> list[Chosen]:
-            return [Chosen(tokens[job.n_generated]) for _, job in jobs]
-
-        monkeypatch.setattr(client.server.scheduler._engine, "choose", choose)
+        scripted(client, monkeypatch, TEXT)
         browser.show(client.url, PHONE, "dark")
         browser.wait_for("contextTokens")
         browser.type("Who are you?")

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from make.served import Client, serving
-from qsf.passes import Chosen
+from make.served import Client, scripted, serving
 from qsf.serve.tools.fitting import fit_messages
 from qsf.serve.tools.request import completed
 from qsf.text.chat import ChatTemplate
@@ -88,19 +87,6 @@ def prompt_of(client: Client, turns: Any = TURNS, tools: Any = TOOLS) -> str:
     return str(answer.json["prompt"])
 
 
-def scripted(client: Client, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the model begin with ``text``."""
-    tokens = client.model.tokenizer.encode(text, add_prefix=False)
-    engine = client.server.scheduler._engine
-    choose = engine.choose
-
-    def begun(jobs: Any) -> Any:
-        n = jobs[0][1].n_generated
-        return [Chosen(tokens[n])] if n < len(tokens) else choose(jobs)
-
-    monkeypatch.setattr(engine, "choose", begun)
-
-
 def test_an_unknown_template_is_told_of_tools(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +113,8 @@ def test_its_calls_follow_their_schemas(client: Client, monkeypatch: pytest.Monk
     made = client.post("/v1/chat/completions", {**fields, "tool_choice": "required"}).json
     (call, *_) = made["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"])["city"] in ("Ulm", "Rom")
-    scripted(client, 'Hm. <tool_call>\n{"name": "weather", "arguments": {', monkeypatch)
+    begun = 'Hm. <tool_call>\n{"name": "weather", "arguments": {'
+    scripted(client, monkeypatch, begun, goes_on=True)
     fields["parallel_tool_calls"] = False
     choice = client.post("/v1/chat/completions", fields).json["choices"][0]
     assert choice["message"]["content"] == "Hm."

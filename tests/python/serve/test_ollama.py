@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from make.added_tokens import make_with_tokens
-from make.harmony import ANSWER, CALL, TEXT, THOUGHTS, make_harmony, said
-from make.served import Client, break_after, serving
-from qsf.passes import Chosen
+from make.harmony import ANSWER, CALL, TEXT, THOUGHTS, make_harmony
+from make.served import Client, break_after, scripted, serving
 from qsf_converter import convert
 
 CHAT: Any = [{"role": "user", "content": "Tell me a story"}]
@@ -47,14 +46,6 @@ def coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 def lines(body: bytes) -> list[Any]:
     return [json.loads(line) for line in body.splitlines()]
-
-
-def say(client: Client, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    tokens = said(client.model.tokenizer, text)
-    engine = client.server.scheduler._engine
-    monkeypatch.setattr(
-        engine, "choose", lambda jobs: [Chosen(tokens[job.n_generated]) for _, job in jobs]
-    )
 
 
 def test_a_chat_is_that_of_the_other_apis(client: Client) -> None:
@@ -151,7 +142,7 @@ def test_vectors(client: Client) -> None:
 def test_thoughts_and_calls(
     thinker: Client, monkeypatch: pytest.MonkeyPatch, is_stream: bool
 ) -> None:
-    say(thinker, monkeypatch, TEXT)
+    scripted(thinker, monkeypatch, TEXT)
 
     def message(**fields: Any) -> Any:
         found = lines(thinker.post("/api/chat", messages=CHAT, stream=is_stream, **fields).body)
@@ -162,7 +153,7 @@ def test_thoughts_and_calls(
 
     assert message() == ({"content": ANSWER, "thinking": THOUGHTS + "{}"}, [])
     assert message(think=False)[0]["thinking"] == ""
-    say(thinker, monkeypatch, CALL)
+    scripted(thinker, monkeypatch, CALL)
     calls = [{"function": {"name": "weather", "arguments": {"city": "Ulm"}}}]
     assert message(tools=TOOLS) == ({"content": "", "thinking": THOUGHTS}, calls)
     turns = [
@@ -204,7 +195,7 @@ def test_text_between_two_others(coder: Client) -> None:
 
 
 def test_a_file_mark_ends_the_middle(coder: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    say(coder, monkeypatch, "a cat<|file_sep|>")
+    scripted(coder, monkeypatch, "a cat<|file_sep|>")
     answer = coder.post("/infill", input_prefix="A", input_suffix="B").json
     assert (answer["content"], answer["stop_type"]) == ("a cat", "eos")
 

@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from make.harmony import ANSWER, CALL, TEXT, THOUGHTS, make_harmony, said
-from make.served import Client, serving
-from qsf.passes import Chosen
+from make.served import Client, scripted, serving
 from qsf.serve.api.openai import encode_messages
-from qsf.serve.scheduling.job import Job
 
 CHAT: Any = [{"role": "user", "content": "Who are you?"}]
 CITY: Any = {
@@ -36,12 +34,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 @pytest.fixture(autouse=True)
 def script(client: Client, monkeypatch: pytest.MonkeyPatch, request: Any) -> None:
     """Let the model say what it is to say."""
-    tokens = said(client.model.tokenizer, getattr(request, "param", TEXT))
-
-    def choose(jobs: Sequence[tuple[int, Job]]) -> list[Chosen]:
-        return [Chosen(tokens[job.n_generated]) for _, job in jobs]
-
-    monkeypatch.setattr(client.server.scheduler._engine, "choose", choose)
+    scripted(client, monkeypatch, getattr(request, "param", TEXT))
 
 
 def test_a_whole_answer(client: Client) -> None:

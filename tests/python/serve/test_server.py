@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ import numpy as np
 import pytest
 
 from make.commands import Run
-from make.served import Client, break_after, serving, started
+from make.served import Client, break_after, serving, started, wait_for
 from qsf import Model
 
 START = "Once upon a time"
@@ -37,13 +36,6 @@ def client(tiny_chat_8bit: Path) -> Iterator[Client]:
 def plain(tiny_llama_8bit: Path) -> Iterator[Client]:
     with serving(tiny_llama_8bit, parallel=2) as found:
         yield found
-
-
-def wait_for(condition: Any, seconds: float = 30) -> None:
-    ends_at = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends_at
-        time.sleep(0.005)
 
 
 # ---- text ----

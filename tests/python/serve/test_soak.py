@@ -7,7 +7,6 @@ import json
 import random
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from make.examples import examples
-from make.served import Client, serving
+from make.served import Client, serving, wait_for
 from qsf.errors import QsfIOError
 
 START = "Once upon a time"
@@ -67,13 +66,6 @@ def visit(client: Client, seed: int) -> str:
 
 def n_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def wait_for(condition: Any) -> None:
-    ends_at = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < ends_at
-        time.sleep(0.01)
 
 
 def load(client: Client, first: int) -> None:

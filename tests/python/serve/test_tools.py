@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from make.served import Client, serving
-from qsf.passes import Chosen
+from make.served import Client, scripted, serving
 from qsf.serve.tools.call_formats import FORMATS, Format, calls_grammar, write_marked
 from qsf.serve.tools.call_reader import CallReader
 
@@ -175,17 +174,6 @@ def hermes(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
     return client
 
 
-def scripted(client: Client, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the model write ``text``."""
-    tokens = client.model.tokenizer.encode(text, add_prefix=False)
-    end = min(client.model.end_ids)
-
-    def choose(jobs: Any) -> list[Chosen]:
-        return [Chosen([*tokens, end][job.n_generated]) for _, job in jobs]
-
-    monkeypatch.setattr(client.server.scheduler._engine, "choose", choose)
-
-
 def is_weather(values: Any) -> bool:
     return (
         list(values) == ["city", "days", "unit"]
@@ -274,7 +262,7 @@ def test_markers_may_be_special_tokens(client: Client) -> None:
 
 def test_a_model_may_call_or_answer(hermes: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = [("weather", ARGUMENTS), ("now", {})]
-    scripted(hermes, "I look.\n" + written(HERMES, *calls), monkeypatch)
+    scripted(hermes, monkeypatch, "I look.\n" + written(HERMES, *calls))
     choice = ask(hermes)
     assert (choice["message"]["content"], choice["finish_reason"]) == ("I look.", "tool_calls")
     events = hermes.post("/v1/chat/completions", {**FIELDS, "stream": True}).events
@@ -290,7 +278,7 @@ def test_a_model_may_call_or_answer(hermes: Client, monkeypatch: pytest.MonkeyPa
     choice = ask(hermes, tool_choice="none")
     assert choice["message"]["content"].startswith("I look.\n<tool_call>")
     assert "tool_calls" not in choice["message"]
-    scripted(hermes, "It rains.", monkeypatch)
+    scripted(hermes, monkeypatch, "It rains.")
     choice = ask(hermes)
     assert (choice["message"]["content"], choice["finish_reason"]) == ("It rains.", "stop")
     assert "tool_calls" not in choice["message"]
@@ -302,15 +290,7 @@ def test_strict_arguments_are_enforced_in_free_answers(
     tools = json.loads(json.dumps(TOOLS))
     tools[0]["function"]["strict"] = True
     start = 'Hm. <tool_call>\n{"name": "weather", "arguments": {'
-    tokens = hermes.model.tokenizer.encode(start, add_prefix=False)
-    engine = hermes.server.scheduler._engine
-    choose = engine.choose
-
-    def begun(jobs: Any) -> Any:
-        n = jobs[0][1].n_generated
-        return [Chosen(tokens[n])] if n < len(tokens) else choose(jobs)
-
-    monkeypatch.setattr(engine, "choose", begun)
+    scripted(hermes, monkeypatch, start, goes_on=True)
     choice = ask(hermes, tools=tools, parallel_tool_calls=False)
     (call,) = choice["message"]["tool_calls"]
     assert is_weather(json.loads(call["function"]["arguments"]))
@@ -451,7 +431,7 @@ def test_messages_have_blocks(hermes: Client, monkeypatch: pytest.MonkeyPatch) -
     tools = [{"name": "weather", "input_schema": WEATHER}, {"name": "now", "input_schema": {}}]
     asked = {"messages": CHAT, "tools": tools, "max_tokens": 150}
     calls = written(HERMES, ("weather", ARGUMENTS), ("now", {}))
-    scripted(hermes, "I look.\n" + calls, monkeypatch)
+    scripted(hermes, monkeypatch, "I look.\n" + calls)
     whole = hermes.post("/v1/messages", asked).json
     assert whole["stop_reason"] == "tool_use"
     assert [block["type"] for block in whole["content"]] == ["text", "tool_use", "tool_use"]
@@ -472,7 +452,7 @@ def test_responses_have_items(hermes: Client, monkeypatch: pytest.MonkeyPatch) -
     tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
     asked = {"input": "What is the weather?", "tools": tools}
     with monkeypatch.context() as patch:
-        scripted(hermes, "I look.\n" + written(HERMES, ("weather", ARGUMENTS)), patch)
+        scripted(hermes, patch, "I look.\n" + written(HERMES, ("weather", ARGUMENTS)))
         whole = hermes.post("/v1/responses", asked).json
         stream = hermes.post("/v1/responses", {**asked, "stream": True}).events
     assert [item["type"] for item in whole["output"]] == ["message", "function_call"]
