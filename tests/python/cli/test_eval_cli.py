@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import signal
@@ -16,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from make.importances import rewrite
 from make.qsf_files import write_tiny
 from qsf.cli import evaluate as cli
 from qsf.evaluate.evaluation import evaluate
@@ -94,18 +92,6 @@ def test_the_cache_of_qsf_run_is_judged_too(
     assert figures("--exact", "--ctx", 32)["run_cache"] is None
 
 
-def test_json_alone_on_standard_output(call: Call, tiny_llama_4bit: Path, story: Path) -> None:
-    code, out, _ = call(tiny_llama_4bit, "--text", story, "--json", "-")
-    assert code == 0
-    found = json.loads(out)
-    assert set(KEYS) <= set(found)
-    assert found["protocol"] == "windows"
-    assert found["kl_mean"] is None
-    assert (found["kv_type"], found["arithmetic"]) == ("f16", "integer")
-    bits = math.log2(found["perplexity"]) * found["tokens"]
-    assert found["bits_per_byte"] == pytest.approx(bits / found["scored_bytes"])
-
-
 def test_against_the_original_and_against_a_file(
     call: Call,
     tmp_path: Path,
@@ -146,6 +132,9 @@ def test_options_reach_the_model(call: Call, tiny_llama_4bit: Path, story: Path)
             return evaluate(model, TEXT).perplexity
 
     plain = figures()
+    assert set(KEYS) <= set(plain)
+    assert (plain["protocol"], plain["kl_mean"]) == ("windows", None)
+    assert (plain["kv_type"], plain["arithmetic"]) == ("f16", "integer")
     assert plain["perplexity"] == expected(kv_type="f16")
     assert figures("--kv-type", "2bit")["perplexity"] == expected(kv_type="2bit")
     assert figures("--exact")["perplexity"] == expected(kv_type="f32", exact=True)
@@ -158,52 +147,18 @@ def test_options_reach_the_model(call: Call, tiny_llama_4bit: Path, story: Path)
     assert half["tokens"] == 9 * (plain["text_tokens"] // 20)
 
 
-def test_quality_skips_layers_of_the_model_alone(
-    call: Call, tiny_llama_4bit: Path, story: Path, tmp_path: Path
-) -> None:
-    path = rewrite(tiny_llama_4bit, tmp_path / "m.qsf", importances=[9, 8, 1, 2, 7, 6])
-    options = ("--text", story, "-q", "--quality", "0.8", "--against", tiny_llama_4bit)
-    code, out, err = call(path, *options, "--json", "-")
-    assert code == 0, err
-    found = json.loads(out)
-    with Model(path, ram_budget=None, kv_type="f16", quality=0.8) as model:
-        assert model.skipped_layers == (2,)
-        assert found["perplexity"] == evaluate(model, TEXT).perplexity
-    with Model(tiny_llama_4bit, ram_budget=None, kv_type="f16") as model:
-        assert found["against_perplexity"] == evaluate(model, TEXT).perplexity
-    assert (found["quality"], found["kl_mean"] > 0.01) == (0.8, True)
-    assert "quality 0.8" in call(path, *options)[1]
-
-
-def test_the_installed_command_reads_standard_input(tiny_llama_4bit: Path, tmp_path: Path) -> None:
-    """Both models fit in a budget together; --ram-budget is the whole process's."""
-    command = [sys.executable, "-m", "qsf", "eval", tiny_llama_4bit, "--text", "-", "--json", "-"]
-    command += ["--ram-budget", "400", "--against", tiny_llama_4bit]
-    done = subprocess.run(
-        [*map(str, command)], input=TEXT.encode(), capture_output=True, cwd=tmp_path, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["kl_max"] == 0
-
-
 # ---- errors ----
 
 
-@pytest.mark.parametrize(
-    ("name", "budget_mb", "most"),
-    [("-", 64, 4 << 20), pytest.param("/dev/zero", 0, 16 << 20, marks=pytest.mark.slow)],
-)
-def test_a_text_without_an_end_is_refused(
-    tiny_llama_4bit: Path, name: str, budget_mb: int, most: int
-) -> None:
-    command = [sys.executable, "-m", "qsf", "eval", str(tiny_llama_4bit), "--text", name]
+def test_a_text_without_an_end_is_refused(tiny_llama_4bit: Path) -> None:
+    words = ["eval", str(tiny_llama_4bit), "--text", "-", "--ram-budget", "64"]
     with Path("/dev/zero").open("rb") as zeros:
         done = subprocess.run(
-            [*command, "--ram-budget", str(budget_mb)],
+            [sys.executable, "-m", "qsf", *words],
             stdin=zeros, capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"is too long: more than {most} bytes" in done.stderr
+    assert f"is too long: more than {4 << 20} bytes" in done.stderr
 
 
 def test_files_that_are_none(
@@ -263,10 +218,7 @@ def test_the_whole_process_stays_in_its_budget(tiny_llama_f16: Path, tmp_path: P
     assert int(peak_mb) <= 160
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_without_a_word(
-    tmp_path: Path, tiny_llama_4bit: Path, number: signal.Signals
-) -> None:
+def test_a_signal_ends_it_without_a_word(tmp_path: Path, tiny_llama_4bit: Path) -> None:
     path = tmp_path / "long.txt"
     path.write_text(TEXT * 200, "utf-8")
     command = [sys.executable, "-m", "qsf", "eval", tiny_llama_4bit, "--text", path]
@@ -275,8 +227,8 @@ def test_a_signal_ends_it_without_a_word(
     ) as process:
         assert process.stderr is not None
         assert b" tokens/s" in process.stderr.readline()  # after a tenth
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
+    assert process.returncode == 143
     assert out == b""
     assert b"Traceback" not in err

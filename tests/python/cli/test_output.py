@@ -80,16 +80,6 @@ def test_the_time_left_is_steady() -> None:
         last = left
 
 
-def test_halves_that_end_together_do_not_spoil_the_time_left() -> None:
-    """Ten steps of 60 s, of which both halves are counted at the end, a millisecond apart."""
-    remaining = progress._Remaining(0.0)
-    for i in range(9):
-        now = 60.0 * (i + 1)
-        remaining.seconds(0.1 * i + 0.05, now)
-        left = remaining.seconds(0.1 * i + 0.1, now + 0.001)
-        assert left == pytest.approx(600 - now, rel=0.01)
-
-
 def test_progress_of_a_conversion_counts_tokens_then_what_is_converted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -102,16 +102,6 @@ def test_one_that_was_killed_is_forgotten(
     assert not path.exists()
 
 
-def test_files_of_others_stop_nobody(qsf: Run, listed: Callable[[], Any], state: Path) -> None:
-    state.mkdir(parents=True)
-    facts = {"pid": os.getpid(), "name": "x", "url": "y", "memory": "z", "started": 0}
-    (state / f"{os.getpid()}.json").write_text(json.dumps(facts), "utf-8")
-    (state / "3.json").symlink_to("/etc/passwd")
-    (state / "4.json").write_text("{", "utf-8")
-    assert listed() == []
-    assert qsf("stop", str(os.getpid())).returncode == 1
-
-
 def test_a_folder_that_cannot_be_written_stops_no_server(
     tiny_llama_4bit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,9 +115,12 @@ def test_a_folder_that_cannot_be_written_stops_no_server(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="named pipes and locks of POSIX")
-def test_strange_files_are_no_servers(listed: Callable[[], Any], state: Path) -> None:
+def test_strange_files_are_no_servers(qsf: Run, listed: Callable[[], Any], state: Path) -> None:
     """A pid of 0 or -1 would signal a whole group, a named pipe would wait for ever."""
     state.mkdir(parents=True)
+    facts = {"pid": os.getpid(), "name": "x", "url": "y", "memory": "z", "started": 0}
+    (state / f"{os.getpid()}.json").write_text(json.dumps(facts), "utf-8")  # not locked
+    (state / "3.json").symlink_to("/etc/passwd")
     os.mkfifo(state / "9.json")
     (state / "2.json").mkdir()
     good: dict[str, Any] = {
@@ -149,6 +142,7 @@ def test_strange_files_are_no_servers(listed: Callable[[], Any], state: Path) ->
         assert {server.pid for server in running_servers()} == {4, 5}
         assert [each["models"] for each in listed()] == [{}, {}]
     assert running_servers() == []
+    assert qsf("stop", str(os.getpid())).returncode == 1
 
 
 @pytest.mark.parametrize("facts", [None, [], {"models": 1}, {"models": [{"name": 1}]},

@@ -278,11 +278,8 @@ def test_serving_takes_15_mb_more_than_running(tiny_llama_4bit: Path) -> None:
             request = urllib.request.Request(
                 url + path, json.dumps(fields).encode(), {"content-type": "application/json"}
             )
-            try:
-                with urllib.request.urlopen(request, timeout=60) as answer:
-                    return bytes(answer.read())
-            except urllib.error.HTTPError as error:
-                return bytes(error.read())
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return bytes(answer.read())
 
         fields = {"prompt": START, "max_tokens": 50, "stream": True}
         threads = [
@@ -293,23 +290,5 @@ def test_serving_takes_15_mb_more_than_running(tiny_llama_4bit: Path) -> None:
         for thread in threads:
             thread.join()
         assert peak_mb(process.pid) - run_mb < 15
-        plan = json.loads(urllib.request.urlopen(f"{url}/props", timeout=60).read())["plan"]
-        idle_mb = peak_mb(process.pid)
-        text = "\u4e2d " * 250_000
-        bodies = [
-            threading.Thread(target=ask, args=(path, {field: value}))
-            for path, field, value in (
-                ("/v1/chat/completions", "messages", [{"role": "user", "content": text}]),
-                ("/v1/completions", "prompt", list(range(1, 1000)) * 150),
-                ("/tokenize", "content", text),
-                ("/v1/chat/completions", "messages", [{"role": "user", "content": "x"}] * 9000),
-            )
-            * 2
-        ]
-        for thread in bodies:
-            thread.start()
-        for thread in bodies:
-            thread.join()
-        assert peak_mb(process.pid) - idle_mb < plan["reserve_bytes"] / 2**20
         process.terminate()
         assert process.wait(30) == 0
