@@ -143,11 +143,15 @@ def test_a_history_is_continued_and_written_back(
         check_refused(run(tiny_chat_8bit, "-p", "x", *options), 1, "is not a conversation")
 
 
-def test_what_a_file_without_template_cannot_honour_is_refused(
-    run: Run, tiny_llama_8bit: Path
+def test_a_file_says_whether_it_has_a_template(
+    run: Run, tiny_llama_8bit: Path, qsf: Run, tiny_chat_8bit: Path
 ) -> None:
     check_refused(run(tiny_llama_8bit, "-p", "x", "--system", "y"), 1, "--system needs a chat")
     check_refused(run(tiny_llama_8bit, "-p", "x", "--history", "y"), 1, "--session needs a chat")
+    shown = qsf("inspect", tiny_chat_8bit).stdout
+    assert "chat template: yes" in shown
+    assert "an answer ends at: <|end_of_text|> (1)" in shown
+    assert "chat template: no" in qsf("inspect", tiny_llama_8bit).stdout
 
 
 @pytest.fixture(scope="session")
@@ -180,15 +184,6 @@ def test_a_template_is_told_keywords(run: Run, told_file: Path) -> None:
         assert model.stats.prompt_tokens == n_told
         with pytest.raises(QsfArgumentError, match="template_args are for the chat template"):
             model.generate("Hi", template_args={"word": "x"})
-
-
-def test_inspect_says_whether_there_really_is_a_template(
-    qsf: Run, tiny_chat_8bit: Path, tiny_llama_8bit: Path
-) -> None:
-    shown = qsf("inspect", tiny_chat_8bit).stdout
-    assert "chat template: yes" in shown
-    assert "an answer ends at: <|end_of_text|> (1)" in shown
-    assert "chat template: no" in qsf("inspect", tiny_llama_8bit).stdout
 
 
 # ---- budgets ----

@@ -41,7 +41,7 @@ def run(*args: str | Path) -> str:
     return result.output
 
 
-def test_report_names_everything(tiny: Path) -> None:
+def test_the_report_is_for_people(tiny: Path) -> None:
     out = run(tiny)
     for text in (
         *("llama", "UNIT", "TOKN", "embedding", "layer 1", "final unit", "tokenizer: no"),
@@ -49,6 +49,11 @@ def test_report_names_everything(tiny: Path) -> None:
     ):
         assert text in out
     assert "ffn_gate" in out
+    assert "\x1b" not in run(tiny)
+    assert "tiny?[31m" in run(tiny)
+    with Reader(tiny) as r:
+        n_tensors = len(r.tensors)
+    assert len(run(tiny, "--tensors").splitlines()) == len(run(tiny).splitlines()) + n_tensors + 2
 
 
 def test_units_are_shown_with_the_type_of_their_matrices(tmp_path: Path) -> None:
@@ -96,17 +101,6 @@ def test_kinds_of_layers_are_shown_once_with_their_layers(tmp_path: Path) -> Non
     assert [kind["layers"] for kind in said["layer_kinds"]] == [[0, 2, 3], [1]]
     assert said["layer_kinds"][0]["qk_norm"] == "per_head"
     assert [s["frequencies"] for s in said["rope_sets"]] == [8, 8, 3]
-
-
-def test_text_of_the_file_cannot_steer_the_terminal(tiny: Path) -> None:
-    assert "\x1b" not in run(tiny)
-    assert "tiny?[31m" in run(tiny)
-
-
-def test_tensors_are_listed_on_request(tiny: Path) -> None:
-    with Reader(tiny) as r:
-        n_tensors = len(r.tensors)
-    assert len(run(tiny, "--tensors").splitlines()) == len(run(tiny).splitlines()) + n_tensors + 2
 
 
 def test_json_says_what_the_reader_says(tiny: Path) -> None:

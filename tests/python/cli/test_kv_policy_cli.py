@@ -52,20 +52,17 @@ def test_an_answer_goes_on_behind_the_context(run: Run, tiny_llama_8bit: Path) -
             assert done["text"].startswith(cut["text"])
 
 
-def test_a_chat_forgets_half_of_its_turns(run: Run, tiny_llama_8bit: Path) -> None:
+def test_chats_forget_and_say_so(run: Run, tiny_llama_8bit: Path, tiny_chat_8bit: Path) -> None:
     lines = "".join(f"Tom saw ball {i}.\n" for i in range(9))
     asked = ("--interactive", "--max-seq-len", 96, *GREEDY, "-n", 8)
     done = run(tiny_llama_8bit, *asked, "--kv-policy", "recompute:4", stdin=lines)
     assert done.returncode == 0, done.stderr
     assert "turns are forgotten" in done.stderr
     assert "turn is forgotten" in run(tiny_llama_8bit, *asked, stdin=lines).stderr
-
-
-def test_a_long_system_message_is_said_to_be_cut(run: Run, tiny_chat_8bit: Path) -> None:
-    asked = ("-p", "Hi", "-n", 1, "--kv-policy", "window:64:40", "--system")
+    told = ("-p", "Hi", "-n", 1, "--kv-policy", "window:64:40", "--system")
     long = "Be kind and brief. " * 12
-    assert "keeps only the first 40" in run(tiny_chat_8bit, *asked, long).stderr
-    assert "keeps only" not in run(tiny_chat_8bit, *asked, "Be kind.").stderr
+    assert "keeps only the first 40" in run(tiny_chat_8bit, *told, long).stderr
+    assert "keeps only" not in run(tiny_chat_8bit, *told, "Be kind.").stderr
 
 
 # ---- measuring ----

@@ -131,8 +131,8 @@ def test_an_id_comes_back_as_it_was(run: Run, tiny_llama_8bit: Path, tmp_path: P
         assert "\N{EURO SIGN}" in text
 
 
-def test_prompts_may_come_through_a_pipe(
-    start: Start, tiny_llama_8bit: Path, asked: Path, tmp_path: Path
+def test_prompts_may_come_through_a_pipe_and_answers_may_not_go_there(
+    start: Start, tiny_llama_8bit: Path, asked: Path, tmp_path: Path, run: Run, tiny_chat_8bit: Path
 ) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -141,13 +141,6 @@ def test_prompts_may_come_through_a_pipe(
     said, error = process.communicate(timeout=60)
     assert (process.returncode, error) == (0, b"")
     assert len(records(said.decode())) == len(LINES)
-
-
-def test_answers_and_conversations_need_a_regular_file(
-    run: Run, tiny_chat_8bit: Path, asked: Path, tmp_path: Path
-) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
     words = (tiny_chat_8bit, "--prompts", asked, "-q", "--answers", pipe)
     check_refused(run(*words), 1, "not a regular file")
     session = (tiny_chat_8bit, "-p", "a", "-q", "--session", pipe)

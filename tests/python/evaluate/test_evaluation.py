@@ -248,12 +248,20 @@ def test_figures_are_those_of_the_logits(f16: Model, q4: Model) -> None:
     assert found.top1_agreement == pytest.approx((theirs.argmax(1) == ours.argmax(1)).mean())
 
 
-def test_a_model_does_not_differ_from_itself(q4: Model, tiny_llama_4bit: Path) -> None:
+def test_a_model_and_itself(q4: Model, tiny_llama_4bit: Path) -> None:
     with Model(tiny_llama_4bit, exact=True, **OPENING) as same:
         found = evaluate(q4, TEXT, ctx_tokens=CTX, against=same)
     assert (found.kl_mean, found.kl_max, found.top1_agreement) == (0, 0, 1)
     assert found.perplexity_change_percent == 0
     assert found.perplexity == found.against_perplexity
+    found = evaluate(q4, TEXT, ctx_tokens=256)  # one window: all but BOS is scored
+    assert found.scored_bytes == len(TEXT.encode())
+    bits = math.log2(found.perplexity) * found.tokens
+    assert found.bits_per_byte == pytest.approx(bits / len(TEXT.encode()), rel=1e-12)
+    ids = q4.tokenize(TEXT)
+    halves = evaluate(q4, ids, ctx_tokens=20, protocol="llama.cpp")
+    scored = [ids[start + i] for start in range(0, len(ids) - 19, 20) for i in range(11, 20)]
+    assert halves.scored_bytes == len(q4.detokenize(scored).encode())
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2"])
@@ -301,17 +309,6 @@ def test_blocks_change_nothing(q4: Model, f16: Model, monkeypatch: pytest.Monkey
     assert parts.kl_mean == pytest.approx(whole.kl_mean, rel=1e-9)
     assert parts.kl_p99 == pytest.approx(whole.kl_p99, rel=1e-9)
     assert parts.tokens == whole.tokens == whole.windows * 19
-
-
-def test_bits_per_byte_and_perplexity_say_the_same(q4: Model) -> None:
-    found = evaluate(q4, TEXT, ctx_tokens=256)  # one window: all but BOS is scored
-    assert found.scored_bytes == len(TEXT.encode())
-    bits = math.log2(found.perplexity) * found.tokens
-    assert found.bits_per_byte == pytest.approx(bits / len(TEXT.encode()), rel=1e-12)
-    ids = q4.tokenize(TEXT)
-    halves = evaluate(q4, ids, ctx_tokens=20, protocol="llama.cpp")
-    scored = [ids[start + i] for start in range(0, len(ids) - 19, 20) for i in range(11, 20)]
-    assert halves.scored_bytes == len(q4.detokenize(scored).encode())
 
 
 class LongTokens:

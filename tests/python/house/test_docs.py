@@ -98,13 +98,10 @@ def test_the_examples_in_python_work(
     assert done.stdout
 
 
-def test_the_table_of_families_is_that_of_the_converter() -> None:
+def test_documents_are_written_as_they_are_checked() -> None:
     tool = ROOT / "tools" / "make_family_table.py"
     assert subprocess.run([sys.executable, tool, "--check"], check=False).returncode == 0
-
-
-def test_lines_of_documents_can_be_reviewed() -> None:
-    """At most 119 columns; rows of tables and pictures cannot be broken."""
+    # At most 119 columns; rows of tables and pictures cannot be broken.
     for path in ROOT.glob("**/*.md"):
         if path.relative_to(ROOT).parts[0] in (".venv", "build") or ".git" in path.parts:
             continue

@@ -143,9 +143,9 @@ def scripted(
     engine = client.server.scheduler._engine
     choose = engine.choose
 
-    def begun(jobs: Any) -> list[Chosen]:
+    def begun(jobs: Any) -> Any:
         if goes_on and jobs[0][1].n_generated >= len(tokens):
-            return list(choose(jobs))
+            return choose(jobs)
         return [Chosen([*tokens, end][job.n_generated]) for _, job in jobs]
 
     monkeypatch.setattr(engine, "choose", begun)

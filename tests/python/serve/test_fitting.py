@@ -155,13 +155,18 @@ def test_families_are_told_in_their_own_form(
     assert "<tool_response>3 C<s>" in prompt
 
 
-def test_templates_may_write_json_in_other_forms(
+def test_templates_and_schemas_of_other_forms(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As GLM's and Ling's do."""
+    # As GLM's and Ling's do.
     asked = "{{ tools[0]['function']['name'] | tojson(ensure_ascii=False, separators=(',', ':')) }}"
     set_template(client, f"<tool_call>{asked}{LOOP}", monkeypatch)
     assert '"weather"' in prompt_of(client)
+    set_template(client, UNKNOWN, monkeypatch)
+    tools = [{"type": "function", "function": {"name": "a", "parameters": False}}]
+    answer = client.post("/apply-template", messages=ASKED, tools=tools)
+    assert answer.status == 400
+    assert "must be the schema of an object" in answer.error["message"]
 
 
 def test_a_call_that_was_cut_can_be_sent_back(
@@ -187,14 +192,6 @@ def test_a_call_that_was_cut_can_be_sent_back(
     assert completed('{"a": "b') == ['{"a": "b"}', '{"a": "b}', "{}"]
     for wrong in ('{"a" 1', "a", '{"a": b c', "}", "[1", '{"a": 1]', '{"a": {"b": 2}} x'):
         assert sent(wrong).status == 400, wrong
-
-
-def test_a_schema_that_is_none_is_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_template(client, UNKNOWN, monkeypatch)
-    tools = [{"type": "function", "function": {"name": "a", "parameters": False}}]
-    answer = client.post("/apply-template", messages=ASKED, tools=tools)
-    assert answer.status == 400
-    assert "must be the schema of an object" in answer.error["message"]
 
 
 def test_messages_of_the_request_stay_as_they_are() -> None:

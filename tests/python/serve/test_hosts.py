@@ -96,9 +96,6 @@ def test_an_unknown_name_is_404_in_the_form_of_each_client(client: Client) -> No
     assert isinstance(wrong.json["error"], str)
     assert client.get("/v1/models/five").status == 404
     assert loaded(client) == {"chat"}
-
-
-def test_what_is_here_is_pulled(client: Client) -> None:
     lines = client.post("/api/pull", model="four:latest").body.splitlines()
     assert json.loads(lines[-1]) == {"status": "success"}
     assert client.post("/api/pull", name="chat", stream=False).json == {"status": "success"}

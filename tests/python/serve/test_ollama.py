@@ -165,7 +165,7 @@ def test_thoughts_and_calls(
     assert sent["prompt_eval_count"] > 30
 
 
-def test_text_between_two_others(coder: Client) -> None:
+def test_text_between_two_others(coder: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = coder.model.tokenizer
     marks = [tokenizer.token_id(name) for name in MARKS]
 
@@ -192,9 +192,6 @@ def test_text_between_two_others(coder: Client) -> None:
     others = [marks[3], *ids("a.py\nx\n"), marks[3], *ids("file\n")]
     assert more["tokens_evaluated"] == len(prompt) + len(others) + len(ids("a"))
     assert "input_extra" in coder.post("/infill", **own, input_extra=[3]).error["message"]
-
-
-def test_a_file_mark_ends_the_middle(coder: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(coder, monkeypatch, "a cat<|file_sep|>")
     answer = coder.post("/infill", input_prefix="A", input_suffix="B").json
     assert (answer["content"], answer["stop_type"]) == ("a cat", "eos")

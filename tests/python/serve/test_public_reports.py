@@ -79,17 +79,14 @@ def test_what_a_template_raises_is_the_requests_fault(
 # ---- forms of other servers ----
 
 
-def test_log_probabilities_of_parts_of_characters(client: Client) -> None:
+def test_log_probabilities_of_completions(client: Client) -> None:
     fields: Any = {"prompt": "a \u65e5", "max_tokens": 12, "logprobs": 20, "ignore_eos": True}
     logprobs = client.post("/v1/completions", fields).json["choices"][0]["logprobs"]
     assert {len(top) for top in logprobs["top_logprobs"]} == {20}
     fields |= {"echo": True, "max_tokens": 0}
     names = client.post("/v1/completions", fields).json["choices"][0]["logprobs"]["tokens"]
     assert names[-3:] == ["bytes:\\xe6", "bytes:\\x97", "bytes:\\xa5"]
-
-
-def test_echo_without_an_answer(client: Client) -> None:
-    fields: Any = {"prompt": "hello world", "max_tokens": 0, "echo": True, "logprobs": 1}
+    fields = {"prompt": "hello world", "max_tokens": 0, "echo": True, "logprobs": 1}
     answer = client.post("/v1/completions", fields).json
     (choice,) = answer["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("hello world", "length")

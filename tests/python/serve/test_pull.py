@@ -25,7 +25,6 @@ from qsf.cli.serve_pull import Pulls, served_name
 from qsf.errors import QsfArgumentError, QsfMemoryError
 from qsf.find.names import hub_address, hub_name
 from qsf.native.binding import describe_machine
-from qsf.shell.arguments import UsageError
 
 ollama = pytest.importorskip("ollama")
 ASKED: Any = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
@@ -187,9 +186,3 @@ def test_a_server_takes_only_so_many_models() -> None:
     pulls = Pulls({f"org/{i}": Path() for i in range(200)}, lambda *_: None)
     with pytest.raises(QsfArgumentError, match="has 200 models, which is its most"):
         asyncio.run(anext(pulls.lines("org/other")))
-
-
-def test_options_for_one_model_are_refused(tiny_chat_8bit: Path) -> None:
-    request = parse([str(tiny_chat_8bit), "--allow-pull", "--alias", "a"])
-    with pytest.raises(UsageError, match="--alias is for one model, and --allow-pull lets"):
-        serve._find(request)

@@ -37,24 +37,18 @@ def script(client: Client, monkeypatch: pytest.MonkeyPatch, request: Any) -> Non
     scripted(client, monkeypatch, getattr(request, "param", TEXT))
 
 
-def test_a_whole_answer(client: Client) -> None:
+def test_thoughts_are_no_content(client: Client) -> None:
     answer = client.post("/v1/chat/completions", messages=CHAT)
     choice = answer.json["choices"][0]
     assert choice["message"]["content"] == ANSWER
     assert choice["message"]["reasoning_content"] == THOUGHTS + "{}"
     assert choice["finish_reason"] == "stop"
-
-
-def test_a_stream(client: Client) -> None:
     answer = client.post("/v1/chat/completions", messages=CHAT, stream=True)
     deltas = [event["choices"][0]["delta"] for event in answer.events[:-1]]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == THOUGHTS + "{}"
     assert "".join(delta.get("content", "") for delta in deltas) == ANSWER
     kinds = [name for delta in deltas for name in delta if name != "role"]
     assert kinds[1:] == sorted(kinds[1:], reverse=True)  # reasoning first; never an empty text
-
-
-def test_a_stop_string_is_one_of_the_answer(client: Client) -> None:
     answer = client.post("/v1/chat/completions", messages=CHAT, stop=["cat", ", and"])
     assert answer.json["choices"][0]["message"]["content"] == "I am a dog"
 

@@ -177,16 +177,13 @@ def test_biases_and_penalties(client: Client) -> None:
     assert 0 < only_once.count(300) < 12
 
 
-def test_stop_strings_and_echo(client: Client) -> None:
+def test_tokens_and_texts_go_on_where_they_are_told(client: Client) -> None:
     fields = {"prompt": START, "max_tokens": 20, "temperature": 0}
     text = client.post("/v1/completions", fields).json["choices"][0]["text"]
     stop = text[10:14]
     choice = client.post("/v1/completions", {**fields, "stop": stop, "echo": True}).json["choices"]
     assert choice[0]["text"] == START + text[: text.index(stop)]
     assert choice[0]["finish_reason"] == "stop"
-
-
-def test_the_last_message_of_the_assistant_is_continued(client: Client) -> None:
     fields = {"max_tokens": 8, "temperature": 0}
     first = client.post("/v1/chat/completions", {**fields, "messages": CHAT}).json
     text = first["choices"][0]["message"]["content"]

@@ -91,23 +91,17 @@ def test_half_a_character_stays_in_its_channel(model: Model) -> None:
     assert "".join(shown) == "\N{REPLACEMENT CHARACTER}"
 
 
-def test_a_continuation_has_no_channels(model: Model) -> None:
+def test_where_there_are_no_channels(model: Model, tiny_llama_dir: Path) -> None:
     text = "<|channel|>analysis<|message|>Once"
     assert read(model.tokenizer, text, begins_text=False) == ("analysisOnce", "")
-
-
-def test_models_without_channels_are_decoded_as_ever(tiny_llama_dir: Path) -> None:
     tokenizer = open_tokenizer((tiny_llama_dir / "tokenizer.json").read_bytes(), bos_id=0)
     assert read(tokenizer, "Once upon a time")[0] == tokenizer.decode(
         said(tokenizer, "Once upon a time")
     )
 
 
-def test_what_ends_an_answer_and_what_ends_a_message(model: Model) -> None:
-    assert model.end_ids == {1, N_WORDS + 5, N_WORDS + 6}
-
-
 def test_a_chat_keeps_the_answer_alone(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert model.end_ids == {1, N_WORDS + 5, N_WORDS + 6}
     script = said(model.tokenizer)
     monkeypatch.setattr(Session, "_choose", lambda *_: Chosen(script.pop(0)))
     thoughts: list[str] = []

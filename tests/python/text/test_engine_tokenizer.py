@@ -218,16 +218,13 @@ def test_what_is_not_covered_is_named(change: dict[str, Any], reason: str) -> No
     assert reason in text
 
 
-def test_damaged_sections_are_refused() -> None:
+def test_sections_of_other_versions_and_damaged_ones() -> None:
     section, _ = text_section(families(is_small=True)["gpt2"], bos_id=None, add_bos=None)
     assert section is not None
     with pytest.raises(QsfFormatError, match="TEXT"):
         Tokenizer(section[:-8])
     with pytest.raises(QsfUnsupportedError, match="version 3, this build reads versions 1 to 2"):
         Tokenizer(b"\3" + section[1:])
-
-
-def test_an_older_section_opens_if_it_has_no_expression() -> None:
     for name, is_right in (("llama2", True), ("gpt2", False)):
         section, _ = text_section(families(is_small=True)[name], bos_id=None, add_bos=None)
         assert section is not None
@@ -237,9 +234,6 @@ def test_an_older_section_opens_if_it_has_no_expression() -> None:
         else:
             with pytest.raises(QsfUnsupportedError, match="make the file again with `qsf convert`"):
                 Tokenizer(older)
-
-
-def test_text_that_is_not_unicode_is_refused() -> None:
     with pytest.raises(QsfArgumentError, match="character 2"):
         both("gpt2")[0].encode("ab\ud800")
 

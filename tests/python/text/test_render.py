@@ -98,12 +98,9 @@ def test_messages_are_json(content: object, reason: str) -> None:
         ChatTemplate("x").render([{"role": "user", "content": content}])
 
 
-def test_special_tokens_may_have_any_name() -> None:
+def test_a_fault_is_one_of_the_template() -> None:
     tokens = {name: name for name in ("messages", "name", "self", "template_name", "source", "")}
     assert ChatTemplate("{{ messages[0].content + name }}", tokens).render([USER]) == "Hiname"
-
-
-def test_a_fault_is_one_of_the_template() -> None:
     assert template_fault(None) is None
     assert template_fault("{{ messages[0].content }}") is None
     assert template_fault("{{ raise_exception('no') }}") is None

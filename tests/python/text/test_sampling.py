@@ -14,10 +14,16 @@ from qsf.errors import QsfArgumentError, QsfFormatError
 from qsf.text.sampling import SamplingParams, StopMatcher, end_ids, resolve_sampling
 
 
-def test_defaults_are_those_of_the_plan() -> None:
+def test_what_is_asked_for_beats_the_file_beats_the_defaults() -> None:
     assert resolve_sampling() == SamplingParams(
         temperature=0.7, top_p=0.9, top_k=40, min_p=0.0, repetition_penalty=1.0
     )
+    generation = {"temperature": 0.3, "top_k": 7, "min_p": None, "eos_token_id": 1}
+    params = resolve_sampling(generation, top_k=3, top_p=None)
+    assert params == SamplingParams(temperature=0.3, top_k=3, top_p=0.9)
+    generation = {"do_sample": False, "temperature": 0.6}
+    assert resolve_sampling(generation).temperature == 0.0
+    assert resolve_sampling(generation, temperature=0.5).temperature == 0.5
 
 
 def test_values_out_of_range_are_refused_by_name() -> None:
@@ -37,18 +43,6 @@ def test_values_out_of_range_are_refused_by_name() -> None:
     assert {name: getattr(params, name) for name in edges} == edges
     with pytest.raises(QsfArgumentError, match="warmth"):
         resolve_sampling(None, warmth=1.0)
-
-
-def test_what_is_asked_for_beats_the_file_beats_the_defaults() -> None:
-    generation = {"temperature": 0.3, "top_k": 7, "min_p": None, "eos_token_id": 1}
-    params = resolve_sampling(generation, top_k=3, top_p=None)
-    assert params == SamplingParams(temperature=0.3, top_k=3, top_p=0.9)
-
-
-def test_a_file_that_recommends_greedy_is_greedy_unless_told() -> None:
-    generation = {"do_sample": False, "temperature": 0.6}
-    assert resolve_sampling(generation).temperature == 0.0
-    assert resolve_sampling(generation, temperature=0.5).temperature == 0.5
 
 
 def test_a_bad_value_of_the_file_is_the_files_fault_and_can_be_overridden() -> None:
@@ -76,7 +70,7 @@ def run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
     return shown, matcher.is_stopped
 
 
-def test_a_stop_string_over_several_pieces_is_never_shown_in_part() -> None:
+def test_a_stop_string_is_never_shown_in_part() -> None:
     matcher = StopMatcher(["END"])
     assert matcher.push("the E") == "the "
     assert matcher.push("N") == ""
@@ -85,9 +79,6 @@ def test_a_stop_string_over_several_pieces_is_never_shown_in_part() -> None:
     assert matcher.is_stopped
     assert matcher.push("more") == ""
     assert matcher.flush() == ""
-
-
-def test_text_that_only_began_like_a_stop_string_is_shown() -> None:
     assert run(["END"], ["the E", "N", "ough"]) == ("the ENough", False)
     assert run(["END"], ["the EN"]) == ("the EN", False)
     assert run(["aab"], ["aa", "a", "b"]) == ("a", True)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from make.commands import Run
-from make.served import serving
 from make.terminals import OnTerminal
 from make.terminals import on_terminal as on_terminal
 from make.thinkers import MARKS, make_thinker
@@ -132,7 +131,9 @@ def test_the_switch_of_a_template(template: str, args: str) -> None:
     assert thinking_args(template, is_on=False) == {args: False}
 
 
-def test_a_template_without_switch_is_refused_or_thinks_anyway() -> None:
+def test_a_template_without_switch_is_refused_or_thinks_anyway(
+    run: Run, tiny_chat_8bit: Path
+) -> None:
     for template in (
         "{{ '<think>' }}",
         "{% if message.thinking %}<|channel|>{{ reasoning_effort }}",
@@ -143,6 +144,9 @@ def test_a_template_without_switch_is_refused_or_thinks_anyway() -> None:
     for is_on in (True, False):
         with pytest.raises(QsfArgumentError, match="knows no thinking"):
             thinking_args("{{ messages }} thinking about it", is_on=is_on)
+    done = run(tiny_chat_8bit, "-p", "Hi", "--no-think")
+    assert done.returncode == 1
+    assert "the model's chat template knows no thinking: leave it out" in done.stderr
 
 
 def test_a_continuation_is_shown_as_it_is(tokenizer: Tokenizer) -> None:
@@ -180,23 +184,3 @@ def test_a_chat_shows_hides_and_switches_thoughts(
     assert run(thinker, "-p", "Hi", "--no-think", *options).stdout.strip() != ""
     thinking = run(thinker, "-p", "Hi", "--think", *options)
     assert (thinking.returncode, thinking.stdout.strip()) == (0, "")
-
-
-def test_thinking_cannot_be_asked_of_a_model_that_knows_none(
-    run: Run, tiny_chat_8bit: Path
-) -> None:
-    done = run(tiny_chat_8bit, "-p", "Hi", "--no-think")
-    assert done.returncode == 1
-    assert "the model's chat template knows no thinking: leave it out" in done.stderr
-
-
-def test_the_server_sends_thoughts_apart(thinker: Path) -> None:
-    fields = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "seed": 1}
-    with serving(thinker, parallel=1) as client:
-        message = client.post("/v1/chat/completions", fields).json["choices"][0]["message"]
-        assert message["reasoning_content"]  # the prompt ends with the mark, and it has no end
-        assert not message["content"]
-        fields["chat_template_kwargs"] = {"enable_thinking": False}
-        message = client.post("/v1/chat/completions", fields).json["choices"][0]["message"]
-        assert message["content"]
-        assert "reasoning_content" not in message

@@ -106,16 +106,13 @@ def test_bos_is_added_once_whoever_adds_it(bundled_json: bytes, bundled: Tokeniz
     assert bundled.encode("") == [0]
 
 
-def test_special_tokens_in_text_are_tokens_unless_told_otherwise(bundled: Tokenizer) -> None:
+def test_special_tokens_are_texts_where_they_are_told(bundled: Tokenizer) -> None:
     text = "a<|end_of_text|>b"
     assert 1 in bundled.encode(text)
     ordinary = bundled.encode(text, parse_special=False)
     assert 1 not in ordinary
     assert bundled.decode(ordinary) == text
     assert 1 in bundled.encode(text)  # the choice does not stick
-
-
-def test_seams_keep_special_tokens_from_being_read() -> None:
     names = SPM.special_names
     text = protect_special("</s> hi <s>", names, "\ufdd0")
     assert text.replace("\ufdd0", "") == "</s> hi <s>"
@@ -123,14 +120,29 @@ def test_seams_keep_special_tokens_from_being_read() -> None:
     assert all(
         set(SPM.encode(p, add_prefix=False)).isdisjoint({1, 2}) for p in text.split("\ufdd0")
     )
+    ids = bundled.encode("Once")
+    assert bundled.decode(ids) == "Once"
+    assert bundled.decode(ids, skip_special=False) == "<|begin_of_text|>Once"
+    assert bundled.decode([-1, 10**6]) == ""  # ids that do not exist
+    seams = ["\ufdd0\ufdd0" + "\ufdd0" * i for i in range(99)]
+    assert len(protect_special("<s>" * 9, ["<s>", *seams], "\ufdd0")) == 36
 
 
-def test_a_text_that_is_far_too_long_is_refused_by_its_beginning(bundled: Tokenizer) -> None:
+def test_a_text_that_is_too_long_is_refused(bundled: Tokenizer) -> None:
     text = "a red ball " * 1000
     with pytest.raises(QsfArgumentError, match=r"too long: the first 800 of its 11000 characters"):
         bundled.encode(text, max_tokens=100)
     n_tokens = len(bundled.encode(text))
     assert len(bundled.encode(text, max_tokens=n_tokens)) == n_tokens
+    n_bytes = 20 << 20
+    bundled.encode("a" * 99)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(QsfArgumentError, match=f"{n_bytes} bytes, .* 512 tokens has at most 65536"):
+        bundled.encode("a" * n_bytes, max_tokens=512)
+    scale = 1 if sys.platform == "darwin" else 1024
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert (after - before) * scale < 2 * n_bytes + (4 << 20), "the text and its bytes, no more"
+    assert max_text_bytes(100_000) == 1_600_000
 
 
 # ---- decoding ----
@@ -140,13 +152,6 @@ def test_encoding_and_decoding_gives_the_text(bundled: Tokenizer) -> None:
     for text in TEXTS:
         assert bundled.decode(bundled.encode(text)) == text
         assert SPM.decode(SPM.encode(text)) == text
-
-
-def test_special_tokens_have_no_text_unless_asked_for(bundled: Tokenizer) -> None:
-    ids = bundled.encode("Once")
-    assert bundled.decode(ids) == "Once"
-    assert bundled.decode(ids, skip_special=False) == "<|begin_of_text|>Once"
-    assert bundled.decode([-1, 10**6]) == ""  # ids that do not exist
 
 
 def test_characters_arrive_whole_and_at_once(bundled: Tokenizer) -> None:
@@ -159,9 +164,6 @@ def test_characters_arrive_whole_and_at_once(bundled: Tokenizer) -> None:
     assert [decoder.push(3 + byte) for byte in "é".encode()] == ["", "é"]
     assert decoder.push(3 + 0xE2) == ""
     assert decoder.flush() == "\ufffd"
-
-
-def test_a_continued_text_keeps_its_leading_space_and_a_new_one_loses_it() -> None:
     hi = SPM.token_id("\u2581hi")
     assert hi is not None
     assert SPM.incremental(at_start=False).push(hi) == " hi"
@@ -194,28 +196,6 @@ def check_pieces(tokenizer: Tokenizer, ids: list[int]) -> None:
 def test_what_is_not_a_tokenizer_is_refused(data: bytes) -> None:
     with pytest.raises(QsfUnsupportedError, match="tokenizer"):
         open_tokenizer(data, bos_id=None)
-
-
-def test_a_decoder_of_another_kind_is_refused_by_name() -> None:
-    with pytest.raises(QsfUnsupportedError, match="BPEDecoder"):
-        open_tokenizer(spm_json({"type": "BPEDecoder", "suffix": "</w>"}), bos_id=None)
-
-
-def test_a_long_text_is_refused_before_it_is_encoded(bundled: Tokenizer) -> None:
-    n_bytes = 20 << 20
-    bundled.encode("a" * 99)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(QsfArgumentError, match=f"{n_bytes} bytes, .* 512 tokens has at most 65536"):
-        bundled.encode("a" * n_bytes, max_tokens=512)
-    scale = 1 if sys.platform == "darwin" else 1024
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert (after - before) * scale < 2 * n_bytes + (4 << 20), "the text and its bytes, no more"
-    assert max_text_bytes(100_000) == 1_600_000
-
-
-def test_a_special_token_with_a_seam_multiplies_nothing() -> None:
-    names = ["\ufdd0\ufdd0" + "\ufdd0" * i for i in range(99)]
-    assert len(protect_special("<s>" * 9, ["<s>", *names], "\ufdd0")) == 36
 
 
 @settings(deadline=None, max_examples=N_EXAMPLES)
