@@ -90,7 +90,14 @@ def test_keys_do_not_share_prefixes(locked: Client) -> None:
 
 
 def test_names_of_the_host(locked: Client) -> None:
-    allowed = ("localhost", "LOCALHOST:8080", "127.0.0.1:1", "[::1]:8080", "models.example:443")
+    allowed = (
+        "localhost",
+        "LOCALHOST:8080",
+        "127.0.0.1:1",
+        "[::1]:8080",
+        "::1",
+        "models.example:443",
+    )
     others = (
         "evil.example",
         "localhost.evil.example",

@@ -205,9 +205,11 @@ def test_a_stream_is_chunked_and_in_http_1_0_ends_with_the_connection() -> None:
 
 SMUGGLED = {
     "two lengths": b"Content-Length: 5\r\nContent-Length: 6\r\n",
+    "two equal lengths": b"Content-Length: 5\r\ncontent-length: 5\r\n",
     "lengths in a list": b"Content-Length: 5, 6\r\n",
     "a length with chunks": b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
     "chunks with a length": b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+    "two codings": b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n",
     "another coding": b"Transfer-Encoding: gzip, chunked\r\n",
     "a coding in disguise": b"Transfer-Encoding: xchunked\r\n",
     "a space before the colon": b"Content-Length : 5\r\n",
