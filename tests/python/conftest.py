@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from make.commands import here as here
 from make.commands import process as process
@@ -30,6 +31,10 @@ for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     if is_main and signal.getsignal(_number) is signal.SIG_IGN:
         is_interrupt = _number == signal.SIGINT
         signal.signal(_number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
+
+# No test depends on time.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 ROOT = Path(__file__).resolve().parents[2]
 
