@@ -52,6 +52,28 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def measured_tokens() -> Iterator[Callable[[int], int]]:
+    """No conversion in this process measures costs: that takes longer than all the rest of it.
+
+    The value is what measures them; ``measured_costs`` puts it back for a test.
+    """
+    from qsf_converter import costs
+
+    original = costs.n_measured_tokens
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(costs, "n_measured_tokens", lambda _n_weights: 0)
+        yield original
+
+
+@pytest.fixture
+def measured_costs(
+    measured_tokens: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Conversions of this test measure the costs of arithmetic, as those of users do."""
+    monkeypatch.setattr("qsf_converter.costs.n_measured_tokens", measured_tokens)
+
+
 @pytest.fixture(scope="session")
 def project_root() -> Path:
     """The folder of the project."""

@@ -22,6 +22,8 @@ from qsf.report.meta import cost_lines, read_meta
 from qsf_converter import convert
 from qsf_converter.costs import Noise, n_measured_tokens
 
+pytestmark = pytest.mark.usefixtures("measured_costs")
+
 
 def recorded(path: Path) -> tuple[tuple[int, int], dict[str, Any] | None]:
     """Return the bits in ARCH and the record in META."""
