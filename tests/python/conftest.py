@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from make.commands import here as here
 from make.commands import process as process
@@ -32,11 +32,19 @@ for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         is_interrupt = _number == signal.SIGINT
         signal.signal(_number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
 
-# No test depends on time.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
-
 ROOT = Path(__file__).resolve().parents[2]
+
+# `make test` tries the same few examples everywhere; `make check-slow` and `make fuzz` set the
+# number of other ones.
+_n_examples = os.environ.get("QSF_EXAMPLES", "")
+settings.register_profile(
+    "project",
+    max_examples=int(_n_examples or 12),
+    derandomize=not _n_examples,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+settings.load_profile("project")
 
 
 @pytest.fixture(scope="session", autouse=True)

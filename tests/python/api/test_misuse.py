@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import qsf
-from make.examples import examples
 from make.qsf_files import write_tiny
 from qsf.cli.run import main as cli
 from qsf.options import GenerationOptions, ModelOptions, described
@@ -121,11 +120,6 @@ ODD = st.one_of(
     st.sampled_from(["auto", "4bit", "k8v4", "direct", object(), int, np.zeros(2), {1}, (1, 2)]),
 )
 NAMES = [option.name for option in described(GenerationOptions)]
-MANY = settings(
-    max_examples=examples(200),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 
 
 def check_error(error: qsf.QsfError) -> None:
@@ -133,7 +127,6 @@ def check_error(error: qsf.QsfError) -> None:
     assert len(str(error).splitlines()) == 1
 
 
-@MANY
 @given(prompt=ODD, options=st.dictionaries(st.sampled_from(NAMES), ODD, max_size=3))
 def test_any_arguments_of_generate_give_text_or_a_typed_error(
     model: qsf.Model, prompt: Any, options: dict[str, Any]
@@ -152,7 +145,6 @@ def test_any_arguments_of_generate_give_text_or_a_typed_error(
     model.session.messages.clear()
 
 
-@MANY
 @given(
     options=st.dictionaries(
         st.sampled_from([option.name for option in described(ModelOptions)]), ODD, max_size=3
@@ -168,7 +160,6 @@ def test_any_options_of_a_model_are_taken_or_refused_by_name(options: dict[str, 
     assert taken == replace(ModelOptions(), **options)
 
 
-@MANY
 @given(value=ODD, other=ODD)
 def test_any_tokens_are_taken_or_refused(model: qsf.Model, value: Any, other: Any) -> None:
     uses: list[Callable[[], Any]] = [

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from make.examples import examples
 from qsf.cli.run.answer import generate
 from qsf.cli.run.loop_guard import LoopGuard, loop_at_end, terminal_guard
 from qsf.errors import QsfCancelledError
@@ -29,7 +28,6 @@ class Engine:
         self.is_cancelled = True
 
 
-@settings(max_examples=examples(200), deadline=None)
 @given(st.text("abc ", max_size=40), TEXT, st.integers(1, 12), st.integers(1, 60))
 def test_it_is_the_loop_that_plain_search_finds(
     before: str, unit: str, times: int, least: int

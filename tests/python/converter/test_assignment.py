@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from make import tiny_checkpoints
-from make.examples import examples
 from qsf.errors import QsfConversionError
 from qsf.file.layout import Dtype, Layout, TensorType, layer_unit, pass_units
 from qsf.file.reader import Reader
@@ -90,7 +89,6 @@ def problems(draw: st.DrawFn) -> tuple[list[Target], Costs, int]:
     return targets, costs, draw(st.integers(ends[0], ends[1] + 100))
 
 
-@settings(max_examples=examples(150), deadline=None)
 @given(problems())
 def test_no_choice_within_the_budget_is_better(problem: tuple[list[Target], Costs, int]) -> None:
     targets, costs, budget_bytes = problem

@@ -11,10 +11,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from make.examples import examples
 from make.qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
 from oracle.file.blocks import unpack_block
 from oracle.file.reader import Reader
@@ -94,7 +93,6 @@ def mixed(n_bytes: int, seed: int = 0) -> bytes:
 # ---- both readers ----
 
 
-@settings(deadline=None, max_examples=examples(60))
 @given(
     st.sampled_from(CODECS),
     st.integers(1, 3000),

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from make.examples import examples
 from make.outlier_files import naive_table
 from oracle.reference_tiles import decode_outliers, decode_tiles
 from qsf.errors import QsfArgumentError
@@ -175,7 +174,6 @@ def test_a_type_that_keeps_the_weights_is_not_changed() -> None:
 
 
 @given(st.data())
-@settings(max_examples=examples(100), deadline=None)
 def test_packing_equals_the_naive_one(data: st.DataObject) -> None:
     n_rows, n_cols = data.draw(st.integers(1, 40)), data.draw(st.integers(100, 9000))
     places = data.draw(

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from make.examples import examples
 from oracle.naive_tiles import NL_LEVELS
 from oracle.reference_tiles import TILE_BYTES, decode_tiles
 from qsf.errors import QsfArgumentError, QsfConversionError
@@ -94,7 +93,6 @@ def output_error(moments: np.ndarray, rows: np.ndarray, stored: np.ndarray) -> n
     n_cols=st.sampled_from([1, 5, 63, 64, 100, 150]),
     seed=st.integers(0, 2**32),
 )
-@settings(deadline=None, max_examples=examples(60))
 def test_it_is_gptq(dtype: Dtype, n_rows: int, n_cols: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     moments, order = hessian(n_cols, rng), shuffled_order(n_cols, rng)

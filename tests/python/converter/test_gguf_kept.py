@@ -9,7 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from make import gguf_files, tiny_checkpoints
@@ -46,7 +46,6 @@ def random_rows(kind: str, n_rows: int, n_blocks: int, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", KEPT)
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 1 << 32))
-@settings(max_examples=20, deadline=None)
 def test_tiles_have_the_values_of_the_blocks(
     kind: str, n_rows: int, n_blocks: int, seed: int
 ) -> None:
@@ -60,7 +59,6 @@ def test_tiles_have_the_values_of_the_blocks(
 
 @pytest.mark.parametrize("kind", KEPT)
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=20, deadline=None)
 def test_shifts_of_rows_are_exact(kind: str, seed: int) -> None:
     rows = random_rows(kind, 8, 2, seed)
     type_ = gguf.GGMLQuantizationType[kind]

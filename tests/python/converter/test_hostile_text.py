@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from make import hf_makers
-from make.examples import examples
 from make.hf_makers import tokenizer_json
 from qsf.errors import QsfConversionError
 from qsf.file.reader import Reader
@@ -110,7 +109,6 @@ def check_usable(out: Path) -> None:
     assert not isinstance(parts.template, Exception)
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     config=objects(CONFIG_FIELDS, 2),
     generation=objects(GENERATION_FIELDS, 4),

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from make.examples import examples
 from make.page_parser import PageParser
 from make.qsf_files import write_tiny
 from make.quality_reports import full_quality
@@ -268,7 +267,6 @@ def assert_survives(path: Path, meta: bytes) -> None:
     assert all(clean(line).isprintable() for line in lines)
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(quality=damaged_reports() | _JSON)
 def test_any_json_is_survived(tiny_file: Path, quality: Any) -> None:
     meta = json.dumps({"source": {"name": "\x1b"}, "quality": quality}).encode()

@@ -8,10 +8,9 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from make.examples import examples
 from oracle.naive_tiles import WITH_MIN, naive_tiles
 from oracle.reference_tiles import decode_tiles
 from qsf.errors import QsfArgumentError
@@ -64,7 +63,6 @@ def round_trip(dtype: Dtype, rows: np.ndarray, rule: Rule = "search") -> np.ndar
     ),
 )
 @example(Dtype.Q3, [[-0.0, 0.0, 0.0, 0.0, -1e-30]])  # a range of -0 is no scale of -0
-@settings(deadline=None, max_examples=examples(400))
 def test_any_values_are_coded_plainly_as_said(dtype: Dtype, rows: list[list[float]]) -> None:
     array = np.array(rows, np.float32)
     assert quantise_rows(dtype, array, rule="nearest") == naive_tiles(dtype, array)
@@ -76,7 +74,6 @@ def test_any_values_are_coded_plainly_as_said(dtype: Dtype, rows: list[list[floa
     kind=st.sampled_from(["signs", "uniform", "few"]),
     seed=st.integers(0, 2**32),
 )
-@settings(deadline=None, max_examples=examples(200))
 def test_all_up_to_the_limit_is_stored(dtype: Dtype, n_cols: int, kind: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     units = {
@@ -163,7 +160,6 @@ SPREADS = ["normal", "laplace", "t", "two", "shifted", "outlier"]
     exponent=st.integers(-8, 8),
     seed=st.integers(0, 2**32),
 )
-@settings(deadline=None, max_examples=examples(300))
 def test_search_never_loses_more_than_nearest(
     dtype: Dtype, n_rows: int, n_cols: int, kind: str, weighting: str, exponent: int, seed: int
 ) -> None:
@@ -207,7 +203,6 @@ def relative(weights: np.ndarray) -> np.ndarray:
     is_weighted=st.booleans(),
     seed=st.integers(0, 2**32),
 )
-@settings(deadline=None, max_examples=examples(100))
 def test_two_magnitudes_get_their_best_scale(
     dtype: Dtype, n_cols: int, kind: str, is_weighted: bool, seed: int
 ) -> None:
@@ -325,7 +320,6 @@ def test_weights_move_the_loss_to_where_it_counts_less(dtype: Dtype) -> None:
     density=st.sampled_from([0.0, 0.02, 0.3, 0.67, 1.0]),
     seed=st.integers(0, 2**32),
 )
-@settings(deadline=None, max_examples=examples(200))
 def test_ternary_weights_are_kept(dtype: Dtype, n_cols: int, density: float, seed: int) -> None:
     """Each block holds only -s, 0 and s, with an s of its own that an f16 holds."""
     rng = np.random.default_rng(seed)
@@ -343,7 +337,6 @@ def test_ternary_weights_are_kept(dtype: Dtype, n_cols: int, density: float, see
 
 
 @given(n_far=st.integers(1, 64), n_cols=st.integers(1, 64), seed=st.integers(0, 2**32))
-@settings(deadline=None, max_examples=examples(100))
 def test_symmetric_2bit_weights_are_kept(n_far: int, n_cols: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     units = np.where(np.arange(64) < n_far, 1.5, 0.5)[:n_cols] * rng.choice([-1, 1], (16, n_cols))
@@ -395,7 +388,6 @@ def test_rules_weights_and_outputs_that_are_none_are_refused() -> None:
 
 
 @given(dtype=st.sampled_from([Dtype.Q2, Dtype.Q2_SYM]), seed=st.integers(0, 2**32))
-@settings(deadline=None, max_examples=examples(100))
 def test_four_levels_in_equal_parts_are_kept(dtype: Dtype, seed: int) -> None:
     rng = np.random.default_rng(seed)
     codes = np.stack([rng.permutation(np.repeat(np.arange(4), 16)) for _ in range(16)])

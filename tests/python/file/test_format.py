@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from make.examples import examples
 from make.failing_calls import ERRORS, FailingCalls
 from make.qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
 from oracle.file.reader import Reader
@@ -98,7 +97,6 @@ def arches(draw: st.DrawFn) -> Arch:
     )
 
 
-@settings(deadline=None, max_examples=examples(60))
 @given(
     headers(),
     arches(),

@@ -12,7 +12,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from make.attacks import (
@@ -32,7 +32,6 @@ from make.attacks import (
     layer,
     section_at,
 )
-from make.examples import examples
 from make.expert_attacks import EXPERT_ATTACKS, EXPERTS
 from make.kind_attacks import KIND_ATTACKS, KINDS, LATENT_ATTACKS, LATENTS
 from make.qsf_files import repair, tiny_header, write_tiny
@@ -266,14 +265,12 @@ def check_mutant(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     verdict(path, data)
 
 
-@settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=mutants())
 def test_mutants(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     check_mutant(tmp_path_factory, data)
 
 
 @pytest.mark.slow
-@settings(max_examples=20000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=mutants())
 def test_many_mutants(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     check_mutant(tmp_path_factory, data)

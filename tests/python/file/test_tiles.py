@@ -7,10 +7,9 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from make.examples import examples
 from oracle.golden_tiles import GOLDEN
 from oracle.naive_tiles import NL_LEVELS, WITH_MIN, naive_tiles, pack
 from oracle.reference_tiles import TILE_BYTES, decode_tiles
@@ -71,7 +70,6 @@ def test_layout_is_the_documented_one(dtype: Dtype, n_rows: int, n_cols: int) ->
 
 
 @given(dtype=st.sampled_from(QUANTISED), n_tiles=st.integers(1, 3), seed=st.integers(0, 2**32))
-@settings(deadline=None, max_examples=examples(100))
 def test_any_codes_come_back(dtype: Dtype, n_tiles: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     codes = rng.integers(0, N_CODES[dtype], (16, n_tiles, 64)).astype(np.uint8)
@@ -97,7 +95,6 @@ def test_any_codes_come_back(dtype: Dtype, n_tiles: int, seed: int) -> None:
 
 
 @given(dtype=st.sampled_from(QUANTISED), seed=st.integers(0, 2**32))
-@settings(deadline=None, max_examples=examples(100))
 def test_any_bytes_have_the_values_of_the_specification(dtype: Dtype, seed: int) -> None:
     """Also what no writer makes: ternary codes of 3, dense bytes that are not the end of an n."""
     rng = np.random.default_rng(seed)
@@ -164,7 +161,6 @@ def naive_codes(dtype: Dtype, tile: np.void) -> np.ndarray:
     n_cols=st.sampled_from(EDGE_COLS),
     seed=st.integers(0, 1000),
 )
-@settings(deadline=None, max_examples=examples(40))
 def test_float_tiles_keep_the_values(dtype: Dtype, n_rows: int, n_cols: int, seed: int) -> None:
     rows = random_rows(n_rows, n_cols, seed=seed).astype(np.float16).astype(np.float32)
     again = dequantise_tiles(dtype, quantise_rows(dtype, rows), n_rows, n_cols)

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from make.examples import examples
 from qsf_converter.text.characters import named
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -47,7 +46,6 @@ def read_numbers(text: str) -> list[int]:
     return numbers
 
 
-@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.integers(0, 2**32 - 1)))
 def test_numbers_are_read_as_they_were_written(numbers: list[int]) -> None:
     rows = tables.write_rows(numbers)

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from make.served import Client, serving
@@ -128,12 +127,6 @@ def places(value: Any) -> Iterator[tuple[Any, ...]]:
 PLACES = [(path, place) for path, body in BODIES.items() for place in places(body)]
 
 
-@settings(
-    max_examples=int(os.environ.get("QSF_FUZZ_EXAMPLES", "150")),
-    deadline=None,
-    derandomize="QSF_FUZZ_EXAMPLES" not in os.environ,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 @given(st.sampled_from(PLACES), VALUES)
 def test_any_value_is_answered_or_refused_by_name(
     client: Client, where: tuple[str, tuple[Any, ...]], value: Any

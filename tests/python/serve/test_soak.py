@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from make.examples import examples
 from make.served import Client, serving, wait_for
 from qsf.errors import QsfIOError
 
 START = "Once upon a time"
-N_REQUESTS = examples(1600)
+N_REQUESTS = 400
 
 
 def request(rng: random.Random) -> bytes:

@@ -276,7 +276,7 @@ class AnyTier(RuleBasedStateMachine):
 
 
 TestAnyTier = AnyTier.TestCase
-TestAnyTier.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestAnyTier.settings = settings(stateful_step_count=30)
 
 
 def write_until_killed(folder: Path, n_calls: int) -> None:

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from make.examples import examples
 from make.text_families import SPECIAL, families, qwen2_json, random_text
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
 from qsf.text.tokenizer import Tokenizer
@@ -65,7 +64,6 @@ _PARTS = st.one_of(
     text=st.lists(_PARTS, max_size=12).map("".join),
     parse_special=st.booleans(),
 )
-@settings(max_examples=examples(400), deadline=None)
 def test_any_text_gives_the_ids_of_the_library(name: str, text: str, parse_special: bool) -> None:
     ours, library = both(name)
     library.encode_special_tokens = not parse_special
@@ -74,7 +72,6 @@ def test_any_text_gives_the_ids_of_the_library(name: str, text: str, parse_speci
 
 
 @given(name=st.sampled_from(NAMES), ids=st.lists(st.integers(-1, 700), max_size=40))
-@settings(max_examples=examples(200), deadline=None)
 def test_pieces_join_to_the_whole(name: str, ids: list[int]) -> None:
     ours, _ = both(name)
     decoder = ours.incremental(at_start=True)

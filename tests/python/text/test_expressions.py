@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from make.examples import examples
 from make.published_splits import OTHERS, SETTINGS, byte_level, sequence, split
 from make.text_families import random_text
 from qsf.text.tokenizer import Tokenizer, byte_of_char
@@ -154,9 +153,6 @@ _BEHAVIORS = ("Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Co
     invert=st.booleans(),
     is_behind=st.booleans(),
     texts=st.lists(_text, min_size=1, max_size=4),
-)
-@settings(
-    max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
 )
 def test_any_expression_splits_as_the_library_does(
     expression: str, behavior: str, invert: bool, is_behind: bool, texts: list[str]

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from make.examples import examples
 from qsf.errors import MAX_LINE, QsfArgumentError, QsfError, error_line, shown
 from qsf.file.foreign_text import text_of
 from qsf.foreign_json import (
@@ -58,7 +57,6 @@ def peak_of(text: str) -> int:
     return peak
 
 
-@settings(max_examples=examples(100), deadline=None)
 @given(_VALUES, st.booleans(), st.sampled_from([None, 1]))
 def test_values_are_those_of_the_standard_library(
     value: Any, is_ascii: bool, indent: int | None
@@ -67,21 +65,18 @@ def test_values_are_those_of_the_standard_library(
     assert read_json(text) == read_json(text.encode()) == json.loads(text) == value
 
 
-@settings(max_examples=examples(30), deadline=None)
 @given(st.sampled_from(DENSE), st.integers(300, 12_000))
 def test_parsing_never_takes_more_than_what_is_counted(form: str, n: int) -> None:
     text = "[" + ",".join(form.format(i, i) for i in range(n * 10 // len(form) + 1)) + "]"
     assert peak_of(text) <= needed_bytes(text.encode()) + 4096
 
 
-@settings(max_examples=examples(15), deadline=None)
 @given(st.integers(10, 20_000), st.sampled_from(["x{:x}", "€{:x}", "😀{}"]))
 def test_tables_of_keys_are_counted_when_they_grow(n: int, form: str) -> None:
     text = "{" + ",".join(f'"{form.format(i)}":{i}' for i in range(n)) + "}"
     assert peak_of(text) <= needed_bytes(text.encode()) + 4096
 
 
-@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=200) | st.text(st.sampled_from('"\\u{}[]:,dD8cC0aeé😀')).map(str.encode))
 def test_any_bytes_are_a_value_or_one_error(data: bytes) -> None:
     try:
@@ -156,7 +151,6 @@ def test_a_value_inside_a_text_ends_where_it_ends() -> None:
         read_json_at(text, 3)
 
 
-@settings(max_examples=examples(50), deadline=None)
 @given(_VALUES, st.integers(1, 200))
 @example({"a\x1f'": None, '"': "\U00018cd6" * 9}, 200)
 def test_an_error_shows_at_most_80_characters_of_a_value(value: Any, n: int) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from make.text_grammars import TEMPLATES
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
@@ -50,7 +50,6 @@ HOSTILE = {
 
 HOLDS_ITSELF: list[Any] = []
 HOLDS_ITSELF.append(HOLDS_ITSELF)
-N_EXAMPLES = int(os.environ.get("QSF_FUZZ_EXAMPLES", "30"))  # `make fuzz` asks for more
 
 
 def test_a_hostile_template_is_a_typed_error() -> None:
@@ -270,7 +269,6 @@ def test_standard_streams_may_be_closed(closed_streams: None) -> None:
 
 
 def test_any_template_gives_a_text_or_a_typed_error() -> None:
-    @settings(deadline=None, max_examples=N_EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
     @given(TEMPLATES)
     def check(source: str) -> None:
         with contextlib.suppress(QsfFormatError, QsfArgumentError):

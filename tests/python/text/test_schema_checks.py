@@ -7,10 +7,9 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from make.examples import examples
 from make.steps import count_lines
 from qsf.text.schemas import Check, keywords_of, simplified
 
@@ -47,7 +46,6 @@ LEAF = st.sampled_from([True, False, {}, {"type": "string"}, {"type": "integer"}
 SCHEMAS = schemas_of(st.recursive(LEAF, schemas_of, max_leaves=4))
 
 
-@settings(max_examples=examples(300), deadline=None, derandomize=True)
 @given(SCHEMAS, VALUES)
 def test_values_are_checked_as_jsonschema_does(schema: Any, value: Any) -> None:
     schema = {**schema, "$defs": {"a": {"type": "array", "uniqueItems": True}}}

@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import resource
 import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from make.examples import examples
 from make.mutants import SECTIONS
 from oracle.file.stored_tokenizer import unpack_tokenizer
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
@@ -22,8 +20,6 @@ from qsf.text.parts import read_text_parts
 from qsf.text.tokenizer import Tokenizer, max_text_bytes, protect_special
 from qsf_converter import convert
 from qsf_converter.text.tables import open_tokenizer
-
-N_EXAMPLES = int(os.environ.get("QSF_FUZZ_EXAMPLES", examples(150)))  # `make fuzz` asks for more
 
 TEXTS = [
     "Once upon a time",
@@ -198,7 +194,6 @@ def test_what_is_not_a_tokenizer_is_refused(data: bytes) -> None:
         open_tokenizer(data, bos_id=None)
 
 
-@settings(deadline=None, max_examples=N_EXAMPLES)
 @given(st.integers(0, 2**32))
 def test_any_tokenizer_of_a_stranger_encodes_or_is_a_typed_error(
     bundled_json: bytes, seed: int
