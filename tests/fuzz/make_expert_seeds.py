@@ -20,7 +20,7 @@ from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn, GroupScore  # noqa: 
 from qsf.file.layout import Arch, Dtype, TensorType  # noqa: E402
 from qsf.file.reader import Reader  # noqa: E402
 
-# One of each rule of the readers; tests/python/file/test_readers_agree.py has them all.
+# One of each rule of the reader; tests/python/make/expert_attacks.py has them all.
 READER_SEEDS = {
     "experts_more_than_chosen": "kind: chosen 5 of 4",
     "experts_missing": "UNIT: one is missing",

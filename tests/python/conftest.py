@@ -75,9 +75,7 @@ def measured_tokens() -> Iterator[Callable[[int], int]]:
 
 
 @pytest.fixture
-def measured_costs(
-    measured_tokens: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def measured_costs(measured_tokens: Callable[[int], int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Conversions of this test measure the costs of arithmetic, as those of users do."""
     monkeypatch.setattr("qsf_converter.costs.n_measured_tokens", measured_tokens)
 

@@ -13,7 +13,7 @@ import pytest
 import qsf
 from make import mtp_models
 from make.golden_families import cases
-from oracle.file.reader import Reader
+from make.stored import Reader
 from qsf.cli.run import report
 from qsf.native import records
 from qsf.passes import PassItem

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from oracle.file.stored_tokenizer import unpack_tokenizer
+from make.stored import unpack_tokenizer
 from qsf import errors
 from qsf.native import binding
 from qsf.native._qsf import lib

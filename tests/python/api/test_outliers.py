@@ -11,8 +11,8 @@ import pytest
 
 import qsf
 from make.outlier_files import Entry, add_outliers, random_entries
+from make.stored import Reader
 from make.tiny_checkpoints import make_gpt2, make_llama
-from oracle.file.reader import Reader
 from oracle.reference import assert_near, forward, load_qsf, tokens_for
 from qsf.file.layout import OUTLIERS_OF, Tensor, TensorType
 from qsf_converter import convert

@@ -19,7 +19,7 @@ from make import gguf_families, golden_families
 from make.encoders import with_tokenizer
 from make.gguf_files import add, close
 from make.golden_families import DOCUMENTS, QUERY, Case
-from oracle.file.reader import Reader
+from make.stored import Reader
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf_converter import convert
 

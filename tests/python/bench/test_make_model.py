@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import qsf
-from oracle.file.reader import Reader
-from oracle.readers import verify_file
+from make.stored import Reader, verify_file
 from oracle.reference import load_qsf
 from qsf.file.layout import Compression, Dtype, Layout
 from qsf_bench.models import random_qsf

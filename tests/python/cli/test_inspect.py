@@ -15,7 +15,7 @@ from make.commands import Here
 from make.expert_attacks import EXPERTS
 from make.kind_models import MIXED, SETS, write_model
 from make.qsf_files import tiny_header, write_tiny
-from oracle.file.reader import Reader
+from make.stored import Reader
 from qsf.cli import inspect as cli
 from qsf.file import reader
 from qsf.file.layout import Dtype

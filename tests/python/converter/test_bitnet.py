@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from make import golden_families, hf_makers, torch_files
+from make.stored import Reader
 from oracle import reference
-from oracle.file.reader import Reader
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.file.layout import Dtype
 from qsf_converter import convert

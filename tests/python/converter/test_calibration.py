@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from make import calibrated_models
+from make.stored import Reader
 from oracle import reference
-from oracle.file.reader import Reader
 from qsf.errors import QsfConversionError
 from qsf.file.layout import EMBEDDING_UNIT, Dtype
 from qsf_converter.calibrate import calibration as calibration_module

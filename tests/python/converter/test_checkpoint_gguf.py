@@ -17,7 +17,7 @@ import pytest
 from make import gguf_files, hf_makers, tiny_checkpoints
 from make.fresh import write_fresh
 from make.gguf_files import Type
-from oracle.file.reader import Reader
+from make.stored import Reader
 from qsf.errors import QsfConversionError, QsfIOError
 from qsf.file.layout import dtype_name
 from qsf_converter import convert

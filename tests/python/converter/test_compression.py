@@ -15,9 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from make.qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
-from oracle.file.blocks import unpack_block
-from oracle.file.reader import Reader
-from oracle.readers import verify_file
+from make.stored import Reader, unpack_block, verify_file
 from qsf.errors import QsfArgumentError
 from qsf.file import layout, writer
 from qsf.file.blocks import pack_block, pack_blocks

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from make import hf_makers
-from oracle.file.reader import Reader
+from make.stored import Reader
 from qsf.file.layout import KEPT, Activation, Dtype, Layout, TensorType
 from qsf_converter import convert
 from qsf_converter import convert as convert_function

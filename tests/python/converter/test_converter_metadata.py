@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from make import hf_makers
+from make.stored import unpack_tokenizer
 from make.tiny_checkpoints import LLAMA3_SCALING
-from oracle.file.stored_tokenizer import unpack_tokenizer
 from qsf import Model
 from qsf.file.layout import Activation
 from qsf.file.reader import Reader

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from make.outlier_files import naive_table
-from oracle.reference_tiles import decode_outliers, decode_tiles
+from make.stored import decode_outliers
+from oracle.kept_tiles import decode_tiles
 from qsf.errors import QsfArgumentError
-from qsf.file.layout import KEPT, Dtype, dtype_name
+from qsf.file.layout import KEPT, Dtype
 from qsf_converter.rounding.outliers import (
     FAR_SIGMAS,
     Gain,
@@ -72,7 +73,7 @@ def test_stored_weights_are_found_in_their_tiles(dtype: Dtype) -> None:
     tiles, found, entries = round_apart(dtype, rows, np.zeros(rows.shape, np.bool_))
     assert len(entries) == 0
     assert tiles == quantise_rows(dtype, rows)
-    assert np.array_equal(found, decode_tiles(dtype_name(dtype), tiles, 37, 130))
+    assert np.array_equal(found, decode_tiles(dtype, tiles, 37, 130))
 
 
 def test_split_leaves_the_mean_of_the_others() -> None:
@@ -110,10 +111,10 @@ def test_a_side_table_gives_the_outliers_back(dtype: Dtype) -> None:
     table = pack_outliers(all_of.rows, all_of.cols, all_of.values, (80, 300))
     deltas = decode_outliers(table.data, 80, 300)
     assert table.n_entries == stats.n_far == (deltas != 0).sum()
-    stored = decode_tiles(dtype_name(dtype), tiles, 80, 300) + deltas
+    stored = decode_tiles(dtype, tiles, 80, 300) + deltas
     assert np.array_equal(stored, np.concatenate(both))
     assert np.abs(stored - rows)[mask].max() <= 30 * 2**-10
-    plain = decode_tiles(dtype_name(dtype), quantise_rows(dtype, rows), 80, 300)
+    plain = decode_tiles(dtype, quantise_rows(dtype, rows), 80, 300)
     if dtype not in (Dtype.F16, Dtype.F32):
         assert np.square(stored - rows).sum() < 0.6 * np.square(plain - rows).sum()
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from make import golden_families, kind_models, tiny_checkpoints
 from make.golden_families import Case
-from oracle.file.reader import Reader
+from make.stored import Reader
 from qsf.errors import QsfConversionError
 from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn, GroupScore
 from qsf.file.layout import Dtype, TensorType

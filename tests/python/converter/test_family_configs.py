@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from make import golden_families, hf_makers
-from oracle.file.reader import Reader
+from make.stored import Reader
 from qsf.errors import QsfConversionError
 from qsf_converter import convert
 from qsf_converter.sources.architectures import FAMILIES, family_of, read_facts

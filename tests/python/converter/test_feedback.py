@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oracle.kept_tiles import decode_tiles
 from oracle.naive_tiles import NL_LEVELS
-from oracle.reference_tiles import TILE_BYTES, decode_tiles
 from qsf.errors import QsfArgumentError, QsfConversionError
-from qsf.file.layout import KEPT, Dtype, dtype_name
+from qsf.file.layout import KEPT, Dtype
 from qsf_converter.rounding.quantisers import (
     ErrorSums,
     UnrepresentableError,
     feedback_rows,
     quantise_rows,
 )
+from qsf_converter.rounding.tiles import tile_bytes
 
 QUANTISED = [d for d in Dtype if d not in (Dtype.MIXED, *KEPT, Dtype.F16, Dtype.F32)]
 LEVELS = {  # what codes stand for, in scales
@@ -53,7 +54,7 @@ def factor_of(moments: np.ndarray, order: np.ndarray) -> np.ndarray:
 def scales_and_mins(dtype: Dtype, block: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """What plain search gives a block: [2, n_rows, 1]."""
     tiles = np.frombuffer(quantise_rows(dtype, block, weights=weights), np.uint8)
-    heads = tiles.reshape(-1, TILE_BYTES[dtype_name(dtype)])[:, :64].copy().view("<f2")
+    heads = tiles.reshape(-1, tile_bytes(dtype, 16, 64))[:, :64].copy().view("<f2")
     halves = heads.reshape(-1, 2, 16).swapaxes(0, 1).reshape(2, -1, 1)[:, : len(block)]
     found: np.ndarray = halves.astype(np.float64)
     if dtype not in (Dtype.Q2, Dtype.Q3, Dtype.Q4):
@@ -101,7 +102,7 @@ def test_it_is_gptq(dtype: Dtype, n_rows: int, n_cols: int, seed: int) -> None:
     rows = rng.standard_normal((n_rows, n_cols)).astype(np.float32)
     stored, errors = np.empty_like(rows), ErrorSums()
     tiles = feedback_rows(dtype, rows, factor, order, errors, weights=weights, stored=stored)
-    np.testing.assert_array_equal(stored, decode_tiles(dtype_name(dtype), tiles, n_rows, n_cols))
+    np.testing.assert_array_equal(stored, decode_tiles(dtype, tiles, n_rows, n_cols))
     assert errors.n_values == rows.size
     assert errors.mse == pytest.approx(
         np.mean((rows.astype(np.float64) - stored) ** 2), rel=1e-5, abs=1e-12

@@ -13,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from make import calibrated_models, tiny_checkpoints
+from make.stored import Reader
 from make.streamed_models import least_options
 from oracle import reference
-from oracle.file.reader import Reader
 from qsf import Model
 from qsf.file.layout import FINAL_UNIT, Dtype, TensorType, layer_unit
 from qsf_converter.calibrate.sensitivity import measure, round_matrix

@@ -14,7 +14,7 @@ import pytest
 import qsf
 from make import gguf_families, gguf_files, golden_families
 from make.golden_families import Case
-from oracle.file.reader import Reader
+from make.stored import Reader
 from qsf_converter import convert
 from qsf_converter.sources.architectures import FAMILIES
 from qsf_converter.sources.gguf_config import ALL_DIALECTS

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from make import gguf_files, tiny_checkpoints
+from make.stored import Reader
 from oracle import reference
-from oracle.file.reader import Reader
-from oracle.reference_tiles import decode_tiles
+from oracle.kept_tiles import decode_tiles
 from qsf import Model
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.file.layout import Dtype, Layout, dtype_name, tensor_bytes
@@ -53,7 +53,7 @@ def test_tiles_have_the_values_of_the_blocks(
     tiles, _ = gguf_tiles(KEPT[kind], rows)
     want = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
     assert len(tiles) == tensor_bytes(n_rows, want.shape[1], KEPT[kind], Layout.TILES)
-    have = decode_tiles(dtype_name(KEPT[kind]), tiles, *want.shape)
+    have = decode_tiles(KEPT[kind], tiles, *want.shape)
     np.testing.assert_array_equal(have.view(np.uint32), want.view(np.uint32))
 
 
@@ -66,7 +66,7 @@ def test_shifts_of_rows_are_exact(kind: str, seed: int) -> None:
         exponents = tuple(int(sign * min(shift, 12)) for shift in shifts)
         tiles, _ = gguf_tiles(KEPT[kind], rows, exponents)
         want = np.ldexp(gguf.quants.dequantize(rows, type_), np.array(exponents)[:, None])
-        have = decode_tiles(dtype_name(KEPT[kind]), tiles, *want.shape)
+        have = decode_tiles(KEPT[kind], tiles, *want.shape)
         np.testing.assert_array_equal(have.view(np.uint32), want.view(np.uint32))
 
 
@@ -96,7 +96,7 @@ def assert_kept(source_path: Path, path: Path) -> set[str]:
                     if n
                 ]
                 part = data[sizes[0] if start else 0 : sizes[-1]]
-                have = decode_tiles(dtype_name(tensor.dtype), part, stop - start, target.n_cols)
+                have = decode_tiles(tensor.dtype, part, stop - start, target.n_cols)
                 want = to_float32(rows)
                 if target.exponents:
                     want = np.ldexp(want, np.asarray(target.exponents)[start:stop, None])

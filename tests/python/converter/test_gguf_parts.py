@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from make import gguf_files, tiny_checkpoints
-from oracle.file.reader import Reader
+from make.stored import Reader
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.file.gguf_parts import name_without_part, part_names
 from qsf.find import store

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from make import gguf_files
-from oracle.file.reader import Reader
-from oracle.file.stored_tokenizer import unpack_tokenizer
+from make.stored import Reader, unpack_tokenizer
 from qsf.text.chat import ChatTemplate
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter import convert

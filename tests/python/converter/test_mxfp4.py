@@ -14,9 +14,9 @@ import qsf
 from make import calibrated_models, gguf_families, golden_families
 from make.gguf_files import close
 from make.golden_families import Case
-from make.gpt_oss import N_EXPERTS, Tensors, decoded, dequantised, packed, write
+from make.gpt_oss import E2M1, N_EXPERTS, Tensors, decoded, dequantised, packed, write
 from oracle import reference
-from oracle.reference_tiles import E2M1, decode_tiles
+from oracle.kept_tiles import decode_tiles
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.file.kinds import ExpertScore, ExpertWeights
 from qsf.file.layout import Activation, Dtype, TensorType
@@ -61,7 +61,7 @@ def test_every_byte_and_scale_is_of_the_published_table() -> None:
         expected = (E2M1[codes] * 2.0 ** (np.arange(255) - 127)[:, None]).astype(np.float32)
     np.testing.assert_array_equal(to_float32(raw), expected)
     tiles = mxfp4_tiles(raw)
-    np.testing.assert_array_equal(decode_tiles("mxfp4", tiles, 255, 512), expected)
+    np.testing.assert_array_equal(decode_tiles(Dtype.MXFP4, tiles, 255, 512), expected)
     np.testing.assert_array_equal(dequantise_tiles(Dtype.MXFP4, tiles, 255, 512), expected)
 
 
@@ -89,7 +89,7 @@ def test_blocks_come_back_from_tiles(shape: tuple[int, int]) -> None:
     raw["codes"] = rng.integers(0, 256, (*shape, 16))
     n_rows, n_cols = shape[0], 32 * shape[1]
     tiles = mxfp4_tiles(raw)
-    np.testing.assert_array_equal(decode_tiles("mxfp4", tiles, n_rows, n_cols), to_float32(raw))
+    np.testing.assert_array_equal(decode_tiles(Dtype.MXFP4, tiles, n_rows, n_cols), to_float32(raw))
 
 
 def test_a_checkpoint_keeps_every_weight(

@@ -16,8 +16,8 @@ from safetensors.numpy import load_file
 
 from make import gguf_files, hf_makers, tiny_checkpoints, torch_files
 from make.commands import Here
+from make.stored import Reader
 from oracle import reference
-from oracle.file.reader import Reader
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
 from qsf_converter import convert
 from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint

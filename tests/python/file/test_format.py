@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from make.failing_calls import ERRORS, FailingCalls
 from make.qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
-from oracle.file.reader import Reader
+from make.stored import Reader
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfIOError, QsfUnsupportedError
 from qsf.file.blocks import pack_block, unpack_block
 from qsf.file.kinds import RopeSet, plain_kind

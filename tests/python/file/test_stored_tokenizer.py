@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from oracle.file.stored_tokenizer import unpack_tokenizer
+from make.stored import unpack_tokenizer
 from qsf.file.stored_tokenizer import pack_tokenizer
 
 JSON = b'{"model": {"vocab": {' + b", ".join(b'"t%d": %d' % (i, i) for i in range(2000)) + b"}}}"

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from make import golden_families
 from make.tiny_checkpoints import safetensors_bytes
-from oracle.reference_tiles import E2M1
+
+# The table of the OCP's specification of microscaling formats, version 1.0, but for -0.
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 Tensors = dict[str, NDArray[Any]]
 DIM, EXPERT_DIM, N_EXPERTS = 96, 64, 6

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from oracle.file.reader import Reader
+from make.stored import Reader
 from qsf.file.layout import EMBEDDING_UNIT, FINAL_UNIT, Compression, Role, layer_unit
 from qsf.file.writer import Writer
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from make.attacks import entry_at, grow, section_at
 from make.qsf_files import repair
-from oracle.file.stored_tokenizer import unpack_tokenizer
+from make.stored import unpack_tokenizer
 from qsf.file.stored_tokenizer import pack_tokenizer
 
 _HOSTILE: tuple[Any, ...] = (
@@ -137,7 +137,7 @@ def _tokenizer(rng: random.Random, data: bytes) -> bytes:
 
 
 # How a stranger changes each section. tools/lint_c.py compares the tags with docs/format.md and
-# with the readers in C and Python: a section without a case here fails the lint.
+# with the reader: a section without a case here fails the lint.
 SECTIONS: dict[str, Callable[[random.Random, bytes], bytes]] = {
     "UNIT": _bytes,
     "ARCH": _bytes,

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from oracle.file.reader import Reader
+from make.stored import Reader
 from qsf.file.kinds import LayerKind, RopeSet
 from qsf.file.layout import OUTLIERS_OF, Compression, Dtype, Layout, Role, Tensor
 from qsf.file.writer import Writer, unit_order

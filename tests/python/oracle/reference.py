@@ -18,8 +18,8 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.file.reader import Reader
-from oracle.reference_tiles import decode_outliers, decode_tiles
+from make.stored import Reader, decode_outliers
+from oracle.kept_tiles import decode_tiles
 from qsf.file import layout
 from qsf.file.kinds import LayerKind, RopeSet, plain_kind
 from qsf.file.layout import FINAL_UNIT, Arch, Header, Role, TensorType, UnitId, layer_unit
@@ -100,8 +100,7 @@ def load_qsf(path: Path, context: int = 0) -> Model:
                 table = decode_outliers(data, tensor.n_rows, tensor.n_cols)
                 outliers[name.removesuffix("_outliers")] = table
             else:
-                kind = layout.dtype_name(dtype)
-                weights[name] = decode_tiles(kind, data, tensor.n_rows, tensor.n_cols)
+                weights[name] = decode_tiles(dtype, data, tensor.n_rows, tensor.n_cols)
         if header.positions == layout.Positions.LEARNED:
             shape, data = (header.max_tokens, header.dim), reader.read_section("WPOS")
             kind = "<f4" if len(data) == 4 * shape[0] * shape[1] else "<f2"

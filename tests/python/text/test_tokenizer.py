@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from make.mutants import SECTIONS
-from oracle.file.stored_tokenizer import unpack_tokenizer
+from make.stored import unpack_tokenizer
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
 from qsf.text.parts import read_text_parts
 from qsf.text.tokenizer import Tokenizer, max_text_bytes, protect_special
