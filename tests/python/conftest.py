@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from make.commands import process as process
 from make.commands import qsf as qsf
 from make.commands import run as run
 from make.commands import start as start
+from make.golden_families import Case
 
 # As the commands do (qsf/shell/entry.py), before anything imports numpy, and for all children.
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -130,6 +132,26 @@ def converted(
         path = folder / f"{model}-{quant_type}.qsf"
         if not path.exists():
             convert(sources[model], path, quant_type=quant_type)
+        return path
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Path]:
+    """``golden(case)``: a golden case in f16 as a .qsf file, made once by all workers together."""
+    from qsf_converter.convert import convert
+
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "golden"
+    folder.mkdir(exist_ok=True)
+
+    def get(case: Case) -> Path:
+        key = zlib.crc32(json.dumps([case.config, case.shapes]).encode())
+        path = folder / f"{case.name}-{key:08x}.qsf"
+        if not path.exists():
+            source = case.write(tmp_path_factory.mktemp(case.name))
+            convert(source, path, quant_type="f16", embed_type="f16", force=True)
         return path
 
     return get

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import importlib
 import json
 import os
 import shutil
@@ -55,8 +54,7 @@ def pruned(
 # ---- the same model ----
 
 
-@pytest.mark.parametrize("model", ["tiny-llama", "tiny-gpt2"])
-@pytest.mark.parametrize("quant_type", ["4bit", "ternary", "f16"])
+@pytest.mark.parametrize(("model", "quant_type"), [("tiny-llama", "4bit"), ("tiny-gpt2", "f16")])
 def test_logits_are_those_of_the_model_without_compression(
     tmp_path: Path, pruned: dict[str, Path], model: str, quant_type: str
 ) -> None:
@@ -173,9 +171,6 @@ def test_a_failure_anywhere_leaves_the_old_file_and_no_thread(
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     error: BaseException = full if kind == "full" else KeyboardInterrupt()
     out = tmp_path / "m.qsf"
-    # Which reads the file that was written, with other calls and other errors.
-    module = importlib.import_module("qsf_converter.convert")
-    monkeypatch.setattr(module, "measure_costs", lambda *_, **__: {})
 
     def run() -> None:
         convert(pruned["tiny-gpt2"], out, compress="lz4", quant_type="2bit", force=True)

@@ -174,7 +174,7 @@ def test_tags_of_any_bytes_are_shown_printable(path: Path) -> None:
     ]
     damaged = bytearray(renamed(lambda _: None, at))
     damaged[section_at(damaged, tag)] ^= 1
-    for data in [*(renamed(change, at) for change in changes), damaged]:
+    for data in [*(renamed(change, at) for change in changes), bytes(damaged)]:
         assert verdict(path, data) is QsfFormatError
         assert "????" in str(fault_of(path))
 

@@ -40,7 +40,7 @@ def test_kinds_are_those_that_were_written(tmp_path: Path) -> None:
         for have, layer in zip(reader.layer_kinds, MIXED, strict=True):
             fields = asdict(layer.kind).items()
             floats = {name: to_f32(value) for name, value in fields if isinstance(value, float)}
-            assert have == replace(layer.kind, **floats)
+            assert have == replace(layer.kind, **floats)  # type: ignore[arg-type]
         for one, other in zip(reader.rope_sets, SETS, strict=True):
             frequencies = tuple(map(to_f32, other.frequencies))
             assert one == replace(other, frequencies=frequencies, factor=to_f32(other.factor))
