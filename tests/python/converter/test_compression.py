@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressed layers as the writer makes them, for both readers; holes; the blocks themselves."""
+"""Compressed layers as the writer makes them; holes; the blocks themselves."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def mixed(n_bytes: int, seed: int = 0) -> bytes:
     return b"".join(parts)[:n_bytes]
 
 
-# ---- both readers ----
+# ---- in files ----
 
 
 @given(
@@ -98,7 +98,7 @@ def mixed(n_bytes: int, seed: int = 0) -> bytes:
     st.lists(st.tuples(st.booleans(), st.integers(1, 900)), min_size=1, max_size=8),
     st.integers(0, 2**32),
 )
-def test_layers_of_any_content_and_cut_are_read_by_both(
+def test_layers_of_any_content_and_cut_are_read(
     compression: Compression,
     block_bytes: int,
     n_threads: int,
@@ -161,23 +161,19 @@ def test_a_last_block_of_few_bytes(
     monkeypatch.undo()
     assert block_sizes(path)[-1][1] == last
     verify_file(path)
-    with Reader(path) as r:
-        r.verify()
 
 
 # ---- blocks ----
 
 
 @pytest.mark.parametrize("compression", CODECS)
-@pytest.mark.parametrize("n_bytes", [1, 2, 12, 13, 4096, MIB - 1, MIB])
 @pytest.mark.parametrize("make", [bytes, mixed, lambda n: random.Random(n).randbytes(n)])
-def test_a_block_of_any_size(
-    compression: Compression, n_bytes: int, make: Callable[[int], bytes]
-) -> None:
-    raw = make(n_bytes)
-    packed = pack_block(compression, raw)
-    assert 1 <= len(packed) <= n_bytes
-    assert unpack_block(compression, packed, n_bytes) == raw
+def test_a_block_of_any_size(compression: Compression, make: Callable[[int], bytes]) -> None:
+    for n_bytes in (1, 13, 4096, MIB):
+        raw = make(n_bytes)
+        packed = pack_block(compression, raw)
+        assert 1 <= len(packed) <= n_bytes
+        assert unpack_block(compression, packed, n_bytes) == raw
 
 
 @pytest.mark.parametrize(("compression", "low"), [(Compression.LZ4HC, 3), (Compression.ZSTD, 1)])

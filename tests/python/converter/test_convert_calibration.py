@@ -15,6 +15,7 @@ import pytest
 
 from make import calibrated_models
 from make.commands import Here
+from qsf.cli import evaluate
 from qsf.cli import inspect as inspect_cli
 from qsf.file.reader import Reader
 from qsf_converter import cli
@@ -293,15 +294,13 @@ def test_embeddings_and_keys_that_layers_share(tmp_path: Path, tiny_llama_dir: P
 
     def made(name: str, *options: object) -> Path:
         out = tmp_path / name
-        done = run(model, out, *options)
-        assert done.returncode == 0, done.stderr
+        assert cli.run([*map(str, (model, out, *options))]) == 0
         return out
 
     def kl(file: Path, against: Path) -> float:
         figures = tmp_path / "figures.json"
         options = ("--text", other, "--exact", "-q", "--against", against, "--json", figures)
-        done = run(file, *options, command=[sys.executable, "-m", "qsf.cli.evaluate"])
-        assert done.returncode == 0, done.stderr
+        assert evaluate.run([*map(str, (file, *options))]) == 0
         return float(json.loads(figures.read_text("utf-8"))["kl_mean"])
 
     two_bits = ("--quant-type", "2bit")
