@@ -15,7 +15,6 @@ import pytest
 
 from make import calibrated_models
 from make.commands import Here
-from qsf.cli import evaluate
 from qsf.cli import inspect as inspect_cli
 from qsf.file.reader import Reader
 from qsf_converter import cli
@@ -283,6 +282,7 @@ def test_a_signal_keeps_what_is_done(
     assert out.read_bytes() == (tmp_path / "whole.qsf").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_embeddings_and_keys_that_layers_share(tmp_path: Path, tiny_llama_dir: Path) -> None:
     """Gemma 4 E2B: nearer with a text, by size too; the same with two threads, after a stop."""
@@ -294,13 +294,15 @@ def test_embeddings_and_keys_that_layers_share(tmp_path: Path, tiny_llama_dir: P
 
     def made(name: str, *options: object) -> Path:
         out = tmp_path / name
-        assert cli.run([*map(str, (model, out, *options))]) == 0
+        done = run(model, out, *options)
+        assert done.returncode == 0, done.stderr
         return out
 
     def kl(file: Path, against: Path) -> float:
         figures = tmp_path / "figures.json"
         options = ("--text", other, "--exact", "-q", "--against", against, "--json", figures)
-        assert evaluate.run([*map(str, (file, *options))]) == 0
+        done = run(file, *options, command=[sys.executable, "-m", "qsf.cli.evaluate"])
+        assert done.returncode == 0, done.stderr
         return float(json.loads(figures.read_text("utf-8"))["kl_mean"])
 
     two_bits = ("--quant-type", "2bit")
