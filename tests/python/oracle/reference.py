@@ -23,7 +23,8 @@ from oracle.kept_tiles import decode_tiles
 from qsf.file import layout
 from qsf.file.kinds import LayerKind, RopeSet, plain_kind
 from qsf.file.layout import FINAL_UNIT, Arch, Header, Role, TensorType, UnitId, layer_unit
-from qsf_converter.original import layers, routing
+from qsf_converter.original import layers
+from qsf_converter.original import weights as routing
 from qsf_converter.original.layers import Observer, Original
 from qsf_converter.original.weights import Weights
 from qsf_converter.rounding.pieces import read_tensor
