@@ -177,7 +177,7 @@ def test_compression_is_reported(tmp_path: Path, project_root: Path, here: Here)
     ]:
         done = here(source, tmp_path / "m.qsf", "--force", *arguments)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines()[2] == expected
+        assert expected in done.stdout.splitlines()
         assert "warning" not in done.stderr
 
 

@@ -242,7 +242,7 @@ def test_the_examples_of_the_help_work(qsf: Run, tiny_chat_8bit: Path, tmp_path:
         assert words[0] == "qsf"
         assert words[1] in ("run", "chat")
         # This process is larger than theirs.
-        larger = ["300" if word == "100" else word for word in words[1:]]
+        larger = ["1000" if word == "100" else word for word in words[1:]]
         done = qsf(*larger, stdin=PROMPT)
         assert done.returncode == 0, (words, done.stderr)
         assert done.stdout

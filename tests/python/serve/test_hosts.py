@@ -243,7 +243,7 @@ def test_models_are_called_what_users_call_them(
 ) -> None:
     """And not what the files of converted models are called."""
     kept = tmp_path / "some-4bit-0123abcd.qsf"
-    monkeypatch.setattr("qsf.find.prepare.find_model", lambda _word, **_options: kept)
+    monkeypatch.setattr("qsf.cli.serve.find_model", lambda _word, **_options: kept)
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "small.q4.gguf").touch()
     (tmp_path / "folder").mkdir()
