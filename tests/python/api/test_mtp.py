@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from array import array
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,18 +115,22 @@ def texts_of(path: Path, **options: Any) -> list[tuple[list[int], bytes]]:
 def test_no_text_depends_on_the_head(qwen: Path, tmp_path: Path) -> None:
     want = texts_of(qwen, ram_budget=None, draft="off")
     assert texts_of(qwen, ram_budget=None, threads=3) == want
-    planned = partial(qsf.Model.plan, qwen, sessions=4, max_seq_len=160)
-    whole = planned(ram_budget=None)  # and the others at once, while the process is as large
+
+    def planned(budget_mb: int | None = None) -> Any:
+        return qsf.Model.plan(qwen, sessions=4, max_seq_len=160, ram_budget=budget_mb)
+
+    whole = planned()
     most = (whole.process_bytes + whole.engine_bytes >> 20) + 16
-    least = -(-whole.min_budget_bytes >> 20) + 1
-    plans = {mb: planned(ram_budget=mb) for mb in (most, least)}
-    no_room = 2  # QSF_DRAFTER_NO_ROOM
-    assert [plan.mtp_state for plan in plans.values()] == [records.DRAFTER_HELD, no_room]
-    for mb, plan in plans.items():
+    least = -(-whole.min_budget_bytes >> 20)
+    # By what becomes of the head: the last budget and its plan.
+    plans = {plan.mtp_state: (mb, plan) for mb in range(least, most) for plan in [planned(mb)]}
+    assert sorted(plans) == [records.DRAFTER_HELD, 2]  # QSF_DRAFTER_NO_ROOM
+    for state, (mb, plan) in plans.items():
         assert texts_of(qwen, ram_budget=mb) == want
         lines = "\n".join(report.plan_lines(plan))
-        assert ("drafts also by the file's MTP head" in lines) == (mb == most)
-        assert ("without the file's MTP head" in lines) == (mb == least)
+        is_held = state == records.DRAFTER_HELD
+        assert ("drafts also by the file's MTP head" in lines) == is_held
+        assert ("without the file's MTP head" in lines) != is_held
     assert texts_of(qwen, ram_budget=None, kv_policy="disk", threads=1) == want
     windows = {"ram_budget": None, "kv_policy": "window:40:8"}
     assert texts_of(qwen, **windows) == texts_of(qwen, **windows, draft="off")
