@@ -67,8 +67,13 @@ void qsf_contents_close(qsf_contents *c)
 qsf_status qsf_contents_check(const qsf_header *header, const qsf_table *arch,
                               const qsf_table *rope, const qsf_table *kind)
 {
-    QSF_REQUIRE(header && arch && rope && kind);
-    QSF_REQUIRE(header->n_layers >= 1 && header->n_layers <= QSF_MAX_LAYERS);
+    QSF_REQUIRE(header);
+    QSF_REQUIRE(arch);
+    QSF_REQUIRE(rope);
+    QSF_REQUIRE(kind);
+    if (header->n_layers < 1 || header->n_layers > QSF_MAX_LAYERS)
+        return QSF_FAIL(QSF_ERR_ARG, "%u layers, allowed: 1 to %u", header->n_layers,
+                        (unsigned)QSF_MAX_LAYERS);
     qsf_ledger ledger;
     qsf_ledger_init(&ledger, UINT64_MAX);
     qsf_reader r = {.header = *header,

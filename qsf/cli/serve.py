@@ -331,6 +331,7 @@ def make_server(
     host = _make_host(model, next(iter(paths)), paths, options, constraints, metrics)
     keep_seconds = math.inf if options.keep_alive is None else options.keep_alive
     aliases = {path.stem: name for name, path in paths.items()}
+    aliases |= {other.removesuffix(".gguf"): name for other, name in aliases.items()}
     if len(paths) == 1:  # else the words are the names
         aliases |= dict.fromkeys([*words, *(Path(word).name for word in words)], next(iter(paths)))
     hosts = Hosts(

@@ -271,3 +271,12 @@ def test_models_are_called_what_users_call_them(
     assert names(folder) == ["folder"]
     assert names(own) == ["a", "b"]
     assert names(own / "b.qsf", gguf, "qwen3:4b") == ["b", "small.q4", "qwen3:4b"]
+
+
+def test_a_name_without_its_suffixes_is_the_model(tiny_chat_8bit: Path, tmp_path: Path) -> None:
+    (tmp_path / "m.gguf.qsf").symlink_to(tiny_chat_8bit)
+    with serving(tmp_path / "m.gguf.qsf") as one:
+        names = {"m": 200, "m.gguf": 200, "m.gguf:latest": 200, "": 200, "gpt-99": 404}
+        asked = {name: one.post("/v1/completions", {**ASKED, "model": name}) for name in names}
+        assert {name: answer.status for name, answer in asked.items()} == names
+        assert "m.gguf is" in asked["gpt-99"].error["message"]
