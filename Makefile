@@ -267,6 +267,7 @@ lint: build/lint.stamp ## ruff, mypy, import-linter, clang-format and the rules 
 	@$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 	@$(PY) tools/lint_c.py
 	@$(PY) tools/lint_python.py
+	@$(PY) tools/lint_lines.py
 
 format: build/lint.stamp ## let ruff and clang-format rewrite the sources
 	@$(VENV)/bin/ruff format .

@@ -9,6 +9,7 @@ import pytest
 from house.test_build import load_tool
 
 lint_python = load_tool("lint_python")
+lint_lines = load_tool("lint_lines")
 
 CONVERTER = "converter/qsf_converter"
 LONG = "def long() -> None:\n    '''Say\n\n    why.'''\n" + "    pass\n" * 80
@@ -54,3 +55,13 @@ def test_each_rule_has_a_file_that_breaks_it(
     violations = lint(tmp_path, files)
     assert len(violations) == bool(expected), violations
     assert expected in "".join(violations)
+
+
+def test_a_room_that_grows_beyond_its_lines_is_named() -> None:
+    cap = lint_lines.CAPS["csrc/io"]
+    assert lint_lines.check({"csrc/io/a.c": cap, "examples/a.py": 9}) == []
+    (fault,) = lint_lines.check({"csrc/io/a.c": cap, "csrc/io/b.h": 1})
+    assert fault.startswith(f"csrc/io: {cap + 1} lines, at most {cap}")
+    assert lint_lines.check({"csrc/cellar/a.c": 1}) == [
+        "csrc/cellar/a.c: in no room of tools/lint_lines.py"
+    ]

@@ -1,0 +1,128 @@
+"""Holds each room to its number of lines: code is a cost, and a room that grows says so.
+
+Counted are the lines of .c .h .py .pyi .html .sh files that git knows. Whoever needs more lines
+than the table allows raises its row in the same commit, and says why in the body. Prints one line
+per violation; exits with 1 if there is any.
+
+Usage: python tools/lint_lines.py [PROJECT_ROOT]
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+KINDS = (".c", ".h", ".py", ".pyi", ".html", ".sh")
+# A folder to the most lines of its files; a file counts for the longest folder that holds it.
+CAPS: dict[str, int] = {
+    "csrc/base": 400,
+    "csrc/cache": 1900,
+    "csrc/checksum": 450,
+    "csrc/engine": 3800,
+    "csrc/format": 3500,
+    "csrc/include": 1000,
+    "csrc/io": 500,
+    "csrc/kernels": 7700,
+    "csrc/machine": 550,
+    "csrc/memory": 250,
+    "csrc/model": 5150,
+    "csrc/plan": 1400,
+    "csrc/platform": 3750,
+    "csrc/quantise": 1400,
+    "csrc/speculate": 550,
+    "csrc/stream": 3400,
+    "csrc/text": 3200,
+    "csrc/types": 250,
+    "qsf": 3050,
+    "qsf/cli": 5200,
+    "qsf/evaluate": 800,
+    "qsf/file": 2700,
+    "qsf/find": 1050,
+    "qsf/native": 1700,
+    "qsf/report": 750,
+    "qsf/serve": 9000,
+    "qsf/shell": 1600,
+    "qsf/system": 650,
+    "qsf/text": 3200,
+    "converter/qsf_converter": 1550,
+    "converter/qsf_converter/calibrate": 2800,
+    "converter/qsf_converter/original": 1100,
+    "converter/qsf_converter/rounding": 2250,
+    "converter/qsf_converter/sources": 11550,
+    "converter/qsf_converter/text": 1850,
+    "bench": 2400,
+    "tools": 2900,
+    "program": 1750,
+    "tests/c": 15250,
+    "tests/fuzz": 1100,
+    "tests/install": 550,
+    "tests/clients": 150,
+    "tests/python": 250,
+    "tests/python/api": 6000,
+    "tests/python/bench": 500,
+    "tests/python/cli": 3300,
+    "tests/python/converter": 11250,
+    "tests/python/evaluate": 450,
+    "tests/python/file": 1350,
+    "tests/python/find": 600,
+    "tests/python/house": 1100,
+    "tests/python/make": 7500,
+    "tests/python/oracle": 800,
+    "tests/python/real": 500,
+    "tests/python/serve": 6000,
+    "tests/python/text": 2200,
+}
+MAX_FILES = 970
+
+
+def room_of(path: str) -> str:
+    """Return the longest folder of the table that holds the file, or "" if none does."""
+    return max((room for room in CAPS if path.startswith(f"{room}/")), key=len, default="")
+
+
+def check(paths: dict[str, int]) -> list[str]:
+    """Return what is wrong with files of so many lines."""
+    lines = dict.fromkeys(CAPS, 0)
+    faults = []
+    for path, n_lines in paths.items():
+        room = room_of(path)
+        if room:
+            lines[room] += n_lines
+        elif path.split("/")[0] in {each.split("/")[0] for each in CAPS}:
+            faults.append(f"{path}: in no room of tools/lint_lines.py")
+    faults += [
+        f"{room}: {n} lines, at most {CAPS[room]}: raise it in tools/lint_lines.py, and say why"
+        for room, n in lines.items()
+        if n > CAPS[room]
+    ]
+    return faults
+
+
+def main() -> int:
+    """Check the project."""
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    listed = subprocess.run(
+        ["git", "-C", root, "ls-files"], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.splitlines()
+    paths = {
+        name: (root / name).read_bytes().count(b"\n")
+        for name in listed
+        if name.endswith(KINDS) and (root / name).is_file()
+    }
+    faults = check(paths)
+    if len(listed) > MAX_FILES:
+        faults.append(f"{len(listed)} files, at most {MAX_FILES}")
+    for fault in faults:
+        print(fault)
+    counted = [sum(n for path, n in paths.items() if is_test == path.startswith("tests/")
+                   and room_of(path)) for is_test in (False, True)]  # fmt: skip
+    print(
+        f"lint_lines: {len(faults)} violations, {counted[0]} lines of source, {counted[1]} of tests"
+    )
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
