@@ -310,7 +310,7 @@ def make_server(
     from qsf.serve.http.connection import Limits
     from qsf.serve.http.gate import Gate, is_loopback, read_keys
     from qsf.serve.scheduling.metrics import Metrics
-    from qsf.serve.server import Server, log_line
+    from qsf.serve.server import Server, log_json, log_line
 
     paths = paths or {options.alias or path.stem: path}
     keys = () if options.api_key_file is None else read_keys(Path(options.api_key_file))
@@ -347,7 +347,8 @@ def make_server(
         from qsf.cli.serve_pull import Pulls, served_name
 
         hosts.fetch, hosts.spelled = Pulls(paths, partial(check, hosts)).lines, served_name
-    return Server(hosts, metrics, gate, limits, None if is_quiet else log_line)
+    logs = {"text": log_line, "json": log_json, "off": None}
+    return Server(hosts, metrics, gate, limits, None if is_quiet else logs[options.log])
 
 
 def _make_host(

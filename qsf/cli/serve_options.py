@@ -10,6 +10,7 @@ from typing import Any
 from qsf.errors import QsfArgumentError
 from qsf.options import (
     CheckedOptions,
+    Choice,
     Flag,
     Kind,
     ModelOptions,
@@ -114,6 +115,9 @@ class ServeOptions(CheckedOptions):
         "none",
     )
     alias: str | None = _serve(None, _NAME, "name of the model for clients", "the name of the file")
+    log: str = _serve(
+        "text", Choice("text", "json", "off"), "a line for each request: for people, for programs"
+    )
     strict: bool = _serve(False, Flag(), "refuse fields that are not known, instead of naming them")
     any_model: bool = _serve(
         False, Flag(), "answer requests for a model that is not here by the one used last"

@@ -49,7 +49,7 @@ class Server:
         metrics: Metrics,
         gate: Gate,
         limits: Limits,
-        log: Callable[[str], None] | None = None,
+        log: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.hosts = hosts
         self.max_body_bytes = limits.max_body_bytes
@@ -270,13 +270,20 @@ class Server:
             raise problem_of(error) from error
         finally:
             if self._log is not None:
-                seconds = time.monotonic() - started
                 head = exchange.head
-                whose = owner[:8] or "-"
-                gone = " gone" if exchange.is_gone else ""
+                is_named = head.get("x-request-id") == head.request_id  # by the client
                 self._log(
-                    f"{whose} {head.request_id} {head.method} {head.path} {exchange.status} "
-                    f"{seconds:.3f} s {note}{gone}".rstrip()
+                    {
+                        "time": time.strftime("%Y-%m-%dT%H:%M:%S"),
+                        "key": owner[:8],
+                        "request_id": head.request_id,
+                        "client_id": head.request_id if is_named else "",
+                        "method": head.method,
+                        "path": head.path,
+                        "status": exchange.status,
+                        "seconds": round(time.monotonic() - started, 3),
+                        "note": f"{note}{' gone' if exchange.is_gone else ''}".strip(),
+                    }
                 )
 
     def _body_of(self, exchange: Exchange) -> dict[str, Any]:
@@ -421,6 +428,17 @@ def _note(choices: Sequence[Choice]) -> str:
     )
 
 
-def log_line(text: str) -> None:
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S")
-    command.say_line(f"{stamp} {json.dumps(text, ensure_ascii=True)[1:-1]}")
+def log_json(record: dict[str, Any]) -> None:
+    """Print a line of the log for programs."""
+    command.say_line(json.dumps({name: value for name, value in record.items() if value}))
+
+
+def log_line(record: dict[str, Any]) -> None:
+    """Print a line of the log for people: keys and ids only where clients have them."""
+    words = [record["time"].partition("T")[2]]
+    words += [
+        f"{name} {record[of]}" for name, of in (("key", "key"), ("id", "client_id")) if record[of]
+    ]
+    words += [f"{record[name]}" for name in ("method", "path", "status")]
+    text = f"{' '.join(words)} {record['seconds']:.3f} s {record['note']}".rstrip()
+    command.say_line(json.dumps(text)[1:-1])

@@ -21,6 +21,7 @@ import pytest
 from make.commands import Run
 from make.served import Client, break_after, serving, started, wait_for
 from qsf import Model
+from qsf.serve.server import log_json, log_line
 
 START = "Once upon a time"
 CHAT = [{"role": "user", "content": "Tell me a story"}]
@@ -516,8 +517,27 @@ def test_the_command_serves_and_ends(tiny_llama_4bit: Path) -> None:
         process.send_signal(signal.SIGTERM)
         rest = process.stderr.read()
         assert process.wait(30) == 0
-    assert "POST /v1/completions 200" in rest
+    line, *_ = rest.splitlines()
+    assert re.fullmatch(
+        r"[\d:]{8} POST /v1/completions 200 [\d.]+ s prompt .* answer 4 length", line
+    )
     assert START not in rest
+
+
+def test_lines_of_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    record = {
+        "time": "2026-11-28T10:11:12", "key": "", "request_id": "0" * 32, "client_id": "",
+        "method": "GET", "path": "/a\x1b[1m", "status": 200, "seconds": 0.5, "note": "",
+    }  # fmt: skip
+    log_line(record)
+    log_line({**record, "key": "abcd", "client_id": "mine", "note": "prompt 3"})
+    log_json(record)
+    assert capsys.readouterr().err.splitlines() == [
+        "10:11:12 GET /a\\u001b[1m 200 0.500 s",
+        "10:11:12 key abcd id mine GET /a\\u001b[1m 200 0.500 s prompt 3",
+        '{"time": "2026-11-28T10:11:12", "request_id": "00000000000000000000000000000000", '
+        '"method": "GET", "path": "/a\\u001b[1m", "status": 200, "seconds": 0.5}',
+    ]
 
 
 def test_the_end_of_the_terminal_keeps_sessions(tiny_llama_4bit: Path, tmp_path: Path) -> None:
@@ -530,7 +550,7 @@ def test_the_end_of_the_terminal_keeps_sessions(tiny_llama_4bit: Path, tmp_path:
         request = urllib.request.Request(f"{url}/v1/completions", body, headers)
         urllib.request.urlopen(request, timeout=60).close()
         assert "in memory" in process.stderr.readline()
-        assert " mine POST /v1/completions 200" in process.stderr.readline()
+        assert " id mine POST /v1/completions 200" in process.stderr.readline()
         process.stderr.close()  # as the terminal
         for _ in range(2):  # one of the system, one of the shell
             process.send_signal(signal.SIGHUP)
