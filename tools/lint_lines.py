@@ -39,7 +39,7 @@ CAPS: dict[str, int] = {
     "qsf/cli": 5200,
     "qsf/evaluate": 800,
     "qsf/file": 2700,
-    "qsf/find": 1050,
+    "qsf/find": 1100,
     "qsf/native": 1700,
     "qsf/report": 750,
     "qsf/serve": 9000,

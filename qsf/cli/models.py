@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -12,13 +13,24 @@ import typer
 
 from qsf.errors import QsfArgumentError, QsfError, one_line
 from qsf.find.download import Blobs
-from qsf.find.store import SUGGESTED, Kept, all_kept, named, remove, store_folder, suggested
+from qsf.find.store import (
+    GGUF_TYPE,
+    SUGGESTED,
+    Kept,
+    all_kept,
+    named,
+    remove,
+    store_folder,
+    suggested,
+)
 from qsf.shell import command, typer_app
 
 if TYPE_CHECKING:
     from qsf.file.reader import Reader
 
 _MB = 2**20
+_LEAST_TOKENS_PER_S = 8  # of a model that is proposed
+_TRIAL = (128 << 20, 60)  # of the memory's speed: bytes, ms
 
 list_app, remove_app, pull_app, show_app = (typer_app.create_app() for _ in range(4))
 list_main = typer_app.runner(list_app, "qsf list")
@@ -171,29 +183,32 @@ def list_models(
 
 
 def _list_available(*, is_json: bool) -> None:
-    from qsf.native.binding import describe_machine
+    from qsf.native.binding import describe_machine, measure_roofline
 
     machine = describe_machine()
     free_mb = min(machine.memory_bytes, machine.available_bytes) // _MB
     if is_json:
         command.show_json([asdict(model) for model in SUGGESTED])
         return
-    # Half of the free disk leaves room for longer contexts and for other programs.
-    start = [model.name for model in SUGGESTED if model.memory_mb <= free_mb // 2]
+    # Half of the free memory leaves room for longer contexts and for other programs. A token reads
+    # all of the file.
+    rate = measure_roofline(os.cpu_count() or 1, *_TRIAL).read_gb_per_s * 1e9
+    most_mb = rate / _LEAST_TOKENS_PER_S / _MB
+    start = [m.name for m in SUGGESTED if m.memory_mb <= free_mb // 2 and m.file_mb <= most_mb]
     start = start[-3:] or [SUGGESTED[0].name]
     command.show_lines(f"{free_mb:,} MB of memory are free: start with {', '.join(start)}")
     command.show_lines(
-        f"{'name':<19}{'download':>11}{'file':>10}{'in memory':>11}{'at least':>10}  "
-        f"{'licence':<28} good for"
+        f"{'name':<19}{'download':>11}{'in memory':>11}{'at least':>10}  {'licence':<28} good for"
     )
     for model in SUGGESTED:
         command.show_lines(
-            f"{model.name:<19}{model.download_mb:>8,} MB{model.file_mb:>7,} MB"
+            f"{model.name:<19}{model.file_mb:>8,} MB"
             f"{model.memory_mb:>8,} MB{model.least_mb:>7,} MB  {model.licence:<28} {model.good_for}"
         )
     command.show_lines(
-        "For 4 bits a weight and 4096 tokens. In less memory than the whole model takes, weights "
-        f"are read again\nfor each token. {command.runnable()} chat {start[-1]}"
+        f"GGUF files of {GGUF_TYPE}, 4096 tokens; NAME:8bit converts the original. With less "
+        "memory than a whole\nmodel takes, weights are read again for each token. "
+        f"{command.runnable()} chat {start[-1]}"
     )
 
 
@@ -245,10 +260,11 @@ def remove_models(
         short = suggested(name)
         path, colon, quant_type = name.partition(":")
         names_here = {name, f"{Path(path).resolve()}{colon}{quant_type}"}
-        names_here |= {short.repo} if short is not None else set()
+        of_short = {short.repo, short.gguf} if short is not None else set()
+        names_here |= of_short
         same = [k for k in models if names_here & {k.name, k.full_name, k.path.name, str(k.path)}]
         same = same or named(path, quant_type)
-        repos = {k.name for k in same} | {short.repo if short is not None else path}
+        repos = {k.name for k in same} | (of_short or {path})
         n_bytes = sum(Blobs(repo).remove_unfinished() for repo in repos)
         if n_bytes:
             command.show_lines(f"removed {n_bytes / _MB:,.1f} MB of a download that never ended")

@@ -82,7 +82,7 @@ def hub_address(name: str) -> str:
     """Return the address on the hub of a model by its name. Raises as ``hub_name``."""
     name = hub_name(name)
     short = suggested(name)
-    return f"https://huggingface.co/{name if short is None else short.repo}"
+    return f"https://huggingface.co/{name if short is None else short.gguf}"
 
 
 def meaning_of(model: str) -> Named:
@@ -98,7 +98,10 @@ def meaning_of(model: str) -> Named:
     short = None if os.path.lexists(text) else suggested(model) or suggested(text)
     if short is not None:
         type_name = "" if suggested(model) else type_name
-        text = short.repo
+        is_kept = any(kept.name == short.repo for kept in store.all_kept())
+        is_ours = our_type(type_name) == type_name.lower() if type_name else is_kept
+        text = short.repo if is_ours else short.gguf
+        type_name = type_name if is_ours else type_name or store.GGUF_TYPE
     elif url is None and os.path.lexists(text):
         return _existing(Path(text), type_name)
     if url is None and short is None and (kept := store.named(text, type_name)):

@@ -36,8 +36,8 @@ class Suggested:
         name: what a user types.
         repo: ``org/name`` on the hub, which asks for no consent.
         licence: its SPDX name, if it has one.
+        gguf: the repository with its GGUF file of GGUF_TYPE, about as large as the .qsf file.
         good_for: its use in a few words.
-        download_mb: the checkpoint, of 16 bits a weight.
         file_mb: the .qsf file.
         memory_mb: the process with all weights in memory and 4096 tokens of context.
         least_mb: the least budget, with weights read for each token.
@@ -46,40 +46,54 @@ class Suggested:
     name: str
     repo: str
     licence: str
+    gguf: str
     good_for: str
-    download_mb: int
     file_mb: int
     memory_mb: int
     least_mb: int
 
 
+GGUF_TYPE: Final = "Q4_K_M"
 SUGGESTED: Final = (
     Suggested("smollm2:135m", "HuggingFaceTB/SmolLM2-135M-Instruct", "Apache-2.0",
-              "trying QSF out", 257, 85, 210, 71),
+              "unsloth/SmolLM2-135M-Instruct-GGUF",
+              "trying QSF out", 85, 210, 71),
     Suggested("smollm2:360m", "HuggingFaceTB/SmolLM2-360M-Instruct", "Apache-2.0",
-              "short answers", 690, 216, 381, 73),
+              "unsloth/SmolLM2-360M-Instruct-GGUF",
+              "short answers", 216, 381, 73),
     Suggested("qwen2.5-coder:0.5b", "Qwen/Qwen2.5-Coder-0.5B-Instruct", "Apache-2.0",
-              "code", 942, 326, 448, 72),
+              "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
+              "code", 326, 448, 72),
     Suggested("qwen3:0.6b", "Qwen/Qwen3-0.6B", "Apache-2.0",
-              "chat, thinks", 1137, 390, 717, 84),
+              "unsloth/Qwen3-0.6B-GGUF",
+              "chat, thinks", 390, 717, 84),
     Suggested("gemma3:1b", "unsloth/gemma-3-1b-it", "Gemma Terms of Use",
-              "chat, many languages", 1907, 672, 803, 76),
+              "unsloth/gemma-3-1b-it-GGUF",
+              "chat, many languages", 672, 803, 76),
     Suggested("llama3.2:1b", "unsloth/Llama-3.2-1B-Instruct", "Llama 3.2 Community License",
-              "chat", 2357, 781, 956, 74),
+              "unsloth/Llama-3.2-1B-Instruct-GGUF",
+              "chat", 781, 956, 74),
     Suggested("qwen2.5-coder:1.5b", "Qwen/Qwen2.5-Coder-1.5B-Instruct", "Apache-2.0",
-              "code", 2945, 933, 1102, 74),
+              "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
+              "code", 933, 1102, 74),
     Suggested("qwen3:1.7b", "Qwen/Qwen3-1.7B", "Apache-2.0",
-              "chat, thinks", 3281, 1063, 1401, 85),
+              "unsloth/Qwen3-1.7B-GGUF",
+              "chat, thinks", 1063, 1401, 85),
     Suggested("smollm3:3b", "HuggingFaceTB/SmolLM3-3B", "Apache-2.0",
-              "chat, thinks", 5865, 1768, 2033, 79),
+              "unsloth/SmolLM3-3B-GGUF",
+              "chat, thinks", 1768, 2033, 79),
     Suggested("llama3.2:3b", "unsloth/Llama-3.2-3B-Instruct", "Llama 3.2 Community License",
-              "chat", 6128, 1900, 2247, 84),
+              "unsloth/Llama-3.2-3B-Instruct-GGUF",
+              "chat", 1900, 2247, 84),
     Suggested("qwen3:4b", "Qwen/Qwen3-4B", "Apache-2.0",
-              "chat, thinks", 7671, 2333, 2752, 89),
+              "unsloth/Qwen3-4B-GGUF",
+              "chat, thinks", 2333, 2752, 89),
     Suggested("qwen2.5-coder:7b", "Qwen/Qwen2.5-Coder-7B-Instruct", "Apache-2.0",
-              "code", 14526, 4574, 4837, 78),
+              "Qwen/Qwen2.5-Coder-7B-Instruct-GGUF",
+              "code", 4574, 4837, 78),
     Suggested("qwen3:8b", "Qwen/Qwen3-8B", "Apache-2.0",
-              "chat, thinks", 15623, 4951, 5382, 89),
+              "unsloth/Qwen3-8B-GGUF",
+              "chat, thinks", 4951, 5382, 89),
 )  # fmt: skip
 """By size. Only families that `qsf convert --families` lists."""
 
@@ -118,8 +132,8 @@ class Kept:
     @property
     def short_name(self) -> str:
         """The last part of the name, without ``.gguf``; for a suggested model its short name."""
-        short = next((model.name for model in SUGGESTED if model.repo == self.name), None)
-        return short or Path(self.name).name.removesuffix(".gguf")
+        short = [model.name for model in SUGGESTED if self.name in (model.repo, model.gguf)]
+        return short[0] if short else Path(self.name).name.removesuffix(".gguf")
 
     @property
     def full_name(self) -> str:

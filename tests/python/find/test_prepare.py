@@ -26,6 +26,7 @@ from qsf.find.names import Named, gguf_of, meaning_of
 from qsf.find.prepare import find_model
 from qsf.find.store import SUGGESTED
 from qsf.native.opening import plan_native
+from qsf.native.records import Roofline
 from qsf.options import ModelOptions
 from qsf_bench.models.random_qsf import embed_type_of, write_model
 from qsf_bench.models.shapes import Shape
@@ -99,7 +100,8 @@ def test_names_of_the_hub_and_what_they_take(
         ("org/name:Q4_K_M", "org/name", "4bit"),
         ("https://huggingface.co/org/name/tree/main", "org/name", "4bit"),
         ("hf.co/org/name:Q8_0", "org/name", "8bit"),
-        ("qwen3:4b", "Qwen/Qwen3-4B", "4bit"),
+        ("qwen3:4b", "unsloth/Qwen3-4B-GGUF", "4bit"),
+        ("Qwen3:4B:Q8_0", "unsloth/Qwen3-4B-GGUF", "8bit"),
         ("Qwen3:4B:8bit", "Qwen/Qwen3-4B", "8bit"),
     ):
         named = meaning_of(model)
@@ -111,11 +113,15 @@ def test_names_of_the_hub_and_what_they_take(
     assert meaning_of("qwen3:4b").path == Path("qwen3:4b")
     assert [m.memory_mb for m in SUGGESTED] == sorted(m.memory_mb for m in SUGGESTED)
     for suggested in SUGGESTED:
-        assert suggested.least_mb <= 200 < 2 * suggested.memory_mb < 2 * suggested.download_mb
+        assert suggested.least_mb <= 200 < 2 * suggested.memory_mb
+        assert suggested.gguf.endswith("-GGUF")
     listed = json.loads(qsf("list", "--available", "--json").stdout)
     assert [row["name"] for row in listed] == [model.name for model in SUGGESTED]
     shown = qsf("list", "--available").stdout
     assert " MB of memory are free: start with " in shown
+    slow = Roofline(10, 1)  # GB/s: 8 tokens a second of files up to 1,192 MB
+    monkeypatch.setattr("qsf.native.binding.measure_roofline", lambda *_: slow)
+    assert "8b" not in qsf("list", "--available").stdout.splitlines()[0]
     assert "Llama 3.2 Community License" in shown
 
 

@@ -166,7 +166,7 @@ def test_names_are_read_without_looking_at_files(tmp_path: Path, monkeypatch: An
     monkeypatch.chdir(tmp_path)
     for name, want in (
         ("org/name", "org/name"), ("hf.co/org/name:Q4_K_M", "org/name:Q4_K_M"),
-        ("https://huggingface.co/org/name", "org/name"), ("qwen3:4b", "Qwen/Qwen3-4B"),
+        ("https://huggingface.co/org/name", "org/name"), ("qwen3:4b", "unsloth/Qwen3-4B-GGUF"),
     ):  # fmt: skip
         assert hub_address(name) == f"https://huggingface.co/{want}"
     for name, want in (
