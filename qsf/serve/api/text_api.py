@@ -72,6 +72,7 @@ def props(serving: Serving, scheduler: Scheduler) -> dict[str, Any]:
                 "repetition_penalty": defaults.repetition_penalty,
             },
         },
+        "memory": info.plan.text,
         "plan": {
             "budget_bytes": info.plan.budget_bytes,
             "process_bytes": info.plan.process_bytes,

@@ -393,7 +393,9 @@ def test_status_pages_have_no_text(client: Client) -> None:
         answer = client.get(path)
         assert answer.status == 200
         assert b"zebra" not in answer.body
-    assert client.get("/props").json["total_slots"] == 3
+    props = client.get("/props").json
+    assert props["total_slots"] == 3
+    assert re.match(r"in memory \d+ MB of at most .*, context 512", props["memory"])
     metrics = client.get("/metrics").body.decode()
     assert 'qsf:request_success_total{finished_reason="length"}' in metrics
     assert "qsf:time_to_first_token_seconds_count" in metrics
