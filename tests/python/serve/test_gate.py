@@ -252,8 +252,9 @@ def test_without_descriptors_connections_wait_and_one_line_says_so(
         time.sleep(1.5)  # the loop tries again
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
         assert sock.recv(4096).startswith(b"HTTP/1.1 200")
+        sock.close()
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
         assert process.stderr.read() == "qsf serve: interrupted: answers that run may end first\n"
 
 
