@@ -4,7 +4,8 @@
 #
 #   docker run --rm -it -v "$PWD/models:/models" -v qsf:/cache qsf run model.gguf "Who are you?"
 #
-# The volume at /cache keeps what was downloaded and converted for the next container. The memory limit of a container is a ceiling that QSF heeds: docker run --memory 300m ...
+# The volume at /cache keeps what was downloaded and converted for the next container.
+# The memory limit of a container is a ceiling that QSF heeds: docker run --memory 300m ...
 FROM debian:bookworm-slim AS build
 RUN apt-get update -q && apt-get install -y -q --no-install-recommends \
         ca-certificates gcc libc6-dev make pkg-config liblz4-dev libzstd-dev \

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from qsf.cli import inspect as quality_report
 from qsf.errors import QsfArgumentError, QsfError, clean
 from qsf.file.kinds import (
     ROPE_NONE,
@@ -40,7 +39,6 @@ from qsf.text.sampling import end_ids
 if TYPE_CHECKING:
     from qsf.file.layout import Tensor, Unit
     from qsf.file.reader import Reader
-
 
 PROGRAM = "qsf-inspect"
 
@@ -95,7 +93,7 @@ def inspect(
     if quality and (verify or tensors):
         raise QsfArgumentError("--quality goes with --json and --report only")
     if report is not None:
-        quality_report.write_report(model, report, overwrite=force)
+        write_report(model, report, overwrite=force)
         if not (verify or quality or tensors or as_json):
             typer.echo(f"{clean(str(report))}: written")
             return
@@ -103,9 +101,9 @@ def inspect(
         if verify:
             _verify(reader, as_json)
         elif quality and as_json:
-            typer.echo(json.dumps(quality_report.describe_quality(reader), indent=2))
+            typer.echo(json.dumps(describe_quality(reader), indent=2))
         elif quality:
-            for line in quality_report.quality_lines(reader):
+            for line in quality_lines(reader):
                 typer.echo(clean(line))
         elif as_json:
             typer.echo(json.dumps(describe(reader), indent=2))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _MB = 2**20
 _LEAST_TOKENS_PER_S = 8  # of a model that is proposed
 _TRIAL = (128 << 20, 60)  # of the memory's speed: bytes, ms
+_LEAST_FREE_MB = 1024  # for the trial; what fits half of less is fast enough anywhere
 
 list_app, remove_app, pull_app, show_app = (typer_app.create_app() for _ in range(4))
 list_main = typer_app.runner(list_app, "qsf list")
@@ -192,8 +193,10 @@ def _list_available(*, is_json: bool) -> None:
         return
     # Half of the free memory leaves room for longer contexts and for other programs. A token reads
     # all of the file.
-    rate = measure_roofline(os.cpu_count() or 1, *_TRIAL).read_gb_per_s * 1e9
-    most_mb = rate / _LEAST_TOKENS_PER_S / _MB
+    most_mb = float(free_mb)
+    if free_mb >= _LEAST_FREE_MB:
+        rate = measure_roofline(os.cpu_count() or 1, *_TRIAL).read_gb_per_s * 1e9
+        most_mb = rate / _LEAST_TOKENS_PER_S / _MB
     start = [m.name for m in SUGGESTED if m.memory_mb <= free_mb // 2 and m.file_mb <= most_mb]
     start = start[-3:] or [SUGGESTED[0].name]
     command.show_lines(f"{free_mb:,} MB of memory are free: start with {', '.join(start)}")

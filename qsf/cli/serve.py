@@ -233,7 +233,6 @@ def _leave_ssl_out() -> None:
 
 
 def _find(request: Request) -> dict[str, Path]:
-
     paths: dict[str, Path] = {}
     for word in request.models:
         is_source = (Path(word) / "config.json").exists()  # a model that is to be converted
@@ -303,8 +302,8 @@ def make_server(
     """Return a server for an open model; the caller starts it.
 
     ``paths`` are the files of all models by name, this one first, ``words`` what the command line
-    calls them, and ``load`` opens one of them
-    inside so many MB, alone or next to others. ``check`` is called before others are added.
+    calls them, and ``load`` opens one of them inside so many MB, alone or next to others.
+    ``check`` is called before others are added.
     """
     from qsf.serve.hosts import Hosts
     from qsf.serve.http.connection import Limits

@@ -9,6 +9,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -122,6 +123,11 @@ def test_names_of_the_hub_and_what_they_take(
     slow = Roofline(10, 1)  # GB/s: 8 tokens a second of files up to 1,192 MB
     monkeypatch.setattr("qsf.native.binding.measure_roofline", lambda *_: slow)
     assert "8b" not in qsf("list", "--available").stdout.splitlines()[0]
+    small = SimpleNamespace(memory_bytes=2**33, available_bytes=300 << 20)
+    monkeypatch.setattr("qsf.native.binding.describe_machine", lambda: small)
+    monkeypatch.setattr("qsf.native.binding.measure_roofline", lambda *_: pytest.fail("no room"))
+    first = "300 MB of memory are free: start with smollm2:135m"
+    assert qsf("list", "--available").stdout.splitlines()[0] == first
     assert "Llama 3.2 Community License" in shown
 
 
