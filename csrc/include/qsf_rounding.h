@@ -63,6 +63,14 @@ QSF_API qsf_status qsf_feedback_rows(const qsf_rounding *how, const float *rows,
                                      float *work, size_t cap_floats, void *tiles, size_t cap_bytes,
                                      float *stored, qsf_rounding_sums *sums);
 
+/* Writes rows of GGUF blocks as tiles of the same type, 12 .. 19: the same codes and scales in
+ * another order. stored [n_rows, bytes of a row]; n_cols is whole blocks; tiles as for
+ * qsf_quantise_rows(), and four blocks of columns together where they have a scale in common. Any
+ * number of threads may call. QSF_ERR_ARG: another type, a part of a block, or cap_bytes too few.
+ */
+QSF_API qsf_status qsf_repack_rows(uint32_t dtype, const void *stored, size_t n_rows, size_t n_cols,
+                                   void *tiles, size_t cap_bytes);
+
 /* Packs raw_bytes as one LZ4 block without a size in front, by LZ4-HC if level is 1 .. 12, and
  * returns its bytes; 0 if it has more than cap_bytes. Any number of threads may call. */
 QSF_API size_t qsf_lz4_pack(const void *raw, size_t raw_bytes, int32_t level, void *packed,

@@ -42,7 +42,7 @@ def load_codec(compression: int) -> Any:
 def pack_block(compression: int, raw: bytes, *, level: int | None = None) -> bytes:
     """Return ``raw`` (at most 1 MiB) compressed, or itself when it does not shrink.
 
-    ``level`` of LZ4HC or ZSTD is for measuring; files get the usual one.
+    ``level`` is of LZ4HC or ZSTD; the layers of files have the usual one.
     """
     if compression == Compression.ZSTD:
         packed = load_codec(compression).ZstdCompressor(level=level or ZSTD_LEVEL).compress(raw)

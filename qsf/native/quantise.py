@@ -63,6 +63,23 @@ def quantise_rows(
     return _sums(status, sums)
 
 
+def repack_rows(
+    dtype: int, stored: NDArray[np.uint8], n_cols: int, tiles: NDArray[np.uint8]
+) -> None:
+    """Fill ``tiles`` with the blocks of ``stored`` [n_rows, bytes], as ``qsf_repack_rows``."""
+    stored = np.ascontiguousarray(stored)
+    check_status(
+        lib.qsf_repack_rows(
+            dtype,
+            ffi.from_buffer(stored),
+            len(stored),
+            n_cols,
+            ffi.from_buffer(tiles),
+            tiles.nbytes,
+        )
+    )
+
+
 def feedback_rows(
     how: Rounding,
     rows: Float32Array,

@@ -102,9 +102,11 @@ def _cases() -> tuple[NDArray[np.int64], NDArray[np.int64], frozenset[str]]:
     """Return the characters that equal others without case, their groups, and what is longer."""
     groups: dict[str, list[int]] = {}
     for point in range(_MOST_CASED):
-        groups.setdefault(chr(point).casefold(), []).append(point)
+        if (folded := chr(point).casefold()) != chr(point):
+            groups.setdefault(folded, []).append(point)
     longer = frozenset(text for text in groups if len(text) > 1)
-    cased = [points for points in groups.values() if len(points) > 1]
+    cased = [sorted((ord(text), *points)) for text, points in groups.items() if len(text) == 1]
+    cased += [groups[text] for text in longer if len(groups[text]) > 1]
     ids = np.repeat(np.arange(len(cased)), [len(points) for points in cased])
     return np.concatenate(cased).astype(np.int64), ids, longer
 
