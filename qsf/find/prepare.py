@@ -12,6 +12,7 @@ from pathlib import Path
 from qsf.errors import ChildFailedError, QsfIOError
 from qsf.find import store
 from qsf.find.names import Named, cached_source, meaning_of
+from qsf.system.keys import unseen_keys
 
 
 def find_model(
@@ -137,7 +138,7 @@ def _run_child(words: list[str]) -> str:
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONSAFEPATH": "1", **store.environment_of(Path(words[1]))},
     )
-    with process:  # which waits for its end
+    with unseen_keys(), process:  # which waits for its end
         try:
             output = process.communicate()[0]
         except BaseException:

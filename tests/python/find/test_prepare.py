@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -331,3 +332,19 @@ def test_without_the_hub_the_error_says_what_to_do_elsewhere(
     assert f"`hf download {REPO} --local-dir tiny-model`" in offline.stderr
     with pytest.raises(ChildFailedError):
         find_model("some-org/other", is_quiet=True)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no pseudo-terminals")
+def test_keys_typed_while_a_model_is_converted_are_not_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import pty
+    import termios
+
+    ours, theirs = pty.openpty()
+    said = f"import termios; print(termios.tcgetattr(open({os.ttyname(theirs)!r}))[3])"
+    monkeypatch.setattr(prepare, "child_command", lambda _words: [sys.executable, "-c", said])
+    with os.fdopen(ours, "rb"), os.fdopen(theirs) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        assert not int(prepare._run_child(["convert", "model"])) & termios.ECHO
+        assert termios.tcgetattr(theirs)[3] & termios.ECHO
