@@ -38,7 +38,7 @@ _LEAST_ACT_AGREEMENT: Final = 0.98
 # 0.1B to 0.5B, for noise of 0.03 to 0.1 (bench/LOG-quantisation.md).
 _FLIPS_OF_NOISE: Final = 0.28
 # Tokens of each sample. All but the first are for verdicts that the samples before leave open.
-_SAMPLES: Final = (48, 80, 80, 80)
+_SAMPLES: Final = (32, 48, 80, 80)
 # Not scored: the first tokens of a text have activations of other sizes, and each text has one.
 _N_FIRST: Final = 16
 _CLEAR_ERRORS: Final = 3  # standard errors between a clear noise and its limit

@@ -52,7 +52,7 @@ def test_the_cost_is_measured_and_stored(
     bits, record = recorded(out)
     assert bits == (8, 8)
     assert record is not None
-    assert (record["type"], record["measured"], record["tokens"]) == ("8bit", "8bit", 32)
+    assert (record["type"], record["measured"], record["tokens"]) == ("8bit", "8bit", 16)
     assert abs(record["change_percent"]) + 2 * record["change_error"] < 0.5
     assert record["change_error"] > 0
     assert 0.975 <= record["agreement"] <= 1
