@@ -136,10 +136,10 @@ class Tokenizer:
             # The cut may change the tokens near it, but never this many.
             n_tokens = len(self._bare_ids(text[:n_chars], parse_special=parse_special))
             if n_tokens > max_tokens + 64:
+                whole = n_tokens * len(text) // n_chars
                 raise QsfArgumentError(
-                    f"the text is too long: the first {n_chars} of its {len(text)} characters "
-                    f"have {n_tokens} tokens already, and the context holds {max_tokens} "
-                    f"(the whole takes about max_seq_len={n_tokens * len(text) // n_chars})",
+                    f"the text is too long: it has about {whole} tokens, and the context holds "
+                    f"{max_tokens} (max_seq_len={whole} holds more, if model and budget do)",
                     argument="prompt",
                 )
             n_chars *= 2
