@@ -23,11 +23,6 @@ static inline bool is_finite(float value)
     return (bits_of(value) & EXPONENT_BITS) != EXPONENT_BITS;
 }
 
-size_t qsf_block_width(size_t n_cols, size_t col)
-{
-    return n_cols - col < QSF_BLOCK ? n_cols - col : QSF_BLOCK;
-}
-
 static size_t n_rows_here(const qsf_rounding_job *job, size_t row)
 {
     return job->n_rows - row < QSF_TILE_ROWS ? job->n_rows - row : QSF_TILE_ROWS;

@@ -33,7 +33,10 @@ qsf_status qsf_feedback_job(const qsf_rounding_job *job, const float *factor, co
 /* ---- shared by quantise.c and feedback.c ---- */
 
 /* Returns the number of columns of the block that begins at `col`. */
-size_t qsf_block_width(size_t n_cols, size_t col);
+static inline size_t qsf_block_width(size_t n_cols, size_t col)
+{
+    return n_cols - col < QSF_BLOCK ? n_cols - col : QSF_BLOCK;
+}
 
 /* Loads a tile of the rows, padded with zeros; false if a value is NaN or infinite. */
 bool qsf_load_tile(const qsf_rounding_job *job, size_t row, size_t col, qsf_tile_floats *x);

@@ -112,11 +112,11 @@ def start(verb: str) -> NoReturn:
     """Run the command on the words of the command line, and exit with its return value."""
     if verb in ("convert", "eval", "bench"):
         _one_blas_thread()
-    if verb == "convert":
-        _collect_seldom()
     if verb == "chat":
         sys.argv[1:1] = ["--interactive"]
     _leave_on_signals()
+    if verb == "convert":
+        _collect_seldom()
     from importlib import import_module
 
     module, _, function = VERBS[verb][0].partition(":")
