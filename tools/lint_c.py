@@ -96,7 +96,7 @@ def check_form(path: Path, text: str) -> Iterator[Violation]:
         yield 1, f"the first line is not `/* {path.name} - what it owns.`"
     if SPDX not in lines[:40]:
         yield 1, f"there is no line `{SPDX}` after the first comment"
-    if len(lines) > MAX_LINES and not path.stem.endswith("_tables"):
+    if len(lines) > MAX_LINES:
         yield len(lines), f"{len(lines)} lines, at most {MAX_LINES}"
     for line_idx, line in enumerate(lines, 1):
         if not line.isascii():

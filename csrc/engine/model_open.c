@@ -45,10 +45,9 @@ static void layout_tables(tables *t, qsf_arena *a, const qsf_model *m)
 static qsf_status acquire_memory(qsf_model *m, qsf_use use, size_t n_bytes, void **memory)
 {
     *memory = qsf_ledger_acquire(&m->ledger, use, n_bytes);
-    if (*memory == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "%.1f MB for %s: %.1f MB of %.1f MB are in use",
-                        qsf_mb(n_bytes), qsf_use_name(use), qsf_mb(m->ledger.held_bytes),
-                        qsf_mb(m->ledger.ceiling_bytes));
+    QSF_FAIL_IF(*memory == NULL, NOMEM, "%.1f MB for %s: %.1f MB of %.1f MB are in use",
+                qsf_mb(n_bytes), qsf_use_name(use), qsf_mb(m->ledger.held_bytes),
+                qsf_mb(m->ledger.ceiling_bytes));
     return QSF_OK;
 }
 
@@ -156,7 +155,7 @@ static qsf_status limit_windows(const qsf_options *opt, qsf_reader *r)
         is_limited = true;
     }
     return is_limited ? QSF_OK
-                      : QSF_FAIL(QSF_ERR_ARG,
+                      : QSF_FAIL(ARG,
                                  "a window of %u tokens is for layers that see all of the context "
                                  "before a token, and no more: this model has none",
                                  opt->kv_window_tokens);
@@ -347,9 +346,7 @@ static qsf_status create_empty(const qsf_options *opt, const qsf_faults *faults,
                     ceiling_bytes > (UINT64_C(8) << 20) ? ceiling_bytes : UINT64_C(8) << 20);
     ledger.grants_until_fault = faults != NULL ? faults->grants_until_fault : -1;
     qsf_model *const m = qsf_ledger_acquire(&ledger, QSF_USE_HANDLE, sizeof *m);
-    if (m == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "cannot allocate %zu bytes for the model's record",
-                        sizeof *m);
+    QSF_FAIL_IF(m == NULL, NOMEM, "cannot allocate %zu bytes for the model's record", sizeof *m);
     m->ledger = ledger;
     m->memory = memory;
     m->reader.file.handle = -1;
@@ -450,7 +447,7 @@ static qsf_status name_drafter(qsf_status status, const char *path)
 {
     char detail[256];
     snprintf(detail, sizeof detail, "%s", qsf_error_detail());
-    return QSF_FAIL(status, "the draft model %s: %s", path, detail);
+    return qsf_fail(status, "the draft model %s: %s", path, detail);
 }
 
 /* Reads both models' directories and makes the plan of both. */
@@ -500,17 +497,14 @@ qsf_status qsf_model_open(const char *path, const qsf_options *opt, qsf_model **
 {
     QSF_REQUIRE(out);
     *out = NULL;
-    QSF_REQUIRE(path);
-    QSF_REQUIRE(opt);
+    QSF_REQUIRE(path, opt);
     QSF_TRY(qsf_options_check(opt));
     return qsf_model_create(path, opt, NULL, out);
 }
 
 qsf_status qsf_model_plan(const char *path, const qsf_options *opt, qsf_plan *out)
 {
-    QSF_REQUIRE(path);
-    QSF_REQUIRE(opt);
-    QSF_REQUIRE(out);
+    QSF_REQUIRE(path, opt, out);
     QSF_TRY(qsf_options_check(opt));
     qsf_model *m = NULL;
     memset(out, 0, sizeof *out);

@@ -13,10 +13,9 @@
 static qsf_status read_text(qsf_reader *r, qsf_text **out)
 {
     const qsf_section *const section = qsf_reader_section(r, "TEXT");
-    if (section == NULL)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "the file has no section TEXT: convert the model again, or use the Python "
-                        "package, which reads its tokenizer.json");
+    QSF_FAIL_IF(section == NULL, UNSUPPORTED,
+                "the file has no section TEXT: convert the model again, or use the Python package, "
+                "which reads its tokenizer.json");
     QSF_TRY(qsf_text_reserve(section->n_bytes, out));
     QSF_TRY(qsf_reader_read_section(r, section, (*out)->section));
     return qsf_text_check(*out);
@@ -24,8 +23,7 @@ static qsf_status read_text(qsf_reader *r, qsf_text **out)
 
 qsf_status qsf_text_open(const char *path, qsf_text **out)
 {
-    if (path == NULL || out == NULL)
-        return QSF_FAIL(QSF_ERR_ARG, "qsf_text_open: a pointer is NULL");
+    QSF_FAIL_IF(path == NULL || out == NULL, ARG, "qsf_text_open: a pointer is NULL");
     *out = NULL;
     qsf_ledger ledger;
     qsf_ledger_init(&ledger, READER_BYTES);
@@ -65,11 +63,10 @@ static qsf_status compare(const qsf_vocabulary *model, const qsf_vocabulary *dra
     for (uint32_t id = 0; id < n_ids; id++) {
         const qsf_bytes a = qsf_vocabulary_text(model, id);
         const qsf_bytes b = qsf_vocabulary_text(drafter, id);
-        if (a.n != b.n || memcmp(a.p, b.p, a.n) != 0)
-            return QSF_FAIL(QSF_ERR_ARG,
-                            "it has another tokenizer: token %u is \"%.*s\" there, and \"%.*s\" in "
-                            "the model that it is to guess for",
-                            id, shown(b), (const char *)b.p, shown(a), (const char *)a.p);
+        QSF_FAIL_IF(a.n != b.n || memcmp(a.p, b.p, a.n) != 0, ARG,
+                    "it has another tokenizer: token %u is \"%.*s\" there, and \"%.*s\" in the "
+                    "model that it is to guess for",
+                    id, shown(b), (const char *)b.p, shown(a), (const char *)a.p);
     }
     return QSF_OK;
 }
@@ -102,7 +99,7 @@ qsf_status qsf_drafter_check_tokens(qsf_reader *model, qsf_reader *drafter)
     const uint32_t n_there = drafter->header.n_vocab;
     if (has_none && n_here == n_there)
         return QSF_OK;
-    return QSF_FAIL(QSF_ERR_ARG,
+    return QSF_FAIL(ARG,
                     "its tokenizer (%u tokens) cannot be compared with that of the model that it "
                     "is to guess for (%u): the sections TOKN differ, and not both files have TEXT",
                     n_there, n_here);

@@ -41,29 +41,23 @@ static qsf_status check_entry(const qsf_reader *r, const qsf_section *s, uint32_
 {
     char tag[5];
     qsf_section_name(s->tag, tag);
-    if ((s->flags & ~QSF_SECTION_REQUIRED) != 0 || reserved != 0)
-        return QSF_FAIL(
-            QSF_ERR_FORMAT,
-            "section %s: flags %08x and reserved %08x, allowed: flags 0 or 1, reserved 0", tag,
-            s->flags, reserved);
+    QSF_FAIL_IF((s->flags & ~QSF_SECTION_REQUIRED) != 0 || reserved != 0, FORMAT,
+                "section %s: flags %08x and reserved %08x, allowed: flags 0 or 1, reserved 0", tag,
+                s->flags, reserved);
     const tag_row *const row = find_tag(s->tag);
-    if (row == NULL && (s->flags & QSF_SECTION_REQUIRED) != 0)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "section %s is required to read the file, and this build does not know it",
-                        tag);
-    if (s->n_bytes == 0)
-        return QSF_FAIL(QSF_ERR_FORMAT, "section %s is empty, allowed: 1 byte or more", tag);
-    if (!qsf_extent_inside(s->off, s->n_bytes, r->file.n_bytes))
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "section %s: %" PRIu64 " bytes at %" PRIu64
-                        " are not inside the file of %" PRIu64 " bytes",
-                        tag, s->n_bytes, s->off, r->file.n_bytes);
-    if (row != NULL && row->is_table && s->n_bytes > QSF_MAX_TABLE_BYTES)
-        return QSF_FAIL(QSF_ERR_FORMAT, "section %s has %" PRIu64 " bytes, allowed: up to %u", tag,
-                        s->n_bytes, QSF_MAX_TABLE_BYTES);
+    QSF_FAIL_IF(row == NULL && (s->flags & QSF_SECTION_REQUIRED) != 0, UNSUPPORTED,
+                "section %s is required to read the file, and this build does not know it", tag);
+    QSF_FAIL_IF(s->n_bytes == 0, FORMAT, "section %s is empty, allowed: 1 byte or more", tag);
+    QSF_FAIL_IF(!qsf_extent_inside(s->off, s->n_bytes, r->file.n_bytes), FORMAT,
+                "section %s: %" PRIu64 " bytes at %" PRIu64 " are not inside the file of %" PRIu64
+                " bytes",
+                tag, s->n_bytes, s->off, r->file.n_bytes);
+    QSF_FAIL_IF(row != NULL && row->is_table && s->n_bytes > QSF_MAX_TABLE_BYTES, FORMAT,
+                "section %s has %" PRIu64 " bytes, allowed: up to %u", tag, s->n_bytes,
+                QSF_MAX_TABLE_BYTES);
     for (const qsf_section *earlier = r->sections; earlier < s; earlier++)
-        if (memcmp(earlier->tag, s->tag, 4) == 0)
-            return QSF_FAIL(QSF_ERR_FORMAT, "section %s occurs twice in the directory", tag);
+        QSF_FAIL_IF(memcmp(earlier->tag, s->tag, 4) == 0, FORMAT,
+                    "section %s occurs twice in the directory", tag);
     return QSF_OK;
 }
 
@@ -71,13 +65,13 @@ static qsf_status check_entry(const qsf_reader *r, const qsf_section *s, uint32_
 static qsf_status check_sections(const qsf_reader *r, const qsf_header_links *links)
 {
     for (size_t i = 0; i < N_KNOWN_TAGS; i++)
-        if (known_tags[i].is_needed && qsf_reader_section(r, known_tags[i].tag) == NULL)
-            return QSF_FAIL(QSF_ERR_FORMAT, "the file has no section %s", known_tags[i].tag);
+        QSF_FAIL_IF(known_tags[i].is_needed && qsf_reader_section(r, known_tags[i].tag) == NULL,
+                    FORMAT, "the file has no section %s", known_tags[i].tag);
     const qsf_header *const h = &r->header;
     const qsf_section *const wpos = qsf_reader_section(r, "WPOS");
     const bool is_learned = h->positions == QSF_POSITIONS_LEARNED;
-    if (is_learned && wpos == NULL)
-        return QSF_FAIL(QSF_ERR_FORMAT, "the positions are learned, but there is no section WPOS");
+    QSF_FAIL_IF(is_learned && wpos == NULL, FORMAT,
+                "the positions are learned, but there is no section WPOS");
     const uint64_t bands_bytes = (uint64_t)r->n_bands * 4;         /* of each of one table or two */
     const uint64_t n_positions = (uint64_t)h->max_tokens * h->dim; /* numbers: f16, or f32 */
     const qsf_section *const ebnd = qsf_reader_section(r, "EBND");
@@ -90,18 +84,16 @@ static qsf_status check_sections(const qsf_reader *r, const qsf_header_links *li
         {is_learned ? wpos : NULL, n_positions * (wpos_is_f32 ? 4 : 2)},
     };
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        if (sizes[i].section != NULL && sizes[i].section->n_bytes != sizes[i].n_bytes)
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "section %s has %" PRIu64 " bytes, the header makes it %" PRIu64,
-                            sizes[i].section->tag, sizes[i].section->n_bytes, sizes[i].n_bytes);
+        QSF_FAIL_IF(sizes[i].section != NULL && sizes[i].section->n_bytes != sizes[i].n_bytes,
+                    FORMAT, "section %s has %" PRIu64 " bytes, the header makes it %" PRIu64,
+                    sizes[i].section->tag, sizes[i].section->n_bytes, sizes[i].n_bytes);
     const qsf_section *const unit = qsf_reader_section(r, "UNIT");
-    if (unit->off != links->unit_index_off)
-        return QSF_FAIL(QSF_ERR_FORMAT, "section UNIT is at %" PRIu64 ", the header says %" PRIu64,
-                        unit->off, links->unit_index_off);
-    if (unit->crc32 != links->unit_index_crc32)
-        return QSF_FAIL(QSF_ERR_DAMAGED,
-                        "section UNIT: checksum is %08x in the directory, %08x in the header",
-                        unit->crc32, links->unit_index_crc32);
+    QSF_FAIL_IF(unit->off != links->unit_index_off, FORMAT,
+                "section UNIT is at %" PRIu64 ", the header says %" PRIu64, unit->off,
+                links->unit_index_off);
+    QSF_FAIL_IF(unit->crc32 != links->unit_index_crc32, DAMAGED,
+                "section UNIT: checksum is %08x in the directory, %08x in the header", unit->crc32,
+                links->unit_index_crc32);
     return QSF_OK;
 }
 
@@ -109,23 +101,19 @@ qsf_status qsf_directory_read(qsf_reader *r, const qsf_header_links *links)
 {
     unsigned char bytes[QSF_MAX_SECTIONS * QSF_DIRECTORY_ENTRY_BYTES];
     const size_t n_bytes = (size_t)links->n_sections * QSF_DIRECTORY_ENTRY_BYTES;
-    if (!qsf_extent_inside(links->directory_off, n_bytes, r->file.n_bytes))
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "directory: %zu bytes at %" PRIu64 " are not inside the file of %" PRIu64
-                        " bytes",
-                        n_bytes, links->directory_off, r->file.n_bytes);
+    QSF_FAIL_IF(!qsf_extent_inside(links->directory_off, n_bytes, r->file.n_bytes), FORMAT,
+                "directory: %zu bytes at %" PRIu64 " are not inside the file of %" PRIu64 " bytes",
+                n_bytes, links->directory_off, r->file.n_bytes);
     QSF_TRY(qsf_file_read_at(&r->file, links->directory_off, bytes, n_bytes));
     const uint32_t crc32 = qsf_crc32(0, bytes, n_bytes);
-    if (crc32 != links->directory_crc32)
-        return QSF_FAIL(QSF_ERR_DAMAGED, "directory: checksum is %08x, the header says %08x", crc32,
-                        links->directory_crc32);
+    QSF_FAIL_IF(crc32 != links->directory_crc32, DAMAGED,
+                "directory: checksum is %08x, the header says %08x", crc32, links->directory_crc32);
     r->directory_off = links->directory_off;
     r->n_sections = links->n_sections;
     r->sections =
         qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, links->n_sections * sizeof *r->sections);
-    if (r->sections == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for the list of sections: %zu KB",
-                        links->n_sections * sizeof *r->sections >> 10);
+    QSF_FAIL_IF(r->sections == NULL, NOMEM, "no memory for the list of sections: %zu KB",
+                links->n_sections * sizeof *r->sections >> 10);
     for (uint32_t i = 0; i < links->n_sections; i++) {
         const unsigned char *const entry = bytes + (size_t)i * QSF_DIRECTORY_ENTRY_BYTES;
         qsf_section *const s = &r->sections[i];

@@ -56,9 +56,8 @@ qsf_status qsf_extents_create(const qsf_reader *r, qsf_extent **out, size_t *n_e
     qsf_extent *const extents =
         qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, cap * sizeof *extents);
     *out = NULL;
-    if (extents == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for the list of extents: %zu KB",
-                        cap * sizeof *extents >> 10);
+    QSF_FAIL_IF(extents == NULL, NOMEM, "no memory for the list of extents: %zu KB",
+                cap * sizeof *extents >> 10);
     size_t n = 0;
     insert(extents, &n,
            &(qsf_extent){.n_bytes = QSF_HEADER_BYTES, .unit_idx = UINT32_MAX, .name = "header"});
@@ -101,11 +100,10 @@ qsf_status qsf_extents_check_apart(const qsf_extent *extents, size_t n_extents)
     for (size_t i = 1; i < n_extents; i++) {
         const qsf_extent *const a = &extents[i - 1];
         const qsf_extent *const b = &extents[i];
-        if (b->off - a->off < a->n_bytes)
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "%s (%" PRIu64 " bytes at %" PRIu64 ") overlaps %s (%" PRIu64
-                            " bytes at %" PRIu64 ")",
-                            a->name, a->n_bytes, a->off, b->name, b->n_bytes, b->off);
+        QSF_FAIL_IF(b->off - a->off < a->n_bytes, FORMAT,
+                    "%s (%" PRIu64 " bytes at %" PRIu64 ") overlaps %s (%" PRIu64
+                    " bytes at %" PRIu64 ")",
+                    a->name, a->n_bytes, a->off, b->name, b->n_bytes, b->off);
     }
     return QSF_OK;
 }
@@ -114,10 +112,9 @@ qsf_status qsf_extents_check_end(const qsf_extent *extents, size_t n_extents, ui
 {
     const qsf_extent *const last = &extents[n_extents - 1];
     const uint64_t end = last->off + last->n_bytes; /* inside the file, as of every extent */
-    if (file_bytes - end > UINT32_MAX)
-        return QSF_FAIL(QSF_ERR_DAMAGED,
-                        "the file has %" PRIu64 " MB, but its last part ends at %" PRIu64
-                        " MB: truncated or extended",
-                        file_bytes >> 20, end >> 20);
+    QSF_FAIL_IF(file_bytes - end > UINT32_MAX, DAMAGED,
+                "the file has %" PRIu64 " MB, but its last part ends at %" PRIu64
+                " MB: truncated or extended",
+                file_bytes >> 20, end >> 20);
     return QSF_OK;
 }

@@ -91,10 +91,9 @@ qsf_status qsf_outliers_check(const qsf_outliers *o)
     const unsigned char *entries;
     size_t n_entries;
     for (size_t i = 0; i < tile_row_count(t); i++)
-        if (!qsf_outliers_find(o, i, &entries, &n_entries))
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "unit %u: the outliers of tensor type %u in tile row %zu are not in "
-                            "order, inside [%u, %u] and finite",
-                            t->unit_idx, t->type, i, t->n_rows, t->n_cols);
+        QSF_FAIL_IF(!qsf_outliers_find(o, i, &entries, &n_entries), FORMAT,
+                    "unit %u: the outliers of tensor type %u in tile row %zu are not in order, "
+                    "inside [%u, %u] and finite",
+                    t->unit_idx, t->type, i, t->n_rows, t->n_cols);
     return QSF_OK;
 }

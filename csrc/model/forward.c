@@ -373,8 +373,8 @@ static void begin_pass(qsf_forward *f, const qsf_chunk *chunk)
 static qsf_status run_layers(qsf_forward *f, const qsf_chunk *chunk, uint32_t begin, uint32_t end)
 {
     for (uint32_t i = begin; i < end; i++) {
-        if (qsf_cancel_is_set(chunk->cancel))
-            return QSF_FAIL(QSF_ERR_CANCELLED, "cancelled before running layer %u", i);
+        QSF_FAIL_IF(qsf_cancel_is_set(chunk->cancel), CANCELLED,
+                    "cancelled before running layer %u", i);
         if (chunk->before_layer != NULL && chunk->before_layer(chunk->before_layer_arg))
             begin_pass(f, chunk); /* the ring may have been replaced */
         QSF_TRY(run_layer(f, chunk, i));

@@ -17,14 +17,12 @@ typedef struct open_file {
 
 qsf_status qsf_contents_open(const char *path, qsf_contents **out)
 {
-    QSF_REQUIRE(path);
-    QSF_REQUIRE(out);
+    QSF_REQUIRE(path, out);
     *out = NULL;
     qsf_ledger ledger;
     qsf_ledger_init(&ledger, UINT64_MAX);
     open_file *const f = qsf_ledger_acquire(&ledger, QSF_USE_HANDLE, sizeof *f);
-    if (f == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "no memory to open a file: %zu bytes", sizeof *f);
+    QSF_FAIL_IF(f == NULL, NOMEM, "no memory to open a file: %zu bytes", sizeof *f);
     f->ledger = ledger;
     qsf_reader *const r = &f->reader;
     const qsf_status status = qsf_reader_open(r, &f->ledger, path, -1);
@@ -67,13 +65,9 @@ void qsf_contents_close(qsf_contents *c)
 qsf_status qsf_contents_check(const qsf_header *header, const qsf_table *arch,
                               const qsf_table *rope, const qsf_table *kind)
 {
-    QSF_REQUIRE(header);
-    QSF_REQUIRE(arch);
-    QSF_REQUIRE(rope);
-    QSF_REQUIRE(kind);
-    if (header->n_layers < 1 || header->n_layers > QSF_MAX_LAYERS)
-        return QSF_FAIL(QSF_ERR_ARG, "%u layers, allowed: 1 to %u", header->n_layers,
-                        (unsigned)QSF_MAX_LAYERS);
+    QSF_REQUIRE(header, arch, rope, kind);
+    QSF_FAIL_IF(header->n_layers < 1 || header->n_layers > QSF_MAX_LAYERS, ARG,
+                "%u layers, allowed: 1 to %u", header->n_layers, (unsigned)QSF_MAX_LAYERS);
     qsf_ledger ledger;
     qsf_ledger_init(&ledger, UINT64_MAX);
     qsf_reader r = {.header = *header,
@@ -87,7 +81,7 @@ qsf_status qsf_contents_check(const qsf_header *header, const qsf_table *arch,
     r.pass_units = qsf_ledger_acquire(&ledger, QSF_USE_TABLES, order_bytes);
     qsf_status status = QSF_OK;
     if (r.units == NULL || r.pass_units == NULL)
-        status = QSF_FAIL(QSF_ERR_NOMEM, "no memory to check %u layers", header->n_layers);
+        status = QSF_FAIL(NOMEM, "no memory to check %u layers", header->n_layers);
     for (uint32_t i = 0; status == QSF_OK && i < header->n_layers; i++) {
         r.units[i] = (qsf_unit){.role = QSF_UNIT_LAYER, .layer = (uint16_t)i};
         r.pass_units[i] = i;
@@ -118,9 +112,8 @@ qsf_status qsf_contents_verify(qsf_contents *c, uint32_t i, uint64_t *end)
     if (f->extents == NULL)
         QSF_TRY(qsf_extents_create(&f->reader, &f->extents, &n_extents));
     void *const buffer = qsf_ledger_acquire(&f->ledger, QSF_USE_STREAM, QSF_VERIFY_BUFFER_BYTES);
-    if (buffer == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for a read buffer of %zu MB",
-                        QSF_VERIFY_BUFFER_BYTES >> 20);
+    QSF_FAIL_IF(buffer == NULL, NOMEM, "no memory for a read buffer of %zu MB",
+                QSF_VERIFY_BUFFER_BYTES >> 20);
     const qsf_status status = qsf_reader_verify_part(&f->reader, f->extents, n_extents, i, buffer,
                                                      QSF_VERIFY_BUFFER_BYTES);
     qsf_ledger_release(&f->ledger, QSF_USE_STREAM, buffer, QSF_VERIFY_BUFFER_BYTES);

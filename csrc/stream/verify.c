@@ -47,13 +47,12 @@ static qsf_status check_tensor_header(const unit_walk *w, const qsf_tensor *t)
     const unsigned char *const p = w->header;
     const qsf_unit *const u = &w->reader->units[w->unit_idx];
     const uint32_t dtype = p[12] == DTYPE_OF_LAYER ? u->dtype : p[12];
-    if (qsf_load_u32(p) != t->type || qsf_load_u32(p + 4) != t->n_rows ||
-        qsf_load_u32(p + 8) != t->n_cols || dtype != t->dtype || p[13] != t->layout ||
-        qsf_load_u16(p + 14) != t->index || qsf_load_u32(p + 16) != t->n_entries ||
-        !is_zero(p + 20, sizeof w->header - 20))
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "unit %u: the tensor header at %" PRIu64 " differs from the tensor table",
-                        w->unit_idx, t->data_off - QSF_TENSOR_HEADER_BYTES);
+    QSF_FAIL_IF(qsf_load_u32(p) != t->type || qsf_load_u32(p + 4) != t->n_rows ||
+                    qsf_load_u32(p + 8) != t->n_cols || dtype != t->dtype || p[13] != t->layout ||
+                    qsf_load_u16(p + 14) != t->index || qsf_load_u32(p + 16) != t->n_entries ||
+                    !is_zero(p + 20, sizeof w->header - 20),
+                FORMAT, "unit %u: the tensor header at %" PRIu64 " differs from the tensor table",
+                w->unit_idx, t->data_off - QSF_TENSOR_HEADER_BYTES);
     return QSF_OK;
 }
 
@@ -66,10 +65,10 @@ static qsf_status walk_band(unit_walk *w, const qsf_tensor *t, const unsigned ch
     w->band_crc32 = qsf_crc32(at % band_bytes == 0 ? 0 : w->band_crc32, p, n_bytes);
     const uint64_t first = t->type == QSF_TENSOR_OWN_TABLE ? w->reader->n_bands : 0;
     const uint64_t band_idx = first + at / band_bytes;
-    if ((at + n_bytes) % band_bytes == 0 && w->band_crc32 != w->reader->band_crc32[band_idx])
-        return QSF_FAIL(QSF_ERR_DAMAGED,
-                        "embedding band %" PRIu64 ": checksum is %08x, stored is %08x", band_idx,
-                        w->band_crc32, w->reader->band_crc32[band_idx]);
+    QSF_FAIL_IF((at + n_bytes) % band_bytes == 0 &&
+                    w->band_crc32 != w->reader->band_crc32[band_idx],
+                DAMAGED, "embedding band %" PRIu64 ": checksum is %08x, stored is %08x", band_idx,
+                w->band_crc32, w->reader->band_crc32[band_idx]);
     return QSF_OK;
 }
 
@@ -90,9 +89,8 @@ static qsf_status walk_table(unit_walk *w, const qsf_tensor *t, const unsigned c
     const size_t data_bytes = (size_t)t->data_bytes;
     if (w->table == NULL)
         w->table = qsf_ledger_acquire(w->reader->ledger, QSF_USE_TABLES, data_bytes);
-    if (w->table == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "no memory to verify unit %u: its outliers need %zu MB",
-                        w->unit_idx, data_bytes >> 20);
+    QSF_FAIL_IF(w->table == NULL, NOMEM, "no memory to verify unit %u: its outliers need %zu MB",
+                w->unit_idx, data_bytes >> 20);
     memcpy(w->table + at, p, n_bytes);
     if (at + n_bytes < data_bytes)
         return QSF_OK;
@@ -128,8 +126,8 @@ static qsf_status walk_part(unit_walk *w, const unsigned char *p, size_t *n_byte
     } else if (off < data_end && t->layout == QSF_LAYOUT_OUTLIERS) {
         QSF_TRY(walk_table(w, t, p, *n_bytes));
     } else if (off >= data_end && !is_zero(p, *n_bytes)) {
-        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: the padding at %" PRIu64 " is not all zero",
-                        w->unit_idx, data_end);
+        return QSF_FAIL(FORMAT, "unit %u: the padding at %" PRIu64 " is not all zero", w->unit_idx,
+                        data_end);
     }
     w->raw_off += *n_bytes;
     if (w->raw_off == pad_end)
@@ -196,11 +194,9 @@ static qsf_status verify_unit(qsf_reader *r, uint32_t unit_idx, unsigned char *b
     release_table(&w);
     QSF_TRY(status);
     QSF_TRY(qsf_unit_source_finish(&source));
-    if (bytes.running_crc32 != u->crc32)
-        return QSF_FAIL(QSF_ERR_DAMAGED,
-                        "unit %u (%" PRIu64 " bytes at %" PRIu64
-                        "): checksum is %08x, stored is %08x",
-                        unit_idx, u->stored_bytes, u->off, bytes.running_crc32, u->crc32);
+    QSF_FAIL_IF(bytes.running_crc32 != u->crc32, DAMAGED,
+                "unit %u (%" PRIu64 " bytes at %" PRIu64 "): checksum is %08x, stored is %08x",
+                unit_idx, u->stored_bytes, u->off, bytes.running_crc32, u->crc32);
     return walked;
 }
 
@@ -210,9 +206,8 @@ static qsf_status verify_compressed(qsf_reader *r, uint32_t unit_idx)
     const size_t all_bytes = 2 * (size_t)QSF_COMPRESSED_BLOCK_BYTES +
                              qsf_codec_workspace_bytes(r->units[unit_idx].compression);
     unsigned char *const buffers = qsf_ledger_acquire(r->ledger, QSF_USE_STREAM, all_bytes);
-    if (buffers == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "no memory to verify unit %u: decoding it needs %zu MB",
-                        unit_idx, all_bytes >> 20);
+    QSF_FAIL_IF(buffers == NULL, NOMEM, "no memory to verify unit %u: decoding it needs %zu MB",
+                unit_idx, all_bytes >> 20);
     const qsf_status status = verify_unit(r, unit_idx, buffers, QSF_COMPRESSED_BLOCK_BYTES);
     qsf_ledger_release(r->ledger, QSF_USE_STREAM, buffers, all_bytes);
     return status;
@@ -225,10 +220,9 @@ static qsf_status verify_zero(qsf_reader *r, uint64_t off, uint64_t end, unsigne
     while (off < end) {
         const size_t n_bytes = end - off < buffer_bytes ? (size_t)(end - off) : buffer_bytes;
         QSF_TRY(qsf_file_read_at(&r->file, off, buffer, n_bytes));
-        if (!is_zero(buffer, n_bytes))
-            return QSF_FAIL(QSF_ERR_DAMAGED,
-                            "the padding in %" PRIu64 " .. %" PRIu64 " of the file is not all zero",
-                            off, off + n_bytes - 1);
+        QSF_FAIL_IF(!is_zero(buffer, n_bytes), DAMAGED,
+                    "the padding in %" PRIu64 " .. %" PRIu64 " of the file is not all zero", off,
+                    off + n_bytes - 1);
         off += n_bytes;
     }
     return QSF_OK;
@@ -245,11 +239,9 @@ static qsf_status verify_section(qsf_reader *r, const qsf_extent *e, unsigned ch
         crc32 = qsf_crc32(crc32, buffer, n_bytes);
         done += n_bytes;
     }
-    if (e->is_checked && crc32 != e->crc32)
-        return QSF_FAIL(QSF_ERR_DAMAGED,
-                        "section %s (%" PRIu64 " bytes at %" PRIu64
-                        "): checksum is %08x, stored is %08x",
-                        e->name, e->n_bytes, e->off, crc32, e->crc32);
+    QSF_FAIL_IF(e->is_checked && crc32 != e->crc32, DAMAGED,
+                "section %s (%" PRIu64 " bytes at %" PRIu64 "): checksum is %08x, stored is %08x",
+                e->name, e->n_bytes, e->off, crc32, e->crc32);
     return QSF_OK;
 }
 
@@ -277,9 +269,9 @@ qsf_status qsf_reader_verify_part(qsf_reader *r, const qsf_extent *extents, size
 
 qsf_status qsf_reader_verify(qsf_reader *r, void *buffer, size_t buffer_bytes)
 {
-    if (buffer_bytes < LEAST_BUFFER_BYTES)
-        return QSF_FAIL(QSF_ERR_ARG, "internal error: a buffer of %zu bytes, allowed: %u or more",
-                        buffer_bytes, LEAST_BUFFER_BYTES);
+    QSF_FAIL_IF(buffer_bytes < LEAST_BUFFER_BYTES, ARG,
+                "internal error: a buffer of %zu bytes, allowed: %u or more", buffer_bytes,
+                LEAST_BUFFER_BYTES);
     qsf_extent *extents = NULL;
     size_t n_extents = 0;
     QSF_TRY(qsf_extents_create(r, &extents, &n_extents));
@@ -300,7 +292,7 @@ qsf_status qsf_file_verify(const char *path)
     void *const buffer = qsf_ledger_acquire(&ledger, QSF_USE_STREAM, QSF_VERIFY_BUFFER_BYTES);
     const qsf_status status = buffer != NULL
                                   ? qsf_reader_verify(&reader, buffer, QSF_VERIFY_BUFFER_BYTES)
-                                  : QSF_FAIL(QSF_ERR_NOMEM, "no memory for a read buffer of %zu MB",
+                                  : QSF_FAIL(NOMEM, "no memory for a read buffer of %zu MB",
                                              QSF_VERIFY_BUFFER_BYTES >> 20);
     qsf_ledger_release(&ledger, QSF_USE_STREAM, buffer, QSF_VERIFY_BUFFER_BYTES);
     qsf_reader_close(&reader);

@@ -12,20 +12,19 @@
 qsf_status qsf_text_reserve(uint64_t n_bytes, qsf_text **out)
 {
     *out = NULL;
-    if (n_bytes == 0 || n_bytes > QSF_TEXT_MAX_BYTES)
-        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT has %llu bytes, allowed: 1 to %u",
-                        (unsigned long long)n_bytes, QSF_TEXT_MAX_BYTES);
+    QSF_FAIL_IF(n_bytes == 0 || n_bytes > QSF_TEXT_MAX_BYTES, FORMAT,
+                "section TEXT has %llu bytes, allowed: 1 to %u", (unsigned long long)n_bytes,
+                QSF_TEXT_MAX_BYTES);
     qsf_ledger ledger;
     qsf_ledger_init(&ledger, n_bytes + sizeof(qsf_text));
     qsf_text *const t = qsf_ledger_acquire(&ledger, QSF_USE_TEXT, sizeof *t);
-    if (t == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "%zu bytes for a vocabulary", sizeof *t);
+    QSF_FAIL_IF(t == NULL, NOMEM, "%zu bytes for a vocabulary", sizeof *t);
     t->section = qsf_ledger_acquire(&ledger, QSF_USE_TEXT, (size_t)n_bytes);
     t->n_bytes = (size_t)n_bytes;
     t->ledger = ledger;
     *out = t;
-    if (t->section == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "%llu bytes for a vocabulary", (unsigned long long)n_bytes);
+    QSF_FAIL_IF(t->section == NULL, NOMEM, "%llu bytes for a vocabulary",
+                (unsigned long long)n_bytes);
     return QSF_OK;
 }
 
@@ -37,8 +36,7 @@ qsf_status qsf_text_check(qsf_text *t)
 
 qsf_status qsf_text_create(const void *section, uint64_t n_bytes, qsf_text **out)
 {
-    if (section == NULL || out == NULL)
-        return QSF_FAIL(QSF_ERR_ARG, "qsf_text_create: a pointer is NULL");
+    QSF_FAIL_IF(section == NULL || out == NULL, ARG, "qsf_text_create: a pointer is NULL");
     qsf_status status = qsf_text_reserve(n_bytes, out);
     if (status == QSF_OK) {
         memcpy((*out)->section, section, (size_t)n_bytes);
@@ -78,14 +76,14 @@ void qsf_text_info(const qsf_text *t, qsf_text_facts *out)
 qsf_status qsf_tokenize(const qsf_text *t, const char *text, size_t n_bytes, uint32_t flags,
                         uint32_t *ids, size_t cap_ids, size_t *n_ids)
 {
-    if (t == NULL || (text == NULL && n_bytes != 0) || (ids == NULL && cap_ids != 0) ||
-        n_ids == NULL || (flags & ~(uint32_t)(QSF_TOKENIZE_PREFIX | QSF_TOKENIZE_SPECIAL)) != 0)
-        return QSF_FAIL(QSF_ERR_ARG, "qsf_tokenize: a pointer is NULL or a flag unknown");
+    QSF_FAIL_IF(t == NULL || (text == NULL && n_bytes != 0) || (ids == NULL && cap_ids != 0) ||
+                    n_ids == NULL ||
+                    (flags & ~(uint32_t)(QSF_TOKENIZE_PREFIX | QSF_TOKENIZE_SPECIAL)) != 0,
+                ARG, "qsf_tokenize: a pointer is NULL or a flag unknown");
     const qsf_vocabulary *const v = &t->vocabulary;
     const qsf_bytes bytes = {(const unsigned char *)text, n_bytes};
     const size_t n_valid = n_bytes == 0 ? 0 : qsf_utf8_valid_bytes(bytes.p, n_bytes);
-    if (n_valid != n_bytes)
-        return QSF_FAIL(QSF_ERR_ARG, "the text is not UTF-8 from byte %zu on", n_valid);
+    QSF_FAIL_IF(n_valid != n_bytes, ARG, "the text is not UTF-8 from byte %zu on", n_valid);
     qsf_sink sink = {ids, cap_ids, 0};
     const uint32_t n_prefix = (flags & QSF_TOKENIZE_PREFIX) != 0 ? v->n_prefix : 0;
     for (uint32_t i = 0; i < n_prefix; i++)
@@ -169,12 +167,11 @@ void qsf_decoder_init(const qsf_text *t, uint32_t flags, qsf_text_decoder *out)
 qsf_status qsf_decoder_push(const qsf_text *t, qsf_text_decoder *d, uint32_t id, char *out,
                             size_t cap_bytes, size_t *n_bytes)
 {
-    if (t == NULL || d == NULL || out == NULL || n_bytes == NULL || d->n_pending > 3)
-        return QSF_FAIL(QSF_ERR_ARG, "qsf_decoder_push: a pointer is NULL or the decoder damaged");
+    QSF_FAIL_IF(t == NULL || d == NULL || out == NULL || n_bytes == NULL || d->n_pending > 3, ARG,
+                "qsf_decoder_push: a pointer is NULL or the decoder damaged");
     const size_t n_room = qsf_decode_room(qsf_vocabulary_text(&t->vocabulary, id).n);
-    if (cap_bytes < n_room)
-        return QSF_FAIL(QSF_ERR_ARG, "room for %zu bytes of text, token %u may need %zu", cap_bytes,
-                        (unsigned)id, n_room);
+    QSF_FAIL_IF(cap_bytes < n_room, ARG, "room for %zu bytes of text, token %u may need %zu",
+                cap_bytes, (unsigned)id, n_room);
     *n_bytes = qsf_decode_push(&t->vocabulary, d, id, (unsigned char *)out);
     return QSF_OK;
 }
@@ -187,10 +184,10 @@ size_t qsf_decoder_flush(qsf_text_decoder *d, char *out)
 qsf_status qsf_detokenize(const qsf_text *t, const uint32_t *ids, size_t n_ids, uint32_t flags,
                           char *out, size_t cap_bytes, size_t *n_bytes)
 {
-    if (t == NULL || (ids == NULL && n_ids != 0) || (out == NULL && cap_bytes != 0) ||
-        n_bytes == NULL ||
-        (flags & ~(uint32_t)(QSF_DETOKENIZE_SPECIAL | QSF_DETOKENIZE_START)) != 0)
-        return QSF_FAIL(QSF_ERR_ARG, "qsf_detokenize: a pointer is NULL or a flag unknown");
+    QSF_FAIL_IF(t == NULL || (ids == NULL && n_ids != 0) || (out == NULL && cap_bytes != 0) ||
+                    n_bytes == NULL ||
+                    (flags & ~(uint32_t)(QSF_DETOKENIZE_SPECIAL | QSF_DETOKENIZE_START)) != 0,
+                ARG, "qsf_detokenize: a pointer is NULL or a flag unknown");
     const qsf_vocabulary *const v = &t->vocabulary;
     qsf_text_decoder d;
     qsf_decoder_init(t, flags, &d);
