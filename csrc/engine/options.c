@@ -1,6 +1,6 @@
 /* options.c - the defaults and ranges of a model's options, and which layers are skipped. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine/model_open.h"
+#include "engine/model.h"
 
 #include <math.h>
 #include <string.h>

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "engine/model_memory.h"
 #include "engine/model.h"
 #include "platform/clock.h"
 

@@ -1,6 +1,6 @@
 /* sample.c - chooses a token. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine/sample.h"
+#include "engine/model.h"
 
 #include <float.h>
 #include <math.h>

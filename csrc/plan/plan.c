@@ -10,7 +10,6 @@
 #include "base/status.h"
 #include "cache/kv/kvcache.h"
 #include "io/io.h"
-#include "plan/residence.h"
 #include "stream/stream.h"
 
 #define MIB ((size_t)1 << 20)
