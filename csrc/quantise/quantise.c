@@ -516,18 +516,17 @@ qsf_status qsf_repack_rows(uint32_t dtype, const void *stored, size_t n_rows, si
 {
     const block_form form = block_form_of(dtype);
     const qsf_form type = qsf_form_of(dtype);
-    if (form.bytes == 0 || n_rows == 0 || n_rows > QSF_ROUNDING_MAX_SIDE || n_cols == 0 ||
-        n_cols > QSF_ROUNDING_MAX_SIDE || n_cols % form.n_cols != 0)
-        return QSF_FAIL(QSF_ERR_ARG, "%zu x %zu weights are no whole blocks of type %" PRIu32,
-                        n_rows, n_cols, dtype);
+    QSF_FAIL_IF(form.bytes == 0 || n_rows == 0 || n_rows > QSF_ROUNDING_MAX_SIDE || n_cols == 0 ||
+                    n_cols > QSF_ROUNDING_MAX_SIDE || n_cols % form.n_cols != 0,
+                ARG, "%zu x %zu weights are no whole blocks of type %" PRIu32, n_rows, n_cols,
+                dtype);
     const size_t n_tiles = qsf_tiles_per_head(type), group_cols = n_tiles * QSF_BLOCK;
     const size_t row_bytes = n_cols / form.n_cols * form.bytes;
     const size_t needed_bytes = (n_rows + QSF_TILE_ROWS - 1) / QSF_TILE_ROWS *
                                 ((n_cols + group_cols - 1) / group_cols) * n_tiles *
                                 type.tile_bytes;
-    if (cap_bytes < needed_bytes)
-        return QSF_FAIL(QSF_ERR_ARG, "cap_bytes is %zu, but the tiles have %zu", cap_bytes,
-                        needed_bytes);
+    QSF_FAIL_IF(cap_bytes < needed_bytes, ARG, "cap_bytes is %zu, but the tiles have %zu",
+                cap_bytes, needed_bytes);
     unsigned char *out = tiles;
     for (size_t row = 0; row < n_rows; row += QSF_TILE_ROWS) {
         const size_t n = n_rows - row < QSF_TILE_ROWS ? n_rows - row : QSF_TILE_ROWS;
