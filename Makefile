@@ -17,7 +17,7 @@ CLANG_FORMAT = $(VENV)/bin/clang-format
 C_FILES = $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] \
 	tests/fuzz/*.[ch] examples/*.[ch] program/*.[ch])
 # What is installed: the environment is renewed when one of these changes.
-INPUTS := $(shell find csrc qsf converter bench/qsf_bench -name '*.[ch]' -o -name '*.py' -o -name '*.pyi') \
+INPUTS := $(shell find csrc qsf converter bench/qsf_bench -name '*.[ch]' -o -name '*.inc' -o -name '*.py' -o -name '*.pyi') \
 	pyproject.toml CMakeLists.txt
 COMMA := ,
 FUZZ_SECONDS ?= 60

@@ -107,14 +107,9 @@ def _rows() -> Iterator[tuple[str, str]]:
         yield f"reading, {io}", _judge(None, 0, io)
     for name, budget_mb in (("least", 0), ("64 MB", 64), ("none", None)):
         yield f"budget, {name}", _judge(None, budget_mb, "auto")
-    gb_per_s, gmadds_per_s = roofline.measure_memory([1, machine.n_cores], lambda _: None)
-    for name, rates, unit in (
-        ("memory", gb_per_s, "GB/s"),
-        ("arithmetic", gmadds_per_s, "10^9 8-bit products/s"),
-    ):
-        if rates:
-            shown = ", ".join(f"{rate:.1f} with {n} threads" for n, rate in rates.items())
-            yield f"speed, {name}", f"{unit}: {shown}"
+    rates = roofline.measure_memory([1, machine.n_cores], lambda _: None)
+    shown = ", ".join(f"{rate:.1f} with {n} threads" for n, rate in rates.items())
+    yield "speed, memory", f"GB/s: {shown}"
 
 
 def main() -> int:

@@ -43,6 +43,7 @@ FUNCTION = re.compile(
 TYPE = re.compile(r"^(?:typedef\b[^;{}]*?\b(\w+)\s*;|\}\s*(\w+)\s*;)", re.MULTILINE)
 TAG = re.compile(r"^(?:typedef )?(?:struct|union|enum)\s+(\w+)\s*\{", re.MULTILINE)
 ENUM = re.compile(r"^(?:typedef )?enum\b[^;{}]*\{([^}]*)\}", re.MULTILINE)
+MADE = re.compile(r"^LANES_OF_2\((\w+), ", re.MULTILINE)  # by the macro of lanes_*.h
 FUNCTION_TYPE = re.compile(r"^typedef\b[^;{}()]*?\b(\w+)\(", re.MULTILINE)
 
 HEAD = """\
@@ -146,7 +147,7 @@ def paste(name: str, done: set[str], inner: set[str], is_inner: bool) -> str:
 def own_names(text: str) -> set[str]:
     """Return the names of a scope that end with a file: not those of external functions."""
     code = without_comments(text)
-    names = {name for pattern in (FUNCTION, TYPE, FUNCTION_TYPE, TAG)
+    names = {name for pattern in (FUNCTION, MADE, TYPE, FUNCTION_TYPE, TAG)
              for groups in pattern.findall(code)
              for name in ([groups] if isinstance(groups, str) else groups) if name}  # fmt: skip
     for members in ENUM.findall(code):

@@ -45,11 +45,7 @@ _FILES = {
 _FUNCTIONS = {
     "crc32_x86": {r".*clmul512.*|.*512.*": {"sse4", "clmul", "avx2", "avx512"},
                   r".*": {"sse4", "clmul"}},
-    "roofline": {r".*amx.*": {"sse4", "avx2", "avx512", "amx"},
-                 r".*avx512.*": {"sse4", "avx2", "avx512", "vnni"},
-                 r".*avxvnni.*": {"sse4", "avx2", "vnni"},
-        r".*avx2.*": {"sse4", "avx2"},
-                 r".*i8mm.*": {"dotprod", "i8mm"}, r".*dotprod.*": {"dotprod"}},
+    "roofline": {r".*avx512.*": {"sse4", "avx2", "avx512"}, r".*avx2.*": {"sse4", "avx2"}},
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Writes the tables of characters: the engine's, and the converter's for regular expressions.
 
-python tools/make_unicode_tables.py csrc/text/unicode_tables.c \\
+python tools/make_unicode_tables.py csrc/text/unicode_tables.inc \\
     converter/qsf_converter/text/character_table.py
 
 Our tokenizer must equal the ``tokenizers`` library, which has three databases of different
@@ -42,14 +42,10 @@ SCRIPTS = (
 PROPERTIES = "Alphabetic Uppercase Lowercase Space Word Punct Emoji Extended_Pictographic"
 
 HEAD = """\
-/* unicode_tables.c - words, spaces, combining classes and (de)composition, encoded; written by
+/* unicode_tables.inc - words, spaces, combining classes and (de)composition, encoded; written by
  * tools/make_unicode_tables.py from the library tokenizers {version}.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "text/unicode.h"
-
-/* clang-format off */
-const char qsf_unicode_text[][QSF_UNICODE_ROW + 1] = {{
 """
 PYTHON_HEAD = '''\
 """Sets of characters, packed; written by tools/make_unicode_tables.py from tokenizers {version}."""
@@ -59,15 +55,10 @@ from typing import Final
 
 PACKED: Final = (
 '''
-TAIL = """\
-};
-/* clang-format on */
-"""
-
 # How numbers are written; unicode.c reads them. A digit below N_LAST ends its number.
 DIGITS = [chr(c) for c in range(32, 127) if chr(c) not in '"?\\']
 N_LAST = 70
-N_ROW = 96  # as QSF_UNICODE_ROW
+N_ROW = 96  # as ROW of unicode.c
 
 
 def members(name: str) -> list[int]:
@@ -263,7 +254,7 @@ def write_file() -> str:
             list_compositions(compositions),
         )
     )
-    return HEAD.format(version=tokenizers.__version__) + rows + TAIL
+    return HEAD.format(version=tokenizers.__version__) + rows
 
 
 def write_sets() -> str:

@@ -190,7 +190,7 @@ def describe_machine(threads: Sequence[int], steps: Steps) -> str:
     """Return processor, cores, instruction set, and GB/s that plain loops read from memory."""
     steps.begin("the machine's memory")
     machine = binding.describe_machine()
-    rates, _ = roofline.measure_memory(threads, lambda _: None)
+    rates = roofline.measure_memory(threads, lambda _: None)
     speeds = [f"{rate:.0f} GB/s with {n}" for n, rate in rates.items()]
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     return (

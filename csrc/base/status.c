@@ -4,6 +4,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 static _Thread_local char detail_text[512] = "no error";
 
@@ -14,6 +15,18 @@ qsf_status qsf_fail(qsf_status status, const char *fmt, ...)
     vsnprintf(detail_text, sizeof detail_text, fmt, args);
     va_end(args);
     return status;
+}
+
+qsf_status qsf_require(const char *function, const char *names, const void *const *arguments,
+                       size_t n_arguments)
+{
+    for (size_t i = 0; i < n_arguments; i++) {
+        const size_t name_bytes = strcspn(names, ",");
+        QSF_FAIL_IF(arguments[i] == NULL, ARG, "%s: %.*s is NULL", function, (int)name_bytes,
+                    names);
+        names += name_bytes + strspn(names + name_bytes, ", ");
+    }
+    return QSF_OK;
 }
 
 const char *qsf_error_detail(void)

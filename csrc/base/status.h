@@ -18,7 +18,15 @@
 /* Records the text for this thread and returns `status`. */
 qsf_status qsf_fail(qsf_status status, const char *fmt, ...) QSF_PRINTF(2, 3);
 
-#define QSF_FAIL(status, ...) qsf_fail((status), __VA_ARGS__)
+/* QSF_FAIL(ARG, "n is %u", n) records the text and returns QSF_ERR_ARG. */
+#define QSF_FAIL(status, ...) qsf_fail(QSF_ERR_##status, __VA_ARGS__)
+
+/* Leaves the function with an error if the condition is true. */
+#define QSF_FAIL_IF(condition, status, ...)                 \
+    do {                                                    \
+        if (condition)                                      \
+            return qsf_fail(QSF_ERR_##status, __VA_ARGS__); \
+    } while (0)
 
 #define QSF_TRY(expr)                          \
     do {                                       \
@@ -33,9 +41,9 @@ static inline double qsf_mb(uint64_t n_bytes)
     return (double)n_bytes / (1 << 20);
 }
 
-/* Returns QSF_ERR_ARG if a pointer argument of a public function is NULL. */
-#define QSF_REQUIRE(p)                                                    \
-    do {                                                                  \
-        if ((p) == NULL)                                                  \
-            return QSF_FAIL(QSF_ERR_ARG, "%s: %s is NULL", __func__, #p); \
-    } while (0)
+/* Leaves a public function with QSF_ERR_ARG if one of these arguments is NULL. */
+#define QSF_REQUIRE(...)                                                            \
+    QSF_TRY(qsf_require(__func__, #__VA_ARGS__, (const void *const[]){__VA_ARGS__}, \
+                        sizeof((const void *const[]){__VA_ARGS__}) / sizeof(void *)))
+qsf_status qsf_require(const char *function, const char *names, const void *const *arguments,
+                       size_t n_arguments);

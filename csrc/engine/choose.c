@@ -7,9 +7,8 @@
 static qsf_status check_ids(const qsf_model *m, const char *list, const uint32_t *ids, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        if (ids[i] >= m->config.n_vocab)
-            return QSF_FAIL(QSF_ERR_ARG, "%s token %u is outside the vocabulary of %u", list,
-                            ids[i], m->config.n_vocab);
+        QSF_FAIL_IF(ids[i] >= m->config.n_vocab, ARG, "%s token %u is outside the vocabulary of %u",
+                    list, ids[i], m->config.n_vocab);
     return QSF_OK;
 }
 
@@ -18,8 +17,8 @@ static qsf_status check_logprobs(const qsf_model *m, size_t n_tokens)
     const uint32_t n_vocab = m->config.n_vocab;
     return n_tokens <= (size_t)n_vocab + 1
                ? QSF_OK
-               : QSF_FAIL(QSF_ERR_ARG, "%zu log-probabilities are asked for; %u are the most",
-                          n_tokens, n_vocab + 1);
+               : QSF_FAIL(ARG, "%zu log-probabilities are asked for; %u are the most", n_tokens,
+                          n_vocab + 1);
 }
 
 /* Records how the session's next choice will be made, if it is like this one. */
@@ -56,10 +55,7 @@ static qsf_status choose_locked(qsf_model *m, qsf_session *s, const float *logit
 qsf_status qsf_session_sample(qsf_session *s, const qsf_sampling *how, const uint32_t *recent,
                               size_t n_recent, uint64_t *random_state, uint32_t *token)
 {
-    QSF_REQUIRE(s);
-    QSF_REQUIRE(how);
-    QSF_REQUIRE(random_state);
-    QSF_REQUIRE(token);
+    QSF_REQUIRE(s, how, random_state, token);
     if (n_recent > 0)
         QSF_REQUIRE(recent);
     QSF_TRY(qsf_sampling_check(how));
@@ -76,13 +72,10 @@ qsf_status qsf_session_sample(qsf_session *s, const qsf_sampling *how, const uin
 
 qsf_status qsf_session_logprobs(qsf_session *s, uint32_t *tokens, float *logprobs, size_t n_tokens)
 {
-    QSF_REQUIRE(s);
-    QSF_REQUIRE(tokens);
-    QSF_REQUIRE(logprobs);
+    QSF_REQUIRE(s, tokens, logprobs);
     qsf_model *const m = s->model;
     QSF_TRY(qsf_session_check_logits(s));
-    if (n_tokens < 1)
-        return QSF_FAIL(QSF_ERR_ARG, "n_tokens is 0; it must be 1 to %u", m->config.n_vocab + 1);
+    QSF_FAIL_IF(n_tokens < 1, ARG, "n_tokens is 0; it must be 1 to %u", m->config.n_vocab + 1);
     QSF_TRY(check_logprobs(m, n_tokens));
     QSF_TRY(check_ids(m, "the", tokens, 1));
     qsf_mutex_lock(&m->choosing);
@@ -94,19 +87,19 @@ qsf_status qsf_session_logprobs(qsf_session *s, uint32_t *tokens, float *logprob
 
 static qsf_status check_item(const qsf_model *m, const qsf_choose_item *item, uint32_t idx)
 {
-    if (item->session == NULL && item->logits == NULL)
-        return QSF_FAIL(QSF_ERR_ARG, "item %u has neither a session nor logits", idx);
-    if (item->session != NULL && item->session->model != m)
-        return QSF_FAIL(QSF_ERR_ARG, "the session of item %u belongs to another model", idx);
+    QSF_FAIL_IF(item->session == NULL && item->logits == NULL, ARG,
+                "item %u has neither a session nor logits", idx);
+    QSF_FAIL_IF(item->session != NULL && item->session->model != m, ARG,
+                "the session of item %u belongs to another model", idx);
     if (item->logits == NULL)
         QSF_TRY(qsf_session_check_logits(item->session));
-    if (item->n_counted > item->n_recent)
-        return QSF_FAIL(QSF_ERR_ARG, "item %u counts %zu of %zu recent tokens", idx,
-                        item->n_counted, item->n_recent);
-    if ((item->n_recent > 0 && item->recent == NULL) ||
-        (item->n_biased > 0 && (item->biased == NULL || item->biases == NULL)) ||
-        (item->n_logprobs > 0 && (item->logprob_tokens == NULL || item->logprobs == NULL)))
-        return QSF_FAIL(QSF_ERR_ARG, "item %u has a number of values, but no values", idx);
+    QSF_FAIL_IF(item->n_counted > item->n_recent, ARG, "item %u counts %zu of %zu recent tokens",
+                idx, item->n_counted, item->n_recent);
+    QSF_FAIL_IF(
+        (item->n_recent > 0 && item->recent == NULL) ||
+            (item->n_biased > 0 && (item->biased == NULL || item->biases == NULL)) ||
+            (item->n_logprobs > 0 && (item->logprob_tokens == NULL || item->logprobs == NULL)),
+        ARG, "item %u has a number of values, but no values", idx);
     QSF_TRY(check_ids(m, "recent", item->recent, item->n_recent));
     QSF_TRY(check_ids(m, "biased", item->biased, item->n_biased));
     for (size_t i = 0; i < item->n_biased; i++)
@@ -139,8 +132,7 @@ static qsf_status choose_item(qsf_model *m, qsf_choose_item *item)
 
 qsf_status qsf_model_choose(qsf_model *m, qsf_choose_item *items, uint32_t n_items)
 {
-    QSF_REQUIRE(m);
-    QSF_REQUIRE(items);
+    QSF_REQUIRE(m, items);
     for (uint32_t i = 0; i < n_items; i++)
         QSF_TRY(check_item(m, &items[i], i));
     qsf_status first = QSF_OK;

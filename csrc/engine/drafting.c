@@ -334,8 +334,7 @@ qsf_status qsf_drafting_take(qsf_session *s)
 {
     const size_t n_vocab = s->model->config.n_vocab;
     s->has_logits = false;
-    if (atomic_exchange(&s->cancelled, false))
-        return QSF_FAIL(QSF_ERR_CANCELLED, "cancelled before a token");
+    QSF_FAIL_IF(atomic_exchange(&s->cancelled, false), CANCELLED, "cancelled before a token");
     const uint32_t draft_idx = s->ahead.n_drafts - s->ahead.n_left;
     memcpy(s->buffers.logits, s->ahead.logits + draft_idx * n_vocab, n_vocab * sizeof(float));
     s->has_logits = true;

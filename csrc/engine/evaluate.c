@@ -39,8 +39,8 @@ qsf_status qsf_session_step(qsf_session *s, uint32_t token)
     const uint64_t start_ns = qsf_clock_ns();
     qsf_stopwatch_start(&s->stopwatch, start_ns);
     QSF_TRY(qsf_pass_check_tokens(m, &token, 1));
-    if (s->n_tokens == m->plan.ctx_tokens)
-        return QSF_FAIL(QSF_ERR_ARG, "the context of %u tokens is full", s->n_tokens);
+    QSF_FAIL_IF(s->n_tokens == m->plan.ctx_tokens, ARG, "the context of %u tokens is full",
+                s->n_tokens);
     qsf_mutex_lock(&m->lock);
     const qsf_status status = step(s, token);
     qsf_mutex_unlock(&m->lock);
@@ -55,9 +55,8 @@ qsf_status qsf_session_draft(qsf_session *s, const uint32_t *tokens, size_t n_to
 {
     QSF_REQUIRE(s);
     const uint32_t n_most = s->model->plan.draft_rows;
-    if (n_tokens > n_most)
-        return QSF_FAIL(QSF_ERR_ARG, "%zu drafts are too many: the plan has room for %u", n_tokens,
-                        n_most);
+    QSF_FAIL_IF(n_tokens > n_most, ARG, "%zu drafts are too many: the plan has room for %u",
+                n_tokens, n_most);
     if (n_tokens > 0)
         QSF_REQUIRE(tokens);
     QSF_TRY(qsf_pass_check_tokens(s->model, tokens, n_tokens));
@@ -72,26 +71,22 @@ qsf_status qsf_session_draft(qsf_session *s, const uint32_t *tokens, size_t n_to
 static qsf_status check_item(const qsf_model *m, const qsf_pass_item *item, uint32_t idx)
 {
     const qsf_session *const s = item->session;
-    if (s == NULL || item->tokens == NULL)
-        return QSF_FAIL(QSF_ERR_ARG, "item %u has no %s", idx, s == NULL ? "session" : "tokens");
-    if (s->model != m)
-        return QSF_FAIL(QSF_ERR_ARG, "the session of item %u belongs to another model", idx);
-    if (item->n_tokens == 0)
-        return QSF_FAIL(QSF_ERR_ARG, "item %u has 0 tokens; it must have at least 1", idx);
-    if (item->n_tokens > m->plan.ctx_tokens - s->n_tokens)
-        return QSF_FAIL(QSF_ERR_ARG,
-                        "item %u has %u tokens after %u, which do not fit in a context of %u", idx,
-                        item->n_tokens, s->n_tokens, m->plan.ctx_tokens);
-    if (item->wants > QSF_WANTS_AHEAD)
-        return QSF_FAIL(QSF_ERR_ARG, "item %u wants %u; it must be 0, 1, 2 or 3", idx, item->wants);
-    if (item->wants == QSF_WANTS_ALL && item->logits == NULL)
-        return QSF_FAIL(QSF_ERR_ARG, "item %u wants all logits, but has no room for them", idx);
-    if (item->n_hidden > item->n_tokens)
-        return QSF_FAIL(QSF_ERR_ARG, "item %u wants %u hidden states of %u tokens", idx,
-                        item->n_hidden, item->n_tokens);
-    if (item->n_hidden > 0 && (item->hidden == NULL || item->wants != QSF_WANTS_NONE))
-        return QSF_FAIL(QSF_ERR_ARG, "item %u wants hidden states, but %s", idx,
-                        item->hidden == NULL ? "has no room for them" : "logits too");
+    QSF_FAIL_IF(s == NULL || item->tokens == NULL, ARG, "item %u has no %s", idx,
+                s == NULL ? "session" : "tokens");
+    QSF_FAIL_IF(s->model != m, ARG, "the session of item %u belongs to another model", idx);
+    QSF_FAIL_IF(item->n_tokens == 0, ARG, "item %u has 0 tokens; it must have at least 1", idx);
+    QSF_FAIL_IF(item->n_tokens > m->plan.ctx_tokens - s->n_tokens, ARG,
+                "item %u has %u tokens after %u, which do not fit in a context of %u", idx,
+                item->n_tokens, s->n_tokens, m->plan.ctx_tokens);
+    QSF_FAIL_IF(item->wants > QSF_WANTS_AHEAD, ARG, "item %u wants %u; it must be 0, 1, 2 or 3",
+                idx, item->wants);
+    QSF_FAIL_IF(item->wants == QSF_WANTS_ALL && item->logits == NULL, ARG,
+                "item %u wants all logits, but has no room for them", idx);
+    QSF_FAIL_IF(item->n_hidden > item->n_tokens, ARG, "item %u wants %u hidden states of %u tokens",
+                idx, item->n_hidden, item->n_tokens);
+    QSF_FAIL_IF(item->n_hidden > 0 && (item->hidden == NULL || item->wants != QSF_WANTS_NONE), ARG,
+                "item %u wants hidden states, but %s", idx,
+                item->hidden == NULL ? "has no room for them" : "logits too");
     return qsf_pass_check_tokens(m, item->tokens, item->n_tokens);
 }
 
@@ -116,26 +111,25 @@ static qsf_status check_items(const qsf_model *m, const qsf_pass_item *items, ui
 {
     uint32_t n_wanting = 0;
     *report = (qsf_pass_report){0};
-    if (n_items == 0 || n_items > m->plan.max_sessions)
-        return QSF_FAIL(QSF_ERR_ARG, "n_items is %u; it must be 1 to %u, the sessions of the model",
-                        n_items, m->plan.max_sessions);
+    QSF_FAIL_IF(n_items == 0 || n_items > m->plan.max_sessions, ARG,
+                "n_items is %u; it must be 1 to %u, the sessions of the model", n_items,
+                m->plan.max_sessions);
     for (uint32_t i = 0; i < n_items; i++) {
         const qsf_pass_item *const item = &items[i];
         QSF_TRY(check_item(m, item, i));
         for (uint32_t j = 0; j < i; j++)
-            if (items[j].session == item->session)
-                return QSF_FAIL(QSF_ERR_ARG, "items %u and %u have the same session", j, i);
-        if (item->n_tokens > m->plan.chunk_tokens - report->n_tokens)
-            return QSF_FAIL(QSF_ERR_ARG, "the pass has more than %u tokens, the chunk of the plan",
-                            m->plan.chunk_tokens);
+            QSF_FAIL_IF(items[j].session == item->session, ARG,
+                        "items %u and %u have the same session", j, i);
+        QSF_FAIL_IF(item->n_tokens > m->plan.chunk_tokens - report->n_tokens, ARG,
+                    "the pass has more than %u tokens, the chunk of the plan",
+                    m->plan.chunk_tokens);
         report->n_tokens += item->n_tokens;
         report->n_rows += part_of(item).n_rows;
         n_wanting += item->wants != QSF_WANTS_NONE;
     }
-    if (n_wanting > 1 && report->n_rows > m->plan.logits_rows)
-        return QSF_FAIL(QSF_ERR_ARG,
-                        "%u tokens want logits, but the model was opened for %u (logits_rows)",
-                        report->n_rows, m->plan.logits_rows);
+    QSF_FAIL_IF(n_wanting > 1 && report->n_rows > m->plan.logits_rows, ARG,
+                "%u tokens want logits, but the model was opened for %u (logits_rows)",
+                report->n_rows, m->plan.logits_rows);
     return QSF_OK;
 }
 
@@ -214,8 +208,7 @@ static qsf_status run_items(qsf_model *m, qsf_pass_item *items, uint32_t n_items
 qsf_status qsf_model_pass(qsf_model *m, qsf_pass_item *items, uint32_t n_items,
                           qsf_pass_report *report)
 {
-    QSF_REQUIRE(m);
-    QSF_REQUIRE(items);
+    QSF_REQUIRE(m, items);
     qsf_pass_report unused;
     qsf_mutex_lock(&m->lock);
     const qsf_status status = run_items(m, items, n_items, report != NULL ? report : &unused);

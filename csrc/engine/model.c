@@ -155,15 +155,12 @@ uint64_t qsf_model_section_bytes(const qsf_model *m, const char *tag)
 
 qsf_status qsf_model_section(qsf_model *m, const char *tag, void *dst, uint64_t cap_bytes)
 {
-    QSF_REQUIRE(m);
-    QSF_REQUIRE(tag);
-    QSF_REQUIRE(dst);
+    QSF_REQUIRE(m, tag, dst);
     const qsf_section *const section = find_section(m, tag);
-    if (section == NULL)
-        return QSF_FAIL(QSF_ERR_ARG, "the file has no section %s", tag);
-    if (section->n_bytes > cap_bytes)
-        return QSF_FAIL(QSF_ERR_ARG, "section %s has %llu bytes, but the buffer only %llu", tag,
-                        (unsigned long long)section->n_bytes, (unsigned long long)cap_bytes);
+    QSF_FAIL_IF(section == NULL, ARG, "the file has no section %s", tag);
+    QSF_FAIL_IF(section->n_bytes > cap_bytes, ARG,
+                "section %s has %llu bytes, but the buffer only %llu", tag,
+                (unsigned long long)section->n_bytes, (unsigned long long)cap_bytes);
     qsf_mutex_lock(&m->lock);
     const qsf_status status = qsf_reader_read_section(&m->reader, section, dst);
     qsf_mutex_unlock(&m->lock);

@@ -10,18 +10,74 @@
 #include <stdatomic.h>
 
 #include "cache/sequence.h"
-#include "engine/sample.h"
+#include "format/records.h"
+#include "include/qsf.h"
+#include "kernels/kernels.h"
 #include "machine/machine.h"
 #include "memory/arena.h"
 #include "memory/ledger.h"
 #include "model/forward.h"
 #include "model/ops.h"
-#include "plan/pressure.h"
+#include "plan/plan.h"
 #include "platform/clock.h"
 #include "platform/thread.h"
 #include "speculate/ngrams.h"
 #include "speculate/speculation_budget.h"
 #include "stream/stream.h"
+#include "text/text.h"
+
+/* ---- from logits to a token: mask, biases, penalties, temperature, top-k, top-p, min-p ---- */
+
+/* Deterministic: it has its own random generator and exponentials, and of equal logits prefers the
+ * lower id. Allocates nothing. */
+
+typedef struct qsf_sampler {
+    uint32_t n_vocab;
+    float *adjusted;  /* [n_vocab] logits after mask, biases and penalties */
+    uint32_t *heap;   /* [n_vocab] ids of candidates; those taken off are at the end */
+    double *weights;  /* [n_vocab] exp((score - largest) / temperature) by rank */
+    float *odds;      /* [n_vocab] the same by id, rounded; shares the memory of weights */
+    float *tops;      /* [buckets] largest score of each; see kernels.h */
+    float *sums;      /* [strips] of the odds */
+    uint8_t *is_seen; /* [n_vocab] marks, all zero between calls */
+} qsf_sampler;
+
+/* Changes of the logits for one choice. */
+typedef struct qsf_adjustment {
+    const uint32_t *recent; /* [n_recent] ids below n_vocab, see qsf_choose_item */
+    size_t n_recent;
+    size_t n_counted;
+    const uint32_t *mask;   /* [ceil(n_vocab / 32)], or NULL */
+    const uint32_t *biased; /* [n_biased] ids below n_vocab */
+    const float *biases;
+    size_t n_biased;
+} qsf_adjustment;
+
+void qsf_sampler_layout(qsf_sampler *s, qsf_arena *a, uint32_t n_vocab);
+
+/* QSF_ERR_ARG names the parameter that is out of range. _shift: checks a number that is added to
+ * logits. */
+qsf_status qsf_sampling_check_shift(const char *name, float shift);
+qsf_status qsf_sampling_check(const qsf_sampling *how);
+
+/* logits [n_vocab]. The parameters have been checked. QSF_ERR_NUMERIC: a logit is not finite.
+ * QSF_ERR_ARG: the mask allows no token. */
+qsf_status qsf_sampler_choose(qsf_sampler *s, const qsf_kernels *k, const float *logits,
+                              const qsf_sampling *how, const qsf_adjustment *change,
+                              uint64_t *random_state, uint32_t *token);
+
+/* logits [n_vocab]; tokens [n_tokens], 1 <= n_tokens <= n_vocab + 1, tokens[0] below n_vocab: see
+ * qsf_session_logprobs(). QSF_ERR_NUMERIC: a logit is not finite. */
+qsf_status qsf_sampler_logprobs(qsf_sampler *s, const qsf_kernels *k, const float *logits,
+                                uint32_t *tokens, float *logprobs, size_t n_tokens);
+
+/* Returns the next number of a splitmix64 sequence (Steele, Lea, Flood 2014); _uniform: in [0, 1).
+ */
+uint64_t qsf_random_next(uint64_t *state);
+double qsf_random_uniform(uint64_t *state);
+
+/* Returns the state after n_draws more. */
+uint64_t qsf_random_after(uint64_t state, uint32_t n_draws);
 
 /* ---- the memory of sessions, and what all sessions of a model share ---- */
 
@@ -250,3 +306,79 @@ void qsf_model_release(qsf_model *m);
 /* Removes one session from the count. Destroys a closed model with its last session. Call
  * without the lock. */
 void qsf_model_forget_session(qsf_model *m);
+
+/* ---- opening: options, file, plan, memory ---- */
+
+/* For tests: the N-th allocation or read of open fails (negative: none does), and process_bytes
+ * replaces the measured memory of the process (0: measure). */
+typedef struct qsf_faults {
+    int64_t grants_until_fault;
+    int64_t reads_until_fault;
+    uint64_t process_bytes;
+} qsf_faults;
+
+/* qsf_model_open with faults, which may be NULL. The options have been checked. */
+qsf_status qsf_model_create(const char *path, const qsf_options *opt, const qsf_faults *faults,
+                            qsf_model **out);
+
+/* ---- the options ---- */
+
+/* QSF_ERR_ARG names the option that is out of range. */
+qsf_status qsf_options_check(const qsf_options *opt);
+
+/* ---- which layers are skipped for speed (qsf_options.quality) ---- */
+
+/* Of n layers, round((1 - quality) * n) are skipped: 0.9, 0.8 and 0.7 skip 10, 20 and 30 %. The
+ * first two and the last two always run, so quality 0 skips all the others. The least important
+ * layers are skipped first, by the importances of the file (docs/format.md); of equally important
+ * ones the nearest to the middle of the model, then the first. So a smaller quality skips the
+ * layers of a larger one, and more.
+ *
+ * The rest of the engine sees a skipped layer as one that the file does not have
+ * (qsf_reader_leave_out). */
+
+/* Sets the entries of is_skipped [n_layers of the header] that are skipped. QSF_ERR_ARG: quality is
+ * below 1, but the file has no importances (all are equal) or the model has no layer that may be
+ * skipped. */
+qsf_status qsf_skip_layers(const qsf_reader *r, double quality, bool *is_skipped);
+
+/* Fills in the plan's fields on skipped layers. */
+void qsf_skip_describe(const qsf_reader *r, double quality, qsf_plan *plan);
+
+/* ---- vocabularies ---- */
+
+/* QSF_ERR_ARG with the first difference, unless all ids that both files have are the same
+ * tokens. Needs the memory of both vocabularies meanwhile, unless they are equal byte for byte. */
+qsf_status qsf_drafter_check_tokens(qsf_reader *model, qsf_reader *drafter);
+
+/* ---- giving memory of an open model back to the system, and taking it again ---- */
+
+/* Evicts resident units, which are streamed from then on: slower, with the same results. The
+ * smallest plan is the limit, so that the system does not kill this process. qsf_model.plan is
+ * kept up to date. The caller holds the model's lock, between two units. */
+
+typedef struct qsf_memory_move {
+    bool has_disturbed; /* units of the stream moved, or the ring was restarted */
+    bool is_done;       /* if false, nothing changed and the caller may try again */
+    uint64_t n_bytes;
+} qsf_memory_move;
+
+/* Releases wanted_bytes, or as much as possible: first slots of experts, then units, then most
+ * of the ring. */
+qsf_memory_move qsf_model_give(qsf_model *m, uint64_t wanted_bytes);
+
+/* Takes one step back towards the plan if it costs at most room_bytes: first the ring, because
+ * passes without read-ahead are slow, then one unit. */
+qsf_memory_move qsf_model_take(qsf_model *m, uint64_t room_bytes);
+
+/* Returns the cost of the next qsf_model_take; 0: nothing was released. */
+uint64_t qsf_model_next_cost_bytes(const qsf_model *m);
+
+/* ---- measures the system's memory and moves the model's, as plan.h decides ---- */
+
+/* Takes the first measurement. The model is open. */
+void qsf_pressure_begin(qsf_model *m);
+
+/* Takes a measurement if one is due, and moves memory. The caller holds the model's lock,
+ * between two units. True: units of the stream moved. */
+bool qsf_pressure_watch(qsf_model *m);

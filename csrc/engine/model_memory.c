@@ -1,11 +1,10 @@
 /* model_memory.c - evicts and loads units, resizes the ring, and updates the plan. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine/model_memory.h"
+#include "engine/model.h"
 
 #include "base/checked.h"
-#include "engine/model.h"
 #include "machine/machine.h"
-#include "plan/residence.h"
+#include "plan/plan.h"
 #include "platform/clock.h"
 #include "platform/system_memory.h"
 

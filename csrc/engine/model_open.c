@@ -1,6 +1,6 @@
-/* model_open.c - opens a model step by step; after a failure, qsf_model_release cleans up. */
+/* model_open.c - opens a model and its text; after a failure, qsf_model_release cleans up. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine/model_open.h"
+#include "engine/model.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -8,13 +8,11 @@
 #include "base/checked.h"
 #include "base/status.h"
 #include "format/records.h"
-#include "engine/model.h"
-#include "plan/plan.h"
-#include "engine/model_memory.h"
-#include "memory/arena.h"
-#include "platform/cpu.h"
 #include "io/io.h"
 #include "machine/machine.h"
+#include "memory/arena.h"
+#include "plan/plan.h"
+#include "platform/cpu.h"
 
 /* Largest chunk: layers with windows can roll back this many tokens. */
 #define DRAFTER_CHUNK_TOKENS 128
@@ -45,10 +43,9 @@ static void layout_tables(tables *t, qsf_arena *a, const qsf_model *m)
 static qsf_status acquire_memory(qsf_model *m, qsf_use use, size_t n_bytes, void **memory)
 {
     *memory = qsf_ledger_acquire(&m->ledger, use, n_bytes);
-    if (*memory == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "%.1f MB for %s: %.1f MB of %.1f MB are in use",
-                        qsf_mb(n_bytes), qsf_use_name(use), qsf_mb(m->ledger.held_bytes),
-                        qsf_mb(m->ledger.ceiling_bytes));
+    QSF_FAIL_IF(*memory == NULL, NOMEM, "%.1f MB for %s: %.1f MB of %.1f MB are in use",
+                qsf_mb(n_bytes), qsf_use_name(use), qsf_mb(m->ledger.held_bytes),
+                qsf_mb(m->ledger.ceiling_bytes));
     return QSF_OK;
 }
 
@@ -156,7 +153,7 @@ static qsf_status limit_windows(const qsf_options *opt, qsf_reader *r)
         is_limited = true;
     }
     return is_limited ? QSF_OK
-                      : QSF_FAIL(QSF_ERR_ARG,
+                      : QSF_FAIL(ARG,
                                  "a window of %u tokens is for layers that see all of the context "
                                  "before a token, and no more: this model has none",
                                  opt->kv_window_tokens);
@@ -347,9 +344,7 @@ static qsf_status create_empty(const qsf_options *opt, const qsf_faults *faults,
                     ceiling_bytes > (UINT64_C(8) << 20) ? ceiling_bytes : UINT64_C(8) << 20);
     ledger.grants_until_fault = faults != NULL ? faults->grants_until_fault : -1;
     qsf_model *const m = qsf_ledger_acquire(&ledger, QSF_USE_HANDLE, sizeof *m);
-    if (m == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "cannot allocate %zu bytes for the model's record",
-                        sizeof *m);
+    QSF_FAIL_IF(m == NULL, NOMEM, "cannot allocate %zu bytes for the model's record", sizeof *m);
     m->ledger = ledger;
     m->memory = memory;
     m->reader.file.handle = -1;
@@ -450,7 +445,7 @@ static qsf_status name_drafter(qsf_status status, const char *path)
 {
     char detail[256];
     snprintf(detail, sizeof detail, "%s", qsf_error_detail());
-    return QSF_FAIL(status, "the draft model %s: %s", path, detail);
+    return qsf_fail(status, "the draft model %s: %s", path, detail);
 }
 
 /* Reads both models' directories and makes the plan of both. */
@@ -500,17 +495,14 @@ qsf_status qsf_model_open(const char *path, const qsf_options *opt, qsf_model **
 {
     QSF_REQUIRE(out);
     *out = NULL;
-    QSF_REQUIRE(path);
-    QSF_REQUIRE(opt);
+    QSF_REQUIRE(path, opt);
     QSF_TRY(qsf_options_check(opt));
     return qsf_model_create(path, opt, NULL, out);
 }
 
 qsf_status qsf_model_plan(const char *path, const qsf_options *opt, qsf_plan *out)
 {
-    QSF_REQUIRE(path);
-    QSF_REQUIRE(opt);
-    QSF_REQUIRE(out);
+    QSF_REQUIRE(path, opt, out);
     QSF_TRY(qsf_options_check(opt));
     qsf_model *m = NULL;
     memset(out, 0, sizeof *out);
@@ -522,4 +514,104 @@ qsf_status qsf_model_plan(const char *path, const qsf_options *opt, qsf_plan *ou
         qsf_model_release(m);
     }
     return status;
+}
+
+/* ---- the text of a model ---- */
+
+#define READER_BYTES (UINT64_C(8) << 20) /* the file's own tables, until the section is read */
+
+/* Reads and checks the section TEXT. After a failure *out may be set; close it in any case. */
+static qsf_status read_text(qsf_reader *r, qsf_text **out)
+{
+    const qsf_section *const section = qsf_reader_section(r, "TEXT");
+    QSF_FAIL_IF(section == NULL, UNSUPPORTED,
+                "the file has no section TEXT: convert the model again, or use the Python package, "
+                "which reads its tokenizer.json");
+    QSF_TRY(qsf_text_reserve(section->n_bytes, out));
+    QSF_TRY(qsf_reader_read_section(r, section, (*out)->section));
+    return qsf_text_check(*out);
+}
+
+qsf_status qsf_text_open(const char *path, qsf_text **out)
+{
+    QSF_FAIL_IF(path == NULL || out == NULL, ARG, "qsf_text_open: a pointer is NULL");
+    *out = NULL;
+    qsf_ledger ledger;
+    qsf_ledger_init(&ledger, READER_BYTES);
+    qsf_reader r = {.file.handle = -1};
+    qsf_status status = qsf_reader_open(&r, &ledger, path, -1);
+    if (status == QSF_OK)
+        status = read_text(&r, out);
+    qsf_reader_close(&r);
+    if (status != QSF_OK) {
+        qsf_text_close(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+/* ---- two files ---- */
+
+/* Bytes of a token that an error shows. */
+#define SHOWN_BYTES 24
+
+/* True if both files have this section, and it is the same. */
+static bool has_same_section(const qsf_reader *a, const qsf_reader *b, const char *tag)
+{
+    const qsf_section *const x = qsf_reader_section(a, tag);
+    const qsf_section *const y = qsf_reader_section(b, tag);
+    return x != NULL && y != NULL && x->n_bytes == y->n_bytes && x->crc32 == y->crc32;
+}
+
+static int shown(qsf_bytes token)
+{
+    return (int)(token.n < SHOWN_BYTES ? token.n : SHOWN_BYTES);
+}
+
+static qsf_status compare(const qsf_vocabulary *model, const qsf_vocabulary *drafter)
+{
+    const uint32_t n_ids = model->n_ids < drafter->n_ids ? model->n_ids : drafter->n_ids;
+    for (uint32_t id = 0; id < n_ids; id++) {
+        const qsf_bytes a = qsf_vocabulary_text(model, id);
+        const qsf_bytes b = qsf_vocabulary_text(drafter, id);
+        QSF_FAIL_IF(a.n != b.n || memcmp(a.p, b.p, a.n) != 0, ARG,
+                    "it has another tokenizer: token %u is \"%.*s\" there, and \"%.*s\" in the "
+                    "model that it is to guess for",
+                    id, shown(b), (const char *)b.p, shown(a), (const char *)a.p);
+    }
+    return QSF_OK;
+}
+
+static qsf_status compare_texts(qsf_reader *model, qsf_reader *drafter)
+{
+    qsf_text *a = NULL;
+    qsf_text *b = NULL;
+    qsf_status status = read_text(model, &a);
+    if (status == QSF_OK)
+        status = read_text(drafter, &b);
+    if (status == QSF_OK)
+        status = compare(&a->vocabulary, &b->vocabulary);
+    qsf_text_close(a);
+    qsf_text_close(b);
+    return status;
+}
+
+qsf_status qsf_drafter_check_tokens(qsf_reader *model, qsf_reader *drafter)
+{
+    if (has_same_section(model, drafter, "TEXT") || has_same_section(model, drafter, "TOKN"))
+        return QSF_OK;
+    const bool has_text = qsf_reader_section(model, "TEXT") != NULL;
+    if (has_text && qsf_reader_section(drafter, "TEXT") != NULL)
+        return compare_texts(model, drafter);
+    const bool has_none = !has_text && qsf_reader_section(model, "TOKN") == NULL &&
+                          qsf_reader_section(drafter, "TEXT") == NULL &&
+                          qsf_reader_section(drafter, "TOKN") == NULL;
+    const uint32_t n_here = model->header.n_vocab;
+    const uint32_t n_there = drafter->header.n_vocab;
+    if (has_none && n_here == n_there)
+        return QSF_OK;
+    return QSF_FAIL(ARG,
+                    "its tokenizer (%u tokens) cannot be compared with that of the model that it "
+                    "is to guess for (%u): the sections TOKN differ, and not both files have TEXT",
+                    n_there, n_here);
 }

@@ -7,19 +7,17 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "engine/model_memory.h"
 #include "engine/model.h"
 #include "platform/clock.h"
 
 qsf_status qsf_pass_check_tokens(const qsf_model *m, const uint32_t *tokens, size_t n_tokens)
 {
-    if (n_tokens > m->plan.ctx_tokens)
-        return QSF_FAIL(QSF_ERR_ARG, "%zu tokens do not fit in a context of %u", n_tokens,
-                        m->plan.ctx_tokens);
+    QSF_FAIL_IF(n_tokens > m->plan.ctx_tokens, ARG, "%zu tokens do not fit in a context of %u",
+                n_tokens, m->plan.ctx_tokens);
     for (size_t i = 0; i < n_tokens; i++)
-        if (tokens[i] >= m->config.n_vocab)
-            return QSF_FAIL(QSF_ERR_ARG, "token %u at index %zu is outside the vocabulary of %u",
-                            tokens[i], i, m->config.n_vocab);
+        QSF_FAIL_IF(tokens[i] >= m->config.n_vocab, ARG,
+                    "token %u at index %zu is outside the vocabulary of %u", tokens[i], i,
+                    m->config.n_vocab);
     return QSF_OK;
 }
 
@@ -169,7 +167,7 @@ static qsf_status hand_out(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts,
             rows += p->n_rows * (size_t)m->config.n_vocab;
     }
     return status == QSF_OK && n_appended == 0
-               ? QSF_FAIL(QSF_ERR_CANCELLED, "cancelled at the end of the pass")
+               ? QSF_FAIL(CANCELLED, "cancelled at the end of the pass")
                : status;
 }
 
@@ -228,9 +226,9 @@ qsf_status qsf_pass_run(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, qs
     qsf_status status = QSF_OK;
     const float *logits;
     for (uint32_t i = 0; i < n_parts && m->config.is_encoder; i++)
-        if (parts[i].n_rows != 0 || parts[i].session->n_tokens != 0)
-            return QSF_FAIL(QSF_ERR_ARG, "this model is an encoder: it makes vectors of whole "
-                                         "texts (qsf embed, /v1/embeddings), and no text");
+        QSF_FAIL_IF(parts[i].n_rows != 0 || parts[i].session->n_tokens != 0, ARG,
+                    "this model is an encoder: it makes vectors of whole texts (qsf embed, "
+                    "/v1/embeddings), and no text");
     /* A session that is cancelled must not stop the others. */
     for (uint32_t i = 0; i < n_parts && status == QSF_OK; i++)
         status = catch_up(m, parts[i].session, n_parts == 1 ? &cancel : NULL, w);
@@ -316,32 +314,23 @@ static qsf_status advance(qsf_session *s, const uint32_t *tokens, size_t n_token
 
 qsf_status qsf_session_sync(qsf_session *s, const uint32_t *tokens, size_t n_tokens, size_t *n_done)
 {
-    QSF_REQUIRE(s);
-    QSF_REQUIRE(tokens);
-    QSF_REQUIRE(n_done);
-    if (n_tokens == 0)
-        return QSF_FAIL(QSF_ERR_ARG, "a session is synchronised to at least one token");
+    QSF_REQUIRE(s, tokens, n_done);
+    QSF_FAIL_IF(n_tokens == 0, ARG, "a session is synchronised to at least one token");
     return advance(s, tokens, n_tokens, n_tokens, NULL, n_done);
 }
 
 qsf_status qsf_session_score(qsf_session *s, const uint32_t *tokens, size_t n_tokens,
                              size_t first_row, float *logits, size_t cap_floats, size_t *n_done)
 {
-    QSF_REQUIRE(s);
-    QSF_REQUIRE(tokens);
-    QSF_REQUIRE(logits);
-    QSF_REQUIRE(n_done);
-    if (n_tokens == 0)
-        return QSF_FAIL(QSF_ERR_ARG, "a session is synchronised to at least one token");
-    if (first_row >= n_tokens)
-        return QSF_FAIL(QSF_ERR_ARG, "first_row is %zu; it must be below n_tokens, %zu", first_row,
-                        n_tokens);
+    QSF_REQUIRE(s, tokens, logits, n_done);
+    QSF_FAIL_IF(n_tokens == 0, ARG, "a session is synchronised to at least one token");
+    QSF_FAIL_IF(first_row >= n_tokens, ARG, "first_row is %zu; it must be below n_tokens, %zu",
+                first_row, n_tokens);
     const uint32_t n_vocab = s->model->config.n_vocab;
-    if (cap_floats / n_vocab < n_tokens - first_row)
-        return QSF_FAIL(QSF_ERR_ARG, "the buffer holds %zu floats, but %zu rows of %u are needed",
-                        cap_floats, n_tokens - first_row, n_vocab);
-    if (*n_done > n_tokens)
-        return QSF_FAIL(QSF_ERR_ARG, "n_done is %zu; it must be at most n_tokens, %zu", *n_done,
-                        n_tokens);
+    QSF_FAIL_IF(cap_floats / n_vocab < n_tokens - first_row, ARG,
+                "the buffer holds %zu floats, but %zu rows of %u are needed", cap_floats,
+                n_tokens - first_row, n_vocab);
+    QSF_FAIL_IF(*n_done > n_tokens, ARG, "n_done is %zu; it must be at most n_tokens, %zu", *n_done,
+                n_tokens);
     return advance(s, tokens, n_tokens, first_row, logits, n_done);
 }

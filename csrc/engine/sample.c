@@ -1,6 +1,6 @@
 /* sample.c - chooses a token. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine/sample.h"
+#include "engine/model.h"
 
 #include <float.h>
 #include <math.h>
@@ -125,9 +125,8 @@ static qsf_status name_not_finite(const float *logits)
     uint32_t i = 0;
     while (isfinite(logits[i]))
         i++;
-    return QSF_FAIL(QSF_ERR_NUMERIC,
-                    "the logit of token %u is %g: the weights are damaged "
-                    "or the model overflows",
+    return QSF_FAIL(NUMERIC,
+                    "the logit of token %u is %g: the weights are damaged or the model overflows",
                     i, (double)logits[i]);
 }
 
@@ -428,8 +427,7 @@ qsf_status qsf_sampler_choose(qsf_sampler *s, const qsf_kernels *k, const float 
         return name_not_finite(logits);
     const uint32_t n_allowed =
         change->mask == NULL ? s->n_vocab : count_allowed(s, change->mask, token);
-    if (n_allowed == 0)
-        return QSF_FAIL(QSF_ERR_ARG, "the mask allows none of %u tokens", s->n_vocab);
+    QSF_FAIL_IF(n_allowed == 0, ARG, "the mask allows none of %u tokens", s->n_vocab);
     if (n_allowed == 1 && change->mask != NULL)
         return QSF_OK;
     c.n_allowed = n_allowed;
@@ -483,23 +481,20 @@ qsf_status qsf_sampling_check_shift(const char *name, float shift)
 {
     return shift >= -MOST_SHIFT && shift <= MOST_SHIFT
                ? QSF_OK
-               : QSF_FAIL(QSF_ERR_ARG, "%s is %g; it must be -1e6 to 1e6", name, (double)shift);
+               : QSF_FAIL(ARG, "%s is %g; it must be -1e6 to 1e6", name, (double)shift);
 }
 
 qsf_status qsf_sampling_check(const qsf_sampling *how)
 {
-    if (!(how->repetition_penalty > 0.0f) || !isfinite(how->repetition_penalty))
-        return QSF_FAIL(QSF_ERR_ARG, "repetition_penalty is %g; it must be above 0",
-                        (double)how->repetition_penalty);
+    QSF_FAIL_IF(!(how->repetition_penalty > 0.0f) || !isfinite(how->repetition_penalty), ARG,
+                "repetition_penalty is %g; it must be above 0", (double)how->repetition_penalty);
     QSF_TRY(qsf_sampling_check_shift("frequency_penalty", how->frequency_penalty));
     QSF_TRY(qsf_sampling_check_shift("presence_penalty", how->presence_penalty));
-    if (!(how->temperature >= 0.0f) || !isfinite(how->temperature))
-        return QSF_FAIL(QSF_ERR_ARG, "temperature is %g; it must be 0 or above",
-                        (double)how->temperature);
-    if (!(how->top_p > 0.0f && how->top_p <= 1.0f))
-        return QSF_FAIL(QSF_ERR_ARG, "top_p is %g; it must be above 0 and at most 1",
-                        (double)how->top_p);
-    if (!(how->min_p >= 0.0f && how->min_p <= 1.0f))
-        return QSF_FAIL(QSF_ERR_ARG, "min_p is %g; it must be 0 to 1", (double)how->min_p);
+    QSF_FAIL_IF(!(how->temperature >= 0.0f) || !isfinite(how->temperature), ARG,
+                "temperature is %g; it must be 0 or above", (double)how->temperature);
+    QSF_FAIL_IF(!(how->top_p > 0.0f && how->top_p <= 1.0f), ARG,
+                "top_p is %g; it must be above 0 and at most 1", (double)how->top_p);
+    QSF_FAIL_IF(!(how->min_p >= 0.0f && how->min_p <= 1.0f), ARG, "min_p is %g; it must be 0 to 1",
+                (double)how->min_p);
     return QSF_OK;
 }

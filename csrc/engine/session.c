@@ -38,23 +38,19 @@ static void release_session(qsf_session *s)
 
 static qsf_status begin_locked(qsf_model *m, qsf_session **out)
 {
-    if (m->is_closed)
-        return QSF_FAIL(QSF_ERR_ARG, "the model is closed; only its %u open sessions still work",
-                        m->n_sessions);
-    if (m->n_sessions == m->options.max_sessions)
-        return QSF_FAIL(QSF_ERR_NOMEM, "%u sessions are open, and max_sessions allows no more",
-                        m->n_sessions);
+    QSF_FAIL_IF(m->is_closed, ARG, "the model is closed; only its %u open sessions still work",
+                m->n_sessions);
+    QSF_FAIL_IF(m->n_sessions == m->options.max_sessions, NOMEM,
+                "%u sessions are open, and max_sessions allows no more", m->n_sessions);
     qsf_session *const s = qsf_ledger_acquire(&m->ledger, QSF_USE_TABLES, sizeof *s);
-    if (s == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "cannot allocate %zu bytes for a session's record",
-                        sizeof *s);
+    QSF_FAIL_IF(s == NULL, NOMEM, "cannot allocate %zu bytes for a session's record", sizeof *s);
     s->model = m;
     s->memory_bytes = (size_t)m->plan.session_bytes;
     s->memory = qsf_ledger_acquire(&m->ledger, QSF_USE_KV, s->memory_bytes);
     if (s->memory == NULL) {
         const size_t memory_bytes = s->memory_bytes;
         release_session(s);
-        return QSF_FAIL(QSF_ERR_NOMEM, "cannot allocate %.1f MB for a session's tokens and logits",
+        return QSF_FAIL(NOMEM, "cannot allocate %.1f MB for a session's tokens and logits",
                         qsf_mb(memory_bytes));
     }
     qsf_arena arena;
@@ -121,14 +117,12 @@ size_t qsf_session_common(const qsf_session *s, const uint32_t *tokens, size_t n
 qsf_status qsf_session_rewind(qsf_session *s, size_t n_tokens)
 {
     QSF_REQUIRE(s);
-    if (n_tokens > s->n_tokens)
-        return QSF_FAIL(QSF_ERR_ARG, "cannot rewind to %zu tokens: only %u are held", n_tokens,
-                        s->n_tokens);
-    if (!qsf_sequence_can_return(&s->buffers.sequence, (uint32_t)n_tokens))
-        return QSF_FAIL(QSF_ERR_ARG,
-                        "cannot rewind %u tokens to %zu: layers with a window hold only the last "
-                        "ones; synchronise to the tokens, which evaluates them again",
-                        s->n_tokens, n_tokens);
+    QSF_FAIL_IF(n_tokens > s->n_tokens, ARG, "cannot rewind to %zu tokens: only %u are held",
+                n_tokens, s->n_tokens);
+    QSF_FAIL_IF(!qsf_sequence_can_return(&s->buffers.sequence, (uint32_t)n_tokens), ARG,
+                "cannot rewind %u tokens to %zu: layers with a window hold only the last ones; "
+                "synchronise to the tokens, which evaluates them again",
+                s->n_tokens, n_tokens);
     qsf_session_keep(s, (uint32_t)n_tokens);
     qsf_session_trim(s, s->n_tokens);
     return QSF_OK;
@@ -142,19 +136,16 @@ void qsf_session_cancel(qsf_session *s)
 
 qsf_status qsf_session_check_logits(const qsf_session *s)
 {
-    return s->has_logits ? QSF_OK
-                         : QSF_FAIL(QSF_ERR_ARG, "there are no logits: evaluate a token first");
+    return s->has_logits ? QSF_OK : QSF_FAIL(ARG, "there are no logits: evaluate a token first");
 }
 
 qsf_status qsf_session_logits(const qsf_session *s, float *out, size_t cap_floats)
 {
-    QSF_REQUIRE(s);
-    QSF_REQUIRE(out);
+    QSF_REQUIRE(s, out);
     const uint32_t n_vocab = s->model->config.n_vocab;
     QSF_TRY(qsf_session_check_logits(s));
-    if (cap_floats < n_vocab)
-        return QSF_FAIL(QSF_ERR_ARG, "the buffer holds %zu floats, but %u are needed", cap_floats,
-                        n_vocab);
+    QSF_FAIL_IF(cap_floats < n_vocab, ARG, "the buffer holds %zu floats, but %u are needed",
+                cap_floats, n_vocab);
     memcpy(out, s->buffers.logits, n_vocab * sizeof *out);
     return QSF_OK;
 }

@@ -47,8 +47,7 @@ static bool has_latents(const qsf_model *m)
 
 qsf_status qsf_model_state_key(qsf_model *m, unsigned char *key)
 {
-    QSF_REQUIRE(m);
-    QSF_REQUIRE(key);
+    QSF_REQUIRE(m, key);
     unsigned char header[QSF_HEADER_BYTES]; /* contains the checksum of the directory, and so of the
                                                whole file */
     const qsf_plan *const p = &m->plan;
@@ -87,8 +86,7 @@ static uint64_t state_bytes(const qsf_session *s, const qsf_state *state)
 
 qsf_status qsf_session_describe_state(const qsf_session *s, qsf_state *out)
 {
-    QSF_REQUIRE(s);
-    QSF_REQUIRE(out);
+    QSF_REQUIRE(s, out);
     *out = (qsf_state){0};
     out->n_tokens = qsf_sequence_nearest(&s->buffers.sequence, s->n_tokens);
     if (out->n_tokens == 0)
@@ -100,9 +98,9 @@ qsf_status qsf_session_describe_state(const qsf_session *s, qsf_state *out)
 
 static qsf_status check_range(const qsf_state *state, uint64_t offset, size_t n_bytes)
 {
-    if (offset > state->n_bytes || n_bytes > state->n_bytes - offset)
-        return QSF_FAIL(QSF_ERR_ARG, "%zu bytes at %llu are not inside a state of %llu bytes",
-                        n_bytes, (unsigned long long)offset, (unsigned long long)state->n_bytes);
+    QSF_FAIL_IF(offset > state->n_bytes || n_bytes > state->n_bytes - offset, ARG,
+                "%zu bytes at %llu are not inside a state of %llu bytes", n_bytes,
+                (unsigned long long)offset, (unsigned long long)state->n_bytes);
     return QSF_OK;
 }
 
@@ -118,8 +116,7 @@ static size_t count_logits(const qsf_session *s, const qsf_state *state, uint64_
 qsf_status qsf_session_read_state(const qsf_session *s, uint64_t offset, void *dst, size_t n_bytes,
                                   uint32_t *crc32)
 {
-    QSF_REQUIRE(dst);
-    QSF_REQUIRE(crc32);
+    QSF_REQUIRE(dst, crc32);
     qsf_state state;
     QSF_TRY(qsf_session_describe_state(s, &state));
     QSF_TRY(check_range(&state, offset, n_bytes));
@@ -143,13 +140,13 @@ qsf_status qsf_session_read_state(const qsf_session *s, uint64_t offset, void *d
 /* Empties the session, and begins to restore a state. */
 static qsf_status begin_state(qsf_session *s, const qsf_state *state)
 {
-    if (state->n_tokens > s->model->plan.ctx_tokens)
-        return QSF_FAIL(QSF_ERR_ARG, "the state has %u tokens, but the context holds %u",
-                        state->n_tokens, s->model->plan.ctx_tokens);
-    if (state->has_logits > (state->n_tokens > 0) || state->n_bytes != state_bytes(s, state))
-        return QSF_FAIL(QSF_ERR_ARG, "a state of %u tokens has %llu bytes here, not %llu",
-                        state->n_tokens, (unsigned long long)state_bytes(s, state),
-                        (unsigned long long)state->n_bytes);
+    QSF_FAIL_IF(state->n_tokens > s->model->plan.ctx_tokens, ARG,
+                "the state has %u tokens, but the context holds %u", state->n_tokens,
+                s->model->plan.ctx_tokens);
+    QSF_FAIL_IF(state->has_logits > (state->n_tokens > 0) ||
+                    state->n_bytes != state_bytes(s, state),
+                ARG, "a state of %u tokens has %llu bytes here, not %llu", state->n_tokens,
+                (unsigned long long)state_bytes(s, state), (unsigned long long)state->n_bytes);
     qsf_session_keep(s, 0);
     s->incoming = *state;
     s->n_incoming_bytes = 0;
@@ -164,19 +161,17 @@ static qsf_status begin_state(qsf_session *s, const qsf_state *state)
 qsf_status qsf_session_write_state(qsf_session *s, const qsf_state *state, uint64_t offset,
                                    const void *src, size_t n_bytes, uint32_t crc32)
 {
-    QSF_REQUIRE(s);
-    QSF_REQUIRE(state);
-    QSF_REQUIRE(src);
+    QSF_REQUIRE(s, state, src);
     if (offset == 0)
         QSF_TRY(begin_state(s, state));
-    if (offset != s->n_incoming_bytes || memcmp(state, &s->incoming, sizeof *state) != 0)
-        return QSF_FAIL(QSF_ERR_ARG, "the state was written up to byte %llu, and not to %llu",
-                        (unsigned long long)s->n_incoming_bytes, (unsigned long long)offset);
+    QSF_FAIL_IF(offset != s->n_incoming_bytes || memcmp(state, &s->incoming, sizeof *state) != 0,
+                ARG, "the state was written up to byte %llu, and not to %llu",
+                (unsigned long long)s->n_incoming_bytes, (unsigned long long)offset);
     QSF_TRY(check_range(state, offset, n_bytes));
     s->n_incoming_bytes = 0;
     if (qsf_crc32(0, src, n_bytes) != crc32) {
         qsf_session_trim(s, 0);
-        return QSF_FAIL(QSF_ERR_DAMAGED,
+        return QSF_FAIL(DAMAGED,
                         "%zu bytes at %llu of the session's state do not have their checksum",
                         n_bytes, (unsigned long long)offset);
     }
@@ -193,13 +188,12 @@ qsf_status qsf_session_write_state(qsf_session *s, const qsf_state *state, uint6
 
 qsf_status qsf_session_adopt_state(qsf_session *s, const uint32_t *tokens)
 {
-    QSF_REQUIRE(s);
-    QSF_REQUIRE(tokens);
+    QSF_REQUIRE(s, tokens);
     const qsf_state *const state = &s->incoming;
-    if (s->n_tokens != 0 || s->n_incoming_bytes == 0 || s->n_incoming_bytes != state->n_bytes)
-        return QSF_FAIL(QSF_ERR_ARG, "of %llu bytes of the state %llu were written",
-                        (unsigned long long)state->n_bytes,
-                        (unsigned long long)s->n_incoming_bytes);
+    QSF_FAIL_IF(s->n_tokens != 0 || s->n_incoming_bytes == 0 ||
+                    s->n_incoming_bytes != state->n_bytes,
+                ARG, "of %llu bytes of the state %llu were written",
+                (unsigned long long)state->n_bytes, (unsigned long long)s->n_incoming_bytes);
     QSF_TRY(qsf_pass_check_tokens(s->model, tokens, state->n_tokens));
     memcpy(s->buffers.tokens, tokens, state->n_tokens * sizeof *tokens);
     qsf_sequence_adopt(&s->buffers.sequence, state->n_tokens);
@@ -211,20 +205,16 @@ qsf_status qsf_session_adopt_state(qsf_session *s, const uint32_t *tokens)
 
 qsf_status qsf_session_copy(qsf_session *to, const qsf_session *from, size_t n_tokens)
 {
-    QSF_REQUIRE(to);
-    QSF_REQUIRE(from);
-    if (to == from || to->model != from->model)
-        return QSF_FAIL(QSF_ERR_ARG, "a session is copied to another one of the same model");
-    if (n_tokens > from->n_tokens)
-        return QSF_FAIL(QSF_ERR_ARG, "cannot copy %zu tokens: only %u are held", n_tokens,
-                        from->n_tokens);
+    QSF_REQUIRE(to, from);
+    QSF_FAIL_IF(to == from || to->model != from->model, ARG,
+                "a session is copied to another one of the same model");
+    QSF_FAIL_IF(n_tokens > from->n_tokens, ARG, "cannot copy %zu tokens: only %u are held",
+                n_tokens, from->n_tokens);
     const qsf_config *const c = &to->model->config;
     const uint32_t n = (uint32_t)n_tokens;
-    if (!qsf_sequence_can_return(&from->buffers.sequence, n))
-        return QSF_FAIL(QSF_ERR_ARG,
-                        "cannot copy %zu of %u tokens: layers with a window hold only the last "
-                        "ones",
-                        n_tokens, from->n_tokens);
+    QSF_FAIL_IF(!qsf_sequence_can_return(&from->buffers.sequence, n), ARG,
+                "cannot copy %zu of %u tokens: layers with a window hold only the last ones",
+                n_tokens, from->n_tokens);
     qsf_mutex_lock(&to->model->kv_lock);
     /* Counts the sessions that share the block. */
     qsf_sequence *const sequence = (qsf_sequence *)&from->buffers.sequence;

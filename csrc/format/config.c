@@ -158,15 +158,13 @@ typedef struct tensor_rule {
 static qsf_status check_tensor(const tensor_rule *rule, const qsf_tensor *t)
 {
     const unsigned unit_idx = t->unit_idx;
-    if (rule->presence == NEVER)
-        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has %s, which layers of its kind do not have",
-                        unit_idx, rule->name);
-    if (t->n_rows != rule->n_rows || t->n_cols != rule->n_cols)
-        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: %s is %u x %u, expected %u x %u", unit_idx,
-                        rule->name, t->n_rows, t->n_cols, rule->n_rows, rule->n_cols);
-    if (t->layout != rule->layout)
-        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: %s has the wrong layout %u", unit_idx, rule->name,
-                        t->layout);
+    QSF_FAIL_IF(rule->presence == NEVER, FORMAT,
+                "unit %u has %s, which layers of its kind do not have", unit_idx, rule->name);
+    QSF_FAIL_IF(t->n_rows != rule->n_rows || t->n_cols != rule->n_cols, FORMAT,
+                "unit %u: %s is %u x %u, expected %u x %u", unit_idx, rule->name, t->n_rows,
+                t->n_cols, rule->n_rows, rule->n_cols);
+    QSF_FAIL_IF(t->layout != rule->layout, FORMAT, "unit %u: %s has the wrong layout %u", unit_idx,
+                rule->name, t->layout);
     return QSF_OK;
 }
 
@@ -182,21 +180,19 @@ static qsf_status match_unit(const qsf_reader *r, uint32_t unit_idx, const tenso
         const qsf_tensor *const t = qsf_reader_tensor(r, unit_idx, (uint32_t)rule->type);
         tensors[i] = t;
         if (t == NULL) {
-            if (rule->presence == ALWAYS)
-                return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has no %s", unit_idx, rule->name);
+            QSF_FAIL_IF(rule->presence == ALWAYS, FORMAT, "unit %u has no %s", unit_idx,
+                        rule->name);
             continue;
         }
         QSF_TRY(check_tensor(rule, t));
-        if (t->data_off < last_off)
-            return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: %s is not in the order of the pass", unit_idx,
-                            rule->name);
+        QSF_FAIL_IF(t->data_off < last_off, FORMAT, "unit %u: %s is not in the order of the pass",
+                    unit_idx, rule->name);
         last_off = t->data_off;
         n_matched++;
     }
-    if (n_matched != r->units[unit_idx].n_tensors)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "unit %u has %u tensors, but this build can run only %u of them", unit_idx,
-                        r->units[unit_idx].n_tensors, n_matched);
+    QSF_FAIL_IF(n_matched != r->units[unit_idx].n_tensors, UNSUPPORTED,
+                "unit %u has %u tensors, but this build can run only %u of them", unit_idx,
+                r->units[unit_idx].n_tensors, n_matched);
     return QSF_OK;
 }
 
@@ -249,8 +245,8 @@ static qsf_status find_source(const qsf_reader *r, uint32_t idx, uint32_t *sourc
             return QSF_OK;
     if (wanted == 0)
         return QSF_OK;
-    return QSF_FAIL(QSF_ERR_ARG, "layer %u is left out, whose keys and values layer %u reads",
-                    wanted - 1, qsf_reader_layer(r, idx)->layer);
+    return QSF_FAIL(ARG, "layer %u is left out, whose keys and values layer %u reads", wanted - 1,
+                    qsf_reader_layer(r, idx)->layer);
 }
 
 /* Matches the tensors of layer `idx` against those that its kind has. */
@@ -364,18 +360,18 @@ static qsf_status check_norms(const qsf_layer *l)
     const bool has_ffn_norm = l->tensors[QSF_LAYER_FFN_NORM] != NULL ||
                               l->tensors[QSF_LAYER_POST_FFN_NORM] != NULL || l->kind->is_parallel ||
                               (l->kind->ffn == QSF_FFN_NONE && l->kind->n_experts == 0);
-    if (!has_attn_norm || !has_ffn_norm)
-        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has no %s", l->unit_idx,
-                        has_attn_norm ? "ffn_norm" : "attn_norm");
-    if (l->tensors[QSF_LAYER_SECOND_SHIFT] != NULL && l->tensors[QSF_LAYER_INPUT_SHIFT] == NULL)
-        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has second_shift but not input_shift",
-                        l->unit_idx);
-    if ((l->tensors[QSF_LAYER_INPUT_NORM] == NULL &&
+    QSF_FAIL_IF(!has_attn_norm || !has_ffn_norm, FORMAT, "unit %u has no %s", l->unit_idx,
+                has_attn_norm ? "ffn_norm" : "attn_norm");
+    QSF_FAIL_IF(l->tensors[QSF_LAYER_SECOND_SHIFT] != NULL &&
+                    l->tensors[QSF_LAYER_INPUT_SHIFT] == NULL,
+                FORMAT, "unit %u has second_shift but not input_shift", l->unit_idx);
+    QSF_FAIL_IF(
+        (l->tensors[QSF_LAYER_INPUT_NORM] == NULL &&
          l->tensors[QSF_LAYER_INPUT_NORM_BIAS] != NULL) ||
-        (l->tensors[QSF_LAYER_ATTN_NORM] == NULL && l->tensors[QSF_LAYER_ATTN_NORM_BIAS] != NULL) ||
-        (l->tensors[QSF_LAYER_FFN_NORM] == NULL && l->tensors[QSF_LAYER_FFN_NORM_BIAS] != NULL))
-        return QSF_FAIL(QSF_ERR_FORMAT, "unit %u has the bias of a norm but not the norm",
-                        l->unit_idx);
+            (l->tensors[QSF_LAYER_ATTN_NORM] == NULL &&
+             l->tensors[QSF_LAYER_ATTN_NORM_BIAS] != NULL) ||
+            (l->tensors[QSF_LAYER_FFN_NORM] == NULL && l->tensors[QSF_LAYER_FFN_NORM_BIAS] != NULL),
+        FORMAT, "unit %u has the bias of a norm but not the norm", l->unit_idx);
     return QSF_OK;
 }
 
@@ -383,9 +379,9 @@ static qsf_status check_norms(const qsf_layer *l)
 static qsf_status check_exact(const qsf_layer *l, qsf_layer_tensor which, const char *name)
 {
     const qsf_tensor *const t = l->tensors[which];
-    if (t != NULL && t->dtype != QSF_DTYPE_F16 && t->dtype != QSF_DTYPE_F32)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "unit %u: %s has type %s, expected f16 or f32",
-                        l->unit_idx, name, qsf_dtype_name(t->dtype));
+    QSF_FAIL_IF(t != NULL && t->dtype != QSF_DTYPE_F16 && t->dtype != QSF_DTYPE_F32, UNSUPPORTED,
+                "unit %u: %s has type %s, expected f16 or f32", l->unit_idx, name,
+                qsf_dtype_name(t->dtype));
     return QSF_OK;
 }
 
@@ -495,12 +491,11 @@ static qsf_status check_positions(const qsf_reader *r)
 {
     const bool is_own_rope = r->header.positions == QSF_POSITIONS_ROPE && r->n_rope_sets == 0;
     const uint32_t rope_dims = r->arch.rope_dims;
-    if (r->header.positions == QSF_POSITIONS_ALIBI && r->kind_table.bytes == NULL)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "the positions are ALiBi, but there is no section KIND with its slopes");
-    if (is_own_rope && (rope_dims == 0 || rope_dims % 2 != 0))
-        return QSF_FAIL(QSF_ERR_FORMAT, "%u rotary dimensions; RoPE needs an even number",
-                        rope_dims);
+    QSF_FAIL_IF(r->header.positions == QSF_POSITIONS_ALIBI && r->kind_table.bytes == NULL,
+                UNSUPPORTED,
+                "the positions are ALiBi, but there is no section KIND with its slopes");
+    QSF_FAIL_IF(is_own_rope && (rope_dims == 0 || rope_dims % 2 != 0), FORMAT,
+                "%u rotary dimensions; RoPE needs an even number", rope_dims);
     return QSF_OK;
 }
 

@@ -8,7 +8,6 @@
 
 #include "base/checked.h"
 #include "types/dtype.h"
-#include "format/outliers.h"
 #include "format/records.h"
 
 /* The tensors that a layer may have, in the order of the pass. Columns: type in the file

@@ -128,29 +128,29 @@ static qsf_status check_experts(const char *where, const qsf_layer_kind *k)
 {
     const uint32_t least = k->group_score == QSF_GROUP_TWO_LARGEST ? 2 : 1;
     if (k->n_experts == 0) {
-        if (k->n_chosen != 0 || k->expert_dim != 0 || k->expert_score != 0 ||
-            k->expert_weights != 0 || k->weights_epsilon != 0.0F || k->weights_factor != 1.0F ||
-            k->n_groups != 1 || k->n_groups_kept != 1 || k->group_score != 0 ||
-            k->expert_ffn != QSF_FFN_GATED)
-            return QSF_FAIL(QSF_ERR_FORMAT, "%s: keys 81 .. 91 without experts (key 80)", where);
+        QSF_FAIL_IF(k->n_chosen != 0 || k->expert_dim != 0 || k->expert_score != 0 ||
+                        k->expert_weights != 0 || k->weights_epsilon != 0.0F ||
+                        k->weights_factor != 1.0F || k->n_groups != 1 || k->n_groups_kept != 1 ||
+                        k->group_score != 0 || k->expert_ffn != QSF_FFN_GATED,
+                    FORMAT, "%s: keys 81 .. 91 without experts (key 80)", where);
         return QSF_OK;
     }
-    if (k->n_chosen == 0 || k->expert_dim == 0)
-        return QSF_FAIL(
-            QSF_ERR_FORMAT,
-            "%s: experts (key 80) without those chosen (81) or their FFN dimension (82)", where);
-    if (k->n_experts % k->n_groups != 0 || k->n_groups_kept > k->n_groups ||
-        k->n_experts / k->n_groups < least)
-        return QSF_FAIL(
-            QSF_ERR_FORMAT,
-            "%s: %u experts in %u groups, %u kept, allowed: groups of the same size, %u or more",
-            where, k->n_experts, k->n_groups, k->n_groups_kept, least);
+    QSF_FAIL_IF(k->n_chosen == 0 || k->expert_dim == 0, FORMAT,
+                "%s: experts (key 80) without those chosen (81) or their FFN dimension (82)",
+                where);
+    QSF_FAIL_IF(
+        k->n_experts % k->n_groups != 0 || k->n_groups_kept > k->n_groups ||
+            k->n_experts / k->n_groups < least,
+        FORMAT,
+        "%s: %u experts in %u groups, %u kept, allowed: groups of the same size, %u or more", where,
+        k->n_experts, k->n_groups, k->n_groups_kept, least);
     const uint32_t n_left = k->n_experts / k->n_groups * k->n_groups_kept;
-    if (k->n_chosen > n_left)
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s: %u experts are chosen of %u, allowed: at most all",
-                        where, k->n_chosen, n_left);
-    if (k->expert_weights == QSF_EXPERT_WEIGHTS_BY_SUM && k->expert_score == QSF_EXPERT_LOGIT)
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s: logits (key 83) divided by their sum (key 84)", where);
+    QSF_FAIL_IF(k->n_chosen > n_left, FORMAT,
+                "%s: %u experts are chosen of %u, allowed: at most all", where, k->n_chosen,
+                n_left);
+    QSF_FAIL_IF(k->expert_weights == QSF_EXPERT_WEIGHTS_BY_SUM &&
+                    k->expert_score == QSF_EXPERT_LOGIT,
+                FORMAT, "%s: logits (key 83) divided by their sum (key 84)", where);
     return QSF_OK;
 }
 
@@ -162,24 +162,22 @@ static qsf_status check_state(const char *where, const qsf_layer_kind *k)
     const uint32_t *const fields[] = {&k->n_key_heads, &k->n_value_heads, &k->key_dim,
                                       &k->value_dim};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
-        if (has_heads != (*fields[i] != 0))
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "%s: mixer %u (key 1) with a key %zu of %u, allowed: 1 or more for the "
-                            "delta rule (2) and SSD (3, 4), else none",
-                            where, k->mixer, 112 + i, *fields[i]);
-    if (!is_delta && (k->gate_rank != 0 || k->has_channel_decays != 0 || k->has_sigmoid_gate != 0 ||
-                      k->has_tiled_heads != 0 || k->beta_factor != 1.0F ||
-                      k->value_epsilon != 0.0F || k->decay_limit != 0.0F))
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s: mixer %u (key 1) with keys 117 .. 126", where,
-                        k->mixer);
+        QSF_FAIL_IF(has_heads != (*fields[i] != 0), FORMAT,
+                    "%s: mixer %u (key 1) with a key %zu of %u, allowed: 1 or more for the delta "
+                    "rule (2) and SSD (3, 4), else none",
+                    where, k->mixer, 112 + i, *fields[i]);
+    QSF_FAIL_IF(!is_delta &&
+                    (k->gate_rank != 0 || k->has_channel_decays != 0 || k->has_sigmoid_gate != 0 ||
+                     k->has_tiled_heads != 0 || k->beta_factor != 1.0F ||
+                     k->value_epsilon != 0.0F || k->decay_limit != 0.0F),
+                FORMAT, "%s: mixer %u (key 1) with keys 117 .. 126", where, k->mixer);
     if (!has_heads)
         return QSF_OK;
     const uint32_t n_rows = 2 * k->n_key_heads * k->key_dim + k->n_value_heads * k->value_dim;
-    if (k->n_value_heads % k->n_key_heads != 0 || n_rows > QSF_MAX_MIXED_ROWS)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: %u value heads, %u key heads, %u rows of q, k and v, allowed: a "
-                        "multiple of the key heads, at most %u rows",
-                        where, k->n_value_heads, k->n_key_heads, n_rows, QSF_MAX_MIXED_ROWS);
+    QSF_FAIL_IF(k->n_value_heads % k->n_key_heads != 0 || n_rows > QSF_MAX_MIXED_ROWS, FORMAT,
+                "%s: %u value heads, %u key heads, %u rows of q, k and v, allowed: a multiple of "
+                "the key heads, at most %u rows",
+                where, k->n_value_heads, k->n_key_heads, n_rows, QSF_MAX_MIXED_ROWS);
     return QSF_OK;
 }
 
@@ -191,22 +189,20 @@ static qsf_status check_latent(const char *where, const qsf_layer_kind *k)
                           k->value_norm == 0 && k->values_are_keys == 0 &&
                           k->latent_norm_dim <= k->latent_rank;
     if (k->latent_rank == 0) {
-        if (k->nope_dim != 0 || k->latent_value_dim != 0 || k->query_rank != 0 ||
-            k->latent_norm_dim != 0)
-            return QSF_FAIL(QSF_ERR_FORMAT, "%s: keys 45 .. 47, 52 without a latent (key 44)",
-                            where);
+        QSF_FAIL_IF(k->nope_dim != 0 || k->latent_value_dim != 0 || k->query_rank != 0 ||
+                        k->latent_norm_dim != 0,
+                    FORMAT, "%s: keys 45 .. 47, 52 without a latent (key 44)", where);
         return QSF_OK;
     }
-    if (k->latent_rank % QSF_LATENT_STEP != 0 || k->latent_rank >= k->head_dim ||
-        k->nope_dim == 0 || k->latent_value_dim == 0 ||
-        k->latent_value_dim % QSF_LATENT_VALUE_STEP != 0 || !is_plain)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: a latent of %u in keys of %u, queries of %u, values of %u, %u KV "
-                        "heads, allowed: a multiple of %u below the keys, 1 or more, a multiple of "
-                        "%u, 1, without keys 48 .. 59 but a gate of heads (56), and a norm (52) "
-                        "of at most all",
-                        where, k->latent_rank, k->head_dim, k->nope_dim, k->latent_value_dim,
-                        k->n_kv_heads, QSF_LATENT_STEP, QSF_LATENT_VALUE_STEP);
+    QSF_FAIL_IF(k->latent_rank % QSF_LATENT_STEP != 0 || k->latent_rank >= k->head_dim ||
+                    k->nope_dim == 0 || k->latent_value_dim == 0 ||
+                    k->latent_value_dim % QSF_LATENT_VALUE_STEP != 0 || !is_plain,
+                FORMAT,
+                "%s: a latent of %u in keys of %u, queries of %u, values of %u, %u KV heads, "
+                "allowed: a multiple of %u below the keys, 1 or more, a multiple of %u, 1, without "
+                "keys 48 .. 59 but a gate of heads (56), and a norm (52) of at most all",
+                where, k->latent_rank, k->head_dim, k->nope_dim, k->latent_value_dim, k->n_kv_heads,
+                QSF_LATENT_STEP, QSF_LATENT_VALUE_STEP);
     return QSF_OK;
 }
 
@@ -223,24 +219,20 @@ static qsf_status check_mixer(const qsf_reader *r, const char *where, const qsf_
         k->temperature_beta == 0.0F && k->alibi_slopes.n == 0 && k->qk_norm == QSF_QK_NORM_NONE &&
         k->qkv_limit == 0.0F && k->kv_source == 0 && k->output_gate == 0 && k->value_norm == 0 &&
         k->values_are_keys == 0 && k->latent_rank == 0;
-    if (!qsf_has_attention(k) && !is_plain)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: mixer %u (key 1) with attention's keys 32 .. 59, allowed: a window "
-                        "(36) of 0, RoPE set (37) 255",
-                        where, k->mixer);
-    if (qsf_has_ssd(k) && k->kv_source != 0)
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s: SSD (key 1) with another layer's keys (key 49)",
-                        where);
-    if (has_conv != (k->n_taps != 0))
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: mixer %u (key 1) has %u taps (key 116), allowed: 2 .. %u for a "
-                        "convolution (1 .. 4), else none",
-                        where, k->mixer, k->n_taps, QSF_MAX_TAPS);
+    QSF_FAIL_IF(!qsf_has_attention(k) && !is_plain, FORMAT,
+                "%s: mixer %u (key 1) with attention's keys 32 .. 59, allowed: a window (36) of 0, "
+                "RoPE set (37) 255",
+                where, k->mixer);
+    QSF_FAIL_IF(qsf_has_ssd(k) && k->kv_source != 0, FORMAT,
+                "%s: SSD (key 1) with another layer's keys (key 49)", where);
+    QSF_FAIL_IF(has_conv != (k->n_taps != 0), FORMAT,
+                "%s: mixer %u (key 1) has %u taps (key 116), allowed: 2 .. %u for a convolution (1 "
+                ".. 4), else none",
+                where, k->mixer, k->n_taps, QSF_MAX_TAPS);
     QSF_TRY(check_latent(where, k));
-    if (k->mixer == QSF_MIXER_NONE && (is_parallel || is_empty))
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: mixer 5 (key 1), which is none, %s, allowed: an FFN or experts", where,
-                        is_parallel ? "with a parallel FFN (key 16)" : "without an FFN");
+    QSF_FAIL_IF(k->mixer == QSF_MIXER_NONE && (is_parallel || is_empty), FORMAT,
+                "%s: mixer 5 (key 1), which is none, %s, allowed: an FFN or experts", where,
+                is_parallel ? "with a parallel FFN (key 16)" : "without an FFN");
     return check_state(where, k);
 }
 
@@ -249,60 +241,52 @@ static qsf_status check_kind(const qsf_reader *r, const char *where, const qsf_l
 {
     uint32_t rotary_dims = 0;
     QSF_TRY(check_mixer(r, where, k));
-    if (k->n_heads % k->n_kv_heads != 0)
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s: %u KV heads do not divide %u heads", where,
-                        k->n_kv_heads, k->n_heads);
-    if (k->rope_set != QSF_ROPE_NONE && !find_rotary_dims(r, k->rope_set, &rotary_dims))
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s: there is no RoPE set %u", where, k->rope_set);
-    if (rotary_dims > k->head_dim - k->latent_rank)
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s: RoPE set %u rotates %u dimensions, the heads have %u",
-                        where, k->rope_set, rotary_dims, k->head_dim - k->latent_rank);
+    QSF_FAIL_IF(k->n_heads % k->n_kv_heads != 0, FORMAT, "%s: %u KV heads do not divide %u heads",
+                where, k->n_kv_heads, k->n_heads);
+    QSF_FAIL_IF(k->rope_set != QSF_ROPE_NONE && !find_rotary_dims(r, k->rope_set, &rotary_dims),
+                FORMAT, "%s: there is no RoPE set %u", where, k->rope_set);
+    QSF_FAIL_IF(rotary_dims > k->head_dim - k->latent_rank, FORMAT,
+                "%s: RoPE set %u rotates %u dimensions, the heads have %u", where, k->rope_set,
+                rotary_dims, k->head_dim - k->latent_rank);
     const qsf_header *const h = &r->header;
-    if (k->is_encoder != 0 &&
-        (k->mixer != QSF_MIXER_ATTENTION || k->latent_rank != 0 || k->kv_source != 0 ||
-         k->alibi_slopes.n != 0 || k->n_kv_heads != h->n_kv_heads || k->head_dim != h->head_dim))
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: of an encoder (ARCH, key 14), allowed: attention with the header's KV "
-                        "heads and head dimension, without keys 43, 44, 49",
-                        where);
-    if (k->is_post_norm != 0 && k->is_parallel != 0)
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s: post-norm (key 18) with a parallel FFN (key 16)",
-                        where);
-    if ((k->temperature_beta != 0.0F) != (k->temperature_step != 0))
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s: a query temperature has both a beta and a step",
-                        where);
+    QSF_FAIL_IF(k->is_encoder != 0 &&
+                    (k->mixer != QSF_MIXER_ATTENTION || k->latent_rank != 0 || k->kv_source != 0 ||
+                     k->alibi_slopes.n != 0 || k->n_kv_heads != h->n_kv_heads ||
+                     k->head_dim != h->head_dim),
+                FORMAT,
+                "%s: of an encoder (ARCH, key 14), allowed: attention with the header's KV heads "
+                "and head dimension, without keys 43, 44, 49",
+                where);
+    QSF_FAIL_IF(k->is_post_norm != 0 && k->is_parallel != 0, FORMAT,
+                "%s: post-norm (key 18) with a parallel FFN (key 16)", where);
+    QSF_FAIL_IF((k->temperature_beta != 0.0F) != (k->temperature_step != 0), FORMAT,
+                "%s: a query temperature has both a beta and a step", where);
     const bool is_by_head =
         k->qk_norm == QSF_QK_NORM_PER_HEAD || k->qk_norm == QSF_QK_NORM_OWN_WEIGHTS;
-    if (k->has_late_qk_norm != 0 && (!is_by_head || k->temperature_step != 0))
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: a late norm of Q and K (key 50), allowed: by heads (key 48 of 1 or 3) "
-                        "without a query temperature (40, 41)",
-                        where);
-    if (k->qkv_limit != 0.0F && k->qk_norm == QSF_QK_NORM_WHOLE_WIDTH)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: a limit of Q, K and V (key 51), whose heads have one norm (key 48)",
-                        where);
+    QSF_FAIL_IF(k->has_late_qk_norm != 0 && (!is_by_head || k->temperature_step != 0), FORMAT,
+                "%s: a late norm of Q and K (key 50), allowed: by heads (key 48 of 1 or 3) without "
+                "a query temperature (40, 41)",
+                where);
+    QSF_FAIL_IF(k->qkv_limit != 0.0F && k->qk_norm == QSF_QK_NORM_WHOLE_WIDTH, FORMAT,
+                "%s: a limit of Q, K and V (key 51), whose heads have one norm (key 48)", where);
     const bool is_xielu = k->activation == QSF_ACTIVATION_XIELU;
     const float xielu[] = {k->xielu_square, k->xielu_exp, k->xielu_line};
     for (size_t i = 0; i < sizeof xielu / sizeof xielu[0]; i++)
-        if ((xielu[i] != 0.0F) != is_xielu)
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "%s: activation %u (key 66), allowed: 6 with all of keys 67 .. 69, "
-                            "others with none",
-                            where, k->activation);
-    if (k->values_are_keys != 0 && k->qk_norm == QSF_QK_NORM_WHOLE_WIDTH)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: values that are keys (key 59), whose heads have one norm (key 48)",
-                        where);
-    if (k->kv_source != 0 && (k->latent_rank != 0 || k->value_norm != 0 ||
-                              k->values_are_keys != 0 || k->qk_norm == QSF_QK_NORM_WHOLE_WIDTH))
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "%s: keys and values of another layer (key 49) with a latent or norms of "
-                        "its own (keys 44, 48, 57, 59), allowed: of queries, per head",
-                        where);
-    if (k->alibi_slopes.n != 0 && k->alibi_slopes.n != k->n_heads)
-        return QSF_FAIL(QSF_ERR_FORMAT, "%s: %u slopes for %u heads", where, k->alibi_slopes.n,
-                        k->n_heads);
+        QSF_FAIL_IF(
+            (xielu[i] != 0.0F) != is_xielu, FORMAT,
+            "%s: activation %u (key 66), allowed: 6 with all of keys 67 .. 69, others with none",
+            where, k->activation);
+    QSF_FAIL_IF(k->values_are_keys != 0 && k->qk_norm == QSF_QK_NORM_WHOLE_WIDTH, FORMAT,
+                "%s: values that are keys (key 59), whose heads have one norm (key 48)", where);
+    QSF_FAIL_IF(k->kv_source != 0 &&
+                    (k->latent_rank != 0 || k->value_norm != 0 || k->values_are_keys != 0 ||
+                     k->qk_norm == QSF_QK_NORM_WHOLE_WIDTH),
+                FORMAT,
+                "%s: keys and values of another layer (key 49) with a latent or norms of its own "
+                "(keys 44, 48, 57, 59), allowed: of queries, per head",
+                where);
+    QSF_FAIL_IF(k->alibi_slopes.n != 0 && k->alibi_slopes.n != k->n_heads, FORMAT,
+                "%s: %u slopes for %u heads", where, k->alibi_slopes.n, k->n_heads);
     return check_experts(where, k);
 }
 
@@ -312,24 +296,21 @@ static qsf_status parse_layers(qsf_reader *r, size_t *head_bytes)
     const qsf_table *const t = &r->kind_table;
     const uint32_t n_layers = r->header.n_layers;
     *head_bytes = LAYERS_OFF + ((size_t)n_layers + 3) / 4 * 4;
-    if (t->n_bytes < *head_bytes)
-        return QSF_FAIL(QSF_ERR_FORMAT, "KIND: %zu bytes, its head alone has %zu", t->n_bytes,
-                        *head_bytes);
+    QSF_FAIL_IF(t->n_bytes < *head_bytes, FORMAT, "KIND: %zu bytes, its head alone has %zu",
+                t->n_bytes, *head_bytes);
     r->n_kinds = qsf_load_u16(t->bytes);
     const uint32_t reserved = qsf_load_u16(t->bytes + 2);
-    if (r->n_kinds == 0 || r->n_kinds > QSF_MAX_LAYER_KINDS || reserved != 0)
-        return QSF_FAIL(QSF_ERR_FORMAT, "KIND: %u kinds, reserved %u, allowed: 1 .. %u, reserved 0",
-                        r->n_kinds, reserved, QSF_MAX_LAYER_KINDS);
+    QSF_FAIL_IF(r->n_kinds == 0 || r->n_kinds > QSF_MAX_LAYER_KINDS || reserved != 0, FORMAT,
+                "KIND: %u kinds, reserved %u, allowed: 1 .. %u, reserved 0", r->n_kinds, reserved,
+                QSF_MAX_LAYER_KINDS);
     for (uint32_t i = 0; i < n_layers; i++) {
         const uint8_t kind = t->bytes[LAYERS_OFF + i];
-        if (kind >= r->n_kinds)
-            return QSF_FAIL(QSF_ERR_FORMAT, "KIND: layer %u is of kind %d, there are %u", i, kind,
-                            r->n_kinds);
+        QSF_FAIL_IF(kind >= r->n_kinds, FORMAT, "KIND: layer %u is of kind %d, there are %u", i,
+                    kind, r->n_kinds);
         r->units[r->layer_units[i]].kind = kind;
     }
     for (size_t i = LAYERS_OFF + n_layers; i < *head_bytes; i++)
-        if (t->bytes[i] != 0)
-            return QSF_FAIL(QSF_ERR_FORMAT, "KIND: the padding behind the layers is not zero");
+        QSF_FAIL_IF(t->bytes[i] != 0, FORMAT, "KIND: the padding behind the layers is not zero");
     return QSF_OK;
 }
 
@@ -342,15 +323,14 @@ static qsf_status parse_kinds(qsf_reader *r, size_t at)
         (void)snprintf(where, sizeof where, "KIND: kind %u", i);
         const size_t n_left = t->n_bytes - at;
         const uint32_t n_bytes = n_left >= 4 ? qsf_load_u32(t->bytes + at) : UINT32_MAX;
-        if (n_left < 4 || n_bytes > n_left - 4)
-            return QSF_FAIL(QSF_ERR_FORMAT, "%s has more bytes than are left, %zu", where, n_left);
+        QSF_FAIL_IF(n_left < 4 || n_bytes > n_left - 4, FORMAT,
+                    "%s has more bytes than are left, %zu", where, n_left);
         r->kinds[i] = plain_kind(r);
         QSF_TRY(parse_kind(&r->header, where, t->bytes + at + 4, n_bytes, &r->kinds[i]));
         QSF_TRY(check_kind(r, where, &r->kinds[i]));
         at += 4 + (size_t)n_bytes;
     }
-    if (at != t->n_bytes)
-        return QSF_FAIL(QSF_ERR_FORMAT, "KIND: %zu bytes behind the last kind", t->n_bytes - at);
+    QSF_FAIL_IF(at != t->n_bytes, FORMAT, "KIND: %zu bytes behind the last kind", t->n_bytes - at);
     return QSF_OK;
 }
 
@@ -363,14 +343,13 @@ static qsf_status check_sources(const qsf_reader *r)
             continue;
         const uint32_t source = k->kv_source - 1;
         const qsf_layer_kind *const from = qsf_reader_layer_kind(r, source);
-        if (source >= i || from->kv_source != 0 || from->mixer != QSF_MIXER_ATTENTION ||
-            from->latent_rank != 0 || from->n_kv_heads != k->n_kv_heads ||
-            from->head_dim != k->head_dim || from->window_tokens != k->window_tokens)
-            return QSF_FAIL(
-                QSF_ERR_FORMAT,
-                "KIND: layer %u reads keys and values of layer %u, allowed: an earlier layer with "
-                "keys of its own, as many KV heads, the same head dimension and window",
-                i, source);
+        QSF_FAIL_IF(source >= i || from->kv_source != 0 || from->mixer != QSF_MIXER_ATTENTION ||
+                        from->latent_rank != 0 || from->n_kv_heads != k->n_kv_heads ||
+                        from->head_dim != k->head_dim || from->window_tokens != k->window_tokens,
+                    FORMAT,
+                    "KIND: layer %u reads keys and values of layer %u, allowed: an earlier layer "
+                    "with keys of its own, as many KV heads, the same head dimension and window",
+                    i, source);
     }
     return QSF_OK;
 }
@@ -380,12 +359,12 @@ static qsf_status check_mtp(const qsf_reader *r)
 {
     for (uint32_t i = 0; i < r->n_pass_layers; i++) {
         const qsf_layer_kind *const k = qsf_reader_layer_kind(r, i);
-        if (k->is_mtp != 0 && (i == 0 || i + 1 != r->n_pass_layers ||
-                               k->mixer != QSF_MIXER_ATTENTION || k->kv_source != 0))
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "KIND: layer %u of %u is an MTP head (key 17), allowed: the last of 2 "
-                            "or more, with attention to keys of its own",
-                            i, r->n_pass_layers);
+        QSF_FAIL_IF(k->is_mtp != 0 && (i == 0 || i + 1 != r->n_pass_layers ||
+                                       k->mixer != QSF_MIXER_ATTENTION || k->kv_source != 0),
+                    FORMAT,
+                    "KIND: layer %u of %u is an MTP head (key 17), allowed: the last of 2 or more, "
+                    "with attention to keys of its own",
+                    i, r->n_pass_layers);
     }
     return QSF_OK;
 }
@@ -399,8 +378,7 @@ qsf_status qsf_kinds_read(qsf_reader *r)
     if (has_section)
         QSF_TRY(parse_layers(r, &head_bytes));
     r->kinds = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, r->n_kinds * sizeof *r->kinds);
-    if (r->kinds == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for %u kinds of layers", r->n_kinds);
+    QSF_FAIL_IF(r->kinds == NULL, NOMEM, "no memory for %u kinds of layers", r->n_kinds);
     r->kinds[0] = plain_kind(r);
     if (has_section)
         QSF_TRY(parse_kinds(r, head_bytes));

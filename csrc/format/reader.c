@@ -16,8 +16,7 @@ static qsf_status read_arch(qsf_reader *r)
     const qsf_section *const s = qsf_reader_section(r, "ARCH");
     const size_t n_bytes = (size_t)s->n_bytes;
     unsigned char *const bytes = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
-    if (bytes == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for section ARCH: %zu KB", n_bytes >> 10);
+    QSF_FAIL_IF(bytes == NULL, NOMEM, "no memory for section ARCH: %zu KB", n_bytes >> 10);
     qsf_status status = qsf_reader_read_section(r, s, bytes);
     if (status == QSF_OK)
         status = qsf_arch_parse(bytes, n_bytes, &r->header, &r->arch);
@@ -34,14 +33,12 @@ static qsf_status read_bands(qsf_reader *r)
 {
     const size_t n_bytes = count_bands(r) * sizeof *r->band_crc32;
     const qsf_section *const s = qsf_reader_section(r, "EBND");
-    if (s->n_bytes != n_bytes)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "section EBND has %" PRIu64 " bytes, the tables of the file make it %zu",
-                        s->n_bytes, n_bytes);
+    QSF_FAIL_IF(s->n_bytes != n_bytes, FORMAT,
+                "section EBND has %" PRIu64 " bytes, the tables of the file make it %zu",
+                s->n_bytes, n_bytes);
     r->band_crc32 = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
-    if (r->band_crc32 == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for checksums of embedding bands: %zu KB",
-                        n_bytes >> 10);
+    QSF_FAIL_IF(r->band_crc32 == NULL, NOMEM, "no memory for checksums of embedding bands: %zu KB",
+                n_bytes >> 10);
     QSF_TRY(qsf_reader_read_section(r, s, r->band_crc32));
     for (uint32_t i = 0; i < count_bands(r); i++) /* from the file's byte order to the machine's */
         r->band_crc32[i] = qsf_load_u32((const unsigned char *)&r->band_crc32[i]);
@@ -62,10 +59,9 @@ static qsf_status read_all(qsf_reader *r)
 {
     unsigned char bytes[QSF_HEADER_BYTES];
     qsf_header_links links;
-    if (r->file.n_bytes < QSF_HEADER_BYTES)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "not a QSF file: %" PRIu64 " bytes, its header alone has %d",
-                        r->file.n_bytes, QSF_HEADER_BYTES);
+    QSF_FAIL_IF(r->file.n_bytes < QSF_HEADER_BYTES, FORMAT,
+                "not a QSF file: %" PRIu64 " bytes, its header alone has %d", r->file.n_bytes,
+                QSF_HEADER_BYTES);
     QSF_TRY(qsf_file_read_at(&r->file, 0, bytes, sizeof bytes));
     QSF_TRY(qsf_header_parse(bytes, r->file.n_bytes, &r->header, &links));
     QSF_TRY(qsf_directory_read(r, &links));

@@ -31,10 +31,9 @@ qsf_status qsf_reader_read_section(qsf_reader *r, const qsf_section *s, void *ds
         return QSF_OK;
     char name[5];
     qsf_section_name(s->tag, name);
-    return QSF_FAIL(QSF_ERR_DAMAGED,
-                    "section %s (%" PRIu64 " bytes at %" PRIu64
-                    "): checksum is %08x, stored is %08x",
-                    name, s->n_bytes, s->off, crc32, s->crc32);
+    return QSF_FAIL(
+        DAMAGED, "section %s (%" PRIu64 " bytes at %" PRIu64 "): checksum is %08x, stored is %08x",
+        name, s->n_bytes, s->off, crc32, s->crc32);
 }
 
 qsf_status qsf_reader_keep_section(qsf_reader *r, const char *tag, qsf_table *out)
@@ -43,9 +42,8 @@ qsf_status qsf_reader_keep_section(qsf_reader *r, const char *tag, qsf_table *ou
     if (s == NULL)
         return QSF_OK;
     out->bytes = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, (size_t)s->n_bytes);
-    if (out->bytes == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for section %s: %" PRIu64 " KB", tag,
-                        s->n_bytes >> 10);
+    QSF_FAIL_IF(out->bytes == NULL, NOMEM, "no memory for section %s: %" PRIu64 " KB", tag,
+                s->n_bytes >> 10);
     out->n_bytes = (size_t)s->n_bytes;
     return qsf_reader_read_section(r, s, out->bytes);
 }

@@ -155,7 +155,7 @@ typedef struct qsf_tensor {
     uint8_t dtype;
     uint8_t layout; /* qsf_layout */
     uint16_t index;
-    uint32_t n_entries;  /* of sparse outliers (outliers.h), else 0 */
+    uint32_t n_entries;  /* of sparse outliers, else 0 */
     uint64_t data_off;   /* in the unit's raw bytes */
     uint64_t data_bytes; /* without padding */
 } qsf_tensor;
@@ -275,3 +275,51 @@ void qsf_reader_close(qsf_reader *r);
 /* Removes layers from the pass: pass_units and layer_units. The other records stay, and units keep
  * their numbers. is_left_out [n_layers of the header]: at least one layer must stay. */
 void qsf_reader_leave_out(qsf_reader *r, const bool *is_left_out);
+
+/* ---- the parts of a file (extents) in file order ---- */
+
+typedef struct qsf_extent {
+    uint64_t off;
+    uint64_t n_bytes;
+    uint32_t crc32;    /* unused for the header and the directory */
+    bool is_checked;   /* crc32 must match */
+    uint32_t unit_idx; /* UINT32_MAX: not a unit */
+    char name[12];     /* "header", "directory", the tag of a section, or the role of a unit */
+} qsf_extent;
+
+/* Acquires an array from the reader's ledger and fills it with header, directory, sections,
+ * and units, sorted by offset. */
+qsf_status qsf_extents_create(const qsf_reader *r, qsf_extent **out, size_t *n_extents);
+void qsf_extents_destroy(const qsf_reader *r, qsf_extent *extents, size_t n_extents);
+
+/* QSF_ERR_DAMAGED if 4 GiB or more follow the last extent. The header has only the low 32 bits
+ * of the file's size; this check covers the others. */
+qsf_status qsf_extents_check_end(const qsf_extent *extents, size_t n_extents, uint64_t file_bytes);
+
+/* QSF_ERR_FORMAT if two extents overlap; the text names them. */
+qsf_status qsf_extents_check_apart(const qsf_extent *extents, size_t n_extents);
+
+/* ---- sparse outliers: weights of a matrix that are too large for their block ---- */
+
+/* qsf_outliers_find checks the entries that it returns, so its caller need not: a table of a
+ * hostile file is refused and never read out of bounds. */
+
+#define QSF_OUTLIER_ENTRY_BYTES 4 /* u16 step, f16 delta */
+
+/* The sparse outliers of a matrix in memory. */
+typedef struct qsf_outliers {
+    const qsf_tensor *tensor;   /* of layout outliers */
+    const unsigned char *bytes; /* [data_bytes]; NULL: the matrix has no outliers */
+} qsf_outliers;
+
+/* Computes the size of the data. False if the type or the number of entries is not allowed. The
+ * caller has checked the shape. */
+bool qsf_outliers_measure(const qsf_tensor *t, uint64_t *data_bytes);
+
+/* Finds the entries of a tile row and checks that they are in order and inside it. False if they
+ * are not. */
+bool qsf_outliers_find(const qsf_outliers *o, size_t tile_row, const unsigned char **entries,
+                       size_t *n_entries);
+
+/* Checks all tile rows. QSF_ERR_FORMAT: the text names the first malformed one. */
+qsf_status qsf_outliers_check(const qsf_outliers *o);

@@ -1,4 +1,4 @@
-/* tensor_table.c - reads and checks the tensor table: docs/format.md, section 4.
+/* tensor_table.c - reads and checks the tensor table (docs/format.md, section 4), and outliers.
  *
  * Offsets are recomputed from the sizes, so a tensor stays inside its unit, and tensors and their
  * padding fill the unit:
@@ -14,9 +14,9 @@
 
 #include "base/bytes.h"
 #include "base/checked.h"
-#include "types/dtype.h"
 #include "base/status.h"
-#include "format/outliers.h"
+#include "format/records.h"
+#include "types/dtype.h"
 
 #define N_INDICES 65536U /* values of qsf_tensor.index */
 #define SEEN_BYTES (QSF_TENSOR_TYPE_COUNT * N_INDICES / 8)
@@ -37,16 +37,14 @@ static qsf_status add_seen(qsf_reader *r, seen_set *seen, const qsf_tensor *t)
     } else {
         if (seen->others == NULL)
             seen->others = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, SEEN_BYTES);
-        if (seen->others == NULL)
-            return QSF_FAIL(QSF_ERR_NOMEM, "no memory for the set of tensor indices: %u KB",
-                            SEEN_BYTES >> 10);
+        QSF_FAIL_IF(seen->others == NULL, NOMEM, "no memory for the set of tensor indices: %u KB",
+                    SEEN_BYTES >> 10);
         const uint32_t bit = t->type * N_INDICES + t->index;
         was_seen = (seen->others[bit / 8] >> bit % 8 & 1) != 0;
         seen->others[bit / 8] |= (unsigned char)(1U << bit % 8);
     }
-    if (was_seen)
-        return QSF_FAIL(QSF_ERR_FORMAT, "tensor table: unit %u has type %u, index %d twice",
-                        t->unit_idx, t->type, t->index);
+    QSF_FAIL_IF(was_seen, FORMAT, "tensor table: unit %u has type %u, index %d twice", t->unit_idx,
+                t->type, t->index);
     return QSF_OK;
 }
 
@@ -105,26 +103,22 @@ static qsf_status parse_tensor(const qsf_reader *r, const unsigned char *entry, 
     t->index = qsf_load_u16(entry + 18);
     t->n_entries = qsf_load_u32(entry + 20);
     t->data_off = qsf_load_u64(entry + 24);
-    if (t->unit_idx >= r->n_units)
-        return QSF_FAIL(QSF_ERR_FORMAT, "tensor table: entry %u is of unit %u, allowed: 0 .. %u",
-                        entry_idx, t->unit_idx, r->n_units - 1);
-    if (!is_known(t->type))
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "tensor table: entry %u has tensor type %u, which this build does not know",
-                        entry_idx, t->type);
-    if (t->n_entries != 0 && t->layout != QSF_LAYOUT_OUTLIERS)
-        return QSF_FAIL(QSF_ERR_FORMAT, "tensor table: reserved of entry %u is %08x, allowed: 0",
-                        entry_idx, t->n_entries);
-    if (!measure(t, &t->data_bytes))
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "tensor table: entry %u is [%u, %u] of layout %d in type %d (%s) with %u "
-                        "outliers, allowed: layout 0, 1 row, f16 or f32; layout 1, a tile type; "
-                        "or, for types %d .. %d alone, layout 2, f16, an outlier or more, at most "
-                        "one in %u weights; each dimension 1 .. %u",
-                        entry_idx, t->n_rows, t->n_cols, t->layout, t->dtype,
-                        qsf_dtype_name(t->dtype), t->n_entries, QSF_TENSOR_Q_OUTLIERS,
-                        QSF_TENSOR_FFN_DOWN_OUTLIERS, QSF_LEAST_WEIGHTS_PER_OUTLIER,
-                        QSF_MAX_EXTENT_ROWS);
+    QSF_FAIL_IF(t->unit_idx >= r->n_units, FORMAT,
+                "tensor table: entry %u is of unit %u, allowed: 0 .. %u", entry_idx, t->unit_idx,
+                r->n_units - 1);
+    QSF_FAIL_IF(!is_known(t->type), UNSUPPORTED,
+                "tensor table: entry %u has tensor type %u, which this build does not know",
+                entry_idx, t->type);
+    QSF_FAIL_IF(t->n_entries != 0 && t->layout != QSF_LAYOUT_OUTLIERS, FORMAT,
+                "tensor table: reserved of entry %u is %08x, allowed: 0", entry_idx, t->n_entries);
+    QSF_FAIL_IF(!measure(t, &t->data_bytes), FORMAT,
+                "tensor table: entry %u is [%u, %u] of layout %d in type %d (%s) with %u outliers, "
+                "allowed: layout 0, 1 row, f16 or f32; layout 1, a tile type; or, for types %d .. "
+                "%d alone, layout 2, f16, an outlier or more, at most one in %u weights; each "
+                "dimension 1 .. %u",
+                entry_idx, t->n_rows, t->n_cols, t->layout, t->dtype, qsf_dtype_name(t->dtype),
+                t->n_entries, QSF_TENSOR_Q_OUTLIERS, QSF_TENSOR_FFN_DOWN_OUTLIERS,
+                QSF_LEAST_WEIGHTS_PER_OUTLIER, QSF_MAX_EXTENT_ROWS);
     return QSF_OK;
 }
 
@@ -137,26 +131,25 @@ static qsf_status place_unit(qsf_reader *r, seen_set *seen, uint32_t unit_idx, u
     for (; *at < r->n_tensors && r->tensors[*at].unit_idx == unit_idx; (*at)++) {
         const qsf_tensor *const t = &r->tensors[*at];
         QSF_TRY(add_seen(r, seen, t));
-        if (t->data_off != off + QSF_TENSOR_HEADER_BYTES ||
-            !qsf_extent_inside(t->data_off, t->data_bytes, u->raw_bytes))
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "tensor table: entry %u has %" PRIu64 " bytes at %" PRIu64
-                            ", allowed: at %" PRIu64 ", inside unit %u of %" PRIu64 " bytes",
-                            *at, t->data_bytes, t->data_off, off + QSF_TENSOR_HEADER_BYTES,
-                            unit_idx, u->raw_bytes);
+        QSF_FAIL_IF(t->data_off != off + QSF_TENSOR_HEADER_BYTES ||
+                        !qsf_extent_inside(t->data_off, t->data_bytes, u->raw_bytes),
+                    FORMAT,
+                    "tensor table: entry %u has %" PRIu64 " bytes at %" PRIu64
+                    ", allowed: at %" PRIu64 ", inside unit %u of %" PRIu64 " bytes",
+                    *at, t->data_bytes, t->data_off, off + QSF_TENSOR_HEADER_BYTES, unit_idx,
+                    u->raw_bytes);
         /* Cannot wrap: the data is inside a unit, whose bytes are fewer than 2^63. */
         off = t->data_off + t->data_bytes;
         off = (off + (QSF_DATA_ALIGN - 1)) & ~(uint64_t)(QSF_DATA_ALIGN - 1);
     }
     const uint32_t n_tensors = *at - u->first_tensor;
-    if (off != u->raw_bytes)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "tensor table: the %u tensors of unit %u take %" PRIu64
-                        " bytes, the unit has %" PRIu64,
-                        n_tensors, unit_idx, off, u->raw_bytes);
-    if (n_tensors != u->n_tensors)
-        return QSF_FAIL(QSF_ERR_FORMAT, "tensor table: unit %u has %u tensors, its index says %u",
-                        unit_idx, n_tensors, u->n_tensors);
+    QSF_FAIL_IF(off != u->raw_bytes, FORMAT,
+                "tensor table: the %u tensors of unit %u take %" PRIu64
+                " bytes, the unit has %" PRIu64,
+                n_tensors, unit_idx, off, u->raw_bytes);
+    QSF_FAIL_IF(n_tensors != u->n_tensors, FORMAT,
+                "tensor table: unit %u has %u tensors, its index says %u", unit_idx, n_tensors,
+                u->n_tensors);
     clear_seen(seen, r->tensors + u->first_tensor, n_tensors);
     return QSF_OK;
 }
@@ -164,13 +157,13 @@ static qsf_status place_unit(qsf_reader *r, seen_set *seen, uint32_t unit_idx, u
 static qsf_status check_is(const qsf_tensor *t, uint32_t type, uint8_t layout, uint32_t n_rows,
                            uint32_t n_cols)
 {
-    if (t->type != type || t->index != 0 || t->layout != layout || t->n_rows != n_rows ||
-        t->n_cols != n_cols)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "tensor table: unit %u has type %u, index %d, layout %d, [%u, %u] where "
-                        "type %u, index 0, layout %d, [%u, %u] belongs",
-                        t->unit_idx, t->type, t->index, t->layout, t->n_rows, t->n_cols, type,
-                        layout, n_rows, n_cols);
+    QSF_FAIL_IF(t->type != type || t->index != 0 || t->layout != layout || t->n_rows != n_rows ||
+                    t->n_cols != n_cols,
+                FORMAT,
+                "tensor table: unit %u has type %u, index %d, layout %d, [%u, %u] where type %u, "
+                "index 0, layout %d, [%u, %u] belongs",
+                t->unit_idx, t->type, t->index, t->layout, t->n_rows, t->n_cols, type, layout,
+                n_rows, n_cols);
     return QSF_OK;
 }
 
@@ -178,16 +171,14 @@ static qsf_status check_is(const qsf_tensor *t, uint32_t type, uint8_t layout, u
  * with those of all layers. */
 static qsf_status check_own_table(const qsf_reader *r)
 {
-    if ((r->own_table_unit != 0) != (r->arch.own_width != 0))
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "ARCH: own embeddings (key 13) of width %u, the file has %d tables of them",
-                        r->arch.own_width, r->own_table_unit != 0);
+    QSF_FAIL_IF((r->own_table_unit != 0) != (r->arch.own_width != 0), FORMAT,
+                "ARCH: own embeddings (key 13) of width %u, the file has %d tables of them",
+                r->arch.own_width, r->own_table_unit != 0);
     if (r->own_table_unit == 0)
         return QSF_OK;
     const qsf_unit *const u = &r->units[r->own_table_unit];
-    if (u->n_tensors != 1)
-        return QSF_FAIL(QSF_ERR_FORMAT, "tensor table: the own table has %u tensors, allowed: 1",
-                        u->n_tensors);
+    QSF_FAIL_IF(u->n_tensors != 1, FORMAT, "tensor table: the own table has %u tensors, allowed: 1",
+                u->n_tensors);
     return check_is(&r->tensors[u->first_tensor], QSF_TENSOR_OWN_TABLE, QSF_LAYOUT_TILES,
                     r->header.n_vocab, r->header.n_layers * r->arch.own_width);
 }
@@ -199,11 +190,10 @@ static qsf_status check_head(const qsf_header *h, const qsf_tensor *t, uint32_t 
 {
     const bool is_split = *i + 1 < n_tensors && t[*i + 1].type == QSF_TENSOR_HEAD_REST;
     const uint32_t n_rows = is_split ? t[*i].n_rows : h->n_vocab;
-    if (is_split && (n_rows >= h->n_vocab || n_rows % QSF_TILE_ROWS != 0))
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "tensor table: the head's first part has %u rows, allowed: multiples of %d "
-                        "below %u",
-                        n_rows, QSF_TILE_ROWS, h->n_vocab);
+    QSF_FAIL_IF(
+        is_split && (n_rows >= h->n_vocab || n_rows % QSF_TILE_ROWS != 0), FORMAT,
+        "tensor table: the head's first part has %u rows, allowed: multiples of %d below %u",
+        n_rows, QSF_TILE_ROWS, h->n_vocab);
     QSF_TRY(check_is(&t[(*i)++], QSF_TENSOR_HEAD, QSF_LAYOUT_TILES, n_rows, h->dim));
     if (!is_split)
         return QSF_OK;
@@ -218,28 +208,27 @@ static qsf_status check_contents(const qsf_reader *r)
     const qsf_header *const h = &r->header;
     const qsf_unit *const embd = &r->units[r->embedding_unit];
     const qsf_unit *const finl = &r->units[r->final_unit];
-    if (embd->n_tensors != 1)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "tensor table: the embedding unit has %u tensors, allowed: 1",
-                        embd->n_tensors);
+    QSF_FAIL_IF(embd->n_tensors != 1, FORMAT,
+                "tensor table: the embedding unit has %u tensors, allowed: 1", embd->n_tensors);
     QSF_TRY(check_is(&r->tensors[embd->first_tensor], QSF_TENSOR_EMBEDDING, QSF_LAYOUT_TILES,
                      h->n_vocab, h->dim));
     QSF_TRY(check_own_table(r));
     for (uint32_t i = 0; i < r->n_tensors; i++)
-        if (r->tensors[i].unit_idx != r->embedding_unit &&
-            r->tensors[i].unit_idx != r->final_unit &&
-            (r->own_table_unit == 0 || r->tensors[i].unit_idx != r->own_table_unit) &&
-            ((r->tensors[i].type >= QSF_TENSOR_EMBEDDING &&
-              r->tensors[i].type <= QSF_TENSOR_FINAL_NORM_BIAS) ||
-             r->tensors[i].type == QSF_TENSOR_HEAD_BIAS || r->tensors[i].type == QSF_TENSOR_DENSE ||
-             r->tensors[i].type == QSF_TENSOR_HEAD_REST ||
-             r->tensors[i].type == QSF_TENSOR_OWN_TABLE))
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "tensor table: entry %u of a layer or expert has type %u, allowed "
-                            "there: all but %d .. %d, %d, %d, %d and %d",
-                            i, r->tensors[i].type, QSF_TENSOR_EMBEDDING, QSF_TENSOR_FINAL_NORM_BIAS,
-                            QSF_TENSOR_HEAD_BIAS, QSF_TENSOR_OWN_TABLE, QSF_TENSOR_DENSE,
-                            QSF_TENSOR_HEAD_REST);
+        QSF_FAIL_IF(r->tensors[i].unit_idx != r->embedding_unit &&
+                        r->tensors[i].unit_idx != r->final_unit &&
+                        (r->own_table_unit == 0 || r->tensors[i].unit_idx != r->own_table_unit) &&
+                        ((r->tensors[i].type >= QSF_TENSOR_EMBEDDING &&
+                          r->tensors[i].type <= QSF_TENSOR_FINAL_NORM_BIAS) ||
+                         r->tensors[i].type == QSF_TENSOR_HEAD_BIAS ||
+                         r->tensors[i].type == QSF_TENSOR_DENSE ||
+                         r->tensors[i].type == QSF_TENSOR_HEAD_REST ||
+                         r->tensors[i].type == QSF_TENSOR_OWN_TABLE),
+                    FORMAT,
+                    "tensor table: entry %u of a layer or expert has type %u, allowed there: all "
+                    "but %d .. %d, %d, %d, %d and %d",
+                    i, r->tensors[i].type, QSF_TENSOR_EMBEDDING, QSF_TENSOR_FINAL_NORM_BIAS,
+                    QSF_TENSOR_HEAD_BIAS, QSF_TENSOR_OWN_TABLE, QSF_TENSOR_DENSE,
+                    QSF_TENSOR_HEAD_REST);
 
     /* In the order of use: norm, its bias if any, the head's bias if any and the head, unless tied.
      */
@@ -256,14 +245,13 @@ static qsf_status check_contents(const qsf_reader *r)
     if (i < finl->n_tensors && has_head)
         QSF_TRY(check_head(h, t, finl->n_tensors, &i));
     else if (has_head)
-        return QSF_FAIL(QSF_ERR_FORMAT,
+        return QSF_FAIL(FORMAT,
                         "tensor table: the final unit has no output head (type %d), and ARCH does "
                         "not tie it to the embedding",
                         QSF_TENSOR_HEAD);
-    if (i < finl->n_tensors)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "tensor table: the final unit has type %u after its last tensor (head %s)",
-                        t[i].type, has_head ? "not tied" : "tied or none");
+    QSF_FAIL_IF(i < finl->n_tensors, FORMAT,
+                "tensor table: the final unit has type %u after its last tensor (head %s)",
+                t[i].type, has_head ? "not tied" : "tied or none");
     return QSF_OK;
 }
 
@@ -283,10 +271,9 @@ static qsf_status parse_table(qsf_reader *r, const unsigned char *bytes)
     }
     qsf_ledger_release(r->ledger, QSF_USE_TABLES, seen.others, SEEN_BYTES);
     QSF_TRY(status);
-    if (at != r->n_tensors)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "tensor table: entry %u is of unit %u, allowed: sorted by unit", at,
-                        r->tensors[at].unit_idx);
+    QSF_FAIL_IF(at != r->n_tensors, FORMAT,
+                "tensor table: entry %u is of unit %u, allowed: sorted by unit", at,
+                r->tensors[at].unit_idx);
     return check_contents(r);
 }
 
@@ -294,15 +281,15 @@ qsf_status qsf_tensor_table_read(qsf_reader *r)
 {
     const qsf_section *const tens = qsf_reader_section(r, "TENS");
     const size_t n_bytes = (size_t)tens->n_bytes;
-    if (n_bytes % QSF_TENSOR_ENTRY_BYTES != 0)
-        return QSF_FAIL(QSF_ERR_FORMAT, "section TENS has %zu bytes, allowed: multiples of %d",
-                        n_bytes, QSF_TENSOR_ENTRY_BYTES);
+    QSF_FAIL_IF(n_bytes % QSF_TENSOR_ENTRY_BYTES != 0, FORMAT,
+                "section TENS has %zu bytes, allowed: multiples of %d", n_bytes,
+                QSF_TENSOR_ENTRY_BYTES);
     r->n_tensors = (uint32_t)(n_bytes / QSF_TENSOR_ENTRY_BYTES);
     r->tensors = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, r->n_tensors * sizeof *r->tensors);
     unsigned char *const bytes = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
     qsf_status status = QSF_OK;
     if (r->tensors == NULL || bytes == NULL)
-        status = QSF_FAIL(QSF_ERR_NOMEM, "no memory for the tensor table: %zu KB",
+        status = QSF_FAIL(NOMEM, "no memory for the tensor table: %zu KB",
                           (r->n_tensors * sizeof *r->tensors + n_bytes) >> 10);
     if (status == QSF_OK)
         status = qsf_reader_read_section(r, tens, bytes);
@@ -310,4 +297,96 @@ qsf_status qsf_tensor_table_read(qsf_reader *r)
         status = parse_table(r, bytes);
     qsf_ledger_release(r->ledger, QSF_USE_TABLES, bytes, n_bytes);
     return status;
+}
+
+/* ---- sparse outliers ---- */
+
+/*     u32 first [tile rows + 1]   number of entries before each tile row; the last is the total
+ *     entries                     u16 step, f16 delta
+ *
+ * Position p = 16 * column + row in the tile row. The first entry is at step - 1, each next one
+ * step positions later. */
+
+#define F16_EXPONENT 0x7C00U       /* all ones: infinite or NaN */
+#define SUM_ENTRIES ((size_t)4096) /* the sum of their steps is below 2^32 */
+
+static size_t tile_row_count(const qsf_tensor *t)
+{
+    return qsf_ceil_div(t->n_rows, QSF_TILE_ROWS);
+}
+
+bool qsf_outliers_measure(const qsf_tensor *t, uint64_t *data_bytes)
+{
+    const uint64_t n_weights = (uint64_t)t->n_rows * t->n_cols; /* at most 2^48 */
+    if (t->dtype != QSF_DTYPE_F16 || t->n_entries < 1 || t->n_entries > QSF_MAX_OUTLIERS ||
+        (uint64_t)t->n_entries * QSF_LEAST_WEIGHTS_PER_OUTLIER > n_weights)
+        return false;
+    *data_bytes =
+        4 * ((uint64_t)tile_row_count(t) + 1) + (uint64_t)t->n_entries * QSF_OUTLIER_ENTRY_BYTES;
+    return true;
+}
+
+/* True if all steps are 1 or more and all deltas finite. *end becomes the last position + 1. Sums
+ * of SUM_ENTRIES steps fit 32 bits, which is faster; the total fits 64. */
+static bool are_plain(const unsigned char *entries, size_t n_entries, uint64_t *end)
+{
+    uint32_t n_bad = 0;
+    *end = 0;
+    for (size_t begin = 0; begin < n_entries; begin += SUM_ENTRIES) {
+        const size_t left = n_entries - begin;
+        const size_t n = left < SUM_ENTRIES ? left : SUM_ENTRIES;
+        uint32_t sum = 0;
+        for (size_t i = begin; i < begin + n; i++) {
+            const uint32_t entry = qsf_load_u32(entries + i * QSF_OUTLIER_ENTRY_BYTES);
+            const uint32_t exponent = entry >> 16 & F16_EXPONENT;
+            sum += entry & 0xFFFF;
+            n_bad += (uint32_t)((entry & 0xFFFF) == 0) | (uint32_t)(exponent == F16_EXPONENT);
+        }
+        *end += sum;
+    }
+    return n_bad == 0;
+}
+
+/* True if the rows of all entries of an incomplete tile row are below n_rows. */
+static bool are_above(const unsigned char *entries, size_t n_entries, size_t n_rows)
+{
+    uint64_t end = 0;
+    bool ok = true;
+    for (size_t i = 0; i < n_entries; i++) {
+        end += qsf_load_u16(entries + i * QSF_OUTLIER_ENTRY_BYTES);
+        ok &= (end - 1) % QSF_TILE_ROWS < n_rows;
+    }
+    return ok;
+}
+
+bool qsf_outliers_find(const qsf_outliers *o, size_t tile_row, const unsigned char **entries,
+                       size_t *n_entries)
+{
+    const qsf_tensor *const t = o->tensor;
+    const size_t n_tile_rows = tile_row_count(t);
+    const uint32_t first = qsf_load_u32(o->bytes + 4 * tile_row);
+    const uint32_t end = qsf_load_u32(o->bytes + 4 * tile_row + 4);
+    if (first > end || end > t->n_entries || (tile_row == 0 && first != 0) ||
+        (tile_row + 1 == n_tile_rows && end != t->n_entries))
+        return false;
+    const size_t rows_left = t->n_rows - tile_row * QSF_TILE_ROWS;
+    *n_entries = end - first;
+    *entries = o->bytes + 4 * (n_tile_rows + 1) + (size_t)first * QSF_OUTLIER_ENTRY_BYTES;
+    uint64_t position_end;
+    return are_plain(*entries, *n_entries, &position_end) &&
+           position_end <= (uint64_t)t->n_cols * QSF_TILE_ROWS &&
+           (rows_left >= QSF_TILE_ROWS || are_above(*entries, *n_entries, rows_left));
+}
+
+qsf_status qsf_outliers_check(const qsf_outliers *o)
+{
+    const qsf_tensor *const t = o->tensor;
+    const unsigned char *entries;
+    size_t n_entries;
+    for (size_t i = 0; i < tile_row_count(t); i++)
+        QSF_FAIL_IF(!qsf_outliers_find(o, i, &entries, &n_entries), FORMAT,
+                    "unit %u: the outliers of tensor type %u in tile row %zu are not in order, "
+                    "inside [%u, %u] and finite",
+                    t->unit_idx, t->type, i, t->n_rows, t->n_cols);
+    return QSF_OK;
 }

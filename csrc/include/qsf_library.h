@@ -66,20 +66,13 @@ typedef struct qsf_machine {
  * instruction set that does not exist or that this machine lacks. */
 QSF_API qsf_status qsf_machine_describe(qsf_machine *out);
 
-/* The machine's limits, as far as a program can measure them. */
-typedef struct qsf_roofline {
-    double read_bytes_per_s; /* from memory, of all threads together */
-    double madds_per_s; /* 8-bit multiply-adds of all threads, on the instruction set in use; 0 if
-                           it has no measuring loop (scalar, neon) */
-} qsf_roofline;
-
-/* Measures both for about n_ms each (1 .. 60000), best of many passes, on n_threads (1 .. 256;
- * the caller's is one). n_bytes of memory are taken for it, in huge pages if the system has
- * some: at least 64 MiB and 1 MiB a thread, and several times the last cache for a meaningful
- * result; each thread reads its own part. QSF_ERR_NOMEM if the system has less. Other work at
- * the same time lowers both results. */
+/* Measures the bytes a second that n_threads (1 .. 256; the caller's is one) read from memory
+ * together: the best of many passes in about n_ms (1 .. 60000). n_bytes of memory are taken for it,
+ * in huge pages if the system has some: at least 64 MiB and 1 MiB a thread, and several times the
+ * last cache for a meaningful result; each thread reads its own part. QSF_ERR_NOMEM if the system
+ * has less. Other work at the same time lowers the result. */
 QSF_API qsf_status qsf_machine_roofline(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms,
-                                        qsf_roofline *out);
+                                        double *read_bytes_per_s);
 
 /* ---- cdef end ---- */
 

@@ -66,8 +66,7 @@ qsf_status qsf_io_open(qsf_io *io, qsf_file *file, uint32_t method)
 {
     *io = (qsf_io){.direct = -1};
     const qsf_io_way *const way = way_of(method);
-    if (way == NULL)
-        return QSF_FAIL(QSF_ERR_ARG, "I/O method %u does not exist", method);
+    QSF_FAIL_IF(way == NULL, ARG, "I/O method %u does not exist", method);
     *io = (qsf_io){.file = file, .method = method, .way = way, .direct = -1};
     const qsf_status status = way->open(io);
     if (status != QSF_OK)
@@ -87,8 +86,8 @@ void qsf_io_close(qsf_io *io)
 qsf_status qsf_io_queue_open(qsf_io_queue *queue, qsf_io *io, uint32_t depth)
 {
     *queue = (qsf_io_queue){.io = io, .depth = depth};
-    if (depth < 1 || depth > QSF_IO_MAX_DEPTH)
-        return QSF_FAIL(QSF_ERR_ARG, "I/O depth is %u, allowed: 1 .. %d", depth, QSF_IO_MAX_DEPTH);
+    QSF_FAIL_IF(depth < 1 || depth > QSF_IO_MAX_DEPTH, ARG, "I/O depth is %u, allowed: 1 .. %d",
+                depth, QSF_IO_MAX_DEPTH);
     return io->way->queue_fns != NULL ? io->way->queue_fns->open(queue) : QSF_OK;
 }
 
@@ -107,7 +106,7 @@ qsf_status qsf_io_start(qsf_io_queue *queue, const qsf_io_read *read)
     assert((uintptr_t)read->dst % QSF_IO_ALIGN == 0);
     assert(read->need_bytes <= read->n_bytes);
     if (!qsf_extent_inside(read->off, read->n_bytes, INT64_MAX)) /* off_t is signed */
-        return QSF_FAIL(QSF_ERR_FORMAT, "read of %zu bytes at %" PRIu64 " is beyond any file",
+        return QSF_FAIL(FORMAT, "read of %zu bytes at %" PRIu64 " is beyond any file",
                         read->n_bytes, read->off);
     if (queue->ring != NULL)
         return queue->io->way->queue_fns->start(queue, read);

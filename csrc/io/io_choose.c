@@ -231,11 +231,10 @@ qsf_status qsf_io_choose(qsf_io *io, qsf_file *file, const qsf_io_wish *wish, vo
     *io = (qsf_io){.direct = -1};
     *setup = (qsf_io_setup){0};
     *is_probed = false;
-    if (wish->depth > QSF_IO_MAX_DEPTH || wish->max_threads < 1)
-        return QSF_FAIL(
-            QSF_ERR_ARG,
-            "I/O depth is %u with %u reading threads, allowed: depth 0 .. %d, threads 1 or more",
-            wish->depth, wish->max_threads, QSF_IO_MAX_DEPTH);
+    QSF_FAIL_IF(
+        wish->depth > QSF_IO_MAX_DEPTH || wish->max_threads < 1, ARG,
+        "I/O depth is %u with %u reading threads, allowed: depth 0 .. %d, threads 1 or more",
+        wish->depth, wish->max_threads, QSF_IO_MAX_DEPTH);
     if (wish->method != QSF_IO_AUTO)
         return open_as(io, file, wish, wish->method, usual_depth(wish->method), setup);
     if (wish->read_bytes <= wish->cache_bytes || qsf_io_is_cached(file))

@@ -350,14 +350,15 @@ static void QSF_NAME(span_normalise)(const qsf_span_sums *sums, const float *val
                                      float *out)
 {
     const lanes factor = lanes_set(1.0F / sums->total);
-    for (size_t d = 0; d < n; d += QSF_LANES) {
-        const size_t m = lanes_left(n, d);
-        lanes_store_part(out + d, lanes_mul(lanes_load_part(values + d, m), factor), m);
-    }
+    STORE_EACH(out, n, lanes_mul(AT(values), factor));
 }
 
-static void QSF_NAME(fill_kv)(qsf_kernels *k)
+/* The fill function's body. */
+static void QSF_NAME(fill)(qsf_kernels *k)
 {
+#define FILL(type, name) k->name = QSF_NAME(name);
+    QSF_VECTOR_KERNELS(FILL)
+#undef FILL
     k->k_store[QSF_DTYPE_F32] = QSF_NAME(k_store_f32);
     k->k_store[QSF_DTYPE_F16] = QSF_NAME(k_store_f16);
     k->k_store[QSF_DTYPE_8BIT] = QSF_NAME(k_store_8bit);
@@ -373,47 +374,4 @@ static void QSF_NAME(fill_kv)(qsf_kernels *k)
     k->value_tiles[QSF_DTYPE_8BIT] = QSF_NAME(value_tiles_8bit);
     k->value_tiles[QSF_DTYPE_4BIT] = QSF_NAME(value_tiles_4bit);
     k->value_tiles[QSF_DTYPE_2BIT] = QSF_NAME(value_tiles_2bit);
-    k->value_weights = QSF_NAME(value_weights);
-    k->alibi = QSF_NAME(alibi);
-    k->span_softmax = QSF_NAME(span_softmax);
-    k->span_sink = QSF_NAME(span_sink);
-    k->span_merge = QSF_NAME(span_merge);
-    k->span_normalise = QSF_NAME(span_normalise);
-    k->hadamard = QSF_NAME(hadamard);
-}
-
-/* The fill function's body. */
-static void QSF_NAME(fill)(qsf_kernels *k)
-{
-    k->quantise = QSF_NAME(quantise);
-    k->add_outliers = QSF_NAME(add_outliers);
-    k->rmsnorm = QSF_NAME(rmsnorm);
-    k->layernorm = QSF_NAME(layernorm);
-    k->rope_split = QSF_NAME(rope_split);
-    k->rope_interleaved = QSF_NAME(rope_interleaved);
-    k->gelu_tanh = QSF_NAME(gelu_tanh);
-    k->gelu_erf = QSF_NAME(gelu_erf);
-    k->silu = QSF_NAME(silu);
-    k->relu = QSF_NAME(relu);
-    k->relu_squared = QSF_NAME(relu_squared);
-    k->silu_clamped = QSF_NAME(silu_clamped);
-    k->xielu = QSF_NAME(xielu);
-    k->gelu_tanh_mul = QSF_NAME(gelu_tanh_mul);
-    k->gelu_erf_mul = QSF_NAME(gelu_erf_mul);
-    k->silu_mul = QSF_NAME(silu_mul);
-    k->relu_mul = QSF_NAME(relu_mul);
-    k->relu_squared_mul = QSF_NAME(relu_squared_mul);
-    k->silu_clamped_mul = QSF_NAME(silu_clamped_mul);
-    k->add = QSF_NAME(add);
-    k->add_scaled = QSF_NAME(add_scaled);
-    k->scale = QSF_NAME(scale);
-    k->clamp = QSF_NAME(clamp);
-    k->mul = QSF_NAME(mul);
-    k->sigmoid_mul = QSF_NAME(sigmoid_mul);
-    QSF_NAME(fill_recur)(k);
-    k->cap = QSF_NAME(cap);
-    k->sum_of_product = QSF_NAME(sum_of_product);
-    k->bucket_max = QSF_NAME(bucket_max);
-    k->weigh = QSF_NAME(weigh);
-    QSF_NAME(fill_kv)(k);
 }

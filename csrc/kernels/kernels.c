@@ -47,9 +47,8 @@ qsf_status qsf_kernels_check_rounding(const qsf_kernels *k)
     /* (1 + 2^-12)^2 = 1 + 2^-11 + 2^-24 is rounded to 1 + 2^-11 */
     if (k->sum_of_product(0x1.001p0F, 0x1.001p0F, -0x1.002p0F) == 0.0F)
         return QSF_OK;
-    return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                    "this library was compiled so that a * b + c is rounded once, which changes "
-                    "results: compile it with -ffp-contract=off");
+    return QSF_FAIL(UNSUPPORTED, "this library was compiled so that a * b + c is rounded once, "
+                                 "which changes results: compile it with -ffp-contract=off");
 }
 
 /* ---- the values of a span: codes become products of integers, 16 rows at a time ---- */

@@ -125,11 +125,12 @@ typedef void qsf_layernorm_fn(const float *x, const float *w, const float *b, fl
  * Split: pair i is (x[i], x[i + n_pairs]); interleaved: (x[2i], x[2i + 1]). */
 typedef void qsf_rope_fn(float *x, const float *cos, const float *sin, size_t n_pairs);
 
-/* Activation functions, in place on x [n]; built on the table's exp (vecops.h). */
+/* Activation functions, in place on x [n]; built on the table's exp (vecops.h). silu_clamped:
+ * g / (1 + e^(-1.702 g)), g = min(x, 7) */
 typedef void qsf_activation_fn(float *x, size_t n);
 
 /* gate[i] = activation(gate[i]) * up[i]; with silu_clamped, up[i] is clamped to -7 .. 7, and 1 is
- * added to it */
+ * added to it; sigmoid_mul: gate[i] = up[i] / (1 + e^-gate[i]) */
 typedef void qsf_gated_fn(float *gate, const float *up, size_t n);
 
 /* Activation xIELU: x > 0: by[0] x^2 + by[2] x, else by[1] (e^x - 1 - x) + by[2] x */
@@ -372,62 +373,69 @@ typedef bool qsf_bucket_max_fn(const float *x, size_t n, float *out, float *max)
 typedef void qsf_weigh_fn(const float *x, size_t n, float max, float factor, float least, float *e,
                           float *sums);
 
+/* The kernels of all instruction sets over lanes, X(type, name): the last of them that is filled is
+ * the best. */
+#define QSF_VECTOR_KERNELS(X)                \
+    X(qsf_add_outliers_fn, add_outliers)     \
+    X(qsf_quantise_fn, quantise)             \
+    X(qsf_rmsnorm_fn, rmsnorm)               \
+    X(qsf_layernorm_fn, layernorm)           \
+    X(qsf_rope_fn, rope_split)               \
+    X(qsf_rope_fn, rope_interleaved)         \
+    X(qsf_activation_fn, gelu_tanh)          \
+    X(qsf_activation_fn, gelu_erf)           \
+    X(qsf_activation_fn, silu)               \
+    X(qsf_activation_fn, relu)               \
+    X(qsf_activation_fn, relu_squared)       \
+    X(qsf_activation_fn, silu_clamped)       \
+    X(qsf_xielu_fn, xielu)                   \
+    X(qsf_gated_fn, gelu_tanh_mul)           \
+    X(qsf_gated_fn, gelu_erf_mul)            \
+    X(qsf_gated_fn, silu_mul)                \
+    X(qsf_gated_fn, relu_mul)                \
+    X(qsf_gated_fn, relu_squared_mul)        \
+    X(qsf_gated_fn, silu_clamped_mul)        \
+    X(qsf_add_fn, add)                       \
+    X(qsf_add_scaled_fn, add_scaled)         \
+    X(qsf_scale_fn, scale)                   \
+    X(qsf_clamp_fn, clamp)                   \
+    X(qsf_cap_fn, cap)                       \
+    X(qsf_mul_fn, mul)                       \
+    X(qsf_gated_fn, sigmoid_mul)             \
+    X(qsf_conv_fn, conv)                     \
+    X(qsf_l2norm_fn, l2norm)                 \
+    X(qsf_betas_fn, betas)                   \
+    X(qsf_decays_fn, decays)                 \
+    X(qsf_bounded_decays_fn, bounded_decays) \
+    X(qsf_ssd_gates_fn, ssd_gates)           \
+    X(qsf_state_rule_fn, delta_rule)         \
+    X(qsf_state_rule_fn, ssd_rule)           \
+    X(qsf_state_rule_fn, state_replay)       \
+    X(qsf_value_weights_fn, value_weights)   \
+    X(qsf_alibi_fn, alibi)                   \
+    X(qsf_span_softmax_fn, span_softmax)     \
+    X(qsf_span_sink_fn, span_sink)           \
+    X(qsf_span_merge_fn, span_merge)         \
+    X(qsf_span_normalise_fn, span_normalise) \
+    X(qsf_hadamard_fn, hadamard)             \
+    X(qsf_bucket_max_fn, bucket_max)         \
+    X(qsf_weigh_fn, weigh)                   \
+    X(qsf_sum_of_product_fn, sum_of_product)
+
 typedef struct qsf_kernels {
     const char *isa_name;
+#define QSF_FIELD(type, name) type *name;
+    QSF_VECTOR_KERNELS(QSF_FIELD)
+#undef QSF_FIELD
     /* By dtype; NULL if there is no such kernel. */
     qsf_matmul_fn *matmul[QSF_DTYPE_COUNT];       /* integer form; f32 form for f16 and f32 */
     qsf_matmul_fn *matmul_exact[QSF_DTYPE_COUNT]; /* f32 form */
     qsf_dequant_row_fn *dequant_row[QSF_DTYPE_COUNT];
-    qsf_add_outliers_fn *add_outliers;
-    qsf_quantise_fn *quantise;
-    qsf_rmsnorm_fn *rmsnorm;
-    qsf_layernorm_fn *layernorm;
-    qsf_rope_fn *rope_split;
-    qsf_rope_fn *rope_interleaved;
-    qsf_activation_fn *gelu_tanh;
-    qsf_activation_fn *gelu_erf;
-    qsf_activation_fn *silu;
-    qsf_activation_fn *relu;
-    qsf_activation_fn *relu_squared;
-    qsf_activation_fn *silu_clamped; /* g / (1 + e^(-1.702 g)), g = min(x, 7) */
-    qsf_xielu_fn *xielu;
-    qsf_gated_fn *gelu_tanh_mul;
-    qsf_gated_fn *gelu_erf_mul;
-    qsf_gated_fn *silu_mul;
-    qsf_gated_fn *relu_mul;
-    qsf_gated_fn *relu_squared_mul;
-    qsf_gated_fn *silu_clamped_mul;
-    qsf_add_fn *add;
-    qsf_add_scaled_fn *add_scaled;
-    qsf_scale_fn *scale;
-    qsf_clamp_fn *clamp;
-    qsf_cap_fn *cap;
-    qsf_mul_fn *mul;
-    qsf_gated_fn *sigmoid_mul; /* gate[i] = up[i] / (1 + e^-gate[i]) */
-    qsf_conv_fn *conv;
-    qsf_l2norm_fn *l2norm;
-    qsf_betas_fn *betas;
-    qsf_decays_fn *decays;
-    qsf_bounded_decays_fn *bounded_decays;
-    qsf_ssd_gates_fn *ssd_gates;
-    qsf_state_rule_fn *delta_rule;
-    qsf_state_rule_fn *ssd_rule;
-    qsf_state_rule_fn *state_replay;
     qsf_kv_store_fn *k_store[QSF_DTYPE_COUNT]; /* NULL if pages do not have the type */
     qsf_kv_store_fn *v_store[QSF_DTYPE_COUNT];
     qsf_add_values_fn *add_values[QSF_DTYPE_COUNT];   /* of f32 and f16 */
     qsf_value_tiles_fn *value_tiles[QSF_DTYPE_COUNT]; /* of the other types of pages */
-    qsf_value_weights_fn *value_weights;
     qsf_value_products_fn *value_products;
-    qsf_alibi_fn *alibi;
-    qsf_span_softmax_fn *span_softmax;
-    qsf_span_sink_fn *span_sink;
-    qsf_span_merge_fn *span_merge;
-    qsf_span_normalise_fn *span_normalise;
-    qsf_hadamard_fn *hadamard;
-    qsf_bucket_max_fn *bucket_max;
-    qsf_weigh_fn *weigh;
-    qsf_sum_of_product_fn *sum_of_product;
 } qsf_kernels;
 
 /* Fills the table: scalar first, then each instruction set that `isa` includes, the best last. */

@@ -22,17 +22,8 @@ static void QSF_NAME(conv)(const float *const *rows, const float *w, size_t w_st
 
 static void QSF_NAME(l2norm)(float *x, float eps, float factor, size_t n)
 {
-    lanes squares = lanes_set(0.0F);
-    for (size_t i = 0; i < n; i += QSF_LANES) {
-        const lanes v = lanes_load_part(x + i, lanes_left(n, i));
-        squares = lanes_fma(v, v, squares);
-    }
-    const lanes norm = lanes_set(1.0F / sqrtf(lanes_sum(squares) + eps));
-    for (size_t i = 0; i < n; i += QSF_LANES) {
-        const size_t m = lanes_left(n, i);
-        const lanes v = lanes_mul(lanes_load_part(x + i, m), norm);
-        lanes_store_part(x + i, lanes_mul(v, lanes_set(factor)), m);
-    }
+    const lanes norm = lanes_set(1.0F / sqrtf(sum_of_squares(x, n) + eps));
+    STORE_EACH(x, n, lanes_mul(lanes_mul(AT(x), norm), lanes_set(factor)));
 }
 
 /* ln(1 + e^x) with an error of at most 4 * 2^-24 of it for |x| <= 30. The logarithm of 1 + u,
@@ -66,11 +57,7 @@ static inline lanes step_and_decay(const float *x, const float *bias, const floa
 
 static void QSF_NAME(betas)(float *beta, float factor, size_t n)
 {
-    for (size_t i = 0; i < n; i += QSF_LANES) {
-        const size_t m = lanes_left(n, i);
-        lanes_store_part(beta + i, times_logistic(lanes_set(factor), lanes_load_part(beta + i, m)),
-                         m);
-    }
+    STORE_EACH(beta, n, times_logistic(lanes_set(factor), AT(beta)));
 }
 
 static void QSF_NAME(decays)(float *decay, const float *rate, const float *bias, size_t n)
@@ -82,21 +69,15 @@ static void QSF_NAME(decays)(float *decay, const float *rate, const float *bias,
 static void QSF_NAME(bounded_decays)(float *decay, const float *rate, const float *bias,
                                      float limit, size_t n)
 {
-    for (size_t i = 0; i < n; i += QSF_LANES) {
-        const size_t m = lanes_left(n, i);
-        const lanes a = lanes_add(lanes_load_part(decay + i, m), lanes_load_part(bias + i, m));
-        const lanes z = lanes_mul(lanes_load_part(rate + i, m), a);
-        lanes_store_part(decay + i, lanes_exp(times_logistic(lanes_set(-limit), z)), m);
-    }
+    STORE_EACH(decay, n,
+               lanes_exp(times_logistic(lanes_set(-limit),
+                                        lanes_mul(AT(rate), lanes_add(AT(decay), AT(bias))))));
 }
 
 static void QSF_NAME(ssd_gates)(float *step, float *decay, const float *rate, const float *bias,
                                 size_t n)
 {
-    for (size_t i = 0; i < n; i += QSF_LANES) {
-        const size_t m = lanes_left(n, i);
-        lanes_store_part(step + i, step_and_decay(step + i, bias + i, rate + i, decay + i, m), m);
-    }
+    STORE_EACH(step, n, step_and_decay(step + i, bias + i, rate + i, decay + i, m));
 }
 
 /* The columns of a block of a state, as two lanes */
@@ -152,11 +133,7 @@ QSF_FORCED_INLINE void decayed_key(const float *k, const float *decay, bool by_c
                                    float *out)
 {
     const lanes of_all = lanes_set(decay[0]);
-    for (size_t i = 0; i < n; i += QSF_LANES) {
-        const size_t m = lanes_left(n, i);
-        const lanes factor = by_channel ? lanes_load_part(decay + i, m) : of_all;
-        lanes_store_part(out + i, lanes_mul(lanes_load_part(k + i, m), factor), m);
-    }
+    STORE_EACH(out, n, lanes_mul(AT(k), by_channel ? AT(decay) : of_all));
 }
 
 /* One walk over the state computes the output of a row and the recall of the next row; the
@@ -228,17 +205,4 @@ static void QSF_NAME(state_replay)(float *state, const qsf_state_rows *x)
         for (size_t i = 0; i < x->key_dim; i++)
             (void)update_row(state + i * QSF_STATE_COLS, k[i], d, lanes_set(decays[i * step]));
     }
-}
-
-static void QSF_NAME(fill_recur)(qsf_kernels *k)
-{
-    k->conv = QSF_NAME(conv);
-    k->l2norm = QSF_NAME(l2norm);
-    k->betas = QSF_NAME(betas);
-    k->decays = QSF_NAME(decays);
-    k->bounded_decays = QSF_NAME(bounded_decays);
-    k->delta_rule = QSF_NAME(delta_rule);
-    k->ssd_gates = QSF_NAME(ssd_gates);
-    k->ssd_rule = QSF_NAME(ssd_rule);
-    k->state_replay = QSF_NAME(state_replay);
 }

@@ -12,6 +12,17 @@ static inline size_t lanes_left(size_t n, size_t i)
     return n - i < QSF_LANES ? n - i : QSF_LANES;
 }
 
+/* Sets to [n], group by group of lanes, to `value`: lanes of AT(p), which are p [n] at the same
+ * places, or of i and m, where the group begins and how many it has. */
+#define STORE_EACH(to, n, value)                      \
+    do {                                              \
+        for (size_t i = 0; i < (n); i += QSF_LANES) { \
+            const size_t m = lanes_left(n, i);        \
+            lanes_store_part((to) + i, value, m);     \
+        }                                             \
+    } while (0)
+#define AT(p) lanes_load_part((p) + i, m)
+
 /* x / (1 + e^-z): x times the logistic function of z */
 static inline lanes times_logistic(lanes x, lanes z)
 {
@@ -87,11 +98,7 @@ QSF_FORCED_INLINE void apply(lanes_unary *op, float *x, size_t n)
 /* gate [n] = op(gate) * up */
 QSF_FORCED_INLINE void apply_gated(lanes_unary *op, float *gate, const float *up, size_t n)
 {
-    for (size_t i = 0; i < n; i += QSF_LANES) {
-        const size_t m = lanes_left(n, i);
-        const lanes g = op(lanes_load_part(gate + i, m));
-        lanes_store_part(gate + i, lanes_mul(g, lanes_load_part(up + i, m)), m);
-    }
+    STORE_EACH(gate, n, lanes_mul(op(AT(gate)), AT(up)));
 }
 
 /* The two kernels of an activation function. */
@@ -147,80 +154,54 @@ static void QSF_NAME(xielu)(float *x, const float *by, size_t n)
 
 static void QSF_NAME(sigmoid_mul)(float *gate, const float *up, size_t n)
 {
-    for (size_t i = 0; i < n; i += QSF_LANES) {
-        const size_t m = lanes_left(n, i);
-        const lanes g = lanes_load_part(gate + i, m);
-        lanes_store_part(gate + i, times_logistic(lanes_load_part(up + i, m), g), m);
-    }
+    STORE_EACH(gate, n, times_logistic(AT(up), AT(gate)));
 }
 
 static void QSF_NAME(mul)(float *x, const float *y, size_t n)
 {
-    for (size_t i = 0; i < n; i += QSF_LANES) {
-        const size_t m = lanes_left(n, i);
-        const lanes product = lanes_mul(lanes_load_part(x + i, m), lanes_load_part(y + i, m));
-        lanes_store_part(x + i, product, m);
-    }
+    STORE_EACH(x, n, lanes_mul(AT(x), AT(y)));
 }
 
 static void QSF_NAME(add)(float *x, const float *y, size_t n)
 {
-    for (size_t i = 0; i < n; i += QSF_LANES) {
-        const size_t m = lanes_left(n, i);
-        const lanes sum = lanes_add(lanes_load_part(x + i, m), lanes_load_part(y + i, m));
-        lanes_store_part(x + i, sum, m);
-    }
+    STORE_EACH(x, n, lanes_add(AT(x), AT(y)));
 }
 
 static void QSF_NAME(add_scaled)(float *x, const float *y, float factor, size_t n)
 {
-    for (size_t i = 0; i < n; i += QSF_LANES) {
-        const size_t m = lanes_left(n, i);
-        const lanes v = lanes_load_part(y + i, m);
-        lanes_store_part(x + i, lanes_fma(lanes_set(factor), v, lanes_load_part(x + i, m)), m);
-    }
+    STORE_EACH(x, n, lanes_fma(lanes_set(factor), AT(y), AT(x)));
 }
 
 static void QSF_NAME(scale)(float *x, float factor, size_t n)
 {
-    for (size_t i = 0; i < n; i += QSF_LANES) {
-        const size_t m = lanes_left(n, i);
-        lanes_store_part(x + i, lanes_mul(lanes_load_part(x + i, m), lanes_set(factor)), m);
-    }
+    STORE_EACH(x, n, lanes_mul(AT(x), lanes_set(factor)));
 }
 
 static void QSF_NAME(clamp)(float *x, float limit, size_t n)
 {
-    for (size_t i = 0; i < n; i += QSF_LANES) {
-        const size_t m = lanes_left(n, i);
-        /* The bound is the first operand, so that NaN stays NaN. */
-        const lanes above = lanes_max(lanes_set(-limit), lanes_load_part(x + i, m));
-        lanes_store_part(x + i, lanes_min(lanes_set(limit), above), m);
-    }
+    /* The bound is the first operand, so that NaN stays NaN. */
+    STORE_EACH(x, n, lanes_min(lanes_set(limit), lanes_max(lanes_set(-limit), AT(x))));
 }
 
 static void QSF_NAME(cap)(float *x, float factor, float cap, size_t n)
 {
-    for (size_t i = 0; i < n; i += QSF_LANES) {
-        const size_t m = lanes_left(n, i);
-        const lanes t = lanes_tanh(lanes_mul(lanes_load_part(x + i, m), lanes_set(factor)));
-        lanes_store_part(x + i, lanes_mul(lanes_set(cap), t), m);
-    }
+    STORE_EACH(x, n, lanes_mul(lanes_set(cap), lanes_tanh(lanes_mul(AT(x), lanes_set(factor)))));
 }
 
-static void QSF_NAME(rmsnorm)(const float *x, const float *w, float eps, size_t n, float *out)
+static inline float sum_of_squares(const float *x, size_t n)
 {
     lanes squares = lanes_set(0.0F);
     for (size_t i = 0; i < n; i += QSF_LANES) {
         const lanes v = lanes_load_part(x + i, lanes_left(n, i));
         squares = lanes_fma(v, v, squares);
     }
-    const lanes factor = lanes_set(1.0F / sqrtf(lanes_sum(squares) / (float)n + eps));
-    for (size_t i = 0; i < n; i += QSF_LANES) {
-        const size_t m = lanes_left(n, i);
-        const lanes v = lanes_mul(lanes_load_part(x + i, m), factor);
-        lanes_store_part(out + i, lanes_mul(v, lanes_load_part(w + i, m)), m);
-    }
+    return lanes_sum(squares);
+}
+
+static void QSF_NAME(rmsnorm)(const float *x, const float *w, float eps, size_t n, float *out)
+{
+    const lanes factor = lanes_set(1.0F / sqrtf(sum_of_squares(x, n) / (float)n + eps));
+    STORE_EACH(out, n, lanes_mul(lanes_mul(AT(x), factor), AT(w)));
 }
 
 static void QSF_NAME(layernorm)(const float *x, const float *w, const float *b, float eps, size_t n,
@@ -239,12 +220,9 @@ static void QSF_NAME(layernorm)(const float *x, const float *w, const float *b, 
         squares = lanes_fma(present, present, squares);
     }
     const lanes factor = lanes_set(1.0F / sqrtf(lanes_sum(squares) / (float)n + eps));
-    for (size_t i = 0; i < n; i += QSF_LANES) {
-        const size_t m = lanes_left(n, i);
-        const lanes d = lanes_mul(lanes_sub(lanes_load_part(x + i, m), mean), factor);
-        const lanes shift = b != NULL ? lanes_load_part(b + i, m) : zero;
-        lanes_store_part(out + i, lanes_fma(d, lanes_load_part(w + i, m), shift), m);
-    }
+    STORE_EACH(
+        out, n,
+        lanes_fma(lanes_mul(lanes_sub(AT(x), mean), factor), AT(w), b != NULL ? AT(b) : zero));
 }
 
 static void QSF_NAME(rope_split)(float *x, const float *cos, const float *sin, size_t n_pairs)

@@ -68,14 +68,12 @@ qsf_status qsf_machine_describe(qsf_machine *out)
     return QSF_OK;
 }
 
-static qsf_status measure(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms, qsf_roofline *out)
+static qsf_status measure(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms, double *out)
 {
-    qsf_isa isa;
-    QSF_TRY(qsf_isa_choose(&isa));
     qsf_sysmem memory;
     qsf_sysmem_read(&memory);
     if (n_bytes > memory.available_bytes) /* mmap may succeed, but using the memory may not */
-        return QSF_FAIL(QSF_ERR_NOMEM,
+        return QSF_FAIL(NOMEM,
                         "the measurement needs %llu MB of memory, the system has %llu MB left",
                         (unsigned long long)(n_bytes >> 20),
                         (unsigned long long)(memory.available_bytes >> 20));
@@ -87,11 +85,10 @@ static qsf_status measure(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms, q
     qsf_pool *pool = NULL;
     qsf_status status = block != NULL && bytes != NULL
                             ? qsf_pool_init(block, n_threads, false, &pool)
-                            : QSF_FAIL(QSF_ERR_NOMEM, "no memory for %llu MB to measure with",
+                            : QSF_FAIL(NOMEM, "no memory for %llu MB to measure with",
                                        (unsigned long long)(n_bytes >> 20));
     if (status == QSF_OK) {
-        out->read_bytes_per_s = qsf_roofline_read_rate(pool, bytes, (size_t)n_bytes, n_ms);
-        out->madds_per_s = qsf_roofline_madd_rate(pool, isa, n_ms);
+        *out = qsf_roofline_read_rate(pool, bytes, (size_t)n_bytes, n_ms);
         qsf_pool_destroy(pool);
     }
     qsf_ledger_release(&ledger, QSF_USE_WEIGHTS, bytes, (size_t)n_bytes);
@@ -100,18 +97,16 @@ static qsf_status measure(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms, q
 }
 
 qsf_status qsf_machine_roofline(uint32_t n_threads, uint64_t n_bytes, uint32_t n_ms,
-                                qsf_roofline *out)
+                                double *read_bytes_per_s)
 {
-    QSF_REQUIRE(out);
-    *out = (qsf_roofline){0};
-    if (n_threads < 1 || n_threads > QSF_POOL_MAX_THREADS)
-        return QSF_FAIL(QSF_ERR_ARG, "%u threads, allowed: 1 .. %u", n_threads,
-                        QSF_POOL_MAX_THREADS);
-    if (n_ms < 1 || n_ms > ROOFLINE_MAX_MS)
-        return QSF_FAIL(QSF_ERR_ARG, "%u ms, allowed: 1 .. %u", n_ms, ROOFLINE_MAX_MS);
-    if (n_bytes < ROOFLINE_MIN_BYTES || n_bytes >> 20 < n_threads)
-        return QSF_FAIL(QSF_ERR_ARG,
-                        "%llu MB for %u threads, allowed: %llu MB or more, and 1 MB a thread",
-                        (unsigned long long)(n_bytes >> 20), n_threads, ROOFLINE_MIN_BYTES >> 20);
-    return measure(n_threads, n_bytes, n_ms, out);
+    QSF_REQUIRE(read_bytes_per_s);
+    *read_bytes_per_s = 0;
+    QSF_FAIL_IF(n_threads < 1 || n_threads > QSF_POOL_MAX_THREADS, ARG,
+                "%u threads, allowed: 1 .. %u", n_threads, QSF_POOL_MAX_THREADS);
+    QSF_FAIL_IF(n_ms < 1 || n_ms > ROOFLINE_MAX_MS, ARG, "%u ms, allowed: 1 .. %u", n_ms,
+                ROOFLINE_MAX_MS);
+    QSF_FAIL_IF(n_bytes < ROOFLINE_MIN_BYTES || n_bytes >> 20 < n_threads, ARG,
+                "%llu MB for %u threads, allowed: %llu MB or more, and 1 MB a thread",
+                (unsigned long long)(n_bytes >> 20), n_threads, ROOFLINE_MIN_BYTES >> 20);
+    return measure(n_threads, n_bytes, n_ms, read_bytes_per_s);
 }

@@ -1,6 +1,6 @@
 /* ffn.c - the dense part, and its order relative to the routed part (routed.c). */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/ffn.h"
+#include "model/ops.h"
 
 #include "base/status.h"
 #include "model/linear.h"

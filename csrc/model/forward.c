@@ -1,7 +1,8 @@
-/* forward.c - the transformer. */
+/* forward.c - the transformer: its embeddings, its layers, its MTP head. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/forward.h"
 
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -9,11 +10,10 @@
 #include "base/checked.h"
 #include "base/half.h"
 #include "base/status.h"
-#include "model/embedding.h"
-#include "model/ffn.h"
 #include "model/linear.h"
 #include "model/mixers/mixers.h"
 #include "model/ops.h"
+#include "types/dtype.h"
 
 /* ---- per-layer embeddings (Gemma 4 E2B, E4B) ---- */
 
@@ -373,8 +373,8 @@ static void begin_pass(qsf_forward *f, const qsf_chunk *chunk)
 static qsf_status run_layers(qsf_forward *f, const qsf_chunk *chunk, uint32_t begin, uint32_t end)
 {
     for (uint32_t i = begin; i < end; i++) {
-        if (qsf_cancel_is_set(chunk->cancel))
-            return QSF_FAIL(QSF_ERR_CANCELLED, "cancelled before running layer %u", i);
+        QSF_FAIL_IF(qsf_cancel_is_set(chunk->cancel), CANCELLED,
+                    "cancelled before running layer %u", i);
         if (chunk->before_layer != NULL && chunk->before_layer(chunk->before_layer_arg))
             begin_pass(f, chunk); /* the ring may have been replaced */
         QSF_TRY(run_layer(f, chunk, i));
@@ -483,4 +483,234 @@ qsf_status qsf_forward_guess(qsf_forward *f, const qsf_segment *segment, uint32_
     qsf_experts_end_pass(f->ops.experts);
     f->ops.kind = NULL;
     return status;
+}
+
+/* ---- the MTP head: joins embeddings and hidden states, and stores what later guesses need ---- */
+
+static const qsf_layer *layer_of(const qsf_mtp *m)
+{
+    return &m->ops->config->layers[m->ops->config->n_trunk_layers];
+}
+
+const float *qsf_mtp_hidden(const qsf_sequence *q, uint32_t position, size_t dim_stride)
+{
+    if (position >= q->hidden_end || q->hidden_end - position > q->n_hidden)
+        return NULL;
+    return q->hidden + position % q->most_hidden * dim_stride;
+}
+
+/* The norms of the input */
+typedef struct input_norms {
+    qsf_norm_weights trunk;
+    qsf_norm_weights token;
+    qsf_norm_weights hidden;
+} input_norms;
+
+static qsf_status load_norms(const qsf_mtp *m, input_norms *out)
+{
+    const qsf_tensor *const *const t = layer_of(m)->tensors;
+    *out = (input_norms){0};
+    QSF_TRY(qsf_block_load(m->ops, t[QSF_LAYER_MTP_TRUNK_NORM], 0, &out->trunk.weight));
+    QSF_TRY(qsf_block_load(m->ops, t[QSF_LAYER_MTP_TOKEN_NORM], 1, &out->token.weight));
+    return qsf_block_load(m->ops, t[QSF_LAYER_MTP_HIDDEN_NORM], 2, &out->hidden.weight);
+}
+
+/* gate[row] = [norm(embedding of the token) | norm(hidden)], zeros if hidden is NULL */
+static qsf_status fill_row(const qsf_mtp *m, const input_norms *norms, size_t row, uint32_t token,
+                           const float *hidden)
+{
+    qsf_ops *const o = m->ops;
+    const size_t dim = o->config->dim;
+    float *const to = o->scratch->gate + row * qsf_stride(2 * o->config->dim);
+    QSF_TRY(qsf_embedding_row(m->embedding, o->stream, o->kernels, m->table, token, to));
+    if (o->config->embedding_factor != 1.0F)
+        o->kernels->scale(to, o->config->embedding_factor, dim);
+    qsf_ops_norm_row(o, to, &norms->token, dim, to);
+    if (hidden != NULL)
+        qsf_ops_norm_row(o, hidden, &norms->hidden, dim, to + dim);
+    else
+        memset(to + dim, 0, dim * sizeof *to);
+    return QSF_OK;
+}
+
+/* out [n_tokens, dim_stride] = join @ gate */
+static qsf_status join(const qsf_mtp *m, float *out)
+{
+    qsf_ops *const o = m->ops;
+    const qsf_norm_weights none = {0};
+    const qsf_linear product =
+        qsf_linear_of(layer_of(m)->tensors[QSF_LAYER_MTP_JOIN], out, o->scratch->dim_stride);
+    const qsf_acts in =
+        qsf_ops_prepare(o, o->scratch->gate, 2 * o->config->dim, &none, o->scratch->gate);
+    return qsf_linear_run(o, &product, 1, &in);
+}
+
+/* Keeps the final hidden states of the last tokens of a segment, rows [n_tokens, dim_stride]. */
+static void keep_hidden(const qsf_segment *g, const float *rows, size_t stride)
+{
+    qsf_sequence *const q = g->sequence;
+    const uint32_t end = g->first_position + g->n_tokens;
+    q->n_hidden = g->n_tokens < q->most_hidden ? g->n_tokens : q->most_hidden;
+    q->hidden_end = end;
+    for (uint32_t i = 1; i <= q->n_hidden; i++)
+        memcpy(q->hidden + (end - i) % q->most_hidden * stride, rows + (g->n_tokens - i) * stride,
+               stride * sizeof *rows);
+}
+
+/* Makes the inputs of a segment's rows; hidden states of the trunk are in `normed`. */
+static qsf_status fill_segment(const qsf_mtp *m, const qsf_chunk *chunk, const qsf_segment *g,
+                               const input_norms *norms)
+{
+    const size_t stride = m->ops->scratch->dim_stride;
+    const float *const rows = m->ops->scratch->normed + g->first_row * stride;
+    const uint32_t *const tokens = chunk->tokens + g->first_row;
+    qsf_sequence *const q = g->sequence;
+    const float *hidden =
+        g->first_position == 0 ? NULL : qsf_mtp_hidden(q, g->first_position - 1, stride);
+    if (g->first_position == 0 || g->first_position < q->mtp_begin)
+        q->mtp_begin = g->first_position + 1;
+    for (uint32_t t = 0; t < g->n_tokens; t++, hidden = rows + (t - 1) * stride)
+        QSF_TRY(fill_row(m, norms, g->first_row + t, tokens[t], hidden));
+    keep_hidden(g, rows, stride);
+    return QSF_OK;
+}
+
+qsf_status qsf_mtp_store(const qsf_mtp *m, const qsf_chunk *chunk)
+{
+    qsf_ops *const o = m->ops;
+    qsf_scratch *const scratch = o->scratch;
+    qsf_scratch apart = *scratch; /* the residual of the trunk stays */
+    input_norms norms;
+    QSF_TRY(load_norms(m, &norms));
+    qsf_ops_norm(o, scratch->x, &norms.trunk, scratch->normed);
+    for (uint32_t i = 0; i < chunk->n_segments; i++)
+        QSF_TRY(fill_segment(m, chunk, &chunk->segments[i], &norms));
+    QSF_TRY(join(m, scratch->y));
+    apart.x = scratch->y;
+    o->scratch = &apart;
+    o->stores_only = true;
+    const qsf_status status =
+        qsf_mixers[o->kind->mixer].run(o, layer_of(m), chunk, o->config->n_trunk_layers);
+    o->stores_only = false;
+    o->scratch = scratch;
+    return status;
+}
+
+qsf_status qsf_mtp_begin(const qsf_mtp *m, uint32_t token, const float *hidden)
+{
+    input_norms norms;
+    QSF_TRY(load_norms(m, &norms));
+    QSF_TRY(fill_row(m, &norms, 0, token, hidden));
+    return join(m, m->ops->scratch->x);
+}
+
+/* ---- rows of the embedding table ---- */
+
+void qsf_embedding_layout(qsf_embedding *e, qsf_arena *a, const qsf_config *c, uint32_t n_rows)
+{
+    *e = (qsf_embedding){.n_rows = n_rows < c->n_vocab ? n_rows : c->n_vocab,
+                         .dim_stride = qsf_round_up(c->dim, QSF_BLOCK)};
+    if (e->n_rows == 0)
+        return;
+    e->n_buckets = 1;
+    while (e->n_buckets < e->n_rows)
+        e->n_buckets *= 2;
+    const size_t n_places = (size_t)e->n_rows + 1;
+    e->rows = qsf_arena_push(a, e->n_rows, e->dim_stride * sizeof *e->rows);
+    e->tokens = qsf_arena_push(a, n_places, sizeof *e->tokens);
+    e->newer = qsf_arena_push(a, n_places, sizeof *e->newer);
+    e->older = qsf_arena_push(a, n_places, sizeof *e->older);
+    e->chain = qsf_arena_push(a, n_places, sizeof *e->chain);
+    e->buckets = qsf_arena_push(a, e->n_buckets, sizeof *e->buckets);
+}
+
+/* Tokens are small dense numbers, so their low bits are a good hash. */
+static uint32_t *bucket_of(const qsf_embedding *e, uint32_t token)
+{
+    return &e->buckets[token & (e->n_buckets - 1)];
+}
+
+static float *row_at(const qsf_embedding *e, uint32_t place)
+{
+    return e->rows + (size_t)(place - 1) * e->dim_stride;
+}
+
+/* Returns the place of a token; 0: not in the cache. */
+static uint32_t find(const qsf_embedding *e, uint32_t token)
+{
+    uint32_t place = *bucket_of(e, token);
+    while (place != 0 && e->tokens[place] != token)
+        place = e->chain[place];
+    return place;
+}
+
+/* Removes a place from the list. */
+static void unlink_place(qsf_embedding *e, uint32_t place)
+{
+    e->newer[e->older[place]] = e->newer[place];
+    e->older[e->newer[place]] = e->older[place];
+}
+
+/* Adds a place to the list, as the newest. */
+static void link_newest(qsf_embedding *e, uint32_t place)
+{
+    const uint32_t next = e->older[0];
+    e->older[place] = next;
+    e->newer[place] = 0;
+    e->newer[next] = place;
+    e->older[0] = place;
+}
+
+/* Removes the oldest place from the list and from its bucket, and returns it. */
+static uint32_t evict(qsf_embedding *e)
+{
+    const uint32_t place = e->newer[0];
+    uint32_t *at = bucket_of(e, e->tokens[place]);
+    while (*at != place)
+        at = &e->chain[*at];
+    *at = e->chain[place];
+    unlink_place(e, place);
+    return place;
+}
+
+static void keep(qsf_embedding *e, uint32_t token, const float *x)
+{
+    const uint32_t place = e->n_used < e->n_rows ? ++e->n_used : evict(e);
+    uint32_t *const bucket = bucket_of(e, token);
+    memcpy(row_at(e, place), x, e->dim_stride * sizeof *x);
+    e->tokens[place] = token;
+    e->chain[place] = *bucket;
+    *bucket = place;
+    link_newest(e, place);
+}
+
+qsf_status qsf_embedding_decode(qsf_stream *stream, const qsf_kernels *kernels,
+                                const qsf_tensor *table, uint32_t token, float *x)
+{
+    const unsigned char *band;
+    QSF_TRY(qsf_stream_table_band(stream, table, token / QSF_TILE_ROWS, &band));
+    kernels->dequant_row[table->dtype](band, qsf_ceil_div(table->n_cols, QSF_BLOCK),
+                                       token % QSF_TILE_ROWS, x);
+    return QSF_OK;
+}
+
+qsf_status qsf_embedding_row(qsf_embedding *e, qsf_stream *stream, const qsf_kernels *kernels,
+                             const qsf_tensor *table, uint32_t token, float *x)
+{
+    assert(e->n_rows == 0 || e->dim_stride == qsf_round_up(table->n_cols, QSF_BLOCK));
+    if (stream->resident[0] != NULL)
+        return qsf_embedding_decode(stream, kernels, table, token, x);
+    const uint32_t place = e->n_rows > 0 ? find(e, token) : 0;
+    if (place != 0) {
+        memcpy(x, row_at(e, place), e->dim_stride * sizeof *x);
+        unlink_place(e, place);
+        link_newest(e, place);
+    } else {
+        QSF_TRY(qsf_embedding_decode(stream, kernels, table, token, x));
+        if (e->n_rows > 0)
+            keep(e, token, x);
+    }
+    e->n_requested++;
+    e->n_hits += place != 0;
+    return QSF_OK;
 }

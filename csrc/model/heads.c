@@ -2,7 +2,7 @@
  * stored.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/attention.h"
+#include "model/ops.h"
 
 #include <math.h>
 

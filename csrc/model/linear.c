@@ -240,7 +240,7 @@ static qsf_status run_range(qsf_ops *o, range *s, bool is_paired)
     for (size_t i = 0; i < s->n_parts; i++)
         if (s->parts[i].linear->outliers.bytes != NULL)
             QSF_TRY(qsf_outliers_check(&s->parts[i].linear->outliers));
-    return QSF_FAIL(QSF_ERR_FORMAT, "unit %u: the sparse outliers changed while they were read",
+    return QSF_FAIL(FORMAT, "unit %u: the sparse outliers changed while they were read",
                     s->parts[0].linear->w->unit_idx);
 }
 

@@ -12,7 +12,7 @@
 #include "cache/kv/kvcache.h"
 #include "cache/sequence.h"
 #include "format/config.h"
-#include "format/outliers.h"
+#include "format/records.h"
 #include "kernels/kernels.h"
 #include "memory/arena.h"
 #include "platform/clock.h"
@@ -267,3 +267,128 @@ qsf_acts qsf_acts_low(const qsf_acts *x);
 
 /* Returns rows [first, first + n) of x. */
 qsf_acts qsf_acts_rows(const qsf_acts *x, size_t first, size_t n);
+
+/* ---- which positions a token sees, and in which spans (256 positions) and slots they are ---- */
+
+/* Positions first .. end - 1, and those below `pinned`, which is 0 or below `first` */
+typedef struct qsf_seen {
+    size_t pinned;
+    size_t first;
+    size_t end;
+} qsf_seen;
+
+/* Returns the positions that a token of a segment sees: itself and earlier ones, of an encoder also
+ * later ones, within the window or pinned. */
+qsf_seen qsf_seen_at(const qsf_layer_kind *k, const qsf_segment *g, size_t position);
+
+/* Returns the slots that are seen in the span from position `begin` on, from the first to the
+ * last; slots between pinned positions and the window are among them. Begin and end are 0 if
+ * there are none. */
+qsf_span_range qsf_seen_slots(qsf_seen seen, size_t begin);
+
+/* Spans in ascending order: the first n_pinned, then those from `first` on, n in all */
+typedef struct qsf_spans {
+    size_t n_pinned;
+    size_t first;
+    size_t n;
+} qsf_spans;
+
+/* Returns the spans that the tokens of a segment see. */
+qsf_spans qsf_seen_spans(const qsf_layer_kind *k, const qsf_segment *g);
+
+/* Returns the most spans that tokens of a segment of chunk_tokens see. */
+size_t qsf_seen_most_spans(const qsf_layer_kind *k, size_t chunk_tokens, size_t ctx_tokens);
+
+/* Returns span i of `s`. */
+static inline size_t qsf_span_at(const qsf_spans *s, size_t i)
+{
+    return i < s->n_pinned ? i : s->first + (i - s->n_pinned);
+}
+
+/* ---- attention of a chunk ---- */
+
+/* ---- norms, RoPE and storing of the heads of q, k and v before attention ---- */
+
+/* The first three functions are for epilogues of the matmuls. Each works on one head, whose rows
+ * are complete; different threads may work on different heads or rows. */
+
+/* Finishes head `head` of q in rows begin .. end - 1: the head's own norm if there is one, the
+ * query temperature, RoPE, and Hadamard if the cache is rotated. weight: of the Q norm, or NULL */
+void qsf_heads_finish_q(const qsf_ops *o, const float *weight, uint32_t head, size_t begin,
+                        size_t end);
+
+/* Finishes KV head `kv_head` of k likewise, without a temperature, and stores it. */
+void qsf_heads_store_k(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
+                       const float *weight, uint32_t kv_head, size_t begin, size_t end);
+
+/* Rotates KV head `kv_head` of v by Hadamard if the cache is rotated, and stores it, for all
+ * rows. */
+void qsf_heads_store_v(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer, uint32_t kv_head);
+
+/* Apply the epilogue to row t of latent attention. A query has two parts: that for K_UP gets the
+ * temperature, the other RoPE and Hadamard too. The latent k [head_dim] is rotated, its parts
+ * separately, and stored as the key, whose first part is the value. */
+void qsf_heads_turn_latent_q(const qsf_ops *o, size_t t, float *nope, float *rope);
+void qsf_heads_store_latent(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer, size_t t,
+                            float *k);
+
+/* Normalises q and k over their whole width, then finishes all heads of all rows. */
+void qsf_heads_finish_whole(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
+                            const float *q_weight, const float *k_weight);
+
+/* Multiplies the parts [n] of x, which are of the heads of row t, by the sigmoid of their gates. */
+void qsf_heads_gate(const qsf_ops *o, size_t t, float *x, size_t n);
+
+/* attended = softmax(score(q . k)) . v for every token and head of the chunk, whether a prompt, one
+ * token, or tokens of many sequences. The layer's kind says how q . k becomes a score. sinks
+ * [n_heads], or NULL: a score of each head that has no value. Errors are of the files of cold pages
+ * (cache/kv/kvcache.h). */
+qsf_status qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
+                             const float *sinks);
+
+/* The argument of the epilogues and loops of a mixer with attention */
+typedef struct qsf_mix_job {
+    const qsf_ops *ops;
+    const qsf_chunk *chunk;
+    uint32_t layer_idx;  /* of the keys and values */
+    const float *q_norm; /* weights, or NULL */
+    const float *k_norm;
+    const float *sinks;
+} qsf_mix_job;
+
+/* Loads the norms and the sinks of a layer. */
+qsf_status qsf_attention_load(qsf_ops *o, const qsf_layer *l, qsf_mix_job *job);
+
+/* ---- the feed-forward part of a layer: dense, routed to experts, or both ---- */
+
+/* x += dense(norm(x)) + experts(norm(x)) for the rows of the chunk, either of which may be missing.
+ * Errors of the stream and of the experts. */
+qsf_status qsf_ffn_run(qsf_ops *o, const qsf_layer *l, uint32_t layer_idx);
+
+/* ---- the routed part: the experts that each token of a chunk chose ---- */
+
+/* Tokens are sorted by expert; experts run in ascending order and add weight * output to the rows
+ * of their tokens. So a row's sum has one order, whatever else is in the chunk, is cached or runs
+ * at the same time. */
+
+/* Chooses the experts of every row of x, the router's input, and requests them. Comes before the
+ * dense part in the file. */
+qsf_status qsf_routed_choose(qsf_ops *o, const qsf_layer *l, uint32_t layer_idx, const qsf_acts *x);
+
+/* Computes the gates of the dense part, whose input x is. */
+qsf_status qsf_routed_gates(qsf_ops *o, const qsf_layer *l, const qsf_acts *x);
+
+/* y, the dense part's output, or 0 without one, is multiplied by its gate and normalised, if the
+ * layer does so; then the experts' outputs for x are added, after normalising their sum if the
+ * layer does so. Ends the request. */
+qsf_status qsf_routed_add(qsf_ops *o, const qsf_layer *l, const float *x);
+
+/* ---- which experts a token uses, and their weights: docs/format.md, section 7 ---- */
+
+/* A changed choice affects a token more than any rounding: all of it is f32 in a fixed order. */
+
+/* Chooses the experts of one token. logits [n_experts] become scores. selection_bias [n_experts] or
+ * NULL. chosen [n_chosen] ascends; weights [n_chosen] are theirs. Of equal scores, and of NaN, the
+ * lower number is chosen. */
+void qsf_routing_choose(const qsf_kernels *k, const qsf_layer_kind *kind, float *logits,
+                        const float *selection_bias, uint16_t *chosen, float *weights);

@@ -2,7 +2,7 @@
  * next layer.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/ffn.h"
+#include "model/ops.h"
 
 #include <math.h>
 #include <string.h>

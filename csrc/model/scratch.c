@@ -5,7 +5,6 @@
 #include "base/checked.h"
 #include "types/dtype.h"
 #include "kernels/kernels.h"
-#include "model/seen.h"
 
 static size_t larger(size_t a, size_t b)
 {

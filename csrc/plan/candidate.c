@@ -9,7 +9,7 @@
 #include "stream/experts.h"
 #include "stream/stream.h"
 #include "memory/arena.h"
-#include "model/embedding.h"
+#include "model/forward.h"
 #include "io/io.h"
 #include "platform/pool.h"
 

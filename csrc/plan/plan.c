@@ -10,7 +10,6 @@
 #include "base/status.h"
 #include "cache/kv/kvcache.h"
 #include "io/io.h"
-#include "plan/residence.h"
 #include "stream/stream.h"
 
 #define MIB ((size_t)1 << 20)
@@ -191,14 +190,12 @@ static qsf_status first_choice(const qsf_plan_input *in, uint64_t ceiling_bytes,
 {
     const qsf_options *const opt = in->options;
     const uint32_t max_tokens = in->config->max_tokens;
-    if (opt->ctx_tokens > max_tokens)
-        return QSF_FAIL(QSF_ERR_ARG,
-                        "the context of %u tokens is too long: this model allows at most %u",
-                        opt->ctx_tokens, max_tokens);
-    if (opt->kv_rotation == QSF_KV_ROTATION_ON && !qsf_kvcache_can_rotate(in->config))
-        return QSF_FAIL(QSF_ERR_ARG,
-                        "heads of %u dimensions cannot be rotated: kv_rotation needs 16 to 4096",
-                        in->config->head_dim);
+    QSF_FAIL_IF(opt->ctx_tokens > max_tokens, ARG,
+                "the context of %u tokens is too long: this model allows at most %u",
+                opt->ctx_tokens, max_tokens);
+    QSF_FAIL_IF(opt->kv_rotation == QSF_KV_ROTATION_ON && !qsf_kvcache_can_rotate(in->config), ARG,
+                "heads of %u dimensions cannot be rotated: kv_rotation needs 16 to 4096",
+                in->config->head_dim);
     how->kv_k_bits = kv_bits(opt, opt->kv_k_type, in->reader->arch.kv_k_bits);
     how->kv_v_bits = kv_bits(opt, opt->kv_v_type, in->reader->arch.kv_v_bits);
     how->ctx_tokens = opt->ctx_tokens;
@@ -500,26 +497,23 @@ static qsf_status refuse(const qsf_candidate *d, const qsf_supply *supply)
     const qsf_plan *const plan = d->plan;
     char relief[128];
     describe_relief(d, relief, sizeof relief);
-    if (plan->ceiling_bytes == plan->budget_bytes)
-        return QSF_FAIL(
-            QSF_ERR_NOMEM,
-            "the memory budget of %.1f MB is too small: the process already uses %.1f MB, the "
-            "caller reserves %.1f MB, and the engine needs at least %.1f MB; a budget of %llu MB "
-            "would work%s",
-            qsf_mb(plan->budget_bytes), qsf_mb(plan->process_bytes), qsf_mb(plan->reserve_bytes),
-            qsf_mb(plan->engine_bytes), whole_mb(plan->min_budget_bytes), relief);
+    QSF_FAIL_IF(
+        plan->ceiling_bytes == plan->budget_bytes, NOMEM,
+        "the memory budget of %.1f MB is too small: the process already uses %.1f MB, the caller "
+        "reserves %.1f MB, and the engine needs at least %.1f MB; a budget of %llu MB would work%s",
+        qsf_mb(plan->budget_bytes), qsf_mb(plan->process_bytes), qsf_mb(plan->reserve_bytes),
+        qsf_mb(plan->engine_bytes), whole_mb(plan->min_budget_bytes), relief);
     const uint64_t supply_bytes = qsf_add_capped(supply->process_bytes, supply->available_bytes);
     const uint64_t free_bytes =
         supply_bytes > plan->ceiling_bytes ? supply_bytes - plan->ceiling_bytes : 0;
-    return QSF_FAIL(
-        QSF_ERR_NOMEM,
-        "%s has only %.1f MB left, of which %.1f MB stay free: the process already uses %.1f MB, "
-        "the caller reserves %.1f MB, and the engine needs at least %.1f MB; %llu MB in all would "
-        "work%s",
-        supply->limit_bytes != 0 ? "the control group" : "the machine",
-        qsf_mb(supply->available_bytes), qsf_mb(free_bytes), qsf_mb(plan->process_bytes),
-        qsf_mb(plan->reserve_bytes), qsf_mb(plan->engine_bytes), whole_mb(plan->min_budget_bytes),
-        relief);
+    return QSF_FAIL(NOMEM,
+                    "%s has only %.1f MB left, of which %.1f MB stay free: the process already "
+                    "uses %.1f MB, the caller reserves %.1f MB, and the engine needs at least %.1f "
+                    "MB; %llu MB in all would work%s",
+                    supply->limit_bytes != 0 ? "the control group" : "the machine",
+                    qsf_mb(supply->available_bytes), qsf_mb(free_bytes),
+                    qsf_mb(plan->process_bytes), qsf_mb(plan->reserve_bytes),
+                    qsf_mb(plan->engine_bytes), whole_mb(plan->min_budget_bytes), relief);
 }
 
 qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resident)

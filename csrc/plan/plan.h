@@ -2,7 +2,7 @@
  *
  * The layout functions that later lay out the real allocations compute the sizes, so the plan and
  * the allocations agree. If memory is short, the plan reduces, in this order: resident units
- * (residence.h); then the prompt chunk, the context and the ring in turns. It never changes a
+ * (see below); then the prompt chunk, the context and the ring in turns. It never changes a
  * number that the caller has set. If that is not enough, the error names a budget that would work.
  * docs/memory.md has the reasons.
  */
@@ -12,6 +12,7 @@
 #include "format/config.h"
 #include "format/records.h"
 #include "include/qsf.h"
+#include "stream/stream.h"
 
 /* The inputs of the plan. Planning only looks sizes up and allocates nothing. */
 typedef struct qsf_plan_input {
@@ -129,3 +130,106 @@ uint64_t qsf_ceiling_bytes(const qsf_supply *s, uint64_t budget_bytes);
 /* Returns the budget for QSF_BUDGET_AUTO: half of the memory that would be free without this
  * process, at least 200 MiB; 200 MiB if it is unknown. */
 uint64_t qsf_ceiling_auto_budget_bytes(const qsf_supply *s);
+
+/* ---- which units are resident if there is no room for all ---- */
+
+/* Each pass reads every streamed unit once, so a resident byte saves a byte of reading, whichever
+ * unit it belongs to. The choice of layers decides how well reading and computing overlap:
+ *
+ *     side by side    R R R R R R S S     the disk fills the ring, then waits for six layers
+ *     spread          S R R R S R R R     it fills the ring twice, and waits for three layers
+ *
+ * A layer of 112 MB (7B, 4 bits) is computed in 4 to 7 ms from memory (16 to 30 GB/s) and read in
+ * 62 ms (1.8 GB/s). A ring of 16 MiB takes 9 ms to fill: the time of one or two resident layers.
+ * In longer runs of resident layers the disk idles, so all runs are about equally long, also the
+ * one around the end of the pass, with the head and the choice of the token. */
+
+/* Marks more units as resident, at most room_bytes raw: the head first, then layers, then any
+ * unit that still fits. Ignores separate embedding tables. Returns the bytes of the marked
+ * units. Its time is proportional to the number of units. */
+uint64_t qsf_residence_add(const qsf_reader *r, uint64_t room_bytes, bool *is_resident);
+
+/* Returns the raw bytes of the longest run of resident units between two streamed ones, also around
+ * the end of the pass; 0 if nothing is streamed. */
+uint64_t qsf_residence_longest_run_bytes(const qsf_reader *r, const bool *is_resident);
+
+/* ---- which unit is evicted next under memory pressure, and which returns first ---- */
+
+/* A separate embedding table is evicted first, because streaming it costs one small read for each
+ * token; loading it again needs a ring, so there must be one already. Layers follow, each as far
+ * from streamed layers as possible, so that reads overlap with computing. The head, as large as
+ * several layers, is last. */
+
+#define QSF_UNIT_NONE UINT32_MAX /* no unit of the file */
+
+/* The units that are resident now, and those that were at open. */
+typedef struct qsf_residency {
+    const qsf_stream *stream;
+    const bool *is_planned; /* [n_stream_units] */
+} qsf_residency;
+
+/* Returns a resident unit that takes more memory than streaming it would; QSF_UNIT_NONE: none. */
+uint32_t qsf_eviction_choose(const qsf_residency *now);
+
+/* Returns the unit to load next: the reverse order, but a separate embedding table returns while
+ * another unit still keeps the ring. QSF_UNIT_NONE: no planned unit is missing, or there is no ring
+ * to load it through. */
+uint32_t qsf_eviction_choose_return(const qsf_residency *now);
+
+/* ---- when memory must be released to the system, and when it may be taken again ---- */
+
+/* The decision depends only on measurements of the system, not on the model. model_memory.c
+ * calls it between units, at most every quarter of a second, and acts. */
+
+/* Measurements of the system at one moment. */
+typedef struct qsf_pressure_signs {
+    uint64_t now_ns;
+    uint64_t available_bytes; /* MemAvailable, or what the control group leaves if lower */
+    uint64_t total_bytes;     /* of the machine or the group */
+    double stalled_percent; /* share of the last 10 s in which all tasks waited for memory (PSI) */
+} qsf_pressure_signs;
+
+#define QSF_PRESSURE_EVENTS 16
+
+typedef void qsf_pressure_look_fn(void *arg, qsf_pressure_signs *out);
+
+typedef struct qsf_pressure {
+    qsf_pressure_look_fn *look; /* reads the measurements; tests replace it */
+    void *look_arg;
+    uint64_t pause_ns; /* between two measurements */
+    uint64_t open_ns;
+    uint64_t next_look_ns;
+    uint64_t low_bytes;       /* less available memory means pressure; 0: unknown */
+    uint64_t next_cost_bytes; /* bytes that acquiring the next unit again needs; 0: no unit was
+                                 released */
+    uint64_t calm_since_ns;   /* 0: not calm */
+    uint64_t calm_ns;         /* how long calm must last before memory is taken */
+    uint64_t last_give_ns;
+    uint64_t last_take_ns;                        /* 0: none since the last release */
+    uint64_t n_events;                            /* since open; only the latest events are kept */
+    qsf_memory_event events[QSF_PRESSURE_EVENTS]; /* event i at i % QSF_PRESSURE_EVENTS */
+    uint64_t n_given_back;
+    uint64_t n_taken_again;
+    uint64_t given_back_bytes;
+    uint64_t taken_again_bytes;
+} qsf_pressure;
+
+/* Sets low_bytes from the memory that is available right after open, less the planned memory that
+ * is not touched yet. */
+void qsf_pressure_init(qsf_pressure *p, const qsf_pressure_signs *signs);
+
+/* Decides without touching the model: *give > 0 bytes to release, or *take > 0 bytes that may be
+ * taken (at least next_cost_bytes), or neither. */
+void qsf_pressure_judge(qsf_pressure *p, const qsf_pressure_signs *signs, uint64_t *give,
+                        uint64_t *take);
+
+/* True if the next measurement is due at now_ns. */
+bool qsf_pressure_is_due(const qsf_pressure *p, uint64_t now_ns);
+
+/* Records that n_bytes were released (is_given) or taken; n_units_resident is the number
+ * afterwards. */
+void qsf_pressure_record(qsf_pressure *p, const qsf_pressure_signs *signs, uint64_t n_bytes,
+                         bool is_given, uint32_t n_units_resident);
+
+/* Copies the latest events, oldest first; returns their number. */
+size_t qsf_pressure_list_events(const qsf_pressure *p, qsf_memory_event *out, size_t cap_events);

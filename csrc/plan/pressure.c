@@ -8,7 +8,7 @@
  * by a shortage, the wait doubles each time.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "plan/pressure.h"
+#include "plan/plan.h"
 
 #define SECOND_NS UINT64_C(1000000000)
 #define PAUSE_NS (SECOND_NS / 4)

@@ -1,6 +1,6 @@
 /* residence.c - spreads streamed units evenly among resident ones. */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "plan/residence.h"
+#include "plan/plan.h"
 
 #include "base/checked.h"
 #include "stream/stream.h"

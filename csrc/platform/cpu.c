@@ -218,12 +218,11 @@ qsf_status qsf_isa_choose(qsf_isa *out)
     for (int level = 0; level < (int)QSF_ISA_COUNT; level++) {
         if (strcmp(wanted, qsf_isa_name((qsf_isa)level)) != 0)
             continue;
-        if (!qsf_isa_has((qsf_isa)level))
-            return QSF_FAIL(QSF_ERR_ARG, "QSF_ISA is \"%s\", which this machine lacks; it has: %s",
-                            wanted, available);
+        QSF_FAIL_IF(!qsf_isa_has((qsf_isa)level), ARG,
+                    "QSF_ISA is \"%s\", which this machine lacks; it has: %s", wanted, available);
         *out = (qsf_isa)level;
         return QSF_OK;
     }
-    return QSF_FAIL(QSF_ERR_ARG, "QSF_ISA is \"%.32s\", which is unknown; this machine has: %s",
-                    wanted, available);
+    return QSF_FAIL(ARG, "QSF_ISA is \"%.32s\", which is unknown; this machine has: %s", wanted,
+                    available);
 }

@@ -24,10 +24,10 @@ qsf_status qsf_file_end_read(qsf_file *f, uint64_t offset, void *dst, size_t n_b
 {
     switch (next_fault(f)) {
     case QSF_FAULT_FAIL:
-        return QSF_FAIL(QSF_ERR_IO, "read of %zu bytes at %" PRIu64 ": fault injected by a test",
-                        n_bytes, offset);
+        return QSF_FAIL(IO, "read of %zu bytes at %" PRIu64 ": fault injected by a test", n_bytes,
+                        offset);
     case QSF_FAULT_SHORT:
-        return QSF_FAIL(QSF_ERR_FORMAT,
+        return QSF_FAIL(FORMAT,
                         "file ends early (injected by a test): wanted %zu bytes at %" PRIu64,
                         n_bytes, offset);
     case QSF_FAULT_SLOW:
@@ -46,8 +46,8 @@ qsf_status qsf_file_end_read(qsf_file *f, uint64_t offset, void *dst, size_t n_b
 qsf_status qsf_file_read_at(qsf_file *f, uint64_t offset, void *dst, size_t n_bytes)
 {
     if (!qsf_extent_inside(offset, n_bytes, INT64_MAX)) /* offsets of the system are signed */
-        return QSF_FAIL(QSF_ERR_FORMAT, "read of %zu bytes at %" PRIu64 " is beyond any file",
-                        n_bytes, offset);
+        return QSF_FAIL(FORMAT, "read of %zu bytes at %" PRIu64 " is beyond any file", n_bytes,
+                        offset);
     size_t done_bytes = 0;
     while (done_bytes < n_bytes) {
         const size_t left_bytes = n_bytes - done_bytes;
@@ -58,14 +58,13 @@ qsf_status qsf_file_read_at(qsf_file *f, uint64_t offset, void *dst, size_t n_by
         if (error != 0) {
             char why[QSF_SYSTEM_ERROR_BYTES];
             qsf_system_error_text(error, why);
-            return QSF_FAIL(QSF_ERR_IO, "read of %zu bytes at %" PRIu64 ": %s", left_bytes,
+            return QSF_FAIL(IO, "read of %zu bytes at %" PRIu64 ": %s", left_bytes,
                             offset + done_bytes, why);
         }
-        if (got_bytes == 0)
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "file ends %zu bytes early: wanted %zu at %" PRIu64 ", it had %" PRIu64
-                            " bytes when opened",
-                            left_bytes, n_bytes, offset, f->n_bytes);
+        QSF_FAIL_IF(got_bytes == 0, FORMAT,
+                    "file ends %zu bytes early: wanted %zu at %" PRIu64 ", it had %" PRIu64
+                    " bytes when opened",
+                    left_bytes, n_bytes, offset, f->n_bytes);
         done_bytes += got_bytes;
     }
     return qsf_file_end_read(f, offset, dst, n_bytes);
@@ -83,8 +82,7 @@ qsf_status qsf_file_write_at(qsf_file *f, uint64_t offset, const void *src, size
             char why[QSF_SYSTEM_ERROR_BYTES] = "nothing was written";
             if (error != 0)
                 qsf_system_error_text(error, why);
-            return QSF_FAIL(QSF_ERR_IO, "write of %zu bytes at %" PRIu64 ": %s", n_bytes, offset,
-                            why);
+            return QSF_FAIL(IO, "write of %zu bytes at %" PRIu64 ": %s", n_bytes, offset, why);
         }
         done_bytes += put_bytes;
     }
@@ -95,7 +93,7 @@ qsf_status qsf_file_write_at(qsf_file *f, uint64_t offset, const void *src, size
 
 qsf_status qsf_io_fail_short(const qsf_io *io, const qsf_io_read *read, size_t done_bytes)
 {
-    return QSF_FAIL(QSF_ERR_FORMAT,
+    return QSF_FAIL(FORMAT,
                     "file ends %zu bytes early: wanted %zu at %" PRIu64 ", it had %" PRIu64
                     " bytes when opened",
                     read->need_bytes - done_bytes, read->need_bytes, read->off, io->file->n_bytes);
@@ -105,8 +103,8 @@ qsf_status qsf_io_fail_system(const qsf_io *io, const qsf_io_read *read, int err
 {
     char why[QSF_SYSTEM_ERROR_BYTES];
     qsf_system_error_text(error, why);
-    return QSF_FAIL(QSF_ERR_IO, "%s read of %zu bytes at %" PRIu64 ": %s", io->way->name,
-                    read->n_bytes, read->off, why);
+    return QSF_FAIL(IO, "%s read of %zu bytes at %" PRIu64 ": %s", io->way->name, read->n_bytes,
+                    read->off, why);
 }
 
 /* Reads through a handle in steps of at most step_bytes, until need_bytes are there. */

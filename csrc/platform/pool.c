@@ -352,21 +352,18 @@ static qsf_status init_signals(qsf_pool *p)
 static qsf_status choose_cpus(uint32_t n_threads, uint32_t *cpus)
 {
     const uint32_t n_cores = qsf_cpu_list_cores(cpus, n_threads);
-    if (n_cores == 0)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "this system cannot pin threads");
-    if (n_cores < n_threads)
-        return QSF_FAIL(QSF_ERR_ARG,
-                        "%u threads cannot be pinned: this process may run on %u physical cores",
-                        n_threads, n_cores);
+    QSF_FAIL_IF(n_cores == 0, UNSUPPORTED, "this system cannot pin threads");
+    QSF_FAIL_IF(n_cores < n_threads, ARG,
+                "%u threads cannot be pinned: this process may run on %u physical cores", n_threads,
+                n_cores);
     return QSF_OK;
 }
 
 qsf_status qsf_pool_init(void *block, uint32_t n_threads, bool pin, qsf_pool **out)
 {
     *out = NULL;
-    if (n_threads < 1 || n_threads > QSF_POOL_MAX_THREADS)
-        return QSF_FAIL(QSF_ERR_ARG, "%u threads, allowed: 1 .. %d", n_threads,
-                        QSF_POOL_MAX_THREADS);
+    QSF_FAIL_IF(n_threads < 1 || n_threads > QSF_POOL_MAX_THREADS, ARG,
+                "%u threads, allowed: 1 .. %d", n_threads, QSF_POOL_MAX_THREADS);
     assert((uintptr_t)block % CACHE_LINE == 0);
     qsf_pool *const p = block;
     p->n_threads = n_threads;

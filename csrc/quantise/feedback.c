@@ -43,25 +43,22 @@ static qsf_status check_order(const int32_t *order, const float *factor, size_t 
 {
     block_order run;
     for (size_t k = 0; k < n_cols; k += run.width) {
-        if (!read_block_order(order, n_cols, k, &run))
-            return QSF_FAIL(
-                QSF_ERR_ARG,
-                "order: the columns of the block at place %zu of %zu are not together, or "
-                "one is missing",
-                k, n_cols);
+        QSF_FAIL_IF(!read_block_order(order, n_cols, k, &run), ARG,
+                    "order: the columns of the block at place %zu of %zu are not together, or one "
+                    "is missing",
+                    k, n_cols);
         block_order other;
         for (size_t before = 0; before < k; before += other.width) {
             read_block_order(order, n_cols, before, &other);
-            if (other.col == run.col)
-                return QSF_FAIL(QSF_ERR_ARG, "order: column %zu comes at places %zu and %zu",
-                                run.col, before, k);
+            QSF_FAIL_IF(other.col == run.col, ARG, "order: column %zu comes at places %zu and %zu",
+                        run.col, before, k);
         }
     }
     for (size_t k = 0; k < n_cols; k++) {
         const float diagonal = factor[k * n_cols + k];
-        if (!(diagonal > 0.0F && diagonal - diagonal == 0.0F))
-            return QSF_FAIL(QSF_ERR_ARG, "factor [%zu, %zu] is %g; the diagonal must be above 0", k,
-                            k, (double)diagonal);
+        QSF_FAIL_IF(!(diagonal > 0.0F && diagonal - diagonal == 0.0F), ARG,
+                    "factor [%zu, %zu] is %g; the diagonal must be above 0", k, k,
+                    (double)diagonal);
     }
     return QSF_OK;
 }
@@ -135,13 +132,13 @@ qsf_status qsf_feedback_rows(const qsf_rounding *how, const float *rows, size_t 
 {
     qsf_rounding_job job = {NULL, how, rows, n_rows, n_cols, tiles, stored, sums};
     QSF_TRY(qsf_rounding_job_begin(&job, cap_bytes));
-    if (factor == NULL || order == NULL || work == NULL)
-        return QSF_FAIL(QSF_ERR_ARG, "factor, order or work is NULL");
-    if (cap_floats < qsf_feedback_work_floats(n_cols))
-        return QSF_FAIL(QSF_ERR_ARG, "cap_floats is %zu, but the work needs %zu", cap_floats,
-                        qsf_feedback_work_floats(n_cols));
-    if (qsf_code_range_of(how->dtype) == NULL)
-        return QSF_FAIL(QSF_ERR_ARG, "%s is not a quantised type: there is no error to feed back",
-                        qsf_dtype_name(how->dtype));
+    QSF_FAIL_IF(factor == NULL || order == NULL || work == NULL, ARG,
+                "factor, order or work is NULL");
+    QSF_FAIL_IF(cap_floats < qsf_feedback_work_floats(n_cols), ARG,
+                "cap_floats is %zu, but the work needs %zu", cap_floats,
+                qsf_feedback_work_floats(n_cols));
+    QSF_FAIL_IF(qsf_code_range_of(how->dtype) == NULL, ARG,
+                "%s is not a quantised type: there is no error to feed back",
+                qsf_dtype_name(how->dtype));
     return qsf_feedback_job(&job, factor, order, work);
 }

@@ -35,10 +35,9 @@ qsf_status qsf_lz4_unpack(const void *packed, size_t packed_bytes, void *raw, si
     const int got = packed_bytes > INT_MAX || raw_bytes > INT_MAX
                         ? -1
                         : LZ4_decompress_safe(packed, raw, (int)packed_bytes, (int)raw_bytes);
-    if (got < 0 || (size_t)got != raw_bytes)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "damaged LZ4 block: %zu bytes decode to %d, %zu were announced",
-                        packed_bytes, got, raw_bytes);
+    QSF_FAIL_IF(got < 0 || (size_t)got != raw_bytes, FORMAT,
+                "damaged LZ4 block: %zu bytes decode to %d, %zu were announced", packed_bytes, got,
+                raw_bytes);
     return QSF_OK;
 }
 
@@ -46,23 +45,19 @@ static qsf_status decode_zstd(void *workspace, size_t workspace_bytes, const uns
                               size_t src_bytes, unsigned char *dst, size_t dst_bytes)
 {
     /* Exactly one frame that states its size. */
-    if (ZSTD_getFrameContentSize(src, src_bytes) != dst_bytes ||
-        ZSTD_findFrameCompressedSize(src, src_bytes) != src_bytes)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "damaged ZSTD block: %zu bytes are not one frame of %zu bytes", src_bytes,
-                        dst_bytes);
+    QSF_FAIL_IF(ZSTD_getFrameContentSize(src, src_bytes) != dst_bytes ||
+                    ZSTD_findFrameCompressedSize(src, src_bytes) != src_bytes,
+                FORMAT, "damaged ZSTD block: %zu bytes are not one frame of %zu bytes", src_bytes,
+                dst_bytes);
     ZSTD_DCtx *const context = ZSTD_initStaticDCtx(workspace, workspace_bytes);
-    if (context == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "internal error: a ZSTD workspace of %zu bytes is too small",
-                        workspace_bytes);
+    QSF_FAIL_IF(context == NULL, NOMEM,
+                "internal error: a ZSTD workspace of %zu bytes is too small", workspace_bytes);
     const size_t got = ZSTD_decompressDCtx(context, dst, dst_bytes, src, src_bytes);
-    if (ZSTD_isError(got))
-        return QSF_FAIL(QSF_ERR_FORMAT, "damaged ZSTD block of %zu bytes: %s", src_bytes,
-                        ZSTD_getErrorName(got));
-    if (got != dst_bytes)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "damaged ZSTD block: %zu bytes decode to %zu, %zu were announced",
-                        src_bytes, got, dst_bytes);
+    QSF_FAIL_IF(ZSTD_isError(got), FORMAT, "damaged ZSTD block of %zu bytes: %s", src_bytes,
+                ZSTD_getErrorName(got));
+    QSF_FAIL_IF(got != dst_bytes, FORMAT,
+                "damaged ZSTD block: %zu bytes decode to %zu, %zu were announced", src_bytes, got,
+                dst_bytes);
     return QSF_OK;
 }
 

@@ -4,7 +4,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include "format/extents.h"
 #include "format/records.h"
 
 /* ---- cdef begin ---- (cffi reads this part too) */

@@ -96,7 +96,7 @@ static qsf_status acquire_places(qsf_experts *e)
         if (row != NULL)
             use_memory(&e->slots[i], row + i * n_bytes);
         else if (!acquire_place(e, &e->slots[i]))
-            return QSF_FAIL(QSF_ERR_NOMEM, "no memory for expert %u of %u in memory: %.1f MB", i,
+            return QSF_FAIL(NOMEM, "no memory for expert %u of %u in memory: %.1f MB", i,
                             e->n_places, qsf_mb(e->slot_bytes));
     }
     return QSF_OK;
@@ -234,9 +234,8 @@ static qsf_status acquire(qsf_experts *e, size_t n, size_t item_bytes, void *out
 {
     void *const p = qsf_ledger_acquire(e->ledger, QSF_USE_TABLES, n * item_bytes);
     memcpy(out, &p, sizeof p);
-    if (p == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "no memory for the tables of experts: %zu KB",
-                        n * item_bytes >> 10);
+    QSF_FAIL_IF(p == NULL, NOMEM, "no memory for the tables of experts: %zu KB",
+                n * item_bytes >> 10);
     return QSF_OK;
 }
 
@@ -558,13 +557,13 @@ static qsf_status wait_for(qsf_experts *e, const qsf_expert_slot *s)
         if (begin_ns == 0)
             begin_ns = qsf_clock_ns();
         if (qsf_cancel_is_set(e->cancel))
-            status = QSF_FAIL(QSF_ERR_CANCELLED, "cancelled while reading experts of layer %u",
-                              e->layer_idx);
+            status =
+                QSF_FAIL(CANCELLED, "cancelled while reading experts of layer %u", e->layer_idx);
         else
             qsf_condition_wait_for(&e->has_data, &e->lock, CANCEL_POLL_NS);
     }
     if (s->state == QSF_SLOT_FAILED)
-        status = QSF_FAIL(e->failure_status, "%s", e->failure);
+        status = qsf_fail(e->failure_status, "%s", e->failure);
     qsf_mutex_unlock(&e->lock);
     if (begin_ns != 0) {
         const uint64_t end_ns = qsf_clock_ns();

@@ -364,10 +364,9 @@ qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qs
     *out = NULL;
     const size_t block_bytes = qsf_ring_bytes(ring_bytes, range_bytes, r);
     void *const block = qsf_ledger_acquire(ledger, QSF_USE_STREAM, block_bytes);
-    if (block == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM,
-                        "no memory for a ring of %zu MB: %" PRIu64 " of %" PRIu64 " MB are in use",
-                        block_bytes >> 20, ledger->held_bytes >> 20, ledger->ceiling_bytes >> 20);
+    QSF_FAIL_IF(block == NULL, NOMEM,
+                "no memory for a ring of %zu MB: %" PRIu64 " of %" PRIu64 " MB are in use",
+                block_bytes >> 20, ledger->held_bytes >> 20, ledger->ceiling_bytes >> 20);
     qsf_arena arena;
     layout l;
     qsf_arena_init(&arena, block, block_bytes);
@@ -476,7 +475,7 @@ qsf_status qsf_ring_begin_unit(qsf_ring *ring, uint32_t unit_idx)
         place++;
     if (ring->unit_idx != NONE || place == ring->n_order) {
         qsf_mutex_unlock(&ring->lock);
-        return QSF_FAIL(QSF_ERR_ARG,
+        return QSF_FAIL(ARG,
                         "internal error: unit %u is not streamed, or another unit has not ended",
                         unit_idx);
     }
@@ -533,9 +532,9 @@ static qsf_status wait_for(qsf_ring *ring, uint64_t piece_no)
         if (piece_no < ring->head && p->state == PIECE_READY)
             return QSF_OK;
         if (ring->failure_status != QSF_OK)
-            return QSF_FAIL(ring->failure_status, "%s", ring->failure);
-        if (qsf_cancel_is_set(ring->cancel))
-            return QSF_FAIL(QSF_ERR_CANCELLED, "cancelled while reading unit %u", ring->unit_idx);
+            return qsf_fail(ring->failure_status, "%s", ring->failure);
+        QSF_FAIL_IF(qsf_cancel_is_set(ring->cancel), CANCELLED, "cancelled while reading unit %u",
+                    ring->unit_idx);
         qsf_condition_wait_for(&ring->has_data, &ring->lock, CANCEL_POLL_NS);
     }
 }
@@ -629,10 +628,9 @@ qsf_status qsf_ring_end_unit(qsf_ring *ring, uint64_t *wait_ns, uint64_t *read_n
     const uint32_t crc32 = ring->unit_crc32;
     if (status == QSF_OK && crc32 != u->crc32) {
         ring->is_paused = true;
-        status =
-            QSF_FAIL(QSF_ERR_DAMAGED,
-                     "unit %u (%" PRIu64 " bytes at %" PRIu64 "): checksum is %08x, stored is %08x",
-                     unit_idx, u->stored_bytes, u->off, crc32, u->crc32);
+        status = QSF_FAIL(
+            DAMAGED, "unit %u (%" PRIu64 " bytes at %" PRIu64 "): checksum is %08x, stored is %08x",
+            unit_idx, u->stored_bytes, u->off, crc32, u->crc32);
     }
     *read_ns = ring->unit_last_ns - ring->unit_first_ns;
     qsf_mutex_unlock(&ring->lock);

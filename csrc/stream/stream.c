@@ -152,11 +152,10 @@ static qsf_status acquire(qsf_stream *s, qsf_use use, size_t n_bytes, void *out)
     if (n_bytes == 0)
         return QSF_OK;
     *to = qsf_ledger_acquire(s->ledger, use, n_bytes);
-    if (*to == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM,
-                        "no memory for %zu MB of %s: %" PRIu64 " of %" PRIu64 " MB are in use",
-                        n_bytes >> 20, qsf_use_name(use), s->ledger->held_bytes >> 20,
-                        s->ledger->ceiling_bytes >> 20);
+    QSF_FAIL_IF(*to == NULL, NOMEM,
+                "no memory for %zu MB of %s: %" PRIu64 " of %" PRIu64 " MB are in use",
+                n_bytes >> 20, qsf_use_name(use), s->ledger->held_bytes >> 20,
+                s->ledger->ceiling_bytes >> 20);
     return QSF_OK;
 }
 
@@ -274,9 +273,9 @@ static qsf_status load_units(qsf_stream *s, uint32_t n_units)
     for (uint32_t i = 0; i < n_units; i++) {
         const uint32_t unit_idx = s->order[i];
         const uint64_t raw_bytes = s->reader->units[unit_idx].raw_bytes;
-        if (raw_bytes > SIZE_MAX)
-            return QSF_FAIL(QSF_ERR_NOMEM, "unit %u of %" PRIu64 " MB exceeds the address space",
-                            unit_idx, raw_bytes >> 20);
+        QSF_FAIL_IF(raw_bytes > SIZE_MAX, NOMEM,
+                    "unit %u of %" PRIu64 " MB exceeds the address space", unit_idx,
+                    raw_bytes >> 20);
         unsigned char *to;
         QSF_TRY(acquire(s, QSF_USE_WEIGHTS, (size_t)raw_bytes, &to));
         s->resident[unit_idx] = to;
@@ -350,11 +349,10 @@ qsf_status qsf_stream_init(qsf_stream *s, qsf_reader *r, qsf_ledger *ledger,
     };
     qsf_stream_sizes sizes;
     qsf_stream_least(r, options->is_resident, &sizes);
-    if (options->ring_bytes < sizes.ring_bytes || options->ring_bytes % QSF_IO_ALIGN != 0)
-        return QSF_FAIL(QSF_ERR_ARG,
-                        "internal error: a ring of %zu bytes, these units need %zu or more, a "
-                        "multiple of %d",
-                        options->ring_bytes, sizes.ring_bytes, QSF_IO_ALIGN);
+    QSF_FAIL_IF(
+        options->ring_bytes < sizes.ring_bytes || options->ring_bytes % QSF_IO_ALIGN != 0, ARG,
+        "internal error: a ring of %zu bytes, these units need %zu or more, a multiple of %d",
+        options->ring_bytes, sizes.ring_bytes, QSF_IO_ALIGN);
     qsf_status status =
         acquire(s, QSF_USE_TABLES, r->n_stream_units * sizeof *s->resident, &s->resident);
     if (status == QSF_OK)
@@ -418,16 +416,14 @@ const unsigned char *qsf_stream_resident(const qsf_stream *s, uint32_t unit_idx)
 
 qsf_status qsf_stream_begin_unit(qsf_stream *s, uint32_t unit_idx)
 {
-    if (s->unit_idx != NONE || unit_idx >= s->reader->n_stream_units)
-        return QSF_FAIL(QSF_ERR_ARG, "internal error: unit %u of %u begins before unit %u ends",
-                        unit_idx, s->reader->n_stream_units, s->unit_idx);
+    QSF_FAIL_IF(s->unit_idx != NONE || unit_idx >= s->reader->n_stream_units, ARG,
+                "internal error: unit %u of %u begins before unit %u ends", unit_idx,
+                s->reader->n_stream_units, s->unit_idx);
     s->begin_ns = s->stopwatch != NULL ? s->stopwatch->last_ns : qsf_clock_ns();
     s->unit_wait_ns = 0;
     if (s->resident[unit_idx] == NULL) {
-        if (s->ring == NULL)
-            return QSF_FAIL(QSF_ERR_NOMEM,
-                            "unit %u cannot be streamed: the system had no memory for the ring",
-                            unit_idx);
+        QSF_FAIL_IF(s->ring == NULL, NOMEM,
+                    "unit %u cannot be streamed: the system had no memory for the ring", unit_idx);
         QSF_TRY(qsf_ring_begin_unit(s->ring, unit_idx));
         s->decode_off = 0;
         if (is_compressed(s, unit_idx))
@@ -477,16 +473,15 @@ static qsf_status advance(qsf_stream *s, uint64_t off, uint64_t end_off)
 static qsf_status check_range(const qsf_stream *s, uint64_t off, size_t n_bytes)
 {
     const uint32_t unit_idx = s->unit_idx;
-    if (unit_idx == NONE)
-        return QSF_FAIL(QSF_ERR_ARG, "internal error: no unit has begun");
+    QSF_FAIL_IF(unit_idx == NONE, ARG, "internal error: no unit has begun");
     const uint64_t raw_bytes = s->reader->units[unit_idx].raw_bytes;
     const uint64_t first_off = s->resident[unit_idx] != NULL ? 0 : s->decode_off;
-    if (!qsf_extent_inside(off, n_bytes, raw_bytes) || off < first_off ||
-        n_bytes > qsf_stream_range_bytes(s, unit_idx, off))
-        return QSF_FAIL(QSF_ERR_ARG,
-                        "internal error: unit %u: %zu bytes at %" PRIu64 ", allowed: from %" PRIu64
-                        " on, inside %" PRIu64 " bytes, at most one range",
-                        unit_idx, n_bytes, off, first_off, raw_bytes);
+    QSF_FAIL_IF(!qsf_extent_inside(off, n_bytes, raw_bytes) || off < first_off ||
+                    n_bytes > qsf_stream_range_bytes(s, unit_idx, off),
+                ARG,
+                "internal error: unit %u: %zu bytes at %" PRIu64 ", allowed: from %" PRIu64
+                " on, inside %" PRIu64 " bytes, at most one range",
+                unit_idx, n_bytes, off, first_off, raw_bytes);
     return QSF_OK;
 }
 
@@ -534,8 +529,7 @@ static qsf_status pass_rest(qsf_stream *s)
 qsf_status qsf_stream_end_unit(qsf_stream *s)
 {
     const uint32_t unit_idx = s->unit_idx;
-    if (unit_idx == NONE)
-        return QSF_FAIL(QSF_ERR_ARG, "internal error: no unit has begun");
+    QSF_FAIL_IF(unit_idx == NONE, ARG, "internal error: no unit has begun");
     if (s->resident[unit_idx] == NULL) {
         const qsf_status status = pass_rest(s);
         if (status != QSF_OK) {
@@ -568,9 +562,8 @@ qsf_status qsf_stream_table_band(qsf_stream *s, const qsf_tensor *table, uint32_
     const char *const name = is_own ? "own table" : "embedding";
     const unsigned char *const resident = is_own ? NULL : s->resident[table->unit_idx];
     qsf_stream_band *const band = is_own ? &s->ple_band : &s->band;
-    if (band_idx >= r->n_bands)
-        return QSF_FAIL(QSF_ERR_ARG, "internal error: %s band %u of %u", name, band_idx,
-                        r->n_bands);
+    QSF_FAIL_IF(band_idx >= r->n_bands, ARG, "internal error: %s band %u of %u", name, band_idx,
+                r->n_bands);
     const size_t row_bytes = (size_t)(table->data_bytes / r->n_bands);
     const uint64_t raw_off = table->data_off + (uint64_t)band_idx * row_bytes;
     *out = resident != NULL ? resident + raw_off : band->bytes;
@@ -584,9 +577,8 @@ qsf_status qsf_stream_table_band(qsf_stream *s, const qsf_tensor *table, uint32_
     s->band_bytes_read += row_bytes;
     const uint32_t crc32 = qsf_crc32(0, band->bytes, row_bytes);
     const uint32_t stored = r->band_crc32[is_own ? r->n_bands + band_idx : band_idx];
-    if (crc32 != stored)
-        return QSF_FAIL(QSF_ERR_DAMAGED, "%s band %u: checksum is %08x, stored is %08x", name,
-                        band_idx, crc32, stored);
+    QSF_FAIL_IF(crc32 != stored, DAMAGED, "%s band %u: checksum is %08x, stored is %08x", name,
+                band_idx, crc32, stored);
     band->idx = band_idx;
     return QSF_OK;
 }
@@ -628,11 +620,10 @@ qsf_status qsf_stream_drop(qsf_stream *s, uint32_t unit_idx, size_t ring_bytes)
     const uint64_t free_bytes = s->ledger->ceiling_bytes - s->ledger->held_bytes;
     const uint64_t old_bytes =
         s->ring == NULL ? 0 : qsf_stream_buffer_bytes(r, &s->sizes, s->ring_bytes);
-    if (needed_bytes > free_bytes && needed_bytes - free_bytes > raw_bytes + old_bytes)
-        return QSF_FAIL(QSF_ERR_NOMEM,
-                        "dropping unit %u frees %" PRIu64 " MB, but streaming it needs %" PRIu64
-                        " MB",
-                        unit_idx, raw_bytes >> 20, needed_bytes >> 20);
+    QSF_FAIL_IF(needed_bytes > free_bytes && needed_bytes - free_bytes > raw_bytes + old_bytes,
+                NOMEM,
+                "dropping unit %u frees %" PRIu64 " MB, but streaming it needs %" PRIu64 " MB",
+                unit_idx, raw_bytes >> 20, needed_bytes >> 20);
     if (takes_buffers)
         release_buffers(s);
     qsf_ledger_release(s->ledger, QSF_USE_WEIGHTS, s->resident[unit_idx], (size_t)raw_bytes);

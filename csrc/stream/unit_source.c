@@ -68,22 +68,21 @@ static qsf_status next_block(qsf_unit_source *s, unsigned char *dst, size_t cap_
     const qsf_unit *const u = &s->reader->units[s->unit_idx];
     const uint64_t raw_left_bytes = qsf_unit_source_left_bytes(s);
     const uint64_t stored_left_bytes = u->stored_bytes - s->stored_done_bytes;
-    if (stored_left_bytes < BLOCK_HEAD_BYTES)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "unit %u: %" PRIu64 " stored bytes left for %" PRIu64 " raw ones",
-                        s->unit_idx, stored_left_bytes, raw_left_bytes);
+    QSF_FAIL_IF(stored_left_bytes < BLOCK_HEAD_BYTES, FORMAT,
+                "unit %u: %" PRIu64 " stored bytes left for %" PRIu64 " raw ones", s->unit_idx,
+                stored_left_bytes, raw_left_bytes);
     const unsigned char *bytes;
     QSF_TRY(take(s, BLOCK_HEAD_BYTES, &bytes));
     const uint32_t stored_bytes = qsf_load_u32(bytes);
     const uint32_t raw_bytes = qsf_load_u32(bytes + 4);
-    if (raw_bytes < 1 || raw_bytes > QSF_COMPRESSED_BLOCK_BYTES || raw_bytes > raw_left_bytes ||
-        stored_bytes < 1 || stored_bytes > raw_bytes ||
-        stored_bytes > stored_left_bytes - BLOCK_HEAD_BYTES)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "unit %u: a block of %u stored and %u raw bytes, allowed: raw 1 .. %u, "
-                        "stored 1 .. raw; left are %" PRIu64 " and %" PRIu64,
-                        s->unit_idx, stored_bytes, raw_bytes, QSF_COMPRESSED_BLOCK_BYTES,
-                        stored_left_bytes - BLOCK_HEAD_BYTES, raw_left_bytes);
+    QSF_FAIL_IF(raw_bytes < 1 || raw_bytes > QSF_COMPRESSED_BLOCK_BYTES ||
+                    raw_bytes > raw_left_bytes || stored_bytes < 1 || stored_bytes > raw_bytes ||
+                    stored_bytes > stored_left_bytes - BLOCK_HEAD_BYTES,
+                FORMAT,
+                "unit %u: a block of %u stored and %u raw bytes, allowed: raw 1 .. %u, stored 1 .. "
+                "raw; left are %" PRIu64 " and %" PRIu64,
+                s->unit_idx, stored_bytes, raw_bytes, QSF_COMPRESSED_BLOCK_BYTES,
+                stored_left_bytes - BLOCK_HEAD_BYTES, raw_left_bytes);
     assert(raw_bytes <= cap_bytes);
     (void)cap_bytes;
     QSF_TRY(take(s, stored_bytes, &bytes));
@@ -108,9 +107,8 @@ qsf_status qsf_unit_source_finish(const qsf_unit_source *s)
 {
     const uint64_t stored_bytes = s->reader->units[s->unit_idx].stored_bytes;
     assert(qsf_unit_source_left_bytes(s) == 0);
-    if (s->stored_done_bytes != stored_bytes)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "unit %u: %" PRIu64 " stored bytes are left after its last block",
-                        s->unit_idx, stored_bytes - s->stored_done_bytes);
+    QSF_FAIL_IF(s->stored_done_bytes != stored_bytes, FORMAT,
+                "unit %u: %" PRIu64 " stored bytes are left after its last block", s->unit_idx,
+                stored_bytes - s->stored_done_bytes);
     return QSF_OK;
 }

@@ -156,8 +156,8 @@ static void merge_all(const qsf_vocabulary *v, heap *h, const chain *c)
 
 static qsf_status encode_long(const qsf_vocabulary *v, qsf_work *w, qsf_bytes piece, qsf_sink *out)
 {
-    if (piece.n >= UINT32_MAX / 2)
-        return QSF_FAIL(QSF_ERR_NOMEM, "a piece of %zu bytes is too long to be encoded", piece.n);
+    QSF_FAIL_IF(piece.n >= UINT32_MAX / 2, NOMEM, "a piece of %zu bytes is too long to be encoded",
+                piece.n);
     QSF_TRY(qsf_work_reserve(w, QSF_WORK_UNITS, piece.n * 3 * sizeof(uint32_t)));
     QSF_TRY(qsf_work_reserve(w, QSF_WORK_HEAP, piece.n * 2 * sizeof(uint64_t)));
     chain c = {.ids = w->blocks[QSF_WORK_UNITS]};
@@ -271,10 +271,8 @@ static void put_path(const qsf_vocabulary *v, qsf_bytes piece, const place *plac
 
 qsf_status qsf_unigram_encode(const qsf_vocabulary *v, qsf_work *w, qsf_bytes piece, qsf_sink *out)
 {
-    if (v->unk_id == QSF_TOKEN_NONE || piece.n >= UINT32_MAX / 2)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "a unigram vocabulary without an unknown token, or a piece of %zu bytes",
-                        piece.n);
+    QSF_FAIL_IF(v->unk_id == QSF_TOKEN_NONE || piece.n >= UINT32_MAX / 2, UNSUPPORTED,
+                "a unigram vocabulary without an unknown token, or a piece of %zu bytes", piece.n);
     QSF_TRY(qsf_work_reserve(w, QSF_WORK_UNITS, (piece.n + 1) * sizeof(place)));
     QSF_TRY(qsf_work_reserve(w, QSF_WORK_HEAP, (piece.n + 1) * sizeof(uint32_t)));
     place *const places = w->blocks[QSF_WORK_UNITS];
@@ -320,8 +318,8 @@ static uint32_t find_longest(const qsf_vocabulary *v, qsf_bytes text, size_t lea
 
 qsf_status qsf_wordpiece_encode(const qsf_vocabulary *v, qsf_work *w, qsf_bytes word, qsf_sink *out)
 {
-    if (v->unk_id == QSF_TOKEN_NONE)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "a WordPiece vocabulary without an unknown token");
+    QSF_FAIL_IF(v->unk_id == QSF_TOKEN_NONE, UNSUPPORTED,
+                "a WordPiece vocabulary without an unknown token");
     const size_t n_prefix = QSF_WORD_PREFIX_BYTES;
     QSF_TRY(qsf_work_reserve(w, QSF_WORK_HEAP, n_prefix + word.n));
     QSF_TRY(qsf_work_reserve(w, QSF_WORK_UNITS, word.n * sizeof(uint32_t)));

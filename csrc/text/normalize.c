@@ -349,12 +349,11 @@ qsf_status qsf_work_reserve(qsf_work *w, int idx, size_t n_bytes)
     if (n_new < n_bytes)
         n_new = n_bytes;
     void *const block = qsf_ledger_acquire(&w->ledger, QSF_USE_TEXT, n_new);
-    if (block == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM,
-                        "the text needs more than the %llu MB that encoding may take (%zu bytes "
-                        "more, %llu taken): encode it in parts",
-                        (unsigned long long)(QSF_TEXT_WORK_BYTES >> 20), n_new,
-                        (unsigned long long)w->ledger.held_bytes);
+    QSF_FAIL_IF(block == NULL, NOMEM,
+                "the text needs more than the %llu MB that encoding may take (%zu bytes more, %llu "
+                "taken): encode it in parts",
+                (unsigned long long)(QSF_TEXT_WORK_BYTES >> 20), n_new,
+                (unsigned long long)w->ledger.held_bytes);
     if (w->blocks[idx] != NULL)
         memcpy(block, w->blocks[idx], w->block_bytes[idx]);
     qsf_ledger_release(&w->ledger, QSF_USE_TEXT, w->blocks[idx], w->block_bytes[idx]);

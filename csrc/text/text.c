@@ -1,4 +1,4 @@
-/* text.c - the public functions on texts: checks arguments, manages the memory of a call. */
+/* text.c - the public functions on texts (arguments, the memory of a call), and decoding. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "text/text.h"
 
@@ -12,20 +12,19 @@
 qsf_status qsf_text_reserve(uint64_t n_bytes, qsf_text **out)
 {
     *out = NULL;
-    if (n_bytes == 0 || n_bytes > QSF_TEXT_MAX_BYTES)
-        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT has %llu bytes, allowed: 1 to %u",
-                        (unsigned long long)n_bytes, QSF_TEXT_MAX_BYTES);
+    QSF_FAIL_IF(n_bytes == 0 || n_bytes > QSF_TEXT_MAX_BYTES, FORMAT,
+                "section TEXT has %llu bytes, allowed: 1 to %u", (unsigned long long)n_bytes,
+                QSF_TEXT_MAX_BYTES);
     qsf_ledger ledger;
     qsf_ledger_init(&ledger, n_bytes + sizeof(qsf_text));
     qsf_text *const t = qsf_ledger_acquire(&ledger, QSF_USE_TEXT, sizeof *t);
-    if (t == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "%zu bytes for a vocabulary", sizeof *t);
+    QSF_FAIL_IF(t == NULL, NOMEM, "%zu bytes for a vocabulary", sizeof *t);
     t->section = qsf_ledger_acquire(&ledger, QSF_USE_TEXT, (size_t)n_bytes);
     t->n_bytes = (size_t)n_bytes;
     t->ledger = ledger;
     *out = t;
-    if (t->section == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "%llu bytes for a vocabulary", (unsigned long long)n_bytes);
+    QSF_FAIL_IF(t->section == NULL, NOMEM, "%llu bytes for a vocabulary",
+                (unsigned long long)n_bytes);
     return QSF_OK;
 }
 
@@ -37,8 +36,7 @@ qsf_status qsf_text_check(qsf_text *t)
 
 qsf_status qsf_text_create(const void *section, uint64_t n_bytes, qsf_text **out)
 {
-    if (section == NULL || out == NULL)
-        return QSF_FAIL(QSF_ERR_ARG, "qsf_text_create: a pointer is NULL");
+    QSF_FAIL_IF(section == NULL || out == NULL, ARG, "qsf_text_create: a pointer is NULL");
     qsf_status status = qsf_text_reserve(n_bytes, out);
     if (status == QSF_OK) {
         memcpy((*out)->section, section, (size_t)n_bytes);
@@ -78,14 +76,14 @@ void qsf_text_info(const qsf_text *t, qsf_text_facts *out)
 qsf_status qsf_tokenize(const qsf_text *t, const char *text, size_t n_bytes, uint32_t flags,
                         uint32_t *ids, size_t cap_ids, size_t *n_ids)
 {
-    if (t == NULL || (text == NULL && n_bytes != 0) || (ids == NULL && cap_ids != 0) ||
-        n_ids == NULL || (flags & ~(uint32_t)(QSF_TOKENIZE_PREFIX | QSF_TOKENIZE_SPECIAL)) != 0)
-        return QSF_FAIL(QSF_ERR_ARG, "qsf_tokenize: a pointer is NULL or a flag unknown");
+    QSF_FAIL_IF(t == NULL || (text == NULL && n_bytes != 0) || (ids == NULL && cap_ids != 0) ||
+                    n_ids == NULL ||
+                    (flags & ~(uint32_t)(QSF_TOKENIZE_PREFIX | QSF_TOKENIZE_SPECIAL)) != 0,
+                ARG, "qsf_tokenize: a pointer is NULL or a flag unknown");
     const qsf_vocabulary *const v = &t->vocabulary;
     const qsf_bytes bytes = {(const unsigned char *)text, n_bytes};
     const size_t n_valid = n_bytes == 0 ? 0 : qsf_utf8_valid_bytes(bytes.p, n_bytes);
-    if (n_valid != n_bytes)
-        return QSF_FAIL(QSF_ERR_ARG, "the text is not UTF-8 from byte %zu on", n_valid);
+    QSF_FAIL_IF(n_valid != n_bytes, ARG, "the text is not UTF-8 from byte %zu on", n_valid);
     qsf_sink sink = {ids, cap_ids, 0};
     const uint32_t n_prefix = (flags & QSF_TOKENIZE_PREFIX) != 0 ? v->n_prefix : 0;
     for (uint32_t i = 0; i < n_prefix; i++)
@@ -169,12 +167,11 @@ void qsf_decoder_init(const qsf_text *t, uint32_t flags, qsf_text_decoder *out)
 qsf_status qsf_decoder_push(const qsf_text *t, qsf_text_decoder *d, uint32_t id, char *out,
                             size_t cap_bytes, size_t *n_bytes)
 {
-    if (t == NULL || d == NULL || out == NULL || n_bytes == NULL || d->n_pending > 3)
-        return QSF_FAIL(QSF_ERR_ARG, "qsf_decoder_push: a pointer is NULL or the decoder damaged");
+    QSF_FAIL_IF(t == NULL || d == NULL || out == NULL || n_bytes == NULL || d->n_pending > 3, ARG,
+                "qsf_decoder_push: a pointer is NULL or the decoder damaged");
     const size_t n_room = qsf_decode_room(qsf_vocabulary_text(&t->vocabulary, id).n);
-    if (cap_bytes < n_room)
-        return QSF_FAIL(QSF_ERR_ARG, "room for %zu bytes of text, token %u may need %zu", cap_bytes,
-                        (unsigned)id, n_room);
+    QSF_FAIL_IF(cap_bytes < n_room, ARG, "room for %zu bytes of text, token %u may need %zu",
+                cap_bytes, (unsigned)id, n_room);
     *n_bytes = qsf_decode_push(&t->vocabulary, d, id, (unsigned char *)out);
     return QSF_OK;
 }
@@ -187,10 +184,10 @@ size_t qsf_decoder_flush(qsf_text_decoder *d, char *out)
 qsf_status qsf_detokenize(const qsf_text *t, const uint32_t *ids, size_t n_ids, uint32_t flags,
                           char *out, size_t cap_bytes, size_t *n_bytes)
 {
-    if (t == NULL || (ids == NULL && n_ids != 0) || (out == NULL && cap_bytes != 0) ||
-        n_bytes == NULL ||
-        (flags & ~(uint32_t)(QSF_DETOKENIZE_SPECIAL | QSF_DETOKENIZE_START)) != 0)
-        return QSF_FAIL(QSF_ERR_ARG, "qsf_detokenize: a pointer is NULL or a flag unknown");
+    QSF_FAIL_IF(t == NULL || (ids == NULL && n_ids != 0) || (out == NULL && cap_bytes != 0) ||
+                    n_bytes == NULL ||
+                    (flags & ~(uint32_t)(QSF_DETOKENIZE_SPECIAL | QSF_DETOKENIZE_START)) != 0,
+                ARG, "qsf_detokenize: a pointer is NULL or a flag unknown");
     const qsf_vocabulary *const v = &t->vocabulary;
     qsf_text_decoder d;
     qsf_decoder_init(t, flags, &d);
@@ -210,4 +207,125 @@ qsf_status qsf_detokenize(const qsf_text *t, const uint32_t *ids, size_t n_ids, 
         n += qsf_decode_flush(&d, (unsigned char *)out + n);
     *n_bytes = n;
     return QSF_OK;
+}
+
+/* ---- decoding ---- */
+
+static const unsigned char mark[3] = {0xE2, 0x96, 0x81};        /* U+2581 */
+static const unsigned char replacement[3] = {0xEF, 0xBF, 0xBD}; /* U+FFFD */
+
+static int hex_value(unsigned char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    const unsigned char lower = c | 0x20;
+    return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
+}
+
+/* The byte that a token called <0xHH> stands for, or -1. */
+static int byte_of(qsf_bytes name)
+{
+    if (name.n != 6 || memcmp(name.p, "<0x", 3) != 0 || name.p[5] != '>')
+        return -1;
+    const int high = hex_value(name.p[3]);
+    const int low = hex_value(name.p[4]);
+    return high < 0 || low < 0 ? -1 : high * 16 + low;
+}
+
+size_t qsf_decode_token(const qsf_vocabulary *v, uint32_t id, bool is_first_token,
+                        unsigned char *out, size_t cap)
+{
+    const qsf_bytes name = qsf_vocabulary_text(v, id);
+    const int byte = (v->flags & QSF_TEXT_BYTE_TOKENS) != 0 ? byte_of(name) : -1;
+    if (byte >= 0) {
+        if (cap != 0)
+            out[0] = (unsigned char)byte;
+        return 1;
+    }
+    if (v->model == QSF_TEXT_WORDPIECE && name.n > 0) {
+        const size_t n_prefix = QSF_WORD_PREFIX_BYTES;
+        const bool goes_on = name.n > n_prefix && memcmp(name.p, QSF_WORD_PREFIX, n_prefix) == 0;
+        const size_t n_out = goes_on ? name.n - n_prefix : name.n + 1;
+        for (size_t i = 0; i < n_out && i < cap; i++)
+            out[i] = goes_on ? name.p[n_prefix + i] : i == 0 ? ' ' : name.p[i - 1];
+        return n_out;
+    }
+    if ((v->flags & QSF_TEXT_MARKS) == 0) {
+        memcpy(out, name.p, name.n < cap ? name.n : cap);
+        return name.n;
+    }
+    size_t n = 0;
+    for (size_t i = 0; i < name.n; i++) {
+        unsigned char c = name.p[i];
+        if (name.n - i >= sizeof mark && memcmp(name.p + i, mark, sizeof mark) == 0) {
+            i += sizeof mark - 1;
+            if (is_first_token)
+                continue;
+            c = ' ';
+        }
+        if (n < cap)
+            out[n] = c;
+        n++;
+    }
+    return n;
+}
+
+/* Emits a character, unless it is a leading space that this text loses. */
+static size_t put(qsf_text_decoder *d, const unsigned char *c, size_t n_bytes, unsigned char *out)
+{
+    if (d->n_leading != 0) {
+        if (c[0] == ' ') {
+            d->n_leading--;
+            return 0;
+        }
+        d->n_leading = 0;
+    }
+    memcpy(out, c, n_bytes);
+    return n_bytes;
+}
+
+static size_t put_byte(qsf_text_decoder *d, unsigned char byte, unsigned char *out)
+{
+    size_t n = 0;
+    if (d->n_pending == 0 && byte < 0x80)
+        return put(d, &byte, 1, out);
+    d->pending[d->n_pending++] = byte;
+    while (d->n_pending != 0) {
+        size_t n_used;
+        const qsf_utf8_kind kind = qsf_utf8_look(d->pending, d->n_pending, &n_used);
+        if (kind == QSF_UTF8_CUT)
+            break;
+        n += kind == QSF_UTF8_CHAR ? put(d, d->pending, n_used, out + n)
+                                   : put(d, replacement, sizeof replacement, out + n);
+        d->n_pending -= (uint32_t)n_used;
+        memmove(d->pending, d->pending + n_used, d->n_pending);
+    }
+    return n;
+}
+
+size_t qsf_decode_push(const qsf_vocabulary *v, qsf_text_decoder *d, uint32_t id,
+                       unsigned char *out)
+{
+    if (id >= v->n_ids || (v->kinds[id] & QSF_TOKEN_PRESENT) == 0 ||
+        (d->skips_special != 0 && (v->kinds[id] & QSF_TOKEN_SPECIAL) != 0))
+        return 0;
+    const bool is_first = d->is_at_start != 0 && (v->flags & QSF_TEXT_FIRST_TOKEN) != 0;
+    d->is_at_start = 0;
+    /* The bytes are put at the end of the room, the text at its beginning. The text never
+     * reaches unread bytes: each byte becomes at most three, and four more may be pending. */
+    const size_t n_most = qsf_vocabulary_text(v, id).n + (v->model == QSF_TEXT_WORDPIECE);
+    unsigned char *const bytes = out + qsf_decode_room(n_most) - n_most;
+    const size_t n_bytes = qsf_decode_token(v, id, is_first, bytes, n_most);
+    size_t n = 0;
+    for (size_t i = 0; i < n_bytes; i++)
+        n += put_byte(d, bytes[i], out + n);
+    return n;
+}
+
+size_t qsf_decode_flush(qsf_text_decoder *d, unsigned char *out)
+{
+    if (d->n_pending == 0)
+        return 0;
+    d->n_pending = 0;
+    return put(d, replacement, sizeof replacement, out);
 }

@@ -13,6 +13,7 @@
 #include "platform/thread.h"
 #include "text/utf8.h"
 
+#define ROW 96 /* characters of a row of the encoded tables */
 #define N_DIGITS 92U
 #define N_LAST_DIGITS 70U /* digits that end a number */
 
@@ -21,6 +22,11 @@ qsf_unicode_property qsf_unicode_classes;
 qsf_decomposition qsf_unicode_decompositions[QSF_UNICODE_DECOMPOSITIONS];
 uint32_t qsf_unicode_pool[QSF_UNICODE_POOL];
 qsf_composition qsf_unicode_compositions[QSF_UNICODE_COMPOSITIONS];
+
+/* The tables, encoded */
+static const char encoded[][ROW + 1] = {
+#include "text/unicode_tables.inc"
+};
 
 static uint32_t read_number(const char **at)
 {
@@ -113,7 +119,7 @@ void qsf_unicode_load(void)
             qsf_thread_yield();
         return;
     }
-    const char *at = qsf_unicode_text[0];
+    const char *at = encoded[0];
     read_property(&at, &qsf_unicode_words);
     read_property(&at, &qsf_unicode_classes);
     read_decompositions(&at);

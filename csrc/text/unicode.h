@@ -16,11 +16,9 @@
 #define QSF_UNICODE_POOL 6619
 #define QSF_UNICODE_COMPOSITIONS 940
 #define QSF_UNICODE_MAX_DECOMPOSED 32 /* characters of one decomposition, at most */
-#define QSF_UNICODE_ROW 96            /* characters of a row of the encoded tables */
 
-/* The tables as unicode_tables.c has them, encoded, and their decoding. Before it every other table
- * is zero. Any thread may call it; only the first call decodes. */
-extern const char qsf_unicode_text[][QSF_UNICODE_ROW + 1];
+/* Decodes the tables. Before it every table is zero. Any thread may call it; only the first call
+ * decodes. */
 void qsf_unicode_load(void);
 
 /* The properties of a code point in two stages: a block, and its place in the block. */

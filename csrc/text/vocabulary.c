@@ -37,17 +37,15 @@ static const unsigned char *take(cursor *c, uint64_t n, uint64_t element_bytes)
 
 static qsf_status check_most(const char *field, uint32_t value, uint32_t most)
 {
-    if (value > most)
-        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: %s is %u, allowed: up to %u", field, value,
-                        most);
+    QSF_FAIL_IF(value > most, FORMAT, "section TEXT: %s is %u, allowed: up to %u", field, value,
+                most);
     return QSF_OK;
 }
 
 static qsf_status check_slots(const char *field, uint32_t n_slots)
 {
-    if (n_slots == 0 || (n_slots & (n_slots - 1)) != 0)
-        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: %s has %u slots, allowed: powers of two",
-                        field, n_slots);
+    QSF_FAIL_IF(n_slots == 0 || (n_slots & (n_slots - 1)) != 0, FORMAT,
+                "section TEXT: %s has %u slots, allowed: powers of two", field, n_slots);
     return QSF_OK;
 }
 
@@ -57,9 +55,9 @@ static qsf_status check_numbers(const char *field, const unsigned char *numbers,
 {
     for (size_t i = 0; i < n; i++) {
         const uint32_t value = qsf_load_u32(numbers + i * 4);
-        if (value >= limit && !(may_be_none && value == QSF_TOKEN_NONE))
-            return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: %s %zu is %u, allowed: below %u%s",
-                            field, i, value, limit, may_be_none ? " or none" : "");
+        QSF_FAIL_IF(value >= limit && !(may_be_none && value == QSF_TOKEN_NONE), FORMAT,
+                    "section TEXT: %s %zu is %u, allowed: below %u%s", field, i, value, limit,
+                    may_be_none ? " or none" : "");
     }
     return QSF_OK;
 }
@@ -67,27 +65,24 @@ static qsf_status check_numbers(const char *field, const unsigned char *numbers,
 static qsf_status check_tokens(qsf_vocabulary *v, uint32_t n_text_bytes)
 {
     uint32_t before = qsf_load_u32(v->offsets);
-    if (before != 0)
-        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: the first token begins at %u", before);
+    QSF_FAIL_IF(before != 0, FORMAT, "section TEXT: the first token begins at %u", before);
     uint32_t n_tokens = 0;
     for (uint32_t id = 0; id < v->n_ids; id++) {
         const uint32_t end = qsf_load_u32(v->offsets + (size_t)id * 4 + 4);
-        if (end < before || end - before > QSF_TEXT_MAX_TOKEN_BYTES || end > n_text_bytes ||
-            v->kinds[id] > QSF_TOKEN_ALL_KINDS)
-            return QSF_FAIL(
-                QSF_ERR_FORMAT,
-                "section TEXT: token %u is of kind %u and goes from %u to %u of %u bytes", id,
-                v->kinds[id], before, end, n_text_bytes);
+        QSF_FAIL_IF(end < before || end - before > QSF_TEXT_MAX_TOKEN_BYTES || end > n_text_bytes ||
+                        v->kinds[id] > QSF_TOKEN_ALL_KINDS,
+                    FORMAT,
+                    "section TEXT: token %u is of kind %u and goes from %u to %u of %u bytes", id,
+                    v->kinds[id], before, end, n_text_bytes);
         n_tokens += (v->kinds[id] & QSF_TOKEN_PRESENT) != 0;
         if (end - before > v->max_token_bytes)
             v->max_token_bytes = end - before;
         before = end;
     }
     v->max_token_bytes += v->model == QSF_TEXT_WORDPIECE; /* decoding puts a space before it */
-    if (before != n_text_bytes || n_tokens != v->n_tokens)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "section TEXT: %u tokens of %u bytes, the header says %u of %u", n_tokens,
-                        before, v->n_tokens, n_text_bytes);
+    QSF_FAIL_IF(before != n_text_bytes || n_tokens != v->n_tokens, FORMAT,
+                "section TEXT: %u tokens of %u bytes, the header says %u of %u", n_tokens, before,
+                v->n_tokens, n_text_bytes);
     return QSF_OK;
 }
 
@@ -108,19 +103,18 @@ static qsf_status check_added(qsf_vocabulary *v, uint32_t n_pool_bytes)
         const uint32_t n_bytes = qsf_load_u32(p + 12);
         const bool is_normalized = i >= v->n_added_raw;
         const uint32_t flags = qsf_load_u32(p + 4);
-        if (qsf_load_u32(p) >= v->n_ids || flags > QSF_ADDED_ALL_FLAGS ||
-            ((flags & QSF_ADDED_NORMALIZED) != 0) != is_normalized || n_bytes == 0 ||
-            n_bytes > QSF_TEXT_MAX_ADDED_BYTES || !qsf_extent_inside(off, n_bytes, n_pool_bytes) ||
-            qsf_utf8_valid_bytes(v->pool + off, n_bytes) != n_bytes)
-            return QSF_FAIL(
-                QSF_ERR_FORMAT,
-                "section TEXT: added token %u is token %u with flags %u and %u bytes at %u", i,
-                qsf_load_u32(p), flags, n_bytes, off);
+        QSF_FAIL_IF(qsf_load_u32(p) >= v->n_ids || flags > QSF_ADDED_ALL_FLAGS ||
+                        ((flags & QSF_ADDED_NORMALIZED) != 0) != is_normalized || n_bytes == 0 ||
+                        n_bytes > QSF_TEXT_MAX_ADDED_BYTES ||
+                        !qsf_extent_inside(off, n_bytes, n_pool_bytes) ||
+                        qsf_utf8_valid_bytes(v->pool + off, n_bytes) != n_bytes,
+                    FORMAT,
+                    "section TEXT: added token %u is token %u with flags %u and %u bytes at %u", i,
+                    qsf_load_u32(p), flags, n_bytes, off);
         const qsf_added added = qsf_vocabulary_added(v, i);
-        if (i != 0 && i != v->n_added_raw &&
-            compare_bytes(qsf_vocabulary_added(v, i - 1).content, added.content) >= 0)
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "section TEXT: added token %u is not behind the one before", i);
+        QSF_FAIL_IF(i != 0 && i != v->n_added_raw &&
+                        compare_bytes(qsf_vocabulary_added(v, i - 1).content, added.content) >= 0,
+                    FORMAT, "section TEXT: added token %u is not behind the one before", i);
     }
     for (int group = 0; group < 2; group++) {
         uint32_t at = group == 0 ? 0 : v->n_added_raw;
@@ -148,30 +142,27 @@ static qsf_status check_steps(qsf_vocabulary *v, const unsigned char *steps, uin
     for (uint32_t i = 0; i < v->n_steps; i++) {
         const unsigned char *const p = steps + (size_t)i * 20;
         const uint32_t kind = qsf_load_u32(p);
-        if (!is_known_step(kind, version))
-            return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                            "section TEXT of version %u: step %u is of kind %u, which this build "
-                            "does not know; make the file again with `qsf convert`",
-                            version, i, kind);
+        QSF_FAIL_IF(!is_known_step(kind, version), UNSUPPORTED,
+                    "section TEXT of version %u: step %u is of kind %u, which this build does not "
+                    "know; make the file again with `qsf convert`",
+                    version, i, kind);
         qsf_step *const step = &v->steps[i];
         step->kind = (qsf_step_kind)kind;
         qsf_bytes *const strings[2] = {&step->a, &step->b};
         for (int k = 0; k < 2; k++) {
             const uint32_t off = qsf_load_u32(p + 4 + 8 * k);
             const uint32_t n_bytes = qsf_load_u32(p + 8 + 8 * k);
-            if (!qsf_extent_inside(off, n_bytes, n_pool_bytes) ||
-                n_bytes > QSF_TEXT_MAX_ADDED_BYTES ||
-                qsf_utf8_valid_bytes(v->pool + off, n_bytes) != n_bytes)
-                return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: step %u has %u bytes at %u", i,
-                                n_bytes, off);
+            QSF_FAIL_IF(!qsf_extent_inside(off, n_bytes, n_pool_bytes) ||
+                            n_bytes > QSF_TEXT_MAX_ADDED_BYTES ||
+                            qsf_utf8_valid_bytes(v->pool + off, n_bytes) != n_bytes,
+                        FORMAT, "section TEXT: step %u has %u bytes at %u", i, n_bytes, off);
             *strings[k] = (qsf_bytes){v->pool + off, n_bytes};
         }
         const bool is_normalising = kind < QSF_STEP_SPLIT;
-        if ((kind == QSF_STEP_REPLACE && step->a.n == 0) ||
-            (kind == QSF_STEP_MAP && v->n_map_nodes == 0) ||
-            (is_normalising && i != 0 && v->steps[i - 1].kind >= QSF_STEP_SPLIT))
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "section TEXT: step %u replaces nothing or comes too late", i);
+        QSF_FAIL_IF((kind == QSF_STEP_REPLACE && step->a.n == 0) ||
+                        (kind == QSF_STEP_MAP && v->n_map_nodes == 0) ||
+                        (is_normalising && i != 0 && v->steps[i - 1].kind >= QSF_STEP_SPLIT),
+                    FORMAT, "section TEXT: step %u replaces nothing or comes too late", i);
     }
     return QSF_OK;
 }
@@ -193,9 +184,8 @@ static qsf_status check_classes(const qsf_vocabulary *v)
         is_right &= v->class_blocks[i] < v->n_classes;
     for (size_t i = 0; v->n_classes != 0 && i < 256; i++)
         is_right &= v->byte_classes[i] < v->n_classes;
-    if (!is_right)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "section TEXT: a character is of a class that is none of %u", v->n_classes);
+    QSF_FAIL_IF(!is_right, FORMAT, "section TEXT: a character is of a class that is none of %u",
+                v->n_classes);
     return QSF_OK;
 }
 
@@ -238,9 +228,9 @@ static qsf_status check_splits(qsf_vocabulary *v, const unsigned char *rows,
         }
         const bool was_on_bytes = is_on_bytes;
         is_on_bytes |= (s->flags & QSF_SPLIT_ON_BYTES) != 0;
-        if (is_on_bytes && (v->model != QSF_TEXT_BPE_BYTES || (s->flags & QSF_SPLIT_ON_BYTES) == 0))
-            return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: step %u%s bytes", i,
-                            was_on_bytes ? " is not on" : " is on");
+        QSF_FAIL_IF(
+            is_on_bytes && (v->model != QSF_TEXT_BPE_BYTES || (s->flags & QSF_SPLIT_ON_BYTES) == 0),
+            FORMAT, "section TEXT: step %u%s bytes", i, was_on_bytes ? " is not on" : " is on");
         if (!is_split)
             continue;
         const bool are_sizes = v->n_classes != 0 && n_aheads <= QSF_TEXT_MAX_AHEADS &&
@@ -253,17 +243,16 @@ static qsf_status check_splits(qsf_vocabulary *v, const unsigned char *rows,
         s->forward = entries + at * 2;
         s->backward = s->forward + n_forward * 2;
         at += n_forward + n_backward;
-        if (!are_sizes || s->flags > QSF_SPLIT_ALL_FLAGS ||
-            (s->flags & QSF_SPLIT_BEHAVIORS) > QSF_SPLIT_CONTIGUOUS || at > v->n_entries ||
-            !are_states(s, v->n_classes, n_aheads))
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "section TEXT: the expression of step %u has %u and %u states, flags "
-                            "%u, or a state that does not exist",
-                            i, s->n_forward, s->n_backward, s->flags);
+        QSF_FAIL_IF(!are_sizes || s->flags > QSF_SPLIT_ALL_FLAGS ||
+                        (s->flags & QSF_SPLIT_BEHAVIORS) > QSF_SPLIT_CONTIGUOUS ||
+                        at > v->n_entries || !are_states(s, v->n_classes, n_aheads),
+                    FORMAT,
+                    "section TEXT: the expression of step %u has %u and %u states, flags %u, or a "
+                    "state that does not exist",
+                    i, s->n_forward, s->n_backward, s->flags);
     }
-    if (at != v->n_entries)
-        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: %u entries, its expressions have %llu",
-                        v->n_entries, (unsigned long long)at);
+    QSF_FAIL_IF(at != v->n_entries, FORMAT, "section TEXT: %u entries, its expressions have %llu",
+                v->n_entries, (unsigned long long)at);
     return QSF_OK;
 }
 
@@ -275,11 +264,11 @@ static qsf_status check_tree(const unsigned char *nodes, uint32_t n_nodes, uint3
         const uint32_t first = qsf_load_u32(p);
         const uint32_t n_children = qsf_load_u32(p + 4) >> 8;
         const uint32_t id = qsf_load_u32(p + 8);
-        if (n_children > 256 || (n_children != 0 && first <= i) ||
-            !qsf_extent_inside(first, n_children, n_nodes) || (id >= n_ids && id != QSF_TOKEN_NONE))
-            return QSF_FAIL(QSF_ERR_FORMAT,
-                            "section TEXT: node %u has %u children from %u on and token %u", i,
-                            n_children, first, id);
+        QSF_FAIL_IF(n_children > 256 || (n_children != 0 && first <= i) ||
+                        !qsf_extent_inside(first, n_children, n_nodes) ||
+                        (id >= n_ids && id != QSF_TOKEN_NONE),
+                    FORMAT, "section TEXT: node %u has %u children from %u on and token %u", i,
+                    n_children, first, id);
     }
     return QSF_OK;
 }
@@ -290,11 +279,11 @@ static qsf_status check_map(const qsf_vocabulary *v, uint32_t n_pool_bytes)
     QSF_TRY(check_tree(v->map_nodes, v->n_map_nodes, QSF_TOKEN_NONE));
     for (uint32_t i = 0; i < v->n_map_nodes; i++) {
         const uint32_t id = qsf_load_u32(v->map_nodes + (size_t)i * 12 + 8);
-        if (id != QSF_TOKEN_NONE &&
-            (!qsf_extent_inside(id >> 8, id & 0xFF, n_pool_bytes) ||
-             qsf_utf8_valid_bytes(v->pool + (id >> 8), id & 0xFF) != (id & 0xFF)))
-            return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: node %u of the map has %u bytes at %u",
-                            i, id & 0xFF, id >> 8);
+        QSF_FAIL_IF(id != QSF_TOKEN_NONE &&
+                        (!qsf_extent_inside(id >> 8, id & 0xFF, n_pool_bytes) ||
+                         qsf_utf8_valid_bytes(v->pool + (id >> 8), id & 0xFF) != (id & 0xFF)),
+                    FORMAT, "section TEXT: node %u of the map has %u bytes at %u", i, id & 0xFF,
+                    id >> 8);
     }
     return QSF_OK;
 }
@@ -306,12 +295,11 @@ static qsf_status check_nodes(const qsf_vocabulary *v)
         const uint64_t bits = qsf_load_u64(v->scores + (size_t)id * 8);
         double score;
         memcpy(&score, &bits, sizeof score);
-        if (!isfinite(score))
-            return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: the score of token %u is not finite",
-                            id);
+        QSF_FAIL_IF(!isfinite(score), FORMAT, "section TEXT: the score of token %u is not finite",
+                    id);
     }
-    if (v->model == QSF_TEXT_UNIGRAM && (v->n_nodes == 0 || !isfinite(v->unk_score)))
-        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: a unigram model without a tree or score");
+    QSF_FAIL_IF(v->model == QSF_TEXT_UNIGRAM && (v->n_nodes == 0 || !isfinite(v->unk_score)),
+                FORMAT, "section TEXT: a unigram model without a tree or score");
     return QSF_OK;
 }
 
@@ -328,13 +316,11 @@ static qsf_status check_header(const qsf_vocabulary *v, const unsigned char *sec
     QSF_TRY(check_most("the number of classes", v->n_classes, QSF_TEXT_MAX_CLASSES));
     QSF_TRY(check_most("the number of probes", v->max_probes, QSF_TEXT_MAX_PROBES));
     for (size_t i = 96; i < QSF_TEXT_HEADER_BYTES; i++)
-        if (section[i] != 0)
-            return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT: reserved byte %zu is %u, allowed: 0", i,
-                            section[i]);
-    if (v->unk_id != QSF_TOKEN_NONE && v->unk_id >= v->n_ids)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "section TEXT: the unknown token is %u, allowed: below %u or none",
-                        v->unk_id, v->n_ids);
+        QSF_FAIL_IF(section[i] != 0, FORMAT, "section TEXT: reserved byte %zu is %u, allowed: 0", i,
+                    section[i]);
+    QSF_FAIL_IF(v->unk_id != QSF_TOKEN_NONE && v->unk_id >= v->n_ids, FORMAT,
+                "section TEXT: the unknown token is %u, allowed: below %u or none", v->unk_id,
+                v->n_ids);
     return QSF_OK;
 }
 
@@ -366,14 +352,13 @@ static void load_header(qsf_vocabulary *v, const unsigned char *p)
 qsf_status qsf_vocabulary_init(qsf_vocabulary *v, const unsigned char *section, size_t n_bytes)
 {
     memset(v, 0, sizeof *v);
-    if (n_bytes < QSF_TEXT_HEADER_BYTES || n_bytes > QSF_TEXT_MAX_BYTES)
-        return QSF_FAIL(QSF_ERR_FORMAT, "section TEXT has %zu bytes, allowed: %d to %u", n_bytes,
-                        QSF_TEXT_HEADER_BYTES, QSF_TEXT_MAX_BYTES);
+    QSF_FAIL_IF(n_bytes < QSF_TEXT_HEADER_BYTES || n_bytes > QSF_TEXT_MAX_BYTES, FORMAT,
+                "section TEXT has %zu bytes, allowed: %d to %u", n_bytes, QSF_TEXT_HEADER_BYTES,
+                QSF_TEXT_MAX_BYTES);
     const uint32_t version = qsf_load_u32(section);
-    if (version == 0 || version > VERSION)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "section TEXT is of version %u, this build reads versions 1 to %d", version,
-                        VERSION);
+    QSF_FAIL_IF(version == 0 || version > VERSION, UNSUPPORTED,
+                "section TEXT is of version %u, this build reads versions 1 to %d", version,
+                VERSION);
     load_header(v, section);
     QSF_TRY(check_header(v, section));
     const uint32_t n_text_bytes = qsf_load_u32(section + 28);
@@ -400,9 +385,8 @@ qsf_status qsf_vocabulary_init(qsf_vocabulary *v, const unsigned char *section, 
     v->byte_classes = take(&c, has_classes ? 256 : 0, 1);
     const unsigned char *const splits = take(&c, count_splits(steps, v->n_steps, &c), 16);
     const unsigned char *const entries = take(&c, v->n_entries, 2);
-    if (c.failed || c.at != n_bytes)
-        return QSF_FAIL(QSF_ERR_FORMAT,
-                        "section TEXT: its tables do not fill its %zu bytes exactly", n_bytes);
+    QSF_FAIL_IF(c.failed || c.at != n_bytes, FORMAT,
+                "section TEXT: its tables do not fill its %zu bytes exactly", n_bytes);
     QSF_TRY(check_tokens(v, n_text_bytes));
     QSF_TRY(check_numbers("slot", v->slots, v->n_slots, v->n_ids, true));
     QSF_TRY(check_numbers("unit", v->unit_ids, 256, v->n_ids, true));

@@ -195,7 +195,7 @@ def _list_available(*, is_json: bool) -> None:
     # all of the file.
     most_mb = float(free_mb)
     if free_mb >= _LEAST_FREE_MB:
-        rate = measure_roofline(os.cpu_count() or 1, *_TRIAL).read_gb_per_s * 1e9
+        rate = measure_roofline(os.cpu_count() or 1, *_TRIAL) * 1e9
         most_mb = rate / _LEAST_TOKENS_PER_S / _MB
     start = [m.name for m in SUGGESTED if m.memory_mb <= free_mb // 2 and m.file_mb <= most_mb]
     start = start[-3:] or [SUGGESTED[0].name]

@@ -99,7 +99,7 @@ def _measure(
         if not is_quiet:
             sys.stderr.write(f"measuring: {one_line(text)}\n")
 
-    memory, _ = measure_memory([plans[0][1].n_threads], say)
+    memory = measure_memory([plans[0][1].n_threads], say)
     is_streamed = any(_read_bytes(plan) for _, plan in plans)
     disk = measure_disk(path, say) if is_streamed else {}
     return max(memory.values(), default=0.0), max(disk.values(), default=0.0)

@@ -17,7 +17,6 @@ from qsf.native._facts import ModelFields, OptionFields
 from qsf.native._qsf import ffi, lib
 from qsf.native.records import MemoryEvent as MemoryEvent
 from qsf.native.records import MemoryPlan as MemoryPlan
-from qsf.native.records import Roofline as Roofline
 from qsf.native.records import SessionStats as SessionStats
 from qsf.native.records import UnitTime as UnitTime
 from qsf.native.records import memory_plan, record, text_of, unit_time
@@ -84,8 +83,8 @@ def describe_machine() -> Machine:
     return record(Machine, out, isa_available=tuple(text_of(out.isa_available).split()))
 
 
-def measure_roofline(n_threads: int, n_bytes: int, n_ms: int) -> Roofline:
-    """Measure the limits of this machine on ``n_threads``, each for about ``n_ms``.
+def measure_roofline(n_threads: int, n_bytes: int, n_ms: int) -> float:
+    """Return the GB/s that ``n_threads`` read from memory together, measured in about ``n_ms``.
 
     Reads from ``n_bytes`` of memory: 64 MiB at least, better several times the last cache.
 
@@ -93,13 +92,13 @@ def measure_roofline(n_threads: int, n_bytes: int, n_ms: int) -> Roofline:
         QsfArgumentError: a number is out of bounds.
         QsfMemoryError: the system lacks the memory.
     """
-    out = ffi.new("qsf_roofline *")
+    out = ffi.new("double *")
     try:
         status = lib.qsf_machine_roofline(n_threads, n_bytes, n_ms, out)
     except (OverflowError, TypeError) as error:
         raise errors.QsfArgumentError(f"{n_threads}, {n_bytes}, {n_ms}: {error}") from error
     check_status(status)
-    return Roofline(out.read_bytes_per_s / 1e9, out.madds_per_s / 1e9)
+    return float(out[0]) / 1e9
 
 
 class Options(OptionFields):

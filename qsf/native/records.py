@@ -175,17 +175,3 @@ class SessionStats(StatsFields):
     """
 
     __slots__ = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Roofline:
-    """A machine's limits; fields as ``qsf_roofline`` in qsf.h, in billions of 10^9.
-
-    Attributes:
-        read_gb_per_s: GB/s read from memory by all threads together.
-        gmadds_per_s: 10^9 8-bit multiply-adds a second of all threads; 0: not measured on this
-            instruction set.
-    """
-
-    read_gb_per_s: float
-    gmadds_per_s: float

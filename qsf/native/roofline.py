@@ -1,4 +1,4 @@
-"""The roofline: bytes a second from memory and from the disk, and multiply-adds a second.
+"""The roofline: bytes a second from memory and from the disk.
 
 The disk is read as the engine reads it, a megabyte at a time by several threads into huge pages. A
 read into small pages has a list of 256 addresses, which virtual disks serve at half the speed, so
@@ -35,12 +35,8 @@ Progress = Callable[[str], None]
 """Is told what is measured next, or what cannot be."""
 
 
-def measure_memory(
-    thread_counts: Sequence[int], progress: Progress
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return GB/s read from memory and 10^9 8-bit multiply-adds a second, by number of threads.
-
-    Omits a figure that the engine cannot measure on this processor.
+def measure_memory(thread_counts: Sequence[int], progress: Progress) -> dict[str, float]:
+    """Return GB/s read from memory, by number of threads.
 
     Raises:
         QsfMemoryError: the system lacks the memory to read from.
@@ -48,19 +44,12 @@ def measure_memory(
     from qsf.native import binding
 
     gb_per_s: dict[str, float] = {}
-    gmadds_per_s: dict[str, float] = {}
     available_mb = binding.describe_machine().available_bytes >> 20
     n_bytes = max(_LEAST_MEMORY_BYTES, min(_MEMORY_BYTES, available_mb // 4 << 20))
     for n_threads in sorted(set(thread_counts)):
-        progress(f"memory and arithmetic, {n_threads} thread{'' if n_threads == 1 else 's'}")
-        roofline = binding.measure_roofline(n_threads, n_bytes, _MEMORY_MS)
-        for rates, rate in (
-            (gb_per_s, roofline.read_gb_per_s),
-            (gmadds_per_s, roofline.gmadds_per_s),
-        ):
-            if rate > 0:
-                rates[str(n_threads)] = rate
-    return gb_per_s, gmadds_per_s
+        progress(f"memory, {n_threads} thread{'' if n_threads == 1 else 's'}")
+        gb_per_s[str(n_threads)] = binding.measure_roofline(n_threads, n_bytes, _MEMORY_MS)
+    return gb_per_s
 
 
 def measure_disk(path: Path, progress: Progress) -> dict[str, float]:

@@ -5,7 +5,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/kernel_data.h"
 #include "memory/arena.h"
-#include "model/attention.h"
+#include "model/ops.h"
 #include "system.h"
 
 #define CTX_TOKENS 700

@@ -266,7 +266,7 @@ static qsf_status forward(qsf_status status, bool *reached_end)
 static void check_failures(void)
 {
     CHECK_STR(qsf_error_detail(), "no error");
-    CHECK_STATUS(QSF_FAIL(QSF_ERR_NOMEM, "%d of %s", 3, "four"), QSF_ERR_NOMEM);
+    CHECK_STATUS(QSF_FAIL(NOMEM, "%d of %s", 3, "four"), QSF_ERR_NOMEM);
     CHECK_STR(qsf_error_detail(), "3 of four");
 
     bool ok = false;
@@ -279,7 +279,7 @@ static void check_failures(void)
     char long_text[2000];
     memset(long_text, 'x', sizeof long_text - 1);
     long_text[sizeof long_text - 1] = '\0';
-    (void)QSF_FAIL(QSF_ERR_ARG, "%s", long_text);
+    (void)QSF_FAIL(ARG, "%s", long_text);
     CHECK_EQ(strlen(qsf_error_detail()), 511);
 
     bool reached_end;

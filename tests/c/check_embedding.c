@@ -3,7 +3,7 @@
 #include "base/asan.h"
 #include "check.h"
 #include "format/records.h"
-#include "model/embedding.h"
+#include "model/forward.h"
 #include "system.h"
 #include "tiny_file.h"
 #include "unit_pass.h"

@@ -8,9 +8,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/model_memory.h"
+#include "engine/model.h"
 #include "engine_rig.h"
-#include "model/ffn.h"
+#include "model/ops.h"
 
 static const char path[] = "tests/golden/tiny-experts-4bit.qsf"; /* tests run in the root */
 

@@ -8,7 +8,6 @@
 #define TINY_MODEL_FFN 2044 /* the last tile row has 12 rows */
 
 #include "engine_rig.h"
-#include "format/outliers.h"
 #include "format/records.h"
 #include "stream/contents.h"
 

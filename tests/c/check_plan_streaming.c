@@ -8,7 +8,6 @@
 #include "engine/model.h"
 #include "io/io.h"
 #include "plan/plan.h"
-#include "plan/residence.h"
 #include "stream/stream.h"
 #include "platform/pool.h"
 #include "synthetic_units.h"

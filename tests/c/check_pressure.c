@@ -6,8 +6,7 @@
 #define TINY_MODEL_DIM 256
 #define TINY_MODEL_FFN 2048
 
-#include "engine/model_memory.h"
-#include "engine/sample.h"
+#include "engine/model.h"
 #include "engine_rig.h"
 
 #define MIB (UINT64_C(1) << 20)

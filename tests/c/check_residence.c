@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "plan/residence.h"
+#include "plan/plan.h"
 #include "synthetic_units.h"
 
 #define MANY_LAYERS 4096

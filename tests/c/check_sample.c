@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "engine/sample.h"
+#include "engine/model.h"
 
 #define N_VOCAB 50
 

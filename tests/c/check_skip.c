@@ -11,8 +11,7 @@
 
 #include "engine_rig.h"
 #include "format/records.h"
-#include "engine/model_memory.h"
-#include "engine/model_open.h"
+#include "engine/model.h"
 
 #define PROCESS_BYTES (UINT64_C(10) << 20) /* whatever this process uses, sanitizers and all */
 

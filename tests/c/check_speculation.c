@@ -6,7 +6,7 @@
 #include <math.h>
 
 #include "check.h"
-#include "engine/sample.h"
+#include "engine/model.h"
 #include "speculate/ngrams.h"
 #include "speculate/speculation_budget.h"
 

@@ -6,7 +6,6 @@
 
 #include "check.h"
 #include "engine/model.h"
-#include "engine/model_open.h"
 #include "system.h"
 #include "tiny_model.h"
 

@@ -61,7 +61,7 @@ static inline qsf_status pass_unit(qsf_stream *s, uint32_t unit_idx, size_t max_
             const unsigned char *data = NULL;
             QSF_TRY(qsf_stream_acquire(s, off, (size_t)n_bytes, &data));
             if ((uintptr_t)data % 64 != off % 64)
-                return QSF_FAIL(QSF_ERR_ARG, "a span lies otherwise in memory than in its unit");
+                return QSF_FAIL(ARG, "a span lies otherwise in memory than in its unit");
             crc = qsf_crc32(crc, data, (size_t)n_bytes);
             left_bytes -= n_bytes;
         }

@@ -10,7 +10,6 @@
 #include <math.h>
 
 #include "engine/model.h"
-#include "engine/model_open.h"
 #include "repair.h"
 
 #define N_OPTION_BYTES 4

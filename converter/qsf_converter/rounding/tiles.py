@@ -2,7 +2,7 @@
 
 A tile is 16 rows x 64 columns. Its columns form 16 groups of four neighbours; the four codes of a
 row and group are the bytes of one u32, so the codes of a plane are shifted and joined four at a
-time. The C library writes tiles (csrc/quantise/pack.c); this module reads them. ``quantisers``
+time. The C library writes tiles (csrc/quantise/quantise.c); this module reads them. ``quantisers``
 chooses codes, scales and mins.
 """
 # SPDX-License-Identifier: Apache-2.0

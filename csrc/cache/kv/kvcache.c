@@ -144,13 +144,12 @@ qsf_status qsf_kvcache_reserve(qsf_kvcache *kv, uint32_t begin, uint32_t end)
         QSF_TRY(write_cold(kv, begin, end));
     for (uint32_t i = 0; i < pool->n_groups; i++) {
         for (uint32_t page = page_of(begin); page < end_page_of(end); page++)
-            if (!own_block(kv, i, page, page * QSF_KV_PAGE_TOKENS < begin))
-                return QSF_FAIL(
-                    QSF_ERR_NOMEM,
-                    "the KV pool of %u positions is full: none of its %u blocks is free for "
-                    "position %u; end or rewind a session, or open the model with more kv_contexts",
-                    pool->groups[i].n_blocks * QSF_KV_PAGE_TOKENS, pool->groups[i].n_blocks,
-                    page * QSF_KV_PAGE_TOKENS);
+            QSF_FAIL_IF(
+                !own_block(kv, i, page, page * QSF_KV_PAGE_TOKENS < begin), NOMEM,
+                "the KV pool of %u positions is full: none of its %u blocks is free for position "
+                "%u; end or rewind a session, or open the model with more kv_contexts",
+                pool->groups[i].n_blocks * QSF_KV_PAGE_TOKENS, pool->groups[i].n_blocks,
+                page * QSF_KV_PAGE_TOKENS);
     }
     if (begin != 0)
         QSF_TRY(read_cold(kv, begin));

@@ -23,7 +23,7 @@ static qsf_status explain(const qsf_kv_cold *cold, qsf_status status)
 {
     char detail[256];
     snprintf(detail, sizeof detail, "%s", qsf_error_detail());
-    return QSF_FAIL(status, "the file of %.1f MB of keys and values in %s: %s",
+    return qsf_fail(status, "the file of %.1f MB of keys and values in %s: %s",
                     qsf_mb(cold->written_bytes), cold->folder, detail);
 }
 
@@ -49,7 +49,7 @@ static uint32_t *checksum_of(const qsf_kv_cold *cold, const qsf_kv_cold_page *p)
 
 static qsf_status damaged(const qsf_kv_cold_page *p)
 {
-    return QSF_FAIL(QSF_ERR_DAMAGED,
+    return QSF_FAIL(DAMAGED,
                     "keys and values of positions %u to %u do not have their checksum: the disk "
                     "has changed them; rewind the session to before them",
                     p->record * QSF_KV_PAGE_TOKENS, (p->record + 1) * QSF_KV_PAGE_TOKENS - 1);

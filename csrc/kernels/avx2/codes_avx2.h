@@ -3,6 +3,10 @@
  * Included inside a target region, after <immintrin.h>, by files that provide
  *   add_codes(codes, q, q_stride, n_tokens, sum)
  *       adds codes * q to sum [n_tokens], q [n_tokens, q_stride] of those four columns
+ *   groups_per_sum(codes)
+ *       groups of columns of a tile whose sum cannot overflow
+ *   sums_end(sum, n_tokens, half, is_first, dot)
+ *       adds the sums [n_tokens] to a half of each dot, or sets it (is_first)
  * Half of a tile is rows 0..7 or 8..15: bytes 0..31 or 32..63 of each 64.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
@@ -22,6 +26,9 @@ typedef struct dots {
 
 QSF_FORCED_INLINE void add_codes(__m256i codes, const int8_t *q, size_t q_stride, size_t n_tokens,
                                  __m256i *sum);
+QSF_FORCED_INLINE size_t groups_per_sum(qsf_codes codes);
+QSF_FORCED_INLINE void sums_end(const __m256i *sum, size_t n_tokens, size_t half, bool is_first,
+                                dots *dot);
 
 QSF_FORCED_INLINE __m256i load32(const unsigned char *p)
 {
@@ -223,4 +230,56 @@ QSF_FORCED_INLINE void unpack_tile(qsf_form form, const unsigned char *tile, uns
         if (form.codes == QSF_CODES_TRITS)
             _mm256_storeu_si256((void *)(to_half + 32 * 15), load_dense_end(codes, h));
     }
+}
+
+/* ---- sums of products ---- */
+
+QSF_FORCED_INLINE void sums_begin(size_t n_tokens, __m256i *sum)
+{
+    for (size_t t = 0; t < n_tokens; t++)
+        sum[t] = _mm256_setzero_si256();
+}
+
+/* Halves of a tile that are multiplied at a time, with one load of activations: the sums of both
+ * fit the registers for few tokens. */
+QSF_FORCED_INLINE size_t halves_of(size_t n_tokens)
+{
+    return n_tokens <= QSF_PANEL_TOKENS ? 2 : 1;
+}
+
+/* dot [n_tokens] = exact sums of code * q, q [n_tokens, q_stride] */
+QSF_FORCED_INLINE void dot_tile(qsf_form form, const unsigned char *tile, const int8_t *q,
+                                size_t q_stride, size_t n_tokens, dots *dot)
+{
+    const code_layout at = layout_of(form.codes);
+    const unsigned char *const codes = tile + qsf_codes_off(form);
+    const size_t n_planes = at.n_planes * groups_per_sum(form.codes) / QSF_TILE_GROUPS;
+    const size_t n_halves = halves_of(n_tokens);
+    for (size_t h0 = 0; h0 < 2; h0 += n_halves)
+        for (size_t p = 0; p < at.n_planes; p += n_planes) {
+            __m256i sum[2][QSF_GROUP_TOKENS];
+            for (size_t h = 0; h < n_halves; h++)
+                sums_begin(n_tokens, sum[h]);
+            add_planes(form.codes, codes + 32 * h0, n_halves, p, n_planes, q, q_stride, n_tokens,
+                       sum);
+            for (size_t h = 0; h < n_halves; h++) {
+                if (form.codes == QSF_CODES_TRITS)
+                    add_codes(load_dense_end(codes, h0 + h), q + 60, q_stride, n_tokens, sum[h]);
+                sums_end(sum[h], n_tokens, h0 + h, p == 0, dot);
+            }
+        }
+}
+
+QSF_FORCED_INLINE dots dots_add(dots a, dots b)
+{
+    return (dots){{_mm256_add_epi32(a.half[0], b.half[0]), _mm256_add_epi32(a.half[1], b.half[1])}};
+}
+
+QSF_FORCED_INLINE lanes dots_to_lanes(dots d, int32_t factor, int32_t start)
+{
+    const __m256i first = _mm256_set1_epi32(start);
+    if (factor == 2)
+        d = dots_add(d, d);
+    return (lanes){_mm256_cvtepi32_ps(_mm256_add_epi32(d.half[0], first)),
+                   _mm256_cvtepi32_ps(_mm256_add_epi32(d.half[1], first))};
 }

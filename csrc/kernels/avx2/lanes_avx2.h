@@ -70,39 +70,23 @@ static inline void lanes_store_f16(unsigned char *p, lanes v)
     _mm_storeu_si128((void *)(p + 16), _mm256_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT));
 }
 
-static inline lanes lanes_add(lanes a, lanes b)
-{
-    return (lanes){_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
-}
+/* An operation on both registers alike */
+#define LANES_OF_2(name, op)                            \
+    static inline lanes name(lanes a, lanes b)          \
+    {                                                   \
+        return (lanes){op(a.lo, b.lo), op(a.hi, b.hi)}; \
+    }
 
-static inline lanes lanes_sub(lanes a, lanes b)
-{
-    return (lanes){_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
-}
-
-static inline lanes lanes_mul(lanes a, lanes b)
-{
-    return (lanes){_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
-}
-
-static inline lanes lanes_div(lanes a, lanes b)
-{
-    return (lanes){_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)};
-}
+LANES_OF_2(lanes_add, _mm256_add_ps)
+LANES_OF_2(lanes_sub, _mm256_sub_ps)
+LANES_OF_2(lanes_mul, _mm256_mul_ps)
+LANES_OF_2(lanes_div, _mm256_div_ps)
+LANES_OF_2(lanes_max, _mm256_max_ps)
+LANES_OF_2(lanes_min, _mm256_min_ps)
 
 static inline lanes lanes_fma(lanes a, lanes b, lanes c)
 {
     return (lanes){_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
-}
-
-static inline lanes lanes_max(lanes a, lanes b)
-{
-    return (lanes){_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
-}
-
-static inline lanes lanes_min(lanes a, lanes b)
-{
-    return (lanes){_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)};
 }
 
 static inline lanes lanes_abs(lanes a)
@@ -140,10 +124,7 @@ static inline __m256 times_pow2_8(__m256 v, __m256 shifted)
                          _mm256_castsi256_ps(factor1));
 }
 
-static inline lanes lanes_times_pow2(lanes v, lanes shifted)
-{
-    return (lanes){times_pow2_8(v.lo, shifted.lo), times_pow2_8(v.hi, shifted.hi)};
-}
+LANES_OF_2(lanes_times_pow2, times_pow2_8)
 
 static inline float lanes_sum(lanes v)
 {
@@ -166,10 +147,7 @@ static inline __m256 larger_magnitude8(__m256 a, __m256 b)
     return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
 }
 
-static inline lanes lanes_larger_magnitude(lanes a, lanes b)
-{
-    return (lanes){larger_magnitude8(a.lo, b.lo), larger_magnitude8(a.hi, b.hi)};
-}
+LANES_OF_2(lanes_larger_magnitude, larger_magnitude8)
 
 static inline float lanes_top_magnitude(lanes v)
 {

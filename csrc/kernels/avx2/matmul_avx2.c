@@ -43,12 +43,6 @@ QSF_FORCED_INLINE size_t groups_per_sum(qsf_codes codes)
     return codes == QSF_CODES_4BIT ? 8 : codes == QSF_CODES_LEVELS ? 2 : 16;
 }
 
-QSF_FORCED_INLINE void sums_begin(size_t n_tokens, __m256i *sum)
-{
-    for (size_t t = 0; t < n_tokens; t++)
-        sum[t] = _mm256_setzero_si256();
-}
-
 /* Widens the 16-bit sums into a half of each dot. */
 QSF_FORCED_INLINE void sums_end(const __m256i *sum, size_t n_tokens, size_t half, bool is_first,
                                 dots *dot)
@@ -58,36 +52,6 @@ QSF_FORCED_INLINE void sums_end(const __m256i *sum, size_t n_tokens, size_t half
         const __m256i wide = _mm256_madd_epi16(sum[t], ones);
         dot[t].half[half] = is_first ? wide : _mm256_add_epi32(dot[t].half[half], wide);
     }
-}
-
-/* Halves of a tile that are multiplied at a time, with one load of activations: the sums of both
- * fit the registers for few tokens. */
-QSF_FORCED_INLINE size_t halves_of(size_t n_tokens)
-{
-    return n_tokens <= QSF_PANEL_TOKENS ? 2 : 1;
-}
-
-/* dot [n_tokens] = exact sums of code * q, q [n_tokens, q_stride] */
-QSF_FORCED_INLINE void dot_tile(qsf_form form, const unsigned char *tile, const int8_t *q,
-                                size_t q_stride, size_t n_tokens, dots *dot)
-{
-    const code_layout at = layout_of(form.codes);
-    const unsigned char *const codes = tile + qsf_codes_off(form);
-    const size_t n_planes = at.n_planes * groups_per_sum(form.codes) / QSF_TILE_GROUPS;
-    const size_t n_halves = halves_of(n_tokens);
-    for (size_t h0 = 0; h0 < 2; h0 += n_halves)
-        for (size_t p = 0; p < at.n_planes; p += n_planes) {
-            __m256i sum[2][QSF_GROUP_TOKENS];
-            for (size_t h = 0; h < n_halves; h++)
-                sums_begin(n_tokens, sum[h]);
-            add_planes(form.codes, codes + 32 * h0, n_halves, p, n_planes, q, q_stride, n_tokens,
-                       sum);
-            for (size_t h = 0; h < n_halves; h++) {
-                if (form.codes == QSF_CODES_TRITS)
-                    add_codes(load_dense_end(codes, h0 + h), q + 60, q_stride, n_tokens, sum[h]);
-                sums_end(sum[h], n_tokens, h0 + h, p == 0, dot);
-            }
-        }
 }
 
 /* Groups of a part whose 16-bit sum cannot overflow: 8 * 2 * 15 * 127 = 30480, 4 of 5 bits
@@ -206,24 +170,6 @@ QSF_FORCED_INLINE void dot_fine(const unsigned char *bytes, size_t first, size_t
             for (size_t t = 0; t < n_tokens; t++)
                 dot[t].half[h0 + h] = sum[h][t];
     }
-}
-
-QSF_FORCED_INLINE dots dots_add(dots a, dots b)
-{
-    return (dots){{_mm256_add_epi32(a.half[0], b.half[0]), _mm256_add_epi32(a.half[1], b.half[1])}};
-}
-
-QSF_FORCED_INLINE lanes dots_to_lanes(dots d, int32_t factor, int32_t start)
-{
-    const __m256i first = _mm256_set1_epi32(start);
-    lanes out;
-    if (factor == 2) {
-        d.half[0] = _mm256_add_epi32(d.half[0], d.half[0]);
-        d.half[1] = _mm256_add_epi32(d.half[1], d.half[1]);
-    }
-    out.lo = _mm256_cvtepi32_ps(_mm256_add_epi32(d.half[0], first));
-    out.hi = _mm256_cvtepi32_ps(_mm256_add_epi32(d.half[1], first));
-    return out;
 }
 
 #include "kernels/matmul_int_tmpl.h"

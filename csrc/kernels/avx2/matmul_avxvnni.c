@@ -31,43 +31,19 @@ QSF_FORCED_INLINE void add_codes(__m256i codes, const int8_t *q, size_t q_stride
         sum[t] = _mm256_dpbusd_avx_epi32(sum[t], codes, broadcast4(q + t * q_stride));
 }
 
-QSF_FORCED_INLINE void sums_begin(size_t n_tokens, __m256i *sum)
+/* Sums of 32 bits do not overflow. */
+QSF_FORCED_INLINE size_t groups_per_sum(qsf_codes codes)
 {
-    for (size_t t = 0; t < n_tokens; t++)
-        sum[t] = _mm256_setzero_si256();
+    (void)codes;
+    return QSF_TILE_GROUPS;
 }
 
-QSF_FORCED_INLINE void sums_end(const __m256i *sum, size_t n_tokens, size_t half, dots *dot)
+QSF_FORCED_INLINE void sums_end(const __m256i *sum, size_t n_tokens, size_t half, bool is_first,
+                                dots *dot)
 {
+    (void)is_first;
     for (size_t t = 0; t < n_tokens; t++)
         dot[t].half[half] = sum[t];
-}
-
-/* Halves of a tile that are multiplied at a time: the sums of both fit the registers for few
- * tokens. */
-QSF_FORCED_INLINE size_t halves_of(size_t n_tokens)
-{
-    return n_tokens <= QSF_PANEL_TOKENS ? 2 : 1;
-}
-
-/* dot [n_tokens]: exact sums of code * q, q [n_tokens, q_stride] */
-QSF_FORCED_INLINE void dot_tile(qsf_form form, const unsigned char *tile, const int8_t *q,
-                                size_t q_stride, size_t n_tokens, dots *dot)
-{
-    const unsigned char *const codes = tile + qsf_codes_off(form);
-    const size_t n_halves = halves_of(n_tokens);
-    for (size_t h0 = 0; h0 < 2; h0 += n_halves) {
-        __m256i sum[2][QSF_GROUP_TOKENS];
-        for (size_t h = 0; h < n_halves; h++)
-            sums_begin(n_tokens, sum[h]);
-        add_planes(form.codes, codes + 32 * h0, n_halves, 0, layout_of(form.codes).n_planes, q,
-                   q_stride, n_tokens, sum);
-        for (size_t h = 0; h < n_halves; h++) {
-            if (form.codes == QSF_CODES_TRITS)
-                add_codes(load_dense_end(codes, h0 + h), q + 60, q_stride, n_tokens, sum[h]);
-            sums_end(sum[h], n_tokens, h0 + h, dot);
-        }
-    }
 }
 
 QSF_FORCED_INLINE void dot_part(qsf_form form, const unsigned char *codes, size_t part,
@@ -82,7 +58,7 @@ QSF_FORCED_INLINE void dot_part(qsf_form form, const unsigned char *codes, size_
         add_part_groups(form, codes + 32 * h0, n_halves, part * n, (part + 1) * n, q, q_stride,
                         n_tokens, sum);
         for (size_t h = 0; h < n_halves; h++)
-            sums_end(sum[h], n_tokens, h0 + h, dot);
+            sums_end(sum[h], n_tokens, h0 + h, true, dot);
     }
 }
 
@@ -115,8 +91,8 @@ QSF_FORCED_INLINE void dot_unpacked(qsf_codes kind, const unsigned char *codes, 
             sum[1][t] = _mm256_dpbusd_avx_epi32(sum[1][t], high, four);
         }
     }
-    sums_end(sum[0], n_tokens, 0, dot);
-    sums_end(sum[1], n_tokens, 1, dot);
+    sums_end(sum[0], n_tokens, 0, true, dot);
+    sums_end(sum[1], n_tokens, 1, true, dot);
 }
 
 /* sum [n_halves, n_tokens]: codes of halves of an 8-bit tile * one plane of the activations */
@@ -158,22 +134,6 @@ QSF_FORCED_INLINE void dot_fine(const unsigned char *codes, size_t first_group, 
                 dot[t].half[first + h] =
                     _mm256_add_epi32(_mm256_slli_epi32(high[h][t], 8), low[h][t]);
     }
-}
-
-QSF_FORCED_INLINE dots dots_add(dots a, dots b)
-{
-    return (dots){{_mm256_add_epi32(a.half[0], b.half[0]), _mm256_add_epi32(a.half[1], b.half[1])}};
-}
-
-QSF_FORCED_INLINE lanes dots_to_lanes(dots d, int32_t factor, int32_t start)
-{
-    const __m256i first = _mm256_set1_epi32(start);
-    if (factor == 2) {
-        d.half[0] = _mm256_add_epi32(d.half[0], d.half[0]);
-        d.half[1] = _mm256_add_epi32(d.half[1], d.half[1]);
-    }
-    return (lanes){_mm256_cvtepi32_ps(_mm256_add_epi32(d.half[0], first)),
-                   _mm256_cvtepi32_ps(_mm256_add_epi32(d.half[1], first))};
 }
 
 #include "kernels/matmul_int_tmpl.h"

@@ -54,39 +54,23 @@ static inline void lanes_store_f16(unsigned char *p, lanes v)
     _mm256_storeu_si256((void *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 
-static inline lanes lanes_add(lanes a, lanes b)
-{
-    return _mm512_add_ps(a, b);
-}
+/* An operation that is one instruction */
+#define LANES_OF_2(name, op)                   \
+    static inline lanes name(lanes a, lanes b) \
+    {                                          \
+        return op(a, b);                       \
+    }
 
-static inline lanes lanes_sub(lanes a, lanes b)
-{
-    return _mm512_sub_ps(a, b);
-}
-
-static inline lanes lanes_mul(lanes a, lanes b)
-{
-    return _mm512_mul_ps(a, b);
-}
-
-static inline lanes lanes_div(lanes a, lanes b)
-{
-    return _mm512_div_ps(a, b);
-}
+LANES_OF_2(lanes_add, _mm512_add_ps)
+LANES_OF_2(lanes_sub, _mm512_sub_ps)
+LANES_OF_2(lanes_mul, _mm512_mul_ps)
+LANES_OF_2(lanes_div, _mm512_div_ps)
+LANES_OF_2(lanes_max, _mm512_max_ps)
+LANES_OF_2(lanes_min, _mm512_min_ps)
 
 static inline lanes lanes_fma(lanes a, lanes b, lanes c)
 {
     return _mm512_fmadd_ps(a, b, c);
-}
-
-static inline lanes lanes_max(lanes a, lanes b)
-{
-    return _mm512_max_ps(a, b);
-}
-
-static inline lanes lanes_min(lanes a, lanes b)
-{
-    return _mm512_min_ps(a, b);
 }
 
 static inline lanes lanes_abs(lanes a)

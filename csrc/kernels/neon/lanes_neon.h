@@ -23,11 +23,12 @@ static inline lanes lanes_of(float32x4_t a, float32x4_t b, float32x4_t c, float3
 
 /* The same for one operand. */
 #define LANES_OF_1(op, x) lanes_of(op((x).a), op((x).b), op((x).c), op((x).d))
-#define LANES_OF_2(op, x, y) \
-    lanes_of(op((x).a, (y).a), op((x).b, (y).b), op((x).c, (y).c), op((x).d, (y).d))
-#define LANES_OF_3(op, x, y, z)                                                         \
-    lanes_of(op((x).a, (y).a, (z).a), op((x).b, (y).b, (z).b), op((x).c, (y).c, (z).c), \
-             op((x).d, (y).d, (z).d))
+/* An operation on all registers alike, of two operands */
+#define LANES_OF_2(name, op)                                                     \
+    static inline lanes name(lanes x, lanes y)                                   \
+    {                                                                            \
+        return lanes_of(op(x.a, y.a), op(x.b, y.b), op(x.c, y.c), op(x.d, y.d)); \
+    }
 
 static inline lanes lanes_set(float value)
 {
@@ -94,29 +95,15 @@ static inline void lanes_store_f16(unsigned char *p, lanes v)
     vst1q_u8(p + 16, vreinterpretq_u8_f16(hi));
 }
 
-static inline lanes lanes_add(lanes a, lanes b)
-{
-    return LANES_OF_2(vaddq_f32, a, b);
-}
-
-static inline lanes lanes_sub(lanes a, lanes b)
-{
-    return LANES_OF_2(vsubq_f32, a, b);
-}
-
-static inline lanes lanes_mul(lanes a, lanes b)
-{
-    return LANES_OF_2(vmulq_f32, a, b);
-}
-
-static inline lanes lanes_div(lanes a, lanes b)
-{
-    return LANES_OF_2(vdivq_f32, a, b);
-}
+LANES_OF_2(lanes_add, vaddq_f32)
+LANES_OF_2(lanes_sub, vsubq_f32)
+LANES_OF_2(lanes_mul, vmulq_f32)
+LANES_OF_2(lanes_div, vdivq_f32)
 
 static inline lanes lanes_fma(lanes a, lanes b, lanes c)
 {
-    return LANES_OF_3(vfmaq_f32, c, a, b);
+    return lanes_of(vfmaq_f32(c.a, a.a, b.a), vfmaq_f32(c.b, a.b, b.b), vfmaq_f32(c.c, a.c, b.c),
+                    vfmaq_f32(c.d, a.d, b.d));
 }
 
 static inline float32x4_t max4(float32x4_t a, float32x4_t b)
@@ -129,15 +116,8 @@ static inline float32x4_t min4(float32x4_t a, float32x4_t b)
     return vbslq_f32(vcltq_f32(a, b), a, b);
 }
 
-static inline lanes lanes_max(lanes a, lanes b)
-{
-    return LANES_OF_2(max4, a, b);
-}
-
-static inline lanes lanes_min(lanes a, lanes b)
-{
-    return LANES_OF_2(min4, a, b);
-}
+LANES_OF_2(lanes_max, max4)
+LANES_OF_2(lanes_min, min4)
 
 static inline lanes lanes_abs(lanes a)
 {
@@ -177,10 +157,7 @@ static inline float32x4_t times_pow2_4(float32x4_t v, float32x4_t shifted)
     return vmulq_f32(vmulq_f32(v, vreinterpretq_f32_s32(factor0)), vreinterpretq_f32_s32(factor1));
 }
 
-static inline lanes lanes_times_pow2(lanes v, lanes shifted)
-{
-    return LANES_OF_2(times_pow2_4, v, shifted);
-}
+LANES_OF_2(lanes_times_pow2, times_pow2_4)
 
 static inline float lanes_sum(lanes v)
 {
@@ -201,10 +178,7 @@ static inline float32x4_t larger_magnitude4(float32x4_t a, float32x4_t b)
     return vreinterpretq_f32_s32(vmaxq_s32(vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b)));
 }
 
-static inline lanes lanes_larger_magnitude(lanes a, lanes b)
-{
-    return LANES_OF_2(larger_magnitude4, a, b);
-}
+LANES_OF_2(lanes_larger_magnitude, larger_magnitude4)
 
 static inline float lanes_top_magnitude(lanes v)
 {

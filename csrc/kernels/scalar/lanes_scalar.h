@@ -64,33 +64,19 @@ static inline void lanes_store_f16(unsigned char *p, lanes v)
         qsf_store_u16(p + 2 * l, qsf_half_from_float(v.at[l]));
 }
 
-static inline lanes lanes_add(lanes a, lanes b)
-{
-    for (size_t l = 0; l < QSF_LANES; l++)
-        a.at[l] = a.at[l] + b.at[l];
-    return a;
-}
+/* An operation on each lane alike: a OP b */
+#define LANES_OF_2(name, op)                   \
+    static inline lanes name(lanes a, lanes b) \
+    {                                          \
+        for (size_t l = 0; l < QSF_LANES; l++) \
+            a.at[l] = a.at[l] op b.at[l];      \
+        return a;                              \
+    }
 
-static inline lanes lanes_sub(lanes a, lanes b)
-{
-    for (size_t l = 0; l < QSF_LANES; l++)
-        a.at[l] = a.at[l] - b.at[l];
-    return a;
-}
-
-static inline lanes lanes_mul(lanes a, lanes b)
-{
-    for (size_t l = 0; l < QSF_LANES; l++)
-        a.at[l] = a.at[l] * b.at[l];
-    return a;
-}
-
-static inline lanes lanes_div(lanes a, lanes b)
-{
-    for (size_t l = 0; l < QSF_LANES; l++)
-        a.at[l] = a.at[l] / b.at[l];
-    return a;
-}
+LANES_OF_2(lanes_add, +)
+LANES_OF_2(lanes_sub, -)
+LANES_OF_2(lanes_mul, *)
+LANES_OF_2(lanes_div, /)
 
 /* a * b + c, rounded once */
 static inline lanes lanes_fma(lanes a, lanes b, lanes c)

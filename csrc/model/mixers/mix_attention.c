@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "model/attention.h"
+#include "model/ops.h"
 #include "model/linear.h"
 
 /* Clamps columns [begin, end) of all rows of q, k or v. */

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "model/attention.h"
+#include "model/ops.h"
 #include "model/linear.h"
 
 #define LATENT_EPSILON 1e-6F /* of the norms of latents, independent of the model's epsilon */

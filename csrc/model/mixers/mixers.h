@@ -1,6 +1,6 @@
 /* mixers.h - the table of mixers: how a layer uses earlier tokens.
  *
- * A layer is a mixer and an FFN (ffn.h). A mixer reads the residual, adds to it, and stores
+ * A layer is a mixer and an FFN (ops.h). A mixer reads the residual, adds to it, and stores
  * what later tokens need in a cache of each segment's sequence: keys and values, or a recurrent
  * state. */
 /* SPDX-License-Identifier: Apache-2.0 */

@@ -6,7 +6,7 @@
 
 static qsf_status refuse(qsf_io *io)
 {
-    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "I/O method %s: this system lacks it", io->way->name);
+    return QSF_FAIL(UNSUPPORTED, "I/O method %s: this system lacks it", io->way->name);
 }
 
 static void close_nothing(qsf_io *io)

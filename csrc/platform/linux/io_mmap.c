@@ -72,12 +72,9 @@ static qsf_status try_copy(const qsf_io *io)
     size_t done_bytes;
     const size_t n_bytes = smaller(io->file->n_bytes, sizeof block);
     const int error = copy_out(io, 0, block, n_bytes, &done_bytes);
-    if (error == ENOSYS || error == EPERM || error == EACCES)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "I/O method mmap: the system refuses process_vm_readv: %s",
-                        strerror(error));
-    if (error != 0)
-        return QSF_FAIL(QSF_ERR_IO, "mmap read of %zu bytes at 0: %s", n_bytes, strerror(error));
+    QSF_FAIL_IF(error == ENOSYS || error == EPERM || error == EACCES, UNSUPPORTED,
+                "I/O method mmap: the system refuses process_vm_readv: %s", strerror(error));
+    QSF_FAIL_IF(error != 0, IO, "mmap read of %zu bytes at 0: %s", n_bytes, strerror(error));
     return QSF_OK;
 }
 
@@ -93,15 +90,13 @@ static qsf_status open_mapping(qsf_io *io)
     const uint64_t n_bytes = io->file->n_bytes;
     if (n_bytes == 0)
         return QSF_OK; /* an empty file cannot be mapped */
-    if (n_bytes > SIZE_MAX / 2)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "I/O method mmap: the file of %" PRIu64 " MB exceeds the address space",
-                        n_bytes >> 20);
+    QSF_FAIL_IF(n_bytes > SIZE_MAX / 2, UNSUPPORTED,
+                "I/O method mmap: the file of %" PRIu64 " MB exceeds the address space",
+                n_bytes >> 20);
     void *const map = mmap(NULL, (size_t)n_bytes, PROT_READ, MAP_SHARED, (int)io->file->handle, 0);
-    if (map == MAP_FAILED)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "I/O method mmap: cannot map the file of %" PRIu64 " MB: %s", n_bytes >> 20,
-                        strerror(errno));
+    QSF_FAIL_IF(map == MAP_FAILED, UNSUPPORTED,
+                "I/O method mmap: cannot map the file of %" PRIu64 " MB: %s", n_bytes >> 20,
+                strerror(errno));
     io->map = map;
     const qsf_status status = try_copy(io);
     if (status != QSF_OK) {

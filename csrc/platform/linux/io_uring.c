@@ -69,7 +69,7 @@ static int enter(const ring *r, uint32_t n_new, uint32_t n_wanted)
 
 static qsf_status fail_setup(const char *reason, int system_errno)
 {
-    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "io_uring: %s: %s", reason, strerror(system_errno));
+    return QSF_FAIL(UNSUPPORTED, "io_uring: %s: %s", reason, strerror(system_errno));
 }
 
 static void *map_shared(const ring *r, size_t n_bytes, uint64_t off)
@@ -115,8 +115,9 @@ static qsf_status set_up(ring *r, uint32_t depth)
                                          : "the kernel refuses a ring",
                           why);
     }
-    if ((p.features & IORING_FEAT_SINGLE_MMAP) == 0 || (p.features & IORING_FEAT_NODROP) == 0)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED, "io_uring: this kernel's version of it is too old");
+    QSF_FAIL_IF((p.features & IORING_FEAT_SINGLE_MMAP) == 0 ||
+                    (p.features & IORING_FEAT_NODROP) == 0,
+                UNSUPPORTED, "io_uring: this kernel's version of it is too old");
     return map_queues(r, &p);
 }
 
@@ -194,8 +195,7 @@ static qsf_status open_queue(qsf_io_queue *queue)
     /* A ring takes about one page, the smallest unit of mmap. */
     ring *const r =
         mmap(NULL, sizeof *r, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (r == MAP_FAILED)
-        return QSF_FAIL(QSF_ERR_NOMEM, "io_uring: the system has no memory left for a queue");
+    QSF_FAIL_IF(r == MAP_FAILED, NOMEM, "io_uring: the system has no memory left for a queue");
     r->fd = -1;
     const qsf_status status = set_up(r, queue->depth);
     if (status != QSF_OK) {
@@ -330,7 +330,7 @@ static qsf_status open_uring(qsf_io *io)
         return status;
     char why[160]; /* the file is readable by other methods */
     snprintf(why, sizeof why, "%s", qsf_error_detail());
-    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "I/O method uring: a trial read failed: %s", why);
+    return QSF_FAIL(UNSUPPORTED, "I/O method uring: a trial read failed: %s", why);
 }
 
 #else
@@ -338,7 +338,7 @@ static qsf_status open_uring(qsf_io *io)
 static qsf_status open_uring(qsf_io *io)
 {
     (void)io;
-    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "io_uring: this build does not include it");
+    return QSF_FAIL(UNSUPPORTED, "io_uring: this build does not include it");
 }
 
 static const qsf_io_queue_fns queue_fns; /* unused: open_uring always fails */

@@ -49,18 +49,17 @@ qsf_status qsf_file_open(qsf_file *f, const char *path)
     do {
         fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     } while (fd < 0 && errno == EINTR);
-    if (fd < 0)
-        return QSF_FAIL(QSF_ERR_IO, "cannot open %s: %s", path, strerror(errno));
+    QSF_FAIL_IF(fd < 0, IO, "cannot open %s: %s", path, strerror(errno));
 
     struct stat about;
     if (fstat(fd, &about) != 0) {
         const int why = errno;
         close(fd);
-        return QSF_FAIL(QSF_ERR_IO, "cannot inspect %s: %s", path, strerror(why));
+        return QSF_FAIL(IO, "cannot inspect %s: %s", path, strerror(why));
     }
     if (!S_ISREG(about.st_mode)) {
         close(fd);
-        return QSF_FAIL(QSF_ERR_IO, "cannot open %s: it is %s, not a regular file", path,
+        return QSF_FAIL(IO, "cannot open %s: it is %s, not a regular file", path,
                         kind_name(about.st_mode));
     }
     f->handle = fd;
@@ -106,12 +105,10 @@ static bool is_in_memory(int fd)
 qsf_status qsf_file_create_unnamed(qsf_file *f, const char *folder)
 {
     *f = (qsf_file){.handle = open_unnamed(folder), .reads_until_fault = -1};
-    if (f->handle < 0)
-        return QSF_FAIL(QSF_ERR_IO, "cannot create a file in %s: %s", folder, strerror(errno));
+    QSF_FAIL_IF(f->handle < 0, IO, "cannot create a file in %s: %s", folder, strerror(errno));
     if (is_in_memory(fd_of(f))) {
         qsf_file_close(f);
-        return QSF_FAIL(QSF_ERR_ARG, "%s lies in memory, not on a disk: name another folder",
-                        folder);
+        return QSF_FAIL(ARG, "%s lies in memory, not on a disk: name another folder", folder);
     }
 #if defined(POSIX_FADV_RANDOM)
     (void)posix_fadvise(fd_of(f), 0, 0, POSIX_FADV_RANDOM); /* pages on their way are locked */
@@ -179,8 +176,7 @@ static void stop_readahead(const qsf_io *io)
 
 static qsf_status fail_direct(const char *reason, int system_errno)
 {
-    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "I/O method direct: %s: %s", reason,
-                    strerror(system_errno));
+    return QSF_FAIL(UNSUPPORTED, "I/O method direct: %s: %s", reason, strerror(system_errno));
 }
 
 #if defined(O_DIRECT)
@@ -222,9 +218,8 @@ static qsf_status reopen(const qsf_io *io, int *fd)
     struct stat second;
     if (fstat(fd_of(io->file), &first) != 0 || fstat(*fd, &second) != 0)
         return fail_direct("cannot inspect the file", errno);
-    if (first.st_dev != second.st_dev || first.st_ino != second.st_ino)
-        return QSF_FAIL(QSF_ERR_UNSUPPORTED,
-                        "I/O method direct: the file's path names another file now");
+    QSF_FAIL_IF(first.st_dev != second.st_dev || first.st_ino != second.st_ino, UNSUPPORTED,
+                "I/O method direct: the file's path names another file now");
     return QSF_OK;
 }
 
@@ -237,9 +232,7 @@ static qsf_status try_read(int fd)
     const int error = qsf_file_read_once(fd, 0, block, sizeof block, &got_bytes);
     if (error == EINVAL || error == EOPNOTSUPP || error == ENOSYS)
         return fail_direct("the file system refuses reads of 4096 bytes", error);
-    if (error != 0)
-        return QSF_FAIL(QSF_ERR_IO, "direct read of %zu bytes at 0: %s", sizeof block,
-                        strerror(error));
+    QSF_FAIL_IF(error != 0, IO, "direct read of %zu bytes at 0: %s", sizeof block, strerror(error));
     return QSF_OK;
 }
 
@@ -249,7 +242,7 @@ static qsf_status reopen(const qsf_io *io, int *fd)
 {
     (void)io;
     (void)fd;
-    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "I/O method direct: this system does not support it");
+    return QSF_FAIL(UNSUPPORTED, "I/O method direct: this system does not support it");
 }
 
 static qsf_status try_read(int fd)

@@ -49,8 +49,7 @@ static void must_be_zero(int error)
 qsf_status qsf_mutex_init(qsf_mutex *m)
 {
     const int error = pthread_mutex_init(mutex_of(m), NULL);
-    if (error != 0)
-        return QSF_FAIL(QSF_ERR_NOMEM, "cannot create a mutex: %s", strerror(error));
+    QSF_FAIL_IF(error != 0, NOMEM, "cannot create a mutex: %s", strerror(error));
     return QSF_OK;
 }
 
@@ -80,8 +79,7 @@ qsf_status qsf_condition_init(qsf_condition *c)
     const int error = pthread_cond_init(condition_of(c), &attributes);
     must_be_zero(pthread_condattr_destroy(&attributes));
 #endif
-    if (error != 0)
-        return QSF_FAIL(QSF_ERR_NOMEM, "cannot create a condition: %s", strerror(error));
+    QSF_FAIL_IF(error != 0, NOMEM, "cannot create a condition: %s", strerror(error));
     return QSF_OK;
 }
 
@@ -138,8 +136,7 @@ qsf_status qsf_thread_start(qsf_thread *t, size_t stack_bytes, void *(*run)(void
 {
     pthread_attr_t attributes;
     int error = pthread_attr_init(&attributes);
-    if (error != 0)
-        return QSF_FAIL(QSF_ERR_NOMEM, "cannot create thread attributes: %s", strerror(error));
+    QSF_FAIL_IF(error != 0, NOMEM, "cannot create thread attributes: %s", strerror(error));
     const size_t least_bytes = least_stack_bytes();
     error = pthread_attr_setstacksize(&attributes,
                                       stack_bytes > least_bytes ? stack_bytes : least_bytes);
@@ -155,9 +152,8 @@ qsf_status qsf_thread_start(qsf_thread *t, size_t stack_bytes, void *(*run)(void
         must_be_zero(pthread_sigmask(SIG_SETMASK, &before, NULL));
     }
     pthread_attr_destroy(&attributes);
-    if (error != 0)
-        return QSF_FAIL(QSF_ERR_NOMEM, "cannot start a thread with a stack of %zu KB: %s",
-                        stack_bytes >> 10, strerror(error));
+    QSF_FAIL_IF(error != 0, NOMEM, "cannot start a thread with a stack of %zu KB: %s",
+                stack_bytes >> 10, strerror(error));
     return QSF_OK;
 }
 
@@ -196,13 +192,11 @@ qsf_status qsf_thread_pin(qsf_thread *t, uint32_t cpu)
     CPU_ZERO_S(sizeof sets, sets);
     CPU_SET_S(cpu, sizeof sets, sets);
     const int error = pthread_setaffinity_np(thread_of(t), sizeof sets, sets);
-    if (error != 0)
-        return QSF_FAIL(QSF_ERR_ARG, "cannot pin a thread to processor %u: %s", cpu,
-                        strerror(error));
+    QSF_FAIL_IF(error != 0, ARG, "cannot pin a thread to processor %u: %s", cpu, strerror(error));
     return QSF_OK;
 #else
     (void)t;
-    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "this system cannot pin threads (to processor %u)", cpu);
+    return QSF_FAIL(UNSUPPORTED, "this system cannot pin threads (to processor %u)", cpu);
 #endif
 }
 

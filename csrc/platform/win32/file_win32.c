@@ -20,7 +20,7 @@ static qsf_status fail_io(const char *what, const char *path, DWORD code)
 {
     char why[QSF_SYSTEM_ERROR_BYTES];
     qsf_system_error_text((int)code, why);
-    return QSF_FAIL(QSF_ERR_IO, "%s %s: %s", what, path, why);
+    return QSF_FAIL(IO, "%s %s: %s", what, path, why);
 }
 
 /* The path in UTF-16, whole and behind "\\?\" where it is longer than the 260 units that Windows
@@ -50,8 +50,9 @@ qsf_status qsf_file_open(qsf_file *f, const char *path)
     if (code != 0)
         return fail_io("cannot open", path, code);
     const DWORD attributes = GetFileAttributesW(wide);
-    if (attributes != INVALID_FILE_ATTRIBUTES && (attributes & FILE_ATTRIBUTE_DIRECTORY) != 0)
-        return QSF_FAIL(QSF_ERR_IO, "cannot open %s: it is a folder, not a regular file", path);
+    QSF_FAIL_IF(attributes != INVALID_FILE_ATTRIBUTES &&
+                    (attributes & FILE_ATTRIBUTE_DIRECTORY) != 0,
+                IO, "cannot open %s: it is a folder, not a regular file", path);
     HANDLE handle =
         CreateFileW(wide, GENERIC_READ, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE,
                     NULL, OPEN_EXISTING, FILE_FLAG_OVERLAPPED, NULL);
@@ -60,7 +61,7 @@ qsf_status qsf_file_open(qsf_file *f, const char *path)
     LARGE_INTEGER n_bytes;
     if (GetFileType(handle) != FILE_TYPE_DISK || !GetFileSizeEx(handle, &n_bytes)) {
         (void)CloseHandle(handle);
-        return QSF_FAIL(QSF_ERR_IO, "cannot open %s: it is a device, not a regular file", path);
+        return QSF_FAIL(IO, "cannot open %s: it is a device, not a regular file", path);
     }
     f->handle = (intptr_t)handle;
     f->n_bytes = (uint64_t)n_bytes.QuadPart;
@@ -152,7 +153,7 @@ static qsf_status fail_direct(const char *reason, DWORD code)
 {
     char why[QSF_SYSTEM_ERROR_BYTES];
     qsf_system_error_text((int)code, why);
-    return QSF_FAIL(QSF_ERR_UNSUPPORTED, "I/O method direct: %s: %s", reason, why);
+    return QSF_FAIL(UNSUPPORTED, "I/O method direct: %s: %s", reason, why);
 }
 
 /* A second handle of the file, because the first stays bound to the cache. The trial read fails if

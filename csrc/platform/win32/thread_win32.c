@@ -95,8 +95,7 @@ static unsigned __stdcall run_thread(void *arg)
 qsf_status qsf_thread_start(qsf_thread *t, size_t stack_bytes, void *(*run)(void *), void *arg)
 {
     start *const s = malloc(sizeof *s);
-    if (s == NULL)
-        return QSF_FAIL(QSF_ERR_NOMEM, "cannot start a thread: no memory is left");
+    QSF_FAIL_IF(s == NULL, NOMEM, "cannot start a thread: no memory is left");
     *s = (start){.run = run, .arg = arg};
     t->system = (uintptr_t)_beginthreadex(NULL, (unsigned)stack_bytes, run_thread, s,
                                           STACK_SIZE_PARAM_IS_A_RESERVATION, NULL);
@@ -105,8 +104,8 @@ qsf_status qsf_thread_start(qsf_thread *t, size_t stack_bytes, void *(*run)(void
     char why[QSF_SYSTEM_ERROR_BYTES];
     qsf_system_error_text((int)GetLastError(), why);
     free(s);
-    return QSF_FAIL(QSF_ERR_NOMEM, "cannot start a thread with a stack of %zu KB: %s",
-                    stack_bytes >> 10, why);
+    return QSF_FAIL(NOMEM, "cannot start a thread with a stack of %zu KB: %s", stack_bytes >> 10,
+                    why);
 }
 
 void qsf_thread_join(qsf_thread *t)
@@ -133,7 +132,7 @@ qsf_status qsf_thread_pin(qsf_thread *t, uint32_t cpu)
         return QSF_OK;
     char why[QSF_SYSTEM_ERROR_BYTES];
     qsf_system_error_text((int)GetLastError(), why);
-    return QSF_FAIL(QSF_ERR_ARG, "cannot pin a thread to processor %u: %s", cpu, why);
+    return QSF_FAIL(ARG, "cannot pin a thread to processor %u: %s", cpu, why);
 }
 
 /* ---- time ---- */

@@ -169,9 +169,7 @@ def test_samples_are_counted(session: binding.NativeSession) -> None:
 
 
 def test_the_roofline_is_measured() -> None:
-    roofline = binding.measure_roofline(1, 64 * 2**20, 1)
-    assert roofline.read_gb_per_s > 0.01
-    assert roofline.gmadds_per_s >= 0
+    assert binding.measure_roofline(1, 64 * 2**20, 1) > 0.01
     for asked in ((0, 2**26, 1), (1, 2**26 - 1, 1), (1, 2**26, 0), (1, 2**80, 1)):
         with pytest.raises(errors.QsfArgumentError):
             binding.measure_roofline(*asked)

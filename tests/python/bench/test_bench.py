@@ -51,7 +51,7 @@ class Server:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_qsf, "POOL_TILES", 64)
     rates = {"1": 10.0}
-    monkeypatch.setattr(roofline, "measure_memory", lambda _threads, _progress: (rates, {}))
+    monkeypatch.setattr(roofline, "measure_memory", lambda _threads, _progress: rates)
 
 
 @pytest.fixture
@@ -261,7 +261,7 @@ def test_ctrl_c_keeps_what_was_measured(pair: tuple[Path, Path], tmp_path: Path)
     program = (
         "import os, signal, sys\n"
         "from qsf.native import roofline\n"
-        "roofline.measure_memory = lambda *_: ({}, {})\n"
+        "roofline.measure_memory = lambda *_: {}\n"
         "from qsf_bench import tasks\n"
         "real, n_done = tasks.run_task, []\n"
         "def run_task(task):\n"

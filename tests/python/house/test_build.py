@@ -45,7 +45,6 @@ RULES: list[tuple[dict[str, str], str]] = [
     ({"csrc/base/ok.c": '/* malloc(8) */\nint n = snprintf(b, 8, "printf(x)");\n'}, ""),
     ({"csrc/format/ok.c": "#include <zstd.h>\n/* /proc/self/io, __linux__ */\n"}, ""),
     ({"csrc/platform/posix/ok.c": "#include <pthread.h>\n#if defined(__APPLE__)\n#endif\n"}, ""),
-    ({"csrc/format/big_tables.c": "int x;\n" * 900}, ""),
     ({"csrc/base/bad.c": '#include "platform/heap.h"\n'}, "base/ may not include"),
     ({"csrc/format/bad.h": '#  include "engine/run.h"\n'}, "format/ may not include"),
     ({"csrc/format/bad.c": '#include "reader.h"\n'}, "not written from csrc/ down"),

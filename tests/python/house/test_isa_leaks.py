@@ -27,7 +27,7 @@ X86, ARM = "x86-64", "littleaarch64"
         ("matmul_avx2", X86, "dot", "vpmaddubsw %ymm0,%ymm1,%ymm2", False),
         ("matmul_avxvnni", X86, "dot", "{vex} vpdpbusd %ymm15,%ymm15,%ymm0", False),
         ("matmul_avx512", X86, "dot", "tdpbusd %tmm0,%tmm1,%tmm2", True),
-        ("roofline", X86, "madds_amx", "tdpbusd %tmm0,%tmm1,%tmm2", False),
+        ("roofline", X86, "read_avx512", "vpxorq %zmm0,%zmm1,%zmm2", False),
         ("crc32_x86", X86, "qsf_crc32_by_clmul", "vpclmulqdq $0x0,%zmm0,%zmm1,%zmm2", True),
         ("matmul_neon", ARM, "dot", "sdot\tv1.4s, v17.16b, v6.4b[0]", True),
         ("matmul_dotprod", ARM, "dot", "sdot\tv1.4s, v17.16b, v6.4b[0]", False),

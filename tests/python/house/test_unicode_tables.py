@@ -1,4 +1,4 @@
-"""tools/make_unicode_tables.py: its numbers, and that unicode_tables.c is what it writes."""
+"""tools/make_unicode_tables.py: its numbers, and that unicode_tables.inc is what it writes."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ tables = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tables)
 
 SETS = ROOT / "converter" / "qsf_converter" / "text" / "character_table.py"
-FILE = ROOT / "csrc" / "text" / "unicode_tables.c"
+FILE = ROOT / "csrc" / "text" / "unicode_tables.inc"
 
 
 def require_version() -> None:
