@@ -20,13 +20,6 @@ typedef struct operands {
     const void *which; /* of operations that are checked alike */
 } operands;
 
-static const char *label(const char *op, size_t n, fill how)
-{
-    static char what[96];
-    snprintf(what, sizeof what, "%s, n %zu, fill %d", op, n, (int)how);
-    return what;
-}
-
 /* Written so that NaN fails. */
 static void check_close(const char *op, size_t i, size_t n, float have, double want,
                         double tolerance)
@@ -461,52 +454,4 @@ int check_vecops(void)
     for (size_t a = 0; a < COUNT_OF(activations); a++)
         check_activation_sweep(&activations[a]);
     return check_report("vecops");
-}
-
-/* ---- speed ---- */
-
-#define BENCH_N 1024
-
-typedef struct timed {
-    const char *name;
-    kernel_run *run;
-    operands operands;
-} timed;
-
-static float bench_x[BENCH_N];
-static float bench_y[BENCH_N];
-
-static void run_timed(const qsf_kernels *k, const void *args)
-{
-    const timed *const t = args;
-    memcpy(bench_x, bench_y, sizeof bench_x);
-    t->run(k, &t->operands, bench_x);
-}
-
-void bench_vecops(void)
-{
-    static const simple add = ADD;
-    static const simple cap = CAP;
-    static const norm rms = NORM_RMS;
-    static const norm layer = NORM_LAYER;
-    static const bool yes = true;
-    static const bool no = false;
-    const float *const y = bench_y;
-    const timed others[] = {
-        {"silu_mul", run_gated, {.y = y, .n = BENCH_N, .which = &activations[0]}},
-        {"add", run_simple, {.y = y, .n = BENCH_N, .which = &add}},
-        {"cap", run_simple, {.y = y, .n = BENCH_N, .which = &cap}},
-        {"rmsnorm", run_norm, {.x = y, .y = y, .n = BENCH_N, .which = &rms}},
-        {"layernorm", run_norm, {.x = y, .y = y, .z = y, .n = BENCH_N, .which = &layer}},
-        {"rope_split", run_rope, {.x = y, .y = y, .n = BENCH_N / 2, .which = &no}},
-        {"rope_interleaved", run_rope, {.x = y, .y = y, .n = BENCH_N / 2, .which = &yes}},
-    };
-    fill_floats(bench_y, BENCH_N, FILL_RANDOM);
-    for (size_t i = 0; i < COUNT_OF(activations); i++) {
-        const timed t = {
-            activations[i].name, run_activation, {.n = BENCH_N, .which = &activations[i]}};
-        bench_line(t.name, BENCH_N, run_timed, &t);
-    }
-    for (size_t i = 0; i < COUNT_OF(others); i++)
-        bench_line(others[i].name, BENCH_N, run_timed, &others[i]);
 }
