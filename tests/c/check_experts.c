@@ -374,7 +374,7 @@ static void check_plans(void)
 static void check_replay(void)
 {
     static const uint32_t slots[] = {0, 1, 2, 4, 5, 7, 10, 13};
-    enum { N_SETUPS = sizeof slots / sizeof slots[0], LINES = 200, FIRST_LAYER_CHOICES = 2 };
+    enum { N_SETUPS = COUNT_OF(slots), LINES = 200, FIRST_LAYER_CHOICES = 2 };
     static const uint32_t uses[N_CHOSEN] = {1, 1, 1, 1, 1};
     static const uint32_t n_of[] = {FIRST_LAYER_CHOICES, N_CHOSEN - FIRST_LAYER_CHOICES};
     for (size_t i = 0; i < N_SETUPS; i++) {
@@ -433,7 +433,7 @@ static void check_ties(void)
     };
     qsf_kernels kernels;
     qsf_kernels_init(&kernels, QSF_ISA_SCALAR);
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
         const qsf_layer_kind kind = {.n_experts = 6,
                                      .n_chosen = 2,
                                      .n_groups = cases[i].n_groups,

@@ -63,7 +63,7 @@ static void check_block(size_t n_bytes, void *alloc(size_t n_bytes), size_t alig
 
 static void check_sizes(void)
 {
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         const bool is_huge = !QSF_ASAN && sizes[i] >= HUGE_PAGE_BYTES;
         check_block(sizes[i], qsf_heap_alloc, QSF_HEAP_ALIGN);
 #if defined(__linux__)

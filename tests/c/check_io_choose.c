@@ -223,7 +223,7 @@ static bool forbid(long number, size_t arg_idx, uint32_t bits, int error)
     };
     if (bits == 0) /* whatever the argument is */
         code[3] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JA, 0, 0, 0);
-    const struct sock_fprog filter = {.len = sizeof code / sizeof code[0], .filter = code};
+    const struct sock_fprog filter = {.len = COUNT_OF(code), .filter = code};
     return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
            prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
 }

@@ -89,9 +89,9 @@ static void check_gains(void)
 {
     static const double eases[] = {0.1, 0.3, 0.6, 1.0, 1.6};
     static const double noises[] = {0.01, 0.1, 0.3};
-    for (size_t m = 0; m < sizeof machines / sizeof machines[0]; m++)
-        for (size_t e = 0; e < sizeof eases / sizeof eases[0]; e++)
-            for (size_t n = 0; n < sizeof noises / sizeof noises[0]; n++) {
+    for (size_t m = 0; m < COUNT_OF(machines); m++)
+        for (size_t e = 0; e < COUNT_OF(eases); e++)
+            for (size_t n = 0; n < COUNT_OF(noises); n++) {
                 double sum = 0.0;
                 for (uint64_t seed = 0; seed < N_SEEDS; seed++)
                     sum += gain_of(&machines[m], eases[e], noises[n], seed);
@@ -165,7 +165,7 @@ static void check_ngrams(void)
         qsf_ngrams_find(&f, tokens + 1, 1, 1),
         qsf_ngrams_find(&f, tokens + 3, 2, 1),
     };
-    for (size_t i = 0; i < sizeof found / sizeof found[0]; i++)
+    for (size_t i = 0; i < COUNT_OF(found); i++)
         if (CHECK(found[i] != NULL)) {
             CHECK_EQ(found[i]->token, i == 2 ? 71 : 70);
             CHECK_EQ(found[i]->class, i == 2 ? 1 : 0);
