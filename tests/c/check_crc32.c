@@ -37,8 +37,9 @@ static void check_known(qsf_crc32_fn *fn)
     CHECK_EQ_U64((uint32_t)~fn(UINT32_MAX, data, 32), 0xFF6CAB0B);
 }
 
-/* Every length at every alignment, from the usual register, from none and from any. What lies before
- * and after the bytes is not read: the heap's own guard finds that under AddressSanitizer. */
+/* Every length at every alignment, from the usual register, from none and from any. What lies
+ * before and after the bytes is not read: the heap's own guard finds that under AddressSanitizer.
+ */
 static void check_lengths(qsf_crc32_fn *fn)
 {
     for (size_t start = 0; start < N_STARTS; start++) {

@@ -109,9 +109,8 @@ static void check_arguments(void)
     size_t n = 0;
     qsf_text *none = NULL;
     for (size_t i = 0; i < COUNT_OF(wrong); i++)
-        CHECK_STATUS(
-            qsf_tokenize(t, wrong[i].text, wrong[i].n_bytes, wrong[i].flags, ids, 1, &n),
-            QSF_ERR_ARG);
+        CHECK_STATUS(qsf_tokenize(t, wrong[i].text, wrong[i].n_bytes, wrong[i].flags, ids, 1, &n),
+                     QSF_ERR_ARG);
     CHECK_STATUS(qsf_text_create("x", 1, &none), QSF_ERR_FORMAT);
     qsf_text_decoder d;
     qsf_decoder_init(t, 0, &d);

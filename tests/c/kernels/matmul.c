@@ -1,10 +1,10 @@
-/* matmul.c - matrix products: every level against scalar bit by bit, and scalar
- * against the formula in double, on tiles read as docs/format.md describes them.
+/* matmul.c - matrix products and rows of weights: every level against scalar bit by bit, and scalar
+ * products against the formula in double. That the weights of a tile are those of docs/format.md:
+ * check_quantise.c with tests/python/file/test_tiles.py, test_mxfp4.py, test_gguf_families.py.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/half.h"
 #include "kernel_data.h"
-#include "tile_weights.h"
 
 #define ID(id, ...) (id),
 static const qsf_dtype dtypes[] = {QSF_CODED_TYPES(ID) QSF_FLOAT_TYPES(ID)};
@@ -227,44 +227,42 @@ static void run_product(const qsf_kernels *k, const void *args, float *y)
 
 /* The exact output of row `row`, token t, and how far the float one may be off. With u = half
  * of FLT_EPSILON, each fmaf loses at most u of a partial sum, and no partial sum exceeds the
- * sum of the absolute terms. Integer form: at most two terms and two fmafs a block, each term
- * with at most two roundings of its own (w_scale * x_scale, and 8-bit's large dot;
- * scaled_sum). f32 form: a term and an fmaf a column, the weight rounded once. One more u
- * covers the products of these. */
+ * sum of the absolute terms: code * scale and min, which are at most twice the largest weight of
+ * their block each. Integer form: at most two terms and two fmafs a part of a block, each term with
+ * at most two roundings of its own (w_scale * x_scale, and 8-bit's large dot; scaled_sum). f32
+ * form: a term and an fmaf a column. One more u covers the rounded weight, one the products of
+ * these. */
 static double exact_output(const problem *p, size_t row, size_t t, double *tolerance)
 {
+    static float w[(43 + 8) * QSF_BLOCK];
     const bool integer_form = p->acts.q != NULL;
-    const size_t tile_bytes = qsf_dtype_tile_bytes(p->dtype);
+    const size_t part_cols = integer_form ? qsf_form_of(p->dtype).scale_cols : 1;
     double sum = 0.0;
     double sum_abs = 0.0;
+    scalar.dequant_row[p->dtype](p->tiles + row / QSF_TILE_ROWS * p->n_blocks *
+                                                qsf_dtype_tile_bytes(p->dtype),
+                                 p->n_blocks, row % QSF_TILE_ROWS, w);
     for (size_t b = 0; b < p->n_blocks; b++) {
-        const size_t in_head = b % qsf_tiles_per_head(qsf_form_of(p->dtype));
-        const unsigned char *const tile =
-            p->tiles + (row / 16 * p->n_blocks + b - in_head) * tile_bytes;
         const size_t block = t * p->n_blocks + b;
-        const size_t part_cols = integer_form ? qsf_form_of(p->dtype).scale_cols : 1;
-        double by_code = 0.0; /* of a part */
-        double by_min = 0.0;
+        double largest = 0.0;
+        double sum_x = 0.0;
         for (size_t c = 0; c < QSF_BLOCK; c++) {
-            const weight w = weight_at(tile, p->dtype, row % 16, in_head * QSF_BLOCK + c);
             const size_t i = block * QSF_BLOCK + c;
+            const double weight = (double)w[b * QSF_BLOCK + c];
             const double q =
                 (double)p->q[i] + (p->acts.q_low != NULL ? (double)p->q_low[i] / 256.0 : 0.0);
             const float x_scale =
                 part_cols < QSF_BLOCK ? p->parts[block].scale[c / 32] : p->scale[block];
             const double x = integer_form ? q * (double)x_scale : (double)p->f32[i];
-            by_code += w.code * w.scale * x;
-            by_min += w.min * x;
-            if ((c + 1) % part_cols != 0)
-                continue;
-            sum += by_code + by_min;
-            sum_abs += integer_form ? fabs(by_code) + fabs(by_min) : fabs(by_code + by_min);
-            by_code = by_min = 0.0;
+            sum += weight * x;
+            sum_x += fabs(x);
+            largest = fmax(largest, fabs(weight));
         }
+        sum_abs += (integer_form ? 4.0 : 1.0) * largest * sum_x;
     }
-    const size_t n_parts = integer_form ? QSF_BLOCK / qsf_form_of(p->dtype).scale_cols : QSF_BLOCK;
-    const size_t n_roundings = p->n_blocks * n_parts * (integer_form ? 2 : 1) + 3;
-    *tolerance = sum_abs * (double)n_roundings * (FLT_EPSILON / 2);
+    const double n_roundings =
+        (double)(p->n_blocks * QSF_BLOCK / part_cols) * (integer_form ? 2.0 : 1.0) + 4.0;
+    *tolerance = sum_abs * n_roundings * (double)(FLT_EPSILON / 2);
     return sum;
 }
 
@@ -339,25 +337,15 @@ static void run_row(const qsf_kernels *k, const void *args, float *out)
     k->dequant_row[a->p->dtype](a->p->tiles, a->p->n_blocks, a->row, out);
 }
 
-/* The value of a weight is one rounding of the formula: c * scale + min is exact in double. */
-static void check_row(qsf_dtype dtype, fill how)
+static void check_rows(qsf_dtype dtype, fill how)
 {
     problem p = problem_make(dtype, true, how, 1, 3, 1);
-    const size_t head_cols = qsf_tiles_per_head(qsf_form_of(dtype)) * QSF_BLOCK;
     char what[64];
     snprintf(what, sizeof what, "dequant_row %s, fill %d", qsf_dtype_name(dtype), (int)how);
     for (size_t row = 0; row < QSF_TILE_ROWS; row++) {
         const row_args args = {&p, row};
-        const output want = output_make(p.n_blocks * QSF_BLOCK * sizeof(float));
-        for (size_t c = 0; c < p.n_blocks * QSF_BLOCK; c++) {
-            const unsigned char *const head =
-                p.tiles + c / head_cols * (head_cols / QSF_BLOCK) * qsf_dtype_tile_bytes(dtype);
-            const weight w = weight_at(head, dtype, row, c % head_cols);
-            const double product = w.code * w.scale;
-            ((float *)want.at)[c] = (float)(qsf_dtype_has_min(dtype) ? product + w.min : product);
-        }
-        check_levels(&want, false, run_row, &args, NULL, what);
-        free(want.block);
+        const output out = check_kernel(run_row, &args, NULL, p.n_blocks * QSF_BLOCK, what);
+        free(out.block);
     }
     problem_free(&p);
 }
@@ -385,6 +373,6 @@ int check_dequant_row(void)
 {
     for (size_t d = 0; d < COUNT_OF(dtypes); d++)
         for (fill how = FILL_RANDOM; how < FILL_COUNT; how++)
-            check_row(dtypes[d], how);
+            check_rows(dtypes[d], how);
     return check_report("dequant_row");
 }
