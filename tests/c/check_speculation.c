@@ -100,6 +100,17 @@ static void check_gains(void)
             }
 }
 
+/* How many of n_drafts are chosen, each right with this chance. */
+static uint32_t chosen(const qsf_costs *t, uint32_t n_drafts, double chance)
+{
+    qsf_speculation_chain c;
+    qsf_speculation_begin(&c, 1, QSF_MAX_DRAFT_ROWS);
+    for (uint32_t i = 0; i < n_drafts; i++)
+        (void)qsf_speculation_append(&c, chance);
+    qsf_speculation_choose(t, &c, n_drafts);
+    return c.n_chosen;
+}
+
 /* Passes of 1 and of 2 rows were measured often: a draft is chosen if it gains, and only then. */
 static void check_measured_loss(void)
 {
@@ -110,12 +121,9 @@ static void check_measured_loss(void)
                 qsf_speculation_learn(&costs, 1, 0, (uint64_t)PASS_NS, 0);
                 qsf_speculation_learn(&costs, 2, 1, (uint64_t)(PASS_NS * cost), 0);
             }
-            qsf_speculation_chain c;
-            qsf_speculation_begin(&c, 1, 1);
-            CHECK(qsf_speculation_append(&c, chance));
-            qsf_speculation_choose(&costs, &c, 1);
-            CHECK(c.n_chosen == 0 || 1.0 + chance > cost);
-            CHECK(c.n_chosen == 1 || 1.0 + chance < cost * 1.06);
+            const uint32_t n_chosen = chosen(&costs, 1, chance);
+            CHECK(n_chosen == 0 || 1.0 + chance > cost);
+            CHECK(n_chosen == 1 || 1.0 + chance < cost * 1.06);
         }
 }
 
@@ -172,17 +180,6 @@ static void check_ngrams(void)
         }
     CHECK(qsf_ngrams_find(&f, tokens + 1, 1, 2) == NULL);
     CHECK(qsf_ngrams_find(&f, tokens + 3, 2, 2) == NULL);
-}
-
-/* How many of n_drafts are chosen, each right with this chance. */
-static uint32_t chosen(const qsf_costs *t, uint32_t n_drafts, double chance)
-{
-    qsf_speculation_chain c;
-    qsf_speculation_begin(&c, 1, QSF_MAX_DRAFT_ROWS);
-    for (uint32_t i = 0; i < n_drafts; i++)
-        (void)qsf_speculation_append(&c, chance);
-    qsf_speculation_choose(t, &c, n_drafts);
-    return c.n_chosen;
 }
 
 /* Guesses that are never right are not drafted; those that are always right are, as far as the

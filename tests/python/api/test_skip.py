@@ -115,8 +115,9 @@ def test_the_least_important_layers_are_skipped(
     rewrite(short, path, importances=importances)
     skipped = [layer for layer in range(n_layers) if want[layer] == "-"]
     rewrite(short, tmp_path / "cut.qsf", without=skipped)
-    how = {"budget_bytes": 0, "kv_k_type": 4, "kv_v_type": 4}
-    cut, asked = logits(tmp_path / "cut.qsf", how), how | {"quality": quality}
+    how: dict[str, Any] = {"budget_bytes": 0, "kv_k_type": 4, "kv_v_type": 4}
+    asked: dict[str, Any] = how | {"quality": quality}
+    cut = logits(tmp_path / "cut.qsf", how)
     plan = binding.plan_model(path, binding.Options(**asked))
     assert list(plan.skipped_layers) == skipped
     assert plan.n_units == n_layers + 2 - len(skipped)
