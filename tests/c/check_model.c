@@ -291,7 +291,9 @@ static void check_sections(void)
     qsf_model *const m = rig_build(path, &file, &llama) ? rig_open(path, &opt) : NULL;
     unsigned char bytes[64];
     for (size_t i = 0; m != NULL && i < COUNT_OF(tags); i++) {
-        char *const exact = strdup(tags[i]);
+        const size_t n_chars = strlen(tags[i]) + 1;
+        char *const exact = malloc(n_chars);
+        memcpy(exact, tags[i], n_chars);
         const size_t n_bytes = i == 5 ? 24 : 0;
         CHECK_EQ(qsf_model_section_bytes(m, exact), n_bytes);
         CHECK_STATUS(qsf_model_section(m, exact, bytes, 23), QSF_ERR_ARG);
