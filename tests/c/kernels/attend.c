@@ -592,6 +592,6 @@ int check_attend(void)
                 check_values(types[t], head_dims[d], 1 + r % 5, r, (fill)((r + d) % FILL_COUNT));
             }
         }
-    CHECK(n_compared * stride >= n_levels * COUNT_OF(types) * COUNT_OF(head_dims) * 60);
+    CHECK(n_compared * stride >= n_levels * COUNT_OF(types) * COUNT_OF(head_dims) * 40);
     return check_report("attend");
 }
