@@ -55,7 +55,7 @@ CAPS: dict[str, int] = {
     "bench": 2400,
     "tools": 2950,
     "program": 1750,
-    "tests/c": 12950,
+    "tests/c": 12850,
     "tests/fuzz": 1050,
     "tests/install": 550,
     "tests/clients": 150,
