@@ -23,6 +23,7 @@
 #include "base/status.h"
 #include "include/qsf.h"
 
+#define COUNT_OF(array) (sizeof(array) / sizeof(array)[0])
 #define CHECK_MAX_PRINTED 50 /* a broken loop should not print a million lines */
 
 typedef struct check_counts {
@@ -141,7 +142,6 @@ static inline int check_report(const char *name)
 #define CHECK_EQ_I64(a, b) check_i64((a), (b), #a " == " #b, __FILE__, __LINE__)
 #define CHECK_EQ_U64(a, b) check_u64((a), (b), #a " == " #b, __FILE__, __LINE__)
 #define CHECK_STR(a, b) check_str((a), (b), #a " == " #b, __FILE__, __LINE__)
-#define CHECK_EQ_STR(a, b) CHECK_STR(a, b)
 #define CHECK_CONTAINS(text, part) check_contains((text), (part), __FILE__, __LINE__)
 #define CHECK_NEAR(a, b, tolerance) \
     check_near((a), (b), (tolerance), #a " ~ " #b, __FILE__, __LINE__)
@@ -149,6 +149,14 @@ static inline int check_report(const char *name)
     check_bytes((a), (b), (n_bytes), #a " == " #b, __FILE__, __LINE__)
 #define CHECK_OK(expr) check_status((expr), QSF_OK, #expr, __FILE__, __LINE__)
 #define CHECK_STATUS(expr, want) check_status((expr), (want), #expr, __FILE__, __LINE__)
+
+/* An arbitrary number below `below`; the same ones in each run. */
+static inline uint32_t check_draw(uint32_t below)
+{
+    static uint32_t noise = 1;
+    noise = noise * 1664525U + 1013904223U;
+    return (uint32_t)((uint64_t)noise * below >> 32);
+}
 
 /* From QSF_CHECK_STRIDE; 1 if there is none. What is no number above 0 is a failure. */
 static inline size_t check_stride(void)

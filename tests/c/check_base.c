@@ -51,19 +51,10 @@ static void check_half_to_float(void)
             ok = bits_of(have) == ((h & 0x8000) << 16 | 0x7F800000);
         else
             ok = (double)have == half_value(h) && (signbit(have) != 0) == ((h & 0x8000) != 0);
+        const uint32_t back = is_special && (h & 0x3FF) != 0 ? h | 0x200 : h;
+        ok = ok && qsf_half_from_float(have) == back;
         if (!CHECK(ok) && check_is_printed())
             printf("    half 0x%04x gave 0x%08x\n", h, bits_of(have));
-    }
-}
-
-static void check_half_round_trip(void)
-{
-    for (uint32_t h = 0; h < 0x10000; h++) {
-        const bool is_nan = (h & 0x7C00) == 0x7C00 && (h & 0x3FF) != 0;
-        const uint32_t want = is_nan ? h | 0x200 : h;
-        const uint32_t have = qsf_half_from_float(qsf_half_to_float((uint16_t)h));
-        if (!CHECK_EQ(have, want) && check_is_printed())
-            printf("    half 0x%04x\n", h);
     }
 }
 
@@ -111,7 +102,7 @@ static void check_half_extremes(void)
     static const float cases[] = {
         0.0f,     65504.0f,        65519.996f, 65520.0f, 65536.0f,  FLT_MAX,  INFINITY,     FLT_MIN,
         0x1p-24f, 0x1.000002p-25f, 0x1p-25f,   0x1p-26f, 0x1p-149f, 0x1p-14f, 0x1.ffcp-15f, 1.0f};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
         check_one_rounding(cases[i]);
         check_one_rounding(-cases[i]);
     }
@@ -121,84 +112,49 @@ static void check_half_extremes(void)
     CHECK_EQ(qsf_half_from_float(float_of(0x7FFFFFFF)), 0x7FFF);
 }
 
-static void check_half_random(void)
-{
-    uint32_t state = 12345; /* a linear congruential generator with full period */
-    for (int i = 0; i < 200000; i++) {
-        state = state * 1664525U + 1013904223U;
-        const float x = float_of(state);
-        if (!isnan(x))
-            check_one_rounding(x);
-    }
-}
-
 static void check_arithmetic(void)
 {
     static const uint64_t cases[] = {0,
                                      1,
-                                     2,
                                      63,
-                                     64,
                                      UINT32_MAX,
                                      (uint64_t)UINT32_MAX + 1,
-                                     INT64_MAX,
                                      (uint64_t)INT64_MAX + 1,
                                      UINT64_MAX - 63,
-                                     UINT64_MAX - 1,
                                      UINT64_MAX};
-    const size_t n_cases = sizeof cases / sizeof cases[0];
-    for (size_t i = 0; i < n_cases; i++) {
-        for (size_t j = 0; j < n_cases; j++) {
-            const uint64_t a = cases[i];
-            const uint64_t b = cases[j];
-            uint64_t want;
-            uint64_t have = 77;
-            const bool add_fits = !__builtin_add_overflow(a, b, &want);
-            CHECK(qsf_add_u64(a, b, &have) == add_fits);
-            CHECK_EQ_U64(have, add_fits ? want : 77);
-            have = 77;
-            const bool mul_fits = !__builtin_mul_overflow(a, b, &want);
-            CHECK(qsf_mul_u64(a, b, &have) == mul_fits);
-            CHECK_EQ_U64(have, mul_fits ? want : 77);
-        }
+    for (size_t i = 0; i < COUNT_OF(cases) * COUNT_OF(cases); i++) {
+        const uint64_t a = cases[i / COUNT_OF(cases)];
+        const uint64_t b = cases[i % COUNT_OF(cases)];
+        uint64_t want;
+        uint64_t have = 77;
+        const bool add_fits = !__builtin_add_overflow(a, b, &want);
+        CHECK(qsf_add_u64(a, b, &have) == add_fits);
+        CHECK_EQ_U64(have, add_fits ? want : 77);
+        have = 77;
+        const bool mul_fits = !__builtin_mul_overflow(a, b, &want);
+        CHECK(qsf_mul_u64(a, b, &have) == mul_fits);
+        CHECK_EQ_U64(have, mul_fits ? want : 77);
     }
     static const struct {
         uint64_t value;
         uint64_t align;
-        uint64_t want; /* 0 for a value above 0: there is none */
-    } ups[] = {{0, 64, 0},
-               {1, 64, 64},
-               {64, 64, 64},
-               {65, 1, 65},
-               {UINT64_MAX - 63, 64, UINT64_MAX - 63},
-               {UINT64_MAX - 62, 64, 0}};
-    for (size_t i = 0; i < sizeof ups / sizeof ups[0]; i++) {
-        const bool fits = ups[i].value == 0 || ups[i].want != 0;
+        uint64_t want; /* 77: there is none */
+    } ups[] = {{0, 64, 0}, {1, 64, 64}, {64, 64, 64}, {65, 1, 65}, {UINT64_MAX - 62, 64, 77}};
+    for (size_t i = 0; i < COUNT_OF(ups); i++) {
         uint64_t up = 77;
-        CHECK(qsf_align_up_u64(ups[i].value, ups[i].align, &up) == fits);
-        CHECK_EQ_U64(up, fits ? ups[i].want : 77);
+        CHECK(qsf_align_up_u64(ups[i].value, ups[i].align, &up) == (ups[i].want != 77));
+        CHECK_EQ_U64(up, ups[i].want);
     }
     static const struct {
         uint64_t off;
         uint64_t n_bytes;
-        uint64_t all_bytes;
-        bool is_inside;
-    } extents[] = {{0, 0, 0, true},
-                   {10, 0, 10, true},
-                   {3, 7, 10, true},
-                   {3, 8, 10, false},
-                   {11, 0, 10, false},
-                   {UINT64_MAX, 2, 10, false},
-                   {5, UINT64_MAX, 10, false},
-                   {UINT64_MAX, 0, UINT64_MAX, true}};
-    for (size_t i = 0; i < sizeof extents / sizeof extents[0]; i++)
-        CHECK(qsf_extent_inside(extents[i].off, extents[i].n_bytes, extents[i].all_bytes) ==
-              extents[i].is_inside);
-    CHECK_EQ(qsf_ceil_div(0, 16), 0);
-    CHECK_EQ(qsf_ceil_div(16, 16), 1);
-    CHECK_EQ(qsf_ceil_div(17, 16), 2);
-    CHECK_EQ(qsf_round_up(17, 16), 32);
-    CHECK_EQ(qsf_round_up(0, 16), 0);
+        bool is_inside; /* 10 bytes */
+    } extents[] = {{10, 0, true},  {3, 7, true},           {3, 8, false},
+                   {11, 0, false}, {UINT64_MAX, 2, false}, {5, UINT64_MAX, false}};
+    for (size_t i = 0; i < COUNT_OF(extents); i++)
+        CHECK(qsf_extent_inside(extents[i].off, extents[i].n_bytes, 10) == extents[i].is_inside);
+    CHECK(qsf_ceil_div(0, 16) == 0 && qsf_ceil_div(16, 16) == 1 && qsf_ceil_div(17, 16) == 2);
+    CHECK(qsf_round_up(17, 16) == 32 && qsf_round_up(0, 16) == 0);
 }
 
 static void check_byte_order(void)
@@ -212,15 +168,11 @@ static void check_byte_order(void)
     unsigned char out[9] = {0};
     qsf_store_u64(out + 1, UINT64_C(0x8807860584038201));
     CHECK_BYTES(out, raw, 9);
-    memset(out, 0, sizeof out);
-    qsf_store_u32(out + 1, 0x84038201);
-    CHECK_BYTES(out, raw, 5);
-    CHECK_EQ(out[5], 0);
-    memset(out, 0, sizeof out);
+    qsf_store_u32(out + 1, 0x06050403);
+    CHECK_BYTES(out + 5, raw + 5, 4);
+    CHECK_EQ_U64(qsf_load_u32(out + 1), 0x06050403);
     qsf_store_u16(out + 1, 0x8201);
-    CHECK_BYTES(out, raw, 3);
-    CHECK_EQ(out[3], 0);
-
+    CHECK_EQ_U64(qsf_load_u32(out + 1), 0x06058201);
     static const unsigned char one_half[] = {0x00, 0x00, 0x00, 0xBF};
     CHECK(qsf_load_f32(one_half) == -0.5f);
     qsf_store_f32(out + 1, -0.5f);
@@ -235,13 +187,9 @@ static void check_dtypes(void)
         CHECK_EQ(qsf_dtype_scalar_bytes(dtype), want);
         CHECK(qsf_dtype_is_quantised(dtype) == (want == 0 && dtype != QSF_DTYPE_MIXED));
     }
-    static const uint32_t unknown[] = {QSF_DTYPE_COUNT, QSF_DTYPE_COUNT + 1, 1000, UINT32_MAX};
-    for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
-        CHECK_STR(qsf_dtype_name(unknown[i]), "unknown");
-        CHECK_EQ(qsf_dtype_tile_bytes(unknown[i]), 0);
-        CHECK_EQ(qsf_dtype_scalar_bytes(unknown[i]), 0);
-        CHECK(!qsf_dtype_is_quantised(unknown[i]));
-    }
+    CHECK_STR(qsf_dtype_name(QSF_DTYPE_COUNT), "unknown");
+    CHECK_EQ(qsf_dtype_tile_bytes(UINT32_MAX) + qsf_dtype_scalar_bytes(QSF_DTYPE_COUNT), 0);
+    CHECK(!qsf_dtype_is_quantised(UINT32_MAX));
     CHECK_EQ(QSF_TILE_MINS_OFF, QSF_TILE_SCALES_OFF + 2 * QSF_TILE_ROWS);
     CHECK_EQ(QSF_TILE_CODES_OFF(true), QSF_TILE_MINS_OFF + 2 * QSF_TILE_ROWS);
     CHECK_EQ(QSF_TILE_CODES_OFF(false), QSF_TILE_SCALES_OFF + 2 * QSF_TILE_ROWS);
@@ -288,13 +236,7 @@ static void check_failures(void)
     CHECK_STATUS(forward(QSF_OK, &reached_end), QSF_OK);
     CHECK(reached_end);
 
-    CHECK_STR(qsf_status_name(QSF_OK), "QSF_OK");
     CHECK_STR(qsf_status_name(QSF_ERR_FORMAT), "QSF_ERR_FORMAT");
-    for (int i = 0; i < 9; i++) {
-        CHECK(strncmp(qsf_status_name((qsf_status)-i), "QSF_", 4) == 0);
-        for (int j = 0; j < i; j++)
-            CHECK(strcmp(qsf_status_name((qsf_status)-i), qsf_status_name((qsf_status)-j)) != 0);
-    }
     CHECK_STR(qsf_status_name((qsf_status)-9), "unknown status");
 }
 
@@ -339,14 +281,6 @@ static void check_fused(void)
     }
 }
 
-static uint64_t sum_of(const uint64_t *phase_ns)
-{
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < QSF_N_PHASES; i++)
-        sum += phase_ns[i];
-    return sum;
-}
-
 static void check_laps(void)
 {
     qsf_stopwatch w = {.last_ns = 1000};
@@ -368,9 +302,8 @@ static void check_laps(void)
     qsf_stopwatch_lap_at(&w, QSF_PHASE_HEAD, 2600);
     CHECK_EQ_U64(w.phase_ns[QSF_PHASE_NORM], 300);
     CHECK_EQ_U64(w.phase_ns[QSF_PHASE_HEAD], 100);
-    CHECK_EQ_U64(sum_of(w.phase_ns), 1600);
     qsf_stopwatch_start(&w, 5000);
-    CHECK_EQ_U64(sum_of(w.phase_ns), 0);
+    CHECK_EQ_U64(w.phase_ns[QSF_PHASE_NORM] + w.phase_ns[QSF_PHASE_WAIT], 0);
     CHECK_EQ_U64(w.aside_ns, 0);
     CHECK_EQ_U64(w.last_ns, 5000);
     qsf_stopwatch_lap(NULL, QSF_PHASE_NORM);
@@ -381,10 +314,8 @@ static void check_laps(void)
 int main(void)
 {
     check_half_to_float();
-    check_half_round_trip();
     check_half_ties();
     check_half_extremes();
-    check_half_random();
     check_arithmetic();
     check_byte_order();
     check_dtypes();

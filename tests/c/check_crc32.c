@@ -10,14 +10,6 @@
 #define LARGE_BYTES 70000 /* all loops of every way, several times */
 
 static unsigned char bytes[LARGE_BYTES + N_STARTS];
-static uint32_t noise = 1;
-
-static uint32_t draw(uint32_t below)
-{
-    noise = noise * 1664525U + 1013904223U;
-    return (uint32_t)((uint64_t)noise * below >> 32);
-}
-
 /* Bit by bit, from the polynomial; the register, not its complement. */
 static uint32_t by_definition(uint32_t state, const unsigned char *p, size_t n_bytes)
 {
@@ -32,24 +24,21 @@ static uint32_t by_definition(uint32_t state, const unsigned char *p, size_t n_b
 /* Values that zlib gives; the first is the check value of the catalogues. */
 static void check_known(qsf_crc32_fn *fn)
 {
-    unsigned char data[4096] = {0};
+    unsigned char data[256] = {0};
     CHECK_EQ_U64((uint32_t)~fn(UINT32_MAX, (const unsigned char *)"123456789", 9), 0xCBF43926);
-    CHECK_EQ_U64((uint32_t)~fn(UINT32_MAX, (const unsigned char *)"a", 1), 0xE8B7BE43);
-    CHECK_EQ_U64((uint32_t)~fn(UINT32_MAX, data, 0), 0);
     CHECK_EQ_U64((uint32_t)~fn(UINT32_MAX, data, 32), 0x190A55AD);
-    CHECK_EQ_U64((uint32_t)~fn(UINT32_MAX, data, sizeof data), 0xC71C0011);
     for (unsigned i = 0; i < 256; i++)
         data[i] = (unsigned char)i;
     CHECK_EQ_U64((uint32_t)~fn(UINT32_MAX, data, 256), 0x29058C73);
-    memset(data, 0xFF, 32);
-    CHECK_EQ_U64((uint32_t)~fn(UINT32_MAX, data, 32), 0xFF6CAB0B);
 }
 
-/* Every length at every alignment, from the usual register, from none and from any. */
+/* Every length at every alignment, from the usual register, from none and from any. What lies
+ * before and after the bytes is not read: the heap's own guard finds that under AddressSanitizer.
+ */
 static void check_lengths(qsf_crc32_fn *fn)
 {
     for (size_t start = 0; start < N_STARTS; start++) {
-        const uint32_t firsts[3] = {UINT32_MAX, 0, draw(UINT32_MAX)};
+        const uint32_t firsts[3] = {UINT32_MAX, 0, check_draw(UINT32_MAX)};
         for (size_t k = 0; k < 3; k++) {
             uint32_t want = firsts[k];
             for (size_t n = 0; n <= MAX_BYTES; n++) {
@@ -58,38 +47,30 @@ static void check_lengths(qsf_crc32_fn *fn)
             }
         }
     }
+    for (size_t n = 1; n <= MAX_BYTES; n++) {
+        unsigned char *const exact = malloc(n);
+        memcpy(exact, bytes, n);
+        CHECK_EQ_U64(fn(UINT32_MAX, exact, n), by_definition(UINT32_MAX, bytes, n));
+        free(exact);
+    }
 }
 
 /* Lengths that go through the long loops, whole and in parts. */
 static void check_parts(qsf_crc32_fn *fn)
 {
     for (int round = 0; round < 100; round++) {
-        const size_t start = draw(N_STARTS);
-        const size_t n_bytes = draw(LARGE_BYTES + 1);
+        const size_t start = check_draw(N_STARTS);
+        const size_t n_bytes = check_draw(LARGE_BYTES + 1);
         const uint32_t want = by_definition(UINT32_MAX, bytes + start, n_bytes);
         CHECK_EQ_U64(fn(UINT32_MAX, bytes + start, n_bytes), want);
         uint32_t state = UINT32_MAX;
         for (size_t at = 0; at < n_bytes;) {
             const size_t n_left = n_bytes - at;
-            const size_t n = draw(round % 2 == 0 ? 40000 : 700);
+            const size_t n = check_draw(round % 2 == 0 ? 40000 : 700);
             state = fn(state, bytes + start + at, n < n_left ? n : n_left);
             at += n < n_left ? n : n_left;
         }
         CHECK_EQ_U64(state, want);
-    }
-}
-
-/* What lies before and after the bytes does not matter, nor is it read: the heap's own guard
- * finds that under AddressSanitizer. */
-static void check_edges(qsf_crc32_fn *fn)
-{
-    for (size_t n = 1; n <= MAX_BYTES; n++) {
-        unsigned char *const exact = malloc(n);
-        if (!CHECK(exact != NULL))
-            return;
-        memcpy(exact, bytes, n);
-        CHECK_EQ_U64(fn(UINT32_MAX, exact, n), by_definition(UINT32_MAX, bytes, n));
-        free(exact);
     }
 }
 
@@ -118,17 +99,13 @@ static void check_choice(void)
         qsf_crc32_way want;
     } cases[] = {
         {"scalar", QSF_CRC32_TABLES_WAY},
-        {"avx2", has_arm ? best : narrow},
         {"avxvnni", has_arm ? best : narrow},
-        {"avx512", best},
         {"amx", best},
         {"neon", best},
-        {"dotprod", best},
-        {"i8mm", best},
         {"", best},
         {"no such level", best},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
         setenv("QSF_ISA", cases[i].level, 1);
         CHECK_STR(qsf_crc32_way_name(qsf_crc32_choose()), qsf_crc32_way_name(cases[i].want));
     }
@@ -164,14 +141,14 @@ static uint32_t shift_by_definition(uint32_t crc_a, uint64_t n_bytes)
 static void check_combine(void)
 {
     for (int round = 0; round < 1000; round++) {
-        const size_t n_bytes = draw(3000);
+        const size_t n_bytes = check_draw(3000);
         const size_t split = round % 10 == 0   ? 0
                              : round % 10 == 1 ? n_bytes
-                                               : draw((uint32_t)n_bytes);
+                                               : check_draw((uint32_t)n_bytes);
         const uint32_t a = qsf_crc32(0, bytes, split);
         const uint32_t b = qsf_crc32(0, bytes + split, n_bytes - split);
         CHECK_EQ_U64(qsf_crc32_combine(a, b, n_bytes - split), qsf_crc32(0, bytes, n_bytes));
-        const uint32_t c = draw(UINT32_MAX);
+        const uint32_t c = check_draw(UINT32_MAX);
         CHECK_EQ_U64(qsf_crc32_multiply(a, c), multiply_by_definition(a, c));
     }
     /* Lengths that no test can read: around 4 GiB, the period, 2^61 (whose bits overflow). */
@@ -179,11 +156,11 @@ static void check_combine(void)
                                 UINT64_C(5) << 30, UINT64_C(1) << 61,   (UINT64_C(1) << 61) + 1,
                                 UINT64_MAX,        UINT64_C(1) << 63,   (UINT64_C(1) << 33) - 2,
                                 0x123456789ABCDEF, UINT64_C(3900) << 20};
-    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++)
+    for (size_t i = 0; i < COUNT_OF(lengths); i++)
         for (int round = 0; round < 10; round++) {
-            const uint32_t a = draw(UINT32_MAX);
-            const uint32_t b = draw(UINT32_MAX);
-            const uint64_t n = lengths[i] - (round < 5 ? 0 : draw(1000));
+            const uint32_t a = check_draw(UINT32_MAX);
+            const uint32_t b = check_draw(UINT32_MAX);
+            const uint64_t n = lengths[i] - (round < 5 ? 0 : check_draw(1000));
             CHECK_EQ_U64(qsf_crc32_combine(a, b, n), shift_by_definition(a, n) ^ b);
         }
     /* And the definition of that itself: a run of zero bytes. */
@@ -197,7 +174,7 @@ static void check_combine(void)
 int main(void)
 {
     for (size_t i = 0; i < sizeof bytes; i++)
-        bytes[i] = (unsigned char)draw(256);
+        bytes[i] = (unsigned char)check_draw(256);
     for (int way = 0; way < QSF_CRC32_WAY_COUNT; way++) {
         qsf_crc32_fn *const fn = qsf_crc32_way_fn((qsf_crc32_way)way);
         const char *const name = qsf_crc32_way_name((qsf_crc32_way)way);
@@ -207,7 +184,6 @@ int main(void)
         check_known(fn);
         check_lengths(fn);
         check_parts(fn);
-        check_edges(fn);
     }
     printf("chosen: %s\n", qsf_crc32_way_name(qsf_crc32_choose()));
     check_running();

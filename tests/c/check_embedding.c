@@ -8,53 +8,24 @@
 #include "tiny_file.h"
 #include "unit_pass.h"
 
-#define CEILING_BYTES (UINT64_C(64) << 20)
 #define N_STEPS 3000
 
 static const char path[] = "check_embedding.qsf";
-static const uint32_t capacities[] = {0, 1, 2, 3, 7, 8, 64};
-#define N_CAPACITIES (sizeof capacities / sizeof capacities[0])
+static const uint32_t capacities[] = {0, 1, 2, 7, 8, 64};
 
 static tiny_file file;
 static float reference[TINY_VOCAB][TINY_DIM]; /* by a resident table */
-static uint32_t noise = 1;
-
-static uint32_t draw(uint32_t below)
-{
-    noise = noise * 1664525U + 1013904223U;
-    return (uint32_t)((uint64_t)noise * below >> 32);
-}
-
-typedef struct opened {
-    qsf_ledger ledger;
-    qsf_reader reader;
-    pass_stream pass;
-    qsf_kernels kernels;
-} opened;
+static qsf_kernels kernels;
 
 /* The stored file, its layers resident. */
-static bool open_stream(opened *o, bool is_table_resident)
+static bool open_stream(pass_file *o, bool is_table_resident)
 {
-    const bool is_resident[TINY_LAYERS + 2] = {is_table_resident, true, true, true};
-    qsf_isa isa;
-    qsf_ledger_init(&o->ledger, CEILING_BYTES);
-    if (!CHECK_OK(qsf_isa_choose(&isa)) ||
-        !CHECK_OK(qsf_reader_open(&o->reader, &o->ledger, path, -1)))
-        return false;
-    qsf_kernels_init(&o->kernels, isa);
-    return CHECK_OK(pass_open(&o->pass, &o->reader, &o->ledger, is_resident, 0));
+    return CHECK_OK(pass_open_file(o, path, is_table_resident ? 15 : 14, 0));
 }
 
-static void close_stream(opened *o)
+static qsf_status ask(pass_file *o, qsf_embedding *e, uint32_t token, float *x)
 {
-    pass_close(&o->pass);
-    qsf_reader_close(&o->reader);
-    CHECK_EQ_U64(o->ledger.held_bytes, 0);
-}
-
-static qsf_status ask(opened *o, qsf_embedding *e, uint32_t token, float *x)
-{
-    return qsf_embedding_row(e, &o->pass.stream, &o->kernels, &o->reader.tensors[0], token, x);
+    return qsf_embedding_row(e, &o->pass.stream, &kernels, &o->reader.tensors[0], token, x);
 }
 
 typedef struct cache_block {
@@ -141,14 +112,14 @@ static void check_order(const qsf_embedding *e, const plain_list *l)
 /* Every word, a few that come often, and words that share a bucket. */
 static uint32_t draw_token(int step)
 {
-    const uint32_t kind = draw(3);
+    const uint32_t kind = check_draw(3);
     if (step < N_STEPS / 3 || kind == 0)
-        return draw(TINY_VOCAB);
-    return kind == 1 ? draw(5) * 7 : draw(TINY_VOCAB / 8) * 8 + 3;
+        return check_draw(TINY_VOCAB);
+    return kind == 1 ? check_draw(5) * 7 : check_draw(TINY_VOCAB / 8) * 8 + 3;
 }
 
 /* Some reads fail, where there are any: at a step in eight the next read would. */
-static void check_sequence(opened *o, uint32_t n_rows)
+static void check_sequence(pass_file *o, uint32_t n_rows)
 {
     cache_block block;
     qsf_embedding e = make_cache(n_rows, TINY_VOCAB, TINY_DIM, &block);
@@ -162,7 +133,7 @@ static void check_sequence(opened *o, uint32_t n_rows)
         const uint32_t at = list_find(&list, token);
         const bool is_kept = at < list.n_used;
         const uint64_t before_bytes = o->pass.stream.band_bytes_read;
-        o->reader.file.reads_until_fault = draw(8) == 0 ? 0 : -1;
+        o->reader.file.reads_until_fault = check_draw(8) == 0 ? 0 : -1;
         const bool may_fail = o->reader.file.reads_until_fault == 0 && !is_kept;
         const qsf_status status = ask(o, &e, token, x);
         o->reader.file.reads_until_fault = -1;
@@ -190,7 +161,7 @@ static void check_sequence(opened *o, uint32_t n_rows)
 /* The band that is asked for is damaged in the file: no row of it is kept. */
 static void check_damage(void)
 {
-    opened o;
+    pass_file o;
     cache_block block;
     float x[TINY_DIM];
     if (!open_stream(&o, false))
@@ -211,13 +182,13 @@ static void check_damage(void)
     CHECK_OK(ask(&o, &e, 3, x));
     CHECK_BYTES(x, reference[3], sizeof x);
     free_block(&block);
-    close_stream(&o);
+    CHECK_EQ_U64(pass_close_file(&o), 0);
 }
 
 /* Its rows by the definition, and nothing counted or kept. */
 static void check_resident(void)
 {
-    opened o;
+    pass_file o;
     cache_block block;
     if (!open_stream(&o, true))
         return;
@@ -228,13 +199,13 @@ static void check_resident(void)
         float want[TINY_DIM];
         CHECK_OK(ask(&o, &e, token, reference[token]));
         const size_t band_bytes = TINY_DIM / QSF_BLOCK * qsf_dtype_tile_bytes(t->dtype);
-        o.kernels.dequant_row[t->dtype](table + token / QSF_TILE_ROWS * band_bytes,
-                                        TINY_DIM / QSF_BLOCK, token % QSF_TILE_ROWS, want);
+        kernels.dequant_row[t->dtype](table + token / QSF_TILE_ROWS * band_bytes,
+                                      TINY_DIM / QSF_BLOCK, token % QSF_TILE_ROWS, want);
         CHECK_BYTES(reference[token], want, sizeof want);
     }
     CHECK(e.n_used == 0 && e.n_requested == 0 && e.n_hits == 0);
     free_block(&block);
-    close_stream(&o);
+    CHECK_EQ_U64(pass_close_file(&o), 0);
 }
 
 int main(void)
@@ -242,13 +213,16 @@ int main(void)
     tiny_build(&file, &(tiny_options){{0, 0}, false, false});
     if (!CHECK(tiny_write(path, file.bytes, file.n_bytes)))
         return check_report("check_embedding");
+    qsf_isa isa;
+    CHECK_OK(qsf_isa_choose(&isa));
+    qsf_kernels_init(&kernels, isa);
     check_resident();
-    for (size_t i = 0; i < N_CAPACITIES; i++) {
-        opened o;
+    for (size_t i = 0; i < COUNT_OF(capacities); i++) {
+        pass_file o;
         if (!open_stream(&o, false))
             continue;
         check_sequence(&o, capacities[i]);
-        close_stream(&o);
+        CHECK_EQ_U64(pass_close_file(&o), 0);
     }
     check_damage();
     remove(path);

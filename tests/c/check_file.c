@@ -43,7 +43,7 @@ static void check_reads(void)
     static const size_t extents[][2] = {{0, FILE_BYTES}, {0, 1}, {FILE_BYTES - 1, 1}, {17, 4096},
                                         {4095, 4098},    {0, 0}, {FILE_BYTES, 0}};
     unsigned char have[FILE_BYTES + 1];
-    for (size_t i = 0; i < sizeof extents / sizeof extents[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(extents); i++) {
         const size_t from = extents[i][0];
         const size_t n_bytes = extents[i][1];
         memset(have, 0xEE, sizeof have);
@@ -105,40 +105,38 @@ static void check_beyond_the_end(void)
 }
 
 /* So many reads go well, then one does not, then all do. */
-static void check_fault(qsf_file *f, qsf_fault_kind kind, qsf_status want)
-{
-    unsigned char have[9];
-    for (int n_good = 0; n_good < 4; n_good++) {
-        f->reads_until_fault = n_good;
-        f->fault_kind = kind;
-        for (int i = 0; i < 6; i++) {
-            const bool is_faulty = i == n_good;
-            memset(have, 0xEE, sizeof have);
-            const uint64_t start_ns = qsf_clock_ns();
-            CHECK_STATUS(qsf_file_read_at(f, 40, have, 8), is_faulty ? want : QSF_OK);
-            if (is_faulty && kind == QSF_FAULT_SLOW)
-                CHECK(qsf_clock_ns() - start_ns >= (uint64_t)QSF_FAULT_SLOW_MS * 1000000);
-            int n_other = 0;
-            for (int j = 0; j < 8; j++)
-                n_other += have[j] != contents[40 + j];
-            if (!is_faulty || want == QSF_OK)
-                CHECK_EQ(n_other, is_faulty && kind == QSF_FAULT_CORRUPT ? 1 : 0);
-            CHECK_EQ(have[8], 0xEE);
-        }
-        CHECK_EQ(f->reads_until_fault, -1);
-    }
-}
-
 static void check_faults(void)
 {
+    static const struct {
+        qsf_fault_kind kind;
+        qsf_status want;
+    } cases[] = {{QSF_FAULT_FAIL, QSF_ERR_IO},
+                 {QSF_FAULT_SHORT, QSF_ERR_FORMAT},
+                 {QSF_FAULT_SLOW, QSF_OK},
+                 {QSF_FAULT_CORRUPT, QSF_OK}};
     qsf_file f;
+    unsigned char have[9] = {[8] = 0xEE};
     if (!CHECK_OK(qsf_file_open(&f, path)))
         return;
     CHECK_EQ(f.fault_kind, QSF_FAULT_FAIL); /* the one that those get who ask for no kind */
-    check_fault(&f, QSF_FAULT_FAIL, QSF_ERR_IO);
-    check_fault(&f, QSF_FAULT_SHORT, QSF_ERR_FORMAT);
-    check_fault(&f, QSF_FAULT_SLOW, QSF_OK);
-    check_fault(&f, QSF_FAULT_CORRUPT, QSF_OK);
+    for (int i = 0; i < 4 * 6; i++) {
+        const qsf_fault_kind kind = cases[i / 6].kind;
+        const bool is_faulty = i % 6 == i / 6;
+        if (i % 6 == 0)
+            f.reads_until_fault = i / 6;
+        f.fault_kind = kind;
+        const uint64_t start_ns = qsf_clock_ns();
+        const qsf_status status = qsf_file_read_at(&f, 40, have, 8);
+        CHECK_STATUS(status, is_faulty ? cases[i / 6].want : QSF_OK);
+        if (is_faulty && kind == QSF_FAULT_SLOW)
+            CHECK(qsf_clock_ns() - start_ns >= (uint64_t)QSF_FAULT_SLOW_MS * 1000000);
+        int n_other = 0;
+        for (int j = 0; j < 8; j++)
+            n_other += have[j] != contents[40 + j];
+        if (status == QSF_OK)
+            CHECK_EQ(n_other, is_faulty && kind == QSF_FAULT_CORRUPT ? 1 : 0);
+        CHECK_EQ(have[8], 0xEE);
+    }
     /* Nothing is there to be corrupted, and reads that fail by themselves are not counted. */
     f.reads_until_fault = 1;
     CHECK_OK(qsf_file_read_at(&f, 0, NULL, 0));

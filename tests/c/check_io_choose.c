@@ -25,9 +25,8 @@
 #endif
 
 #define SMALL_BYTES ((size_t)3 << 20)
-#define LARGE_BYTES                                                              \
-    ((off_t)80 << 20) /* large enough for a probe; a hole, but for its beginning \
-                       */
+/* Large enough for a probe; a hole, but for its beginning */
+#define LARGE_BYTES ((off_t)80 << 20)
 
 static char folder[] = "check_io_choose.XXXXXX";
 static char small_path[64];
@@ -40,18 +39,14 @@ static bool write_files(void)
 {
     FILE *const small = fopen(small_path, "wb");
     FILE *const large = fopen(large_path, "wb");
-    bool ok = small != NULL && large != NULL;
-    for (size_t i = 0; ok && i < SMALL_BYTES; i++)
-        ok = fputc((int)(i * 7 + i / 251) & 0xFF, small) != EOF;
-    ok = ok && fputs("the beginning", large) >= 0;
-    ok = ok && fflush(small) == 0 && fsync(fileno(small)) == 0;
-    ok = ok && fflush(large) == 0 && ftruncate(fileno(large), LARGE_BYTES) == 0;
-    ok = ok && fsync(fileno(large)) == 0;
-    if (small != NULL)
-        ok = fclose(small) == 0 && ok;
-    if (large != NULL)
-        ok = fclose(large) == 0 && ok;
-    return ok;
+    if (small == NULL || large == NULL)
+        return false;
+    for (size_t i = 0; i < SMALL_BYTES; i++)
+        fputc((int)(i * 7 + i / 251) & 0xFF, small);
+    fputs("the beginning", large);
+    const bool ok = fflush(small) == 0 && fsync(fileno(small)) == 0 && fflush(large) == 0 &&
+                    ftruncate(fileno(large), LARGE_BYTES) == 0 && fsync(fileno(large)) == 0;
+    return fclose(small) == 0 && fclose(large) == 0 && ok;
 }
 
 /* Takes the file out of the page cache; false where that cannot be done. */
@@ -223,7 +218,7 @@ static bool forbid(long number, size_t arg_idx, uint32_t bits, int error)
     };
     if (bits == 0) /* whatever the argument is */
         code[3] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JA, 0, 0, 0);
-    const struct sock_fprog filter = {.len = sizeof code / sizeof code[0], .filter = code};
+    const struct sock_fprog filter = {.len = COUNT_OF(code), .filter = code};
     return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
            prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
 }

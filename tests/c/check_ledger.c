@@ -87,23 +87,10 @@ static void check_faults(void)
     }
 }
 
-static void check_names(void)
-{
-    CHECK_STR(qsf_use_name(QSF_USE_WEIGHTS), "weights");
-    CHECK_STR(qsf_use_name(QSF_USE_KV), "kv");
-    for (int i = 0; i < (int)QSF_USE_COUNT; i++) {
-        CHECK(strcmp(qsf_use_name((qsf_use)i), "unknown") != 0);
-        for (int j = 0; j < i; j++)
-            CHECK(strcmp(qsf_use_name((qsf_use)i), qsf_use_name((qsf_use)j)) != 0);
-    }
-    CHECK_STR(qsf_use_name(QSF_USE_COUNT), "unknown");
-}
-
 int main(void)
 {
     check_ceiling();
     check_row();
     check_faults();
-    check_names();
     return check_report("check_ledger");
 }

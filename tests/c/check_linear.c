@@ -186,35 +186,30 @@ static void run_layer(qsf_ops *o, const qsf_acts *x, const qsf_reader *reader,
         check_result(&results[i]);
 }
 
-static void run_pair(qsf_ops *o, const qsf_acts *x, const qsf_reader *reader, bool has_bias)
+/* The pair of layer 2: as it is streamed, or from memory, of which each part knows its place. */
+static void run_pair(qsf_ops *o, const qsf_acts *x, const qsf_reader *reader, bool has_bias,
+                     bool is_apart)
 {
     const qsf_tensor *const w = &reader->tensors[reader->units[2].first_tensor];
     result *at[2] = {&results[0], &results[1]};
-    prepare(&results[0], reader, &w[0], 1, has_bias);
-    prepare(&results[1], reader, &w[1], 1, has_bias);
-    results[1].other = &results[0];
+    const unsigned char *unit;
+    for (size_t i = 0; i < 2; i++)
+        prepare(&results[i], reader, &w[i], 1, has_bias);
+    results[1].other = is_apart ? NULL : &results[0];
     qsf_linear first = describe(&w[0], &at[0], has_bias);
     const qsf_linear second = describe(&w[1], &at[1], has_bias);
     first.epilogue = NULL;
     CHECK_OK(qsf_stream_begin_unit(o->stream, 2));
-    CHECK_OK(qsf_linear_run_pair(o, &first, &second, x));
+    if (is_apart && CHECK_OK(qsf_stream_acquire(o->stream, 0, 1, &unit))) {
+        const qsf_linear_apart apart[] = {{first, unit, *x, tails[0]},
+                                          {second, unit, *x, tails[1]}};
+        qsf_linear_run_apart(o, apart, 2, true);
+    } else {
+        CHECK_OK(qsf_linear_run_pair(o, &first, &second, x));
+    }
     CHECK_OK(qsf_stream_end_unit(o->stream));
     for (size_t i = 0; i < results[0].n_rows; i++)
         atomic_store(&results[0].n_finished[i], 1); /* it has none */
-    check_result(&results[0]);
-    check_result(&results[1]);
-    if (!qsf_stream_is_resident(o->stream, 2))
-        return;
-    const unsigned char *unit;
-    prepare(&results[0], reader, &w[0], 1, has_bias);
-    prepare(&results[1], reader, &w[1], 1, has_bias);
-    CHECK_OK(qsf_stream_begin_unit(o->stream, 2));
-    CHECK_OK(qsf_stream_acquire(o->stream, 0, 1, &unit));
-    const qsf_linear_apart apart[] = {{first, unit, *x, tails[0]}, {second, unit, *x, tails[1]}};
-    qsf_linear_run_apart(o, apart, 2, true);
-    CHECK_OK(qsf_stream_end_unit(o->stream));
-    for (size_t i = 0; i < results[0].n_rows; i++)
-        atomic_store(&results[0].n_finished[i], 1);
     check_result(&results[0]);
     check_result(&results[1]);
 }
@@ -256,10 +251,10 @@ static void run_all(qsf_stream *stream, const qsf_reader *reader, uint32_t n_thr
                         .sum = sum,
                         .parts = parts,
                         .scaled_sum = scale};
-    for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++)
+    for (size_t i = 0; i < COUNT_OF(groups); i++)
         run_layer(&o, &x, reader, groups[i], i % 2 == 0);
-    run_pair(&o, &x, reader, false);
-    run_pair(&o, &x, reader, true);
+    for (int i = 0; i < (qsf_stream_is_resident(stream, 2) ? 4 : 2); i++)
+        run_pair(&o, &x, reader, i % 2 != 0, i >= 2);
     if (n_threads > 1)
         CHECK(qsf_pool_count(pool).n_shared_runs > 0);
     qsf_pool_destroy(pool);
@@ -269,24 +264,13 @@ static void run_all(qsf_stream *stream, const qsf_reader *reader, uint32_t n_thr
 /* Every window from a tile row to the whole, then everything resident. */
 static void check_windows(uint32_t n_threads)
 {
-    qsf_ledger ledger;
-    qsf_reader reader;
-    qsf_ledger_init(&ledger, UINT64_C(64) << 20);
-    if (!CHECK_OK(qsf_reader_open(&reader, &ledger, path, -1)))
-        return;
-    for (size_t extra_bytes = 0; extra_bytes <= 24576; extra_bytes += 448) {
-        const bool everything = extra_bytes > 24000;
-        bool is_resident[TINY_LAYERS + 2];
-        pass_stream pass;
-        for (size_t i = 0; i < TINY_LAYERS + 2; i++)
-            is_resident[i] = everything;
-        if (CHECK_OK(pass_open(&pass, &reader, &ledger, is_resident, extra_bytes))) {
-            run_all(&pass.stream, &reader, n_threads);
-            pass_close(&pass);
-        }
+    for (size_t extra_bytes = 0; extra_bytes <= 24576; extra_bytes += 896) {
+        pass_file f;
+        if (!CHECK_OK(pass_open_file(&f, path, extra_bytes > 24000 ? 15 : 0, extra_bytes)))
+            return;
+        run_all(&f.pass.stream, &f.reader, n_threads);
+        CHECK_EQ_U64(pass_close_file(&f), 0);
     }
-    qsf_reader_close(&reader);
-    CHECK_EQ_U64(ledger.held_bytes, 0);
 }
 
 int main(void)

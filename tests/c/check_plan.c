@@ -1,6 +1,6 @@
-/* check_plan.c - the memory plan of small models, whose units all stay: the least memory, the
- * ladder of plan.c, dimensions and sums beyond 2^64. check_plan_streaming.c goes through all
- * budgets.
+/* check_plan.c - how much of what a machine or a control group has left a plan may use; the plan of
+ * small models, whose units all stay: the least memory, the ladder of plan.c, dimensions and sums
+ * beyond 2^64. check_plan_streaming.c goes through all budgets.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
@@ -14,7 +14,9 @@
 #include "system.h"
 #include "tiny_model.h"
 
-#define PROCESS_BYTES (UINT64_C(10) << 20)
+#define MIB (UINT64_C(1) << 20)
+#define GIB (UINT64_C(1) << 30)
+#define PROCESS_BYTES (10 * MIB)
 #define FIXED_BYTES 5000U
 #define MAX_UNITS (TINY_LAYERS + 2)
 
@@ -26,8 +28,77 @@ typedef struct opened {
     qsf_ends ends;
 } opened;
 
+static const tiny_model models[] = {
+    {.n_layers = 2, .dtype = QSF_DTYPE_4BIT},
+    {.n_layers = 2, .dtype = QSF_DTYPE_8BIT, .is_tied = true},
+    {.n_layers = 1, .dtype = QSF_DTYPE_F16, .is_gpt2 = true},
+    {.n_layers = 2, .dtype = QSF_DTYPE_4BIT, .compression = QSF_COMPRESSION_LZ4},
+    {.n_layers = 1,
+     .dtype = QSF_DTYPE_8BIT,
+     .compression = QSF_COMPRESSION_ZSTD,
+     .is_gpt2 = true,
+     .is_tied = true},
+};
+
 static char path[64];
 static tiny_file file;
+
+/* ---- what may be used ---- */
+
+static void check_no_supply(void)
+{
+    const qsf_supply s = {.process_bytes = 40 * MIB};
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 0), 0);
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 5 * GIB), 5 * GIB);
+    CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), 200 * MIB);
+}
+
+/* Outside of groups a sixteenth stays free, at most 256 MiB; an automatic budget is half. */
+static void check_machine(void)
+{
+    qsf_supply s = {.process_bytes = 40 * MIB, .available_bytes = 1600 * MIB};
+    CHECK_EQ_U64(qsf_ceiling_margin_bytes(&s), 100 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 0), 1540 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 200 * MIB), 200 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 1540 * MIB + 1), 1540 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), 820 * MIB);
+    s.available_bytes = 64 * GIB;
+    CHECK_EQ_U64(qsf_ceiling_margin_bytes(&s), 256 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), 32 * GIB + 20 * MIB);
+    s.available_bytes = 100 * MIB; /* the ceiling bounds the least budget */
+    CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), 200 * MIB);
+}
+
+/* In a group: a hundredth of the limit, at least 2 MiB, and nothing for others. */
+static void check_group(void)
+{
+    qsf_supply s = {40 * MIB, 250 * MIB, 300 * MIB, 0};
+    CHECK_EQ_U64(qsf_ceiling_margin_bytes(&s), 3 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 300 * MIB), 287 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 200 * MIB), 200 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), 200 * MIB);
+    s.locked_bytes = MIB; /* page cache that cannot be reclaimed */
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 300 * MIB), 286 * MIB);
+    s.locked_bytes = 0;
+    s.limit_bytes = 150 * MIB;
+    s.available_bytes = 50 * MIB;
+    CHECK_EQ_U64(qsf_ceiling_margin_bytes(&s), 2 * MIB);
+    s.available_bytes = 0; /* a full group is known to be full */
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 0), 40 * MIB);
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, GIB), 40 * MIB);
+    s.process_bytes = 0; /* never 0, which would mean no ceiling */
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 0), 1);
+}
+
+static void check_huge_supply(void)
+{
+    const qsf_supply s = {UINT64_MAX - 5, UINT64_MAX - 5, 0, 0};
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, 0), UINT64_MAX);
+    CHECK_EQ_U64(qsf_ceiling_bytes(&s, UINT64_MAX - 1), UINT64_MAX - 1);
+    CHECK_EQ_U64(qsf_ceiling_auto_budget_bytes(&s), UINT64_MAX / 2);
+}
+
+/* ---- the plan ---- */
 
 static bool open_model(opened *o, const tiny_model *model)
 {
@@ -126,8 +197,7 @@ static void check_order(void)
     opened o;
     bool is_resident[MAX_UNITS];
     qsf_plan plan;
-    const tiny_model model = {.n_layers = 2, .dtype = QSF_DTYPE_4BIT};
-    if (!open_model(&o, &model))
+    if (!open_model(&o, &models[0]))
         return;
     o.config.max_tokens = 100000;
     qsf_options opt = options_of(0);
@@ -141,7 +211,7 @@ static void check_order(void)
     CHECK_EQ(plan.chunk_tokens, 1);
     bool saw_middle = false;
     uint32_t sizes_seen = 0; /* of chunks: powers of two */
-    for (opt.budget_bytes = plan.min_budget_bytes;; opt.budget_bytes += 8192) {
+    for (opt.budget_bytes = plan.min_budget_bytes;; opt.budget_bytes += 16384) {
         if (!CHECK_OK(make(&o, &opt, &plan, is_resident)))
             break;
         CHECK(needed_bytes(&plan) <= opt.budget_bytes);
@@ -174,8 +244,7 @@ static void check_huge(void)
     opened o;
     bool is_resident[MAX_UNITS];
     qsf_plan plan;
-    const tiny_model model = {.n_layers = 2, .dtype = QSF_DTYPE_4BIT};
-    if (!open_model(&o, &model))
+    if (!open_model(&o, &models[0]))
         return;
     static qsf_layer layers[QSF_MAX_LAYERS];
     const qsf_layer_kind kind = {
@@ -221,8 +290,7 @@ static void check_reserve(void)
     bool is_resident[MAX_UNITS];
     qsf_plan plan;
     qsf_plan bare;
-    const tiny_model model = {.n_layers = 1, .dtype = QSF_DTYPE_8BIT, .is_gpt2 = true};
-    if (!open_model(&o, &model))
+    if (!open_model(&o, &models[2]))
         return;
     qsf_options opt = options_of(1);
     CHECK_STATUS(make(&o, &opt, &bare, is_resident), QSF_ERR_NOMEM);
@@ -244,19 +312,12 @@ static void check_reserve(void)
 
 int main(void)
 {
-    static const tiny_model models[] = {
-        {.n_layers = 2, .dtype = QSF_DTYPE_4BIT},
-        {.n_layers = 2, .dtype = QSF_DTYPE_8BIT, .is_tied = true},
-        {.n_layers = 1, .dtype = QSF_DTYPE_F16, .is_gpt2 = true},
-        {.n_layers = 2, .dtype = QSF_DTYPE_4BIT, .compression = QSF_COMPRESSION_LZ4},
-        {.n_layers = 1,
-         .dtype = QSF_DTYPE_8BIT,
-         .compression = QSF_COMPRESSION_ZSTD,
-         .is_gpt2 = true,
-         .is_tied = true},
-    };
+    check_no_supply();
+    check_machine();
+    check_group();
+    check_huge_supply();
     check_path(path, sizeof path, "check_plan");
-    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++)
+    for (size_t i = 0; i < COUNT_OF(models); i++)
         check_least_is_least(&models[i]);
     check_order();
     check_huge();

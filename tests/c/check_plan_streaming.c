@@ -22,14 +22,7 @@ static qsf_config config;
 static const qsf_layer_kind kind = {.n_heads = 32, .n_kv_heads = 32, .head_dim = 128};
 static qsf_layer layers[QSF_MAX_LAYERS];
 static bool is_resident[SYNTHETIC_MAX_UNITS];
-static uint32_t random_state = 7;
 static uint64_t stride;
-
-static uint32_t draw(void)
-{
-    random_state = random_state * 1664525U + 1013904223U;
-    return random_state >> 8;
-}
 
 /* The shape of a model of 7B weights; layers of layer_bytes. */
 static void make_model(uint32_t n_layers, uint64_t layer_bytes, bool is_tied)
@@ -191,7 +184,7 @@ static void check_ladder(void)
     qsf_plan plan;
     bool saw_ring = false;
     for (opt.budget_bytes = least_budget(&opt); opt.budget_bytes < GIB;
-         opt.budget_bytes += 128 * KIB) {
+         opt.budget_bytes += 512 * KIB) {
         if (!CHECK_OK(make(&opt, &plan)))
             return;
         CHECK(plan.ring_bytes >= 8 * MIB || plan.ctx_tokens <= 512);
@@ -243,7 +236,7 @@ static void check_spending(void)
     opt.ctx_tokens = 512;
     bool saw_wide = false;
     uint32_t sizes_seen = 0; /* of chunks: powers of two */
-    for (opt.budget_bytes = 200 * MIB; opt.budget_bytes < 3 * GIB; opt.budget_bytes += MIB) {
+    for (opt.budget_bytes = 200 * MIB; opt.budget_bytes < 3 * GIB; opt.budget_bytes += 4 * MIB) {
         if (!CHECK_OK(make(&opt, &plan)))
             return;
         qsf_options asked = opt;
@@ -270,7 +263,8 @@ static void check_spending(void)
     CHECK(plan.n_units_resident > 20 && plan.n_units_resident < plan.n_units);
 }
 
-/* A budget that the machine or a group cannot give is cut, and none at all becomes one. */
+/* A budget that the machine or a group cannot give is cut, and none at all becomes one: by how
+ * much, check_plan.c has. */
 static void check_supply(void)
 {
     make_7b(false);
@@ -281,8 +275,6 @@ static void check_supply(void)
     /* 1 % is left to the group, and 1 MiB for the page cache that 4 reads lock. */
     CHECK_EQ_U64(plan.ceiling_bytes, 296 * MIB);
     CHECK(needed_bytes(&plan) <= 296 * MIB && plan.streamed_bytes > 3 * GIB);
-    CHECK_OK(make_beside(&opt, GIB, 0, &plan));
-    CHECK_EQ_U64(plan.ceiling_bytes, PROCESS_BYTES + GIB - 64 * MIB);
     opt.budget_bytes = 0;
     CHECK_OK(make_beside(&opt, GIB, 0, &plan));
     CHECK_EQ_U64(plan.budget_bytes, 0);
@@ -290,22 +282,16 @@ static void check_supply(void)
     CHECK(plan.streamed_bytes != 0);
     CHECK_OK(make_beside(&opt, 64 * GIB, 0, &plan));
     CHECK_EQ(plan.n_units_resident, plan.n_units);
-    CHECK_EQ(plan.chunk_tokens, 256);
 
     opt.budget_bytes = QSF_BUDGET_AUTO;
     CHECK_OK(make_beside(&opt, 2 * GIB, 0, &plan));
     CHECK_EQ_U64(plan.budget_bytes, (PROCESS_BYTES + 2 * GIB) / 2);
     CHECK_EQ_U64(plan.ceiling_bytes, plan.budget_bytes);
-    CHECK(needed_bytes(&plan) <= plan.budget_bytes);
-    CHECK_OK(make_beside(&opt, 500 * MIB, 600 * MIB, &plan));
-    CHECK_EQ_U64(plan.budget_bytes, (PROCESS_BYTES + 500 * MIB) / 2);
-    const uint64_t least_bytes = plan.min_budget_bytes;
     CHECK_STATUS(make_beside(&opt, 20 * MIB, 60 * MIB, &plan), QSF_ERR_NOMEM);
-    CHECK_EQ_U64(plan.min_budget_bytes, least_bytes);
-    CHECK(strstr(qsf_error_detail(), "the control group has only 20.0 MB left") != NULL);
+    CHECK_CONTAINS(qsf_error_detail(), "the control group has only 20.0 MB left");
     opt.budget_bytes = 50 * MIB; /* the budget binds, so it is named */
     CHECK_STATUS(make_beside(&opt, 2 * GIB, 0, &plan), QSF_ERR_NOMEM);
-    CHECK(strstr(qsf_error_detail(), "the memory budget of 50.0 MB is too small") != NULL);
+    CHECK_CONTAINS(qsf_error_detail(), "the memory budget of 50.0 MB is too small");
 }
 
 /* The refusal names the option that helps most, and what it says is true. */
@@ -326,33 +312,30 @@ static void check_relief(void)
     opt.chunk_tokens = 512; /* now that is what takes most */
     opt.kv_k_type = opt.kv_v_type = QSF_KV_4BIT;
     CHECK_STATUS(make(&opt, &plan), QSF_ERR_NOMEM);
-    CHECK(strstr(qsf_error_detail(), "; with prompt chunks of 1 token, ") != NULL);
-    opt = options_of(60 * MIB);
-    CHECK_STATUS(make(&opt, &plan), QSF_ERR_NOMEM);
-    CHECK(strstr(qsf_error_detail(), "; with") == NULL || opt.n_threads > 1);
+    CHECK_CONTAINS(qsf_error_detail(), "; with prompt chunks of 1 token, ");
 }
 
 /* Layers of any size, some compressed. */
 static void check_any_sizes(void)
 {
-    for (uint32_t n = 0; n < 12; n++) {
-        make_model(2 + draw() % 30, MIB, n % 3 == 0);
+    for (uint32_t n = 0; n < 8; n++) {
+        make_model(2 + check_draw(30), MIB, n % 3 == 0);
         uint64_t total_bytes = 0;
         for (uint32_t i = 1; i < units.reader.n_stream_units - 1; i++) {
             qsf_unit *const u = &units.units[i];
-            u->raw_bytes = u->stored_bytes = 64 * (1 + draw() % (n % 2 == 0 ? 4000 : 400000));
-            if (n >= 6 && draw() % 3 == 0) {
-                u->compression = draw() % 2 == 0 ? QSF_COMPRESSION_LZ4 : QSF_COMPRESSION_ZSTD;
+            u->raw_bytes = u->stored_bytes = 64 * (1 + check_draw(n % 2 == 0 ? 4000 : 400000));
+            if (n >= 4 && check_draw(3) == 0) {
+                u->compression = check_draw(2) == 0 ? QSF_COMPRESSION_LZ4 : QSF_COMPRESSION_ZSTD;
                 u->stored_bytes = u->raw_bytes / 4 * 3;
             }
-            units.tensors[i].n_cols = 64 * (1 + draw() % 200);
+            units.tensors[i].n_cols = 64 * (1 + check_draw(200));
             total_bytes += u->raw_bytes;
         }
         qsf_options opt = options_of(0);
-        opt.n_threads = 1 + draw() % 3;
-        opt.io_method = draw() % 5;
-        opt.ctx_tokens = draw() % 2 == 0 ? 512 : 0;
-        opt.chunk_tokens = draw() % 2 == 0 ? 16 : 0;
+        opt.n_threads = 1 + check_draw(3);
+        opt.io_method = check_draw(5);
+        opt.ctx_tokens = check_draw(2) == 0 ? 512 : 0;
+        opt.chunk_tokens = check_draw(2) == 0 ? 16 : 0;
         check_budgets(opt, total_bytes / 300 + 100001, false);
     }
 }
@@ -391,15 +374,15 @@ int main(void)
     stride = check_stride();
     for (int is_tied = 0; is_tied < 2; is_tied++) {
         make_7b(is_tied != 0);
-        check_budgets(options_of(0), 3 * MIB + 17, true);
+        check_budgets(options_of(0), 9 * MIB + 17, true);
         qsf_options opt = options_of(0);
         opt.ctx_tokens = 300;
         opt.io_method = QSF_IO_URING;
         opt.reserve_bytes = 5 * MIB;
         opt.chunk_tokens = 32;
-        check_budgets(opt, 7 * MIB + 1, true);
+        check_budgets(opt, 17 * MIB + 1, true);
         make_model(22, 25 * MIB, is_tied != 0);
-        check_budgets(options_of(0), MIB + 1, true);
+        check_budgets(options_of(0), 3 * MIB + 1, true);
     }
     check_ladder();
     check_spending();

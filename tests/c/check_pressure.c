@@ -61,7 +61,7 @@ static void check_shortage(void)
         {150 * MIB, 10.1, 50 * MIB}, {399 * MIB, 50.0, 1},
         {400 * MIB, 50.0, 0},        {GIB, 100.0, 0},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
         const judged *const c = &cases[i];
         qsf_pressure p = begun(600 * MIB, 16 * GIB);
         CHECK_EQ_I64(judge(&p, (qsf_pressure_signs){9 * SECOND_NS, c->available_bytes, 16 * GIB,
@@ -143,94 +143,12 @@ static void check_stalls(void)
 static void check_tight_group(void)
 {
     qsf_pressure p = begun(6 * MIB, 300 * MIB);
-    uint64_t state = 5;
     for (uint64_t i = 0; i < 20000; i++) {
         const uint64_t touched_bytes = i < 10000 ? 40 * MIB * i / 10000 : 40 * MIB;
-        const uint64_t noise_bytes = (uint64_t)(qsf_random_uniform(&state) * 2.0 * (double)MIB);
-        const uint64_t available_bytes = 46 * MIB - touched_bytes - noise_bytes;
+        const uint64_t available_bytes = 46 * MIB - touched_bytes - check_draw(2 * MIB);
         /* Reading through the page cache of a full group stalls on reclaim, without end. */
         CHECK_EQ_I64(judge(&p, (qsf_pressure_signs){i * LOOK_NS, available_bytes, 300 * MIB, 40.0}),
                      0);
-    }
-}
-
-/* ---- a simulated system ---- */
-
-typedef struct simulation {
-    uint64_t unit_bytes;
-    uint64_t n_units;
-    uint64_t n_held;
-    uint64_t n_gives;
-    uint64_t n_takes;
-    uint64_t n_turns; /* takings that followed a giving */
-    uint64_t last_give_ns;
-    uint64_t last_take_ns;
-} simulation;
-
-/* One look while others leave free_bytes, our units included. */
-static void simulate(qsf_pressure *p, simulation *s, uint64_t now_ns, uint64_t free_bytes,
-                     double percent)
-{
-    const uint64_t held_bytes = s->n_held * s->unit_bytes;
-    const uint64_t available_bytes = free_bytes > held_bytes ? free_bytes - held_bytes : 0;
-    uint64_t give;
-    uint64_t take;
-    p->next_cost_bytes = s->n_held < s->n_units ? s->unit_bytes : 0;
-    qsf_pressure_judge(p, &(qsf_pressure_signs){now_ns, available_bytes, 64 * GIB, percent}, &give,
-                       &take);
-    CHECK(give == 0 || take == 0);
-    if (available_bytes < p->low_bytes)
-        CHECK(available_bytes + give >= 2 * p->low_bytes);
-    uint64_t given_bytes = 0;
-    for (; given_bytes < give && s->n_held > 0; given_bytes += s->unit_bytes)
-        s->n_held--;
-    if (given_bytes > 0) {
-        s->n_gives++;
-        s->last_give_ns = now_ns;
-    }
-    if (take == 0)
-        return;
-    CHECK(s->n_held < s->n_units && take >= s->unit_bytes);
-    CHECK(available_bytes - s->unit_bytes > 4 * p->low_bytes);
-    CHECK(now_ns - s->last_give_ns >= 5 * SECOND_NS);
-    CHECK(s->last_take_ns == 0 || now_ns - s->last_take_ns >= SECOND_NS);
-    s->n_turns += s->last_give_ns > s->last_take_ns;
-    s->n_held++;
-    s->n_takes++;
-    s->last_take_ns = now_ns;
-}
-
-/* Others take and free memory at random: never to and fro within five seconds, all is given when
- * there is nothing left, and all is taken again in the end. */
-static void check_random_walks(void)
-{
-    uint64_t state = 11;
-    for (int round = 0; round < 200; round++) {
-        simulation s = {
-            .unit_bytes = (1 + (uint64_t)(qsf_random_uniform(&state) * 300)) * MIB,
-            .n_units = 1 + (uint64_t)(qsf_random_uniform(&state) * 40),
-        };
-        s.n_held = s.n_units;
-        const double room_bytes = (double)MIB * 10 + qsf_random_uniform(&state) * 8 * (double)GIB;
-        const double all_bytes = room_bytes + (double)(s.n_units * s.unit_bytes);
-        qsf_pressure p = begun((uint64_t)room_bytes, 64 * GIB);
-        double free_bytes = all_bytes;
-        uint64_t now_ns = SECOND_NS;
-        for (int i = 0; i < 4000; i++, now_ns += LOOK_NS) {
-            free_bytes += (qsf_random_uniform(&state) - 0.5) * room_bytes / 4;
-            if (i % 1000 >= 950) /* a hog takes everything for a while */
-                free_bytes = 0;
-            free_bytes = free_bytes < 0 ? 0 : free_bytes > all_bytes ? all_bytes : free_bytes;
-            const double percent = qsf_random_uniform(&state) < 0.02 ? 30.0 : 0.0;
-            simulate(&p, &s, now_ns, (uint64_t)free_bytes, percent);
-            if (i % 1000 == 999)
-                CHECK_EQ_U64(s.n_held, 0);
-        }
-        CHECK(s.n_gives > 0);
-        CHECK(s.n_turns <= 4000 / 20);
-        for (int i = 0; i < 4000; i++, now_ns += LOOK_NS)
-            simulate(&p, &s, now_ns, (uint64_t)all_bytes, 0.0);
-        CHECK_EQ_U64(s.n_held, s.n_units);
     }
 }
 
@@ -308,20 +226,16 @@ static void check_events(qsf_model *m, const qsf_stats *stats)
 {
     qsf_memory_event events[2 * QSF_PRESSURE_EVENTS];
     const size_t n = qsf_model_memory_events(m, events, 2 * QSF_PRESSURE_EVENTS);
+    uint64_t moved_bytes[2] = {0, 0};
     CHECK_EQ(n, stats->n_given_back + stats->n_taken_again);
-    uint64_t given_bytes = 0;
-    uint64_t taken_bytes = 0;
-    uint64_t seconds = 0;
     for (size_t i = 0; i < n; i++) {
-        given_bytes += events[i].is_given_back ? events[i].bytes : 0;
-        taken_bytes += events[i].is_given_back ? 0 : events[i].bytes;
-        CHECK(events[i].seconds >= seconds);
-        seconds = events[i].seconds;
+        moved_bytes[events[i].is_given_back != 0] += events[i].bytes;
+        CHECK(i == 0 || events[i].seconds >= events[i - 1].seconds);
     }
-    CHECK_EQ_U64(given_bytes, stats->given_back_bytes);
-    CHECK_EQ_U64(taken_bytes, stats->taken_again_bytes);
+    CHECK_EQ_U64(moved_bytes[1], stats->given_back_bytes);
+    CHECK_EQ_U64(moved_bytes[0], stats->taken_again_bytes);
     CHECK_EQ(events[n - 1].n_units_resident, m->plan.n_units);
-    CHECK_EQ(qsf_model_memory_events(m, events, 2), 2);
+    CHECK_EQ(qsf_model_memory_events(m, events, 2), 2); /* the latest ones */
     CHECK_EQ(events[1].n_units_resident, m->plan.n_units);
 }
 
@@ -391,18 +305,15 @@ static void take_all(rig *r)
 }
 
 /* Gives all units back and lets them be taken again while reads fail. */
-static void check_faults(void)
+static void check_faults(rig *r)
 {
-    rig r;
-    if (!open_rig(&r, 10 * SECOND_NS))
-        return;
-    qsf_model *const m = r.m;
-    const uint64_t others_bytes = r.system.others_bytes;
+    static const qsf_fault_kind kinds[] = {QSF_FAULT_FAIL, QSF_FAULT_SHORT, QSF_FAULT_CORRUPT};
+    qsf_model *const m = r->m;
+    const uint64_t others_bytes = r->system.others_bytes;
     int n_failed = 0;
     for (int64_t i = 0; i < 12; i++) {
-        static const qsf_fault_kind kinds[] = {QSF_FAULT_FAIL, QSF_FAULT_SHORT, QSF_FAULT_CORRUPT};
-        take_all(&r);
-        r.system.others_bytes = others_bytes;
+        take_all(r);
+        r->system.others_bytes = others_bytes;
         for (int k = 0; k < 200 && m->plan.n_units_resident < m->plan.n_units; k++) {
             const uint64_t n_taken = m->pressure.n_taken_again;
             const uint64_t held_bytes = m->ledger.held_bytes;
@@ -417,51 +328,52 @@ static void check_faults(void)
             check_books(m);
         }
         CHECK_EQ(m->plan.n_units_resident, m->plan.n_units);
-        run_passes(m, r.s, r.wanted, 1);
+        run_passes(m, r->s, r->wanted, 1);
     }
     CHECK(n_failed > 0);
-    close_rig(&r);
 }
 
 /* The ring is given after the last unit, and taken again before the first. */
-static void check_ring(void)
+static void check_ring(rig *r)
+{
+    qsf_model *const m = r->m;
+    const uint64_t others_bytes = r->system.others_bytes;
+    const uint64_t n_taken = m->pressure.n_taken_again;
+    take_all(r);
+    CHECK(m->stream.ring_bytes < 2 * MIB); /* no more than such small units need */
+    m->full_ring_bytes = 3 * MIB;          /* as if the plan had had it */
+    m->pressure.next_cost_bytes = 3 * MIB;
+    r->system.others_bytes = others_bytes;
+    while (m->pressure.n_taken_again == n_taken)
+        (void)qsf_pressure_watch(m);
+    CHECK_EQ_U64(m->stream.ring_bytes, 3 * MIB);
+    CHECK_EQ(m->plan.n_units_resident, 0);
+    run_passes(m, r->s, r->wanted, 1);
+    CHECK(m->plan.n_units_resident > 0);
+    take_all(r);
+    CHECK_EQ_U64(m->stream.ring_bytes, 2 * MIB);
+    run_passes(m, r->s, r->wanted, 1);
+}
+
+/* A unit given back in the middle of a pass is waited for as in any pass: until it is cancelled. */
+static void check_cancelled(rig *r)
+{
+    CHECK_OK(qsf_session_rewind(r->s, 4));
+    r->system.step_ns = LOOK_NS;
+    r->system.n_looks = 0;
+    r->system.strike_at = TINY_LAYERS; /* before the last layer, which is given back first */
+    CHECK_STATUS(qsf_session_step(r->s, 5), QSF_ERR_CANCELLED);
+    CHECK(!qsf_stream_is_resident(&r->m->stream, TINY_LAYERS));
+    CHECK_EQ(qsf_session_position(r->s), 4);
+    run_passes(r->m, r->s, r->wanted, 2);
+}
+
+static void run_with(void (*check)(rig *r))
 {
     rig r;
     if (!open_rig(&r, 10 * SECOND_NS))
         return;
-    qsf_model *const m = r.m;
-    const uint64_t others_bytes = r.system.others_bytes;
-    take_all(&r);
-    CHECK(m->stream.ring_bytes < 2 * MIB); /* no more than such small units need */
-    m->full_ring_bytes = 3 * MIB;          /* as if the plan had had it */
-    m->pressure.next_cost_bytes = 3 * MIB;
-    r.system.others_bytes = others_bytes;
-    while (m->pressure.n_taken_again == 0)
-        (void)qsf_pressure_watch(m);
-    CHECK_EQ_U64(m->stream.ring_bytes, 3 * MIB);
-    CHECK_EQ(m->plan.n_units_resident, 0);
-    run_passes(m, r.s, r.wanted, 1);
-    CHECK(m->plan.n_units_resident > 0);
-    take_all(&r);
-    CHECK_EQ_U64(m->stream.ring_bytes, 2 * MIB);
-    run_passes(m, r.s, r.wanted, 1);
-    close_rig(&r);
-}
-
-/* A unit given back in the middle of a pass is waited for as in any pass: until it is cancelled. */
-static void check_cancelled(void)
-{
-    rig r;
-    if (!open_rig(&r, LOOK_NS))
-        return;
-    qsf_model *const m = r.m;
-    CHECK_OK(qsf_session_rewind(r.s, 4));
-    r.system.n_looks = 0;
-    r.system.strike_at = TINY_LAYERS; /* before the last layer, which is given back first */
-    CHECK_STATUS(qsf_session_step(r.s, 5), QSF_ERR_CANCELLED);
-    CHECK(!qsf_stream_is_resident(&m->stream, TINY_LAYERS));
-    CHECK_EQ(qsf_session_position(r.s), 4);
-    run_passes(m, r.s, r.wanted, 2);
+    check(&r);
     close_rig(&r);
 }
 
@@ -533,11 +445,10 @@ int main(void)
     check_calm();
     check_stalls();
     check_tight_group();
-    check_random_walks();
     check_model(&(tiny_model){.n_layers = TINY_LAYERS, .dtype = QSF_DTYPE_4BIT});
-    check_faults();
-    check_cancelled();
-    check_ring();
+    run_with(check_faults);
+    run_with(check_cancelled);
+    run_with(check_ring);
     check_model(&(tiny_model){.n_layers = TINY_LAYERS, .dtype = QSF_DTYPE_8BIT, .is_tied = true});
     unlink(path);
     return check_report("check_pressure");

@@ -9,7 +9,7 @@
 #include "tiny_file.h"
 #include "unit_pass.h"
 
-#define CEILING_BYTES (UINT64_C(64) << 20)
+#define CEILING_BYTES PASS_CEILING_BYTES
 #define BUFFER_BYTES (64U << 10)
 #define MAX_EDITS 3
 
@@ -39,24 +39,17 @@ static qsf_status open_and_verify(bool *is_open)
 /* A checksum of everything that can be read from the file at `path`. */
 static uint32_t digest_all(void)
 {
-    static const bool is_resident[TINY_LAYERS + 2] = {false};
-    qsf_ledger ledger;
-    qsf_ledger_init(&ledger, CEILING_BYTES);
-    qsf_reader r;
-    pass_stream p;
+    pass_file f;
     uint32_t digest = 0;
-    if (!CHECK_OK(qsf_reader_open(&r, &ledger, path, -1)))
+    if (!CHECK_OK(pass_open_file(&f, path, 0, 0)))
         return 0;
-    if (CHECK_OK(pass_open(&p, &r, &ledger, is_resident, 0))) {
-        CHECK_OK(pass_all(&p.stream, 1, &digest));
-        pass_close(&p);
+    CHECK_OK(pass_all(&f.pass.stream, 1, &digest));
+    for (uint32_t i = 0; i < f.reader.n_sections; i++) {
+        CHECK_OK(qsf_reader_read_section(&f.reader, &f.reader.sections[i], buffer));
+        digest = qsf_crc32(digest, buffer, (size_t)f.reader.sections[i].n_bytes);
     }
-    for (uint32_t i = 0; i < r.n_sections; i++) {
-        CHECK_OK(qsf_reader_read_section(&r, &r.sections[i], buffer));
-        digest = qsf_crc32(digest, buffer, (size_t)r.sections[i].n_bytes);
-    }
-    digest = qsf_crc32(digest, &r.header, sizeof r.header);
-    qsf_reader_close(&r);
+    digest = qsf_crc32(digest, &f.reader.header, sizeof f.reader.header);
+    (void)pass_close_file(&f);
     return digest;
 }
 
@@ -138,8 +131,8 @@ static qsf_status single_byte_status(size_t at)
     return at < 12 ? QSF_ERR_FORMAT : QSF_ERR_DAMAGED;
 }
 
-/* Every stride-th byte of the file, changed alone: tables to all other values, or in each bit;
- * the rest in two bits. */
+/* Bytes of the file, changed alone: those of tables in each bit, and some to all other values;
+ * every fifth of the rest in two bits. */
 static void check_single_bytes(const tiny_options *o, bool all_values, size_t stride)
 {
     static place places[TINY_CAP_BYTES];
@@ -153,11 +146,11 @@ static void check_single_bytes(const tiny_options *o, bool all_values, size_t st
         return;
     for (size_t at = 0; at < file.n_bytes; at++) {
         n_of_place[places[at]]++;
-        if (at % stride != 0)
+        if (at % (places[at] == PLACE_TABLE ? stride : 5 * stride) != 0)
             continue;
         for (int change = 1; change < 256; change++) {
             const bool is_one_bit = (change & (change - 1)) == 0;
-            if (places[at] == PLACE_TABLE ? !all_values && !is_one_bit
+            if (places[at] == PLACE_TABLE ? (!all_values || at % 7 != 0) && !is_one_bit
                                           : change != 1 && change != 128)
                 continue;
             bool is_open = false;
@@ -187,15 +180,15 @@ static void check_single_bytes(const tiny_options *o, bool all_values, size_t st
     CHECK_EQ_U64(digest_all(), digest);
 }
 
-/* Every length but the right one. The file becomes shorter and shorter: to write it anew each time
- * would wait for the disk. */
+/* Lengths that are not the right one. The file becomes shorter and shorter: to write it anew each
+ * time would wait for the disk. */
 static void check_truncations(size_t stride)
 {
     tiny_build(&file, &plain);
     CHECK(tiny_write(path, file.bytes, file.n_bytes));
     for (size_t n = file.n_bytes + 9; n-- > 0;) {
         bool is_open = false;
-        if (n == file.n_bytes || n % stride != 0)
+        if (n == file.n_bytes || n % (n < 4096 ? stride : 7 * stride) != 0)
             continue;
         CHECK(truncate(path, (off_t)n) == 0); /* what is longer ends in zeros */
         CHECK_STATUS(open_and_verify(&is_open),
@@ -302,50 +295,38 @@ static void check_rules(const tiny_options *o, const rule *rules, size_t n_rules
     }
 }
 
-/* Two places hold the checksum of UNIT; repaired files never differ there. */
-static void check_index_checksum(void)
-{
-    bool is_open = false;
-    tiny_build(&file, &plain);
-    file.bytes[120] ^= 1;
-    qsf_store_u32(file.bytes + 124, qsf_crc32(0, file.bytes + 100, 24));
-    CHECK(tiny_write(path, file.bytes, file.n_bytes));
-    CHECK_STATUS(open_and_verify(&is_open), QSF_ERR_DAMAGED);
-    CHECK_CONTAINS(qsf_error_detail(), "in the header");
-}
-
-/* A band checksum that is wrong while all others are right is verify's to find. */
-static void check_band_checksum(void)
-{
-    bool is_open = false;
-    tiny_build(&file, &plain);
-    file.bytes[qsf_load_u64(repair_find(file.bytes, file.n_bytes, "EBND") + 8) + 4] ^= 1;
-    repair_sections(file.bytes, file.n_bytes);
-    CHECK(tiny_write(path, file.bytes, file.n_bytes));
-    CHECK_STATUS(open_and_verify(&is_open), QSF_ERR_DAMAGED);
-    CHECK(is_open);
-    CHECK_CONTAINS(qsf_error_detail(), "embedding band 1");
-}
-
-/* A table may be no larger than its limit, even when the file is. */
-static void check_table_limit(void)
+/* What repaired files never have. */
+static void check_unrepaired(void)
 {
     const uint32_t off = 65536;
     const uint32_t n_bytes = QSF_MAX_TABLE_BYTES + 32;
-    bool is_open = false;
-    tiny_build(&file, &plain);
-    unsigned char *const tens = repair_find(file.bytes, file.n_bytes, "TENS");
-    qsf_store_u64(tens + 8, off);
-    qsf_store_u64(tens + 16, n_bytes);
-    qsf_store_u32(file.bytes + 92, off + n_bytes);
-    qsf_store_u32(file.bytes + 96, qsf_crc32(0, file.bytes, 96));
-    qsf_store_u32(file.bytes + 112,
-                  qsf_crc32(0, file.bytes + TINY_TABLES_OFF, (size_t)file.n_sections * 32));
-    qsf_store_u32(file.bytes + 124, qsf_crc32(0, file.bytes + 100, 24));
-    CHECK(tiny_write(path, file.bytes, file.n_bytes));
-    CHECK(truncate(path, (off_t)off + n_bytes) == 0); /* longer, with a hole */
-    CHECK_STATUS(open_and_verify(&is_open), QSF_ERR_FORMAT);
-    CHECK_CONTAINS(qsf_error_detail(), "section TENS has 67108896 bytes, allowed: up to 67108864");
+    for (int i = 0; i < 3; i++) {
+        bool is_open = false;
+        tiny_build(&file, &plain);
+        if (i == 0) { /* two places hold the checksum of UNIT */
+            file.bytes[120] ^= 1;
+        } else if (i == 1) { /* the checksum of a band is verify's to find */
+            file.bytes[qsf_load_u64(repair_find(file.bytes, file.n_bytes, "EBND") + 8) + 4] ^= 1;
+            repair_sections(file.bytes, file.n_bytes);
+        } else { /* a table may be no larger than its limit, even when the file is */
+            unsigned char *const tens = repair_find(file.bytes, file.n_bytes, "TENS");
+            qsf_store_u64(tens + 8, off);
+            qsf_store_u64(tens + 16, n_bytes);
+            qsf_store_u32(file.bytes + 92, off + n_bytes);
+            qsf_store_u32(file.bytes + 96, qsf_crc32(0, file.bytes, 96));
+            qsf_store_u32(file.bytes + 112,
+                          qsf_crc32(0, file.bytes + TINY_TABLES_OFF, (size_t)file.n_sections * 32));
+        }
+        qsf_store_u32(file.bytes + 124, qsf_crc32(0, file.bytes + 100, 24));
+        CHECK(tiny_write(path, file.bytes, file.n_bytes));
+        CHECK(i < 2 || truncate(path, (off_t)off + n_bytes) == 0); /* longer, with a hole */
+        CHECK_STATUS(open_and_verify(&is_open), i < 2 ? QSF_ERR_DAMAGED : QSF_ERR_FORMAT);
+        CHECK_EQ(is_open, i == 1);
+        CHECK_CONTAINS(qsf_error_detail(),
+                       i == 0   ? "in the header"
+                       : i == 1 ? "embedding band 1"
+                                : "section TENS has 67108896 bytes, allowed: up to 67108864");
+    }
 }
 
 /* open and verify with the N-th read or the N-th grant failing. */
@@ -383,12 +364,9 @@ int main(void)
 {
     const size_t stride = check_stride();
     check_good();
-    check_rules(&plain, plain_rules, sizeof plain_rules / sizeof plain_rules[0]);
-    check_rules(&(tiny_options){{1, 3}, false, false}, packed_rules,
-                sizeof packed_rules / sizeof packed_rules[0]);
-    check_index_checksum();
-    check_band_checksum();
-    check_table_limit();
+    check_rules(&plain, plain_rules, COUNT_OF(plain_rules));
+    check_rules(&(tiny_options){{1, 3}, false, false}, packed_rules, COUNT_OF(packed_rules));
+    check_unrepaired();
     check_faults();
     check_truncations(stride);
     check_single_bytes(&plain, true, stride);

@@ -13,13 +13,6 @@
 static synthetic_units units;
 static bool is_resident[SYNTHETIC_MAX_UNITS];
 static bool before[SYNTHETIC_MAX_UNITS];
-static uint32_t random_state = 1;
-
-static uint32_t draw(void)
-{
-    random_state = random_state * 1664525U + 1013904223U;
-    return random_state >> 8;
-}
 
 static uint64_t larger(uint64_t a, uint64_t b)
 {
@@ -96,16 +89,16 @@ static void check_spread(uint32_t n_layers, uint64_t layer_bytes, uint64_t head_
 /* Any sizes, some units kept already: no more than the room is taken, and nothing fits any more. */
 static void check_any_sizes(uint32_t n_layers, uint64_t scale)
 {
-    synthetic_make(&units, n_layers, 1, draw() % 2 == 0);
+    synthetic_make(&units, n_layers, 1, check_draw(2) == 0);
     const qsf_reader *const r = &units.reader;
     uint64_t total_bytes = 0;
     for (uint32_t i = 0; i < r->n_stream_units; i++) {
-        units.units[i].raw_bytes = 64 + draw() % 1000 * scale;
+        units.units[i].raw_bytes = 64 + check_draw(1000) * scale;
         total_bytes += units.units[i].raw_bytes;
-        before[i] = draw() % 8 == 0;
+        before[i] = check_draw(8) == 0;
     }
     memcpy(is_resident, before, sizeof before);
-    const uint64_t room_bytes = total_bytes / 4096 * (draw() % 4096);
+    const uint64_t room_bytes = total_bytes / 4096 * (check_draw(4096));
     const uint64_t kept_bytes = qsf_residence_add(r, room_bytes, is_resident);
     CHECK(kept_bytes <= room_bytes);
     uint64_t sum = 0;
@@ -139,15 +132,15 @@ int main(void)
 {
     const uint32_t counts[] = {1, 2, 3, 5, 22, 31, 32, 33, 80};
     const uint64_t heads[] = {64, 74000, 112000, 300000};
-    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
-        for (size_t h = 0; h < sizeof heads / sizeof heads[0]; h++) {
+    for (size_t i = 0; i < COUNT_OF(counts); i++)
+        for (size_t h = 0; h < COUNT_OF(heads); h++) {
             check_spread(counts[i], 112000, heads[h], false);
             check_spread(counts[i], 112000, heads[h], true);
             check_spread(counts[i], UINT64_C(112000) << 30, heads[h] << 30, false);
         }
     check_spread(MANY_LAYERS / 8, 112000, 300000, false);
     for (uint32_t i = 0; i < 2000; i++)
-        check_any_sizes(1 + draw() % 40, i % 2 == 0 ? 1 : UINT64_C(1) << 40);
+        check_any_sizes(1 + check_draw(40), i % 2 == 0 ? 1 : UINT64_C(1) << 40);
     check_any_sizes(MANY_LAYERS, UINT64_C(1) << 24);
     check_hostile();
     return check_report("check_residence");

@@ -89,15 +89,26 @@ static void check_gains(void)
 {
     static const double eases[] = {0.1, 0.3, 0.6, 1.0, 1.6};
     static const double noises[] = {0.01, 0.1, 0.3};
-    for (size_t m = 0; m < sizeof machines / sizeof machines[0]; m++)
-        for (size_t e = 0; e < sizeof eases / sizeof eases[0]; e++)
-            for (size_t n = 0; n < sizeof noises / sizeof noises[0]; n++) {
+    for (size_t m = 0; m < COUNT_OF(machines); m++)
+        for (size_t e = 0; e < COUNT_OF(eases); e++)
+            for (size_t n = 0; n < COUNT_OF(noises); n++) {
                 double sum = 0.0;
                 for (uint64_t seed = 0; seed < N_SEEDS; seed++)
                     sum += gain_of(&machines[m], eases[e], noises[n], seed);
                 CHECK(sum / N_SEEDS > machines[m].least_gain);
                 CHECK(m != 2 || eases[e] < 1.6 || sum / N_SEEDS > 1.4);
             }
+}
+
+/* How many of n_drafts are chosen, each right with this chance. */
+static uint32_t chosen(const qsf_costs *t, uint32_t n_drafts, double chance)
+{
+    qsf_speculation_chain c;
+    qsf_speculation_begin(&c, 1, QSF_MAX_DRAFT_ROWS);
+    for (uint32_t i = 0; i < n_drafts; i++)
+        (void)qsf_speculation_append(&c, chance);
+    qsf_speculation_choose(t, &c, n_drafts);
+    return c.n_chosen;
 }
 
 /* Passes of 1 and of 2 rows were measured often: a draft is chosen if it gains, and only then. */
@@ -110,12 +121,9 @@ static void check_measured_loss(void)
                 qsf_speculation_learn(&costs, 1, 0, (uint64_t)PASS_NS, 0);
                 qsf_speculation_learn(&costs, 2, 1, (uint64_t)(PASS_NS * cost), 0);
             }
-            qsf_speculation_chain c;
-            qsf_speculation_begin(&c, 1, 1);
-            CHECK(qsf_speculation_append(&c, chance));
-            qsf_speculation_choose(&costs, &c, 1);
-            CHECK(c.n_chosen == 0 || 1.0 + chance > cost);
-            CHECK(c.n_chosen == 1 || 1.0 + chance < cost * 1.06);
+            const uint32_t n_chosen = chosen(&costs, 1, chance);
+            CHECK(n_chosen == 0 || 1.0 + chance > cost);
+            CHECK(n_chosen == 1 || 1.0 + chance < cost * 1.06);
         }
 }
 
@@ -165,24 +173,13 @@ static void check_ngrams(void)
         qsf_ngrams_find(&f, tokens + 1, 1, 1),
         qsf_ngrams_find(&f, tokens + 3, 2, 1),
     };
-    for (size_t i = 0; i < sizeof found / sizeof found[0]; i++)
+    for (size_t i = 0; i < COUNT_OF(found); i++)
         if (CHECK(found[i] != NULL)) {
             CHECK_EQ(found[i]->token, i == 2 ? 71 : 70);
             CHECK_EQ(found[i]->class, i == 2 ? 1 : 0);
         }
     CHECK(qsf_ngrams_find(&f, tokens + 1, 1, 2) == NULL);
     CHECK(qsf_ngrams_find(&f, tokens + 3, 2, 2) == NULL);
-}
-
-/* How many of n_drafts are chosen, each right with this chance. */
-static uint32_t chosen(const qsf_costs *t, uint32_t n_drafts, double chance)
-{
-    qsf_speculation_chain c;
-    qsf_speculation_begin(&c, 1, QSF_MAX_DRAFT_ROWS);
-    for (uint32_t i = 0; i < n_drafts; i++)
-        (void)qsf_speculation_append(&c, chance);
-    qsf_speculation_choose(t, &c, n_drafts);
-    return c.n_chosen;
 }
 
 /* Guesses that are never right are not drafted; those that are always right are, as far as the

@@ -103,6 +103,24 @@ static void put(const char *name, const char *text)
     fclose(file);
 }
 
+/* What the process says of itself. */
+static void put_self(const char *mountinfo, const char *groups)
+{
+    put("/proc/self/mountinfo", mountinfo);
+    put("/proc/self/cgroup", groups);
+}
+
+/* Memory of a group of version 2 or, with a name of the controller, of version 1. */
+static void put_group(const char *folder, const char *limit, const char *used)
+{
+    const bool is_v1 = strstr(folder, "/memory") != NULL;
+    char name[256];
+    snprintf(name, sizeof name, "%s/memory.%s", folder, is_v1 ? "limit_in_bytes" : "max");
+    put(name, limit);
+    snprintf(name, sizeof name, "%s/memory.%s", folder, is_v1 ? "usage_in_bytes" : "current");
+    put(name, used);
+}
+
 static void clear_root(void)
 {
     CHECK_EQ(nftw(root, remove_one, 16, FTW_DEPTH | FTW_PHYS), 0);
@@ -127,52 +145,40 @@ static void check_version_2(void)
     expect(UINT64_MAX, UINT64_MAX, UINT32_MAX); /* nothing there at all */
 
     /* The tightest is the group in the middle; the own group has no limit. */
-    put("/proc/self/mountinfo", OTHER_MOUNTS V2_MOUNT);
-    put("/proc/self/cgroup", "0::/user/session/app\n");
-    put("/sys/fs/cgroup/user/session/app/memory.max", "max\n");
-    put("/sys/fs/cgroup/user/session/app/memory.current", "500\n");
+    put_self(OTHER_MOUNTS V2_MOUNT, "0::/user/session/app\n");
+    put_group("/sys/fs/cgroup/user/session/app", "max\n", "500\n");
     put("/sys/fs/cgroup/user/session/app/cpu.max", "max 100000\n");
-    put("/sys/fs/cgroup/user/session/memory.max", "10000\n");
-    put("/sys/fs/cgroup/user/session/memory.current", "7000\n");
+    put_group("/sys/fs/cgroup/user/session", "10000\n", "7000\n");
     put("/sys/fs/cgroup/user/session/memory.stat",
         "anon 1\nfile 2600\ninactive_anon 9\nactive_file 600\ninactive_file 2000\n");
     put("/sys/fs/cgroup/user/session/cpu.max", "250000 100000\n");
-    put("/sys/fs/cgroup/user/memory.max", "20000\n");
-    put("/sys/fs/cgroup/user/memory.current", "8000\n");
+    put_group("/sys/fs/cgroup/user", "20000\n", "8000\n");
     put("/sys/fs/cgroup/user/cpu.max", "400000 100000\n");
     expect(10000, 5600, 3);
 
     /* The lowest limit and the least that is left may belong to different groups. */
-    put("/proc/self/mountinfo", V2_MOUNT);
-    put("/proc/self/cgroup", "0::/a/b\n");
-    put("/sys/fs/cgroup/a/b/memory.max", "1000\n");
-    put("/sys/fs/cgroup/a/b/memory.current", "100\n");
-    put("/sys/fs/cgroup/a/memory.max", "2000\n");
-    put("/sys/fs/cgroup/a/memory.current", "2100\n");
+    put_self(V2_MOUNT, "0::/a/b\n");
+    put_group("/sys/fs/cgroup/a/b", "1000\n", "100\n");
+    put_group("/sys/fs/cgroup/a", "2000\n", "2100\n");
     put("/sys/fs/cgroup/a/cpu.max", "1000 100000\n");
     expect(1000, 0, 1);
 
     /* What slows down for good binds like what kills. */
-    put("/proc/self/mountinfo", V2_MOUNT);
-    put("/proc/self/cgroup", "0::/a\n");
+    put_self(V2_MOUNT, "0::/a\n");
     put("/sys/fs/cgroup/a/memory.max", "2000\n");
     put("/sys/fs/cgroup/a/memory.high", "1500\n");
     put("/sys/fs/cgroup/a/memory.current", "1200\n");
     expect(1500, 300, UINT32_MAX);
 
     /* In a container's own namespace: the files lie at the mount point itself. */
-    put("/proc/self/mountinfo", V2_MOUNT);
-    put("/proc/self/cgroup", "0::/\n");
-    put("/sys/fs/cgroup/memory.max", "4096\n");
-    put("/sys/fs/cgroup/memory.current", "96\n");
+    put_self(V2_MOUNT, "0::/\n");
+    put_group("/sys/fs/cgroup", "4096\n", "96\n");
     put("/sys/fs/cgroup/cpu.max", "200000 100000\n");
     expect(4096, 4000, 2);
 
     /* A group outside of what is visible. */
-    put("/proc/self/mountinfo", V2_MOUNT);
-    put("/proc/self/cgroup", "0::/../other\n");
-    put("/sys/fs/cgroup/memory.max", "4096\n");
-    put("/sys/fs/cgroup/memory.current", "96\n");
+    put_self(V2_MOUNT, "0::/../other\n");
+    put_group("/sys/fs/cgroup", "4096\n", "96\n");
     put("/other/memory.max", "1\n");
     put("/other/memory.current", "1\n");
     expect(4096, 4000, UINT32_MAX);
@@ -186,12 +192,9 @@ static void check_version_2(void)
 
 static void check_version_1(void)
 {
-    put("/proc/self/mountinfo", OTHER_MOUNTS V1_MOUNTS("/"));
-    put("/proc/self/cgroup", V1_GROUPS("/jobs/17"));
-    put("/sys/fs/cgroup/memory/jobs/17/memory.limit_in_bytes", "9223372036854771712\n");
-    put("/sys/fs/cgroup/memory/jobs/17/memory.usage_in_bytes", "50\n");
-    put("/sys/fs/cgroup/memory/jobs/memory.limit_in_bytes", "3000\n");
-    put("/sys/fs/cgroup/memory/jobs/memory.usage_in_bytes", "1500\n");
+    put_self(OTHER_MOUNTS V1_MOUNTS("/"), V1_GROUPS("/jobs/17"));
+    put_group("/sys/fs/cgroup/memory/jobs/17", "9223372036854771712\n", "50\n");
+    put_group("/sys/fs/cgroup/memory/jobs", "3000\n", "1500\n");
     put("/sys/fs/cgroup/memory/jobs/memory.stat",
         "inactive_file 7\ntotal_inactive_file 500\ntotal_active_file 100\n");
     put("/sys/fs/cgroup/cpu,cpuacct/jobs/17/cpu.cfs_quota_us", "-1\n");
@@ -201,19 +204,14 @@ static void check_version_1(void)
     expect(3000, 2100, 2);
 
     /* In a container that sees its own part only, while the group is named in full. */
-    put("/proc/self/mountinfo", V1_MOUNTS("/docker/abc"));
-    put("/proc/self/cgroup", V1_GROUPS("/docker/abc/job"));
-    put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "5000\n");
-    put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "1000\n");
-    put("/sys/fs/cgroup/memory/job/memory.limit_in_bytes", "4000\n");
-    put("/sys/fs/cgroup/memory/job/memory.usage_in_bytes", "900\n");
+    put_self(V1_MOUNTS("/docker/abc"), V1_GROUPS("/docker/abc/job"));
+    put_group("/sys/fs/cgroup/memory", "5000\n", "1000\n");
+    put_group("/sys/fs/cgroup/memory/job", "4000\n", "900\n");
     expect(4000, 3100, UINT32_MAX);
 
     /* Another container whose name begins alike is not this one. */
-    put("/proc/self/mountinfo", V1_MOUNTS("/docker/abc"));
-    put("/proc/self/cgroup", V1_GROUPS("/docker/abcdef"));
-    put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "5000\n");
-    put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "1000\n");
+    put_self(V1_MOUNTS("/docker/abc"), V1_GROUPS("/docker/abcdef"));
+    put_group("/sys/fs/cgroup/memory", "5000\n", "1000\n");
     expect(5000, 4000, UINT32_MAX);
 }
 
@@ -224,8 +222,7 @@ static void check_hybrid(void)
         OTHER_MOUNTS V1_MOUNTS(
             "/") "34 25 0:30 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
     put("/proc/self/cgroup", V1_GROUPS("/job") "0::/unit\n");
-    put("/sys/fs/cgroup/memory/job/memory.limit_in_bytes", "6000\n");
-    put("/sys/fs/cgroup/memory/job/memory.usage_in_bytes", "1000\n");
+    put_group("/sys/fs/cgroup/memory/job", "6000\n", "1000\n");
     put("/sys/fs/cgroup/unified/unit/cpu.max", "100001 100000\n");
     expect(6000, 5000, 2);
 }
@@ -249,16 +246,14 @@ static void check_psi(void)
     expect_percent(0.0);
 
     /* The own group says more about this process than the machine, */
-    put("/proc/self/mountinfo", V2_MOUNT);
-    put("/proc/self/cgroup", "0::/a/b\n");
+    put_self(V2_MOUNT, "0::/a/b\n");
     put("/proc/pressure/memory", PSI("12.34"));
     put("/sys/fs/cgroup/a/b/memory.pressure", PSI("0.50"));
     put("/sys/fs/cgroup/a/memory.pressure", PSI("99.00"));
     expect_percent(0.5);
 
     /* where it has the file. */
-    put("/proc/self/mountinfo", V2_MOUNT);
-    put("/proc/self/cgroup", "0::/\n");
+    put_self(V2_MOUNT, "0::/\n");
     put("/proc/pressure/memory", PSI("100.00"));
     expect_percent(100.0);
 }
@@ -276,10 +271,8 @@ static void check_many_mounts(void)
     for (int has_end = 1; has_end >= 0; has_end--) {
         if (!has_end)
             text[strlen(text) - 1] = '\0';
-        put("/proc/self/mountinfo", text);
-        put("/proc/self/cgroup", "0::/a\n");
-        put("/sys/fs/cgroup/a/memory.max", "2000\n");
-        put("/sys/fs/cgroup/a/memory.current", "1200\n");
+        put_self(text, "0::/a\n");
+        put_group("/sys/fs/cgroup/a", "2000\n", "1200\n");
         expect(2000, 800, UINT32_MAX);
     }
 }

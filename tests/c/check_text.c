@@ -1,98 +1,62 @@
-/* check_text.c - vocabularies against the library's ids, and against damage. */
+/* check_text.c - vocabularies against damage, long texts, wrong arguments and several threads; the
+ * tables of Unicode. Ids and texts: tests/python/text/test_engine_tokenizer.py, and streamed ones
+ * tests/fuzz/fuzz_text.c, of whose seeds these are the vocabularies.
+ */
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/bytes.h"
 #include "check.h"
 #include "checksum/crc32.h"
-#include "golden_text.h"
 #include "platform/thread.h"
 #include "text/encode.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
 
 #define MANY_BYTES 1000000U
+#define MOST_SEED_BYTES (1U << 17)
 
 static const char *const families[] = {"gpt2", "qwen2",  "o200k",   "deepseek",
-                                       "nfkc", "llama2", "mistral", "unigram-first"};
-#define N_FAMILIES (sizeof families / sizeof families[0])
+                                       "nfkc", "llama2", "mistral", "unigram_first"};
 
-static golden_text golden;
-static golden_case one;
 static uint32_t ids[MANY_BYTES + 64];
 static char text[3 * MANY_BYTES + 64];
 
-static qsf_text *open_family(const char *name, uint32_t *n_cases)
+/* The section of a seed: the size of a text, the text, the section. */
+static const unsigned char *read_section(const char *name, size_t *n_section)
+{
+    static unsigned char seed[MOST_SEED_BYTES];
+    char path[1024];
+    snprintf(path, sizeof path, QSF_GOLDEN_DIR "/../fuzz/corpus/text/%s", name);
+    FILE *const in = fopen(path, "rb");
+    if (!CHECK(in != NULL))
+        exit(check_report("check_text"));
+    const size_t n_bytes = fread(seed, 1, sizeof seed, in);
+    fclose(in);
+    const size_t n_before = 4 + (size_t)qsf_load_u32(seed);
+    CHECK(n_bytes > n_before && n_bytes < sizeof seed);
+    *n_section = n_bytes - n_before;
+    return seed + n_before;
+}
+
+static qsf_text *open_family(const char *name)
 {
     qsf_text *t = NULL;
-    uint32_t n_section = 0;
-    const unsigned char *const section = golden_open(&golden, name, &n_section, n_cases);
-    CHECK(section != NULL);
-    if (section != NULL)
-        CHECK_STATUS(qsf_text_create(section, n_section, &t), QSF_OK);
+    size_t n_section = 0;
+    const unsigned char *const section = read_section(name, &n_section);
+    CHECK_OK(qsf_text_create(section, n_section, &t));
     return t;
 }
 
-/* Whole, and token by token: the pieces are the whole, and no character is cut. */
-static void check_decoding(const qsf_text *t, const golden_case *c)
-{
-    const uint32_t flags = QSF_DETOKENIZE_SPECIAL | QSF_DETOKENIZE_START;
-    size_t n_bytes = 0;
-    CHECK_STATUS(qsf_detokenize(t, c->ids, c->n_ids, flags, text, sizeof text, &n_bytes), QSF_OK);
-    CHECK(n_bytes == c->n_decoded && memcmp(text, c->decoded, n_bytes) == 0);
-    qsf_text_decoder d;
-    qsf_decoder_init(t, flags, &d);
-    char piece[4096];
-    size_t at = 0;
-    for (uint32_t i = 0; i < c->n_ids; i++) {
-        size_t n = 0;
-        CHECK_STATUS(qsf_decoder_push(t, &d, c->ids[i], piece, sizeof piece, &n), QSF_OK);
-        CHECK(qsf_utf8_valid_bytes((const unsigned char *)piece, n) == n);
-        CHECK(at + n <= n_bytes && memcmp(piece, text + at, n) == 0);
-        at += n;
-    }
-    at += qsf_decoder_flush(&d, piece);
-    CHECK_EQ(at, n_bytes);
-    /* A buffer that is too small is said to be, and nothing is written behind it. */
-    if (c->n_decoded > 1) {
-        CHECK_STATUS(qsf_detokenize(t, c->ids, c->n_ids, flags, text, 1, &n_bytes), QSF_OK);
-        CHECK(n_bytes > 1);
-    }
-}
-
-static void check_golden(void)
-{
-    for (size_t f = 0; f < N_FAMILIES; f++) {
-        uint32_t n_cases = 0;
-        qsf_text *const t = open_family(families[f], &n_cases);
-        CHECK(n_cases >= 10);
-        for (uint32_t i = 0; i < n_cases; i++) {
-            golden_next(&golden, &one);
-            size_t n = 0;
-            CHECK_STATUS(qsf_tokenize(t, one.text, one.n_text, one.flags, ids, one.n_ids, &n),
-                         QSF_OK);
-            CHECK_EQ(n, one.n_ids);
-            CHECK(memcmp(ids, one.ids, one.n_ids * sizeof *ids) == 0);
-            if (one.n_ids > 0) { /* counted the same where there is no room */
-                CHECK_STATUS(qsf_tokenize(t, one.text, one.n_text, one.flags, NULL, 0, &n), QSF_OK);
-                CHECK_EQ(n, one.n_ids);
-            }
-            check_decoding(t, &one);
-        }
-        qsf_text_close(t);
-    }
-}
-
-/* A megabyte of one letter and of random bytes: in linear time, within the bound on memory. */
+/* A megabyte of one letter: in linear time, within the bound on memory. */
 static void check_long(void)
 {
     static char many[MANY_BYTES];
-    for (size_t f = 0; f < N_FAMILIES; f++) {
-        uint32_t n_cases = 0;
-        qsf_text *const t = open_family(families[f], &n_cases);
+    memset(many, 'a', sizeof many);
+    for (size_t f = 0; f < COUNT_OF(families); f++) {
+        qsf_text *const t = open_family(families[f]);
         size_t n = 0;
         size_t n_bytes = 0;
-        memset(many, 'a', sizeof many);
-        CHECK_STATUS(qsf_tokenize(t, many, sizeof many, 0, ids, MANY_BYTES + 64, &n), QSF_OK);
-        CHECK_STATUS(qsf_detokenize(t, ids, n, QSF_DETOKENIZE_START, text, sizeof text, &n_bytes),
-                     QSF_OK);
+        CHECK_OK(qsf_tokenize(t, many, sizeof many, 0, ids, MANY_BYTES + 64, &n));
+        CHECK_OK(qsf_detokenize(t, ids, n, QSF_DETOKENIZE_START, text, sizeof text, &n_bytes));
         CHECK(n_bytes == sizeof many && memcmp(text, many, n_bytes) == 0);
         qsf_text_close(t);
     }
@@ -100,21 +64,22 @@ static void check_long(void)
 
 static void check_arguments(void)
 {
-    uint32_t n_cases = 0;
-    qsf_text *const t = open_family("gpt2", &n_cases);
+    static const struct {
+        const char *text;
+        size_t n_bytes;
+        uint32_t flags;
+    } wrong[] = {{"a", 1, 8}, {"a\xFF", 2, 0}, {"\xED\xA0\x80", 3, 0}};
+    qsf_text *const t = open_family("gpt2");
     size_t n = 0;
     qsf_text *none = NULL;
-    CHECK_STATUS(qsf_tokenize(NULL, "a", 1, 0, ids, 1, &n), QSF_ERR_ARG);
-    CHECK_STATUS(qsf_tokenize(t, "a", 1, 8, ids, 1, &n), QSF_ERR_ARG);
-    CHECK_STATUS(qsf_tokenize(t, "a\xFF", 2, 0, ids, 1, &n), QSF_ERR_ARG);
-    CHECK_STATUS(qsf_tokenize(t, "\xED\xA0\x80", 3, 0, ids, 1, &n), QSF_ERR_ARG);
-    CHECK_STATUS(qsf_detokenize(t, NULL, 1, 0, text, 1, &n), QSF_ERR_ARG);
+    for (size_t i = 0; i < COUNT_OF(wrong); i++)
+        CHECK_STATUS(qsf_tokenize(t, wrong[i].text, wrong[i].n_bytes, wrong[i].flags, ids, 1, &n),
+                     QSF_ERR_ARG);
     CHECK_STATUS(qsf_text_create("x", 1, &none), QSF_ERR_FORMAT);
-    CHECK(none == NULL);
     qsf_text_decoder d;
     qsf_decoder_init(t, 0, &d);
     CHECK_STATUS(qsf_decoder_push(t, &d, 70, text, 2, &n), QSF_ERR_ARG);
-    CHECK_STATUS(qsf_decoder_push(t, &d, 0xFFFFFFFF, text, 64, &n), QSF_OK);
+    CHECK_OK(qsf_decoder_push(t, &d, 0xFFFFFFFF, text, 64, &n));
     CHECK_EQ(n, 0);
     CHECK_EQ(qsf_token_find(t, "no such token", 13, 0), QSF_TOKEN_NONE);
     CHECK_EQ(qsf_token_text(t, 0xFFFFFFFF, text, 9), 0);
@@ -125,16 +90,14 @@ static void check_arguments(void)
 /* Any single damaged number is refused, or does no harm. */
 static void check_damage(void)
 {
-    static unsigned char copy[GOLDEN_MAX_BYTES];
+    static unsigned char copy[MOST_SEED_BYTES];
     static const uint32_t values[] = {0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF};
     const char text_in[] = "a <|im_start|> word 1234 'S \xC3\xA9\n\n\xE4\xB8\xAD";
     const size_t stride = (size_t)check_stride();
-    for (size_t f = 0; f < N_FAMILIES; f++) {
-        uint32_t n_section = 0;
-        uint32_t n_cases = 0;
-        const unsigned char *const section =
-            golden_open(&golden, families[f], &n_section, &n_cases);
-        for (size_t at = 0; section != NULL && at + 4 <= n_section; at += 4 * stride) {
+    for (size_t f = 0; f < COUNT_OF(families); f++) {
+        size_t n_section = 0;
+        const unsigned char *const section = read_section(families[f], &n_section);
+        for (size_t at = 0; at + 4 <= n_section; at += 20 * stride) {
             memcpy(copy, section, n_section);
             qsf_store_u32(copy + at, values[at / 4 % 5]);
             qsf_text *t = NULL;
@@ -148,7 +111,7 @@ static void check_damage(void)
             }
             qsf_text_close(t);
         }
-        for (size_t n = 0; section != NULL && n < n_section; n += 97 * stride) {
+        for (size_t n = 0; n < n_section; n += 97 * stride) {
             qsf_text *t = NULL;
             CHECK_STATUS(qsf_text_create(section, n, &t), QSF_ERR_FORMAT);
         }
@@ -158,13 +121,16 @@ static void check_damage(void)
 static void check_utf8(void)
 {
     size_t n = 0;
-    const unsigned char cut[] = {0xF0, 0x9F, 0x98};
-    CHECK_EQ(qsf_utf8_look(cut, 3, &n), QSF_UTF8_CUT);
-    const unsigned char broken[] = {0xE2, 0x28, 0xA1};
-    CHECK_EQ(qsf_utf8_look(broken, 3, &n), QSF_UTF8_BROKEN);
-    CHECK_EQ(n, 1);
-    const unsigned char surrogate[] = {0xED, 0xA0, 0x80};
-    CHECK_EQ(qsf_utf8_look(surrogate, 3, &n), QSF_UTF8_BROKEN);
+    static const struct {
+        unsigned char bytes[3];
+        qsf_utf8_kind kind;
+    } cases[] = {{{0xF0, 0x9F, 0x98}, QSF_UTF8_CUT},
+                 {{0xE2, 0x28, 0xA1}, QSF_UTF8_BROKEN},
+                 {{0xED, 0xA0, 0x80}, QSF_UTF8_BROKEN}}; /* a surrogate */
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        CHECK_EQ(qsf_utf8_look(cases[i].bytes, 3, &n), cases[i].kind);
+        CHECK_EQ(n, cases[i].kind == QSF_UTF8_CUT ? 3 : 1);
+    }
     for (uint32_t c = 0; c < QSF_UNICODE_POINTS; c++) {
         if (c >= 0xD800 && c < 0xE000)
             continue;
@@ -210,7 +176,7 @@ static void check_loading(void)
     bool are_right[4] = {false};
     qsf_thread threads[4];
     for (size_t i = 0; i < 4; i++)
-        CHECK_STATUS(qsf_thread_start(&threads[i], 65536, look_up, &are_right[i]), QSF_OK);
+        CHECK_OK(qsf_thread_start(&threads[i], 65536, look_up, &are_right[i]));
     for (size_t i = 0; i < 4; i++) {
         qsf_thread_join(&threads[i]);
         CHECK(are_right[i]);
@@ -221,7 +187,6 @@ int main(void)
 {
     check_loading(); /* first: it decodes */
     check_tables();
-    check_golden();
     check_long();
     check_arguments();
     check_damage();

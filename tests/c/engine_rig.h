@@ -35,6 +35,18 @@ static inline bool rig_build(const char *path, tiny_file *file, const tiny_model
     return rig_write(path, file);
 }
 
+/* The bytes of a section, which is there. */
+static inline unsigned char *rig_section(tiny_file *file, const char *tag)
+{
+    return file->bytes + qsf_load_u64(repair_find(file->bytes, file->n_bytes, tag) + 8);
+}
+
+/* The entry of UNIT that a layer has: behind the embedding. */
+static inline unsigned char *rig_layer(tiny_file *file, uint32_t layer)
+{
+    return repair_unit(file->bytes, file->n_bytes, layer + 1);
+}
+
 /* NULL after a failed check. */
 static inline qsf_model *rig_open(const char *path, const qsf_options *opt)
 {
@@ -67,10 +79,27 @@ static inline qsf_model *rig_open_streamed(const char *path, qsf_options opt)
            (m->plan.draft_rows < opt.draft_rows || m->plan.chunk_tokens < opt.chunk_tokens ||
             (draft_path != NULL && m->drafter == NULL))) {
         qsf_model_close(m);
-        opt.budget_bytes += 1 << 16;
+        opt.budget_bytes += 1 << 18;
     }
     CHECK(m == NULL || m->plan.streamed_bytes > 0);
     return m;
+}
+
+/* The N-th allocation or read of opening fails, for every N that there is. */
+static inline void rig_fail_open(const char *path, const qsf_options *opt, bool is_read)
+{
+    int64_t n = 0;
+    for (; n < 1000; n++) {
+        const qsf_faults faults = {is_read ? -1 : n, is_read ? n : -1, 0};
+        qsf_model *m;
+        const qsf_status status = qsf_model_create(path, opt, &faults, &m);
+        CHECK((m != NULL) == (status == QSF_OK));
+        qsf_model_close(m);
+        if (status == QSF_OK)
+            break;
+        CHECK_EQ(status, is_read ? QSF_ERR_IO : QSF_ERR_NOMEM);
+    }
+    CHECK(n > 5 && n < 1000);
 }
 
 static inline void rig_sync(qsf_session *s, const uint32_t *tokens, size_t n_tokens)

@@ -118,4 +118,43 @@ static inline void pass_close(pass_stream *p)
     qsf_io_close(&p->io);
 }
 
+/* A file with its stream */
+typedef struct pass_file {
+    qsf_ledger ledger;
+    qsf_reader reader;
+    pass_stream pass;
+} pass_file;
+
+#define PASS_CEILING_BYTES (UINT64_C(64) << 20)
+
+/* Unit i is resident if bit i is set. The N-th read and the N-th grant fail; -1: none. */
+static inline qsf_status pass_open_failing(pass_file *f, const char *path, uint32_t resident_bits,
+                                           size_t extra_bytes, int64_t reads, int64_t grants)
+{
+    bool is_resident[32];
+    for (uint32_t i = 0; i < 32; i++)
+        is_resident[i] = (resident_bits >> i & 1) != 0;
+    qsf_ledger_init(&f->ledger, PASS_CEILING_BYTES);
+    f->ledger.grants_until_fault = grants;
+    QSF_TRY(qsf_reader_open(&f->reader, &f->ledger, path, reads));
+    const qsf_status status = pass_open(&f->pass, &f->reader, &f->ledger, is_resident, extra_bytes);
+    if (status != QSF_OK)
+        qsf_reader_close(&f->reader);
+    return status;
+}
+
+static inline qsf_status pass_open_file(pass_file *f, const char *path, uint32_t resident_bits,
+                                        size_t extra_bytes)
+{
+    return pass_open_failing(f, path, resident_bits, extra_bytes, -1, -1);
+}
+
+/* Returns the bytes that are still held: none. */
+static inline uint64_t pass_close_file(pass_file *f)
+{
+    pass_close(&f->pass);
+    qsf_reader_close(&f->reader);
+    return f->ledger.held_bytes;
+}
+
 #endif

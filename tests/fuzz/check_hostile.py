@@ -334,16 +334,12 @@ def slow_bodies() -> Iterator[tuple[str, str, dict[str, Any]]]:
     function = {"name": "f", "arguments": "{" + " " * 1200 + "@"}
     called = {"role": "assistant", "tool_calls": [{"id": "a", "function": function}]}
     yield "cut arguments", "/v1/chat/completions", {"messages": [user, called]}
+    chain = "".join(f"a{i}:a{i + 1}?\n" for i in range(4000))
     for name, grammar in (
-        ("signs", "start: " + "<" * 60_000),
-        ("quotes", "start: " + '"\\"' * 20_000),
-        (
-            "a chain",
-            "start: a0\n" + "".join(f"a{i}:a{i + 1}?\n" for i in range(4000)) + 'a4000:"x"',
-        ),
-        ("brackets", "start: " + "(" * 30_000),
-    ):
-        outputs = {"structured_outputs": {"grammar": grammar}}
+        ("signs", "<" * 60_000), ("quotes", '"\\"' * 20_000), ("brackets", "(" * 30_000),
+        ("a chain", f'a0\n{chain}a4000:"x"'),
+    ):  # fmt: skip
+        outputs = {"structured_outputs": {"grammar": "start: " + grammar}}
         yield f"grammar, {name}", "/v1/completions", {"prompt": "x", "max_tokens": 1, **outputs}
     links = {f"a{i}": {"properties": {"a": {"$ref": f"#/$defs/a{i + 1}"}}} for i in range(1200)}
     for name, schema in (

@@ -1,4 +1,4 @@
-"""Write the seeds of the fuzz targets that have experts or own embeddings, whole and hostile ones.
+"""Write the seeds of the fuzz targets that have kinds of layers, experts or own embeddings.
 
 Usage: python tests/fuzz/make_expert_seeds.py tests/fuzz/corpus
 """
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 
 from make.expert_attacks import EXPERT_ATTACKS, EXPERTS  # noqa: E402
-from make.kind_models import SHARED, Layer, T, kind, write_model  # noqa: E402
+from make.kind_models import MIXED, SHARED, Layer, T, kind, write_model  # noqa: E402
 from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn, GroupScore  # noqa: E402
 from qsf.file.layout import Arch, Dtype, TensorType  # noqa: E402
 from qsf.file.reader import Reader  # noqa: E402
@@ -54,7 +54,8 @@ MODEL_SEEDS: dict[str, tuple[bytes, TensorType | None, float]] = {
 
 
 def write_reader_seeds(folder: Path) -> None:
-    """Write the whole file and one for each attack."""
+    """Write two whole files and one for each attack."""
+    write_model(folder / "kinds", MIXED[:2], dtype=Dtype.Q4)
     (folder / "experts").write_bytes(EXPERTS)
     attacks = {name: change for name, _, change in EXPERT_ATTACKS}
     for name, attack in READER_SEEDS.items():

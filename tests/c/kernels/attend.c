@@ -10,7 +10,7 @@
 
 #define PAGE QSF_KV_PAGE_TOKENS
 #define SPAN QSF_KV_SPAN_TOKENS
-#define MAX_ROWS 16
+#define MAX_ROWS 19
 #define MAX_HEAD_DIM 256
 
 static const qsf_dtype types[] = {QSF_DTYPE_F32, QSF_DTYPE_F16, QSF_DTYPE_8BIT, QSF_DTYPE_4BIT,
@@ -39,16 +39,6 @@ static size_t value_page_bytes(qsf_dtype type, size_t head_dim)
 }
 
 /* ---- stores ---- */
-
-static void check_same_page(const output *want, const output *have, const char *isa,
-                            const char *what, qsf_dtype type, size_t head_dim, fill how)
-{
-    n_compared++;
-    if (!CHECK(memcmp(want->at, have->at, want->n_bytes) == 0 && output_guards_intact(want) &&
-               output_guards_intact(have)))
-        printf("  %s page of %s on %s: head_dim %zu, fill %d\n", what, qsf_dtype_name(type), isa,
-               head_dim, (int)how);
-}
 
 /* What a page says of one slot, out [n_blocks * 64]. */
 static void read_key(qsf_dtype type, const void *page, size_t head_dim, size_t slot, float *out)
@@ -151,21 +141,38 @@ static void check_slot(qsf_dtype type, size_t head_dim, const float *x, const ou
                            key + d);
 }
 
+typedef struct page_args {
+    qsf_dtype type;
+    size_t head_dim;
+    const float *rows; /* [32, head_dim] */
+    bool is_key;
+} page_args;
+
 /* Fills a page slot by slot in a scattered order, each slot once before with something else. */
-static void fill_page(const qsf_kernels *k, qsf_dtype type, size_t head_dim, const float *rows,
-                      bool is_key, const output *page)
+static void run_stores(const qsf_kernels *k, const void *args, float *page)
 {
-    qsf_kv_store_fn *const store = is_key ? k->k_store[type] : k->v_store[type];
+    const page_args *const a = args;
+    qsf_kv_store_fn *const store = a->is_key ? k->k_store[a->type] : k->v_store[a->type];
     for (size_t i = 0; i < PAGE; i++)
-        store(rows + (i + 1) % PAGE * head_dim, head_dim, i, page->at);
+        store(a->rows + (i + 1) % PAGE * a->head_dim, a->head_dim, i, page);
     for (size_t i = 0; i < PAGE; i++)
-        store(rows + i * 7 % PAGE * head_dim, head_dim, i * 7 % PAGE, page->at);
+        store(a->rows + i * 7 % PAGE * a->head_dim, a->head_dim, i * 7 % PAGE, page);
+}
+
+static output check_page(const page_args *a, size_t n_bytes, fill how)
+{
+    char what[64];
+    snprintf(what, sizeof what, "%c_store %s, head_dim %zu, fill %d", a->is_key ? 'k' : 'v',
+             qsf_dtype_name(a->type), a->head_dim, (int)how);
+    output page = run_kernel(&scalar, run_stores, a, NULL, n_bytes);
+    page.has_codes = true;
+    check_levels(&page, true, run_stores, a, NULL, what);
+    return page;
 }
 
 static void check_stores(qsf_dtype type, size_t head_dim, fill how)
 {
-    float *const rows = exact_floats(PAGE * head_dim);
-    fill_floats(rows, PAGE * head_dim, how);
+    float *const rows = filled_floats(PAGE * head_dim, how);
     if (how == FILL_RANDOM) /* blocks of one value, and one that is off */
         for (size_t d = 0; d < head_dim; d++) {
             rows[d] = 0.7F;
@@ -173,29 +180,35 @@ static void check_stores(qsf_dtype type, size_t head_dim, fill how)
             rows[2 * head_dim + d] += d == head_dim / 2 ? 1000.0F : 0.0F;
             rows[3 * head_dim + d] *= 1e-7F;
         }
-    for (int is_key = 0; is_key < 2; is_key++) {
-        const size_t n_bytes =
-            is_key ? key_page_bytes(type, head_dim) : value_page_bytes(type, head_dim);
-        const output want = output_make(n_bytes);
-        fill_page(&scalar, type, head_dim, rows, is_key, &want);
-        for (size_t i = 0; i < n_levels; i++) {
-            const output have = output_make(n_bytes);
-            fill_page(&levels[i], type, head_dim, rows, is_key, &have);
-            check_same_page(&want, &have, levels[i].isa_name, is_key ? "K" : "V", type, head_dim,
-                            how);
-            free(have.block);
-        }
-        free(want.block);
-    }
-    const output k = output_make(key_page_bytes(type, head_dim));
-    const output v = output_make(value_page_bytes(type, head_dim));
-    fill_page(&scalar, type, head_dim, rows, true, &k);
-    fill_page(&scalar, type, head_dim, rows, false, &v);
+    const output k =
+        check_page(&(page_args){type, head_dim, rows, true}, key_page_bytes(type, head_dim), how);
+    const output v = check_page(&(page_args){type, head_dim, rows, false},
+                                value_page_bytes(type, head_dim), how);
     for (size_t slot = 0; slot < PAGE; slot++)
         check_slot(type, head_dim, rows + slot * head_dim, &k, &v, slot);
     free(k.block);
     free(v.block);
     free(rows);
+}
+
+/* Every half goes into a page of V and comes back, through each level's loads and stores. */
+static void check_every_half(const qsf_kernels *k)
+{
+    enum { N = 64 };
+    for (uint32_t first = 0; first < 0x10000; first += N) {
+        float value[N];
+        uint16_t page[N * PAGE];
+        bool same = true;
+        for (uint32_t i = 0; i < N; i++)
+            value[i] = qsf_half_to_float((uint16_t)(first + i));
+        k->v_store[QSF_DTYPE_F16](value, N, 0, page);
+        for (uint32_t i = 0; i < N; i++) {
+            const uint32_t half = first + i;
+            const bool is_nan = (half & 0x7FFF) > 0x7C00; /* becomes quiet */
+            same = same && page[i] == (is_nan ? half | 0x200 : half);
+        }
+        CHECK(same);
+    }
 }
 
 /* ---- softmax ---- */
@@ -223,52 +236,94 @@ static void check_softmax_values(const float *scores, qsf_span_range range, floa
     CHECK(fabs((double)sums.total - total) <= total * u * (5.0 + 200.0 + SPAN / 16.0 + 4.0));
 }
 
+typedef struct softmax_args {
+    qsf_span_range range;
+    float scale;
+} softmax_args;
+
+/* out: the scores, which become e; max; total */
+static void run_softmax(const qsf_kernels *k, const void *args, float *out)
+{
+    const softmax_args *const a = args;
+    qsf_span_sums sums;
+    k->span_softmax(out, &a->range, 1, a->scale, &sums);
+    out[SPAN] = sums.max;
+    out[SPAN + 1] = sums.total;
+}
+
 static void check_softmax(qsf_span_range range, fill how, float spread)
 {
+    float scores[SPAN + 2];
+    const softmax_args args = {range, 0.125F};
     if (range.begin == range.end)
         return;
-    float *const scores = exact_floats(SPAN);
-    memset(scores, 0xFF, SPAN * sizeof *scores); /* NaN */
+    memset(scores, 0xFF, sizeof scores); /* NaN */
     fill_floats(scores + range.begin, range.end - range.begin, how);
     for (size_t p = range.begin; how == FILL_RANDOM && p < range.end; p++)
         scores[p] *= spread;
-    const float scale = 0.125F;
-    const output want = output_make(SPAN * sizeof *scores);
-    memcpy(want.at, scores, want.n_bytes);
-    qsf_span_sums sums;
-    scalar.span_softmax(want.at, &range, 1, scale, &sums);
-    for (size_t i = 0; i < n_levels; i++) {
-        const output have = output_make(SPAN * sizeof *scores);
-        memcpy(have.at, scores, want.n_bytes);
-        qsf_span_sums other;
-        levels[i].span_softmax(have.at, &range, 1, scale, &other);
-        check_outputs(&want, &have, levels[i].isa_name, "span_softmax");
-        CHECK_EQ(first_difference(&sums.max, &other.max, 1), 1);
-        CHECK_EQ(first_difference(&sums.total, &other.total, 1), 1);
-        free(have.block);
-        n_compared++;
-    }
+    const output want = check_kernel(run_softmax, &args, scores, SPAN + 2,
+                                     label("span_softmax", range.end - range.begin, how));
+    const float *const e = want.at;
     if (how == FILL_RANDOM || how == FILL_ZEROS)
-        check_softmax_values(scores, range, scale, want.at, sums);
+        check_softmax_values(scores, range, args.scale, e, (qsf_span_sums){e[SPAN], e[SPAN + 1]});
     free(want.block);
-    free(scores);
 }
 
 /* ---- values ---- */
 
+/* Pages of V, and where the values are the first dims of keys, of K: with one block more. */
 typedef struct span {
     qsf_dtype type;
     size_t head_dim;
+    bool has_keys;
     size_t n_rows;
     qsf_span_range ranges[MAX_ROWS];
-    float *stored; /* [256, head_dim], as decoded; of slots in use */
-    float *e;      /* [n_rows, 256], NaN outside the ranges */
-    void *pages[QSF_KV_SPAN_PAGES];
+    float *stored;                     /* [256, head_dim], as decoded; of slots in use */
+    float *e;                          /* [n_rows, 256], NaN outside the ranges */
+    void *pages[2][QSF_KV_SPAN_PAGES]; /* of V, of K */
 } span;
+
+static void *nan_page(size_t n_bytes)
+{
+    return memset(exact_alloc(n_bytes), 0xFF, n_bytes);
+}
+
+/* Stores a row at each position that some row of queries sees; pages are there from the first to
+ * the last of them. */
+static void fill_span(span *s, const bool *is_used, fill how)
+{
+    const size_t key_dim = s->head_dim + (s->has_keys ? QSF_BLOCK : 0);
+    size_t first = SPAN;
+    size_t last = 0;
+    for (size_t p = 0; p < SPAN; p++)
+        if (is_used[p]) {
+            first = first < p ? first : p;
+            last = p;
+        }
+    for (size_t i = first / PAGE; first <= last && i <= last / PAGE; i++) {
+        s->pages[0][i] = nan_page(value_page_bytes(s->type, s->head_dim));
+        s->pages[1][i] = s->has_keys ? nan_page(key_page_bytes(s->type, key_dim)) : NULL;
+    }
+    for (size_t p = 0; p < SPAN; p++) {
+        float row[MAX_HEAD_DIM + QSF_BLOCK];
+        float decoded[MAX_HEAD_DIM + QSF_BLOCK];
+        if (!is_used[p])
+            continue;
+        fill_floats(row, key_dim, how);
+        scalar.v_store[s->type](row, s->head_dim, p % PAGE, s->pages[0][p / PAGE]);
+        if (s->has_keys)
+            scalar.k_store[s->type](row, key_dim, p % PAGE, s->pages[1][p / PAGE]);
+        read_value(s->type, s->pages[0][p / PAGE], s->head_dim, p % PAGE, decoded);
+        memcpy(s->stored + p * s->head_dim, decoded, s->head_dim * sizeof *decoded);
+    }
+}
 
 static span span_make(qsf_dtype type, size_t head_dim, size_t n_rows, size_t range_idx, fill how)
 {
-    span s = {.type = type, .head_dim = head_dim, .n_rows = n_rows};
+    span s = {.type = type,
+              .head_dim = head_dim,
+              .has_keys = head_dim % QSF_BLOCK == 0,
+              .n_rows = n_rows};
     bool is_used[SPAN] = {false};
     s.stored = exact_floats(SPAN * head_dim);
     s.e = exact_floats(n_rows * SPAN);
@@ -287,64 +342,45 @@ static span span_make(qsf_dtype type, size_t head_dim, size_t n_rows, size_t ran
                 how == FILL_BITS ? float_of_bits(random_u32()) : (random_unit() + 1.0F) / 2.0F;
         }
     }
-    size_t first = SPAN;
-    size_t last = 0;
-    for (size_t p = 0; p < SPAN; p++)
-        if (is_used[p]) {
-            first = first < p ? first : p;
-            last = p;
-        }
-    for (size_t i = first / PAGE; first <= last && i <= last / PAGE; i++) {
-        s.pages[i] = exact_alloc(value_page_bytes(type, head_dim));
-        memset(s.pages[i], 0xFF, value_page_bytes(type, head_dim)); /* NaNs */
-    }
-    for (size_t p = 0; p < SPAN; p++) {
-        void *const page = s.pages[p / PAGE];
-        if (!is_used[p])
-            continue;
-        float row[MAX_HEAD_DIM];
-        float decoded[MAX_HEAD_DIM + QSF_BLOCK];
-        fill_floats(row, head_dim, how);
-        scalar.v_store[type](row, head_dim, p % PAGE, page);
-        read_value(type, page, head_dim, p % PAGE, decoded);
-        memcpy(s.stored + p * head_dim, decoded, head_dim * sizeof *decoded);
-    }
+    fill_span(&s, is_used, how);
     return s;
 }
 
 static void span_free(span *s)
 {
-    for (size_t i = 0; i < QSF_KV_SPAN_PAGES; i++)
-        free(s->pages[i]);
+    for (size_t i = 0; i < 2 * (size_t)QSF_KV_SPAN_PAGES; i++)
+        free(s->pages[i % 2][i / 2]);
     free(s->stored);
     free(s->e);
 }
 
-static void values_of_block(const qsf_kernels *k, const span *s, const qsf_value_blocks *blocks,
-                            size_t first_row, size_t n_rows, float *out, size_t stride)
-{
-    const qsf_span_range *const row_ranges = s->ranges + first_row;
-    const qsf_span_range all = qsf_union_of_ranges(row_ranges, n_rows);
-    qsf_value_tiles tiles;
-    qsf_span_values_prepare(k, s->type, blocks, all, &tiles);
-    qsf_span_values(k, s->type, blocks, &tiles, all, s->e + first_row * SPAN, row_ranges, n_rows,
-                    out, stride);
-}
+typedef struct values_args {
+    const span *s;
+    size_t first_row;
+    size_t n_rows;
+    bool is_of_keys;
+} values_args;
 
-static output sum_values(const qsf_kernels *k, const span *s, size_t first_row, size_t n_rows)
+static void run_values(const qsf_kernels *k, const void *args, float *out)
 {
+    const values_args *const a = args;
+    const span *const s = a->s;
+    const size_t tile_bytes = qsf_dtype_tile_bytes(s->type);
     const size_t n_blocks = blocks_of(s->head_dim);
-    const size_t stride = n_blocks * QSF_BLOCK;
-    const output out = output_make(n_rows * stride * sizeof(float));
+    const size_t block_bytes = a->is_of_keys ? tile_bytes : qsf_kv_value_block_bytes(s->type);
+    const qsf_span_range all = qsf_union_of_ranges(s->ranges + a->first_row, a->n_rows);
     for (size_t b = 0; b < n_blocks; b++) {
-        qsf_value_blocks blocks = {0};
+        qsf_value_blocks blocks = {.tile_step = a->is_of_keys ? (n_blocks + 1) * tile_bytes : 0};
+        qsf_value_tiles tiles;
         for (size_t i = 0; i < QSF_KV_SPAN_PAGES; i++)
-            if (s->pages[i] != NULL)
+            if (s->pages[a->is_of_keys][i] != NULL)
                 blocks.pages[i] =
-                    (const unsigned char *)s->pages[i] + b * qsf_kv_value_block_bytes(s->type);
-        values_of_block(k, s, &blocks, first_row, n_rows, (float *)out.at + b * QSF_BLOCK, stride);
+                    (const unsigned char *)s->pages[a->is_of_keys][i] + b * block_bytes;
+        qsf_span_values_prepare(k, s->type, &blocks, all, &tiles);
+        qsf_span_values(k, s->type, &blocks, &tiles, all, s->e + a->first_row * SPAN,
+                        s->ranges + a->first_row, a->n_rows, out + b * QSF_BLOCK,
+                        n_blocks * QSF_BLOCK);
     }
-    return out;
 }
 
 /* How far the sum of products e * v may be from the exact one, for sums of magnitudes: of e * v,
@@ -378,7 +414,7 @@ static void check_sums(const span *s, const float *have)
             magnitudes m = {0};
             for (size_t p = s->ranges[r].begin; p < s->ranges[r].end; p++) {
                 const unsigned char *const scales =
-                    (const unsigned char *)s->pages[p / PAGE] +
+                    (const unsigned char *)s->pages[0][p / PAGE] +
                     d / QSF_BLOCK * qsf_kv_value_block_bytes(s->type);
                 const double e = (double)s->e[r * SPAN + p];
                 const double value = (double)s->stored[p * s->head_dim + d];
@@ -401,19 +437,18 @@ static void check_sums(const span *s, const float *have)
 static void check_values(qsf_dtype type, size_t head_dim, size_t n_rows, size_t range_idx, fill how)
 {
     span s = span_make(type, head_dim, n_rows, range_idx, how);
+    const size_t stride = blocks_of(head_dim) * QSF_BLOCK;
+    const values_args of_all = {&s, 0, n_rows, false};
     char what[128];
     snprintf(what, sizeof what, "values %s, head_dim %zu, %zu rows, range %zu, fill %d",
              qsf_dtype_name(type), head_dim, n_rows, range_idx, (int)how);
-    const output want = sum_values(&scalar, &s, 0, n_rows);
-    for (size_t i = 0; i < n_levels; i++) {
-        const output have = sum_values(&levels[i], &s, 0, n_rows);
-        check_outputs(&want, &have, levels[i].isa_name, what);
-        free(have.block);
-        n_compared++;
-    }
-    const size_t stride = blocks_of(head_dim) * QSF_BLOCK;
+    const output want = check_kernel(run_values, &of_all, NULL, n_rows * stride, what);
+    n_compared += n_levels;
+    if (s.has_keys) /* values in keys have the bits that V pages of them give */
+        check_levels(&want, false, run_values, &(values_args){&s, 0, n_rows, true}, NULL, what);
     for (size_t r = 0; r < n_rows; r++) { /* each row as if it were alone */
-        const output alone = sum_values(&scalar, &s, r, 1);
+        const values_args of_row = {&s, r, 1, false};
+        const output alone = run_kernel(&scalar, run_values, &of_row, NULL, stride * sizeof(float));
         if (!CHECK_EQ(first_difference((float *)want.at + r * stride, alone.at, stride), stride))
             printf("  row %zu of %s\n", r, what);
         free(alone.block);
@@ -426,96 +461,88 @@ static void check_values(qsf_dtype type, size_t head_dim, size_t n_rows, size_t 
 
 /* ---- merge ---- */
 
+typedef struct merge_args {
+    const float *next; /* [n] */
+    qsf_span_sums first;
+    qsf_span_sums second;
+    size_t n;
+    size_t n_out;
+} merge_args;
+
+/* out: what was before, which is merged [n]; normalised [n_out]; the sums */
+static void run_merge(const qsf_kernels *k, const void *args, float *out)
+{
+    const merge_args *const a = args;
+    qsf_span_sums sums = a->first;
+    k->span_merge(&sums, out, &a->second, a->next, a->n);
+    k->span_normalise(&sums, out, a->n_out, out + a->n);
+    out[a->n + a->n_out] = sums.max;
+    out[a->n + a->n_out + 1] = sums.total;
+}
+
 static void check_merge(size_t n, fill how)
 {
-    float *const before = exact_floats(n);
-    float *const next = exact_floats(n);
-    fill_floats(before, n, how);
-    fill_floats(next, n, how);
+    const size_t n_out = n - n / 3; /* it takes any number */
+    float *const before = filled_floats(n + n_out + 2, how);
+    float *const next = filled_floats(n, how);
     float maxima[4];
     fill_floats(maxima, 4, how);
-    const qsf_span_sums first = {maxima[0] * 10.0F, fabsf(maxima[1]) + 1.0F};
-    const qsf_span_sums second = {maxima[2] * 10.0F, fabsf(maxima[3]) + 1.0F};
-    const size_t n_out = n - n / 3; /* it takes any number */
-    for (size_t i = 0; i <= n_levels; i++) {
-        const qsf_kernels *const k = i == 0 ? &scalar : &levels[i - 1];
-        static qsf_span_sums want_sums;
-        static output want[2];
-        qsf_span_sums sums = first;
-        const output merged = output_make(n * sizeof *before);
-        const output out = output_make(n_out * sizeof *before);
-        memcpy(merged.at, before, n * sizeof *before);
-        k->span_merge(&sums, merged.at, &second, next, n);
-        k->span_normalise(&sums, merged.at, n_out, out.at);
-        if (i == 0) {
-            want_sums = sums;
-            want[0] = merged;
-            want[1] = out;
-            continue;
-        }
-        check_outputs(&want[0], &merged, k->isa_name, "span_merge");
-        check_outputs(&want[1], &out, k->isa_name, "span_normalise");
-        CHECK_EQ(first_difference(&want_sums.max, &sums.max, 1), 1);
-        CHECK_EQ(first_difference(&want_sums.total, &sums.total, 1), 1);
-        free(merged.block);
-        free(out.block);
-        if (i < n_levels)
-            continue;
-        const double max = fmax((double)first.max, (double)second.max);
-        const double a = exp((double)first.max - max);
-        const double b = exp((double)second.max - max);
-        const double total = (double)first.total * a + (double)second.total * b;
-        for (size_t d = 0; how == FILL_RANDOM && d < n_out; d++) {
-            const double p = (double)before[d] * a / total;
-            const double q = (double)next[d] * b / total;
-            /* exp of a difference near 60 that rounded once, and six roundings more */
-            CHECK(fabs((double)((float *)want[1].at)[d] - p - q) <=
-                  80.0 * (double)FLT_EPSILON * (fabs(p) + fabs(q)));
-        }
-        free(want[0].block);
-        free(want[1].block);
+    const merge_args a = {.next = next,
+                          .first = {maxima[0] * 10.0F, fabsf(maxima[1]) + 1.0F},
+                          .second = {maxima[2] * 10.0F, fabsf(maxima[3]) + 1.0F},
+                          .n = n,
+                          .n_out = n_out};
+    const output want =
+        check_kernel(run_merge, &a, before, n + n_out + 2, label("span_merge", n, how));
+    const double max = fmax((double)a.first.max, (double)a.second.max);
+    const double p = exp((double)a.first.max - max);
+    const double q = exp((double)a.second.max - max);
+    const double total = (double)a.first.total * p + (double)a.second.total * q;
+    for (size_t d = 0; how == FILL_RANDOM && d < n_out; d++) {
+        const double of_first = (double)before[d] * p / total;
+        const double of_second = (double)next[d] * q / total;
+        /* exp of a difference near 60 that rounded once, and six roundings more */
+        CHECK(fabs((double)((float *)want.at)[n + d] - of_first - of_second) <=
+              80.0 * (double)FLT_EPSILON * (fabs(of_first) + fabs(of_second)));
     }
+    free(want.block);
     free(before);
     free(next);
 }
 
-static output run_sink(const qsf_kernels *k, const float *values, float sink, qsf_span_sums *sums,
-                       size_t n)
+typedef struct sink_args {
+    qsf_span_sums sums;
+    float sink;
+    size_t n;
+} sink_args;
+
+/* out: values [n]; the sums */
+static void run_sink(const qsf_kernels *k, const void *args, float *out)
 {
-    const output out = output_make(n * sizeof *values);
-    memcpy(out.at, values, n * sizeof *values);
-    k->span_sink(sums, out.at, sink, n);
-    return out;
+    const sink_args *const a = args;
+    qsf_span_sums sums = a->sums;
+    k->span_sink(&sums, out, a->sink, a->n);
+    out[a->n] = sums.max;
+    out[a->n + 1] = sums.total;
 }
 
 /* A sink gives what merging the span into a position with the value zero gives. */
 static void check_sink(size_t n, fill how)
 {
-    float *const values = exact_floats(n);
+    float *const values = filled_floats(n + 2, how);
     float *const merged = exact_floats(n);
-    fill_floats(values, n, how);
     memset(merged, 0, n * sizeof *merged);
     float numbers[3];
     fill_floats(numbers, 3, how);
-    const float sink = numbers[0] * 10.0F;
-    const qsf_span_sums next = {numbers[1] * 10.0F, fabsf(numbers[2]) + 1.0F};
-    qsf_span_sums want_sums = next;
-    const output want = run_sink(&scalar, values, sink, &want_sums, n);
-    for (size_t i = 0; i < n_levels; i++) {
-        qsf_span_sums sums = next;
-        const output have = run_sink(&levels[i], values, sink, &sums, n);
-        check_outputs(&want, &have, levels[i].isa_name, "span_sink");
-        CHECK_EQ(first_difference(&want_sums.max, &sums.max, 1), 1);
-        CHECK_EQ(first_difference(&want_sums.total, &sums.total, 1), 1);
-        free(have.block);
-    }
-    qsf_span_sums sums = {sink, 1.0F};
-    scalar.span_merge(&sums, merged, &next, values, n);
-    CHECK_EQ(first_difference(&want_sums.max, &sums.max, 1), 1);
-    CHECK_EQ(first_difference(&want_sums.total, &sums.total, 1), 1);
+    const sink_args a = {{numbers[1] * 10.0F, fabsf(numbers[2]) + 1.0F}, numbers[0] * 10.0F, n};
+    const output want = check_kernel(run_sink, &a, values, n + 2, label("span_sink", n, how));
+    const float *const have = want.at;
+    qsf_span_sums sums = {a.sink, 1.0F};
+    scalar.span_merge(&sums, merged, &a.sums, values, n);
+    CHECK_EQ(first_difference(&have[n], &sums.max, 1), 1);
+    CHECK_EQ(first_difference(&have[n + 1], &sums.total, 1), 1);
     for (size_t d = 0; !isnan(sums.total) && d < n; d++) /* as numbers: a sum has no -0 */
-        CHECK(((float *)want.at)[d] == merged[d] ||
-              (isnan(((float *)want.at)[d]) && isnan(merged[d])));
+        CHECK(have[d] == merged[d] || (isnan(have[d]) && isnan(merged[d])));
     free(want.block);
     free(values);
     free(merged);
@@ -541,6 +568,8 @@ int check_attend(void)
     size_t n_cases = 0;
     random_restart(1);
     check_types();
+    for (size_t i = 0; i <= n_levels; i++)
+        check_every_half(i == 0 ? &scalar : &levels[i - 1]);
     for (size_t r = 0; r < COUNT_OF(ranges); r++)
         for (fill how = 0; how < FILL_COUNT; how++) {
             check_softmax(ranges[r], how, 1.0F);
@@ -563,42 +592,6 @@ int check_attend(void)
                 check_values(types[t], head_dims[d], 1 + r % 5, r, (fill)((r + d) % FILL_COUNT));
             }
         }
-    CHECK(n_compared * stride >= n_levels * COUNT_OF(types) * COUNT_OF(head_dims) * 60);
+    CHECK(n_compared * stride >= n_levels * COUNT_OF(types) * COUNT_OF(head_dims) * 40);
     return check_report("attend");
-}
-
-/* ---- speed ---- */
-
-static void run_values(const qsf_kernels *k, const void *args)
-{
-    const span *const s = args;
-    static float out[MAX_ROWS * 64];
-    qsf_value_blocks blocks = {0};
-    for (size_t i = 0; i < QSF_KV_SPAN_PAGES; i++)
-        blocks.pages[i] = s->pages[i];
-    values_of_block(k, s, &blocks, 0, s->n_rows, out, QSF_BLOCK);
-}
-
-static void run_softmax(const qsf_kernels *k, const void *args)
-{
-    float scores[SPAN];
-    memcpy(scores, args, sizeof scores);
-    qsf_span_sums sums;
-    k->span_softmax(scores, &(qsf_span_range){0, SPAN}, 1, 0.125F, &sums);
-}
-
-/* An element of values is one of V, whatever the number of rows that meet it. */
-void bench_attend(void)
-{
-    for (size_t t = 0; t < COUNT_OF(types); t++)
-        for (size_t n_rows = 1; n_rows <= 8; n_rows += 7) {
-            span s = span_make(types[t], 64, n_rows, 18, FILL_RANDOM);
-            char what[64];
-            snprintf(what, sizeof what, "values %s, %zu rows", qsf_dtype_name(types[t]), n_rows);
-            bench_line(what, (double)SPAN * 64, run_values, &s);
-            span_free(&s);
-        }
-    float scores[SPAN];
-    fill_floats(scores, SPAN, FILL_RANDOM);
-    bench_line("span_softmax", SPAN, run_softmax, scores);
 }

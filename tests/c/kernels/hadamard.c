@@ -37,7 +37,7 @@ static void run_hadamard(const qsf_kernels *k, const void *n, float *out)
 static void check_size(size_t n, fill how)
 {
     float *const x = filled_floats(n, how);
-    const output want = check_kernel(run_hadamard, &n, x, n, "hadamard");
+    const output want = check_kernel(run_hadamard, &n, x, n, label("hadamard", n, how));
     if (how == FILL_RANDOM) {
         size_t begin = 0;
         for (size_t m = 4096; m >= 16; m /= 2)
@@ -60,20 +60,4 @@ int check_hadamard(void)
         for (fill how = 0; how < FILL_COUNT; how++)
             check_size(sizes[i], how);
     return check_report("hadamard");
-}
-
-/* ---- speed ---- */
-
-static void time_hadamard(const qsf_kernels *k, const void *args)
-{
-    float x[128];
-    memcpy(x, args, sizeof x);
-    k->hadamard(x, 128);
-}
-
-void bench_hadamard(void)
-{
-    float x[128];
-    fill_floats(x, 128, FILL_RANDOM);
-    bench_line("hadamard of 128", 128, time_hadamard, x);
 }

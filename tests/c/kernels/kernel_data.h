@@ -18,8 +18,6 @@
 #include "check.h"
 #include "kernels/kernels.h"
 
-#define COUNT_OF(array) (sizeof(array) / sizeof(array)[0])
-
 /* What is compared: `scalar`, the specification, with the levels that this machine has besides
  * (or the one that --isa names). */
 extern qsf_kernels scalar;
@@ -31,7 +29,6 @@ int check_attend(void);
 int check_hadamard(void);
 int check_dequant_row(void);
 int check_exp(void);
-int check_kv_store(void);
 int check_matmul(void);
 int check_matmul_exact(void);
 int check_outliers(void);
@@ -39,23 +36,15 @@ int check_quantise(void);
 int check_recur(void);
 int check_vecops(void);
 
-/* Their speed, on the inputs that the checks make. */
-void bench_attend(void);
-void bench_hadamard(void);
-void bench_dequant_row(void);
-void bench_kv_store(void);
-void bench_matmul(void);
-void bench_matmul_exact(void);
-void bench_quantise(void);
-void bench_recur(void);
-void bench_vecops(void);
-
-/* Prints one line: how long `run` takes with each level's kernels, per element. */
-typedef void bench_run(const qsf_kernels *k, const void *args);
-void bench_line(const char *what, double n_elements, bench_run *run, const void *args);
-
 /* Runs a kernel on what args point to; out is where it writes, and for some what it begins with. */
 typedef void kernel_run(const qsf_kernels *k, const void *args, float *out);
+
+/* Of --bench: runs whose description has this part are timed; NULL: none. */
+extern const char *bench_part;
+
+/* Prints one line: how long a run takes on scalar and on each level. */
+void bench_line(const char *what, kernel_run *run, const void *args, const float *before,
+                size_t n_bytes);
 
 typedef enum fill {
     FILL_RANDOM, /* ordinary values */
@@ -123,11 +112,12 @@ typedef struct output {
     unsigned char *block;
     void *at;
     size_t n_bytes;
+    bool has_codes; /* all bits count: it is not only of floats */
 } output;
 
 static inline output output_make(size_t n_bytes)
 {
-    output o = {exact_alloc(n_bytes + 2 * GUARD_BYTES), NULL, n_bytes};
+    output o = {exact_alloc(n_bytes + 2 * GUARD_BYTES), NULL, n_bytes, false};
     memset(o.block, 0xA5, n_bytes + 2 * GUARD_BYTES);
     o.at = o.block + GUARD_BYTES;
     memset(o.at, 0x4D, n_bytes);
@@ -152,31 +142,32 @@ static inline size_t first_difference(const float *a, const float *b, size_t n)
     return n;
 }
 
-static inline bool check_outputs(const output *want, const output *have, const char *isa,
+static inline void check_outputs(const output *want, const output *have, const char *isa,
                                  const char *what)
 {
     const float *const a = want->at;
     const float *const b = have->at;
     const size_t n = want->n_bytes / sizeof(float);
     const size_t i = first_difference(a, b, n);
-    const bool ok = i == n && output_guards_intact(want) && output_guards_intact(have);
-    if (!CHECK(ok)) {
-        if (i < n)
-            printf("  %s on %s: [%zu] of %zu is %a, scalar %a\n", what, isa, i, n, (double)b[i],
-                   (double)a[i]);
-        else
-            printf("  %s on %s: wrote outside its output\n", what, isa);
-    }
-    return ok;
+    const bool is_same = want->has_codes ? memcmp(a, b, want->n_bytes) == 0 : i == n;
+    if (CHECK(is_same && output_guards_intact(want) && output_guards_intact(have)))
+        return;
+    if (is_same)
+        printf("  %s on %s: wrote outside its output\n", what, isa);
+    else if (want->has_codes)
+        printf("  %s on %s: other bytes than scalar\n", what, isa);
+    else
+        printf("  %s on %s: [%zu] of %zu is %a, scalar %a\n", what, isa, i, n, (double)b[i],
+               (double)a[i]);
 }
 
-/* The output [n] of a kernel, which begins with `before` unless that is NULL. */
+/* The output of a kernel, which begins with `before` unless that is NULL. */
 static inline output run_kernel(const qsf_kernels *k, kernel_run *run, const void *args,
-                                const float *before, size_t n)
+                                const float *before, size_t n_bytes)
 {
-    const output out = output_make(n * sizeof(float));
+    const output out = output_make(n_bytes);
     if (before != NULL)
-        memcpy(out.at, before, n * sizeof(float));
+        memcpy(out.at, before, n_bytes);
     run(k, args, out.at);
     return out;
 }
@@ -186,21 +177,30 @@ static inline output run_kernel(const qsf_kernels *k, kernel_run *run, const voi
 static inline void check_levels(const output *want, bool is_of_scalar, kernel_run *run,
                                 const void *args, const float *before, const char *what)
 {
+    if (bench_part != NULL && strstr(what, bench_part) != NULL)
+        bench_line(what, run, args, before, want->n_bytes);
     for (size_t i = is_of_scalar; i <= n_levels; i++) {
         const qsf_kernels *const k = i == 0 ? &scalar : &levels[i - 1];
-        const output have = run_kernel(k, run, args, before, want->n_bytes / sizeof(float));
+        const output have = run_kernel(k, run, args, before, want->n_bytes);
         check_outputs(want, &have, k->isa_name, what);
         free(have.block);
     }
 }
 
-/* The output of scalar, to which all levels were compared. */
+/* The output [n] of scalar, to which all levels were compared. */
 static inline output check_kernel(kernel_run *run, const void *args, const float *before, size_t n,
                                   const char *what)
 {
-    const output want = run_kernel(&scalar, run, args, before, n);
+    const output want = run_kernel(&scalar, run, args, before, n * sizeof(float));
     check_levels(&want, true, run, args, before, what);
     return want;
+}
+
+static inline const char *label(const char *op, size_t n, fill how)
+{
+    static char what[96];
+    snprintf(what, sizeof what, "%s, n %zu, fill %d", op, n, (int)how);
+    return what;
 }
 
 static inline void fill_floats(float *x, size_t n, fill how)

@@ -1,10 +1,10 @@
-/* matmul.c - matrix products: every level against scalar bit by bit, and scalar
- * against the formula in double, on tiles read as docs/format.md describes them.
+/* matmul.c - matrix products and rows of weights: every level against scalar bit by bit, and scalar
+ * products against the formula in double. That the weights of a tile are those of docs/format.md:
+ * check_quantise.c with tests/python/file/test_tiles.py, test_mxfp4.py, test_gguf_families.py.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/half.h"
 #include "kernel_data.h"
-#include "tile_weights.h"
 
 #define ID(id, ...) (id),
 static const qsf_dtype dtypes[] = {QSF_CODED_TYPES(ID) QSF_FLOAT_TYPES(ID)};
@@ -30,52 +30,31 @@ typedef struct problem {
     qsf_acts acts;        /* of these only what the form may read, the others NULL */
 } problem;
 
-static uint16_t random_half(fill how, bool negative)
+static uint16_t random_half(fill how)
 {
-    const uint16_t sign = negative ? 0x8000 : 0;
-    switch (how) {
-    case FILL_RANDOM:
-    case FILL_EXTREMES:
+    const bool is_negative = (random_u32() & 1) != 0;
+    static const uint16_t fixed[FILL_COUNT] = {[FILL_LARGEST] = 0x3C00, [FILL_SMALLEST] = 0xBC00};
+    uint16_t half = how == FILL_HUGE ? 0x7BFF : 0; /* without its sign */
+    if (how == FILL_RANDOM || how == FILL_EXTREMES)
         return qsf_half_from_float(random_unit() * 0.1F);
-    case FILL_ZEROS:
-        return sign;
-    case FILL_LARGEST:
-        return 0x3C00;
-    case FILL_SMALLEST:
-        return 0xBC00;
-    case FILL_DENORMAL:
-        return (uint16_t)(sign | (random_u32() & 0x3FF));
-    case FILL_HUGE:
-        return (uint16_t)(sign | 0x7BFF);
-    case FILL_BITS:
+    if (how == FILL_BITS)
         return (uint16_t)(random_u32() | (random_u32() % 4 == 0 ? 0x7C00U : 0U));
-    case FILL_COUNT:
-        break;
-    }
-    return 0;
+    if (how == FILL_DENORMAL)
+        half = (uint16_t)(random_u32() & 0x3FF);
+    return fixed[how] != 0 ? fixed[how] : (uint16_t)(half | (is_negative ? 0x8000 : 0));
 }
 
 /* A scale of MXFP4: 2^(e - 127) */
 static unsigned char random_exponent(fill how)
 {
-    switch (how) {
-    case FILL_RANDOM:
-    case FILL_EXTREMES:
-        return (unsigned char)(120 + random_u32() % 10);
-    case FILL_ZEROS:
-    case FILL_DENORMAL:
-        return (unsigned char)(random_u32() % 3);
-    case FILL_LARGEST:
-    case FILL_SMALLEST:
-        return 128;
-    case FILL_HUGE:
-        return (unsigned char)(250 + random_u32() % 6);
-    case FILL_BITS:
-        return (unsigned char)random_u32();
-    case FILL_COUNT:
-        break;
-    }
-    return 0;
+    static const struct {
+        unsigned char least;
+        uint32_t n;
+    } of[FILL_COUNT] = {
+        [FILL_RANDOM] = {120, 10}, [FILL_EXTREMES] = {120, 10}, [FILL_ZEROS] = {0, 3},
+        [FILL_DENORMAL] = {0, 3},  [FILL_LARGEST] = {128, 1},   [FILL_SMALLEST] = {128, 1},
+        [FILL_HUGE] = {250, 6},    [FILL_BITS] = {0, 256}};
+    return (unsigned char)(of[how].least + random_u32() % of[how].n);
 }
 
 static unsigned char random_code(fill how)
@@ -113,7 +92,7 @@ static void fill_head(unsigned char *head, qsf_dtype dtype, fill how)
         head[2 * i + 1] = random_exponent(how);
     }
     for (size_t i = 0; i < n_halves && form.scales != QSF_SCALES_E8M0; i++) {
-        const uint16_t h = random_half(how, (random_u32() & 1) != 0);
+        const uint16_t h = random_half(how);
         memcpy(head + 2 * i, &h, 2);
     }
     for (size_t i = 2 * n_halves; i < n_bytes; i++)
@@ -232,116 +211,99 @@ static void problem_free(problem *p)
     free(p->fine_sum);
 }
 
-static output run(const problem *p, const qsf_kernels *k)
+#define Y_GAP 5 /* floats between two tokens of y, which nobody writes */
+
+static size_t y_floats(const problem *p)
 {
-    const size_t y_stride = p->n_tile_rows * QSF_TILE_ROWS + 5; /* 5: a gap nobody writes */
-    const output y = output_make(p->n_tokens * y_stride * sizeof(float));
-    qsf_matmul_fn *const matmul = p->exact ? k->matmul_exact[p->dtype] : k->matmul[p->dtype];
-    matmul(p->tiles, p->n_tile_rows, &p->acts, y.at, y_stride);
-    return y;
+    return p->n_tokens * (p->n_tile_rows * QSF_TILE_ROWS + Y_GAP);
 }
 
-static void check_product(const problem *p)
+static void run_product(const qsf_kernels *k, const void *args, float *y)
 {
-    char what[160];
-    snprintf(what, sizeof what, "matmul %s%s, fill %d, %zu tokens, %zu blocks, %zu tile rows",
-             qsf_dtype_name(p->dtype), p->exact ? " exact" : "", (int)p->how, p->n_tokens,
-             p->n_blocks, p->n_tile_rows);
-    const output want = run(p, &scalar);
-    for (size_t i = 0; i < n_levels; i++) {
-        const output have = run(p, &levels[i]);
-        check_outputs(&want, &have, levels[i].isa_name, what);
-        free(have.block);
-        n_compared++;
-    }
-    free(want.block);
+    const problem *const p = args;
+    (p->exact ? k->matmul_exact : k->matmul)[p->dtype](p->tiles, p->n_tile_rows, &p->acts, y,
+                                                       p->n_tile_rows * QSF_TILE_ROWS + Y_GAP);
 }
 
 /* The exact output of row `row`, token t, and how far the float one may be off. With u = half
  * of FLT_EPSILON, each fmaf loses at most u of a partial sum, and no partial sum exceeds the
- * sum of the absolute terms. Integer form: at most two terms and two fmafs a block, each term
- * with at most two roundings of its own (w_scale * x_scale, and 8-bit's large dot;
- * scaled_sum). f32 form: a term and an fmaf a column, the weight rounded once. One more u
- * covers the products of these. */
+ * sum of the absolute terms: code * scale and min, which are at most twice the largest weight of
+ * their block each. Integer form: at most two terms and two fmafs a part of a block, each term with
+ * at most two roundings of its own (w_scale * x_scale, and 8-bit's large dot; scaled_sum). f32
+ * form: a term and an fmaf a column. One more u covers the rounded weight, one the products of
+ * these. */
 static double exact_output(const problem *p, size_t row, size_t t, double *tolerance)
 {
+    static float w[(43 + 8) * QSF_BLOCK];
     const bool integer_form = p->acts.q != NULL;
-    const size_t tile_bytes = qsf_dtype_tile_bytes(p->dtype);
+    const size_t part_cols = integer_form ? qsf_form_of(p->dtype).scale_cols : 1;
     double sum = 0.0;
     double sum_abs = 0.0;
+    scalar.dequant_row[p->dtype](p->tiles + row / QSF_TILE_ROWS * p->n_blocks *
+                                                qsf_dtype_tile_bytes(p->dtype),
+                                 p->n_blocks, row % QSF_TILE_ROWS, w);
     for (size_t b = 0; b < p->n_blocks; b++) {
-        const size_t in_head = b % qsf_tiles_per_head(qsf_form_of(p->dtype));
-        const unsigned char *const tile =
-            p->tiles + (row / 16 * p->n_blocks + b - in_head) * tile_bytes;
         const size_t block = t * p->n_blocks + b;
-        const size_t part_cols = integer_form ? qsf_form_of(p->dtype).scale_cols : 1;
-        double by_code = 0.0; /* of a part */
-        double by_min = 0.0;
+        double largest = 0.0;
+        double sum_x = 0.0;
         for (size_t c = 0; c < QSF_BLOCK; c++) {
-            const weight w = weight_at(tile, p->dtype, row % 16, in_head * QSF_BLOCK + c);
             const size_t i = block * QSF_BLOCK + c;
+            const double weight = (double)w[b * QSF_BLOCK + c];
             const double q =
                 (double)p->q[i] + (p->acts.q_low != NULL ? (double)p->q_low[i] / 256.0 : 0.0);
             const float x_scale =
                 part_cols < QSF_BLOCK ? p->parts[block].scale[c / 32] : p->scale[block];
             const double x = integer_form ? q * (double)x_scale : (double)p->f32[i];
-            by_code += w.code * w.scale * x;
-            by_min += w.min * x;
-            if ((c + 1) % part_cols != 0)
-                continue;
-            sum += by_code + by_min;
-            sum_abs += integer_form ? fabs(by_code) + fabs(by_min) : fabs(by_code + by_min);
-            by_code = by_min = 0.0;
+            sum += weight * x;
+            sum_x += fabs(x);
+            largest = fmax(largest, fabs(weight));
         }
+        sum_abs += (integer_form ? 4.0 : 1.0) * largest * sum_x;
     }
-    const size_t n_parts = integer_form ? QSF_BLOCK / qsf_form_of(p->dtype).scale_cols : QSF_BLOCK;
-    const size_t n_roundings = p->n_blocks * n_parts * (integer_form ? 2 : 1) + 3;
-    *tolerance = sum_abs * (double)n_roundings * (FLT_EPSILON / 2);
+    const double n_roundings =
+        (double)(p->n_blocks * QSF_BLOCK / part_cols) * (integer_form ? 2.0 : 1.0) + 4.0;
+    *tolerance = sum_abs * n_roundings * (double)(FLT_EPSILON / 2);
     return sum;
 }
 
-static void check_scalar(const problem *p)
+static void check_exact(const problem *p, const float *y, const char *what)
 {
-    const output y = run(p, &scalar);
     const size_t n_rows = p->n_tile_rows * QSF_TILE_ROWS;
-    for (size_t t = 0; t < p->n_tokens; t++)
-        for (size_t row = 0; row < n_rows; row++) {
-            double tolerance;
-            const double want = exact_output(p, row, t, &tolerance);
-            const float have = ((const float *)y.at)[t * (n_rows + 5) + row];
-            if (!CHECK(fabs((double)have - want) <= tolerance)) {
-                printf("  scalar %s%s fill %d: token %zu row %zu is %.9g, not %.9g +- %.3g\n",
-                       qsf_dtype_name(p->dtype), p->exact ? " exact" : "", (int)p->how, t, row,
-                       (double)have, want, tolerance);
-                free(y.block);
-                return;
-            }
+    for (size_t i = 0; i < p->n_tokens * n_rows; i++) {
+        double tolerance;
+        const size_t t = i / n_rows;
+        const double want = exact_output(p, i % n_rows, t, &tolerance);
+        const double have = (double)y[i + t * Y_GAP];
+        if (!CHECK(fabs(have - want) <= tolerance)) {
+            printf("  scalar %s: token %zu row %zu is %.9g, not %.9g +- %.3g\n", what, t,
+                   i % n_rows, have, want, tolerance);
+            return;
         }
-    free(y.block);
-}
-
-static bool is_tame(fill how)
-{
-    return how <= FILL_EXTREMES;
+    }
 }
 
 static void check_problem(qsf_dtype dtype, bool exact, fill how, size_t n_tokens, size_t n_blocks,
                           size_t n_tile_rows)
 {
     problem p = problem_make(dtype, exact, how, n_tokens, n_blocks, n_tile_rows);
-    check_product(&p);
-    if (is_tame(how) && n_tokens * n_blocks * n_tile_rows <= 12)
-        check_scalar(&p);
+    char what[160];
+    snprintf(what, sizeof what, "matmul%s %s, %zu tokens, %zu blocks, %zu tile rows, fill %d",
+             exact ? "_exact" : "", qsf_dtype_name(dtype), n_tokens, n_blocks, n_tile_rows,
+             (int)how);
+    const output y = check_kernel(run_product, &p, NULL, y_floats(&p), what);
+    n_compared += n_levels;
+    if (how <= FILL_EXTREMES && n_tokens * n_blocks * n_tile_rows <= 12)
+        check_exact(&p, y.at, what);
+    free(y.block);
     problem_free(&p);
 }
 
 static void check_sizes(qsf_dtype dtype, bool exact, size_t stride)
 {
     /* Around the groups of tokens, the unpacked panels of blocks, and the groups of rows. */
-    static const size_t tokens[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  12,
-                                    15, 16, 17, 20, 28, 31, 32, 33, 64, 71};
-    static const size_t blocks[] = {1, 2, 3, 5, 8, 9, 43};
-    static const size_t tile_rows[] = {1, 2, 3, 5, 11};
+    static const size_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 71};
+    static const size_t blocks[] = {1, 2, 3, 8, 9, 43};
+    static const size_t tile_rows[] = {1, 2, 3, 11};
     size_t n_sizes = 0;
     size_t n_problems = 0;
     for (size_t t = 0; t < COUNT_OF(tokens); t++)
@@ -364,107 +326,53 @@ static void check_sizes(qsf_dtype dtype, bool exact, size_t stride)
     check_problem(dtype, exact, FILL_RANDOM, 261, 5, 1);
 }
 
-/* The value of a weight is one rounding of the formula: c * scale + min is exact in double. */
-static void check_row(const qsf_kernels *k, qsf_dtype dtype, fill how, size_t n_blocks)
+typedef struct row_args {
+    const problem *p;
+    size_t row;
+} row_args;
+
+static void run_row(const qsf_kernels *k, const void *args, float *out)
 {
-    problem p = problem_make(dtype, true, how, 1, n_blocks, 1);
-    n_blocks = p.n_blocks;
+    const row_args *const a = args;
+    k->dequant_row[a->p->dtype](a->p->tiles, a->p->n_blocks, a->row, out);
+}
+
+static void check_rows(qsf_dtype dtype, fill how)
+{
+    problem p = problem_make(dtype, true, how, 1, 3, 1);
+    char what[64];
+    snprintf(what, sizeof what, "dequant_row %s, fill %d", qsf_dtype_name(dtype), (int)how);
     for (size_t row = 0; row < QSF_TILE_ROWS; row++) {
-        const output want = output_make(n_blocks * QSF_BLOCK * sizeof(float));
-        const output have = output_make(n_blocks * QSF_BLOCK * sizeof(float));
-        for (size_t c = 0; c < n_blocks * QSF_BLOCK; c++) {
-            const size_t in_head = c % (qsf_tiles_per_head(qsf_form_of(dtype)) * QSF_BLOCK);
-            const unsigned char *const head =
-                p.tiles + (c - in_head) / QSF_BLOCK * qsf_dtype_tile_bytes(dtype);
-            const weight w = weight_at(head, dtype, row, in_head);
-            const double product = w.code * w.scale;
-            ((float *)want.at)[c] = (float)(qsf_dtype_has_min(dtype) ? product + w.min : product);
-        }
-        k->dequant_row[dtype](p.tiles, n_blocks, row, have.at);
-        check_outputs(&want, &have, k->isa_name, "dequant_row (scalar: the formula)");
-        free(want.block);
-        free(have.block);
+        const row_args args = {&p, row};
+        const output out = check_kernel(run_row, &args, NULL, p.n_blocks * QSF_BLOCK, what);
+        free(out.block);
     }
     problem_free(&p);
 }
 
-int check_matmul(void)
+static int check_products(bool exact, const char *name)
 {
     const size_t stride = check_stride();
     for (size_t d = 0; d < COUNT_OF(dtypes); d++)
-        check_sizes(dtypes[d], false, stride);
+        check_sizes(dtypes[d], exact, stride);
     CHECK(n_compared * stride > 500 * n_levels || n_levels == 0);
-    return check_report("matmul");
+    return check_report(name);
+}
+
+int check_matmul(void)
+{
+    return check_products(false, "matmul");
 }
 
 int check_matmul_exact(void)
 {
-    const size_t stride = check_stride();
-    for (size_t d = 0; d < COUNT_OF(dtypes); d++)
-        check_sizes(dtypes[d], true, stride);
-    CHECK(n_compared * stride > 500 * n_levels || n_levels == 0);
-    return check_report("matmul_exact");
+    return check_products(true, "matmul_exact");
 }
 
 int check_dequant_row(void)
 {
     for (size_t d = 0; d < COUNT_OF(dtypes); d++)
-        for (fill how = FILL_RANDOM; how < FILL_COUNT; how++) {
-            check_row(&scalar, dtypes[d], how, 3);
-            for (size_t i = 0; i < n_levels; i++)
-                check_row(&levels[i], dtypes[d], how, 3);
-        }
+        for (fill how = FILL_RANDOM; how < FILL_COUNT; how++)
+            check_rows(dtypes[d], how);
     return check_report("dequant_row");
-}
-
-static void run_product(const qsf_kernels *k, const void *args)
-{
-    const problem *const p = args;
-    static float y[16 * 4 * QSF_TILE_ROWS];
-    (p->exact ? k->matmul_exact : k->matmul)[p->dtype](p->tiles, p->n_tile_rows, &p->acts, y,
-                                                       4 * QSF_TILE_ROWS);
-}
-
-/* An element is one multiply-add; 4 tile rows of 512 columns stay in the cache. */
-static void bench_products(bool exact)
-{
-    static const size_t tokens[] = {1, 4, 16};
-    for (size_t d = 0; d < COUNT_OF(dtypes); d++)
-        for (size_t t = 0; t < COUNT_OF(tokens); t++) {
-            problem p = problem_make(dtypes[d], exact, FILL_RANDOM, tokens[t], 8, 4);
-            char what[64];
-            snprintf(what, sizeof what, "matmul%s %s, %zu tokens", exact ? "_exact" : "",
-                     qsf_dtype_name(dtypes[d]), tokens[t]);
-            bench_line(what, (double)(tokens[t] * 8 * 4 * QSF_BLOCK * QSF_TILE_ROWS), run_product,
-                       &p);
-            problem_free(&p);
-        }
-}
-
-void bench_matmul(void)
-{
-    bench_products(false);
-}
-
-void bench_matmul_exact(void)
-{
-    bench_products(true);
-}
-
-static void run_row(const qsf_kernels *k, const void *args)
-{
-    const problem *const p = args;
-    static float out[8 * QSF_BLOCK];
-    k->dequant_row[p->dtype](p->tiles, p->n_blocks, 5, out);
-}
-
-void bench_dequant_row(void)
-{
-    for (size_t d = 0; d < COUNT_OF(dtypes); d++) {
-        problem p = problem_make(dtypes[d], true, FILL_RANDOM, 1, 8, 1);
-        char what[64];
-        snprintf(what, sizeof what, "dequant_row %s", qsf_dtype_name(dtypes[d]));
-        bench_line(what, 8 * QSF_BLOCK, run_row, &p);
-        problem_free(&p);
-    }
 }

@@ -10,13 +10,6 @@
 
 static const size_t sizes[] = {1, 2, 15, 16, 17, 33, 64, 65, 192};
 
-static const char *label(const char *op, size_t n, fill how)
-{
-    static char what[96];
-    snprintf(what, sizeof what, "%s, n %zu, fill %d", op, n, (int)how);
-    return what;
-}
-
 /* Inputs of an operation on vectors [n]: the first ones may be where it writes. */
 typedef struct operands {
     const float *in;
@@ -330,53 +323,4 @@ int check_recur(void)
         }
     }
     return check_report("recur");
-}
-
-/* ---- speed ---- */
-
-#define BENCH_DIM 128
-#define BENCH_ROWS 64
-
-static float bench_state[BENCH_DIM * BENCH_DIM];
-static float bench_rows[BENCH_ROWS * 4 * BENCH_DIM];
-static float bench_gates[(1 + BENCH_DIM) * BENCH_ROWS];
-
-/* A head of 128 x 128, of SSD 128 x 64, over 64 rows */
-static void run_bench_rule(const qsf_kernels *k, const void *which)
-{
-    const rule_case c = *(const rule_case *)which;
-    for (size_t col = 0; col < (c.is_ssd ? BENCH_DIM / 2 : BENCH_DIM); col += QSF_STATE_COLS) {
-        const qsf_state_rows x = {
-            .n_rows = BENCH_ROWS,
-            .key_dim = BENCH_DIM,
-            .n_cols = QSF_STATE_COLS,
-            .q = bench_rows,
-            .k = bench_rows + BENCH_DIM,
-            .v = bench_rows + 2 * BENCH_DIM + col,
-            .stride = 4 * BENCH_DIM,
-            .o = bench_rows + 3 * BENCH_DIM + col,
-            .o_stride = 4 * BENCH_DIM,
-            .beta = bench_gates,
-            .decay = bench_gates + 1,
-            .gate_stride = 1 + BENCH_DIM,
-            .has_channel_decays = c.has_channel_decays,
-        };
-        rule_of(&c, k)(bench_state + col * BENCH_DIM, &x);
-    }
-}
-
-void bench_recur(void)
-{
-    fill_floats(bench_rows, COUNT_OF(bench_rows), FILL_RANDOM);
-    for (size_t i = 0; i < BENCH_ROWS; i++)
-        scalar.l2norm(bench_rows + (4 * i + 1) * BENCH_DIM, EPSILON, 1.0F, BENCH_DIM);
-    for (size_t i = 0; i < COUNT_OF(bench_gates); i++)
-        bench_gates[i] = 0.5F;
-    /* 1000 elements: so the figures are nanoseconds a head and token */
-    const rule_case delta = {0};
-    const rule_case kda = {.has_channel_decays = true};
-    const rule_case ssd = {.is_ssd = true};
-    bench_line("delta_rule, ns a head of 128 x 128", 1000.0 * BENCH_ROWS, run_bench_rule, &delta);
-    bench_line("delta_rule by channels (KDA)", 1000.0 * BENCH_ROWS, run_bench_rule, &kda);
-    bench_line("ssd_rule, ns a head of 128 x 64", 1000.0 * BENCH_ROWS, run_bench_rule, &ssd);
 }

@@ -20,13 +20,6 @@ typedef struct operands {
     const void *which; /* of operations that are checked alike */
 } operands;
 
-static const char *label(const char *op, size_t n, fill how)
-{
-    static char what[96];
-    snprintf(what, sizeof what, "%s, n %zu, fill %d", op, n, (int)how);
-    return what;
-}
-
 /* Written so that NaN fails. */
 static void check_close(const char *op, size_t i, size_t n, float have, double want,
                         double tolerance)
@@ -183,28 +176,6 @@ static void check_activation_sweep(const activation *a)
     free(x);
 }
 
-static const float xielu_by[3] = {0.8F, 0.7F, 0.5F};
-
-static void run_xielu(const qsf_kernels *k, const void *n, float *out)
-{
-    k->xielu(out, xielu_by, *(const size_t *)n);
-}
-
-static void check_xielu(size_t n, fill how)
-{
-    float *const x = filled_floats(n, how);
-    const output want = check_kernel(run_xielu, &n, x, n, label("xielu", n, how));
-    for (size_t i = 0; i < n && how <= FILL_ZEROS; i++) {
-        const double v = (double)x[i];
-        const double curve =
-            v > 0.0 ? (double)xielu_by[0] * v * v : (double)xielu_by[1] * (expm1(v) - v);
-        check_close("xielu", i, n, ((const float *)want.at)[i], curve + (double)xielu_by[2] * v,
-                    4.0 * EPS * (1.0 + fabs(v) + v * v));
-    }
-    free(want.block);
-    free(x);
-}
-
 /* ---- operations on two vectors ---- */
 
 static void run_gated(const qsf_kernels *k, const void *args, float *out)
@@ -240,65 +211,70 @@ static void check_gated(const activation *a, size_t n, fill how)
     free(y);
 }
 
-typedef enum simple { ADD, ADD_SCALED, MUL, SCALE, CLAMP, CAP, SIMPLE_COUNT } simple;
-
-static const char *const simple_names[] = {"add", "add_scaled", "mul", "scale", "clamp", "cap"};
-
 #define FACTOR 0.2197F
 #define LIMIT 2.5F
 
-static void run_simple(const qsf_kernels *k, const void *args, float *out)
-{
-    const operands *const o = args;
-    switch (*(const simple *)o->which) {
-    case ADD:
-        k->add(out, o->y, o->n);
-        break;
-    case ADD_SCALED:
-        k->add_scaled(out, o->y, FACTOR, o->n);
-        break;
-    case MUL:
-        k->mul(out, o->y, o->n);
-        break;
-    case SCALE:
-        k->scale(out, FACTOR, o->n);
-        break;
-    case CLAMP:
-        k->clamp(out, LIMIT, o->n);
-        break;
-    case CAP:
-    case SIMPLE_COUNT:
-        k->cap(out, FACTOR, LIMIT, o->n);
+static const float xielu_by[3] = {0.8F, 0.7F, 0.5F};
+
+/* An operation on x [n], and y [n] for some: its call, and what it makes of one element. */
+#define MAP(op, call, formula)                                             \
+    static void run_##op(const qsf_kernels *k, const void *args, float *x) \
+    {                                                                      \
+        const operands *const o = args;                                    \
+        call;                                                              \
+    }                                                                      \
+    static double exact_##op(float x, float y)                             \
+    {                                                                      \
+        (void)y;                                                           \
+        return formula;                                                    \
     }
-}
+
+MAP(add, k->add(x, o->y, o->n), (double)(x + y))
+MAP(add_scaled, k->add_scaled(x, o->y, FACTOR, o->n), (double)qsf_fmaf(FACTOR, y, x))
+MAP(mul, k->mul(x, o->y, o->n), (double)(x *y))
+MAP(scale, k->scale(x, FACTOR, o->n), (double)(FACTOR *x))
+MAP(clamp, k->clamp(x, LIMIT, o->n), fmax(-LIMIT, fmin((double)x, LIMIT)))
+MAP(cap, k->cap(x, FACTOR, LIMIT, o->n), LIMIT *tanh(FACTOR *(double)x))
+MAP(xielu, k->xielu(x, xielu_by, o->n),
+    (double)xielu_by[2] * (double)x + (x > 0.0F
+                                           ? (double)(xielu_by[0] * x) * (double)x
+                                           : (double)xielu_by[1] * (expm1((double)x) - (double)x)))
+
+typedef struct map {
+    const char *name;
+    kernel_run *run;
+    double (*exact)(float x, float y);
+    double roundings; /* of the result, in EPS */
+    double more;      /* and of 1 + |x| + x^2 */
+    fill last_exact;  /* fills above give no numbers to compare */
+    bool is_bounded;
+} map;
 
 /* The cap: 3 ulp of tanh, its rounded argument (x / cosh^2 x < tanh x) and a product. */
-static void check_simple_value(simple which, size_t i, size_t n, float x, float y, float have)
-{
-    const double capped = LIMIT * tanh(FACTOR * (double)x);
-    const double wants[] = {
-        [ADD] = (double)(x + y),
-        [ADD_SCALED] = (double)qsf_fmaf(FACTOR, y, x),
-        [MUL] = (double)(x * y),
-        [SCALE] = (double)(FACTOR * x),
-        [CLAMP] = fmax(-LIMIT, fmin((double)x, LIMIT)),
-        [CAP] = capped,
-    };
-    check_close(simple_names[which], i, n, have, wants[which],
-                which == CAP ? fabs(capped) * 4.0 * EPS : 0.0);
-}
+static const map maps[] = {
+    {"add", run_add, exact_add, 0.0, 0.0, FILL_EXTREMES, false},
+    {"add_scaled", run_add_scaled, exact_add_scaled, 0.0, 0.0, FILL_EXTREMES, false},
+    {"mul", run_mul, exact_mul, 0.0, 0.0, FILL_EXTREMES, false},
+    {"scale", run_scale, exact_scale, 0.0, 0.0, FILL_EXTREMES, false},
+    {"clamp", run_clamp, exact_clamp, 0.0, 0.0, FILL_EXTREMES, true},
+    {"cap", run_cap, exact_cap, 4.0, 0.0, FILL_EXTREMES, true},
+    {"xielu", run_xielu, exact_xielu, 0.0, 4.0, FILL_ZEROS, false},
+};
 
-static void check_simple(simple which, size_t n, fill how)
+static void check_map(const map *m, size_t n, fill how)
 {
     float *const x = filled_floats(n, how);
     float *const y = filled_floats(n, how);
-    const operands o = {.y = y, .n = n, .which = &which};
-    const output want = check_kernel(run_simple, &o, x, n, label(simple_names[which], n, how));
+    const operands o = {.y = y, .n = n};
+    const output want = check_kernel(m->run, &o, x, n, label(m->name, n, how));
     const float *const have = want.at;
     for (size_t i = 0; i < n; i++) {
-        if (how <= FILL_EXTREMES)
-            check_simple_value(which, i, n, x[i], y[i], have[i]);
-        if (which >= CLAMP) /* bounded, and what is no number stays none */
+        const double exact = m->exact(x[i], y[i]);
+        const double v = fabs((double)x[i]);
+        if (how <= m->last_exact)
+            check_close(m->name, i, n, have[i], exact,
+                        EPS * (m->roundings * fabs(exact) + m->more * (1.0 + v + v * v)));
+        if (m->is_bounded) /* and what is no number stays none */
             CHECK(isnan(x[i]) ? isnan(have[i]) : fabsf(have[i]) <= LIMIT);
     }
     free(want.block);
@@ -450,9 +426,8 @@ int check_vecops(void)
                 check_activation_of(&activations[a], sizes[s], how);
                 check_gated(&activations[a], sizes[s], how);
             }
-            check_xielu(sizes[s], how);
-            for (simple which = ADD; which < SIMPLE_COUNT; which++)
-                check_simple(which, sizes[s], how);
+            for (size_t m = 0; m < COUNT_OF(maps); m++)
+                check_map(&maps[m], sizes[s], how);
             for (norm which = NORM_RMS; which < NORM_COUNT; which++)
                 check_norm(which, sizes[s], how);
             check_rope(false, sizes[s], how);
@@ -461,52 +436,4 @@ int check_vecops(void)
     for (size_t a = 0; a < COUNT_OF(activations); a++)
         check_activation_sweep(&activations[a]);
     return check_report("vecops");
-}
-
-/* ---- speed ---- */
-
-#define BENCH_N 1024
-
-typedef struct timed {
-    const char *name;
-    kernel_run *run;
-    operands operands;
-} timed;
-
-static float bench_x[BENCH_N];
-static float bench_y[BENCH_N];
-
-static void run_timed(const qsf_kernels *k, const void *args)
-{
-    const timed *const t = args;
-    memcpy(bench_x, bench_y, sizeof bench_x);
-    t->run(k, &t->operands, bench_x);
-}
-
-void bench_vecops(void)
-{
-    static const simple add = ADD;
-    static const simple cap = CAP;
-    static const norm rms = NORM_RMS;
-    static const norm layer = NORM_LAYER;
-    static const bool yes = true;
-    static const bool no = false;
-    const float *const y = bench_y;
-    const timed others[] = {
-        {"silu_mul", run_gated, {.y = y, .n = BENCH_N, .which = &activations[0]}},
-        {"add", run_simple, {.y = y, .n = BENCH_N, .which = &add}},
-        {"cap", run_simple, {.y = y, .n = BENCH_N, .which = &cap}},
-        {"rmsnorm", run_norm, {.x = y, .y = y, .n = BENCH_N, .which = &rms}},
-        {"layernorm", run_norm, {.x = y, .y = y, .z = y, .n = BENCH_N, .which = &layer}},
-        {"rope_split", run_rope, {.x = y, .y = y, .n = BENCH_N / 2, .which = &no}},
-        {"rope_interleaved", run_rope, {.x = y, .y = y, .n = BENCH_N / 2, .which = &yes}},
-    };
-    fill_floats(bench_y, BENCH_N, FILL_RANDOM);
-    for (size_t i = 0; i < COUNT_OF(activations); i++) {
-        const timed t = {
-            activations[i].name, run_activation, {.n = BENCH_N, .which = &activations[i]}};
-        bench_line(t.name, BENCH_N, run_timed, &t);
-    }
-    for (size_t i = 0; i < COUNT_OF(others); i++)
-        bench_line(others[i].name, BENCH_N, run_timed, &others[i]);
 }
