@@ -22,17 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfArgumentError, QsfConversionError
-from qsf.file.layout import (
-    FINAL_UNIT,
-    OWN_TABLE_UNIT,
-    Dtype,
-    Role,
-    TensorType,
-    UnitId,
-    dtype_name,
-    layer_unit,
-    pass_units,
-)
+from qsf.file import layout
+from qsf.file.layout import FINAL_UNIT, OWN_TABLE_UNIT, Dtype, Role, TensorType, UnitId, layer_unit
 from qsf_converter.original.layers import Original
 from qsf_converter.original.weights import Weights
 from qsf_converter.rounding.plan import Target
@@ -331,7 +322,7 @@ class _Measurement:
             return self.round_to(dtype, rows)
         except UnrepresentableError as error:
             raise QsfConversionError(
-                f"tensor {name} as {dtype_name(dtype)}: {error.reason}"
+                f"tensor {name} as {layout.dtype_name(dtype)}: {error.reason}"
             ) from error
 
     # ---- the predictions ----
@@ -449,7 +440,7 @@ def _check(
 def _matrices(original: Original) -> list[Target]:
     """All matrices; the first expert of a layer represents all its experts."""
     targets: list[Target] = []
-    for unit in [OWN_TABLE_UNIT, *pass_units(original.header.n_layers)]:
+    for unit in [OWN_TABLE_UNIT, *layout.pass_units(original.header.n_layers)]:
         targets += original.targets(unit)
         if unit.role == Role.LAYER:
             targets += original.targets(unit.of_expert(0))

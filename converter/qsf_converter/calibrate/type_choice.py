@@ -22,21 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf.file.layout import (
-    DATA_ALIGN,
-    DIRECTORY_ENTRY,
-    HEADER_BYTES,
-    TENSOR_ENTRY,
-    TENSOR_HEADER_BYTES,
-    TILE_ROWS,
-    UNIT_ALIGN,
-    UNIT_ENTRY,
-    Dtype,
-    Role,
-    TensorType,
-    layer_unit,
-    padded,
-)
+from qsf.file import layout
+from qsf.file.layout import DATA_ALIGN, TENSOR_HEADER_BYTES, Dtype, Role, TensorType, padded
 from qsf_converter.calibrate.sensitivity import (
     Sensitivity,
     measure,
@@ -179,21 +166,21 @@ def file_bytes(
     outlier tables, by ``Target.name`` of the matrix. Upper bounds of these sizes give an upper
     bound of the file.
     """
-    at = HEADER_BYTES
+    at = layout.HEADER_BYTES
     positions_bytes = n_tensors = n_bands = n_units = 0
     templates = set[tuple[tuple[object, ...], ...]]()  # tensors of experts, which are listed once
     for unit in plan.units:
         if unit.place is Place.POSITIONS:
             positions_bytes += unit.n_bytes
             continue
-        at = padded(at, UNIT_ALIGN)
+        at = padded(at, layout.UNIT_ALIGN)
         for target in unit.targets:
             at += TENSOR_HEADER_BYTES + padded(target.n_bytes, DATA_ALIGN)
             if target.name in outlier_bytes:
                 at += TENSOR_HEADER_BYTES + padded(outlier_bytes[target.name], DATA_ALIGN)
                 n_tensors += 1
             if target.rule.place is Place.EMBEDDING:
-                n_bands = -(-target.n_rows // TILE_ROWS)
+                n_bands = -(-target.n_rows // layout.TILE_ROWS)
         n_units += 1
         is_expert = unit.id.role == Role.EXPERT
         facts = tuple((t.rule.target, t.dtype, t.n_rows, t.n_cols) for t in unit.targets)
@@ -204,14 +191,14 @@ def file_bytes(
     sizes = [
         *([positions_bytes] if positions_bytes else []),
         *section_bytes.values(),
-        n_units * UNIT_ENTRY.size,
+        n_units * layout.UNIT_ENTRY.size,
         *map(len, plan.facts.tables().values()),
-        n_tensors * TENSOR_ENTRY.size,
+        n_tensors * layout.TENSOR_ENTRY.size,
         n_bands * 4,
     ]
     for n_bytes in sizes:
         at = padded(at, DATA_ALIGN) + n_bytes
-    return padded(at, DATA_ALIGN) + len(sizes) * DIRECTORY_ENTRY.size
+    return padded(at, DATA_ALIGN) + len(sizes) * layout.DIRECTORY_ENTRY.size
 
 
 def bytes_at(plan: Plan, bits_per_weight: float) -> int:
@@ -243,7 +230,7 @@ def fit_to_size(
     # Padding between units depends on the types of the matrices. So the first try assumes none, and
     # the second subtracts the excess.
     matrix_bytes = sum(_data_bytes(t, smallest[t.name]) for t in plan.targets if t.has_choice)
-    budget_bytes = most_bytes - (least_bytes - matrix_bytes) + UNIT_ALIGN * len(plan.units)
+    budget_bytes = most_bytes - (least_bytes - matrix_bytes) + layout.UNIT_ALIGN * len(plan.units)
     while budget_bytes >= matrix_bytes:
         fit = assign(plan.targets, costs, budget_bytes)
         excess_bytes = n_bytes_with(fit.dtypes) - most_bytes
@@ -327,7 +314,7 @@ def _weight(target: Target, plan: Plan) -> float:
         of_head = share if n_rows < n_all else 1.0
         return of_head * _TABLES * plan.facts.header.n_layers / n_tables
     assert target.rule.target is not None  # only learned positions have no type
-    by_layer = _FIRST_LAYER if target.unit == layer_unit(0) else 1.0
+    by_layer = _FIRST_LAYER if target.unit == layout.layer_unit(0) else 1.0
     return _WEIGHTS.get(target.rule.target, 1.0) * by_layer
 
 

@@ -22,16 +22,11 @@ from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
 from qsf.file.layout import EXACT, KEPT, Dtype
+from qsf_converter.rounding import quantisers
 from qsf_converter.rounding.gguf_tiles import exact_shifts, gguf_tiles
 from qsf_converter.rounding.outliers import Entries, round_apart, table_mask
 from qsf_converter.rounding.plan import OutlierPlan, Plan, PlannedUnit, Target
-from qsf_converter.rounding.quantisers import (
-    F16_MAX,
-    ErrorSums,
-    UnrepresentableError,
-    absmean,
-    quantise_rows,
-)
+from qsf_converter.rounding.quantisers import F16_MAX, ErrorSums, UnrepresentableError, absmean
 from qsf_converter.rounding.tiles import TILE_ROWS, mxfp4_tiles
 from qsf_converter.sources.checkpoint import KEPT as KEPT_OF_GGUF
 from qsf_converter.sources.checkpoint import (
@@ -321,7 +316,7 @@ def _quantise(piece: Piece, raw: RawArray) -> RoundedPiece:
         if target.outliers is not None and target.outliers.has_table:
             return _round_apart(piece, rows, target.outliers)
         errors = ErrorSums()
-        tiles = quantise_rows(
+        tiles = quantisers.quantise_rows(
             target.dtype,
             rows,
             errors,

@@ -13,50 +13,22 @@ from typing import Any
 from qsf.errors import shown
 from qsf.file.kinds import ExpertScore, ExpertWeights, GroupScore, QkNorm
 from qsf.file.layout import MAX_LAYER_EXPERTS
+from qsf_converter.sources.families import experts, gguf
+from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_FFN_DIM, Config
-from qsf_converter.sources.families.experts import (
-    DENSE,
-    EXPERT_DEFAULTS,
-    EXPERT_RENAMES,
-    GGUF_ROUTED,
-    LAYOUTS,
-    ROUTER,
-    SHARED,
-    SPARSE,
-    by_sum,
-    one_each,
-    route,
-    route_all,
-    router,
-    selection_bias,
-)
-from qsf_converter.sources.families.family import Draft, Family, usual
-from qsf_converter.sources.families.gguf import (
-    EXPERT_GROUPS,
-    EXPERT_WEIGHTS,
-    EXPERTS,
-    Fields,
-    Gguf,
-    Shapes,
-    only_sigmoid,
-    own_layers,
-)
-from qsf_converter.sources.families.llama import (
-    ATTENTION,
-    ATTN,
-    DEFAULTS,
-    ENDS,
-    MLP,
-    attention,
-    gated,
-    out,
-    pre_norms,
-    qk_norms,
-    qkv,
-)
+from qsf_converter.sources.families.experts import EXPERT_DEFAULTS, EXPERT_RENAMES, route
+from qsf_converter.sources.families.family import DEFAULTS, Draft, Family, usual
 from qsf_converter.sources.families.mtp import mtp_rules
 from qsf_converter.sources.families.positions import parameters_of
-from qsf_converter.sources.families.rules import T, Where, norm
+from qsf_converter.sources.families.rules import (
+    ENDS,
+    LAYOUTS,
+    MLP,
+    T,
+    Where,
+    pre_norms,
+    selection_bias,
+)
 
 
 def grouped(draft: Draft, *, has_groups: bool = True, **routing: Any) -> None:
@@ -76,7 +48,7 @@ def grouped(draft: Draft, *, has_groups: bool = True, **routing: Any) -> None:
 def by_groups(config: Config, *, has_groups: bool = True) -> dict[str, Any]:
     n_groups = config.count("n_group", MAX_LAYER_EXPERTS) if has_groups else 1
     kept = config.count("topk_group", n_groups) if has_groups else 1
-    weights = by_sum(config)
+    weights = experts.by_sum(config)
     return {
         "expert_score": ExpertScore.SIGMOID,
         "expert_weights": weights,
@@ -95,7 +67,7 @@ SELECTED = tuple(
 RENAMES = {**EXPERT_RENAMES, "num_experts": "n_routed_experts"}
 _DEFAULTS: Mapping[str, Any] = usual(
     EXPERT_DEFAULTS,
-    expert_dim=1408,
+    moe_intermediate_size=1408,
     n_shared_experts=1,
     first_k_dense_replace=0,
     routed_scaling_factor=1.0,
@@ -103,34 +75,38 @@ _DEFAULTS: Mapping[str, Any] = usual(
     topk_group=1,
     norm_topk_prob=True,
 )
-_FFN = (*DENSE, ROUTER, *SHARED, *ENDS)
+_FFN = (*r.DENSE, r.ROUTER, *r.SHARED, *ENDS)
 
-_GGUF_NEEDS = (*GGUF_ROUTED, "first_k_dense_replace")
-_GGUF_MAY = (*EXPERT_WEIGHTS, *EXPERT_GROUPS, "n_shared_experts")
+_GGUF_NEEDS = (*experts.GGUF_ROUTED, "first_k_dense_replace")
+_GGUF_MAY = (*gguf.EXPERT_WEIGHTS, *gguf.EXPERT_GROUPS, "n_shared_experts")
 
 
-def _gguf_glm4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    return {**only_sigmoid(fields, shapes, config), "num_hidden_layers": own_layers(fields, config)}
+def _gguf_glm4(
+    fields: gguf.Fields, shapes: gguf.Shapes, config: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        **gguf.only_sigmoid(fields, shapes, config),
+        "num_hidden_layers": gguf.own_layers(fields, config),
+    }
 
 
 _GROUPED_FAMILIES = (
     Family(
         name="Glm4MoeForCausalLM",
         title="GLM-4.5, 4.6",
-        gguf={
-            "glm4moe": Gguf(
-                needs=_GGUF_NEEDS,
-                may=_GGUF_MAY,
-                more=_gguf_glm4,
-                reads=("nextn_predict_layers", "expert_gating_func"),
-            )
-        },
+        gguf=gguf.Gguf(
+            "glm4moe",
+            needs=_GGUF_NEEDS,
+            may=_GGUF_MAY,
+            more=_gguf_glm4,
+            reads=("nextn_predict_layers", "expert_gating_func"),
+        ),
         has_partial_rope=True,
         rules=(
             *pre_norms(),
-            *qkv(bias="attention_bias"),
-            *(replace(rule, flag="use_qk_norm") for rule in qk_norms()),
-            *out(),
+            *r.qkv(bias="attention_bias"),
+            *(replace(rule, flag="use_qk_norm") for rule in r.qk_norms()),
+            *r.out(),
             *_FFN,
             *mtp_rules(),
         ),
@@ -138,12 +114,11 @@ _GROUPED_FAMILIES = (
         renames=RENAMES,
         defaults=usual(
             _DEFAULTS,
-            context=131072,
-            epsilon=1e-5,
+            131072,
+            1e-5,
             kv_heads=8,
             partial_rotary_factor=0.5,
-            experts=128,
-            chosen=8,
+            experts=(128, 8),
             first_k_dense_replace=1,
         ),
         flags={"attention_bias": False, "use_qk_norm": False},
@@ -154,86 +129,75 @@ _GROUPED_FAMILIES = (
     Family(
         name="SolarOpenForCausalLM",
         title="Solar Open",
-        rules=(*pre_norms(), *ATTENTION, *_FFN),
+        rules=(*pre_norms(), *r.ATTENTION, *_FFN),
         layouts=SELECTED,
         renames=RENAMES,
         defaults=usual(
             _DEFAULTS,
-            context=131072,
-            epsilon=1e-5,
+            131072,
+            1e-5,
             kv_heads=8,
             head=128,
             theta=1000000.0,
-            experts=128,
-            chosen=8,
-            expert_dim=1280,
+            experts=(128, 8, 1280),
             intermediate_size=10240,
         ),
-        neutral={"use_qk_norm": (None, False)},
         adjust=grouped,
     ),
     Family(
         name="Dots1ForCausalLM",
         title="dots.llm1",
-        gguf={
-            "dots1": Gguf(
-                needs=_GGUF_NEEDS,
-                may=_GGUF_MAY,
-                constants={"sliding_window": None},
-                more=only_sigmoid,
-                reads=("expert_gating_func",),
-            )
-        },
-        rules=(*pre_norms(), *ATTENTION, *qk_norms(), *_FFN),
+        gguf=gguf.Gguf(
+            "dots1",
+            needs=_GGUF_NEEDS,
+            may=_GGUF_MAY,
+            constants={"sliding_window": None},
+            more=gguf.only_sigmoid,
+            reads=("expert_gating_func",),
+        ),
+        rules=(*pre_norms(), *r.ATTENTION, *r.qk_norms(), *_FFN),
         layouts=SELECTED,
         renames=RENAMES,
-        defaults=usual(_DEFAULTS, context=2048, norm_topk_prob=False, window=4096),
-        neutral={"max_window_layers": tuple(range(4097))},
+        defaults=usual(_DEFAULTS, 2048, norm_topk_prob=False, window=4096),
+        neutral={"max_window_layers": range(4097)},
         adjust=grouped,
     ),
     Family(
         name="MiniMaxM2ForCausalLM",
         title="MiniMax-M2",
         model_type="minimax_m2",
-        gguf={
-            "minimax-m2": Gguf(
-                needs=EXPERTS,
-                more=only_sigmoid,
-                reads=("expert_gating_func", "expert_feed_forward_length"),
-            )
-        },
+        gguf=gguf.Gguf(
+            "minimax-m2",
+            needs=gguf.EXPERTS,
+            more=gguf.only_sigmoid,
+            reads=("expert_gating_func", "expert_feed_forward_length"),
+        ),
         has_partial_rope=True,
-        rules=(*pre_norms(), *attention(), *qk_norms("q", "kv"), *ENDS),
+        rules=(*pre_norms(), *r.attention(), *r.qk_norms("q", "kv"), *ENDS),
         layouts=(
             (
-                router(f"{SPARSE}gate.weight"),
-                selection_bias(f"{SPARSE}e_score_correction_bias"),
-                *one_each(SPARSE, "w1", "w3", "w2"),
+                r.router(f"{r.SPARSE}gate.weight"),
+                selection_bias(f"{r.SPARSE}e_score_correction_bias"),
+                *r.one_each(r.SPARSE, "w1", "w3", "w2"),
             ),
-            (ROUTER, selection_bias(f"{MLP}e_score_correction_bias"), *LAYOUTS[1]),
-            (ROUTER, selection_bias(f"{MLP}gate.selection.bias"), *LAYOUTS[2]),
+            (r.ROUTER, selection_bias(f"{MLP}e_score_correction_bias"), *LAYOUTS[1]),
+            (r.ROUTER, selection_bias(f"{MLP}gate.selection.bias"), *LAYOUTS[2]),
         ),
         renames=EXPERT_RENAMES,
         defaults=usual(
-            EXPERT_DEFAULTS,
-            context=196608,
-            kv_heads=8,
-            head=128,
-            theta=5000000.0,
-            experts=256,
-            chosen=8,
+            EXPERT_DEFAULTS, 196608, kv_heads=8, head=128, theta=5000000.0, experts=(256, 8)
         ),
         neutral={
-            "use_qk_norm": (True,),
-            "qk_norm_type": ("per_layer",),
-            "scoring_func": ("sigmoid",),
-            "use_routing_bias": (True,),
+            "use_qk_norm": True,
+            "qk_norm_type": "per_layer",
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
             # Its heads for further tokens are not converted.
             "num_mtp_modules": (0, 1, 2, 3),
             "mtp_transformer_layers": (0, 1),
         },
         adjust=partial(
-            route_all, expert_score=ExpertScore.SIGMOID, expert_weights=ExpertWeights.BY_SUM
+            experts.route_all, expert_score=ExpertScore.SIGMOID, expert_weights=ExpertWeights.BY_SUM
         ),
     ),
 )
@@ -298,34 +262,30 @@ def _moe(draft: Draft) -> None:
 
 _RULES = (
     *pre_norms(),
-    *ATTENTION,
-    *norm(T.Q_NORM, f"{ATTN}query_layernorm", "head"),
-    *norm(T.K_NORM, f"{ATTN}key_layernorm", "head"),
+    *r.ATTENTION,
+    *r.norm(T.Q_NORM, f"{r.ATTN}query_layernorm", "head"),
+    *r.norm(T.K_NORM, f"{r.ATTN}key_layernorm", "head"),
 )
 _COMMON: Mapping[str, Any] = {
-    "defaults": usual(DEFAULTS, context=2048, epsilon=1e-5),
+    "defaults": usual(DEFAULTS, 2048, 1e-5),
     "flags": {"attention_bias": False},
     "kind": {"qk_norm": QkNorm.PER_HEAD, "has_late_qk_norm": 1},
     "rope_parameters": _rope,
     "neutral": {
         "attention_head_dim": (64, 128),  # head_dim says it
-        "use_qk_norm": (True,),
-        "use_rotary_pos_emb": (True,),
-        "use_cla": (None, False),
-        "cla_share_factor": tuple(range(64)),
+        "use_qk_norm": True,
+        "use_rotary_pos_emb": True,
+        "cla_share_factor": range(64),
         "norm_type": ("rms", "hf_rms"),
-        "mlp_bias": (None, False),
-        "pool_type": ("last",),
-        "add_classification_head": (None, False),
+        "pool_type": "last",
     },
 }
 # Of training, and how the published code splits the same computation.
-_OF_MOE: Mapping[str, tuple[Any, ...]] = {
-    "use_mixed_mlp_moe": (True,),
-    "norm_topk_prob": (True,),
-    "moe_layer_num_skipped": (0,),
-    "group_limited_greedy": (False,),
-    "capacity_factor": (1.0,),
+_OF_MOE: Mapping[str, Any] = {
+    "use_mixed_mlp_moe": True,
+    "norm_topk_prob": True,
+    "moe_layer_num_skipped": 0,
+    "capacity_factor": 1.0,
 }
 
 _HUNYUAN_FAMILIES = (
@@ -333,8 +293,8 @@ _HUNYUAN_FAMILIES = (
         name="HunYuanDenseV1ForCausalLM",
         title="HunYuan (0.5B to 7B)",
         model_type="hunyuan_v1_dense",
-        gguf={"hunyuan-dense": Gguf()},
-        rules=(*_RULES, *gated(), *ENDS),
+        gguf=gguf.Gguf("hunyuan-dense"),
+        rules=(*_RULES, *r.gated(), *ENDS),
         adjust=_published,
         **_COMMON,
     ),
@@ -342,20 +302,19 @@ _HUNYUAN_FAMILIES = (
         name="HunYuanMoEV1ForCausalLM",
         title="HunYuan MoE (A13B)",
         model_type="hunyuan_v1_moe",
-        gguf={
-            "hunyuan-moe": Gguf(
-                needs=EXPERTS,
-                reads=(
-                    "expert_shared_count",
-                    "expert_feed_forward_length",
-                    "expert_shared_feed_forward_length",
-                ),
-            )
-        },
+        gguf=gguf.Gguf(
+            "hunyuan-moe",
+            needs=gguf.EXPERTS,
+            reads=(
+                "expert_shared_count",
+                "expert_feed_forward_length",
+                "expert_shared_feed_forward_length",
+            ),
+        ),
         rules=(
             *_RULES,
-            *gated(f"{MLP}shared_mlp.", "shared", where=Where.ROUTED),
-            router(f"{MLP}gate.wg.weight"),
+            *r.gated(f"{MLP}shared_mlp.", "shared", where=Where.ROUTED),
+            r.router(f"{MLP}gate.wg.weight"),
             *ENDS,
         ),
         layouts=LAYOUTS,
@@ -363,7 +322,7 @@ _HUNYUAN_FAMILIES = (
         adjust=_moe,
         **{
             **_COMMON,
-            "defaults": usual(_COMMON["defaults"], experts=1, chosen=1),
+            "defaults": usual(_COMMON["defaults"], experts=(1, 1)),
             "neutral": {**_COMMON["neutral"], **_OF_MOE},
         },
     ),

@@ -16,14 +16,8 @@ import numpy as np
 from qsf.errors import QsfConversionError, shown
 from qsf_converter.sources.checkpoint import Matrix, RawArray, SourceTensor
 from qsf_converter.sources.families.config import Config
-from qsf_converter.sources.quantised.matrix import (
-    FLOATS,
-    INTEGERS,
-    Stored,
-    affine,
-    kept_type,
-    unpack,
-)
+from qsf_converter.sources.quantised import matrix
+from qsf_converter.sources.quantised.matrix import FLOATS, INTEGERS, Stored, affine, unpack
 
 _CODES: Final = ".qweight"
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # the places in a word of the codes of 8 outputs
@@ -136,7 +130,7 @@ def _matrix(
     if np.array_equal(groups(), in_order) and all(
         (zeros(zero.name, *span)[:, :n_groups] == middle).all() for span in spans
     ):
-        kept = kept_type(stored, factor.name, bits, n_inputs, min(size, n_inputs))
+        kept = matrix.kept_type(stored, factor.name, bits, n_inputs, min(size, n_inputs))
     return affine(
         f"{base}.weight", (n_outputs, n_inputs), f"INT{bits}", parts,
         lambda start, stop: codes(words.name, start, stop)[:, :n_inputs],
