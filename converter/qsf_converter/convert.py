@@ -44,8 +44,12 @@ from qsf_converter.request import (
 )
 from qsf_converter.rounding.compression import DEFAULT_COMPRESSION, StoredLayers
 from qsf_converter.rounding.key_channels import with_equal_keys
-from qsf_converter.rounding.outlier_tables import with_outlier_plans
-from qsf_converter.rounding.pieces import rounded_units, with_exact_types, with_tensor_scales
+from qsf_converter.rounding.pieces import (
+    rounded_units,
+    with_exact_types,
+    with_outlier_plans,
+    with_tensor_scales,
+)
 from qsf_converter.rounding.plan import (
     ENCODER_QUANT_TYPE,
     KEEP,

@@ -27,9 +27,13 @@ from qsf_converter.costs import Costs
 from qsf_converter.original.divergence import Divergence
 from qsf_converter.request import Request
 from qsf_converter.rounding.compression import StoredLayers
-from qsf_converter.rounding.outlier_tables import OutlierTable, with_outlier_tables
 from qsf_converter.rounding.outliers import TABLE_ACTION
-from qsf_converter.rounding.pieces import RoundedTensor, RoundedUnit
+from qsf_converter.rounding.pieces import (
+    OutlierTable,
+    RoundedTensor,
+    RoundedUnit,
+    with_outlier_tables,
+)
 from qsf_converter.rounding.plan import KEEP, QUANT_TYPES, Plan, PlannedUnit, Target
 from qsf_converter.rounding.quantisers import ErrorSums
 from qsf_converter.sources import metadata

@@ -38,8 +38,6 @@ MOST_TOKENS: Final = 2048
 
 _HEAD: Final = "HEAD"
 
-# Rounds a matrix [n_rows, n_cols] to a type and returns the rounded values, in the same shape.
-Rounder = Callable[[Dtype, Float32Array], Float32Array]
 Progress = Callable[[int, int], None]
 _Job = tuple[UnitId, str, Dtype]  # the stream of a rounded matrix: its unit, name and type
 
@@ -108,7 +106,6 @@ def measure(
     candidates: Mapping[str, Collection[Dtype]],
     *,
     progress: Progress | None = None,
-    round_to: Rounder = round_matrix,
 ) -> Sensitivity:
     """Measure the cost of rounding each matrix to each of its candidate types.
 
@@ -126,13 +123,12 @@ def measure(
         candidates: types by ``Target.name``; matrices that are missing are not measured.
         progress: called with the tokens done and all; a token counts in each stream, once a layer
             and once for its predictions.
-        round_to: the rounding.
 
     Raises QsfArgumentError for token ids or candidates that the model does not have,
     QsfConversionError when a weight cannot be rounded or the model computes no finite numbers.
     """
     _check(original, samples, candidates)
-    return _Measurement(original, samples, candidates, progress, round_to).run()
+    return _Measurement(original, samples, candidates, progress).run()
 
 
 def measure_layers(
@@ -162,7 +158,6 @@ class _Measurement:
     samples: NDArray[np.integer]
     candidates: Mapping[str, Collection[Dtype]]
     progress: Progress | None
-    round_to: Rounder
     streams: list[_Stream] = field(default_factory=list)
     errors: dict[str, dict[Dtype, float]] = field(default_factory=dict)
     cosines: list[float] = field(default_factory=list)
@@ -319,7 +314,7 @@ class _Measurement:
 
     def _round(self, name: str, dtype: Dtype, rows: Float32Array) -> Float32Array:
         try:
-            return self.round_to(dtype, rows)
+            return round_matrix(dtype, rows)
         except UnrepresentableError as error:
             raise QsfConversionError(
                 f"tensor {name} as {layout.dtype_name(dtype)}: {error.reason}"

@@ -15,7 +15,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -130,13 +129,13 @@ def policy_of(targets: Sequence[Target], dtypes: Mapping[str, Dtype]) -> Policy:
 
 
 def with_policy(plan: Plan, policy: Policy) -> Plan:
-    targets = tuple(
-        dataclasses.replace(target, dtype=policy.dtype_of(target.rule, target.name))
-        if target.has_choice
-        else target
-        for target in plan.targets
+    return plan.with_targets(
+        lambda target: (
+            dataclasses.replace(target, dtype=policy.dtype_of(target.rule, target.name))
+            if target.has_choice
+            else target
+        )
     )
-    return dataclasses.replace(plan, targets=targets)
 
 
 def candidates(
@@ -157,14 +156,12 @@ def candidates(
 def file_bytes(
     plan: Plan,
     section_bytes: Mapping[str, int],
-    outlier_bytes: Mapping[str, int] = MappingProxyType({}),
 ) -> int:
     """Return the size of the file that ``Writer`` makes of a plan, without compression.
 
     ``section_bytes`` has the sizes of ``TOKN``, ``CHAT``, ``META`` in the order in which they are
-    written; those of all others follow from the plan. ``outlier_bytes`` has the sizes of the
-    outlier tables, by ``Target.name`` of the matrix. Upper bounds of these sizes give an upper
-    bound of the file.
+    written; those of all others follow from the plan, which has no outlier tables. Upper bounds of
+    these sizes give an upper bound of the file.
     """
     at = layout.HEADER_BYTES
     positions_bytes = n_tensors = n_bands = n_units = 0
@@ -176,9 +173,6 @@ def file_bytes(
         at = padded(at, layout.UNIT_ALIGN)
         for target in unit.targets:
             at += TENSOR_HEADER_BYTES + padded(target.n_bytes, DATA_ALIGN)
-            if target.name in outlier_bytes:
-                at += TENSOR_HEADER_BYTES + padded(outlier_bytes[target.name], DATA_ALIGN)
-                n_tensors += 1
             if target.rule.place is Place.EMBEDDING:
                 n_bands = -(-target.n_rows // layout.TILE_ROWS)
         n_units += 1
@@ -211,21 +205,17 @@ def fit_to_size(
     costs: Mapping[str, Mapping[Dtype, float]],
     most_bytes: int,
     section_bytes: Mapping[str, int],
-    outlier_bytes: Mapping[str, int] = MappingProxyType({}),
 ) -> Assignment:
     """Return the cheapest types with which the file has at most ``most_bytes``.
 
-    ``costs`` names every matrix, with the types it may get; see ``file_bytes`` for
-    ``section_bytes`` and ``outlier_bytes``. Raises QsfConversionError with the smallest possible
-    size when that is larger.
+    ``costs`` names every matrix, with the types it may get; ``section_bytes`` is that of
+    ``file_bytes``. Raises QsfConversionError with the smallest possible size if that is larger.
     """
 
     def n_bytes_with(dtypes: Mapping[str, Dtype]) -> int:
-        return file_bytes(
-            with_policy(plan, policy_of(plan.targets, dtypes)), section_bytes, outlier_bytes
-        )
+        return file_bytes(with_policy(plan, policy_of(plan.targets, dtypes)), section_bytes)
 
-    smallest = smallest_types(plan, costs, most_bytes, section_bytes, outlier_bytes)
+    smallest = smallest_types(plan, costs, most_bytes, section_bytes)
     least_bytes = n_bytes_with(smallest)
     # Padding between units depends on the types of the matrices. So the first try assumes none, and
     # the second subtracts the excess.
@@ -247,7 +237,6 @@ def smallest_types(
     types: Mapping[str, Collection[Dtype]],
     most_bytes: int,
     section_bytes: Mapping[str, int],
-    outlier_bytes: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Dtype]:
     """Return the smallest type of every matrix, by ``Target.name``.
 
@@ -260,7 +249,7 @@ def smallest_types(
         if target.has_choice
     }
     smallest_plan = with_policy(plan, policy_of(plan.targets, smallest))
-    least_bytes = file_bytes(smallest_plan, section_bytes, outlier_bytes)
+    least_bytes = file_bytes(smallest_plan, section_bytes)
     if least_bytes > most_bytes:
         others_bytes = sum(section_bytes.values())
         raise QsfConversionError(

@@ -74,14 +74,10 @@ def with_equal_keys(plan: Plan, checkpoint: Checkpoint) -> Plan:
             if tensor_type in _QUERIES:
                 of_sharing = ((layer_unit(i), tensor_type) for i in sharing)
                 changed |= dict.fromkeys(of_sharing, changed[unit, tensor_type])
-    return dataclasses.replace(
-        plan,
-        targets=tuple(
-            dataclasses.replace(
-                target, exponents=changed.get((target.unit, target.rule.target), ())
-            )
-            for target in plan.targets
-        ),
+    return plan.with_targets(
+        lambda target: dataclasses.replace(
+            target, exponents=changed.get((target.unit, target.rule.target), ())
+        )
     )
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -251,6 +251,9 @@ class Plan:
     family: Family
     targets: tuple[Target, ...]
     warnings: tuple[str, ...]
+
+    def with_targets(self, change: Callable[[Target], Target]) -> Plan:
+        return dataclasses.replace(self, targets=tuple(map(change, self.targets)))
 
     @property
     def source_bytes(self) -> int:
@@ -575,17 +578,15 @@ def with_fine_values(plan: Plan) -> Plan:
         target.unit: target.n_rows for target in plan.targets if target.rule.target == TensorType.Q
     }
 
-    def is_raised(target: Target) -> bool:
+    def fine(target: Target) -> Target:
         is_small = target.n_rows * _LEAST_SHARED <= q_rows.get(target.unit, 0)
         is_coarse = 0 < bits_per_weight(target.dtype) < 8 and target.dtype not in TERNARY_TYPES
         is_value = target.rule.target == TensorType.V and target.has_choice
-        return is_value and is_small and is_coarse
+        if not (is_value and is_small and is_coarse):
+            return target
+        return dataclasses.replace(target, dtype=Dtype.Q8, is_raised=True)
 
-    targets = (
-        dataclasses.replace(target, dtype=Dtype.Q8, is_raised=True) if is_raised(target) else target
-        for target in plan.targets
-    )
-    return dataclasses.replace(plan, targets=tuple(targets))
+    return plan.with_targets(fine)
 
 
 def with_split_head(plan: Plan, *, has_free_type: bool) -> Plan:
